@@ -1,0 +1,85 @@
+#include "burst/autograd/tape.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "burst/base/check.h"
+
+namespace burst {
+
+Variable::Variable(Tensor value, bool requires_grad) : node_(std::make_shared<Node>()) {
+  node_->value = std::move(value);
+  node_->requires_grad = requires_grad;
+}
+
+Variable::Variable(Tensor value, Tensor grad) : Variable(std::move(value), true) {
+  BURST_CHECK(node_->value.shape() == grad.shape() && node_->value.dtype() == grad.dtype());
+  node_->grad = std::move(grad);
+}
+
+void Variable::AddGrad(const Tensor& contribution) const {
+  if (!node_->requires_grad) return;
+  BURST_CHECK(contribution.shape() == node_->value.shape() &&
+              contribution.dtype() == node_->value.dtype())
+      << "gradient " << ToString(contribution.shape()) << " " << Name(contribution.dtype())
+      << " for a value " << ToString(node_->value.shape()) << " " << Name(node_->value.dtype());
+  if (node_->grad.null()) {
+    node_->grad = contribution;
+    node_->grad_is_shared = true;
+    return;
+  }
+  MutableGrad().Add(contribution.Contiguous());
+}
+
+const Tensor& Variable::MutableGrad() const {
+  BURST_CHECK(node_->requires_grad);
+  if (node_->grad.null()) {
+    node_->grad = Tensor::ZerosLike(node_->value);
+  } else if (node_->grad_is_shared) {
+    node_->grad = node_->grad.Clone();
+  }
+  node_->grad_is_shared = false;
+  return node_->grad;
+}
+
+bool Tape::NeedsGrad(std::initializer_list<Variable> inputs) const {
+  if (!recording_) return false;
+  return std::any_of(inputs.begin(), inputs.end(), [](const Variable& input) {
+    return input.defined() && input.requires_grad();
+  });
+}
+
+Variable Tape::Output(Tensor value, std::initializer_list<Variable> inputs) const {
+  return Variable(std::move(value), NeedsGrad(inputs));
+}
+
+void Tape::Record(const char* name, std::vector<Variable> outputs,
+                  std::function<void()> backward) {
+  BURST_CHECK(recording_) << "Record on a tape that does not record";
+  nodes_.push_back({name, std::move(outputs), std::move(backward)});
+}
+
+void Tape::Backward(const Variable& loss) {
+  BURST_CHECK_EQ(loss.value().numel(), 1) << "Backward starts from a scalar";
+  Tensor one = Tensor::Empty(loss.shape(), loss.value().dtype(), loss.value().device());
+  one.Fill(1);
+  Backward(std::vector<Variable>{loss}, {one});
+}
+
+void Tape::Backward(const std::vector<Variable>& outputs, const std::vector<Tensor>& grads) {
+  BURST_CHECK_EQ(outputs.size(), grads.size());
+  for (size_t i = 0; i < outputs.size(); ++i) outputs[i].AddGrad(grads[i]);
+  RunBackward();
+}
+
+void Tape::RunBackward() {
+  while (!nodes_.empty()) {
+    Node node = std::move(nodes_.back());
+    nodes_.pop_back();
+    const bool reached = std::any_of(node.outputs.begin(), node.outputs.end(),
+                                     [](const Variable& output) { return !output.grad().null(); });
+    if (reached) node.backward();
+  }
+}
+
+}  // namespace burst

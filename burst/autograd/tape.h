@@ -1,0 +1,100 @@
+// Reverse-mode automatic differentiation on a tape.
+//
+// An op computes its value, then records one node: a function, written by hand beside the forward,
+// that reads the gradient of the op's outputs and adds to the gradients of its inputs. Backward runs
+// the nodes in reverse order and frees each as it goes, saved tensors included.
+//
+//   Variable y = RmsNorm(tape, x, weight, eps);      // in the op:
+//     tape.Record("rmsnorm", {y}, [=] {              // y.grad() -> x, weight
+//       Tensor dx = ...;
+//       x.AddGrad(dx);
+//     });
+//
+// A tape belongs to one rank's thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+// A value on the tape and the gradient of the loss by it. A handle: copies share both.
+class Variable {
+ public:
+  Variable() = default;
+  // A leaf. With requires_grad, backward functions add to its gradient.
+  explicit Variable(Tensor value, bool requires_grad = false);
+  // A parameter: its gradient is accumulated into `grad`, which lives as long as the caller likes
+  // (over many tapes) and is zeroed by its owner.
+  Variable(Tensor value, Tensor grad);
+
+  bool defined() const { return node_ != nullptr; }
+  const Tensor& value() const { return node_->value; }
+  const Shape& shape() const { return node_->value.shape(); }
+  bool requires_grad() const { return node_->requires_grad; }
+
+  // d loss / d value, the shape of value; null() before the first contribution.
+  const Tensor& grad() const { return node_->grad; }
+
+  // Adds a contribution; the first one is kept without a copy, so the caller must not change it
+  // afterwards. Does nothing when !requires_grad().
+  void AddGrad(const Tensor& contribution) const;
+
+  // The buffer to add a contribution into, for backwards that can accumulate (a matrix product with
+  // beta = 1): zeroed at the first call. Only when requires_grad().
+  const Tensor& MutableGrad() const;
+
+ private:
+  struct Node {
+    Tensor value;
+    Tensor grad;
+    bool requires_grad = false;
+    bool grad_is_shared = false;  // the first contribution, perhaps held by its maker too
+  };
+  std::shared_ptr<Node> node_;
+};
+
+class Tape {
+ public:
+  // A tape that does not record runs forwards only: nothing is saved (evaluation, generation).
+  explicit Tape(bool recording = true) : recording_(recording) {}
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  bool recording() const { return recording_; }
+
+  // Whether an op over these inputs must record a node and save what its backward needs.
+  bool NeedsGrad(std::initializer_list<Variable> inputs) const;
+
+  // The op's output: requires a gradient when some input does.
+  Variable Output(Tensor value, std::initializer_list<Variable> inputs) const;
+
+  // Records a node. `backward` runs once, unless no output received a gradient. `outputs` are the
+  // op's results; hold what the backward needs in the closure.
+  void Record(const char* name, std::vector<Variable> outputs, std::function<void()> backward);
+
+  // Fills the gradients of everything that `loss`, a tensor of one element, depends on, with
+  // d loss / d loss = 1. Consumes the tape.
+  void Backward(const Variable& loss);
+  // The same for outputs with given gradients: d outputs[i] = grads[i].
+  void Backward(const std::vector<Variable>& outputs, const std::vector<Tensor>& grads);
+
+  int64_t num_nodes() const { return static_cast<int64_t>(nodes_.size()); }
+
+ private:
+  struct Node {
+    const char* name;
+    std::vector<Variable> outputs;
+    std::function<void()> backward;
+  };
+  void RunBackward();
+
+  const bool recording_;
+  std::vector<Node> nodes_;
+};
+
+}  // namespace burst

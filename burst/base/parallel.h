@@ -1,0 +1,46 @@
+// Threads inside one rank.
+//
+// A rank of the ring is one thread of control (a thread of this process, or a process under
+// mpirun). Its kernels split their loops over a pool of its own, installed for the rank's thread by
+// ScopedThreadPool. Code without a pool runs its loops inline.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace burst {
+
+class ThreadPool;
+
+// A pool of `num_threads` threads, the caller among them, used by ParallelFor calls of this thread
+// for as long as the object lives.
+class ScopedThreadPool {
+ public:
+  explicit ScopedThreadPool(int num_threads);
+  ~ScopedThreadPool();
+  ScopedThreadPool(const ScopedThreadPool&) = delete;
+  ScopedThreadPool& operator=(const ScopedThreadPool&) = delete;
+
+ private:
+  std::unique_ptr<ThreadPool> pool_;
+  ThreadPool* outer_;
+};
+
+// Threads that ParallelFor spreads over when called from this thread: 1 without a pool.
+int NumThreads();
+
+// Cores this process may run on (its affinity mask), at least 1.
+int NumCores();
+
+// Calls body(begin, end) over a partition of [0, n) into contiguous chunks of at least `grain`
+// items (the last may be smaller), one chunk a thread, and returns when all are done. The partition
+// depends only on n, grain and NumThreads(), so a sum kept per chunk is reproducible. Nested calls
+// run inline.
+void ParallelFor(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
+
+// Calls body(task) for every task in [0, num_tasks), each thread taking the next one when it is
+// free: for tasks of unequal size whose results do not depend on who ran them.
+void ParallelTasks(int64_t num_tasks, const std::function<void(int64_t)>& body);
+
+}  // namespace burst

@@ -1,0 +1,90 @@
+// Communicator: a group of ranks that exchange memory. One interface, one implementation per
+// transport: threads of one process (thread_communicator.h), MPI (mpi_communicator.h), and NCCL
+// with the CUDA backend.
+//
+// Every rank calls the collectives in the same order. A communicator belongs to one thread; it is
+// not synchronised. Errors: Unavailable when the transport failed or another rank gave up,
+// InvalidArgument for a bad rank or channel.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+// Independent streams of messages between the same ranks: a transfer on one never waits for another
+// channel's. The ring reads its blocks on one and returns query gradients on another.
+enum class Channel { kRead = 0, kGradient = 1, kCollective = 2 };
+inline constexpr int kNumChannels = 3;
+
+struct SendBuffer {
+  const void* data;
+  int64_t bytes;
+  int peer;
+};
+
+struct ReceiveBuffer {
+  void* data;
+  int64_t bytes;  // exactly what the peer sends
+  int peer;
+};
+
+// What this rank put on the wire, by channel.
+struct CommStats {
+  std::array<int64_t, kNumChannels> bytes_sent = {};
+  std::array<int64_t, kNumChannels> messages_sent = {};
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+
+  // Starts all of the sends and receives and returns at once. Messages between two ranks on one
+  // channel arrive in the order they were posted. Until Wait(channel) returns, no buffer of a
+  // receive may be touched and none of a send changed. Sending to oneself is allowed. Messages of
+  // zero bytes are dropped on both sides.
+  absl::Status Post(Channel channel, absl::Span<const SendBuffer> sends,
+                    absl::Span<const ReceiveBuffer> receives);
+  // Completes everything posted on the channel.
+  virtual absl::Status Wait(Channel channel) = 0;
+
+  // Makes every pending and later call of every rank of the group fail with Unavailable, naming this
+  // rank and the reason: how a rank that cannot go on frees those that wait for it.
+  virtual void Abort(const absl::Status& reason) = 0;
+
+  // A communicator of the ranks that gave the same color, ordered by key, then by rank; null for
+  // those that gave a negative color. Collective.
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
+
+  // Collectives, built on Post and Wait; an implementation with something faster overrides them.
+  // The sum is taken in a fixed order, so all ranks hold bitwise equal results, the same ones on
+  // every transport and in every run.
+  virtual absl::Status AllReduceSum(const Tensor& tensor);  // contiguous, floating point, in place
+  virtual absl::Status Broadcast(void* data, int64_t bytes, int root);
+  virtual absl::Status Barrier();
+  // One value a rank, in order of rank.
+  absl::StatusOr<std::vector<double>> AllGather(double value);
+
+  const CommStats& stats() const { return stats_; }
+  void ResetStats() { stats_ = CommStats(); }
+
+ protected:
+  virtual absl::Status DoPost(Channel channel, absl::Span<const SendBuffer> sends,
+                              absl::Span<const ReceiveBuffer> receives) = 0;
+
+ private:
+  CommStats stats_;
+};
+
+}  // namespace burst

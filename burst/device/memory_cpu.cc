@@ -1,0 +1,101 @@
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "burst/base/check.h"
+#include "burst/device/memory.h"
+
+// The sanitizer build turns the pool off, so that every tensor has red zones of its own.
+#ifndef BURST_MEMORY_POOL
+#define BURST_MEMORY_POOL 1
+#endif
+
+namespace burst {
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr bool kPooled = BURST_MEMORY_POOL;
+
+// Sizes are rounded up to one of eight steps per power of two (at most 12.5 % waste), so that blocks
+// of nearly equal size can serve each other.
+size_t RoundUp(size_t bytes) {
+  if (!kPooled) return bytes == 0 ? 1 : bytes;
+  size_t step = kAlignment;
+  while (step * 16 <= bytes) step *= 2;
+  return bytes == 0 ? step : (bytes + step - 1) / step * step;
+}
+
+class Pool {
+ public:
+  void* Allocate(size_t bytes) {
+    const size_t size = RoundUp(bytes);
+    std::lock_guard<std::mutex> lock(mutex_);
+    stats_.bytes_in_use += size;
+    if (stats_.bytes_in_use > stats_.peak_bytes) stats_.peak_bytes = stats_.bytes_in_use;
+    std::vector<void*>& blocks = free_[size];
+    if (!blocks.empty()) {
+      void* block = blocks.back();
+      blocks.pop_back();
+      return block;
+    }
+    void* block = nullptr;
+    if (posix_memalign(&block, kAlignment, size) != 0) block = ReleaseAndRetry(size);
+    BURST_CHECK(block != nullptr) << "out of memory: " << size << " bytes on top of "
+                                  << stats_.bytes_reserved << " reserved";
+    stats_.bytes_reserved += size;
+    return block;
+  }
+
+  void Free(void* data, size_t bytes) {
+    const size_t size = RoundUp(bytes);
+    std::lock_guard<std::mutex> lock(mutex_);
+    stats_.bytes_in_use -= size;
+    if (kPooled) {
+      free_[size].push_back(data);
+    } else {
+      stats_.bytes_reserved -= size;
+      std::free(data);
+    }
+  }
+
+  MemoryStats stats() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return stats_;
+  }
+
+  void ResetPeak() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stats_.peak_bytes = stats_.bytes_in_use;
+  }
+
+ private:
+  // Hands every idle block back to the system and tries once more.
+  void* ReleaseAndRetry(size_t size) {
+    for (auto& [block_size, blocks] : free_) {
+      for (void* block : blocks) std::free(block);
+      stats_.bytes_reserved -= block_size * blocks.size();
+      blocks.clear();
+    }
+    void* block = nullptr;
+    return posix_memalign(&block, kAlignment, size) == 0 ? block : nullptr;
+  }
+
+  std::mutex mutex_;
+  std::map<size_t, std::vector<void*>> free_;
+  MemoryStats stats_;
+};
+
+Pool& CpuPool() {
+  static Pool* pool = new Pool;
+  return *pool;
+}
+
+}  // namespace
+
+void* AllocateMemory(DeviceType, size_t bytes) { return CpuPool().Allocate(bytes); }
+void FreeMemory(DeviceType, void* data, size_t bytes) { CpuPool().Free(data, bytes); }
+MemoryStats GetMemoryStats(DeviceType) { return CpuPool().stats(); }
+void ResetPeakMemory(DeviceType) { CpuPool().ResetPeak(); }
+
+}  // namespace burst

@@ -1,0 +1,97 @@
+// The interface of the attention kernels: plain parameter structs, the same for every device. A
+// kernel knows nothing of ranks; the ring (burst/attention) calls it once per hop and the kernel
+// merges what it computed into what earlier hops left.
+//
+// Method: FlashAttention (Dao et al., arXiv 2205.14135 and 2307.08691): tile by tile with online
+// softmax, never a q_len x k_len matrix in main memory, forward or backward.
+//
+// Notation: S = softmax_scale Q K^T, masked; P = exp(S - lse); O = P V; lse = log sum exp S (natural).
+#pragma once
+
+#include <cstdint>
+
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+// A [batch, seqlen, num_heads, head_dim] tensor; head_dim has stride 1. Strides in elements.
+struct AttentionOperand {
+  void* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t seq_stride = 0;
+  int64_t head_stride = 0;
+};
+
+// tensor: [batch, seqlen, num_heads, head_dim], innermost stride 1.
+AttentionOperand Operand(const Tensor& tensor);
+
+// Query row i sees the keys begin[i] <= j < end[i]. Every mask this library knows (causal, sliding
+// window, packed documents, in contiguous, zigzag and striped layouts) has this form, because a rank
+// holds its tokens in order of their global position. begin and end are both non-decreasing in i, so
+// the rows of a tile see [begin[first], end[last]), and a key tile is seen by a range of rows. A row
+// with begin >= end sees nothing. Null: every row sees every key.
+struct KeyRanges {
+  const int32_t* begin = nullptr;  // [batch, q_len], rows batch_stride apart
+  const int32_t* end = nullptr;
+  int64_t batch_stride = 0;  // 0: the same for the whole batch
+};
+
+struct FlashAttentionShape {
+  int64_t batch = 0;
+  int64_t q_len = 0;  // any length, also 0
+  int64_t k_len = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;  // divides num_heads; query head h reads key head h / (num_heads / num_kv_heads)
+  int64_t head_dim = 0;
+  double softmax_scale = 0;
+  DType dtype = DType::kFloat32;  // float32 or float64
+  KeyRanges visible;
+};
+
+// out, lse <- merge((out, lse), attention(q, k, v)), or assigned when merge is false. A row that has
+// seen no key holds out = 0 and lse = -inf.
+struct FlashForwardParams {
+  FlashAttentionShape shape;
+  AttentionOperand q;    // [batch, q_len, num_heads, head_dim]
+  AttentionOperand k;    // [batch, k_len, num_kv_heads, head_dim]
+  AttentionOperand v;    // like k
+  AttentionOperand out;  // like q
+  void* lse = nullptr;   // [batch, num_heads, q_len], contiguous
+  bool merge = false;
+};
+
+// delta = rowsum(dout * out) - dlse: what the softmax's backward subtracts. Once per backward, before
+// the first hop, so that out need not travel.
+struct FlashDeltaParams {
+  FlashAttentionShape shape;  // k_len, num_kv_heads, visible unused
+  AttentionOperand out;
+  AttentionOperand dout;
+  const void* dlse = nullptr;  // [batch, num_heads, q_len]; null: zero
+  void* delta = nullptr;       // [batch, num_heads, q_len]
+};
+
+// P = exp(S - lse), dV += P^T dO, dS = P * (dO V^T - delta),
+// dQ += softmax_scale dS K, dK += softmax_scale dS^T Q. All three gradients accumulate, across hops
+// and across the query heads of a key head.
+struct FlashBackwardParams {
+  FlashAttentionShape shape;
+  AttentionOperand q, k, v;
+  AttentionOperand dout;        // like q
+  const void* lse = nullptr;    // [batch, num_heads, q_len], of the whole row (all hops)
+  const void* delta = nullptr;  // [batch, num_heads, q_len]
+  AttentionOperand dq;          // like q
+  AttentionOperand dk, dv;      // like k
+};
+
+// The CPU kernels. Parallel over the caller's thread pool; bitwise reproducible for a given number
+// of threads; scratch memory independent of batch and of the lengths (linear in q_len at most).
+void FlashForwardCpu(const FlashForwardParams& params);
+void FlashDeltaCpu(const FlashDeltaParams& params);
+void FlashBackwardCpu(const FlashBackwardParams& params);
+
+// The entry points: the kernels of the device.
+void FlashForward(DeviceType device, const FlashForwardParams& params);
+void FlashDelta(DeviceType device, const FlashDeltaParams& params);
+void FlashBackward(DeviceType device, const FlashBackwardParams& params);
+
+}  // namespace burst

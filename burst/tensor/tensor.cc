@@ -1,0 +1,254 @@
+#include "burst/tensor/tensor.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "burst/base/parallel.h"
+
+namespace burst {
+namespace {
+
+constexpr int64_t kGrain = 1 << 15;  // elements a thread takes at least
+
+Shape ContiguousStrides(const Shape& shape) {
+  Shape strides(shape.size());
+  int64_t stride = 1;
+  for (int64_t i = static_cast<int64_t>(shape.size()) - 1; i >= 0; --i) {
+    strides[i] = stride;
+    stride *= shape[i];
+  }
+  return strides;
+}
+
+// Calls visit(offset of row in a, offset of row in b) for every innermost row of two tensors of one
+// shape.
+template <typename Visit>
+void ForEachRow(const Shape& shape, const Shape& a, const Shape& b, Visit visit) {
+  const int64_t ndim = static_cast<int64_t>(shape.size());
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return;
+  Shape index(shape.size(), 0);
+  while (true) {
+    int64_t offset_a = 0, offset_b = 0;
+    for (int64_t i = 0; i < ndim - 1; ++i) {
+      offset_a += index[i] * a[i];
+      offset_b += index[i] * b[i];
+    }
+    visit(offset_a, offset_b);
+    int64_t axis = ndim - 2;
+    while (axis >= 0 && ++index[axis] == shape[axis]) index[axis--] = 0;
+    if (axis < 0) return;
+  }
+}
+
+template <typename Function>
+auto Dispatch(DType dtype, Function&& function) {
+  if (dtype == DType::kInt32) return function(int32_t{});
+  return DispatchFloat(dtype, function);
+}
+
+}  // namespace
+
+int64_t SizeOf(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
+
+const char* Name(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return "float32";
+    case DType::kFloat64:
+      return "float64";
+    case DType::kInt32:
+      return "int32";
+  }
+  return "?";
+}
+
+std::string ToString(const Shape& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
+
+struct Tensor::Storage {
+  Storage(DeviceType device, int64_t bytes)
+      : device(device), bytes(bytes), data(AllocateMemory(device, bytes)) {}
+  ~Storage() { FreeMemory(device, data, bytes); }
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  const DeviceType device;
+  const int64_t bytes;
+  void* const data;
+};
+
+Tensor Tensor::Empty(const Shape& shape, DType dtype, DeviceType device) {
+  Tensor tensor;
+  tensor.shape_ = shape;
+  tensor.strides_ = ContiguousStrides(shape);
+  tensor.dtype_ = dtype;
+  tensor.device_ = device;
+  for (int64_t size : shape) BURST_CHECK_GE(size, 0);
+  tensor.storage_ = std::make_shared<Storage>(device, tensor.size_bytes());
+  return tensor;
+}
+
+Tensor Tensor::Zeros(const Shape& shape, DType dtype, DeviceType device) {
+  Tensor tensor = Empty(shape, dtype, device);
+  std::memset(tensor.raw_data(), 0, tensor.size_bytes());
+  return tensor;
+}
+
+Tensor Tensor::EmptyLike(const Tensor& other) {
+  return Empty(other.shape_, other.dtype_, other.device_);
+}
+
+Tensor Tensor::ZerosLike(const Tensor& other) {
+  return Zeros(other.shape_, other.dtype_, other.device_);
+}
+
+int64_t Tensor::dim(int64_t axis) const {
+  if (axis < 0) axis += ndim();
+  BURST_CHECK(axis >= 0 && axis < ndim()) << "axis " << axis << " of " << ToString(shape_);
+  return shape_[axis];
+}
+
+int64_t Tensor::stride(int64_t axis) const {
+  if (axis < 0) axis += ndim();
+  BURST_CHECK(axis >= 0 && axis < ndim()) << "axis " << axis << " of " << ToString(shape_);
+  return strides_[axis];
+}
+
+int64_t Tensor::numel() const {
+  int64_t count = 1;
+  for (int64_t size : shape_) count *= size;
+  return count;
+}
+
+bool Tensor::is_contiguous() const {
+  int64_t stride = 1;
+  for (int64_t i = ndim() - 1; i >= 0; --i) {
+    if (shape_[i] != 1 && strides_[i] != stride) return false;
+    stride *= shape_[i];
+  }
+  return true;
+}
+
+void* Tensor::raw_data() const {
+  BURST_CHECK(!null()) << "a tensor without memory";
+  return static_cast<char*>(storage_->data) + offset_ * SizeOf(dtype_);
+}
+
+Tensor Tensor::View(Shape shape) const {
+  BURST_CHECK(is_contiguous()) << "View of a strided tensor " << ToString(shape_);
+  int64_t known = 1, unknown = -1;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == -1) {
+      BURST_CHECK_EQ(unknown, -1) << "two unknown dimensions";
+      unknown = static_cast<int64_t>(i);
+    } else {
+      known *= shape[i];
+    }
+  }
+  if (unknown >= 0) shape[unknown] = known == 0 ? 0 : numel() / known;
+  Tensor view = *this;
+  view.shape_ = shape;
+  view.strides_ = ContiguousStrides(shape);
+  BURST_CHECK_EQ(view.numel(), numel()) << ToString(shape_) << " viewed as " << ToString(shape);
+  return view;
+}
+
+Tensor Tensor::Slice(int64_t axis, int64_t begin, int64_t length) const {
+  if (axis < 0) axis += ndim();
+  BURST_CHECK(begin >= 0 && length >= 0 && begin + length <= dim(axis))
+      << "slice " << begin << " + " << length << " of axis " << axis << " of " << ToString(shape_);
+  Tensor slice = *this;
+  slice.offset_ += begin * strides_[axis];
+  slice.shape_[axis] = length;
+  return slice;
+}
+
+Tensor Tensor::Clone() const {
+  Tensor copy = EmptyLike(*this);
+  copy.CopyFrom(*this);
+  return copy;
+}
+
+void Tensor::CopyFrom(const Tensor& source) const {
+  BURST_CHECK(shape_ == source.shape_ && dtype_ == source.dtype_)
+      << ToString(shape_) << " from " << ToString(source.shape_);
+  if (is_contiguous() && source.is_contiguous()) {
+    ParallelFor(size_bytes(), 4 * kGrain, [&](int64_t begin, int64_t end) {
+      std::memcpy(static_cast<char*>(raw_data()) + begin,
+                  static_cast<const char*>(source.raw_data()) + begin, end - begin);
+    });
+    return;
+  }
+  Dispatch(dtype_, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t length = shape_.back(), to = strides_.back(), from = source.strides_.back();
+    ForEachRow(shape_, strides_, source.strides_, [&](int64_t a, int64_t b) {
+      T* y = data<T>() + a;
+      const T* x = source.data<T>() + b;
+      for (int64_t i = 0; i < length; ++i) y[i * to] = x[i * from];
+    });
+  });
+}
+
+Tensor Tensor::To(DType dtype) const {
+  const Tensor source = Contiguous();
+  Tensor result = Empty(shape_, dtype, device_);
+  Dispatch(dtype_, [&](auto from) {
+    Dispatch(dtype, [&](auto to) {
+      const auto* x = source.data<decltype(from)>();
+      auto* y = result.data<decltype(to)>();
+      for (int64_t i = 0; i < numel(); ++i) y[i] = static_cast<decltype(to)>(x[i]);
+    });
+  });
+  return result;
+}
+
+void Tensor::Fill(double value) const {
+  BURST_CHECK(is_contiguous());
+  Dispatch(dtype_, [&](auto zero) {
+    using T = decltype(zero);
+    std::fill_n(data<T>(), numel(), static_cast<T>(value));
+  });
+}
+
+void Tensor::Add(const Tensor& other) const {
+  BURST_CHECK(shape_ == other.shape_ && is_contiguous() && other.is_contiguous())
+      << ToString(shape_) << " += " << ToString(other.shape_);
+  DispatchFloat(dtype_, [&](auto zero) {
+    using T = decltype(zero);
+    T* y = data<T>();
+    const T* x = other.data<T>();
+    ParallelFor(numel(), kGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) y[i] += x[i];
+    });
+  });
+}
+
+void Tensor::Scale(double factor) const {
+  BURST_CHECK(is_contiguous());
+  DispatchFloat(dtype_, [&](auto zero) {
+    using T = decltype(zero);
+    T* y = data<T>();
+    ParallelFor(numel(), kGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) y[i] *= static_cast<T>(factor);
+    });
+  });
+}
+
+template <typename T>
+std::vector<T> Tensor::ToVector() const {
+  const Tensor source = Contiguous();
+  std::vector<T> values(numel());
+  Dispatch(dtype_, [&](auto zero) {
+    const auto* x = source.data<decltype(zero)>();
+    for (int64_t i = 0; i < numel(); ++i) values[i] = static_cast<T>(x[i]);
+  });
+  return values;
+}
+
+template std::vector<float> Tensor::ToVector<float>() const;
+template std::vector<double> Tensor::ToVector<double>() const;
+template std::vector<int32_t> Tensor::ToVector<int32_t>() const;
+
+}  // namespace burst

@@ -1,0 +1,128 @@
+// Tensor: a strided, typed view of reference-counted device memory.
+//
+// Copying a Tensor copies the handle, never the elements; Clone copies elements. Constness of the
+// handle is not constness of the elements (as with shared_ptr). Not synchronised: threads may share
+// a tensor for reading.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "burst/base/check.h"
+#include "burst/device/memory.h"
+
+namespace burst {
+
+enum class DType { kFloat32, kFloat64, kInt32 };
+
+int64_t SizeOf(DType dtype);      // bytes of an element
+const char* Name(DType dtype);    // "float32"
+
+template <typename T>
+struct DTypeOf;
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::kFloat32;
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::kFloat64;
+};
+template <>
+struct DTypeOf<int32_t> {
+  static constexpr DType value = DType::kInt32;
+};
+
+using Shape = absl::InlinedVector<int64_t, 6>;
+
+std::string ToString(const Shape& shape);  // "[2, 3]"
+
+class Tensor {
+ public:
+  // No memory; null() is true.
+  Tensor() = default;
+
+  // A contiguous tensor of its own memory. Empty leaves the elements uninitialised.
+  static Tensor Empty(const Shape& shape, DType dtype, DeviceType device = DeviceType::kCpu);
+  static Tensor Zeros(const Shape& shape, DType dtype, DeviceType device = DeviceType::kCpu);
+  static Tensor EmptyLike(const Tensor& other);  // shape, dtype and device of other; contiguous
+  static Tensor ZerosLike(const Tensor& other);
+  template <typename T>
+  static Tensor FromVector(const std::vector<T>& values, const Shape& shape);
+
+  bool null() const { return storage_ == nullptr; }
+  const Shape& shape() const { return shape_; }
+  int64_t ndim() const { return static_cast<int64_t>(shape_.size()); }
+  int64_t dim(int64_t axis) const;     // negative axes count from the end
+  int64_t stride(int64_t axis) const;  // in elements
+  int64_t numel() const;
+  int64_t size_bytes() const { return numel() * SizeOf(dtype_); }
+  DType dtype() const { return dtype_; }
+  DeviceType device() const { return device_; }
+  bool is_contiguous() const;
+
+  // First element. T must match the dtype.
+  template <typename T>
+  T* data() const {
+    BURST_CHECK(DTypeOf<T>::value == dtype_) << "tensor holds " << Name(dtype_);
+    return static_cast<T*>(raw_data());
+  }
+  void* raw_data() const;
+
+  // The same elements under another shape of the same size; *this must be contiguous. One dimension
+  // may be -1: what is left.
+  Tensor View(Shape shape) const;
+  // The elements [begin, begin + length) along axis; shares memory.
+  Tensor Slice(int64_t axis, int64_t begin, int64_t length) const;
+  // A contiguous copy.
+  Tensor Clone() const;
+  // *this if contiguous, else a contiguous copy.
+  Tensor Contiguous() const { return is_contiguous() ? *this : Clone(); }
+  // Copies the elements of a tensor of the same shape and dtype into this one; either may be strided.
+  void CopyFrom(const Tensor& source) const;
+  // Converts to another dtype (float32 <-> float64); contiguous.
+  Tensor To(DType dtype) const;
+  void Fill(double value) const;
+  // this += other, same shape and dtype, both contiguous.
+  void Add(const Tensor& other) const;
+  // this *= factor; contiguous.
+  void Scale(double factor) const;
+
+  // The elements in order, converted; for tests and logging.
+  template <typename T>
+  std::vector<T> ToVector() const;
+
+ private:
+  struct Storage;
+
+  std::shared_ptr<Storage> storage_;
+  int64_t offset_ = 0;  // elements
+  Shape shape_;
+  Shape strides_;
+  DType dtype_ = DType::kFloat32;
+  DeviceType device_ = DeviceType::kCpu;
+};
+
+// Calls function(T{}) with T = float or double, as the dtype says: the one place where a runtime
+// dtype becomes a template argument.
+template <typename Function>
+auto DispatchFloat(DType dtype, Function&& function) {
+  BURST_CHECK(dtype == DType::kFloat32 || dtype == DType::kFloat64)
+      << "expected a floating-point tensor, got " << Name(dtype);
+  if (dtype == DType::kFloat64) return function(double{});
+  return function(float{});
+}
+
+template <typename T>
+Tensor Tensor::FromVector(const std::vector<T>& values, const Shape& shape) {
+  Tensor tensor = Empty(shape, DTypeOf<T>::value);
+  BURST_CHECK_EQ(static_cast<int64_t>(values.size()), tensor.numel());
+  std::copy(values.begin(), values.end(), tensor.data<T>());
+  return tensor;
+}
+
+}  // namespace burst
