@@ -59,27 +59,34 @@ void Tape::Record(const char* name, std::vector<Variable> outputs,
   nodes_.push_back({name, std::move(outputs), std::move(backward)});
 }
 
-void Tape::Backward(const Variable& loss) {
+void Tape::Fail(const absl::Status& status) {
+  if (status_.ok()) status_ = status;
+}
+
+absl::Status Tape::Backward(const Variable& loss) {
   BURST_CHECK_EQ(loss.value().numel(), 1) << "Backward starts from a scalar";
   Tensor one = Tensor::Empty(loss.shape(), loss.value().dtype(), loss.value().device());
   one.Fill(1);
-  Backward(std::vector<Variable>{loss}, {one});
+  return Backward(std::vector<Variable>{loss}, {one});
 }
 
-void Tape::Backward(const std::vector<Variable>& outputs, const std::vector<Tensor>& grads) {
+absl::Status Tape::Backward(const std::vector<Variable>& outputs,
+                            const std::vector<Tensor>& grads) {
   BURST_CHECK_EQ(outputs.size(), grads.size());
   for (size_t i = 0; i < outputs.size(); ++i) outputs[i].AddGrad(grads[i]);
   RunBackward();
+  return status_;
 }
 
 void Tape::RunBackward() {
-  while (!nodes_.empty()) {
+  while (!nodes_.empty() && status_.ok()) {
     Node node = std::move(nodes_.back());
     nodes_.pop_back();
     const bool reached = std::any_of(node.outputs.begin(), node.outputs.end(),
                                      [](const Variable& output) { return !output.grad().null(); });
     if (reached) node.backward();
   }
+  nodes_.clear();
 }
 
 }  // namespace burst

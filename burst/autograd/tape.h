@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -78,10 +79,17 @@ class Tape {
   void Record(const char* name, std::vector<Variable> outputs, std::function<void()> backward);
 
   // Fills the gradients of everything that `loss`, a tensor of one element, depends on, with
-  // d loss / d loss = 1. Consumes the tape.
-  void Backward(const Variable& loss);
+  // d loss / d loss = 1. Consumes the tape. Returns status(): what an op reported, forward or
+  // backward; the gradients mean nothing then.
+  [[nodiscard]] absl::Status Backward(const Variable& loss);
   // The same for outputs with given gradients: d outputs[i] = grads[i].
-  void Backward(const std::vector<Variable>& outputs, const std::vector<Tensor>& grads);
+  [[nodiscard]] absl::Status Backward(const std::vector<Variable>& outputs,
+                                      const std::vector<Tensor>& grads);
+
+  // For ops that talk to the outside world (the ring): the first failure is kept, later nodes do
+  // not run, and Backward returns it.
+  void Fail(const absl::Status& status);
+  const absl::Status& status() const { return status_; }
 
   int64_t num_nodes() const { return static_cast<int64_t>(nodes_.size()); }
 
@@ -95,6 +103,7 @@ class Tape {
 
   const bool recording_;
   std::vector<Node> nodes_;
+  absl::Status status_;
 };
 
 }  // namespace burst

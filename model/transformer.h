@@ -1,0 +1,76 @@
+// A decoder-only Transformer of the Llama or the GPT-2 family, for one rank of a ring: it sees its
+// slice of every sequence, and only attention reaches the other ranks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "burst/attention/burst_attention.h"
+#include "burst/autograd/tape.h"
+#include "burst/tensor/tensor.h"
+#include "model/config.h"
+#include "model/parameters.h"
+
+namespace burst {
+
+// One batch as this rank sees it: its `length` tokens of every sequence, in the schedule's order.
+struct SequenceBatch {
+  Tensor tokens;     // [batch, length] int32
+  Tensor positions;  // [batch, length] int32: position within the token's document
+  Tensor targets;    // [batch, length] int32: the next token; -1: no loss here. Null when not needed
+  std::shared_ptr<const RingSchedule> schedule;
+};
+
+// Names the random bits of a forward pass: dropout is a function of (key, layer, batch row, global
+// position, channel), the same for any number of ranks.
+struct DropoutKey {
+  uint64_t seed = 0;
+  uint64_t step = 0;    // distinct for every micro-batch of the run
+  bool enabled = false;
+};
+
+class KvCache;  // model/kv_cache.h
+
+class Transformer {
+ public:
+  // Parameters are drawn from `seed`. InvalidArgument for a config that does not Validate or whose
+  // vocab (gpt2: context) is 0.
+  static absl::StatusOr<std::unique_ptr<Transformer>> Create(const ModelConfig& config, DType dtype,
+                                                             uint64_t seed);
+  ~Transformer();
+
+  const ModelConfig& config() const { return config_; }
+  ParameterList& parameters() { return parameters_; }
+  const ParameterList& parameters() const { return parameters_; }
+
+  // loss_scale * (sum over this rank's targets of -log p(target)); a scalar. With loss_scale = 1 /
+  // (targets of the whole global batch), the sum over ranks and micro-batches is the mean loss, and
+  // the summed gradients are its gradients. Logits exist for one chunk of tokens at a time.
+  Variable Loss(Tape& tape, BurstAttention& attention, const SequenceBatch& batch,
+                double loss_scale, const DropoutKey& dropout) const;
+
+  // Logits [batch, length, vocab] of all tokens; for tests and evaluation of short inputs.
+  Variable Logits(Tape& tape, BurstAttention& attention, const SequenceBatch& batch) const;
+
+  // Appends tokens [batch, n] to the cache and returns the logits of the last one, [batch, vocab].
+  // Single rank, no gradient.
+  Tensor Decode(KvCache& cache, const Tensor& tokens) const;
+
+  // Multiply-add FLOPs (2 per multiply-add) of a forward and backward pass per token: 6 x (the
+  // parameters of matrix products) + 12 layers width seqlen, and with half of the attention term.
+  struct FlopsPerToken {
+    double full = 0;    // 6N + 12 L d S
+    double causal = 0;  // 6N + 6 L d S
+  };
+  FlopsPerToken TrainingFlopsPerToken(int64_t seqlen) const;
+
+ private:
+  Transformer(const ModelConfig& config);
+
+  const ModelConfig config_;
+  ParameterList parameters_;
+};
+
+}  // namespace burst
