@@ -25,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "burst/attention/layout.h"
+#include "burst/attention/ring.h"
 #include "burst/attention/schedule.h"
 #include "burst/autograd/tape.h"
 #include "burst/comm/communicator.h"
@@ -73,34 +74,29 @@ class BurstAttention {
   absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
                         Tensor* dv);
 
-  // The direction Backward takes for these head counts.
-  BackwardDirection Direction(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                              DType dtype) const;
+  // The direction Backward takes: the given one, or the one in which all ranks together send fewer
+  // bytes under this schedule.
+  BackwardDirection Direction(const RingSchedule& schedule, int64_t num_heads,
+                              int64_t num_kv_heads, int64_t head_dim, DType dtype) const;
 
   const BurstAttentionOptions& options() const { return options_; }
 
-  // Since creation or ResetStats: hops are blocks sent to the next rank.
+  // What this rank sent and did since creation or ResetStats.
   struct Stats {
-    int64_t forward_hops = 0, forward_bytes = 0;
-    int64_t backward_hops = 0, backward_bytes = 0;  // blocks that are read
-    int64_t gradient_hops = 0, gradient_bytes = 0;  // travelling gradients
-    int64_t rounds_computed = 0, rounds_skipped = 0;
+    RingTraffic forward, backward;
   };
   const Stats& stats() const { return stats_; }
   void ResetStats() { stats_ = Stats(); }
 
  private:
-  struct Workspace;
   BurstAttention(const BurstAttentionOptions& options, Communicator* comm);
 
-  absl::Status BackwardBurst(const RingSchedule& schedule, const Saved& saved, const Tensor& delta,
-                             const Tensor& dq, const Tensor& dk, const Tensor& dv);
-  absl::Status BackwardRing(const RingSchedule& schedule, const Saved& saved, const Tensor& delta,
-                            const Tensor& dq, const Tensor& dk, const Tensor& dv);
+  absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                           const Tensor& v) const;
 
   const BurstAttentionOptions options_;
   Communicator* const comm_;
-  std::unique_ptr<Workspace> workspace_;
+  std::unique_ptr<Ring> ring_;
   Stats stats_;
 };
 

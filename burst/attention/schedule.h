@@ -41,55 +41,68 @@ VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& 
                                const std::vector<int32_t>& q_positions,
                                const std::vector<int32_t>& k_positions);
 
-// Round t of a pass, as seen by one rank: the visiting block is that of rank `source`.
+// Round t of a pass, as one rank sees it. The visiting block is that of rank `source`; its gradient
+// travels one round behind it, from the first neighbour that has something to add until it is home.
 struct RingRound {
-  int source = 0;        // (rank - t) mod G
-  bool compute = false;  // some pair is visible
-  bool receive = false;  // the block arrives from the previous rank during round t - 1
-  bool send = false;     // the block goes on to the next rank during round t
-  bool receive_gradient = false;  // the visiting block's gradient arrives before this round
-  bool send_gradient = false;     // and leaves after it
+  int source = 0;                 // (rank - t) mod world_size
+  bool compute = false;           // some pair of query and key is visible
+  bool receive = false;           // the block arrives before this round
+  bool send = false;              // the block goes on to the next rank during this round
+  bool receive_gradient = false;  // earlier ranks' gradient of the block arrives during this round
+  bool send_gradient = false;     // it goes on after this round, with this rank's part added
+};
+
+// A whole pass around the ring. Round 0 is the rank's own block.
+struct RingPass {
+  std::vector<RingRound> rounds;
+  bool gradient_returns = false;  // some other rank adds to the gradient of this rank's own block
+  // Tokens sent by all ranks together: multiply by the bytes of a token.
+  int64_t block_tokens = 0;
+  int64_t gradient_tokens = 0;
 };
 
 class RingSchedule {
  public:
-  // Errors: InvalidArgument for a negative length or window, documents out of order or out of range.
+  // InvalidArgument for a negative length or window, or documents that are out of order or range.
   static absl::StatusOr<RingSchedule> Create(int rank, int world_size, Layout layout,
                                              int64_t seqlen, const AttentionMask& mask,
                                              const DocumentStarts& documents = {});
 
   int rank() const { return rank_; }
-  int world_size() const { return world_size_; }
+  int world_size() const { return static_cast<int>(positions_.size()); }
   int64_t seqlen() const { return seqlen_; }
-  // Batch rows the documents were given for; 0: any.
+  // Batch rows the documents were given for; 0: the same mask for every row.
   int64_t document_rows() const { return document_rows_; }
 
+  // Global positions of a rank's tokens.
   const std::vector<int32_t>& positions(int rank) const { return positions_[rank]; }
   int64_t length(int rank) const { return static_cast<int64_t>(positions_[rank].size()); }
+  int64_t length() const { return length(rank_); }
   int64_t max_length() const;
 
-  // Keys of `source` seen by this rank's queries, and this rank's keys seen by those of `source`.
+  // Keys of rank `source` that this rank's queries see.
   const VisibleKeys& keys_of(int source) const { return keys_of_[source]; }
-  const VisibleKeys& queries_of(int source) const { return queries_of_[source]; }
+  // This rank's keys that the queries of rank `source` see.
+  const VisibleKeys& seen_by(int source) const { return seen_by_[source]; }
+  // This rank's own block in two parts of about equal work: the first hides the first transfer, the
+  // second the gradient's way home.
+  const VisibleKeys& diagonal_part(int part) const { return diagonal_parts_[part]; }
 
-  // Rounds in which K, V travel (forward, and RingAttention's backward, where dK, dV follow).
-  const std::vector<RingRound>& key_rounds() const { return key_rounds_; }
-  // Rounds in which Q, dO, lse, delta travel and dQ follows (BurstAttention's backward).
-  const std::vector<RingRound>& query_rounds() const { return query_rounds_; }
+  // K and V travel: the forward, and RingAttention's backward with dK, dV.
+  const RingPass& key_pass() const { return key_pass_; }
+  // Q, dO, lse and delta travel: BurstAttention's backward with dQ.
+  const RingPass& query_pass() const { return query_pass_; }
 
-  // The diagonal's part of the key-value or query rounds is round 0; rounds 1.. are neighbours.
  private:
   RingSchedule() = default;
 
   int rank_ = 0;
-  int world_size_ = 1;
   int64_t seqlen_ = 0;
   int64_t document_rows_ = 0;
   std::vector<std::vector<int32_t>> positions_;
-  std::vector<VisibleKeys> keys_of_;
-  std::vector<VisibleKeys> queries_of_;
-  std::vector<RingRound> key_rounds_;
-  std::vector<RingRound> query_rounds_;
+  std::vector<VisibleKeys> keys_of_, seen_by_;
+  VisibleKeys diagonal_parts_[2];
+  RingPass key_pass_, query_pass_;
 };
 
 }  // namespace burst

@@ -1,0 +1,233 @@
+#include "burst/attention/schedule.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/check.h"
+
+namespace burst {
+namespace {
+
+using Positions = std::vector<int32_t>;
+
+constexpr int64_t kInfinity = std::numeric_limits<int32_t>::max();
+
+// Calls visit(i, begin, end) for every query i: it sees the keys begin <= j < end of k_positions.
+// Stops when visit returns false. Linear, because both bounds only move forward.
+template <typename Visit>
+void ForEachQuery(const AttentionMask& mask, const Positions* document_starts,
+                  const Positions& q_positions, const Positions& k_positions, Visit visit) {
+  const int64_t k_len = static_cast<int64_t>(k_positions.size());
+  int64_t begin = 0, end = 0;
+  size_t next_document = 0;
+  int64_t document_begin = 0, document_end = kInfinity;
+  for (size_t i = 0; i < q_positions.size(); ++i) {
+    const int64_t q = q_positions[i];
+    if (document_starts != nullptr) {
+      while (next_document < document_starts->size() && (*document_starts)[next_document] <= q) {
+        document_begin = (*document_starts)[next_document++];
+      }
+      document_end =
+          next_document < document_starts->size() ? (*document_starts)[next_document] : kInfinity;
+    }
+    int64_t lower = document_begin, upper = document_end;  // visible positions: lower <= p < upper
+    if (mask.causal) upper = std::min(upper, q + 1);
+    if (mask.window > 0) {
+      lower = std::max(lower, q - mask.window + 1);
+      upper = std::min(upper, q + mask.window);
+    }
+    while (begin < k_len && k_positions[begin] < lower) ++begin;
+    while (end < k_len && k_positions[end] < upper) ++end;
+    if (!visit(i, begin, end)) return;
+  }
+}
+
+const Positions* Row(const DocumentStarts& documents, int64_t row) {
+  return documents.empty() ? nullptr : &documents[row];
+}
+
+int64_t NumRows(const DocumentStarts& documents) {
+  return documents.empty() ? 1 : static_cast<int64_t>(documents.size());
+}
+
+bool SeesAny(const AttentionMask& mask, const DocumentStarts& documents,
+             const Positions& q_positions, const Positions& k_positions) {
+  bool any = false;
+  for (int64_t row = 0; row < NumRows(documents) && !any; ++row) {
+    ForEachQuery(mask, Row(documents, row), q_positions, k_positions,
+                 [&](int64_t, int64_t begin, int64_t end) {
+                   any = begin < end;
+                   return !any;
+                 });
+  }
+  return any;
+}
+
+// The part of `visible` that belongs to the queries first <= i < last; the others see nothing.
+VisibleKeys QueryPart(const VisibleKeys& visible, int64_t first, int64_t last, int32_t k_len) {
+  VisibleKeys part = visible;
+  part.all = false;
+  part.pairs = 0;
+  for (int64_t row = 0; row < visible.rows; ++row) {
+    int32_t* begin = part.begin.data() + row * visible.q_len;
+    int32_t* end = part.end.data() + row * visible.q_len;
+    std::fill(begin, begin + first, 0);
+    std::fill(end, end + first, 0);
+    for (int64_t i = first; i < last; ++i) part.pairs += std::max(0, end[i] - begin[i]);
+    std::fill(begin + last, begin + visible.q_len, k_len);
+    std::fill(end + last, end + visible.q_len, k_len);
+  }
+  return part;
+}
+
+// The query that cuts the pairs of `visible` into two nearly equal parts.
+int64_t MiddleQuery(const VisibleKeys& visible) {
+  int64_t pairs = 0;
+  for (int64_t i = 0; i < visible.q_len; ++i) {
+    for (int64_t row = 0; row < visible.rows; ++row) {
+      const int64_t at = row * visible.q_len + i;
+      pairs += std::max(0, visible.end[at] - visible.begin[at]);
+    }
+    if (2 * pairs >= visible.pairs) return i;
+  }
+  return visible.q_len;
+}
+
+// `needed(block, host)`: the block of rank `block` has work on rank `host`. A block travels until
+// the last rank that needs it; its gradient starts at the first one and travels all the way home.
+RingPass MakePass(int rank, const std::vector<Positions>& positions,
+                  const std::function<bool(int, int)>& needed) {
+  const int world_size = static_cast<int>(positions.size());
+  const auto first_and_last = [&](int block) {
+    int first = world_size, last = 0;
+    for (int t = 1; t < world_size; ++t) {
+      if (!needed(block, (block + t) % world_size)) continue;
+      first = std::min(first, t);
+      last = t;
+    }
+    return std::make_pair(first, last);
+  };
+  RingPass pass;
+  for (int block = 0; block < world_size; ++block) {
+    const auto [first, last] = first_and_last(block);
+    const int64_t tokens = static_cast<int64_t>(positions[block].size());
+    pass.block_tokens += last * tokens;
+    pass.gradient_tokens += (world_size - first) * tokens;
+  }
+  for (int t = 0; t < world_size; ++t) {
+    RingRound round;
+    round.source = (rank - t + world_size) % world_size;
+    const auto [first, last] = first_and_last(round.source);
+    round.compute = needed(round.source, rank);
+    round.receive = t >= 1 && t <= last;
+    round.send = t < last;
+    round.receive_gradient = t > first;
+    round.send_gradient = t >= first;
+    pass.rounds.push_back(round);
+  }
+  pass.gradient_returns = first_and_last(rank).first < world_size;
+  return pass;
+}
+
+absl::Status Validate(int64_t seqlen, const AttentionMask& mask, const DocumentStarts& documents) {
+  if (seqlen < 0 || seqlen >= kInfinity) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("seqlen ", seqlen, " is not in [0, ", kInfinity, ")"));
+  }
+  if (mask.window < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("window ", mask.window, " is negative"));
+  }
+  for (const Positions& starts : documents) {
+    for (size_t i = 0; i < starts.size(); ++i) {
+      if (starts[i] < 0 || starts[i] >= seqlen || (i > 0 && starts[i] <= starts[i - 1])) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("document start ", starts[i], " (number ", i,
+                         ") is out of order or beyond the sequence of ", seqlen, " tokens"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+KeyRanges VisibleKeys::ranges() const {
+  if (all) return {};
+  return {begin.data(), end.data(), rows == 1 ? 0 : q_len};
+}
+
+VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& documents,
+                               const Positions& q_positions, const Positions& k_positions) {
+  VisibleKeys visible;
+  visible.rows = NumRows(documents);
+  visible.q_len = static_cast<int64_t>(q_positions.size());
+  visible.begin.resize(visible.rows * visible.q_len);
+  visible.end.resize(visible.rows * visible.q_len);
+  for (int64_t row = 0; row < visible.rows; ++row) {
+    ForEachQuery(mask, Row(documents, row), q_positions, k_positions,
+                 [&](int64_t i, int64_t begin, int64_t end) {
+                   visible.begin[row * visible.q_len + i] = static_cast<int32_t>(begin);
+                   visible.end[row * visible.q_len + i] = static_cast<int32_t>(end);
+                   visible.pairs += std::max<int64_t>(0, end - begin);
+                   return true;
+                 });
+  }
+  visible.all = visible.pairs ==
+                visible.rows * visible.q_len * static_cast<int64_t>(k_positions.size());
+  return visible;
+}
+
+absl::StatusOr<RingSchedule> RingSchedule::Create(int rank, int world_size, Layout layout,
+                                                  int64_t seqlen, const AttentionMask& mask,
+                                                  const DocumentStarts& documents) {
+  BURST_CHECK(world_size > 0 && rank >= 0 && rank < world_size);
+  const absl::Status valid = Validate(seqlen, mask, documents);
+  if (!valid.ok()) return valid;
+
+  RingSchedule schedule;
+  schedule.rank_ = rank;
+  schedule.seqlen_ = seqlen;
+  schedule.document_rows_ = static_cast<int64_t>(documents.size());
+  std::vector<Positions>& positions = schedule.positions_;
+  for (int r = 0; r < world_size; ++r) {
+    positions.push_back(LocalPositions(layout, seqlen, r, world_size));
+  }
+  for (int r = 0; r < world_size; ++r) {
+    schedule.keys_of_.push_back(
+        ComputeVisibleKeys(mask, documents, positions[rank], positions[r]));
+    schedule.seen_by_.push_back(
+        ComputeVisibleKeys(mask, documents, positions[r], positions[rank]));
+  }
+  const VisibleKeys& diagonal = schedule.keys_of_[rank];
+  const int32_t length = static_cast<int32_t>(schedule.length());
+  const int64_t middle = MiddleQuery(diagonal);
+  schedule.diagonal_parts_[0] = QueryPart(diagonal, 0, middle, length);
+  schedule.diagonal_parts_[1] = QueryPart(diagonal, middle, diagonal.q_len, length);
+
+  // sees[q * world_size + k]: some query of rank q sees a key of rank k.
+  std::vector<bool> sees(world_size * world_size);
+  for (int q = 0; q < world_size; ++q) {
+    for (int k = 0; k < world_size; ++k) {
+      sees[q * world_size + k] = SeesAny(mask, documents, positions[q], positions[k]);
+    }
+  }
+  schedule.key_pass_ = MakePass(rank, positions, [&](int block, int host) {
+    return static_cast<bool>(sees[host * world_size + block]);
+  });
+  schedule.query_pass_ = MakePass(rank, positions, [&](int block, int host) {
+    return static_cast<bool>(sees[block * world_size + host]);
+  });
+  return schedule;
+}
+
+int64_t RingSchedule::max_length() const {
+  int64_t longest = 0;
+  for (const Positions& positions : positions_) {
+    longest = std::max(longest, static_cast<int64_t>(positions.size()));
+  }
+  return longest;
+}
+
+}  // namespace burst
