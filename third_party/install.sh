@@ -1,0 +1,68 @@
+#!/bin/bash
+# Installs what building and testing needs and is missing, from Debian 12's packages.
+# Quick and silent when nothing is missing.
+set -euo pipefail
+
+packages=(
+  g++                    # the compiler
+  bazel-bootstrap        # Bazel 4.2, and the Java rules that it loads
+  bazel-rules-java
+  libeigen3-dev          # matrix products on the CPU
+  libabsl-dev            # flags, status, strings
+  nlohmann-json3-dev     # configurations, metrics, checkpoint headers
+  libgtest-dev           # tests
+  libgmock-dev
+  libbenchmark-dev       # benchmarks
+  libopenmpi-dev         # ranks as processes
+  openmpi-bin
+  bible-kjv              # the English text that //train learns by default
+)
+
+fail() {
+  echo "third_party/install.sh: $*" >&2
+  exit 1
+}
+
+id='' version=''
+if [ -r /etc/os-release ]; then
+  id=$(. /etc/os-release && echo "${ID:-}")
+  version=$(. /etc/os-release && echo "${VERSION_ID:-}")
+fi
+[ "$id" = debian ] && [ "$version" = 12 ] ||
+  fail "this script knows Debian 12 only, and this is ${id:-an unknown system} $version." \
+       "Install by hand what corresponds to: ${packages[*]}"
+
+missing=()
+for package in "${packages[@]}"; do
+  status=$(dpkg-query -W -f '${Status}' "$package" 2>/dev/null || true)
+  [ "$status" = "install ok installed" ] || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null || fail "missing ${missing[*]}; run this script as root to install them"
+  as_root=(sudo)
+fi
+
+echo "Installing ${missing[*]} ..."
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+install() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y --no-install-recommends "${missing[@]}" >"$log" 2>&1
+}
+# The package lists may be absent or too old: fetch them, and try once more.
+install || { "${as_root[@]}" apt-get update >>"$log" 2>&1 && install; } || {
+  tail -n 20 "$log" >&2
+  fail "could not install ${missing[*]}; apt's last lines are above"
+}
+
+cuda=${CUDA_HOME:-/usr/local/cuda}
+if [ ! -x "$cuda/bin/nvcc" ]; then
+  echo "Installed. No CUDA toolkit at $cuda: building for the CPU only."
+elif [ ! -e "$cuda/include/nccl.h" ] && [ ! -e /usr/include/nccl.h ]; then
+  echo "Installed. CUDA toolkit at $cuda, but no NCCL: building for the CPU only."
+else
+  echo "Installed. CUDA toolkit and NCCL found at $cuda."
+fi
