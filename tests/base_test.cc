@@ -1,0 +1,150 @@
+// base, device and tensor: the ground the rest stands on.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <numeric>
+#include <thread>
+
+#include "burst/base/parallel.h"
+#include "burst/base/philox.h"
+#include "burst/device/memory.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+namespace {
+
+// Known answers of Random123, the authors' own implementation (kat_vectors, philox4x32-10).
+TEST(PhiloxTest, KnownAnswers) {
+  EXPECT_EQ(Philox(0, PhiloxCounter{0, 0, 0, 0}),
+            (PhiloxCounter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(Philox(~0ull, PhiloxCounter{~0u, ~0u, ~0u, ~0u}),
+            (PhiloxCounter{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(Philox(0x299f31d0a4093822, PhiloxCounter{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}),
+            (PhiloxCounter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+TEST(PhiloxTest, NormalMoments) {
+  // Over n draws the mean has standard error 1/sqrt(n), the variance sqrt(2/n), the fourth moment
+  // sqrt(96/n); five of each are allowed.
+  const int n = 1 << 20;
+  double sum = 0, squares = 0, fourth = 0;
+  for (int i = 0; i < n / 4; ++i) {
+    const PhiloxCounter bits = Philox(7, 3, i);
+    for (const auto& pair : {NormalFromBits(bits[0], bits[1]), NormalFromBits(bits[2], bits[3])}) {
+      for (double x : pair) {
+        sum += x;
+        squares += x * x;
+        fourth += x * x * x * x;
+      }
+    }
+  }
+  EXPECT_NEAR(sum / n, 0, 5 / std::sqrt(n));
+  EXPECT_NEAR(squares / n, 1, 5 * std::sqrt(2.0 / n));
+  EXPECT_NEAR(fourth / n, 3, 5 * std::sqrt(96.0 / n));
+}
+
+TEST(ParallelTest, CoversEveryItemOnce) {
+  for (int threads : {1, 2, 3}) {
+    ScopedThreadPool pool(threads);
+    EXPECT_EQ(NumThreads(), threads);
+    for (int64_t n : {0, 1, 2, 5, 1000}) {
+      for (int64_t grain : {1, 7, 5000}) {
+        std::vector<std::atomic<int>> visits(n);
+        ParallelFor(n, grain, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) ++visits[i];
+        });
+        ParallelTasks(n, [&](int64_t i) { ++visits[i]; });
+        for (int64_t i = 0; i < n; ++i) EXPECT_EQ(visits[i], 2);
+      }
+    }
+  }
+  EXPECT_EQ(NumThreads(), 1);
+}
+
+TEST(ParallelTest, NestedLoopsRunInline) {
+  ScopedThreadPool pool(2);
+  std::atomic<int> items{0};
+  ParallelFor(2, 1, [&](int64_t, int64_t) {
+    EXPECT_EQ(NumThreads(), 1);
+    ParallelFor(10, 1, [&](int64_t begin, int64_t end) { items += end - begin; });
+  });
+  EXPECT_EQ(items, 20);
+}
+
+TEST(ParallelTest, PoolsOfRanksAreIndependent) {
+  std::vector<std::thread> ranks;
+  std::atomic<int64_t> total{0};
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([&] {
+      ScopedThreadPool pool(2);
+      for (int i = 0; i < 200; ++i) {
+        ParallelFor(64, 1, [&](int64_t begin, int64_t end) { total += end - begin; });
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(total, 3 * 200 * 64);
+}
+
+TEST(MemoryTest, CountsWhatIsInUse) {
+  const MemoryStats before = GetMemoryStats(DeviceType::kCpu);
+  ResetPeakMemory(DeviceType::kCpu);
+  {
+    const Tensor a = Tensor::Empty({1000, 1000}, DType::kFloat32);
+    const MemoryStats during = GetMemoryStats(DeviceType::kCpu);
+    EXPECT_GE(during.bytes_in_use - before.bytes_in_use, 4000000);
+    EXPECT_LE(during.bytes_in_use - before.bytes_in_use, 4000000 * 9 / 8);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(a.raw_data()) % 64, 0u);
+  }
+  const MemoryStats after = GetMemoryStats(DeviceType::kCpu);
+  EXPECT_EQ(after.bytes_in_use, before.bytes_in_use);
+  EXPECT_GE(after.peak_bytes, before.bytes_in_use + 4000000);
+}
+
+Tensor Iota(const Shape& shape) {
+  Tensor tensor = Tensor::Empty(shape, DType::kFloat32);
+  std::iota(tensor.data<float>(), tensor.data<float>() + tensor.numel(), 0.f);
+  return tensor;
+}
+
+TEST(TensorTest, SlicesShareMemoryAndCloneCopies) {
+  const Tensor a = Iota({2, 3, 4});
+  const Tensor slice = a.Slice(1, 1, 2).Slice(-1, 2, 2);
+  EXPECT_FALSE(slice.is_contiguous());
+  EXPECT_EQ(slice.ToVector<double>(), (std::vector<double>{6, 7, 10, 11, 18, 19, 22, 23}));
+  const Tensor copy = slice.Clone();
+  slice.CopyFrom(Tensor::Zeros({2, 2, 2}, DType::kFloat32));
+  EXPECT_EQ(a.ToVector<float>()[6], 0);
+  EXPECT_EQ(a.ToVector<float>()[5], 5);
+  EXPECT_EQ(copy.ToVector<int32_t>()[0], 6);
+}
+
+TEST(TensorTest, ViewKeepsOrder) {
+  const Tensor a = Iota({2, 6});
+  EXPECT_EQ(a.View({3, -1}).shape(), (Shape{3, 4}));
+  EXPECT_EQ(a.View({12}).ToVector<float>(), a.ToVector<float>());
+  EXPECT_DEATH(a.Slice(1, 0, 3).View({6}), "strided");
+  EXPECT_DEATH(a.View({5}), "viewed as");
+}
+
+TEST(TensorTest, ArithmeticAndConversion) {
+  const Tensor a = Iota({5});
+  a.Add(a.Clone());
+  a.Scale(0.5);
+  EXPECT_EQ(a.ToVector<float>(), (std::vector<float>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(a.To(DType::kFloat64).dtype(), DType::kFloat64);
+  EXPECT_EQ(a.To(DType::kFloat64).ToVector<float>(), a.ToVector<float>());
+  EXPECT_DEATH(a.data<double>(), "float32");
+}
+
+TEST(TensorTest, EmptyDimensions) {
+  const Tensor a = Tensor::Zeros({2, 0, 3}, DType::kFloat64);
+  EXPECT_EQ(a.numel(), 0);
+  a.Clone().Add(a);
+  EXPECT_TRUE(a.ToVector<double>().empty());
+}
+
+}  // namespace
+}  // namespace burst

@@ -1,0 +1,106 @@
+// The tape itself; the ops' gradients are tested in ops_test.
+
+#include "burst/autograd/tape.h"
+
+#include <gtest/gtest.h>
+
+namespace burst {
+namespace {
+
+Tensor Scalar(double value) { return Tensor::FromVector<double>({value}, {1}); }
+
+double Value(const Tensor& tensor) { return tensor.data<double>()[0]; }
+
+// z = x y.
+Variable Multiply(Tape& tape, const Variable& x, const Variable& y) {
+  const Variable z = tape.Output(Scalar(Value(x.value()) * Value(y.value())), {x, y});
+  if (!tape.NeedsGrad({x, y})) return z;
+  tape.Record("multiply", {z}, [=] {  // dx += dz y, dy += dz x
+    x.AddGrad(Scalar(Value(z.grad()) * Value(y.value())));
+    y.AddGrad(Scalar(Value(z.grad()) * Value(x.value())));
+  });
+  return z;
+}
+
+// z = x + y, handing the very same gradient tensor to both.
+Variable Plus(Tape& tape, const Variable& x, const Variable& y) {
+  const Variable z = tape.Output(Scalar(Value(x.value()) + Value(y.value())), {x, y});
+  if (!tape.NeedsGrad({x, y})) return z;
+  tape.Record("plus", {z}, [=] {
+    x.AddGrad(z.grad());
+    y.AddGrad(z.grad());
+  });
+  return z;
+}
+
+TEST(TapeTest, ChainRule) {
+  Tape tape;
+  const Variable x(Scalar(3), true), y(Scalar(5), true);
+  const Variable loss = Multiply(tape, Multiply(tape, x, y), x);  // x^2 y
+  EXPECT_EQ(Value(loss.value()), 45);
+  ASSERT_TRUE(tape.Backward(loss).ok());
+  EXPECT_EQ(Value(x.grad()), 30);
+  EXPECT_EQ(Value(y.grad()), 9);
+  EXPECT_EQ(tape.num_nodes(), 0);
+}
+
+TEST(TapeTest, SharedGradientsAreNotOverwritten) {
+  // a gets one contribution from Plus (shared with b) and one from Multiply; b must not see it.
+  Tape tape;
+  const Variable a(Scalar(2), true), b(Scalar(7), true);
+  const Variable product = Multiply(tape, a, a);
+  const Variable loss = Plus(tape, Plus(tape, a, b), product);  // a + b + a^2
+  ASSERT_TRUE(tape.Backward(loss).ok());
+  EXPECT_EQ(Value(a.grad()), 5);
+  EXPECT_EQ(Value(b.grad()), 1);
+  EXPECT_EQ(Value(loss.grad()), 1);
+}
+
+TEST(TapeTest, ParametersAccumulateOverTapes) {
+  const Tensor grad = Scalar(0);
+  const Variable weight(Scalar(4), grad);
+  for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
+    Tape tape;
+    ASSERT_TRUE(tape.Backward(Multiply(tape, weight, Variable(Scalar(2)))).ok());
+  }
+  EXPECT_EQ(Value(grad), 6);
+}
+
+TEST(TapeTest, NothingIsRecordedWithoutNeed) {
+  Tape recording, inference(false);
+  const Variable constant(Scalar(1)), weight(Scalar(2), true);
+  EXPECT_FALSE(Multiply(recording, constant, constant).requires_grad());
+  EXPECT_FALSE(Multiply(inference, weight, weight).requires_grad());
+  EXPECT_EQ(recording.num_nodes() + inference.num_nodes(), 0);
+}
+
+TEST(TapeTest, BranchesWithoutGradientAreSkipped) {
+  Tape tape;
+  const Variable x(Scalar(3), true), y(Scalar(5), true);
+  const Variable used = Multiply(tape, x, x);
+  Multiply(tape, y, y);  // not part of the loss
+  ASSERT_TRUE(tape.Backward(used).ok());
+  EXPECT_TRUE(y.grad().null());
+}
+
+TEST(TapeTest, GivenOutputGradients) {
+  Tape tape;
+  const Variable x(Scalar(3), true);
+  const Variable a = Multiply(tape, x, x), b = Multiply(tape, a, x);
+  ASSERT_TRUE(tape.Backward({a, b}, {Scalar(10), Scalar(100)}).ok());
+  EXPECT_EQ(Value(x.grad()), 10 * 2 * 3 + 100 * 3 * 9);
+}
+
+TEST(TapeTest, FailureStopsTheBackward) {
+  Tape tape;
+  const Variable x(Scalar(3), true);
+  const Variable before = Multiply(tape, x, x);
+  const Variable failing = tape.Output(before.value(), {before});
+  tape.Record("failing", {failing}, [&] { tape.Fail(absl::UnavailableError("rank 1 left")); });
+  const absl::Status status = tape.Backward(failing);
+  EXPECT_EQ(status, absl::UnavailableError("rank 1 left"));
+  EXPECT_TRUE(x.grad().null());
+}
+
+}  // namespace
+}  // namespace burst
