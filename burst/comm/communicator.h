@@ -4,12 +4,13 @@
 //
 // Every rank calls the collectives in the same order. A communicator belongs to one thread; it is
 // not synchronised. Errors: Unavailable when the transport failed or another rank gave up,
-// InvalidArgument for a bad rank or channel.
+// InvalidArgument for a bad rank or buffer and for a message that is not as long as its receiver
+// expects. A Post refused for its arguments posts nothing; after any other error the communicator
+// is good for nothing but Abort.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -37,7 +38,7 @@ struct ReceiveBuffer {
   int peer;
 };
 
-// What this rank put on the wire, by channel.
+// What this rank sent to other ranks, by channel.
 struct CommStats {
   std::array<int64_t, kNumChannels> bytes_sent = {};
   std::array<int64_t, kNumChannels> messages_sent = {};
@@ -52,15 +53,18 @@ class Communicator {
 
   // Starts all of the sends and receives and returns at once. Messages between two ranks on one
   // channel arrive in the order they were posted. Until Wait(channel) returns, no buffer of a
-  // receive may be touched and none of a send changed. Sending to oneself is allowed. Messages of
-  // zero bytes are dropped on both sides.
+  // receive may be touched and none of a send changed or freed. Sending to oneself is allowed.
+  // Messages of zero bytes are dropped on both sides.
   absl::Status Post(Channel channel, absl::Span<const SendBuffer> sends,
                     absl::Span<const ReceiveBuffer> receives);
   // Completes everything posted on the channel.
   virtual absl::Status Wait(Channel channel) = 0;
 
-  // Makes every pending and later call of every rank of the group fail with Unavailable, naming this
-  // rank and the reason: how a rank that cannot go on frees those that wait for it.
+  // For a rank that cannot go on: frees those that wait for it. Threads: every pending and later
+  // call of every rank, in this group and all others split from the same world, fails with
+  // Unavailable, naming this rank (by its number in the world) and the reason; once Abort, or a
+  // call that failed so, returns, no buffer this rank posted is in use. Processes: writes the
+  // reason to stderr and ends the whole job with exit code 1; does not return.
   virtual void Abort(const absl::Status& reason) = 0;
 
   // A communicator of the ranks that gave the same color, ordered by key, then by rank; null for
@@ -68,9 +72,12 @@ class Communicator {
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
 
   // Collectives, built on Post and Wait; an implementation with something faster overrides them.
-  // The sum is taken in a fixed order, so all ranks hold bitwise equal results, the same ones on
-  // every transport and in every run.
-  virtual absl::Status AllReduceSum(const Tensor& tensor);  // contiguous, floating point, in place
+  //
+  // Contiguous, floating point, in place. Element i of n is summed in the order of the ranks
+  // s, s+1, ... s+G-1 (mod G), s being its segment (RingSegment below): all ranks hold bitwise
+  // equal results, the same ones on every transport and in every run. A rank sends 2(G-1)/G of the
+  // tensor.
+  virtual absl::Status AllReduceSum(const Tensor& tensor);
   virtual absl::Status Broadcast(void* data, int64_t bytes, int root);
   virtual absl::Status Barrier();
   // One value a rank, in order of rank.
@@ -80,11 +87,28 @@ class Communicator {
   void ResetStats() { stats_ = CommStats(); }
 
  protected:
+  // Peers and sizes are valid and no message is empty.
   virtual absl::Status DoPost(Channel channel, absl::Span<const SendBuffer> sends,
                               absl::Span<const ReceiveBuffer> receives) = 0;
 
+  void CountSent(Channel channel, int64_t bytes, int64_t messages);
+  // Counts what AllReduceSum of n elements sends, for implementations that move it otherwise.
+  void CountAllReduce(int64_t n, int64_t element_bytes);
+
  private:
+  // Sends to one rank, receives from another and waits.
+  absl::Status Exchange(SendBuffer send, ReceiveBuffer receive);
+
   CommStats stats_;
+  std::vector<SendBuffer> sends_;  // of the Post at work, kept for its memory
+  std::vector<ReceiveBuffer> receives_;
+  Tensor scratch_;  // what AllReduceSum receives
 };
+
+// Segment s of `count` in n elements; s is taken modulo count, so ring arithmetic needs no care.
+struct Segment {
+  int64_t begin, end;
+};
+Segment RingSegment(int64_t n, int64_t s, int count);
 
 }  // namespace burst

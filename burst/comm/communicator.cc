@@ -1,0 +1,159 @@
+#include "burst/comm/communicator.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/check.h"
+#include "burst/base/status.h"
+
+namespace burst {
+namespace {
+
+// Elements of one message of AllReduceSum: bounds its scratch to 4 MiB (float64).
+constexpr int64_t kPieceElements = 1 << 19;
+
+// Appends the messages that are not empty; `role` is "send to" or "receive from".
+template <typename Buffer>
+absl::Status AppendMessages(absl::Span<const Buffer> from, int world_size, const char* role,
+                            std::vector<Buffer>& to) {
+  to.clear();
+  for (const Buffer& buffer : from) {
+    if (buffer.peer < 0 || buffer.peer >= world_size) {
+      return absl::InvalidArgumentError(absl::StrCat("cannot ", role, " rank ", buffer.peer,
+                                                     ": ranks are 0 to ", world_size - 1));
+    }
+    if (buffer.bytes < 0 || (buffer.bytes > 0 && buffer.data == nullptr)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cannot ", role, " rank ", buffer.peer, " ", buffer.bytes, " bytes at ",
+                       buffer.data == nullptr ? "null" : "an address"));
+    }
+    if (buffer.bytes > 0) to.push_back(buffer);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Segment RingSegment(int64_t n, int64_t s, int count) {
+  s = (s % count + count) % count;
+  return {n * s / count, n * (s + 1) / count};
+}
+
+absl::Status Communicator::Post(Channel channel, absl::Span<const SendBuffer> sends,
+                                absl::Span<const ReceiveBuffer> receives) {
+  const int index = static_cast<int>(channel);
+  if (index < 0 || index >= kNumChannels) {
+    return absl::InvalidArgumentError(absl::StrCat("no channel ", index));
+  }
+  BURST_RETURN_IF_ERROR(AppendMessages(sends, world_size(), "send to", sends_));
+  BURST_RETURN_IF_ERROR(AppendMessages(receives, world_size(), "receive from", receives_));
+  BURST_RETURN_IF_ERROR(DoPost(channel, sends_, receives_));
+  for (const SendBuffer& send : sends_) {
+    if (send.peer != rank()) CountSent(channel, send.bytes, 1);
+  }
+  return absl::OkStatus();
+}
+
+void Communicator::CountSent(Channel channel, int64_t bytes, int64_t messages) {
+  stats_.bytes_sent[static_cast<int>(channel)] += bytes;
+  stats_.messages_sent[static_cast<int>(channel)] += messages;
+}
+
+absl::Status Communicator::Exchange(SendBuffer send, ReceiveBuffer receive) {
+  BURST_RETURN_IF_ERROR(Post(Channel::kCollective, {&send, 1}, {&receive, 1}));
+  return Wait(Channel::kCollective);
+}
+
+// Ring reduce-scatter, then ring all-gather, one loop: at step t a rank sends segment rank - t and
+// receives segment rank - t - 1. For G - 1 steps it adds what it receives, after which segment s is
+// complete on rank s - 1; for G - 1 more it takes over what others completed. Segments longer than
+// a piece go around a piece at a time.
+absl::Status Communicator::AllReduceSum(const Tensor& tensor) {
+  const int size = world_size(), next = (rank() + 1) % size, last = (rank() + size - 1) % size;
+  BURST_CHECK(tensor.dtype() != DType::kInt32) << "a sum of " << Name(tensor.dtype());
+  const Tensor flat = tensor.View({-1});
+  const int64_t n = flat.numel(), longest = (n + size - 1) / size;
+  if (size == 1) return absl::OkStatus();
+
+  const int64_t piece = std::min(longest, kPieceElements);
+  if (scratch_.null() || scratch_.dtype() != flat.dtype() || scratch_.numel() < piece) {
+    scratch_ = Tensor::Empty({piece}, flat.dtype(), flat.device());
+  }
+  for (int64_t offset = 0; offset < longest; offset += piece) {
+    const auto part = [&](int s) {
+      const Segment segment = RingSegment(n, s, size);
+      const int64_t begin = std::min(segment.begin + offset, segment.end);
+      return flat.Slice(0, begin, std::min(piece, segment.end - begin));
+    };
+    for (int step = 0; step < 2 * (size - 1); ++step) {
+      const Tensor sent = part(rank() - step), here = part(rank() - step - 1);
+      const bool adds = step < size - 1;
+      const Tensor into = adds ? scratch_.Slice(0, 0, here.numel()) : here;
+      BURST_RETURN_IF_ERROR(Exchange({sent.raw_data(), sent.size_bytes(), next},
+                                     {into.raw_data(), into.size_bytes(), last}));
+      if (adds) here.Add(into);
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Communicator::CountAllReduce(int64_t n, int64_t element_bytes) {
+  for (int step = 0; step < 2 * (world_size() - 1); ++step) {
+    const Segment sent = RingSegment(n, rank() - step, world_size());
+    const int64_t length = sent.end - sent.begin;
+    CountSent(Channel::kCollective, length * element_bytes,
+              (length + kPieceElements - 1) / kPieceElements);
+  }
+}
+
+// A binomial tree: in the round of distance d, the d ranks that have the data, counted from the
+// root, send it d ranks on.
+absl::Status Communicator::Broadcast(void* data, int64_t bytes, int root) {
+  const int size = world_size();
+  if (root < 0 || root >= size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no root ", root, ": ranks are 0 to ", size - 1));
+  }
+  const int position = (rank() - root + size) % size;
+  for (int distance = 1; distance < size; distance *= 2) {
+    if (position < distance && position + distance < size) {
+      const SendBuffer send = {data, bytes, (rank() + distance) % size};
+      BURST_RETURN_IF_ERROR(Post(Channel::kCollective, {&send, 1}, {}));
+    } else if (position >= distance && position < 2 * distance) {
+      const ReceiveBuffer receive = {data, bytes, (rank() - distance + size) % size};
+      BURST_RETURN_IF_ERROR(Post(Channel::kCollective, {}, {&receive, 1}));
+      BURST_RETURN_IF_ERROR(Wait(Channel::kCollective));
+    }
+  }
+  return Wait(Channel::kCollective);
+}
+
+// Dissemination: after the round of distance d, a rank has heard, through others, of the 2d - 1
+// ranks before it.
+absl::Status Communicator::Barrier() {
+  const int size = world_size();
+  for (int distance = 1; distance < size; distance *= 2) {
+    const char sent = 0;
+    char received;
+    BURST_RETURN_IF_ERROR(Exchange({&sent, 1, (rank() + distance) % size},
+                                   {&received, 1, (rank() - distance + size) % size}));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<double>> Communicator::AllGather(double value) {
+  std::vector<double> values(world_size());
+  std::vector<SendBuffer> sends;
+  std::vector<ReceiveBuffer> receives;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer == rank()) continue;
+    sends.push_back({&value, sizeof(double), peer});
+    receives.push_back({&values[peer], sizeof(double), peer});
+  }
+  values[rank()] = value;
+  BURST_RETURN_IF_ERROR(Post(Channel::kCollective, sends, receives));
+  BURST_RETURN_IF_ERROR(Wait(Channel::kCollective));
+  return values;
+}
+
+}  // namespace burst

@@ -1,0 +1,471 @@
+#include "burst/comm/thread_communicator.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "burst/base/check.h"
+#include "burst/base/parallel.h"
+#include "burst/base/status.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+namespace {
+
+constexpr int kSpins = 1000;                  // some tens of microseconds
+constexpr int64_t kCopyGrain = 1 << 20;       // bytes a thread copies at least
+constexpr int64_t kSumBlock = 1 << 12;        // elements summed at a time, in the first-level cache
+constexpr int64_t kSumGrain = 8 * kSumBlock;  // elements a thread sums at least
+
+using Lock = std::unique_lock<std::mutex>;
+
+// What all communicators of one RunRanks share. One lock guards all of their state; memory is
+// copied without it.
+class World {
+ public:
+  explicit World(int size) : ranks_(size), spins_(size <= NumCores() ? kSpins : 0) {}
+
+  Lock Acquire() { return Lock(mutex_); }
+
+  // Below, the lock is held.
+
+  // The first failure decides: `cause` is what RunRanks returns, `aborted` what calls return.
+  void Fail(int rank, const absl::Status& cause) {
+    if (!cause_.ok()) return;
+    cause_ = cause;
+    aborted_ = absl::UnavailableError(
+        absl::StrCat("rank ", rank, " of ", ranks_.size(), " gave up: ", cause.ToString()));
+    for (size_t i = 0; i < ranks_.size(); ++i) Wake(i);
+  }
+  const absl::Status& cause() const { return cause_; }
+  const absl::Status& aborted() const { return aborted_; }
+
+  // The rank's body has returned.
+  void Leave(int rank) {
+    ranks_[rank].left = true;
+    for (size_t i = 0; i < ranks_.size(); ++i) Wake(i);
+  }
+  bool has_left(int rank) const { return ranks_[rank].left; }
+
+  void Wake(int rank) {
+    ranks_[rank].events.fetch_add(1, std::memory_order_relaxed);
+    ranks_[rank].woken.notify_all();
+  }
+
+  // Until the next Wake of this rank.
+  void Sleep(Lock& lock, int rank) {
+    Rank& self = ranks_[rank];
+    const auto unchanged = [&self, seen = self.events.load(std::memory_order_relaxed)] {
+      return self.events.load(std::memory_order_relaxed) == seen;
+    };
+    lock.unlock();
+    for (int i = 0; i < spins_ && unchanged(); ++i) __builtin_ia32_pause();
+    lock.lock();
+    while (unchanged()) self.woken.wait(lock);
+  }
+
+  // Copies between BeginCopy and EndCopy read this rank's memory.
+  void BeginCopy(int rank) { ++ranks_[rank].copies; }
+  void EndCopy(int rank) {
+    --ranks_[rank].copies;
+    Wake(rank);
+  }
+  // After an abort no copy begins; this waits for those that have begun.
+  void AwaitCopies(Lock& lock, int rank) {
+    while (ranks_[rank].copies > 0) Sleep(lock, rank);
+  }
+
+ private:
+  struct Rank {
+    std::atomic<uint64_t> events{0};
+    std::condition_variable woken;
+    int copies = 0;
+    bool left = false;
+  };
+
+  std::mutex mutex_;
+  absl::Status cause_, aborted_;
+  std::vector<Rank> ranks_;
+  const int spins_;
+};
+
+// First in, first out, without allocation once it has grown.
+template <typename T>
+class Queue {
+ public:
+  bool empty() const { return items_.empty(); }
+  const T& front() const { return items_[head_]; }
+  void push(const T& item) { items_.push_back(item); }
+  void pop() {
+    if (++head_ == items_.size()) clear();
+  }
+  void clear() {
+    items_.clear();
+    head_ = 0;
+  }
+
+ private:
+  std::vector<T> items_;  // those before head_ are gone
+  size_t head_ = 0;
+};
+
+// The state of one communicator, shared by its ranks. The world's lock guards it.
+struct Group {
+  Group(World& world, std::vector<int> members)
+      : world(world),
+        members(std::move(members)),
+        size(static_cast<int>(this->members.size())),
+        links(kNumChannels * size * size),
+        ranks(size) {}
+
+  // Messages of one channel from one rank to another that have not been copied. The k-th send meets
+  // the k-th receive.
+  struct Link {
+    Queue<SendBuffer> sends;
+    Queue<ReceiveBuffer> receives;
+  };
+  Link& link(int channel, int source, int destination) {
+    return links[(channel * size + source) * size + destination];
+  }
+
+  struct Rank {
+    std::array<int64_t, kNumChannels> pending = {};  // sends and receives not completed
+    // What the rank brings to a meeting, or takes away.
+    int color, key;
+    const Tensor* tensor;
+    std::shared_ptr<Group> subgroup;
+    int subgroup_rank;
+  };
+
+  void EndMeeting() {
+    arrived = 0;
+    ++meetings;
+    for (int member : members) world.Wake(member);
+  }
+
+  World& world;
+  const std::vector<int> members;  // their ranks in the world
+  const int size;
+  std::vector<Link> links;  // [channel, source, destination]
+  std::vector<Rank> ranks;
+  int arrived = 0;  // at the present meeting
+  int64_t meetings = 0;
+};
+
+class ThreadCommunicator : public Communicator {
+ public:
+  ThreadCommunicator(std::shared_ptr<Group> group, int rank)
+      : group_(std::move(group)), world_(group_->world), rank_(rank) {}
+  ~ThreadCommunicator() override;
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return group_->size; }
+
+  absl::Status Wait(Channel channel) override;
+  void Abort(const absl::Status& reason) override;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+  absl::Status AllReduceSum(const Tensor& tensor) override;
+
+ protected:
+  absl::Status DoPost(Channel channel, absl::Span<const SendBuffer> sends,
+                      absl::Span<const ReceiveBuffer> receives) override;
+
+ private:
+  int world_rank() const { return group_->members[rank_]; }
+  Group::Rank& self() { return group_->ranks[rank_]; }
+
+  bool CopyNext(Lock& lock, int channel);
+  template <typename Done>
+  absl::Status Await(Lock& lock, int channel, Done done);
+  template <typename Last>
+  absl::Status Meet(Lock& lock, Last last);
+  void MeetRegardless(Lock& lock);
+  absl::Status GiveUp(Lock& lock, const absl::Status& reason);
+  int AbsentPeer(int channel) const;
+
+  const std::shared_ptr<Group> group_;
+  World& world_;
+  const int rank_;
+};
+
+absl::Status ThreadCommunicator::DoPost(Channel channel, absl::Span<const SendBuffer> sends,
+                                        absl::Span<const ReceiveBuffer> receives) {
+  const int c = static_cast<int>(channel);
+  Lock lock = world_.Acquire();
+  if (!world_.aborted().ok()) return GiveUp(lock, world_.aborted());
+  for (const ReceiveBuffer& receive : receives) {
+    group_->link(c, receive.peer, rank_).receives.push(receive);
+  }
+  for (const SendBuffer& send : sends) {
+    group_->link(c, rank_, send.peer).sends.push(send);
+    if (send.peer != rank_) world_.Wake(group_->members[send.peer]);
+  }
+  self().pending[c] += sends.size() + receives.size();
+  return absl::OkStatus();
+}
+
+// Receives one message that is there, of this channel if there is one.
+bool ThreadCommunicator::CopyNext(Lock& lock, int channel) {
+  for (int i = 0; i < kNumChannels; ++i) {
+    const int c = (channel + i) % kNumChannels;
+    for (int source = 0; source < group_->size; ++source) {
+      Group::Link& link = group_->link(c, source, rank_);
+      if (link.sends.empty() || link.receives.empty()) continue;
+      const SendBuffer from = link.sends.front();
+      const ReceiveBuffer to = link.receives.front();
+      if (from.bytes != to.bytes) {
+        world_.Fail(world_rank(), absl::InvalidArgumentError(absl::StrCat(
+                                      "rank ", rank_, " expected ", to.bytes, " bytes from rank ",
+                                      source, ", which sent ", from.bytes)));
+        return true;
+      }
+      world_.BeginCopy(group_->members[source]);
+      lock.unlock();
+      ParallelFor(to.bytes, kCopyGrain, [&](int64_t begin, int64_t end) {
+        std::memcpy(static_cast<char*>(to.data) + begin,
+                    static_cast<const char*>(from.data) + begin, end - begin);
+      });
+      lock.lock();
+      link.sends.pop();
+      link.receives.pop();
+      --self().pending[c];
+      --group_->ranks[source].pending[c];
+      world_.EndCopy(group_->members[source]);
+      return true;
+    }
+  }
+  return false;
+}
+
+// Returns once done() holds. Meanwhile receives what arrives on any channel, so that no rank waits
+// for this one in vain.
+template <typename Done>
+absl::Status ThreadCommunicator::Await(Lock& lock, int channel, Done done) {
+  while (!done()) {
+    if (!world_.aborted().ok()) return GiveUp(lock, world_.aborted());
+    if (CopyNext(lock, channel)) continue;
+    if (const int peer = AbsentPeer(channel); peer >= 0) {
+      return GiveUp(lock, absl::UnavailableError(absl::StrCat("rank ", rank_, " waits for rank ",
+                                                              peer, ", which has finished")));
+    }
+    world_.Sleep(lock, world_rank());
+  }
+  return absl::OkStatus();
+}
+
+// A rank whose body has returned but that would have to act before this one's wait could end, or
+// -1.
+int ThreadCommunicator::AbsentPeer(int channel) const {
+  for (int peer = 0; peer < group_->size; ++peer) {
+    if (!world_.has_left(group_->members[peer])) continue;
+    if (group_->arrived > 0 || !group_->link(channel, rank_, peer).sends.empty() ||
+        !group_->link(channel, peer, rank_).receives.empty()) {
+      return peer;
+    }
+  }
+  return -1;
+}
+
+absl::Status ThreadCommunicator::GiveUp(Lock& lock, const absl::Status& reason) {
+  world_.Fail(world_rank(), reason);
+  world_.AwaitCopies(lock, world_rank());
+  return world_.aborted();
+}
+
+absl::Status ThreadCommunicator::Wait(Channel channel) {
+  const int c = static_cast<int>(channel);
+  Lock lock = world_.Acquire();
+  return Await(lock, c, [&] { return self().pending[c] == 0; });
+}
+
+void ThreadCommunicator::Abort(const absl::Status& reason) {
+  BURST_CHECK(!reason.ok()) << "Abort without a reason";
+  Lock lock = world_.Acquire();
+  (void)GiveUp(lock, reason);
+}
+
+// Whatever was not waited for is withdrawn: its memory may go next.
+ThreadCommunicator::~ThreadCommunicator() {
+  Lock lock = world_.Acquire();
+  const auto& pending = self().pending;
+  if (std::all_of(pending.begin(), pending.end(), [](int64_t n) { return n == 0; })) return;
+  world_.AwaitCopies(lock, world_rank());
+  for (int c = 0; c < kNumChannels; ++c) {
+    for (int peer = 0; peer < group_->size; ++peer) {
+      group_->link(c, rank_, peer).sends.clear();
+      group_->link(c, peer, rank_).receives.clear();
+    }
+  }
+}
+
+// Returns when all ranks of the group have come. The last to come runs last() before anyone goes
+// on; if that fails, the world is aborted.
+template <typename Last>
+absl::Status ThreadCommunicator::Meet(Lock& lock, Last last) {
+  if (!world_.aborted().ok()) return GiveUp(lock, world_.aborted());
+  const int64_t meeting = group_->meetings;
+  if (++group_->arrived == group_->size) {
+    if (const absl::Status status = last(); !status.ok()) return GiveUp(lock, status);
+    group_->EndMeeting();
+  }
+  return Await(lock, static_cast<int>(Channel::kCollective),
+               [&] { return group_->meetings != meeting; });
+}
+
+// The same, abort or not: for ranks that are all on their way here.
+void ThreadCommunicator::MeetRegardless(Lock& lock) {
+  const int64_t meeting = group_->meetings;
+  if (++group_->arrived == group_->size) group_->EndMeeting();
+  while (group_->meetings == meeting) world_.Sleep(lock, world_rank());
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> ThreadCommunicator::Split(int color, int key) {
+  Group& group = *group_;
+  // Forms the groups: sorted by color, key and rank, each stands together.
+  const auto form = [&group] {
+    std::vector<int> order(group.size);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+      return std::tie(group.ranks[a].color, group.ranks[a].key) <
+             std::tie(group.ranks[b].color, group.ranks[b].key);
+    });
+    for (auto begin = order.begin(), end = begin; begin != order.end(); begin = end) {
+      const int color = group.ranks[*begin].color;
+      end = std::find_if(begin, order.end(), [&](int r) { return group.ranks[r].color != color; });
+      if (color < 0) continue;
+      std::vector<int> members;
+      for (auto it = begin; it != end; ++it) members.push_back(group.members[*it]);
+      const auto subgroup = std::make_shared<Group>(group.world, std::move(members));
+      for (auto it = begin; it != end; ++it) {
+        group.ranks[*it].subgroup = subgroup;
+        group.ranks[*it].subgroup_rank = static_cast<int>(it - begin);
+      }
+    }
+    return absl::OkStatus();
+  };
+  Lock lock = world_.Acquire();
+  self().color = color;
+  self().key = key;
+  BURST_RETURN_IF_ERROR(Meet(lock, form));
+  std::unique_ptr<Communicator> result;
+  if (color >= 0) {
+    result = std::make_unique<ThreadCommunicator>(std::move(self().subgroup), self().subgroup_rank);
+  }
+  return result;
+}
+
+// Segment s of every rank's tensor becomes their sum, in the order that AllReduceSum promises.
+template <typename T>
+void SumSegment(absl::Span<T* const> tensors, int s, Segment segment) {
+  const int size = static_cast<int>(tensors.size());
+  const auto sum_range = [&](int64_t begin, int64_t end) {
+    alignas(64) std::array<T, kSumBlock> sum;
+    for (int64_t block = begin; block < end; block += kSumBlock) {
+      const int64_t at = segment.begin + block, n = std::min(kSumBlock, end - block);
+      std::copy_n(tensors[s] + at, n, sum.data());
+      for (int i = 1; i < size; ++i) {
+        const T* x = tensors[(s + i) % size] + at;
+        for (int64_t j = 0; j < n; ++j) sum[j] += x[j];
+      }
+      for (T* tensor : tensors) std::copy_n(sum.data(), n, tensor + at);
+    }
+  };
+  ParallelFor(segment.end - segment.begin, kSumGrain, std::cref(sum_range));  // no allocation
+}
+
+// In shared memory each rank sums one segment straight from all tensors into all tensors.
+absl::Status ThreadCommunicator::AllReduceSum(const Tensor& tensor) {
+  BURST_CHECK(tensor.is_contiguous()) << ToString(tensor.shape());
+  BURST_CHECK(tensor.dtype() != DType::kInt32) << "a sum of " << Name(tensor.dtype());
+  Group& group = *group_;
+  Lock lock = world_.Acquire();
+  self().tensor = &tensor;
+  BURST_RETURN_IF_ERROR(Meet(lock, [&group] {
+    const Tensor& first = *group.ranks[0].tensor;
+    for (int r = 1; r < group.size; ++r) {
+      const Tensor& other = *group.ranks[r].tensor;
+      if (other.numel() == first.numel() && other.dtype() == first.dtype()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("AllReduceSum of ", first.numel(), " ", Name(first.dtype()),
+                       " on rank 0 and ", other.numel(), " ", Name(other.dtype()), " on rank ", r));
+    }
+    return absl::OkStatus();
+  }));
+  lock.unlock();
+  DispatchFloat(tensor.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    absl::InlinedVector<T*, 16> tensors;
+    for (const Group::Rank& rank : group.ranks) tensors.push_back(rank.tensor->template data<T>());
+    const int s = (rank_ + 1) % group.size;
+    SumSegment<T>(tensors, s, RingSegment(tensor.numel(), s, group.size));
+  });
+  CountAllReduce(tensor.numel(), SizeOf(tensor.dtype()));
+  lock.lock();
+  MeetRegardless(lock);  // until all are done, others write this tensor
+  return absl::OkStatus();
+}
+
+// Runs the body on this rank; exceptions become errors.
+absl::Status RunBody(const std::function<absl::Status(Communicator&)>& body,
+                     ThreadCommunicator communicator) {
+  const auto threw = [&](const char* what) {
+    return absl::InternalError(absl::StrCat("rank ", communicator.rank(), " threw: ", what));
+  };
+  try {
+    return body(communicator);
+  } catch (const std::exception& exception) {
+    return threw(exception.what());
+  } catch (...) {
+    return threw("not a std::exception");
+  }
+}
+
+}  // namespace
+
+absl::Status RunRanks(int world_size, const std::function<absl::Status(Communicator&)>& body) {
+  if (world_size < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("a world of ", world_size, " ranks"));
+  }
+  World world(world_size);
+  std::vector<int> members(world_size);
+  std::iota(members.begin(), members.end(), 0);
+  const auto group = std::make_shared<Group>(world, std::move(members));
+
+  const auto run = [&](int rank) {
+    const absl::Status status = RunBody(body, ThreadCommunicator(group, rank));
+    Lock lock = world.Acquire();
+    if (!status.ok()) world.Fail(rank, status);
+    world.Leave(rank);
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    try {
+      threads.emplace_back(run, rank);
+    } catch (const std::system_error& error) {
+      Lock lock = world.Acquire();
+      world.Fail(rank, absl::ResourceExhaustedError(
+                           absl::StrCat("no thread for rank ", rank, ": ", error.what())));
+      break;
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  return world.cause();
+}
+
+}  // namespace burst
