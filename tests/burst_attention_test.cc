@@ -1,0 +1,397 @@
+// The whole of BurstAttention, ranks as threads, against a naive double-precision attention over the
+// undivided sequence: forward and both backward directions, every layout and mask.
+
+#include "burst/attention/burst_attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "burst/base/philox.h"
+#include "burst/base/status.h"
+#include "burst/comm/thread_communicator.h"
+#include "tests/attention_reference.h"
+
+namespace burst {
+namespace {
+
+constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
+constexpr BackwardDirection kDirections[] = {BackwardDirection::kBurst, BackwardDirection::kRing};
+
+// Rows `positions` of a global [batch, seqlen, ...] tensor, and the other way round.
+Tensor TakeRows(const Tensor& global, const std::vector<int32_t>& positions) {
+  Shape shape = global.shape();
+  shape[1] = static_cast<int64_t>(positions.size());
+  const Tensor local = Tensor::Empty(shape, global.dtype());
+  for (size_t i = 0; i < positions.size(); ++i) {
+    local.Slice(1, i, 1).CopyFrom(global.Slice(1, positions[i], 1));
+  }
+  return local;
+}
+
+void PutRows(const Tensor& local, const std::vector<int32_t>& positions, const Tensor& global) {
+  for (size_t i = 0; i < positions.size(); ++i) {
+    global.Slice(1, positions[i], 1).CopyFrom(local.Slice(1, i, 1));
+  }
+}
+
+// The same for [batch, heads, seqlen].
+Tensor TakeColumns(const Tensor& global, const std::vector<int32_t>& positions) {
+  Shape shape = global.shape();
+  shape[2] = static_cast<int64_t>(positions.size());
+  const Tensor local = Tensor::Empty(shape, global.dtype());
+  for (size_t i = 0; i < positions.size(); ++i) {
+    local.Slice(2, i, 1).CopyFrom(global.Slice(2, positions[i], 1));
+  }
+  return local;
+}
+
+void PutColumns(const Tensor& local, const std::vector<int32_t>& positions, const Tensor& global) {
+  for (size_t i = 0; i < positions.size(); ++i) {
+    global.Slice(2, positions[i], 1).CopyFrom(local.Slice(2, i, 1));
+  }
+}
+
+struct Inputs {
+  Tensor q, k, v, dout, dlse;
+};
+
+struct Results {
+  Tensor out, lse, dq, dk, dv;
+};
+
+Inputs RandomInputs(int64_t batch, int64_t seqlen, int64_t heads, int64_t kv_heads,
+                    int64_t head_dim, DType dtype, uint64_t seed) {
+  const auto random = [&](const Shape& shape, uint64_t stream, double scale) {
+    return RandomNormal(shape, dtype, seed, stream, scale);
+  };
+  return {random({batch, seqlen, heads, head_dim}, 0, 1.5),
+          random({batch, seqlen, kv_heads, head_dim}, 1, 1.5),
+          random({batch, seqlen, kv_heads, head_dim}, 2, 1),
+          random({batch, seqlen, heads, head_dim}, 3, 1), random({batch, heads, seqlen}, 4, 1)};
+}
+
+// Runs the ring over `world_size` ranks and puts its parts together. Traffic is summed over ranks.
+absl::Status RunRing(int world_size, const BurstAttentionOptions& options, const Inputs& inputs,
+                     const DocumentStarts& documents, Results* results,
+                     RingTraffic* forward = nullptr, RingTraffic* backward = nullptr) {
+  const int64_t seqlen = inputs.q.dim(1);
+  results->out = Tensor::EmptyLike(inputs.q);
+  results->lse = Tensor::EmptyLike(inputs.dlse);
+  results->dq = Tensor::EmptyLike(inputs.q);
+  results->dk = Tensor::EmptyLike(inputs.k);
+  results->dv = Tensor::EmptyLike(inputs.v);
+  for (const Tensor& tensor : {results->out, results->lse, results->dq, results->dk, results->dv}) {
+    tensor.Fill(std::nan(""));
+  }
+  std::mutex mutex;
+  return RunRanks(world_size, [&](Communicator& comm) -> absl::Status {
+    BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
+    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(seqlen, documents));
+    const std::vector<int32_t>& positions = schedule.positions(comm.rank());
+    BurstAttention::Saved saved;
+    saved.q = TakeRows(inputs.q, positions);
+    saved.k = TakeRows(inputs.k, positions);
+    saved.v = TakeRows(inputs.v, positions);
+    saved.dout = TakeRows(inputs.dout, positions);
+    saved.dlse = TakeColumns(inputs.dlse, positions);
+    BURST_RETURN_IF_ERROR(
+        attention->Forward(schedule, saved.q, saved.k, saved.v, &saved.out, &saved.lse));
+    Tensor dq, dk, dv;
+    BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
+
+    std::lock_guard<std::mutex> lock(mutex);
+    PutRows(saved.out, positions, results->out);
+    PutColumns(saved.lse, positions, results->lse);
+    PutRows(dq, positions, results->dq);
+    PutRows(dk, positions, results->dk);
+    PutRows(dv, positions, results->dv);
+    const auto add = [](const RingTraffic& from, RingTraffic* to) {
+      if (to == nullptr) return;
+      to->block_hops += from.block_hops;
+      to->block_bytes += from.block_bytes;
+      to->gradient_hops += from.gradient_hops;
+      to->gradient_bytes += from.gradient_bytes;
+      to->rounds_computed += from.rounds_computed;
+      to->rounds_skipped += from.rounds_skipped;
+    };
+    add(attention->stats().forward, forward);
+    add(attention->stats().backward, backward);
+    return absl::OkStatus();
+  });
+}
+
+bool Visible(const AttentionMask& mask, const DocumentStarts& documents, int64_t b, int64_t q,
+             int64_t k) {
+  if (mask.causal && k > q) return false;
+  if (mask.window > 0 && std::abs(q - k) >= mask.window) return false;
+  if (!documents.empty()) {
+    for (int32_t start : documents[documents.size() == 1 ? 0 : b]) {
+      if ((q < start) != (k < start)) return false;
+    }
+  }
+  return true;
+}
+
+Results Reference(const Inputs& inputs, const AttentionMask& mask, const DocumentStarts& documents,
+                  double softmax_scale) {
+  const AttentionReference reference = NaiveAttention(
+      inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, softmax_scale,
+      [&](int64_t b, int64_t i, int64_t j) { return Visible(mask, documents, b, i, j); });
+  return {reference.out, reference.lse, reference.dq, reference.dk, reference.dv};
+}
+
+void ExpectClose(const Results& actual, const Results& expected, double tolerance) {
+  EXPECT_LE(RelativeError(actual.out, expected.out), tolerance) << "out";
+  EXPECT_LE(RelativeError(actual.lse, expected.lse), tolerance) << "lse";
+  EXPECT_LE(RelativeError(actual.dq, expected.dq), tolerance) << "dq";
+  EXPECT_LE(RelativeError(actual.dk, expected.dk), tolerance) << "dk";
+  EXPECT_LE(RelativeError(actual.dv, expected.dv), tolerance) << "dv";
+}
+
+struct NamedMask {
+  const char* name;
+  AttentionMask mask;
+  bool packed;
+};
+
+constexpr NamedMask kMasks[] = {{"full", {false, 0}, false},
+                                {"causal", {true, 0}, false},
+                                {"window", {true, 100}, false},
+                                {"packed", {true, 0}, true}};
+
+// Documents of mixed lengths, some of one token, some over rank boundaries.
+DocumentStarts MixedDocuments(int64_t seqlen) {
+  std::vector<int32_t> starts;
+  for (int64_t start = 0, i = 0; start < seqlen; ++i) {
+    starts.push_back(static_cast<int32_t>(start));
+    start += 1 + Philox(11, 0, i)[0] % (1 + seqlen / 4);
+  }
+  return {starts};
+}
+
+// (heads, kv heads), head_dim
+class BurstAttentionSweep
+    : public testing::TestWithParam<std::tuple<std::pair<int, int>, int>> {};
+
+// float32 to 1e-5 of the largest element, G x layouts x masks x lengths x directions.
+TEST_P(BurstAttentionSweep, MatchesTheReference) {
+  const auto [head_counts, head_dim] = GetParam();
+  const auto [heads, kv_heads] = head_counts;
+  for (int64_t seqlen : {1, 7, 129, 1000}) {
+    const Inputs inputs =
+        RandomInputs(1, seqlen, heads, kv_heads, head_dim, DType::kFloat32, seqlen);
+    for (const NamedMask& mask : kMasks) {
+      const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
+      const Results expected =
+          Reference(inputs, mask.mask, documents, 1 / std::sqrt(static_cast<double>(head_dim)));
+      for (int world_size : {1, 2, 3, 4, 8}) {
+        for (Layout layout : kLayouts) {
+          for (BackwardDirection direction : kDirections) {
+            if (world_size == 1 && (layout != Layout::kZigzag ||
+                                    direction != BackwardDirection::kBurst)) {
+              continue;  // one rank has no ring: layouts and directions are the same thing
+            }
+            SCOPED_TRACE(testing::Message()
+                         << "seqlen " << seqlen << " " << mask.name << " ranks " << world_size
+                         << " " << Name(layout) << " " << Name(direction));
+            BurstAttentionOptions options;
+            options.layout = layout;
+            options.mask = mask.mask;
+            options.backward = direction;
+            Results actual;
+            const absl::Status status = RunRing(world_size, options, inputs, documents, &actual);
+            ASSERT_TRUE(status.ok()) << status;
+            ExpectClose(actual, expected, 1e-5);
+          }
+        }
+      }
+    }
+  }
+}
+
+std::string SweepName(const testing::TestParamInfo<BurstAttentionSweep::ParamType>& info) {
+  const auto [head_counts, head_dim] = info.param;
+  return std::to_string(head_counts.first) + "heads" + std::to_string(head_counts.second) + "kv" +
+         std::to_string(head_dim) + "d";
+}
+
+INSTANTIATE_TEST_SUITE_P(HeadsAndDims, BurstAttentionSweep,
+                         testing::Combine(testing::Values(std::make_pair(2, 2),   // multi-head
+                                                          std::make_pair(4, 2),   // grouped
+                                                          std::make_pair(3, 1)),  // multi-query
+                                          testing::Values(16, 64, 80, 128)),
+                         SweepName);
+
+// In double precision only rounding is left, so an error of method cannot hide.
+TEST(BurstAttentionTest, DoublePrecisionAndBatchedDocuments) {
+  const int64_t batch = 2, seqlen = 61;
+  const Inputs inputs = RandomInputs(batch, seqlen, 4, 2, 24, DType::kFloat64, 5);
+  const DocumentStarts documents = {{0, 10, 11, 40}, {25}};
+  BurstAttentionOptions options;
+  options.softmax_scale = 0.37;
+  for (bool causal : {false, true}) {
+    for (int64_t window : {0, 9}) {
+      options.mask = {causal, window};
+      const Results expected = Reference(inputs, options.mask, documents, 0.37);
+      for (Layout layout : kLayouts) {
+        for (BackwardDirection direction : kDirections) {
+          options.layout = layout;
+          options.backward = direction;
+          Results actual;
+          ASSERT_TRUE(RunRing(4, options, inputs, documents, &actual).ok());
+          ExpectClose(actual, expected, 1e-13 * seqlen);
+        }
+      }
+    }
+  }
+}
+
+// fp32 partials and fp32 travelling gradients: the error does not grow with the ring.
+TEST(BurstAttentionTest, ErrorDoesNotGrowWithTheRing) {
+  const Inputs inputs = RandomInputs(1, 512, 2, 2, 64, DType::kFloat32, 9);
+  const Results expected = Reference(inputs, {true, 0}, {}, 0.125);
+  const auto error = [&](int world_size) {
+    Results actual;
+    EXPECT_TRUE(RunRing(world_size, {}, inputs, {}, &actual).ok());
+    return std::max({RelativeError(actual.dq, expected.dq), RelativeError(actual.dk, expected.dk),
+                     RelativeError(actual.dv, expected.dv)});
+  };
+  const double single = error(1);
+  for (int world_size : {2, 4, 8}) EXPECT_LE(error(world_size), 1.5 * single) << world_size;
+}
+
+TEST(BurstAttentionTest, BitwiseEqualFromRunToRun) {
+  const Inputs inputs = RandomInputs(1, 333, 4, 2, 32, DType::kFloat32, 3);
+  for (BackwardDirection direction : kDirections) {
+    BurstAttentionOptions options;
+    options.backward = direction;
+    Results first, second;
+    ASSERT_TRUE(RunRing(4, options, inputs, {}, &first).ok());
+    ASSERT_TRUE(RunRing(4, options, inputs, {}, &second).ok());
+    EXPECT_EQ(first.out.ToVector<float>(), second.out.ToVector<float>());
+    EXPECT_EQ(first.lse.ToVector<float>(), second.lse.ToVector<float>());
+    EXPECT_EQ(first.dq.ToVector<float>(), second.dq.ToVector<float>());
+    EXPECT_EQ(first.dk.ToVector<float>(), second.dk.ToVector<float>());
+    EXPECT_EQ(first.dv.ToVector<float>(), second.dv.ToVector<float>());
+  }
+}
+
+// Bytes a hop and element of the batch, from the method's table, times G - 1 hops of every rank.
+TEST(BurstAttentionTest, BytesEqualTheFormulas) {
+  const int64_t batch = 2, seqlen = 96, head_dim = 16;
+  for (const auto& [heads, kv_heads] : {std::make_pair(4, 4), std::make_pair(4, 1)}) {
+    const int64_t hq = heads * head_dim, hk = kv_heads * head_dim;
+    const Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat32, 1);
+    for (int world_size : {1, 2, 3, 4}) {
+      const int64_t hops = static_cast<int64_t>(world_size) * (world_size - 1);
+      const int64_t tokens = batch * seqlen / world_size;
+      for (BackwardDirection direction : kDirections) {
+        BurstAttentionOptions options;
+        options.mask = {false, 0};
+        options.backward = direction;
+        options.layout = Layout::kContiguous;
+        Results results;
+        RingTraffic forward, backward;
+        ASSERT_TRUE(RunRing(world_size, options, inputs, {}, &results, &forward, &backward).ok());
+        EXPECT_EQ(forward.block_hops, hops);
+        EXPECT_EQ(forward.block_bytes, hops * tokens * 2 * hk * 4);
+        EXPECT_EQ(forward.gradient_bytes, 0);
+        EXPECT_EQ(backward.block_hops, hops);
+        EXPECT_EQ(backward.gradient_hops, hops);
+        if (direction == BackwardDirection::kBurst) {
+          EXPECT_EQ(backward.block_bytes, hops * tokens * (2 * hq + 2 * heads) * 4);
+          EXPECT_EQ(backward.gradient_bytes, hops * tokens * hq * 4);
+        } else {
+          EXPECT_EQ(backward.block_bytes, hops * tokens * 2 * hk * 4);
+          EXPECT_EQ(backward.gradient_bytes, hops * tokens * 2 * hk * 4);
+        }
+      }
+    }
+  }
+}
+
+TEST(BurstAttentionTest, AutoTakesTheDirectionOfFewerBytes) {
+  const absl::Status status = RunRanks(4, [](Communicator& comm) -> absl::Status {
+    BurstAttentionOptions options;
+    options.mask = {false, 0};
+    BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
+    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(1024));
+    // Multi-head: 3 Hq + 2 Z against 4 Hk. Grouped by two: 4 Hk is less.
+    EXPECT_EQ(attention->Direction(schedule, 8, 8, 64, DType::kFloat32), BackwardDirection::kBurst);
+    EXPECT_EQ(attention->Direction(schedule, 8, 4, 64, DType::kFloat32), BackwardDirection::kRing);
+    EXPECT_EQ(attention->Direction(schedule, 8, 1, 64, DType::kFloat32), BackwardDirection::kRing);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(BurstAttentionTest, MaskedRoundsAreSkipped) {
+  // 8 ranks of 16 tokens in order; a window of 16 reaches into the previous rank only.
+  const Inputs inputs = RandomInputs(1, 128, 2, 2, 16, DType::kFloat32, 2);
+  BurstAttentionOptions options;
+  options.layout = Layout::kContiguous;
+  options.mask = {true, 16};
+  Results results;
+  RingTraffic forward;
+  ASSERT_TRUE(RunRing(8, options, inputs, {}, &results, &forward).ok());
+  EXPECT_EQ(forward.block_hops, 7);
+  EXPECT_EQ(forward.rounds_computed, 8 + 7);
+  EXPECT_EQ(forward.rounds_skipped, 64 - 15);
+  ExpectClose(results, Reference(inputs, options.mask, {}, 0.25), 1e-5);
+}
+
+// q, k, v as slices of one fused projection, and the op on the tape with a loss that depends on lse.
+TEST(BurstAttentionTest, TapeOpWithStridedInputsAndLse) {
+  const int64_t batch = 2, seqlen = 20, heads = 4, kv_heads = 2, head_dim = 8;
+  const Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat64, 8);
+  const Tensor fused =
+      Tensor::Zeros({batch, seqlen, heads + 2 * kv_heads, head_dim}, DType::kFloat64);
+  fused.Slice(2, 0, heads).CopyFrom(inputs.q);
+  fused.Slice(2, heads, kv_heads).CopyFrom(inputs.k);
+  fused.Slice(2, heads + kv_heads, kv_heads).CopyFrom(inputs.v);
+
+  auto attention = BurstAttention::Create({}, nullptr);
+  ASSERT_TRUE(attention.ok());
+  const auto schedule = std::make_shared<const RingSchedule>(*(*attention)->Schedule(seqlen));
+  Tape tape;
+  const Variable q(fused.Slice(2, 0, heads), true), k(fused.Slice(2, heads, kv_heads), true),
+      v(fused.Slice(2, heads + kv_heads, kv_heads), true);
+  Variable lse;
+  const Variable out = BurstAttentionOp(tape, **attention, schedule, q, k, v, &lse);
+  ASSERT_TRUE(tape.Backward({out, lse}, {inputs.dout, inputs.dlse}).ok());
+  ExpectClose({out.value(), lse.value(), q.grad(), k.grad(), v.grad()},
+              Reference(inputs, {true, 0}, {}, 1 / std::sqrt(8.0)), 1e-12);
+}
+
+TEST(BurstAttentionTest, ErrorsAreClear) {
+  const auto attention = *BurstAttention::Create({}, nullptr);
+  const RingSchedule schedule = *attention->Schedule(8);
+  const Inputs good = RandomInputs(1, 8, 4, 2, 8, DType::kFloat32, 1);
+  const Inputs bad_heads = RandomInputs(1, 8, 4, 3, 8, DType::kFloat32, 1);
+  const Inputs short_one = RandomInputs(1, 7, 4, 2, 8, DType::kFloat32, 1);
+  Tensor out, lse;
+  const auto message = [&](const Tensor& q, const Tensor& k, const Tensor& v) {
+    const absl::Status status = attention->Forward(schedule, q, k, v, &out, &lse);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_NE(message(bad_heads.q, bad_heads.k, bad_heads.v).find("3 key heads do not divide 4"),
+            std::string::npos);
+  EXPECT_NE(message(short_one.q, short_one.k, short_one.v).find("8 tokens"), std::string::npos);
+  EXPECT_NE(message(good.q, good.k, short_one.v).find("do not fit"), std::string::npos);
+  out = Tensor::Empty({3}, DType::kFloat32);
+  EXPECT_NE(message(good.q, good.k, good.v).find("out must be"), std::string::npos);
+
+  BurstAttentionOptions options;
+  options.mask.window = -1;
+  EXPECT_FALSE(BurstAttention::Create(options, nullptr).ok());
+  EXPECT_FALSE(attention->Schedule(-5).ok());
+  EXPECT_FALSE(ParseBackwardDirection("sideways").ok());
+}
+
+}  // namespace
+}  // namespace burst
