@@ -1,0 +1,120 @@
+#include "tests/attention_reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "burst/base/philox.h"
+
+namespace burst {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+using Visible = std::function<bool(int64_t b, int64_t i, int64_t j)>;
+
+// One head of a [batch, seqlen, heads, head_dim] tensor: row(i) is [head_dim].
+struct Head {
+  Head(const Tensor& tensor, int64_t b, int64_t h)
+      : data(tensor.data<double>() + (b * tensor.dim(1) * tensor.dim(2) + h) * tensor.dim(3)),
+        stride(tensor.dim(2) * tensor.dim(3)) {}
+  double* row(int64_t i) const { return data + i * stride; }
+
+  double* data;
+  int64_t stride;
+};
+
+double Dot(const double* a, const double* b, int64_t n) {
+  double sum = 0;
+  for (int64_t c = 0; c < n; ++c) sum += a[c] * b[c];
+  return sum;
+}
+
+// y += factor x.
+void AddScaled(double factor, const double* x, int64_t n, double* y) {
+  for (int64_t c = 0; c < n; ++c) y[c] += factor * x[c];
+}
+
+}  // namespace
+
+AttentionReference NaiveAttention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+                                  const Tensor& dout_in, const Tensor& dlse_in,
+                                  double softmax_scale, const Visible& visible) {
+  const Tensor q = q_in.To(DType::kFloat64), k = k_in.To(DType::kFloat64);
+  const Tensor v = v_in.To(DType::kFloat64), dout = dout_in.To(DType::kFloat64);
+  const Tensor dlse = dlse_in.To(DType::kFloat64);
+  const int64_t batch = q.dim(0), q_len = q.dim(1), heads = q.dim(2), d = q.dim(3);
+  const int64_t k_len = k.dim(1), group = heads / k.dim(2);
+  AttentionReference result = {Tensor::ZerosLike(q), Tensor::ZerosLike(dlse), Tensor::ZerosLike(q),
+                               Tensor::ZerosLike(k), Tensor::ZerosLike(v)};
+  std::vector<double> p(k_len);
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const Head Q(q, b, h), K(k, b, h / group), V(v, b, h / group), dO(dout, b, h);
+      const Head O(result.out, b, h), dQ(result.dq, b, h);
+      const Head dK(result.dk, b, h / group), dV(result.dv, b, h / group);
+      for (int64_t i = 0; i < q_len; ++i) {
+        double largest = -kInfinity;
+        for (int64_t j = 0; j < k_len; ++j) {
+          p[j] = visible(b, i, j) ? softmax_scale * Dot(Q.row(i), K.row(j), d) : -kInfinity;
+          largest = std::max(largest, p[j]);
+        }
+        double& lse = result.lse.data<double>()[(b * heads + h) * q_len + i];
+        lse = -kInfinity;
+        if (largest == -kInfinity) continue;
+        double sum = 0;
+        for (int64_t j = 0; j < k_len; ++j) sum += p[j] = std::exp(p[j] - largest);
+        lse = largest + std::log(sum);
+        for (int64_t j = 0; j < k_len; ++j) {
+          p[j] /= sum;
+          if (p[j] != 0) AddScaled(p[j], V.row(j), d, O.row(i));
+        }
+        const double delta = Dot(dO.row(i), O.row(i), d) -
+                             dlse.data<double>()[(b * heads + h) * q_len + i];
+        for (int64_t j = 0; j < k_len; ++j) {
+          if (p[j] == 0) continue;
+          const double ds = p[j] * (Dot(dO.row(i), V.row(j), d) - delta);
+          AddScaled(p[j], dO.row(i), d, dV.row(j));
+          AddScaled(softmax_scale * ds, K.row(j), d, dQ.row(i));
+          AddScaled(softmax_scale * ds, Q.row(i), d, dK.row(j));
+        }
+      }
+    }
+  }
+  return result;
+}
+
+Tensor RandomNormal(const Shape& shape, DType dtype, uint64_t seed, uint64_t stream, double scale) {
+  const Tensor tensor = Tensor::Empty(shape, dtype);
+  DispatchFloat(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    T* data = tensor.data<T>();
+    for (int64_t i = 0; i < tensor.numel(); i += 2) {
+      const PhiloxCounter bits = Philox(seed, stream, i);
+      const auto pair = NormalFromBits(bits[0], bits[1]);
+      data[i] = static_cast<T>(scale * pair[0]);
+      if (i + 1 < tensor.numel()) data[i + 1] = static_cast<T>(scale * pair[1]);
+    }
+  });
+  return tensor;
+}
+
+double RelativeError(const Tensor& actual, const Tensor& expected) {
+  BURST_CHECK(actual.shape() == expected.shape())
+      << ToString(actual.shape()) << " against " << ToString(expected.shape());
+  const std::vector<double> a = actual.ToVector<double>(), e = expected.ToVector<double>();
+  double error = 0, largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i] == e[i]) {  // also equal infinities
+      if (std::isfinite(e[i])) largest = std::max(largest, std::abs(e[i]));
+      continue;
+    }
+    if (!std::isfinite(a[i]) || !std::isfinite(e[i])) return kInfinity;
+    largest = std::max(largest, std::abs(e[i]));
+    error = std::max(error, std::abs(a[i] - e[i]));
+  }
+  return largest > 0 ? error / largest : error;
+}
+
+}  // namespace burst

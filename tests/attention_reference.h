@@ -1,0 +1,36 @@
+// Naive attention in double precision: what every attention test compares with. Shares nothing with
+// the kernels: no tiles, no online softmax, the whole score matrix of a head in memory.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+struct AttentionReference {
+  Tensor out;         // like q, all float64
+  Tensor lse;         // [batch, heads, q_len]; -inf where a query sees nothing
+  Tensor dq, dk, dv;  // like q, k, v
+};
+
+// q, dout: [batch, q_len, heads, head_dim]; k, v: [batch, k_len, kv_heads, head_dim]; dlse: [batch,
+// heads, q_len]; any floating dtype. visible(b, i, j): query i of batch row b sees key j.
+//
+//   S = softmax_scale Q K^T;  lse = log sum exp S;  P = exp(S - lse);  O = P V
+//   dS = P * (dO V^T - rowsum(dO * O) + dlse);  dQ = softmax_scale dS K;  dK = softmax_scale dS^T Q;
+//   dV = P^T dO
+AttentionReference NaiveAttention(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, const Tensor& dlse,
+    double softmax_scale, const std::function<bool(int64_t b, int64_t i, int64_t j)>& visible);
+
+// scale * standard normal, drawn by Philox from (seed, stream, element).
+Tensor RandomNormal(const Shape& shape, DType dtype, uint64_t seed, uint64_t stream,
+                    double scale = 1);
+
+// max |actual - expected| / max |expected|. Infinity where one is not finite and the other differs
+// (NaN never matches); 0 for empty tensors; absolute where expected is all zero.
+double RelativeError(const Tensor& actual, const Tensor& expected);
+
+}  // namespace burst
