@@ -80,7 +80,7 @@ inline Vec<float> Exp(Vec<float> x) {
 }
 
 inline Vec<double> Exp(Vec<double> x) {
-  Vec<double> y;
+  Vec<double> y = {};
   for (int i = 0; i < kLanes<double>; ++i) y[i] = std::exp(x[i]);
   return y;
 }
