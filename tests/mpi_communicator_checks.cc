@@ -7,12 +7,12 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/mpi_communicator.h"
@@ -22,7 +22,7 @@
 namespace burst {
 namespace {
 
-std::unique_ptr<Communicator> world;
+Communicator* world = nullptr;
 
 // A rank that cannot go on ends the run; failures of others fail rank 0 too, so its report is
 // whole.
@@ -32,7 +32,7 @@ void RunOnAllRanks(const CommunicatorCheck& check) {
   const auto failed = world->AllGather(testing::Test::HasFailure());
   if (!failed.ok()) world->Abort(failed.status());
   for (int rank = 0; rank < world->world_size(); ++rank) {
-    if (rank != world->rank()) EXPECT_EQ((*failed)[rank], 0) << "rank " << rank << " failed";
+    EXPECT_TRUE(rank == world->rank() || (*failed)[rank] == 0) << "rank " << rank << " failed";
   }
 }
 
@@ -56,17 +56,22 @@ TEST(MpiCommunicator, SumsEqualThoseOfThreads) {
   RunOnAllRanks({"SumsEqualThoseOfThreads", SumsEqualThoseOfThreads});
 }
 
-// Each rank with itself, so that nobody else is hurt.
+// Around the ring, all messages too long or too short: every rank is told.
 absl::Status LengthsMustAgree(Communicator& comm) {
+  const int ranks = comm.world_size(), next = (comm.rank() + 1) % ranks,
+            last = (comm.rank() + ranks - 1) % ranks;
   for (const auto& [sent, expected] : {std::pair{16, 8}, std::pair{8, 16}}) {
+    if (ranks == 1 && sent > expected) continue;  // Open MPI clips what a rank sends itself
     BURST_ASSIGN_OR_RETURN(const auto twin, comm.Split(0, comm.rank()));
     char out[16] = {}, in[16];
-    const SendBuffer send = {out, sent, comm.rank()};
-    const ReceiveBuffer receive = {in, expected, comm.rank()};
+    const SendBuffer send = {out, sent, next};
+    const ReceiveBuffer receive = {in, expected, last};
     BURST_RETURN_IF_ERROR(twin->Post(Channel::kRead, {&send, 1}, {&receive, 1}));
     const absl::Status status = twin->Wait(Channel::kRead);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_TRUE(absl::StrContains(status.message(), "bytes from rank")) << status;
+    const std::string text = absl::StrCat("rank ", comm.rank(), " of ", ranks, " expected ",
+                                          expected, " bytes from rank ", last, ", which sent ");
+    EXPECT_TRUE(absl::StrContains(status.message(), text)) << status;
   }
   return absl::OkStatus();
 }
@@ -99,7 +104,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", communicator.status().ToString().c_str());
     return 2;
   }
-  world = *std::move(communicator);
+  world = communicator->get();
   const std::string mode = argc > 1 ? argv[1] : "";
   if (mode == "abort" || mode == "exit") return Fail(mode);
   if (world->rank() != 0) {
@@ -109,9 +114,7 @@ int Main(int argc, char** argv) {
   } else {
     std::printf("%d processes\n", world->world_size());
   }
-  const int result = RUN_ALL_TESTS();
-  world.reset();
-  return result;
+  return RUN_ALL_TESTS();
 }
 
 }  // namespace

@@ -15,8 +15,8 @@ expect() {
   [[ $output == *"$text"* ]] || fail "does not say '$text': $*"
 }
 
-# One report, by rank 0: not an XML file written by all ranks at once.
-unset XML_OUTPUT_FILE TEST_TOTAL_SHARDS TEST_SHARD_INDEX TEST_SHARD_STATUS_FILE
+# Files that one GoogleTest writes, not several at once.
+unset XML_OUTPUT_FILE TEST_PREMATURE_EXIT_FILE
 
 if [[ -z $mpirun ]]; then
   expect 2 "this build has no MPI" "$binary"
