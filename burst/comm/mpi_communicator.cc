@@ -58,25 +58,21 @@ class MpiCommunicator : public Communicator {
                       absl::Span<const ReceiveBuffer> receives) override;
 
  private:
-  struct Expected {
-    int64_t bytes;  // -1 for a send, which cannot come short
-    int peer;
-  };
   struct Pending {
-    std::vector<MPI_Request> requests;
-    std::vector<Expected> expected;  // one a request
+    MPI_Request request;
+    bool receives;
+    int bytes, peer;
   };
 
   std::string Who() const { return absl::StrCat("rank ", rank_, " of ", world_size_); }
   absl::Status Check(int code, const char* call) const {
     return code == MPI_SUCCESS ? absl::OkStatus() : MpiError(Who(), call, code);
   }
-  absl::Status CheckArrival(const MPI_Status& status, bool has_error, Expected expected) const;
+  absl::Status Complete(Pending& pending) const;
 
   MPI_Comm comm_;
   int rank_ = 0, world_size_ = 0;
-  std::array<Pending, kNumChannels> pending_;
-  std::vector<MPI_Status> statuses_;  // of the Wait at work, kept for its memory
+  std::array<std::vector<Pending>, kNumChannels> pending_;
 };
 
 // Calls start(offset, bytes) for the pieces of a message.
@@ -92,64 +88,54 @@ absl::Status ForEachPiece(int64_t bytes, Start start) {
 absl::Status MpiCommunicator::DoPost(Channel channel, absl::Span<const SendBuffer> sends,
                                      absl::Span<const ReceiveBuffer> receives) {
   const int tag = static_cast<int>(channel);
-  auto& [requests, expected] = pending_[tag];
+  std::vector<Pending>& pending = pending_[tag];
   MPI_Request request;
   for (const ReceiveBuffer& receive : receives) {
     BURST_RETURN_IF_ERROR(ForEachPiece(receive.bytes, [&](int64_t offset, int bytes) {
-      const int code = MPI_Irecv(static_cast<char*>(receive.data) + offset, bytes, MPI_BYTE,
-                                 receive.peer, tag, comm_, &request);
-      requests.push_back(request);
-      expected.push_back({bytes, receive.peer});
-      return Check(code, "MPI_Irecv");
+      BURST_RETURN_IF_ERROR(Check(MPI_Irecv(static_cast<char*>(receive.data) + offset, bytes,
+                                            MPI_BYTE, receive.peer, tag, comm_, &request),
+                                  "MPI_Irecv"));
+      pending.push_back({request, true, bytes, receive.peer});
+      return absl::OkStatus();
     }));
   }
   for (const SendBuffer& send : sends) {
     BURST_RETURN_IF_ERROR(ForEachPiece(send.bytes, [&](int64_t offset, int bytes) {
-      const int code = MPI_Isend(static_cast<const char*>(send.data) + offset, bytes, MPI_BYTE,
-                                 send.peer, tag, comm_, &request);
-      requests.push_back(request);
-      expected.push_back({-1, send.peer});
-      return Check(code, "MPI_Isend");
+      BURST_RETURN_IF_ERROR(Check(MPI_Isend(static_cast<const char*>(send.data) + offset, bytes,
+                                            MPI_BYTE, send.peer, tag, comm_, &request),
+                                  "MPI_Isend"));
+      pending.push_back({request, false, bytes, send.peer});
+      return absl::OkStatus();
     }));
   }
   return absl::OkStatus();
 }
 
+// One by one: all make progress while one is waited for, each has an error code of its own, and
+// Open MPI 4.1's MPI_Waitall can spin for ever when one of several fails.
 absl::Status MpiCommunicator::Wait(Channel channel) {
-  auto& [requests, expected] = pending_[static_cast<int>(channel)];
-  statuses_.resize(requests.size());
-  const int code =
-      MPI_Waitall(static_cast<int>(requests.size()), requests.data(), statuses_.data());
-  const bool has_errors = code == MPI_ERR_IN_STATUS;
-  absl::Status result = has_errors ? absl::OkStatus() : Check(code, "MPI_Waitall");
-  for (size_t i = 0; i < requests.size() && result.ok(); ++i) {
-    result = CheckArrival(statuses_[i], has_errors, expected[i]);
-  }
-  requests.clear();
-  expected.clear();
-  return result;
+  std::vector<Pending>& pending = pending_[static_cast<int>(channel)];
+  absl::Status first_error;
+  for (Pending& one : pending) first_error.Update(Complete(one));
+  pending.clear();
+  return first_error;
 }
 
-absl::Status MpiCommunicator::CheckArrival(const MPI_Status& status, bool has_error,
-                                           Expected expected) const {
-  const bool receives = expected.bytes >= 0;
-  if (has_error && status.MPI_ERROR != MPI_SUCCESS) {
-    int error_class = status.MPI_ERROR;
-    MPI_Error_class(status.MPI_ERROR, &error_class);
-    if (receives && error_class == MPI_ERR_TRUNCATE) {
-      return absl::InvalidArgumentError(absl::StrCat(Who(), " expected ", expected.bytes,
-                                                     " bytes from rank ", expected.peer,
-                                                     ", which sent more"));
-    }
-    return Check(status.MPI_ERROR, receives ? "MPI_Waitall, receiving" : "MPI_Waitall, sending");
+absl::Status MpiCommunicator::Complete(Pending& pending) const {
+  MPI_Status status;
+  const int code = MPI_Wait(&pending.request, &status);
+  if (!pending.receives) return Check(code, "MPI_Wait for a send");
+  int error_class = MPI_SUCCESS, bytes = 0;
+  MPI_Error_class(code, &error_class);
+  const bool too_long = error_class == MPI_ERR_TRUNCATE;
+  if (!too_long) {
+    BURST_RETURN_IF_ERROR(Check(code, "MPI_Wait for a receive"));
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    if (bytes == pending.bytes) return absl::OkStatus();
   }
-  if (!receives) return absl::OkStatus();
-  int bytes = 0;
-  MPI_Get_count(&status, MPI_BYTE, &bytes);
-  if (bytes == expected.bytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(Who(), " expected ", expected.bytes,
-                                                 " bytes from rank ", expected.peer,
-                                                 ", which sent ", bytes));
+  return absl::InvalidArgumentError(absl::StrCat(Who(), " expected ", pending.bytes,
+                                                 " bytes from rank ", pending.peer, ", which sent ",
+                                                 too_long ? "more" : absl::StrCat(bytes)));
 }
 
 void MpiCommunicator::Abort(const absl::Status& reason) {

@@ -291,6 +291,7 @@ absl::Status ThreadCommunicator::GiveUp(Lock& lock, const absl::Status& reason) 
 absl::Status ThreadCommunicator::Wait(Channel channel) {
   const int c = static_cast<int>(channel);
   Lock lock = world_.Acquire();
+  if (!world_.aborted().ok()) return GiveUp(lock, world_.aborted());
   return Await(lock, c, [&] { return self().pending[c] == 0; });
 }
 
