@@ -14,6 +14,7 @@ namespace {
 // The random words of channels 64 tile + [0, 64): channel 64 tile + 16 w + i takes word w of
 // counter 16 tile + i, an order in which the loop vectorises without shuffles.
 constexpr int64_t kChannels = 64;
+constexpr uint64_t kKeyStream = uint64_t{0xd} << 60;  // apart from other uses of the seed
 void RandomWords(uint64_t key, uint32_t row, uint32_t position, uint32_t tile, uint32_t* words) {
   for (uint32_t i = 0; i < 16; ++i) {
     const PhiloxCounter random = Philox(key, PhiloxCounter{16 * tile + i, position, row, 0});
@@ -26,7 +27,7 @@ template <typename T>
 void ApplyDropout(const DropoutSite& site, const Shape& shape, const T* x, const T* residual,
                   T* y) {
   const int64_t length = shape[1], width = shape[2];
-  const PhiloxCounter mixed = Philox(site.key.seed, /*stream=*/site.site, site.key.step);
+  const PhiloxCounter mixed = Philox(site.key.seed, kKeyStream + site.site, site.key.step);
   const uint64_t key = uint64_t{mixed[0]} << 32 | mixed[1];
   // Dropped when the word is below; the rate in effect is the threshold's.
   const auto threshold = static_cast<uint32_t>(
