@@ -47,10 +47,7 @@ Tensor AttendToCache(const Tensor& q, const KvCache::KeysAndValues& cached, int6
   return out;
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(const ModelConfig& config,
-                                                                 DType dtype, uint64_t seed) {
+absl::Status CheckComplete(const ModelConfig& config) {
   BURST_RETURN_IF_ERROR(config.Validate());
   if (config.vocab == 0) {
     return absl::InvalidArgumentError("model vocab is 0; it must be the size of a vocabulary");
@@ -59,11 +56,26 @@ absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(const ModelConf
     return absl::InvalidArgumentError(
         "model context is 0; a gpt2 model needs the number of positions to learn");
   }
-  return std::unique_ptr<Transformer>(new Transformer(config.WithDefaults(), dtype, seed));
+  return absl::OkStatus();
 }
 
-Transformer::Transformer(const ModelConfig& config, DType dtype, uint64_t seed)
-    : config_(config), blocks_(config.layers) {
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(const ModelConfig& config,
+                                                                 DType dtype, uint64_t seed) {
+  BURST_RETURN_IF_ERROR(CheckComplete(config));
+  std::unique_ptr<Transformer> model(new Transformer(config.WithDefaults()));
+  model->parameters_.Allocate(dtype);
+  model->parameters_.Initialize(seed);
+  return model;
+}
+
+absl::StatusOr<int64_t> Transformer::CountParameters(const ModelConfig& config) {
+  BURST_RETURN_IF_ERROR(CheckComplete(config));
+  return Transformer(config.WithDefaults()).parameters_.numel();
+}
+
+Transformer::Transformer(const ModelConfig& config) : config_(config), blocks_(config.layers) {
   const Shape table = {config.vocab, config.width};
   parameters_.Add("embedding.tokens", table, 0, kInitStd, true, &token_embedding_);
   if (config.family == Family::kGpt2) {
@@ -75,9 +87,6 @@ Transformer::Transformer(const ModelConfig& config, DType dtype, uint64_t seed)
   }
   final_norm_.Declare(config_, "final_norm", &parameters_);
   if (!config.tied_embeddings) parameters_.Add("head.weight", table, 0, kInitStd, true, &head_);
-  parameters_.Allocate(dtype);
-  if (config.tied_embeddings) head_ = token_embedding_;
-  parameters_.Initialize(seed);
 }
 
 Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens,
@@ -110,12 +119,12 @@ Variable Transformer::Hidden(Tape& tape, BurstAttention& attention, const Sequen
 Variable Transformer::Loss(Tape& tape, BurstAttention& attention, const SequenceBatch& batch,
                            double loss_scale, const DropoutKey& dropout) const {
   const Variable x = Hidden(tape, attention, batch, dropout);
-  return LinearCrossEntropy(tape, x, head_, batch.targets, loss_scale);
+  return LinearCrossEntropy(tape, x, head(), batch.targets, loss_scale);
 }
 
 Variable Transformer::Logits(Tape& tape, BurstAttention& attention,
                              const SequenceBatch& batch) const {
-  return Linear(tape, Hidden(tape, attention, batch, DropoutKey()), head_);
+  return Linear(tape, Hidden(tape, attention, batch, DropoutKey()), head());
 }
 
 absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens) const {
@@ -143,7 +152,7 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
   const Variable x = Hidden(pass, tokens, positions);  // [batch, n, width]
   cache.Advance(n);
   const Variable last(x.value().Slice(1, n - 1, 1).Contiguous());
-  return Linear(tape, last, head_).value().View({batch, config_.vocab});
+  return Linear(tape, last, head()).value().View({batch, config_.vocab});
 }
 
 Transformer::FlopsPerToken Transformer::TrainingFlopsPerToken(int64_t seqlen) const {

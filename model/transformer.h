@@ -33,6 +33,9 @@ class Transformer {
   static absl::StatusOr<std::unique_ptr<Transformer>> Create(const ModelConfig& config, DType dtype,
                                                              uint64_t seed);
 
+  // Parameters of such a model, without making it; vocab and context as for Create.
+  static absl::StatusOr<int64_t> CountParameters(const ModelConfig& config);
+
   const ModelConfig& config() const { return config_; }  // WithDefaults
   ParameterList& parameters() { return parameters_; }
   const ParameterList& parameters() const { return parameters_; }
@@ -60,12 +63,14 @@ class Transformer {
   FlopsPerToken TrainingFlopsPerToken(int64_t seqlen) const;
 
  private:
-  Transformer(const ModelConfig& config, DType dtype, uint64_t seed);
+  explicit Transformer(const ModelConfig& config);  // declares the parameters, without memory
 
   // The residual stream after the last norm, [batch, length, width].
   Variable Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions) const;
   Variable Hidden(Tape& tape, BurstAttention& attention, const SequenceBatch& batch,
                   const DropoutKey& dropout) const;
+
+  const Variable& head() const { return config_.tied_embeddings ? token_embedding_ : head_; }
 
   const ModelConfig config_;
   ParameterList parameters_;
@@ -73,7 +78,7 @@ class Transformer {
   Variable position_embedding_;  // [context, width], gpt2
   std::vector<Block> blocks_;
   Norm final_norm_;
-  Variable head_;  // [vocab, width], the token embedding when tied
+  Variable head_;  // [vocab, width], unless tied
 };
 
 }  // namespace burst
