@@ -11,7 +11,8 @@
 namespace burst {
 
 enum class Family {
-  kLlama,  // RMSNorm, RoPE, SwiGLU, grouped-query heads, no biases (Touvron et al., arXiv 2302.13971)
+  kLlama,  // RMSNorm, RoPE, SwiGLU, grouped-query heads, no biases (Touvron et al., arXiv
+           // 2302.13971)
   kGpt2,   // LayerNorm, learned positions, GELU (tanh), biases (Radford et al., 2019)
 };
 
@@ -20,22 +21,25 @@ const char* Name(Family family);  // "llama", "gpt2"
 struct ModelConfig {
   Family family = Family::kLlama;
   int64_t layers = 0;
-  int64_t width = 0;     // channels of the residual stream; divisible by heads
+  int64_t width = 0;  // channels of the residual stream; divisible by heads
   int64_t heads = 0;
   int64_t kv_heads = 0;  // divides heads; 0: heads
-  int64_t ffn = 0;       // hidden channels of the feed-forward; 0: 4 width (gpt2), 8/3 width rounded up to 64 (llama)
-  int64_t vocab = 0;     // 0: the tokenizer's (filled in by the trainer before a model is made)
-  int64_t context = 0;   // gpt2: learned positions; 0: the training seqlen
+  int64_t ffn = 0;  // hidden channels of the feed-forward; 0: 4 width (gpt2), 8/3 width rounded up
+                    // to 64 (llama)
+  int64_t vocab = 0;    // 0: the tokenizer's (filled in by the trainer before a model is made)
+  int64_t context = 0;  // gpt2: learned positions; 0: the training seqlen
   bool tied_embeddings = false;  // the head shares the token embedding
-  double dropout = 0;    // on the embedding and on each residual branch
+  double dropout = 0;            // on the embedding and on each residual branch
   double rope_theta = 10000;
   double norm_eps = 1e-5;
 
   int64_t head_dim() const { return width / heads; }
 
-  // InvalidArgument naming the field, its value and what would be valid. Vocab and context may still
-  // be 0.
+  // InvalidArgument naming the field, its value and what would be valid. Vocab and context may
+  // still be 0.
   absl::Status Validate() const;
+  // The same model with kv_heads and ffn spelled out.
+  ModelConfig WithDefaults() const;
 };
 
 // A named preset: nanogpt_cpu, nanogpt_gpu, d12, llama_tiny, ... An unknown name is an error that
@@ -43,8 +47,8 @@ struct ModelConfig {
 absl::StatusOr<ModelConfig> ModelPreset(absl::string_view name);
 std::string ModelPresetNames();  // "d12, llama_tiny, ..."
 
-// JSON object with the fields of ModelConfig as keys. Unknown keys and wrong types are errors that
-// name the key.
+// JSON object with the fields of ModelConfig as keys; a key that is absent keeps its default.
+// Unknown keys, wrong types and what Validate rejects are errors that name the key.
 absl::StatusOr<ModelConfig> ModelConfigFromJson(absl::string_view json);
 std::string ModelConfigToJson(const ModelConfig& config);
 

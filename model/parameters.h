@@ -20,18 +20,19 @@ struct Parameter {
   // Initial values: constant `init_mean` when init_std is 0, else normal.
   double init_mean = 0;
   double init_std = 0;
-  bool decay = false;   // weight decay applies (matrices and embeddings, not norms and biases)
-  int64_t offset = 0;   // elements from the start of the flat buffers
-  Variable variable;    // value [shape], grad [shape]
+  bool decay = false;  // weight decay applies (matrices and embeddings, not norms and biases)
+  int64_t offset = 0;  // elements from the start of the flat buffers
+  Variable variable;   // value [shape], grad [shape]
 
   int64_t numel() const;
 };
 
 class ParameterList {
  public:
-  // Declares a parameter; returns its index. Before Allocate.
-  int Add(std::string name, const Shape& shape, double init_mean, double init_std, bool decay);
-  // Makes the flat buffers and the variables.
+  // Declares a parameter; returns its index. Allocate sets *variable, when given. Before Allocate.
+  int Add(std::string name, const Shape& shape, double init_mean, double init_std, bool decay,
+          Variable* variable = nullptr);
+  // Makes the flat buffers and the variables; values and gradients are zero.
   void Allocate(DType dtype);
   // Draws initial values, a function of (seed, index of the parameter, element) only.
   void Initialize(uint64_t seed);
@@ -47,6 +48,7 @@ class ParameterList {
 
  private:
   std::vector<Parameter> parameters_;
+  std::vector<Variable*> targets_;  // what Allocate sets, by parameter
   int64_t numel_ = 0;
   Tensor values_, grads_;
 };

@@ -10,7 +10,10 @@
 #include "burst/attention/burst_attention.h"
 #include "burst/autograd/tape.h"
 #include "burst/tensor/tensor.h"
+#include "model/block.h"
 #include "model/config.h"
+#include "model/kv_cache.h"
+#include "model/ops/dropout.h"
 #include "model/parameters.h"
 
 namespace burst {
@@ -19,19 +22,9 @@ namespace burst {
 struct SequenceBatch {
   Tensor tokens;     // [batch, length] int32
   Tensor positions;  // [batch, length] int32: position within the token's document
-  Tensor targets;    // [batch, length] int32: the next token; -1: no loss here. Null when not needed
+  Tensor targets;  // [batch, length] int32: the next token; -1: no loss here. Null when not needed
   std::shared_ptr<const RingSchedule> schedule;
 };
-
-// Names the random bits of a forward pass: dropout is a function of (key, layer, batch row, global
-// position, channel), the same for any number of ranks.
-struct DropoutKey {
-  uint64_t seed = 0;
-  uint64_t step = 0;    // distinct for every micro-batch of the run
-  bool enabled = false;
-};
-
-class KvCache;  // model/kv_cache.h
 
 class Transformer {
  public:
@@ -39,9 +32,11 @@ class Transformer {
   // vocab (gpt2: context) is 0.
   static absl::StatusOr<std::unique_ptr<Transformer>> Create(const ModelConfig& config, DType dtype,
                                                              uint64_t seed);
-  ~Transformer();
 
-  const ModelConfig& config() const { return config_; }
+  // Parameters of such a model, without making it; vocab and context as for Create.
+  static absl::StatusOr<int64_t> CountParameters(const ModelConfig& config);
+
+  const ModelConfig& config() const { return config_; }  // WithDefaults
   ParameterList& parameters() { return parameters_; }
   const ParameterList& parameters() const { return parameters_; }
 
@@ -54,9 +49,10 @@ class Transformer {
   // Logits [batch, length, vocab] of all tokens; for tests and evaluation of short inputs.
   Variable Logits(Tape& tape, BurstAttention& attention, const SequenceBatch& batch) const;
 
-  // Appends tokens [batch, n] to the cache and returns the logits of the last one, [batch, vocab].
-  // Single rank, no gradient.
-  Tensor Decode(KvCache& cache, const Tensor& tokens) const;
+  // Appends tokens [batch, n] (int32, n >= 1, below the vocab) to the cache and returns the logits
+  // of the last one, [batch, vocab]. Single rank, no gradient. OutOfRange, with the cache as it
+  // was, when a gpt2 model would grow past its context.
+  absl::StatusOr<Tensor> Decode(KvCache& cache, const Tensor& tokens) const;
 
   // Multiply-add FLOPs (2 per multiply-add) of a forward and backward pass per token: 6 x (the
   // parameters of matrix products) + 12 layers width seqlen, and with half of the attention term.
@@ -67,10 +63,22 @@ class Transformer {
   FlopsPerToken TrainingFlopsPerToken(int64_t seqlen) const;
 
  private:
-  Transformer(const ModelConfig& config);
+  explicit Transformer(const ModelConfig& config);  // declares the parameters, without memory
+
+  // The residual stream after the last norm, [batch, length, width].
+  Variable Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions) const;
+  Variable Hidden(Tape& tape, BurstAttention& attention, const SequenceBatch& batch,
+                  const DropoutKey& dropout) const;
+
+  const Variable& head() const { return config_.tied_embeddings ? token_embedding_ : head_; }
 
   const ModelConfig config_;
   ParameterList parameters_;
+  Variable token_embedding_;     // [vocab, width]
+  Variable position_embedding_;  // [context, width], gpt2
+  std::vector<Block> blocks_;
+  Norm final_norm_;
+  Variable head_;  // [vocab, width], unless tied
 };
 
 }  // namespace burst

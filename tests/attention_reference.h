@@ -19,8 +19,8 @@ struct AttentionReference {
 // heads, q_len]; any floating dtype. visible(b, i, j): query i of batch row b sees key j.
 //
 //   S = softmax_scale Q K^T;  lse = log sum exp S;  P = exp(S - lse);  O = P V
-//   dS = P * (dO V^T - rowsum(dO * O) + dlse);  dQ = softmax_scale dS K;  dK = softmax_scale dS^T Q;
-//   dV = P^T dO
+//   dS = P * (dO V^T - rowsum(dO * O) + dlse);  dQ = softmax_scale dS K;  dK = softmax_scale dS^T
+//   Q; dV = P^T dO
 AttentionReference NaiveAttention(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, const Tensor& dlse,
     double softmax_scale, const std::function<bool(int64_t b, int64_t i, int64_t j)>& visible);

@@ -1,0 +1,78 @@
+// One layer of a Transformer, pre-norm:
+//
+//   x = x + dropout(attention(norm(x)))
+//   x = x + dropout(ffn(norm(x)))
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "burst/autograd/tape.h"
+#include "burst/tensor/tensor.h"
+#include "model/config.h"
+#include "model/ops/dropout.h"
+#include "model/ops/rope.h"
+#include "model/parameters.h"
+
+namespace burst {
+
+inline constexpr double kInitStd = 0.02;  // of weights, as GPT-2
+
+// What the layers of one forward pass share.
+struct ForwardPass {
+  Tape& tape;
+  // q: [batch, length, heads, head_dim], k, v: [batch, length, kv_heads, head_dim] of a layer to
+  // its attention's output, like q.
+  std::function<Variable(int64_t layer, const Variable& q, const Variable& k, const Variable& v)>
+      attend;
+  std::shared_ptr<const RopeTable> rope;  // llama
+  DropoutKey dropout;
+  std::shared_ptr<const std::vector<int32_t>> global_positions;  // [length], of dropout
+};
+
+struct Norm {
+  Variable weight;  // [width]
+  Variable bias;    // [width], gpt2
+
+  void Declare(const ModelConfig& config, const std::string& name, ParameterList* parameters);
+  Variable Forward(const ForwardPass& pass, const ModelConfig& config, const Variable& x) const;
+};
+
+struct Dense {
+  Variable weight;  // [out, in]
+  Variable bias;    // [out], gpt2
+
+  void Declare(const ModelConfig& config, const std::string& name, int64_t out, int64_t in,
+               double init_std, ParameterList* parameters);
+  Variable Forward(const ForwardPass& pass, const Variable& x) const;
+};
+
+class Block {
+ public:
+  // Declares the layer's parameters; they are there after ParameterList::Allocate, until when the
+  // block must not move.
+  void Declare(const ModelConfig& config, int64_t layer, ParameterList* parameters);
+
+  // x: [batch, length, width], like the result.
+  Variable Forward(const ForwardPass& pass, const Variable& x) const;
+
+ private:
+  Variable Attention(const ForwardPass& pass, const Variable& x) const;    // before out_
+  Variable FeedForward(const ForwardPass& pass, const Variable& x) const;  // before down_
+  Variable AddBranch(const ForwardPass& pass, const Variable& x, const Dense& projection,
+                     const Variable& branch, int64_t dropout_site) const;
+
+  ModelConfig config_;
+  int64_t layer_ = 0;
+  Norm attention_norm_, ffn_norm_;
+  Dense query_, key_, value_, out_;
+  Dense gate_, up_, down_;  // gate: llama
+};
+
+// The place of a dropout: 0 is the embedding, 1 + 2 layer and 2 + 2 layer the branches of a layer.
+DropoutSite DropoutAt(const ForwardPass& pass, const ModelConfig& config, int64_t site);
+
+}  // namespace burst

@@ -1,0 +1,231 @@
+#include "model/config.h"
+
+#include <cmath>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "burst/base/status.h"
+
+namespace burst {
+namespace {
+
+// The fields, once: reading and writing JSON visit them in this order.
+template <typename Config, typename Visitor>
+void VisitFields(Config& config, Visitor visit) {
+  visit("family", config.family);
+  visit("layers", config.layers);
+  visit("width", config.width);
+  visit("heads", config.heads);
+  visit("kv_heads", config.kv_heads);
+  visit("ffn", config.ffn);
+  visit("vocab", config.vocab);
+  visit("context", config.context);
+  visit("tied_embeddings", config.tied_embeddings);
+  visit("dropout", config.dropout);
+  visit("rope_theta", config.rope_theta);
+  visit("norm_eps", config.norm_eps);
+}
+
+template <typename T>
+absl::Status Invalid(absl::string_view key, const T& value, absl::string_view valid) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("model ", key, " is ", value, "; it must be ", valid));
+}
+
+// Large enough for any model, small enough that no product of two overflows.
+constexpr int64_t kMaxSize = int64_t{1} << 24;
+constexpr int64_t kMaxInt32 = (int64_t{1} << 31) - 1;  // tokens and positions are int32
+
+absl::Status CheckRange(absl::string_view key, int64_t value, int64_t min, int64_t max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return Invalid(key, value, absl::StrCat("an integer from ", min, " to ", max));
+}
+
+ModelConfig Gpt2(int64_t layers, int64_t heads, int64_t width) {
+  ModelConfig config;
+  config.family = Family::kGpt2;
+  config.layers = layers;
+  config.heads = heads;
+  config.width = width;
+  config.tied_embeddings = true;
+  return config;
+}
+
+// GPT-2 as published, by depth.
+ModelConfig PublishedGpt2(int64_t layers, int64_t heads, int64_t width) {
+  ModelConfig config = Gpt2(layers, heads, width);
+  config.vocab = 50257;
+  config.context = 1024;
+  return config;
+}
+
+ModelConfig NanoGptGpu() {
+  ModelConfig config = Gpt2(6, 6, 384);
+  config.dropout = 0.2;
+  return config;
+}
+
+ModelConfig Llama(int64_t layers, int64_t heads, int64_t kv_heads, int64_t width, int64_t ffn,
+                  int64_t vocab) {
+  ModelConfig config;
+  config.layers = layers;
+  config.heads = heads;
+  config.kv_heads = kv_heads;
+  config.width = width;
+  config.ffn = ffn;
+  config.vocab = vocab;
+  return config;
+}
+
+const std::vector<std::pair<std::string, ModelConfig>>& Presets() {
+  static const auto* presets = new std::vector<std::pair<std::string, ModelConfig>>{
+      {"llama_tiny", Llama(4, 6, 2, 192, 512, 0)},  // the default: two minutes on two cores
+      {"llama_1b", Llama(16, 16, 8, 2048, 8192, 32000)},
+      {"nanogpt_cpu", Gpt2(4, 4, 128)},  // nanoGPT's settings for Shakespeare by characters
+      {"nanogpt_gpu", NanoGptGpu()},
+      {"d12", PublishedGpt2(12, 12, 768)},  // 124M
+      {"d24", PublishedGpt2(24, 16, 1024)},
+      {"d36", PublishedGpt2(36, 20, 1280)},
+      {"d48", PublishedGpt2(48, 25, 1600)},  // 1.5B
+  };
+  return *presets;
+}
+
+// Reads one field out of a JSON object and takes it away; the first error is kept.
+struct FieldReader {
+  nlohmann::json& object;
+  absl::Status status;
+
+  template <typename T>
+  void operator()(const char* key, T& field) {
+    const auto it = object.find(key);
+    if (it == object.end() || !status.ok()) return;
+    status = Read(key, *it, field);
+    object.erase(it);
+  }
+
+  static absl::Status Read(const char* key, const nlohmann::json& value, int64_t& field) {
+    if (!value.is_number_integer() ||
+        (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{kMaxInt32})) {
+      return Invalid(key, value.dump(), "an integer below 2^31");
+    }
+    field = value.get<int64_t>();
+    return absl::OkStatus();
+  }
+  static absl::Status Read(const char* key, const nlohmann::json& value, double& field) {
+    if (!value.is_number()) return Invalid(key, value.dump(), "a number");
+    field = value.get<double>();
+    return absl::OkStatus();
+  }
+  static absl::Status Read(const char* key, const nlohmann::json& value, bool& field) {
+    if (!value.is_boolean()) return Invalid(key, value.dump(), "true or false");
+    field = value.get<bool>();
+    return absl::OkStatus();
+  }
+  static absl::Status Read(const char* key, const nlohmann::json& value, Family& field) {
+    for (const Family family : {Family::kLlama, Family::kGpt2}) {
+      if (value == Name(family)) {
+        field = family;
+        return absl::OkStatus();
+      }
+    }
+    return Invalid(key, value.dump(), "\"llama\" or \"gpt2\"");
+  }
+};
+
+struct FieldWriter {
+  nlohmann::ordered_json& object;
+  template <typename T>
+  void operator()(const char* key, const T& field) {
+    object[key] = field;
+  }
+  void operator()(const char* key, Family family) { object[key] = Name(family); }
+};
+
+}  // namespace
+
+const char* Name(Family family) { return family == Family::kLlama ? "llama" : "gpt2"; }
+
+absl::Status ModelConfig::Validate() const {
+  BURST_RETURN_IF_ERROR(CheckRange("layers", layers, 1, kMaxSize));
+  BURST_RETURN_IF_ERROR(CheckRange("width", width, 1, kMaxSize));
+  BURST_RETURN_IF_ERROR(CheckRange("heads", heads, 1, kMaxSize));
+  BURST_RETURN_IF_ERROR(CheckRange("kv_heads", kv_heads, 0, kMaxSize));
+  BURST_RETURN_IF_ERROR(CheckRange("ffn", ffn, 0, kMaxSize));
+  BURST_RETURN_IF_ERROR(CheckRange("vocab", vocab, 0, kMaxInt32));
+  BURST_RETURN_IF_ERROR(CheckRange("context", context, 0, kMaxInt32));
+  if (width % heads != 0) {
+    return Invalid("heads", heads, absl::StrCat("a divisor of width ", width));
+  }
+  if (kv_heads != 0 && heads % kv_heads != 0) {
+    return Invalid("kv_heads", kv_heads, absl::StrCat("a divisor of heads ", heads, ", or 0"));
+  }
+  if (family == Family::kLlama && head_dim() % 2 != 0) {
+    return Invalid("width / heads", head_dim(), "even, because RoPE turns pairs of channels");
+  }
+  if (!(dropout >= 0 && dropout < 1)) return Invalid("dropout", dropout, "in [0, 1)");
+  if (!(rope_theta >= 1 && std::isfinite(rope_theta))) {
+    return Invalid("rope_theta", rope_theta, "at least 1");
+  }
+  if (!(norm_eps > 0 && norm_eps < 1)) return Invalid("norm_eps", norm_eps, "in (0, 1)");
+  return absl::OkStatus();
+}
+
+ModelConfig ModelConfig::WithDefaults() const {
+  constexpr int64_t kMultiple = 64;
+  ModelConfig config = *this;
+  if (kv_heads == 0) config.kv_heads = heads;
+  if (ffn == 0) {
+    const int64_t llama_ffn = (8 * width + 2) / 3;
+    config.ffn =
+        family == Family::kGpt2 ? 4 * width : (llama_ffn + kMultiple - 1) / kMultiple * kMultiple;
+  }
+  return config;
+}
+
+absl::StatusOr<ModelConfig> ModelPreset(absl::string_view name) {
+  for (const auto& [preset, config] : Presets()) {
+    if (name == preset) return config;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("there is no model preset \"", name, "\"; there are ", ModelPresetNames()));
+}
+
+std::string ModelPresetNames() {
+  return absl::StrJoin(Presets(), ", ", [](std::string* out, const auto& preset) {
+    absl::StrAppend(out, preset.first);
+  });
+}
+
+absl::StatusOr<ModelConfig> ModelConfigFromJson(absl::string_view json) {
+  nlohmann::json object =
+      nlohmann::json::parse(json.begin(), json.end(), nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object()) {
+    return absl::InvalidArgumentError("a model configuration must be a JSON object");
+  }
+  ModelConfig config;
+  FieldReader reader{object, absl::OkStatus()};
+  VisitFields(config, [&](const char* key, auto& field) { reader(key, field); });
+  BURST_RETURN_IF_ERROR(reader.status);
+  if (!object.empty()) {
+    std::vector<std::string> keys;
+    VisitFields(config, [&](const char* key, const auto&) { keys.push_back(key); });
+    return absl::InvalidArgumentError(absl::StrCat("unknown model key \"", object.begin().key(),
+                                                   "\"; the keys are ", absl::StrJoin(keys, ", ")));
+  }
+  BURST_RETURN_IF_ERROR(config.Validate());
+  return config;
+}
+
+std::string ModelConfigToJson(const ModelConfig& config) {
+  nlohmann::ordered_json object;
+  FieldWriter writer{object};
+  VisitFields(config, [&](const char* key, const auto& field) { writer(key, field); });
+  return object.dump();
+}
+
+}  // namespace burst

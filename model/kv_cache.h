@@ -1,0 +1,43 @@
+// Keys and values of the tokens that a model has read, so that generating the next token costs one
+// token's work.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "burst/tensor/tensor.h"
+#include "model/config.h"
+
+namespace burst {
+
+class KvCache {
+ public:
+  // For `batch` sequences of one length. `window` is the attention window that the model was
+  // trained with; 0: none.
+  KvCache(const ModelConfig& config, int64_t batch, DType dtype, int64_t window = 0);
+
+  int64_t batch() const { return batch_; }
+  int64_t length() const { return length_; }  // tokens read
+  int64_t window() const { return window_; }
+  void Clear() { length_ = 0; }
+
+  // Used by Transformer::Decode. Append writes a layer's keys and values [batch, n, kv_heads,
+  // head_dim] behind the first length() tokens and returns all of them, [batch, length() + n,
+  // kv_heads, head_dim]; Advance makes the n tokens of every layer part of the length.
+  struct KeysAndValues {
+    Tensor k, v;
+  };
+  KeysAndValues Append(int64_t layer, const Tensor& k, const Tensor& v);
+  void Advance(int64_t n) { length_ += n; }
+
+ private:
+  const int64_t batch_;
+  const int64_t kv_heads_;
+  const int64_t head_dim_;
+  const DType dtype_;
+  const int64_t window_;
+  int64_t length_ = 0;
+  std::vector<KeysAndValues> layers_;  // [batch, capacity, kv_heads, head_dim] each
+};
+
+}  // namespace burst

@@ -1,0 +1,27 @@
+#include "model/ops/add.h"
+
+#include "model/ops/arrays.h"
+
+namespace burst {
+
+Variable Add(Tape& tape, const Variable& a, const Variable& b) {
+  BURST_CHECK(a.shape() == b.shape() && a.value().is_contiguous() && b.value().is_contiguous());
+  const Variable y = tape.Output(Tensor::EmptyLike(a.value()), {a, b});
+  DispatchFloat(y.value().dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    ForEachTile(y.value().numel(), [&](int64_t begin, int64_t size) {
+      AsArray(y.value().data<T>() + begin, size) =
+          AsArray(a.value().data<T>() + begin, size) + AsArray(b.value().data<T>() + begin, size);
+    });
+  });
+  if (!tape.NeedsGrad({a, b})) return y;
+
+  // da += dy, db += dy
+  tape.Record("add", {y}, [=] {
+    a.AddGrad(y.grad());
+    b.AddGrad(y.grad());
+  });
+  return y;
+}
+
+}  // namespace burst

@@ -1,0 +1,65 @@
+// Raw rows of numbers as Eigen arrays, whose loops (exp and log among them) are vectorised.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cstdint>
+
+#include "burst/autograd/tape.h"
+#include "burst/base/parallel.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+// data: [size]
+template <typename T>
+auto AsArray(T* data, int64_t size) {
+  return Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>>(data, size);
+}
+template <typename T>
+auto AsArray(const T* data, int64_t size) {
+  return Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>(data, size);
+}
+
+// Elements of an array that stays in the L1 cache, for intermediates of elementwise loops.
+inline constexpr int64_t kTile = 512;
+template <typename T>
+using Tile = Eigen::Array<T, Eigen::Dynamic, 1, 0, kTile, 1>;
+
+// Calls body(begin, size) on pieces of at most kTile elements of [0, n), in parallel.
+template <typename Body>
+void ForEachTile(int64_t n, Body body) {
+  ParallelFor(n, 16 * kTile, [&](int64_t begin, int64_t end) {
+    for (; begin < end; begin += kTile) body(begin, std::min(kTile, end - begin));
+  });
+}
+
+// 1 / (1 + exp(-x))
+template <typename Array>
+auto Sigmoid(const Array& x) {
+  return (typename Array::Scalar(1) + (-x).exp()).inverse();
+}
+
+// Where a backward adds to the gradient of an input: memory to throw away when nobody wants it.
+inline Tensor GradBuffer(const Variable& input) {
+  return input.requires_grad() ? input.MutableGrad() : Tensor::ZerosLike(input.value());
+}
+
+// Sums over rows that are the same for any number of threads: calls body(begin, end, partial) for
+// blocks of rows, with a zeroed partial sum [width] each, and adds the partials to sum in order.
+template <typename T, typename Body>
+void SumOverRowBlocks(int64_t rows, int64_t width, T* sum, Body body) {
+  constexpr int64_t kRows = 64;
+  const int64_t blocks = (rows + kRows - 1) / kRows;
+  const Tensor partials = Tensor::Zeros({blocks, width}, DTypeOf<T>::value);
+  ParallelFor(blocks, 1, [&](int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; ++block) {
+      body(block * kRows, std::min(rows, (block + 1) * kRows), partials.data<T>() + block * width);
+    }
+  });
+  for (int64_t block = 0; block < blocks; ++block) {
+    AsArray(sum, width) += AsArray(partials.data<T>() + block * width, width);
+  }
+}
+
+}  // namespace burst

@@ -1,0 +1,114 @@
+#include "model/ops/cross_entropy.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "burst/base/parallel.h"
+#include "model/ops/arrays.h"
+#include "model/ops/matmul.h"
+
+namespace burst {
+namespace {
+
+// For each row: loss = -log softmax(logits)[target], 0 without a target. With `gradient`, logits
+// becomes dlogits = scale (softmax(logits) - onehot(target)).
+// logits: [rows, vocab], targets: [rows], losses: [rows]
+template <typename T>
+void SoftmaxCrossEntropy(const MatrixView<T>& logits, const int32_t* targets, double scale,
+                         bool gradient, double* losses) {
+  ParallelFor(logits.rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      auto row = AsArray(logits.data + i * logits.stride, logits.cols);
+      losses[i] = 0;
+      if (targets[i] < 0) {
+        if (gradient) row.setZero();
+        continue;
+      }
+      const T max = row.maxCoeff(), target = row[targets[i]];
+      T sum;
+      if (gradient) {
+        row = (row - max).exp();
+        sum = row.sum();
+        row *= static_cast<T>(scale) / sum;
+        row[targets[i]] -= static_cast<T>(scale);
+      } else {
+        sum = (row - max).exp().sum();
+      }
+      losses[i] = std::log(static_cast<double>(sum)) + max - target;
+    }
+  });
+}
+
+// Returns scale * the summed loss. dx: [tokens, width] and dweight: [vocab, width] are assigned,
+// unless they are null.
+template <typename T>
+double ForwardAndGradient(const MatrixView<T>& x, const MatrixView<T>& weight,
+                          const int32_t* targets, double scale, int64_t chunk, T* dx, T* dweight) {
+  constexpr int64_t kAlign = 64 / sizeof(T);  // rows of logits start on a cache line
+  const int64_t tokens = x.rows, width = x.cols, vocab = weight.rows;
+  const int64_t stride = (vocab + kAlign - 1) / kAlign * kAlign;
+  if (chunk == 0) chunk = std::max<int64_t>(32, kLogitBytes / (stride * sizeof(T)));
+  chunk = std::max<int64_t>(1, std::min(chunk, tokens));
+  const Tensor buffer = Tensor::Empty({chunk, stride}, DTypeOf<T>::value);
+  const Tensor losses = Tensor::Empty({chunk}, DType::kFloat64);
+  double total = 0;
+  for (int64_t begin = 0; begin < tokens; begin += chunk) {
+    const int64_t end = std::min(tokens, begin + chunk);
+    const auto rows = x.Rows(begin, end);  // [chunk, width]
+    const MatrixView<T> logits{buffer.data<T>(), end - begin, vocab, stride};
+    MatMul(rows, weight.Transposed(), logits, Into::kAssign);
+    SoftmaxCrossEntropy(logits, targets + begin, scale, dx != nullptr || dweight != nullptr,
+                        losses.data<double>());
+    for (int64_t i = 0; i < end - begin; ++i) total += losses.data<double>()[i];
+    if (dx != nullptr) {
+      const MatrixView<T> dx_rows{dx + begin * width, end - begin, width, width};
+      MatMul(logits, weight, dx_rows, Into::kAssign);
+    }
+    if (dweight != nullptr) {
+      const MatrixView<T> dweight_view{dweight, vocab, width, width};
+      MatMul(logits.Transposed(), rows, dweight_view,
+             begin == 0 ? Into::kAssign : Into::kAccumulate);
+    }
+  }
+  if (dweight != nullptr && tokens == 0) std::fill_n(dweight, vocab * width, T(0));
+  return scale * total;
+}
+
+}  // namespace
+
+Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weight,
+                            const Tensor& targets, double scale, int64_t chunk) {
+  const int64_t vocab = weight.value().dim(0), width = weight.value().dim(1);
+  const DType dtype = x.value().dtype();
+  BURST_CHECK(x.value().dim(-1) == width && targets.numel() * width == x.value().numel() &&
+              targets.is_contiguous());
+  for (int64_t i = 0; i < targets.numel(); ++i) {
+    const int32_t target = targets.data<int32_t>()[i];
+    BURST_CHECK(target >= -1 && target < vocab) << "target " << target << " of " << vocab;
+  }
+  const bool needs_grad = tape.NeedsGrad({x, weight});
+  const Tensor dx = needs_grad && x.requires_grad() ? Tensor::EmptyLike(x.value()) : Tensor();
+  const Tensor dweight =
+      needs_grad && weight.requires_grad() ? Tensor::EmptyLike(weight.value()) : Tensor();
+  const Variable loss = tape.Output(Tensor::Empty({}, dtype, x.value().device()), {x, weight});
+  DispatchFloat(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    loss.value().Fill(ForwardAndGradient<T>(
+        AsMatrix<T>(x.value(), width), AsMatrix<T>(weight.value(), width), targets.data<int32_t>(),
+        scale, chunk, dx.null() ? nullptr : dx.data<T>(),
+        dweight.null() ? nullptr : dweight.data<T>()));
+  });
+  if (!needs_grad) return loss;
+
+  tape.Record("cross_entropy", {loss}, [=] {
+    const double upstream = loss.grad().ToVector<double>()[0];
+    for (const Tensor& gradient : {dx, dweight}) {
+      if (!gradient.null() && upstream != 1) gradient.Scale(upstream);
+    }
+    if (!dx.null()) x.AddGrad(dx);
+    if (!dweight.null()) weight.MutableGrad().Add(dweight);
+  });
+  return loss;
+}
+
+}  // namespace burst

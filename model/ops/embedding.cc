@@ -1,0 +1,62 @@
+#include "model/ops/embedding.h"
+
+#include "burst/base/parallel.h"
+#include "model/ops/arrays.h"
+
+namespace burst {
+namespace {
+
+// y[t] = table[ids[t]]. ids: [tokens], table: [rows, width], y: [tokens, width]
+template <typename T>
+void EmbeddingForward(int64_t tokens, int64_t width, const int32_t* ids, const T* table, T* y) {
+  ParallelFor(tokens, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      AsArray(y + t * width, width) = AsArray(table + ids[t] * width, width);
+    }
+  });
+}
+
+// dtable[ids[t]] += dy[t]. Threads take ranges of channels, so that every sum runs over the tokens
+// in order, whatever the number of threads.
+template <typename T>
+void EmbeddingBackward(int64_t tokens, int64_t width, const int32_t* ids, const T* dy, T* dtable) {
+  ParallelFor(width, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      AsArray(dtable + ids[t] * width + begin, end - begin) +=
+          AsArray(dy + t * width + begin, end - begin);
+    }
+  });
+}
+
+}  // namespace
+
+Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table) {
+  const int64_t rows = table.value().dim(0), width = table.value().dim(1), tokens = ids.numel();
+  BURST_CHECK(ids.is_contiguous());
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int32_t id = ids.data<int32_t>()[t];
+    BURST_CHECK(id >= 0 && id < rows) << "id " << id << " of a table of " << rows << " rows";
+  }
+  Shape shape = ids.shape();
+  shape.push_back(width);
+  const Variable y =
+      tape.Output(Tensor::Empty(shape, table.value().dtype(), table.value().device()), {table});
+  DispatchFloat(table.value().dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    EmbeddingForward<T>(tokens, width, ids.data<int32_t>(), table.value().data<T>(),
+                        y.value().data<T>());
+  });
+  if (!tape.NeedsGrad({table})) return y;
+
+  tape.Record("embedding", {y}, [=] {
+    const Tensor dy = y.grad().Contiguous();
+    DispatchFloat(dy.dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      EmbeddingBackward<T>(tokens, width, ids.data<int32_t>(), dy.data<T>(),
+                           table.MutableGrad().data<T>());
+    });
+  });
+  return y;
+}
+
+}  // namespace burst

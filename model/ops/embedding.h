@@ -1,0 +1,13 @@
+// Rows of a table: token embeddings and learned positions.
+#pragma once
+
+#include "burst/autograd/tape.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+// y[..., :] = table[ids[...], :]. ids: [...] int32, each in [0, rows); table: [rows, width]. An id
+// out of range is a bug of the caller: data is validated where it is read.
+Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table);
+
+}  // namespace burst

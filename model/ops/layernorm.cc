@@ -1,0 +1,79 @@
+#include "model/ops/layernorm.h"
+
+#include <cmath>
+
+#include "burst/base/parallel.h"
+#include "model/ops/arrays.h"
+
+namespace burst {
+namespace {
+
+// rstd = 1 / sqrt(mean((x - mean)^2) + eps), y = (x - mean) rstd weight + bias.
+// x, y: [rows, width], mean, rstd: [rows]
+template <typename T>
+void LayerNormForward(int64_t rows, int64_t width, const T* x, const T* weight, const T* bias,
+                      double eps, T* y, T* mean, T* rstd) {
+  const auto w = AsArray(weight, width), b = AsArray(bias, width);
+  ParallelFor(rows, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto row = AsArray(x + i * width, width);
+      mean[i] = row.sum() / T(width);
+      rstd[i] = 1 / std::sqrt((row - mean[i]).square().sum() / T(width) + T(eps));
+      AsArray(y + i * width, width) = (row - mean[i]) * rstd[i] * w + b;
+    }
+  });
+}
+
+// With xhat = (x - mean) rstd and g = dy weight:
+// dx += rstd (g - mean(g) - xhat mean(g xhat)), dweight += sum of dy xhat, dbias += sum of dy
+template <typename T>
+void LayerNormBackward(int64_t rows, int64_t width, const T* x, const T* weight, const T* mean,
+                       const T* rstd, const T* dy, T* dx, T* dweight, T* dbias) {
+  const auto w = AsArray(weight, width);
+  const Tensor sums = Tensor::Zeros({2, width}, DTypeOf<T>::value);  // dweight, dbias
+  SumOverRowBlocks(rows, 2 * width, sums.data<T>(), [&](int64_t begin, int64_t end, T* partial) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto xhat = (AsArray(x + i * width, width) - mean[i]) * rstd[i];
+      const auto grad = AsArray(dy + i * width, width);
+      const T mean_g = (grad * w).sum() / T(width);
+      const T mean_g_xhat = (grad * w * xhat).sum() / T(width);
+      AsArray(dx + i * width, width) += rstd[i] * (grad * w - mean_g - xhat * mean_g_xhat);
+      AsArray(partial, width) += grad * xhat;
+      AsArray(partial + width, width) += grad;
+    }
+  });
+  AsArray(dweight, width) += AsArray(sums.data<T>(), width);
+  AsArray(dbias, width) += AsArray(sums.data<T>() + width, width);
+}
+
+}  // namespace
+
+Variable LayerNorm(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
+                   double eps) {
+  const int64_t width = x.value().dim(-1), rows = x.value().numel() / width;
+  BURST_CHECK(weight.shape() == Shape({width}) && bias.shape() == weight.shape() &&
+              x.value().is_contiguous());
+  const Variable y = tape.Output(Tensor::EmptyLike(x.value()), {x, weight, bias});
+  const Tensor mean = Tensor::Empty({rows}, x.value().dtype(), x.value().device());
+  const Tensor rstd = Tensor::EmptyLike(mean);
+  DispatchFloat(x.value().dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    LayerNormForward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(),
+                        bias.value().data<T>(), eps, y.value().data<T>(), mean.data<T>(),
+                        rstd.data<T>());
+  });
+  if (!tape.NeedsGrad({x, weight, bias})) return y;
+
+  tape.Record("layernorm", {y}, [=] {
+    const Tensor dy = y.grad().Contiguous();
+    DispatchFloat(x.value().dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      LayerNormBackward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(),
+                           mean.data<T>(), rstd.data<T>(), dy.data<T>(), GradBuffer(x).data<T>(),
+                           GradBuffer(weight).data<T>(), GradBuffer(bias).data<T>());
+    });
+  });
+  return y;
+}
+
+}  // namespace burst

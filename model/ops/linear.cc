@@ -1,0 +1,99 @@
+#include "model/ops/linear.h"
+
+#include "burst/base/parallel.h"
+#include "model/ops/arrays.h"
+#include "model/ops/matmul.h"
+
+namespace burst {
+namespace {
+
+// y = x W^T + bias + residual. x: [rows, in], weight: [out, in], y: [rows, out]; bias and residual
+// may be null.
+template <typename T>
+void LinearForward(const MatrixView<T>& x, const MatrixView<T>& weight, T* bias, T* residual,
+                   const MatrixView<T>& y) {
+  if (bias != nullptr || residual != nullptr) {
+    ParallelFor(y.rows, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        auto row = AsArray(y.data + i * y.cols, y.cols);
+        if (residual == nullptr) {
+          row = AsArray(bias, y.cols);
+        } else if (bias == nullptr) {
+          row = AsArray(residual + i * y.cols, y.cols);
+        } else {
+          row = AsArray(residual + i * y.cols, y.cols) + AsArray(bias, y.cols);
+        }
+      }
+    });
+  }
+  const bool started = bias != nullptr || residual != nullptr;
+  MatMul(x, weight.Transposed(), y, started ? Into::kAccumulate : Into::kAssign);
+}
+
+// dbias += sum over rows of dy [rows, out]
+template <typename T>
+void BiasBackward(const MatrixView<T>& dy, T* dbias) {
+  SumOverRowBlocks(dy.rows, dy.cols, dbias, [&](int64_t begin, int64_t end, T* partial) {
+    for (int64_t i = begin; i < end; ++i) {
+      AsArray(partial, dy.cols) += AsArray(dy.data + i * dy.cols, dy.cols);
+    }
+  });
+}
+
+// The leading axes of x whose remaining axes hold `in` elements, then out.
+Shape OutputShape(const Shape& x, int64_t in, int64_t out) {
+  Shape shape = x;
+  int64_t trailing = 1;
+  while (!shape.empty() && trailing < in) {
+    trailing *= shape.back();
+    shape.pop_back();
+  }
+  BURST_CHECK_EQ(trailing, in) << "no trailing axes of " << ToString(x) << " match the weight";
+  shape.push_back(out);
+  return shape;
+}
+
+}  // namespace
+
+Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
+                const Variable& residual) {
+  const int64_t out = weight.value().dim(0), in = weight.value().dim(1);
+  const Variable y = tape.Output(
+      Tensor::Empty(OutputShape(x.shape(), in, out), x.value().dtype(), x.value().device()),
+      {x, weight, bias, residual});
+  if (residual.defined()) {
+    BURST_CHECK(residual.shape() == y.shape() && residual.value().is_contiguous());
+  }
+  DispatchFloat(x.value().dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    LinearForward(AsMatrix<T>(x.value(), in), AsMatrix<T>(weight.value(), in),
+                  bias.defined() ? bias.value().data<T>() : nullptr,
+                  residual.defined() ? residual.value().data<T>() : nullptr,
+                  AsMatrix<T>(y.value(), out));
+  });
+  if (!tape.NeedsGrad({x, weight, bias, residual})) return y;
+
+  // dx += dy W, dW += dy^T x, dbias += sum of dy, dresidual += dy
+  tape.Record("linear", {y}, [=] {
+    const Tensor y_grad = y.grad().Contiguous();
+    DispatchFloat(x.value().dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      const auto dy = AsMatrix<T>(y_grad, out);
+      if (x.requires_grad()) {
+        MatMul(dy, AsMatrix<T>(weight.value(), in), AsMatrix<T>(x.MutableGrad(), in),
+               Into::kAccumulate);
+      }
+      if (weight.requires_grad()) {
+        MatMul(dy.Transposed(), AsMatrix<T>(x.value(), in), AsMatrix<T>(weight.MutableGrad(), in),
+               Into::kAccumulate);
+      }
+      if (bias.defined() && bias.requires_grad()) {
+        BiasBackward(dy, bias.MutableGrad().template data<T>());
+      }
+    });
+    if (residual.defined()) residual.AddGrad(y.grad());
+  });
+  return y;
+}
+
+}  // namespace burst

@@ -1,0 +1,86 @@
+#include "model/parameters.h"
+
+#include <utility>
+
+#include "burst/base/check.h"
+#include "burst/base/parallel.h"
+#include "burst/base/philox.h"
+
+namespace burst {
+namespace {
+
+// init_mean + init_std * normal. Element i takes normal i % 4 of the numbers number i / 4 of the
+// stream (seed, index).
+template <typename T>
+void Draw(uint64_t seed, int64_t index, const Parameter& parameter, T* values) {
+  const int64_t n = parameter.numel();
+  ParallelFor((n + 3) / 4, 1 << 12, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const PhiloxCounter bits = Philox(seed, index, i);
+      const std::array<double, 2> first = NormalFromBits(bits[0], bits[1]);
+      const std::array<double, 2> second = NormalFromBits(bits[2], bits[3]);
+      const double normals[4] = {first[0], first[1], second[0], second[1]};
+      for (int64_t j = 0; j < 4 && 4 * i + j < n; ++j) {
+        values[4 * i + j] = static_cast<T>(parameter.init_mean + parameter.init_std * normals[j]);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+int64_t Parameter::numel() const {
+  int64_t count = 1;
+  for (int64_t size : shape) count *= size;
+  return count;
+}
+
+int ParameterList::Add(std::string name, const Shape& shape, double init_mean, double init_std,
+                       bool decay, Variable* variable) {
+  BURST_CHECK(values_.null()) << "Add after Allocate";
+  Parameter parameter;
+  parameter.name = std::move(name);
+  parameter.shape = shape;
+  parameter.init_mean = init_mean;
+  parameter.init_std = init_std;
+  parameter.decay = decay;
+  parameter.offset = numel_;
+  numel_ += parameter.numel();
+  parameters_.push_back(std::move(parameter));
+  targets_.push_back(variable);
+  return static_cast<int>(parameters_.size()) - 1;
+}
+
+void ParameterList::Allocate(DType dtype) {
+  BURST_CHECK(values_.null()) << "Allocate twice";
+  values_ = Tensor::Zeros({numel_}, dtype);
+  grads_ = Tensor::Zeros({numel_}, dtype);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    const auto view = [&](const Tensor& flat) {
+      return flat.Slice(0, parameter.offset, parameter.numel()).View(parameter.shape);
+    };
+    parameter.variable = Variable(view(values_), view(grads_));
+    if (targets_[i] != nullptr) *targets_[i] = parameter.variable;
+  }
+  targets_.clear();
+}
+
+void ParameterList::Initialize(uint64_t seed) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& parameter = parameters_[i];
+    const Tensor& value = parameter.variable.value();
+    if (parameter.init_std == 0) {
+      value.Fill(parameter.init_mean);
+      continue;
+    }
+    DispatchFloat(value.dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      Draw<T>(seed, static_cast<int64_t>(i), parameter, value.data<T>());
+    });
+  }
+}
+
+void ParameterList::ZeroGrad() { grads_.Fill(0); }
+
+}  // namespace burst

@@ -1,0 +1,167 @@
+#include "model/transformer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/status.h"
+#include "burst/kernels/flash_attention.h"
+#include "model/ops/add.h"
+#include "model/ops/cross_entropy.h"
+#include "model/ops/embedding.h"
+#include "model/ops/linear.h"
+
+namespace burst {
+namespace {
+
+// Attention of the newest n tokens over all that the cache holds.
+// q: [batch, n, heads, head_dim], k, v: [batch, length, kv_heads, head_dim]
+Tensor AttendToCache(const Tensor& q, const KvCache::KeysAndValues& cached, int64_t window) {
+  const int64_t n = q.dim(1), length = cached.k.dim(1);
+  std::vector<int32_t> begin(n, 0), end(n);
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t position = length - n + i;
+    end[i] = static_cast<int32_t>(position + 1);
+    if (window > 0) begin[i] = static_cast<int32_t>(std::max<int64_t>(0, position + 1 - window));
+  }
+  const Tensor out = Tensor::EmptyLike(q);
+  const Tensor lse = Tensor::Empty({q.dim(0), q.dim(2), n}, q.dtype(), q.device());
+  FlashForwardParams params;
+  params.shape.batch = q.dim(0);
+  params.shape.q_len = n;
+  params.shape.k_len = length;
+  params.shape.num_heads = q.dim(2);
+  params.shape.num_kv_heads = cached.k.dim(2);
+  params.shape.head_dim = q.dim(3);
+  params.shape.softmax_scale = 1 / std::sqrt(static_cast<double>(q.dim(3)));
+  params.shape.dtype = q.dtype();
+  params.shape.visible = {begin.data(), end.data(), /*batch_stride=*/0};
+  params.q = Operand(q);
+  params.k = Operand(cached.k);
+  params.v = Operand(cached.v);
+  params.out = Operand(out);
+  params.lse = lse.raw_data();
+  FlashForward(q.device(), params);
+  return out;
+}
+
+absl::Status CheckComplete(const ModelConfig& config) {
+  BURST_RETURN_IF_ERROR(config.Validate());
+  if (config.vocab == 0) {
+    return absl::InvalidArgumentError("model vocab is 0; it must be the size of a vocabulary");
+  }
+  if (config.family == Family::kGpt2 && config.context == 0) {
+    return absl::InvalidArgumentError(
+        "model context is 0; a gpt2 model needs the number of positions to learn");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(const ModelConfig& config,
+                                                                 DType dtype, uint64_t seed) {
+  BURST_RETURN_IF_ERROR(CheckComplete(config));
+  std::unique_ptr<Transformer> model(new Transformer(config.WithDefaults()));
+  model->parameters_.Allocate(dtype);
+  model->parameters_.Initialize(seed);
+  return model;
+}
+
+absl::StatusOr<int64_t> Transformer::CountParameters(const ModelConfig& config) {
+  BURST_RETURN_IF_ERROR(CheckComplete(config));
+  return Transformer(config.WithDefaults()).parameters_.numel();
+}
+
+Transformer::Transformer(const ModelConfig& config) : config_(config), blocks_(config.layers) {
+  const Shape table = {config.vocab, config.width};
+  parameters_.Add("embedding.tokens", table, 0, kInitStd, true, &token_embedding_);
+  if (config.family == Family::kGpt2) {
+    parameters_.Add("embedding.positions", {config.context, config.width}, 0, kInitStd, true,
+                    &position_embedding_);
+  }
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    blocks_[layer].Declare(config_, layer, &parameters_);
+  }
+  final_norm_.Declare(config_, "final_norm", &parameters_);
+  if (!config.tied_embeddings) parameters_.Add("head.weight", table, 0, kInitStd, true, &head_);
+}
+
+Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens,
+                             const Tensor& positions) const {
+  Variable x = Embedding(pass.tape, tokens, token_embedding_);
+  if (config_.family == Family::kGpt2) {
+    x = Add(pass.tape, x, Embedding(pass.tape, positions, position_embedding_));
+  }
+  x = Dropout(pass.tape, x, DropoutAt(pass, config_, /*site=*/0));
+  for (const Block& block : blocks_) x = block.Forward(pass, x);
+  return final_norm_.Forward(pass, config_, x);
+}
+
+Variable Transformer::Hidden(Tape& tape, BurstAttention& attention, const SequenceBatch& batch,
+                             const DropoutKey& dropout) const {
+  const auto& schedule = batch.schedule;
+  ForwardPass pass{tape, nullptr, nullptr, dropout, nullptr};
+  pass.attend = [&](int64_t, const Variable& q, const Variable& k, const Variable& v) {
+    return BurstAttentionOp(tape, attention, schedule, q, k, v);
+  };
+  if (config_.family == Family::kLlama) {
+    pass.rope = MakeRopeTable(batch.positions, config_.head_dim(), config_.rope_theta,
+                              parameters_.values().dtype());
+  }
+  // Shares the schedule's ownership.
+  pass.global_positions = {schedule, &schedule->positions(schedule->rank())};
+  return Hidden(pass, batch.tokens, batch.positions);
+}
+
+Variable Transformer::Loss(Tape& tape, BurstAttention& attention, const SequenceBatch& batch,
+                           double loss_scale, const DropoutKey& dropout) const {
+  const Variable x = Hidden(tape, attention, batch, dropout);
+  return LinearCrossEntropy(tape, x, head(), batch.targets, loss_scale);
+}
+
+Variable Transformer::Logits(Tape& tape, BurstAttention& attention,
+                             const SequenceBatch& batch) const {
+  return Linear(tape, Hidden(tape, attention, batch, DropoutKey()), head());
+}
+
+absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens) const {
+  const int64_t batch = tokens.dim(0), n = tokens.dim(1), start = cache.length();
+  BURST_CHECK(batch == cache.batch() && n >= 1)
+      << ToString(tokens.shape()) << " for a cache of " << cache.batch() << " sequences";
+  if (config_.family == Family::kGpt2 && start + n > config_.context) {
+    return absl::OutOfRangeError(absl::StrCat(start + n, " tokens, but the model has learned ",
+                                              config_.context, " positions"));
+  }
+  const Tensor positions = Tensor::Empty({batch, n}, DType::kInt32);
+  for (int64_t i = 0; i < batch * n; ++i) {
+    positions.data<int32_t>()[i] = static_cast<int32_t>(start + i % n);
+  }
+  Tape tape(/*recording=*/false);
+  ForwardPass pass{tape, nullptr, nullptr, DropoutKey(), nullptr};
+  pass.attend = [&](int64_t layer, const Variable& q, const Variable& k, const Variable& v) {
+    const auto cached = cache.Append(layer, k.value(), v.value());
+    return Variable(AttendToCache(q.value(), cached, cache.window()));
+  };
+  if (config_.family == Family::kLlama) {
+    pass.rope = MakeRopeTable(positions, config_.head_dim(), config_.rope_theta,
+                              parameters_.values().dtype());
+  }
+  const Variable x = Hidden(pass, tokens, positions);  // [batch, n, width]
+  cache.Advance(n);
+  const Variable last(x.value().Slice(1, n - 1, 1).Contiguous());
+  return Linear(tape, last, head()).value().View({batch, config_.vocab});
+}
+
+Transformer::FlopsPerToken Transformer::TrainingFlopsPerToken(int64_t seqlen) const {
+  const double width = config_.width, kv_width = config_.kv_heads * config_.head_dim();
+  const double ffn_products = config_.family == Family::kLlama ? 3 : 2;
+  const double layer = 2 * width * (width + kv_width) + ffn_products * width * config_.ffn;
+  const double products = config_.layers * layer + width * config_.vocab;
+  const double attention = 6.0 * config_.layers * width * seqlen;
+  return {6 * products + 2 * attention, 6 * products + attention};
+}
+
+}  // namespace burst

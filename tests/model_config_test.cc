@@ -1,0 +1,106 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "model/config.h"
+
+namespace burst {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char kMinimal[] = R"({"family": "gpt2", "layers": 2, "width": 12, "heads": 3)";
+
+std::string With(const std::string& fields) { return std::string(kMinimal) + ", " + fields + "}"; }
+
+TEST(ModelConfig, PresetsAreValidAndSurviveJson) {
+  const std::vector<std::string> names = absl::StrSplit(ModelPresetNames(), ", ");
+  for (const char* required :
+       {"nanogpt_cpu", "nanogpt_gpu", "d12", "d24", "d36", "d48", "llama_tiny", "llama_1b"}) {
+    EXPECT_THAT(names, testing::Contains(required));
+  }
+  for (const std::string& name : names) {
+    const auto preset = ModelPreset(name);
+    ASSERT_TRUE(preset.ok()) << preset.status();
+    EXPECT_TRUE(preset->Validate().ok()) << name;
+    const std::string json = ModelConfigToJson(*preset);
+    const auto read = ModelConfigFromJson(json);
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(ModelConfigToJson(*read), json);
+  }
+}
+
+TEST(ModelConfig, ReadsEveryField) {
+  const auto config = ModelConfigFromJson(
+      R"({"family": "llama", "layers": 1, "width": 24, "heads": 6, "kv_heads": 3, "ffn": 40,
+          "vocab": 100, "context": 7, "tied_embeddings": true, "dropout": 0.25,
+          "rope_theta": 500000, "norm_eps": 1e-6})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->family, Family::kLlama);
+  EXPECT_EQ(config->layers, 1);
+  EXPECT_EQ(config->width, 24);
+  EXPECT_EQ(config->heads, 6);
+  EXPECT_EQ(config->kv_heads, 3);
+  EXPECT_EQ(config->ffn, 40);
+  EXPECT_EQ(config->vocab, 100);
+  EXPECT_EQ(config->context, 7);
+  EXPECT_TRUE(config->tied_embeddings);
+  EXPECT_EQ(config->dropout, 0.25);
+  EXPECT_EQ(config->rope_theta, 500000);
+  EXPECT_EQ(config->norm_eps, 1e-6);
+  EXPECT_EQ(config->head_dim(), 4);
+}
+
+TEST(ModelConfig, Defaults) {
+  const auto gpt2 = ModelConfigFromJson(std::string(kMinimal) + "}");
+  ASSERT_TRUE(gpt2.ok()) << gpt2.status();
+  EXPECT_EQ(gpt2->WithDefaults().kv_heads, 3);
+  EXPECT_EQ(gpt2->WithDefaults().ffn, 48);
+  const auto llama = ModelConfigFromJson(R"({"layers": 1, "width": 4096, "heads": 32})");
+  ASSERT_TRUE(llama.ok()) << llama.status();
+  EXPECT_EQ(llama->WithDefaults().ffn, 10944);  // 10922.67 up to a multiple of 64
+}
+
+// Every error names the key, and the value or what would be valid.
+TEST(ModelConfig, ErrorsNameKeyAndValue) {
+  struct Case {
+    std::string json;
+    std::string key, says;
+  };
+  for (const Case& c : std::vector<Case>{
+           {With(R"("kv_heads": 2)"), "kv_heads is 2", "divisor of heads 3"},
+           {With(R"("kv_heads": -1)"), "kv_heads is -1", "from 0"},
+           {With(R"("dropout": 1)"), "dropout is 1", "[0, 1)"},
+           {With(R"("dropout": -0.1)"), "dropout is -0.1", "[0, 1)"},
+           {With(R"("dropout": "much")"), "dropout is \"much\"", "a number"},
+           {With(R"("vocab": 1.5)"), "vocab is 1.5", "integer"},
+           {With(R"("vocab": 18446744073709551615)"), "vocab is 18446744073709551615", "integer"},
+           {With(R"("tied_embeddings": 1)"), "tied_embeddings is 1", "true or false"},
+           {With(R"("norm_eps": 0)"), "norm_eps is 0", "(0, 1)"},
+           {With(R"("rope_theta": 0.5)"), "rope_theta is 0.5", "at least 1"},
+           {With(R"("family": "bert")"), "family is \"bert\"", "\"llama\" or \"gpt2\""},
+           {With(R"("hidden": 3)"), "\"hidden\"", "kv_heads"},
+           {R"({"family": "gpt2", "layers": 2, "width": 12, "heads": 5})", "heads is 5",
+            "divisor of width 12"},
+           {R"({"layers": 2, "width": 15, "heads": 3})", "width / heads is 5", "even"},
+           {R"({"layers": 0, "width": 12, "heads": 3})", "layers is 0", "from 1"},
+           {R"({"width": 12, "heads": 3})", "layers is 0", "from 1"},
+           {"[1, 2]", "JSON object", ""},
+           {"{\"layers\": 2", "JSON object", ""},
+           {"", "JSON object", ""},
+       }) {
+    const auto config = ModelConfigFromJson(c.json);
+    EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument) << c.json;
+    EXPECT_THAT(std::string(config.status().message()), HasSubstr(c.key)) << c.json;
+    EXPECT_THAT(std::string(config.status().message()), HasSubstr(c.says)) << c.json;
+  }
+  const auto preset = ModelPreset("d13");
+  EXPECT_THAT(std::string(preset.status().message()), HasSubstr("\"d13\""));
+  EXPECT_THAT(std::string(preset.status().message()), HasSubstr("llama_tiny"));
+}
+
+}  // namespace
+}  // namespace burst

@@ -1,0 +1,573 @@
+// Every op: values against a naive loop in double, gradients against finite differences, float
+// against double.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "burst/autograd/tape.h"
+#include "burst/base/parallel.h"
+#include "burst/tensor/tensor.h"
+#include "model/ops/add.h"
+#include "model/ops/cross_entropy.h"
+#include "model/ops/dropout.h"
+#include "model/ops/embedding.h"
+#include "model/ops/gelu.h"
+#include "model/ops/layernorm.h"
+#include "model/ops/linear.h"
+#include "model/ops/matmul.h"
+#include "model/ops/rmsnorm.h"
+#include "model/ops/rope.h"
+#include "model/ops/swiglu.h"
+#include "tests/gradient_check.h"
+
+namespace burst {
+namespace {
+
+using Values = std::vector<double>;
+
+constexpr double kEps64 = std::numeric_limits<double>::epsilon();
+constexpr double kEps32 = std::numeric_limits<float>::epsilon();
+
+// |actual - expected| <= tolerance * max(1, largest |expected|), elementwise.
+void ExpectClose(const Tensor& actual, const Values& expected, double tolerance) {
+  const Values values = actual.ToVector<double>();
+  ASSERT_EQ(values.size(), expected.size());
+  double scale = 1;
+  for (double value : expected) scale = std::max(scale, std::abs(value));
+  for (size_t i = 0; i < values.size(); ++i) {
+    ASSERT_NEAR(values[i], expected[i], tolerance * scale) << "element " << i;
+  }
+}
+
+// Runs an op in both precisions on the same numbers: outputs and gradients agree to `tolerance`,
+// relative to the largest element of each array.
+void ExpectFloatAgrees(const std::vector<Tensor>& inputs,
+                       const std::function<Variable(Tape&, const std::vector<Variable>&)>& op,
+                       double tolerance) {
+  std::vector<std::vector<Values>> results;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64}) {
+    std::vector<Variable> leaves;
+    // Rounded to float for both, so that only the arithmetic differs.
+    for (const Tensor& input : inputs) leaves.push_back(Leaf(input.To(DType::kFloat32).To(dtype)));
+    Tape tape;
+    const Variable y = op(tape, leaves);
+    const Tensor dy = RandomTensor(y.shape(), 7).To(DType::kFloat32).To(dtype);
+    ASSERT_TRUE(tape.Backward(std::vector<Variable>{y}, {dy}).ok());
+    results.push_back({y.value().ToVector<double>()});
+    for (const Variable& leaf : leaves) results.back().push_back(leaf.grad().ToVector<double>());
+  }
+  for (size_t array = 0; array < results[0].size(); ++array) {
+    double scale = 0;
+    for (double value : results[1][array]) scale = std::max(scale, std::abs(value));
+    for (size_t i = 0; i < results[0][array].size(); ++i) {
+      ASSERT_NEAR(results[0][array][i], results[1][array][i], tolerance * scale)
+          << (array == 0 ? "output" : "gradient") << " " << array << " element " << i;
+    }
+  }
+}
+
+// --- matmul -----------------------------------------------------------------------------------
+
+class MatMulTest : public testing::TestWithParam<int> {};
+
+TEST_P(MatMulTest, EqualsNaive) {
+  ScopedThreadPool pool(GetParam());
+  struct Size {
+    int64_t m, n, k;
+  };
+  for (const Size size : {Size{1, 1, 1},
+                          {3, 5, 7},
+                          {64, 1, 33},
+                          {1, 70, 5},
+                          {130, 257, 129},
+                          {257, 130, 64},
+                          {4, 4, 0},
+                          {0, 3, 2},
+                          {600, 40, 300}}) {
+    for (const bool transpose_a : {false, true}) {
+      for (const bool transpose_b : {false, true}) {
+        for (const Into into : {Into::kAssign, Into::kAccumulate}) {
+          const int64_t pad = 3;  // rows further apart than they are long
+          const int64_t a_rows = transpose_a ? size.k : size.m;
+          const int64_t a_cols = transpose_a ? size.m : size.k;
+          const int64_t b_rows = transpose_b ? size.n : size.k;
+          const int64_t b_cols = transpose_b ? size.k : size.n;
+          const Tensor a = RandomTensor({a_rows, a_cols + pad}, 1);
+          const Tensor b = RandomTensor({b_rows, b_cols + pad}, 2);
+          const Tensor c = RandomTensor({size.m, size.n + pad}, 3);
+          Values expected = c.ToVector<double>();
+          for (int64_t i = 0; i < size.m; ++i) {
+            for (int64_t j = 0; j < size.n; ++j) {
+              double sum = 0;
+              for (int64_t p = 0; p < size.k; ++p) {
+                sum +=
+                    a.data<double>()[transpose_a ? p * (a_cols + pad) + i
+                                                 : i * (a_cols + pad) + p] *
+                    b.data<double>()[transpose_b ? j * (b_cols + pad) + p : p * (b_cols + pad) + j];
+              }
+              double& element = expected[i * (size.n + pad) + j];
+              element = into == Into::kAccumulate ? element + sum : sum;
+            }
+          }
+          MatrixView<double> view_a{a.data<double>(), a_rows, a_cols, a_cols + pad};
+          MatrixView<double> view_b{b.data<double>(), b_rows, b_cols, b_cols + pad};
+          if (transpose_a) view_a = view_a.Transposed();
+          if (transpose_b) view_b = view_b.Transposed();
+          const MatrixView<double> view_c{c.data<double>(), size.m, size.n, size.n + pad};
+          MatMul(view_a, view_b, view_c, into);
+          ExpectClose(c, expected, kEps64 * (size.k + 1));
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, MatMulTest, testing::Values(1, 2, 3));
+
+// --- linear -----------------------------------------------------------------------------------
+
+TEST(Linear, GradientsWithBiasAndResidual) {
+  const Variable x = Leaf(RandomTensor({2, 3, 4}, 1)), weight = Leaf(RandomTensor({5, 4}, 2));
+  const Variable bias = Leaf(RandomTensor({5}, 3)), residual = Leaf(RandomTensor({2, 3, 5}, 4));
+  CheckGradients({{"x", x}, {"weight", weight}, {"bias", bias}, {"residual", residual}},
+                 [&](Tape& tape) -> std::vector<Variable> {
+                   return {Linear(tape, x, weight, bias, residual)};
+                 });
+  CheckGradients({{"x", x}, {"weight", weight}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {Linear(tape, x, weight)}; });
+  CheckGradients({{"bias", bias}, {"weight", weight}}, [&](Tape& tape) -> std::vector<Variable> {
+    return {Linear(tape, Variable(x.value()), weight, bias)};
+  });
+}
+
+TEST(Linear, InputOverSeveralTrailingAxes) {
+  const Variable x = Leaf(RandomTensor({2, 3, 2, 3}, 1)), weight = Leaf(RandomTensor({5, 6}, 2));
+  Tape tape(false);
+  const Variable y = Linear(tape, x, weight);
+  EXPECT_EQ(y.shape(), Shape({2, 3, 5}));
+  CheckGradients({{"x", x}, {"weight", weight}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {Linear(tape, x, weight)}; });
+}
+
+TEST(Linear, SharedResidualAndInput) {  // x + W x: both contributions reach x
+  const Variable x = Leaf(RandomTensor({3, 4}, 1)), weight = Leaf(RandomTensor({4, 4}, 2));
+  CheckGradients({{"x", x}, {"weight", weight}}, [&](Tape& tape) -> std::vector<Variable> {
+    const Variable h = Add(tape, x, x);
+    return {Linear(tape, h, weight, {}, h)};
+  });
+}
+
+TEST(Linear, FloatAgreesWithDouble) {
+  // Dot products of at most 200 terms: error below length * eps of their size.
+  ExpectFloatAgrees(
+      {RandomTensor({200, 96}, 1), RandomTensor({130, 96}, 2), RandomTensor({130}, 3)},
+      [](Tape& tape, const std::vector<Variable>& in) { return Linear(tape, in[0], in[1], in[2]); },
+      200 * kEps32);
+}
+
+// --- norms ------------------------------------------------------------------------------------
+
+TEST(RmsNorm, ValuesAndGradients) {
+  const int64_t rows = 130, width = 9;  // more rows than one block of the weight's sum
+  const Variable x = Leaf(RandomTensor({2, rows / 2, width}, 1, 2.0));
+  const Variable weight = Leaf(RandomTensor({width}, 2));
+  Values expected(rows * width);
+  for (int64_t i = 0; i < rows; ++i) {
+    double square = 0;
+    for (int64_t j = 0; j < width; ++j)
+      square += std::pow(x.value().data<double>()[i * width + j], 2);
+    for (int64_t j = 0; j < width; ++j) {
+      expected[i * width + j] = x.value().data<double>()[i * width + j] /
+                                std::sqrt(square / width + 1e-2) * weight.value().data<double>()[j];
+    }
+  }
+  Tape tape(false);
+  ExpectClose(RmsNorm(tape, x, weight, 1e-2).value(), expected, 10 * kEps64);
+  CheckGradients({{"x", x}, {"weight", weight}}, [&](Tape& tape) -> std::vector<Variable> {
+    return {RmsNorm(tape, x, weight, 1e-2)};
+  });
+}
+
+TEST(LayerNorm, ValuesAndGradients) {
+  const int64_t rows = 130, width = 9;
+  const Variable x = Leaf(RandomTensor({2, rows / 2, width}, 1, 2.0));
+  const Variable weight = Leaf(RandomTensor({width}, 2)), bias = Leaf(RandomTensor({width}, 3));
+  Values expected(rows * width);
+  for (int64_t i = 0; i < rows; ++i) {
+    const double* row = x.value().data<double>() + i * width;
+    double mean = 0, variance = 0;
+    for (int64_t j = 0; j < width; ++j) mean += row[j] / width;
+    for (int64_t j = 0; j < width; ++j) variance += std::pow(row[j] - mean, 2) / width;
+    for (int64_t j = 0; j < width; ++j) {
+      expected[i * width + j] =
+          (row[j] - mean) / std::sqrt(variance + 1e-2) * weight.value().data<double>()[j] +
+          bias.value().data<double>()[j];
+    }
+  }
+  Tape tape(false);
+  ExpectClose(LayerNorm(tape, x, weight, bias, 1e-2).value(), expected, 20 * kEps64);
+  CheckGradients({{"x", x}, {"weight", weight}, {"bias", bias}},
+                 [&](Tape& tape) -> std::vector<Variable> {
+                   return {LayerNorm(tape, x, weight, bias, 1e-2)};
+                 });
+}
+
+TEST(Norms, FloatAgreesWithDouble) {
+  // Sums over at most `width` or `rows` = 128 terms, a few times over.
+  ExpectFloatAgrees(
+      {RandomTensor({128, 96}, 1), RandomTensor({96}, 2)},
+      [](Tape& tape, const std::vector<Variable>& in) { return RmsNorm(tape, in[0], in[1], 1e-5); },
+      128 * kEps32);
+  ExpectFloatAgrees(
+      {RandomTensor({128, 96}, 1), RandomTensor({96}, 2), RandomTensor({96}, 3)},
+      [](Tape& tape, const std::vector<Variable>& in) {
+        return LayerNorm(tape, in[0], in[1], in[2], 1e-5);
+      },
+      128 * kEps32);
+}
+
+// The sums over rows are taken in the same order for any number of threads.
+TEST(Norms, SameForAnyNumberOfThreads) {
+  std::vector<std::vector<float>> gradients;
+  for (const int threads : {1, 2, 3}) {
+    ScopedThreadPool pool(threads);
+    const Variable x = Leaf(RandomTensor({500, 64}, 1, 1, DType::kFloat32));
+    const Variable weight = Leaf(RandomTensor({64}, 2, 1, DType::kFloat32));
+    const Variable bias = Leaf(RandomTensor({64}, 3, 1, DType::kFloat32));
+    Tape tape;
+    const Variable y = LayerNorm(tape, x, weight, bias, 1e-5);
+    ASSERT_TRUE(
+        tape.Backward(std::vector<Variable>{y}, {RandomTensor(y.shape(), 4, 1, DType::kFloat32)})
+            .ok());
+    gradients.push_back(weight.grad().ToVector<float>());
+  }
+  EXPECT_EQ(gradients[0], gradients[1]);
+  EXPECT_EQ(gradients[0], gradients[2]);
+}
+
+// --- rope -------------------------------------------------------------------------------------
+
+TEST(Rope, ValuesAndGradients) {
+  const int64_t heads = 3, head_dim = 6;
+  const Tensor positions = Tensor::FromVector<int32_t>({0, 1, 5, 6, 0, 70000}, {2, 3});
+  const Variable x = Leaf(RandomTensor({2, 3, heads, head_dim}, 1));
+  const auto table = MakeRopeTable(positions, head_dim, 10000, DType::kFloat64);
+  Values expected(x.value().numel());
+  for (int64_t t = 0; t < 6; ++t) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t i = 0; i < head_dim / 2; ++i) {
+        const double angle = positions.data<int32_t>()[t] * std::pow(10000.0, -2.0 * i / head_dim);
+        const int64_t first = (t * heads + h) * head_dim + i, second = first + head_dim / 2;
+        const double a = x.value().data<double>()[first], b = x.value().data<double>()[second];
+        expected[first] = a * std::cos(angle) - b * std::sin(angle);
+        expected[second] = b * std::cos(angle) + a * std::sin(angle);
+      }
+    }
+  }
+  Tape tape(false);
+  ExpectClose(Rope(tape, x, table).value(), expected, 4 * kEps64);
+  CheckGradients({{"x", x}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {Rope(tape, x, table)}; });
+}
+
+TEST(Rope, FarPositionsKeepTheirPhaseInFloat) {
+  const Tensor positions = Tensor::FromVector<int32_t>({0, 1000003, 77, 123456}, {1, 4});
+  const auto table32 = MakeRopeTable(positions, 64, 10000, DType::kFloat32);
+  const auto table64 = MakeRopeTable(positions, 64, 10000, DType::kFloat64);
+  for (const int32_t position : {0, 1000003, 77, 123456}) {
+    for (int64_t i = position * 32; i < position * 32 + 32; ++i) {
+      EXPECT_NEAR(table32->cos.data<float>()[i], table64->cos.data<double>()[i], kEps32);
+      EXPECT_NEAR(table32->sin.data<float>()[i], table64->sin.data<double>()[i], kEps32);
+    }
+  }
+}
+
+// --- activations --------------------------------------------------------------------------------
+
+TEST(SwiGlu, ValuesAndGradients) {
+  const Variable gate = Leaf(RandomTensor({3, 7}, 1, 3)), up = Leaf(RandomTensor({3, 7}, 2));
+  Values expected;
+  for (int64_t i = 0; i < 21; ++i) {
+    const double g = gate.value().data<double>()[i];
+    expected.push_back(g / (1 + std::exp(-g)) * up.value().data<double>()[i]);
+  }
+  Tape tape(false);
+  ExpectClose(SwiGlu(tape, gate, up).value(), expected, 10 * kEps64);
+  CheckGradients({{"gate", gate}, {"up", up}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {SwiGlu(tape, gate, up)}; });
+}
+
+TEST(Gelu, ValuesAndGradients) {
+  const Variable x = Leaf(RandomTensor({5, 7}, 1, 2));
+  Values expected;
+  for (int64_t i = 0; i < 35; ++i) {
+    const double v = x.value().data<double>()[i];
+    const double pi = 3.14159265358979323846;
+    expected.push_back(0.5 * v * (1 + std::tanh(std::sqrt(2 / pi) * (v + 0.044715 * v * v * v))));
+  }
+  Tape tape(false);
+  ExpectClose(Gelu(tape, x).value(), expected, 10 * kEps64);
+  CheckGradients({{"x", x}}, [&](Tape& tape) -> std::vector<Variable> { return {Gelu(tape, x)}; });
+}
+
+TEST(Activations, FiniteFarOut) {
+  const Tensor far = Tensor::FromVector<float>({-1e4f, -200, -90, 90, 200, 1e4f}, {6});
+  const Variable x = Leaf(far);
+  Tape tape;
+  const Variable gelu = Gelu(tape, x), swiglu = SwiGlu(tape, x, Variable(far));
+  const std::vector<float> y = gelu.value().ToVector<float>();
+  for (int i = 0; i < 3; ++i) EXPECT_NEAR(y[i], 0, 1e-30);
+  for (int i = 3; i < 6; ++i) EXPECT_EQ(y[i], far.data<float>()[i]);
+  Tensor ones = Tensor::EmptyLike(far);
+  ones.Fill(1);
+  ASSERT_TRUE(tape.Backward(std::vector<Variable>{gelu, swiglu}, {ones, ones}).ok());
+  for (float g : x.grad().ToVector<float>()) EXPECT_TRUE(std::isfinite(g));
+}
+
+TEST(Activations, FloatAgreesWithDouble) {
+  // exp to a few ulp, amplified at most by its argument (below 20 here).
+  ExpectFloatAgrees(
+      {RandomTensor({3000}, 1, 3)},
+      [](Tape& tape, const std::vector<Variable>& in) { return Gelu(tape, in[0]); }, 30 * kEps32);
+  ExpectFloatAgrees(
+      {RandomTensor({3000}, 1, 3), RandomTensor({3000}, 2)},
+      [](Tape& tape, const std::vector<Variable>& in) { return SwiGlu(tape, in[0], in[1]); },
+      30 * kEps32);
+}
+
+// --- embedding, add -----------------------------------------------------------------------------
+
+TEST(Embedding, ValuesAndGradients) {
+  const Tensor ids = Tensor::FromVector<int32_t>({3, 0, 3, 1, 4, 3}, {2, 3});
+  const Variable table = Leaf(RandomTensor({5, 70}, 1));
+  Tape tape(false);
+  const Variable y = Embedding(tape, ids, table);
+  EXPECT_EQ(y.shape(), Shape({2, 3, 70}));
+  Values expected;
+  for (const int32_t id : ids.ToVector<int32_t>()) {
+    for (int64_t j = 0; j < 70; ++j) expected.push_back(table.value().data<double>()[id * 70 + j]);
+  }
+  ExpectClose(y.value(), expected, 0);
+  CheckGradients({{"table", table}}, [&](Tape& tape) -> std::vector<Variable> {
+    return {Embedding(tape, ids, table)};
+  });
+}
+
+TEST(EmbeddingDeathTest, IdOutOfRange) {
+  const Variable table = Leaf(RandomTensor({5, 2}, 1));
+  Tape tape(false);
+  EXPECT_DEATH(Embedding(tape, Tensor::FromVector<int32_t>({5}, {1}), table), "table of 5 rows");
+  EXPECT_DEATH(Embedding(tape, Tensor::FromVector<int32_t>({-1}, {1}), table), "table of 5 rows");
+}
+
+TEST(Add, Gradients) {
+  const Variable a = Leaf(RandomTensor({3, 4}, 1)), b = Leaf(RandomTensor({3, 4}, 2));
+  CheckGradients({{"a", a}, {"b", b}}, [&](Tape& tape) -> std::vector<Variable> {
+    return {Add(tape, Add(tape, a, b), a)};
+  });
+}
+
+// --- dropout ------------------------------------------------------------------------------------
+
+DropoutSite Site(double rate, uint64_t step, int64_t site, std::vector<int32_t> positions) {
+  DropoutSite result;
+  result.rate = rate;
+  result.key.seed = 42;
+  result.key.step = step;
+  result.key.enabled = true;
+  result.site = site;
+  result.positions = std::make_shared<const std::vector<int32_t>>(std::move(positions));
+  return result;
+}
+
+std::vector<int32_t> Range(int32_t n) {
+  std::vector<int32_t> range(n);
+  for (int32_t i = 0; i < n; ++i) range[i] = i;
+  return range;
+}
+
+Values DropOnes(const Shape& shape, const DropoutSite& site) {
+  Tensor ones = Tensor::Empty(shape, DType::kFloat64);
+  ones.Fill(1);
+  Tape tape(false);
+  return Dropout(tape, Variable(ones), site).value().ToVector<double>();
+}
+
+TEST(Dropout, Gradients) {
+  const Variable x = Leaf(RandomTensor({2, 3, 70}, 1)),
+                 residual = Leaf(RandomTensor({2, 3, 70}, 2));
+  const DropoutSite site = Site(0.3, 5, 1, {4, 9, 11});
+  CheckGradients({{"x", x}, {"residual", residual}}, [&](Tape& tape) -> std::vector<Variable> {
+    return {Dropout(tape, x, site, residual)};
+  });
+  CheckGradients({{"x", x}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {Dropout(tape, x, site)}; });
+}
+
+// Counts of n Bernoulli draws lie within 5 standard deviations, for the whole and along each axis.
+TEST(Dropout, Statistics) {
+  const int64_t batch = 4, length = 100, width = 200;
+  for (const double rate : {0.1, 0.5, 0.9}) {
+    const Values y = DropOnes({batch, length, width}, Site(rate, 3, 2, Range(length)));
+    std::vector<int64_t> by_token(batch * length), by_channel(width);
+    int64_t dropped = 0;
+    for (size_t i = 0; i < y.size(); ++i) {
+      if (y[i] == 0) {
+        ++dropped, ++by_token[i / width], ++by_channel[i % width];
+      } else {
+        ASSERT_NEAR(y[i], 1 / (1 - rate), 1e-8);
+      }
+    }
+    const auto within = [&](int64_t count, int64_t n) {
+      return std::abs(count - n * rate) < 5 * std::sqrt(n * rate * (1 - rate));
+    };
+    EXPECT_TRUE(within(dropped, y.size())) << dropped;
+    for (int64_t count : by_token) EXPECT_TRUE(within(count, width)) << count;
+    for (int64_t count : by_channel) EXPECT_TRUE(within(count, batch * length)) << count;
+  }
+}
+
+TEST(Dropout, MasksOfSitesStepsAndRowsAreIndependent) {
+  const Shape shape = {2, 50, 64};
+  const Values base = DropOnes(shape, Site(0.5, 3, 2, Range(50)));
+  const int64_t n = base.size() / 2;
+  const auto agreements = [&](const Values& other, int64_t shift) {
+    int64_t same = 0;
+    for (int64_t i = 0; i < n; ++i) same += (base[i] == 0) == (other[i + shift] == 0);
+    return same;
+  };
+  const double bound = 5 * std::sqrt(n * 0.25);
+  EXPECT_NEAR(agreements(DropOnes(shape, Site(0.5, 4, 2, Range(50))), 0), n / 2, bound);
+  EXPECT_NEAR(agreements(DropOnes(shape, Site(0.5, 3, 3, Range(50))), 0), n / 2, bound);
+  EXPECT_NEAR(agreements(base, n), n / 2, bound);  // the other batch row
+  EXPECT_EQ(base, DropOnes(shape, Site(0.5, 3, 2, Range(50))));
+}
+
+TEST(Dropout, MaskBelongsToTheGlobalPosition) {
+  const int64_t width = 100, length = 12;
+  const Values whole = DropOnes({2, length, width}, Site(0.4, 1, 0, Range(length)));
+  const std::vector<int32_t> positions = {0, 1, 2, 9, 10, 11};  // a rank's part, zigzag
+  const Values part = DropOnes({2, 6, width}, Site(0.4, 1, 0, positions));
+  for (int64_t row = 0; row < 2; ++row) {
+    for (int64_t t = 0; t < 6; ++t) {
+      for (int64_t c = 0; c < width; ++c) {
+        ASSERT_EQ(part[(row * 6 + t) * width + c],
+                  whole[(row * length + positions[t]) * width + c]);
+      }
+    }
+  }
+}
+
+TEST(Dropout, InactiveIsIdentity) {
+  const Variable x = Leaf(RandomTensor({1, 2, 3}, 1));
+  DropoutSite site = Site(0.5, 1, 0, Range(2));
+  site.key.enabled = false;
+  Tape tape(false);
+  ExpectClose(Dropout(tape, x, site).value(), x.value().ToVector<double>(), 0);
+}
+
+// --- cross-entropy
+// --------------------------------------------------------------------------------
+
+struct LossCase {
+  Variable x = Leaf(RandomTensor({2, 5, 6}, 1));
+  Variable weight = Leaf(RandomTensor({11, 6}, 2));
+  Tensor targets = Tensor::FromVector<int32_t>({3, -1, 0, 10, 5, 5, -1, 2, 7, 10}, {2, 5});
+};
+
+double NaiveLoss(const LossCase& c) {
+  double loss = 0;
+  for (int64_t t = 0; t < 10; ++t) {
+    const int32_t target = c.targets.data<int32_t>()[t];
+    if (target < 0) continue;
+    double sum = 0, picked = 0;
+    for (int64_t v = 0; v < 11; ++v) {
+      double logit = 0;
+      for (int64_t j = 0; j < 6; ++j) {
+        logit += c.x.value().data<double>()[t * 6 + j] * c.weight.value().data<double>()[v * 6 + j];
+      }
+      sum += std::exp(logit);
+      if (v == target) picked = logit;
+    }
+    loss += std::log(sum) - picked;
+  }
+  return loss;
+}
+
+TEST(CrossEntropy, ValuesAndGradientsForAnyChunk) {
+  const LossCase c;
+  const double expected = 0.125 * NaiveLoss(c);
+  for (const int64_t chunk : {0, 1, 3, 10, 64}) {
+    Tape tape(false);
+    const Variable loss = LinearCrossEntropy(tape, c.x, c.weight, c.targets, 0.125, chunk);
+    EXPECT_NEAR(loss.value().ToVector<double>()[0], expected, 100 * kEps64 * expected);
+    CheckGradients({{"x", c.x}, {"weight", c.weight}}, [&](Tape& tape) -> std::vector<Variable> {
+      return {LinearCrossEntropy(tape, c.x, c.weight, c.targets, 0.125, chunk)};
+    });
+  }
+}
+
+TEST(CrossEntropy, IgnoredTokensGetNoGradient) {
+  const LossCase c;
+  Tape tape;
+  const Variable loss = LinearCrossEntropy(tape, c.x, c.weight, c.targets, 1, 3);
+  ASSERT_TRUE(tape.Backward(loss).ok());
+  for (int64_t t = 0; t < 10; ++t) {
+    double size = 0;
+    for (int64_t j = 0; j < 6; ++j) size += std::abs(c.x.grad().data<double>()[t * 6 + j]);
+    EXPECT_EQ(size == 0, c.targets.data<int32_t>()[t] == -1);
+  }
+}
+
+TEST(CrossEntropy, UniformLogitsGiveLogVocab) {
+  LossCase c;
+  c.x.value().Fill(0);
+  Tape tape(false);
+  const Variable loss = LinearCrossEntropy(tape, c.x, c.weight, c.targets, 1.0 / 8);
+  EXPECT_NEAR(loss.value().ToVector<double>()[0], std::log(11.0), 10 * kEps64);
+}
+
+TEST(CrossEntropy, LargeLogits) {
+  // Logits (0, 1e4, -1e4): the losses are 1e4, 0 and 2e4, and nothing overflows.
+  const Variable x = Leaf(Tensor::FromVector<float>({1, 1, 1}, {3, 1}));
+  const Variable weight = Leaf(Tensor::FromVector<float>({0, 1e4f, -1e4f}, {3, 1}));
+  const Tensor targets = Tensor::FromVector<int32_t>({0, 1, 2}, {3});
+  Tape tape;
+  const Variable loss = LinearCrossEntropy(tape, x, weight, targets, 1);
+  EXPECT_EQ(loss.value().ToVector<double>()[0], 3e4);
+  ASSERT_TRUE(tape.Backward(loss).ok());
+  EXPECT_EQ(weight.grad().ToVector<float>(), std::vector<float>({-1, 2, -1}));
+}
+
+TEST(CrossEntropy, NoTokensNoLoss) {
+  const Variable x = Leaf(Tensor::Zeros({1, 0, 4}, DType::kFloat32));
+  const Variable weight = Leaf(RandomTensor({3, 4}, 1, 1, DType::kFloat32));
+  Tape tape;
+  const Variable loss =
+      LinearCrossEntropy(tape, x, weight, Tensor::Zeros({1, 0}, DType::kInt32), 1);
+  EXPECT_EQ(loss.value().ToVector<double>()[0], 0);
+  ASSERT_TRUE(tape.Backward(loss).ok());
+  EXPECT_EQ(weight.grad().ToVector<float>(), std::vector<float>(12, 0));
+}
+
+TEST(CrossEntropy, FloatAgreesWithDouble) {
+  const Tensor targets = Tensor::Zeros({200}, DType::kInt32);
+  for (int i = 0; i < 200; ++i) targets.data<int32_t>()[i] = i * 7 % 100 - 1;
+  ScopedThreadPool pool(2);
+  // Logits and gradients are sums of at most 200 terms.
+  ExpectFloatAgrees(
+      {RandomTensor({200, 32}, 1), RandomTensor({100, 32}, 2)},
+      [&](Tape& tape, const std::vector<Variable>& in) {
+        return LinearCrossEntropy(tape, in[0], in[1], targets, 0.01, 64);
+      },
+      200 * kEps32);
+}
+
+}  // namespace
+}  // namespace burst
