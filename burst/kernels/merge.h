@@ -6,9 +6,13 @@
 
 namespace burst {
 
-// With m = max(lse_a, lse_b): lse = m + log(e^(lse_a - m) + e^(lse_b - m)), and the outputs are
-// weighted O = O_a weight_a + O_b weight_b. Both exponents are at most 0, so nothing overflows; when
-// neither saw a key (m = -inf) the result is (O, lse) = (0, -inf).
+// With m = max(lse_a, lse_b) and sum = e^(lse_a - m) + e^(lse_b - m):
+//
+//   lse = m + log(sum),  O = O_a e^(lse_a - m) / sum + O_b e^(lse_b - m) / sum
+//
+// Both exponents are at most 0, so nothing overflows. The weights do not go through the rounded lse:
+// its error, |lse| times the machine's epsilon, would be theirs. When neither saw a key (m = -inf)
+// the result is (O, lse) = (0, -inf).
 template <typename T>
 struct MergeWeights {
   T lse;
@@ -20,8 +24,8 @@ template <typename T>
 MergeWeights<T> Merge(T lse_a, T lse_b) {
   const T m = lse_a > lse_b ? lse_a : lse_b;
   if (m == -std::numeric_limits<T>::infinity()) return {m, T{0}, T{0}};
-  const T lse = m + std::log(std::exp(lse_a - m) + std::exp(lse_b - m));
-  return {lse, std::exp(lse_a - lse), std::exp(lse_b - lse)};
+  const T a = std::exp(lse_a - m), b = std::exp(lse_b - m);
+  return {m + std::log(a + b), a / (a + b), b / (a + b)};
 }
 
 }  // namespace burst
