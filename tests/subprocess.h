@@ -1,0 +1,97 @@
+// Runs a program as a user would, for tests of command lines.
+#pragma once
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+namespace burst {
+
+inline std::string ReadAll(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+struct Result {
+  int exit_code = -1;  // -1: ended by a signal
+  int signal = 0;
+  std::string out, err;
+};
+
+class Subprocess {
+ public:
+  struct Options {
+    std::string folder;           // working directory, and where the output is kept
+    int64_t max_file_bytes = -1;  // a file that grows beyond gives EFBIG: a full disk
+  };
+
+  Subprocess(const std::vector<std::string>& command, const Options& options) : options_(options) {
+    pid_ = fork();
+    if (pid_ != 0) return;
+    setenv("BUILD_WORKING_DIRECTORY", options.folder.c_str(), 1);
+    Redirect(STDOUT_FILENO, options.folder + "/stdout");
+    Redirect(STDERR_FILENO, options.folder + "/stderr");
+    if (options.max_file_bytes >= 0) {
+      signal(SIGXFSZ, SIG_IGN);
+      const rlimit limit = {static_cast<rlim_t>(options.max_file_bytes), RLIM_INFINITY};
+      setrlimit(RLIMIT_FSIZE, &limit);
+    }
+    std::vector<char*> argv;
+    for (const std::string& argument : command) argv.push_back(const_cast<char*>(argument.c_str()));
+    argv.push_back(nullptr);
+    execvp(argv[0], argv.data());
+    _exit(127);
+  }
+
+  ~Subprocess() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+
+  void Signal(int number) const { kill(pid_, number); }
+
+  // Whether the program has ended; Wait tells how.
+  bool Ended() {
+    if (pid_ > 0 && waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = 0;
+    return pid_ == 0;
+  }
+
+  // Stops the program and returns once it stands still.
+  void Stop() const {
+    kill(pid_, SIGSTOP);
+    int status;
+    waitpid(pid_, &status, WUNTRACED);
+  }
+
+  Result Wait() {
+    if (pid_ > 0) waitpid(pid_, &status_, 0);
+    pid_ = 0;
+    Result result;
+    if (WIFEXITED(status_)) result.exit_code = WEXITSTATUS(status_);
+    if (WIFSIGNALED(status_)) result.signal = WTERMSIG(status_);
+    result.out = ReadAll(options_.folder + "/stdout");
+    result.err = ReadAll(options_.folder + "/stderr");
+    return result;
+  }
+
+ private:
+  static void Redirect(int fd, const std::string& path) {
+    dup2(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), fd);
+  }
+
+  const Options options_;
+  pid_t pid_;
+  int status_ = 0;
+};
+
+}  // namespace burst

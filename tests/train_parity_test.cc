@@ -1,0 +1,124 @@
+// One rank and a ring of ranks train the same model: losses agree to rounding, whatever the layout,
+// the transport, the direction of the backward, the mask and the family.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/subprocess.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kSteps = 50;
+
+struct Run {
+  std::string name;
+  std::vector<std::string> arguments;
+};
+
+class TrainParity : public testing::TestWithParam<Run> {
+ protected:
+  void SetUp() override {
+    folder_ = absl::StrCat(testing::TempDir(), "/parity_", GetParam().name);
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    std::ofstream text(folder_ + "/text.txt");
+    for (int i = 0; i < 600; ++i) {
+      text << "sentence " << i * 7919 % 1000 << " of many\n" << (i % 4 == 3 ? "\n" : "");
+    }
+  }
+
+  // The losses of a run: training, then validation.
+  std::vector<double> Losses(std::vector<std::string> command,
+                             const std::vector<std::string>& arguments) const {
+    const std::string out = absl::StrCat(folder_, "/run");
+    fs::remove_all(out);
+    command.insert(command.end(),
+                   {absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"),
+                                 "/train/train"),
+                    "--data=text.txt", "--batch=3", absl::StrCat("--steps=", kSteps), "--lr=3e-3",
+                    "--eval_every=25", "--eval_batches=2", "--checkpoint_every=0", "--sample=0",
+                    "--threads=1", "--out=" + out});
+    command.insert(command.end(), GetParam().arguments.begin(), GetParam().arguments.end());
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    const Result result = Subprocess(command, {folder_}).Wait();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::vector<double> losses, validation;
+    std::istringstream lines(ReadAll(out + "/metrics.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+      const auto row = nlohmann::json::parse(line);
+      losses.push_back(row["loss"]);
+      if (row.contains("val_loss")) validation.push_back(row["val_loss"]);
+    }
+    EXPECT_EQ(losses.size(), size_t{kSteps});
+    EXPECT_EQ(validation.size(), 2u);
+    losses.insert(losses.end(), validation.begin(), validation.end());
+    return losses;
+  }
+
+  static void ExpectEqual(const std::vector<double>& losses, const std::vector<double>& expected) {
+    ASSERT_EQ(losses.size(), expected.size());
+    double worst = 0;
+    for (size_t i = 0; i < losses.size(); ++i) {
+      worst = std::max(worst, std::fabs(losses[i] / expected[i] - 1));
+      EXPECT_NEAR(losses[i], expected[i], 1e-5 * expected[i]) << "step " << i + 1;
+    }
+    testing::Test::RecordProperty("largest_relative_difference", absl::StrCat(worst));
+  }
+
+  std::string folder_;
+};
+
+TEST_P(TrainParity, FourRanksTrainAsOneDoes) {
+  const std::vector<double> one = Losses({}, {"--ranks=1"});
+  EXPECT_LT(one[kSteps - 1], 0.9 * one[0]) << "it learns";
+  for (const char* layout : {"contiguous", "zigzag", "striped"}) {
+    for (const char* backward : {"burst", "ring"}) {
+      SCOPED_TRACE(absl::StrCat(layout, " ", backward));
+      ExpectEqual(Losses({}, {"--ranks=4", absl::StrCat("--layout=", layout),
+                              absl::StrCat("--backward=", backward)}),
+                  one);
+    }
+  }
+}
+
+// Ranks as processes give the very bits that ranks as threads give.
+TEST_P(TrainParity, MpirunTrainsAsThreadsDo) {
+  if (std::system("mpirun --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun";
+  const std::vector<std::string> mpirun = {"mpirun", "--allow-run-as-root", "--oversubscribe",
+                                           "-np", "4"};
+  for (const char* layout : {"contiguous", "zigzag", "striped"}) {
+    SCOPED_TRACE(layout);
+    EXPECT_EQ(Losses(mpirun, {"--comm=mpi", absl::StrCat("--layout=", layout)}),
+              Losses({}, {"--ranks=4", absl::StrCat("--layout=", layout)}));
+  }
+}
+
+const Run kRuns[] = {
+    {"Llama",
+     {R"(--model={"family":"llama","layers":2,"width":32,"heads":4,"kv_heads":2,"ffn":64})",
+      "--seqlen=67"}},
+    {"Gpt2Dropout",
+     {R"(--model={"family":"gpt2","layers":2,"width":32,"heads":2,"tied_embeddings":true})",
+      "--dropout=0.1", "--accumulate=2", "--seqlen=48"}},
+    {"LlamaWindowPacked",
+     {R"(--model={"family":"llama","layers":2,"width":32,"heads":4,"kv_heads":1,"ffn":64})",
+      "--seqlen=70", "--window=20", "--packed"}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, TrainParity, testing::ValuesIn(kRuns),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace burst

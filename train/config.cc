@@ -1,0 +1,340 @@
+#include "train/config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <type_traits>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "burst/base/status.h"
+#include "train/files.h"
+
+namespace burst {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The one list of options: calls f(name, field) for each, in order.
+template <typename Config, typename Function>
+void ForEachOption(Config& c, Function&& f) {
+  f("data", c.data);
+  f("val_data", c.val_data);
+  f("tokenizer", c.tokenizer);
+  f("packed", c.packed);
+  f("model", c.model);
+  f("dropout", c.dropout);
+  f("seqlen", c.seqlen);
+  f("window", c.window);
+  f("batch", c.batch);
+  f("accumulate", c.accumulate);
+  f("steps", c.steps);
+  f("lr", c.lr);
+  f("min_lr", c.min_lr);
+  f("warmup", c.warmup);
+  f("schedule", c.schedule);
+  f("weight_decay", c.weight_decay);
+  f("beta1", c.beta1);
+  f("beta2", c.beta2);
+  f("eps", c.eps);
+  f("clip", c.clip);
+  f("seed", c.seed);
+  f("ranks", c.ranks);
+  f("comm", c.comm);
+  f("layout", c.layout);
+  f("backward", c.backward);
+  f("threads", c.threads);
+  f("deterministic", c.deterministic);
+  f("out", c.out);
+  f("resume", c.resume);
+  f("eval_every", c.eval_every);
+  f("eval_batches", c.eval_batches);
+  f("checkpoint_every", c.checkpoint_every);
+  f("log_every", c.log_every);
+  f("sample", c.sample);
+}
+
+const char* Name(TokenizerChoice choice) {
+  return choice == TokenizerChoice::kAuto   ? "auto"
+         : choice == TokenizerChoice::kByte ? "byte"
+                                            : "char";
+}
+const char* Name(CommKind comm) { return comm == CommKind::kThreads ? "threads" : "mpi"; }
+
+// Parse(text, &field): what an option's text means, by the type of its field.
+absl::Status Parse(absl::string_view text, std::string* value) {
+  *value = std::string(text);
+  return absl::OkStatus();
+}
+
+absl::Status Parse(absl::string_view text, int64_t* value) {
+  if (absl::SimpleAtoi(text, value)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not a whole number"));
+}
+
+absl::Status Parse(absl::string_view text, double* value) {
+  if (absl::SimpleAtod(text, value) && std::isfinite(*value)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not a finite number"));
+}
+
+absl::Status Parse(absl::string_view text, bool* value) {
+  if (absl::SimpleAtob(text, value)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is neither true nor false"));
+}
+
+absl::Status Parse(absl::string_view text, TokenizerChoice* value) {
+  for (auto choice : {TokenizerChoice::kAuto, TokenizerChoice::kByte, TokenizerChoice::kChar}) {
+    if (text == Name(choice)) return *value = choice, absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not one of auto, byte, char"));
+}
+
+absl::Status Parse(absl::string_view text, CommKind* value) {
+  for (auto kind : {CommKind::kThreads, CommKind::kMpi}) {
+    if (text == Name(kind)) return *value = kind, absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not one of threads, mpi"));
+}
+
+template <typename T>
+absl::Status Assign(absl::StatusOr<T> parsed, T* value) {
+  if (parsed.ok()) *value = *parsed;
+  return parsed.status();
+}
+absl::Status Parse(absl::string_view text, LrShape* value) {
+  return Assign(ParseLrShape(text), value);
+}
+absl::Status Parse(absl::string_view text, Layout* value) {
+  return Assign(ParseLayout(text), value);
+}
+absl::Status Parse(absl::string_view text, BackwardDirection* value) {
+  return Assign(ParseBackwardDirection(text), value);
+}
+
+template <typename T>
+Json ToJsonValue(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    return Name(value);
+  } else {
+    return value;
+  }
+}
+
+template <typename... Args>
+absl::Status Invalid(const char* option, const Args&... what) {
+  return absl::InvalidArgumentError(absl::StrCat("--", option, ": ", what...));
+}
+
+absl::Status AtLeast(const char* option, int64_t value, int64_t least) {
+  if (value >= least) return absl::OkStatus();
+  return Invalid(option, value, " is too small; it must be at least ", least);
+}
+
+// lo <= value < hi.
+absl::Status InRange(const char* option, double value, double lo, double hi) {
+  if (value >= lo && value < hi) return absl::OkStatus();
+  return Invalid(option, value, " is out of range; it must lie in [", lo, ", ", hi, ")");
+}
+
+absl::Status CheckRanges(const TrainConfig& c) {
+  BURST_RETURN_IF_ERROR(AtLeast("seqlen", c.seqlen, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("window", c.window, 0));
+  BURST_RETURN_IF_ERROR(AtLeast("batch", c.batch, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("accumulate", c.accumulate, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("steps", c.steps, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("warmup", c.warmup, -1));
+  BURST_RETURN_IF_ERROR(AtLeast("seed", c.seed, 0));
+  BURST_RETURN_IF_ERROR(AtLeast("eval_every", c.eval_every, 0));
+  BURST_RETURN_IF_ERROR(AtLeast("eval_batches", c.eval_batches, 0));
+  BURST_RETURN_IF_ERROR(AtLeast("checkpoint_every", c.checkpoint_every, 0));
+  BURST_RETURN_IF_ERROR(AtLeast("log_every", c.log_every, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("sample", c.sample, -1));
+  if (c.ranks != -1) BURST_RETURN_IF_ERROR(AtLeast("ranks", c.ranks, 1));
+  if (c.threads != -1) BURST_RETURN_IF_ERROR(AtLeast("threads", c.threads, 1));
+  // What is beyond any machine is a typing error, found before memory runs out.
+  constexpr int64_t kMaxTokens = int64_t{1} << 31;
+  if (c.seqlen > kMaxTokens / c.batch) {
+    return Invalid("seqlen", c.seqlen, " times --batch=", c.batch, " is more than 2^31 tokens");
+  }
+  if (c.ranks > 1024) return Invalid("ranks", c.ranks, " is too large; at most 1024");
+  if (c.threads > 1024) return Invalid("threads", c.threads, " is too large; at most 1024");
+
+  if (c.dropout != -1) BURST_RETURN_IF_ERROR(InRange("dropout", c.dropout, 0, 1));
+  BURST_RETURN_IF_ERROR(InRange("beta1", c.beta1, 0, 1));
+  BURST_RETURN_IF_ERROR(InRange("beta2", c.beta2, 0, 1));
+  BURST_RETURN_IF_ERROR(InRange("weight_decay", c.weight_decay, 0, HUGE_VAL));
+  BURST_RETURN_IF_ERROR(InRange("clip", c.clip, 0, HUGE_VAL));
+  if (c.lr <= 0) return Invalid("lr", c.lr, " is out of range; it must be above 0");
+  if (c.eps <= 0) return Invalid("eps", c.eps, " is out of range; it must be above 0");
+  if (c.min_lr != -1) BURST_RETURN_IF_ERROR(InRange("min_lr", c.min_lr, 0, HUGE_VAL));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LrSchedule> ResolveLr(const TrainConfig& c) {
+  const bool constant = c.schedule == LrShape::kConstant;
+  LrSchedule lr{c.schedule, c.lr, c.min_lr, c.warmup, c.steps};
+  if (lr.min_lr == -1) lr.min_lr = constant ? c.lr : c.lr / 10;
+  if (lr.min_lr > c.lr) return Invalid("min_lr", lr.min_lr, " is above --lr=", c.lr);
+  if (constant && lr.min_lr != c.lr) {
+    return Invalid("min_lr", lr.min_lr, " has no effect with --schedule=constant; leave it out");
+  }
+  if (lr.warmup == -1) lr.warmup = std::min<int64_t>(100, c.steps / 20);
+  if (lr.warmup > c.steps) {
+    return Invalid("warmup", lr.warmup, " steps are more than --steps=", c.steps);
+  }
+  return lr;
+}
+
+absl::Status ResolveRanks(const Launch& launch, ResolvedConfig* config) {
+  const TrainConfig& c = config->options;
+  config->ranks = static_cast<int>(c.ranks);
+  config->threads = static_cast<int>(c.threads);
+  if (c.comm == CommKind::kThreads) {
+    if (launch.processes > 1) {
+      return Invalid("comm", "threads would train ", launch.processes,
+                     " separate models, one in each process of mpirun; give --comm=mpi");
+    }
+    if (c.ranks == -1) config->ranks = 2;
+    if (c.threads == -1) config->threads = std::max(1, launch.cores / config->ranks);
+    return absl::OkStatus();
+  }
+  if (c.ranks == -1) config->ranks = launch.processes;
+  if (config->ranks != launch.processes) {
+    return Invalid("ranks", c.ranks, " does not agree with the ", launch.processes,
+                   launch.processes == 1 ? " process" : " processes",
+                   " that mpirun started; give --ranks=", launch.processes, " or -1");
+  }
+  if (c.threads == -1) config->threads = std::max(1, launch.cores);
+  return absl::OkStatus();
+}
+
+// The model that c->model names; a file's name is replaced by what it holds, so that the
+// configuration stands alone.
+absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name) {
+  if (c->model.empty()) return Invalid("model", "is empty; presets: ", ModelPresetNames());
+  absl::StatusOr<ModelConfig> model;
+  if (c->model[0] == '{') {
+    *name = "custom";
+    model = ModelConfigFromJson(c->model);
+  } else if (absl::StrContains(c->model, "/") || absl::EndsWith(c->model, ".json")) {
+    const std::string path = ResolvePath(c->model);
+    absl::StatusOr<std::string> json = ReadFile(path);
+    if (!json.ok()) return Invalid("model", json.status().message());
+    *name = std::filesystem::path(path).stem().string();
+    model = ModelConfigFromJson(*json);
+    if (!model.ok()) return Invalid("model", path, ": ", model.status().message());
+    c->model = Json::parse(*json, nullptr, false).dump();
+  } else {
+    *name = c->model;
+    model = ModelPreset(c->model);
+  }
+  if (!model.ok()) return Invalid("model", model.status().message());
+  if (c->dropout != -1) model->dropout = c->dropout;
+  const absl::Status valid = model->Validate();
+  if (!valid.ok()) return Invalid("model", valid.message());
+  if (model->family == Family::kGpt2) {
+    if (model->context == 0) model->context = c->seqlen;
+    if (c->seqlen > model->context) {
+      return Invalid("seqlen", c->seqlen, " is beyond the model's ", model->context,
+                     " learned positions");
+    }
+  }
+  return model;
+}
+
+}  // namespace
+
+bool TrainConfig::operator==(const TrainConfig& other) const {
+  return TrainConfigToJson(*this) == TrainConfigToJson(other) && out == other.out &&
+         resume == other.resume;
+}
+
+std::vector<std::string> OptionNames() {
+  std::vector<std::string> names;
+  TrainConfig config;
+  ForEachOption(config, [&](const char* name, const auto&) { names.push_back(name); });
+  return names;
+}
+
+absl::Status SetOption(TrainConfig* config, absl::string_view name, absl::string_view text) {
+  absl::Status status = absl::InvalidArgumentError(absl::StrCat("there is no option --", name));
+  ForEachOption(*config, [&](const char* option, auto& field) {
+    if (name != option) return;
+    status = Parse(text, &field);
+    if (!status.ok()) status = Invalid(option, status.message());
+  });
+  return status;
+}
+
+absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& options, const Launch& launch) {
+  ResolvedConfig config;
+  config.options = options;
+  TrainConfig& c = config.options;
+  BURST_RETURN_IF_ERROR(CheckRanges(c));
+  BURST_ASSIGN_OR_RETURN(config.lr, ResolveLr(c));
+  BURST_RETURN_IF_ERROR(ResolveRanks(launch, &config));
+  BURST_ASSIGN_OR_RETURN(config.model, ReadModel(&c, &config.model_name));
+  if (c.data.empty()) {
+    return Invalid("data", "is empty; give a text file, a folder or a pattern of .bin shards");
+  }
+  if (c.resume && c.out.empty()) {
+    return Invalid("resume", "needs --out, the folder of the run to continue");
+  }
+  if (c.data != "kjv") c.data = ResolvePath(c.data);
+  c.val_data = ResolvePath(c.val_data);
+  c.out = ResolvePath(c.out);
+  return config;
+}
+
+std::string TrainConfigToJson(const TrainConfig& config) {
+  Json json = Json::object();
+  ForEachOption(config, [&](const std::string& name, const auto& field) {
+    if (name == "out" || name == "resume") return;
+    json[name] = ToJsonValue(field);
+    // A model given as JSON reads better as an object.
+    if (name != "model") return;
+    Json model = Json::parse(config.model, nullptr, false);
+    if (model.is_object()) json[name] = std::move(model);
+  });
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+absl::StatusOr<TrainConfig> TrainConfigFromJson(absl::string_view text) {
+  const Json json = Json::parse(text.begin(), text.end(), nullptr, false);
+  if (!json.is_object()) return absl::InvalidArgumentError("not a JSON object of options");
+  TrainConfig config;
+  for (const auto& [name, value] : json.items()) {
+    BURST_RETURN_IF_ERROR(
+        SetOption(&config, name, value.is_string() ? value.get<std::string>() : value.dump()));
+  }
+  return config;
+}
+
+absl::Status CheckResume(const TrainConfig& before, const TrainConfig& after) {
+  // What may change: how long, how fast, on what, and what is shown. The rest makes another run.
+  constexpr absl::string_view kFree[] = {
+      "data",         "val_data",         "model",         "steps", "lr",     "min_lr",
+      "warmup",       "schedule",         "clip",          "ranks", "comm",   "layout",
+      "backward",     "threads",          "deterministic", "out",   "resume", "eval_every",
+      "eval_batches", "checkpoint_every", "log_every",     "sample"};
+  const auto texts = [](const TrainConfig& config) {
+    std::vector<std::string> values;
+    ForEachOption(config, [&](const char*, const auto& field) {
+      values.push_back(ToJsonValue(field).dump());
+    });
+    return values;
+  };
+  const std::vector<std::string> names = OptionNames(), was = texts(before), is = texts(after);
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (was[i] == is[i] || absl::c_linear_search(kFree, names[i])) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("--", names[i], ": ", is[i], " differs from the run's ", was[i],
+                     "; a run is resumed with what it was started with"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace burst

@@ -1,0 +1,107 @@
+// Everything a training run is told: one struct, checked before anything starts.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "burst/attention/burst_attention.h"
+#include "model/config.h"
+#include "train/lr_schedule.h"
+
+namespace burst {
+
+enum class TokenizerChoice { kAuto, kByte, kChar };  // kAuto: char for text, none for shards
+enum class CommKind { kThreads, kMpi };
+
+// A field's default is its option's. -1 means "chosen by ResolveConfig", as the help says.
+struct TrainConfig {
+  // Data.
+  std::string data = "kjv";  // "kjv": the King James Bible that is built in
+  std::string val_data;
+  TokenizerChoice tokenizer = TokenizerChoice::kAuto;
+  bool packed = false;
+
+  // Model.
+  std::string model = "llama_tiny";  // a preset, a JSON file, or JSON itself
+  double dropout = -1;               // -1: the model's
+  int64_t seqlen = 256;
+  int64_t window = 0;
+
+  // Optimization.
+  int64_t batch = 8;
+  int64_t accumulate = 1;
+  int64_t steps = 600;
+  double lr = 2e-3;
+  double min_lr = -1;   // -1: lr / 10
+  int64_t warmup = -1;  // -1: a twentieth of the steps, at most 100
+  LrShape schedule = LrShape::kCosine;
+  double weight_decay = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double clip = 1.0;  // 0: no clipping
+  int64_t seed = 1;
+
+  // Ranks.
+  int64_t ranks = -1;  // -1: 2 threads, or what mpirun started
+  CommKind comm = CommKind::kThreads;
+  Layout layout = Layout::kZigzag;
+  BackwardDirection backward = BackwardDirection::kAuto;
+  int64_t threads = -1;  // a rank; -1: cores / ranks
+  bool deterministic = true;
+
+  // Output.
+  std::string out;  // empty: runs/<model>-<number>
+  bool resume = false;
+  int64_t eval_every = 100;        // 0: no evaluation
+  int64_t eval_batches = 16;       // 0: all of the validation data
+  int64_t checkpoint_every = 200;  // 0: at the end only
+  int64_t log_every = 10;
+  int64_t sample = -1;  // tokens at the end; -1: 256 for text, 0 for shards
+
+  bool operator==(const TrainConfig& other) const;
+};
+
+// The options' names, in the order of the help.
+std::vector<std::string> OptionNames();
+
+// Sets one option from its text. InvalidArgument, naming the option and what would be valid.
+absl::Status SetOption(TrainConfig* config, absl::string_view name, absl::string_view text);
+
+// The world as the launcher made it: how many processes, and the threads each may use.
+struct Launch {
+  int processes = 1;  // 1: not started by mpirun
+  int process = 0;
+  int cores = 1;  // of this process
+};
+
+// A checked configuration and what follows from it.
+struct ResolvedConfig {
+  // As given (a -1 stays, so that it is chosen anew where the run goes on), but with absolute
+  // paths, and a model named by file has become its JSON.
+  TrainConfig options;
+  ModelConfig model;       // its vocab may still be 0
+  std::string model_name;  // for people: the preset, the file's name, or "custom"
+  LrSchedule lr;
+  int ranks = 1;
+  int threads = 1;  // of each rank
+};
+
+// Checks every option and every pair of them that can contradict. InvalidArgument, naming the
+// option, its value and what would be valid. Reads the model's file where one is named.
+absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& options, const Launch& launch);
+
+// One JSON object with an entry an option, to be given to --config; `out` and `resume`, which
+// belong to one start of the program, are left out.
+std::string TrainConfigToJson(const TrainConfig& config);
+absl::StatusOr<TrainConfig> TrainConfigFromJson(absl::string_view json);
+
+// Whether a run made with `before` may go on with `after`: FailedPrecondition naming the first
+// option whose change would make another run of it. The model is compared elsewhere, resolved.
+absl::Status CheckResume(const TrainConfig& before, const TrainConfig& after);
+
+}  // namespace burst

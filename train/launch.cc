@@ -1,0 +1,71 @@
+#include "train/launch.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "burst/base/parallel.h"
+#include "burst/base/status.h"
+#include "burst/comm/thread_communicator.h"
+#include "train/trainer.h"
+#include "train/training_setup.h"
+
+namespace burst {
+namespace {
+
+// A number that Open MPI's mpirun left in the environment.
+int FromEnvironment(const char* variable, int otherwise) {
+  const char* text = std::getenv(variable);
+  int value = 0;
+  return text != nullptr && absl::SimpleAtoi(text, &value) ? value : otherwise;
+}
+
+absl::Status TrainRank(const TrainingSetup& setup, Communicator* comm) {
+  const ScopedThreadPool pool(setup.config.threads);
+  BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
+                         Trainer::Create(setup, comm, /*verbose=*/true));
+  return trainer->Train();
+}
+
+}  // namespace
+
+Launch DetectLaunch(const Communicator* mpi) {
+  Launch launch;
+  launch.processes =
+      mpi != nullptr ? mpi->world_size() : FromEnvironment("OMPI_COMM_WORLD_SIZE", 1);
+  launch.cores = NumCores();
+  // Processes that mpirun bound to cores see only those; others share the machine's.
+  if (mpi != nullptr && launch.cores == sysconf(_SC_NPROCESSORS_ONLN)) {
+    launch.cores /= FromEnvironment("OMPI_COMM_WORLD_LOCAL_SIZE", 1);
+  }
+  launch.cores = std::max(1, launch.cores);
+  return launch;
+}
+
+absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
+  absl::StatusOr<TrainingSetup> setup = PrepareTraining(config);
+  if (mpi == nullptr) {
+    BURST_RETURN_IF_ERROR(setup.status());
+    return RunRanks(config.ranks, [&](Communicator& comm) { return TrainRank(*setup, &comm); });
+  }
+  BURST_RETURN_IF_ERROR(AgreeOn(setup.status(), mpi));
+  const absl::Status status = TrainRank(*setup, mpi);
+  if (!status.ok()) mpi->Abort(status);
+  return status;
+}
+
+absl::Status AgreeOn(const absl::Status& status, Communicator* mpi) {
+  if (mpi == nullptr) return status;
+  BURST_ASSIGN_OR_RETURN(const std::vector<double> failed, mpi->AllGather(status.ok() ? 0 : 1));
+  const auto first = std::find(failed.begin(), failed.end(), 1);
+  if (first == failed.end()) return absl::OkStatus();
+  if (first - failed.begin() == mpi->rank()) return status;
+  return absl::CancelledError(absl::StrCat("rank ", first - failed.begin(), " failed"));
+}
+
+}  // namespace burst

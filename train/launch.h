@@ -1,0 +1,21 @@
+// How ranks start: as threads of this process, or as the processes of mpirun.
+#pragma once
+
+#include "absl/status/status.h"
+#include "burst/comm/communicator.h"
+#include "train/config.h"
+
+namespace burst {
+
+// `mpi`: the communicator of all processes with --comm=mpi, else null.
+Launch DetectLaunch(const Communicator* mpi);
+
+// Trains: prepares, starts the ranks, and returns the first error. With `mpi` every process calls
+// it; of those that fail together, one returns the error and the others Cancelled, so that it is
+// printed once. A process that fails alone takes the others down with its message.
+absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi);
+
+// Collective: the lowest rank that failed keeps its status, all others become Cancelled.
+absl::Status AgreeOn(const absl::Status& status, Communicator* mpi);
+
+}  // namespace burst

@@ -1,0 +1,53 @@
+// bazel run //train: flags -> TrainConfig -> ranks -> Trainer.
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "burst/comm/communicator.h"
+#include "burst/comm/mpi_communicator.h"
+#include "train/config.h"
+#include "train/exit_code.h"
+#include "train/interrupt.h"
+#include "train/launch.h"
+#include "train/train_flags.h"
+
+namespace burst {
+namespace {
+
+int Main(int argc, char** argv) {
+  if (WantsHelp(argc, argv)) {
+    std::fputs(TrainHelp().c_str(), stdout);
+    return 0;
+  }
+  const absl::StatusOr<TrainConfig> options = TrainConfigFromArguments(argc, argv);
+  // All processes of mpirun find the same mistake; the first one says so.
+  const char* mpi_rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  const bool first = mpi_rank == nullptr || std::string(mpi_rank) == "0";
+  if (!options.ok()) {
+    return ExitCode(first ? options.status() : absl::CancelledError(), kExitBadUsage);
+  }
+
+  std::unique_ptr<Communicator> mpi;
+  if (options->comm == CommKind::kMpi) {
+    absl::StatusOr<std::unique_ptr<Communicator>> created = CreateMpiCommunicator();
+    if (!created.ok()) return ExitCode(created.status(), kExitFailure);
+    mpi = *std::move(created);
+  }
+  const absl::StatusOr<ResolvedConfig> config = ResolveConfig(*options, DetectLaunch(mpi.get()));
+  if (!config.ok()) {
+    return ExitCode(first ? config.status() : absl::CancelledError(), kExitBadUsage);
+  }
+
+  InstallInterruptHandler();
+  const absl::Status status = RunTraining(*config, mpi.get());
+  if (!status.ok()) return ExitCode(status, kExitFailure);
+  return InterruptSignal() == 0 ? 0 : 128 + InterruptSignal();
+}
+
+}  // namespace
+}  // namespace burst
+
+int main(int argc, char** argv) { return burst::Main(argc, argv); }

@@ -1,0 +1,72 @@
+// The trainer: one rank's part of a run. Every rank holds a whole replica and its slice of every
+// sequence; losses and gradients are summed over ranks, so all replicas take the same step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "burst/attention/burst_attention.h"
+#include "burst/comm/communicator.h"
+#include "model/transformer.h"
+#include "train/adamw.h"
+#include "train/config.h"
+#include "train/data.h"
+#include "train/metrics.h"
+#include "train/training_setup.h"
+
+namespace burst {
+
+class Trainer {
+ public:
+  // Collective. `setup` and `comm` must outlive the trainer. Rank 0 opens the run folder and, with
+  // `verbose`, prints.
+  static absl::StatusOr<std::unique_ptr<Trainer>> Create(const TrainingSetup& setup,
+                                                         Communicator* comm, bool verbose);
+  ~Trainer();
+
+  // Trains to the last step, or to the step in which a signal asked to stop; leaves the checkpoint
+  // and the plot. Collective.
+  absl::Status Train();
+
+  // One optimizer step, number `step` from 0: the batch, forward and backward, update. Collective.
+  absl::StatusOr<StepMetrics> Step(int64_t step);
+
+  // Mean loss over the validation windows. Collective.
+  absl::StatusOr<double> Evaluate();
+
+  const Transformer& model() const { return *model_; }
+
+ private:
+  struct Report;  // rank 0: the run folder and the console
+
+  Trainer(const TrainingSetup& setup, Communicator* comm);
+  absl::Status Init(bool verbose);
+  absl::Status Record(const StepMetrics& metrics);
+  absl::Status NotFinite() const;
+  absl::Status OpenReport(bool verbose, double peak_flops);
+  absl::StatusOr<std::shared_ptr<const RingSchedule>> ScheduleFor(const GlobalBatch& batch);
+  absl::StatusOr<double> Backpropagate(const GlobalBatch& batch, double loss_scale,
+                                       uint64_t dropout_step);
+  absl::Status Checkpoint();
+  absl::Status Sample();
+  absl::Status Finish(double seconds);
+
+  const TrainingSetup& setup_;
+  const TrainConfig& options_;
+  Communicator* const comm_;
+  std::unique_ptr<BurstAttention> attention_;
+  std::unique_ptr<Transformer> model_;
+  std::unique_ptr<AdamW> optimizer_;
+  std::optional<Windows> windows_, validation_windows_;
+  std::shared_ptr<const RingSchedule> schedule_;  // of every batch, unless packed
+  std::unique_ptr<Report> report_;
+  int64_t step_ = 0;   // completed
+  bool stop_ = false;  // a signal asked some rank to
+};
+
+}  // namespace burst
