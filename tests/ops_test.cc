@@ -163,6 +163,14 @@ TEST(Linear, SharedResidualAndInput) {  // x + W x: both contributions reach x
   });
 }
 
+TEST(Linear, GradientsAddUpOverUses) {
+  const Variable x = Leaf(RandomTensor({3, 4}, 1)), weight = Leaf(RandomTensor({4, 4}, 2));
+  CheckGradients({{"x", x}, {"weight", weight}}, [&](Tape& tape) -> std::vector<Variable> {
+    const Variable h = Linear(tape, x, weight);
+    return {Add(tape, Linear(tape, h, weight), Linear(tape, h, weight))};
+  });
+}
+
 TEST(Linear, FloatAgreesWithDouble) {
   // Dot products of at most 200 terms: error below length * eps of their size.
   ExpectFloatAgrees(

@@ -25,6 +25,7 @@
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
 #include "model/kv_cache.h"
+#include "model/ops/dropout.h"
 #include "tests/gradient_check.h"
 
 namespace burst {
@@ -136,7 +137,9 @@ Values Logits(const Transformer& model, const Text& text, int64_t window = 0) {
 
 class Naive {
  public:
-  Naive(const Transformer& model, const Text& text) : config_(model.config()), text_(text) {
+  // mask(site): the factors [batch, length, width] that dropout applies at a site; none by default.
+  Naive(const Transformer& model, const Text& text, std::function<Values(int64_t)> mask = nullptr)
+      : config_(model.config()), text_(text), mask_(std::move(mask)) {
     for (const Parameter& parameter : model.parameters().all()) {
       parameters_[parameter.name] = parameter.variable.value().ToVector<double>();
     }
@@ -150,6 +153,7 @@ class Naive {
       for (int64_t t = 0; t < text_.length; ++t) {
         x.push_back(Row("embedding.tokens", text_.tokens[row * text_.length + t]));
         if (gpt2()) Accumulate(x[t], Row("embedding.positions", Position(row, t)));
+        x[t] = Drop(0, row, t, x[t]);
       }
       for (int64_t layer = 0; layer < config_.layers; ++layer) Layer(layer, row, x);
       for (int64_t t = 0; t < text_.length; ++t) {
@@ -175,6 +179,13 @@ class Naive {
   }
   static void Accumulate(Values& x, const Values& y) {
     for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+  }
+
+  Values Drop(int64_t site, int64_t row, int64_t t, Values x) {
+    if (mask_ == nullptr) return x;
+    const Values mask = mask_(site);
+    for (size_t i = 0; i < x.size(); ++i) x[i] *= mask[(row * text_.length + t) * x.size() + i];
+    return x;
   }
 
   Values Project(const std::string& name, const Values& x) {
@@ -245,7 +256,7 @@ class Naive {
           }
         }
       }
-      Accumulate(x[t], Project(prefix + "attention.out", attended));
+      Accumulate(x[t], Drop(1 + 2 * layer, row, t, Project(prefix + "attention.out", attended)));
       const Values h = Norm(prefix + "ffn_norm", x[t]);
       Values up = Project(prefix + "ffn.up", h);
       if (gpt2()) {
@@ -256,12 +267,13 @@ class Naive {
         const Values gate = Project(prefix + "ffn.gate", h);
         for (size_t i = 0; i < up.size(); ++i) up[i] *= gate[i] / (1 + std::exp(-gate[i]));
       }
-      Accumulate(x[t], Project(prefix + "ffn.down", up));
+      Accumulate(x[t], Drop(2 + 2 * layer, row, t, Project(prefix + "ffn.down", up)));
     }
   }
 
   const ModelConfig config_;
   const Text& text_;
+  const std::function<Values(int64_t)> mask_;
   std::map<std::string, Values> parameters_;
 };
 
@@ -304,21 +316,56 @@ TEST(Transformer, Gpt2EqualsNaive) {
   }
 }
 
-TEST(Transformer, LossIsThatOfTheLogits) {
-  const auto model = MakeModel(SmallLlama(false));
-  const Text text = RandomText(13, true);
-  const Values logits = Logits(*model, text);
-  double expected = 0;
+// The summed loss over the text's targets.
+double LossOf(const Values& logits, const Text& text) {
+  const int64_t vocab = static_cast<int64_t>(logits.size() / text.tokens.size());
+  double loss = 0;
   for (size_t t = 0; t < text.targets.size(); ++t) {
     if (text.targets[t] < 0) continue;
     double sum = 0;
-    for (int64_t v = 0; v < 13; ++v) sum += std::exp(logits[t * 13 + v]);
-    expected += std::log(sum) - logits[t * 13 + text.targets[t]];
+    for (int64_t v = 0; v < vocab; ++v) sum += std::exp(logits[t * vocab + v]);
+    loss += std::log(sum) - logits[t * vocab + text.targets[t]];
   }
+  return loss;
+}
+
+TEST(Transformer, LossIsThatOfTheLogits) {
+  const auto model = MakeModel(SmallLlama(false));
+  const Text text = RandomText(13, true);
+  const double expected = LossOf(Logits(*model, text), text);
   SingleRank single(text);
   Tape tape(false);
   const Variable loss = model->Loss(tape, *single.attention, single.batch, 0.25, DropoutKey());
   EXPECT_NEAR(loss.value().ToVector<double>()[0], 0.25 * expected, kDoubleTolerance * expected);
+}
+
+TEST(Transformer, DropoutAppliesToTheEmbeddingAndToEachBranch) {
+  for (ModelConfig config : {SmallLlama(false), SmallGpt2()}) {
+    config.dropout = 0.3;
+    const auto model = MakeModel(config);
+    const Text text = RandomText(config.vocab, true);
+    SingleRank single(text);
+    DropoutKey key;
+    key.seed = 8;
+    key.step = 9;
+    key.enabled = true;
+    const auto mask = [&](int64_t place) {
+      DropoutSite site;
+      site.rate = config.dropout;
+      site.key = key;
+      site.site = place;
+      site.positions = std::make_shared<const std::vector<int32_t>>(
+          single.batch.schedule->positions(/*rank=*/0));
+      Tensor ones = Tensor::Empty({text.batch, text.length, config.width}, DType::kFloat64);
+      ones.Fill(1);
+      Tape tape(false);
+      return Dropout(tape, Variable(ones), site).value().ToVector<double>();
+    };
+    const double expected = LossOf(Naive(*model, text, mask).Logits(), text);
+    Tape tape(false);
+    const Variable loss = model->Loss(tape, *single.attention, single.batch, 1, key);
+    EXPECT_NEAR(loss.value().ToVector<double>()[0], expected, kDoubleTolerance * expected);
+  }
 }
 
 // --- gradients

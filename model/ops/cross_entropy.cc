@@ -47,8 +47,12 @@ double ForwardAndGradient(const MatrixView<T>& x, const MatrixView<T>& weight,
   constexpr int64_t kAlign = 64 / sizeof(T);  // rows of logits start on a cache line
   const int64_t tokens = x.rows, width = x.cols, vocab = weight.rows;
   const int64_t stride = (vocab + kAlign - 1) / kAlign * kAlign;
-  if (chunk == 0) chunk = std::max<int64_t>(32, kLogitBytes / (stride * sizeof(T)));
-  chunk = std::max<int64_t>(1, std::min(chunk, tokens));
+  if (chunk == 0) {  // equal ones: each costs a pass over dweight
+    const int64_t most = std::max<int64_t>(32, kLogitBytes / (stride * sizeof(T)));
+    const int64_t chunks = (tokens + most - 1) / most;
+    chunk = chunks == 0 ? 1 : (tokens + chunks - 1) / chunks;
+  }
+  chunk = std::min(chunk, std::max<int64_t>(1, tokens));
   const Tensor buffer = Tensor::Empty({chunk, stride}, DTypeOf<T>::value);
   const Tensor losses = Tensor::Empty({chunk}, DType::kFloat64);
   double total = 0;

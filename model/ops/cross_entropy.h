@@ -15,7 +15,7 @@ namespace burst {
 //
 // When a gradient is needed the forward makes it too, chunk by chunk while the logits are there,
 // for an upstream gradient of 1; the backward only scales and adds it.
-inline constexpr int64_t kLogitBytes = int64_t{64} << 20;
+inline constexpr int64_t kLogitBytes = int64_t{128} << 20;
 Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weight,
                             const Tensor& targets, double scale, int64_t chunk = 0);
 
