@@ -34,7 +34,7 @@ struct TrainConfig {
   // Optimization.
   int64_t batch = 8;
   int64_t accumulate = 1;
-  int64_t steps = 600;
+  int64_t steps = 1000;
   double lr = 2e-3;
   double min_lr = -1;   // -1: lr / 10
   int64_t warmup = -1;  // -1: a twentieth of the steps, at most 100
@@ -57,7 +57,7 @@ struct TrainConfig {
   // Output.
   std::string out;  // empty: runs/<model>-<number>
   bool resume = false;
-  int64_t eval_every = 100;        // 0: no evaluation
+  int64_t eval_every = 200;        // 0: no evaluation
   int64_t eval_batches = 16;       // 0: all of the validation data
   int64_t checkpoint_every = 200;  // 0: at the end only
   int64_t log_every = 10;

@@ -29,7 +29,7 @@ ABSL_FLAG(int64_t, window, 0,
 
 ABSL_FLAG(int64_t, batch, 8, "Sequences of a forward and backward pass, over all ranks.");
 ABSL_FLAG(int64_t, accumulate, 1, "Passes whose gradients are summed into one step.");
-ABSL_FLAG(int64_t, steps, 600, "Optimizer steps.");
+ABSL_FLAG(int64_t, steps, 1000, "Optimizer steps.");
 ABSL_FLAG(double, lr, 2e-3, "Highest learning rate.");
 ABSL_FLAG(double, min_lr, -1, "Learning rate at the end. -1: lr / 10.");
 ABSL_FLAG(int64_t, warmup, -1,
@@ -62,7 +62,7 @@ ABSL_FLAG(std::string, out, "",
           "runs/<model>-<number>.");
 ABSL_FLAG(bool, resume, false,
           "Go on with the run in --out, with its configuration and what is given here.");
-ABSL_FLAG(int64_t, eval_every, 100, "Steps between evaluations; 0: none.");
+ABSL_FLAG(int64_t, eval_every, 200, "Steps between evaluations; 0: none.");
 ABSL_FLAG(int64_t, eval_batches, 16,
           "Batches of an evaluation, spread evenly over the validation data; 0: all of it.");
 ABSL_FLAG(int64_t, checkpoint_every, 200, "Steps between checkpoints; 0: one at the end.");
