@@ -1,0 +1,138 @@
+// A whole optimizer step (batch, forward, backward, all-reduce, clipping, AdamW) against this
+// machine's sgemm rate on the same threads in the same process.
+//
+//   bazel run -c opt //benchmarks:train_step_benchmark
+//
+// Counters: tokens/s; GFLOP/s by the work that a causal model needs, 6N + 6 L d S a token; vs_sgemm,
+// that rate over the sgemm rate (a model FLOP utilisation with the measured peak); vs_sgemm_full,
+// the same with the convention 6N + 12 L d S.
+
+#include <benchmark/benchmark.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "benchmarks/sgemm_rate.h"
+#include "burst/base/parallel.h"
+#include "burst/base/philox.h"
+#include "burst/base/status.h"
+#include "burst/comm/thread_communicator.h"
+#include "train/config.h"
+#include "train/trainer.h"
+#include "train/training_setup.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A folder of our own, gone at the end.
+class Folder {
+ public:
+  Folder() : path_(fs::temp_directory_path() / absl::StrCat("burst_train_step_", getpid())) {
+    fs::create_directories(path_);
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  std::string operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  const fs::path path_;
+};
+
+// An llm.c shard of random tokens.
+void WriteShard(const std::string& path, int64_t tokens) {
+  std::vector<int32_t> header(256);
+  header[0] = 20240520;
+  header[1] = 1;
+  header[2] = static_cast<int32_t>(tokens);
+  std::vector<uint16_t> data(tokens);
+  for (int64_t i = 0; i < tokens; ++i) data[i] = Philox(1, 0, i)[0] % 50257;
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(header.data()), header.size() * sizeof(int32_t));
+  file.write(reinterpret_cast<const char*>(data.data()), data.size() * sizeof(uint16_t));
+}
+
+absl::StatusOr<TrainingSetup> Prepare(const Folder& folder, const std::string& model,
+                                      int64_t batch, int64_t seqlen, int64_t ranks) {
+  WriteShard(folder / "tokens.bin", 1 << 17);
+  TrainConfig options;
+  options.data = folder / "tokens.bin";
+  options.model = model;
+  options.batch = batch;
+  options.seqlen = seqlen;
+  options.ranks = ranks;
+  options.eval_every = 0;
+  options.checkpoint_every = 0;
+  options.out = folder / "run";
+  Launch launch;
+  launch.cores = NumCores();
+  BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, ResolveConfig(options, launch));
+  return PrepareTraining(config);
+}
+
+void TrainStep(benchmark::State& state, const std::string& model, int64_t batch, int64_t seqlen,
+               int64_t ranks) {
+  const Folder folder;
+  const absl::StatusOr<TrainingSetup> setup = Prepare(folder, model, batch, seqlen, ranks);
+  if (!setup.ok()) return state.SkipWithError(setup.status().ToString().c_str());
+  double sgemm = 0;
+  {
+    ScopedThreadPool pool(NumCores());
+    sgemm = SgemmRate();
+  }
+  const absl::Status status = RunRanks(setup->config.ranks, [&](Communicator& comm) {
+    return [&]() -> absl::Status {
+      const ScopedThreadPool pool(setup->config.threads);
+      BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(*setup, &comm, /*verbose=*/false));
+      int64_t step = 0;
+      BURST_RETURN_IF_ERROR(trainer->Step(step++).status());  // first touch of all memory
+      if (comm.rank() != 0) {  // the others go along, step by step
+        while (true) {
+          BURST_ASSIGN_OR_RETURN(const std::vector<double> go, comm.AllGather(0));
+          if (go[0] == 0) return absl::OkStatus();
+          BURST_RETURN_IF_ERROR(trainer->Step(step++).status());
+        }
+      }
+      for (auto _ : state) {
+        BURST_RETURN_IF_ERROR(comm.AllGather(1).status());
+        BURST_RETURN_IF_ERROR(trainer->Step(step++).status());
+      }
+      BURST_RETURN_IF_ERROR(comm.AllGather(0).status());
+      const Transformer::FlopsPerToken flops = trainer->model().TrainingFlopsPerToken(seqlen);
+      const double tokens = static_cast<double>(batch * seqlen * state.iterations());
+      using benchmark::Counter;
+      state.counters["tokens/s"] = Counter(tokens, Counter::kIsRate);
+      state.counters["GFLOP/s"] = Counter(tokens * flops.causal * 1e-9, Counter::kIsRate);
+      state.counters["sgemm_GFLOP/s"] = sgemm * 1e-9;
+      state.counters["vs_sgemm"] = Counter(tokens * flops.causal / sgemm, Counter::kIsRate);
+      state.counters["vs_sgemm_full"] = Counter(tokens * flops.full / sgemm, Counter::kIsRate);
+      return absl::OkStatus();
+    }();
+  });
+  if (!status.ok()) state.SkipWithError(status.ToString().c_str());
+}
+
+// model, batch, seqlen, ranks
+BENCHMARK_CAPTURE(TrainStep, gpt2_124M, "d12", 4, 256, 1)
+    ->Unit(benchmark::kMillisecond)->UseRealTime()->MinTime(10);
+BENCHMARK_CAPTURE(TrainStep, gpt2_124M_ring_of_2, "d12", 4, 256, 2)
+    ->Unit(benchmark::kMillisecond)->UseRealTime()->MinTime(10);
+BENCHMARK_CAPTURE(TrainStep, nanogpt_cpu, "nanogpt_cpu", 12, 64, 1)
+    ->Unit(benchmark::kMillisecond)->UseRealTime()->MinTime(3);
+BENCHMARK_CAPTURE(TrainStep, llama_tiny_ring_of_2, "llama_tiny", 8, 256, 2)
+    ->Unit(benchmark::kMillisecond)->UseRealTime()->MinTime(3);
+
+}  // namespace
+}  // namespace burst
+
+BENCHMARK_MAIN();
