@@ -130,17 +130,17 @@ std::string Escape(absl::string_view text) {
 
 // Follows the reader's light or dark scheme.
 constexpr char kStyle[] = R"(<style>
-  svg { background: #fff; font: 12px system-ui, sans-serif; --ink: #333; --faint: #e4e4e4;
-        --train: #3b76c4; --validation: #d1603d; }
+  svg { background: #fff; font: 12px system-ui, sans-serif; }
+  text { fill: #333; } .title { font-size: 15px; font-weight: 600; }
+  path { fill: none; stroke-linejoin: round; } .grid { stroke: #e4e4e4; }
+  .raw { stroke: #3b76c4; opacity: .3; } .train { stroke: #3b76c4; stroke-width: 2; }
+  .validation { stroke: #d1603d; stroke-width: 2; }
+  circle.validation { fill: #d1603d; stroke: none; }
   @media (prefers-color-scheme: dark) {
-    svg { background: #16181c; --ink: #d5d8dc; --faint: #33373d; --train: #6ea8ee;
-          --validation: #f0906c; }
+    svg { background: #16181c; } text { fill: #d5d8dc; } .grid { stroke: #33373d; }
+    .raw, .train { stroke: #6ea8ee; }
+    .validation { stroke: #f0906c; } circle.validation { fill: #f0906c; }
   }
-  text { fill: var(--ink); } .title { font-size: 15px; font-weight: 600; }
-  path { fill: none; stroke-linejoin: round; } .grid { stroke: var(--faint); }
-  .raw { stroke: var(--train); opacity: .3; } .train { stroke: var(--train); stroke-width: 2; }
-  .validation { stroke: var(--validation); stroke-width: 2; }
-  circle.validation { fill: var(--validation); stroke: none; }
 </style>
 )";
 
