@@ -196,7 +196,6 @@ TEST_F(TrainCli, Mistakes) {
   fails(2, {"--sedd=3"}, {"--sedd", "--seed"});
   fails(2, {"--model=heads.json"}, {"--model", "heads", "3"});
   fails(2, {"--model=kv.json"}, {"--model", "kv_heads", "3"});
-  fails(2, {"--comm=mpi", "--ranks=3"}, {"--ranks", "3"});
   fails(2, {"--steps=5", "--warmup=6"}, {"--warmup"});
   fails(1, {"--data=missing.txt"}, {"--data", "missing.txt"});
   fails(1, {"--data=empty.txt"}, {"--data", "empty"});

@@ -1,5 +1,6 @@
 // One rank and a ring of ranks train the same model: losses agree to rounding, whatever the layout,
 // the transport, the direction of the backward, the mask and the family.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <ostream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -22,10 +24,17 @@ namespace fs = std::filesystem;
 
 constexpr int kSteps = 50;
 
+std::string TrainProgram() {
+  return absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"),
+                      "/train/train");
+}
+
 struct Run {
   std::string name;
   std::vector<std::string> arguments;
 };
+
+void PrintTo(const Run& run, std::ostream* out) { *out << run.name; }
 
 class TrainParity : public testing::TestWithParam<Run> {
  protected:
@@ -39,9 +48,11 @@ class TrainParity : public testing::TestWithParam<Run> {
     }
   }
 
-  // The losses of a run: training, then validation.
+  // The losses of a run: training, then validation. `command` is what starts the program: mpirun,
+  // or nothing.
   std::vector<double> Losses(std::vector<std::string> command,
                              const std::vector<std::string>& arguments) const {
+    const bool mpi = !command.empty();
     const std::string out = absl::StrCat(folder_, "/run");
     fs::remove_all(out);
     command.insert(command.end(),
@@ -52,7 +63,7 @@ class TrainParity : public testing::TestWithParam<Run> {
                     "--threads=1", "--out=" + out});
     command.insert(command.end(), GetParam().arguments.begin(), GetParam().arguments.end());
     command.insert(command.end(), arguments.begin(), arguments.end());
-    const Result result = Subprocess(command, {folder_}).Wait();
+    const Result result = Subprocess(command, {folder_, -1, mpi}).Wait();
     EXPECT_EQ(result.exit_code, 0) << result.err;
     std::vector<double> losses, validation;
     std::istringstream lines(ReadAll(out + "/metrics.jsonl"));
@@ -95,14 +106,33 @@ TEST_P(TrainParity, FourRanksTrainAsOneDoes) {
 
 // Ranks as processes give the very bits that ranks as threads give.
 TEST_P(TrainParity, MpirunTrainsAsThreadsDo) {
-  if (std::system("mpirun --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun";
-  const std::vector<std::string> mpirun = {"mpirun", "--allow-run-as-root", "--oversubscribe",
-                                           "-np", "4"};
+  const std::string mpirun = BURST_MPIRUN;
+  if (mpirun.empty()) GTEST_SKIP() << "built without Open MPI";
+  const std::vector<std::string> start = {mpirun, "--oversubscribe", "-np", "4"};
   for (const char* layout : {"contiguous", "zigzag", "striped"}) {
     SCOPED_TRACE(layout);
-    EXPECT_EQ(Losses(mpirun, {"--comm=mpi", absl::StrCat("--layout=", layout)}),
+    EXPECT_EQ(Losses(start, {"--comm=mpi", absl::StrCat("--layout=", layout)}),
               Losses({}, {"--ranks=4", absl::StrCat("--layout=", layout)}));
   }
+}
+
+TEST(TrainUnderMpirun, MistakesAreToldOnce) {
+  const std::string mpirun = BURST_MPIRUN, folder = testing::TempDir();
+  if (mpirun.empty()) GTEST_SKIP() << "built without Open MPI";
+  const auto errors = [&](const std::vector<std::string>& arguments, int exit_code) {
+    std::vector<std::string> command = {mpirun, "--oversubscribe", "-np", "3", TrainProgram()};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    const Result result = Subprocess(command, {folder, -1, true}).Wait();
+    EXPECT_EQ(result.exit_code, exit_code) << result.err;
+    int count = 0;
+    for (size_t at = 0; (at = result.err.find("error: ", at)) != std::string::npos; ++at) ++count;
+    EXPECT_EQ(count, 1) << result.err;
+    return result.err;
+  };
+  EXPECT_THAT(errors({}, 2), testing::HasSubstr("--comm=mpi"));
+  EXPECT_THAT(errors({"--comm=mpi", "--ranks=2"}, 2), testing::HasSubstr("--ranks: 2"));
+  EXPECT_THAT(errors({"--comm=mpi", "--lyout=zigzag"}, 2), testing::HasSubstr("--layout"));
+  EXPECT_THAT(errors({"--comm=mpi", "--data=missing.txt"}, 1), testing::HasSubstr("missing.txt"));
 }
 
 const Run kRuns[] = {
