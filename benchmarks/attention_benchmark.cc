@@ -1,9 +1,9 @@
 // The CPU attention kernels against the machine's matrix product.
 //
 // GFLOP_s counts 4 * head_dim operations for a visible (query, key) pair and head forward, 2.5
-// times as many backward, as the literature does. vs_sgemm divides it by the rate of Eigen's sgemm
-// on 1024 x 1024 matrices, one product a thread, measured in this process on as many threads. Both
-// are of the fastest repetition, so that other load on the machine does not decide.
+// times as many backward, as the literature does. vs_sgemm divides it by SgemmRate(), measured on
+// the same threads before and after. Both are of the fastest repetition, so that other load on the
+// machine does not decide.
 
 #include <algorithm>
 #include <chrono>

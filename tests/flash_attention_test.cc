@@ -389,6 +389,21 @@ TEST_P(DTypeTest, GradientsAccumulate) {
   EXPECT_LE(RelativeError(dv, once.dv), Tolerance(GetParam()));
 }
 
+// Also under a mask that shows it keys, a query whose lse is -inf has no probabilities.
+TEST_P(DTypeTest, RowsOfMinusInfinityHaveNoGradient) {
+  const Problem problem(1, 40, 40, 1, 1, 16, MaskKind::kFull, GetParam());
+  const Tensor lse = Tensor::EmptyLike(problem.dlse), delta = Tensor::ZerosLike(problem.dlse);
+  lse.Fill(-kInfinity);
+  const Tensor dq = Tensor::ZerosLike(problem.q), dk = Tensor::ZerosLike(problem.k);
+  const Tensor dv = Tensor::ZerosLike(problem.v);
+  FlashBackwardCpu({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                    Operand(problem.dout), lse.raw_data(), delta.raw_data(), Operand(dq),
+                    Operand(dk), Operand(dv)});
+  for (const Tensor& gradient : {dq, dk, dv}) {
+    for (double x : gradient.ToVector<double>()) ASSERT_EQ(x, 0);
+  }
+}
+
 TEST_P(DTypeTest, NoDlseIsZeroDlse) {
   const Problem problem(1, 40, 40, 1, 1, 16, MaskKind::kFull, GetParam());
   const Tensor zero = Tensor::ZerosLike(problem.dlse);

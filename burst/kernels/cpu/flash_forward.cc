@@ -183,7 +183,6 @@ class ForwardTask {
       while (last < queries.end && mask.begin(last) <= j) ++last;
       T* row = scores + (j - keys.begin) * kScoreStride;
       std::fill(row, row + (first - queries.begin), kMinusInfinity<T>);
-      if (last < first) last = first;
       std::fill(row + (last - queries.begin), row + (queries.end - queries.begin),
                 kMinusInfinity<T>);
     }
