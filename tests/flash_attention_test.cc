@@ -1,390 +1,493 @@
-// The attention kernels of one device against a naive double-precision attention.
+// The attention kernels against naive attention in double precision.
 
 #include "burst/kernels/flash_attention.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdint>
+#include <functional>
 #include <limits>
+#include <ostream>
+#include <sstream>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "burst/base/parallel.h"
 #include "burst/base/philox.h"
 #include "burst/kernels/merge.h"
+#include "burst/tensor/tensor.h"
+#include "gtest/gtest.h"
 #include "tests/attention_reference.h"
 
 namespace burst {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr DeviceType kDevice = DeviceType::kCpu;
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// Ranges owned by the test; empty: all keys.
-struct Ranges {
-  std::vector<int32_t> begin, end;  // [rows, q_len]
-  int64_t rows = 1;
+// Of max |error| / max |reference|, for scores of ordinary size.
+double Tolerance(DType dtype) { return dtype == DType::kFloat32 ? 1e-5 : 1e-13; }
 
-  KeyRanges View(int64_t q_len) const {
+// ---- Masks: the ranges that the kernels take, and the same said in another way.
+
+enum class MaskKind { kFull, kCausal, kWindow, kDocuments, kGap, kRandom };
+
+std::ostream& operator<<(std::ostream& out, MaskKind kind) {
+  constexpr const char* kNames[] = {"Full", "Causal", "Window", "Documents", "Gap", "Random"};
+  return out << kNames[static_cast<int>(kind)];
+}
+
+struct TestMask {
+  std::vector<int32_t> begin, end;  // [batch or 1, q_len]; empty: full
+  int64_t batch_stride = 0;
+  std::function<bool(int64_t b, int64_t i, int64_t j)> visible;
+
+  KeyRanges ranges() const {
     if (begin.empty()) return {};
-    return {begin.data(), end.data(), rows == 1 ? 0 : q_len};
-  }
-  bool Visible(int64_t b, int64_t i, int64_t j, int64_t q_len) const {
-    if (begin.empty()) return true;
-    const int64_t at = (rows == 1 ? 0 : b * q_len) + i;
-    return j >= begin[at] && j < end[at];
+    return {begin.data(), end.data(), batch_stride};
   }
 };
 
-struct Problem {
-  Problem(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads,
-          int64_t head_dim)
-      : batch(batch),
-        q_len(q_len),
-        k_len(k_len),
-        heads(heads),
-        kv_heads(kv_heads),
-        head_dim(head_dim) {}
+uint32_t RandomBelow(int64_t n, uint64_t stream, uint64_t index) {
+  return Philox(/*key=*/7, stream, index)[0] % static_cast<uint32_t>(n);
+}
 
-  int64_t batch, q_len, k_len, heads, kv_heads, head_dim;
-  DType dtype = DType::kFloat32;
-  double scale = 0.3;
-  Ranges ranges;
-  double magnitude = 1;  // of q and k
-  bool with_dlse = true;
-
-  Tensor q, k, v, dout, dlse;
-
-  void Draw(uint64_t seed) {
-    q = RandomNormal({batch, q_len, heads, head_dim}, dtype, seed, 0, magnitude);
-    k = RandomNormal({batch, k_len, kv_heads, head_dim}, dtype, seed, 1, magnitude);
-    v = RandomNormal({batch, k_len, kv_heads, head_dim}, dtype, seed, 2);
-    dout = RandomNormal({batch, q_len, heads, head_dim}, dtype, seed, 3);
-    dlse = with_dlse ? RandomNormal({batch, heads, q_len}, dtype, seed, 4)
-                     : Tensor::Zeros({batch, heads, q_len}, dtype);
+// Causal masks align the last query with the last key.
+TestMask MakeMask(MaskKind kind, int64_t batch, int64_t q_len, int64_t k_len) {
+  constexpr int64_t kWindow = 40;
+  const int64_t shift = k_len - q_len;
+  TestMask mask;
+  const auto add = [&](int64_t begin, int64_t end) {
+    mask.begin.push_back(static_cast<int32_t>(std::clamp<int64_t>(begin, 0, k_len)));
+    mask.end.push_back(static_cast<int32_t>(std::clamp<int64_t>(end, 0, k_len)));
+  };
+  switch (kind) {
+    case MaskKind::kFull:
+      mask.visible = [](int64_t, int64_t, int64_t) { return true; };
+      break;
+    case MaskKind::kCausal:
+      for (int64_t i = 0; i < q_len; ++i) add(0, i + shift + 1);
+      mask.visible = [=](int64_t, int64_t i, int64_t j) { return j <= i + shift; };
+      break;
+    case MaskKind::kWindow:
+      for (int64_t i = 0; i < q_len; ++i) add(i + shift - kWindow + 1, i + shift + 1);
+      mask.visible = [=](int64_t, int64_t i, int64_t j) {
+        return j <= i + shift && i + shift - j < kWindow;
+      };
+      break;
+    case MaskKind::kDocuments: {
+      // Causal within documents of about 50 tokens, other ones in every batch row.
+      const int64_t positions = std::max(q_len, k_len);
+      std::vector<int> document(batch * positions);  // [batch, positions]
+      for (int64_t b = 0; b < batch; ++b) {
+        int* row = document.data() + b * positions;
+        for (int64_t i = 1; i < positions; ++i) {
+          row[i] = row[i - 1] + (RandomBelow(50, 10 + b, i) == 0);
+        }
+        for (int64_t i = 0; i < q_len; ++i) {
+          const int own = row[std::max<int64_t>(0, i + shift)];
+          add(std::lower_bound(row, row + positions, own) - row, i + shift + 1);
+        }
+      }
+      mask.batch_stride = q_len;
+      mask.visible = [=](int64_t b, int64_t i, int64_t j) {
+        const int* row = document.data() + b * positions;
+        return j <= i + shift && row[j] == row[i + shift];
+      };
+      break;
+    }
+    case MaskKind::kGap:  // nobody sees the keys in the middle
+      for (int64_t i = 0; i < q_len; ++i) i < q_len / 2 ? add(0, 3) : add(k_len - 3, k_len);
+      mask.visible = [=](int64_t, int64_t i, int64_t j) {
+        return i < q_len / 2 ? j < 3 : j >= k_len - 3;
+      };
+      break;
+    case MaskKind::kRandom:  // a query with begin >= end sees nothing
+      mask.batch_stride = q_len;
+      for (int64_t i = 0; i < batch * q_len; ++i) {
+        add(RandomBelow(k_len + 1, 20, i), RandomBelow(k_len + 1, 21, i));
+      }
+      for (int64_t b = 0; b < batch; ++b) {
+        std::sort(mask.begin.begin() + b * q_len, mask.begin.begin() + (b + 1) * q_len);
+        std::sort(mask.end.begin() + b * q_len, mask.end.begin() + (b + 1) * q_len);
+      }
+      mask.visible = [begin = mask.begin, end = mask.end, q_len](int64_t b, int64_t i, int64_t j) {
+        return begin[b * q_len + i] <= j && j < end[b * q_len + i];
+      };
+      break;
   }
+  return mask;
+}
 
-  FlashAttentionShape KernelShape() const {
-    FlashAttentionShape shape;
-    shape.batch = batch;
-    shape.q_len = q_len;
-    shape.k_len = k_len;
-    shape.num_heads = heads;
-    shape.num_kv_heads = kv_heads;
-    shape.head_dim = head_dim;
-    shape.softmax_scale = scale;
-    shape.dtype = dtype;
-    shape.visible = ranges.View(q_len);
-    return shape;
+// ---- Problems, and the kernels run on them.
+
+struct Problem {
+  Problem(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads, int64_t d,
+          MaskKind kind, DType dtype, double magnitude = 1)
+      : q(RandomNormal({batch, q_len, heads, d}, DType::kFloat32, 1, 0, magnitude).To(dtype)),
+        k(RandomNormal({batch, k_len, kv_heads, d}, DType::kFloat32, 1, 1, magnitude).To(dtype)),
+        v(RandomNormal({batch, k_len, kv_heads, d}, DType::kFloat32, 1, 2).To(dtype)),
+        dout(RandomNormal({batch, q_len, heads, d}, DType::kFloat32, 1, 3).To(dtype)),
+        dlse(RandomNormal({batch, heads, q_len}, DType::kFloat32, 1, 4).To(dtype)),
+        mask(MakeMask(kind, batch, q_len, k_len)),
+        softmax_scale(1.25 / std::sqrt(static_cast<double>(d))) {}
+
+  FlashAttentionShape shape() const {
+    return {q.dim(0), q.dim(1),      k.dim(1),  q.dim(2),     k.dim(2),
+            q.dim(3), softmax_scale, q.dtype(), mask.ranges()};
   }
 
   AttentionReference Reference() const {
-    return NaiveAttention(q, k, v, dout, dlse, scale, [&](int64_t b, int64_t i, int64_t j) {
-      return ranges.Visible(b, i, j, q_len);
-    });
+    return NaiveAttention(q, k, v, dout, dlse, softmax_scale, mask.visible);
   }
+
+  Tensor q, k, v, dout, dlse;
+  TestMask mask;
+  double softmax_scale;
 };
 
-void Forward(const Problem& p, const Tensor& out, const Tensor& lse, bool merge = false) {
-  FlashForwardParams params;
-  params.shape = p.KernelShape();
-  params.q = Operand(p.q);
-  params.k = Operand(p.k);
-  params.v = Operand(p.v);
-  params.out = Operand(out);
-  params.lse = lse.raw_data();
-  params.merge = merge;
-  FlashForward(kDevice, params);
+struct Result {
+  Tensor out, lse, dq, dk, dv;
+};
+
+// What the kernels assign is full of NaN before.
+Tensor Poisoned(const Tensor& like) {
+  const Tensor tensor = Tensor::EmptyLike(like);
+  tensor.Fill(kNaN);
+  return tensor;
 }
 
-Tensor Delta(const Problem& p, const Tensor& out) {
-  const Tensor delta = Tensor::Empty(p.dlse.shape(), p.dtype);
-  FlashDeltaParams params;
-  params.shape = p.KernelShape();
-  params.out = Operand(out);
-  params.dout = Operand(p.dout);
-  params.dlse = p.with_dlse ? p.dlse.raw_data() : nullptr;
-  params.delta = delta.raw_data();
-  FlashDelta(kDevice, params);
-  return delta;
-}
-
-// Adds to dq, dk, dv.
-void Backward(const Problem& p, const Tensor& lse, const Tensor& delta, const Tensor& dq,
-              const Tensor& dk, const Tensor& dv) {
-  FlashBackwardParams params;
-  params.shape = p.KernelShape();
-  params.q = Operand(p.q);
-  params.k = Operand(p.k);
-  params.v = Operand(p.v);
-  params.dout = Operand(p.dout);
-  params.lse = lse.raw_data();
-  params.delta = delta.raw_data();
-  params.dq = Operand(dq);
-  params.dk = Operand(dk);
-  params.dv = Operand(dv);
-  FlashBackward(kDevice, params);
-}
-
-AttentionReference RunKernels(const Problem& p) {
-  AttentionReference result;
-  result.out = Tensor::EmptyLike(p.q);
-  result.lse = Tensor::EmptyLike(p.dlse);
-  result.out.Fill(std::nan(""));  // what the kernel does not write shows
-  result.lse.Fill(std::nan(""));
-  Forward(p, result.out, result.lse);
-  result.dq = Tensor::ZerosLike(p.q);
-  result.dk = Tensor::ZerosLike(p.k);
-  result.dv = Tensor::ZerosLike(p.v);
-  Backward(p, result.lse, Delta(p, result.out), result.dq, result.dk, result.dv);
+Result RunKernels(const Problem& problem) {
+  const DeviceType cpu = DeviceType::kCpu;
+  const Result result = {Poisoned(problem.q), Poisoned(problem.dlse), Tensor::ZerosLike(problem.q),
+                         Tensor::ZerosLike(problem.k), Tensor::ZerosLike(problem.v)};
+  const Tensor delta = Poisoned(problem.dlse);
+  FlashForward(cpu, {problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                     Operand(result.out), result.lse.raw_data(), /*merge=*/false});
+  FlashDelta(cpu, {problem.shape(), Operand(result.out), Operand(problem.dout),
+                   problem.dlse.raw_data(), delta.raw_data()});
+  FlashBackward(cpu, {problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                      Operand(problem.dout), result.lse.raw_data(), delta.raw_data(),
+                      Operand(result.dq), Operand(result.dk), Operand(result.dv)});
   return result;
 }
 
-void ExpectClose(const AttentionReference& actual, const AttentionReference& expected,
-                 double tolerance) {
-  EXPECT_LE(RelativeError(actual.out, expected.out), tolerance) << "out";
-  EXPECT_LE(RelativeError(actual.lse, expected.lse), tolerance) << "lse";
-  EXPECT_LE(RelativeError(actual.dq, expected.dq), tolerance) << "dq";
-  EXPECT_LE(RelativeError(actual.dk, expected.dk), tolerance) << "dk";
-  EXPECT_LE(RelativeError(actual.dv, expected.dv), tolerance) << "dv";
+void ExpectNear(const Result& result, const AttentionReference& reference, double tolerance) {
+  EXPECT_LE(RelativeError(result.out, reference.out), tolerance) << "out";
+  EXPECT_LE(RelativeError(result.lse, reference.lse), tolerance) << "lse";
+  EXPECT_LE(RelativeError(result.dq, reference.dq), tolerance) << "dq";
+  EXPECT_LE(RelativeError(result.dk, reference.dk), tolerance) << "dk";
+  EXPECT_LE(RelativeError(result.dv, reference.dv), tolerance) << "dv";
 }
 
-// Masks by name, for any lengths. Queries are aligned with the last keys.
-Ranges MakeRanges(const std::string& name, int64_t batch, int64_t q_len, int64_t k_len) {
-  Ranges ranges;
-  if (name == "full") return ranges;
-  ranges.rows = name == "random" ? batch : 1;
-  for (int64_t row = 0; row < ranges.rows; ++row) {
-    int64_t begin = 0, end = 0;
-    for (int64_t i = 0; i < q_len; ++i) {
-      const int64_t position = i + k_len - q_len;
-      if (name == "causal") {
-        end = std::clamp<int64_t>(position + 1, 0, k_len);
-      } else if (name == "window") {
-        begin = std::clamp<int64_t>(position - 36, 0, k_len);
-        end = std::clamp<int64_t>(position + 1, 0, k_len);
-      } else if (name == "documents") {
-        begin = std::clamp<int64_t>(position / 50 * 50, 0, k_len);
-        end = std::clamp<int64_t>(position + 1, 0, k_len);
-      } else {  // any monotone ends, some rows empty, some with begin > end
-        const PhiloxCounter bits = Philox(17, row, i);
-        begin = std::min<int64_t>(k_len, begin + bits[0] % 5);
-        end = std::min<int64_t>(k_len, end + bits[1] % 5);
-      }
-      ranges.begin.push_back(static_cast<int32_t>(begin));
-      ranges.end.push_back(static_cast<int32_t>(end));
-    }
-  }
-  return ranges;
+void ExpectBitwiseEqual(const Result& a, const Result& b) {
+  EXPECT_EQ(a.out.ToVector<double>(), b.out.ToVector<double>());
+  EXPECT_EQ(a.lse.ToVector<double>(), b.lse.ToVector<double>());
+  EXPECT_EQ(a.dq.ToVector<double>(), b.dq.ToVector<double>());
+  EXPECT_EQ(a.dk.ToVector<double>(), b.dk.ToVector<double>());
+  EXPECT_EQ(a.dv.ToVector<double>(), b.dv.ToVector<double>());
 }
 
-// (heads, kv_heads), head_dim, mask
-class FlashAttentionSweep
-    : public testing::TestWithParam<std::tuple<std::pair<int, int>, int, const char*>> {};
+// ---- The sweep.
 
-// float32: scores of a few units, sums of up to 300 terms; 1e-5 of the largest element. float64: the
-// same in units of its epsilon.
-TEST_P(FlashAttentionSweep, MatchesTheReference) {
-  const auto [head_counts, head_dim, mask] = GetParam();
-  const std::pair<int64_t, int64_t> lengths[] = {{1, 1},    {7, 7},     {129, 129}, {300, 300},
-                                                 {5, 0},    {0, 9},     {1, 200},   {64, 257},
-                                                 {257, 64}, {128, 128}, {127, 255}};
-  for (const auto& [q_len, k_len] : lengths) {
-    for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
-      SCOPED_TRACE(testing::Message() << q_len << " x " << k_len << " " << Name(dtype));
-      Problem p{2, q_len, k_len, head_counts.first, head_counts.second, head_dim};
-      p.dtype = dtype;
-      p.scale = 1 / std::sqrt(static_cast<double>(head_dim));
-      p.ranges = MakeRanges(mask, p.batch, q_len, k_len);
-      p.Draw(q_len * 1000 + k_len);
-      ExpectClose(RunKernels(p), p.Reference(), dtype == DType::kFloat32 ? 1e-5 : 1e-13);
-    }
+struct Heads {
+  int64_t heads, kv_heads;
+};
+struct Lengths {
+  int64_t q_len, k_len;
+};
+
+class SweepTest
+    : public testing::TestWithParam<std::tuple<Heads, int64_t /*head_dim*/, Lengths, MaskKind>> {};
+
+TEST_P(SweepTest, EqualsNaiveAttention) {
+  const auto [heads, d, lengths, kind] = GetParam();
+  const int64_t batch = lengths.q_len < 100 ? 2 : 1;
+  const ScopedThreadPool pool(d == 64 ? 2 : 1);
+  AttentionReference reference;
+  for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
+    SCOPED_TRACE(Name(dtype));
+    const Problem problem(batch, lengths.q_len, lengths.k_len, heads.heads, heads.kv_heads, d, kind,
+                          dtype);
+    // The inputs are the same numbers in both precisions.
+    if (reference.out.null()) reference = problem.Reference();
+    ExpectNear(RunKernels(problem), reference, Tolerance(dtype));
   }
 }
 
-std::string SweepName(const testing::TestParamInfo<FlashAttentionSweep::ParamType>& info) {
-  const auto [head_counts, head_dim, mask] = info.param;
-  return std::to_string(head_counts.first) + "heads" + std::to_string(head_counts.second) + "kv" +
-         std::to_string(head_dim) + "d_" + mask;
+std::string SweepName(const testing::TestParamInfo<SweepTest::ParamType>& info) {
+  const auto [heads, d, lengths, kind] = info.param;
+  std::ostringstream name;
+  name << kind << "_heads" << heads.heads << "on" << heads.kv_heads << "_d" << d << "_"
+       << lengths.q_len << "x" << lengths.k_len;
+  return name.str();
 }
 
-INSTANTIATE_TEST_SUITE_P(All, FlashAttentionSweep,
-                         testing::Combine(testing::Values(std::make_pair(2, 2),
-                                                          std::make_pair(4, 2),
-                                                          std::make_pair(3, 1)),
+const auto kAllMasks = testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow,
+                                       MaskKind::kDocuments, MaskKind::kGap, MaskKind::kRandom);
+
+INSTANTIATE_TEST_SUITE_P(Short, SweepTest,
+                         testing::Combine(testing::Values(Heads{2, 2}, Heads{4, 2}, Heads{3, 1}),
                                           testing::Values(7, 16, 64, 80, 128),
-                                          testing::Values("full", "causal", "window", "documents",
-                                                          "random")),
+                                          testing::Values(Lengths{0, 5}, Lengths{5, 0},
+                                                          Lengths{1, 1}, Lengths{7, 7},
+                                                          Lengths{1, 129}, Lengths{70, 33}),
+                                          kAllMasks),
                          SweepName);
 
+INSTANTIATE_TEST_SUITE_P(Medium, SweepTest,
+                         testing::Combine(testing::Values(Heads{1, 1}, Heads{3, 1}),
+                                          testing::Values(7, 64, 80),
+                                          testing::Values(Lengths{129, 129}, Lengths{131, 300}),
+                                          kAllMasks),
+                         SweepName);
+
+// Several tiles and chunks in every direction.
+INSTANTIATE_TEST_SUITE_P(Long, SweepTest,
+                         testing::Combine(testing::Values(Heads{1, 1}), testing::Values(16, 64),
+                                          testing::Values(Lengths{1000, 1000}, Lengths{700, 250}),
+                                          kAllMasks),
+                         SweepName);
+INSTANTIATE_TEST_SUITE_P(Wide, SweepTest,
+                         testing::Combine(testing::Values(Heads{1, 1}),
+                                          testing::Values(1, 128, 200, 256),
+                                          testing::Values(Lengths{260, 300}),
+                                          testing::Values(MaskKind::kFull, MaskKind::kCausal)),
+                         SweepName);
+
+// ---- What the sweep does not reach.
+
 // Every length around the edges of tiles and of vectors.
-TEST(FlashAttentionTest, EveryLength) {
+TEST(LengthsTest, Every) {
   for (int64_t length = 1; length <= 290; ++length) {
     SCOPED_TRACE(length);
-    Problem p{1, length, length, 1, 1, 8};
-    p.ranges = MakeRanges("causal", 1, length, length);
-    p.Draw(length);
-    ExpectClose(RunKernels(p), p.Reference(), 1e-5);
+    const Problem problem(1, length, length, 1, 1, 8, MaskKind::kCausal, DType::kFloat32);
+    ExpectNear(RunKernels(problem), problem.Reference(), 1e-5);
   }
 }
 
-// Scores of several hundreds: the softmax is one-hot, differences exceed float's exponent range.
-// Rounding of a score s is s * eps, and exp turns it into a relative error.
-TEST(FlashAttentionTest, LargeScores) {
-  Problem p{1, 150, 150, 2, 2, 64};
-  p.magnitude = 9;
-  p.scale = 1;
-  p.Draw(3);
-  ExpectClose(RunKernels(p), p.Reference(), 4 * 9 * 9 * 64 * 6e-8);
-  p.dtype = DType::kFloat64;
-  p.Draw(3);
-  ExpectClose(RunKernels(p), p.Reference(), 4 * 9 * 9 * 64 * 1.2e-16);
+class DTypeTest : public testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(All, DTypeTest, testing::Values(DType::kFloat32, DType::kFloat64),
+                         [](const auto& info) { return std::string(Name(info.param)); });
+
+TEST_P(DTypeTest, EmptyRowsHoldZeroAndMinusInfinity) {
+  // Causal with more queries than keys: the first 60 see nothing.
+  const Problem problem(1, 100, 40, 2, 1, 16, MaskKind::kCausal, GetParam());
+  const Result result = RunKernels(problem);
+  const Tensor out = result.out.Slice(1, 0, 60), dq = result.dq.Slice(1, 0, 60);
+  for (double x : out.ToVector<double>()) ASSERT_EQ(x, 0);
+  for (double x : dq.ToVector<double>()) ASSERT_EQ(x, 0);
+  for (double x : result.lse.Slice(2, 0, 60).ToVector<double>()) ASSERT_EQ(x, -kInfinity);
+  ExpectNear(result, problem.Reference(), Tolerance(GetParam()));
 }
 
-TEST(FlashAttentionTest, RowsThatSeeNothing) {
-  Problem p{1, 40, 30, 2, 1, 16};
-  p.ranges.begin.assign(40, 0);
-  p.ranges.end.assign(40, 0);
-  std::fill(p.ranges.end.begin() + 25, p.ranges.end.end(), 30);  // the first 25 see nothing
-  p.Draw(1);
-  const AttentionReference actual = RunKernels(p);
-  ExpectClose(actual, p.Reference(), 1e-5);
-  for (int64_t i = 0; i < 25; ++i) {
-    EXPECT_EQ(actual.lse.data<float>()[i], -kInfinity);
-    for (int64_t c = 0; c < 32; ++c) {
-      EXPECT_EQ(actual.out.data<float>()[i * 32 + c], 0);
-      EXPECT_EQ(actual.dq.data<float>()[i * 32 + c], 0);
-    }
-  }
-}
+// The operands as slices of fused tensors give the same bits, and nothing else is written.
+TEST_P(DTypeTest, StridedOperands) {
+  constexpr int64_t kBatch = 2, kSeqlen = 150, kHeads = 4, kKvHeads = 2, kDim = 20;
+  constexpr int64_t kFused = kHeads + 2 * kKvHeads;
+  const Problem contiguous(kBatch, kSeqlen, kSeqlen, kHeads, kKvHeads, kDim, MaskKind::kCausal,
+                           GetParam());
+  const Result expected = RunKernels(contiguous);
 
-// Keys split anywhere, merged in any order, are the same attention. This is what the ring does.
-TEST(FlashAttentionTest, MergedBlocksAreTheWhole) {
-  for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
-    Problem whole{2, 70, 90, 4, 2, 24};
-    whole.dtype = dtype;
-    whole.ranges = MakeRanges("random", 2, 70, 90);
-    whole.Draw(5);
-    const AttentionReference expected = whole.Reference();
-    for (const std::vector<int64_t>& cuts :
-         {std::vector<int64_t>{0, 45, 90}, {0, 0, 1, 33, 90}, {0, 89, 90, 90}}) {
-      for (bool reverse : {false, true}) {
-        std::vector<std::pair<int64_t, int64_t>> blocks;
-        for (size_t i = 0; i + 1 < cuts.size(); ++i) blocks.push_back({cuts[i], cuts[i + 1]});
-        if (reverse) std::reverse(blocks.begin(), blocks.end());
-        AttentionReference actual = {Tensor::EmptyLike(whole.q), Tensor::EmptyLike(whole.dlse),
-                                     Tensor::ZerosLike(whole.q), Tensor::ZerosLike(whole.k),
-                                     Tensor::ZerosLike(whole.v)};
-        actual.out.Fill(std::nan(""));
-        actual.lse.Fill(std::nan(""));
-        const auto part = [&](int64_t begin, int64_t end) {
-          Problem p = whole;
-          p.k_len = end - begin;
-          p.k = whole.k.Slice(1, begin, p.k_len);
-          p.v = whole.v.Slice(1, begin, p.k_len);
-          for (size_t at = 0; at < p.ranges.begin.size(); ++at) {
-            const auto clip = [&](int32_t& x) {
-              x = static_cast<int32_t>(std::clamp<int64_t>(x - begin, 0, p.k_len));
-            };
-            clip(p.ranges.begin[at]);
-            clip(p.ranges.end[at]);
-          }
-          return p;
-        };
-        bool merge = false;
-        for (const auto& [begin, end] : blocks) {
-          Forward(part(begin, end), actual.out, actual.lse, merge);
-          merge = true;
-        }
-        const Tensor delta = Delta(whole, actual.out);
-        for (const auto& [begin, end] : blocks) {
-          const int64_t length = end - begin;
-          Backward(part(begin, end), actual.lse, delta, actual.dq,
-                   actual.dk.Slice(1, begin, length), actual.dv.Slice(1, begin, length));
-        }
-        ExpectClose(actual, expected, dtype == DType::kFloat32 ? 1e-5 : 1e-13);
-      }
-    }
-  }
-}
-
-TEST(FlashAttentionTest, StridedOperands) {
-  Problem p{2, 60, 60, 4, 2, 16};
-  p.Draw(6);
-  const AttentionReference expected = p.Reference();
-  // One fused projection [batch, seqlen, heads + 2 kv_heads, head_dim], and gradients likewise.
-  const Tensor fused = Tensor::Zeros({2, 60, 8, 16}, p.dtype);
-  const auto place = [](const Tensor& to, const Tensor& from) {
-    to.CopyFrom(from);
-    return to;
+  const auto split = [](const Tensor& fused) {
+    return std::array<Tensor, 3>{fused.Slice(2, 0, kHeads), fused.Slice(2, kHeads, kKvHeads),
+                                 fused.Slice(2, kHeads + kKvHeads, kKvHeads)};
   };
-  p.q = place(fused.Slice(2, 0, 4), p.q);
-  p.k = place(fused.Slice(2, 4, 2), p.k);
-  p.v = place(fused.Slice(2, 6, 2), p.v);
-  const Tensor out = Tensor::Zeros({2, 60, 9, 16}, p.dtype), grads = Tensor::ZerosLike(fused);
-  AttentionReference actual = {out.Slice(2, 1, 4), Tensor::EmptyLike(p.dlse), grads.Slice(2, 0, 4),
-                               grads.Slice(2, 4, 2), grads.Slice(2, 6, 2)};
-  Forward(p, actual.out, actual.lse);
-  Backward(p, actual.lse, Delta(p, actual.out), actual.dq, actual.dk, actual.dv);
-  ExpectClose(actual, expected, 1e-5);
+  const Tensor qkv = Tensor::Empty({kBatch, kSeqlen, kFused, kDim}, GetParam());
+  const Tensor dqkv = Tensor::Zeros({kBatch, kSeqlen, kFused, kDim}, GetParam());
+  const auto [q, k, v] = split(qkv);
+  const auto [dq, dk, dv] = split(dqkv);
+  q.CopyFrom(contiguous.q);
+  k.CopyFrom(contiguous.k);
+  v.CopyFrom(contiguous.v);
+  // out: in the middle of a tensor that is one larger on every side.
+  const Tensor frame = Tensor::Empty({kBatch, kSeqlen + 2, kHeads + 2, kDim + 2}, GetParam());
+  frame.Fill(42);
+  const Tensor out = frame.Slice(1, 1, kSeqlen).Slice(2, 1, kHeads).Slice(3, 1, kDim);
+  const Tensor lse = Poisoned(contiguous.dlse), delta = Poisoned(contiguous.dlse);
+
+  const FlashAttentionShape shape = contiguous.shape();
+  FlashForwardCpu({shape, Operand(q), Operand(k), Operand(v), Operand(out), lse.raw_data(), false});
+  FlashDeltaCpu({shape, Operand(out), Operand(contiguous.dout), contiguous.dlse.raw_data(),
+                 delta.raw_data()});
+  FlashBackwardCpu({shape, Operand(q), Operand(k), Operand(v), Operand(contiguous.dout),
+                    lse.raw_data(), delta.raw_data(), Operand(dq), Operand(dk), Operand(dv)});
+  ExpectBitwiseEqual({out, lse, dq, dk, dv}, expected);
+  out.CopyFrom(Tensor::ZerosLike(out));
+  double sum = 0;
+  for (double x : frame.ToVector<double>()) sum += x;
+  EXPECT_EQ(sum, 42.0 * (frame.numel() - out.numel()));
 }
 
-TEST(FlashAttentionTest, GradientsAccumulate) {
-  Problem p{1, 50, 50, 2, 1, 16};
-  p.dtype = DType::kFloat64;
-  p.Draw(7);
-  const AttentionReference expected = p.Reference();
-  AttentionReference actual = RunKernels(p);
-  Backward(p, actual.lse, Delta(p, actual.out), actual.dq, actual.dk, actual.dv);
-  for (const Tensor* twice : {&actual.dq, &actual.dk, &actual.dv}) twice->Scale(0.5);
-  ExpectClose(actual, expected, 1e-13);
+// Blocks of keys in any order, merged, are the attention over all keys, forward and backward.
+TEST_P(DTypeTest, BlocksOfKeysMerge) {
+  constexpr int64_t kBatch = 2, kLength = 310;
+  for (MaskKind kind : {MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow, MaskKind::kRandom}) {
+    SCOPED_TRACE(testing::Message() << kind);
+    const Problem problem(kBatch, kLength, kLength, 4, 2, 24, kind, GetParam());
+    const std::vector<std::array<int64_t, 2>> blocks = {
+        {200, 310}, {7, 8}, {0, 7}, {8, 8}, {8, 200}};
+    const Result result = {Poisoned(problem.q), Poisoned(problem.dlse),
+                           Tensor::ZerosLike(problem.q), Tensor::ZerosLike(problem.k),
+                           Tensor::ZerosLike(problem.v)};
+    const Tensor delta = Poisoned(problem.dlse);
+
+    // The mask of a block: the ranges moved to its first key.
+    TestMask block_mask = problem.mask;
+    const auto block_shape = [&](int64_t begin, int64_t end) {
+      FlashAttentionShape shape = problem.shape();
+      shape.k_len = end - begin;
+      for (size_t i = 0; i < block_mask.begin.size(); ++i) {
+        const auto local = [&](int64_t j) {
+          return static_cast<int32_t>(std::clamp<int64_t>(j - begin, 0, end - begin));
+        };
+        block_mask.begin[i] = local(problem.mask.begin[i]);
+        block_mask.end[i] = local(problem.mask.end[i]);
+      }
+      shape.visible = block_mask.ranges();
+      return shape;
+    };
+    bool merge = false;
+    for (const auto& [begin, end] : blocks) {
+      FlashForwardCpu({block_shape(begin, end), Operand(problem.q),
+                       Operand(problem.k.Slice(1, begin, end - begin)),
+                       Operand(problem.v.Slice(1, begin, end - begin)), Operand(result.out),
+                       result.lse.raw_data(), merge});
+      merge = true;
+    }
+    FlashDeltaCpu({problem.shape(), Operand(result.out), Operand(problem.dout),
+                   problem.dlse.raw_data(), delta.raw_data()});
+    for (const auto& [begin, end] : blocks) {
+      FlashBackwardCpu({block_shape(begin, end), Operand(problem.q),
+                        Operand(problem.k.Slice(1, begin, end - begin)),
+                        Operand(problem.v.Slice(1, begin, end - begin)), Operand(problem.dout),
+                        result.lse.raw_data(), delta.raw_data(), Operand(result.dq),
+                        Operand(result.dk.Slice(1, begin, end - begin)),
+                        Operand(result.dv.Slice(1, begin, end - begin))});
+    }
+    ExpectNear(result, problem.Reference(), Tolerance(GetParam()));
+  }
 }
 
-TEST(FlashAttentionTest, WithoutGradientOfLse) {
-  Problem p{1, 50, 50, 2, 2, 16};
-  p.with_dlse = false;
-  p.Draw(8);
-  ExpectClose(RunKernels(p), p.Reference(), 1e-5);
+TEST_P(DTypeTest, GradientsAccumulate) {
+  const Problem problem(1, 90, 90, 2, 1, 16, MaskKind::kCausal, GetParam());
+  const Result once = RunKernels(problem);
+  const Tensor delta = Tensor::EmptyLike(problem.dlse);
+  FlashDeltaCpu({problem.shape(), Operand(once.out), Operand(problem.dout), problem.dlse.raw_data(),
+                 delta.raw_data()});
+  const Tensor dq = once.dq.Clone(), dk = once.dk.Clone(), dv = once.dv.Clone();
+  FlashBackwardCpu({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                    Operand(problem.dout), once.lse.raw_data(), delta.raw_data(), Operand(dq),
+                    Operand(dk), Operand(dv)});
+  once.dq.Scale(2);
+  once.dk.Scale(2);
+  once.dv.Scale(2);
+  EXPECT_LE(RelativeError(dq, once.dq), Tolerance(GetParam()));
+  EXPECT_LE(RelativeError(dk, once.dk), Tolerance(GetParam()));
+  EXPECT_LE(RelativeError(dv, once.dv), Tolerance(GetParam()));
 }
 
-// Threads: few heads (a head is shared) and many; equal to the reference and from run to run.
-TEST(FlashAttentionTest, ThreadsAreReproducible) {
+// Also under a mask that shows it keys, a query whose lse is -inf has no probabilities.
+TEST_P(DTypeTest, RowsOfMinusInfinityHaveNoGradient) {
+  const Problem problem(1, 40, 40, 1, 1, 16, MaskKind::kFull, GetParam());
+  const Tensor lse = Tensor::EmptyLike(problem.dlse), delta = Tensor::ZerosLike(problem.dlse);
+  lse.Fill(-kInfinity);
+  const Tensor dq = Tensor::ZerosLike(problem.q), dk = Tensor::ZerosLike(problem.k);
+  const Tensor dv = Tensor::ZerosLike(problem.v);
+  FlashBackwardCpu({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                    Operand(problem.dout), lse.raw_data(), delta.raw_data(), Operand(dq),
+                    Operand(dk), Operand(dv)});
+  for (const Tensor& gradient : {dq, dk, dv}) {
+    for (double x : gradient.ToVector<double>()) ASSERT_EQ(x, 0);
+  }
+}
+
+TEST_P(DTypeTest, NoDlseIsZeroDlse) {
+  const Problem problem(1, 40, 40, 1, 1, 16, MaskKind::kFull, GetParam());
+  const Tensor zero = Tensor::ZerosLike(problem.dlse);
+  const Tensor with = Poisoned(zero), without = Poisoned(zero);
+  FlashDeltaCpu({problem.shape(), Operand(problem.q), Operand(problem.dout), zero.raw_data(),
+                 with.raw_data()});
+  FlashDeltaCpu(
+      {problem.shape(), Operand(problem.q), Operand(problem.dout), nullptr, without.raw_data()});
+  EXPECT_EQ(with.ToVector<double>(), without.ToVector<double>());
+}
+
+// Scores far beyond what exp can take. A score s carries an error of about eps |s|, which becomes
+// the relative error of its probability.
+TEST_P(DTypeTest, LargeScores) {
+  const double epsilon = GetParam() == DType::kFloat32 ? 0x1p-23 : 0x1p-52;
+  for (double magnitude : {3.0, 10.0, 100.0}) {
+    const Problem problem(1, 200, 200, 2, 2, 64, MaskKind::kCausal, GetParam(), magnitude);
+    const AttentionReference reference = problem.Reference();
+    double largest = 0;
+    for (double lse : reference.lse.ToVector<double>()) largest = std::max(largest, std::abs(lse));
+    ExpectNear(RunKernels(problem), reference, 4 * epsilon * (8 + largest));
+  }
+}
+
+// A NaN is never masked away: who sees the key gets NaN, who does not sees nothing of it.
+TEST_P(DTypeTest, NaNReachesThoseWhoSeeIt) {
+  constexpr int64_t kLength = 200, kBad = 120;
+  const Problem problem(1, kLength, kLength, 1, 1, 16, MaskKind::kCausal, GetParam());
+  problem.k.Slice(1, kBad, 1).Fill(kNaN);
+  const Result result = RunKernels(problem);
+  const std::vector<double> lse = result.lse.ToVector<double>();
+  const std::vector<double> out = result.out.ToVector<double>();
+  for (int64_t i = 0; i < kLength; ++i) {
+    EXPECT_EQ(std::isnan(lse[i]), i >= kBad) << i;
+    EXPECT_EQ(std::isnan(out[i * 16]), i >= kBad) << i;
+  }
+}
+
+// Three heads on two threads: two are taken whole, the third is shared.
+TEST(ThreadsTest, BitwiseRepeatable) {
+  const Problem problem(1, 1100, 1100, 3, 3, 16, MaskKind::kCausal, DType::kFloat32);
+  Result results[3];
   for (int threads : {1, 2, 3}) {
-    ScopedThreadPool pool(threads);
-    for (int64_t heads : {1, 2, 5}) {
-      SCOPED_TRACE(testing::Message() << threads << " threads, " << heads << " heads");
-      Problem p{1, 700, 700, heads, 1, 16};
-      p.ranges = MakeRanges("causal", 1, 700, 700);
-      p.Draw(9);
-      const AttentionReference first = RunKernels(p), second = RunKernels(p);
-      ExpectClose(first, p.Reference(), 1e-5);
-      EXPECT_EQ(first.out.ToVector<float>(), second.out.ToVector<float>());
-      EXPECT_EQ(first.lse.ToVector<float>(), second.lse.ToVector<float>());
-      EXPECT_EQ(first.dq.ToVector<float>(), second.dq.ToVector<float>());
-      EXPECT_EQ(first.dk.ToVector<float>(), second.dk.ToVector<float>());
-      EXPECT_EQ(first.dv.ToVector<float>(), second.dv.ToVector<float>());
+    const ScopedThreadPool pool(threads);
+    results[threads - 1] = RunKernels(problem);
+    for (int repetition = 0; repetition < 3; ++repetition) {
+      ExpectBitwiseEqual(RunKernels(problem), results[threads - 1]);
+    }
+  }
+  // The forward does not even depend on the number of threads.
+  EXPECT_EQ(results[0].out.ToVector<float>(), results[1].out.ToVector<float>());
+  const AttentionReference reference = problem.Reference();
+  for (const Result& result : results) ExpectNear(result, reference, 1e-5);
+}
+
+template <typename T>
+void CheckMerge() {
+  constexpr double kTolerance = 4 * std::numeric_limits<T>::epsilon();
+  for (double a : {-1000.0, -90.0, -1.0, 0.0, 3.5, 89.0, 1e4}) {
+    for (double b : {-1000.0, -88.5, -1.0, 0.25, 100.0, 1e4}) {
+      const double m = std::max(a, b), sum = std::exp(a - m) + std::exp(b - m);
+      const MergeWeights<T> merged = Merge(static_cast<T>(a), static_cast<T>(b));
+      EXPECT_NEAR(merged.lse, m + std::log(sum), kTolerance * std::max(1.0, std::abs(m)));
+      EXPECT_NEAR(merged.a, std::exp(a - m) / sum, kTolerance);
+      EXPECT_NEAR(merged.b, std::exp(b - m) / sum, kTolerance);
     }
   }
 }
 
-TEST(MergeTest, SafeForEmptyAndHugeValues) {
-  const auto nothing = Merge<float>(-kInfinity, -kInfinity);
-  EXPECT_EQ(nothing.lse, -kInfinity);
-  EXPECT_EQ(nothing.a, 0);
-  EXPECT_EQ(nothing.b, 0);
-  const auto left = Merge<float>(3.f, -kInfinity);
-  EXPECT_EQ(left.lse, 3);
-  EXPECT_EQ(left.a, 1);
-  EXPECT_EQ(left.b, 0);
-  for (double a : {-1e4, -5.0, 0.0, 88.0, 90.0, 1e4}) {
-    for (double b : {-1e4, -5.0, 0.0, 89.0, 1e4}) {
-      const auto weights = Merge<float>(static_cast<float>(a), static_cast<float>(b));
-      const double m = std::max(a, b), lse = m + std::log(std::exp(a - m) + std::exp(b - m));
-      EXPECT_NEAR(weights.lse, lse, 1e-6 * std::max(1.0, std::abs(lse)));
-      EXPECT_NEAR(weights.a, std::exp(a - lse), 1e-6);
-      EXPECT_NEAR(weights.b, std::exp(b - lse), 1e-6);
-    }
-  }
+TEST(MergeTest, IsTheLogOfTheSumOfExponentials) {
+  CheckMerge<float>();
+  CheckMerge<double>();
+}
+
+TEST(MergeTest, EmptyPartials) {
+  constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+  const MergeWeights<float> both = Merge(kEmpty, kEmpty);
+  EXPECT_EQ(both.lse, kEmpty);
+  EXPECT_EQ(both.a, 0);
+  EXPECT_EQ(both.b, 0);
+  const MergeWeights<float> one = Merge(kEmpty, 90.f);
+  EXPECT_EQ(one.lse, 90.f);
+  EXPECT_EQ(one.a, 0);
+  EXPECT_EQ(one.b, 1);
 }
 
 }  // namespace

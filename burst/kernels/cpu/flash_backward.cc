@@ -1,10 +1,12 @@
-// Backward: keys stay, queries stream by, so dK and dV of a tile of keys are finished in one go and
-// dQ is added to along the way.
+// Backward: a chunk of queries stays in cache and collects its dQ, the keys pass by tile by tile,
+// and each tile of keys collects its dK and dV over the chunk.
 
-#include <cmath>
+#include <algorithm>
+#include <limits>
 
 #include "burst/base/check.h"
 #include "burst/base/parallel.h"
+#include "burst/kernels/cpu/product.h"
 #include "burst/kernels/cpu/scratch.h"
 #include "burst/kernels/cpu/tile.h"
 #include "burst/kernels/cpu/vector.h"
@@ -14,32 +16,28 @@ namespace burst {
 namespace cpu {
 namespace {
 
-// Private dQ buffers of threads that share a head stay below this.
-constexpr int64_t kMaxPrivateBytes = 48 << 20;
+constexpr int64_t kBlockM = 128;  // queries of a tile of scores
+constexpr int64_t kBlockN = 128;  // keys of a tile of scores
+constexpr int64_t kChunk = 512;   // queries that one pass over the keys serves
 
 template <typename T>
-const T* StatisticsRow(const void* statistics, const FlashAttentionShape& shape, int64_t b,
-                       int64_t h) {
-  return static_cast<const T*>(statistics) + (b * shape.num_heads + h) * shape.q_len;
-}
+constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
 
-// One row of a tile, for the visible columns; zero elsewhere:
-//   P = exp(S - lse);  dS = P * (dP - delta)
-// `s` becomes P and `dp` becomes dS.
+// One row of a tile of scores (to base 2) and its dP, both [columns], whole vectors; the query sees
+// [first, last). lse is to base 2. s becomes P and dp becomes dS:
+//
+//   P = 2^(S - lse);  dS = P * (dP - delta)
 template <typename T>
-void SoftmaxBackwardRow(T* s, T* dp, int64_t first, int64_t last, int64_t columns, int64_t padded,
-                        T lse, T delta) {
-  if (lse == -std::numeric_limits<T>::infinity()) last = first;  // the query saw nothing
-  if (first == last) {
-    std::fill(s, s + columns, T{0});
-    std::fill(dp, dp + columns, T{0});
-    return;
+void SoftmaxBackwardRow(int64_t columns, int64_t first, int64_t last, T lse, T delta, T* s, T* dp) {
+  if (lse == kMinusInfinity<T>) {  // the query saw nothing
+    lse = 0;
+    last = first;
   }
-  std::fill(s, s + first, -std::numeric_limits<T>::infinity());
-  std::fill(s + last, s + padded, -std::numeric_limits<T>::infinity());
+  std::fill(s, s + first, kMinusInfinity<T>);
+  std::fill(s + last, s + columns, kMinusInfinity<T>);
   const Vec<T> row_lse = Broadcast(lse), row_delta = Broadcast(delta);
-  for (int64_t j = 0; j < padded; j += kLanes<T>) {
-    const Vec<T> p = Exp(Load(s + j) - row_lse);
+  for (int64_t j = 0; j < columns; j += kLanes<T>) {
+    const Vec<T> p = Exp2<T>(Load(s + j) - row_lse);
     Store(s + j, p);
     Store(dp + j, p * (Load(dp + j) - row_delta));
   }
@@ -51,143 +49,155 @@ class BackwardTask {
   explicit BackwardTask(const FlashBackwardParams& params)
       : params_(params),
         shape_(params.shape),
-        group_(shape_.num_heads / shape_.num_kv_heads),
-        tiles_((shape_.k_len + kBlockN - 1) / kBlockN) {}
+        d_(shape_.head_dim),
+        padded_d_(RoundUpToLanes<T>(d_)),
+        stride_(TileStride<T>(d_)) {}
 
-  int64_t tiles() const { return tiles_; }
+  int64_t stride() const { return stride_; }
 
-  // Query head h and the key tiles first, first + step, ...; dq is that of the head.
-  void RunHead(int64_t b, int64_t h, int64_t first, int64_t step, const AttentionOperand& dq,
-               int64_t dq_b, int64_t dq_h) const {
-    for (int64_t tile = first; tile < tiles_; tile += step) RunTile(b, h, tile, dq, dq_b, dq_h);
+  // Query head h, the queries of a chunk, and every step-th tile of keys, beginning with number
+  // `first`. Adds to dK and dV; dq [kChunk, head_dim] is assigned, its rows stride() apart.
+  void RunChunk(int64_t b, int64_t h, Range chunk, int64_t first, int64_t step, T* dq) const {
+    const int64_t rows = chunk.end - chunk.begin;
+    ScratchSpace& scratch = ThreadScratch();
+    Tiles tiles;
+    tiles.q = scratch.Get<T>(0, kChunk * stride_);
+    tiles.dout = scratch.Get<T>(1, kChunk * stride_);
+    tiles.k = scratch.Get<T>(2, kBlockN * stride_);
+    tiles.k_transposed = scratch.Get<T>(3, d_ * kScoreStride);
+    tiles.v_transposed = scratch.Get<T>(4, d_ * kScoreStride);
+    tiles.dk = scratch.Get<T>(5, kBlockN * stride_);
+    tiles.dv = scratch.Get<T>(6, kBlockN * stride_);
+    tiles.s = scratch.Get<T>(7, kBlockM * kScoreStride);
+    tiles.dp = scratch.Get<T>(8, kBlockM * kScoreStride);
+    tiles.dq = dq;
+    CopyTile(Head<T>(params_.q, b, h), chunk.begin, rows, d_, T{1}, tiles.q, stride_);
+    CopyTile(Head<T>(params_.dout, b, h), chunk.begin, rows, d_, T{1}, tiles.dout, stride_);
+    std::fill_n(dq, rows * stride_, T{0});
+
+    const Mask mask(shape_, b);
+    const Range all = mask.Keys(chunk, {0, shape_.k_len});
+    const int64_t begin = all.begin / kBlockN + first;
+    for (int64_t j = begin * kBlockN; j < all.end; j += step * kBlockN) {
+      RunKeys(mask, b, h, chunk, {j, std::min(j + kBlockN, shape_.k_len)}, tiles);
+    }
   }
 
  private:
-  void RunTile(int64_t b, int64_t h, int64_t tile, const AttentionOperand& dq, int64_t dq_b,
-               int64_t dq_h) const {
-    const int64_t d = shape_.head_dim;
-    const int64_t j0 = tile * kBlockN, columns = std::min(kBlockN, shape_.k_len - j0);
-    const int64_t padded = (columns + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
-    const Mask mask(shape_, b);
-    // The queries [i_begin, i_end) see some of these keys: those whose end is beyond j0 and whose
-    // begin is before the tile's end. Both only grow.
-    const auto first_query = [&](auto&& predicate) {
-      int64_t low = 0, high = shape_.q_len;
-      while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (predicate(middle)) {
-          high = middle;
-        } else {
-          low = middle + 1;
-        }
-      }
-      return low;
-    };
-    const int64_t i_begin = first_query([&](int64_t i) { return mask.end(i) > j0; });
-    const int64_t i_end = first_query([&](int64_t i) { return mask.begin(i) >= j0 + columns; });
-    if (i_begin >= i_end) return;
+  static constexpr int64_t kScoreStride = TileStride<T>(kBlockN);
 
-    ScratchSpace& scratch = ThreadScratch();
-    T* s_data = scratch.Get<T>(0, kBlockM * kBlockN);
-    T* dp_data = scratch.Get<T>(1, kBlockM * kBlockN);
-    const int64_t kv_head = h / group_;
+  struct Tiles {
+    T *q, *dout, *dq;                // [kChunk, head_dim]
+    T* k;                            // [kBlockN, head_dim], scaled by softmax_scale
+    T *k_transposed, *v_transposed;  // [head_dim, kBlockN], K scaled for scores to base 2
+    T *dk, *dv;                      // [kBlockN, head_dim]
+    T *s, *dp;                       // [kBlockM, kBlockN]
+  };
+
+  // One tile of keys and the queries of the chunk.
+  void RunKeys(const Mask& mask, int64_t b, int64_t h, Range chunk, Range keys,
+               const Tiles& tiles) const {
+    const Range queries = mask.Queries(chunk, keys);
+    if (queries.begin == queries.end) return;
+    const int64_t num_keys = keys.end - keys.begin;
+    const int64_t kv_head = h / (shape_.num_heads / shape_.num_kv_heads);
+    const Head<T> k(params_.k, b, kv_head), v(params_.v, b, kv_head);
     const T scale = static_cast<T>(shape_.softmax_scale);
-    // Scaled keys serve both S = Q (scale K)^T and dQ += dS (scale K).
-    auto k = Scratch(scratch.Get<T>(2, kBlockN * d), columns, d);
-    auto dk = Scratch(scratch.Get<T>(3, kBlockN * d), columns, d);
-    auto dv = Scratch(scratch.Get<T>(4, kBlockN * d), columns, d);
-    k = Rows<T>(params_.k, b, kv_head, j0, columns, d) * scale;
-    dk.setZero();
-    dv.setZero();
-    const auto v = Rows<T>(params_.v, b, kv_head, j0, columns, d);
-    const T* lse = StatisticsRow<T>(params_.lse, shape_, b, h);
-    const T* delta = StatisticsRow<T>(params_.delta, shape_, b, h);
-
-    for (int64_t i0 = i_begin; i0 < i_end; i0 += kBlockM) {
-      const int64_t rows = std::min(kBlockM, i_end - i0);
-      const auto q = Rows<T>(params_.q, b, h, i0, rows, d);
-      const auto dout = Rows<T>(params_.dout, b, h, i0, rows, d);
-      MatrixView<T> p(s_data, rows, columns, Eigen::OuterStride<>(kBlockN));
-      MatrixView<T> ds(dp_data, rows, columns, Eigen::OuterStride<>(kBlockN));
-      p.noalias() = q * k.transpose();      // S
-      ds.noalias() = dout * v.transpose();  // dP
-      const bool full = mask.Full(i0, i0 + rows, j0, j0 + columns);
-      for (int64_t i = 0; i < rows; ++i) {
-        int64_t first = 0, last = columns;
-        if (!full) mask.Columns(i0 + i, j0, columns, &first, &last);
-        SoftmaxBackwardRow(s_data + i * kBlockN, dp_data + i * kBlockN, first, last, columns,
-                           padded, lse[i0 + i], delta[i0 + i]);
-      }
-      dv.noalias() += p.transpose() * dout;
-      dk.noalias() += ds.transpose() * q;
-      Rows<T>(dq, dq_b, dq_h, i0, rows, d).noalias() += ds * k;
+    CopyTile(k, keys.begin, num_keys, d_, scale, tiles.k, stride_);
+    CopyTileTransposed(k, keys.begin, num_keys, d_, static_cast<T>(shape_.softmax_scale * kLog2E),
+                       tiles.k_transposed, kScoreStride);
+    CopyTileTransposed(v, keys.begin, num_keys, d_, T{1}, tiles.v_transposed, kScoreStride);
+    std::fill_n(tiles.dk, num_keys * stride_, T{0});
+    std::fill_n(tiles.dv, num_keys * stride_, T{0});
+    for (int64_t i = queries.begin; i < queries.end; i += kBlockM) {
+      Step(mask, b, h, chunk.begin, {i, std::min(i + kBlockM, queries.end)}, keys, tiles);
     }
-    Rows<T>(params_.dk, b, kv_head, j0, columns, d) += dk * scale;
-    Rows<T>(params_.dv, b, kv_head, j0, columns, d) += dv;
+    AddTile(tiles.dk, stride_, num_keys, d_, scale, Head<T>(params_.dk, b, kv_head), keys.begin);
+    AddTile(tiles.dv, stride_, num_keys, d_, T{1}, Head<T>(params_.dv, b, kv_head), keys.begin);
+  }
+
+  // S = Q K^T, dP = dO V^T, dV += P^T dO, dK += dS^T Q, dQ += dS K for one tile of scores; the
+  // chunk begins at query i0.
+  void Step(const Mask& mask, int64_t b, int64_t h, int64_t i0, Range queries, Range keys,
+            const Tiles& tiles) const {
+    const int64_t rows = queries.end - queries.begin, num_keys = keys.end - keys.begin;
+    const int64_t columns = RoundUpToLanes<T>(num_keys);
+    const T* q = tiles.q + (queries.begin - i0) * stride_;
+    const T* dout = tiles.dout + (queries.begin - i0) * stride_;
+    T* dq = tiles.dq + (queries.begin - i0) * stride_;
+    Product<Layout::kRows>(rows, columns, d_, q, stride_, tiles.k_transposed, kScoreStride, tiles.s,
+                           kScoreStride, false);
+    Product<Layout::kRows>(rows, columns, d_, dout, stride_, tiles.v_transposed, kScoreStride,
+                           tiles.dp, kScoreStride, false);
+    const int64_t statistics = (b * shape_.num_heads + h) * shape_.q_len;
+    const T* lse = static_cast<const T*>(params_.lse) + statistics;
+    const T* delta = static_cast<const T*>(params_.delta) + statistics;
+    for (int64_t i = queries.begin; i < queries.end; ++i) {
+      const Range seen = mask.Keys({i, i + 1}, keys);
+      const int64_t offset = (i - queries.begin) * kScoreStride;
+      SoftmaxBackwardRow(columns, seen.begin - keys.begin, seen.end - keys.begin,
+                         lse[i] * static_cast<T>(kLog2E), delta[i], tiles.s + offset,
+                         tiles.dp + offset);
+    }
+    Product<Layout::kTransposed>(num_keys, padded_d_, rows, tiles.s, kScoreStride, dout, stride_,
+                                 tiles.dv, stride_, true);
+    Product<Layout::kTransposed>(num_keys, padded_d_, rows, tiles.dp, kScoreStride, q, stride_,
+                                 tiles.dk, stride_, true);
+    Product<Layout::kRows>(rows, padded_d_, num_keys, tiles.dp, kScoreStride, tiles.k, stride_, dq,
+                           stride_, true);
   }
 
   const FlashBackwardParams& params_;
   const FlashAttentionShape& shape_;
-  const int64_t group_;
-  const int64_t tiles_;
+  const int64_t d_;
+  const int64_t padded_d_;
+  const int64_t stride_;
 };
 
-// Key heads are independent: a thread takes one with all of its query heads. Those left over when the
-// threads are dealt out evenly (all of them, if there are few) are shared: every thread takes each
-// n-th tile of keys, with a dQ of its own, and these are summed in order.
+template <typename Function>
+void ForEachChunk(int64_t q_len, Function function) {
+  for (int64_t i = 0; i < q_len; i += kChunk) function(Range{i, std::min(i + kChunk, q_len)});
+}
+
+// Key heads are independent: a thread takes one with all of its query heads. Those left over when
+// the heads are dealt out evenly (all of them, if there are few) are shared chunk by chunk: every
+// thread takes each n-th tile of keys with a dQ of its own, and these are added in order.
 template <typename T>
 void Backward(const FlashBackwardParams& params) {
   const FlashAttentionShape& shape = params.shape;
   const BackwardTask<T> task(params);
-  const int64_t group = shape.num_heads / shape.num_kv_heads;
-  const int64_t heads = shape.batch * shape.num_kv_heads, d = shape.head_dim;
-  const int64_t private_bytes = std::max<int64_t>(1, shape.q_len * d * sizeof(T));
-  const int64_t threads = std::min<int64_t>(
-      {NumThreads(), task.tiles(), 1 + kMaxPrivateBytes / private_bytes});
-  const int64_t whole = threads <= 1 ? heads : heads / NumThreads() * NumThreads();
+  const int64_t group = shape.num_heads / shape.num_kv_heads, d = shape.head_dim;
+  const int64_t heads = shape.batch * shape.num_kv_heads;
+  const int64_t threads = NumThreads(), whole = heads / threads * threads;
+  const int64_t dq_size = kChunk * task.stride();
   ParallelTasks(whole, [&](int64_t index) {
     const int64_t b = index / shape.num_kv_heads, kv_head = index % shape.num_kv_heads;
+    T* dq = ThreadScratch().Get<T>(9, dq_size);
     for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-      task.RunHead(b, h, 0, 1, params.dq, b, h);
+      ForEachChunk(shape.q_len, [&](Range chunk) {
+        task.RunChunk(b, h, chunk, 0, 1, dq);
+        AddTile(dq, task.stride(), chunk.end - chunk.begin, d, T{1}, Head<T>(params.dq, b, h),
+                chunk.begin);
+      });
     }
   });
   if (whole == heads) return;
 
-  const Tensor partial = Tensor::Empty({threads - 1, shape.q_len, 1, d}, shape.dtype);
+  const Tensor partial = Tensor::Empty({threads, dq_size}, shape.dtype);
   for (int64_t index = whole * group; index < heads * group; ++index) {
     const int64_t b = index / shape.num_heads, h = index % shape.num_heads;
-    ParallelTasks(threads, [&](int64_t thread) {
-      if (thread == 0) return task.RunHead(b, h, 0, threads, params.dq, b, h);
-      const Tensor own = partial.Slice(0, thread - 1, 1);
-      std::fill_n(own.data<T>(), own.numel(), T{0});
-      task.RunHead(b, h, thread, threads, Operand(own), 0, 0);
-    });
-    ParallelFor(shape.q_len, kBlockM, [&](int64_t begin, int64_t end) {
-      auto dq = Rows<T>(params.dq, b, h, begin, end - begin, d);
-      for (int64_t thread = 1; thread < threads; ++thread) {
-        dq += Rows<T>(Operand(partial), thread - 1, 0, begin, end - begin, d);
-      }
+    ForEachChunk(shape.q_len, [&](Range chunk) {
+      ParallelTasks(threads, [&](int64_t thread) {
+        task.RunChunk(b, h, chunk, thread, threads, partial.data<T>() + thread * dq_size);
+      });
+      ParallelFor(chunk.end - chunk.begin, kBlockM, [&](int64_t begin, int64_t end) {
+        for (int64_t thread = 0; thread < threads; ++thread) {
+          AddTile(partial.data<T>() + thread * dq_size + begin * task.stride(), task.stride(),
+                  end - begin, d, T{1}, Head<T>(params.dq, b, h), chunk.begin + begin);
+        }
+      });
     });
   }
-}
-
-// delta = rowsum(dO * O) - dlse
-template <typename T>
-void Delta(const FlashDeltaParams& params) {
-  const FlashAttentionShape& shape = params.shape;
-  ParallelFor(shape.batch * shape.num_heads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t index = begin; index < end; ++index) {
-      const int64_t b = index / shape.num_heads, h = index % shape.num_heads;
-      const auto out = Rows<T>(params.out, b, h, 0, shape.q_len, shape.head_dim);
-      const auto dout = Rows<T>(params.dout, b, h, 0, shape.q_len, shape.head_dim);
-      const T* dlse = static_cast<const T*>(params.dlse);
-      T* delta = static_cast<T*>(params.delta) + index * shape.q_len;
-      for (int64_t i = 0; i < shape.q_len; ++i) {
-        delta[i] = out.row(i).dot(dout.row(i)) -
-                   (dlse == nullptr ? T{0} : dlse[index * shape.q_len + i]);
-      }
-    }
-  });
 }
 
 }  // namespace
@@ -197,10 +207,6 @@ void FlashBackwardCpu(const FlashBackwardParams& params) {
   BURST_CHECK_GT(params.shape.num_kv_heads, 0);
   BURST_CHECK_EQ(params.shape.num_heads % params.shape.num_kv_heads, 0);
   DispatchFloat(params.shape.dtype, [&](auto zero) { cpu::Backward<decltype(zero)>(params); });
-}
-
-void FlashDeltaCpu(const FlashDeltaParams& params) {
-  DispatchFloat(params.shape.dtype, [&](auto zero) { cpu::Delta<decltype(zero)>(params); });
 }
 
 }  // namespace burst

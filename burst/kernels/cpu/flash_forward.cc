@@ -1,9 +1,16 @@
 // Forward: one task a tile of queries; keys stream by.
+//
+// Scores are kept transposed, [keys, queries]: a vector holds as many queries, so the softmax over
+// the keys needs no sums across a vector, and keys and values enter the products as they lie in
+// memory.
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "burst/base/check.h"
 #include "burst/base/parallel.h"
+#include "burst/kernels/cpu/product.h"
 #include "burst/kernels/cpu/scratch.h"
 #include "burst/kernels/cpu/tile.h"
 #include "burst/kernels/cpu/vector.h"
@@ -14,41 +21,57 @@ namespace burst {
 namespace cpu {
 namespace {
 
-// The running softmax of a tile of queries.
+constexpr int64_t kBlockM = 192;  // queries of a task
+constexpr int64_t kBlockN = 96;   // keys of a step
+constexpr int kPanelVectors = 4;  // queries whose scores stay in the first-level cache
+
+template <typename T>
+constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
+
+// The running softmax of a tile of queries, to base 2.
 template <typename T>
 struct RunningSoftmax {
-  T max[kBlockM];  // of the scores so far; -inf before the first visible one
-  T sum[kBlockM];  // of exp(score - max)
+  T max[kBlockM];      // of the scores so far; -inf before the first visible one
+  T sum[kBlockM];      // of 2^(score - max)
+  T rescale[kBlockM];  // what the last step multiplied sum by, and the output must be
 };
 
-// The running softmax takes in one row of scores, already masked with -inf, and turns it into
-// exp(score - max). Returns what the row of the output must be scaled by.
+// Takes in the scores [keys, kVectors vectors of queries], masked with -inf, and turns them into
+// 2^(score - max):
 //
-//   max' = max(max, rowmax S);  P = exp(S - max');  sum' = sum e^(max - max') + rowsum P
-//
-// `columns` is a multiple of the vector's lanes.
-template <typename T>
-T UpdateRow(T* scores, int64_t columns, T* max, T* sum) {
-  Vec<T> largest = Load(scores);
-  for (int64_t j = kLanes<T>; j < columns; j += kLanes<T>) {
-    largest = Max(largest, Load(scores + j));
+//   max' = max(max, colmax S);  P = 2^(S - max');  rescale = 2^(max - max')
+//   sum' = rescale sum + colsum P
+template <int kVectors, typename T>
+void UpdateColumns(int64_t keys, T* scores, int64_t stride, T* max, T* sum, T* rescale) {
+  constexpr int kWidth = kLanes<T>;
+  Vec<T> shift[kVectors], total[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    shift[v] = Load(max + v * kWidth);
+    total[v] = Vec<T>{};
   }
-  const T new_max = std::max(*max, HorizontalMax<T>(largest));
-  if (new_max == -std::numeric_limits<T>::infinity()) {
-    std::fill(scores, scores + columns, T{0});
-    return 1;
+  for (int64_t j = 0; j < keys; ++j) {
+    for (int v = 0; v < kVectors; ++v) {
+      shift[v] = Max(shift[v], Load(scores + j * stride + v * kWidth));
+    }
   }
-  const Vec<T> shift = Broadcast(new_max);
-  Vec<T> row_sum = {};
-  for (int64_t j = 0; j < columns; j += kLanes<T>) {
-    const Vec<T> p = Exp(Load(scores + j) - shift);
-    Store(scores + j, p);
-    row_sum += p;
+  for (int v = 0; v < kVectors; ++v) {
+    const Vec<T> old_max = Load(max + v * kWidth);
+    Store(max + v * kWidth, shift[v]);
+    // Queries that have seen nothing yet: any finite shift gives 2^-inf = 0.
+    shift[v] = shift[v] == kMinusInfinity<T> ? Vec<T>{} : shift[v];
+    Store(rescale + v * kWidth, Exp2<T>(old_max - shift[v]));
   }
-  const T rescale = std::exp(*max - new_max);
-  *max = new_max;
-  *sum = *sum * rescale + HorizontalSum<T>(row_sum);
-  return rescale;
+  for (int64_t j = 0; j < keys; ++j) {
+    for (int v = 0; v < kVectors; ++v) {
+      T* score = scores + j * stride + v * kWidth;
+      const Vec<T> p = Exp2<T>(Load(score) - shift[v]);
+      Store(score, p);
+      total[v] += p;
+    }
+  }
+  for (int v = 0; v < kVectors; ++v) {
+    Store(sum + v * kWidth, Load(rescale + v * kWidth) * Load(sum + v * kWidth) + total[v]);
+  }
 }
 
 template <typename T>
@@ -57,6 +80,8 @@ class ForwardTask {
   explicit ForwardTask(const FlashForwardParams& params)
       : params_(params),
         shape_(params.shape),
+        d_(shape_.head_dim),
+        stride_(TileStride<T>(d_)),
         tiles_((shape_.q_len + kBlockM - 1) / kBlockM) {}
 
   int64_t num_tasks() const { return shape_.batch * shape_.num_heads * tiles_; }
@@ -66,64 +91,122 @@ class ForwardTask {
     const int64_t tile = tiles_ - 1 - task % tiles_;
     const int64_t h = task / tiles_ % shape_.num_heads;
     const int64_t b = task / tiles_ / shape_.num_heads;
-    const int64_t d = shape_.head_dim;
-    const int64_t i0 = tile * kBlockM, rows = std::min(kBlockM, shape_.q_len - i0);
-    const int64_t kv_head = h / (shape_.num_heads / shape_.num_kv_heads);
+    const Range queries = {tile * kBlockM, std::min(shape_.q_len, (tile + 1) * kBlockM)};
     const Mask mask(shape_, b);
 
     ScratchSpace& scratch = ThreadScratch();
-    T* q_data = scratch.Get<T>(0, kBlockM * d);
-    T* s_data = scratch.Get<T>(1, kBlockM * kBlockN);
-    T* o_data = scratch.Get<T>(2, kBlockM * d);
-    RunningSoftmax<T> running;
-    std::fill_n(running.max, kBlockM, -std::numeric_limits<T>::infinity());
-    std::fill_n(running.sum, kBlockM, T{0});
-    auto q = Scratch(q_data, rows, d);
-    auto o = Scratch(o_data, rows, d);
-    q = Rows<T>(params_.q, b, h, i0, rows, d) * static_cast<T>(shape_.softmax_scale);
-    o.setZero();
+    Tiles tiles;
+    tiles.q = scratch.Get<T>(0, d_ * kScoreStride);
+    tiles.k = scratch.Get<T>(1, kBlockN * stride_);
+    tiles.v = scratch.Get<T>(2, kBlockN * stride_);
+    tiles.s = scratch.Get<T>(3, kBlockN * kScoreStride);
+    tiles.o = scratch.Get<T>(4, kBlockM * stride_);
+    std::fill_n(tiles.o, kBlockM * stride_, T{0});
+    std::fill_n(tiles.softmax.max, kBlockM, kMinusInfinity<T>);
+    std::fill_n(tiles.softmax.sum, kBlockM, T{0});
+    CopyTileTransposed(Head<T>(params_.q, b, h), queries.begin, queries.end - queries.begin, d_,
+                       static_cast<T>(shape_.softmax_scale * kLog2E), tiles.q, kScoreStride);
 
-    const int64_t j_end = mask.end(i0 + rows - 1);
-    for (int64_t j0 = mask.begin(i0); j0 < j_end; j0 += kBlockN) {
-      const int64_t columns = std::min(kBlockN, j_end - j0);
-      // Whole vectors: the padding holds -inf.
-      const int64_t padded = (columns + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
-      const auto k = Rows<T>(params_.k, b, kv_head, j0, columns, d);
-      const auto v = Rows<T>(params_.v, b, kv_head, j0, columns, d);
-      MatrixView<T> s(s_data, rows, columns, Eigen::OuterStride<>(kBlockN));
-      s.noalias() = q * k.transpose();
-      const bool full = mask.Full(i0, i0 + rows, j0, j0 + columns);
-      for (int64_t i = 0; i < rows; ++i) {
-        T* row = s_data + i * kBlockN;
-        int64_t first = 0, last = columns;
-        if (!full) mask.Columns(i0 + i, j0, columns, &first, &last);
-        std::fill(row, row + first, -std::numeric_limits<T>::infinity());
-        std::fill(row + last, row + padded, -std::numeric_limits<T>::infinity());
-        const T rescale = UpdateRow(row, padded, &running.max[i], &running.sum[i]);
-        if (rescale != 1) o.row(i) *= rescale;
-      }
-      o.noalias() += s * v;
+    const int64_t kv_head = h / (shape_.num_heads / shape_.num_kv_heads);
+    const Head<T> k(params_.k, b, kv_head), v(params_.v, b, kv_head);
+    const Range all = mask.Keys(queries, {0, shape_.k_len});
+    for (int64_t j = all.begin; j < all.end; j += kBlockN) {
+      const Range keys = {j, std::min(j + kBlockN, all.end)};
+      Range seeing = mask.Queries(queries, keys);
+      if (seeing.begin == seeing.end) continue;
+      // Whole vectors of the tile.
+      seeing.begin -= (seeing.begin - queries.begin) % kLanes<T>;
+      seeing.end =
+          std::min(queries.end, queries.begin + RoundUpToLanes<T>(seeing.end - queries.begin));
+      CopyTile(k, j, keys.end - j, d_, T{1}, tiles.k, stride_);
+      CopyTile(v, j, keys.end - j, d_, T{1}, tiles.v, stride_);
+      Step(mask, queries.begin, seeing, keys, &tiles);
     }
-    Finish(running, o, b, h, i0, rows);
+    Finish(tiles, b, h, queries);
   }
 
  private:
-  // O = O / sum, lse = max + log sum; merged with what is there.
-  void Finish(const RunningSoftmax<T>& running, const MatrixView<T>& o, int64_t b, int64_t h,
-              int64_t i0, int64_t rows) const {
-    auto out = Rows<T>(params_.out, b, h, i0, rows, shape_.head_dim);
-    T* lse = static_cast<T*>(params_.lse) + (b * shape_.num_heads + h) * shape_.q_len + i0;
-    for (int64_t i = 0; i < rows; ++i) {
-      const bool seen = running.sum[i] > 0;
-      const T row_lse = seen ? running.max[i] + std::log(running.sum[i])
-                             : -std::numeric_limits<T>::infinity();
-      const T inverse = seen ? 1 / running.sum[i] : 0;
+  static constexpr int64_t kScoreStride = TileStride<T>(kBlockM);
+
+  struct Tiles {
+    T* q;  // [head_dim, kBlockM], scaled
+    T* k;  // [kBlockN, head_dim]
+    T* v;  // [kBlockN, head_dim]
+    T* s;  // [kBlockN, kBlockM]
+    T* o;  // [kBlockM, head_dim]
+    RunningSoftmax<T> softmax;
+  };
+
+  // O += P V for `queries`, whole vectors of the tile that starts at query i0.
+  void Step(const Mask& mask, int64_t i0, Range queries, Range keys, Tiles* tiles) const {
+    const int64_t num_keys = keys.end - keys.begin;
+    const int64_t begin = queries.begin - i0, end = queries.end - i0;
+    const bool full = mask.Full(queries, keys);
+    RunningSoftmax<T>& softmax = tiles->softmax;
+    constexpr int64_t kPanel = kPanelVectors * kLanes<T>;
+    for (int64_t i = begin; i < end; i += kPanel) {
+      const int64_t columns = std::min(kPanel, RoundUpToLanes<T>(end - i));
+      T* s = tiles->s + i;
+      Product<Layout::kRows>(num_keys, columns, d_, tiles->k, stride_, tiles->q + i, kScoreStride,
+                             s, kScoreStride, false);
+      if (!full) MaskPanel(mask, {i0 + i, std::min(i0 + i + columns, queries.end)}, keys, s);
+      UpdatePanel(num_keys, columns, s, i, &softmax);
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      if (softmax.rescale[i] == 1) continue;
+      T* o = tiles->o + i * stride_;
+      for (int64_t c = 0; c < d_; ++c) o[c] *= softmax.rescale[i];
+    }
+    Product<Layout::kTransposed>(end - begin, RoundUpToLanes<T>(d_), num_keys, tiles->s + begin,
+                                 kScoreStride, tiles->v, stride_, tiles->o + begin * stride_,
+                                 stride_, true);
+  }
+
+  // The scores of the queries from i on, [keys, columns]; several vectors at a time if there are.
+  static void UpdatePanel(int64_t keys, int64_t columns, T* scores, int64_t i,
+                          RunningSoftmax<T>* softmax) {
+    T *max = softmax->max + i, *sum = softmax->sum + i, *rescale = softmax->rescale + i;
+    if (columns == kPanelVectors * kLanes<T>) {
+      return UpdateColumns<kPanelVectors>(keys, scores, kScoreStride, max, sum, rescale);
+    }
+    for (int64_t c = 0; c < columns; c += kLanes<T>) {
+      UpdateColumns<1>(keys, scores + c, kScoreStride, max + c, sum + c, rescale + c);
+    }
+  }
+
+  // scores [keys, queries] = -inf where the query does not see the key.
+  static void MaskPanel(const Mask& mask, Range queries, Range keys, T* scores) {
+    // Key j is seen by the queries [first, last); both only grow with j.
+    int64_t first = queries.begin, last = queries.begin;
+    for (int64_t j = keys.begin; j < keys.end; ++j) {
+      while (first < queries.end && mask.end(first) <= j) ++first;
+      while (last < queries.end && mask.begin(last) <= j) ++last;
+      T* row = scores + (j - keys.begin) * kScoreStride;
+      std::fill(row, row + (first - queries.begin), kMinusInfinity<T>);
+      std::fill(row + (last - queries.begin), row + (queries.end - queries.begin),
+                kMinusInfinity<T>);
+    }
+  }
+
+  // O = O / sum, lse = ln 2 (max + log2 sum); merged with what is there.
+  void Finish(const Tiles& tiles, int64_t b, int64_t h, Range queries) const {
+    const Head<T> out(params_.out, b, h);
+    T* lse = static_cast<T*>(params_.lse) + (b * shape_.num_heads + h) * shape_.q_len;
+    for (int64_t i = queries.begin; i < queries.end; ++i) {
+      const T max = tiles.softmax.max[i - queries.begin],
+              sum = tiles.softmax.sum[i - queries.begin];
+      const T* o = tiles.o + (i - queries.begin) * stride_;
+      T* row = out.row(i);
+      const bool seen = sum != 0;
+      const T row_lse = seen ? max * static_cast<T>(kLn2) + std::log(sum) : kMinusInfinity<T>;
+      const T inverse = seen ? 1 / sum : 0;
       if (params_.merge) {
         const MergeWeights<T> weights = Merge(lse[i], row_lse);
-        out.row(i) = out.row(i) * weights.a + o.row(i) * (inverse * weights.b);
+        const T weight = inverse * weights.b;
+        for (int64_t c = 0; c < d_; ++c) row[c] = weights.a * row[c] + weight * o[c];
         lse[i] = weights.lse;
       } else {
-        out.row(i) = o.row(i) * inverse;
+        for (int64_t c = 0; c < d_; ++c) row[c] = inverse * o[c];
         lse[i] = row_lse;
       }
     }
@@ -131,6 +214,8 @@ class ForwardTask {
 
   const FlashForwardParams& params_;
   const FlashAttentionShape& shape_;
+  const int64_t d_;
+  const int64_t stride_;
   const int64_t tiles_;
 };
 

@@ -11,8 +11,8 @@ namespace cpu {
 
 class ScratchSpace {
  public:
-  // Buffer number `slot`, at least `count` elements, uninitialised, aligned to 64 bytes. Valid until
-  // the next Get of the same slot.
+  // Buffer number `slot`, at least `count` elements, uninitialised, aligned to 64 bytes. Valid
+  // until the next Get of the same slot.
   template <typename T>
   T* Get(int slot, int64_t count) {
     Tensor& tensor = slots_[slot];
@@ -24,7 +24,7 @@ class ScratchSpace {
   }
 
  private:
-  std::array<Tensor, 8> slots_;
+  std::array<Tensor, 10> slots_;
 };
 
 inline ScratchSpace& ThreadScratch() {

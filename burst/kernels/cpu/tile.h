@@ -1,42 +1,89 @@
-// What the forward and the backward share: addressing, tiles of the score matrix, masks.
+// What the forward and the backward share: masks, and tiles of the operands copied into cache.
+//
+// Tiles lie in scratch memory with rows of whole vectors, padded with zeros, so that products need
+// no special cases for head_dim and lengths.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 
-#include "Eigen/Core"
+#include "burst/kernels/cpu/vector.h"
 #include "burst/kernels/flash_attention.h"
 
 namespace burst {
 namespace cpu {
 
-// Rows of queries, and of keys, that one tile of scores covers. 128 x 128 floats and their operands
-// at head_dim 128 stay in the second-level cache, and the products are large enough for Eigen to
-// reach about 85 % of its rate on large matrices.
-inline constexpr int64_t kBlockM = 128;
-inline constexpr int64_t kBlockN = 128;
+// The softmax is computed to base 2, which saves the exponential a multiplication: scores are
+// scaled by softmax_scale * kLog2E, and lse = ln 2 * log2 sum 2^score.
+inline constexpr double kLog2E = 1.4426950408889634;
+inline constexpr double kLn2 = 0.6931471805599453;
 
+// The distance of a tile's rows of n elements: an odd number of cache lines, so that a column of a
+// tile spreads over all sets of the first-level cache.
 template <typename T>
-using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-template <typename T>
-using MatrixView = Eigen::Map<Matrix<T>, Eigen::Unaligned, Eigen::OuterStride<>>;
-
-// Rows [begin, begin + rows) of one head: [rows, head_dim], rows seq_stride apart.
-template <typename T>
-MatrixView<T> Rows(const AttentionOperand& operand, int64_t b, int64_t h, int64_t begin,
-                   int64_t rows, int64_t head_dim) {
-  T* data = static_cast<T*>(operand.data) + b * operand.batch_stride + h * operand.head_stride +
-            begin * operand.seq_stride;
-  return MatrixView<T>(data, rows, head_dim, Eigen::OuterStride<>(operand.seq_stride));
+constexpr int64_t TileStride(int64_t n) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  return ((n + kLine - 1) / kLine | 1) * kLine;
 }
 
+// One head of an operand: row i is [head_dim].
 template <typename T>
-MatrixView<T> Scratch(T* data, int64_t rows, int64_t columns) {
-  return MatrixView<T>(data, rows, columns, Eigen::OuterStride<>(columns));
+struct Head {
+  Head(const AttentionOperand& operand, int64_t b, int64_t h)
+      : data(static_cast<T*>(operand.data) + b * operand.batch_stride + h * operand.head_stride),
+        stride(operand.seq_stride) {}
+  T* row(int64_t i) const { return data + i * stride; }
+
+  T* data;
+  int64_t stride;
+};
+
+// tile[i, c] = factor * head[begin + i, c]; i < rows, c < d, then zeros to whole vectors.
+template <typename T>
+void CopyTile(const Head<T>& head, int64_t begin, int64_t rows, int64_t d, T factor, T* tile,
+              int64_t stride) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const T* x = head.row(begin + i);
+    T* y = tile + i * stride;
+    for (int64_t c = 0; c < d; ++c) y[c] = factor * x[c];
+    std::fill(y + d, y + RoundUpToLanes<T>(d), T{0});
+  }
 }
 
-// The mask of one batch row.
+// tile[c, i] = factor * head[begin + i, c]; c < d, i < rows, then zeros to whole vectors.
+template <typename T>
+void CopyTileTransposed(const Head<T>& head, int64_t begin, int64_t rows, int64_t d, T factor,
+                        T* tile, int64_t stride) {
+  constexpr int64_t kBlock = 16;  // rows whose cache lines are read, and written, together
+  for (int64_t i0 = 0; i0 < rows; i0 += kBlock) {
+    const int64_t i1 = std::min(rows, i0 + kBlock);
+    for (int64_t c = 0; c < d; ++c) {
+      for (int64_t i = i0; i < i1; ++i) tile[c * stride + i] = factor * head.row(begin + i)[c];
+    }
+  }
+  for (int64_t c = 0; c < d; ++c) {
+    std::fill(tile + c * stride + rows, tile + c * stride + RoundUpToLanes<T>(rows), T{0});
+  }
+}
+
+// head[begin + i, c] += factor * tile[i, c]; i < rows, c < d.
+template <typename T>
+void AddTile(const T* tile, int64_t stride, int64_t rows, int64_t d, T factor, const Head<T>& head,
+             int64_t begin) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const T* x = tile + i * stride;
+    T* y = head.row(begin + i);
+    for (int64_t c = 0; c < d; ++c) y[c] += factor * x[c];
+  }
+}
+
+struct Range {
+  int64_t begin;
+  int64_t end;
+};
+
+// The mask of one batch row. As begin and end only grow, the keys that a range of queries sees lie
+// in one range, and the queries that see some of a range of keys lie in one range as well.
 class Mask {
  public:
   Mask(const FlashAttentionShape& shape, int64_t b) : k_len_(shape.k_len) {
@@ -48,19 +95,40 @@ class Mask {
   int64_t begin(int64_t i) const { return begin_ == nullptr ? 0 : begin_[i]; }
   int64_t end(int64_t i) const { return end_ == nullptr ? k_len_ : end_[i]; }
 
-  // No query of [i0, i1) sees a key outside of [begin(i0), end(i1 - 1)), as both only grow. Every one
-  // sees all of [j0, j1) when:
-  bool Full(int64_t i0, int64_t i1, int64_t j0, int64_t j1) const {
-    return begin(i1 - 1) <= j0 && j1 <= end(i0);
+  // No query outside of the result, which lies in `queries`, sees a key of `keys`.
+  Range Queries(Range queries, Range keys) const {
+    const int64_t first = FirstQuery(queries, [&](int64_t i) { return end(i) > keys.begin; });
+    const int64_t last = FirstQuery(queries, [&](int64_t i) { return begin(i) >= keys.end; });
+    return {first, std::max(first, last)};
   }
 
-  // The columns [first, last) of a tile that starts at key j0 and has n columns that query i sees.
-  void Columns(int64_t i, int64_t j0, int64_t n, int64_t* first, int64_t* last) const {
-    *first = std::clamp<int64_t>(begin(i) - j0, 0, n);
-    *last = std::clamp<int64_t>(end(i) - j0, *first, n);
+  // No query of `queries`, which is not empty, sees a key outside of the result, which lies in
+  // `keys`.
+  Range Keys(Range queries, Range keys) const {
+    const int64_t first = std::clamp(begin(queries.begin), keys.begin, keys.end);
+    return {first, std::clamp(end(queries.end - 1), first, keys.end)};
+  }
+
+  // Every query of `queries`, which is not empty, sees every key of `keys`.
+  bool Full(Range queries, Range keys) const {
+    return begin(queries.end - 1) <= keys.begin && keys.end <= end(queries.begin);
   }
 
  private:
+  // The first query for which a predicate that only changes from false to true holds, or the end.
+  template <typename Predicate>
+  static int64_t FirstQuery(Range queries, Predicate predicate) {
+    while (queries.begin < queries.end) {
+      const int64_t middle = (queries.begin + queries.end) / 2;
+      if (predicate(middle)) {
+        queries.end = middle;
+      } else {
+        queries.begin = middle + 1;
+      }
+    }
+    return queries.begin;
+  }
+
   const int64_t k_len_;
   const int32_t* begin_ = nullptr;
   const int32_t* end_ = nullptr;
