@@ -41,11 +41,7 @@ class Subprocess {
     setenv("BUILD_WORKING_DIRECTORY", options.folder.c_str(), 1);
     Redirect(STDOUT_FILENO, options.folder + "/stdout");
     Redirect(STDERR_FILENO, options.folder + "/stderr");
-    if (options.max_file_bytes >= 0) {
-      signal(SIGXFSZ, SIG_IGN);
-      const rlimit limit = {static_cast<rlim_t>(options.max_file_bytes), RLIM_INFINITY};
-      setrlimit(RLIMIT_FSIZE, &limit);
-    }
+    signal(SIGXFSZ, SIG_IGN);  // see LimitFiles
     if (options.mpi) {
       // As root too, as in a container; with sockets in a path that is short enough.
       setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
@@ -69,6 +65,12 @@ class Subprocess {
   }
 
   void Signal(int number) const { kill(pid_, number); }
+
+  // From now on a write beyond `bytes` of a file fails, as on a full disk.
+  void LimitFiles(int64_t bytes) const {
+    const rlimit limit = {static_cast<rlim_t>(bytes), RLIM_INFINITY};
+    prlimit(pid_, RLIMIT_FSIZE, &limit, nullptr);
+  }
 
   // Whether the program has ended; Wait tells how.
   bool Ended() {

@@ -30,7 +30,7 @@ constexpr char kTinyModel[] =
     R"({"family":"llama","layers":2,"width":16,"heads":2,"kv_heads":1,"ffn":32})";
 // Large enough that writing its checkpoint takes a while.
 constexpr char kSlowToSave[] =
-    R"({"family":"gpt2","layers":1,"width":256,"heads":2,"dropout":0.1,"vocab":8000})";
+    R"({"family":"gpt2","layers":1,"width":128,"heads":2,"dropout":0.1,"vocab":4000})";
 
 class TrainCli : public testing::Test {
  protected:
@@ -241,18 +241,18 @@ TEST_F(TrainCli, TruncatedCheckpoint) {
 }
 
 TEST_F(TrainCli, FullDiskKeepsTheCheckpoint) {
-  const std::vector<std::string> run = {"--eval_every=0", "--out=run", "--checkpoint_every=1"};
-  std::vector<std::string> first = run, second = run;
-  first.push_back("--steps=2");
-  ExpectSuccess(Train(first));
+  const std::string model = absl::StrCat("--model=", kSlowToSave);
+  ExpectSuccess(Train({"--steps=2", "--warmup=0", "--eval_every=0", "--out=run", model}));
   const std::string before = Checkpoint("run");
-  second.insert(second.end(), {"--steps=4", "--resume"});
+  Subprocess process(TrainCommand({"--steps=5000", "--resume", "--out=run", model}), {folder_});
+  WaitUntil([&] { return Metrics("run").size() > 2; });
   // Room for the metrics, but not for a checkpoint.
-  const Result result =
-      Subprocess(TrainCommand(second), {folder_, static_cast<int64_t>(before.size()) / 2}).Wait();
-  ExpectError(result, 1, {"checkpoint.safetensors", "large"});
+  process.LimitFiles(static_cast<int64_t>(before.size()) / 2);
+  process.Signal(SIGINT);
+  ExpectError(process.Wait(), 1, {"checkpoint.safetensors", "large"});
   EXPECT_TRUE(Checkpoint("run") == before);
-  ExpectSuccess(Train(second));
+  EXPECT_FALSE(fs::exists(Path("run/checkpoint.safetensors.tmp")));
+  ExpectSuccess(Train({"--steps=4", "--resume", "--out=run", model}));
 }
 
 TEST_F(TrainCli, ResumedAfterAKillInASaveTheRunIsBitwiseTheSame) {
@@ -270,7 +270,7 @@ TEST_F(TrainCli, ResumedAfterAKillInASaveTheRunIsBitwiseTheSame) {
     const std::string temporary = Path("killed/checkpoint.safetensors.tmp");
     bool inside_a_save = false;
     while (!inside_a_save && !process.Ended()) {
-      if (Metrics("killed").size() <= 10 || !fs::exists(temporary)) continue;
+      if (!fs::exists(temporary) || Metrics("killed").size() <= 10) continue;
       process.Stop();
       // Stopped, it cannot finish the save behind our back.
       std::error_code error;

@@ -63,7 +63,7 @@ class TrainParity : public testing::TestWithParam<Run> {
                     "--threads=1", "--out=" + out});
     command.insert(command.end(), GetParam().arguments.begin(), GetParam().arguments.end());
     command.insert(command.end(), arguments.begin(), arguments.end());
-    const Result result = Subprocess(command, {folder_, -1, mpi}).Wait();
+    const Result result = Subprocess(command, {folder_, mpi}).Wait();
     EXPECT_EQ(result.exit_code, 0) << result.err;
     std::vector<double> losses, validation;
     std::istringstream lines(ReadAll(out + "/metrics.jsonl"));
@@ -122,7 +122,7 @@ TEST(TrainUnderMpirun, MistakesAreToldOnce) {
   const auto errors = [&](const std::vector<std::string>& arguments, int exit_code) {
     std::vector<std::string> command = {mpirun, "--oversubscribe", "-np", "3", TrainProgram()};
     command.insert(command.end(), arguments.begin(), arguments.end());
-    const Result result = Subprocess(command, {folder, -1, true}).Wait();
+    const Result result = Subprocess(command, {folder, true}).Wait();
     EXPECT_EQ(result.exit_code, exit_code) << result.err;
     int count = 0;
     for (size_t at = 0; (at = result.err.find("error: ", at)) != std::string::npos; ++at) ++count;
