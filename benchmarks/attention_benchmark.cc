@@ -1,9 +1,9 @@
 // The CPU attention kernels against the machine's matrix product.
 //
 // GFLOP_s counts 4 * head_dim operations for a visible (query, key) pair and head forward, 2.5
-// times as many backward, as the literature does. vs_sgemm divides it by SgemmRate(), measured on
-// the same threads before and after. Both are of the fastest repetition, so that other load on the
-// machine does not decide.
+// times as many backward, as the literature does. vs_sgemm divides it by the best SgemmRate() so
+// far, measured on the same threads before and after every case. Rates are of the fastest
+// repetition, so that other load on the machine counts little; for figures, leave it idle.
 
 #include <algorithm>
 #include <chrono>
@@ -94,7 +94,9 @@ class Attention {
 // Runs `step`, of `flops` operations, once an iteration.
 template <typename Step>
 void Measure(benchmark::State& state, double flops, Step step) {
-  double sgemm = SgemmRate(), best = 0;
+  static double sgemm = 0;
+  sgemm = std::max(sgemm, SgemmRate());
+  double best = 0;
   for (auto _ : state) {
     const auto start = Clock::now();
     step();
@@ -127,12 +129,12 @@ void BM_ForwardBackward(benchmark::State& state) {
 
 void Cases(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"tokens", "d", "causal"});
-  for (int64_t tokens : {1024, 8192, 16384}) {
+  for (int64_t tokens : {1024, 8192}) {
     for (int64_t d : {64, 128}) {
       for (int64_t causal : {0, 1}) benchmark->Args({tokens, d, causal});
     }
   }
-  benchmark->Unit(benchmark::kMillisecond)->UseRealTime()->MinTime(1);
+  benchmark->Unit(benchmark::kMillisecond)->UseRealTime()->MinTime(2);
 }
 BENCHMARK(BM_Forward)->Apply(Cases);
 BENCHMARK(BM_ForwardBackward)->Apply(Cases);
@@ -148,10 +150,10 @@ void BM_ScratchMemory(benchmark::State& state) {
     const ScopedThreadPool pool(NumCores());
     const int64_t before = GetMemoryStats(DeviceType::kCpu).bytes_in_use;
     ResetPeakMemory(DeviceType::kCpu);
-    Measure(state, 3.5 * attention.ForwardFlops(), [&] {
+    for (auto _ : state) {
       attention.Forward();
       attention.Backward();
-    });
+    }
     const int64_t bytes = GetMemoryStats(DeviceType::kCpu).peak_bytes - before;
     state.counters["scratch_MiB"] = static_cast<double>(bytes) / (1 << 20);
   }).join();

@@ -84,7 +84,7 @@ struct FlashBackwardParams {
 };
 
 // The CPU kernels. Parallel over the caller's thread pool; bitwise reproducible for a given number
-// of threads; scratch memory independent of batch and of the lengths (linear in q_len at most).
+// of threads; scratch memory, one or two MiB a thread, independent of batch, heads and lengths.
 void FlashForwardCpu(const FlashForwardParams& params);
 void FlashDeltaCpu(const FlashDeltaParams& params);
 void FlashBackwardCpu(const FlashBackwardParams& params);
