@@ -62,11 +62,23 @@ void WriteShard(const std::string& path, int64_t tokens) {
   file.write(reinterpret_cast<const char*>(data.data()), data.size() * sizeof(uint16_t));
 }
 
+// A text of 65 different characters, as many as tinyshakespeare has.
+void WriteText(const std::string& path, int64_t characters) {
+  std::string text(characters, ' ');
+  for (int64_t i = 0; i < characters; ++i) text[i] = static_cast<char>('0' + Philox(1, 0, i)[0] % 65);
+  std::ofstream(path, std::ios::binary) << text;
+}
+
 absl::StatusOr<TrainingSetup> Prepare(const Folder& folder, const std::string& model,
                                       int64_t batch, int64_t seqlen, int64_t ranks) {
-  WriteShard(folder / "tokens.bin", 1 << 17);
   TrainConfig options;
-  options.data = folder / "tokens.bin";
+  if (model == "d12") {
+    options.data = folder / "tokens.bin";
+    WriteShard(options.data, 1 << 17);
+  } else {
+    options.data = folder / "text.txt";
+    WriteText(options.data, 1 << 18);
+  }
   options.model = model;
   options.batch = batch;
   options.seqlen = seqlen;
