@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """The Hopper attention kernels beside cuDNN (through PyTorch's SDPA): errors and TFLOP/s.
 
-    sm90_attention.py LIBRARY check [json]   errors against float64, ratio to cuDNN's error
-    sm90_attention.py LIBRARY bench [json]   TFLOP/s, ratio to cuDNN's, same inputs, same run
+    sm90_attention.py LIBRARY check [OPTION...]   errors against float64, ratio to cuDNN's error
+    sm90_attention.py LIBRARY bench [OPTION...]   TFLOP/s, ratio to cuDNN's, same inputs, same run
+
+Options: forward (no backward), quick (up to 16K tokens), only=REGEX, FILE.json (where to write).
 
 FLOP: forward 4 * batch * heads * head_dim * (visible query-key pairs), backward 2.5 times that.
 Times: CUDA events, median. Ours and cuDNN's runs alternate. The backward includes everything from
@@ -13,6 +15,7 @@ import ctypes
 import datetime
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
@@ -21,6 +24,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 BF16, FLOAT, ACCUMULATE = 0, 1, 2
+PATTERN = ""  # only benchmarks whose label has a match
 
 
 class Operand(ctypes.Structure):
@@ -291,6 +295,9 @@ def time_ms(functions, repeats):
 
 def bench_case(kernels, name, batch, length, heads, kv_heads, dim, mask, ranges, backward,
                deterministic=False):
+    label = f"{name} {length} {heads}/{kv_heads} D{dim} {mask}"
+    if not re.search(PATTERN, label):
+        return {}
     q, k, v, dout = make(batch, length, length, heads, kv_heads, dim, 1.0)
     scale = dim ** -0.5
     flop = 4 * visible_pairs(q, k, ranges) * heads * dim
@@ -381,6 +388,10 @@ def main():
     kernels = Kernels(sys.argv[1])
     mode = sys.argv[2]
     options = sys.argv[3:]
+    global PATTERN
+    for option in options:
+        if option.startswith("only="):
+            PATTERN = option[5:]
     backward = "forward" not in options
     results = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -393,6 +404,7 @@ def main():
         results["rows"], failed = check(kernels, backward)
     else:
         results["rows"] = bench(kernels, backward, "quick" in options)
+    results["rows"] = [row for row in results["rows"] if row]
     for option in options:
         if option.endswith(".json"):
             with open(option, "w") as file:

@@ -29,6 +29,8 @@ struct BackwardTraits {
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
+  // dV is issued before dS is computed, where registers last for it.
+  static constexpr bool kEarlyDv = kHeadDim == 128;
   // A consumer's part of dQ: kDqRows queries, 64 columns.
   static constexpr int kDqRows = kHeadDim == 128 ? kBlockM : kBlockM / 2;
   static constexpr int kDqBoxColumns = 32;  // fp32 in a swizzled row
@@ -44,9 +46,10 @@ struct BackwardArgs {
   const int32_t* end;
   int64_t ranges_batch_stride;
   int q_len, k_len, num_heads, batch_kv_heads, num_kv_heads, heads_per_kv, head_dim;
-  int key_tiles;  // of one head
+  int key_tiles, query_tiles;  // of one head
   int group;      // key heads whose tensors share the L2 cache
   float scale;
+  int* dq_additions;  // [batch, num_heads, query_tiles, 2], zero at the start; null: any order
 };
 
 // What the softmax's backward needs of each query row.
@@ -109,12 +112,14 @@ __device__ __forceinline__ int WarpLowerBound(const int32_t* values, int count, 
   return low;
 }
 
-// Calls f(head, tile) for every query tile the block meets, in the same order for every warp.
+// Calls f(head, tile) for every query tile the block meets, in the same order for every warp. Last
+// tile first: in causal masks too, all key tiles of a head then begin at the same query tile, and a
+// fixed order of their additions to dQ costs a short delay at the start instead of a long wait.
 template <class Function>
 __device__ __forceinline__ void ForEachQueryTile(const BackwardArgs& args, const KeyTile& keys,
                                                  int tile_begin, int tile_end, Function f) {
   for (int h = 0; h < args.heads_per_kv; ++h) {
-    for (int tile = tile_begin; tile < tile_end; ++tile) {
+    for (int tile = tile_end - 1; tile >= tile_begin; --tile) {
       f(keys.kv_head * args.heads_per_kv + h, tile);
     }
   }
@@ -172,6 +177,9 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args,
   });
 }
 
+// dQ += a consumer's tile. When deterministic, key tiles add in ascending order: a block waits until
+// the count of additions to this part of dQ is the number of key tiles before its own. Those belong
+// to blocks launched earlier, so that somebody can always proceed.
 template <class Traits>
 __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
                                                  BackwardShared<Traits>& shared,
@@ -179,9 +187,24 @@ __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
   int parity = 0;
   const int column = Traits::kHeadDim == 128 ? consumer * 64 : 0;
   const int row = Traits::kHeadDim == 128 ? 0 : consumer * Traits::kDqRows;
+  const bool ordered = args.dq_additions != nullptr;
   ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int head, int tile) {
+    int* additions = nullptr;
+    int turn = keys.row / Traits::kBlockN;
+    if (ordered) {
+      const int64_t batch_head = static_cast<int64_t>(keys.batch) * args.num_heads + head;
+      additions = args.dq_additions + (batch_head * args.query_tiles + tile) * 2 + consumer;
+      if (Traits::kRanges) {
+        const int begin =
+            args.begin[keys.batch * args.ranges_batch_stride + tile * Traits::kBlockM];
+        turn -= max(begin, 0) / Traits::kBlockN;
+      }
+    }
     Wait(&shared.dq_full[consumer], parity);
     parity ^= 1;
+    if (ordered) {
+      while (LoadAcquire(additions) != turn) continue;
+    }
 #pragma unroll
     for (int box = 0; box < 2; ++box) {
       TmaReduceAdd(args.dq, shared.dq[consumer] + box * Traits::kDqRows * Traits::kDqBoxColumns,
@@ -191,6 +214,10 @@ __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
     BulkCommit();
     BulkWaitRead();
     Arrive(&shared.dq_empty[consumer]);
+    if (ordered) {
+      BulkWait();
+      AddRelease(additions, 1);
+    }
   });
   BulkWait();
 }
@@ -279,17 +306,18 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
                                              rows.end[0] >= keys.row + kBlockN
                                        : keys.row + kBlockN <= args.k_len;
     if (!whole) MaskKeys<Traits>(p, key, args.k_len, rows);
-    PackOperand(p, p_operand);
-
-    // dV += P^T dO
-    PinRegisters(p_operand);
-    WgmmaFence();
-    ProductRegisterShared<kHeadDim, kBlockM, Major::kMN>(dv, p_operand, dout.At(0),
-                                                         QTile::kBlockBytes, true);
-    WgmmaCommit();
+    const auto issue_dv = [&] {  // dV += P^T dO
+      PackOperand(p, p_operand);
+      PinRegisters(p_operand);
+      WgmmaFence();
+      ProductRegisterShared<kHeadDim, kBlockM, Major::kMN>(dv, p_operand, dout.At(0),
+                                                           QTile::kBlockBytes, true);
+      WgmmaCommit();
+    };
+    if (Traits::kEarlyDv) issue_dv();
 
     // dS^T = P^T (dP^T - delta)
-    WgmmaWait<1>();
+    WgmmaWait<Traits::kEarlyDv>();
     PinRegisters(ds);
 #pragma unroll
     for (int j = 0; j < kBlockM / 8; ++j) {
@@ -302,6 +330,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
       }
     }
     PackOperand(ds, ds_operand);
+    if (!Traits::kEarlyDv) issue_dv();
 #pragma unroll
     for (int k = 0; k < kBlockM / 16; ++k) {
       StoreMatrixTransposed(ds_store + buffer * DsTile::kBytes + k * 16 * kRowBytes,
@@ -379,8 +408,8 @@ __global__ __launch_bounds__(Traits::kThreads, 1) void BackwardKernel(
                             min(keys.row + Traits::kBlockN, args.k_len));
     }
     if (threadIdx.x == 0) {
-      shared.tile_begin = first / Traits::kBlockM;
-      shared.tile_end = first < last ? (last + Traits::kBlockM - 1) / Traits::kBlockM : 0;
+      shared.tile_begin = first < args.q_len ? first / Traits::kBlockM : args.query_tiles;
+      shared.tile_end = (last + Traits::kBlockM - 1) / Traits::kBlockM;
       InitBarrier(&shared.kv_full, 1);
       for (int stage = 0; stage < Traits::kStages; ++stage) {
         InitBarrier(&shared.q_full[stage], 1);

@@ -46,7 +46,9 @@ cudaError_t LaunchBackwardKernel(const BackwardParams& params, cudaStream_t stre
   args.heads_per_kv = static_cast<int>(shape.num_heads / shape.num_kv_heads);
   args.head_dim = static_cast<int>(shape.head_dim);
   args.key_tiles = static_cast<int>((shape.k_len + Traits::kBlockN - 1) / Traits::kBlockN);
+  args.query_tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
   args.scale = shape.softmax_scale;
+  args.dq_additions = params.deterministic ? static_cast<int*>(params.workspace) : nullptr;
   // Half of the L2 for the q, dout and fp32 dq of the heads under way.
   constexpr int64_t kGroupBytes = 24 << 20;
   const int64_t head_bytes =
@@ -61,6 +63,10 @@ cudaError_t LaunchBackwardKernel(const BackwardParams& params, cudaStream_t stre
   const auto kernel = BackwardKernel<Traits>;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
+  if (params.deterministic) {
+    error = cudaMemsetAsync(params.workspace, 0, BackwardWorkspaceBytes(shape, true), stream);
+    if (error != cudaSuccess) return error;
+  }
   kernel<<<args.key_tiles * args.batch_kv_heads, Traits::kThreads, kSharedBytes, stream>>>(args);
   return cudaGetLastError();
 }

@@ -20,7 +20,11 @@ cudaError_t LaunchForward(const ForwardParams& params, cudaStream_t stream) {
   return ranges ? ForwardD128Ranges(params, stream) : ForwardD128Full(params, stream);
 }
 
-size_t BackwardWorkspaceBytes(const Shape&, bool) { return 16; }
+// Two counters for every tile of (at least 64) query rows.
+size_t BackwardWorkspaceBytes(const Shape& shape, bool deterministic) {
+  if (!deterministic) return 0;
+  return shape.batch * shape.num_heads * ((shape.q_len + 63) / 64) * 2 * sizeof(int32_t);
+}
 
 cudaError_t LaunchBackward(const BackwardParams& params, cudaStream_t stream) {
   const Shape& shape = params.shape;

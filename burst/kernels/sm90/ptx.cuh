@@ -127,6 +127,18 @@ __device__ __forceinline__ void FenceProxyAsync() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// ---- Order between blocks.
+
+__device__ __forceinline__ int LoadAcquire(const int* global) {
+  int x;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(global) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void AddRelease(int* global, int x) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(global), "r"(x) : "memory");
+}
+
 // ---- Registers.
 
 template <int kRegisters>
