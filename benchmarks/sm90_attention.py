@@ -77,12 +77,12 @@ class Kernels:
         self.lib = ctypes.CDLL(path)
         self.lib.burst_sm90_forward_workspace.restype = ctypes.c_size_t
         self.lib.burst_sm90_backward_workspace.restype = ctypes.c_size_t
-        self.workspace = torch.empty(0, dtype=torch.uint8, device="cuda")
+        self.workspaces = {}
 
-    def _workspace(self, size):
-        if self.workspace.numel() < size:
-            self.workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
-        return self.workspace.data_ptr()
+    def _workspace(self, name, size):
+        if name not in self.workspaces or self.workspaces[name].numel() < size:
+            self.workspaces[name] = torch.zeros(size, dtype=torch.uint8, device="cuda")
+        return self.workspaces[name].data_ptr()
 
     def _call(self, name, params):
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
@@ -98,7 +98,8 @@ class Kernels:
 
     def forward(self, q, k, v, scale, ranges, out, lse, store=BF16):
         shape = self.shape(q, k, scale, ranges)
-        workspace = self._workspace(self.lib.burst_sm90_forward_workspace(ctypes.byref(shape)))
+        workspace = self._workspace(
+            "forward", self.lib.burst_sm90_forward_workspace(ctypes.byref(shape)))
         self._call("forward", ForwardParams(shape, operand(q), operand(k), operand(v), operand(out),
                                             store, pointer(lse), workspace))
 
@@ -108,7 +109,7 @@ class Kernels:
         self._call("delta", DeltaParams(shape, operand(out), operand(dout),
                                         out.dtype == torch.float32, pointer(dlse), pointer(delta)))
         dq_sum.zero_()
-        workspace = self._workspace(self.lib.burst_sm90_backward_workspace(
+        workspace = self._workspace("backward", self.lib.burst_sm90_backward_workspace(
             ctypes.byref(shape), ctypes.c_bool(deterministic)))
         self._call("backward", BackwardParams(
             shape, operand(q), operand(k), operand(v), operand(dout), pointer(lse), pointer(delta),
@@ -240,6 +241,9 @@ def run_cudnn(q, k, v, scale, is_causal, dout=None):
     return result
 
 
+SEEDS = 4  # the largest error of one draw is noisy; of four, less so
+
+
 def check(kernels, backward=True):
     rows, failed = [], 0
     cases = []
@@ -250,22 +254,26 @@ def check(kernels, backward=True):
         for length in (2048, 1023):
             cases.append((dim, length, length, 4, 4, "causal"))
     for dim, q_len, k_len, heads, kv_heads, mask in cases:
-        q, k, v, dout = make(2, q_len, k_len, heads, kv_heads, dim, 3.0, seed=q_len)
-        scale = dim ** -0.5
-        ranges = causal(q_len, k_len) if mask == "causal" else None
-        grad = dout if backward else None
-        expected = reference(q, k, v, scale, ranges, grad)
-        ours = run_ours(kernels, q, k, v, scale, ranges, grad)
-        theirs = run_cudnn(q, k, v, scale, mask == "causal", grad)
         row = {"dim": dim, "q_len": q_len, "k_len": k_len, "heads": heads, "kv_heads": kv_heads,
                "mask": mask}
-        for name, value in ours.items():
-            row[name] = max_error(value, expected[name])
+        scale = dim ** -0.5
+        ranges = causal(q_len, k_len) if mask == "causal" else None
+        for seed in range(SEEDS):
+            q, k, v, dout = make(2, q_len, k_len, heads, kv_heads, dim, 3.0, seed)
+            grad = dout if backward else None
+            expected = reference(q, k, v, scale, ranges, grad)
+            ours = run_ours(kernels, q, k, v, scale, ranges, grad)
+            theirs = run_cudnn(q, k, v, scale, mask == "causal", grad)
+            for name, value in ours.items():
+                row[name] = max(row.get(name, 0.0), max_error(value, expected[name]))
+            for name, value in theirs.items():
+                key = "cudnn_" + name
+                row[key] = max(row.get(key, 0.0), max_error(value, expected[name]))
+        for name in ours:
             if name in theirs:
-                row["cudnn_" + name] = max_error(theirs[name], expected[name])
                 row["ratio_" + name] = row[name] / row["cudnn_" + name]
                 failed += not row["ratio_" + name] <= 1.2
-            else:  # lse: fp32 statistics of bf16 products; a few ulps of its size
+            else:  # lse: fp32 statistics of exact products, so a few ulps of its size
                 failed += not row[name] <= 1e-4
         rows.append(row)
         print(f"{dim:4} {q_len:5}x{k_len:<5} {heads}/{kv_heads} {mask:7} "

@@ -29,8 +29,6 @@ struct BackwardTraits {
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
-  // dV is issued before dS is computed, where registers last for it.
-  static constexpr bool kEarlyDv = kHeadDim == 128;
   // A consumer's part of dQ: kDqRows queries, 64 columns.
   static constexpr int kDqRows = kHeadDim == 128 ? kBlockM : kBlockM / 2;
   static constexpr int kDqBoxColumns = 32;  // fp32 in a swizzled row
@@ -306,18 +304,8 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
                                              rows.end[0] >= keys.row + kBlockN
                                        : keys.row + kBlockN <= args.k_len;
     if (!whole) MaskKeys<Traits>(p, key, args.k_len, rows);
-    const auto issue_dv = [&] {  // dV += P^T dO
-      PackOperand(p, p_operand);
-      PinRegisters(p_operand);
-      WgmmaFence();
-      ProductRegisterShared<kHeadDim, kBlockM, Major::kMN>(dv, p_operand, dout.At(0),
-                                                           QTile::kBlockBytes, true);
-      WgmmaCommit();
-    };
-    if (Traits::kEarlyDv) issue_dv();
-
     // dS^T = P^T (dP^T - delta)
-    WgmmaWait<Traits::kEarlyDv>();
+    WgmmaWait<0>();
     PinRegisters(ds);
 #pragma unroll
     for (int j = 0; j < kBlockM / 8; ++j) {
@@ -329,8 +317,14 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
         ds[i + 1] = p[i + 1] * (ds[i + 1] - delta.y);
       }
     }
+    // dV += P^T dO. (Issued before dS it would overlap, but the registers it holds cost more.)
     PackOperand(ds, ds_operand);
-    if (!Traits::kEarlyDv) issue_dv();
+    PackOperand(p, p_operand);
+    PinRegisters(p_operand);
+    WgmmaFence();
+    ProductRegisterShared<kHeadDim, kBlockM, Major::kMN>(dv, p_operand, dout.At(0),
+                                                         QTile::kBlockBytes, true);
+    WgmmaCommit();
 #pragma unroll
     for (int k = 0; k < kBlockM / 16; ++k) {
       StoreMatrixTransposed(ds_store + buffer * DsTile::kBytes + k * 16 * kRowBytes,

@@ -6,7 +6,7 @@
 namespace burst {
 namespace sm90 {
 
-// The tile counter.
+// ForwardCounters.
 size_t ForwardWorkspaceBytes(const Shape&) { return 16; }
 
 cudaError_t LaunchForward(const ForwardParams& params, cudaStream_t stream) {

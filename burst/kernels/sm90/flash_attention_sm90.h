@@ -82,7 +82,9 @@ struct ConvertParams {
   Operand target;  // bf16
 };
 
-// Bytes of scratch memory a call needs, 16-byte aligned; the contents need no initialisation.
+// Bytes of scratch memory a call needs, 16-byte aligned. The forward's must be zero before its first
+// use, and every call leaves it zero; calls that may run at the same time need their own. The
+// backward's needs no initialisation.
 size_t ForwardWorkspaceBytes(const Shape& shape);
 size_t BackwardWorkspaceBytes(const Shape& shape, bool deterministic);
 

@@ -39,6 +39,11 @@ struct TileInfo {
   int whole_begin, whole_end;
 };
 
+// In the workspace; zero between calls.
+struct ForwardCounters {
+  unsigned next_tile, finished_blocks;
+};
+
 struct ForwardArgs {
   CUtensorMap q, k, v;
   OutputView out;
@@ -51,19 +56,19 @@ struct ForwardArgs {
   int tiles, tile_rows;  // all tiles; those of one head
   int group;             // heads whose K and V share the L2 cache
   float scale;
-  int* next_tile;
+  ForwardCounters* counters;
 };
 
 template <class Traits>
 struct ForwardShared {
-  Tile<Traits::kBlockM, Traits::kHeadDim> q;
+  Tile<Traits::kBlockM, Traits::kHeadDim> q[2];  // the next tile's loads while this one is at work
   Tile<Traits::kBlockN, Traits::kHeadDim> k[Traits::kStages];
   Tile<Traits::kBlockN, Traits::kHeadDim> v[Traits::kStages];
-  Barrier q_full, q_empty;
+  Barrier q_full[2], q_empty[2];
   Barrier k_full[Traits::kStages], k_empty[Traits::kStages];
   Barrier v_full[Traits::kStages], v_empty[Traits::kStages];
-  // Travels with q. Two of them: the finish of a tile still reads its own when q is free again.
-  TileInfo tile[2];
+  // Travels with q, twice as many: a tile's finish still reads its own when its q is free again.
+  TileInfo tile[4];
 };
 
 // Within a group of heads: last rows first, and of equal rows head by head.
@@ -102,8 +107,8 @@ __device__ __forceinline__ TileInfo MakeTile(const ForwardArgs& args, int index)
 template <class Traits>
 __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
                                                ForwardShared<Traits>& shared) {
+  RingPosition<2> q_slot;
   RingPosition<Traits::kStages> k_slot, v_slot;
-  int q_parity = 0;
   const auto load_k = [&](const TileInfo& tile, int block) {
     Barrier* full = &shared.k_full[k_slot.stage];
     Wait(&shared.k_empty[k_slot.stage], k_slot.parity ^ 1);
@@ -124,15 +129,17 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
   TileInfo tile = MakeTile<Traits>(args, blockIdx.x);
   for (int index = blockIdx.x;;) {
     // Without a mask all tiles are equally long and need no counter.
-    const int next = Traits::kRanges ? gridDim.x + atomicAdd(args.next_tile, 1) : index + gridDim.x;
-    Wait(&shared.q_empty, q_parity ^ 1);
-    shared.tile[q_parity] = tile;
+    const int next = Traits::kRanges ? gridDim.x + atomicAdd(&args.counters->next_tile, 1) : index + gridDim.x;
+    Barrier* q_full = &shared.q_full[q_slot.stage];
+    Wait(&shared.q_empty[q_slot.stage], q_slot.parity ^ 1);
+    shared.tile[q_slot.stage + 2 * q_slot.parity] = tile;
     if (tile.batch < 0) {
-      Arrive(&shared.q_full);
-      return;
+      Arrive(q_full);
+      break;
     }
-    ArriveExpectBytes(&shared.q_full, Tile<Traits::kBlockM, Traits::kHeadDim>::kBytes);
-    LoadTile(shared.q, args.q, &shared.q_full, tile.row, tile.head, tile.batch);
+    ArriveExpectBytes(q_full, Tile<Traits::kBlockM, Traits::kHeadDim>::kBytes);
+    LoadTile(shared.q[q_slot.stage], args.q, q_full, tile.row, tile.head, tile.batch);
+    q_slot.Advance();
     // K runs one block ahead of V, as S runs ahead of O.
     for (int block = tile.block_end - 1; block >= tile.block_begin; --block) {
       load_k(tile, block);
@@ -143,7 +150,10 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     if (tile.block_end > tile.block_begin) load_v(tile, tile.block_begin);
     tile = next_tile;
     index = next;
-    q_parity ^= 1;
+  }
+  // The last block to finish leaves the counters as it found them.
+  if (Traits::kRanges && atomicAdd(&args.counters->finished_blocks, 1) == gridDim.x - 1) {
+    args.counters->next_tile = args.counters->finished_blocks = 0;
   }
 }
 
@@ -282,8 +292,8 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % Traits::kConsumers;
   const int thread = threadIdx.x % kWarpgroupSize;
   const float scale_log2 = args.scale * kLog2E;
+  RingPosition<2> q_slot;
   RingPosition<Traits::kStages> k_slot, v_slot;
-  const bf16* q = shared.q.At(consumer * kWgmmaM);
   if (consumer == Traits::kConsumers - 1) NamedBarrierArrive(next_turn, kTurnThreads);
 
   float s[kBlockN / 2];       // [64, kBlockN]
@@ -293,8 +303,9 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
 
   const auto issue_s = [&] {  // S = Q K^T
     WgmmaFence();
-    ProductSharedShared<kBlockN, kHeadDim>(s, q, QTile::kBlockBytes,
-                                           shared.k[k_slot.stage].At(0), KTile::kBlockBytes, false);
+    ProductSharedShared<kBlockN, kHeadDim>(
+        s, shared.q[q_slot.stage].At(consumer * kWgmmaM), QTile::kBlockBytes,
+        shared.k[k_slot.stage].At(0), KTile::kBlockBytes, false);
     WgmmaCommit();
   };
   const auto issue_o = [&] {  // O += P V
@@ -305,9 +316,9 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
     WgmmaCommit();
   };
 
-  for (int q_parity = 0;; q_parity ^= 1) {
-    Wait(&shared.q_full, q_parity);
-    const TileInfo& tile = shared.tile[q_parity];
+  for (;; q_slot.Advance()) {
+    Wait(&shared.q_full[q_slot.stage], q_slot.parity);
+    const TileInfo& tile = shared.tile[q_slot.stage + 2 * q_slot.parity];
     if (tile.batch < 0) return;
     const int row_in_tile =
         consumer * kWgmmaM + thread / kWarpSize * 16 + thread % kWarpSize / 4;
@@ -365,7 +376,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
         softmax.Rescale(o);
         PackOperand(s, p);
       }
-      if (thread == 0) Arrive(&shared.q_empty);
+      if (thread == 0) Arrive(&shared.q_empty[q_slot.stage]);
       Wait(&shared.v_full[v_slot.stage], v_slot.parity);
       issue_o();
       WgmmaWait<0>();
@@ -373,7 +384,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       if (thread == 0) Arrive(&shared.v_empty[v_slot.stage]);
       v_slot.Advance();
     } else {
-      if (thread == 0) Arrive(&shared.q_empty);
+      if (thread == 0) Arrive(&shared.q_empty[q_slot.stage]);
     }
     ForwardFinish<Traits>(args, tile, tile.row + row_in_tile, softmax, o);
   }
@@ -388,8 +399,10 @@ __global__ __launch_bounds__(Traits::kThreads, 1) void ForwardKernel(
     PrefetchTensorMap(args.q);
     PrefetchTensorMap(args.k);
     PrefetchTensorMap(args.v);
-    InitBarrier(&shared.q_full, 1);
-    InitBarrier(&shared.q_empty, Traits::kConsumers);
+    for (int stage = 0; stage < 2; ++stage) {
+      InitBarrier(&shared.q_full[stage], 1);
+      InitBarrier(&shared.q_empty[stage], Traits::kConsumers);
+    }
     for (int stage = 0; stage < Traits::kStages; ++stage) {
       InitBarrier(&shared.k_full[stage], 1);
       InitBarrier(&shared.k_empty[stage], Traits::kConsumers);

@@ -43,7 +43,7 @@ cudaError_t LaunchForwardKernel(const ForwardParams& params, cudaStream_t stream
   args.tile_rows = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
   args.tiles = args.tile_rows * args.batch_heads;
   args.scale = shape.softmax_scale;
-  args.next_tile = static_cast<int*>(params.workspace);
+  args.counters = static_cast<ForwardCounters*>(params.workspace);
   // Half of the 50 to 60 MB of L2 for the keys and values of the heads under way. Without a mask all
   // tiles are equally long, and one head after the other is best.
   constexpr int64_t kGroupBytes = 24 << 20;
@@ -58,10 +58,6 @@ cudaError_t LaunchForwardKernel(const ForwardParams& params, cudaStream_t stream
   const auto kernel = ForwardKernel<Traits>;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
-  if (Traits::kRanges) {
-    error = cudaMemsetAsync(args.next_tile, 0, sizeof(int), stream);
-    if (error != cudaSuccess) return error;
-  }
   const int blocks = std::min(args.tiles, MultiprocessorCount());
   kernel<<<blocks, Traits::kThreads, kSharedBytes, stream>>>(args);
   return cudaGetLastError();
