@@ -304,6 +304,8 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
                                              rows.end[0] >= keys.row + kBlockN
                                        : keys.row + kBlockN <= args.k_len;
     if (!whole) MaskKeys<Traits>(p, key, args.k_len, rows);
+    PinRegisters(p);  // the exponentials stay on this side of the wait
+
     // dS^T = P^T (dP^T - delta)
     WgmmaWait<0>();
     PinRegisters(ds);

@@ -59,16 +59,18 @@ struct ForwardArgs {
   ForwardCounters* counters;
 };
 
+constexpr int kQStages = 1;
+
 template <class Traits>
 struct ForwardShared {
-  Tile<Traits::kBlockM, Traits::kHeadDim> q[2];  // the next tile's loads while this one is at work
+  Tile<Traits::kBlockM, Traits::kHeadDim> q[kQStages];
   Tile<Traits::kBlockN, Traits::kHeadDim> k[Traits::kStages];
   Tile<Traits::kBlockN, Traits::kHeadDim> v[Traits::kStages];
-  Barrier q_full[2], q_empty[2];
+  Barrier q_full[kQStages], q_empty[kQStages];
   Barrier k_full[Traits::kStages], k_empty[Traits::kStages];
   Barrier v_full[Traits::kStages], v_empty[Traits::kStages];
   // Travels with q, twice as many: a tile's finish still reads its own when its q is free again.
-  TileInfo tile[4];
+  TileInfo tile[2 * kQStages];
 };
 
 // Within a group of heads: last rows first, and of equal rows head by head.
@@ -107,7 +109,7 @@ __device__ __forceinline__ TileInfo MakeTile(const ForwardArgs& args, int index)
 template <class Traits>
 __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
                                                ForwardShared<Traits>& shared) {
-  RingPosition<2> q_slot;
+  RingPosition<kQStages> q_slot;
   RingPosition<Traits::kStages> k_slot, v_slot;
   const auto load_k = [&](const TileInfo& tile, int block) {
     Barrier* full = &shared.k_full[k_slot.stage];
@@ -132,7 +134,7 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     const int next = Traits::kRanges ? gridDim.x + atomicAdd(&args.counters->next_tile, 1) : index + gridDim.x;
     Barrier* q_full = &shared.q_full[q_slot.stage];
     Wait(&shared.q_empty[q_slot.stage], q_slot.parity ^ 1);
-    shared.tile[q_slot.stage + 2 * q_slot.parity] = tile;
+    shared.tile[q_slot.stage + kQStages * q_slot.parity] = tile;
     if (tile.batch < 0) {
       Arrive(q_full);
       break;
@@ -292,7 +294,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % Traits::kConsumers;
   const int thread = threadIdx.x % kWarpgroupSize;
   const float scale_log2 = args.scale * kLog2E;
-  RingPosition<2> q_slot;
+  RingPosition<kQStages> q_slot;
   RingPosition<Traits::kStages> k_slot, v_slot;
   if (consumer == Traits::kConsumers - 1) NamedBarrierArrive(next_turn, kTurnThreads);
 
@@ -318,7 +320,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
 
   for (;; q_slot.Advance()) {
     Wait(&shared.q_full[q_slot.stage], q_slot.parity);
-    const TileInfo& tile = shared.tile[q_slot.stage + 2 * q_slot.parity];
+    const TileInfo& tile = shared.tile[q_slot.stage + kQStages * q_slot.parity];
     if (tile.batch < 0) return;
     const int row_in_tile =
         consumer * kWgmmaM + thread / kWarpSize * 16 + thread % kWarpSize / 4;
@@ -369,6 +371,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
         k_slot.Advance();
         mask(block);
         softmax.Apply(s, scale_log2);
+        PinRegisters(s);  // the exponentials stay on this side of the wait
         WgmmaWait<0>();
         PinRegisters(o);
         if (thread == 0) Arrive(&shared.v_empty[v_slot.stage]);
@@ -399,7 +402,7 @@ __global__ __launch_bounds__(Traits::kThreads, 1) void ForwardKernel(
     PrefetchTensorMap(args.q);
     PrefetchTensorMap(args.k);
     PrefetchTensorMap(args.v);
-    for (int stage = 0; stage < 2; ++stage) {
+    for (int stage = 0; stage < kQStages; ++stage) {
       InitBarrier(&shared.q_full[stage], 1);
       InitBarrier(&shared.q_empty[stage], Traits::kConsumers);
     }
