@@ -376,17 +376,12 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     buffer ^= 1;
   });
 
-  const int64_t dk_offset = args.dk.Offset(keys.batch, keys.kv_head, key);
-  const int64_t dv_offset = args.dv.Offset(keys.batch, keys.kv_head, key);
-  StoreRow<0, kHeadDim>(args.store, dv, 1.f, args.dv.data, dv_offset, 1.f, key < args.k_len,
-                        args.head_dim);
-  StoreRow<1, kHeadDim>(args.store, dv, 1.f, args.dv.data, dv_offset + 8 * args.dv.seq_stride, 1.f,
-                        key + 8 < args.k_len, args.head_dim);
-  StoreRow<0, kHeadDim>(args.store, dk, args.scale, args.dk.data, dk_offset, 1.f, key < args.k_len,
-                        args.head_dim);
-  StoreRow<1, kHeadDim>(args.store, dk, args.scale, args.dk.data,
-                        dk_offset + 8 * args.dk.seq_stride, 1.f, key + 8 < args.k_len,
-                        args.head_dim);
+  const bool valid[2] = {key < args.k_len, key + 8 < args.k_len};
+  const float one[2] = {1, 1}, scale[2] = {args.scale, args.scale};
+  StoreRows<kHeadDim>(args.store, dv, one, args.dv, args.dv.Offset(keys.batch, keys.kv_head, key),
+                      one, valid, args.head_dim);
+  StoreRows<kHeadDim>(args.store, dk, scale, args.dk,
+                      args.dk.Offset(keys.batch, keys.kv_head, key), one, valid, args.head_dim);
 }
 
 template <class Traits>

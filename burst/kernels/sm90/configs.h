@@ -9,6 +9,7 @@ namespace sm90 {
 cudaError_t ForwardD64Full(const ForwardParams& params, cudaStream_t stream);
 cudaError_t ForwardD64Ranges(const ForwardParams& params, cudaStream_t stream);
 cudaError_t ForwardD128Full(const ForwardParams& params, cudaStream_t stream);
+cudaError_t ForwardD128Short(const ForwardParams& params, cudaStream_t stream);
 cudaError_t ForwardD128Ranges(const ForwardParams& params, cudaStream_t stream);
 
 cudaError_t BackwardD64Full(const BackwardParams& params, cudaStream_t stream);

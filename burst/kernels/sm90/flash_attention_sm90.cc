@@ -17,7 +17,9 @@ cudaError_t LaunchForward(const ForwardParams& params, cudaStream_t stream) {
   if (shape.head_dim <= 64) {
     return ranges ? ForwardD64Ranges(params, stream) : ForwardD64Full(params, stream);
   }
-  return ranges ? ForwardD128Ranges(params, stream) : ForwardD128Full(params, stream);
+  if (ranges) return ForwardD128Ranges(params, stream);
+  // With few keys a second buffer for Q is worth more than longer key blocks.
+  return shape.k_len <= 1024 ? ForwardD128Short(params, stream) : ForwardD128Full(params, stream);
 }
 
 // Two counters for every tile of (at least 64) query rows.

@@ -18,13 +18,14 @@
 namespace burst {
 namespace sm90 {
 
-template <int kHeadDim_, int kConsumers_, int kBlockN_, int kStages_, bool kRanges_>
+template <int kHeadDim_, int kConsumers_, int kBlockN_, int kQStages_, int kStages_, bool kRanges_>
 struct ForwardTraits {
   static constexpr int kHeadDim = kHeadDim_;      // padded with zeros by the TMA
   static constexpr int kConsumers = kConsumers_;  // warpgroups
   static constexpr int kBlockM = kConsumers * kWgmmaM;
   static constexpr int kBlockN = kBlockN_;
-  static constexpr int kStages = kStages_;
+  static constexpr int kQStages = kQStages_;
+  static constexpr int kStages = kStages_;  // of K and of V
   static constexpr bool kRanges = kRanges_;  // the mask of KeyRanges; else every key
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
@@ -59,18 +60,16 @@ struct ForwardArgs {
   ForwardCounters* counters;
 };
 
-constexpr int kQStages = 1;
-
 template <class Traits>
 struct ForwardShared {
-  Tile<Traits::kBlockM, Traits::kHeadDim> q[kQStages];
+  Tile<Traits::kBlockM, Traits::kHeadDim> q[Traits::kQStages];
   Tile<Traits::kBlockN, Traits::kHeadDim> k[Traits::kStages];
   Tile<Traits::kBlockN, Traits::kHeadDim> v[Traits::kStages];
-  Barrier q_full[kQStages], q_empty[kQStages];
+  Barrier q_full[Traits::kQStages], q_empty[Traits::kQStages];
   Barrier k_full[Traits::kStages], k_empty[Traits::kStages];
   Barrier v_full[Traits::kStages], v_empty[Traits::kStages];
   // Travels with q, twice as many: a tile's finish still reads its own when its q is free again.
-  TileInfo tile[2 * kQStages];
+  TileInfo tile[2 * Traits::kQStages];
 };
 
 // Within a group of heads: last rows first, and of equal rows head by head.
@@ -109,7 +108,7 @@ __device__ __forceinline__ TileInfo MakeTile(const ForwardArgs& args, int index)
 template <class Traits>
 __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
                                                ForwardShared<Traits>& shared) {
-  RingPosition<kQStages> q_slot;
+  RingPosition<Traits::kQStages> q_slot;
   RingPosition<Traits::kStages> k_slot, v_slot;
   const auto load_k = [&](const TileInfo& tile, int block) {
     Barrier* full = &shared.k_full[k_slot.stage];
@@ -134,7 +133,7 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     const int next = Traits::kRanges ? gridDim.x + atomicAdd(&args.counters->next_tile, 1) : index + gridDim.x;
     Barrier* q_full = &shared.q_full[q_slot.stage];
     Wait(&shared.q_empty[q_slot.stage], q_slot.parity ^ 1);
-    shared.tile[q_slot.stage + kQStages * q_slot.parity] = tile;
+    shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity] = tile;
     if (tile.batch < 0) {
       Arrive(q_full);
       break;
@@ -176,18 +175,25 @@ struct OnlineSoftmax {
   // largest P is no longer exactly 1 and rounding it to bf16 doubles the error of peaked rows.)
   template <int kCount>
   __device__ __forceinline__ void Apply(float (&s)[kCount], float scale_log2) {
+    float partial[2][4];  // short chains, so that their latencies overlap
+#pragma unroll
+    for (int i = 0; i < 8; ++i) partial[i / 4][i % 4] = max[i / 4];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      float& top = partial[i / 2 % 2][i / 4 % 2 * 2 + i % 2];
+      top = fmaxf(top, s[i]);
+    }
     float block_max[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float even = max[r], odd = max[r];
+      block_max[r] = fmaxf(fmaxf(partial[r][0], partial[r][1]), fmaxf(partial[r][2], partial[r][3]));
+    }
 #pragma unroll
-      for (int j = 0; j < kCount / 4; ++j) {
-        even = fmaxf(even, s[4 * j + 2 * r]);
-        odd = fmaxf(odd, s[4 * j + 2 * r + 1]);
+    for (int distance = 1; distance <= 2; distance *= 2) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        block_max[r] = fmaxf(block_max[r], __shfl_xor_sync(0xffffffff, block_max[r], distance));
       }
-      even = fmaxf(even, odd);
-      even = fmaxf(even, __shfl_xor_sync(0xffffffff, even, 1));
-      block_max[r] = fmaxf(even, __shfl_xor_sync(0xffffffff, even, 2));
     }
     rescale = __any_sync(0xffffffff, block_max[0] > max[0] || block_max[1] > max[1]);
     if (rescale) {
@@ -200,19 +206,17 @@ struct OnlineSoftmax {
         max[r] = block_max[r];
       }
     }
+    float origin[2], block_sum[2][2] = {};
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float origin = max[r] == -INFINITY ? 0.f : max[r] * scale_log2;
-      float even = 0, odd = 0;
+    for (int r = 0; r < 2; ++r) origin[r] = max[r] == -INFINITY ? 0.f : max[r] * scale_log2;
 #pragma unroll
-      for (int j = 0; j < kCount / 4; ++j) {
-        s[4 * j + 2 * r] = Exp2(fmaf(s[4 * j + 2 * r], scale_log2, -origin));
-        s[4 * j + 2 * r + 1] = Exp2(fmaf(s[4 * j + 2 * r + 1], scale_log2, -origin));
-        even += s[4 * j + 2 * r];
-        odd += s[4 * j + 2 * r + 1];
-      }
-      sum[r] += even + odd;
+    for (int i = 0; i < kCount; ++i) {
+      const int r = i / 2 % 2;
+      s[i] = Exp2(fmaf(s[i], scale_log2, -origin[r]));
+      block_sum[r][i % 2] += s[i];
     }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] += block_sum[r][0] + block_sum[r][1];
   }
 
   template <int kCount>
@@ -223,21 +227,16 @@ struct OnlineSoftmax {
   }
 };
 
-// S = -inf outside [begin, end) of each of the thread's rows.
-template <int kCount>
+// S = -inf before begin, or from end on, of each of the thread's rows.
+template <bool kBefore, int kCount>
 __device__ __forceinline__ void MaskRows(float (&s)[kCount], int first_column,
-                                         const int (&begin)[2], const int (&end)[2]) {
+                                         const int (&limit)[2]) {
   const int column = first_column + threadIdx.x % 4 * 2;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int from = begin[r] - column, to = end[r] - column;
-#pragma unroll
-    for (int j = 0; j < kCount / 4; ++j) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        if (8 * j + c < from || 8 * j + c >= to) s[4 * j + 2 * r + c] = -INFINITY;
-      }
-    }
+  for (int i = 0; i < kCount; ++i) {
+    const int distance = limit[i / 2 % 2] - column;
+    const int offset = i / 4 * 8 + i % 2;
+    if (kBefore ? offset < distance : offset >= distance) s[i] = -INFINITY;
   }
 }
 
@@ -246,42 +245,42 @@ template <class Traits>
 __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const TileInfo& tile,
                                               int first_row, OnlineSoftmax& softmax,
                                               const float (&o)[Traits::kHeadDim / 2]) {
+  constexpr int kHeadDim = Traits::kHeadDim;
+  const bool leader = threadIdx.x % 4 == 0;
+  float* lse_row =
+      args.lse + (static_cast<int64_t>(tile.batch) * args.num_heads + tile.head) * args.q_len +
+      first_row;
+  bool valid[2];
+  float factor[2], keep[2] = {0, 0};
+#pragma unroll
+  for (int distance = 1; distance <= 2; distance *= 2) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      softmax.sum[r] += __shfl_xor_sync(0xffffffff, softmax.sum[r], distance);
+    }
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = first_row + 8 * r;
-    const bool valid = row < args.q_len;
-    float sum = softmax.sum[r];
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    float factor = sum > 0 ? 1 / sum : 0.f;
+    const float sum = softmax.sum[r];
+    valid[r] = first_row + 8 * r < args.q_len;
+    factor[r] = sum > 0 ? __fdividef(1.f, sum) : 0.f;
     float lse = sum > 0 ? softmax.max[r] * args.scale + __logf(sum) : -INFINITY;
-    float keep = 0;
-    float* lse_row =
-        args.lse + (static_cast<int64_t>(tile.batch) * args.num_heads + tile.head) * args.q_len +
-        row;
-    const bool leader = threadIdx.x % 4 == 0;
     if (args.store == Store::kFloatAccumulate) {
       // (out, lse) <- merge((out, lse), (O / sum, lse))
-      float old = leader && valid ? *lse_row : -INFINITY;
+      float old = leader && valid[r] ? lse_row[8 * r] : -INFINITY;
       old = __shfl_sync(0xffffffff, old, threadIdx.x % kWarpSize & ~3);
       const float top = fmaxf(old, lse);
       if (top != -INFINITY) {
         const float merged = top + __logf(__expf(old - top) + __expf(lse - top));
-        keep = __expf(old - merged);
-        factor *= __expf(lse - merged);
+        keep[r] = __expf(old - merged);
+        factor[r] *= __expf(lse - merged);
         lse = merged;
       }
     }
-    if (leader && valid) *lse_row = lse;
-    const int64_t offset = args.out.Offset(tile.batch, tile.head, row);
-    if (r == 0) {
-      StoreRow<0, Traits::kHeadDim>(args.store, o, factor, args.out.data, offset, keep, valid,
-                                    args.head_dim);
-    } else {
-      StoreRow<1, Traits::kHeadDim>(args.store, o, factor, args.out.data, offset, keep, valid,
-                                    args.head_dim);
-    }
+    if (leader && valid[r]) lse_row[8 * r] = lse;
   }
+  const int64_t offset = args.out.Offset(tile.batch, tile.head, first_row);
+  StoreRows<kHeadDim>(args.store, o, factor, args.out, offset, keep, valid, args.head_dim);
 }
 
 template <class Traits>
@@ -294,7 +293,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % Traits::kConsumers;
   const int thread = threadIdx.x % kWarpgroupSize;
   const float scale_log2 = args.scale * kLog2E;
-  RingPosition<kQStages> q_slot;
+  RingPosition<Traits::kQStages> q_slot;
   RingPosition<Traits::kStages> k_slot, v_slot;
   if (consumer == Traits::kConsumers - 1) NamedBarrierArrive(next_turn, kTurnThreads);
 
@@ -320,7 +319,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
 
   for (;; q_slot.Advance()) {
     Wait(&shared.q_full[q_slot.stage], q_slot.parity);
-    const TileInfo& tile = shared.tile[q_slot.stage + kQStages * q_slot.parity];
+    const TileInfo& tile = shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity];
     if (tile.batch < 0) return;
     const int row_in_tile =
         consumer * kWgmmaM + thread / kWarpSize * 16 + thread % kWarpSize / 4;
@@ -333,13 +332,15 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
         const int64_t row =
             tile.batch * args.ranges_batch_stride + min(tile.row + row_in_tile + 8 * r, args.q_len - 1);
         begin[r] = args.begin[row];
-        end[r] = min(args.end[row], args.k_len);
+        end[r] = args.end[row];
       }
     }
     const auto mask = [&](int block) {
-      if (block >= whole_end || block < whole_begin) {
-        MaskRows(s, block * kBlockN, begin, end);
+      if (block >= whole_end) {
+        const int limit[2] = {min(end[0], args.k_len), min(end[1], args.k_len)};
+        MaskRows<false>(s, block * kBlockN, limit);
       }
+      if (Traits::kRanges && block < whole_begin) MaskRows<true>(s, block * kBlockN, begin);
     };
     softmax.Reset();
 #pragma unroll
@@ -402,7 +403,7 @@ __global__ __launch_bounds__(Traits::kThreads, 1) void ForwardKernel(
     PrefetchTensorMap(args.q);
     PrefetchTensorMap(args.k);
     PrefetchTensorMap(args.v);
-    for (int stage = 0; stage < kQStages; ++stage) {
+    for (int stage = 0; stage < Traits::kQStages; ++stage) {
       InitBarrier(&shared.q_full[stage], 1);
       InitBarrier(&shared.q_empty[stage], Traits::kConsumers);
     }

@@ -5,7 +5,7 @@ namespace burst {
 namespace sm90 {
 
 cudaError_t ForwardD128Full(const ForwardParams& params, cudaStream_t stream) {
-  return LaunchForwardKernel<ForwardTraits<128, 2, 176, 2, false>>(params, stream);
+  return LaunchForwardKernel<ForwardTraits<128, 2, 176, 1, 2, false>>(params, stream);
 }
 
 }  // namespace sm90

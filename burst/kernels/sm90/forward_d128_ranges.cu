@@ -5,7 +5,7 @@ namespace burst {
 namespace sm90 {
 
 cudaError_t ForwardD128Ranges(const ForwardParams& params, cudaStream_t stream) {
-  return LaunchForwardKernel<ForwardTraits<128, 2, 128, 2, true>>(params, stream);
+  return LaunchForwardKernel<ForwardTraits<128, 2, 128, 2, 2, true>>(params, stream);
 }
 
 }  // namespace sm90

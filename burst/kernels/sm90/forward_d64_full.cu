@@ -5,7 +5,7 @@ namespace burst {
 namespace sm90 {
 
 cudaError_t ForwardD64Full(const ForwardParams& params, cudaStream_t stream) {
-  return LaunchForwardKernel<ForwardTraits<64, 2, 192, 2, false>>(params, stream);
+  return LaunchForwardKernel<ForwardTraits<64, 2, 192, 2, 4, false>>(params, stream);
 }
 
 }  // namespace sm90

@@ -5,7 +5,7 @@ namespace burst {
 namespace sm90 {
 
 cudaError_t ForwardD64Ranges(const ForwardParams& params, cudaStream_t stream) {
-  return LaunchForwardKernel<ForwardTraits<64, 2, 192, 2, true>>(params, stream);
+  return LaunchForwardKernel<ForwardTraits<64, 2, 192, 2, 4, true>>(params, stream);
 }
 
 }  // namespace sm90

@@ -109,18 +109,26 @@ __device__ __forceinline__ void StoreRowFloat(const float (&d)[kColumns / 2], fl
   }
 }
 
-template <int kHalf, int kColumns>
-__device__ __forceinline__ void StoreRow(Store store, const float (&d)[kColumns / 2], float factor,
-                                         void* data, int64_t offset, float keep, bool valid,
-                                         int head_dim) {
+// Both rows of the thread: d * factor to the row at `offset` and the one 8 rows below.
+template <int kColumns>
+__device__ __forceinline__ void StoreRows(Store store, const float (&d)[kColumns / 2],
+                                          const float (&factor)[2], const OutputView& view,
+                                          int64_t offset, const float (&keep)[2],
+                                          const bool (&valid)[2], int head_dim) {
   if (store == Store::kBf16) {
-    StoreRowBf16<kHalf, kColumns>(d, factor, static_cast<bf16*>(data) + offset, valid, head_dim);
-  } else if (store == Store::kFloat) {
-    StoreRowFloat<kHalf, false, kColumns>(d, factor, static_cast<float*>(data) + offset, keep,
-                                          valid, head_dim);
+    bf16* row = static_cast<bf16*>(view.data) + offset;
+    StoreRowBf16<0, kColumns>(d, factor[0], row, valid[0], head_dim);
+    StoreRowBf16<1, kColumns>(d, factor[1], row + 8 * view.seq_stride, valid[1], head_dim);
+    return;
+  }
+  float* row = static_cast<float*>(view.data) + offset;
+  float* below = row + 8 * view.seq_stride;
+  if (store == Store::kFloat) {
+    StoreRowFloat<0, false, kColumns>(d, factor[0], row, 0, valid[0], head_dim);
+    StoreRowFloat<1, false, kColumns>(d, factor[1], below, 0, valid[1], head_dim);
   } else {
-    StoreRowFloat<kHalf, true, kColumns>(d, factor, static_cast<float*>(data) + offset, keep, valid,
-                                         head_dim);
+    StoreRowFloat<0, true, kColumns>(d, factor[0], row, keep[0], valid[0], head_dim);
+    StoreRowFloat<1, true, kColumns>(d, factor[1], below, keep[1], valid[1], head_dim);
   }
 }
 
