@@ -8,7 +8,7 @@
 //
 // Consumers: two warpgroups of 64 keys each. They exchange dS through shared memory, and share dQ^T
 // by columns of the head (kHeadDim 128) or by query rows (64).
-// Producer warpgroup: warp 0 loads K, V once and Q, dO as a ring (TMA); warp 1 loads lse, delta and
+// Producer warpgroup: warp 0 loads K, V once, Q, dO as a ring (TMA); warp 1 loads lse, delta and
 // the mask's ranges of the rows; warps 2 and 3 each add one consumer's dQ tile to global memory (TMA
 // reduction), in a fixed order when determinism is asked for.
 #pragma once
@@ -93,21 +93,36 @@ __device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
           batch_head / args.num_kv_heads};
 }
 
-// The first index of the non-decreasing values[0, count) with values[index] >= bound; by a warp.
-__device__ __forceinline__ int WarpLowerBound(const int32_t* values, int count, int bound) {
-  const int lane = threadIdx.x % kWarpSize;
-  int low = 0, high = count;
-  while (low < high) {
-    const int step = (high - low + kWarpSize - 1) / kWarpSize;
-    const int64_t probe = low + static_cast<int64_t>(lane) * step;
-    const bool below = probe < high && values[probe] < bound;
-    const int count_below = __popc(__ballot_sync(0xffffffff, below));
-    if (count_below == 0) return low;
-    high = static_cast<int>(min(static_cast<int64_t>(high),
-                                low + static_cast<int64_t>(count_below) * step));
-    low += (count_below - 1) * step + 1;
+// The first index of non-decreasing values[0, high) with values[index] >= bound, by a whole block: a
+// round divides the range by the number of threads.
+struct LowerBound {
+  const int32_t* values;
+  int bound, low, high;
+
+  __device__ __forceinline__ int Step() const { return (high - low + blockDim.x - 1) / blockDim.x; }
+  __device__ __forceinline__ bool Done() const { return low >= high; }
+  __device__ __forceinline__ bool IsBelow() const {
+    const int64_t probe = low + static_cast<int64_t>(threadIdx.x) * Step();
+    return probe < high && values[probe] < bound;
   }
-  return low;
+  // count: of the threads whose value is below the bound; they are the first ones.
+  __device__ __forceinline__ void Narrow(int count) {
+    const int step = Step();
+    high = static_cast<int>(min(static_cast<int64_t>(high), low + static_cast<int64_t>(count) * step));
+    if (count > 0) low += (count - 1) * step + 1;
+  }
+};
+
+// The rows of queries that see a key of [key_begin, key_end): [first, last).
+__device__ __forceinline__ int2 SeeingRows(const int32_t* begin, const int32_t* end, int q_len,
+                                           int key_begin, int key_end) {
+  LowerBound first{end, key_begin + 1, 0, q_len}, last{begin, key_end, 0, q_len};
+  while (!first.Done() || !last.Done()) {
+    const bool first_below = first.IsBelow(), last_below = last.IsBelow();
+    first.Narrow(__syncthreads_count(first_below));
+    last.Narrow(__syncthreads_count(last_below));
+  }
+  return {first.low, last.low};
 }
 
 // Calls f(head, tile) for every query tile the block meets, in the same order for every warp. Last
@@ -127,10 +142,6 @@ template <class Traits>
 __device__ __forceinline__ void BackwardLoad(const BackwardArgs& args,
                                              BackwardShared<Traits>& shared, const KeyTile& keys) {
   using QTile = Tile<Traits::kBlockM, Traits::kHeadDim>;
-  using KTile = Tile<Traits::kBlockN, Traits::kHeadDim>;
-  ArriveExpectBytes(&shared.kv_full, 2 * KTile::kBytes);
-  LoadTile(shared.k, args.k, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
-  LoadTile(shared.v, args.v, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
   RingPosition<Traits::kStages> slot;
   ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int head, int tile) {
     Wait(&shared.q_empty[slot.stage], slot.parity ^ 1);
@@ -390,31 +401,33 @@ __global__ __launch_bounds__(Traits::kThreads, 1) void BackwardKernel(
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<BackwardShared<Traits>*>(shared_bytes);
   const KeyTile keys = MakeKeyTile<Traits>(args);
-  if (threadIdx.x < kWarpSize) {
-    int first = 0, last = args.q_len;  // the queries that see a key of the tile
-    if (Traits::kRanges) {
-      const int64_t offset = keys.batch * args.ranges_batch_stride;
-      first = WarpLowerBound(args.end + offset, args.q_len, keys.row + 1);
-      last = WarpLowerBound(args.begin + offset, args.q_len,
-                            min(keys.row + Traits::kBlockN, args.k_len));
+  if (threadIdx.x == 0) {
+    InitBarrier(&shared.kv_full, 1);
+    for (int stage = 0; stage < Traits::kStages; ++stage) {
+      InitBarrier(&shared.q_full[stage], 1);
+      InitBarrier(&shared.q_empty[stage], Traits::kConsumers);
+      InitBarrier(&shared.dout_full[stage], 1);
+      InitBarrier(&shared.dout_empty[stage], Traits::kConsumers);
+      InitBarrier(&shared.rows_full[stage], kWarpSize);
     }
-    if (threadIdx.x == 0) {
-      shared.tile_begin = first < args.q_len ? first / Traits::kBlockM : args.query_tiles;
-      shared.tile_end = (last + Traits::kBlockM - 1) / Traits::kBlockM;
-      InitBarrier(&shared.kv_full, 1);
-      for (int stage = 0; stage < Traits::kStages; ++stage) {
-        InitBarrier(&shared.q_full[stage], 1);
-        InitBarrier(&shared.q_empty[stage], Traits::kConsumers);
-        InitBarrier(&shared.dout_full[stage], 1);
-        InitBarrier(&shared.dout_empty[stage], Traits::kConsumers);
-        InitBarrier(&shared.rows_full[stage], kWarpSize);
-      }
-      for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
-        InitBarrier(&shared.dq_full[consumer], kWarpgroupSize);
-        InitBarrier(&shared.dq_empty[consumer], 1);
-      }
-      FenceBarrierInit();
+    for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
+      InitBarrier(&shared.dq_full[consumer], kWarpgroupSize);
+      InitBarrier(&shared.dq_empty[consumer], 1);
     }
+    FenceBarrierInit();
+    ArriveExpectBytes(&shared.kv_full, 2 * Tile<Traits::kBlockN, Traits::kHeadDim>::kBytes);
+    LoadTile(shared.k, args.k, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
+    LoadTile(shared.v, args.v, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
+  }
+  int2 rows = {0, args.q_len};
+  if (Traits::kRanges) {
+    const int64_t offset = keys.batch * args.ranges_batch_stride;
+    rows = SeeingRows(args.begin + offset, args.end + offset, args.q_len, keys.row,
+                      min(keys.row + Traits::kBlockN, args.k_len));
+  }
+  if (threadIdx.x == 0) {
+    shared.tile_begin = rows.x < args.q_len ? rows.x / Traits::kBlockM : args.query_tiles;
+    shared.tile_end = (rows.y + Traits::kBlockM - 1) / Traits::kBlockM;
   }
   __syncthreads();
   const int warpgroup = threadIdx.x / kWarpgroupSize;
