@@ -1,5 +1,5 @@
-// The Hopper kernels as a shared library with C names, so that benchmarks/sm90_attention.py can call
-// them on PyTorch's tensors, beside cuDNN in the same process.
+// The Hopper kernels as a shared library with C names, so that benchmarks/sm90_attention.py can
+// call them on PyTorch's tensors, beside cuDNN in the same process.
 #include "burst/kernels/sm90/flash_attention_sm90.h"
 
 extern "C" {

@@ -1,6 +1,6 @@
-// Attention in double precision, one thread a row: the truth the Hopper kernels are compared with. The
-// same code with kRounding rounds where any bf16 implementation must (P, dS and the results), and
-// its distance from the truth is the yardstick for ours.
+// Attention in double precision, one thread a row: the truth the Hopper kernels are compared with.
+// The same code with kRounding rounds where any bf16 implementation must (P, dS and the results),
+// and its distance from the truth is the yardstick for ours.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -30,7 +30,8 @@ __device__ inline const bf16* RowOf(const Operand& tensor, int64_t batch, int64_
 __device__ inline double Dot(const bf16* a, const bf16* b, int64_t size) {
   double sum = 0;
   for (int64_t c = 0; c < size; ++c) {
-    sum += static_cast<double>(__bfloat162float(a[c])) * static_cast<double>(__bfloat162float(b[c]));
+    sum +=
+        static_cast<double>(__bfloat162float(a[c])) * static_cast<double>(__bfloat162float(b[c]));
   }
   return sum;
 }
@@ -45,7 +46,8 @@ __device__ inline Range VisibleKeys(const Shape& shape, int64_t batch, int64_t r
   return {max(shape.begin[index], 0), min(static_cast<int64_t>(shape.end[index]), shape.k_len)};
 }
 
-// Rows first, first + step, ... of each head; results are packed, [batch, num_heads, rows, head_dim].
+// Rows first, first + step, ... of each head; results are packed, [batch, num_heads, rows,
+// head_dim].
 struct RowSet {
   int64_t first, step, count;
 };
@@ -111,8 +113,8 @@ __global__ void ReferenceDq(Shape shape, Operand q, Operand k, Operand v, Operan
   }
 }
 
-// keys: rows of k; lse, delta: [batch, num_heads, q_len]. Queries outside [q_begin, q_end) are known
-// not to see any of the keys.
+// keys: rows of k; lse, delta: [batch, num_heads, q_len]. Queries outside [q_begin, q_end) are
+// known not to see any of the keys.
 template <bool kRounding>
 __global__ void ReferenceDkDv(Shape shape, Operand q, Operand k, Operand v, Operand dout,
                               const double* lse, const double* delta, RowSet keys, int64_t q_begin,
@@ -162,7 +164,8 @@ __global__ void ReferenceDelta(Shape shape, Operand dout, const double* out, con
   for (int64_t c = 0; c < shape.head_dim; ++c) {
     sum += out[item * shape.head_dim + c] * static_cast<double>(__bfloat162float(dout_row[c]));
   }
-  delta[item] = sum - (dlse == nullptr ? 0.0 : static_cast<double>(dlse[batch_head * shape.q_len + row]));
+  delta[item] =
+      sum - (dlse == nullptr ? 0.0 : static_cast<double>(dlse[batch_head * shape.q_len + row]));
 }
 
 // magnitude * randn, from a hash of (seed, index).
@@ -178,8 +181,7 @@ __global__ void FillRandn(bf16* data, int64_t size, float magnitude, uint32_t se
       return static_cast<uint32_t>((z ^ (z >> 31)) >> 32);
     };
     const float u = (next() + 1.0f) * 2.3283064e-10f, angle = next() * 2.3283064e-10f;
-    data[i] = __float2bfloat16(magnitude * sqrtf(-2 * logf(fminf(u, 1.0f))) *
-                               cospif(2 * angle));
+    data[i] = __float2bfloat16(magnitude * sqrtf(-2 * logf(fminf(u, 1.0f))) * cospif(2 * angle));
   }
 }
 

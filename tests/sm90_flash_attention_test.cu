@@ -1,7 +1,5 @@
 // The Hopper attention kernels against double precision: every mask, head grouping, length around
 // the tiles' edges, the ring's merging and accumulation, determinism, and four million tokens.
-#include "burst/kernels/sm90/flash_attention_sm90.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "burst/kernels/sm90/flash_attention_sm90.h"
 #include "tests/sm90_attention_reference.cuh"
 
 namespace burst {
@@ -51,7 +50,9 @@ class Buffer {
   int64_t size_ = 0;
 };
 
-unsigned Grid(int64_t items) { return static_cast<unsigned>(std::max<int64_t>(1, (items + 63) / 64)); }
+unsigned Grid(int64_t items) {
+  return static_cast<unsigned>(std::max<int64_t>(1, (items + 63) / 64));
+}
 
 struct Mask {
   std::vector<int32_t> begin, end;  // [batch or 1, q_len]; empty: every key
@@ -242,8 +243,8 @@ Results Reference(const Problem& p, const float* dlse) {
   ReferenceForward<kRounding>
       <<<Grid(rows), 64>>>(shape, p.q, p.k, p.v, all_rows, out.data(), lse.data());
   ReferenceDelta<<<Grid(rows), 64>>>(shape, p.dout, out.data(), dlse, all_rows, delta.data());
-  ReferenceDq<kRounding><<<Grid(rows), 64>>>(shape, p.q, p.k, p.v, p.dout, lse.data(),
-                                             delta.data(), all_rows, dq.data());
+  ReferenceDq<kRounding><<<Grid(rows), 64>>>(shape, p.q, p.k, p.v, p.dout, lse.data(), delta.data(),
+                                             all_rows, dq.data());
   ReferenceDkDv<kRounding><<<Grid(keys), 64>>>(shape, p.q, p.k, p.v, p.dout, lse.data(),
                                                delta.data(), all_keys, 0, shape.q_len, dk.data(),
                                                dv.data());
@@ -257,8 +258,8 @@ Results RunBf16(Problem& p, const float* dlse, bool deterministic) {
   Buffer<float> dq_sum(p.QSize());
   dq_sum.Fill(0);
   const Shape& shape = p.shape;
-  ForwardParams forward{shape, p.q, p.k, p.v, p.LikeQ(out.data()), Store::kBf16, p.lse.data(),
-                        p.workspace.data()};
+  ForwardParams forward{
+      shape, p.q, p.k, p.v, p.LikeQ(out.data()), Store::kBf16, p.lse.data(), p.workspace.data()};
   EXPECT_EQ(LaunchForward(forward, nullptr), cudaSuccess);
   EXPECT_EQ(LaunchDelta({shape, forward.out, p.dout, false, dlse, p.delta.data()}, nullptr),
             cudaSuccess);
@@ -327,7 +328,8 @@ TEST_P(FlashAttentionSm90Test, RandomLengths) {
 
 TEST_P(FlashAttentionSm90Test, Masks) {
   const int dim = GetParam();
-  for (int window : {1, 37, 128, 300}) Check(Problem(1, 700, 700, 2, 2, dim, Window(700, 700, window)));
+  for (int window : {1, 37, 128, 300})
+    Check(Problem(1, 700, 700, 2, 2, dim, Window(700, 700, window)));
   Check(Problem(2, 650, 650, 2, 1, dim, Documents({1, 100, 28, 300, 127, 94})));
   for (int offset : {-300, -128, 64, 200}) {
     Check(Problem(1, 500, 500 + offset, 2, 2, dim, Causal(500, 500 + offset)));
@@ -393,7 +395,8 @@ TEST_P(FlashAttentionSm90Test, HopsMergeAndAccumulate) {
   std::vector<Shape> shapes;
   for (int64_t hop = 0; hop < kHops; ++hop) {
     Mask mask = Causal(kLength, kLength);
-    for (int32_t& x : mask.end) x = static_cast<int32_t>(std::clamp<int64_t>(x - hop * kHop, 0, kHop));
+    for (int32_t& x : mask.end)
+      x = static_cast<int32_t>(std::clamp<int64_t>(x - hop * kHop, 0, kHop));
     masks.emplace_back(mask.begin);
     masks.emplace_back(mask.end);
     Shape shape = p.shape;
@@ -416,16 +419,17 @@ TEST_P(FlashAttentionSm90Test, HopsMergeAndAccumulate) {
   ASSERT_EQ(forward(2, Store::kFloat), cudaSuccess);
   ASSERT_EQ(forward(0, Store::kFloatAccumulate), cudaSuccess);
   ASSERT_EQ(forward(1, Store::kFloatAccumulate), cudaSuccess);
-  ASSERT_EQ(LaunchDelta({p.shape, p.LikeQ(out.data()), p.dout, true, nullptr, p.delta.data()},
-                        nullptr),
-            cudaSuccess);
+  ASSERT_EQ(
+      LaunchDelta({p.shape, p.LikeQ(out.data()), p.dout, true, nullptr, p.delta.data()}, nullptr),
+      cudaSuccess);
   for (int64_t hop = 0; hop < kHops; ++hop) {
-    ASSERT_EQ(LaunchBackward({shapes[hop], p.q, at_hop(p.k, hop, 2), at_hop(p.v, hop, 2), p.dout,
-                              p.lse.data(), p.delta.data(), p.LikeQ(dq.data()),
-                              at_hop(p.LikeK(dk.data()), hop, 4), at_hop(p.LikeK(dv.data()), hop, 4),
-                              Store::kFloatAccumulate, hop == 1, p.backward_workspace.data()},
-                             nullptr),
-              cudaSuccess);
+    ASSERT_EQ(
+        LaunchBackward({shapes[hop], p.q, at_hop(p.k, hop, 2), at_hop(p.v, hop, 2), p.dout,
+                        p.lse.data(), p.delta.data(), p.LikeQ(dq.data()),
+                        at_hop(p.LikeK(dk.data()), hop, 4), at_hop(p.LikeK(dv.data()), hop, 4),
+                        Store::kFloatAccumulate, hop == 1, p.backward_workspace.data()},
+                       nullptr),
+        cudaSuccess);
   }
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const Results ours{HeadsFirst(ToDouble(out), p.shape, kLength, kHeads), ToDouble(p.lse),
@@ -458,9 +462,9 @@ TEST(FlashAttentionSm90ArgumentsTest, RefusesWhatItDoesNotServe) {
   Problem p(1, 64, 64, 2, 1, 64);
   Buffer<bf16> out(p.QSize());
   const auto launch = [&](const Shape& shape, const Operand& q) {
-    return LaunchForward({shape, q, p.k, p.v, p.LikeQ(out.data()), Store::kBf16, p.lse.data(),
-                          p.workspace.data()},
-                         nullptr);
+    return LaunchForward(
+        {shape, q, p.k, p.v, p.LikeQ(out.data()), Store::kBf16, p.lse.data(), p.workspace.data()},
+        nullptr);
   };
   EXPECT_EQ(launch(p.shape, p.q), cudaSuccess);
   Shape shape = p.shape;
@@ -481,15 +485,15 @@ TEST(FlashAttentionSm90LongTest, FourMillionTokens) {
   Buffer<bf16> out(p.QSize()), dk(p.KSize()), dv(p.KSize());
   Buffer<float> dq(p.QSize());
   dq.Fill(0);
-  ForwardParams forward{p.shape, p.q,          p.k, p.v, p.LikeQ(out.data()), Store::kBf16,
-                        p.lse.data(), p.workspace.data()};
+  ForwardParams forward{
+      p.shape, p.q, p.k, p.v, p.LikeQ(out.data()), Store::kBf16, p.lse.data(), p.workspace.data()};
   ASSERT_EQ(LaunchForward(forward, nullptr), cudaSuccess);
   ASSERT_EQ(LaunchDelta({p.shape, forward.out, p.dout, false, nullptr, p.delta.data()}, nullptr),
             cudaSuccess);
-  ASSERT_EQ(LaunchBackward({p.shape, p.q, p.k, p.v, p.dout, p.lse.data(), p.delta.data(),
-                            p.LikeQ(dq.data()), p.LikeK(dk.data()), p.LikeK(dv.data()),
-                            Store::kBf16, false, nullptr},
-                           nullptr),
+  ASSERT_EQ(LaunchBackward(
+                {p.shape, p.q, p.k, p.v, p.dout, p.lse.data(), p.delta.data(), p.LikeQ(dq.data()),
+                 p.LikeK(dk.data()), p.LikeK(dv.data()), Store::kBf16, false, nullptr},
+                nullptr),
             cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const RowSet rows{5, (kLength - 1000) / 96, 97};

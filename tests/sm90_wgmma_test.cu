@@ -1,4 +1,5 @@
-// One tile through TMA, wgmma and back: every operand form the kernels use, against a plain product.
+// One tile through TMA, wgmma and back: every operand form the kernels use, against a plain
+// product.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -18,12 +19,13 @@ struct Maps {
   CUtensorMap a, b;
 };
 
-// d[64, N] = A B. Stored tensors: a is [64, K] when K-major, [K, 64] when MN-major; b is [N, K] when
-// K-major, [K, N] when MN-major.
+// d[64, N] = A B. Stored tensors: a is [64, K] when K-major, [K, 64] when MN-major; b is [N, K]
+// when K-major, [K, N] when MN-major.
 template <Form kForm, Major kMajorA, Major kMajorB, int kN, int kK>
 __global__ void ProductKernel(const __grid_constant__ Maps maps, float* d) {
   using ATile = Tile<kMajorA == Major::kK ? 64 : kK, kMajorA == Major::kK ? kK : 64>;
-  using BTile = Tile<kMajorB == Major::kK ? kN : kK, kMajorB == Major::kK ? kK : (kN + 63) / 64 * 64>;
+  using BTile =
+      Tile<kMajorB == Major::kK ? kN : kK, kMajorB == Major::kK ? kK : (kN + 63) / 64 * 64>;
   extern __shared__ __align__(1024) unsigned char bytes[];
   auto& a = *reinterpret_cast<ATile*>(bytes);
   auto& b = *reinterpret_cast<BTile*>(bytes + sizeof(ATile));
@@ -51,8 +53,8 @@ __global__ void ProductKernel(const __grid_constant__ Maps maps, float* d) {
       for (int i = 0; i < 4; ++i) {
         const int r = row + i / 2 * 8, column = j * 8 + lane % 4 * 2 + i % 2;
         const int chunk = column % 64 / 8;
-        values[4 * j + i] = __bfloat162float(
-            a.At(r, column / 64)[(chunk ^ (r % 8)) * 8 + column % 8]);
+        values[4 * j + i] =
+            __bfloat162float(a.At(r, column / 64)[(chunk ^ (r % 8)) * 8 + column % 8]);
       }
     }
     uint32_t operand[kK / 4];
@@ -96,12 +98,12 @@ void CheckProduct() {
   constexpr int kARows = kMajorA == Major::kK ? 64 : kK, kAColumns = 64 * kK / kARows;
   constexpr int kBRows = kMajorB == Major::kK ? kN : kK, kBColumns = kN * kK / kBRows;
   Maps maps;
-  ASSERT_EQ(MakeTensorMap({a_device, 0, kAColumns, 0}, false, 1, kARows, 1, kAColumns, kARows,
-                          &maps.a),
-            cudaSuccess);
-  ASSERT_EQ(MakeTensorMap({b_device, 0, kBColumns, 0}, false, 1, kBRows, 1, kBColumns, kBRows,
-                          &maps.b),
-            cudaSuccess);
+  ASSERT_EQ(
+      MakeTensorMap({a_device, 0, kAColumns, 0}, false, 1, kARows, 1, kAColumns, kARows, &maps.a),
+      cudaSuccess);
+  ASSERT_EQ(
+      MakeTensorMap({b_device, 0, kBColumns, 0}, false, 1, kBRows, 1, kBColumns, kBRows, &maps.b),
+      cudaSuccess);
   const auto kernel = ProductKernel<kForm, kMajorA, kMajorB, kN, kK>;
   constexpr int kBytes = (64 * kK + (kN + 63) / 64 * 64 * kK) * 2 + 2048;
   ASSERT_EQ(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),

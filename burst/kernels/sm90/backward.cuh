@@ -9,8 +9,8 @@
 // Consumers: two warpgroups of 64 keys each. They exchange dS through shared memory, and share dQ^T
 // by columns of the head (kHeadDim 128) or by query rows (64).
 // Producer warpgroup: warp 0 loads K, V once, Q, dO as a ring (TMA); warp 1 loads lse, delta and
-// the mask's ranges of the rows; warps 2 and 3 each add one consumer's dQ tile to global memory (TMA
-// reduction), in a fixed order when determinism is asked for.
+// the mask's ranges of the rows; warps 2 and 3 each add one consumer's dQ tile to global memory
+// (TMA reduction), in a fixed order when determinism is asked for.
 #pragma once
 
 #include "burst/kernels/sm90/tile.cuh"
@@ -26,6 +26,7 @@ struct BackwardTraits {
   static constexpr int kStages = 2;
   static constexpr bool kRanges = kRanges_;
   static constexpr int kConsumers = 2;
+  static constexpr int kConsumerWarps = kConsumers * kWarpgroupSize / kWarpSize;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
@@ -45,7 +46,7 @@ struct BackwardArgs {
   int64_t ranges_batch_stride;
   int q_len, k_len, num_heads, batch_kv_heads, num_kv_heads, heads_per_kv, head_dim;
   int key_tiles, query_tiles;  // of one head
-  int group;      // key heads whose tensors share the L2 cache
+  int group;                   // key heads whose tensors share the L2 cache
   float scale;
   int* dq_additions;  // [batch, num_heads, query_tiles, 2], zero at the start; null: any order
 };
@@ -81,7 +82,8 @@ struct KeyTile {
   int row, kv_head, batch;
 };
 
-// Within a group of heads, first keys first: under a causal mask those are seen by the most queries.
+// Within a group of heads, first keys first: under a causal mask those are seen by the most
+// queries.
 template <class Traits>
 __device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
   const int index = blockIdx.x;
@@ -93,8 +95,8 @@ __device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
           batch_head / args.num_kv_heads};
 }
 
-// The first index of non-decreasing values[0, high) with values[index] >= bound, by a whole block: a
-// round divides the range by the number of threads.
+// The first index of non-decreasing values[0, high) with values[index] >= bound, by a whole block:
+// a round divides the range by the number of threads.
 struct LowerBound {
   const int32_t* values;
   int bound, low, high;
@@ -108,7 +110,8 @@ struct LowerBound {
   // count: of the threads whose value is below the bound; they are the first ones.
   __device__ __forceinline__ void Narrow(int count) {
     const int step = Step();
-    high = static_cast<int>(min(static_cast<int64_t>(high), low + static_cast<int64_t>(count) * step));
+    high =
+        static_cast<int>(min(static_cast<int64_t>(high), low + static_cast<int64_t>(count) * step));
     if (count > 0) low += (count - 1) * step + 1;
   }
 };
@@ -175,8 +178,7 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args,
       rows.lse_log2[i] = lse == -INFINITY ? INFINITY : lse * kLog2E;
       rows.delta[i] = valid ? args.delta[offset + i] : 0.f;
       if (Traits::kRanges) {
-        const int64_t row =
-            keys.batch * args.ranges_batch_stride + min(first + i, args.q_len - 1);
+        const int64_t row = keys.batch * args.ranges_batch_stride + min(first + i, args.q_len - 1);
         rows.begin[i] = args.begin[row];
         rows.end[i] = min(args.end[row], args.k_len);
       }
@@ -186,9 +188,9 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args,
   });
 }
 
-// dQ += a consumer's tile. When deterministic, key tiles add in ascending order: a block waits until
-// the count of additions to this part of dQ is the number of key tiles before its own. Those belong
-// to blocks launched earlier, so that somebody can always proceed.
+// dQ += a consumer's tile. When deterministic, key tiles add in ascending order: a block waits
+// until the count of additions to this part of dQ is the number of key tiles before its own. Those
+// belong to blocks launched earlier, so that somebody can always proceed.
 template <class Traits>
 __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
                                                  BackwardShared<Traits>& shared,
@@ -252,8 +254,8 @@ __device__ __forceinline__ void MaskKeys(float (&p)[Traits::kBlockM / 2], int ke
 
 template <class Traits>
 __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
-                                                BackwardShared<Traits>& shared,
-                                                const KeyTile& keys, int consumer) {
+                                                BackwardShared<Traits>& shared, const KeyTile& keys,
+                                                int consumer) {
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   constexpr int kHeadDim = Traits::kHeadDim, kDqRows = Traits::kDqRows;
   using QTile = Tile<kBlockM, kHeadDim>;
@@ -268,9 +270,9 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   const uint32_t ds_store = SharedAddress(shared.ds[0].At(0, consumer)) +
                             (lane / 16 * 8 + lane % 8) * kRowBytes +
                             ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
-  const uint32_t dq_store =
-      SharedAddress(shared.dq[consumer]) + warp / 2 * kDqRows * 128 + lane % 4 * 2 * 128 +
-      (((warp % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) * 16) + lane / 4 % 4 * 4;
+  const uint32_t dq_store = SharedAddress(shared.dq[consumer]) + warp / 2 * kDqRows * 128 +
+                            lane % 4 * 2 * 128 +
+                            (((warp % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) * 16) + lane / 4 % 4 * 4;
 
   float dk[kHeadDim / 2], dv[kHeadDim / 2];  // [64, kHeadDim]
 #pragma unroll
@@ -311,9 +313,9 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
         p[4 * j + 2 * r + 1] = Exp2(fmaf(p[4 * j + 2 * r + 1], scale_log2, -lse.y));
       }
     }
-    const bool whole = Traits::kRanges ? rows.begin[kBlockM - 1] <= keys.row &&
-                                             rows.end[0] >= keys.row + kBlockN
-                                       : keys.row + kBlockN <= args.k_len;
+    const bool whole =
+        Traits::kRanges ? rows.begin[kBlockM - 1] <= keys.row && rows.end[0] >= keys.row + kBlockN
+                        : keys.row + kBlockN <= args.k_len;
     if (!whole) MaskKeys<Traits>(p, key, args.k_len, rows);
     PinRegisters(p);  // the exponentials stay on this side of the wait
 
@@ -362,7 +364,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
 
     WgmmaWait<2>();
     PinRegisters(dv);
-    if (threadIdx.x % kWarpgroupSize == 0) Arrive(&shared.dout_empty[slot.stage]);
+    ArriveWarp(&shared.dout_empty[slot.stage]);
     WgmmaWait<1>();
     PinRegisters(dq);
     Wait(&shared.dq_empty[consumer], dq_parity);
@@ -382,7 +384,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     Arrive(&shared.dq_full[consumer]);
     WgmmaWait<0>();
     PinRegisters(dk);
-    if (threadIdx.x % kWarpgroupSize == 0) Arrive(&shared.q_empty[slot.stage]);
+    ArriveWarp(&shared.q_empty[slot.stage]);
     slot.Advance();
     buffer ^= 1;
   });
@@ -391,13 +393,13 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   const float one[2] = {1, 1}, scale[2] = {args.scale, args.scale};
   StoreRows<kHeadDim>(args.store, dv, one, args.dv, args.dv.Offset(keys.batch, keys.kv_head, key),
                       one, valid, args.head_dim);
-  StoreRows<kHeadDim>(args.store, dk, scale, args.dk,
-                      args.dk.Offset(keys.batch, keys.kv_head, key), one, valid, args.head_dim);
+  StoreRows<kHeadDim>(args.store, dk, scale, args.dk, args.dk.Offset(keys.batch, keys.kv_head, key),
+                      one, valid, args.head_dim);
 }
 
 template <class Traits>
-__global__ __launch_bounds__(Traits::kThreads, 1) void BackwardKernel(
-    const __grid_constant__ BackwardArgs args) {
+__global__ __launch_bounds__(Traits::kThreads,
+                             1) void BackwardKernel(const __grid_constant__ BackwardArgs args) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<BackwardShared<Traits>*>(shared_bytes);
   const KeyTile keys = MakeKeyTile<Traits>(args);
@@ -405,9 +407,9 @@ __global__ __launch_bounds__(Traits::kThreads, 1) void BackwardKernel(
     InitBarrier(&shared.kv_full, 1);
     for (int stage = 0; stage < Traits::kStages; ++stage) {
       InitBarrier(&shared.q_full[stage], 1);
-      InitBarrier(&shared.q_empty[stage], Traits::kConsumers);
+      InitBarrier(&shared.q_empty[stage], Traits::kConsumerWarps);
       InitBarrier(&shared.dout_full[stage], 1);
-      InitBarrier(&shared.dout_empty[stage], Traits::kConsumers);
+      InitBarrier(&shared.dout_empty[stage], Traits::kConsumerWarps);
       InitBarrier(&shared.rows_full[stage], kWarpSize);
     }
     for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {

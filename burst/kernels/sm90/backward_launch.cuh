@@ -17,8 +17,8 @@ cudaError_t LaunchBackwardKernel(const BackwardParams& params, cudaStream_t stre
   const auto make_map = [&](const Operand& tensor, bool is_float, int64_t seqlen, int64_t heads,
                             int box_rows, CUtensorMap* map) {
     if (error != cudaSuccess) return;
-    error = MakeTensorMap(tensor, is_float, shape.batch, seqlen, heads, shape.head_dim, box_rows,
-                          map);
+    error =
+        MakeTensorMap(tensor, is_float, shape.batch, seqlen, heads, shape.head_dim, box_rows, map);
   };
   make_map(params.k, false, shape.k_len, shape.num_kv_heads, Traits::kBlockN, &args.k);
   make_map(params.v, false, shape.k_len, shape.num_kv_heads, Traits::kBlockN, &args.v);
@@ -53,10 +53,10 @@ cudaError_t LaunchBackwardKernel(const BackwardParams& params, cudaStream_t stre
   constexpr int64_t kGroupBytes = 24 << 20;
   const int64_t head_bytes =
       std::max<int64_t>(1, shape.q_len) * Traits::kHeadDim * 8 * args.heads_per_kv;
-  args.group = Traits::kRanges ? static_cast<int>(std::min<int64_t>(
-                                     std::max<int64_t>(1, kGroupBytes / head_bytes),
-                                     args.batch_kv_heads))
-                               : 1;
+  args.group = Traits::kRanges
+                   ? static_cast<int>(std::min<int64_t>(
+                         std::max<int64_t>(1, kGroupBytes / head_bytes), args.batch_kv_heads))
+                   : 1;
 
   constexpr int kSharedBytes = sizeof(BackwardShared<Traits>);
   static_assert(kSharedBytes <= 227 * 1024, "more shared memory than a block can have");

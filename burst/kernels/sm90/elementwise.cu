@@ -85,14 +85,12 @@ __global__ __launch_bounds__(kThreads) void ConvertKernel(OutputView source, Out
   const Row row = MakeRow(batch, seqlen, num_heads);
   const int column = threadIdx.x % kLanesPerRow * 8;
   if (!row.valid || column >= head_dim) return;
-  const Floats8 x = Load8(static_cast<const float*>(source.data) +
-                          row.batch * source.batch_stride + row.seq * source.seq_stride +
-                          row.head * source.head_stride + column);
+  const Floats8 x = Load8(static_cast<const float*>(source.data) + row.batch * source.batch_stride +
+                          row.seq * source.seq_stride + row.head * source.head_stride + column);
   bf16* out = static_cast<bf16*>(target.data) + row.batch * target.batch_stride +
               row.seq * target.seq_stride + row.head * target.head_stride + column;
-  *reinterpret_cast<uint4*>(out) =
-      make_uint4(PackBf16(x.x[0], x.x[1]), PackBf16(x.x[2], x.x[3]), PackBf16(x.x[4], x.x[5]),
-                 PackBf16(x.x[6], x.x[7]));
+  *reinterpret_cast<uint4*>(out) = make_uint4(PackBf16(x.x[0], x.x[1]), PackBf16(x.x[2], x.x[3]),
+                                              PackBf16(x.x[4], x.x[5]), PackBf16(x.x[6], x.x[7]));
 }
 
 unsigned Blocks(int64_t rows) {

@@ -32,8 +32,8 @@ struct Shape {
   int64_t head_dim = 0;
   float softmax_scale = 0;  // > 0
   // Query row i sees the keys begin[i] <= j < end[i]; both non-decreasing in i. Null: every key.
-  const int32_t* begin = nullptr;    // [batch, q_len], rows ranges_batch_stride apart
-  const int32_t* end = nullptr;      // both or neither
+  const int32_t* begin = nullptr;   // [batch, q_len], rows ranges_batch_stride apart
+  const int32_t* end = nullptr;     // both or neither
   int64_t ranges_batch_stride = 0;  // 0: the same for the whole batch
 };
 
@@ -54,8 +54,8 @@ struct ForwardParams {
 
 // delta = rowsum(dout * out) - dlse
 struct DeltaParams {
-  Shape shape;  // k_len, num_kv_heads and the mask are not read
-  Operand out;  // bf16, or fp32 when out_is_float
+  Shape shape;   // k_len, num_kv_heads and the mask are not read
+  Operand out;   // bf16, or fp32 when out_is_float
   Operand dout;  // bf16
   bool out_is_float = false;
   const float* dlse = nullptr;  // [batch, num_heads, q_len]; null: zero
@@ -82,8 +82,8 @@ struct ConvertParams {
   Operand target;  // bf16
 };
 
-// Bytes of scratch memory a call needs, 16-byte aligned. The forward's must be zero before its first
-// use, and every call leaves it zero; calls that may run at the same time need their own. The
+// Bytes of scratch memory a call needs, 16-byte aligned. The forward's must be zero before its
+// first use, and every call leaves it zero; calls that may run at the same time need their own. The
 // backward's needs no initialisation.
 size_t ForwardWorkspaceBytes(const Shape& shape);
 size_t BackwardWorkspaceBytes(const Shape& shape, bool deterministic);

@@ -25,8 +25,9 @@ struct ForwardTraits {
   static constexpr int kBlockM = kConsumers * kWgmmaM;
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kQStages = kQStages_;
-  static constexpr int kStages = kStages_;  // of K and of V
+  static constexpr int kStages = kStages_;   // of K and of V
   static constexpr bool kRanges = kRanges_;  // the mask of KeyRanges; else every key
+  static constexpr int kConsumerWarps = kConsumers * kWarpgroupSize / kWarpSize;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
@@ -130,7 +131,8 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
   TileInfo tile = MakeTile<Traits>(args, blockIdx.x);
   for (int index = blockIdx.x;;) {
     // Without a mask all tiles are equally long and need no counter.
-    const int next = Traits::kRanges ? gridDim.x + atomicAdd(&args.counters->next_tile, 1) : index + gridDim.x;
+    const int next =
+        Traits::kRanges ? gridDim.x + atomicAdd(&args.counters->next_tile, 1) : index + gridDim.x;
     Barrier* q_full = &shared.q_full[q_slot.stage];
     Wait(&shared.q_empty[q_slot.stage], q_slot.parity ^ 1);
     shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity] = tile;
@@ -186,7 +188,8 @@ struct OnlineSoftmax {
     float block_max[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      block_max[r] = fmaxf(fmaxf(partial[r][0], partial[r][1]), fmaxf(partial[r][2], partial[r][3]));
+      block_max[r] =
+          fmaxf(fmaxf(partial[r][0], partial[r][1]), fmaxf(partial[r][2], partial[r][3]));
     }
 #pragma unroll
     for (int distance = 1; distance <= 2; distance *= 2) {
@@ -200,8 +203,7 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         // -inf - -inf: nothing seen so far, O = 0.
-        correction[r] =
-            max[r] == -INFINITY ? 0.f : Exp2((max[r] - block_max[r]) * scale_log2);
+        correction[r] = max[r] == -INFINITY ? 0.f : Exp2((max[r] - block_max[r]) * scale_log2);
         sum[r] *= correction[r];
         max[r] = block_max[r];
       }
@@ -247,9 +249,9 @@ __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const Til
                                               const float (&o)[Traits::kHeadDim / 2]) {
   constexpr int kHeadDim = Traits::kHeadDim;
   const bool leader = threadIdx.x % 4 == 0;
-  float* lse_row =
-      args.lse + (static_cast<int64_t>(tile.batch) * args.num_heads + tile.head) * args.q_len +
-      first_row;
+  float* lse_row = args.lse +
+                   (static_cast<int64_t>(tile.batch) * args.num_heads + tile.head) * args.q_len +
+                   first_row;
   bool valid[2];
   float factor[2], keep[2] = {0, 0};
 #pragma unroll
@@ -297,16 +299,16 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
   RingPosition<Traits::kStages> k_slot, v_slot;
   if (consumer == Traits::kConsumers - 1) NamedBarrierArrive(next_turn, kTurnThreads);
 
-  float s[kBlockN / 2];       // [64, kBlockN]
-  float o[kHeadDim / 2];      // [64, kHeadDim]
-  uint32_t p[kBlockN / 4];    // bf16 [64, kBlockN]
+  float s[kBlockN / 2];     // [64, kBlockN]
+  float o[kHeadDim / 2];    // [64, kHeadDim]
+  uint32_t p[kBlockN / 4];  // bf16 [64, kBlockN]
   OnlineSoftmax softmax;
 
   const auto issue_s = [&] {  // S = Q K^T
     WgmmaFence();
-    ProductSharedShared<kBlockN, kHeadDim>(
-        s, shared.q[q_slot.stage].At(consumer * kWgmmaM), QTile::kBlockBytes,
-        shared.k[k_slot.stage].At(0), KTile::kBlockBytes, false);
+    ProductSharedShared<kBlockN, kHeadDim>(s, shared.q[q_slot.stage].At(consumer * kWgmmaM),
+                                           QTile::kBlockBytes, shared.k[k_slot.stage].At(0),
+                                           KTile::kBlockBytes, false);
     WgmmaCommit();
   };
   const auto issue_o = [&] {  // O += P V
@@ -321,16 +323,15 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
     Wait(&shared.q_full[q_slot.stage], q_slot.parity);
     const TileInfo& tile = shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity];
     if (tile.batch < 0) return;
-    const int row_in_tile =
-        consumer * kWgmmaM + thread / kWarpSize * 16 + thread % kWarpSize / 4;
+    const int row_in_tile = consumer * kWgmmaM + thread / kWarpSize * 16 + thread % kWarpSize / 4;
     const int block_begin = tile.block_begin;
     const int whole_begin = tile.whole_begin, whole_end = tile.whole_end;
     int begin[2] = {0, 0}, end[2] = {args.k_len, args.k_len};
     if (Traits::kRanges) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int64_t row =
-            tile.batch * args.ranges_batch_stride + min(tile.row + row_in_tile + 8 * r, args.q_len - 1);
+        const int64_t row = tile.batch * args.ranges_batch_stride +
+                            min(tile.row + row_in_tile + 8 * r, args.q_len - 1);
         begin[r] = args.begin[row];
         end[r] = args.end[row];
       }
@@ -354,7 +355,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       NamedBarrierArrive(next_turn, kTurnThreads);
       WgmmaWait<0>();
       PinRegisters(s);
-      if (thread == 0) Arrive(&shared.k_empty[k_slot.stage]);
+      ArriveWarp(&shared.k_empty[k_slot.stage]);
       k_slot.Advance();
       mask(block);
       softmax.Apply(s, scale_log2);
@@ -368,35 +369,35 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
         NamedBarrierArrive(next_turn, kTurnThreads);
         WgmmaWait<1>();
         PinRegisters(s);
-        if (thread == 0) Arrive(&shared.k_empty[k_slot.stage]);
+        ArriveWarp(&shared.k_empty[k_slot.stage]);
         k_slot.Advance();
         mask(block);
         softmax.Apply(s, scale_log2);
         PinRegisters(s);  // the exponentials stay on this side of the wait
         WgmmaWait<0>();
         PinRegisters(o);
-        if (thread == 0) Arrive(&shared.v_empty[v_slot.stage]);
+        ArriveWarp(&shared.v_empty[v_slot.stage]);
         v_slot.Advance();
         softmax.Rescale(o);
         PackOperand(s, p);
       }
-      if (thread == 0) Arrive(&shared.q_empty[q_slot.stage]);
+      ArriveWarp(&shared.q_empty[q_slot.stage]);
       Wait(&shared.v_full[v_slot.stage], v_slot.parity);
       issue_o();
       WgmmaWait<0>();
       PinRegisters(o);
-      if (thread == 0) Arrive(&shared.v_empty[v_slot.stage]);
+      ArriveWarp(&shared.v_empty[v_slot.stage]);
       v_slot.Advance();
     } else {
-      if (thread == 0) Arrive(&shared.q_empty[q_slot.stage]);
+      ArriveWarp(&shared.q_empty[q_slot.stage]);
     }
     ForwardFinish<Traits>(args, tile, tile.row + row_in_tile, softmax, o);
   }
 }
 
 template <class Traits>
-__global__ __launch_bounds__(Traits::kThreads, 1) void ForwardKernel(
-    const __grid_constant__ ForwardArgs args) {
+__global__ __launch_bounds__(Traits::kThreads,
+                             1) void ForwardKernel(const __grid_constant__ ForwardArgs args) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<ForwardShared<Traits>*>(shared_bytes);
   if (threadIdx.x == 0) {
@@ -405,13 +406,13 @@ __global__ __launch_bounds__(Traits::kThreads, 1) void ForwardKernel(
     PrefetchTensorMap(args.v);
     for (int stage = 0; stage < Traits::kQStages; ++stage) {
       InitBarrier(&shared.q_full[stage], 1);
-      InitBarrier(&shared.q_empty[stage], Traits::kConsumers);
+      InitBarrier(&shared.q_empty[stage], Traits::kConsumerWarps);
     }
     for (int stage = 0; stage < Traits::kStages; ++stage) {
       InitBarrier(&shared.k_full[stage], 1);
-      InitBarrier(&shared.k_empty[stage], Traits::kConsumers);
+      InitBarrier(&shared.k_empty[stage], Traits::kConsumerWarps);
       InitBarrier(&shared.v_full[stage], 1);
-      InitBarrier(&shared.v_empty[stage], Traits::kConsumers);
+      InitBarrier(&shared.v_empty[stage], Traits::kConsumerWarps);
     }
     FenceBarrierInit();
   }

@@ -17,8 +17,7 @@ cudaError_t LaunchForwardKernel(const ForwardParams& params, cudaStream_t stream
                             CUtensorMap* map) {
     return MakeTensorMap(tensor, false, shape.batch, seqlen, heads, shape.head_dim, box_rows, map);
   };
-  cudaError_t error =
-      make_map(params.q, shape.q_len, shape.num_heads, Traits::kBlockM, &args.q);
+  cudaError_t error = make_map(params.q, shape.q_len, shape.num_heads, Traits::kBlockM, &args.q);
   if (error != cudaSuccess) return error;
   if (shape.k_len > 0) {
     error = make_map(params.k, shape.k_len, shape.num_kv_heads, Traits::kBlockN, &args.k);
@@ -44,14 +43,15 @@ cudaError_t LaunchForwardKernel(const ForwardParams& params, cudaStream_t stream
   args.tiles = args.tile_rows * args.batch_heads;
   args.scale = shape.softmax_scale;
   args.counters = static_cast<ForwardCounters*>(params.workspace);
-  // Half of the 50 to 60 MB of L2 for the keys and values of the heads under way. Without a mask all
-  // tiles are equally long, and one head after the other is best.
+  // Half of the 50 to 60 MB of L2 for the keys and values of the heads under way. Without a mask
+  // all tiles are equally long, and one head after the other is best.
   constexpr int64_t kGroupBytes = 24 << 20;
   const int64_t kv_bytes = std::max<int64_t>(1, shape.k_len) * Traits::kHeadDim * 4;
   const int64_t kv_heads = std::max<int64_t>(1, kGroupBytes / kv_bytes);
-  args.group = Traits::kRanges ? static_cast<int>(std::min<int64_t>(
-                                     kv_heads * args.heads_per_kv, args.batch_heads))
-                               : 1;
+  args.group =
+      Traits::kRanges
+          ? static_cast<int>(std::min<int64_t>(kv_heads * args.heads_per_kv, args.batch_heads))
+          : 1;
 
   constexpr int kSharedBytes = sizeof(ForwardShared<Traits>);
   static_assert(kSharedBytes <= 227 * 1024, "more shared memory than a block can have");

@@ -37,11 +37,17 @@ __device__ __forceinline__ void Arrive(Barrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
 }
 
+// One arrival for the warp, once all its lanes are here.
+__device__ __forceinline__ void ArriveWarp(Barrier* barrier) {
+  __syncwarp();
+  if (threadIdx.x % kWarpSize == 0) Arrive(barrier);
+}
+
 __device__ __forceinline__ void ArriveExpectBytes(Barrier* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   SharedAddress(barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
+      "r"(bytes)
+      : "memory");
 }
 
 // Waits until the phase of this parity has completed.
@@ -170,10 +176,10 @@ __device__ __forceinline__ uint32_t PackBf16(float low, float high) {
 // transposed matrix l / 8.
 __device__ __forceinline__ void StoreMatrixTransposed(uint32_t address, uint32_t a, uint32_t b,
                                                       uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   address),
-               "r"(a), "r"(b), "r"(c), "r"(d)
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(a), "r"(b), "r"(c), "r"(d)
+      : "memory");
 }
 
 __device__ __forceinline__ void StoreShared(uint32_t address, float x) {

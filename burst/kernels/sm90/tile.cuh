@@ -51,8 +51,8 @@ inline OutputView View(const Operand& tensor) {
 }
 
 // Row `kHalf` (0: l / 4, 1: l / 4 + 8) of a warp's accumulators, times `factor`, to 16-bit memory.
-// Four lanes hold a row, each two columns of every eight; a 4x4 transpose among them gives each lane
-// eight columns in sequence, so that every store is 16 bytes.
+// Four lanes hold a row, each two columns of every eight; a 4x4 transpose among them gives each
+// lane eight columns in sequence, so that every store is 16 bytes.
 template <int kHalf, int kColumns>
 __device__ __forceinline__ void StoreRowBf16(const float (&d)[kColumns / 2], float factor,
                                              bf16* row, bool valid, int head_dim) {
@@ -65,7 +65,8 @@ __device__ __forceinline__ void StoreRowBf16(const float (&d)[kColumns / 2], flo
       const int i = (group * 4 + j) * 4 + 2 * kHalf;
       own[j] = PackBf16(d[i] * factor, d[i + 1] * factor);
     }
-    // Exchange with the lane at distance 1, then 2: element j of lane i becomes element i of lane j.
+    // Exchange with the lane at distance 1, then 2: element j of lane i becomes element i of lane
+    // j.
 #pragma unroll
     for (int distance = 1; distance <= 2; distance *= 2) {
       const bool upper = (lane & distance) != 0;

@@ -1,8 +1,9 @@
 // Warpgroup matrix products: D[64, N] += A[64, K] B[K, N], bf16 operands, fp32 accumulators.
 //
-// Tiles in shared memory. A tile of R rows and C columns (C a multiple of 64) is C/64 blocks, each R
-// rows of 64 bf16 (128 bytes) in the 128-byte swizzle the TMA writes: the 16-byte chunk c of row r
-// lies at r * 128 + (c ^ (r % 8)) * 16. Blocks are 1024-byte aligned. An operand reads such a tile
+// Tiles in shared memory. A tile of R rows and C columns (C a multiple of 64) is C/64 blocks, each
+// R rows of 64 bf16 (128 bytes) in the 128-byte swizzle the TMA writes: the 16-byte chunk c of row
+// r lies at r * 128 + (c ^ (r % 8)) * 16. Blocks are 1024-byte aligned. An operand reads such a
+// tile
 //   K-major:  rows are the M (or N) index, columns the K index;
 //   MN-major: rows are the K index, columns the M (or N) index.
 //
@@ -16,16 +17,16 @@
 namespace burst {
 namespace sm90 {
 
-constexpr int kBlockColumns = 64;                 // bf16 elements in a swizzled row
-constexpr int kRowBytes = kBlockColumns * 2;      // 128
+constexpr int kBlockColumns = 64;             // bf16 elements in a swizzled row
+constexpr int kRowBytes = kBlockColumns * 2;  // 128
 constexpr int kWgmmaM = 64;
 constexpr int kWgmmaK = 16;
 
 enum class Major { kK, kMN };
 
-// The matrix descriptor of a block at `shared` (PTX ISA, "Matrix descriptor"). K-major operands step
-// by 1024 bytes between groups of eight rows; MN-major ones step by 1024 along K and by block_bytes
-// to the next 64 columns.
+// The matrix descriptor of a block at `shared` (PTX ISA, "Matrix descriptor"). K-major operands
+// step by 1024 bytes between groups of eight rows; MN-major ones step by 1024 along K and by
+// block_bytes to the next 64 columns.
 __device__ __forceinline__ uint64_t Descriptor(const void* shared, int block_bytes = 16) {
   uint64_t descriptor = (SharedAddress(shared) & 0x3FFFF) >> 4;
   descriptor |= static_cast<uint64_t>(block_bytes >> 4) << 16;
@@ -41,7 +42,9 @@ __device__ __forceinline__ constexpr int StepBytes(int k, int block_bytes) {
 }
 
 // Registers have been written; wgmma may read them.
-__device__ __forceinline__ void WgmmaFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void WgmmaFence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
 
 __device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -66,8 +69,9 @@ __device__ __forceinline__ void PinRegisters(uint32_t (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-// Wgmma<N>::SharedShared<kTransposeA, kTransposeB>(d, a, b, accumulate): A and B from shared memory.
-// Wgmma<N>::RegisterShared<kTransposeB>(d, a, b, accumulate): A from registers. kTranspose: MN-major.
+// Wgmma<N>::SharedShared<kTransposeA, kTransposeB>(d, a, b, accumulate): A and B from shared
+// memory. Wgmma<N>::RegisterShared<kTransposeB>(d, a, b, accumulate): A from registers. kTranspose:
+// MN-major.
 template <int kN>
 struct Wgmma;
 
