@@ -46,8 +46,9 @@ cudaError_t LaunchForwardKernel(const ForwardParams& params, cudaStream_t stream
   // Half of the 50 to 60 MB of L2 for the keys and values of the heads under way. Without a mask
   // all tiles are equally long, and one head after the other is best.
   constexpr int64_t kGroupBytes = 24 << 20;
+  constexpr int64_t kMaxGroup = 32;  // short sequences: measured faster than all that would fit
   const int64_t kv_bytes = std::max<int64_t>(1, shape.k_len) * Traits::kHeadDim * 4;
-  const int64_t kv_heads = std::max<int64_t>(1, kGroupBytes / kv_bytes);
+  const int64_t kv_heads = std::clamp<int64_t>(kGroupBytes / kv_bytes, 1, kMaxGroup);
   args.group =
       Traits::kRanges
           ? static_cast<int>(std::min<int64_t>(kv_heads * args.heads_per_kv, args.batch_heads))
