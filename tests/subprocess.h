@@ -30,9 +30,8 @@ struct Result {
 class Subprocess {
  public:
   struct Options {
-    std::string folder;           // working directory, and where the output is kept
-    int64_t max_file_bytes = -1;  // a file that grows beyond gives EFBIG: a full disk
-    bool mpi = false;             // the program uses Open MPI
+    std::string folder;  // working directory, and where the output is kept
+    bool mpi = false;    // the program uses Open MPI
   };
 
   Subprocess(const std::vector<std::string>& command, const Options& options) : options_(options) {
