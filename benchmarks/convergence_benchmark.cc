@@ -80,8 +80,13 @@ void Convergence(benchmark::State& state) {
       benchmark::Counter(2000.0 * state.iterations(), benchmark::Counter::kIsRate);
 }
 
-BENCHMARK(Convergence)->ArgName("ranks")->Arg(1)->Arg(2)
-    ->Iterations(1)->Unit(benchmark::kSecond)->UseRealTime();
+BENCHMARK(Convergence)
+    ->ArgName("ranks")
+    ->Arg(1)
+    ->Arg(2)
+    ->Iterations(1)
+    ->Unit(benchmark::kSecond)
+    ->UseRealTime();
 
 }  // namespace
 }  // namespace burst
@@ -98,7 +103,8 @@ int main(int argc, char** argv) {
   }
   argc = kept;
   if (burst::data_path->empty()) {
-    std::fprintf(stderr, "convergence_benchmark needs --data=PATH, tinyshakespeare as one text file\n");
+    std::fprintf(stderr,
+                 "convergence_benchmark needs --data=PATH, tinyshakespeare as one text file\n");
     return 2;
   }
   benchmark::Initialize(&argc, argv);

@@ -33,8 +33,7 @@ double SgemmRate() {
                AsMatrix<float>(matrices[3 * i + 2], kSize), Into::kAssign);
       }
     });
-    seconds =
-        std::min(seconds, std::chrono::duration<double>(Clock::now() - start).count());
+    seconds = std::min(seconds, std::chrono::duration<double>(Clock::now() - start).count());
   }
   return 2.0 * kSize * kSize * kSize * static_cast<double>(threads) / seconds;
 }

@@ -3,9 +3,9 @@
 //
 //   bazel run -c opt //benchmarks:train_step_benchmark
 //
-// Counters: tokens/s; GFLOP/s by the work that a causal model needs, 6N + 6 L d S a token; vs_sgemm,
-// that rate over the sgemm rate (a model FLOP utilisation with the measured peak); vs_sgemm_full,
-// the same with the convention 6N + 12 L d S.
+// Counters: tokens/s; GFLOP/s by the work that a causal model needs, 6N + 6 L d S a token;
+// vs_sgemm, that rate over the sgemm rate (a model FLOP utilisation with the measured peak);
+// vs_sgemm_full, the same with the convention 6N + 12 L d S.
 
 #include <benchmark/benchmark.h>
 #include <unistd.h>
@@ -65,12 +65,13 @@ void WriteShard(const std::string& path, int64_t tokens) {
 // A text of 65 different characters, as many as tinyshakespeare has.
 void WriteText(const std::string& path, int64_t characters) {
   std::string text(characters, ' ');
-  for (int64_t i = 0; i < characters; ++i) text[i] = static_cast<char>('0' + Philox(1, 0, i)[0] % 65);
+  for (int64_t i = 0; i < characters; ++i)
+    text[i] = static_cast<char>('0' + Philox(1, 0, i)[0] % 65);
   std::ofstream(path, std::ios::binary) << text;
 }
 
-absl::StatusOr<TrainingSetup> Prepare(const Folder& folder, const std::string& model,
-                                      int64_t batch, int64_t seqlen, int64_t ranks) {
+absl::StatusOr<TrainingSetup> Prepare(const Folder& folder, const std::string& model, int64_t batch,
+                                      int64_t seqlen, int64_t ranks) {
   TrainConfig options;
   if (model == "d12") {
     options.data = folder / "tokens.bin";
@@ -108,7 +109,8 @@ void TrainStep(benchmark::State& state, const std::string& model, int64_t batch,
       BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(*setup, &comm, /*verbose=*/false));
       int64_t step = 0;
       BURST_RETURN_IF_ERROR(trainer->Step(step++).status());  // first touch of all memory
-      if (comm.rank() != 0) {  // the others go along, step by step
+      if (comm.rank() != 0) {
+        // The others go along, step by step.
         while (true) {
           BURST_ASSIGN_OR_RETURN(const std::vector<double> go, comm.AllGather(0));
           if (go[0] == 0) return absl::OkStatus();
@@ -136,13 +138,21 @@ void TrainStep(benchmark::State& state, const std::string& model, int64_t batch,
 
 // model, batch, seqlen, ranks
 BENCHMARK_CAPTURE(TrainStep, gpt2_124M, "d12", 4, 256, 1)
-    ->Unit(benchmark::kMillisecond)->UseRealTime()->MinTime(10);
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime()
+    ->MinTime(10);
 BENCHMARK_CAPTURE(TrainStep, gpt2_124M_ring_of_2, "d12", 4, 256, 2)
-    ->Unit(benchmark::kMillisecond)->UseRealTime()->MinTime(10);
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime()
+    ->MinTime(10);
 BENCHMARK_CAPTURE(TrainStep, nanogpt_cpu, "nanogpt_cpu", 12, 64, 1)
-    ->Unit(benchmark::kMillisecond)->UseRealTime()->MinTime(3);
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime()
+    ->MinTime(3);
 BENCHMARK_CAPTURE(TrainStep, llama_tiny_ring_of_2, "llama_tiny", 8, 256, 2)
-    ->Unit(benchmark::kMillisecond)->UseRealTime()->MinTime(3);
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime()
+    ->MinTime(3);
 
 }  // namespace
 }  // namespace burst

@@ -70,8 +70,8 @@ AttentionReference NaiveAttention(const Tensor& q_in, const Tensor& k_in, const 
           p[j] /= sum;
           if (p[j] != 0) AddScaled(p[j], V.row(j), d, O.row(i));
         }
-        const double delta = Dot(dO.row(i), O.row(i), d) -
-                             dlse.data<double>()[(b * heads + h) * q_len + i];
+        const double delta =
+            Dot(dO.row(i), O.row(i), d) - dlse.data<double>()[(b * heads + h) * q_len + i];
         for (int64_t j = 0; j < k_len; ++j) {
           if (p[j] == 0) continue;
           const double ds = p[j] * (Dot(dO.row(i), V.row(j), d) - delta);

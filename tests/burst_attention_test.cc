@@ -1,5 +1,5 @@
-// The whole of BurstAttention, ranks as threads, against a naive double-precision attention over the
-// undivided sequence: forward and both backward directions, every layout and mask.
+// The whole of BurstAttention, ranks as threads, against a naive double-precision attention over
+// the undivided sequence: forward and both backward directions, every layout and mask.
 
 #include "burst/attention/burst_attention.h"
 
@@ -174,8 +174,7 @@ DocumentStarts MixedDocuments(int64_t seqlen) {
 }
 
 // (heads, kv heads), head_dim
-class BurstAttentionSweep
-    : public testing::TestWithParam<std::tuple<std::pair<int, int>, int>> {};
+class BurstAttentionSweep : public testing::TestWithParam<std::tuple<std::pair<int, int>, int>> {};
 
 // float32 to 1e-5 of the largest element, G x layouts x masks x lengths x directions.
 TEST_P(BurstAttentionSweep, MatchesTheReference) {
@@ -191,8 +190,8 @@ TEST_P(BurstAttentionSweep, MatchesTheReference) {
       for (int world_size : {1, 2, 3, 4, 8}) {
         for (Layout layout : kLayouts) {
           for (BackwardDirection direction : kDirections) {
-            if (world_size == 1 && (layout != Layout::kZigzag ||
-                                    direction != BackwardDirection::kBurst)) {
+            if (world_size == 1 &&
+                (layout != Layout::kZigzag || direction != BackwardDirection::kBurst)) {
               continue;  // one rank has no ring: layouts and directions are the same thing
             }
             SCOPED_TRACE(testing::Message()
@@ -285,7 +284,8 @@ TEST(BurstAttentionTest, BytesEqualTheFormulas) {
   const int64_t batch = 2, seqlen = 96, head_dim = 16;
   for (const auto& [heads, kv_heads] : {std::make_pair(4, 4), std::make_pair(4, 1)}) {
     const int64_t hq = heads * head_dim, hk = kv_heads * head_dim;
-    const Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat32, 1);
+    const Inputs inputs =
+        RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat32, 1);
     for (int world_size : {1, 2, 3, 4}) {
       const int64_t hops = static_cast<int64_t>(world_size) * (world_size - 1);
       const int64_t tokens = batch * seqlen / world_size;
@@ -344,7 +344,8 @@ TEST(BurstAttentionTest, MaskedRoundsAreSkipped) {
   ExpectClose(results, Reference(inputs, options.mask, {}, 0.25), 1e-5);
 }
 
-// q, k, v as slices of one fused projection, and the op on the tape with a loss that depends on lse.
+// q, k, v as slices of one fused projection, and the op on the tape with a loss that depends on
+// lse.
 TEST(BurstAttentionTest, TapeOpWithStridedInputsAndLse) {
   const int64_t batch = 2, seqlen = 20, heads = 4, kv_heads = 2, head_dim = 8;
   const Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat64, 8);

@@ -106,9 +106,8 @@ TEST(ScheduleTest, VisibleKeysMatchTheDefinition) {
                     EXPECT_GE(visible.end[at], visible.end[at - 1]);
                   }
                   for (size_t j = 0; j < keys.size(); ++j) {
-                    const bool expected =
-                        Visible(c.mask, documents.empty() ? nullptr : &documents[row], queries[i],
-                                keys[j]);
+                    const bool expected = Visible(
+                        c.mask, documents.empty() ? nullptr : &documents[row], queries[i], keys[j]);
                     const bool actual = static_cast<int32_t>(j) >= visible.begin[at] &&
                                         static_cast<int32_t>(j) < visible.end[at];
                     ASSERT_EQ(actual, expected) << c.name << " " << queries[i] << " " << keys[j];
@@ -161,7 +160,7 @@ void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_trave
   const auto pass = [&](int rank) -> const RingPass& {
     return queries_travel ? schedules[rank].query_pass() : schedules[rank].key_pass();
   };
-  std::vector<int> at(world_size);  // the block a rank holds, -1: none
+  std::vector<int> at(world_size);                  // the block a rank holds, -1: none
   std::vector<std::set<int>> gradient(world_size);  // ranks whose part is in a block's gradient
   std::vector<int> gradient_at(world_size, -1);
   for (int rank = 0; rank < world_size; ++rank) at[rank] = rank;
@@ -229,8 +228,7 @@ TEST(ScheduleTest, BlocksAndGradientsArriveWhereTheyAreNeeded) {
 
 TEST(ScheduleTest, FullAttentionMakesOneHopLessThanRanks) {
   for (int world_size : kWorldSizes) {
-    const auto schedule =
-        RingSchedule::Create(0, world_size, Layout::kZigzag, 64, {false, 0});
+    const auto schedule = RingSchedule::Create(0, world_size, Layout::kZigzag, 64, {false, 0});
     ASSERT_TRUE(schedule.ok());
     for (const RingPass* pass : {&schedule->key_pass(), &schedule->query_pass()}) {
       EXPECT_EQ(pass->block_tokens, 64 * (world_size - 1));

@@ -94,10 +94,10 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
   if (q.ndim() != 4 || k.ndim() != 4 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
       q.dim(1) != k.dim(1) || q.dim(3) != k.dim(3) || q.dtype() != k.dtype() ||
       q.dtype() != v.dtype()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("q ", ToString(q.shape()), ", k ", ToString(k.shape()), ", v ",
-                     ToString(v.shape()), " do not fit: expected [batch, length, heads, head_dim] "
-                     "of one dtype"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "q ", ToString(q.shape()), ", k ", ToString(k.shape()), ", v ", ToString(v.shape()),
+        " do not fit: expected [batch, length, heads, head_dim] "
+        "of one dtype"));
   }
   if (k.dim(2) == 0 || q.dim(2) % k.dim(2) != 0) {
     return absl::InvalidArgumentError(
@@ -106,17 +106,17 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
   const int rank = comm_ == nullptr ? 0 : comm_->rank();
   const int world_size = comm_ == nullptr ? 1 : comm_->world_size();
   if (schedule.rank() != rank || schedule.world_size() != world_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the schedule is for rank ", schedule.rank(), " of ", schedule.world_size(),
-                     ", this is rank ", rank, " of ", world_size));
+    return absl::InvalidArgumentError(absl::StrCat("the schedule is for rank ", schedule.rank(),
+                                                   " of ", schedule.world_size(), ", this is rank ",
+                                                   rank, " of ", world_size));
   }
   if (q.dim(1) != schedule.length()) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " holds ", schedule.length(),
                                                    " tokens of this schedule, q has ", q.dim(1)));
   }
   if (schedule.document_rows() > 1 && schedule.document_rows() != q.dim(0)) {
-    return absl::InvalidArgumentError(absl::StrCat("documents of ", schedule.document_rows(),
-                                                   " rows for a batch of ", q.dim(0)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("documents of ", schedule.document_rows(), " rows for a batch of ", q.dim(0)));
   }
   return absl::OkStatus();
 }
@@ -243,8 +243,8 @@ Variable BurstAttentionOp(Tape& tape, BurstAttention& attention,
                           std::shared_ptr<const RingSchedule> schedule, const Variable& q,
                           const Variable& k, const Variable& v, Variable* lse) {
   Tensor out_value, lse_value;
-  const absl::Status status = attention.Forward(*schedule, q.value(), k.value(), v.value(),
-                                                &out_value, &lse_value);
+  const absl::Status status =
+      attention.Forward(*schedule, q.value(), k.value(), v.value(), &out_value, &lse_value);
   if (!status.ok()) {
     tape.Fail(status);
     out_value = Tensor::ZerosLike(q.value());
@@ -269,8 +269,7 @@ Variable BurstAttentionOp(Tape& tape, BurstAttention& attention,
                 saved.dout = out.grad().null() ? Tensor::ZerosLike(out.value()) : out.grad();
                 if (with_lse) saved.dlse = lse_out.grad();
                 Tensor dq, dk, dv;
-                const absl::Status status =
-                    attention.Backward(*schedule, saved, &dq, &dk, &dv);
+                const absl::Status status = attention.Backward(*schedule, saved, &dq, &dk, &dv);
                 if (!status.ok()) return tape.Fail(status);
                 q.AddGrad(dq);
                 k.AddGrad(dk);

@@ -43,8 +43,8 @@ struct BurstAttentionOptions {
   AttentionMask mask;
   double softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
   BackwardDirection backward = BackwardDirection::kAuto;
-  // The CPU kernels are always deterministic (bitwise equal from run to run); a device with a faster
-  // order-free backward uses it only when this is false.
+  // The CPU kernels are always deterministic (bitwise equal from run to run); a device with a
+  // faster order-free backward uses it only when this is false.
   bool deterministic = true;
 };
 
@@ -61,8 +61,8 @@ class BurstAttention {
 
   // q: [batch, length, num_heads, head_dim], k, v: [batch, length, num_kv_heads, head_dim], float32
   // or float64, of this rank's `length` tokens, in order of position; innermost stride 1.
-  // num_kv_heads divides num_heads. out: like q; lse: [batch, num_heads, length], natural log of the
-  // softmax's denominator, -inf for a query that sees no key. Both are allocated when null.
+  // num_kv_heads divides num_heads. out: like q; lse: [batch, num_heads, length], natural log of
+  // the softmax's denominator, -inf for a query that sees no key. Both are allocated when null.
   absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Tensor* out, Tensor* lse);
 
@@ -76,8 +76,8 @@ class BurstAttention {
 
   // The direction Backward takes: the given one, or the one in which all ranks together send fewer
   // bytes under this schedule.
-  BackwardDirection Direction(const RingSchedule& schedule, int64_t num_heads,
-                              int64_t num_kv_heads, int64_t head_dim, DType dtype) const;
+  BackwardDirection Direction(const RingSchedule& schedule, int64_t num_heads, int64_t num_kv_heads,
+                              int64_t head_dim, DType dtype) const;
 
   const BurstAttentionOptions& options() const { return options_; }
 

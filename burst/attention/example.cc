@@ -24,7 +24,8 @@ Tensor RandomTokens(uint64_t stream, const std::vector<int32_t>& positions, int6
   for (int64_t i = 0; i < length; ++i) {
     for (int64_t c = 0; c < channels; ++c) {
       const PhiloxCounter bits = Philox(/*key=*/1, stream, positions[i] * channels + c);
-      tensor.data<float>()[i * channels + c] = static_cast<float>(NormalFromBits(bits[0], bits[1])[0]);
+      tensor.data<float>()[i * channels + c] =
+          static_cast<float>(NormalFromBits(bits[0], bits[1])[0]);
     }
   }
   return tensor;
@@ -52,14 +53,14 @@ absl::Status Run(Communicator& comm) {
 
   const RingTraffic& forward = attention->stats().forward;
   const RingTraffic& backward = attention->stats().backward;
-  std::printf("rank %d: %lld tokens from position %d on; forward sent %lld blocks, %.2f MB; "
-              "backward (%s) sent %lld blocks and %lld gradients, %.2f MB\n",
-              comm.rank(), static_cast<long long>(schedule.length()), positions.front(),
-              static_cast<long long>(forward.block_hops), forward.block_bytes * 1e-6,
-              Name(attention->Direction(schedule, kHeads, kKvHeads, kHeadDim, q.dtype())),
-              static_cast<long long>(backward.block_hops),
-              static_cast<long long>(backward.gradient_hops),
-              (backward.block_bytes + backward.gradient_bytes) * 1e-6);
+  std::printf(
+      "rank %d: %lld tokens from position %d on; forward sent %lld blocks, %.2f MB; "
+      "backward (%s) sent %lld blocks and %lld gradients, %.2f MB\n",
+      comm.rank(), static_cast<long long>(schedule.length()), positions.front(),
+      static_cast<long long>(forward.block_hops), forward.block_bytes * 1e-6,
+      Name(attention->Direction(schedule, kHeads, kKvHeads, kHeadDim, q.dtype())),
+      static_cast<long long>(backward.block_hops), static_cast<long long>(backward.gradient_hops),
+      (backward.block_bytes + backward.gradient_bytes) * 1e-6);
   return absl::OkStatus();
 }
 

@@ -122,10 +122,9 @@ absl::Status Ring::Run(const RingSchedule& schedule, const RingPass& pass, const
       const bool receive = last ? pass.gradient_returns : pass.rounds[t + 1].receive_gradient;
       const int64_t next_length = schedule.length(last ? rank : pass.rounds[t + 1].source);
       BURST_RETURN_IF_ERROR(Exchange(
-          Channel::kGradient,
-          round.send_gradient ? ViewFor(gradients, local_, length) : Tensors(),
-          receive ? ViewFor(gradients, arriving_, next_length) : Tensors(),
-          &traffic->gradient_hops, &traffic->gradient_bytes));
+          Channel::kGradient, round.send_gradient ? ViewFor(gradients, local_, length) : Tensors(),
+          receive ? ViewFor(gradients, arriving_, next_length) : Tensors(), &traffic->gradient_hops,
+          &traffic->gradient_bytes));
       std::swap(local_, outgoing_);
     }
 
@@ -136,7 +135,8 @@ absl::Status Ring::Run(const RingSchedule& schedule, const RingPass& pass, const
   if (has_gradients) {
     compute(rank, schedule.diagonal_part(1), Own(block), own_gradients);
     BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kGradient));
-    if (pass.gradient_returns) AddTo(own_gradients, ViewFor(gradients, arriving_, schedule.length()));
+    if (pass.gradient_returns)
+      AddTo(own_gradients, ViewFor(gradients, arriving_, schedule.length()));
   }
   return absl::OkStatus();
 }

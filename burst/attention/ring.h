@@ -43,10 +43,10 @@ class Ring {
   // `comm` null: a single rank.
   explicit Ring(Communicator* comm) : comm_(comm) {}
 
-  // Calls compute for every round in which the pass has work, this rank's own block first, while the
-  // next block travels. `visible(source)` gives the mask of a round. `gradients`, those of `block`,
-  // are added to: by this rank's rounds on its own block, and by what the other ranks computed, once
-  // it is home. Without gradients the rounds are those of a forward.
+  // Calls compute for every round in which the pass has work, this rank's own block first, while
+  // the next block travels. `visible(source)` gives the mask of a round. `gradients`, those of
+  // `block`, are added to: by this rank's rounds on its own block, and by what the other ranks
+  // computed, once it is home. Without gradients the rounds are those of a forward.
   absl::Status Run(const RingSchedule& schedule, const RingPass& pass, const Block& block,
                    const Block& gradients,
                    const std::function<const VisibleKeys&(int source)>& visible,
@@ -63,7 +63,7 @@ class Ring {
                         int64_t* bytes);
 
   Communicator* const comm_;
-  Buffer visiting_[2];  // double buffering: one at work, one arriving
+  Buffer visiting_[2];                  // double buffering: one at work, one arriving
   Buffer local_, outgoing_, arriving_;  // gradients
 };
 

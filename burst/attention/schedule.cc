@@ -174,8 +174,8 @@ VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& 
                    return true;
                  });
   }
-  visible.all = visible.pairs ==
-                visible.rows * visible.q_len * static_cast<int64_t>(k_positions.size());
+  visible.all =
+      visible.pairs == visible.rows * visible.q_len * static_cast<int64_t>(k_positions.size());
   return visible;
 }
 
@@ -195,10 +195,8 @@ absl::StatusOr<RingSchedule> RingSchedule::Create(int rank, int world_size, Layo
     positions.push_back(LocalPositions(layout, seqlen, r, world_size));
   }
   for (int r = 0; r < world_size; ++r) {
-    schedule.keys_of_.push_back(
-        ComputeVisibleKeys(mask, documents, positions[rank], positions[r]));
-    schedule.seen_by_.push_back(
-        ComputeVisibleKeys(mask, documents, positions[r], positions[rank]));
+    schedule.keys_of_.push_back(ComputeVisibleKeys(mask, documents, positions[rank], positions[r]));
+    schedule.seen_by_.push_back(ComputeVisibleKeys(mask, documents, positions[r], positions[rank]));
   }
   const VisibleKeys& diagonal = schedule.keys_of_[rank];
   const int32_t length = static_cast<int32_t>(schedule.length());

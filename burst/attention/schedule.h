@@ -1,6 +1,6 @@
 // The ring's schedule: a pure function of (rank, world size, layout, sequence, mask). No
-// communication, no device: every rank computes what every other rank will do, so all agree on which
-// transfers happen.
+// communication, no device: every rank computes what every other rank will do, so all agree on
+// which transfers happen.
 #pragma once
 
 #include <cstdint>

@@ -53,8 +53,7 @@ Variable Tape::Output(Tensor value, std::initializer_list<Variable> inputs) cons
   return Variable(std::move(value), NeedsGrad(inputs));
 }
 
-void Tape::Record(const char* name, std::vector<Variable> outputs,
-                  std::function<void()> backward) {
+void Tape::Record(const char* name, std::vector<Variable> outputs, std::function<void()> backward) {
   BURST_CHECK(recording_) << "Record on a tape that does not record";
   nodes_.push_back({name, std::move(outputs), std::move(backward)});
 }

@@ -1,8 +1,8 @@
 // Reverse-mode automatic differentiation on a tape.
 //
 // An op computes its value, then records one node: a function, written by hand beside the forward,
-// that reads the gradient of the op's outputs and adds to the gradients of its inputs. Backward runs
-// the nodes in reverse order and frees each as it goes, saved tensors included.
+// that reads the gradient of the op's outputs and adds to the gradients of its inputs. Backward
+// runs the nodes in reverse order and frees each as it goes, saved tensors included.
 //
 //   Variable y = RmsNorm(tape, x, weight, eps);      // in the op:
 //     tape.Record("rmsnorm", {y}, [=] {              // y.grad() -> x, weight

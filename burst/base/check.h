@@ -24,10 +24,10 @@ class FatalMessage {
   } else                       \
     ::burst::FatalMessage(__FILE__, __LINE__, #condition).stream()
 
-#define BURST_CHECK_OP_(a, b, op)                                                             \
-  if ((a)op(b)) {                                                                             \
-  } else                                                                                      \
-    ::burst::FatalMessage(__FILE__, __LINE__, #a " " #op " " #b).stream()                     \
+#define BURST_CHECK_OP_(a, b, op)                                         \
+  if ((a)op(b)) {                                                         \
+  } else                                                                  \
+    ::burst::FatalMessage(__FILE__, __LINE__, #a " " #op " " #b).stream() \
         << "(" << (a) << " against " << (b) << ") "
 
 #define BURST_CHECK_EQ(a, b) BURST_CHECK_OP_(a, b, ==)

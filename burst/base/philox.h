@@ -2,8 +2,9 @@
 // as 1, 2, 3" (SC 2011).
 //
 // A random number is a pure function of (key, counter). Initial weights, dropout masks and data
-// order are keyed by what they belong to (seed, step, layer, global token, channel), so they are the
-// same for any number of ranks, any layout and after a resume, and no generator state needs saving.
+// order are keyed by what they belong to (seed, step, layer, global token, channel), so they are
+// the same for any number of ranks, any layout and after a resume, and no generator state needs
+// saving.
 #pragma once
 
 #include <array>
@@ -22,10 +23,9 @@ inline PhiloxCounter Philox(uint64_t key, PhiloxCounter counter) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t product0 = kMultiplier0 * counter[0];
     const uint64_t product1 = kMultiplier1 * counter[2];
-    counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key0,
-               static_cast<uint32_t>(product1),
-               static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key1,
-               static_cast<uint32_t>(product0)};
+    counter = {
+        static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key0, static_cast<uint32_t>(product1),
+        static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key1, static_cast<uint32_t>(product0)};
     key0 += kWeyl0;
     key1 += kWeyl1;
   }

@@ -6,10 +6,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define BURST_RETURN_IF_ERROR(expression)                       \
-  do {                                                          \
-    ::absl::Status burst_status = (expression);                 \
-    if (!burst_status.ok()) return burst_status;                \
+#define BURST_RETURN_IF_ERROR(expression)        \
+  do {                                           \
+    ::absl::Status burst_status = (expression);  \
+    if (!burst_status.ok()) return burst_status; \
   } while (false)
 
 #define BURST_CONCAT_INNER_(a, b) a##b

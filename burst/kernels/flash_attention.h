@@ -5,7 +5,8 @@
 // Method: FlashAttention (Dao et al., arXiv 2205.14135 and 2307.08691): tile by tile with online
 // softmax, never a q_len x k_len matrix in main memory, forward or backward.
 //
-// Notation: S = softmax_scale Q K^T, masked; P = exp(S - lse); O = P V; lse = log sum exp S (natural).
+// Notation: S = softmax_scale Q K^T, masked; P = exp(S - lse); O = P V; lse = log sum exp S
+// (natural).
 #pragma once
 
 #include <cstdint>
@@ -26,10 +27,10 @@ struct AttentionOperand {
 AttentionOperand Operand(const Tensor& tensor);
 
 // Query row i sees the keys begin[i] <= j < end[i]. Every mask this library knows (causal, sliding
-// window, packed documents, in contiguous, zigzag and striped layouts) has this form, because a rank
-// holds its tokens in order of their global position. begin and end are both non-decreasing in i, so
-// the rows of a tile see [begin[first], end[last]), and a key tile is seen by a range of rows. A row
-// with begin >= end sees nothing. Null: every row sees every key.
+// window, packed documents, in contiguous, zigzag and striped layouts) has this form, because a
+// rank holds its tokens in order of their global position. begin and end are both non-decreasing in
+// i, so the rows of a tile see [begin[first], end[last]), and a key tile is seen by a range of
+// rows. A row with begin >= end sees nothing. Null: every row sees every key.
 struct KeyRanges {
   const int32_t* begin = nullptr;  // [batch, q_len], rows batch_stride apart
   const int32_t* end = nullptr;
@@ -41,15 +42,16 @@ struct FlashAttentionShape {
   int64_t q_len = 0;  // any length, also 0
   int64_t k_len = 0;
   int64_t num_heads = 0;
-  int64_t num_kv_heads = 0;  // divides num_heads; query head h reads key head h / (num_heads / num_kv_heads)
+  int64_t num_kv_heads =
+      0;  // divides num_heads; query head h reads key head h / (num_heads / num_kv_heads)
   int64_t head_dim = 0;
   double softmax_scale = 0;
   DType dtype = DType::kFloat32;  // float32 or float64
   KeyRanges visible;
 };
 
-// out, lse <- merge((out, lse), attention(q, k, v)), or assigned when merge is false. A row that has
-// seen no key holds out = 0 and lse = -inf.
+// out, lse <- merge((out, lse), attention(q, k, v)), or assigned when merge is false. A row that
+// has seen no key holds out = 0 and lse = -inf.
 struct FlashForwardParams {
   FlashAttentionShape shape;
   AttentionOperand q;    // [batch, q_len, num_heads, head_dim]
@@ -60,8 +62,8 @@ struct FlashForwardParams {
   bool merge = false;
 };
 
-// delta = rowsum(dout * out) - dlse: what the softmax's backward subtracts. Once per backward, before
-// the first hop, so that out need not travel.
+// delta = rowsum(dout * out) - dlse: what the softmax's backward subtracts. Once per backward,
+// before the first hop, so that out need not travel.
 struct FlashDeltaParams {
   FlashAttentionShape shape;  // k_len, num_kv_heads, visible unused
   AttentionOperand out;

@@ -10,9 +10,9 @@ namespace burst {
 //
 //   lse = m + log(sum),  O = O_a e^(lse_a - m) / sum + O_b e^(lse_b - m) / sum
 //
-// Both exponents are at most 0, so nothing overflows. The weights do not go through the rounded lse:
-// its error, |lse| times the machine's epsilon, would be theirs. When neither saw a key (m = -inf)
-// the result is (O, lse) = (0, -inf).
+// Both exponents are at most 0, so nothing overflows. The weights do not go through the rounded
+// lse: its error, |lse| times the machine's epsilon, would be theirs. When neither saw a key (m =
+// -inf) the result is (O, lse) = (0, -inf).
 template <typename T>
 struct MergeWeights {
   T lse;

@@ -64,7 +64,9 @@ const char* Name(DType dtype) {
   return "?";
 }
 
-std::string ToString(const Shape& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
+std::string ToString(const Shape& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
 
 struct Tensor::Storage {
   Storage(DeviceType device, int64_t bytes)

@@ -19,8 +19,8 @@ namespace burst {
 
 enum class DType { kFloat32, kFloat64, kInt32 };
 
-int64_t SizeOf(DType dtype);      // bytes of an element
-const char* Name(DType dtype);    // "float32"
+int64_t SizeOf(DType dtype);    // bytes of an element
+const char* Name(DType dtype);  // "float32"
 
 template <typename T>
 struct DTypeOf;
@@ -82,7 +82,8 @@ class Tensor {
   Tensor Clone() const;
   // *this if contiguous, else a contiguous copy.
   Tensor Contiguous() const { return is_contiguous() ? *this : Clone(); }
-  // Copies the elements of a tensor of the same shape and dtype into this one; either may be strided.
+  // Copies the elements of a tensor of the same shape and dtype into this one; either may be
+  // strided.
   void CopyFrom(const Tensor& source) const;
   // Converts to another dtype (float32 <-> float64); contiguous.
   Tensor To(DType dtype) const;
