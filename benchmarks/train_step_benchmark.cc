@@ -103,36 +103,36 @@ void TrainStep(benchmark::State& state, const std::string& model, int64_t batch,
     ScopedThreadPool pool(NumCores());
     sgemm = SgemmRate();
   }
-  const absl::Status status = RunRanks(setup->config.ranks, [&](Communicator& comm) {
-    return [&]() -> absl::Status {
-      const ScopedThreadPool pool(setup->config.threads);
-      BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(*setup, &comm, /*verbose=*/false));
-      int64_t step = 0;
-      BURST_RETURN_IF_ERROR(trainer->Step(step++).status());  // first touch of all memory
-      if (comm.rank() != 0) {
-        // The others go along, step by step.
-        while (true) {
-          BURST_ASSIGN_OR_RETURN(const std::vector<double> go, comm.AllGather(0));
-          if (go[0] == 0) return absl::OkStatus();
+  const absl::Status status =
+      RunRanks(setup->config.ranks, [&](Communicator& comm) -> absl::Status {
+        const ScopedThreadPool pool(setup->config.threads);
+        BURST_ASSIGN_OR_RETURN(const auto trainer,
+                               Trainer::Create(*setup, &comm, /*verbose=*/false));
+        int64_t step = 0;
+        BURST_RETURN_IF_ERROR(trainer->Step(step++).status());  // first touch of all memory
+        if (comm.rank() != 0) {
+          // The others go along, step by step.
+          while (true) {
+            BURST_ASSIGN_OR_RETURN(const std::vector<double> go, comm.AllGather(0));
+            if (go[0] == 0) return absl::OkStatus();
+            BURST_RETURN_IF_ERROR(trainer->Step(step++).status());
+          }
+        }
+        for (auto _ : state) {
+          BURST_RETURN_IF_ERROR(comm.AllGather(1).status());
           BURST_RETURN_IF_ERROR(trainer->Step(step++).status());
         }
-      }
-      for (auto _ : state) {
-        BURST_RETURN_IF_ERROR(comm.AllGather(1).status());
-        BURST_RETURN_IF_ERROR(trainer->Step(step++).status());
-      }
-      BURST_RETURN_IF_ERROR(comm.AllGather(0).status());
-      const Transformer::FlopsPerToken flops = trainer->model().TrainingFlopsPerToken(seqlen);
-      const double tokens = static_cast<double>(batch * seqlen * state.iterations());
-      using benchmark::Counter;
-      state.counters["tokens/s"] = Counter(tokens, Counter::kIsRate);
-      state.counters["GFLOP/s"] = Counter(tokens * flops.causal * 1e-9, Counter::kIsRate);
-      state.counters["sgemm_GFLOP/s"] = sgemm * 1e-9;
-      state.counters["vs_sgemm"] = Counter(tokens * flops.causal / sgemm, Counter::kIsRate);
-      state.counters["vs_sgemm_full"] = Counter(tokens * flops.full / sgemm, Counter::kIsRate);
-      return absl::OkStatus();
-    }();
-  });
+        BURST_RETURN_IF_ERROR(comm.AllGather(0).status());
+        const Transformer::FlopsPerToken flops = trainer->model().TrainingFlopsPerToken(seqlen);
+        const double tokens = static_cast<double>(batch * seqlen * state.iterations());
+        using benchmark::Counter;
+        state.counters["tokens/s"] = Counter(tokens, Counter::kIsRate);
+        state.counters["GFLOP/s"] = Counter(tokens * flops.causal * 1e-9, Counter::kIsRate);
+        state.counters["sgemm_GFLOP/s"] = sgemm * 1e-9;
+        state.counters["vs_sgemm"] = Counter(tokens * flops.causal / sgemm, Counter::kIsRate);
+        state.counters["vs_sgemm_full"] = Counter(tokens * flops.full / sgemm, Counter::kIsRate);
+        return absl::OkStatus();
+      });
   if (!status.ok()) state.SkipWithError(status.ToString().c_str());
 }
 
