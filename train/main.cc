@@ -1,10 +1,13 @@
 // bazel run //train: flags -> TrainConfig -> ranks -> Trainer.
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/mpi_communicator.h"
@@ -17,18 +20,25 @@
 namespace burst {
 namespace {
 
+// mpirun ends all processes when one fails. So those with nothing to say leave the one that speaks
+// the time to do so, and are ended as soon as it has.
+constexpr int kSecondsToSpeak = 10;
+
+// Every process of mpirun finds the same mistake, and the first one says so. One that is alone with
+// its mistake says it after a while.
+int Refuse(const absl::Status& mistake) {
+  const char* mpi_rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (mpi_rank != nullptr && std::string(mpi_rank) != "0") sleep(kSecondsToSpeak);
+  return ExitCode(mistake, kExitBadUsage);
+}
+
 int Main(int argc, char** argv) {
   if (WantsHelp(argc, argv)) {
     std::fputs(TrainHelp().c_str(), stdout);
     return 0;
   }
   const absl::StatusOr<TrainConfig> options = TrainConfigFromArguments(argc, argv);
-  // All processes of mpirun find the same mistake; the first one says so.
-  const char* mpi_rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  const bool first = mpi_rank == nullptr || std::string(mpi_rank) == "0";
-  if (!options.ok()) {
-    return ExitCode(first ? options.status() : absl::CancelledError(), kExitBadUsage);
-  }
+  if (!options.ok()) return Refuse(options.status());
 
   std::unique_ptr<Communicator> mpi;
   if (options->comm == CommKind::kMpi) {
@@ -37,12 +47,11 @@ int Main(int argc, char** argv) {
     mpi = *std::move(created);
   }
   const absl::StatusOr<ResolvedConfig> config = ResolveConfig(*options, DetectLaunch(mpi.get()));
-  if (!config.ok()) {
-    return ExitCode(first ? config.status() : absl::CancelledError(), kExitBadUsage);
-  }
+  if (!config.ok()) return Refuse(config.status());
 
   InstallInterruptHandler();
   const absl::Status status = RunTraining(*config, mpi.get());
+  if (absl::IsCancelled(status)) sleep(kSecondsToSpeak);  // another rank has the error
   if (!status.ok()) return ExitCode(status, kExitFailure);
   return InterruptSignal() == 0 ? 0 : 128 + InterruptSignal();
 }
