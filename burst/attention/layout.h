@@ -1,9 +1,8 @@
 // Which tokens of the sequence live on which rank.
 //
 // Contiguous: rank r holds the r-th G-th of the sequence. Zigzag: the sequence is cut in 2G chunks
-// and rank r holds chunks r and 2G-1-r, so that under a causal mask every rank has the same work
-// (arXiv 2403.09347, section 3.3; Brandon et al. call the variant with single tokens striped,
-// arXiv 2311.09431). Striped: rank r holds the tokens t = r mod G.
+// and rank r holds chunks r and 2G-1-r, so that under a causal mask every rank has the same work.
+// Striped: rank r holds the tokens t = r mod G (Brandon et al., arXiv 2311.09431).
 //
 // Lengths need not divide: chunks differ by at most one token, and some may be empty.
 #pragma once
