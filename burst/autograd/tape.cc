@@ -13,8 +13,11 @@ Variable::Variable(Tensor value, bool requires_grad) : node_(std::make_shared<No
 }
 
 Variable::Variable(Tensor value, Tensor grad) : Variable(std::move(value), true) {
-  BURST_CHECK(node_->value.shape() == grad.shape() && node_->value.dtype() == grad.dtype());
+  const bool widened = node_->value.dtype() == DType::kBFloat16 && grad.dtype() == DType::kFloat32;
+  BURST_CHECK(node_->value.shape() == grad.shape() &&
+              (node_->value.dtype() == grad.dtype() || widened));
   node_->grad = std::move(grad);
+  node_->owned_grad = true;
 }
 
 void Variable::AddGrad(const Tensor& contribution) const {
@@ -29,6 +32,13 @@ void Variable::AddGrad(const Tensor& contribution) const {
     return;
   }
   MutableGrad().Add(contribution.Contiguous());
+}
+
+void Variable::SetGrad(Tensor sum) const {
+  BURST_CHECK(node_->requires_grad && !node_->owned_grad);
+  BURST_CHECK(sum.shape() == node_->value.shape() && sum.dtype() == node_->value.dtype());
+  node_->grad = std::move(sum);
+  node_->grad_is_shared = true;
 }
 
 const Tensor& Variable::MutableGrad() const {

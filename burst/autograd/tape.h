@@ -30,7 +30,7 @@ class Variable {
   // A leaf. With requires_grad, backward functions add to its gradient.
   explicit Variable(Tensor value, bool requires_grad = false);
   // A parameter: its gradient is accumulated into `grad`, which lives as long as the caller likes
-  // (over many tapes) and is zeroed by its owner.
+  // (over many tapes) and is zeroed by its owner. The gradient of a bfloat16 value may be float32.
   Variable(Tensor value, Tensor grad);
 
   bool defined() const { return node_ != nullptr; }
@@ -49,11 +49,17 @@ class Variable {
   // beta = 1): zeroed at the first call. Only when requires_grad().
   const Tensor& MutableGrad() const;
 
+  // For backwards that add to what is there on the way (read grad(), null or not, write another
+  // tensor): makes `sum` the gradient. Not for parameters, whose buffer is their owner's.
+  void SetGrad(Tensor sum) const;
+  bool is_parameter() const { return node_->owned_grad; }
+
  private:
   struct Node {
     Tensor value;
     Tensor grad;
     bool requires_grad = false;
+    bool owned_grad = false;      // a parameter's, given by its owner
     bool grad_is_shared = false;  // the first contribution, perhaps held by its maker too
   };
   std::shared_ptr<Node> node_;

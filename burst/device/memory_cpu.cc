@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "burst/base/check.h"
-#include "burst/device/memory.h"
+#include "burst/device/backend.h"
 
 // The sanitizer build turns the pool off, so that every tensor has red zones of its own.
 #ifndef BURST_MEMORY_POOL
@@ -93,9 +93,12 @@ Pool& CpuPool() {
 
 }  // namespace
 
-void* AllocateMemory(DeviceType, size_t bytes) { return CpuPool().Allocate(bytes); }
-void FreeMemory(DeviceType, void* data, size_t bytes) { CpuPool().Free(data, bytes); }
-MemoryStats GetMemoryStats(DeviceType) { return CpuPool().stats(); }
-void ResetPeakMemory(DeviceType) { CpuPool().ResetPeak(); }
+namespace cpu {
 
+void* Allocate(size_t bytes) { return CpuPool().Allocate(bytes); }
+void Free(void* data, size_t bytes) { CpuPool().Free(data, bytes); }
+MemoryStats GetMemoryStats() { return CpuPool().stats(); }
+void ResetPeakMemory() { CpuPool().ResetPeak(); }
+
+}  // namespace cpu
 }  // namespace burst

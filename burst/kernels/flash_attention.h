@@ -46,9 +46,14 @@ struct FlashAttentionShape {
       0;  // divides num_heads; query head h reads key head h / (num_heads / num_kv_heads)
   int64_t head_dim = 0;
   double softmax_scale = 0;
-  DType dtype = DType::kFloat32;  // float32 or float64
-  KeyRanges visible;
+  // Of q, k, v and dout: float32, float64, or, on a GPU, bfloat16.
+  DType dtype = DType::kFloat32;
+  KeyRanges visible;  // arrays on the device of the kernel
 };
+
+// What the kernels compute in, and the dtype of lse, delta, dlse and of every sum over hops:
+// float32 for bfloat16, else the dtype itself.
+DType SumDType(DType dtype);
 
 // out, lse <- merge((out, lse), attention(q, k, v)), or assigned when merge is false. A row that
 // has seen no key holds out = 0 and lse = -inf.
@@ -57,9 +62,11 @@ struct FlashForwardParams {
   AttentionOperand q;    // [batch, q_len, num_heads, head_dim]
   AttentionOperand k;    // [batch, k_len, num_kv_heads, head_dim]
   AttentionOperand v;    // like k
-  AttentionOperand out;  // like q
+  AttentionOperand out;  // like q, of out_dtype
   void* lse = nullptr;   // [batch, num_heads, q_len], contiguous
   bool merge = false;
+  // dtype, or SumDType(dtype), which merge needs.
+  DType out_dtype = DType::kFloat32;
 };
 
 // delta = rowsum(dout * out) - dlse: what the softmax's backward subtracts. Once per backward,
@@ -81,8 +88,12 @@ struct FlashBackwardParams {
   AttentionOperand dout;        // like q
   const void* lse = nullptr;    // [batch, num_heads, q_len], of the whole row (all hops)
   const void* delta = nullptr;  // [batch, num_heads, q_len]
-  AttentionOperand dq;          // like q
-  AttentionOperand dk, dv;      // like k
+  AttentionOperand dq;          // like q, of SumDType(dtype)
+  AttentionOperand dk, dv;      // like k, of SumDType(dtype)
+  // dk and dv are of dtype and are assigned: for the only hop there is.
+  bool assign_dkv = false;
+  // Bitwise the same in every run. The CPU kernels always are.
+  bool deterministic = true;
 };
 
 // The CPU kernels. Parallel over the caller's thread pool; bitwise reproducible for a given number

@@ -1,11 +1,14 @@
 #include "burst/tensor/tensor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "burst/base/parallel.h"
+#include "burst/tensor/tensor_cuda.h"
 
 namespace burst {
 namespace {
@@ -45,12 +48,39 @@ void ForEachRow(const Shape& shape, const Shape& a, const Shape& b, Visit visit)
 template <typename Function>
 auto Dispatch(DType dtype, Function&& function) {
   if (dtype == DType::kInt32) return function(int32_t{});
+  if (dtype == DType::kBFloat16) return function(BFloat16{});
   return DispatchFloat(dtype, function);
+}
+
+// Round to nearest, ties to even; what is not a number stays one.
+BFloat16 ToBFloat16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  if ((bits & 0x7fffffff) > 0x7f800000) return {static_cast<uint16_t>(bits >> 16 | 0x40)};
+  return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+
+// A double is rounded to float first: bfloat16 is a type of results that were floats.
+template <typename To, typename From>
+To Convert(From value) {
+  if constexpr (std::is_same_v<From, BFloat16>) {
+    const uint32_t bits = uint32_t{value.bits} << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof(result));
+    return Convert<To>(result);
+  } else if constexpr (std::is_same_v<To, BFloat16>) {
+    return ToBFloat16(static_cast<float>(value));
+  } else {
+    return static_cast<To>(value);
+  }
 }
 
 }  // namespace
 
-int64_t SizeOf(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
+int64_t SizeOf(DType dtype) {
+  if (dtype == DType::kBFloat16) return 2;
+  return dtype == DType::kFloat64 ? 8 : 4;
+}
 
 const char* Name(DType dtype) {
   switch (dtype) {
@@ -60,6 +90,8 @@ const char* Name(DType dtype) {
       return "float64";
     case DType::kInt32:
       return "int32";
+    case DType::kBFloat16:
+      return "bfloat16";
   }
   return "?";
 }
@@ -69,15 +101,12 @@ std::string ToString(const Shape& shape) {
 }
 
 struct Tensor::Storage {
-  Storage(DeviceType device, int64_t bytes)
-      : device(device), bytes(bytes), data(AllocateMemory(device, bytes)) {}
-  ~Storage() { FreeMemory(device, data, bytes); }
+  Storage(DeviceType device, int64_t bytes) : allocation(AllocateMemory(device, bytes)) {}
+  ~Storage() { FreeMemory(allocation); }
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
-  const DeviceType device;
-  const int64_t bytes;
-  void* const data;
+  const Allocation allocation;
 };
 
 Tensor Tensor::Empty(const Shape& shape, DType dtype, DeviceType device) {
@@ -93,7 +122,7 @@ Tensor Tensor::Empty(const Shape& shape, DType dtype, DeviceType device) {
 
 Tensor Tensor::Zeros(const Shape& shape, DType dtype, DeviceType device) {
   Tensor tensor = Empty(shape, dtype, device);
-  std::memset(tensor.raw_data(), 0, tensor.size_bytes());
+  tensor.Fill(0);
   return tensor;
 }
 
@@ -134,7 +163,7 @@ bool Tensor::is_contiguous() const {
 
 void* Tensor::raw_data() const {
   BURST_CHECK(!null()) << "a tensor without memory";
-  return static_cast<char*>(storage_->data) + offset_ * SizeOf(dtype_);
+  return static_cast<char*>(storage_->allocation.data) + offset_ * SizeOf(dtype_);
 }
 
 Tensor Tensor::View(Shape shape) const {
@@ -175,6 +204,19 @@ Tensor Tensor::Clone() const {
 void Tensor::CopyFrom(const Tensor& source) const {
   BURST_CHECK(shape_ == source.shape_ && dtype_ == source.dtype_)
       << ToString(shape_) << " from " << ToString(source.shape_);
+  if (device_ != source.device_) {
+    if (is_contiguous()) {
+      const Tensor packed = source.Contiguous();
+      CopyMemory(raw_data(), device_, packed.raw_data(), packed.device_, size_bytes());
+    } else {
+      CopyFrom(source.To(device_));
+    }
+    return;
+  }
+  if (device_ == DeviceType::kCuda) {
+    BURST_CUDA_CALL(cuda::CopyStrided(source, *this));
+    return;
+  }
   if (is_contiguous() && source.is_contiguous()) {
     ParallelFor(size_bytes(), 4 * kGrain, [&](int64_t begin, int64_t end) {
       std::memcpy(static_cast<char*>(raw_data()) + begin,
@@ -194,29 +236,54 @@ void Tensor::CopyFrom(const Tensor& source) const {
 }
 
 Tensor Tensor::To(DType dtype) const {
+  if (dtype == dtype_) return Contiguous();
   const Tensor source = Contiguous();
   Tensor result = Empty(shape_, dtype, device_);
+  if (device_ == DeviceType::kCuda) {
+    BURST_CUDA_CALL(cuda::Convert(source, result));
+    return result;
+  }
   Dispatch(dtype_, [&](auto from) {
     Dispatch(dtype, [&](auto to) {
       const auto* x = source.data<decltype(from)>();
       auto* y = result.data<decltype(to)>();
-      for (int64_t i = 0; i < numel(); ++i) y[i] = static_cast<decltype(to)>(x[i]);
+      for (int64_t i = 0; i < numel(); ++i) y[i] = burst::Convert<decltype(to)>(x[i]);
     });
   });
   return result;
 }
 
+Tensor Tensor::To(DeviceType device) const {
+  if (device == device_) return Contiguous();
+  Tensor result = Empty(shape_, dtype_, device);
+  result.CopyFrom(*this);
+  return result;
+}
+
 void Tensor::Fill(double value) const {
   BURST_CHECK(is_contiguous());
+  if (device_ == DeviceType::kCuda) {
+    BURST_CUDA_CALL(cuda::Fill(*this, value));
+    return;
+  }
+  if (value == 0 && !std::signbit(value)) {
+    std::memset(raw_data(), 0, size_bytes());
+    return;
+  }
   Dispatch(dtype_, [&](auto zero) {
     using T = decltype(zero);
-    std::fill_n(data<T>(), numel(), static_cast<T>(value));
+    std::fill_n(data<T>(), numel(), burst::Convert<T>(value));
   });
 }
 
 void Tensor::Add(const Tensor& other) const {
-  BURST_CHECK(shape_ == other.shape_ && is_contiguous() && other.is_contiguous())
+  BURST_CHECK(shape_ == other.shape_ && device_ == other.device_ && is_contiguous() &&
+              other.is_contiguous())
       << ToString(shape_) << " += " << ToString(other.shape_);
+  if (device_ == DeviceType::kCuda) {
+    BURST_CUDA_CALL(cuda::Add(*this, other));
+    return;
+  }
   DispatchFloat(dtype_, [&](auto zero) {
     using T = decltype(zero);
     T* y = data<T>();
@@ -229,6 +296,10 @@ void Tensor::Add(const Tensor& other) const {
 
 void Tensor::Scale(double factor) const {
   BURST_CHECK(is_contiguous());
+  if (device_ == DeviceType::kCuda) {
+    BURST_CUDA_CALL(cuda::Scale(*this, factor));
+    return;
+  }
   DispatchFloat(dtype_, [&](auto zero) {
     using T = decltype(zero);
     T* y = data<T>();
@@ -240,11 +311,11 @@ void Tensor::Scale(double factor) const {
 
 template <typename T>
 std::vector<T> Tensor::ToVector() const {
-  const Tensor source = Contiguous();
+  const Tensor source = To(DeviceType::kCpu);
   std::vector<T> values(numel());
   Dispatch(dtype_, [&](auto zero) {
     const auto* x = source.data<decltype(zero)>();
-    for (int64_t i = 0; i < numel(); ++i) values[i] = static_cast<T>(x[i]);
+    for (int64_t i = 0; i < numel(); ++i) values[i] = burst::Convert<T>(x[i]);
   });
   return values;
 }

@@ -3,6 +3,9 @@
 // Copying a Tensor copies the handle, never the elements; Clone copies elements. Constness of the
 // handle is not constness of the elements (as with shared_ptr). Not synchronised: threads may share
 // a tensor for reading.
+//
+// Everything works on every device. On a GPU it is queued on the calling thread's stream; only what
+// brings elements to the host (ToVector, To(DeviceType::kCpu)) waits.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +20,13 @@
 
 namespace burst {
 
-enum class DType { kFloat32, kFloat64, kInt32 };
+enum class DType { kFloat32, kFloat64, kInt32, kBFloat16 };
+
+// The upper half of a float. The CPU converts to and from it (Tensor::To) and computes in the
+// others.
+struct BFloat16 {
+  uint16_t bits = 0;
+};
 
 int64_t SizeOf(DType dtype);    // bytes of an element
 const char* Name(DType dtype);  // "float32"
@@ -36,6 +45,10 @@ template <>
 struct DTypeOf<int32_t> {
   static constexpr DType value = DType::kInt32;
 };
+template <>
+struct DTypeOf<BFloat16> {
+  static constexpr DType value = DType::kBFloat16;
+};
 
 using Shape = absl::InlinedVector<int64_t, 6>;
 
@@ -52,7 +65,8 @@ class Tensor {
   static Tensor EmptyLike(const Tensor& other);  // shape, dtype and device of other; contiguous
   static Tensor ZerosLike(const Tensor& other);
   template <typename T>
-  static Tensor FromVector(const std::vector<T>& values, const Shape& shape);
+  static Tensor FromVector(const std::vector<T>& values, const Shape& shape,
+                           DeviceType device = DeviceType::kCpu);
 
   bool null() const { return storage_ == nullptr; }
   const Shape& shape() const { return shape_; }
@@ -65,10 +79,12 @@ class Tensor {
   DeviceType device() const { return device_; }
   bool is_contiguous() const;
 
-  // First element. T must match the dtype.
+  // First element. T must match the dtype, and the tensor be on the CPU: what a GPU's kernels take
+  // is raw_data().
   template <typename T>
   T* data() const {
-    BURST_CHECK(DTypeOf<T>::value == dtype_) << "tensor holds " << Name(dtype_);
+    BURST_CHECK(DTypeOf<T>::value == dtype_ && device_ == DeviceType::kCpu)
+        << "the tensor holds " << Name(dtype_) << " on the device " << Name(device_);
     return static_cast<T*>(raw_data());
   }
   void* raw_data() const;
@@ -83,12 +99,15 @@ class Tensor {
   // *this if contiguous, else a contiguous copy.
   Tensor Contiguous() const { return is_contiguous() ? *this : Clone(); }
   // Copies the elements of a tensor of the same shape and dtype into this one; either may be
-  // strided.
+  // strided, and on any device.
   void CopyFrom(const Tensor& source) const;
-  // Converts to another dtype (float32 <-> float64); contiguous.
+  // A contiguous tensor with the elements converted (among the floating-point types) or on another
+  // device; *this where it already is that.
   Tensor To(DType dtype) const;
+  Tensor To(DeviceType device) const;
   void Fill(double value) const;
-  // this += other, same shape and dtype, both contiguous.
+  // this += other, same shape, both contiguous; same dtype, except that a bfloat16 may be added to
+  // a float32.
   void Add(const Tensor& other) const;
   // this *= factor; contiguous.
   void Scale(double factor) const;
@@ -119,11 +138,11 @@ auto DispatchFloat(DType dtype, Function&& function) {
 }
 
 template <typename T>
-Tensor Tensor::FromVector(const std::vector<T>& values, const Shape& shape) {
+Tensor Tensor::FromVector(const std::vector<T>& values, const Shape& shape, DeviceType device) {
   Tensor tensor = Empty(shape, DTypeOf<T>::value);
   BURST_CHECK_EQ(static_cast<int64_t>(values.size()), tensor.numel());
   std::copy(values.begin(), values.end(), tensor.data<T>());
-  return tensor;
+  return tensor.To(device);
 }
 
 }  // namespace burst

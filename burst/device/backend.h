@@ -1,0 +1,23 @@
+// What each kind of device implements; memory.cc and device.cc choose among them.
+#pragma once
+
+#include "burst/device/memory.h"
+
+namespace burst {
+namespace cpu {
+void* Allocate(size_t bytes);
+void Free(void* data, size_t bytes);
+MemoryStats GetMemoryStats();
+void ResetPeakMemory();
+}  // namespace cpu
+
+namespace cuda {
+Allocation Allocate(size_t bytes);
+void Free(const Allocation& allocation);
+MemoryStats GetMemoryStats();
+void ResetPeakMemory();
+void Synchronize();
+// At least one of the two is GPU memory.
+void Copy(void* to, DeviceType to_device, const void* from, DeviceType from_device, size_t bytes);
+}  // namespace cuda
+}  // namespace burst

@@ -1,0 +1,181 @@
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "burst/device/backend.h"
+#include "burst/device/cuda.h"
+#include "burst/device/device.h"
+
+namespace burst {
+namespace cuda {
+namespace {
+
+thread_local Context* current = nullptr;
+
+// All contexts ever made, and those that no thread is bound to.
+struct Contexts {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Context>> all;
+  std::vector<Context*> idle;
+};
+
+Contexts& GetContexts() {
+  static Contexts* contexts = new Contexts;
+  return *contexts;
+}
+
+std::unique_ptr<Context> MakeContext(int device) {
+  auto context = std::make_unique<Context>();
+  context->device = device;
+  current = context.get();  // so that an error names the device
+  BURST_CUDA_CHECK(cudaSetDevice(device));
+  BURST_CUDA_CHECK(cudaStreamCreateWithFlags(&context->stream, cudaStreamNonBlocking));
+  BURST_CUDA_CHECK(cudaEventCreateWithFlags(&context->event, cudaEventDisableTiming));
+  int major = 0, minor = 0;
+  BURST_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  BURST_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  context->compute_capability = 10 * major + minor;
+  BURST_CUDA_CHECK(
+      cudaDeviceGetAttribute(&context->multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  // Freed memory stays in the pool: no step after the first asks the system for any.
+  cudaMemPool_t pool = nullptr;
+  BURST_CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, device));
+  uint64_t everything = ~uint64_t{0};
+  BURST_CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &everything));
+  return context;
+}
+
+Context* AcquireContext(int device) {
+  Contexts& contexts = GetContexts();
+  std::lock_guard<std::mutex> lock(contexts.mutex);
+  for (Context*& idle : contexts.idle) {
+    if (idle->device != device) continue;
+    Context* context = idle;
+    idle = contexts.idle.back();
+    contexts.idle.pop_back();
+    return context;
+  }
+  contexts.all.push_back(MakeContext(device));
+  return contexts.all.back().get();
+}
+
+void ReleaseContext(Context* context) {
+  Contexts& contexts = GetContexts();
+  std::lock_guard<std::mutex> lock(contexts.mutex);
+  contexts.idle.push_back(context);
+}
+
+cudaMemPool_t CurrentPool() {
+  cudaMemPool_t pool = nullptr;
+  BURST_CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, CurrentContext().device));
+  return pool;
+}
+
+int64_t PoolAttribute(cudaMemPoolAttr attribute) {
+  uint64_t value = 0;
+  BURST_CUDA_CHECK(cudaMemPoolGetAttribute(CurrentPool(), attribute, &value));
+  return static_cast<int64_t>(value);
+}
+
+}  // namespace
+
+Context& CurrentContext() {
+  // A thread that bound itself to no GPU: kept for as long as the thread lives.
+  if (current == nullptr) {
+    thread_local std::unique_ptr<ScopedCudaDevice> unbound;
+    unbound = std::make_unique<ScopedCudaDevice>(0);
+  }
+  return *current;
+}
+
+void Fail(const char* call, const std::string& error) {
+  std::fflush(stdout);
+  if (current == nullptr) {
+    std::fprintf(stderr, "error: %s: %s\n", call, error.c_str());
+  } else {
+    std::fprintf(stderr, "error: rank %d, cuda:%d: %s: %s\n", current->rank, current->device, call,
+                 error.c_str());
+  }
+  std::fflush(stderr);
+  std::_Exit(1);
+}
+
+void Check(const char* call, cudaError_t error) {
+  if (error != cudaSuccess) Fail(call, cudaGetErrorString(error));
+}
+
+Allocation Allocate(size_t bytes) {
+  Context& context = CurrentContext();
+  Allocation allocation{nullptr, bytes, DeviceType::kCuda, &context};
+  const cudaError_t error =
+      cudaMallocAsync(&allocation.data, bytes == 0 ? 1 : bytes, context.stream);
+  if (error == cudaErrorMemoryAllocation) {
+    Fail("cudaMallocAsync", std::string("no memory for ") + std::to_string(bytes) +
+                                " bytes more on top of " +
+                                std::to_string(PoolAttribute(cudaMemPoolAttrUsedMemCurrent)) +
+                                " in use; a smaller batch or sequence, or more ranks, need less");
+  }
+  Check("cudaMallocAsync", error);
+  return allocation;
+}
+
+void Free(const Allocation& allocation) {
+  const auto* context = static_cast<const Context*>(allocation.context);
+  BURST_CUDA_CHECK(cudaFreeAsync(allocation.data, context->stream));
+}
+
+MemoryStats GetMemoryStats() {
+  return {PoolAttribute(cudaMemPoolAttrUsedMemCurrent), PoolAttribute(cudaMemPoolAttrUsedMemHigh),
+          PoolAttribute(cudaMemPoolAttrReservedMemCurrent)};
+}
+
+void ResetPeakMemory() {
+  uint64_t zero = 0;
+  BURST_CUDA_CHECK(cudaMemPoolSetAttribute(CurrentPool(), cudaMemPoolAttrUsedMemHigh, &zero));
+}
+
+void Synchronize() { BURST_CUDA_CHECK(cudaStreamSynchronize(CurrentStream())); }
+
+void Copy(void* to, DeviceType to_device, const void* from, DeviceType from_device, size_t bytes) {
+  BURST_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, CurrentStream()));
+  if (to_device != from_device) Synchronize();
+}
+
+}  // namespace cuda
+
+int CudaDeviceCount() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    (void)cudaGetLastError();  // no driver, or no device: not an error here
+    return 0;
+  }
+  return count;
+}
+
+CudaDeviceInfo GetCudaDeviceInfo(int index) {
+  cudaDeviceProp properties;
+  BURST_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
+  CudaDeviceInfo info;
+  info.name = properties.name;
+  info.memory_bytes = properties.totalGlobalMem;
+  info.compute_capability = 10 * properties.major + properties.minor;
+  info.multiprocessors = properties.multiProcessorCount;
+  return info;
+}
+
+ScopedCudaDevice::ScopedCudaDevice(int index, int rank) : outer_(cuda::current) {
+  cuda::Context* context = cuda::AcquireContext(index);
+  cuda::current = context;
+  context->rank = rank;
+  BURST_CUDA_CHECK(cudaSetDevice(index));
+}
+
+ScopedCudaDevice::~ScopedCudaDevice() {
+  cuda::ReleaseContext(cuda::current);
+  cuda::current = static_cast<cuda::Context*>(outer_);
+  if (cuda::current != nullptr) (void)cudaSetDevice(cuda::current->device);
+}
+
+}  // namespace burst

@@ -1,0 +1,28 @@
+// In place of cuda_device.cc in a build without CUDA.
+#include "burst/base/check.h"
+#include "burst/device/backend.h"
+#include "burst/device/device.h"
+
+namespace burst {
+
+int CudaDeviceCount() { return 0; }
+
+Anything CudaUnavailable() {
+  FatalMessage(__FILE__, __LINE__, "CUDA").stream() << "this program was built without CUDA";
+}
+
+CudaDeviceInfo GetCudaDeviceInfo(int) { CudaUnavailable(); }
+ScopedCudaDevice::ScopedCudaDevice(int, int) { CudaUnavailable(); }
+ScopedCudaDevice::~ScopedCudaDevice() = default;
+
+namespace cuda {
+
+Allocation Allocate(size_t) { CudaUnavailable(); }
+void Free(const Allocation&) { CudaUnavailable(); }
+MemoryStats GetMemoryStats() { CudaUnavailable(); }
+void ResetPeakMemory() { CudaUnavailable(); }
+void Synchronize() { CudaUnavailable(); }
+void Copy(void*, DeviceType, const void*, DeviceType, size_t) { CudaUnavailable(); }
+
+}  // namespace cuda
+}  // namespace burst

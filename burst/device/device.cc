@@ -1,0 +1,47 @@
+#include "burst/device/device.h"
+
+#include <cstring>
+
+#include "burst/device/backend.h"
+#include "burst/device/memory.h"
+
+namespace burst {
+
+const char* Name(DeviceType device) { return device == DeviceType::kCpu ? "cpu" : "cuda"; }
+
+void SynchronizeDevice(DeviceType device) {
+  if (device == DeviceType::kCuda) cuda::Synchronize();
+}
+
+void CopyMemory(void* to, DeviceType to_device, const void* from, DeviceType from_device,
+                size_t bytes) {
+  if (bytes == 0) return;
+  if (to_device == DeviceType::kCpu && from_device == DeviceType::kCpu) {
+    std::memcpy(to, from, bytes);
+  } else {
+    cuda::Copy(to, to_device, from, from_device, bytes);
+  }
+}
+
+Allocation AllocateMemory(DeviceType device, size_t bytes) {
+  if (device == DeviceType::kCuda) return cuda::Allocate(bytes);
+  return {cpu::Allocate(bytes), bytes, device, nullptr};
+}
+
+void FreeMemory(const Allocation& allocation) {
+  if (allocation.device == DeviceType::kCuda) {
+    cuda::Free(allocation);
+  } else {
+    cpu::Free(allocation.data, allocation.bytes);
+  }
+}
+
+MemoryStats GetMemoryStats(DeviceType device) {
+  return device == DeviceType::kCuda ? cuda::GetMemoryStats() : cpu::GetMemoryStats();
+}
+
+void ResetPeakMemory(DeviceType device) {
+  device == DeviceType::kCuda ? cuda::ResetPeakMemory() : cpu::ResetPeakMemory();
+}
+
+}  // namespace burst

@@ -1,0 +1,67 @@
+// Devices: where tensors live and kernels run.
+//
+// Host code names a device by its type alone. Which GPU `kCuda` means is a matter of the thread: a
+// rank's thread binds itself to one with ScopedCudaDevice, and everything it allocates, copies and
+// launches goes there, in order, on one stream. A thread that bound itself to none uses GPU 0.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <string>
+
+namespace burst {
+
+enum class DeviceType { kCpu, kCuda };
+
+const char* Name(DeviceType device);  // "cpu", "cuda"
+
+// GPUs that this process can use; 0 without a driver, and in a build without CUDA.
+int CudaDeviceCount();
+
+// "NVIDIA H200, 139 GiB"; CudaDeviceCount() > index.
+struct CudaDeviceInfo {
+  std::string name;
+  size_t memory_bytes = 0;
+  int compute_capability = 0;  // 90: sm_90
+  int multiprocessors = 0;
+};
+CudaDeviceInfo GetCudaDeviceInfo(int index);
+
+// Binds the calling thread to a GPU for as long as the object lives. `rank` is for messages only.
+class ScopedCudaDevice {
+ public:
+  explicit ScopedCudaDevice(int index, int rank = 0);
+  ~ScopedCudaDevice();
+  ScopedCudaDevice(const ScopedCudaDevice&) = delete;
+  ScopedCudaDevice& operator=(const ScopedCudaDevice&) = delete;
+
+ private:
+  void* outer_;
+};
+
+// Returns when all that the calling thread has queued on the device is done.
+void SynchronizeDevice(DeviceType device);
+
+// Copies bytes between any two devices. To and from the host it returns when the copy is done,
+// within a GPU when it is queued.
+void CopyMemory(void* to, DeviceType to_device, const void* from, DeviceType from_device,
+                size_t bytes);
+
+}  // namespace burst
+
+// BURST_CUDA_CALL(cuda::Foo(x)): the call, in a build with CUDA. Elsewhere the function does not
+// exist, and neither does a tensor that could lead here.
+#ifdef BURST_WITH_CUDA
+#define BURST_CUDA_CALL(call) call
+#else
+#define BURST_CUDA_CALL(call) ::burst::CudaUnavailable()
+namespace burst {
+struct Anything {
+  template <typename T>
+  operator T() const {
+    std::abort();  // not reached: CudaUnavailable does not return
+  }
+};
+[[noreturn]] Anything CudaUnavailable();
+}  // namespace burst
+#endif

@@ -1,0 +1,88 @@
+// For .cu files: from a runtime dtype to a template argument, and arithmetic on bfloat16.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "burst/base/check.h"
+#include "burst/device/cuda.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+namespace cuda {
+
+using bf16 = __nv_bfloat16;
+
+// Calls function(T{}) with T = float, double or bf16.
+template <typename Function>
+void DispatchDtype(DType dtype, Function&& function) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return function(float{});
+    case DType::kFloat64:
+      return function(double{});
+    case DType::kBFloat16:
+      return function(bf16{});
+    case DType::kInt32:
+      break;
+  }
+  BURST_CHECK(false) << "expected a floating-point tensor, got " << Name(dtype);
+}
+
+// What a kernel computes in: bf16 is a type of memory only.
+template <typename T>
+struct AccumulatorOf {
+  using type = T;
+};
+template <>
+struct AccumulatorOf<bf16> {
+  using type = float;
+};
+template <typename T>
+using Accumulator = typename AccumulatorOf<T>::type;
+
+template <typename To, typename From>
+__device__ inline To ConvertTo(From value) {
+  return static_cast<To>(value);
+}
+template <>
+__device__ inline bf16 ConvertTo<bf16, double>(double value) {
+  return __float2bfloat16(static_cast<float>(value));
+}
+template <>
+__device__ inline bf16 ConvertTo<bf16, float>(float value) {
+  return __float2bfloat16(value);
+}
+template <>
+__device__ inline float ConvertTo<float, bf16>(bf16 value) {
+  return __bfloat162float(value);
+}
+template <>
+__device__ inline double ConvertTo<double, bf16>(bf16 value) {
+  return __bfloat162float(value);
+}
+
+// First element of a tensor of T on a GPU.
+template <typename T>
+T* Data(const Tensor& tensor) {
+  return tensor.null() ? nullptr : static_cast<T*>(tensor.raw_data());
+}
+
+// Consecutive elements that are read and written as one word of at most 16 bytes.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T values[N];
+  __device__ T& operator[](int i) { return values[i]; }
+  __device__ const T& operator[](int i) const { return values[i]; }
+};
+template <typename T>
+inline constexpr int kPackSize = 16 / sizeof(T);
+
+// Blocks of `threads` for n items, a few waves of them: kernels loop over the grid.
+inline int GridSize(int64_t n, int threads) {
+  const int64_t blocks = (n + threads - 1) / threads;
+  const int64_t most = int64_t{32} * CurrentContext().multiprocessors;
+  return static_cast<int>(blocks < 1 ? 1 : blocks < most ? blocks : most);
+}
+
+}  // namespace cuda
+}  // namespace burst

@@ -1,0 +1,208 @@
+#include "burst/tensor/dispatch.cuh"
+#include "burst/tensor/tensor_cuda.h"
+
+namespace burst {
+namespace cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kMaxDims = 6;
+
+// y[i] = f(i, y[i]) over the grid. f: (index, old value) -> new value.
+template <typename T, typename Function>
+__global__ void MapKernel(int64_t n, T* y, Function f) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    y[i] = f(i, y[i]);
+  }
+}
+
+template <typename T, typename Function>
+void Map(int64_t n, T* y, Function f) {
+  if (n == 0) return;
+  MapKernel<<<GridSize(n, kThreads), kThreads, 0, CurrentStream()>>>(n, y, f);
+  BURST_CUDA_CHECK_LAUNCH("Map");
+}
+
+// y[i] = x[i], or y[i] += x[i]: 16 bytes of the wider type at a time.
+template <bool kAdd, typename To, typename From>
+__global__ void ConvertKernel(int64_t n, const From* __restrict__ x, To* __restrict__ y) {
+  constexpr int kPack = 16 / (sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From));
+  using A = Accumulator<To>;
+  const int64_t packs = n / kPack;
+  const int64_t first = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  const auto value = [](From from, To old) {
+    A result = ConvertTo<A>(from);
+    if (kAdd) result += ConvertTo<A>(old);
+    return ConvertTo<To>(result);
+  };
+  for (int64_t i = first; i < packs; i += step) {
+    const auto from = reinterpret_cast<const Pack<From, kPack>*>(x)[i];
+    Pack<To, kPack> to;
+    if (kAdd) to = reinterpret_cast<const Pack<To, kPack>*>(y)[i];
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) to[j] = value(from[j], to[j]);
+    reinterpret_cast<Pack<To, kPack>*>(y)[i] = to;
+  }
+  for (int64_t i = packs * kPack + first; i < n; i += step) {
+    y[i] = value(x[i], kAdd ? y[i] : To{});
+  }
+}
+
+// The packs need 16-byte addresses; a slice may lack them, and goes element by element.
+template <bool kAdd, typename To, typename From>
+void LaunchConvert(int64_t n, const From* x, To* y) {
+  if (n == 0) return;
+  const bool aligned =
+      reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
+  if (aligned) {
+    ConvertKernel<kAdd><<<GridSize(n / 4, kThreads), kThreads, 0, CurrentStream()>>>(n, x, y);
+    BURST_CUDA_CHECK_LAUNCH("Convert");
+    return;
+  }
+  Map(n, y, [x] __device__(int64_t i, To old) {
+    using A = Accumulator<To>;
+    A result = ConvertTo<A>(x[i]);
+    if (kAdd) result += ConvertTo<A>(old);
+    return ConvertTo<To>(result);
+  });
+}
+
+// Lambdas for the device may not stand inside generic ones: hence these two.
+template <typename T>
+void FillTyped(const Tensor& y, double value) {
+  Map(y.numel(), Data<T>(y), [value] __device__(int64_t, T) { return ConvertTo<T>(value); });
+}
+
+template <typename T>
+void ScaleTyped(const Tensor& y, double factor) {
+  Map(y.numel(), Data<T>(y), [factor] __device__(int64_t, T old) {
+    using A = Accumulator<T>;
+    return ConvertTo<T>(ConvertTo<A>(old) * static_cast<A>(factor));
+  });
+}
+
+struct Strides {
+  int64_t dims[kMaxDims];  // outermost first; missing ones are 1
+  int64_t from[kMaxDims];
+  int64_t to[kMaxDims];
+};
+
+template <typename Word>
+__global__ void CopyStridedKernel(int64_t n, Strides s, const Word* __restrict__ from,
+                                  Word* __restrict__ to) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    int64_t rest = i, a = 0, b = 0;
+#pragma unroll
+    for (int axis = kMaxDims - 1; axis >= 0; --axis) {
+      const int64_t index = rest % s.dims[axis];
+      rest /= s.dims[axis];
+      a += index * s.from[axis];
+      b += index * s.to[axis];
+    }
+    to[b] = from[a];
+  }
+}
+
+template <typename Word>
+void LaunchCopyStrided(const Strides& s, const void* from, void* to) {
+  int64_t n = 1;
+  for (int64_t size : s.dims) n *= size;
+  CopyStridedKernel<<<GridSize(n, kThreads), kThreads, 0, CurrentStream()>>>(
+      n, s, static_cast<const Word*>(from), static_cast<Word*>(to));
+  BURST_CUDA_CHECK_LAUNCH("CopyStrided");
+}
+
+// Counts everything in words of `bytes` instead of elements of `element`; false where it does not
+// divide or the rows are not contiguous.
+bool Widen(Strides* s, int64_t element, int64_t bytes, const void* from, const void* to) {
+  const int64_t factor = bytes / element;
+  constexpr int kLast = kMaxDims - 1;
+  if (reinterpret_cast<uintptr_t>(from) % bytes != 0 ||
+      reinterpret_cast<uintptr_t>(to) % bytes != 0 || s->from[kLast] != 1 || s->to[kLast] != 1 ||
+      s->dims[kLast] % factor != 0) {
+    return false;
+  }
+  for (int axis = 0; axis < kLast; ++axis) {
+    if (s->dims[axis] > 1 && (s->from[axis] % factor != 0 || s->to[axis] % factor != 0)) {
+      return false;
+    }
+  }
+  s->dims[kLast] /= factor;
+  for (int axis = 0; axis < kLast; ++axis) {
+    s->from[axis] /= factor;
+    s->to[axis] /= factor;
+  }
+  return true;
+}
+
+}  // namespace
+
+void CopyStrided(const Tensor& from, const Tensor& to) {
+  if (from.numel() == 0) return;
+  if (from.is_contiguous() && to.is_contiguous()) {
+    CopyMemory(to.raw_data(), DeviceType::kCuda, from.raw_data(), DeviceType::kCuda,
+               to.size_bytes());
+    return;
+  }
+  BURST_CHECK_LE(from.ndim(), kMaxDims);
+  Strides s;
+  for (int axis = 0; axis < kMaxDims; ++axis) {
+    const int64_t source = axis - (kMaxDims - from.ndim());
+    s.dims[axis] = source < 0 ? 1 : from.dim(source);
+    s.from[axis] = source < 0 ? 0 : from.stride(source);
+    s.to[axis] = source < 0 ? 0 : to.stride(source);
+  }
+  const int64_t element = SizeOf(from.dtype());
+  if (Widen(&s, element, 16, from.raw_data(), to.raw_data())) {
+    LaunchCopyStrided<uint4>(s, from.raw_data(), to.raw_data());
+  } else if (element == 2) {
+    LaunchCopyStrided<uint16_t>(s, from.raw_data(), to.raw_data());
+  } else if (element == 4) {
+    LaunchCopyStrided<uint32_t>(s, from.raw_data(), to.raw_data());
+  } else {
+    LaunchCopyStrided<uint64_t>(s, from.raw_data(), to.raw_data());
+  }
+}
+
+void Convert(const Tensor& from, const Tensor& to) {
+  DispatchDtype(from.dtype(), [&](auto source) {
+    DispatchDtype(to.dtype(), [&](auto target) {
+      using From = decltype(source);
+      using To = decltype(target);
+      if constexpr (!std::is_same_v<From, To>) {
+        LaunchConvert<false>(from.numel(), Data<From>(from), Data<To>(to));
+      }
+    });
+  });
+}
+
+void Fill(const Tensor& tensor, double value) {
+  if (value == 0) {
+    BURST_CUDA_CHECK(cudaMemsetAsync(tensor.raw_data(), 0, tensor.size_bytes(), CurrentStream()));
+    return;
+  }
+  if (tensor.dtype() == DType::kInt32) return FillTyped<int32_t>(tensor, value);
+  DispatchDtype(tensor.dtype(), [&](auto zero) { FillTyped<decltype(zero)>(tensor, value); });
+}
+
+void Add(const Tensor& y, const Tensor& x) {
+  if (y.dtype() == DType::kFloat32 && x.dtype() == DType::kBFloat16) {
+    LaunchConvert<true>(y.numel(), Data<bf16>(x), Data<float>(y));
+    return;
+  }
+  BURST_CHECK(x.dtype() == y.dtype()) << Name(y.dtype()) << " += " << Name(x.dtype());
+  DispatchDtype(y.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    LaunchConvert<true>(y.numel(), Data<T>(x), Data<T>(y));
+  });
+}
+
+void Scale(const Tensor& y, double factor) {
+  DispatchDtype(y.dtype(), [&](auto zero) { ScaleTyped<decltype(zero)>(y, factor); });
+}
+
+}  // namespace cuda
+}  // namespace burst

@@ -1,0 +1,17 @@
+// What tensor.cc does on a GPU, queued on the calling thread's stream.
+#pragma once
+
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+namespace cuda {
+
+// Shapes and dtypes as the member functions of Tensor demand; contiguous, except for CopyStrided.
+void CopyStrided(const Tensor& from, const Tensor& to);
+void Convert(const Tensor& from, const Tensor& to);
+void Fill(const Tensor& tensor, double value);
+void Add(const Tensor& y, const Tensor& x);
+void Scale(const Tensor& y, double factor);
+
+}  // namespace cuda
+}  // namespace burst
