@@ -62,13 +62,11 @@ void Block::Declare(const ModelConfig& config, int64_t layer, ParameterList* par
     dense.Declare(config, prefix + name, out, in, std, parameters);
   };
   attention_norm_.Declare(config, prefix + "attention_norm", parameters);
-  declare(query_, "attention.query", width, width, kInitStd);
-  declare(key_, "attention.key", kv_width, width, kInitStd);
-  declare(value_, "attention.value", kv_width, width, kInitStd);
+  declare(qkv_, "attention.qkv", width + 2 * kv_width, width, kInitStd);
   declare(out_, "attention.out", width, width, residual_std);
   ffn_norm_.Declare(config, prefix + "ffn_norm", parameters);
-  if (config.family == Family::kLlama) declare(gate_, "ffn.gate", config.ffn, width, kInitStd);
-  declare(up_, "ffn.up", config.ffn, width, kInitStd);
+  const bool llama = config.family == Family::kLlama;
+  declare(up_, llama ? "ffn.gate_up" : "ffn.up", (llama ? 2 : 1) * config.ffn, width, kInitStd);
   declare(down_, "ffn.down", width, config.ffn, residual_std);
 }
 
@@ -80,20 +78,16 @@ Variable Block::Forward(const ForwardPass& pass, const Variable& x) const {
 }
 
 Variable Block::Attention(const ForwardPass& pass, const Variable& x) const {
-  const int64_t head_dim = config_.head_dim();
-  Variable q = SplitHeads(pass.tape, query_.Forward(pass, x), head_dim);
-  Variable k = SplitHeads(pass.tape, key_.Forward(pass, x), head_dim);
-  const Variable v = SplitHeads(pass.tape, value_.Forward(pass, x), head_dim);
+  Variable qkv = SplitHeads(pass.tape, qkv_.Forward(pass, x), config_.head_dim());
   if (config_.family == Family::kLlama) {
-    q = Rope(pass.tape, q, pass.rope);
-    k = Rope(pass.tape, k, pass.rope);
+    qkv = Rope(pass.tape, qkv, pass.rope, config_.heads + config_.kv_heads);
   }
-  return pass.attend(layer_, q, k, v);
+  return pass.attend(layer_, qkv);
 }
 
 Variable Block::FeedForward(const ForwardPass& pass, const Variable& x) const {
-  if (config_.family == Family::kGpt2) return Gelu(pass.tape, up_.Forward(pass, x));
-  return SwiGlu(pass.tape, gate_.Forward(pass, x), up_.Forward(pass, x));
+  const Variable hidden = up_.Forward(pass, x);
+  return config_.family == Family::kGpt2 ? Gelu(pass.tape, hidden) : SwiGlu(pass.tape, hidden);
 }
 
 // x + dropout(projection(branch)). Without dropout the product itself adds x.

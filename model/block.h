@@ -24,10 +24,9 @@ inline constexpr double kInitStd = 0.02;  // of weights, as GPT-2
 // What the layers of one forward pass share.
 struct ForwardPass {
   Tape& tape;
-  // q: [batch, length, heads, head_dim], k, v: [batch, length, kv_heads, head_dim] of a layer to
-  // its attention's output, like q.
-  std::function<Variable(int64_t layer, const Variable& q, const Variable& k, const Variable& v)>
-      attend;
+  // Queries, keys and values of a layer, [batch, length, heads + 2 kv_heads, head_dim], to its
+  // attention's output, [batch, length, heads, head_dim].
+  std::function<Variable(int64_t layer, const Variable& qkv)> attend;
   std::shared_ptr<const RopeTable> rope;  // llama
   DropoutKey dropout;
   std::shared_ptr<const std::vector<int32_t>> global_positions;  // [length], of dropout
@@ -68,8 +67,8 @@ class Block {
   ModelConfig config_;
   int64_t layer_ = 0;
   Norm attention_norm_, ffn_norm_;
-  Dense query_, key_, value_, out_;
-  Dense gate_, up_, down_;  // gate: llama
+  Dense qkv_, out_;  // qkv: the rows of all query heads, then the key heads, then the value heads
+  Dense up_, down_;  // up, llama: the rows of the gate, then those of what it gates
 };
 
 // The place of a dropout: 0 is the embedding, 1 + 2 layer and 2 + 2 layer the branches of a layer.

@@ -91,10 +91,9 @@ Transformer::Transformer(const ModelConfig& config) : config_(config), blocks_(c
 
 Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens,
                              const Tensor& positions) const {
-  Variable x = Embedding(pass.tape, tokens, token_embedding_);
-  if (config_.family == Family::kGpt2) {
-    x = Add(pass.tape, x, Embedding(pass.tape, positions, position_embedding_));
-  }
+  Variable x = config_.family == Family::kGpt2
+                   ? Embedding(pass.tape, tokens, token_embedding_, positions, position_embedding_)
+                   : Embedding(pass.tape, tokens, token_embedding_);
   x = Dropout(pass.tape, x, DropoutAt(pass, config_, /*site=*/0));
   for (const Block& block : blocks_) x = block.Forward(pass, x);
   return final_norm_.Forward(pass, config_, x);
@@ -104,8 +103,8 @@ Variable Transformer::Hidden(Tape& tape, BurstAttention& attention, const Sequen
                              const DropoutKey& dropout) const {
   const auto& schedule = batch.schedule;
   ForwardPass pass{tape, nullptr, nullptr, dropout, nullptr};
-  pass.attend = [&](int64_t, const Variable& q, const Variable& k, const Variable& v) {
-    return BurstAttentionOp(tape, attention, schedule, q, k, v);
+  pass.attend = [&](int64_t, const Variable& qkv) {
+    return BurstAttentionOp(tape, attention, schedule, qkv, config_.heads, config_.kv_heads);
   };
   if (config_.family == Family::kLlama) {
     pass.rope = MakeRopeTable(batch.positions, config_.head_dim(), config_.rope_theta,
@@ -141,9 +140,13 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
   }
   Tape tape(/*recording=*/false);
   ForwardPass pass{tape, nullptr, nullptr, DropoutKey(), nullptr};
-  pass.attend = [&](int64_t layer, const Variable& q, const Variable& k, const Variable& v) {
-    const auto cached = cache.Append(layer, k.value(), v.value());
-    return Variable(AttendToCache(q.value(), cached, cache.window()));
+  pass.attend = [&](int64_t layer, const Variable& qkv) {
+    const auto heads = [&](int64_t first, int64_t count) {
+      return qkv.value().Slice(2, first, count);
+    };
+    const int64_t q = config_.heads, kv = config_.kv_heads;
+    const auto cached = cache.Append(layer, heads(q, kv), heads(q + kv, kv));
+    return Variable(AttendToCache(heads(0, q), cached, cache.window()));
   };
   if (config_.family == Family::kLlama) {
     pass.rope = MakeRopeTable(positions, config_.head_dim(), config_.rope_theta,

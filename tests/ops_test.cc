@@ -266,9 +266,10 @@ TEST(Rope, ValuesAndGradients) {
   const Tensor positions = Tensor::FromVector<int32_t>({0, 1, 5, 6, 0, 70000}, {2, 3});
   const Variable x = Leaf(RandomTensor({2, 3, heads, head_dim}, 1));
   const auto table = MakeRopeTable(positions, head_dim, 10000, DType::kFloat64);
-  Values expected(x.value().numel());
+  Values expected = x.value().ToVector<double>();
+  const int64_t rotated = 2;  // the third head passes
   for (int64_t t = 0; t < 6; ++t) {
-    for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t h = 0; h < rotated; ++h) {
       for (int64_t i = 0; i < head_dim / 2; ++i) {
         const double angle = positions.data<int32_t>()[t] * std::pow(10000.0, -2.0 * i / head_dim);
         const int64_t first = (t * heads + h) * head_dim + i, second = first + head_dim / 2;
@@ -279,7 +280,10 @@ TEST(Rope, ValuesAndGradients) {
     }
   }
   Tape tape(false);
-  ExpectClose(Rope(tape, x, table).value(), expected, 4 * kEps64);
+  ExpectClose(Rope(tape, x, table, rotated).value(), expected, 4 * kEps64);
+  CheckGradients({{"x", x}}, [&](Tape& tape) -> std::vector<Variable> {
+    return {Rope(tape, x, table, rotated)};
+  });
   CheckGradients({{"x", x}},
                  [&](Tape& tape) -> std::vector<Variable> { return {Rope(tape, x, table)}; });
 }
@@ -299,16 +303,21 @@ TEST(Rope, FarPositionsKeepTheirPhaseInFloat) {
 // --- activations --------------------------------------------------------------------------------
 
 TEST(SwiGlu, ValuesAndGradients) {
-  const Variable gate = Leaf(RandomTensor({3, 7}, 1, 3)), up = Leaf(RandomTensor({3, 7}, 2));
+  const int64_t rows = 3, n = 7;
+  const Variable gate_up = Leaf(RandomTensor({rows, 2 * n}, 1, 2));
   Values expected;
-  for (int64_t i = 0; i < 21; ++i) {
-    const double g = gate.value().data<double>()[i];
-    expected.push_back(g / (1 + std::exp(-g)) * up.value().data<double>()[i]);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      const double* row = gate_up.value().data<double>() + 2 * i * n;
+      expected.push_back(row[j] / (1 + std::exp(-row[j])) * row[n + j]);
+    }
   }
   Tape tape(false);
-  ExpectClose(SwiGlu(tape, gate, up).value(), expected, 10 * kEps64);
-  CheckGradients({{"gate", gate}, {"up", up}},
-                 [&](Tape& tape) -> std::vector<Variable> { return {SwiGlu(tape, gate, up)}; });
+  const Variable y = SwiGlu(tape, gate_up);
+  EXPECT_EQ(y.shape(), Shape({rows, n}));
+  ExpectClose(y.value(), expected, 10 * kEps64);
+  CheckGradients({{"gate_up", gate_up}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {SwiGlu(tape, gate_up)}; });
 }
 
 TEST(Gelu, ValuesAndGradients) {
@@ -328,14 +337,20 @@ TEST(Activations, FiniteFarOut) {
   const Tensor far = Tensor::FromVector<float>({-1e4f, -200, -90, 90, 200, 1e4f}, {6});
   const Variable x = Leaf(far);
   Tape tape;
-  const Variable gelu = Gelu(tape, x), swiglu = SwiGlu(tape, x, Variable(far));
+  const Variable gelu = Gelu(tape, x);
   const std::vector<float> y = gelu.value().ToVector<float>();
   for (int i = 0; i < 3; ++i) EXPECT_NEAR(y[i], 0, 1e-30);
   for (int i = 3; i < 6; ++i) EXPECT_EQ(y[i], far.data<float>()[i]);
   Tensor ones = Tensor::EmptyLike(far);
   ones.Fill(1);
-  ASSERT_TRUE(tape.Backward(std::vector<Variable>{gelu, swiglu}, {ones, ones}).ok());
+  ASSERT_TRUE(tape.Backward(std::vector<Variable>{gelu}, {ones}).ok());
   for (float g : x.grad().ToVector<float>()) EXPECT_TRUE(std::isfinite(g));
+
+  const Variable gate_up = Leaf(Tensor::FromVector<float>({-1e4f, -90, 90, 2, 2, 2}, {6}));
+  const Variable swiglu = SwiGlu(tape, gate_up);
+  EXPECT_EQ(swiglu.value().ToVector<float>()[2], 180);
+  ASSERT_TRUE(tape.Backward(std::vector<Variable>{swiglu}, {ones.Slice(0, 0, 3)}).ok());
+  for (float g : gate_up.grad().ToVector<float>()) EXPECT_TRUE(std::isfinite(g));
 }
 
 TEST(Activations, FloatAgreesWithDouble) {
@@ -344,9 +359,8 @@ TEST(Activations, FloatAgreesWithDouble) {
       {RandomTensor({3000}, 1, 3)},
       [](Tape& tape, const std::vector<Variable>& in) { return Gelu(tape, in[0]); }, 30 * kEps32);
   ExpectFloatAgrees(
-      {RandomTensor({3000}, 1, 3), RandomTensor({3000}, 2)},
-      [](Tape& tape, const std::vector<Variable>& in) { return SwiGlu(tape, in[0], in[1]); },
-      30 * kEps32);
+      {RandomTensor({3, 2000}, 1, 3)},
+      [](Tape& tape, const std::vector<Variable>& in) { return SwiGlu(tape, in[0]); }, 30 * kEps32);
 }
 
 // --- embedding, add -----------------------------------------------------------------------------
@@ -365,6 +379,25 @@ TEST(Embedding, ValuesAndGradients) {
   CheckGradients({{"table", table}}, [&](Tape& tape) -> std::vector<Variable> {
     return {Embedding(tape, ids, table)};
   });
+}
+
+TEST(Embedding, TokensAndPositions) {
+  const Tensor ids = Tensor::FromVector<int32_t>({3, 0, 3, 1, 4, 3}, {2, 3});
+  const Tensor positions = Tensor::FromVector<int32_t>({0, 1, 2, 0, 0, 1}, {2, 3});
+  const Variable table = Leaf(RandomTensor({5, 70}, 1)), places = Leaf(RandomTensor({4, 70}, 2));
+  Values expected;
+  for (int64_t t = 0; t < 6; ++t) {
+    for (int64_t j = 0; j < 70; ++j) {
+      expected.push_back(table.value().data<double>()[ids.data<int32_t>()[t] * 70 + j] +
+                         places.value().data<double>()[positions.data<int32_t>()[t] * 70 + j]);
+    }
+  }
+  Tape tape(false);
+  ExpectClose(Embedding(tape, ids, table, positions, places).value(), expected, 0);
+  CheckGradients({{"table", table}, {"positions", places}},
+                 [&](Tape& tape) -> std::vector<Variable> {
+                   return {Embedding(tape, ids, table, positions, places)};
+                 });
 }
 
 TEST(EmbeddingDeathTest, IdOutOfRange) {

@@ -230,9 +230,12 @@ class Naive {
     std::vector<Values> q, k, v;
     for (int64_t t = 0; t < text_.length; ++t) {
       const Values h = Norm(prefix + "attention_norm", x[t]);
-      q.push_back(Project(prefix + "attention.query", h));
-      k.push_back(Project(prefix + "attention.key", h));
-      v.push_back(Project(prefix + "attention.value", h));
+      const Values qkv = Project(prefix + "attention.qkv", h);
+      const auto keys = qkv.begin() + config_.width;
+      const auto values = keys + config_.kv_heads * config_.width / config_.heads;
+      q.emplace_back(qkv.begin(), keys);
+      k.emplace_back(keys, values);
+      v.emplace_back(values, qkv.end());
       if (!gpt2()) Turn(q[t], Position(row, t));
       if (!gpt2()) Turn(k[t], Position(row, t));
     }
@@ -258,13 +261,14 @@ class Naive {
       }
       Accumulate(x[t], Drop(1 + 2 * layer, row, t, Project(prefix + "attention.out", attended)));
       const Values h = Norm(prefix + "ffn_norm", x[t]);
-      Values up = Project(prefix + "ffn.up", h);
+      Values up = Project(prefix + (gpt2() ? "ffn.up" : "ffn.gate_up"), h);
       if (gpt2()) {
         for (double& u : up) {
           u *= 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * (u + 0.044715 * u * u * u)));
         }
       } else {
-        const Values gate = Project(prefix + "ffn.gate", h);
+        const Values gate(up.begin(), up.begin() + config_.ffn);
+        up.erase(up.begin(), up.begin() + config_.ffn);
         for (size_t i = 0; i < up.size(); ++i) up[i] *= gate[i] / (1 + std::exp(-gate[i]));
       }
       Accumulate(x[t], Drop(2 + 2 * layer, row, t, Project(prefix + "ffn.down", up)));

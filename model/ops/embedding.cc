@@ -1,6 +1,7 @@
 #include "model/ops/embedding.h"
 
 #include "burst/base/parallel.h"
+#include "model/ops/add.h"
 #include "model/ops/arrays.h"
 
 namespace burst {
@@ -57,6 +58,11 @@ Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table) {
     });
   });
   return y;
+}
+
+Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table, const Tensor& positions,
+                   const Variable& position_table) {
+  return Add(tape, Embedding(tape, ids, table), Embedding(tape, positions, position_table));
 }
 
 }  // namespace burst

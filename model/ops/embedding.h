@@ -1,4 +1,4 @@
-// Rows of a table: token embeddings and learned positions.
+// Rows of tables: token embeddings and learned positions.
 #pragma once
 
 #include "burst/autograd/tape.h"
@@ -9,5 +9,9 @@ namespace burst {
 // y[..., :] = table[ids[...], :]. ids: [...] int32, each in [0, rows); table: [rows, width]. An id
 // out of range is a bug of the caller: data is validated where it is read.
 Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table);
+
+// y[..., :] = table[ids[...], :] + position_table[positions[...], :]; positions like ids.
+Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table, const Tensor& positions,
+                   const Variable& position_table);
 
 }  // namespace burst

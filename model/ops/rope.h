@@ -21,7 +21,9 @@ struct RopeTable {
 std::shared_ptr<const RopeTable> MakeRopeTable(const Tensor& positions, int64_t head_dim,
                                                double theta, DType dtype);
 
-// x, y: [batch, length, heads, head_dim], of the table's batch and length.
-Variable Rope(Tape& tape, const Variable& x, std::shared_ptr<const RopeTable> table);
+// x, y: [batch, length, heads, head_dim], of the table's batch and length. The first
+// `rotated_heads` heads (-1: all) turn, the others (values, behind queries and keys) pass.
+Variable Rope(Tape& tape, const Variable& x, std::shared_ptr<const RopeTable> table,
+              int64_t rotated_heads = -1);
 
 }  // namespace burst

@@ -5,7 +5,7 @@
 
 namespace burst {
 
-// y = gate sigmoid(gate) up, elementwise; any one shape.
-Variable SwiGlu(Tape& tape, const Variable& gate, const Variable& up);
+// y = gate sigmoid(gate) up, elementwise. gate_up: [..., 2 n], gate before up; y: [..., n].
+Variable SwiGlu(Tape& tape, const Variable& gate_up);
 
 }  // namespace burst
