@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
-#include "model/ops/gelu.h"
+#include "model/ops/gelu_mlp.h"
 #include "model/ops/layernorm.h"
 #include "model/ops/linear.h"
 #include "model/ops/rmsnorm.h"
@@ -73,8 +73,7 @@ void Block::Declare(const ModelConfig& config, int64_t layer, ParameterList* par
 Variable Block::Forward(const ForwardPass& pass, const Variable& x) const {
   const Variable attended = Attention(pass, attention_norm_.Forward(pass, config_, x));
   const Variable h = AddBranch(pass, x, out_, attended, 1 + 2 * layer_);
-  const Variable hidden = FeedForward(pass, ffn_norm_.Forward(pass, config_, h));
-  return AddBranch(pass, h, down_, hidden, 2 + 2 * layer_);
+  return AddFeedForward(pass, h, ffn_norm_.Forward(pass, config_, h));
 }
 
 Variable Block::Attention(const ForwardPass& pass, const Variable& x) const {
@@ -85,9 +84,17 @@ Variable Block::Attention(const ForwardPass& pass, const Variable& x) const {
   return pass.attend(layer_, qkv);
 }
 
-Variable Block::FeedForward(const ForwardPass& pass, const Variable& x) const {
-  const Variable hidden = up_.Forward(pass, x);
-  return config_.family == Family::kGpt2 ? Gelu(pass.tape, hidden) : SwiGlu(pass.tape, hidden);
+// h + dropout(ffn(x))
+Variable Block::AddFeedForward(const ForwardPass& pass, const Variable& h,
+                               const Variable& x) const {
+  const int64_t site = 2 + 2 * layer_;
+  if (config_.family == Family::kLlama) {
+    return AddBranch(pass, h, down_, SwiGlu(pass.tape, up_.Forward(pass, x)), site);
+  }
+  const DropoutSite dropout = DropoutAt(pass, config_, site);
+  const Variable y = GeluMlp(pass.tape, x, up_.weight, up_.bias, down_.weight, down_.bias,
+                             dropout.active() ? Variable() : h);
+  return dropout.active() ? Dropout(pass.tape, y, dropout, h) : y;
 }
 
 // x + dropout(projection(branch)). Without dropout the product itself adds x.

@@ -59,8 +59,8 @@ class Block {
   Variable Forward(const ForwardPass& pass, const Variable& x) const;
 
  private:
-  Variable Attention(const ForwardPass& pass, const Variable& x) const;    // before out_
-  Variable FeedForward(const ForwardPass& pass, const Variable& x) const;  // before down_
+  Variable Attention(const ForwardPass& pass, const Variable& x) const;  // before out_
+  Variable AddFeedForward(const ForwardPass& pass, const Variable& h, const Variable& x) const;
   Variable AddBranch(const ForwardPass& pass, const Variable& x, const Dense& projection,
                      const Variable& branch, int64_t dropout_site) const;
 

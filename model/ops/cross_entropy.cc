@@ -5,6 +5,7 @@
 
 #include "burst/base/parallel.h"
 #include "model/ops/arrays.h"
+#include "model/ops/cuda/linear.h"
 #include "model/ops/matmul.h"
 
 namespace burst {
@@ -86,6 +87,9 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
   const DType dtype = x.value().dtype();
   BURST_CHECK(x.value().dim(-1) == width && targets.numel() * width == x.value().numel() &&
               targets.is_contiguous());
+  if (x.value().device() == DeviceType::kCuda) {
+    return BURST_CUDA_CALL(cuda::LinearCrossEntropy(tape, x, weight, targets, scale, chunk));
+  }
   for (int64_t i = 0; i < targets.numel(); ++i) {
     const int32_t target = targets.data<int32_t>()[i];
     BURST_CHECK(target >= -1 && target < vocab) << "target " << target << " of " << vocab;
@@ -94,7 +98,7 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
   const Tensor dx = needs_grad && x.requires_grad() ? Tensor::EmptyLike(x.value()) : Tensor();
   const Tensor dweight =
       needs_grad && weight.requires_grad() ? Tensor::EmptyLike(weight.value()) : Tensor();
-  const Variable loss = tape.Output(Tensor::Empty({}, dtype, x.value().device()), {x, weight});
+  const Variable loss = tape.Output(Tensor::Empty({}, dtype), {x, weight});
   DispatchFloat(dtype, [&](auto zero) {
     using T = decltype(zero);
     loss.value().Fill(ForwardAndGradient<T>(

@@ -2,6 +2,7 @@
 
 #include "burst/base/parallel.h"
 #include "model/ops/arrays.h"
+#include "model/ops/cuda/linear.h"
 #include "model/ops/matmul.h"
 
 namespace burst {
@@ -58,12 +59,15 @@ Shape OutputShape(const Shape& x, int64_t in, int64_t out) {
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
                 const Variable& residual) {
   const int64_t out = weight.value().dim(0), in = weight.value().dim(1);
-  const Variable y = tape.Output(
-      Tensor::Empty(OutputShape(x.shape(), in, out), x.value().dtype(), x.value().device()),
-      {x, weight, bias, residual});
+  const Shape shape = OutputShape(x.shape(), in, out);
   if (residual.defined()) {
-    BURST_CHECK(residual.shape() == y.shape() && residual.value().is_contiguous());
+    BURST_CHECK(residual.shape() == shape && residual.value().is_contiguous());
   }
+  if (x.value().device() == DeviceType::kCuda) {
+    return BURST_CUDA_CALL(cuda::Linear(tape, x, weight, bias, residual, shape));
+  }
+  const Variable y =
+      tape.Output(Tensor::Empty(shape, x.value().dtype()), {x, weight, bias, residual});
   DispatchFloat(x.value().dtype(), [&](auto zero) {
     using T = decltype(zero);
     LinearForward(AsMatrix<T>(x.value(), in), AsMatrix<T>(weight.value(), in),

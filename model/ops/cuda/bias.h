@@ -1,0 +1,17 @@
+// The parts of a dense layer that its products cannot take along, for dtypes without epilogues.
+#pragma once
+
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+namespace cuda {
+
+// y[i, :] += bias. y: [..., width] contiguous, bias: [width]; one dtype.
+void AddBias(const Tensor& y, const Tensor& bias);
+
+// sum += sum over i of y[i, :], in a fixed order. y: [..., width] contiguous; sum: [width], of the
+// accumulator's type of y.
+void AddColumnSums(const Tensor& y, const Tensor& sum);
+
+}  // namespace cuda
+}  // namespace burst

@@ -1,0 +1,28 @@
+// Softmax and cross-entropy of logits in place, and scaling by a number on the GPU.
+#pragma once
+
+#include <cstdint>
+
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+namespace cuda {
+
+// losses[i] = -log softmax(logits[i])[targets[i]], 0 for a target of -1. With `gradient`, the
+// logits become scale (softmax - onehot), 0 for a target of -1. logits: [rows, vocab], rows
+// `stride` elements apart, a multiple of 16 bytes; targets: [rows] int32; losses: [rows], of the
+// accumulator's type of the logits. A target outside [-1, vocab) traps: data is checked where it is
+// read.
+void SoftmaxCrossEntropy(const Tensor& logits, int64_t rows, int64_t vocab, int64_t stride,
+                         const int32_t* targets, double scale, bool gradient, void* losses);
+
+// total = scale * sum of losses [n], in a fixed order. total: [] of the losses' dtype.
+void SumLosses(const Tensor& losses, double scale, const Tensor& total);
+
+// y *= factor, factor: [] of y's accumulator type, on the GPU. Reads y only when factor is not 1.
+void ScaleBy(const Tensor& y, const Tensor& factor);
+// y += factor x; y: float32 or float64; x: like y.
+void AddScaled(const Tensor& y, const Tensor& x, const Tensor& factor);
+
+}  // namespace cuda
+}  // namespace burst

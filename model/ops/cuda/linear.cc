@@ -1,0 +1,215 @@
+#include "model/ops/cuda/linear.h"
+
+#include <algorithm>
+
+#include "burst/base/check.h"
+#include "model/ops/cuda/bias.h"
+#include "model/ops/cuda/cross_entropy.h"
+#include "model/ops/cuda/matmul.h"
+
+namespace burst {
+namespace cuda {
+namespace {
+
+// grad of x += a b, [rows, cols]. The product itself adds what is there: into a parameter's buffer
+// in place, else on the way to a new tensor.
+void AddProduct(const Variable& x, int64_t cols, MatMulParams product) {
+  if (x.is_parameter()) {
+    product.c = AsMatrix(x.MutableGrad(), cols);
+    product.addend = product.c.data;
+    return MatMul(product);
+  }
+  const Tensor before = x.grad().null() ? Tensor() : x.grad().Contiguous();
+  const Tensor sum = Tensor::EmptyLike(x.value());
+  product.c = AsMatrix(sum, cols);
+  product.addend = before.null() ? nullptr : before.raw_data();
+  MatMul(product);
+  x.SetGrad(sum);
+}
+
+// dweight += dy^T x, dbias += sum over rows of dy; dy: [rows, out], x: [rows, in].
+void WeightBackward(const Tensor& dy, const Tensor& x, const Variable& weight,
+                    const Variable& bias) {
+  const int64_t out = weight.value().dim(0), in = weight.value().dim(1);
+  const bool bias_grad = bias.defined() && bias.requires_grad();
+  MatMulParams product;
+  product.a = AsMatrix(dy, out).Transposed();
+  product.b = AsMatrix(x, in);
+  Tensor sums;
+  if (bias_grad && weight.requires_grad() && dy.dtype() == DType::kBFloat16) {
+    sums = Tensor::Empty({out}, weight.is_parameter() ? weight.grad().dtype() : dy.dtype(),
+                         DeviceType::kCuda);
+    product.epilogue = Epilogue::kRowSum;
+    product.vector = sums.raw_data();
+  }
+  if (weight.requires_grad()) AddProduct(weight, in, product);
+  if (!bias_grad) return;
+  if (sums.null()) {
+    const DType accumulator = dy.dtype() == DType::kBFloat16 ? DType::kFloat32 : dy.dtype();
+    sums = Tensor::Zeros({out}, accumulator, DeviceType::kCuda);
+    AddColumnSums(dy, sums);
+  }
+  const Tensor& grad = bias.MutableGrad();
+  grad.Add(sums.To(grad.dtype()));
+}
+
+// dx += dy W
+void InputBackward(const Tensor& dy, const Variable& x, const Variable& weight) {
+  if (!x.requires_grad()) return;
+  const int64_t out = weight.value().dim(0), in = weight.value().dim(1);
+  MatMulParams product;
+  product.a = AsMatrix(dy, out);
+  product.b = AsMatrix(weight.value(), in);
+  AddProduct(x, in, product);
+}
+
+// y = x W^T + bias + residual
+void LinearForward(const Tensor& x, const Variable& weight, const Variable& bias,
+                   const Variable& residual, const Tensor& y) {
+  const int64_t out = weight.value().dim(0), in = weight.value().dim(1);
+  const bool fused = bias.defined() && x.dtype() == DType::kBFloat16;
+  MatMulParams product;
+  product.a = AsMatrix(x, in);
+  product.b = AsMatrix(weight.value(), in).Transposed();
+  product.c = AsMatrix(y, out);
+  if (residual.defined()) product.addend = residual.value().raw_data();
+  if (fused) {
+    product.epilogue = Epilogue::kBias;
+    product.vector = bias.value().raw_data();
+  }
+  MatMul(product);
+  if (bias.defined() && !fused) AddBias(y, bias.value());
+}
+
+}  // namespace
+
+Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
+                const Variable& residual, const Shape& y_shape) {
+  const Variable y = tape.Output(Tensor::Empty(y_shape, x.value().dtype(), DeviceType::kCuda),
+                                 {x, weight, bias, residual});
+  LinearForward(x.value(), weight, bias, residual, y.value());
+  if (!tape.NeedsGrad({x, weight, bias, residual})) return y;
+
+  // dx += dy W, dW += dy^T x, dbias += sum of dy, dresidual += dy
+  tape.Record("linear", {y}, [=] {
+    const Tensor dy = y.grad().Contiguous();
+    InputBackward(dy, x, weight);
+    WeightBackward(dy, x.value(), weight, bias);
+    if (residual.defined()) residual.AddGrad(dy);
+  });
+  return y;
+}
+
+Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,
+                 const Variable& down, const Variable& down_bias, const Variable& residual) {
+  const int64_t ffn = up.value().dim(0), width = up.value().dim(1);
+  Shape shape = x.shape();
+  shape.back() = ffn;
+  const bool needs_grad = tape.NeedsGrad({x, up, up_bias, down, down_bias, residual});
+  // pre = x up^T + up_bias, hidden = gelu(pre)
+  const Tensor hidden = Tensor::Empty(shape, x.value().dtype(), DeviceType::kCuda);
+  const Tensor pre = needs_grad ? Tensor::EmptyLike(hidden) : Tensor();
+  MatMulParams product;
+  product.a = AsMatrix(x.value(), width);
+  product.b = AsMatrix(up.value(), width).Transposed();
+  product.c = AsMatrix(hidden, ffn);
+  product.epilogue = Epilogue::kGelu;
+  product.vector = up_bias.value().raw_data();
+  product.pre = needs_grad ? pre.raw_data() : nullptr;
+  MatMul(product);
+
+  shape.back() = down.value().dim(0);
+  const Variable y = tape.Output(Tensor::Empty(shape, x.value().dtype(), DeviceType::kCuda),
+                                 {x, up, up_bias, down, down_bias, residual});
+  LinearForward(hidden, down, down_bias, residual, y.value());
+  if (!needs_grad) return y;
+
+  // ddown += dy^T hidden, dpre = (dy down) gelu'(pre), dup_bias += sum of dpre,
+  // dup += dpre^T x, dx += dpre up
+  tape.Record("gelu_mlp", {y}, [=] {
+    const Tensor dy = y.grad().Contiguous();
+    WeightBackward(dy, hidden, down, down_bias);
+    const Tensor dpre = Tensor::EmptyLike(pre);
+    const Tensor dpre_sum = Tensor::Empty({ffn}, dpre.dtype(), DeviceType::kCuda);
+    MatMulParams product;
+    product.a = AsMatrix(dy, down.value().dim(0));
+    product.b = AsMatrix(down.value(), ffn);
+    product.c = AsMatrix(dpre, ffn);
+    product.epilogue = Epilogue::kGeluBackward;
+    product.vector = dpre_sum.raw_data();
+    product.pre = pre.raw_data();
+    MatMul(product);
+    if (up_bias.requires_grad()) {
+      const Tensor& grad = up_bias.MutableGrad();
+      grad.Add(dpre_sum.To(grad.dtype()));
+    }
+    InputBackward(dpre, x, up);
+    WeightBackward(dpre, x.value(), up, {});
+    if (residual.defined()) residual.AddGrad(dy);
+  });
+  return y;
+}
+
+Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weight,
+                            const Tensor& targets, double scale, int64_t chunk) {
+  constexpr int64_t kLogitBytes = int64_t{2} << 30;  // of one chunk, at most
+  constexpr int64_t kRows = 256;                     // a multiple of every tile of a product
+  const int64_t vocab = weight.value().dim(0), width = weight.value().dim(1);
+  const int64_t tokens = targets.numel();
+  const DType dtype = x.value().dtype();
+  const DType sum_dtype = dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
+  const bool needs_grad = tape.NeedsGrad({x, weight});
+  const bool dx_wanted = needs_grad && x.requires_grad();
+  const bool dweight_wanted = needs_grad && weight.requires_grad();
+  const Tensor dx = dx_wanted ? Tensor::EmptyLike(x.value()) : Tensor();
+  const Tensor dweight =
+      dweight_wanted ? Tensor::Zeros(weight.shape(), sum_dtype, DeviceType::kCuda) : Tensor();
+  const Variable loss = tape.Output(Tensor::Empty({}, sum_dtype, DeviceType::kCuda), {x, weight});
+
+  const int64_t align = 128 / SizeOf(dtype), stride = (vocab + align - 1) / align * align;
+  if (chunk == 0) {  // equal ones: each costs a pass over dweight
+    const int64_t most = std::max(kRows, kLogitBytes / (stride * SizeOf(dtype)));
+    const int64_t chunks = std::max<int64_t>(1, (tokens + most - 1) / most);
+    chunk = ((tokens + chunks - 1) / chunks + kRows - 1) / kRows * kRows;
+  }
+  chunk = std::clamp<int64_t>(chunk, 1, std::max<int64_t>(1, tokens));
+  const Tensor logits = Tensor::Empty({chunk, stride}, dtype, DeviceType::kCuda);
+  const Tensor losses = Tensor::Empty({tokens}, sum_dtype, DeviceType::kCuda);
+  const Matrix w = AsMatrix(weight.value(), width), all = AsMatrix(x.value(), width);
+  for (int64_t begin = 0; begin < tokens; begin += chunk) {
+    const int64_t rows = std::min(chunk, tokens - begin);
+    const Matrix x_rows = all.Rows(begin, begin + rows);
+    const Matrix l{logits.raw_data(), dtype, rows, vocab, stride, false};
+    MatMul({x_rows, w.Transposed(), l});
+    SoftmaxCrossEntropy(logits, rows, vocab, stride,
+                        static_cast<const int32_t*>(targets.raw_data()) + begin, scale, needs_grad,
+                        static_cast<char*>(losses.raw_data()) + begin * SizeOf(sum_dtype));
+    if (dx_wanted) MatMul({l, w, AsMatrix(dx, width).Rows(begin, begin + rows)});
+    if (dweight_wanted) {
+      MatMulParams product{l.Transposed(), x_rows, AsMatrix(dweight, width)};
+      if (begin > 0) product.addend = dweight.raw_data();
+      MatMul(product);
+    }
+  }
+  SumLosses(losses, scale, loss.value());
+  if (!needs_grad) return loss;
+
+  tape.Record("cross_entropy", {loss}, [=] {
+    const Tensor upstream = loss.grad();  // nearly always one, which costs no pass
+    if (dx_wanted) {
+      ScaleBy(dx, upstream);
+      x.AddGrad(dx);
+    }
+    if (!dweight_wanted) return;
+    if (weight.is_parameter()) {
+      AddScaled(weight.MutableGrad(), dweight, upstream);
+    } else {
+      ScaleBy(dweight, upstream);
+      weight.AddGrad(dweight.To(dtype));
+    }
+  });
+  return loss;
+}
+
+}  // namespace cuda
+}  // namespace burst

@@ -1,0 +1,234 @@
+#include "model/ops/cuda/matmul.h"
+
+#include <cublasLt.h>
+
+#include <atomic>
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "burst/base/check.h"
+#include "burst/device/cuda.h"
+#include "burst/device/memory.h"
+
+namespace burst {
+namespace cuda {
+namespace {
+
+constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // what cuBLAS recommends for Hopper
+
+std::atomic<bool> allow_tf32{false};
+
+void CheckCublas(const char* call, cublasStatus_t status) {
+  if (status != CUBLAS_STATUS_SUCCESS) Fail(call, cublasLtGetStatusName(status));
+}
+#define BURST_CUBLAS_CHECK(call) CheckCublas(#call, call)
+
+cudaDataType_t CudaType(DType dtype) {
+  if (dtype == DType::kBFloat16) return CUDA_R_16BF;
+  return dtype == DType::kFloat64 ? CUDA_R_64F : CUDA_R_32F;
+}
+
+cublasLtEpilogue_t CublasEpilogue(const MatMulParams& params) {
+  switch (params.epilogue) {
+    case Epilogue::kNone:
+      return CUBLASLT_EPILOGUE_DEFAULT;
+    case Epilogue::kBias:
+      return CUBLASLT_EPILOGUE_BIAS;
+    case Epilogue::kGelu:
+      return params.pre == nullptr ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case Epilogue::kGeluBackward:
+      return CUBLASLT_EPILOGUE_DGELU_BGRAD;
+    case Epilogue::kRowSum:
+      return CUBLASLT_EPILOGUE_BGRADB;
+  }
+  return CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+// Everything that the choice of an algorithm depends on.
+using PlanKey = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, DType,
+                           DType, Epilogue, bool, bool, bool, int>;
+
+// The most that 256 and the address divide by, as log2: algorithms demand alignment.
+int Alignment(const void* data) {
+  return data == nullptr ? 8 : __builtin_ctzll(reinterpret_cast<uintptr_t>(data) | 256);
+}
+
+// A product as cuBLASLt knows it, made once for each PlanKey. cuBLASLt is column-major: it is asked
+// for c^T = b^T a^T, where a row-major matrix is the transpose of what it sees.
+struct Plan {
+  cublasLtMatmulDesc_t operation = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
+  cublasLtMatmulAlgo_t algorithm;
+};
+
+cublasLtMatrixLayout_t MakeLayout(const Matrix& m) {
+  cublasLtMatrixLayout_t layout = nullptr;
+  const int64_t rows = m.transposed ? m.rows : m.cols, cols = m.transposed ? m.cols : m.rows;
+  BURST_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, CudaType(m.dtype), rows, cols, m.stride));
+  return layout;
+}
+
+template <typename T>
+void SetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
+                  const T& value) {
+  BURST_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)));
+}
+
+class Cublas {
+ public:
+  Cublas() {
+    BURST_CUBLAS_CHECK(cublasLtCreate(&handle_));
+    workspace_ = AllocateMemory(DeviceType::kCuda, kWorkspaceBytes);
+  }
+
+  // Of the calling thread's GPU context, for as long as the process lives.
+  static Cublas& Current() {
+    Context& context = CurrentContext();
+    if (context.cublas == nullptr) context.cublas = new Cublas;
+    return *static_cast<Cublas*>(context.cublas);
+  }
+
+  void Run(const MatMulParams& p) {
+    Plan& plan = GetPlan(p);
+    if (p.vector != nullptr) {
+      SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.vector);
+    }
+    if (p.pre != nullptr) {
+      SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.pre);
+    }
+    const bool is_double = p.c.dtype == DType::kFloat64;
+    const float alpha = 1, beta = p.addend != nullptr ? 1 : 0;
+    const double alpha64 = alpha, beta64 = beta;
+    const void* addend = p.addend != nullptr ? p.addend : p.c.data;
+    BURST_CUBLAS_CHECK(cublasLtMatmul(
+        handle_, plan.operation, is_double ? static_cast<const void*>(&alpha64) : &alpha, p.b.data,
+        plan.b, p.a.data, plan.a, is_double ? static_cast<const void*>(&beta64) : &beta, addend,
+        plan.c, p.c.data, plan.c, &plan.algorithm, workspace_.data, kWorkspaceBytes,
+        CurrentStream()));
+  }
+
+ private:
+  Plan& GetPlan(const MatMulParams& p) {
+    int alignment = 8;
+    for (const void* data :
+         {const_cast<const void*>(p.a.data), const_cast<const void*>(p.b.data),
+          const_cast<const void*>(p.c.data), p.addend, const_cast<const void*>(p.pre)}) {
+      alignment = std::min(alignment, Alignment(data));
+    }
+    const bool tf32 = allow_tf32;
+    const PlanKey key{p.c.rows,         p.c.cols,   p.a.cols,       p.a.stride,
+                      p.b.stride,       p.c.stride, p.a.transposed, p.b.transposed,
+                      p.a.dtype,        p.c.dtype,  p.epilogue,     p.addend != nullptr,
+                      p.pre != nullptr, tf32,       alignment};
+    const auto [it, made] = plans_.try_emplace(key);
+    if (made) it->second = MakePlan(p, tf32, size_t{1} << alignment);
+    return it->second;
+  }
+
+  Plan MakePlan(const MatMulParams& p, bool tf32, size_t alignment) {
+    Plan plan;
+    const bool is_double = p.c.dtype == DType::kFloat64;
+    cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+    if (is_double) compute = CUBLAS_COMPUTE_64F;
+    if (p.a.dtype == DType::kFloat32 && tf32) compute = CUBLAS_COMPUTE_32F_FAST_TF32;
+    BURST_CUBLAS_CHECK(
+        cublasLtMatmulDescCreate(&plan.operation, compute, is_double ? CUDA_R_64F : CUDA_R_32F));
+    SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA,
+                 p.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB,
+                 p.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CublasEpilogue(p));
+    if (p.vector != nullptr) {
+      SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CudaType(p.c.dtype));
+    }
+    if (p.pre != nullptr) {
+      SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.c.cols);
+      SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE,
+                   CudaType(p.c.dtype));
+    }
+    plan.a = MakeLayout(p.a);
+    plan.b = MakeLayout(p.b);
+    plan.c = MakeLayout(p.c);
+
+    cublasLtMatmulPreference_t preference = nullptr;
+    BURST_CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+      BURST_CUBLAS_CHECK(
+          cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
+    for (const auto attribute :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+      prefer(attribute, static_cast<uint32_t>(alignment));
+    }
+    cublasLtMatmulHeuristicResult_t result;
+    int found = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        handle_, plan.operation, plan.b, plan.a, plan.c, plan.c, preference, 1, &result, &found);
+    if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
+      Fail("cublasLtMatmulAlgoGetHeuristic",
+           "no algorithm for a product of " + std::to_string(p.c.rows) + " x " +
+               std::to_string(p.c.cols) + " x " + std::to_string(p.a.cols) + " in " +
+               Name(p.a.dtype) + ": " + cublasLtGetStatusName(status));
+    }
+    plan.algorithm = result.algo;
+    BURST_CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+    return plan;
+  }
+
+  cublasLtHandle_t handle_ = nullptr;
+  Allocation workspace_;
+  std::map<PlanKey, Plan> plans_;
+};
+
+// A rank may hold no tokens, and still owes its part of the weights' gradients: zero.
+void SumOfNothing(const MatMulParams& p) {
+  BURST_CHECK(p.epilogue == Epilogue::kNone || p.epilogue == Epilogue::kRowSum);
+  const size_t element = SizeOf(p.c.dtype), pitch = p.c.stride * element;
+  if (p.addend == nullptr) {
+    BURST_CUDA_CHECK(
+        cudaMemset2DAsync(p.c.data, pitch, 0, p.c.cols * element, p.c.rows, CurrentStream()));
+  } else if (p.addend != p.c.data) {
+    BURST_CUDA_CHECK(cudaMemcpy2DAsync(p.c.data, pitch, p.addend, pitch, p.c.cols * element,
+                                       p.c.rows, cudaMemcpyDeviceToDevice, CurrentStream()));
+  }
+  if (p.vector != nullptr) {
+    BURST_CUDA_CHECK(cudaMemsetAsync(p.vector, 0, p.c.rows * element, CurrentStream()));
+  }
+}
+
+}  // namespace
+
+Matrix Matrix::Rows(int64_t begin, int64_t end) const {
+  Matrix part = *this;
+  part.data = static_cast<char*>(data) + begin * (transposed ? 1 : stride) * SizeOf(dtype);
+  part.rows = end - begin;
+  return part;
+}
+
+Matrix AsMatrix(const Tensor& tensor, int64_t cols) {
+  BURST_CHECK(tensor.is_contiguous() && cols > 0 && tensor.numel() % cols == 0)
+      << ToString(tensor.shape()) << " as rows of " << cols;
+  return {tensor.raw_data(), tensor.dtype(), tensor.numel() / cols, cols, cols, false};
+}
+
+void MatMul(const MatMulParams& p) {
+  BURST_CHECK(p.a.rows == p.c.rows && p.b.cols == p.c.cols && p.a.cols == p.b.rows &&
+              !p.c.transposed)
+      << "[" << p.a.rows << ", " << p.a.cols << "] x [" << p.b.rows << ", " << p.b.cols << "] -> ["
+      << p.c.rows << ", " << p.c.cols << "]";
+  BURST_CHECK(p.a.dtype == p.b.dtype && (p.c.dtype == p.a.dtype || (p.a.dtype == DType::kBFloat16 &&
+                                                                    p.c.dtype == DType::kFloat32)));
+  BURST_CHECK(p.epilogue == Epilogue::kNone || p.a.dtype == DType::kBFloat16);
+  BURST_CHECK_EQ(p.epilogue == Epilogue::kNone, p.vector == nullptr);
+  if (p.c.rows == 0 || p.c.cols == 0) return;
+  if (p.a.cols == 0) return SumOfNothing(p);
+  Cublas::Current().Run(p);
+}
+
+void AllowTf32(bool allow) { allow_tf32 = allow; }
+
+}  // namespace cuda
+}  // namespace burst

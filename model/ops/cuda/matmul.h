@@ -1,0 +1,55 @@
+// Matrix products on a GPU, by cuBLASLt: bf16 with fp32 accumulation, fp32 (or TF32), double.
+#pragma once
+
+#include <cstdint>
+
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+namespace cuda {
+
+// A matrix in row-major memory, or the transpose of one.
+struct Matrix {
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t stride = 0;  // elements between the rows in memory (columns when transposed)
+  bool transposed = false;
+
+  Matrix Transposed() const { return {data, dtype, cols, rows, stride, !transposed}; }
+  Matrix Rows(int64_t begin, int64_t end) const;
+};
+
+// A contiguous tensor as [numel / cols, cols].
+Matrix AsMatrix(const Tensor& tensor, int64_t cols);
+
+// What happens to the product on its way to memory. Vectors belong to the columns of c.
+enum class Epilogue {
+  kNone,
+  kBias,          // c + vector
+  kGelu,          // gelu(c + vector); `pre`, unless null, becomes c + vector
+  kGeluBackward,  // c * gelu'(pre); vector becomes the sum over the rows of that
+  kRowSum,  // c; vector [rows of c] becomes the sum over the columns of a: for c = dy^T x, the
+            // gradient of a bias
+};
+
+// c = epilogue(a b + addend). a: [m, k], b: [k, n], c: [m, n], not transposed; a and b of one
+// dtype, c of that dtype or, for bf16, float32. Queued on the calling thread's stream. Only bf16
+// has epilogues.
+struct MatMulParams {
+  Matrix a, b, c;
+  // Null, or a matrix like c (c itself: c += a b).
+  const void* addend = nullptr;
+  Epilogue epilogue = Epilogue::kNone;
+  void* vector = nullptr;  // dtype of c
+  void* pre = nullptr;     // [m, n] contiguous, dtype of c
+};
+void MatMul(const MatMulParams& params);
+
+// Whether float32 products may round their factors to TF32 (10 bits of mantissa): faster, and off
+// unless asked for. For the whole process.
+void AllowTf32(bool allow);
+
+}  // namespace cuda
+}  // namespace burst
