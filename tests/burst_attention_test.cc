@@ -368,6 +368,48 @@ TEST(BurstAttentionTest, TapeOpWithStridedInputsAndLse) {
               Reference(inputs, {true, 0}, {}, 1 / std::sqrt(8.0)), 1e-12);
 }
 
+// The packed op on a ring: the slices of one tensor in, slices of one gradient out.
+TEST(BurstAttentionTest, PackedTapeOp) {
+  const int64_t batch = 2, seqlen = 37, heads = 4, kv_heads = 2, head_dim = 8;
+  const Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat64, 8);
+  Inputs without_dlse = inputs;
+  without_dlse.dlse = Tensor::ZerosLike(inputs.dlse);
+  const Results expected = Reference(without_dlse, {true, 0}, {}, 1 / std::sqrt(8.0));
+  for (int world_size : {1, 3}) {
+    for (BackwardDirection direction : kDirections) {
+      const Results actual = {Tensor::EmptyLike(inputs.q), expected.lse,
+                              Tensor::EmptyLike(inputs.q), Tensor::EmptyLike(inputs.k),
+                              Tensor::EmptyLike(inputs.v)};
+      std::mutex mutex;
+      const absl::Status status = RunRanks(world_size, [&](Communicator& comm) -> absl::Status {
+        BurstAttentionOptions options;
+        options.backward = direction;
+        BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
+        BURST_ASSIGN_OR_RETURN(RingSchedule made, attention->Schedule(seqlen));
+        const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
+        const std::vector<int32_t>& positions = schedule->positions(comm.rank());
+        const Tensor packed = Tensor::Empty(
+            {batch, schedule->length(), heads + 2 * kv_heads, head_dim}, DType::kFloat64);
+        packed.Slice(2, 0, heads).CopyFrom(TakeRows(inputs.q, positions));
+        packed.Slice(2, heads, kv_heads).CopyFrom(TakeRows(inputs.k, positions));
+        packed.Slice(2, heads + kv_heads, kv_heads).CopyFrom(TakeRows(inputs.v, positions));
+        Tape tape;
+        const Variable qkv(packed, true);
+        const Variable out = BurstAttentionOp(tape, *attention, schedule, qkv, heads, kv_heads);
+        BURST_RETURN_IF_ERROR(tape.Backward({out}, {TakeRows(inputs.dout, positions)}));
+        std::lock_guard<std::mutex> lock(mutex);
+        PutRows(out.value(), positions, actual.out);
+        PutRows(qkv.grad().Slice(2, 0, heads), positions, actual.dq);
+        PutRows(qkv.grad().Slice(2, heads, kv_heads), positions, actual.dk);
+        PutRows(qkv.grad().Slice(2, heads + kv_heads, kv_heads), positions, actual.dv);
+        return absl::OkStatus();
+      });
+      ASSERT_TRUE(status.ok()) << status;
+      ExpectClose(actual, expected, 1e-12);
+    }
+  }
+}
+
 TEST(BurstAttentionTest, ErrorsAreClear) {
   const auto attention = *BurstAttention::Create({}, nullptr);
   const RingSchedule schedule = *attention->Schedule(8);

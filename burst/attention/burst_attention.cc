@@ -1,5 +1,6 @@
 #include "burst/attention/burst_attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -22,18 +23,20 @@ FlashAttentionShape KernelShape(const BurstAttentionOptions& options, const Visi
   shape.softmax_scale = options.softmax_scale != 0 ? options.softmax_scale
                                                    : 1 / std::sqrt(static_cast<double>(q.dim(3)));
   shape.dtype = q.dtype();
-  shape.visible = visible.ranges();
+  shape.visible = visible.ranges(q.device());
   return shape;
 }
 
-// Makes *output a tensor of the given shape, or checks that it is one.
+// Makes *output a tensor of the given shape, or checks that it is one, contiguous along the last
+// axis at least.
 absl::Status EnsureOutput(const char* name, const Shape& shape, DType dtype, DeviceType device,
                           Tensor* output) {
   if (output->null()) *output = Tensor::Empty(shape, dtype, device);
-  if (output->shape() != shape || output->dtype() != dtype || !output->is_contiguous()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " must be a contiguous ", Name(dtype), " tensor ", ToString(shape),
-                     ", not ", Name(output->dtype()), " ", ToString(output->shape())));
+  if (output->shape() != shape || output->dtype() != dtype || output->device() != device ||
+      (output->stride(-1) != 1 && output->dim(-1) > 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, " must be a ", Name(dtype), " tensor ", ToString(shape), " on ", Name(device),
+        " with innermost stride 1, not ", Name(output->dtype()), " ", ToString(output->shape())));
   }
   return absl::OkStatus();
 }
@@ -93,12 +96,12 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
                                          const Tensor& k, const Tensor& v) const {
   if (q.ndim() != 4 || k.ndim() != 4 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
       q.dim(1) != k.dim(1) || q.dim(3) != k.dim(3) || q.dtype() != k.dtype() ||
-      q.dtype() != v.dtype()) {
+      q.dtype() != v.dtype() || q.device() != k.device() || q.device() != v.device()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "q ", ToString(q.shape()), ", k ", ToString(k.shape()), ", v ", ToString(v.shape()),
-        " do not fit: expected [batch, length, heads, head_dim] "
-        "of one dtype"));
+        " do not fit: expected [batch, length, heads, head_dim] of one dtype on one device"));
   }
+  BURST_RETURN_IF_ERROR(CheckFlashAttention(q.device(), q.dtype(), q.dim(3)));
   if (k.dim(2) == 0 || q.dim(2) % k.dim(2) != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(k.dim(2), " key heads do not divide ", q.dim(2), " query heads"));
@@ -121,17 +124,47 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
   return absl::OkStatus();
 }
 
+absl::Status BurstAttention::CheckSaved(const Saved& saved) const {
+  const Tensor& q = saved.q;
+  const auto like = [&](const Tensor& tensor, const Shape& shape, DType dtype) {
+    return tensor.shape() == shape && tensor.dtype() == dtype && tensor.device() == q.device();
+  };
+  const DType sum_dtype = SumDType(q.dtype());
+  if (!like(saved.out, q.shape(), q.dtype()) || !like(saved.dout, q.shape(), q.dtype()) ||
+      !like(saved.lse, LseShape(q), sum_dtype) ||
+      (!saved.dlse.null() && !like(saved.dlse, LseShape(q), sum_dtype))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("out ", ToString(saved.out.shape()), " ", Name(saved.out.dtype()), ", dout ",
+                     ToString(saved.dout.shape()), " ", Name(saved.dout.dtype()), ", lse ",
+                     ToString(saved.lse.shape()), " ", Name(saved.lse.dtype()), " do not fit q ",
+                     ToString(q.shape()), " ", Name(q.dtype()), " on ", Name(q.device())));
+  }
+  return absl::OkStatus();
+}
+
+// A ring sends contiguous memory.
+Tensor BurstAttention::Travelling(const Tensor& tensor) const {
+  return comm_ == nullptr || comm_->world_size() == 1 ? tensor : tensor.Contiguous();
+}
+
 absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                                      const Tensor& v, Tensor* out, Tensor* lse) {
+  const DType sum_dtype = SumDType(q.dtype());
   BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, v));
   BURST_RETURN_IF_ERROR(EnsureOutput("out", q.shape(), q.dtype(), q.device(), out));
-  BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), q.dtype(), q.device(), lse));
+  BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), sum_dtype, q.device(), lse));
+  if (!lse->is_contiguous()) return absl::InvalidArgumentError("lse must be contiguous");
 
   // Q stays; K, V travel. (O, lse) <- merge((O, lse), attention(Q, K, V)).
-  const Ring::Block block = {{k.Contiguous(), kSeqAxis}, {v.Contiguous(), kSeqAxis}};
+  const RingPass& pass = schedule.key_pass();
+  const auto rounds = std::count_if(pass.rounds.begin() + 1, pass.rounds.end(),
+                                    [](const RingRound& round) { return round.compute; });
+  const bool merged_in_place = rounds == 0 || q.dtype() == sum_dtype;
+  const Tensor sum = merged_in_place ? *out : Tensor::Empty(q.shape(), sum_dtype, q.device());
+  const Ring::Block block = {{Travelling(k), kSeqAxis}, {Travelling(v), kSeqAxis}};
   bool merge = false;
-  return ring_->Run(
-      schedule, schedule.key_pass(), block, /*gradients=*/{},
+  BURST_RETURN_IF_ERROR(ring_->Run(
+      schedule, pass, block, /*gradients=*/{},
       [&](int source) -> const VisibleKeys& { return schedule.keys_of(source); },
       [&](int, const VisibleKeys& visible, const Ring::Tensors& kv, const Ring::Tensors&) {
         FlashForwardParams params;
@@ -139,13 +172,16 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
         params.q = Operand(q);
         params.k = Operand(kv[0]);
         params.v = Operand(kv[1]);
-        params.out = Operand(*out);
+        params.out = Operand(sum);
+        params.out_dtype = sum.dtype();
         params.lse = lse->raw_data();
         params.merge = merge;
         FlashForward(q.device(), params);
         merge = true;
       },
-      &stats_.forward);
+      &stats_.forward));
+  if (!merged_in_place) FlashConvert(sum, *out);
+  return absl::OkStatus();
 }
 
 BackwardDirection BurstAttention::Direction(const RingSchedule& schedule, int64_t num_heads,
@@ -154,42 +190,52 @@ BackwardDirection BurstAttention::Direction(const RingSchedule& schedule, int64_
   if (options_.backward != BackwardDirection::kAuto) return options_.backward;
   const int64_t q_bytes = num_heads * head_dim * SizeOf(dtype);
   const int64_t k_bytes = num_kv_heads * head_dim * SizeOf(dtype);
-  const int64_t row_bytes = num_heads * SizeOf(dtype);  // lse, or delta
+  const int64_t sum_size = SizeOf(SumDType(dtype));
+  const int64_t row_bytes = num_heads * sum_size;            // lse, or delta
+  const int64_t dq_bytes = num_heads * head_dim * sum_size;  // gradients travel as sums
+  const int64_t dk_bytes = num_kv_heads * head_dim * sum_size;
   const RingPass& queries = schedule.query_pass();
   const RingPass& keys = schedule.key_pass();
   const int64_t burst = queries.block_tokens * (2 * q_bytes + 2 * row_bytes) +  // Q, dO, lse, delta
-                        queries.gradient_tokens * q_bytes;                      // dQ
+                        queries.gradient_tokens * dq_bytes;                     // dQ
   const int64_t ring = keys.block_tokens * 2 * k_bytes +                        // K, V
-                       keys.gradient_tokens * 2 * k_bytes;                      // dK, dV
+                       keys.gradient_tokens * 2 * dk_bytes;                     // dK, dV
   return burst <= ring ? BackwardDirection::kBurst : BackwardDirection::kRing;
 }
 
 absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq,
                                       Tensor* dk, Tensor* dv) {
   const Tensor& q = saved.q;
+  const DType sum_dtype = SumDType(q.dtype());
   BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, saved.k, saved.v));
-  if (saved.out.shape() != q.shape() || saved.dout.shape() != q.shape() ||
-      saved.lse.shape() != LseShape(q) ||
-      (!saved.dlse.null() && saved.dlse.shape() != LseShape(q))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("out ", ToString(saved.out.shape()), ", dout ", ToString(saved.dout.shape()),
-                     ", lse ", ToString(saved.lse.shape()), " do not fit q ", ToString(q.shape())));
-  }
+  BURST_RETURN_IF_ERROR(CheckSaved(saved));
   BURST_RETURN_IF_ERROR(EnsureOutput("dq", q.shape(), q.dtype(), q.device(), dq));
   BURST_RETURN_IF_ERROR(EnsureOutput("dk", saved.k.shape(), q.dtype(), q.device(), dk));
   BURST_RETURN_IF_ERROR(EnsureOutput("dv", saved.v.shape(), q.dtype(), q.device(), dv));
-  for (const Tensor* gradient : {dq, dk, dv}) gradient->Fill(0);
 
   // delta = rowsum(dO * O) - dlse, once, so that O stays at home.
-  const Tensor delta = Tensor::Empty(LseShape(q), q.dtype(), q.device());
+  const Tensor delta = Tensor::Empty(LseShape(q), sum_dtype, q.device());
   const Tensor dlse = saved.dlse.null() ? Tensor() : saved.dlse.Contiguous();
   FlashDeltaParams delta_params;
-  delta_params.shape = KernelShape(options_, VisibleKeys{{}, {}, 1, 0, 0, true}, q, saved.k);
+  delta_params.shape = KernelShape(options_, VisibleKeys{{}, {}, 1, 0, 0, true, {}}, q, saved.k);
   delta_params.out = Operand(saved.out);
   delta_params.dout = Operand(saved.dout);
   delta_params.dlse = dlse.null() ? nullptr : dlse.raw_data();
   delta_params.delta = delta.raw_data();
   FlashDelta(q.device(), delta_params);
+
+  // One rank: one call that assigns the gradients where they belong. Else they are summed over the
+  // rounds, in place where dtype and strides allow.
+  const bool assign = schedule.world_size() == 1;
+  const auto sum_of = [&](const Tensor& gradient) {
+    if (assign) return gradient;
+    const Tensor sum = gradient.dtype() == sum_dtype && gradient.is_contiguous()
+                           ? gradient
+                           : Tensor::Empty(gradient.shape(), sum_dtype, gradient.device());
+    sum.Fill(0);
+    return sum;
+  };
+  const Tensor dq_sum = sum_of(*dq), dk_sum = sum_of(*dk), dv_sum = sum_of(*dv);
 
   const auto kernel = [&](const VisibleKeys& visible, const Ring::Tensors& queries,
                           const Ring::Tensors& keys, const Tensor& dq, const Tensor& dk,
@@ -205,51 +251,65 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     params.dq = Operand(dq);
     params.dk = Operand(dk);
     params.dv = Operand(dv);
+    params.assign = assign;
+    params.deterministic = options_.deterministic;
     FlashBackward(q.device(), params);
   };
-  const Ring::Tensors own_queries = {q.Contiguous(), saved.dout.Contiguous(),
-                                     saved.lse.Contiguous(), delta};
-  const Ring::Tensors own_keys = {saved.k.Contiguous(), saved.v.Contiguous()};
-
   if (Direction(schedule, q.dim(2), saved.k.dim(2), q.dim(3), q.dtype()) ==
       BackwardDirection::kBurst) {
     // K, V, dK, dV stay; Q, dO, lse, delta travel, and dQ follows them.
-    const Ring::Block block = {{own_queries[0], kSeqAxis},
-                               {own_queries[1], kSeqAxis},
-                               {own_queries[2], kLseSeqAxis},
-                               {own_queries[3], kLseSeqAxis}};
-    return ring_->Run(
-        schedule, schedule.query_pass(), block, {{*dq, kSeqAxis}},
+    const Ring::Tensors own_keys = {saved.k, saved.v};
+    const Ring::Block block = {{Travelling(q), kSeqAxis},
+                               {Travelling(saved.dout), kSeqAxis},
+                               {saved.lse.Contiguous(), kLseSeqAxis},
+                               {delta, kLseSeqAxis}};
+    BURST_RETURN_IF_ERROR(ring_->Run(
+        schedule, schedule.query_pass(), block, {{dq_sum, kSeqAxis}},
         [&](int source) -> const VisibleKeys& { return schedule.seen_by(source); },
         [&](int, const VisibleKeys& visible, const Ring::Tensors& queries,
             const Ring::Tensors& gradients) {
-          kernel(visible, queries, own_keys, gradients[0], *dk, *dv);
+          kernel(visible, queries, own_keys, gradients[0], dk_sum, dv_sum);
         },
-        &stats_.backward);
+        &stats_.backward));
+  } else {
+    // Q, dO, lse, delta, dQ stay; K, V travel, and dK, dV follow them.
+    const Ring::Tensors own_queries = {q, saved.dout, saved.lse.Contiguous(), delta};
+    const Ring::Block block = {{Travelling(saved.k), kSeqAxis}, {Travelling(saved.v), kSeqAxis}};
+    BURST_RETURN_IF_ERROR(ring_->Run(
+        schedule, schedule.key_pass(), block, {{dk_sum, kSeqAxis}, {dv_sum, kSeqAxis}},
+        [&](int source) -> const VisibleKeys& { return schedule.keys_of(source); },
+        [&](int, const VisibleKeys& visible, const Ring::Tensors& keys,
+            const Ring::Tensors& gradients) {
+          kernel(visible, own_queries, keys, dq_sum, gradients[0], gradients[1]);
+        },
+        &stats_.backward));
   }
-  // Q, dO, lse, delta, dQ stay; K, V travel, and dK, dV follow them.
-  const Ring::Block block = {{own_keys[0], kSeqAxis}, {own_keys[1], kSeqAxis}};
-  return ring_->Run(
-      schedule, schedule.key_pass(), block, {{*dk, kSeqAxis}, {*dv, kSeqAxis}},
-      [&](int source) -> const VisibleKeys& { return schedule.keys_of(source); },
-      [&](int, const VisibleKeys& visible, const Ring::Tensors& keys,
-          const Ring::Tensors& gradients) {
-        kernel(visible, own_queries, keys, *dq, gradients[0], gradients[1]);
-      },
-      &stats_.backward);
+  if (dq_sum.raw_data() != dq->raw_data()) FlashConvert(dq_sum, *dq);
+  if (dk_sum.raw_data() != dk->raw_data()) FlashConvert(dk_sum, *dk);
+  if (dv_sum.raw_data() != dv->raw_data()) FlashConvert(dv_sum, *dv);
+  return absl::OkStatus();
 }
+
+namespace {
+
+// Forward for the tape: a failure is the tape's, and the results are zeros.
+void ForwardOnTape(Tape& tape, BurstAttention& attention, const RingSchedule& schedule,
+                   const Tensor& q, const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse) {
+  const absl::Status status = attention.Forward(schedule, q, k, v, out, lse);
+  if (status.ok()) return;
+  tape.Fail(status);
+  *out = Tensor::Zeros(q.shape(), q.dtype(), q.device());
+  *lse = Tensor::Zeros(LseShape(q), SumDType(q.dtype()), q.device());
+}
+
+}  // namespace
 
 Variable BurstAttentionOp(Tape& tape, BurstAttention& attention,
                           std::shared_ptr<const RingSchedule> schedule, const Variable& q,
                           const Variable& k, const Variable& v, Variable* lse) {
   Tensor out_value, lse_value;
-  const absl::Status status =
-      attention.Forward(*schedule, q.value(), k.value(), v.value(), &out_value, &lse_value);
-  if (!status.ok()) {
-    tape.Fail(status);
-    out_value = Tensor::ZerosLike(q.value());
-    lse_value = Tensor::Zeros(LseShape(q.value()), q.value().dtype(), q.value().device());
-  }
+  ForwardOnTape(tape, attention, *schedule, q.value(), k.value(), v.value(), &out_value,
+                &lse_value);
   const Variable out = tape.Output(out_value, {q, k, v});
   const Variable lse_out = tape.Output(lse_value, {q, k, v});
   if (lse != nullptr) *lse = lse_out;
@@ -260,13 +320,9 @@ Variable BurstAttentionOp(Tape& tape, BurstAttention& attention,
   const bool with_lse = lse != nullptr;
   tape.Record("burst_attention", outputs,
               [&tape, &attention, schedule, q, k, v, out, lse_out, with_lse] {
-                BurstAttention::Saved saved;
-                saved.q = q.value();
-                saved.k = k.value();
-                saved.v = v.value();
-                saved.out = out.value();
-                saved.lse = lse_out.value();
-                saved.dout = out.grad().null() ? Tensor::ZerosLike(out.value()) : out.grad();
+                BurstAttention::Saved saved = {q.value(),   k.value(),       v.value(),  //
+                                               out.value(), lse_out.value(), out.grad(), {}};
+                if (saved.dout.null()) saved.dout = Tensor::ZerosLike(saved.out);
                 if (with_lse) saved.dlse = lse_out.grad();
                 Tensor dq, dk, dv;
                 const absl::Status status = attention.Backward(*schedule, saved, &dq, &dk, &dv);
@@ -275,6 +331,40 @@ Variable BurstAttentionOp(Tape& tape, BurstAttention& attention,
                 k.AddGrad(dk);
                 v.AddGrad(dv);
               });
+  return out;
+}
+
+Variable BurstAttentionOp(Tape& tape, BurstAttention& attention,
+                          std::shared_ptr<const RingSchedule> schedule, const Variable& qkv,
+                          int64_t num_heads, int64_t num_kv_heads) {
+  BURST_CHECK(qkv.value().ndim() == 4 && qkv.value().dim(2) == num_heads + 2 * num_kv_heads)
+      << "qkv " << ToString(qkv.shape()) << " for " << num_heads << " heads and " << num_kv_heads
+      << " key heads";
+  const auto heads = [=](const Tensor& packed, int part) {  // 0: query, 1: key, 2: value
+    if (part == 0) return packed.Slice(2, 0, num_heads);
+    return packed.Slice(2, num_heads + (part - 1) * num_kv_heads, num_kv_heads);
+  };
+  Tensor out_value, lse;
+  ForwardOnTape(tape, attention, *schedule, heads(qkv.value(), 0), heads(qkv.value(), 1),
+                heads(qkv.value(), 2), &out_value, &lse);
+  const Variable out = tape.Output(out_value, {qkv});
+  if (!tape.NeedsGrad({qkv})) return out;
+
+  tape.Record("burst_attention", {out}, [&tape, &attention, schedule, qkv, heads, out, lse] {
+    const Tensor dqkv = Tensor::EmptyLike(qkv.value());
+    Tensor dq = heads(dqkv, 0), dk = heads(dqkv, 1), dv = heads(dqkv, 2);
+    const absl::Status status = attention.Backward(*schedule,
+                                                   {heads(qkv.value(), 0),
+                                                    heads(qkv.value(), 1),
+                                                    heads(qkv.value(), 2),
+                                                    out.value(),
+                                                    lse,
+                                                    out.grad(),
+                                                    {}},
+                                                   &dq, &dk, &dv);
+    if (!status.ok()) return tape.Fail(status);
+    qkv.AddGrad(dqkv);
+  });
   return out;
 }
 

@@ -59,10 +59,12 @@ class BurstAttention {
   // it once and use it for every layer and step, or once per batch of packed documents.
   absl::StatusOr<RingSchedule> Schedule(int64_t seqlen, const DocumentStarts& documents = {}) const;
 
-  // q: [batch, length, num_heads, head_dim], k, v: [batch, length, num_kv_heads, head_dim], float32
-  // or float64, of this rank's `length` tokens, in order of position; innermost stride 1.
-  // num_kv_heads divides num_heads. out: like q; lse: [batch, num_heads, length], natural log of
-  // the softmax's denominator, -inf for a query that sees no key. Both are allocated when null.
+  // q: [batch, length, num_heads, head_dim], k, v: [batch, length, num_kv_heads, head_dim] of this
+  // rank's `length` tokens, in order of position; innermost stride 1; float32, float64 or, on a
+  // GPU, bfloat16 (InvalidArgument for what no kernel serves). num_kv_heads divides num_heads.
+  // out: like q, may be strided too; lse: [batch, num_heads, length], natural log of the softmax's
+  // denominator, -inf for a query that sees no key, of SumDType(dtype). Both are allocated when
+  // null. Partial results, gradients that travel and sums over rounds are of SumDType(dtype).
   absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Tensor* out, Tensor* lse);
 
@@ -70,7 +72,7 @@ class BurstAttention {
   struct Saved {
     Tensor q, k, v, out, lse, dout, dlse;
   };
-  // Assigns dq, dk, dv (shapes of q, k, v; allocated when null).
+  // Assigns dq, dk, dv (like q, k, v; allocated when null; may be strided: slices of one tensor).
   absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
                         Tensor* dv);
 
@@ -93,6 +95,8 @@ class BurstAttention {
 
   absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                            const Tensor& v) const;
+  absl::Status CheckSaved(const Saved& saved) const;
+  Tensor Travelling(const Tensor& tensor) const;
 
   const BurstAttentionOptions options_;
   Communicator* const comm_;
@@ -105,5 +109,12 @@ class BurstAttention {
 Variable BurstAttentionOp(Tape& tape, BurstAttention& attention,
                           std::shared_ptr<const RingSchedule> schedule, const Variable& q,
                           const Variable& k, const Variable& v, Variable* lse = nullptr);
+
+// The same on the packed output of one projection, qkv [batch, length, num_heads + 2 num_kv_heads,
+// head_dim]: the query heads, then the keys', then the values'. Nothing is split or joined: the
+// kernels read and write slices. out: [batch, length, num_heads, head_dim].
+Variable BurstAttentionOp(Tape& tape, BurstAttention& attention,
+                          std::shared_ptr<const RingSchedule> schedule, const Variable& qkv,
+                          int64_t num_heads, int64_t num_kv_heads);
 
 }  // namespace burst

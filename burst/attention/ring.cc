@@ -32,8 +32,10 @@ void Ring::Reserve(const Block& block, int64_t max_length, Buffer* buffer) {
     for (int64_t size : ShapeFor(block[i], max_length)) numel *= size;
     Tensor& tensor = (*buffer)[i];
     const DType dtype = block[i].tensor.dtype();
-    if (tensor.null() || tensor.numel() < numel || tensor.dtype() != dtype) {
-      tensor = Tensor::Empty({numel}, dtype, block[i].tensor.device());
+    const DeviceType device = block[i].tensor.device();
+    if (tensor.null() || tensor.numel() < numel || tensor.dtype() != dtype ||
+        tensor.device() != device) {
+      tensor = Tensor::Empty({numel}, dtype, device);
     }
   }
 }

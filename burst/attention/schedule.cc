@@ -153,9 +153,17 @@ absl::Status Validate(int64_t seqlen, const AttentionMask& mask, const DocumentS
 
 }  // namespace
 
-KeyRanges VisibleKeys::ranges() const {
+KeyRanges VisibleKeys::ranges(DeviceType device) const {
   if (all) return {};
-  return {begin.data(), end.data(), rows == 1 ? 0 : q_len};
+  const int64_t batch_stride = rows == 1 ? 0 : q_len;
+  if (device == DeviceType::kCpu) return {begin.data(), end.data(), batch_stride};
+  if (on_gpu.null()) {
+    std::vector<int32_t> both = begin;
+    both.insert(both.end(), end.begin(), end.end());
+    on_gpu = Tensor::FromVector(both, {2, rows, q_len}, device);
+  }
+  const auto* data = static_cast<const int32_t*>(on_gpu.raw_data());
+  return {data, data + rows * q_len, batch_stride};
 }
 
 VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& documents,

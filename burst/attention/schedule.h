@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "burst/attention/layout.h"
 #include "burst/kernels/flash_attention.h"
+#include "burst/tensor/tensor.h"
 
 namespace burst {
 
@@ -32,8 +33,12 @@ struct VisibleKeys {
   int64_t pairs = 0;  // (query, key) pairs seen, summed over rows
   bool all = false;   // every query sees every key
 
+  mutable Tensor on_gpu;  // [2, rows, q_len]: begin and end, since the first use there
+
   bool none() const { return pairs == 0; }
-  KeyRanges ranges() const;  // points into begin and end
+  // For the kernels of a device; points into begin and end, or into their copy. Made once: a
+  // schedule serves one rank, on one device.
+  KeyRanges ranges(DeviceType device = DeviceType::kCpu) const;
 };
 
 // Positions increasing in both.

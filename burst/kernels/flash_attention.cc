@@ -1,6 +1,8 @@
 #include "burst/kernels/flash_attention.h"
 
+#include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
+#include "burst/kernels/cuda/flash_attention_cuda.h"
 
 namespace burst {
 
@@ -13,8 +15,38 @@ AttentionOperand Operand(const Tensor& tensor) {
   return {tensor.raw_data(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
 }
 
-void FlashForward(DeviceType, const FlashForwardParams& params) { FlashForwardCpu(params); }
-void FlashDelta(DeviceType, const FlashDeltaParams& params) { FlashDeltaCpu(params); }
-void FlashBackward(DeviceType, const FlashBackwardParams& params) { FlashBackwardCpu(params); }
+absl::Status CheckFlashAttention(DeviceType device, DType dtype, int64_t head_dim) {
+  if (head_dim < 1) return absl::InvalidArgumentError("attention needs a head_dim of 1 or more");
+  if (device == DeviceType::kCuda) {
+    return BURST_CUDA_CALL(cuda::CheckFlashAttention(dtype, head_dim));
+  }
+  if (dtype != DType::kFloat32 && dtype != DType::kFloat64) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention on the CPU computes in float32 or float64, not ", Name(dtype)));
+  }
+  return absl::OkStatus();
+}
+
+void FlashForward(DeviceType device, const FlashForwardParams& params) {
+  if (device == DeviceType::kCpu) return FlashForwardCpu(params);
+  BURST_CUDA_CALL(cuda::FlashForward(params));
+}
+
+void FlashDelta(DeviceType device, const FlashDeltaParams& params) {
+  if (device == DeviceType::kCpu) return FlashDeltaCpu(params);
+  BURST_CUDA_CALL(cuda::FlashDelta(params));
+}
+
+void FlashBackward(DeviceType device, const FlashBackwardParams& params) {
+  if (device == DeviceType::kCpu) return FlashBackwardCpu(params);
+  BURST_CUDA_CALL(cuda::FlashBackward(params));
+}
+
+void FlashConvert(const Tensor& from, const Tensor& to) {
+  BURST_CHECK(from.shape() == to.shape() && from.device() == to.device())
+      << ToString(from.shape()) << " to " << ToString(to.shape());
+  if (from.device() == DeviceType::kCpu) return to.CopyFrom(from.To(to.dtype()));
+  BURST_CUDA_CALL(cuda::FlashConvert(from, to));
+}
 
 }  // namespace burst

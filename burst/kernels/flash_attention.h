@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -62,10 +63,10 @@ struct FlashForwardParams {
   AttentionOperand q;    // [batch, q_len, num_heads, head_dim]
   AttentionOperand k;    // [batch, k_len, num_kv_heads, head_dim]
   AttentionOperand v;    // like k
-  AttentionOperand out;  // like q, of out_dtype
+  AttentionOperand out;  // like q
   void* lse = nullptr;   // [batch, num_heads, q_len], contiguous
   bool merge = false;
-  // dtype, or SumDType(dtype), which merge needs.
+  // bfloat16, or float32, which merge needs; read for bfloat16 inputs only, else out is of dtype.
   DType out_dtype = DType::kFloat32;
 };
 
@@ -80,31 +81,40 @@ struct FlashDeltaParams {
 };
 
 // P = exp(S - lse), dV += P^T dO, dS = P * (dO V^T - delta),
-// dQ += softmax_scale dS K, dK += softmax_scale dS^T Q. All three gradients accumulate, across hops
-// and across the query heads of a key head.
+// dQ += softmax_scale dS K, dK += softmax_scale dS^T Q, dK and dV summed over the query heads of a
+// key head.
 struct FlashBackwardParams {
   FlashAttentionShape shape;
   AttentionOperand q, k, v;
   AttentionOperand dout;        // like q
   const void* lse = nullptr;    // [batch, num_heads, q_len], of the whole row (all hops)
   const void* delta = nullptr;  // [batch, num_heads, q_len]
-  AttentionOperand dq;          // like q, of SumDType(dtype)
-  AttentionOperand dk, dv;      // like k, of SumDType(dtype)
-  // dk and dv are of dtype and are assigned: for the only hop there is.
-  bool assign_dkv = false;
+  AttentionOperand dq;          // like q
+  AttentionOperand dk, dv;      // like k
+  // The gradients are of dtype and are assigned: for the only hop there is. Else they are of
+  // SumDType(dtype) and are added to.
+  bool assign = false;
   // Bitwise the same in every run. The CPU kernels always are.
   bool deterministic = true;
 };
 
-// The CPU kernels. Parallel over the caller's thread pool; bitwise reproducible for a given number
-// of threads; scratch memory, one or two MiB a thread, independent of batch, heads and lengths.
-void FlashForwardCpu(const FlashForwardParams& params);
-void FlashDeltaCpu(const FlashDeltaParams& params);
-void FlashBackwardCpu(const FlashBackwardParams& params);
+// Whether the device has kernels for this: InvalidArgument with the reason.
+absl::Status CheckFlashAttention(DeviceType device, DType dtype, int64_t head_dim);
 
-// The entry points: the kernels of the device.
+// The entry points: the kernels of the device. On a GPU they are queued on the thread's stream.
 void FlashForward(DeviceType device, const FlashForwardParams& params);
 void FlashDelta(DeviceType device, const FlashDeltaParams& params);
 void FlashBackward(DeviceType device, const FlashBackwardParams& params);
+
+// to = from, converted: sums over hops to their final dtype. [batch, seqlen, num_heads, head_dim],
+// innermost stride 1.
+void FlashConvert(const Tensor& from, const Tensor& to);
+
+// The CPU kernels: float32 and float64. Parallel over the caller's thread pool; bitwise
+// reproducible for a given number of threads; scratch memory, one or two MiB a thread, independent
+// of batch, heads and lengths.
+void FlashForwardCpu(const FlashForwardParams& params);
+void FlashDeltaCpu(const FlashDeltaParams& params);
+void FlashBackwardCpu(const FlashBackwardParams& params);
 
 }  // namespace burst

@@ -154,6 +154,21 @@ class BackwardTask {
   const int64_t stride_;
 };
 
+// operand [batch, length, heads, head_dim] = 0
+template <typename T>
+void Clear(const FlashAttentionShape& shape, int64_t length, int64_t heads,
+           const AttentionOperand& operand) {
+  constexpr int64_t kGrain = 256;  // rows a thread takes at least
+  ParallelFor(shape.batch * length, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t index = begin; index < end; ++index) {
+      for (int64_t h = 0; h < heads; ++h) {
+        T* row = Head<T>(operand, index / length, h).row(index % length);
+        std::fill_n(row, shape.head_dim, T{0});
+      }
+    }
+  });
+}
+
 template <typename Function>
 void ForEachChunk(int64_t q_len, Function function) {
   for (int64_t i = 0; i < q_len; i += kChunk) function(Range{i, std::min(i + kChunk, q_len)});
@@ -165,6 +180,11 @@ void ForEachChunk(int64_t q_len, Function function) {
 template <typename T>
 void Backward(const FlashBackwardParams& params) {
   const FlashAttentionShape& shape = params.shape;
+  if (params.assign) {
+    Clear<T>(shape, shape.q_len, shape.num_heads, params.dq);
+    Clear<T>(shape, shape.k_len, shape.num_kv_heads, params.dk);
+    Clear<T>(shape, shape.k_len, shape.num_kv_heads, params.dv);
+  }
   const BackwardTask<T> task(params);
   const int64_t group = shape.num_heads / shape.num_kv_heads, d = shape.head_dim;
   const int64_t heads = shape.batch * shape.num_kv_heads;

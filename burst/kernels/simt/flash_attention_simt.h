@@ -1,0 +1,24 @@
+// Attention on any GPU, without tensor cores: float32 and float64, any head_dim up to 256. For
+// training in float32 and for tests; what they compute in is the dtype itself. No atomics: dQ, and
+// dK with dV, are kernels of their own, so every result is bitwise the same in every run.
+//
+// Semantics as in burst/kernels/flash_attention.h. Queued on the thread's stream.
+#pragma once
+
+#include "burst/kernels/flash_attention.h"
+
+namespace burst {
+namespace simt {
+
+inline constexpr int64_t kMaxHeadDim = 256;
+
+void Forward(const FlashForwardParams& params);
+void Backward(const FlashBackwardParams& params);
+// Also for bfloat16, any head_dim.
+void Delta(const FlashDeltaParams& params);
+
+// to = from; float32 to bfloat16, [batch, seqlen, num_heads, head_dim] of any strides.
+void Convert(const Tensor& from, const Tensor& to);
+
+}  // namespace simt
+}  // namespace burst
