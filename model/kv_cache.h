@@ -14,7 +14,8 @@ class KvCache {
  public:
   // For `batch` sequences of one length. `window` is the attention window that the model was
   // trained with; 0: none.
-  KvCache(const ModelConfig& config, int64_t batch, DType dtype, int64_t window = 0);
+  KvCache(const ModelConfig& config, int64_t batch, DType dtype, int64_t window = 0,
+          DeviceType device = DeviceType::kCpu);
 
   int64_t batch() const { return batch_; }
   int64_t length() const { return length_; }  // tokens read
@@ -35,6 +36,7 @@ class KvCache {
   const int64_t kv_heads_;
   const int64_t head_dim_;
   const DType dtype_;
+  const DeviceType device_;
   const int64_t window_;
   int64_t length_ = 0;
   std::vector<KeysAndValues> layers_;  // [batch, capacity, kv_heads, head_dim] each

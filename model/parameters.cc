@@ -51,10 +51,12 @@ int ParameterList::Add(std::string name, const Shape& shape, double init_mean, d
   return static_cast<int>(parameters_.size()) - 1;
 }
 
-void ParameterList::Allocate(DType dtype) {
+void ParameterList::Allocate(DType dtype, DeviceType device) {
   BURST_CHECK(values_.null()) << "Allocate twice";
-  values_ = Tensor::Zeros({numel_}, dtype);
-  grads_ = Tensor::Zeros({numel_}, dtype);
+  const bool mixed = dtype == DType::kBFloat16;
+  values_ = Tensor::Zeros({numel_}, dtype, device);
+  masters_ = mixed ? Tensor::Zeros({numel_}, DType::kFloat32, device) : values_;
+  grads_ = Tensor::ZerosLike(masters_);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     const auto view = [&](const Tensor& flat) {
@@ -69,16 +71,25 @@ void ParameterList::Allocate(DType dtype) {
 void ParameterList::Initialize(uint64_t seed) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = parameters_[i];
-    const Tensor& value = parameter.variable.value();
+    const Tensor master = masters_.Slice(0, parameter.offset, parameter.numel());
     if (parameter.init_std == 0) {
-      value.Fill(parameter.init_mean);
+      master.Fill(parameter.init_mean);
       continue;
     }
-    DispatchFloat(value.dtype(), [&](auto zero) {
+    // Drawn on the CPU, so that every device starts from the same bits.
+    const bool on_cpu = master.device() == DeviceType::kCpu;
+    const Tensor drawn = on_cpu ? master : Tensor::Empty(master.shape(), master.dtype());
+    DispatchFloat(drawn.dtype(), [&](auto zero) {
       using T = decltype(zero);
-      Draw<T>(seed, static_cast<int64_t>(i), parameter, value.data<T>());
+      Draw<T>(seed, static_cast<int64_t>(i), parameter, drawn.data<T>());
     });
+    if (!on_cpu) master.CopyFrom(drawn);
   }
+  RoundMasters();
+}
+
+void ParameterList::RoundMasters() {
+  if (values_.dtype() != masters_.dtype()) values_.CopyFrom(masters_.To(values_.dtype()));
 }
 
 void ParameterList::ZeroGrad() { grads_.Fill(0); }

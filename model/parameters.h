@@ -1,8 +1,11 @@
 // The one list of a model's parameters. Initialisation, the optimizer, the gradient all-reduce,
 // clipping and checkpoints walk it.
 //
-// Values and gradients are views into two flat buffers, so whole-model passes (all-reduce, norm,
-// AdamW) run over one array, and a range of it can be sharded.
+// Values and gradients are views into flat buffers, so whole-model passes (all-reduce, norm, AdamW)
+// run over one array, and a range of it can be sharded.
+//
+// Mixed precision: with bfloat16 values, the optimizer updates float32 masters, of which the values
+// are the rounded copy that the model computes with, and gradients are summed in float32.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +35,9 @@ class ParameterList {
   // Declares a parameter; returns its index. Allocate sets *variable, when given. Before Allocate.
   int Add(std::string name, const Shape& shape, double init_mean, double init_std, bool decay,
           Variable* variable = nullptr);
-  // Makes the flat buffers and the variables; values and gradients are zero.
-  void Allocate(DType dtype);
+  // Makes the flat buffers and the variables; values and gradients are zero. float32, float64, or,
+  // on a GPU, bfloat16.
+  void Allocate(DType dtype, DeviceType device = DeviceType::kCpu);
   // Draws initial values, a function of (seed, index of the parameter, element) only.
   void Initialize(uint64_t seed);
   void ZeroGrad();
@@ -44,13 +48,18 @@ class ParameterList {
   int64_t numel() const { return numel_; }
 
   const Tensor& values() const { return values_; }  // [numel]
-  const Tensor& grads() const { return grads_; }    // [numel]
+  // [numel], what the optimizer changes and a checkpoint holds: values() itself, or float32 where
+  // that is bfloat16. Who writes to it calls RoundMasters.
+  const Tensor& masters() const { return masters_; }
+  const Tensor& grads() const { return grads_; }  // [numel], dtype of masters
+  // values() <- masters(), rounded; nothing where they are one.
+  void RoundMasters();
 
  private:
   std::vector<Parameter> parameters_;
   std::vector<Variable*> targets_;  // what Allocate sets, by parameter
   int64_t numel_ = 0;
-  Tensor values_, grads_;
+  Tensor values_, masters_, grads_;
 };
 
 }  // namespace burst

@@ -20,14 +20,16 @@ namespace {
 // q: [batch, n, heads, head_dim], k, v: [batch, length, kv_heads, head_dim]
 Tensor AttendToCache(const Tensor& q, const KvCache::KeysAndValues& cached, int64_t window) {
   const int64_t n = q.dim(1), length = cached.k.dim(1);
-  std::vector<int32_t> begin(n, 0), end(n);
+  std::vector<int32_t> ranges(2 * n, 0);  // begin, end
   for (int64_t i = 0; i < n; ++i) {
     const int64_t position = length - n + i;
-    end[i] = static_cast<int32_t>(position + 1);
-    if (window > 0) begin[i] = static_cast<int32_t>(std::max<int64_t>(0, position + 1 - window));
+    ranges[n + i] = static_cast<int32_t>(position + 1);
+    if (window > 0) ranges[i] = static_cast<int32_t>(std::max<int64_t>(0, position + 1 - window));
   }
+  const Tensor visible = Tensor::FromVector<int32_t>(ranges, {2, n}, q.device());
+  const auto* begin = static_cast<const int32_t*>(visible.raw_data());
   const Tensor out = Tensor::EmptyLike(q);
-  const Tensor lse = Tensor::Empty({q.dim(0), q.dim(2), n}, q.dtype(), q.device());
+  const Tensor lse = Tensor::Empty({q.dim(0), q.dim(2), n}, SumDType(q.dtype()), q.device());
   FlashForwardParams params;
   params.shape.batch = q.dim(0);
   params.shape.q_len = n;
@@ -37,12 +39,13 @@ Tensor AttendToCache(const Tensor& q, const KvCache::KeysAndValues& cached, int6
   params.shape.head_dim = q.dim(3);
   params.shape.softmax_scale = 1 / std::sqrt(static_cast<double>(q.dim(3)));
   params.shape.dtype = q.dtype();
-  params.shape.visible = {begin.data(), end.data(), /*batch_stride=*/0};
+  params.shape.visible = {begin, begin + n, /*batch_stride=*/0};
   params.q = Operand(q);
   params.k = Operand(cached.k);
   params.v = Operand(cached.v);
   params.out = Operand(out);
   params.lse = lse.raw_data();
+  params.out_dtype = out.dtype();
   FlashForward(q.device(), params);
   return out;
 }
@@ -62,10 +65,11 @@ absl::Status CheckComplete(const ModelConfig& config) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(const ModelConfig& config,
-                                                                 DType dtype, uint64_t seed) {
+                                                                 DType dtype, uint64_t seed,
+                                                                 DeviceType device) {
   BURST_RETURN_IF_ERROR(CheckComplete(config));
   std::unique_ptr<Transformer> model(new Transformer(config.WithDefaults()));
-  model->parameters_.Allocate(dtype);
+  model->parameters_.Allocate(dtype, device);
   model->parameters_.Initialize(seed);
   return model;
 }
@@ -134,10 +138,11 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
     return absl::OutOfRangeError(absl::StrCat(start + n, " tokens, but the model has learned ",
                                               config_.context, " positions"));
   }
-  const Tensor positions = Tensor::Empty({batch, n}, DType::kInt32);
+  Tensor positions = Tensor::Empty({batch, n}, DType::kInt32);
   for (int64_t i = 0; i < batch * n; ++i) {
     positions.data<int32_t>()[i] = static_cast<int32_t>(start + i % n);
   }
+  positions = positions.To(device());
   Tape tape(/*recording=*/false);
   ForwardPass pass{tape, nullptr, nullptr, DropoutKey(), nullptr};
   pass.attend = [&](int64_t layer, const Variable& qkv) {
@@ -152,7 +157,7 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
     pass.rope = MakeRopeTable(positions, config_.head_dim(), config_.rope_theta,
                               parameters_.values().dtype());
   }
-  const Variable x = Hidden(pass, tokens, positions);  // [batch, n, width]
+  const Variable x = Hidden(pass, tokens.To(device()), positions);  // [batch, n, width]
   cache.Advance(n);
   const Variable last(x.value().Slice(1, n - 1, 1).Contiguous());
   return Linear(tape, last, head()).value().View({batch, config_.vocab});

@@ -18,7 +18,8 @@
 
 namespace burst {
 
-// One batch as this rank sees it: its `length` tokens of every sequence, in the schedule's order.
+// One batch as this rank sees it: its `length` tokens of every sequence, in the schedule's order,
+// on the model's device.
 struct SequenceBatch {
   Tensor tokens;     // [batch, length] int32
   Tensor positions;  // [batch, length] int32: position within the token's document
@@ -28,15 +29,19 @@ struct SequenceBatch {
 
 class Transformer {
  public:
-  // Parameters are drawn from `seed`. InvalidArgument for a config that does not Validate or whose
-  // vocab (gpt2: context) is 0.
+  // Parameters are drawn from `seed`, the same for every device; dtype as for
+  // ParameterList::Allocate. InvalidArgument for a config that does not Validate or whose vocab
+  // (gpt2: context) is 0.
   static absl::StatusOr<std::unique_ptr<Transformer>> Create(const ModelConfig& config, DType dtype,
-                                                             uint64_t seed);
+                                                             uint64_t seed,
+                                                             DeviceType device = DeviceType::kCpu);
 
   // Parameters of such a model, without making it; vocab and context as for Create.
   static absl::StatusOr<int64_t> CountParameters(const ModelConfig& config);
 
   const ModelConfig& config() const { return config_; }  // WithDefaults
+  DeviceType device() const { return parameters_.values().device(); }
+  DType dtype() const { return parameters_.values().dtype(); }  // of activations
   ParameterList& parameters() { return parameters_; }
   const ParameterList& parameters() const { return parameters_; }
 
@@ -49,9 +54,9 @@ class Transformer {
   // Logits [batch, length, vocab] of all tokens; for tests and evaluation of short inputs.
   Variable Logits(Tape& tape, BurstAttention& attention, const SequenceBatch& batch) const;
 
-  // Appends tokens [batch, n] (int32, n >= 1, below the vocab) to the cache and returns the logits
-  // of the last one, [batch, vocab]. Single rank, no gradient. OutOfRange, with the cache as it
-  // was, when a gpt2 model would grow past its context.
+  // Appends tokens [batch, n] (int32, n >= 1, below the vocab; on any device) to the cache and
+  // returns the logits of the last one, [batch, vocab]. Single rank, no gradient. OutOfRange, with
+  // the cache as it was, when a gpt2 model would grow past its context.
   absl::StatusOr<Tensor> Decode(KvCache& cache, const Tensor& tokens) const;
 
   // Multiply-add FLOPs (2 per multiply-add) of a forward and backward pass per token: 6 x (the

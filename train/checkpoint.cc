@@ -18,6 +18,15 @@ Tensor PartOf(const Tensor& flat, const Parameter& parameter) {
   return flat.Slice(0, parameter.offset, parameter.numel()).View(parameter.shape);
 }
 
+// From the file to where the tensor lives.
+absl::Status ReadInto(const SafetensorsFile& file, const std::string& name, const Tensor& tensor) {
+  if (tensor.device() == DeviceType::kCpu) return file.Read(name, tensor);
+  const Tensor staged = Tensor::Empty(tensor.shape(), tensor.dtype());
+  BURST_RETURN_IF_ERROR(file.Read(name, staged));
+  tensor.CopyFrom(staged);
+  return absl::OkStatus();
+}
+
 absl::Status NotACheckpoint(const std::string& path, absl::string_view why) {
   return absl::DataLossError(absl::StrCat(path, ": not a checkpoint of this program: ", why));
 }
@@ -26,13 +35,14 @@ absl::Status NotACheckpoint(const std::string& path, absl::string_view why) {
 
 absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
                             const ParameterList& parameters, const AdamW& optimizer) {
+  const Tensor masters = parameters.masters().To(DeviceType::kCpu);
+  const Tensor m = optimizer.first_moment().To(DeviceType::kCpu);
+  const Tensor v = optimizer.second_moment().To(DeviceType::kCpu);
   std::vector<NamedTensor> tensors;
+  for (const Parameter& p : parameters.all()) tensors.push_back({p.name, PartOf(masters, p)});
   for (const Parameter& p : parameters.all()) {
-    tensors.push_back({p.name, PartOf(parameters.values(), p)});
-  }
-  for (const Parameter& p : parameters.all()) {
-    tensors.push_back({absl::StrCat("adam.m.", p.name), PartOf(optimizer.first_moment(), p)});
-    tensors.push_back({absl::StrCat("adam.v.", p.name), PartOf(optimizer.second_moment(), p)});
+    tensors.push_back({absl::StrCat("adam.m.", p.name), PartOf(m, p)});
+    tensors.push_back({absl::StrCat("adam.v.", p.name), PartOf(v, p)});
   }
   StringMap metadata = {{"format", kFormat},
                         {"step", absl::StrCat(info.step)},
@@ -79,13 +89,14 @@ absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(const std::string& path) {
 absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, AdamW* optimizer) {
   BURST_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(path));
   for (const Parameter& p : parameters->all()) {
-    BURST_RETURN_IF_ERROR(file.Read(p.name, PartOf(parameters->values(), p)));
+    BURST_RETURN_IF_ERROR(ReadInto(file, p.name, PartOf(parameters->masters(), p)));
     if (optimizer == nullptr) continue;
     BURST_RETURN_IF_ERROR(
-        file.Read(absl::StrCat("adam.m.", p.name), PartOf(optimizer->first_moment(), p)));
+        ReadInto(file, absl::StrCat("adam.m.", p.name), PartOf(optimizer->first_moment(), p)));
     BURST_RETURN_IF_ERROR(
-        file.Read(absl::StrCat("adam.v.", p.name), PartOf(optimizer->second_moment(), p)));
+        ReadInto(file, absl::StrCat("adam.v.", p.name), PartOf(optimizer->second_moment(), p)));
   }
+  parameters->RoundMasters();
   if (optimizer != nullptr) {
     BURST_ASSIGN_OR_RETURN(const CheckpointInfo info, ReadCheckpointInfo(path));
     optimizer->set_updates(info.updates);

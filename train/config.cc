@@ -42,6 +42,8 @@ void ForEachOption(Config& c, Function&& f) {
   f("eps", c.eps);
   f("clip", c.clip);
   f("seed", c.seed);
+  f("device", c.device);
+  f("precision", c.precision);
   f("ranks", c.ranks);
   f("comm", c.comm);
   f("layout", c.layout);
@@ -63,6 +65,23 @@ const char* Name(TokenizerChoice choice) {
                                             : "char";
 }
 const char* Name(CommKind comm) { return comm == CommKind::kThreads ? "threads" : "mpi"; }
+
+const char* Name(DeviceChoice device) {
+  return device == DeviceChoice::kAuto ? "auto" : device == DeviceChoice::kCpu ? "cpu" : "cuda";
+}
+const char* Name(Precision precision) {
+  switch (precision) {
+    case Precision::kAuto:
+      return "auto";
+    case Precision::kFp32:
+      return "fp32";
+    case Precision::kTf32:
+      return "tf32";
+    case Precision::kBf16:
+      return "bf16";
+  }
+  return "?";
+}
 
 // Parse(text, &field): what an option's text means, by the type of its field.
 absl::Status Parse(absl::string_view text, std::string* value) {
@@ -97,6 +116,21 @@ absl::Status Parse(absl::string_view text, CommKind* value) {
     if (text == Name(kind)) return *value = kind, absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not one of threads, mpi"));
+}
+
+absl::Status Parse(absl::string_view text, DeviceChoice* value) {
+  for (auto device : {DeviceChoice::kAuto, DeviceChoice::kCpu, DeviceChoice::kCuda}) {
+    if (text == Name(device)) return *value = device, absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not one of auto, cpu, cuda"));
+}
+
+absl::Status Parse(absl::string_view text, Precision* value) {
+  for (auto precision : {Precision::kAuto, Precision::kFp32, Precision::kTf32, Precision::kBf16}) {
+    if (text == Name(precision)) return *value = precision, absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", text, "' is not one of auto, fp32, tf32, bf16"));
 }
 
 template <typename T>
@@ -188,6 +222,36 @@ absl::StatusOr<LrSchedule> ResolveLr(const TrainConfig& c) {
   return lr;
 }
 
+absl::Status ResolveDevice(const Launch& launch, ResolvedConfig* config) {
+  const TrainConfig& c = config->options;
+  if (c.device == DeviceChoice::kCuda && launch.gpus == 0) {
+    return Invalid("device", "cuda needs an NVIDIA GPU and a build with CUDA; none was found");
+  }
+  const bool cuda =
+      c.device == DeviceChoice::kCuda || (c.device == DeviceChoice::kAuto && launch.gpus > 0);
+  config->device = cuda ? DeviceType::kCuda : DeviceType::kCpu;
+  if (!cuda && c.precision != Precision::kAuto && c.precision != Precision::kFp32) {
+    return Invalid("precision", Name(c.precision),
+                   " needs --device=cuda; the CPU computes in fp32");
+  }
+  if (cuda && (c.precision == Precision::kAuto || c.precision == Precision::kBf16)) {
+    config->dtype = DType::kBFloat16;
+  }
+  config->tf32 = c.precision == Precision::kTf32;
+  return absl::OkStatus();
+}
+
+// What the kernels of a GPU ask of a model.
+absl::Status CheckModelFitsDevice(const ResolvedConfig& config) {
+  constexpr int64_t kMultiple = 8, kMost = 256;
+  const int64_t head_dim = config.model.head_dim();
+  if (config.device == DeviceType::kCpu || (head_dim % kMultiple == 0 && head_dim <= kMost)) {
+    return absl::OkStatus();
+  }
+  return Invalid("model", "width / heads is ", head_dim, "; with --device=cuda it must be a ",
+                 "multiple of ", kMultiple, " and at most ", kMost);
+}
+
 absl::Status ResolveRanks(const Launch& launch, ResolvedConfig* config) {
   const TrainConfig& c = config->options;
   config->ranks = static_cast<int>(c.ranks);
@@ -197,7 +261,12 @@ absl::Status ResolveRanks(const Launch& launch, ResolvedConfig* config) {
       return Invalid("comm", "threads would train ", launch.processes,
                      " separate models, one in each process of mpirun; give --comm=mpi");
     }
-    if (c.ranks == -1) config->ranks = 2;
+    const bool cuda = config->device == DeviceType::kCuda;
+    if (c.ranks == -1) config->ranks = cuda ? 1 : 2;
+    if (cuda && config->ranks > launch.gpus) {
+      return Invalid("ranks", config->ranks, " are more than the ", launch.gpus,
+                     launch.gpus == 1 ? " GPU" : " GPUs", " of this machine; a rank needs its own");
+    }
     if (c.threads == -1) config->threads = std::max(1, launch.cores / config->ranks);
     return absl::OkStatus();
   }
@@ -275,8 +344,10 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& options, const L
   TrainConfig& c = config.options;
   BURST_RETURN_IF_ERROR(CheckRanges(c));
   BURST_ASSIGN_OR_RETURN(config.lr, ResolveLr(c));
+  BURST_RETURN_IF_ERROR(ResolveDevice(launch, &config));
   BURST_RETURN_IF_ERROR(ResolveRanks(launch, &config));
   BURST_ASSIGN_OR_RETURN(config.model, ReadModel(&c, &config.model_name));
+  BURST_RETURN_IF_ERROR(CheckModelFitsDevice(config));
   if (c.data.empty()) {
     return Invalid("data", "is empty; give a text file, a folder or a pattern of .bin shards");
   }
@@ -316,10 +387,11 @@ absl::StatusOr<TrainConfig> TrainConfigFromJson(absl::string_view text) {
 absl::Status CheckResume(const TrainConfig& before, const TrainConfig& after) {
   // What may change: how long, how fast, on what, and what is shown. The rest makes another run.
   constexpr absl::string_view kFree[] = {
-      "data",         "val_data",         "model",         "steps", "lr",     "min_lr",
-      "warmup",       "schedule",         "clip",          "ranks", "comm",   "layout",
-      "backward",     "threads",          "deterministic", "out",   "resume", "eval_every",
-      "eval_batches", "checkpoint_every", "log_every",     "sample"};
+      "data",         "val_data",         "model",     "steps",     "lr",
+      "min_lr",       "warmup",           "schedule",  "clip",      "ranks",
+      "comm",         "layout",           "device",    "precision", "backward",
+      "threads",      "deterministic",    "out",       "resume",    "eval_every",
+      "eval_batches", "checkpoint_every", "log_every", "sample"};
   const auto texts = [](const TrainConfig& config) {
     std::vector<std::string> values;
     ForEachOption(config, [&](const char*, const auto& field) {

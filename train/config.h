@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "burst/attention/burst_attention.h"
+#include "burst/tensor/tensor.h"
 #include "model/config.h"
 #include "train/lr_schedule.h"
 
@@ -16,6 +17,8 @@ namespace burst {
 
 enum class TokenizerChoice { kAuto, kByte, kChar };  // kAuto: char for text, none for shards
 enum class CommKind { kThreads, kMpi };
+enum class DeviceChoice { kAuto, kCpu, kCuda };       // kAuto: a GPU where there is one
+enum class Precision { kAuto, kFp32, kTf32, kBf16 };  // kAuto: bf16 on GPUs, fp32 on the CPU
 
 // A field's default is its option's. -1 means "chosen by ResolveConfig", as the help says.
 struct TrainConfig {
@@ -46,8 +49,10 @@ struct TrainConfig {
   double clip = 1.0;  // 0: no clipping
   int64_t seed = 1;
 
-  // Ranks.
-  int64_t ranks = -1;  // -1: 2 threads, or what mpirun started
+  // Devices and ranks.
+  DeviceChoice device = DeviceChoice::kAuto;
+  Precision precision = Precision::kAuto;
+  int64_t ranks = -1;  // -1: 2 threads, one GPU, or what mpirun started
   CommKind comm = CommKind::kThreads;
   Layout layout = Layout::kZigzag;
   BackwardDirection backward = BackwardDirection::kAuto;
@@ -77,6 +82,7 @@ struct Launch {
   int processes = 1;  // 1: not started by mpirun
   int process = 0;
   int cores = 1;  // of this process
+  int gpus = 0;   // that this process sees
 };
 
 // A checked configuration and what follows from it.
@@ -87,6 +93,9 @@ struct ResolvedConfig {
   ModelConfig model;       // its vocab may still be 0
   std::string model_name;  // for people: the preset, the file's name, or "custom"
   LrSchedule lr;
+  DeviceType device = DeviceType::kCpu;
+  DType dtype = DType::kFloat32;  // of activations
+  bool tf32 = false;
   int ranks = 1;
   int threads = 1;  // of each rank
 };

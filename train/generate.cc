@@ -24,7 +24,7 @@ absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
                       const std::vector<int32_t>& prompt, const GenerationOptions& options,
                       const std::function<void(absl::string_view)>& emit) {
   BURST_CHECK(!prompt.empty() && options.context >= 1);
-  KvCache cache(model.config(), /*batch=*/1, model.parameters().values().dtype(), options.window);
+  KvCache cache(model.config(), /*batch=*/1, model.dtype(), options.window, model.device());
   std::vector<int32_t> text = prompt;
   int64_t read = 0;  // tokens of the text that have been through the model
   for (int64_t i = 0; i < options.tokens; ++i) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
+#include "burst/device/device.h"
 #include "model/transformer.h"
 #include "train/checkpoint.h"
 #include "train/exit_code.h"
@@ -22,13 +23,14 @@ ABSL_FLAG(int64_t, tokens, 500, "Tokens to generate.");
 ABSL_FLAG(double, temperature, 0.8, "Above 1: more surprising, below: less; 0: the likeliest.");
 ABSL_FLAG(int64_t, top_k, 0, "Choose among the k likeliest tokens; 0: among all.");
 ABSL_FLAG(int64_t, seed, 1, "Another seed, another text.");
+ABSL_FLAG(std::string, device, "auto", "cpu, cuda, or auto: cuda where a GPU is found.");
 
 namespace burst {
 namespace {
 
 const std::vector<FlagGroup>& Groups() {
   static const auto* groups = new std::vector<FlagGroup>{
-      {"Options", {"checkpoint", "prompt", "tokens", "temperature", "top_k", "seed"}}};
+      {"Options", {"checkpoint", "prompt", "tokens", "temperature", "top_k", "seed", "device"}}};
   return *groups;
 }
 
@@ -44,7 +46,12 @@ absl::Status ParseFlags(int argc, char** argv) {
   BURST_RETURN_IF_ERROR(
       check(absl::GetFlag(FLAGS_temperature) >= 0, "temperature", "must be at least 0"));
   BURST_RETURN_IF_ERROR(check(absl::GetFlag(FLAGS_top_k) >= 0, "top_k", "must be at least 0"));
-  return check(absl::GetFlag(FLAGS_seed) >= 0, "seed", "must be at least 0");
+  BURST_RETURN_IF_ERROR(check(absl::GetFlag(FLAGS_seed) >= 0, "seed", "must be at least 0"));
+  const std::string device = absl::GetFlag(FLAGS_device);
+  BURST_RETURN_IF_ERROR(check(device == "auto" || device == "cpu" || device == "cuda", "device",
+                              "must be auto, cpu or cuda"));
+  return check(device != "cuda" || CudaDeviceCount() > 0, "device",
+               "cuda needs an NVIDIA GPU and a build with CUDA; none was found");
 }
 
 absl::Status Run() {
@@ -55,8 +62,10 @@ absl::Status Run() {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": trained on .bin shards, without a tokenizer to write text with"));
   }
+  const bool cuda = absl::GetFlag(FLAGS_device) != "cpu" && CudaDeviceCount() > 0;
+  const DeviceType device = cuda ? DeviceType::kCuda : DeviceType::kCpu;
   BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Transformer> model,
-                         Transformer::Create(info.model, DType::kFloat32, /*seed=*/0));
+                         Transformer::Create(info.model, DType::kFloat32, /*seed=*/0, device));
   BURST_RETURN_IF_ERROR(LoadCheckpoint(path, &model->parameters(), nullptr));
 
   const std::string prompt = absl::GetFlag(FLAGS_prompt);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -12,6 +13,8 @@
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "burst/comm/thread_communicator.h"
+#include "burst/device/device.h"
+#include "model/ops/cuda/matmul.h"
 #include "train/trainer.h"
 #include "train/training_setup.h"
 
@@ -27,6 +30,8 @@ int FromEnvironment(const char* variable, int otherwise) {
 
 absl::Status TrainRank(const TrainingSetup& setup, Communicator* comm) {
   const ScopedThreadPool pool(setup.config.threads);
+  std::optional<ScopedCudaDevice> gpu;
+  if (setup.config.device == DeviceType::kCuda) gpu.emplace(comm->rank(), comm->rank());
   BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                          Trainer::Create(setup, comm, /*verbose=*/true));
   return trainer->Train();
@@ -39,6 +44,7 @@ Launch DetectLaunch(const Communicator* mpi) {
   launch.processes =
       mpi != nullptr ? mpi->world_size() : FromEnvironment("OMPI_COMM_WORLD_SIZE", 1);
   launch.cores = NumCores();
+  launch.gpus = CudaDeviceCount();
   // Processes that mpirun bound to cores see only those; others share the machine's.
   if (mpi != nullptr && launch.cores == sysconf(_SC_NPROCESSORS_ONLN)) {
     launch.cores /= FromEnvironment("OMPI_COMM_WORLD_LOCAL_SIZE", 1);
@@ -48,6 +54,7 @@ Launch DetectLaunch(const Communicator* mpi) {
 }
 
 absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
+  if (config.tf32) BURST_CUDA_CALL(cuda::AllowTf32(true));
   absl::StatusOr<TrainingSetup> setup = PrepareTraining(config);
   if (mpi == nullptr) {
     BURST_RETURN_IF_ERROR(setup.status());

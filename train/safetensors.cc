@@ -30,12 +30,14 @@ const char* DTypeName(DType dtype) {
       return "F64";
     case DType::kInt32:
       return "I32";
+    case DType::kBFloat16:
+      return "BF16";
   }
   return "";
 }
 
 bool ParseDType(const Json& name, DType* dtype) {
-  for (DType known : {DType::kFloat32, DType::kFloat64, DType::kInt32}) {
+  for (DType known : {DType::kFloat32, DType::kFloat64, DType::kInt32, DType::kBFloat16}) {
     if (name == DTypeName(known)) return *dtype = known, true;
   }
   return false;

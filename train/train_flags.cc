@@ -44,8 +44,13 @@ ABSL_FLAG(double, clip, 1.0, "Largest norm of the gradient; 0: no clipping.");
 ABSL_FLAG(int64_t, seed, 1,
           "Of the initial weights, the order of the data, dropout and the sample.");
 
+ABSL_FLAG(std::string, device, "auto", "cpu, cuda, or auto: cuda where a GPU is found.");
+ABSL_FLAG(std::string, precision, "auto",
+          "fp32, tf32 (fp32 whose products round their factors) or bf16 (with fp32 master weights, "
+          "sums and gradients). auto: bf16 on GPUs, fp32 on the CPU.");
 ABSL_FLAG(int64_t, ranks, -1,
-          "Ranks of the ring that share every sequence. -1: 2 with threads, mpirun's with mpi.");
+          "Ranks of the ring that share every sequence, each with a GPU of its own on cuda. -1: 2 "
+          "with threads (cuda: 1), mpirun's with mpi.");
 ABSL_FLAG(std::string, comm, "threads", "threads of this process, or mpi (start with mpirun).");
 ABSL_FLAG(std::string, layout, "zigzag",
           "How a sequence is spread over ranks: contiguous, zigzag or striped.");
@@ -81,7 +86,8 @@ const std::vector<FlagGroup>& Groups() {
       {"Optimization",
        {"batch", "accumulate", "steps", "lr", "min_lr", "warmup", "schedule", "weight_decay",
         "beta1", "beta2", "eps", "clip", "seed"}},
-      {"Ranks", {"ranks", "comm", "layout", "backward", "threads", "deterministic"}},
+      {"Devices and ranks",
+       {"device", "precision", "ranks", "comm", "layout", "backward", "threads", "deterministic"}},
       {"Output",
        {"out", "resume", "config", "eval_every", "eval_batches", "checkpoint_every", "log_every",
         "sample"}},

@@ -22,7 +22,6 @@ namespace burst {
 namespace {
 
 constexpr int kMaxSkippedSteps = 5;
-constexpr DType kDType = DType::kFloat32;
 
 double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -34,6 +33,16 @@ std::vector<DecayRange> DecayRanges(const ParameterList& parameters) {
     if (p.decay) ranges.push_back({p.offset, p.offset + p.numel()});
   }
   return ranges;
+}
+
+std::string Machine(const ResolvedConfig& config, int ranks, double peak_flops) {
+  if (config.device == DeviceType::kCpu) {
+    return absl::StrFormat("%d x %d threads, sgemm %.1f GFLOP/s measured: 100%% of MFU", ranks,
+                           config.threads, peak_flops * 1e-9);
+  }
+  const char* precision = config.dtype == DType::kBFloat16 ? "bf16" : config.tf32 ? "tf32" : "fp32";
+  return absl::StrFormat("%d x %s, %s products %.0f TFLOP/s measured: 100%% of MFU", ranks,
+                         GetCudaDeviceInfo(0).name, precision, peak_flops * 1e-12);
 }
 
 }  // namespace
@@ -62,12 +71,13 @@ absl::Status Trainer::Init(bool verbose) {
   attention.backward = options_.backward;
   attention.deterministic = options_.deterministic;
   BURST_ASSIGN_OR_RETURN(attention_, BurstAttention::Create(attention, comm_));
-  BURST_ASSIGN_OR_RETURN(model_, Transformer::Create(setup_.config.model, kDType,
-                                                     static_cast<uint64_t>(options_.seed)));
+  const DeviceType device = setup_.config.device;
+  BURST_ASSIGN_OR_RETURN(model_, Transformer::Create(setup_.config.model, setup_.config.dtype,
+                                                     static_cast<uint64_t>(options_.seed), device));
   ParameterList& parameters = model_->parameters();
   optimizer_ = std::make_unique<AdamW>(
       AdamWOptions{options_.beta1, options_.beta2, options_.eps, options_.weight_decay},
-      parameters.numel(), kDType, DecayRanges(parameters));
+      parameters.numel(), parameters.masters().dtype(), DecayRanges(parameters), device);
 
   const Windows::Options windows{options_.seqlen, static_cast<uint64_t>(options_.seed),
                                  options_.packed};
@@ -83,7 +93,8 @@ absl::Status Trainer::Init(bool verbose) {
 
   // The peak of all ranks at once, on the cores that the run will use.
   BURST_RETURN_IF_ERROR(comm_->Barrier());
-  Tensor peak = Tensor::FromVector<double>({verbose ? MeasurePeakFlops() : 0}, {1});
+  Tensor peak = Tensor::FromVector<double>(
+      {verbose ? MeasurePeakFlops(device, setup_.config.dtype) : 0}, {1});
   BURST_RETURN_IF_ERROR(comm_->AllReduceSum(peak));
   if (comm_->rank() == 0) return OpenReport(verbose, peak.data<double>()[0]);
   return absl::OkStatus();
@@ -148,30 +159,35 @@ absl::StatusOr<StepMetrics> Trainer::Step(int64_t step) {
     num_targets += batches.back().num_targets;
   }
   const double loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, num_targets));
-  double local_loss = 0;
+  // On the device of the model, where the optimizer reads them: the host does not wait for the
+  // gradients, it only learns afterwards what they were.
+  const Tensor loss_and_norm = Tensor::Zeros({2}, DType::kFloat64, model_->device());
+  const Tensor loss = loss_and_norm.Slice(0, 0, 1), norm = loss_and_norm.Slice(0, 1, 1);
   for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
     const uint64_t pass = static_cast<uint64_t>(step * options_.accumulate + micro);
-    BURST_ASSIGN_OR_RETURN(const double loss, Backpropagate(batches[micro], loss_scale, pass));
-    local_loss += loss;
+    BURST_ASSIGN_OR_RETURN(const Tensor part, Backpropagate(batches[micro], loss_scale, pass));
+    loss.Add(part.View({1}).To(DType::kFloat64));
   }
-
-  // With the loss travels the wish to stop, so that all ranks stop after the same step.
-  const Tensor sums =
-      Tensor::FromVector<double>({local_loss, InterruptSignal() != 0 ? 1.0 : 0.0}, {2});
   BURST_RETURN_IF_ERROR(comm_->AllReduceSum(parameters.grads()));
-  BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sums));
-  stop_ = sums.data<double>()[1] > 0;
+  BURST_RETURN_IF_ERROR(comm_->AllReduceSum(loss));
+  norm.CopyFrom(L2Norm(parameters.grads()));
 
   StepMetrics metrics;
-  metrics.loss = sums.data<double>()[0];
-  metrics.grad_norm = L2Norm(parameters.grads());
   metrics.lr = setup_.config.lr(step);
+  const Tensor rounded = model_->dtype() == DType::kBFloat16 ? parameters.values() : Tensor();
+  optimizer_->Step(parameters.masters(), rounded, parameters.grads(), loss_and_norm, options_.clip,
+                   metrics.lr);
+
+  // All ranks stop after the same step.
+  const Tensor stop = Tensor::FromVector<double>({InterruptSignal() != 0 ? 1.0 : 0.0}, {1});
+  BURST_RETURN_IF_ERROR(comm_->AllReduceSum(stop));
+  stop_ = stop.data<double>()[0] > 0;
+
+  const std::vector<double> results = loss_and_norm.ToVector<double>();
+  metrics.loss = results[0];
+  metrics.grad_norm = results[1];
   metrics.skipped = !std::isfinite(metrics.loss) || !std::isfinite(metrics.grad_norm);
-  if (!metrics.skipped) {
-    const bool clip = options_.clip > 0 && metrics.grad_norm > options_.clip;
-    const double grad_scale = clip ? options_.clip / metrics.grad_norm : 1;
-    optimizer_->Step(parameters.values(), parameters.grads(), grad_scale, metrics.lr);
-  }
+  if (!metrics.skipped) optimizer_->CountUpdate();
 
   const double seconds = SecondsSince(start);
   const int64_t step_tokens = options_.accumulate * options_.batch * options_.seqlen;
@@ -182,40 +198,50 @@ absl::StatusOr<StepMetrics> Trainer::Step(int64_t step) {
   return metrics;
 }
 
-// Adds this rank's part of a batch's gradients; returns its part of the loss.
-absl::StatusOr<double> Trainer::Backpropagate(const GlobalBatch& batch, double loss_scale,
+// This rank's part of a batch, where its model is.
+SequenceBatch Trainer::SliceOnDevice(const GlobalBatch& batch,
+                                     std::shared_ptr<const RingSchedule> schedule) {
+  SequenceBatch slice = SliceForRank(batch, std::move(schedule));
+  for (Tensor* tensor : {&slice.tokens, &slice.positions, &slice.targets}) {
+    *tensor = tensor->To(model_->device());
+  }
+  return slice;
+}
+
+// Adds this rank's part of a batch's gradients; returns its part of the loss, a scalar on the
+// model's device.
+absl::StatusOr<Tensor> Trainer::Backpropagate(const GlobalBatch& batch, double loss_scale,
                                               uint64_t dropout_step) {
   BURST_ASSIGN_OR_RETURN(auto schedule, ScheduleFor(batch));
   const DropoutKey dropout{static_cast<uint64_t>(options_.seed), dropout_step,
                            setup_.config.model.dropout > 0};
   Tape tape;
-  const Variable loss = model_->Loss(tape, *attention_, SliceForRank(batch, std::move(schedule)),
+  const Variable loss = model_->Loss(tape, *attention_, SliceOnDevice(batch, std::move(schedule)),
                                      loss_scale, dropout);
   BURST_RETURN_IF_ERROR(tape.status());
-  const double value = loss.value().ToVector<double>()[0];
   BURST_RETURN_IF_ERROR(tape.Backward(loss));
-  return value;
+  return loss.value();
 }
 
 absl::StatusOr<double> Trainer::Evaluate() {
   const int64_t all = validation_windows_->max_evaluation();
   const int64_t wanted = options_.eval_batches * options_.batch;
   const int64_t total = options_.eval_batches == 0 ? all : std::min(all, wanted);
-  const Tensor sum = Tensor::Zeros({1}, DType::kFloat64);
+  const Tensor sum = Tensor::Zeros({1}, DType::kFloat64, model_->device());
   int64_t num_targets = 0;
   for (int64_t first = 0; first < total; first += options_.batch) {
     const GlobalBatch batch =
         validation_windows_->Evaluation(first, std::min(options_.batch, total - first), total);
     BURST_ASSIGN_OR_RETURN(auto schedule, ScheduleFor(batch));
     Tape tape(/*recording=*/false);
-    const Variable loss = model_->Loss(tape, *attention_, SliceForRank(batch, std::move(schedule)),
+    const Variable loss = model_->Loss(tape, *attention_, SliceOnDevice(batch, std::move(schedule)),
                                        /*loss_scale=*/1, DropoutKey());
     BURST_RETURN_IF_ERROR(tape.status());
-    sum.data<double>()[0] += loss.value().ToVector<double>()[0];
+    sum.Add(loss.value().View({1}).To(DType::kFloat64));
     num_targets += batch.num_targets;
   }
   BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sum));
-  return sum.data<double>()[0] / static_cast<double>(std::max<int64_t>(1, num_targets));
+  return sum.ToVector<double>()[0] / static_cast<double>(std::max<int64_t>(1, num_targets));
 }
 
 absl::StatusOr<std::shared_ptr<const RingSchedule>> Trainer::ScheduleFor(const GlobalBatch& batch) {
@@ -278,8 +304,7 @@ absl::Status Trainer::OpenReport(bool verbose, double peak_flops) {
         absl::StrFormat("AdamW, lr %g to %g (%s, %d steps of warm-up), decay %g, "
                         "clip %g",
                         lr.lr, lr.min_lr, Name(lr.shape), lr.warmup, o.weight_decay, o.clip)},
-       {"machine", absl::StrFormat("%d x %d threads, sgemm %.1f GFLOP/s measured: 100%% of MFU",
-                                   comm_->world_size(), setup_.config.threads, peak_flops * 1e-9)},
+       {"machine", Machine(setup_.config, comm_->world_size(), peak_flops)},
        {"run folder", report_->folder.path()}});
   if (step_ > 0) report_->console->Print(absl::StrCat("going on after step ", step_));
   return absl::OkStatus();
@@ -295,7 +320,7 @@ absl::Status Trainer::Finish(double seconds) {
   }
   console.Print(absl::StrFormat(
       "%s steps in %s; tensors took at most %.1f MiB", Thousands(step_), ShortDuration(seconds),
-      static_cast<double>(GetMemoryStats(DeviceType::kCpu).peak_bytes) / (1 << 20)));
+      static_cast<double>(GetMemoryStats(model_->device()).peak_bytes) / (1 << 20)));
   BURST_RETURN_IF_ERROR(Sample());
   console.Print(absl::StrCat("The run is in ", report_->folder.path()));
   return absl::OkStatus();

@@ -50,7 +50,9 @@ class Trainer {
   absl::Status NotFinite() const;
   absl::Status OpenReport(bool verbose, double peak_flops);
   absl::StatusOr<std::shared_ptr<const RingSchedule>> ScheduleFor(const GlobalBatch& batch);
-  absl::StatusOr<double> Backpropagate(const GlobalBatch& batch, double loss_scale,
+  SequenceBatch SliceOnDevice(const GlobalBatch& batch,
+                              std::shared_ptr<const RingSchedule> schedule);
+  absl::StatusOr<Tensor> Backpropagate(const GlobalBatch& batch, double loss_scale,
                                        uint64_t dropout_step);
   absl::Status Checkpoint();
   absl::Status Sample();
