@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -36,14 +37,25 @@ void AddScaled(double factor, const double* x, int64_t n, double* y) {
   for (int64_t c = 0; c < n; ++c) y[c] += factor * x[c];
 }
 
+double ToBFloat16(double x) {
+  float value = static_cast<float>(x);
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  bits += 0x7fff + (bits >> 16 & 1);
+  bits &= 0xffff0000;
+  std::memcpy(&value, &bits, sizeof(bits));
+  return value;
+}
+
 }  // namespace
 
 AttentionReference NaiveAttention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
                                   const Tensor& dout_in, const Tensor& dlse_in,
-                                  double softmax_scale, const Visible& visible) {
-  const Tensor q = q_in.To(DType::kFloat64), k = k_in.To(DType::kFloat64);
-  const Tensor v = v_in.To(DType::kFloat64), dout = dout_in.To(DType::kFloat64);
-  const Tensor dlse = dlse_in.To(DType::kFloat64);
+                                  double softmax_scale, const Visible& visible, DType dtype) {
+  const auto rounded = [=](double x) { return dtype == DType::kBFloat16 ? ToBFloat16(x) : x; };
+  const auto on_cpu = [](const Tensor& x) { return x.To(DeviceType::kCpu).To(DType::kFloat64); };
+  const Tensor q = on_cpu(q_in), k = on_cpu(k_in), v = on_cpu(v_in);
+  const Tensor dout = on_cpu(dout_in), dlse = on_cpu(dlse_in);
   const int64_t batch = q.dim(0), q_len = q.dim(1), heads = q.dim(2), d = q.dim(3);
   const int64_t k_len = k.dim(1), group = heads / k.dim(2);
   AttentionReference result = {Tensor::ZerosLike(q), Tensor::ZerosLike(dlse), Tensor::ZerosLike(q),
@@ -57,7 +69,8 @@ AttentionReference NaiveAttention(const Tensor& q_in, const Tensor& k_in, const 
       for (int64_t i = 0; i < q_len; ++i) {
         double largest = -kInfinity;
         for (int64_t j = 0; j < k_len; ++j) {
-          p[j] = visible(b, i, j) ? softmax_scale * Dot(Q.row(i), K.row(j), d) : -kInfinity;
+          p[j] =
+              visible(b, i, j) ? rounded(softmax_scale * Dot(Q.row(i), K.row(j), d)) : -kInfinity;
           largest = std::max(largest, p[j]);
         }
         double& lse = result.lse.data<double>()[(b * heads + h) * q_len + i];
@@ -67,20 +80,25 @@ AttentionReference NaiveAttention(const Tensor& q_in, const Tensor& k_in, const 
         for (int64_t j = 0; j < k_len; ++j) sum += p[j] = std::exp(p[j] - largest);
         lse = largest + std::log(sum);
         for (int64_t j = 0; j < k_len; ++j) {
-          p[j] /= sum;
+          p[j] = rounded(p[j] / sum);
           if (p[j] != 0) AddScaled(p[j], V.row(j), d, O.row(i));
         }
+        for (int64_t c = 0; c < d; ++c) O.row(i)[c] = rounded(O.row(i)[c]);
         const double delta =
             Dot(dO.row(i), O.row(i), d) - dlse.data<double>()[(b * heads + h) * q_len + i];
         for (int64_t j = 0; j < k_len; ++j) {
           if (p[j] == 0) continue;
-          const double ds = p[j] * (Dot(dO.row(i), V.row(j), d) - delta);
+          const double ds = rounded(p[j] * (rounded(Dot(dO.row(i), V.row(j), d)) - delta));
           AddScaled(p[j], dO.row(i), d, dV.row(j));
           AddScaled(softmax_scale * ds, K.row(j), d, dQ.row(i));
           AddScaled(softmax_scale * ds, Q.row(i), d, dK.row(j));
         }
       }
     }
+  }
+  for (const Tensor& gradient : {result.dq, result.dk, result.dv}) {
+    double* data = gradient.data<double>();
+    for (int64_t i = 0; i < gradient.numel(); ++i) data[i] = rounded(data[i]);
   }
   return result;
 }

@@ -16,14 +16,19 @@ struct AttentionReference {
 };
 
 // q, dout: [batch, q_len, heads, head_dim]; k, v: [batch, k_len, kv_heads, head_dim]; dlse: [batch,
-// heads, q_len]; any floating dtype. visible(b, i, j): query i of batch row b sees key j.
+// heads, q_len]; any floating dtype and device. visible(b, i, j): query i of batch row b sees key
+// j.
 //
 //   S = softmax_scale Q K^T;  lse = log sum exp S;  P = exp(S - lse);  O = P V
 //   dS = P * (dO V^T - rowsum(dO * O) + dlse);  dQ = softmax_scale dS K;  dK = softmax_scale dS^T
 //   Q; dV = P^T dO
+//
+// With dtype = bfloat16: a naive computation in it, every result rounded (S, P, O, dP, dS, dQ, dK,
+// dV; sums exact). What error a kernel may have is measured by it.
 AttentionReference NaiveAttention(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, const Tensor& dlse,
-    double softmax_scale, const std::function<bool(int64_t b, int64_t i, int64_t j)>& visible);
+    double softmax_scale, const std::function<bool(int64_t b, int64_t i, int64_t j)>& visible,
+    DType dtype = DType::kFloat64);
 
 // scale * standard normal, drawn by Philox from (seed, stream, element).
 Tensor RandomNormal(const Shape& shape, DType dtype, uint64_t seed, uint64_t stream,

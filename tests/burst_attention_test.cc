@@ -14,6 +14,8 @@
 #include "burst/base/status.h"
 #include "burst/comm/thread_communicator.h"
 #include "tests/attention_reference.h"
+#include "tests/staged_communicator.h"
+#include "tests/test_device.h"
 
 namespace burst {
 namespace {
@@ -29,10 +31,11 @@ Tensor TakeRows(const Tensor& global, const std::vector<int32_t>& positions) {
   for (size_t i = 0; i < positions.size(); ++i) {
     local.Slice(1, i, 1).CopyFrom(global.Slice(1, positions[i], 1));
   }
-  return local;
+  return local.To(kTestDevice);
 }
 
-void PutRows(const Tensor& local, const std::vector<int32_t>& positions, const Tensor& global) {
+void PutRows(const Tensor& on_device, const std::vector<int32_t>& positions, const Tensor& global) {
+  const Tensor local = on_device.To(DeviceType::kCpu);
   for (size_t i = 0; i < positions.size(); ++i) {
     global.Slice(1, positions[i], 1).CopyFrom(local.Slice(1, i, 1));
   }
@@ -46,15 +49,27 @@ Tensor TakeColumns(const Tensor& global, const std::vector<int32_t>& positions) 
   for (size_t i = 0; i < positions.size(); ++i) {
     local.Slice(2, i, 1).CopyFrom(global.Slice(2, positions[i], 1));
   }
-  return local;
+  return local.To(kTestDevice);
 }
 
-void PutColumns(const Tensor& local, const std::vector<int32_t>& positions, const Tensor& global) {
+void PutColumns(const Tensor& on_device, const std::vector<int32_t>& positions,
+                const Tensor& global) {
+  const Tensor local = on_device.To(DeviceType::kCpu);
   for (size_t i = 0; i < positions.size(); ++i) {
     global.Slice(2, positions[i], 1).CopyFrom(local.Slice(2, i, 1));
   }
 }
 
+// Ranks as threads; on a GPU they share it.
+absl::Status RunTestRanks(int world_size, const std::function<absl::Status(Communicator&)>& body) {
+  return RunRanks(world_size, [&](Communicator& comm) -> absl::Status {
+    if (kTestDevice == DeviceType::kCpu) return body(comm);
+    StagedCommunicator staged(&comm);
+    return body(staged);
+  });
+}
+
+// On the host; the ranks take their part to the device and bring back their results.
 struct Inputs {
   Tensor q, k, v, dout, dlse;
 };
@@ -88,7 +103,7 @@ absl::Status RunRing(int world_size, const BurstAttentionOptions& options, const
     tensor.Fill(std::nan(""));
   }
   std::mutex mutex;
-  return RunRanks(world_size, [&](Communicator& comm) -> absl::Status {
+  return RunTestRanks(world_size, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
     BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(seqlen, documents));
     const std::vector<int32_t>& positions = schedule.positions(comm.rank());
@@ -350,7 +365,7 @@ TEST(BurstAttentionTest, TapeOpWithStridedInputsAndLse) {
   const int64_t batch = 2, seqlen = 20, heads = 4, kv_heads = 2, head_dim = 8;
   const Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat64, 8);
   const Tensor fused =
-      Tensor::Zeros({batch, seqlen, heads + 2 * kv_heads, head_dim}, DType::kFloat64);
+      Tensor::Zeros({batch, seqlen, heads + 2 * kv_heads, head_dim}, DType::kFloat64, kTestDevice);
   fused.Slice(2, 0, heads).CopyFrom(inputs.q);
   fused.Slice(2, heads, kv_heads).CopyFrom(inputs.k);
   fused.Slice(2, heads + kv_heads, kv_heads).CopyFrom(inputs.v);
@@ -363,7 +378,8 @@ TEST(BurstAttentionTest, TapeOpWithStridedInputsAndLse) {
       v(fused.Slice(2, heads + kv_heads, kv_heads), true);
   Variable lse;
   const Variable out = BurstAttentionOp(tape, **attention, schedule, q, k, v, &lse);
-  ASSERT_TRUE(tape.Backward({out, lse}, {inputs.dout, inputs.dlse}).ok());
+  ASSERT_TRUE(
+      tape.Backward({out, lse}, {inputs.dout.To(kTestDevice), inputs.dlse.To(kTestDevice)}).ok());
   ExpectClose({out.value(), lse.value(), q.grad(), k.grad(), v.grad()},
               Reference(inputs, {true, 0}, {}, 1 / std::sqrt(8.0)), 1e-12);
 }
@@ -381,15 +397,16 @@ TEST(BurstAttentionTest, PackedTapeOp) {
                               Tensor::EmptyLike(inputs.q), Tensor::EmptyLike(inputs.k),
                               Tensor::EmptyLike(inputs.v)};
       std::mutex mutex;
-      const absl::Status status = RunRanks(world_size, [&](Communicator& comm) -> absl::Status {
+      const absl::Status status = RunTestRanks(world_size, [&](Communicator& comm) -> absl::Status {
         BurstAttentionOptions options;
         options.backward = direction;
         BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
         BURST_ASSIGN_OR_RETURN(RingSchedule made, attention->Schedule(seqlen));
         const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
         const std::vector<int32_t>& positions = schedule->positions(comm.rank());
-        const Tensor packed = Tensor::Empty(
-            {batch, schedule->length(), heads + 2 * kv_heads, head_dim}, DType::kFloat64);
+        const Tensor packed =
+            Tensor::Empty({batch, schedule->length(), heads + 2 * kv_heads, head_dim},
+                          DType::kFloat64, kTestDevice);
         packed.Slice(2, 0, heads).CopyFrom(TakeRows(inputs.q, positions));
         packed.Slice(2, heads, kv_heads).CopyFrom(TakeRows(inputs.k, positions));
         packed.Slice(2, heads + kv_heads, kv_heads).CopyFrom(TakeRows(inputs.v, positions));
@@ -409,6 +426,52 @@ TEST(BurstAttentionTest, PackedTapeOp) {
     }
   }
 }
+
+#ifdef BURST_TEST_CUDA
+// bfloat16 on a ring, packed and not: partial results and travelling gradients are float32, so no
+// result is worse than a naive computation in bfloat16 (flash_attention_bf16_test says more).
+TEST(BurstAttentionTest, BFloat16) {
+  const DType bf16 = DType::kBFloat16;
+  const int64_t batch = 2, seqlen = 150, heads = 4, kv_heads = 2, head_dim = 64;
+  Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat32, 4);
+  for (Tensor* x : {&inputs.q, &inputs.k, &inputs.v, &inputs.dout}) *x = x->To(bf16);
+  const auto causal = [](int64_t, int64_t i, int64_t j) { return j <= i; };
+  const auto reference = [&](DType rounded_to) {
+    return NaiveAttention(inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, 0.125, causal,
+                          rounded_to);
+  };
+  const AttentionReference expected = reference(DType::kFloat64), naive = reference(bf16);
+  const auto no_worse = [&](const Tensor& actual, const Tensor& bound, const Tensor& truth) {
+    EXPECT_LE(RelativeError(actual, truth), RelativeError(bound, truth) + 0x1p-9);
+  };
+  for (int world_size : {1, 2, 4}) {
+    for (BackwardDirection direction : kDirections) {
+      SCOPED_TRACE(testing::Message() << world_size << " ranks, " << Name(direction));
+      BurstAttentionOptions options;
+      options.backward = direction;
+      Results actual;
+      RingTraffic forward, backward;
+      const absl::Status status =
+          RunRing(world_size, options, inputs, {}, &actual, &forward, &backward);
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_LE(RelativeError(actual.lse, expected.lse), 1e-5);
+      no_worse(actual.out, naive.out, expected.out);
+      no_worse(actual.dq, naive.dq, expected.dq);
+      no_worse(actual.dk, naive.dk, expected.dk);
+      no_worse(actual.dv, naive.dv, expected.dv);
+
+      // Bytes of a token and hop: q 2, lse, delta and gradients 4 an element. Zigzag and causal:
+      // every block visits every rank.
+      const int64_t tokens = (world_size - 1) * batch * seqlen;
+      const int64_t hq = heads * head_dim, hk = kv_heads * head_dim;
+      EXPECT_EQ(forward.block_bytes, tokens * 2 * hk * 2);
+      const bool burst = direction == BackwardDirection::kBurst;
+      EXPECT_EQ(backward.block_bytes, tokens * (burst ? 2 * hq * 2 + 2 * heads * 4 : 2 * hk * 2));
+      EXPECT_EQ(backward.gradient_bytes, tokens * (burst ? hq * 4 : 2 * hk * 4));
+    }
+  }
+}
+#endif
 
 TEST(BurstAttentionTest, ErrorsAreClear) {
   const auto attention = *BurstAttention::Create({}, nullptr);

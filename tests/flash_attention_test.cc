@@ -19,158 +19,31 @@
 #include "burst/kernels/merge.h"
 #include "burst/tensor/tensor.h"
 #include "gtest/gtest.h"
+#include "tests/attention_problem.h"
 #include "tests/attention_reference.h"
+#include "tests/test_device.h"
 
 namespace burst {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Of max |error| / max |reference|, for scores of ordinary size.
 double Tolerance(DType dtype) { return dtype == DType::kFloat32 ? 1e-5 : 1e-13; }
 
-// ---- Masks: the ranges that the kernels take, and the same said in another way.
-
-enum class MaskKind { kFull, kCausal, kWindow, kDocuments, kGap, kRandom };
-
-std::ostream& operator<<(std::ostream& out, MaskKind kind) {
-  constexpr const char* kNames[] = {"Full", "Causal", "Window", "Documents", "Gap", "Random"};
-  return out << kNames[static_cast<int>(kind)];
-}
-
-struct TestMask {
-  std::vector<int32_t> begin, end;  // [batch or 1, q_len]; empty: full
-  int64_t batch_stride = 0;
-  std::function<bool(int64_t b, int64_t i, int64_t j)> visible;
-
-  KeyRanges ranges() const {
-    if (begin.empty()) return {};
-    return {begin.data(), end.data(), batch_stride};
-  }
-};
-
-uint32_t RandomBelow(int64_t n, uint64_t stream, uint64_t index) {
-  return Philox(/*key=*/7, stream, index)[0] % static_cast<uint32_t>(n);
-}
-
-// Causal masks align the last query with the last key.
-TestMask MakeMask(MaskKind kind, int64_t batch, int64_t q_len, int64_t k_len) {
-  constexpr int64_t kWindow = 40;
-  const int64_t shift = k_len - q_len;
-  TestMask mask;
-  const auto add = [&](int64_t begin, int64_t end) {
-    mask.begin.push_back(static_cast<int32_t>(std::clamp<int64_t>(begin, 0, k_len)));
-    mask.end.push_back(static_cast<int32_t>(std::clamp<int64_t>(end, 0, k_len)));
-  };
-  switch (kind) {
-    case MaskKind::kFull:
-      mask.visible = [](int64_t, int64_t, int64_t) { return true; };
-      break;
-    case MaskKind::kCausal:
-      for (int64_t i = 0; i < q_len; ++i) add(0, i + shift + 1);
-      mask.visible = [=](int64_t, int64_t i, int64_t j) { return j <= i + shift; };
-      break;
-    case MaskKind::kWindow:
-      for (int64_t i = 0; i < q_len; ++i) add(i + shift - kWindow + 1, i + shift + 1);
-      mask.visible = [=](int64_t, int64_t i, int64_t j) {
-        return j <= i + shift && i + shift - j < kWindow;
-      };
-      break;
-    case MaskKind::kDocuments: {
-      // Causal within documents of about 50 tokens, other ones in every batch row.
-      const int64_t positions = std::max(q_len, k_len);
-      std::vector<int> document(batch * positions);  // [batch, positions]
-      for (int64_t b = 0; b < batch; ++b) {
-        int* row = document.data() + b * positions;
-        for (int64_t i = 1; i < positions; ++i) {
-          row[i] = row[i - 1] + (RandomBelow(50, 10 + b, i) == 0);
-        }
-        for (int64_t i = 0; i < q_len; ++i) {
-          const int own = row[std::max<int64_t>(0, i + shift)];
-          add(std::lower_bound(row, row + positions, own) - row, i + shift + 1);
-        }
-      }
-      mask.batch_stride = q_len;
-      mask.visible = [=](int64_t b, int64_t i, int64_t j) {
-        const int* row = document.data() + b * positions;
-        return j <= i + shift && row[j] == row[i + shift];
-      };
-      break;
-    }
-    case MaskKind::kGap:  // nobody sees the keys in the middle
-      for (int64_t i = 0; i < q_len; ++i) i < q_len / 2 ? add(0, 3) : add(k_len - 3, k_len);
-      mask.visible = [=](int64_t, int64_t i, int64_t j) {
-        return i < q_len / 2 ? j < 3 : j >= k_len - 3;
-      };
-      break;
-    case MaskKind::kRandom:  // a query with begin >= end sees nothing
-      mask.batch_stride = q_len;
-      for (int64_t i = 0; i < batch * q_len; ++i) {
-        add(RandomBelow(k_len + 1, 20, i), RandomBelow(k_len + 1, 21, i));
-      }
-      for (int64_t b = 0; b < batch; ++b) {
-        std::sort(mask.begin.begin() + b * q_len, mask.begin.begin() + (b + 1) * q_len);
-        std::sort(mask.end.begin() + b * q_len, mask.end.begin() + (b + 1) * q_len);
-      }
-      mask.visible = [begin = mask.begin, end = mask.end, q_len](int64_t b, int64_t i, int64_t j) {
-        return begin[b * q_len + i] <= j && j < end[b * q_len + i];
-      };
-      break;
-  }
-  return mask;
-}
-
-// ---- Problems, and the kernels run on them.
-
-struct Problem {
-  Problem(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads, int64_t d,
-          MaskKind kind, DType dtype, double magnitude = 1)
-      : q(RandomNormal({batch, q_len, heads, d}, DType::kFloat32, 1, 0, magnitude).To(dtype)),
-        k(RandomNormal({batch, k_len, kv_heads, d}, DType::kFloat32, 1, 1, magnitude).To(dtype)),
-        v(RandomNormal({batch, k_len, kv_heads, d}, DType::kFloat32, 1, 2).To(dtype)),
-        dout(RandomNormal({batch, q_len, heads, d}, DType::kFloat32, 1, 3).To(dtype)),
-        dlse(RandomNormal({batch, heads, q_len}, DType::kFloat32, 1, 4).To(dtype)),
-        mask(MakeMask(kind, batch, q_len, k_len)),
-        softmax_scale(1.25 / std::sqrt(static_cast<double>(d))) {}
-
-  FlashAttentionShape shape() const {
-    return {q.dim(0), q.dim(1),      k.dim(1),  q.dim(2),     k.dim(2),
-            q.dim(3), softmax_scale, q.dtype(), mask.ranges()};
-  }
-
-  AttentionReference Reference() const {
-    return NaiveAttention(q, k, v, dout, dlse, softmax_scale, mask.visible);
-  }
-
-  Tensor q, k, v, dout, dlse;
-  TestMask mask;
-  double softmax_scale;
-};
-
-struct Result {
-  Tensor out, lse, dq, dk, dv;
-};
-
-// What the kernels assign is full of NaN before.
-Tensor Poisoned(const Tensor& like) {
-  const Tensor tensor = Tensor::EmptyLike(like);
-  tensor.Fill(kNaN);
-  return tensor;
-}
-
 Result RunKernels(const Problem& problem) {
-  const DeviceType cpu = DeviceType::kCpu;
   const Result result = {Poisoned(problem.q), Poisoned(problem.dlse), Tensor::ZerosLike(problem.q),
                          Tensor::ZerosLike(problem.k), Tensor::ZerosLike(problem.v)};
   const Tensor delta = Poisoned(problem.dlse);
-  FlashForward(cpu, {problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
-                     Operand(result.out), result.lse.raw_data(), /*merge=*/false});
-  FlashDelta(cpu, {problem.shape(), Operand(result.out), Operand(problem.dout),
-                   problem.dlse.raw_data(), delta.raw_data()});
-  FlashBackward(cpu, {problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
-                      Operand(problem.dout), result.lse.raw_data(), delta.raw_data(),
-                      Operand(result.dq), Operand(result.dk), Operand(result.dv)});
+  FlashForward(kTestDevice,
+               {problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                Operand(result.out), result.lse.raw_data(), /*merge=*/false});
+  FlashDelta(kTestDevice, {problem.shape(), Operand(result.out), Operand(problem.dout),
+                           problem.dlse.raw_data(), delta.raw_data()});
+  FlashBackward(kTestDevice,
+                {problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                 Operand(problem.dout), result.lse.raw_data(), delta.raw_data(), Operand(result.dq),
+                 Operand(result.dk), Operand(result.dv)});
   return result;
 }
 
@@ -295,25 +168,28 @@ TEST_P(DTypeTest, StridedOperands) {
     return std::array<Tensor, 3>{fused.Slice(2, 0, kHeads), fused.Slice(2, kHeads, kKvHeads),
                                  fused.Slice(2, kHeads + kKvHeads, kKvHeads)};
   };
-  const Tensor qkv = Tensor::Empty({kBatch, kSeqlen, kFused, kDim}, GetParam());
-  const Tensor dqkv = Tensor::Zeros({kBatch, kSeqlen, kFused, kDim}, GetParam());
+  const Tensor qkv = Tensor::Empty({kBatch, kSeqlen, kFused, kDim}, GetParam(), kTestDevice);
+  const Tensor dqkv = Tensor::Zeros({kBatch, kSeqlen, kFused, kDim}, GetParam(), kTestDevice);
   const auto [q, k, v] = split(qkv);
   const auto [dq, dk, dv] = split(dqkv);
   q.CopyFrom(contiguous.q);
   k.CopyFrom(contiguous.k);
   v.CopyFrom(contiguous.v);
   // out: in the middle of a tensor that is one larger on every side.
-  const Tensor frame = Tensor::Empty({kBatch, kSeqlen + 2, kHeads + 2, kDim + 2}, GetParam());
+  const Tensor frame =
+      Tensor::Empty({kBatch, kSeqlen + 2, kHeads + 2, kDim + 2}, GetParam(), kTestDevice);
   frame.Fill(42);
   const Tensor out = frame.Slice(1, 1, kSeqlen).Slice(2, 1, kHeads).Slice(3, 1, kDim);
   const Tensor lse = Poisoned(contiguous.dlse), delta = Poisoned(contiguous.dlse);
 
   const FlashAttentionShape shape = contiguous.shape();
-  FlashForwardCpu({shape, Operand(q), Operand(k), Operand(v), Operand(out), lse.raw_data(), false});
-  FlashDeltaCpu({shape, Operand(out), Operand(contiguous.dout), contiguous.dlse.raw_data(),
-                 delta.raw_data()});
-  FlashBackwardCpu({shape, Operand(q), Operand(k), Operand(v), Operand(contiguous.dout),
-                    lse.raw_data(), delta.raw_data(), Operand(dq), Operand(dk), Operand(dv)});
+  FlashForward(kTestDevice,
+               {shape, Operand(q), Operand(k), Operand(v), Operand(out), lse.raw_data(), false});
+  FlashDelta(kTestDevice, {shape, Operand(out), Operand(contiguous.dout),
+                           contiguous.dlse.raw_data(), delta.raw_data()});
+  FlashBackward(kTestDevice,
+                {shape, Operand(q), Operand(k), Operand(v), Operand(contiguous.dout),
+                 lse.raw_data(), delta.raw_data(), Operand(dq), Operand(dk), Operand(dv)});
   ExpectBitwiseEqual({out, lse, dq, dk, dv}, expected);
   out.CopyFrom(Tensor::ZerosLike(out));
   double sum = 0;
@@ -351,21 +227,22 @@ TEST_P(DTypeTest, BlocksOfKeysMerge) {
     };
     bool merge = false;
     for (const auto& [begin, end] : blocks) {
-      FlashForwardCpu({block_shape(begin, end), Operand(problem.q),
-                       Operand(problem.k.Slice(1, begin, end - begin)),
-                       Operand(problem.v.Slice(1, begin, end - begin)), Operand(result.out),
-                       result.lse.raw_data(), merge});
+      FlashForward(kTestDevice, {block_shape(begin, end), Operand(problem.q),
+                                 Operand(problem.k.Slice(1, begin, end - begin)),
+                                 Operand(problem.v.Slice(1, begin, end - begin)),
+                                 Operand(result.out), result.lse.raw_data(), merge});
       merge = true;
     }
-    FlashDeltaCpu({problem.shape(), Operand(result.out), Operand(problem.dout),
-                   problem.dlse.raw_data(), delta.raw_data()});
+    FlashDelta(kTestDevice, {problem.shape(), Operand(result.out), Operand(problem.dout),
+                             problem.dlse.raw_data(), delta.raw_data()});
     for (const auto& [begin, end] : blocks) {
-      FlashBackwardCpu({block_shape(begin, end), Operand(problem.q),
-                        Operand(problem.k.Slice(1, begin, end - begin)),
-                        Operand(problem.v.Slice(1, begin, end - begin)), Operand(problem.dout),
-                        result.lse.raw_data(), delta.raw_data(), Operand(result.dq),
-                        Operand(result.dk.Slice(1, begin, end - begin)),
-                        Operand(result.dv.Slice(1, begin, end - begin))});
+      FlashBackward(kTestDevice,
+                    {block_shape(begin, end), Operand(problem.q),
+                     Operand(problem.k.Slice(1, begin, end - begin)),
+                     Operand(problem.v.Slice(1, begin, end - begin)), Operand(problem.dout),
+                     result.lse.raw_data(), delta.raw_data(), Operand(result.dq),
+                     Operand(result.dk.Slice(1, begin, end - begin)),
+                     Operand(result.dv.Slice(1, begin, end - begin))});
     }
     ExpectNear(result, problem.Reference(), Tolerance(GetParam()));
   }
@@ -375,18 +252,42 @@ TEST_P(DTypeTest, GradientsAccumulate) {
   const Problem problem(1, 90, 90, 2, 1, 16, MaskKind::kCausal, GetParam());
   const Result once = RunKernels(problem);
   const Tensor delta = Tensor::EmptyLike(problem.dlse);
-  FlashDeltaCpu({problem.shape(), Operand(once.out), Operand(problem.dout), problem.dlse.raw_data(),
-                 delta.raw_data()});
+  FlashDelta(kTestDevice, {problem.shape(), Operand(once.out), Operand(problem.dout),
+                           problem.dlse.raw_data(), delta.raw_data()});
   const Tensor dq = once.dq.Clone(), dk = once.dk.Clone(), dv = once.dv.Clone();
-  FlashBackwardCpu({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
-                    Operand(problem.dout), once.lse.raw_data(), delta.raw_data(), Operand(dq),
-                    Operand(dk), Operand(dv)});
+  FlashBackward(kTestDevice, {problem.shape(), Operand(problem.q), Operand(problem.k),
+                              Operand(problem.v), Operand(problem.dout), once.lse.raw_data(),
+                              delta.raw_data(), Operand(dq), Operand(dk), Operand(dv)});
   once.dq.Scale(2);
   once.dk.Scale(2);
   once.dv.Scale(2);
   EXPECT_LE(RelativeError(dq, once.dq), Tolerance(GetParam()));
   EXPECT_LE(RelativeError(dk, once.dk), Tolerance(GetParam()));
   EXPECT_LE(RelativeError(dv, once.dv), Tolerance(GetParam()));
+}
+
+// The same bits as zeros added to, in whatever memory, and strided.
+TEST_P(DTypeTest, GradientsAreAssigned) {
+  for (const Lengths lengths : {Lengths{90, 90}, Lengths{0, 9}, Lengths{9, 0}, Lengths{300, 40}}) {
+    const Problem problem(2, lengths.q_len, lengths.k_len, 4, 2, 16, MaskKind::kCausal, GetParam());
+    const Result expected = RunKernels(problem);
+    const Tensor delta = Poisoned(problem.dlse);
+    FlashDelta(kTestDevice, {problem.shape(), Operand(expected.out), Operand(problem.dout),
+                             problem.dlse.raw_data(), delta.raw_data()});
+    const auto strided = [](const Tensor& like) {
+      Shape shape = like.shape();
+      shape[2] += 3;
+      const Tensor frame = Tensor::Empty(shape, like.dtype(), like.device());
+      frame.Fill(kNaN);
+      return frame.Slice(2, 1, like.dim(2));
+    };
+    const Tensor dq = strided(problem.q), dk = strided(problem.k), dv = strided(problem.v);
+    FlashBackward(kTestDevice,
+                  {problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                   Operand(problem.dout), expected.lse.raw_data(), delta.raw_data(), Operand(dq),
+                   Operand(dk), Operand(dv), /*assign=*/true});
+    ExpectBitwiseEqual({expected.out, expected.lse, dq, dk, dv}, expected);
+  }
 }
 
 // Also under a mask that shows it keys, a query whose lse is -inf has no probabilities.
@@ -396,9 +297,9 @@ TEST_P(DTypeTest, RowsOfMinusInfinityHaveNoGradient) {
   lse.Fill(-kInfinity);
   const Tensor dq = Tensor::ZerosLike(problem.q), dk = Tensor::ZerosLike(problem.k);
   const Tensor dv = Tensor::ZerosLike(problem.v);
-  FlashBackwardCpu({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
-                    Operand(problem.dout), lse.raw_data(), delta.raw_data(), Operand(dq),
-                    Operand(dk), Operand(dv)});
+  FlashBackward(kTestDevice, {problem.shape(), Operand(problem.q), Operand(problem.k),
+                              Operand(problem.v), Operand(problem.dout), lse.raw_data(),
+                              delta.raw_data(), Operand(dq), Operand(dk), Operand(dv)});
   for (const Tensor& gradient : {dq, dk, dv}) {
     for (double x : gradient.ToVector<double>()) ASSERT_EQ(x, 0);
   }
@@ -408,10 +309,10 @@ TEST_P(DTypeTest, NoDlseIsZeroDlse) {
   const Problem problem(1, 40, 40, 1, 1, 16, MaskKind::kFull, GetParam());
   const Tensor zero = Tensor::ZerosLike(problem.dlse);
   const Tensor with = Poisoned(zero), without = Poisoned(zero);
-  FlashDeltaCpu({problem.shape(), Operand(problem.q), Operand(problem.dout), zero.raw_data(),
-                 with.raw_data()});
-  FlashDeltaCpu(
-      {problem.shape(), Operand(problem.q), Operand(problem.dout), nullptr, without.raw_data()});
+  FlashDelta(kTestDevice, {problem.shape(), Operand(problem.q), Operand(problem.dout),
+                           zero.raw_data(), with.raw_data()});
+  FlashDelta(kTestDevice, {problem.shape(), Operand(problem.q), Operand(problem.dout), nullptr,
+                           without.raw_data()});
   EXPECT_EQ(with.ToVector<double>(), without.ToVector<double>());
 }
 

@@ -4,6 +4,12 @@
 #include <cmath>
 #include <limits>
 
+#ifdef __CUDACC__
+#define BURST_HOST_DEVICE __host__ __device__
+#else
+#define BURST_HOST_DEVICE
+#endif
+
 namespace burst {
 
 // With m = max(lse_a, lse_b) and sum = e^(lse_a - m) + e^(lse_b - m):
@@ -21,7 +27,7 @@ struct MergeWeights {
 };
 
 template <typename T>
-MergeWeights<T> Merge(T lse_a, T lse_b) {
+BURST_HOST_DEVICE MergeWeights<T> Merge(T lse_a, T lse_b) {
   const T m = lse_a > lse_b ? lse_a : lse_b;
   if (m == -std::numeric_limits<T>::infinity()) return {m, T{0}, T{0}};
   const T a = std::exp(lse_a - m), b = std::exp(lse_b - m);

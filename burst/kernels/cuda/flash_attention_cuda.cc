@@ -15,6 +15,9 @@ namespace {
 enum class Kernels { kNone, kSimt, kSm90 };
 
 Kernels KernelsFor(DType dtype, int64_t head_dim) {
+  if (dtype == DType::kFloat32 || dtype == DType::kFloat64) {
+    return head_dim <= simt::kMaxHeadDim ? Kernels::kSimt : Kernels::kNone;
+  }
   if (dtype != DType::kBFloat16) return Kernels::kNone;
   const bool hopper = CurrentContext().compute_capability == 90;
   if (hopper && head_dim % 8 == 0 && head_dim <= 128) return Kernels::kSm90;
@@ -130,17 +133,17 @@ absl::Status CheckFlashAttention(DType dtype, int64_t head_dim) {
 }
 
 void FlashForward(const FlashForwardParams& params) {
-  KernelsFor(params.shape);
+  if (KernelsFor(params.shape) == Kernels::kSimt) return simt::Forward(params);
   ForwardSm90(params);
 }
 
 void FlashDelta(const FlashDeltaParams& params) {
-  KernelsFor(params.shape);
+  if (KernelsFor(params.shape) == Kernels::kSimt) return simt::Delta(params);
   DeltaSm90(params);
 }
 
 void FlashBackward(const FlashBackwardParams& params) {
-  KernelsFor(params.shape);
+  if (KernelsFor(params.shape) == Kernels::kSimt) return simt::Backward(params);
   BackwardSm90(params);
 }
 

@@ -1,0 +1,279 @@
+// bfloat16 attention on the GPU against naive attention in double precision on the same rounded
+// inputs. The kernels keep sums and scores in float32 and round P, dS and the results only, so none
+// of their errors may exceed those of a naive computation that rounds everything, measured on the
+// very same problem; beyond it, half a unit in the last place (2^-9) of the largest element, for
+// small problems on which the naive computation is lucky.
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <tuple>
+
+#include "burst/kernels/flash_attention.h"
+#include "burst/tensor/tensor.h"
+#include "tests/attention_problem.h"
+#include "tests/attention_reference.h"
+
+namespace burst {
+namespace {
+
+constexpr DeviceType kCuda = DeviceType::kCuda;
+constexpr DType kBf16 = DType::kBFloat16, kFloat = DType::kFloat32;
+
+// Two sets of kernels: those that the device chooses, and those for any tensor core.
+struct Kernels {
+  const char* name;
+  void (*forward)(const FlashForwardParams&);
+  void (*delta)(const FlashDeltaParams&);
+  void (*backward)(const FlashBackwardParams&);
+};
+constexpr Kernels kChosen = {
+    "Chosen", [](const FlashForwardParams& params) { FlashForward(kCuda, params); },
+    [](const FlashDeltaParams& params) { FlashDelta(kCuda, params); },
+    [](const FlashBackwardParams& params) { FlashBackward(kCuda, params); }};
+
+Problem MakeProblem(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads,
+                    int64_t d, MaskKind kind) {
+  return Problem(batch, q_len, k_len, heads, kv_heads, d, kind, kBf16, /*magnitude=*/1.5);
+}
+
+Tensor PoisonedSum(const Tensor& like) {
+  const Tensor tensor = Tensor::Empty(like.shape(), kFloat, kCuda);
+  tensor.Fill(kNaN);
+  return tensor;
+}
+
+FlashBackwardParams BackwardParams(const Problem& problem, const Result& result,
+                                   const Tensor& delta) {
+  FlashBackwardParams params;
+  params.shape = problem.shape();
+  params.q = Operand(problem.q);
+  params.k = Operand(problem.k);
+  params.v = Operand(problem.v);
+  params.dout = Operand(problem.dout);
+  params.lse = result.lse.raw_data();
+  params.delta = delta.raw_data();
+  params.dq = Operand(result.dq);
+  params.dk = Operand(result.dk);
+  params.dv = Operand(result.dv);
+  return params;
+}
+
+Tensor Delta(const Kernels& kernels, const Problem& problem, const Tensor& out) {
+  const Tensor delta = PoisonedSum(problem.dlse);
+  kernels.delta({problem.shape(), Operand(out), Operand(problem.dout), problem.dlse.raw_data(),
+                 delta.raw_data()});
+  return delta;
+}
+
+// A single hop: everything assigned, in bfloat16.
+Result RunOnce(const Kernels& kernels, const Problem& problem, bool deterministic) {
+  const Result result = {Poisoned(problem.q), Poisoned(problem.dlse), Poisoned(problem.q),
+                         Poisoned(problem.k), Poisoned(problem.v)};
+  kernels.forward({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                   Operand(result.out), result.lse.raw_data(), /*merge=*/false, kBf16});
+  FlashBackwardParams params = BackwardParams(problem, result, Delta(kernels, problem, result.out));
+  params.assign = true;
+  params.deterministic = deterministic;
+  kernels.backward(params);
+  return result;
+}
+
+double SquaredError(const Tensor& actual, const Tensor& expected) {
+  const std::vector<double> a = actual.ToVector<double>(), e = expected.ToVector<double>();
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - e[i]) * (a[i] - e[i]);
+  return sum;
+}
+
+void ExpectNoWorse(const char* name, const Tensor& actual, const Tensor& naive,
+                   const Tensor& expected) {
+  EXPECT_LE(RelativeError(actual, expected), RelativeError(naive, expected) + 0x1p-9) << name;
+  double largest = 0;
+  for (double x : expected.ToVector<double>()) largest = std::max(largest, std::abs(x));
+  const double n = static_cast<double>(expected.numel());
+  EXPECT_LE(std::sqrt(SquaredError(actual, expected) / n),
+            std::sqrt(SquaredError(naive, expected) / n) + 0x1p-12 * largest)
+      << name << ", root mean square";
+}
+
+void ExpectNoWorse(const Result& result, const Problem& problem) {
+  const AttentionReference expected = problem.Reference(), naive = problem.Reference(kBf16);
+  // lse is float32, of products that are summed in float32.
+  EXPECT_LE(RelativeError(result.lse, expected.lse), 1e-5) << "lse";
+  ExpectNoWorse("out", result.out, naive.out, expected.out);
+  ExpectNoWorse("dq", result.dq, naive.dq, expected.dq);
+  ExpectNoWorse("dk", result.dk, naive.dk, expected.dk);
+  ExpectNoWorse("dv", result.dv, naive.dv, expected.dv);
+}
+
+void ExpectBitwiseEqual(const Result& a, const Result& b) {
+  EXPECT_EQ(a.out.ToVector<float>(), b.out.ToVector<float>());
+  EXPECT_EQ(a.lse.ToVector<float>(), b.lse.ToVector<float>());
+  EXPECT_EQ(a.dq.ToVector<float>(), b.dq.ToVector<float>());
+  EXPECT_EQ(a.dk.ToVector<float>(), b.dk.ToVector<float>());
+  EXPECT_EQ(a.dv.ToVector<float>(), b.dv.ToVector<float>());
+}
+
+struct Heads {
+  int64_t heads, kv_heads;
+};
+struct Lengths {
+  int64_t q_len, k_len;
+};
+
+using Case = std::tuple<Kernels, Heads, int64_t /*head_dim*/, Lengths, MaskKind>;
+class SweepTest : public testing::TestWithParam<Case> {};
+
+TEST_P(SweepTest, NoWorseThanNaive) {
+  const auto [kernels, heads, d, lengths, kind] = GetParam();
+  const int64_t batch = lengths.q_len < 100 ? 2 : 1;
+  const Problem problem =
+      MakeProblem(batch, lengths.q_len, lengths.k_len, heads.heads, heads.kv_heads, d, kind);
+  const Result result = RunOnce(kernels, problem, /*deterministic=*/true);
+  ExpectNoWorse(result, problem);
+  ExpectBitwiseEqual(RunOnce(kernels, problem, true), result);
+  ExpectNoWorse(RunOnce(kernels, problem, false), problem);
+}
+
+std::string SweepName(const testing::TestParamInfo<Case>& info) {
+  const auto [kernels, heads, d, lengths, kind] = info.param;
+  std::ostringstream name;
+  name << kernels.name << "_" << kind << "_heads" << heads.heads << "on" << heads.kv_heads << "_d"
+       << d << "_" << lengths.q_len << "x" << lengths.k_len;
+  return name.str();
+}
+
+const auto kAllMasks = testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow,
+                                       MaskKind::kDocuments, MaskKind::kGap, MaskKind::kRandom);
+
+INSTANTIATE_TEST_SUITE_P(Short, SweepTest,
+                         testing::Combine(testing::Values(kChosen),
+                                          testing::Values(Heads{2, 2}, Heads{3, 1}),
+                                          testing::Values(8, 64, 80, 128),
+                                          testing::Values(Lengths{0, 5}, Lengths{5, 0},
+                                                          Lengths{1, 1}, Lengths{1, 129},
+                                                          Lengths{70, 33}),
+                                          kAllMasks),
+                         SweepName);
+INSTANTIATE_TEST_SUITE_P(Long, SweepTest,
+                         testing::Combine(testing::Values(kChosen), testing::Values(Heads{4, 2}),
+                                          testing::Values(64, 96, 128),
+                                          testing::Values(Lengths{300, 300}, Lengths{131, 517}),
+                                          kAllMasks),
+                         SweepName);
+
+class KernelsTest : public testing::TestWithParam<Kernels> {};
+INSTANTIATE_TEST_SUITE_P(All, KernelsTest, testing::Values(kChosen),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(KernelsTest, EveryLength) {
+  for (int64_t length = 1; length <= 290; length += length < 140 ? 1 : 13) {
+    SCOPED_TRACE(length);
+    const Problem problem = MakeProblem(1, length, length, 1, 1, 64, MaskKind::kCausal);
+    ExpectNoWorse(RunOnce(GetParam(), problem, true), problem);
+  }
+}
+
+// Blocks of keys in any order, merged in float32, are the attention over all keys.
+TEST_P(KernelsTest, BlocksOfKeysMerge) {
+  constexpr int64_t kBatch = 2, kLength = 310;
+  for (MaskKind kind : {MaskKind::kFull, MaskKind::kCausal, MaskKind::kRandom}) {
+    for (int64_t d : {64, 128}) {
+      SCOPED_TRACE(testing::Message() << kind << " " << d);
+      const Problem problem = MakeProblem(kBatch, kLength, kLength, 4, 2, d, kind);
+      const std::vector<std::array<int64_t, 2>> blocks = {
+          {200, 310}, {7, 8}, {0, 7}, {8, 8}, {8, 200}};
+      const auto zeros = [](const Tensor& like) {
+        return Tensor::Zeros(like.shape(), kFloat, kCuda);
+      };
+      const Result result = {PoisonedSum(problem.q), Poisoned(problem.dlse), zeros(problem.q),
+                             zeros(problem.k), zeros(problem.v)};
+      TestMask block_mask = problem.mask;
+      const auto block_shape = [&](int64_t begin, int64_t end) {
+        FlashAttentionShape shape = problem.shape();
+        shape.k_len = end - begin;
+        for (size_t i = 0; i < block_mask.begin.size(); ++i) {
+          const auto local = [&](int64_t j) {
+            return static_cast<int32_t>(std::clamp<int64_t>(j - begin, 0, end - begin));
+          };
+          block_mask.begin[i] = local(problem.mask.begin[i]);
+          block_mask.end[i] = local(problem.mask.end[i]);
+        }
+        shape.visible = block_mask.ranges();
+        return shape;
+      };
+      bool merge = false;
+      for (const auto& [begin, end] : blocks) {
+        GetParam().forward({block_shape(begin, end), Operand(problem.q),
+                            Operand(problem.k.Slice(1, begin, end - begin)),
+                            Operand(problem.v.Slice(1, begin, end - begin)), Operand(result.out),
+                            result.lse.raw_data(), merge, kFloat});
+        merge = true;
+      }
+      const Tensor delta = Delta(GetParam(), problem, result.out.To(kBf16));
+      for (const auto& [begin, end] : blocks) {
+        FlashBackwardParams params = BackwardParams(problem, result, delta);
+        params.shape = block_shape(begin, end);
+        params.k = Operand(problem.k.Slice(1, begin, end - begin));
+        params.v = Operand(problem.v.Slice(1, begin, end - begin));
+        params.dk = Operand(result.dk.Slice(1, begin, end - begin));
+        params.dv = Operand(result.dv.Slice(1, begin, end - begin));
+        GetParam().backward(params);
+      }
+      ExpectNoWorse(result, problem);
+    }
+  }
+}
+
+// Slices of packed tensors in and out give the same bits, and nothing else is written.
+TEST_P(KernelsTest, StridedOperands) {
+  constexpr int64_t kBatch = 2, kSeqlen = 150, kHeads = 4, kKvHeads = 2;
+  constexpr int64_t kPacked = kHeads + 2 * kKvHeads;
+  for (int64_t d : {24, 128}) {
+    Problem problem = MakeProblem(kBatch, kSeqlen, kSeqlen, kHeads, kKvHeads, d, MaskKind::kCausal);
+    const Result expected = RunOnce(GetParam(), problem, true);
+    const auto frame = [&](int64_t heads) {
+      const Tensor tensor = Tensor::Empty({kBatch, kSeqlen, heads, d}, kBf16, kCuda);
+      tensor.Fill(42);
+      return tensor;
+    };
+    const auto part = [](const Tensor& packed, int i) {
+      return packed.Slice(2, i == 0 ? 0 : kHeads + (i - 1) * kKvHeads, i == 0 ? kHeads : kKvHeads);
+    };
+    const Tensor qkv = frame(kPacked), dqkv = frame(kPacked), out = frame(kHeads + 2);
+    part(qkv, 0).CopyFrom(problem.q);
+    part(qkv, 1).CopyFrom(problem.k);
+    part(qkv, 2).CopyFrom(problem.v);
+    problem.q = part(qkv, 0);
+    problem.k = part(qkv, 1);
+    problem.v = part(qkv, 2);
+    const Result result = {out.Slice(2, 1, kHeads), Poisoned(problem.dlse), part(dqkv, 0),
+                           part(dqkv, 1), part(dqkv, 2)};
+    GetParam().forward({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                        Operand(result.out), result.lse.raw_data(), false, kBf16});
+    FlashBackwardParams params =
+        BackwardParams(problem, result, Delta(GetParam(), problem, result.out));
+    params.assign = true;
+    GetParam().backward(params);
+    ExpectBitwiseEqual(result, expected);
+    for (int64_t head : {int64_t{0}, kHeads + 1}) {
+      for (double x : out.Slice(2, head, 1).ToVector<double>()) ASSERT_EQ(x, 42);
+    }
+  }
+}
+
+TEST(CheckFlashAttentionTest, SaysWhatIsNotServed) {
+  EXPECT_TRUE(CheckFlashAttention(kCuda, kBf16, 128).ok());
+  EXPECT_TRUE(CheckFlashAttention(kCuda, DType::kFloat64, 7).ok());
+  EXPECT_FALSE(CheckFlashAttention(kCuda, kBf16, 20).ok());
+  EXPECT_FALSE(CheckFlashAttention(kCuda, kBf16, 264).ok());
+  EXPECT_FALSE(CheckFlashAttention(kCuda, kFloat, 257).ok());
+  EXPECT_FALSE(CheckFlashAttention(DeviceType::kCpu, kBf16, 64).ok());
+}
+
+}  // namespace
+}  // namespace burst
