@@ -18,7 +18,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,9 +26,10 @@
 #include "burst/base/parallel.h"
 #include "burst/base/philox.h"
 #include "burst/base/status.h"
-#include "burst/comm/thread_communicator.h"
+#include "burst/comm/communicator.h"
 #include "burst/device/memory.h"
 #include "train/config.h"
+#include "train/launch.h"
 #include "train/peak_flops.h"
 #include "train/trainer.h"
 #include "train/training_setup.h"
@@ -114,10 +114,7 @@ void TrainStep(benchmark::State& state, const std::string& model, int64_t batch,
     peak = cuda ? ranks * MeasurePeakFlops(DeviceType::kCuda, setup->config.dtype) : SgemmRate();
   }
   const absl::Status status =
-      RunRanks(setup->config.ranks, [&](Communicator& comm) -> absl::Status {
-        const ScopedThreadPool pool(setup->config.threads);
-        std::optional<ScopedCudaDevice> gpu;
-        if (cuda) gpu.emplace(comm.rank(), comm.rank());
+      RunRanksInProcess(setup->config, [&](Communicator& comm) -> absl::Status {
         BURST_ASSIGN_OR_RETURN(const auto trainer,
                                Trainer::Create(*setup, &comm, /*verbose=*/false));
         int64_t step = 0;

@@ -87,24 +87,34 @@ Transformer::Transformer(const ModelConfig& config) : config_(config), blocks_(c
                     &position_embedding_);
   }
   for (int64_t layer = 0; layer < config.layers; ++layer) {
+    first_element_.push_back(parameters_.numel());
     blocks_[layer].Declare(config_, layer, &parameters_);
   }
+  first_element_.push_back(parameters_.numel());
   final_norm_.Declare(config_, "final_norm", &parameters_);
   if (!config.tied_embeddings) parameters_.Add("head.weight", table, 0, kInitStd, true, &head_);
 }
 
-Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens,
-                             const Tensor& positions) const {
+Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions,
+                             const GradientsReady& ready) const {
+  const auto on_backward = [&](int64_t begin, int64_t end) {
+    if (ready != nullptr) pass.tape.OnBackward([=] { ready(begin, end); });
+  };
+  on_backward(0, first_element_[0]);
   Variable x = config_.family == Family::kGpt2
                    ? Embedding(pass.tape, tokens, token_embedding_, positions, position_embedding_)
                    : Embedding(pass.tape, tokens, token_embedding_);
   x = Dropout(pass.tape, x, DropoutAt(pass, config_, /*site=*/0));
-  for (const Block& block : blocks_) x = block.Forward(pass, x);
+  for (size_t layer = 0; layer < blocks_.size(); ++layer) {
+    on_backward(first_element_[layer], first_element_[layer + 1]);
+    x = blocks_[layer].Forward(pass, x);
+  }
+  on_backward(first_element_.back(), parameters_.numel());
   return final_norm_.Forward(pass, config_, x);
 }
 
 Variable Transformer::Hidden(Tape& tape, BurstAttention& attention, const SequenceBatch& batch,
-                             const DropoutKey& dropout) const {
+                             const DropoutKey& dropout, const GradientsReady& ready) const {
   const auto& schedule = batch.schedule;
   ForwardPass pass{tape, nullptr, nullptr, dropout, nullptr};
   pass.attend = [&](int64_t, const Variable& qkv) {
@@ -116,12 +126,13 @@ Variable Transformer::Hidden(Tape& tape, BurstAttention& attention, const Sequen
   }
   // Shares the schedule's ownership.
   pass.global_positions = {schedule, &schedule->positions(schedule->rank())};
-  return Hidden(pass, batch.tokens, batch.positions);
+  return Hidden(pass, batch.tokens, batch.positions, ready);
 }
 
 Variable Transformer::Loss(Tape& tape, BurstAttention& attention, const SequenceBatch& batch,
-                           double loss_scale, const DropoutKey& dropout) const {
-  const Variable x = Hidden(tape, attention, batch, dropout);
+                           double loss_scale, const DropoutKey& dropout,
+                           const GradientsReady& ready) const {
+  const Variable x = Hidden(tape, attention, batch, dropout, ready);
   return LinearCrossEntropy(tape, x, head(), batch.targets, loss_scale);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -27,6 +28,11 @@ struct SequenceBatch {
   std::shared_ptr<const RingSchedule> schedule;
 };
 
+// Told, during a backward, that the gradients of the parameters [begin, end) of the flat buffer
+// have all of this backward's contributions: they can go on their way while it continues. The
+// ranges cover the buffer, each element once.
+using GradientsReady = std::function<void(int64_t begin, int64_t end)>;
+
 class Transformer {
  public:
   // Parameters are drawn from `seed`, the same for every device; dtype as for
@@ -49,7 +55,8 @@ class Transformer {
   // (targets of the whole global batch), the sum over ranks and micro-batches is the mean loss, and
   // the summed gradients are its gradients. Logits exist for one chunk of tokens at a time.
   Variable Loss(Tape& tape, BurstAttention& attention, const SequenceBatch& batch,
-                double loss_scale, const DropoutKey& dropout) const;
+                double loss_scale, const DropoutKey& dropout,
+                const GradientsReady& ready = nullptr) const;
 
   // Logits [batch, length, vocab] of all tokens; for tests and evaluation of short inputs.
   Variable Logits(Tape& tape, BurstAttention& attention, const SequenceBatch& batch) const;
@@ -71,9 +78,10 @@ class Transformer {
   explicit Transformer(const ModelConfig& config);  // declares the parameters, without memory
 
   // The residual stream after the last norm, [batch, length, width].
-  Variable Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions) const;
+  Variable Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions,
+                  const GradientsReady& ready = nullptr) const;
   Variable Hidden(Tape& tape, BurstAttention& attention, const SequenceBatch& batch,
-                  const DropoutKey& dropout) const;
+                  const DropoutKey& dropout, const GradientsReady& ready = nullptr) const;
 
   const Variable& head() const { return config_.tied_embeddings ? token_embedding_ : head_; }
 
@@ -82,6 +90,7 @@ class Transformer {
   Variable token_embedding_;     // [vocab, width]
   Variable position_embedding_;  // [context, width], gpt2
   std::vector<Block> blocks_;
+  std::vector<int64_t> first_element_;  // of each block in the flat buffers, then of what follows
   Norm final_norm_;
   Variable head_;  // [vocab, width], unless tied
 };

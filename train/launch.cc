@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
+#include "burst/comm/nccl_communicator.h"
 #include "burst/comm/thread_communicator.h"
 #include "burst/device/device.h"
 #include "model/ops/cuda/matmul.h"
@@ -29,9 +29,6 @@ int FromEnvironment(const char* variable, int otherwise) {
 }
 
 absl::Status TrainRank(const TrainingSetup& setup, Communicator* comm) {
-  const ScopedThreadPool pool(setup.config.threads);
-  std::optional<ScopedCudaDevice> gpu;
-  if (setup.config.device == DeviceType::kCuda) gpu.emplace(comm->rank(), comm->rank());
   BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                          Trainer::Create(setup, comm, /*verbose=*/true));
   return trainer->Train();
@@ -53,14 +50,25 @@ Launch DetectLaunch(const Communicator* mpi) {
   return launch;
 }
 
+absl::Status RunRanksInProcess(const ResolvedConfig& config,
+                               const std::function<absl::Status(Communicator&)>& body) {
+  const auto with_pool = [&](Communicator& comm) {
+    const ScopedThreadPool pool(config.threads);
+    return body(comm);
+  };
+  if (config.device == DeviceType::kCuda) return RunCudaRanks(config.ranks, with_pool);
+  return RunRanks(config.ranks, with_pool);
+}
+
 absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
   if (config.tf32) BURST_CUDA_CALL(cuda::AllowTf32(true));
   absl::StatusOr<TrainingSetup> setup = PrepareTraining(config);
   if (mpi == nullptr) {
     BURST_RETURN_IF_ERROR(setup.status());
-    return RunRanks(config.ranks, [&](Communicator& comm) { return TrainRank(*setup, &comm); });
+    return RunRanksInProcess(config, [&](Communicator& comm) { return TrainRank(*setup, &comm); });
   }
   BURST_RETURN_IF_ERROR(AgreeOn(setup.status(), mpi));
+  const ScopedThreadPool pool(config.threads);
   const absl::Status status = TrainRank(*setup, mpi);
   if (!status.ok()) mpi->Abort(status);
   return status;

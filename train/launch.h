@@ -1,6 +1,8 @@
 // How ranks start: as threads of this process, or as the processes of mpirun.
 #pragma once
 
+#include <functional>
+
 #include "absl/status/status.h"
 #include "burst/comm/communicator.h"
 #include "train/config.h"
@@ -9,6 +11,11 @@ namespace burst {
 
 // `mpi`: the communicator of all processes with --comm=mpi, else null.
 Launch DetectLaunch(const Communicator* mpi);
+
+// Runs body(communicator) on the ranks of `config` as threads of this process, each with its pool
+// of threads and, on cuda, its GPU; returns the first error.
+absl::Status RunRanksInProcess(const ResolvedConfig& config,
+                               const std::function<absl::Status(Communicator&)>& body);
 
 // Trains: prepares, starts the ranks, and returns the first error. With `mpi` every process calls
 // it; of those that fail together, one returns the error and the others Cancelled, so that it is

@@ -165,10 +165,10 @@ absl::StatusOr<StepMetrics> Trainer::Step(int64_t step) {
   const Tensor loss = loss_and_norm.Slice(0, 0, 1), norm = loss_and_norm.Slice(0, 1, 1);
   for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
     const uint64_t pass = static_cast<uint64_t>(step * options_.accumulate + micro);
-    BURST_ASSIGN_OR_RETURN(const Tensor part, Backpropagate(batches[micro], loss_scale, pass));
+    BURST_ASSIGN_OR_RETURN(const Tensor part, Backpropagate(batches[micro], loss_scale, pass,
+                                                            micro + 1 == options_.accumulate));
     loss.Add(part.View({1}).To(DType::kFloat64));
   }
-  BURST_RETURN_IF_ERROR(comm_->AllReduceSum(parameters.grads()));
   BURST_RETURN_IF_ERROR(comm_->AllReduceSum(loss));
   norm.CopyFrom(L2Norm(parameters.grads()));
 
@@ -209,17 +209,24 @@ SequenceBatch Trainer::SliceOnDevice(const GlobalBatch& batch,
 }
 
 // Adds this rank's part of a batch's gradients; returns its part of the loss, a scalar on the
-// model's device.
+// model's device. In the `last` pass of a step, gradients set out to be summed over ranks as soon
+// as they are complete, beside the rest of the backward.
 absl::StatusOr<Tensor> Trainer::Backpropagate(const GlobalBatch& batch, double loss_scale,
-                                              uint64_t dropout_step) {
+                                              uint64_t dropout_step, bool last) {
   BURST_ASSIGN_OR_RETURN(auto schedule, ScheduleFor(batch));
   const DropoutKey dropout{static_cast<uint64_t>(options_.seed), dropout_step,
                            setup_.config.model.dropout > 0};
   Tape tape;
+  const GradientsReady ready = [&](int64_t begin, int64_t end) {
+    const Tensor range = model_->parameters().grads().Slice(0, begin, end - begin);
+    const absl::Status status = comm_->PostAllReduceSum(range);
+    if (!status.ok()) tape.Fail(status);
+  };
   const Variable loss = model_->Loss(tape, *attention_, SliceOnDevice(batch, std::move(schedule)),
-                                     loss_scale, dropout);
+                                     loss_scale, dropout, last ? ready : nullptr);
   BURST_RETURN_IF_ERROR(tape.status());
   BURST_RETURN_IF_ERROR(tape.Backward(loss));
+  if (last) BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kCollective));
   return loss.value();
 }
 

@@ -53,7 +53,7 @@ class Trainer {
   SequenceBatch SliceOnDevice(const GlobalBatch& batch,
                               std::shared_ptr<const RingSchedule> schedule);
   absl::StatusOr<Tensor> Backpropagate(const GlobalBatch& batch, double loss_scale,
-                                       uint64_t dropout_step);
+                                       uint64_t dropout_step, bool last);
   absl::Status Checkpoint();
   absl::Status Sample();
   absl::Status Finish(double seconds);

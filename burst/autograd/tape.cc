@@ -68,6 +68,10 @@ void Tape::Record(const char* name, std::vector<Variable> outputs, std::function
   nodes_.push_back({name, std::move(outputs), std::move(backward)});
 }
 
+void Tape::OnBackward(std::function<void()> function) {
+  if (recording_) nodes_.push_back({"on_backward", {}, std::move(function)});
+}
+
 void Tape::Fail(const absl::Status& status) {
   if (status_.ok()) status_ = status;
 }
@@ -91,7 +95,8 @@ void Tape::RunBackward() {
   while (!nodes_.empty() && status_.ok()) {
     Node node = std::move(nodes_.back());
     nodes_.pop_back();
-    const bool reached = std::any_of(node.outputs.begin(), node.outputs.end(),
+    const bool reached = node.outputs.empty() ||
+                         std::any_of(node.outputs.begin(), node.outputs.end(),
                                      [](const Variable& output) { return !output.grad().null(); });
     if (reached) node.backward();
   }

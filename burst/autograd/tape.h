@@ -84,6 +84,10 @@ class Tape {
   // op's results; hold what the backward needs in the closure.
   void Record(const char* name, std::vector<Variable> outputs, std::function<void()> backward);
 
+  // Records `function` to run when the backward has come back to this point: the gradients of what
+  // only later ops used are complete then. Nothing on a tape that does not record.
+  void OnBackward(std::function<void()> function);
+
   // Fills the gradients of everything that `loss`, a tensor of one element, depends on, with
   // d loss / d loss = 1. Consumes the tape. Returns status(): what an op reported, forward or
   // backward; the gradients mean nothing then.
@@ -102,7 +106,7 @@ class Tape {
  private:
   struct Node {
     const char* name;
-    std::vector<Variable> outputs;
+    std::vector<Variable> outputs;  // none: of OnBackward
     std::function<void()> backward;
   };
   void RunBackward();
