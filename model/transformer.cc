@@ -64,6 +64,11 @@ absl::Status CheckComplete(const ModelConfig& config) {
 
 }  // namespace
 
+SequenceBatch SequenceBatch::To(DeviceType device) const {
+  return {tokens.To(device), positions.To(device), targets.null() ? Tensor() : targets.To(device),
+          schedule};
+}
+
 absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(const ModelConfig& config,
                                                                  DType dtype, uint64_t seed,
                                                                  DeviceType device) {

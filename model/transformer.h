@@ -26,6 +26,8 @@ struct SequenceBatch {
   Tensor positions;  // [batch, length] int32: position within the token's document
   Tensor targets;  // [batch, length] int32: the next token; -1: no loss here. Null when not needed
   std::shared_ptr<const RingSchedule> schedule;
+
+  SequenceBatch To(DeviceType device) const;
 };
 
 // Told, during a backward, that the gradients of the parameters [begin, end) of the flat buffer

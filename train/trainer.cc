@@ -151,21 +151,18 @@ absl::StatusOr<StepMetrics> Trainer::Step(int64_t step) {
   ParameterList& parameters = model_->parameters();
   parameters.ZeroGrad();
 
-  std::vector<GlobalBatch> batches;
-  int64_t num_targets = 0;
-  for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
-    const int64_t pass = step * options_.accumulate + micro;
-    batches.push_back(windows_->Training(pass * options_.batch, options_.batch));
-    num_targets += batches.back().num_targets;
+  if (next_.step != step) {
+    BURST_ASSIGN_OR_RETURN(next_, Prepare(step));
   }
-  const double loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, num_targets));
+  const StepInput input = std::exchange(next_, {});
+  const double loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, input.num_targets));
   // On the device of the model, where the optimizer reads them: the host does not wait for the
   // gradients, it only learns afterwards what they were.
   const Tensor loss_and_norm = Tensor::Zeros({2}, DType::kFloat64, model_->device());
   const Tensor loss = loss_and_norm.Slice(0, 0, 1), norm = loss_and_norm.Slice(0, 1, 1);
   for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
     const uint64_t pass = static_cast<uint64_t>(step * options_.accumulate + micro);
-    BURST_ASSIGN_OR_RETURN(const Tensor part, Backpropagate(batches[micro], loss_scale, pass,
+    BURST_ASSIGN_OR_RETURN(const Tensor part, Backpropagate(input.passes[micro], loss_scale, pass,
                                                             micro + 1 == options_.accumulate));
     loss.Add(part.View({1}).To(DType::kFloat64));
   }
@@ -177,6 +174,11 @@ absl::StatusOr<StepMetrics> Trainer::Step(int64_t step) {
   const Tensor rounded = model_->dtype() == DType::kBFloat16 ? parameters.values() : Tensor();
   optimizer_->Step(parameters.masters(), rounded, parameters.grads(), loss_and_norm, options_.clip,
                    metrics.lr);
+
+  // The device has work for a while: time to look ahead.
+  if (step + 1 < options_.steps) {
+    BURST_ASSIGN_OR_RETURN(next_, Prepare(step + 1));
+  }
 
   // All ranks stop after the same step.
   const Tensor stop = Tensor::FromVector<double>({InterruptSignal() != 0 ? 1.0 : 0.0}, {1});
@@ -198,22 +200,24 @@ absl::StatusOr<StepMetrics> Trainer::Step(int64_t step) {
   return metrics;
 }
 
-// This rank's part of a batch, where its model is.
-SequenceBatch Trainer::SliceOnDevice(const GlobalBatch& batch,
-                                     std::shared_ptr<const RingSchedule> schedule) {
-  SequenceBatch slice = SliceForRank(batch, std::move(schedule));
-  for (Tensor* tensor : {&slice.tokens, &slice.positions, &slice.targets}) {
-    *tensor = tensor->To(model_->device());
+absl::StatusOr<Trainer::StepInput> Trainer::Prepare(int64_t step) {
+  StepInput input;
+  input.step = step;
+  for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
+    const int64_t pass = step * options_.accumulate + micro;
+    const GlobalBatch batch = windows_->Training(pass * options_.batch, options_.batch);
+    BURST_ASSIGN_OR_RETURN(auto schedule, ScheduleFor(batch));
+    input.passes.push_back(SliceForRank(batch, std::move(schedule)));
+    input.num_targets += batch.num_targets;
   }
-  return slice;
+  return input;
 }
 
 // Adds this rank's part of a batch's gradients; returns its part of the loss, a scalar on the
 // model's device. In the `last` pass of a step, gradients set out to be summed over ranks as soon
 // as they are complete, beside the rest of the backward.
-absl::StatusOr<Tensor> Trainer::Backpropagate(const GlobalBatch& batch, double loss_scale,
+absl::StatusOr<Tensor> Trainer::Backpropagate(const SequenceBatch& batch, double loss_scale,
                                               uint64_t dropout_step, bool last) {
-  BURST_ASSIGN_OR_RETURN(auto schedule, ScheduleFor(batch));
   const DropoutKey dropout{static_cast<uint64_t>(options_.seed), dropout_step,
                            setup_.config.model.dropout > 0};
   Tape tape;
@@ -222,8 +226,8 @@ absl::StatusOr<Tensor> Trainer::Backpropagate(const GlobalBatch& batch, double l
     const absl::Status status = comm_->PostAllReduceSum(range);
     if (!status.ok()) tape.Fail(status);
   };
-  const Variable loss = model_->Loss(tape, *attention_, SliceOnDevice(batch, std::move(schedule)),
-                                     loss_scale, dropout, last ? ready : nullptr);
+  const Variable loss = model_->Loss(tape, *attention_, batch.To(model_->device()), loss_scale,
+                                     dropout, last ? ready : nullptr);
   BURST_RETURN_IF_ERROR(tape.status());
   BURST_RETURN_IF_ERROR(tape.Backward(loss));
   if (last) BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kCollective));
@@ -241,8 +245,8 @@ absl::StatusOr<double> Trainer::Evaluate() {
         validation_windows_->Evaluation(first, std::min(options_.batch, total - first), total);
     BURST_ASSIGN_OR_RETURN(auto schedule, ScheduleFor(batch));
     Tape tape(/*recording=*/false);
-    const Variable loss = model_->Loss(tape, *attention_, SliceOnDevice(batch, std::move(schedule)),
-                                       /*loss_scale=*/1, DropoutKey());
+    const SequenceBatch slice = SliceForRank(batch, std::move(schedule)).To(model_->device());
+    const Variable loss = model_->Loss(tape, *attention_, slice, /*loss_scale=*/1, DropoutKey());
     BURST_RETURN_IF_ERROR(tape.status());
     sum.Add(loss.value().View({1}).To(DType::kFloat64));
     num_targets += batch.num_targets;

@@ -50,9 +50,14 @@ class Trainer {
   absl::Status NotFinite() const;
   absl::Status OpenReport(bool verbose, double peak_flops);
   absl::StatusOr<std::shared_ptr<const RingSchedule>> ScheduleFor(const GlobalBatch& batch);
-  SequenceBatch SliceOnDevice(const GlobalBatch& batch,
-                              std::shared_ptr<const RingSchedule> schedule);
-  absl::StatusOr<Tensor> Backpropagate(const GlobalBatch& batch, double loss_scale,
+  // This rank's part of what a step trains on, in host memory.
+  struct StepInput {
+    int64_t step = -1;
+    std::vector<SequenceBatch> passes;
+    int64_t num_targets = 0;  // of all ranks and passes
+  };
+  absl::StatusOr<StepInput> Prepare(int64_t step);
+  absl::StatusOr<Tensor> Backpropagate(const SequenceBatch& batch, double loss_scale,
                                        uint64_t dropout_step, bool last);
   absl::Status Checkpoint();
   absl::Status Sample();
@@ -66,6 +71,7 @@ class Trainer {
   std::unique_ptr<AdamW> optimizer_;
   std::optional<Windows> windows_, validation_windows_;
   std::shared_ptr<const RingSchedule> schedule_;  // of every batch, unless packed
+  StepInput next_;  // prepared while the device was at work on the step before
   std::unique_ptr<Report> report_;
   int64_t step_ = 0;   // completed
   bool stop_ = false;  // a signal asked some rank to

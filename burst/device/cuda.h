@@ -18,6 +18,7 @@ struct Context {
   cudaStream_t stream = nullptr;
   int multiprocessors = 0;
   int compute_capability = 0;   // 90: sm_90
+  void* staging = nullptr;      // cuda_device.cc's, for uploads
   void* cublas = nullptr;       // model/ops/cuda/matmul.cc keeps its handle here
   cudaEvent_t event = nullptr;  // for ordering other streams after this one
 };

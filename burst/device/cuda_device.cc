@@ -1,5 +1,6 @@
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -66,6 +67,40 @@ void ReleaseContext(Context* context) {
   std::lock_guard<std::mutex> lock(contexts.mutex);
   contexts.idle.push_back(context);
 }
+
+// Page-locked memory through which host memory goes to the GPU without the host waiting for the
+// work that is queued there. Its two halves are filled in turn; what is in the one must have left
+// before it is filled anew.
+class Staging {
+ public:
+  static constexpr size_t kBytes = size_t{8} << 20;  // of a half, and the longest upload
+
+  Staging() {
+    BURST_CUDA_CHECK(cudaMallocHost(&memory_, 2 * kBytes));
+    for (cudaEvent_t& event : sent_) {
+      BURST_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    }
+  }
+
+  void Upload(void* to, const void* from, size_t bytes, cudaStream_t stream) {
+    if (used_ + bytes > kBytes) {
+      BURST_CUDA_CHECK(cudaEventRecord(sent_[half_], stream));
+      half_ = 1 - half_;
+      used_ = 0;
+      BURST_CUDA_CHECK(cudaEventSynchronize(sent_[half_]));
+    }
+    char* const at = static_cast<char*>(memory_) + half_ * kBytes + used_;
+    std::memcpy(at, from, bytes);
+    used_ += (bytes + 255) / 256 * 256;
+    BURST_CUDA_CHECK(cudaMemcpyAsync(to, at, bytes, cudaMemcpyHostToDevice, stream));
+  }
+
+ private:
+  void* memory_ = nullptr;
+  cudaEvent_t sent_[2];
+  int half_ = 0;
+  size_t used_ = 0;  // of the half at work
+};
 
 cudaMemPool_t CurrentPool() {
   cudaMemPool_t pool = nullptr;
@@ -139,7 +174,14 @@ void ResetPeakMemory() {
 void Synchronize() { BURST_CUDA_CHECK(cudaStreamSynchronize(CurrentStream())); }
 
 void Copy(void* to, DeviceType to_device, const void* from, DeviceType from_device, size_t bytes) {
-  BURST_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, CurrentStream()));
+  Context& context = CurrentContext();
+  if (to_device == DeviceType::kCuda && from_device == DeviceType::kCpu &&
+      bytes <= Staging::kBytes) {
+    if (context.staging == nullptr) context.staging = new Staging;
+    static_cast<Staging*>(context.staging)->Upload(to, from, bytes, context.stream);
+    return;
+  }
+  BURST_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, context.stream));
   if (to_device != from_device) Synchronize();
 }
 

@@ -42,8 +42,8 @@ class ScopedCudaDevice {
 // Returns when all that the calling thread has queued on the device is done.
 void SynchronizeDevice(DeviceType device);
 
-// Copies bytes between any two devices. To and from the host it returns when the copy is done,
-// within a GPU when it is queued.
+// Copies bytes between any two devices. It returns when `from` may be changed; a copy to the host
+// is done then, a copy to a GPU is queued.
 void CopyMemory(void* to, DeviceType to_device, const void* from, DeviceType from_device,
                 size_t bytes);
 
