@@ -190,7 +190,7 @@ def pytorch(name):
 
 def burst(binary, name):
     """The counters of train_step_benchmark."""
-    command = [binary, f"--benchmark_filter=cuda_{name}$", "--benchmark_format=json"]
+    command = [binary, f"--benchmark_filter=cuda_{name}/", "--benchmark_format=json"]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     result = json.loads(output[output.index("{"):])["benchmarks"][0]
     if result.get("error_occurred"):

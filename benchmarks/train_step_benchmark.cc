@@ -80,6 +80,7 @@ absl::StatusOr<TrainingSetup> Prepare(const Folder& folder, const std::string& m
                                       int64_t seqlen, int64_t ranks, DeviceChoice device) {
   TrainConfig options;
   options.device = device;
+  options.deterministic = deterministic;
   if (model == "d12" || model == "llama_1b") {
     options.data = folder / "tokens.bin";
     WriteShard(options.data, std::max<int64_t>(1 << 17, 4 * batch * seqlen),

@@ -154,27 +154,20 @@ TEST(CudaMatMulEpilogues, GeluForwardAndBackward) {
     ASSERT_NEAR(actual[i], expected[i], 0x1p-8 * std::abs(expected[i]) + 0x1p-9);
   }
 
-  // dpre = (dy W) gelu'(pre), and its sum over rows
+  // dpre = (dy W) gelu'(pre)
   const TestMatrix dy(kM, kK, false, 0, kBf16, 6), down(kK, kN, false, 0, kBf16, 7);
-  const TestMatrix dpre(kM, kN, false, 0, kBf16, 8), sum(1, kN, false, 0, kBf16, 9);
+  const TestMatrix dpre(kM, kN, false, 0, kBf16, 8);
   cuda::MatMulParams backward{dy.view, down.view, dpre.view};
   backward.epilogue = cuda::Epilogue::kGeluBackward;
-  backward.vector = sum.view.data;
   backward.pre = pre.view.data;
   cuda::MatMul(backward);
   expected = Product(dy, down);
   const Values saved = pre.memory.ToVector<double>(), gradient = dpre.memory.ToVector<double>();
-  Values sums(kN, 0), magnitudes(kN, 0);
   for (int64_t i = 0; i < kM * kN; ++i) {
-    // Rounding of the result, and the hardware's tanh in the derivative.
-    const double tolerance = 0x1p-8 * std::abs(expected[i]) + 0x1p-9;
+    // Rounding of the result (the derivative is at most 1.13), and the tanh of the hardware, which
+    // the derivative multiplies by at most 4.
+    const double tolerance = (0x1p-8 + 0x1p-9) * std::abs(expected[i]) + 0x1p-9;
     ASSERT_NEAR(gradient[i], expected[i] * GeluDerivative(saved[i]), tolerance) << i;
-    sums[i % kN] += gradient[i];
-    magnitudes[i % kN] += std::abs(gradient[i]);
-  }
-  const Values actual_sums = sum.memory.ToVector<double>();
-  for (int64_t j = 0; j < kN; ++j) {
-    ASSERT_NEAR(actual_sums[j], sums[j], 0x1p-8 * std::abs(sums[j]) + 0x1p-8 * magnitudes[j]);
   }
 }
 

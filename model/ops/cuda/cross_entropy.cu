@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t target = targets[row];
   T* const x = logits + row * stride;
   Word* const words = reinterpret_cast<Word*>(x);
-  const int64_t count = (vocab + kPack - 1) / kPack;  // the last word may reach into the padding
+  const int64_t count = stride / kPack;
   if (target < 0) {
     if (threadIdx.x == 0) losses[row] = 0;
     if (!gradient) return;

@@ -9,10 +9,10 @@ namespace burst {
 namespace cuda {
 
 // losses[i] = -log softmax(logits[i])[targets[i]], 0 for a target of -1. With `gradient`, the
-// logits become scale (softmax - onehot), 0 for a target of -1. logits: [rows, vocab], rows
-// `stride` elements apart, a multiple of 16 bytes; targets: [rows] int32; losses: [rows], of the
-// accumulator's type of the logits. A target outside [-1, vocab) traps: data is checked where it is
-// read.
+// logits become scale (softmax - onehot), 0 for a target of -1 and behind the vocabulary. logits:
+// [rows, stride], of which the first vocab count; stride is a multiple of 16 bytes; targets: [rows]
+// int32; losses: [rows], of the accumulator's type of the logits. A target outside [-1, vocab)
+// traps: data is checked where it is read.
 void SoftmaxCrossEntropy(const Tensor& logits, int64_t rows, int64_t vocab, int64_t stride,
                          const int32_t* targets, double scale, bool gradient, void* losses);
 

@@ -130,21 +130,15 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
     const Tensor dy = y.grad().Contiguous();
     WeightBackward(dy, hidden, down, down_bias);
     const Tensor dpre = Tensor::EmptyLike(pre);
-    const Tensor dpre_sum = Tensor::Empty({ffn}, dpre.dtype(), DeviceType::kCuda);
     MatMulParams product;
     product.a = AsMatrix(dy, down.value().dim(0));
     product.b = AsMatrix(down.value(), ffn);
     product.c = AsMatrix(dpre, ffn);
     product.epilogue = Epilogue::kGeluBackward;
-    product.vector = dpre_sum.raw_data();
     product.pre = pre.raw_data();
     MatMul(product);
-    if (up_bias.requires_grad()) {
-      const Tensor& grad = up_bias.MutableGrad();
-      grad.Add(dpre_sum.To(grad.dtype()));
-    }
     InputBackward(dpre, x, up);
-    WeightBackward(dpre, x.value(), up, {});
+    WeightBackward(dpre, x.value(), up, up_bias);
     if (residual.defined()) residual.AddGrad(dy);
   });
   return y;
@@ -162,11 +156,19 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
   const bool dx_wanted = needs_grad && x.requires_grad();
   const bool dweight_wanted = needs_grad && weight.requires_grad();
   const Tensor dx = dx_wanted ? Tensor::EmptyLike(x.value()) : Tensor();
-  const Tensor dweight =
-      dweight_wanted ? Tensor::Zeros(weight.shape(), sum_dtype, DeviceType::kCuda) : Tensor();
+
+  // A vocabulary of an odd size (GPT-2's 50,257) would cost the products their fast kernels: rows
+  // of zeros are added, whose logits nobody reads and whose gradients are zero.
+  const int64_t align = 128 / SizeOf(dtype), stride = (vocab + align - 1) / align * align;
+  Tensor padded_weight = weight.value();
+  if (stride != vocab) {
+    padded_weight = Tensor::Zeros({stride, width}, dtype, DeviceType::kCuda);
+    padded_weight.Slice(0, 0, vocab).CopyFrom(weight.value());
+  }
+  const Tensor padded_dweight =
+      dweight_wanted ? Tensor::Zeros({stride, width}, sum_dtype, DeviceType::kCuda) : Tensor();
   const Variable loss = tape.Output(Tensor::Empty({}, sum_dtype, DeviceType::kCuda), {x, weight});
 
-  const int64_t align = 128 / SizeOf(dtype), stride = (vocab + align - 1) / align * align;
   if (chunk == 0) {  // equal ones: each costs a pass over dweight
     const int64_t most = std::max(kRows, kLogitBytes / (stride * SizeOf(dtype)));
     const int64_t chunks = std::max<int64_t>(1, (tokens + most - 1) / most);
@@ -175,19 +177,19 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
   chunk = std::clamp<int64_t>(chunk, 1, std::max<int64_t>(1, tokens));
   const Tensor logits = Tensor::Empty({chunk, stride}, dtype, DeviceType::kCuda);
   const Tensor losses = Tensor::Empty({tokens}, sum_dtype, DeviceType::kCuda);
-  const Matrix w = AsMatrix(weight.value(), width), all = AsMatrix(x.value(), width);
+  const Matrix w = AsMatrix(padded_weight, width), all = AsMatrix(x.value(), width);
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     const int64_t rows = std::min(chunk, tokens - begin);
     const Matrix x_rows = all.Rows(begin, begin + rows);
-    const Matrix l{logits.raw_data(), dtype, rows, vocab, stride, false};
+    const Matrix l{logits.raw_data(), dtype, rows, stride, stride, false};
     MatMul({x_rows, w.Transposed(), l});
     SoftmaxCrossEntropy(logits, rows, vocab, stride,
                         static_cast<const int32_t*>(targets.raw_data()) + begin, scale, needs_grad,
                         static_cast<char*>(losses.raw_data()) + begin * SizeOf(sum_dtype));
     if (dx_wanted) MatMul({l, w, AsMatrix(dx, width).Rows(begin, begin + rows)});
     if (dweight_wanted) {
-      MatMulParams product{l.Transposed(), x_rows, AsMatrix(dweight, width)};
-      if (begin > 0) product.addend = dweight.raw_data();
+      MatMulParams product{l.Transposed(), x_rows, AsMatrix(padded_dweight, width)};
+      if (begin > 0) product.addend = product.c.data;
       MatMul(product);
     }
   }
@@ -196,6 +198,7 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
 
   tape.Record("cross_entropy", {loss}, [=] {
     const Tensor upstream = loss.grad();  // nearly always one, which costs no pass
+    const Tensor dweight = dweight_wanted ? padded_dweight.Slice(0, 0, vocab) : Tensor();
     if (dx_wanted) {
       ScaleBy(dx, upstream);
       x.AddGrad(dx);

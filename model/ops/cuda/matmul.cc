@@ -38,7 +38,7 @@ cublasLtEpilogue_t CublasEpilogue(const MatMulParams& params) {
     case Epilogue::kGelu:
       return params.pre == nullptr ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     case Epilogue::kGeluBackward:
-      return CUBLASLT_EPILOGUE_DGELU_BGRAD;
+      return CUBLASLT_EPILOGUE_DGELU;
     case Epilogue::kRowSum:
       return CUBLASLT_EPILOGUE_BGRADB;
   }
@@ -158,6 +158,10 @@ class Cublas {
           cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
+    // Partial sums over parts of k stay in the accumulator's type: rounded to bf16 they would cost
+    // more than the result's own rounding.
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+           static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     for (const auto attribute :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
@@ -222,7 +226,8 @@ void MatMul(const MatMulParams& p) {
   BURST_CHECK(p.a.dtype == p.b.dtype && (p.c.dtype == p.a.dtype || (p.a.dtype == DType::kBFloat16 &&
                                                                     p.c.dtype == DType::kFloat32)));
   BURST_CHECK(p.epilogue == Epilogue::kNone || p.a.dtype == DType::kBFloat16);
-  BURST_CHECK_EQ(p.epilogue == Epilogue::kNone, p.vector == nullptr);
+  BURST_CHECK_EQ(p.epilogue == Epilogue::kNone || p.epilogue == Epilogue::kGeluBackward,
+                 p.vector == nullptr);
   if (p.c.rows == 0 || p.c.cols == 0) return;
   if (p.a.cols == 0) return SumOfNothing(p);
   Cublas::Current().Run(p);

@@ -29,7 +29,7 @@ enum class Epilogue {
   kNone,
   kBias,          // c + vector
   kGelu,          // gelu(c + vector); `pre`, unless null, becomes c + vector
-  kGeluBackward,  // c * gelu'(pre); vector becomes the sum over the rows of that
+  kGeluBackward,  // c * gelu'(pre); without a vector
   kRowSum,  // c; vector [rows of c] becomes the sum over the columns of a: for c = dy^T x, the
             // gradient of a bias
 };
