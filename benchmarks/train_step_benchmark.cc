@@ -77,7 +77,8 @@ void WriteText(const std::string& path, int64_t characters) {
 }
 
 absl::StatusOr<TrainingSetup> Prepare(const Folder& folder, const std::string& model, int64_t batch,
-                                      int64_t seqlen, int64_t ranks, DeviceChoice device) {
+                                      int64_t seqlen, int64_t ranks, DeviceChoice device,
+                                      bool deterministic) {
   TrainConfig options;
   options.device = device;
   options.deterministic = deterministic;
@@ -104,9 +105,10 @@ absl::StatusOr<TrainingSetup> Prepare(const Folder& folder, const std::string& m
 }
 
 void TrainStep(benchmark::State& state, const std::string& model, int64_t batch, int64_t seqlen,
-               int64_t ranks, DeviceChoice device = DeviceChoice::kCpu) {
+               int64_t ranks, DeviceChoice device = DeviceChoice::kCpu, bool deterministic = true) {
   const Folder folder;
-  const absl::StatusOr<TrainingSetup> setup = Prepare(folder, model, batch, seqlen, ranks, device);
+  const absl::StatusOr<TrainingSetup> setup =
+      Prepare(folder, model, batch, seqlen, ranks, device, deterministic);
   if (!setup.ok()) return state.SkipWithError(setup.status().ToString().c_str());
   const bool cuda = device == DeviceChoice::kCuda;
   double peak = 0;
@@ -171,15 +173,20 @@ BENCHMARK_CAPTURE(TrainStep, llama_tiny_ring_of_2, "llama_tiny", 8, 256, 2)
     ->UseRealTime()
     ->MinTime(3);
 
-void RegisterCuda(const char* name, const std::string& model, int64_t batch, int64_t seqlen) {
-  benchmark::RegisterBenchmark(name,
-                               [=](benchmark::State& state) {
-                                 TrainStep(state, model, batch, seqlen, /*ranks=*/1,
-                                           DeviceChoice::kCuda);
-                               })
-      ->Unit(benchmark::kMillisecond)
-      ->UseRealTime()
-      ->MinTime(5);
+// As PyTorch trains by default, and bitwise reproducibly.
+void RegisterCuda(const std::string& model, int64_t batch, int64_t seqlen) {
+  for (const bool deterministic : {false, true}) {
+    const std::string name =
+        absl::StrCat("TrainStep/cuda_", model, deterministic ? "_deterministic" : "");
+    benchmark::RegisterBenchmark(name.c_str(),
+                                 [=](benchmark::State& state) {
+                                   TrainStep(state, model, batch, seqlen, /*ranks=*/1,
+                                             DeviceChoice::kCuda, deterministic);
+                                 })
+        ->Unit(benchmark::kMillisecond)
+        ->UseRealTime()
+        ->MinTime(4);
+  }
 }
 
 }  // namespace
@@ -189,8 +196,8 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   if (burst::CudaDeviceCount() > 0) {
-    burst::RegisterCuda("TrainStep/cuda_d12", "d12", 64, 1024);
-    burst::RegisterCuda("TrainStep/cuda_llama_1b", "llama_1b", 1, 16384);
+    burst::RegisterCuda("d12", 64, 1024);
+    burst::RegisterCuda("llama_1b", 1, 16384);
   }
   benchmark::RunSpecifiedBenchmarks();
 }
