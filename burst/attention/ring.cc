@@ -59,11 +59,11 @@ absl::Status Ring::Exchange(Channel channel, const Tensors& out, const Tensors& 
   absl::InlinedVector<SendBuffer, 4> sends;
   absl::InlinedVector<ReceiveBuffer, 4> receives;
   for (const Tensor& tensor : out) {
-    sends.push_back({tensor.raw_data(), tensor.size_bytes(), next});
+    sends.push_back({tensor.raw_data(), tensor.size_bytes(), next, tensor.device()});
     *bytes += tensor.size_bytes();
   }
   for (const Tensor& tensor : in) {
-    receives.push_back({tensor.raw_data(), tensor.size_bytes(), previous});
+    receives.push_back({tensor.raw_data(), tensor.size_bytes(), previous, tensor.device()});
   }
   *hops += out.empty() ? 0 : 1;
   return comm_->Post(channel, sends, receives);

@@ -76,7 +76,8 @@ absl::Status Communicator::AllReduceSum(const Tensor& tensor) {
   if (size == 1) return absl::OkStatus();
 
   const int64_t piece = std::min(longest, kPieceElements);
-  if (scratch_.null() || scratch_.dtype() != flat.dtype() || scratch_.numel() < piece) {
+  if (scratch_.null() || scratch_.dtype() != flat.dtype() || scratch_.device() != flat.device() ||
+      scratch_.numel() < piece) {
     scratch_ = Tensor::Empty({piece}, flat.dtype(), flat.device());
   }
   for (int64_t offset = 0; offset < longest; offset += piece) {
@@ -89,8 +90,8 @@ absl::Status Communicator::AllReduceSum(const Tensor& tensor) {
       const Tensor sent = part(rank() - step), here = part(rank() - step - 1);
       const bool adds = step < size - 1;
       const Tensor into = adds ? scratch_.Slice(0, 0, here.numel()) : here;
-      BURST_RETURN_IF_ERROR(Exchange({sent.raw_data(), sent.size_bytes(), next},
-                                     {into.raw_data(), into.size_bytes(), last}));
+      BURST_RETURN_IF_ERROR(Exchange({sent.raw_data(), sent.size_bytes(), next, flat.device()},
+                                     {into.raw_data(), into.size_bytes(), last, flat.device()}));
       if (adds) here.Add(into);
     }
   }
@@ -108,7 +109,7 @@ void Communicator::CountAllReduce(int64_t n, int64_t element_bytes) {
 
 // A binomial tree: in the round of distance d, the d ranks that have the data, counted from the
 // root, send it d ranks on.
-absl::Status Communicator::Broadcast(void* data, int64_t bytes, int root) {
+absl::Status Communicator::Broadcast(void* data, int64_t bytes, DeviceType device, int root) {
   const int size = world_size();
   if (root < 0 || root >= size) {
     return absl::InvalidArgumentError(
@@ -117,15 +118,24 @@ absl::Status Communicator::Broadcast(void* data, int64_t bytes, int root) {
   const int position = (rank() - root + size) % size;
   for (int distance = 1; distance < size; distance *= 2) {
     if (position < distance && position + distance < size) {
-      const SendBuffer send = {data, bytes, (rank() + distance) % size};
+      const SendBuffer send = {data, bytes, (rank() + distance) % size, device};
       BURST_RETURN_IF_ERROR(Post(Channel::kCollective, {&send, 1}, {}));
     } else if (position >= distance && position < 2 * distance) {
-      const ReceiveBuffer receive = {data, bytes, (rank() - distance + size) % size};
+      const ReceiveBuffer receive = {data, bytes, (rank() - distance + size) % size, device};
       BURST_RETURN_IF_ERROR(Post(Channel::kCollective, {}, {&receive, 1}));
       BURST_RETURN_IF_ERROR(Wait(Channel::kCollective));
     }
   }
   return Wait(Channel::kCollective);
+}
+
+absl::Status Communicator::Broadcast(void* data, int64_t bytes, int root) {
+  return Broadcast(data, bytes, DeviceType::kCpu, root);
+}
+
+absl::Status Communicator::Broadcast(const Tensor& tensor, int root) {
+  BURST_CHECK(tensor.is_contiguous()) << ToString(tensor.shape());
+  return Broadcast(tensor.raw_data(), tensor.size_bytes(), tensor.device(), root);
 }
 
 // Dissemination: after the round of distance d, a rank has heard, through others, of the 2d - 1
@@ -154,6 +164,16 @@ absl::StatusOr<std::vector<double>> Communicator::AllGather(double value) {
   BURST_RETURN_IF_ERROR(Post(Channel::kCollective, sends, receives));
   BURST_RETURN_IF_ERROR(Wait(Channel::kCollective));
   return values;
+}
+
+absl::Status CheckHostMemory(const char* transport, absl::Span<const SendBuffer> sends,
+                             absl::Span<const ReceiveBuffer> receives) {
+  const auto on_host = [](const auto& buffer) { return buffer.device == DeviceType::kCpu; };
+  if (std::all_of(sends.begin(), sends.end(), on_host) &&
+      std::all_of(receives.begin(), receives.end(), on_host)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(transport, " carries host memory only"));
 }
 
 }  // namespace burst

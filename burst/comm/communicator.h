@@ -1,6 +1,13 @@
 // Communicator: a group of ranks that exchange memory. One interface, one implementation per
-// transport: threads of one process (thread_communicator.h), MPI (mpi_communicator.h), and NCCL
-// with the CUDA backend.
+// transport: threads of one process (thread_communicator.h), MPI (mpi_communicator.h), sockets
+// (tcp_communicator.h), and NCCL between GPUs (nccl_communicator.h).
+//
+// Host memory travels on all of them, GPU memory on NCCL and, with host waits, between threads. A
+// message leaves memory of the kind it arrives in. What a call does with GPU memory is queued on
+// the calling thread's stream: a Post takes place when all that was queued before it is done, and
+// what is queued after a Wait comes after the messages. On NCCL neither holds up the host, and the
+// Posts of one channel take place one after the other: a rank that sends in one Post and receives
+// in the next must not wait for a rank that does the same.
 //
 // Every rank calls the collectives in the same order. A communicator belongs to one thread; it is
 // not synchronised. Errors: Unavailable when the transport failed or another rank gave up,
@@ -17,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "burst/device/device.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -30,12 +38,14 @@ struct SendBuffer {
   const void* data;
   int64_t bytes;
   int peer;
+  DeviceType device = DeviceType::kCpu;  // whose memory it is
 };
 
 struct ReceiveBuffer {
   void* data;
-  int64_t bytes;  // exactly what the peer sends
+  int64_t bytes;  // exactly what the peer sends; NCCL does not check it
   int peer;
+  DeviceType device = DeviceType::kCpu;
 };
 
 // What this rank sent to other ranks, by channel.
@@ -53,8 +63,9 @@ class Communicator {
 
   // Starts all of the sends and receives and returns at once. Messages between two ranks on one
   // channel arrive in the order they were posted. Until Wait(channel) returns, no buffer of a
-  // receive may be touched and none of a send changed or freed. Sending to oneself is allowed.
-  // Messages of zero bytes are dropped on both sides.
+  // receive may be touched and none of a send changed or freed. Sending to oneself is allowed (GPU
+  // memory on NCCL: if the same Post receives it). Messages of zero bytes are dropped on both
+  // sides.
   absl::Status Post(Channel channel, absl::Span<const SendBuffer> sends,
                     absl::Span<const ReceiveBuffer> receives);
   // Completes everything posted on the channel.
@@ -73,12 +84,20 @@ class Communicator {
 
   // Collectives, built on Post and Wait; an implementation with something faster overrides them.
   //
-  // Contiguous, floating point, in place. Element i of n is summed in the order of the ranks
-  // s, s+1, ... s+G-1 (mod G), s being its segment (RingSegment below): all ranks hold bitwise
-  // equal results, the same ones on every transport and in every run. A rank sends 2(G-1)/G of the
+  // Contiguous, floating point, in place, the same device on every rank. All ranks hold bitwise
+  // equal results, and every run on the same ranks has the same ones. Element i of n is summed in
+  // the order of the ranks s, s+1, ... s+G-1 (mod G), s being its segment (RingSegment below), so
+  // that the results are those of every other transport too; except that NCCL sums GPU memory in an
+  // order that it derives from the machine, the number of ranks and n. A rank sends 2(G-1)/G of the
   // tensor.
   virtual absl::Status AllReduceSum(const Tensor& tensor);
-  virtual absl::Status Broadcast(void* data, int64_t bytes, int root);
+  // Starts AllReduceSum; the tensor may not be touched until Wait(Channel::kCollective) returns.
+  // Beside other work with GPU memory on NCCL; everywhere else it is done on return.
+  virtual absl::Status PostAllReduceSum(const Tensor& tensor) { return AllReduceSum(tensor); }
+  // Of host memory; or of a contiguous tensor on any device.
+  absl::Status Broadcast(void* data, int64_t bytes, int root);
+  absl::Status Broadcast(const Tensor& tensor, int root);
+  // Returns when all ranks have called it. Of a GPU's queued work it says nothing.
   virtual absl::Status Barrier();
   // One value a rank, in order of rank.
   absl::StatusOr<std::vector<double>> AllGather(double value);
@@ -98,6 +117,7 @@ class Communicator {
  private:
   // Sends to one rank, receives from another and waits.
   absl::Status Exchange(SendBuffer send, ReceiveBuffer receive);
+  absl::Status Broadcast(void* data, int64_t bytes, DeviceType device, int root);
 
   CommStats stats_;
   std::vector<SendBuffer> sends_;  // of the Post at work, kept for its memory
@@ -110,5 +130,10 @@ struct Segment {
   int64_t begin, end;
 };
 Segment RingSegment(int64_t n, int64_t s, int count);
+
+// For transports of host memory only: InvalidArgument, naming the transport, if any buffer is on
+// another device.
+absl::Status CheckHostMemory(const char* transport, absl::Span<const SendBuffer> sends,
+                             absl::Span<const ReceiveBuffer> receives);
 
 }  // namespace burst

@@ -23,6 +23,7 @@
 #include "burst/base/check.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
+#include "burst/device/device.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -39,7 +40,8 @@ using Lock = std::unique_lock<std::mutex>;
 // copied without it.
 class World {
  public:
-  explicit World(int size) : ranks_(size), spins_(size <= NumCores() ? kSpins : 0) {}
+  World(int size, std::function<void(const absl::Status&)> on_failure)
+      : ranks_(size), spins_(size <= NumCores() ? kSpins : 0), on_failure_(std::move(on_failure)) {}
 
   // The lock is held for less than a microsecond: rather spin than sleep in the system.
   Lock Acquire() {
@@ -63,6 +65,7 @@ class World {
     cause_ = cause;
     aborted_ = absl::UnavailableError(
         absl::StrCat("rank ", rank, " of ", ranks_.size(), " gave up: ", cause.ToString()));
+    if (on_failure_ != nullptr) on_failure_(aborted_);
     for (size_t i = 0; i < ranks_.size(); ++i) Wake(i);
   }
   const absl::Status& cause() const { return cause_; }
@@ -115,6 +118,7 @@ class World {
   absl::Status cause_, aborted_;
   std::vector<Rank> ranks_;
   const int spins_;
+  const std::function<void(const absl::Status&)> on_failure_;
 };
 
 // First in, first out, without allocation once it has grown.
@@ -218,6 +222,11 @@ class ThreadCommunicator : public Communicator {
 
 absl::Status ThreadCommunicator::DoPost(Channel channel, absl::Span<const SendBuffer> sends,
                                         absl::Span<const ReceiveBuffer> receives) {
+  const auto on_gpu = [](const auto& buffer) { return buffer.device == DeviceType::kCuda; };
+  if (std::any_of(sends.begin(), sends.end(), on_gpu) ||
+      std::any_of(receives.begin(), receives.end(), on_gpu)) {
+    SynchronizeDevice(DeviceType::kCuda);  // what is sent is there, what is written over is free
+  }
   const int c = static_cast<int>(channel);
   Lock lock = world_.Acquire();
   if (!world_.aborted().ok()) return GiveUp(lock, world_.aborted());
@@ -230,6 +239,18 @@ absl::Status ThreadCommunicator::DoPost(Channel channel, absl::Span<const SendBu
   }
   self().pending[c] += sends.size() + receives.size();
   return absl::OkStatus();
+}
+
+void Copy(const ReceiveBuffer& to, const SendBuffer& from) {
+  if (to.device == DeviceType::kCuda || from.device == DeviceType::kCuda) {
+    CopyMemory(to.data, to.device, from.data, from.device, to.bytes);
+    SynchronizeDevice(DeviceType::kCuda);
+    return;
+  }
+  ParallelFor(to.bytes, kCopyGrain, [&](int64_t begin, int64_t end) {
+    std::memcpy(static_cast<char*>(to.data) + begin, static_cast<const char*>(from.data) + begin,
+                end - begin);
+  });
 }
 
 // Receives one message that is there, of this channel if there is one.
@@ -249,10 +270,7 @@ bool ThreadCommunicator::CopyNext(Lock& lock, int channel) {
       }
       world_.BeginCopy(group_->members[source]);
       lock.unlock();
-      ParallelFor(to.bytes, kCopyGrain, [&](int64_t begin, int64_t end) {
-        std::memcpy(static_cast<char*>(to.data) + begin,
-                    static_cast<const char*>(from.data) + begin, end - begin);
-      });
+      Copy(to, from);
       world_.Reacquire(lock);
       link.sends.pop();
       link.receives.pop();
@@ -406,6 +424,7 @@ void SumSegment(absl::Span<T* const> tensors, int s, Segment segment) {
 absl::Status ThreadCommunicator::AllReduceSum(const Tensor& tensor) {
   BURST_CHECK(tensor.is_contiguous()) << ToString(tensor.shape());
   BURST_CHECK(tensor.dtype() != DType::kInt32) << "a sum of " << Name(tensor.dtype());
+  if (tensor.device() != DeviceType::kCpu) return Communicator::AllReduceSum(tensor);
   Group& group = *group_;
   Lock lock = world_.Acquire();
   self().tensor = &tensor;
@@ -451,11 +470,12 @@ absl::Status RunBody(const std::function<absl::Status(Communicator&)>& body,
 
 }  // namespace
 
-absl::Status RunRanks(int world_size, const std::function<absl::Status(Communicator&)>& body) {
+absl::Status RunRanks(int world_size, const std::function<absl::Status(Communicator&)>& body,
+                      const std::function<void(const absl::Status& failure)>& on_failure) {
   if (world_size < 1) {
     return absl::InvalidArgumentError(absl::StrCat("a world of ", world_size, " ranks"));
   }
-  World world(world_size);
+  World world(world_size, on_failure);
   std::vector<int> members(world_size);
   std::iota(members.begin(), members.end(), 0);
   const auto group = std::make_shared<Group>(world, std::move(members));

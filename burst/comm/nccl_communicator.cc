@@ -1,0 +1,366 @@
+#include "burst/comm/nccl_communicator.h"
+
+#include <nccl.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/check.h"
+#include "burst/base/status.h"
+#include "burst/comm/nccl_link.h"
+#include "burst/comm/thread_communicator.h"
+#include "burst/device/cuda.h"
+#include "burst/device/device.h"
+
+namespace burst {
+namespace {
+
+constexpr std::chrono::seconds kGrace{15};  // for threads to come back after an abort
+constexpr std::chrono::milliseconds kPollInterval{500};
+
+ncclDataType_t NcclType(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return ncclFloat32;
+    case DType::kFloat64:
+      return ncclFloat64;
+    case DType::kBFloat16:
+      return ncclBfloat16;
+    case DType::kInt32:
+      break;
+  }
+  BURST_CHECK(false) << "a sum of " << Name(dtype);
+  return ncclNumTypes;
+}
+
+class NcclCommunicator : public Communicator {
+ public:
+  // Collective. `host` connects the same ranks; `host` and `world` must outlive the communicator.
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(Communicator* host,
+                                                                  NcclWorld* world);
+  ~NcclCommunicator() override;
+
+  int rank() const override { return host_->rank(); }
+  int world_size() const override { return host_->world_size(); }
+
+  absl::Status Wait(Channel channel) override;
+  void Abort(const absl::Status& reason) override { host_->Abort(reason); }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+  absl::Status AllReduceSum(const Tensor& tensor) override;
+  absl::Status PostAllReduceSum(const Tensor& tensor) override;
+
+ protected:
+  absl::Status DoPost(Channel channel, absl::Span<const SendBuffer> sends,
+                      absl::Span<const ReceiveBuffer> receives) override;
+
+ private:
+  // What a channel has on the GPU.
+  struct Lane {
+    std::unique_ptr<NcclLink> link;  // null in a world of one rank
+    cudaStream_t stream = nullptr;   // made when first used
+    cudaEvent_t done = nullptr;
+    bool posted = false;  // since the last Wait
+    bool posted_on_host = false;
+  };
+
+  NcclCommunicator(Communicator* host, NcclWorld* world)
+      : host_(host), world_(world), device_(cuda::CurrentContext().device) {}
+
+  Lane& lane(Channel channel) { return lanes_[static_cast<int>(channel)]; }
+  absl::Status Begin(Lane& lane);
+  void Join(Lane& lane);
+  void CopyToSelf(Lane& lane);
+
+  Communicator* const host_;
+  NcclWorld* const world_;
+  const int device_;
+  std::unique_ptr<Communicator> owned_host_;  // of a group
+  std::array<Lane, kNumChannels> lanes_;
+  // Of the Post at work, kept for their memory.
+  std::vector<SendBuffer> host_sends_, sends_;
+  std::vector<ReceiveBuffer> host_receives_, receives_;
+};
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Communicator* host,
+                                                                           NcclWorld* world) {
+  std::unique_ptr<NcclCommunicator> communicator(new NcclCommunicator(host, world));
+  if (host->world_size() == 1) return communicator;
+  std::array<ncclUniqueId, kNumChannels> ids;
+  if (host->rank() == 0) {
+    for (ncclUniqueId& id : ids) {
+      const ncclResult_t result = ncclGetUniqueId(&id);
+      if (result != ncclSuccess) return NcclError("ncclGetUniqueId", result);
+    }
+  }
+  BURST_RETURN_IF_ERROR(host->Broadcast(ids.data(), sizeof(ids), 0));
+  for (int c = 0; c < kNumChannels; ++c) {
+    BURST_ASSIGN_OR_RETURN(communicator->lanes_[c].link,
+                           NcclLink::Create(world, host->world_size(), ids[c], host->rank()));
+  }
+  return communicator;
+}
+
+// The memory of what was not waited for may go next: its stream waits in this communicator's place.
+NcclCommunicator::~NcclCommunicator() {
+  for (Lane& lane : lanes_) {
+    if (lane.stream == nullptr) continue;
+    if (lane.posted) Join(lane);
+    if (!world_->failed()) BURST_CUDA_CHECK(cudaStreamSynchronize(lane.stream));
+    lane.link = nullptr;
+    BURST_CUDA_CHECK(cudaEventDestroy(lane.done));
+    BURST_CUDA_CHECK(cudaStreamDestroy(lane.stream));
+  }
+}
+
+// From here on, what is queued on the lane comes after all that is on the thread's stream now.
+absl::Status NcclCommunicator::Begin(Lane& lane) {
+  if (world_->failed()) return world_->failure();
+  const cuda::Context& context = cuda::CurrentContext();
+  BURST_CHECK_EQ(context.device, device_) << "the GPU of the thread that uses a communicator";
+  if (lane.stream == nullptr) {
+    // Blocks of a message's kernel go before those of kernels that are at work meanwhile.
+    int least = 0, greatest = 0;
+    BURST_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    BURST_CUDA_CHECK(cudaStreamCreateWithPriority(&lane.stream, cudaStreamNonBlocking, greatest));
+    BURST_CUDA_CHECK(cudaEventCreateWithFlags(&lane.done, cudaEventDisableTiming));
+  }
+  BURST_CUDA_CHECK(cudaEventRecord(context.event, context.stream));
+  BURST_CUDA_CHECK(cudaStreamWaitEvent(lane.stream, context.event, 0));
+  lane.posted = true;
+  return absl::OkStatus();
+}
+
+// From here on, what is queued on the thread's stream comes after all that is on the lane now.
+void NcclCommunicator::Join(Lane& lane) {
+  BURST_CUDA_CHECK(cudaEventRecord(lane.done, lane.stream));
+  BURST_CUDA_CHECK(cudaStreamWaitEvent(cuda::CurrentStream(), lane.done, 0));
+  lane.posted = false;
+}
+
+// Copies what a Post has for its own rank, and takes it out of sends_ and receives_.
+void NcclCommunicator::CopyToSelf(Lane& lane) {
+  const auto is_other = [this](const auto& buffer) { return buffer.peer != rank(); };
+  const auto own_sends = std::stable_partition(sends_.begin(), sends_.end(), is_other);
+  const auto own_receives = std::stable_partition(receives_.begin(), receives_.end(), is_other);
+  for (auto send = own_sends, end = sends_.end(); send != end; ++send) {
+    const ReceiveBuffer& receive = own_receives[send - own_sends];
+    BURST_CUDA_CHECK(cudaMemcpyAsync(receive.data, send->data, send->bytes,
+                                     cudaMemcpyDeviceToDevice, lane.stream));
+  }
+  sends_.erase(own_sends, sends_.end());
+  receives_.erase(own_receives, receives_.end());
+}
+
+template <typename Buffer>
+void SplitByDevice(absl::Span<const Buffer> all, std::vector<Buffer>& host,
+                   std::vector<Buffer>& gpu) {
+  host.clear();
+  gpu.clear();
+  for (const Buffer& buffer : all) {
+    (buffer.device == DeviceType::kCpu ? host : gpu).push_back(buffer);
+  }
+}
+
+// Messages from a rank to itself in one Post: as many and as long as are received.
+absl::Status CheckOwn(int rank, absl::Span<const SendBuffer> sends,
+                      absl::Span<const ReceiveBuffer> receives) {
+  size_t r = 0;
+  for (const SendBuffer& send : sends) {
+    if (send.peer != rank) continue;
+    while (r < receives.size() && receives[r].peer != rank) ++r;
+    if (r == receives.size() || receives[r].bytes != send.bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", rank, " sends itself ", send.bytes,
+                       " bytes of GPU memory and does not receive them in the same Post"));
+    }
+    ++r;
+  }
+  while (r < receives.size() && receives[r].peer != rank) ++r;
+  if (r == receives.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", rank, " receives ", receives[r].bytes,
+                   " bytes of GPU memory from itself and does not send them in the same Post"));
+}
+
+absl::Status NcclCommunicator::DoPost(Channel channel, absl::Span<const SendBuffer> sends,
+                                      absl::Span<const ReceiveBuffer> receives) {
+  Lane& lane = this->lane(channel);
+  SplitByDevice(sends, host_sends_, sends_);
+  SplitByDevice(receives, host_receives_, receives_);
+  BURST_RETURN_IF_ERROR(CheckOwn(rank(), sends_, receives_));
+  if (!host_sends_.empty() || !host_receives_.empty()) {
+    lane.posted_on_host = true;
+    BURST_RETURN_IF_ERROR(host_->Post(channel, host_sends_, host_receives_));
+  }
+  if (sends_.empty() && receives_.empty()) return absl::OkStatus();
+  BURST_RETURN_IF_ERROR(Begin(lane));
+  CopyToSelf(lane);
+  if (sends_.empty() && receives_.empty()) return absl::OkStatus();
+  return lane.link->Group("ncclSend and ncclRecv", [&](ncclComm_t comm) {
+    ncclResult_t result = ncclSuccess;
+    for (size_t i = 0; i < receives_.size() && result == ncclSuccess; ++i) {
+      const ReceiveBuffer& receive = receives_[i];
+      result = ncclRecv(receive.data, receive.bytes, ncclInt8, receive.peer, comm, lane.stream);
+    }
+    for (size_t i = 0; i < sends_.size() && result == ncclSuccess; ++i) {
+      const SendBuffer& send = sends_[i];
+      result = ncclSend(send.data, send.bytes, ncclInt8, send.peer, comm, lane.stream);
+    }
+    return result;
+  });
+}
+
+absl::Status NcclCommunicator::Wait(Channel channel) {
+  Lane& lane = this->lane(channel);
+  if (lane.posted) Join(lane);
+  if (std::exchange(lane.posted_on_host, false)) BURST_RETURN_IF_ERROR(host_->Wait(channel));
+  return world_->failed() ? world_->failure() : absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::AllReduceSum(const Tensor& tensor) {
+  BURST_RETURN_IF_ERROR(PostAllReduceSum(tensor));
+  Lane& lane = this->lane(Channel::kCollective);
+  if (lane.posted) Join(lane);
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::PostAllReduceSum(const Tensor& tensor) {
+  BURST_CHECK(tensor.is_contiguous()) << ToString(tensor.shape());
+  const ncclDataType_t type = NcclType(tensor.dtype());
+  if (world_size() == 1 || tensor.numel() == 0) return absl::OkStatus();
+  if (tensor.device() == DeviceType::kCpu) {
+    BURST_RETURN_IF_ERROR(host_->AllReduceSum(tensor));
+  } else {
+    Lane& lane = this->lane(Channel::kCollective);
+    BURST_RETURN_IF_ERROR(Begin(lane));
+    BURST_RETURN_IF_ERROR(lane.link->Group("ncclAllReduce", [&](ncclComm_t comm) {
+      return ncclAllReduce(tensor.raw_data(), tensor.raw_data(), tensor.numel(), type, ncclSum,
+                           comm, lane.stream);
+    }));
+  }
+  CountAllReduce(tensor.numel(), SizeOf(tensor.dtype()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color, int key) {
+  BURST_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> host, host_->Split(color, key));
+  std::unique_ptr<Communicator> result;
+  if (host == nullptr) return result;
+  BURST_ASSIGN_OR_RETURN(std::unique_ptr<NcclCommunicator> group, Create(host.get(), world_));
+  group->owned_host_ = std::move(host);
+  result = std::move(group);
+  return result;
+}
+
+// While the ranks are at work: when one of them fails, frees the others, and ends the program if
+// that does not bring them back.
+class Watchdog {
+ public:
+  explicit Watchdog(NcclWorld* world) : world_(world), thread_([this] { Watch(); }) {}
+  ~Watchdog() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      done_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  void Wake() { changed_.notify_all(); }
+
+ private:
+  void Watch() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!done_ && !world_->failed()) {
+      changed_.wait_for(lock, kPollInterval);
+      const absl::Status error = world_->AsyncError();
+      if (!error.ok()) world_->Fail(error);
+    }
+    if (done_) return;
+    lock.unlock();
+    world_->AbortLinks();
+    lock.lock();
+    if (changed_.wait_for(lock, kGrace, [this] { return done_; })) return;
+    std::fflush(stdout);
+    std::fprintf(stderr, "error: %s\n", std::string(world_->failure().message()).c_str());
+    std::fflush(stderr);
+    std::_Exit(1);
+  }
+
+  NcclWorld* const world_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
+// NCCL writes straight into buffers of other GPUs of the same process. Memory that the stream
+// orders is not open to them by itself.
+void OpenMemoryToPeers(int gpus) {
+  for (int owner = 0; owner < gpus; ++owner) {
+    cudaMemPool_t pool = nullptr;
+    BURST_CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, owner));
+    for (int peer = 0; peer < gpus; ++peer) {
+      int can_access = 0;
+      if (peer == owner) continue;
+      BURST_CUDA_CHECK(cudaDeviceCanAccessPeer(&can_access, peer, owner));
+      if (!can_access) continue;  // nor will NCCL
+      cudaMemAccessDesc access = {};
+      access.location.type = cudaMemLocationTypeDevice;
+      access.location.id = peer;
+      access.flags = cudaMemAccessFlagsProtReadWrite;
+      BURST_CUDA_CHECK(cudaMemPoolSetAccess(pool, &access, 1));
+    }
+  }
+}
+
+absl::Status RunRank(Communicator* host, NcclWorld* world,
+                     const std::function<absl::Status(Communicator&)>& body) {
+  BURST_ASSIGN_OR_RETURN(const auto communicator, NcclCommunicator::Create(host, world));
+  absl::Status status;
+  try {
+    status = body(*communicator);
+  } catch (const std::exception& exception) {
+    status = absl::InternalError(absl::StrCat("rank ", host->rank(), " threw: ", exception.what()));
+  }
+  // Before the communicator goes: it waits for messages that may never come.
+  if (!status.ok()) host->Abort(status);
+  return status;
+}
+
+}  // namespace
+
+absl::Status RunCudaRanks(int world_size, const std::function<absl::Status(Communicator&)>& body) {
+  const int gpus = CudaDeviceCount();
+  if (world_size > gpus) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(world_size, " ranks need a GPU each, and this machine has ", gpus));
+  }
+  OpenMemoryToPeers(world_size);
+  NcclWorld world;
+  Watchdog watchdog(&world);
+  return RunRanks(
+      world_size,
+      [&](Communicator& host) {
+        const ScopedCudaDevice device(host.rank(), host.rank());
+        return RunRank(&host, &world, body);
+      },
+      [&](const absl::Status& failure) {
+        world.Fail(failure);
+        watchdog.Wake();
+      });
+}
+
+}  // namespace burst

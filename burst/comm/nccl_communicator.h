@@ -1,0 +1,24 @@
+// Ranks with a GPU each, connected by NCCL: as threads of this process, or as processes.
+//
+// GPU memory travels over NCCL. Every channel has an ncclComm_t and a stream of its own: a Post is
+// one group of ncclSend and ncclRecv there, between two events that order it among the work of the
+// calling thread's stream. No call waits for the GPU, allocates on it or starts a thread. Host
+// memory, and with it AllGather, Barrier and Split, takes the path that the ranks met on: shared
+// memory between threads, sockets between processes. It goes on working when a GPU does not.
+#pragma once
+
+#include <functional>
+
+#include "absl/status/status.h"
+#include "burst/comm/communicator.h"
+
+namespace burst {
+
+// Runs body(communicator) on `world_size` threads, rank r bound to GPU r, and waits for all of
+// them. When a body returns an error the others are freed, also from waiting for their GPUs, and
+// the first error by time is returned; if one of them does not come back within seconds, the
+// program ends with that error and exit code 1. InvalidArgument where there are fewer GPUs than
+// ranks; Unimplemented in a build without CUDA.
+absl::Status RunCudaRanks(int world_size, const std::function<absl::Status(Communicator&)>& body);
+
+}  // namespace burst
