@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -16,6 +17,7 @@
 #include "absl/types/span.h"
 #include "burst/base/philox.h"
 #include "burst/base/status.h"
+#include "burst/device/memory.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -34,122 +36,167 @@ Bytes Message(int64_t size, int source, int destination, int number) {
   return bytes;
 }
 
-SendBuffer To(int peer, const Bytes& bytes) {
-  return {bytes.data(), static_cast<int64_t>(bytes.size()), peer};
-}
-ReceiveBuffer From(int peer, Bytes& bytes) {
-  return {bytes.data(), static_cast<int64_t>(bytes.size()), peer};
+// Bytes on a device, to be sent or received.
+class Block {
+ public:
+  Block(int64_t size, DeviceType device) : memory_(AllocateMemory(device, size)), size_(size) {}
+  Block(const Bytes& content, DeviceType device) : Block(content.size(), device) { Set(content); }
+  ~Block() { FreeMemory(memory_); }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  void Set(const Bytes& content) {
+    CopyMemory(memory_.data, memory_.device, content.data(), DeviceType::kCpu, size_);
+  }
+  bool Holds(const Bytes& content) const {
+    Bytes bytes(size_);
+    CopyMemory(bytes.data(), DeviceType::kCpu, memory_.data, memory_.device, size_);
+    return bytes == content;
+  }
+  SendBuffer To(int peer) const { return {memory_.data, size_, peer, memory_.device}; }
+  ReceiveBuffer From(int peer) const { return {memory_.data, size_, peer, memory_.device}; }
+
+ private:
+  const Allocation memory_;
+  const int64_t size_;
+};
+
+int Next(const Communicator& comm) { return (comm.rank() + 1) % comm.world_size(); }
+int Last(const Communicator& comm) {
+  return (comm.rank() + comm.world_size() - 1) % comm.world_size();
 }
 
 // Every rank sends size(source, destination) bytes to every rank, itself among them, in one Post.
 template <typename Size>
-absl::Status ExchangeAll(Communicator& comm, Channel channel, Size size) {
+absl::Status ExchangeAll(Communicator& comm, DeviceType device, Channel channel, Size size) {
   const int ranks = comm.world_size(), me = comm.rank();
-  std::vector<Bytes> sent(ranks), received(ranks);
+  std::deque<Block> sent, received;
   std::vector<SendBuffer> sends;
   std::vector<ReceiveBuffer> receives;
   for (int peer = 0; peer < ranks; ++peer) {
-    sent[peer] = Message(size(me, peer), me, peer, 0);
-    received[peer].resize(size(peer, me));
-    sends.push_back(To(peer, sent[peer]));
-    receives.push_back(From(peer, received[peer]));
+    sent.emplace_back(Message(size(me, peer), me, peer, 0), device);
+    received.emplace_back(size(peer, me), device);
+    sends.push_back(sent.back().To(peer));
+    receives.push_back(received.back().From(peer));
   }
   BURST_RETURN_IF_ERROR(comm.Post(channel, sends, receives));
   BURST_RETURN_IF_ERROR(comm.Wait(channel));
   for (int peer = 0; peer < ranks; ++peer) {
-    EXPECT_TRUE(received[peer] == Message(size(peer, me), peer, me, 0)) << "from rank " << peer;
+    EXPECT_TRUE(received[peer].Holds(Message(size(peer, me), peer, me, 0))) << "from rank " << peer;
   }
   return absl::OkStatus();
 }
 
-absl::Status UnevenSizes(Communicator& comm) {
-  return ExchangeAll(comm, Channel::kGradient,
+absl::Status UnevenSizes(Communicator& comm, const CheckOptions& options) {
+  return ExchangeAll(comm, options.device, Channel::kGradient,
                      [](int from, int to) { return 1 + 37 * from + 101 * to; });
 }
 
-absl::Status LargeMessages(Communicator& comm) {
-  return ExchangeAll(comm, Channel::kRead,
+absl::Status LargeMessages(Communicator& comm, const CheckOptions& options) {
+  return ExchangeAll(comm, options.device, Channel::kRead,
                      [](int from, int to) { return (3 << 20) + 17 * from + to; });
 }
 
 // Some pairs exchange nothing: their messages are dropped on both sides.
-absl::Status ZeroBytes(Communicator& comm) {
+absl::Status ZeroBytes(Communicator& comm, const CheckOptions& options) {
   comm.ResetStats();
-  BURST_RETURN_IF_ERROR(ExchangeAll(
-      comm, Channel::kRead, [](int from, int to) { return (from + to) % 2 == 0 ? 0 : 64; }));
+  BURST_RETURN_IF_ERROR(ExchangeAll(comm, options.device, Channel::kRead, [](int from, int to) {
+    return (from + to) % 2 == 0 ? 0 : 64;
+  }));
   int peers = 0;
   for (int peer = 0; peer < comm.world_size(); ++peer) peers += (comm.rank() + peer) % 2;
   EXPECT_EQ(comm.stats().messages_sent[0], peers);
   EXPECT_EQ(comm.stats().bytes_sent[0], 64 * peers);
-  const SendBuffer send = {nullptr, 0, 0};
+  const SendBuffer send = {nullptr, 0, 0, options.device};
   BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send, 1}, {}));  // nobody receives it
   return comm.Wait(Channel::kRead);
 }
 
 // A block travels the whole ring, double-buffered: at hop h a rank holds that of rank - h.
-absl::Status Ring(Communicator& comm) {
+absl::Status Ring(Communicator& comm, const CheckOptions& options) {
   constexpr int64_t kBytes = 100'000;
   const int ranks = comm.world_size(), me = comm.rank();
-  const int next = (me + 1) % ranks, last = (me + ranks - 1) % ranks;
-  Bytes block = Message(kBytes, me, 0, 7), incoming(kBytes);
+  const Block a(Message(kBytes, me, 0, 7), options.device), b(kBytes, options.device);
+  const Block *block = &a, *incoming = &b;
   for (int hop = 0; hop < ranks; ++hop) {
-    const SendBuffer send = To(next, block);
-    const ReceiveBuffer receive = From(last, incoming);
+    const SendBuffer send = block->To(Next(comm));
+    const ReceiveBuffer receive = incoming->From(Last(comm));
     BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send, 1}, {&receive, 1}));
-    EXPECT_TRUE(block == Message(kBytes, (me - hop + ranks) % ranks, 0, 7)) << "hop " << hop;
+    EXPECT_TRUE(block->Holds(Message(kBytes, (me - hop + ranks) % ranks, 0, 7))) << "hop " << hop;
     BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
     std::swap(block, incoming);
   }
-  EXPECT_TRUE(block == Message(kBytes, me, 0, 7)) << "home again";
+  EXPECT_TRUE(block->Holds(Message(kBytes, me, 0, 7))) << "home again";
   return absl::OkStatus();
 }
 
-// Messages between two ranks arrive in the order posted, however they are spread over Posts.
-absl::Status Ordering(Communicator& comm) {
+// Messages between two ranks arrive in the order posted, however they are spread over Posts. With
+// `around` every rank sends all before it receives any, else the last one only receives.
+absl::Status SendInOrder(Communicator& comm, DeviceType device, bool around) {
   constexpr int kMessages = 12;
   const auto size = [](int number) { return int64_t{1} << (2 * (number % 6)); };
-  const int ranks = comm.world_size(), me = comm.rank();
-  const int next = (me + 1) % ranks, last = (me + ranks - 1) % ranks;
-  std::vector<Bytes> sent(kMessages), received(kMessages);
+  const int me = comm.rank(), next = Next(comm), last = Last(comm);
+  std::deque<Block> sent, received;
   for (int i = 0; i < kMessages; ++i) {
-    sent[i] = Message(size(i), me, next, i);
-    received[i].resize(size(i));
+    sent.emplace_back(Message(size(i), me, next, i), device);
+    received.emplace_back(size(i), device);
   }
-  for (int i = 0; i < kMessages; ++i) {
-    const SendBuffer send = To(next, sent[i]);
-    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send, 1}, {}));
+  const auto send_all = [&] {
+    for (int i = 0; i < kMessages; ++i) {
+      const SendBuffer send = sent[i].To(next);
+      BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send, 1}, {}));
+    }
+    return absl::OkStatus();
+  };
+  const bool sends = around || next != 0, receives = around || me != 0;
+  if (around) BURST_RETURN_IF_ERROR(send_all());
+  for (int i = 0; receives && i < kMessages; i += 3) {
+    const ReceiveBuffer three[] = {received[i].From(last), received[i + 1].From(last),
+                                   received[i + 2].From(last)};
+    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {}, three));
   }
-  for (int i = 0; i < kMessages; i += 3) {
-    const ReceiveBuffer receives[] = {From(last, received[i]), From(last, received[i + 1]),
-                                      From(last, received[i + 2])};
-    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {}, receives));
-  }
+  if (!around && sends) BURST_RETURN_IF_ERROR(send_all());
   BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
-  for (int i = 0; i < kMessages; ++i) {
-    EXPECT_TRUE(received[i] == Message(size(i), last, me, i)) << "message " << i;
+  for (int i = 0; receives && i < kMessages; ++i) {
+    EXPECT_TRUE(received[i].Holds(Message(size(i), last, me, i))) << "message " << i;
   }
   return absl::OkStatus();
+}
+
+absl::Status Ordering(Communicator& comm, const CheckOptions& options) {
+  if (!options.posts_in_turn) BURST_RETURN_IF_ERROR(SendInOrder(comm, options.device, true));
+  return SendInOrder(comm, options.device, false);
 }
 
 // A receive that cannot complete yet on one channel holds up no other, and sends are received
 // whichever channel their receiver waits on.
-absl::Status Channels(Communicator& comm) {
+absl::Status Channels(Communicator& comm, const CheckOptions& options) {
   constexpr int64_t kBytes = 1 << 20;  // more than a transport would buffer
-  const int ranks = comm.world_size(), me = comm.rank();
-  const int next = (me + 1) % ranks, last = (me + ranks - 1) % ranks;
-  const Bytes read = Message(kBytes, me, next, 1), gradient = Message(kBytes, me, next, 2);
-  Bytes read_in(kBytes), gradient_in(kBytes);
-  const SendBuffer send_read = To(next, read), send_gradient = To(next, gradient);
-  const ReceiveBuffer receive_read = From(last, read_in),
-                      receive_gradient = From(last, gradient_in);
+  const int ranks = comm.world_size(), me = comm.rank(), next = Next(comm), last = Last(comm);
+  const Block read(Message(kBytes, me, next, 1), options.device);
+  const Block gradient(Message(kBytes, me, next, 2), options.device);
+  const Block read_in(Bytes(kBytes), options.device), gradient_in(Bytes(kBytes), options.device);
+  const SendBuffer send_read = read.To(next), send_gradient = gradient.To(next);
+  const ReceiveBuffer receive_read = read_in.From(last), receive_gradient = gradient_in.From(last);
 
-  BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {}, {&receive_read, 1}));
+  // Rank 0 takes part in the read when the gradient is through. (With posts_in_turn a rank's send
+  // goes with its receive, elsewhere every rank's comes after.)
+  const bool late = me == 0, alone = !options.posts_in_turn;
+  const absl::Span<const SendBuffer> no_sends, read_sends(&send_read, 1);
+  const absl::Span<const ReceiveBuffer> read_receives(&receive_read, 1);
+  if (!late) {
+    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, alone ? no_sends : read_sends, read_receives));
+  }
   BURST_RETURN_IF_ERROR(comm.Post(Channel::kGradient, {&send_gradient, 1}, {&receive_gradient, 1}));
   BURST_RETURN_IF_ERROR(comm.Wait(Channel::kGradient));
-  EXPECT_TRUE(gradient_in == Message(kBytes, last, me, 2));
-  BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send_read, 1}, {}));
+  EXPECT_TRUE(gradient_in.Holds(Message(kBytes, last, me, 2)));
+  if (late) {
+    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, read_sends, read_receives));
+  } else if (alone) {
+    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, read_sends, {}));
+  }
   BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
-  EXPECT_TRUE(read_in == Message(kBytes, last, me, 1));
+  EXPECT_TRUE(read_in.Holds(Message(kBytes, last, me, 1)));
 
   // Rank 0 finishes its read before it starts the gradient that its receiver waits for first.
   if (ranks == 1) return absl::OkStatus();
@@ -159,54 +206,58 @@ absl::Status Channels(Communicator& comm) {
     BURST_RETURN_IF_ERROR(comm.Post(Channel::kGradient, {&send_gradient, 1}, {}));
     BURST_RETURN_IF_ERROR(comm.Wait(Channel::kGradient));
   } else if (me == 1) {
-    read_in.assign(kBytes, 0);
-    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {}, {&receive_read, 1}));
+    const Block again(Bytes(kBytes), options.device);
+    const ReceiveBuffer receive_again = again.From(0);
+    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {}, {&receive_again, 1}));
     BURST_RETURN_IF_ERROR(comm.Post(Channel::kGradient, {}, {&receive_gradient, 1}));
     BURST_RETURN_IF_ERROR(comm.Wait(Channel::kGradient));
     BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
-    EXPECT_TRUE(read_in == Message(kBytes, 0, 1, 1));
+    EXPECT_TRUE(again.Holds(Message(kBytes, 0, 1, 1)));
   }
   return absl::OkStatus();
 }
 
-absl::Status SelfSend(Communicator& comm) {
+absl::Status SelfSend(Communicator& comm, const CheckOptions& options) {
   comm.ResetStats();
   const Bytes a = Message(1000, 1, 1, 1), b = Message(2000, 1, 1, 2);
-  Bytes first(1000), second(2000);
-  const SendBuffer sends[] = {To(comm.rank(), a), To(comm.rank(), b)};
-  const ReceiveBuffer receives[] = {From(comm.rank(), first), From(comm.rank(), second)};
+  const Block from_a(a, options.device), from_b(b, options.device);
+  const Block first(1000, options.device), second(2000, options.device);
+  const SendBuffer sends[] = {from_a.To(comm.rank()), from_b.To(comm.rank())};
+  const ReceiveBuffer receives[] = {first.From(comm.rank()), second.From(comm.rank())};
   BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, sends, receives));
   BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
-  EXPECT_TRUE(first == a);
-  EXPECT_TRUE(second == b);
+  EXPECT_TRUE(first.Holds(a));
+  EXPECT_TRUE(second.Holds(b));
   EXPECT_EQ(comm.stats().bytes_sent[0], 0) << "no other rank was sent anything";
   return absl::OkStatus();
 }
 
 // Random traffic, the same plan on every rank: any number of messages of any size between any pair
-// on any channel, several rounds in flight.
-absl::Status RandomTraffic(Communicator& comm) {
+// on any channel, several rounds in flight; on a GPU some of host memory among them.
+absl::Status RandomTraffic(Communicator& comm, const CheckOptions& options) {
   struct InFlight {
-    std::vector<Bytes> buffers;
-    std::vector<std::pair<size_t, Bytes>> expected;  // index of the buffer, its content
+    std::deque<Block> buffers;
+    std::vector<std::pair<const Block*, Bytes>> expected;
   };
   const int ranks = comm.world_size(), me = comm.rank();
-  std::vector<std::vector<InFlight>> in_flight(kNumChannels);
+  std::array<std::deque<InFlight>, kNumChannels> in_flight;
   for (int round = 0; round < 120; ++round) {
     const int c = Philox(1, round, 0)[0] % kNumChannels;
     InFlight& flight = in_flight[c].emplace_back();
-    flight.buffers.reserve(4 * ranks * ranks);
     std::vector<SendBuffer> sends;
     std::vector<ReceiveBuffer> receives;
     for (int i = 0; i < 2 * ranks; ++i) {
       const PhiloxCounter random = Philox(2, round, i);
       const int from = random[0] % ranks, to = random[1] % ranks;
       const int64_t size = random[2] % (random[3] % 8 == 0 ? 100'000 : 100);
-      if (from == me)
-        sends.push_back(To(to, flight.buffers.emplace_back(Message(size, me, to, i))));
+      const DeviceType device = random[3] % 16 < 4 ? DeviceType::kCpu : options.device;
+      if (from == me) {
+        sends.push_back(flight.buffers.emplace_back(Message(size, me, to, i), device).To(to));
+      }
       if (to == me) {
-        receives.push_back(From(from, flight.buffers.emplace_back(size)));
-        flight.expected.emplace_back(flight.buffers.size() - 1, Message(size, from, me, i));
+        const Block& block = flight.buffers.emplace_back(size, device);
+        receives.push_back(block.From(from));
+        flight.expected.emplace_back(&block, Message(size, from, me, i));
       }
     }
     BURST_RETURN_IF_ERROR(comm.Post(static_cast<Channel>(c), sends, receives));
@@ -216,13 +267,39 @@ absl::Status RandomTraffic(Communicator& comm) {
       if (channel != done && !last) continue;
       BURST_RETURN_IF_ERROR(comm.Wait(static_cast<Channel>(channel)));
       for (const InFlight& completed : in_flight[channel]) {
-        for (const auto& [index, content] : completed.expected) {
-          EXPECT_TRUE(completed.buffers[index] == content) << "round " << round;
+        for (const auto& [block, content] : completed.expected) {
+          EXPECT_TRUE(block->Holds(content)) << "round " << round;
         }
       }
       in_flight[channel].clear();
     }
   }
+  return absl::OkStatus();
+}
+
+// What goes before a Post, after a Wait and between them takes place in that order, though nothing
+// waits for a GPU until the end: a rank's tensor counts up while copies of it travel.
+absl::Status StreamOrder(Communicator& comm, const CheckOptions& options) {
+  constexpr int64_t kElements = 1 << 20;
+  constexpr int kRounds = 20;
+  const int ranks = comm.world_size();
+  const Tensor count = Tensor::Zeros({kElements}, DType::kFloat32, options.device);
+  const Tensor incoming = Tensor::ZerosLike(count), sum = Tensor::ZerosLike(count);
+  for (int round = 1; round <= kRounds; ++round) {
+    count.Fill(round);
+    const SendBuffer send = {count.raw_data(), count.size_bytes(), Next(comm), options.device};
+    const ReceiveBuffer receive = {incoming.raw_data(), incoming.size_bytes(), Last(comm),
+                                   options.device};
+    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send, 1}, {&receive, 1}));
+    BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
+    sum.Add(incoming);
+    incoming.Fill(-1);
+    BURST_RETURN_IF_ERROR(comm.AllReduceSum(count));
+    sum.Add(count);
+  }
+  const float expected = (1 + ranks) * kRounds * (kRounds + 1) / 2;
+  const std::vector<float> values = sum.ToVector<float>();
+  EXPECT_EQ(std::count(values.begin(), values.end(), expected), kElements);
   return absl::OkStatus();
 }
 
@@ -235,18 +312,19 @@ T Input(int rank, int64_t i) {
 }
 
 template <typename T>
-Tensor Inputs(int rank, int64_t n) {
-  Tensor tensor = Tensor::Empty({n}, DTypeOf<T>::value);
+Tensor Inputs(int rank, int64_t n, DeviceType device) {
+  const Tensor tensor = Tensor::Empty({n}, DTypeOf<T>::value);
   for (int64_t i = 0; i < n; ++i) tensor.data<T>()[i] = Input<T>(rank, i);
-  return tensor;
+  return tensor.To(device);
 }
 
 // Against long double within the bound of n - 1 roundings, and to the bit against the order of
 // summation that the header promises: so all ranks and all transports agree.
 template <typename T>
-void CheckSum(const Tensor& sum, int ranks, int64_t stride = 1) {
+void CheckSum(const Tensor& sum, int ranks, bool fixed_order, int64_t stride = 1) {
   const int64_t n = sum.numel();
-  const T* y = sum.data<T>();
+  const Tensor on_host = sum.To(DeviceType::kCpu);
+  const T* y = on_host.data<T>();
   const long double unit = std::numeric_limits<T>::epsilon() / 2;
   int64_t wrong = 0, not_in_order = 0;
   for (int s = 0; s < ranks; ++s) {
@@ -264,32 +342,58 @@ void CheckSum(const Tensor& sum, int ranks, int64_t stride = 1) {
     }
   }
   EXPECT_EQ(wrong, 0) << "of " << n;
-  EXPECT_EQ(not_in_order, 0) << "of " << n;
+  EXPECT_TRUE(!fixed_order || not_in_order == 0) << not_in_order << " of " << n;
 }
 
-absl::Status AllReduce(Communicator& comm) {
+// FNV-1a over the elements.
+uint64_t Digest(const Tensor& tensor, uint64_t digest = 0xcbf29ce484222325) {
+  const Tensor on_host = tensor.To(DeviceType::kCpu);
+  const auto* bytes = static_cast<const unsigned char*>(on_host.raw_data());
+  for (int64_t i = 0; i < tensor.size_bytes(); ++i) digest = (digest ^ bytes[i]) * 0x100000001b3;
+  return digest;
+}
+
+absl::Status CheckEqualOnAllRanks(Communicator& comm, const Tensor& tensor) {
+  const double mine = Digest(tensor) >> 12;
+  BURST_ASSIGN_OR_RETURN(const std::vector<double> all, comm.AllGather(mine));
+  EXPECT_EQ(all, std::vector<double>(comm.world_size(), mine));
+  return absl::OkStatus();
+}
+
+absl::Status AllReduce(Communicator& comm, const CheckOptions& options) {
   const int ranks = comm.world_size();
   for (int64_t n : {0, 1, 2, 3, ranks - 1, ranks, ranks + 1, 1000, 54321}) {
     for (bool generic : {false, true}) {  // what an implementation overrides, and the base's
+      const bool fixed_order = generic || options.fixed_order;
       const auto reduce = [&](const Tensor& tensor) {
         return generic ? comm.Communicator::AllReduceSum(tensor) : comm.AllReduceSum(tensor);
       };
       SCOPED_TRACE(testing::Message() << n << " elements, generic " << generic);
-      const Tensor floats = Inputs<float>(comm.rank(), n);
+      const Tensor floats = Inputs<float>(comm.rank(), n, options.device);
       BURST_RETURN_IF_ERROR(reduce(floats));
-      CheckSum<float>(floats, ranks);
-      const Tensor doubles = Inputs<double>(comm.rank(), n).View({1, n, 1});
+      CheckSum<float>(floats, ranks, fixed_order);
+      const Tensor doubles = Inputs<double>(comm.rank(), n, options.device).View({1, n, 1});
       BURST_RETURN_IF_ERROR(reduce(doubles));
-      CheckSum<double>(doubles, ranks);
+      CheckSum<double>(doubles, ranks, fixed_order);
+      BURST_RETURN_IF_ERROR(CheckEqualOnAllRanks(comm, floats));
+
+      const Tensor again = Inputs<float>(comm.rank(), n, options.device);
+      BURST_RETURN_IF_ERROR(reduce(again));
+      EXPECT_EQ(Digest(again), Digest(floats)) << "of another time";
+      if (options.device == DeviceType::kCpu) continue;  // no arithmetic on bfloat16 there
+      const Tensor ranks_sum = Tensor::Zeros({n}, DType::kBFloat16, options.device);
+      ranks_sum.Fill(comm.rank() + 1);
+      BURST_RETURN_IF_ERROR(reduce(ranks_sum));
+      EXPECT_EQ(ranks_sum.ToVector<float>(), std::vector<float>(n, ranks * (ranks + 1) / 2));
     }
   }
   return absl::OkStatus();
 }
 
 // Segments of more than one piece, the last one short.
-absl::Status AllReduceInPieces(Communicator& comm) {
+absl::Status AllReduceInPieces(Communicator& comm, const CheckOptions& options) {
   const int64_t n = comm.world_size() * (int64_t{1} << 19) + 12'345;
-  const Tensor generic = Inputs<float>(comm.rank(), n), own = generic.Clone();
+  const Tensor generic = Inputs<float>(comm.rank(), n, options.device), own = generic.Clone();
   comm.ResetStats();
   BURST_RETURN_IF_ERROR(comm.Communicator::AllReduceSum(generic));
   const CommStats counted = comm.stats();
@@ -297,23 +401,44 @@ absl::Status AllReduceInPieces(Communicator& comm) {
   BURST_RETURN_IF_ERROR(comm.AllReduceSum(own));
   EXPECT_EQ(comm.stats().bytes_sent, counted.bytes_sent);
   EXPECT_EQ(comm.stats().messages_sent, counted.messages_sent);
-  CheckSum<float>(generic, comm.world_size(), /*stride=*/37);
-  EXPECT_EQ(std::memcmp(own.raw_data(), generic.raw_data(), own.size_bytes()), 0);
+  CheckSum<float>(generic, comm.world_size(), /*fixed_order=*/true, /*stride=*/37);
+  CheckSum<float>(own, comm.world_size(), options.fixed_order, /*stride=*/37);
+  EXPECT_TRUE(!options.fixed_order || Digest(own) == Digest(generic));
+  return CheckEqualOnAllRanks(comm, own);
+}
+
+// Sums posted one after the other, while messages travel on another channel.
+absl::Status PostedAllReduce(Communicator& comm, const CheckOptions& options) {
+  const int ranks = comm.world_size();
+  std::vector<Tensor> sums;
+  for (int64_t n : {1000, 1, 200'000, 0, 77}) {
+    sums.push_back(Inputs<float>(comm.rank(), n, options.device));
+  }
+  for (const Tensor& sum : sums) BURST_RETURN_IF_ERROR(comm.PostAllReduceSum(sum));
+  BURST_RETURN_IF_ERROR(Ring(comm, options));
+  BURST_RETURN_IF_ERROR(comm.Wait(Channel::kCollective));
+  for (const Tensor& sum : sums) CheckSum<float>(sum, ranks, options.fixed_order);
   return absl::OkStatus();
 }
 
-absl::Status Broadcast(Communicator& comm) {
+absl::Status Broadcast(Communicator& comm, const CheckOptions& options) {
   for (int root = 0; root < comm.world_size(); ++root) {
     for (int64_t size : {0, 1, 1000, (1 << 20) + 1}) {
+      SCOPED_TRACE(testing::Message() << size << " from root " << root);
       Bytes data = comm.rank() == root ? Message(size, root, 0, 3) : Bytes(size);
       BURST_RETURN_IF_ERROR(comm.Broadcast(data.data(), size, root));
-      EXPECT_TRUE(data == Message(size, root, 0, 3)) << size << " bytes from root " << root;
+      EXPECT_TRUE(data == Message(size, root, 0, 3));
+
+      const Tensor tensor = Tensor::Zeros({size}, DType::kFloat32, options.device);
+      tensor.Fill(comm.rank());
+      BURST_RETURN_IF_ERROR(comm.Broadcast(tensor, root));
+      EXPECT_EQ(tensor.ToVector<float>(), std::vector<float>(size, root));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status AllGather(Communicator& comm) {
+absl::Status AllGather(Communicator& comm, const CheckOptions&) {
   for (int round = 0; round < 3; ++round) {
     BURST_ASSIGN_OR_RETURN(const std::vector<double> values,
                            comm.AllGather(comm.rank() + 0.1 * round));
@@ -324,7 +449,7 @@ absl::Status AllGather(Communicator& comm) {
 }
 
 // Nobody leaves a barrier before the last has come, by the clock that all ranks of one host share.
-absl::Status Barrier(Communicator& comm) {
+absl::Status Barrier(Communicator& comm, const CheckOptions&) {
   const auto now = [] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
         .count();
@@ -341,52 +466,56 @@ absl::Status Barrier(Communicator& comm) {
 }
 
 // The group has the expected size, this rank the expected place, and it carries messages.
-absl::Status CheckGroup(Communicator& group, int size, int rank) {
+absl::Status CheckGroup(Communicator& group, const CheckOptions& options, int size, int rank) {
   EXPECT_EQ(group.world_size(), size);
   EXPECT_EQ(group.rank(), rank);
-  BURST_RETURN_IF_ERROR(Ring(group));
-  const Tensor tensor = Inputs<float>(group.rank(), 1000);
+  BURST_RETURN_IF_ERROR(Ring(group, options));
+  const Tensor tensor = Inputs<float>(group.rank(), 1000, options.device);
   BURST_RETURN_IF_ERROR(group.AllReduceSum(tensor));
-  CheckSum<float>(tensor, group.world_size());
+  CheckSum<float>(tensor, group.world_size(), options.fixed_order);
   return absl::OkStatus();
 }
 
-absl::Status Split(Communicator& comm) {
+absl::Status Split(Communicator& comm, const CheckOptions& options) {
   const int ranks = comm.world_size(), me = comm.rank();
   const int color = me % 2, mates = (ranks + 1 - color) / 2;
   BURST_ASSIGN_OR_RETURN(const auto parity, comm.Split(color, 0));
-  BURST_RETURN_IF_ERROR(CheckGroup(*parity, mates, me / 2));
+  BURST_RETURN_IF_ERROR(CheckGroup(*parity, options, mates, me / 2));
 
   BURST_ASSIGN_OR_RETURN(const auto reversed, comm.Split(0, -me));
-  BURST_RETURN_IF_ERROR(CheckGroup(*reversed, ranks, ranks - 1 - me));
+  BURST_RETURN_IF_ERROR(CheckGroup(*reversed, options, ranks, ranks - 1 - me));
 
   // Without rank 0, while the groups above live.
   BURST_ASSIGN_OR_RETURN(const auto others, comm.Split(me == 0 ? -1 : 5, me));
   EXPECT_EQ(others == nullptr, me == 0);
-  if (others != nullptr) BURST_RETURN_IF_ERROR(CheckGroup(*others, ranks - 1, me - 1));
+  if (others != nullptr) {
+    BURST_RETURN_IF_ERROR(CheckGroup(*others, options, ranks - 1, me - 1));
+  }
 
   // Each alone, from a group that was split itself.
   BURST_ASSIGN_OR_RETURN(const auto alone, parity->Split(parity->rank(), 0));
-  BURST_RETURN_IF_ERROR(CheckGroup(*alone, 1, 0));
-  return CheckGroup(comm, ranks, me);
+  BURST_RETURN_IF_ERROR(CheckGroup(*alone, options, 1, 0));
+  return CheckGroup(comm, options, ranks, me);
 }
 
-// Messages of a group and of the world it was split from do not meet.
-absl::Status SplitIsIndependent(Communicator& comm) {
-  const int ranks = comm.world_size(), me = comm.rank();
-  const int next = (me + 1) % ranks, last = (me + ranks - 1) % ranks;
+// Messages of a group and of the world it was split from do not meet: the last rank's in the world
+// come after all those of the group.
+absl::Status SplitIsIndependent(Communicator& comm, const CheckOptions& options) {
+  const int me = comm.rank(), next = Next(comm), last = Last(comm);
   BURST_ASSIGN_OR_RETURN(const auto twin, comm.Split(0, me));
-  const Bytes a = Message(5000, me, next, 1), b = Message(5000, me, next, 2);
-  Bytes a_in(5000), b_in(5000);
-  const SendBuffer send_a = To(next, a), send_b = To(next, b);
-  const ReceiveBuffer receive_a = From(last, a_in), receive_b = From(last, b_in);
-  BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send_a, 1}, {}));
+  const Block a(Message(5000, me, next, 1), options.device);
+  const Block b(Message(5000, me, next, 2), options.device);
+  const Block a_in(5000, options.device), b_in(5000, options.device);
+  const SendBuffer send_a = a.To(next), send_b = b.To(next);
+  const ReceiveBuffer receive_a = a_in.From(last), receive_b = b_in.From(last);
+  const bool late = next == 0;
+  if (!late) BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send_a, 1}, {&receive_a, 1}));
   BURST_RETURN_IF_ERROR(twin->Post(Channel::kRead, {&send_b, 1}, {&receive_b, 1}));
   BURST_RETURN_IF_ERROR(twin->Wait(Channel::kRead));
-  BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {}, {&receive_a, 1}));
+  EXPECT_TRUE(b_in.Holds(Message(5000, last, me, 2)));
+  if (late) BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send_a, 1}, {&receive_a, 1}));
   BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
-  EXPECT_TRUE(a_in == Message(5000, last, me, 1));
-  EXPECT_TRUE(b_in == Message(5000, last, me, 2));
+  EXPECT_TRUE(a_in.Holds(Message(5000, last, me, 1)));
   return absl::OkStatus();
 }
 
@@ -398,23 +527,23 @@ absl::StatusOr<int64_t> TotalSent(Communicator& comm) {
   return static_cast<int64_t>(std::accumulate(all.begin(), all.end(), 0.0));
 }
 
-absl::Status Counters(Communicator& comm) {
+absl::Status Counters(Communicator& comm, const CheckOptions& options) {
   constexpr int kCollective = static_cast<int>(Channel::kCollective);
   const int64_t ranks = comm.world_size();
   comm.ResetStats();
 
-  const Tensor even = Inputs<float>(comm.rank(), 1000 * ranks);
+  const Tensor even = Inputs<float>(comm.rank(), 1000 * ranks, options.device);
   BURST_RETURN_IF_ERROR(comm.AllReduceSum(even));
   EXPECT_EQ(comm.stats().bytes_sent[kCollective], 2 * (ranks - 1) * even.size_bytes() / ranks);
   EXPECT_EQ(comm.stats().messages_sent[kCollective], 2 * (ranks - 1));
   comm.ResetStats();
 
-  const Tensor uneven = Inputs<double>(comm.rank(), 1000 * ranks + ranks / 2);
+  const Tensor uneven = Inputs<double>(comm.rank(), 1000 * ranks + ranks / 2, options.device);
   BURST_RETURN_IF_ERROR(comm.AllReduceSum(uneven));
   BURST_ASSIGN_OR_RETURN(int64_t total, TotalSent(comm));
   EXPECT_EQ(total, 2 * (ranks - 1) * uneven.size_bytes());
 
-  BURST_RETURN_IF_ERROR(comm.Broadcast(uneven.raw_data(), uneven.size_bytes(), 0));
+  BURST_RETURN_IF_ERROR(comm.Broadcast(uneven, 0));
   BURST_ASSIGN_OR_RETURN(total, TotalSent(comm));
   EXPECT_EQ(total, (ranks - 1) * uneven.size_bytes());
 
@@ -423,7 +552,7 @@ absl::Status Counters(Communicator& comm) {
   comm.ResetStats();
 
   // Each channel counts for itself.
-  BURST_RETURN_IF_ERROR(Ring(comm));
+  BURST_RETURN_IF_ERROR(Ring(comm, options));
   const int64_t hops = ranks == 1 ? 0 : ranks;
   EXPECT_EQ(comm.stats().bytes_sent, (std::array<int64_t, 3>{hops * 100'000, 0, 0}));
   EXPECT_EQ(comm.stats().messages_sent, (std::array<int64_t, 3>{hops, 0, 0}));
@@ -431,11 +560,11 @@ absl::Status Counters(Communicator& comm) {
 }
 
 // Refused on the spot, and the communicator stays usable.
-absl::Status BadArguments(Communicator& comm) {
+absl::Status BadArguments(Communicator& comm, const CheckOptions& options) {
   char byte = 0;
   const auto code = [&](Channel channel, const void* data, int64_t bytes, int peer) {
-    const SendBuffer send = {data, bytes, peer};
-    const ReceiveBuffer receive = {const_cast<void*>(data), bytes, peer};
+    const SendBuffer send = {data, bytes, peer, options.device};
+    const ReceiveBuffer receive = {const_cast<void*>(data), bytes, peer, options.device};
     const absl::Status sent = comm.Post(channel, {&send, 1}, {});
     EXPECT_EQ(comm.Post(channel, {}, {&receive, 1}).code(), sent.code());
     return sent.code();
@@ -449,7 +578,7 @@ absl::Status BadArguments(Communicator& comm) {
   EXPECT_EQ(code(static_cast<Channel>(-1), &byte, 1, 0), kInvalid);
   EXPECT_EQ(comm.Broadcast(&byte, 1, comm.world_size()).code(), kInvalid);
   EXPECT_EQ(comm.Broadcast(&byte, 1, -1).code(), kInvalid);
-  return Ring(comm);
+  return Ring(comm, options);
 }
 
 }  // namespace
@@ -464,8 +593,10 @@ const std::vector<CommunicatorCheck>& CommunicatorChecks() {
       {"ZeroBytes", ZeroBytes},
       {"SelfSend", SelfSend},
       {"RandomTraffic", RandomTraffic},
+      {"StreamOrder", StreamOrder},
       {"AllReduce", AllReduce},
       {"AllReduceInPieces", AllReduceInPieces},
+      {"PostedAllReduce", PostedAllReduce},
       {"Broadcast", Broadcast},
       {"AllGather", AllGather},
       {"Barrier", Barrier},
@@ -477,17 +608,14 @@ const std::vector<CommunicatorCheck>& CommunicatorChecks() {
   return *checks;
 }
 
-// FNV-1a over the results of all sizes.
 absl::StatusOr<uint64_t> AllReduceDigest(Communicator& comm) {
-  uint64_t digest = 0xcbf29ce484222325;
+  uint64_t digest = 0;
   for (int64_t n : {1, 5, 1001, 77'777}) {
-    const Tensor floats = Inputs<float>(comm.rank(), n), doubles = Inputs<double>(comm.rank(), n);
+    const Tensor floats = Inputs<float>(comm.rank(), n, DeviceType::kCpu);
+    const Tensor doubles = Inputs<double>(comm.rank(), n, DeviceType::kCpu);
     for (const Tensor& tensor : {floats, doubles}) {
       BURST_RETURN_IF_ERROR(comm.AllReduceSum(tensor));
-      const auto* bytes = static_cast<const unsigned char*>(tensor.raw_data());
-      for (int64_t i = 0; i < tensor.size_bytes(); ++i) {
-        digest = (digest ^ bytes[i]) * 0x100000001b3;
-      }
+      digest = Digest(tensor, digest);
     }
   }
   return digest;

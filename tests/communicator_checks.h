@@ -1,5 +1,4 @@
-// What every communicator must do, whatever carries its messages: run for threads by
-// communicator_test, for processes by mpi_communicator_test.
+// What every communicator must do, whatever carries its messages, in host and in GPU memory.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +11,18 @@
 
 namespace burst {
 
+// The memory to move, and where the transports differ.
+struct CheckOptions {
+  DeviceType device = DeviceType::kCpu;
+  bool fixed_order = true;     // AllReduceSum keeps the order of summation of the base class
+  bool posts_in_turn = false;  // a channel's Post starts when the one before it is done
+};
+
 // Called on every rank of the communicator. What is wrong fails the test by EXPECT; a status is
 // returned only where the rank cannot go on.
 struct CommunicatorCheck {
   const char* name;
-  absl::Status (*run)(Communicator& communicator);
+  absl::Status (*run)(Communicator& communicator, const CheckOptions& options);
 };
 inline void PrintTo(const CommunicatorCheck& check, std::ostream* out) { *out << check.name; }
 

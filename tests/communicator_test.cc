@@ -46,7 +46,8 @@ class ThreadRanks : public testing::TestWithParam<std::tuple<CommunicatorCheck, 
 
 TEST_P(ThreadRanks, Check) {
   const auto& [check, world_size] = GetParam();
-  EXPECT_EQ(RunRanks(world_size, check.run), absl::OkStatus());
+  EXPECT_EQ(RunRanks(world_size, [&](Communicator& comm) { return check.run(comm, {}); }),
+            absl::OkStatus());
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ThreadRanks,
@@ -63,7 +64,7 @@ TEST(ThreadCommunicator, RanksWithThreadPools) {
                      [](Communicator& comm) {
                        const ScopedThreadPool pool(2);
                        for (const CommunicatorCheck& check : CommunicatorChecks()) {
-                         BURST_RETURN_IF_ERROR(check.run(comm));
+                         BURST_RETURN_IF_ERROR(check.run(comm, {}));
                        }
                        return absl::OkStatus();
                      }),

@@ -27,7 +27,7 @@ Communicator* world = nullptr;
 // A rank that cannot go on ends the run; failures of others fail rank 0 too, so its report is
 // whole.
 void RunOnAllRanks(const CommunicatorCheck& check) {
-  const absl::Status status = check.run(*world);
+  const absl::Status status = check.run(*world, {});
   if (!status.ok()) world->Abort(status);
   const auto failed = world->AllGather(testing::Test::HasFailure());
   if (!failed.ok()) world->Abort(failed.status());
@@ -42,7 +42,7 @@ INSTANTIATE_TEST_SUITE_P(All, MpiRanks, testing::ValuesIn(CommunicatorChecks()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // The bits of a sum do not depend on the transport.
-absl::Status SumsEqualThoseOfThreads(Communicator& comm) {
+absl::Status SumsEqualThoseOfThreads(Communicator& comm, const CheckOptions&) {
   BURST_ASSIGN_OR_RETURN(const uint64_t here, AllReduceDigest(comm));
   std::vector<uint64_t> there(comm.world_size());
   BURST_RETURN_IF_ERROR(RunRanks(comm.world_size(), [&](Communicator& threads) -> absl::Status {
@@ -57,7 +57,7 @@ TEST(MpiCommunicator, SumsEqualThoseOfThreads) {
 }
 
 // Around the ring, all messages too long or too short: every rank is told.
-absl::Status LengthsMustAgree(Communicator& comm) {
+absl::Status LengthsMustAgree(Communicator& comm, const CheckOptions&) {
   const int ranks = comm.world_size(), next = (comm.rank() + 1) % ranks,
             last = (comm.rank() + ranks - 1) % ranks;
   for (const auto& [sent, expected] : {std::pair{16, 8}, std::pair{8, 16}}) {

@@ -81,8 +81,7 @@ absl::StatusOr<std::unique_ptr<NcclLink>> NcclLink::Create(NcclWorld* world, int
   return std::unique_ptr<NcclLink>(new NcclLink(world, comm));
 }
 
-NcclLink::NcclLink(NcclWorld* world, ncclComm_t comm)
-    : world_(world), who_(WhoAmI()), comm_(comm) {
+NcclLink::NcclLink(NcclWorld* world, ncclComm_t comm) : world_(world), who_(WhoAmI()), comm_(comm) {
   std::lock_guard<std::mutex> lock(world_->links_mutex_);
   world_->links_.insert(this);
 }
