@@ -118,11 +118,10 @@ class Meeting {
           hello.job != hello_.job) {
         continue;  // a stranger
       }
+      if (places != nullptr && !accepted->Write(&hello_, sizeof(hello_), soon).ok()) continue;
       if (hello.world_size != options_.world_size || hello.rank < first ||
           hello.rank >= options_.world_size) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "rank ", options_.rank, " of ", options_.world_size, " was called by rank ", hello.rank,
-            " of ", hello.world_size, ": the processes of a job must agree on their number"));
+        return Disagree(hello);
       }
       Socket& socket = sockets_[hello.rank];
       if (socket.fd() >= 0 && !socket.IsClosed()) {
@@ -130,7 +129,6 @@ class Meeting {
             absl::StrCat("two processes say that they are rank ", hello.rank));
       }
       if (places != nullptr) {
-        if (!accepted->Write(&hello_, sizeof(hello_), soon).ok()) continue;
         Place& place = (*places)[hello.rank];
         std::strncpy(place.address, accepted->PeerAddress().c_str(), sizeof(place.address) - 1);
         place.port = hello.port;
@@ -139,6 +137,12 @@ class Meeting {
       socket = *std::move(accepted);
     }
     return absl::OkStatus();
+  }
+
+  absl::Status Disagree(const Hello& other) const {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", options_.rank, " of ", options_.world_size, " met rank ", other.rank, " of ",
+        other.world_size, ": the processes of a job must agree on their number"));
   }
 
   absl::Status Missing(int first) const {
@@ -163,6 +167,7 @@ class Meeting {
             answer.job != hello_.job || answer.rank != 0) {
           continue;
         }
+        if (answer.world_size != options_.world_size) return Disagree(answer);
         sockets_[0] = *std::move(socket);
         return absl::OkStatus();
       }
