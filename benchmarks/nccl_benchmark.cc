@@ -69,12 +69,12 @@ absl::Status Run(Communicator& comm) {
             last = (comm.rank() + ranks - 1) % ranks;
   const bool prints = comm.rank() == 0;
 
-  double free = FreeMiB();
+  const double before = FreeMiB();
   const auto start = steady_clock::now();
-  BURST_ASSIGN_OR_RETURN(const auto twin, comm.Split(0, comm.rank()));
+  BURST_ASSIGN_OR_RETURN(const auto group, comm.Split(0, comm.rank()));
   if (prints) {
     std::printf("%d ranks; a group of them takes %.2f s and %.0f MiB of each GPU\n", ranks,
-                Seconds(start), free - FreeMiB());
+                Seconds(start), before - FreeMiB());
   }
   ncclUniqueId id;
   if (comm.rank() == 0) {
@@ -82,8 +82,23 @@ absl::Status Run(Communicator& comm) {
   }
   BURST_RETURN_IF_ERROR(comm.Broadcast(&id, sizeof(id), 0));
   ncclComm_t alone;
+  const double without = FreeMiB();
   NCCL_CHECK(ncclCommInitRank(&alone, ranks, id, comm.rank()));
   const cudaStream_t stream = cuda::CurrentStream();
+  const double made = FreeMiB();
+  const Tensor one = Tensor::Zeros({2}, DType::kFloat32, DeviceType::kCuda);
+  NCCL_CHECK(ncclGroupStart());
+  NCCL_CHECK(ncclRecv(one.Slice(0, 0, 1).raw_data(), 4, ncclInt8, last, alone, stream));
+  NCCL_CHECK(ncclSend(one.Slice(0, 1, 1).raw_data(), 4, ncclInt8, next, alone, stream));
+  NCCL_CHECK(ncclGroupEnd());
+  const double connected = FreeMiB();
+  NCCL_CHECK(ncclAllReduce(one.raw_data(), one.raw_data(), 2, ncclFloat32, ncclSum, alone, stream));
+  SynchronizeDevice(DeviceType::kCuda);
+  if (prints) {
+    std::printf(
+        "an ncclComm_t takes %.0f MiB, its connections around a ring %.0f, those of a sum %.0f\n",
+        without - made, made - connected, connected - FreeMiB());
+  }
 
   if (prints) {
     std::printf("%9s | %21s %8s | %21s %8s\n%9s | %6s %6s %7s %8s | %6s %6s %7s %8s\n", "",

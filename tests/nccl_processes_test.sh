@@ -3,7 +3,7 @@
 # launcher that is there, then kills a rank and looks at what the others do. Default: 2 ranks.
 set -u
 binary=$1 ranks=${2:-2} victim=$((${2:-2} / 2))
-out=$(mktemp -d); trap 'rm -rf "$out"' EXIT
+port=23456 out=$(mktemp -d); trap 'rm -rf "$out"' EXIT
 
 fail() { echo "FAILED: $*"; exit 1; }
 expect() {  # CODE TEXT COMMAND...
@@ -17,7 +17,7 @@ expect() {  # CODE TEXT COMMAND...
 start() {
   pids=()
   for ((rank = 0; rank < ranks; ++rank)); do
-    env RANK=$rank WORLD_SIZE=$ranks LOCAL_RANK=$rank MASTER_ADDR=127.0.0.1 MASTER_PORT=${port:=23456} \
+    env RANK=$rank WORLD_SIZE=$ranks LOCAL_RANK=$rank MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
       "$binary" "$@" >"$out/$rank.out" 2>"$out/$rank.err" &
     pids+=($!)
   done
