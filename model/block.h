@@ -29,7 +29,7 @@ struct ForwardPass {
   std::function<Variable(int64_t layer, const Variable& qkv)> attend;
   std::shared_ptr<const RopeTable> rope;  // llama
   DropoutKey dropout;
-  std::shared_ptr<const std::vector<int32_t>> global_positions;  // [length], of dropout
+  Tensor global_positions;  // [length] int32, of dropout
 };
 
 struct Norm {

@@ -102,7 +102,7 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens,
 Variable Transformer::Hidden(Tape& tape, BurstAttention& attention, const SequenceBatch& batch,
                              const DropoutKey& dropout) const {
   const auto& schedule = batch.schedule;
-  ForwardPass pass{tape, nullptr, nullptr, dropout, nullptr};
+  ForwardPass pass{tape, nullptr, nullptr, dropout, Tensor()};
   pass.attend = [&](int64_t, const Variable& qkv) {
     return BurstAttentionOp(tape, attention, schedule, qkv, config_.heads, config_.kv_heads);
   };
@@ -110,8 +110,11 @@ Variable Transformer::Hidden(Tape& tape, BurstAttention& attention, const Sequen
     pass.rope = MakeRopeTable(batch.positions, config_.head_dim(), config_.rope_theta,
                               parameters_.values().dtype());
   }
-  // Shares the schedule's ownership.
-  pass.global_positions = {schedule, &schedule->positions(schedule->rank())};
+  if (dropout.enabled) {
+    const std::vector<int32_t>& positions = schedule->positions(schedule->rank());
+    pass.global_positions = Tensor::FromVector(positions, {static_cast<int64_t>(positions.size())},
+                                               batch.tokens.device());
+  }
   return Hidden(pass, batch.tokens, batch.positions);
 }
 
@@ -139,7 +142,7 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
     positions.data<int32_t>()[i] = static_cast<int32_t>(start + i % n);
   }
   Tape tape(/*recording=*/false);
-  ForwardPass pass{tape, nullptr, nullptr, DropoutKey(), nullptr};
+  ForwardPass pass{tape, nullptr, nullptr, DropoutKey(), Tensor()};
   pass.attend = [&](int64_t layer, const Variable& qkv) {
     const auto heads = [&](int64_t first, int64_t count) {
       return qkv.value().Slice(2, first, count);

@@ -358,8 +358,8 @@ TEST(Transformer, DropoutAppliesToTheEmbeddingAndToEachBranch) {
       site.rate = config.dropout;
       site.key = key;
       site.site = place;
-      site.positions = std::make_shared<const std::vector<int32_t>>(
-          single.batch.schedule->positions(/*rank=*/0));
+      site.positions =
+          Tensor::FromVector(single.batch.schedule->positions(/*rank=*/0), {text.length});
       Tensor ones = Tensor::Empty({text.batch, text.length, config.width}, DType::kFloat64);
       ones.Fill(1);
       Tape tape(false);

@@ -6,19 +6,29 @@
 
 #include "burst/base/check.h"
 #include "burst/base/parallel.h"
+#include "train/cuda/adamw.h"
 
 namespace burst {
 namespace {
 
 constexpr int64_t kGrain = 1 << 14;
 
-// Coefficients of one update, the bias corrections folded in.
+// Coefficients of one update, the bias corrections and the clipping folded in.
 template <typename T>
 struct Coefficients {
-  T beta1, one_minus_beta1, beta2, one_minus_beta2;
-  T step_size;      // lr / (1 - beta1^t)
-  T sqrt_correct2;  // 1 / sqrt(1 - beta2^t)
-  T eps, grad_scale;
+  T beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, sqrt_correct2, eps, keep, grad_scale;
+
+  Coefficients(const cuda::AdamWUpdate& update, double norm)
+      : beta1(static_cast<T>(update.beta1)),
+        one_minus_beta1(static_cast<T>(1 - update.beta1)),
+        beta2(static_cast<T>(update.beta2)),
+        one_minus_beta2(static_cast<T>(1 - update.beta2)),
+        step_size(static_cast<T>(update.step_size)),
+        sqrt_correct2(static_cast<T>(update.sqrt_correct2)),
+        eps(static_cast<T>(update.eps)),
+        keep(static_cast<T>(update.keep)),
+        grad_scale(static_cast<T>(update.clip > 0 && norm > update.clip ? update.clip / norm : 1)) {
+  }
 };
 
 //   m <- beta1 m + (1 - beta1) g                v <- beta2 v + (1 - beta2) g^2
@@ -34,58 +44,82 @@ void UpdateRange(const Coefficients<T>& c, T keep, int64_t begin, int64_t end,
   }
 }
 
-}  // namespace
-
-AdamW::AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vector<DecayRange> decay)
-    : options_(options),
-      decay_(std::move(decay)),
-      m_(Tensor::Zeros({numel}, dtype)),
-      v_(Tensor::Zeros({numel}, dtype)) {
-  int64_t last = 0;
-  for (const DecayRange& range : decay_) {
-    BURST_CHECK(last <= range.begin && range.begin <= range.end && range.end <= numel);
-    last = range.end;
-  }
-}
-
-void AdamW::Step(const Tensor& values, const Tensor& grads, double grad_scale, double lr) {
-  BURST_CHECK(values.shape() == m_.shape() && grads.shape() == m_.shape());
-  ++updates_;
-  DispatchFloat(m_.dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    StepTyped<T>(values.data<T>(), grads.data<T>(), grad_scale, lr);
-  });
-}
-
 template <typename T>
-void AdamW::StepTyped(T* p, const T* g, double grad_scale, double lr) {
-  const double t = static_cast<double>(updates_);
-  Coefficients<T> c;
-  c.beta1 = static_cast<T>(options_.beta1);
-  c.one_minus_beta1 = static_cast<T>(1 - options_.beta1);
-  c.beta2 = static_cast<T>(options_.beta2);
-  c.one_minus_beta2 = static_cast<T>(1 - options_.beta2);
-  c.step_size = static_cast<T>(lr / (1 - std::pow(options_.beta1, t)));
-  c.sqrt_correct2 = static_cast<T>(1 / std::sqrt(1 - std::pow(options_.beta2, t)));
-  c.eps = static_cast<T>(options_.eps);
-  c.grad_scale = static_cast<T>(grad_scale);
-  const T keep = static_cast<T>(1 - lr * options_.weight_decay);
-
-  T* m = m_.data<T>();
-  T* v = v_.data<T>();
-  ParallelFor(m_.numel(), kGrain, [&](int64_t begin, int64_t end) {
+void UpdateAll(const Coefficients<T>& c, const std::vector<DecayRange>& decay, int64_t n,
+               const T* g, T* p, T* m, T* v) {
+  ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) {
     int64_t at = begin;
-    for (const DecayRange& range : decay_) {
+    for (const DecayRange& range : decay) {
       const int64_t from = std::clamp(range.begin, at, end), to = std::clamp(range.end, from, end);
       UpdateRange<T>(c, T{1}, at, from, g, p, m, v);
-      UpdateRange<T>(c, keep, from, to, g, p, m, v);
+      UpdateRange<T>(c, c.keep, from, to, g, p, m, v);
       at = to;
     }
     UpdateRange<T>(c, T{1}, at, end, g, p, m, v);
   });
 }
 
-double L2Norm(const Tensor& tensor) {
+}  // namespace
+
+AdamW::AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vector<DecayRange> decay,
+             DeviceType device)
+    : options_(options),
+      decay_(std::move(decay)),
+      m_(Tensor::Zeros({numel}, dtype, device)),
+      v_(Tensor::Zeros({numel}, dtype, device)) {
+  int64_t last = 0;
+  std::vector<double> bounds;
+  for (const DecayRange& range : decay_) {
+    BURST_CHECK(last <= range.begin && range.begin <= range.end && range.end <= numel);
+    last = range.end;
+    bounds.push_back(static_cast<double>(range.begin));
+    bounds.push_back(static_cast<double>(range.end));
+  }
+  if (device == DeviceType::kCuda) {
+    decay_bounds_ = Tensor::FromVector(bounds, {static_cast<int64_t>(bounds.size())}, device);
+  }
+}
+
+void AdamW::Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,
+                 const Tensor& loss_and_norm, double clip, double lr) {
+  for (const Tensor& tensor : {masters, grads}) {
+    BURST_CHECK(tensor.shape() == m_.shape() && tensor.dtype() == m_.dtype() &&
+                tensor.device() == m_.device() && tensor.is_contiguous());
+  }
+  BURST_CHECK(compute.null() || (compute.shape() == m_.shape() && compute.is_contiguous() &&
+                                 compute.dtype() == DType::kBFloat16));
+  BURST_CHECK(loss_and_norm.numel() == 2 && loss_and_norm.dtype() == DType::kFloat64 &&
+              loss_and_norm.device() == m_.device());
+  const double t = static_cast<double>(updates_ + 1);
+  cuda::AdamWUpdate update;
+  update.beta1 = options_.beta1;
+  update.beta2 = options_.beta2;
+  update.eps = options_.eps;
+  update.step_size = lr / (1 - std::pow(options_.beta1, t));
+  update.sqrt_correct2 = 1 / std::sqrt(1 - std::pow(options_.beta2, t));
+  update.keep = 1 - lr * options_.weight_decay;
+  update.clip = clip;
+  if (m_.device() == DeviceType::kCuda) {
+    BURST_CUDA_CALL(
+        cuda::AdamWStep(update, decay_bounds_, loss_and_norm, grads, masters, m_, v_, compute));
+    return;
+  }
+  const double loss = loss_and_norm.data<double>()[0], norm = loss_and_norm.data<double>()[1];
+  if (!std::isfinite(loss) || !std::isfinite(norm)) return;
+  DispatchFloat(m_.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    UpdateAll<T>(Coefficients<T>(update, norm), decay_, m_.numel(), grads.data<T>(),
+                 masters.data<T>(), m_.data<T>(), v_.data<T>());
+  });
+  if (!compute.null()) compute.CopyFrom(masters.To(DType::kBFloat16));
+}
+
+Tensor L2Norm(const Tensor& tensor) {
+  const Tensor norm = Tensor::Empty({1}, DType::kFloat64, tensor.device());
+  if (tensor.device() == DeviceType::kCuda) {
+    BURST_CUDA_CALL(cuda::L2Norm(tensor, norm));
+    return norm;
+  }
   constexpr int64_t kBlock = 1 << 14;
   const int64_t n = tensor.numel();
   std::vector<double> sums((n + kBlock - 1) / kBlock);
@@ -108,7 +142,8 @@ double L2Norm(const Tensor& tensor) {
   });
   double sum = 0;
   for (double value : sums) sum += value;
-  return std::sqrt(sum);
+  norm.data<double>()[0] = std::sqrt(sum);
+  return norm;
 }
 
 }  // namespace burst

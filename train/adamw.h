@@ -1,10 +1,10 @@
-// AdamW (Loshchilov and Hutter, arXiv 1711.05101) over a flat buffer of parameters.
+// AdamW (Loshchilov and Hutter, arXiv 1711.05101) over a flat buffer of parameters, on a CPU or,
+// queued on the calling thread's stream and never waited for, on a GPU.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "absl/types/span.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -24,11 +24,19 @@ struct DecayRange {
 
 class AdamW {
  public:
-  // For a buffer of `numel` elements; `decay` is increasing and disjoint. State starts at 0.
-  AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vector<DecayRange> decay);
+  // For a buffer of `numel` elements of float32 or float64; `decay` is increasing and disjoint.
+  // State starts at 0.
+  AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vector<DecayRange> decay,
+        DeviceType device = DeviceType::kCpu);
 
-  // One update of values [numel] from grads [numel] times grad_scale (the clipping factor).
-  void Step(const Tensor& values, const Tensor& grads, double grad_scale, double lr);
+  // One update, number updates() + 1, of `masters` [numel] from `grads` [numel] times min(1, clip /
+  // norm) (clip 0: times 1); `compute` [numel] bfloat16, unless null, becomes the masters, rounded.
+  // loss_and_norm: [2] float64, on the same device: unless both are finite, nothing changes.
+  void Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,
+            const Tensor& loss_and_norm, double clip, double lr);
+  // Confirms that the last Step made its update, for whoever knows by then that its loss and norm
+  // were finite.
+  void CountUpdate() { ++updates_; }
 
   // The state: what a checkpoint holds.
   const Tensor& first_moment() const { return m_; }   // [numel]
@@ -37,16 +45,15 @@ class AdamW {
   void set_updates(int64_t updates) { updates_ = updates; }
 
  private:
-  template <typename T>
-  void StepTyped(T* p, const T* g, double grad_scale, double lr);
-
   const AdamWOptions options_;
   const std::vector<DecayRange> decay_;
   Tensor m_, v_;
+  Tensor decay_bounds_;  // of a GPU: begin, end, begin, end... as float64, exact to 2^53
   int64_t updates_ = 0;
 };
 
-// The Euclidean norm, summed in double over fixed blocks: the same bits for any number of threads.
-double L2Norm(const Tensor& tensor);
+// The Euclidean norm of a tensor, [1] float64 on its device: summed in double and in a fixed order,
+// the same bits for any number of threads and in every run. On a GPU queued, not waited for.
+Tensor L2Norm(const Tensor& tensor);
 
 }  // namespace burst

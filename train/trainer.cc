@@ -164,13 +164,14 @@ absl::StatusOr<StepMetrics> Trainer::Step(int64_t step) {
 
   StepMetrics metrics;
   metrics.loss = sums.data<double>()[0];
-  metrics.grad_norm = L2Norm(parameters.grads());
+  metrics.grad_norm = L2Norm(parameters.grads()).ToVector<double>()[0];
   metrics.lr = setup_.config.lr(step);
   metrics.skipped = !std::isfinite(metrics.loss) || !std::isfinite(metrics.grad_norm);
   if (!metrics.skipped) {
-    const bool clip = options_.clip > 0 && metrics.grad_norm > options_.clip;
-    const double grad_scale = clip ? options_.clip / metrics.grad_norm : 1;
-    optimizer_->Step(parameters.values(), parameters.grads(), grad_scale, metrics.lr);
+    const Tensor loss_and_norm = Tensor::FromVector<double>({metrics.loss, metrics.grad_norm}, {2});
+    optimizer_->Step(parameters.values(), /*compute=*/Tensor(), parameters.grads(), loss_and_norm,
+                     options_.clip, metrics.lr);
+    optimizer_->CountUpdate();
   }
 
   const double seconds = SecondsSince(start);

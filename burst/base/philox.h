@@ -15,8 +15,8 @@ namespace burst {
 
 using PhiloxCounter = std::array<uint32_t, 4>;
 
-// 128 random bits for (key, counter).
-inline PhiloxCounter Philox(uint64_t key, PhiloxCounter counter) {
+// 128 random bits for (key, counter). constexpr, so that CUDA kernels can call it.
+constexpr PhiloxCounter Philox(uint64_t key, PhiloxCounter counter) {
   constexpr uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
   constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
   uint32_t key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);

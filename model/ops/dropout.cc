@@ -7,6 +7,7 @@
 #include "burst/base/parallel.h"
 #include "burst/base/philox.h"
 #include "model/ops/add.h"
+#include "model/ops/cuda/kernels.h"
 
 namespace burst {
 namespace {
@@ -22,29 +23,48 @@ void RandomWords(uint64_t key, uint32_t row, uint32_t position, uint32_t tile, u
   }
 }
 
+// The rate in effect is the threshold's.
+DropoutMask MaskOf(const DropoutSite& site) {
+  const PhiloxCounter mixed = Philox(site.key.seed, kKeyStream + site.site, site.key.step);
+  DropoutMask mask;
+  mask.key = uint64_t{mixed[0]} << 32 | mixed[1];
+  mask.threshold = static_cast<uint32_t>(
+      std::min<double>(std::round(site.rate * 0x1p32), std::numeric_limits<uint32_t>::max()));
+  mask.scale = 1 / (1 - mask.threshold * 0x1p-32);
+  return mask;
+}
+
 // y = residual + mask x / (1 - rate). x, residual (may be null), y: [batch, length, width]
 template <typename T>
-void ApplyDropout(const DropoutSite& site, const Shape& shape, const T* x, const T* residual,
-                  T* y) {
+void ApplyOnCpu(const DropoutMask& mask, const int32_t* positions, const Shape& shape, const T* x,
+                const T* residual, T* y) {
   const int64_t length = shape[1], width = shape[2];
-  const PhiloxCounter mixed = Philox(site.key.seed, kKeyStream + site.site, site.key.step);
-  const uint64_t key = uint64_t{mixed[0]} << 32 | mixed[1];
-  // Dropped when the word is below; the rate in effect is the threshold's.
-  const auto threshold = static_cast<uint32_t>(
-      std::min<double>(std::round(site.rate * 0x1p32), std::numeric_limits<uint32_t>::max()));
-  const T scale = static_cast<T>(1 / (1 - threshold * 0x1p-32));
+  const T scale = static_cast<T>(mask.scale);
   ParallelFor(shape[0] * length, 8, [&](int64_t begin, int64_t end) {
     uint32_t words[kChannels];
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t channel = 0; channel < width; channel += kChannels) {
-        RandomWords(key, t / length, (*site.positions)[t % length], channel / kChannels, words);
+        RandomWords(mask.key, t / length, positions[t % length], channel / kChannels, words);
         const int64_t offset = t * width + channel, size = std::min(kChannels, width - channel);
         for (int64_t i = 0; i < size; ++i) {
-          const T kept = words[i] < threshold ? T(0) : x[offset + i] * scale;
+          const T kept = words[i] < mask.threshold ? T(0) : x[offset + i] * scale;
           y[offset + i] = residual == nullptr ? kept : residual[offset + i] + kept;
         }
       }
     }
+  });
+}
+
+void Apply(const DropoutSite& site, const Tensor& x, const Tensor& residual, const Tensor& y) {
+  const DropoutMask mask = MaskOf(site);
+  if (x.device() == DeviceType::kCuda) {
+    BURST_CUDA_CALL(cuda::DropoutApply(mask, site.positions, x, residual, y));
+    return;
+  }
+  DispatchFloat(x.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    ApplyOnCpu<T>(mask, site.positions.data<int32_t>(), x.shape(), x.data<T>(),
+                  residual.null() ? nullptr : residual.data<T>(), y.data<T>());
   });
 }
 
@@ -53,25 +73,19 @@ void ApplyDropout(const DropoutSite& site, const Shape& shape, const T* x, const
 Variable Dropout(Tape& tape, const Variable& x, const DropoutSite& site, const Variable& residual) {
   if (!site.active()) return residual.defined() ? Add(tape, residual, x) : x;
   BURST_CHECK(x.value().ndim() == 3 && x.value().is_contiguous());
-  BURST_CHECK_EQ(static_cast<int64_t>(site.positions->size()), x.value().dim(1));
+  BURST_CHECK(site.positions.numel() == x.value().dim(1) && site.positions.is_contiguous() &&
+              site.positions.device() == x.value().device());
   if (residual.defined()) {
     BURST_CHECK(residual.shape() == x.shape() && residual.value().is_contiguous());
   }
   const Variable y = tape.Output(Tensor::EmptyLike(x.value()), {x, residual});
-  DispatchFloat(x.value().dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    ApplyDropout<T>(site, x.shape(), x.value().data<T>(),
-                    residual.defined() ? residual.value().data<T>() : nullptr, y.value().data<T>());
-  });
+  Apply(site, x.value(), residual.defined() ? residual.value() : Tensor(), y.value());
   if (!tape.NeedsGrad({x, residual})) return y;
 
   // dx = mask dy / (1 - rate), dresidual = dy
   tape.Record("dropout", {y}, [=] {
     const Tensor dy = y.grad().Contiguous(), dx = Tensor::EmptyLike(dy);
-    DispatchFloat(dy.dtype(), [&](auto zero) {
-      using T = decltype(zero);
-      ApplyDropout<T>(site, dy.shape(), dy.data<T>(), nullptr, dx.data<T>());
-    });
+    Apply(site, dy, Tensor(), dx);
     x.AddGrad(dx);
     if (residual.defined()) residual.AddGrad(dy);
   });

@@ -3,10 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <vector>
 
 #include "burst/autograd/tape.h"
+#include "burst/tensor/tensor.h"
 
 namespace burst {
 
@@ -23,8 +22,7 @@ struct DropoutSite {
   double rate = 0;  // in [0, 1)
   DropoutKey key;
   int64_t site = 0;  // distinct for every place of one forward pass
-  // The global position of this rank's tokens, [length].
-  std::shared_ptr<const std::vector<int32_t>> positions;
+  Tensor positions;  // [length] int32: global, of this rank's tokens; on the activations' device
 
   bool active() const { return key.enabled && rate > 0; }
 };

@@ -3,6 +3,7 @@
 #include "burst/base/parallel.h"
 #include "model/ops/add.h"
 #include "model/ops/arrays.h"
+#include "model/ops/cuda/kernels.h"
 
 namespace burst {
 namespace {
@@ -29,9 +30,36 @@ void EmbeddingBackward(int64_t tokens, int64_t width, const int32_t* ids, const 
   });
 }
 
+// Both forms on a GPU; positions and their table may be null and undefined.
+Variable EmbeddingOnGpu(Tape& tape, const Tensor& ids, const Variable& table,
+                        const Tensor& positions, const Variable& position_table) {
+  BURST_CHECK(ids.is_contiguous() && table.value().is_contiguous());
+  Shape shape = ids.shape();
+  shape.push_back(table.value().dim(1));
+  const Variable y = tape.Output(
+      Tensor::Empty(shape, table.value().dtype(), table.value().device()), {table, position_table});
+  const Tensor places = position_table.defined() ? position_table.value() : Tensor();
+  BURST_CUDA_CALL(cuda::EmbeddingForward(ids, table.value(), positions, places, y.value()));
+  if (!tape.NeedsGrad({table, position_table})) return y;
+
+  tape.Record("embedding", {y}, [=] {
+    const Tensor dy = y.grad().Contiguous();
+    if (table.requires_grad()) {
+      BURST_CUDA_CALL(cuda::EmbeddingBackward(ids, dy, table.MutableGrad()));
+    }
+    if (position_table.defined() && position_table.requires_grad()) {
+      BURST_CUDA_CALL(cuda::EmbeddingBackward(positions, dy, position_table.MutableGrad()));
+    }
+  });
+  return y;
+}
+
 }  // namespace
 
 Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table) {
+  if (table.value().device() == DeviceType::kCuda) {
+    return EmbeddingOnGpu(tape, ids, table, Tensor(), Variable());
+  }
   const int64_t rows = table.value().dim(0), width = table.value().dim(1), tokens = ids.numel();
   BURST_CHECK(ids.is_contiguous());
   for (int64_t t = 0; t < tokens; ++t) {
@@ -62,6 +90,11 @@ Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table) {
 
 Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table, const Tensor& positions,
                    const Variable& position_table) {
+  if (table.value().device() == DeviceType::kCuda) {
+    BURST_CHECK(positions.shape() == ids.shape() && positions.is_contiguous() &&
+                position_table.value().dim(1) == table.value().dim(1));
+    return EmbeddingOnGpu(tape, ids, table, positions, position_table);
+  }
   return Add(tape, Embedding(tape, ids, table), Embedding(tape, positions, position_table));
 }
 

@@ -6,8 +6,9 @@
 
 namespace burst {
 
-// y[..., :] = table[ids[...], :]. ids: [...] int32, each in [0, rows); table: [rows, width]. An id
-// out of range is a bug of the caller: data is validated where it is read.
+// y[..., :] = table[ids[...], :]. ids: [...] int32, each in [0, rows), on the table's device;
+// table: [rows, width]. An id out of range is a bug of the caller (checked on the CPU): data is
+// validated where it is read.
 Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table);
 
 // y[..., :] = table[ids[...], :] + position_table[positions[...], :]; positions like ids.

@@ -1,6 +1,7 @@
 #include "model/ops/gelu.h"
 
 #include "model/ops/arrays.h"
+#include "model/ops/cuda/kernels.h"
 
 namespace burst {
 namespace {
@@ -37,18 +38,27 @@ Variable Gelu(Tape& tape, const Variable& x) {
   const int64_t n = x.value().numel();
   BURST_CHECK(x.value().is_contiguous());
   const Variable y = tape.Output(Tensor::EmptyLike(x.value()), {x});
-  DispatchFloat(x.value().dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    GeluForward<T>(n, x.value().data<T>(), y.value().data<T>());
-  });
+  const bool on_gpu = x.value().device() == DeviceType::kCuda;
+  if (on_gpu) {
+    BURST_CUDA_CALL(cuda::GeluForward(x.value(), y.value()));
+  } else {
+    DispatchFloat(x.value().dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      GeluForward<T>(n, x.value().data<T>(), y.value().data<T>());
+    });
+  }
   if (!tape.NeedsGrad({x})) return y;
 
   tape.Record("gelu", {y}, [=] {
     const Tensor dy = y.grad().Contiguous(), dx = Tensor::EmptyLike(dy);
-    DispatchFloat(dy.dtype(), [&](auto zero) {
-      using T = decltype(zero);
-      GeluBackward<T>(n, x.value().data<T>(), dy.data<T>(), dx.data<T>());
-    });
+    if (on_gpu) {
+      BURST_CUDA_CALL(cuda::GeluBackward(x.value(), dy, dx));
+    } else {
+      DispatchFloat(dy.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        GeluBackward<T>(n, x.value().data<T>(), dy.data<T>(), dx.data<T>());
+      });
+    }
     x.AddGrad(dx);
   });
   return y;

@@ -4,6 +4,8 @@
 
 #include "burst/base/parallel.h"
 #include "model/ops/arrays.h"
+#include "model/ops/cuda/kernels.h"
+#include "model/ops/gradients.h"
 
 namespace burst {
 namespace {
@@ -54,18 +56,31 @@ Variable LayerNorm(Tape& tape, const Variable& x, const Variable& weight, const 
   BURST_CHECK(weight.shape() == Shape({width}) && bias.shape() == weight.shape() &&
               x.value().is_contiguous());
   const Variable y = tape.Output(Tensor::EmptyLike(x.value()), {x, weight, bias});
-  const Tensor mean = Tensor::Empty({rows}, x.value().dtype(), x.value().device());
+  const bool on_gpu = x.value().device() == DeviceType::kCuda;
+  const Tensor mean =
+      Tensor::Empty({rows}, cuda::AccumulatorDType(x.value().dtype()), x.value().device());
   const Tensor rstd = Tensor::EmptyLike(mean);
-  DispatchFloat(x.value().dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    LayerNormForward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(),
-                        bias.value().data<T>(), eps, y.value().data<T>(), mean.data<T>(),
-                        rstd.data<T>());
-  });
+  if (on_gpu) {
+    BURST_CUDA_CALL(cuda::LayerNormForward(x.value(), weight.value(), bias.value(), eps, y.value(),
+                                           mean, rstd));
+  } else {
+    DispatchFloat(x.value().dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      LayerNormForward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(),
+                          bias.value().data<T>(), eps, y.value().data<T>(), mean.data<T>(),
+                          rstd.data<T>());
+    });
+  }
   if (!tape.NeedsGrad({x, weight, bias})) return y;
 
   tape.Record("layernorm", {y}, [=] {
     const Tensor dy = y.grad().Contiguous();
+    if (on_gpu) {
+      return AddGradInPassing(x, [&](const Tensor& before, const Tensor& dx) {
+        BURST_CUDA_CALL(cuda::LayerNormBackward(x.value(), weight.value(), mean, rstd, dy, before,
+                                                dx, WantedGrad(weight), WantedGrad(bias)));
+      });
+    }
     DispatchFloat(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
       LayerNormBackward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(),

@@ -4,6 +4,8 @@
 
 #include "burst/base/parallel.h"
 #include "model/ops/arrays.h"
+#include "model/ops/cuda/kernels.h"
+#include "model/ops/gradients.h"
 
 namespace burst {
 namespace {
@@ -45,16 +47,28 @@ Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double e
   const int64_t width = x.value().dim(-1), rows = x.value().numel() / width;
   BURST_CHECK(weight.shape() == Shape({width}) && x.value().is_contiguous());
   const Variable y = tape.Output(Tensor::EmptyLike(x.value()), {x, weight});
-  const Tensor rstd = Tensor::Empty({rows}, x.value().dtype(), x.value().device());
-  DispatchFloat(x.value().dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    RmsNormForward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(), eps,
-                      y.value().data<T>(), rstd.data<T>());
-  });
+  const bool on_gpu = x.value().device() == DeviceType::kCuda;
+  const Tensor rstd =
+      Tensor::Empty({rows}, cuda::AccumulatorDType(x.value().dtype()), x.value().device());
+  if (on_gpu) {
+    BURST_CUDA_CALL(cuda::RmsNormForward(x.value(), weight.value(), eps, y.value(), rstd));
+  } else {
+    DispatchFloat(x.value().dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      RmsNormForward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(), eps,
+                        y.value().data<T>(), rstd.data<T>());
+    });
+  }
   if (!tape.NeedsGrad({x, weight})) return y;
 
   tape.Record("rmsnorm", {y}, [=] {
     const Tensor dy = y.grad().Contiguous();
+    if (on_gpu) {
+      return AddGradInPassing(x, [&](const Tensor& before, const Tensor& dx) {
+        BURST_CUDA_CALL(cuda::RmsNormBackward(x.value(), weight.value(), rstd, dy, before, dx,
+                                              WantedGrad(weight)));
+      });
+    }
     DispatchFloat(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
       RmsNormBackward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(), rstd.data<T>(),

@@ -7,6 +7,7 @@
 
 #include "burst/base/parallel.h"
 #include "model/ops/arrays.h"
+#include "model/ops/cuda/kernels.h"
 
 namespace burst {
 namespace {
@@ -17,11 +18,10 @@ namespace {
 template <typename T>
 void Rotate(const RopeTable& table, int64_t heads, int64_t rotated, T sign, const T* x, T* y) {
   const int64_t half = table.cos.dim(1);
-  const int32_t* positions = table.positions.data<int32_t>();
-  ParallelFor(table.positions.numel(), 16, [&](int64_t begin, int64_t end) {
+  ParallelFor(table.cos.dim(0), 16, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const auto cos = AsArray(table.cos.data<T>() + positions[t] * half, half);
-      const auto sin = AsArray(table.sin.data<T>() + positions[t] * half, half) * sign;
+      const auto cos = AsArray(table.cos.data<T>() + t * half, half);
+      const auto sin = AsArray(table.sin.data<T>() + t * half, half) * sign;
       for (int64_t head = t * heads; head < t * heads + rotated; ++head) {
         const auto x1 = AsArray(x + head * 2 * half, half);
         const auto x2 = AsArray(x + head * 2 * half + half, half);
@@ -34,51 +34,74 @@ void Rotate(const RopeTable& table, int64_t heads, int64_t rotated, T sign, cons
   });
 }
 
+// The angles of every position once; tokens that share one copy them.
+template <typename T>
+void FillTable(const Tensor& positions, const std::vector<double>& frequencies,
+               const RopeTable& table) {
+  const int64_t tokens = positions.numel(), half = static_cast<int64_t>(frequencies.size());
+  const int32_t* position = positions.data<int32_t>();
+  T* cos = table.cos.data<T>();
+  T* sin = table.sin.data<T>();
+  std::vector<int64_t> first;  // token at a position, or -1
+  for (int64_t t = 0; t < tokens; ++t) {
+    BURST_CHECK_GE(position[t], 0);
+    if (position[t] >= static_cast<int64_t>(first.size())) first.resize(position[t] + 1, -1);
+    if (first[position[t]] < 0) first[position[t]] = t;
+  }
+  const auto for_tokens = [&](auto&& body) {
+    ParallelFor(tokens, 64, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) body(t, first[position[t]]);
+    });
+  };
+  for_tokens([&](int64_t t, int64_t source) {
+    if (t != source) return;
+    for (int64_t i = 0; i < half; ++i) {
+      cos[t * half + i] = static_cast<T>(std::cos(position[t] * frequencies[i]));
+      sin[t * half + i] = static_cast<T>(std::sin(position[t] * frequencies[i]));
+    }
+  });
+  for_tokens([&](int64_t t, int64_t source) {
+    if (t == source) return;
+    std::copy_n(cos + source * half, half, cos + t * half);
+    std::copy_n(sin + source * half, half, sin + t * half);
+  });
+}
+
 }  // namespace
 
 std::shared_ptr<const RopeTable> MakeRopeTable(const Tensor& positions, int64_t head_dim,
                                                double theta, DType dtype) {
-  const int64_t half = head_dim / 2, tokens = positions.numel();
+  const int64_t half = head_dim / 2;
   BURST_CHECK(head_dim % 2 == 0 && positions.is_contiguous());
-  const int32_t* position = positions.data<int32_t>();
-  std::vector<char> present;
-  for (int64_t t = 0; t < tokens; ++t) {
-    BURST_CHECK_GE(position[t], 0);
-    if (position[t] >= static_cast<int64_t>(present.size())) present.resize(position[t] + 1);
-    present[position[t]] = 1;
-  }
-  std::vector<double> frequency(half);
-  for (int64_t i = 0; i < half; ++i) frequency[i] = std::pow(theta, -2.0 * i / head_dim);
+  std::vector<double> frequencies(half);
+  for (int64_t i = 0; i < half; ++i) frequencies[i] = std::pow(theta, -2.0 * i / head_dim);
 
   auto table = std::make_shared<RopeTable>();
-  const int64_t rows = static_cast<int64_t>(present.size());
-  table->positions = positions;
-  table->cos = Tensor::Empty({rows, half}, dtype, positions.device());
+  table->cos =
+      Tensor::Empty({positions.numel(), half}, cuda::AccumulatorDType(dtype), positions.device());
   table->sin = Tensor::EmptyLike(table->cos);
-  DispatchFloat(dtype, [&](auto zero) {
-    using T = decltype(zero);
-    ParallelFor(rows, 64, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        if (!present[row]) continue;
-        for (int64_t i = 0; i < half; ++i) {
-          table->cos.data<T>()[row * half + i] = static_cast<T>(std::cos(row * frequency[i]));
-          table->sin.data<T>()[row * half + i] = static_cast<T>(std::sin(row * frequency[i]));
-        }
-      }
-    });
-  });
+  if (positions.device() == DeviceType::kCuda) {
+    BURST_CUDA_CALL(cuda::RopeAngles(positions, frequencies, table->cos, table->sin));
+  } else {
+    DispatchFloat(table->cos.dtype(),
+                  [&](auto zero) { FillTable<decltype(zero)>(positions, frequencies, *table); });
+  }
   return table;
 }
 
 Variable Rope(Tape& tape, const Variable& x, std::shared_ptr<const RopeTable> table,
               int64_t rotated_heads) {
   BURST_CHECK(x.value().is_contiguous() && x.value().ndim() == 4 &&
-              x.value().dim(0) * x.value().dim(1) == table->positions.numel() &&
+              x.value().dim(0) * x.value().dim(1) == table->cos.dim(0) &&
               x.value().dim(3) == 2 * table->cos.dim(1));
   const int64_t heads = x.value().dim(2), rotated = rotated_heads < 0 ? heads : rotated_heads;
   BURST_CHECK_LE(rotated, heads);
   const auto rotate = [table, heads, rotated](double sign, const Tensor& from) {
     const Tensor to = Tensor::EmptyLike(from);
+    if (from.device() == DeviceType::kCuda) {
+      BURST_CUDA_CALL(cuda::RopeRotate(from, table->cos, table->sin, rotated, sign, to));
+      return to;
+    }
     DispatchFloat(from.dtype(), [&](auto zero) {
       using T = decltype(zero);
       Rotate<T>(*table, heads, rotated, static_cast<T>(sign), from.data<T>(), to.data<T>());

@@ -10,14 +10,14 @@
 
 namespace burst {
 
-// cos and sin of position * theta^(-2 i / head_dim), for the positions of one batch. Angles are
-// computed in double, so that far positions keep their phase in float.
+// cos and sin of position * theta^(-2 i / head_dim) for the tokens of one batch, made once for all
+// layers. Angles are computed in double, so that far positions keep their phase in float.
 struct RopeTable {
-  Tensor positions;  // [batch, length] int32, >= 0
-  Tensor cos, sin;   // [largest position + 1, head_dim / 2]; rows of absent positions are not set
+  Tensor cos, sin;  // [batch * length, head_dim / 2]; float32 for bfloat16 activations
 };
 
-// positions: [batch, length] int32. head_dim is even.
+// positions: [batch, length] int32, >= 0; the table is on their device. dtype: of the activations.
+// head_dim is even, on a GPU at most 512.
 std::shared_ptr<const RopeTable> MakeRopeTable(const Tensor& positions, int64_t head_dim,
                                                double theta, DType dtype);
 

@@ -2,6 +2,7 @@
 
 #include "burst/base/parallel.h"
 #include "model/ops/arrays.h"
+#include "model/ops/cuda/kernels.h"
 
 namespace burst {
 namespace {
@@ -45,18 +46,27 @@ Variable SwiGlu(Tape& tape, const Variable& gate_up) {
   const int64_t n = shape.back(), rows = n == 0 ? 0 : gate_up.value().numel() / (2 * n);
   const Variable y = tape.Output(
       Tensor::Empty(shape, gate_up.value().dtype(), gate_up.value().device()), {gate_up});
-  DispatchFloat(gate_up.value().dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    SwiGluForward<T>(rows, n, gate_up.value().data<T>(), y.value().data<T>());
-  });
+  const bool on_gpu = gate_up.value().device() == DeviceType::kCuda;
+  if (on_gpu) {
+    BURST_CUDA_CALL(cuda::SwiGluForward(gate_up.value(), y.value()));
+  } else {
+    DispatchFloat(gate_up.value().dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      SwiGluForward<T>(rows, n, gate_up.value().data<T>(), y.value().data<T>());
+    });
+  }
   if (!tape.NeedsGrad({gate_up})) return y;
 
   tape.Record("swiglu", {y}, [=] {
     const Tensor dy = y.grad().Contiguous(), dgate_up = Tensor::EmptyLike(gate_up.value());
-    DispatchFloat(dy.dtype(), [&](auto zero) {
-      using T = decltype(zero);
-      SwiGluBackward<T>(rows, n, gate_up.value().data<T>(), dy.data<T>(), dgate_up.data<T>());
-    });
+    if (on_gpu) {
+      BURST_CUDA_CALL(cuda::SwiGluBackward(gate_up.value(), dy, dgate_up));
+    } else {
+      DispatchFloat(dy.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        SwiGluBackward<T>(rows, n, gate_up.value().data<T>(), dy.data<T>(), dgate_up.data<T>());
+      });
+    }
     gate_up.AddGrad(dgate_up);
   });
   return y;

@@ -1,0 +1,207 @@
+#include <cub/device/device_radix_sort.cuh>
+
+#include "model/ops/cuda/kernels.h"
+#include "model/ops/cuda/packs.cuh"
+
+namespace burst {
+namespace cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// y[t] = table[ids[t]] (+ position_table[positions[t]]); N channels a thread.
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads)
+    EmbeddingForwardKernel(int64_t count, int width, const int32_t* __restrict__ ids,
+                           const T* __restrict__ table, const int32_t* __restrict__ positions,
+                           const T* __restrict__ position_table, T* __restrict__ y) {
+  using A = Accumulator<T>;
+  const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (index >= count) return;
+  const int64_t token = index / (width / N);
+  const int channel = static_cast<int>(index - token * (width / N)) * N;
+  Pack<T, N> out = *AsPacks<T, N>(table + ids[token] * int64_t{width} + channel);
+  if (positions != nullptr) {
+    A sum[N], place[N];
+    Unpack<T, N>(out, sum);
+    Unpack<T, N>(*AsPacks<T, N>(position_table + positions[token] * int64_t{width} + channel),
+                 place);
+#pragma unroll
+    for (int j = 0; j < N; ++j) sum[j] += place[j];
+    out = ToPack<T, N>(sum);
+  }
+  AsPacks<T, N>(y)[index] = out;
+}
+
+// --- The backward sorts the tokens by their id, keeping their order, and sums runs of one id. Runs
+// differ in length by orders of magnitude, so the sorted tokens are cut into chunks: a run that
+// lies within a chunk is added to its row of the table there, pieces of others are left as partial
+// sums that a second kernel adds up, in order.
+
+constexpr int kChunk = 32;  // tokens
+constexpr int kChunkThreads = 128;
+
+__global__ void IotaKernel(int n, int32_t* out) {
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  if (i < n) out[i] = i;
+}
+
+struct SortedTokens {
+  int count = 0;
+  const int32_t* ids = nullptr;     // [count], increasing
+  const int32_t* tokens = nullptr;  // [count], increasing among equal ids
+};
+
+// row[0...N) += sum; the gradient buffer may be of another type than dy.
+template <typename G, typename A, int N>
+__device__ inline void AddToRow(G* row, const A (&sum)[N]) {
+  G values[N];
+  Load<G, N>(row, values);
+#pragma unroll
+  for (int j = 0; j < N; ++j) values[j] = ConvertTo<G>(ConvertTo<A>(values[j]) + sum[j]);
+  Store<G, N>(values, row);
+}
+
+// partials: [chunks, 2, width]: of the run that a chunk's first token belongs to, if it began
+// before the chunk or goes on behind it, and of the one that its last token belongs to, if that is
+// another run and goes on. blockIdx: (chunk, slice of the channels).
+template <typename T, typename G, int N>
+__global__ void __launch_bounds__(kChunkThreads)
+    SumRunsKernel(SortedTokens sorted, int width, const T* __restrict__ dy, G* dtable,
+                  Accumulator<T>* __restrict__ partials) {
+  using A = Accumulator<T>;
+  __shared__ int32_t ids[kChunk + 2], tokens[kChunk];  // ids with a neighbour on each side
+  const int begin = blockIdx.x * kChunk, size = min(kChunk, sorted.count - begin);
+  for (int i = threadIdx.x; i < size + 2; i += kChunkThreads) {
+    const int at = begin + i - 1;
+    ids[i] = at >= 0 && at < sorted.count ? sorted.ids[at] : -1;
+    if (i < size) tokens[i] = sorted.tokens[begin + i];
+  }
+  __syncthreads();
+  const int channel = (blockIdx.y * kChunkThreads + threadIdx.x) * N;
+  if (channel >= width) return;
+
+  A sum[N] = {};
+  int run = 0;  // where the current run begins in this chunk
+  Pack<T, N> next = *AsPacks<T, N>(dy + tokens[0] * int64_t{width} + channel);
+  for (int i = 0; i < size; ++i) {
+    const Pack<T, N> grad = next;
+    if (i + 1 < size) next = *AsPacks<T, N>(dy + tokens[i + 1] * int64_t{width} + channel);
+#pragma unroll
+    for (int j = 0; j < N; ++j) sum[j] += ConvertTo<A>(grad[j]);
+    const int32_t id = ids[i + 1];
+    if (i + 1 < size && ids[i + 2] == id) continue;  // the run goes on in this chunk
+    const bool from_before = run == 0 && ids[0] == id, goes_on = i + 1 == size && ids[i + 2] == id;
+    if (from_before || goes_on) {
+      A* partial = partials + (int64_t{blockIdx.x} * 2 + (run == 0 ? 0 : 1)) * width + channel;
+      Store<A, N>(sum, partial);
+    } else {
+      AddToRow(dtable + id * int64_t{width} + channel, sum);
+    }
+#pragma unroll
+    for (int j = 0; j < N; ++j) sum[j] = 0;
+    run = i + 1;
+  }
+}
+
+// Runs over several chunks: the block of the chunk in which such a run begins adds its partials up.
+template <typename T, typename G>
+__global__ void __launch_bounds__(kChunkThreads)
+    AddPartialsKernel(SortedTokens sorted, int width, G* dtable,
+                      const Accumulator<T>* __restrict__ partials) {
+  using A = Accumulator<T>;
+  const int begin = blockIdx.x * kChunk, last = begin + kChunk - 1;
+  if (last + 1 >= sorted.count) return;
+  const int32_t id = sorted.ids[last];
+  if (sorted.ids[last + 1] != id) return;  // nothing goes on behind this chunk
+  const bool whole = sorted.ids[begin] == id;
+  if (whole && begin > 0 && sorted.ids[begin - 1] == id) return;  // began earlier
+  const int channel = blockIdx.y * kChunkThreads + threadIdx.x;
+  if (channel >= width) return;
+  A sum = partials[(int64_t{blockIdx.x} * 2 + (whole ? 0 : 1)) * width + channel];
+  // Several at a time, so that a long run does not wait for memory once per chunk.
+  constexpr int kBatch = 16;
+  bool more = true;
+  for (int64_t chunk = blockIdx.x + 1; more; chunk += kBatch) {
+    A parts[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int64_t first = (chunk + i) * kChunk;
+      more = first < sorted.count && sorted.ids[first] == id;
+      parts[i] = more ? partials[(chunk + i) * 2 * width + channel] : A(0);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) sum += parts[i];
+  }
+  G& element = dtable[id * int64_t{width} + channel];
+  element = ConvertTo<G>(ConvertTo<A>(element) + sum);
+}
+
+// ids below `rows`; `memory` keeps what SortedTokens points to.
+SortedTokens SortTokens(const Tensor& ids, int64_t rows, Tensor* memory) {
+  const int n = static_cast<int>(ids.numel());
+  int bits = 1;
+  while ((int64_t{1} << bits) < rows) ++bits;
+  size_t work_bytes = 0;
+  const auto sort = [&](void* work, const int32_t* order, int32_t* sorted, int32_t* tokens) {
+    BURST_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(work, work_bytes, Data<int32_t>(ids), sorted,
+                                                     order, tokens, n, 0, bits, CurrentStream()));
+  };
+  sort(nullptr, nullptr, nullptr, nullptr);
+  // Three arrays of n, at multiples of 256 bytes, and the sort's own memory.
+  const int64_t stride = (n + 63) / 64 * 64, work = static_cast<int64_t>(work_bytes + 3) / 4;
+  *memory = Tensor::Empty({3 * stride + work}, DType::kInt32, DeviceType::kCuda);
+  int32_t* const base = Data<int32_t>(*memory);
+  IotaKernel<<<BlocksFor(n, kThreads), kThreads, 0, CurrentStream()>>>(n, base);
+  BURST_CUDA_CHECK_LAUNCH("Iota");
+  sort(base + 3 * stride, base, base + stride, base + 2 * stride);
+  return {n, base + stride, base + 2 * stride};
+}
+
+}  // namespace
+
+void EmbeddingForward(const Tensor& ids, const Tensor& table, const Tensor& positions,
+                      const Tensor& position_table, const Tensor& y) {
+  const int64_t width = table.dim(1);
+  if (y.numel() == 0) return;
+  DispatchPacks(y.dtype(), FitsPacks(width, {table, position_table, y}), [&](auto zero, auto pack) {
+    using T = decltype(zero);
+    constexpr int N = decltype(pack)::value;
+    const int64_t count = y.numel() / N;
+    EmbeddingForwardKernel<T, N><<<BlocksFor(count, kThreads), kThreads, 0, CurrentStream()>>>(
+        count, static_cast<int>(width), Data<int32_t>(ids), Data<T>(table),
+        Data<int32_t>(positions), Data<T>(position_table), Data<T>(y));
+  });
+  BURST_CUDA_CHECK_LAUNCH("EmbeddingForward");
+}
+
+void EmbeddingBackward(const Tensor& ids, const Tensor& dy, const Tensor& dtable) {
+  const int64_t width = dtable.dim(1), tokens = ids.numel();
+  BURST_CHECK_LE(tokens, int64_t{1} << 30);
+  if (dy.numel() == 0) return;
+  Tensor memory;
+  const SortedTokens sorted = SortTokens(ids, dtable.dim(0), &memory);
+  const int64_t chunks = (tokens + kChunk - 1) / kChunk;
+  DispatchPacks(dy.dtype(), FitsPacks(width, {dy, dtable}), [&](auto zero, auto pack) {
+    using T = decltype(zero);
+    using A = Accumulator<T>;
+    constexpr int N = decltype(pack)::value;
+    const Tensor partials =
+        Tensor::Empty({chunks, 2, width}, AccumulatorDType(dy.dtype()), DeviceType::kCuda);
+    const auto grid = [&](int channels) {
+      return dim3(static_cast<unsigned>(chunks), BlocksFor(width, channels));
+    };
+    DispatchGrad<T>(dtable.dtype(), [&](auto grad) {
+      using G = decltype(grad);
+      SumRunsKernel<T, G, N><<<grid(kChunkThreads * N), kChunkThreads, 0, CurrentStream()>>>(
+          sorted, static_cast<int>(width), Data<T>(dy), Data<G>(dtable), Data<A>(partials));
+      BURST_CUDA_CHECK_LAUNCH("EmbeddingBackward");
+      AddPartialsKernel<T><<<grid(kChunkThreads), kChunkThreads, 0, CurrentStream()>>>(
+          sorted, static_cast<int>(width), Data<G>(dtable), Data<A>(partials));
+      BURST_CUDA_CHECK_LAUNCH("EmbeddingBackward");
+    });
+  });
+}
+
+}  // namespace cuda
+}  // namespace burst

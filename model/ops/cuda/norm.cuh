@@ -1,0 +1,477 @@
+// RMSNorm and LayerNorm, which differ by the mean (kCenter) and the bias.
+//
+//   xhat = (x - mean) rstd,   rstd = 1 / sqrt(mean of (x - mean)^2 + eps),   y = xhat weight + bias
+//
+// with mean = 0 and bias = 0 for RMSNorm. A team of warps keeps a row in registers, so that memory
+// is read once, and asks for its next row before it works on this one. Rows that do not fit packs,
+// or are too wide, are read again instead, by the Strided kernels.
+#pragma once
+
+#include <array>
+
+#include "model/ops/cuda/packs.cuh"
+
+namespace burst {
+namespace cuda {
+
+// What the kernels are given; of LayerNorm alone: bias, mean.
+template <typename T>
+struct NormArgs {
+  using A = Accumulator<T>;
+  int64_t rows = 0;
+  int width = 0;
+  A eps = 0;
+  const T* x = nullptr;       // [rows, width]
+  const T* weight = nullptr;  // [width]
+  const T* bias = nullptr;    // [width]
+  A* mean = nullptr;          // [rows]
+  A* rstd = nullptr;          // [rows]
+  T* y = nullptr;             // [rows, width]
+  // backward
+  const T* dy = nullptr;      // [rows, width]
+  const T* before = nullptr;  // [rows, width] or null: added to dx
+  T* dx = nullptr;            // [rows, width]
+  A* partials = nullptr;      // [blocks, 1 or 2, width]: of dweight and, behind it, of dbias
+};
+
+// A block is [teams][threads of a team]: threadIdx.y is the team, blockDim.x a multiple of 32.
+// Rows of up to a pack for each of kUsualNormThreads get that; wider ones two packs a thread, and
+// up to kMaxNormThreads.
+inline constexpr int kUsualNormThreads = 256, kMaxNormThreads = 512;
+
+// Registers are rationed so that enough rows are on their way from memory.
+#define BURST_NORM_BOUNDS(min_blocks)                                  \
+  __launch_bounds__(kPacks == 1 ? kUsualNormThreads : kMaxNormThreads, \
+                    kPacks == 1 ? (min_blocks) : 1)
+
+// Sums over a team: every thread gets the same bits. One barrier a call, because calls alternate
+// between two buffers.
+template <typename A>
+class TeamSum {
+ public:
+  // values[i] <- the sum of values[i] over the team, i < kValues <= 2
+  template <int kValues>
+  __device__ void operator()(A (&values)[kValues]) {
+    __shared__ A shared[2][kMaxNormThreads / 32][kValues];
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2) {
+        values[i] += __shfl_xor_sync(~0u, values[i], offset);
+      }
+    }
+    const int warps = blockDim.x / 32, first = threadIdx.y * warps;
+    if (warps == 1) return;
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) shared[buffer_][first + threadIdx.x / 32][i] = values[i];
+    }
+    // Of this team alone; barrier 0 is __syncthreads.
+    asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) values[i] = 0;
+#pragma unroll 4
+    for (int warp = first; warp < first + warps; ++warp) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) values[i] += shared[buffer_][warp][i];
+    }
+    buffer_ ^= 1;
+  }
+
+ private:
+  int buffer_ = 0;
+};
+
+// This thread's part of a row of `packs` packs, thread t's are t, t + blockDim.x and so on.
+template <typename T, int N, int kPacks>
+__device__ inline void LoadRow(const T* row, int packs, Pack<T, N> (&out)[kPacks]) {
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const int at = threadIdx.x + p * blockDim.x;
+    if (at < packs) out[p] = AsPacks<T, N>(row)[at];
+  }
+}
+
+template <typename T, bool kCenter, int kPacks>
+__global__ void BURST_NORM_BOUNDS(kCenter ? 4 : 5) NormForwardKernel(NormArgs<T> args) {
+  using A = Accumulator<T>;
+  constexpr int N = kPackSize<T>;
+  const int packs = args.width / N;
+  const A inverse_width = A(1) / A(args.width);
+  const int64_t step = int64_t{gridDim.x} * blockDim.y;
+  int64_t row = blockIdx.x * int64_t{blockDim.y} + threadIdx.y;
+  TeamSum<A> team_sum;
+
+  Pack<T, N> weight[kPacks], bias[kPacks], next[kPacks];
+  LoadRow<T, N>(args.weight, packs, weight);
+  if (kCenter) LoadRow<T, N>(args.bias, packs, bias);
+  if (row < args.rows) LoadRow<T, N>(args.x + row * args.width, packs, next);
+  for (; row < args.rows; row += step) {
+    A x[kPacks][N];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) Unpack<T, N>(next[p], x[p]);
+    if (row + step < args.rows) LoadRow<T, N>(args.x + (row + step) * args.width, packs, next);
+
+    A mean[1] = {0}, square[1] = {0};
+    if constexpr (kCenter) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        if (threadIdx.x + p * blockDim.x >= packs) continue;
+#pragma unroll
+        for (int j = 0; j < N; ++j) mean[0] += x[p][j];
+      }
+      team_sum(mean);
+      mean[0] *= inverse_width;
+    }
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (threadIdx.x + p * blockDim.x >= packs) continue;
+#pragma unroll
+      for (int j = 0; j < N; ++j) square[0] += (x[p][j] - mean[0]) * (x[p][j] - mean[0]);
+    }
+    team_sum(square);
+    const A rstd = 1 / sqrt(square[0] * inverse_width + args.eps);
+    if (threadIdx.x == 0) {
+      args.rstd[row] = rstd;
+      if constexpr (kCenter) args.mean[row] = mean[0];
+    }
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const int at = threadIdx.x + p * blockDim.x;
+      if (at >= packs) continue;
+      A y[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        y[j] = (x[p][j] - mean[0]) * rstd * ConvertTo<A>(weight[p][j]);
+        if constexpr (kCenter) y[j] += ConvertTo<A>(bias[p][j]);
+      }
+      AsPacks<T, N>(args.y + row * args.width)[at] = ToPack<T, N>(y);
+    }
+  }
+}
+
+// What the backward reads of a row.
+template <typename T, int kPacks>
+struct NormBackwardRow {
+  using A = Accumulator<T>;
+  static constexpr int N = kPackSize<T>;
+  Pack<T, N> x[kPacks], dy[kPacks], before[kPacks];
+  A mean = 0, rstd = 0;
+
+  __device__ void Load(const NormArgs<T>& args, int64_t row) {
+    LoadRow<T, N>(args.x + row * args.width, args.width / N, x);
+    LoadRow<T, N>(args.dy + row * args.width, args.width / N, dy);
+    if (args.before != nullptr) {
+      LoadRow<T, N>(args.before + row * args.width, args.width / N, before);
+    }
+    rstd = args.rstd[row];
+    if (args.mean != nullptr) mean = args.mean[row];
+  }
+};
+
+// With g = dy weight:
+//   dx = before + rstd (g - mean(g) - xhat mean(g xhat)),   dweight = sum over rows of dy xhat,
+//   dbias = sum over rows of dy
+// The sums over a team's rows stay in registers, too; blocks leave theirs in `partials`.
+template <typename T, bool kCenter, int kPacks>
+__global__ void BURST_NORM_BOUNDS(kCenter ? 2 : 3) NormBackwardKernel(NormArgs<T> args) {
+  using A = Accumulator<T>;
+  constexpr int N = kPackSize<T>;
+  constexpr int kSums = kCenter ? 2 : 1;
+  const int packs = args.width / N;
+  const A inverse_width = A(1) / A(args.width);
+  const int64_t step = int64_t{gridDim.x} * blockDim.y;
+  int64_t row = blockIdx.x * int64_t{blockDim.y} + threadIdx.y;
+  TeamSum<A> team_sum;
+
+  Pack<T, N> weight[kPacks];
+  A sums[kSums][kPacks][N] = {};  // of dy xhat, of dy
+  NormBackwardRow<T, kPacks> next;
+  LoadRow<T, N>(args.weight, packs, weight);
+  constexpr bool kPrefetch = kPacks == 1;  // with two packs, registers are short
+  if (kPrefetch && row < args.rows) next.Load(args, row);
+  for (; row < args.rows; row += step) {
+    if (!kPrefetch) next.Load(args, row);
+    const NormBackwardRow<T, kPacks> in = next;
+    if (kPrefetch && row + step < args.rows) next.Load(args, row + step);
+    A means[kSums] = {};  // of g xhat, of g
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (threadIdx.x + p * blockDim.x >= packs) continue;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const A dy = ConvertTo<A>(in.dy[p][j]), g = dy * ConvertTo<A>(weight[p][j]);
+        const A xhat = (ConvertTo<A>(in.x[p][j]) - in.mean) * in.rstd;
+        means[0] += g * xhat;
+        sums[0][p][j] += dy * xhat;
+        if constexpr (kCenter) {
+          means[1] += g;
+          sums[1][p][j] += dy;
+        }
+      }
+    }
+    if (args.dx == nullptr) continue;
+    team_sum(means);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) means[i] *= inverse_width;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const int at = threadIdx.x + p * blockDim.x;
+      if (at >= packs) continue;
+      A dx[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const A g = ConvertTo<A>(in.dy[p][j]) * ConvertTo<A>(weight[p][j]);
+        const A xhat = (ConvertTo<A>(in.x[p][j]) - in.mean) * in.rstd;
+        dx[j] = in.rstd * (g - xhat * means[0] - (kCenter ? means[kSums - 1] : A(0)));
+        if (args.before != nullptr) dx[j] += ConvertTo<A>(in.before[p][j]);
+      }
+      AsPacks<T, N>(args.dx + row * args.width)[at] = ToPack<T, N>(dx);
+    }
+  }
+
+  // The teams' sums meet in shared memory, [teams][width].
+  extern __shared__ __align__(16) unsigned char memory[];
+  A* shared = reinterpret_cast<A*>(memory);
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const int at = threadIdx.x + p * blockDim.x;
+      if (at >= packs) continue;
+#pragma unroll
+      for (int j = 0; j < N; ++j) shared[threadIdx.y * args.width + at * N + j] = sums[i][p][j];
+    }
+    __syncthreads();
+    A* partials = args.partials + (blockIdx.x * int64_t{kSums} + i) * args.width;
+    for (int column = threadIdx.y * blockDim.x + threadIdx.x; column < args.width;
+         column += blockDim.x * blockDim.y) {
+      A sum = 0;
+      for (int team = 0; team < blockDim.y; ++team) sum += shared[team * args.width + column];
+      partials[column] = sum;
+    }
+  }
+}
+
+// --- rows of any width: a block per row, read two or three times
+
+inline constexpr int kStridedThreads = 256;
+
+template <typename T, bool kCenter>
+__global__ void __launch_bounds__(kStridedThreads) NormForwardStridedKernel(NormArgs<T> args) {
+  using A = Accumulator<T>;
+  TeamSum<A> team_sum;
+  for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
+    const T* x = args.x + row * args.width;
+    A mean[1] = {0}, square[1] = {0};
+    if constexpr (kCenter) {
+      for (int j = threadIdx.x; j < args.width; j += kStridedThreads) mean[0] += ConvertTo<A>(x[j]);
+      team_sum(mean);
+      mean[0] /= args.width;
+    }
+    for (int j = threadIdx.x; j < args.width; j += kStridedThreads) {
+      const A centered = ConvertTo<A>(x[j]) - mean[0];
+      square[0] += centered * centered;
+    }
+    team_sum(square);
+    const A rstd = 1 / sqrt(square[0] / args.width + args.eps);
+    if (threadIdx.x == 0) {
+      args.rstd[row] = rstd;
+      if constexpr (kCenter) args.mean[row] = mean[0];
+    }
+    for (int j = threadIdx.x; j < args.width; j += kStridedThreads) {
+      A y = (ConvertTo<A>(x[j]) - mean[0]) * rstd * ConvertTo<A>(args.weight[j]);
+      if constexpr (kCenter) y += ConvertTo<A>(args.bias[j]);
+      args.y[row * args.width + j] = ConvertTo<T>(y);
+    }
+  }
+}
+
+template <typename T, bool kCenter>
+__global__ void __launch_bounds__(kStridedThreads) NormBackwardStridedKernel(NormArgs<T> args) {
+  using A = Accumulator<T>;
+  constexpr int kSums = kCenter ? 2 : 1;
+  TeamSum<A> team_sum;
+  for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
+    const T* x = args.x + row * args.width;
+    const T* dy = args.dy + row * args.width;
+    const A rstd = args.rstd[row];
+    A mean = 0;
+    if constexpr (kCenter) mean = args.mean[row];
+    A means[kSums] = {};
+    for (int j = threadIdx.x; j < args.width; j += kStridedThreads) {
+      const A g = ConvertTo<A>(dy[j]) * ConvertTo<A>(args.weight[j]);
+      means[0] += g * ((ConvertTo<A>(x[j]) - mean) * rstd);
+      if constexpr (kCenter) means[1] += g;
+    }
+    team_sum(means);
+    for (int j = threadIdx.x; j < args.width; j += kStridedThreads) {
+      const A xhat = (ConvertTo<A>(x[j]) - mean) * rstd;
+      A inner = ConvertTo<A>(dy[j]) * ConvertTo<A>(args.weight[j]) - xhat * (means[0] / args.width);
+      if constexpr (kCenter) inner -= means[1] / args.width;
+      A dx = rstd * inner;
+      if (args.before != nullptr) dx += ConvertTo<A>(args.before[row * args.width + j]);
+      args.dx[row * args.width + j] = ConvertTo<T>(dx);
+    }
+  }
+}
+
+// A thread per column; the block (_, b) sums the rows b, b + gridDim.y and so on.
+template <typename T, bool kCenter>
+__global__ void __launch_bounds__(kStridedThreads) NormParametersStridedKernel(NormArgs<T> args) {
+  using A = Accumulator<T>;
+  constexpr int kSums = kCenter ? 2 : 1;
+  const int column = blockIdx.x * kStridedThreads + threadIdx.x;
+  if (column >= args.width) return;
+  A sums[kSums] = {};
+  for (int64_t row = blockIdx.y; row < args.rows; row += gridDim.y) {
+    const A grad = ConvertTo<A>(args.dy[row * args.width + column]);
+    A x = ConvertTo<A>(args.x[row * args.width + column]);
+    if constexpr (kCenter) x -= args.mean[row];
+    sums[0] += grad * (x * args.rstd[row]);
+    if constexpr (kCenter) sums[1] += grad;
+  }
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    args.partials[(blockIdx.y * int64_t{kSums} + i) * args.width + column] = sums[i];
+  }
+}
+
+// --- the sum of the blocks' partials
+
+// 8 columns, a sector of 32 bytes of float, by 64 threads each: many blocks even for few columns.
+inline constexpr int kSumColumns = 8, kSumThreads = 64;
+
+template <typename T, int kSums>
+struct NormSums {
+  void* sums[kSums] = {};             // [width]; null: not wanted
+  bool accumulator_type[kSums] = {};  // else T
+};
+
+// sums[s][c] += sum over i of partials[i, s, c], s = blockIdx.y. The thread with threadIdx.y = j
+// takes the rows j, j + 64 and so on; the 64 sums meet in a tree.
+template <typename T, int kSums>
+__global__ void NormSumKernel(int rows, int width, const Accumulator<T>* __restrict__ partials,
+                              NormSums<T, kSums> out) {
+  using A = Accumulator<T>;
+  __shared__ A shared[kSumThreads][kSumColumns];
+  void* const sum = out.sums[blockIdx.y];
+  const int column = blockIdx.x * kSumColumns + threadIdx.x;
+  A total = 0;
+  if (column < width && sum != nullptr) {
+#pragma unroll 8
+    for (int i = threadIdx.y; i < rows; i += kSumThreads) {
+      total += partials[(i * int64_t{kSums} + blockIdx.y) * width + column];
+    }
+  }
+  shared[threadIdx.y][threadIdx.x] = total;
+  for (int half = kSumThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y < half) {
+      shared[threadIdx.y][threadIdx.x] += shared[threadIdx.y + half][threadIdx.x];
+    }
+  }
+  if (threadIdx.y != 0 || column >= width || sum == nullptr) return;
+  total = shared[0][threadIdx.x];
+  if (out.accumulator_type[blockIdx.y]) {
+    static_cast<A*>(sum)[column] += total;
+  } else {
+    T& element = static_cast<T*>(sum)[column];
+    element = ConvertTo<T>(ConvertTo<A>(element) + total);
+  }
+}
+
+// --- which kernel
+
+// Of a block, for a row of `packs` packs.
+struct NormBlock {
+  int packs_per_thread = 1;
+  dim3 threads;
+};
+
+// Whole warps, one pack a thread for most widths; false when the row is too wide for registers.
+inline bool MakeNormBlock(int64_t packs, NormBlock* block) {
+  block->packs_per_thread = packs <= kUsualNormThreads ? 1 : 2;
+  const int64_t threads_per_row = (packs + block->packs_per_thread - 1) / block->packs_per_thread;
+  const int team = static_cast<int>((threads_per_row + 31) / 32 * 32);
+  if (team > kMaxNormThreads) return false;
+  block->threads = dim3(team, std::max(1, kUsualNormThreads / team));
+  return true;
+}
+
+// As many blocks as the GPU holds at once, or fewer when the rows end first.
+template <typename Kernel>
+int ResidentBlocks(Kernel kernel, const NormBlock& block, size_t shared_bytes, int64_t rows) {
+  int per_multiprocessor = 0;
+  BURST_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+      &per_multiprocessor, kernel, block.threads.x * block.threads.y, shared_bytes));
+  const int64_t resident = int64_t{per_multiprocessor} * CurrentContext().multiprocessors;
+  const int64_t enough = (rows + block.threads.y - 1) / block.threads.y;
+  return static_cast<int>(std::max<int64_t>(1, std::min(resident, enough)));
+}
+
+template <typename T, bool kCenter>
+void LaunchNormForward(const NormArgs<T>& args, bool packs) {
+  if (args.rows == 0 || args.width == 0) return;
+  NormBlock block;
+  if (packs && MakeNormBlock(args.width / kPackSize<T>, &block)) {
+    const auto kernel = block.packs_per_thread == 1 ? NormForwardKernel<T, kCenter, 1>
+                                                    : NormForwardKernel<T, kCenter, 2>;
+    const int blocks = ResidentBlocks(kernel, block, 0, args.rows);
+    kernel<<<blocks, block.threads, 0, CurrentStream()>>>(args);
+  } else {
+    NormForwardStridedKernel<T, kCenter>
+        <<<GridSize(args.rows, 1), kStridedThreads, 0, CurrentStream()>>>(args);
+  }
+  BURST_CUDA_CHECK_LAUNCH("NormForward");
+}
+
+// dparameters: dweight and, for LayerNorm, dbias; buffers to add to, or null.
+template <typename T, bool kCenter>
+void LaunchNormBackward(NormArgs<T> args, bool packs,
+                        const std::array<Tensor, kCenter ? 2 : 1>& dparameters) {
+  using A = Accumulator<T>;
+  constexpr int kSums = kCenter ? 2 : 1;
+  if (args.rows == 0 || args.width == 0) return;
+  int blocks = 0;  // that leave partial sums
+  Tensor partials;
+  const auto allocate = [&](int count) {
+    blocks = count;
+    const int64_t rows = count, width = args.width;
+    partials = Tensor::Empty({rows, kSums, width}, DTypeOf<A>::value, DeviceType::kCuda);
+    args.partials = Data<A>(partials);
+  };
+  NormBlock block;
+  if (packs && MakeNormBlock(args.width / kPackSize<T>, &block)) {
+    const auto kernel = block.packs_per_thread == 1 ? NormBackwardKernel<T, kCenter, 1>
+                                                    : NormBackwardKernel<T, kCenter, 2>;
+    const size_t shared_bytes = block.threads.y * args.width * sizeof(A);
+    allocate(ResidentBlocks(kernel, block, shared_bytes, args.rows));
+    kernel<<<blocks, block.threads, shared_bytes, CurrentStream()>>>(args);
+  } else {
+    if (args.dx != nullptr) {
+      NormBackwardStridedKernel<T, kCenter>
+          <<<GridSize(args.rows, 1), kStridedThreads, 0, CurrentStream()>>>(args);
+    }
+    allocate(static_cast<int>(std::min<int64_t>(args.rows, 256)));
+    const dim3 grid(BlocksFor(args.width, kStridedThreads), blocks);
+    NormParametersStridedKernel<T, kCenter><<<grid, kStridedThreads, 0, CurrentStream()>>>(args);
+  }
+  BURST_CUDA_CHECK_LAUNCH("NormBackward");
+
+  NormSums<T, kSums> out;
+  for (int i = 0; i < kSums; ++i) {
+    out.sums[i] = Data<void>(dparameters[i]);
+    out.accumulator_type[i] = dparameters[i].dtype() == AccumulatorDType(dparameters[i].dtype());
+  }
+  const dim3 grid(BlocksFor(args.width, kSumColumns), kSums), threads(kSumColumns, kSumThreads);
+  NormSumKernel<T, kSums>
+      <<<grid, threads, 0, CurrentStream()>>>(blocks, args.width, args.partials, out);
+  BURST_CUDA_CHECK_LAUNCH("NormSum");
+}
+
+#undef BURST_NORM_BOUNDS
+
+}  // namespace cuda
+}  // namespace burst

@@ -1,0 +1,117 @@
+#include "model/ops/cuda/kernels.h"
+#include "model/ops/cuda/packs.cuh"
+
+namespace burst {
+namespace cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kMaxHalf = 256;
+
+struct Frequencies {
+  double values[kMaxHalf];
+};
+
+template <typename A>
+__global__ void RopeAnglesKernel(int64_t n, int half, const int32_t* __restrict__ positions,
+                                 const __grid_constant__ Frequencies frequencies,
+                                 A* __restrict__ cosines, A* __restrict__ sines) {
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * kThreads) {
+    double sine, cosine;
+    sincos(positions[i / half] * frequencies.values[i % half], &sine, &cosine);
+    cosines[i] = static_cast<A>(cosine);
+    sines[i] = static_cast<A>(sine);
+  }
+}
+
+// A thread turns the same N channels of kHeads heads of a token, so that it reads their angles
+// once.
+constexpr int kHeads = 2;
+
+// y1 = x1 cos - sign x2 sin, y2 = x2 cos + sign x1 sin, where x1, x2 are the halves of a head.
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads)
+    RopeRotateKernel(int64_t tokens, int heads, int rotated, int half, Accumulator<T> sign,
+                     const T* __restrict__ x, const Accumulator<T>* __restrict__ cosines,
+                     const Accumulator<T>* __restrict__ sines, T* __restrict__ y) {
+  using A = Accumulator<T>;
+  const int packs = half / N, groups = (heads + kHeads - 1) / kHeads;
+  const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const int64_t token = index / (packs * groups);
+  if (token >= tokens) return;
+  const int rest = static_cast<int>(index - token * (packs * groups));
+  const int channel = rest % packs * N, first_head = rest / packs * kHeads;
+
+  const int64_t at = (token * heads + first_head) * 2 * half + channel;
+  Pack<T, N> x1[kHeads], x2[kHeads];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (first_head + h >= heads) break;
+    x1[h] = *AsPacks<T, N>(x + at + h * 2 * half);
+    x2[h] = *AsPacks<T, N>(x + at + h * 2 * half + half);
+  }
+  A cosine[N], sine[N];
+  if (first_head < rotated) {
+    Load<A, N>(cosines + token * half + channel, cosine);
+    Load<A, N>(sines + token * half + channel, sine);
+#pragma unroll
+    for (int j = 0; j < N; ++j) sine[j] *= sign;
+  }
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (first_head + h >= heads) break;
+    if (first_head + h < rotated) {
+      A y1[N], y2[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const A a = ConvertTo<A>(x1[h][j]), b = ConvertTo<A>(x2[h][j]);
+        y1[j] = a * cosine[j] - b * sine[j];
+        y2[j] = b * cosine[j] + a * sine[j];
+      }
+      x1[h] = ToPack<T, N>(y1);
+      x2[h] = ToPack<T, N>(y2);
+    }
+    *AsPacks<T, N>(y + at + h * 2 * half) = x1[h];
+    *AsPacks<T, N>(y + at + h * 2 * half + half) = x2[h];
+  }
+}
+
+}  // namespace
+
+void RopeAngles(const Tensor& positions, const std::vector<double>& frequencies, const Tensor& cos,
+                const Tensor& sin) {
+  const int64_t n = cos.numel();
+  const int half = static_cast<int>(frequencies.size());
+  BURST_CHECK_LE(half, kMaxHalf) << "rope for heads of at most 512 channels";
+  if (n == 0) return;
+  Frequencies arg = {};
+  std::copy(frequencies.begin(), frequencies.end(), arg.values);
+  const auto launch = [&](auto zero) {
+    using A = decltype(zero);
+    RopeAnglesKernel<A><<<GridSize(n, kThreads), kThreads, 0, CurrentStream()>>>(
+        n, half, Data<int32_t>(positions), arg, Data<A>(cos), Data<A>(sin));
+  };
+  DispatchFloat(cos.dtype(), launch);
+  BURST_CUDA_CHECK_LAUNCH("RopeAngles");
+}
+
+void RopeRotate(const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t rotated, double sign,
+                const Tensor& y) {
+  const int64_t tokens = cos.dim(0), half = cos.dim(1), heads = x.dim(-2);
+  if (x.numel() == 0) return;
+  const bool packs = FitsPacks(half, {x, y});
+  DispatchPacks(x.dtype(), packs, [&](auto zero, auto pack) {
+    using T = decltype(zero);
+    using A = Accumulator<T>;
+    constexpr int N = decltype(pack)::value;
+    const int64_t threads = tokens * (half / N) * ((heads + kHeads - 1) / kHeads);
+    RopeRotateKernel<T, N><<<BlocksFor(threads, kThreads), kThreads, 0, CurrentStream()>>>(
+        tokens, static_cast<int>(heads), static_cast<int>(rotated), static_cast<int>(half),
+        static_cast<A>(sign), Data<T>(x), Data<A>(cos), Data<A>(sin), Data<T>(y));
+  });
+  BURST_CUDA_CHECK_LAUNCH("RopeRotate");
+}
+
+}  // namespace cuda
+}  // namespace burst
