@@ -1,6 +1,6 @@
 // The memory-bound ops on a GPU in bfloat16, in float32 against the CPU, and in every run alike.
 //
-// bfloat16 keeps 8 bits: rounding to it errs by at most u = 2^-9 relative. The ops compute in float
+// bfloat16 keeps 8 bits: rounding to it errs by at most u = 2^-8 relative. The ops compute in float
 // from bfloat16 inputs and round once, so their results lie within u |y|, plus float's own error,
 // of the exact ones; so do the gradients of activations. A gradient that is added to another one in
 // passing is rounded once, too. Gradients of parameters are summed in float: no rounding to
@@ -32,7 +32,7 @@ namespace {
 
 using Values = std::vector<double>;
 
-constexpr double kRounding = 0x1p-9;
+constexpr double kRounding = 0x1p-8;
 
 // An input of an op and whether it is a parameter, whose gradient is summed in float.
 struct Input {
