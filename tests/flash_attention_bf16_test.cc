@@ -77,7 +77,8 @@ Result RunOnce(const Kernels& kernels, const Problem& problem, bool deterministi
                          Poisoned(problem.k), Poisoned(problem.v)};
   kernels.forward({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
                    Operand(result.out), result.lse.raw_data(), /*merge=*/false, kBf16});
-  FlashBackwardParams params = BackwardParams(problem, result, Delta(problem, result.out));
+  const Tensor delta = Delta(problem, result.out);
+  FlashBackwardParams params = BackwardParams(problem, result, delta);
   params.assign = true;
   params.deterministic = deterministic;
   kernels.backward(params);
