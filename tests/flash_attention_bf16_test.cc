@@ -278,6 +278,62 @@ TEST_P(KernelsTest, StridedOperands) {
   }
 }
 
+// Four million tokens in one call, and 2^31 elements in a tensor: a few rows against the reference
+// on the slice of keys that they see.
+TEST_P(KernelsTest, FourMillionTokens) {
+  constexpr int64_t kLength = 1 << 22, kHeads = 8, kDim = 64, kWindow = 300, kDrawn = 1 << 20;
+  const auto random = [](int64_t heads, uint64_t stream) {  // a million numbers, over and over
+    const Tensor drawn = RandomNormal({kDrawn}, kFloat, 1, stream).To(kCuda).To(kBf16);
+    const Tensor tensor = Tensor::Empty({1, kLength, heads, kDim}, kBf16, kCuda);
+    const Tensor flat = tensor.View({-1});
+    for (int64_t i = 0; i < flat.numel(); i += kDrawn) flat.Slice(0, i, kDrawn).CopyFrom(drawn);
+    return tensor;
+  };
+  const Tensor q = random(kHeads, 0), k = random(1, 1), v = random(1, 2), dout = random(kHeads, 3);
+  const Tensor out = Tensor::EmptyLike(q), dq = Tensor::EmptyLike(q);
+  const Tensor dk = Tensor::EmptyLike(k), dv = Tensor::EmptyLike(k);
+  const Tensor lse = Tensor::Empty({1, kHeads, kLength}, kFloat, kCuda), delta = lse.Clone();
+  std::vector<int32_t> ranges(2 * kLength);
+  for (int64_t i = 0; i < kLength; ++i) {
+    ranges[i] = static_cast<int32_t>(std::max<int64_t>(0, i + 1 - kWindow));
+    ranges[kLength + i] = static_cast<int32_t>(i + 1);
+  }
+  const Tensor on_device = Tensor::FromVector(ranges, {2, kLength}, kCuda);
+  const auto* begin = static_cast<const int32_t*>(on_device.raw_data());
+  const FlashAttentionShape shape = {
+      1, kLength, kLength, kHeads, 1, kDim, 0.125, kBf16, {begin, begin + kLength, 0}};
+  GetParam().forward(
+      {shape, Operand(q), Operand(k), Operand(v), Operand(out), lse.raw_data(), false, kBf16});
+  FlashDelta(kCuda, {shape, Operand(out), Operand(dout), nullptr, delta.raw_data()});
+  GetParam().backward({shape, Operand(q), Operand(k), Operand(v), Operand(dout), lse.raw_data(),
+                       delta.raw_data(), Operand(dq), Operand(dk), Operand(dv), /*assign=*/true});
+  for (int64_t first : {int64_t{0}, kLength / 2 - 5, kLength - 600}) {
+    constexpr int64_t kRows = 600, kChecked = 600 - kWindow;
+    const auto rows = [&](const Tensor& x) {
+      return x.Slice(1, first, kRows).To(DeviceType::kCpu);
+    };
+    const Tensor dlse = Tensor::Zeros({1, kHeads, kRows}, kFloat);
+    const auto reference = [&](DType dtype) {
+      return NaiveAttention(
+          rows(q), rows(k), rows(v), rows(dout), dlse, 0.125,
+          [](int64_t, int64_t i, int64_t j) { return j <= i && i - j < kWindow; }, dtype);
+    };
+    const AttentionReference expected = reference(DType::kFloat64), naive = reference(kBf16);
+    // The last rows of the slice see all of their keys in it, the first keys all of their rows.
+    const auto check = [&](const char* name, const Tensor& actual, const Tensor& bound,
+                           const Tensor& truth, int64_t from) {
+      ExpectNoWorse(name, rows(actual).Slice(1, from, kChecked).Clone(),
+                    bound.Slice(1, from, kChecked).Clone(), truth.Slice(1, from, kChecked).Clone());
+    };
+    check("out", out, naive.out, expected.out, kWindow);
+    check("dq", dq, naive.dq, expected.dq, kWindow);
+    if (first == 0) {
+      check("dk", dk, naive.dk, expected.dk, 0);
+      check("dv", dv, naive.dv, expected.dv, 0);
+    }
+  }
+}
+
 TEST(CheckFlashAttentionTest, SaysWhatIsNotServed) {
   EXPECT_TRUE(CheckFlashAttention(kCuda, kBf16, 128).ok());
   EXPECT_TRUE(CheckFlashAttention(kCuda, DType::kFloat64, 7).ok());
