@@ -91,9 +91,8 @@ TrainConfig NanoGptCpu(int64_t ranks, int64_t seed) {
   options.steps = 2000;
   options.lr = 1e-3;
   options.min_lr = 1e-4;
-  options.warmup = 20;
-  options.beta2 = 0.995;
-  options.weight_decay = 0;
+  options.warmup = 100;
+  options.beta2 = 0.99;
   options.ranks = ranks;
   options.seed = seed;
   return options;

@@ -86,9 +86,9 @@ absl::StatusOr<int64_t> Transformer::CountParameters(const ModelConfig& config) 
 
 Transformer::Transformer(const ModelConfig& config) : config_(config), blocks_(config.layers) {
   const Shape table = {config.vocab, config.width};
-  parameters_.Add("embedding.tokens", table, 0, kInitStd, true, &token_embedding_);
+  parameters_.Add("embedding.tokens", table, 0, kEmbeddingStd, true, &token_embedding_);
   if (config.family == Family::kGpt2) {
-    parameters_.Add("embedding.positions", {config.context, config.width}, 0, kInitStd, true,
+    parameters_.Add("embedding.positions", {config.context, config.width}, 0, kEmbeddingStd, true,
                     &position_embedding_);
   }
   for (int64_t layer = 0; layer < config.layers; ++layer) {
@@ -97,7 +97,8 @@ Transformer::Transformer(const ModelConfig& config) : config_(config), blocks_(c
   }
   first_element_.push_back(parameters_.numel());
   final_norm_.Declare(config_, "final_norm", &parameters_);
-  if (!config.tied_embeddings) parameters_.Add("head.weight", table, 0, kInitStd, true, &head_);
+  if (!config.tied_embeddings)
+    parameters_.Add("head.weight", table, 0, kEmbeddingStd, true, &head_);
 }
 
 Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions,

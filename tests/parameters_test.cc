@@ -63,7 +63,9 @@ TEST(Parameters, InitialValues) {
     }
     const bool residual = p.name.find("attention.out") != std::string::npos ||
                           p.name.find("ffn.down") != std::string::npos;
-    const double std = residual ? 0.02 / std::sqrt(8) : 0.02;
+    const bool embedding = p.name.find("embedding") != std::string::npos;
+    const double matrix = std::sqrt(2.0 / (5 * 128));
+    const double std = embedding ? 0.02 : residual ? matrix / std::sqrt(8) : matrix;
     // Five standard deviations of the estimates from n normals.
     EXPECT_NEAR(mean, 0, 5 * std / std::sqrt(n)) << p.name;
     EXPECT_NEAR(std::sqrt(square), std, 5 * std / std::sqrt(2 * n)) << p.name;
