@@ -21,6 +21,7 @@
 #include "absl/strings/match.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
+#include "burst/comm/mesh.h"
 #include "burst/comm/thread_communicator.h"
 #include "tests/communicator_checks.h"
 
@@ -315,6 +316,25 @@ TEST(ThreadCommunicator, LengthsMustAgree) {
   });
   EXPECT_EQ(sum.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(absl::StrContains(sum.message(), "4 float32 on rank 0 and 5 float32 on rank 2"));
+}
+
+// Six ranks as two rings of three: a ring's ranks are next to each other.
+TEST(Mesh, RingsAndTheirReplicas) {
+  const Mesh mesh = {/*data=*/2, /*sequence=*/3};
+  EXPECT_EQ(RunRanks(mesh.world_size(),
+                     [&](Communicator& comm) -> absl::Status {
+                       BURST_ASSIGN_OR_RETURN(const MeshGroups groups, SplitMesh(mesh, comm));
+                       const double r = comm.rank();
+                       EXPECT_EQ(groups.sequence->rank(), comm.rank() % 3);
+                       EXPECT_EQ(groups.data->rank(), comm.rank() / 3);
+                       const double first = comm.rank() / 3 * 3, part = comm.rank() % 3;
+                       BURST_ASSIGN_OR_RETURN(const auto ring, groups.sequence->AllGather(r));
+                       EXPECT_EQ(ring, std::vector<double>({first, first + 1, first + 2}));
+                       BURST_ASSIGN_OR_RETURN(const auto replicas, groups.data->AllGather(r));
+                       EXPECT_EQ(replicas, std::vector<double>({part, part + 3}));
+                       return absl::OkStatus();
+                     }),
+            absl::OkStatus());
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
-// Ranks as processes: started by mpirun_test.sh under mpirun. Every rank runs every test; rank 0
-// prints the report, the others print their failures, and a failure anywhere fails the run.
+// Ranks as processes: started by mpirun_test.sh under mpirun.
 //
 // mpi_communicator_checks [abort | exit] [GoogleTest flags]: the words play a failure that
 // the script looks at from outside.
@@ -18,26 +17,13 @@
 #include "burst/comm/mpi_communicator.h"
 #include "burst/comm/thread_communicator.h"
 #include "tests/communicator_checks.h"
+#include "tests/process_ranks.h"
 
 namespace burst {
 namespace {
 
-Communicator* world = nullptr;
-
-// A rank that cannot go on ends the run; failures of others fail rank 0 too, so its report is
-// whole.
-void RunOnAllRanks(const CommunicatorCheck& check) {
-  const absl::Status status = check.run(*world, {});
-  if (!status.ok()) world->Abort(status);
-  const auto failed = world->AllGather(testing::Test::HasFailure());
-  if (!failed.ok()) world->Abort(failed.status());
-  for (int rank = 0; rank < world->world_size(); ++rank) {
-    EXPECT_TRUE(rank == world->rank() || (*failed)[rank] == 0) << "rank " << rank << " failed";
-  }
-}
-
 class MpiRanks : public testing::TestWithParam<CommunicatorCheck> {};
-TEST_P(MpiRanks, Check) { RunOnAllRanks(GetParam()); }
+TEST_P(MpiRanks, Check) { RunOnAllRanks(GetParam(), {}); }
 INSTANTIATE_TEST_SUITE_P(All, MpiRanks, testing::ValuesIn(CommunicatorChecks()),
                          [](const auto& info) { return std::string(info.param.name); });
 
@@ -53,7 +39,7 @@ absl::Status SumsEqualThoseOfThreads(Communicator& comm, const CheckOptions&) {
   return absl::OkStatus();
 }
 TEST(MpiCommunicator, SumsEqualThoseOfThreads) {
-  RunOnAllRanks({"SumsEqualThoseOfThreads", SumsEqualThoseOfThreads});
+  RunOnAllRanks({"SumsEqualThoseOfThreads", SumsEqualThoseOfThreads}, {});
 }
 
 // Around the ring, all messages too long or too short: every rank is told.
@@ -75,17 +61,9 @@ absl::Status LengthsMustAgree(Communicator& comm, const CheckOptions&) {
   }
   return absl::OkStatus();
 }
-TEST(MpiCommunicator, LengthsMustAgree) { RunOnAllRanks({"LengthsMustAgree", LengthsMustAgree}); }
-
-// Prints failures alone, with the rank they happened on.
-class FailurePrinter : public testing::EmptyTestEventListener {
-  void OnTestPartResult(const testing::TestPartResult& result) override {
-    if (!result.failed()) return;
-    std::fprintf(stderr, "rank %d: %s:%d: %s\n", world->rank(),
-                 result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(),
-                 result.message());
-  }
-};
+TEST(MpiCommunicator, LengthsMustAgree) {
+  RunOnAllRanks({"LengthsMustAgree", LengthsMustAgree}, {});
+}
 
 // Rank 1 of 3 fails while the others wait for it for ever.
 int Fail(const std::string& how) {
@@ -107,14 +85,7 @@ int Main(int argc, char** argv) {
   world = communicator->get();
   const std::string mode = argc > 1 ? argv[1] : "";
   if (mode == "abort" || mode == "exit") return Fail(mode);
-  if (world->rank() != 0) {
-    auto& listeners = testing::UnitTest::GetInstance()->listeners();
-    delete listeners.Release(listeners.default_result_printer());
-    listeners.Append(new FailurePrinter);
-  } else {
-    std::printf("%d processes\n", world->world_size());
-  }
-  return RUN_ALL_TESTS();
+  return RunAllTestsOnAllRanks();
 }
 
 }  // namespace

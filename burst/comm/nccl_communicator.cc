@@ -1,6 +1,7 @@
 #include "burst/comm/nccl_communicator.h"
 
 #include <nccl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -20,6 +21,7 @@
 #include "burst/base/check.h"
 #include "burst/base/status.h"
 #include "burst/comm/nccl_link.h"
+#include "burst/comm/tcp_communicator.h"
 #include "burst/comm/thread_communicator.h"
 #include "burst/device/cuda.h"
 #include "burst/device/device.h"
@@ -27,7 +29,7 @@
 namespace burst {
 namespace {
 
-constexpr std::chrono::seconds kGrace{15};  // for threads to come back after an abort
+constexpr std::chrono::seconds kGrace{10};  // for ranks to come back after a failure
 constexpr std::chrono::milliseconds kPollInterval{500};
 
 ncclDataType_t NcclType(DType dtype) {
@@ -45,11 +47,61 @@ ncclDataType_t NcclType(DType dtype) {
   return ncclNumTypes;
 }
 
+// While the ranks are at work: notices errors of NCCL in the background; and when the world has
+// failed, ends the program with that failure unless the ranks come back from wherever they are.
+class Watchdog {
+ public:
+  // With `free_threads` the ranks are threads that wait for their GPUs, and are freed.
+  Watchdog(NcclWorld* world, bool free_threads)
+      : world_(world), free_threads_(free_threads), thread_([this] { Watch(); }) {}
+  ~Watchdog() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      done_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  // After the world's Fail.
+  void Wake() { changed_.notify_all(); }
+
+ private:
+  void Watch() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!done_ && !world_->failed()) {
+      changed_.wait_for(lock, kPollInterval);
+      const absl::Status error = world_->AsyncError();
+      if (!error.ok()) world_->Fail(error);
+    }
+    if (done_) return;
+    if (free_threads_) {
+      lock.unlock();
+      world_->AbortLinks();
+      lock.lock();
+    }
+    if (changed_.wait_for(lock, kGrace, [this] { return done_; })) return;
+    std::fflush(stdout);
+    std::fprintf(stderr, "error: %s\n", std::string(world_->failure().message()).c_str());
+    std::fflush(stderr);
+    std::_Exit(1);
+  }
+
+  NcclWorld* const world_;
+  const bool free_threads_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
 class NcclCommunicator : public Communicator {
  public:
   // Collective. `host` connects the same ranks; `host` and `world` must outlive the communicator.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(Communicator* host,
                                                                   NcclWorld* world);
+  // Between processes: of what `launch` describes.
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(const ProcessLaunch& launch);
   ~NcclCommunicator() override;
 
   int rank() const override { return host_->rank(); }
@@ -79,14 +131,20 @@ class NcclCommunicator : public Communicator {
       : host_(host), world_(world), device_(cuda::CurrentContext().device) {}
 
   Lane& lane(Channel channel) { return lanes_[static_cast<int>(channel)]; }
+  absl::Status Connect(absl::Span<const ncclUniqueId> ids);
   absl::Status Begin(Lane& lane);
   void Join(Lane& lane);
   void CopyToSelf(Lane& lane);
 
-  Communicator* const host_;
-  NcclWorld* const world_;
+  // What this communicator holds for itself alone: in a process the first two, and the host's in
+  // its groups as well. In this order: each uses those before it.
+  std::unique_ptr<NcclWorld> owned_world_;
+  std::unique_ptr<Watchdog> watchdog_;
+  std::unique_ptr<Communicator> owned_host_;
+
+  Communicator* host_;
+  NcclWorld* world_;
   const int device_;
-  std::unique_ptr<Communicator> owned_host_;  // of a group
   std::array<Lane, kNumChannels> lanes_;
   // Of the Post at work, kept for their memory.
   std::vector<SendBuffer> host_sends_, sends_;
@@ -105,10 +163,70 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Commu
     }
   }
   BURST_RETURN_IF_ERROR(host->Broadcast(ids.data(), sizeof(ids), 0));
-  for (int c = 0; c < kNumChannels; ++c) {
-    BURST_ASSIGN_OR_RETURN(communicator->lanes_[c].link,
-                           NcclLink::Create(world, host->world_size(), ids[c], host->rank()));
+  BURST_RETURN_IF_ERROR(communicator->Connect(ids));
+  return communicator;
+}
+
+// A ring's connections are made here, by a first message around: where NCCL makes one later, a Post
+// waits until its peer posts too. So it does for other peers, and for the first sum.
+absl::Status NcclCommunicator::Connect(absl::Span<const ncclUniqueId> ids) {
+  BURST_ASSIGN_OR_RETURN(auto links, NcclLink::Create(world_, world_size(), ids, rank()));
+  for (int c = 0; c < kNumChannels; ++c) lanes_[c].link = std::move(links[c]);
+  const Tensor out = Tensor::Zeros({1}, DType::kFloat32, DeviceType::kCuda);
+  const Tensor in = Tensor::EmptyLike(out);
+  const SendBuffer send = {out.raw_data(), 4, (rank() + 1) % world_size(), DeviceType::kCuda};
+  const ReceiveBuffer receive = {in.raw_data(), 4, (rank() + world_size() - 1) % world_size(),
+                                 DeviceType::kCuda};
+  for (Channel channel : {Channel::kRead, Channel::kGradient}) {
+    BURST_RETURN_IF_ERROR(Post(channel, {&send, 1}, {&receive, 1}));
+    BURST_RETURN_IF_ERROR(Wait(channel));
   }
+  ResetStats();
+  return absl::OkStatus();
+}
+
+// Of every rank's GPU a number that no other GPU has.
+double GpuNumber() {
+  cudaDeviceProp properties;
+  BURST_CUDA_CHECK(cudaGetDeviceProperties(&properties, cuda::CurrentContext().device));
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  const auto add = [&](unsigned char c) { hash = (hash ^ c) * 0x100000001b3; };
+  for (const char c : properties.uuid.bytes) add(c);
+  for (const char* c = host; *c != '\0'; ++c) add(*c);
+  return static_cast<double>(hash >> 12);
+}
+
+absl::Status CheckGpusDiffer(Communicator& host) {
+  BURST_ASSIGN_OR_RETURN(const std::vector<double> gpus, host.AllGather(GpuNumber()));
+  for (auto gpu = gpus.begin(); gpu != gpus.end(); ++gpu) {
+    const auto first = std::find(gpus.begin(), gpu, *gpu);
+    if (first == gpu) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("ranks ", first - gpus.begin(), " and ", gpu - gpus.begin(),
+                     " have the same GPU, and NCCL needs one for each rank"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
+    const ProcessLaunch& launch) {
+  auto world = std::make_unique<NcclWorld>();
+  auto watchdog = std::make_unique<Watchdog>(world.get(), /*free_threads=*/false);
+  TcpOptions options;
+  options.on_failure = [world = world.get(), watchdog = watchdog.get()](const absl::Status& why) {
+    world->Fail(why);
+    watchdog->Wake();
+  };
+  BURST_ASSIGN_OR_RETURN(std::unique_ptr<TcpCommunicator> host,
+                         TcpCommunicator::Create(launch, options));
+  BURST_RETURN_IF_ERROR(CheckGpusDiffer(*host));
+  BURST_ASSIGN_OR_RETURN(std::unique_ptr<NcclCommunicator> communicator,
+                         Create(host.get(), world.get()));
+  communicator->owned_world_ = std::move(world);
+  communicator->watchdog_ = std::move(watchdog);
+  communicator->owned_host_ = std::move(host);
   return communicator;
 }
 
@@ -264,68 +382,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
   return result;
 }
 
-// While the ranks are at work: when one of them fails, frees the others, and ends the program if
-// that does not bring them back.
-class Watchdog {
- public:
-  explicit Watchdog(NcclWorld* world) : world_(world), thread_([this] { Watch(); }) {}
-  ~Watchdog() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      done_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-
-  void Wake() { changed_.notify_all(); }
-
- private:
-  void Watch() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (!done_ && !world_->failed()) {
-      changed_.wait_for(lock, kPollInterval);
-      const absl::Status error = world_->AsyncError();
-      if (!error.ok()) world_->Fail(error);
-    }
-    if (done_) return;
-    lock.unlock();
-    world_->AbortLinks();
-    lock.lock();
-    if (changed_.wait_for(lock, kGrace, [this] { return done_; })) return;
-    std::fflush(stdout);
-    std::fprintf(stderr, "error: %s\n", std::string(world_->failure().message()).c_str());
-    std::fflush(stderr);
-    std::_Exit(1);
-  }
-
-  NcclWorld* const world_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-  std::thread thread_;  // last: it uses the others
-};
-
-// NCCL writes straight into buffers of other GPUs of the same process. Memory that the stream
-// orders is not open to them by itself.
-void OpenMemoryToPeers(int gpus) {
-  for (int owner = 0; owner < gpus; ++owner) {
-    cudaMemPool_t pool = nullptr;
-    BURST_CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, owner));
-    for (int peer = 0; peer < gpus; ++peer) {
-      int can_access = 0;
-      if (peer == owner) continue;
-      BURST_CUDA_CHECK(cudaDeviceCanAccessPeer(&can_access, peer, owner));
-      if (!can_access) continue;  // nor will NCCL
-      cudaMemAccessDesc access = {};
-      access.location.type = cudaMemLocationTypeDevice;
-      access.location.id = peer;
-      access.flags = cudaMemAccessFlagsProtReadWrite;
-      BURST_CUDA_CHECK(cudaMemPoolSetAccess(pool, &access, 1));
-    }
-  }
-}
-
 absl::Status RunRank(Communicator* host, NcclWorld* world,
                      const std::function<absl::Status(Communicator&)>& body) {
   BURST_ASSIGN_OR_RETURN(const auto communicator, NcclCommunicator::Create(host, world));
@@ -348,9 +404,8 @@ absl::Status RunCudaRanks(int world_size, const std::function<absl::Status(Commu
     return absl::InvalidArgumentError(
         absl::StrCat(world_size, " ranks need a GPU each, and this machine has ", gpus));
   }
-  OpenMemoryToPeers(world_size);
   NcclWorld world;
-  Watchdog watchdog(&world);
+  Watchdog watchdog(&world, /*free_threads=*/true);
   return RunRanks(
       world_size,
       [&](Communicator& host) {
@@ -361,6 +416,21 @@ absl::Status RunCudaRanks(int world_size, const std::function<absl::Status(Commu
         world.Fail(failure);
         watchdog.Wake();
       });
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(const ProcessLaunch& launch) {
+  BURST_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
+                         NcclCommunicator::Create(launch));
+  return communicator;
+}
+
+absl::StatusOr<int> GpuOfProcess(const ProcessLaunch& launch) {
+  const int gpus = CudaDeviceCount();
+  if (launch.local_rank < gpus) return launch.local_rank;
+  if (gpus == 1) return 0;
+  return absl::FailedPreconditionError(
+      absl::StrCat("rank ", launch.rank, " is number ", launch.local_rank,
+                   " on its host and needs a GPU of its own, but sees ", gpus));
 }
 
 }  // namespace burst

@@ -8,9 +8,12 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "burst/comm/communicator.h"
+#include "burst/comm/process_launch.h"
 
 namespace burst {
 
@@ -20,5 +23,15 @@ namespace burst {
 // program ends with that error and exit code 1. InvalidArgument where there are fewer GPUs than
 // ranks; Unimplemented in a build without CUDA.
 absl::Status RunCudaRanks(int world_size, const std::function<absl::Status(Communicator&)>& body);
+
+// The communicator of the processes of a launch, this one among them, of which each has a GPU of
+// its own: the calling thread's (ScopedCudaDevice). Collective. When a rank is lost or gives up,
+// every process ends with exit code 1 within half a minute and says on stderr which rank it was: by
+// the error that its calls return, or, if it does not come to one, without its help.
+// Unavailable if not all processes come, FailedPrecondition if two of them have the same GPU.
+absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(const ProcessLaunch& launch);
+
+// The GPU for this process: that of its local rank, or the only one that the launcher lets it see.
+absl::StatusOr<int> GpuOfProcess(const ProcessLaunch& launch);
 
 }  // namespace burst

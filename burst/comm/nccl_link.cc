@@ -73,12 +73,19 @@ void NcclWorld::AbortLinks() {
   (void)ncclGroupEnd();
 }
 
-absl::StatusOr<std::unique_ptr<NcclLink>> NcclLink::Create(NcclWorld* world, int world_size,
-                                                           const ncclUniqueId& id, int rank) {
-  ncclComm_t comm = nullptr;
-  const ncclResult_t result = ncclCommInitRank(&comm, world_size, id, rank);
+absl::StatusOr<std::vector<std::unique_ptr<NcclLink>>> NcclLink::Create(
+    NcclWorld* world, int world_size, absl::Span<const ncclUniqueId> ids, int rank) {
+  std::vector<ncclComm_t> comms(ids.size());
+  ncclResult_t result = ncclGroupStart();
+  for (size_t i = 0; i < ids.size() && result == ncclSuccess; ++i) {
+    result = ncclCommInitRank(&comms[i], world_size, ids[i], rank);
+  }
+  const ncclResult_t end = ncclGroupEnd();
+  if (result == ncclSuccess) result = end;
   if (result != ncclSuccess) return NcclError("ncclCommInitRank", result);
-  return std::unique_ptr<NcclLink>(new NcclLink(world, comm));
+  std::vector<std::unique_ptr<NcclLink>> links;
+  for (ncclComm_t comm : comms) links.emplace_back(new NcclLink(world, comm));
+  return links;
 }
 
 NcclLink::NcclLink(NcclWorld* world, ncclComm_t comm) : world_(world), who_(WhoAmI()), comm_(comm) {

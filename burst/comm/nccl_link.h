@@ -9,9 +9,11 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 namespace burst {
 
@@ -46,9 +48,9 @@ class NcclWorld {
 // An ncclComm_t of at least two ranks, used by one thread and watched by another.
 class NcclLink {
  public:
-  // Collective. `world` must outlive the link.
-  static absl::StatusOr<std::unique_ptr<NcclLink>> Create(NcclWorld* world, int world_size,
-                                                          const ncclUniqueId& id, int rank);
+  // One link for each id, made at the same time. Collective. `world` must outlive the links.
+  static absl::StatusOr<std::vector<std::unique_ptr<NcclLink>>> Create(
+      NcclWorld* world, int world_size, absl::Span<const ncclUniqueId> ids, int rank);
   // What was queued on it must be done, unless the world has failed.
   ~NcclLink();
 

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "burst/device/backend.h"
@@ -48,6 +49,21 @@ std::unique_ptr<Context> MakeContext(int device) {
   return context;
 }
 
+// Opens the memory of two GPUs that this process uses to each other, for copies between them and
+// for NCCL, which writes straight into buffers of the same process.
+void OpenMemory(int owner, int reader) {
+  int can_access = 0;
+  BURST_CUDA_CHECK(cudaDeviceCanAccessPeer(&can_access, reader, owner));
+  if (!can_access) return;
+  cudaMemPool_t pool = nullptr;
+  BURST_CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, owner));
+  cudaMemAccessDesc access = {};
+  access.location.type = cudaMemLocationTypeDevice;
+  access.location.id = reader;
+  access.flags = cudaMemAccessFlagsProtReadWrite;
+  BURST_CUDA_CHECK(cudaMemPoolSetAccess(pool, &access, 1));
+}
+
 Context* AcquireContext(int device) {
   Contexts& contexts = GetContexts();
   std::lock_guard<std::mutex> lock(contexts.mutex);
@@ -58,7 +74,13 @@ Context* AcquireContext(int device) {
     contexts.idle.pop_back();
     return context;
   }
-  contexts.all.push_back(MakeContext(device));
+  std::unique_ptr<Context> context = MakeContext(device);
+  for (const auto& other : contexts.all) {
+    if (other->device == device) continue;
+    OpenMemory(device, other->device);
+    OpenMemory(other->device, device);
+  }
+  contexts.all.push_back(std::move(context));
   return contexts.all.back().get();
 }
 

@@ -1,0 +1,39 @@
+// How a launcher started this process: its rank among the others, and where they meet.
+//
+// torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, all of them.
+// mpirun (Open MPI): OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE; on more than one
+//   node also MASTER_ADDR, rank 0's (mpirun -x MASTER_ADDR=...).
+// srun (Slurm): SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID and the list of nodes, inside a step.
+// The first of these that is there counts: torchrun may run under the others. MASTER_ADDR and
+// MASTER_PORT, where they are set, say where rank 0 listens in all three.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace burst {
+
+struct ProcessLaunch {
+  std::string launcher;  // "torchrun", "mpirun", "srun"
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;  // among the processes of this host
+  int local_size = 0;  // 0: unknown
+  std::string address;
+  int port = 0;     // where ranks look for rank 0 first; see rendezvous.h
+  std::string job;  // tells apart jobs that look for the same port
+};
+
+// The launch that these variables describe; none where no launcher set any. `variable` is getenv or
+// stands in for it. InvalidArgument, naming the variable, for variables that are missing, malformed
+// or contradict each other.
+absl::StatusOr<std::optional<ProcessLaunch>> DetectProcessLaunch(
+    const std::function<const char*(const char*)>& variable);
+
+// The first host of a Slurm list such as "gpu[003-004,7],login": "gpu003".
+std::string FirstHost(const std::string& node_list);
+
+}  // namespace burst

@@ -1,0 +1,50 @@
+// TCP sockets, non-blocking, with deadlines. For rendezvous.cc and tcp_communicator.cc.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace burst {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(fd) {}  // takes it over
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept;
+  ~Socket() { Close(); }
+
+  int fd() const { return fd_; }  // -1: none
+  void Close();
+
+  // All of it, or DeadlineExceeded, or Unavailable ("the connection was closed").
+  absl::Status Write(const void* data, size_t bytes, Deadline deadline) const;
+  absl::Status Read(void* data, size_t bytes, Deadline deadline) const;
+
+  bool IsClosed() const;  // by the other end
+
+  // Of a listening socket.
+  absl::StatusOr<Socket> Accept(Deadline deadline) const;
+  int port() const;
+  // The other end's address in numbers; empty if it is this host, by its loopback.
+  std::string PeerAddress() const;
+
+ private:
+  int fd_ = -1;
+};
+
+// Listens where `address`, one of this host, can be reached: on the loopback only if that is what
+// it means, else on all interfaces. Port 0: any. AlreadyExists: the port is taken.
+absl::StatusOr<Socket> Listen(const std::string& address, int port);
+absl::StatusOr<Socket> Connect(const std::string& address, int port, Deadline deadline);
+
+}  // namespace burst
