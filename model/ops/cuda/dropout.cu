@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(kThreads)
   const int rest = static_cast<int>(index - token * per_token);
   const int tile = rest / kPerTile, i = rest % kPerTile * N;
   const int64_t row = token / length;
-  const int32_t position = positions[token - row * length];
+  const uint32_t position = positions[token - row * length];
+  const uint32_t mask_row = mask.first_row + static_cast<uint32_t>(row);
 
   Pack<T, N> in[4], skip[4];
 #pragma unroll
@@ -38,8 +39,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     const PhiloxCounter random = Philox(
-        mask.key, PhiloxCounter{static_cast<uint32_t>(16 * tile + i + j),
-                                static_cast<uint32_t>(position), static_cast<uint32_t>(row), 0});
+        mask.key, PhiloxCounter{static_cast<uint32_t>(16 * tile + i + j), position, mask_row, 0});
 #pragma unroll
     for (int w = 0; w < 4; ++w) dropped |= uint32_t{random[w] < mask.threshold} << (w * N + j);
   }
