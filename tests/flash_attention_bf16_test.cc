@@ -12,6 +12,7 @@
 #include <string>
 #include <tuple>
 
+#include "burst/kernels/cuda/flash_attention_cuda.h"
 #include "burst/kernels/flash_attention.h"
 #include "burst/tensor/tensor.h"
 #include "tests/attention_problem.h"
@@ -23,17 +24,18 @@ namespace {
 constexpr DeviceType kCuda = DeviceType::kCuda;
 constexpr DType kBf16 = DType::kBFloat16, kFloat = DType::kFloat32;
 
-// Two sets of kernels: those that the device chooses, and those for any tensor core.
+// Those that the device chooses, and those for any tensor cores.
 struct Kernels {
   const char* name;
   void (*forward)(const FlashForwardParams&);
-  void (*delta)(const FlashDeltaParams&);
   void (*backward)(const FlashBackwardParams&);
 };
 constexpr Kernels kChosen = {
     "Chosen", [](const FlashForwardParams& params) { FlashForward(kCuda, params); },
-    [](const FlashDeltaParams& params) { FlashDelta(kCuda, params); },
     [](const FlashBackwardParams& params) { FlashBackward(kCuda, params); }};
+constexpr Kernels kSm80 = {
+    "Sm80", [](const FlashForwardParams& params) { cuda::Forward(cuda::Kernels::kSm80, params); },
+    [](const FlashBackwardParams& params) { cuda::Backward(cuda::Kernels::kSm80, params); }};
 
 Problem MakeProblem(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads,
                     int64_t d, MaskKind kind) {
@@ -62,10 +64,10 @@ FlashBackwardParams BackwardParams(const Problem& problem, const Result& result,
   return params;
 }
 
-Tensor Delta(const Kernels& kernels, const Problem& problem, const Tensor& out) {
+Tensor Delta(const Problem& problem, const Tensor& out) {
   const Tensor delta = PoisonedSum(problem.dlse);
-  kernels.delta({problem.shape(), Operand(out), Operand(problem.dout), problem.dlse.raw_data(),
-                 delta.raw_data()});
+  FlashDelta(kCuda, {problem.shape(), Operand(out), Operand(problem.dout), problem.dlse.raw_data(),
+                     delta.raw_data()});
   return delta;
 }
 
@@ -75,7 +77,7 @@ Result RunOnce(const Kernels& kernels, const Problem& problem, bool deterministi
                          Poisoned(problem.k), Poisoned(problem.v)};
   kernels.forward({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
                    Operand(result.out), result.lse.raw_data(), /*merge=*/false, kBf16});
-  FlashBackwardParams params = BackwardParams(problem, result, Delta(kernels, problem, result.out));
+  FlashBackwardParams params = BackwardParams(problem, result, Delta(problem, result.out));
   params.assign = true;
   params.deterministic = deterministic;
   kernels.backward(params);
@@ -151,7 +153,7 @@ const auto kAllMasks = testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskK
                                        MaskKind::kDocuments, MaskKind::kGap, MaskKind::kRandom);
 
 INSTANTIATE_TEST_SUITE_P(Short, SweepTest,
-                         testing::Combine(testing::Values(kChosen),
+                         testing::Combine(testing::Values(kChosen, kSm80),
                                           testing::Values(Heads{2, 2}, Heads{3, 1}),
                                           testing::Values(8, 64, 80, 128),
                                           testing::Values(Lengths{0, 5}, Lengths{5, 0},
@@ -159,22 +161,31 @@ INSTANTIATE_TEST_SUITE_P(Short, SweepTest,
                                                           Lengths{70, 33}),
                                           kAllMasks),
                          SweepName);
+INSTANTIATE_TEST_SUITE_P(
+    Wide, SweepTest,
+    testing::Combine(testing::Values(kChosen), testing::Values(Heads{4, 2}),
+                     testing::Values(136, 192, 248),
+                     testing::Values(Lengths{1, 1}, Lengths{70, 33}, Lengths{131, 260}), kAllMasks),
+    SweepName);
 INSTANTIATE_TEST_SUITE_P(Long, SweepTest,
-                         testing::Combine(testing::Values(kChosen), testing::Values(Heads{4, 2}),
-                                          testing::Values(64, 96, 128),
+                         testing::Combine(testing::Values(kChosen, kSm80),
+                                          testing::Values(Heads{4, 2}),
+                                          testing::Values(64, 96, 128, 256),
                                           testing::Values(Lengths{300, 300}, Lengths{131, 517}),
                                           kAllMasks),
                          SweepName);
 
 class KernelsTest : public testing::TestWithParam<Kernels> {};
-INSTANTIATE_TEST_SUITE_P(All, KernelsTest, testing::Values(kChosen),
+INSTANTIATE_TEST_SUITE_P(All, KernelsTest, testing::Values(kChosen, kSm80),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(KernelsTest, EveryLength) {
-  for (int64_t length = 1; length <= 290; length += length < 140 ? 1 : 13) {
-    SCOPED_TRACE(length);
-    const Problem problem = MakeProblem(1, length, length, 1, 1, 64, MaskKind::kCausal);
-    ExpectNoWorse(RunOnce(GetParam(), problem, true), problem);
+  for (int64_t d : {64, 128, 256}) {
+    for (int64_t length = 1; length <= 290; length += d == 128 && length < 140 ? 1 : 7) {
+      SCOPED_TRACE(testing::Message() << d << " " << length);
+      const Problem problem = MakeProblem(1, length, length, 1, 1, d, MaskKind::kCausal);
+      ExpectNoWorse(RunOnce(GetParam(), problem, true), problem);
+    }
   }
 }
 
@@ -182,7 +193,7 @@ TEST_P(KernelsTest, EveryLength) {
 TEST_P(KernelsTest, BlocksOfKeysMerge) {
   constexpr int64_t kBatch = 2, kLength = 310;
   for (MaskKind kind : {MaskKind::kFull, MaskKind::kCausal, MaskKind::kRandom}) {
-    for (int64_t d : {64, 128}) {
+    for (int64_t d : {64, 128, 200}) {
       SCOPED_TRACE(testing::Message() << kind << " " << d);
       const Problem problem = MakeProblem(kBatch, kLength, kLength, 4, 2, d, kind);
       const std::vector<std::array<int64_t, 2>> blocks = {
@@ -214,7 +225,7 @@ TEST_P(KernelsTest, BlocksOfKeysMerge) {
                             result.lse.raw_data(), merge, kFloat});
         merge = true;
       }
-      const Tensor delta = Delta(GetParam(), problem, result.out.To(kBf16));
+      const Tensor delta = Delta(problem, result.out.To(kBf16));
       for (const auto& [begin, end] : blocks) {
         FlashBackwardParams params = BackwardParams(problem, result, delta);
         params.shape = block_shape(begin, end);
@@ -233,7 +244,7 @@ TEST_P(KernelsTest, BlocksOfKeysMerge) {
 TEST_P(KernelsTest, StridedOperands) {
   constexpr int64_t kBatch = 2, kSeqlen = 150, kHeads = 4, kKvHeads = 2;
   constexpr int64_t kPacked = kHeads + 2 * kKvHeads;
-  for (int64_t d : {24, 128}) {
+  for (int64_t d : {24, 128, 256}) {
     Problem problem = MakeProblem(kBatch, kSeqlen, kSeqlen, kHeads, kKvHeads, d, MaskKind::kCausal);
     const Result expected = RunOnce(GetParam(), problem, true);
     const auto frame = [&](int64_t heads) {
@@ -255,8 +266,8 @@ TEST_P(KernelsTest, StridedOperands) {
                            part(dqkv, 1), part(dqkv, 2)};
     GetParam().forward({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
                         Operand(result.out), result.lse.raw_data(), false, kBf16});
-    FlashBackwardParams params =
-        BackwardParams(problem, result, Delta(GetParam(), problem, result.out));
+    const Tensor delta = Delta(problem, result.out);
+    FlashBackwardParams params = BackwardParams(problem, result, delta);
     params.assign = true;
     GetParam().backward(params);
     ExpectBitwiseEqual(result, expected);

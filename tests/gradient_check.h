@@ -18,12 +18,13 @@
 #include "burst/autograd/tape.h"
 #include "burst/base/philox.h"
 #include "burst/tensor/tensor.h"
+#include "tests/test_device.h"
 
 namespace burst {
 
 inline constexpr double kGradientTolerance = 1e-8;
 
-// Standard normals (times scale), a function of the seed.
+// Standard normals (times scale) on the CPU, a function of the seed.
 inline Tensor RandomTensor(const Shape& shape, uint64_t seed, double scale = 1,
                            DType dtype = DType::kFloat64) {
   Tensor tensor = Tensor::Empty(shape, DType::kFloat64);
@@ -34,8 +35,11 @@ inline Tensor RandomTensor(const Shape& shape, uint64_t seed, double scale = 1,
   return dtype == DType::kFloat64 ? tensor : tensor.To(dtype);
 }
 
-// A leaf with a gradient buffer of its own, of zeros.
-inline Variable Leaf(const Tensor& value) { return Variable(value, Tensor::ZerosLike(value)); }
+// A leaf on the test's device, with a gradient buffer of its own, of zeros.
+inline Variable Leaf(const Tensor& value) {
+  const Tensor on_device = value.To(kTestDevice);
+  return Variable(on_device, Tensor::ZerosLike(on_device));
+}
 
 struct NamedLeaf {
   std::string name;
@@ -53,15 +57,17 @@ using Forward = std::function<std::vector<Variable>(Tape&)>;
 inline void CheckGradients(const std::vector<NamedLeaf>& leaves, const Forward& forward,
                            int64_t samples = 0, double tolerance = kGradientTolerance,
                            double h = 1e-3) {
-  std::vector<Tensor> weights;
+  std::vector<Tensor> weights;  // on the CPU
   for (const NamedLeaf& leaf : leaves) leaf.variable.MutableGrad().Fill(0);
   {
     Tape tape;
     const std::vector<Variable> outputs = forward(tape);
+    std::vector<Tensor> grads;
     for (size_t i = 0; i < outputs.size(); ++i) {
       weights.push_back(RandomTensor(outputs[i].shape(), 1000 + i));
+      grads.push_back(weights.back().To(outputs[i].value().device()));
     }
-    ASSERT_TRUE(tape.Backward(outputs, weights).ok());
+    ASSERT_TRUE(tape.Backward(outputs, grads).ok());
   }
   const auto loss = [&] {
     Tape tape(/*recording=*/false);
@@ -76,9 +82,10 @@ inline void CheckGradients(const std::vector<NamedLeaf>& leaves, const Forward& 
 
   const double rounding = 10 * std::numeric_limits<double>::epsilon() * std::abs(loss()) / h;
   for (const NamedLeaf& leaf : leaves) {
-    double* x = leaf.variable.value().data<double>();
+    const std::vector<double> x = leaf.variable.value().ToVector<double>();
     const std::vector<double> gradient = leaf.variable.grad().ToVector<double>();
     const int64_t n = leaf.variable.value().numel();
+    const Tensor elements = leaf.variable.value().View({n});
     const int64_t count = samples == 0 ? n : std::min(n, samples);
     double square_sum = 0;
     for (double g : gradient) square_sum += g * g;
@@ -87,14 +94,13 @@ inline void CheckGradients(const std::vector<NamedLeaf>& leaves, const Forward& 
     ASSERT_GT(rms, 0) << leaf.name << ": no gradient at all";
     for (int64_t s = 0; s < count; ++s) {
       const int64_t i = count == n ? s : Philox(n, /*stream=*/0x5a, s)[0] % n;
-      const double center = x[i];
+      const Tensor element = elements.Slice(0, i, 1);
       const auto at = [&](double offset) {
-        x[i] = center + offset;
-        const double value = loss();
-        x[i] = center;
-        return value;
+        element.CopyFrom(Tensor::FromVector<double>({x[i] + offset}, {1}));
+        return loss();
       };
       const double expected = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h);
+      element.CopyFrom(Tensor::FromVector<double>({x[i]}, {1}));
       ASSERT_NEAR(gradient[i], expected, tolerance * (std::abs(expected) + rms) + rounding)
           << leaf.name << "[" << i << "]";
     }

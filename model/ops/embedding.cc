@@ -34,6 +34,10 @@ void EmbeddingBackward(int64_t tokens, int64_t width, const int32_t* ids, const 
 Variable EmbeddingOnGpu(Tape& tape, const Tensor& ids, const Variable& table,
                         const Tensor& positions, const Variable& position_table) {
   BURST_CHECK(ids.is_contiguous() && table.value().is_contiguous());
+  if (position_table.defined()) {
+    BURST_CHECK(positions.shape() == ids.shape() && positions.is_contiguous() &&
+                position_table.value().dim(1) == table.value().dim(1));
+  }
   Shape shape = ids.shape();
   shape.push_back(table.value().dim(1));
   const Variable y = tape.Output(
@@ -91,8 +95,6 @@ Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table) {
 Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table, const Tensor& positions,
                    const Variable& position_table) {
   if (table.value().device() == DeviceType::kCuda) {
-    BURST_CHECK(positions.shape() == ids.shape() && positions.is_contiguous() &&
-                position_table.value().dim(1) == table.value().dim(1));
     return EmbeddingOnGpu(tape, ids, table, positions, position_table);
   }
   return Add(tape, Embedding(tape, ids, table), Embedding(tape, positions, position_table));

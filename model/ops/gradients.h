@@ -12,19 +12,32 @@ inline Tensor WantedGrad(const Variable& parameter) {
 }
 
 // For a backward that adds to the gradient that its input has already (the residual stream's) in
-// the pass that computes its own: calls write(before, dx), which makes dx = before + its gradient.
-// before is null where there is nothing to add to; dx is null when nobody wants it.
-template <typename Write>
-void AddGradInPassing(const Variable& x, Write write) {
-  if (!x.requires_grad()) return write(Tensor(), Tensor());
-  const Tensor dx = Tensor::EmptyLike(x.value());
-  if (x.is_parameter()) {  // accumulated in its owner's buffer
-    write(Tensor(), dx);
-    x.AddGrad(dx);
-    return;
+// the pass that computes its own: sum = before + its gradient.
+//
+//   GradInPassing dx(x);
+//   Kernel(..., dx.before(), dx.sum());
+//   dx.Set();
+class GradInPassing {
+ public:
+  explicit GradInPassing(const Variable& x) : x_(x) {
+    if (!x.requires_grad()) return;
+    sum_ = Tensor::EmptyLike(x.value());
+    if (!x.is_parameter() && !x.grad().null()) before_ = x.grad().Contiguous();
   }
-  write(x.grad().null() ? Tensor() : x.grad().Contiguous(), dx);
-  x.SetGrad(dx);
-}
+  const Tensor& before() const { return before_; }  // null: nothing to add to
+  const Tensor& sum() const { return sum_; }        // null: nobody wants it
+  void Set() const {
+    if (!x_.requires_grad()) return;
+    if (x_.is_parameter()) {  // accumulated in its owner's buffer
+      x_.AddGrad(sum_);
+    } else {
+      x_.SetGrad(sum_);
+    }
+  }
+
+ private:
+  const Variable x_;
+  Tensor before_, sum_;
+};
 
 }  // namespace burst

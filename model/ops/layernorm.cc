@@ -76,10 +76,11 @@ Variable LayerNorm(Tape& tape, const Variable& x, const Variable& weight, const 
   tape.Record("layernorm", {y}, [=] {
     const Tensor dy = y.grad().Contiguous();
     if (on_gpu) {
-      return AddGradInPassing(x, [&](const Tensor& before, const Tensor& dx) {
-        BURST_CUDA_CALL(cuda::LayerNormBackward(x.value(), weight.value(), mean, rstd, dy, before,
-                                                dx, WantedGrad(weight), WantedGrad(bias)));
-      });
+      const GradInPassing dx(x);
+      BURST_CUDA_CALL(cuda::LayerNormBackward(x.value(), weight.value(), mean, rstd, dy,
+                                              dx.before(), dx.sum(), WantedGrad(weight),
+                                              WantedGrad(bias)));
+      return dx.Set();
     }
     DispatchFloat(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);

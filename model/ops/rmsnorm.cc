@@ -64,10 +64,10 @@ Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double e
   tape.Record("rmsnorm", {y}, [=] {
     const Tensor dy = y.grad().Contiguous();
     if (on_gpu) {
-      return AddGradInPassing(x, [&](const Tensor& before, const Tensor& dx) {
-        BURST_CUDA_CALL(cuda::RmsNormBackward(x.value(), weight.value(), rstd, dy, before, dx,
-                                              WantedGrad(weight)));
-      });
+      const GradInPassing dx(x);
+      BURST_CUDA_CALL(cuda::RmsNormBackward(x.value(), weight.value(), rstd, dy, dx.before(),
+                                            dx.sum(), WantedGrad(weight)));
+      return dx.Set();
     }
     DispatchFloat(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);

@@ -4,6 +4,7 @@
 #include "burst/base/check.h"
 #include "burst/device/cuda.h"
 #include "burst/kernels/simt/flash_attention_simt.h"
+#include "burst/kernels/sm80/flash_attention_sm80.h"
 #include "burst/kernels/sm90/flash_attention_sm90.h"
 #include "burst/tensor/tensor.h"
 
@@ -11,36 +12,53 @@ namespace burst {
 namespace cuda {
 namespace {
 
-// Which kernels serve a call: the one place that decides.
-enum class Kernels { kNone, kSimt, kSm90 };
+constexpr DType kBf16 = DType::kBFloat16;
+constexpr DType kFloat = DType::kFloat32;
 
-Kernels KernelsFor(DType dtype, int64_t head_dim) {
-  if (dtype == DType::kFloat32 || dtype == DType::kFloat64) {
-    return head_dim <= simt::kMaxHeadDim ? Kernels::kSimt : Kernels::kNone;
-  }
-  if (dtype != DType::kBFloat16) return Kernels::kNone;
-  const bool hopper = CurrentContext().compute_capability == 90;
-  if (hopper && head_dim % 8 == 0 && head_dim <= 128) return Kernels::kSm90;
-  return Kernels::kNone;
-}
-
-Kernels KernelsFor(const FlashAttentionShape& shape) {
-  const absl::Status status = CheckFlashAttention(shape.dtype, shape.head_dim);
-  BURST_CHECK(status.ok()) << status.message();
-  return KernelsFor(shape.dtype, shape.head_dim);
-}
-
-// The tensor-core kernels read 16 bytes at a time.
-void CheckAligned(const char* name, const AttentionOperand& operand, DType dtype) {
+// The tensor-core kernels read 16 bytes at a time. The stride of a dimension of one is never used.
+void CheckOperand(const char* name, const AttentionOperand& operand, DType dtype, int64_t batch,
+                  int64_t seqlen, int64_t heads) {
   const int64_t elements = 16 / SizeOf(dtype);
+  const auto fits = [=](int64_t size, int64_t stride) {
+    return size <= 1 || stride % elements == 0;
+  };
   BURST_CHECK(reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 &&
-              operand.batch_stride % elements == 0 && operand.seq_stride % elements == 0 &&
-              operand.head_stride % elements == 0)
-      << name << ": rows of bfloat16 attention must begin at multiples of 16 bytes";
+              fits(batch, operand.batch_stride) && fits(seqlen, operand.seq_stride) &&
+              fits(heads, operand.head_stride))
+      << name << ": the rows of " << Name(dtype)
+      << " tensors must begin at multiples of 16 bytes in bfloat16 attention";
+}
+
+void CheckShape(const FlashAttentionShape& shape) {
+  BURST_CHECK(shape.softmax_scale > 0) << "bfloat16 attention needs a positive softmax_scale";
+  BURST_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0)
+      << shape.num_kv_heads << " key heads do not divide " << shape.num_heads << " query heads";
+}
+
+void CheckTensorCores(const FlashForwardParams& params) {
+  const FlashAttentionShape& s = params.shape;
+  CheckShape(s);
+  CheckOperand("q", params.q, kBf16, s.batch, s.q_len, s.num_heads);
+  CheckOperand("k", params.k, kBf16, s.batch, s.k_len, s.num_kv_heads);
+  CheckOperand("v", params.v, kBf16, s.batch, s.k_len, s.num_kv_heads);
+  CheckOperand("out", params.out, params.out_dtype, s.batch, s.q_len, s.num_heads);
+  BURST_CHECK(params.out_dtype == kFloat || !params.merge) << "merging needs float32 results";
+}
+
+void CheckTensorCores(const FlashBackwardParams& params) {
+  const FlashAttentionShape& s = params.shape;
+  const DType dtype = params.assign ? kBf16 : kFloat;
+  CheckShape(s);
+  CheckOperand("q", params.q, kBf16, s.batch, s.q_len, s.num_heads);
+  CheckOperand("k", params.k, kBf16, s.batch, s.k_len, s.num_kv_heads);
+  CheckOperand("v", params.v, kBf16, s.batch, s.k_len, s.num_kv_heads);
+  CheckOperand("dout", params.dout, kBf16, s.batch, s.q_len, s.num_heads);
+  CheckOperand("dq", params.dq, dtype, s.batch, s.q_len, s.num_heads);
+  CheckOperand("dk", params.dk, dtype, s.batch, s.k_len, s.num_kv_heads);
+  CheckOperand("dv", params.dv, dtype, s.batch, s.k_len, s.num_kv_heads);
 }
 
 sm90::Shape Sm90Shape(const FlashAttentionShape& shape) {
-  BURST_CHECK(shape.softmax_scale > 0) << "bfloat16 attention needs a positive softmax_scale";
   return {shape.batch,
           shape.q_len,
           shape.k_len,
@@ -53,22 +71,17 @@ sm90::Shape Sm90Shape(const FlashAttentionShape& shape) {
           shape.visible.batch_stride};
 }
 
-sm90::Operand Sm90Operand(const char* name, const AttentionOperand& operand, DType dtype) {
-  CheckAligned(name, operand, dtype);
+sm90::Operand Sm90Operand(const AttentionOperand& operand) {
   return {operand.data, operand.batch_stride, operand.seq_stride, operand.head_stride};
 }
 
-constexpr DType kBf16 = DType::kBFloat16;
-constexpr DType kFloat = DType::kFloat32;
-
 void ForwardSm90(const FlashForwardParams& params) {
-  BURST_CHECK(params.out_dtype == kFloat || !params.merge) << "merging needs float32 results";
   sm90::ForwardParams launch;
   launch.shape = Sm90Shape(params.shape);
-  launch.q = Sm90Operand("q", params.q, kBf16);
-  launch.k = Sm90Operand("k", params.k, kBf16);
-  launch.v = Sm90Operand("v", params.v, kBf16);
-  launch.out = Sm90Operand("out", params.out, params.out_dtype);
+  launch.q = Sm90Operand(params.q);
+  launch.k = Sm90Operand(params.k);
+  launch.v = Sm90Operand(params.v);
+  launch.out = Sm90Operand(params.out);
   launch.store = params.merge                 ? sm90::Store::kFloatAccumulate
                  : params.out_dtype == kFloat ? sm90::Store::kFloat
                                               : sm90::Store::kBf16;
@@ -79,79 +92,94 @@ void ForwardSm90(const FlashForwardParams& params) {
   BURST_CUDA_CHECK(sm90::LaunchForward(launch, CurrentStream()));
 }
 
-void DeltaSm90(const FlashDeltaParams& params) {
-  sm90::DeltaParams launch;
-  launch.shape = Sm90Shape(params.shape);
-  launch.out = Sm90Operand("out", params.out, kBf16);
-  launch.dout = Sm90Operand("dout", params.dout, kBf16);
-  launch.dlse = static_cast<const float*>(params.dlse);
-  launch.delta = static_cast<float*>(params.delta);
-  BURST_CUDA_CHECK(sm90::LaunchDelta(launch, CurrentStream()));
-}
-
-void BackwardSm90(const FlashBackwardParams& params) {
-  const FlashAttentionShape& shape = params.shape;
+// dQ is added to, in float32.
+void BackwardSm90(const FlashBackwardParams& params, const AttentionOperand& dq) {
   sm90::BackwardParams launch;
-  launch.shape = Sm90Shape(shape);
-  launch.q = Sm90Operand("q", params.q, kBf16);
-  launch.k = Sm90Operand("k", params.k, kBf16);
-  launch.v = Sm90Operand("v", params.v, kBf16);
-  launch.dout = Sm90Operand("dout", params.dout, kBf16);
+  launch.shape = Sm90Shape(params.shape);
+  launch.q = Sm90Operand(params.q);
+  launch.k = Sm90Operand(params.k);
+  launch.v = Sm90Operand(params.v);
+  launch.dout = Sm90Operand(params.dout);
   launch.lse = static_cast<const float*>(params.lse);
   launch.delta = static_cast<const float*>(params.delta);
-  launch.dk = Sm90Operand("dk", params.dk, params.assign ? kBf16 : kFloat);
-  launch.dv = Sm90Operand("dv", params.dv, params.assign ? kBf16 : kFloat);
+  launch.dq = Sm90Operand(dq);
+  launch.dk = Sm90Operand(params.dk);
+  launch.dv = Sm90Operand(params.dv);
   launch.store = params.assign ? sm90::Store::kBf16 : sm90::Store::kFloatAccumulate;
   launch.deterministic = params.deterministic;
   const int64_t words = (sm90::BackwardWorkspaceBytes(launch.shape, launch.deterministic) + 3) / 4;
   const Tensor workspace = Tensor::Empty({words}, kFloat, DeviceType::kCuda);
   launch.workspace = workspace.raw_data();
-
-  // dQ is always summed over the blocks of keys, in float32.
-  Tensor dq_sum;
-  if (params.assign) {
-    dq_sum = Tensor::Zeros({shape.batch, shape.q_len, shape.num_heads, shape.head_dim}, kFloat,
-                           DeviceType::kCuda);
-    launch.dq = Sm90Operand("dq", Operand(dq_sum), kFloat);
-  } else {
-    launch.dq = Sm90Operand("dq", params.dq, kFloat);
-  }
   BURST_CUDA_CHECK(sm90::LaunchBackward(launch, CurrentStream()));
-  if (!params.assign) return;
-  const sm90::ConvertParams convert = {shape.batch,     shape.q_len,
-                                       shape.num_heads, shape.head_dim,
-                                       launch.dq,       Sm90Operand("dq", params.dq, kBf16)};
-  BURST_CUDA_CHECK(sm90::LaunchConvert(convert, CurrentStream()));
+}
+
+void BackwardSm80(FlashBackwardParams params, const AttentionOperand& dq) {
+  params.dq = dq;
+  sm80::Backward(params);
+}
+
+Kernels ServedBy(const FlashAttentionShape& shape) {
+  const absl::Status status = CheckFlashAttention(shape.dtype, shape.head_dim);
+  BURST_CHECK(status.ok()) << status.message();
+  return KernelsFor(shape.dtype, shape.head_dim);
 }
 
 }  // namespace
 
+Kernels KernelsFor(DType dtype, int64_t head_dim) {
+  if (dtype == DType::kFloat32 || dtype == DType::kFloat64) {
+    return head_dim <= simt::kMaxHeadDim ? Kernels::kSimt : Kernels::kNone;
+  }
+  if (dtype != kBf16 || head_dim % 8 != 0) return Kernels::kNone;
+  const int capability = CurrentContext().compute_capability;
+  if (capability == 90 && head_dim <= 128) return Kernels::kSm90;
+  if (capability >= 80 && head_dim <= sm80::kMaxHeadDim) return Kernels::kSm80;
+  return Kernels::kNone;
+}
+
 absl::Status CheckFlashAttention(DType dtype, int64_t head_dim) {
   if (KernelsFor(dtype, head_dim) != Kernels::kNone) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("no attention kernel for ", Name(dtype),
-                                                 " with head_dim ", head_dim, " on this GPU"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "no attention kernel for ", Name(dtype), " with head_dim ", head_dim,
+      " on a GPU of compute capability ", CurrentContext().compute_capability / 10.0,
+      ": float32 and float64 go up to 256; bfloat16 needs a multiple of 8 up to 256 and 8.0"));
 }
 
-void FlashForward(const FlashForwardParams& params) {
-  if (KernelsFor(params.shape) == Kernels::kSimt) return simt::Forward(params);
-  ForwardSm90(params);
+void Forward(Kernels kernels, const FlashForwardParams& params) {
+  if (kernels == Kernels::kSimt) return simt::Forward(params);
+  CheckTensorCores(params);
+  kernels == Kernels::kSm90 ? ForwardSm90(params) : sm80::Forward(params);
 }
+
+void Backward(Kernels kernels, const FlashBackwardParams& params) {
+  if (kernels == Kernels::kSimt) return simt::Backward(params);
+  CheckTensorCores(params);
+  const auto run = [&](const AttentionOperand& dq) {
+    kernels == Kernels::kSm90 ? BackwardSm90(params, dq) : BackwardSm80(params, dq);
+  };
+  if (!params.assign) return run(params.dq);
+  // dQ is always summed over the blocks of keys, in float32.
+  const FlashAttentionShape& s = params.shape;
+  const Tensor sum =
+      Tensor::Zeros({s.batch, s.q_len, s.num_heads, s.head_dim}, kFloat, DeviceType::kCuda);
+  run(Operand(sum));
+  simt::Convert(sum, params.dq);
+}
+
+void FlashForward(const FlashForwardParams& params) { Forward(ServedBy(params.shape), params); }
 
 void FlashDelta(const FlashDeltaParams& params) {
-  if (KernelsFor(params.shape) == Kernels::kSimt) return simt::Delta(params);
-  DeltaSm90(params);
+  ServedBy(params.shape);
+  simt::Delta(params);
 }
 
-void FlashBackward(const FlashBackwardParams& params) {
-  if (KernelsFor(params.shape) == Kernels::kSimt) return simt::Backward(params);
-  BackwardSm90(params);
-}
+void FlashBackward(const FlashBackwardParams& params) { Backward(ServedBy(params.shape), params); }
 
 void FlashConvert(const Tensor& from, const Tensor& to) {
   if (from.dtype() == to.dtype()) return to.CopyFrom(from);
   BURST_CHECK(from.dtype() == kFloat && to.dtype() == kBf16)
       << Name(from.dtype()) << " to " << Name(to.dtype());
-  simt::Convert(from, to);
+  simt::Convert(from, Operand(to));
 }
 
 }  // namespace cuda

@@ -7,11 +7,25 @@
 namespace burst {
 namespace cuda {
 
+enum class Kernels {
+  kNone,
+  kSimt,  // float32 and float64
+  kSm80,  // bfloat16, head_dim a multiple of 8 up to 256
+  kSm90,  // the same up to 128, on Hopper only
+};
+
+// The kernels that serve the calling thread's GPU best; kNone when there are none.
+Kernels KernelsFor(DType dtype, int64_t head_dim);
+
 absl::Status CheckFlashAttention(DType dtype, int64_t head_dim);
 void FlashForward(const FlashForwardParams& params);
 void FlashDelta(const FlashDeltaParams& params);
 void FlashBackward(const FlashBackwardParams& params);
 void FlashConvert(const Tensor& from, const Tensor& to);
+
+// With the given kernels, which must serve the call: for tests and benchmarks.
+void Forward(Kernels kernels, const FlashForwardParams& params);
+void Backward(Kernels kernels, const FlashBackwardParams& params);
 
 }  // namespace cuda
 }  // namespace burst

@@ -20,23 +20,34 @@ __device__ T* Row(const AttentionOperand& operand, int64_t b, int64_t i, int64_t
          h * operand.head_stride;
 }
 
-// delta[b, h, i] = rowsum(dO * O) - dlse; a warp a row, rows in the order of memory.
-template <typename T, int kPack>
+// delta[b, h, i] = rowsum(dO * O) - dlse; a warp a row, rows in the order of memory. A lane sums
+// packs of 16 bytes, read as such or not: the result is the same.
+template <typename T, bool kPacked>
 __global__ __launch_bounds__(kThreads) void DeltaKernel(AttentionOperand out, AttentionOperand dout,
                                                         int64_t rows, int64_t q_len,
                                                         int64_t num_heads, int head_dim,
                                                         const Accumulator<T>* dlse,
                                                         Accumulator<T>* delta) {
   using A = Accumulator<T>;
+  constexpr int kPack = 16 / sizeof(T);
   const int lane = threadIdx.x % 32;
   const int64_t row = blockIdx.x * int64_t{kWarpsPerBlock} + threadIdx.x / 32;
   if (row >= rows) return;
   const int64_t h = row % num_heads, i = row / num_heads % q_len, b = row / num_heads / q_len;
-  const auto* o = reinterpret_cast<const Pack<T, kPack>*>(Row<T>(out, b, i, h));
-  const auto* d = reinterpret_cast<const Pack<T, kPack>*>(Row<T>(dout, b, i, h));
+  const T* o = Row<T>(out, b, i, h);
+  const T* d = Row<T>(dout, b, i, h);
   A sum = 0;
-  for (int c = lane; c < head_dim / kPack; c += 32) {
-    const Pack<T, kPack> x = o[c], y = d[c];
+  for (int c = lane * kPack; c < head_dim; c += 32 * kPack) {
+    Pack<T, kPack> x = {}, y = {};
+    if (kPacked) {
+      x = *reinterpret_cast<const Pack<T, kPack>*>(o + c);
+      y = *reinterpret_cast<const Pack<T, kPack>*>(d + c);
+    } else {
+      for (int j = 0; j < kPack && c + j < head_dim; ++j) {
+        x[j] = o[c + j];
+        y[j] = d[c + j];
+      }
+    }
 #pragma unroll
     for (int j = 0; j < kPack; ++j) sum += ConvertTo<A>(x[j]) * ConvertTo<A>(y[j]);
   }
@@ -87,7 +98,7 @@ void LaunchDelta(const FlashDeltaParams& params) {
   constexpr int kPack = 16 / sizeof(T);
   const bool packed = InPacks(params.out, shape.head_dim, sizeof(T), kPack) &&
                       InPacks(params.dout, shape.head_dim, sizeof(T), kPack);
-  const auto kernel = packed ? DeltaKernel<T, kPack> : DeltaKernel<T, 1>;
+  const auto kernel = packed ? DeltaKernel<T, true> : DeltaKernel<T, false>;
   kernel<<<Blocks(rows, kWarpsPerBlock), kThreads, 0, cuda::CurrentStream()>>>(
       params.out, params.dout, rows, shape.q_len, shape.num_heads, static_cast<int>(shape.head_dim),
       static_cast<const A*>(params.dlse), static_cast<A*>(params.delta));
@@ -100,9 +111,9 @@ void Delta(const FlashDeltaParams& params) {
   cuda::DispatchDtype(params.shape.dtype, [&](auto zero) { LaunchDelta<decltype(zero)>(params); });
 }
 
-void Convert(const Tensor& from, const Tensor& to) {
+void Convert(const Tensor& from, const AttentionOperand& target) {
   if (from.numel() == 0) return;
-  const AttentionOperand source = Operand(from), target = Operand(to);
+  const AttentionOperand source = Operand(from);
   constexpr int kPack = 4;
   const int64_t head_dim = from.dim(3);
   const bool packed =

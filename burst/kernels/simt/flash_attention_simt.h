@@ -17,8 +17,8 @@ void Backward(const FlashBackwardParams& params);
 // Also for bfloat16, any head_dim.
 void Delta(const FlashDeltaParams& params);
 
-// to = from; float32 to bfloat16, [batch, seqlen, num_heads, head_dim] of any strides.
-void Convert(const Tensor& from, const Tensor& to);
+// to = from [batch, seqlen, num_heads, head_dim]; float32 to bfloat16, both of any strides.
+void Convert(const Tensor& from, const AttentionOperand& to);
 
 }  // namespace simt
 }  // namespace burst

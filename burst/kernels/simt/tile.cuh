@@ -6,11 +6,15 @@
 
 #include <cstdint>
 
+#include "burst/kernels/cuda/operand.cuh"
 #include "burst/kernels/flash_attention.h"
 #include "burst/tensor/dispatch.cuh"
 
 namespace burst {
 namespace simt {
+
+using cuda::Head;
+using cuda::Visible;
 
 constexpr int kThreads = 256;
 constexpr int kSide = 16;
@@ -33,56 +37,6 @@ struct Tile {
 
   using Scores = T[kPerThread][kPerThread];
   using Rows = T[kPerThread][kColumns];
-};
-
-// One head of a batch row of an operand: row(i) is [head_dim].
-template <typename T>
-struct Head {
-  __device__ Head(const AttentionOperand& operand, int64_t b, int64_t h)
-      : data(static_cast<T*>(operand.data) + b * operand.batch_stride + h * operand.head_stride),
-        stride(operand.seq_stride) {}
-  __device__ T* row(int64_t i) const { return data + i * stride; }
-
-  T* data;
-  int64_t stride;
-};
-
-// The keys a query sees, cut to those there are.
-class Visible {
- public:
-  __device__ Visible(const FlashAttentionShape& shape, int64_t b)
-      : begin_(shape.visible.begin == nullptr
-                   ? nullptr
-                   : shape.visible.begin + b * shape.visible.batch_stride),
-        end_(shape.visible.begin == nullptr ? nullptr
-                                            : shape.visible.end + b * shape.visible.batch_stride),
-        k_len_(static_cast<int>(shape.k_len)) {}
-
-  __device__ int begin(int64_t i) const { return begin_ == nullptr ? 0 : max(0, begin_[i]); }
-  __device__ int end(int64_t i) const { return end_ == nullptr ? k_len_ : min(k_len_, end_[i]); }
-
-  // The first query, up to q_len, that sees beyond key j, and the first whose keys begin after it.
-  __device__ int64_t FirstEndingAfter(int64_t q_len, int j) const {
-    return Search(q_len, [&](int64_t i) { return end(i) > j; });
-  }
-  __device__ int64_t FirstBeginningAfter(int64_t q_len, int j) const {
-    return Search(q_len, [&](int64_t i) { return begin(i) > j; });
-  }
-
- private:
-  template <typename Predicate>  // false, ..., false, true, ..., true
-  __device__ static int64_t Search(int64_t n, Predicate predicate) {
-    int64_t low = 0, high = n;
-    while (low < high) {
-      const int64_t middle = (low + high) / 2;
-      predicate(middle) ? high = middle : low = middle + 1;
-    }
-    return low;
-  }
-
-  const int32_t* begin_;
-  const int32_t* end_;
-  int k_len_;
 };
 
 // tile = rows [first, first + rows) of the head, zeros below and beside them.

@@ -7,10 +7,14 @@
 
 #include <cstdint>
 
+#include "burst/kernels/cuda/accumulator.cuh"
+
 namespace burst {
 namespace sm90 {
 
 using bf16 = __nv_bfloat16;
+using cuda::Exp2;
+using cuda::PackBf16;
 
 constexpr int kWarpSize = 32;
 constexpr int kWarpgroupSize = 128;
@@ -157,20 +161,7 @@ __device__ __forceinline__ void DecreaseRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// ---- Arithmetic.
-
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// (low, high) -> two bf16 in a register, round to nearest even.
-__device__ __forceinline__ uint32_t PackBf16(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
+// ---- Shared memory.
 
 // Stores four 8x8 matrices of bf16, each transposed: lane l gives the address of row l % 8 of the
 // transposed matrix l / 8.

@@ -17,44 +17,41 @@ __global__ void __launch_bounds__(kThreads)
                   const T* __restrict__ residual, T* __restrict__ y) {
   using A = Accumulator<T>;
   constexpr int kPerTile = 16 / N;  // threads
-  const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const uint32_t index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= count) return;
-  const int per_token = (width + 63) / 64 * kPerTile;
-  const int64_t token = index / per_token;
-  const int rest = static_cast<int>(index - token * per_token);
-  const int tile = rest / kPerTile, i = rest % kPerTile * N;
-  const int64_t row = token / length;
-  const uint32_t position = positions[token - row * length];
-  const uint32_t mask_row = mask.first_row + static_cast<uint32_t>(row);
+  const uint32_t per_token = (width + 63) / 64 * kPerTile, token = index / per_token;
+  const uint32_t rest = index - token * per_token, tile = rest / kPerTile;
+  const uint32_t i = rest % kPerTile * N, row = token / length;
+  const uint32_t position = positions[token - row * length], mask_row = mask.first_row + row;
+  const int channel = 64 * tile + i;
+  const int64_t at = token * int64_t{width} + channel;
 
-  Pack<T, N> in[4], skip[4];
+  Words<T, N> in[4], skip[4];
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
-    const int channel = 64 * tile + 16 * w + i;
-    if (channel >= width) break;
-    in[w] = *AsPacks<T, N>(x + token * width + channel);
-    if (kResidual) skip[w] = *AsPacks<T, N>(residual + token * width + channel);
+    if (channel + 16 * w >= width) break;
+    in[w] = Load<N>(x + at + 16 * w);
+    if (kResidual) skip[w] = Load<N>(residual + at + 16 * w);
   }
-  uint32_t dropped = 0;  // bit w N + j: channel j of pack w
+  uint32_t words[4][N];
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    const PhiloxCounter random = Philox(
-        mask.key, PhiloxCounter{static_cast<uint32_t>(16 * tile + i + j), position, mask_row, 0});
+    const PhiloxCounter random =
+        Philox(mask.key, PhiloxCounter{16 * tile + i + j, position, mask_row, 0});
 #pragma unroll
-    for (int w = 0; w < 4; ++w) dropped |= uint32_t{random[w] < mask.threshold} << (w * N + j);
+    for (int w = 0; w < 4; ++w) words[w][j] = random[w];
   }
   const A scale = static_cast<A>(mask.scale);
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
-    const int channel = 64 * tile + 16 * w + i;
-    if (channel >= width) break;
+    if (channel + 16 * w >= width) break;
     A out[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      out[j] = dropped >> (w * N + j) & 1 ? A(0) : ConvertTo<A>(in[w][j]) * scale;
-      if (kResidual) out[j] += ConvertTo<A>(skip[w][j]);
+      out[j] = words[w][j] < mask.threshold ? A(0) : in[w][j] * scale;
+      if (kResidual) out[j] += skip[w][j];
     }
-    *AsPacks<T, N>(y + token * width + channel) = ToPack<T, N>(out);
+    StoreRounded<T, N>(out, y + at + 16 * w);
   }
 }
 

@@ -15,27 +15,26 @@ __global__ void __launch_bounds__(kThreads)
     MapKernel(int64_t n, const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ y) {
   using A = Accumulator<T>;
   const int64_t first = blockIdx.x * int64_t{kThreads * kPacks} + threadIdx.x;
-  Pack<T, N> in_a[kPacks], in_b[kPacks];
+  Words<T, N> in_a[kPacks], in_b[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const int64_t at = first + p * kThreads;
-    if ((at + 1) * N > n) continue;
-    in_a[p] = AsPacks<T, N>(a)[at];
-    if (kTwo) in_b[p] = AsPacks<T, N>(b)[at];
+    const int64_t at = (first + p * kThreads) * N;
+    if (at + N > n) continue;
+    in_a[p] = Load<N>(a + at);
+    if (kTwo) in_b[p] = Load<N>(b + at);
   }
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const int64_t at = first + p * kThreads;
-    if ((at + 1) * N <= n) {
+    const int64_t at = (first + p * kThreads) * N;
+    if (at + N <= n) {
       A out[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        out[j] =
-            Op::template Apply<T>(ConvertTo<A>(in_a[p][j]), kTwo ? ConvertTo<A>(in_b[p][j]) : A(0));
+        out[j] = Op::template Apply<T>(in_a[p][j], kTwo ? in_b[p][j] : A(0));
       }
-      AsPacks<T, N>(y)[at] = ToPack<T, N>(out);
-    } else if (at * N < n) {  // the end, when n is no multiple of N
-      for (int64_t i = at * N; i < n; ++i) {
+      StoreRounded<T, N>(out, y + at);
+    } else {  // the end, when n is no multiple of N
+      for (int64_t i = at; i < n; ++i) {
         y[i] = ConvertTo<T>(
             Op::template Apply<T>(ConvertTo<A>(a[i]), kTwo ? ConvertTo<A>(b[i]) : A(0)));
       }

@@ -9,28 +9,46 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// y[t] = table[ids[t]] (+ position_table[positions[t]]); N channels a thread.
+// y[t] = table[ids[t]] (+ position_table[positions[t]]); a thread takes the same N channels of
+// kTokens tokens, whose rows it asks for together.
+constexpr int kTokens = 4;
+
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    EmbeddingForwardKernel(int64_t count, int width, const int32_t* __restrict__ ids,
+    EmbeddingForwardKernel(int64_t tokens, int width, const int32_t* __restrict__ ids,
                            const T* __restrict__ table, const int32_t* __restrict__ positions,
                            const T* __restrict__ position_table, T* __restrict__ y) {
-  using A = Accumulator<T>;
-  const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  if (index >= count) return;
-  const int64_t token = index / (width / N);
-  const int channel = static_cast<int>(index - token * (width / N)) * N;
-  Pack<T, N> out = *AsPacks<T, N>(table + ids[token] * int64_t{width} + channel);
-  if (positions != nullptr) {
-    A sum[N], place[N];
-    Unpack<T, N>(out, sum);
-    Unpack<T, N>(*AsPacks<T, N>(position_table + positions[token] * int64_t{width} + channel),
-                 place);
+  const uint32_t index = blockIdx.x * kThreads + threadIdx.x, packs = width / N;
+  const int64_t token = index / packs * int64_t{kTokens};
+  const int channel = index % packs * N;
+  if (token >= tokens) return;
+
+  int32_t id[kTokens], position[kTokens];
 #pragma unroll
-    for (int j = 0; j < N; ++j) sum[j] += place[j];
-    out = ToPack<T, N>(sum);
+  for (int t = 0; t < kTokens; ++t) {
+    const int64_t at = min(token + t, tokens - 1);
+    id[t] = ids[at];
+    position[t] = positions == nullptr ? 0 : positions[at];
   }
-  AsPacks<T, N>(y)[index] = out;
+  Words<T, N> rows[kTokens], places[kTokens];
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+    rows[t] = Load<N>(table + id[t] * int64_t{width} + channel);
+    if (positions != nullptr) {
+      places[t] = Load<N>(position_table + position[t] * int64_t{width} + channel);
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+    if (token + t >= tokens) break;
+    if (positions != nullptr) {
+      Accumulator<T> sum[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) sum[j] = rows[t][j] + places[t][j];
+      rows[t] = ToWords<T, N>(sum);
+    }
+    Store(rows[t], y + (token + t) * width + channel);
+  }
 }
 
 // --- The backward sorts the tokens by their id, keeping their order, and sums runs of one id. Runs
@@ -53,13 +71,17 @@ struct SortedTokens {
 };
 
 // row[0...N) += sum; the gradient buffer may be of another type than dy.
-template <typename G, typename A, int N>
-__device__ inline void AddToRow(G* row, const A (&sum)[N]) {
-  G values[N];
-  Load<G, N>(row, values);
+template <typename G, int N, typename A>
+__device__ inline void AddToRow(G* row, const A* sum) {
+  constexpr int M = N < kPackSize<G> ? N : kPackSize<G>;
 #pragma unroll
-  for (int j = 0; j < N; ++j) values[j] = ConvertTo<G>(ConvertTo<A>(values[j]) + sum[j]);
-  Store<G, N>(values, row);
+  for (int i = 0; i < N; i += M) {
+    const Words<G, M> before = Load<M>(row + i);
+    A after[M];
+#pragma unroll
+    for (int j = 0; j < M; ++j) after[j] = before[j] + sum[i + j];
+    StoreRounded<G, M>(after, row + i);
+  }
 }
 
 // partials: [chunks, 2, width]: of the run that a chunk's first token belongs to, if it began
@@ -83,24 +105,32 @@ __global__ void __launch_bounds__(kChunkThreads)
 
   A sum[N] = {};
   int run = 0;  // where the current run begins in this chunk
-  Pack<T, N> next = *AsPacks<T, N>(dy + tokens[0] * int64_t{width} + channel);
-  for (int i = 0; i < size; ++i) {
-    const Pack<T, N> grad = next;
-    if (i + 1 < size) next = *AsPacks<T, N>(dy + tokens[i + 1] * int64_t{width} + channel);
+  for (int first = 0; first < size; first += kTokens) {
+    Words<T, N> grads[kTokens];
 #pragma unroll
-    for (int j = 0; j < N; ++j) sum[j] += ConvertTo<A>(grad[j]);
-    const int32_t id = ids[i + 1];
-    if (i + 1 < size && ids[i + 2] == id) continue;  // the run goes on in this chunk
-    const bool from_before = run == 0 && ids[0] == id, goes_on = i + 1 == size && ids[i + 2] == id;
-    if (from_before || goes_on) {
-      A* partial = partials + (int64_t{blockIdx.x} * 2 + (run == 0 ? 0 : 1)) * width + channel;
-      Store<A, N>(sum, partial);
-    } else {
-      AddToRow(dtable + id * int64_t{width} + channel, sum);
+    for (int t = 0; t < kTokens; ++t) {
+      grads[t] = Load<N>(dy + tokens[min(first + t, size - 1)] * int64_t{width} + channel);
     }
 #pragma unroll
-    for (int j = 0; j < N; ++j) sum[j] = 0;
-    run = i + 1;
+    for (int t = 0; t < kTokens; ++t) {
+      const int i = first + t;
+      if (i >= size) break;
+#pragma unroll
+      for (int j = 0; j < N; ++j) sum[j] += grads[t][j];
+      const int32_t id = ids[i + 1];
+      if (i + 1 < size && ids[i + 2] == id) continue;  // the run goes on in this chunk
+      const bool from_before = run == 0 && ids[0] == id;
+      const bool goes_on = i + 1 == size && ids[i + 2] == id;
+      if (from_before || goes_on) {
+        const int64_t slot = int64_t{blockIdx.x} * 2 + (run == 0 ? 0 : 1);
+        StoreNumbers<N>(sum, partials + slot * width + channel);
+      } else {
+        AddToRow<G, N>(dtable + id * int64_t{width} + channel, sum);
+      }
+#pragma unroll
+      for (int j = 0; j < N; ++j) sum[j] = 0;
+      run = i + 1;
+    }
   }
 }
 
@@ -167,9 +197,10 @@ void EmbeddingForward(const Tensor& ids, const Tensor& table, const Tensor& posi
   DispatchPacks(y.dtype(), FitsPacks(width, {table, position_table, y}), [&](auto zero, auto pack) {
     using T = decltype(zero);
     constexpr int N = decltype(pack)::value;
-    const int64_t count = y.numel() / N;
-    EmbeddingForwardKernel<T, N><<<BlocksFor(count, kThreads), kThreads, 0, CurrentStream()>>>(
-        count, static_cast<int>(width), Data<int32_t>(ids), Data<T>(table),
+    const int64_t tokens = ids.numel();
+    const int64_t threads = (tokens + kTokens - 1) / kTokens * (width / N);
+    EmbeddingForwardKernel<T, N><<<BlocksFor(threads, kThreads), kThreads, 0, CurrentStream()>>>(
+        tokens, static_cast<int>(width), Data<int32_t>(ids), Data<T>(table),
         Data<int32_t>(positions), Data<T>(position_table), Data<T>(y));
   });
   BURST_CUDA_CHECK_LAUNCH("EmbeddingForward");

@@ -2,9 +2,9 @@
 //
 //   xhat = (x - mean) rstd,   rstd = 1 / sqrt(mean of (x - mean)^2 + eps),   y = xhat weight + bias
 //
-// with mean = 0 and bias = 0 for RMSNorm. A team of warps keeps a row in registers, so that memory
-// is read once, and asks for its next row before it works on this one. Rows that do not fit packs,
-// or are too wide, are read again instead, by the Strided kernels.
+// with mean = 0 and bias = 0 for RMSNorm. A team keeps a row in registers, so that memory is read
+// once: a warp, or a whole block for rows that are wider than a warp can hold. Rows that do not fit
+// packs, or are too wide even so, are read again instead, by the Strided kernels.
 #pragma once
 
 #include <array>
@@ -34,25 +34,18 @@ struct NormArgs {
   A* partials = nullptr;      // [blocks, 1 or 2, width]: of dweight and, behind it, of dbias
 };
 
-// A block is [teams][threads of a team]: threadIdx.y is the team, blockDim.x a multiple of 32.
-// Rows of up to a pack for each of kUsualNormThreads get that; wider ones two packs a thread, and
-// up to kMaxNormThreads.
-inline constexpr int kUsualNormThreads = 256, kMaxNormThreads = 512;
+// A block is [teams][threads of a team]: threadIdx.y is the team, of a warp (kWarpTeams of them) or
+// of all threads.
+inline constexpr int kWarpTeams = 8, kMaxNormThreads = 512;
 
-// Registers are rationed so that enough rows are on their way from memory.
-#define BURST_NORM_BOUNDS(min_blocks)                                  \
-  __launch_bounds__(kPacks == 1 ? kUsualNormThreads : kMaxNormThreads, \
-                    kPacks == 1 ? (min_blocks) : 1)
-
-// Sums over a team: every thread gets the same bits. One barrier a call, because calls alternate
-// between two buffers.
-template <typename A>
+// Sums over a team: every thread gets the same bits. One barrier a call of a block's team, because
+// calls alternate between two buffers.
+template <typename A, bool kBlockTeam>
 class TeamSum {
  public:
   // values[i] <- the sum of values[i] over the team, i < kValues <= 2
   template <int kValues>
   __device__ void operator()(A (&values)[kValues]) {
-    __shared__ A shared[2][kMaxNormThreads / 32][kValues];
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
 #pragma unroll
@@ -60,57 +53,80 @@ class TeamSum {
         values[i] += __shfl_xor_sync(~0u, values[i], offset);
       }
     }
-    const int warps = blockDim.x / 32, first = threadIdx.y * warps;
-    if (warps == 1) return;
-    if (threadIdx.x % 32 == 0) {
+    if constexpr (kBlockTeam) {
+      __shared__ A shared[2][kMaxNormThreads / 32][kValues];
+      if (threadIdx.x % 32 == 0) {
 #pragma unroll
-      for (int i = 0; i < kValues; ++i) shared[buffer_][first + threadIdx.x / 32][i] = values[i];
-    }
-    // Of this team alone; barrier 0 is __syncthreads.
-    asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
+        for (int i = 0; i < kValues; ++i) shared[buffer_][threadIdx.x / 32][i] = values[i];
+      }
+      __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) values[i] = 0;
+      for (int i = 0; i < kValues; ++i) values[i] = 0;
 #pragma unroll 4
-    for (int warp = first; warp < first + warps; ++warp) {
+      for (int warp = 0; warp < blockDim.x / 32; ++warp) {
 #pragma unroll
-      for (int i = 0; i < kValues; ++i) values[i] += shared[buffer_][warp][i];
+        for (int i = 0; i < kValues; ++i) values[i] += shared[buffer_][warp][i];
+      }
+      buffer_ ^= 1;
     }
-    buffer_ ^= 1;
   }
 
  private:
   int buffer_ = 0;
 };
 
+constexpr int NormThreads(bool block_team) {
+  return block_team ? kMaxNormThreads : 32 * kWarpTeams;
+}
+
+// Resident blocks of warps to compile for: registers are rationed so that enough rows are on their
+// way from memory.
+constexpr int NormBlocks(bool block_team, bool forward, int packs) {
+  if (block_team) return 1;
+  if (forward) return packs <= 3 ? 3 : 2;
+  return packs <= 3 ? 2 : 1;
+}
+
 // This thread's part of a row of `packs` packs, thread t's are t, t + blockDim.x and so on.
 template <typename T, int N, int kPacks>
-__device__ inline void LoadRow(const T* row, int packs, Pack<T, N> (&out)[kPacks]) {
+__device__ inline void LoadRow(const T* row, int packs, Words<T, N> (&out)[kPacks]) {
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const int at = threadIdx.x + p * blockDim.x;
-    if (at < packs) out[p] = AsPacks<T, N>(row)[at];
+    if (at < packs) out[p] = Load<N>(row + at * N);
   }
 }
 
-template <typename T, bool kCenter, int kPacks>
-__global__ void BURST_NORM_BOUNDS(kCenter ? 4 : 5) NormForwardKernel(NormArgs<T> args) {
+// Hides from the compiler that it has seen these numbers before: it would rather keep them unpacked
+// than unpack them twice, and that takes the registers of half the warps.
+template <typename T, int N>
+__device__ inline void Forget(Words<T, N>& pack) {
+#pragma unroll
+  for (uint32_t& word : pack.words) asm volatile("" : "+r"(word));
+}
+
+template <typename T, bool kCenter, bool kBlockTeam, int kPacks>
+__global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam, true, kPacks))
+    NormForwardKernel(NormArgs<T> args) {
   using A = Accumulator<T>;
   constexpr int N = kPackSize<T>;
   const int packs = args.width / N;
   const A inverse_width = A(1) / A(args.width);
   const int64_t step = int64_t{gridDim.x} * blockDim.y;
   int64_t row = blockIdx.x * int64_t{blockDim.y} + threadIdx.y;
-  TeamSum<A> team_sum;
+  TeamSum<A, kBlockTeam> team_sum;
 
-  Pack<T, N> weight[kPacks], bias[kPacks], next[kPacks];
-  LoadRow<T, N>(args.weight, packs, weight);
-  if (kCenter) LoadRow<T, N>(args.bias, packs, bias);
-  if (row < args.rows) LoadRow<T, N>(args.x + row * args.width, packs, next);
+  Words<T, N> weight[kPacks], next[kPacks];
+  LoadRow(args.weight, packs, weight);
+  if (row < args.rows) LoadRow(args.x + row * args.width, packs, next);
   for (; row < args.rows; row += step) {
     A x[kPacks][N];
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) Unpack<T, N>(next[p], x[p]);
-    if (row + step < args.rows) LoadRow<T, N>(args.x + (row + step) * args.width, packs, next);
+    for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) x[p][j] = next[p][j];
+    }
+    if (row + step < args.rows) LoadRow(args.x + (row + step) * args.width, packs, next);
 
     A mean[1] = {0}, square[1] = {0};
     if constexpr (kCenter) {
@@ -130,7 +146,7 @@ __global__ void BURST_NORM_BOUNDS(kCenter ? 4 : 5) NormForwardKernel(NormArgs<T>
       for (int j = 0; j < N; ++j) square[0] += (x[p][j] - mean[0]) * (x[p][j] - mean[0]);
     }
     team_sum(square);
-    const A rstd = 1 / sqrt(square[0] * inverse_width + args.eps);
+    const A rstd = rsqrt(square[0] * inverse_width + args.eps);
     if (threadIdx.x == 0) {
       args.rstd[row] = rstd;
       if constexpr (kCenter) args.mean[row] = mean[0];
@@ -139,13 +155,16 @@ __global__ void BURST_NORM_BOUNDS(kCenter ? 4 : 5) NormForwardKernel(NormArgs<T>
     for (int p = 0; p < kPacks; ++p) {
       const int at = threadIdx.x + p * blockDim.x;
       if (at >= packs) continue;
+      Forget(weight[p]);
+      Words<T, N> bias;  // no registers are left to keep it in: from the L1 cache
+      if (kCenter) bias = Load<N>(args.bias + at * N);
       A y[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        y[j] = (x[p][j] - mean[0]) * rstd * ConvertTo<A>(weight[p][j]);
-        if constexpr (kCenter) y[j] += ConvertTo<A>(bias[p][j]);
+        y[j] = (x[p][j] - mean[0]) * rstd * weight[p][j];
+        if constexpr (kCenter) y[j] += bias[j];
       }
-      AsPacks<T, N>(args.y + row * args.width)[at] = ToPack<T, N>(y);
+      StoreRounded<T, N>(y, args.y + row * args.width + at * N);
     }
   }
 }
@@ -155,26 +174,52 @@ template <typename T, int kPacks>
 struct NormBackwardRow {
   using A = Accumulator<T>;
   static constexpr int N = kPackSize<T>;
-  Pack<T, N> x[kPacks], dy[kPacks], before[kPacks];
+  Words<T, N> x[kPacks], dy[kPacks], before[kPacks];
   A mean = 0, rstd = 0;
 
   __device__ void Load(const NormArgs<T>& args, int64_t row) {
-    LoadRow<T, N>(args.x + row * args.width, args.width / N, x);
-    LoadRow<T, N>(args.dy + row * args.width, args.width / N, dy);
+    LoadRow(args.x + row * args.width, args.width / N, x);
+    LoadRow(args.dy + row * args.width, args.width / N, dy);
     if (args.before != nullptr) {
-      LoadRow<T, N>(args.before + row * args.width, args.width / N, before);
+      LoadRow(args.before + row * args.width, args.width / N, before);
     }
     rstd = args.rstd[row];
     if (args.mean != nullptr) mean = args.mean[row];
   }
 };
 
+// partials [kSums, width] = the sums of all teams of the block, which meet in shared memory.
+template <typename A, int N, int kSums, int kPacks>
+__device__ inline void CombineTeams(const A (&sums)[kSums][kPacks][N], int width, A* partials) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  A* shared = reinterpret_cast<A*>(memory);  // [teams, width]
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const int at = threadIdx.x + p * blockDim.x;
+      if (at >= width / N) continue;
+#pragma unroll
+      for (int j = 0; j < N; ++j) shared[threadIdx.y * width + at * N + j] = sums[i][p][j];
+    }
+    __syncthreads();
+    for (int column = threadIdx.y * blockDim.x + threadIdx.x; column < width;
+         column += blockDim.x * blockDim.y) {
+      A sum = 0;
+      for (int team = 0; team < blockDim.y; ++team) sum += shared[team * width + column];
+      partials[i * width + column] = sum;
+    }
+  }
+}
+
 // With g = dy weight:
 //   dx = before + rstd (g - mean(g) - xhat mean(g xhat)),   dweight = sum over rows of dy xhat,
 //   dbias = sum over rows of dy
 // The sums over a team's rows stay in registers, too; blocks leave theirs in `partials`.
-template <typename T, bool kCenter, int kPacks>
-__global__ void BURST_NORM_BOUNDS(kCenter ? 2 : 3) NormBackwardKernel(NormArgs<T> args) {
+template <typename T, bool kCenter, bool kBlockTeam, int kPacks>
+__global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam, false, kPacks))
+    NormBackwardKernel(NormArgs<T> args) {
   using A = Accumulator<T>;
   constexpr int N = kPackSize<T>;
   constexpr int kSums = kCenter ? 2 : 1;
@@ -182,26 +227,34 @@ __global__ void BURST_NORM_BOUNDS(kCenter ? 2 : 3) NormBackwardKernel(NormArgs<T
   const A inverse_width = A(1) / A(args.width);
   const int64_t step = int64_t{gridDim.x} * blockDim.y;
   int64_t row = blockIdx.x * int64_t{blockDim.y} + threadIdx.y;
-  TeamSum<A> team_sum;
+  TeamSum<A, kBlockTeam> team_sum;
 
-  Pack<T, N> weight[kPacks];
+  // From the L1 cache where the sums leave no registers to keep it in.
+  Words<T, N> kept_weight[kCenter ? 1 : kPacks];
+  if constexpr (!kCenter) LoadRow(args.weight, packs, kept_weight);
+  const auto weight_of = [&](int p) {
+    if (kCenter) return Load<N>(args.weight + (threadIdx.x + p * blockDim.x) * N);
+    Forget(kept_weight[kCenter ? 0 : p]);
+    return kept_weight[kCenter ? 0 : p];
+  };
   A sums[kSums][kPacks][N] = {};  // of dy xhat, of dy
   NormBackwardRow<T, kPacks> next;
-  LoadRow<T, N>(args.weight, packs, weight);
-  constexpr bool kPrefetch = kPacks == 1;  // with two packs, registers are short
+  // Where registers are short, it is left to the other warps to keep memory busy.
+  constexpr bool kPrefetch = kBlockTeam && kPacks == 2 && !kCenter;
   if (kPrefetch && row < args.rows) next.Load(args, row);
   for (; row < args.rows; row += step) {
     if (!kPrefetch) next.Load(args, row);
-    const NormBackwardRow<T, kPacks> in = next;
+    NormBackwardRow<T, kPacks> in = next;
     if (kPrefetch && row + step < args.rows) next.Load(args, row + step);
     A means[kSums] = {};  // of g xhat, of g
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (threadIdx.x + p * blockDim.x >= packs) continue;
+      const Words<T, N> weight = weight_of(p);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const A dy = ConvertTo<A>(in.dy[p][j]), g = dy * ConvertTo<A>(weight[p][j]);
-        const A xhat = (ConvertTo<A>(in.x[p][j]) - in.mean) * in.rstd;
+        const A dy = in.dy[p][j], g = dy * weight[j];
+        const A xhat = (in.x[p][j] - in.mean) * in.rstd;
         means[0] += g * xhat;
         sums[0][p][j] += dy * xhat;
         if constexpr (kCenter) {
@@ -218,39 +271,34 @@ __global__ void BURST_NORM_BOUNDS(kCenter ? 2 : 3) NormBackwardKernel(NormArgs<T
     for (int p = 0; p < kPacks; ++p) {
       const int at = threadIdx.x + p * blockDim.x;
       if (at >= packs) continue;
+      const Words<T, N> weight = weight_of(p);
+      Forget(in.x[p]);
+      Forget(in.dy[p]);
       A dx[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const A g = ConvertTo<A>(in.dy[p][j]) * ConvertTo<A>(weight[p][j]);
-        const A xhat = (ConvertTo<A>(in.x[p][j]) - in.mean) * in.rstd;
+        const A g = in.dy[p][j] * weight[j];
+        const A xhat = (in.x[p][j] - in.mean) * in.rstd;
         dx[j] = in.rstd * (g - xhat * means[0] - (kCenter ? means[kSums - 1] : A(0)));
-        if (args.before != nullptr) dx[j] += ConvertTo<A>(in.before[p][j]);
+        if (args.before != nullptr) dx[j] += in.before[p][j];
       }
-      AsPacks<T, N>(args.dx + row * args.width)[at] = ToPack<T, N>(dx);
+      StoreRounded<T, N>(dx, args.dx + row * args.width + at * N);
     }
   }
 
-  // The teams' sums meet in shared memory, [teams][width].
-  extern __shared__ __align__(16) unsigned char memory[];
-  A* shared = reinterpret_cast<A*>(memory);
+  if constexpr (kBlockTeam) {
+    A* partials = args.partials + blockIdx.x * int64_t{kSums} * args.width;
 #pragma unroll
-  for (int i = 0; i < kSums; ++i) {
-    __syncthreads();
+    for (int i = 0; i < kSums; ++i) {
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const int at = threadIdx.x + p * blockDim.x;
-      if (at >= packs) continue;
-#pragma unroll
-      for (int j = 0; j < N; ++j) shared[threadIdx.y * args.width + at * N + j] = sums[i][p][j];
+      for (int p = 0; p < kPacks; ++p) {
+        const int at = threadIdx.x + p * blockDim.x;
+        if (at < packs) StoreNumbers<N>(sums[i][p], partials + i * args.width + at * N);
+      }
     }
-    __syncthreads();
-    A* partials = args.partials + (blockIdx.x * int64_t{kSums} + i) * args.width;
-    for (int column = threadIdx.y * blockDim.x + threadIdx.x; column < args.width;
-         column += blockDim.x * blockDim.y) {
-      A sum = 0;
-      for (int team = 0; team < blockDim.y; ++team) sum += shared[team * args.width + column];
-      partials[column] = sum;
-    }
+  } else {
+    CombineTeams<A, N, kSums, kPacks>(sums, args.width,
+                                      args.partials + blockIdx.x * int64_t{kSums} * args.width);
   }
 }
 
@@ -261,7 +309,7 @@ inline constexpr int kStridedThreads = 256;
 template <typename T, bool kCenter>
 __global__ void __launch_bounds__(kStridedThreads) NormForwardStridedKernel(NormArgs<T> args) {
   using A = Accumulator<T>;
-  TeamSum<A> team_sum;
+  TeamSum<A, true> team_sum;
   for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
     const T* x = args.x + row * args.width;
     A mean[1] = {0}, square[1] = {0};
@@ -275,7 +323,7 @@ __global__ void __launch_bounds__(kStridedThreads) NormForwardStridedKernel(Norm
       square[0] += centered * centered;
     }
     team_sum(square);
-    const A rstd = 1 / sqrt(square[0] / args.width + args.eps);
+    const A rstd = rsqrt(square[0] / args.width + args.eps);
     if (threadIdx.x == 0) {
       args.rstd[row] = rstd;
       if constexpr (kCenter) args.mean[row] = mean[0];
@@ -292,7 +340,7 @@ template <typename T, bool kCenter>
 __global__ void __launch_bounds__(kStridedThreads) NormBackwardStridedKernel(NormArgs<T> args) {
   using A = Accumulator<T>;
   constexpr int kSums = kCenter ? 2 : 1;
-  TeamSum<A> team_sum;
+  TeamSum<A, true> team_sum;
   for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
     const T* x = args.x + row * args.width;
     const T* dy = args.dy + row * args.width;
@@ -384,21 +432,56 @@ __global__ void NormSumKernel(int rows, int width, const Accumulator<T>* __restr
 
 // --- which kernel
 
-// Of a block, for a row of `packs` packs.
+// How rows of some width are shared out.
 struct NormBlock {
-  int packs_per_thread = 1;
+  bool block_team = false;
+  int packs_per_thread = 0;
   dim3 threads;
 };
 
-// Whole warps, one pack a thread for most widths; false when the row is too wide for registers.
-inline bool MakeNormBlock(int64_t packs, NormBlock* block) {
-  block->packs_per_thread = packs <= kUsualNormThreads ? 1 : 2;
-  const int64_t threads_per_row = (packs + block->packs_per_thread - 1) / block->packs_per_thread;
-  const int team = static_cast<int>((threads_per_row + 31) / 32 * 32);
-  if (team > kMaxNormThreads) return false;
-  block->threads = dim3(team, std::max(1, kUsualNormThreads / team));
-  return true;
+// float64, which only tests use, makes do with four packs a thread.
+template <typename T>
+bool MakeNormBlock(int64_t packs, NormBlock* block) {
+  constexpr bool kFew = sizeof(T) == 8;
+  constexpr int kWarpPacks = 4;
+  block->block_team = packs > 32 * kWarpPacks;
+  if (!block->block_team) {
+    block->packs_per_thread = kFew ? 4 : std::max(2, static_cast<int>((packs + 31) / 32));
+    block->threads = dim3(32, kWarpTeams);
+    return true;
+  }
+  block->packs_per_thread = kFew || packs > 2 * kMaxNormThreads ? 4 : 2;
+  const int64_t threads = (packs + block->packs_per_thread - 1) / block->packs_per_thread;
+  block->threads = dim3(static_cast<unsigned>((threads + 31) / 32 * 32));
+  return block->threads.x <= kMaxNormThreads;
 }
+
+// The kernel for a block, out of Forward or Backward: Kernels::Get<kBlockTeam, kPacks>().
+template <typename T, typename Kernels>
+auto NormKernelFor(const NormBlock& block) {
+  if constexpr (sizeof(T) < 8) {
+    if (block.packs_per_thread == 2) {
+      return block.block_team ? Kernels::template Get<true, 2>()
+                              : Kernels::template Get<false, 2>();
+    }
+    if (block.packs_per_thread == 3) return Kernels::template Get<false, 3>();
+  }
+  return block.block_team ? Kernels::template Get<true, 4>() : Kernels::template Get<false, 4>();
+}
+template <typename T, bool kCenter>
+struct ForwardKernels {
+  template <bool kBlockTeam, int kPacks>
+  static auto Get() {
+    return NormForwardKernel<T, kCenter, kBlockTeam, kPacks>;
+  }
+};
+template <typename T, bool kCenter>
+struct BackwardKernels {
+  template <bool kBlockTeam, int kPacks>
+  static auto Get() {
+    return NormBackwardKernel<T, kCenter, kBlockTeam, kPacks>;
+  }
+};
 
 // As many blocks as the GPU holds at once, or fewer when the rows end first.
 template <typename Kernel>
@@ -415,9 +498,8 @@ template <typename T, bool kCenter>
 void LaunchNormForward(const NormArgs<T>& args, bool packs) {
   if (args.rows == 0 || args.width == 0) return;
   NormBlock block;
-  if (packs && MakeNormBlock(args.width / kPackSize<T>, &block)) {
-    const auto kernel = block.packs_per_thread == 1 ? NormForwardKernel<T, kCenter, 1>
-                                                    : NormForwardKernel<T, kCenter, 2>;
+  if (packs && MakeNormBlock<T>(args.width / kPackSize<T>, &block)) {
+    const auto kernel = NormKernelFor<T, ForwardKernels<T, kCenter>>(block);
     const int blocks = ResidentBlocks(kernel, block, 0, args.rows);
     kernel<<<blocks, block.threads, 0, CurrentStream()>>>(args);
   } else {
@@ -443,10 +525,9 @@ void LaunchNormBackward(NormArgs<T> args, bool packs,
     args.partials = Data<A>(partials);
   };
   NormBlock block;
-  if (packs && MakeNormBlock(args.width / kPackSize<T>, &block)) {
-    const auto kernel = block.packs_per_thread == 1 ? NormBackwardKernel<T, kCenter, 1>
-                                                    : NormBackwardKernel<T, kCenter, 2>;
-    const size_t shared_bytes = block.threads.y * args.width * sizeof(A);
+  if (packs && MakeNormBlock<T>(args.width / kPackSize<T>, &block)) {
+    const auto kernel = NormKernelFor<T, BackwardKernels<T, kCenter>>(block);
+    const size_t shared_bytes = block.block_team ? 0 : kWarpTeams * args.width * sizeof(A);
     allocate(ResidentBlocks(kernel, block, shared_bytes, args.rows));
     kernel<<<blocks, block.threads, shared_bytes, CurrentStream()>>>(args);
   } else {
@@ -470,8 +551,6 @@ void LaunchNormBackward(NormArgs<T> args, bool packs,
       <<<grid, threads, 0, CurrentStream()>>>(blocks, args.width, args.partials, out);
   BURST_CUDA_CHECK_LAUNCH("NormSum");
 }
-
-#undef BURST_NORM_BOUNDS
 
 }  // namespace cuda
 }  // namespace burst

@@ -4,67 +4,116 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <type_traits>
 
 #include "burst/tensor/dispatch.cuh"
 
 namespace burst {
 namespace cuda {
 
-// N consecutive elements in the accumulator's type.
+// N consecutive elements of memory, at most 16 bytes, as words in registers. Not as elements: nvcc
+// would give each bf16 a register of its own, and is not to be relied on to load them together.
 template <typename T, int N>
-__device__ inline void Unpack(const Pack<T, N>& pack, Accumulator<T>* values) {
-#pragma unroll
-  for (int j = 0; j < N; ++j) values[j] = ConvertTo<Accumulator<T>>(pack[j]);
-}
+struct Words {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  uint32_t words[kBytes < 4 ? 1 : kBytes / 4];
 
-// Back to memory's type, two bf16 by one instruction.
+  // Element j, which must be known when compiled.
+  __device__ Accumulator<T> operator[](int j) const {
+    if constexpr (std::is_same_v<T, bf16>) {  // the upper half of a float
+      return __uint_as_float(j % 2 == 0 ? words[j / 2] << 16 : words[j / 2] & 0xffff0000);
+    } else if constexpr (sizeof(T) == 4) {
+      return __uint_as_float(words[j]);
+    } else {
+      return __hiloint2double(words[2 * j + 1], words[2 * j]);
+    }
+  }
+};
+
 template <typename T, int N>
-__device__ inline Pack<T, N> ToPack(const Accumulator<T>* values) {
-  Pack<T, N> pack;
-  if constexpr (std::is_same_v<T, bf16> && N % 2 == 0) {
+__device__ inline Words<T, N> ToWords(const Accumulator<T>* values) {
+  Words<T, N> out;
+  if constexpr (std::is_same_v<T, bf16> && N == 1) {
+    out.words[0] = __bfloat16_as_ushort(__float2bfloat16(values[0]));
+  } else if constexpr (std::is_same_v<T, bf16>) {
 #pragma unroll
     for (int j = 0; j < N; j += 2) {
       const __nv_bfloat162 two = __floats2bfloat162_rn(values[j], values[j + 1]);
-      pack[j] = two.x;
-      pack[j + 1] = two.y;
+      out.words[j / 2] = *reinterpret_cast<const uint32_t*>(&two);
     }
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) out.words[j] = __float_as_uint(values[j]);
   } else {
 #pragma unroll
-    for (int j = 0; j < N; ++j) pack[j] = ConvertTo<T>(values[j]);
+    for (int j = 0; j < N; ++j) {
+      out.words[2 * j] = __double2loint(values[j]);
+      out.words[2 * j + 1] = __double2hiint(values[j]);
+    }
   }
-  return pack;
+  return out;
+}
+
+// From and to addresses that are multiples of the words' size.
+template <int N, typename T>
+__device__ inline Words<T, N> Load(const T* from) {
+  Words<T, N> out;
+  auto& w = out.words;
+  if constexpr (out.kBytes == 16) {
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "l"(from)
+                 : "memory");
+  } else if constexpr (out.kBytes == 8) {
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(w[0]), "=r"(w[1])
+                 : "l"(from)
+                 : "memory");
+  } else if constexpr (out.kBytes == 4) {
+    w[0] = *reinterpret_cast<const uint32_t*>(from);
+  } else {
+    w[0] = *reinterpret_cast<const uint16_t*>(from);
+  }
+  return out;
 }
 
 template <typename T, int N>
-__device__ inline const Pack<T, N>* AsPacks(const T* data) {
-  return reinterpret_cast<const Pack<T, N>*>(data);
-}
-template <typename T, int N>
-__device__ inline Pack<T, N>* AsPacks(T* data) {
-  return reinterpret_cast<Pack<T, N>*>(data);
+__device__ inline void Store(const Words<T, N>& words, T* to) {
+  const auto& w = words.words;
+  if constexpr (words.kBytes == 16) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]),
+                 "r"(w[2]), "r"(w[3])
+                 : "memory");
+  } else if constexpr (words.kBytes == 8) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1]) : "memory");
+  } else if constexpr (words.kBytes == 4) {
+    *reinterpret_cast<uint32_t*>(to) = w[0];
+  } else {
+    *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(w[0]);
+  }
 }
 
-// N consecutive numbers as they are, by words of at most 16 bytes, to which `from` is aligned.
-template <typename A, int N>
-__device__ inline void Load(const A* from, A* to) {
+template <typename T, int N>
+__device__ inline void StoreRounded(const Accumulator<T>* values, T* to) {
+  Store(ToWords<T, N>(values), to);
+}
+
+// N numbers of an accumulator's type, by as many words as it takes. From and to global memory.
+template <int N, typename A>
+__device__ inline void LoadNumbers(const A* from, A* to) {
   constexpr int M = N < kPackSize<A> ? N : kPackSize<A>;
 #pragma unroll
-  for (int i = 0; i < N / M; ++i) {
-    const Pack<A, M> pack = AsPacks<A, M>(from)[i];
+  for (int i = 0; i < N; i += M) {
+    const Words<A, M> words = Load<M>(from + i);
 #pragma unroll
-    for (int j = 0; j < M; ++j) to[i * M + j] = pack[j];
+    for (int j = 0; j < M; ++j) to[i + j] = words[j];
   }
 }
-template <typename A, int N>
-__device__ inline void Store(const A* from, A* to) {
+template <int N, typename A>
+__device__ inline void StoreNumbers(const A* from, A* to) {
   constexpr int M = N < kPackSize<A> ? N : kPackSize<A>;
 #pragma unroll
-  for (int i = 0; i < N / M; ++i) {
-    Pack<A, M> pack;
-#pragma unroll
-    for (int j = 0; j < M; ++j) pack[j] = from[i * M + j];
-    AsPacks<A, M>(to)[i] = pack;
-  }
+  for (int i = 0; i < N; i += M) StoreRounded<A, M>(from + i, to + i);
 }
 
 // Whether rows of `width` elements of these tensors (null ones aside) can be read in packs.
@@ -111,11 +160,11 @@ __device__ inline Accumulator<T> Sigmoid(Accumulator<T> x) {
   }
 }
 
-// Blocks for n items, a thread each: no cap, the kernels do not loop.
+// Blocks for n items, a thread each. Kernels number their threads in 32 bits: divisions in 64 cost
+// more than the arithmetic on the elements.
 inline unsigned BlocksFor(int64_t n, int threads) {
-  const int64_t blocks = (n + threads - 1) / threads;
-  BURST_CHECK_LE(blocks, int64_t{0x7fffffff});
-  return static_cast<unsigned>(blocks);
+  BURST_CHECK_LE(n + threads, int64_t{1} << 32);
+  return static_cast<unsigned>((n + threads - 1) / threads);
 }
 
 }  // namespace cuda

@@ -36,25 +36,24 @@ __global__ void __launch_bounds__(kThreads)
                      const T* __restrict__ x, const Accumulator<T>* __restrict__ cosines,
                      const Accumulator<T>* __restrict__ sines, T* __restrict__ y) {
   using A = Accumulator<T>;
-  const int packs = half / N, groups = (heads + kHeads - 1) / kHeads;
-  const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  const int64_t token = index / (packs * groups);
+  const uint32_t packs = half / N, per_token = packs * ((heads + kHeads - 1) / kHeads);
+  const uint32_t index = blockIdx.x * kThreads + threadIdx.x, token = index / per_token;
   if (token >= tokens) return;
-  const int rest = static_cast<int>(index - token * (packs * groups));
+  const uint32_t rest = index - token * per_token;
   const int channel = rest % packs * N, first_head = rest / packs * kHeads;
 
-  const int64_t at = (token * heads + first_head) * 2 * half + channel;
-  Pack<T, N> x1[kHeads], x2[kHeads];
+  const int64_t at = (token * int64_t{heads} + first_head) * 2 * half + channel;
+  Words<T, N> x1[kHeads], x2[kHeads];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     if (first_head + h >= heads) break;
-    x1[h] = *AsPacks<T, N>(x + at + h * 2 * half);
-    x2[h] = *AsPacks<T, N>(x + at + h * 2 * half + half);
+    x1[h] = Load<N>(x + at + h * 2 * half);
+    x2[h] = Load<N>(x + at + h * 2 * half + half);
   }
   A cosine[N], sine[N];
   if (first_head < rotated) {
-    Load<A, N>(cosines + token * half + channel, cosine);
-    Load<A, N>(sines + token * half + channel, sine);
+    LoadNumbers<N>(cosines + token * int64_t{half} + channel, cosine);
+    LoadNumbers<N>(sines + token * int64_t{half} + channel, sine);
 #pragma unroll
     for (int j = 0; j < N; ++j) sine[j] *= sign;
   }
@@ -65,15 +64,15 @@ __global__ void __launch_bounds__(kThreads)
       A y1[N], y2[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const A a = ConvertTo<A>(x1[h][j]), b = ConvertTo<A>(x2[h][j]);
+        const A a = x1[h][j], b = x2[h][j];
         y1[j] = a * cosine[j] - b * sine[j];
         y2[j] = b * cosine[j] + a * sine[j];
       }
-      x1[h] = ToPack<T, N>(y1);
-      x2[h] = ToPack<T, N>(y2);
+      x1[h] = ToWords<T, N>(y1);
+      x2[h] = ToWords<T, N>(y2);
     }
-    *AsPacks<T, N>(y + at + h * 2 * half) = x1[h];
-    *AsPacks<T, N>(y + at + h * 2 * half + half) = x2[h];
+    Store(x1[h], y + at + h * 2 * half);
+    Store(x2[h], y + at + h * 2 * half + half);
   }
 }
 

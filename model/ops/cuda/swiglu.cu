@@ -7,31 +7,26 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Where a thread's N elements lie. Rows are [n] in y and [2 n] in gate_up.
+// A thread's N elements of y, and of gate_up, where rows are twice as long.
+template <int N>
 struct Place {
   int64_t y, gate;
+  __device__ Place(uint32_t index, int n)
+      : y(index * int64_t{N}), gate(y + index / (n / N) * int64_t{n}) {}
 };
-template <int N>
-__device__ inline Place PlaceOf(int64_t index, int n) {
-  const int64_t row = index / (n / N);
-  const int64_t y = index * N;
-  return {y, y + row * n};
-}
 
 // y = gate s up, s = sigmoid(gate)
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     SwiGluForwardKernel(int64_t count, int n, const T* __restrict__ gate_up, T* __restrict__ y) {
-  using A = Accumulator<T>;
-  const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const uint32_t index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= count) return;
-  const Place place = PlaceOf<N>(index, n);
-  A gate[N], up[N];
-  Unpack<T, N>(*AsPacks<T, N>(gate_up + place.gate), gate);
-  Unpack<T, N>(*AsPacks<T, N>(gate_up + place.gate + n), up);
+  const Place<N> at(index, n);
+  const Words<T, N> gate = Load<N>(gate_up + at.gate), up = Load<N>(gate_up + at.gate + n);
+  Accumulator<T> out[N];
 #pragma unroll
-  for (int j = 0; j < N; ++j) gate[j] *= up[j] * Sigmoid<T>(gate[j]);
-  *AsPacks<T, N>(y + place.y) = ToPack<T, N>(gate);
+  for (int j = 0; j < N; ++j) out[j] = gate[j] * Sigmoid<T>(gate[j]) * up[j];
+  StoreRounded<T, N>(out, y + at.y);
 }
 
 // dgate = dy up s (1 + gate (1 - s)), dup = dy gate s
@@ -40,21 +35,20 @@ __global__ void __launch_bounds__(kThreads)
     SwiGluBackwardKernel(int64_t count, int n, const T* __restrict__ gate_up,
                          const T* __restrict__ dy, T* __restrict__ dgate_up) {
   using A = Accumulator<T>;
-  const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const uint32_t index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= count) return;
-  const Place place = PlaceOf<N>(index, n);
-  A gate[N], up[N], grad[N];
-  Unpack<T, N>(*AsPacks<T, N>(gate_up + place.gate), gate);
-  Unpack<T, N>(*AsPacks<T, N>(gate_up + place.gate + n), up);
-  Unpack<T, N>(*AsPacks<T, N>(dy + place.y), grad);
+  const Place<N> at(index, n);
+  const Words<T, N> gate = Load<N>(gate_up + at.gate), up = Load<N>(gate_up + at.gate + n);
+  const Words<T, N> grad = Load<N>(dy + at.y);
+  A dgate[N], dup[N];
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    const A s = Sigmoid<T>(gate[j]), scaled = grad[j] * s;
-    grad[j] = scaled * up[j] * (1 + gate[j] * (1 - s));
-    up[j] = scaled * gate[j];
+    const A g = gate[j], s = Sigmoid<T>(g), scaled = grad[j] * s;
+    dgate[j] = scaled * up[j] * (1 + g * (1 - s));
+    dup[j] = scaled * g;
   }
-  *AsPacks<T, N>(dgate_up + place.gate) = ToPack<T, N>(grad);
-  *AsPacks<T, N>(dgate_up + place.gate + n) = ToPack<T, N>(up);
+  StoreRounded<T, N>(dgate, dgate_up + at.gate);
+  StoreRounded<T, N>(dup, dgate_up + at.gate + n);
 }
 
 }  // namespace

@@ -1,0 +1,91 @@
+// Accumulators of the tensor cores on their way to operands and to global memory. wgmma and
+// mma.sync deal them out alike: of 16 rows, lane l holds the rows l / 4 and l / 4 + 8, and of every
+// eight columns the two from 2 (l % 4).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace burst {
+namespace cuda {
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+__device__ __forceinline__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// (low, high) -> two bf16 in a register, round to nearest even.
+__device__ __forceinline__ uint32_t PackBf16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// Row `kHalf` (0: l / 4, 1: l / 4 + 8) of a warp's accumulators, times `factor`, to 16-bit memory.
+// Four lanes hold a row, each two columns of every eight; a 4x4 transpose among them gives each
+// lane eight columns in sequence, so that every store is 16 bytes.
+template <int kHalf, int kColumns>
+__device__ __forceinline__ void StoreRowBf16(const float (&d)[kColumns / 2], float factor,
+                                             __nv_bfloat16* row, bool valid, int head_dim) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int group = 0; group < kColumns / 32; ++group) {
+    uint32_t own[4];  // own[j]: columns 32 group + 8 j + 2 lane, + 1
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int i = (group * 4 + j) * 4 + 2 * kHalf;
+      own[j] = PackBf16(d[i] * factor, d[i + 1] * factor);
+    }
+    // Exchange with the lane at distance 1, then 2: element j of lane i becomes element i of lane
+    // j.
+#pragma unroll
+    for (int distance = 1; distance <= 2; distance *= 2) {
+      const bool upper = (lane & distance) != 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (j & distance) continue;
+        const uint32_t sent = upper ? own[j] : own[j + distance];
+        const uint32_t received = __shfl_xor_sync(0xffffffff, sent, distance);
+        if (upper) {
+          own[j] = received;
+        } else {
+          own[j + distance] = received;
+        }
+      }
+    }
+    const int column = group * 32 + lane * 8;
+    if (valid && column < head_dim) {
+      *reinterpret_cast<uint4*>(row + column) = make_uint4(own[0], own[1], own[2], own[3]);
+    }
+  }
+}
+
+// The same to fp32 memory: row = row * keep + d * factor (keep unused unless kAccumulate).
+template <int kHalf, bool kAccumulate, int kColumns>
+__device__ __forceinline__ void StoreRowFloat(const float (&d)[kColumns / 2], float factor,
+                                              float* row, float keep, bool valid, int head_dim) {
+  if (!valid) return;
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+    const int column = j * 8 + lane * 2;
+    if (column >= head_dim) continue;
+    float2* target = reinterpret_cast<float2*>(row + column);
+    float2 value = {d[4 * j + 2 * kHalf] * factor, d[4 * j + 2 * kHalf + 1] * factor};
+    if (kAccumulate) {
+      const float2 old = *target;
+      value.x = fmaf(old.x, keep, value.x);
+      value.y = fmaf(old.y, keep, value.y);
+    }
+    *target = value;
+  }
+}
+
+}  // namespace cuda
+}  // namespace burst

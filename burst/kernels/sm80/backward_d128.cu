@@ -1,0 +1,12 @@
+#include "burst/kernels/sm80/backward.cuh"
+#include "burst/kernels/sm80/configs.h"
+
+namespace burst {
+namespace sm80 {
+
+void BackwardD128(const FlashBackwardParams& params, Store store) {
+  LaunchBackward<BackwardTraits<128, 64, 128, 2, 2, 4>>(params, store);
+}
+
+}  // namespace sm80
+}  // namespace burst

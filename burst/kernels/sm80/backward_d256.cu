@@ -1,0 +1,12 @@
+#include "burst/kernels/sm80/backward.cuh"
+#include "burst/kernels/sm80/configs.h"
+
+namespace burst {
+namespace sm80 {
+
+void BackwardD256(const FlashBackwardParams& params, Store store) {
+  LaunchBackward<BackwardTraits<256, 64, 64, 1, 2, 2>>(params, store);
+}
+
+}  // namespace sm80
+}  // namespace burst

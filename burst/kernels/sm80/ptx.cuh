@@ -1,0 +1,101 @@
+// The instructions of Ampere's tensor cores, one function each: asynchronous copies to shared
+// memory, matrix loads, the product. Names follow the PTX ISA.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace burst {
+namespace sm80 {
+
+using bf16 = __nv_bfloat16;
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// 16 bytes from global to shared memory; zeros when !valid: nothing is read, whatever the address.
+__device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+
+// 4 bytes, likewise.
+__device__ __forceinline__ void CopyAsync4(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 4 : 0)
+               : "memory");
+}
+
+// The copies of this thread so far are a group; waits until all but the last kPending groups are
+// done. Other threads see them after a __syncthreads.
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void WaitCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Four 8x8 matrices of bf16; lane l gives the address of row l % 8 of matrix l / 8. In d[i], lane l
+// gets of matrix i the elements (l / 4, 2 (l % 4)) and the next; transposed, (2 (l % 4), l / 4) and
+// the one below.
+__device__ __forceinline__ void LoadMatrices(uint32_t address, uint32_t (&d)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void LoadMatricesTransposed(uint32_t address, uint32_t (&d)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(address)
+               : "memory");
+}
+
+// d[16, 8] += a[16, 16] b[16, 8]
+__device__ __forceinline__ void Mma(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                    float (&d)[4]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void StoreShared(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
+// target[0] += x, target[1] += y, each atomic; 8-byte aligned.
+__device__ __forceinline__ void AddGlobal(float* target, float x, float y) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(target), "f"(x), "f"(y) : "memory");
+#else
+  atomicAdd(target, x);
+  atomicAdd(target + 1, y);
+#endif
+}
+
+// blockIdx.x, read anew by every call: what follows from it need not stay in registers in between.
+__device__ __forceinline__ int BlockIndex() {
+  int index;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+  return index;
+}
+
+// What threads of other blocks wrote before their release is visible after an acquire that reads
+// it.
+__device__ __forceinline__ int LoadAcquire(const int* source) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");
+  return value;
+}
+__device__ __forceinline__ void StoreRelease(int* target, int value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(target), "r"(value) : "memory");
+}
+
+}  // namespace sm80
+}  // namespace burst
