@@ -5,9 +5,9 @@
 // so that nothing is still in the L2 cache.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <functional>
 #include <memory>
 #include <string>
@@ -292,8 +292,8 @@ void RegisterOptimizer(int64_t n) {
 
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
-  std::printf("%s, copy %.0f GB/s\n", burst::GetCudaDeviceInfo(0).name.c_str(),
-              burst::CopyRate() * 1e-9);
+  benchmark::AddCustomContext("gpu", burst::GetCudaDeviceInfo(0).name);
+  benchmark::AddCustomContext("copy GB/s", std::to_string(burst::CopyRate() * 1e-9));
   burst::RegisterNorms(65536, 768);
   burst::RegisterNorms(16384, 2048);
   burst::RegisterElementwise();

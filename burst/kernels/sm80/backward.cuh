@@ -239,15 +239,14 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
 
     Multiply<kBlockM>(AT<kBlockN>(p_tile, 0, dk_row), BT<kHeadDim>(stage.dout, 0, dk_column), dv);
     Multiply<kBlockM>(AT<kBlockN>(ds_tile, 0, dk_row), BT<kHeadDim>(stage.q, 0, dk_column), dk);
-    float dq[kSM][Traits::kDqColumns / 8][4];
-    Clear<kSM, Traits::kDqColumns / 8>(dq);
-    Multiply<kBlockN>(A<kBlockN>(ds_tile, s_row), BT<kHeadDim>(k_tile, 0, dq_column), dq);
-
     if (Traits::kStages == 1 && !is_last) {
       __syncthreads();  // nobody reads Q and dO any more
       LoadStage<Traits>(params, b, next.h, next.tile, stages);
       CommitCopies();
     }
+    float dq[kSM][Traits::kDqColumns / 8][4];
+    Clear<kSM, Traits::kDqColumns / 8>(dq);
+    Multiply<kBlockN>(A<kBlockN>(ds_tile, s_row), BT<kHeadDim>(k_tile, 0, dq_column), dq);
     int* counter = nullptr;
     int turn = 0;
     if (counters != nullptr) {

@@ -138,7 +138,7 @@ __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
   const Visible visible(shape, b);
   const int first_key = visible.begin(first),
             last_key = visible.end(min(first + kBlockM, q_len) - 1);
-  const int warp_row = threadIdx.x / 32 * (16 * kM), lane = threadIdx.x % 32;
+  const int warp_row = threadIdx.x / 32 * (16 * kM);
   const KeySpan all_see(visible, first + warp_row, 16 * kM, q_len);
   const float c = static_cast<float>(shape.softmax_scale) * kLog2E;
 

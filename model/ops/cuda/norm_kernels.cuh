@@ -1,0 +1,432 @@
+// RMSNorm and LayerNorm, which differ by the mean (kCenter) and the bias.
+//
+//   xhat = (x - mean) rstd,   rstd = 1 / sqrt(mean of (x - mean)^2 + eps),   y = xhat weight + bias
+//
+// with mean = 0 and bias = 0 for RMSNorm. A team keeps a row in registers, so that memory is read
+// once: a warp, or a whole block for rows that are wider than a warp can hold. Rows that do not fit
+// packs, or are too wide even so, are read again instead, by the Strided kernels.
+#pragma once
+
+#include "model/ops/cuda/packs.cuh"
+
+namespace burst {
+namespace cuda {
+
+// What the kernels are given; of LayerNorm alone: bias, mean.
+template <typename T>
+struct NormArgs {
+  using A = Accumulator<T>;
+  int64_t rows = 0;
+  int width = 0;
+  A eps = 0;
+  const T* x = nullptr;       // [rows, width]
+  const T* weight = nullptr;  // [width]
+  const T* bias = nullptr;    // [width]
+  A* mean = nullptr;          // [rows]
+  A* rstd = nullptr;          // [rows]
+  T* y = nullptr;             // [rows, width]
+  // backward
+  const T* dy = nullptr;      // [rows, width]
+  const T* before = nullptr;  // [rows, width] or null: added to dx
+  T* dx = nullptr;            // [rows, width]
+  A* partials = nullptr;      // [blocks, 1 or 2, width]: of dweight and, behind it, of dbias
+};
+
+// A block is [teams][threads of a team]: threadIdx.y is the team, of a warp (kWarpTeams of them) or
+// of all threads.
+inline constexpr int kWarpTeams = 8, kMaxNormThreads = 512;
+
+// Sums over a team: every thread gets the same bits. One barrier a call of a block's team, because
+// calls alternate between two buffers.
+template <typename A, bool kBlockTeam>
+class TeamSum {
+ public:
+  // values[i] <- the sum of values[i] over the team, i < kValues <= 2
+  template <int kValues>
+  __device__ void operator()(A (&values)[kValues]) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2) {
+        values[i] += __shfl_xor_sync(~0u, values[i], offset);
+      }
+    }
+    if constexpr (kBlockTeam) {
+      __shared__ A shared[2][kMaxNormThreads / 32][kValues];
+      if (threadIdx.x % 32 == 0) {
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) shared[buffer_][threadIdx.x / 32][i] = values[i];
+      }
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) values[i] = 0;
+#pragma unroll 4
+      for (int warp = 0; warp < blockDim.x / 32; ++warp) {
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) values[i] += shared[buffer_][warp][i];
+      }
+      buffer_ ^= 1;
+    }
+  }
+
+ private:
+  int buffer_ = 0;
+};
+
+constexpr int NormThreads(bool block_team) {
+  return block_team ? kMaxNormThreads : 32 * kWarpTeams;
+}
+
+// Resident blocks of warps to compile for: registers are rationed so that enough rows are on their
+// way from memory.
+constexpr int NormBlocks(bool block_team, bool forward, int packs) {
+  if (block_team) return 1;
+  if (forward) return packs <= 3 ? 3 : 2;
+  return packs <= 3 ? 2 : 1;
+}
+
+// This thread's part of a row of `packs` packs, thread t's are t, t + blockDim.x and so on.
+template <typename T, int N, int kPacks>
+__device__ inline void LoadRow(const T* row, int packs, Words<T, N> (&out)[kPacks]) {
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const int at = threadIdx.x + p * blockDim.x;
+    if (at < packs) out[p] = Load<N>(row + at * N);
+  }
+}
+
+// Hides from the compiler that it has seen these numbers before: it would rather keep them unpacked
+// than unpack them twice, and that takes the registers of half the warps.
+template <typename T, int N>
+__device__ inline void Forget(Words<T, N>& pack) {
+#pragma unroll
+  for (uint32_t& word : pack.words) asm volatile("" : "+r"(word));
+}
+
+template <typename T, bool kCenter, bool kBlockTeam, int kPacks>
+__global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam, true, kPacks))
+    NormForwardKernel(NormArgs<T> args) {
+  using A = Accumulator<T>;
+  constexpr int N = kPackSize<T>;
+  const int packs = args.width / N;
+  const A inverse_width = A(1) / A(args.width);
+  const int64_t step = int64_t{gridDim.x} * blockDim.y;
+  int64_t row = blockIdx.x * int64_t{blockDim.y} + threadIdx.y;
+  TeamSum<A, kBlockTeam> team_sum;
+
+  Words<T, N> weight[kPacks], next[kPacks];
+  LoadRow(args.weight, packs, weight);
+  if (row < args.rows) LoadRow(args.x + row * args.width, packs, next);
+  for (; row < args.rows; row += step) {
+    A x[kPacks][N];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) x[p][j] = next[p][j];
+    }
+    if (row + step < args.rows) LoadRow(args.x + (row + step) * args.width, packs, next);
+
+    A mean[1] = {0}, square[1] = {0};
+    if constexpr (kCenter) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        if (threadIdx.x + p * blockDim.x >= packs) continue;
+#pragma unroll
+        for (int j = 0; j < N; ++j) mean[0] += x[p][j];
+      }
+      team_sum(mean);
+      mean[0] *= inverse_width;
+    }
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (threadIdx.x + p * blockDim.x >= packs) continue;
+#pragma unroll
+      for (int j = 0; j < N; ++j) square[0] += (x[p][j] - mean[0]) * (x[p][j] - mean[0]);
+    }
+    team_sum(square);
+    const A rstd = rsqrt(square[0] * inverse_width + args.eps);
+    if (threadIdx.x == 0) {
+      args.rstd[row] = rstd;
+      if constexpr (kCenter) args.mean[row] = mean[0];
+    }
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const int at = threadIdx.x + p * blockDim.x;
+      if (at >= packs) continue;
+      Forget(weight[p]);
+      Words<T, N> bias;  // no registers are left to keep it in: from the L1 cache
+      if (kCenter) bias = Load<N>(args.bias + at * N);
+      A y[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        y[j] = (x[p][j] - mean[0]) * rstd * weight[p][j];
+        if constexpr (kCenter) y[j] += bias[j];
+      }
+      StoreRounded<T, N>(y, args.y + row * args.width + at * N);
+    }
+  }
+}
+
+// What the backward reads of a row.
+template <typename T, int kPacks>
+struct NormBackwardRow {
+  using A = Accumulator<T>;
+  static constexpr int N = kPackSize<T>;
+  Words<T, N> x[kPacks], dy[kPacks], before[kPacks];
+  A mean = 0, rstd = 0;
+
+  __device__ void Load(const NormArgs<T>& args, int64_t row) {
+    LoadRow(args.x + row * args.width, args.width / N, x);
+    LoadRow(args.dy + row * args.width, args.width / N, dy);
+    if (args.before != nullptr) {
+      LoadRow(args.before + row * args.width, args.width / N, before);
+    }
+    rstd = args.rstd[row];
+    if (args.mean != nullptr) mean = args.mean[row];
+  }
+};
+
+// partials [kSums, width] = the sums of all teams of the block, which meet in shared memory.
+template <typename A, int N, int kSums, int kPacks>
+__device__ inline void CombineTeams(const A (&sums)[kSums][kPacks][N], int width, A* partials) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  A* shared = reinterpret_cast<A*>(memory);  // [teams, width]
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const int at = threadIdx.x + p * blockDim.x;
+      if (at >= width / N) continue;
+#pragma unroll
+      for (int j = 0; j < N; ++j) shared[threadIdx.y * width + at * N + j] = sums[i][p][j];
+    }
+    __syncthreads();
+    for (int column = threadIdx.y * blockDim.x + threadIdx.x; column < width;
+         column += blockDim.x * blockDim.y) {
+      A sum = 0;
+      for (int team = 0; team < blockDim.y; ++team) sum += shared[team * width + column];
+      partials[i * width + column] = sum;
+    }
+  }
+}
+
+// With g = dy weight:
+//   dx = before + rstd (g - mean(g) - xhat mean(g xhat)),   dweight = sum over rows of dy xhat,
+//   dbias = sum over rows of dy
+// The sums over a team's rows stay in registers, too; blocks leave theirs in `partials`.
+template <typename T, bool kCenter, bool kBlockTeam, int kPacks>
+__global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam, false, kPacks))
+    NormBackwardKernel(NormArgs<T> args) {
+  using A = Accumulator<T>;
+  constexpr int N = kPackSize<T>;
+  constexpr int kSums = kCenter ? 2 : 1;
+  const int packs = args.width / N;
+  const A inverse_width = A(1) / A(args.width);
+  const int64_t step = int64_t{gridDim.x} * blockDim.y;
+  int64_t row = blockIdx.x * int64_t{blockDim.y} + threadIdx.y;
+  TeamSum<A, kBlockTeam> team_sum;
+
+  // From the L1 cache where the sums leave no registers to keep it in.
+  Words<T, N> kept_weight[kCenter ? 1 : kPacks];
+  if constexpr (!kCenter) LoadRow(args.weight, packs, kept_weight);
+  const auto weight_of = [&](int p) {
+    if (kCenter) return Load<N>(args.weight + (threadIdx.x + p * blockDim.x) * N);
+    Forget(kept_weight[kCenter ? 0 : p]);
+    return kept_weight[kCenter ? 0 : p];
+  };
+  A sums[kSums][kPacks][N] = {};  // of dy xhat, of dy
+  NormBackwardRow<T, kPacks> next;
+  // Where registers are short, it is left to the other warps to keep memory busy.
+  constexpr bool kPrefetch = kBlockTeam && kPacks == 2 && !kCenter;
+  if (kPrefetch && row < args.rows) next.Load(args, row);
+  for (; row < args.rows; row += step) {
+    if (!kPrefetch) next.Load(args, row);
+    NormBackwardRow<T, kPacks> in = next;
+    if (kPrefetch && row + step < args.rows) next.Load(args, row + step);
+    A means[kSums] = {};  // of g xhat, of g
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (threadIdx.x + p * blockDim.x >= packs) continue;
+      const Words<T, N> weight = weight_of(p);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const A dy = in.dy[p][j], g = dy * weight[j];
+        const A xhat = (in.x[p][j] - in.mean) * in.rstd;
+        means[0] += g * xhat;
+        sums[0][p][j] += dy * xhat;
+        if constexpr (kCenter) {
+          means[1] += g;
+          sums[1][p][j] += dy;
+        }
+      }
+    }
+    if (args.dx == nullptr) continue;
+    team_sum(means);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) means[i] *= inverse_width;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const int at = threadIdx.x + p * blockDim.x;
+      if (at >= packs) continue;
+      const Words<T, N> weight = weight_of(p);
+      Forget(in.x[p]);
+      Forget(in.dy[p]);
+      A dx[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const A g = in.dy[p][j] * weight[j];
+        const A xhat = (in.x[p][j] - in.mean) * in.rstd;
+        dx[j] = in.rstd * (g - xhat * means[0] - (kCenter ? means[kSums - 1] : A(0)));
+        if (args.before != nullptr) dx[j] += in.before[p][j];
+      }
+      StoreRounded<T, N>(dx, args.dx + row * args.width + at * N);
+    }
+  }
+
+  if constexpr (kBlockTeam) {
+    A* partials = args.partials + blockIdx.x * int64_t{kSums} * args.width;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const int at = threadIdx.x + p * blockDim.x;
+        if (at < packs) StoreNumbers<N>(sums[i][p], partials + i * args.width + at * N);
+      }
+    }
+  } else {
+    CombineTeams<A, N, kSums, kPacks>(sums, args.width,
+                                      args.partials + blockIdx.x * int64_t{kSums} * args.width);
+  }
+}
+
+// --- rows of any width: a block per row, read two or three times
+
+inline constexpr int kStridedThreads = 256;
+
+template <typename T, bool kCenter>
+__global__ void __launch_bounds__(kStridedThreads) NormForwardStridedKernel(NormArgs<T> args) {
+  using A = Accumulator<T>;
+  TeamSum<A, true> team_sum;
+  for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
+    const T* x = args.x + row * args.width;
+    A mean[1] = {0}, square[1] = {0};
+    if constexpr (kCenter) {
+      for (int j = threadIdx.x; j < args.width; j += kStridedThreads) mean[0] += ConvertTo<A>(x[j]);
+      team_sum(mean);
+      mean[0] /= args.width;
+    }
+    for (int j = threadIdx.x; j < args.width; j += kStridedThreads) {
+      const A centered = ConvertTo<A>(x[j]) - mean[0];
+      square[0] += centered * centered;
+    }
+    team_sum(square);
+    const A rstd = rsqrt(square[0] / args.width + args.eps);
+    if (threadIdx.x == 0) {
+      args.rstd[row] = rstd;
+      if constexpr (kCenter) args.mean[row] = mean[0];
+    }
+    for (int j = threadIdx.x; j < args.width; j += kStridedThreads) {
+      A y = (ConvertTo<A>(x[j]) - mean[0]) * rstd * ConvertTo<A>(args.weight[j]);
+      if constexpr (kCenter) y += ConvertTo<A>(args.bias[j]);
+      args.y[row * args.width + j] = ConvertTo<T>(y);
+    }
+  }
+}
+
+template <typename T, bool kCenter>
+__global__ void __launch_bounds__(kStridedThreads) NormBackwardStridedKernel(NormArgs<T> args) {
+  using A = Accumulator<T>;
+  constexpr int kSums = kCenter ? 2 : 1;
+  TeamSum<A, true> team_sum;
+  for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
+    const T* x = args.x + row * args.width;
+    const T* dy = args.dy + row * args.width;
+    const A rstd = args.rstd[row];
+    A mean = 0;
+    if constexpr (kCenter) mean = args.mean[row];
+    A means[kSums] = {};
+    for (int j = threadIdx.x; j < args.width; j += kStridedThreads) {
+      const A g = ConvertTo<A>(dy[j]) * ConvertTo<A>(args.weight[j]);
+      means[0] += g * ((ConvertTo<A>(x[j]) - mean) * rstd);
+      if constexpr (kCenter) means[1] += g;
+    }
+    team_sum(means);
+    for (int j = threadIdx.x; j < args.width; j += kStridedThreads) {
+      const A xhat = (ConvertTo<A>(x[j]) - mean) * rstd;
+      A inner = ConvertTo<A>(dy[j]) * ConvertTo<A>(args.weight[j]) - xhat * (means[0] / args.width);
+      if constexpr (kCenter) inner -= means[1] / args.width;
+      A dx = rstd * inner;
+      if (args.before != nullptr) dx += ConvertTo<A>(args.before[row * args.width + j]);
+      args.dx[row * args.width + j] = ConvertTo<T>(dx);
+    }
+  }
+}
+
+// A thread per column; the block (_, b) sums the rows b, b + gridDim.y and so on.
+template <typename T, bool kCenter>
+__global__ void __launch_bounds__(kStridedThreads) NormParametersStridedKernel(NormArgs<T> args) {
+  using A = Accumulator<T>;
+  constexpr int kSums = kCenter ? 2 : 1;
+  const int column = blockIdx.x * kStridedThreads + threadIdx.x;
+  if (column >= args.width) return;
+  A sums[kSums] = {};
+  for (int64_t row = blockIdx.y; row < args.rows; row += gridDim.y) {
+    const A grad = ConvertTo<A>(args.dy[row * args.width + column]);
+    A x = ConvertTo<A>(args.x[row * args.width + column]);
+    if constexpr (kCenter) x -= args.mean[row];
+    sums[0] += grad * (x * args.rstd[row]);
+    if constexpr (kCenter) sums[1] += grad;
+  }
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    args.partials[(blockIdx.y * int64_t{kSums} + i) * args.width + column] = sums[i];
+  }
+}
+
+// --- the sum of the blocks' partials
+
+// 8 columns, a sector of 32 bytes of float, by 64 threads each: many blocks even for few columns.
+inline constexpr int kSumColumns = 8, kSumThreads = 64;
+
+template <typename T, int kSums>
+struct NormSums {
+  void* sums[kSums] = {};             // [width]; null: not wanted
+  bool accumulator_type[kSums] = {};  // else T
+};
+
+// sums[s][c] += sum over i of partials[i, s, c], s = blockIdx.y. The thread with threadIdx.y = j
+// takes the rows j, j + 64 and so on; the 64 sums meet in a tree.
+template <typename T, int kSums>
+__global__ void NormSumKernel(int rows, int width, const Accumulator<T>* __restrict__ partials,
+                              NormSums<T, kSums> out) {
+  using A = Accumulator<T>;
+  __shared__ A shared[kSumThreads][kSumColumns];
+  void* const sum = out.sums[blockIdx.y];
+  const int column = blockIdx.x * kSumColumns + threadIdx.x;
+  A total = 0;
+  if (column < width && sum != nullptr) {
+#pragma unroll 8
+    for (int i = threadIdx.y; i < rows; i += kSumThreads) {
+      total += partials[(i * int64_t{kSums} + blockIdx.y) * width + column];
+    }
+  }
+  shared[threadIdx.y][threadIdx.x] = total;
+  for (int half = kSumThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y < half) {
+      shared[threadIdx.y][threadIdx.x] += shared[threadIdx.y + half][threadIdx.x];
+    }
+  }
+  if (threadIdx.y != 0 || column >= width || sum == nullptr) return;
+  total = shared[0][threadIdx.x];
+  if (out.accumulator_type[blockIdx.y]) {
+    static_cast<A*>(sum)[column] += total;
+  } else {
+    T& element = static_cast<T*>(sum)[column];
+    element = ConvertTo<T>(ConvertTo<A>(element) + total);
+  }
+}
+
+}  // namespace cuda
+}  // namespace burst
