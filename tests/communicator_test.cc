@@ -323,14 +323,15 @@ TEST(Mesh, RingsAndTheirReplicas) {
   const Mesh mesh = {/*data=*/2, /*sequence=*/3};
   EXPECT_EQ(RunRanks(mesh.world_size(),
                      [&](Communicator& comm) -> absl::Status {
-                       BURST_ASSIGN_OR_RETURN(const MeshGroups groups, SplitMesh(mesh, comm));
+                       BURST_ASSIGN_OR_RETURN(const auto sequence, SplitSequence(mesh, comm));
+                       BURST_ASSIGN_OR_RETURN(const auto data, SplitData(mesh, comm));
                        const double r = comm.rank();
-                       EXPECT_EQ(groups.sequence->rank(), comm.rank() % 3);
-                       EXPECT_EQ(groups.data->rank(), comm.rank() / 3);
+                       EXPECT_EQ(sequence->rank(), comm.rank() % 3);
+                       EXPECT_EQ(data->rank(), comm.rank() / 3);
                        const double first = comm.rank() / 3 * 3, part = comm.rank() % 3;
-                       BURST_ASSIGN_OR_RETURN(const auto ring, groups.sequence->AllGather(r));
+                       BURST_ASSIGN_OR_RETURN(const auto ring, sequence->AllGather(r));
                        EXPECT_EQ(ring, std::vector<double>({first, first + 1, first + 2}));
-                       BURST_ASSIGN_OR_RETURN(const auto replicas, groups.data->AllGather(r));
+                       BURST_ASSIGN_OR_RETURN(const auto replicas, data->AllGather(r));
                        EXPECT_EQ(replicas, std::vector<double>({part, part + 3}));
                        return absl::OkStatus();
                      }),

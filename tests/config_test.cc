@@ -24,7 +24,7 @@ absl::StatusOr<TrainConfig> Parse(const std::vector<std::string>& arguments) {
 }
 
 absl::StatusOr<ResolvedConfig> Resolve(const std::vector<std::string>& arguments,
-                                       const Launch& launch = {1, 0, 8}) {
+                                       const Launch& launch = {1, 8}) {
   const absl::StatusOr<TrainConfig> config = Parse(arguments);
   if (!config.ok()) return config.status();
   return ResolveConfig(*config, launch);
@@ -117,17 +117,49 @@ TEST(TrainConfig, RelativePathsStartWhereTheCommandIsGiven) {
 }
 
 TEST(TrainConfig, MpiTakesItsRanksFromTheLaunch) {
-  const auto config = Resolve({"--comm=mpi"}, {4, 1, 3});
+  const auto config = Resolve({"--comm=mpi"}, {4, 3});
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->ranks, 4);
   EXPECT_EQ(config->threads, 3);
-  EXPECT_TRUE(Resolve({"--comm=mpi", "--ranks=4"}, {4, 1, 3}).ok());
+  EXPECT_TRUE(Resolve({"--comm=mpi", "--ranks=4"}, {4, 3}).ok());
+}
+
+TEST(TrainConfig, CommFollowsTheLaunch) {
+  const auto comm = [](const std::vector<std::string>& arguments, const Launch& launch) {
+    const auto config = Resolve(arguments, launch);
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config.ok() ? config->comm : CommKind::kAuto;
+  };
+  EXPECT_EQ(comm({}, {1, 8}), CommKind::kThreads);
+  EXPECT_EQ(comm({}, {1, 8, 4}), CommKind::kThreads);
+  EXPECT_EQ(comm({}, {4, 8, 4}), CommKind::kNccl);
+  EXPECT_EQ(comm({"--comm=mpi"}, {4, 8, 4}), CommKind::kMpi);  // and so on the CPU
+  EXPECT_EQ(Resolve({"--comm=mpi"}, {4, 8, 4})->device, DeviceType::kCpu);
+  // A launcher's environment does not matter to threads.
+  const Launch confused = {1, 8, 4, "", absl::InvalidArgumentError("RANK is not set")};
+  EXPECT_EQ(comm({"--comm=threads"}, confused), CommKind::kThreads);
+  EXPECT_EQ(comm({"--device=cpu"}, confused), CommKind::kThreads);
+}
+
+TEST(TrainConfig, MeshOfRanks) {
+  const auto mesh = [](const std::vector<std::string>& arguments, const Launch& launch = {1, 8}) {
+    const auto config = Resolve(arguments, launch);
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config.ok() ? std::pair(config->mesh.data, config->mesh.sequence) : std::pair(0, 0);
+  };
+  EXPECT_EQ(mesh({"--ranks=4"}), std::pair(1, 4));
+  EXPECT_EQ(mesh({"--ranks=4", "--dp=2"}), std::pair(2, 2));
+  EXPECT_EQ(mesh({"--ranks=4", "--sp=1"}), std::pair(4, 1));
+  EXPECT_EQ(mesh({"--dp=2", "--sp=3"}), std::pair(2, 3));
+  EXPECT_EQ(mesh({"--dp=2"}), std::pair(2, 1));
+  EXPECT_EQ(mesh({"--sp=3"}), std::pair(1, 3));
+  EXPECT_EQ(mesh({"--dp=4"}, {8, 8, 8}), std::pair(4, 2));
 }
 
 struct BadOption {
   std::vector<std::string> arguments;
   std::vector<std::string> message;  // parts of it
-  Launch launch = {1, 0, 8};
+  Launch launch = {1, 8};
 };
 
 TEST(TrainConfig, EveryMistakeIsNamed) {
@@ -152,7 +184,7 @@ TEST(TrainConfig, EveryMistakeIsNamed) {
       {{"--layout=zigzig"}, {"--layout", "zigzig", "contiguous", "zigzag", "striped"}},
       {{"--backward=up"}, {"--backward", "up", "auto", "burst", "ring"}},
       {{"--schedule=step"}, {"--schedule", "step", "cosine", "wsd"}},
-      {{"--comm=nccl"}, {"--comm", "nccl", "threads", "mpi"}},
+      {{"--comm=shmem"}, {"--comm", "shmem", "threads", "mpi", "nccl"}},
       {{"--tokenizer=bpe"}, {"--tokenizer", "bpe", "byte", "char"}},
       {{"--seqlen=0"}, {"--seqlen", "0", "at least 1"}},
       {{"--window=-1"}, {"--window", "-1", "at least 0"}},
@@ -183,8 +215,24 @@ TEST(TrainConfig, EveryMistakeIsNamed) {
       {{"--steps=10", "--warmup=20"}, {"--warmup", "20", "--steps=10"}},
       {{"--warmup=-2"}, {"--warmup"}},
       {{"--resume"}, {"--resume", "--out"}},
-      {{"--comm=mpi", "--ranks=2"}, {"--ranks", "2", "4 processes"}, {4, 0, 8}},
-      {{}, {"--comm", "4 separate models", "--comm=mpi"}, {4, 0, 8}},
+      {{"--comm=mpi", "--ranks=2"}, {"--ranks", "2", "4 processes"}, {4, 8}},
+      {{}, {"--comm", "4 separate models", "mpirun", "--comm=mpi"}, {4, 8}},
+      {{}, {"--comm", "4 separate models", "torchrun"}, {4, 8, 0, "torchrun"}},
+      {{"--comm=threads"}, {"--comm", "4 separate models", "leave it out"}, {4, 8, 4}},
+      {{"--comm=mpi", "--device=cuda"}, {"--comm", "mpi", "--device=cuda"}, {4, 8, 4}},
+      {{"--comm=nccl"}, {"--comm", "nccl", "--device=cuda"}, {4, 8}},
+      {{"--comm=nccl"}, {"--comm", "nccl", "mpirun, torchrun or srun"}, {1, 8, 4}},
+      {{},
+       {"--comm", "RANK is not set"},
+       {1, 8, 4, "", absl::InvalidArgumentError("RANK is not set")}},
+      {{"--ranks=2"}, {"--ranks", "2", "4 processes", "srun"}, {4, 8, 4, "srun"}},
+      {{"--ranks=5", "--device=cuda"}, {"--ranks", "5", "4 GPUs"}, {1, 8, 4}},
+      {{"--dp=0"}, {"--dp", "at least 1"}},
+      {{"--sp=-2"}, {"--sp", "at least 1"}},
+      {{"--ranks=4", "--dp=3"}, {"--dp", "3", "does not divide", "4"}},
+      {{"--ranks=4", "--sp=8"}, {"--sp", "8", "does not divide", "4"}},
+      {{"--ranks=4", "--dp=2", "--sp=4"}, {"--dp", "2", "--sp=4", "4"}},
+      {{"--dp=2", "--batch=3"}, {"--batch", "3", "--dp=2"}},
       // Models.
       {{"--model=llama_huge"}, {"--model", "llama_huge", "llama_tiny", "d12"}},
       {{"--model="}, {"--model", "llama_tiny"}},

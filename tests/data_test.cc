@@ -195,6 +195,10 @@ TEST(Windows, PackedDocumentsRestartPositionsAndKeepTheirTargets) {
   const GlobalBatch plain = Make(span, 10).Evaluation(0, 4, 4);
   EXPECT_TRUE(plain.documents.empty());
   EXPECT_EQ(plain.num_targets, 40);
+  for (bool packed : {false, true}) {
+    const Windows windows = Make(span, 10, /*seed=*/1, packed);
+    EXPECT_EQ(windows.TrainingTargets(3, 7), windows.Training(3, 7).num_targets) << packed;
+  }
   EXPECT_EQ(plain.targets[12], kGpt2EndOfText);
 }
 

@@ -104,6 +104,13 @@ TEST_P(TrainParity, FourRanksTrainAsOneDoes) {
   }
 }
 
+// Data parallel x sequence parallel: the groups share the batch.
+TEST_P(TrainParity, AMeshOfRanksTrainsAsOneDoes) {
+  const std::vector<double> one = Losses({}, {"--batch=4", "--ranks=1"});
+  ExpectEqual(Losses({}, {"--batch=4", "--dp=2", "--sp=2"}), one);
+  ExpectEqual(Losses({}, {"--batch=4", "--dp=4"}), one);
+}
+
 // Ranks as processes give the very bits that ranks as threads give.
 TEST_P(TrainParity, MpirunTrainsAsThreadsDo) {
   const std::string mpirun = BURST_MPIRUN;

@@ -45,6 +45,8 @@ void ForEachOption(Config& c, Function&& f) {
   f("device", c.device);
   f("precision", c.precision);
   f("ranks", c.ranks);
+  f("dp", c.dp);
+  f("sp", c.sp);
   f("comm", c.comm);
   f("layout", c.layout);
   f("backward", c.backward);
@@ -64,7 +66,19 @@ const char* Name(TokenizerChoice choice) {
          : choice == TokenizerChoice::kByte ? "byte"
                                             : "char";
 }
-const char* Name(CommKind comm) { return comm == CommKind::kThreads ? "threads" : "mpi"; }
+const char* Name(CommKind comm) {
+  switch (comm) {
+    case CommKind::kAuto:
+      return "auto";
+    case CommKind::kThreads:
+      return "threads";
+    case CommKind::kMpi:
+      return "mpi";
+    case CommKind::kNccl:
+      return "nccl";
+  }
+  return "?";
+}
 
 const char* Name(DeviceChoice device) {
   return device == DeviceChoice::kAuto ? "auto" : device == DeviceChoice::kCpu ? "cpu" : "cuda";
@@ -112,10 +126,11 @@ absl::Status Parse(absl::string_view text, TokenizerChoice* value) {
 }
 
 absl::Status Parse(absl::string_view text, CommKind* value) {
-  for (auto kind : {CommKind::kThreads, CommKind::kMpi}) {
+  for (auto kind : {CommKind::kAuto, CommKind::kThreads, CommKind::kMpi, CommKind::kNccl}) {
     if (text == Name(kind)) return *value = kind, absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not one of threads, mpi"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", text, "' is not one of auto, threads, mpi, nccl"));
 }
 
 absl::Status Parse(absl::string_view text, DeviceChoice* value) {
@@ -187,6 +202,8 @@ absl::Status CheckRanges(const TrainConfig& c) {
   BURST_RETURN_IF_ERROR(AtLeast("log_every", c.log_every, 1));
   BURST_RETURN_IF_ERROR(AtLeast("sample", c.sample, -1));
   if (c.ranks != -1) BURST_RETURN_IF_ERROR(AtLeast("ranks", c.ranks, 1));
+  if (c.dp != -1) BURST_RETURN_IF_ERROR(AtLeast("dp", c.dp, 1));
+  if (c.sp != -1) BURST_RETURN_IF_ERROR(AtLeast("sp", c.sp, 1));
   if (c.threads != -1) BURST_RETURN_IF_ERROR(AtLeast("threads", c.threads, 1));
   // What is beyond any machine is a typing error, found before memory runs out.
   constexpr int64_t kMaxTokens = int64_t{1} << 31;
@@ -194,6 +211,8 @@ absl::Status CheckRanges(const TrainConfig& c) {
     return Invalid("seqlen", c.seqlen, " times --batch=", c.batch, " is more than 2^31 tokens");
   }
   if (c.ranks > 1024) return Invalid("ranks", c.ranks, " is too large; at most 1024");
+  if (c.dp > 1024) return Invalid("dp", c.dp, " is too large; at most 1024");
+  if (c.sp > 1024) return Invalid("sp", c.sp, " is too large; at most 1024");
   if (c.threads > 1024) return Invalid("threads", c.threads, " is too large; at most 1024");
 
   if (c.dropout != -1) BURST_RETURN_IF_ERROR(InRange("dropout", c.dropout, 0, 1));
@@ -228,7 +247,8 @@ absl::Status ResolveDevice(const Launch& launch, ResolvedConfig* config) {
     return Invalid("device", "cuda needs an NVIDIA GPU and a build with CUDA; none was found");
   }
   const bool cuda =
-      c.device == DeviceChoice::kCuda || (c.device == DeviceChoice::kAuto && launch.gpus > 0);
+      c.device == DeviceChoice::kCuda ||
+      (c.device == DeviceChoice::kAuto && launch.gpus > 0 && c.comm != CommKind::kMpi);
   config->device = cuda ? DeviceType::kCuda : DeviceType::kCpu;
   if (!cuda && c.precision != Precision::kAuto && c.precision != Precision::kFp32) {
     return Invalid("precision", Name(c.precision),
@@ -252,17 +272,44 @@ absl::Status CheckModelFitsDevice(const ResolvedConfig& config) {
                  "multiple of ", kMultiple, " and at most ", kMost);
 }
 
+absl::Status ResolveComm(const Launch& launch, ResolvedConfig* config) {
+  const TrainConfig& c = config->options;
+  const bool cuda = config->device == DeviceType::kCuda;
+  config->comm = c.comm;
+  if (c.comm == CommKind::kAuto) {
+    const bool launched = launch.processes > 1 || !launch.mistake.ok();
+    config->comm = cuda && launched ? CommKind::kNccl : CommKind::kThreads;
+  }
+  switch (config->comm) {
+    case CommKind::kNccl:
+      if (!cuda) return Invalid("comm", "nccl needs --device=cuda; the CPU's are threads and mpi");
+      if (!launch.mistake.ok()) return Invalid("comm", "nccl: ", launch.mistake.message());
+      if (launch.processes > 1) return absl::OkStatus();
+      return Invalid("comm", "nccl needs processes that mpirun, torchrun or srun started; for the ",
+                     "GPUs of this machine give --ranks alone");
+    case CommKind::kMpi:
+      if (!cuda) return absl::OkStatus();
+      return Invalid("comm", "mpi does not reach into GPUs; leave it out with --device=cuda");
+    default:
+      if (launch.processes == 1) return absl::OkStatus();
+      return Invalid("comm", "threads would train ", launch.processes,
+                     " separate models, one in each process of ", launch.launcher, "; ",
+                     cuda                          ? "leave it out"
+                     : launch.launcher == "mpirun" ? "give --comm=mpi"
+                                                   : "on CPUs use mpirun and --comm=mpi");
+  }
+}
+
 absl::Status ResolveRanks(const Launch& launch, ResolvedConfig* config) {
   const TrainConfig& c = config->options;
   config->ranks = static_cast<int>(c.ranks);
   config->threads = static_cast<int>(c.threads);
-  if (c.comm == CommKind::kThreads) {
-    if (launch.processes > 1) {
-      return Invalid("comm", "threads would train ", launch.processes,
-                     " separate models, one in each process of mpirun; give --comm=mpi");
-    }
-    const bool cuda = config->device == DeviceType::kCuda;
+  if (config->comm == CommKind::kThreads) {
+    const bool cuda = config->device == DeviceType::kCuda, mesh = c.dp != -1 || c.sp != -1;
     if (c.ranks == -1) config->ranks = cuda ? 1 : 2;
+    if (c.ranks == -1 && mesh) {
+      config->ranks = static_cast<int>(std::max<int64_t>(1, c.dp) * std::max<int64_t>(1, c.sp));
+    }
     if (cuda && config->ranks > launch.gpus) {
       return Invalid("ranks", config->ranks, " are more than the ", launch.gpus,
                      launch.gpus == 1 ? " GPU" : " GPUs", " of this machine; a rank needs its own");
@@ -273,10 +320,29 @@ absl::Status ResolveRanks(const Launch& launch, ResolvedConfig* config) {
   if (c.ranks == -1) config->ranks = launch.processes;
   if (config->ranks != launch.processes) {
     return Invalid("ranks", c.ranks, " does not agree with the ", launch.processes,
-                   launch.processes == 1 ? " process" : " processes",
-                   " that mpirun started; give --ranks=", launch.processes, " or -1");
+                   launch.processes == 1 ? " process" : " processes", " that ", launch.launcher,
+                   " started; give --ranks=", launch.processes, " or -1");
   }
   if (c.threads == -1) config->threads = std::max(1, launch.cores);
+  return absl::OkStatus();
+}
+
+absl::Status ResolveMesh(ResolvedConfig* config) {
+  const TrainConfig& c = config->options;
+  const int64_t ranks = config->ranks;
+  const int64_t sp = c.sp != -1 ? c.sp : c.dp != -1 ? ranks / c.dp : ranks;
+  const int64_t dp = c.dp != -1 ? c.dp : ranks / sp;
+  if (dp * sp != ranks) {
+    const bool given = c.dp != -1 && c.sp != -1;
+    return Invalid(c.dp != -1 ? "dp" : "sp", c.dp != -1 ? c.dp : c.sp,
+                   given ? absl::StrCat(" times --sp=", c.sp, " is not") : " does not divide",
+                   " the number of ranks, ", ranks);
+  }
+  if (c.batch % dp != 0) {
+    return Invalid("batch", c.batch, " sequences cannot be shared equally by --dp=", dp,
+                   " groups of ranks");
+  }
+  config->mesh = {static_cast<int>(dp), static_cast<int>(sp)};
   return absl::OkStatus();
 }
 
@@ -345,7 +411,9 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& options, const L
   BURST_RETURN_IF_ERROR(CheckRanges(c));
   BURST_ASSIGN_OR_RETURN(config.lr, ResolveLr(c));
   BURST_RETURN_IF_ERROR(ResolveDevice(launch, &config));
+  BURST_RETURN_IF_ERROR(ResolveComm(launch, &config));
   BURST_RETURN_IF_ERROR(ResolveRanks(launch, &config));
+  BURST_RETURN_IF_ERROR(ResolveMesh(&config));
   BURST_ASSIGN_OR_RETURN(config.model, ReadModel(&c, &config.model_name));
   BURST_RETURN_IF_ERROR(CheckModelFitsDevice(config));
   if (c.data.empty()) {
@@ -387,11 +455,11 @@ absl::StatusOr<TrainConfig> TrainConfigFromJson(absl::string_view text) {
 absl::Status CheckResume(const TrainConfig& before, const TrainConfig& after) {
   // What may change: how long, how fast, on what, and what is shown. The rest makes another run.
   constexpr absl::string_view kFree[] = {
-      "data",         "val_data",         "model",     "steps",     "lr",
-      "min_lr",       "warmup",           "schedule",  "clip",      "ranks",
-      "comm",         "layout",           "device",    "precision", "backward",
-      "threads",      "deterministic",    "out",       "resume",    "eval_every",
-      "eval_batches", "checkpoint_every", "log_every", "sample"};
+      "data",          "val_data", "model",  "steps",      "lr",           "min_lr",
+      "warmup",        "schedule", "clip",   "ranks",      "dp",           "sp",
+      "comm",          "layout",   "device", "precision",  "backward",     "threads",
+      "deterministic", "out",      "resume", "eval_every", "eval_batches", "checkpoint_every",
+      "log_every",     "sample"};
   const auto texts = [](const TrainConfig& config) {
     std::vector<std::string> values;
     ForEachOption(config, [&](const char*, const auto& field) {

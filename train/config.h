@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "burst/attention/burst_attention.h"
+#include "burst/comm/mesh.h"
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
 #include "train/lr_schedule.h"
@@ -16,7 +17,7 @@
 namespace burst {
 
 enum class TokenizerChoice { kAuto, kByte, kChar };  // kAuto: char for text, none for shards
-enum class CommKind { kThreads, kMpi };
+enum class CommKind { kAuto, kThreads, kMpi, kNccl };
 enum class DeviceChoice { kAuto, kCpu, kCuda };       // kAuto: a GPU where there is one
 enum class Precision { kAuto, kFp32, kTf32, kBf16 };  // kAuto: bf16 on GPUs, fp32 on the CPU
 
@@ -52,8 +53,10 @@ struct TrainConfig {
   // Devices and ranks.
   DeviceChoice device = DeviceChoice::kAuto;
   Precision precision = Precision::kAuto;
-  int64_t ranks = -1;  // -1: 2 threads, one GPU, or what mpirun started
-  CommKind comm = CommKind::kThreads;
+  int64_t ranks = -1;  // -1: 2 threads, one GPU, or what a launcher started
+  int64_t dp = -1;     // -1: ranks / sp
+  int64_t sp = -1;     // -1: ranks / dp
+  CommKind comm = CommKind::kAuto;
   Layout layout = Layout::kZigzag;
   BackwardDirection backward = BackwardDirection::kAuto;
   int64_t threads = -1;  // a rank; -1: cores / ranks
@@ -77,12 +80,13 @@ std::vector<std::string> OptionNames();
 // Sets one option from its text. InvalidArgument, naming the option and what would be valid.
 absl::Status SetOption(TrainConfig* config, absl::string_view name, absl::string_view text);
 
-// The world as the launcher made it: how many processes, and the threads each may use.
+// The world as the launcher made it: how many processes, and what each may use.
 struct Launch {
-  int processes = 1;  // 1: not started by mpirun
-  int process = 0;
+  int processes = 1;
   int cores = 1;  // of this process
   int gpus = 0;   // that this process sees
+  std::string launcher = "mpirun";
+  absl::Status mistake = absl::OkStatus();  // in what a launcher left in the environment
 };
 
 // A checked configuration and what follows from it.
@@ -96,7 +100,9 @@ struct ResolvedConfig {
   DeviceType device = DeviceType::kCpu;
   DType dtype = DType::kFloat32;  // of activations
   bool tf32 = false;
+  CommKind comm = CommKind::kThreads;  // not kAuto
   int ranks = 1;
+  Mesh mesh;        // of the ranks
   int threads = 1;  // of each rank
 };
 

@@ -47,6 +47,21 @@ GlobalBatch Windows::Training(int64_t first, int64_t count) const {
   return batch;
 }
 
+int64_t Windows::TrainingTargets(int64_t first, int64_t count) const {
+  int64_t targets = count * options_.seqlen;
+  for (int64_t i = 0; i < count && options_.packed; ++i) {
+    targets -= static_cast<int64_t>(DocumentStartsIn(TrainingStart(first + i)).size());
+  }
+  return targets;
+}
+
+std::vector<int64_t> Windows::DocumentStartsIn(int64_t start) const {
+  std::vector<int64_t> starts;
+  if (options_.packed)
+    span_.corpus->DocumentStarts(start + 1, start + options_.seqlen + 1, &starts);
+  return starts;
+}
+
 GlobalBatch Windows::Evaluation(int64_t first, int64_t count, int64_t total) const {
   BURST_CHECK_LE(total, max_evaluation());
   BURST_CHECK_LE(first + count, total);
@@ -65,9 +80,7 @@ void Windows::AddWindow(int64_t start, GlobalBatch* batch) const {
   span_.corpus->Read(start, seqlen + 1, window.data());
   std::vector<int32_t> targets(window.begin() + 1, window.end());
 
-  // Starts of documents after the window's first token; one at seqlen is that of the last target.
-  std::vector<int64_t> starts;
-  if (options_.packed) span_.corpus->DocumentStarts(start + 1, start + seqlen + 1, &starts);
+  const std::vector<int64_t> starts = DocumentStartsIn(start);
   std::vector<int32_t> documents = {0};
   for (int64_t document : starts) {
     const int32_t at = static_cast<int32_t>(document - start);

@@ -46,6 +46,8 @@ class Windows {
 
   // Sequences [first, first + count) of the run.
   GlobalBatch Training(int64_t first, int64_t count) const;
+  // The targets they have, without reading them.
+  int64_t TrainingTargets(int64_t first, int64_t count) const;
 
   // For evaluation: windows [first, first + count) of `total` spread evenly over the span; total is
   // at most max_evaluation().
@@ -58,6 +60,9 @@ class Windows {
  private:
   Windows(const TokenSpan& span, const Options& options);
   void AddWindow(int64_t start, GlobalBatch* batch) const;
+  // Starts of documents after the first token of the window at `start`; one at its end, too, which
+  // is that of the last target.
+  std::vector<int64_t> DocumentStartsIn(int64_t start) const;
 
   TokenSpan span_;
   Options options_;

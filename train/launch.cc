@@ -7,11 +7,11 @@
 #include <memory>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "burst/comm/nccl_communicator.h"
+#include "burst/comm/process_launch.h"
 #include "burst/comm/thread_communicator.h"
 #include "burst/device/device.h"
 #include "model/ops/cuda/matmul.h"
@@ -21,33 +21,45 @@
 namespace burst {
 namespace {
 
-// A number that Open MPI's mpirun left in the environment.
-int FromEnvironment(const char* variable, int otherwise) {
-  const char* text = std::getenv(variable);
-  int value = 0;
-  return text != nullptr && absl::SimpleAtoi(text, &value) ? value : otherwise;
-}
-
 absl::Status TrainRank(const TrainingSetup& setup, Communicator* comm) {
   BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                          Trainer::Create(setup, comm, /*verbose=*/true));
   return trainer->Train();
 }
 
+// This process is a rank.
+absl::Status TrainProcess(const absl::StatusOr<TrainingSetup>& setup, Communicator* comm) {
+  BURST_RETURN_IF_ERROR(AgreeOn(setup.status(), comm));
+  const ScopedThreadPool pool(setup->config.threads);
+  const absl::Status status = TrainRank(*setup, comm);
+  if (!status.ok()) comm->Abort(status);
+  return status;
+}
+
 }  // namespace
 
 Launch DetectLaunch(const Communicator* mpi) {
   Launch launch;
-  launch.processes =
-      mpi != nullptr ? mpi->world_size() : FromEnvironment("OMPI_COMM_WORLD_SIZE", 1);
   launch.cores = NumCores();
   launch.gpus = CudaDeviceCount();
-  // Processes that mpirun bound to cores see only those; others share the machine's.
-  if (mpi != nullptr && launch.cores == sysconf(_SC_NPROCESSORS_ONLN)) {
-    launch.cores /= FromEnvironment("OMPI_COMM_WORLD_LOCAL_SIZE", 1);
+  const auto found = DetectProcessLaunch(std::getenv);
+  launch.mistake = found.status();
+  int processes_here = 1;
+  if (found.ok() && found->has_value()) {
+    launch.processes = (*found)->world_size;
+    launch.launcher = (*found)->launcher;
+    processes_here = std::max(1, (*found)->local_size);
   }
+  if (mpi != nullptr) launch.processes = mpi->world_size();
+  // Processes that were bound to cores see only those; others share the machine's.
+  if (launch.cores == sysconf(_SC_NPROCESSORS_ONLN)) launch.cores /= processes_here;
   launch.cores = std::max(1, launch.cores);
   return launch;
+}
+
+int ProcessRank() {
+  const auto found = DetectProcessLaunch(std::getenv);
+  return found.ok() && found->has_value() ? (*found)->rank : 0;
 }
 
 absl::Status RunRanksInProcess(const ResolvedConfig& config,
@@ -62,24 +74,25 @@ absl::Status RunRanksInProcess(const ResolvedConfig& config,
 
 absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
   if (config.tf32) BURST_CUDA_CALL(cuda::AllowTf32(true));
-  absl::StatusOr<TrainingSetup> setup = PrepareTraining(config);
-  if (mpi == nullptr) {
+  const absl::StatusOr<TrainingSetup> setup = PrepareTraining(config);
+  if (config.comm == CommKind::kThreads) {
     BURST_RETURN_IF_ERROR(setup.status());
     return RunRanksInProcess(config, [&](Communicator& comm) { return TrainRank(*setup, &comm); });
   }
-  BURST_RETURN_IF_ERROR(AgreeOn(setup.status(), mpi));
-  const ScopedThreadPool pool(config.threads);
-  const absl::Status status = TrainRank(*setup, mpi);
-  if (!status.ok()) mpi->Abort(status);
-  return status;
+  if (config.comm == CommKind::kMpi) return TrainProcess(setup, mpi);
+
+  BURST_ASSIGN_OR_RETURN(const auto launch, DetectProcessLaunch(std::getenv));
+  BURST_ASSIGN_OR_RETURN(const int gpu, GpuOfProcess(*launch));
+  const ScopedCudaDevice device(gpu, launch->rank);
+  BURST_ASSIGN_OR_RETURN(const auto comm, CreateNcclCommunicator(*launch));
+  return TrainProcess(setup, comm.get());
 }
 
-absl::Status AgreeOn(const absl::Status& status, Communicator* mpi) {
-  if (mpi == nullptr) return status;
-  BURST_ASSIGN_OR_RETURN(const std::vector<double> failed, mpi->AllGather(status.ok() ? 0 : 1));
+absl::Status AgreeOn(const absl::Status& status, Communicator* comm) {
+  BURST_ASSIGN_OR_RETURN(const std::vector<double> failed, comm->AllGather(status.ok() ? 0 : 1));
   const auto first = std::find(failed.begin(), failed.end(), 1);
   if (first == failed.end()) return absl::OkStatus();
-  if (first - failed.begin() == mpi->rank()) return status;
+  if (first - failed.begin() == comm->rank()) return status;
   return absl::CancelledError(absl::StrCat("rank ", first - failed.begin(), " failed"));
 }
 

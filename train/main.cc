@@ -20,15 +20,14 @@
 namespace burst {
 namespace {
 
-// mpirun ends all processes when one fails. So those with nothing to say leave the one that speaks
-// the time to do so, and are ended as soon as it has.
+// A launcher ends all processes when one fails. So those with nothing to say leave the one that
+// speaks the time to do so, and are ended as soon as it has.
 constexpr int kSecondsToSpeak = 10;
 
-// Every process of mpirun finds the same mistake, and the first one says so. One that is alone with
-// its mistake says it after a while.
+// Every process of a launcher finds the same mistake, and the first one says so. One that is alone
+// with its mistake says it after a while.
 int Refuse(const absl::Status& mistake) {
-  const char* mpi_rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  if (mpi_rank != nullptr && std::string(mpi_rank) != "0") sleep(kSecondsToSpeak);
+  if (ProcessRank() != 0) sleep(kSecondsToSpeak);
   return ExitCode(mistake, kExitBadUsage);
 }
 

@@ -49,9 +49,17 @@ ABSL_FLAG(std::string, precision, "auto",
           "fp32, tf32 (fp32 whose products round their factors) or bf16 (with fp32 master weights, "
           "sums and gradients). auto: bf16 on GPUs, fp32 on the CPU.");
 ABSL_FLAG(int64_t, ranks, -1,
-          "Ranks of the ring that share every sequence, each with a GPU of its own on cuda. -1: 2 "
-          "with threads (cuda: 1), mpirun's with mpi.");
-ABSL_FLAG(std::string, comm, "threads", "threads of this process, or mpi (start with mpirun).");
+          "Ranks: threads, on cuda each with a GPU of its own, or a launcher's processes. -1: dp "
+          "times sp; without them 2 threads (cuda: 1), or as many as there are processes.");
+ABSL_FLAG(int64_t, dp, -1,
+          "Data parallel: groups of ranks, each with its share of the batch. -1: ranks / sp.");
+ABSL_FLAG(int64_t, sp, -1,
+          "Sequence parallel: ranks of a group, the ring that shares every sequence. -1: ranks / "
+          "dp.");
+ABSL_FLAG(
+    std::string, comm, "auto",
+    "threads of this process; mpi (CPUs, start with mpirun); nccl (a GPU a process, start "
+    "with mpirun, torchrun or srun). auto: nccl on GPUs under such a launcher, else threads.");
 ABSL_FLAG(std::string, layout, "zigzag",
           "How a sequence is spread over ranks: contiguous, zigzag or striped.");
 ABSL_FLAG(std::string, backward, "auto",
@@ -87,7 +95,8 @@ const std::vector<FlagGroup>& Groups() {
        {"batch", "accumulate", "steps", "lr", "min_lr", "warmup", "schedule", "weight_decay",
         "beta1", "beta2", "eps", "clip", "seed"}},
       {"Devices and ranks",
-       {"device", "precision", "ranks", "comm", "layout", "backward", "threads", "deterministic"}},
+       {"device", "precision", "ranks", "dp", "sp", "comm", "layout", "backward", "threads",
+        "deterministic"}},
       {"Output",
        {"out", "resume", "config", "eval_every", "eval_batches", "checkpoint_every", "log_every",
         "sample"}},

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "burst/autograd/tape.h"
 #include "burst/base/status.h"
+#include "burst/comm/mesh.h"
 #include "burst/device/memory.h"
 #include "train/checkpoint.h"
 #include "train/console.h"
@@ -45,6 +46,15 @@ std::string Machine(const ResolvedConfig& config, int ranks, double peak_flops) 
                          GetCudaDeviceInfo(0).name, precision, peak_flops * 1e-12);
 }
 
+std::string Ranks(const ResolvedConfig& config) {
+  const Mesh& mesh = config.mesh;
+  const char* kind = config.comm == CommKind::kMpi    ? "processes, MPI"
+                     : config.comm == CommKind::kNccl ? "processes, NCCL"
+                                                      : "threads";
+  return absl::StrFormat("%d = %d data parallel x %d sequence parallel; %s", config.ranks,
+                         mesh.data, mesh.sequence, kind);
+}
+
 }  // namespace
 
 struct Trainer::Report {
@@ -53,7 +63,10 @@ struct Trainer::Report {
 };
 
 Trainer::Trainer(const TrainingSetup& setup, Communicator* comm)
-    : setup_(setup), options_(setup.config.options), comm_(comm) {}
+    : setup_(setup),
+      options_(setup.config.options),
+      comm_(comm),
+      data_rank_(setup.config.mesh.data_rank(comm->rank())) {}
 
 Trainer::~Trainer() = default;
 
@@ -70,7 +83,12 @@ absl::Status Trainer::Init(bool verbose) {
   attention.mask.window = options_.window;
   attention.backward = options_.backward;
   attention.deterministic = options_.deterministic;
-  BURST_ASSIGN_OR_RETURN(attention_, BurstAttention::Create(attention, comm_));
+  const Mesh& mesh = setup_.config.mesh;
+  if (mesh.data > 1 && mesh.sequence > 1) {
+    BURST_ASSIGN_OR_RETURN(sequence_, SplitSequence(mesh, *comm_));
+  }
+  Communicator* const ring = mesh.data == 1 ? comm_ : sequence_.get();
+  BURST_ASSIGN_OR_RETURN(attention_, BurstAttention::Create(attention, ring));
   const DeviceType device = setup_.config.device;
   BURST_ASSIGN_OR_RETURN(model_, Transformer::Create(setup_.config.model, setup_.config.dtype,
                                                      static_cast<uint64_t>(options_.seed), device));
@@ -200,15 +218,21 @@ absl::StatusOr<StepMetrics> Trainer::Step(int64_t step) {
   return metrics;
 }
 
+std::pair<int64_t, int64_t> Trainer::Share(int64_t count) const {
+  const int64_t groups = setup_.config.mesh.data;
+  return {count * data_rank_ / groups, count * (data_rank_ + 1) / groups};
+}
+
 absl::StatusOr<Trainer::StepInput> Trainer::Prepare(int64_t step) {
   StepInput input;
   input.step = step;
   for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
-    const int64_t pass = step * options_.accumulate + micro;
-    const GlobalBatch batch = windows_->Training(pass * options_.batch, options_.batch);
+    const int64_t first = (step * options_.accumulate + micro) * options_.batch;
+    const auto [begin, end] = Share(options_.batch);
+    const GlobalBatch batch = windows_->Training(first + begin, end - begin);
     BURST_ASSIGN_OR_RETURN(auto schedule, ScheduleFor(batch));
     input.passes.push_back(SliceForRank(batch, std::move(schedule)));
-    input.num_targets += batch.num_targets;
+    input.num_targets += windows_->TrainingTargets(first, options_.batch);
   }
   return input;
 }
@@ -219,7 +243,7 @@ absl::StatusOr<Trainer::StepInput> Trainer::Prepare(int64_t step) {
 absl::StatusOr<Tensor> Trainer::Backpropagate(const SequenceBatch& batch, double loss_scale,
                                               uint64_t dropout_step, bool last) {
   const DropoutKey dropout{static_cast<uint64_t>(options_.seed), dropout_step,
-                           setup_.config.model.dropout > 0};
+                           setup_.config.model.dropout > 0, Share(options_.batch).first};
   Tape tape;
   const GradientsReady ready = [&](int64_t begin, int64_t end) {
     const Tensor range = model_->parameters().grads().Slice(0, begin, end - begin);
@@ -238,11 +262,13 @@ absl::StatusOr<double> Trainer::Evaluate() {
   const int64_t all = validation_windows_->max_evaluation();
   const int64_t wanted = options_.eval_batches * options_.batch;
   const int64_t total = options_.eval_batches == 0 ? all : std::min(all, wanted);
-  const Tensor sum = Tensor::Zeros({1}, DType::kFloat64, model_->device());
+  const Tensor sums = Tensor::Zeros({2}, DType::kFloat64, model_->device());
+  const Tensor sum = sums.Slice(0, 0, 1), targets = sums.Slice(0, 1, 1);
   int64_t num_targets = 0;
   for (int64_t first = 0; first < total; first += options_.batch) {
-    const GlobalBatch batch =
-        validation_windows_->Evaluation(first, std::min(options_.batch, total - first), total);
+    const auto [begin, end] = Share(std::min(options_.batch, total - first));
+    if (begin == end) continue;  // fewer sequences than groups
+    const GlobalBatch batch = validation_windows_->Evaluation(first + begin, end - begin, total);
     BURST_ASSIGN_OR_RETURN(auto schedule, ScheduleFor(batch));
     Tape tape(/*recording=*/false);
     const SequenceBatch slice = SliceForRank(batch, std::move(schedule)).To(model_->device());
@@ -251,8 +277,13 @@ absl::StatusOr<double> Trainer::Evaluate() {
     sum.Add(loss.value().View({1}).To(DType::kFloat64));
     num_targets += batch.num_targets;
   }
-  BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sum));
-  return sum.ToVector<double>()[0] / static_cast<double>(std::max<int64_t>(1, num_targets));
+  // One rank of a group counts for it.
+  if (setup_.config.mesh.sequence_rank(comm_->rank()) == 0) {
+    targets.Fill(static_cast<double>(num_targets));
+  }
+  BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sums));
+  const std::vector<double> results = sums.ToVector<double>();
+  return results[0] / std::max(1.0, results[1]);
 }
 
 absl::StatusOr<std::shared_ptr<const RingSchedule>> Trainer::ScheduleFor(const GlobalBatch& batch) {
@@ -305,10 +336,10 @@ absl::Status Trainer::OpenReport(bool verbose, double peak_flops) {
        {"model",
         absl::StrFormat("%d layers, width %d, %d heads (%d for keys), vocabulary %d", m.layers,
                         m.width, m.heads, m.kv_heads > 0 ? m.kv_heads : m.heads, m.vocab)},
-       {"attention", absl::StrFormat("%d tokens, %s; %s over %d %s, %s backward", o.seqlen,
-                                     attention, Name(o.layout), comm_->world_size(),
-                                     o.comm == CommKind::kMpi ? "MPI ranks" : "ranks in process",
-                                     Name(o.backward))},
+       {"attention",
+        absl::StrFormat("%d tokens, %s; %s over %d ranks, %s backward", o.seqlen, attention,
+                        Name(o.layout), setup_.config.mesh.sequence, Name(o.backward))},
+       {"ranks", Ranks(setup_.config)},
        {"step", absl::StrFormat("%d sequences x %d passes = %s tokens; %d steps, %.2f epochs",
                                 o.batch, o.accumulate, Thousands(step_tokens), o.steps, epochs)},
        {"optimizer",

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -50,6 +51,8 @@ class Trainer {
   absl::Status NotFinite() const;
   absl::Status OpenReport(bool verbose, double peak_flops);
   absl::StatusOr<std::shared_ptr<const RingSchedule>> ScheduleFor(const GlobalBatch& batch);
+  // The sequences of `count` that this rank's group works on: [first, second).
+  std::pair<int64_t, int64_t> Share(int64_t count) const;
   // This rank's part of what a step trains on, in host memory.
   struct StepInput {
     int64_t step = -1;
@@ -65,7 +68,10 @@ class Trainer {
 
   const TrainingSetup& setup_;
   const TrainConfig& options_;
-  Communicator* const comm_;
+  Communicator* const comm_;  // all ranks: sums of losses and gradients
+  const int data_rank_;       // of this rank's group, which shares a part of the batch
+  std::unique_ptr<Communicator>
+      sequence_;  // the group's ring; null if it is all ranks, or this one
   std::unique_ptr<BurstAttention> attention_;
   std::unique_ptr<Transformer> model_;
   std::unique_ptr<AdamW> optimizer_;

@@ -11,7 +11,6 @@
 
 #include "absl/status/statusor.h"
 #include "burst/base/check.h"
-#include "burst/base/status.h"
 #include "burst/comm/communicator.h"
 
 namespace burst {
@@ -25,22 +24,19 @@ struct Mesh {
   int sequence_rank(int rank) const { return rank % sequence; }
 };
 
-// This rank's group of `sequence` ranks, its ring, and the group of `data` ranks that hold the same
-// part of their sequences.
-struct MeshGroups {
-  std::unique_ptr<Communicator> sequence;
-  std::unique_ptr<Communicator> data;
-};
-
-// Collective, in a world of mesh.world_size() ranks.
-inline absl::StatusOr<MeshGroups> SplitMesh(const Mesh& mesh, Communicator& world) {
+// This rank's group of `sequence` ranks, its ring. Collective, in a world of mesh.world_size()
+// ranks.
+inline absl::StatusOr<std::unique_ptr<Communicator>> SplitSequence(const Mesh& mesh,
+                                                                   Communicator& world) {
   BURST_CHECK_EQ(world.world_size(), mesh.world_size());
-  const int data_rank = mesh.data_rank(world.rank());
-  const int sequence_rank = mesh.sequence_rank(world.rank());
-  MeshGroups groups;
-  BURST_ASSIGN_OR_RETURN(groups.sequence, world.Split(data_rank, sequence_rank));
-  BURST_ASSIGN_OR_RETURN(groups.data, world.Split(sequence_rank, data_rank));
-  return groups;
+  return world.Split(mesh.data_rank(world.rank()), mesh.sequence_rank(world.rank()));
+}
+
+// Its group of `data` ranks, which hold the same part of their sequences. Collective.
+inline absl::StatusOr<std::unique_ptr<Communicator>> SplitData(const Mesh& mesh,
+                                                               Communicator& world) {
+  BURST_CHECK_EQ(world.world_size(), mesh.world_size());
+  return world.Split(mesh.sequence_rank(world.rank()), mesh.data_rank(world.rank()));
 }
 
 }  // namespace burst

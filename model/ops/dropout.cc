@@ -31,6 +31,7 @@ DropoutMask MaskOf(const DropoutSite& site) {
   mask.threshold = static_cast<uint32_t>(
       std::min<double>(std::round(site.rate * 0x1p32), std::numeric_limits<uint32_t>::max()));
   mask.scale = 1 / (1 - mask.threshold * 0x1p-32);
+  mask.first_row = static_cast<uint32_t>(site.key.first_row);
   return mask;
 }
 
@@ -44,7 +45,8 @@ void ApplyOnCpu(const DropoutMask& mask, const int32_t* positions, const Shape& 
     uint32_t words[kChannels];
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t channel = 0; channel < width; channel += kChannels) {
-        RandomWords(mask.key, t / length, positions[t % length], channel / kChannels, words);
+        RandomWords(mask.key, mask.first_row + t / length, positions[t % length],
+                    channel / kChannels, words);
         const int64_t offset = t * width + channel, size = std::min(kChannels, width - channel);
         for (int64_t i = 0; i < size; ++i) {
           const T kept = words[i] < mask.threshold ? T(0) : x[offset + i] * scale;

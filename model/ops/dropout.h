@@ -15,6 +15,7 @@ struct DropoutKey {
   uint64_t seed = 0;
   uint64_t step = 0;  // distinct for every micro-batch of the run
   bool enabled = false;
+  int64_t first_row = 0;  // of the micro-batch, that this rank's batch begins with
 };
 
 // One place in the model where dropout applies.

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t per_token = (width + 63) / 64 * kPerTile, token = index / per_token;
   const uint32_t rest = index - token * per_token, tile = rest / kPerTile;
   const uint32_t i = rest % kPerTile * N, row = token / length;
-  const uint32_t position = positions[token - row * length];
+  const uint32_t position = positions[token - row * length], mask_row = mask.first_row + row;
   const int channel = 64 * tile + i;
   const int64_t at = token * int64_t{width} + channel;
 
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     const PhiloxCounter random =
-        Philox(mask.key, PhiloxCounter{16 * tile + i + j, position, row, 0});
+        Philox(mask.key, PhiloxCounter{16 * tile + i + j, position, mask_row, 0});
 #pragma unroll
     for (int w = 0; w < 4; ++w) words[w][j] = random[w];
   }

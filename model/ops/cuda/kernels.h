@@ -21,6 +21,7 @@ struct DropoutMask {
   uint64_t key = 0;        // of Philox
   uint32_t threshold = 0;  // a channel whose random word is below is dropped
   double scale = 1;        // of the others: 1 / (1 - rate)
+  uint32_t first_row = 0;  // what the batch's rows are counted from
 };
 
 namespace cuda {
