@@ -1,19 +1,27 @@
 #!/bin/bash
-# Runs the GPU tests, on all GPUs those of several; then errors and TFLOP/s beside cuDNN, and
-# bandwidths beside NCCL alone. Results: attention.json, errors.json.
-#     run.sh [OPTION...]   options of sm90_attention.py's bench, such as quick
+# Everything that runs on GPUs: the tests (on all GPUs those of several), then the benchmarks beside
+# their limits and peers, as tables; results in *.json.
+#     run.sh [--data=tinyshakespeare.txt] [OPTION...]   options of sm90_attention.py's bench, such as quick
+# With --data also nanoGPT's GPU setting is trained.
 cd "$(dirname "$0")" || exit 1
-failed=0
+data=
+[[ ${1-} != --data=* ]] || { data=$(cd "$OLDPWD" && realpath "${1#--data=}"); shift; }
+failed=()
+run() { "$@" || failed+=("${*:1:2}"); }
 gpus=$(nvidia-smi --list-gpus | wc -l)
 for test in ./*_test; do
   options=(); [[ $test != ./communicator_cuda_test ]] || options=(--ranks="$gpus")
-  "$test" --gtest_brief=1 "${options[@]}" || failed=1
+  run "$test" --gtest_brief=1 "${options[@]}"
 done
 if ((gpus > 1)); then
-  ./nccl_processes_test.sh ./nccl_communicator_checks "$gpus" || failed=1
-  ./multi_gpu_train_test.sh ./train "$gpus" || failed=1
-  ./nccl_benchmark || failed=1
+  run ./nccl_processes_test.sh ./nccl_communicator_checks "$gpus"
+  run ./multi_gpu_train_test.sh ./train "$gpus"
+  run ./nccl_benchmark
 fi
-python3 sm90_attention.py ./libburst_sm90.so check errors.json || failed=1
-python3 sm90_attention.py ./libburst_sm90.so bench attention.json "$@" || failed=1
-exit $failed
+run ./ops_benchmark --benchmark_out=ops.json --benchmark_out_format=json
+[[ -z $data ]] || run ./convergence_benchmark --data="$data" --benchmark_filter=nanogpt_gpu
+run python3 sm90_attention.py ./libburst_sm90.so check errors.json
+run python3 sm90_attention.py ./libburst_sm90.so bench attention.json "$@"
+run python3 gpu_train_step.py ./train_step_benchmark train_step.json
+((${#failed[@]} == 0)) || { printf 'FAILED: %s\n' "${failed[@]}"; exit 1; }
+echo PASSED
