@@ -119,33 +119,34 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, cons
   return final_norm_.Forward(pass, config_, x);
 }
 
-Variable Transformer::Hidden(Tape& tape, BurstAttention& attention, const SequenceBatch& batch,
-                             const DropoutKey& dropout, const GradientsReady& ready) const {
+Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
+                             const SequenceBatch& batch, const DropoutKey& dropout,
+                             const GradientsReady& ready) const {
   const auto& schedule = batch.schedule;
   ForwardPass pass{tape, nullptr, nullptr, dropout, Tensor()};
   pass.attend = [&](int64_t, const Variable& qkv) {
-    return BurstAttentionOp(tape, attention, schedule, qkv, config_.heads, config_.kv_heads);
+    return AttentionOp(tape, attention, schedule, qkv, config_.heads, config_.kv_heads);
   };
   if (config_.family == Family::kLlama) {
     pass.rope = MakeRopeTable(batch.positions, config_.head_dim(), config_.rope_theta,
                               parameters_.values().dtype());
   }
   if (dropout.enabled) {
-    const std::vector<int32_t>& positions = schedule->positions(schedule->rank());
+    const std::vector<int32_t>& positions = schedule->held();
     pass.global_positions = Tensor::FromVector(positions, {static_cast<int64_t>(positions.size())},
                                                batch.tokens.device());
   }
   return Hidden(pass, batch.tokens, batch.positions, ready);
 }
 
-Variable Transformer::Loss(Tape& tape, BurstAttention& attention, const SequenceBatch& batch,
-                           double loss_scale, const DropoutKey& dropout,
+Variable Transformer::Loss(Tape& tape, SequenceParallelAttention& attention,
+                           const SequenceBatch& batch, double loss_scale, const DropoutKey& dropout,
                            const GradientsReady& ready) const {
   const Variable x = Hidden(tape, attention, batch, dropout, ready);
   return LinearCrossEntropy(tape, x, head(), batch.targets, loss_scale);
 }
 
-Variable Transformer::Logits(Tape& tape, BurstAttention& attention,
+Variable Transformer::Logits(Tape& tape, SequenceParallelAttention& attention,
                              const SequenceBatch& batch) const {
   return Linear(tape, Hidden(tape, attention, batch, DropoutKey()), head());
 }

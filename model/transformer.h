@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "burst/attention/burst_attention.h"
+#include "burst/attention/sequence_parallel_attention.h"
 #include "burst/autograd/tape.h"
 #include "burst/tensor/tensor.h"
 #include "model/block.h"
@@ -56,12 +56,13 @@ class Transformer {
   // loss_scale * (sum over this rank's targets of -log p(target)); a scalar. With loss_scale = 1 /
   // (targets of the whole global batch), the sum over ranks and micro-batches is the mean loss, and
   // the summed gradients are its gradients. Logits exist for one chunk of tokens at a time.
-  Variable Loss(Tape& tape, BurstAttention& attention, const SequenceBatch& batch,
+  Variable Loss(Tape& tape, SequenceParallelAttention& attention, const SequenceBatch& batch,
                 double loss_scale, const DropoutKey& dropout,
                 const GradientsReady& ready = nullptr) const;
 
   // Logits [batch, length, vocab] of all tokens; for tests and evaluation of short inputs.
-  Variable Logits(Tape& tape, BurstAttention& attention, const SequenceBatch& batch) const;
+  Variable Logits(Tape& tape, SequenceParallelAttention& attention,
+                  const SequenceBatch& batch) const;
 
   // Appends tokens [batch, n] (int32, n >= 1, below the vocab; on any device) to the cache and
   // returns the logits of the last one, [batch, vocab]. Single rank, no gradient. OutOfRange, with
@@ -82,7 +83,7 @@ class Transformer {
   // The residual stream after the last norm, [batch, length, width].
   Variable Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions,
                   const GradientsReady& ready = nullptr) const;
-  Variable Hidden(Tape& tape, BurstAttention& attention, const SequenceBatch& batch,
+  Variable Hidden(Tape& tape, SequenceParallelAttention& attention, const SequenceBatch& batch,
                   const DropoutKey& dropout, const GradientsReady& ready = nullptr) const;
 
   const Variable& head() const { return config_.tied_embeddings ? token_embedding_ : head_; }

@@ -391,7 +391,7 @@ TEST(BurstAttentionTest, TapeOpWithStridedInputsAndLse) {
   const Variable q(fused.Slice(2, 0, heads), true), k(fused.Slice(2, heads, kv_heads), true),
       v(fused.Slice(2, heads + kv_heads, kv_heads), true);
   Variable lse;
-  const Variable out = BurstAttentionOp(tape, **attention, schedule, q, k, v, &lse);
+  const Variable out = AttentionOp(tape, **attention, schedule, q, k, v, &lse);
   ASSERT_TRUE(
       tape.Backward({out, lse}, {inputs.dout.To(kTestDevice), inputs.dlse.To(kTestDevice)}).ok());
   ExpectClose({out.value(), lse.value(), q.grad(), k.grad(), v.grad()},
@@ -426,7 +426,7 @@ TEST(BurstAttentionTest, PackedTapeOp) {
         packed.Slice(2, heads + kv_heads, kv_heads).CopyFrom(TakeRows(inputs.v, positions));
         Tape tape;
         const Variable qkv(packed, true);
-        const Variable out = BurstAttentionOp(tape, *attention, schedule, qkv, heads, kv_heads);
+        const Variable out = AttentionOp(tape, *attention, schedule, qkv, heads, kv_heads);
         BURST_RETURN_IF_ERROR(tape.Backward({out}, {TakeRows(inputs.dout, positions)}));
         std::lock_guard<std::mutex> lock(mutex);
         PutRows(out.value(), positions, actual.out);

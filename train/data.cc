@@ -100,7 +100,7 @@ void Windows::AddWindow(int64_t start, GlobalBatch* batch) const {
 
 SequenceBatch SliceForRank(const GlobalBatch& batch, std::shared_ptr<const RingSchedule> schedule) {
   BURST_CHECK_EQ(schedule->seqlen(), batch.seqlen);
-  const std::vector<int32_t>& columns = schedule->positions(schedule->rank());
+  const std::vector<int32_t>& columns = schedule->held();
   const Shape shape = {batch.batch, static_cast<int64_t>(columns.size())};
   const auto slice = [&](const std::vector<int32_t>& all) {
     Tensor part = Tensor::Empty(shape, DType::kInt32);

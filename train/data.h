@@ -70,7 +70,7 @@ class Windows {
   int64_t phases_;  // an epoch's windows start at a phase in [0, phases_)
 };
 
-// The columns of `batch` at schedule->positions(rank), in that order. Targets were taken before the
+// The columns of `batch` at schedule->held(), in that order. Targets were taken before the
 // split, so the label of a shard's last token is right wherever the next token lives.
 SequenceBatch SliceForRank(const GlobalBatch& batch, std::shared_ptr<const RingSchedule> schedule);
 

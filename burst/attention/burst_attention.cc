@@ -27,22 +27,6 @@ FlashAttentionShape KernelShape(const BurstAttentionOptions& options, const Visi
   return shape;
 }
 
-// Makes *output a tensor of the given shape, or checks that it is one, contiguous along the last
-// axis at least.
-absl::Status EnsureOutput(const char* name, const Shape& shape, DType dtype, DeviceType device,
-                          Tensor* output) {
-  if (output->null()) *output = Tensor::Empty(shape, dtype, device);
-  if (output->shape() != shape || output->dtype() != dtype || output->device() != device ||
-      (output->stride(-1) != 1 && output->dim(-1) > 1)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, " must be a ", Name(dtype), " tensor ", ToString(shape), " on ", Name(device),
-        " with innermost stride 1, not ", Name(output->dtype()), " ", ToString(output->shape())));
-  }
-  return absl::OkStatus();
-}
-
-Shape LseShape(const Tensor& q) { return {q.dim(0), q.dim(2), q.dim(1)}; }
-
 constexpr int kSeqAxis = 1;     // of [batch, seqlen, heads, head_dim]
 constexpr int kLseSeqAxis = 2;  // of [batch, heads, seqlen]
 
@@ -94,18 +78,7 @@ absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
 
 absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Tensor& q,
                                          const Tensor& k, const Tensor& v) const {
-  if (q.ndim() != 4 || k.ndim() != 4 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
-      q.dim(1) != k.dim(1) || q.dim(3) != k.dim(3) || q.dtype() != k.dtype() ||
-      q.dtype() != v.dtype() || q.device() != k.device() || q.device() != v.device()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "q ", ToString(q.shape()), ", k ", ToString(k.shape()), ", v ", ToString(v.shape()),
-        " do not fit: expected [batch, length, heads, head_dim] of one dtype on one device"));
-  }
-  BURST_RETURN_IF_ERROR(CheckFlashAttention(q.device(), q.dtype(), q.dim(3)));
-  if (k.dim(2) == 0 || q.dim(2) % k.dim(2) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(k.dim(2), " key heads do not divide ", q.dim(2), " query heads"));
-  }
+  BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
   const int rank = comm_ == nullptr ? 0 : comm_->rank();
   const int world_size = comm_ == nullptr ? 1 : comm_->world_size();
   if (schedule.rank() != rank || schedule.world_size() != world_size) {
@@ -142,13 +115,22 @@ absl::Status BurstAttention::CheckSaved(const Saved& saved) const {
   return absl::OkStatus();
 }
 
+BurstAttention::BytesSent BurstAttention::bytes_sent() const {
+  const auto sent = [](const RingTraffic& traffic) {
+    return traffic.block_bytes + traffic.gradient_bytes;
+  };
+  return {sent(stats_.forward), sent(stats_.backward)};
+}
+
 // A ring sends contiguous memory.
 Tensor BurstAttention::Travelling(const Tensor& tensor) const {
   return comm_ == nullptr || comm_->world_size() == 1 ? tensor : tensor.Contiguous();
 }
 
 absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
-                                     const Tensor& v, Tensor* out, Tensor* lse) {
+                                     const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) {
+  Tensor own_lse;
+  if (lse == nullptr) lse = &own_lse;
   const DType sum_dtype = SumDType(q.dtype());
   BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, v));
   BURST_RETURN_IF_ERROR(EnsureOutput("out", q.shape(), q.dtype(), q.device(), out));
@@ -181,6 +163,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
       },
       &stats_.forward));
   if (!merged_in_place) FlashConvert(sum, *out);
+  if (saved != nullptr) *saved = {q, k, v, *out, *lse, {}, {}};
   return absl::OkStatus();
 }
 
@@ -288,84 +271,6 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   if (dk_sum.raw_data() != dk->raw_data()) FlashConvert(dk_sum, *dk);
   if (dv_sum.raw_data() != dv->raw_data()) FlashConvert(dv_sum, *dv);
   return absl::OkStatus();
-}
-
-namespace {
-
-// Forward for the tape: a failure is the tape's, and the results are zeros.
-void ForwardOnTape(Tape& tape, BurstAttention& attention, const RingSchedule& schedule,
-                   const Tensor& q, const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse) {
-  const absl::Status status = attention.Forward(schedule, q, k, v, out, lse);
-  if (status.ok()) return;
-  tape.Fail(status);
-  *out = Tensor::Zeros(q.shape(), q.dtype(), q.device());
-  *lse = Tensor::Zeros(LseShape(q), SumDType(q.dtype()), q.device());
-}
-
-}  // namespace
-
-Variable BurstAttentionOp(Tape& tape, BurstAttention& attention,
-                          std::shared_ptr<const RingSchedule> schedule, const Variable& q,
-                          const Variable& k, const Variable& v, Variable* lse) {
-  Tensor out_value, lse_value;
-  ForwardOnTape(tape, attention, *schedule, q.value(), k.value(), v.value(), &out_value,
-                &lse_value);
-  const Variable out = tape.Output(out_value, {q, k, v});
-  const Variable lse_out = tape.Output(lse_value, {q, k, v});
-  if (lse != nullptr) *lse = lse_out;
-  if (!tape.NeedsGrad({q, k, v})) return out;
-
-  std::vector<Variable> outputs = {out};
-  if (lse != nullptr) outputs.push_back(lse_out);
-  const bool with_lse = lse != nullptr;
-  tape.Record("burst_attention", outputs,
-              [&tape, &attention, schedule, q, k, v, out, lse_out, with_lse] {
-                BurstAttention::Saved saved = {q.value(),   k.value(),       v.value(),  //
-                                               out.value(), lse_out.value(), out.grad(), {}};
-                if (saved.dout.null()) saved.dout = Tensor::ZerosLike(saved.out);
-                if (with_lse) saved.dlse = lse_out.grad();
-                Tensor dq, dk, dv;
-                const absl::Status status = attention.Backward(*schedule, saved, &dq, &dk, &dv);
-                if (!status.ok()) return tape.Fail(status);
-                q.AddGrad(dq);
-                k.AddGrad(dk);
-                v.AddGrad(dv);
-              });
-  return out;
-}
-
-Variable BurstAttentionOp(Tape& tape, BurstAttention& attention,
-                          std::shared_ptr<const RingSchedule> schedule, const Variable& qkv,
-                          int64_t num_heads, int64_t num_kv_heads) {
-  BURST_CHECK(qkv.value().ndim() == 4 && qkv.value().dim(2) == num_heads + 2 * num_kv_heads)
-      << "qkv " << ToString(qkv.shape()) << " for " << num_heads << " heads and " << num_kv_heads
-      << " key heads";
-  const auto heads = [=](const Tensor& packed, int part) {  // 0: query, 1: key, 2: value
-    if (part == 0) return packed.Slice(2, 0, num_heads);
-    return packed.Slice(2, num_heads + (part - 1) * num_kv_heads, num_kv_heads);
-  };
-  Tensor out_value, lse;
-  ForwardOnTape(tape, attention, *schedule, heads(qkv.value(), 0), heads(qkv.value(), 1),
-                heads(qkv.value(), 2), &out_value, &lse);
-  const Variable out = tape.Output(out_value, {qkv});
-  if (!tape.NeedsGrad({qkv})) return out;
-
-  tape.Record("burst_attention", {out}, [&tape, &attention, schedule, qkv, heads, out, lse] {
-    const Tensor dqkv = Tensor::EmptyLike(qkv.value());
-    Tensor dq = heads(dqkv, 0), dk = heads(dqkv, 1), dv = heads(dqkv, 2);
-    const absl::Status status = attention.Backward(*schedule,
-                                                   {heads(qkv.value(), 0),
-                                                    heads(qkv.value(), 1),
-                                                    heads(qkv.value(), 2),
-                                                    out.value(),
-                                                    lse,
-                                                    out.grad(),
-                                                    {}},
-                                                   &dq, &dk, &dv);
-    if (!status.ok()) return tape.Fail(status);
-    qkv.AddGrad(dqkv);
-  });
-  return out;
 }
 
 }  // namespace burst

@@ -27,7 +27,7 @@
 #include "burst/attention/layout.h"
 #include "burst/attention/ring.h"
 #include "burst/attention/schedule.h"
-#include "burst/autograd/tape.h"
+#include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
 #include "burst/tensor/tensor.h"
 
@@ -48,33 +48,26 @@ struct BurstAttentionOptions {
   bool deterministic = true;
 };
 
-class BurstAttention {
+class BurstAttention : public SequenceParallelAttention {
  public:
   // `comm` must outlive the object; null: a single rank. InvalidArgument for bad options.
   static absl::StatusOr<std::unique_ptr<BurstAttention>> Create(
       const BurstAttentionOptions& options, Communicator* comm);
-  ~BurstAttention();
+  ~BurstAttention() override;
 
-  // The schedule for sequences of `seqlen` tokens in all (any number, also fewer than ranks). Build
-  // it once and use it for every layer and step, or once per batch of packed documents.
-  absl::StatusOr<RingSchedule> Schedule(int64_t seqlen, const DocumentStarts& documents = {}) const;
+  absl::StatusOr<RingSchedule> Schedule(int64_t seqlen,
+                                        const DocumentStarts& documents = {}) const override;
 
-  // q: [batch, length, num_heads, head_dim], k, v: [batch, length, num_kv_heads, head_dim] of this
-  // rank's `length` tokens, in order of position; innermost stride 1; float32, float64 or, on a
-  // GPU, bfloat16 (InvalidArgument for what no kernel serves). num_kv_heads divides num_heads.
-  // out: like q, may be strided too; lse: [batch, num_heads, length], natural log of the softmax's
-  // denominator, -inf for a query that sees no key, of SumDType(dtype). Both are allocated when
-  // null. Partial results, gradients that travel and sums over rounds are of SumDType(dtype).
+  // Partial results, gradients that travel and sums over rounds are of SumDType(dtype). `saved` is
+  // what Forward was given and gave: it may as well be put together from those.
   absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
-                       const Tensor& v, Tensor* out, Tensor* lse);
-
-  // What Forward was given and gave, and the gradients of its outputs; dlse null: zero.
-  struct Saved {
-    Tensor q, k, v, out, lse, dout, dlse;
-  };
-  // Assigns dq, dk, dv (like q, k, v; allocated when null; may be strided: slices of one tensor).
+                       const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override;
+  absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                       const Tensor& v, Tensor* out, Tensor* lse) {
+    return Forward(schedule, q, k, v, out, lse, /*saved=*/nullptr);
+  }
   absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
-                        Tensor* dv);
+                        Tensor* dv) override;
 
   // The direction Backward takes: the given one, or the one in which all ranks together send fewer
   // bytes under this schedule.
@@ -88,7 +81,8 @@ class BurstAttention {
     RingTraffic forward, backward;
   };
   const Stats& stats() const { return stats_; }
-  void ResetStats() { stats_ = Stats(); }
+  BytesSent bytes_sent() const override;
+  void ResetStats() override { stats_ = Stats(); }
 
  private:
   BurstAttention(const BurstAttentionOptions& options, Communicator* comm);
@@ -103,18 +97,5 @@ class BurstAttention {
   std::unique_ptr<Ring> ring_;
   Stats stats_;
 };
-
-// The op on the tape; out: like q. `schedule` is kept until the backward. A failed transfer is
-// reported through tape.status(). With `lse`, the log-sum-exp is returned too, and differentiable.
-Variable BurstAttentionOp(Tape& tape, BurstAttention& attention,
-                          std::shared_ptr<const RingSchedule> schedule, const Variable& q,
-                          const Variable& k, const Variable& v, Variable* lse = nullptr);
-
-// The same on the packed output of one projection, qkv [batch, length, num_heads + 2 num_kv_heads,
-// head_dim]: the query heads, then the keys', then the values'. Nothing is split or joined: the
-// kernels read and write slices. out: [batch, length, num_heads, head_dim].
-Variable BurstAttentionOp(Tape& tape, BurstAttention& attention,
-                          std::shared_ptr<const RingSchedule> schedule, const Variable& qkv,
-                          int64_t num_heads, int64_t num_kv_heads);
 
 }  // namespace burst

@@ -131,6 +131,26 @@ RingPass MakePass(int rank, const std::vector<Positions>& positions,
   return pass;
 }
 
+// Where the positions `held` are among `all`; both increase. Every layout needs but a few runs.
+std::vector<TokenRun> FindRuns(const Positions& held, const Positions& all) {
+  std::vector<TokenRun> runs;
+  int64_t at = 0;
+  for (int64_t i = 0; i < static_cast<int64_t>(held.size()); ++i, ++at) {
+    while (all[at] != held[i]) ++at;
+    if (!runs.empty()) {
+      TokenRun& run = runs.back();
+      const int64_t step = at - (run.begin + (run.count - 1) * run.step);
+      if (run.count == 1) run.step = step;
+      if (step == run.step) {
+        ++run.count;
+        continue;
+      }
+    }
+    runs.push_back({i, at, 1, 1});
+  }
+  return runs;
+}
+
 absl::Status Validate(int64_t seqlen, const AttentionMask& mask, const DocumentStarts& documents) {
   if (seqlen < 0 || seqlen >= kInfinity) {
     return absl::InvalidArgumentError(
@@ -189,8 +209,10 @@ VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& 
 
 absl::StatusOr<RingSchedule> RingSchedule::Create(int rank, int world_size, Layout layout,
                                                   int64_t seqlen, const AttentionMask& mask,
-                                                  const DocumentStarts& documents) {
+                                                  const DocumentStarts& documents,
+                                                  const RankGroup& group) {
   BURST_CHECK(world_size > 0 && rank >= 0 && rank < world_size);
+  BURST_CHECK(group.size > 0 && group.member >= 0 && group.member < group.size);
   const absl::Status valid = Validate(seqlen, mask, documents);
   if (!valid.ok()) return valid;
 
@@ -199,8 +221,19 @@ absl::StatusOr<RingSchedule> RingSchedule::Create(int rank, int world_size, Layo
   schedule.seqlen_ = seqlen;
   schedule.document_rows_ = static_cast<int64_t>(documents.size());
   std::vector<Positions>& positions = schedule.positions_;
+  schedule.group_ = group;
   for (int r = 0; r < world_size; ++r) {
-    positions.push_back(LocalPositions(layout, seqlen, r, world_size));
+    Positions& block = positions.emplace_back();
+    for (int member = 0; member < group.size; ++member) {
+      Positions held =
+          LocalPositions(layout, seqlen, r * group.size + member, world_size * group.size);
+      block.insert(block.end(), held.begin(), held.end());
+      if (r == rank) schedule.held_.push_back(std::move(held));
+    }
+    std::sort(block.begin(), block.end());
+  }
+  for (const Positions& held : schedule.held_) {
+    schedule.runs_.push_back(FindRuns(held, positions[rank]));
   }
   for (int r = 0; r < world_size; ++r) {
     schedule.keys_of_.push_back(ComputeVisibleKeys(mask, documents, positions[rank], positions[r]));

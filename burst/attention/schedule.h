@@ -66,12 +66,27 @@ struct RingPass {
   int64_t gradient_tokens = 0;
 };
 
+// A rank of the ring may be a group of ranks that hold its tokens between them: rank
+// r * size + m of the world is member m of the group that is the ring's rank r. Ulysses needs it.
+struct RankGroup {
+  int size = 1;
+  int member = 0;
+};
+
+// Where tokens of a member are among those of its group: the member's tokens first, first + 1, ...
+// are the group's begin, begin + step, ..., `count` of them.
+struct TokenRun {
+  int64_t first, begin, count, step;
+};
+
 class RingSchedule {
  public:
-  // InvalidArgument for a negative length or window, or documents that are out of order or range.
+  // `layout` spreads the tokens over all ranks: world_size groups times their size. InvalidArgument
+  // for a negative length or window, or documents that are out of order or range.
   static absl::StatusOr<RingSchedule> Create(int rank, int world_size, Layout layout,
                                              int64_t seqlen, const AttentionMask& mask,
-                                             const DocumentStarts& documents = {});
+                                             const DocumentStarts& documents = {},
+                                             const RankGroup& group = {});
 
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(positions_.size()); }
@@ -79,7 +94,15 @@ class RingSchedule {
   // Batch rows the documents were given for; 0: the same mask for every row.
   int64_t document_rows() const { return document_rows_; }
 
-  // Global positions of a rank's tokens.
+  // What this rank itself holds, the sequence's tokens at these global positions. Without groups
+  // those of its rank in the ring.
+  const std::vector<int32_t>& held() const { return held(group_.member); }
+  // The same of the members of its group, and where each one's tokens are among the group's.
+  const RankGroup& group() const { return group_; }
+  const std::vector<int32_t>& held(int member) const { return held_[member]; }
+  const std::vector<TokenRun>& runs(int member) const { return runs_[member]; }
+
+  // Global positions of the tokens of a rank of the ring, increasing.
   const std::vector<int32_t>& positions(int rank) const { return positions_[rank]; }
   int64_t length(int rank) const { return static_cast<int64_t>(positions_[rank].size()); }
   int64_t length() const { return length(rank_); }
@@ -104,7 +127,9 @@ class RingSchedule {
   int rank_ = 0;
   int64_t seqlen_ = 0;
   int64_t document_rows_ = 0;
-  std::vector<std::vector<int32_t>> positions_;
+  RankGroup group_;
+  std::vector<std::vector<int32_t>> positions_, held_;
+  std::vector<std::vector<TokenRun>> runs_;
   std::vector<VisibleKeys> keys_of_, seen_by_;
   VisibleKeys diagonal_parts_[2];
   RingPass key_pass_, query_pass_;

@@ -185,13 +185,16 @@ Tensor Tensor::View(Shape shape) const {
   return view;
 }
 
-Tensor Tensor::Slice(int64_t axis, int64_t begin, int64_t length) const {
+Tensor Tensor::Slice(int64_t axis, int64_t begin, int64_t length, int64_t step) const {
   if (axis < 0) axis += ndim();
-  BURST_CHECK(begin >= 0 && length >= 0 && begin + length <= dim(axis))
-      << "slice " << begin << " + " << length << " of axis " << axis << " of " << ToString(shape_);
+  BURST_CHECK(begin >= 0 && length >= 0 && step >= 1 && begin <= dim(axis) &&
+              (length == 0 || begin + (length - 1) * step < dim(axis)))
+      << "slice " << begin << " + " << length << " x " << step << " of axis " << axis << " of "
+      << ToString(shape_);
   Tensor slice = *this;
   slice.offset_ += begin * strides_[axis];
   slice.shape_[axis] = length;
+  slice.strides_[axis] *= step;
   return slice;
 }
 

@@ -92,8 +92,8 @@ class Tensor {
   // The same elements under another shape of the same size; *this must be contiguous. One dimension
   // may be -1: what is left.
   Tensor View(Shape shape) const;
-  // The elements [begin, begin + length) along axis; shares memory.
-  Tensor Slice(int64_t axis, int64_t begin, int64_t length) const;
+  // The elements begin, begin + step, ... along axis, `length` of them; shares memory.
+  Tensor Slice(int64_t axis, int64_t begin, int64_t length, int64_t step = 1) const;
   // A contiguous copy.
   Tensor Clone() const;
   // *this if contiguous, else a contiguous copy.

@@ -1,0 +1,61 @@
+// The all-to-all of DeepSpeed-Ulysses: between a rank's own tokens with all heads, and the tokens
+// of its whole group with a part of the heads. Knows tokens and heads, nothing of attention.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "burst/attention/schedule.h"
+#include "burst/comm/communicator.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+// What one rank sent to others of its group.
+struct ExchangeTraffic {
+  int64_t messages = 0;
+  int64_t bytes = 0;
+};
+
+class HeadExchange {
+ public:
+  // A tensor with an axis of tokens and one of heads.
+  struct Member {
+    Tensor tensor;
+    int token_axis, head_axis;
+  };
+  using Members = absl::InlinedVector<Member, 3>;
+
+  // The heads that member m of a group of `size` works on. Fewer heads than members: each is
+  // replicated on size / heads of them.
+  struct Heads {
+    int64_t first, count;
+  };
+  static Heads HeadsOf(int64_t num_heads, int member, int size);
+
+  // `group` must outlive the object.
+  explicit HeadExchange(Communicator* group) : group_(group) {}
+
+  // Own tokens, all heads -> the group's tokens in order of position, this rank's heads. The
+  // results are contiguous. `schedule` is that of this rank; the number of heads and the group's
+  // size divide one another.
+  absl::Status Gather(const RingSchedule& schedule, const Members& own,
+                      absl::InlinedVector<Tensor, 3>* gathered, ExchangeTraffic* traffic);
+
+  // The way back; the tensors of `own` are assigned. What several members have of a replicated head
+  // is summed, in their order and in SumDType: right for gradients.
+  absl::Status Scatter(const RingSchedule& schedule, const absl::InlinedVector<Tensor, 3>& gathered,
+                       const Members& own, ExchangeTraffic* traffic);
+
+ private:
+  // pieces[m]: sent to member m and received from it, or this rank's own.
+  using Pieces = std::vector<Tensor>;
+  absl::Status Transfer(const std::vector<Pieces>& sent, const std::vector<Pieces>& received,
+                        ExchangeTraffic* traffic);
+
+  Communicator* const group_;
+};
+
+}  // namespace burst

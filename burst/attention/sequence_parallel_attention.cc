@@ -1,0 +1,118 @@
+#include "burst/attention/sequence_parallel_attention.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/check.h"
+#include "burst/base/status.h"
+#include "burst/kernels/flash_attention.h"
+
+namespace burst {
+namespace {
+
+using Saved = SequenceParallelAttention::Saved;
+
+// Forward for the tape: a failure is the tape's, and the results are zeros.
+void ForwardOnTape(Tape& tape, SequenceParallelAttention& attention, const RingSchedule& schedule,
+                   const Tensor& q, const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
+                   Saved* saved) {
+  const absl::Status status = attention.Forward(schedule, q, k, v, out, lse, saved);
+  if (status.ok()) return;
+  tape.Fail(status);
+  *out = Tensor::Zeros(q.shape(), q.dtype(), q.device());
+  if (lse != nullptr) *lse = Tensor::Zeros(LseShape(q), SumDType(q.dtype()), q.device());
+}
+
+}  // namespace
+
+Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
+                     std::shared_ptr<const RingSchedule> schedule, const Variable& q,
+                     const Variable& k, const Variable& v, Variable* lse) {
+  const bool needs_grad = tape.NeedsGrad({q, k, v});
+  Tensor out_value, lse_value;
+  Saved saved;
+  ForwardOnTape(tape, attention, *schedule, q.value(), k.value(), v.value(), &out_value,
+                lse != nullptr ? &lse_value : nullptr, needs_grad ? &saved : nullptr);
+  const Variable out = tape.Output(out_value, {q, k, v});
+  std::vector<Variable> outputs = {out};
+  if (lse != nullptr) {
+    *lse = tape.Output(lse_value, {q, k, v});
+    outputs.push_back(*lse);
+  }
+  if (!needs_grad) return out;
+
+  tape.Record("attention", outputs, [&tape, &attention, schedule, q, k, v, outputs, saved] {
+    const Variable& out = outputs[0];
+    Saved given = saved;
+    given.dout = out.grad().null() ? Tensor::ZerosLike(out.value()) : out.grad();
+    if (outputs.size() > 1) given.dlse = outputs[1].grad();
+    Tensor dq, dk, dv;
+    const absl::Status status = attention.Backward(*schedule, given, &dq, &dk, &dv);
+    if (!status.ok()) return tape.Fail(status);
+    q.AddGrad(dq);
+    k.AddGrad(dk);
+    v.AddGrad(dv);
+  });
+  return out;
+}
+
+Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
+                     std::shared_ptr<const RingSchedule> schedule, const Variable& qkv,
+                     int64_t num_heads, int64_t num_kv_heads) {
+  BURST_CHECK(qkv.value().ndim() == 4 && qkv.value().dim(2) == num_heads + 2 * num_kv_heads)
+      << "qkv " << ToString(qkv.shape()) << " for " << num_heads << " heads and " << num_kv_heads
+      << " key heads";
+  const auto heads = [=](const Tensor& packed, int part) {  // 0: query, 1: key, 2: value
+    if (part == 0) return packed.Slice(2, 0, num_heads);
+    return packed.Slice(2, num_heads + (part - 1) * num_kv_heads, num_kv_heads);
+  };
+  const bool needs_grad = tape.NeedsGrad({qkv});
+  Tensor out_value;
+  Saved saved;
+  ForwardOnTape(tape, attention, *schedule, heads(qkv.value(), 0), heads(qkv.value(), 1),
+                heads(qkv.value(), 2), &out_value, /*lse=*/nullptr, needs_grad ? &saved : nullptr);
+  const Variable out = tape.Output(out_value, {qkv});
+  if (!needs_grad) return out;
+
+  tape.Record("attention", {out}, [&tape, &attention, schedule, qkv, heads, out, saved] {
+    const Tensor dqkv = Tensor::EmptyLike(qkv.value());
+    Tensor dq = heads(dqkv, 0), dk = heads(dqkv, 1), dv = heads(dqkv, 2);
+    Saved given = saved;
+    given.dout = out.grad();
+    const absl::Status status = attention.Backward(*schedule, given, &dq, &dk, &dv);
+    if (!status.ok()) return tape.Fail(status);
+    qkv.AddGrad(dqkv);
+  });
+  return out;
+}
+
+absl::Status CheckAttentionInputs(const Tensor& q, const Tensor& k, const Tensor& v) {
+  if (q.ndim() != 4 || k.ndim() != 4 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
+      q.dim(1) != k.dim(1) || q.dim(3) != k.dim(3) || q.dtype() != k.dtype() ||
+      q.dtype() != v.dtype() || q.device() != k.device() || q.device() != v.device()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "q ", ToString(q.shape()), ", k ", ToString(k.shape()), ", v ", ToString(v.shape()),
+        " do not fit: expected [batch, length, heads, head_dim] of one dtype on one device"));
+  }
+  BURST_RETURN_IF_ERROR(CheckFlashAttention(q.device(), q.dtype(), q.dim(3)));
+  if (k.dim(2) == 0 || q.dim(2) % k.dim(2) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(k.dim(2), " key heads do not divide ", q.dim(2), " query heads"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EnsureOutput(const char* name, const Shape& shape, DType dtype, DeviceType device,
+                          Tensor* output) {
+  if (output->null()) *output = Tensor::Empty(shape, dtype, device);
+  if (output->shape() != shape || output->dtype() != dtype || output->device() != device ||
+      (output->stride(-1) != 1 && output->dim(-1) > 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, " must be a ", Name(dtype), " tensor ", ToString(shape), " on ", Name(device),
+        " with innermost stride 1, not ", Name(output->dtype()), " ", ToString(output->shape())));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace burst

@@ -1,0 +1,82 @@
+// SequenceParallelAttention: exact attention over a sequence whose tokens are spread over ranks,
+// whatever way the ranks go about it. BurstAttention passes blocks around a ring
+// (burst_attention.h), UlyssesAttention exchanges tokens for heads (ulysses_attention.h);
+// strategy.h makes one by name. A model calls AttentionOp and knows no more.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "burst/attention/schedule.h"
+#include "burst/autograd/tape.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+class SequenceParallelAttention {
+ public:
+  virtual ~SequenceParallelAttention() = default;
+
+  // The schedule for sequences of `seqlen` tokens in all (any number, also fewer than ranks). Build
+  // it once and use it for every layer and step, or once per batch of packed documents.
+  virtual absl::StatusOr<RingSchedule> Schedule(int64_t seqlen,
+                                                const DocumentStarts& documents = {}) const = 0;
+
+  // What Backward needs of its Forward. q, k, v, out and lse: of the tokens and heads that this
+  // rank worked on, which is the strategy's own affair. dout and dlse, which the caller adds: the
+  // gradients of Forward's outputs; dlse null: zero.
+  struct Saved {
+    Tensor q, k, v, out, lse, dout, dlse;
+    int64_t num_kv_heads = 0;  // of Forward's k and v; 0: k's
+  };
+
+  // Collective, as Backward is.
+  //
+  // q: [batch, length, num_heads, head_dim], k, v: [batch, length, num_kv_heads, head_dim] of this
+  // rank's `length` tokens, those at schedule.held(), in order of position; innermost stride 1;
+  // float32, float64 or, on a GPU, bfloat16 (InvalidArgument for what no kernel serves).
+  // num_kv_heads divides num_heads. out: like q, may be strided too; lse: [batch, num_heads,
+  // length], natural log of the softmax's denominator, -inf for a query that sees no key, of
+  // SumDType(dtype). Both are allocated when null. The pointers lse and saved may be null where
+  // nobody asks.
+  virtual absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                               const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) = 0;
+
+  // Assigns dq, dk, dv (like q, k, v; allocated when null; may be strided: slices of one tensor).
+  virtual absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq,
+                                Tensor* dk, Tensor* dv) = 0;
+
+  // What this rank sent since creation or ResetStats.
+  struct BytesSent {
+    int64_t forward = 0, backward = 0;
+  };
+  virtual BytesSent bytes_sent() const = 0;
+  virtual void ResetStats() = 0;
+};
+
+// The op on the tape; out: like q. `schedule` is kept until the backward. A failed transfer is
+// reported through tape.status(). With `lse`, the log-sum-exp is returned too, and differentiable.
+Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
+                     std::shared_ptr<const RingSchedule> schedule, const Variable& q,
+                     const Variable& k, const Variable& v, Variable* lse = nullptr);
+
+// The same on the packed output of one projection, qkv [batch, length, num_heads + 2 num_kv_heads,
+// head_dim]: the query heads, then the keys', then the values'. Nothing is split or joined: the
+// kernels read and write slices. out: [batch, length, num_heads, head_dim].
+Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
+                     std::shared_ptr<const RingSchedule> schedule, const Variable& qkv,
+                     int64_t num_heads, int64_t num_kv_heads);
+
+// What the strategies ask of their arguments.
+//
+// InvalidArgument unless q, k, v fit together, as Forward says.
+absl::Status CheckAttentionInputs(const Tensor& q, const Tensor& k, const Tensor& v);
+// Makes *output a tensor of the given shape, or checks that it is one, contiguous along the last
+// axis at least.
+absl::Status EnsureOutput(const char* name, const Shape& shape, DType dtype, DeviceType device,
+                          Tensor* output);
+inline Shape LseShape(const Tensor& q) { return {q.dim(0), q.dim(2), q.dim(1)}; }
+
+}  // namespace burst

@@ -1,0 +1,158 @@
+#include "burst/attention/ulysses_attention.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "burst/base/status.h"
+#include "burst/kernels/flash_attention.h"
+
+namespace burst {
+namespace {
+
+using Tensors = absl::InlinedVector<Tensor, 3>;
+
+HeadExchange::Member Heads(const Tensor& tensor) { return {tensor, 1, 2}; }     // [B, l, H, D]
+HeadExchange::Member LseHeads(const Tensor& tensor) { return {tensor, 2, 1}; }  // [B, H, l]
+
+bool HeadsDivide(int64_t num_heads, int64_t num_kv_heads, int64_t size) {
+  return num_heads % size == 0 && (num_kv_heads % size == 0 || size % num_kv_heads == 0);
+}
+
+}  // namespace
+
+absl::Status CheckHeadsDivide(int64_t num_heads, int64_t num_kv_heads, int size) {
+  if (HeadsDivide(num_heads, num_kv_heads, size)) return absl::OkStatus();
+  std::vector<int64_t> valid;
+  for (int64_t other = 1; other <= num_heads; ++other) {
+    if (HeadsDivide(num_heads, num_kv_heads, other)) valid.push_back(other);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(num_heads, " heads (", num_kv_heads, " for keys) cannot be shared by groups of ",
+                   size, " ranks; ", absl::StrJoin(valid, ", "), " would do"));
+}
+
+absl::StatusOr<std::unique_ptr<UlyssesAttention>> UlyssesAttention::Create(
+    const BurstAttentionOptions& options, int size, Communicator* comm) {
+  if (size < 1 || comm->world_size() % size != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("groups of ", size, " ranks do not divide ", comm->world_size(), " ranks"));
+  }
+  std::unique_ptr<UlyssesAttention> attention(new UlyssesAttention);
+  const int group = comm->rank() / size, member = comm->rank() % size;
+  attention->options_ = options;
+  BURST_ASSIGN_OR_RETURN(attention->group_, comm->Split(/*color=*/group, /*key=*/member));
+  BURST_ASSIGN_OR_RETURN(attention->ring_, comm->Split(/*color=*/member, /*key=*/group));
+  attention->exchange_ = std::make_unique<HeadExchange>(attention->group_.get());
+  BURST_ASSIGN_OR_RETURN(attention->attention_,
+                         BurstAttention::Create(options, attention->ring_.get()));
+  return attention;
+}
+
+absl::StatusOr<RingSchedule> UlyssesAttention::Schedule(int64_t seqlen,
+                                                        const DocumentStarts& documents) const {
+  return RingSchedule::Create(ring_->rank(), ring_->world_size(), options_.layout, seqlen,
+                              options_.mask, documents, {group_->world_size(), group_->rank()});
+}
+
+absl::Status UlyssesAttention::CheckSchedule(const RingSchedule& schedule) const {
+  const RankGroup& group = schedule.group();
+  if (group.size == group_->world_size() && group.member == group_->rank()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("the schedule is for member ", group.member,
+                                                 " of groups of ", group.size, ", this is member ",
+                                                 group_->rank(), " of ", group_->world_size()));
+}
+
+// q, k, v of this rank's tokens -> of the group's tokens, this rank's heads; attention over the
+// ring; out and lse the other way.
+absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tensor& q,
+                                       const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
+                                       Saved* saved) {
+  BURST_RETURN_IF_ERROR(CheckSchedule(schedule));
+  if (group_->world_size() == 1) {
+    return attention_->Forward(schedule, q, k, v, out, lse, saved);
+  }
+  BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
+  BURST_RETURN_IF_ERROR(CheckHeadsDivide(q.dim(2), k.dim(2), group_->world_size()));
+  const int64_t held = static_cast<int64_t>(schedule.held().size());
+  if (q.dim(1) != held) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("this rank holds ", held, " tokens of the schedule, q has ", q.dim(1)));
+  }
+  BURST_RETURN_IF_ERROR(EnsureOutput("out", q.shape(), q.dtype(), q.device(), out));
+  if (lse != nullptr) {
+    BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), SumDType(q.dtype()), q.device(), lse));
+  }
+
+  Tensors qkv;
+  BURST_RETURN_IF_ERROR(
+      exchange_->Gather(schedule, {Heads(q), Heads(k), Heads(v)}, &qkv, &stats_.forward));
+  Tensor heads_out, heads_lse;
+  BURST_RETURN_IF_ERROR(
+      attention_->Forward(schedule, qkv[0], qkv[1], qkv[2], &heads_out, &heads_lse));
+  Tensors results = {heads_out};
+  HeadExchange::Members own = {Heads(*out)};
+  if (lse != nullptr) {
+    results.push_back(heads_lse);
+    own.push_back(LseHeads(*lse));
+  }
+  BURST_RETURN_IF_ERROR(exchange_->Scatter(schedule, results, own, &stats_.forward));
+  if (saved != nullptr) {
+    *saved = {qkv[0], qkv[1], qkv[2], heads_out, heads_lse, {}, {}, /*num_kv_heads=*/k.dim(2)};
+  }
+  return absl::OkStatus();
+}
+
+absl::Status UlyssesAttention::Backward(const RingSchedule& schedule, const Saved& saved,
+                                        Tensor* dq, Tensor* dk, Tensor* dv) {
+  BURST_RETURN_IF_ERROR(CheckSchedule(schedule));
+  if (group_->world_size() == 1) return attention_->Backward(schedule, saved, dq, dk, dv);
+  const Tensor& dout = saved.dout;
+  const int64_t num_heads = saved.q.dim(2) * group_->world_size();
+  const int64_t held = static_cast<int64_t>(schedule.held().size());
+  Shape shape = {saved.q.dim(0), held, num_heads, saved.q.dim(3)};
+  const DType dtype = saved.q.dtype(), sum_dtype = SumDType(dtype);
+  const DeviceType device = saved.q.device();
+  if (dout.shape() != shape || dout.dtype() != dtype || dout.device() != device) {
+    return absl::InvalidArgumentError(absl::StrCat("dout is ", Name(dout.dtype()), " ",
+                                                   ToString(dout.shape()), ", out was ",
+                                                   Name(dtype), " ", ToString(shape)));
+  }
+  if (!saved.dlse.null() &&
+      (saved.dlse.shape() != LseShape(dout) || saved.dlse.dtype() != sum_dtype)) {
+    return absl::InvalidArgumentError(absl::StrCat("dlse ", ToString(saved.dlse.shape()),
+                                                   " does not fit ", ToString(LseShape(dout))));
+  }
+  BURST_RETURN_IF_ERROR(EnsureOutput("dq", shape, dtype, device, dq));
+  shape[2] = saved.num_kv_heads;
+  BURST_RETURN_IF_ERROR(EnsureOutput("dk", shape, dtype, device, dk));
+  BURST_RETURN_IF_ERROR(EnsureOutput("dv", shape, dtype, device, dv));
+
+  HeadExchange::Members own = {Heads(dout)};
+  if (!saved.dlse.null()) own.push_back(LseHeads(saved.dlse));
+  Tensors gathered;
+  BURST_RETURN_IF_ERROR(exchange_->Gather(schedule, own, &gathered, &stats_.backward));
+  Saved heads = saved;
+  heads.dout = gathered[0];
+  if (!saved.dlse.null()) heads.dlse = gathered[1];
+  Tensors gradients(3);
+  BURST_RETURN_IF_ERROR(
+      attention_->Backward(schedule, heads, &gradients[0], &gradients[1], &gradients[2]));
+  return exchange_->Scatter(schedule, gradients, {Heads(*dq), Heads(*dk), Heads(*dv)},
+                            &stats_.backward);
+}
+
+UlyssesAttention::BytesSent UlyssesAttention::bytes_sent() const {
+  const BytesSent ring = attention_->bytes_sent();
+  return {stats_.forward.bytes + ring.forward, stats_.backward.bytes + ring.backward};
+}
+
+void UlyssesAttention::ResetStats() {
+  stats_ = Stats();
+  attention_->ResetStats();
+}
+
+}  // namespace burst
