@@ -16,89 +16,13 @@
 #include "burst/comm/thread_communicator.h"
 #include "burst/device/device.h"
 #include "tests/attention_reference.h"
+#include "tests/sequence_problem.h"
 #include "tests/test_device.h"
 
 namespace burst {
 namespace {
 
-constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
 constexpr BackwardDirection kDirections[] = {BackwardDirection::kBurst, BackwardDirection::kRing};
-
-// Rows `positions` of a global [batch, seqlen, ...] tensor, and the other way round.
-Tensor TakeRows(const Tensor& global, const std::vector<int32_t>& positions) {
-  Shape shape = global.shape();
-  shape[1] = static_cast<int64_t>(positions.size());
-  const Tensor local = Tensor::Empty(shape, global.dtype());
-  for (size_t i = 0; i < positions.size(); ++i) {
-    local.Slice(1, i, 1).CopyFrom(global.Slice(1, positions[i], 1));
-  }
-  return local.To(kTestDevice);
-}
-
-void PutRows(const Tensor& on_device, const std::vector<int32_t>& positions, const Tensor& global) {
-  const Tensor local = on_device.To(DeviceType::kCpu);
-  for (size_t i = 0; i < positions.size(); ++i) {
-    global.Slice(1, positions[i], 1).CopyFrom(local.Slice(1, i, 1));
-  }
-}
-
-// The same for [batch, heads, seqlen].
-Tensor TakeColumns(const Tensor& global, const std::vector<int32_t>& positions) {
-  Shape shape = global.shape();
-  shape[2] = static_cast<int64_t>(positions.size());
-  const Tensor local = Tensor::Empty(shape, global.dtype());
-  for (size_t i = 0; i < positions.size(); ++i) {
-    local.Slice(2, i, 1).CopyFrom(global.Slice(2, positions[i], 1));
-  }
-  return local.To(kTestDevice);
-}
-
-void PutColumns(const Tensor& on_device, const std::vector<int32_t>& positions,
-                const Tensor& global) {
-  const Tensor local = on_device.To(DeviceType::kCpu);
-  for (size_t i = 0; i < positions.size(); ++i) {
-    global.Slice(2, positions[i], 1).CopyFrom(local.Slice(2, i, 1));
-  }
-}
-
-// Ranks as threads; on GPUs they share those there are.
-absl::Status RunTestRanks(int world_size, const std::function<absl::Status(Communicator&)>& body) {
-  return RunRanks(world_size, [&](Communicator& comm) -> absl::Status {
-    if (kTestDevice == DeviceType::kCpu) return body(comm);
-    const ScopedCudaDevice device(comm.rank() % CudaDeviceCount(), comm.rank());
-    return body(comm);
-  });
-}
-
-// On the host; the ranks take their part to the device and bring back their results.
-struct Inputs {
-  Tensor q, k, v, dout, dlse;
-};
-
-struct Results {
-  Tensor out, lse, dq, dk, dv;
-};
-
-Inputs RandomInputs(int64_t batch, int64_t seqlen, int64_t heads, int64_t kv_heads,
-                    int64_t head_dim, DType dtype, uint64_t seed) {
-  const auto random = [&](const Shape& shape, uint64_t stream, double scale) {
-    return RandomNormal(shape, dtype, seed, stream, scale);
-  };
-  return {random({batch, seqlen, heads, head_dim}, 0, 1.5),
-          random({batch, seqlen, kv_heads, head_dim}, 1, 1.5),
-          random({batch, seqlen, kv_heads, head_dim}, 2, 1),
-          random({batch, seqlen, heads, head_dim}, 3, 1), random({batch, heads, seqlen}, 4, 1)};
-}
-
-Results EmptyResults(const Inputs& inputs) {
-  const Results results = {Tensor::EmptyLike(inputs.q), Tensor::EmptyLike(inputs.dlse),
-                           Tensor::EmptyLike(inputs.q), Tensor::EmptyLike(inputs.k),
-                           Tensor::EmptyLike(inputs.v)};
-  for (const Tensor& tensor : {results.out, results.lse, results.dq, results.dk, results.dv}) {
-    tensor.Fill(std::nan(""));
-  }
-  return results;
-}
 
 // What one rank does; it writes its part of the results.
 absl::Status RunRank(Communicator& comm, const BurstAttentionOptions& options, const Inputs& inputs,
@@ -151,55 +75,6 @@ absl::Status RunRing(int world_size, const BurstAttentionOptions& options, const
     add(rank.backward, backward);
   }
   return absl::OkStatus();
-}
-
-bool Visible(const AttentionMask& mask, const DocumentStarts& documents, int64_t b, int64_t q,
-             int64_t k) {
-  if (mask.causal && k > q) return false;
-  if (mask.window > 0 && std::abs(q - k) >= mask.window) return false;
-  if (!documents.empty()) {
-    for (int32_t start : documents[documents.size() == 1 ? 0 : b]) {
-      if ((q < start) != (k < start)) return false;
-    }
-  }
-  return true;
-}
-
-Results Reference(const Inputs& inputs, const AttentionMask& mask, const DocumentStarts& documents,
-                  double softmax_scale) {
-  const AttentionReference reference = NaiveAttention(
-      inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, softmax_scale,
-      [&](int64_t b, int64_t i, int64_t j) { return Visible(mask, documents, b, i, j); });
-  return {reference.out, reference.lse, reference.dq, reference.dk, reference.dv};
-}
-
-void ExpectClose(const Results& actual, const Results& expected, double tolerance) {
-  EXPECT_LE(RelativeError(actual.out, expected.out), tolerance) << "out";
-  EXPECT_LE(RelativeError(actual.lse, expected.lse), tolerance) << "lse";
-  EXPECT_LE(RelativeError(actual.dq, expected.dq), tolerance) << "dq";
-  EXPECT_LE(RelativeError(actual.dk, expected.dk), tolerance) << "dk";
-  EXPECT_LE(RelativeError(actual.dv, expected.dv), tolerance) << "dv";
-}
-
-struct NamedMask {
-  const char* name;
-  AttentionMask mask;
-  bool packed;
-};
-
-constexpr NamedMask kMasks[] = {{"full", {false, 0}, false},
-                                {"causal", {true, 0}, false},
-                                {"window", {true, 100}, false},
-                                {"packed", {true, 0}, true}};
-
-// Documents of mixed lengths, some of one token, some over rank boundaries.
-DocumentStarts MixedDocuments(int64_t seqlen) {
-  std::vector<int32_t> starts;
-  for (int64_t start = 0, i = 0; start < seqlen; ++i) {
-    starts.push_back(static_cast<int32_t>(start));
-    start += 1 + Philox(11, 0, i)[0] % (1 + seqlen / 4);
-  }
-  return {starts};
 }
 
 // (heads, kv heads), head_dim

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/flags/reflection.h"
@@ -156,6 +157,27 @@ TEST(TrainConfig, MeshOfRanks) {
   EXPECT_EQ(mesh({"--dp=4"}, {8, 8, 8}), std::pair(4, 2));
 }
 
+TEST(TrainConfig, StrategiesChooseTheirRanks) {
+  const std::string model =
+      R"(--model={"family": "llama", "layers": 1, "width": 16, "heads": 8, "kv_heads": 2})";
+  const auto resolve = [&](const std::vector<std::string>& arguments) {
+    std::vector<std::string> all = arguments;
+    all.push_back(model);
+    const auto config = Resolve(all);
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config.ok() ? std::tuple(config->mesh.data, config->mesh.sequence, config->ulysses)
+                       : std::tuple(0, 0, 0);
+  };
+  EXPECT_EQ(resolve({"--strategy=single"}), std::tuple(1, 1, 1));
+  EXPECT_EQ(resolve({"--strategy=single", "--dp=2"}), std::tuple(2, 1, 1));
+  EXPECT_EQ(resolve({"--strategy=ring", "--backward=ring"}), std::tuple(1, 2, 1));
+  EXPECT_EQ(resolve({"--strategy=ulysses", "--ranks=8"}), std::tuple(1, 8, 1));
+  EXPECT_EQ(resolve({"--strategy=burst+ulysses", "--ranks=6"}), std::tuple(1, 6, 2));
+  EXPECT_EQ(resolve({"--strategy=burst+ulysses", "--ranks=4", "--ulysses=4"}), std::tuple(1, 4, 4));
+  EXPECT_EQ(resolve({"--strategy=burst+ulysses", "--dp=2", "--sp=4", "--backward=burst"}),
+            std::tuple(2, 4, 2));
+}
+
 struct BadOption {
   std::vector<std::string> arguments;
   std::vector<std::string> message;  // parts of it
@@ -172,6 +194,8 @@ TEST(TrainConfig, EveryMistakeIsNamed) {
       "kv.json", R"({"family": "llama", "layers": 1, "width": 8, "heads": 4, "kv_heads": 3})");
   const std::string context = Write(
       "context.json", R"({"family": "gpt2", "layers": 1, "width": 8, "heads": 2, "context": 16})");
+  const std::string four_heads = Write(
+      "four.json", R"({"family": "llama", "layers": 1, "width": 8, "heads": 4, "kv_heads": 2})");
   const std::vector<BadOption> table = {
       {{"--stesp=5"}, {"--stesp", "did you mean --steps?"}},
       {{"--what_is_this"}, {"--what_is_this", "--help"}},
@@ -233,6 +257,18 @@ TEST(TrainConfig, EveryMistakeIsNamed) {
       {{"--ranks=4", "--sp=8"}, {"--sp", "8", "does not divide", "4"}},
       {{"--ranks=4", "--dp=2", "--sp=4"}, {"--dp", "2", "--sp=4", "4"}},
       {{"--dp=2", "--batch=3"}, {"--batch", "3", "--dp=2"}},
+      {{"--strategy=spiral"}, {"--strategy", "spiral", "single", "burst+ulysses"}},
+      {{"--strategy=single", "--ranks=2"}, {"--strategy", "single", "2", "--sp=1"}},
+      {{"--strategy=single", "--backward=ring"}, {"--backward", "ring", "--strategy=single"}},
+      {{"--strategy=ulysses", "--backward=burst"}, {"--backward", "burst", "--strategy=ulysses"}},
+      {{"--strategy=ring", "--backward=burst"}, {"--backward", "burst", "--strategy=ring"}},
+      {{"--ulysses=2"}, {"--ulysses", "2", "--strategy=burst", "burst+ulysses"}},
+      {{"--strategy=burst+ulysses", "--ulysses=0"}, {"--ulysses", "at least 1"}},
+      {{"--strategy=burst+ulysses", "--ranks=4", "--ulysses=3"}, {"--ulysses", "3", "4 ranks"}},
+      {{"--strategy=ulysses", "--ranks=3", "--model=" + four_heads},
+       {"--strategy", "4 heads (2 for keys)", "3 ranks", "1, 2, 4 would do"}},
+      {{"--strategy=burst+ulysses", "--ranks=6", "--ulysses=3", "--model=" + four_heads},
+       {"--ulysses", "4 heads", "3 ranks", "1, 2, 4"}},
       // Models.
       {{"--model=llama_huge"}, {"--model", "llama_huge", "llama_tiny", "d12"}},
       {{"--model="}, {"--model", "llama_tiny"}},

@@ -244,6 +244,44 @@ TEST(ScheduleTest, ContiguousWindowTravelsOnlyAsFarAsItReaches) {
   EXPECT_EQ(schedule->key_pass().block_tokens, 7 * 16);  // every rank but the last one's, one hop
 }
 
+// Ranks of a group hold the tokens of the group's rank in the ring, each those that the layout
+// gives it among all ranks, and the runs say where they are.
+TEST(ScheduleTest, GroupsShareTheirTokens) {
+  constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
+  for (Layout layout : kLayouts) {
+    for (int64_t seqlen : {0, 1, 7, 64, 129}) {
+      for (const auto& [ring, size] : {std::pair(1, 4), std::pair(2, 2), std::pair(3, 3)}) {
+        for (int rank = 0; rank < ring; ++rank) {
+          for (int member = 0; member < size; ++member) {
+            const auto schedule =
+                *RingSchedule::Create(rank, ring, layout, seqlen, {}, {}, {size, member});
+            const std::vector<int32_t>& all = schedule.positions(rank);
+            EXPECT_TRUE(std::is_sorted(all.begin(), all.end()));
+            EXPECT_EQ(schedule.held(),
+                      LocalPositions(layout, seqlen, rank * size + member, ring * size));
+            std::vector<int32_t> together;
+            for (int other = 0; other < size; ++other) {
+              const std::vector<int32_t>& held = schedule.held(other);
+              std::vector<int32_t> found;
+              for (const TokenRun& run : schedule.runs(other)) {
+                EXPECT_EQ(run.first, static_cast<int64_t>(found.size()));
+                for (int64_t i = 0; i < run.count; ++i) {
+                  found.push_back(all[run.begin + i * run.step]);
+                }
+              }
+              EXPECT_EQ(found, held);
+              EXPECT_LE(schedule.runs(other).size(), 3u) << "few copies";
+              together.insert(together.end(), held.begin(), held.end());
+            }
+            std::sort(together.begin(), together.end());
+            EXPECT_EQ(together, all);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(ScheduleTest, RejectsWhatItCannotServe) {
   const AttentionMask mask;
   EXPECT_FALSE(RingSchedule::Create(0, 2, Layout::kZigzag, -1, mask).ok());

@@ -111,6 +111,16 @@ TEST_P(TrainParity, AMeshOfRanksTrainsAsOneDoes) {
   ExpectEqual(Losses({}, {"--batch=4", "--dp=4"}), one);
 }
 
+// The rivals of the burst, over four ranks. Ulysses where the model has heads for them.
+TEST_P(TrainParity, OtherStrategiesTrainAsOneRankDoes) {
+  const std::vector<double> one = Losses({}, {"--strategy=single", "--ranks=1"});
+  const bool two_heads = GetParam().name == "Gpt2Dropout";
+  const std::vector<std::string> hybrid = {"--strategy=burst+ulysses", "--ranks=4", "--ulysses=2"};
+  ExpectEqual(Losses({}, hybrid), one);
+  if (!two_heads) ExpectEqual(Losses({}, {"--strategy=ulysses", "--ranks=4"}), one);
+  ExpectEqual(Losses({}, {"--strategy=ring", "--ranks=2"}), one);
+}
+
 // Ranks as processes give the very bits that ranks as threads give.
 TEST_P(TrainParity, MpirunTrainsAsThreadsDo) {
   const std::string mpirun = BURST_MPIRUN;
@@ -121,6 +131,9 @@ TEST_P(TrainParity, MpirunTrainsAsThreadsDo) {
     EXPECT_EQ(Losses(start, {"--comm=mpi", absl::StrCat("--layout=", layout)}),
               Losses({}, {"--ranks=4", absl::StrCat("--layout=", layout)}));
   }
+  const std::vector<std::string> hybrid = {"--strategy=burst+ulysses", "--ulysses=2"};
+  EXPECT_EQ(Losses(start, {"--comm=mpi", hybrid[0], hybrid[1]}),
+            Losses({}, {"--ranks=4", hybrid[0], hybrid[1]}));
 }
 
 TEST(TrainUnderMpirun, MistakesAreToldOnce) {

@@ -4,12 +4,14 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <type_traits>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "burst/attention/ulysses_attention.h"
 #include "burst/base/status.h"
 #include "train/files.h"
 
@@ -48,6 +50,8 @@ void ForEachOption(Config& c, Function&& f) {
   f("dp", c.dp);
   f("sp", c.sp);
   f("comm", c.comm);
+  f("strategy", c.strategy);
+  f("ulysses", c.ulysses);
   f("layout", c.layout);
   f("backward", c.backward);
   f("threads", c.threads);
@@ -159,6 +163,9 @@ absl::Status Parse(absl::string_view text, LrShape* value) {
 absl::Status Parse(absl::string_view text, Layout* value) {
   return Assign(ParseLayout(text), value);
 }
+absl::Status Parse(absl::string_view text, Strategy* value) {
+  return Assign(ParseStrategy(text), value);
+}
 absl::Status Parse(absl::string_view text, BackwardDirection* value) {
   return Assign(ParseBackwardDirection(text), value);
 }
@@ -204,6 +211,7 @@ absl::Status CheckRanges(const TrainConfig& c) {
   if (c.ranks != -1) BURST_RETURN_IF_ERROR(AtLeast("ranks", c.ranks, 1));
   if (c.dp != -1) BURST_RETURN_IF_ERROR(AtLeast("dp", c.dp, 1));
   if (c.sp != -1) BURST_RETURN_IF_ERROR(AtLeast("sp", c.sp, 1));
+  if (c.ulysses != -1) BURST_RETURN_IF_ERROR(AtLeast("ulysses", c.ulysses, 1));
   if (c.threads != -1) BURST_RETURN_IF_ERROR(AtLeast("threads", c.threads, 1));
   // What is beyond any machine is a typing error, found before memory runs out.
   constexpr int64_t kMaxTokens = int64_t{1} << 31;
@@ -306,7 +314,7 @@ absl::Status ResolveRanks(const Launch& launch, ResolvedConfig* config) {
   config->threads = static_cast<int>(c.threads);
   if (config->comm == CommKind::kThreads) {
     const bool cuda = config->device == DeviceType::kCuda, mesh = c.dp != -1 || c.sp != -1;
-    if (c.ranks == -1) config->ranks = cuda ? 1 : 2;
+    if (c.ranks == -1) config->ranks = cuda || c.strategy == Strategy::kSingle ? 1 : 2;
     if (c.ranks == -1 && mesh) {
       config->ranks = static_cast<int>(std::max<int64_t>(1, c.dp) * std::max<int64_t>(1, c.sp));
     }
@@ -380,6 +388,40 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name) {
   return model;
 }
 
+// After the mesh and the model are known.
+absl::Status ResolveStrategy(ResolvedConfig* config) {
+  const TrainConfig& c = config->options;
+  const ModelConfig model = config->model.WithDefaults();
+  const int sp = config->mesh.sequence;
+  const char* name = Name(c.strategy);
+  if (c.strategy == Strategy::kSingle && sp > 1) {
+    return Invalid("strategy", "single keeps a sequence on one rank, not on ", sp,
+                   "; give --sp=1 or another strategy");
+  }
+  const bool says_the_same =
+      c.strategy == Strategy::kRing && c.backward == BackwardDirection::kRing;
+  if (c.backward != BackwardDirection::kAuto && !HasDirections(c.strategy) && !says_the_same) {
+    return Invalid("backward", Name(c.backward), " is not for --strategy=", name,
+                   ", whose backward has one direction; leave it out");
+  }
+  if (c.strategy != Strategy::kBurstUlysses && c.ulysses != -1) {
+    return Invalid("ulysses", c.ulysses, " has no effect with --strategy=", name,
+                   "; it is for burst+ulysses");
+  }
+  if (c.strategy == Strategy::kUlysses) {
+    const absl::Status divide = CheckHeadsDivide(model.heads, model.kv_heads, sp);
+    if (!divide.ok()) return Invalid("strategy", "ulysses: ", divide.message(), ", or burst");
+  }
+  if (c.strategy != Strategy::kBurstUlysses) return absl::OkStatus();
+  const int64_t most = std::gcd<int64_t>(sp, model.kv_heads);
+  if (c.ulysses != -1 && sp % c.ulysses != 0) {
+    return Invalid("ulysses", c.ulysses, " does not divide the ", sp, " ranks of a sequence");
+  }
+  config->ulysses = static_cast<int>(c.ulysses != -1 ? c.ulysses : most);
+  const absl::Status divide = CheckHeadsDivide(model.heads, model.kv_heads, config->ulysses);
+  return divide.ok() ? divide : Invalid("ulysses", divide.message());
+}
+
 }  // namespace
 
 bool TrainConfig::operator==(const TrainConfig& other) const {
@@ -416,6 +458,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& options, const L
   BURST_RETURN_IF_ERROR(ResolveMesh(&config));
   BURST_ASSIGN_OR_RETURN(config.model, ReadModel(&c, &config.model_name));
   BURST_RETURN_IF_ERROR(CheckModelFitsDevice(config));
+  BURST_RETURN_IF_ERROR(ResolveStrategy(&config));
   if (c.data.empty()) {
     return Invalid("data", "is empty; give a text file, a folder or a pattern of .bin shards");
   }
@@ -455,11 +498,11 @@ absl::StatusOr<TrainConfig> TrainConfigFromJson(absl::string_view text) {
 absl::Status CheckResume(const TrainConfig& before, const TrainConfig& after) {
   // What may change: how long, how fast, on what, and what is shown. The rest makes another run.
   constexpr absl::string_view kFree[] = {
-      "data",          "val_data", "model",  "steps",      "lr",           "min_lr",
-      "warmup",        "schedule", "clip",   "ranks",      "dp",           "sp",
-      "comm",          "layout",   "device", "precision",  "backward",     "threads",
-      "deterministic", "out",      "resume", "eval_every", "eval_batches", "checkpoint_every",
-      "log_every",     "sample"};
+      "data",          "val_data", "model",    "steps",      "lr",           "min_lr",
+      "warmup",        "schedule", "clip",     "ranks",      "dp",           "sp",
+      "comm",          "layout",   "device",   "precision",  "backward",     "threads",
+      "deterministic", "out",      "resume",   "eval_every", "eval_batches", "checkpoint_every",
+      "log_every",     "sample",   "strategy", "ulysses"};
   const auto texts = [](const TrainConfig& config) {
     std::vector<std::string> values;
     ForEachOption(config, [&](const char*, const auto& field) {

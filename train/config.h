@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "burst/attention/burst_attention.h"
+#include "burst/attention/strategy.h"
 #include "burst/comm/mesh.h"
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
@@ -57,6 +58,8 @@ struct TrainConfig {
   int64_t dp = -1;     // -1: ranks / sp
   int64_t sp = -1;     // -1: ranks / dp
   CommKind comm = CommKind::kAuto;
+  Strategy strategy = Strategy::kBurst;
+  int64_t ulysses = -1;  // -1: as many as divide the ranks and the key heads
   Layout layout = Layout::kZigzag;
   BackwardDirection backward = BackwardDirection::kAuto;
   int64_t threads = -1;  // a rank; -1: cores / ranks
@@ -103,6 +106,7 @@ struct ResolvedConfig {
   CommKind comm = CommKind::kThreads;  // not kAuto
   int ranks = 1;
   Mesh mesh;        // of the ranks
+  int ulysses = 1;  // ranks of a sequence that share heads, for Strategy::kBurstUlysses
   int threads = 1;  // of each rank
 };
 

@@ -60,11 +60,19 @@ ABSL_FLAG(
     std::string, comm, "auto",
     "threads of this process; mpi (CPUs, start with mpirun); nccl (a GPU a process, start "
     "with mpirun, torchrun or srun). auto: nccl on GPUs under such a launcher, else threads.");
+ABSL_FLAG(std::string, strategy, "burst",
+          "How a sequence's attention is spread over its ranks: single (one rank), burst (a ring), "
+          "ring (RingAttention), ulysses (all-to-all over heads) or burst+ulysses (all-to-all in "
+          "groups, a ring of groups).");
+ABSL_FLAG(int64_t, ulysses, -1,
+          "Ranks of a group of burst+ulysses, which share the heads. -1: as many as divide the "
+          "ranks and the key heads.");
 ABSL_FLAG(std::string, layout, "zigzag",
           "How a sequence is spread over ranks: contiguous, zigzag or striped.");
-ABSL_FLAG(std::string, backward, "auto",
-          "What travels in attention's backward: queries (burst), keys and values (ring), or auto: "
-          "what is fewer bytes.");
+ABSL_FLAG(
+    std::string, backward, "auto",
+    "What travels in the backward of a burst: queries (burst), keys and values (ring), or auto: "
+    "what is fewer bytes.");
 ABSL_FLAG(int64_t, threads, -1, "Threads of a rank. -1: cores / ranks.");
 ABSL_FLAG(bool, deterministic, true,
           "Bitwise equal from run to run. CPU kernels always are; others may be faster without.");
@@ -95,8 +103,8 @@ const std::vector<FlagGroup>& Groups() {
        {"batch", "accumulate", "steps", "lr", "min_lr", "warmup", "schedule", "weight_decay",
         "beta1", "beta2", "eps", "clip", "seed"}},
       {"Devices and ranks",
-       {"device", "precision", "ranks", "dp", "sp", "comm", "layout", "backward", "threads",
-        "deterministic"}},
+       {"device", "precision", "ranks", "dp", "sp", "comm", "strategy", "ulysses", "layout",
+        "backward", "threads", "deterministic"}},
       {"Output",
        {"out", "resume", "config", "eval_every", "eval_batches", "checkpoint_every", "log_every",
         "sample"}},

@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "burst/attention/burst_attention.h"
+#include "burst/attention/strategy.h"
 #include "burst/autograd/tape.h"
 #include "burst/base/status.h"
 #include "burst/comm/mesh.h"
@@ -55,6 +57,16 @@ std::string Ranks(const ResolvedConfig& config) {
                          mesh.data, mesh.sequence, kind);
 }
 
+std::string StrategyText(const ResolvedConfig& config) {
+  const TrainConfig& o = config.options;
+  std::string text = Name(o.strategy);
+  if (o.strategy == Strategy::kBurstUlysses) {
+    absl::StrAppend(&text, " in groups of ", config.ulysses);
+  }
+  if (HasDirections(o.strategy)) absl::StrAppend(&text, ", ", Name(o.backward), " backward");
+  return text;
+}
+
 }  // namespace
 
 struct Trainer::Report {
@@ -88,7 +100,8 @@ absl::Status Trainer::Init(bool verbose) {
     BURST_ASSIGN_OR_RETURN(sequence_, SplitSequence(mesh, *comm_));
   }
   Communicator* const ring = mesh.data == 1 ? comm_ : sequence_.get();
-  BURST_ASSIGN_OR_RETURN(attention_, BurstAttention::Create(attention, ring));
+  BURST_ASSIGN_OR_RETURN(
+      attention_, CreateAttention(options_.strategy, attention, setup_.config.ulysses, ring));
   const DeviceType device = setup_.config.device;
   BURST_ASSIGN_OR_RETURN(model_, Transformer::Create(setup_.config.model, setup_.config.dtype,
                                                      static_cast<uint64_t>(options_.seed), device));
@@ -337,8 +350,8 @@ absl::Status Trainer::OpenReport(bool verbose, double peak_flops) {
         absl::StrFormat("%d layers, width %d, %d heads (%d for keys), vocabulary %d", m.layers,
                         m.width, m.heads, m.kv_heads > 0 ? m.kv_heads : m.heads, m.vocab)},
        {"attention",
-        absl::StrFormat("%d tokens, %s; %s over %d ranks, %s backward", o.seqlen, attention,
-                        Name(o.layout), setup_.config.mesh.sequence, Name(o.backward))},
+        absl::StrFormat("%d tokens, %s; %s over %d ranks, %s", o.seqlen, attention, Name(o.layout),
+                        setup_.config.mesh.sequence, StrategyText(setup_.config))},
        {"ranks", Ranks(setup_.config)},
        {"step", absl::StrFormat("%d sequences x %d passes = %s tokens; %d steps, %.2f epochs",
                                 o.batch, o.accumulate, Thousands(step_tokens), o.steps, epochs)},

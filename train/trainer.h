@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "burst/attention/burst_attention.h"
+#include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
 #include "model/transformer.h"
 #include "train/adamw.h"
@@ -72,7 +72,7 @@ class Trainer {
   const int data_rank_;       // of this rank's group, which shares a part of the batch
   std::unique_ptr<Communicator>
       sequence_;  // the group's ring; null if it is all ranks, or this one
-  std::unique_ptr<BurstAttention> attention_;
+  std::unique_ptr<SequenceParallelAttention> attention_;
   std::unique_ptr<Transformer> model_;
   std::unique_ptr<AdamW> optimizer_;
   std::optional<Windows> windows_, validation_windows_;
