@@ -16,6 +16,8 @@
 #include "burst/attention/ulysses_attention.h"
 #include "burst/autograd/tape.h"
 #include "burst/base/status.h"
+#include "burst/comm/nccl_communicator.h"
+#include "burst/device/device.h"
 #include "tests/attention_reference.h"
 #include "tests/sequence_problem.h"
 
@@ -225,6 +227,41 @@ TEST(StrategyTest, PackedTapeOp) {
     ExpectClose(actual, expected, 1e-12);
   }
 }
+
+#ifdef BURST_TEST_CUDA
+// A GPU for every rank: groups and rings are NCCL communicators split from the world's.
+TEST(StrategyTest, OverNccl) {
+  const int ranks = CudaDeviceCount() >= 4 ? 4 : 2;
+  if (CudaDeviceCount() < 2) GTEST_SKIP() << "NCCL needs two GPUs";
+  const int64_t seqlen = 1000;
+  const Inputs inputs = RandomInputs(1, seqlen, 4, 2, 64, DType::kFloat32, 6);
+  const DocumentStarts documents = MixedDocuments(seqlen);
+  for (const NamedMask& mask : kMasks) {
+    const DocumentStarts& starts = mask.packed ? documents : DocumentStarts();
+    const Results expected = Reference(inputs, mask.mask, starts, 0.125);
+    for (Layout layout : kLayouts) {
+      BurstAttentionOptions options;
+      options.layout = layout;
+      options.mask = mask.mask;
+      std::vector<Results> results;
+      for (int size = 1; size <= ranks; size *= 2) results.push_back(EmptyResults(inputs));
+      const absl::Status status = RunCudaRanks(ranks, [&](Communicator& comm) -> absl::Status {
+        for (size_t i = 0; i < results.size(); ++i) {
+          BURST_RETURN_IF_ERROR(
+              RunRank(Strategy::kBurstUlysses, options, 1 << i, inputs, starts, results[i], comm));
+        }
+        return comm.Barrier();
+      });
+      ASSERT_TRUE(status.ok()) << status;
+      for (size_t i = 0; i < results.size(); ++i) {
+        SCOPED_TRACE(testing::Message()
+                     << mask.name << " " << Name(layout) << " groups of " << (1 << i));
+        ExpectClose(results[i], expected, 1e-5);
+      }
+    }
+  }
+}
+#endif
 
 TEST(StrategyTest, ErrorsAreClear) {
   const auto message = [](Strategy strategy, BackwardDirection backward, int ranks,
