@@ -122,6 +122,15 @@ TEST(TensorTest, SlicesShareMemoryAndCloneCopies) {
   EXPECT_EQ(copy.ToVector<int32_t>()[0], 6);
 }
 
+TEST(TensorTest, SlicesMayStep) {
+  const Tensor a = Tensor::FromVector<float>({0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, {5, 2});
+  const Tensor even = a.Slice(0, 0, 3, 2), odd = a.Slice(0, 1, 2, 2);
+  EXPECT_EQ(even.ToVector<float>(), (std::vector<float>{0, 1, 4, 5, 8, 9}));
+  odd.CopyFrom(even.Slice(0, 0, 2));
+  EXPECT_EQ(a.ToVector<float>(), (std::vector<float>{0, 1, 0, 1, 4, 5, 4, 5, 8, 9}));
+  EXPECT_DEATH(a.Slice(0, 1, 3, 2), "slice 1 \\+ 3 x 2");
+}
+
 TEST(TensorTest, ViewKeepsOrder) {
   const Tensor a = Iota({2, 6});
   EXPECT_EQ(a.View({3, -1}).shape(), (Shape{3, 4}));
