@@ -96,12 +96,12 @@ TEST(Plot, DrawsBothCurvesWhateverTheRows) {
   std::vector<StepMetrics> rows;
   EXPECT_TRUE(absl::StrContains(LossPlotSvg("none", rows), "</svg>"));
   rows.push_back(Row(1));
-  EXPECT_TRUE(absl::StrContains(LossPlotSvg("one", rows), "class=\"train\""));
+  EXPECT_TRUE(absl::StrContains(LossPlotSvg("one", rows), "class=\"color0\""));
   for (int step = 2; step <= 5000; ++step) rows.push_back(Row(step));
   rows[100].loss = std::nan("");
   const std::string svg = LossPlotSvg("a < b & c", rows);
   EXPECT_TRUE(absl::StrContains(svg, "a &lt; b &amp; c"));
-  EXPECT_TRUE(absl::StrContains(svg, "class=\"validation\""));
+  EXPECT_TRUE(absl::StrContains(svg, "class=\"color1\""));
   EXPECT_FALSE(absl::StrContains(svg, "nan"));
   EXPECT_FALSE(absl::StrContains(svg, "inf"));
   EXPECT_LT(svg.size(), 400000u);

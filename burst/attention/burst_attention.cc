@@ -24,6 +24,7 @@ FlashAttentionShape KernelShape(const BurstAttentionOptions& options, const Visi
                                                    : 1 / std::sqrt(static_cast<double>(q.dim(3)));
   shape.dtype = q.dtype();
   shape.visible = visible.ranges(q.device());
+  shape.tiles = options.tiles;
   return shape;
 }
 
@@ -79,6 +80,9 @@ absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
 absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Tensor& q,
                                          const Tensor& k, const Tensor& v) const {
   BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
+  if (!options_.tiles && q.device() != DeviceType::kCpu) {
+    return absl::InvalidArgumentError("attention without tiles is there on the CPU only");
+  }
   const int rank = comm_ == nullptr ? 0 : comm_->rank();
   const int world_size = comm_ == nullptr ? 1 : comm_->world_size();
   if (schedule.rank() != rank || schedule.world_size() != world_size) {

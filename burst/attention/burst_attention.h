@@ -46,6 +46,8 @@ struct BurstAttentionOptions {
   // The CPU kernels are always deterministic (bitwise equal from run to run); a device with a
   // faster order-free backward uses it only when this is false.
   bool deterministic = true;
+  // False, on the CPU only: each round by naive attention, which holds its scores, for comparison.
+  bool tiles = true;
 };
 
 class BurstAttention : public SequenceParallelAttention {

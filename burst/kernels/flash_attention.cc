@@ -28,6 +28,10 @@ absl::Status CheckFlashAttention(DeviceType device, DType dtype, int64_t head_di
 }
 
 void FlashForward(DeviceType device, const FlashForwardParams& params) {
+  if (!params.shape.tiles) {
+    BURST_CHECK(device == DeviceType::kCpu) << "attention without tiles on " << Name(device);
+    return NaiveForwardCpu(params);
+  }
   if (device == DeviceType::kCpu) return FlashForwardCpu(params);
   BURST_CUDA_CALL(cuda::FlashForward(params));
 }
@@ -38,6 +42,10 @@ void FlashDelta(DeviceType device, const FlashDeltaParams& params) {
 }
 
 void FlashBackward(DeviceType device, const FlashBackwardParams& params) {
+  if (!params.shape.tiles) {
+    BURST_CHECK(device == DeviceType::kCpu) << "attention without tiles on " << Name(device);
+    return NaiveBackwardCpu(params);
+  }
   if (device == DeviceType::kCpu) return FlashBackwardCpu(params);
   BURST_CUDA_CALL(cuda::FlashBackward(params));
 }

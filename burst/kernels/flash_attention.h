@@ -50,6 +50,8 @@ struct FlashAttentionShape {
   // Of q, k, v and dout: float32, float64, or, on a GPU, bfloat16.
   DType dtype = DType::kFloat32;
   KeyRanges visible;  // arrays on the device of the kernel
+  // False, on the CPU only: the naive method, for comparison. It holds S of all heads.
+  bool tiles = true;
 };
 
 // What the kernels compute in, and the dtype of lse, delta, dlse and of every sum over hops:
@@ -116,5 +118,10 @@ void FlashConvert(const Tensor& from, const Tensor& to);
 void FlashForwardCpu(const FlashForwardParams& params);
 void FlashDeltaCpu(const FlashDeltaParams& params);
 void FlashBackwardCpu(const FlashBackwardParams& params);
+
+// The same by whole matrix products and a softmax in between, as it was before FlashAttention: what
+// tiling is compared with. Memory: one [batch, num_heads, q_len, k_len] forward, two backward.
+void NaiveForwardCpu(const FlashForwardParams& params);
+void NaiveBackwardCpu(const FlashBackwardParams& params);
 
 }  // namespace burst

@@ -1,0 +1,55 @@
+// A communicator that can be told to leave communication out: what a run costs without it is the
+// bound for hiding it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "burst/comm/communicator.h"
+
+namespace burst {
+
+// Passes everything on to another communicator. While quiet, messages and sums go nowhere: Post and
+// AllReduceSum return at once, receivers keep what their buffers hold, and results are wrong.
+// Barrier, with which a benchmark keeps its ranks in step, always works. All ranks are quiet
+// together, with no message on its way.
+class QuietCommunicator : public Communicator {
+ public:
+  explicit QuietCommunicator(Communicator* inner);  // which must outlive this
+
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+
+  absl::Status Wait(Channel channel) override;
+  void Abort(const absl::Status& reason) override { inner_->Abort(reason); }
+  // The groups are quiet when this one is, and their traffic is counted here.
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+  absl::Status AllReduceSum(const Tensor& tensor) override;
+  absl::Status PostAllReduceSum(const Tensor& tensor) override;
+  absl::Status Barrier() override { return inner_->Barrier(); }
+
+  void set_quiet(bool quiet) { shared_->quiet = quiet; }
+  // What this rank sent, by the counters of the communicators beneath, in this group and all split
+  // from it; without barriers and quiet times.
+  int64_t bytes_sent() const { return shared_->bytes_sent; }
+
+ protected:
+  absl::Status DoPost(Channel channel, absl::Span<const SendBuffer> sends,
+                      absl::Span<const ReceiveBuffer> receives) override;
+
+ private:
+  struct Shared {
+    bool quiet = false;
+    int64_t bytes_sent = 0;
+  };
+  QuietCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<Shared> shared);
+
+  template <typename Call>
+  absl::Status Counted(Call call);
+
+  std::unique_ptr<Communicator> owned_;  // of a group
+  Communicator* const inner_;
+  const std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace burst

@@ -1,0 +1,151 @@
+// Attention by whole matrices: S, P and dS of all heads are there at once. Nothing but Eigen's
+// products and one exponential for each score; what the tiles of flash_forward.cc and
+// flash_backward.cc bring is measured against it.
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "burst/base/parallel.h"
+#include "burst/kernels/flash_attention.h"
+#include "burst/kernels/merge.h"
+
+namespace burst {
+namespace {
+
+template <typename T>
+using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+template <typename T>
+using Map = Eigen::Map<Matrix<T>, 0, Eigen::OuterStride<>>;
+
+// [rows, head_dim] of one head.
+template <typename T>
+Map<T> Head(const AttentionOperand& operand, int64_t b, int64_t h, int64_t rows, int64_t d) {
+  T* data = static_cast<T*>(operand.data) + b * operand.batch_stride + h * operand.head_stride;
+  return {data, rows, d, Eigen::OuterStride<>(operand.seq_stride)};
+}
+
+// The scores of one head in a [batch, heads, q_len, k_len] tensor.
+template <typename T>
+Map<T> Scores(const Tensor& scores, int64_t head) {
+  const int64_t q_len = scores.dim(2), k_len = scores.dim(3);
+  return {scores.data<T>() + head * q_len * k_len, q_len, k_len, Eigen::OuterStride<>(k_len)};
+}
+
+Tensor AllScores(const FlashAttentionShape& shape) {
+  return Tensor::Empty({shape.batch, shape.num_heads, shape.q_len, shape.k_len}, shape.dtype);
+}
+
+// The keys that query i sees.
+struct Range {
+  int64_t begin, end;
+};
+Range Visible(const FlashAttentionShape& shape, int64_t b, int64_t i) {
+  if (shape.visible.begin == nullptr) return {0, shape.k_len};
+  const int64_t begin = shape.visible.begin[b * shape.visible.batch_stride + i];
+  return {begin, std::max<int64_t>(begin, shape.visible.end[b * shape.visible.batch_stride + i])};
+}
+
+// row <- exp(row - lse) where the query sees a key, 0 elsewhere.
+template <typename Row, typename T>
+void Exponentials(const Range& visible, T lse, Row row) {
+  auto seen = row.segment(visible.begin, visible.end - visible.begin);
+  seen = (seen.array() - lse).exp().matrix();
+  row.head(visible.begin).setZero();
+  row.tail(row.size() - visible.end).setZero();
+}
+
+template <typename T>
+void Forward(const FlashForwardParams& params) {
+  const FlashAttentionShape& shape = params.shape;
+  const int64_t d = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
+  const Tensor scores = AllScores(shape);
+  ParallelTasks(shape.batch * shape.num_heads, [&](int64_t task) {
+    const int64_t b = task / shape.num_heads, h = task % shape.num_heads;
+    const auto q = Head<T>(params.q, b, h, shape.q_len, d);
+    const auto k = Head<T>(params.k, b, h / group, shape.k_len, d);
+    const auto v = Head<T>(params.v, b, h / group, shape.k_len, d);
+    auto out = Head<T>(params.out, b, h, shape.q_len, d);
+    T* lse = static_cast<T*>(params.lse) + task * shape.q_len;
+
+    auto p = Scores<T>(scores, task);
+    p.noalias() = q * k.transpose();
+    p *= static_cast<T>(shape.softmax_scale);
+    Eigen::Matrix<T, Eigen::Dynamic, 1> row_lse(shape.q_len);
+    for (int64_t i = 0; i < shape.q_len; ++i) {
+      const Range visible = Visible(shape, b, i);
+      const int64_t n = visible.end - visible.begin;
+      row_lse[i] = -std::numeric_limits<T>::infinity();
+      if (n > 0) {
+        const auto seen = p.row(i).segment(visible.begin, n).array();
+        const T largest = seen.maxCoeff();
+        row_lse[i] = largest + std::log((seen - largest).exp().sum());
+      }
+      Exponentials(visible, row_lse[i], p.row(i));
+    }
+    const Matrix<T> partial = p * v;
+    for (int64_t i = 0; i < shape.q_len; ++i) {
+      if (!params.merge) {
+        lse[i] = row_lse[i];
+        out.row(i) = partial.row(i);
+        continue;
+      }
+      const MergeWeights<T> weights = Merge(lse[i], row_lse[i]);
+      lse[i] = weights.lse;
+      out.row(i) = weights.a * out.row(i) + weights.b * partial.row(i);
+    }
+  });
+}
+
+template <typename T>
+void Backward(const FlashBackwardParams& params) {
+  const FlashAttentionShape& shape = params.shape;
+  const int64_t d = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
+  const T scale = static_cast<T>(shape.softmax_scale);
+  const Tensor all_p = AllScores(shape), all_ds = AllScores(shape);
+  ParallelTasks(shape.batch * shape.num_kv_heads, [&](int64_t task) {
+    const int64_t b = task / shape.num_kv_heads, kv_head = task % shape.num_kv_heads;
+    const auto k = Head<T>(params.k, b, kv_head, shape.k_len, d);
+    const auto v = Head<T>(params.v, b, kv_head, shape.k_len, d);
+    auto dk = Head<T>(params.dk, b, kv_head, shape.k_len, d);
+    auto dv = Head<T>(params.dv, b, kv_head, shape.k_len, d);
+    if (params.assign) dk.setZero(), dv.setZero();
+    for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+      const int64_t head = b * shape.num_heads + h;
+      const auto q = Head<T>(params.q, b, h, shape.q_len, d);
+      const auto dout = Head<T>(params.dout, b, h, shape.q_len, d);
+      auto dq = Head<T>(params.dq, b, h, shape.q_len, d);
+      const T* lse = static_cast<const T*>(params.lse) + head * shape.q_len;
+      const T* delta = static_cast<const T*>(params.delta) + head * shape.q_len;
+
+      auto p = Scores<T>(all_p, head);
+      auto ds = Scores<T>(all_ds, head);
+      p.noalias() = q * k.transpose();
+      p *= scale;
+      for (int64_t i = 0; i < shape.q_len; ++i) {
+        Exponentials(Visible(shape, b, i), lse[i], p.row(i));
+      }
+      ds.noalias() = dout * v.transpose();
+      for (int64_t i = 0; i < shape.q_len; ++i) {
+        ds.row(i) = (p.row(i).array() * (ds.row(i).array() - delta[i])).matrix();
+      }
+      if (params.assign) dq.setZero();
+      dv.noalias() += p.transpose() * dout;
+      dq.noalias() += scale * (ds * k);
+      dk.noalias() += scale * (ds.transpose() * q);
+    }
+  });
+}
+
+}  // namespace
+
+void NaiveForwardCpu(const FlashForwardParams& params) {
+  DispatchFloat(params.shape.dtype, [&](auto zero) { Forward<decltype(zero)>(params); });
+}
+
+void NaiveBackwardCpu(const FlashBackwardParams& params) {
+  DispatchFloat(params.shape.dtype, [&](auto zero) { Backward<decltype(zero)>(params); });
+}
+
+}  // namespace burst
