@@ -151,6 +151,18 @@ Variable Transformer::Logits(Tape& tape, SequenceParallelAttention& attention,
   return Linear(tape, Hidden(tape, attention, batch, DropoutKey()), head());
 }
 
+absl::StatusOr<Tensor> Transformer::NextTokenLogits(BurstAttention& attention,
+                                                    const SequenceBatch& batch) const {
+  Tape tape(/*recording=*/false);
+  const Variable x = Hidden(tape, attention, batch, DropoutKey());  // [batch, length, width]
+  BURST_RETURN_IF_ERROR(tape.status());
+  const RingSchedule& schedule = *batch.schedule;
+  const std::vector<int32_t>& positions = schedule.positions(schedule.rank());
+  if (positions.empty() || positions.back() + 1 != schedule.seqlen()) return Tensor();
+  const Variable last(x.value().Slice(1, x.value().dim(1) - 1, 1).Contiguous());
+  return Linear(tape, last, head()).value().View({batch.tokens.dim(0), config_.vocab});
+}
+
 absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens) const {
   const int64_t batch = tokens.dim(0), n = tokens.dim(1), start = cache.length();
   BURST_CHECK(batch == cache.batch() && n >= 1)

@@ -64,6 +64,11 @@ class Transformer {
   Variable Logits(Tape& tape, SequenceParallelAttention& attention,
                   const SequenceBatch& batch) const;
 
+  // The prefill of a prompt over a ring: the logits [batch, vocab] of the sequence's last token on
+  // the rank that holds it, null on the others. Collective, no gradient.
+  absl::StatusOr<Tensor> NextTokenLogits(BurstAttention& attention,
+                                         const SequenceBatch& batch) const;
+
   // Appends tokens [batch, n] (int32, n >= 1, below the vocab; on any device) to the cache and
   // returns the logits of the last one, [batch, vocab]. Single rank, no gradient. OutOfRange, with
   // the cache as it was, when a gpt2 model would grow past its context.

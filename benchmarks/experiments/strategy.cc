@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "burst/attention/schedule.h"
+#include "burst/base/check.h"
 #include "burst/base/status.h"
 #include "burst/kernels/flash_attention.h"
 
@@ -57,14 +58,16 @@ double AttentionProblem::forward_flops() const {
   return 4 * pairs * static_cast<double>(batch * heads * head_dim);
 }
 
+std::vector<int64_t> RanksFor(Strategy strategy, const std::vector<int64_t>& ranks) {
+  return strategy == Strategy::kSingle ? std::vector<int64_t>{1} : ranks;
+}
+
 absl::Status CheckStrategy(Strategy strategy, const AttentionProblem& problem, int ranks) {
   if (problem.heads % problem.kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--kv_heads: ", problem.kv_heads, " does not divide the ", problem.heads, " of --heads"));
   }
-  if (strategy == Strategy::kSingle && ranks != 1) {
-    return absl::InvalidArgumentError("--strategies: single has one rank");
-  }
+  BURST_CHECK(strategy != Strategy::kSingle || ranks == 1) << ranks;
   if (!problem.tiles && problem.device != DeviceType::kCpu) {
     return absl::InvalidArgumentError("--tiles: attention without tiles is there on the CPU only");
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -41,6 +42,9 @@ struct AttentionProblem {
   // The literature counts 2.5 times the forward's for the backward: five products instead of two.
   double forward_backward_flops() const { return 3.5 * forward_flops(); }
 };
+
+// Those of `ranks` that the strategy runs on; single: one.
+std::vector<int64_t> RanksFor(Strategy strategy, const std::vector<int64_t>& ranks);
 
 // InvalidArgument, naming the option, for a problem that the strategy cannot take with so many
 // ranks.

@@ -1,0 +1,253 @@
+#include "benchmarks/experiments/attention_experiment.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "benchmarks/experiments/quiet_communicator.h"
+#include "benchmarks/experiments/ranks.h"
+#include "burst/base/status.h"
+#include "burst/device/memory.h"
+
+namespace burst {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// One rank's attention: its inputs, and the results of the last call.
+class RankAttention {
+ public:
+  RankAttention(const AttentionProblem& problem, BurstAttention& attention, RingSchedule schedule)
+      : attention_(attention), schedule_(std::move(schedule)) {
+    const int64_t length = schedule_.length();
+    const auto random = [&](int64_t heads, uint64_t tensor) {
+      const uint64_t stream = tensor + 4 * static_cast<uint64_t>(schedule_.rank());
+      return RandomForTiming({problem.batch, length, heads, problem.head_dim}, problem.dtype,
+                             problem.device, stream);
+    };
+    saved_.q = random(problem.heads, 0);
+    saved_.k = random(problem.kv_heads, 1);
+    saved_.v = random(problem.kv_heads, 2);
+    saved_.dout = random(problem.heads, 3);
+  }
+
+  absl::Status Forward() {
+    return attention_.Forward(schedule_, saved_.q, saved_.k, saved_.v, &saved_.out, &saved_.lse);
+  }
+  absl::Status Backward() { return attention_.Backward(schedule_, saved_, &dq_, &dk_, &dv_); }
+
+ private:
+  BurstAttention& attention_;
+  const RingSchedule schedule_;
+  BurstAttention::Saved saved_;
+  Tensor dq_, dk_, dv_;
+};
+
+// What one rank measured.
+struct RankMeasurement {
+  std::vector<AttentionTimes> whole, quiet;  // a repetition each
+  AttentionBytes bytes_sent;
+  int64_t peak_bytes = 0;
+};
+
+absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int64_t repeats,
+                         Communicator& comm, RankMeasurement* result) {
+  QuietCommunicator quiet(&comm);
+  BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(strategy, problem, &quiet));
+  BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(problem.seqlen));
+  RankAttention rank(problem, *attention, std::move(schedule));
+
+  // The first pass allocates and counts.
+  int64_t before = quiet.bytes_sent();
+  BURST_RETURN_IF_ERROR(rank.Forward());
+  result->bytes_sent.forward = quiet.bytes_sent() - before;
+  before = quiet.bytes_sent();
+  BURST_RETURN_IF_ERROR(rank.Backward());
+  result->bytes_sent.backward = quiet.bytes_sent() - before;
+  SynchronizeDevice(problem.device);
+
+  // Host memory is counted for all ranks together, so one of them resets.
+  BURST_RETURN_IF_ERROR(comm.Barrier());
+  if (comm.rank() == 0 || problem.device != DeviceType::kCpu) ResetPeakMemory(problem.device);
+  BURST_RETURN_IF_ERROR(comm.Barrier());
+  BURST_RETURN_IF_ERROR(rank.Forward());
+  BURST_RETURN_IF_ERROR(rank.Backward());
+  SynchronizeDevice(problem.device);
+  BURST_RETURN_IF_ERROR(comm.Barrier());
+  result->peak_bytes = GetMemoryStats(problem.device).peak_bytes;
+  if (problem.device == DeviceType::kCpu) result->peak_bytes /= comm.world_size();
+  BURST_RETURN_IF_ERROR(comm.Barrier());
+
+  const auto measure = [&](bool backward, double* seconds) -> absl::Status {
+    BURST_RETURN_IF_ERROR(comm.Barrier());
+    const Stopwatch stopwatch;
+    BURST_RETURN_IF_ERROR(rank.Forward());
+    if (backward) BURST_RETURN_IF_ERROR(rank.Backward());
+    SynchronizeDevice(problem.device);
+    *seconds = stopwatch.Seconds();
+    return comm.Barrier();
+  };
+  // Turn by turn, so that a machine that slows down slows both.
+  for (int64_t repeat = 0; repeat < repeats; ++repeat) {
+    for (const bool is_quiet : {false, true}) {
+      AttentionTimes times;
+      quiet.set_quiet(is_quiet);
+      BURST_RETURN_IF_ERROR(measure(false, &times.forward));
+      BURST_RETURN_IF_ERROR(measure(true, &times.forward_backward));
+      (is_quiet ? result->quiet : result->whole).push_back(times);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The slowest rank of a repetition, in the fastest repetition.
+AttentionTimes Reduce(const std::vector<RankMeasurement>& ranks,
+                      std::vector<AttentionTimes> RankMeasurement::*times) {
+  AttentionTimes least = {kInfinity, kInfinity};
+  for (size_t repeat = 0; repeat < (ranks[0].*times).size(); ++repeat) {
+    AttentionTimes slowest;
+    for (const RankMeasurement& rank : ranks) {
+      const AttentionTimes& t = (rank.*times)[repeat];
+      slowest.forward = std::max(slowest.forward, t.forward);
+      slowest.forward_backward = std::max(slowest.forward_backward, t.forward_backward);
+    }
+    least.forward = std::min(least.forward, slowest.forward);
+    least.forward_backward = std::min(least.forward_backward, slowest.forward_backward);
+  }
+  return least;
+}
+
+// FLOP/s of one rank alone on a sequence of as many tokens as a rank of the ring has: the same work
+// as in one of its rounds.
+class OneRank {
+ public:
+  OneRank(int threads, int64_t repeats) : threads_(threads), repeats_(repeats) {}
+
+  struct Rates {
+    double forward = 0, forward_backward = 0;
+  };
+  absl::StatusOr<Rates> For(AttentionProblem problem, int ranks) {
+    problem.seqlen = std::max<int64_t>(1, problem.seqlen / ranks);
+    const auto key = std::make_pair(problem.batch, problem.seqlen);
+    if (const auto found = rates_.find(key); found != rates_.end()) return found->second;
+    BURST_ASSIGN_OR_RETURN(const AttentionMeasurement measured,
+                           MeasureAttention(Strategy::kSingle, problem, 1, threads_, repeats_));
+    return rates_[key] = {problem.forward_flops() / measured.whole.forward,
+                          problem.forward_backward_flops() / measured.whole.forward_backward};
+  }
+
+ private:
+  const int threads_;
+  const int64_t repeats_;
+  std::map<std::pair<int64_t, int64_t>, Rates> rates_;
+};
+
+absl::StatusOr<ReportRow> MeasureRow(Strategy strategy, const AttentionProblem& problem, int ranks,
+                                     const ScalingOptions& options, OneRank* one_rank) {
+  BURST_ASSIGN_OR_RETURN(
+      const AttentionMeasurement measured,
+      MeasureAttention(strategy, problem, ranks, options.threads, options.repeats));
+  BURST_ASSIGN_OR_RETURN(const AttentionBytes formula, FormulaBytes(strategy, problem, ranks));
+  const AttentionTimes& whole = measured.whole;
+  const AttentionTimes& quiet = measured.quiet;
+  const double forward_rate = problem.forward_flops() / ranks / whole.forward;
+  const double both_rate = problem.forward_backward_flops() / ranks / whole.forward_backward;
+  const auto per_rank = [&](int64_t bytes) { return static_cast<double>(bytes) / ranks; };
+  ReportRow row;
+  row["strategy"] = Name(strategy);
+  row["ranks"] = ranks;
+  row["batch"] = problem.batch;
+  row["seqlen"] = problem.seqlen;
+  row["forward_ms"] = 1e3 * whole.forward;
+  row["forward_gflops_per_rank"] = 1e-9 * forward_rate;
+  row["forward_backward_ms"] = 1e3 * whole.forward_backward;
+  row["forward_backward_gflops_per_rank"] = 1e-9 * both_rate;
+  row["peak_mib_per_rank"] = static_cast<double>(measured.peak_bytes) / (1 << 20);
+  row["forward_bytes_per_rank"] = per_rank(measured.bytes_sent.forward);
+  row["forward_bytes_formula"] = per_rank(formula.forward);
+  row["backward_bytes_per_rank"] = per_rank(measured.bytes_sent.backward);
+  row["backward_bytes_formula"] = per_rank(formula.backward);
+  // One rank has nothing to hide, and is its own peer.
+  for (const char* key : {"forward_not_hidden", "forward_backward_not_hidden", "forward_efficiency",
+                          "forward_backward_efficiency"}) {
+    row[key] = nullptr;
+  }
+  if (ranks == 1) return row;
+  row["forward_not_hidden"] = (whole.forward - quiet.forward) / whole.forward;
+  row["forward_backward_not_hidden"] =
+      (whole.forward_backward - quiet.forward_backward) / whole.forward_backward;
+  BURST_ASSIGN_OR_RETURN(const OneRank::Rates alone, one_rank->For(problem, ranks));
+  row["forward_efficiency"] = forward_rate / alone.forward;
+  row["forward_backward_efficiency"] = both_rate / alone.forward_backward;
+  return row;
+}
+
+}  // namespace
+
+absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
+                                                      const AttentionProblem& problem, int ranks,
+                                                      int threads, int64_t repeats) {
+  std::vector<RankMeasurement> measured(ranks);
+  BURST_RETURN_IF_ERROR(RunBenchmarkRanks(
+      problem.device, ranks, threads, /*share_gpus=*/false, [&](Communicator& comm) {
+        return MeasureRank(strategy, problem, repeats, comm, &measured[comm.rank()]);
+      }));
+  AttentionMeasurement result;
+  result.whole = Reduce(measured, &RankMeasurement::whole);
+  result.quiet = Reduce(measured, &RankMeasurement::quiet);
+  for (const RankMeasurement& rank : measured) {
+    result.bytes_sent.forward += rank.bytes_sent.forward;
+    result.bytes_sent.backward += rank.bytes_sent.backward;
+    result.peak_bytes = std::max(result.peak_bytes, rank.peak_bytes);
+  }
+  return result;
+}
+
+std::vector<ReportColumn> AttentionColumns(DeviceType device) {
+  const bool cuda = device == DeviceType::kCuda;
+  const std::string rate = cuda ? "TFLOP/s" : "GFLOP/s";
+  const double scale = cuda ? 1e-3 : 1;
+  return {{"strategy", "strategy"},
+          {"ranks", "ranks"},
+          {"batch", "batch"},
+          {"seqlen", "tokens"},
+          {"forward_ms", "fwd ms", 2},
+          {"forward_gflops_per_rank", rate, 1, scale},
+          {"forward_backward_ms", "fwd+bwd", 2},
+          {"forward_backward_gflops_per_rank", rate, 1, scale},
+          {"peak_mib_per_rank", "peak MiB", 1},
+          {"forward_bytes_per_rank", "fwd MB", 3, 1e-6},
+          {"forward_bytes_formula", "formula", 3, 1e-6},
+          {"backward_bytes_per_rank", "bwd MB", 3, 1e-6},
+          {"backward_bytes_formula", "formula", 3, 1e-6},
+          {"forward_not_hidden", "unhid f%", 1, 100},
+          {"forward_backward_not_hidden", "f+b%", 1, 100},
+          {"forward_efficiency", "effic f%", 1, 100},
+          {"forward_backward_efficiency", "f+b%", 1, 100}};
+}
+
+absl::StatusOr<std::vector<ReportRow>> RunAttentionExperiment(
+    const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row) {
+  std::vector<ReportRow> rows;
+  OneRank one_rank(options.threads, options.repeats);
+  for (int64_t batch : options.batches) {
+    for (int64_t seqlen : options.seqlens) {
+      for (Strategy strategy : options.strategies) {
+        for (int64_t ranks : RanksFor(strategy, options.ranks)) {
+          AttentionProblem problem = options.problem;
+          problem.batch = batch;
+          problem.seqlen = seqlen;
+          BURST_ASSIGN_OR_RETURN(
+              rows.emplace_back(),
+              MeasureRow(strategy, problem, static_cast<int>(ranks), options, &one_rank));
+          on_row(rows.back());
+        }
+      }
+    }
+  }
+  return rows;
+}
+
+}  // namespace burst

@@ -1,0 +1,37 @@
+// Attention alone: time, memory, bytes, and what of the communication was not hidden.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "benchmarks/experiments/options.h"
+#include "benchmarks/experiments/report.h"
+#include "benchmarks/experiments/strategy.h"
+
+namespace burst {
+
+struct AttentionTimes {
+  double forward = 0;           // seconds of the slowest rank, in the fastest repetition
+  double forward_backward = 0;  // of both in a row
+};
+
+struct AttentionMeasurement {
+  AttentionTimes whole;
+  AttentionTimes quiet;       // with communication left out
+  AttentionBytes bytes_sent;  // by all ranks together, counted by the communicators
+  int64_t peak_bytes = 0;     // of a rank, inputs and outputs included: on the CPU the mean of all
+                              // ranks, on GPUs the most
+};
+
+absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
+                                                      const AttentionProblem& problem, int ranks,
+                                                      int threads, int64_t repeats);
+
+std::vector<ReportColumn> AttentionColumns(DeviceType device);
+
+// A row for every strategy, ranks, batch and seqlen, each told to `on_row` when it is there.
+absl::StatusOr<std::vector<ReportRow>> RunAttentionExperiment(
+    const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);
+
+}  // namespace burst

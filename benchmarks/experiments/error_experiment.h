@@ -1,0 +1,34 @@
+// How far attention's results are from double precision, against the number of ranks.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "benchmarks/experiments/options.h"
+#include "benchmarks/experiments/report.h"
+#include "benchmarks/experiments/strategy.h"
+
+namespace burst {
+
+// ||x - y|| / ||y||, y being the result of one rank in double precision on the CPU, of the same
+// inputs (rounded to the problem's dtype).
+struct AttentionErrors {
+  double out = 0, dq = 0, dk = 0, dv = 0;
+};
+
+class ErrorReference;  // the inputs and double-precision results of one problem
+
+absl::StatusOr<std::shared_ptr<const ErrorReference>> MakeErrorReference(
+    const AttentionProblem& problem, int threads);
+absl::StatusOr<AttentionErrors> MeasureErrors(Strategy strategy, const ErrorReference& reference,
+                                              int ranks, int threads);
+
+std::vector<ReportColumn> ErrorColumns();
+
+// A row for every strategy, ranks, batch and seqlen, each told to `on_row` when it is there.
+absl::StatusOr<std::vector<ReportRow>> RunErrorExperiment(
+    const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);
+
+}  // namespace burst

@@ -1,0 +1,26 @@
+// Whole models over a ring: the latency of the first token, and training.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "benchmarks/experiments/options.h"
+#include "benchmarks/experiments/report.h"
+
+namespace burst {
+
+// From the tokens of a prompt on every rank to the logits of the token after it on one of them, and
+// the peak memory of a rank. A model without a vocabulary of its own gets one of 256.
+std::vector<ReportColumn> FirstTokenColumns();
+absl::StatusOr<std::vector<ReportRow>> RunFirstTokenExperiment(
+    const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);
+
+// Milliseconds a step, tokens a second and the peak memory of a rank; the loss of the last step,
+// the validation loss and perplexity after it, and the largest relative difference of any step's
+// loss from that of the first row with its batch and seqlen.
+std::vector<ReportColumn> TrainingColumns();
+absl::StatusOr<std::vector<ReportRow>> RunTrainingExperiment(
+    const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);
+
+}  // namespace burst

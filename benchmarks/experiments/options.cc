@@ -1,0 +1,259 @@
+#include "benchmarks/experiments/options.h"
+
+#include <algorithm>
+
+#include "absl/flags/commandlineflag.h"
+#include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "burst/base/status.h"
+#include "train/files.h"
+#include "train/flags.h"
+
+ABSL_FLAG(std::string, experiment, "attention",
+          "attention (time, memory and bytes of attention alone), error (of its results, against "
+          "double precision), first_token (latency of a whole model's prefill) or training (time, "
+          "memory and loss of whole steps).");
+ABSL_FLAG(
+    std::string, strategies, "single,burst,ring",
+    "How attention is spread over ranks: single (one rank), burst, ring (RingAttention), auto "
+    "(of burst and ring, what sends less).");
+ABSL_FLAG(std::string, ranks, "1,2",
+          "Ranks of the ring; on cuda each has a GPU of its own, only --experiment=error shares.");
+ABSL_FLAG(std::string, seqlens, "1024,2048,4096",
+          "Tokens of a sequence, over all ranks. Of training: 256 unless given.");
+ABSL_FLAG(std::string, batches, "1", "Sequences of a batch. Of training: 8 unless given.");
+ABSL_FLAG(int64_t, heads, 4, "Query heads.");
+ABSL_FLAG(int64_t, kv_heads, 0, "Key and value heads, which divide the query heads. 0: as many.");
+ABSL_FLAG(int64_t, head_dim, 64, "Channels of a head.");
+ABSL_FLAG(std::string, mask, "full", "full or causal.");
+ABSL_FLAG(std::string, layout, "zigzag",
+          "How a sequence is spread over ranks: contiguous, zigzag or striped.");
+ABSL_FLAG(
+    std::string, tiles, "on",
+    "on: attention tile by tile. off: by whole score matrices, on the CPU, for small lengths.");
+ABSL_FLAG(std::string, model, "llama_tiny",
+          "Of first_token and training: a preset or a JSON file, as for //train.");
+ABSL_FLAG(std::string, data, "kjv", "Of training: text, as for //train.");
+ABSL_FLAG(int64_t, steps, 20, "Of training: optimizer steps.");
+ABSL_FLAG(std::string, device, "auto", "cpu, cuda, or auto: cuda where a GPU is found.");
+ABSL_FLAG(std::string, dtype, "auto", "fp32, fp64 (cpu), bf16 (cuda), or auto: bf16 on GPUs.");
+ABSL_FLAG(int64_t, threads, -1, "Threads of a rank on the CPU. -1: cores / the most ranks.");
+ABSL_FLAG(int64_t, repeats, 3, "Measurements of a case, of which the fastest counts.");
+ABSL_FLAG(std::string, out, "runs/scaling",
+          "Folder for the tables, as CSV and JSON, and a plot, each named after the experiment.");
+
+namespace burst {
+namespace {
+
+constexpr Experiment kExperiments[] = {Experiment::kAttention, Experiment::kError,
+                                       Experiment::kFirstToken, Experiment::kTraining};
+
+const std::vector<FlagGroup>& Groups() {
+  static const auto* groups = new std::vector<FlagGroup>{
+      {"What", {"experiment", "strategies", "ranks", "seqlens", "batches"}},
+      {"Attention alone", {"heads", "kv_heads", "head_dim", "mask", "layout", "tiles", "dtype"}},
+      {"Whole models", {"model", "data", "steps"}},
+      {"How", {"device", "threads", "repeats", "out"}},
+  };
+  return *groups;
+}
+
+absl::Status Invalid(absl::string_view option, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("--", option, ": ", what));
+}
+
+absl::Status AtLeast(int64_t least, const char* option, int64_t value) {
+  if (value >= least) return absl::OkStatus();
+  return Invalid(option, absl::StrCat(value, " is less than ", least));
+}
+
+bool Given(const char* option) {
+  const absl::CommandLineFlag* flag = absl::FindCommandLineFlag(option);
+  return flag->CurrentValue() != flag->DefaultValue();
+}
+
+// What other experiments use must not be given to this one.
+absl::Status CheckUsed(Experiment experiment) {
+  std::vector<const char*> unused;
+  switch (experiment) {
+    case Experiment::kAttention:
+      unused = {"model", "data", "steps"};
+      break;
+    case Experiment::kError:
+      unused = {"model", "data", "steps", "repeats"};
+      break;
+    case Experiment::kFirstToken:
+      unused = {"heads", "kv_heads", "head_dim", "mask", "tiles", "dtype", "data", "steps"};
+      break;
+    case Experiment::kTraining:
+      unused = {"heads", "kv_heads", "head_dim", "mask", "tiles", "dtype", "repeats"};
+      break;
+  }
+  for (const char* option : unused) {
+    if (Given(option)) {
+      return Invalid(option, absl::StrCat("not used by --experiment=", Name(experiment)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Experiment> ParseExperiment(const std::string& name) {
+  std::string names;
+  for (Experiment experiment : kExperiments) {
+    if (name == Name(experiment)) return experiment;
+    absl::StrAppend(&names, names.empty() ? "" : ", ", Name(experiment));
+  }
+  return Invalid("experiment", absl::StrCat("'", name, "' is none of ", names));
+}
+
+absl::StatusOr<std::vector<Strategy>> ParseStrategies(const std::string& text) {
+  std::vector<Strategy> strategies;
+  for (absl::string_view name : absl::StrSplit(text, ',')) {
+    const absl::StatusOr<Strategy> strategy = ParseStrategy(name);
+    if (!strategy.ok()) return Invalid("strategies", strategy.status().message());
+    if (std::count(strategies.begin(), strategies.end(), *strategy) > 0) {
+      return Invalid("strategies", absl::StrCat(name, " is there twice"));
+    }
+    strategies.push_back(*strategy);
+  }
+  return strategies;
+}
+
+absl::StatusOr<DeviceType> ParseDevice(const std::string& name, int gpus) {
+  if (name == "cpu") return DeviceType::kCpu;
+  if (name == "auto") return gpus > 0 ? DeviceType::kCuda : DeviceType::kCpu;
+  if (name != "cuda")
+    return Invalid("device", absl::StrCat("'", name, "' is not auto, cpu or cuda"));
+  if (gpus > 0) return DeviceType::kCuda;
+  return Invalid("device", "cuda needs an NVIDIA GPU and a build with CUDA; none was found");
+}
+
+absl::StatusOr<DType> ParseDType(const std::string& name, DeviceType device) {
+  if (name == "auto") return device == DeviceType::kCuda ? DType::kBFloat16 : DType::kFloat32;
+  if (name == "fp32") return DType::kFloat32;
+  if (name == "fp64") return DType::kFloat64;
+  if (name == "bf16") return DType::kBFloat16;
+  return Invalid("dtype", absl::StrCat("'", name, "' is not auto, fp32, fp64 or bf16"));
+}
+
+}  // namespace
+
+const char* Name(Experiment experiment) {
+  switch (experiment) {
+    case Experiment::kAttention:
+      return "attention";
+    case Experiment::kError:
+      return "error";
+    case Experiment::kFirstToken:
+      return "first_token";
+    case Experiment::kTraining:
+      return "training";
+  }
+  return "?";
+}
+
+absl::StatusOr<std::vector<int64_t>> ParseNumbers(absl::string_view option,
+                                                  absl::string_view text) {
+  std::vector<int64_t> numbers;
+  for (absl::string_view part : absl::StrSplit(text, ',')) {
+    int64_t number = 0;
+    if (!absl::SimpleAtoi(part, &number) || number < 1) {
+      return Invalid(
+          option, absl::StrCat("'", part, "' in '", text, "' is not a whole number of at least 1"));
+    }
+    if (std::count(numbers.begin(), numbers.end(), number) > 0) {
+      return Invalid(option, absl::StrCat(number, " is there twice"));
+    }
+    numbers.push_back(number);
+  }
+  return numbers;
+}
+
+absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv,
+                                                           const Launch& launch) {
+  BURST_RETURN_IF_ERROR(ParseArguments(Groups(), argc, argv));
+  ScalingOptions options;
+  BURST_ASSIGN_OR_RETURN(options.experiment, ParseExperiment(absl::GetFlag(FLAGS_experiment)));
+  BURST_RETURN_IF_ERROR(CheckUsed(options.experiment));
+  const bool training = options.experiment == Experiment::kTraining;
+  BURST_ASSIGN_OR_RETURN(options.strategies, ParseStrategies(absl::GetFlag(FLAGS_strategies)));
+  BURST_ASSIGN_OR_RETURN(options.ranks, ParseNumbers("ranks", absl::GetFlag(FLAGS_ranks)));
+  BURST_ASSIGN_OR_RETURN(
+      options.seqlens,
+      ParseNumbers("seqlens",
+                   training && !Given("seqlens") ? "256" : absl::GetFlag(FLAGS_seqlens)));
+  BURST_ASSIGN_OR_RETURN(
+      options.batches,
+      ParseNumbers("batches", training && !Given("batches") ? "8" : absl::GetFlag(FLAGS_batches)));
+
+  AttentionProblem& problem = options.problem;
+  problem.heads = absl::GetFlag(FLAGS_heads);
+  problem.kv_heads = absl::GetFlag(FLAGS_kv_heads);
+  problem.head_dim = absl::GetFlag(FLAGS_head_dim);
+  BURST_RETURN_IF_ERROR(AtLeast(1, "heads", problem.heads));
+  BURST_RETURN_IF_ERROR(AtLeast(0, "kv_heads", problem.kv_heads));
+  BURST_RETURN_IF_ERROR(AtLeast(1, "head_dim", problem.head_dim));
+  if (problem.kv_heads == 0) problem.kv_heads = problem.heads;
+  const std::string mask = absl::GetFlag(FLAGS_mask);
+  if (mask != "full" && mask != "causal") {
+    return Invalid("mask", absl::StrCat("'", mask, "' is neither full nor causal"));
+  }
+  problem.causal = mask == "causal";
+  const absl::StatusOr<Layout> layout = ParseLayout(absl::GetFlag(FLAGS_layout));
+  if (!layout.ok()) return Invalid("layout", layout.status().message());
+  problem.layout = *layout;
+  const std::string tiles = absl::GetFlag(FLAGS_tiles);
+  if (tiles != "on" && tiles != "off") {
+    return Invalid("tiles", absl::StrCat("'", tiles, "' is neither on nor off"));
+  }
+  problem.tiles = tiles == "on";
+  BURST_ASSIGN_OR_RETURN(problem.device, ParseDevice(absl::GetFlag(FLAGS_device), launch.gpus));
+  BURST_ASSIGN_OR_RETURN(problem.dtype, ParseDType(absl::GetFlag(FLAGS_dtype), problem.device));
+
+  options.model = absl::GetFlag(FLAGS_model);
+  options.data = absl::GetFlag(FLAGS_data);
+  options.steps = absl::GetFlag(FLAGS_steps);
+  // The first one pays for fresh memory and is not timed.
+  BURST_RETURN_IF_ERROR(AtLeast(2, "steps", options.steps));
+
+  const int64_t most_ranks = *std::max_element(options.ranks.begin(), options.ranks.end());
+  if (problem.device == DeviceType::kCuda && options.experiment != Experiment::kError &&
+      most_ranks > launch.gpus) {
+    return Invalid("ranks",
+                   absl::StrCat(most_ranks, " ranks need as many GPUs; there are ", launch.gpus));
+  }
+  const int64_t threads = absl::GetFlag(FLAGS_threads);
+  if (threads != -1) BURST_RETURN_IF_ERROR(AtLeast(1, "threads", threads));
+  options.threads =
+      static_cast<int>(threads != -1 ? threads : std::max<int64_t>(1, launch.cores / most_ranks));
+  options.repeats = absl::GetFlag(FLAGS_repeats);
+  BURST_RETURN_IF_ERROR(AtLeast(1, "repeats", options.repeats));
+  options.out = ResolvePath(absl::GetFlag(FLAGS_out));
+  if (options.out.empty()) return Invalid("out", "a folder is needed");
+
+  const bool attention_alone =
+      options.experiment == Experiment::kAttention || options.experiment == Experiment::kError;
+  for (Strategy strategy : options.strategies) {
+    for (int64_t ranks : RanksFor(strategy, options.ranks)) {
+      if (attention_alone) {
+        BURST_RETURN_IF_ERROR(CheckStrategy(strategy, problem, static_cast<int>(ranks)));
+      }
+    }
+  }
+  return options;
+}
+
+bool WantsScalingHelp(int argc, char** argv) { return WantsHelp(argc, argv); }
+
+std::string ScalingHelp() {
+  return HelpText(
+      "Measures attention spread over ranks: by length, batch, ranks and strategy.\n\n"
+      "  bazel run -c opt //benchmarks:scaling -- --seqlens=2048,8192 --ranks=1,2\n\n"
+      "Lists are separated by commas; every combination is a row.\n",
+      Groups());
+}
+
+}  // namespace burst

@@ -1,0 +1,48 @@
+// What //benchmarks:scaling is told, checked before anything runs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "benchmarks/experiments/strategy.h"
+#include "train/config.h"
+
+namespace burst {
+
+enum class Experiment {
+  kAttention,   // time, memory, bytes of attention alone
+  kError,       // of attention's results, against double precision
+  kFirstToken,  // latency of a whole model's prefill
+  kTraining,    // time, memory and loss of whole training steps
+};
+const char* Name(Experiment experiment);
+
+struct ScalingOptions {
+  Experiment experiment = Experiment::kAttention;
+  std::vector<Strategy> strategies;
+  std::vector<int64_t> ranks, seqlens, batches;
+  // Attention alone: all but batch and seqlen, which the lists give.
+  AttentionProblem problem;
+  // Whole models.
+  std::string model, data;
+  int64_t steps = 0;
+
+  int threads = 1;  // of a rank, on the CPU
+  int64_t repeats = 1;
+  std::string out;  // absolute
+};
+
+// InvalidArgument, naming the option, for what is unknown, invalid, contradictory, or not used by
+// the experiment.
+absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv,
+                                                           const Launch& launch);
+bool WantsScalingHelp(int argc, char** argv);
+std::string ScalingHelp();
+
+// "1024,2048" -> {1024, 2048}: whole numbers of at least 1, in the order given, none twice.
+absl::StatusOr<std::vector<int64_t>> ParseNumbers(absl::string_view option, absl::string_view text);
+
+}  // namespace burst

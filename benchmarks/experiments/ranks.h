@@ -1,0 +1,35 @@
+// Ranks, inputs and clocks of the experiments.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "burst/comm/communicator.h"
+#include "burst/device/device.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+// Runs body(communicator) on ranks that are threads of this process: on the CPU with a pool of
+// `threads` each, on cuda with a GPU each over NCCL, or, with `share_gpus` and fewer GPUs than
+// ranks, sharing those there are. Returns the first error.
+absl::Status RunBenchmarkRanks(DeviceType device, int ranks, int threads, bool share_gpus,
+                               const std::function<absl::Status(Communicator&)>& body);
+
+// Standard normal numbers by (stream, element), repeated after some millions, which time cannot
+// tell from more. On the device of the calling thread.
+Tensor RandomForTiming(const Shape& shape, DType dtype, DeviceType device, uint64_t stream);
+
+class Stopwatch {
+ public:
+  double Seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace burst
