@@ -85,8 +85,9 @@ std::string Title(const ReportRow& about) {
   for (const auto& item : about.items()) {
     const std::string value =
         item.value().is_string() ? item.value().get<std::string>() : item.value().dump();
-    absl::StrAppend(&title, title.empty() ? "" : ", ",
-                    item.value().is_number() ? item.key() + " " : "", value);
+    const bool obvious =
+        item.key() == "experiment" || item.key() == "date" || item.key() == "machine";
+    absl::StrAppend(&title, title.empty() ? "" : ", ", obvious ? "" : item.key() + " ", value);
   }
   return title;
 }
@@ -147,6 +148,8 @@ int Main(int argc, char** argv) {
   const absl::StatusOr<ScalingOptions> options =
       ScalingOptionsFromArguments(argc, argv, DetectLaunch(/*mpi=*/nullptr));
   if (!options.ok()) return ExitCode(options.status(), kExitBadUsage);
+  const absl::Status models = CheckModelExperiment(*options);
+  if (!models.ok()) return ExitCode(models, kExitBadUsage);
   const absl::Status status = Run(*options);
   return status.ok() ? 0 : ExitCode(status, kExitFailure);
 }

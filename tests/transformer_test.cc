@@ -333,5 +333,42 @@ TEST(Ranks, LossAndGradientsAreThoseOfOneRank) {
   }
 }
 
+// The prefill of a prompt: one rank has the logits, those of the last token.
+void ExpectNextTokenLogits(const ModelConfig& config, Layout layout, int ranks) {
+  const Text text = RandomText(config.vocab, /*packed=*/false);
+  const auto model = MakeModel(config);
+  KvCache cache(config, text.batch, DType::kFloat64, /*window=*/0, kTestDevice);
+  const Values expected = model->Decode(cache, TokensOf(text, 0, text.length))->ToVector<double>();
+  std::vector<Values> logits(ranks);
+  const absl::Status status = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
+    BurstAttentionOptions options;
+    options.layout = layout;
+    BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
+    BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(text.length));
+    const auto own = MakeModel(config);
+    const SequenceBatch batch = Cut(text, std::make_shared<RingSchedule>(std::move(schedule)));
+    BURST_ASSIGN_OR_RETURN(const Tensor result, own->NextTokenLogits(*attention, batch));
+    if (!result.null()) logits[comm.rank()] = result.ToVector<double>();
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+  int found = 0;
+  for (const Values& values : logits) {
+    if (values.empty()) continue;
+    ExpectClose(values, expected, kDoubleTolerance);
+    ++found;
+  }
+  EXPECT_EQ(found, 1);
+}
+
+TEST(Ranks, NextTokenLogitsAreThoseOfDecode) {
+  for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+    for (const int ranks : {1, 2, 12}) {
+      ExpectNextTokenLogits(SmallLlama(false), layout, ranks);
+      ExpectNextTokenLogits(SmallGpt2(), layout, ranks);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace burst

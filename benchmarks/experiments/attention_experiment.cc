@@ -215,7 +215,7 @@ std::vector<ReportColumn> AttentionColumns(DeviceType device) {
           {"seqlen", "tokens"},
           {"forward_ms", "fwd ms", 2},
           {"forward_gflops_per_rank", rate, 1, scale},
-          {"forward_backward_ms", "fwd+bwd", 2},
+          {"forward_backward_ms", "f+b ms", 2},
           {"forward_backward_gflops_per_rank", rate, 1, scale},
           {"peak_mib_per_rank", "peak MiB", 1},
           {"forward_bytes_per_rank", "fwd MB", 3, 1e-6},

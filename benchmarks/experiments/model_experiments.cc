@@ -195,6 +195,17 @@ double Most(const std::vector<Measurement>& ranks, double Measurement::*field) {
 
 }  // namespace
 
+absl::Status CheckModelExperiment(const ScalingOptions& options) {
+  if (options.experiment != Experiment::kFirstToken &&
+      options.experiment != Experiment::kTraining) {
+    return absl::OkStatus();
+  }
+  for (const Case& c : Cases(options)) {
+    BURST_RETURN_IF_ERROR(Resolve(ConfigOf(options, c)).status());
+  }
+  return absl::OkStatus();
+}
+
 std::vector<ReportColumn> FirstTokenColumns() {
   return {{"strategy", "strategy"},
           {"ranks", "ranks"},

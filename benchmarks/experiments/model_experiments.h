@@ -10,6 +10,10 @@
 
 namespace burst {
 
+// InvalidArgument, naming the option, for models and cases that //train would refuse; OK for the
+// experiments without models.
+absl::Status CheckModelExperiment(const ScalingOptions& options);
+
 // From the tokens of a prompt on every rank to the logits of the token after it on one of them, and
 // the peak memory of a rank. A model without a vocabulary of its own gets one of 256.
 std::vector<ReportColumn> FirstTokenColumns();

@@ -20,8 +20,9 @@ ABSL_FLAG(
     std::string, strategies, "single,burst,ring",
     "How attention is spread over ranks: single (one rank), burst, ring (RingAttention), auto "
     "(of burst and ring, what sends less).");
-ABSL_FLAG(std::string, ranks, "1,2",
-          "Ranks of the ring; on cuda each has a GPU of its own, only --experiment=error shares.");
+ABSL_FLAG(std::string, ranks, "2",
+          "Ranks of the ring (single has one); on cuda each has a GPU of its own, only "
+          "--experiment=error shares.");
 ABSL_FLAG(std::string, seqlens, "1024,2048,4096",
           "Tokens of a sequence, over all ranks. Of training: 256 unless given.");
 ABSL_FLAG(std::string, batches, "1", "Sequences of a batch. Of training: 8 unless given.");
@@ -251,7 +252,7 @@ bool WantsScalingHelp(int argc, char** argv) { return WantsHelp(argc, argv); }
 std::string ScalingHelp() {
   return HelpText(
       "Measures attention spread over ranks: by length, batch, ranks and strategy.\n\n"
-      "  bazel run -c opt //benchmarks:scaling -- --seqlens=2048,8192 --ranks=1,2\n\n"
+      "  bazel run -c opt //benchmarks:scaling -- --seqlens=2048,8192 --ranks=2,4\n\n"
       "Lists are separated by commas; every combination is a row.\n",
       Groups());
 }

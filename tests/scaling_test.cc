@@ -1,0 +1,378 @@
+// //benchmarks:scaling: its formulas, its counters and its tables; then the program as a user meets
+// it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "benchmarks/experiments/attention_experiment.h"
+#include "benchmarks/experiments/error_experiment.h"
+#include "benchmarks/experiments/options.h"
+#include "benchmarks/experiments/quiet_communicator.h"
+#include "benchmarks/experiments/report.h"
+#include "benchmarks/experiments/strategy.h"
+#include "burst/base/status.h"
+#include "burst/comm/thread_communicator.h"
+#include "tests/subprocess.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+AttentionProblem SmallProblem() {
+  AttentionProblem problem;
+  problem.batch = 2;
+  problem.seqlen = 48;
+  problem.heads = 4;
+  problem.kv_heads = 4;
+  problem.head_dim = 8;
+  return problem;
+}
+
+// ---- Formulas.
+
+TEST(FormulaBytes, IsTheTableOfTheDesign) {
+  AttentionProblem problem = SmallProblem();
+  constexpr int kRanks = 4;
+  for (const int64_t kv_heads : {1, 4}) {
+    problem.kv_heads = kv_heads;
+    const int64_t tokens = problem.batch * problem.seqlen;  // s tokens on each of G ranks
+    const int64_t hq = problem.heads * problem.head_dim, hk = kv_heads * problem.head_dim;
+    // A hop's elements a token: K, V; dK, dV with them; Q, dO and two statistics; dQ. All of four
+    // bytes, G - 1 hops.
+    const int64_t hop = 4 * (kRanks - 1) * tokens;
+    const auto ring = FormulaBytes(Strategy::kRing, problem, kRanks);
+    ASSERT_TRUE(ring.ok()) << ring.status();
+    EXPECT_EQ(ring->forward, hop * 2 * hk);
+    EXPECT_EQ(ring->backward, hop * (2 * hk + 2 * hk));
+    const auto burst = FormulaBytes(Strategy::kBurst, problem, kRanks);
+    EXPECT_EQ(burst->forward, ring->forward);
+    EXPECT_EQ(burst->backward, hop * (2 * hq + 2 * problem.heads + hq));
+    const auto least = FormulaBytes(Strategy::kAuto, problem, kRanks);
+    EXPECT_EQ(least->backward, std::min(ring->backward, burst->backward));
+  }
+  EXPECT_EQ(FormulaBytes(Strategy::kSingle, problem, 1)->forward, 0);
+  // bfloat16: half of everything but lse, delta and the sums.
+  problem.dtype = DType::kBFloat16;
+  problem.kv_heads = 4;
+  const int64_t hops = (kRanks - 1) * problem.batch * problem.seqlen;
+  const int64_t h = problem.heads * problem.head_dim;
+  EXPECT_EQ(FormulaBytes(Strategy::kRing, problem, kRanks)->backward, hops * 12 * h);
+  EXPECT_EQ(FormulaBytes(Strategy::kBurst, problem, kRanks)->backward,
+            hops * (8 * h + 8 * problem.heads));
+}
+
+TEST(Flops, CountVisiblePairs) {
+  AttentionProblem problem = SmallProblem();
+  EXPECT_EQ(problem.forward_flops(), 4.0 * 2 * 48 * 48 * 4 * 8);
+  problem.causal = true;
+  EXPECT_EQ(problem.forward_flops(), 4.0 * 2 * (48 * 49 / 2) * 4 * 8);
+  EXPECT_EQ(problem.forward_backward_flops(), 3.5 * problem.forward_flops());
+}
+
+// ---- Measurements.
+
+TEST(MeasureAttention, CountsTheBytesOfTheFormula) {
+  for (const Strategy strategy : {Strategy::kBurst, Strategy::kRing, Strategy::kAuto}) {
+    for (const int ranks : {1, 2, 3}) {
+      for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+        AttentionProblem problem = SmallProblem();
+        problem.seqlen = 50;  // which 3 does not divide
+        problem.kv_heads = 2;
+        problem.causal = true;  // contiguous ranks skip rounds
+        problem.layout = layout;
+        problem.tiles = ranks == 2;
+        const auto measured = MeasureAttention(strategy, problem, ranks, 1, 1);
+        ASSERT_TRUE(measured.ok()) << measured.status();
+        const auto formula = FormulaBytes(strategy, problem, ranks);
+        EXPECT_EQ(measured->bytes_sent.forward, formula->forward);
+        EXPECT_EQ(measured->bytes_sent.backward, formula->backward);
+        EXPECT_EQ(formula->forward > 0, ranks > 1);
+        EXPECT_GT(measured->whole.forward, 0);
+        EXPECT_GT(measured->quiet.forward_backward, 0);
+        // Eight tensors [batch, length, heads, head_dim], half of them with half the heads.
+        EXPECT_GT(measured->peak_bytes, 6 * 2 * (problem.seqlen / ranks) * 4 * 8 * 4);
+      }
+    }
+  }
+}
+
+TEST(MeasureErrors, AreThoseOfSinglePrecision) {
+  AttentionProblem problem = SmallProblem();
+  problem.causal = true;
+  problem.kv_heads = 2;
+  const auto reference = MakeErrorReference(problem, 2);
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  for (const int ranks : {1, 2, 8}) {
+    for (const Strategy strategy : {Strategy::kBurst, Strategy::kRing}) {
+      const auto errors = MeasureErrors(strategy, **reference, ranks, 1);
+      ASSERT_TRUE(errors.ok()) << errors.status();
+      for (const double error : {errors->out, errors->dq, errors->dk, errors->dv}) {
+        EXPECT_GT(error, 0);
+        EXPECT_LT(error, 1e-5);  // 48 roundings of 2^-24, with room
+      }
+    }
+  }
+}
+
+TEST(QuietCommunicator, LeavesMessagesOutAndCountsTheOthers) {
+  const absl::Status status = RunRanks(2, [](Communicator& comm) -> absl::Status {
+    QuietCommunicator quiet(&comm);
+    BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group, quiet.Split(0, 0));
+    const int peer = 1 - comm.rank();
+    for (Communicator* by : {static_cast<Communicator*>(&quiet), group.get()}) {
+      for (const bool silent : {false, true, false}) {
+        quiet.set_quiet(silent);
+        const int64_t before = quiet.bytes_sent();
+        const int sent = 10 + comm.rank();
+        int received = -1;
+        const SendBuffer send = {&sent, sizeof(sent), peer};
+        const ReceiveBuffer receive = {&received, sizeof(received), peer};
+        BURST_RETURN_IF_ERROR(by->Post(Channel::kRead, {&send, 1}, {&receive, 1}));
+        BURST_RETURN_IF_ERROR(by->Wait(Channel::kRead));
+        EXPECT_EQ(received, silent ? -1 : 10 + peer);
+        const Tensor sum = Tensor::FromVector<float>({1}, {1});
+        BURST_RETURN_IF_ERROR(by->AllReduceSum(sum));
+        EXPECT_EQ(sum.data<float>()[0], silent ? 1 : 2);
+        EXPECT_EQ(quiet.bytes_sent() - before, silent ? 0 : 8);
+        BURST_RETURN_IF_ERROR(by->Barrier());
+        EXPECT_EQ(quiet.bytes_sent() - before, silent ? 0 : 8);
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// ---- Tables.
+
+std::vector<ReportRow> SomeRows() {
+  std::vector<ReportRow> rows;
+  for (const char* strategy : {"burst", "a \"b\", c"}) {
+    for (const int ranks : {4, 2}) {
+      ReportRow row;
+      row["strategy"] = strategy;
+      row["ranks"] = ranks;
+      row["batch"] = 1;
+      row["speed"] = 0.25 * ranks;
+      row["share"] = nullptr;
+      rows.push_back(row);
+    }
+  }
+  return rows;
+}
+
+TEST(Report, TableAndCsv) {
+  const std::vector<ReportRow> rows = SomeRows();
+  EXPECT_EQ(TableHeader({{"strategy", "strategy"}, {"speed", "m/s"}, {"share", "share"}}),
+            "strategy       m/s     share\n");
+  EXPECT_EQ(TableLine(rows[0],
+                      {{"strategy", "strategy"}, {"speed", "mm/s", 1, 1000}, {"share", "share"}}),
+            "burst       1000.0         -\n");
+  EXPECT_EQ(Csv(rows),
+            "strategy,ranks,batch,speed,share\n"
+            "burst,4,1,1.0,\n"
+            "burst,2,1,0.5,\n"
+            "\"a \"\"b\"\", c\",4,1,1.0,\n"
+            "\"a \"\"b\"\", c\",2,1,0.5,\n");
+}
+
+TEST(Report, PlotRunsOverWhatVaries) {
+  const LinePlot plot = PlotOf(SomeRows(), {"batch", "ranks"}, "speed", 10);
+  EXPECT_EQ(plot.x_label, "ranks");
+  ASSERT_EQ(plot.series.size(), 2u);
+  EXPECT_EQ(plot.series[0].label, "burst");
+  ASSERT_EQ(plot.series[0].points.size(), 2u);
+  EXPECT_EQ(plot.series[0].points[0].x, 2);
+  EXPECT_EQ(plot.series[0].points[0].y, 5);
+  const std::string svg = LinePlotSvg(plot);
+  EXPECT_TRUE(absl::StrContains(svg, "</svg>"));
+  EXPECT_FALSE(absl::StrContains(svg, "nan") || absl::StrContains(svg, "inf"));
+  // A second thing that varies is in the legend; rows without a value are left out.
+  const LinePlot other = PlotOf(SomeRows(), {"ranks", "batch"}, "share", 1);
+  EXPECT_TRUE(other.series.empty());
+  EXPECT_TRUE(absl::StrContains(LinePlotSvg(other), "</svg>"));
+}
+
+TEST(Options, Numbers) {
+  EXPECT_EQ(*ParseNumbers("seqlens", "8,2,16"), (std::vector<int64_t>{8, 2, 16}));
+  for (const char* text : {"", "1,", "0", "-1", "1.5", "2,x", "2,2"}) {
+    const auto refused = ParseNumbers("seqlens", text);
+    EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_TRUE(absl::StartsWith(refused.status().message(), "--seqlens: ")) << refused.status();
+  }
+}
+
+// ---- The program.
+
+class Scaling : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = (fs::path(testing::TempDir()) /
+               testing::UnitTest::GetInstance()->current_test_info()->name())
+                  .lexically_normal()
+                  .string();
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+
+  Result Run(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(),
+                     absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"),
+                                  "/benchmarks/scaling"));
+    arguments.push_back("--device=cpu");
+    return Subprocess(arguments, {folder_}).Wait();
+  }
+
+  // The rows of an experiment that wrote to OUT; CSV and plot are checked on the way.
+  Json Rows(const std::string& experiment) const {
+    const std::string path = absl::StrCat(folder_, "/OUT/", experiment);
+    const Json json = Json::parse(ReadAll(path + ".json"), nullptr, false);
+    if (!json.is_object() || !json["rows"].is_array()) return Json::array();
+    std::istringstream csv(ReadAll(path + ".csv"));
+    std::string line;
+    std::getline(csv, line);
+    const auto commas = std::count(line.begin(), line.end(), ',');
+    EXPECT_EQ(commas + 1, static_cast<int64_t>(json["rows"][0].size()));
+    size_t lines = 0;
+    for (; std::getline(csv, line); ++lines) {
+      EXPECT_EQ(std::count(line.begin(), line.end(), ','), commas) << line;
+    }
+    EXPECT_EQ(lines, json["rows"].size());
+    EXPECT_TRUE(absl::StrContains(ReadAll(path + ".svg"), "<circle"));
+    for (const char* key : {"experiment", "date", "machine", "layout"}) {
+      EXPECT_TRUE(json.contains(key)) << key;
+    }
+    return json["rows"];
+  }
+
+  std::string folder_;
+};
+
+void ExpectSuccess(const Result& result) {
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_EQ(result.err, "");
+}
+
+TEST_F(Scaling, AttentionSendsTheBytesOfTheFormula) {
+  const Result result =
+      Run({"--seqlens=64,128", "--ranks=2", "--heads=2", "--head_dim=16", "--repeats=1",
+           "--strategies=single,burst,ring", "--mask=causal", "--out=OUT"});
+  ExpectSuccess(result);
+  EXPECT_TRUE(absl::StrContains(result.out, "GFLOP/s")) << result.out;
+  const Json rows = Rows("attention");
+  ASSERT_EQ(rows.size(), 6u);
+  std::set<std::string> strategies;
+  for (const Json& row : rows) {
+    strategies.insert(row["strategy"].get<std::string>());
+    EXPECT_EQ(row["forward_bytes_per_rank"], row["forward_bytes_formula"]);
+    EXPECT_EQ(row["backward_bytes_per_rank"], row["backward_bytes_formula"]);
+    const bool several = row["ranks"] == 2;
+    EXPECT_EQ(row["forward_bytes_formula"] > 0, several) << row;
+    for (const char* key : {"forward_not_hidden", "forward_backward_efficiency"}) {
+      EXPECT_EQ(row[key].is_number(), several) << row;
+    }
+    for (const char* key : {"forward_ms", "forward_gflops_per_rank", "forward_backward_ms",
+                            "forward_backward_gflops_per_rank", "peak_mib_per_rank"}) {
+      EXPECT_GT(row[key], 0) << key;
+    }
+  }
+  EXPECT_EQ(strategies, (std::set<std::string>{"single", "burst", "ring"}));
+}
+
+TEST_F(Scaling, ErrorsOfNaiveAttentionOverARing) {
+  ExpectSuccess(Run({"--experiment=error", "--tiles=off", "--seqlens=64", "--ranks=1,4",
+                     "--heads=2", "--head_dim=16", "--strategies=burst,ring", "--out=OUT"}));
+  const Json rows = Rows("error");
+  ASSERT_EQ(rows.size(), 4u);
+  for (const Json& row : rows) {
+    for (const char* key : {"out", "dq", "dk", "dv"}) {
+      EXPECT_GT(row[key], 0) << row;
+      EXPECT_LT(row[key], 1e-5) << row;
+    }
+  }
+}
+
+constexpr char kTinyModel[] =
+    R"(--model={"family":"llama","layers":2,"width":16,"heads":2,"kv_heads":1,"ffn":32})";
+
+TEST_F(Scaling, FirstTokenOfAModel) {
+  ExpectSuccess(Run({"--experiment=first_token", kTinyModel, "--seqlens=64", "--ranks=2",
+                     "--strategies=single,auto", "--repeats=1", "--out=OUT"}));
+  const Json rows = Rows("first_token");
+  ASSERT_EQ(rows.size(), 2u);
+  for (const Json& row : rows) EXPECT_GT(row["latency_ms"], 0);
+}
+
+TEST_F(Scaling, TrainingHasTheLossesOfOneRank) {
+  std::string text;
+  for (int i = 0; i < 400; ++i) absl::StrAppend(&text, "line ", i * 7919 % 1000, " of a text\n");
+  std::ofstream(folder_ + "/text.txt") << text;
+  ExpectSuccess(Run({"--experiment=training", kTinyModel, "--data=text.txt", "--seqlens=32",
+                     "--batches=2", "--steps=4", "--ranks=2", "--out=OUT"}));
+  const Json rows = Rows("training");
+  ASSERT_EQ(rows.size(), 3u);
+  for (const Json& row : rows) {
+    EXPECT_GT(row["step_ms"], 0);
+    EXPECT_GT(row["perplexity"], 1);
+    EXPECT_LT(row["loss_difference"], 1e-5);  // as the trainer's parity tests
+  }
+}
+
+TEST_F(Scaling, MistakesAreNamed) {
+  const struct {
+    std::vector<std::string> arguments;
+    std::vector<std::string> parts;
+  } cases[] = {
+      {{"--seqlens=64,x"}, {"--seqlens", "'x'"}},
+      {{"--batches=0"}, {"--batches"}},
+      {{"--ranks=2,2"}, {"--ranks", "twice"}},
+      {{"--strategies=burst,rign"}, {"--strategies", "rign", "single, burst, ring"}},
+      {{"--heads=3", "--kv_heads=2"}, {"--kv_heads", "2", "3"}},
+      {{"--head_dim=0"}, {"--head_dim"}},
+      {{"--heads=two"}, {"--heads", "a whole number"}},
+      {{"--mask=window"}, {"--mask", "causal"}},
+      {{"--layout=spiral"}, {"--layout", "zigzag"}},
+      {{"--tiles=maybe"}, {"--tiles", "off"}},
+      {{"--dtype=int8"}, {"--dtype", "bf16"}},
+      {{"--dtype=bf16"}, {"--dtype", "bfloat16"}},
+      {{"--repeats=0"}, {"--repeats"}},
+      {{"--threads=0"}, {"--threads"}},
+      {{"--seqlen=64"}, {"--seqlen", "did you mean --seqlens"}},
+      {{"--experiment=speed"}, {"--experiment", "first_token"}},
+      {{"--model=d12"}, {"--model", "--experiment=attention"}},
+      {{"--experiment=training", "--heads=8"}, {"--heads", "--experiment=training"}},
+      {{"--experiment=first_token", "--model=nonsense"}, {"--model", "nonsense"}},
+  };
+  for (const auto& c : cases) {
+    const Result result = Run(c.arguments);
+    EXPECT_EQ(result.exit_code, 2) << c.arguments[0] << result.out << result.err;
+    EXPECT_TRUE(absl::StartsWith(result.err, "error: ")) << result.err;
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+    for (const std::string& part : c.parts) {
+      EXPECT_TRUE(absl::StrContains(result.err, part)) << part << " is missing in " << result.err;
+    }
+    EXPECT_EQ(result.out, "");
+  }
+  const Result unwritable = Run({"--seqlens=8", "--repeats=1", "--out=/dev/null/OUT"});
+  EXPECT_EQ(unwritable.exit_code, 1);
+  EXPECT_TRUE(absl::StrContains(unwritable.err, "--out")) << unwritable.err;
+  const Result help = Run({"--help"});
+  ExpectSuccess(help);
+  EXPECT_TRUE(absl::StrContains(help.out, "--strategies")) << help.out;
+}
+
+}  // namespace
+}  // namespace burst
