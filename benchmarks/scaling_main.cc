@@ -122,6 +122,7 @@ Plan PlanOf(const ScalingOptions& options) {
 }
 
 absl::Status Run(const ScalingOptions& options) {
+  BURST_RETURN_IF_ERROR(MakeFolder(options.out));  // before the hours of work, not after
   const Plan plan = PlanOf(options);
   const ReportRow about = About(options);
   std::printf("%s\n\n%s", Title(about).c_str(), TableHeader(plan.columns).c_str());

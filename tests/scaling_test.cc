@@ -369,6 +369,7 @@ TEST_F(Scaling, MistakesAreNamed) {
   const Result unwritable = Run({"--seqlens=8", "--repeats=1", "--out=/dev/null/OUT"});
   EXPECT_EQ(unwritable.exit_code, 1);
   EXPECT_TRUE(absl::StrContains(unwritable.err, "--out")) << unwritable.err;
+  EXPECT_EQ(unwritable.out, "") << "nothing is measured in vain";
   const Result help = Run({"--help"});
   ExpectSuccess(help);
   EXPECT_TRUE(absl::StrContains(help.out, "--strategies")) << help.out;

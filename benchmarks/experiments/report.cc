@@ -128,14 +128,18 @@ LinePlot PlotOf(const std::vector<ReportRow>& rows, const std::vector<std::strin
   return plot;
 }
 
-absl::Status WriteReport(const std::string& folder, const std::string& name, ReportRow about,
-                         const std::vector<ReportRow>& rows, const LinePlot& plot) {
+absl::Status MakeFolder(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) {
     return absl::InvalidArgumentError(
         absl::StrCat("--out: cannot make the folder ", folder, ": ", error.message()));
   }
+  return absl::OkStatus();
+}
+
+absl::Status WriteReport(const std::string& folder, const std::string& name, ReportRow about,
+                         const std::vector<ReportRow>& rows, const LinePlot& plot) {
   about["rows"] = rows;
   const std::string path = (std::filesystem::path(folder) / name).string();
   BURST_RETURN_IF_ERROR(WriteFileAtomically(path + ".csv", Csv(rows)));

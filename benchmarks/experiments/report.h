@@ -35,7 +35,9 @@ std::string Csv(const std::vector<ReportRow>& rows);
 LinePlot PlotOf(const std::vector<ReportRow>& rows, const std::vector<std::string>& x_keys,
                 const std::string& y_key, double y_scale);
 
-// Writes NAME.csv, NAME.json (`about`, then "rows") and NAME.svg into the folder, which is made.
+// Makes the folder of --out unless it is there.
+absl::Status MakeFolder(const std::string& folder);
+// Writes NAME.csv, NAME.json (`about`, then "rows") and NAME.svg into the folder.
 absl::Status WriteReport(const std::string& folder, const std::string& name, ReportRow about,
                          const std::vector<ReportRow>& rows, const LinePlot& plot);
 
