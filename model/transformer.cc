@@ -151,14 +151,13 @@ Variable Transformer::Logits(Tape& tape, SequenceParallelAttention& attention,
   return Linear(tape, Hidden(tape, attention, batch, DropoutKey()), head());
 }
 
-absl::StatusOr<Tensor> Transformer::NextTokenLogits(BurstAttention& attention,
+absl::StatusOr<Tensor> Transformer::NextTokenLogits(SequenceParallelAttention& attention,
                                                     const SequenceBatch& batch) const {
   Tape tape(/*recording=*/false);
   const Variable x = Hidden(tape, attention, batch, DropoutKey());  // [batch, length, width]
   BURST_RETURN_IF_ERROR(tape.status());
-  const RingSchedule& schedule = *batch.schedule;
-  const std::vector<int32_t>& positions = schedule.positions(schedule.rank());
-  if (positions.empty() || positions.back() + 1 != schedule.seqlen()) return Tensor();
+  const std::vector<int32_t>& positions = batch.schedule->held();
+  if (positions.empty() || positions.back() + 1 != batch.schedule->seqlen()) return Tensor();
   const Variable last(x.value().Slice(1, x.value().dim(1) - 1, 1).Contiguous());
   return Linear(tape, last, head()).value().View({batch.tokens.dim(0), config_.vocab});
 }

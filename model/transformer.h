@@ -66,7 +66,7 @@ class Transformer {
 
   // The prefill of a prompt over a ring: the logits [batch, vocab] of the sequence's last token on
   // the rank that holds it, null on the others. Collective, no gradient.
-  absl::StatusOr<Tensor> NextTokenLogits(BurstAttention& attention,
+  absl::StatusOr<Tensor> NextTokenLogits(SequenceParallelAttention& attention,
                                          const SequenceBatch& batch) const;
 
   // Appends tokens [batch, n] (int32, n >= 1, below the vocab; on any device) to the cache and

@@ -18,9 +18,9 @@
 #include "benchmarks/experiments/attention_experiment.h"
 #include "benchmarks/experiments/error_experiment.h"
 #include "benchmarks/experiments/options.h"
+#include "benchmarks/experiments/problem.h"
 #include "benchmarks/experiments/quiet_communicator.h"
 #include "benchmarks/experiments/report.h"
-#include "benchmarks/experiments/strategy.h"
 #include "burst/base/status.h"
 #include "burst/comm/thread_communicator.h"
 #include "tests/subprocess.h"
@@ -57,13 +57,18 @@ TEST(FormulaBytes, IsTheTableOfTheDesign) {
     ASSERT_TRUE(ring.ok()) << ring.status();
     EXPECT_EQ(ring->forward, hop * 2 * hk);
     EXPECT_EQ(ring->backward, hop * (2 * hk + 2 * hk));
+    problem.backward = BackwardDirection::kBurst;
     const auto burst = FormulaBytes(Strategy::kBurst, problem, kRanks);
     EXPECT_EQ(burst->forward, ring->forward);
     EXPECT_EQ(burst->backward, hop * (2 * hq + 2 * problem.heads + hq));
-    const auto least = FormulaBytes(Strategy::kAuto, problem, kRanks);
+    problem.backward = BackwardDirection::kAuto;
+    const auto least = FormulaBytes(Strategy::kBurst, problem, kRanks);
     EXPECT_EQ(least->backward, std::min(ring->backward, burst->backward));
   }
   EXPECT_EQ(FormulaBytes(Strategy::kSingle, problem, 1)->forward, 0);
+  // Ulysses: three quarters of q, k, v go to others, and of what comes back.
+  EXPECT_EQ(FormulaBytes(Strategy::kUlysses, problem, kRanks)->forward,
+            4 * problem.batch * problem.seqlen * (2 * 4 + 2 * 4) * problem.head_dim * 3 / 4);
   // bfloat16: half of everything but lse, delta and the sums.
   problem.dtype = DType::kBFloat16;
   problem.kv_heads = 4;
@@ -85,8 +90,10 @@ TEST(Flops, CountVisiblePairs) {
 // ---- Measurements.
 
 TEST(MeasureAttention, CountsTheBytesOfTheFormula) {
-  for (const Strategy strategy : {Strategy::kBurst, Strategy::kRing, Strategy::kAuto}) {
-    for (const int ranks : {1, 2, 3}) {
+  for (const Strategy strategy :
+       {Strategy::kBurst, Strategy::kRing, Strategy::kUlysses, Strategy::kBurstUlysses}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      if (strategy == Strategy::kUlysses && ranks == 3) continue;  // 4 heads do not divide
       for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
         AttentionProblem problem = SmallProblem();
         problem.seqlen = 50;  // which 3 does not divide
@@ -116,7 +123,7 @@ TEST(MeasureErrors, AreThoseOfSinglePrecision) {
   const auto reference = MakeErrorReference(problem, 2);
   ASSERT_TRUE(reference.ok()) << reference.status();
   for (const int ranks : {1, 2, 8}) {
-    for (const Strategy strategy : {Strategy::kBurst, Strategy::kRing}) {
+    for (const Strategy strategy : {Strategy::kBurst, Strategy::kRing, Strategy::kBurstUlysses}) {
       const auto errors = MeasureErrors(strategy, **reference, ranks, 1);
       ASSERT_TRUE(errors.ok()) << errors.status();
       for (const double error : {errors->out, errors->dq, errors->dk, errors->dv}) {
@@ -310,7 +317,7 @@ constexpr char kTinyModel[] =
 
 TEST_F(Scaling, FirstTokenOfAModel) {
   ExpectSuccess(Run({"--experiment=first_token", kTinyModel, "--seqlens=64", "--ranks=2",
-                     "--strategies=single,auto", "--repeats=1", "--out=OUT"}));
+                     "--strategies=single,burst+ulysses", "--repeats=1", "--out=OUT"}));
   const Json rows = Rows("first_token");
   ASSERT_EQ(rows.size(), 2u);
   for (const Json& row : rows) EXPECT_GT(row["latency_ms"], 0);
@@ -342,6 +349,11 @@ TEST_F(Scaling, MistakesAreNamed) {
       {{"--strategies=burst,rign"}, {"--strategies", "rign", "single, burst, ring"}},
       {{"--heads=3", "--kv_heads=2"}, {"--kv_heads", "2", "3"}},
       {{"--head_dim=0"}, {"--head_dim"}},
+      {{"--strategies=ulysses", "--heads=3"}, {"--heads", "3"}},
+      {{"--strategies=burst+ulysses", "--ulysses=3"}, {"--ulysses", "2 ranks"}},
+      {{"--ulysses=2"}, {"--ulysses", "burst+ulysses"}},
+      {{"--strategies=ring", "--backward=burst"}, {"--backward", "--strategies"}},
+      {{"--backward=sideways"}, {"--backward", "sideways"}},
       {{"--heads=two"}, {"--heads", "a whole number"}},
       {{"--mask=window"}, {"--mask", "causal"}},
       {{"--layout=spiral"}, {"--layout", "zigzag"}},

@@ -19,30 +19,34 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // One rank's attention: its inputs, and the results of the last call.
 class RankAttention {
  public:
-  RankAttention(const AttentionProblem& problem, BurstAttention& attention, RingSchedule schedule)
+  RankAttention(const AttentionProblem& problem, SequenceParallelAttention& attention,
+                RingSchedule schedule, int rank)
       : attention_(attention), schedule_(std::move(schedule)) {
-    const int64_t length = schedule_.length();
+    const int64_t length = static_cast<int64_t>(schedule_.held().size());
     const auto random = [&](int64_t heads, uint64_t tensor) {
-      const uint64_t stream = tensor + 4 * static_cast<uint64_t>(schedule_.rank());
+      const uint64_t stream = tensor + 4 * static_cast<uint64_t>(rank);
       return RandomForTiming({problem.batch, length, heads, problem.head_dim}, problem.dtype,
                              problem.device, stream);
     };
-    saved_.q = random(problem.heads, 0);
-    saved_.k = random(problem.kv_heads, 1);
-    saved_.v = random(problem.kv_heads, 2);
-    saved_.dout = random(problem.heads, 3);
+    q_ = random(problem.heads, 0);
+    k_ = random(problem.kv_heads, 1);
+    v_ = random(problem.kv_heads, 2);
+    dout_ = random(problem.heads, 3);
   }
 
   absl::Status Forward() {
-    return attention_.Forward(schedule_, saved_.q, saved_.k, saved_.v, &saved_.out, &saved_.lse);
+    return attention_.Forward(schedule_, q_, k_, v_, &out_, /*lse=*/nullptr, &saved_);
   }
-  absl::Status Backward() { return attention_.Backward(schedule_, saved_, &dq_, &dk_, &dv_); }
+  absl::Status Backward() {
+    saved_.dout = dout_;
+    return attention_.Backward(schedule_, saved_, &dq_, &dk_, &dv_);
+  }
 
  private:
-  BurstAttention& attention_;
+  SequenceParallelAttention& attention_;
   const RingSchedule schedule_;
-  BurstAttention::Saved saved_;
-  Tensor dq_, dk_, dv_;
+  SequenceParallelAttention::Saved saved_;
+  Tensor q_, k_, v_, dout_, out_, dq_, dk_, dv_;
 };
 
 // What one rank measured.
@@ -57,7 +61,7 @@ absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int
   QuietCommunicator quiet(&comm);
   BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(strategy, problem, &quiet));
   BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(problem.seqlen));
-  RankAttention rank(problem, *attention, std::move(schedule));
+  RankAttention rank(problem, *attention, std::move(schedule), comm.rank());
 
   // The first pass allocates and counts.
   int64_t before = quiet.bytes_sent();

@@ -83,7 +83,7 @@ absl::StatusOr<std::shared_ptr<const ErrorReference>> MakeErrorReference(
   in_double.device = DeviceType::kCpu;
   in_double.tiles = true;
   BURST_ASSIGN_OR_RETURN(const auto attention,
-                         MakeAttention(Strategy::kSingle, in_double, nullptr));
+                         BurstAttention::Create(in_double.options(Strategy::kSingle), nullptr));
   BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(problem.seqlen));
   BurstAttention::Saved saved;
   saved.q = r.q.To(DType::kFloat64);
@@ -104,20 +104,17 @@ absl::StatusOr<AttentionErrors> MeasureErrors(Strategy strategy, const ErrorRefe
   const auto body = [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(strategy, problem, &comm));
     BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(problem.seqlen));
-    const std::vector<int32_t>& positions = schedule.positions(schedule.rank());
+    const std::vector<int32_t>& positions = schedule.held();
     const auto own = [&](const Tensor& global) {
       return TakeRows(global, positions).To(problem.device);
     };
-    BurstAttention::Saved saved;
-    saved.q = own(reference.q);
-    saved.k = own(reference.k);
-    saved.v = own(reference.v);
+    SequenceParallelAttention::Saved saved;
+    Tensor out, dq, dk, dv;
+    BURST_RETURN_IF_ERROR(attention->Forward(schedule, own(reference.q), own(reference.k),
+                                             own(reference.v), &out, /*lse=*/nullptr, &saved));
     saved.dout = own(reference.dout);
-    BURST_RETURN_IF_ERROR(
-        attention->Forward(schedule, saved.q, saved.k, saved.v, &saved.out, &saved.lse));
-    Tensor dq, dk, dv;
     BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
-    squares[comm.rank()] = {SquaresOf(saved.out, TakeRows(reference.out, positions)),
+    squares[comm.rank()] = {SquaresOf(out, TakeRows(reference.out, positions)),
                             SquaresOf(dq, TakeRows(reference.dq, positions)),
                             SquaresOf(dk, TakeRows(reference.dk, positions)),
                             SquaresOf(dv, TakeRows(reference.dv, positions))};

@@ -7,8 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "benchmarks/experiments/options.h"
+#include "benchmarks/experiments/problem.h"
 #include "benchmarks/experiments/report.h"
-#include "benchmarks/experiments/strategy.h"
 
 namespace burst {
 

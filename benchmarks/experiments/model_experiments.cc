@@ -64,9 +64,10 @@ TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
       options.problem.device == DeviceType::kCuda ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   config.layout = options.problem.layout;
   config.threads = options.threads;
-  config.backward = c.strategy == Strategy::kBurst  ? BackwardDirection::kBurst
-                    : c.strategy == Strategy::kRing ? BackwardDirection::kRing
-                                                    : BackwardDirection::kAuto;
+  config.comm = CommKind::kThreads;
+  config.strategy = c.strategy;
+  if (HasDirections(c.strategy)) config.backward = options.problem.backward;
+  if (c.strategy == Strategy::kBurstUlysses) config.ulysses = options.problem.ulysses;
   return config;
 }
 
@@ -92,7 +93,7 @@ double PeakMiB(DeviceType device, int ranks) {
 // This rank's part of a batch of random tokens.
 SequenceBatch RandomPrompt(int64_t batch, int64_t vocab,
                            std::shared_ptr<const RingSchedule> schedule) {
-  const std::vector<int32_t>& positions = schedule->positions(schedule->rank());
+  const std::vector<int32_t>& positions = schedule->held();
   const int64_t length = static_cast<int64_t>(positions.size());
   SequenceBatch prompt;
   prompt.tokens = Tensor::Empty({batch, length}, DType::kInt32);
@@ -117,7 +118,10 @@ absl::Status MeasureFirstToken(const ResolvedConfig& config, const ModelConfig& 
   const TrainConfig& o = config.options;
   BurstAttentionOptions options;
   options.layout = o.layout;
-  BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
+  options.backward = o.backward;
+  options.deterministic = o.deterministic;
+  BURST_ASSIGN_OR_RETURN(const auto attention,
+                         CreateAttention(o.strategy, options, config.ulysses, &comm));
   BURST_ASSIGN_OR_RETURN(const auto model,
                          Transformer::Create(shape, config.dtype, /*seed=*/1, config.device));
   BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(o.seqlen));

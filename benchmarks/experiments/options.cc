@@ -18,10 +18,10 @@ ABSL_FLAG(std::string, experiment, "attention",
           "memory and loss of whole steps).");
 ABSL_FLAG(
     std::string, strategies, "single,burst,ring",
-    "How attention is spread over ranks: single (one rank), burst, ring (RingAttention), auto "
-    "(of burst and ring, what sends less).");
+    "How attention is spread over ranks: single (one rank), burst, ring (RingAttention), ulysses "
+    "(all-to-all over heads), burst+ulysses (both).");
 ABSL_FLAG(std::string, ranks, "2",
-          "Ranks of the ring (single has one); on cuda each has a GPU of its own, only "
+          "Ranks that share a sequence (single has one); on cuda each has a GPU of its own, only "
           "--experiment=error shares.");
 ABSL_FLAG(std::string, seqlens, "1024,2048,4096",
           "Tokens of a sequence, over all ranks. Of training: 256 unless given.");
@@ -32,6 +32,13 @@ ABSL_FLAG(int64_t, head_dim, 64, "Channels of a head.");
 ABSL_FLAG(std::string, mask, "full", "full or causal.");
 ABSL_FLAG(std::string, layout, "zigzag",
           "How a sequence is spread over ranks: contiguous, zigzag or striped.");
+ABSL_FLAG(
+    std::string, backward, "auto",
+    "What travels in the backward of burst and burst+ulysses: queries (burst), keys and values "
+    "(ring), or auto: what is fewer bytes.");
+ABSL_FLAG(int64_t, ulysses, -1,
+          "Ranks that share heads in burst+ulysses. -1: as many as divide the ranks and the key "
+          "heads.");
 ABSL_FLAG(
     std::string, tiles, "on",
     "on: attention tile by tile. off: by whole score matrices, on the CPU, for small lengths.");
@@ -54,8 +61,10 @@ constexpr Experiment kExperiments[] = {Experiment::kAttention, Experiment::kErro
 
 const std::vector<FlagGroup>& Groups() {
   static const auto* groups = new std::vector<FlagGroup>{
-      {"What", {"experiment", "strategies", "ranks", "seqlens", "batches"}},
-      {"Attention alone", {"heads", "kv_heads", "head_dim", "mask", "layout", "tiles", "dtype"}},
+      {"What",
+       {"experiment", "strategies", "ranks", "seqlens", "batches", "layout", "backward",
+        "ulysses"}},
+      {"Attention alone", {"heads", "kv_heads", "head_dim", "mask", "tiles", "dtype"}},
       {"Whole models", {"model", "data", "steps"}},
       {"How", {"device", "threads", "repeats", "out"}},
   };
@@ -206,6 +215,12 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
   const absl::StatusOr<Layout> layout = ParseLayout(absl::GetFlag(FLAGS_layout));
   if (!layout.ok()) return Invalid("layout", layout.status().message());
   problem.layout = *layout;
+  const auto backward = ParseBackwardDirection(absl::GetFlag(FLAGS_backward));
+  if (!backward.ok()) return Invalid("backward", backward.status().message());
+  problem.backward = *backward;
+  const int64_t ulysses = absl::GetFlag(FLAGS_ulysses);
+  if (ulysses != -1) BURST_RETURN_IF_ERROR(AtLeast(1, "ulysses", ulysses));
+  problem.ulysses = static_cast<int>(ulysses);
   const std::string tiles = absl::GetFlag(FLAGS_tiles);
   if (tiles != "on" && tiles != "off") {
     return Invalid("tiles", absl::StrCat("'", tiles, "' is neither on nor off"));
@@ -235,12 +250,21 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
   options.out = ResolvePath(absl::GetFlag(FLAGS_out));
   if (options.out.empty()) return Invalid("out", "a folder is needed");
 
+  const auto any = [&](const auto& predicate) {
+    return std::any_of(options.strategies.begin(), options.strategies.end(), predicate);
+  };
+  if (Given("backward") && !any(HasDirections)) {
+    return Invalid("backward", "not used by any of --strategies");
+  }
+  if (Given("ulysses") && !any([](Strategy s) { return s == Strategy::kBurstUlysses; })) {
+    return Invalid("ulysses", "not used by any of --strategies; it is for burst+ulysses");
+  }
   const bool attention_alone =
       options.experiment == Experiment::kAttention || options.experiment == Experiment::kError;
   for (Strategy strategy : options.strategies) {
     for (int64_t ranks : RanksFor(strategy, options.ranks)) {
       if (attention_alone) {
-        BURST_RETURN_IF_ERROR(CheckStrategy(strategy, problem, static_cast<int>(ranks)));
+        BURST_RETURN_IF_ERROR(CheckProblem(strategy, problem, static_cast<int>(ranks)));
       }
     }
   }

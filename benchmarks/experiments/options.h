@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "benchmarks/experiments/strategy.h"
+#include "benchmarks/experiments/problem.h"
 #include "train/config.h"
 
 namespace burst {

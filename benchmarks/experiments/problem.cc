@@ -1,0 +1,139 @@
+#include "benchmarks/experiments/problem.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "burst/attention/schedule.h"
+#include "burst/attention/ulysses_attention.h"
+#include "burst/base/check.h"
+#include "burst/base/status.h"
+#include "burst/kernels/flash_attention.h"
+
+namespace burst {
+namespace {
+
+// Ranks that share heads.
+int GroupSize(Strategy strategy, const AttentionProblem& problem, int ranks) {
+  if (strategy == Strategy::kUlysses) return ranks;
+  if (strategy != Strategy::kBurstUlysses) return 1;
+  if (problem.ulysses != -1) return problem.ulysses;
+  return static_cast<int>(std::gcd<int64_t>(ranks, problem.kv_heads));
+}
+
+// What a ring of groups of `group` ranks sends, all of them together, with this group's share of
+// the heads; a token and hop:
+//
+//   forward:         2 Hk                of K, V
+//   backward, ring:  2 Hk                of K, V                + 2 Hk sums  of dK, dV
+//   backward, burst: 2 Hq + 2 heads sums of Q, dO, lse, delta   + Hq sums    of dQ
+absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProblem& problem,
+                                         int ranks, int group) {
+  AttentionMask mask;
+  mask.causal = problem.causal;
+  BURST_ASSIGN_OR_RETURN(
+      const RingSchedule schedule,
+      RingSchedule::Create(/*rank=*/0, ranks / group, problem.layout, problem.seqlen, mask,
+                           /*documents=*/{}, {group, /*member=*/0}));
+  const int64_t size = SizeOf(problem.dtype), sum_size = SizeOf(SumDType(problem.dtype));
+  const int64_t heads = problem.heads / group;
+  const int64_t kv_heads = std::max<int64_t>(1, problem.kv_heads / group);
+  const int64_t q = heads * problem.head_dim, k = kv_heads * problem.head_dim;
+  const RingPass& keys = schedule.key_pass();
+  const RingPass& queries = schedule.query_pass();
+  const int64_t sequences = problem.batch * group;  // every member has a ring of its own
+  AttentionBytes bytes;
+  bytes.forward = sequences * keys.block_tokens * 2 * k * size;
+  const int64_t ring =
+      sequences * (keys.block_tokens * 2 * k * size + keys.gradient_tokens * 2 * k * sum_size);
+  const int64_t burst = sequences * (queries.block_tokens * (2 * q * size + 2 * heads * sum_size) +
+                                     queries.gradient_tokens * q * sum_size);
+  switch (problem.options(strategy).backward) {
+    case BackwardDirection::kAuto:
+      bytes.backward = std::min(ring, burst);
+      break;
+    case BackwardDirection::kBurst:
+      bytes.backward = burst;
+      break;
+    case BackwardDirection::kRing:
+      bytes.backward = ring;
+      break;
+  }
+  return bytes;
+}
+
+// What the all-to-alls in groups of `group` ranks send (ulysses_attention.h).
+AttentionBytes ExchangeBytes(const AttentionProblem& problem, int group) {
+  const int64_t kv_heads = std::max<int64_t>(problem.kv_heads, group);  // replicated
+  const int64_t one_head =
+      problem.batch * problem.seqlen * problem.head_dim * SizeOf(problem.dtype);
+  // q, k, v there and out back; dout there and dq, dk, dv back. Heads divide by the group.
+  const int64_t bytes = one_head * (2 * problem.heads + 2 * kv_heads) / group * (group - 1);
+  return {bytes, bytes};
+}
+
+absl::Status Named(const char* option, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(absl::StrCat("--", option, ": ", status.message()));
+}
+
+}  // namespace
+
+BurstAttentionOptions AttentionProblem::options(Strategy strategy) const {
+  BurstAttentionOptions options;
+  options.layout = layout;
+  options.mask.causal = causal;
+  options.tiles = tiles;
+  if (HasDirections(strategy)) options.backward = backward;
+  if (strategy == Strategy::kRing) options.backward = BackwardDirection::kRing;
+  options.deterministic = false;  // as the published figures are
+  return options;
+}
+
+double AttentionProblem::forward_flops() const {
+  const double n = static_cast<double>(seqlen);
+  const double pairs = causal ? n * (n + 1) / 2 : n * n;
+  return 4 * pairs * static_cast<double>(batch * heads * head_dim);
+}
+
+std::vector<int64_t> RanksFor(Strategy strategy, const std::vector<int64_t>& ranks) {
+  return strategy == Strategy::kSingle ? std::vector<int64_t>{1} : ranks;
+}
+
+absl::Status CheckProblem(Strategy strategy, const AttentionProblem& problem, int ranks) {
+  BURST_CHECK(strategy != Strategy::kSingle || ranks == 1) << ranks;
+  if (problem.heads % problem.kv_heads != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--kv_heads: ", problem.kv_heads, " does not divide the ", problem.heads, " of --heads"));
+  }
+  const int group = GroupSize(strategy, problem, ranks);
+  if (ranks % group != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ulysses: ", group, " does not divide ", ranks, " ranks"));
+  }
+  BURST_RETURN_IF_ERROR(Named("heads", CheckHeadsDivide(problem.heads, problem.kv_heads, group)));
+  if (!problem.tiles && problem.device != DeviceType::kCpu) {
+    return absl::InvalidArgumentError("--tiles: attention without tiles is there on the CPU only");
+  }
+  return Named("dtype, --head_dim",
+               CheckFlashAttention(problem.device, problem.dtype, problem.head_dim));
+}
+
+absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> MakeAttention(
+    Strategy strategy, const AttentionProblem& problem, Communicator* comm) {
+  BURST_RETURN_IF_ERROR(CheckProblem(strategy, problem, comm->world_size()));
+  return CreateAttention(strategy, problem.options(strategy),
+                         GroupSize(strategy, problem, comm->world_size()), comm);
+}
+
+absl::StatusOr<AttentionBytes> FormulaBytes(Strategy strategy, const AttentionProblem& problem,
+                                            int ranks) {
+  const int group = GroupSize(strategy, problem, ranks);
+  BURST_ASSIGN_OR_RETURN(AttentionBytes bytes, RingBytes(strategy, problem, ranks, group));
+  const AttentionBytes exchange = ExchangeBytes(problem, group);
+  bytes.forward += exchange.forward;
+  bytes.backward += exchange.backward;
+  return bytes;
+}
+
+}  // namespace burst
