@@ -47,6 +47,19 @@ Range Visible(const FlashAttentionShape& shape, int64_t b, int64_t i) {
   return {begin, std::max<int64_t>(begin, shape.visible.end[b * shape.visible.batch_stride + i])};
 }
 
+// The queries of a batch row that see a key lie in the result: a ring's backward gives the queries
+// of its own block in two parts.
+Range Seeing(const FlashAttentionShape& shape, int64_t b) {
+  const auto sees = [&](int64_t i) {
+    const Range visible = Visible(shape, b, i);
+    return visible.begin < visible.end;
+  };
+  Range queries = {0, shape.q_len};
+  while (queries.begin < queries.end && !sees(queries.begin)) ++queries.begin;
+  while (queries.begin < queries.end && !sees(queries.end - 1)) --queries.end;
+  return queries;
+}
+
 // row <- exp(row - lse) where the query sees a key, 0 elsewhere.
 template <typename Row, typename T>
 void Exponentials(const Range& visible, T lse, Row row) {
@@ -111,26 +124,29 @@ void Backward(const FlashBackwardParams& params) {
     auto dk = Head<T>(params.dk, b, kv_head, shape.k_len, d);
     auto dv = Head<T>(params.dv, b, kv_head, shape.k_len, d);
     if (params.assign) dk.setZero(), dv.setZero();
+    const Range queries = Seeing(shape, b);
+    const int64_t first = queries.begin, rows = queries.end - queries.begin;
     for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
       const int64_t head = b * shape.num_heads + h;
-      const auto q = Head<T>(params.q, b, h, shape.q_len, d);
-      const auto dout = Head<T>(params.dout, b, h, shape.q_len, d);
-      auto dq = Head<T>(params.dq, b, h, shape.q_len, d);
-      const T* lse = static_cast<const T*>(params.lse) + head * shape.q_len;
-      const T* delta = static_cast<const T*>(params.delta) + head * shape.q_len;
+      auto all_dq = Head<T>(params.dq, b, h, shape.q_len, d);
+      if (params.assign) all_dq.setZero();
+      const auto q = Head<T>(params.q, b, h, shape.q_len, d).middleRows(first, rows);
+      const auto dout = Head<T>(params.dout, b, h, shape.q_len, d).middleRows(first, rows);
+      auto dq = all_dq.middleRows(first, rows);
+      const T* lse = static_cast<const T*>(params.lse) + head * shape.q_len + first;
+      const T* delta = static_cast<const T*>(params.delta) + head * shape.q_len + first;
 
-      auto p = Scores<T>(all_p, head);
-      auto ds = Scores<T>(all_ds, head);
+      auto whole_p = Scores<T>(all_p, head), whole_ds = Scores<T>(all_ds, head);
+      auto p = whole_p.middleRows(first, rows), ds = whole_ds.middleRows(first, rows);
       p.noalias() = q * k.transpose();
       p *= scale;
-      for (int64_t i = 0; i < shape.q_len; ++i) {
-        Exponentials(Visible(shape, b, i), lse[i], p.row(i));
+      for (int64_t i = 0; i < rows; ++i) {
+        Exponentials(Visible(shape, b, first + i), lse[i], p.row(i));
       }
       ds.noalias() = dout * v.transpose();
-      for (int64_t i = 0; i < shape.q_len; ++i) {
+      for (int64_t i = 0; i < rows; ++i) {
         ds.row(i) = (p.row(i).array() * (ds.row(i).array() - delta[i])).matrix();
       }
-      if (params.assign) dq.setZero();
       dv.noalias() += p.transpose() * dout;
       dq.noalias() += scale * (ds * k);
       dk.noalias() += scale * (ds.transpose() * q);
