@@ -66,13 +66,6 @@ std::string TableLine(const ReportRow& row, const std::vector<ReportColumn>& col
   return Line(columns, cells, left);
 }
 
-std::string TableText(const std::vector<ReportRow>& rows,
-                      const std::vector<ReportColumn>& columns) {
-  std::string text = TableHeader(columns);
-  for (const ReportRow& row : rows) absl::StrAppend(&text, TableLine(row, columns));
-  return text;
-}
-
 std::string Csv(const std::vector<ReportRow>& rows) {
   std::string csv;
   if (rows.empty()) return csv;

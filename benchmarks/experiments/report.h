@@ -23,9 +23,8 @@ struct ReportColumn {
 };
 
 // Right-aligned columns under their headers; text is left-aligned, null is "-".
-std::string TableText(const std::vector<ReportRow>& rows, const std::vector<ReportColumn>& columns);
-std::string TableLine(const ReportRow& row, const std::vector<ReportColumn>& columns);
 std::string TableHeader(const std::vector<ReportColumn>& columns);
+std::string TableLine(const ReportRow& row, const std::vector<ReportColumn>& columns);
 
 // RFC 4180; null is empty.
 std::string Csv(const std::vector<ReportRow>& rows);
