@@ -49,7 +49,11 @@ class Axes {
       }
     }
     if (y_min > y_max) x_min = x_max = 1, y_min = 0, y_max = 1;
-    if (plot.from_zero) y_min = 0;
+    if (plot.from_zero) {
+      y_min = 0;
+      // Room for the legend, whose lines are a twentieth of the height.
+      y_max *= 1 + 0.05 * static_cast<double>(plot.series.size());
+    }
     if (plot.log_x) {
       // Half an octave of air on both sides.
       x_begin_ = std::log2(x_min) - 0.5;
