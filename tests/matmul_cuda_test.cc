@@ -175,24 +175,6 @@ TEST(CudaMatMulEpilogues, GeluForwardAndBackward) {
   }
 }
 
-TEST(CudaMatMulEpilogues, RowSumsOfTheGradient) {
-  const TestMatrix dy(kN, kM, true, 0, kBf16, 1), x(kM, kK, false, 0, kBf16, 2);
-  const TestMatrix dw(kN, kK, false, 0, DType::kFloat32, 3),
-      db(1, kN, false, 0, DType::kFloat32, 4);
-  cuda::MatMulParams params{dy.view, x.view, dw.view};
-  params.addend = dw.view.data;
-  params.epilogue = cuda::Epilogue::kRowSum;
-  params.vector = db.view.data;
-  cuda::MatMul(params);
-  const Values product = Product(dy, x);
-  Values expected = product, sums(kN, 0);
-  for (size_t i = 0; i < expected.size(); ++i) expected[i] += dw.values[i];
-  ExpectClose(dw.memory.ToVector<double>(), expected, product, DType::kFloat32, DType::kFloat32,
-              kM + 1);
-  for (int64_t i = 0; i < kN * kM; ++i) sums[i / kM] += dy.values[i];
-  ExpectClose(db.memory.ToVector<double>(), sums, sums, DType::kFloat32, DType::kFloat32, kM);
-}
-
 // Products repeat to the bit, so that training does.
 TEST(CudaMatMul, SameBitsEveryTime) {
   const TestMatrix a(512, 4096, false, 0, kBf16, 1), b(4096, 256, false, 0, kBf16, 2);

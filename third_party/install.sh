@@ -16,6 +16,7 @@ packages=(
   libopenmpi-dev         # ranks as processes
   openmpi-bin
   bible-kjv              # the English text that //train learns by default
+  xz-utils               # packs what goes to a GPU machine
 )
 
 fail() {

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "burst/tensor/dispatch.cuh"
 #include "model/ops/cuda/bias.h"
 
@@ -14,25 +16,67 @@ __global__ void AddBiasKernel(int64_t n, int64_t width, const T* __restrict__ bi
   }
 }
 
-// A block owns 32 columns; its rows of threads stride over the rows of y and meet in shared memory.
-constexpr int kColumns = 32, kRows = 16;
+// A block sums kColumns words of columns over its share of the rows, kRows of them at a time.
+constexpr int kColumns = 32, kRows = 8;
 
-template <typename T>
-__global__ void AddColumnSumsKernel(int64_t rows, int64_t width, const T* __restrict__ y,
-                                    Accumulator<T>* sum) {
+// partials[blockIdx.y, :] = sum over the rows of share blockIdx.y. y: [rows, words of N]
+template <typename T, int N>
+__global__ void __launch_bounds__(kColumns* kRows)
+    ColumnSumsKernel(int64_t rows, int64_t words, const T* __restrict__ y,
+                     Accumulator<T>* __restrict__ partials) {
   using A = Accumulator<T>;
-  __shared__ A partial[kRows][kColumns];
   const int64_t column = blockIdx.x * int64_t{kColumns} + threadIdx.x;
-  A total = 0;
-  if (column < width) {
-    for (int64_t i = threadIdx.y; i < rows; i += kRows)
-      total += ConvertTo<A>(y[i * width + column]);
+  A sums[N] = {};
+  if (column < words) {
+    const auto* word = reinterpret_cast<const Pack<T, N>*>(y) + column;
+    const int64_t step = int64_t{gridDim.y} * kRows;
+#pragma unroll 4
+    for (int64_t i = blockIdx.y * kRows + threadIdx.y; i < rows; i += step) {
+      const Pack<T, N> value = word[i * words];
+#pragma unroll
+      for (int j = 0; j < N; ++j) sums[j] += ConvertTo<A>(value[j]);
+    }
   }
-  partial[threadIdx.y][threadIdx.x] = total;
+  __shared__ A shared[kRows][kColumns * N];
+#pragma unroll
+  for (int j = 0; j < N; ++j) shared[threadIdx.y][threadIdx.x * N + j] = sums[j];
   __syncthreads();
-  if (threadIdx.y != 0 || column >= width) return;
-  for (int i = 1; i < kRows; ++i) total += partial[i][threadIdx.x];
-  sum[column] += total;
+  const int64_t first = blockIdx.x * int64_t{kColumns} * N, width = words * N;
+  for (int i = threadIdx.y * kColumns + threadIdx.x; i < kColumns * N; i += kColumns * kRows) {
+    A total = 0;
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) total += shared[row][i];
+    if (first + i < width) partials[blockIdx.y * width + first + i] = total;
+  }
+}
+
+// sum[i] += sum over shares of partials[share, i]
+template <typename A>
+__global__ void AddSharesKernel(int64_t shares, int64_t width, const A* __restrict__ partials,
+                                A* sum) {
+  const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  if (i >= width) return;
+  A total = 0;
+#pragma unroll 8
+  for (int64_t share = 0; share < shares; ++share) total += partials[share * width + i];
+  sum[i] += total;
+}
+
+template <typename T, int N>
+void LaunchColumnSums(const Tensor& y, const Tensor& sum) {
+  using A = Accumulator<T>;
+  const int64_t width = sum.numel(), rows = y.numel() / width, words = width / N;
+  const int64_t columns = (words + kColumns - 1) / kColumns;
+  // Enough blocks to fill the GPU, and rows enough for each.
+  const int64_t wanted = 8 * CurrentContext().multiprocessors / columns;
+  const int64_t shares = std::clamp<int64_t>(wanted, 1, (rows + 4 * kRows - 1) / (4 * kRows));
+  const Tensor partials = Tensor::Empty({shares, width}, sum.dtype(), DeviceType::kCuda);
+  ColumnSumsKernel<T, N><<<dim3(columns, shares), dim3(kColumns, kRows), 0, CurrentStream()>>>(
+      rows, words, Data<T>(y), Data<A>(partials));
+  BURST_CUDA_CHECK_LAUNCH("ColumnSums");
+  AddSharesKernel<<<(width + 127) / 128, 128, 0, CurrentStream()>>>(
+      shares, width, Data<A>(partials), Data<A>(sum));
+  BURST_CUDA_CHECK_LAUNCH("AddShares");
 }
 
 }  // namespace
@@ -49,14 +93,13 @@ void AddBias(const Tensor& y, const Tensor& bias) {
 }
 
 void AddColumnSums(const Tensor& y, const Tensor& sum) {
-  const int64_t width = sum.numel(), blocks = (width + kColumns - 1) / kColumns;
   if (y.numel() == 0) return;
   DispatchDtype(y.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    AddColumnSumsKernel<<<blocks, dim3(kColumns, kRows), 0, CurrentStream()>>>(
-        y.numel() / width, width, Data<T>(y), Data<Accumulator<T>>(sum));
+    const bool packs =
+        sum.numel() % kPackSize<T> == 0 && reinterpret_cast<uintptr_t>(y.raw_data()) % 16 == 0;
+    packs ? LaunchColumnSums<T, kPackSize<T>>(y, sum) : LaunchColumnSums<T, 1>(y, sum);
   });
-  BURST_CUDA_CHECK_LAUNCH("AddColumnSums");
 }
 
 }  // namespace cuda

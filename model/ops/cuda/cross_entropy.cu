@@ -1,3 +1,5 @@
+#include <cuda_pipeline.h>
+
 #include <cub/block/block_reduce.cuh>
 #include <limits>
 
@@ -27,8 +29,13 @@ __device__ SoftmaxSum<A> Merge(SoftmaxSum<A> a, SoftmaxSum<A> b) {
 __device__ inline float Exp(float x) { return __expf(x); }
 __device__ inline double Exp(double x) { return exp(x); }
 
-// One block a row, which is read twice; the second time it comes from the L2 cache.
-template <typename T>
+// The longest row that a block keeps in shared memory: two blocks to a multiprocessor, so that
+// one's transfers run beside the other's arithmetic.
+constexpr size_t kStagedBytes = size_t{112} << 10;
+
+// One block a row. Each thread reads its words twice: from shared memory when kStaged, where it put
+// them itself, else again from the L2 cache.
+template <typename T, bool kStaged>
 __global__ void __launch_bounds__(kThreads)
     SoftmaxCrossEntropyKernel(int64_t vocab, int64_t stride, const int32_t* __restrict__ targets,
                               Accumulator<T> scale, bool gradient, T* logits,
@@ -50,11 +57,20 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   if (target >= vocab) __trap();
+  extern __shared__ uint4 staged[];
+  const Word* const source = kStaged ? reinterpret_cast<const Word*>(staged) : words;
+  if constexpr (kStaged) {
+    for (int64_t i = threadIdx.x; i < count; i += kThreads) {
+      __pipeline_memcpy_async(staged + i, words + i, 16);
+    }
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+  }
   const A picked = ConvertTo<A>(x[target]);
 
   SoftmaxSum<A> own = {-INFINITY, 0};
   for (int64_t i = threadIdx.x; i < count; i += kThreads) {
-    const Word word = words[i];
+    const Word word = source[i];
     A values[kPack], max = -INFINITY;
     for (int j = 0; j < kPack; ++j) {
       values[j] = i * kPack + j < vocab ? ConvertTo<A>(word[j]) : A{-INFINITY};
@@ -84,7 +100,7 @@ __global__ void __launch_bounds__(kThreads)
   // scale (exp(x - max) / sum - onehot)
   const A max = whole.max, factor = scale / whole.sum;
   for (int64_t i = threadIdx.x; i < count; i += kThreads) {
-    Word word = words[i];
+    Word word = source[i];
     for (int j = 0; j < kPack; ++j) {
       const int64_t column = i * kPack + j;
       A value = column < vocab ? Exp(ConvertTo<A>(word[j]) - max) * factor : A{0};
@@ -134,7 +150,16 @@ void SoftmaxCrossEntropy(const Tensor& logits, int64_t rows, int64_t vocab, int6
   DispatchDtype(logits.dtype(), [&](auto zero) {
     using T = decltype(zero);
     using A = Accumulator<T>;
-    SoftmaxCrossEntropyKernel<<<rows, kThreads, 0, CurrentStream()>>>(
+    const size_t row_bytes = stride * sizeof(T);
+    auto* kernel = SoftmaxCrossEntropyKernel<T, false>;
+    size_t shared_bytes = 0;
+    if (gradient && row_bytes <= kStagedBytes) {
+      kernel = SoftmaxCrossEntropyKernel<T, true>;
+      shared_bytes = row_bytes;
+      BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            static_cast<int>(shared_bytes)));
+    }
+    kernel<<<rows, kThreads, shared_bytes, CurrentStream()>>>(
         vocab, stride, targets, static_cast<A>(scale), gradient, Data<T>(logits),
         static_cast<A*>(losses));
   });

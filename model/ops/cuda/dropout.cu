@@ -1,4 +1,3 @@
-#include "burst/base/philox.h"
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/cuda/packs.cuh"
 
@@ -7,6 +6,26 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
+
+// Philox (burst/base/philox.h) in 32-bit instructions: from its 64-bit products nvcc makes 64-bit
+// exclusive ors, and twice the work.
+__device__ inline uint4 Random(uint64_t key, uint4 counter) {
+  uint32_t key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    uint32_t low0, high0, low1, high1;
+    asm("{ .reg .u64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p; }"
+        : "=r"(low0), "=r"(high0)
+        : "r"(counter.x), "r"(0xD2511F53));
+    asm("{ .reg .u64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p; }"
+        : "=r"(low1), "=r"(high1)
+        : "r"(counter.z), "r"(0xCD9E8D57));
+    counter = {high1 ^ counter.y ^ key0, low1, high0 ^ counter.w ^ key1, low0};
+    key0 += 0x9E3779B9;
+    key1 += 0xBB67AE85;
+  }
+  return counter;
+}
 
 // Channel 64 tile + 16 w + i takes word w of counter (16 tile + i, position, row), as on the CPU
 // (dropout.cc). So N counters serve four packs of N channels, 16 channels apart: a thread's.
@@ -36,10 +55,11 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t words[4][N];
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    const PhiloxCounter random =
-        Philox(mask.key, PhiloxCounter{16 * tile + i + j, position, mask_row, 0});
-#pragma unroll
-    for (int w = 0; w < 4; ++w) words[w][j] = random[w];
+    const uint4 random = Random(mask.key, {16 * tile + i + j, position, mask_row, 0});
+    words[0][j] = random.x;
+    words[1][j] = random.y;
+    words[2][j] = random.z;
+    words[3][j] = random.w;
   }
   const A scale = static_cast<A>(mask.scale);
 #pragma unroll

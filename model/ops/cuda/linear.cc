@@ -31,25 +31,16 @@ void AddProduct(const Variable& x, int64_t cols, MatMulParams product) {
 void WeightBackward(const Tensor& dy, const Tensor& x, const Variable& weight,
                     const Variable& bias) {
   const int64_t out = weight.value().dim(0), in = weight.value().dim(1);
-  const bool bias_grad = bias.defined() && bias.requires_grad();
   MatMulParams product;
   product.a = AsMatrix(dy, out).Transposed();
   product.b = AsMatrix(x, in);
-  Tensor sums;
-  if (bias_grad && weight.requires_grad() && dy.dtype() == DType::kBFloat16) {
-    sums = Tensor::Empty({out}, weight.is_parameter() ? weight.grad().dtype() : dy.dtype(),
-                         DeviceType::kCuda);
-    product.epilogue = Epilogue::kRowSum;
-    product.vector = sums.raw_data();
-  }
   if (weight.requires_grad()) AddProduct(weight, in, product);
-  if (!bias_grad) return;
-  if (sums.null()) {
-    const DType accumulator = dy.dtype() == DType::kBFloat16 ? DType::kFloat32 : dy.dtype();
-    sums = Tensor::Zeros({out}, accumulator, DeviceType::kCuda);
-    AddColumnSums(dy, sums);
-  }
+  if (!bias.defined() || !bias.requires_grad()) return;
   const Tensor& grad = bias.MutableGrad();
+  const DType accumulator = dy.dtype() == DType::kBFloat16 ? DType::kFloat32 : dy.dtype();
+  if (grad.dtype() == accumulator) return AddColumnSums(dy, grad);
+  const Tensor sums = Tensor::Zeros({out}, accumulator, DeviceType::kCuda);
+  AddColumnSums(dy, sums);
   grad.Add(sums.To(grad.dtype()));
 }
 

@@ -39,8 +39,6 @@ cublasLtEpilogue_t CublasEpilogue(const MatMulParams& params) {
       return params.pre == nullptr ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     case Epilogue::kGeluBackward:
       return CUBLASLT_EPILOGUE_DGELU;
-    case Epilogue::kRowSum:
-      return CUBLASLT_EPILOGUE_BGRADB;
   }
   return CUBLASLT_EPILOGUE_DEFAULT;
 }
@@ -189,7 +187,7 @@ class Cublas {
 
 // A rank may hold no tokens, and still owes its part of the weights' gradients: zero.
 void SumOfNothing(const MatMulParams& p) {
-  BURST_CHECK(p.epilogue == Epilogue::kNone || p.epilogue == Epilogue::kRowSum);
+  BURST_CHECK(p.epilogue == Epilogue::kNone);
   const size_t element = SizeOf(p.c.dtype), pitch = p.c.stride * element;
   if (p.addend == nullptr) {
     BURST_CUDA_CHECK(
@@ -197,9 +195,6 @@ void SumOfNothing(const MatMulParams& p) {
   } else if (p.addend != p.c.data) {
     BURST_CUDA_CHECK(cudaMemcpy2DAsync(p.c.data, pitch, p.addend, pitch, p.c.cols * element,
                                        p.c.rows, cudaMemcpyDeviceToDevice, CurrentStream()));
-  }
-  if (p.vector != nullptr) {
-    BURST_CUDA_CHECK(cudaMemsetAsync(p.vector, 0, p.c.rows * element, CurrentStream()));
   }
 }
 

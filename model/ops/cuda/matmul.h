@@ -29,9 +29,7 @@ enum class Epilogue {
   kNone,
   kBias,          // c + vector
   kGelu,          // gelu(c + vector); `pre`, unless null, becomes c + vector
-  kGeluBackward,  // c * gelu'(pre); without a vector
-  kRowSum,  // c; vector [rows of c] becomes the sum over the columns of a: for c = dy^T x, the
-            // gradient of a bias
+  kGeluBackward,  // c * gelu'(pre)
 };
 
 // c = epilogue(a b + addend). a: [m, k], b: [k, n], c: [m, n], not transposed; a and b of one
@@ -42,8 +40,8 @@ struct MatMulParams {
   // Null, or a matrix like c (c itself: c += a b).
   const void* addend = nullptr;
   Epilogue epilogue = Epilogue::kNone;
-  void* vector = nullptr;  // dtype of c
-  void* pre = nullptr;     // [m, n] contiguous, dtype of c
+  const void* vector = nullptr;  // [columns of c], dtype of c; of kBias and kGelu
+  void* pre = nullptr;           // [m, n] contiguous, dtype of c
 };
 void MatMul(const MatMulParams& params);
 
