@@ -55,20 +55,20 @@ void Block::Declare(const ModelConfig& config, int64_t layer, ParameterList* par
   layer_ = layer;
   const std::string prefix = absl::StrCat("layers.", layer, ".");
   const int64_t width = config.width, kv_width = config.kv_heads * config.head_dim();
-  const double matrix_std = MatrixStd(width);
   // Projections into the residual stream start smaller, so that its variance does not grow with the
   // number of layers (Radford et al., 2019).
-  const double residual_std = matrix_std / std::sqrt(2.0 * config.layers);
+  const double residual_std = config.init_std / std::sqrt(2.0 * config.layers);
   const auto declare = [&](Dense& dense, const char* name, int64_t out, int64_t in,
                            double init_std) {
     dense.Declare(config, prefix + name, out, in, init_std, parameters);
   };
   attention_norm_.Declare(config, prefix + "attention_norm", parameters);
-  declare(qkv_, "attention.qkv", width + 2 * kv_width, width, matrix_std);
+  declare(qkv_, "attention.qkv", width + 2 * kv_width, width, config.init_std);
   declare(out_, "attention.out", width, width, residual_std);
   ffn_norm_.Declare(config, prefix + "ffn_norm", parameters);
   const bool llama = config.family == Family::kLlama;
-  declare(up_, llama ? "ffn.gate_up" : "ffn.up", (llama ? 2 : 1) * config.ffn, width, matrix_std);
+  declare(up_, llama ? "ffn.gate_up" : "ffn.up", (llama ? 2 : 1) * config.ffn, width,
+          config.init_std);
   declare(down_, "ffn.down", width, config.ffn, residual_std);
 }
 

@@ -92,6 +92,17 @@ void ParameterList::RoundMasters() {
   if (values_.dtype() != masters_.dtype()) values_.CopyFrom(masters_.To(values_.dtype()));
 }
 
-void ParameterList::ZeroGrad() { grads_.Fill(0); }
+void ParameterList::ZeroGrad() {
+  for (const Parameter& parameter : parameters_) parameter.variable.ZeroGrad();
+}
+
+Tensor ParameterList::grads(int64_t begin, int64_t end) const {
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.offset < end && parameter.offset + parameter.numel() > begin) {
+      (void)parameter.variable.grad();  // writes the zeros that nothing was added to
+    }
+  }
+  return grads_.Slice(0, begin, end - begin);
+}
 
 }  // namespace burst

@@ -51,7 +51,9 @@ class ParameterList {
   // [numel], what the optimizer changes and a checkpoint holds: values() itself, or float32 where
   // that is bfloat16. Who writes to it calls RoundMasters.
   const Tensor& masters() const { return masters_; }
-  const Tensor& grads() const { return grads_; }  // [numel], dtype of masters
+  Tensor grads() const { return grads(0, numel_); }  // [numel], dtype of masters
+  // Of whole parameters: elements [begin, end) of grads().
+  Tensor grads(int64_t begin, int64_t end) const;
   // values() <- masters(), rounded; nothing where they are one.
   void RoundMasters();
 

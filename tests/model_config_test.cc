@@ -37,7 +37,7 @@ TEST(ModelConfig, ReadsEveryField) {
   const auto config = ModelConfigFromJson(
       R"({"family": "llama", "layers": 1, "width": 24, "heads": 6, "kv_heads": 3, "ffn": 40,
           "vocab": 100, "context": 7, "tied_embeddings": true, "dropout": 0.25,
-          "rope_theta": 500000, "norm_eps": 1e-6})");
+          "rope_theta": 500000, "norm_eps": 1e-6, "init_std": 0.03})");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->family, Family::kLlama);
   EXPECT_EQ(config->layers, 1);
@@ -51,6 +51,7 @@ TEST(ModelConfig, ReadsEveryField) {
   EXPECT_EQ(config->dropout, 0.25);
   EXPECT_EQ(config->rope_theta, 500000);
   EXPECT_EQ(config->norm_eps, 1e-6);
+  EXPECT_EQ(config->init_std, 0.03);
   EXPECT_EQ(config->head_dim(), 4);
 }
 
@@ -80,6 +81,7 @@ TEST(ModelConfig, ErrorsNameKeyAndValue) {
            {With(R"("vocab": 18446744073709551615)"), "vocab is 18446744073709551615", "integer"},
            {With(R"("tied_embeddings": 1)"), "tied_embeddings is 1", "true or false"},
            {With(R"("norm_eps": 0)"), "norm_eps is 0", "(0, 1)"},
+           {With(R"("init_std": 1)"), "init_std is 1", "[0, 1)"},
            {With(R"("rope_theta": 0.5)"), "rope_theta is 0.5", "at least 1"},
            {With(R"("family": "bert")"), "family is \"bert\"", "\"llama\" or \"gpt2\""},
            {With(R"("hidden": 3)"), "\"hidden\"", "kv_heads"},

@@ -66,6 +66,26 @@ TEST(TapeTest, ParametersAccumulateOverTapes) {
   EXPECT_EQ(Value(grad), 6);
 }
 
+TEST(TapeTest, ZeroGradIsSeenByReadersAndOverwrittenByTheFirstContribution) {
+  const Tensor buffer = Tensor::FromVector<double>({7, 7}, {2});
+  const Variable parameter(Tensor::FromVector<double>({1, 2}, {2}), buffer);
+  parameter.ZeroGrad();
+  parameter.AddGrad(Tensor::FromVector<double>({1, 2}, {2}));
+  EXPECT_EQ(buffer.ToVector<double>(), (std::vector<double>{1, 2}));
+  parameter.ZeroGrad();
+  EXPECT_EQ(parameter.grad().ToVector<double>(), (std::vector<double>{0, 0}));
+
+  parameter.MutableGrad().Fill(3);
+  bool add = false;
+  parameter.GradToWrite(&add);
+  EXPECT_TRUE(add);
+  parameter.ZeroGrad();
+  EXPECT_EQ(parameter.GradToWrite(&add).raw_data(), buffer.raw_data());
+  EXPECT_FALSE(add);
+  parameter.GradToWrite(&add);
+  EXPECT_TRUE(add);
+}
+
 TEST(TapeTest, NothingIsRecordedWithoutNeed) {
   Tape recording, inference(false);
   const Variable constant(Scalar(1)), weight(Scalar(2), true);

@@ -259,8 +259,7 @@ absl::StatusOr<Tensor> Trainer::Backpropagate(const SequenceBatch& batch, double
                            setup_.config.model.dropout > 0, Share(options_.batch).first};
   Tape tape;
   const GradientsReady ready = [&](int64_t begin, int64_t end) {
-    const Tensor range = model_->parameters().grads().Slice(0, begin, end - begin);
-    const absl::Status status = comm_->PostAllReduceSum(range);
+    const absl::Status status = comm_->PostAllReduceSum(model_->parameters().grads(begin, end));
     if (!status.ok()) tape.Fail(status);
   };
   const Variable loss = model_->Loss(tape, *attention_, batch.To(model_->device()), loss_scale,

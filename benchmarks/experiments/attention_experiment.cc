@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
 
 #include "benchmarks/experiments/quiet_communicator.h"
@@ -56,9 +57,17 @@ struct RankMeasurement {
   int64_t peak_bytes = 0;
 };
 
+// Of a rank of `comm`, or, where every rank is `alone`, of one that shares its sequence with nobody
+// while the others do the same. Times as many calls in a row as it takes to do the work of a rank
+// of the ring.
 absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int64_t repeats,
-                         Communicator& comm, RankMeasurement* result) {
-  QuietCommunicator quiet(&comm);
+                         bool alone, Communicator& comm, RankMeasurement* result) {
+  const int calls = alone ? comm.world_size() : 1;
+  std::unique_ptr<Communicator> self;
+  if (alone) {
+    BURST_ASSIGN_OR_RETURN(self, comm.Split(/*color=*/comm.rank(), /*key=*/0));
+  }
+  QuietCommunicator quiet(alone ? self.get() : &comm);
   BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(strategy, problem, &quiet));
   BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(problem.seqlen));
   RankAttention rank(problem, *attention, std::move(schedule), comm.rank());
@@ -87,8 +96,8 @@ absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int
   const auto measure = [&](bool backward, double* seconds) -> absl::Status {
     BURST_RETURN_IF_ERROR(comm.Barrier());
     const Stopwatch stopwatch;
-    BURST_RETURN_IF_ERROR(rank.Forward());
-    if (backward) BURST_RETURN_IF_ERROR(rank.Backward());
+    for (int call = 0; call < calls; ++call) BURST_RETURN_IF_ERROR(rank.Forward());
+    for (int call = 0; backward && call < calls; ++call) BURST_RETURN_IF_ERROR(rank.Backward());
     SynchronizeDevice(problem.device);
     *seconds = stopwatch.Seconds();
     return comm.Barrier();
@@ -123,33 +132,37 @@ AttentionTimes Reduce(const std::vector<RankMeasurement>& ranks,
   return least;
 }
 
-// FLOP/s of one rank alone on a sequence of as many tokens as a rank of the ring has: the same work
-// as in one of its rounds.
-class OneRank {
+// FLOP/s of a rank alone on a sequence of as many tokens as a rank of the ring has, the work of one
+// of its rounds, called as often as there are rounds. All of the ring's devices do that at the same
+// time and the slowest counts, as in the ring: GPUs differ by percents, and one that works longer
+// gets slower.
+class AloneRates {
  public:
-  OneRank(int threads, int64_t repeats) : threads_(threads), repeats_(repeats) {}
+  AloneRates(int threads, int64_t repeats) : threads_(threads), repeats_(repeats) {}
 
   struct Rates {
     double forward = 0, forward_backward = 0;
   };
   absl::StatusOr<Rates> For(AttentionProblem problem, int ranks) {
     problem.seqlen = std::max<int64_t>(1, problem.seqlen / ranks);
-    const auto key = std::make_pair(problem.batch, problem.seqlen);
+    const auto key = std::make_tuple(problem.batch, problem.seqlen, ranks);
     if (const auto found = rates_.find(key); found != rates_.end()) return found->second;
-    BURST_ASSIGN_OR_RETURN(const AttentionMeasurement measured,
-                           MeasureAttention(Strategy::kSingle, problem, 1, threads_, repeats_));
-    return rates_[key] = {problem.forward_flops() / measured.whole.forward,
-                          problem.forward_backward_flops() / measured.whole.forward_backward};
+    BURST_ASSIGN_OR_RETURN(
+        const AttentionMeasurement measured,
+        MeasureAttention(Strategy::kSingle, problem, ranks, threads_, repeats_, /*alone=*/true));
+    const AttentionTimes& times = measured.whole;
+    return rates_[key] = {ranks * problem.forward_flops() / times.forward,
+                          ranks * problem.forward_backward_flops() / times.forward_backward};
   }
 
  private:
   const int threads_;
   const int64_t repeats_;
-  std::map<std::pair<int64_t, int64_t>, Rates> rates_;
+  std::map<std::tuple<int64_t, int64_t, int>, Rates> rates_;  // by batch, tokens, calls
 };
 
 absl::StatusOr<ReportRow> MeasureRow(Strategy strategy, const AttentionProblem& problem, int ranks,
-                                     const ScalingOptions& options, OneRank* one_rank) {
+                                     const ScalingOptions& options, AloneRates* alone_rates) {
   BURST_ASSIGN_OR_RETURN(
       const AttentionMeasurement measured,
       MeasureAttention(strategy, problem, ranks, options.threads, options.repeats));
@@ -182,7 +195,7 @@ absl::StatusOr<ReportRow> MeasureRow(Strategy strategy, const AttentionProblem& 
   row["forward_not_hidden"] = (whole.forward - quiet.forward) / whole.forward;
   row["forward_backward_not_hidden"] =
       (whole.forward_backward - quiet.forward_backward) / whole.forward_backward;
-  BURST_ASSIGN_OR_RETURN(const OneRank::Rates alone, one_rank->For(problem, ranks));
+  BURST_ASSIGN_OR_RETURN(const AloneRates::Rates alone, alone_rates->For(problem, ranks));
   row["forward_efficiency"] = forward_rate / alone.forward;
   row["forward_backward_efficiency"] = both_rate / alone.forward_backward;
   return row;
@@ -192,11 +205,11 @@ absl::StatusOr<ReportRow> MeasureRow(Strategy strategy, const AttentionProblem& 
 
 absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
                                                       const AttentionProblem& problem, int ranks,
-                                                      int threads, int64_t repeats) {
+                                                      int threads, int64_t repeats, bool alone) {
   std::vector<RankMeasurement> measured(ranks);
   BURST_RETURN_IF_ERROR(RunBenchmarkRanks(
       problem.device, ranks, threads, /*share_gpus=*/false, [&](Communicator& comm) {
-        return MeasureRank(strategy, problem, repeats, comm, &measured[comm.rank()]);
+        return MeasureRank(strategy, problem, repeats, alone, comm, &measured[comm.rank()]);
       }));
   AttentionMeasurement result;
   result.whole = Reduce(measured, &RankMeasurement::whole);
@@ -235,7 +248,7 @@ std::vector<ReportColumn> AttentionColumns(DeviceType device) {
 absl::StatusOr<std::vector<ReportRow>> RunAttentionExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row) {
   std::vector<ReportRow> rows;
-  OneRank one_rank(options.threads, options.repeats);
+  AloneRates alone_rates(options.threads, options.repeats);
   for (int64_t batch : options.batches) {
     for (int64_t seqlen : options.seqlens) {
       for (Strategy strategy : options.strategies) {
@@ -245,7 +258,7 @@ absl::StatusOr<std::vector<ReportRow>> RunAttentionExperiment(
           problem.seqlen = seqlen;
           BURST_ASSIGN_OR_RETURN(
               rows.emplace_back(),
-              MeasureRow(strategy, problem, static_cast<int>(ranks), options, &one_rank));
+              MeasureRow(strategy, problem, static_cast<int>(ranks), options, &alone_rates));
           on_row(rows.back());
         }
       }

@@ -24,9 +24,12 @@ struct AttentionMeasurement {
                               // ranks, on GPUs the most
 };
 
+// With `alone` (of kSingle) no rank shares its sequence, all work at the same time, each makes as
+// many calls as there are ranks, and the times are of all these calls.
 absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
                                                       const AttentionProblem& problem, int ranks,
-                                                      int threads, int64_t repeats);
+                                                      int threads, int64_t repeats,
+                                                      bool alone = false);
 
 std::vector<ReportColumn> AttentionColumns(DeviceType device);
 

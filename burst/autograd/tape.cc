@@ -41,8 +41,25 @@ void Variable::SetGrad(Tensor sum) const {
   node_->grad_is_shared = true;
 }
 
+void Variable::ZeroGrad() const {
+  BURST_CHECK(node_->owned_grad);
+  node_->grad_is_zero = true;
+}
+
+void Variable::ClearGrad() const {
+  node_->grad.Fill(0);
+  node_->grad_is_zero = false;
+}
+
+const Tensor& Variable::GradToWrite(bool* add) const {
+  *add = !node_->grad_is_zero;
+  node_->grad_is_zero = false;
+  return MutableGrad();
+}
+
 const Tensor& Variable::MutableGrad() const {
   BURST_CHECK(node_->requires_grad);
+  if (node_->grad_is_zero) ClearGrad();
   if (node_->grad.null()) {
     node_->grad = Tensor::ZerosLike(node_->value);
   } else if (node_->grad_is_shared) {

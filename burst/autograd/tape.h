@@ -30,7 +30,8 @@ class Variable {
   // A leaf. With requires_grad, backward functions add to its gradient.
   explicit Variable(Tensor value, bool requires_grad = false);
   // A parameter: its gradient is accumulated into `grad`, which lives as long as the caller likes
-  // (over many tapes) and is zeroed by its owner. The gradient of a bfloat16 value may be float32.
+  // (over many tapes), until its owner calls ZeroGrad. The gradient of a bfloat16 value may be
+  // float32.
   Variable(Tensor value, Tensor grad);
 
   bool defined() const { return node_ != nullptr; }
@@ -39,7 +40,10 @@ class Variable {
   bool requires_grad() const { return node_->requires_grad; }
 
   // d loss / d value, the shape of value; null() before the first contribution.
-  const Tensor& grad() const { return node_->grad; }
+  const Tensor& grad() const {
+    if (node_->grad_is_zero) ClearGrad();
+    return node_->grad;
+  }
 
   // Adds a contribution; the first one is kept without a copy, so the caller must not change it
   // afterwards. Does nothing when !requires_grad().
@@ -48,6 +52,14 @@ class Variable {
   // The buffer to add a contribution into, for backwards that can accumulate (a matrix product with
   // beta = 1): zeroed at the first call. Only when requires_grad().
   const Tensor& MutableGrad() const;
+
+  // For backwards that can do either: the buffer, and whether to add to it or to overwrite it, as
+  // the first contribution to a parameter may since ZeroGrad.
+  const Tensor& GradToWrite(bool* add) const;
+
+  // Of a parameter: its gradient is zero. The memory is written with the first contribution, or
+  // when somebody looks.
+  void ZeroGrad() const;
 
   // For backwards that add to what is there on the way (read grad(), null or not, write another
   // tensor): makes `sum` the gradient. Not for parameters, whose buffer is their owner's.
@@ -61,7 +73,10 @@ class Variable {
     bool requires_grad = false;
     bool owned_grad = false;      // a parameter's, given by its owner
     bool grad_is_shared = false;  // the first contribution, perhaps held by its maker too
+    bool grad_is_zero = false;    // whatever its memory holds
   };
+  void ClearGrad() const;
+
   std::shared_ptr<Node> node_;
 };
 

@@ -21,6 +21,7 @@
 #include "burst/base/check.h"
 #include "burst/base/status.h"
 #include "burst/comm/nccl_link.h"
+#include "burst/comm/peer_copies.h"
 #include "burst/comm/tcp_communicator.h"
 #include "burst/comm/thread_communicator.h"
 #include "burst/device/cuda.h"
@@ -31,6 +32,10 @@ namespace {
 
 constexpr std::chrono::seconds kGrace{10};  // for ranks to come back after a failure
 constexpr std::chrono::milliseconds kPollInterval{500};
+
+// Sums always go over NCCL; messages on the channels' own links where nothing faster connects.
+constexpr Channel kLinkOrder[kNumChannels] = {Channel::kCollective, Channel::kRead,
+                                              Channel::kGradient};
 
 ncclDataType_t NcclType(DType dtype) {
   switch (dtype) {
@@ -132,6 +137,7 @@ class NcclCommunicator : public Communicator {
 
   Lane& lane(Channel channel) { return lanes_[static_cast<int>(channel)]; }
   absl::Status Connect(absl::Span<const ncclUniqueId> ids);
+  absl::Status ConnectRing();
   absl::Status Begin(Lane& lane);
   void Join(Lane& lane);
   void CopyToSelf(Lane& lane);
@@ -146,6 +152,7 @@ class NcclCommunicator : public Communicator {
   NcclWorld* world_;
   const int device_;
   std::array<Lane, kNumChannels> lanes_;
+  std::unique_ptr<PeerCopies> copies_;  // messages, in place of NCCL's; null between processes
   // Of the Post at work, kept for their memory.
   std::vector<SendBuffer> host_sends_, sends_;
   std::vector<ReceiveBuffer> host_receives_, receives_;
@@ -167,11 +174,21 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Commu
   return communicator;
 }
 
+absl::Status NcclCommunicator::Connect(absl::Span<const ncclUniqueId> ids) {
+  BURST_ASSIGN_OR_RETURN(const std::vector<double> gpus, host_->AllGather(device_));
+  std::shared_ptr<PeerExchange> exchange = world_->Exchange(ids[0]);
+  if (exchange != nullptr && CanCopyBetween(std::vector<int>(gpus.begin(), gpus.end()))) {
+    copies_ = std::make_unique<PeerCopies>(std::move(exchange), world_, rank());
+    ids = ids.first(1);
+  }
+  BURST_ASSIGN_OR_RETURN(auto links, NcclLink::Create(world_, world_size(), ids, rank()));
+  for (size_t i = 0; i < links.size(); ++i) lane(kLinkOrder[i]).link = std::move(links[i]);
+  return copies_ == nullptr ? ConnectRing() : absl::OkStatus();
+}
+
 // A ring's connections are made here, by a first message around: where NCCL makes one later, a Post
 // waits until its peer posts too. So it does for other peers, and for the first sum.
-absl::Status NcclCommunicator::Connect(absl::Span<const ncclUniqueId> ids) {
-  BURST_ASSIGN_OR_RETURN(auto links, NcclLink::Create(world_, world_size(), ids, rank()));
-  for (int c = 0; c < kNumChannels; ++c) lanes_[c].link = std::move(links[c]);
+absl::Status NcclCommunicator::ConnectRing() {
   const Tensor out = Tensor::Zeros({1}, DType::kFloat32, DeviceType::kCuda);
   const Tensor in = Tensor::EmptyLike(out);
   const SendBuffer send = {out.raw_data(), 4, (rank() + 1) % world_size(), DeviceType::kCuda};
@@ -212,7 +229,7 @@ absl::Status CheckGpusDiffer(Communicator& host) {
 
 absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
     const ProcessLaunch& launch) {
-  auto world = std::make_unique<NcclWorld>();
+  auto world = std::make_unique<NcclWorld>(/*threads=*/false);
   auto watchdog = std::make_unique<Watchdog>(world.get(), /*free_threads=*/false);
   TcpOptions options;
   options.on_failure = [world = world.get(), watchdog = watchdog.get()](const absl::Status& why) {
@@ -232,6 +249,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
 
 // The memory of what was not waited for may go next: its stream waits in this communicator's place.
 NcclCommunicator::~NcclCommunicator() {
+  copies_ = nullptr;
   for (Lane& lane : lanes_) {
     if (lane.stream == nullptr) continue;
     if (lane.posted) Join(lane);
@@ -323,9 +341,13 @@ absl::Status NcclCommunicator::DoPost(Channel channel, absl::Span<const SendBuff
     BURST_RETURN_IF_ERROR(host_->Post(channel, host_sends_, host_receives_));
   }
   if (sends_.empty() && receives_.empty()) return absl::OkStatus();
-  BURST_RETURN_IF_ERROR(Begin(lane));
-  CopyToSelf(lane);
-  if (sends_.empty() && receives_.empty()) return absl::OkStatus();
+  const auto is_own = [this](const SendBuffer& send) { return send.peer == rank(); };
+  if (copies_ == nullptr || std::any_of(sends_.begin(), sends_.end(), is_own)) {
+    BURST_RETURN_IF_ERROR(Begin(lane));
+    CopyToSelf(lane);
+    if (sends_.empty() && receives_.empty()) return absl::OkStatus();
+  }
+  if (copies_ != nullptr) return copies_->Post(channel, sends_, receives_);
   return lane.link->Group("ncclSend and ncclRecv", [&](ncclComm_t comm) {
     ncclResult_t result = ncclSuccess;
     for (size_t i = 0; i < receives_.size() && result == ncclSuccess; ++i) {
@@ -343,6 +365,7 @@ absl::Status NcclCommunicator::DoPost(Channel channel, absl::Span<const SendBuff
 absl::Status NcclCommunicator::Wait(Channel channel) {
   Lane& lane = this->lane(channel);
   if (lane.posted) Join(lane);
+  if (copies_ != nullptr) BURST_RETURN_IF_ERROR(copies_->Wait(channel));
   if (std::exchange(lane.posted_on_host, false)) BURST_RETURN_IF_ERROR(host_->Wait(channel));
   return world_->failed() ? world_->failure() : absl::OkStatus();
 }
@@ -404,7 +427,7 @@ absl::Status RunCudaRanks(int world_size, const std::function<absl::Status(Commu
     return absl::InvalidArgumentError(
         absl::StrCat(world_size, " ranks need a GPU each, and this machine has ", gpus));
   }
-  NcclWorld world;
+  NcclWorld world(/*threads=*/true);
   Watchdog watchdog(&world, /*free_threads=*/true);
   return RunRanks(
       world_size,

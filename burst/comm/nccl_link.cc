@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
+#include "burst/comm/peer_copies.h"
 #include "burst/device/cuda.h"
 
 namespace burst {
@@ -31,6 +32,15 @@ absl::Status MakeError(const std::string& who, const char* what, ncclResult_t re
 
 absl::Status NcclError(const char* what, ncclResult_t result) {
   return MakeError(WhoAmI(), what, result, nullptr);
+}
+
+std::shared_ptr<PeerExchange> NcclWorld::Exchange(const ncclUniqueId& id) {
+  if (!threads_) return nullptr;
+  std::lock_guard<std::mutex> lock(exchanges_mutex_);
+  std::weak_ptr<PeerExchange>& known = exchanges_[std::string(id.internal, sizeof(id.internal))];
+  std::shared_ptr<PeerExchange> exchange = known.lock();
+  if (exchange == nullptr) known = exchange = std::make_shared<PeerExchange>();
+  return exchange;
 }
 
 void NcclWorld::Fail(const absl::Status& failure) {

@@ -5,6 +5,7 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -18,11 +19,18 @@
 namespace burst {
 
 class NcclLink;
+class PeerExchange;
 
 // What the ranks of this process share: the links they made and the failure that ended their work.
 // Thread-safe.
 class NcclWorld {
  public:
+  // `threads`: all ranks are in this process.
+  explicit NcclWorld(bool threads) : threads_(threads) {}
+
+  // Of the communicator whose first link has this id; null unless all ranks are threads.
+  std::shared_ptr<PeerExchange> Exchange(const ncclUniqueId& id);
+
   // The first failure is what every later call of a link returns.
   void Fail(const absl::Status& failure);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
@@ -43,6 +51,10 @@ class NcclWorld {
 
   mutable std::mutex links_mutex_;  // taken before a link's
   std::set<NcclLink*> links_;
+
+  const bool threads_;
+  std::mutex exchanges_mutex_;
+  std::map<std::string, std::weak_ptr<PeerExchange>> exchanges_;
 };
 
 // An ncclComm_t of at least two ranks, used by one thread and watched by another.

@@ -50,15 +50,28 @@ __global__ void __launch_bounds__(kColumns* kRows)
   }
 }
 
-// sum[i] += sum over shares of partials[share, i]
+// sum[i] += sum over shares of partials[share, i]; a block sums kColumns columns, every thread the
+// shares of its row of kShareRows.
+constexpr int kShareRows = 32;
+
 template <typename A>
-__global__ void AddSharesKernel(int64_t shares, int64_t width, const A* __restrict__ partials,
-                                A* sum) {
-  const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  if (i >= width) return;
+__global__ void __launch_bounds__(kColumns* kShareRows)
+    AddSharesKernel(int64_t shares, int64_t width, const A* __restrict__ partials, A* sum) {
+  const int64_t i = blockIdx.x * int64_t{kColumns} + threadIdx.x;
+  A own = 0;
+  if (i < width) {
+#pragma unroll 4
+    for (int64_t share = threadIdx.y; share < shares; share += kShareRows) {
+      own += partials[share * width + i];
+    }
+  }
+  __shared__ A shared[kShareRows][kColumns];
+  shared[threadIdx.y][threadIdx.x] = own;
+  __syncthreads();
+  if (threadIdx.y > 0 || i >= width) return;
   A total = 0;
-#pragma unroll 8
-  for (int64_t share = 0; share < shares; ++share) total += partials[share * width + i];
+#pragma unroll
+  for (int row = 0; row < kShareRows; ++row) total += shared[row][threadIdx.x];
   sum[i] += total;
 }
 
@@ -74,8 +87,8 @@ void LaunchColumnSums(const Tensor& y, const Tensor& sum) {
   ColumnSumsKernel<T, N><<<dim3(columns, shares), dim3(kColumns, kRows), 0, CurrentStream()>>>(
       rows, words, Data<T>(y), Data<A>(partials));
   BURST_CUDA_CHECK_LAUNCH("ColumnSums");
-  AddSharesKernel<<<(width + 127) / 128, 128, 0, CurrentStream()>>>(
-      shares, width, Data<A>(partials), Data<A>(sum));
+  AddSharesKernel<<<(width + kColumns - 1) / kColumns, dim3(kColumns, kShareRows), 0,
+                    CurrentStream()>>>(shares, width, Data<A>(partials), Data<A>(sum));
   BURST_CUDA_CHECK_LAUNCH("AddShares");
 }
 

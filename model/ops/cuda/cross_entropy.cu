@@ -1,7 +1,7 @@
 #include <cuda_pipeline.h>
 
+#include <algorithm>
 #include <cub/block/block_reduce.cuh>
-#include <limits>
 
 #include "burst/tensor/dispatch.cuh"
 #include "model/ops/cuda/cross_entropy.h"
@@ -26,88 +26,183 @@ __device__ SoftmaxSum<A> Merge(SoftmaxSum<A> a, SoftmaxSum<A> b) {
   return {max, a.sum * exp(a.max - max) + b.sum * exp(b.max - max)};
 }
 
-__device__ inline float Exp(float x) { return __expf(x); }
-__device__ inline double Exp(double x) { return exp(x); }
+__device__ inline float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline double Exp2(double x) { return exp2(x); }
 
-// The longest row that a block keeps in shared memory: two blocks to a multiprocessor, so that
-// one's transfers run beside the other's arithmetic.
-constexpr size_t kStagedBytes = size_t{112} << 10;
+template <typename A>
+constexpr A kLog2E = A(1.4426950408889634);
 
-// One block a row. Each thread reads its words twice: from shared memory when kStaged, where it put
-// them itself, else again from the L2 cache.
-template <typename T, bool kStaged>
+template <typename T>
+using Word = Pack<T, kPackSize<T>>;
+
+// Word i of a row of logits; columns past the vocabulary are -inf, whose exponentials are 0.
+template <typename T>
+__device__ inline Word<T> LoadLogits(const Word<T>* row, int i, int vocab) {
+  Word<T> word = row[i];
+  const int valid = vocab - i * kPackSize<T>;
+  if (valid < kPackSize<T>) {
+#pragma unroll
+    for (int j = 0; j < kPackSize<T>; ++j) {
+      if (j >= valid) word[j] = ConvertTo<T>(Accumulator<T>(-INFINITY));
+    }
+  }
+  return word;
+}
+
+// Of word i of a row: scale (exp(x - max) / sum - onehot(target)); log_factor = log2(scale / sum).
+template <typename T, typename A>
+__device__ inline Word<T> Gradient(Word<T> word, int i, int target, A scale, A max, A log_factor) {
+  A values[kPackSize<T>];
+#pragma unroll
+  for (int j = 0; j < kPackSize<T>; ++j) {
+    values[j] = Exp2(fma(ConvertTo<A>(word[j]) - max, kLog2E<A>, log_factor));
+  }
+  if (i == target / kPackSize<T>) {
+#pragma unroll
+    for (int j = 0; j < kPackSize<T>; ++j) {
+      if (j == target % kPackSize<T>) values[j] -= scale;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kPackSize<T>; ++j) word[j] = ConvertTo<T>(values[j]);
+  return word;
+}
+
+// Any vocabulary, with or without gradients. One block a row, which it reads twice: the second time
+// from the L2 cache.
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    SoftmaxCrossEntropyKernel(int64_t vocab, int64_t stride, const int32_t* __restrict__ targets,
+    SoftmaxCrossEntropyKernel(int vocab, int64_t stride, const int32_t* __restrict__ targets,
                               Accumulator<T> scale, bool gradient, T* logits,
                               Accumulator<T>* losses) {
   using A = Accumulator<T>;
   constexpr int kPack = kPackSize<T>;
-  using Word = Pack<T, kPack>;
   const int64_t row = blockIdx.x;
   const int32_t target = targets[row];
   T* const x = logits + row * stride;
-  Word* const words = reinterpret_cast<Word*>(x);
-  const int64_t count = stride / kPack;
+  Word<T>* const words = reinterpret_cast<Word<T>*>(x);
+  const int count = static_cast<int>(stride / kPack);
   if (target < 0) {
     if (threadIdx.x == 0) losses[row] = 0;
-    if (!gradient) return;
-    Word zero;
-    for (int j = 0; j < kPack; ++j) zero[j] = ConvertTo<T>(A{0});
-    for (int64_t i = threadIdx.x; i < count; i += kThreads) words[i] = zero;
+    for (int i = threadIdx.x; gradient && i < count; i += kThreads) words[i] = Word<T>{};
     return;
   }
   if (target >= vocab) __trap();
-  extern __shared__ uint4 staged[];
-  const Word* const source = kStaged ? reinterpret_cast<const Word*>(staged) : words;
-  if constexpr (kStaged) {
-    for (int64_t i = threadIdx.x; i < count; i += kThreads) {
-      __pipeline_memcpy_async(staged + i, words + i, 16);
-    }
-    __pipeline_commit();
-    __pipeline_wait_prior(0);
-  }
   const A picked = ConvertTo<A>(x[target]);
 
   SoftmaxSum<A> own = {-INFINITY, 0};
-  for (int64_t i = threadIdx.x; i < count; i += kThreads) {
-    const Word word = source[i];
-    A values[kPack], max = -INFINITY;
-    for (int j = 0; j < kPack; ++j) {
-      values[j] = i * kPack + j < vocab ? ConvertTo<A>(word[j]) : A{-INFINITY};
-      max = values[j] > max ? values[j] : max;
-    }
-    if (max > own.max) {
-      own.sum *= Exp(own.max - max);
-      own.max = max;
-    }
-    // own.max is -inf only while every value was
-    if (own.max != -INFINITY) {
-      for (int j = 0; j < kPack; ++j) own.sum += Exp(values[j] - own.max);
-    }
+  for (int i = threadIdx.x; i < count; i += kThreads) {
+    const Word<T> word = LoadLogits<T>(words, i, vocab);
+    A max = own.max;
+    for (int j = 0; j < kPack; ++j) max = fmax(max, ConvertTo<A>(word[j]));
+    if (max == -INFINITY) continue;
+    own.sum *= Exp2(kLog2E<A> * (own.max - max));
+    own.max = max;
+    for (int j = 0; j < kPack; ++j) own.sum += Exp2(kLog2E<A> * (ConvertTo<A>(word[j]) - max));
   }
   using Reduce = cub::BlockReduce<SoftmaxSum<A>, kThreads>;
   __shared__ typename Reduce::TempStorage storage;
-  __shared__ SoftmaxSum<A> whole;
-  const SoftmaxSum<A> reduced = Reduce(storage).Reduce(
+  __shared__ SoftmaxSum<A> shared_sum;
+  const SoftmaxSum<A> whole = Reduce(storage).Reduce(
       own, [](const SoftmaxSum<A>& a, const SoftmaxSum<A>& b) { return Merge(a, b); });
   if (threadIdx.x == 0) {
-    whole = reduced;
-    losses[row] = log(reduced.sum) + reduced.max - picked;
+    shared_sum = whole;
+    losses[row] = log(whole.sum) + whole.max - picked;
   }
   __syncthreads();  // and everybody has read `picked`
   if (!gradient) return;
+  const A max = shared_sum.max, log_factor = log2(scale / shared_sum.sum);
+  for (int i = threadIdx.x; i < count; i += kThreads) {
+    words[i] = Gradient<T>(LoadLogits<T>(words, i, vocab), i, target, scale, max, log_factor);
+  }
+}
 
-  // scale (exp(x - max) / sum - onehot)
-  const A max = whole.max, factor = scale / whole.sum;
-  for (int64_t i = threadIdx.x; i < count; i += kThreads) {
-    Word word = source[i];
-    for (int j = 0; j < kPack; ++j) {
-      const int64_t column = i * kPack + j;
-      A value = column < vocab ? Exp(ConvertTo<A>(word[j]) - max) * factor : A{0};
-      if (column == target) value -= scale;
-      word[j] = ConvertTo<T>(value);
+// With gradients, for long rows that fit in shared memory twice. A block takes row after row, one a
+// multiprocessor: the next row comes while this one is at work. Every thread works on the words
+// that it fetched itself.
+constexpr int kStagedThreads = 1024;
+
+// Of every thread's value; one of `shared` for each warp.
+template <typename A, typename Combine>
+__device__ inline A OverBlock(A value, A* shared, Combine combine) {
+  constexpr unsigned kAll = ~0u;
+  for (int lane = 16; lane > 0; lane /= 2) {
+    value = combine(value, __shfl_xor_sync(kAll, value, lane));
+  }
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = shared[threadIdx.x % 32];
+  for (int lane = 16; lane > 0; lane /= 2) {
+    value = combine(value, __shfl_xor_sync(kAll, value, lane));
+  }
+  return value;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kStagedThreads, 1)
+    StagedSoftmaxCrossEntropyKernel(int64_t rows, int vocab, int64_t stride,
+                                    const int32_t* __restrict__ targets, Accumulator<T> scale,
+                                    T* logits, Accumulator<T>* losses) {
+  using A = Accumulator<T>;
+  constexpr int kPack = kPackSize<T>, kWarps = kStagedThreads / 32;
+  static_assert(kWarps == 32, "OverBlock reads a value a lane");
+  extern __shared__ uint4 staged[];
+  // Each is read before the barrier of the other, and so before it is written again.
+  __shared__ A maxima[kWarps], sums[kWarps];
+  const int count = static_cast<int>(stride / kPack);
+  const auto words_of = [&](int64_t row) {
+    return reinterpret_cast<Word<T>*>(logits + row * stride);
+  };
+  const auto fetch = [&](int64_t row, int turn) {
+    if (row < rows) {
+      const Word<T>* const from = words_of(row);
+      for (int i = threadIdx.x; i < count; i += kStagedThreads) {
+        __pipeline_memcpy_async(staged + turn * count + i, from + i, 16);
+      }
     }
-    words[i] = word;
+    __pipeline_commit();
+  };
+
+  int turn = 0;
+  fetch(blockIdx.x, turn);
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
+    fetch(row + gridDim.x, turn ^ 1);
+    __pipeline_wait_prior(1);
+    const Word<T>* const x = reinterpret_cast<const Word<T>*>(staged + turn * count);
+    Word<T>* const words = words_of(row);
+    const int32_t target = targets[row];
+    if (target < 0) {
+      if (threadIdx.x == 0) losses[row] = 0;
+      for (int i = threadIdx.x; i < count; i += kStagedThreads) words[i] = Word<T>{};
+      continue;
+    }
+    if (target >= vocab) __trap();
+
+    A max = -INFINITY;
+    for (int i = threadIdx.x; i < count; i += kStagedThreads) {
+      const Word<T> word = LoadLogits<T>(x, i, vocab);
+      for (int j = 0; j < kPack; ++j) max = fmax(max, ConvertTo<A>(word[j]));
+    }
+    max = OverBlock(max, maxima, [](A a, A b) { return fmax(a, b); });
+    A sum = 0;
+    for (int i = threadIdx.x; i < count; i += kStagedThreads) {
+      const Word<T> word = LoadLogits<T>(x, i, vocab);
+      for (int j = 0; j < kPack; ++j) {
+        sum += Exp2(kLog2E<A> * (ConvertTo<A>(word[j]) - max));
+      }
+    }
+    sum = OverBlock(sum, sums, [](A a, A b) { return a + b; });
+    const A log_factor = log2(scale / sum);
+    if (threadIdx.x == target / kPack % kStagedThreads) {
+      losses[row] = log(sum) + max - ConvertTo<A>(x[target / kPack][target % kPack]);
+    }
+    for (int i = threadIdx.x; i < count; i += kStagedThreads) {
+      words[i] = Gradient<T>(LoadLogits<T>(x, i, vocab), i, target, scale, max, log_factor);
+    }
   }
 }
 
@@ -143,25 +238,40 @@ __global__ void AddScaledKernel(int64_t n, const T* __restrict__ factor, const T
 
 }  // namespace
 
+namespace {
+
+// What a block may ask for, less the little that the kernels have besides.
+size_t SharedBytes() {
+  int bytes = 0;
+  BURST_CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                          CurrentContext().device));
+  return bytes - 1024;
+}
+
+}  // namespace
+
 void SoftmaxCrossEntropy(const Tensor& logits, int64_t rows, int64_t vocab, int64_t stride,
                          const int32_t* targets, double scale, bool gradient, void* losses) {
   if (rows == 0) return;
   BURST_CHECK_EQ(stride * SizeOf(logits.dtype()) % 16, 0);
+  BURST_CHECK(!gradient || scale > 0) << "a scale of " << scale;
   DispatchDtype(logits.dtype(), [&](auto zero) {
     using T = decltype(zero);
     using A = Accumulator<T>;
-    const size_t row_bytes = stride * sizeof(T);
-    auto* kernel = SoftmaxCrossEntropyKernel<T, false>;
-    size_t shared_bytes = 0;
-    if (gradient && row_bytes <= kStagedBytes) {
-      kernel = SoftmaxCrossEntropyKernel<T, true>;
-      shared_bytes = row_bytes;
+    const size_t both_rows = 2 * stride * sizeof(T);
+    if (gradient && stride >= 2 * kStagedThreads * kPackSize<T> && both_rows <= SharedBytes()) {
+      const auto kernel = StagedSoftmaxCrossEntropyKernel<T>;
       BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            static_cast<int>(shared_bytes)));
+                                            static_cast<int>(both_rows)));
+      const int64_t blocks = std::min<int64_t>(rows, CurrentContext().multiprocessors);
+      kernel<<<blocks, kStagedThreads, both_rows, CurrentStream()>>>(
+          rows, static_cast<int>(vocab), stride, targets, static_cast<A>(scale), Data<T>(logits),
+          static_cast<A*>(losses));
+    } else {
+      SoftmaxCrossEntropyKernel<T><<<rows, kThreads, 0, CurrentStream()>>>(
+          static_cast<int>(vocab), stride, targets, static_cast<A>(scale), gradient,
+          Data<T>(logits), static_cast<A*>(losses));
     }
-    kernel<<<rows, kThreads, shared_bytes, CurrentStream()>>>(
-        vocab, stride, targets, static_cast<A>(scale), gradient, Data<T>(logits),
-        static_cast<A*>(losses));
   });
   BURST_CUDA_CHECK_LAUNCH("SoftmaxCrossEntropy");
 }

@@ -12,7 +12,7 @@ namespace cuda {
 // logits become scale (softmax - onehot), 0 for a target of -1 and behind the vocabulary. logits:
 // [rows, stride], of which the first vocab count; stride is a multiple of 16 bytes; targets: [rows]
 // int32; losses: [rows], of the accumulator's type of the logits. A target outside [-1, vocab)
-// traps: data is checked where it is read.
+// traps: data is checked where it is read. With `gradient`, scale > 0.
 void SoftmaxCrossEntropy(const Tensor& logits, int64_t rows, int64_t vocab, int64_t stride,
                          const int32_t* targets, double scale, bool gradient, void* losses);
 

@@ -15,8 +15,9 @@ namespace {
 // in place, else on the way to a new tensor.
 void AddProduct(const Variable& x, int64_t cols, MatMulParams product) {
   if (x.is_parameter()) {
-    product.c = AsMatrix(x.MutableGrad(), cols);
-    product.addend = product.c.data;
+    bool add = false;
+    product.c = AsMatrix(x.GradToWrite(&add), cols);
+    if (add) product.addend = product.c.data;
     return MatMul(product);
   }
   const Tensor before = x.grad().null() ? Tensor() : x.grad().Contiguous();
@@ -156,8 +157,11 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
     padded_weight = Tensor::Zeros({stride, width}, dtype, DeviceType::kCuda);
     padded_weight.Slice(0, 0, vocab).CopyFrom(weight.value());
   }
-  const Tensor padded_dweight =
-      dweight_wanted ? Tensor::Zeros({stride, width}, sum_dtype, DeviceType::kCuda) : Tensor();
+  Tensor padded_dweight;
+  if (dweight_wanted) {
+    padded_dweight = Tensor::Empty({stride, width}, sum_dtype, DeviceType::kCuda);
+    if (tokens == 0) padded_dweight.Fill(0);
+  }
   const Variable loss = tape.Output(Tensor::Empty({}, sum_dtype, DeviceType::kCuda), {x, weight});
 
   if (chunk == 0) {  // equal ones: each costs a pass over dweight

@@ -1,0 +1,95 @@
+// Messages between the GPUs of one process by their copy engines: no multiprocessor is taken from
+// the kernels that run beside them, which NCCL's messages would wait for or slow down. For
+// nccl_communicator.cc.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "burst/comm/communicator.h"
+
+namespace burst {
+
+class NcclWorld;
+
+// Where the ranks of a communicator, threads of this process, find each other's messages. A copy is
+// queued by whichever of its two ends is posted later.
+class PeerExchange {
+ private:
+  friend class PeerCopies;
+
+  struct Transfer {
+    Transfer() = default;
+    Transfer(const Transfer&) = delete;
+    ~Transfer();
+    const void* source = nullptr;
+    void* destination = nullptr;
+    int64_t bytes = 0;
+    cudaStream_t stream = nullptr;  // the sender's, of this channel
+    cudaEvent_t source_ready = nullptr, destination_ready = nullptr;
+    cudaEvent_t done = nullptr;  // of the sender's GPU; recorded once `queued`
+    bool queued = false;
+  };
+  using Pair = std::tuple<Channel, int, int>;  // from, to
+
+  std::mutex mutex_;
+  std::condition_variable queued_;
+  // Posted by one side, in order; one side's only.
+  std::map<Pair, std::deque<std::shared_ptr<Transfer>>> sends_, receives_;
+};
+
+// One rank's end. Belongs to the rank's thread.
+class PeerCopies {
+ public:
+  // `exchange` is that of all the communicator's ranks, `world` what fails for all of them.
+  PeerCopies(std::shared_ptr<PeerExchange> exchange, NcclWorld* world, int rank);
+  // Withdraws what was posted and met no other end; memory of the rest may be freed next, in the
+  // order of the thread's stream.
+  ~PeerCopies();
+
+  // As Communicator's. Buffers on GPUs, to and from other ranks.
+  absl::Status Post(Channel channel, absl::Span<const SendBuffer> sends,
+                    absl::Span<const ReceiveBuffer> receives);
+  // The thread's stream waits for the copies. The host waits until the other ends are posted, not
+  // for any GPU.
+  absl::Status Wait(Channel channel);
+
+ private:
+  using Transfer = PeerExchange::Transfer;
+  using Queues = std::map<PeerExchange::Pair, std::deque<std::shared_ptr<Transfer>>>;
+  struct Lane {
+    cudaStream_t stream = nullptr;
+    std::vector<std::shared_ptr<Transfer>> posted;  // since the last Wait
+    std::vector<cudaEvent_t> ready;                 // recorded by those Posts
+  };
+
+  // The lock of the exchange is held.
+  cudaEvent_t TakeEvent();
+  std::shared_ptr<Transfer> Meet(Queues& others, Queues& own, const PeerExchange::Pair& pair,
+                                 int64_t bytes);
+  void QueueIfMet(Transfer& transfer);
+  void Join(Lane& lane);
+
+  const std::shared_ptr<PeerExchange> exchange_;
+  NcclWorld* const world_;
+  const int rank_;
+  std::array<Lane, kNumChannels> lanes_;
+  std::vector<cudaEvent_t> idle_;  // events
+  // Waited for here; their events are this rank's again once the receiver has let go of them.
+  std::deque<std::shared_ptr<Transfer>> sent_;
+};
+
+// Whether every two of these GPUs, indices in this process, can read and write each other's memory.
+bool CanCopyBetween(absl::Span<const int> gpus);
+
+}  // namespace burst
