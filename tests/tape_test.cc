@@ -2,6 +2,7 @@
 
 #include "burst/autograd/tape.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace burst {
@@ -109,6 +110,20 @@ TEST(TapeTest, GivenOutputGradients) {
   const Variable a = Multiply(tape, x, x), b = Multiply(tape, a, x);
   ASSERT_TRUE(tape.Backward({a, b}, {Scalar(10), Scalar(100)}).ok());
   EXPECT_EQ(Value(x.grad()), 10 * 2 * 3 + 100 * 3 * 9);
+}
+
+TEST(TapeTest, AWatcherSeesValuesThenTheirGradients) {
+  Tape tape;
+  std::vector<std::string> seen;
+  tape.Watch([&](const char* op, const Tensor& tensor) {
+    seen.push_back(std::string(op) + " " + std::to_string(tensor.ToVector<double>()[0]));
+  });
+  const Variable x(Tensor::FromVector<double>({3}, {1}), true);
+  const Variable y = Multiply(tape, x, x);
+  const Variable z = Plus(tape, y, y);
+  ASSERT_TRUE(tape.Backward(z).ok());
+  EXPECT_THAT(seen, testing::ElementsAre("multiply 9.000000", "plus 18.000000", "plus 1.000000",
+                                         "multiply 2.000000"));
 }
 
 TEST(TapeTest, FailureStopsTheBackward) {

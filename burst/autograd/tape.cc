@@ -82,6 +82,9 @@ Variable Tape::Output(Tensor value, std::initializer_list<Variable> inputs) cons
 
 void Tape::Record(const char* name, std::vector<Variable> outputs, std::function<void()> backward) {
   BURST_CHECK(recording_) << "Record on a tape that does not record";
+  if (watcher_ != nullptr) {
+    for (const Variable& output : outputs) watcher_(name, output.value());
+  }
   nodes_.push_back({name, std::move(outputs), std::move(backward)});
 }
 
@@ -115,6 +118,11 @@ void Tape::RunBackward() {
     const bool reached = node.outputs.empty() ||
                          std::any_of(node.outputs.begin(), node.outputs.end(),
                                      [](const Variable& output) { return !output.grad().null(); });
+    if (watcher_ != nullptr) {
+      for (const Variable& output : node.outputs) {
+        if (!output.grad().null()) watcher_(node.name, output.grad());
+      }
+    }
     if (reached) node.backward();
   }
   nodes_.clear();

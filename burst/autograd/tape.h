@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -111,6 +112,11 @@ class Tape {
   [[nodiscard]] absl::Status Backward(const std::vector<Variable>& outputs,
                                       const std::vector<Tensor>& grads);
 
+  // To look at what ops compute (for a NaN, say), or to change it: `watcher` is called with every
+  // output that is recorded, then, during the backward, with its gradient once that is complete.
+  using Watcher = std::function<void(const char* op, const Tensor& value_or_grad)>;
+  void Watch(Watcher watcher) { watcher_ = std::move(watcher); }
+
   // For ops that talk to the outside world (the ring): the first failure is kept, later nodes do
   // not run, and Backward returns it.
   void Fail(const absl::Status& status);
@@ -128,6 +134,7 @@ class Tape {
 
   const bool recording_;
   std::vector<Node> nodes_;
+  Watcher watcher_;
   absl::Status status_;
 };
 

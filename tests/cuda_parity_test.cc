@@ -1,0 +1,152 @@
+// Whole models on a GPU against the same models on the CPU: logits in float32, and gradients in
+// bfloat16 against those of a naive computation in bfloat16, double precision being the truth.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "burst/attention/burst_attention.h"
+#include "burst/autograd/tape.h"
+#include "burst/base/philox.h"
+#include "burst/tensor/tensor.h"
+#include "model/config.h"
+#include "model/transformer.h"
+
+namespace burst {
+namespace {
+
+using Values = std::vector<double>;
+
+constexpr int64_t kBatch = 4, kLength = 200;
+
+ModelConfig Model(Family family) {
+  ModelConfig config;
+  config.family = family;
+  config.layers = 3;
+  config.width = 128;
+  config.heads = 4;
+  config.kv_heads = family == Family::kLlama ? 2 : 4;
+  config.ffn = 256;
+  config.vocab = 131;
+  config.context = kLength;
+  config.tied_embeddings = family == Family::kGpt2;
+  return config;
+}
+
+// On `device` with weights that bfloat16 holds, so that every computation starts from the same.
+std::unique_ptr<Transformer> Make(const ModelConfig& config, DType dtype, DeviceType device) {
+  auto model = Transformer::Create(config, dtype, /*seed=*/3, device);
+  EXPECT_TRUE(model.ok()) << model.status();
+  ParameterList& parameters = (*model)->parameters();
+  Values values(parameters.numel());
+  for (const Parameter& parameter : parameters.all()) {
+    for (int64_t i = 0; i < parameter.numel(); ++i) {
+      const PhiloxCounter bits = Philox(5, parameter.offset, i);
+      // Biases and norms' weights too are off their initial 0 and 1.
+      const double spread = parameter.init_std > 0 ? parameter.init_std : 0.1;
+      values[parameter.offset + i] =
+          parameter.init_mean + spread * NormalFromBits(bits[0], bits[1])[0];
+    }
+  }
+  const Tensor rounded =
+      Tensor::FromVector(values, {parameters.numel()}, device).To(DType::kBFloat16);
+  parameters.masters().CopyFrom(rounded.To(parameters.masters().dtype()));
+  parameters.RoundMasters();
+  return *std::move(model);
+}
+
+struct Problem {
+  Problem(int64_t vocab, DeviceType device) {
+    attention = *BurstAttention::Create({}, nullptr);
+    std::vector<int32_t> tokens, positions, targets;
+    for (int64_t row = 0; row < kBatch; ++row) {
+      for (int32_t t = 0; t < kLength; ++t) {
+        const PhiloxCounter bits = Philox(17, row, t);
+        tokens.push_back(bits[0] % vocab);
+        targets.push_back(bits[1] % vocab);
+        positions.push_back(t);
+      }
+    }
+    const auto tensor = [&](const std::vector<int32_t>& all) {
+      return Tensor::FromVector(all, {kBatch, kLength}, device);
+    };
+    batch = {tensor(tokens), tensor(positions), tensor(targets),
+             std::make_shared<RingSchedule>(*attention->Schedule(kLength))};
+  }
+  std::unique_ptr<BurstAttention> attention;
+  SequenceBatch batch;
+};
+
+Values Logits(const ModelConfig& config, DType dtype, DeviceType device) {
+  const auto model = Make(config, dtype, device);
+  const Problem problem(config.vocab, device);
+  Tape tape(/*recording=*/false);
+  return model->Logits(tape, *problem.attention, problem.batch).value().ToVector<double>();
+}
+
+// Of all parameters. With `rounds`, every value and gradient is rounded to bfloat16 as the ops hand
+// it on: what a naive implementation keeps between its loops, which sum in `dtype`.
+Values Gradients(const ModelConfig& config, DType dtype, DeviceType device, bool rounds = false) {
+  const auto model = Make(config, dtype, device);
+  const Problem problem(config.vocab, device);
+  Tape tape;
+  if (rounds) {
+    tape.Watch([](const char*, const Tensor& tensor) {
+      tensor.CopyFrom(tensor.To(DType::kBFloat16).To(tensor.dtype()));
+    });
+  }
+  const Variable loss = model->Loss(tape, *problem.attention, problem.batch,
+                                    /*loss_scale=*/1.0 / (kBatch * kLength), DropoutKey());
+  EXPECT_EQ(tape.Backward(loss), absl::OkStatus());
+  return model->parameters().grads().ToVector<double>();
+}
+
+double Norm(const Values& x, const Values& y, int64_t begin, int64_t end) {
+  double sum = 0;
+  for (int64_t i = begin; i < end; ++i) sum += (x[i] - y[i]) * (x[i] - y[i]);
+  return std::sqrt(sum);
+}
+
+class CudaParity : public testing::TestWithParam<Family> {};
+INSTANTIATE_TEST_SUITE_P(Families, CudaParity, testing::Values(Family::kLlama, Family::kGpt2),
+                         [](const auto& info) { return std::string(Name(info.param)); });
+
+TEST_P(CudaParity, LogitsAreTheCpus) {
+  const ModelConfig config = Model(GetParam());
+  const Values cpu = Logits(config, DType::kFloat32, DeviceType::kCpu);
+  const Values gpu = Logits(config, DType::kFloat32, DeviceType::kCuda);
+  ASSERT_EQ(gpu.size(), cpu.size());
+  double largest = 0, worst = 0;
+  for (double logit : cpu) largest = std::max(largest, std::abs(logit));
+  EXPECT_GT(largest, 1);
+  for (size_t i = 0; i < cpu.size(); ++i) worst = std::max(worst, std::abs(gpu[i] - cpu[i]));
+  RecordProperty("largest_difference", std::to_string(worst / largest));
+  EXPECT_LE(worst, 1e-4 * largest);
+}
+
+TEST_P(CudaParity, Bf16GradientsAreAsGoodAsNaiveOnes) {
+  const ModelConfig config = Model(GetParam());
+  const Values exact = Gradients(config, DType::kFloat64, DeviceType::kCpu);
+  const Values naive = Gradients(config, DType::kFloat32, DeviceType::kCpu, /*rounds=*/true);
+  const Values gpu = Gradients(config, DType::kBFloat16, DeviceType::kCuda);
+  const auto model = Make(config, DType::kFloat64, DeviceType::kCpu);
+  const Values zero(exact.size(), 0);
+  for (const Parameter& parameter : model->parameters().all()) {
+    const int64_t begin = parameter.offset, end = begin + parameter.numel();
+    const double size = Norm(exact, zero, begin, end);
+    const double naive_error = Norm(naive, exact, begin, end) / size;
+    const double error = Norm(gpu, exact, begin, end) / size;
+    // The kernels round in as many places again, P and dS of attention and what it scales, with the
+    // same relative error of 2^-9 each; the errors of few elements scatter.
+    EXPECT_LE(error, 2 * naive_error) << parameter.name;
+    EXPECT_LE(error, 0.05) << parameter.name;
+    EXPECT_GT(naive_error, 1e-4) << parameter.name << ": nothing was rounded";
+  }
+}
+
+}  // namespace
+}  // namespace burst
