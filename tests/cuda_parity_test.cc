@@ -122,7 +122,7 @@ TEST_P(CudaParity, LogitsAreTheCpus) {
   ASSERT_EQ(gpu.size(), cpu.size());
   double largest = 0, worst = 0;
   for (double logit : cpu) largest = std::max(largest, std::abs(logit));
-  EXPECT_GT(largest, 1);
+  EXPECT_GT(largest, 0.5);
   for (size_t i = 0; i < cpu.size(); ++i) worst = std::max(worst, std::abs(gpu[i] - cpu[i]));
   RecordProperty("largest_difference", std::to_string(worst / largest));
   EXPECT_LE(worst, 1e-4 * largest);
@@ -140,9 +140,9 @@ TEST_P(CudaParity, Bf16GradientsAreAsGoodAsNaiveOnes) {
     const double size = Norm(exact, zero, begin, end);
     const double naive_error = Norm(naive, exact, begin, end) / size;
     const double error = Norm(gpu, exact, begin, end) / size;
-    // The kernels round in as many places again, P and dS of attention and what it scales, with the
-    // same relative error of 2^-9 each; the errors of few elements scatter.
-    EXPECT_LE(error, 2 * naive_error) << parameter.name;
+    // The kernels round in as many places again, P and dS of attention among them, by 2^-9 each;
+    // and those that the CPU's loss keeps to itself, logits of at most 1 and their gradients.
+    EXPECT_LE(error, 2 * naive_error + 0x1p-8) << parameter.name;
     EXPECT_LE(error, 0.05) << parameter.name;
     EXPECT_GT(naive_error, 1e-4) << parameter.name << ": nothing was rounded";
   }

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
+#include "burst/base/philox.h"
 #include "burst/base/status.h"
 #include "burst/device/device.h"
 #include "burst/device/memory.h"
@@ -26,6 +27,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Words of a made-up vocabulary, some of them frequent, in documents with a blank line between:
+// something to learn, though not by heart within a hundred steps.
+void WriteText(const std::string& path) {
+  std::ofstream text(path);
+  for (int i = 0; i < 60000; ++i) {
+    const PhiloxCounter bits = Philox(1, 0, i);
+    const double uniform = bits[0] * 0x1p-32;
+    const auto word = static_cast<uint64_t>(2000 * uniform * uniform * uniform);
+    const PhiloxCounter letters = Philox(2, word, 0);
+    for (uint32_t j = 0; j < 2 + letters[0] % 6; ++j) {
+      text << static_cast<char>('a' + (letters[1 + j % 3] >> 5 * (j / 3)) % 26);
+    }
+    text << (bits[1] % 12 > 0 ? " " : bits[2] % 8 > 0 ? ".\n" : ".\n\n");
+  }
+}
+
 class CudaTrain : public testing::Test {
  protected:
   void SetUp() override {
@@ -33,8 +50,7 @@ class CudaTrain : public testing::Test {
                            testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::remove_all(folder_);
     fs::create_directories(folder_);
-    std::ofstream text(folder_ + "/text.txt");
-    for (int i = 0; i < 20000; ++i) text << "sentence " << i * 7919 % 1000 << " of many\n";
+    WriteText(folder_ + "/text.txt");
   }
   void TearDown() override { fs::remove_all(folder_); }
 
@@ -105,7 +121,7 @@ TEST_F(CudaTrain, Bf16LossesFollowTheCpus) {
     gpu.precision = Precision::kBf16;
     const std::vector<double> expected = Losses(cpu), losses = Losses(gpu);
     ASSERT_EQ(losses.size(), 100u);
-    EXPECT_LT(expected.back(), 0.7 * expected.front()) << "it learns";
+    EXPECT_LT(expected.back(), 0.8 * expected.front()) << "it learns";
     double worst = 0;
     for (size_t i = 0; i < losses.size(); ++i) {
       worst = std::max(worst, std::abs(losses[i] / expected[i] - 1));
