@@ -58,6 +58,7 @@ ReportRow About(const ScalingOptions& options) {
   about["date"] = Today();
   about["machine"] = Machine(options);
   about["layout"] = Name(problem.layout);
+  if (problem.ranks_per_node > 0) about["ranks_per_node"] = problem.ranks_per_node;
   switch (options.experiment) {
     case Experiment::kAttention:
     case Experiment::kError:
@@ -107,7 +108,7 @@ Plan PlanOf(const ScalingOptions& options) {
   const DeviceType device = options.problem.device;
   switch (options.experiment) {
     case Experiment::kAttention:
-      return {AttentionColumns(device), "forward_backward_gflops_per_rank",
+      return {AttentionColumns(options.problem), "forward_backward_gflops_per_rank",
               device == DeviceType::kCuda ? "TFLOP/s of a rank, forward and backward"
                                           : "GFLOP/s of a rank, forward and backward",
               device == DeviceType::kCuda ? 1e-3 : 1, RunAttentionExperiment};

@@ -63,10 +63,10 @@ absl::Status RunRing(int world_size, const BurstAttentionOptions& options, const
   }));
   const auto add = [](const RingTraffic& from, RingTraffic* to) {
     if (to == nullptr) return;
-    to->block_hops += from.block_hops;
-    to->block_bytes += from.block_bytes;
-    to->gradient_hops += from.gradient_hops;
-    to->gradient_bytes += from.gradient_bytes;
+    for (Link link : kLinks) {
+      to->blocks[link] = to->blocks[link] + from.blocks[link];
+      to->gradients[link] = to->gradients[link] + from.gradients[link];
+    }
     to->rounds_computed += from.rounds_computed;
     to->rounds_skipped += from.rounds_skipped;
   };
@@ -129,6 +129,54 @@ INSTANTIATE_TEST_SUITE_P(HeadsAndDims, BurstAttentionSweep,
                                           testing::Values(16, 64, 80, 128)),
                          SweepName);
 
+// The double ring, in double precision, and its bytes: those that the schedule announces for each
+// kind of link.
+TEST(BurstAttentionTest, DoubleRing) {
+  const int64_t heads = 4, kv_heads = 2, head_dim = 16;
+  for (int64_t seqlen : {5, 129}) {
+    const Inputs inputs =
+        RandomInputs(1, seqlen, heads, kv_heads, head_dim, DType::kFloat64, seqlen);
+    for (const NamedMask& mask : kMasks) {
+      const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
+      const Results expected = Reference(inputs, mask.mask, documents, 0.25);
+      for (const auto& [ranks, per_node] : {std::pair(4, 2), std::pair(6, 3), std::pair(6, 2),
+                                            std::pair(8, 2), std::pair(8, 4), std::pair(3, 1)}) {
+        for (Layout layout : kLayouts) {
+          for (BackwardDirection direction : kDirections) {
+            SCOPED_TRACE(testing::Message() << "seqlen " << seqlen << " " << mask.name << " ranks "
+                                            << ranks << " a node " << per_node << " "
+                                            << Name(layout) << " " << Name(direction));
+            BurstAttentionOptions options;
+            options.layout = layout;
+            options.mask = mask.mask;
+            options.backward = direction;
+            options.ranks_per_node = per_node;
+            Results actual;
+            RingTraffic forward, backward;
+            const absl::Status status =
+                RunRing(ranks, options, inputs, documents, &actual, &forward, &backward);
+            ASSERT_TRUE(status.ok()) << status;
+            ExpectClose(actual, expected, 1e-13 * seqlen);
+            const RingSchedule schedule =
+                *RingSchedule::Create(0, ranks, layout, seqlen, mask.mask, documents, {}, per_node);
+            const RingPass& keys = schedule.key_pass();
+            const bool burst = direction == BackwardDirection::kBurst;
+            const RingPass& pass = burst ? schedule.query_pass() : keys;
+            const int64_t q = heads * head_dim * 8, kv = 2 * kv_heads * head_dim * 8;
+            for (Link link : kLinks) {
+              EXPECT_EQ(forward.bytes(link), keys.block_tokens[link] * kv);
+              EXPECT_EQ(backward.blocks[link].bytes,
+                        pass.block_tokens[link] * (burst ? 2 * q + 2 * heads * 8 : kv));
+              EXPECT_EQ(backward.gradients[link].bytes,
+                        pass.gradient_tokens[link] * (burst ? q : kv));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 // In double precision only rounding is left, so an error of method cannot hide.
 TEST(BurstAttentionTest, DoublePrecisionAndBatchedDocuments) {
   const int64_t batch = 2, seqlen = 61;
@@ -190,28 +238,36 @@ TEST(BurstAttentionTest, BytesEqualTheFormulas) {
     const int64_t hq = heads * head_dim, hk = kv_heads * head_dim;
     const Inputs inputs =
         RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat32, 1);
-    for (int world_size : {1, 2, 3, 4}) {
+    for (const auto& [world_size, per_node] :
+         {std::pair(1, 0), std::pair(2, 0), std::pair(3, 0), std::pair(4, 0), std::pair(4, 2),
+          std::pair(6, 3), std::pair(8, 2)}) {
       const int64_t hops = static_cast<int64_t>(world_size) * (world_size - 1);
+      const int64_t between =
+          per_node == 0 ? 0 : static_cast<int64_t>(world_size) * (world_size / per_node - 1);
       const int64_t tokens = batch * seqlen / world_size;
       for (BackwardDirection direction : kDirections) {
         BurstAttentionOptions options;
         options.mask = {false, 0};
         options.backward = direction;
         options.layout = Layout::kContiguous;
+        options.ranks_per_node = per_node;
         Results results;
         RingTraffic forward, backward;
         ASSERT_TRUE(RunRing(world_size, options, inputs, {}, &results, &forward, &backward).ok());
-        EXPECT_EQ(forward.block_hops, hops);
-        EXPECT_EQ(forward.block_bytes, hops * tokens * 2 * hk * 4);
-        EXPECT_EQ(forward.gradient_bytes, 0);
-        EXPECT_EQ(backward.block_hops, hops);
-        EXPECT_EQ(backward.gradient_hops, hops);
+        EXPECT_EQ(forward.blocks.total().hops, hops);
+        EXPECT_EQ(forward.blocks.total().bytes, hops * tokens * 2 * hk * 4);
+        EXPECT_EQ(forward.gradients.total().bytes, 0);
+        EXPECT_EQ(backward.blocks.total().hops, hops);
+        EXPECT_EQ(backward.gradients.total().hops, hops);
+        for (const auto& sent : {forward.blocks, backward.blocks, backward.gradients}) {
+          EXPECT_EQ(sent[Link::kInter].hops, between);
+        }
         if (direction == BackwardDirection::kBurst) {
-          EXPECT_EQ(backward.block_bytes, hops * tokens * (2 * hq + 2 * heads) * 4);
-          EXPECT_EQ(backward.gradient_bytes, hops * tokens * hq * 4);
+          EXPECT_EQ(backward.blocks.total().bytes, hops * tokens * (2 * hq + 2 * heads) * 4);
+          EXPECT_EQ(backward.gradients.total().bytes, hops * tokens * hq * 4);
         } else {
-          EXPECT_EQ(backward.block_bytes, hops * tokens * 2 * hk * 4);
-          EXPECT_EQ(backward.gradient_bytes, hops * tokens * 2 * hk * 4);
+          EXPECT_EQ(backward.blocks.total().bytes, hops * tokens * 2 * hk * 4);
+          EXPECT_EQ(backward.gradients.total().bytes, hops * tokens * 2 * hk * 4);
         }
       }
     }
@@ -242,7 +298,7 @@ TEST(BurstAttentionTest, MaskedRoundsAreSkipped) {
   Results results;
   RingTraffic forward;
   ASSERT_TRUE(RunRing(8, options, inputs, {}, &results, &forward).ok());
-  EXPECT_EQ(forward.block_hops, 7);
+  EXPECT_EQ(forward.blocks.total().hops, 7);
   EXPECT_EQ(forward.rounds_computed, 8 + 7);
   EXPECT_EQ(forward.rounds_skipped, 64 - 15);
   ExpectClose(results, Reference(inputs, options.mask, {}, 0.25), 1e-5);
@@ -339,6 +395,9 @@ TEST(BurstAttentionTest, OverNccl) {
           options.mask = mask.mask;
           options.backward = direction;
           runs.push_back({mask, options, EmptyResults(inputs)});
+          if (world_size != 4) continue;
+          options.ranks_per_node = 2;
+          runs.push_back({mask, options, EmptyResults(inputs)});
         }
       }
     }
@@ -353,7 +412,8 @@ TEST(BurstAttentionTest, OverNccl) {
     for (const Run& run : runs) {
       SCOPED_TRACE(testing::Message()
                    << run.mask.name << " ranks " << world_size << " " << Name(run.options.layout)
-                   << " " << Name(run.options.backward));
+                   << " " << Name(run.options.backward) << " a node "
+                   << run.options.ranks_per_node);
       ExpectClose(
           run.results,
           Reference(inputs, run.mask.mask, run.mask.packed ? documents : DocumentStarts(), 0.125),
@@ -398,10 +458,11 @@ TEST(BurstAttentionTest, BFloat16) {
       // every block visits every rank.
       const int64_t tokens = (world_size - 1) * batch * seqlen;
       const int64_t hq = heads * head_dim, hk = kv_heads * head_dim;
-      EXPECT_EQ(forward.block_bytes, tokens * 2 * hk * 2);
+      EXPECT_EQ(forward.blocks.total().bytes, tokens * 2 * hk * 2);
       const bool burst = direction == BackwardDirection::kBurst;
-      EXPECT_EQ(backward.block_bytes, tokens * (burst ? 2 * hq * 2 + 2 * heads * 4 : 2 * hk * 2));
-      EXPECT_EQ(backward.gradient_bytes, tokens * (burst ? hq * 4 : 2 * hk * 4));
+      EXPECT_EQ(backward.blocks.total().bytes,
+                tokens * (burst ? 2 * hq * 2 + 2 * heads * 4 : 2 * hk * 2));
+      EXPECT_EQ(backward.gradients.total().bytes, tokens * (burst ? hq * 4 : 2 * hk * 4));
     }
   }
 }
@@ -429,6 +490,16 @@ TEST(BurstAttentionTest, ErrorsAreClear) {
   BurstAttentionOptions options;
   options.mask.window = -1;
   EXPECT_FALSE(BurstAttention::Create(options, nullptr).ok());
+  for (int per_node : {2, 5, -1}) {
+    EXPECT_TRUE(RunTestRanks(3, [&, per_node = per_node](Communicator& comm) -> absl::Status {
+                  BurstAttentionOptions options;
+                  options.ranks_per_node = per_node;
+                  const auto made = BurstAttention::Create(options, &comm);
+                  EXPECT_EQ(made.status().code(), absl::StatusCode::kInvalidArgument);
+                  EXPECT_NE(made.status().message().find("ranks_per_node"), std::string::npos);
+                  return absl::OkStatus();
+                }).ok());
+  }
   EXPECT_FALSE(attention->Schedule(-5).ok());
   EXPECT_FALSE(ParseBackwardDirection("sideways").ok());
 }

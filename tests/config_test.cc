@@ -178,6 +178,34 @@ TEST(TrainConfig, StrategiesChooseTheirRanks) {
             std::tuple(2, 4, 2));
 }
 
+TEST(TrainConfig, NodesOfADoubleRing) {
+  const std::string model =
+      R"(--model={"family": "llama", "layers": 1, "width": 16, "heads": 8, "kv_heads": 2})";
+  const auto per_node = [&](std::vector<std::string> arguments, int processes = 1, int here = 0) {
+    arguments.push_back(model);
+    Launch launch = {processes, 8};
+    launch.ranks_per_node = here;
+    const auto config = Resolve(arguments, launch);
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config.ok() ? config->ranks_per_node : -1;
+  };
+  EXPECT_EQ(per_node({"--ranks=4"}), 0);
+  EXPECT_EQ(per_node({"--ranks=4", "--ranks_per_node=2"}), 2);
+  EXPECT_EQ(per_node({"--ranks=4", "--ranks_per_node=4"}), 4);
+  EXPECT_EQ(per_node({"--dp=2", "--sp=4", "--ranks_per_node=2", "--strategy=ring"}), 2);
+  EXPECT_EQ(per_node({"--ranks=8", "--ranks_per_node=4", "--strategy=burst+ulysses"}), 4);
+  // What a launcher says of its hosts counts for processes, where a sequence is on several hosts,
+  // and unless the option says otherwise.
+  EXPECT_EQ(per_node({"--comm=mpi"}, 8, 4), 4);
+  EXPECT_EQ(per_node({"--comm=mpi"}, 4, 4), 0);
+  EXPECT_EQ(per_node({"--comm=mpi", "--ranks_per_node=0"}, 8, 4), 0);
+  EXPECT_EQ(per_node({"--comm=mpi", "--ranks_per_node=2"}, 8, 4), 2);
+  EXPECT_EQ(per_node({"--comm=mpi", "--dp=2"}, 8, 4), 0);
+  EXPECT_EQ(per_node({"--comm=mpi", "--dp=2", "--sp=6"}, 12, 4), 0);
+  EXPECT_EQ(per_node({"--comm=mpi", "--strategy=ulysses"}, 8, 4), 0);
+  EXPECT_EQ(per_node({"--comm=mpi", "--strategy=burst+ulysses", "--ulysses=2"}, 6, 3), 0);
+}
+
 struct BadOption {
   std::vector<std::string> arguments;
   std::vector<std::string> message;  // parts of it
@@ -263,6 +291,13 @@ TEST(TrainConfig, EveryMistakeIsNamed) {
       {{"--strategy=ulysses", "--backward=burst"}, {"--backward", "burst", "--strategy=ulysses"}},
       {{"--strategy=ring", "--backward=burst"}, {"--backward", "burst", "--strategy=ring"}},
       {{"--ulysses=2"}, {"--ulysses", "2", "--strategy=burst", "burst+ulysses"}},
+      {{"--ranks_per_node=-2"}, {"--ranks_per_node", "-2", "at least -1"}},
+      {{"--ranks=4", "--ranks_per_node=3"}, {"--ranks_per_node", "3", "4 ranks"}},
+      {{"--dp=4", "--ranks_per_node=2", "--ranks=4"}, {"--ranks_per_node", "2", "1 rank "}},
+      {{"--strategy=ulysses", "--ranks=2", "--ranks_per_node=2"},
+       {"--ranks_per_node", "--strategy=ulysses", "rings"}},
+      {{"--strategy=burst+ulysses", "--ranks=4", "--ulysses=2", "--ranks_per_node=1"},
+       {"--ranks_per_node", "--ulysses=2"}},
       {{"--strategy=burst+ulysses", "--ulysses=0"}, {"--ulysses", "at least 1"}},
       {{"--strategy=burst+ulysses", "--ranks=4", "--ulysses=3"}, {"--ulysses", "3", "4 ranks"}},
       {{"--strategy=ulysses", "--ranks=3", "--model=" + four_heads},

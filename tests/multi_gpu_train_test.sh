@@ -47,6 +47,8 @@ for precision in fp32 bf16; do
   run dp.$precision --precision=$precision --dp="$ranks"
   compare dp.$precision one.$precision $tolerance
   if ((ranks == 4)); then
+    run nodes.$precision --precision=$precision --ranks=4 --ranks_per_node=2
+    compare nodes.$precision one.$precision $tolerance
     run mesh.$precision --precision=$precision --dp=2 --sp=2
     compare mesh.$precision one.$precision $tolerance
   fi

@@ -66,6 +66,14 @@ TEST(FormulaBytes, IsTheTableOfTheDesign) {
     EXPECT_EQ(least->backward, std::min(ring->backward, burst->backward));
   }
   EXPECT_EQ(FormulaBytes(Strategy::kSingle, problem, 1)->forward, 0);
+  // Two nodes of two: one of three hops crosses.
+  problem.ranks_per_node = 2;
+  for (const Strategy strategy : {Strategy::kBurst, Strategy::kRing}) {
+    const auto bytes = FormulaBytes(strategy, problem, kRanks);
+    EXPECT_EQ(3 * bytes->forward_between_nodes, bytes->forward);
+    EXPECT_EQ(3 * bytes->backward_between_nodes, bytes->backward);
+  }
+  problem.ranks_per_node = 0;
   // Ulysses: three quarters of q, k, v go to others, and of what comes back.
   EXPECT_EQ(FormulaBytes(Strategy::kUlysses, problem, kRanks)->forward,
             4 * problem.batch * problem.seqlen * (2 * 4 + 2 * 4) * problem.head_dim * 3 / 4);
@@ -101,11 +109,15 @@ TEST(MeasureAttention, CountsTheBytesOfTheFormula) {
         problem.causal = true;  // contiguous ranks skip rounds
         problem.layout = layout;
         problem.tiles = ranks == 2;
+        if (ranks == 4 && strategy != Strategy::kUlysses) problem.ranks_per_node = 2;
         const auto measured = MeasureAttention(strategy, problem, ranks, 1, 1);
         ASSERT_TRUE(measured.ok()) << measured.status();
         const auto formula = FormulaBytes(strategy, problem, ranks);
         EXPECT_EQ(measured->bytes_sent.forward, formula->forward);
         EXPECT_EQ(measured->bytes_sent.backward, formula->backward);
+        EXPECT_EQ(measured->bytes_sent.forward_between_nodes, formula->forward_between_nodes);
+        EXPECT_EQ(measured->bytes_sent.backward_between_nodes, formula->backward_between_nodes);
+        EXPECT_EQ(formula->backward_between_nodes > 0, problem.ranks_per_node > 0);
         EXPECT_EQ(formula->forward > 0, ranks > 1);
         EXPECT_GT(measured->whole.forward, 0);
         EXPECT_GT(measured->quiet.forward_backward, 0);
@@ -299,6 +311,17 @@ TEST_F(Scaling, AttentionSendsTheBytesOfTheFormula) {
   EXPECT_EQ(strategies, (std::set<std::string>{"single", "burst", "ring"}));
 }
 
+TEST_F(Scaling, ADoubleRingSaysWhatLeavesANode) {
+  ExpectSuccess(Run({"--seqlens=64", "--ranks=4", "--ranks_per_node=2", "--heads=2",
+                     "--head_dim=16", "--repeats=1", "--strategies=single,burst", "--out=OUT"}));
+  const Json rows = Rows("attention");
+  ASSERT_EQ(rows.size(), 2u);
+  for (const Json& row : rows) {
+    EXPECT_EQ(row["between_nodes_bytes_per_rank"], row["between_nodes_bytes_formula"]);
+    EXPECT_EQ(row["between_nodes_bytes_formula"] > 0, row["ranks"] == 4);
+  }
+}
+
 TEST_F(Scaling, ErrorsOfNaiveAttentionOverARing) {
   ExpectSuccess(Run({"--experiment=error", "--tiles=off", "--seqlens=64", "--ranks=1,4",
                      "--heads=2", "--head_dim=16", "--strategies=burst,ring", "--out=OUT"}));
@@ -352,6 +375,11 @@ TEST_F(Scaling, MistakesAreNamed) {
       {{"--strategies=ulysses", "--heads=3"}, {"--heads", "3"}},
       {{"--strategies=burst+ulysses", "--ulysses=3"}, {"--ulysses", "2 ranks"}},
       {{"--ulysses=2"}, {"--ulysses", "burst+ulysses"}},
+      {{"--ranks_per_node=-1"}, {"--ranks_per_node", "-1"}},
+      {{"--ranks=4", "--ranks_per_node=3"}, {"--ranks_per_node", "3", "4 ranks"}},
+      {{"--strategies=ulysses", "--ranks_per_node=2"}, {"--ranks_per_node", "rings"}},
+      {{"--strategies=burst+ulysses", "--ranks=4", "--ulysses=2", "--ranks_per_node=1"},
+       {"--ranks_per_node", "groups of 2"}},
       {{"--strategies=ring", "--backward=burst"}, {"--backward", "--strategies"}},
       {{"--backward=sideways"}, {"--backward", "sideways"}},
       {{"--heads=two"}, {"--heads", "a whole number"}},

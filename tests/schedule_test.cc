@@ -153,70 +153,160 @@ TEST(ScheduleTest, DiagonalPartsAreTheDiagonal) {
   }
 }
 
-// Walks all ranks through a pass: a rank computes only on a block that is there, each needed
-// (block, host) pair is computed exactly once, and gradients come home complete.
+// Walks all ranks through a pass, message by message: a rank computes and sends only what it has,
+// every send has its receive in the same round, what a round needs is there when it begins (blocks)
+// or ends (gradients), each needed (block, host) pair is computed exactly once, gradients come home
+// complete, and the tokens are those that the passes announce.
 void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_travel) {
   const int world_size = static_cast<int>(schedules.size());
+  const int per_node = schedules[0].ranks_per_node();
   const auto pass = [&](int rank) -> const RingPass& {
     return queries_travel ? schedules[rank].query_pass() : schedules[rank].key_pass();
   };
-  std::vector<int> at(world_size);                  // the block a rank holds, -1: none
-  std::vector<std::set<int>> gradient(world_size);  // ranks whose part is in a block's gradient
-  std::vector<int> gradient_at(world_size, -1);
-  for (int rank = 0; rank < world_size; ++rank) at[rank] = rank;
-  int64_t block_tokens = 0, gradient_tokens = 0;
+  const auto check_peer = [&](int from, int to, Link link) {
+    EXPECT_NE(from, to);
+    EXPECT_EQ(from / per_node == to / per_node, link == Link::kIntra);
+  };
+  const auto length = [&](int rank) { return schedules[0].length(rank); };
+
+  struct Message {
+    int source;                // whose block
+    std::set<int> added = {};  // of a gradient
+  };
+  using Arrivals = std::vector<std::vector<Message>>;  // by rank
+  std::vector<std::vector<int>> has(world_size);       // blocks by round: [rank][round], -1: none
+  PerLink<Arrivals> gradients;                         // posted and not yet awaited
+  std::vector<std::set<int>> home(world_size), computed(world_size);
+  std::vector<std::vector<Message>> arrived(world_size);  // partial gradients at hand
+  for (Link link : kLinks) gradients[link].resize(world_size);
+  for (int rank = 0; rank < world_size; ++rank) {
+    has[rank].assign(world_size, -1);
+    has[rank][0] = rank;
+  }
+  PerLink<int64_t> block_tokens, gradient_tokens;
   for (int t = 0; t < world_size; ++t) {
-    std::vector<int> next(world_size, -1);
+    const bool first = t % per_node == 0, last = (t + 1) % per_node == 0;
+    // Blocks.
+    for (int rank = 0; rank < world_size; ++rank) {
+      const RingRound& round = pass(rank).rounds[t];
+      for (Link link : kLinks) {
+        const RingTransfer& transfer = round.block[link];
+        if (link == Link::kInter) {
+          EXPECT_TRUE(first || (transfer.to < 0 && transfer.from < 0));
+        }
+        if (transfer.to >= 0) {
+          const int block = link == Link::kInter || first ? has[rank][t] : has[rank][t - 1];
+          ASSERT_GE(block, 0);
+          check_peer(rank, transfer.to, link);
+          const RingTransfer& other = pass(transfer.to).rounds[t].block[link];
+          EXPECT_EQ(other.from, rank);
+          EXPECT_EQ(other.arriving, block);
+          block_tokens[link] += length(block);
+        }
+        if (transfer.from >= 0) {
+          EXPECT_EQ(pass(transfer.from).rounds[t].block[link].to, rank);
+          const int arrives = link == Link::kIntra ? t + 1 : t + per_node;
+          ASSERT_LT(arrives, world_size);
+          EXPECT_TRUE(link == Link::kInter || !last);
+          EXPECT_EQ(has[rank][arrives], -1);
+          has[rank][arrives] = transfer.arriving;
+        }
+      }
+    }
+    // Computation, and the gradients that are there when it is done.
     for (int rank = 0; rank < world_size; ++rank) {
       const RingRound& round = pass(rank).rounds[t];
       const bool needed = !(queries_travel ? schedules[rank].seen_by(round.source)
                                            : schedules[rank].keys_of(round.source))
                                .none();
-      EXPECT_EQ(round.source, (rank - t + world_size) % world_size);
       EXPECT_EQ(round.compute, needed);
-      if (round.compute || round.send) {
-        EXPECT_EQ(at[rank], round.source);
+      EXPECT_TRUE(computed[rank].insert(round.source).second) << "every block once";
+      if (round.compute) {
+        EXPECT_EQ(has[rank][t], round.source);
       }
-      const int to = (rank + 1) % world_size;
-      if (round.send) {
-        next[to] = round.source;
-        block_tokens += schedules[0].length(round.source);
-        EXPECT_TRUE(pass(to).rounds[t + 1].receive);
-      } else if (t + 1 < world_size) {
-        EXPECT_FALSE(pass(to).rounds[t + 1].receive);
+      for (Link link : kLinks) {
+        if (link == Link::kInter && !last) continue;
+        for (Message& message : gradients[link][rank]) {
+          if (message.source == rank) {
+            for (int other : message.added) EXPECT_TRUE(home[rank].insert(other).second);
+          } else {
+            arrived[rank].push_back(message);
+          }
+        }
+        gradients[link][rank].clear();
       }
-      if (t == 0) continue;
-      EXPECT_EQ(round.receive_gradient, gradient_at[round.source] == rank);
-      if (round.compute) gradient[round.source].insert(rank);
-      if (round.compute || round.receive_gradient) {
-        EXPECT_TRUE(round.send_gradient);
-        gradient_at[round.source] = to;
-        gradient_tokens += schedules[0].length(round.source);
-      } else {
-        EXPECT_FALSE(round.send_gradient);
-      }
+      EXPECT_LE(arrived[rank].size(), 3u) << "few buffers";
     }
-    at = next;
+    // Gradients on their way.
+    for (int rank = 0; rank < world_size; ++rank) {
+      const RingRound& round = pass(rank).rounds[t];
+      Message sum = {round.source};
+      if (t > 0 && round.compute) sum.added.insert(rank);
+      std::vector<Message> kept;
+      for (const Message& message : arrived[rank]) {
+        if (message.source == round.source) {
+          for (int other : message.added) EXPECT_TRUE(sum.added.insert(other).second);
+        } else {
+          EXPECT_EQ(message.source, pass(rank).rounds[t + 1].source) << "at most a round ahead";
+          kept.push_back(message);
+        }
+      }
+      arrived[rank] = kept;
+      int sent = 0;
+      for (Link link : kLinks) {
+        const RingTransfer& transfer = round.gradient[link];
+        if (transfer.from >= 0) {
+          EXPECT_EQ(pass(transfer.from).rounds[t].gradient[link].to, rank);
+        }
+        if (transfer.to < 0) continue;
+        ++sent;
+        check_peer(rank, transfer.to, link);
+        EXPECT_TRUE(gradients[link][transfer.to].empty()) << "one on its way at a time";
+        gradients[link][transfer.to].push_back(sum);
+        EXPECT_EQ(pass(transfer.to).rounds[t].gradient[link].from, rank);
+        EXPECT_EQ(pass(transfer.to).rounds[t].gradient[link].arriving, round.source);
+        gradient_tokens[link] += length(round.source);
+      }
+      EXPECT_EQ(sent, sum.added.empty() ? 0 : 1);
+    }
   }
   for (int rank = 0; rank < world_size; ++rank) {
-    EXPECT_EQ(pass(rank).gradient_returns, gradient_at[rank] == rank);
-    EXPECT_EQ(pass(rank).gradient_returns, !gradient[rank].empty());
-    EXPECT_EQ(pass(rank).block_tokens, block_tokens);
-    EXPECT_EQ(pass(rank).gradient_tokens, gradient_tokens);
+    for (Link link : kLinks) {
+      for (const Message& message : gradients[link][rank]) {
+        EXPECT_EQ(message.source, rank);
+        for (int other : message.added) EXPECT_TRUE(home[rank].insert(other).second);
+      }
+    }
+    std::set<int> expected;
+    for (int other = 0; other < world_size; ++other) {
+      const VisibleKeys& keys =
+          queries_travel ? schedules[other].seen_by(rank) : schedules[other].keys_of(rank);
+      if (other != rank && !keys.none()) expected.insert(other);
+    }
+    EXPECT_EQ(home[rank], expected);
+    for (Link link : kLinks) {
+      EXPECT_EQ(pass(rank).block_tokens[link], block_tokens[link]);
+      EXPECT_EQ(pass(rank).gradient_tokens[link], gradient_tokens[link]);
+    }
   }
 }
+
+// Ranks, and how many of them a node has; 0: one flat ring.
+constexpr std::pair<int, int> kRings[] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {5, 0}, {8, 0},
+                                          {4, 2}, {6, 3}, {6, 2}, {8, 2}, {8, 4}, {9, 3},
+                                          {4, 1}, {5, 1}, {4, 4}, {12, 4}};
 
 TEST(ScheduleTest, BlocksAndGradientsArriveWhereTheyAreNeeded) {
   for (const MaskCase& c : MaskCases()) {
     for (Layout layout : kLayouts) {
       for (int64_t seqlen : kLengths) {
-        for (int world_size : kWorldSizes) {
+        for (const auto& [world_size, per_node] : kRings) {
           SCOPED_TRACE(testing::Message() << c.name << " " << Name(layout) << " seqlen " << seqlen
-                                          << " ranks " << world_size);
+                                          << " ranks " << world_size << " a node " << per_node);
           std::vector<RingSchedule> schedules;
           for (int rank = 0; rank < world_size; ++rank) {
             schedules.push_back(*RingSchedule::Create(rank, world_size, layout, seqlen, c.mask,
-                                                      Clip(c.documents, seqlen)));
+                                                      Clip(c.documents, seqlen), {}, per_node));
           }
           SimulatePass(schedules, /*queries_travel=*/false);
           SimulatePass(schedules, /*queries_travel=*/true);
@@ -227,13 +317,36 @@ TEST(ScheduleTest, BlocksAndGradientsArriveWhereTheyAreNeeded) {
 }
 
 TEST(ScheduleTest, FullAttentionMakesOneHopLessThanRanks) {
-  for (int world_size : kWorldSizes) {
-    const auto schedule = RingSchedule::Create(0, world_size, Layout::kZigzag, 64, {false, 0});
+  for (const auto& [world_size, per_node] : kRings) {
+    const int64_t per = per_node == 0 ? world_size : per_node, nodes = world_size / per;
+    const auto schedule =
+        RingSchedule::Create(0, world_size, Layout::kZigzag, 720, {false, 0}, {}, {}, per_node);
     ASSERT_TRUE(schedule.ok());
+    EXPECT_EQ(schedule->ranks_per_node(), per);
     for (const RingPass* pass : {&schedule->key_pass(), &schedule->query_pass()}) {
-      EXPECT_EQ(pass->block_tokens, 64 * (world_size - 1));
-      EXPECT_EQ(pass->gradient_tokens, 64 * (world_size - 1));
+      for (const PerLink<int64_t>* tokens : {&pass->block_tokens, &pass->gradient_tokens}) {
+        EXPECT_EQ(tokens->total(), 720 * (world_size - 1));
+        EXPECT_EQ((*tokens)[Link::kInter], 720 * (nodes - 1));
+        EXPECT_EQ((*tokens)[Link::kIntra], 720 * nodes * (per - 1));
+      }
     }
+  }
+}
+
+// In a flat ring a rank finds the gradient of others there, to add to, in all rounds but two; and
+// two sums are left to make, at the far end of the ring and at home.
+TEST(ScheduleTest, GradientsArriveAheadOfTheirBlocks) {
+  for (int world_size : {4, 5, 8}) {
+    const auto schedule = *RingSchedule::Create(0, world_size, Layout::kZigzag, 720, {false, 0});
+    int ahead = 0, late = 0;
+    for (int t = 1; t + 1 < world_size; ++t) {
+      const auto& rounds = schedule.query_pass().rounds;
+      const int arriving = rounds[t].gradient[Link::kIntra].arriving;
+      ahead += t + 2 < world_size && arriving == rounds[t + 2].source;
+      late += arriving == rounds[t + 1].source;
+    }
+    EXPECT_EQ(ahead, world_size - 3);
+    EXPECT_EQ(late, 1);
   }
 }
 
@@ -241,7 +354,8 @@ TEST(ScheduleTest, ContiguousWindowTravelsOnlyAsFarAsItReaches) {
   // 8 ranks of 16 tokens, a window of 17: a query sees its own rank's keys and the previous one's.
   const auto schedule = RingSchedule::Create(0, 8, Layout::kContiguous, 128, {true, 17});
   ASSERT_TRUE(schedule.ok());
-  EXPECT_EQ(schedule->key_pass().block_tokens, 7 * 16);  // every rank but the last one's, one hop
+  // Every rank but the last one's, one hop.
+  EXPECT_EQ(schedule->key_pass().block_tokens.total(), 7 * 16);
 }
 
 // Ranks of a group hold the tokens of the group's rank in the ring, each those that the layout

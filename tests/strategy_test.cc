@@ -106,6 +106,32 @@ INSTANTIATE_TEST_SUITE_P(Heads, StrategySweep,
                                   std::to_string(info.param.second) + "kv";
                          });
 
+// Rings of groups over nodes: a node of four ranks holds two groups of two.
+TEST(StrategyTest, DoubleRing) {
+  const int64_t seqlen = 61;
+  const Inputs inputs = RandomInputs(1, seqlen, 4, 2, 16, DType::kFloat64, 7);
+  for (const NamedMask& mask : kMasks) {
+    const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
+    const Results expected = Reference(inputs, mask.mask, documents, 0.25);
+    for (Layout layout : kLayouts) {
+      for (BackwardDirection direction : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
+        BurstAttentionOptions options;
+        options.layout = layout;
+        options.mask = mask.mask;
+        options.backward = direction;
+        options.ranks_per_node = 4;
+        ExpectClose(RunStrategy(Strategy::kBurstUlysses, options, 8, 2, inputs, documents),
+                    expected, 1e-13 * seqlen);
+        options.ranks_per_node = 2;
+        ExpectClose(RunStrategy(Strategy::kBurstUlysses, options, 4, 2, inputs, documents),
+                    expected, 1e-13 * seqlen);
+        ExpectClose(RunStrategy(Strategy::kBurst, options, 4, 1, inputs, documents), expected,
+                    1e-13 * seqlen);
+      }
+    }
+  }
+}
+
 // In double precision only rounding is left. Batch rows with documents of their own, the ring's two
 // directions, and a group size that is no power of two.
 TEST(StrategyTest, DoublePrecisionAndBatchedDocuments) {
@@ -247,8 +273,11 @@ TEST(StrategyTest, OverNccl) {
       for (int size = 1; size <= ranks; size *= 2) results.push_back(EmptyResults(inputs));
       const absl::Status status = RunCudaRanks(ranks, [&](Communicator& comm) -> absl::Status {
         for (size_t i = 0; i < results.size(); ++i) {
+          const int size = 1 << i;
+          BurstAttentionOptions of_size = options;  // two nodes, where that leaves a ring
+          if (size < ranks) of_size.ranks_per_node = ranks / 2;
           BURST_RETURN_IF_ERROR(
-              RunRank(Strategy::kBurstUlysses, options, 1 << i, inputs, starts, results[i], comm));
+              RunRank(Strategy::kBurstUlysses, of_size, size, inputs, starts, results[i], comm));
         }
         return comm.Barrier();
       });
@@ -264,12 +293,13 @@ TEST(StrategyTest, OverNccl) {
 #endif
 
 TEST(StrategyTest, ErrorsAreClear) {
-  const auto message = [](Strategy strategy, BackwardDirection backward, int ranks,
-                          int group_size) {
+  const auto message = [](Strategy strategy, BackwardDirection backward, int ranks, int group_size,
+                          int ranks_per_node = 0) {
     std::string message;
     EXPECT_TRUE(RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
                   BurstAttentionOptions options;
                   options.backward = backward;
+                  options.ranks_per_node = ranks_per_node;
                   const auto made = CreateAttention(strategy, options, group_size, &comm);
                   EXPECT_EQ(made.status().code(), absl::StatusCode::kInvalidArgument);
                   if (comm.rank() == 0) message = std::string(made.status().message());
@@ -285,6 +315,13 @@ TEST(StrategyTest, ErrorsAreClear) {
             std::string::npos);
   EXPECT_NE(message(Strategy::kRing, Direction::kBurst, 2, 1).find("ring has no burst"),
             std::string::npos);
+  for (const auto& [strategy, ranks, group_size, ranks_per_node] :
+       {std::tuple(Strategy::kUlysses, 2, 1, 2), std::tuple(Strategy::kRing, 4, 1, 3),
+        std::tuple(Strategy::kBurstUlysses, 4, 2, 1), std::tuple(Strategy::kSingle, 1, 1, 1)}) {
+    EXPECT_NE(message(strategy, Direction::kAuto, ranks, group_size, ranks_per_node)
+                  .find("ranks_per_node"),
+              std::string::npos);
+  }
   EXPECT_FALSE(ParseStrategy("star").ok());
 
   EXPECT_TRUE(CheckHeadsDivide(12, 3, 6).ok());

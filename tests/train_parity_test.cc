@@ -104,6 +104,12 @@ TEST_P(TrainParity, FourRanksTrainAsOneDoes) {
   }
 }
 
+// Two nodes of two ranks.
+TEST_P(TrainParity, ADoubleRingTrainsAsOneRankDoes) {
+  const std::vector<double> one = Losses({}, {"--ranks=1"});
+  ExpectEqual(Losses({}, {"--ranks=4", "--ranks_per_node=2"}), one);
+}
+
 // Data parallel x sequence parallel: the groups share the batch.
 TEST_P(TrainParity, AMeshOfRanksTrainsAsOneDoes) {
   const std::vector<double> one = Losses({}, {"--batch=4", "--ranks=1"});
@@ -131,6 +137,8 @@ TEST_P(TrainParity, MpirunTrainsAsThreadsDo) {
     EXPECT_EQ(Losses(start, {"--comm=mpi", absl::StrCat("--layout=", layout)}),
               Losses({}, {"--ranks=4", absl::StrCat("--layout=", layout)}));
   }
+  EXPECT_EQ(Losses(start, {"--comm=mpi", "--ranks_per_node=2"}),
+            Losses({}, {"--ranks=4", "--ranks_per_node=2"}));
   const std::vector<std::string> hybrid = {"--strategy=burst+ulysses", "--ulysses=2"};
   EXPECT_EQ(Losses(start, {"--comm=mpi", hybrid[0], hybrid[1]}),
             Losses({}, {"--ranks=4", hybrid[0], hybrid[1]}));

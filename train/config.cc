@@ -52,6 +52,7 @@ void ForEachOption(Config& c, Function&& f) {
   f("comm", c.comm);
   f("strategy", c.strategy);
   f("ulysses", c.ulysses);
+  f("ranks_per_node", c.ranks_per_node);
   f("layout", c.layout);
   f("backward", c.backward);
   f("threads", c.threads);
@@ -212,6 +213,7 @@ absl::Status CheckRanges(const TrainConfig& c) {
   if (c.dp != -1) BURST_RETURN_IF_ERROR(AtLeast("dp", c.dp, 1));
   if (c.sp != -1) BURST_RETURN_IF_ERROR(AtLeast("sp", c.sp, 1));
   if (c.ulysses != -1) BURST_RETURN_IF_ERROR(AtLeast("ulysses", c.ulysses, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("ranks_per_node", c.ranks_per_node, -1));
   if (c.threads != -1) BURST_RETURN_IF_ERROR(AtLeast("threads", c.threads, 1));
   // What is beyond any machine is a typing error, found before memory runs out.
   constexpr int64_t kMaxTokens = int64_t{1} << 31;
@@ -422,6 +424,36 @@ absl::Status ResolveStrategy(ResolvedConfig* config) {
   return divide.ok() ? divide : Invalid("ulysses", divide.message());
 }
 
+// A double ring where the option says so, or where the launcher's processes are on several hosts
+// and a sequence's are on several of them, with the same number on each.
+absl::Status ResolveNodes(const Launch& launch, ResolvedConfig* config) {
+  const TrainConfig& c = config->options;
+  const int sp = config->mesh.sequence;
+  if (c.ranks_per_node == -1) {
+    const int64_t found = config->comm == CommKind::kThreads ? 0 : launch.ranks_per_node;
+    if (HasRing(c.strategy) && found > 0 && found < sp && sp % found == 0 &&
+        found % config->ulysses == 0) {
+      config->ranks_per_node = static_cast<int>(found);
+    }
+    return absl::OkStatus();
+  }
+  if (c.ranks_per_node == 0) return absl::OkStatus();
+  if (!HasRing(c.strategy)) {
+    return Invalid("ranks_per_node", c.ranks_per_node,
+                   " has no effect with --strategy=", Name(c.strategy), "; it is for rings");
+  }
+  if (sp % c.ranks_per_node != 0) {
+    return Invalid("ranks_per_node", c.ranks_per_node, " does not divide the ", sp,
+                   sp == 1 ? " rank" : " ranks", " of a sequence");
+  }
+  if (c.ranks_per_node % config->ulysses != 0) {
+    return Invalid("ranks_per_node", c.ranks_per_node,
+                   " ranks are no whole groups of --ulysses=", config->ulysses);
+  }
+  config->ranks_per_node = static_cast<int>(c.ranks_per_node);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 bool TrainConfig::operator==(const TrainConfig& other) const {
@@ -459,6 +491,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& options, const L
   BURST_ASSIGN_OR_RETURN(config.model, ReadModel(&c, &config.model_name));
   BURST_RETURN_IF_ERROR(CheckModelFitsDevice(config));
   BURST_RETURN_IF_ERROR(ResolveStrategy(&config));
+  BURST_RETURN_IF_ERROR(ResolveNodes(launch, &config));
   if (c.data.empty()) {
     return Invalid("data", "is empty; give a text file, a folder or a pattern of .bin shards");
   }
@@ -497,12 +530,35 @@ absl::StatusOr<TrainConfig> TrainConfigFromJson(absl::string_view text) {
 
 absl::Status CheckResume(const TrainConfig& before, const TrainConfig& after) {
   // What may change: how long, how fast, on what, and what is shown. The rest makes another run.
-  constexpr absl::string_view kFree[] = {
-      "data",          "val_data", "model",    "steps",      "lr",           "min_lr",
-      "warmup",        "schedule", "clip",     "ranks",      "dp",           "sp",
-      "comm",          "layout",   "device",   "precision",  "backward",     "threads",
-      "deterministic", "out",      "resume",   "eval_every", "eval_batches", "checkpoint_every",
-      "log_every",     "sample",   "strategy", "ulysses"};
+  constexpr absl::string_view kFree[] = {"data",
+                                         "val_data",
+                                         "model",
+                                         "steps",
+                                         "lr",
+                                         "min_lr",
+                                         "warmup",
+                                         "schedule",
+                                         "clip",
+                                         "ranks",
+                                         "dp",
+                                         "sp",
+                                         "comm",
+                                         "layout",
+                                         "device",
+                                         "precision",
+                                         "backward",
+                                         "threads",
+                                         "deterministic",
+                                         "out",
+                                         "resume",
+                                         "eval_every",
+                                         "eval_batches",
+                                         "checkpoint_every",
+                                         "log_every",
+                                         "sample",
+                                         "strategy",
+                                         "ulysses",
+                                         "ranks_per_node"};
   const auto texts = [](const TrainConfig& config) {
     std::vector<std::string> values;
     ForEachOption(config, [&](const char*, const auto& field) {

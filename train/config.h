@@ -59,7 +59,8 @@ struct TrainConfig {
   int64_t sp = -1;     // -1: ranks / dp
   CommKind comm = CommKind::kAuto;
   Strategy strategy = Strategy::kBurst;
-  int64_t ulysses = -1;  // -1: as many as divide the ranks and the key heads
+  int64_t ulysses = -1;         // -1: as many as divide the ranks and the key heads
+  int64_t ranks_per_node = -1;  // -1: a launcher's; 0: one flat ring
   Layout layout = Layout::kZigzag;
   BackwardDirection backward = BackwardDirection::kAuto;
   int64_t threads = -1;  // a rank; -1: cores / ranks
@@ -90,6 +91,7 @@ struct Launch {
   int gpus = 0;   // that this process sees
   std::string launcher = "mpirun";
   absl::Status mistake = absl::OkStatus();  // in what a launcher left in the environment
+  int ranks_per_node = 0;  // processes of each host, next to each other; 0: not known
 };
 
 // A checked configuration and what follows from it.
@@ -105,9 +107,10 @@ struct ResolvedConfig {
   bool tf32 = false;
   CommKind comm = CommKind::kThreads;  // not kAuto
   int ranks = 1;
-  Mesh mesh;        // of the ranks
-  int ulysses = 1;  // ranks of a sequence that share heads, for Strategy::kBurstUlysses
-  int threads = 1;  // of each rank
+  Mesh mesh;               // of the ranks
+  int ulysses = 1;         // ranks of a sequence that share heads, for Strategy::kBurstUlysses
+  int ranks_per_node = 0;  // of a sequence, in a double ring; 0: a flat one
+  int threads = 1;         // of each rank
 };
 
 // Checks every option and every pair of them that can contradict. InvalidArgument, naming the

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -27,9 +28,18 @@ absl::Status TrainRank(const TrainingSetup& setup, Communicator* comm) {
   return trainer->Train();
 }
 
+// Hosts with different numbers of processes see different nodes, and make no double ring.
+absl::Status AgreeOnNodes(Communicator* comm, ResolvedConfig* config) {
+  BURST_ASSIGN_OR_RETURN(const std::vector<double> all, comm->AllGather(config->ranks_per_node));
+  const bool agreed = std::all_of(all.begin(), all.end(), [&](double n) { return n == all[0]; });
+  if (!agreed) config->ranks_per_node = 0;
+  return absl::OkStatus();
+}
+
 // This process is a rank.
-absl::Status TrainProcess(const absl::StatusOr<TrainingSetup>& setup, Communicator* comm) {
+absl::Status TrainProcess(absl::StatusOr<TrainingSetup> setup, Communicator* comm) {
   BURST_RETURN_IF_ERROR(AgreeOn(setup.status(), comm));
+  BURST_RETURN_IF_ERROR(AgreeOnNodes(comm, &setup->config));
   const ScopedThreadPool pool(setup->config.threads);
   const absl::Status status = TrainRank(*setup, comm);
   if (!status.ok()) comm->Abort(status);
@@ -49,6 +59,10 @@ Launch DetectLaunch(const Communicator* mpi) {
     launch.processes = (*found)->world_size;
     launch.launcher = (*found)->launcher;
     processes_here = std::max(1, (*found)->local_size);
+    const bool in_order = (*found)->local_rank == (*found)->rank % processes_here;
+    if (in_order && launch.processes % processes_here == 0) {
+      launch.ranks_per_node = (*found)->local_size;
+    }
   }
   if (mpi != nullptr) launch.processes = mpi->world_size();
   // Processes that were bound to cores see only those; others share the machine's.
@@ -74,18 +88,18 @@ absl::Status RunRanksInProcess(const ResolvedConfig& config,
 
 absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
   if (config.tf32) BURST_CUDA_CALL(cuda::AllowTf32(true));
-  const absl::StatusOr<TrainingSetup> setup = PrepareTraining(config);
+  absl::StatusOr<TrainingSetup> setup = PrepareTraining(config);
   if (config.comm == CommKind::kThreads) {
     BURST_RETURN_IF_ERROR(setup.status());
     return RunRanksInProcess(config, [&](Communicator& comm) { return TrainRank(*setup, &comm); });
   }
-  if (config.comm == CommKind::kMpi) return TrainProcess(setup, mpi);
+  if (config.comm == CommKind::kMpi) return TrainProcess(std::move(setup), mpi);
 
   BURST_ASSIGN_OR_RETURN(const auto launch, DetectProcessLaunch(std::getenv));
   BURST_ASSIGN_OR_RETURN(const int gpu, GpuOfProcess(*launch));
   const ScopedCudaDevice device(gpu, launch->rank);
   BURST_ASSIGN_OR_RETURN(const auto comm, CreateNcclCommunicator(*launch));
-  return TrainProcess(setup, comm.get());
+  return TrainProcess(std::move(setup), comm.get());
 }
 
 absl::Status AgreeOn(const absl::Status& status, Communicator* comm) {

@@ -67,6 +67,10 @@ ABSL_FLAG(std::string, strategy, "burst",
 ABSL_FLAG(int64_t, ulysses, -1,
           "Ranks of a group of burst+ulysses, which share the heads. -1: as many as divide the "
           "ranks and the key heads.");
+ABSL_FLAG(int64_t, ranks_per_node, -1,
+          "A double ring, for clusters: so many neighbouring ranks of a sequence are on one node; "
+          "what leaves a node crosses while blocks go around in it. 0: one flat ring. -1: what a "
+          "launcher says of its hosts.");
 ABSL_FLAG(std::string, layout, "zigzag",
           "How a sequence is spread over ranks: contiguous, zigzag or striped.");
 ABSL_FLAG(
@@ -103,8 +107,8 @@ const std::vector<FlagGroup>& Groups() {
        {"batch", "accumulate", "steps", "lr", "min_lr", "warmup", "schedule", "weight_decay",
         "beta1", "beta2", "eps", "clip", "seed"}},
       {"Devices and ranks",
-       {"device", "precision", "ranks", "dp", "sp", "comm", "strategy", "ulysses", "layout",
-        "backward", "threads", "deterministic"}},
+       {"device", "precision", "ranks", "dp", "sp", "comm", "strategy", "ulysses", "ranks_per_node",
+        "layout", "backward", "threads", "deterministic"}},
       {"Output",
        {"out", "resume", "config", "eval_every", "eval_batches", "checkpoint_every", "log_every",
         "sample"}},

@@ -63,6 +63,9 @@ std::string StrategyText(const ResolvedConfig& config) {
   if (o.strategy == Strategy::kBurstUlysses) {
     absl::StrAppend(&text, " in groups of ", config.ulysses);
   }
+  if (config.ranks_per_node > 0) {
+    absl::StrAppend(&text, ", ", config.ranks_per_node, " ranks per node");
+  }
   if (HasDirections(o.strategy)) absl::StrAppend(&text, ", ", Name(o.backward), " backward");
   return text;
 }
@@ -94,6 +97,7 @@ absl::Status Trainer::Init(bool verbose) {
   attention.layout = options_.layout;
   attention.mask.window = options_.window;
   attention.backward = options_.backward;
+  attention.ranks_per_node = setup_.config.ranks_per_node;
   attention.deterministic = options_.deterministic;
   const Mesh& mesh = setup_.config.mesh;
   if (mesh.data > 1 && mesh.sequence > 1) {

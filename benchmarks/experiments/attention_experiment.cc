@@ -79,6 +79,9 @@ absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int
   before = quiet.bytes_sent();
   BURST_RETURN_IF_ERROR(rank.Backward());
   result->bytes_sent.backward = quiet.bytes_sent() - before;
+  const SequenceParallelAttention::BytesSent sent = attention->bytes_sent();
+  result->bytes_sent.forward_between_nodes = sent.forward_between_nodes;
+  result->bytes_sent.backward_between_nodes = sent.backward_between_nodes;
   SynchronizeDevice(problem.device);
 
   // Host memory is counted for all ranks together, so one of them resets.
@@ -186,6 +189,12 @@ absl::StatusOr<ReportRow> MeasureRow(Strategy strategy, const AttentionProblem& 
   row["forward_bytes_formula"] = per_rank(formula.forward);
   row["backward_bytes_per_rank"] = per_rank(measured.bytes_sent.backward);
   row["backward_bytes_formula"] = per_rank(formula.backward);
+  if (problem.ranks_per_node > 0) {
+    row["between_nodes_bytes_per_rank"] = per_rank(measured.bytes_sent.forward_between_nodes +
+                                                   measured.bytes_sent.backward_between_nodes);
+    row["between_nodes_bytes_formula"] =
+        per_rank(formula.forward_between_nodes + formula.backward_between_nodes);
+  }
   // One rank has nothing to hide, and is its own peer.
   for (const char* key : {"forward_not_hidden", "forward_backward_not_hidden", "forward_efficiency",
                           "forward_backward_efficiency"}) {
@@ -217,32 +226,39 @@ absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
   for (const RankMeasurement& rank : measured) {
     result.bytes_sent.forward += rank.bytes_sent.forward;
     result.bytes_sent.backward += rank.bytes_sent.backward;
+    result.bytes_sent.forward_between_nodes += rank.bytes_sent.forward_between_nodes;
+    result.bytes_sent.backward_between_nodes += rank.bytes_sent.backward_between_nodes;
     result.peak_bytes = std::max(result.peak_bytes, rank.peak_bytes);
   }
   return result;
 }
 
-std::vector<ReportColumn> AttentionColumns(DeviceType device) {
-  const bool cuda = device == DeviceType::kCuda;
+std::vector<ReportColumn> AttentionColumns(const AttentionProblem& problem) {
+  const bool cuda = problem.device == DeviceType::kCuda;
   const std::string rate = cuda ? "TFLOP/s" : "GFLOP/s";
   const double scale = cuda ? 1e-3 : 1;
-  return {{"strategy", "strategy"},
-          {"ranks", "ranks"},
-          {"batch", "batch"},
-          {"seqlen", "tokens"},
-          {"forward_ms", "fwd ms", 2},
-          {"forward_gflops_per_rank", rate, 1, scale},
-          {"forward_backward_ms", "f+b ms", 2},
-          {"forward_backward_gflops_per_rank", rate, 1, scale},
-          {"peak_mib_per_rank", "peak MiB", 1},
-          {"forward_bytes_per_rank", "fwd MB", 3, 1e-6},
-          {"forward_bytes_formula", "formula", 3, 1e-6},
-          {"backward_bytes_per_rank", "bwd MB", 3, 1e-6},
-          {"backward_bytes_formula", "formula", 3, 1e-6},
-          {"forward_not_hidden", "unhid f%", 1, 100},
-          {"forward_backward_not_hidden", "f+b%", 1, 100},
-          {"forward_efficiency", "effic f%", 1, 100},
-          {"forward_backward_efficiency", "f+b%", 1, 100}};
+  std::vector<ReportColumn> columns = {{"strategy", "strategy"},
+                                       {"ranks", "ranks"},
+                                       {"batch", "batch"},
+                                       {"seqlen", "tokens"},
+                                       {"forward_ms", "fwd ms", 2},
+                                       {"forward_gflops_per_rank", rate, 1, scale},
+                                       {"forward_backward_ms", "f+b ms", 2},
+                                       {"forward_backward_gflops_per_rank", rate, 1, scale},
+                                       {"peak_mib_per_rank", "peak MiB", 1},
+                                       {"forward_bytes_per_rank", "fwd MB", 3, 1e-6},
+                                       {"forward_bytes_formula", "formula", 3, 1e-6},
+                                       {"backward_bytes_per_rank", "bwd MB", 3, 1e-6},
+                                       {"backward_bytes_formula", "formula", 3, 1e-6},
+                                       {"forward_not_hidden", "unhid f%", 1, 100},
+                                       {"forward_backward_not_hidden", "f+b%", 1, 100},
+                                       {"forward_efficiency", "effic f%", 1, 100},
+                                       {"forward_backward_efficiency", "f+b%", 1, 100}};
+  if (problem.ranks_per_node > 0) {
+    columns.push_back({"between_nodes_bytes_per_rank", "inter MB", 3, 1e-6});
+    columns.push_back({"between_nodes_bytes_formula", "formula", 3, 1e-6});
+  }
+  return columns;
 }
 
 absl::StatusOr<std::vector<ReportRow>> RunAttentionExperiment(

@@ -31,7 +31,7 @@ absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
                                                       int threads, int64_t repeats,
                                                       bool alone = false);
 
-std::vector<ReportColumn> AttentionColumns(DeviceType device);
+std::vector<ReportColumn> AttentionColumns(const AttentionProblem& problem);
 
 // A row for every strategy, ranks, batch and seqlen, each told to `on_row` when it is there.
 absl::StatusOr<std::vector<ReportRow>> RunAttentionExperiment(

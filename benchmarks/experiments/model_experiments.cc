@@ -68,6 +68,7 @@ TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
   config.strategy = c.strategy;
   if (HasDirections(c.strategy)) config.backward = options.problem.backward;
   if (c.strategy == Strategy::kBurstUlysses) config.ulysses = options.problem.ulysses;
+  if (HasRing(c.strategy)) config.ranks_per_node = options.problem.ranks_per_node;
   return config;
 }
 
@@ -119,6 +120,7 @@ absl::Status MeasureFirstToken(const ResolvedConfig& config, const ModelConfig& 
   BurstAttentionOptions options;
   options.layout = o.layout;
   options.backward = o.backward;
+  options.ranks_per_node = config.ranks_per_node;
   options.deterministic = o.deterministic;
   BURST_ASSIGN_OR_RETURN(const auto attention,
                          CreateAttention(o.strategy, options, config.ulysses, &comm));

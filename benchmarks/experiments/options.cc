@@ -40,6 +40,9 @@ ABSL_FLAG(int64_t, ulysses, -1,
           "Ranks that share heads in burst+ulysses. -1: as many as divide the ranks and the key "
           "heads.");
 ABSL_FLAG(
+    int64_t, ranks_per_node, 0,
+    "A double ring, for clusters: so many neighbouring ranks are on one node. 0: a flat ring.");
+ABSL_FLAG(
     std::string, tiles, "on",
     "on: attention tile by tile. off: by whole score matrices, on the CPU, for small lengths.");
 ABSL_FLAG(std::string, model, "llama_tiny",
@@ -62,8 +65,8 @@ constexpr Experiment kExperiments[] = {Experiment::kAttention, Experiment::kErro
 const std::vector<FlagGroup>& Groups() {
   static const auto* groups = new std::vector<FlagGroup>{
       {"What",
-       {"experiment", "strategies", "ranks", "seqlens", "batches", "layout", "backward",
-        "ulysses"}},
+       {"experiment", "strategies", "ranks", "seqlens", "batches", "layout", "backward", "ulysses",
+        "ranks_per_node"}},
       {"Attention alone", {"heads", "kv_heads", "head_dim", "mask", "tiles", "dtype"}},
       {"Whole models", {"model", "data", "steps"}},
       {"How", {"device", "threads", "repeats", "out"}},
@@ -221,6 +224,9 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
   const int64_t ulysses = absl::GetFlag(FLAGS_ulysses);
   if (ulysses != -1) BURST_RETURN_IF_ERROR(AtLeast(1, "ulysses", ulysses));
   problem.ulysses = static_cast<int>(ulysses);
+  const int64_t per_node = absl::GetFlag(FLAGS_ranks_per_node);
+  BURST_RETURN_IF_ERROR(AtLeast(0, "ranks_per_node", per_node));
+  problem.ranks_per_node = static_cast<int>(per_node);
   const std::string tiles = absl::GetFlag(FLAGS_tiles);
   if (tiles != "on" && tiles != "off") {
     return Invalid("tiles", absl::StrCat("'", tiles, "' is neither on nor off"));
@@ -258,6 +264,9 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
   }
   if (Given("ulysses") && !any([](Strategy s) { return s == Strategy::kBurstUlysses; })) {
     return Invalid("ulysses", "not used by any of --strategies; it is for burst+ulysses");
+  }
+  if (Given("ranks_per_node") && !any(HasRing)) {
+    return Invalid("ranks_per_node", "not used by any of --strategies; it is for rings");
   }
   const bool attention_alone =
       options.experiment == Experiment::kAttention || options.experiment == Experiment::kError;

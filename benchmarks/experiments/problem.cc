@@ -34,7 +34,8 @@ absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProbl
   BURST_ASSIGN_OR_RETURN(
       const RingSchedule schedule,
       RingSchedule::Create(/*rank=*/0, ranks / group, problem.layout, problem.seqlen, mask,
-                           /*documents=*/{}, {group, /*member=*/0}));
+                           /*documents=*/{}, {group, /*member=*/0},
+                           problem.options(strategy).ranks_per_node / group));
   const int64_t size = SizeOf(problem.dtype), sum_size = SizeOf(SumDType(problem.dtype));
   const int64_t heads = problem.heads / group;
   const int64_t kv_heads = std::max<int64_t>(1, problem.kv_heads / group);
@@ -43,22 +44,23 @@ absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProbl
   const RingPass& queries = schedule.query_pass();
   const int64_t sequences = problem.batch * group;  // every member has a ring of its own
   AttentionBytes bytes;
-  bytes.forward = sequences * keys.block_tokens * 2 * k * size;
-  const int64_t ring =
-      sequences * (keys.block_tokens * 2 * k * size + keys.gradient_tokens * 2 * k * sum_size);
-  const int64_t burst = sequences * (queries.block_tokens * (2 * q * size + 2 * heads * sum_size) +
-                                     queries.gradient_tokens * q * sum_size);
-  switch (problem.options(strategy).backward) {
-    case BackwardDirection::kAuto:
-      bytes.backward = std::min(ring, burst);
-      break;
-    case BackwardDirection::kBurst:
-      bytes.backward = burst;
-      break;
-    case BackwardDirection::kRing:
-      bytes.backward = ring;
-      break;
-  }
+  bytes.forward = sequences * keys.block_tokens.total() * 2 * k * size;
+  bytes.forward_between_nodes = sequences * keys.block_tokens[Link::kInter] * 2 * k * size;
+  const auto backward = [&](bool burst, int64_t block_tokens, int64_t gradient_tokens) {
+    return sequences * (burst ? block_tokens * (2 * q * size + 2 * heads * sum_size) +
+                                    gradient_tokens * q * sum_size
+                              : block_tokens * 2 * k * size + gradient_tokens * 2 * k * sum_size);
+  };
+  const int64_t ring = backward(false, keys.block_tokens.total(), keys.gradient_tokens.total());
+  const int64_t burst =
+      backward(true, queries.block_tokens.total(), queries.gradient_tokens.total());
+  const BackwardDirection direction = problem.options(strategy).backward;
+  const bool takes_burst = direction == BackwardDirection::kBurst ||
+                           (direction == BackwardDirection::kAuto && burst <= ring);
+  const RingPass& pass = takes_burst ? queries : keys;
+  bytes.backward = takes_burst ? burst : ring;
+  bytes.backward_between_nodes =
+      backward(takes_burst, pass.block_tokens[Link::kInter], pass.gradient_tokens[Link::kInter]);
   return bytes;
 }
 
@@ -69,7 +71,7 @@ AttentionBytes ExchangeBytes(const AttentionProblem& problem, int group) {
       problem.batch * problem.seqlen * problem.head_dim * SizeOf(problem.dtype);
   // q, k, v there and out back; dout there and dq, dk, dv back. Heads divide by the group.
   const int64_t bytes = one_head * (2 * problem.heads + 2 * kv_heads) / group * (group - 1);
-  return {bytes, bytes};
+  return {bytes, bytes, 0, 0};
 }
 
 absl::Status Named(const char* option, const absl::Status& status) {
@@ -86,6 +88,7 @@ BurstAttentionOptions AttentionProblem::options(Strategy strategy) const {
   options.tiles = tiles;
   if (HasDirections(strategy)) options.backward = backward;
   if (strategy == Strategy::kRing) options.backward = BackwardDirection::kRing;
+  if (HasRing(strategy)) options.ranks_per_node = ranks_per_node;
   options.deterministic = false;  // as the published figures are
   return options;
 }
@@ -112,6 +115,16 @@ absl::Status CheckProblem(Strategy strategy, const AttentionProblem& problem, in
         absl::StrCat("--ulysses: ", group, " does not divide ", ranks, " ranks"));
   }
   BURST_RETURN_IF_ERROR(Named("heads", CheckHeadsDivide(problem.heads, problem.kv_heads, group)));
+  const int per_node = problem.options(strategy).ranks_per_node;
+  if (per_node > 0 && ranks % per_node != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ranks_per_node: ", per_node, " does not divide ", ranks, " ranks"));
+  }
+  if (per_node % group != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--ranks_per_node: a node of ", per_node,
+                                                   " ranks does not hold whole groups of ", group,
+                                                   " that share heads"));
+  }
   if (!problem.tiles && problem.device != DeviceType::kCpu) {
     return absl::InvalidArgumentError("--tiles: attention without tiles is there on the CPU only");
   }

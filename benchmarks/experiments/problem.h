@@ -28,6 +28,7 @@ struct AttentionProblem {
   BackwardDirection backward = BackwardDirection::kAuto;  // of strategies that have several
   int ulysses = -1;  // ranks that share heads in burst+ulysses; -1: as many as divide the ranks and
                      // the key heads
+  int ranks_per_node = 0;  // of strategies with a ring: a double one; 0: a flat one
 
   BurstAttentionOptions options(Strategy strategy) const;
   // 4 head_dim for each visible pair of query and key, head and batch row.
@@ -52,6 +53,9 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> MakeAttention(
 struct AttentionBytes {
   int64_t forward = 0;
   int64_t backward = 0;
+  // Of these, what leaves a node.
+  int64_t forward_between_nodes = 0;
+  int64_t backward_between_nodes = 0;
 };
 absl::StatusOr<AttentionBytes> FormulaBytes(Strategy strategy, const AttentionProblem& problem,
                                             int ranks);

@@ -54,8 +54,12 @@ const char* Name(BackwardDirection direction) {
   return "?";
 }
 
-BurstAttention::BurstAttention(const BurstAttentionOptions& options, Communicator* comm)
-    : options_(options), comm_(comm), ring_(std::make_unique<Ring>(comm)) {}
+BurstAttention::BurstAttention(const BurstAttentionOptions& options, Communicator* comm,
+                               std::unique_ptr<Communicator> between_nodes)
+    : options_(options),
+      comm_(comm),
+      between_nodes_(std::move(between_nodes)),
+      ring_(std::make_unique<Ring>(comm, between_nodes_.get())) {}
 
 BurstAttention::~BurstAttention() = default;
 
@@ -67,14 +71,26 @@ absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::Create(
   if (!std::isfinite(options.softmax_scale)) {
     return absl::InvalidArgumentError("softmax_scale is not finite");
   }
-  return std::unique_ptr<BurstAttention>(new BurstAttention(options, comm));
+  const int world_size = comm == nullptr ? 1 : comm->world_size();
+  const int per_node = options.ranks_per_node;
+  if (per_node < 0 || (per_node > 0 && world_size % per_node != 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ranks_per_node: ", per_node, " does not divide the ", world_size,
+                     world_size == 1 ? " rank" : " ranks", " of the ring"));
+  }
+  std::unique_ptr<Communicator> between_nodes;
+  if (per_node > 0 && per_node < world_size) {
+    BURST_ASSIGN_OR_RETURN(between_nodes, comm->Split(/*color=*/0, /*key=*/comm->rank()));
+  }
+  return std::unique_ptr<BurstAttention>(
+      new BurstAttention(options, comm, std::move(between_nodes)));
 }
 
 absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
                                                       const DocumentStarts& documents) const {
   return RingSchedule::Create(comm_ == nullptr ? 0 : comm_->rank(),
                               comm_ == nullptr ? 1 : comm_->world_size(), options_.layout, seqlen,
-                              options_.mask, documents);
+                              options_.mask, documents, /*group=*/{}, options_.ranks_per_node);
 }
 
 absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Tensor& q,
@@ -89,6 +105,10 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
     return absl::InvalidArgumentError(absl::StrCat("the schedule is for rank ", schedule.rank(),
                                                    " of ", schedule.world_size(), ", this is rank ",
                                                    rank, " of ", world_size));
+  }
+  if (schedule.ranks_per_node() < world_size && between_nodes_ == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the schedule is for ", schedule.ranks_per_node(), " ranks per node, this ring is flat"));
   }
   if (q.dim(1) != schedule.length()) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " holds ", schedule.length(),
@@ -120,10 +140,9 @@ absl::Status BurstAttention::CheckSaved(const Saved& saved) const {
 }
 
 BurstAttention::BytesSent BurstAttention::bytes_sent() const {
-  const auto sent = [](const RingTraffic& traffic) {
-    return traffic.block_bytes + traffic.gradient_bytes;
-  };
-  return {sent(stats_.forward), sent(stats_.backward)};
+  const RingTraffic &forward = stats_.forward, &backward = stats_.backward;
+  return {forward.bytes(), backward.bytes(), forward.bytes(Link::kInter),
+          backward.bytes(Link::kInter)};
 }
 
 // A ring sends contiguous memory.
@@ -183,10 +202,10 @@ BackwardDirection BurstAttention::Direction(const RingSchedule& schedule, int64_
   const int64_t dk_bytes = num_kv_heads * head_dim * sum_size;
   const RingPass& queries = schedule.query_pass();
   const RingPass& keys = schedule.key_pass();
-  const int64_t burst = queries.block_tokens * (2 * q_bytes + 2 * row_bytes) +  // Q, dO, lse, delta
-                        queries.gradient_tokens * dq_bytes;                     // dQ
-  const int64_t ring = keys.block_tokens * 2 * k_bytes +                        // K, V
-                       keys.gradient_tokens * 2 * dk_bytes;                     // dK, dV
+  const int64_t burst = queries.block_tokens.total() * (2 * q_bytes + 2 * row_bytes) +
+                        queries.gradient_tokens.total() * dq_bytes;  // Q, dO, lse, delta; dQ
+  const int64_t ring = keys.block_tokens.total() * 2 * k_bytes +
+                       keys.gradient_tokens.total() * 2 * dk_bytes;  // K, V; dK, dV
   return burst <= ring ? BackwardDirection::kBurst : BackwardDirection::kRing;
 }
 

@@ -43,6 +43,9 @@ struct BurstAttentionOptions {
   AttentionMask mask;
   double softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
   BackwardDirection backward = BackwardDirection::kAuto;
+  // A double ring (ring_pass.h): ranks n L to (n + 1) L - 1 are on one node, with L of them a node,
+  // and what leaves a node has a communicator of its own. 0: one flat ring. It divides the ranks.
+  int ranks_per_node = 0;
   // The CPU kernels are always deterministic (bitwise equal from run to run); a device with a
   // faster order-free backward uses it only when this is false.
   bool deterministic = true;
@@ -52,7 +55,8 @@ struct BurstAttentionOptions {
 
 class BurstAttention : public SequenceParallelAttention {
  public:
-  // `comm` must outlive the object; null: a single rank. InvalidArgument for bad options.
+  // `comm` must outlive the object; null: a single rank. Collective. InvalidArgument for bad
+  // options.
   static absl::StatusOr<std::unique_ptr<BurstAttention>> Create(
       const BurstAttentionOptions& options, Communicator* comm);
   ~BurstAttention() override;
@@ -87,7 +91,8 @@ class BurstAttention : public SequenceParallelAttention {
   void ResetStats() override { stats_ = Stats(); }
 
  private:
-  BurstAttention(const BurstAttentionOptions& options, Communicator* comm);
+  BurstAttention(const BurstAttentionOptions& options, Communicator* comm,
+                 std::unique_ptr<Communicator> between_nodes);
 
   absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                            const Tensor& v) const;
@@ -96,6 +101,7 @@ class BurstAttention : public SequenceParallelAttention {
 
   const BurstAttentionOptions options_;
   Communicator* const comm_;
+  const std::unique_ptr<Communicator> between_nodes_;  // null: one node
   std::unique_ptr<Ring> ring_;
   Stats stats_;
 };

@@ -57,10 +57,10 @@ absl::Status Run(Communicator& comm) {
       "rank %d: %lld tokens from position %d on; forward sent %lld blocks, %.2f MB; "
       "backward (%s) sent %lld blocks and %lld gradients, %.2f MB\n",
       comm.rank(), static_cast<long long>(schedule.length()), positions.front(),
-      static_cast<long long>(forward.block_hops), forward.block_bytes * 1e-6,
+      static_cast<long long>(forward.blocks.total().hops), forward.bytes() * 1e-6,
       Name(attention->Direction(schedule, kHeads, kKvHeads, kHeadDim, q.dtype())),
-      static_cast<long long>(backward.block_hops), static_cast<long long>(backward.gradient_hops),
-      (backward.block_bytes + backward.gradient_bytes) * 1e-6);
+      static_cast<long long>(backward.blocks.total().hops),
+      static_cast<long long>(backward.gradients.total().hops), backward.bytes() * 1e-6);
   return absl::OkStatus();
 }
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "burst/base/check.h"
 #include "burst/base/status.h"
 
 namespace burst {
@@ -51,94 +52,201 @@ Ring::Tensors Ring::ViewFor(const Block& block, const Buffer& buffer, int64_t le
   return views;
 }
 
-absl::Status Ring::Exchange(Channel channel, const Tensors& out, const Tensors& in, int64_t* hops,
-                            int64_t* bytes) {
-  if (out.empty() && in.empty()) return absl::OkStatus();
-  const int next = (comm_->rank() + 1) % comm_->world_size();
-  const int previous = (comm_->rank() + comm_->world_size() - 1) % comm_->world_size();
+absl::Status Ring::Post(Link link, Channel channel, const RingTransfer& transfer,
+                        const Tensors& out, const Tensors& in, RingTraffic::Sent* sent) {
   absl::InlinedVector<SendBuffer, 4> sends;
   absl::InlinedVector<ReceiveBuffer, 4> receives;
-  for (const Tensor& tensor : out) {
-    sends.push_back({tensor.raw_data(), tensor.size_bytes(), next, tensor.device()});
-    *bytes += tensor.size_bytes();
+  if (transfer.to >= 0) {
+    ++sent->hops;
+    for (const Tensor& tensor : out) {
+      sends.push_back({tensor.raw_data(), tensor.size_bytes(), transfer.to, tensor.device()});
+      sent->bytes += tensor.size_bytes();
+    }
   }
-  for (const Tensor& tensor : in) {
-    receives.push_back({tensor.raw_data(), tensor.size_bytes(), previous, tensor.device()});
+  if (transfer.from >= 0) {
+    for (const Tensor& tensor : in) {
+      receives.push_back({tensor.raw_data(), tensor.size_bytes(), transfer.from, tensor.device()});
+    }
   }
-  *hops += out.empty() ? 0 : 1;
-  return comm_->Post(channel, sends, receives);
+  if (sends.empty() && receives.empty()) return absl::OkStatus();
+  return comm(link)->Post(channel, sends, receives);
 }
+
+absl::Status Ring::Wait(Link link, Channel channel) {
+  return comm(link) == nullptr ? absl::OkStatus() : comm(link)->Wait(channel);
+}
+
+// The gradients of a pass, on their way: at most one out and one in on each link, and one that has
+// arrived ahead of its block's round.
+class Ring::Gradients {
+ public:
+  Gradients(Ring* ring, const RingSchedule& schedule, const Block& own, RingTraffic* traffic)
+      : ring_(*ring), schedule_(schedule), own_(own), traffic_(*traffic) {}
+  ~Gradients() {
+    for (Link link : kLinks) {
+      Spare(&out_[link]);
+      Spare(&in_[link]);
+    }
+    Spare(&ahead_);
+    Spare(&sum_);
+  }
+
+  // The round of `source` begins: what its block's gradient has to come with it.
+  void Begin(int source) {
+    if (ahead_.empty()) return;
+    BURST_CHECK(ahead_source_ == source && sum_.empty());
+    std::swap(sum_, ahead_);
+  }
+
+  // What this rank's part is added to: what has arrived from others, or zero.
+  Tensors Sum(int source) {
+    if (!sum_.empty()) return View(sum_, source);
+    sum_ = Take();
+    const Tensors sum = View(sum_, source);
+    for (const Tensor& gradient : sum) gradient.Fill(0);
+    return sum;
+  }
+
+  // Completes the transfers on a link at the end of the round of `source`, or of all rounds (-1).
+  absl::Status Arrive(Link link, int source) {
+    BURST_RETURN_IF_ERROR(ring_.Wait(link, Channel::kGradient));
+    Spare(&out_[link]);
+    Buffer in = std::exchange(in_[link], {});
+    if (in.empty()) return absl::OkStatus();
+    const int arrived = arriving_[link];
+    if (arrived == schedule_.rank()) {
+      AddTo(Own(own_), View(in, arrived));
+    } else if (arrived != source) {
+      BURST_CHECK(ahead_.empty());
+      ahead_source_ = arrived;
+      std::swap(ahead_, in);
+    } else if (sum_.empty()) {
+      std::swap(sum_, in);
+    } else {
+      AddTo(View(sum_, source), View(in, source));
+    }
+    Spare(&in);
+    return absl::OkStatus();
+  }
+
+  // Sends the sum on after the round of `source`, and expects the next.
+  absl::Status Send(const RingRound& round) {
+    for (Link link : kLinks) {
+      const RingTransfer& transfer = round.gradient[link];
+      Tensors out, in;
+      if (transfer.to >= 0) {
+        BURST_CHECK(!sum_.empty() && out_[link].empty());
+        std::swap(out_[link], sum_);
+        out = View(out_[link], round.source);
+      }
+      if (transfer.from >= 0) {
+        in_[link] = Take();
+        arriving_[link] = transfer.arriving;
+        in = View(in_[link], transfer.arriving);
+      }
+      BURST_RETURN_IF_ERROR(
+          ring_.Post(link, Channel::kGradient, transfer, out, in, &traffic_.gradients[link]));
+    }
+    BURST_CHECK(sum_.empty());
+    return absl::OkStatus();
+  }
+
+ private:
+  Tensors View(const Buffer& buffer, int source) const {
+    return ViewFor(own_, buffer, schedule_.length(source));
+  }
+  Buffer Take() {
+    Buffer buffer;
+    if (!ring_.spare_.empty()) {
+      buffer = std::move(ring_.spare_.back());
+      ring_.spare_.pop_back();
+    }
+    Reserve(own_, schedule_.max_length(), &buffer);
+    return buffer;
+  }
+  void Spare(Buffer* buffer) {
+    if (!buffer->empty()) ring_.spare_.push_back(std::exchange(*buffer, {}));
+  }
+  Ring& ring_;
+  const RingSchedule& schedule_;
+  const Block& own_;
+  RingTraffic& traffic_;
+  PerLink<Buffer> out_, in_;
+  PerLink<int> arriving_;
+  Buffer sum_;    // of the round at work
+  Buffer ahead_;  // that of ahead_source_, the next round's
+  int ahead_source_ = -1;
+};
 
 absl::Status Ring::Run(const RingSchedule& schedule, const RingPass& pass, const Block& block,
                        const Block& gradients,
                        const std::function<const VisibleKeys&(int source)>& visible,
                        const Compute& compute, RingTraffic* traffic) {
   const int rank = schedule.rank();
-  const int world_size = schedule.world_size();
+  const int world_size = schedule.world_size(), ranks_per_node = schedule.ranks_per_node();
   const bool has_gradients = !gradients.empty();
-  const Tensors own_gradients = Own(gradients);
+  BURST_CHECK(world_size == ranks_per_node || between_nodes_ != nullptr);
   if (world_size == 1) {
-    compute(rank, visible(rank), Own(block), own_gradients);
+    compute(rank, visible(rank), Own(block), Own(gradients));
     ++traffic->rounds_computed;
     return absl::OkStatus();
   }
-  for (Buffer& buffer : visiting_) Reserve(block, schedule.max_length(), &buffer);
-  for (Buffer* buffer : {&local_, &outgoing_, &arriving_}) {
-    Reserve(gradients, schedule.max_length(), buffer);
-  }
-
-  Tensors visitor = Own(block);
+  const auto place_for = [&](Buffer* buffer, int source) {
+    Reserve(block, schedule.max_length(), buffer);
+    return ViewFor(block, *buffer, schedule.length(source));
+  };
+  Gradients travelling(this, schedule, gradients, traffic);
+  Tensors before, at_work = Own(block), next_node;
   for (int t = 0; t < world_size; ++t) {
     const RingRound& round = pass.rounds[t];
-    const bool last = t + 1 == world_size;
+    const bool first_in_node = t % ranks_per_node == 0;
+    const bool last_in_node = (t + 1) % ranks_per_node == 0;
 
-    // The next block comes while this one is at work.
-    Tensors next_visitor;
-    if (!last && pass.rounds[t + 1].receive) {
-      const int64_t length = schedule.length(pass.rounds[t + 1].source);
-      next_visitor = ViewFor(block, visiting_[t % 2], length);
+    // Blocks of later rounds come while this one is at work.
+    Tensors next;
+    const RingTransfer& within = round.block[Link::kIntra];
+    const RingTransfer& across = round.block[Link::kInter];
+    if (within.from >= 0) next = place_for(&within_[t % 3], within.arriving);
+    if (across.from >= 0) {
+      next_node = place_for(&across_[t / ranks_per_node % 2], across.arriving);
     }
-    BURST_RETURN_IF_ERROR(Exchange(Channel::kRead, round.send ? visitor : Tensors(), next_visitor,
-                                   &traffic->block_hops, &traffic->block_bytes));
+    BURST_RETURN_IF_ERROR(Post(Link::kIntra, Channel::kRead, within,
+                               first_in_node ? at_work : before, next,
+                               &traffic->blocks[Link::kIntra]));
+    BURST_RETURN_IF_ERROR(Post(Link::kInter, Channel::kRead, across, at_work, next_node,
+                               &traffic->blocks[Link::kInter]));
 
-    const int64_t length = schedule.length(round.source);
+    if (has_gradients) travelling.Begin(round.source);
     if (t == 0) {
-      compute(rank, has_gradients ? schedule.diagonal_part(0) : visible(rank), visitor,
-              own_gradients);
+      compute(rank, has_gradients ? schedule.diagonal_part(0) : visible(rank), at_work,
+              Own(gradients));
     } else if (round.compute) {
-      const Tensors local = ViewFor(gradients, local_, length);
-      for (const Tensor& gradient : local) gradient.Fill(0);
-      compute(round.source, visible(round.source), visitor, local);
+      compute(round.source, visible(round.source), at_work,
+              has_gradients ? travelling.Sum(round.source) : Tensors());
     }
     ++(t == 0 || round.compute ? traffic->rounds_computed : traffic->rounds_skipped);
 
-    // The block's gradient from the ranks before this one has arrived meanwhile: add this rank's
-    // part and pass it on. The home rank's turn comes after the last round.
-    if (has_gradients && t > 0) {
-      BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kGradient));
-      if (round.receive_gradient && round.compute) {
-        AddTo(ViewFor(gradients, local_, length), ViewFor(gradients, arriving_, length));
-      } else if (round.receive_gradient) {
-        std::swap(local_, arriving_);
+    if (has_gradients) {
+      BURST_RETURN_IF_ERROR(travelling.Arrive(Link::kIntra, round.source));
+      if (last_in_node) {
+        BURST_RETURN_IF_ERROR(travelling.Arrive(Link::kInter, round.source));
       }
-      const bool receive = last ? pass.gradient_returns : pass.rounds[t + 1].receive_gradient;
-      const int64_t next_length = schedule.length(last ? rank : pass.rounds[t + 1].source);
-      BURST_RETURN_IF_ERROR(Exchange(
-          Channel::kGradient, round.send_gradient ? ViewFor(gradients, local_, length) : Tensors(),
-          receive ? ViewFor(gradients, arriving_, next_length) : Tensors(), &traffic->gradient_hops,
-          &traffic->gradient_bytes));
-      std::swap(local_, outgoing_);
+      BURST_RETURN_IF_ERROR(travelling.Send(round));
     }
 
-    BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kRead));
-    visitor = std::move(next_visitor);
+    BURST_RETURN_IF_ERROR(Wait(Link::kIntra, Channel::kRead));
+    if (last_in_node) {
+      BURST_RETURN_IF_ERROR(Wait(Link::kInter, Channel::kRead));
+      next = std::move(next_node);
+      next_node.clear();
+    }
+    before = std::move(at_work);
+    at_work = std::move(next);
   }
 
   if (has_gradients) {
-    compute(rank, schedule.diagonal_part(1), Own(block), own_gradients);
-    BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kGradient));
-    if (pass.gradient_returns)
-      AddTo(own_gradients, ViewFor(gradients, arriving_, schedule.length()));
+    compute(rank, schedule.diagonal_part(1), Own(block), Own(gradients));
+    for (Link link : kLinks) BURST_RETURN_IF_ERROR(travelling.Arrive(link, /*source=*/-1));
   }
   return absl::OkStatus();
 }

@@ -1,5 +1,6 @@
 // One pass around the ring: blocks of tensors visit every rank that needs them, their gradients
-// follow and come home. Knows the schedule and the communicator, nothing of attention.
+// follow and come home. Knows the schedule and the communicators, nothing of attention; when what
+// goes where is in ring_pass.h.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +9,25 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
+#include "burst/attention/ring_pass.h"
 #include "burst/attention/schedule.h"
 #include "burst/comm/communicator.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
 
-// What one rank sent: a hop is a block, or its gradient, handed to the next rank.
+// What one rank sent: a hop is a block, or its gradient, handed to another rank.
 struct RingTraffic {
-  int64_t block_hops = 0;
-  int64_t block_bytes = 0;
-  int64_t gradient_hops = 0;
-  int64_t gradient_bytes = 0;
+  struct Sent {
+    int64_t hops = 0, bytes = 0;
+    Sent operator+(const Sent& other) const { return {hops + other.hops, bytes + other.bytes}; }
+  };
+  PerLink<Sent> blocks, gradients;
   int64_t rounds_computed = 0;
   int64_t rounds_skipped = 0;  // fully masked
+
+  int64_t bytes(Link link) const { return blocks[link].bytes + gradients[link].bytes; }
+  int64_t bytes() const { return blocks.total().bytes + gradients.total().bytes; }
 };
 
 class Ring {
@@ -40,11 +46,13 @@ class Ring {
   using Compute = std::function<void(int source, const VisibleKeys& visible, const Tensors& block,
                                      const Tensors& gradients)>;
 
-  // `comm` null: a single rank.
-  explicit Ring(Communicator* comm) : comm_(comm) {}
+  // The same ranks twice: `comm` carries what stays in a node, `between_nodes` what leaves it, so
+  // that neither waits for the other. `comm` null: a single rank; `between_nodes` null: one node.
+  explicit Ring(Communicator* comm, Communicator* between_nodes = nullptr)
+      : comm_(comm), between_nodes_(between_nodes) {}
 
   // Calls compute for every round in which the pass has work, this rank's own block first, while
-  // the next block travels. `visible(source)` gives the mask of a round. `gradients`, those of
+  // the next blocks travel. `visible(source)` gives the mask of a round. `gradients`, those of
   // `block`, are added to: by this rank's rounds on its own block, and by what the other ranks
   // computed, once it is home. Without gradients the rounds are those of a forward.
   absl::Status Run(const RingSchedule& schedule, const RingPass& pass, const Block& block,
@@ -53,18 +61,24 @@ class Ring {
                    const Compute& compute, RingTraffic* traffic);
 
  private:
-  // A reusable place for the tensors of any rank's block.
+  // A reusable place for the tensors of any rank's block; empty: none.
   using Buffer = absl::InlinedVector<Tensor, 4>;
+  class Gradients;
 
+  Communicator* comm(Link link) const { return link == Link::kIntra ? comm_ : between_nodes_; }
   static void Reserve(const Block& block, int64_t max_length, Buffer* buffer);
   static Tensors ViewFor(const Block& block, const Buffer& buffer, int64_t length);
-  // Sends `out` to the next rank and receives `in` from the previous one; either may be empty.
-  absl::Status Exchange(Channel channel, const Tensors& out, const Tensors& in, int64_t* hops,
-                        int64_t* bytes);
+  // Starts a transfer: `out` to transfer.to, `in` from transfer.from.
+  absl::Status Post(Link link, Channel channel, const RingTransfer& transfer, const Tensors& out,
+                    const Tensors& in, RingTraffic::Sent* sent);
+  absl::Status Wait(Link link, Channel channel);
 
   Communicator* const comm_;
-  Buffer visiting_[2];                  // double buffering: one at work, one arriving
-  Buffer local_, outgoing_, arriving_;  // gradients
+  Communicator* const between_nodes_;
+  // A block at work, one on its way out, one on its way in; and of those that cross between nodes,
+  // one that its node passes around and one on its way in.
+  Buffer within_[3], across_[2];
+  std::vector<Buffer> spare_;  // for gradients
 };
 
 }  // namespace burst

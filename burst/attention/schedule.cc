@@ -1,7 +1,6 @@
 #include "burst/attention/schedule.h"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -82,53 +81,17 @@ VisibleKeys QueryPart(const VisibleKeys& visible, int64_t first, int64_t last, i
   return part;
 }
 
-// The query that cuts the pairs of `visible` into two nearly equal parts.
-int64_t MiddleQuery(const VisibleKeys& visible) {
+// The query before which lies about one of `parts` equal parts of the pairs of `visible`.
+int64_t CutQuery(const VisibleKeys& visible, int parts) {
   int64_t pairs = 0;
   for (int64_t i = 0; i < visible.q_len; ++i) {
     for (int64_t row = 0; row < visible.rows; ++row) {
       const int64_t at = row * visible.q_len + i;
       pairs += std::max(0, visible.end[at] - visible.begin[at]);
     }
-    if (2 * pairs >= visible.pairs) return i;
+    if (parts * pairs >= visible.pairs) return i;
   }
   return visible.q_len;
-}
-
-// `needed(block, host)`: the block of rank `block` has work on rank `host`. A block travels until
-// the last rank that needs it; its gradient starts at the first one and travels all the way home.
-RingPass MakePass(int rank, const std::vector<Positions>& positions,
-                  const std::function<bool(int, int)>& needed) {
-  const int world_size = static_cast<int>(positions.size());
-  const auto first_and_last = [&](int block) {
-    int first = world_size, last = 0;
-    for (int t = 1; t < world_size; ++t) {
-      if (!needed(block, (block + t) % world_size)) continue;
-      first = std::min(first, t);
-      last = t;
-    }
-    return std::make_pair(first, last);
-  };
-  RingPass pass;
-  for (int block = 0; block < world_size; ++block) {
-    const auto [first, last] = first_and_last(block);
-    const int64_t tokens = static_cast<int64_t>(positions[block].size());
-    pass.block_tokens += last * tokens;
-    pass.gradient_tokens += (world_size - first) * tokens;
-  }
-  for (int t = 0; t < world_size; ++t) {
-    RingRound round;
-    round.source = (rank - t + world_size) % world_size;
-    const auto [first, last] = first_and_last(round.source);
-    round.compute = needed(round.source, rank);
-    round.receive = t >= 1 && t <= last;
-    round.send = t < last;
-    round.receive_gradient = t > first;
-    round.send_gradient = t >= first;
-    pass.rounds.push_back(round);
-  }
-  pass.gradient_returns = first_and_last(rank).first < world_size;
-  return pass;
 }
 
 // Where the positions `held` are among `all`; both increase. Every layout needs but a few runs.
@@ -210,14 +173,17 @@ VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& 
 absl::StatusOr<RingSchedule> RingSchedule::Create(int rank, int world_size, Layout layout,
                                                   int64_t seqlen, const AttentionMask& mask,
                                                   const DocumentStarts& documents,
-                                                  const RankGroup& group) {
+                                                  const RankGroup& group, int ranks_per_node) {
   BURST_CHECK(world_size > 0 && rank >= 0 && rank < world_size);
   BURST_CHECK(group.size > 0 && group.member >= 0 && group.member < group.size);
+  BURST_CHECK(ranks_per_node >= 0 && (ranks_per_node == 0 || world_size % ranks_per_node == 0))
+      << world_size << " ranks in nodes of " << ranks_per_node;
   const absl::Status valid = Validate(seqlen, mask, documents);
   if (!valid.ok()) return valid;
 
   RingSchedule schedule;
   schedule.rank_ = rank;
+  schedule.ranks_per_node_ = ranks_per_node == 0 ? world_size : ranks_per_node;
   schedule.seqlen_ = seqlen;
   schedule.document_rows_ = static_cast<int64_t>(documents.size());
   std::vector<Positions>& positions = schedule.positions_;
@@ -241,9 +207,9 @@ absl::StatusOr<RingSchedule> RingSchedule::Create(int rank, int world_size, Layo
   }
   const VisibleKeys& diagonal = schedule.keys_of_[rank];
   const int32_t length = static_cast<int32_t>(schedule.length());
-  const int64_t middle = MiddleQuery(diagonal);
-  schedule.diagonal_parts_[0] = QueryPart(diagonal, 0, middle, length);
-  schedule.diagonal_parts_[1] = QueryPart(diagonal, middle, diagonal.q_len, length);
+  const int64_t cut = CutQuery(diagonal, schedule.ranks_per_node_ == world_size ? 2 : 4);
+  schedule.diagonal_parts_[0] = QueryPart(diagonal, 0, cut, length);
+  schedule.diagonal_parts_[1] = QueryPart(diagonal, cut, diagonal.q_len, length);
 
   // sees[q * world_size + k]: some query of rank q sees a key of rank k.
   std::vector<bool> sees(world_size * world_size);
@@ -252,12 +218,14 @@ absl::StatusOr<RingSchedule> RingSchedule::Create(int rank, int world_size, Layo
       sees[q * world_size + k] = SeesAny(mask, documents, positions[q], positions[k]);
     }
   }
-  schedule.key_pass_ = MakePass(rank, positions, [&](int block, int host) {
-    return static_cast<bool>(sees[host * world_size + block]);
-  });
-  schedule.query_pass_ = MakePass(rank, positions, [&](int block, int host) {
-    return static_cast<bool>(sees[block * world_size + host]);
-  });
+  std::vector<int64_t> lengths;
+  for (const Positions& block : positions) lengths.push_back(static_cast<int64_t>(block.size()));
+  schedule.key_pass_ = MakeRingPass(
+      rank, schedule.ranks_per_node_, lengths,
+      [&](int block, int host) { return static_cast<bool>(sees[host * world_size + block]); });
+  schedule.query_pass_ = MakeRingPass(
+      rank, schedule.ranks_per_node_, lengths,
+      [&](int block, int host) { return static_cast<bool>(sees[block * world_size + host]); });
   return schedule;
 }
 

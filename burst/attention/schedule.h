@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "burst/attention/layout.h"
+#include "burst/attention/ring_pass.h"
 #include "burst/kernels/flash_attention.h"
 #include "burst/tensor/tensor.h"
 
@@ -46,26 +47,6 @@ VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& 
                                const std::vector<int32_t>& q_positions,
                                const std::vector<int32_t>& k_positions);
 
-// Round t of a pass, as one rank sees it. The visiting block is that of rank `source`; its gradient
-// travels one round behind it, from the first neighbour that has something to add until it is home.
-struct RingRound {
-  int source = 0;                 // (rank - t) mod world_size
-  bool compute = false;           // some pair of query and key is visible
-  bool receive = false;           // the block arrives before this round
-  bool send = false;              // the block goes on to the next rank during this round
-  bool receive_gradient = false;  // earlier ranks' gradient of the block arrives during this round
-  bool send_gradient = false;     // it goes on after this round, with this rank's part added
-};
-
-// A whole pass around the ring. Round 0 is the rank's own block.
-struct RingPass {
-  std::vector<RingRound> rounds;
-  bool gradient_returns = false;  // some other rank adds to the gradient of this rank's own block
-  // Tokens sent by all ranks together: multiply by the bytes of a token.
-  int64_t block_tokens = 0;
-  int64_t gradient_tokens = 0;
-};
-
 // A rank of the ring may be a group of ranks that hold its tokens between them: rank
 // r * size + m of the world is member m of the group that is the ring's rank r. Ulysses needs it.
 struct RankGroup {
@@ -81,15 +62,17 @@ struct TokenRun {
 
 class RingSchedule {
  public:
-  // `layout` spreads the tokens over all ranks: world_size groups times their size. InvalidArgument
-  // for a negative length or window, or documents that are out of order or range.
+  // `layout` spreads the tokens over all ranks: world_size groups times their size.
+  // `ranks_per_node`: of the ring's ranks, 0 for a flat ring; it divides world_size.
+  // InvalidArgument for a negative length or window, or documents that are out of order or range.
   static absl::StatusOr<RingSchedule> Create(int rank, int world_size, Layout layout,
                                              int64_t seqlen, const AttentionMask& mask,
                                              const DocumentStarts& documents = {},
-                                             const RankGroup& group = {});
+                                             const RankGroup& group = {}, int ranks_per_node = 0);
 
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(positions_.size()); }
+  int ranks_per_node() const { return ranks_per_node_; }  // world_size() for a flat ring
   int64_t seqlen() const { return seqlen_; }
   // Batch rows the documents were given for; 0: the same mask for every row.
   int64_t document_rows() const { return document_rows_; }
@@ -112,8 +95,9 @@ class RingSchedule {
   const VisibleKeys& keys_of(int source) const { return keys_of_[source]; }
   // This rank's keys that the queries of rank `source` see.
   const VisibleKeys& seen_by(int source) const { return seen_by_[source]; }
-  // This rank's own block in two parts of about equal work: the first hides the first transfer, the
-  // second the gradient's way home.
+  // This rank's own block in two parts: the first hides the first transfer, the second the
+  // gradient's way home. Equal work in a flat ring; between nodes the way home is longer, and the
+  // second part is three quarters.
   const VisibleKeys& diagonal_part(int part) const { return diagonal_parts_[part]; }
 
   // K and V travel: the forward, and RingAttention's backward with dK, dV.
@@ -125,6 +109,7 @@ class RingSchedule {
   RingSchedule() = default;
 
   int rank_ = 0;
+  int ranks_per_node_ = 1;
   int64_t seqlen_ = 0;
   int64_t document_rows_ = 0;
   RankGroup group_;

@@ -48,9 +48,11 @@ class SequenceParallelAttention {
   virtual absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq,
                                 Tensor* dk, Tensor* dv) = 0;
 
-  // What this rank sent since creation or ResetStats.
+  // What this rank sent since creation or ResetStats, and how much of it left the node, where it is
+  // known what a node is.
   struct BytesSent {
     int64_t forward = 0, backward = 0;
+    int64_t forward_between_nodes = 0, backward_between_nodes = 0;
   };
   virtual BytesSent bytes_sent() const = 0;
   virtual void ResetStats() = 0;

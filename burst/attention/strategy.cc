@@ -42,6 +42,10 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
     return absl::InvalidArgumentError(absl::StrCat("the strategy ", Name(strategy), " has no ",
                                                    Name(options.backward), " backward"));
   }
+  if (!HasRing(strategy) && options.ranks_per_node != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("the strategy ", Name(strategy),
+                                                   " has no ring, and no use for ranks_per_node"));
+  }
   if (strategy == Strategy::kSingle && comm->world_size() != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("the strategy single is for one rank, not for ", comm->world_size()));

@@ -27,10 +27,15 @@ inline bool HasDirections(Strategy strategy) {
   return strategy == Strategy::kBurst || strategy == Strategy::kBurstUlysses;
 }
 
+// Whether options.ranks_per_node says something: the strategy has a ring.
+inline bool HasRing(Strategy strategy) {
+  return strategy == Strategy::kRing || HasDirections(strategy);
+}
+
 // The attention of this rank of `comm`, which must outlive it. Collective. `group_size`: ranks that
 // share heads, for kBurstUlysses; no other strategy reads it. InvalidArgument for bad options, a
-// group size that does not divide the ranks, several ranks with kSingle, and a backward's direction
-// that is not the strategy's.
+// group size that does not divide the ranks, several ranks with kSingle, a backward's direction
+// that is not the strategy's, and nodes where there is no ring.
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
     Strategy strategy, const BurstAttentionOptions& options, int group_size, Communicator* comm);
 

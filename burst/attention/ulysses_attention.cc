@@ -39,21 +39,33 @@ absl::StatusOr<std::unique_ptr<UlyssesAttention>> UlyssesAttention::Create(
     return absl::InvalidArgumentError(
         absl::StrCat("groups of ", size, " ranks do not divide ", comm->world_size(), " ranks"));
   }
+  const int per_node = options.ranks_per_node;
+  if (per_node < 0 || (per_node > 0 && comm->world_size() % per_node != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ranks_per_node: ", per_node, " does not divide ", comm->world_size(), " ranks"));
+  }
+  if (per_node % size != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("ranks_per_node: a node of ", per_node,
+                                                   " ranks does not hold whole groups of ", size));
+  }
   std::unique_ptr<UlyssesAttention> attention(new UlyssesAttention);
   const int group = comm->rank() / size, member = comm->rank() % size;
   attention->options_ = options;
   BURST_ASSIGN_OR_RETURN(attention->group_, comm->Split(/*color=*/group, /*key=*/member));
   BURST_ASSIGN_OR_RETURN(attention->ring_, comm->Split(/*color=*/member, /*key=*/group));
   attention->exchange_ = std::make_unique<HeadExchange>(attention->group_.get());
+  BurstAttentionOptions of_ring = options;
+  of_ring.ranks_per_node /= size;
   BURST_ASSIGN_OR_RETURN(attention->attention_,
-                         BurstAttention::Create(options, attention->ring_.get()));
+                         BurstAttention::Create(of_ring, attention->ring_.get()));
   return attention;
 }
 
 absl::StatusOr<RingSchedule> UlyssesAttention::Schedule(int64_t seqlen,
                                                         const DocumentStarts& documents) const {
   return RingSchedule::Create(ring_->rank(), ring_->world_size(), options_.layout, seqlen,
-                              options_.mask, documents, {group_->world_size(), group_->rank()});
+                              options_.mask, documents, {group_->world_size(), group_->rank()},
+                              options_.ranks_per_node / group_->world_size());
 }
 
 absl::Status UlyssesAttention::CheckSchedule(const RingSchedule& schedule) const {
@@ -147,7 +159,8 @@ absl::Status UlyssesAttention::Backward(const RingSchedule& schedule, const Save
 
 UlyssesAttention::BytesSent UlyssesAttention::bytes_sent() const {
   const BytesSent ring = attention_->bytes_sent();
-  return {stats_.forward.bytes + ring.forward, stats_.backward.bytes + ring.backward};
+  return {stats_.forward.bytes + ring.forward, stats_.backward.bytes + ring.backward,
+          ring.forward_between_nodes, ring.backward_between_nodes};
 }
 
 void UlyssesAttention::ResetStats() {

@@ -37,8 +37,8 @@ absl::Status CheckHeadsDivide(int64_t num_heads, int64_t num_kv_heads, int size)
 class UlyssesAttention : public SequenceParallelAttention {
  public:
   // Collective in `comm`, which must outlive the object, in groups of `size` ranks. `options` are
-  // those of the ring's attention. InvalidArgument for bad options or a size that does not divide
-  // the number of ranks.
+  // those of the ring's attention; its ranks_per_node counts the ranks of `comm`, and is a multiple
+  // of size. InvalidArgument for bad options or a size that does not divide the number of ranks.
   static absl::StatusOr<std::unique_ptr<UlyssesAttention>> Create(
       const BurstAttentionOptions& options, int size, Communicator* comm);
 

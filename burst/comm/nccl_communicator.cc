@@ -12,6 +12,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -186,16 +187,24 @@ absl::Status NcclCommunicator::Connect(absl::Span<const ncclUniqueId> ids) {
   return copies_ == nullptr ? ConnectRing() : absl::OkStatus();
 }
 
-// A ring's connections are made here, by a first message around: where NCCL makes one later, a Post
+// A ring's connections are made here, by first messages: both ways around, and to the far side,
+// from where gradients go home (burst/attention/ring_pass.h). Where NCCL makes one later, a Post
 // waits until its peer posts too. So it does for other peers, and for the first sum.
 absl::Status NcclCommunicator::ConnectRing() {
+  const int size = world_size();
+  const std::set<int> distances = {1, size - 1, size / 2};
   const Tensor out = Tensor::Zeros({1}, DType::kFloat32, DeviceType::kCuda);
-  const Tensor in = Tensor::EmptyLike(out);
-  const SendBuffer send = {out.raw_data(), 4, (rank() + 1) % world_size(), DeviceType::kCuda};
-  const ReceiveBuffer receive = {in.raw_data(), 4, (rank() + world_size() - 1) % world_size(),
-                                 DeviceType::kCuda};
+  const Tensor in =
+      Tensor::Zeros({static_cast<int64_t>(distances.size())}, DType::kFloat32, DeviceType::kCuda);
+  std::vector<SendBuffer> sends;
+  std::vector<ReceiveBuffer> receives;
+  for (int distance : distances) {
+    float* const place = static_cast<float*>(in.raw_data()) + receives.size();
+    sends.push_back({out.raw_data(), 4, (rank() + distance) % size, DeviceType::kCuda});
+    receives.push_back({place, 4, (rank() + size - distance) % size, DeviceType::kCuda});
+  }
   for (Channel channel : {Channel::kRead, Channel::kGradient}) {
-    BURST_RETURN_IF_ERROR(Post(channel, {&send, 1}, {&receive, 1}));
+    BURST_RETURN_IF_ERROR(Post(channel, sends, receives));
     BURST_RETURN_IF_ERROR(Wait(channel));
   }
   ResetStats();
