@@ -146,8 +146,16 @@ BurstAttention::BytesSent BurstAttention::bytes_sent() const {
 }
 
 // A ring sends contiguous memory.
-Tensor BurstAttention::Travelling(const Tensor& tensor) const {
-  return comm_ == nullptr || comm_->world_size() == 1 ? tensor : tensor.Contiguous();
+Ring::Tensors BurstAttention::Travelling(Ring::Tensors tensors) const {
+  if (comm_ == nullptr || comm_->world_size() == 1) return tensors;
+  absl::InlinedVector<TensorCopy, 4> copies;
+  for (Tensor& tensor : tensors) {
+    if (tensor.is_contiguous()) continue;
+    copies.push_back({tensor, Tensor::EmptyLike(tensor)});
+    tensor = copies.back().to;
+  }
+  CopyAll(copies);
+  return tensors;
 }
 
 absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
@@ -166,7 +174,8 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
                                     [](const RingRound& round) { return round.compute; });
   const bool merged_in_place = rounds == 0 || q.dtype() == sum_dtype;
   const Tensor sum = merged_in_place ? *out : Tensor::Empty(q.shape(), sum_dtype, q.device());
-  const Ring::Block block = {{Travelling(k), kSeqAxis}, {Travelling(v), kSeqAxis}};
+  const Ring::Tensors keys = Travelling({k, v});
+  const Ring::Block block = {{keys[0], kSeqAxis}, {keys[1], kSeqAxis}};
   bool merge = false;
   BURST_RETURN_IF_ERROR(ring_->Run(
       schedule, pass, block, /*gradients=*/{},
@@ -265,8 +274,9 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
       BackwardDirection::kBurst) {
     // K, V, dK, dV stay; Q, dO, lse, delta travel, and dQ follows them.
     const Ring::Tensors own_keys = {saved.k, saved.v};
-    const Ring::Block block = {{Travelling(q), kSeqAxis},
-                               {Travelling(saved.dout), kSeqAxis},
+    const Ring::Tensors queries = Travelling({q, saved.dout});
+    const Ring::Block block = {{queries[0], kSeqAxis},
+                               {queries[1], kSeqAxis},
                                {saved.lse.Contiguous(), kLseSeqAxis},
                                {delta, kLseSeqAxis}};
     BURST_RETURN_IF_ERROR(ring_->Run(
@@ -280,7 +290,8 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   } else {
     // Q, dO, lse, delta, dQ stay; K, V travel, and dK, dV follow them.
     const Ring::Tensors own_queries = {q, saved.dout, saved.lse.Contiguous(), delta};
-    const Ring::Block block = {{Travelling(saved.k), kSeqAxis}, {Travelling(saved.v), kSeqAxis}};
+    const Ring::Tensors keys = Travelling({saved.k, saved.v});
+    const Ring::Block block = {{keys[0], kSeqAxis}, {keys[1], kSeqAxis}};
     BURST_RETURN_IF_ERROR(ring_->Run(
         schedule, schedule.key_pass(), block, {{dk_sum, kSeqAxis}, {dv_sum, kSeqAxis}},
         [&](int source) -> const VisibleKeys& { return schedule.keys_of(source); },

@@ -97,7 +97,7 @@ class BurstAttention : public SequenceParallelAttention {
   absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                            const Tensor& v) const;
   absl::Status CheckSaved(const Saved& saved) const;
-  Tensor Travelling(const Tensor& tensor) const;
+  Ring::Tensors Travelling(Ring::Tensors tensors) const;
 
   const BurstAttentionOptions options_;
   Communicator* const comm_;

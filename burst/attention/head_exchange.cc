@@ -11,18 +11,29 @@ namespace {
 
 using Heads = HeadExchange::Heads;
 using Member = HeadExchange::Member;
+using Tensors = absl::InlinedVector<Tensor, 3>;
 
-// A tensor like that of `like`, with other numbers of tokens and heads.
-Tensor EmptyPiece(const Member& like, int64_t tokens, int64_t heads, DType dtype) {
+// A tensor's shape with other numbers of tokens and heads.
+Shape ShapeWith(const Member& like, int64_t tokens, int64_t heads) {
   Shape shape = like.tensor.shape();
   shape[like.token_axis] = tokens;
   shape[like.head_axis] = heads;
-  return Tensor::Empty(shape, dtype, like.tensor.device());
+  return shape;
 }
 
 // A member's tokens among its group's.
 Tensor TokensAt(const Tensor& group, int axis, const TokenRun& run) {
   return group.Slice(axis, run.begin, run.count, run.step);
+}
+
+Tensor HeadsAt(const Member& member, const Heads& heads) {
+  return member.tensor.Slice(member.head_axis, heads.first, heads.count);
+}
+
+int64_t NumElements(const Shape& shape) {
+  int64_t count = 1;
+  for (int64_t size : shape) count *= size;
+  return count;
 }
 
 }  // namespace
@@ -32,25 +43,50 @@ Heads HeadExchange::HeadsOf(int64_t num_heads, int member, int size) {
   return {member * num_heads / size, std::max<int64_t>(1, num_heads / size)};
 }
 
-absl::Status HeadExchange::Transfer(const std::vector<Pieces>& sent,
-                                    const std::vector<Pieces>& received, ExchangeTraffic* traffic) {
+HeadExchange::Messages::Messages(int rank, int size, DeviceType device,
+                                 const std::vector<DType>& dtypes,
+                                 const std::function<Shape(size_t tensor, int peer)>& shape)
+    : parts_(dtypes.size(), std::vector<Tensor>(size)), messages_(size) {
+  for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16}) {
+    int64_t total = 0;
+    for (size_t i = 0; i < dtypes.size(); ++i) {
+      for (int peer = 0; peer < size; ++peer) {
+        if (dtypes[i] == dtype && peer != rank) total += NumElements(shape(i, peer));
+      }
+    }
+    if (total == 0) continue;
+    const Tensor all = Tensor::Empty({total}, dtype, device);
+    int64_t at = 0;
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == rank) continue;
+      const int64_t begin = at;
+      for (size_t i = 0; i < dtypes.size(); ++i) {
+        if (dtypes[i] != dtype) continue;
+        const Shape part = shape(i, peer);
+        const int64_t count = NumElements(part);
+        parts_[i][peer] = all.Slice(0, at, count).View(part);
+        at += count;
+      }
+      if (at > begin) messages_[peer].push_back(all.Slice(0, begin, at - begin));
+    }
+  }
+}
+
+absl::Status HeadExchange::Transfer(const Messages& sent, const Messages& received,
+                                    ExchangeTraffic* traffic) {
   std::vector<SendBuffer> sends;
   std::vector<ReceiveBuffer> receives;
   // Everybody starts with its next neighbour, so that not all send to the same one first.
   for (int distance = 1; distance < group_->world_size(); ++distance) {
     const int to = (group_->rank() + distance) % group_->world_size();
     const int from = (group_->rank() + group_->world_size() - distance) % group_->world_size();
-    for (const Pieces& pieces : sent) {
-      const Tensor& piece = pieces[to];
-      if (piece.numel() == 0) continue;
-      sends.push_back({piece.raw_data(), piece.size_bytes(), to, piece.device()});
+    for (const Tensor& message : sent.to(to)) {
+      sends.push_back({message.raw_data(), message.size_bytes(), to, message.device()});
       ++traffic->messages;
-      traffic->bytes += piece.size_bytes();
+      traffic->bytes += message.size_bytes();
     }
-    for (const Pieces& pieces : received) {
-      const Tensor& piece = pieces[from];
-      if (piece.numel() == 0) continue;
-      receives.push_back({piece.raw_data(), piece.size_bytes(), from, piece.device()});
+    for (const Tensor& message : received.to(from)) {
+      receives.push_back({message.raw_data(), message.size_bytes(), from, message.device()});
     }
   }
   BURST_RETURN_IF_ERROR(group_->Post(Channel::kRead, sends, receives));
@@ -58,82 +94,108 @@ absl::Status HeadExchange::Transfer(const std::vector<Pieces>& sent,
 }
 
 absl::Status HeadExchange::Gather(const RingSchedule& schedule, const Members& own,
-                                  absl::InlinedVector<Tensor, 3>* gathered,
-                                  ExchangeTraffic* traffic) {
+                                  Tensors* gathered, ExchangeTraffic* traffic) {
   const int size = group_->world_size(), rank = group_->rank();
-  std::vector<Pieces> sent, received;
-  for (const Member& member : own) {
-    const int64_t num_heads = member.tensor.dim(member.head_axis);
-    const int64_t count = HeadsOf(num_heads, rank, size).count;
-    Pieces& out = sent.emplace_back();
-    Pieces& in = received.emplace_back();
+  const auto heads_of = [&](size_t i, int member) {
+    return HeadsOf(own[i].tensor.dim(own[i].head_axis), member, size);
+  };
+  std::vector<DType> dtypes;
+  for (const Member& member : own) dtypes.push_back(member.tensor.dtype());
+  const DeviceType device = own[0].tensor.device();
+  const int64_t held = static_cast<int64_t>(schedule.held().size());
+  const Messages sent(rank, size, device, dtypes, [&](size_t i, int peer) {
+    return ShapeWith(own[i], held, heads_of(i, peer).count);
+  });
+  const Messages received(rank, size, device, dtypes, [&](size_t i, int peer) {
+    return ShapeWith(own[i], static_cast<int64_t>(schedule.held(peer).size()),
+                     heads_of(i, rank).count);
+  });
+  std::vector<TensorCopy> copies;
+  for (size_t i = 0; i < own.size(); ++i) {
     for (int peer = 0; peer < size; ++peer) {
-      const Heads heads = HeadsOf(num_heads, peer, size);
-      const Tensor piece = member.tensor.Slice(member.head_axis, heads.first, heads.count);
-      out.push_back(peer == rank ? piece : piece.Contiguous());
-      const int64_t tokens = static_cast<int64_t>(schedule.held(peer).size());
-      in.push_back(peer == rank ? piece : EmptyPiece(member, tokens, count, piece.dtype()));
+      if (peer == rank || held == 0) continue;
+      copies.push_back({HeadsAt(own[i], heads_of(i, peer)), sent.part(i, peer)});
     }
   }
+  CopyAll(copies);
   BURST_RETURN_IF_ERROR(Transfer(sent, received, traffic));
 
+  copies.clear();
   gathered->clear();
   for (size_t i = 0; i < own.size(); ++i) {
+    const Heads heads = heads_of(i, rank);
     const int axis = own[i].token_axis;
-    const int64_t count = HeadsOf(own[i].tensor.dim(own[i].head_axis), rank, size).count;
-    const Tensor all = EmptyPiece(own[i], schedule.length(), count, own[i].tensor.dtype());
+    const Tensor all =
+        Tensor::Empty(ShapeWith(own[i], schedule.length(), heads.count), dtypes[i], device);
     for (int peer = 0; peer < size; ++peer) {
       for (const TokenRun& run : schedule.runs(peer)) {
-        TokensAt(all, axis, run).CopyFrom(received[i][peer].Slice(axis, run.first, run.count));
+        const Tensor part = peer == rank ? HeadsAt(own[i], heads) : received.part(i, peer);
+        copies.push_back({part.Slice(axis, run.first, run.count), TokensAt(all, axis, run)});
       }
     }
     gathered->push_back(all);
   }
+  CopyAll(copies);
   return absl::OkStatus();
 }
 
-absl::Status HeadExchange::Scatter(const RingSchedule& schedule,
-                                   const absl::InlinedVector<Tensor, 3>& gathered,
+absl::Status HeadExchange::Scatter(const RingSchedule& schedule, const Tensors& gathered,
                                    const Members& own, ExchangeTraffic* traffic) {
   const int size = group_->world_size(), rank = group_->rank();
-  std::vector<Pieces> sent, received;
+  std::vector<DType> dtypes;
+  for (const Tensor& tensor : gathered) dtypes.push_back(tensor.dtype());
+  const DeviceType device = gathered[0].device();
+  const auto shape_on = [&](size_t i, int member) {
+    return ShapeWith(own[i], static_cast<int64_t>(schedule.held(member).size()),
+                     gathered[i].dim(own[i].head_axis));
+  };
+  const Messages sent(rank, size, device, dtypes, shape_on);
+  const Messages received(rank, size, device, dtypes,
+                          [&](size_t i, int) { return shape_on(i, rank); });
+  std::vector<TensorCopy> copies;
+  // From the group's tokens those of a member, all of them to `part`.
+  const auto take = [&](size_t i, int member, const Tensor& part) {
+    const int axis = own[i].token_axis;
+    for (const TokenRun& run : schedule.runs(member)) {
+      copies.push_back({TokensAt(gathered[i], axis, run), part.Slice(axis, run.first, run.count)});
+    }
+  };
   for (size_t i = 0; i < own.size(); ++i) {
-    const Member& member = own[i];
-    const DType dtype = gathered[i].dtype();
-    const int axis = member.token_axis;
-    const int64_t count = gathered[i].dim(member.head_axis);
-    Pieces& out = sent.emplace_back();
-    Pieces& in = received.emplace_back();
     for (int peer = 0; peer < size; ++peer) {
-      const int64_t tokens = static_cast<int64_t>(schedule.held(peer).size());
-      const Tensor piece = EmptyPiece(member, tokens, count, dtype);
-      for (const TokenRun& run : schedule.runs(peer)) {
-        piece.Slice(axis, run.first, run.count).CopyFrom(TokensAt(gathered[i], axis, run));
-      }
-      out.push_back(piece);
-      const int64_t own_tokens = member.tensor.dim(axis);
-      in.push_back(peer == rank ? piece : EmptyPiece(member, own_tokens, count, dtype));
+      if (peer != rank) take(i, peer, sent.part(i, peer));
     }
   }
+  CopyAll(copies);
   BURST_RETURN_IF_ERROR(Transfer(sent, received, traffic));
 
+  copies.clear();
+  if (schedule.held().empty()) return absl::OkStatus();
   for (size_t i = 0; i < own.size(); ++i) {
-    const Member& member = own[i];
-    const int64_t num_heads = member.tensor.dim(member.head_axis);
-    for (int peer = 0; peer < size;) {
-      const Heads heads = HeadsOf(num_heads, peer, size);
-      const Tensor part = member.tensor.Slice(member.head_axis, heads.first, heads.count);
-      const int copies = num_heads < size ? static_cast<int>(size / num_heads) : 1;
-      if (copies == 1) {
-        part.CopyFrom(received[i][peer]);
-      } else {
-        const Tensor sum = received[i][peer].To(SumDType(part.dtype()));
-        for (int copy = 1; copy < copies; ++copy) sum.Add(received[i][peer + copy]);
-        part.CopyFrom(sum.To(part.dtype()));
+    const int64_t num_heads = own[i].tensor.dim(own[i].head_axis);
+    if (num_heads < size) {
+      const Tensor mine = Tensor::Empty(shape_on(i, rank), dtypes[i], device);
+      take(i, rank, mine);
+      CopyAll(copies);
+      copies.clear();
+      const auto part = [&](int peer) { return peer == rank ? mine : received.part(i, peer); };
+      const int same = static_cast<int>(size / num_heads);  // members that share a head
+      for (int peer = 0; peer < size; peer += same) {
+        const Tensor sum = part(peer).To(SumDType(dtypes[i]));
+        for (int other = 1; other < same; ++other) sum.Add(part(peer + other));
+        HeadsAt(own[i], HeadsOf(num_heads, peer, size)).CopyFrom(sum.To(dtypes[i]));
       }
-      peer += copies;
+      continue;
+    }
+    for (int peer = 0; peer < size; ++peer) {
+      const Tensor target = HeadsAt(own[i], HeadsOf(num_heads, peer, size));
+      if (peer == rank) {
+        take(i, rank, target);
+      } else {
+        copies.push_back({received.part(i, peer), target});
+      }
     }
   }
+  CopyAll(copies);
   return absl::OkStatus();
 }
 

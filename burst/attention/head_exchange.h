@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -50,10 +51,21 @@ class HeadExchange {
                        const Members& own, ExchangeTraffic* traffic);
 
  private:
-  // pieces[m]: sent to member m and received from it, or this rank's own.
-  using Pieces = std::vector<Tensor>;
-  absl::Status Transfer(const std::vector<Pieces>& sent, const std::vector<Pieces>& received,
-                        ExchangeTraffic* traffic);
+  // What goes to every other member, or comes from it: parts of some tensors, those of one dtype
+  // in one message.
+  class Messages {
+   public:
+    // shape(i, peer): that of the part of tensor i that goes to `peer`.
+    Messages(int rank, int size, DeviceType device, const std::vector<DType>& dtypes,
+             const std::function<Shape(size_t i, int peer)>& shape);
+    const Tensor& part(size_t i, int peer) const { return parts_[i][peer]; }
+    const std::vector<Tensor>& to(int peer) const { return messages_[peer]; }
+
+   private:
+    std::vector<std::vector<Tensor>> parts_;     // of the messages
+    std::vector<std::vector<Tensor>> messages_;  // by peer; none are empty
+  };
+  absl::Status Transfer(const Messages& sent, const Messages& received, ExchangeTraffic* traffic);
 
   Communicator* const group_;
 };

@@ -217,7 +217,8 @@ void Tensor::CopyFrom(const Tensor& source) const {
     return;
   }
   if (device_ == DeviceType::kCuda) {
-    BURST_CUDA_CALL(cuda::CopyStrided(source, *this));
+    const TensorCopy copy = {source, *this};
+    BURST_CUDA_CALL(cuda::CopyAll({&copy, 1}));
     return;
   }
   if (is_contiguous() && source.is_contiguous()) {
@@ -240,20 +241,27 @@ void Tensor::CopyFrom(const Tensor& source) const {
 
 Tensor Tensor::To(DType dtype) const {
   if (dtype == dtype_) return Contiguous();
-  const Tensor source = Contiguous();
   Tensor result = Empty(shape_, dtype, device_);
+  result.ConvertFrom(Contiguous());
+  return result;
+}
+
+void Tensor::ConvertFrom(const Tensor& source) const {
+  BURST_CHECK(shape_ == source.shape_ && device_ == source.device_ && is_contiguous() &&
+              source.is_contiguous())
+      << ToString(shape_) << " from " << ToString(source.shape_);
+  if (source.dtype_ == dtype_) return CopyFrom(source);
   if (device_ == DeviceType::kCuda) {
-    BURST_CUDA_CALL(cuda::Convert(source, result));
-    return result;
+    BURST_CUDA_CALL(cuda::Convert(source, *this));
+    return;
   }
-  Dispatch(dtype_, [&](auto from) {
-    Dispatch(dtype, [&](auto to) {
+  Dispatch(source.dtype_, [&](auto from) {
+    Dispatch(dtype_, [&](auto to) {
       const auto* x = source.data<decltype(from)>();
-      auto* y = result.data<decltype(to)>();
+      auto* y = data<decltype(to)>();
       for (int64_t i = 0; i < numel(); ++i) y[i] = burst::Convert<decltype(to)>(x[i]);
     });
   });
-  return result;
 }
 
 Tensor Tensor::To(DeviceType device) const {
@@ -287,6 +295,7 @@ void Tensor::Add(const Tensor& other) const {
     BURST_CUDA_CALL(cuda::Add(*this, other));
     return;
   }
+  if (dtype_ == DType::kFloat32 && other.dtype_ == DType::kBFloat16) return Add(other.To(dtype_));
   DispatchFloat(dtype_, [&](auto zero) {
     using T = decltype(zero);
     T* y = data<T>();
@@ -310,6 +319,21 @@ void Tensor::Scale(double factor) const {
       for (int64_t i = begin; i < end; ++i) y[i] *= static_cast<T>(factor);
     });
   });
+}
+
+void CopyAll(absl::Span<const TensorCopy> copies) {
+  if (copies.empty()) return;
+  const DeviceType device = copies[0].from.device();
+  for (const TensorCopy& copy : copies) {
+    BURST_CHECK(copy.from.shape() == copy.to.shape() && copy.from.dtype() == copy.to.dtype() &&
+                copy.from.device() == device && copy.to.device() == device)
+        << ToString(copy.from.shape()) << " to " << ToString(copy.to.shape());
+  }
+  if (device == DeviceType::kCuda) {
+    BURST_CUDA_CALL(cuda::CopyAll(copies));
+    return;
+  }
+  for (const TensorCopy& copy : copies) copy.to.CopyFrom(copy.from);
 }
 
 template <typename T>

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/types/span.h"
 #include "burst/base/check.h"
 #include "burst/device/memory.h"
 
@@ -112,6 +113,10 @@ class Tensor {
   // this *= factor; contiguous.
   void Scale(double factor) const;
 
+  // The elements of another tensor, converted among the floating-point types; the same shape and
+  // device, both contiguous.
+  void ConvertFrom(const Tensor& source) const;
+
   // The elements in order, converted; for tests and logging.
   template <typename T>
   std::vector<T> ToVector() const;
@@ -126,6 +131,13 @@ class Tensor {
   DType dtype_ = DType::kFloat32;
   DeviceType device_ = DeviceType::kCpu;
 };
+
+// to.CopyFrom(from) of many pairs, each on one device, the same for all; no `to` may overlap
+// another pair's tensors. On a GPU a kernel serves a few dozen pairs.
+struct TensorCopy {
+  Tensor from, to;
+};
+void CopyAll(absl::Span<const TensorCopy> copies);
 
 // Calls function(T{}) with T = float or double, as the dtype says: the one place where a runtime
 // dtype becomes a template argument.

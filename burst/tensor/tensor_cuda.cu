@@ -6,7 +6,6 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMaxDims = 6;
 
 // y[i] = f(i, y[i]) over the grid. f: (index, old value) -> new value.
 template <typename T, typename Function>
@@ -83,89 +82,7 @@ void ScaleTyped(const Tensor& y, double factor) {
   });
 }
 
-struct Strides {
-  int64_t dims[kMaxDims];  // outermost first; missing ones are 1
-  int64_t from[kMaxDims];
-  int64_t to[kMaxDims];
-};
-
-template <typename Word>
-__global__ void CopyStridedKernel(int64_t n, Strides s, const Word* __restrict__ from,
-                                  Word* __restrict__ to) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    int64_t rest = i, a = 0, b = 0;
-#pragma unroll
-    for (int axis = kMaxDims - 1; axis >= 0; --axis) {
-      const int64_t index = rest % s.dims[axis];
-      rest /= s.dims[axis];
-      a += index * s.from[axis];
-      b += index * s.to[axis];
-    }
-    to[b] = from[a];
-  }
-}
-
-template <typename Word>
-void LaunchCopyStrided(const Strides& s, const void* from, void* to) {
-  int64_t n = 1;
-  for (int64_t size : s.dims) n *= size;
-  CopyStridedKernel<<<GridSize(n, kThreads), kThreads, 0, CurrentStream()>>>(
-      n, s, static_cast<const Word*>(from), static_cast<Word*>(to));
-  BURST_CUDA_CHECK_LAUNCH("CopyStrided");
-}
-
-// Counts everything in words of `bytes` instead of elements of `element`; false where it does not
-// divide or the rows are not contiguous.
-bool Widen(Strides* s, int64_t element, int64_t bytes, const void* from, const void* to) {
-  const int64_t factor = bytes / element;
-  constexpr int kLast = kMaxDims - 1;
-  if (reinterpret_cast<uintptr_t>(from) % bytes != 0 ||
-      reinterpret_cast<uintptr_t>(to) % bytes != 0 || s->from[kLast] != 1 || s->to[kLast] != 1 ||
-      s->dims[kLast] % factor != 0) {
-    return false;
-  }
-  for (int axis = 0; axis < kLast; ++axis) {
-    if (s->dims[axis] > 1 && (s->from[axis] % factor != 0 || s->to[axis] % factor != 0)) {
-      return false;
-    }
-  }
-  s->dims[kLast] /= factor;
-  for (int axis = 0; axis < kLast; ++axis) {
-    s->from[axis] /= factor;
-    s->to[axis] /= factor;
-  }
-  return true;
-}
-
 }  // namespace
-
-void CopyStrided(const Tensor& from, const Tensor& to) {
-  if (from.numel() == 0) return;
-  if (from.is_contiguous() && to.is_contiguous()) {
-    CopyMemory(to.raw_data(), DeviceType::kCuda, from.raw_data(), DeviceType::kCuda,
-               to.size_bytes());
-    return;
-  }
-  BURST_CHECK_LE(from.ndim(), kMaxDims);
-  Strides s;
-  for (int axis = 0; axis < kMaxDims; ++axis) {
-    const int64_t source = axis - (kMaxDims - from.ndim());
-    s.dims[axis] = source < 0 ? 1 : from.dim(source);
-    s.from[axis] = source < 0 ? 0 : from.stride(source);
-    s.to[axis] = source < 0 ? 0 : to.stride(source);
-  }
-  const int64_t element = SizeOf(from.dtype());
-  if (Widen(&s, element, 16, from.raw_data(), to.raw_data())) {
-    LaunchCopyStrided<uint4>(s, from.raw_data(), to.raw_data());
-  } else if (element == 2) {
-    LaunchCopyStrided<uint16_t>(s, from.raw_data(), to.raw_data());
-  } else if (element == 4) {
-    LaunchCopyStrided<uint32_t>(s, from.raw_data(), to.raw_data());
-  } else {
-    LaunchCopyStrided<uint64_t>(s, from.raw_data(), to.raw_data());
-  }
-}
 
 void Convert(const Tensor& from, const Tensor& to) {
   DispatchDtype(from.dtype(), [&](auto source) {

@@ -6,8 +6,8 @@
 namespace burst {
 namespace cuda {
 
-// Shapes and dtypes as the member functions of Tensor demand; contiguous, except for CopyStrided.
-void CopyStrided(const Tensor& from, const Tensor& to);
+// Shapes and dtypes as the member functions of Tensor demand; contiguous, except for CopyAll.
+void CopyAll(absl::Span<const TensorCopy> copies);
 void Convert(const Tensor& from, const Tensor& to);
 void Fill(const Tensor& tensor, double value);
 void Add(const Tensor& y, const Tensor& x);
