@@ -58,6 +58,9 @@ ReportRow About(const ScalingOptions& options) {
   about["date"] = Today();
   about["machine"] = Machine(options);
   about["layout"] = Name(problem.layout);
+  if (problem.travelling_gradients != TravellingGradients::kFp32) {
+    about["travelling_gradients"] = Name(problem.travelling_gradients);
+  }
   if (problem.ranks_per_node > 0) about["ranks_per_node"] = problem.ranks_per_node;
   switch (options.experiment) {
     case Experiment::kAttention:

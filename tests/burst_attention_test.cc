@@ -435,35 +435,48 @@ TEST(BurstAttentionTest, BFloat16) {
                           rounded_to);
   };
   const AttentionReference expected = reference(DType::kFloat64), naive = reference(bf16);
-  const auto no_worse = [&](const Tensor& actual, const Tensor& bound, const Tensor& truth) {
-    EXPECT_LE(RelativeError(actual, truth), 2 * RelativeError(bound, truth) + 0x1p-9);
+  // A result is rounded once; a gradient that travels in bfloat16 at every hop as well.
+  const auto no_worse = [&](const Tensor& actual, const Tensor& bound, const Tensor& truth,
+                            int roundings) {
+    EXPECT_LE(RelativeError(actual, truth), 2 * RelativeError(bound, truth) + roundings * 0x1p-9);
   };
-  for (int world_size : {1, 2, 4}) {
-    for (BackwardDirection direction : kDirections) {
-      SCOPED_TRACE(testing::Message() << world_size << " ranks, " << Name(direction));
-      BurstAttentionOptions options;
-      options.backward = direction;
-      Results actual;
-      RingTraffic forward, backward;
-      const absl::Status status =
-          RunRing(world_size, options, inputs, {}, &actual, &forward, &backward);
-      ASSERT_TRUE(status.ok()) << status;
-      EXPECT_LE(RelativeError(actual.lse, expected.lse), 1e-5);
-      no_worse(actual.out, naive.out, expected.out);
-      no_worse(actual.dq, naive.dq, expected.dq);
-      no_worse(actual.dk, naive.dk, expected.dk);
-      no_worse(actual.dv, naive.dv, expected.dv);
+  using Travelling = TravellingGradients;
+  for (const auto& [world_size, per_node, direction, travelling] :
+       {std::tuple(1, 0, BackwardDirection::kBurst, Travelling::kFp32),
+        std::tuple(2, 0, BackwardDirection::kBurst, Travelling::kFp32),
+        std::tuple(2, 0, BackwardDirection::kRing, Travelling::kBf16),
+        std::tuple(4, 0, BackwardDirection::kBurst, Travelling::kBf16),
+        std::tuple(4, 0, BackwardDirection::kRing, Travelling::kFp32),
+        std::tuple(4, 2, BackwardDirection::kBurst, Travelling::kFp32),
+        std::tuple(4, 2, BackwardDirection::kRing, Travelling::kBf16)}) {
+    SCOPED_TRACE(testing::Message() << world_size << " ranks, " << per_node << " a node, "
+                                    << Name(direction) << ", " << Name(travelling));
+    BurstAttentionOptions options;
+    options.backward = direction;
+    options.ranks_per_node = per_node;
+    options.travelling_gradients = travelling;
+    Results actual;
+    RingTraffic forward, backward;
+    const absl::Status status =
+        RunRing(world_size, options, inputs, {}, &actual, &forward, &backward);
+    ASSERT_TRUE(status.ok()) << status;
+    const bool burst = direction == BackwardDirection::kBurst;
+    const int hops = travelling == Travelling::kBf16 ? world_size - 1 : 0;
+    EXPECT_LE(RelativeError(actual.lse, expected.lse), 1e-5);
+    no_worse(actual.out, naive.out, expected.out, 1);
+    no_worse(actual.dq, naive.dq, expected.dq, 1 + (burst ? hops : 0));
+    no_worse(actual.dk, naive.dk, expected.dk, 1 + (burst ? 0 : hops));
+    no_worse(actual.dv, naive.dv, expected.dv, 1 + (burst ? 0 : hops));
 
-      // Bytes of a token and hop: q 2, lse, delta and gradients 4 an element. Zigzag and causal:
-      // every block visits every rank.
-      const int64_t tokens = (world_size - 1) * batch * seqlen;
-      const int64_t hq = heads * head_dim, hk = kv_heads * head_dim;
-      EXPECT_EQ(forward.blocks.total().bytes, tokens * 2 * hk * 2);
-      const bool burst = direction == BackwardDirection::kBurst;
-      EXPECT_EQ(backward.blocks.total().bytes,
-                tokens * (burst ? 2 * hq * 2 + 2 * heads * 4 : 2 * hk * 2));
-      EXPECT_EQ(backward.gradients.total().bytes, tokens * (burst ? hq * 4 : 2 * hk * 4));
-    }
+    // Bytes of a token and hop: q 2, lse and delta 4, gradients 4 or 2 an element. Zigzag and
+    // causal: every block visits every rank.
+    const int64_t tokens = (world_size - 1) * batch * seqlen;
+    const int64_t hq = heads * head_dim, hk = kv_heads * head_dim;
+    EXPECT_EQ(forward.blocks.total().bytes, tokens * 2 * hk * 2);
+    EXPECT_EQ(backward.blocks.total().bytes,
+              tokens * (burst ? 2 * hq * 2 + 2 * heads * 4 : 2 * hk * 2));
+    EXPECT_EQ(backward.gradients.total().bytes,
+              tokens * (burst ? hq : 2 * hk) * (travelling == Travelling::kBf16 ? 2 : 4));
   }
 }
 #endif
@@ -500,6 +513,14 @@ TEST(BurstAttentionTest, ErrorsAreClear) {
                   return absl::OkStatus();
                 }).ok());
   }
+  options = {};
+  options.travelling_gradients = TravellingGradients::kBf16;
+  const auto narrow = *BurstAttention::Create(options, nullptr);
+  out = Tensor();
+  const absl::Status refused = narrow->Forward(schedule, good.q, good.k, good.v, &out, &lse);
+  EXPECT_NE(refused.message().find("travelling_gradients: bf16 is for bfloat16"),
+            std::string::npos);
+  EXPECT_FALSE(ParseTravellingGradients("fp16").ok());
   EXPECT_FALSE(attention->Schedule(-5).ok());
   EXPECT_FALSE(ParseBackwardDirection("sideways").ok());
 }

@@ -206,6 +206,15 @@ TEST(TrainConfig, NodesOfADoubleRing) {
   EXPECT_EQ(per_node({"--comm=mpi", "--strategy=burst+ulysses", "--ulysses=2"}, 6, 3), 0);
 }
 
+TEST(TrainConfig, GradientsTravelNarrowInBFloat16Only) {
+  const auto travelling = [](const std::vector<std::string>& arguments) {
+    return Resolve(arguments, {1, 8, 4}).ok();
+  };
+  EXPECT_TRUE(travelling({"--travelling_gradients=bf16", "--ranks=4"}));  // on GPUs
+  EXPECT_FALSE(travelling({"--travelling_gradients=bf16", "--precision=tf32"}));
+  EXPECT_FALSE(travelling({"--travelling_gradients=bf16", "--device=cpu"}));
+}
+
 struct BadOption {
   std::vector<std::string> arguments;
   std::vector<std::string> message;  // parts of it
@@ -291,6 +300,10 @@ TEST(TrainConfig, EveryMistakeIsNamed) {
       {{"--strategy=ulysses", "--backward=burst"}, {"--backward", "burst", "--strategy=ulysses"}},
       {{"--strategy=ring", "--backward=burst"}, {"--backward", "burst", "--strategy=ring"}},
       {{"--ulysses=2"}, {"--ulysses", "2", "--strategy=burst", "burst+ulysses"}},
+      {{"--travelling_gradients=fp16"}, {"--travelling_gradients", "fp16", "fp32 or bf16"}},
+      {{"--travelling_gradients=bf16"}, {"--travelling_gradients", "--precision=bf16", "fp32"}},
+      {{"--strategy=ulysses", "--travelling_gradients=bf16"},
+       {"--travelling_gradients", "--strategy=ulysses", "rings"}},
       {{"--ranks_per_node=-2"}, {"--ranks_per_node", "-2", "at least -1"}},
       {{"--ranks=4", "--ranks_per_node=3"}, {"--ranks_per_node", "3", "4 ranks"}},
       {{"--dp=4", "--ranks_per_node=2", "--ranks=4"}, {"--ranks_per_node", "2", "1 rank "}},

@@ -49,6 +49,10 @@ for precision in fp32 bf16; do
   if ((ranks == 4)); then
     run nodes.$precision --precision=$precision --ranks=4 --ranks_per_node=2
     compare nodes.$precision one.$precision $tolerance
+    if [[ $precision == bf16 ]]; then
+      run travelling.bf16 --precision=bf16 --ranks=4 --travelling_gradients=bf16
+      compare travelling.bf16 one.bf16 $tolerance
+    fi
     run mesh.$precision --precision=$precision --dp=2 --sp=2
     compare mesh.$precision one.$precision $tolerance
   fi

@@ -85,6 +85,11 @@ TEST(FormulaBytes, IsTheTableOfTheDesign) {
   EXPECT_EQ(FormulaBytes(Strategy::kRing, problem, kRanks)->backward, hops * 12 * h);
   EXPECT_EQ(FormulaBytes(Strategy::kBurst, problem, kRanks)->backward,
             hops * (8 * h + 8 * problem.heads));
+  // Gradients that travel as bfloat16: half of dQ, of dK and dV.
+  problem.travelling_gradients = TravellingGradients::kBf16;
+  EXPECT_EQ(FormulaBytes(Strategy::kRing, problem, kRanks)->backward, hops * 8 * h);
+  EXPECT_EQ(FormulaBytes(Strategy::kBurst, problem, kRanks)->backward,
+            hops * (6 * h + 8 * problem.heads));
 }
 
 TEST(Flops, CountVisiblePairs) {
@@ -375,6 +380,10 @@ TEST_F(Scaling, MistakesAreNamed) {
       {{"--strategies=ulysses", "--heads=3"}, {"--heads", "3"}},
       {{"--strategies=burst+ulysses", "--ulysses=3"}, {"--ulysses", "2 ranks"}},
       {{"--ulysses=2"}, {"--ulysses", "burst+ulysses"}},
+      {{"--travelling_gradients=fp16"}, {"--travelling_gradients", "fp16", "fp32 or bf16"}},
+      {{"--travelling_gradients=bf16"}, {"--travelling_gradients", "float32", "--dtype=bf16"}},
+      {{"--strategies=ulysses", "--travelling_gradients=bf16"},
+       {"--travelling_gradients", "rings"}},
       {{"--ranks_per_node=-1"}, {"--ranks_per_node", "-1"}},
       {{"--ranks=4", "--ranks_per_node=3"}, {"--ranks_per_node", "3", "4 ranks"}},
       {{"--strategies=ulysses", "--ranks_per_node=2"}, {"--ranks_per_node", "rings"}},

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "burst/attention/ulysses_attention.h"
 #include "burst/base/status.h"
 #include "train/files.h"
@@ -55,6 +56,7 @@ void ForEachOption(Config& c, Function&& f) {
   f("ranks_per_node", c.ranks_per_node);
   f("layout", c.layout);
   f("backward", c.backward);
+  f("travelling_gradients", c.travelling_gradients);
   f("threads", c.threads);
   f("deterministic", c.deterministic);
   f("out", c.out);
@@ -169,6 +171,9 @@ absl::Status Parse(absl::string_view text, Strategy* value) {
 }
 absl::Status Parse(absl::string_view text, BackwardDirection* value) {
   return Assign(ParseBackwardDirection(text), value);
+}
+absl::Status Parse(absl::string_view text, TravellingGradients* value) {
+  return Assign(ParseTravellingGradients(text), value);
 }
 
 template <typename T>
@@ -424,6 +429,20 @@ absl::Status ResolveStrategy(ResolvedConfig* config) {
   return divide.ok() ? divide : Invalid("ulysses", divide.message());
 }
 
+absl::Status CheckTravellingGradients(const ResolvedConfig& config) {
+  const TrainConfig& c = config.options;
+  if (c.travelling_gradients == TravellingGradients::kFp32) return absl::OkStatus();
+  if (!HasRing(c.strategy)) {
+    return Invalid("travelling_gradients", "bf16 has no effect with --strategy=", Name(c.strategy),
+                   "; it is for rings");
+  }
+  if (config.dtype != DType::kBFloat16) {
+    return Invalid("travelling_gradients", "bf16 is for --precision=bf16, not for ",
+                   config.tf32 ? "tf32" : "fp32");
+  }
+  return absl::OkStatus();
+}
+
 // A double ring where the option says so, or where the launcher's processes are on several hosts
 // and a sequence's are on several of them, with the same number on each.
 absl::Status ResolveNodes(const Launch& launch, ResolvedConfig* config) {
@@ -492,6 +511,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& options, const L
   BURST_RETURN_IF_ERROR(CheckModelFitsDevice(config));
   BURST_RETURN_IF_ERROR(ResolveStrategy(&config));
   BURST_RETURN_IF_ERROR(ResolveNodes(launch, &config));
+  BURST_RETURN_IF_ERROR(CheckTravellingGradients(config));
   if (c.data.empty()) {
     return Invalid("data", "is empty; give a text file, a folder or a pattern of .bin shards");
   }
@@ -530,35 +550,11 @@ absl::StatusOr<TrainConfig> TrainConfigFromJson(absl::string_view text) {
 
 absl::Status CheckResume(const TrainConfig& before, const TrainConfig& after) {
   // What may change: how long, how fast, on what, and what is shown. The rest makes another run.
-  constexpr absl::string_view kFree[] = {"data",
-                                         "val_data",
-                                         "model",
-                                         "steps",
-                                         "lr",
-                                         "min_lr",
-                                         "warmup",
-                                         "schedule",
-                                         "clip",
-                                         "ranks",
-                                         "dp",
-                                         "sp",
-                                         "comm",
-                                         "layout",
-                                         "device",
-                                         "precision",
-                                         "backward",
-                                         "threads",
-                                         "deterministic",
-                                         "out",
-                                         "resume",
-                                         "eval_every",
-                                         "eval_batches",
-                                         "checkpoint_every",
-                                         "log_every",
-                                         "sample",
-                                         "strategy",
-                                         "ulysses",
-                                         "ranks_per_node"};
+  const std::vector<absl::string_view> free = absl::StrSplit(
+      "data,val_data,model,steps,lr,min_lr,warmup,schedule,clip,device,precision,deterministic,"
+      "threads,ranks,dp,sp,comm,strategy,ulysses,ranks_per_node,layout,backward,"
+      "travelling_gradients,out,resume,eval_every,eval_batches,checkpoint_every,log_every,sample",
+      ',');
   const auto texts = [](const TrainConfig& config) {
     std::vector<std::string> values;
     ForEachOption(config, [&](const char*, const auto& field) {
@@ -568,7 +564,7 @@ absl::Status CheckResume(const TrainConfig& before, const TrainConfig& after) {
   };
   const std::vector<std::string> names = OptionNames(), was = texts(before), is = texts(after);
   for (size_t i = 0; i < names.size(); ++i) {
-    if (was[i] == is[i] || absl::c_linear_search(kFree, names[i])) continue;
+    if (was[i] == is[i] || absl::c_linear_search(free, names[i])) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("--", names[i], ": ", is[i], " differs from the run's ", was[i],
                      "; a run is resumed with what it was started with"));

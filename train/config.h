@@ -63,6 +63,7 @@ struct TrainConfig {
   int64_t ranks_per_node = -1;  // -1: a launcher's; 0: one flat ring
   Layout layout = Layout::kZigzag;
   BackwardDirection backward = BackwardDirection::kAuto;
+  TravellingGradients travelling_gradients = TravellingGradients::kFp32;
   int64_t threads = -1;  // a rank; -1: cores / ranks
   bool deterministic = true;
 

@@ -77,6 +77,10 @@ ABSL_FLAG(
     std::string, backward, "auto",
     "What travels in the backward of a burst: queries (burst), keys and values (ring), or auto: "
     "what is fewer bytes.");
+ABSL_FLAG(
+    std::string, travelling_gradients, "fp32",
+    "What gradients are while they travel around a ring: fp32 or, with --precision=bf16, bf16 "
+    "(fewer bytes, a rounding at every hop; sums stay fp32).");
 ABSL_FLAG(int64_t, threads, -1, "Threads of a rank. -1: cores / ranks.");
 ABSL_FLAG(bool, deterministic, true,
           "Bitwise equal from run to run. CPU kernels always are; others may be faster without.");
@@ -108,7 +112,7 @@ const std::vector<FlagGroup>& Groups() {
         "beta1", "beta2", "eps", "clip", "seed"}},
       {"Devices and ranks",
        {"device", "precision", "ranks", "dp", "sp", "comm", "strategy", "ulysses", "ranks_per_node",
-        "layout", "backward", "threads", "deterministic"}},
+        "layout", "backward", "travelling_gradients", "threads", "deterministic"}},
       {"Output",
        {"out", "resume", "config", "eval_every", "eval_batches", "checkpoint_every", "log_every",
         "sample"}},

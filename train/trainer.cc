@@ -67,6 +67,9 @@ std::string StrategyText(const ResolvedConfig& config) {
     absl::StrAppend(&text, ", ", config.ranks_per_node, " ranks per node");
   }
   if (HasDirections(o.strategy)) absl::StrAppend(&text, ", ", Name(o.backward), " backward");
+  if (o.travelling_gradients != TravellingGradients::kFp32) {
+    absl::StrAppend(&text, ", ", Name(o.travelling_gradients), " gradients travel");
+  }
   return text;
 }
 
@@ -97,6 +100,7 @@ absl::Status Trainer::Init(bool verbose) {
   attention.layout = options_.layout;
   attention.mask.window = options_.window;
   attention.backward = options_.backward;
+  attention.travelling_gradients = options_.travelling_gradients;
   attention.ranks_per_node = setup_.config.ranks_per_node;
   attention.deterministic = options_.deterministic;
   const Mesh& mesh = setup_.config.mesh;

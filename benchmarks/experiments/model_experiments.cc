@@ -68,7 +68,10 @@ TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
   config.strategy = c.strategy;
   if (HasDirections(c.strategy)) config.backward = options.problem.backward;
   if (c.strategy == Strategy::kBurstUlysses) config.ulysses = options.problem.ulysses;
-  if (HasRing(c.strategy)) config.ranks_per_node = options.problem.ranks_per_node;
+  if (HasRing(c.strategy)) {
+    config.ranks_per_node = options.problem.ranks_per_node;
+    config.travelling_gradients = options.problem.travelling_gradients;
+  }
   return config;
 }
 
@@ -120,6 +123,7 @@ absl::Status MeasureFirstToken(const ResolvedConfig& config, const ModelConfig& 
   BurstAttentionOptions options;
   options.layout = o.layout;
   options.backward = o.backward;
+  options.travelling_gradients = o.travelling_gradients;
   options.ranks_per_node = config.ranks_per_node;
   options.deterministic = o.deterministic;
   BURST_ASSIGN_OR_RETURN(const auto attention,

@@ -42,6 +42,8 @@ ABSL_FLAG(int64_t, ulysses, -1,
 ABSL_FLAG(
     int64_t, ranks_per_node, 0,
     "A double ring, for clusters: so many neighbouring ranks are on one node. 0: a flat ring.");
+ABSL_FLAG(std::string, travelling_gradients, "fp32",
+          "What gradients are while they travel around a ring: fp32, or bf16 with --dtype=bf16.");
 ABSL_FLAG(
     std::string, tiles, "on",
     "on: attention tile by tile. off: by whole score matrices, on the CPU, for small lengths.");
@@ -66,7 +68,7 @@ const std::vector<FlagGroup>& Groups() {
   static const auto* groups = new std::vector<FlagGroup>{
       {"What",
        {"experiment", "strategies", "ranks", "seqlens", "batches", "layout", "backward", "ulysses",
-        "ranks_per_node"}},
+        "ranks_per_node", "travelling_gradients"}},
       {"Attention alone", {"heads", "kv_heads", "head_dim", "mask", "tiles", "dtype"}},
       {"Whole models", {"model", "data", "steps"}},
       {"How", {"device", "threads", "repeats", "out"}},
@@ -227,6 +229,9 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
   const int64_t per_node = absl::GetFlag(FLAGS_ranks_per_node);
   BURST_RETURN_IF_ERROR(AtLeast(0, "ranks_per_node", per_node));
   problem.ranks_per_node = static_cast<int>(per_node);
+  const auto travelling = ParseTravellingGradients(absl::GetFlag(FLAGS_travelling_gradients));
+  if (!travelling.ok()) return Invalid("travelling_gradients", travelling.status().message());
+  problem.travelling_gradients = *travelling;
   const std::string tiles = absl::GetFlag(FLAGS_tiles);
   if (tiles != "on" && tiles != "off") {
     return Invalid("tiles", absl::StrCat("'", tiles, "' is neither on nor off"));
@@ -265,8 +270,10 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
   if (Given("ulysses") && !any([](Strategy s) { return s == Strategy::kBurstUlysses; })) {
     return Invalid("ulysses", "not used by any of --strategies; it is for burst+ulysses");
   }
-  if (Given("ranks_per_node") && !any(HasRing)) {
-    return Invalid("ranks_per_node", "not used by any of --strategies; it is for rings");
+  for (const char* option : {"ranks_per_node", "travelling_gradients"}) {
+    if (Given(option) && !any(HasRing)) {
+      return Invalid(option, "not used by any of --strategies; it is for rings");
+    }
   }
   const bool attention_alone =
       options.experiment == Experiment::kAttention || options.experiment == Experiment::kError;

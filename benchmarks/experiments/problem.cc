@@ -25,8 +25,10 @@ int GroupSize(Strategy strategy, const AttentionProblem& problem, int ranks) {
 // the heads; a token and hop:
 //
 //   forward:         2 Hk                of K, V
-//   backward, ring:  2 Hk                of K, V                + 2 Hk sums  of dK, dV
-//   backward, burst: 2 Hq + 2 heads sums of Q, dO, lse, delta   + Hq sums    of dQ
+//   backward, ring:  2 Hk                of K, V                + 2 Hk gradients of dK, dV
+//   backward, burst: 2 Hq + 2 heads sums of Q, dO, lse, delta   + Hq gradients   of dQ
+//
+// Gradients are sums, or bfloat16 if they are to travel so.
 absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProblem& problem,
                                          int ranks, int group) {
   AttentionMask mask;
@@ -37,6 +39,8 @@ absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProbl
                            /*documents=*/{}, {group, /*member=*/0},
                            problem.options(strategy).ranks_per_node / group));
   const int64_t size = SizeOf(problem.dtype), sum_size = SizeOf(SumDType(problem.dtype));
+  const bool narrow = problem.travelling_gradients == TravellingGradients::kBf16;
+  const int64_t gradient_size = narrow ? SizeOf(DType::kBFloat16) : sum_size;
   const int64_t heads = problem.heads / group;
   const int64_t kv_heads = std::max<int64_t>(1, problem.kv_heads / group);
   const int64_t q = heads * problem.head_dim, k = kv_heads * problem.head_dim;
@@ -47,9 +51,10 @@ absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProbl
   bytes.forward = sequences * keys.block_tokens.total() * 2 * k * size;
   bytes.forward_between_nodes = sequences * keys.block_tokens[Link::kInter] * 2 * k * size;
   const auto backward = [&](bool burst, int64_t block_tokens, int64_t gradient_tokens) {
-    return sequences * (burst ? block_tokens * (2 * q * size + 2 * heads * sum_size) +
-                                    gradient_tokens * q * sum_size
-                              : block_tokens * 2 * k * size + gradient_tokens * 2 * k * sum_size);
+    return sequences *
+           (burst ? block_tokens * (2 * q * size + 2 * heads * sum_size) +
+                        gradient_tokens * q * gradient_size
+                  : block_tokens * 2 * k * size + gradient_tokens * 2 * k * gradient_size);
   };
   const int64_t ring = backward(false, keys.block_tokens.total(), keys.gradient_tokens.total());
   const int64_t burst =
@@ -88,7 +93,10 @@ BurstAttentionOptions AttentionProblem::options(Strategy strategy) const {
   options.tiles = tiles;
   if (HasDirections(strategy)) options.backward = backward;
   if (strategy == Strategy::kRing) options.backward = BackwardDirection::kRing;
-  if (HasRing(strategy)) options.ranks_per_node = ranks_per_node;
+  if (HasRing(strategy)) {
+    options.ranks_per_node = ranks_per_node;
+    options.travelling_gradients = travelling_gradients;
+  }
   options.deterministic = false;  // as the published figures are
   return options;
 }
@@ -119,6 +127,11 @@ absl::Status CheckProblem(Strategy strategy, const AttentionProblem& problem, in
   if (per_node > 0 && ranks % per_node != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--ranks_per_node: ", per_node, " does not divide ", ranks, " ranks"));
+  }
+  if (problem.travelling_gradients == TravellingGradients::kBf16 &&
+      problem.dtype != DType::kBFloat16) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--travelling_gradients: bf16 is for --dtype=bf16, not for ", Name(problem.dtype)));
   }
   if (per_node % group != 0) {
     return absl::InvalidArgumentError(absl::StrCat("--ranks_per_node: a node of ", per_node,

@@ -26,6 +26,7 @@ struct AttentionProblem {
   DType dtype = DType::kFloat32;
   DeviceType device = DeviceType::kCpu;
   BackwardDirection backward = BackwardDirection::kAuto;  // of strategies that have several
+  TravellingGradients travelling_gradients = TravellingGradients::kFp32;  // where there is a ring
   int ulysses = -1;  // ranks that share heads in burst+ulysses; -1: as many as divide the ranks and
                      // the key heads
   int ranks_per_node = 0;  // of strategies with a ring: a double one; 0: a flat one

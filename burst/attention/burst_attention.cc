@@ -54,6 +54,18 @@ const char* Name(BackwardDirection direction) {
   return "?";
 }
 
+absl::StatusOr<TravellingGradients> ParseTravellingGradients(absl::string_view name) {
+  for (TravellingGradients travelling : {TravellingGradients::kFp32, TravellingGradients::kBf16}) {
+    if (name == Name(travelling)) return travelling;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown travelling gradients '", name, "': use fp32 or bf16"));
+}
+
+const char* Name(TravellingGradients travelling) {
+  return travelling == TravellingGradients::kBf16 ? "bf16" : "fp32";
+}
+
 BurstAttention::BurstAttention(const BurstAttentionOptions& options, Communicator* comm,
                                std::unique_ptr<Communicator> between_nodes)
     : options_(options),
@@ -98,6 +110,11 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
   BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
   if (!options_.tiles && q.device() != DeviceType::kCpu) {
     return absl::InvalidArgumentError("attention without tiles is there on the CPU only");
+  }
+  if (options_.travelling_gradients == TravellingGradients::kBf16 &&
+      q.dtype() != DType::kBFloat16) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "travelling_gradients: bf16 is for bfloat16 tensors, these are ", Name(q.dtype())));
   }
   const int rank = comm_ == nullptr ? 0 : comm_->rank();
   const int world_size = comm_ == nullptr ? 1 : comm_->world_size();
@@ -178,7 +195,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   const Ring::Block block = {{keys[0], kSeqAxis}, {keys[1], kSeqAxis}};
   bool merge = false;
   BURST_RETURN_IF_ERROR(ring_->Run(
-      schedule, pass, block, /*gradients=*/{},
+      schedule, pass, block,
       [&](int source) -> const VisibleKeys& { return schedule.keys_of(source); },
       [&](int, const VisibleKeys& visible, const Ring::Tensors& kv, const Ring::Tensors&) {
         FlashForwardParams params;
@@ -199,16 +216,21 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   return absl::OkStatus();
 }
 
+DType BurstAttention::TravellingDType(DType dtype) const {
+  return options_.travelling_gradients == TravellingGradients::kBf16 ? DType::kBFloat16
+                                                                     : SumDType(dtype);
+}
+
 BackwardDirection BurstAttention::Direction(const RingSchedule& schedule, int64_t num_heads,
                                             int64_t num_kv_heads, int64_t head_dim,
                                             DType dtype) const {
   if (options_.backward != BackwardDirection::kAuto) return options_.backward;
   const int64_t q_bytes = num_heads * head_dim * SizeOf(dtype);
   const int64_t k_bytes = num_kv_heads * head_dim * SizeOf(dtype);
-  const int64_t sum_size = SizeOf(SumDType(dtype));
-  const int64_t row_bytes = num_heads * sum_size;            // lse, or delta
-  const int64_t dq_bytes = num_heads * head_dim * sum_size;  // gradients travel as sums
-  const int64_t dk_bytes = num_kv_heads * head_dim * sum_size;
+  const int64_t row_bytes = num_heads * SizeOf(SumDType(dtype));  // lse, or delta
+  const int64_t gradient_size = SizeOf(TravellingDType(dtype));
+  const int64_t dq_bytes = num_heads * head_dim * gradient_size;
+  const int64_t dk_bytes = num_kv_heads * head_dim * gradient_size;
   const RingPass& queries = schedule.query_pass();
   const RingPass& keys = schedule.key_pass();
   const int64_t burst = queries.block_tokens.total() * (2 * q_bytes + 2 * row_bytes) +
@@ -270,8 +292,11 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     params.deterministic = options_.deterministic;
     FlashBackward(q.device(), params);
   };
-  if (Direction(schedule, q.dim(2), saved.k.dim(2), q.dim(3), q.dtype()) ==
-      BackwardDirection::kBurst) {
+  const DType travelling = TravellingDType(q.dtype());
+  const bool queries_travel = Direction(schedule, q.dim(2), saved.k.dim(2), q.dim(3), q.dtype()) ==
+                              BackwardDirection::kBurst;
+  Ring::Tensors last;  // of dQ, or of dK and dV
+  if (queries_travel) {
     // K, V, dK, dV stay; Q, dO, lse, delta travel, and dQ follows them.
     const Ring::Tensors own_keys = {saved.k, saved.v};
     const Ring::Tensors queries = Travelling({q, saved.dout});
@@ -280,30 +305,38 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
                                {saved.lse.Contiguous(), kLseSeqAxis},
                                {delta, kLseSeqAxis}};
     BURST_RETURN_IF_ERROR(ring_->Run(
-        schedule, schedule.query_pass(), block, {{dq_sum, kSeqAxis}},
+        schedule, schedule.query_pass(), block, {{dq_sum, kSeqAxis}}, travelling,
         [&](int source) -> const VisibleKeys& { return schedule.seen_by(source); },
         [&](int, const VisibleKeys& visible, const Ring::Tensors& queries,
             const Ring::Tensors& gradients) {
           kernel(visible, queries, own_keys, gradients[0], dk_sum, dv_sum);
         },
-        &stats_.backward));
+        &stats_.backward, &last));
   } else {
     // Q, dO, lse, delta, dQ stay; K, V travel, and dK, dV follow them.
     const Ring::Tensors own_queries = {q, saved.dout, saved.lse.Contiguous(), delta};
     const Ring::Tensors keys = Travelling({saved.k, saved.v});
     const Ring::Block block = {{keys[0], kSeqAxis}, {keys[1], kSeqAxis}};
     BURST_RETURN_IF_ERROR(ring_->Run(
-        schedule, schedule.key_pass(), block, {{dk_sum, kSeqAxis}, {dv_sum, kSeqAxis}},
+        schedule, schedule.key_pass(), block, {{dk_sum, kSeqAxis}, {dv_sum, kSeqAxis}}, travelling,
         [&](int source) -> const VisibleKeys& { return schedule.keys_of(source); },
         [&](int, const VisibleKeys& visible, const Ring::Tensors& keys,
             const Ring::Tensors& gradients) {
           kernel(visible, own_queries, keys, dq_sum, gradients[0], gradients[1]);
         },
-        &stats_.backward));
+        &stats_.backward, &last));
   }
-  if (dq_sum.raw_data() != dq->raw_data()) FlashConvert(dq_sum, *dq);
-  if (dk_sum.raw_data() != dk->raw_data()) FlashConvert(dk_sum, *dk);
-  if (dv_sum.raw_data() != dv->raw_data()) FlashConvert(dv_sum, *dv);
+  const auto finish = [](const Tensor& sum, const Tensor& gradient, const Tensor& last) {
+    if (sum.raw_data() != gradient.raw_data()) {
+      FlashConvert(sum, gradient, last);
+    } else if (!last.null()) {
+      sum.Add(last);
+    }
+  };
+  const bool arrived = !last.empty();
+  finish(dq_sum, *dq, arrived && queries_travel ? last[0] : Tensor());
+  finish(dk_sum, *dk, arrived && !queries_travel ? last[0] : Tensor());
+  finish(dv_sum, *dv, arrived && !queries_travel ? last[1] : Tensor());
   return absl::OkStatus();
 }
 

@@ -38,11 +38,20 @@ enum class BackwardDirection { kAuto, kBurst, kRing };  // kAuto: the one that s
 absl::StatusOr<BackwardDirection> ParseBackwardDirection(absl::string_view name);  // "auto", ...
 const char* Name(BackwardDirection direction);
 
+// What gradients are on their way. kFp32: as they are summed, in SumDType. kBf16, of bfloat16
+// tensors only: half the bytes, rounded at every hop; ranks still add in float32.
+enum class TravellingGradients { kFp32, kBf16 };
+
+absl::StatusOr<TravellingGradients> ParseTravellingGradients(
+    absl::string_view name);  // "fp32", ...
+const char* Name(TravellingGradients travelling);
+
 struct BurstAttentionOptions {
   Layout layout = Layout::kZigzag;
   AttentionMask mask;
   double softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
   BackwardDirection backward = BackwardDirection::kAuto;
+  TravellingGradients travelling_gradients = TravellingGradients::kFp32;
   // A double ring (ring_pass.h): ranks n L to (n + 1) L - 1 are on one node, with L of them a node,
   // and what leaves a node has a communicator of its own. 0: one flat ring. It divides the ranks.
   int ranks_per_node = 0;
@@ -64,7 +73,8 @@ class BurstAttention : public SequenceParallelAttention {
   absl::StatusOr<RingSchedule> Schedule(int64_t seqlen,
                                         const DocumentStarts& documents = {}) const override;
 
-  // Partial results, gradients that travel and sums over rounds are of SumDType(dtype). `saved` is
+  // Partial results and sums over rounds are of SumDType(dtype), and gradients that travel too
+  // unless the options say otherwise (InvalidArgument where that is not for the dtype). `saved` is
   // what Forward was given and gave: it may as well be put together from those.
   absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override;
@@ -79,6 +89,9 @@ class BurstAttention : public SequenceParallelAttention {
   // bytes under this schedule.
   BackwardDirection Direction(const RingSchedule& schedule, int64_t num_heads, int64_t num_kv_heads,
                               int64_t head_dim, DType dtype) const;
+
+  // Of the gradients on their way, of tensors of `dtype`.
+  DType TravellingDType(DType dtype) const;
 
   const BurstAttentionOptions& options() const { return options_; }
 

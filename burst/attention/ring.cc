@@ -26,13 +26,14 @@ void AddTo(const Ring::Tensors& sum, const Ring::Tensors& terms) {
 
 }  // namespace
 
-void Ring::Reserve(const Block& block, int64_t max_length, Buffer* buffer) {
+void Ring::Reserve(const Block& block, int64_t max_length, Buffer* buffer,
+                   std::optional<DType> of) {
   buffer->resize(block.size());
   for (size_t i = 0; i < block.size(); ++i) {
     int64_t numel = 1;
     for (int64_t size : ShapeFor(block[i], max_length)) numel *= size;
     Tensor& tensor = (*buffer)[i];
-    const DType dtype = block[i].tensor.dtype();
+    const DType dtype = of.value_or(block[i].tensor.dtype());
     const DeviceType device = block[i].tensor.device();
     if (tensor.null() || tensor.numel() < numel || tensor.dtype() != dtype ||
         tensor.device() != device) {
@@ -80,37 +81,45 @@ absl::Status Ring::Wait(Link link, Channel channel) {
 // arrived ahead of its block's round.
 class Ring::Gradients {
  public:
-  Gradients(Ring* ring, const RingSchedule& schedule, const Block& own, RingTraffic* traffic)
-      : ring_(*ring), schedule_(schedule), own_(own), traffic_(*traffic) {}
+  Gradients(Ring* ring, const RingSchedule& schedule, const Block& own, DType dtype,
+            RingTraffic* traffic)
+      : ring_(*ring),
+        schedule_(schedule),
+        own_(own),
+        dtype_(dtype),
+        narrow_(!own.empty() && dtype != own[0].tensor.dtype()),
+        sums_(narrow_ ? ring->spare_sums_ : ring->spare_),
+        traffic_(*traffic) {
+    Spare(&ring_.home_);
+  }
   ~Gradients() {
     for (Link link : kLinks) {
       Spare(&out_[link]);
       Spare(&in_[link]);
     }
     Spare(&ahead_);
-    Spare(&sum_);
+    SpareSum();
   }
 
   // The round of `source` begins: what its block's gradient has to come with it.
   void Begin(int source) {
     if (ahead_.empty()) return;
     BURST_CHECK(ahead_source_ == source && sum_.empty());
-    std::swap(sum_, ahead_);
+    BeginSum(source, &ahead_);
   }
 
   // What this rank's part is added to: what has arrived from others, or zero.
   Tensors Sum(int source) {
     if (!sum_.empty()) return View(sum_, source);
-    sum_ = Take();
+    TakeSum();
     const Tensors sum = View(sum_, source);
     for (const Tensor& gradient : sum) gradient.Fill(0);
     return sum;
   }
 
-  // Completes the transfers on a link at the end of the round of `source`, or of all rounds (-1).
+  // Completes the transfers on a link at the end of the round of `source`.
   absl::Status Arrive(Link link, int source) {
-    BURST_RETURN_IF_ERROR(ring_.Wait(link, Channel::kGradient));
-    Spare(&out_[link]);
+    BURST_RETURN_IF_ERROR(Complete(link));
     Buffer in = std::exchange(in_[link], {});
     if (in.empty()) return absl::OkStatus();
     const int arrived = arriving_[link];
@@ -121,11 +130,24 @@ class Ring::Gradients {
       ahead_source_ = arrived;
       std::swap(ahead_, in);
     } else if (sum_.empty()) {
-      std::swap(sum_, in);
+      BeginSum(source, &in);
     } else {
       AddTo(View(sum_, source), View(in, source));
     }
     Spare(&in);
+    return absl::OkStatus();
+  }
+
+  // Completes all transfers after the last round; what came home with the last of them.
+  absl::Status Finish(Tensors* last) {
+    for (Link link : kLinks) {
+      BURST_RETURN_IF_ERROR(Complete(link));
+      if (in_[link].empty()) continue;
+      BURST_CHECK(arriving_[link] == schedule_.rank() && last->empty());
+      Spare(&ring_.home_);
+      std::swap(ring_.home_, in_[link]);
+      *last = View(ring_.home_, schedule_.rank());
+    }
     return absl::OkStatus();
   }
 
@@ -136,7 +158,13 @@ class Ring::Gradients {
       Tensors out, in;
       if (transfer.to >= 0) {
         BURST_CHECK(!sum_.empty() && out_[link].empty());
-        std::swap(out_[link], sum_);
+        if (narrow_) {
+          out_[link] = Take();
+          Convert(View(sum_, round.source), View(out_[link], round.source));
+          SpareSum();
+        } else {
+          std::swap(out_[link], sum_);
+        }
         out = View(out_[link], round.source);
       }
       if (transfer.from >= 0) {
@@ -152,24 +180,52 @@ class Ring::Gradients {
   }
 
  private:
+  static Buffer TakeFrom(std::vector<Buffer>* spare) {
+    if (spare->empty()) return {};
+    Buffer buffer = std::move(spare->back());
+    spare->pop_back();
+    return buffer;
+  }
+  static void SpareTo(std::vector<Buffer>* spare, Buffer* buffer) {
+    if (!buffer->empty()) spare->push_back(std::exchange(*buffer, {}));
+  }
+  static void Convert(const Tensors& from, const Tensors& to) {
+    for (size_t i = 0; i < to.size(); ++i) to[i].ConvertFrom(from[i]);
+  }
+
   Tensors View(const Buffer& buffer, int source) const {
     return ViewFor(own_, buffer, schedule_.length(source));
   }
   Buffer Take() {
-    Buffer buffer;
-    if (!ring_.spare_.empty()) {
-      buffer = std::move(ring_.spare_.back());
-      ring_.spare_.pop_back();
-    }
-    Reserve(own_, schedule_.max_length(), &buffer);
+    Buffer buffer = TakeFrom(&ring_.spare_);
+    Reserve(own_, schedule_.max_length(), &buffer, dtype_);
     return buffer;
   }
-  void Spare(Buffer* buffer) {
-    if (!buffer->empty()) ring_.spare_.push_back(std::exchange(*buffer, {}));
+  void Spare(Buffer* buffer) { SpareTo(&ring_.spare_, buffer); }
+  void TakeSum() {
+    sum_ = TakeFrom(&sums_);
+    Reserve(own_, schedule_.max_length(), &sum_);
   }
+  void SpareSum() { SpareTo(&sums_, &sum_); }
+  // The sum begins as what has arrived, in place where dtypes allow.
+  void BeginSum(int source, Buffer* arrived) {
+    if (!narrow_) return std::swap(sum_, *arrived);
+    TakeSum();
+    Convert(View(*arrived, source), View(sum_, source));
+    Spare(arrived);
+  }
+  absl::Status Complete(Link link) {
+    BURST_RETURN_IF_ERROR(ring_.Wait(link, Channel::kGradient));
+    Spare(&out_[link]);
+    return absl::OkStatus();
+  }
+
   Ring& ring_;
   const RingSchedule& schedule_;
   const Block& own_;
+  const DType dtype_;  // of what travels
+  const bool narrow_;  // sums are of another one
+  std::vector<Buffer>& sums_;
   RingTraffic& traffic_;
   PerLink<Buffer> out_, in_;
   PerLink<int> arriving_;
@@ -179,12 +235,13 @@ class Ring::Gradients {
 };
 
 absl::Status Ring::Run(const RingSchedule& schedule, const RingPass& pass, const Block& block,
-                       const Block& gradients,
+                       const Block& gradients, DType gradient_dtype,
                        const std::function<const VisibleKeys&(int source)>& visible,
-                       const Compute& compute, RingTraffic* traffic) {
+                       const Compute& compute, RingTraffic* traffic, Tensors* last) {
   const int rank = schedule.rank();
   const int world_size = schedule.world_size(), ranks_per_node = schedule.ranks_per_node();
   const bool has_gradients = !gradients.empty();
+  if (has_gradients) last->clear();
   BURST_CHECK(world_size == ranks_per_node || between_nodes_ != nullptr);
   if (world_size == 1) {
     compute(rank, visible(rank), Own(block), Own(gradients));
@@ -195,7 +252,7 @@ absl::Status Ring::Run(const RingSchedule& schedule, const RingPass& pass, const
     Reserve(block, schedule.max_length(), buffer);
     return ViewFor(block, *buffer, schedule.length(source));
   };
-  Gradients travelling(this, schedule, gradients, traffic);
+  Gradients travelling(this, schedule, gradients, gradient_dtype, traffic);
   Tensors before, at_work = Own(block), next_node;
   for (int t = 0; t < world_size; ++t) {
     const RingRound& round = pass.rounds[t];
@@ -246,7 +303,7 @@ absl::Status Ring::Run(const RingSchedule& schedule, const RingPass& pass, const
 
   if (has_gradients) {
     compute(rank, schedule.diagonal_part(1), Own(block), Own(gradients));
-    for (Link link : kLinks) BURST_RETURN_IF_ERROR(travelling.Arrive(link, /*source=*/-1));
+    BURST_RETURN_IF_ERROR(travelling.Finish(last));
   }
   return absl::OkStatus();
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -54,11 +55,21 @@ class Ring {
   // Calls compute for every round in which the pass has work, this rank's own block first, while
   // the next blocks travel. `visible(source)` gives the mask of a round. `gradients`, those of
   // `block`, are added to: by this rank's rounds on its own block, and by what the other ranks
-  // computed, once it is home. Without gradients the rounds are those of a forward.
+  // computed, once it is home; but for what comes home last, which is returned in *last (of
+  // gradient_dtype, until the next Run; empty if there is none), so that the caller may add it to
+  // `gradients` while it converts them. Gradients travel as gradient_dtype: their own, or bfloat16
+  // where theirs is float32; every rank adds in their own. Without gradients the rounds are those
+  // of a forward.
   absl::Status Run(const RingSchedule& schedule, const RingPass& pass, const Block& block,
-                   const Block& gradients,
+                   const Block& gradients, DType gradient_dtype,
                    const std::function<const VisibleKeys&(int source)>& visible,
-                   const Compute& compute, RingTraffic* traffic);
+                   const Compute& compute, RingTraffic* traffic, Tensors* last);
+  // Without gradients.
+  absl::Status Run(const RingSchedule& schedule, const RingPass& pass, const Block& block,
+                   const std::function<const VisibleKeys&(int source)>& visible,
+                   const Compute& compute, RingTraffic* traffic) {
+    return Run(schedule, pass, block, {}, DType::kFloat32, visible, compute, traffic, nullptr);
+  }
 
  private:
   // A reusable place for the tensors of any rank's block; empty: none.
@@ -66,7 +77,9 @@ class Ring {
   class Gradients;
 
   Communicator* comm(Link link) const { return link == Link::kIntra ? comm_ : between_nodes_; }
-  static void Reserve(const Block& block, int64_t max_length, Buffer* buffer);
+  // Room for every tensor of the block at the given length; of `dtype`, or each of its own.
+  static void Reserve(const Block& block, int64_t max_length, Buffer* buffer,
+                      std::optional<DType> dtype = std::nullopt);
   static Tensors ViewFor(const Block& block, const Buffer& buffer, int64_t length);
   // Starts a transfer: `out` to transfer.to, `in` from transfer.from.
   absl::Status Post(Link link, Channel channel, const RingTransfer& transfer, const Tensors& out,
@@ -78,7 +91,9 @@ class Ring {
   // A block at work, one on its way out, one on its way in; and of those that cross between nodes,
   // one that its node passes around and one on its way in.
   Buffer within_[3], across_[2];
-  std::vector<Buffer> spare_;  // for gradients
+  std::vector<Buffer> spare_;       // for gradients that travel
+  std::vector<Buffer> spare_sums_;  // for sums, where they are of another dtype
+  Buffer home_;                     // holds *last
 };
 
 }  // namespace burst

@@ -50,11 +50,14 @@ void FlashBackward(DeviceType device, const FlashBackwardParams& params) {
   BURST_CUDA_CALL(cuda::FlashBackward(params));
 }
 
-void FlashConvert(const Tensor& from, const Tensor& to) {
+void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend) {
   BURST_CHECK(from.shape() == to.shape() && from.device() == to.device())
       << ToString(from.shape()) << " to " << ToString(to.shape());
-  if (from.device() == DeviceType::kCpu) return to.CopyFrom(from.To(to.dtype()));
-  BURST_CUDA_CALL(cuda::FlashConvert(from, to));
+  if (from.device() == DeviceType::kCpu) {
+    if (!addend.null()) from.Add(addend);
+    return to.CopyFrom(from.To(to.dtype()));
+  }
+  BURST_CUDA_CALL(cuda::FlashConvert(from, to, addend));
 }
 
 }  // namespace burst

@@ -108,9 +108,10 @@ void FlashForward(DeviceType device, const FlashForwardParams& params);
 void FlashDelta(DeviceType device, const FlashDeltaParams& params);
 void FlashBackward(DeviceType device, const FlashBackwardParams& params);
 
-// to = from, converted: sums over hops to their final dtype. [batch, seqlen, num_heads, head_dim],
-// innermost stride 1.
-void FlashConvert(const Tensor& from, const Tensor& to);
+// to = from + addend, converted: sums over hops to their final dtype. [batch, seqlen, num_heads,
+// head_dim], innermost stride 1. `addend`: null, or, with `from` contiguous, contiguous like it and
+// of its dtype or bfloat16; `from` may be changed then.
+void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend = Tensor());
 
 // The CPU kernels: float32 and float64. Parallel over the caller's thread pool; bitwise
 // reproducible for a given number of threads; scratch memory, one or two MiB a thread, independent

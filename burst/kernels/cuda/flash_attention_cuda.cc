@@ -163,7 +163,7 @@ void Backward(Kernels kernels, const FlashBackwardParams& params) {
   const Tensor sum =
       Tensor::Zeros({s.batch, s.q_len, s.num_heads, s.head_dim}, kFloat, DeviceType::kCuda);
   run(Operand(sum));
-  simt::Convert(sum, params.dq);
+  simt::Convert(sum, /*addend=*/{}, params.dq);
 }
 
 void FlashForward(const FlashForwardParams& params) { Forward(ServedBy(params.shape), params); }
@@ -175,11 +175,14 @@ void FlashDelta(const FlashDeltaParams& params) {
 
 void FlashBackward(const FlashBackwardParams& params) { Backward(ServedBy(params.shape), params); }
 
-void FlashConvert(const Tensor& from, const Tensor& to) {
-  if (from.dtype() == to.dtype()) return to.CopyFrom(from);
+void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend) {
+  if (from.dtype() == to.dtype()) {
+    if (!addend.null()) from.Add(addend);
+    return to.CopyFrom(from);
+  }
   BURST_CHECK(from.dtype() == kFloat && to.dtype() == kBf16)
       << Name(from.dtype()) << " to " << Name(to.dtype());
-  simt::Convert(from, Operand(to));
+  simt::Convert(from, addend, Operand(to));
 }
 
 }  // namespace cuda

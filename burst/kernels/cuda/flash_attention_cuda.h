@@ -21,7 +21,7 @@ absl::Status CheckFlashAttention(DType dtype, int64_t head_dim);
 void FlashForward(const FlashForwardParams& params);
 void FlashDelta(const FlashDeltaParams& params);
 void FlashBackward(const FlashBackwardParams& params);
-void FlashConvert(const Tensor& from, const Tensor& to);
+void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend);
 
 // With the given kernels, which must serve the call: for tests and benchmarks.
 void Forward(Kernels kernels, const FlashForwardParams& params);

@@ -67,29 +67,35 @@ __global__ __launch_bounds__(kThreads) void DeltaKernel(AttentionOperand out, At
   }
 }
 
-template <int kPack>
+// sum += kPack consecutive elements; 16 bytes a load at most.
+template <int kPack, typename T>
+__device__ void AddPack(const T* x, float (&sum)[kPack]) {
+  constexpr int kStep = kPack < 16 / static_cast<int>(sizeof(T)) ? kPack : 16 / sizeof(T);
+#pragma unroll
+  for (int i = 0; i < kPack; i += kStep) {
+    const Pack<T, kStep> part = *reinterpret_cast<const Pack<T, kStep>*>(x + i);
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) sum[i + j] += ConvertTo<float>(part[j]);
+  }
+}
+
+template <int kPack, typename Addend>
 __global__ __launch_bounds__(kThreads) void ConvertKernel(AttentionOperand from,
+                                                          AttentionOperand addend,
                                                           AttentionOperand to, uint32_t packs,
                                                           uint32_t seqlen, uint32_t num_heads,
                                                           uint32_t row_packs) {
   const uint32_t index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= packs) return;
   const Row row(index / row_packs, seqlen, num_heads);
-  const uint32_t c = index % row_packs;
+  const uint32_t c = index % row_packs * kPack;
+  float sum[kPack] = {};
+  AddPack(row.Of<const float>(from) + c, sum);
+  if (addend.data != nullptr) AddPack(row.Of<const Addend>(addend) + c, sum);
   Pack<bf16, kPack> y;
-  if constexpr (kPack % 4 == 0) {
-    const auto* x =
-        reinterpret_cast<const Pack<float, 4>*>(row.Of<const float>(from)) + c * (kPack / 4);
 #pragma unroll
-    for (int i = 0; i < kPack; i += 4) {
-      const Pack<float, 4> part = x[i / 4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) y[i + j] = ConvertTo<bf16>(part[j]);
-    }
-  } else {
-    y[0] = ConvertTo<bf16>(row.Of<const float>(from)[c]);
-  }
-  reinterpret_cast<Pack<bf16, kPack>*>(row.Of<bf16>(to))[c] = y;
+  for (int j = 0; j < kPack; ++j) y[j] = ConvertTo<bf16>(sum[j]);
+  *reinterpret_cast<Pack<bf16, kPack>*>(row.Of<bf16>(to) + c) = y;
 }
 
 // Whether every row can be read in packs of 16 bytes, and consists of whole packs of `pack`.
@@ -136,18 +142,24 @@ void Delta(const FlashDeltaParams& params) {
   });
 }
 
-void Convert(const Tensor& from, const AttentionOperand& target) {
+void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& target) {
   if (from.numel() == 0) return;
   const AttentionOperand source = Operand(from);
+  const bool adds = !addend.null(), wide = adds && addend.dtype() == DType::kFloat32;
+  BURST_CHECK(!adds ||
+              (addend.shape() == from.shape() && (wide || addend.dtype() == DType::kBFloat16)));
+  const AttentionOperand added = adds ? Operand(addend) : AttentionOperand();
   constexpr int kPack = 8;
   const int64_t head_dim = from.dim(3);
   const bool packed = InPacks(source, head_dim, sizeof(float), kPack) &&
-                      InPacks(target, head_dim, sizeof(bf16), kPack);
+                      InPacks(target, head_dim, sizeof(bf16), kPack) &&
+                      (!adds || InPacks(added, head_dim, SizeOf(addend.dtype()), kPack));
   const int pack = packed ? kPack : 1;
   const int64_t packs = from.numel() / pack;
-  const auto kernel = packed ? ConvertKernel<kPack> : ConvertKernel<1>;
+  const auto kernel = packed ? (wide ? ConvertKernel<kPack, float> : ConvertKernel<kPack, bf16>)
+                             : (wide ? ConvertKernel<1, float> : ConvertKernel<1, bf16>);
   kernel<<<Blocks(packs, kThreads), kThreads, 0, cuda::CurrentStream()>>>(
-      source, target, static_cast<uint32_t>(packs), static_cast<uint32_t>(from.dim(1)),
+      source, added, target, static_cast<uint32_t>(packs), static_cast<uint32_t>(from.dim(1)),
       static_cast<uint32_t>(from.dim(2)), static_cast<uint32_t>(head_dim / pack));
   BURST_CUDA_CHECK_LAUNCH("attention convert");
 }
