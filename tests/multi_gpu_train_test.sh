@@ -56,7 +56,8 @@ for precision in fp32 bf16; do
     run mesh.$precision --precision=$precision --dp=2 --sp=2
     compare mesh.$precision one.$precision $tolerance
   fi
-  start processes.$precision --precision=$precision
+  nodes=0; [[ $ranks == 4 && $precision == bf16 ]] && nodes=2
+  start processes.$precision --precision=$precision --ranks_per_node=$nodes
   for pid in "${pids[@]}"; do wait "$pid" || { cat processes.$precision.*.log; fail "processes"; }; done
   compare processes.$precision one.$precision $tolerance
 done
