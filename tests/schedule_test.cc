@@ -126,33 +126,6 @@ TEST(ScheduleTest, VisibleKeysMatchTheDefinition) {
   }
 }
 
-TEST(ScheduleTest, DiagonalPartsAreTheDiagonal) {
-  for (const MaskCase& c : MaskCases()) {
-    const DocumentStarts documents = Clip(c.documents, 33);
-    const auto schedule = RingSchedule::Create(1, 3, Layout::kZigzag, 33, c.mask, documents);
-    ASSERT_TRUE(schedule.ok());
-    const VisibleKeys& whole = schedule->keys_of(1);
-    EXPECT_EQ(schedule->diagonal_part(0).pairs + schedule->diagonal_part(1).pairs, whole.pairs);
-    for (int64_t at = 0; at < whole.rows * whole.q_len; ++at) {
-      int64_t pairs = 0;
-      for (int part : {0, 1}) {
-        const VisibleKeys& visible = schedule->diagonal_part(part);
-        const int64_t seen = std::max(0, visible.end[at] - visible.begin[at]);
-        pairs += seen;
-        if (seen > 0) {
-          EXPECT_EQ(visible.begin[at], whole.begin[at]);
-          EXPECT_EQ(visible.end[at], whole.end[at]);
-        }
-        if (at % whole.q_len > 0) {
-          EXPECT_GE(visible.begin[at], visible.begin[at - 1]);
-          EXPECT_GE(visible.end[at], visible.end[at - 1]);
-        }
-      }
-      EXPECT_EQ(pairs, std::max(0, whole.end[at] - whole.begin[at]));
-    }
-  }
-}
-
 // Walks all ranks through a pass, message by message: a rank computes and sends only what it has,
 // every send has its receive in the same round, what a round needs is there when it begins (blocks)
 // or ends (gradients), each needed (block, host) pair is computed exactly once, gradients come home

@@ -28,8 +28,33 @@ FlashAttentionShape KernelShape(const BurstAttentionOptions& options, const Visi
   return shape;
 }
 
-constexpr int kSeqAxis = 1;     // of [batch, seqlen, heads, head_dim]
-constexpr int kLseSeqAxis = 2;  // of [batch, heads, seqlen]
+constexpr int kSeqAxis = 1, kHeadAxis = 2;        // of [batch, seqlen, heads, head_dim]
+constexpr int kLseSeqAxis = 2, kLseHeadAxis = 1;  // of [batch, heads, seqlen]
+
+// The heads of a part of a block's work: whole groups that share a key head; where there is one key
+// head, some of its queries' (their gradients add up). Parts in time would cost more: every key
+// tile would be loaded and its gradients stored twice.
+struct Heads {
+  int64_t first, count, first_key, key_count;
+
+  Tensor OfQueries(const Tensor& t) const { return t.Slice(kHeadAxis, first, count); }
+  Tensor OfKeys(const Tensor& t) const { return t.Slice(kHeadAxis, first_key, key_count); }
+  // A kernel reads these contiguous; they are small.
+  Tensor OfRows(const Tensor& t) const { return t.Slice(kLseHeadAxis, first, count).Contiguous(); }
+};
+
+// In a flat ring the two parts are equal; between nodes the way home is longer, and the second part
+// is three quarters.
+Heads HeadsOf(Ring::Part part, bool flat, int64_t num_heads, int64_t num_kv_heads) {
+  if (part == Ring::Part::kWhole) return {0, num_heads, 0, num_kv_heads};
+  const int64_t groups = num_kv_heads > 1 ? num_kv_heads : num_heads;
+  const int64_t cut = groups / (flat ? 2 : 4);
+  const int64_t first = part == Ring::Part::kFirst ? 0 : cut;
+  const int64_t count = part == Ring::Part::kFirst ? cut : groups - cut;
+  const int64_t heads = num_heads / groups;
+  if (num_kv_heads == 1) return {first, count, 0, 1};
+  return {first * heads, count * heads, first, count};
+}
 
 }  // namespace
 
@@ -197,7 +222,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   BURST_RETURN_IF_ERROR(ring_->Run(
       schedule, pass, block,
       [&](int source) -> const VisibleKeys& { return schedule.keys_of(source); },
-      [&](int, const VisibleKeys& visible, const Ring::Tensors& kv, const Ring::Tensors&) {
+      [&](Ring::Part, const VisibleKeys& visible, const Ring::Tensors& kv, const Ring::Tensors&) {
         FlashForwardParams params;
         params.shape = KernelShape(options_, visible, q, kv[0]);
         params.q = Operand(q);
@@ -274,20 +299,25 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   };
   const Tensor dq_sum = sum_of(*dq), dk_sum = sum_of(*dk), dv_sum = sum_of(*dv);
 
-  const auto kernel = [&](const VisibleKeys& visible, const Ring::Tensors& queries,
+  const auto kernel = [&](Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& queries,
                           const Ring::Tensors& keys, const Tensor& dq, const Tensor& dk,
                           const Tensor& dv) {
+    const Heads heads = HeadsOf(part, schedule.ranks_per_node() == schedule.world_size(),
+                                q.dim(kHeadAxis), saved.k.dim(kHeadAxis));
+    if (heads.count == 0) return;
+    const Tensor their_q = heads.OfQueries(queries[0]), their_k = heads.OfKeys(keys[0]);
+    const Tensor lse = heads.OfRows(queries[2]), delta = heads.OfRows(queries[3]);
     FlashBackwardParams params;
-    params.shape = KernelShape(options_, visible, queries[0], keys[0]);
-    params.q = Operand(queries[0]);
-    params.dout = Operand(queries[1]);
-    params.lse = queries[2].raw_data();
-    params.delta = queries[3].raw_data();
-    params.k = Operand(keys[0]);
-    params.v = Operand(keys[1]);
-    params.dq = Operand(dq);
-    params.dk = Operand(dk);
-    params.dv = Operand(dv);
+    params.shape = KernelShape(options_, visible, their_q, their_k);
+    params.q = Operand(their_q);
+    params.dout = Operand(heads.OfQueries(queries[1]));
+    params.lse = lse.raw_data();
+    params.delta = delta.raw_data();
+    params.k = Operand(their_k);
+    params.v = Operand(heads.OfKeys(keys[1]));
+    params.dq = Operand(heads.OfQueries(dq));
+    params.dk = Operand(heads.OfKeys(dk));
+    params.dv = Operand(heads.OfKeys(dv));
     params.assign = assign;
     params.deterministic = options_.deterministic;
     FlashBackward(q.device(), params);
@@ -307,9 +337,9 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     BURST_RETURN_IF_ERROR(ring_->Run(
         schedule, schedule.query_pass(), block, {{dq_sum, kSeqAxis}}, travelling,
         [&](int source) -> const VisibleKeys& { return schedule.seen_by(source); },
-        [&](int, const VisibleKeys& visible, const Ring::Tensors& queries,
+        [&](Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& queries,
             const Ring::Tensors& gradients) {
-          kernel(visible, queries, own_keys, gradients[0], dk_sum, dv_sum);
+          kernel(part, visible, queries, own_keys, gradients[0], dk_sum, dv_sum);
         },
         &stats_.backward, &last));
   } else {
@@ -320,9 +350,9 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     BURST_RETURN_IF_ERROR(ring_->Run(
         schedule, schedule.key_pass(), block, {{dk_sum, kSeqAxis}, {dv_sum, kSeqAxis}}, travelling,
         [&](int source) -> const VisibleKeys& { return schedule.keys_of(source); },
-        [&](int, const VisibleKeys& visible, const Ring::Tensors& keys,
+        [&](Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& keys,
             const Ring::Tensors& gradients) {
-          kernel(visible, own_queries, keys, dq_sum, gradients[0], gradients[1]);
+          kernel(part, visible, own_queries, keys, dq_sum, gradients[0], gradients[1]);
         },
         &stats_.backward, &last));
   }

@@ -64,36 +64,6 @@ bool SeesAny(const AttentionMask& mask, const DocumentStarts& documents,
   return any;
 }
 
-// The part of `visible` that belongs to the queries first <= i < last; the others see nothing.
-VisibleKeys QueryPart(const VisibleKeys& visible, int64_t first, int64_t last, int32_t k_len) {
-  VisibleKeys part = visible;
-  part.all = false;
-  part.pairs = 0;
-  for (int64_t row = 0; row < visible.rows; ++row) {
-    int32_t* begin = part.begin.data() + row * visible.q_len;
-    int32_t* end = part.end.data() + row * visible.q_len;
-    std::fill(begin, begin + first, 0);
-    std::fill(end, end + first, 0);
-    for (int64_t i = first; i < last; ++i) part.pairs += std::max(0, end[i] - begin[i]);
-    std::fill(begin + last, begin + visible.q_len, k_len);
-    std::fill(end + last, end + visible.q_len, k_len);
-  }
-  return part;
-}
-
-// The query before which lies about one of `parts` equal parts of the pairs of `visible`.
-int64_t CutQuery(const VisibleKeys& visible, int parts) {
-  int64_t pairs = 0;
-  for (int64_t i = 0; i < visible.q_len; ++i) {
-    for (int64_t row = 0; row < visible.rows; ++row) {
-      const int64_t at = row * visible.q_len + i;
-      pairs += std::max(0, visible.end[at] - visible.begin[at]);
-    }
-    if (parts * pairs >= visible.pairs) return i;
-  }
-  return visible.q_len;
-}
-
 // Where the positions `held` are among `all`; both increase. Every layout needs but a few runs.
 std::vector<TokenRun> FindRuns(const Positions& held, const Positions& all) {
   std::vector<TokenRun> runs;
@@ -205,11 +175,6 @@ absl::StatusOr<RingSchedule> RingSchedule::Create(int rank, int world_size, Layo
     schedule.keys_of_.push_back(ComputeVisibleKeys(mask, documents, positions[rank], positions[r]));
     schedule.seen_by_.push_back(ComputeVisibleKeys(mask, documents, positions[r], positions[rank]));
   }
-  const VisibleKeys& diagonal = schedule.keys_of_[rank];
-  const int32_t length = static_cast<int32_t>(schedule.length());
-  const int64_t cut = CutQuery(diagonal, schedule.ranks_per_node_ == world_size ? 2 : 4);
-  schedule.diagonal_parts_[0] = QueryPart(diagonal, 0, cut, length);
-  schedule.diagonal_parts_[1] = QueryPart(diagonal, cut, diagonal.q_len, length);
 
   // sees[q * world_size + k]: some query of rank q sees a key of rank k.
   std::vector<bool> sees(world_size * world_size);

@@ -95,10 +95,6 @@ class RingSchedule {
   const VisibleKeys& keys_of(int source) const { return keys_of_[source]; }
   // This rank's keys that the queries of rank `source` see.
   const VisibleKeys& seen_by(int source) const { return seen_by_[source]; }
-  // This rank's own block in two parts: the first hides the first transfer, the second the
-  // gradient's way home. Equal work in a flat ring; between nodes the way home is longer, and the
-  // second part is three quarters.
-  const VisibleKeys& diagonal_part(int part) const { return diagonal_parts_[part]; }
 
   // K and V travel: the forward, and RingAttention's backward with dK, dV.
   const RingPass& key_pass() const { return key_pass_; }
@@ -116,7 +112,6 @@ class RingSchedule {
   std::vector<std::vector<int32_t>> positions_, held_;
   std::vector<std::vector<TokenRun>> runs_;
   std::vector<VisibleKeys> keys_of_, seen_by_;
-  VisibleKeys diagonal_parts_[2];
   RingPass key_pass_, query_pass_;
 };
 
