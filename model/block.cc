@@ -13,22 +13,22 @@
 namespace burst {
 namespace {
 
-// [batch, length, channels] as [batch, length, channels / head_dim, head_dim].
-Variable SplitHeads(Tape& tape, const Variable& x, int64_t head_dim) {
-  const Shape shape = {x.value().dim(0), x.value().dim(1), x.value().dim(2) / head_dim, head_dim};
+// The same elements under another shape.
+Variable Reshape(Tape& tape, const Variable& x, const Shape& shape) {
   const Variable y = tape.Output(x.value().View(shape), {x});
   if (tape.NeedsGrad({x})) {
-    tape.Record("split_heads", {y}, [=] { x.AddGrad(y.grad().Contiguous().View(x.shape())); });
+    tape.Record("reshape", {y}, [=] { x.AddGrad(y.grad().Contiguous().View(x.shape())); });
   }
   return y;
 }
 
 }  // namespace
 
-void Norm::Declare(const ModelConfig& config, const std::string& name, ParameterList* parameters) {
-  parameters->Add(absl::StrCat(name, ".weight"), {config.width}, 1, 0, false, &weight);
+void Norm::Declare(const ModelConfig& config, const std::string& name,
+                   const ParameterSharing& sharing, ParameterList* parameters) {
+  parameters->Add(absl::StrCat(name, ".weight"), {config.width}, 1, 0, false, &weight, sharing);
   if (config.family == Family::kGpt2) {
-    parameters->Add(absl::StrCat(name, ".bias"), {config.width}, 0, 0, false, &bias);
+    parameters->Add(absl::StrCat(name, ".bias"), {config.width}, 0, 0, false, &bias, sharing);
   }
 }
 
@@ -39,10 +39,12 @@ Variable Norm::Forward(const ForwardPass& pass, const ModelConfig& config,
 }
 
 void Dense::Declare(const ModelConfig& config, const std::string& name, int64_t out, int64_t in,
-                    double init_std, ParameterList* parameters) {
-  parameters->Add(absl::StrCat(name, ".weight"), {out, in}, 0, init_std, true, &weight);
+                    double init_std, const TensorParallel& parallel,
+                    const ParameterSharing& sharing, ParameterList* parameters) {
+  parameters->Add(absl::StrCat(name, ".weight"), {out, in}, 0, init_std, true, &weight, sharing);
   if (config.family == Family::kGpt2) {
-    parameters->Add(absl::StrCat(name, ".bias"), {out}, 0, 0, false, &bias);
+    parameters->Add(absl::StrCat(name, ".bias"), {out}, 0, 0, false, &bias,
+                    sharing.axis == 0 ? sharing : parallel.Whole());
   }
 }
 
@@ -50,26 +52,36 @@ Variable Dense::Forward(const ForwardPass& pass, const Variable& x) const {
   return Linear(pass.tape, x, weight, bias);
 }
 
-void Block::Declare(const ModelConfig& config, int64_t layer, ParameterList* parameters) {
+Variable Dense::RowBias(const ForwardPass& pass) const {
+  return pass.parallel->rank() == 0 ? bias : Variable();
+}
+
+void Block::Declare(const ModelConfig& config, int64_t layer, const TensorParallel& parallel,
+                    ParameterList* parameters) {
   config_ = config;
   layer_ = layer;
+  rotated_heads_ = parallel.PartOf(config.heads) + parallel.PartOf(config.kv_heads);
   const std::string prefix = absl::StrCat("layers.", layer, ".");
   const int64_t width = config.width, kv_width = config.kv_heads * config.head_dim();
   // Projections into the residual stream start smaller, so that its variance does not grow with the
   // number of layers (Radford et al., 2019).
   const double residual_std = config.init_std / std::sqrt(2.0 * config.layers);
-  const auto declare = [&](Dense& dense, const char* name, int64_t out, int64_t in,
-                           double init_std) {
-    dense.Declare(config, prefix + name, out, in, init_std, parameters);
+  const auto declare = [&](Dense& dense, const char* name, int64_t out, int64_t in, double init_std,
+                           const ParameterSharing& sharing) {
+    dense.Declare(config, prefix + name, out, in, init_std, parallel, sharing, parameters);
   };
-  attention_norm_.Declare(config, prefix + "attention_norm", parameters);
-  declare(qkv_, "attention.qkv", width + 2 * kv_width, width, config.init_std);
-  declare(out_, "attention.out", width, width, residual_std);
-  ffn_norm_.Declare(config, prefix + "ffn_norm", parameters);
+  const int64_t heads = config.heads, kv_heads = config.kv_heads, head_dim = config.head_dim();
   const bool llama = config.family == Family::kLlama;
+  std::vector<int64_t> hidden = {config.ffn};
+  if (llama) hidden.push_back(config.ffn);  // the gate and what it gates
+  attention_norm_.Declare(config, prefix + "attention_norm", parallel.WholeInLayers(), parameters);
+  declare(qkv_, "attention.qkv", width + 2 * kv_width, width, config.init_std,
+          parallel.Split(0, {heads, kv_heads, kv_heads}, head_dim));
+  declare(out_, "attention.out", width, width, residual_std, parallel.Split(1, {heads}, head_dim));
+  ffn_norm_.Declare(config, prefix + "ffn_norm", parallel.WholeInLayers(), parameters);
   declare(up_, llama ? "ffn.gate_up" : "ffn.up", (llama ? 2 : 1) * config.ffn, width,
-          config.init_std);
-  declare(down_, "ffn.down", width, config.ffn, residual_std);
+          config.init_std, parallel.Split(0, hidden, 1));
+  declare(down_, "ffn.down", width, config.ffn, residual_std, parallel.Split(1, {config.ffn}, 1));
 }
 
 Variable Block::Forward(const ForwardPass& pass, const Variable& x) const {
@@ -79,11 +91,22 @@ Variable Block::Forward(const ForwardPass& pass, const Variable& x) const {
 }
 
 Variable Block::Attention(const ForwardPass& pass, const Variable& x) const {
-  Variable qkv = SplitHeads(pass.tape, qkv_.Forward(pass, x), config_.head_dim());
-  if (config_.family == Family::kLlama) {
-    qkv = Rope(pass.tape, qkv, pass.rope, config_.heads + config_.kv_heads);
-  }
-  return pass.attend(layer_, qkv);
+  const Variable projected = Columns(pass, qkv_, x);  // [batch, length, channels of all heads]
+  const Shape& shape = projected.shape();
+  const int64_t head_dim = config_.head_dim();
+  Variable qkv = Reshape(pass.tape, projected, {shape[0], shape[1], shape[2] / head_dim, head_dim});
+  if (config_.family == Family::kLlama) qkv = Rope(pass.tape, qkv, pass.rope, rotated_heads_);
+  const Variable out = pass.attend(layer_, qkv);
+  return Reshape(pass.tape, out, {shape[0], shape[1], out.shape()[2] * head_dim});
+}
+
+// dense(x); of all tokens this rank's channels, where ranks share the model.
+Variable Block::Columns(const ForwardPass& pass, const Dense& dense, const Variable& x) const {
+  if (pass.parallel == nullptr) return dense.Forward(pass, x);
+  const Variable all = pass.parallel->Enter(pass.tape, pass.schedule, x);
+  const Variable y = dense.Forward(pass, all);
+  pass.parallel->Forget(pass.tape, pass.schedule, x, all);
+  return y;
 }
 
 // h + dropout(ffn(x))
@@ -91,11 +114,20 @@ Variable Block::AddFeedForward(const ForwardPass& pass, const Variable& h,
                                const Variable& x) const {
   const int64_t site = 2 + 2 * layer_;
   if (config_.family == Family::kLlama) {
-    return AddBranch(pass, h, down_, SwiGlu(pass.tape, up_.Forward(pass, x)), site);
+    return AddBranch(pass, h, down_, SwiGlu(pass.tape, Columns(pass, up_, x)), site);
   }
   const DropoutSite dropout = DropoutAt(pass, config_, site);
-  const Variable y = GeluMlp(pass.tape, x, up_.weight, up_.bias, down_.weight, down_.bias,
-                             dropout.active() ? Variable() : h);
+  const Variable residual = dropout.active() ? Variable() : h;
+  Variable y;
+  if (pass.parallel == nullptr) {
+    y = GeluMlp(pass.tape, x, up_.weight, up_.bias, down_.weight, down_.bias, residual);
+  } else {
+    const Variable all = pass.parallel->Enter(pass.tape, pass.schedule, x);
+    const Variable partial =
+        GeluMlp(pass.tape, all, up_.weight, up_.bias, down_.weight, down_.RowBias(pass));
+    pass.parallel->Forget(pass.tape, pass.schedule, x, all);
+    y = pass.parallel->Leave(pass.tape, pass.schedule, partial, residual);
+  }
   return dropout.active() ? Dropout(pass.tape, y, dropout, h) : y;
 }
 
@@ -103,8 +135,15 @@ Variable Block::AddFeedForward(const ForwardPass& pass, const Variable& h,
 Variable Block::AddBranch(const ForwardPass& pass, const Variable& x, const Dense& projection,
                           const Variable& branch, int64_t dropout_site) const {
   const DropoutSite site = DropoutAt(pass, config_, dropout_site);
-  if (!site.active()) return Linear(pass.tape, branch, projection.weight, projection.bias, x);
-  return Dropout(pass.tape, projection.Forward(pass, branch), site, x);
+  const Variable residual = site.active() ? Variable() : x;
+  Variable y;
+  if (pass.parallel == nullptr) {
+    y = Linear(pass.tape, branch, projection.weight, projection.bias, residual);
+  } else {
+    const Variable partial = Linear(pass.tape, branch, projection.weight, projection.RowBias(pass));
+    y = pass.parallel->Leave(pass.tape, pass.schedule, partial, residual);
+  }
+  return site.active() ? Dropout(pass.tape, y, site, x) : y;
 }
 
 DropoutSite DropoutAt(const ForwardPass& pass, const ModelConfig& config, int64_t site) {

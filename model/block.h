@@ -16,6 +16,7 @@
 #include "model/ops/dropout.h"
 #include "model/ops/rope.h"
 #include "model/parameters.h"
+#include "model/tensor_parallel.h"
 
 namespace burst {
 
@@ -31,13 +32,17 @@ struct ForwardPass {
   std::shared_ptr<const RopeTable> rope;  // llama
   DropoutKey dropout;
   Tensor global_positions;  // [length] int32, of dropout
+  // Where ranks share the model, else null: how, and the schedule of its exchanges.
+  const TensorParallel* parallel = nullptr;
+  std::shared_ptr<const RingSchedule> schedule = nullptr;
 };
 
 struct Norm {
   Variable weight;  // [width]
   Variable bias;    // [width], gpt2
 
-  void Declare(const ModelConfig& config, const std::string& name, ParameterList* parameters);
+  void Declare(const ModelConfig& config, const std::string& name, const ParameterSharing& sharing,
+               ParameterList* parameters);
   Variable Forward(const ForwardPass& pass, const ModelConfig& config, const Variable& x) const;
 };
 
@@ -45,28 +50,35 @@ struct Dense {
   Variable weight;  // [out, in]
   Variable bias;    // [out], gpt2
 
+  // The bias is shared as the weight is if that is by rows; by columns every rank has all of it.
   void Declare(const ModelConfig& config, const std::string& name, int64_t out, int64_t in,
-               double init_std, ParameterList* parameters);
+               double init_std, const TensorParallel& parallel, const ParameterSharing& sharing,
+               ParameterList* parameters);
   Variable Forward(const ForwardPass& pass, const Variable& x) const;
+  // What this rank adds to its part of a row-parallel product: one rank of the group adds the bias.
+  Variable RowBias(const ForwardPass& pass) const;
 };
 
 class Block {
  public:
   // Declares the layer's parameters; they are there after ParameterList::Allocate, until when the
   // block must not move.
-  void Declare(const ModelConfig& config, int64_t layer, ParameterList* parameters);
+  void Declare(const ModelConfig& config, int64_t layer, const TensorParallel& parallel,
+               ParameterList* parameters);
 
-  // x: [batch, length, width], like the result.
+  // x: [batch, length, width], like the result: the residual stream.
   Variable Forward(const ForwardPass& pass, const Variable& x) const;
 
  private:
   Variable Attention(const ForwardPass& pass, const Variable& x) const;  // before out_
+  Variable Columns(const ForwardPass& pass, const Dense& dense, const Variable& x) const;
   Variable AddFeedForward(const ForwardPass& pass, const Variable& h, const Variable& x) const;
   Variable AddBranch(const ForwardPass& pass, const Variable& x, const Dense& projection,
                      const Variable& branch, int64_t dropout_site) const;
 
   ModelConfig config_;
   int64_t layer_ = 0;
+  int64_t rotated_heads_ = 0;  // of this rank: those of queries and keys
   Norm attention_norm_, ffn_norm_;
   Dense qkv_, out_;  // qkv: the rows of all query heads, then the key heads, then the value heads
   Dense up_, down_;  // up, llama: the rows of the gate, then those of what it gates

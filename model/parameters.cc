@@ -1,5 +1,6 @@
 #include "model/parameters.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "burst/base/check.h"
@@ -9,11 +10,40 @@
 namespace burst {
 namespace {
 
+int64_t Product(const Shape& shape) {
+  int64_t product = 1;
+  for (int64_t size : shape) product *= size;
+  return product;
+}
+
+// Calls copy(slice of the whole, slice of the part) for each slice of a rank's part.
+template <typename Copy>
+void ForEachSlice(const Parameter& parameter, int rank, const Tensor& whole, const Tensor& part,
+                  Copy copy) {
+  const ParameterSharing& sharing = parameter.sharing;
+  BURST_CHECK(whole.shape() == parameter.whole_shape && part.shape() == parameter.PartShape(rank))
+      << parameter.name << " " << ToString(whole.shape()) << ", " << ToString(part.shape());
+  if (sharing.parts.empty()) return copy(whole, part);
+  int64_t at = 0;
+  for (const ParameterSlice& slice : sharing.parts[rank]) {
+    copy(whole.Slice(sharing.axis, slice.begin, slice.length),
+         part.Slice(sharing.axis, at, slice.length));
+    at += slice.length;
+  }
+}
+
+// What is shared comes first in the flat buffers, and last what ranks hold whole.
+int Zone(const ParameterSharing& sharing) {
+  if (sharing.ranks == 1 || !sharing.parts.empty()) return 0;
+  return sharing.whole_gradient ? 1 : 2;
+}
+constexpr int kZones = 3;
+
 // init_mean + init_std * normal. Element i takes normal i % 4 of the numbers number i / 4 of the
 // stream (seed, index).
 template <typename T>
 void Draw(uint64_t seed, int64_t index, const Parameter& parameter, T* values) {
-  const int64_t n = parameter.numel();
+  const int64_t n = Product(parameter.whole_shape);
   ParallelFor((n + 3) / 4, 1 << 12, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const PhiloxCounter bits = Philox(seed, index, i);
@@ -29,22 +59,38 @@ void Draw(uint64_t seed, int64_t index, const Parameter& parameter, T* values) {
 
 }  // namespace
 
-int64_t Parameter::numel() const {
-  int64_t count = 1;
-  for (int64_t size : shape) count *= size;
-  return count;
+int64_t Parameter::numel() const { return Product(shape); }
+
+Shape Parameter::PartShape(int rank) const {
+  if (sharing.parts.empty()) return whole_shape;
+  Shape part = whole_shape;
+  part[sharing.axis] = 0;
+  for (const ParameterSlice& slice : sharing.parts[rank]) part[sharing.axis] += slice.length;
+  return part;
 }
 
-int ParameterList::Add(std::string name, const Shape& shape, double init_mean, double init_std,
-                       bool decay, Variable* variable) {
+void Parameter::TakePart(int rank, const Tensor& whole, const Tensor& part) const {
+  ForEachSlice(*this, rank, whole, part,
+               [](const Tensor& from, const Tensor& to) { to.CopyFrom(from); });
+}
+
+void Parameter::PutPart(int rank, const Tensor& part, const Tensor& whole) const {
+  ForEachSlice(*this, rank, whole, part,
+               [](const Tensor& to, const Tensor& from) { to.CopyFrom(from); });
+}
+
+int ParameterList::Add(std::string name, const Shape& whole_shape, double init_mean,
+                       double init_std, bool decay, Variable* variable,
+                       const ParameterSharing& sharing) {
   BURST_CHECK(values_.null()) << "Add after Allocate";
   Parameter parameter;
   parameter.name = std::move(name);
-  parameter.shape = shape;
+  parameter.whole_shape = whole_shape;
+  parameter.sharing = sharing;
+  parameter.shape = parameter.PartShape(sharing.rank);
   parameter.init_mean = init_mean;
   parameter.init_std = init_std;
   parameter.decay = decay;
-  parameter.offset = numel_;
   numel_ += parameter.numel();
   parameters_.push_back(std::move(parameter));
   targets_.push_back(variable);
@@ -57,6 +103,14 @@ void ParameterList::Allocate(DType dtype, DeviceType device) {
   values_ = Tensor::Zeros({numel_}, dtype, device);
   masters_ = mixed ? Tensor::Zeros({numel_}, DType::kFloat32, device) : values_;
   grads_ = Tensor::ZerosLike(masters_);
+  int64_t offset = 0;
+  for (int zone = 0; zone < kZones; ++zone) {
+    for (Parameter& parameter : parameters_) {
+      if (Zone(parameter.sharing) != zone) continue;
+      parameter.offset = offset;
+      offset += parameter.numel();
+    }
+  }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     const auto view = [&](const Tensor& flat) {
@@ -77,15 +131,53 @@ void ParameterList::Initialize(uint64_t seed) {
       continue;
     }
     // Drawn on the CPU, so that every device starts from the same bits.
-    const bool on_cpu = master.device() == DeviceType::kCpu;
-    const Tensor drawn = on_cpu ? master : Tensor::Empty(master.shape(), master.dtype());
+    const bool in_place =
+        master.device() == DeviceType::kCpu && parameter.shape == parameter.whole_shape;
+    const Tensor drawn = in_place ? master : Tensor::Empty(parameter.whole_shape, master.dtype());
     DispatchFloat(drawn.dtype(), [&](auto zero) {
       using T = decltype(zero);
       Draw<T>(seed, static_cast<int64_t>(i), parameter, drawn.data<T>());
     });
-    if (!on_cpu) master.CopyFrom(drawn);
+    if (in_place) continue;
+    parameter.TakePart(parameter.sharing.rank, drawn, master.View(parameter.shape));
   }
   RoundMasters();
+}
+
+std::vector<SharedRange> ParameterList::Ranges(int first, int last) const {
+  std::vector<SharedRange> ranges;
+  for (int i = first; i < last; ++i) {
+    const Parameter& parameter = parameters_[i];
+    const ParameterSharing& sharing = parameter.sharing;
+    if (sharing.parts.empty()) {
+      const int summed = sharing.whole_gradient ? 1 : sharing.ranks;
+      ranges.push_back(
+          {parameter.offset, parameter.offset + parameter.numel(), sharing.ranks, summed});
+      continue;
+    }
+    int64_t begin = parameter.offset;
+    for (const ParameterSlice& slice : sharing.parts[sharing.rank]) {
+      // Slices of rows are ranges; those of columns are of one kind, and together are the part.
+      const bool rows = sharing.axis == 0;
+      const int64_t numel =
+          rows ? parameter.numel() / parameter.shape[0] * slice.length : parameter.numel();
+      BURST_CHECK(rows || sharing.parts[sharing.rank].size() == 1) << parameter.name;
+      ranges.push_back({begin, begin + numel, slice.copies, slice.copies});
+      begin += numel;
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(),
+            [](const SharedRange& a, const SharedRange& b) { return a.begin < b.begin; });
+  std::vector<SharedRange> merged;
+  for (const SharedRange& range : ranges) {
+    if (!merged.empty() && merged.back().end == range.begin &&
+        merged.back().copies == range.copies && merged.back().summed == range.summed) {
+      merged.back().end = range.end;
+    } else {
+      merged.push_back(range);
+    }
+  }
+  return merged;
 }
 
 void ParameterList::RoundMasters() {

@@ -71,9 +71,11 @@ SequenceBatch SequenceBatch::To(DeviceType device) const {
 
 absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(const ModelConfig& config,
                                                                  DType dtype, uint64_t seed,
-                                                                 DeviceType device) {
+                                                                 DeviceType device,
+                                                                 const TensorParallel& parallel) {
   BURST_RETURN_IF_ERROR(CheckComplete(config));
-  std::unique_ptr<Transformer> model(new Transformer(config.WithDefaults()));
+  BURST_RETURN_IF_ERROR(TensorParallel::Check(config, parallel.ranks()));
+  std::unique_ptr<Transformer> model(new Transformer(config.WithDefaults(), parallel));
   model->parameters_.Allocate(dtype, device);
   model->parameters_.Initialize(seed);
   return model;
@@ -84,38 +86,43 @@ absl::StatusOr<int64_t> Transformer::CountParameters(const ModelConfig& config) 
   return Transformer(config.WithDefaults()).parameters_.numel();
 }
 
-Transformer::Transformer(const ModelConfig& config) : config_(config), blocks_(config.layers) {
+Transformer::Transformer(const ModelConfig& config, const TensorParallel& parallel)
+    : config_(config), parallel_(parallel), blocks_(config.layers) {
   const Shape table = {config.vocab, config.width};
-  parameters_.Add("embedding.tokens", table, 0, kEmbeddingStd, true, &token_embedding_);
+  const ParameterSharing whole = parallel.Whole();
+  parameters_.Add("embedding.tokens", table, 0, kEmbeddingStd, true, &token_embedding_, whole);
   if (config.family == Family::kGpt2) {
     parameters_.Add("embedding.positions", {config.context, config.width}, 0, kEmbeddingStd, true,
-                    &position_embedding_);
+                    &position_embedding_, whole);
   }
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    first_element_.push_back(parameters_.numel());
-    blocks_[layer].Declare(config_, layer, &parameters_);
+    first_parameter_.push_back(parameters_.size());
+    blocks_[layer].Declare(config_, layer, parallel, &parameters_);
   }
-  first_element_.push_back(parameters_.numel());
-  final_norm_.Declare(config_, "final_norm", &parameters_);
-  if (!config.tied_embeddings)
-    parameters_.Add("head.weight", table, 0, kEmbeddingStd, true, &head_);
+  first_parameter_.push_back(parameters_.size());
+  final_norm_.Declare(config_, "final_norm", whole, &parameters_);
+  if (!config.tied_embeddings) {
+    parameters_.Add("head.weight", table, 0, kEmbeddingStd, true, &head_, whole);
+  }
 }
 
 Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions,
                              const GradientsReady& ready) const {
-  const auto on_backward = [&](int64_t begin, int64_t end) {
-    if (ready != nullptr) pass.tape.OnBackward([=] { ready(begin, end); });
+  const auto on_backward = [&](int first, int last) {
+    if (ready != nullptr) pass.tape.OnBackward([=] { ready(first, last); });
   };
-  on_backward(0, first_element_[0]);
+  on_backward(0, first_parameter_[0]);
   Variable x = config_.family == Family::kGpt2
                    ? Embedding(pass.tape, tokens, token_embedding_, positions, position_embedding_)
                    : Embedding(pass.tape, tokens, token_embedding_);
+  if (pass.parallel != nullptr) x = pass.parallel->ToLayers(pass.tape, pass.schedule, x);
   x = Dropout(pass.tape, x, DropoutAt(pass, config_, /*site=*/0));
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
-    on_backward(first_element_[layer], first_element_[layer + 1]);
+    on_backward(first_parameter_[layer], first_parameter_[layer + 1]);
     x = blocks_[layer].Forward(pass, x);
   }
-  on_backward(first_element_.back(), parameters_.numel());
+  on_backward(first_parameter_.back(), parameters_.size());
+  if (pass.parallel != nullptr) x = pass.parallel->FromLayers(pass.tape, pass.schedule, x);
   return final_norm_.Forward(pass, config_, x);
 }
 
@@ -124,15 +131,25 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
                              const GradientsReady& ready) const {
   const auto& schedule = batch.schedule;
   ForwardPass pass{tape, nullptr, nullptr, dropout, Tensor()};
+  const bool parallel = parallel_.ranks() > 1;
+  if (parallel) pass.parallel = &parallel_, pass.schedule = schedule;
   pass.attend = [&](int64_t, const Variable& qkv) {
-    return AttentionOp(tape, attention, schedule, qkv, config_.heads, config_.kv_heads);
+    return AttentionOp(tape, attention, schedule, qkv, parallel_.PartOf(config_.heads),
+                       parallel_.PartOf(config_.kv_heads));
   };
   if (config_.family == Family::kLlama) {
-    pass.rope = MakeRopeTable(batch.positions, config_.head_dim(), config_.rope_theta,
+    Tensor positions = batch.positions;  // of attention's tokens
+    if (parallel) {
+      const absl::Status status = parallel_.GatherPositions(*schedule, batch.positions, &positions);
+      if (!status.ok()) tape.Fail(status);
+    }
+    pass.rope = MakeRopeTable(positions, config_.head_dim(), config_.rope_theta,
                               parameters_.values().dtype());
   }
   if (dropout.enabled) {
-    const std::vector<int32_t>& positions = schedule->held();
+    const bool all = parallel && !parallel_.spreads_tokens();
+    const std::vector<int32_t>& positions =
+        all ? schedule->positions(schedule->rank()) : schedule->held();
     pass.global_positions = Tensor::FromVector(positions, {static_cast<int64_t>(positions.size())},
                                                batch.tokens.device());
   }
@@ -163,6 +180,7 @@ absl::StatusOr<Tensor> Transformer::NextTokenLogits(SequenceParallelAttention& a
 }
 
 absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens) const {
+  BURST_CHECK_EQ(parallel_.ranks(), 1) << "a part of a model does not decode";
   const int64_t batch = tokens.dim(0), n = tokens.dim(1), start = cache.length();
   BURST_CHECK(batch == cache.batch() && n >= 1)
       << ToString(tokens.shape()) << " for a cache of " << cache.batch() << " sequences";

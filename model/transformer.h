@@ -1,5 +1,6 @@
 // A decoder-only Transformer of the Llama or the GPT-2 family, for one rank of a ring: it sees its
-// slice of every sequence, and only attention reaches the other ranks.
+// slice of every sequence, and only attention reaches the other ranks; or, with tensor parallelism,
+// the layers do.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include "model/kv_cache.h"
 #include "model/ops/dropout.h"
 #include "model/parameters.h"
+#include "model/tensor_parallel.h"
 
 namespace burst {
 
@@ -30,21 +32,23 @@ struct SequenceBatch {
   SequenceBatch To(DeviceType device) const;
 };
 
-// Told, during a backward, that the gradients of the parameters [begin, end) of the flat buffer
-// have all of this backward's contributions: they can go on their way while it continues. The
-// ranges cover the buffer, each element once.
-using GradientsReady = std::function<void(int64_t begin, int64_t end)>;
+// Told, during a backward, that the gradients of the parameters [first, last) of the list have all
+// of this backward's contributions: they can go on their way while it continues. Every parameter is
+// there once.
+using GradientsReady = std::function<void(int first, int last)>;
 
 class Transformer {
  public:
   // Parameters are drawn from `seed`, the same for every device; dtype as for
   // ParameterList::Allocate. InvalidArgument for a config that does not Validate or whose vocab
-  // (gpt2: context) is 0.
+  // (gpt2: context) is 0, or that `parallel` cannot spread. With the latter, this is one rank's
+  // part of the model: the attentions and batches given to it are those of its strategy.
   static absl::StatusOr<std::unique_ptr<Transformer>> Create(const ModelConfig& config, DType dtype,
                                                              uint64_t seed,
-                                                             DeviceType device = DeviceType::kCpu);
+                                                             DeviceType device = DeviceType::kCpu,
+                                                             const TensorParallel& parallel = {});
 
-  // Parameters of such a model, without making it; vocab and context as for Create.
+  // Parameters of such a model (the whole), without making it; vocab and context as for Create.
   static absl::StatusOr<int64_t> CountParameters(const ModelConfig& config);
 
   const ModelConfig& config() const { return config_; }  // WithDefaults
@@ -70,7 +74,8 @@ class Transformer {
                                          const SequenceBatch& batch) const;
 
   // Appends tokens [batch, n] (int32, n >= 1, below the vocab; on any device) to the cache and
-  // returns the logits of the last one, [batch, vocab]. Single rank, no gradient. OutOfRange, with
+  // returns the logits of the last one, [batch, vocab]. Single rank with the whole model, no
+  // gradient. OutOfRange, with
   // the cache as it was, when a gpt2 model would grow past its context.
   absl::StatusOr<Tensor> Decode(KvCache& cache, const Tensor& tokens) const;
 
@@ -83,7 +88,8 @@ class Transformer {
   FlopsPerToken TrainingFlopsPerToken(int64_t seqlen) const;
 
  private:
-  explicit Transformer(const ModelConfig& config);  // declares the parameters, without memory
+  // Declares the parameters, without memory.
+  explicit Transformer(const ModelConfig& config, const TensorParallel& parallel = {});
 
   // The residual stream after the last norm, [batch, length, width].
   Variable Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions,
@@ -94,11 +100,12 @@ class Transformer {
   const Variable& head() const { return config_.tied_embeddings ? token_embedding_ : head_; }
 
   const ModelConfig config_;
+  const TensorParallel parallel_;
   ParameterList parameters_;
   Variable token_embedding_;     // [vocab, width]
   Variable position_embedding_;  // [context, width], gpt2
   std::vector<Block> blocks_;
-  std::vector<int64_t> first_element_;  // of each block in the flat buffers, then of what follows
+  std::vector<int> first_parameter_;  // of each block, then of what follows
   Norm final_norm_;
   Variable head_;  // [vocab, width], unless tied
 };

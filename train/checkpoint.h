@@ -1,8 +1,8 @@
 // A run's state in one file: parameters by name, AdamW's moments as adam.m.<name> and
 // adam.v.<name>, and what is needed to go on or to generate, as strings.
 //
-// Data order and dropout are functions of (seed, step), so no generator state is saved; and every
-// rank holds the same replica, so the file does not know how many ranks wrote it.
+// Data order and dropout are functions of (seed, step), so no generator state is saved; and the
+// file holds whole parameters, so it does not know how many ranks wrote it.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "burst/comm/communicator.h"
 #include "model/config.h"
 #include "model/parameters.h"
 #include "train/adamw.h"
@@ -29,14 +30,16 @@ struct CheckpointInfo {
   std::string data_fingerprint;  // tells other data from the same
 };
 
-// Atomic; ResourceExhausted when the disk is full, and what was there before stays.
+// Atomic; ResourceExhausted when the disk is full, and what was there before stays. With parameters
+// that ranks hold between them, `group` is theirs: all call it, and rank 0 writes.
 absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
-                            const ParameterList& parameters, const AdamW& optimizer);
+                            const ParameterList& parameters, const AdamW& optimizer,
+                            Communicator* group = nullptr);
 
 // DataLoss for a file that is damaged or was not written by SaveCheckpoint.
 absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(const std::string& path);
 
-// Fills the parameters, and the optimizer's state where one is given.
+// Fills the parameters, this rank's parts of them, and the optimizer's state where one is given.
 absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, AdamW* optimizer);
 
 }  // namespace burst

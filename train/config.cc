@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "burst/attention/ulysses_attention.h"
 #include "burst/base/status.h"
+#include "model/tensor_parallel.h"
 #include "train/files.h"
 
 namespace burst {
@@ -414,6 +415,10 @@ absl::Status ResolveStrategy(ResolvedConfig* config) {
   if (c.strategy != Strategy::kBurstUlysses && c.ulysses != -1) {
     return Invalid("ulysses", c.ulysses, " has no effect with --strategy=", name,
                    "; it is for burst+ulysses");
+  }
+  if (IsTensorParallel(c.strategy)) {
+    const absl::Status fits = TensorParallel::Check(model, sp);
+    if (!fits.ok()) return Invalid("strategy", name, ": ", fits.message(), "; or burst");
   }
   if (c.strategy == Strategy::kUlysses) {
     const absl::Status divide = CheckHeadsDivide(model.heads, model.kv_heads, sp);

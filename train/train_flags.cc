@@ -54,8 +54,8 @@ ABSL_FLAG(int64_t, ranks, -1,
 ABSL_FLAG(int64_t, dp, -1,
           "Data parallel: groups of ranks, each with its share of the batch. -1: ranks / sp.");
 ABSL_FLAG(int64_t, sp, -1,
-          "Sequence parallel: ranks of a group, the ring that shares every sequence. -1: ranks / "
-          "dp.");
+          "Sequence parallel: ranks of a group, the ring that shares every sequence; with tp and "
+          "tp+sp those that share the model. -1: ranks / dp.");
 ABSL_FLAG(
     std::string, comm, "auto",
     "threads of this process; mpi (CPUs, start with mpirun); nccl (a GPU a process, start "
@@ -63,7 +63,8 @@ ABSL_FLAG(
 ABSL_FLAG(std::string, strategy, "burst",
           "How a sequence's attention is spread over its ranks: single (one rank), burst (a ring), "
           "ring (RingAttention), ulysses (all-to-all over heads) or burst+ulysses (all-to-all in "
-          "groups, a ring of groups).");
+          "groups, a ring of groups); or the whole model: tp (tensor parallel, as Megatron-LM) or "
+          "tp+sp (the same, with the tokens spread between its layers).");
 ABSL_FLAG(int64_t, ulysses, -1,
           "Ranks of a group of burst+ulysses, which share the heads. -1: as many as divide the "
           "ranks and the key heads.");

@@ -13,6 +13,7 @@
 #include "burst/base/status.h"
 #include "burst/comm/mesh.h"
 #include "burst/device/memory.h"
+#include "model/tensor_parallel.h"
 #include "train/checkpoint.h"
 #include "train/console.h"
 #include "train/generate.h"
@@ -35,6 +36,8 @@ std::vector<DecayRange> DecayRanges(const ParameterList& parameters) {
   for (const Parameter& p : parameters.all()) {
     if (p.decay) ranges.push_back({p.offset, p.offset + p.numel()});
   }
+  std::sort(ranges.begin(), ranges.end(),
+            [](const DecayRange& a, const DecayRange& b) { return a.begin < b.begin; });
   return ranges;
 }
 
@@ -53,8 +56,9 @@ std::string Ranks(const ResolvedConfig& config) {
   const char* kind = config.comm == CommKind::kMpi    ? "processes, MPI"
                      : config.comm == CommKind::kNccl ? "processes, NCCL"
                                                       : "threads";
-  return absl::StrFormat("%d = %d data parallel x %d sequence parallel; %s", config.ranks,
-                         mesh.data, mesh.sequence, kind);
+  const bool tensor = IsTensorParallel(config.options.strategy);
+  return absl::StrFormat("%d = %d data parallel x %d %s parallel; %s", config.ranks, mesh.data,
+                         mesh.sequence, tensor ? "tensor" : "sequence", kind);
 }
 
 std::string StrategyText(const ResolvedConfig& config) {
@@ -104,16 +108,27 @@ absl::Status Trainer::Init(bool verbose) {
   attention.ranks_per_node = setup_.config.ranks_per_node;
   attention.deterministic = options_.deterministic;
   const Mesh& mesh = setup_.config.mesh;
-  if (mesh.data > 1 && mesh.sequence > 1) {
+  tensor_parallel_ = IsTensorParallel(options_.strategy) && mesh.sequence > 1;
+  // The exchanges of tensor parallelism must not wait for gradients on their way: a communicator of
+  // their own.
+  if (mesh.sequence > 1 && (mesh.data > 1 || tensor_parallel_)) {
     BURST_ASSIGN_OR_RETURN(sequence_, SplitSequence(mesh, *comm_));
   }
-  Communicator* const ring = mesh.data == 1 ? comm_ : sequence_.get();
+  Communicator* const ring = sequence_ == nullptr && mesh.data == 1 ? comm_ : sequence_.get();
   BURST_ASSIGN_OR_RETURN(
       attention_, CreateAttention(options_.strategy, attention, setup_.config.ulysses, ring));
   const DeviceType device = setup_.config.device;
-  BURST_ASSIGN_OR_RETURN(model_, Transformer::Create(setup_.config.model, setup_.config.dtype,
-                                                     static_cast<uint64_t>(options_.seed), device));
+  TensorParallel parallel;
+  if (tensor_parallel_) {
+    parallel = TensorParallel(sequence_.get(), options_.strategy == Strategy::kTpSp);
+  }
+  BURST_ASSIGN_OR_RETURN(
+      model_, Transformer::Create(setup_.config.model, setup_.config.dtype,
+                                  static_cast<uint64_t>(options_.seed), device, parallel));
   ParameterList& parameters = model_->parameters();
+  BURST_ASSIGN_OR_RETURN(
+      gradients_,
+      GradientSum::Create(parameters, comm_, tensor_parallel_ ? sequence_.get() : nullptr));
   optimizer_ = std::make_unique<AdamW>(
       AdamWOptions{options_.beta1, options_.beta2, options_.eps, options_.weight_decay},
       parameters.numel(), parameters.masters().dtype(), DecayRanges(parameters), device);
@@ -206,7 +221,8 @@ absl::StatusOr<StepMetrics> Trainer::Step(int64_t step) {
     loss.Add(part.View({1}).To(DType::kFloat64));
   }
   BURST_RETURN_IF_ERROR(comm_->AllReduceSum(loss));
-  norm.CopyFrom(L2Norm(parameters.grads()));
+  BURST_ASSIGN_OR_RETURN(const Tensor gradient_norm, gradients_->Norm());
+  norm.CopyFrom(gradient_norm);
 
   StepMetrics metrics;
   metrics.lr = setup_.config.lr(step);
@@ -266,15 +282,15 @@ absl::StatusOr<Tensor> Trainer::Backpropagate(const SequenceBatch& batch, double
   const DropoutKey dropout{static_cast<uint64_t>(options_.seed), dropout_step,
                            setup_.config.model.dropout > 0, Share(options_.batch).first};
   Tape tape;
-  const GradientsReady ready = [&](int64_t begin, int64_t end) {
-    const absl::Status status = comm_->PostAllReduceSum(model_->parameters().grads(begin, end));
+  const GradientsReady ready = [&](int first, int last) {
+    const absl::Status status = gradients_->Post(first, last);
     if (!status.ok()) tape.Fail(status);
   };
   const Variable loss = model_->Loss(tape, *attention_, batch.To(model_->device()), loss_scale,
                                      dropout, last ? ready : nullptr);
   BURST_RETURN_IF_ERROR(tape.status());
   BURST_RETURN_IF_ERROR(tape.Backward(loss));
-  if (last) BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kCollective));
+  if (last) BURST_RETURN_IF_ERROR(gradients_->Wait());
   return loss.value();
 }
 
@@ -316,7 +332,9 @@ absl::StatusOr<std::shared_ptr<const RingSchedule>> Trainer::ScheduleFor(const G
 }
 
 absl::Status Trainer::Checkpoint() {
-  if (report_ == nullptr) return absl::OkStatus();
+  // Of the ranks of a model, those of the first.
+  Communicator* const group = tensor_parallel_ ? sequence_.get() : nullptr;
+  if (group == nullptr ? report_ == nullptr : data_rank_ > 0) return absl::OkStatus();
   CheckpointInfo info;
   info.step = step_;
   info.updates = optimizer_->updates();
@@ -326,9 +344,9 @@ absl::Status Trainer::Checkpoint() {
   info.tokenizer = setup_.data.tokenizer;
   info.config = TrainConfigToJson(options_);
   info.data_fingerprint = setup_.data_fingerprint;
-  BURST_RETURN_IF_ERROR(
-      SaveCheckpoint(report_->folder.checkpoint(), info, model_->parameters(), *optimizer_));
-  return report_->folder.Plot(setup_.config.model_name);
+  const std::string path = report_ == nullptr ? "" : report_->folder.checkpoint();
+  BURST_RETURN_IF_ERROR(SaveCheckpoint(path, info, model_->parameters(), *optimizer_, group));
+  return report_ == nullptr ? absl::OkStatus() : report_->folder.Plot(setup_.config.model_name);
 }
 
 absl::Status Trainer::OpenReport(bool verbose, double peak_flops) {
@@ -340,6 +358,7 @@ absl::Status Trainer::OpenReport(bool verbose, double peak_flops) {
   const ModelConfig& m = setup_.config.model;
   const LrSchedule& lr = setup_.config.lr;
   const Transformer::FlopsPerToken flops = model_->TrainingFlopsPerToken(o.seqlen);
+  BURST_ASSIGN_OR_RETURN(const int64_t num_parameters, Transformer::CountParameters(m));
   report_->console = std::make_unique<Console>(o.steps, o.log_every, Throughput{flops, peak_flops});
   const int64_t step_tokens = o.batch * o.accumulate * o.seqlen;
   const double epochs = static_cast<double>(o.steps * o.batch * o.accumulate) /
@@ -348,7 +367,7 @@ absl::Status Trainer::OpenReport(bool verbose, double peak_flops) {
   if (o.packed) attention += ", packed documents";
   report_->console->Table(
       absl::StrFormat("%s: %s, %s parameters", setup_.config.model_name, Name(m.family),
-                      Thousands(model_->parameters().numel())),
+                      Thousands(num_parameters)),
       {{"data", setup_.data.summary},
        {"",
         absl::StrFormat("trains on %s tokens, validates on %s", Thousands(setup_.data.train.size()),
@@ -388,6 +407,15 @@ absl::Status Trainer::Finish(double seconds) {
   return absl::OkStatus();
 }
 
+// The model as it was just saved, on this rank alone.
+absl::StatusOr<std::unique_ptr<Transformer>> Trainer::WholeModel() const {
+  BURST_ASSIGN_OR_RETURN(auto model, Transformer::Create(setup_.config.model, setup_.config.dtype,
+                                                         /*seed=*/0, setup_.config.device));
+  BURST_RETURN_IF_ERROR(
+      LoadCheckpoint(report_->folder.checkpoint(), &model->parameters(), nullptr));
+  return model;
+}
+
 // A text by the model as it is now, so that numbers are not all there is to see.
 absl::Status Trainer::Sample() {
   const int64_t tokens = options_.sample == -1 ? 256 : options_.sample;
@@ -400,7 +428,11 @@ absl::Status Trainer::Sample() {
   generation.window = options_.window;
   std::string text;
   BURST_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, EncodePrompt(tokenizer, ""));
-  BURST_RETURN_IF_ERROR(Generate(*model_, tokenizer, prompt, generation,
+  std::unique_ptr<Transformer> whole;
+  if (tensor_parallel_) {
+    BURST_ASSIGN_OR_RETURN(whole, WholeModel());
+  }
+  BURST_RETURN_IF_ERROR(Generate(whole == nullptr ? *model_ : *whole, tokenizer, prompt, generation,
                                  [&](absl::string_view piece) { absl::StrAppend(&text, piece); }));
   report_->console->Print(absl::StrCat("\nA sample:\n\n", text, "\n"));
   return absl::OkStatus();

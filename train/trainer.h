@@ -1,5 +1,6 @@
-// The trainer: one rank's part of a run. Every rank holds a whole replica and its slice of every
-// sequence; losses and gradients are summed over ranks, so all replicas take the same step.
+// The trainer: one rank's part of a run. Every rank holds a whole replica, or with tensor
+// parallelism its part of one, and its slice of every sequence; losses and gradients are summed
+// over ranks, so all replicas take the same step.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include "train/adamw.h"
 #include "train/config.h"
 #include "train/data.h"
+#include "train/gradient_sum.h"
 #include "train/metrics.h"
 #include "train/training_setup.h"
 
@@ -63,6 +65,7 @@ class Trainer {
   absl::StatusOr<Tensor> Backpropagate(const SequenceBatch& batch, double loss_scale,
                                        uint64_t dropout_step, bool last);
   absl::Status Checkpoint();
+  absl::StatusOr<std::unique_ptr<Transformer>> WholeModel() const;
   absl::Status Sample();
   absl::Status Finish(double seconds);
 
@@ -70,10 +73,11 @@ class Trainer {
   const TrainConfig& options_;
   Communicator* const comm_;  // all ranks: sums of losses and gradients
   const int data_rank_;       // of this rank's group, which shares a part of the batch
-  std::unique_ptr<Communicator>
-      sequence_;  // the group's ring; null if it is all ranks, or this one
+  std::unique_ptr<Communicator> sequence_;  // the group's; null if comm_ is it, or this rank
+  bool tensor_parallel_ = false;            // several ranks hold a model between them
   std::unique_ptr<SequenceParallelAttention> attention_;
   std::unique_ptr<Transformer> model_;
+  std::unique_ptr<GradientSum> gradients_;
   std::unique_ptr<AdamW> optimizer_;
   std::optional<Windows> windows_, validation_windows_;
   std::shared_ptr<const RingSchedule> schedule_;  // of every batch, unless packed

@@ -10,7 +10,7 @@
 namespace burst {
 
 // Passes everything on to another communicator. While quiet, messages and sums go nowhere: Post and
-// AllReduceSum return at once, receivers keep what their buffers hold, and results are wrong.
+// the collectives return at once, receivers keep what their buffers hold, and results are wrong.
 // Barrier, with which a benchmark keeps its ranks in step, always works. All ranks are quiet
 // together, with no message on its way.
 class QuietCommunicator : public Communicator {
@@ -26,6 +26,10 @@ class QuietCommunicator : public Communicator {
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
   absl::Status AllReduceSum(const Tensor& tensor) override;
   absl::Status PostAllReduceSum(const Tensor& tensor) override;
+  absl::Status AllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
+                              const Tensor& all) override;
+  absl::Status ReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
+                                const Tensor& own) override;
   absl::Status Barrier() override { return inner_->Barrier(); }
 
   void set_quiet(bool quiet) { shared_->quiet = quiet; }

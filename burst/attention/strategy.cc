@@ -3,18 +3,21 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "burst/attention/tensor_parallel_attention.h"
 #include "burst/attention/ulysses_attention.h"
 #include "burst/base/status.h"
 
 namespace burst {
 
 absl::StatusOr<Strategy> ParseStrategy(absl::string_view name) {
-  for (Strategy strategy : {Strategy::kSingle, Strategy::kBurst, Strategy::kRing,
-                            Strategy::kUlysses, Strategy::kBurstUlysses}) {
+  for (Strategy strategy :
+       {Strategy::kSingle, Strategy::kBurst, Strategy::kRing, Strategy::kUlysses,
+        Strategy::kBurstUlysses, Strategy::kTp, Strategy::kTpSp}) {
     if (name == Name(strategy)) return strategy;
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "unknown strategy '", name, "': use single, burst, ring, ulysses or burst+ulysses"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown strategy '", name,
+                   "': use single, burst, ring, ulysses, burst+ulysses, tp or tp+sp"));
 }
 
 const char* Name(Strategy strategy) {
@@ -29,6 +32,10 @@ const char* Name(Strategy strategy) {
       return "ulysses";
     case Strategy::kBurstUlysses:
       return "burst+ulysses";
+    case Strategy::kTp:
+      return "tp";
+    case Strategy::kTpSp:
+      return "tp+sp";
   }
   return "?";
 }
@@ -46,7 +53,8 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
     return absl::InvalidArgumentError(absl::StrCat("the strategy ", Name(strategy),
                                                    " has no ring, and no use for ranks_per_node"));
   }
-  if (strategy == Strategy::kSingle && comm->world_size() != 1) {
+  if (comm == nullptr) strategy = Strategy::kSingle;
+  if (strategy == Strategy::kSingle && comm != nullptr && comm->world_size() != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("the strategy single is for one rank, not for ", comm->world_size()));
   }
@@ -54,6 +62,11 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
     const int size = strategy == Strategy::kUlysses ? comm->world_size() : group_size;
     BURST_ASSIGN_OR_RETURN(std::unique_ptr<SequenceParallelAttention> attention,
                            UlyssesAttention::Create(options, size, comm));
+    return attention;
+  }
+  if (IsTensorParallel(strategy)) {
+    BURST_ASSIGN_OR_RETURN(std::unique_ptr<SequenceParallelAttention> attention,
+                           TensorParallelAttention::Create(options, *comm));
     return attention;
   }
   BurstAttentionOptions ring = options;

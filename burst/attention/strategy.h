@@ -17,6 +17,8 @@ enum class Strategy {
   kRing,          // RingAttention: a ring in which keys, values and their gradients travel
   kUlysses,       // an all-to-all over heads among all ranks
   kBurstUlysses,  // all-to-alls in groups, a ring of groups
+  kTp,    // tensor parallel: heads and hidden channels are spread, every rank has all tokens
+  kTpSp,  // the same, with the tokens spread wherever the layers allow it
 };
 
 absl::StatusOr<Strategy> ParseStrategy(absl::string_view name);  // "single", "burst", ...
@@ -32,7 +34,14 @@ inline bool HasRing(Strategy strategy) {
   return strategy == Strategy::kRing || HasDirections(strategy);
 }
 
-// The attention of this rank of `comm`, which must outlive it. Collective. `group_size`: ranks that
+// Whether the ranks of a sequence share the model's parameters and heads: a matter of the model
+// (model/tensor_parallel.h), of which attention sees the rank's heads on all tokens.
+inline bool IsTensorParallel(Strategy strategy) {
+  return strategy == Strategy::kTp || strategy == Strategy::kTpSp;
+}
+
+// The attention of this rank of `comm`, which must outlive it; null: of one rank. Collective.
+// `group_size`: ranks that
 // share heads, for kBurstUlysses; no other strategy reads it. InvalidArgument for bad options, a
 // group size that does not divide the ranks, several ranks with kSingle, a backward's direction
 // that is not the strategy's, and nodes where there is no ring.

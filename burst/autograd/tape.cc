@@ -57,6 +57,14 @@ const Tensor& Variable::GradToWrite(bool* add) const {
   return MutableGrad();
 }
 
+void Variable::ForgetValue() const { node_->value = node_->value.WithoutMemory(); }
+
+void Variable::SetValue(Tensor value) const {
+  BURST_CHECK(node_->value.null() && value.shape() == node_->value.shape() &&
+              value.dtype() == node_->value.dtype() && value.device() == node_->value.device());
+  node_->value = std::move(value);
+}
+
 const Tensor& Variable::MutableGrad() const {
   BURST_CHECK(node_->requires_grad);
   if (node_->grad_is_zero) ClearGrad();

@@ -67,6 +67,11 @@ class Variable {
   void SetGrad(Tensor sum) const;
   bool is_parameter() const { return node_->owned_grad; }
 
+  // For values that need not be kept for the backward, or are made again in it: gives the memory
+  // back, though backwards hold this variable; its shape stays. SetValue puts the same value back.
+  void ForgetValue() const;
+  void SetValue(Tensor value) const;
+
  private:
   struct Node {
     Tensor value;

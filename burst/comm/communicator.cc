@@ -1,6 +1,7 @@
 #include "burst/comm/communicator.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
@@ -127,6 +128,66 @@ absl::Status Communicator::Broadcast(void* data, int64_t bytes, DeviceType devic
     }
   }
   return Wait(Channel::kCollective);
+}
+
+namespace {
+
+// The parts of a tensor, one a rank.
+std::vector<Tensor> PartsOf(const Tensor& all, absl::Span<const int64_t> counts) {
+  BURST_CHECK_EQ(std::accumulate(counts.begin(), counts.end(), int64_t{0}), all.numel());
+  const Tensor flat = all.View({-1});
+  std::vector<Tensor> parts;
+  int64_t begin = 0;
+  for (int64_t count : counts) {
+    parts.push_back(flat.Slice(0, begin, count));
+    begin += count;
+  }
+  return parts;
+}
+
+}  // namespace
+
+// Straight from each rank to all others, its next neighbour first.
+absl::Status Communicator::AllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
+                                          const Tensor& all) {
+  const int size = world_size();
+  const std::vector<Tensor> parts = PartsOf(all, counts);
+  parts[rank()].CopyFrom(own.View({-1}));
+  std::vector<SendBuffer> sends;
+  std::vector<ReceiveBuffer> receives;
+  for (int distance = 1; distance < size; ++distance) {
+    const int to = (rank() + distance) % size, from = (rank() + size - distance) % size;
+    sends.push_back({own.raw_data(), own.size_bytes(), to, own.device()});
+    receives.push_back({parts[from].raw_data(), parts[from].size_bytes(), from, own.device()});
+  }
+  BURST_RETURN_IF_ERROR(Post(Channel::kCollective, sends, receives));
+  return Wait(Channel::kCollective);
+}
+
+absl::Status Communicator::ReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
+                                            const Tensor& own) {
+  const int size = world_size();
+  const Tensor result = own.View({-1});
+  std::vector<Tensor> parts = PartsOf(all, counts);
+  std::vector<SendBuffer> sends;
+  std::vector<ReceiveBuffer> receives;
+  std::vector<Tensor> received(size);
+  received[rank()] = parts[rank()];
+  for (int distance = 1; distance < size; ++distance) {
+    const int to = (rank() + distance) % size, from = (rank() + size - distance) % size;
+    received[from] = Tensor::EmptyLike(result);
+    sends.push_back({parts[to].raw_data(), parts[to].size_bytes(), to, own.device()});
+    receives.push_back(
+        {received[from].raw_data(), received[from].size_bytes(), from, own.device()});
+  }
+  BURST_RETURN_IF_ERROR(Post(Channel::kCollective, sends, receives));
+  BURST_RETURN_IF_ERROR(Wait(Channel::kCollective));
+  const bool widened = own.dtype() == DType::kBFloat16;
+  const Tensor sum = widened ? received[0].To(DType::kFloat32) : result;
+  if (!widened) sum.CopyFrom(received[0]);
+  for (int r = 1; r < size; ++r) sum.Add(received[r]);
+  if (widened) result.CopyFrom(sum.To(own.dtype()));
+  return absl::OkStatus();
 }
 
 absl::Status Communicator::Broadcast(void* data, int64_t bytes, int root) {

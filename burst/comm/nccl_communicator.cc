@@ -118,6 +118,10 @@ class NcclCommunicator : public Communicator {
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
   absl::Status AllReduceSum(const Tensor& tensor) override;
   absl::Status PostAllReduceSum(const Tensor& tensor) override;
+  absl::Status AllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
+                              const Tensor& all) override;
+  absl::Status ReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
+                                const Tensor& own) override;
 
  protected:
   absl::Status DoPost(Channel channel, absl::Span<const SendBuffer> sends,
@@ -139,6 +143,7 @@ class NcclCommunicator : public Communicator {
   Lane& lane(Channel channel) { return lanes_[static_cast<int>(channel)]; }
   absl::Status Connect(absl::Span<const ncclUniqueId> ids);
   absl::Status ConnectRing();
+  bool IsOneNcclCall(absl::Span<const int64_t> counts, const Tensor& own) const;
   absl::Status Begin(Lane& lane);
   void Join(Lane& lane);
   void CopyToSelf(Lane& lane);
@@ -401,6 +406,46 @@ absl::Status NcclCommunicator::PostAllReduceSum(const Tensor& tensor) {
     }));
   }
   CountAllReduce(tensor.numel(), SizeOf(tensor.dtype()));
+  return absl::OkStatus();
+}
+
+// NCCL's own collectives are for parts of one size.
+bool NcclCommunicator::IsOneNcclCall(absl::Span<const int64_t> counts, const Tensor& own) const {
+  return world_size() > 1 && own.device() == DeviceType::kCuda && own.numel() > 0 &&
+         std::all_of(counts.begin(), counts.end(),
+                     [&](int64_t count) { return count == counts.front(); });
+}
+
+absl::Status NcclCommunicator::AllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
+                                              const Tensor& all) {
+  if (!IsOneNcclCall(counts, own)) return Communicator::AllGatherParts(own, counts, all);
+  BURST_CHECK(own.is_contiguous() && all.is_contiguous() &&
+              all.numel() == world_size() * own.numel() && own.numel() == counts[rank()]);
+  Lane& lane = this->lane(Channel::kCollective);
+  BURST_RETURN_IF_ERROR(Begin(lane));
+  BURST_RETURN_IF_ERROR(lane.link->Group("ncclAllGather", [&](ncclComm_t comm) {
+    return ncclAllGather(own.raw_data(), all.raw_data(), own.size_bytes(), ncclInt8, comm,
+                         lane.stream);
+  }));
+  Join(lane);
+  CountSent(Channel::kCollective, (world_size() - 1) * own.size_bytes(), world_size() - 1);
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::ReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
+                                                const Tensor& own) {
+  if (!IsOneNcclCall(counts, own)) return Communicator::ReduceScatterSum(all, counts, own);
+  BURST_CHECK(own.is_contiguous() && all.is_contiguous() && own.dtype() == all.dtype() &&
+              all.numel() == world_size() * own.numel() && own.numel() == counts[rank()]);
+  const ncclDataType_t type = NcclType(own.dtype());
+  Lane& lane = this->lane(Channel::kCollective);
+  BURST_RETURN_IF_ERROR(Begin(lane));
+  BURST_RETURN_IF_ERROR(lane.link->Group("ncclReduceScatter", [&](ncclComm_t comm) {
+    return ncclReduceScatter(all.raw_data(), own.raw_data(), own.numel(), type, ncclSum, comm,
+                             lane.stream);
+  }));
+  Join(lane);
+  CountSent(Channel::kCollective, (world_size() - 1) * own.size_bytes(), world_size() - 1);
   return absl::OkStatus();
 }
 

@@ -198,6 +198,13 @@ Tensor Tensor::Slice(int64_t axis, int64_t begin, int64_t length, int64_t step) 
   return slice;
 }
 
+Tensor Tensor::WithoutMemory() const {
+  Tensor tensor = *this;
+  tensor.storage_ = nullptr;
+  tensor.offset_ = 0;
+  return tensor;
+}
+
 Tensor Tensor::Clone() const {
   Tensor copy = EmptyLike(*this);
   copy.CopyFrom(*this);

@@ -95,6 +95,8 @@ class Tensor {
   Tensor View(Shape shape) const;
   // The elements begin, begin + step, ... along axis, `length` of them; shares memory.
   Tensor Slice(int64_t axis, int64_t begin, int64_t length, int64_t step = 1) const;
+  // The same shape, dtype and device; null.
+  Tensor WithoutMemory() const;
   // A contiguous copy.
   Tensor Clone() const;
   // *this if contiguous, else a contiguous copy.

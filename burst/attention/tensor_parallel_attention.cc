@@ -1,0 +1,21 @@
+#include "burst/attention/tensor_parallel_attention.h"
+
+#include "burst/base/status.h"
+
+namespace burst {
+
+absl::StatusOr<std::unique_ptr<TensorParallelAttention>> TensorParallelAttention::Create(
+    const BurstAttentionOptions& options, const Communicator& group) {
+  std::unique_ptr<TensorParallelAttention> attention(
+      new TensorParallelAttention(options, {group.world_size(), group.rank()}));
+  BURST_ASSIGN_OR_RETURN(attention->attention_, BurstAttention::Create(options, nullptr));
+  return attention;
+}
+
+absl::StatusOr<RingSchedule> TensorParallelAttention::Schedule(
+    int64_t seqlen, const DocumentStarts& documents) const {
+  return RingSchedule::Create(/*rank=*/0, /*world_size=*/1, options_.layout, seqlen, options_.mask,
+                              documents, group_);
+}
+
+}  // namespace burst

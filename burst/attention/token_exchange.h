@@ -1,0 +1,36 @@
+// The collectives of tensor parallelism along a sequence: between the tokens that each rank of a
+// group holds (RingSchedule::held) and those of the whole group. Knows tokens, nothing of
+// attention.
+#pragma once
+
+#include "absl/status/status.h"
+#include "burst/attention/schedule.h"
+#include "burst/comm/communicator.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+class TokenExchange {
+ public:
+  // `group` must outlive the object; the schedules are those of its ranks, members of one group.
+  explicit TokenExchange(Communicator* group) : group_(group) {}
+
+  // own: [batch, held, ...], contiguous -> *all: [batch, length, ...] of the group's tokens in
+  // order of position, contiguous and new. A rank sends `own` to every other one.
+  absl::Status Gather(const RingSchedule& schedule, const Tensor& own, Tensor* all) const;
+
+  // all: [batch, length, ...], contiguous -> *own: [batch, held, ...], summed over the ranks,
+  // contiguous and new. A rank sends every other one its tokens.
+  absl::Status ReduceScatter(const RingSchedule& schedule, const Tensor& all, Tensor* own) const;
+
+  // The tokens of this rank out of those of its group: [batch, held, ...]. No communication.
+  static Tensor Own(const RingSchedule& schedule, const Tensor& all);
+
+  // all, contiguous, becomes its sum over the ranks.
+  absl::Status AllReduce(const Tensor& all) const { return group_->AllReduceSum(all); }
+
+ private:
+  Communicator* group_;
+};
+
+}  // namespace burst

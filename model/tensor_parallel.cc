@@ -1,0 +1,159 @@
+#include "model/tensor_parallel.h"
+
+#include "absl/strings/str_cat.h"
+#include "burst/attention/head_exchange.h"
+#include "burst/attention/ulysses_attention.h"
+#include "burst/base/check.h"
+#include "burst/base/status.h"
+
+namespace burst {
+
+TensorParallel::TensorParallel(Communicator* group, bool spread_tokens)
+    : ranks_(group->world_size()),
+      rank_(group->rank()),
+      spread_tokens_(spread_tokens),
+      exchange_(group) {}
+
+absl::Status TensorParallel::Check(const ModelConfig& given, int ranks) {
+  const ModelConfig config = given.WithDefaults();
+  BURST_RETURN_IF_ERROR(CheckHeadsDivide(config.heads, config.kv_heads, ranks));
+  if (config.ffn % ranks == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("an ffn of ", config.ffn, " channels cannot be shared equally by ", ranks,
+                   " ranks; a number of ranks that divides it would do"));
+}
+
+// ---- Parameters.
+
+ParameterSharing TensorParallel::Split(int axis, const std::vector<int64_t>& blocks,
+                                       int64_t unit) const {
+  ParameterSharing sharing;
+  if (ranks_ == 1) return sharing;
+  sharing.ranks = ranks_;
+  sharing.rank = rank_;
+  sharing.axis = axis;
+  for (int r = 0; r < ranks_; ++r) {
+    std::vector<ParameterSlice>& part = sharing.parts.emplace_back();
+    int64_t block_begin = 0;
+    for (int64_t count : blocks) {
+      const HeadExchange::Heads own = HeadExchange::HeadsOf(count, r, ranks_);
+      const int copies = count < ranks_ ? static_cast<int>(ranks_ / count) : 1;
+      part.push_back({(block_begin + own.first) * unit, own.count * unit, copies});
+      block_begin += count;
+    }
+  }
+  return sharing;
+}
+
+ParameterSharing TensorParallel::Whole() const {
+  ParameterSharing sharing;
+  sharing.ranks = ranks_;
+  sharing.rank = rank_;
+  return sharing;
+}
+
+// With all tokens on every rank, so is the whole gradient.
+ParameterSharing TensorParallel::WholeInLayers() const {
+  ParameterSharing sharing = Whole();
+  sharing.whole_gradient = ranks_ > 1 && !spread_tokens_;
+  return sharing;
+}
+
+int64_t TensorParallel::PartOf(int64_t count) const {
+  return HeadExchange::HeadsOf(count, rank_, ranks_).count;
+}
+
+// ---- Transfers.
+
+Tensor TensorParallel::Gather(Tape& tape, const RingSchedule& schedule, const Tensor& own) const {
+  Tensor all;
+  const absl::Status status = exchange_.Gather(schedule, own, &all);
+  if (status.ok()) return all;
+  tape.Fail(status);
+  return Tensor::Zeros({own.dim(0), schedule.length(), own.dim(2)}, own.dtype(), own.device());
+}
+
+Tensor TensorParallel::ReduceScatter(Tape& tape, const RingSchedule& schedule,
+                                     const Tensor& all) const {
+  Tensor own;
+  const absl::Status status = exchange_.ReduceScatter(schedule, all, &own);
+  if (status.ok()) return own;
+  tape.Fail(status);
+  const int64_t held = static_cast<int64_t>(schedule.held().size());
+  return Tensor::Zeros({all.dim(0), held, all.dim(2)}, all.dtype(), all.device());
+}
+
+void TensorParallel::AllReduce(Tape& tape, const Tensor& all) const {
+  const absl::Status status = exchange_.AllReduce(all);
+  if (!status.ok()) tape.Fail(status);
+}
+
+// ---- Ops.
+
+//   kTp: y = all tokens of x;  dx = this rank's of dy, which is whole on every rank
+Variable TensorParallel::ToLayers(Tape& tape, const Schedule& schedule, const Variable& x) const {
+  if (spread_tokens_) return x;
+  const Variable y = tape.Output(Gather(tape, *schedule, x.value()), {x});
+  if (tape.NeedsGrad({x})) {
+    tape.Record("to_layers", {y}, [=] { x.AddGrad(TokenExchange::Own(*schedule, y.grad())); });
+  }
+  return y;
+}
+
+//   kTp: y = this rank's tokens of x;  dx = all tokens of dy
+Variable TensorParallel::FromLayers(Tape& tape, const Schedule& schedule, const Variable& x) const {
+  if (spread_tokens_) return x;
+  const Variable y = tape.Output(TokenExchange::Own(*schedule, x.value()), {x});
+  if (tape.NeedsGrad({x})) {
+    tape.Record("from_layers", {y},
+                [=, &tape] { x.AddGrad(Gather(tape, *schedule, y.grad().Contiguous())); });
+  }
+  return y;
+}
+
+//   kTp:   y = x;              dx = all-reduce(dy)
+//   kTpSp: y = all-gather(x);  dx = reduce-scatter(dy)
+Variable TensorParallel::Enter(Tape& tape, const Schedule& schedule, const Variable& x) const {
+  const Variable y =
+      tape.Output(spread_tokens_ ? Gather(tape, *schedule, x.value()) : x.value(), {x});
+  if (!tape.NeedsGrad({x})) return y;
+  tape.Record("enter", {y}, [=, &tape] {
+    const Tensor dy = y.grad().Contiguous();  // made by the one product, for nobody else
+    if (spread_tokens_) return x.AddGrad(ReduceScatter(tape, *schedule, dy));
+    AllReduce(tape, dy);
+    x.AddGrad(dy);
+  });
+  return y;
+}
+
+void TensorParallel::Forget(Tape& tape, const Schedule& schedule, const Variable& x,
+                            const Variable& entered) const {
+  if (!spread_tokens_ || !tape.NeedsGrad({x})) return;
+  entered.ForgetValue();
+  // Comes before the product's backward, which was recorded before this.
+  tape.OnBackward([=, &tape] { entered.SetValue(Gather(tape, *schedule, x.value())); });
+}
+
+//   kTp:   y = all-reduce(partial) + residual;      dpartial = dy,              dresidual = dy
+//   kTpSp: y = reduce-scatter(partial) + residual;  dpartial = all-gather(dy),  dresidual = dy
+Variable TensorParallel::Leave(Tape& tape, const Schedule& schedule, const Variable& partial,
+                               const Variable& residual) const {
+  Tensor sum = partial.value();
+  if (spread_tokens_) {
+    sum = ReduceScatter(tape, *schedule, sum);
+    partial.ForgetValue();  // no backward reads a product's result
+  } else {
+    AllReduce(tape, sum);
+  }
+  if (residual.defined()) sum.Add(residual.value());
+  const Variable y = tape.Output(sum, {partial, residual});
+  if (!tape.NeedsGrad({partial, residual})) return y;
+  tape.Record("leave", {y}, [=, &tape] {
+    const Tensor dy = y.grad().Contiguous();
+    if (residual.defined()) residual.AddGrad(dy);
+    partial.AddGrad(spread_tokens_ ? Gather(tape, *schedule, dy) : dy);
+  });
+  return y;
+}
+
+}  // namespace burst

@@ -1,0 +1,100 @@
+// Tensor parallelism: the ranks of a group hold a model between them and work on the same
+// sequences.
+//
+// In every layer the products into attention and into the feed-forward are column-parallel, those
+// out of them row-parallel: a rank has a part of the heads and of the hidden channels, and its
+// product with the rows is a part of the sum that is the result. Around the layers every rank has
+// its part of the tokens, as with any other strategy: embedding, last norm, head and loss are whole
+// on every rank and work on these tokens. (Shoeybi et al. split the vocabulary instead; so the head
+// keeps its one fused op, which sends nothing between the chunks of its logits, at the price of
+// whole tables and of one gather of [tokens, width] at either end.)
+//
+//   kTp    (Megatron-LM, arXiv 1909.08053): inside the layers every rank has all tokens, which
+//   norms
+//          and dropout compute on every rank alike. A branch of a layer sends one all-reduce of
+//          [tokens, width] forward and one backward.
+//   kTpSp  (Korthikanti et al., arXiv 2205.05198): the residual stream, norms and dropout have this
+//          rank's tokens. A branch sends an all-gather and a reduce-scatter forward; backward the
+//          same, and once more the gather, because what was gathered is not kept.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "burst/attention/schedule.h"
+#include "burst/attention/token_exchange.h"
+#include "burst/autograd/tape.h"
+#include "burst/comm/communicator.h"
+#include "model/config.h"
+#include "model/parameters.h"
+
+namespace burst {
+
+class TensorParallel {
+ public:
+  using Schedule = std::shared_ptr<const RingSchedule>;
+
+  // One rank holds the model.
+  TensorParallel() : exchange_(nullptr) {}
+  // This rank of `group`, which must outlive the object and the tapes of its ops. `spread_tokens`:
+  // kTpSp.
+  TensorParallel(Communicator* group, bool spread_tokens);
+
+  int ranks() const { return ranks_; }
+  int rank() const { return rank_; }
+
+  // InvalidArgument, saying what would do, unless a model can be spread over `ranks` ranks: its
+  // heads as for Ulysses, its ffn divisible.
+  static absl::Status Check(const ModelConfig& config, int ranks);
+
+  // ---- Parameters.
+
+  // Rows (axis 0) or columns (axis 1) that belong to groups of heads or channels: blocks[i] of them
+  // with `unit` rows each, one group behind the other. A rank has its part of each group; where
+  // there are fewer heads than ranks, several have the same one.
+  ParameterSharing Split(int axis, const std::vector<int64_t>& blocks, int64_t unit) const;
+  // A parameter that every rank holds: of the layers, or around them.
+  ParameterSharing WholeInLayers() const;
+  ParameterSharing Whole() const;
+  // Heads, or channels, of this rank.
+  int64_t PartOf(int64_t count) const;
+
+  // ---- Ops; with a group of several ranks. x, y: [batch, length, width]. `schedule` is that of
+  // this rank (TensorParallelAttention). A failed transfer is reported through tape.status().
+
+  // Whether the residual stream has this rank's tokens.
+  bool spreads_tokens() const { return spread_tokens_; }
+  // This rank's tokens -> the residual stream of the layers, and back.
+  Variable ToLayers(Tape& tape, const Schedule& schedule, const Variable& x) const;
+  Variable FromLayers(Tape& tape, const Schedule& schedule, const Variable& x) const;
+
+  // Residual stream -> all tokens, for a column-parallel product, whose gradients by them are
+  // summed over the ranks. The product is to be the only one to use the result.
+  Variable Enter(Tape& tape, const Schedule& schedule, const Variable& x) const;
+  // After that product: what Enter gathered is not kept, but gathered again in the backward.
+  void Forget(Tape& tape, const Schedule& schedule, const Variable& x,
+              const Variable& entered) const;
+  // Row-parallel product -> residual stream: partial, summed over the ranks, + residual, unless
+  // undefined. The partial sum's memory is given up, or becomes the result's.
+  Variable Leave(Tape& tape, const Schedule& schedule, const Variable& partial,
+                 const Variable& residual = {}) const;
+
+  // [batch, held] of int32 -> [batch, length].
+  absl::Status GatherPositions(const RingSchedule& schedule, const Tensor& own, Tensor* all) const {
+    return exchange_.Gather(schedule, own, all);
+  }
+
+ private:
+  // The exchanges for the tape: a failure is the tape's, and the results are zeros.
+  Tensor Gather(Tape& tape, const RingSchedule& schedule, const Tensor& own) const;
+  Tensor ReduceScatter(Tape& tape, const RingSchedule& schedule, const Tensor& all) const;
+  void AllReduce(Tape& tape, const Tensor& all) const;
+
+  int ranks_ = 1, rank_ = 0;
+  bool spread_tokens_ = false;
+  TokenExchange exchange_;
+};
+
+}  // namespace burst

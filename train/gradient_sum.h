@@ -1,0 +1,50 @@
+// Gradients over ranks: summed where each has a part of them, and their norm.
+//
+// Without tensor parallelism every rank has a part of every gradient. With it, a parameter may be
+// spread over the ranks of a group: what a rank has of it is summed over the groups (data parallel)
+// only, and over those neighbours that hold the same (ParameterSharing).
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "burst/comm/communicator.h"
+#include "burst/tensor/tensor.h"
+#include "model/parameters.h"
+
+namespace burst {
+
+class GradientSum {
+ public:
+  // Collective in `world`, whose ranks are data parallel x tensor parallel (Mesh), `group` being
+  // this rank's of the latter; null without tensor parallelism. All must outlive the object.
+  static absl::StatusOr<std::unique_ptr<GradientSum>> Create(const ParameterList& parameters,
+                                                             Communicator* world,
+                                                             Communicator* group);
+
+  // Starts to sum the gradients of the parameters [first, last); they may not be touched until Wait
+  // returns.
+  absl::Status Post(int first, int last);
+  absl::Status Wait();
+
+  // The norm of the summed gradient of the whole model, [1] float64 on the gradients' device, the
+  // same bits on every rank. Collective.
+  absl::StatusOr<Tensor> Norm() const;
+
+ private:
+  GradientSum(const ParameterList& parameters, Communicator* world, Communicator* group)
+      : parameters_(parameters), world_(world), group_(group) {}
+
+  const ParameterList& parameters_;
+  Communicator* const world_;
+  Communicator* const group_;
+  // By SharedRange::summed: so many neighbours of this rank, and those in their place in the other
+  // groups.
+  std::map<int, Communicator*> among_;
+  std::vector<std::unique_ptr<Communicator>> owned_;
+};
+
+}  // namespace burst
