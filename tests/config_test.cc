@@ -174,6 +174,8 @@ TEST(TrainConfig, StrategiesChooseTheirRanks) {
   EXPECT_EQ(resolve({"--strategy=ulysses", "--ranks=8"}), std::tuple(1, 8, 1));
   EXPECT_EQ(resolve({"--strategy=burst+ulysses", "--ranks=6"}), std::tuple(1, 6, 2));
   EXPECT_EQ(resolve({"--strategy=burst+ulysses", "--ranks=4", "--ulysses=4"}), std::tuple(1, 4, 4));
+  EXPECT_EQ(resolve({"--strategy=tp", "--dp=2", "--ranks=8"}), std::tuple(2, 4, 1));
+  EXPECT_EQ(resolve({"--strategy=tp+sp", "--ranks=8"}), std::tuple(1, 8, 1));
   EXPECT_EQ(resolve({"--strategy=burst+ulysses", "--dp=2", "--sp=4", "--backward=burst"}),
             std::tuple(2, 4, 2));
 }
@@ -233,6 +235,8 @@ TEST(TrainConfig, EveryMistakeIsNamed) {
       "context.json", R"({"family": "gpt2", "layers": 1, "width": 8, "heads": 2, "context": 16})");
   const std::string four_heads = Write(
       "four.json", R"({"family": "llama", "layers": 1, "width": 8, "heads": 4, "kv_heads": 2})");
+  const std::string odd_ffn =
+      Write("ffn.json", R"({"family": "llama", "layers": 1, "width": 8, "heads": 4, "ffn": 18})");
   const std::vector<BadOption> table = {
       {{"--stesp=5"}, {"--stesp", "did you mean --steps?"}},
       {{"--what_is_this"}, {"--what_is_this", "--help"}},
@@ -317,6 +321,12 @@ TEST(TrainConfig, EveryMistakeIsNamed) {
        {"--strategy", "4 heads (2 for keys)", "3 ranks", "1, 2, 4 would do"}},
       {{"--strategy=burst+ulysses", "--ranks=6", "--ulysses=3", "--model=" + four_heads},
        {"--ulysses", "4 heads", "3 ranks", "1, 2, 4"}},
+      {{"--strategy=tp", "--ranks=3", "--model=" + four_heads},
+       {"--strategy", "tp", "4 heads (2 for keys)", "3 ranks", "1, 2, 4 would do"}},
+      {{"--strategy=tp+sp", "--ranks=4", "--model=" + odd_ffn},
+       {"--strategy", "tp+sp", "ffn of 18", "4 ranks"}},
+      {{"--strategy=tp", "--backward=burst"}, {"--backward", "burst", "--strategy=tp"}},
+      {{"--strategy=tp+sp", "--ulysses=2"}, {"--ulysses", "--strategy=tp+sp"}},
       // Models.
       {{"--model=llama_huge"}, {"--model", "llama_huge", "llama_tiny", "d12"}},
       {{"--model="}, {"--model", "llama_tiny"}},

@@ -324,6 +324,10 @@ TEST(StrategyTest, ErrorsAreClear) {
               std::string::npos);
   }
   EXPECT_FALSE(ParseStrategy("star").ok());
+  for (Strategy strategy : {Strategy::kTp, Strategy::kTpSp}) {
+    EXPECT_EQ(*ParseStrategy(Name(strategy)), strategy);
+    EXPECT_NE(message(strategy, Direction::kRing, 2, 1).find("has no ring"), std::string::npos);
+  }
 
   EXPECT_TRUE(CheckHeadsDivide(12, 3, 6).ok());
   EXPECT_NE(CheckHeadsDivide(12, 3, 4).message().find("; 1, 3, 6, 12 would do"), std::string::npos)

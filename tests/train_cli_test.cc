@@ -324,6 +324,75 @@ TEST_F(TrainCli, InterruptedTheRunLeavesACheckpointToGoOnFrom) {
   }
 }
 
+// What ranks hold between them is saved whole: a run goes on with the same bits on as many, and on
+// any others, and generates on one.
+TEST_F(TrainCli, TensorParallelRunsResumeAnywhere) {
+  const std::vector<std::string> options = {"--schedule=constant", "--warmup=0", "--eval_every=0"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), options.begin(), options.end());
+    return more;
+  };
+  const std::string four_heads =
+      R"(--model={"family":"llama","layers":2,"width":16,"heads":4,"kv_heads":2,"ffn":32})";
+  for (const std::string strategy : {"tp", "tp+sp"}) {
+    SCOPED_TRACE(strategy);
+    const std::vector<std::string> spread = {"--strategy=" + strategy, "--ranks=4", four_heads};
+    const auto straight_run = [&](const std::string& steps, const std::string& out) {
+      return Train(with({steps, "--out=" + out, spread[0], spread[1], spread[2], "--sample=20"}));
+    };
+    const std::string straight = "straight_" + strategy;
+    const Result result = straight_run("--steps=300", straight);
+    ExpectSuccess(result);
+    EXPECT_TRUE(absl::StrContains(result.out, "x 4 tensor parallel")) << result.out;
+    EXPECT_TRUE(absl::StrContains(result.out, "A sample:")) << result.out;
+    ExpectSuccess(Generate({"--checkpoint=" + straight, "--tokens=5"}));
+
+    const std::string stopped = "stopped_" + strategy;
+    Subprocess process(TrainCommand(with({"--steps=300", "--out=" + stopped, spread[0], spread[1],
+                                          spread[2], "--sample=20"})),
+                       {folder_});
+    WaitUntil([&] { return Metrics(stopped).size() >= 3; });
+    process.Signal(SIGINT);
+    EXPECT_EQ(process.Wait().exit_code, 128 + SIGINT);
+    EXPECT_LT(Metrics(stopped).size(), 300u);
+    ExpectSuccess(Train({"--resume", "--out=" + stopped, four_heads, "--sample=20"}));
+    ExpectSameRun(straight, stopped);
+
+    // Ten steps on these ranks, ten on others, and the other way round.
+    const std::vector<Json> expected = Metrics(straight);
+    const std::vector<std::string> others[] = {
+        {"--strategy=single", "--ranks=1"},
+        {"--strategy=burst", "--ranks=3"},
+        {"--strategy=tp", "--ranks=2"},
+        {"--strategy=tp+sp", "--dp=2", "--sp=1", "--ranks=-1"},
+    };
+    for (const std::vector<std::string>& other : others) {
+      const auto run = [&](const std::string& out, const std::vector<std::string>& ranks,
+                           std::vector<std::string> more) {
+        more.insert(more.end(), ranks.begin(), ranks.end());
+        more.insert(more.end(), {four_heads, "--out=" + out});
+        return Train(more);
+      };
+      fs::remove_all(Path("there"));
+      fs::remove_all(Path("back"));
+      ExpectSuccess(run("there", {spread[0], spread[1]}, with({"--steps=10"})));
+      ExpectSuccess(run("there", other, {"--resume", "--steps=20"}));
+      ExpectSuccess(run("back", other, with({"--steps=10"})));
+      ExpectSuccess(
+          run("back", {spread[0], spread[1], "--dp=-1", "--sp=-1"}, {"--resume", "--steps=20"}));
+      for (const char* out : {"there", "back"}) {
+        const std::vector<Json> rows = Metrics(out);
+        ASSERT_EQ(rows.size(), 20u);
+        for (size_t i = 0; i < rows.size(); ++i) {
+          const double loss = expected[i]["loss"];
+          EXPECT_NEAR(rows[i]["loss"].get<double>(), loss, 1e-5 * loss)
+              << out << " " << other[0] << ", step " << i + 1;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(TrainCli, DivergenceStopsTheRunAndKeepsTheLastGoodCheckpoint) {
   const std::vector<std::string> arguments = {"--schedule=constant", "--eval_every=0",
                                               "--checkpoint_every=1", "--out=run"};

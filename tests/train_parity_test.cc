@@ -127,6 +127,20 @@ TEST_P(TrainParity, OtherStrategiesTrainAsOneRankDoes) {
   ExpectEqual(Losses({}, {"--strategy=ring", "--ranks=2"}), one);
 }
 
+// The model itself spread over ranks, of which there are no more than heads; alone and times data
+// parallel.
+TEST_P(TrainParity, TensorParallelRanksTrainAsOneDoes) {
+  const std::vector<double> one = Losses({}, {"--batch=4", "--strategy=single", "--ranks=1"});
+  const bool two_heads = GetParam().name == "Gpt2Dropout";
+  for (const char* strategy : {"tp", "tp+sp"}) {
+    const std::string option = absl::StrCat("--strategy=", strategy);
+    SCOPED_TRACE(strategy);
+    ExpectEqual(Losses({}, {"--batch=4", option, "--ranks=2"}), one);
+    if (!two_heads) ExpectEqual(Losses({}, {"--batch=4", option, "--ranks=4"}), one);
+    ExpectEqual(Losses({}, {"--batch=4", option, "--dp=2", "--sp=2", "--layout=contiguous"}), one);
+  }
+}
+
 // Ranks as processes give the very bits that ranks as threads give.
 TEST_P(TrainParity, MpirunTrainsAsThreadsDo) {
   const std::string mpirun = BURST_MPIRUN;
@@ -142,6 +156,12 @@ TEST_P(TrainParity, MpirunTrainsAsThreadsDo) {
   const std::vector<std::string> hybrid = {"--strategy=burst+ulysses", "--ulysses=2"};
   EXPECT_EQ(Losses(start, {"--comm=mpi", hybrid[0], hybrid[1]}),
             Losses({}, {"--ranks=4", hybrid[0], hybrid[1]}));
+  for (const char* strategy : {"tp", "tp+sp"}) {
+    const std::vector<std::string> mesh = {absl::StrCat("--strategy=", strategy), "--dp=2",
+                                           "--batch=4"};
+    EXPECT_EQ(Losses(start, {"--comm=mpi", mesh[0], mesh[1], mesh[2]}),
+              Losses({}, {"--ranks=4", mesh[0], mesh[1], mesh[2]}));
+  }
 }
 
 TEST(TrainUnderMpirun, MistakesAreToldOnce) {
