@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +12,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -21,6 +23,7 @@
 #include "benchmarks/experiments/problem.h"
 #include "benchmarks/experiments/quiet_communicator.h"
 #include "benchmarks/experiments/report.h"
+#include "benchmarks/experiments/tensor_parallel_layer.h"
 #include "burst/base/status.h"
 #include "burst/comm/thread_communicator.h"
 #include "tests/subprocess.h"
@@ -77,6 +80,16 @@ TEST(FormulaBytes, IsTheTableOfTheDesign) {
   // Ulysses: three quarters of q, k, v go to others, and of what comes back.
   EXPECT_EQ(FormulaBytes(Strategy::kUlysses, problem, kRanks)->forward,
             4 * problem.batch * problem.seqlen * (2 * 4 + 2 * 4) * problem.head_dim * 3 / 4);
+  // Tensor parallel: gathers and reduce-scatters of [tokens, width], each three times a quarter on
+  // each of four ranks; an all-reduce is two.
+  const int64_t exchange = 3 * 4 * problem.batch * problem.seqlen * problem.heads * 8;
+  const auto tp = FormulaBytes(Strategy::kTp, problem, kRanks);
+  EXPECT_EQ(tp->forward, 2 * exchange);
+  EXPECT_EQ(tp->backward, 2 * exchange);
+  const auto tp_sp = FormulaBytes(Strategy::kTpSp, problem, kRanks);
+  EXPECT_EQ(tp_sp->forward, 2 * exchange);
+  EXPECT_EQ(tp_sp->backward, 3 * exchange);
+  EXPECT_EQ(FormulaBytes(Strategy::kTp, problem, 1)->forward, 0);
   // bfloat16: half of everything but lse, delta and the sums.
   problem.dtype = DType::kBFloat16;
   problem.kv_heads = 4;
@@ -103,10 +116,11 @@ TEST(Flops, CountVisiblePairs) {
 // ---- Measurements.
 
 TEST(MeasureAttention, CountsTheBytesOfTheFormula) {
-  for (const Strategy strategy :
-       {Strategy::kBurst, Strategy::kRing, Strategy::kUlysses, Strategy::kBurstUlysses}) {
+  for (const Strategy strategy : {Strategy::kBurst, Strategy::kRing, Strategy::kUlysses,
+                                  Strategy::kBurstUlysses, Strategy::kTp, Strategy::kTpSp}) {
     for (const int ranks : {1, 2, 3, 4}) {
-      if (strategy == Strategy::kUlysses && ranks == 3) continue;  // 4 heads do not divide
+      const bool all_share_heads = strategy == Strategy::kUlysses || IsTensorParallel(strategy);
+      if (all_share_heads && ranks == 3) continue;  // 4 heads do not divide
       for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
         AttentionProblem problem = SmallProblem();
         problem.seqlen = 50;  // which 3 does not divide
@@ -130,6 +144,61 @@ TEST(MeasureAttention, CountsTheBytesOfTheFormula) {
         EXPECT_GT(measured->peak_bytes, 6 * 2 * (problem.seqlen / ranks) * 4 * 8 * 4);
       }
     }
+  }
+}
+
+// The layer that is measured computes attention: its results, put together, are those of one rank.
+TEST(TensorParallelLayer, ComputesAttention) {
+  AttentionProblem problem = SmallProblem();
+  problem.seqlen = 13;
+  problem.kv_heads = 2;
+  problem.causal = true;
+  problem.dtype = DType::kFloat64;
+  const auto numbers = [&](int64_t heads, int seed) {
+    const Tensor tensor =
+        Tensor::Empty({problem.batch, problem.seqlen, heads, problem.head_dim}, problem.dtype);
+    for (int64_t i = 0; i < tensor.numel(); ++i) {
+      tensor.data<double>()[i] = std::sin(static_cast<double>(1 + i * (2 * seed + 1)));
+    }
+    return tensor;
+  };
+  const Tensor q = numbers(problem.heads, 1), k = numbers(problem.kv_heads, 2);
+  const Tensor v = numbers(problem.kv_heads, 3), dout = numbers(problem.heads, 4);
+  const auto attention = *BurstAttention::Create(problem.options(Strategy::kSingle), nullptr);
+  const RingSchedule schedule = *attention->Schedule(problem.seqlen);
+  SequenceParallelAttention::Saved saved;
+  Tensor out, dq, dk, dv;
+  ASSERT_TRUE(attention->Forward(schedule, q, k, v, &out, nullptr, &saved).ok());
+  saved.dout = dout;
+  ASSERT_TRUE(attention->Backward(schedule, saved, &dq, &dk, &dv).ok());
+  const auto near = [](const Tensor& actual, const Tensor& expected) {
+    const auto a = actual.ToVector<double>(), e = expected.ToVector<double>();
+    ASSERT_EQ(a.size(), e.size());
+    // Both in double; sums of 13 terms of order 1.
+    for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], e[i], 1e-13);
+  };
+  for (const Strategy strategy : {Strategy::kTp, Strategy::kTpSp}) {
+    const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+      BURST_ASSIGN_OR_RETURN(const auto own, MakeAttention(strategy, problem, &comm));
+      BURST_ASSIGN_OR_RETURN(RingSchedule own_schedule, own->Schedule(problem.seqlen));
+      TensorParallelLayer layer(strategy, problem, *own, std::move(own_schedule), &comm);
+      const auto tokens = [&](const Tensor& all) {
+        if (strategy == Strategy::kTp) return all;
+        return TokenExchange::Own(layer.schedule(), all);
+      };
+      const auto keys = [&](const Tensor& all) { return all.Slice(2, comm.rank(), 1).Clone(); };
+      layer.SetInputs({tokens(q), keys(k), keys(v), tokens(dout)});
+      for (int pass = 0; pass < 2; ++pass) {  // the second with what the first has left
+        BURST_RETURN_IF_ERROR(layer.Forward());
+        BURST_RETURN_IF_ERROR(layer.Backward());
+      }
+      near(layer.results().y, tokens(out));
+      near(layer.results().dx, tokens(dq));
+      near(layer.results().dk, keys(dk));
+      near(layer.results().dv, keys(dv));
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
   }
 }
 
@@ -345,9 +414,9 @@ constexpr char kTinyModel[] =
 
 TEST_F(Scaling, FirstTokenOfAModel) {
   ExpectSuccess(Run({"--experiment=first_token", kTinyModel, "--seqlens=64", "--ranks=2",
-                     "--strategies=single,burst+ulysses", "--repeats=1", "--out=OUT"}));
+                     "--strategies=single,burst+ulysses,tp,tp+sp", "--repeats=1", "--out=OUT"}));
   const Json rows = Rows("first_token");
-  ASSERT_EQ(rows.size(), 2u);
+  ASSERT_EQ(rows.size(), 4u);
   for (const Json& row : rows) EXPECT_GT(row["latency_ms"], 0);
 }
 
@@ -355,10 +424,11 @@ TEST_F(Scaling, TrainingHasTheLossesOfOneRank) {
   std::string text;
   for (int i = 0; i < 400; ++i) absl::StrAppend(&text, "line ", i * 7919 % 1000, " of a text\n");
   std::ofstream(folder_ + "/text.txt") << text;
-  ExpectSuccess(Run({"--experiment=training", kTinyModel, "--data=text.txt", "--seqlens=32",
-                     "--batches=2", "--steps=4", "--ranks=2", "--out=OUT"}));
+  ExpectSuccess(
+      Run({"--experiment=training", kTinyModel, "--data=text.txt", "--seqlens=32", "--batches=2",
+           "--steps=4", "--ranks=2", "--strategies=single,burst,ring,tp,tp+sp", "--out=OUT"}));
   const Json rows = Rows("training");
-  ASSERT_EQ(rows.size(), 3u);
+  ASSERT_EQ(rows.size(), 5u);
   for (const Json& row : rows) {
     EXPECT_GT(row["step_ms"], 0);
     EXPECT_GT(row["perplexity"], 1);
@@ -378,6 +448,9 @@ TEST_F(Scaling, MistakesAreNamed) {
       {{"--heads=3", "--kv_heads=2"}, {"--kv_heads", "2", "3"}},
       {{"--head_dim=0"}, {"--head_dim"}},
       {{"--strategies=ulysses", "--heads=3"}, {"--heads", "3"}},
+      {{"--strategies=tp", "--heads=3"}, {"--heads", "3"}},
+      {{"--strategies=burst,tp+sp", "--experiment=error"}, {"--strategies", "tp+sp", "error"}},
+      {{"--experiment=training", "--strategies=tp", "--ranks=4"}, {"--strategy", "tp", "6 heads"}},
       {{"--strategies=burst+ulysses", "--ulysses=3"}, {"--ulysses", "2 ranks"}},
       {{"--ulysses=2"}, {"--ulysses", "burst+ulysses"}},
       {{"--travelling_gradients=fp16"}, {"--travelling_gradients", "fp16", "fp32 or bf16"}},

@@ -9,6 +9,7 @@
 
 #include "benchmarks/experiments/quiet_communicator.h"
 #include "benchmarks/experiments/ranks.h"
+#include "benchmarks/experiments/tensor_parallel_layer.h"
 #include "burst/base/status.h"
 #include "burst/device/memory.h"
 
@@ -18,7 +19,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // One rank's attention: its inputs, and the results of the last call.
-class RankAttention {
+class RankAttention : public AttentionWork {
  public:
   RankAttention(const AttentionProblem& problem, SequenceParallelAttention& attention,
                 RingSchedule schedule, int rank)
@@ -35,10 +36,10 @@ class RankAttention {
     dout_ = random(problem.heads, 3);
   }
 
-  absl::Status Forward() {
+  absl::Status Forward() override {
     return attention_.Forward(schedule_, q_, k_, v_, &out_, /*lse=*/nullptr, &saved_);
   }
-  absl::Status Backward() {
+  absl::Status Backward() override {
     saved_.dout = dout_;
     return attention_.Backward(schedule_, saved_, &dq_, &dk_, &dv_);
   }
@@ -49,6 +50,24 @@ class RankAttention {
   SequenceParallelAttention::Saved saved_;
   Tensor q_, k_, v_, dout_, out_, dq_, dk_, dv_;
 };
+
+// The work of a strategy on random inputs.
+std::unique_ptr<AttentionWork> MakeWork(Strategy strategy, const AttentionProblem& problem,
+                                        SequenceParallelAttention& attention, RingSchedule schedule,
+                                        Communicator* comm) {
+  if (!IsTensorParallel(strategy)) {
+    return std::make_unique<RankAttention>(problem, attention, std::move(schedule), comm->rank());
+  }
+  auto layer = std::make_unique<TensorParallelLayer>(strategy, problem, attention,
+                                                     std::move(schedule), comm);
+  const auto random = [&](const Shape& shape, uint64_t tensor) {
+    const uint64_t stream = tensor + 4 * static_cast<uint64_t>(comm->rank());
+    return RandomForTiming(shape, problem.dtype, problem.device, stream);
+  };
+  layer->SetInputs({random(layer->InputShape(), 0), random(layer->KeyShape(), 1),
+                    random(layer->KeyShape(), 2), random(layer->InputShape(), 3)});
+  return layer;
+}
 
 // What one rank measured.
 struct RankMeasurement {
@@ -70,7 +89,8 @@ absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int
   QuietCommunicator quiet(alone ? self.get() : &comm);
   BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(strategy, problem, &quiet));
   BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(problem.seqlen));
-  RankAttention rank(problem, *attention, std::move(schedule), comm.rank());
+  const auto work = MakeWork(strategy, problem, *attention, std::move(schedule), &quiet);
+  AttentionWork& rank = *work;
 
   // The first pass allocates and counts.
   int64_t before = quiet.bytes_sent();

@@ -14,6 +14,7 @@
 #include "burst/base/philox.h"
 #include "burst/base/status.h"
 #include "burst/device/memory.h"
+#include "model/tensor_parallel.h"
 #include "model/transformer.h"
 #include "train/launch.h"
 #include "train/trainer.h"
@@ -128,8 +129,12 @@ absl::Status MeasureFirstToken(const ResolvedConfig& config, const ModelConfig& 
   options.deterministic = o.deterministic;
   BURST_ASSIGN_OR_RETURN(const auto attention,
                          CreateAttention(o.strategy, options, config.ulysses, &comm));
-  BURST_ASSIGN_OR_RETURN(const auto model,
-                         Transformer::Create(shape, config.dtype, /*seed=*/1, config.device));
+  TensorParallel parallel;
+  if (IsTensorParallel(o.strategy)) {
+    parallel = TensorParallel(&comm, o.strategy == Strategy::kTpSp);
+  }
+  BURST_ASSIGN_OR_RETURN(const auto model, Transformer::Create(shape, config.dtype, /*seed=*/1,
+                                                               config.device, parallel));
   BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(o.seqlen));
   const SequenceBatch prompt =
       RandomPrompt(o.batch, shape.vocab, std::make_shared<const RingSchedule>(std::move(schedule)));

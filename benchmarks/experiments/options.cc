@@ -19,7 +19,9 @@ ABSL_FLAG(std::string, experiment, "attention",
 ABSL_FLAG(
     std::string, strategies, "single,burst,ring",
     "How attention is spread over ranks: single (one rank), burst, ring (RingAttention), ulysses "
-    "(all-to-all over heads), burst+ulysses (both).");
+    "(all-to-all over heads), burst+ulysses (both); tp (tensor parallel) and tp+sp (with the "
+    "tokens "
+    "spread between layers): of attention alone what they send around it counts as its part.");
 ABSL_FLAG(std::string, ranks, "2",
           "Ranks that share a sequence (single has one); on cuda each has a GPU of its own, only "
           "--experiment=error shares.");
@@ -274,6 +276,11 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
     if (Given(option) && !any(HasRing)) {
       return Invalid(option, "not used by any of --strategies; it is for rings");
     }
+  }
+  if (options.experiment == Experiment::kError && any(IsTensorParallel)) {
+    return Invalid("strategies",
+                   "tp and tp+sp compute each head as single does, with its errors; they are not "
+                   "for --experiment=error");
   }
   const bool attention_alone =
       options.experiment == Experiment::kAttention || options.experiment == Experiment::kError;

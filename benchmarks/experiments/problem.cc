@@ -15,7 +15,7 @@ namespace {
 
 // Ranks that share heads.
 int GroupSize(Strategy strategy, const AttentionProblem& problem, int ranks) {
-  if (strategy == Strategy::kUlysses) return ranks;
+  if (strategy == Strategy::kUlysses || IsTensorParallel(strategy)) return ranks;
   if (strategy != Strategy::kBurstUlysses) return 1;
   if (problem.ulysses != -1) return problem.ulysses;
   return static_cast<int>(std::gcd<int64_t>(ranks, problem.kv_heads));
@@ -77,6 +77,17 @@ AttentionBytes ExchangeBytes(const AttentionProblem& problem, int group) {
   // q, k, v there and out back; dout there and dq, dk, dv back. Heads divide by the group.
   const int64_t bytes = one_head * (2 * problem.heads + 2 * kv_heads) / group * (group - 1);
   return {bytes, bytes, 0, 0};
+}
+
+// What tensor parallelism sends around attention (tensor_parallel_layer.h): gathers and
+// reduce-scatters of [tokens, width], of which an all-reduce is two.
+AttentionBytes TensorParallelBytes(Strategy strategy, const AttentionProblem& problem, int ranks) {
+  const int64_t one = (ranks - 1) * problem.batch * problem.seqlen * problem.heads *
+                      problem.head_dim * SizeOf(problem.dtype);
+  AttentionBytes bytes;
+  bytes.forward = 2 * one;
+  bytes.backward = (strategy == Strategy::kTp ? 2 : 3) * one;
+  return bytes;
 }
 
 absl::Status Named(const char* option, const absl::Status& status) {
@@ -154,6 +165,7 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> MakeAttention(
 
 absl::StatusOr<AttentionBytes> FormulaBytes(Strategy strategy, const AttentionProblem& problem,
                                             int ranks) {
+  if (IsTensorParallel(strategy)) return TensorParallelBytes(strategy, problem, ranks);
   const int group = GroupSize(strategy, problem, ranks);
   BURST_ASSIGN_OR_RETURN(AttentionBytes bytes, RingBytes(strategy, problem, ranks, group));
   const AttentionBytes exchange = ExchangeBytes(problem, group);

@@ -1,0 +1,76 @@
+// What tensor parallelism does and sends for one attention: the part of a layer that is to be
+// compared with attention spread over ranks by other means.
+//
+// Attention itself sends nothing there: a rank has its heads on all tokens. But the products around
+// it do, whose other costs are those of any strategy. So they are here with identities for weights:
+// queries are the layer's input x [batch, tokens, heads, head_dim] itself, its output y of that
+// shape is attention's. The exchanges of [tokens, width] are the real ones:
+//
+//   tp     forward: attention, all-reduce of y;       backward: attention, all-reduce of dx
+//   tp+sp  forward: all-gather of x, attention, reduce-scatter of y
+//          backward: all-gather of dy and, as it was not kept, of x, attention, reduce-scatter of
+//          dx
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "benchmarks/experiments/problem.h"
+#include "burst/attention/schedule.h"
+#include "burst/attention/sequence_parallel_attention.h"
+#include "burst/attention/token_exchange.h"
+#include "burst/comm/communicator.h"
+
+namespace burst {
+
+// A rank's work that an experiment measures.
+class AttentionWork {
+ public:
+  virtual ~AttentionWork() = default;
+  virtual absl::Status Forward() = 0;
+  virtual absl::Status Backward() = 0;  // after Forward
+};
+
+class TensorParallelLayer : public AttentionWork {
+ public:
+  // What a rank starts from. x and dy: of all tokens (tp) or schedule.held() (tp+sp) and all heads;
+  // k and v: of all tokens and this rank's key heads.
+  struct Inputs {
+    Tensor x, k, v, dy;
+  };
+  // `attention` is that of the strategy; it and `comm` must outlive the object.
+  TensorParallelLayer(Strategy strategy, const AttentionProblem& problem,
+                      SequenceParallelAttention& attention, RingSchedule schedule,
+                      Communicator* comm);
+
+  const RingSchedule& schedule() const { return schedule_; }
+  Shape InputShape() const;  // of x, dy, y and dx
+  Shape KeyShape() const;    // of k, v, dk and dv
+  void SetInputs(const Inputs& inputs) { inputs_ = inputs; }
+
+  absl::Status Forward() override;
+  absl::Status Backward() override;
+
+  struct Results {
+    Tensor y, dx, dk, dv;
+  };
+  const Results& results() const { return results_; }
+
+ private:
+  // This rank's heads of a tensor of all heads, a slice.
+  Tensor OwnHeads(const Tensor& all) const;
+  absl::Status Whole(const Tensor& tensor, Tensor* whole) const;
+  absl::Status Sum(const Tensor& partial, Tensor* sum) const;
+
+  const bool spread_tokens_;
+  const AttentionProblem problem_;
+  SequenceParallelAttention& attention_;
+  const RingSchedule schedule_;
+  const int ranks_, rank_;
+  const TokenExchange exchange_;
+  Inputs inputs_;
+  Results results_;
+  SequenceParallelAttention::Saved saved_;
+};
+
+}  // namespace burst
