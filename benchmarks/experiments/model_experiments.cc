@@ -63,7 +63,7 @@ TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
   config.ranks = c.ranks;
   config.device =
       options.problem.device == DeviceType::kCuda ? DeviceChoice::kCuda : DeviceChoice::kCpu;
-  config.layout = options.problem.layout;
+  config.layout = options.problem.options(c.strategy).layout;
   config.threads = options.threads;
   config.comm = CommKind::kThreads;
   config.strategy = c.strategy;

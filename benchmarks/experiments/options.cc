@@ -33,7 +33,8 @@ ABSL_FLAG(int64_t, kv_heads, 0, "Key and value heads, which divide the query hea
 ABSL_FLAG(int64_t, head_dim, 64, "Channels of a head.");
 ABSL_FLAG(std::string, mask, "full", "full or causal.");
 ABSL_FLAG(std::string, layout, "zigzag",
-          "How a sequence is spread over ranks: contiguous, zigzag or striped.");
+          "How a sequence is spread over ranks: contiguous, zigzag or striped. With tp and tp+sp "
+          "always contiguous, the best for them.");
 ABSL_FLAG(
     std::string, backward, "auto",
     "What travels in the backward of burst and burst+ulysses: queries (burst), keys and values "

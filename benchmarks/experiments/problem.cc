@@ -99,7 +99,7 @@ absl::Status Named(const char* option, const absl::Status& status) {
 
 BurstAttentionOptions AttentionProblem::options(Strategy strategy) const {
   BurstAttentionOptions options;
-  options.layout = layout;
+  options.layout = IsTensorParallel(strategy) ? Layout::kContiguous : layout;
   options.mask.causal = causal;
   options.tiles = tiles;
   if (HasDirections(strategy)) options.backward = backward;

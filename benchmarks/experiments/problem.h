@@ -21,6 +21,8 @@ struct AttentionProblem {
   int64_t kv_heads = 1;
   int64_t head_dim = 1;
   bool causal = false;
+  // Of rings and exchanges of heads; tensor parallelism spreads tokens contiguously, which spares
+  // it copies.
   Layout layout = Layout::kZigzag;
   bool tiles = true;  // false: local attention holds its whole score matrix
   DType dtype = DType::kFloat32;
