@@ -91,7 +91,7 @@ Variable Block::Forward(const ForwardPass& pass, const Variable& x) const {
 }
 
 Variable Block::Attention(const ForwardPass& pass, const Variable& x) const {
-  const Variable projected = Columns(pass, qkv_, x);  // [batch, length, channels of all heads]
+  const Variable projected = Project(pass, qkv_, x);  // [batch, length, channels of all heads]
   const Shape& shape = projected.shape();
   const int64_t head_dim = config_.head_dim();
   Variable qkv = Reshape(pass.tape, projected, {shape[0], shape[1], shape[2] / head_dim, head_dim});
@@ -101,11 +101,11 @@ Variable Block::Attention(const ForwardPass& pass, const Variable& x) const {
 }
 
 // dense(x); of all tokens this rank's channels, where ranks share the model.
-Variable Block::Columns(const ForwardPass& pass, const Dense& dense, const Variable& x) const {
+Variable Block::Project(const ForwardPass& pass, const Dense& dense, const Variable& x) const {
   if (pass.parallel == nullptr) return dense.Forward(pass, x);
-  const Variable all = pass.parallel->Enter(pass.tape, pass.schedule, x);
-  const Variable y = dense.Forward(pass, all);
-  pass.parallel->Forget(pass.tape, pass.schedule, x, all);
+  const auto columns = pass.parallel->BeginColumns(pass.tape, pass.schedule, x);
+  const Variable y = Linear(pass.tape, columns.x, dense.weight, dense.bias, {}, columns.dx_done);
+  pass.parallel->EndColumns(pass.tape, pass.schedule, x, columns);
   return y;
 }
 
@@ -114,7 +114,7 @@ Variable Block::AddFeedForward(const ForwardPass& pass, const Variable& h,
                                const Variable& x) const {
   const int64_t site = 2 + 2 * layer_;
   if (config_.family == Family::kLlama) {
-    return AddBranch(pass, h, down_, SwiGlu(pass.tape, Columns(pass, up_, x)), site);
+    return AddBranch(pass, h, down_, SwiGlu(pass.tape, Project(pass, up_, x)), site);
   }
   const DropoutSite dropout = DropoutAt(pass, config_, site);
   const Variable residual = dropout.active() ? Variable() : h;
@@ -122,11 +122,11 @@ Variable Block::AddFeedForward(const ForwardPass& pass, const Variable& h,
   if (pass.parallel == nullptr) {
     y = GeluMlp(pass.tape, x, up_.weight, up_.bias, down_.weight, down_.bias, residual);
   } else {
-    const Variable all = pass.parallel->Enter(pass.tape, pass.schedule, x);
-    const Variable partial =
-        GeluMlp(pass.tape, all, up_.weight, up_.bias, down_.weight, down_.RowBias(pass));
-    pass.parallel->Forget(pass.tape, pass.schedule, x, all);
-    y = pass.parallel->Leave(pass.tape, pass.schedule, partial, residual);
+    const auto columns = pass.parallel->BeginColumns(pass.tape, pass.schedule, x);
+    const Variable partial = GeluMlp(pass.tape, columns.x, up_.weight, up_.bias, down_.weight,
+                                     down_.RowBias(pass), {}, columns.dx_done);
+    pass.parallel->EndColumns(pass.tape, pass.schedule, x, columns);
+    y = pass.parallel->SumRows(pass.tape, pass.schedule, partial, residual);
   }
   return dropout.active() ? Dropout(pass.tape, y, dropout, h) : y;
 }
@@ -141,7 +141,7 @@ Variable Block::AddBranch(const ForwardPass& pass, const Variable& x, const Dens
     y = Linear(pass.tape, branch, projection.weight, projection.bias, residual);
   } else {
     const Variable partial = Linear(pass.tape, branch, projection.weight, projection.RowBias(pass));
-    y = pass.parallel->Leave(pass.tape, pass.schedule, partial, residual);
+    y = pass.parallel->SumRows(pass.tape, pass.schedule, partial, residual);
   }
   return site.active() ? Dropout(pass.tape, y, site, x) : y;
 }

@@ -71,7 +71,7 @@ class Block {
 
  private:
   Variable Attention(const ForwardPass& pass, const Variable& x) const;  // before out_
-  Variable Columns(const ForwardPass& pass, const Dense& dense, const Variable& x) const;
+  Variable Project(const ForwardPass& pass, const Dense& dense, const Variable& x) const;
   Variable AddFeedForward(const ForwardPass& pass, const Variable& h, const Variable& x) const;
   Variable AddBranch(const ForwardPass& pass, const Variable& x, const Dense& projection,
                      const Variable& branch, int64_t dropout_site) const;

@@ -113,31 +113,55 @@ Variable TensorParallel::FromLayers(Tape& tape, const Schedule& schedule, const 
 
 //   kTp:   y = x;              dx = all-reduce(dy)
 //   kTpSp: y = all-gather(x);  dx = reduce-scatter(dy)
-Variable TensorParallel::Enter(Tape& tape, const Schedule& schedule, const Variable& x) const {
+//
+// In the backward, in this order: the gather of y is posted, dy computed, waited for; the sum of dy
+// is posted, the gradient by the weights computed from y, waited for.
+TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Schedule& schedule,
+                                                     const Variable& x) const {
+  Columns columns;
   const Variable y =
       tape.Output(spread_tokens_ ? Gather(tape, *schedule, x.value()) : x.value(), {x});
-  if (!tape.NeedsGrad({x})) return y;
-  tape.Record("enter", {y}, [=, &tape] {
+  columns.x = y;
+  if (!tape.NeedsGrad({x})) return columns;
+  const auto pending = std::make_shared<TokenExchange::Pending>();
+  columns.pending = pending;
+  columns.dx_done = [=, &tape] {
     const Tensor dy = y.grad().Contiguous();  // made by the one product, for nobody else
-    if (spread_tokens_) return x.AddGrad(ReduceScatter(tape, *schedule, dy));
-    AllReduce(tape, dy);
-    x.AddGrad(dy);
+    absl::Status status;
+    if (!spread_tokens_) {
+      pending->result = dy;
+      status = exchange_.PostAllReduce(dy);
+    } else {
+      status = exchange_.Wait();
+      y.SetValue(status.ok() ? TokenExchange::Gathered(*schedule, *pending)
+                             : Tensor::Zeros(y.shape(), dy.dtype(), dy.device()));
+      if (status.ok()) status = exchange_.PostReduceScatter(*schedule, dy, pending.get());
+    }
+    if (!status.ok()) tape.Fail(status);
+  };
+  tape.Record("columns", {y}, [=, &tape] {
+    const absl::Status status = exchange_.Wait();
+    if (!status.ok()) return tape.Fail(status);
+    x.AddGrad(pending->result);
   });
-  return y;
+  return columns;
 }
 
-void TensorParallel::Forget(Tape& tape, const Schedule& schedule, const Variable& x,
-                            const Variable& entered) const {
+void TensorParallel::EndColumns(Tape& tape, const Schedule& schedule, const Variable& x,
+                                const Columns& columns) const {
   if (!spread_tokens_ || !tape.NeedsGrad({x})) return;
-  entered.ForgetValue();
-  // Comes before the product's backward, which was recorded before this.
-  tape.OnBackward([=, &tape] { entered.SetValue(Gather(tape, *schedule, x.value())); });
+  columns.x.ForgetValue();
+  const auto pending = columns.pending;
+  tape.OnBackward([=, &tape] {
+    const absl::Status status = exchange_.PostGather(*schedule, x.value(), pending.get());
+    if (!status.ok()) tape.Fail(status);
+  });
 }
 
 //   kTp:   y = all-reduce(partial) + residual;      dpartial = dy,              dresidual = dy
 //   kTpSp: y = reduce-scatter(partial) + residual;  dpartial = all-gather(dy),  dresidual = dy
-Variable TensorParallel::Leave(Tape& tape, const Schedule& schedule, const Variable& partial,
-                               const Variable& residual) const {
+Variable TensorParallel::SumRows(Tape& tape, const Schedule& schedule, const Variable& partial,
+                                 const Variable& residual) const {
   Tensor sum = partial.value();
   if (spread_tokens_) {
     sum = ReduceScatter(tape, *schedule, sum);
@@ -148,7 +172,7 @@ Variable TensorParallel::Leave(Tape& tape, const Schedule& schedule, const Varia
   if (residual.defined()) sum.Add(residual.value());
   const Variable y = tape.Output(sum, {partial, residual});
   if (!tape.NeedsGrad({partial, residual})) return y;
-  tape.Record("leave", {y}, [=, &tape] {
+  tape.Record("sum_rows", {y}, [=, &tape] {
     const Tensor dy = y.grad().Contiguous();
     if (residual.defined()) residual.AddGrad(dy);
     partial.AddGrad(spread_tokens_ ? Gather(tape, *schedule, dy) : dy);

@@ -19,6 +19,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -70,16 +71,27 @@ class TensorParallel {
   Variable ToLayers(Tape& tape, const Schedule& schedule, const Variable& x) const;
   Variable FromLayers(Tape& tape, const Schedule& schedule, const Variable& x) const;
 
-  // Residual stream -> all tokens, for a column-parallel product, whose gradients by them are
-  // summed over the ranks. The product is to be the only one to use the result.
-  Variable Enter(Tape& tape, const Schedule& schedule, const Variable& x) const;
-  // After that product: what Enter gathered is not kept, but gathered again in the backward.
-  void Forget(Tape& tape, const Schedule& schedule, const Variable& x,
-              const Variable& entered) const;
+  // Around a column-parallel product:
+  //
+  //   const Columns columns = BeginColumns(tape, schedule, x);  // residual stream -> all tokens
+  //   y = Linear(tape, columns.x, weight, bias, {}, columns.dx_done);
+  //   EndColumns(tape, schedule, x, columns);
+  //
+  // The gradients by x are summed over the ranks. What was gathered is not kept for the backward,
+  // but gathered again; both beside the products of the backward that do without.
+  struct Columns {
+    Variable x;  // for this product only
+    std::function<void()> dx_done;
+    std::shared_ptr<TokenExchange::Pending> pending;
+  };
+  Columns BeginColumns(Tape& tape, const Schedule& schedule, const Variable& x) const;
+  void EndColumns(Tape& tape, const Schedule& schedule, const Variable& x,
+                  const Columns& columns) const;
+
   // Row-parallel product -> residual stream: partial, summed over the ranks, + residual, unless
   // undefined. The partial sum's memory is given up, or becomes the result's.
-  Variable Leave(Tape& tape, const Schedule& schedule, const Variable& partial,
-                 const Variable& residual = {}) const;
+  Variable SumRows(Tape& tape, const Schedule& schedule, const Variable& partial,
+                   const Variable& residual = {}) const;
 
   // [batch, held] of int32 -> [batch, length].
   absl::Status GatherPositions(const RingSchedule& schedule, const Tensor& own, Tensor* all) const {

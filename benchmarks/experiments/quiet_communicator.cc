@@ -48,15 +48,16 @@ absl::Status QuietCommunicator::PostAllReduceSum(const Tensor& tensor) {
   return Counted([&] { return inner_->PostAllReduceSum(tensor); });
 }
 
-absl::Status QuietCommunicator::AllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
-                                               const Tensor& all) {
-  return Counted([&] { return inner_->AllGatherParts(own, counts, all); });
+absl::Status QuietCommunicator::PostAllGatherParts(const Tensor& own,
+                                                   absl::Span<const int64_t> counts,
+                                                   const Tensor& all) {
+  return Counted([&] { return inner_->PostAllGatherParts(own, counts, all); });
 }
 
-absl::Status QuietCommunicator::ReduceScatterSum(const Tensor& all,
-                                                 absl::Span<const int64_t> counts,
-                                                 const Tensor& own) {
-  return Counted([&] { return inner_->ReduceScatterSum(all, counts, own); });
+absl::Status QuietCommunicator::PostReduceScatterSum(const Tensor& all,
+                                                     absl::Span<const int64_t> counts,
+                                                     const Tensor& own) {
+  return Counted([&] { return inner_->PostReduceScatterSum(all, counts, own); });
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> QuietCommunicator::Split(int color, int key) {

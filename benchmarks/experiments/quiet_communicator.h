@@ -26,10 +26,10 @@ class QuietCommunicator : public Communicator {
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
   absl::Status AllReduceSum(const Tensor& tensor) override;
   absl::Status PostAllReduceSum(const Tensor& tensor) override;
-  absl::Status AllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
-                              const Tensor& all) override;
-  absl::Status ReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
-                                const Tensor& own) override;
+  absl::Status PostAllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
+                                  const Tensor& all) override;
+  absl::Status PostReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
+                                    const Tensor& own) override;
   absl::Status Barrier() override { return inner_->Barrier(); }
 
   void set_quiet(bool quiet) { shared_->quiet = quiet; }

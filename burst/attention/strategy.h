@@ -41,10 +41,9 @@ inline bool IsTensorParallel(Strategy strategy) {
 }
 
 // The attention of this rank of `comm`, which must outlive it; null: of one rank. Collective.
-// `group_size`: ranks that
-// share heads, for kBurstUlysses; no other strategy reads it. InvalidArgument for bad options, a
-// group size that does not divide the ranks, several ranks with kSingle, a backward's direction
-// that is not the strategy's, and nodes where there is no ring.
+// `group_size`: ranks that share heads, for kBurstUlysses; no other strategy reads it.
+// InvalidArgument for bad options, a group size that does not divide the ranks, several ranks with
+// kSingle, a backward's direction that is not the strategy's, and nodes where there is no ring.
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
     Strategy strategy, const BurstAttentionOptions& options, int group_size, Communicator* comm);
 

@@ -68,29 +68,53 @@ void ForEachPart(const RingSchedule& schedule, const Tensor& parts, const Tensor
 
 }  // namespace
 
+absl::Status TokenExchange::PostGather(const RingSchedule& schedule, const Tensor& own,
+                                       Pending* pending) const {
+  BURST_CHECK(own.is_contiguous() && own.dim(kTokenAxis) == Held(schedule, group_->rank()));
+  pending->result = EmptyWith(own, schedule.length());
+  pending->parts = InOrder(schedule, own)
+                       ? Tensor()
+                       : Tensor::Empty({pending->result.numel()}, own.dtype(), own.device());
+  return group_->PostAllGatherParts(own, Counts(schedule, own),
+                                    pending->parts.null() ? pending->result : pending->parts);
+}
+
+Tensor TokenExchange::Gathered(const RingSchedule& schedule, const Pending& pending) {
+  if (pending.parts.null()) return pending.result;
+  ForEachPart(schedule, pending.parts, pending.result,
+              [](const Tensor& part, const Tensor& place) { place.CopyFrom(part); });
+  return pending.result;
+}
+
 absl::Status TokenExchange::Gather(const RingSchedule& schedule, const Tensor& own,
                                    Tensor* all) const {
-  BURST_CHECK(own.is_contiguous() && own.dim(kTokenAxis) == Held(schedule, group_->rank()));
-  *all = EmptyWith(own, schedule.length());
-  const std::vector<int64_t> counts = Counts(schedule, own);
-  if (InOrder(schedule, own)) return group_->AllGatherParts(own, counts, *all);
-  const Tensor parts = Tensor::Empty({all->numel()}, own.dtype(), own.device());
-  BURST_RETURN_IF_ERROR(group_->AllGatherParts(own, counts, parts));
-  ForEachPart(schedule, parts, *all,
-              [](const Tensor& part, const Tensor& place) { place.CopyFrom(part); });
+  Pending pending;
+  BURST_RETURN_IF_ERROR(PostGather(schedule, own, &pending));
+  BURST_RETURN_IF_ERROR(Wait());
+  *all = Gathered(schedule, pending);
   return absl::OkStatus();
+}
+
+absl::Status TokenExchange::PostReduceScatter(const RingSchedule& schedule, const Tensor& all,
+                                              Pending* pending) const {
+  BURST_CHECK(all.is_contiguous() && all.dim(kTokenAxis) == schedule.length());
+  pending->result = EmptyWith(all, Held(schedule, group_->rank()));
+  pending->parts = all;
+  if (!InOrder(schedule, all)) {
+    pending->parts = Tensor::Empty({all.numel()}, all.dtype(), all.device());
+    ForEachPart(schedule, pending->parts, all,
+                [](const Tensor& part, const Tensor& place) { part.CopyFrom(place); });
+  }
+  return group_->PostReduceScatterSum(pending->parts, Counts(schedule, all), pending->result);
 }
 
 absl::Status TokenExchange::ReduceScatter(const RingSchedule& schedule, const Tensor& all,
                                           Tensor* own) const {
-  BURST_CHECK(all.is_contiguous() && all.dim(kTokenAxis) == schedule.length());
-  *own = EmptyWith(all, Held(schedule, group_->rank()));
-  const std::vector<int64_t> counts = Counts(schedule, all);
-  if (InOrder(schedule, all)) return group_->ReduceScatterSum(all, counts, *own);
-  const Tensor parts = Tensor::Empty({all.numel()}, all.dtype(), all.device());
-  ForEachPart(schedule, parts, all,
-              [](const Tensor& part, const Tensor& place) { part.CopyFrom(place); });
-  return group_->ReduceScatterSum(parts, counts, *own);
+  Pending pending;
+  BURST_RETURN_IF_ERROR(PostReduceScatter(schedule, all, &pending));
+  BURST_RETURN_IF_ERROR(Wait());
+  *own = pending.result;
+  return absl::OkStatus();
 }
 
 Tensor TokenExchange::Own(const RingSchedule& schedule, const Tensor& all) {

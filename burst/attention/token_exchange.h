@@ -15,6 +15,11 @@ class TokenExchange {
   // `group` must outlive the object; the schedules are those of its ranks, members of one group.
   explicit TokenExchange(Communicator* group) : group_(group) {}
 
+  // An exchange on its way, and the memory it uses.
+  struct Pending {
+    Tensor parts, result;
+  };
+
   // own: [batch, held, ...], contiguous -> *all: [batch, length, ...] of the group's tokens in
   // order of position, contiguous and new. A rank sends `own` to every other one.
   absl::Status Gather(const RingSchedule& schedule, const Tensor& own, Tensor* all) const;
@@ -28,6 +33,16 @@ class TokenExchange {
 
   // all, contiguous, becomes its sum over the ranks.
   absl::Status AllReduce(const Tensor& all) const { return group_->AllReduceSum(all); }
+
+  // The same in two steps, beside other work where the communicator can: what is posted is not
+  // touched until Wait, which completes all of it. Then `all` of a Gather is Gathered, `own` of a
+  // ReduceScatter the result.
+  absl::Status PostGather(const RingSchedule& schedule, const Tensor& own, Pending* pending) const;
+  static Tensor Gathered(const RingSchedule& schedule, const Pending& pending);
+  absl::Status PostReduceScatter(const RingSchedule& schedule, const Tensor& all,
+                                 Pending* pending) const;
+  absl::Status PostAllReduce(const Tensor& all) const { return group_->PostAllReduceSum(all); }
+  absl::Status Wait() const { return group_->Wait(Channel::kCollective); }
 
  private:
   Communicator* group_;

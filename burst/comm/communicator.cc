@@ -148,8 +148,8 @@ std::vector<Tensor> PartsOf(const Tensor& all, absl::Span<const int64_t> counts)
 }  // namespace
 
 // Straight from each rank to all others, its next neighbour first.
-absl::Status Communicator::AllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
-                                          const Tensor& all) {
+absl::Status Communicator::PostAllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
+                                              const Tensor& all) {
   const int size = world_size();
   const std::vector<Tensor> parts = PartsOf(all, counts);
   parts[rank()].CopyFrom(own.View({-1}));
@@ -164,8 +164,8 @@ absl::Status Communicator::AllGatherParts(const Tensor& own, absl::Span<const in
   return Wait(Channel::kCollective);
 }
 
-absl::Status Communicator::ReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
-                                            const Tensor& own) {
+absl::Status Communicator::PostReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
+                                                const Tensor& own) {
   const int size = world_size();
   const Tensor result = own.View({-1});
   std::vector<Tensor> parts = PartsOf(all, counts);
@@ -188,6 +188,18 @@ absl::Status Communicator::ReduceScatterSum(const Tensor& all, absl::Span<const 
   for (int r = 1; r < size; ++r) sum.Add(received[r]);
   if (widened) result.CopyFrom(sum.To(own.dtype()));
   return absl::OkStatus();
+}
+
+absl::Status Communicator::AllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
+                                          const Tensor& all) {
+  BURST_RETURN_IF_ERROR(PostAllGatherParts(own, counts, all));
+  return Wait(Channel::kCollective);
+}
+
+absl::Status Communicator::ReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
+                                            const Tensor& own) {
+  BURST_RETURN_IF_ERROR(PostReduceScatterSum(all, counts, own));
+  return Wait(Channel::kCollective);
 }
 
 absl::Status Communicator::Broadcast(void* data, int64_t bytes, int root) {

@@ -98,13 +98,18 @@ class Communicator {
   //
   // Every rank's `own` becomes its part of `all` on all ranks. Contiguous, of one dtype, not
   // overlapping, the same device on every rank. A rank sends `own` to each other one.
-  virtual absl::Status AllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
-                                      const Tensor& all);
+  absl::Status AllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
+                              const Tensor& all);
   // own: the sum over the ranks of this rank's part of their `all`, which stays; floating point,
   // otherwise as above. Summed in the order of the ranks and in float32 at least; GPU memory on
   // NCCL, where parts are equal, as AllReduceSum says. A rank sends every other one its part.
-  virtual absl::Status ReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
-                                        const Tensor& own);
+  absl::Status ReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
+                                const Tensor& own);
+  // Start them, as PostAllReduceSum does.
+  virtual absl::Status PostAllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
+                                          const Tensor& all);
+  virtual absl::Status PostReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
+                                            const Tensor& own);
   // Of host memory; or of a contiguous tensor on any device.
   absl::Status Broadcast(void* data, int64_t bytes, int root);
   absl::Status Broadcast(const Tensor& tensor, int root);

@@ -118,10 +118,10 @@ class NcclCommunicator : public Communicator {
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
   absl::Status AllReduceSum(const Tensor& tensor) override;
   absl::Status PostAllReduceSum(const Tensor& tensor) override;
-  absl::Status AllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
-                              const Tensor& all) override;
-  absl::Status ReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
-                                const Tensor& own) override;
+  absl::Status PostAllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
+                                  const Tensor& all) override;
+  absl::Status PostReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
+                                    const Tensor& own) override;
 
  protected:
   absl::Status DoPost(Channel channel, absl::Span<const SendBuffer> sends,
@@ -416,9 +416,10 @@ bool NcclCommunicator::IsOneNcclCall(absl::Span<const int64_t> counts, const Ten
                      [&](int64_t count) { return count == counts.front(); });
 }
 
-absl::Status NcclCommunicator::AllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
-                                              const Tensor& all) {
-  if (!IsOneNcclCall(counts, own)) return Communicator::AllGatherParts(own, counts, all);
+absl::Status NcclCommunicator::PostAllGatherParts(const Tensor& own,
+                                                  absl::Span<const int64_t> counts,
+                                                  const Tensor& all) {
+  if (!IsOneNcclCall(counts, own)) return Communicator::PostAllGatherParts(own, counts, all);
   BURST_CHECK(own.is_contiguous() && all.is_contiguous() &&
               all.numel() == world_size() * own.numel() && own.numel() == counts[rank()]);
   Lane& lane = this->lane(Channel::kCollective);
@@ -427,14 +428,14 @@ absl::Status NcclCommunicator::AllGatherParts(const Tensor& own, absl::Span<cons
     return ncclAllGather(own.raw_data(), all.raw_data(), own.size_bytes(), ncclInt8, comm,
                          lane.stream);
   }));
-  Join(lane);
   CountSent(Channel::kCollective, (world_size() - 1) * own.size_bytes(), world_size() - 1);
   return absl::OkStatus();
 }
 
-absl::Status NcclCommunicator::ReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
-                                                const Tensor& own) {
-  if (!IsOneNcclCall(counts, own)) return Communicator::ReduceScatterSum(all, counts, own);
+absl::Status NcclCommunicator::PostReduceScatterSum(const Tensor& all,
+                                                    absl::Span<const int64_t> counts,
+                                                    const Tensor& own) {
+  if (!IsOneNcclCall(counts, own)) return Communicator::PostReduceScatterSum(all, counts, own);
   BURST_CHECK(own.is_contiguous() && all.is_contiguous() && own.dtype() == all.dtype() &&
               all.numel() == world_size() * own.numel() && own.numel() == counts[rank()]);
   const ncclDataType_t type = NcclType(own.dtype());
@@ -444,7 +445,6 @@ absl::Status NcclCommunicator::ReduceScatterSum(const Tensor& all, absl::Span<co
     return ncclReduceScatter(all.raw_data(), own.raw_data(), own.numel(), type, ncclSum, comm,
                              lane.stream);
   }));
-  Join(lane);
   CountSent(Channel::kCollective, (world_size() - 1) * own.size_bytes(), world_size() - 1);
   return absl::OkStatus();
 }

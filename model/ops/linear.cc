@@ -57,14 +57,14 @@ Shape OutputShape(const Shape& x, int64_t in, int64_t out) {
 }  // namespace
 
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
-                const Variable& residual) {
+                const Variable& residual, const std::function<void()>& dx_done) {
   const int64_t out = weight.value().dim(0), in = weight.value().dim(1);
   const Shape shape = OutputShape(x.shape(), in, out);
   if (residual.defined()) {
     BURST_CHECK(residual.shape() == shape && residual.value().is_contiguous());
   }
   if (x.value().device() == DeviceType::kCuda) {
-    return BURST_CUDA_CALL(cuda::Linear(tape, x, weight, bias, residual, shape));
+    return BURST_CUDA_CALL(cuda::Linear(tape, x, weight, bias, residual, shape, dx_done));
   }
   const Variable y =
       tape.Output(Tensor::Empty(shape, x.value().dtype()), {x, weight, bias, residual});
@@ -87,6 +87,7 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
         MatMul(dy, AsMatrix<T>(weight.value(), in), AsMatrix<T>(x.MutableGrad(), in),
                Into::kAccumulate);
       }
+      if (dx_done != nullptr) dx_done();
       if (weight.requires_grad()) {
         MatMul(dy.Transposed(), AsMatrix<T>(x.value(), in), AsMatrix<T>(weight.MutableGrad(), in),
                Into::kAccumulate);

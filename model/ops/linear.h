@@ -1,6 +1,8 @@
 // A dense layer: y = x W^T + bias + residual.
 #pragma once
 
+#include <functional>
+
 #include "burst/autograd/tape.h"
 
 namespace burst {
@@ -8,7 +10,10 @@ namespace burst {
 // x: [..., in], where `in` may be several trailing axes ([batch, length, heads, head_dim] counts as
 // in = heads head_dim); weight: [out, in]; bias: [out] or undefined; residual, y: [..., out].
 // The residual is added by the matrix product itself, which starts from it instead of from zero.
+//
+// `dx_done`, unless null, is called in the backward when dx is there and before x is read for
+// dweight: so that dx can go on its way, and x need not have been there before.
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias = {},
-                const Variable& residual = {});
+                const Variable& residual = {}, const std::function<void()>& dx_done = nullptr);
 
 }  // namespace burst

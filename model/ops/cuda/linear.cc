@@ -76,7 +76,8 @@ void LinearForward(const Tensor& x, const Variable& weight, const Variable& bias
 }  // namespace
 
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
-                const Variable& residual, const Shape& y_shape) {
+                const Variable& residual, const Shape& y_shape,
+                const std::function<void()>& dx_done) {
   const Variable y = tape.Output(Tensor::Empty(y_shape, x.value().dtype(), DeviceType::kCuda),
                                  {x, weight, bias, residual});
   LinearForward(x.value(), weight, bias, residual, y.value());
@@ -86,6 +87,7 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
   tape.Record("linear", {y}, [=] {
     const Tensor dy = y.grad().Contiguous();
     InputBackward(dy, x, weight);
+    if (dx_done != nullptr) dx_done();
     WeightBackward(dy, x.value(), weight, bias);
     if (residual.defined()) residual.AddGrad(dy);
   });
@@ -93,7 +95,8 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
 }
 
 Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,
-                 const Variable& down, const Variable& down_bias, const Variable& residual) {
+                 const Variable& down, const Variable& down_bias, const Variable& residual,
+                 const std::function<void()>& dx_done) {
   const int64_t ffn = up.value().dim(0), width = up.value().dim(1);
   Shape shape = x.shape();
   shape.back() = ffn;
@@ -130,6 +133,7 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
     product.pre = pre.raw_data();
     MatMul(product);
     InputBackward(dpre, x, up);
+    if (dx_done != nullptr) dx_done();
     WeightBackward(dpre, x.value(), up, up_bias);
     if (residual.defined()) residual.AddGrad(dy);
   });
