@@ -55,13 +55,14 @@ absl::Status RunRank(const Case& c, int64_t seqlen, Communicator& comm, Tensor* 
     BURST_RETURN_IF_ERROR(ring.Run(
         schedule, schedule.query_pass(), {{block, 1}}, {{gradient, 1}}, c.travelling,
         [&](int source) -> const VisibleKeys& { return schedule.seen_by(source); },
-        [&](int source, const VisibleKeys&, const Ring::Tensors& visiting,
+        [&](int source, Ring::Part part, const VisibleKeys&, const Ring::Tensors& visiting,
             const Ring::Tensors& gradients) {
           for (float owner : visiting[0].ToVector<float>()) EXPECT_EQ(owner, source);
           // This rank's own block comes twice, in two parts: half each.
-          const Tensor part = Part(source, comm.rank(), schedule.length(source));
-          if (source == comm.rank()) part.Scale(0.5);
-          gradients[0].Add(part.To(kTestDevice));
+          EXPECT_EQ(part == Ring::Part::kWhole, source != comm.rank());
+          const Tensor term = Part(source, comm.rank(), schedule.length(source));
+          if (source == comm.rank()) term.Scale(0.5);
+          gradients[0].Add(term.To(kTestDevice));
         },
         traffic, &last));
     if (!last.empty()) gradient.Add(last[0]);

@@ -7,6 +7,13 @@
 #include "train/adamw.h"
 
 namespace burst {
+namespace {
+
+// The last message has little to hide behind, so they are not longer than a few layers: two of
+// GPT-2 124M's.
+constexpr int64_t kMessageBytes = int64_t{48} << 20;
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<GradientSum>> GradientSum::Create(const ParameterList& parameters,
                                                                  Communicator* world,
@@ -27,14 +34,31 @@ absl::StatusOr<std::unique_ptr<GradientSum>> GradientSum::Create(const Parameter
 }
 
 absl::Status GradientSum::Post(int first, int last) {
-  for (const SharedRange& range : parameters_.Ranges(first, last)) {
+  if (last == first_) {
+    first_ = first;
+  } else {
+    BURST_RETURN_IF_ERROR(Start());
+    first_ = first;
+    last_ = last;
+  }
+  int64_t bytes = 0;
+  for (int i = first_; i < last_; ++i) {
+    bytes += parameters_[i].numel() * SizeOf(parameters_.masters().dtype());
+  }
+  return bytes < kMessageBytes ? absl::OkStatus() : Start();
+}
+
+absl::Status GradientSum::Start() {
+  for (const SharedRange& range : parameters_.Ranges(first_, last_)) {
     Communicator* const among = group_ == nullptr ? world_ : among_.at(range.summed);
     BURST_RETURN_IF_ERROR(among->PostAllReduceSum(parameters_.grads(range.begin, range.end)));
   }
+  first_ = last_ = 0;
   return absl::OkStatus();
 }
 
 absl::Status GradientSum::Wait() {
+  BURST_RETURN_IF_ERROR(Start());
   if (group_ == nullptr) return world_->Wait(Channel::kCollective);
   for (const auto& [summed, among] : among_) {
     BURST_RETURN_IF_ERROR(among->Wait(Channel::kCollective));

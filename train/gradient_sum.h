@@ -25,8 +25,9 @@ class GradientSum {
                                                              Communicator* world,
                                                              Communicator* group);
 
-  // Starts to sum the gradients of the parameters [first, last); they may not be touched until Wait
-  // returns.
+  // The gradients of the parameters [first, last) are complete, and may not be touched until Wait
+  // returns. They are summed with those of their neighbours in one message, which starts when it is
+  // long enough: every sum disturbs the work beside it.
   absl::Status Post(int first, int last);
   absl::Status Wait();
 
@@ -38,7 +39,10 @@ class GradientSum {
   GradientSum(const ParameterList& parameters, Communicator* world, Communicator* group)
       : parameters_(parameters), world_(world), group_(group) {}
 
+  absl::Status Start();  // the sum of the parameters that wait
+
   const ParameterList& parameters_;
+  int first_ = 0, last_ = 0;  // wait for neighbours
   Communicator* const world_;
   Communicator* const group_;
   // By SharedRange::summed: so many neighbours of this rank, and those in their place in the other

@@ -222,7 +222,8 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   BURST_RETURN_IF_ERROR(ring_->Run(
       schedule, pass, block,
       [&](int source) -> const VisibleKeys& { return schedule.keys_of(source); },
-      [&](Ring::Part, const VisibleKeys& visible, const Ring::Tensors& kv, const Ring::Tensors&) {
+      [&](int, Ring::Part, const VisibleKeys& visible, const Ring::Tensors& kv,
+          const Ring::Tensors&) {
         FlashForwardParams params;
         params.shape = KernelShape(options_, visible, q, kv[0]);
         params.q = Operand(q);
@@ -337,7 +338,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     BURST_RETURN_IF_ERROR(ring_->Run(
         schedule, schedule.query_pass(), block, {{dq_sum, kSeqAxis}}, travelling,
         [&](int source) -> const VisibleKeys& { return schedule.seen_by(source); },
-        [&](Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& queries,
+        [&](int, Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& queries,
             const Ring::Tensors& gradients) {
           kernel(part, visible, queries, own_keys, gradients[0], dk_sum, dv_sum);
         },
@@ -350,7 +351,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     BURST_RETURN_IF_ERROR(ring_->Run(
         schedule, schedule.key_pass(), block, {{dk_sum, kSeqAxis}, {dv_sum, kSeqAxis}}, travelling,
         [&](int source) -> const VisibleKeys& { return schedule.keys_of(source); },
-        [&](Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& keys,
+        [&](int, Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& keys,
             const Ring::Tensors& gradients) {
           kernel(part, visible, own_queries, keys, dq_sum, gradients[0], gradients[1]);
         },

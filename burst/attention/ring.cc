@@ -244,7 +244,7 @@ absl::Status Ring::Run(const RingSchedule& schedule, const RingPass& pass, const
   if (has_gradients) last->clear();
   BURST_CHECK(world_size == ranks_per_node || between_nodes_ != nullptr);
   if (world_size == 1) {
-    compute(Part::kWhole, visible(rank), Own(block), Own(gradients));
+    compute(rank, Part::kWhole, visible(rank), Own(block), Own(gradients));
     ++traffic->rounds_computed;
     return absl::OkStatus();
   }
@@ -275,9 +275,10 @@ absl::Status Ring::Run(const RingSchedule& schedule, const RingPass& pass, const
 
     if (has_gradients) travelling.Begin(round.source);
     if (t == 0) {
-      compute(has_gradients ? Part::kFirst : Part::kWhole, visible(rank), at_work, Own(gradients));
+      compute(rank, has_gradients ? Part::kFirst : Part::kWhole, visible(rank), at_work,
+              Own(gradients));
     } else if (round.compute) {
-      compute(Part::kWhole, visible(round.source), at_work,
+      compute(round.source, Part::kWhole, visible(round.source), at_work,
               has_gradients ? travelling.Sum(round.source) : Tensors());
     }
     ++(t == 0 || round.compute ? traffic->rounds_computed : traffic->rounds_skipped);
@@ -301,7 +302,7 @@ absl::Status Ring::Run(const RingSchedule& schedule, const RingPass& pass, const
   }
 
   if (has_gradients) {
-    compute(Part::kSecond, visible(rank), Own(block), Own(gradients));
+    compute(rank, Part::kSecond, visible(rank), Own(block), Own(gradients));
     BURST_RETURN_IF_ERROR(travelling.Finish(last));
   }
   return absl::OkStatus();

@@ -46,9 +46,9 @@ class Ring {
   // In a pass with gradients the own block is worked on in two calls: the first hides the first
   // transfer, the second the gradient's way home. Which is which part of the work is the caller's.
   enum class Part { kWhole, kFirst, kSecond };
-  // Works on the block of a rank where `visible` says, adding to `gradients`.
-  using Compute = std::function<void(Part part, const VisibleKeys& visible, const Tensors& block,
-                                     const Tensors& gradients)>;
+  // Works on the block of rank `source` where `visible` says, adding to `gradients`.
+  using Compute = std::function<void(int source, Part part, const VisibleKeys& visible,
+                                     const Tensors& block, const Tensors& gradients)>;
 
   // The same ranks twice: `comm` carries what stays in a node, `between_nodes` what leaves it, so
   // that neither waits for the other. `comm` null: a single rank; `between_nodes` null: one node.
