@@ -128,7 +128,7 @@ TEST(MeasureAttention, CountsTheBytesOfTheFormula) {
         problem.causal = true;  // contiguous ranks skip rounds
         problem.layout = layout;
         problem.tiles = ranks == 2;
-        if (ranks == 4 && strategy != Strategy::kUlysses) problem.ranks_per_node = 2;
+        if (ranks == 4 && HasRing(strategy)) problem.ranks_per_node = 2;
         const auto measured = MeasureAttention(strategy, problem, ranks, 1, 1);
         ASSERT_TRUE(measured.ok()) << measured.status();
         const auto formula = FormulaBytes(strategy, problem, ranks);
