@@ -70,9 +70,9 @@ struct BackwardShared {
   alignas(1024) float dq[Traits::kConsumers][Traits::kDqRows * 64];
   RowStatistics<Traits> rows[Traits::kStages];
   Barrier kv_full;
-  Barrier q_full[Traits::kStages], q_empty[Traits::kStages];  // q and rows are freed together
+  Barrier q_full[Traits::kStages], q_empty[Traits::kStages];
   Barrier dout_full[Traits::kStages], dout_empty[Traits::kStages];
-  Barrier rows_full[Traits::kStages];
+  Barrier rows_full[Traits::kStages], rows_empty[Traits::kStages];
   Barrier dq_full[Traits::kConsumers], dq_empty[Traits::kConsumers];
   int tile_begin, tile_end;  // query tiles that see the keys
 };
@@ -170,7 +170,7 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args,
     const int first = tile * Traits::kBlockM;
     const int64_t offset =
         (static_cast<int64_t>(keys.batch) * args.num_heads + head) * args.q_len + first;
-    Wait(&shared.q_empty[slot.stage], slot.parity ^ 1);
+    Wait(&shared.rows_empty[slot.stage], slot.parity ^ 1);
 #pragma unroll
     for (int i = lane; i < Traits::kBlockM; i += kWarpSize) {
       const bool valid = first + i < args.q_len;
@@ -332,6 +332,10 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
         ds[i + 1] = p[i + 1] * (ds[i + 1] - delta.y);
       }
     }
+    // Every thread for itself. (For a warp, as with the tiles, one lane could; but these are
+    // ordinary reads, which compute-sanitizer's racecheck follows thread by thread.)
+    Arrive(&shared.rows_empty[slot.stage]);
+
     // dV += P^T dO. (Issued before dS it would overlap, but the registers it holds cost more.)
     PackOperand(ds, ds_operand);
     PackOperand(p, p_operand);
@@ -411,6 +415,7 @@ __global__ __launch_bounds__(Traits::kThreads,
       InitBarrier(&shared.dout_full[stage], 1);
       InitBarrier(&shared.dout_empty[stage], Traits::kConsumerWarps);
       InitBarrier(&shared.rows_full[stage], kWarpSize);
+      InitBarrier(&shared.rows_empty[stage], Traits::kConsumers * kWarpgroupSize);
     }
     for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
       InitBarrier(&shared.dq_full[consumer], kWarpgroupSize);

@@ -27,6 +27,8 @@ struct ForwardTraits {
   static constexpr int kQStages = kQStages_;
   static constexpr int kStages = kStages_;   // of K and of V
   static constexpr bool kRanges = kRanges_;  // the mask of KeyRanges; else every key
+  // With a second buffer of Q, a warp's rows of O leave for global memory from where its Q was.
+  static constexpr bool kStoreByTma = kHeadDim == 128 && kQStages > 1;
   static constexpr int kConsumerWarps = kConsumers * kWarpgroupSize / kWarpSize;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
@@ -48,6 +50,7 @@ struct ForwardCounters {
 
 struct ForwardArgs {
   CUtensorMap q, k, v;
+  CUtensorMap out_map;  // of kWarpRows rows; only when stored as bf16, for StoreWarpRows
   OutputView out;
   Store store;
   float* lse;
@@ -175,7 +178,11 @@ struct OnlineSoftmax {
   // S -> P = exp2(scale_log2 (S - max)). O is spared the multiplication when no row of the warp has
   // a new maximum. (A maximum that lags behind by a bounded factor would spare more, but then the
   // largest P is no longer exactly 1 and rounding it to bf16 doubles the error of peaked rows.)
-  template <int kCount>
+  //
+  // kAhead: for a wait for O that follows, beside which the exponentials are to run. ptxas moves
+  // them below the wait unless a branch in between depends on them. So the one on `rescale` does,
+  // by a sum of P that is never that large; if it were, O would be multiplied by 1.
+  template <bool kAhead, int kCount>
   __device__ __forceinline__ void Apply(float (&s)[kCount], float scale_log2) {
     float partial[2][4];  // short chains, so that their latencies overlap
 #pragma unroll
@@ -198,27 +205,39 @@ struct OnlineSoftmax {
         block_max[r] = fmaxf(block_max[r], __shfl_xor_sync(0xffffffff, block_max[r], distance));
       }
     }
-    rescale = __any_sync(0xffffffff, block_max[0] > max[0] || block_max[1] > max[1]);
-    if (rescale) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        // -inf - -inf: nothing seen so far, O = 0.
-        correction[r] = max[r] == -INFINITY ? 0.f : Exp2((max[r] - block_max[r]) * scale_log2);
-        sum[r] *= correction[r];
-        max[r] = block_max[r];
-      }
-    }
+    const bool new_max = block_max[0] > max[0] || block_max[1] > max[1];
+    if (!kAhead) UpdateMax(new_max, block_max, scale_log2);
     float origin[2], block_sum[2][2] = {};
 #pragma unroll
-    for (int r = 0; r < 2; ++r) origin[r] = max[r] == -INFINITY ? 0.f : max[r] * scale_log2;
+    for (int r = 0; r < 2; ++r) {
+      const float top = kAhead ? block_max[r] : max[r];
+      origin[r] = top == -INFINITY ? 0.f : top * scale_log2;
+    }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int r = i / 2 % 2;
       s[i] = Exp2(fmaf(s[i], scale_log2, -origin[r]));
       block_sum[r][i % 2] += s[i];
     }
+    if (kAhead) {
+      const float total = block_sum[0][0] + block_sum[0][1] + block_sum[1][0] + block_sum[1][1];
+      UpdateMax(new_max || total > 2 * kCount, block_max, scale_log2);
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] += block_sum[r][0] + block_sum[r][1];
+  }
+
+  __device__ __forceinline__ void UpdateMax(bool new_max, const float (&block_max)[2],
+                                            float scale_log2) {
+    rescale = __any_sync(0xffffffff, new_max);
+    if (!rescale) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // -inf - -inf: nothing seen so far, O = 0.
+      correction[r] = max[r] == -INFINITY ? 0.f : Exp2((max[r] - block_max[r]) * scale_log2);
+      sum[r] *= correction[r];
+      max[r] = block_max[r];
+    }
   }
 
   template <int kCount>
@@ -242,11 +261,12 @@ __device__ __forceinline__ void MaskRows(float (&s)[kCount], int first_column,
   }
 }
 
-// O / sum and lse of the thread's rows -> global memory.
+// O / sum and lse of the thread's rows -> global memory. staging: of the warp, for StoreWarpRows.
 template <class Traits>
 __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const TileInfo& tile,
                                               int first_row, OnlineSoftmax& softmax,
-                                              const float (&o)[Traits::kHeadDim / 2]) {
+                                              const float (&o)[Traits::kHeadDim / 2],
+                                              uint32_t staging) {
   constexpr int kHeadDim = Traits::kHeadDim;
   const bool leader = threadIdx.x % 4 == 0;
   float* lse_row = args.lse +
@@ -281,6 +301,11 @@ __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const Til
     }
     if (leader && valid[r]) lse_row[8 * r] = lse;
   }
+  if (Traits::kStoreByTma && args.store == Store::kBf16) {
+    StoreWarpRows<kHeadDim>(args.out_map, staging, Tile<Traits::kBlockM, kHeadDim>::kBlockBytes, o,
+                            factor, first_row, tile.head, tile.batch);
+    return;
+  }
   const int64_t offset = args.out.Offset(tile.batch, tile.head, first_row);
   StoreRows<kHeadDim>(args.store, o, factor, args.out, offset, keep, valid, args.head_dim);
 }
@@ -291,6 +316,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
   constexpr int kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
   using QTile = Tile<Traits::kBlockM, kHeadDim>;
   using KTile = Tile<kBlockN, kHeadDim>;
+  constexpr bool kExpAhead = kHeadDim == 128;  // at 64 slower
   constexpr int kTurnThreads = 2 * kWarpgroupSize;
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % Traits::kConsumers;
   const int thread = threadIdx.x % kWarpgroupSize;
@@ -319,10 +345,19 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
     WgmmaCommit();
   };
 
+  // With kStoreByTma, the barrier of the Q that O of the last tile is leaving from.
+  Barrier* leaving = nullptr;
+  const auto release_q = [&] {
+    if (leaving == nullptr) return;
+    if (thread % kWarpSize == 0) BulkWaitRead();
+    ArriveWarp(leaving);
+    leaving = nullptr;
+  };
+
   for (;; q_slot.Advance()) {
     Wait(&shared.q_full[q_slot.stage], q_slot.parity);
     const TileInfo& tile = shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity];
-    if (tile.batch < 0) return;
+    if (tile.batch < 0) break;
     const int row_in_tile = consumer * kWgmmaM + thread / kWarpSize * 16 + thread % kWarpSize / 4;
     const int block_begin = tile.block_begin;
     const int whole_begin = tile.whole_begin, whole_end = tile.whole_end;
@@ -353,12 +388,13 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       NamedBarrierSync(my_turn, kTurnThreads);
       issue_s();
       NamedBarrierArrive(next_turn, kTurnThreads);
+      release_q();
       WgmmaWait<0>();
       PinRegisters(s);
       ArriveWarp(&shared.k_empty[k_slot.stage]);
       k_slot.Advance();
       mask(block);
-      softmax.Apply(s, scale_log2);
+      softmax.Apply<kExpAhead>(s, scale_log2);
       PackOperand(s, p);
       for (--block; block >= block_begin; --block) {
         Wait(&shared.k_full[k_slot.stage], k_slot.parity);
@@ -372,7 +408,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
         ArriveWarp(&shared.k_empty[k_slot.stage]);
         k_slot.Advance();
         mask(block);
-        softmax.Apply(s, scale_log2);
+        softmax.Apply<kExpAhead>(s, scale_log2);
         PinRegisters(s);  // the exponentials stay on this side of the wait
         WgmmaWait<0>();
         PinRegisters(o);
@@ -381,7 +417,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
         softmax.Rescale(o);
         PackOperand(s, p);
       }
-      ArriveWarp(&shared.q_empty[q_slot.stage]);
+      if (!Traits::kStoreByTma) ArriveWarp(&shared.q_empty[q_slot.stage]);
       Wait(&shared.v_full[v_slot.stage], v_slot.parity);
       issue_o();
       WgmmaWait<0>();
@@ -389,10 +425,15 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       ArriveWarp(&shared.v_empty[v_slot.stage]);
       v_slot.Advance();
     } else {
-      ArriveWarp(&shared.q_empty[q_slot.stage]);
+      if (!Traits::kStoreByTma) ArriveWarp(&shared.q_empty[q_slot.stage]);
+      release_q();
     }
-    ForwardFinish<Traits>(args, tile, tile.row + row_in_tile, softmax, o);
+    ForwardFinish<Traits>(args, tile, tile.row + row_in_tile, softmax, o,
+                          SharedAddress(shared.q[q_slot.stage].At(consumer * kWgmmaM +
+                                                                  thread / kWarpSize * kWarpRows)));
+    if (Traits::kStoreByTma) leaving = &shared.q_empty[q_slot.stage];
   }
+  release_q();
 }
 
 template <class Traits>

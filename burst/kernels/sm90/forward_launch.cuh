@@ -27,6 +27,10 @@ cudaError_t LaunchForwardKernel(const ForwardParams& params, cudaStream_t stream
   } else {
     args.k = args.v = args.q;  // never loaded from
   }
+  if (Traits::kStoreByTma && params.store == Store::kBf16) {
+    error = make_map(params.out, shape.q_len, shape.num_heads, kWarpRows, &args.out_map);
+    if (error != cudaSuccess) return error;
+  }
   args.out = View(params.out);
   args.store = params.store;
   args.lse = params.lse;

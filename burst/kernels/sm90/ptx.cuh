@@ -108,6 +108,16 @@ __device__ __forceinline__ void TmaLoad(void* shared, const CUtensorMap& map, Ba
       : "memory");
 }
 
+// global = shared; complete after BulkWait.
+__device__ __forceinline__ void TmaStore(const CUtensorMap& map, uint32_t shared, int column,
+                                         int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
+          "l"(&map),
+      "r"(shared), "r"(column), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
 // global += shared, element by element in fp32; complete after BulkWait.
 __device__ __forceinline__ void TmaReduceAdd(const CUtensorMap& map, const void* shared, int column,
                                              int row, int head, int batch) {
@@ -162,6 +172,14 @@ __device__ __forceinline__ void DecreaseRegisters() {
 }
 
 // ---- Shared memory.
+
+// Stores four 8x8 matrices of bf16: lane l gives the address of row l % 8 of the matrix l / 8.
+__device__ __forceinline__ void StoreMatrix(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
+                                            uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
 
 // Stores four 8x8 matrices of bf16, each transposed: lane l gives the address of row l % 8 of the
 // transposed matrix l / 8.

@@ -76,5 +76,40 @@ __device__ __forceinline__ void StoreRows(Store store, const float (&d)[kColumns
   }
 }
 
+constexpr int kWarpRows = 16;  // of a warp's accumulators
+
+// The warp's rows of d * factor (of each of the thread's two rows) -> bf16 rows of a swizzled tile,
+// whose blocks of 64 columns are block_bytes apart, and from there to global memory by the TMA,
+// which leaves out what lies beyond the tensor. row: the warp's first; staging: its place in shared
+// memory, free again after BulkWaitRead of lane 0.
+template <int kColumns>
+__device__ __forceinline__ void StoreWarpRows(const CUtensorMap& map, uint32_t staging,
+                                              int block_bytes, const float (&d)[kColumns / 2],
+                                              const float (&factor)[2], int row, int head,
+                                              int batch) {
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int k = 0; k < kColumns / 16; ++k) {
+    uint32_t packed[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int i = 8 * k + 2 * j;
+      packed[j] = cuda::PackBf16(d[i] * factor[j % 2], d[i + 1] * factor[j % 2]);
+    }
+    StoreMatrix(staging + k / 4 * block_bytes + lane % 16 * kRowBytes +
+                    ((k % 4 * 2 + lane / 16) ^ (lane % 8)) * 16,
+                packed[0], packed[1], packed[2], packed[3]);
+  }
+  FenceProxyAsync();
+  __syncwarp();
+  if (lane == 0) {
+#pragma unroll
+    for (int block = 0; block < kColumns / kBlockColumns; ++block) {
+      TmaStore(map, staging + block * block_bytes, block * kBlockColumns, row, head, batch);
+    }
+    BulkCommit();
+  }
+}
+
 }  // namespace sm90
 }  // namespace burst
