@@ -70,20 +70,31 @@ __device__ __forceinline__ void StoreRowBf16(const float (&d)[kColumns / 2], flo
 template <int kHalf, bool kAccumulate, int kColumns>
 __device__ __forceinline__ void StoreRowFloat(const float (&d)[kColumns / 2], float factor,
                                               float* row, float keep, bool valid, int head_dim) {
-  if (!valid) return;
+  // Many loads on their way at once: one after the other, each with its store, they would take as
+  // long as all of the row's arithmetic.
+  constexpr int kPairs = kColumns / 8, kAtOnce = kPairs < 16 ? kPairs : 16;
   const int lane = threadIdx.x % 4;
 #pragma unroll
-  for (int j = 0; j < kColumns / 8; ++j) {
-    const int column = j * 8 + lane * 2;
-    if (column >= head_dim) continue;
-    float2* target = reinterpret_cast<float2*>(row + column);
-    float2 value = {d[4 * j + 2 * kHalf] * factor, d[4 * j + 2 * kHalf + 1] * factor};
-    if (kAccumulate) {
-      const float2 old = *target;
-      value.x = fmaf(old.x, keep, value.x);
-      value.y = fmaf(old.y, keep, value.y);
+  for (int first = 0; first < kPairs; first += kAtOnce) {
+    float2 old[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int column = (first + j) * 8 + lane * 2;
+      old[j] = {0, 0};
+      if (kAccumulate && valid && column < head_dim) {
+        old[j] = __ldcg(reinterpret_cast<const float2*>(row + column));
+      }
     }
-    *target = value;
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int column = (first + j) * 8 + lane * 2, i = 4 * (first + j) + 2 * kHalf;
+      float2 value = {d[i] * factor, d[i + 1] * factor};
+      if (kAccumulate) {
+        value.x = fmaf(old[j].x, keep, value.x);
+        value.y = fmaf(old[j].y, keep, value.y);
+      }
+      if (valid && column < head_dim) *reinterpret_cast<float2*>(row + column) = value;
+    }
   }
 }
 
