@@ -139,7 +139,8 @@ TEST(MeasureAttention, CountsTheBytesOfTheFormula) {
         EXPECT_EQ(formula->backward_between_nodes > 0, problem.ranks_per_node > 0);
         EXPECT_EQ(formula->forward > 0, ranks > 1);
         EXPECT_GT(measured->whole.forward, 0);
-        EXPECT_GT(measured->quiet.forward_backward, 0);
+        EXPECT_EQ(measured->quiet.forward_backward > 0, ranks > 1);
+        EXPECT_EQ(measured->alone.forward_backward > 0, ranks > 1);
         // Eight tensors [batch, length, heads, head_dim], half of them with half the heads.
         EXPECT_GT(measured->peak_bytes, 6 * 2 * (problem.seqlen / ranks) * 4 * 8 * 4);
       }

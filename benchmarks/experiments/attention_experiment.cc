@@ -1,10 +1,7 @@
 #include "benchmarks/experiments/attention_experiment.h"
 
 #include <algorithm>
-#include <limits>
-#include <map>
 #include <memory>
-#include <tuple>
 #include <utility>
 
 #include "benchmarks/experiments/quiet_communicator.h"
@@ -15,8 +12,6 @@
 
 namespace burst {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // One rank's attention: its inputs, and the results of the last call.
 class RankAttention : public AttentionWork {
@@ -71,22 +66,45 @@ std::unique_ptr<AttentionWork> MakeWork(Strategy strategy, const AttentionProble
 
 // What one rank measured.
 struct RankMeasurement {
-  std::vector<AttentionTimes> whole, quiet;  // a repetition each
+  std::vector<AttentionTimes> whole, quiet, alone;  // a repetition each
   AttentionBytes bytes_sent;
   int64_t peak_bytes = 0;
 };
 
-// Of a rank of `comm`, or, where every rank is `alone`, of one that shares its sequence with nobody
-// while the others do the same. Times as many calls in a row as it takes to do the work of a rank
-// of the ring.
-absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int64_t repeats,
-                         bool alone, Communicator& comm, RankMeasurement* result) {
-  const int calls = alone ? comm.world_size() : 1;
-  std::unique_ptr<Communicator> self;
-  if (alone) {
-    BURST_ASSIGN_OR_RETURN(self, comm.Split(/*color=*/comm.rank(), /*key=*/0));
+// A rank's work on its share of the problem's tokens, with nobody else.
+class AloneWork {
+ public:
+  static absl::StatusOr<std::unique_ptr<AloneWork>> Create(AttentionProblem problem,
+                                                           Communicator& comm) {
+    auto alone = std::make_unique<AloneWork>();
+    problem.seqlen = std::max<int64_t>(1, problem.seqlen / comm.world_size());
+    problem.ranks_per_node = 0;
+    BURST_ASSIGN_OR_RETURN(alone->self_, comm.Split(/*color=*/comm.rank(), /*key=*/0));
+    BURST_ASSIGN_OR_RETURN(alone->attention_,
+                           MakeAttention(Strategy::kSingle, problem, alone->self_.get()));
+    BURST_ASSIGN_OR_RETURN(RingSchedule schedule, alone->attention_->Schedule(problem.seqlen));
+    alone->work_ = MakeWork(Strategy::kSingle, problem, *alone->attention_, std::move(schedule),
+                            alone->self_.get());
+    BURST_RETURN_IF_ERROR(alone->work_->Forward());  // allocates
+    BURST_RETURN_IF_ERROR(alone->work_->Backward());
+    return alone;
   }
-  QuietCommunicator quiet(alone ? self.get() : &comm);
+  AttentionWork& work() { return *work_; }
+
+ private:
+  std::unique_ptr<Communicator> self_;
+  std::unique_ptr<SequenceParallelAttention> attention_;
+  std::unique_ptr<AttentionWork> work_;
+};
+
+// A GPU that has rested runs faster than it will for long: it works for about this time before
+// anything is measured.
+constexpr double kWarmUpSeconds = 0.5;
+constexpr int kMostWarmUps = 50;
+
+absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int64_t repeats,
+                         bool compare, Communicator& comm, RankMeasurement* result) {
+  QuietCommunicator quiet(&comm);
   BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(strategy, problem, &quiet));
   BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(problem.seqlen));
   const auto work = MakeWork(strategy, problem, *attention, std::move(schedule), &quiet);
@@ -116,79 +134,72 @@ absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int
   if (problem.device == DeviceType::kCpu) result->peak_bytes /= comm.world_size();
   BURST_RETURN_IF_ERROR(comm.Barrier());
 
-  const auto measure = [&](bool backward, double* seconds) -> absl::Status {
+  std::unique_ptr<AloneWork> alone;
+  if (compare && comm.world_size() > 1) {
+    BURST_ASSIGN_OR_RETURN(alone, AloneWork::Create(problem, comm));
+  }
+  const auto measure = [&](AttentionWork& work, int calls, bool backward,
+                           double* seconds) -> absl::Status {
     BURST_RETURN_IF_ERROR(comm.Barrier());
     const Stopwatch stopwatch;
-    for (int call = 0; call < calls; ++call) BURST_RETURN_IF_ERROR(rank.Forward());
-    for (int call = 0; backward && call < calls; ++call) BURST_RETURN_IF_ERROR(rank.Backward());
+    for (int call = 0; call < calls; ++call) BURST_RETURN_IF_ERROR(work.Forward());
+    for (int call = 0; backward && call < calls; ++call) BURST_RETURN_IF_ERROR(work.Backward());
     SynchronizeDevice(problem.device);
     *seconds = stopwatch.Seconds();
     return comm.Barrier();
   };
-  // Turn by turn, so that a machine that slows down slows both.
-  for (int64_t repeat = 0; repeat < repeats; ++repeat) {
-    for (const bool is_quiet : {false, true}) {
-      AttentionTimes times;
-      quiet.set_quiet(is_quiet);
-      BURST_RETURN_IF_ERROR(measure(false, &times.forward));
-      BURST_RETURN_IF_ERROR(measure(true, &times.forward_backward));
-      (is_quiet ? result->quiet : result->whole).push_back(times);
+  if (compare && problem.device != DeviceType::kCpu) {
+    double seconds = 0;
+    BURST_RETURN_IF_ERROR(measure(rank, 1, true, &seconds));
+    BURST_ASSIGN_OR_RETURN(const std::vector<double> all, comm.AllGather(seconds));
+    const double slowest = *std::max_element(all.begin(), all.end());
+    const int passes = static_cast<int>(std::min<double>(kMostWarmUps, kWarmUpSeconds / slowest));
+    for (int pass = 0; pass < passes; ++pass) {
+      BURST_RETURN_IF_ERROR(measure(rank, 1, true, &seconds));
     }
+  }
+  // Turn by turn, so that a machine that slows down slows all.
+  const auto repeat = [&](AttentionWork& work, int calls, std::vector<AttentionTimes>* times) {
+    AttentionTimes& measured = times->emplace_back();
+    BURST_RETURN_IF_ERROR(measure(work, calls, false, &measured.forward));
+    return measure(work, calls, true, &measured.forward_backward);
+  };
+  for (int64_t i = 0; i < repeats; ++i) {
+    BURST_RETURN_IF_ERROR(repeat(rank, 1, &result->whole));
+    if (alone == nullptr) continue;
+    quiet.set_quiet(true);
+    BURST_RETURN_IF_ERROR(repeat(rank, 1, &result->quiet));
+    quiet.set_quiet(false);
+    BURST_RETURN_IF_ERROR(repeat(alone->work(), comm.world_size(), &result->alone));
   }
   return absl::OkStatus();
 }
 
-// The slowest rank of a repetition, in the fastest repetition.
-AttentionTimes Reduce(const std::vector<RankMeasurement>& ranks,
-                      std::vector<AttentionTimes> RankMeasurement::*times) {
-  AttentionTimes least = {kInfinity, kInfinity};
-  for (size_t repeat = 0; repeat < (ranks[0].*times).size(); ++repeat) {
-    AttentionTimes slowest;
-    for (const RankMeasurement& rank : ranks) {
-      const AttentionTimes& t = (rank.*times)[repeat];
-      slowest.forward = std::max(slowest.forward, t.forward);
-      slowest.forward_backward = std::max(slowest.forward_backward, t.forward_backward);
+// The slowest rank of a repetition, in the median repetition.
+double Reduce(const std::vector<RankMeasurement>& ranks,
+              std::vector<AttentionTimes> RankMeasurement::*mode, double AttentionTimes::*time) {
+  std::vector<double> slowest((ranks[0].*mode).size(), 0);
+  for (const RankMeasurement& rank : ranks) {
+    for (size_t i = 0; i < slowest.size(); ++i) {
+      slowest[i] = std::max(slowest[i], (rank.*mode)[i].*time);
     }
-    least.forward = std::min(least.forward, slowest.forward);
-    least.forward_backward = std::min(least.forward_backward, slowest.forward_backward);
   }
-  return least;
+  if (slowest.empty()) return 0;
+  std::sort(slowest.begin(), slowest.end());
+  return slowest[(slowest.size() - 1) / 2];
 }
 
-// FLOP/s of a rank alone on a sequence of as many tokens as a rank of the ring has, the work of one
-// of its rounds, called as often as there are rounds. All of the ring's devices do that at the same
-// time and the slowest counts, as in the ring: GPUs differ by percents, and one that works longer
-// gets slower.
-class AloneRates {
- public:
-  AloneRates(int threads, int64_t repeats) : threads_(threads), repeats_(repeats) {}
-
-  struct Rates {
-    double forward = 0, forward_backward = 0;
-  };
-  absl::StatusOr<Rates> For(AttentionProblem problem, int ranks) {
-    problem.seqlen = std::max<int64_t>(1, problem.seqlen / ranks);
-    const auto key = std::make_tuple(problem.batch, problem.seqlen, ranks);
-    if (const auto found = rates_.find(key); found != rates_.end()) return found->second;
-    BURST_ASSIGN_OR_RETURN(
-        const AttentionMeasurement measured,
-        MeasureAttention(Strategy::kSingle, problem, ranks, threads_, repeats_, /*alone=*/true));
-    const AttentionTimes& times = measured.whole;
-    return rates_[key] = {ranks * problem.forward_flops() / times.forward,
-                          ranks * problem.forward_backward_flops() / times.forward_backward};
-  }
-
- private:
-  const int threads_;
-  const int64_t repeats_;
-  std::map<std::tuple<int64_t, int64_t, int>, Rates> rates_;  // by batch, tokens, calls
-};
+AttentionTimes Reduce(const std::vector<RankMeasurement>& ranks,
+                      std::vector<AttentionTimes> RankMeasurement::*mode) {
+  return {Reduce(ranks, mode, &AttentionTimes::forward),
+          Reduce(ranks, mode, &AttentionTimes::forward_backward)};
+}
 
 absl::StatusOr<ReportRow> MeasureRow(Strategy strategy, const AttentionProblem& problem, int ranks,
-                                     const ScalingOptions& options, AloneRates* alone_rates) {
-  BURST_ASSIGN_OR_RETURN(
-      const AttentionMeasurement measured,
-      MeasureAttention(strategy, problem, ranks, options.threads, options.repeats));
+                                     const ScalingOptions& options) {
+  BURST_ASSIGN_OR_RETURN(const AttentionMeasurement measured,
+                         MeasureAttention(strategy, problem, ranks, options.threads,
+                                          options.repeats, options.compare));
   BURST_ASSIGN_OR_RETURN(const AttentionBytes formula, FormulaBytes(strategy, problem, ranks));
   const AttentionTimes& whole = measured.whole;
   const AttentionTimes& quiet = measured.quiet;
@@ -220,13 +231,13 @@ absl::StatusOr<ReportRow> MeasureRow(Strategy strategy, const AttentionProblem& 
                           "forward_backward_efficiency"}) {
     row[key] = nullptr;
   }
-  if (ranks == 1) return row;
+  if (ranks == 1 || !options.compare) return row;
   row["forward_not_hidden"] = (whole.forward - quiet.forward) / whole.forward;
   row["forward_backward_not_hidden"] =
       (whole.forward_backward - quiet.forward_backward) / whole.forward_backward;
-  BURST_ASSIGN_OR_RETURN(const AloneRates::Rates alone, alone_rates->For(problem, ranks));
-  row["forward_efficiency"] = forward_rate / alone.forward;
-  row["forward_backward_efficiency"] = both_rate / alone.forward_backward;
+  // Alone, each call does a share of a share of the pairs: `ranks` of them do a rank's part.
+  row["forward_efficiency"] = measured.alone.forward / whole.forward;
+  row["forward_backward_efficiency"] = measured.alone.forward_backward / whole.forward_backward;
   return row;
 }
 
@@ -234,15 +245,16 @@ absl::StatusOr<ReportRow> MeasureRow(Strategy strategy, const AttentionProblem& 
 
 absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
                                                       const AttentionProblem& problem, int ranks,
-                                                      int threads, int64_t repeats, bool alone) {
+                                                      int threads, int64_t repeats, bool compare) {
   std::vector<RankMeasurement> measured(ranks);
   BURST_RETURN_IF_ERROR(RunBenchmarkRanks(
       problem.device, ranks, threads, /*share_gpus=*/false, [&](Communicator& comm) {
-        return MeasureRank(strategy, problem, repeats, alone, comm, &measured[comm.rank()]);
+        return MeasureRank(strategy, problem, repeats, compare, comm, &measured[comm.rank()]);
       }));
   AttentionMeasurement result;
   result.whole = Reduce(measured, &RankMeasurement::whole);
   result.quiet = Reduce(measured, &RankMeasurement::quiet);
+  result.alone = Reduce(measured, &RankMeasurement::alone);
   for (const RankMeasurement& rank : measured) {
     result.bytes_sent.forward += rank.bytes_sent.forward;
     result.bytes_sent.backward += rank.bytes_sent.backward;
@@ -284,7 +296,6 @@ std::vector<ReportColumn> AttentionColumns(const AttentionProblem& problem) {
 absl::StatusOr<std::vector<ReportRow>> RunAttentionExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row) {
   std::vector<ReportRow> rows;
-  AloneRates alone_rates(options.threads, options.repeats);
   for (int64_t batch : options.batches) {
     for (int64_t seqlen : options.seqlens) {
       for (Strategy strategy : options.strategies) {
@@ -292,9 +303,8 @@ absl::StatusOr<std::vector<ReportRow>> RunAttentionExperiment(
           AttentionProblem problem = options.problem;
           problem.batch = batch;
           problem.seqlen = seqlen;
-          BURST_ASSIGN_OR_RETURN(
-              rows.emplace_back(),
-              MeasureRow(strategy, problem, static_cast<int>(ranks), options, &alone_rates));
+          BURST_ASSIGN_OR_RETURN(rows.emplace_back(),
+                                 MeasureRow(strategy, problem, static_cast<int>(ranks), options));
           on_row(rows.back());
         }
       }

@@ -12,24 +12,26 @@
 namespace burst {
 
 struct AttentionTimes {
-  double forward = 0;           // seconds of the slowest rank, in the fastest repetition
+  double forward = 0;           // seconds of the slowest rank, in the median repetition
   double forward_backward = 0;  // of both in a row
 };
 
 struct AttentionMeasurement {
   AttentionTimes whole;
-  AttentionTimes quiet;       // with communication left out
+  AttentionTimes quiet;  // with communication left out
+  // The same work without a ring: every rank alone with a sequence as long as its part, the work of
+  // one round, as often as there are rounds; all ranks at once, since GPUs differ by percents.
+  AttentionTimes alone;
   AttentionBytes bytes_sent;  // by all ranks together, counted by the communicators
   int64_t peak_bytes = 0;     // of a rank, inputs and outputs included: on the CPU the mean of all
                               // ranks, on GPUs the most
 };
 
-// With `alone` (of kSingle) no rank shares its sequence, all work at the same time, each makes as
-// many calls as there are ranks, and the times are of all these calls.
+// Without `compare`: no quiet, no alone.
 absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
                                                       const AttentionProblem& problem, int ranks,
                                                       int threads, int64_t repeats,
-                                                      bool alone = false);
+                                                      bool compare = true);
 
 std::vector<ReportColumn> AttentionColumns(const AttentionProblem& problem);
 

@@ -57,7 +57,11 @@ ABSL_FLAG(int64_t, steps, 20, "Of training: optimizer steps.");
 ABSL_FLAG(std::string, device, "auto", "cpu, cuda, or auto: cuda where a GPU is found.");
 ABSL_FLAG(std::string, dtype, "auto", "fp32, fp64 (cpu), bf16 (cuda), or auto: bf16 on GPUs.");
 ABSL_FLAG(int64_t, threads, -1, "Threads of a rank on the CPU. -1: cores / the most ranks.");
-ABSL_FLAG(int64_t, repeats, 3, "Measurements of a case, of which the fastest counts.");
+ABSL_FLAG(int64_t, repeats, 3,
+          "Measurements of a case, of which the median counts (of first_token the fastest).");
+ABSL_FLAG(bool, compare, true,
+          "Of attention: measure each case also without communication and without a ring. With "
+          "--nocompare, time alone: for sequences that take minutes.");
 ABSL_FLAG(std::string, out, "runs/scaling",
           "Folder for the tables, as CSV and JSON, and a plot, each named after the experiment.");
 
@@ -74,7 +78,7 @@ const std::vector<FlagGroup>& Groups() {
         "ranks_per_node", "travelling_gradients"}},
       {"Attention alone", {"heads", "kv_heads", "head_dim", "mask", "tiles", "dtype"}},
       {"Whole models", {"model", "data", "steps"}},
-      {"How", {"device", "threads", "repeats", "out"}},
+      {"How", {"device", "threads", "repeats", "compare", "out"}},
   };
   return *groups;
 }
@@ -101,13 +105,14 @@ absl::Status CheckUsed(Experiment experiment) {
       unused = {"model", "data", "steps"};
       break;
     case Experiment::kError:
-      unused = {"model", "data", "steps", "repeats"};
+      unused = {"model", "data", "steps", "repeats", "compare"};
       break;
     case Experiment::kFirstToken:
-      unused = {"heads", "kv_heads", "head_dim", "mask", "tiles", "dtype", "data", "steps"};
+      unused = {"heads", "kv_heads", "head_dim", "mask",   "tiles",
+                "dtype", "data",     "steps",    "compare"};
       break;
     case Experiment::kTraining:
-      unused = {"heads", "kv_heads", "head_dim", "mask", "tiles", "dtype", "repeats"};
+      unused = {"heads", "kv_heads", "head_dim", "mask", "tiles", "dtype", "repeats", "compare"};
       break;
   }
   for (const char* option : unused) {
@@ -260,6 +265,7 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
   options.threads =
       static_cast<int>(threads != -1 ? threads : std::max<int64_t>(1, launch.cores / most_ranks));
   options.repeats = absl::GetFlag(FLAGS_repeats);
+  options.compare = absl::GetFlag(FLAGS_compare);
   BURST_RETURN_IF_ERROR(AtLeast(1, "repeats", options.repeats));
   options.out = ResolvePath(absl::GetFlag(FLAGS_out));
   if (options.out.empty()) return Invalid("out", "a folder is needed");

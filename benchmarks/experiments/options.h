@@ -32,6 +32,7 @@ struct ScalingOptions {
 
   int threads = 1;  // of a rank, on the CPU
   int64_t repeats = 1;
+  bool compare = true;
   std::string out;  // absolute
 };
 
