@@ -16,9 +16,9 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/gpu_timing.h"
 #include "burst/autograd/tape.h"
 #include "burst/base/check.h"
-#include "burst/base/philox.h"
 #include "burst/device/cuda.h"
 #include "burst/tensor/tensor.h"
 #include "model/ops/gelu_mlp.h"
@@ -29,20 +29,8 @@ namespace {
 
 constexpr DType kBf16 = DType::kBFloat16, kF32 = DType::kFloat32;
 
-Tensor Numbers(const Shape& shape, double scale) {
-  const Tensor block = Tensor::Empty({1 << 16}, kF32);
-  for (int64_t i = 0; i < block.numel(); ++i) {
-    const PhiloxCounter bits = Philox(1, 2, i);
-    block.data<float>()[i] = static_cast<float>(scale * NormalFromBits(bits[0], bits[1])[0]);
-  }
-  const Tensor source = block.To(kBf16).To(DeviceType::kCuda);
-  const Tensor result = Tensor::Empty(shape, kBf16, DeviceType::kCuda);
-  const Tensor flat = result.View({result.numel()});
-  for (int64_t at = 0; at < flat.numel(); at += source.numel()) {
-    const int64_t size = std::min(source.numel(), flat.numel() - at);
-    flat.Slice(0, at, size).CopyFrom(source.Slice(0, 0, size));
-  }
-  return result;
+Tensor Numbers(const Shape& shape, double deviation) {
+  return NormalOnGpu(shape, kBf16, deviation);
 }
 
 Variable Parameter(const Shape& shape) {
@@ -93,21 +81,6 @@ struct PeerLayer {
   Tensor x, weight, y, dx, dweight;
 };
 
-double Seconds(const std::function<void()>& body) {
-  cudaEvent_t begin = nullptr, end = nullptr;
-  BURST_CUDA_CHECK(cudaEventCreate(&begin));
-  BURST_CUDA_CHECK(cudaEventCreate(&end));
-  BURST_CUDA_CHECK(cudaEventRecord(begin, cuda::CurrentStream()));
-  body();
-  BURST_CUDA_CHECK(cudaEventRecord(end, cuda::CurrentStream()));
-  BURST_CUDA_CHECK(cudaEventSynchronize(end));
-  float ms = 0;
-  BURST_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-  BURST_CUDA_CHECK(cudaEventDestroy(begin));
-  BURST_CUDA_CHECK(cudaEventDestroy(end));
-  return 1e-3 * ms;
-}
-
 // Ours and the peer's take turns, a few calls each, so that the GPU's clock is the same for both.
 void Compare(benchmark::State& state, double flops, const std::function<void()>& ours,
              const std::function<void()>& peer) {
@@ -117,12 +90,13 @@ void Compare(benchmark::State& state, double flops, const std::function<void()>&
   };
   repeat(ours);
   repeat(peer);
+  EventTimer timer;
   double our_seconds = 0, peer_seconds = 0;
   for (auto _ : state) {
-    const double seconds = Seconds([&] { repeat(ours); }) / kCalls;
+    const double seconds = timer.Time([&] { repeat(ours); }) / kCalls;
     state.SetIterationTime(seconds);
     our_seconds += seconds;
-    peer_seconds += Seconds([&] { repeat(peer); }) / kCalls;
+    peer_seconds += timer.Time([&] { repeat(peer); }) / kCalls;
   }
   state.counters["TFLOP/s"] = 1e-12 * flops * static_cast<double>(state.iterations()) / our_seconds;
   state.counters["of_cublas"] = peer_seconds / our_seconds;

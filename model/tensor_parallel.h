@@ -9,10 +9,9 @@
 // keeps its one fused op, which sends nothing between the chunks of its logits, at the price of
 // whole tables and of one gather of [tokens, width] at either end.)
 //
-//   kTp    (Megatron-LM, arXiv 1909.08053): inside the layers every rank has all tokens, which
-//   norms
-//          and dropout compute on every rank alike. A branch of a layer sends one all-reduce of
-//          [tokens, width] forward and one backward.
+//   kTp    (Megatron-LM, arXiv 1909.08053): inside the layers every rank has all tokens, for norms
+//          and dropout too. A branch of a layer sends one all-reduce of [tokens, width] forward
+//          and one backward.
 //   kTpSp  (Korthikanti et al., arXiv 2205.05198): the residual stream, norms and dropout have this
 //          rank's tokens. A branch sends an all-gather and a reduce-scatter forward; backward the
 //          same, and once more the gather, because what was gathered is not kept.

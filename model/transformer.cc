@@ -132,7 +132,10 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
   const auto& schedule = batch.schedule;
   ForwardPass pass{tape, nullptr, nullptr, dropout, Tensor()};
   const bool parallel = parallel_.ranks() > 1;
-  if (parallel) pass.parallel = &parallel_, pass.schedule = schedule;
+  if (parallel) {
+    pass.parallel = &parallel_;
+    pass.schedule = schedule;
+  }
   pass.attend = [&](int64_t, const Variable& qkv) {
     return AttentionOp(tape, attention, schedule, qkv, parallel_.PartOf(config_.heads),
                        parallel_.PartOf(config_.kv_heads));

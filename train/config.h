@@ -21,6 +21,7 @@ enum class TokenizerChoice { kAuto, kByte, kChar };  // kAuto: char for text, no
 enum class CommKind { kAuto, kThreads, kMpi, kNccl };
 enum class DeviceChoice { kAuto, kCpu, kCuda };       // kAuto: a GPU where there is one
 enum class Precision { kAuto, kFp32, kTf32, kBf16 };  // kAuto: bf16 on GPUs, fp32 on the CPU
+const char* Name(Precision precision);
 
 // A field's default is its option's. -1 means "chosen by ResolveConfig", as the help says.
 struct TrainConfig {

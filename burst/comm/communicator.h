@@ -5,10 +5,10 @@
 // Host memory travels on all of them, GPU memory on NCCL and, with host waits, between threads. A
 // message leaves memory of the kind it arrives in. What a call does with GPU memory is queued on
 // the calling thread's stream: a Post takes place when all that was queued before it is done, and
-// what is queued after a Wait comes after the messages. Between GPUs neither waits for a GPU, though
-// a Wait may hold the host until the other ends are posted; on NCCL the Posts of one channel take
-// place one after the other: a rank that sends in one Post and receives in the next must not wait
-// for a rank that does the same.
+// what is queued after a Wait comes after the messages. Between GPUs neither waits for a GPU,
+// though a Wait may hold the host until the other ends are posted; on NCCL the Posts of one channel
+// take place one after the other: a rank that sends in one Post and receives in the next must not
+// wait for a rank that does the same.
 //
 // Every rank calls the collectives in the same order. A communicator belongs to one thread; it is
 // not synchronised. Errors: Unavailable when the transport failed or another rank gave up,
