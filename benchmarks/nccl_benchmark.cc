@@ -1,6 +1,6 @@
 // Ranks with a GPU each: a hop around the ring and an all-reduce through the communicator, beside
-// the same by NCCL alone. Ranks are threads on all GPUs of this machine, or under a launcher
-// (mpirun, torchrun, srun) its processes.
+// the same by NCCL alone. Ranks are threads on all GPUs of this machine, whose hops are copies by
+// the engines, or under a launcher (mpirun, torchrun, srun) its processes.
 //
 // GB/s: of a hop the bytes that a rank sends; of a sum of G ranks 2(G-1)/G of the tensor's, what a
 // rank must send at least. us: the host's time in a Post and a Wait.
@@ -157,7 +157,7 @@ absl::Status Main() {
                          DetectProcessLaunch(std::getenv));
   if (launch.has_value()) return RunProcess(*launch);
   if (CudaDeviceCount() < 2) return absl::FailedPreconditionError("needs two GPUs");
-  std::printf("%s x %d\n", GetCudaDeviceInfo(0).name.c_str(), CudaDeviceCount());
+  std::printf("%s x %d\n", CudaDeviceName(0).c_str(), CudaDeviceCount());
   return RunCudaRanks(CudaDeviceCount(), Run);
 }
 

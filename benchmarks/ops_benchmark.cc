@@ -252,7 +252,7 @@ void RegisterOptimizer(int64_t n) {
 
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
-  benchmark::AddCustomContext("gpu", burst::GetCudaDeviceInfo(0).name);
+  benchmark::AddCustomContext("gpu", burst::CudaDeviceName(0));
   benchmark::AddCustomContext("copy GB/s", std::to_string(burst::CopyRate() * 1e-9));
   burst::RegisterNorms(65536, 768);
   burst::RegisterNorms(16384, 2048);

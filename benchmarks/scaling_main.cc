@@ -40,7 +40,7 @@ std::string Machine(const ScalingOptions& options) {
     return absl::StrFormat("%d cores of %s, %d threads a rank", NumCores(), CpuName(),
                            options.threads);
   }
-  return absl::StrFormat("%d x %s", CudaDeviceCount(), GetCudaDeviceInfo(0).name);
+  return absl::StrFormat("%d x %s", CudaDeviceCount(), CudaDeviceName(0));
 }
 
 std::string Today() {

@@ -19,6 +19,7 @@
 #include "burst/base/status.h"
 #include "burst/device/memory.h"
 #include "burst/tensor/tensor.h"
+#include "tests/communicator_sum_checks.h"
 
 namespace burst {
 namespace {
@@ -303,117 +304,12 @@ absl::Status StreamOrder(Communicator& comm, const CheckOptions& options) {
   return absl::OkStatus();
 }
 
-// Element i of the input of a rank: of both signs and of very different magnitudes, so that the
-// order of summation shows in the last bits.
-template <typename T>
-T Input(int rank, int64_t i) {
-  const PhiloxCounter random = Philox(4, rank, i);
-  return static_cast<T>(std::ldexp(UniformFromBits(random[0]) - 0.5, random[1] % 20));
-}
-
-template <typename T>
-Tensor Inputs(int rank, int64_t n, DeviceType device) {
-  const Tensor tensor = Tensor::Empty({n}, DTypeOf<T>::value);
-  for (int64_t i = 0; i < n; ++i) tensor.data<T>()[i] = Input<T>(rank, i);
-  return tensor.To(device);
-}
-
-// Against long double within the bound of n - 1 roundings, and to the bit against the order of
-// summation that the header promises: so all ranks and all transports agree.
-template <typename T>
-void CheckSum(const Tensor& sum, int ranks, bool fixed_order, int64_t stride = 1) {
-  const int64_t n = sum.numel();
-  const Tensor on_host = sum.To(DeviceType::kCpu);
-  const T* y = on_host.data<T>();
-  const long double unit = std::numeric_limits<T>::epsilon() / 2;
-  int64_t wrong = 0, not_in_order = 0;
-  for (int s = 0; s < ranks; ++s) {
-    for (int64_t i = n * s / ranks; i < n * (s + 1) / ranks; i += stride) {
-      long double exact = 0, magnitude = 0;
-      T in_order = Input<T>(s, i);
-      for (int r = 0; r < ranks; ++r) {
-        exact += Input<T>(r, i);
-        magnitude += std::abs(Input<T>(r, i));
-        if (r > 0) in_order += Input<T>((s + r) % ranks, i);
-      }
-      const long double u = (ranks - 1) * unit;
-      wrong += !(std::abs(y[i] - exact) <= u / (1 - u) * magnitude);
-      not_in_order += !(y[i] == in_order);
-    }
-  }
-  EXPECT_EQ(wrong, 0) << "of " << n;
-  EXPECT_TRUE(!fixed_order || not_in_order == 0) << not_in_order << " of " << n;
-}
-
-// FNV-1a over the elements, four bytes at a time.
-uint64_t Digest(const Tensor& tensor, uint64_t digest = 0xcbf29ce484222325) {
-  const Tensor on_host = tensor.To(DeviceType::kCpu);
-  const auto* words = static_cast<const uint32_t*>(on_host.raw_data());
-  const int64_t n = tensor.size_bytes() / sizeof(uint32_t);
-  for (int64_t i = 0; i < n; ++i) digest = (digest ^ words[i]) * 0x100000001b3;
-  return digest;
-}
-
-absl::Status CheckEqualOnAllRanks(Communicator& comm, const Tensor& tensor) {
-  const double mine = Digest(tensor) >> 12;
-  BURST_ASSIGN_OR_RETURN(const std::vector<double> all, comm.AllGather(mine));
-  EXPECT_EQ(all, std::vector<double>(comm.world_size(), mine));
-  return absl::OkStatus();
-}
-
-absl::Status AllReduce(Communicator& comm, const CheckOptions& options) {
-  const int ranks = comm.world_size();
-  for (int64_t n : {0, 1, 2, 3, ranks - 1, ranks, ranks + 1, 1000, 54321}) {
-    for (bool generic : {false, true}) {  // what an implementation overrides, and the base's
-      const bool fixed_order = generic || options.fixed_order;
-      const auto reduce = [&](const Tensor& tensor) {
-        return generic ? comm.Communicator::AllReduceSum(tensor) : comm.AllReduceSum(tensor);
-      };
-      SCOPED_TRACE(testing::Message() << n << " elements, generic " << generic);
-      const Tensor floats = Inputs<float>(comm.rank(), n, options.device);
-      BURST_RETURN_IF_ERROR(reduce(floats));
-      CheckSum<float>(floats, ranks, fixed_order);
-      const Tensor doubles = Inputs<double>(comm.rank(), n, options.device).View({1, n, 1});
-      BURST_RETURN_IF_ERROR(reduce(doubles));
-      CheckSum<double>(doubles, ranks, fixed_order);
-      BURST_RETURN_IF_ERROR(CheckEqualOnAllRanks(comm, floats));
-
-      const Tensor again = Inputs<float>(comm.rank(), n, options.device);
-      BURST_RETURN_IF_ERROR(reduce(again));
-      EXPECT_EQ(Digest(again), Digest(floats)) << "of another time";
-      if (options.device == DeviceType::kCpu) continue;  // no arithmetic on bfloat16 there
-      const Tensor ranks_sum = Tensor::Zeros({n}, DType::kBFloat16, options.device);
-      ranks_sum.Fill(comm.rank() + 1);
-      BURST_RETURN_IF_ERROR(reduce(ranks_sum));
-      EXPECT_EQ(ranks_sum.ToVector<float>(), std::vector<float>(n, ranks * (ranks + 1) / 2));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// Segments of more than one piece, the last one short.
-absl::Status AllReduceInPieces(Communicator& comm, const CheckOptions& options) {
-  const int64_t n = comm.world_size() * (int64_t{1} << 19) + 12'345;
-  const Tensor generic = Inputs<float>(comm.rank(), n, options.device), own = generic.Clone();
-  comm.ResetStats();
-  BURST_RETURN_IF_ERROR(comm.Communicator::AllReduceSum(generic));
-  const CommStats counted = comm.stats();
-  comm.ResetStats();
-  BURST_RETURN_IF_ERROR(comm.AllReduceSum(own));
-  EXPECT_EQ(comm.stats().bytes_sent, counted.bytes_sent);
-  EXPECT_EQ(comm.stats().messages_sent, counted.messages_sent);
-  CheckSum<float>(generic, comm.world_size(), /*fixed_order=*/true, /*stride=*/37);
-  CheckSum<float>(own, comm.world_size(), options.fixed_order, /*stride=*/37);
-  EXPECT_TRUE(!options.fixed_order || Digest(own) == Digest(generic));
-  return CheckEqualOnAllRanks(comm, own);
-}
-
 // Sums posted one after the other, while messages travel on another channel.
 absl::Status PostedAllReduce(Communicator& comm, const CheckOptions& options) {
   const int ranks = comm.world_size();
   std::vector<Tensor> sums;
   for (int64_t n : {1000, 1, 200'000, 0, 77}) {
-    sums.push_back(Inputs<float>(comm.rank(), n, options.device));
+    sums.push_back(SumInputs<float>(comm.rank(), n, options.device));
   }
   for (const Tensor& sum : sums) BURST_RETURN_IF_ERROR(comm.PostAllReduceSum(sum));
   BURST_RETURN_IF_ERROR(Ring(comm, options));
@@ -471,7 +367,7 @@ absl::Status CheckGroup(Communicator& group, const CheckOptions& options, int si
   EXPECT_EQ(group.world_size(), size);
   EXPECT_EQ(group.rank(), rank);
   BURST_RETURN_IF_ERROR(Ring(group, options));
-  const Tensor tensor = Inputs<float>(group.rank(), 1000, options.device);
+  const Tensor tensor = SumInputs<float>(group.rank(), 1000, options.device);
   BURST_RETURN_IF_ERROR(group.AllReduceSum(tensor));
   CheckSum<float>(tensor, group.world_size(), options.fixed_order);
   return absl::OkStatus();
@@ -533,13 +429,13 @@ absl::Status Counters(Communicator& comm, const CheckOptions& options) {
   const int64_t ranks = comm.world_size();
   comm.ResetStats();
 
-  const Tensor even = Inputs<float>(comm.rank(), 1000 * ranks, options.device);
+  const Tensor even = SumInputs<float>(comm.rank(), 1000 * ranks, options.device);
   BURST_RETURN_IF_ERROR(comm.AllReduceSum(even));
   EXPECT_EQ(comm.stats().bytes_sent[kCollective], 2 * (ranks - 1) * even.size_bytes() / ranks);
   EXPECT_EQ(comm.stats().messages_sent[kCollective], 2 * (ranks - 1));
   comm.ResetStats();
 
-  const Tensor uneven = Inputs<double>(comm.rank(), 1000 * ranks + ranks / 2, options.device);
+  const Tensor uneven = SumInputs<double>(comm.rank(), 1000 * ranks + ranks / 2, options.device);
   BURST_RETURN_IF_ERROR(comm.AllReduceSum(uneven));
   BURST_ASSIGN_OR_RETURN(int64_t total, TotalSent(comm));
   EXPECT_EQ(total, 2 * (ranks - 1) * uneven.size_bytes());
@@ -595,8 +491,8 @@ const std::vector<CommunicatorCheck>& CommunicatorChecks() {
       {"SelfSend", SelfSend},
       {"RandomTraffic", RandomTraffic},
       {"StreamOrder", StreamOrder},
-      {"AllReduce", AllReduce},
-      {"AllReduceInPieces", AllReduceInPieces},
+      {"AllReduce", CheckAllReduce},
+      {"AllReduceInPieces", CheckAllReduceInPieces},
       {"PostedAllReduce", PostedAllReduce},
       {"Broadcast", Broadcast},
       {"AllGather", AllGather},
@@ -607,19 +503,6 @@ const std::vector<CommunicatorCheck>& CommunicatorChecks() {
       {"BadArguments", BadArguments},
   };
   return *checks;
-}
-
-absl::StatusOr<uint64_t> AllReduceDigest(Communicator& comm) {
-  uint64_t digest = 0;
-  for (int64_t n : {1, 5, 1001, 77'777}) {
-    const Tensor floats = Inputs<float>(comm.rank(), n, DeviceType::kCpu);
-    const Tensor doubles = Inputs<double>(comm.rank(), n, DeviceType::kCpu);
-    for (const Tensor& tensor : {floats, doubles}) {
-      BURST_RETURN_IF_ERROR(comm.AllReduceSum(tensor));
-      digest = Digest(tensor, digest);
-    }
-  }
-  return digest;
 }
 
 }  // namespace burst

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "burst/base/status.h"
 #include "burst/device/device.h"
 #include "burst/device/memory.h"
+#include "tests/subprocess.h"
 #include "train/config.h"
 #include "train/launch.h"
 #include "train/trainer.h"
@@ -46,10 +46,7 @@ void WriteText(const std::string& path) {
 class CudaTrain : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = absl::StrCat(testing::TempDir(), "/cuda_train_",
-                           testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
+    folder_ = FreshTestFolder();
     WriteText(folder_ + "/text.txt");
   }
   void TearDown() override { fs::remove_all(folder_); }
@@ -103,13 +100,6 @@ class CudaTrain : public testing::Test {
     return losses;
   }
 
-  static std::string Read(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::ostringstream bytes;
-    bytes << file.rdbuf();
-    return bytes.str();
-  }
-
   std::string folder_;
 };
 
@@ -148,7 +138,7 @@ TEST_F(CudaTrain, ResumeIsBitwise) {
     parts.resume = true;
     WithTrainer(parts, train);
     const auto tensors = [](const std::string& out) {
-      const std::string file = Read(out + "/checkpoint.safetensors");
+      const std::string file = ReadAll(out + "/checkpoint.safetensors");
       // Behind the header, whose length comes first and which names the folder.
       uint64_t header = 0;
       EXPECT_GT(file.size(), sizeof(header));
@@ -172,8 +162,9 @@ TEST_F(CudaTrain, MemoryDoesNotGrow) {
       if (step == 19) before = GetMemoryStats(DeviceType::kCuda);
     }
     const MemoryStats after = GetMemoryStats(DeviceType::kCuda);
-    // The masks of a batch's documents differ in length: the pool may have had to add one granule.
-    EXPECT_LE(after.bytes_in_use, before.bytes_in_use + (int64_t{1} << 20));
+    // The masks of a batch's documents differ in length by some KiB, for which the pool may have
+    // had to add one granule. One allocation of 512 bytes lost a step would be 250 KiB.
+    EXPECT_LE(after.bytes_in_use, before.bytes_in_use + (int64_t{128} << 10));
     EXPECT_LE(after.bytes_reserved, before.bytes_reserved + (int64_t{32} << 20));
     return absl::OkStatus();
   });

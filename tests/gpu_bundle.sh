@@ -17,7 +17,13 @@ if ((gpus > 1)); then
   run ./nccl_processes_test.sh ./nccl_communicator_checks "$gpus"
   run ./multi_gpu_train_test.sh ./train "$gpus"
   run ./nccl_benchmark
+  strategies=burst,ring; ((32 % gpus)) || strategies+=,ulysses,tp,tp+sp  # which share the heads
+  for mask in full causal; do
+    run ./scaling --heads=32 --head_dim=128 --mask=$mask --ranks="$gpus" --strategies=$strategies \
+      --seqlens=$((8192 * gpus)),$((16384 * gpus)) --out=scaling_$mask
+  done
 fi
+run ./dense_benchmark --benchmark_out=dense.json --benchmark_out_format=json
 run ./ops_benchmark --benchmark_out=ops.json --benchmark_out_format=json
 [[ -z $data ]] || run ./convergence_benchmark --data="$data" --benchmark_filter=nanogpt_gpu
 run python3 sm90_attention.py ./libburst_sm90.so check errors.json

@@ -313,19 +313,10 @@ TEST(Options, Numbers) {
 
 class Scaling : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = (fs::path(testing::TempDir()) /
-               testing::UnitTest::GetInstance()->current_test_info()->name())
-                  .lexically_normal()
-                  .string();
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
+  void SetUp() override { folder_ = FreshTestFolder(); }
 
   Result Run(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin(),
-                     absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"),
-                                  "/benchmarks/scaling"));
+    arguments.insert(arguments.begin(), ProgramPath("benchmarks/scaling"));
     arguments.push_back("--device=cpu");
     return Subprocess(arguments, {folder_}).Wait();
   }

@@ -2,13 +2,16 @@
 #pragma once
 
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -19,6 +22,23 @@ namespace burst {
 inline std::string ReadAll(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A program among the test's data: "train/train".
+inline std::string ProgramPath(const std::string& path) {
+  return std::string(std::getenv("TEST_SRCDIR")) + "/" + std::getenv("TEST_WORKSPACE") + "/" + path;
+}
+
+// An empty folder, named after the test case.
+inline std::string FreshTestFolder() {
+  namespace fs = std::filesystem;
+  const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
+  std::string name = std::string(test->test_suite_name()) + "." + test->name();
+  std::replace(name.begin(), name.end(), '/', '_');
+  const std::string folder = (fs::path(testing::TempDir()) / name).lexically_normal().string();
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  return folder;
 }
 
 struct Result {

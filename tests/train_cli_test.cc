@@ -22,10 +22,6 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-std::string Binary(const std::string& path) {
-  return absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"), "/", path);
-}
-
 constexpr char kTinyModel[] =
     R"({"family":"llama","layers":2,"width":16,"heads":2,"kv_heads":1,"ffn":32})";
 // Large enough that writing its checkpoint takes a while.
@@ -35,12 +31,7 @@ constexpr char kSlowToSave[] =
 class TrainCli : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = (fs::path(testing::TempDir()) /
-               testing::UnitTest::GetInstance()->current_test_info()->name())
-                  .lexically_normal()
-                  .string();
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
+    folder_ = FreshTestFolder();
     std::string text;
     for (int i = 0; i < 400; ++i) {
       absl::StrAppend(&text, "line ", i * 7919 % 1000, " of a text\n", i % 10 == 9 ? "\n" : "");
@@ -55,7 +46,7 @@ class TrainCli : public testing::Test {
   }
 
   static std::vector<std::string> TrainCommand(const std::vector<std::string>& arguments) {
-    std::vector<std::string> command = {Binary("train/train"),
+    std::vector<std::string> command = {ProgramPath("train/train"),
                                         "--data=text.txt",
                                         "--seqlen=32",
                                         "--batch=2",
@@ -71,7 +62,7 @@ class TrainCli : public testing::Test {
   }
 
   Result Generate(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin(), Binary("train/generate"));
+    arguments.insert(arguments.begin(), ProgramPath("train/generate"));
     return Subprocess(arguments, {folder_}).Wait();
   }
 
@@ -148,7 +139,7 @@ TEST_F(TrainCli, RunLeavesItsFolder) {
 
   // The configuration makes the same run again.
   ExpectSuccess(
-      Subprocess({Binary("train/train"), "--config=run/config.json", "--out=again"}, {folder_})
+      Subprocess({ProgramPath("train/train"), "--config=run/config.json", "--out=again"}, {folder_})
           .Wait());
   ExpectSameRun("run", "again");
 }
@@ -162,7 +153,7 @@ TEST_F(TrainCli, FoldersAreNumbered) {
 
 TEST_F(TrainCli, Help) {
   for (const char* program : {"train/train", "train/generate"}) {
-    const Result result = Subprocess({Binary(program), "--help"}, {folder_}).Wait();
+    const Result result = Subprocess({ProgramPath(program), "--help"}, {folder_}).Wait();
     ExpectSuccess(result);
     EXPECT_TRUE(absl::StrContains(result.out, "--seed=1")) << result.out;
     std::istringstream lines(result.out);

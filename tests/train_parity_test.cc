@@ -24,11 +24,6 @@ namespace fs = std::filesystem;
 
 constexpr int kSteps = 50;
 
-std::string TrainProgram() {
-  return absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"),
-                      "/train/train");
-}
-
 struct Run {
   std::string name;
   std::vector<std::string> arguments;
@@ -55,12 +50,10 @@ class TrainParity : public testing::TestWithParam<Run> {
     const bool mpi = !command.empty();
     const std::string out = absl::StrCat(folder_, "/run");
     fs::remove_all(out);
-    command.insert(command.end(),
-                   {absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"),
-                                 "/train/train"),
-                    "--data=text.txt", "--batch=3", absl::StrCat("--steps=", kSteps), "--lr=3e-3",
-                    "--eval_every=25", "--eval_batches=2", "--checkpoint_every=0", "--sample=0",
-                    "--threads=1", "--out=" + out});
+    command.insert(command.end(), {ProgramPath("train/train"), "--data=text.txt", "--batch=3",
+                                   absl::StrCat("--steps=", kSteps), "--lr=3e-3", "--eval_every=25",
+                                   "--eval_batches=2", "--checkpoint_every=0", "--sample=0",
+                                   "--threads=1", "--out=" + out});
     command.insert(command.end(), GetParam().arguments.begin(), GetParam().arguments.end());
     command.insert(command.end(), arguments.begin(), arguments.end());
     const Result result = Subprocess(command, {folder_, mpi}).Wait();
@@ -168,7 +161,8 @@ TEST(TrainUnderMpirun, MistakesAreToldOnce) {
   const std::string mpirun = BURST_MPIRUN, folder = testing::TempDir();
   if (mpirun.empty()) GTEST_SKIP() << "built without Open MPI";
   const auto errors = [&](const std::vector<std::string>& arguments, int exit_code) {
-    std::vector<std::string> command = {mpirun, "--oversubscribe", "-np", "3", TrainProgram()};
+    std::vector<std::string> command = {mpirun, "--oversubscribe", "-np", "3",
+                                        ProgramPath("train/train")};
     command.insert(command.end(), arguments.begin(), arguments.end());
     const Result result = Subprocess(command, {folder, true}).Wait();
     EXPECT_EQ(result.exit_code, exit_code) << result.err;

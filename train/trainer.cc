@@ -48,7 +48,7 @@ std::string Machine(const ResolvedConfig& config, int ranks, double peak_flops) 
   }
   const char* precision = config.dtype == DType::kBFloat16 ? "bf16" : config.tf32 ? "tf32" : "fp32";
   return absl::StrFormat("%d x %s, %s products %.0f TFLOP/s measured: 100%% of MFU", ranks,
-                         GetCudaDeviceInfo(0).name, precision, peak_flops * 1e-12);
+                         CudaDeviceName(0), precision, peak_flops * 1e-12);
 }
 
 std::string Ranks(const ResolvedConfig& config) {

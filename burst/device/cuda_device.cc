@@ -218,15 +218,10 @@ int CudaDeviceCount() {
   return count;
 }
 
-CudaDeviceInfo GetCudaDeviceInfo(int index) {
+std::string CudaDeviceName(int index) {
   cudaDeviceProp properties;
   BURST_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
-  CudaDeviceInfo info;
-  info.name = properties.name;
-  info.memory_bytes = properties.totalGlobalMem;
-  info.compute_capability = 10 * properties.major + properties.minor;
-  info.multiprocessors = properties.multiProcessorCount;
-  return info;
+  return properties.name;
 }
 
 ScopedCudaDevice::ScopedCudaDevice(int index, int rank) : outer_(cuda::current) {

@@ -11,7 +11,7 @@ Anything CudaUnavailable() {
   FatalMessage(__FILE__, __LINE__, "CUDA").stream() << "this program was built without CUDA";
 }
 
-CudaDeviceInfo GetCudaDeviceInfo(int) { CudaUnavailable(); }
+std::string CudaDeviceName(int) { CudaUnavailable(); }
 ScopedCudaDevice::ScopedCudaDevice(int, int) { CudaUnavailable(); }
 ScopedCudaDevice::~ScopedCudaDevice() = default;
 

@@ -18,14 +18,8 @@ const char* Name(DeviceType device);  // "cpu", "cuda"
 // GPUs that this process can use; 0 without a driver, and in a build without CUDA.
 int CudaDeviceCount();
 
-// "NVIDIA H200, 139 GiB"; CudaDeviceCount() > index.
-struct CudaDeviceInfo {
-  std::string name;
-  size_t memory_bytes = 0;
-  int compute_capability = 0;  // 90: sm_90
-  int multiprocessors = 0;
-};
-CudaDeviceInfo GetCudaDeviceInfo(int index);
+// "NVIDIA H200"; CudaDeviceCount() > index.
+std::string CudaDeviceName(int index);
 
 // Binds the calling thread to a GPU for as long as the object lives. `rank` is for messages only.
 class ScopedCudaDevice {
