@@ -54,8 +54,9 @@ absl::Status Train(const TrainConfig& options, Outcome* outcome) {
   return RunRanksInProcess(config, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(setup, &comm, /*verbose=*/false));
     for (int64_t step = 1; step <= options.steps; ++step) {
-      BURST_RETURN_IF_ERROR(trainer->Step(step - 1).status());
-      if (step % kEvalEvery != 0 && step != options.steps) continue;
+      const bool evaluate = step % kEvalEvery == 0 || step == options.steps;
+      BURST_RETURN_IF_ERROR(trainer->Step(step - 1, /*go_on=*/!evaluate).status());
+      if (!evaluate) continue;
       BURST_ASSIGN_OR_RETURN(const double loss, trainer->Evaluate());
       if (comm.rank() == 0) *outcome = {loss, std::min(outcome->best, loss)};
     }

@@ -243,7 +243,8 @@ void RegisterOptimizer(int64_t n) {
   });
   Register("l2norm/" + std::to_string(n), [=] {
     const Tensor grads = Numbers({n}, kF32);
-    return Work{Bytes({grads}), [=] { L2Norm(grads); }};
+    const Tensor norm = Tensor::Empty({1}, DType::kFloat64, DeviceType::kCuda);
+    return Work{Bytes({grads}), [=] { L2Norm(grads, norm); }};
   });
 }
 

@@ -123,19 +123,19 @@ void TrainStep(benchmark::State& state, const std::string& model, int64_t batch,
         int64_t step = 0;
         // First touch of all memory; a GPU also loads its kernels and settles.
         for (int i = 0; i < (cuda ? 5 : 1); ++i) {
-          BURST_RETURN_IF_ERROR(trainer->Step(step++).status());
+          BURST_RETURN_IF_ERROR(trainer->Step(step++, /*go_on=*/true).status());
         }
         if (comm.rank() != 0) {
           // The others go along, step by step.
           while (true) {
             BURST_ASSIGN_OR_RETURN(const std::vector<double> go, comm.AllGather(0));
             if (go[0] == 0) return absl::OkStatus();
-            BURST_RETURN_IF_ERROR(trainer->Step(step++).status());
+            BURST_RETURN_IF_ERROR(trainer->Step(step++, /*go_on=*/true).status());
           }
         }
         for (auto _ : state) {
           BURST_RETURN_IF_ERROR(comm.AllGather(1).status());
-          BURST_RETURN_IF_ERROR(trainer->Step(step++).status());
+          BURST_RETURN_IF_ERROR(trainer->Step(step++, /*go_on=*/true).status());
         }
         BURST_RETURN_IF_ERROR(comm.AllGather(0).status());
         const Transformer::FlopsPerToken flops = trainer->model().TrainingFlopsPerToken(seqlen);

@@ -76,7 +76,6 @@ absl::StatusOr<double> LossAfterTraining(Layout layout, int64_t window, int step
       optimizer.Step(parameters.values(), /*compute=*/Tensor(), parameters.grads(),
                      Tensor::Zeros({2}, DType::kFloat64), /*clip=*/0,
                      3e-3 * std::min(1.0, step / 20.0));
-      optimizer.CountUpdate();
     }
     return absl::OkStatus();
   });

@@ -18,15 +18,16 @@ template <typename T>
 struct Coefficients {
   T beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, sqrt_correct2, eps, keep, grad_scale;
 
-  Coefficients(const cuda::AdamWUpdate& update, double norm)
+  // Of update number t, from 1.
+  Coefficients(const cuda::AdamWUpdate& update, double t, double norm)
       : beta1(static_cast<T>(update.beta1)),
         one_minus_beta1(static_cast<T>(1 - update.beta1)),
         beta2(static_cast<T>(update.beta2)),
         one_minus_beta2(static_cast<T>(1 - update.beta2)),
-        step_size(static_cast<T>(update.step_size)),
-        sqrt_correct2(static_cast<T>(update.sqrt_correct2)),
+        step_size(static_cast<T>(update.lr / (1 - std::pow(update.beta1, t)))),
+        sqrt_correct2(static_cast<T>(1 / std::sqrt(1 - std::pow(update.beta2, t)))),
         eps(static_cast<T>(update.eps)),
-        keep(static_cast<T>(update.keep)),
+        keep(static_cast<T>(1 - update.lr * update.weight_decay)),
         grad_scale(static_cast<T>(update.clip > 0 && norm > update.clip ? update.clip / norm : 1)) {
   }
 };
@@ -66,7 +67,8 @@ AdamW::AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vecto
     : options_(options),
       decay_(std::move(decay)),
       m_(Tensor::Zeros({numel}, dtype, device)),
-      v_(Tensor::Zeros({numel}, dtype, device)) {
+      v_(Tensor::Zeros({numel}, dtype, device)),
+      updates_(Tensor::Zeros({1}, DType::kFloat64, device)) {
   int64_t last = 0;
   std::vector<double> bounds;
   for (const DecayRange& range : decay_) {
@@ -90,35 +92,37 @@ void AdamW::Step(const Tensor& masters, const Tensor& compute, const Tensor& gra
                                  compute.dtype() == DType::kBFloat16));
   BURST_CHECK(loss_and_norm.numel() == 2 && loss_and_norm.dtype() == DType::kFloat64 &&
               loss_and_norm.device() == m_.device());
-  const double t = static_cast<double>(updates_ + 1);
   cuda::AdamWUpdate update;
   update.beta1 = options_.beta1;
   update.beta2 = options_.beta2;
   update.eps = options_.eps;
-  update.step_size = lr / (1 - std::pow(options_.beta1, t));
-  update.sqrt_correct2 = 1 / std::sqrt(1 - std::pow(options_.beta2, t));
-  update.keep = 1 - lr * options_.weight_decay;
+  update.lr = lr;
+  update.weight_decay = options_.weight_decay;
   update.clip = clip;
   if (m_.device() == DeviceType::kCuda) {
-    BURST_CUDA_CALL(
-        cuda::AdamWStep(update, decay_bounds_, loss_and_norm, grads, masters, m_, v_, compute));
+    BURST_CUDA_CALL(cuda::AdamWStep(update, decay_bounds_, loss_and_norm, updates_, grads, masters,
+                                    m_, v_, compute));
     return;
   }
   const double loss = loss_and_norm.data<double>()[0], norm = loss_and_norm.data<double>()[1];
   if (!std::isfinite(loss) || !std::isfinite(norm)) return;
+  const double t = ++updates_.data<double>()[0];
   DispatchFloat(m_.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    UpdateAll<T>(Coefficients<T>(update, norm), decay_, m_.numel(), grads.data<T>(),
+    UpdateAll<T>(Coefficients<T>(update, t, norm), decay_, m_.numel(), grads.data<T>(),
                  masters.data<T>(), m_.data<T>(), v_.data<T>());
   });
   if (!compute.null()) compute.CopyFrom(masters.To(DType::kBFloat16));
 }
 
-Tensor L2Norm(const Tensor& tensor) {
-  const Tensor norm = Tensor::Empty({1}, DType::kFloat64, tensor.device());
+int64_t AdamW::updates() const { return static_cast<int64_t>(updates_.ToVector<double>()[0]); }
+
+void L2Norm(const Tensor& tensor, const Tensor& norm) {
+  BURST_CHECK(norm.numel() == 1 && norm.dtype() == DType::kFloat64 &&
+              norm.device() == tensor.device());
   if (tensor.device() == DeviceType::kCuda) {
     BURST_CUDA_CALL(cuda::L2Norm(tensor, norm));
-    return norm;
+    return;
   }
   constexpr int64_t kBlock = 1 << 14;
   const int64_t n = tensor.numel();
@@ -143,7 +147,6 @@ Tensor L2Norm(const Tensor& tensor) {
   double sum = 0;
   for (double value : sums) sum += value;
   norm.data<double>()[0] = std::sqrt(sum);
-  return norm;
 }
 
 }  // namespace burst

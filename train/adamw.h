@@ -31,29 +31,28 @@ class AdamW {
 
   // One update, number updates() + 1, of `masters` [numel] from `grads` [numel] times min(1, clip /
   // norm) (clip 0: times 1); `compute` [numel] bfloat16, unless null, becomes the masters, rounded.
-  // loss_and_norm: [2] float64, on the same device: unless both are finite, nothing changes.
+  // loss_and_norm: [2] float64, on the same device: unless both are finite, nothing changes, and no
+  // update is counted.
   void Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,
             const Tensor& loss_and_norm, double clip, double lr);
-  // Confirms that the last Step made its update, for whoever knows by then that its loss and norm
-  // were finite.
-  void CountUpdate() { ++updates_; }
 
   // The state: what a checkpoint holds.
   const Tensor& first_moment() const { return m_; }   // [numel]
   const Tensor& second_moment() const { return v_; }  // [numel]
-  int64_t updates() const { return updates_; }
-  void set_updates(int64_t updates) { updates_ = updates; }
+  int64_t updates() const;                            // waits for the device
+  void set_updates(int64_t updates) { updates_.Fill(static_cast<double>(updates)); }
 
  private:
   const AdamWOptions options_;
   const std::vector<DecayRange> decay_;
   Tensor m_, v_;
-  Tensor decay_bounds_;  // of a GPU: begin, end, begin, end... as float64, exact to 2^53
-  int64_t updates_ = 0;
+  Tensor updates_;       // [1] float64, exact to 2^53: the host does not know which steps made one
+  Tensor decay_bounds_;  // of a GPU: begin, end, begin, end... likewise
 };
 
-// The Euclidean norm of a tensor, [1] float64 on its device: summed in double and in a fixed order,
-// the same bits for any number of threads and in every run. On a GPU queued, not waited for.
-Tensor L2Norm(const Tensor& tensor);
+// norm, [1] float64 on the tensor's device, becomes its Euclidean norm: summed in double and in a
+// fixed order, the same bits for any number of threads and in every run. On a GPU queued, not
+// waited for.
+void L2Norm(const Tensor& tensor, const Tensor& norm);
 
 }  // namespace burst

@@ -49,7 +49,13 @@ absl::Status GradientSum::Post(int first, int last) {
 }
 
 absl::Status GradientSum::Start() {
-  for (const SharedRange& range : parameters_.Ranges(first_, last_)) {
+  const std::vector<SharedRange> ranges = parameters_.Ranges(first_, last_);
+  if (group_ == nullptr && first_ == 0 && !ranges.empty()) {
+    // What was posted before the last message has arrived when that begins.
+    last_message_ = ranges.back().end;
+    BURST_RETURN_IF_ERROR(Wait());
+  }
+  for (const SharedRange& range : ranges) {
     Communicator* const among = group_ == nullptr ? world_ : among_.at(range.summed);
     BURST_RETURN_IF_ERROR(among->PostAllReduceSum(parameters_.grads(range.begin, range.end)));
   }
@@ -58,7 +64,6 @@ absl::Status GradientSum::Start() {
 }
 
 absl::Status GradientSum::Wait() {
-  BURST_RETURN_IF_ERROR(Start());
   if (group_ == nullptr) return world_->Wait(Channel::kCollective);
   for (const auto& [summed, among] : among_) {
     BURST_RETURN_IF_ERROR(among->Wait(Channel::kCollective));
@@ -66,10 +71,30 @@ absl::Status GradientSum::Wait() {
   return absl::OkStatus();
 }
 
+absl::Status GradientSum::Finish(const Tensor& norm) {
+  BURST_RETURN_IF_ERROR(Start());
+  const bool beside = group_ == nullptr && world_->world_size() > 1 &&
+                      norm.device() == DeviceType::kCuda && last_message_ < parameters_.numel();
+  if (beside) return NormBesideLastMessage(norm);
+  BURST_RETURN_IF_ERROR(Wait());
+  if (group_ != nullptr) return NormOfParts(norm);
+  L2Norm(parameters_.grads(), norm);
+  return absl::OkStatus();
+}
+
+// The last message, of the embeddings, is the longest one and has no backward to hide it.
+absl::Status GradientSum::NormBesideLastMessage(const Tensor& norm) {
+  const Tensor norms = Tensor::Empty({2}, DType::kFloat64, norm.device());
+  L2Norm(parameters_.grads(last_message_, parameters_.numel()), norms.Slice(0, 0, 1));
+  BURST_RETURN_IF_ERROR(Wait());
+  L2Norm(parameters_.grads(0, last_message_), norms.Slice(0, 1, 1));
+  L2Norm(norms, norm);
+  return absl::OkStatus();
+}
+
 // sqrt(sum over ranges and ranks of |gradient|^2); of what several ranks hold, the first counts.
-absl::StatusOr<Tensor> GradientSum::Norm() const {
+absl::Status GradientSum::NormOfParts(const Tensor& norm) const {
   const Tensor grads = parameters_.grads();
-  if (group_ == nullptr) return L2Norm(grads);
   const std::vector<SharedRange> ranges = parameters_.Ranges(0, parameters_.size());
   const int64_t count = static_cast<int64_t>(ranges.size());
   const Tensor norms =
@@ -77,11 +102,12 @@ absl::StatusOr<Tensor> GradientSum::Norm() const {
   for (int64_t i = 0; i < count; ++i) {
     const SharedRange& range = ranges[i];
     if (group_->rank() % range.copies != 0) continue;
-    norms.Slice(0, group_->rank() * count + i, 1)
-        .CopyFrom(L2Norm(grads.Slice(0, range.begin, range.end - range.begin)));
+    L2Norm(grads.Slice(0, range.begin, range.end - range.begin),
+           norms.Slice(0, group_->rank() * count + i, 1));
   }
   BURST_RETURN_IF_ERROR(group_->AllReduceSum(norms));
-  return L2Norm(norms);
+  L2Norm(norms, norm);
+  return absl::OkStatus();
 }
 
 }  // namespace burst

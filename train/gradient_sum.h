@@ -25,24 +25,26 @@ class GradientSum {
                                                              Communicator* world,
                                                              Communicator* group);
 
-  // The gradients of the parameters [first, last) are complete, and may not be touched until Wait
+  // The gradients of the parameters [first, last) are complete, and may not be touched until Finish
   // returns. They are summed with those of their neighbours in one message, which starts when it is
   // long enough: every sum disturbs the work beside it.
   absl::Status Post(int first, int last);
-  absl::Status Wait();
-
-  // The norm of the summed gradient of the whole model, [1] float64 on the gradients' device, the
-  // same bits on every rank. Collective.
-  absl::StatusOr<Tensor> Norm() const;
+  // Completes the sums. norm, [1] float64 on the gradients' device, becomes that of the whole
+  // model's gradient, the same bits on every rank.
+  absl::Status Finish(const Tensor& norm);
 
  private:
   GradientSum(const ParameterList& parameters, Communicator* world, Communicator* group)
       : parameters_(parameters), world_(world), group_(group) {}
 
   absl::Status Start();  // the sum of the parameters that wait
+  absl::Status Wait();
+  absl::Status NormBesideLastMessage(const Tensor& norm);
+  absl::Status NormOfParts(const Tensor& norm) const;
 
   const ParameterList& parameters_;
   int first_ = 0, last_ = 0;  // wait for neighbours
+  int64_t last_message_ = 0;  // the last message of a step is of the first so many elements
   Communicator* const world_;
   Communicator* const group_;
   // By SharedRange::summed: so many neighbours of this rank, and those in their place in the other

@@ -27,8 +27,10 @@ namespace {
 
 constexpr int kMaxSkippedSteps = 5;
 
-double SecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 std::vector<DecayRange> DecayRanges(const ParameterList& parameters) {
@@ -133,6 +135,8 @@ absl::Status Trainer::Init(bool verbose) {
       AdamWOptions{options_.beta1, options_.beta2, options_.eps, options_.weight_decay},
       parameters.numel(), parameters.masters().dtype(), DecayRanges(parameters), device);
 
+  for (auto& readback : readback_) readback = std::make_unique<Readback>(device);
+
   const Windows::Options windows{options_.seqlen, static_cast<uint64_t>(options_.seed),
                                  options_.packed};
   BURST_ASSIGN_OR_RETURN(windows_, Windows::Create(setup_.data.train, windows));
@@ -155,24 +159,33 @@ absl::Status Trainer::Init(bool verbose) {
 }
 
 absl::Status Trainer::Train() {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   int skipped = 0;
   while (step_ < options_.steps && !stop_) {
-    BURST_ASSIGN_OR_RETURN(StepMetrics metrics, Step(step_));
-    ++step_;
+    const int64_t steps = step_ + 1;
+    // Unless something comes between, or this may be the step that ends the run.
+    const bool go_on =
+        !EvaluatesAfter(steps) && !SavesAfter(steps) && skipped + 1 < kMaxSkippedSteps;
+    BURST_ASSIGN_OR_RETURN(StepMetrics metrics, Step(step_, go_on));
+    step_ = steps;
     skipped = metrics.skipped ? skipped + 1 : 0;
-    const bool last = step_ == options_.steps;
-    const bool evaluate =
-        options_.eval_every > 0 && !stop_ && (last || step_ % options_.eval_every == 0);
-    if (evaluate) {
+    if (EvaluatesAfter(steps) && !stop_) {
       BURST_ASSIGN_OR_RETURN(metrics.val_loss, Evaluate());
     }
     if (report_ != nullptr) BURST_RETURN_IF_ERROR(Record(metrics));
     if (skipped == kMaxSkippedSteps) return NotFinite();
-    const bool periodic = options_.checkpoint_every > 0 && step_ % options_.checkpoint_every == 0;
-    if (last || stop_ || periodic) BURST_RETURN_IF_ERROR(Checkpoint());
+    if (SavesAfter(steps) || stop_) BURST_RETURN_IF_ERROR(Checkpoint());
   }
   return Finish(SecondsSince(start));
+}
+
+bool Trainer::EvaluatesAfter(int64_t steps) const {
+  return options_.eval_every > 0 && (steps == options_.steps || steps % options_.eval_every == 0);
+}
+
+bool Trainer::SavesAfter(int64_t steps) const {
+  const int64_t every = options_.checkpoint_every;
+  return steps == options_.steps || (every > 0 && steps % every == 0);
 }
 
 absl::Status Trainer::Record(const StepMetrics& metrics) {
@@ -198,57 +211,69 @@ absl::Status Trainer::NotFinite() const {
       step_, "; try a lower --lr, a longer --warmup or a smaller --clip"));
 }
 
+absl::StatusOr<StepMetrics> Trainer::Step(int64_t step, bool go_on) {
+  if (begun_.empty()) BURST_RETURN_IF_ERROR(Begin(step));
+  BURST_CHECK_EQ(begun_.front().step, step) << "Step was told to go on";
+  BURST_ASSIGN_OR_RETURN(stop_, AnyRankStops());
+  if (go_on && !stop_ && model_->device() == DeviceType::kCuda) {
+    BURST_RETURN_IF_ERROR(Begin(step + 1));
+  }
+  return End();
+}
+
 //   loss = 1/n sum over ranks, micro-batches and targets of -log p(target),   n: all of the targets
 //   g = d loss / d parameters, scaled to a norm of at most clip;  AdamW(g)
-absl::StatusOr<StepMetrics> Trainer::Step(int64_t step) {
-  const auto start = std::chrono::steady_clock::now();
+//
+// The host waits for nothing: what it learns of the step, it learns in End.
+absl::Status Trainer::Begin(int64_t step) {
+  begun_.push_back({step, setup_.config.lr(step), Clock::now()});
   ParameterList& parameters = model_->parameters();
   parameters.ZeroGrad();
-
-  if (next_.step != step) {
-    BURST_ASSIGN_OR_RETURN(next_, Prepare(step));
-  }
-  const StepInput input = std::exchange(next_, {});
-  const double loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, input.num_targets));
-  // On the device of the model, where the optimizer reads them: the host does not wait for the
-  // gradients, it only learns afterwards what they were.
-  const Tensor loss_and_norm = Tensor::Zeros({2}, DType::kFloat64, model_->device());
+  const int64_t passes = options_.accumulate;
+  const int64_t num_targets =
+      windows_->TrainingTargets(step * passes * options_.batch, passes * options_.batch);
+  const double loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, num_targets));
+  const Tensor loss_and_norm = Tensor::Empty({2}, DType::kFloat64, model_->device());
   const Tensor loss = loss_and_norm.Slice(0, 0, 1), norm = loss_and_norm.Slice(0, 1, 1);
-  for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
-    const uint64_t pass = static_cast<uint64_t>(step * options_.accumulate + micro);
-    BURST_ASSIGN_OR_RETURN(const Tensor part, Backpropagate(input.passes[micro], loss_scale, pass,
-                                                            micro + 1 == options_.accumulate));
-    loss.Add(part.View({1}).To(DType::kFloat64));
+  for (int64_t pass = step * passes; pass < (step + 1) * passes; ++pass) {
+    BURST_RETURN_IF_ERROR(Backpropagate(pass, loss_scale, loss));
   }
-  BURST_RETURN_IF_ERROR(comm_->AllReduceSum(loss));
-  BURST_ASSIGN_OR_RETURN(const Tensor gradient_norm, gradients_->Norm());
-  norm.CopyFrom(gradient_norm);
+  BURST_RETURN_IF_ERROR(gradients_->Finish(norm));
+  BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kCollective));
 
-  StepMetrics metrics;
-  metrics.lr = setup_.config.lr(step);
   const Tensor rounded = model_->dtype() == DType::kBFloat16 ? parameters.values() : Tensor();
   optimizer_->Step(parameters.masters(), rounded, parameters.grads(), loss_and_norm, options_.clip,
-                   metrics.lr);
+                   begun_.back().lr);
+  readback_[step % 2]->Post(loss_and_norm.raw_data(), loss_and_norm.size_bytes());
+  return absl::OkStatus();
+}
 
-  // The device has work for a while: time to look ahead.
-  if (step + 1 < options_.steps) {
-    BURST_ASSIGN_OR_RETURN(next_, Prepare(step + 1));
-  }
-
-  // All ranks stop after the same step.
+// All ranks stop after the same step. And none waits for its GPU's part in a step before all have
+// begun that.
+absl::StatusOr<bool> Trainer::AnyRankStops() {
   const Tensor stop = Tensor::FromVector<double>({InterruptSignal() != 0 ? 1.0 : 0.0}, {1});
   BURST_RETURN_IF_ERROR(comm_->AllReduceSum(stop));
-  stop_ = stop.data<double>()[0] > 0;
+  return stop.data<double>()[0] > 0;
+}
 
-  const std::vector<double> results = loss_and_norm.ToVector<double>();
-  metrics.loss = results[0];
-  metrics.grad_norm = results[1];
+// The results of the step that was begun first.
+absl::StatusOr<StepMetrics> Trainer::End() {
+  const BegunStep begun = begun_.front();
+  begun_.pop_front();
+  const auto* loss_and_norm = static_cast<const double*>(readback_[begun.step % 2]->Wait());
+  StepMetrics metrics;
+  metrics.lr = begun.lr;
+  metrics.loss = loss_and_norm[0];
+  metrics.grad_norm = loss_and_norm[1];
   metrics.skipped = !std::isfinite(metrics.loss) || !std::isfinite(metrics.grad_norm);
-  if (!metrics.skipped) optimizer_->CountUpdate();
 
-  const double seconds = SecondsSince(start);
+  // Begun while the device worked on the step before, it took the time since that one's end.
+  const auto now = Clock::now();
+  const double seconds =
+      std::chrono::duration<double>(now - std::max(begun.begin, std::exchange(ended_, now)))
+          .count();
   const int64_t step_tokens = options_.accumulate * options_.batch * options_.seqlen;
-  metrics.step = step + 1;
+  metrics.step = begun.step + 1;
   metrics.tokens = metrics.step * step_tokens;
   metrics.tokens_per_second = static_cast<double>(step_tokens) / seconds;
   metrics.step_ms = 1e3 * seconds;
@@ -260,38 +285,34 @@ std::pair<int64_t, int64_t> Trainer::Share(int64_t count) const {
   return {count * data_rank_ / groups, count * (data_rank_ + 1) / groups};
 }
 
-absl::StatusOr<Trainer::StepInput> Trainer::Prepare(int64_t step) {
-  StepInput input;
-  input.step = step;
-  for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
-    const int64_t first = (step * options_.accumulate + micro) * options_.batch;
-    const auto [begin, end] = Share(options_.batch);
-    const GlobalBatch batch = windows_->Training(first + begin, end - begin);
-    BURST_ASSIGN_OR_RETURN(auto schedule, ScheduleFor(batch));
-    input.passes.push_back(SliceForRank(batch, std::move(schedule)));
-    input.num_targets += windows_->TrainingTargets(first, options_.batch);
-  }
-  return input;
-}
-
-// Adds this rank's part of a batch's gradients; returns its part of the loss, a scalar on the
-// model's device. In the `last` pass of a step, gradients set out to be summed over ranks as soon
-// as they are complete, beside the rest of the backward.
-absl::StatusOr<Tensor> Trainer::Backpropagate(const SequenceBatch& batch, double loss_scale,
-                                              uint64_t dropout_step, bool last) {
-  const DropoutKey dropout{static_cast<uint64_t>(options_.seed), dropout_step,
-                           setup_.config.model.dropout > 0, Share(options_.batch).first};
+// Forward and backward of micro-batch number `pass` of the run. This rank's part of its loss goes
+// into `loss`, [1] float64, and its part of the gradients is added to what is there. In the last
+// pass of a step, both set out to be summed over ranks as soon as they are complete, beside the
+// rest of the backward.
+absl::Status Trainer::Backpropagate(int64_t pass, double loss_scale, const Tensor& loss) {
+  const int64_t micro = pass % options_.accumulate;
+  const bool last = micro + 1 == options_.accumulate;
+  const auto [begin, end] = Share(options_.batch);
+  const GlobalBatch batch = windows_->Training(pass * options_.batch + begin, end - begin);
+  BURST_ASSIGN_OR_RETURN(auto schedule, ScheduleFor(batch));
+  const SequenceBatch slice = SliceForRank(batch, std::move(schedule), model_->device());
+  const DropoutKey dropout{static_cast<uint64_t>(options_.seed), static_cast<uint64_t>(pass),
+                           setup_.config.model.dropout > 0, begin};
   Tape tape;
   const GradientsReady ready = [&](int first, int last) {
     const absl::Status status = gradients_->Post(first, last);
     if (!status.ok()) tape.Fail(status);
   };
-  const Variable loss = model_->Loss(tape, *attention_, batch.To(model_->device()), loss_scale,
-                                     dropout, last ? ready : nullptr);
+  const Variable part =
+      model_->Loss(tape, *attention_, slice, loss_scale, dropout, last ? ready : nullptr);
   BURST_RETURN_IF_ERROR(tape.status());
-  BURST_RETURN_IF_ERROR(tape.Backward(loss));
-  if (last) BURST_RETURN_IF_ERROR(gradients_->Wait());
-  return loss.value();
+  if (micro == 0) {
+    loss.ConvertFrom(part.value().View({1}));
+  } else {
+    loss.Add(part.value().View({1}).To(DType::kFloat64));
+  }
+  if (last) BURST_RETURN_IF_ERROR(comm_->PostAllReduceSum(loss));
+  return tape.Backward(part);
 }
 
 absl::StatusOr<double> Trainer::Evaluate() {
@@ -307,7 +328,7 @@ absl::StatusOr<double> Trainer::Evaluate() {
     const GlobalBatch batch = validation_windows_->Evaluation(first + begin, end - begin, total);
     BURST_ASSIGN_OR_RETURN(auto schedule, ScheduleFor(batch));
     Tape tape(/*recording=*/false);
-    const SequenceBatch slice = SliceForRank(batch, std::move(schedule)).To(model_->device());
+    const SequenceBatch slice = SliceForRank(batch, std::move(schedule), model_->device());
     const Variable loss = model_->Loss(tape, *attention_, slice, /*loss_scale=*/1, DropoutKey());
     BURST_RETURN_IF_ERROR(tape.status());
     sum.Add(loss.value().View({1}).To(DType::kFloat64));

@@ -3,7 +3,10 @@
 // over ranks, so all replicas take the same step.
 #pragma once
 
+#include <array>
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
+#include "burst/device/device.h"
 #include "model/transformer.h"
 #include "train/adamw.h"
 #include "train/config.h"
@@ -37,7 +41,10 @@ class Trainer {
   absl::Status Train();
 
   // One optimizer step, number `step` from 0: the batch, forward and backward, update. Collective.
-  absl::StatusOr<StepMetrics> Step(int64_t step);
+  // With `go_on`, the caller's next call is for the step after it: a GPU is given that one, too,
+  // before the host waits for this one's results, so that it is never without work. Then the model
+  // is not what this step made of it, but what the next one will.
+  absl::StatusOr<StepMetrics> Step(int64_t step, bool go_on = false);
 
   // Mean loss over the validation windows. Collective.
   absl::StatusOr<double> Evaluate();
@@ -55,15 +62,19 @@ class Trainer {
   absl::StatusOr<std::shared_ptr<const RingSchedule>> ScheduleFor(const GlobalBatch& batch);
   // The sequences of `count` that this rank's group works on: [first, second).
   std::pair<int64_t, int64_t> Share(int64_t count) const;
-  // This rank's part of what a step trains on, in host memory.
-  struct StepInput {
-    int64_t step = -1;
-    std::vector<SequenceBatch> passes;
-    int64_t num_targets = 0;  // of all ranks and passes
+  // A step that the device has work of.
+  struct BegunStep {
+    int64_t step = 0;
+    double lr = 0;
+    std::chrono::steady_clock::time_point begin;
   };
-  absl::StatusOr<StepInput> Prepare(int64_t step);
-  absl::StatusOr<Tensor> Backpropagate(const SequenceBatch& batch, double loss_scale,
-                                       uint64_t dropout_step, bool last);
+  absl::Status Begin(int64_t step);
+  absl::StatusOr<StepMetrics> End();
+  absl::StatusOr<bool> AnyRankStops();
+  absl::Status Backpropagate(int64_t pass, double loss_scale, const Tensor& loss);
+  // What comes after so many steps, before the next one begins.
+  bool EvaluatesAfter(int64_t steps) const;
+  bool SavesAfter(int64_t steps) const;
   absl::Status Checkpoint();
   absl::StatusOr<std::unique_ptr<Transformer>> WholeModel() const;
   absl::Status Sample();
@@ -80,8 +91,10 @@ class Trainer {
   std::unique_ptr<GradientSum> gradients_;
   std::unique_ptr<AdamW> optimizer_;
   std::optional<Windows> windows_, validation_windows_;
-  std::shared_ptr<const RingSchedule> schedule_;  // of every batch, unless packed
-  StepInput next_;  // prepared while the device was at work on the step before
+  std::shared_ptr<const RingSchedule> schedule_;       // of every batch, unless packed
+  std::deque<BegunStep> begun_;                        // by Begin, and not yet Ended; at most two
+  std::array<std::unique_ptr<Readback>, 2> readback_;  // of their loss and norm, by step
+  std::chrono::steady_clock::time_point ended_;        // the last End
   std::unique_ptr<Report> report_;
   int64_t step_ = 0;   // completed
   bool stop_ = false;  // a signal asked some rank to

@@ -165,9 +165,11 @@ struct Training {
 absl::Status MeasureTraining(const TrainingSetup& setup, Communicator& comm, Training* result) {
   BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(setup, &comm, /*verbose=*/false));
   double fastest = std::numeric_limits<double>::infinity();
-  for (int64_t step = 0; step < setup.config.options.steps; ++step) {
+  const int64_t steps = setup.config.options.steps;
+  for (int64_t step = 0; step < steps; ++step) {
     if (step == 1) BURST_RETURN_IF_ERROR(ResetPeak(setup.config.device, comm));
-    BURST_ASSIGN_OR_RETURN(const StepMetrics metrics, trainer->Step(step));
+    BURST_ASSIGN_OR_RETURN(const StepMetrics metrics,
+                           trainer->Step(step, step > 0 && step + 1 < steps));
     result->losses.push_back(metrics.loss);
     if (step > 0) fastest = std::min(fastest, 1e-3 * metrics.step_ms);
   }

@@ -19,5 +19,10 @@ void ResetPeakMemory();
 void Synchronize();
 // At least one of the two is GPU memory.
 void Copy(void* to, DeviceType to_device, const void* from, DeviceType from_device, size_t bytes);
+// What a Readback of the calling thread has on the host; it must be given back by that thread.
+void* TakeReadback();
+void GiveReadbackBack(void* readback);
+void PostReadback(void* readback, const void* from, size_t bytes);
+const void* WaitForReadback(void* readback);
 }  // namespace cuda
 }  // namespace burst

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <string>
+#include <vector>
 
 #include "burst/device/device.h"
 
@@ -17,10 +18,11 @@ struct Context {
   int rank = 0;  // of the thread bound to it, for messages
   cudaStream_t stream = nullptr;
   int multiprocessors = 0;
-  int compute_capability = 0;   // 90: sm_90
-  void* staging = nullptr;      // cuda_device.cc's, for uploads
-  void* cublas = nullptr;       // model/ops/cuda/matmul.cc keeps its handle here
-  cudaEvent_t event = nullptr;  // for ordering other streams after this one
+  int compute_capability = 0;    // 90: sm_90
+  void* staging = nullptr;       // cuda_device.cc's, for uploads
+  void* cublas = nullptr;        // model/ops/cuda/matmul.cc keeps its handle here
+  cudaEvent_t event = nullptr;   // for ordering other streams after this one
+  std::vector<void*> readbacks;  // cuda_device.cc's, idle
 };
 Context& CurrentContext();
 inline cudaStream_t CurrentStream() { return CurrentContext().stream; }

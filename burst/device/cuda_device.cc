@@ -124,6 +124,11 @@ class Staging {
   size_t used_ = 0;  // of the half at work
 };
 
+struct PageLocked {
+  void* bytes = nullptr;
+  cudaEvent_t there = nullptr;
+};
+
 cudaMemPool_t CurrentPool() {
   cudaMemPool_t pool = nullptr;
   BURST_CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, CurrentContext().device));
@@ -205,6 +210,36 @@ void Copy(void* to, DeviceType to_device, const void* from, DeviceType from_devi
   }
   BURST_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, context.stream));
   if (to_device != from_device) Synchronize();
+}
+
+// Kept for the context's next one rather than freed, which would wait for all that is queued. A
+// copy that nobody waited for comes before the next one's: both are on the context's stream.
+void* TakeReadback() {
+  std::vector<void*>& idle = CurrentContext().readbacks;
+  if (!idle.empty()) {
+    void* const readback = idle.back();
+    idle.pop_back();
+    return readback;
+  }
+  auto* made = new PageLocked;
+  BURST_CUDA_CHECK(cudaMallocHost(&made->bytes, Readback::kMaxBytes));
+  BURST_CUDA_CHECK(cudaEventCreateWithFlags(&made->there, cudaEventDisableTiming));
+  return made;
+}
+
+void GiveReadbackBack(void* readback) { CurrentContext().readbacks.push_back(readback); }
+
+void PostReadback(void* readback, const void* from, size_t bytes) {
+  const auto* to = static_cast<const PageLocked*>(readback);
+  BURST_CUDA_CHECK(
+      cudaMemcpyAsync(to->bytes, from, bytes, cudaMemcpyDeviceToHost, CurrentStream()));
+  BURST_CUDA_CHECK(cudaEventRecord(to->there, CurrentStream()));
+}
+
+const void* WaitForReadback(void* readback) {
+  const auto* from = static_cast<const PageLocked*>(readback);
+  BURST_CUDA_CHECK(cudaEventSynchronize(from->there));
+  return from->bytes;
 }
 
 }  // namespace cuda

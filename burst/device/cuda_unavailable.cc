@@ -23,6 +23,10 @@ MemoryStats GetMemoryStats() { CudaUnavailable(); }
 void ResetPeakMemory() { CudaUnavailable(); }
 void Synchronize() { CudaUnavailable(); }
 void Copy(void*, DeviceType, const void*, DeviceType, size_t) { CudaUnavailable(); }
+void* TakeReadback() { CudaUnavailable(); }
+void GiveReadbackBack(void*) { CudaUnavailable(); }
+void PostReadback(void*, const void*, size_t) { CudaUnavailable(); }
+const void* WaitForReadback(void*) { CudaUnavailable(); }
 
 }  // namespace cuda
 }  // namespace burst

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "burst/base/check.h"
 #include "burst/device/backend.h"
 #include "burst/device/memory.h"
 
@@ -21,6 +22,27 @@ void CopyMemory(void* to, DeviceType to_device, const void* from, DeviceType fro
   } else {
     cuda::Copy(to, to_device, from, from_device, bytes);
   }
+}
+
+Readback::Readback(DeviceType device) {
+  if (device == DeviceType::kCuda) page_locked_ = cuda::TakeReadback();
+}
+
+Readback::~Readback() {
+  if (page_locked_ != nullptr) cuda::GiveReadbackBack(page_locked_);
+}
+
+void Readback::Post(const void* from, size_t bytes) {
+  BURST_CHECK(bytes <= kMaxBytes);
+  if (page_locked_ != nullptr) {
+    cuda::PostReadback(page_locked_, from, bytes);
+  } else {
+    std::memcpy(bytes_, from, bytes);
+  }
+}
+
+const void* Readback::Wait() const {
+  return page_locked_ != nullptr ? cuda::WaitForReadback(page_locked_) : bytes_;
 }
 
 Allocation AllocateMemory(DeviceType device, size_t bytes) {

@@ -41,6 +41,27 @@ void SynchronizeDevice(DeviceType device);
 void CopyMemory(void* to, DeviceType to_device, const void* from, DeviceType from_device,
                 size_t bytes);
 
+// A few bytes on their way from a device to the host, which queues more work before it looks at
+// them. Belongs to one thread.
+class Readback {
+ public:
+  static constexpr size_t kMaxBytes = 64;
+
+  explicit Readback(DeviceType device);
+  ~Readback();
+  Readback(const Readback&) = delete;
+  Readback& operator=(const Readback&) = delete;
+
+  // Queues the copy of the bytes at `from` on the thread's stream.
+  void Post(const void* from, size_t bytes);
+  // The bytes last posted, until the next Post. Waits for them, not for what was queued later.
+  const void* Wait() const;
+
+ private:
+  void* page_locked_ = nullptr;        // of a GPU
+  alignas(16) char bytes_[kMaxBytes];  // of the CPU
+};
+
 }  // namespace burst
 
 // BURST_CUDA_CALL(cuda::Foo(x)): the call, in a build with CUDA. Elsewhere the function does not

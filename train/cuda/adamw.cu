@@ -27,15 +27,16 @@ template <typename T>
 struct Coefficients {
   T beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, sqrt_correct2, eps, keep, grad_scale;
 
-  __device__ Coefficients(const AdamWUpdate& update, double norm)
+  // Of update number t, from 1.
+  __device__ Coefficients(const AdamWUpdate& update, double t, double norm)
       : beta1(update.beta1),
         one_minus_beta1(1 - update.beta1),
         beta2(update.beta2),
         one_minus_beta2(1 - update.beta2),
-        step_size(update.step_size),
-        sqrt_correct2(update.sqrt_correct2),
+        step_size(update.lr / (1 - pow(update.beta1, t))),
+        sqrt_correct2(1 / sqrt(1 - pow(update.beta2, t))),
         eps(update.eps),
-        keep(update.keep),
+        keep(1 - update.lr * update.weight_decay),
         grad_scale(update.clip > 0 && norm > update.clip ? update.clip / norm : 1) {}
 
   __device__ void Update(T g, bool decays, T* p, T* m, T* v) const {
@@ -45,6 +46,14 @@ struct Coefficients {
     *p = (decays ? keep * *p : *p) - step_size * *m / (sqrt(*v) * sqrt_correct2 + eps);
   }
 };
+
+// One thread: counts the update, unless there is none to make, and says how to make it.
+template <typename T>
+__global__ void BeginUpdateKernel(AdamWUpdate update, const double* __restrict__ loss_and_norm,
+                                  double* updates, Coefficients<T>* coefficients) {
+  if (!isfinite(loss_and_norm[0]) || !isfinite(loss_and_norm[1])) return;
+  *coefficients = Coefficients<T>(update, ++*updates, loss_and_norm[1]);
+}
 
 // The number of bounds <= at: odd where weights decay.
 __device__ inline int BoundsUpTo(const double* bounds, int count, double at) {
@@ -64,10 +73,11 @@ __device__ inline int BoundsUpTo(const double* bounds, int count, double at) {
 // side of the bounds.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    AdamWKernel(int64_t n, AdamWUpdate update, const double* __restrict__ bounds, int num_bounds,
+    AdamWKernel(int64_t n, const Coefficients<T>* __restrict__ update,
+                const double* __restrict__ bounds, int num_bounds,
                 const double* __restrict__ loss_and_norm, Flat<T> flat) {
   if (!isfinite(loss_and_norm[0]) || !isfinite(loss_and_norm[1])) return;
-  const Coefficients<T> coefficients(update, loss_and_norm[1]);
+  const Coefficients<T> coefficients = *update;
   constexpr int64_t kBlock = int64_t{kThreads} * kPacksPerThread * N;
   const int64_t begin = blockIdx.x * kBlock;
 
@@ -180,8 +190,8 @@ __global__ void RootOfSumKernel(int n, const double* __restrict__ sums, double* 
 }  // namespace
 
 void AdamWStep(const AdamWUpdate& update, const Tensor& decay_bounds, const Tensor& loss_and_norm,
-               const Tensor& grads, const Tensor& masters, const Tensor& m, const Tensor& v,
-               const Tensor& compute) {
+               const Tensor& updates, const Tensor& grads, const Tensor& masters, const Tensor& m,
+               const Tensor& v, const Tensor& compute) {
   const int64_t n = masters.numel();
   if (n == 0) return;
   const auto launch = [&](auto zero, auto pack) {
@@ -190,8 +200,14 @@ void AdamWStep(const AdamWUpdate& update, const Tensor& decay_bounds, const Tens
     constexpr int64_t kBlock = int64_t{kThreads} * kPacksPerThread * N;
     const Flat<T> flat = {Data<T>(grads), Data<T>(masters), Data<T>(m), Data<T>(v),
                           Data<bf16>(compute)};
+    constexpr int64_t kWords = sizeof(Coefficients<T>) / sizeof(T);
+    const Tensor memory = Tensor::Empty({kWords}, DTypeOf<T>::value, DeviceType::kCuda);
+    auto* const coefficients = reinterpret_cast<Coefficients<T>*>(Data<T>(memory));
+    BeginUpdateKernel<<<1, 1, 0, CurrentStream()>>>(update, Data<double>(loss_and_norm),
+                                                    Data<double>(updates), coefficients);
+    BURST_CUDA_CHECK_LAUNCH("AdamWStep");
     AdamWKernel<T, N><<<(n + kBlock - 1) / kBlock, kThreads, 0, CurrentStream()>>>(
-        n, update, Data<double>(decay_bounds), static_cast<int>(decay_bounds.numel()),
+        n, coefficients, Data<double>(decay_bounds), static_cast<int>(decay_bounds.numel()),
         Data<double>(loss_and_norm), flat);
     BURST_CUDA_CHECK_LAUNCH("AdamWStep");
   };

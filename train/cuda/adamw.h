@@ -6,22 +6,19 @@
 namespace burst {
 namespace cuda {
 
-// Coefficients of one update, in double; see train/adamw.cc for the formulas.
+// What an update is told; see train/adamw.cc for the formulas.
 struct AdamWUpdate {
-  double beta1 = 0, beta2 = 0, eps = 0;
-  double step_size = 0;      // lr / (1 - beta1^t)
-  double sqrt_correct2 = 0;  // 1 / sqrt(1 - beta2^t)
-  double keep = 1;           // 1 - lr weight_decay, where weights decay
-  double clip = 0;           // the largest norm; 0: no clipping
+  double beta1 = 0, beta2 = 0, eps = 0, lr = 0, weight_decay = 0;
+  double clip = 0;  // the largest norm; 0: no clipping
 };
 
 // Everything is [numel]: masters, grads, m and v of one of float32 and float64, compute bfloat16 or
 // null. decay_bounds: float64, increasing: weights decay from its elements 0, 2... up to its
 // elements 1, 3...; may be empty. loss_and_norm: [2] float64; nothing happens unless both are
-// finite.
+// finite. updates: [1] float64, the updates made, counts this one.
 void AdamWStep(const AdamWUpdate& update, const Tensor& decay_bounds, const Tensor& loss_and_norm,
-               const Tensor& grads, const Tensor& masters, const Tensor& m, const Tensor& v,
-               const Tensor& compute);
+               const Tensor& updates, const Tensor& grads, const Tensor& masters, const Tensor& m,
+               const Tensor& v, const Tensor& compute);
 
 // norm [1] float64 = the Euclidean norm of x, contiguous, of a floating-point type. Summed in
 // double and in an order that depends on the number of elements and their type alone.
