@@ -112,7 +112,7 @@ void RegisterNorms(int64_t rows, int64_t width) {
     const Tensor dy = Numbers({rows, width}), before = Numbers({rows, width});
     const Tensor dx = Empty({rows, width}), dweight = Numbers({width}, kF32);
     return Work{Bytes({x, rstd, dy, before, dx}),
-                [=] { cuda::RmsNormBackward(x, weight, rstd, dy, before, dx, dweight); }};
+                [=] { cuda::RmsNormBackward(x, weight, rstd, dy, before, dx, {dweight}); }};
   });
   Register(Name("layernorm_forward", rows, width), [=] {
     const Tensor x = Numbers({rows, width}), y = Empty({rows, width});
@@ -128,7 +128,8 @@ void RegisterNorms(int64_t rows, int64_t width) {
     const Tensor dx = Empty({rows, width}), dweight = Numbers({width}, kF32);
     const Tensor dbias = Numbers({width}, kF32);
     return Work{Bytes({x, mean, rstd, dy, before, dx}), [=] {
-                  cuda::LayerNormBackward(x, weight, mean, rstd, dy, before, dx, dweight, dbias);
+                  cuda::LayerNormBackward(x, weight, mean, rstd, dy, before, dx, {dweight},
+                                          {dbias});
                 }};
   });
 }

@@ -3,12 +3,15 @@
 
 #include "burst/autograd/tape.h"
 #include "burst/tensor/tensor.h"
+#include "model/ops/cuda/kernels.h"
 
 namespace burst {
 
-// The buffer that a parameter's gradient is added to; null when nobody wants it.
-inline Tensor WantedGrad(const Variable& parameter) {
-  return parameter.requires_grad() ? parameter.MutableGrad() : Tensor();
+// Where a parameter's gradient goes. What is given here must be written to.
+inline cuda::ParameterGrad WantedGrad(const Variable& parameter) {
+  cuda::ParameterGrad grad;
+  if (parameter.requires_grad()) grad.sum = parameter.GradToWrite(&grad.add);
+  return grad;
 }
 
 // For a backward that adds to the gradient that its input has already (the residual stream's) in

@@ -50,13 +50,14 @@ __global__ void __launch_bounds__(kColumns* kRows)
   }
 }
 
-// sum[i] += sum over shares of partials[share, i]; a block sums kColumns columns, every thread the
-// shares of its row of kShareRows.
+// sum[i] (+)= sum over shares of partials[share, i]; a block sums kColumns columns, every thread
+// the shares of its row of kShareRows.
 constexpr int kShareRows = 32;
 
 template <typename A>
 __global__ void __launch_bounds__(kColumns* kShareRows)
-    AddSharesKernel(int64_t shares, int64_t width, const A* __restrict__ partials, A* sum) {
+    SumSharesKernel(int64_t shares, int64_t width, const A* __restrict__ partials, bool add,
+                    A* sum) {
   const int64_t i = blockIdx.x * int64_t{kColumns} + threadIdx.x;
   A own = 0;
   if (i < width) {
@@ -72,11 +73,11 @@ __global__ void __launch_bounds__(kColumns* kShareRows)
   A total = 0;
 #pragma unroll
   for (int row = 0; row < kShareRows; ++row) total += shared[row][threadIdx.x];
-  sum[i] += total;
+  sum[i] = add ? sum[i] + total : total;
 }
 
 template <typename T, int N>
-void LaunchColumnSums(const Tensor& y, const Tensor& sum) {
+void LaunchColumnSums(const Tensor& y, const Tensor& sum, bool add) {
   using A = Accumulator<T>;
   const int64_t width = sum.numel(), rows = y.numel() / width, words = width / N;
   const int64_t columns = (words + kColumns - 1) / kColumns;
@@ -87,9 +88,9 @@ void LaunchColumnSums(const Tensor& y, const Tensor& sum) {
   ColumnSumsKernel<T, N><<<dim3(columns, shares), dim3(kColumns, kRows), 0, CurrentStream()>>>(
       rows, words, Data<T>(y), Data<A>(partials));
   BURST_CUDA_CHECK_LAUNCH("ColumnSums");
-  AddSharesKernel<<<(width + kColumns - 1) / kColumns, dim3(kColumns, kShareRows), 0,
-                    CurrentStream()>>>(shares, width, Data<A>(partials), Data<A>(sum));
-  BURST_CUDA_CHECK_LAUNCH("AddShares");
+  SumSharesKernel<<<(width + kColumns - 1) / kColumns, dim3(kColumns, kShareRows), 0,
+                    CurrentStream()>>>(shares, width, Data<A>(partials), add, Data<A>(sum));
+  BURST_CUDA_CHECK_LAUNCH("SumShares");
 }
 
 }  // namespace
@@ -105,13 +106,16 @@ void AddBias(const Tensor& y, const Tensor& bias) {
   BURST_CUDA_CHECK_LAUNCH("AddBias");
 }
 
-void AddColumnSums(const Tensor& y, const Tensor& sum) {
-  if (y.numel() == 0) return;
+void ColumnSums(const Tensor& y, const Tensor& sum, bool add) {
+  if (y.numel() == 0) {
+    if (!add) sum.Fill(0);
+    return;
+  }
   DispatchDtype(y.dtype(), [&](auto zero) {
     using T = decltype(zero);
     const bool packs =
         sum.numel() % kPackSize<T> == 0 && reinterpret_cast<uintptr_t>(y.raw_data()) % 16 == 0;
-    packs ? LaunchColumnSums<T, kPackSize<T>>(y, sum) : LaunchColumnSums<T, 1>(y, sum);
+    packs ? LaunchColumnSums<T, kPackSize<T>>(y, sum, add) : LaunchColumnSums<T, 1>(y, sum, add);
   });
 }
 

@@ -206,11 +206,25 @@ __global__ void __launch_bounds__(kStagedThreads, 1)
   }
 }
 
+constexpr int kSumThreads = 1024;
+
+// One block, whose threads ask for several losses at once: nothing else is at work meanwhile.
 template <typename A>
-__global__ void SumLossesKernel(int64_t n, const A* __restrict__ losses, double scale, A* total) {
+__global__ void __launch_bounds__(kSumThreads)
+    SumLossesKernel(int64_t n, const A* __restrict__ losses, double scale, A* total) {
+  constexpr int kLoads = 8;
   double sum = 0;
-  for (int64_t i = threadIdx.x; i < n; i += kThreads) sum += losses[i];
-  using Reduce = cub::BlockReduce<double, kThreads>;
+  for (int64_t i = threadIdx.x; i < n; i += kLoads * kSumThreads) {
+    A in[kLoads];
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int64_t at = i + j * kSumThreads;
+      in[j] = at < n ? losses[at] : A(0);
+    }
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) sum += in[j];
+  }
+  using Reduce = cub::BlockReduce<double, kSumThreads>;
   __shared__ typename Reduce::TempStorage storage;
   sum = Reduce(storage).Sum(sum);
   if (threadIdx.x == 0) *total = static_cast<A>(scale * sum);
@@ -226,14 +240,33 @@ __global__ void ScaleByKernel(int64_t n, const Accumulator<T>* factor, T* y) {
   }
 }
 
-template <typename T>
-__global__ void AddScaledKernel(int64_t n, const T* __restrict__ factor, const T* __restrict__ x,
-                                T* y) {
+// y[i] = f x[i], or y[i] += f x[i], in `packs` of N.
+template <typename T, int N>
+__global__ void ScaleIntoKernel(int64_t packs, const T* __restrict__ factor,
+                                const T* __restrict__ x, bool add, T* y) {
   const T f = *factor;
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < packs;
        i += int64_t{gridDim.x} * blockDim.x) {
-    y[i] += f * x[i];
+    const auto in = reinterpret_cast<const Pack<T, N>*>(x)[i];
+    Pack<T, N> before, out;
+    if (add) before = reinterpret_cast<const Pack<T, N>*>(y)[i];
+#pragma unroll
+    for (int j = 0; j < N; ++j) out[j] = add ? before[j] + f * in[j] : f * in[j];
+    reinterpret_cast<Pack<T, N>*>(y)[i] = out;
   }
+}
+
+template <typename T>
+void LaunchScaleInto(int64_t n, const T* factor, const T* x, bool add, T* y) {
+  constexpr int N = kPackSize<T>;
+  const auto aligned = [](const T* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
+  if (n % N == 0 && aligned(x) && aligned(y)) {
+    ScaleIntoKernel<T, N>
+        <<<GridSize(n / N, 256), 256, 0, CurrentStream()>>>(n / N, factor, x, add, y);
+  } else {
+    ScaleIntoKernel<T, 1><<<GridSize(n, 256), 256, 0, CurrentStream()>>>(n, factor, x, add, y);
+  }
+  BURST_CUDA_CHECK_LAUNCH("ScaleInto");
 }
 
 }  // namespace
@@ -278,11 +311,11 @@ void SoftmaxCrossEntropy(const Tensor& logits, int64_t rows, int64_t vocab, int6
 
 void SumLosses(const Tensor& losses, double scale, const Tensor& total) {
   if (losses.dtype() == DType::kFloat64) {
-    SumLossesKernel<<<1, kThreads, 0, CurrentStream()>>>(losses.numel(), Data<double>(losses),
-                                                         scale, Data<double>(total));
+    SumLossesKernel<<<1, kSumThreads, 0, CurrentStream()>>>(losses.numel(), Data<double>(losses),
+                                                            scale, Data<double>(total));
   } else {
-    SumLossesKernel<<<1, kThreads, 0, CurrentStream()>>>(losses.numel(), Data<float>(losses), scale,
-                                                         Data<float>(total));
+    SumLossesKernel<<<1, kSumThreads, 0, CurrentStream()>>>(losses.numel(), Data<float>(losses),
+                                                            scale, Data<float>(total));
   }
   BURST_CUDA_CHECK_LAUNCH("SumLosses");
 }
@@ -298,18 +331,15 @@ void ScaleBy(const Tensor& y, const Tensor& factor) {
   BURST_CUDA_CHECK_LAUNCH("ScaleBy");
 }
 
-void AddScaled(const Tensor& y, const Tensor& x, const Tensor& factor) {
+void ScaleInto(const Tensor& y, const Tensor& x, const Tensor& factor, bool add) {
   const int64_t n = y.numel();
   if (n == 0) return;
   BURST_CHECK(y.dtype() == x.dtype() && y.dtype() == factor.dtype());
   if (y.dtype() == DType::kFloat64) {
-    AddScaledKernel<<<GridSize(n, 256), 256, 0, CurrentStream()>>>(
-        n, Data<double>(factor), Data<double>(x), Data<double>(y));
+    LaunchScaleInto(n, Data<double>(factor), Data<double>(x), add, Data<double>(y));
   } else {
-    AddScaledKernel<<<GridSize(n, 256), 256, 0, CurrentStream()>>>(n, Data<float>(factor),
-                                                                   Data<float>(x), Data<float>(y));
+    LaunchScaleInto(n, Data<float>(factor), Data<float>(x), add, Data<float>(y));
   }
-  BURST_CUDA_CHECK_LAUNCH("AddScaled");
 }
 
 }  // namespace cuda

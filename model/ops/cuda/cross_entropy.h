@@ -21,8 +21,8 @@ void SumLosses(const Tensor& losses, double scale, const Tensor& total);
 
 // y *= factor, factor: [] of y's accumulator type, on the GPU. Reads y only when factor is not 1.
 void ScaleBy(const Tensor& y, const Tensor& factor);
-// y += factor x; y: float32 or float64; x: like y.
-void AddScaled(const Tensor& y, const Tensor& x, const Tensor& factor);
+// y = factor x, or with `add` y += that; y: float32 or float64; x: like y.
+void ScaleInto(const Tensor& y, const Tensor& x, const Tensor& factor, bool add);
 
 }  // namespace cuda
 }  // namespace burst

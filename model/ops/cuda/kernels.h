@@ -4,8 +4,9 @@
 // Tensors are contiguous and on the calling thread's GPU; the work is queued on its stream and
 // never waited for. Activations and parameters are bfloat16, float32 or float64, one dtype per
 // call. "Accumulator type" is what the kernels compute in: float32 for bfloat16, else the dtype
-// itself. Gradients of parameters are added to what their buffers hold; a buffer is of the
-// parameter's dtype or of its accumulator type. A gradient that nobody wants is a null Tensor.
+// itself. Gradients of parameters are added to what their buffers hold, or as ParameterGrad says; a
+// buffer is of the parameter's dtype or of its accumulator type. A gradient that nobody wants is a
+// null Tensor.
 // Every sum has a fixed order: the same bits in every run on one kind of GPU.
 #pragma once
 
@@ -31,6 +32,12 @@ inline DType AccumulatorDType(DType dtype) {
   return dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
 }
 
+// Where a parameter's gradient goes.
+struct ParameterGrad {
+  Tensor sum;       // null: nobody wants it
+  bool add = true;  // to what `sum` holds; else that is overwritten
+};
+
 // --- model/ops/rmsnorm.h, layernorm.h. x, y, dy, dx: [rows, width]; mean, rstd: [rows] of the
 // accumulator type. dx = (`before`, unless null) + the gradient through the norm: one pass adds the
 // norm's branch to the gradient of the residual stream.
@@ -38,13 +45,13 @@ inline DType AccumulatorDType(DType dtype) {
 void RmsNormForward(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
                     const Tensor& rstd);
 void RmsNormBackward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
-                     const Tensor& before, const Tensor& dx, const Tensor& dweight);
+                     const Tensor& before, const Tensor& dx, const ParameterGrad& dweight);
 
 void LayerNormForward(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
                       const Tensor& y, const Tensor& mean, const Tensor& rstd);
 void LayerNormBackward(const Tensor& x, const Tensor& weight, const Tensor& mean,
                        const Tensor& rstd, const Tensor& dy, const Tensor& before, const Tensor& dx,
-                       const Tensor& dweight, const Tensor& dbias);
+                       const ParameterGrad& dweight, const ParameterGrad& dbias);
 
 // --- model/ops/rope.h
 

@@ -25,7 +25,7 @@ void LayerNormForward(const Tensor& x, const Tensor& weight, const Tensor& bias,
 
 void LayerNormBackward(const Tensor& x, const Tensor& weight, const Tensor& mean,
                        const Tensor& rstd, const Tensor& dy, const Tensor& before, const Tensor& dx,
-                       const Tensor& dweight, const Tensor& dbias) {
+                       const ParameterGrad& dweight, const ParameterGrad& dbias) {
   const int64_t width = weight.numel();
   DispatchDtype(x.dtype(), [&](auto zero) {
     using T = decltype(zero);

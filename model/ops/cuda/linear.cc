@@ -37,12 +37,13 @@ void WeightBackward(const Tensor& dy, const Tensor& x, const Variable& weight,
   product.b = AsMatrix(x, in);
   if (weight.requires_grad()) AddProduct(weight, in, product);
   if (!bias.defined() || !bias.requires_grad()) return;
-  const Tensor& grad = bias.MutableGrad();
+  bool add = false;
+  const Tensor& grad = bias.GradToWrite(&add);
   const DType accumulator = dy.dtype() == DType::kBFloat16 ? DType::kFloat32 : dy.dtype();
-  if (grad.dtype() == accumulator) return AddColumnSums(dy, grad);
-  const Tensor sums = Tensor::Zeros({out}, accumulator, DeviceType::kCuda);
-  AddColumnSums(dy, sums);
-  grad.Add(sums.To(grad.dtype()));
+  if (grad.dtype() == accumulator) return ColumnSums(dy, grad, add);
+  const Tensor sums = Tensor::Empty({out}, accumulator, DeviceType::kCuda);
+  ColumnSums(dy, sums, /*add=*/false);
+  add ? grad.Add(sums.To(grad.dtype())) : grad.ConvertFrom(sums);
 }
 
 // dx += dy W
@@ -158,8 +159,9 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
   const int64_t align = 128 / SizeOf(dtype), stride = (vocab + align - 1) / align * align;
   Tensor padded_weight = weight.value();
   if (stride != vocab) {
-    padded_weight = Tensor::Zeros({stride, width}, dtype, DeviceType::kCuda);
+    padded_weight = Tensor::Empty({stride, width}, dtype, DeviceType::kCuda);
     padded_weight.Slice(0, 0, vocab).CopyFrom(weight.value());
+    padded_weight.Slice(0, vocab, stride - vocab).Fill(0);
   }
   Tensor padded_dweight;
   if (dweight_wanted) {
@@ -204,7 +206,9 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
     }
     if (!dweight_wanted) return;
     if (weight.is_parameter()) {
-      AddScaled(weight.MutableGrad(), dweight, upstream);
+      bool add = false;
+      const Tensor& grad = weight.GradToWrite(&add);
+      ScaleInto(grad, dweight, upstream, add);
     } else {
       ScaleBy(dweight, upstream);
       weight.AddGrad(dweight.To(dtype));

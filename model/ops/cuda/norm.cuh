@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "model/ops/cuda/kernels.h"
 #include "model/ops/cuda/norm_kernels.cuh"
 
 namespace burst {
@@ -86,13 +87,19 @@ void LaunchNormForward(const NormArgs<T>& args, bool packs) {
   BURST_CUDA_CHECK_LAUNCH("NormForward");
 }
 
-// dparameters: dweight and, for LayerNorm, dbias; buffers to add to, or null.
+// dparameters: dweight and, for LayerNorm, dbias.
 template <typename T, bool kCenter>
 void LaunchNormBackward(NormArgs<T> args, bool packs,
-                        const std::array<Tensor, kCenter ? 2 : 1>& dparameters) {
+                        const std::array<ParameterGrad, kCenter ? 2 : 1>& dparameters) {
   using A = Accumulator<T>;
   constexpr int kSums = kCenter ? 2 : 1;
-  if (args.rows == 0 || args.width == 0) return;
+  if (args.width == 0) return;
+  if (args.rows == 0) {
+    for (const ParameterGrad& grad : dparameters) {
+      if (!grad.sum.null() && !grad.add) grad.sum.Fill(0);
+    }
+    return;
+  }
   int blocks = 0;  // that leave partial sums
   Tensor partials;
   const auto allocate = [&](int count) {
@@ -120,8 +127,10 @@ void LaunchNormBackward(NormArgs<T> args, bool packs,
 
   NormSums<T, kSums> out;
   for (int i = 0; i < kSums; ++i) {
-    out.sums[i] = Data<void>(dparameters[i]);
-    out.accumulator_type[i] = dparameters[i].dtype() == AccumulatorDType(dparameters[i].dtype());
+    const Tensor& sum = dparameters[i].sum;
+    out.sums[i] = Data<void>(sum);
+    out.accumulator_type[i] = sum.dtype() == AccumulatorDType(sum.dtype());
+    out.add[i] = dparameters[i].add;
   }
   const dim3 grid(BlocksFor(args.width, kSumColumns), kSums), threads(kSumColumns, kSumThreads);
   NormSumKernel<T, kSums>

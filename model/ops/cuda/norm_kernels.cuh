@@ -393,9 +393,10 @@ template <typename T, int kSums>
 struct NormSums {
   void* sums[kSums] = {};             // [width]; null: not wanted
   bool accumulator_type[kSums] = {};  // else T
+  bool add[kSums] = {};               // to what the sums hold; else that is overwritten
 };
 
-// sums[s][c] += sum over i of partials[i, s, c], s = blockIdx.y. The thread with threadIdx.y = j
+// sums[s][c] (+)= sum over i of partials[i, s, c], s = blockIdx.y. The thread with threadIdx.y = j
 // takes the rows j, j + 64 and so on; the 64 sums meet in a tree.
 template <typename T, int kSums>
 __global__ void NormSumKernel(int rows, int width, const Accumulator<T>* __restrict__ partials,
@@ -421,10 +422,12 @@ __global__ void NormSumKernel(int rows, int width, const Accumulator<T>* __restr
   if (threadIdx.y != 0 || column >= width || sum == nullptr) return;
   total = shared[0][threadIdx.x];
   if (out.accumulator_type[blockIdx.y]) {
-    static_cast<A*>(sum)[column] += total;
+    A& element = static_cast<A*>(sum)[column];
+    element = out.add[blockIdx.y] ? element + total : total;
   } else {
     T& element = static_cast<T*>(sum)[column];
-    element = ConvertTo<T>(ConvertTo<A>(element) + total);
+    if (out.add[blockIdx.y]) total += ConvertTo<A>(element);
+    element = ConvertTo<T>(total);
   }
 }
 

@@ -22,7 +22,7 @@ void RmsNormForward(const Tensor& x, const Tensor& weight, double eps, const Ten
 }
 
 void RmsNormBackward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
-                     const Tensor& before, const Tensor& dx, const Tensor& dweight) {
+                     const Tensor& before, const Tensor& dx, const ParameterGrad& dweight) {
   const int64_t width = weight.numel();
   DispatchDtype(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
