@@ -132,7 +132,7 @@ TEST(AdamW, Clipping) {
   }
 }
 
-TEST(AdamW, NothingChangesWhenLossOrNormIsNotFinite) {
+TEST(AdamW, NothingChangesNorCountsWhenLossOrNormIsNotFinite) {
   const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
   const std::vector<double> initial = Random(1000, 0);
   const Tensor p = ToTensor<float>(initial), g = ToTensor<float>(Random(1000, 1));
@@ -148,6 +148,15 @@ TEST(AdamW, NothingChangesWhenLossOrNormIsNotFinite) {
     EXPECT_EQ(optimizer.second_moment().ToVector<float>(), std::vector<float>(1000, 0));
   }
   EXPECT_EQ(optimizer.updates(), 0);
+
+  // The next one is the first: as large as that of an optimizer that skipped none.
+  const Tensor expected = p.Clone(), expected_compute = compute.Clone();
+  AdamW fresh(AdamWOptions(), 1000, DType::kFloat32, {{0, 1000}}, kTestDevice);
+  optimizer.Step(p, compute, g, LossAndNorm(1, 2), 1, 0.1);
+  fresh.Step(expected, expected_compute, g, LossAndNorm(1, 2), 1, 0.1);
+  EXPECT_EQ(optimizer.updates(), 1);
+  EXPECT_EQ(p.ToVector<float>(), expected.ToVector<float>());
+  EXPECT_NE(p.ToVector<float>(), masters);
 }
 
 // Weights on either side of every bound of many small ranges, some of them empty or adjacent.
