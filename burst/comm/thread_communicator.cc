@@ -2,15 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <numeric>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <tuple>
@@ -23,170 +19,22 @@
 #include "burst/base/check.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
+#include "burst/comm/thread_world.h"
 #include "burst/device/device.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
 namespace {
 
-constexpr int kSpins = 1000;                  // some tens of microseconds
 constexpr int64_t kCopyGrain = 1 << 20;       // bytes a thread copies at least
 constexpr int64_t kSumBlock = 1 << 12;        // elements summed at a time, in the first-level cache
 constexpr int64_t kSumGrain = 8 * kSumBlock;  // elements a thread sums at least
 
-using Lock = std::unique_lock<std::mutex>;
-
-// What all communicators of one RunRanks share. One lock guards all of their state; memory is
-// copied without it.
-class World {
- public:
-  World(int size, std::function<void(const absl::Status&)> on_failure)
-      : ranks_(size), spins_(size <= NumCores() ? kSpins : 0), on_failure_(std::move(on_failure)) {}
-
-  // The lock is held for less than a microsecond: rather spin than sleep in the system.
-  Lock Acquire() {
-    Lock lock(mutex_, std::defer_lock);
-    Reacquire(lock);
-    return lock;
-  }
-  void Reacquire(Lock& lock) {
-    for (int i = 0; i < spins_ / 8; ++i) {
-      if (lock.try_lock()) return;
-      __builtin_ia32_pause();
-    }
-    lock.lock();
-  }
-
-  // Below, the lock is held.
-
-  // The first failure decides: `cause` is what RunRanks returns, `aborted` what calls return.
-  void Fail(int rank, const absl::Status& cause) {
-    if (!cause_.ok()) return;
-    cause_ = cause;
-    aborted_ = absl::UnavailableError(
-        absl::StrCat("rank ", rank, " of ", ranks_.size(), " gave up: ", cause.ToString()));
-    if (on_failure_ != nullptr) on_failure_(aborted_);
-    for (size_t i = 0; i < ranks_.size(); ++i) Wake(i);
-  }
-  const absl::Status& cause() const { return cause_; }
-  const absl::Status& aborted() const { return aborted_; }
-
-  // The rank's body has returned.
-  void Leave(int rank) {
-    ranks_[rank].left = true;
-    for (size_t i = 0; i < ranks_.size(); ++i) Wake(i);
-  }
-  bool has_left(int rank) const { return ranks_[rank].left; }
-
-  void Wake(int rank) {
-    ranks_[rank].events.fetch_add(1, std::memory_order_relaxed);
-    ranks_[rank].woken.notify_all();
-  }
-
-  // Until the next Wake of this rank.
-  void Sleep(Lock& lock, int rank) {
-    Rank& self = ranks_[rank];
-    const auto unchanged = [&self, seen = self.events.load(std::memory_order_relaxed)] {
-      return self.events.load(std::memory_order_relaxed) == seen;
-    };
-    lock.unlock();
-    for (int i = 0; i < spins_ && unchanged(); ++i) __builtin_ia32_pause();
-    Reacquire(lock);
-    while (unchanged()) self.woken.wait(lock);
-  }
-
-  // Copies between BeginCopy and EndCopy read this rank's memory.
-  void BeginCopy(int rank) { ++ranks_[rank].copies; }
-  void EndCopy(int rank) {
-    --ranks_[rank].copies;
-    Wake(rank);
-  }
-  // After an abort no copy begins; this waits for those that have begun.
-  void AwaitCopies(Lock& lock, int rank) {
-    while (ranks_[rank].copies > 0) Sleep(lock, rank);
-  }
-
- private:
-  struct Rank {
-    std::atomic<uint64_t> events{0};
-    std::condition_variable woken;
-    int copies = 0;
-    bool left = false;
-  };
-
-  std::mutex mutex_;
-  absl::Status cause_, aborted_;
-  std::vector<Rank> ranks_;
-  const int spins_;
-  const std::function<void(const absl::Status&)> on_failure_;
-};
-
-// First in, first out, without allocation once it has grown.
-template <typename T>
-class Queue {
- public:
-  bool empty() const { return items_.empty(); }
-  const T& front() const { return items_[head_]; }
-  void push(const T& item) { items_.push_back(item); }
-  void pop() {
-    if (++head_ == items_.size()) clear();
-  }
-  void clear() {
-    items_.clear();
-    head_ = 0;
-  }
-
- private:
-  std::vector<T> items_;  // those before head_ are gone
-  size_t head_ = 0;
-};
-
-// The state of one communicator, shared by its ranks. The world's lock guards it.
-struct Group {
-  Group(World& world, std::vector<int> members)
-      : world(world),
-        members(std::move(members)),
-        size(static_cast<int>(this->members.size())),
-        links(kNumChannels * size * size),
-        ranks(size) {}
-
-  // Messages of one channel from one rank to another that have not been copied. The k-th send meets
-  // the k-th receive.
-  struct Link {
-    Queue<SendBuffer> sends;
-    Queue<ReceiveBuffer> receives;
-  };
-  Link& link(int channel, int source, int destination) {
-    return links[(channel * size + source) * size + destination];
-  }
-
-  struct Rank {
-    std::array<int64_t, kNumChannels> pending = {};  // sends and receives not completed
-    // What the rank brings to a meeting, or takes away.
-    int color, key;
-    const Tensor* tensor;
-    std::shared_ptr<Group> subgroup;
-    int subgroup_rank;
-  };
-
-  void EndMeeting() {
-    arrived = 0;
-    ++meetings;
-    for (int member : members) world.Wake(member);
-  }
-
-  World& world;
-  const std::vector<int> members;  // their ranks in the world
-  const int size;
-  std::vector<Link> links;  // [channel, source, destination]
-  std::vector<Rank> ranks;
-  int arrived = 0;  // at the present meeting
-  int64_t meetings = 0;
-};
+using Lock = ThreadWorld::Lock;
 
 class ThreadCommunicator : public Communicator {
  public:
-  ThreadCommunicator(std::shared_ptr<Group> group, int rank)
+  ThreadCommunicator(std::shared_ptr<ThreadGroup> group, int rank)
       : group_(std::move(group)), world_(group_->world), rank_(rank) {}
   ~ThreadCommunicator() override;
 
@@ -204,7 +52,7 @@ class ThreadCommunicator : public Communicator {
 
  private:
   int world_rank() const { return group_->members[rank_]; }
-  Group::Rank& self() { return group_->ranks[rank_]; }
+  ThreadGroup::Rank& self() { return group_->ranks[rank_]; }
 
   bool CopyNext(Lock& lock, int channel);
   template <typename Done>
@@ -215,8 +63,8 @@ class ThreadCommunicator : public Communicator {
   absl::Status GiveUp(Lock& lock, const absl::Status& reason);
   int AbsentPeer(int channel) const;
 
-  const std::shared_ptr<Group> group_;
-  World& world_;
+  const std::shared_ptr<ThreadGroup> group_;
+  ThreadWorld& world_;
   const int rank_;
 };
 
@@ -258,7 +106,7 @@ bool ThreadCommunicator::CopyNext(Lock& lock, int channel) {
   for (int i = 0; i < kNumChannels; ++i) {
     const int c = (channel + i) % kNumChannels;
     for (int source = 0; source < group_->size; ++source) {
-      Group::Link& link = group_->link(c, source, rank_);
+      ThreadGroup::Link& link = group_->link(c, source, rank_);
       if (link.sends.empty() || link.receives.empty()) continue;
       const SendBuffer from = link.sends.front();
       const ReceiveBuffer to = link.receives.front();
@@ -367,7 +215,7 @@ void ThreadCommunicator::MeetRegardless(Lock& lock) {
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> ThreadCommunicator::Split(int color, int key) {
-  Group& group = *group_;
+  ThreadGroup& group = *group_;
   // Forms the groups: sorted by color, key and rank, each stands together.
   const auto form = [&group] {
     std::vector<int> order(group.size);
@@ -382,7 +230,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> ThreadCommunicator::Split(int colo
       if (color < 0) continue;
       std::vector<int> members;
       for (auto it = begin; it != end; ++it) members.push_back(group.members[*it]);
-      const auto subgroup = std::make_shared<Group>(group.world, std::move(members));
+      const auto subgroup = std::make_shared<ThreadGroup>(group.world, std::move(members));
       for (auto it = begin; it != end; ++it) {
         group.ranks[*it].subgroup = subgroup;
         group.ranks[*it].subgroup_rank = static_cast<int>(it - begin);
@@ -425,7 +273,7 @@ absl::Status ThreadCommunicator::AllReduceSum(const Tensor& tensor) {
   BURST_CHECK(tensor.is_contiguous()) << ToString(tensor.shape());
   BURST_CHECK(tensor.dtype() != DType::kInt32) << "a sum of " << Name(tensor.dtype());
   if (tensor.device() != DeviceType::kCpu) return Communicator::AllReduceSum(tensor);
-  Group& group = *group_;
+  ThreadGroup& group = *group_;
   Lock lock = world_.Acquire();
   self().tensor = &tensor;
   BURST_RETURN_IF_ERROR(Meet(lock, [&group] {
@@ -443,7 +291,8 @@ absl::Status ThreadCommunicator::AllReduceSum(const Tensor& tensor) {
   DispatchFloat(tensor.dtype(), [&](auto zero) {
     using T = decltype(zero);
     absl::InlinedVector<T*, 16> tensors;
-    for (const Group::Rank& rank : group.ranks) tensors.push_back(rank.tensor->template data<T>());
+    for (const ThreadGroup::Rank& rank : group.ranks)
+      tensors.push_back(rank.tensor->template data<T>());
     const int s = (rank_ + 1) % group.size;
     SumSegment<T>(tensors, s, RingSegment(tensor.numel(), s, group.size));
   });
@@ -475,10 +324,10 @@ absl::Status RunRanks(int world_size, const std::function<absl::Status(Communica
   if (world_size < 1) {
     return absl::InvalidArgumentError(absl::StrCat("a world of ", world_size, " ranks"));
   }
-  World world(world_size, on_failure);
+  ThreadWorld world(world_size, on_failure);
   std::vector<int> members(world_size);
   std::iota(members.begin(), members.end(), 0);
-  const auto group = std::make_shared<Group>(world, std::move(members));
+  const auto group = std::make_shared<ThreadGroup>(world, std::move(members));
 
   const auto run = [&](int rank) {
     const absl::Status status = RunBody(body, ThreadCommunicator(group, rank));
