@@ -1,7 +1,6 @@
 #include "model/config.h"
 
 #include <cmath>
-#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
@@ -148,6 +147,13 @@ struct FieldWriter {
   void operator()(const char* key, Family family) { object[key] = Name(family); }
 };
 
+nlohmann::ordered_json ToJsonObject(const ModelConfig& config) {
+  nlohmann::ordered_json object;
+  FieldWriter writer{object};
+  VisitFields(config, [&](const char* key, const auto& field) { writer(key, field); });
+  return object;
+}
+
 }  // namespace
 
 const char* Name(Family family) { return family == Family::kLlama ? "llama" : "gpt2"; }
@@ -225,11 +231,16 @@ absl::StatusOr<ModelConfig> ModelConfigFromJson(absl::string_view json) {
   return config;
 }
 
-std::string ModelConfigToJson(const ModelConfig& config) {
-  nlohmann::ordered_json object;
-  FieldWriter writer{object};
-  VisitFields(config, [&](const char* key, const auto& field) { writer(key, field); });
-  return object.dump();
+std::string ModelConfigToJson(const ModelConfig& config) { return ToJsonObject(config).dump(); }
+
+std::string ModelDifference(const ModelConfig& config, const ModelConfig& other) {
+  const nlohmann::ordered_json values = ToJsonObject(config), others = ToJsonObject(other);
+  std::vector<std::string> differences;
+  for (const auto& [key, value] : values.items()) {
+    if (value == others[key]) continue;
+    differences.push_back(absl::StrCat(key, " ", value.dump(), " instead of ", others[key].dump()));
+  }
+  return absl::StrJoin(differences, ", ");
 }
 
 }  // namespace burst

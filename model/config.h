@@ -58,4 +58,8 @@ std::string ModelPresetNames();  // "d12, llama_tiny, ..."
 absl::StatusOr<ModelConfig> ModelConfigFromJson(absl::string_view json);
 std::string ModelConfigToJson(const ModelConfig& config);
 
+// The fields in which two models differ: "width 128 instead of 192, heads 4 instead of 6"; empty
+// for equal ones.
+std::string ModelDifference(const ModelConfig& config, const ModelConfig& other);
+
 }  // namespace burst

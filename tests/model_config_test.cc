@@ -104,5 +104,12 @@ TEST(ModelConfig, ErrorsNameKeyAndValue) {
   EXPECT_THAT(std::string(preset.status().message()), HasSubstr("llama_tiny"));
 }
 
+TEST(ModelConfig, DifferenceNamesTheFields) {
+  const ModelConfig d12 = *ModelPreset("d12"), d24 = *ModelPreset("d24");
+  EXPECT_EQ(ModelDifference(d12, d12), "");
+  EXPECT_EQ(ModelDifference(d12, d24),
+            "layers 12 instead of 24, width 768 instead of 1024, heads 12 instead of 16");
+}
+
 }  // namespace
 }  // namespace burst

@@ -211,7 +211,8 @@ TEST_F(TrainCli, AnotherRunsFolderIsLeftAlone) {
   ExpectError(Train({"--steps=2", "--out=run"}), 1, {"--out", "--resume"});
   ExpectError(Train({"--steps=2", "--out=run", "--resume"}), 1, {"--steps", "2"});
   ExpectError(Train({"--steps=4", "--out=run", "--resume", "--seed=2"}), 1, {"--seed"});
-  ExpectError(Train({"--steps=4", "--out=run", "--resume", "--model=nanogpt_cpu"}), 1, {"--model"});
+  ExpectError(Train({"--steps=4", "--out=run", "--resume", "--model=nanogpt_cpu"}), 1,
+              {"--model", "width 128 instead of"});
   Write("other.txt", ReadAll(Path("text.txt")) + "more");
   ExpectError(Train({"--steps=4", "--out=run", "--resume", "--data=other.txt"}), 1, {"--data"});
   EXPECT_TRUE(Checkpoint("run") == before);

@@ -81,15 +81,14 @@ absl::Status FindResumed(TrainingSetup* setup) {
   }
   BURST_ASSIGN_OR_RETURN(const TrainConfig before, TrainConfigFromJson(found->config));
   BURST_RETURN_IF_ERROR(CheckResume(before, options));
-  const std::string was = ModelConfigToJson(found->model);
-  const std::string is = ModelConfigToJson(setup->config.model);
   if (found->data_fingerprint != setup->data_fingerprint) {
     return absl::FailedPreconditionError(absl::StrCat(
         "--data: ", options.data, " is not what the run in ", options.out, " was trained on"));
   }
-  if (was != is) {
+  const std::string difference = ModelDifference(setup->config.model, found->model);
+  if (!difference.empty()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("--model: ", is, " differs from the run's ", was));
+        absl::StrCat("--model: not the run's model: ", difference));
   }
   if (found->step >= options.steps) {
     return absl::FailedPreconditionError(absl::StrCat("--steps: the run has made ", found->step,
