@@ -32,13 +32,16 @@ struct TestMask {
   std::vector<int32_t> begin, end;  // [batch or 1, q_len]; empty: full
   int64_t batch_stride = 0;
   std::function<bool(int64_t b, int64_t i, int64_t j)> visible;
-  mutable Tensor on_device[2];  // what ranges() points into
+  mutable Tensor on_device[2];  // begin and end, copied there by the first call of ranges()
 
+  // Valid as long as the object.
   KeyRanges ranges() const {
     if (begin.empty()) return {};
-    const int64_t size = static_cast<int64_t>(begin.size());
-    on_device[0] = Tensor::FromVector(begin, {size}, kTestDevice);
-    on_device[1] = Tensor::FromVector(end, {size}, kTestDevice);
+    if (on_device[0].null()) {
+      const int64_t size = static_cast<int64_t>(begin.size());
+      on_device[0] = Tensor::FromVector(begin, {size}, kTestDevice);
+      on_device[1] = Tensor::FromVector(end, {size}, kTestDevice);
+    }
     return {static_cast<const int32_t*>(on_device[0].raw_data()),
             static_cast<const int32_t*>(on_device[1].raw_data()), batch_stride};
   }
@@ -137,7 +140,7 @@ struct Problem {
             q.dim(3), softmax_scale, q.dtype(), mask.ranges()};
   }
 
-  AttentionReference Reference(DType rounded_to = DType::kFloat64) const {
+  AttentionResults Reference(DType rounded_to = DType::kFloat64) const {
     return NaiveAttention(q, k, v, dout, dlse, softmax_scale, mask.visible, rounded_to);
   }
 
@@ -146,8 +149,33 @@ struct Problem {
   double softmax_scale;
 };
 
-struct Result {
-  Tensor out, lse, dq, dk, dv;
+// The keys [begin, end) of a problem, as a round of a ring sees them: a part of K, V and their
+// gradients, and the mask's ranges counted from key `begin`.
+class KeyBlock {
+ public:
+  KeyBlock(const Problem& problem, int64_t begin, int64_t end)
+      : begin_(begin), length_(end - begin), shape_(problem.shape()) {
+    mask_.begin = problem.mask.begin;
+    mask_.end = problem.mask.end;
+    mask_.batch_stride = problem.mask.batch_stride;
+    for (std::vector<int32_t>* bound : {&mask_.begin, &mask_.end}) {
+      for (int32_t& j : *bound) {
+        j = static_cast<int32_t>(std::clamp<int64_t>(j - begin, 0, length_));
+      }
+    }
+    shape_.k_len = length_;
+    shape_.visible = mask_.ranges();
+  }
+
+  // Valid as long as the object.
+  const FlashAttentionShape& shape() const { return shape_; }
+  // The block's part of a tensor [batch, k_len, kv_heads, head_dim].
+  AttentionOperand Of(const Tensor& keys) const { return Operand(keys.Slice(1, begin_, length_)); }
+
+ private:
+  const int64_t begin_, length_;
+  FlashAttentionShape shape_;
+  TestMask mask_;
 };
 
 // What the kernels assign is full of NaN before.

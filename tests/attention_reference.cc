@@ -1,5 +1,7 @@
 #include "tests/attention_reference.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -49,17 +51,17 @@ double ToBFloat16(double x) {
 
 }  // namespace
 
-AttentionReference NaiveAttention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
-                                  const Tensor& dout_in, const Tensor& dlse_in,
-                                  double softmax_scale, const Visible& visible, DType dtype) {
+AttentionResults NaiveAttention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+                                const Tensor& dout_in, const Tensor& dlse_in, double softmax_scale,
+                                const Visible& visible, DType dtype) {
   const auto rounded = [=](double x) { return dtype == DType::kBFloat16 ? ToBFloat16(x) : x; };
   const auto on_cpu = [](const Tensor& x) { return x.To(DeviceType::kCpu).To(DType::kFloat64); };
   const Tensor q = on_cpu(q_in), k = on_cpu(k_in), v = on_cpu(v_in);
   const Tensor dout = on_cpu(dout_in), dlse = on_cpu(dlse_in);
   const int64_t batch = q.dim(0), q_len = q.dim(1), heads = q.dim(2), d = q.dim(3);
   const int64_t k_len = k.dim(1), group = heads / k.dim(2);
-  AttentionReference result = {Tensor::ZerosLike(q), Tensor::ZerosLike(dlse), Tensor::ZerosLike(q),
-                               Tensor::ZerosLike(k), Tensor::ZerosLike(v)};
+  AttentionResults result = {Tensor::ZerosLike(q), Tensor::ZerosLike(dlse), Tensor::ZerosLike(q),
+                             Tensor::ZerosLike(k), Tensor::ZerosLike(v)};
   std::vector<double> p(k_len);
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < heads; ++h) {
@@ -133,6 +135,24 @@ double RelativeError(const Tensor& actual, const Tensor& expected) {
     error = std::max(error, std::abs(a[i] - e[i]));
   }
   return largest > 0 ? error / largest : error;
+}
+
+void ExpectClose(const AttentionResults& actual, const AttentionResults& expected,
+                 double tolerance) {
+  EXPECT_LE(RelativeError(actual.out, expected.out), tolerance) << "out";
+  EXPECT_LE(RelativeError(actual.lse, expected.lse), tolerance) << "lse";
+  EXPECT_LE(RelativeError(actual.dq, expected.dq), tolerance) << "dq";
+  EXPECT_LE(RelativeError(actual.dk, expected.dk), tolerance) << "dk";
+  EXPECT_LE(RelativeError(actual.dv, expected.dv), tolerance) << "dv";
+}
+
+void ExpectBitwiseEqual(const AttentionResults& a, const AttentionResults& b) {
+  // Every dtype converts to double exactly.
+  EXPECT_EQ(a.out.ToVector<double>(), b.out.ToVector<double>());
+  EXPECT_EQ(a.lse.ToVector<double>(), b.lse.ToVector<double>());
+  EXPECT_EQ(a.dq.ToVector<double>(), b.dq.ToVector<double>());
+  EXPECT_EQ(a.dk.ToVector<double>(), b.dk.ToVector<double>());
+  EXPECT_EQ(a.dv.ToVector<double>(), b.dv.ToVector<double>());
 }
 
 }  // namespace burst

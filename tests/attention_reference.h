@@ -1,5 +1,5 @@
 // Naive attention in double precision: what every attention test compares with. Shares nothing with
-// the kernels: no tiles, no online softmax, the whole score matrix of a head in memory.
+// the kernels: no tiles, no online softmax, the scores of a whole row at once.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@
 
 namespace burst {
 
-struct AttentionReference {
-  Tensor out;         // like q, all float64
+// What the forward and backward of an attention compute.
+struct AttentionResults {
+  Tensor out;         // like q
   Tensor lse;         // [batch, heads, q_len]; -inf where a query sees nothing
   Tensor dq, dk, dv;  // like q, k, v
 };
@@ -23,12 +24,12 @@ struct AttentionReference {
 //   dS = P * (dO V^T - rowsum(dO * O) + dlse);  dQ = softmax_scale dS K;  dK = softmax_scale dS^T
 //   Q; dV = P^T dO
 //
-// With dtype = bfloat16: a naive computation in it, every result rounded (S, P, O, dP, dS, dQ, dK,
-// dV; sums exact). What error a kernel may have is measured by it.
-AttentionReference NaiveAttention(
-    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, const Tensor& dlse,
-    double softmax_scale, const std::function<bool(int64_t b, int64_t i, int64_t j)>& visible,
-    DType dtype = DType::kFloat64);
+// Results are float64 and on the CPU. With dtype = bfloat16 each value (S, P, O, dP, dS, dQ, dK,
+// dV) is rounded to it, while sums stay exact: its error bounds what a kernel's may be.
+AttentionResults NaiveAttention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                const Tensor& dout, const Tensor& dlse, double softmax_scale,
+                                const std::function<bool(int64_t b, int64_t i, int64_t j)>& visible,
+                                DType dtype = DType::kFloat64);
 
 // scale * standard normal, drawn by Philox from (seed, stream, element).
 Tensor RandomNormal(const Shape& shape, DType dtype, uint64_t seed, uint64_t stream,
@@ -37,5 +38,11 @@ Tensor RandomNormal(const Shape& shape, DType dtype, uint64_t seed, uint64_t str
 // max |actual - expected| / max |expected|. Infinity where one is not finite and the other differs
 // (NaN never matches); 0 for empty tensors; absolute where expected is all zero.
 double RelativeError(const Tensor& actual, const Tensor& expected);
+
+// Fails the test unless the RelativeError of every result is at most `tolerance`.
+void ExpectClose(const AttentionResults& actual, const AttentionResults& expected,
+                 double tolerance);
+
+void ExpectBitwiseEqual(const AttentionResults& a, const AttentionResults& b);
 
 }  // namespace burst

@@ -5,19 +5,19 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
-#include <map>
-#include <mutex>
+#include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
-#include "burst/base/philox.h"
 #include "burst/base/status.h"
 #include "burst/comm/nccl_communicator.h"
 #include "burst/comm/thread_communicator.h"
 #include "burst/device/device.h"
 #include "tests/attention_reference.h"
 #include "tests/sequence_problem.h"
-#include "tests/test_device.h"
 
 namespace burst {
 namespace {
@@ -26,7 +26,7 @@ constexpr BackwardDirection kDirections[] = {BackwardDirection::kBurst, Backward
 
 // What one rank does; it writes its part of the results.
 absl::Status RunRank(Communicator& comm, const BurstAttentionOptions& options, const Inputs& inputs,
-                     const DocumentStarts& documents, const Results& results,
+                     const DocumentStarts& documents, const AttentionResults& results,
                      BurstAttention::Stats* stats = nullptr) {
   BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
   BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
@@ -54,7 +54,7 @@ absl::Status RunRank(Communicator& comm, const BurstAttentionOptions& options, c
 
 // Runs the ring over `world_size` ranks and puts its parts together. Traffic is summed over ranks.
 absl::Status RunRing(int world_size, const BurstAttentionOptions& options, const Inputs& inputs,
-                     const DocumentStarts& documents, Results* results,
+                     const DocumentStarts& documents, AttentionResults* results,
                      RingTraffic* forward = nullptr, RingTraffic* backward = nullptr) {
   *results = EmptyResults(inputs);
   std::vector<BurstAttention::Stats> stats(world_size);
@@ -89,7 +89,7 @@ TEST_P(BurstAttentionSweep, MatchesTheReference) {
         RandomInputs(1, seqlen, heads, kv_heads, head_dim, DType::kFloat32, seqlen);
     for (const NamedMask& mask : kMasks) {
       const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
-      const Results expected =
+      const AttentionResults expected =
           Reference(inputs, mask.mask, documents, 1 / std::sqrt(static_cast<double>(head_dim)));
       for (int world_size : {1, 2, 3, 4, 8}) {
         for (Layout layout : kLayouts) {
@@ -105,7 +105,7 @@ TEST_P(BurstAttentionSweep, MatchesTheReference) {
             options.layout = layout;
             options.mask = mask.mask;
             options.backward = direction;
-            Results actual;
+            AttentionResults actual;
             const absl::Status status = RunRing(world_size, options, inputs, documents, &actual);
             ASSERT_TRUE(status.ok()) << status;
             ExpectClose(actual, expected, 1e-5);
@@ -138,7 +138,7 @@ TEST(BurstAttentionTest, DoubleRing) {
         RandomInputs(1, seqlen, heads, kv_heads, head_dim, DType::kFloat64, seqlen);
     for (const NamedMask& mask : kMasks) {
       const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
-      const Results expected = Reference(inputs, mask.mask, documents, 0.25);
+      const AttentionResults expected = Reference(inputs, mask.mask, documents, 0.25);
       for (const auto& [ranks, per_node] : {std::pair(4, 2), std::pair(6, 3), std::pair(6, 2),
                                             std::pair(8, 2), std::pair(8, 4), std::pair(3, 1)}) {
         for (Layout layout : kLayouts) {
@@ -151,7 +151,7 @@ TEST(BurstAttentionTest, DoubleRing) {
             options.mask = mask.mask;
             options.backward = direction;
             options.ranks_per_node = per_node;
-            Results actual;
+            AttentionResults actual;
             RingTraffic forward, backward;
             const absl::Status status =
                 RunRing(ranks, options, inputs, documents, &actual, &forward, &backward);
@@ -187,12 +187,12 @@ TEST(BurstAttentionTest, DoublePrecisionAndBatchedDocuments) {
   for (bool causal : {false, true}) {
     for (int64_t window : {0, 9}) {
       options.mask = {causal, window};
-      const Results expected = Reference(inputs, options.mask, documents, 0.37);
+      const AttentionResults expected = Reference(inputs, options.mask, documents, 0.37);
       for (Layout layout : kLayouts) {
         for (BackwardDirection direction : kDirections) {
           options.layout = layout;
           options.backward = direction;
-          Results actual;
+          AttentionResults actual;
           ASSERT_TRUE(RunRing(4, options, inputs, documents, &actual).ok());
           ExpectClose(actual, expected, 1e-13 * seqlen);
         }
@@ -204,9 +204,9 @@ TEST(BurstAttentionTest, DoublePrecisionAndBatchedDocuments) {
 // fp32 partials and fp32 travelling gradients: the error does not grow with the ring.
 TEST(BurstAttentionTest, ErrorDoesNotGrowWithTheRing) {
   const Inputs inputs = RandomInputs(1, 512, 2, 2, 64, DType::kFloat32, 9);
-  const Results expected = Reference(inputs, {true, 0}, {}, 0.125);
+  const AttentionResults expected = Reference(inputs, {true, 0}, {}, 0.125);
   const auto error = [&](int world_size) {
-    Results actual;
+    AttentionResults actual;
     EXPECT_TRUE(RunRing(world_size, {}, inputs, {}, &actual).ok());
     return std::max({RelativeError(actual.dq, expected.dq), RelativeError(actual.dk, expected.dk),
                      RelativeError(actual.dv, expected.dv)});
@@ -220,14 +220,10 @@ TEST(BurstAttentionTest, BitwiseEqualFromRunToRun) {
   for (BackwardDirection direction : kDirections) {
     BurstAttentionOptions options;
     options.backward = direction;
-    Results first, second;
+    AttentionResults first, second;
     ASSERT_TRUE(RunRing(4, options, inputs, {}, &first).ok());
     ASSERT_TRUE(RunRing(4, options, inputs, {}, &second).ok());
-    EXPECT_EQ(first.out.ToVector<float>(), second.out.ToVector<float>());
-    EXPECT_EQ(first.lse.ToVector<float>(), second.lse.ToVector<float>());
-    EXPECT_EQ(first.dq.ToVector<float>(), second.dq.ToVector<float>());
-    EXPECT_EQ(first.dk.ToVector<float>(), second.dk.ToVector<float>());
-    EXPECT_EQ(first.dv.ToVector<float>(), second.dv.ToVector<float>());
+    ExpectBitwiseEqual(first, second);
   }
 }
 
@@ -251,7 +247,7 @@ TEST(BurstAttentionTest, BytesEqualTheFormulas) {
         options.backward = direction;
         options.layout = Layout::kContiguous;
         options.ranks_per_node = per_node;
-        Results results;
+        AttentionResults results;
         RingTraffic forward, backward;
         ASSERT_TRUE(RunRing(world_size, options, inputs, {}, &results, &forward, &backward).ok());
         EXPECT_EQ(forward.blocks.total().hops, hops);
@@ -295,81 +291,13 @@ TEST(BurstAttentionTest, MaskedRoundsAreSkipped) {
   BurstAttentionOptions options;
   options.layout = Layout::kContiguous;
   options.mask = {true, 16};
-  Results results;
+  AttentionResults results;
   RingTraffic forward;
   ASSERT_TRUE(RunRing(8, options, inputs, {}, &results, &forward).ok());
   EXPECT_EQ(forward.blocks.total().hops, 7);
   EXPECT_EQ(forward.rounds_computed, 8 + 7);
   EXPECT_EQ(forward.rounds_skipped, 64 - 15);
   ExpectClose(results, Reference(inputs, options.mask, {}, 0.25), 1e-5);
-}
-
-// q, k, v as slices of one fused projection, and the op on the tape with a loss that depends on
-// lse.
-TEST(BurstAttentionTest, TapeOpWithStridedInputsAndLse) {
-  const int64_t batch = 2, seqlen = 20, heads = 4, kv_heads = 2, head_dim = 8;
-  const Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat64, 8);
-  const Tensor fused =
-      Tensor::Zeros({batch, seqlen, heads + 2 * kv_heads, head_dim}, DType::kFloat64, kTestDevice);
-  fused.Slice(2, 0, heads).CopyFrom(inputs.q);
-  fused.Slice(2, heads, kv_heads).CopyFrom(inputs.k);
-  fused.Slice(2, heads + kv_heads, kv_heads).CopyFrom(inputs.v);
-
-  auto attention = BurstAttention::Create({}, nullptr);
-  ASSERT_TRUE(attention.ok());
-  const auto schedule = std::make_shared<const RingSchedule>(*(*attention)->Schedule(seqlen));
-  Tape tape;
-  const Variable q(fused.Slice(2, 0, heads), true), k(fused.Slice(2, heads, kv_heads), true),
-      v(fused.Slice(2, heads + kv_heads, kv_heads), true);
-  Variable lse;
-  const Variable out = AttentionOp(tape, **attention, schedule, q, k, v, &lse);
-  ASSERT_TRUE(
-      tape.Backward({out, lse}, {inputs.dout.To(kTestDevice), inputs.dlse.To(kTestDevice)}).ok());
-  ExpectClose({out.value(), lse.value(), q.grad(), k.grad(), v.grad()},
-              Reference(inputs, {true, 0}, {}, 1 / std::sqrt(8.0)), 1e-12);
-}
-
-// The packed op on a ring: the slices of one tensor in, slices of one gradient out.
-TEST(BurstAttentionTest, PackedTapeOp) {
-  const int64_t batch = 2, seqlen = 37, heads = 4, kv_heads = 2, head_dim = 8;
-  const Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat64, 8);
-  Inputs without_dlse = inputs;
-  without_dlse.dlse = Tensor::ZerosLike(inputs.dlse);
-  const Results expected = Reference(without_dlse, {true, 0}, {}, 1 / std::sqrt(8.0));
-  for (int world_size : {1, 3}) {
-    for (BackwardDirection direction : kDirections) {
-      const Results actual = {Tensor::EmptyLike(inputs.q), expected.lse,
-                              Tensor::EmptyLike(inputs.q), Tensor::EmptyLike(inputs.k),
-                              Tensor::EmptyLike(inputs.v)};
-      std::mutex mutex;
-      const absl::Status status = RunTestRanks(world_size, [&](Communicator& comm) -> absl::Status {
-        BurstAttentionOptions options;
-        options.backward = direction;
-        BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-        BURST_ASSIGN_OR_RETURN(RingSchedule made, attention->Schedule(seqlen));
-        const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
-        const std::vector<int32_t>& positions = schedule->positions(comm.rank());
-        const Tensor packed =
-            Tensor::Empty({batch, schedule->length(), heads + 2 * kv_heads, head_dim},
-                          DType::kFloat64, kTestDevice);
-        packed.Slice(2, 0, heads).CopyFrom(TakeRows(inputs.q, positions));
-        packed.Slice(2, heads, kv_heads).CopyFrom(TakeRows(inputs.k, positions));
-        packed.Slice(2, heads + kv_heads, kv_heads).CopyFrom(TakeRows(inputs.v, positions));
-        Tape tape;
-        const Variable qkv(packed, true);
-        const Variable out = AttentionOp(tape, *attention, schedule, qkv, heads, kv_heads);
-        BURST_RETURN_IF_ERROR(tape.Backward({out}, {TakeRows(inputs.dout, positions)}));
-        std::lock_guard<std::mutex> lock(mutex);
-        PutRows(out.value(), positions, actual.out);
-        PutRows(qkv.grad().Slice(2, 0, heads), positions, actual.dq);
-        PutRows(qkv.grad().Slice(2, heads, kv_heads), positions, actual.dk);
-        PutRows(qkv.grad().Slice(2, heads + kv_heads, kv_heads), positions, actual.dv);
-        return absl::OkStatus();
-      });
-      ASSERT_TRUE(status.ok()) << status;
-      ExpectClose(actual, expected, 1e-12);
-    }
-  }
 }
 
 #ifdef BURST_TEST_CUDA
@@ -384,7 +312,7 @@ TEST(BurstAttentionTest, OverNccl) {
     struct Run {
       NamedMask mask;
       BurstAttentionOptions options;
-      Results results;
+      AttentionResults results;
     };
     std::vector<Run> runs;
     for (const NamedMask& mask : kMasks) {
@@ -434,7 +362,7 @@ TEST(BurstAttentionTest, BFloat16) {
     return NaiveAttention(inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, 0.125, causal,
                           rounded_to);
   };
-  const AttentionReference expected = reference(DType::kFloat64), naive = reference(bf16);
+  const AttentionResults expected = reference(DType::kFloat64), naive = reference(bf16);
   // A result is rounded once; a gradient that travels in bfloat16 at every hop as well.
   const auto no_worse = [&](const Tensor& actual, const Tensor& bound, const Tensor& truth,
                             int roundings) {
@@ -455,7 +383,7 @@ TEST(BurstAttentionTest, BFloat16) {
     options.backward = direction;
     options.ranks_per_node = per_node;
     options.travelling_gradients = travelling;
-    Results actual;
+    AttentionResults actual;
     RingTraffic forward, backward;
     const absl::Status status =
         RunRing(world_size, options, inputs, {}, &actual, &forward, &backward);

@@ -5,278 +5,16 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cmath>
-#include <cstring>
-#include <deque>
-#include <limits>
-#include <memory>
 #include <numeric>
 #include <thread>
-#include <utility>
 
-#include "absl/types/span.h"
-#include "burst/base/philox.h"
 #include "burst/base/status.h"
-#include "burst/device/memory.h"
 #include "burst/tensor/tensor.h"
+#include "tests/communicator_message_checks.h"
 #include "tests/communicator_sum_checks.h"
 
 namespace burst {
 namespace {
-
-using Bytes = std::vector<unsigned char>;
-
-// Content that tells messages apart: every (source, destination, number) has its own.
-Bytes Message(int64_t size, int source, int destination, int number) {
-  Bytes bytes(size);
-  const uint64_t key = (static_cast<uint64_t>(source) * 1000 + destination) * 1000 + number;
-  for (int64_t i = 0; i < size; i += 16) {
-    const PhiloxCounter random = Philox(key, 1, i / 16);
-    std::memcpy(&bytes[i], random.data(), std::min<int64_t>(16, size - i));
-  }
-  return bytes;
-}
-
-// Bytes on a device, to be sent or received.
-class Block {
- public:
-  Block(int64_t size, DeviceType device) : memory_(AllocateMemory(device, size)), size_(size) {}
-  Block(const Bytes& content, DeviceType device) : Block(content.size(), device) { Set(content); }
-  ~Block() { FreeMemory(memory_); }
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-
-  void Set(const Bytes& content) {
-    CopyMemory(memory_.data, memory_.device, content.data(), DeviceType::kCpu, size_);
-  }
-  bool Holds(const Bytes& content) const {
-    Bytes bytes(size_);
-    CopyMemory(bytes.data(), DeviceType::kCpu, memory_.data, memory_.device, size_);
-    return bytes == content;
-  }
-  SendBuffer To(int peer) const { return {memory_.data, size_, peer, memory_.device}; }
-  ReceiveBuffer From(int peer) const { return {memory_.data, size_, peer, memory_.device}; }
-
- private:
-  const Allocation memory_;
-  const int64_t size_;
-};
-
-int Next(const Communicator& comm) { return (comm.rank() + 1) % comm.world_size(); }
-int Last(const Communicator& comm) {
-  return (comm.rank() + comm.world_size() - 1) % comm.world_size();
-}
-
-// Every rank sends size(source, destination) bytes to every rank, itself among them, in one Post.
-template <typename Size>
-absl::Status ExchangeAll(Communicator& comm, DeviceType device, Channel channel, Size size) {
-  const int ranks = comm.world_size(), me = comm.rank();
-  std::deque<Block> sent, received;
-  std::vector<SendBuffer> sends;
-  std::vector<ReceiveBuffer> receives;
-  for (int peer = 0; peer < ranks; ++peer) {
-    sent.emplace_back(Message(size(me, peer), me, peer, 0), device);
-    received.emplace_back(size(peer, me), device);
-    sends.push_back(sent.back().To(peer));
-    receives.push_back(received.back().From(peer));
-  }
-  BURST_RETURN_IF_ERROR(comm.Post(channel, sends, receives));
-  BURST_RETURN_IF_ERROR(comm.Wait(channel));
-  for (int peer = 0; peer < ranks; ++peer) {
-    EXPECT_TRUE(received[peer].Holds(Message(size(peer, me), peer, me, 0))) << "from rank " << peer;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status UnevenSizes(Communicator& comm, const CheckOptions& options) {
-  return ExchangeAll(comm, options.device, Channel::kGradient,
-                     [](int from, int to) { return 1 + 37 * from + 101 * to; });
-}
-
-absl::Status LargeMessages(Communicator& comm, const CheckOptions& options) {
-  return ExchangeAll(comm, options.device, Channel::kRead,
-                     [](int from, int to) { return (3 << 20) + 17 * from + to; });
-}
-
-// Some pairs exchange nothing: their messages are dropped on both sides.
-absl::Status ZeroBytes(Communicator& comm, const CheckOptions& options) {
-  comm.ResetStats();
-  BURST_RETURN_IF_ERROR(ExchangeAll(comm, options.device, Channel::kRead, [](int from, int to) {
-    return (from + to) % 2 == 0 ? 0 : 64;
-  }));
-  int peers = 0;
-  for (int peer = 0; peer < comm.world_size(); ++peer) peers += (comm.rank() + peer) % 2;
-  EXPECT_EQ(comm.stats().messages_sent[0], peers);
-  EXPECT_EQ(comm.stats().bytes_sent[0], 64 * peers);
-  const SendBuffer send = {nullptr, 0, 0, options.device};
-  BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send, 1}, {}));  // nobody receives it
-  return comm.Wait(Channel::kRead);
-}
-
-// A block travels the whole ring, double-buffered: at hop h a rank holds that of rank - h.
-absl::Status Ring(Communicator& comm, const CheckOptions& options) {
-  constexpr int64_t kBytes = 100'000;
-  const int ranks = comm.world_size(), me = comm.rank();
-  const Block a(Message(kBytes, me, 0, 7), options.device), b(kBytes, options.device);
-  const Block *block = &a, *incoming = &b;
-  for (int hop = 0; hop < ranks; ++hop) {
-    const SendBuffer send = block->To(Next(comm));
-    const ReceiveBuffer receive = incoming->From(Last(comm));
-    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send, 1}, {&receive, 1}));
-    EXPECT_TRUE(block->Holds(Message(kBytes, (me - hop + ranks) % ranks, 0, 7))) << "hop " << hop;
-    BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
-    std::swap(block, incoming);
-  }
-  EXPECT_TRUE(block->Holds(Message(kBytes, me, 0, 7))) << "home again";
-  return absl::OkStatus();
-}
-
-// Messages between two ranks arrive in the order posted, however they are spread over Posts. With
-// `around` every rank sends all before it receives any, else the last one only receives.
-absl::Status SendInOrder(Communicator& comm, DeviceType device, bool around) {
-  constexpr int kMessages = 12;
-  const auto size = [](int number) { return int64_t{1} << (2 * (number % 6)); };
-  const int me = comm.rank(), next = Next(comm), last = Last(comm);
-  std::deque<Block> sent, received;
-  for (int i = 0; i < kMessages; ++i) {
-    sent.emplace_back(Message(size(i), me, next, i), device);
-    received.emplace_back(size(i), device);
-  }
-  const auto send_all = [&] {
-    for (int i = 0; i < kMessages; ++i) {
-      const SendBuffer send = sent[i].To(next);
-      BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send, 1}, {}));
-    }
-    return absl::OkStatus();
-  };
-  const bool sends = around || next != 0, receives = around || me != 0;
-  if (around) BURST_RETURN_IF_ERROR(send_all());
-  for (int i = 0; receives && i < kMessages; i += 3) {
-    const ReceiveBuffer three[] = {received[i].From(last), received[i + 1].From(last),
-                                   received[i + 2].From(last)};
-    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {}, three));
-  }
-  if (!around && sends) BURST_RETURN_IF_ERROR(send_all());
-  BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
-  for (int i = 0; receives && i < kMessages; ++i) {
-    EXPECT_TRUE(received[i].Holds(Message(size(i), last, me, i))) << "message " << i;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Ordering(Communicator& comm, const CheckOptions& options) {
-  if (!options.posts_in_turn) BURST_RETURN_IF_ERROR(SendInOrder(comm, options.device, true));
-  return SendInOrder(comm, options.device, false);
-}
-
-// A receive that cannot complete yet on one channel holds up no other, and sends are received
-// whichever channel their receiver waits on.
-absl::Status Channels(Communicator& comm, const CheckOptions& options) {
-  constexpr int64_t kBytes = 1 << 20;  // more than a transport would buffer
-  const int ranks = comm.world_size(), me = comm.rank(), next = Next(comm), last = Last(comm);
-  const Block read(Message(kBytes, me, next, 1), options.device);
-  const Block gradient(Message(kBytes, me, next, 2), options.device);
-  const Block read_in(Bytes(kBytes), options.device), gradient_in(Bytes(kBytes), options.device);
-  const SendBuffer send_read = read.To(next), send_gradient = gradient.To(next);
-  const ReceiveBuffer receive_read = read_in.From(last), receive_gradient = gradient_in.From(last);
-
-  // Rank 0 takes part in the read when the gradient is through. (With posts_in_turn a rank's send
-  // goes with its receive, elsewhere every rank's comes after.)
-  const bool late = me == 0, alone = !options.posts_in_turn;
-  const absl::Span<const SendBuffer> no_sends, read_sends(&send_read, 1);
-  const absl::Span<const ReceiveBuffer> read_receives(&receive_read, 1);
-  if (!late) {
-    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, alone ? no_sends : read_sends, read_receives));
-  }
-  BURST_RETURN_IF_ERROR(comm.Post(Channel::kGradient, {&send_gradient, 1}, {&receive_gradient, 1}));
-  BURST_RETURN_IF_ERROR(comm.Wait(Channel::kGradient));
-  EXPECT_TRUE(gradient_in.Holds(Message(kBytes, last, me, 2)));
-  if (late) {
-    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, read_sends, read_receives));
-  } else if (alone) {
-    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, read_sends, {}));
-  }
-  BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
-  EXPECT_TRUE(read_in.Holds(Message(kBytes, last, me, 1)));
-
-  // Rank 0 finishes its read before it starts the gradient that its receiver waits for first.
-  if (ranks == 1) return absl::OkStatus();
-  if (me == 0) {
-    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send_read, 1}, {}));
-    BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
-    BURST_RETURN_IF_ERROR(comm.Post(Channel::kGradient, {&send_gradient, 1}, {}));
-    BURST_RETURN_IF_ERROR(comm.Wait(Channel::kGradient));
-  } else if (me == 1) {
-    const Block again(Bytes(kBytes), options.device);
-    const ReceiveBuffer receive_again = again.From(0);
-    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {}, {&receive_again, 1}));
-    BURST_RETURN_IF_ERROR(comm.Post(Channel::kGradient, {}, {&receive_gradient, 1}));
-    BURST_RETURN_IF_ERROR(comm.Wait(Channel::kGradient));
-    BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
-    EXPECT_TRUE(again.Holds(Message(kBytes, 0, 1, 1)));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status SelfSend(Communicator& comm, const CheckOptions& options) {
-  comm.ResetStats();
-  const Bytes a = Message(1000, 1, 1, 1), b = Message(2000, 1, 1, 2);
-  const Block from_a(a, options.device), from_b(b, options.device);
-  const Block first(1000, options.device), second(2000, options.device);
-  const SendBuffer sends[] = {from_a.To(comm.rank()), from_b.To(comm.rank())};
-  const ReceiveBuffer receives[] = {first.From(comm.rank()), second.From(comm.rank())};
-  BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, sends, receives));
-  BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
-  EXPECT_TRUE(first.Holds(a));
-  EXPECT_TRUE(second.Holds(b));
-  EXPECT_EQ(comm.stats().bytes_sent[0], 0) << "no other rank was sent anything";
-  return absl::OkStatus();
-}
-
-// Random traffic, the same plan on every rank: any number of messages of any size between any pair
-// on any channel, several rounds in flight; on a GPU some of host memory among them.
-absl::Status RandomTraffic(Communicator& comm, const CheckOptions& options) {
-  struct InFlight {
-    std::deque<Block> buffers;
-    std::vector<std::pair<const Block*, Bytes>> expected;
-  };
-  const int ranks = comm.world_size(), me = comm.rank();
-  std::array<std::deque<InFlight>, kNumChannels> in_flight;
-  for (int round = 0; round < 120; ++round) {
-    const int c = Philox(1, round, 0)[0] % kNumChannels;
-    InFlight& flight = in_flight[c].emplace_back();
-    std::vector<SendBuffer> sends;
-    std::vector<ReceiveBuffer> receives;
-    for (int i = 0; i < 2 * ranks; ++i) {
-      const PhiloxCounter random = Philox(2, round, i);
-      const int from = random[0] % ranks, to = random[1] % ranks;
-      const int64_t size = random[2] % (random[3] % 8 == 0 ? 100'000 : 100);
-      const DeviceType device = random[3] % 16 < 4 ? DeviceType::kCpu : options.device;
-      if (from == me) {
-        sends.push_back(flight.buffers.emplace_back(Message(size, me, to, i), device).To(to));
-      }
-      if (to == me) {
-        const Block& block = flight.buffers.emplace_back(size, device);
-        receives.push_back(block.From(from));
-        flight.expected.emplace_back(&block, Message(size, from, me, i));
-      }
-    }
-    BURST_RETURN_IF_ERROR(comm.Post(static_cast<Channel>(c), sends, receives));
-    const int done = Philox(3, round, 0)[0] % (2 * kNumChannels);
-    const bool last = round == 119;
-    for (int channel = 0; channel < kNumChannels; ++channel) {
-      if (channel != done && !last) continue;
-      BURST_RETURN_IF_ERROR(comm.Wait(static_cast<Channel>(channel)));
-      for (const InFlight& completed : in_flight[channel]) {
-        for (const auto& [block, content] : completed.expected) {
-          EXPECT_TRUE(block->Holds(content)) << "round " << round;
-        }
-      }
-      in_flight[channel].clear();
-    }
-  }
-  return absl::OkStatus();
-}
 
 // What goes before a Post, after a Wait and between them takes place in that order, though nothing
 // waits for a GPU until the end: a rank's tensor counts up while copies of it travel.
@@ -289,7 +27,7 @@ absl::Status StreamOrder(Communicator& comm, const CheckOptions& options) {
   for (int round = 1; round <= kRounds; ++round) {
     count.Fill(round);
     const SendBuffer send = {count.raw_data(), count.size_bytes(), Next(comm), options.device};
-    const ReceiveBuffer receive = {incoming.raw_data(), incoming.size_bytes(), Last(comm),
+    const ReceiveBuffer receive = {incoming.raw_data(), incoming.size_bytes(), Previous(comm),
                                    options.device};
     BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send, 1}, {&receive, 1}));
     BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
@@ -312,7 +50,7 @@ absl::Status PostedAllReduce(Communicator& comm, const CheckOptions& options) {
     sums.push_back(SumInputs<float>(comm.rank(), n, options.device));
   }
   for (const Tensor& sum : sums) BURST_RETURN_IF_ERROR(comm.PostAllReduceSum(sum));
-  BURST_RETURN_IF_ERROR(Ring(comm, options));
+  BURST_RETURN_IF_ERROR(CheckRing(comm, options));
   BURST_RETURN_IF_ERROR(comm.Wait(Channel::kCollective));
   for (const Tensor& sum : sums) CheckSum<float>(sum, ranks, options.fixed_order);
   return absl::OkStatus();
@@ -366,7 +104,7 @@ absl::Status Barrier(Communicator& comm, const CheckOptions&) {
 absl::Status CheckGroup(Communicator& group, const CheckOptions& options, int size, int rank) {
   EXPECT_EQ(group.world_size(), size);
   EXPECT_EQ(group.rank(), rank);
-  BURST_RETURN_IF_ERROR(Ring(group, options));
+  BURST_RETURN_IF_ERROR(CheckRing(group, options));
   const Tensor tensor = SumInputs<float>(group.rank(), 1000, options.device);
   BURST_RETURN_IF_ERROR(group.AllReduceSum(tensor));
   CheckSum<float>(tensor, group.world_size(), options.fixed_order);
@@ -398,21 +136,21 @@ absl::Status Split(Communicator& comm, const CheckOptions& options) {
 // Messages of a group and of the world it was split from do not meet: the last rank's in the world
 // come after all those of the group.
 absl::Status SplitIsIndependent(Communicator& comm, const CheckOptions& options) {
-  const int me = comm.rank(), next = Next(comm), last = Last(comm);
+  const int me = comm.rank(), next = Next(comm), previous = Previous(comm);
   BURST_ASSIGN_OR_RETURN(const auto twin, comm.Split(0, me));
-  const Block a(Message(5000, me, next, 1), options.device);
-  const Block b(Message(5000, me, next, 2), options.device);
-  const Block a_in(5000, options.device), b_in(5000, options.device);
+  const MessageBuffer a(Message(5000, me, next, 1), options.device);
+  const MessageBuffer b(Message(5000, me, next, 2), options.device);
+  const MessageBuffer a_in(5000, options.device), b_in(5000, options.device);
   const SendBuffer send_a = a.To(next), send_b = b.To(next);
-  const ReceiveBuffer receive_a = a_in.From(last), receive_b = b_in.From(last);
+  const ReceiveBuffer receive_a = a_in.From(previous), receive_b = b_in.From(previous);
   const bool late = next == 0;
   if (!late) BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send_a, 1}, {&receive_a, 1}));
   BURST_RETURN_IF_ERROR(twin->Post(Channel::kRead, {&send_b, 1}, {&receive_b, 1}));
   BURST_RETURN_IF_ERROR(twin->Wait(Channel::kRead));
-  EXPECT_TRUE(b_in.Holds(Message(5000, last, me, 2)));
+  EXPECT_TRUE(b_in.Holds(Message(5000, previous, me, 2)));
   if (late) BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send_a, 1}, {&receive_a, 1}));
   BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
-  EXPECT_TRUE(a_in.Holds(Message(5000, last, me, 1)));
+  EXPECT_TRUE(a_in.Holds(Message(5000, previous, me, 1)));
   return absl::OkStatus();
 }
 
@@ -449,7 +187,7 @@ absl::Status Counters(Communicator& comm, const CheckOptions& options) {
   comm.ResetStats();
 
   // Each channel counts for itself.
-  BURST_RETURN_IF_ERROR(Ring(comm, options));
+  BURST_RETURN_IF_ERROR(CheckRing(comm, options));
   const int64_t hops = ranks == 1 ? 0 : ranks;
   EXPECT_EQ(comm.stats().bytes_sent, (std::array<int64_t, 3>{hops * 100'000, 0, 0}));
   EXPECT_EQ(comm.stats().messages_sent, (std::array<int64_t, 3>{hops, 0, 0}));
@@ -475,21 +213,21 @@ absl::Status BadArguments(Communicator& comm, const CheckOptions& options) {
   EXPECT_EQ(code(static_cast<Channel>(-1), &byte, 1, 0), kInvalid);
   EXPECT_EQ(comm.Broadcast(&byte, 1, comm.world_size()).code(), kInvalid);
   EXPECT_EQ(comm.Broadcast(&byte, 1, -1).code(), kInvalid);
-  return Ring(comm, options);
+  return CheckRing(comm, options);
 }
 
 }  // namespace
 
 const std::vector<CommunicatorCheck>& CommunicatorChecks() {
   static const auto* const checks = new std::vector<CommunicatorCheck>{
-      {"Ring", Ring},
-      {"Ordering", Ordering},
-      {"Channels", Channels},
-      {"UnevenSizes", UnevenSizes},
-      {"LargeMessages", LargeMessages},
-      {"ZeroBytes", ZeroBytes},
-      {"SelfSend", SelfSend},
-      {"RandomTraffic", RandomTraffic},
+      {"Ring", CheckRing},
+      {"Ordering", CheckOrdering},
+      {"Channels", CheckChannels},
+      {"UnevenSizes", CheckUnevenSizes},
+      {"LargeMessages", CheckLargeMessages},
+      {"ZeroBytes", CheckZeroBytes},
+      {"SelfSend", CheckSelfSend},
+      {"RandomTraffic", CheckRandomTraffic},
       {"StreamOrder", StreamOrder},
       {"AllReduce", CheckAllReduce},
       {"AllReduceInPieces", CheckAllReduceInPieces},

@@ -3,7 +3,6 @@
 // (default 2).
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <functional>

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <memory>
-#include <vector>
 
 #include "burst/attention/burst_attention.h"
 #include "burst/base/philox.h"

@@ -1,18 +1,34 @@
-"""Tests that run on GPUs: built everywhere, run by bazel test --config=cuda or from the bundle."""
+"""Tests and what they share. foo_test is compiled from foo_test.cc, a library foo has foo.h."""
 
 load("//third_party/cuda:defs.bzl", "if_cuda")
 
-def gpu_test(name, **kwargs):
-    """A cc_test whose kTestDevice (test_device.h) is a GPU."""
+def unit_test(name, deps, size = "small", gtest = "@googletest//:gtest_main", **kwargs):
+    """A GoogleTest program."""
+    native.cc_test(name = name, size = size, srcs = [name + ".cc"], deps = deps + [gtest], **kwargs)
+
+def gpu_test(name, deps, size = "small", srcs = None, gtest = "@googletest//:gtest_main", **kwargs):
+    """A unit_test whose kTestDevice (test_device.h) is a GPU: run with --config=cuda only."""
     native.cc_test(
         name = name,
+        size = size,
+        srcs = srcs or [name + ".cc"],
         local_defines = ["BURST_TEST_CUDA"],
         tags = ["exclusive", "gpu"],
         target_compatible_with = if_cuda([], ["//third_party/cuda:absent"]),
+        deps = deps + [gtest],
         **kwargs
     )
 
-def device_test(name, srcs, deps, size, **cpu):
+def device_test(name, deps, size = "small", **cpu):
     """foo_test on the CPU, with the attributes `cpu`, and foo_cuda_test from the same source."""
-    native.cc_test(name = name, size = size, srcs = srcs, deps = deps, **cpu)
-    gpu_test(name = name.replace("_test", "_cuda_test"), size = size, srcs = srcs, deps = deps)
+    unit_test(name = name, size = size, deps = deps, **cpu)
+    gpu_test(
+        name = name.replace("_test", "_cuda_test"),
+        size = size,
+        srcs = [name + ".cc"],
+        deps = deps,
+    )
+
+def test_library(name, deps, **kwargs):
+    """What tests share; header-only unless it has srcs."""
+    native.cc_library(name = name, testonly = True, hdrs = [name + ".h"], deps = deps, **kwargs)

@@ -13,7 +13,6 @@
 #include "model/ops/linear.h"
 #include "tests/gradient_check.h"
 #include "tests/ops_checks.h"
-#include "tests/test_device.h"
 
 namespace burst {
 namespace {

@@ -49,7 +49,7 @@ Tensor PoisonedSum(const Tensor& like) {
   return tensor;
 }
 
-FlashBackwardParams BackwardParams(const Problem& problem, const Result& result,
+FlashBackwardParams BackwardParams(const Problem& problem, const AttentionResults& result,
                                    const Tensor& delta) {
   FlashBackwardParams params;
   params.shape = problem.shape();
@@ -73,9 +73,9 @@ Tensor Delta(const Problem& problem, const Tensor& out) {
 }
 
 // A single hop: everything assigned, in bfloat16.
-Result RunOnce(const Kernels& kernels, const Problem& problem, bool deterministic) {
-  const Result result = {Poisoned(problem.q), Poisoned(problem.dlse), Poisoned(problem.q),
-                         Poisoned(problem.k), Poisoned(problem.v)};
+AttentionResults RunOnce(const Kernels& kernels, const Problem& problem, bool deterministic) {
+  const AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse), Poisoned(problem.q),
+                                   Poisoned(problem.k), Poisoned(problem.v)};
   kernels.forward({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
                    Operand(result.out), result.lse.raw_data(), /*merge=*/false, kBf16});
   const Tensor delta = Delta(problem, result.out);
@@ -104,22 +104,14 @@ void ExpectNoWorse(const char* name, const Tensor& actual, const Tensor& naive,
       << name << ", root mean square";
 }
 
-void ExpectNoWorse(const Result& result, const Problem& problem) {
-  const AttentionReference expected = problem.Reference(), naive = problem.Reference(kBf16);
+void ExpectNoWorse(const AttentionResults& result, const Problem& problem) {
+  const AttentionResults expected = problem.Reference(), naive = problem.Reference(kBf16);
   // lse is float32, of products that are summed in float32.
   EXPECT_LE(RelativeError(result.lse, expected.lse), 1e-5) << "lse";
   ExpectNoWorse("out", result.out, naive.out, expected.out);
   ExpectNoWorse("dq", result.dq, naive.dq, expected.dq);
   ExpectNoWorse("dk", result.dk, naive.dk, expected.dk);
   ExpectNoWorse("dv", result.dv, naive.dv, expected.dv);
-}
-
-void ExpectBitwiseEqual(const Result& a, const Result& b) {
-  EXPECT_EQ(a.out.ToVector<float>(), b.out.ToVector<float>());
-  EXPECT_EQ(a.lse.ToVector<float>(), b.lse.ToVector<float>());
-  EXPECT_EQ(a.dq.ToVector<float>(), b.dq.ToVector<float>());
-  EXPECT_EQ(a.dk.ToVector<float>(), b.dk.ToVector<float>());
-  EXPECT_EQ(a.dv.ToVector<float>(), b.dv.ToVector<float>());
 }
 
 struct Heads {
@@ -137,7 +129,7 @@ TEST_P(SweepTest, NoWorseThanNaive) {
   const int64_t batch = lengths.q_len < 100 ? 2 : 1;
   const Problem problem =
       MakeProblem(batch, lengths.q_len, lengths.k_len, heads.heads, heads.kv_heads, d, kind);
-  const Result result = RunOnce(kernels, problem, /*deterministic=*/true);
+  const AttentionResults result = RunOnce(kernels, problem, /*deterministic=*/true);
   ExpectNoWorse(result, problem);
   ExpectBitwiseEqual(RunOnce(kernels, problem, true), result);
   ExpectNoWorse(RunOnce(kernels, problem, false), problem);
@@ -203,38 +195,25 @@ TEST_P(KernelsTest, BlocksOfKeysMerge) {
       const auto zeros = [](const Tensor& like) {
         return Tensor::Zeros(like.shape(), kFloat, kCuda);
       };
-      const Result result = {PoisonedSum(problem.q), Poisoned(problem.dlse), zeros(problem.q),
-                             zeros(problem.k), zeros(problem.v)};
-      TestMask block_mask = problem.mask;
-      const auto block_shape = [&](int64_t begin, int64_t end) {
-        FlashAttentionShape shape = problem.shape();
-        shape.k_len = end - begin;
-        for (size_t i = 0; i < block_mask.begin.size(); ++i) {
-          const auto local = [&](int64_t j) {
-            return static_cast<int32_t>(std::clamp<int64_t>(j - begin, 0, end - begin));
-          };
-          block_mask.begin[i] = local(problem.mask.begin[i]);
-          block_mask.end[i] = local(problem.mask.end[i]);
-        }
-        shape.visible = block_mask.ranges();
-        return shape;
-      };
+      const AttentionResults result = {PoisonedSum(problem.q), Poisoned(problem.dlse),
+                                       zeros(problem.q), zeros(problem.k), zeros(problem.v)};
       bool merge = false;
       for (const auto& [begin, end] : blocks) {
-        GetParam().forward({block_shape(begin, end), Operand(problem.q),
-                            Operand(problem.k.Slice(1, begin, end - begin)),
-                            Operand(problem.v.Slice(1, begin, end - begin)), Operand(result.out),
-                            result.lse.raw_data(), merge, kFloat});
+        const KeyBlock block(problem, begin, end);
+        GetParam().forward({block.shape(), Operand(problem.q), block.Of(problem.k),
+                            block.Of(problem.v), Operand(result.out), result.lse.raw_data(), merge,
+                            kFloat});
         merge = true;
       }
       const Tensor delta = Delta(problem, result.out.To(kBf16));
       for (const auto& [begin, end] : blocks) {
+        const KeyBlock block(problem, begin, end);
         FlashBackwardParams params = BackwardParams(problem, result, delta);
-        params.shape = block_shape(begin, end);
-        params.k = Operand(problem.k.Slice(1, begin, end - begin));
-        params.v = Operand(problem.v.Slice(1, begin, end - begin));
-        params.dk = Operand(result.dk.Slice(1, begin, end - begin));
-        params.dv = Operand(result.dv.Slice(1, begin, end - begin));
+        params.shape = block.shape();
+        params.k = block.Of(problem.k);
+        params.v = block.Of(problem.v);
+        params.dk = block.Of(result.dk);
+        params.dv = block.Of(result.dv);
         GetParam().backward(params);
       }
       ExpectNoWorse(result, problem);
@@ -248,7 +227,7 @@ TEST_P(KernelsTest, StridedOperands) {
   constexpr int64_t kPacked = kHeads + 2 * kKvHeads;
   for (int64_t d : {24, 128, 256}) {
     Problem problem = MakeProblem(kBatch, kSeqlen, kSeqlen, kHeads, kKvHeads, d, MaskKind::kCausal);
-    const Result expected = RunOnce(GetParam(), problem, true);
+    const AttentionResults expected = RunOnce(GetParam(), problem, true);
     const auto frame = [&](int64_t heads) {
       const Tensor tensor = Tensor::Empty({kBatch, kSeqlen, heads, d}, kBf16, kCuda);
       tensor.Fill(42);
@@ -264,8 +243,8 @@ TEST_P(KernelsTest, StridedOperands) {
     problem.q = part(qkv, 0);
     problem.k = part(qkv, 1);
     problem.v = part(qkv, 2);
-    const Result result = {out.Slice(2, 1, kHeads), Poisoned(problem.dlse), part(dqkv, 0),
-                           part(dqkv, 1), part(dqkv, 2)};
+    const AttentionResults result = {out.Slice(2, 1, kHeads), Poisoned(problem.dlse), part(dqkv, 0),
+                                     part(dqkv, 1), part(dqkv, 2)};
     GetParam().forward({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
                         Operand(result.out), result.lse.raw_data(), false, kBf16});
     const Tensor delta = Delta(problem, result.out);
@@ -319,7 +298,7 @@ TEST_P(KernelsTest, FourMillionTokens) {
           rows(q), rows(k), rows(v), rows(dout), dlse, 0.125,
           [](int64_t, int64_t i, int64_t j) { return j <= i && i - j < kWindow; }, dtype);
     };
-    const AttentionReference expected = reference(DType::kFloat64), naive = reference(kBf16);
+    const AttentionResults expected = reference(DType::kFloat64), naive = reference(kBf16);
     // The last rows of the slice see all of their keys in it, the first keys all of their rows.
     const auto check = [&](const char* name, const Tensor& actual, const Tensor& bound,
                            const Tensor& truth, int64_t from) {

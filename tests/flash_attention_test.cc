@@ -6,16 +6,13 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <ostream>
 #include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "burst/base/parallel.h"
-#include "burst/base/philox.h"
 #include "burst/kernels/merge.h"
 #include "burst/tensor/tensor.h"
 #include "gtest/gtest.h"
@@ -31,9 +28,10 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Of max |error| / max |reference|, for scores of ordinary size.
 double Tolerance(DType dtype) { return dtype == DType::kFloat32 ? 1e-5 : 1e-13; }
 
-Result RunKernels(const Problem& problem) {
-  const Result result = {Poisoned(problem.q), Poisoned(problem.dlse), Tensor::ZerosLike(problem.q),
-                         Tensor::ZerosLike(problem.k), Tensor::ZerosLike(problem.v)};
+AttentionResults RunKernels(const Problem& problem) {
+  const AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse),
+                                   Tensor::ZerosLike(problem.q), Tensor::ZerosLike(problem.k),
+                                   Tensor::ZerosLike(problem.v)};
   const Tensor delta = Poisoned(problem.dlse);
   FlashForward(kTestDevice,
                {problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
@@ -45,22 +43,6 @@ Result RunKernels(const Problem& problem) {
                  Operand(problem.dout), result.lse.raw_data(), delta.raw_data(), Operand(result.dq),
                  Operand(result.dk), Operand(result.dv)});
   return result;
-}
-
-void ExpectNear(const Result& result, const AttentionReference& reference, double tolerance) {
-  EXPECT_LE(RelativeError(result.out, reference.out), tolerance) << "out";
-  EXPECT_LE(RelativeError(result.lse, reference.lse), tolerance) << "lse";
-  EXPECT_LE(RelativeError(result.dq, reference.dq), tolerance) << "dq";
-  EXPECT_LE(RelativeError(result.dk, reference.dk), tolerance) << "dk";
-  EXPECT_LE(RelativeError(result.dv, reference.dv), tolerance) << "dv";
-}
-
-void ExpectBitwiseEqual(const Result& a, const Result& b) {
-  EXPECT_EQ(a.out.ToVector<double>(), b.out.ToVector<double>());
-  EXPECT_EQ(a.lse.ToVector<double>(), b.lse.ToVector<double>());
-  EXPECT_EQ(a.dq.ToVector<double>(), b.dq.ToVector<double>());
-  EXPECT_EQ(a.dk.ToVector<double>(), b.dk.ToVector<double>());
-  EXPECT_EQ(a.dv.ToVector<double>(), b.dv.ToVector<double>());
 }
 
 // ---- The sweep.
@@ -79,14 +61,14 @@ TEST_P(SweepTest, EqualsNaiveAttention) {
   const auto [heads, d, lengths, kind] = GetParam();
   const int64_t batch = lengths.q_len < 100 ? 2 : 1;
   const ScopedThreadPool pool(d == 64 ? 2 : 1);
-  AttentionReference reference;
+  AttentionResults reference;
   for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
     SCOPED_TRACE(Name(dtype));
     const Problem problem(batch, lengths.q_len, lengths.k_len, heads.heads, heads.kv_heads, d, kind,
                           dtype);
     // The inputs are the same numbers in both precisions.
     if (reference.out.null()) reference = problem.Reference();
-    ExpectNear(RunKernels(problem), reference, Tolerance(dtype));
+    ExpectClose(RunKernels(problem), reference, Tolerance(dtype));
   }
 }
 
@@ -137,7 +119,7 @@ TEST(LengthsTest, Every) {
   for (int64_t length = 1; length <= 290; ++length) {
     SCOPED_TRACE(length);
     const Problem problem(1, length, length, 1, 1, 8, MaskKind::kCausal, DType::kFloat32);
-    ExpectNear(RunKernels(problem), problem.Reference(), 1e-5);
+    ExpectClose(RunKernels(problem), problem.Reference(), 1e-5);
   }
 }
 
@@ -148,12 +130,12 @@ INSTANTIATE_TEST_SUITE_P(All, DTypeTest, testing::Values(DType::kFloat32, DType:
 TEST_P(DTypeTest, EmptyRowsHoldZeroAndMinusInfinity) {
   // Causal with more queries than keys: the first 60 see nothing.
   const Problem problem(1, 100, 40, 2, 1, 16, MaskKind::kCausal, GetParam());
-  const Result result = RunKernels(problem);
+  const AttentionResults result = RunKernels(problem);
   const Tensor out = result.out.Slice(1, 0, 60), dq = result.dq.Slice(1, 0, 60);
   for (double x : out.ToVector<double>()) ASSERT_EQ(x, 0);
   for (double x : dq.ToVector<double>()) ASSERT_EQ(x, 0);
   for (double x : result.lse.Slice(2, 0, 60).ToVector<double>()) ASSERT_EQ(x, -kInfinity);
-  ExpectNear(result, problem.Reference(), Tolerance(GetParam()));
+  ExpectClose(result, problem.Reference(), Tolerance(GetParam()));
 }
 
 // The operands as slices of fused tensors give the same bits, and nothing else is written.
@@ -162,7 +144,7 @@ TEST_P(DTypeTest, StridedOperands) {
   constexpr int64_t kFused = kHeads + 2 * kKvHeads;
   const Problem contiguous(kBatch, kSeqlen, kSeqlen, kHeads, kKvHeads, kDim, MaskKind::kCausal,
                            GetParam());
-  const Result expected = RunKernels(contiguous);
+  const AttentionResults expected = RunKernels(contiguous);
 
   const auto split = [](const Tensor& fused) {
     return std::array<Tensor, 3>{fused.Slice(2, 0, kHeads), fused.Slice(2, kHeads, kKvHeads),
@@ -205,52 +187,35 @@ TEST_P(DTypeTest, BlocksOfKeysMerge) {
     const Problem problem(kBatch, kLength, kLength, 4, 2, 24, kind, GetParam());
     const std::vector<std::array<int64_t, 2>> blocks = {
         {200, 310}, {7, 8}, {0, 7}, {8, 8}, {8, 200}};
-    const Result result = {Poisoned(problem.q), Poisoned(problem.dlse),
-                           Tensor::ZerosLike(problem.q), Tensor::ZerosLike(problem.k),
-                           Tensor::ZerosLike(problem.v)};
+    const AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse),
+                                     Tensor::ZerosLike(problem.q), Tensor::ZerosLike(problem.k),
+                                     Tensor::ZerosLike(problem.v)};
     const Tensor delta = Poisoned(problem.dlse);
 
-    // The mask of a block: the ranges moved to its first key.
-    TestMask block_mask = problem.mask;
-    const auto block_shape = [&](int64_t begin, int64_t end) {
-      FlashAttentionShape shape = problem.shape();
-      shape.k_len = end - begin;
-      for (size_t i = 0; i < block_mask.begin.size(); ++i) {
-        const auto local = [&](int64_t j) {
-          return static_cast<int32_t>(std::clamp<int64_t>(j - begin, 0, end - begin));
-        };
-        block_mask.begin[i] = local(problem.mask.begin[i]);
-        block_mask.end[i] = local(problem.mask.end[i]);
-      }
-      shape.visible = block_mask.ranges();
-      return shape;
-    };
     bool merge = false;
     for (const auto& [begin, end] : blocks) {
-      FlashForward(kTestDevice, {block_shape(begin, end), Operand(problem.q),
-                                 Operand(problem.k.Slice(1, begin, end - begin)),
-                                 Operand(problem.v.Slice(1, begin, end - begin)),
-                                 Operand(result.out), result.lse.raw_data(), merge});
+      const KeyBlock block(problem, begin, end);
+      FlashForward(kTestDevice,
+                   {block.shape(), Operand(problem.q), block.Of(problem.k), block.Of(problem.v),
+                    Operand(result.out), result.lse.raw_data(), merge});
       merge = true;
     }
     FlashDelta(kTestDevice, {problem.shape(), Operand(result.out), Operand(problem.dout),
                              problem.dlse.raw_data(), delta.raw_data()});
     for (const auto& [begin, end] : blocks) {
+      const KeyBlock block(problem, begin, end);
       FlashBackward(kTestDevice,
-                    {block_shape(begin, end), Operand(problem.q),
-                     Operand(problem.k.Slice(1, begin, end - begin)),
-                     Operand(problem.v.Slice(1, begin, end - begin)), Operand(problem.dout),
-                     result.lse.raw_data(), delta.raw_data(), Operand(result.dq),
-                     Operand(result.dk.Slice(1, begin, end - begin)),
-                     Operand(result.dv.Slice(1, begin, end - begin))});
+                    {block.shape(), Operand(problem.q), block.Of(problem.k), block.Of(problem.v),
+                     Operand(problem.dout), result.lse.raw_data(), delta.raw_data(),
+                     Operand(result.dq), block.Of(result.dk), block.Of(result.dv)});
     }
-    ExpectNear(result, problem.Reference(), Tolerance(GetParam()));
+    ExpectClose(result, problem.Reference(), Tolerance(GetParam()));
   }
 }
 
 TEST_P(DTypeTest, GradientsAccumulate) {
   const Problem problem(1, 90, 90, 2, 1, 16, MaskKind::kCausal, GetParam());
-  const Result once = RunKernels(problem);
+  const AttentionResults once = RunKernels(problem);
   const Tensor delta = Tensor::EmptyLike(problem.dlse);
   FlashDelta(kTestDevice, {problem.shape(), Operand(once.out), Operand(problem.dout),
                            problem.dlse.raw_data(), delta.raw_data()});
@@ -270,7 +235,7 @@ TEST_P(DTypeTest, GradientsAccumulate) {
 TEST_P(DTypeTest, GradientsAreAssigned) {
   for (const Lengths lengths : {Lengths{90, 90}, Lengths{0, 9}, Lengths{9, 0}, Lengths{300, 40}}) {
     const Problem problem(2, lengths.q_len, lengths.k_len, 4, 2, 16, MaskKind::kCausal, GetParam());
-    const Result expected = RunKernels(problem);
+    const AttentionResults expected = RunKernels(problem);
     const Tensor delta = Poisoned(problem.dlse);
     FlashDelta(kTestDevice, {problem.shape(), Operand(expected.out), Operand(problem.dout),
                              problem.dlse.raw_data(), delta.raw_data()});
@@ -322,10 +287,10 @@ TEST_P(DTypeTest, LargeScores) {
   const double epsilon = GetParam() == DType::kFloat32 ? 0x1p-23 : 0x1p-52;
   for (double magnitude : {3.0, 10.0, 100.0}) {
     const Problem problem(1, 200, 200, 2, 2, 64, MaskKind::kCausal, GetParam(), magnitude);
-    const AttentionReference reference = problem.Reference();
+    const AttentionResults reference = problem.Reference();
     double largest = 0;
     for (double lse : reference.lse.ToVector<double>()) largest = std::max(largest, std::abs(lse));
-    ExpectNear(RunKernels(problem), reference, 4 * epsilon * (8 + largest));
+    ExpectClose(RunKernels(problem), reference, 4 * epsilon * (8 + largest));
   }
 }
 
@@ -334,7 +299,7 @@ TEST_P(DTypeTest, NaNReachesThoseWhoSeeIt) {
   constexpr int64_t kLength = 200, kBad = 120;
   const Problem problem(1, kLength, kLength, 1, 1, 16, MaskKind::kCausal, GetParam());
   problem.k.Slice(1, kBad, 1).Fill(kNaN);
-  const Result result = RunKernels(problem);
+  const AttentionResults result = RunKernels(problem);
   const std::vector<double> lse = result.lse.ToVector<double>();
   const std::vector<double> out = result.out.ToVector<double>();
   for (int64_t i = 0; i < kLength; ++i) {
@@ -346,7 +311,7 @@ TEST_P(DTypeTest, NaNReachesThoseWhoSeeIt) {
 // Three heads on two threads: two are taken whole, the third is shared.
 TEST(ThreadsTest, BitwiseRepeatable) {
   const Problem problem(1, 1100, 1100, 3, 3, 16, MaskKind::kCausal, DType::kFloat32);
-  Result results[3];
+  AttentionResults results[3];
   for (int threads : {1, 2, 3}) {
     const ScopedThreadPool pool(threads);
     results[threads - 1] = RunKernels(problem);
@@ -356,8 +321,8 @@ TEST(ThreadsTest, BitwiseRepeatable) {
   }
   // The forward does not even depend on the number of threads.
   EXPECT_EQ(results[0].out.ToVector<float>(), results[1].out.ToVector<float>());
-  const AttentionReference reference = problem.Reference();
-  for (const Result& result : results) ExpectNear(result, reference, 1e-5);
+  const AttentionResults reference = problem.Reference();
+  for (const AttentionResults& result : results) ExpectClose(result, reference, 1e-5);
 }
 
 template <typename T>

@@ -2,7 +2,6 @@
 // numbers that the GPU saw.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>

@@ -5,10 +5,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <functional>
-#include <limits>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include "burst/autograd/tape.h"

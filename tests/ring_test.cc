@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "burst/attention/schedule.h"
-#include "burst/base/philox.h"
 #include "burst/base/status.h"
 #include "burst/comm/thread_communicator.h"
 #include "burst/tensor/tensor.h"

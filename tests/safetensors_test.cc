@@ -5,7 +5,6 @@
 #include <sys/resource.h>
 
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>

@@ -7,14 +7,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "burst/attention/ulysses_attention.h"
-#include "burst/autograd/tape.h"
 #include "burst/base/status.h"
 #include "burst/comm/nccl_communicator.h"
 #include "burst/device/device.h"
@@ -26,8 +23,8 @@ namespace {
 
 // Forward and backward of one rank, which writes its part of the results.
 absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, int group_size,
-                     const Inputs& inputs, const DocumentStarts& documents, const Results& results,
-                     Communicator& comm) {
+                     const Inputs& inputs, const DocumentStarts& documents,
+                     const AttentionResults& results, Communicator& comm) {
   BURST_ASSIGN_OR_RETURN(const auto attention,
                          CreateAttention(strategy, options, group_size, &comm));
   BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
@@ -49,9 +46,10 @@ absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, in
   return absl::OkStatus();
 }
 
-Results RunStrategy(Strategy strategy, const BurstAttentionOptions& options, int ranks,
-                    int group_size, const Inputs& inputs, const DocumentStarts& documents) {
-  const Results results = EmptyResults(inputs);
+AttentionResults RunStrategy(Strategy strategy, const BurstAttentionOptions& options, int ranks,
+                             int group_size, const Inputs& inputs,
+                             const DocumentStarts& documents) {
+  const AttentionResults results = EmptyResults(inputs);
   const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) {
     return RunRank(strategy, options, group_size, inputs, documents, results, comm);
   });
@@ -70,7 +68,7 @@ TEST_P(StrategySweep, MatchesTheReference) {
         RandomInputs(1, seqlen, heads, kv_heads, head_dim, DType::kFloat32, seqlen);
     for (const NamedMask& mask : kMasks) {
       const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
-      const Results expected = Reference(inputs, mask.mask, documents, 0.25);
+      const AttentionResults expected = Reference(inputs, mask.mask, documents, 0.25);
       const auto check = [&](Strategy strategy, Layout layout, int ranks, int group_size) {
         SCOPED_TRACE(testing::Message()
                      << "seqlen " << seqlen << " " << mask.name << " " << Name(strategy) << " "
@@ -112,7 +110,7 @@ TEST(StrategyTest, DoubleRing) {
   const Inputs inputs = RandomInputs(1, seqlen, 4, 2, 16, DType::kFloat64, 7);
   for (const NamedMask& mask : kMasks) {
     const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
-    const Results expected = Reference(inputs, mask.mask, documents, 0.25);
+    const AttentionResults expected = Reference(inputs, mask.mask, documents, 0.25);
     for (Layout layout : kLayouts) {
       for (BackwardDirection direction : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
         BurstAttentionOptions options;
@@ -142,13 +140,13 @@ TEST(StrategyTest, DoublePrecisionAndBatchedDocuments) {
   options.softmax_scale = 0.37;
   for (bool causal : {false, true}) {
     options.mask = {causal, /*window=*/9};
-    const Results expected = Reference(inputs, options.mask, documents, 0.37);
+    const AttentionResults expected = Reference(inputs, options.mask, documents, 0.37);
     for (Layout layout : kLayouts) {
       for (BackwardDirection direction : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
         options.layout = layout;
         options.backward = direction;
-        const Results actual = RunStrategy(Strategy::kBurstUlysses, options, /*ranks=*/6,
-                                           /*group_size=*/3, inputs, documents);
+        const AttentionResults actual = RunStrategy(Strategy::kBurstUlysses, options, /*ranks=*/6,
+                                                    /*group_size=*/3, inputs, documents);
         ExpectClose(actual, expected, 1e-13 * seqlen);
       }
     }
@@ -158,12 +156,9 @@ TEST(StrategyTest, DoublePrecisionAndBatchedDocuments) {
 TEST(StrategyTest, BitwiseEqualFromRunToRun) {
   const Inputs inputs = RandomInputs(1, 333, 4, 2, 32, DType::kFloat32, 3);
   for (int group_size : {2, 4}) {
-    const Results a = RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, {});
-    const Results b = RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, {});
-    EXPECT_EQ(a.out.ToVector<float>(), b.out.ToVector<float>());
-    EXPECT_EQ(a.dq.ToVector<float>(), b.dq.ToVector<float>());
-    EXPECT_EQ(a.dk.ToVector<float>(), b.dk.ToVector<float>());
-    EXPECT_EQ(a.dv.ToVector<float>(), b.dv.ToVector<float>());
+    const AttentionResults a = RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, {});
+    const AttentionResults b = RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, {});
+    ExpectBitwiseEqual(a, b);
   }
 }
 
@@ -215,46 +210,6 @@ TEST(StrategyTest, BytesEqualTheFormulas) {
   }
 }
 
-// The packed op: slices of one tensor in, slices of one gradient out.
-TEST(StrategyTest, PackedTapeOp) {
-  const int64_t batch = 2, seqlen = 37, heads = 4, kv_heads = 2, head_dim = 8;
-  Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat64, 8);
-  inputs.dlse = Tensor::ZerosLike(inputs.dlse);
-  const Results expected = Reference(inputs, {true, 0}, {}, 1 / std::sqrt(8.0));
-  for (int group_size : {2, 4}) {
-    const Results actual = EmptyResults(inputs);
-    actual.lse.CopyFrom(expected.lse);
-    const absl::Status status = RunTestRanks(4, [&](Communicator& comm) -> absl::Status {
-      BURST_ASSIGN_OR_RETURN(const auto attention,
-                             CreateAttention(Strategy::kBurstUlysses, {}, group_size, &comm));
-      BURST_ASSIGN_OR_RETURN(RingSchedule made, attention->Schedule(seqlen));
-      const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
-      const std::vector<int32_t>& positions = schedule->held();
-      const Tensor packed = Tensor::Empty(
-          {batch, static_cast<int64_t>(positions.size()), heads + 2 * kv_heads, head_dim},
-          DType::kFloat64, kTestDevice);
-      const auto part = [&](const Tensor& tensor, int i) {
-        if (i == 0) return tensor.Slice(2, 0, heads);
-        return tensor.Slice(2, heads + (i - 1) * kv_heads, kv_heads);
-      };
-      part(packed, 0).CopyFrom(TakeRows(inputs.q, positions));
-      part(packed, 1).CopyFrom(TakeRows(inputs.k, positions));
-      part(packed, 2).CopyFrom(TakeRows(inputs.v, positions));
-      Tape tape;
-      const Variable qkv(packed, true);
-      const Variable out = AttentionOp(tape, *attention, schedule, qkv, heads, kv_heads);
-      BURST_RETURN_IF_ERROR(tape.Backward({out}, {TakeRows(inputs.dout, positions)}));
-      PutRows(out.value(), positions, actual.out);
-      PutRows(part(qkv.grad(), 0), positions, actual.dq);
-      PutRows(part(qkv.grad(), 1), positions, actual.dk);
-      PutRows(part(qkv.grad(), 2), positions, actual.dv);
-      return absl::OkStatus();
-    });
-    ASSERT_TRUE(status.ok()) << status;
-    ExpectClose(actual, expected, 1e-12);
-  }
-}
-
 #ifdef BURST_TEST_CUDA
 // A GPU for every rank: groups and rings are NCCL communicators split from the world's.
 TEST(StrategyTest, OverNccl) {
@@ -265,12 +220,12 @@ TEST(StrategyTest, OverNccl) {
   const DocumentStarts documents = MixedDocuments(seqlen);
   for (const NamedMask& mask : kMasks) {
     const DocumentStarts& starts = mask.packed ? documents : DocumentStarts();
-    const Results expected = Reference(inputs, mask.mask, starts, 0.125);
+    const AttentionResults expected = Reference(inputs, mask.mask, starts, 0.125);
     for (Layout layout : kLayouts) {
       BurstAttentionOptions options;
       options.layout = layout;
       options.mask = mask.mask;
-      std::vector<Results> results;
+      std::vector<AttentionResults> results;
       for (int size = 1; size <= ranks; size *= 2) results.push_back(EmptyResults(inputs));
       const absl::Status status = RunCudaRanks(ranks, [&](Communicator& comm) -> absl::Status {
         for (size_t i = 0; i < results.size(); ++i) {

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "burst/device/device.h"
 #include "burst/tensor/tensor.h"
 #include "tests/test_device.h"
 

@@ -7,11 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <utility>
 #include <vector>
 
