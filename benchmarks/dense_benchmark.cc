@@ -9,12 +9,10 @@
 #include <benchmark/benchmark.h>
 #include <cublas_v2.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "benchmarks/gpu_timing.h"
 #include "burst/autograd/tape.h"

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "burst/base/check.h"
 #include "model/ops/gelu_mlp.h"
 #include "model/ops/layernorm.h"
 #include "model/ops/linear.h"

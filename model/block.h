@@ -8,7 +8,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "burst/autograd/tape.h"
 #include "burst/tensor/tensor.h"

@@ -3,7 +3,6 @@
 #include "absl/strings/str_cat.h"
 #include "burst/attention/head_exchange.h"
 #include "burst/attention/ulysses_attention.h"
-#include "burst/base/check.h"
 #include "burst/base/status.h"
 
 namespace burst {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"

@@ -1,7 +1,6 @@
 #include "train/generate.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "burst/base/check.h"
 #include "burst/base/status.h"

@@ -2,9 +2,7 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "absl/status/status.h"

@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
-#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

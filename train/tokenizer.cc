@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "burst/base/status.h"
 
 namespace burst {
 namespace {

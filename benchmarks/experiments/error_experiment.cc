@@ -2,8 +2,6 @@
 
 #include <array>
 #include <cmath>
-#include <numeric>
-#include <utility>
 
 #include "benchmarks/experiments/ranks.h"
 #include "burst/base/parallel.h"

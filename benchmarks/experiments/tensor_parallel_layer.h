@@ -12,8 +12,6 @@
 //          dx
 #pragma once
 
-#include <cstdint>
-
 #include "absl/status/status.h"
 #include "benchmarks/experiments/problem.h"
 #include "burst/attention/schedule.h"

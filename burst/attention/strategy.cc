@@ -1,7 +1,5 @@
 #include "burst/attention/strategy.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "burst/attention/tensor_parallel_attention.h"
 #include "burst/attention/ulysses_attention.h"

@@ -1,6 +1,5 @@
 #include "burst/attention/ulysses_attention.h"
 
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

@@ -32,11 +32,4 @@ inline absl::StatusOr<std::unique_ptr<Communicator>> SplitSequence(const Mesh& m
   return world.Split(mesh.data_rank(world.rank()), mesh.sequence_rank(world.rank()));
 }
 
-// Its group of `data` ranks, which hold the same part of their sequences. Collective.
-inline absl::StatusOr<std::unique_ptr<Communicator>> SplitData(const Mesh& mesh,
-                                                               Communicator& world) {
-  BURST_CHECK_EQ(world.world_size(), mesh.world_size());
-  return world.Split(mesh.sequence_rank(world.rank()), mesh.data_rank(world.rank()));
-}
-
 }  // namespace burst

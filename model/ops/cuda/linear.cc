@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "burst/base/check.h"
 #include "model/ops/cuda/bias.h"
 #include "model/ops/cuda/cross_entropy.h"
 #include "model/ops/cuda/matmul.h"
