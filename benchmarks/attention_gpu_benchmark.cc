@@ -14,6 +14,7 @@
 #include "burst/base/philox.h"
 #include "burst/device/cuda.h"
 #include "burst/kernels/cuda/flash_attention_cuda.h"
+#include "burst/kernels/flash_attention.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {

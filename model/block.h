@@ -31,7 +31,8 @@ struct ForwardPass {
   std::shared_ptr<const RopeTable> rope;  // llama
   DropoutKey dropout;
   Tensor global_positions;  // [length] int32, of dropout
-  // Where ranks share the model, else null: how, and the schedule of its exchanges.
+  // With tensor parallelism, else null: how ranks share the model, and the schedule of the
+  // exchanges.
   const TensorParallel* parallel = nullptr;
   std::shared_ptr<const RingSchedule> schedule = nullptr;
 };
@@ -49,19 +50,21 @@ struct Dense {
   Variable weight;  // [out, in]
   Variable bias;    // [out], gpt2
 
-  // The bias is shared as the weight is if that is by rows; by columns every rank has all of it.
+  // The bias is split as the rows of the weight are; where the weight is split by columns, every
+  // rank has the whole bias.
   void Declare(const ModelConfig& config, const std::string& name, int64_t out, int64_t in,
                double init_std, const TensorParallel& parallel, const ParameterSharing& sharing,
                ParameterList* parameters);
   Variable Forward(const ForwardPass& pass, const Variable& x) const;
-  // What this rank adds to its part of a row-parallel product: one rank of the group adds the bias.
+  // The bias that this rank adds to its part of a row-parallel product, which is summed over the
+  // ranks: rank 0 of the group adds it, on the others it is undefined.
   Variable RowBias(const ForwardPass& pass) const;
 };
 
 class Block {
  public:
-  // Declares the layer's parameters; they are there after ParameterList::Allocate, until when the
-  // block must not move.
+  // Declares the layer's parameters. ParameterList::Allocate makes them; until then the block must
+  // not move.
   void Declare(const ModelConfig& config, int64_t layer, const TensorParallel& parallel,
                ParameterList* parameters);
 

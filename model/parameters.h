@@ -20,8 +20,8 @@
 
 namespace burst {
 
-// [begin, begin + length) of a parameter along an axis, on `copies` ranks: neighbours, those whose
-// rank / copies is the same.
+// [begin, begin + length) of a parameter along an axis, held by `copies` neighbouring ranks: those
+// with the same rank / copies.
 struct ParameterSlice {
   int64_t begin = 0;
   int64_t length = 0;
@@ -36,8 +36,9 @@ struct ParameterSharing {
   // for every rank. Empty: every rank holds the whole.
   int axis = 0;
   std::vector<std::vector<ParameterSlice>> parts;
-  // Of a whole parameter: every rank computes the whole gradient too. Otherwise what ranks compute
-  // of an element that several hold is a part of its gradient, to be summed.
+  // For a parameter that every rank holds whole: every rank computes its whole gradient, too.
+  // Otherwise, where several ranks hold an element, each computes a part of its gradient, and the
+  // parts are to be summed.
   bool whole_gradient = false;
 };
 
@@ -64,8 +65,8 @@ struct Parameter {
 struct SharedRange {
   int64_t begin = 0;
   int64_t end = 0;
-  int copies = 1;  // ranks, neighbours, that hold it
-  int summed = 1;  // those of them whose gradients are its gradient's parts: copies, or 1
+  int copies = 1;  // neighbouring ranks that hold it
+  int summed = 1;  // neighbouring ranks over which its gradient is to be summed: copies, or 1
 };
 
 class ParameterList {
@@ -91,12 +92,12 @@ class ParameterList {
 
   const Tensor& values() const { return values_; }  // [numel]
   // [numel], what the optimizer changes and a checkpoint holds: values() itself, or float32 where
-  // that is bfloat16. Who writes to it calls RoundMasters.
+  // that is bfloat16. Call RoundMasters after writing to it.
   const Tensor& masters() const { return masters_; }
   Tensor grads() const { return grads(0, numel_); }  // [numel], dtype of masters
-  // Of whole parameters: elements [begin, end) of grads().
+  // Elements [begin, end) of grads().
   Tensor grads(int64_t begin, int64_t end) const;
-  // values() <- masters(), rounded; nothing where they are one.
+  // Rounds masters() into values(); does nothing where they are the same tensor.
   void RoundMasters();
 
  private:

@@ -5,9 +5,9 @@
 // out of them row-parallel: a rank has a part of the heads and of the hidden channels, and its
 // product with the rows is a part of the sum that is the result. Around the layers every rank has
 // its part of the tokens, as with any other strategy: embedding, last norm, head and loss are whole
-// on every rank and work on these tokens. (Shoeybi et al. split the vocabulary instead; so the head
-// keeps its one fused op, which sends nothing between the chunks of its logits, at the price of
-// whole tables and of one gather of [tokens, width] at either end.)
+// on every rank and work on these tokens. (Shoeybi et al. split the vocabulary instead. Without
+// that the head stays one fused op that sends nothing between the chunks of its logits; the price
+// is whole tables on every rank and one gather of [tokens, width] at either end.)
 //
 //   kTp    (Megatron-LM, arXiv 1909.08053): inside the layers every rank has all tokens, for norms
 //          and dropout too. A branch of a layer sends one all-reduce of [tokens, width] forward
@@ -51,9 +51,9 @@ class TensorParallel {
 
   // ---- Parameters.
 
-  // Rows (axis 0) or columns (axis 1) that belong to groups of heads or channels: blocks[i] of them
-  // with `unit` rows each, one group behind the other. A rank has its part of each group; where
-  // there are fewer heads than ranks, several have the same one.
+  // The split of a matrix whose rows (axis 0) or columns (axis 1) are groups of heads or channels,
+  // one group behind the other: group i has blocks[i] heads or channels of `unit` rows each. A rank
+  // has its part of each group; where there are fewer heads than ranks, several have the same one.
   ParameterSharing Split(int axis, const std::vector<int64_t>& blocks, int64_t unit) const;
   // A parameter that every rank holds: of the layers, or around them.
   ParameterSharing WholeInLayers() const;
@@ -76,10 +76,10 @@ class TensorParallel {
   //   y = Linear(tape, columns.x, weight, bias, {}, columns.dx_done);
   //   EndColumns(tape, schedule, x, columns);
   //
-  // The gradients by x are summed over the ranks. What was gathered is not kept for the backward,
-  // but gathered again; both beside the products of the backward that do without.
+  // The gradient of x is summed over the ranks. What was gathered is not kept for the backward, but
+  // gathered again. Both exchanges run beside those products of the backward that do not need them.
   struct Columns {
-    Variable x;  // for this product only
+    Variable x;  // of all tokens; for this product only
     std::function<void()> dx_done;
     std::shared_ptr<TokenExchange::Pending> pending;
   };
@@ -87,8 +87,8 @@ class TensorParallel {
   void EndColumns(Tape& tape, const Schedule& schedule, const Variable& x,
                   const Columns& columns) const;
 
-  // Row-parallel product -> residual stream: partial, summed over the ranks, + residual, unless
-  // undefined. The partial sum's memory is given up, or becomes the result's.
+  // Row-parallel product -> residual stream: `partial` summed over the ranks, plus `residual`
+  // unless that is undefined. `partial` loses its memory, or the result takes it over.
   Variable SumRows(Tape& tape, const Schedule& schedule, const Variable& partial,
                    const Variable& residual = {}) const;
 
@@ -98,7 +98,7 @@ class TensorParallel {
   }
 
  private:
-  // The exchanges for the tape: a failure is the tape's, and the results are zeros.
+  // The exchanges for the tape: a failure is reported to the tape, and the results are zeros.
   Tensor Gather(Tape& tape, const RingSchedule& schedule, const Tensor& own) const;
   Tensor ReduceScatter(Tape& tape, const RingSchedule& schedule, const Tensor& all) const;
   void AllReduce(Tape& tape, const Tensor& all) const;

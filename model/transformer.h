@@ -32,9 +32,9 @@ struct SequenceBatch {
   SequenceBatch To(DeviceType device) const;
 };
 
-// Told, during a backward, that the gradients of the parameters [first, last) of the list have all
-// of this backward's contributions: they can go on their way while it continues. Every parameter is
-// there once.
+// Called during a backward when the gradients of the parameters [first, last) of the list have all
+// contributions of this backward, so that they can be summed over ranks while it continues. Every
+// parameter is reported once.
 using GradientsReady = std::function<void(int first, int last)>;
 
 class Transformer {
@@ -75,8 +75,7 @@ class Transformer {
 
   // Appends tokens [batch, n] (int32, n >= 1, below the vocab; on any device) to the cache and
   // returns the logits of the last one, [batch, vocab]. Single rank with the whole model, no
-  // gradient. OutOfRange, with
-  // the cache as it was, when a gpt2 model would grow past its context.
+  // gradient. OutOfRange, with the cache as it was, when a gpt2 model would grow past its context.
   absl::StatusOr<Tensor> Decode(KvCache& cache, const Tensor& tokens) const;
 
   // Multiply-add FLOPs (2 per multiply-add) of a forward and backward pass per token: 6 x (the

@@ -92,14 +92,14 @@ struct Launch {
   int cores = 1;  // of this process
   int gpus = 0;   // that this process sees
   std::string launcher = "mpirun";
-  absl::Status mistake = absl::OkStatus();  // in what a launcher left in the environment
+  absl::Status mistake = absl::OkStatus();  // in the environment variables of a launcher
   int ranks_per_node = 0;  // processes of each host, next to each other; 0: not known
 };
 
 // A checked configuration and what follows from it.
 struct ResolvedConfig {
-  // As given (a -1 stays, so that it is chosen anew where the run goes on), but with absolute
-  // paths, and a model named by file has become its JSON.
+  // As given, but with absolute paths, and with the JSON in place of a model's file. A -1 stays, so
+  // that it is chosen anew when the run is resumed.
   TrainConfig options;
   ModelConfig model;       // its vocab may still be 0
   std::string model_name;  // for people: the preset, the file's name, or "custom"

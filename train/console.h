@@ -1,4 +1,4 @@
-// What a run shows: a table of its configuration, then a line that is rewritten in place on a
+// What a run prints: a table of its configuration, then a line that is rewritten in place on a
 // terminal, or printed now and then elsewhere.
 #pragma once
 

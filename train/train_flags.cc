@@ -19,8 +19,9 @@ ABSL_FLAG(bool, packed, false,
           "text, end-of-text tokens of shards.");
 
 ABSL_FLAG(std::string, model, "llama_tiny",
-          "A preset (llama_tiny, nanogpt_cpu, nanogpt_gpu, d12, ...) or a JSON file with family, "
-          "layers, width, heads, kv_heads, ffn, vocab, tied_embeddings, dropout.");
+          "A preset (llama_tiny, nanogpt_cpu, nanogpt_gpu, d12, ...), or a JSON file (or JSON "
+          "itself) with family, layers, width, heads; unless the defaults will do also kv_heads, "
+          "ffn, vocab, context, tied_embeddings, dropout, rope_theta, norm_eps, init_std.");
 ABSL_FLAG(double, dropout, -1, "Dropout in [0, 1). -1: the model's own.");
 ABSL_FLAG(int64_t, seqlen, 256,
           "Tokens of a sequence; any number, also one the ranks don't divide.");

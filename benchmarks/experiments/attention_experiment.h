@@ -27,7 +27,7 @@ struct AttentionMeasurement {
                               // ranks, on GPUs the most
 };
 
-// Without `compare`: no quiet, no alone.
+// Without `compare`, `quiet` and `alone` are not measured and stay 0.
 absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
                                                       const AttentionProblem& problem, int ranks,
                                                       int threads, int64_t repeats,
@@ -35,7 +35,8 @@ absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
 
 std::vector<ReportColumn> AttentionColumns(const AttentionProblem& problem);
 
-// A row for every strategy, ranks, batch and seqlen, each told to `on_row` when it is there.
+// A row for every strategy, ranks, batch and seqlen; calls on_row with each as soon as it is
+// measured.
 absl::StatusOr<std::vector<ReportRow>> RunAttentionExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);
 

@@ -27,7 +27,8 @@ absl::StatusOr<AttentionErrors> MeasureErrors(Strategy strategy, const ErrorRefe
 
 std::vector<ReportColumn> ErrorColumns();
 
-// A row for every strategy, ranks, batch and seqlen, each told to `on_row` when it is there.
+// A row for every strategy, ranks, batch and seqlen; calls on_row with each as soon as it is
+// measured.
 absl::StatusOr<std::vector<ReportRow>> RunErrorExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);
 

@@ -14,8 +14,8 @@ namespace burst {
 // experiments without models.
 absl::Status CheckModelExperiment(const ScalingOptions& options);
 
-// From the tokens of a prompt on every rank to the logits of the token after it on one of them, and
-// the peak memory of a rank. A model without a vocabulary of its own gets one of 256.
+// The time from the tokens of a prompt on every rank to the logits of the next token on one of
+// them, and the peak memory of a rank. A model without a vocabulary of its own gets one of 256.
 std::vector<ReportColumn> FirstTokenColumns();
 absl::StatusOr<std::vector<ReportRow>> RunFirstTokenExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);

@@ -1,4 +1,4 @@
-// What //benchmarks:scaling is told, checked before anything runs.
+// The options of //benchmarks:scaling, checked before anything runs.
 #pragma once
 
 #include <cstdint>

@@ -21,8 +21,8 @@ struct AttentionProblem {
   int64_t kv_heads = 1;
   int64_t head_dim = 1;
   bool causal = false;
-  // Of rings and exchanges of heads; tensor parallelism spreads tokens contiguously, which spares
-  // it copies.
+  // For all strategies but tensor parallelism, which spreads tokens contiguously: that spares it
+  // copies.
   Layout layout = Layout::kZigzag;
   bool tiles = true;  // false: local attention holds its whole score matrix
   DType dtype = DType::kFloat32;
@@ -40,14 +40,14 @@ struct AttentionProblem {
   double forward_backward_flops() const { return 3.5 * forward_flops(); }
 };
 
-// Those of `ranks` that the strategy runs on; single: one.
+// The numbers of ranks to measure the strategy on: `ranks`, or 1 for kSingle.
 std::vector<int64_t> RanksFor(Strategy strategy, const std::vector<int64_t>& ranks);
 
 // InvalidArgument, naming the option, for a problem that the strategy cannot take with so many
 // ranks.
 absl::Status CheckProblem(Strategy strategy, const AttentionProblem& problem, int ranks);
 
-// The place where a strategy becomes an attention; collective.
+// The attention of this rank. Collective.
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> MakeAttention(
     Strategy strategy, const AttentionProblem& problem, Communicator* comm);
 
@@ -56,7 +56,7 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> MakeAttention(
 struct AttentionBytes {
   int64_t forward = 0;
   int64_t backward = 0;
-  // Of these, what leaves a node.
+  // The part of it that leaves a node.
   int64_t forward_between_nodes = 0;
   int64_t backward_between_nodes = 0;
 };

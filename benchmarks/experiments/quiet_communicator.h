@@ -33,8 +33,8 @@ class QuietCommunicator : public Communicator {
   absl::Status Barrier() override { return inner_->Barrier(); }
 
   void set_quiet(bool quiet) { shared_->quiet = quiet; }
-  // What this rank sent, by the counters of the communicators beneath, in this group and all split
-  // from it; without barriers and quiet times.
+  // Bytes that this rank sent in this group and all split from it, as the underlying communicators
+  // count them, without barriers and quiet phases.
   int64_t bytes_sent() const { return shared_->bytes_sent; }
 
  protected:

@@ -28,8 +28,8 @@ std::string TableLine(const ReportRow& row, const std::vector<ReportColumn>& col
 // RFC 4180; null is empty.
 std::string Csv(const std::vector<ReportRow>& rows);
 
-// y_key (times y_scale) of the rows over the one of x_keys that takes the most values, the first of
-// them if several do; a curve for every combination of the other x_keys and `strategy`.
+// y_key (times y_scale) against that one of x_keys that has the most distinct values (the first if
+// there are several); a curve for every combination of `strategy` and the other x_keys.
 LinePlot PlotOf(const std::vector<ReportRow>& rows, const std::vector<std::string>& x_keys,
                 const std::string& y_key, double y_scale);
 

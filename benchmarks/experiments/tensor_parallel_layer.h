@@ -1,10 +1,10 @@
 // What tensor parallelism does and sends for one attention: the part of a layer that is to be
 // compared with attention spread over ranks by other means.
 //
-// Attention itself sends nothing there: a rank has its heads on all tokens. But the products around
-// it do, whose other costs are those of any strategy. So they are here with identities for weights:
-// queries are the layer's input x [batch, tokens, heads, head_dim] itself, its output y of that
-// shape is attention's. The exchanges of [tokens, width] are the real ones:
+// Attention itself sends nothing there: a rank has its heads on all tokens. What is sent belongs to
+// the products around it, which cost the same with every strategy otherwise. So they are left out,
+// as if their weights were identities: the queries are the layer's input x [batch, tokens, heads,
+// head_dim], and its output y is attention's. The exchanges of [tokens, width] are the real ones:
 //
 //   tp     forward: attention, all-reduce of y;       backward: attention, all-reduce of dx
 //   tp+sp  forward: all-gather of x, attention, reduce-scatter of y
@@ -31,7 +31,7 @@ class AttentionWork {
 
 class TensorParallelLayer : public AttentionWork {
  public:
-  // What a rank starts from. x and dy: of all tokens (tp) or schedule.held() (tp+sp) and all heads;
+  // A rank's inputs. x and dy: of all tokens (tp) or schedule.held() (tp+sp) and all heads;
   // k and v: of all tokens and this rank's key heads.
   struct Inputs {
     Tensor x, k, v, dy;

@@ -45,24 +45,24 @@ class HeadExchange {
   absl::Status Gather(const RingSchedule& schedule, const Members& own,
                       absl::InlinedVector<Tensor, 3>* gathered, ExchangeTraffic* traffic);
 
-  // The way back; the tensors of `own` are assigned. What several members have of a replicated head
-  // is summed, in their order and in SumDType: right for gradients.
+  // The way back; assigns the tensors of `own`. What several members have of a replicated head is
+  // summed, in the order of the members and in SumDType, as gradients must be.
   absl::Status Scatter(const RingSchedule& schedule, const absl::InlinedVector<Tensor, 3>& gathered,
                        const Members& own, ExchangeTraffic* traffic);
 
  private:
-  // What goes to every other member, or comes from it: parts of some tensors, those of one dtype
-  // in one message.
+  // Memory for what goes to every other member, or comes from it: a part of each tensor. Parts of
+  // one dtype travel in one message.
   class Messages {
    public:
-    // shape(i, peer): that of the part of tensor i that goes to `peer`.
+    // shape(i, peer): the shape of the part of tensor i for `peer`.
     Messages(int rank, int size, DeviceType device, const std::vector<DType>& dtypes,
              const std::function<Shape(size_t i, int peer)>& shape);
     const Tensor& part(size_t i, int peer) const { return parts_[i][peer]; }
     const std::vector<Tensor>& to(int peer) const { return messages_[peer]; }
 
    private:
-    std::vector<std::vector<Tensor>> parts_;     // of the messages
+    std::vector<std::vector<Tensor>> parts_;     // [tensor][peer], slices of the messages
     std::vector<std::vector<Tensor>> messages_;  // by peer; none are empty
   };
   absl::Status Transfer(const Messages& sent, const Messages& received, ExchangeTraffic* traffic);

@@ -1,10 +1,12 @@
 // Which tokens of the sequence live on which rank.
 //
-// Contiguous: rank r holds the r-th G-th of the sequence. Zigzag: the sequence is cut in 2G chunks
-// and rank r holds chunks r and 2G-1-r, so that under a causal mask every rank has the same work.
-// Striped: rank r holds the tokens t = r mod G (Brandon et al., arXiv 2311.09431).
+// With G ranks:
+//   contiguous  the sequence is cut into G chunks; rank r holds chunk r.
+//   zigzag      it is cut into 2G chunks; rank r holds chunks r and 2G-1-r, so that under a causal
+//               mask every rank has the same work.
+//   striped     rank r holds the tokens t with t mod G = r (Brandon et al., arXiv 2311.09431).
 //
-// Lengths need not divide: chunks differ by at most one token, and some may be empty.
+// The length need not be divisible: chunks differ by at most one token, and some may be empty.
 #pragma once
 
 #include <cstdint>

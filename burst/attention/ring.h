@@ -43,31 +43,32 @@ class Ring {
   };
   using Block = absl::InlinedVector<Member, 4>;
 
-  // In a pass with gradients the own block is worked on in two calls: the first hides the first
-  // transfer, the second the gradient's way home. Which is which part of the work is the caller's.
+  // In a pass with gradients the rank's own block is worked on in two calls: the first hides the
+  // first transfer, the second the gradient's way home. How to divide the work is up to the caller.
   enum class Part { kWhole, kFirst, kSecond };
   // Works on the block of rank `source` where `visible` says, adding to `gradients`.
   using Compute = std::function<void(int source, Part part, const VisibleKeys& visible,
                                      const Tensors& block, const Tensors& gradients)>;
 
-  // The same ranks twice: `comm` carries what stays in a node, `between_nodes` what leaves it, so
-  // that neither waits for the other. `comm` null: a single rank; `between_nodes` null: one node.
+  // Two communicators of the same ranks: `comm` carries what stays in a node, `between_nodes` what
+  // leaves it, so that neither waits for the other. Null: a single rank, or a single node.
   explicit Ring(Communicator* comm, Communicator* between_nodes = nullptr)
       : comm_(comm), between_nodes_(between_nodes) {}
 
   // Calls compute for every round in which the pass has work, this rank's own block first, while
-  // the next blocks travel. `visible(source)` gives the mask of a round. `gradients`, those of
-  // `block`, are added to: by this rank's rounds on its own block, and by what the other ranks
-  // computed, once it is home; but for what comes home last, which is returned in *last (of
-  // gradient_dtype, until the next Run; empty if there is none), so that the caller may add it to
-  // `gradients` while it converts them. Gradients travel as gradient_dtype: their own, or bfloat16
-  // where theirs is float32; every rank adds in their own. Without gradients the rounds are those
-  // of a forward.
+  // the next blocks travel. visible(source) gives the mask of a round.
+  //
+  // `gradients` are those of `block`. This rank's rounds on its own block add to them, and so does
+  // what the other ranks computed, once it is home. Only what comes home last is returned in *last
+  // instead (in gradient_dtype, valid until the next Run; empty if there is none), so that the
+  // caller can add it to `gradients` while it converts them. On their way gradients have
+  // gradient_dtype: their own, or bfloat16 where their own is float32; every rank adds in their
+  // own.
   absl::Status Run(const RingSchedule& schedule, const RingPass& pass, const Block& block,
                    const Block& gradients, DType gradient_dtype,
                    const std::function<const VisibleKeys&(int source)>& visible,
                    const Compute& compute, RingTraffic* traffic, Tensors* last);
-  // Without gradients.
+  // The same without gradients: a forward.
   absl::Status Run(const RingSchedule& schedule, const RingPass& pass, const Block& block,
                    const std::function<const VisibleKeys&(int source)>& visible,
                    const Compute& compute, RingTraffic* traffic) {
@@ -80,7 +81,7 @@ class Ring {
   class Gradients;
 
   Communicator* comm(Link link) const { return link == Link::kIntra ? comm_ : between_nodes_; }
-  // Room for every tensor of the block at the given length; of `dtype`, or each of its own.
+  // Makes room for every tensor of the block at the given length, in `dtype` or in its own.
   static void Reserve(const Block& block, int64_t max_length, Buffer* buffer,
                       std::optional<DType> dtype = std::nullopt);
   static Tensors ViewFor(const Block& block, const Buffer& buffer, int64_t length);
@@ -95,7 +96,7 @@ class Ring {
   // one that its node passes around and one on its way in.
   Buffer within_[3], across_[2];
   std::vector<Buffer> spare_;       // for gradients that travel
-  std::vector<Buffer> spare_sums_;  // for sums, where they are of another dtype
+  std::vector<Buffer> spare_sums_;  // for sums, where their dtype is not the travelling one
   Buffer home_;                     // holds *last
 };
 

@@ -12,13 +12,13 @@
 // hops within nodes and M - 1 between them, of the M L - 1 that a flat ring makes.
 //
 // Within a node a block spreads both ways, a step each way every two rounds: the rank of round k
-// sends it during round k + 1 to that of round k + 2 (round 0 feeds rounds 1 and 2). What this is
-// good for are gradients. That of a block leaves after round k and has round k + 1 to reach the
+// sends it during round k + 1 to that of round k + 2 (round 0 feeds rounds 1 and 2). This is for
+// the sake of the gradients. That of a block leaves after round k and has round k + 1 to reach the
 // rank of round k + 2, which finds it there when it begins and adds to it in place; in a ring of
 // one direction it would arrive during the very round in which the rank computes its own part, and
-// they would have to be added afterwards. Here only the ends of the two ways meet so: after round
-// L - 2 a gradient goes to the rank of round L - 1, which adds it to its own and has the sum of the
-// node. From there, round m L + L - 1:
+// the two would have to be added afterwards. Here that happens only where the two ways end: after
+// round L - 2 a gradient goes to the rank of round L - 1, which adds it to its own and so has the
+// sum of the node. From there, in round m L + L - 1, it goes:
 //
 //   m = 0: home, within the node;
 //   0 < m < M - 1: to the same round of the next node, across, hidden under its L rounds;
@@ -27,8 +27,8 @@
 // So a gradient makes as many hops as its block, over the same links. The last one home is hidden
 // by work that its owner has kept back.
 //
-// A block travels no further than it is needed; a gradient begins where something is added. All
-// ranks know all of it, so a hop that nobody needs is neither sent nor expected.
+// A block travels no further than it is needed; a gradient starts at the first rank that has a part
+// of it. Every rank knows the whole pass, so a hop that nobody needs is neither sent nor expected.
 #pragma once
 
 #include <array>
@@ -66,21 +66,21 @@ struct RingTransfer {
 struct RingRound {
   int source = 0;        // whose block is at work
   bool compute = false;  // some pair of query and key is visible
-  // Begin with the round. kIntra: the block of the round before (in the first round of a node: this
-  // round's) goes out, that of the next round comes in, by its end. kInter, in the first round of a
-  // node: this round's block goes out, that of the next node's first round comes in, by the end of
-  // this node's last round.
+  // Transfers of blocks that begin with the round. kIntra: sends the block of the previous round
+  // (in the first round of a node: of this round) and receives that of the next round, by the end
+  // of this one. kInter, in the first round of a node only: sends this round's block and receives
+  // that of the next node's first round, by the end of this node's last round.
   PerLink<RingTransfer> block;
-  // Begin when the round is done: the gradient of its block goes out, with this rank's part added.
-  // What comes in, the gradient of a later round's block or of this rank's own, is there at the end
-  // of the next round (kIntra) or of the next node's last round (kInter).
+  // Transfers of gradients that begin when the round is done: sends the gradient of its block, with
+  // this rank's part added, and receives that of a later round's block or of this rank's own, by
+  // the end of the next round (kIntra) or of the next node's last round (kInter).
   PerLink<RingTransfer> gradient;
 };
 
 // A whole pass. Round 0 is the rank's own block.
 struct RingPass {
   std::vector<RingRound> rounds;
-  // Tokens that all ranks together send: multiply by the bytes of a token.
+  // Tokens that all ranks together send; times the bytes of a token, the bytes they send.
   PerLink<int64_t> block_tokens, gradient_tokens;
 };
 

@@ -34,15 +34,15 @@ struct VisibleKeys {
   int64_t pairs = 0;  // (query, key) pairs seen, summed over rows
   bool all = false;   // every query sees every key
 
-  mutable Tensor on_gpu;  // [2, rows, q_len]: begin and end, since the first use there
+  mutable Tensor on_gpu;  // [2, rows, q_len]: begin and end, copied there at their first use
 
   bool none() const { return pairs == 0; }
-  // For the kernels of a device; points into begin and end, or into their copy. Made once: a
-  // schedule serves one rank, on one device.
+  // For the kernels of a device: points into begin and end, or into their copy on the GPU. There
+  // is one copy, since a schedule serves one rank on one device.
   KeyRanges ranges(DeviceType device = DeviceType::kCpu) const;
 };
 
-// Positions increasing in both.
+// Both lists of positions are increasing.
 VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& documents,
                                const std::vector<int32_t>& q_positions,
                                const std::vector<int32_t>& k_positions);
@@ -54,8 +54,8 @@ struct RankGroup {
   int member = 0;
 };
 
-// Where tokens of a member are among those of its group: the member's tokens first, first + 1, ...
-// are the group's begin, begin + step, ..., `count` of them.
+// A run of a member's tokens among those of its group: for 0 <= i < count, token first + i of the
+// member is token begin + i * step of the group.
 struct TokenRun {
   int64_t first, begin, count, step;
 };
@@ -77,10 +77,10 @@ class RingSchedule {
   // Batch rows the documents were given for; 0: the same mask for every row.
   int64_t document_rows() const { return document_rows_; }
 
-  // What this rank itself holds, the sequence's tokens at these global positions. Without groups
-  // those of its rank in the ring.
+  // Global positions of the tokens that this rank itself holds, increasing. Without groups they are
+  // positions(rank()).
   const std::vector<int32_t>& held() const { return held(group_.member); }
-  // The same of the members of its group, and where each one's tokens are among the group's.
+  // The same for each member of its group, and where the member's tokens are among the group's.
   const RankGroup& group() const { return group_; }
   const std::vector<int32_t>& held(int member) const { return held_[member]; }
   const std::vector<TokenRun>& runs(int member) const { return runs_[member]; }

@@ -1,5 +1,5 @@
 // SequenceParallelAttention: exact attention over a sequence whose tokens are spread over ranks,
-// whatever way the ranks go about it. BurstAttention passes blocks around a ring
+// however the ranks cooperate. BurstAttention passes blocks around a ring
 // (burst_attention.h), UlyssesAttention exchanges tokens for heads (ulysses_attention.h);
 // strategy.h makes one by name. A model calls AttentionOp and knows no more.
 #pragma once
@@ -24,9 +24,9 @@ class SequenceParallelAttention {
   virtual absl::StatusOr<RingSchedule> Schedule(int64_t seqlen,
                                                 const DocumentStarts& documents = {}) const = 0;
 
-  // What Backward needs of its Forward. q, k, v, out and lse: of the tokens and heads that this
-  // rank worked on, which is the strategy's own affair. dout and dlse, which the caller adds: the
-  // gradients of Forward's outputs; dlse null: zero.
+  // What Backward needs from Forward. q, k, v, out and lse are those of the tokens and heads that
+  // this rank worked on, which depend on the strategy. The caller adds the gradients of Forward's
+  // outputs: dout, like out, and dlse, like lse (null: zero).
   struct Saved {
     Tensor q, k, v, out, lse, dout, dlse;
     int64_t num_kv_heads = 0;  // of Forward's k and v; 0: k's
@@ -39,8 +39,8 @@ class SequenceParallelAttention {
   // float32, float64 or, on a GPU, bfloat16 (InvalidArgument for what no kernel serves).
   // num_kv_heads divides num_heads. out: like q, may be strided too; lse: [batch, num_heads,
   // length], natural log of the softmax's denominator, -inf for a query that sees no key, of
-  // SumDType(dtype). Both are allocated when null. The pointers lse and saved may be null where
-  // nobody asks.
+  // SumDType(dtype). Both tensors are allocated when null. The pointers lse and saved may be null
+  // if they are not needed.
   virtual absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                                const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) = 0;
 
@@ -48,8 +48,8 @@ class SequenceParallelAttention {
   virtual absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq,
                                 Tensor* dk, Tensor* dv) = 0;
 
-  // What this rank sent since creation or ResetStats, and how much of it left the node, where it is
-  // known what a node is.
+  // What this rank sent since creation or ResetStats, and how much of it left the node (0 without
+  // ranks_per_node).
   struct BytesSent {
     int64_t forward = 0, backward = 0;
     int64_t forward_between_nodes = 0, backward_between_nodes = 0;
@@ -71,7 +71,7 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
                      std::shared_ptr<const RingSchedule> schedule, const Variable& qkv,
                      int64_t num_heads, int64_t num_kv_heads);
 
-// What the strategies ask of their arguments.
+// Checks that all strategies make.
 //
 // InvalidArgument unless q, k, v fit together, as Forward says.
 absl::Status CheckAttentionInputs(const Tensor& q, const Tensor& k, const Tensor& v);

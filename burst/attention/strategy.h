@@ -24,18 +24,18 @@ enum class Strategy {
 absl::StatusOr<Strategy> ParseStrategy(absl::string_view name);  // "single", "burst", ...
 const char* Name(Strategy strategy);
 
-// Whether options.backward says something: the strategy's backward has two directions to take.
+// Whether options.backward has a meaning: the strategy's backward can take either direction.
 inline bool HasDirections(Strategy strategy) {
   return strategy == Strategy::kBurst || strategy == Strategy::kBurstUlysses;
 }
 
-// Whether options.ranks_per_node says something: the strategy has a ring.
+// Whether options.ranks_per_node has a meaning: the strategy has a ring.
 inline bool HasRing(Strategy strategy) {
   return strategy == Strategy::kRing || HasDirections(strategy);
 }
 
-// Whether the ranks of a sequence share the model's parameters and heads: a matter of the model
-// (model/tensor_parallel.h), of which attention sees the rank's heads on all tokens.
+// Whether the ranks of a sequence share the model's parameters and heads. The model takes care of
+// that (model/tensor_parallel.h); attention is given the rank's heads on all tokens.
 inline bool IsTensorParallel(Strategy strategy) {
   return strategy == Strategy::kTp || strategy == Strategy::kTpSp;
 }

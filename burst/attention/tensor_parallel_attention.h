@@ -1,10 +1,10 @@
 // TensorParallelAttention: the attention of Megatron's tensor parallelism. Each rank of a group has
 // a part of the heads, on all tokens; attention itself sends nothing.
 //
-// What the group sends lies around the layer, between the matrix products that make the heads and
-// bring them together (model/tensor_parallel.h). Outside of the layers a rank still has its own
-// part of the tokens, so its schedule is that of a group: held() is the rank's part, and what
-// Forward and Backward take are the tokens of the whole sequence, schedule.length() of them.
+// The group communicates around it, where matrix products make the heads and bring them together
+// (model/tensor_parallel.h). Outside of the layers a rank still has its own part of the tokens, so
+// its schedule is that of a group: held() is the rank's part, while Forward and Backward take the
+// tokens of the whole sequence, schedule.length() of them.
 #pragma once
 
 #include <memory>
@@ -20,8 +20,8 @@ namespace burst {
 
 class TensorParallelAttention : public SequenceParallelAttention {
  public:
-  // For this rank of `group`. InvalidArgument for bad options; their backward's direction has no
-  // meaning.
+  // For this rank of `group`. InvalidArgument for bad options; the direction of the backward
+  // is ignored.
   static absl::StatusOr<std::unique_ptr<TensorParallelAttention>> Create(
       const BurstAttentionOptions& options, const Communicator& group);
 

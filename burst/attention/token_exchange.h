@@ -31,12 +31,12 @@ class TokenExchange {
   // The tokens of this rank out of those of its group: [batch, held, ...]. No communication.
   static Tensor Own(const RingSchedule& schedule, const Tensor& all);
 
-  // all, contiguous, becomes its sum over the ranks.
+  // Replaces `all`, contiguous, by its sum over the ranks.
   absl::Status AllReduce(const Tensor& all) const { return group_->AllReduceSum(all); }
 
-  // The same in two steps, beside other work where the communicator can: what is posted is not
-  // touched until Wait, which completes all of it. Then `all` of a Gather is Gathered, `own` of a
-  // ReduceScatter the result.
+  // The same in two steps, with other work in between where the communicator can do both at once.
+  // What was posted may not be touched until Wait, which completes all of it. Then Gathered() is
+  // the `all` of a Gather, and pending.result the `own` of a ReduceScatter.
   absl::Status PostGather(const RingSchedule& schedule, const Tensor& own, Pending* pending) const;
   static Tensor Gathered(const RingSchedule& schedule, const Pending& pending);
   absl::Status PostReduceScatter(const RingSchedule& schedule, const Tensor& all,

@@ -7,9 +7,9 @@
 // the members m of the others, and BurstAttention runs over it. Groups are neighbouring ranks,
 // where the links are fastest: rank = ring rank * size + member.
 //
-// Bytes a rank sends to the other members of its group of U, with l tokens of B sequences and as
-// many on every rank, H heads (K key heads) of D elements of s bytes; t bytes for what is of
-// SumDType. (U-1)/U of
+// Bytes a rank sends to the other members of its group of U, with l tokens of each of B sequences
+// on every rank, H heads (K key heads) of D elements of s bytes, and t bytes an element of
+// SumDType: (U-1)/U of
 //   forward   B l D s (H + 2 K')  q, k, v in    + B l D s H          out back   (+ B l H t, lse)
 //   backward  B l D s H           dout in       + B l D s (H + 2 K') dq, dk, dv (+ B l H t, dlse)
 // with K' = max(K, U): fewer key heads than members are replicated, and their gradients summed. The
@@ -52,7 +52,7 @@ class UlyssesAttention : public SequenceParallelAttention {
   absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
                         Tensor* dv) override;
 
-  // The all-to-alls'; the ring's are ring().stats().
+  // Traffic of the all-to-alls; the ring's is ring().stats().
   struct Stats {
     ExchangeTraffic forward, backward;
   };

@@ -24,7 +24,7 @@
 
 namespace burst {
 
-// A value on the tape and the gradient of the loss by it. A handle: copies share both.
+// A value on the tape and the gradient of the loss with respect to it. A handle: copies share both.
 class Variable {
  public:
   Variable() = default;
@@ -54,21 +54,22 @@ class Variable {
   // beta = 1): zeroed at the first call. Only when requires_grad().
   const Tensor& MutableGrad() const;
 
-  // For backwards that can do either: the buffer, and whether to add to it or to overwrite it, as
-  // the first contribution to a parameter may since ZeroGrad.
+  // For backwards that can add to the buffer or overwrite it: *add is false for the first
+  // contribution to a parameter since ZeroGrad, whose buffer holds nothing of use.
   const Tensor& GradToWrite(bool* add) const;
 
-  // Of a parameter: its gradient is zero. The memory is written with the first contribution, or
-  // when somebody looks.
+  // Sets a parameter's gradient to zero. Its memory is written by the first contribution, or by the
+  // first call of grad().
   void ZeroGrad() const;
 
-  // For backwards that add to what is there on the way (read grad(), null or not, write another
-  // tensor): makes `sum` the gradient. Not for parameters, whose buffer is their owner's.
+  // Replaces the gradient, for backwards whose kernel reads grad() (which may be null) and writes
+  // its sum with the contribution to another tensor. Not for parameters, whose buffer belongs to
+  // their owner.
   void SetGrad(Tensor sum) const;
   bool is_parameter() const { return node_->owned_grad; }
 
-  // For values that need not be kept for the backward, or are made again in it: gives the memory
-  // back, though backwards hold this variable; its shape stays. SetValue puts the same value back.
+  // Frees the memory of a value that no backward reads, or that is computed again before one does;
+  // its shape stays. SetValue puts the value back.
   void ForgetValue() const;
   void SetValue(Tensor value) const;
 
@@ -79,7 +80,7 @@ class Variable {
     bool requires_grad = false;
     bool owned_grad = false;      // a parameter's, given by its owner
     bool grad_is_shared = false;  // the first contribution, perhaps held by its maker too
-    bool grad_is_zero = false;    // whatever its memory holds
+    bool grad_is_zero = false;    // though its memory may hold anything
   };
   void ClearGrad() const;
 
@@ -105,8 +106,9 @@ class Tape {
   // op's results; hold what the backward needs in the closure.
   void Record(const char* name, std::vector<Variable> outputs, std::function<void()> backward);
 
-  // Records `function` to run when the backward has come back to this point: the gradients of what
-  // only later ops used are complete then. Nothing on a tape that does not record.
+  // Records `function`, to be called when the backward reaches this point: the gradients of
+  // variables that only later ops use are complete then. Does nothing on a tape that does not
+  // record.
   void OnBackward(std::function<void()> function);
 
   // Fills the gradients of everything that `loss`, a tensor of one element, depends on, with

@@ -28,7 +28,8 @@ class NcclWorld {
   // `threads`: all ranks are in this process.
   explicit NcclWorld(bool threads) : threads_(threads) {}
 
-  // Of the communicator whose first link has this id; null unless all ranks are threads.
+  // The exchange that the ranks of a communicator share, known by the id of its first link; null
+  // unless all ranks are threads.
   std::shared_ptr<PeerExchange> Exchange(const ncclUniqueId& id);
 
   // The first failure is what every later call of a link returns.

@@ -57,7 +57,7 @@ class PeerCopies {
   // order of the thread's stream.
   ~PeerCopies();
 
-  // As Communicator's. Buffers on GPUs, to and from other ranks.
+  // As Communicator::Post, for buffers on GPUs, to and from other ranks.
   absl::Status Post(Channel channel, absl::Span<const SendBuffer> sends,
                     absl::Span<const ReceiveBuffer> receives);
   // The thread's stream waits for the copies. The host waits until the other ends are posted, not

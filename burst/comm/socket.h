@@ -32,7 +32,7 @@ class Socket {
 
   bool IsClosed() const;  // by the other end
 
-  // Of a listening socket.
+  // For a listening socket. port(): the one it listens on.
   absl::StatusOr<Socket> Accept(Deadline deadline) const;
   int port() const;
   // The other end's address in numbers; empty if it is this host, by its loopback.

@@ -33,10 +33,11 @@ struct TcpOptions {
 
 class TcpCommunicator : public Communicator {
  public:
-  // Of the ranks whose connections these are, in order of rank (rendezvous.h).
+  // Over existing connections with every rank, in order of rank (rendezvous.h).
   static std::unique_ptr<TcpCommunicator> Create(int rank, std::vector<Socket> connections,
                                                  const TcpOptions& options);
-  // The same, of processes that find each other first.
+  // The same for processes that find each other first. Collective; Unavailable if one of them does
+  // not come.
   static absl::StatusOr<std::unique_ptr<TcpCommunicator>> Create(const ProcessLaunch& launch,
                                                                  const TcpOptions& options);
   ~TcpCommunicator() override;

@@ -40,7 +40,8 @@ auto Sigmoid(const Array& x) {
   return (typename Array::Scalar(1) + (-x).exp()).inverse();
 }
 
-// Where a backward adds to the gradient of an input: memory to throw away when nobody wants it.
+// The buffer that a backward adds the gradient of an input to; scratch memory where the input
+// requires none.
 inline Tensor GradBuffer(const Variable& input) {
   return input.requires_grad() ? input.MutableGrad() : Tensor::ZerosLike(input.value());
 }

@@ -1,4 +1,4 @@
-// How a GPU's backwards hand their gradients on without passes over memory of their own.
+// How backwards on a GPU hand on gradients without an extra pass over memory.
 #pragma once
 
 #include "burst/autograd/tape.h"
@@ -14,8 +14,8 @@ inline cuda::ParameterGrad WantedGrad(const Variable& parameter) {
   return grad;
 }
 
-// For a backward that adds to the gradient that its input has already (the residual stream's) in
-// the pass that computes its own: sum = before + its gradient.
+// For a backward whose kernel computes sum = before + its contribution in one pass, `before` being
+// the gradient that the input (the residual stream) has already.
 //
 //   GradInPassing dx(x);
 //   Kernel(..., dx.before(), dx.sum());
@@ -28,7 +28,7 @@ class GradInPassing {
     if (!x.is_parameter() && !x.grad().null()) before_ = x.grad().Contiguous();
   }
   const Tensor& before() const { return before_; }  // null: nothing to add to
-  const Tensor& sum() const { return sum_; }        // null: nobody wants it
+  const Tensor& sum() const { return sum_; }        // null: x requires no gradient
   void Set() const {
     if (!x_.requires_grad()) return;
     if (x_.is_parameter()) {  // accumulated in its owner's buffer

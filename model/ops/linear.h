@@ -11,8 +11,8 @@ namespace burst {
 // in = heads head_dim); weight: [out, in]; bias: [out] or undefined; residual, y: [..., out].
 // The residual is added by the matrix product itself, which starts from it instead of from zero.
 //
-// `dx_done`, unless null, is called in the backward when dx is there and before x is read for
-// dweight: so that dx can go on its way, and x need not have been there before.
+// `dx_done`, unless null, is called in the backward when dx is complete and before x is read for
+// dweight: the caller may send dx from there, and put x back (Variable::SetValue).
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias = {},
                 const Variable& residual = {}, const std::function<void()>& dx_done = nullptr);
 

@@ -24,7 +24,7 @@ struct Matrix {
 // A contiguous tensor as [numel / cols, cols].
 Matrix AsMatrix(const Tensor& tensor, int64_t cols);
 
-// What happens to the product on its way to memory. Vectors belong to the columns of c.
+// An operation on the product before it is stored. `vector` has an element for each column of c.
 enum class Epilogue {
   kNone,
   kBias,          // c + vector
