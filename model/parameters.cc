@@ -32,7 +32,8 @@ void ForEachSlice(const Parameter& parameter, int rank, const Tensor& whole, con
   }
 }
 
-// What is shared comes first in the flat buffers, and last what ranks hold whole.
+// The order in the flat buffers: parameters that ranks share come first, those they hold whole
+// last.
 int Zone(const ParameterSharing& sharing) {
   if (sharing.ranks == 1 || !sharing.parts.empty()) return 0;
   return sharing.whole_gradient ? 1 : 2;

@@ -51,7 +51,7 @@ ParameterSharing TensorParallel::Whole() const {
   return sharing;
 }
 
-// With all tokens on every rank, so is the whole gradient.
+// Where every rank has all tokens, it has the whole gradient as well.
 ParameterSharing TensorParallel::WholeInLayers() const {
   ParameterSharing sharing = Whole();
   sharing.whole_gradient = ranks_ > 1 && !spread_tokens_;
@@ -113,8 +113,8 @@ Variable TensorParallel::FromLayers(Tape& tape, const Schedule& schedule, const 
 //   kTp:   y = x;              dx = all-reduce(dy)
 //   kTpSp: y = all-gather(x);  dx = reduce-scatter(dy)
 //
-// In the backward, in this order: the gather of y is posted, dy computed, waited for; the sum of dy
-// is posted, the gradient by the weights computed from y, waited for.
+// The backward, in this order: posts the gather of y, computes dy, waits for the gather; posts the
+// sum of dy, computes the gradient of the weights from y, waits for the sum.
 TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Schedule& schedule,
                                                      const Variable& x) const {
   Columns columns;
@@ -125,7 +125,7 @@ TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Schedule&
   const auto pending = std::make_shared<TokenExchange::Pending>();
   columns.pending = pending;
   columns.dx_done = [=, &tape] {
-    const Tensor dy = y.grad().Contiguous();  // made by the one product, for nobody else
+    const Tensor dy = y.grad().Contiguous();  // of one product only, so it may be summed in place
     absl::Status status;
     if (!spread_tokens_) {
       pending->result = dy;

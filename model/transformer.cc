@@ -140,7 +140,7 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
                        parallel_.PartOf(config_.kv_heads));
   };
   if (config_.family == Family::kLlama) {
-    Tensor positions = batch.positions;  // of attention's tokens
+    Tensor positions = batch.positions;  // of the tokens that attention works on
     if (parallel) {
       const absl::Status status = parallel_.GatherPositions(*schedule, batch.positions, &positions);
       if (!status.ok()) tape.Fail(status);

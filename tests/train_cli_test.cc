@@ -201,7 +201,7 @@ TEST_F(TrainCli, Mistakes) {
   fails(1, {"--data=one_line.txt", "--packed"}, {"--packed", "single document"});
   ExpectError(Train({"--out=a_file/run"}), 1, {"--out", "a_file/run"});
   ExpectError(Generate({}), 2, {"--checkpoint"});
-  ExpectError(Generate({"--checkpoint=missing"}), 1, {"missing"});
+  ExpectError(Generate({"--checkpoint=missing"}), 1, {"--checkpoint", "missing"});
   ExpectError(Generate({"--checkpoint=text.txt"}), 1, {"text.txt"});
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr char kFormat[] = "burst checkpoint 1";
 
-// What a flat buffer has of a parameter.
+// The elements of a parameter in a flat buffer, as a view.
 Tensor PartOf(const Tensor& flat, const Parameter& parameter) {
   return flat.Slice(0, parameter.offset, parameter.numel()).View(parameter.shape);
 }

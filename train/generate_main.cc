@@ -57,10 +57,16 @@ absl::Status ParseFlags(int argc, char** argv) {
 absl::Status Run() {
   std::string path = ResolvePath(absl::GetFlag(FLAGS_checkpoint));
   if (std::filesystem::is_directory(path)) path = CheckpointPath(path);
-  BURST_ASSIGN_OR_RETURN(const CheckpointInfo info, ReadCheckpointInfo(path));
+  const absl::StatusOr<CheckpointInfo> found = ReadCheckpointInfo(path);
+  if (!found.ok()) {
+    return absl::Status(found.status().code(),
+                        absl::StrCat("--checkpoint: ", found.status().message()));
+  }
+  const CheckpointInfo& info = *found;
   if (!info.tokenizer.has_value()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path, ": trained on .bin shards, without a tokenizer to write text with"));
+        absl::StrCat("--checkpoint: ", path,
+                     ": trained on .bin shards, without a tokenizer to write text with"));
   }
   const bool cuda = absl::GetFlag(FLAGS_device) != "cpu" && CudaDeviceCount() > 0;
   const DeviceType device = cuda ? DeviceType::kCuda : DeviceType::kCpu;

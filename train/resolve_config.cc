@@ -51,7 +51,7 @@ absl::Status CheckRanges(const TrainConfig& c) {
   if (c.ulysses != -1) BURST_RETURN_IF_ERROR(AtLeast("ulysses", c.ulysses, 1));
   BURST_RETURN_IF_ERROR(AtLeast("ranks_per_node", c.ranks_per_node, -1));
   if (c.threads != -1) BURST_RETURN_IF_ERROR(AtLeast("threads", c.threads, 1));
-  // What is beyond any machine is a typing error, found before memory runs out.
+  // A number that no machine could serve is a typing error; say so before memory runs out.
   constexpr int64_t kMaxTokens = int64_t{1} << 31;
   if (c.seqlen > kMaxTokens / c.batch) {
     return Invalid("seqlen", c.seqlen, " times --batch=", c.batch, " is more than 2^31 tokens");

@@ -51,7 +51,7 @@ absl::Status CheckWindow(const char* option, const char* part, const TokenSpan& 
                                                  " tokens, too few for --seqlen=", seqlen, advice));
 }
 
-// What contradicts can only be seen with the data at hand.
+// Contradictions that show only with the data at hand.
 absl::Status CheckAgainstData(const TrainConfig& options, const TrainingData& data) {
   BURST_RETURN_IF_ERROR(
       CheckWindow("data", "training", data.train, options.seqlen, "; give a shorter one"));

@@ -35,7 +35,7 @@ Tensor TakeRows(const Tensor& global, const std::vector<int32_t>& positions) {
   return local;
 }
 
-// Squares, summed over elements.
+// Sums of squares.
 struct Squares {
   double error = 0, reference = 0;
 };

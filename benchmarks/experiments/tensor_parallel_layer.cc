@@ -34,14 +34,14 @@ Tensor TensorParallelLayer::OwnHeads(const Tensor& all) const {
   return all.Slice(2, own.first, own.count);
 }
 
-// All tokens of what a rank has on its way into a layer.
+// All tokens of a tensor that enters the layer.
 absl::Status TensorParallelLayer::Whole(const Tensor& tensor, Tensor* whole) const {
   if (spread_tokens_) return exchange_.Gather(schedule_, tensor, whole);
   *whole = tensor;
   return absl::OkStatus();
 }
 
-// The way out of it; of a tensor of this rank's own.
+// The sum over ranks of a tensor that leaves it, on the tokens that this rank keeps.
 absl::Status TensorParallelLayer::Sum(const Tensor& partial, Tensor* sum) const {
   if (spread_tokens_) return exchange_.ReduceScatter(schedule_, partial, sum);
   *sum = partial;

@@ -101,7 +101,7 @@ class Ring::Gradients {
     SpareSum();
   }
 
-  // The round of `source` begins: what its block's gradient has to come with it.
+  // Begins the round of `source`: a gradient of its block that has arrived becomes the sum.
   void Begin(int source) {
     if (ahead_.empty()) return;
     BURST_CHECK(ahead_source_ == source && sum_.empty());
@@ -138,7 +138,7 @@ class Ring::Gradients {
     return absl::OkStatus();
   }
 
-  // Completes all transfers after the last round; what came home with the last of them.
+  // Completes all transfers after the last round. *last: what came home with them.
   absl::Status Finish(Tensors* last) {
     for (Link link : kLinks) {
       BURST_RETURN_IF_ERROR(Complete(link));
@@ -207,7 +207,7 @@ class Ring::Gradients {
     Reserve(own_, schedule_.max_length(), &sum_);
   }
   void SpareSum() { SpareTo(&sums_, &sum_); }
-  // The sum begins as what has arrived, in place where dtypes allow.
+  // What has arrived becomes the sum, in place unless it travelled in another dtype.
   void BeginSum(int source, Buffer* arrived) {
     if (!narrow_) return std::swap(sum_, *arrived);
     TakeSum();
@@ -223,14 +223,14 @@ class Ring::Gradients {
   Ring& ring_;
   const RingSchedule& schedule_;
   const Block& own_;
-  const DType dtype_;  // of what travels
-  const bool narrow_;  // sums are of another one
+  const DType dtype_;  // of gradients on their way
+  const bool narrow_;  // sums have another dtype
   std::vector<Buffer>& sums_;
   RingTraffic& traffic_;
   PerLink<Buffer> out_, in_;
   PerLink<int> arriving_;
-  Buffer sum_;    // of the round at work
-  Buffer ahead_;  // that of ahead_source_, the next round's
+  Buffer sum_;    // the gradient of the block at work, of this rank and those before it
+  Buffer ahead_;  // the same for the next round, whose block is that of rank ahead_source_
   int ahead_source_ = -1;
 };
 

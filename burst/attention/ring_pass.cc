@@ -14,7 +14,7 @@ class Tour {
   int ranks_per_node() const { return ranks_per_node_; }
   int num_rounds() const { return nodes_ * ranks_per_node_; }
 
-  // Where a block is in round t, and whose block is on a rank.
+  // The rank that has a block in round t, and the rank whose block is on `rank` then.
   int Host(int block, int t) const { return Moved(block, t / ranks_per_node_, Offset(t)); }
   int Source(int rank, int t) const { return Moved(rank, -(t / ranks_per_node_), -Offset(t)); }
 
@@ -24,10 +24,10 @@ class Tour {
     return t - (k <= 2 ? k : 2);
   }
 
-  // What becomes of a gradient after round t.
+  // Where a gradient goes after round t.
   struct Hop {
     Link link;
-    int round;  // whose rank it goes to; -1: home
+    int round;  // to the rank that has the block in this round; -1: home
   };
   Hop AfterRound(int t) const {
     const int m = t / ranks_per_node_, k = t % ranks_per_node_, last = ranks_per_node_ - 1;
@@ -50,9 +50,10 @@ class Tour {
   const int nodes_, ranks_per_node_;
 };
 
-// By round: the block is there; a gradient leaves, some rank before or this one has added to it.
+// The way of one block, by round.
 struct Path {
-  std::vector<bool> present, active;
+  std::vector<bool> present;  // the block is on the round's rank
+  std::vector<bool> active;   // its gradient leaves that rank: it or a rank before has added to it
 };
 
 Path MakePath(const Tour& tour, int block, const std::function<bool(int, int)>& needed) {

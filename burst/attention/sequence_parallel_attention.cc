@@ -12,7 +12,7 @@ namespace {
 
 using Saved = SequenceParallelAttention::Saved;
 
-// Forward for the tape: a failure is the tape's, and the results are zeros.
+// Forward for the tape: a failure is reported to the tape, and the results are zeros.
 void ForwardOnTape(Tape& tape, SequenceParallelAttention& attention, const RingSchedule& schedule,
                    const Tensor& q, const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
                    Saved* saved) {

@@ -22,7 +22,7 @@ Tensor EmptyWith(const Tensor& like, int64_t tokens) {
   return Tensor::Empty(shape, like.dtype(), like.device());
 }
 
-// Elements of each member's tokens, by which they lie one behind the other when they travel.
+// Elements of each member's tokens. On their way the members' tokens lie one behind the other.
 std::vector<int64_t> Counts(const RingSchedule& schedule, const Tensor& like) {
   int64_t token = like.dim(0);
   for (int64_t axis = kTokenAxis + 1; axis < like.ndim(); ++axis) token *= like.dim(axis);
@@ -31,7 +31,7 @@ std::vector<int64_t> Counts(const RingSchedule& schedule, const Tensor& like) {
   return counts;
 }
 
-// Whether they lie so in order of position too.
+// Whether that is the order of position as well, so that nothing has to be put in place.
 bool InOrder(const RingSchedule& schedule, const Tensor& like) {
   int64_t begin = 0;
   for (int m = 0; m < schedule.group().size; ++m) {

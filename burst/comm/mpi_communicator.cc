@@ -142,7 +142,7 @@ void MpiCommunicator::Abort(const absl::Status& reason) {
   std::fprintf(stderr, "%s gave up: %s\n", Who().c_str(), reason.ToString().c_str());
   std::fflush(stderr);
   MPI_Abort(comm_, 1);
-  std::_Exit(1);  // in case MPI_Abort comes back
+  std::_Exit(1);  // in case MPI_Abort returns
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Split(int color, int key) {

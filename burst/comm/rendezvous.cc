@@ -16,8 +16,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// A stranger that calls gets this long, one on a port of ours longer: rank 0 may have strangers to
-// deal with before it answers.
+// How long to wait for an answer: rank 0 waits less for a process of another job that connects,
+// than a rank waits for rank 0, which may have several of those to deal with first.
 constexpr milliseconds kStrangerCalls{1000}, kStrangerAnswers{10000};
 constexpr uint64_t kMagic = 0x315652'5453525542;  // "BURSTRV1"
 

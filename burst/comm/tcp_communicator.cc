@@ -31,7 +31,7 @@ using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kFarewell{1000};  // for the last words to leave, and others' to come
+constexpr milliseconds kFarewell{1000};  // at most, to send and receive the last messages
 constexpr int64_t kMaxTurnBytes = 1 << 20;
 
 enum class Kind : uint32_t { kMessage, kHeartbeat, kFinished, kFailed };
@@ -69,9 +69,9 @@ class TcpCommunicator::World {
 
  private:
   struct Peer {
-    Socket socket;  // closed: nothing comes any more
+    Socket socket;  // closed once nothing more can arrive
     std::deque<std::string> outgoing;
-    size_t written = 0;  // of the first
+    size_t written = 0;  // bytes of outgoing.front() that have left
     Header header;
     size_t header_read = 0;
     std::string payload;
@@ -108,7 +108,7 @@ class TcpCommunicator::World {
   std::vector<Peer> peers_;  // in order of rank; the own one is empty
   std::map<Key, std::deque<std::string>> inbox_;
   absl::Status failure_;
-  bool ending_ = false;  // the process: it needs nobody to be told
+  bool ending_ = false;  // the process gave up itself: on_failure is not called
   bool stopping_ = false;
   steady_clock::time_point said_, looked_;
 
@@ -194,8 +194,8 @@ void TcpCommunicator::World::QueueForAll(Kind kind, absl::string_view payload) {
   for (int peer = 0; peer < size(); ++peer) Queue(peer, kind, 0, 0, payload);
 }
 
-// The first failure is the one. It goes to all ranks before this one's connections close, so that
-// nobody takes this one for the one that was lost.
+// Only the first failure counts. All ranks are told of it before this one's connections close, so
+// that none takes this rank for the lost one.
 void TcpCommunicator::World::SetFailure(const absl::Status& failure) {
   if (!failure_.ok()) return;
   failure_ = failure;
@@ -283,7 +283,7 @@ void TcpCommunicator::World::WriteTo(int index) {
                            frame.size() - peer.written, MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;
-    // What the other end said before it closed is still to be read: that tells why.
+    // What the other end sent before it closed is still to be read: it tells why.
     if (n < 0) {
       peer.outgoing.clear();
       return;
@@ -297,7 +297,7 @@ void TcpCommunicator::World::WriteTo(int index) {
 
 void TcpCommunicator::World::CheckHeartbeats() {
   const auto now = steady_clock::now();
-  // This process itself may have stood still, and the others' words lie unread.
+  // If this process itself stood still, the others' heartbeats may lie unread.
   const bool stood_still = now - looked_ > options_.lost_after / 2;
   looked_ = now;
   for (int index = 0; index < size(); ++index) {
@@ -322,12 +322,13 @@ bool TcpCommunicator::World::AllClosed() const {
                      [](const Peer& peer) { return peer.socket.fd() < 0; });
 }
 
-// Moves what can be moved, after waiting for that at most so long.
+// Waits until something can be sent or received, at most for `timeout`, and does all of it that
+// does not block.
 void TcpCommunicator::World::RunOnce(Lock& lock, milliseconds timeout) {
   polled_.assign(1, {wake_.fd(), POLLIN, 0});
   for (const Peer& peer : peers_) {
     const short events = peer.outgoing.empty() ? POLLIN : POLLIN | POLLOUT;
-    polled_.push_back({peer.socket.fd(), events, 0});  // those below zero are passed over
+    polled_.push_back({peer.socket.fd(), events, 0});  // poll ignores descriptors below 0
   }
   lock.unlock();
   poll(polled_.data(), polled_.size(), static_cast<int>(timeout.count()));
@@ -356,8 +357,8 @@ void TcpCommunicator::World::Run() {
   }
 }
 
-// The last words leave; after a goodbye also those of the others come, lest closing the connection
-// with something unread destroy what was sent.
+// Sends the last messages and then, unless something failed, reads on until the others have closed:
+// closing a connection that holds unread data could destroy what was sent.
 void TcpCommunicator::World::SayFarewell(Lock& lock) {
   const auto end = steady_clock::now() + kFarewell;
   const auto left = [&] { return duration_cast<milliseconds>(end - steady_clock::now()); };

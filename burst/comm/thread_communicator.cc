@@ -147,8 +147,7 @@ absl::Status ThreadCommunicator::Await(Lock& lock, int channel, Done done) {
   return absl::OkStatus();
 }
 
-// A rank whose body has returned but that would have to act before this one's wait could end, or
-// -1.
+// A rank that this one's wait depends on, but whose body has returned; -1 if there is none.
 int ThreadCommunicator::AbsentPeer(int channel) const {
   for (int peer = 0; peer < group_->size; ++peer) {
     if (!world_.has_left(group_->members[peer])) continue;
@@ -179,7 +178,7 @@ void ThreadCommunicator::Abort(const absl::Status& reason) {
   (void)GiveUp(lock, reason);
 }
 
-// Whatever was not waited for is withdrawn: its memory may go next.
+// Withdraws whatever was not waited for, because its memory may be freed next.
 ThreadCommunicator::~ThreadCommunicator() {
   Lock lock = world_.Acquire();
   const auto& pending = self().pending;
@@ -207,7 +206,7 @@ absl::Status ThreadCommunicator::Meet(Lock& lock, Last last) {
                [&] { return group_->meetings != meeting; });
 }
 
-// The same, abort or not: for ranks that are all on their way here.
+// The same in spite of an abort, for points that every rank reaches.
 void ThreadCommunicator::MeetRegardless(Lock& lock) {
   const int64_t meeting = group_->meetings;
   if (++group_->arrived == group_->size) group_->EndMeeting();
@@ -249,7 +248,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> ThreadCommunicator::Split(int colo
   return result;
 }
 
-// Segment s of every rank's tensor becomes their sum, in the order that AllReduceSum promises.
+// Replaces segment s of every rank's tensor by their sum, in the order that AllReduceSum promises.
 template <typename T>
 void SumSegment(absl::Span<T* const> tensors, int s, Segment segment) {
   const int size = static_cast<int>(tensors.size());
@@ -298,7 +297,7 @@ absl::Status ThreadCommunicator::AllReduceSum(const Tensor& tensor) {
   });
   CountAllReduce(tensor.numel(), SizeOf(tensor.dtype()));
   world_.Reacquire(lock);
-  MeetRegardless(lock);  // until all are done, others write this tensor
+  MeetRegardless(lock);  // others write to this tensor until all are done
   return absl::OkStatus();
 }
 
