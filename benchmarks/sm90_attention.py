@@ -23,7 +23,6 @@ import sys
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-BF16, FLOAT, ACCUMULATE = 0, 1, 2
 PATTERN = ""  # only benchmarks whose label has a match
 
 
@@ -41,7 +40,8 @@ class Shape(ctypes.Structure):
 
 class ForwardParams(ctypes.Structure):
     _fields_ = [("shape", Shape), ("q", Operand), ("k", Operand), ("v", Operand), ("out", Operand),
-                ("store", ctypes.c_int), ("lse", ctypes.c_void_p), ("workspace", ctypes.c_void_p)]
+                ("out_is_float", ctypes.c_bool), ("sum", Operand), ("lse", ctypes.c_void_p),
+                ("yielding", ctypes.c_bool), ("workspace", ctypes.c_void_p)]
 
 
 class DeltaParams(ctypes.Structure):
@@ -53,7 +53,7 @@ class DeltaParams(ctypes.Structure):
 class BackwardParams(ctypes.Structure):
     _fields_ = [("shape", Shape), ("q", Operand), ("k", Operand), ("v", Operand),
                 ("dout", Operand), ("lse", ctypes.c_void_p), ("delta", ctypes.c_void_p),
-                ("dq", Operand), ("dk", Operand), ("dv", Operand), ("store", ctypes.c_int),
+                ("dq", Operand), ("dk", Operand), ("dv", Operand), ("add", ctypes.c_bool),
                 ("deterministic", ctypes.c_bool), ("workspace", ctypes.c_void_p)]
 
 
@@ -96,15 +96,16 @@ class Kernels:
         return Shape(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], scale,
                      pointer(begin), pointer(end), stride)
 
-    def forward(self, q, k, v, scale, ranges, out, lse, store=BF16):
+    def forward(self, q, k, v, scale, ranges, out, lse):
         shape = self.shape(q, k, scale, ranges)
         workspace = self._workspace(
             "forward", self.lib.burst_sm90_forward_workspace(ctypes.byref(shape)))
         self._call("forward", ForwardParams(shape, operand(q), operand(k), operand(v), operand(out),
-                                            store, pointer(lse), workspace))
+                                            out.dtype == torch.float32, Operand(), pointer(lse),
+                                            False, workspace))
 
     def backward(self, q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta, dq_sum,
-                 deterministic=False, store=BF16, dlse=None):
+                 deterministic=False, dlse=None):
         shape = self.shape(q, k, scale, ranges)
         self._call("delta", DeltaParams(shape, operand(out), operand(dout),
                                         out.dtype == torch.float32, pointer(dlse), pointer(delta)))
@@ -113,7 +114,7 @@ class Kernels:
             ctypes.byref(shape), ctypes.c_bool(deterministic)))
         self._call("backward", BackwardParams(
             shape, operand(q), operand(k), operand(v), operand(dout), pointer(lse), pointer(delta),
-            operand(dq_sum), operand(dk), operand(dv), store, deterministic, workspace))
+            operand(dq_sum), operand(dk), operand(dv), False, deterministic, workspace))
         self._call("convert", ConvertParams(q.shape[0], q.shape[1], q.shape[2], q.shape[3],
                                             operand(dq_sum), operand(dq)))
 
@@ -235,21 +236,20 @@ def make(batch, q_len, k_len, heads, kv_heads, dim, magnitude, seed=0, padding=0
     return tensor(q_len, heads), tensor(k_len, kv_heads), tensor(k_len, kv_heads), tensor(q_len, heads)
 
 
-def run_ours(kernels, q, k, v, scale, ranges, dout=None, deterministic=False, store=BF16, dlse=None):
+def run_ours(kernels, q, k, v, scale, ranges, dout=None, deterministic=False, dlse=None):
     poison = math.nan
-    kind = torch.bfloat16 if store == BF16 else torch.float32
-    out = torch.full(q.shape, poison, dtype=kind, device="cuda")
+    out = torch.full(q.shape, poison, dtype=torch.bfloat16, device="cuda")
     lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), poison, device="cuda")
-    kernels.forward(q, k, v, scale, ranges, out, lse, store)
+    kernels.forward(q, k, v, scale, ranges, out, lse)
     result = {"out": out, "lse": lse}
     if dout is not None:
         dq = torch.full(q.shape, poison, dtype=torch.bfloat16, device="cuda")
-        dk = torch.full(k.shape, poison, dtype=kind, device="cuda")
-        dv = torch.full(k.shape, poison, dtype=kind, device="cuda")
+        dk = torch.full(k.shape, poison, dtype=torch.bfloat16, device="cuda")
+        dv = torch.full(k.shape, poison, dtype=torch.bfloat16, device="cuda")
         delta = torch.full_like(lse, poison)
         dq_sum = torch.empty(q.shape, device="cuda")
         kernels.backward(q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta, dq_sum,
-                         deterministic, store, dlse)
+                         deterministic, dlse)
         result.update(dq=dq, dk=dk, dv=dv)
     torch.cuda.synchronize()
     return result

@@ -183,27 +183,34 @@ TEST_P(KernelsTest, EveryLength) {
   }
 }
 
-// Blocks of keys in any order, merged in float32, are the attention over all keys.
+// Blocks of keys in any order, merged in float32, are the attention over all keys; the last of them
+// leaves the sum, or bfloat16 beside it.
 TEST_P(KernelsTest, BlocksOfKeysMerge) {
   constexpr int64_t kBatch = 2, kLength = 310;
   for (MaskKind kind : {MaskKind::kFull, MaskKind::kCausal, MaskKind::kRandom}) {
     for (int64_t d : {64, 128, 200}) {
-      SCOPED_TRACE(testing::Message() << kind << " " << d);
+      const bool in_place = d == 64 || kind == MaskKind::kCausal;
+      SCOPED_TRACE(testing::Message() << kind << " " << d << (in_place ? " in place" : ""));
       const Problem problem = MakeProblem(kBatch, kLength, kLength, 4, 2, d, kind);
       const std::vector<std::array<int64_t, 2>> blocks = {
           {200, 310}, {7, 8}, {0, 7}, {8, 8}, {8, 200}};
       const auto zeros = [](const Tensor& like) {
         return Tensor::Zeros(like.shape(), kFloat, kCuda);
       };
-      const AttentionResults result = {PoisonedSum(problem.q), Poisoned(problem.dlse),
-                                       zeros(problem.q), zeros(problem.k), zeros(problem.v)};
-      bool merge = false;
-      for (const auto& [begin, end] : blocks) {
-        const KeyBlock block(problem, begin, end);
-        GetParam().forward({block.shape(), Operand(problem.q), block.Of(problem.k),
-                            block.Of(problem.v), Operand(result.out), result.lse.raw_data(), merge,
-                            kFloat});
-        merge = true;
+      AttentionResults result = {PoisonedSum(problem.q), Poisoned(problem.dlse), zeros(problem.q),
+                                 zeros(problem.k), zeros(problem.v)};
+      const Tensor sum = result.out;
+      for (size_t i = 0; i < blocks.size(); ++i) {
+        const KeyBlock block(problem, blocks[i][0], blocks[i][1]);
+        const bool converts = i + 1 == blocks.size() && !in_place;
+        if (converts) result.out = Poisoned(problem.q);
+        FlashForwardParams params = {block.shape(),       Operand(problem.q),
+                                     block.Of(problem.k), block.Of(problem.v),
+                                     Operand(result.out), result.lse.raw_data(),
+                                     /*merge=*/i > 0,     result.out.dtype()};
+        if (converts) params.sum = Operand(sum);
+        params.yielding = i % 2 == 1;
+        GetParam().forward(params);
       }
       const Tensor delta = Delta(problem, result.out.To(kBf16));
       for (const auto& [begin, end] : blocks) {

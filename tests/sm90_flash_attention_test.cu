@@ -108,8 +108,8 @@ Results RunBf16(Problem& p, const float* dlse, bool deterministic) {
   Buffer<float> dq_sum(p.QSize());
   dq_sum.Fill(0);
   const Shape& shape = p.shape;
-  ForwardParams forward{
-      shape, p.q, p.k, p.v, p.LikeQ(out.data()), Store::kBf16, p.lse.data(), p.workspace.data()};
+  ForwardParams forward{shape, p.q, p.k,          p.v,   p.LikeQ(out.data()),
+                        false, {},  p.lse.data(), false, p.workspace.data()};
   EXPECT_EQ(LaunchForward(forward, nullptr), cudaSuccess);
   EXPECT_EQ(LaunchDelta({shape, forward.out, p.dout, false, dlse, p.delta.data()}, nullptr),
             cudaSuccess);
@@ -123,7 +123,7 @@ Results RunBf16(Problem& p, const float* dlse, bool deterministic) {
                           p.LikeQ(dq_sum.data()),
                           p.LikeK(dk.data()),
                           p.LikeK(dv.data()),
-                          Store::kBf16,
+                          /*add=*/false,
                           deterministic,
                           p.backward_workspace.data()};
   EXPECT_EQ(LaunchBackward(backward, nullptr), cudaSuccess);
@@ -260,15 +260,17 @@ TEST_P(FlashAttentionSm90Test, HopsMergeAndAccumulate) {
     part.data = static_cast<char*>(x.data) + hop * kHop * x.seq_stride * element;
     return part;
   };
-  const auto forward = [&](int64_t hop, Store store) {
-    return LaunchForward({shapes[hop], p.q, at_hop(p.k, hop, 2), at_hop(p.v, hop, 2),
-                          p.LikeQ(out.data()), store, p.lse.data(), p.workspace.data()},
-                         nullptr);
+  const auto forward = [&](int64_t hop, bool merge) {
+    const Operand sum = p.LikeQ(out.data());
+    return LaunchForward(
+        {shapes[hop], p.q, at_hop(p.k, hop, 2), at_hop(p.v, hop, 2), sum, /*out_is_float=*/true,
+         merge ? sum : Operand(), p.lse.data(), /*yielding=*/hop == 1, p.workspace.data()},
+        nullptr);
   };
   // The last hop first, so that the first one assigned leaves rows that have seen nothing.
-  ASSERT_EQ(forward(2, Store::kFloat), cudaSuccess);
-  ASSERT_EQ(forward(0, Store::kFloatAccumulate), cudaSuccess);
-  ASSERT_EQ(forward(1, Store::kFloatAccumulate), cudaSuccess);
+  ASSERT_EQ(forward(2, false), cudaSuccess);
+  ASSERT_EQ(forward(0, true), cudaSuccess);
+  ASSERT_EQ(forward(1, true), cudaSuccess);
   ASSERT_EQ(
       LaunchDelta({p.shape, p.LikeQ(out.data()), p.dout, true, nullptr, p.delta.data()}, nullptr),
       cudaSuccess);
@@ -277,7 +279,7 @@ TEST_P(FlashAttentionSm90Test, HopsMergeAndAccumulate) {
         LaunchBackward({shapes[hop], p.q, at_hop(p.k, hop, 2), at_hop(p.v, hop, 2), p.dout,
                         p.lse.data(), p.delta.data(), p.LikeQ(dq.data()),
                         at_hop(p.LikeK(dk.data()), hop, 4), at_hop(p.LikeK(dv.data()), hop, 4),
-                        Store::kFloatAccumulate, hop == 1, p.backward_workspace.data()},
+                        /*add=*/true, hop == 1, p.backward_workspace.data()},
                        nullptr),
         cudaSuccess);
   }
@@ -312,9 +314,17 @@ TEST(FlashAttentionSm90ArgumentsTest, RefusesWhatItDoesNotServe) {
   Problem p(1, 64, 64, 2, 1, 64);
   Buffer<bf16> out(p.QSize());
   const auto launch = [&](const Shape& shape, const Operand& q) {
-    return LaunchForward(
-        {shape, q, p.k, p.v, p.LikeQ(out.data()), Store::kBf16, p.lse.data(), p.workspace.data()},
-        nullptr);
+    return LaunchForward({shape,
+                          q,
+                          p.k,
+                          p.v,
+                          p.LikeQ(out.data()),
+                          false,
+                          {},
+                          p.lse.data(),
+                          false,
+                          p.workspace.data()},
+                         nullptr);
   };
   EXPECT_EQ(launch(p.shape, p.q), cudaSuccess);
   Shape shape = p.shape;
@@ -335,14 +345,14 @@ TEST(FlashAttentionSm90LongTest, FourMillionTokens) {
   Buffer<bf16> out(p.QSize()), dk(p.KSize()), dv(p.KSize());
   Buffer<float> dq(p.QSize());
   dq.Fill(0);
-  ForwardParams forward{
-      p.shape, p.q, p.k, p.v, p.LikeQ(out.data()), Store::kBf16, p.lse.data(), p.workspace.data()};
+  ForwardParams forward{p.shape, p.q, p.k,          p.v,   p.LikeQ(out.data()),
+                        false,   {},  p.lse.data(), false, p.workspace.data()};
   ASSERT_EQ(LaunchForward(forward, nullptr), cudaSuccess);
   ASSERT_EQ(LaunchDelta({p.shape, forward.out, p.dout, false, nullptr, p.delta.data()}, nullptr),
             cudaSuccess);
   ASSERT_EQ(LaunchBackward(
                 {p.shape, p.q, p.k, p.v, p.dout, p.lse.data(), p.delta.data(), p.LikeQ(dq.data()),
-                 p.LikeK(dk.data()), p.LikeK(dv.data()), Store::kBf16, false, nullptr},
+                 p.LikeK(dk.data()), p.LikeK(dv.data()), /*add=*/false, false, nullptr},
                 nullptr),
             cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);

@@ -210,12 +210,13 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), sum_dtype, q.device(), lse));
   if (!lse->is_contiguous()) return absl::InvalidArgumentError("lse must be contiguous");
 
-  // Q stays; K, V travel. (O, lse) <- merge((O, lse), attention(Q, K, V)).
+  // Q stays; K, V travel. (O, lse) <- merge((O, lse), attention(Q, K, V)). Where O is of another
+  // dtype than its sum, the last round leaves it converted.
   const RingPass& pass = schedule.key_pass();
-  const auto rounds = std::count_if(pass.rounds.begin() + 1, pass.rounds.end(),
-                                    [](const RingRound& round) { return round.compute; });
-  const bool merged_in_place = rounds == 0 || q.dtype() == sum_dtype;
-  const Tensor sum = merged_in_place ? *out : Tensor::Empty(q.shape(), sum_dtype, q.device());
+  auto rounds_left = 1 + std::count_if(pass.rounds.begin() + 1, pass.rounds.end(),
+                                       [](const RingRound& round) { return round.compute; });
+  const bool in_place = rounds_left == 1 || q.dtype() == sum_dtype;
+  const Tensor sum = in_place ? *out : Tensor::Empty(q.shape(), sum_dtype, q.device());
   const Ring::Tensors keys = Travelling({k, v});
   const Ring::Block block = {{keys[0], kSeqAxis}, {keys[1], kSeqAxis}};
   bool merge = false;
@@ -229,15 +230,17 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
         params.q = Operand(q);
         params.k = Operand(kv[0]);
         params.v = Operand(kv[1]);
-        params.out = Operand(sum);
-        params.out_dtype = sum.dtype();
+        const Tensor& result = --rounds_left == 0 ? *out : sum;
+        params.out = Operand(result);
+        params.out_dtype = result.dtype();
         params.lse = lse->raw_data();
         params.merge = merge;
+        if (merge && !in_place) params.sum = Operand(sum);
+        params.yielding = comm_ != nullptr && comm_->messages_are_kernels();
         FlashForward(q.device(), params);
         merge = true;
       },
       &stats_.forward));
-  if (!merged_in_place) FlashConvert(sum, *out);
   if (saved != nullptr) *saved = {q, k, v, *out, *lse, {}, {}};
   return absl::OkStatus();
 }

@@ -71,6 +71,9 @@ class Communicator {
                     absl::Span<const ReceiveBuffer> receives);
   // Completes everything posted on the channel.
   virtual absl::Status Wait(Channel channel) = 0;
+  // Messages of GPU memory are carried by kernels, which need multiprocessors beside those of other
+  // work: a kernel that holds all of them to its end keeps messages from being hidden under it.
+  virtual bool messages_are_kernels() const { return false; }
 
   // For a rank that cannot go on: frees those that wait for it. Threads: every pending and later
   // call of every rank, in this group and all others split from the same world, fails with

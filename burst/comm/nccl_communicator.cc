@@ -114,6 +114,7 @@ class NcclCommunicator : public Communicator {
   int world_size() const override { return host_->world_size(); }
 
   absl::Status Wait(Channel channel) override;
+  bool messages_are_kernels() const override { return world_size() > 1 && copies_ == nullptr; }
   void Abort(const absl::Status& reason) override { host_->Abort(reason); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
   absl::Status AllReduceSum(const Tensor& tensor) override;

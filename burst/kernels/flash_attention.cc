@@ -28,6 +28,8 @@ absl::Status CheckFlashAttention(DeviceType device, DType dtype, int64_t head_di
 }
 
 void FlashForward(DeviceType device, const FlashForwardParams& params) {
+  BURST_CHECK(params.sum.data == nullptr || params.shape.dtype == DType::kBFloat16)
+      << "sums of " << Name(params.shape.dtype) << " are merged in place";
   if (!params.shape.tiles) {
     BURST_CHECK(device == DeviceType::kCpu) << "attention without tiles on " << Name(device);
     return NaiveForwardCpu(params);

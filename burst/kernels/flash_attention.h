@@ -58,8 +58,8 @@ struct FlashAttentionShape {
 // float32 for bfloat16, else the dtype itself.
 DType SumDType(DType dtype);
 
-// out, lse <- merge((out, lse), attention(q, k, v)), or assigned when merge is false. A row that
-// has seen no key holds out = 0 and lse = -inf.
+// out, lse <- merge((sum, lse), attention(q, k, v)), or attention(q, k, v) when merge is false. A
+// row that has seen no key holds out = 0 and lse = -inf.
 struct FlashForwardParams {
   FlashAttentionShape shape;
   AttentionOperand q;    // [batch, q_len, num_heads, head_dim]
@@ -68,8 +68,13 @@ struct FlashForwardParams {
   AttentionOperand out;  // like q
   void* lse = nullptr;   // [batch, num_heads, q_len], contiguous
   bool merge = false;
-  // bfloat16, or float32, which merge needs; read for bfloat16 inputs only, else out is of dtype.
+  // bfloat16 or float32; read for bfloat16 inputs only, else out is of dtype.
   DType out_dtype = DType::kFloat32;
+  // For bfloat16 inputs: what is merged with, float32, like q. Null data: `out` itself.
+  AttentionOperand sum = {};
+  // On a GPU: kernels of other streams with a higher priority (NCCL's) need not wait until this one
+  // is done with all queries. Costs 1 % and less.
+  bool yielding = false;
 };
 
 // delta = rowsum(dout * out) - dlse: what the softmax's backward subtracts. Once per backward,

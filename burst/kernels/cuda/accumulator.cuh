@@ -66,35 +66,30 @@ __device__ __forceinline__ void StoreRowBf16(const float (&d)[kColumns / 2], flo
   }
 }
 
-// The same to fp32 memory: row = row * keep + d * factor (keep unused unless kAccumulate).
-template <int kHalf, bool kAccumulate, int kColumns>
+// The same to fp32 memory.
+template <int kHalf, int kColumns>
 __device__ __forceinline__ void StoreRowFloat(const float (&d)[kColumns / 2], float factor,
-                                              float* row, float keep, bool valid, int head_dim) {
-  // Many loads on their way at once: one after the other, each with its store, they would take as
-  // long as all of the row's arithmetic.
-  constexpr int kPairs = kColumns / 8, kAtOnce = kPairs < 16 ? kPairs : 16;
-  const int lane = threadIdx.x % 4;
+                                              float* row, bool valid, int head_dim) {
 #pragma unroll
-  for (int first = 0; first < kPairs; first += kAtOnce) {
-    float2 old[kAtOnce];
+  for (int j = 0; j < kColumns / 8; ++j) {
+    const int column = j * 8 + threadIdx.x % 4 * 2, i = 4 * j + 2 * kHalf;
+    const float2 value = {d[i] * factor, d[i + 1] * factor};
+    if (valid && column < head_dim) *reinterpret_cast<float2*>(row + column) = value;
+  }
+}
+
+// Row `kHalf` of fp32 memory to a warp's accumulators; where it is not valid and beyond head_dim
+// zeros.
+template <int kHalf, int kColumns>
+__device__ __forceinline__ void LoadRowFloat(const float* row, bool valid, int head_dim,
+                                             float (&d)[kColumns / 2]) {
 #pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int column = (first + j) * 8 + lane * 2;
-      old[j] = {0, 0};
-      if (kAccumulate && valid && column < head_dim) {
-        old[j] = __ldcg(reinterpret_cast<const float2*>(row + column));
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int column = (first + j) * 8 + lane * 2, i = 4 * (first + j) + 2 * kHalf;
-      float2 value = {d[i] * factor, d[i + 1] * factor};
-      if (kAccumulate) {
-        value.x = fmaf(old[j].x, keep, value.x);
-        value.y = fmaf(old[j].y, keep, value.y);
-      }
-      if (valid && column < head_dim) *reinterpret_cast<float2*>(row + column) = value;
-    }
+  for (int j = 0; j < kColumns / 8; ++j) {
+    const int column = j * 8 + threadIdx.x % 4 * 2, i = 4 * j + 2 * kHalf;
+    float2 x = {0, 0};
+    if (valid && column < head_dim) x = __ldcg(reinterpret_cast<const float2*>(row + column));
+    d[i] = x.x;
+    d[i + 1] = x.y;
   }
 }
 

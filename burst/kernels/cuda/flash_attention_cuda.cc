@@ -42,7 +42,12 @@ void CheckTensorCores(const FlashForwardParams& params) {
   CheckOperand("k", params.k, kBf16, s.batch, s.k_len, s.num_kv_heads);
   CheckOperand("v", params.v, kBf16, s.batch, s.k_len, s.num_kv_heads);
   CheckOperand("out", params.out, params.out_dtype, s.batch, s.q_len, s.num_heads);
-  BURST_CHECK(params.out_dtype == kFloat || !params.merge) << "merging needs float32 results";
+  if (!params.merge) return;
+  if (params.sum.data != nullptr) {
+    CheckOperand("sum", params.sum, kFloat, s.batch, s.q_len, s.num_heads);
+  } else {
+    BURST_CHECK(params.out_dtype == kFloat) << "merging needs a float32 sum";
+  }
 }
 
 void CheckTensorCores(const FlashBackwardParams& params) {
@@ -82,9 +87,11 @@ void ForwardSm90(const FlashForwardParams& params) {
   launch.k = Sm90Operand(params.k);
   launch.v = Sm90Operand(params.v);
   launch.out = Sm90Operand(params.out);
-  launch.store = params.merge                 ? sm90::Store::kFloatAccumulate
-                 : params.out_dtype == kFloat ? sm90::Store::kFloat
-                                              : sm90::Store::kBf16;
+  launch.out_is_float = params.out_dtype == kFloat;
+  if (params.merge) {
+    launch.sum = params.sum.data == nullptr ? launch.out : Sm90Operand(params.sum);
+  }
+  launch.yielding = params.yielding;
   launch.lse = static_cast<float*>(params.lse);
   const int64_t words = (sm90::ForwardWorkspaceBytes(launch.shape) + 3) / 4;
   const Tensor workspace = Tensor::Zeros({words}, kFloat, DeviceType::kCuda);
@@ -105,7 +112,7 @@ void BackwardSm90(const FlashBackwardParams& params, const AttentionOperand& dq)
   launch.dq = Sm90Operand(dq);
   launch.dk = Sm90Operand(params.dk);
   launch.dv = Sm90Operand(params.dv);
-  launch.store = params.assign ? sm90::Store::kBf16 : sm90::Store::kFloatAccumulate;
+  launch.add = !params.assign;
   launch.deterministic = params.deterministic;
   const int64_t words = (sm90::BackwardWorkspaceBytes(launch.shape, launch.deterministic) + 3) / 4;
   const Tensor workspace = Tensor::Empty({words}, kFloat, DeviceType::kCuda);

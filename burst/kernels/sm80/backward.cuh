@@ -147,7 +147,7 @@ __device__ __forceinline__ void PassTurn(int* counter, int turn) {
 // counters [batch, num_heads, query tiles]: zeros, or null when the order is free.
 template <class Traits>
 __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
-    const __grid_constant__ FlashBackwardParams params, int key_tiles, int query_tiles, Store store,
+    const __grid_constant__ FlashBackwardParams params, int key_tiles, int query_tiles,
     int* counters) {
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   constexpr int kHeadDim = Traits::kHeadDim, kThreads = Traits::kThreads;
@@ -264,16 +264,20 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
   for (int m = 0; m < kDkM; ++m) {
     const int row = key + dk_row + 16 * m + lane / 4;
     const bool valid[2] = {row < k_len, row + 8 < k_len};
-    StoreRows<Traits::kDkColumns>(store, dv[m], one, one, params.dv, b, kv_head, row, valid,
-                                  head_dim, dk_column);
-    StoreRows<Traits::kDkColumns>(store, dk[m], scales, one, params.dk, b, kv_head, row, valid,
-                                  head_dim, dk_column);
+    const RowPair rows{b, kv_head, row, valid, head_dim, dk_column};
+    if (!params.assign) {
+      MergeRows<Traits::kDkColumns>(params.dv, rows, one, one, dv[m]);
+      MergeRows<Traits::kDkColumns>(params.dk, rows, scales, one, dk[m]);
+    }
+    StoreRows<Traits::kDkColumns>(!params.assign, dv[m], one, params.dv, rows);
+    StoreRows<Traits::kDkColumns>(!params.assign, dk[m], params.assign ? scales : one, params.dk,
+                                  rows);
   }
 }
 
-// params.dq is float32 and added to; dk, dv as `store` says.
+// params.dq is float32 and added to.
 template <class Traits>
-void LaunchBackward(const FlashBackwardParams& params, Store store) {
+void LaunchBackward(const FlashBackwardParams& params) {
   const FlashAttentionShape& shape = params.shape;
   const int key_tiles = static_cast<int>((shape.k_len + Traits::kBlockN - 1) / Traits::kBlockN);
   const int query_tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
@@ -288,8 +292,7 @@ void LaunchBackward(const FlashBackwardParams& params, Store store) {
   BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         Traits::kSharedBytes));
   kernel<<<static_cast<unsigned>(blocks), Traits::kThreads, Traits::kSharedBytes,
-           cuda::CurrentStream()>>>(params, key_tiles, query_tiles, store,
-                                    cuda::Data<int>(counters));
+           cuda::CurrentStream()>>>(params, key_tiles, query_tiles, cuda::Data<int>(counters));
   BURST_CUDA_CHECK_LAUNCH("attention backward");
 }
 

@@ -4,8 +4,8 @@
 namespace burst {
 namespace sm80 {
 
-void BackwardD128(const FlashBackwardParams& params, Store store) {
-  LaunchBackward<BackwardTraits<128, 64, 128, 2, 2, 4>>(params, store);
+void BackwardD128(const FlashBackwardParams& params) {
+  LaunchBackward<BackwardTraits<128, 64, 128, 2, 2, 4>>(params);
 }
 
 }  // namespace sm80

@@ -4,8 +4,8 @@
 namespace burst {
 namespace sm80 {
 
-void BackwardD256(const FlashBackwardParams& params, Store store) {
-  LaunchBackward<BackwardTraits<256, 64, 64, 1, 2, 2>>(params, store);
+void BackwardD256(const FlashBackwardParams& params) {
+  LaunchBackward<BackwardTraits<256, 64, 64, 1, 2, 2>>(params);
 }
 
 }  // namespace sm80

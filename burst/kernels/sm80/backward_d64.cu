@@ -4,8 +4,8 @@
 namespace burst {
 namespace sm80 {
 
-void BackwardD64(const FlashBackwardParams& params, Store store) {
-  LaunchBackward<BackwardTraits<64, 128, 128, 2, 4, 4>>(params, store);
+void BackwardD64(const FlashBackwardParams& params) {
+  LaunchBackward<BackwardTraits<64, 128, 128, 2, 4, 4>>(params);
 }
 
 }  // namespace sm80

@@ -12,10 +12,9 @@ void Forward(const FlashForwardParams& params) {
 }
 
 void Backward(const FlashBackwardParams& params) {
-  const Store store = params.assign ? Store::kBf16 : Store::kFloatAccumulate;
-  if (params.shape.head_dim <= 64) return BackwardD64(params, store);
-  if (params.shape.head_dim <= 128) return BackwardD128(params, store);
-  BackwardD256(params, store);
+  if (params.shape.head_dim <= 64) return BackwardD64(params);
+  if (params.shape.head_dim <= 128) return BackwardD128(params);
+  BackwardD256(params);
 }
 
 }  // namespace sm80

@@ -78,9 +78,9 @@ struct Position {
 
 // O = O / l, lse = softmax_scale m + log l; merged with what is there.
 template <class Traits>
-__device__ __forceinline__ void Finish(const FlashForwardParams& params, int tiles, Store store,
+__device__ __forceinline__ void Finish(const FlashForwardParams& params, int tiles,
                                        const Softmax<Traits::kM>& softmax,
-                                       const float (&o)[Traits::kM][Traits::kHeadDim / 8][4]) {
+                                       float (&o)[Traits::kM][Traits::kHeadDim / 8][4]) {
   constexpr int kM = Traits::kM, kHeadDim = Traits::kHeadDim;
   const FlashAttentionShape& shape = params.shape;
   const int q_len = static_cast<int>(shape.q_len), head_dim = static_cast<int>(shape.head_dim);
@@ -104,7 +104,7 @@ __device__ __forceinline__ void Finish(const FlashForwardParams& params, int til
         row_lse = softmax.max[m][half] * static_cast<float>(shape.softmax_scale) + logf(sum);
         factor[half] = 1 / sum;
       }
-      if (store == Store::kFloatAccumulate && valid[half]) {
+      if (params.merge && valid[half]) {
         const MergeWeights<float> weights = Merge(lse[i], row_lse);
         row_lse = weights.lse;
         factor[half] *= weights.b;
@@ -113,14 +113,19 @@ __device__ __forceinline__ void Finish(const FlashForwardParams& params, int til
       __syncwarp();  // the four lanes have read lse
       if (valid[half] && lane % 4 == 0) lse[i] = row_lse;
     }
-    StoreRows<kHeadDim>(store, o[m], factor, keep, params.out, position.b, position.h, row, valid,
-                        head_dim);
+    const RowPair rows{position.b, position.h, row, valid, head_dim};
+    if (params.merge) {
+      MergeRows<kHeadDim>(params.sum.data == nullptr ? params.out : params.sum, rows, factor, keep,
+                          o[m]);
+      factor[0] = factor[1] = 1;
+    }
+    StoreRows<kHeadDim>(params.out_dtype == DType::kFloat32, o[m], factor, params.out, rows);
   }
 }
 
 template <class Traits>
 __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
-    const __grid_constant__ FlashForwardParams params, int tiles, Store store) {
+    const __grid_constant__ FlashForwardParams params, int tiles) {
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kM = Traits::kM;
   constexpr int kHeadDim = Traits::kHeadDim, kThreads = Traits::kThreads;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -183,7 +188,7 @@ __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
     MultiplyAccumulators(s, BT<kHeadDim>(v_tile, 0), o);
   }
 
-  Finish<Traits>(params, tiles, store, softmax, o);
+  Finish<Traits>(params, tiles, softmax, o);
 }
 
 template <class Traits>
@@ -192,14 +197,11 @@ void LaunchForward(const FlashForwardParams& params) {
   const int tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
   const int64_t blocks = tiles * shape.num_heads * shape.batch;
   if (blocks == 0) return;
-  const Store store = params.merge                          ? Store::kFloatAccumulate
-                      : params.out_dtype == DType::kFloat32 ? Store::kFloat
-                                                            : Store::kBf16;
   const auto kernel = ForwardKernel<Traits>;
   BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         Traits::kSharedBytes));
   kernel<<<static_cast<unsigned>(blocks), Traits::kThreads, Traits::kSharedBytes,
-           cuda::CurrentStream()>>>(params, tiles, store);
+           cuda::CurrentStream()>>>(params, tiles);
   BURST_CUDA_CHECK_LAUNCH("attention forward");
 }
 

@@ -256,33 +256,57 @@ __device__ __forceinline__ float RowSum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// Rows `row` and row + 8 of the lane, times `factor`, to a head, from `column` on; those that are
-// `valid`.
+// Columns column .. column + kColumns - 1 of two rows of a head, row and row + 8, as a lane sees
+// them.
+struct RowPair {
+  int64_t b, h, row;
+  const bool (&valid)[2];
+  int head_dim;
+  int column = 0;
+
+  template <typename T>
+  __device__ __forceinline__ T* Upper(const AttentionOperand& operand) const {
+    return Head<T>(operand, b, h).row(row) + column;
+  }
+  __device__ __forceinline__ int columns() const { return head_dim - column; }
+};
+
+// d = d * factor + keep * what is in fp32 memory.
 template <int kColumns>
-__device__ __forceinline__ void StoreRows(Store store, const float (&d)[kColumns / 8][4],
+__device__ __forceinline__ void MergeRows(const AttentionOperand& operand, const RowPair& rows,
                                           const float (&factor)[2], const float (&keep)[2],
-                                          const AttentionOperand& operand, int64_t b, int64_t h,
-                                          int64_t row, const bool (&valid)[2], int head_dim,
-                                          int column = 0) {
-  const int columns = head_dim - column;
+                                          float (&d)[kColumns / 8][4]) {
+  const float* upper = rows.Upper<const float>(operand);
+  float there[kColumns / 2];
+  cuda::LoadRowFloat<0, kColumns>(upper, rows.valid[0], rows.columns(), there);
+  cuda::LoadRowFloat<1, kColumns>(upper + 8 * operand.seq_stride, rows.valid[1], rows.columns(),
+                                  there);
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    float& x = d[i / 4][i % 4];
+    x = fmaf(there[i], keep[i / 2 % 2], x * factor[i / 2 % 2]);
+  }
+}
+
+// d * factor to memory.
+template <int kColumns>
+__device__ __forceinline__ void StoreRows(bool is_float, const float (&d)[kColumns / 8][4],
+                                          const float (&factor)[2], const AttentionOperand& operand,
+                                          const RowPair& rows) {
   float flat[kColumns / 2];
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) flat[i] = d[i / 4][i % 4];
-  if (store == Store::kBf16) {
-    bf16* upper = Head<bf16>(operand, b, h).row(row) + column;
-    cuda::StoreRowBf16<0, kColumns>(flat, factor[0], upper, valid[0], columns);
-    cuda::StoreRowBf16<1, kColumns>(flat, factor[1], upper + 8 * operand.seq_stride, valid[1],
-                                    columns);
-    return;
-  }
-  float* upper = Head<float>(operand, b, h).row(row) + column;
-  float* lower = upper + 8 * operand.seq_stride;
-  if (store == Store::kFloat) {
-    cuda::StoreRowFloat<0, false, kColumns>(flat, factor[0], upper, 0, valid[0], columns);
-    cuda::StoreRowFloat<1, false, kColumns>(flat, factor[1], lower, 0, valid[1], columns);
+  const int columns = rows.columns();
+  if (is_float) {
+    float* upper = rows.Upper<float>(operand);
+    cuda::StoreRowFloat<0, kColumns>(flat, factor[0], upper, rows.valid[0], columns);
+    cuda::StoreRowFloat<1, kColumns>(flat, factor[1], upper + 8 * operand.seq_stride, rows.valid[1],
+                                     columns);
   } else {
-    cuda::StoreRowFloat<0, true, kColumns>(flat, factor[0], upper, keep[0], valid[0], columns);
-    cuda::StoreRowFloat<1, true, kColumns>(flat, factor[1], lower, keep[1], valid[1], columns);
+    bf16* upper = rows.Upper<bf16>(operand);
+    cuda::StoreRowBf16<0, kColumns>(flat, factor[0], upper, rows.valid[0], columns);
+    cuda::StoreRowBf16<1, kColumns>(flat, factor[1], upper + 8 * operand.seq_stride, rows.valid[1],
+                                    columns);
   }
 }
 

@@ -32,13 +32,12 @@ struct BackwardTraits {
   static constexpr int kConsumerRegisters = 232;
   // A consumer's part of dQ: kDqRows queries, 64 columns.
   static constexpr int kDqRows = kHeadDim == 128 ? kBlockM : kBlockM / 2;
-  static constexpr int kDqBoxColumns = 32;  // fp32 in a swizzled row
 };
 
 struct BackwardArgs {
   CUtensorMap q, k, v, dout, dq;
-  OutputView dk, dv;
-  Store store;
+  CUtensorMap dk, dv;  // of kWarpRows rows
+  bool add;            // dk and dv, fp32; else they are bf16
   const float* lse;
   const float* delta;
   const int32_t* begin;
@@ -218,9 +217,9 @@ __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
     }
 #pragma unroll
     for (int box = 0; box < 2; ++box) {
-      TmaReduceAdd(args.dq, shared.dq[consumer] + box * Traits::kDqRows * Traits::kDqBoxColumns,
-                   column + box * Traits::kDqBoxColumns, tile * Traits::kBlockM + row, head,
-                   keys.batch);
+      TmaReduceAdd(args.dq,
+                   SharedAddress(shared.dq[consumer] + box * Traits::kDqRows * kFloatBoxColumns),
+                   column + box * kFloatBoxColumns, tile * Traits::kBlockM + row, head, keys.batch);
     }
     BulkCommit();
     BulkWaitRead();
@@ -262,7 +261,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   using KTile = Tile<kBlockN, kHeadDim>;
   using DsTile = Tile<kBlockM, kBlockN>;
   constexpr int kExchangeBarrier = 1;
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
+  const int lane = threadIdx.x % kWarpSize, warp = WarpUniform(threadIdx.x / kWarpSize % 4);
   const int key = keys.row + consumer * 64 + warp * 16 + lane / 4;  // and key + 8
   const float scale_log2 = args.scale * kLog2E;
 
@@ -393,12 +392,29 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     buffer ^= 1;
   });
 
-  const bool valid[2] = {key < args.k_len, key + 8 < args.k_len};
+  // dV and dK leave from where K, V, Q and dO were, once nobody reads these any more.
+  NamedBarrierSync(kExchangeBarrier, 2 * kWarpgroupSize);
+  constexpr int kPartBytes = kWgmmaM * kHeadDim * sizeof(float);  // of a consumer's dV, and dK
+  constexpr int kBoxBytes = kWgmmaM * kRowBytes;
+  static_assert(2 * Traits::kConsumers * kPartBytes <= offsetof(BackwardShared<Traits>, ds), "");
+  // What follows from threadIdx is computed anew: nothing need be kept for it during the loop.
+  const int thread = ThreadIndexAgain(), thread_lane = thread % kWarpSize;
+  const int first = thread / kWarpSize % 4 * kWarpRows;
+  const uint32_t staging = SharedAddress(&shared) + 2 * consumer * kPartBytes + first * kRowBytes;
+  const int row = keys.row + consumer * kWgmmaM + first;
   const float one[2] = {1, 1}, scale[2] = {args.scale, args.scale};
-  StoreRows<kHeadDim>(args.store, dv, one, args.dv, args.dv.Offset(keys.batch, keys.kv_head, key),
-                      one, valid, args.head_dim);
-  StoreRows<kHeadDim>(args.store, dk, scale, args.dk, args.dk.Offset(keys.batch, keys.kv_head, key),
-                      one, valid, args.head_dim);
+  if (args.add) {
+    AddWarpRows<kHeadDim>(args.dv, staging, kBoxBytes, dv, one, thread_lane, row, keys.kv_head,
+                          keys.batch);
+    AddWarpRows<kHeadDim>(args.dk, staging + kPartBytes, kBoxBytes, dk, scale, thread_lane, row,
+                          keys.kv_head, keys.batch);
+  } else {
+    StoreWarpRows<kHeadDim>(args.dv, staging, kBoxBytes, dv, one, thread_lane, row, keys.kv_head,
+                            keys.batch);
+    StoreWarpRows<kHeadDim>(args.dk, staging + kPartBytes, kBoxBytes, dk, scale, thread_lane, row,
+                            keys.kv_head, keys.batch);
+  }
+  if (thread_lane == 0) BulkWaitRead();
 }
 
 template <class Traits>
@@ -437,7 +453,11 @@ __global__ __launch_bounds__(Traits::kThreads,
     shared.tile_end = (rows.y + Traits::kBlockM - 1) / Traits::kBlockM;
   }
   __syncthreads();
-  const int warpgroup = threadIdx.x / kWarpgroupSize;
+  if (args.add && shared.tile_begin >= shared.tile_end) {  // nothing to add
+    Wait(&shared.kv_full, 0);
+    return;
+  }
+  const int warpgroup = WarpUniform(threadIdx.x / kWarpgroupSize);
   if (warpgroup == 0) {
     DecreaseRegisters<Traits::kProducerRegisters>();
     const int warp = threadIdx.x / kWarpSize;

@@ -29,10 +29,10 @@ cudaError_t LaunchBackwardKernel(const BackwardParams& params, cudaStream_t stre
   } else {
     args.q = args.dout = args.dq = args.k;  // never used: dK and dV become zero
   }
+  make_map(params.dk, params.add, shape.k_len, shape.num_kv_heads, kWarpRows, &args.dk);
+  make_map(params.dv, params.add, shape.k_len, shape.num_kv_heads, kWarpRows, &args.dv);
   if (error != cudaSuccess) return error;
-  args.dk = View(params.dk);
-  args.dv = View(params.dv);
-  args.store = params.store;
+  args.add = params.add;
   args.lse = params.lse;
   args.delta = params.delta;
   args.begin = shape.begin;

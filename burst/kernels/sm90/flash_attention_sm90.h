@@ -37,18 +37,18 @@ struct Shape {
   int64_t ranges_batch_stride = 0;  // 0: the same for the whole batch
 };
 
-enum class Store {
-  kBf16,            // bf16, assigned
-  kFloat,           // fp32, assigned
-  kFloatAccumulate  // fp32: out and lse merged, gradients added
-};
-
 struct ForwardParams {
   Shape shape;
   Operand q, k, v;  // bf16
-  Operand out;      // as `store` says
-  Store store = Store::kBf16;
+  Operand out;      // bf16, or fp32 when out_is_float
+  bool out_is_float = false;
+  // fp32: with lse, what earlier calls have left of every row, which this one is merged with. May
+  // be `out`. Null data: this is the first call.
+  Operand sum;
   float* lse = nullptr;  // [batch, num_heads, q_len], natural logarithm
+  // A block for every tile, instead of as many as run at once: kernels of streams of a higher
+  // priority get a multiprocessor whenever a tile is done.
+  bool yielding = false;
   void* workspace = nullptr;
 };
 
@@ -68,8 +68,8 @@ struct BackwardParams {
   const float* lse = nullptr;    // [batch, num_heads, q_len]
   const float* delta = nullptr;  // [batch, num_heads, q_len]
   Operand dq;                    // fp32, always added to
-  Operand dk, dv;                // as `store` says
-  Store store = Store::kBf16;
+  Operand dk, dv;                // bf16, assigned; fp32, added to, when `add`
+  bool add = false;
   // dQ summed in a fixed order: bitwise the same in every run. (dK and dV always are.)
   bool deterministic = false;
   void* workspace = nullptr;

@@ -7,7 +7,10 @@
 //                P_j = exp2(c S_j - c max)         the softmax of S_j
 //              The warpgroups take turns at issuing products (ping-pong): one's softmax runs beside
 //              the other's products.
-//   finish     O / sum, log-sum-exp; merged with what earlier hops left when asked
+//   finish     O / sum, log-sum-exp
+//
+// What earlier calls left of a row, (O, lse), is where its tile begins: O, max = lse, sum = 1, as
+// if their keys had been its first. It is loaded while the first S is computed.
 //
 // Blocks are persistent and draw tiles from a counter, longest first: under a causal mask the tiles
 // of the last rows see the most keys. Both sides walk exactly the key blocks TileInfo names.
@@ -52,7 +55,10 @@ struct ForwardArgs {
   CUtensorMap q, k, v;
   CUtensorMap out_map;  // of kWarpRows rows; only when stored as bf16, for StoreWarpRows
   OutputView out;
-  Store store;
+  bool out_is_float;
+  bool merge;
+  bool skip_empty;  // tiles that see no key; merging in place they change nothing
+  OutputView sum;   // fp32: what is merged with
   float* lse;
   const int32_t* begin;
   const int32_t* end;
@@ -60,7 +66,7 @@ struct ForwardArgs {
   int q_len, k_len, num_heads, batch_heads, heads_per_kv, head_dim;
   int tiles, tile_rows;  // all tiles; those of one head
   int group;             // heads whose K and V share the L2 cache
-  float scale;
+  float scale, inverse_scale;
   ForwardCounters* counters;
 };
 
@@ -109,6 +115,10 @@ __device__ __forceinline__ TileInfo MakeTile(const ForwardArgs& args, int index)
   return tile;
 }
 
+__device__ __forceinline__ bool IsSkipped(const ForwardArgs& args, const TileInfo& tile) {
+  return args.skip_empty && tile.batch >= 0 && tile.block_begin >= tile.block_end;
+}
+
 template <class Traits>
 __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
                                                ForwardShared<Traits>& shared) {
@@ -131,11 +141,22 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     v_slot.Advance();
   };
 
-  TileInfo tile = MakeTile<Traits>(args, blockIdx.x);
-  for (int index = blockIdx.x;;) {
-    // Without a mask all tiles are equally long and need no counter.
-    const int next =
-        Traits::kRanges ? gridDim.x + atomicAdd(&args.counters->next_tile, 1) : index + gridDim.x;
+  // Without a mask all tiles are equally long and need no counter.
+  const auto after = [&](int index) -> int {
+    return Traits::kRanges ? gridDim.x + atomicAdd(&args.counters->next_tile, 1)
+                           : index + gridDim.x;
+  };
+  const auto skip_empty = [&](int& index, TileInfo& tile) {
+    while (IsSkipped(args, tile)) {
+      index = after(index);
+      tile = MakeTile<Traits>(args, index);
+    }
+  };
+  int index = blockIdx.x;
+  TileInfo tile = MakeTile<Traits>(args, index);
+  skip_empty(index, tile);
+  for (;;) {
+    int next = after(index);
     Barrier* q_full = &shared.q_full[q_slot.stage];
     Wait(&shared.q_empty[q_slot.stage], q_slot.parity ^ 1);
     shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity] = tile;
@@ -152,7 +173,8 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
       if (block < tile.block_end - 1) load_v(tile, block + 1);
     }
     // While the consumers still have two blocks to work on.
-    const TileInfo next_tile = MakeTile<Traits>(args, next);
+    TileInfo next_tile = MakeTile<Traits>(args, next);
+    skip_empty(next, next_tile);
     if (tile.block_end > tile.block_begin) load_v(tile, tile.block_begin);
     tile = next_tile;
     index = next;
@@ -261,6 +283,32 @@ __device__ __forceinline__ void MaskRows(float (&s)[kCount], int first_column,
   }
 }
 
+// Where lse of a thread's first row is.
+__device__ __forceinline__ float* LseRow(const ForwardArgs& args, const TileInfo& tile,
+                                         int first_row) {
+  return args.lse + (static_cast<int64_t>(tile.batch) * args.num_heads + tile.head) * args.q_len +
+         first_row;
+}
+
+// What earlier calls left of the thread's rows.
+template <class Traits>
+__device__ __forceinline__ void ForwardResume(const ForwardArgs& args, const TileInfo& tile,
+                                              int first_row, OnlineSoftmax& softmax,
+                                              float (&o)[Traits::kHeadDim / 2]) {
+  const float* lse_row = LseRow(args, tile, first_row);
+  const float* row =
+      static_cast<const float*>(args.sum.data) + args.sum.Offset(tile.batch, tile.head, first_row);
+  const bool valid[2] = {first_row < args.q_len, first_row + 8 < args.q_len};
+  LoadRowFloat<0, Traits::kHeadDim>(row, valid[0], args.head_dim, o);
+  LoadRowFloat<1, Traits::kHeadDim>(row + 8 * args.sum.seq_stride, valid[1], args.head_dim, o);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float lse = valid[r] ? __ldcg(lse_row + 8 * r) : -INFINITY;
+    softmax.max[r] = lse * args.inverse_scale;
+    softmax.sum[r] = threadIdx.x % 4 == 0 && lse != -INFINITY ? 1.f : 0.f;
+  }
+}
+
 // O / sum and lse of the thread's rows -> global memory. staging: of the warp, for StoreWarpRows.
 template <class Traits>
 __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const TileInfo& tile,
@@ -268,12 +316,9 @@ __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const Til
                                               const float (&o)[Traits::kHeadDim / 2],
                                               uint32_t staging) {
   constexpr int kHeadDim = Traits::kHeadDim;
-  const bool leader = threadIdx.x % 4 == 0;
-  float* lse_row = args.lse +
-                   (static_cast<int64_t>(tile.batch) * args.num_heads + tile.head) * args.q_len +
-                   first_row;
+  float* lse_row = LseRow(args, tile, first_row);
   bool valid[2];
-  float factor[2], keep[2] = {0, 0};
+  float factor[2];
 #pragma unroll
   for (int distance = 1; distance <= 2; distance *= 2) {
 #pragma unroll
@@ -286,28 +331,16 @@ __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const Til
     const float sum = softmax.sum[r];
     valid[r] = first_row + 8 * r < args.q_len;
     factor[r] = sum > 0 ? __fdividef(1.f, sum) : 0.f;
-    float lse = sum > 0 ? softmax.max[r] * args.scale + __logf(sum) : -INFINITY;
-    if (args.store == Store::kFloatAccumulate) {
-      // (out, lse) <- merge((out, lse), (O / sum, lse))
-      float old = leader && valid[r] ? lse_row[8 * r] : -INFINITY;
-      old = __shfl_sync(0xffffffff, old, threadIdx.x % kWarpSize & ~3);
-      const float top = fmaxf(old, lse);
-      if (top != -INFINITY) {
-        const float merged = top + __logf(__expf(old - top) + __expf(lse - top));
-        keep[r] = __expf(old - merged);
-        factor[r] *= __expf(lse - merged);
-        lse = merged;
-      }
-    }
-    if (leader && valid[r]) lse_row[8 * r] = lse;
+    const float lse = sum > 0 ? softmax.max[r] * args.scale + __logf(sum) : -INFINITY;
+    if (threadIdx.x % 4 == 0 && valid[r]) lse_row[8 * r] = lse;
   }
-  if (Traits::kStoreByTma && args.store == Store::kBf16) {
+  if (Traits::kStoreByTma && !args.out_is_float) {
     StoreWarpRows<kHeadDim>(args.out_map, staging, Tile<Traits::kBlockM, kHeadDim>::kBlockBytes, o,
-                            factor, first_row, tile.head, tile.batch);
+                            factor, threadIdx.x % kWarpSize, first_row, tile.head, tile.batch);
     return;
   }
   const int64_t offset = args.out.Offset(tile.batch, tile.head, first_row);
-  StoreRows<kHeadDim>(args.store, o, factor, args.out, offset, keep, valid, args.head_dim);
+  StoreRows<kHeadDim>(args.out_is_float, o, factor, args.out, offset, valid, args.head_dim);
 }
 
 template <class Traits>
@@ -378,9 +411,13 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       }
       if (Traits::kRanges && block < whole_begin) MaskRows<true>(s, block * kBlockN, begin);
     };
-    softmax.Reset();
+    if (args.merge) {
+      ForwardResume<Traits>(args, tile, tile.row + row_in_tile, softmax, o);
+    } else {
+      softmax.Reset();
 #pragma unroll
-    for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0;
+      for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0;
+    }
 
     int block = tile.block_end - 1;
     if (block >= block_begin) {
@@ -395,6 +432,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       k_slot.Advance();
       mask(block);
       softmax.Apply<kExpAhead>(s, scale_log2);
+      if (args.merge) softmax.Rescale(o);
       PackOperand(s, p);
       for (--block; block >= block_begin; --block) {
         Wait(&shared.k_full[k_slot.stage], k_slot.parity);
@@ -458,7 +496,7 @@ __global__ __launch_bounds__(Traits::kThreads,
     FenceBarrierInit();
   }
   __syncthreads();
-  const int warpgroup = threadIdx.x / kWarpgroupSize;
+  const int warpgroup = WarpUniform(threadIdx.x / kWarpgroupSize);
   if (warpgroup == 0) {
     DecreaseRegisters<Traits::kProducerRegisters>();
     if (threadIdx.x == 0) ForwardProduce<Traits>(args, shared);

@@ -27,12 +27,15 @@ cudaError_t LaunchForwardKernel(const ForwardParams& params, cudaStream_t stream
   } else {
     args.k = args.v = args.q;  // never loaded from
   }
-  if (Traits::kStoreByTma && params.store == Store::kBf16) {
+  if (Traits::kStoreByTma && !params.out_is_float) {
     error = make_map(params.out, shape.q_len, shape.num_heads, kWarpRows, &args.out_map);
     if (error != cudaSuccess) return error;
   }
   args.out = View(params.out);
-  args.store = params.store;
+  args.out_is_float = params.out_is_float;
+  args.merge = params.sum.data != nullptr;
+  args.skip_empty = params.out_is_float && params.sum.data == params.out.data;
+  args.sum = View(params.sum);
   args.lse = params.lse;
   args.begin = shape.begin;
   args.end = shape.end;
@@ -46,6 +49,7 @@ cudaError_t LaunchForwardKernel(const ForwardParams& params, cudaStream_t stream
   args.tile_rows = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
   args.tiles = args.tile_rows * args.batch_heads;
   args.scale = shape.softmax_scale;
+  args.inverse_scale = 1 / shape.softmax_scale;
   args.counters = static_cast<ForwardCounters*>(params.workspace);
   // Half of the 50 to 60 MB of L2 for the keys and values of the heads under way. Without a mask
   // all tiles are equally long, and one head after the other is best.
@@ -63,7 +67,7 @@ cudaError_t LaunchForwardKernel(const ForwardParams& params, cudaStream_t stream
   const auto kernel = ForwardKernel<Traits>;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
-  const int blocks = std::min(args.tiles, MultiprocessorCount());
+  const int blocks = params.yielding ? args.tiles : std::min(args.tiles, MultiprocessorCount());
   kernel<<<blocks, Traits::kThreads, kSharedBytes, stream>>>(args);
   return cudaGetLastError();
 }

@@ -119,12 +119,12 @@ __device__ __forceinline__ void TmaStore(const CUtensorMap& map, uint32_t shared
 }
 
 // global += shared, element by element in fp32; complete after BulkWait.
-__device__ __forceinline__ void TmaReduceAdd(const CUtensorMap& map, const void* shared, int column,
+__device__ __forceinline__ void TmaReduceAdd(const CUtensorMap& map, uint32_t shared, int column,
                                              int row, int head, int batch) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
       "[%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
-      "r"(SharedAddress(shared)), "r"(column), "r"(row), "r"(head), "r"(batch)
+      "r"(shared), "r"(column), "r"(row), "r"(head), "r"(batch)
       : "memory");
 }
 
@@ -161,6 +161,18 @@ __device__ __forceinline__ void AddRelease(int* global, int x) {
 
 // ---- Registers.
 
+// threadIdx.x, which the compiler does not know to be that of an earlier reading.
+__device__ __forceinline__ int ThreadIndexAgain() {
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
+// x, which all threads of the warp agree on, in a register that they share: addresses and
+// descriptors that depend on nothing else are then computed once a warp, beside the other
+// arithmetic. Otherwise they take vector registers and a move (R2UR) before every wgmma.
+__device__ __forceinline__ int WarpUniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
+
 template <int kRegisters>
 __device__ __forceinline__ void IncreaseRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -193,6 +205,10 @@ __device__ __forceinline__ void StoreMatrixTransposed(uint32_t address, uint32_t
 
 __device__ __forceinline__ void StoreShared(uint32_t address, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+
+__device__ __forceinline__ void StoreShared(uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
 
 }  // namespace sm90

@@ -11,6 +11,7 @@ namespace sm90 {
 
 using cuda::kLn2;
 using cuda::kLog2E;
+using cuda::LoadRowFloat;
 using cuda::StoreRowBf16;
 using cuda::StoreRowFloat;
 
@@ -55,24 +56,17 @@ inline OutputView View(const Operand& tensor) {
 
 // Both rows of the thread: d * factor to the row at `offset` and the one 8 rows below.
 template <int kColumns>
-__device__ __forceinline__ void StoreRows(Store store, const float (&d)[kColumns / 2],
+__device__ __forceinline__ void StoreRows(bool is_float, const float (&d)[kColumns / 2],
                                           const float (&factor)[2], const OutputView& view,
-                                          int64_t offset, const float (&keep)[2],
-                                          const bool (&valid)[2], int head_dim) {
-  if (store == Store::kBf16) {
+                                          int64_t offset, const bool (&valid)[2], int head_dim) {
+  if (is_float) {
+    float* row = static_cast<float*>(view.data) + offset;
+    StoreRowFloat<0, kColumns>(d, factor[0], row, valid[0], head_dim);
+    StoreRowFloat<1, kColumns>(d, factor[1], row + 8 * view.seq_stride, valid[1], head_dim);
+  } else {
     bf16* row = static_cast<bf16*>(view.data) + offset;
     StoreRowBf16<0, kColumns>(d, factor[0], row, valid[0], head_dim);
     StoreRowBf16<1, kColumns>(d, factor[1], row + 8 * view.seq_stride, valid[1], head_dim);
-    return;
-  }
-  float* row = static_cast<float*>(view.data) + offset;
-  float* below = row + 8 * view.seq_stride;
-  if (store == Store::kFloat) {
-    StoreRowFloat<0, false, kColumns>(d, factor[0], row, 0, valid[0], head_dim);
-    StoreRowFloat<1, false, kColumns>(d, factor[1], below, 0, valid[1], head_dim);
-  } else {
-    StoreRowFloat<0, true, kColumns>(d, factor[0], row, keep[0], valid[0], head_dim);
-    StoreRowFloat<1, true, kColumns>(d, factor[1], below, keep[1], valid[1], head_dim);
   }
 }
 
@@ -85,9 +79,8 @@ constexpr int kWarpRows = 16;  // of a warp's accumulators
 template <int kColumns>
 __device__ __forceinline__ void StoreWarpRows(const CUtensorMap& map, uint32_t staging,
                                               int block_bytes, const float (&d)[kColumns / 2],
-                                              const float (&factor)[2], int row, int head,
+                                              const float (&factor)[2], int lane, int row, int head,
                                               int batch) {
-  const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
   for (int k = 0; k < kColumns / 16; ++k) {
     uint32_t packed[4];
@@ -106,6 +99,35 @@ __device__ __forceinline__ void StoreWarpRows(const CUtensorMap& map, uint32_t s
 #pragma unroll
     for (int block = 0; block < kColumns / kBlockColumns; ++block) {
       TmaStore(map, staging + block * block_bytes, block * kBlockColumns, row, head, batch);
+    }
+    BulkCommit();
+  }
+}
+
+constexpr int kFloatBoxColumns = 32;  // fp32 in a swizzled row
+
+// The same, added to fp32 rows in global memory; the tile's blocks are of 32 columns.
+template <int kColumns>
+__device__ __forceinline__ void AddWarpRows(const CUtensorMap& map, uint32_t staging,
+                                            int block_bytes, const float (&d)[kColumns / 2],
+                                            const float (&factor)[2], int lane, int row, int head,
+                                            int batch) {
+  const uint32_t place =
+      staging + lane / 4 * kRowBytes + ((lane % 4 / 2) ^ (lane / 4)) * 16 + lane % 2 * 8;
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      StoreShared((place ^ (j % 4 * 32)) + j / 4 * block_bytes + r * 8 * kRowBytes,
+                  d[4 * j + 2 * r] * factor[r], d[4 * j + 2 * r + 1] * factor[r]);
+    }
+  }
+  FenceProxyAsync();
+  __syncwarp();
+  if (lane == 0) {
+#pragma unroll
+    for (int block = 0; block < kColumns / kFloatBoxColumns; ++block) {
+      TmaReduceAdd(map, staging + block * block_bytes, block * kFloatBoxColumns, row, head, batch);
     }
     BulkCommit();
   }
