@@ -13,6 +13,7 @@
 #include "benchmarks/experiments/error_experiment.h"
 #include "benchmarks/experiments/model_experiments.h"
 #include "benchmarks/experiments/options.h"
+#include "benchmarks/experiments/ranks.h"
 #include "benchmarks/experiments/report.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
@@ -35,11 +36,15 @@ std::string CpuName() {
 }
 
 std::string Machine(const ScalingOptions& options) {
+  const std::string processes =
+      options.processes == nullptr
+          ? ""
+          : absl::StrCat(", ", options.processes->world_size(), " processes");
   if (options.problem.device == DeviceType::kCpu) {
-    return absl::StrFormat("%d cores of %s, %d threads a rank", NumCores(), CpuName(),
-                           options.threads);
+    return absl::StrFormat("%d cores of %s, %d threads a rank%s", NumCores(), CpuName(),
+                           options.threads, processes);
   }
-  return absl::StrFormat("%d x %s", CudaDeviceCount(), CudaDeviceName(0));
+  return absl::StrFormat("%d x %s%s", CudaDeviceCount(), CudaDeviceName(0), processes);
 }
 
 std::string Today() {
@@ -124,6 +129,11 @@ Plan PlanOf(const ScalingOptions& options) {
   return {TrainingColumns(), "step_ms", "step, ms", 1, RunTrainingExperiment};
 }
 
+// A process that the first one speaks for.
+absl::Status RunSilently(const ScalingOptions& options) {
+  return PlanOf(options).run(options, [](const ReportRow&) {}).status();
+}
+
 absl::Status Run(const ScalingOptions& options) {
   BURST_RETURN_IF_ERROR(MakeFolder(options.out));  // before the hours of work, not after
   const Plan plan = PlanOf(options);
@@ -149,13 +159,24 @@ int Main(int argc, char** argv) {
     std::fputs(ScalingHelp().c_str(), stdout);
     return 0;
   }
-  const absl::StatusOr<ScalingOptions> options =
+  absl::StatusOr<ScalingOptions> options =
       ScalingOptionsFromArguments(argc, argv, DetectLaunch(/*mpi=*/nullptr));
-  if (!options.ok()) return ExitCode(options.status(), kExitBadUsage);
-  const absl::Status models = CheckModelExperiment(*options);
-  if (!models.ok()) return ExitCode(models, kExitBadUsage);
-  const absl::Status status = Run(*options);
-  return status.ok() ? 0 : ExitCode(status, kExitFailure);
+  absl::Status usage = options.status();
+  if (usage.ok()) usage = CheckModelExperiment(*options);
+  if (!usage.ok()) {
+    return ProcessRank() == 0 ? ExitCode(usage, kExitBadUsage) : kExitBadUsage;
+  }
+  const auto processes = BenchmarkProcesses::Create(options->problem.device);
+  if (!processes.ok()) return ExitCode(processes.status(), kExitFailure);
+  if (*processes == nullptr) {
+    const absl::Status status = Run(*options);
+    return status.ok() ? 0 : ExitCode(status, kExitFailure);
+  }
+  Communicator& comm = (*processes)->comm();
+  options->processes = &comm;
+  const absl::Status status = comm.rank() == 0 ? Run(*options) : RunSilently(*options);
+  if (!status.ok()) comm.Abort(status);  // does not return
+  return 0;
 }
 
 }  // namespace

@@ -102,8 +102,10 @@ class AloneWork {
 constexpr double kWarmUpSeconds = 0.5;
 constexpr int kMostWarmUps = 50;
 
+// `shared_memory`: the ranks are of one process, whose host memory is counted for all together.
 absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int64_t repeats,
-                         bool compare, Communicator& comm, RankMeasurement* result) {
+                         bool compare, bool shared_memory, Communicator& comm,
+                         RankMeasurement* result) {
   QuietCommunicator quiet(&comm);
   BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(strategy, problem, &quiet));
   BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(problem.seqlen));
@@ -122,16 +124,16 @@ absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int
   result->bytes_sent.backward_between_nodes = sent.backward_between_nodes;
   SynchronizeDevice(problem.device);
 
-  // Host memory is counted for all ranks together, so one of them resets.
+  const bool counted_together = shared_memory && problem.device == DeviceType::kCpu;
   BURST_RETURN_IF_ERROR(comm.Barrier());
-  if (comm.rank() == 0 || problem.device != DeviceType::kCpu) ResetPeakMemory(problem.device);
+  if (comm.rank() == 0 || !counted_together) ResetPeakMemory(problem.device);
   BURST_RETURN_IF_ERROR(comm.Barrier());
   BURST_RETURN_IF_ERROR(rank.Forward());
   BURST_RETURN_IF_ERROR(rank.Backward());
   SynchronizeDevice(problem.device);
   BURST_RETURN_IF_ERROR(comm.Barrier());
   result->peak_bytes = GetMemoryStats(problem.device).peak_bytes;
-  if (problem.device == DeviceType::kCpu) result->peak_bytes /= comm.world_size();
+  if (counted_together) result->peak_bytes /= comm.world_size();
   BURST_RETURN_IF_ERROR(comm.Barrier());
 
   std::unique_ptr<AloneWork> alone;
@@ -175,31 +177,51 @@ absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int
   return absl::OkStatus();
 }
 
-// The slowest rank of a repetition, in the median repetition.
-double Reduce(const std::vector<RankMeasurement>& ranks,
-              std::vector<AttentionTimes> RankMeasurement::*mode, double AttentionTimes::*time) {
-  std::vector<double> slowest((ranks[0].*mode).size(), 0);
-  for (const RankMeasurement& rank : ranks) {
-    for (size_t i = 0; i < slowest.size(); ++i) {
-      slowest[i] = std::max(slowest[i], (rank.*mode)[i].*time);
-    }
+// The slowest rank of a repetition, in the median repetition. Collective.
+absl::StatusOr<double> Slowest(const std::vector<AttentionTimes>& own, double AttentionTimes::*time,
+                               Communicator& comm) {
+  std::vector<double> slowest;
+  for (const AttentionTimes& repetition : own) {
+    BURST_ASSIGN_OR_RETURN(const std::vector<double> all, comm.AllGather(repetition.*time));
+    slowest.push_back(*std::max_element(all.begin(), all.end()));
   }
-  if (slowest.empty()) return 0;
+  if (slowest.empty()) return 0.0;
   std::sort(slowest.begin(), slowest.end());
   return slowest[(slowest.size() - 1) / 2];
 }
 
-AttentionTimes Reduce(const std::vector<RankMeasurement>& ranks,
-                      std::vector<AttentionTimes> RankMeasurement::*mode) {
-  return {Reduce(ranks, mode, &AttentionTimes::forward),
-          Reduce(ranks, mode, &AttentionTimes::forward_backward)};
+absl::StatusOr<AttentionTimes> Slowest(const std::vector<AttentionTimes>& own, Communicator& comm) {
+  AttentionTimes times;
+  BURST_ASSIGN_OR_RETURN(times.forward, Slowest(own, &AttentionTimes::forward, comm));
+  BURST_ASSIGN_OR_RETURN(times.forward_backward,
+                         Slowest(own, &AttentionTimes::forward_backward, comm));
+  return times;
+}
+
+// Collective; the same on every rank.
+absl::StatusOr<AttentionMeasurement> Combine(const RankMeasurement& own, Communicator& comm) {
+  AttentionMeasurement all;
+  BURST_ASSIGN_OR_RETURN(all.whole, Slowest(own.whole, comm));
+  BURST_ASSIGN_OR_RETURN(all.quiet, Slowest(own.quiet, comm));
+  BURST_ASSIGN_OR_RETURN(all.alone, Slowest(own.alone, comm));
+  for (int64_t AttentionBytes::*bytes :
+       {&AttentionBytes::forward, &AttentionBytes::backward, &AttentionBytes::forward_between_nodes,
+        &AttentionBytes::backward_between_nodes}) {
+    BURST_ASSIGN_OR_RETURN(const std::vector<double> sent,
+                           comm.AllGather(static_cast<double>(own.bytes_sent.*bytes)));
+    for (double rank : sent) all.bytes_sent.*bytes += static_cast<int64_t>(rank);
+  }
+  BURST_ASSIGN_OR_RETURN(const std::vector<double> peaks,
+                         comm.AllGather(static_cast<double>(own.peak_bytes)));
+  all.peak_bytes = static_cast<int64_t>(*std::max_element(peaks.begin(), peaks.end()));
+  return all;
 }
 
 absl::StatusOr<ReportRow> MeasureRow(Strategy strategy, const AttentionProblem& problem, int ranks,
                                      const ScalingOptions& options) {
   BURST_ASSIGN_OR_RETURN(const AttentionMeasurement measured,
                          MeasureAttention(strategy, problem, ranks, options.threads,
-                                          options.repeats, options.compare));
+                                          options.repeats, options.compare, options.processes));
   BURST_ASSIGN_OR_RETURN(const AttentionBytes formula, FormulaBytes(strategy, problem, ranks));
   const AttentionTimes& whole = measured.whole;
   const AttentionTimes& quiet = measured.quiet;
@@ -245,23 +267,19 @@ absl::StatusOr<ReportRow> MeasureRow(Strategy strategy, const AttentionProblem& 
 
 absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
                                                       const AttentionProblem& problem, int ranks,
-                                                      int threads, int64_t repeats, bool compare) {
-  std::vector<RankMeasurement> measured(ranks);
-  BURST_RETURN_IF_ERROR(RunBenchmarkRanks(
-      problem.device, ranks, threads, /*share_gpus=*/false, [&](Communicator& comm) {
-        return MeasureRank(strategy, problem, repeats, compare, comm, &measured[comm.rank()]);
-      }));
+                                                      int threads, int64_t repeats, bool compare,
+                                                      Communicator* processes) {
   AttentionMeasurement result;
-  result.whole = Reduce(measured, &RankMeasurement::whole);
-  result.quiet = Reduce(measured, &RankMeasurement::quiet);
-  result.alone = Reduce(measured, &RankMeasurement::alone);
-  for (const RankMeasurement& rank : measured) {
-    result.bytes_sent.forward += rank.bytes_sent.forward;
-    result.bytes_sent.backward += rank.bytes_sent.backward;
-    result.bytes_sent.forward_between_nodes += rank.bytes_sent.forward_between_nodes;
-    result.bytes_sent.backward_between_nodes += rank.bytes_sent.backward_between_nodes;
-    result.peak_bytes = std::max(result.peak_bytes, rank.peak_bytes);
-  }
+  BURST_RETURN_IF_ERROR(RunBenchmarkRanks(
+      problem.device, ranks, threads, /*share_gpus=*/false, processes,
+      [&](Communicator& comm) -> absl::Status {
+        RankMeasurement own;
+        BURST_RETURN_IF_ERROR(MeasureRank(strategy, problem, repeats, compare,
+                                          /*shared_memory=*/processes == nullptr, comm, &own));
+        BURST_ASSIGN_OR_RETURN(const AttentionMeasurement all, Combine(own, comm));
+        if (comm.rank() == 0) result = all;
+        return absl::OkStatus();
+      }));
   return result;
 }
 

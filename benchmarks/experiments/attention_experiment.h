@@ -27,16 +27,18 @@ struct AttentionMeasurement {
                               // ranks, on GPUs the most
 };
 
-// Without `compare`, `quiet` and `alone` are not measured and stay 0.
+// Without `compare`, `quiet` and `alone` are not measured and stay 0. `processes` as for
+// RunBenchmarkRanks; the result is that of the first rank's process.
 absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
                                                       const AttentionProblem& problem, int ranks,
                                                       int threads, int64_t repeats,
-                                                      bool compare = true);
+                                                      bool compare = true,
+                                                      Communicator* processes = nullptr);
 
 std::vector<ReportColumn> AttentionColumns(const AttentionProblem& problem);
 
 // A row for every strategy, ranks, batch and seqlen; calls on_row with each as soon as it is
-// measured.
+// measured. With options.processes the rows of the first process count.
 absl::StatusOr<std::vector<ReportRow>> RunAttentionExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);
 

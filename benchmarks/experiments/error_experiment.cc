@@ -118,8 +118,8 @@ absl::StatusOr<AttentionErrors> MeasureErrors(Strategy strategy, const ErrorRefe
                             SquaresOf(dv, TakeRows(reference.dv, positions))};
     return absl::OkStatus();
   };
-  BURST_RETURN_IF_ERROR(
-      RunBenchmarkRanks(problem.device, ranks, threads, /*share_gpus=*/true, body));
+  BURST_RETURN_IF_ERROR(RunBenchmarkRanks(problem.device, ranks, threads,
+                                          /*share_gpus=*/true, /*processes=*/nullptr, body));
   const auto error = [&](int tensor) {
     Squares sum;
     for (const auto& rank : squares) {

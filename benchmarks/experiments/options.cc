@@ -24,7 +24,8 @@ ABSL_FLAG(
     "spread between layers): of attention alone what they send around it counts as its part.");
 ABSL_FLAG(std::string, ranks, "2",
           "Ranks that share a sequence (single has one); on cuda each has a GPU of its own, only "
-          "--experiment=error shares.");
+          "--experiment=error shares. Under mpirun, torchrun or srun as many of the processes, all "
+          "of them unless given.");
 ABSL_FLAG(std::string, seqlens, "1024,2048,4096",
           "Tokens of a sequence, over all ranks. Of training: 256 unless given.");
 ABSL_FLAG(std::string, batches, "1", "Sequences of a batch. Of training: 8 unless given.");
@@ -198,12 +199,22 @@ absl::StatusOr<std::vector<int64_t>> ParseNumbers(absl::string_view option,
 absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv,
                                                            const Launch& launch) {
   BURST_RETURN_IF_ERROR(ParseArguments(Groups(), argc, argv));
+  BURST_RETURN_IF_ERROR(launch.mistake);
   ScalingOptions options;
   BURST_ASSIGN_OR_RETURN(options.experiment, ParseExperiment(absl::GetFlag(FLAGS_experiment)));
   BURST_RETURN_IF_ERROR(CheckUsed(options.experiment));
   const bool training = options.experiment == Experiment::kTraining;
   BURST_ASSIGN_OR_RETURN(options.strategies, ParseStrategies(absl::GetFlag(FLAGS_strategies)));
-  BURST_ASSIGN_OR_RETURN(options.ranks, ParseNumbers("ranks", absl::GetFlag(FLAGS_ranks)));
+  const bool processes = launch.processes > 1;
+  if (processes && options.experiment != Experiment::kAttention) {
+    return Invalid(
+        "experiment",
+        absl::StrCat(Name(options.experiment), " runs its ranks as threads; of ", launch.processes,
+                     " processes (", launch.launcher, ") it can be only attention"));
+  }
+  BURST_ASSIGN_OR_RETURN(options.ranks, ParseNumbers("ranks", processes && !Given("ranks")
+                                                                  ? absl::StrCat(launch.processes)
+                                                                  : absl::GetFlag(FLAGS_ranks)));
   BURST_ASSIGN_OR_RETURN(
       options.seqlens,
       ParseNumbers("seqlens",
@@ -255,15 +266,20 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
   BURST_RETURN_IF_ERROR(AtLeast(2, "steps", options.steps));
 
   const int64_t most_ranks = *std::max_element(options.ranks.begin(), options.ranks.end());
-  if (problem.device == DeviceType::kCuda && options.experiment != Experiment::kError &&
-      most_ranks > launch.gpus) {
+  if (processes && most_ranks > launch.processes) {
+    return Invalid("ranks", absl::StrCat(most_ranks, " ranks need as many processes; ",
+                                         launch.launcher, " started ", launch.processes));
+  }
+  if (!processes && problem.device == DeviceType::kCuda &&
+      options.experiment != Experiment::kError && most_ranks > launch.gpus) {
     return Invalid("ranks",
                    absl::StrCat(most_ranks, " ranks need as many GPUs; there are ", launch.gpus));
   }
   const int64_t threads = absl::GetFlag(FLAGS_threads);
   if (threads != -1) BURST_RETURN_IF_ERROR(AtLeast(1, "threads", threads));
+  const int64_t sharing = processes ? 1 : most_ranks;  // launch.cores
   options.threads =
-      static_cast<int>(threads != -1 ? threads : std::max<int64_t>(1, launch.cores / most_ranks));
+      static_cast<int>(threads != -1 ? threads : std::max<int64_t>(1, launch.cores / sharing));
   options.repeats = absl::GetFlag(FLAGS_repeats);
   options.compare = absl::GetFlag(FLAGS_compare);
   BURST_RETURN_IF_ERROR(AtLeast(1, "repeats", options.repeats));

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "benchmarks/experiments/problem.h"
+#include "burst/comm/communicator.h"
 #include "train/config.h"
 
 namespace burst {
@@ -34,6 +35,9 @@ struct ScalingOptions {
   int64_t repeats = 1;
   bool compare = true;
   std::string out;  // absolute
+  // Ranks are these processes, of which each measures; null: threads. Not an option but how the
+  // program was started.
+  Communicator* processes = nullptr;
 };
 
 // InvalidArgument, naming the option, for what is unknown, invalid, contradictory, or not used by

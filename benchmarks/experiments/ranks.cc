@@ -1,20 +1,44 @@
 #include "benchmarks/experiments/ranks.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "burst/base/parallel.h"
 #include "burst/base/philox.h"
+#include "burst/base/status.h"
 #include "burst/comm/nccl_communicator.h"
+#include "burst/comm/process_launch.h"
+#include "burst/comm/tcp_communicator.h"
 #include "burst/comm/thread_communicator.h"
 
 namespace burst {
 
+absl::StatusOr<std::unique_ptr<BenchmarkProcesses>> BenchmarkProcesses::Create(DeviceType device) {
+  BURST_ASSIGN_OR_RETURN(const auto launch, DetectProcessLaunch(std::getenv));
+  if (!launch.has_value() || launch->world_size == 1) return nullptr;
+  auto processes = std::make_unique<BenchmarkProcesses>();
+  if (device == DeviceType::kCuda) {
+    BURST_ASSIGN_OR_RETURN(const int gpu, GpuOfProcess(*launch));
+    processes->gpu_.emplace(gpu, launch->rank);
+    BURST_ASSIGN_OR_RETURN(processes->comm_, CreateNcclCommunicator(*launch));
+  } else {
+    BURST_ASSIGN_OR_RETURN(processes->comm_, TcpCommunicator::Create(*launch, TcpOptions()));
+  }
+  return processes;
+}
+
 absl::Status RunBenchmarkRanks(DeviceType device, int ranks, int threads, bool share_gpus,
+                               Communicator* processes,
                                const std::function<absl::Status(Communicator&)>& body) {
   const auto with_pool = [&](Communicator& comm) {
     const ScopedThreadPool pool(threads);
     return body(comm);
   };
+  if (processes != nullptr) {
+    BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                           processes->Split(processes->rank() < ranks ? 0 : -1, /*key=*/0));
+    return group == nullptr ? absl::OkStatus() : with_pool(*group);
+  }
   if (device == DeviceType::kCpu) return RunRanks(ranks, with_pool);
   if (!share_gpus || ranks <= CudaDeviceCount()) return RunCudaRanks(ranks, with_pool);
   return RunRanks(ranks, [&](Communicator& comm) {
