@@ -163,9 +163,7 @@ int Main(int argc, char** argv) {
       ScalingOptionsFromArguments(argc, argv, DetectLaunch(/*mpi=*/nullptr));
   absl::Status usage = options.status();
   if (usage.ok()) usage = CheckModelExperiment(*options);
-  if (!usage.ok()) {
-    return ProcessRank() == 0 ? ExitCode(usage, kExitBadUsage) : kExitBadUsage;
-  }
+  if (!usage.ok()) return RefuseUsage(usage);
   const auto processes = BenchmarkProcesses::Create(options->problem.device);
   if (!processes.ok()) return ExitCode(processes.status(), kExitFailure);
   if (*processes == nullptr) {

@@ -16,6 +16,7 @@
 #include "burst/comm/thread_communicator.h"
 #include "burst/device/device.h"
 #include "model/ops/cuda/matmul.h"
+#include "train/exit_code.h"
 #include "train/trainer.h"
 #include "train/training_setup.h"
 
@@ -74,6 +75,17 @@ Launch DetectLaunch(const Communicator* mpi) {
 int ProcessRank() {
   const auto found = DetectProcessLaunch(std::getenv);
   return found.ok() && found->has_value() ? (*found)->rank : 0;
+}
+
+// A launcher ends all processes when one fails: as soon as that one has spoken.
+void LeaveTimeToSpeak() {
+  constexpr int kSeconds = 10;
+  sleep(kSeconds);
+}
+
+int RefuseUsage(const absl::Status& mistake) {
+  if (ProcessRank() != 0) LeaveTimeToSpeak();  // one that is alone with its mistake says it then
+  return ExitCode(mistake, kExitBadUsage);
 }
 
 absl::Status RunRanksInProcess(const ResolvedConfig& config,

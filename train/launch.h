@@ -15,6 +15,12 @@ Launch DetectLaunch(const Communicator* mpi);
 // This process among those of a launcher; 0 if there is none.
 int ProcessRank();
 
+// Says what is wrong with the options and returns the exit code. Every process of a launcher finds
+// the same mistake, and the first one says so.
+int RefuseUsage(const absl::Status& mistake);
+// For a process of which another one has an error to say.
+void LeaveTimeToSpeak();
+
 // Runs body(communicator) on the ranks of `config` as threads of this process, each with its pool
 // of threads and, on cuda, its GPU; returns the first error.
 absl::Status RunRanksInProcess(const ResolvedConfig& config,
