@@ -28,6 +28,17 @@ class Scaling : public testing::Test {
     arguments.push_back("--device=cpu");
     return Subprocess(arguments, {folder_}).Wait();
   }
+  // With the processes of mpirun as ranks.
+  Result RunProcesses(int count, const std::vector<std::string>& arguments) const {
+    std::vector<std::string> command = {BURST_MPIRUN,
+                                        "--oversubscribe",
+                                        "-np",
+                                        absl::StrCat(count),
+                                        ProgramPath("benchmarks/scaling"),
+                                        "--device=cpu"};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    return Subprocess(command, {folder_, /*mpi=*/true}).Wait();
+  }
 
   // The rows of an experiment that wrote to OUT; CSV and plot are checked on the way.
   Json Rows(const std::string& experiment) const {
@@ -83,6 +94,31 @@ TEST_F(Scaling, AttentionSendsTheBytesOfTheFormula) {
     }
   }
   EXPECT_EQ(strategies, (std::set<std::string>{"single", "burst", "ring"}));
+}
+
+TEST_F(Scaling, ProcessesAreRanks) {
+  if (std::string(BURST_MPIRUN).empty()) GTEST_SKIP() << "built without Open MPI";
+  const Result result =
+      RunProcesses(3, {"--seqlens=64", "--ranks=1,2,3", "--heads=2", "--head_dim=16", "--repeats=1",
+                       "--strategies=single,burst", "--out=OUT"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 9) << "said once";
+  const Json rows = Rows("attention");
+  ASSERT_EQ(rows.size(), 4u);
+  for (const Json& row : rows) {
+    EXPECT_EQ(row["forward_bytes_per_rank"], row["forward_bytes_formula"]);
+    EXPECT_EQ(row["backward_bytes_per_rank"], row["backward_bytes_formula"]);
+    EXPECT_EQ(row["forward_bytes_formula"] > 0, row["ranks"] > 1);
+    EXPECT_GT(row["forward_backward_ms"], 0);
+    EXPECT_EQ(row["forward_backward_efficiency"].is_number(), row["ranks"] > 1);
+  }
+  const Result too_many = RunProcesses(2, {"--ranks=3"});
+  EXPECT_EQ(too_many.exit_code, 2);
+  EXPECT_TRUE(absl::StrContains(too_many.err, "error: --ranks: 3 ranks need as many processes"))
+      << too_many.err;
+  const Result models = RunProcesses(2, {"--experiment=training"});
+  EXPECT_EQ(models.exit_code, 2);
+  EXPECT_TRUE(absl::StrContains(models.err, "--experiment: training")) << models.err;
 }
 
 TEST_F(Scaling, ADoubleRingSaysWhatLeavesANode) {
