@@ -5,16 +5,10 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
-#include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,6 +16,7 @@
 #include "burst/base/check.h"
 #include "burst/base/status.h"
 #include "burst/comm/nccl_link.h"
+#include "burst/comm/nccl_watchdog.h"
 #include "burst/comm/peer_copies.h"
 #include "burst/comm/tcp_communicator.h"
 #include "burst/comm/thread_communicator.h"
@@ -30,9 +25,6 @@
 
 namespace burst {
 namespace {
-
-constexpr std::chrono::seconds kGrace{10};  // for ranks to come back after a failure
-constexpr std::chrono::milliseconds kPollInterval{500};
 
 // Sums always go over NCCL; messages on the channels' own links where nothing faster connects.
 constexpr Channel kLinkOrder[kNumChannels] = {Channel::kCollective, Channel::kRead,
@@ -52,54 +44,6 @@ ncclDataType_t NcclType(DType dtype) {
   BURST_CHECK(false) << "a sum of " << Name(dtype);
   return ncclNumTypes;
 }
-
-// While the ranks are at work: notices errors of NCCL in the background; and when the world has
-// failed, ends the program with that failure unless the ranks come back from wherever they are.
-class Watchdog {
- public:
-  // With `free_threads` the ranks are threads that wait for their GPUs, and are freed.
-  Watchdog(NcclWorld* world, bool free_threads)
-      : world_(world), free_threads_(free_threads), thread_([this] { Watch(); }) {}
-  ~Watchdog() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      done_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-
-  // After the world's Fail.
-  void Wake() { changed_.notify_all(); }
-
- private:
-  void Watch() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (!done_ && !world_->failed()) {
-      changed_.wait_for(lock, kPollInterval);
-      const absl::Status error = world_->AsyncError();
-      if (!error.ok()) world_->Fail(error);
-    }
-    if (done_) return;
-    if (free_threads_) {
-      lock.unlock();
-      world_->AbortLinks();
-      lock.lock();
-    }
-    if (changed_.wait_for(lock, kGrace, [this] { return done_; })) return;
-    std::fflush(stdout);
-    std::fprintf(stderr, "error: %s\n", std::string(world_->failure().message()).c_str());
-    std::fflush(stderr);
-    std::_Exit(1);
-  }
-
-  NcclWorld* const world_;
-  const bool free_threads_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-  std::thread thread_;  // last: it uses the others
-};
 
 class NcclCommunicator : public Communicator {
  public:
@@ -152,7 +96,7 @@ class NcclCommunicator : public Communicator {
   // What this communicator holds for itself alone: in a process the first two, and the host's in
   // its groups as well. In this order: each uses those before it.
   std::unique_ptr<NcclWorld> owned_world_;
-  std::unique_ptr<Watchdog> watchdog_;
+  std::unique_ptr<NcclWatchdog> watchdog_;
   std::unique_ptr<Communicator> owned_host_;
 
   Communicator* host_;
@@ -245,7 +189,7 @@ absl::Status CheckGpusDiffer(Communicator& host) {
 absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
     const ProcessLaunch& launch) {
   auto world = std::make_unique<NcclWorld>(/*threads=*/false);
-  auto watchdog = std::make_unique<Watchdog>(world.get(), /*free_threads=*/false);
+  auto watchdog = std::make_unique<NcclWatchdog>(world.get(), /*free_threads=*/false);
   TcpOptions options;
   options.on_failure = [world = world.get(), watchdog = watchdog.get()](const absl::Status& why) {
     world->Fail(why);
@@ -483,7 +427,7 @@ absl::Status RunCudaRanks(int world_size, const std::function<absl::Status(Commu
         absl::StrCat(world_size, " ranks need a GPU each, and this machine has ", gpus));
   }
   NcclWorld world(/*threads=*/true);
-  Watchdog watchdog(&world, /*free_threads=*/true);
+  NcclWatchdog watchdog(&world, /*free_threads=*/true);
   return RunRanks(
       world_size,
       [&](Communicator& host) {

@@ -1,12 +1,12 @@
 // Ranks with a GPU each, connected by NCCL: as threads of this process, or as processes.
 //
-// Every channel has a stream of its own for GPU memory: a Post takes place there, between two events
-// that order it among the work of the calling thread's stream. Between processes it is one group of
-// ncclSend and ncclRecv; between threads, where their GPUs reach each other's memory, copies by the
-// engines (peer_copies.h), which leave the multiprocessors to the kernels. Sums are NCCL's. No call
-// waits for the GPU, allocates on it or starts a thread. Host memory, and with it AllGather, Barrier
-// and Split, takes the path that the ranks met on: shared memory between threads, sockets between
-// processes. It goes on working when a GPU does not.
+// Every channel has a stream of its own for GPU memory: a Post takes place there, between two
+// events that order it among the work of the calling thread's stream. Between processes it is one
+// group of ncclSend and ncclRecv; between threads, where their GPUs reach each other's memory,
+// copies by the engines (peer_copies.h), which leave the multiprocessors to the kernels. Sums are
+// NCCL's. No call waits for the GPU, allocates on it or starts a thread. Host memory, and with it
+// AllGather, Barrier and Split, takes the path that the ranks met on: shared memory between
+// threads, sockets between processes. It goes on working when a GPU does not.
 #pragma once
 
 #include <functional>
