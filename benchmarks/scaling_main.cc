@@ -115,12 +115,13 @@ Plan PlanOf(const ScalingOptions& options) {
   const DeviceType device = options.problem.device;
   switch (options.experiment) {
     case Experiment::kAttention:
-      return {AttentionColumns(options.problem), "forward_backward_gflops_per_rank",
+      return {AttentionColumns(options), "forward_backward_gflops_per_rank",
               device == DeviceType::kCuda ? "TFLOP/s of a rank, forward and backward"
                                           : "GFLOP/s of a rank, forward and backward",
               device == DeviceType::kCuda ? 1e-3 : 1, RunAttentionExperiment};
     case Experiment::kError:
-      return {ErrorColumns(), "dq", "relative error of dQ, in 1e-9", 1e9, RunErrorExperiment};
+      return {ErrorColumns(options), "dq", "relative error of dQ, in 1e-9", 1e9,
+              RunErrorExperiment};
     case Experiment::kFirstToken:
       return {FirstTokenColumns(), "latency_ms", "first token, ms", 1, RunFirstTokenExperiment};
     case Experiment::kTraining:
@@ -145,7 +146,9 @@ absl::Status Run(const ScalingOptions& options) {
                            std::printf("%s", TableLine(row, plan.columns).c_str());
                            std::fflush(stdout);
                          }));
-  LinePlot plot = PlotOf(rows, {"seqlen", "batch", "ranks"}, plan.y_key, plan.y_scale);
+  std::vector<std::string> x_keys = {"seqlen", "batch", "ranks"};
+  if (options.tile_keys[0] != 0) x_keys.push_back("tile_keys");
+  LinePlot plot = PlotOf(rows, x_keys, plan.y_key, plan.y_scale);
   plot.title = absl::StrCat(Name(options.experiment), ": ", Machine(options));
   plot.y_label = plan.y_label;
   const std::string name = Name(options.experiment);

@@ -442,6 +442,17 @@ TEST(BurstAttentionTest, ErrorsAreClear) {
                 }).ok());
   }
   options = {};
+  options.tiles = false;
+  options.tile_keys = 64;
+  EXPECT_EQ(BurstAttention::Create(options, nullptr).status().message(),
+            "tile_keys: attention without tiles has none");
+  options.tiles = true;
+  options.tile_keys = -1;
+  out = Tensor();
+  const auto bad_tiles = *BurstAttention::Create(options, nullptr);
+  EXPECT_EQ(bad_tiles->Forward(schedule, good.q, good.k, good.v, &out, &lse).message(),
+            "tile_keys: tiles of -1 keys");
+  options = {};
   options.travelling_gradients = TravellingGradients::kBf16;
   const auto narrow = *BurstAttention::Create(options, nullptr);
   out = Tensor();

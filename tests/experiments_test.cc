@@ -210,6 +210,28 @@ TEST(MeasureErrors, AreThoseOfSinglePrecision) {
   }
 }
 
+TEST(MeasureErrors, OfTilesOfAnySize) {
+  AttentionProblem problem = SmallProblem();
+  problem.causal = true;
+  const auto reference = MakeErrorReference(problem, 2);
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  const auto own = MeasureErrors(Strategy::kBurst, **reference, 2, 1);
+  const auto single_keys = MeasureErrors(Strategy::kBurst, **reference, 2, 1, /*tile_keys=*/1);
+  ASSERT_TRUE(own.ok() && single_keys.ok()) << own.status() << single_keys.status();
+  EXPECT_NE(own->out, single_keys->out) << "another order of sums";
+  for (const double error : {single_keys->out, single_keys->dq}) EXPECT_LT(error, 1e-5);
+}
+
+TEST(CheckProblem, OfTiles) {
+  AttentionProblem problem = SmallProblem();
+  problem.tile_keys = 32;
+  EXPECT_TRUE(CheckProblem(Strategy::kBurst, problem, 2).ok());
+  problem.device = DeviceType::kCuda;
+  const absl::Status gpu = CheckProblem(Strategy::kBurst, problem, 2);
+  EXPECT_TRUE(absl::StartsWith(gpu.message(), "--tile_keys: ")) << gpu;
+  EXPECT_TRUE(absl::StrContains(gpu.message(), "192 keys")) << gpu;
+}
+
 TEST(QuietCommunicator, LeavesMessagesOutAndCountsTheOthers) {
   const absl::Status status = RunRanks(2, [](Communicator& comm) -> absl::Status {
     QuietCommunicator quiet(&comm);

@@ -28,20 +28,20 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Of max |error| / max |reference|, for scores of ordinary size.
 double Tolerance(DType dtype) { return dtype == DType::kFloat32 ? 1e-5 : 1e-13; }
 
-AttentionResults RunKernels(const Problem& problem) {
+AttentionResults RunKernels(const Problem& problem, int64_t tile_keys = 0) {
+  FlashAttentionShape shape = problem.shape();
+  shape.tile_keys = tile_keys;
   const AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse),
                                    Tensor::ZerosLike(problem.q), Tensor::ZerosLike(problem.k),
                                    Tensor::ZerosLike(problem.v)};
   const Tensor delta = Poisoned(problem.dlse);
-  FlashForward(kTestDevice,
-               {problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
-                Operand(result.out), result.lse.raw_data(), /*merge=*/false});
-  FlashDelta(kTestDevice, {problem.shape(), Operand(result.out), Operand(problem.dout),
+  FlashForward(kTestDevice, {shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                             Operand(result.out), result.lse.raw_data(), /*merge=*/false});
+  FlashDelta(kTestDevice, {shape, Operand(result.out), Operand(problem.dout),
                            problem.dlse.raw_data(), delta.raw_data()});
-  FlashBackward(kTestDevice,
-                {problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
-                 Operand(problem.dout), result.lse.raw_data(), delta.raw_data(), Operand(result.dq),
-                 Operand(result.dk), Operand(result.dv)});
+  FlashBackward(kTestDevice, {shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                              Operand(problem.dout), result.lse.raw_data(), delta.raw_data(),
+                              Operand(result.dq), Operand(result.dk), Operand(result.dv)});
   return result;
 }
 
@@ -111,6 +111,90 @@ INSTANTIATE_TEST_SUITE_P(Wide, SweepTest,
                                           testing::Values(Lengths{260, 300}),
                                           testing::Values(MaskKind::kFull, MaskKind::kCausal)),
                          SweepName);
+
+// ---- Tiles of other sizes, which the CPU's kernels can be asked for.
+
+TEST(CheckTileKeysTest, SaysWhatTheDeviceHas) {
+  for (int64_t tile_keys : {0, 1, 1 << 30}) {
+    EXPECT_TRUE(CheckTileKeys(DeviceType::kCpu, tile_keys).ok());
+  }
+  EXPECT_TRUE(CheckTileKeys(DeviceType::kCuda, 0).ok());
+  const absl::Status gpu = CheckTileKeys(DeviceType::kCuda, 64);
+  EXPECT_EQ(gpu.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(gpu.message().find("128, 176 or 192 keys on Hopper"), std::string::npos) << gpu;
+  EXPECT_EQ(CheckTileKeys(DeviceType::kCpu, -1).code(), absl::StatusCode::kInvalidArgument);
+}
+
+class TileKeysTest
+    : public testing::TestWithParam<std::tuple<Heads, int64_t /*head_dim*/, Lengths, MaskKind>> {};
+
+// The tolerance of the kernels' own tiles: a sum over n keys rounds n times whatever the tile, and
+// rescaling it for a new maximum, at most once a tile of which there are at most n, as often again.
+TEST_P(TileKeysTest, EqualsNaiveAttention) {
+  if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "GPU kernels have tiles of their own";
+  const auto [heads, d, lengths, kind] = GetParam();
+  const ScopedThreadPool pool(2);
+  AttentionResults reference;
+  for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
+    const Problem problem(/*batch=*/1, lengths.q_len, lengths.k_len, heads.heads, heads.kv_heads, d,
+                          kind, dtype);
+    if (reference.out.null()) reference = problem.Reference();
+    for (int64_t tile_keys : {1, 5, 16, 33, 64, 96, 100, 128, 250, 512, 1 << 30}) {
+      SCOPED_TRACE(testing::Message() << Name(dtype) << ", tiles of " << tile_keys);
+      ExpectClose(RunKernels(problem, tile_keys), reference, Tolerance(dtype));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Short, TileKeysTest,
+                         testing::Combine(testing::Values(Heads{3, 1}), testing::Values(7, 64),
+                                          testing::Values(Lengths{0, 5}, Lengths{5, 0},
+                                                          Lengths{1, 1}, Lengths{1, 129},
+                                                          Lengths{70, 33}, Lengths{131, 300}),
+                                          kAllMasks),
+                         SweepName);
+INSTANTIATE_TEST_SUITE_P(Long, TileKeysTest,
+                         testing::Combine(testing::Values(Heads{1, 1}), testing::Values(20),
+                                          testing::Values(Lengths{1000, 1000}, Lengths{700, 550}),
+                                          kAllMasks),
+                         SweepName);
+
+// Every size of a tile, from one key to more than there are.
+TEST(EveryTileTest, EqualsNaiveAttention) {
+  if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "GPU kernels have tiles of their own";
+  const Problem problem(1, 210, 150, 2, 1, 8, MaskKind::kCausal, DType::kFloat32);
+  const AttentionResults reference = problem.Reference();
+  for (int64_t tile_keys = 1; tile_keys <= 152; ++tile_keys) {
+    SCOPED_TRACE(tile_keys);
+    ExpectClose(RunKernels(problem, tile_keys), reference, Tolerance(DType::kFloat32));
+  }
+}
+
+// A tile for each key differs in the last bits, in the backward of a head that threads share, tile
+// by tile; the CPU kernels' own, of 96 keys forward and 128 backward (README.md), do not.
+TEST(EveryTileTest, TheirOwnSizesAreThoseOfTheReadme) {
+  if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "GPU kernels have tiles of their own";
+  const ScopedThreadPool pool(2);
+  const Problem problem(1, 600, 600, 1, 1, 64, MaskKind::kCausal, DType::kFloat32);
+  const AttentionResults own = RunKernels(problem), forward = RunKernels(problem, 96);
+  EXPECT_EQ(forward.out.ToVector<float>(), own.out.ToVector<float>());
+  EXPECT_EQ(forward.lse.ToVector<float>(), own.lse.ToVector<float>());
+  EXPECT_NE(RunKernels(problem, 1).out.ToVector<float>(), own.out.ToVector<float>());
+  const auto gradients = [&](int64_t tile_keys) {
+    FlashAttentionShape shape = problem.shape();
+    shape.tile_keys = tile_keys;
+    const Tensor delta = Poisoned(problem.dlse), dq = Poisoned(problem.q);
+    const Tensor dk = Poisoned(problem.k), dv = Poisoned(problem.v);
+    FlashDelta(kTestDevice, {shape, Operand(own.out), Operand(problem.dout),
+                             problem.dlse.raw_data(), delta.raw_data()});
+    FlashBackward(kTestDevice, {shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                                Operand(problem.dout), own.lse.raw_data(), delta.raw_data(),
+                                Operand(dq), Operand(dk), Operand(dv), /*assign=*/true});
+    return AttentionResults{own.out, own.lse, dq, dk, dv};
+  };
+  ExpectBitwiseEqual(gradients(128), own);
+  EXPECT_NE(gradients(1).dq.ToVector<float>(), own.dq.ToVector<float>());
+}
 
 // ---- What the sweep does not reach.
 

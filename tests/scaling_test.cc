@@ -145,6 +145,32 @@ TEST_F(Scaling, ErrorsOfNaiveAttentionOverARing) {
   }
 }
 
+TEST_F(Scaling, TileSizes) {
+  const Result result = Run({"--tile_keys=16,1,1000", "--seqlens=64", "--heads=2", "--head_dim=16",
+                             "--repeats=1", "--strategies=single,burst", "--out=OUT"});
+  ExpectSuccess(result);
+  EXPECT_TRUE(absl::StrContains(result.out, "  tile ")) << result.out;
+  for (const char* experiment : {"attention", "error"}) {
+    if (experiment == std::string("error")) {
+      ExpectSuccess(Run({"--experiment=error", "--tile_keys=16,1,1000", "--seqlens=64", "--heads=2",
+                         "--head_dim=16", "--strategies=single,burst", "--out=OUT"}));
+    }
+    const Json rows = Rows(experiment);
+    ASSERT_EQ(rows.size(), 6u);
+    std::multiset<int> sizes;
+    for (const Json& row : rows) sizes.insert(row["tile_keys"].get<int>());
+    EXPECT_EQ(sizes, (std::multiset<int>{1, 1, 16, 16, 1000, 1000}));
+    EXPECT_TRUE(absl::StrContains(ReadAll(absl::StrCat(folder_, "/OUT/", experiment, ".svg")),
+                                  "tile_keys"));
+  }
+  // Unless asked for, it is no column.
+  const Result without = Run({"--experiment=error", "--seqlens=64", "--heads=2", "--head_dim=16",
+                              "--strategies=single", "--out=OUT"});
+  ExpectSuccess(without);
+  EXPECT_FALSE(absl::StrContains(without.out, "  tile ")) << without.out;
+  EXPECT_FALSE(Rows("error")[0].contains("tile_keys"));
+}
+
 constexpr char kTinyModel[] =
     R"(--model={"family":"llama","layers":2,"width":16,"heads":2,"kv_heads":1,"ffn":32})";
 
@@ -204,6 +230,10 @@ TEST_F(Scaling, MistakesAreNamed) {
       {{"--mask=window"}, {"--mask", "causal"}},
       {{"--layout=spiral"}, {"--layout", "zigzag"}},
       {{"--tiles=maybe"}, {"--tiles", "off"}},
+      {{"--tile_keys=64,0"}, {"--tile_keys", "'0'"}},
+      {{"--tile_keys=64", "--tiles=off"}, {"--tile_keys", "--tiles=off"}},
+      {{"--tile_keys=64", "--experiment=training"}, {"--tile_keys", "--experiment=training"}},
+      {{"--tile_keys=64", "--experiment=first_token"}, {"--tile_keys", "--experiment=first_token"}},
       {{"--dtype=int8"}, {"--dtype", "bf16"}},
       {{"--dtype=bf16"}, {"--dtype", "bfloat16"}},
       {{"--repeats=0"}, {"--repeats"}},

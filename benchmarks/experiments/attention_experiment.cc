@@ -233,6 +233,7 @@ absl::StatusOr<ReportRow> MeasureRow(Strategy strategy, const AttentionProblem& 
   row["ranks"] = ranks;
   row["batch"] = problem.batch;
   row["seqlen"] = problem.seqlen;
+  if (problem.tile_keys != 0) row["tile_keys"] = problem.tile_keys;
   row["forward_ms"] = 1e3 * whole.forward;
   row["forward_gflops_per_rank"] = 1e-9 * forward_rate;
   row["forward_backward_ms"] = 1e3 * whole.forward_backward;
@@ -283,7 +284,8 @@ absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
   return result;
 }
 
-std::vector<ReportColumn> AttentionColumns(const AttentionProblem& problem) {
+std::vector<ReportColumn> AttentionColumns(const ScalingOptions& options) {
+  const AttentionProblem& problem = options.problem;
   const bool cuda = problem.device == DeviceType::kCuda;
   const std::string rate = cuda ? "TFLOP/s" : "GFLOP/s";
   const double scale = cuda ? 1e-3 : 1;
@@ -304,6 +306,7 @@ std::vector<ReportColumn> AttentionColumns(const AttentionProblem& problem) {
                                        {"forward_backward_not_hidden", "f+b%", 1, 100},
                                        {"forward_efficiency", "effic f%", 1, 100},
                                        {"forward_backward_efficiency", "f+b%", 1, 100}};
+  if (options.tile_keys[0] != 0) columns.insert(columns.begin() + 4, {"tile_keys", "tile"});
   if (problem.ranks_per_node > 0) {
     columns.push_back({"between_nodes_bytes_per_rank", "inter MB", 3, 1e-6});
     columns.push_back({"between_nodes_bytes_formula", "formula", 3, 1e-6});
@@ -318,12 +321,15 @@ absl::StatusOr<std::vector<ReportRow>> RunAttentionExperiment(
     for (int64_t seqlen : options.seqlens) {
       for (Strategy strategy : options.strategies) {
         for (int64_t ranks : RanksFor(strategy, options.ranks)) {
-          AttentionProblem problem = options.problem;
-          problem.batch = batch;
-          problem.seqlen = seqlen;
-          BURST_ASSIGN_OR_RETURN(rows.emplace_back(),
-                                 MeasureRow(strategy, problem, static_cast<int>(ranks), options));
-          on_row(rows.back());
+          for (int64_t tile_keys : options.tile_keys) {
+            AttentionProblem problem = options.problem;
+            problem.batch = batch;
+            problem.seqlen = seqlen;
+            problem.tile_keys = tile_keys;
+            BURST_ASSIGN_OR_RETURN(rows.emplace_back(),
+                                   MeasureRow(strategy, problem, static_cast<int>(ranks), options));
+            on_row(rows.back());
+          }
         }
       }
     }

@@ -35,10 +35,10 @@ absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
                                                       bool compare = true,
                                                       Communicator* processes = nullptr);
 
-std::vector<ReportColumn> AttentionColumns(const AttentionProblem& problem);
+std::vector<ReportColumn> AttentionColumns(const ScalingOptions& options);
 
-// A row for every strategy, ranks, batch and seqlen; calls on_row with each as soon as it is
-// measured. With options.processes the rows of the first process count.
+// A row for every strategy, ranks, batch, seqlen and tile_keys; calls on_row with each as soon as
+// it is measured. With options.processes the rows of the first process count.
 absl::StatusOr<std::vector<ReportRow>> RunAttentionExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);
 

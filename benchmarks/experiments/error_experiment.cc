@@ -80,6 +80,7 @@ absl::StatusOr<std::shared_ptr<const ErrorReference>> MakeErrorReference(
   in_double.dtype = DType::kFloat64;
   in_double.device = DeviceType::kCpu;
   in_double.tiles = true;
+  in_double.tile_keys = 0;
   BURST_ASSIGN_OR_RETURN(const auto attention,
                          BurstAttention::Create(in_double.options(Strategy::kSingle), nullptr));
   BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(problem.seqlen));
@@ -96,8 +97,9 @@ absl::StatusOr<std::shared_ptr<const ErrorReference>> MakeErrorReference(
 }
 
 absl::StatusOr<AttentionErrors> MeasureErrors(Strategy strategy, const ErrorReference& reference,
-                                              int ranks, int threads) {
-  const AttentionProblem& problem = reference.problem;
+                                              int ranks, int threads, int64_t tile_keys) {
+  AttentionProblem problem = reference.problem;
+  problem.tile_keys = tile_keys;
   std::vector<std::array<Squares, 4>> squares(ranks);
   const auto body = [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(strategy, problem, &comm));
@@ -131,10 +133,13 @@ absl::StatusOr<AttentionErrors> MeasureErrors(Strategy strategy, const ErrorRefe
   return AttentionErrors{error(0), error(1), error(2), error(3)};
 }
 
-std::vector<ReportColumn> ErrorColumns() {
-  return {{"strategy", "strategy"}, {"ranks", "ranks"},         {"batch", "batch"},
-          {"seqlen", "tokens"},     {"out", "out e-9", 2, 1e9}, {"dq", "dq e-9", 2, 1e9},
-          {"dk", "dk e-9", 2, 1e9}, {"dv", "dv e-9", 2, 1e9}};
+std::vector<ReportColumn> ErrorColumns(const ScalingOptions& options) {
+  std::vector<ReportColumn> columns = {{"strategy", "strategy"},   {"ranks", "ranks"},
+                                       {"batch", "batch"},         {"seqlen", "tokens"},
+                                       {"out", "out e-9", 2, 1e9}, {"dq", "dq e-9", 2, 1e9},
+                                       {"dk", "dk e-9", 2, 1e9},   {"dv", "dv e-9", 2, 1e9}};
+  if (options.tile_keys[0] != 0) columns.insert(columns.begin() + 4, {"tile_keys", "tile"});
+  return columns;
 }
 
 absl::StatusOr<std::vector<ReportRow>> RunErrorExperiment(
@@ -148,20 +153,23 @@ absl::StatusOr<std::vector<ReportRow>> RunErrorExperiment(
       BURST_ASSIGN_OR_RETURN(const auto reference, MakeErrorReference(problem, NumCores()));
       for (Strategy strategy : options.strategies) {
         for (int64_t ranks : RanksFor(strategy, options.ranks)) {
-          BURST_ASSIGN_OR_RETURN(
-              const AttentionErrors errors,
-              MeasureErrors(strategy, *reference, static_cast<int>(ranks), options.threads));
-          ReportRow row;
-          row["strategy"] = Name(strategy);
-          row["ranks"] = ranks;
-          row["batch"] = batch;
-          row["seqlen"] = seqlen;
-          row["out"] = errors.out;
-          row["dq"] = errors.dq;
-          row["dk"] = errors.dk;
-          row["dv"] = errors.dv;
-          rows.push_back(row);
-          on_row(row);
+          for (int64_t tile_keys : options.tile_keys) {
+            BURST_ASSIGN_OR_RETURN(const AttentionErrors errors,
+                                   MeasureErrors(strategy, *reference, static_cast<int>(ranks),
+                                                 options.threads, tile_keys));
+            ReportRow row;
+            row["strategy"] = Name(strategy);
+            row["ranks"] = ranks;
+            row["batch"] = batch;
+            row["seqlen"] = seqlen;
+            if (tile_keys != 0) row["tile_keys"] = tile_keys;
+            row["out"] = errors.out;
+            row["dq"] = errors.dq;
+            row["dk"] = errors.dk;
+            row["dv"] = errors.dv;
+            rows.push_back(row);
+            on_row(row);
+          }
         }
       }
     }

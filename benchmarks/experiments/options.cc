@@ -51,6 +51,9 @@ ABSL_FLAG(std::string, travelling_gradients, "fp32",
 ABSL_FLAG(
     std::string, tiles, "on",
     "on: attention tile by tile. off: by whole score matrices, on the CPU, for small lengths.");
+ABSL_FLAG(
+    std::string, tile_keys, "",
+    "Keys of a tile, on the CPU: a list, to see what tile size does. Empty: the kernels' own.");
 ABSL_FLAG(std::string, model, "llama_tiny",
           "Of first_token and training: a preset or a JSON file, as for //train.");
 ABSL_FLAG(std::string, data, "kjv", "Of training: text, as for //train.");
@@ -77,7 +80,7 @@ const std::vector<FlagGroup>& Groups() {
       {"What",
        {"experiment", "strategies", "ranks", "seqlens", "batches", "layout", "backward", "ulysses",
         "ranks_per_node", "travelling_gradients"}},
-      {"Attention alone", {"heads", "kv_heads", "head_dim", "mask", "tiles", "dtype"}},
+      {"Attention alone", {"heads", "kv_heads", "head_dim", "mask", "tiles", "tile_keys", "dtype"}},
       {"Whole models", {"model", "data", "steps"}},
       {"How", {"device", "threads", "repeats", "compare", "out"}},
   };
@@ -109,11 +112,12 @@ absl::Status CheckUsed(Experiment experiment) {
       unused = {"model", "data", "steps", "repeats", "compare"};
       break;
     case Experiment::kFirstToken:
-      unused = {"heads", "kv_heads", "head_dim", "mask",   "tiles",
-                "dtype", "data",     "steps",    "compare"};
+      unused = {"heads",     "kv_heads", "head_dim", "mask",  "tiles",
+                "tile_keys", "dtype",    "data",     "steps", "compare"};
       break;
     case Experiment::kTraining:
-      unused = {"heads", "kv_heads", "head_dim", "mask", "tiles", "dtype", "repeats", "compare"};
+      unused = {"heads",     "kv_heads", "head_dim", "mask",   "tiles",
+                "tile_keys", "dtype",    "repeats",  "compare"};
       break;
   }
   for (const char* option : unused) {
@@ -256,6 +260,11 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
     return Invalid("tiles", absl::StrCat("'", tiles, "' is neither on nor off"));
   }
   problem.tiles = tiles == "on";
+  if (Given("tile_keys")) {
+    BURST_ASSIGN_OR_RETURN(options.tile_keys,
+                           ParseNumbers("tile_keys", absl::GetFlag(FLAGS_tile_keys)));
+  }
+  problem.tile_keys = options.tile_keys[0];  // one for all: any number is as good
   BURST_ASSIGN_OR_RETURN(problem.device, ParseDevice(absl::GetFlag(FLAGS_device), launch.gpus));
   BURST_ASSIGN_OR_RETURN(problem.dtype, ParseDType(absl::GetFlag(FLAGS_dtype), problem.device));
 

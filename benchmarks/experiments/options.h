@@ -25,7 +25,8 @@ struct ScalingOptions {
   Experiment experiment = Experiment::kAttention;
   std::vector<Strategy> strategies;
   std::vector<int64_t> ranks, seqlens, batches;
-  // Attention alone: all but batch and seqlen, which the lists give.
+  std::vector<int64_t> tile_keys = {0};  // {0} unless given: the kernels' own
+  // Attention alone: all but batch, seqlen and (but for the first) tile_keys, which the lists give.
   AttentionProblem problem;
   // Whole models.
   std::string model, data;

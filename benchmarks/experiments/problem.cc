@@ -102,6 +102,7 @@ BurstAttentionOptions AttentionProblem::options(Strategy strategy) const {
   options.layout = IsTensorParallel(strategy) ? Layout::kContiguous : layout;
   options.mask.causal = causal;
   options.tiles = tiles;
+  options.tile_keys = tile_keys;
   if (HasDirections(strategy)) options.backward = backward;
   if (strategy == Strategy::kRing) options.backward = BackwardDirection::kRing;
   if (HasRing(strategy)) {
@@ -152,6 +153,10 @@ absl::Status CheckProblem(Strategy strategy, const AttentionProblem& problem, in
   if (!problem.tiles && problem.device != DeviceType::kCpu) {
     return absl::InvalidArgumentError("--tiles: attention without tiles is there on the CPU only");
   }
+  if (!problem.tiles && problem.tile_keys != 0) {
+    return absl::InvalidArgumentError("--tile_keys: there are no tiles with --tiles=off");
+  }
+  BURST_RETURN_IF_ERROR(Named("tile_keys", CheckTileKeys(problem.device, problem.tile_keys)));
   return Named("dtype, --head_dim",
                CheckFlashAttention(problem.device, problem.dtype, problem.head_dim));
 }

@@ -24,7 +24,8 @@ struct AttentionProblem {
   // For all strategies but tensor parallelism, which spreads tokens contiguously: that spares it
   // copies.
   Layout layout = Layout::kZigzag;
-  bool tiles = true;  // false: local attention holds its whole score matrix
+  bool tiles = true;      // false: local attention holds its whole score matrix
+  int64_t tile_keys = 0;  // of a tile of local attention; 0: the kernels' own
   DType dtype = DType::kFloat32;
   DeviceType device = DeviceType::kCpu;
   BackwardDirection backward = BackwardDirection::kAuto;  // of strategies that have several

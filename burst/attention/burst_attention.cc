@@ -25,6 +25,7 @@ FlashAttentionShape KernelShape(const BurstAttentionOptions& options, const Visi
   shape.dtype = q.dtype();
   shape.visible = visible.ranges(q.device());
   shape.tiles = options.tiles;
+  shape.tile_keys = options.tile_keys;
   return shape;
 }
 
@@ -108,6 +109,9 @@ absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::Create(
   if (!std::isfinite(options.softmax_scale)) {
     return absl::InvalidArgumentError("softmax_scale is not finite");
   }
+  if (!options.tiles && options.tile_keys != 0) {
+    return absl::InvalidArgumentError("tile_keys: attention without tiles has none");
+  }
   const int world_size = comm == nullptr ? 1 : comm->world_size();
   const int per_node = options.ranks_per_node;
   if (per_node < 0 || (per_node > 0 && world_size % per_node != 0)) {
@@ -135,6 +139,10 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
   BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
   if (!options_.tiles && q.device() != DeviceType::kCpu) {
     return absl::InvalidArgumentError("attention without tiles is there on the CPU only");
+  }
+  const absl::Status tile_keys = CheckTileKeys(q.device(), options_.tile_keys);
+  if (!tile_keys.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("tile_keys: ", tile_keys.message()));
   }
   if (options_.travelling_gradients == TravellingGradients::kBf16 &&
       q.dtype() != DType::kBFloat16) {

@@ -60,6 +60,8 @@ struct BurstAttentionOptions {
   bool deterministic = true;
   // False, on the CPU only: each round by naive attention, which holds its scores, for comparison.
   bool tiles = true;
+  // Keys of a tile, on the CPU only, for the study of tile sizes. 0: the kernels' own.
+  int64_t tile_keys = 0;
 };
 
 class BurstAttention : public SequenceParallelAttention {

@@ -27,6 +27,17 @@ absl::Status CheckFlashAttention(DeviceType device, DType dtype, int64_t head_di
   return absl::OkStatus();
 }
 
+absl::Status CheckTileKeys(DeviceType device, int64_t tile_keys) {
+  if (tile_keys < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("tiles of ", tile_keys, " keys"));
+  }
+  if (tile_keys == 0 || device == DeviceType::kCpu) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "a choice is there on the CPU only; GPU kernels are compiled for their tiles: in bfloat16 of "
+      "128, 176 or 192 keys on Hopper and of 64 or 128 elsewhere, in float32 of 32 or 64, in "
+      "float64 of 16 or 32");
+}
+
 void FlashForward(DeviceType device, const FlashForwardParams& params) {
   BURST_CHECK(params.sum.data == nullptr || params.shape.dtype == DType::kBFloat16)
       << "sums of " << Name(params.shape.dtype) << " are merged in place";
@@ -35,6 +46,7 @@ void FlashForward(DeviceType device, const FlashForwardParams& params) {
     return NaiveForwardCpu(params);
   }
   if (device == DeviceType::kCpu) return FlashForwardCpu(params);
+  BURST_CHECK_EQ(params.shape.tile_keys, 0) << "on " << Name(device);
   BURST_CUDA_CALL(cuda::FlashForward(params));
 }
 
@@ -49,6 +61,7 @@ void FlashBackward(DeviceType device, const FlashBackwardParams& params) {
     return NaiveBackwardCpu(params);
   }
   if (device == DeviceType::kCpu) return FlashBackwardCpu(params);
+  BURST_CHECK_EQ(params.shape.tile_keys, 0) << "on " << Name(device);
   BURST_CUDA_CALL(cuda::FlashBackward(params));
 }
 

@@ -52,6 +52,8 @@ struct FlashAttentionShape {
   KeyRanges visible;  // arrays on the device of the kernel
   // False, on the CPU only: the naive method, for comparison. It holds S of all heads.
   bool tiles = true;
+  // Keys of a tile, on the CPU only, for the study of tile sizes: any number. 0: the kernel's own.
+  int64_t tile_keys = 0;
 };
 
 // What the kernels compute in, and the dtype of lse, delta, dlse and of every sum over hops:
@@ -108,6 +110,10 @@ struct FlashBackwardParams {
 // Whether the device has kernels for this: InvalidArgument with the reason.
 absl::Status CheckFlashAttention(DeviceType device, DType dtype, int64_t head_dim);
 
+// Whether its kernels can be asked for tiles of so many keys (0: their own): InvalidArgument, which
+// says what tiles they have.
+absl::Status CheckTileKeys(DeviceType device, int64_t tile_keys);
+
 // The entry points: the kernels of the device. On a GPU they are queued on the thread's stream.
 void FlashForward(DeviceType device, const FlashForwardParams& params);
 void FlashDelta(DeviceType device, const FlashDeltaParams& params);
@@ -120,7 +126,8 @@ void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend = T
 
 // The CPU kernels: float32 and float64. Parallel over the caller's thread pool; bitwise
 // reproducible for a given number of threads; scratch memory, one or two MiB a thread, independent
-// of batch, heads and lengths.
+// of batch, heads and lengths. It grows with shape.tile_keys, by about 5 head_dim + 256 elements a
+// key.
 void FlashForwardCpu(const FlashForwardParams& params);
 void FlashDeltaCpu(const FlashDeltaParams& params);
 void FlashBackwardCpu(const FlashBackwardParams& params);

@@ -16,9 +16,9 @@ namespace burst {
 namespace cpu {
 namespace {
 
-constexpr int64_t kBlockM = 128;  // queries of a tile of scores
-constexpr int64_t kBlockN = 128;  // keys of a tile of scores
-constexpr int64_t kChunk = 512;   // queries that one pass over the keys serves
+constexpr int64_t kBlockM = 128;    // queries of a tile of scores
+constexpr int64_t kTileKeys = 128;  // keys of a tile of scores
+constexpr int64_t kChunk = 512;     // queries that one pass over the keys serves
 
 template <typename T>
 constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
@@ -51,7 +51,9 @@ class BackwardTask {
         shape_(params.shape),
         d_(shape_.head_dim),
         padded_d_(RoundUpToLanes<T>(d_)),
-        stride_(TileStride<T>(d_)) {}
+        stride_(TileStride<T>(d_)),
+        tile_keys_(TileKeys(shape_, kTileKeys)),
+        score_stride_(TileStride<T>(tile_keys_)) {}
 
   int64_t stride() const { return stride_; }
 
@@ -63,13 +65,13 @@ class BackwardTask {
     Tiles tiles;
     tiles.q = scratch.Get<T>(0, kChunk * stride_);
     tiles.dout = scratch.Get<T>(1, kChunk * stride_);
-    tiles.k = scratch.Get<T>(2, kBlockN * stride_);
-    tiles.k_transposed = scratch.Get<T>(3, d_ * kScoreStride);
-    tiles.v_transposed = scratch.Get<T>(4, d_ * kScoreStride);
-    tiles.dk = scratch.Get<T>(5, kBlockN * stride_);
-    tiles.dv = scratch.Get<T>(6, kBlockN * stride_);
-    tiles.s = scratch.Get<T>(7, kBlockM * kScoreStride);
-    tiles.dp = scratch.Get<T>(8, kBlockM * kScoreStride);
+    tiles.k = scratch.Get<T>(2, tile_keys_ * stride_);
+    tiles.k_transposed = scratch.Get<T>(3, d_ * score_stride_);
+    tiles.v_transposed = scratch.Get<T>(4, d_ * score_stride_);
+    tiles.dk = scratch.Get<T>(5, tile_keys_ * stride_);
+    tiles.dv = scratch.Get<T>(6, tile_keys_ * stride_);
+    tiles.s = scratch.Get<T>(7, kBlockM * score_stride_);
+    tiles.dp = scratch.Get<T>(8, kBlockM * score_stride_);
     tiles.dq = dq;
     CopyTile(Head<T>(params_.q, b, h), chunk.begin, rows, d_, T{1}, tiles.q, stride_);
     CopyTile(Head<T>(params_.dout, b, h), chunk.begin, rows, d_, T{1}, tiles.dout, stride_);
@@ -77,21 +79,19 @@ class BackwardTask {
 
     const Mask mask(shape_, b);
     const Range all = mask.Keys(chunk, {0, shape_.k_len});
-    const int64_t begin = all.begin / kBlockN + first;
-    for (int64_t j = begin * kBlockN; j < all.end; j += step * kBlockN) {
-      RunKeys(mask, b, h, chunk, {j, std::min(j + kBlockN, shape_.k_len)}, tiles);
+    const int64_t begin = all.begin / tile_keys_ + first;
+    for (int64_t j = begin * tile_keys_; j < all.end; j += step * tile_keys_) {
+      RunKeys(mask, b, h, chunk, {j, std::min(j + tile_keys_, shape_.k_len)}, tiles);
     }
   }
 
  private:
-  static constexpr int64_t kScoreStride = TileStride<T>(kBlockN);
-
   struct Tiles {
     T *q, *dout, *dq;                // [kChunk, head_dim]
-    T* k;                            // [kBlockN, head_dim], scaled by softmax_scale
-    T *k_transposed, *v_transposed;  // [head_dim, kBlockN], K scaled for scores to base 2
-    T *dk, *dv;                      // [kBlockN, head_dim]
-    T *s, *dp;                       // [kBlockM, kBlockN]
+    T* k;                            // [tile_keys, head_dim], scaled by softmax_scale
+    T *k_transposed, *v_transposed;  // [head_dim, tile_keys], K scaled for scores to base 2
+    T *dk, *dv;                      // [tile_keys, head_dim]
+    T *s, *dp;                       // [kBlockM, tile_keys]
   };
 
   // One tile of keys and the queries of the chunk.
@@ -105,8 +105,8 @@ class BackwardTask {
     const T scale = static_cast<T>(shape_.softmax_scale);
     CopyTile(k, keys.begin, num_keys, d_, scale, tiles.k, stride_);
     CopyTileTransposed(k, keys.begin, num_keys, d_, static_cast<T>(shape_.softmax_scale * kLog2E),
-                       tiles.k_transposed, kScoreStride);
-    CopyTileTransposed(v, keys.begin, num_keys, d_, T{1}, tiles.v_transposed, kScoreStride);
+                       tiles.k_transposed, score_stride_);
+    CopyTileTransposed(v, keys.begin, num_keys, d_, T{1}, tiles.v_transposed, score_stride_);
     std::fill_n(tiles.dk, num_keys * stride_, T{0});
     std::fill_n(tiles.dv, num_keys * stride_, T{0});
     for (int64_t i = queries.begin; i < queries.end; i += kBlockM) {
@@ -125,25 +125,25 @@ class BackwardTask {
     const T* q = tiles.q + (queries.begin - i0) * stride_;
     const T* dout = tiles.dout + (queries.begin - i0) * stride_;
     T* dq = tiles.dq + (queries.begin - i0) * stride_;
-    Product<Layout::kRows>(rows, columns, d_, q, stride_, tiles.k_transposed, kScoreStride, tiles.s,
-                           kScoreStride, false);
-    Product<Layout::kRows>(rows, columns, d_, dout, stride_, tiles.v_transposed, kScoreStride,
-                           tiles.dp, kScoreStride, false);
+    Product<Layout::kRows>(rows, columns, d_, q, stride_, tiles.k_transposed, score_stride_,
+                           tiles.s, score_stride_, false);
+    Product<Layout::kRows>(rows, columns, d_, dout, stride_, tiles.v_transposed, score_stride_,
+                           tiles.dp, score_stride_, false);
     const int64_t statistics = (b * shape_.num_heads + h) * shape_.q_len;
     const T* lse = static_cast<const T*>(params_.lse) + statistics;
     const T* delta = static_cast<const T*>(params_.delta) + statistics;
     for (int64_t i = queries.begin; i < queries.end; ++i) {
       const Range seen = mask.Keys({i, i + 1}, keys);
-      const int64_t offset = (i - queries.begin) * kScoreStride;
+      const int64_t offset = (i - queries.begin) * score_stride_;
       SoftmaxBackwardRow(columns, seen.begin - keys.begin, seen.end - keys.begin,
                          lse[i] * static_cast<T>(kLog2E), delta[i], tiles.s + offset,
                          tiles.dp + offset);
     }
-    Product<Layout::kTransposed>(num_keys, padded_d_, rows, tiles.s, kScoreStride, dout, stride_,
+    Product<Layout::kTransposed>(num_keys, padded_d_, rows, tiles.s, score_stride_, dout, stride_,
                                  tiles.dv, stride_, true);
-    Product<Layout::kTransposed>(num_keys, padded_d_, rows, tiles.dp, kScoreStride, q, stride_,
+    Product<Layout::kTransposed>(num_keys, padded_d_, rows, tiles.dp, score_stride_, q, stride_,
                                  tiles.dk, stride_, true);
-    Product<Layout::kRows>(rows, padded_d_, num_keys, tiles.dp, kScoreStride, tiles.k, stride_, dq,
+    Product<Layout::kRows>(rows, padded_d_, num_keys, tiles.dp, score_stride_, tiles.k, stride_, dq,
                            stride_, true);
   }
 
@@ -152,6 +152,8 @@ class BackwardTask {
   const int64_t d_;
   const int64_t padded_d_;
   const int64_t stride_;
+  const int64_t tile_keys_;
+  const int64_t score_stride_;
 };
 
 // operand [batch, length, heads, head_dim] = 0

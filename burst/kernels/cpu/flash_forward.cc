@@ -21,9 +21,9 @@ namespace burst {
 namespace cpu {
 namespace {
 
-constexpr int64_t kBlockM = 192;  // queries of a task
-constexpr int64_t kBlockN = 96;   // keys of a step
-constexpr int kPanelVectors = 4;  // queries whose scores stay in the first-level cache
+constexpr int64_t kBlockM = 192;   // queries of a task
+constexpr int64_t kTileKeys = 96;  // keys of a step
+constexpr int kPanelVectors = 4;   // queries whose scores stay in the first-level cache
 
 template <typename T>
 constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
@@ -82,6 +82,7 @@ class ForwardTask {
         shape_(params.shape),
         d_(shape_.head_dim),
         stride_(TileStride<T>(d_)),
+        tile_keys_(TileKeys(shape_, kTileKeys)),
         tiles_((shape_.q_len + kBlockM - 1) / kBlockM) {}
 
   int64_t num_tasks() const { return shape_.batch * shape_.num_heads * tiles_; }
@@ -97,9 +98,9 @@ class ForwardTask {
     ScratchSpace& scratch = ThreadScratch();
     Tiles tiles;
     tiles.q = scratch.Get<T>(0, d_ * kScoreStride);
-    tiles.k = scratch.Get<T>(1, kBlockN * stride_);
-    tiles.v = scratch.Get<T>(2, kBlockN * stride_);
-    tiles.s = scratch.Get<T>(3, kBlockN * kScoreStride);
+    tiles.k = scratch.Get<T>(1, tile_keys_ * stride_);
+    tiles.v = scratch.Get<T>(2, tile_keys_ * stride_);
+    tiles.s = scratch.Get<T>(3, tile_keys_ * kScoreStride);
     tiles.o = scratch.Get<T>(4, kBlockM * stride_);
     std::fill_n(tiles.o, kBlockM * stride_, T{0});
     std::fill_n(tiles.softmax.max, kBlockM, kMinusInfinity<T>);
@@ -110,8 +111,8 @@ class ForwardTask {
     const int64_t kv_head = h / (shape_.num_heads / shape_.num_kv_heads);
     const Head<T> k(params_.k, b, kv_head), v(params_.v, b, kv_head);
     const Range all = mask.Keys(queries, {0, shape_.k_len});
-    for (int64_t j = all.begin; j < all.end; j += kBlockN) {
-      const Range keys = {j, std::min(j + kBlockN, all.end)};
+    for (int64_t j = all.begin; j < all.end; j += tile_keys_) {
+      const Range keys = {j, std::min(j + tile_keys_, all.end)};
       Range seeing = mask.Queries(queries, keys);
       if (seeing.begin == seeing.end) continue;
       // Whole vectors of the tile.
@@ -130,9 +131,9 @@ class ForwardTask {
 
   struct Tiles {
     T* q;  // [head_dim, kBlockM], scaled
-    T* k;  // [kBlockN, head_dim]
-    T* v;  // [kBlockN, head_dim]
-    T* s;  // [kBlockN, kBlockM]
+    T* k;  // [tile_keys, head_dim]
+    T* v;  // [tile_keys, head_dim]
+    T* s;  // [tile_keys, kBlockM]
     T* o;  // [kBlockM, head_dim]
     RunningSoftmax<T> softmax;
   };
@@ -216,6 +217,7 @@ class ForwardTask {
   const FlashAttentionShape& shape_;
   const int64_t d_;
   const int64_t stride_;
+  const int64_t tile_keys_;
   const int64_t tiles_;
 };
 
