@@ -95,7 +95,7 @@ Variable Block::Attention(const ForwardPass& pass, const Variable& x) const {
   const int64_t head_dim = config_.head_dim();
   Variable qkv = Reshape(pass.tape, projected, {shape[0], shape[1], shape[2] / head_dim, head_dim});
   if (config_.family == Family::kLlama) qkv = Rope(pass.tape, qkv, pass.rope, rotated_heads_);
-  const Variable out = pass.attend(layer_, qkv);
+  const Variable out = pass.attend(pass, layer_, qkv);
   return Reshape(pass.tape, out, {shape[0], shape[1], out.shape()[2] * head_dim});
 }
 

@@ -8,7 +8,9 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
+#include "burst/attention/sequence_parallel_attention.h"
 #include "burst/autograd/tape.h"
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
@@ -27,7 +29,7 @@ struct ForwardPass {
   Tape& tape;
   // Queries, keys and values of a layer, [batch, length, heads + 2 kv_heads, head_dim], to its
   // attention's output, [batch, length, heads, head_dim].
-  std::function<Variable(int64_t layer, const Variable& qkv)> attend;
+  std::function<Variable(const ForwardPass& pass, int64_t layer, const Variable& qkv)> attend;
   std::shared_ptr<const RopeTable> rope;  // llama
   DropoutKey dropout;
   Tensor global_positions;  // [length] int32, of dropout
@@ -35,6 +37,13 @@ struct ForwardPass {
   // exchanges.
   const TensorParallel* parallel = nullptr;
   std::shared_ptr<const RingSchedule> schedule = nullptr;
+  // Of the layer, where it runs twice and attention shall not (AttentionOp); else null.
+  std::shared_ptr<KeptAttention> kept_attention = nullptr;
+
+  // The same on another tape, for one layer.
+  ForwardPass On(Tape& other, std::shared_ptr<KeptAttention> kept) const {
+    return {other, attend, rope, dropout, global_positions, parallel, schedule, std::move(kept)};
+  }
 };
 
 struct Norm {

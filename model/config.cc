@@ -158,6 +158,26 @@ nlohmann::ordered_json ToJsonObject(const ModelConfig& config) {
 
 const char* Name(Family family) { return family == Family::kLlama ? "llama" : "gpt2"; }
 
+absl::StatusOr<Recompute> ParseRecompute(absl::string_view name) {
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kFull, Recompute::kSelective}) {
+    if (name == Name(recompute)) return recompute;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown recomputation '", name, "': use none, full or selective"));
+}
+
+const char* Name(Recompute recompute) {
+  switch (recompute) {
+    case Recompute::kNone:
+      return "none";
+    case Recompute::kFull:
+      return "full";
+    case Recompute::kSelective:
+      return "selective";
+  }
+  return "?";
+}
+
 absl::Status ModelConfig::Validate() const {
   BURST_RETURN_IF_ERROR(CheckRange("layers", layers, 1, kMaxSize));
   BURST_RETURN_IF_ERROR(CheckRange("width", width, 1, kMaxSize));

@@ -48,6 +48,19 @@ struct ModelConfig {
   ModelConfig WithDefaults() const;
 };
 
+// What the backward of a layer finds of its forward (burst/autograd/recompute.h). Results do not
+// depend on it.
+enum class Recompute {
+  kNone,  // all it needs
+  kFull,  // the layer's input; the rest is computed again (Chen et al., arXiv 1604.06174)
+  // The input and attention's result, out and lse; the rest is computed again. What is kept is what
+  // is dear to compute for its size (Korthikanti et al., arXiv 2205.05198), which for long
+  // sequences is attention over them (BurstEngine, arXiv 2509.19836).
+  kSelective,
+};
+absl::StatusOr<Recompute> ParseRecompute(absl::string_view name);  // "none", "full", "selective"
+const char* Name(Recompute recompute);
+
 // A named preset: nanogpt_cpu, nanogpt_gpu, d12, llama_tiny, ... An unknown name is an error that
 // lists them.
 absl::StatusOr<ModelConfig> ModelPreset(absl::string_view name);

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "burst/autograd/recompute.h"
 #include "burst/base/status.h"
 #include "burst/kernels/flash_attention.h"
 #include "model/ops/add.h"
@@ -118,11 +119,21 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, cons
   x = Dropout(pass.tape, x, DropoutAt(pass, config_, /*site=*/0));
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     on_backward(first_parameter_[layer], first_parameter_[layer + 1]);
-    x = blocks_[layer].Forward(pass, x);
+    x = Layer(pass, layer, x);
   }
   on_backward(first_parameter_.back(), parameters_.size());
   if (pass.parallel != nullptr) x = pass.parallel->FromLayers(pass.tape, pass.schedule, x);
   return final_norm_.Forward(pass, config_, x);
+}
+
+Variable Transformer::Layer(const ForwardPass& pass, size_t layer, const Variable& x) const {
+  const Block& block = blocks_[layer];
+  if (recompute_ == Recompute::kNone || !pass.tape.recording()) return block.Forward(pass, x);
+  const auto kept =
+      recompute_ == Recompute::kSelective ? std::make_shared<KeptAttention>() : nullptr;
+  return RecomputeInBackward(pass.tape, x, [&block, pass, kept](Tape& tape, const Variable& x) {
+    return block.Forward(pass.On(tape, kept), x);
+  });
 }
 
 Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
@@ -135,9 +146,11 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
     pass.parallel = &parallel_;
     pass.schedule = schedule;
   }
-  pass.attend = [&](int64_t, const Variable& qkv) {
-    return AttentionOp(tape, attention, schedule, qkv, parallel_.PartOf(config_.heads),
-                       parallel_.PartOf(config_.kv_heads));
+  // A recomputation calls it later, on its own tape.
+  pass.attend = [this, &attention, schedule](const ForwardPass& pass, int64_t,
+                                             const Variable& qkv) {
+    return AttentionOp(pass.tape, attention, schedule, qkv, parallel_.PartOf(config_.heads),
+                       parallel_.PartOf(config_.kv_heads), pass.kept_attention.get());
   };
   if (config_.family == Family::kLlama) {
     Tensor positions = batch.positions;  // of the tokens that attention works on
@@ -197,7 +210,7 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
   positions = positions.To(device());
   Tape tape(/*recording=*/false);
   ForwardPass pass{tape, nullptr, nullptr, DropoutKey(), Tensor()};
-  pass.attend = [&](int64_t layer, const Variable& qkv) {
+  pass.attend = [&](const ForwardPass&, int64_t layer, const Variable& qkv) {
     const auto heads = [&](int64_t first, int64_t count) {
       return qkv.value().Slice(2, first, count);
     };

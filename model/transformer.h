@@ -57,6 +57,9 @@ class Transformer {
   ParameterList& parameters() { return parameters_; }
   const ParameterList& parameters() const { return parameters_; }
 
+  // What the layers of a pass with gradients keep for its backward; kNone unless set.
+  void set_recompute(Recompute recompute) { recompute_ = recompute; }
+
   // loss_scale * (sum over this rank's targets of -log p(target)); a scalar. With loss_scale = 1 /
   // (targets of the whole global batch), the sum over ranks and micro-batches is the mean loss, and
   // the summed gradients are its gradients. Logits exist for one chunk of tokens at a time.
@@ -96,10 +99,13 @@ class Transformer {
   Variable Hidden(Tape& tape, SequenceParallelAttention& attention, const SequenceBatch& batch,
                   const DropoutKey& dropout, const GradientsReady& ready = nullptr) const;
 
+  Variable Layer(const ForwardPass& pass, size_t layer, const Variable& x) const;
+
   const Variable& head() const { return config_.tied_embeddings ? token_embedding_ : head_; }
 
   const ModelConfig config_;
   const TensorParallel parallel_;
+  Recompute recompute_ = Recompute::kNone;
   ParameterList parameters_;
   Variable token_embedding_;     // [vocab, width]
   Variable position_embedding_;  // [context, width], gpt2

@@ -76,7 +76,8 @@ TEST(TrainConfig, WaysToWriteAnOption) {
 
 TEST(TrainConfig, CommandLineWinsOverTheFile) {
   const std::string file =
-      Write("config.json", R"({"steps": 11, "lr": 0.25, "packed": true, "layout": "striped",
+      Write("config.json",
+            R"({"steps": 11, "lr": 0.25, "packed": true, "layout": "striped", "recompute": "full",
                                "model": {"family": "gpt2", "layers": 1, "width": 8, "heads": 2}})");
   for (const auto& arguments : {std::vector<std::string>{"--config=" + file, "--steps=12"},
                                 std::vector<std::string>{"--steps=12", "--config", file}}) {
@@ -86,6 +87,7 @@ TEST(TrainConfig, CommandLineWinsOverTheFile) {
     EXPECT_EQ(config->options.lr, 0.25);
     EXPECT_TRUE(config->options.packed);
     EXPECT_EQ(config->options.layout, Layout::kStriped);
+    EXPECT_EQ(config->options.recompute, Recompute::kFull);
     EXPECT_EQ(config->model.family, Family::kGpt2);
     EXPECT_EQ(config->model_name, "custom");
   }
@@ -246,6 +248,7 @@ TEST(TrainConfig, EveryMistakeIsNamed) {
       {{"--lr=fast"}, {"--lr", "'fast'", "number"}},
       {{"--lr=nan"}, {"--lr", "nan"}},
       {{"--packed=maybe"}, {"--packed", "'maybe'", "true or false"}},
+      {{"--recompute=half"}, {"--recompute", "half", "none, full or selective"}},
       {{"--layout=zigzig"}, {"--layout", "zigzig", "contiguous", "zigzag", "striped"}},
       {{"--backward=up"}, {"--backward", "up", "auto", "burst", "ring"}},
       {{"--schedule=step"}, {"--schedule", "step", "cosine", "wsd"}},
@@ -385,7 +388,7 @@ TEST(TrainConfig, ResumeRefusesAnotherRun) {
   }
   TrainConfig after = before;
   after.steps *= 2, after.lr /= 2, after.ranks = 7, after.layout = Layout::kStriped;
-  after.eval_every = 1, after.sample = 3;
+  after.eval_every = 1, after.sample = 3, after.recompute = Recompute::kSelective;
   EXPECT_TRUE(CheckResume(before, after).ok());
 }
 

@@ -5,6 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
+#include "burst/autograd/recompute.h"
+
 namespace burst {
 namespace {
 
@@ -124,6 +129,97 @@ TEST(TapeTest, AWatcherSeesValuesThenTheirGradients) {
   ASSERT_TRUE(tape.Backward(z).ok());
   EXPECT_THAT(seen, testing::ElementsAre("multiply 9.000000", "plus 18.000000", "plus 1.000000",
                                          "multiply 2.000000"));
+}
+
+// ---- RecomputeInBackward.
+
+// y = w^2 x + x; how often it ran is counted.
+TapeFunction Counted(const Variable& weight, int* runs) {
+  return [weight, runs](Tape& tape, const Variable& x) {
+    ++*runs;
+    return Plus(tape, Multiply(tape, weight, Multiply(tape, weight, x)), x);
+  };
+}
+
+TEST(RecomputeTest, RunsTwiceAndHasTheGradients) {
+  Tape tape;
+  const Tensor weight_grad = Scalar(100);  // accumulated into
+  const Variable x(Scalar(3), true), weight(Scalar(5), weight_grad);
+  int runs = 0;
+  const Variable y = RecomputeInBackward(tape, x, Counted(weight, &runs));
+  EXPECT_EQ(Value(y.value()), 78);
+  EXPECT_EQ(tape.num_nodes(), 1);
+  EXPECT_EQ(runs, 1);
+  const Variable loss = Plus(tape, Multiply(tape, y, y), x);  // x has users behind the function
+  ASSERT_TRUE(tape.Backward(loss).ok());
+  EXPECT_EQ(runs, 2);
+  EXPECT_EQ(Value(x.grad()), 2 * 78 * 26 + 1);
+  EXPECT_EQ(Value(weight_grad), 100 + 2 * 78 * (2 * 5 * 3));
+}
+
+TEST(RecomputeTest, Nests) {
+  Tape tape;
+  const Variable x(Scalar(3), true), weight(Scalar(5), true);
+  int runs = 0;
+  const Variable y = RecomputeInBackward(tape, x, [&](Tape& tape, const Variable& x) {
+    const Variable half = RecomputeInBackward(tape, x, Counted(weight, &runs));
+    return RecomputeInBackward(tape, half, Counted(weight, &runs));
+  });
+  ASSERT_TRUE(tape.Backward(y).ok());
+  EXPECT_EQ(Value(y.value()), 26 * 26 * 3);
+  EXPECT_EQ(Value(x.grad()), 26 * 26);
+  EXPECT_EQ(Value(weight.grad()), 2 * 26 * 10 * 3);
+  EXPECT_EQ(runs, 6);  // forward, again for the outer node, and for each of the inner ones
+}
+
+TEST(RecomputeTest, RunsOnceWhereNoGradientIsWanted) {
+  int runs = 0;
+  const Variable x(Scalar(3)), weight(Scalar(5), true);
+  Tape inference(false);
+  EXPECT_EQ(Value(RecomputeInBackward(inference, x, Counted(weight, &runs)).value()), 78);
+  Tape tape;
+  const Variable constant = RecomputeInBackward(tape, x, Counted(Variable(Scalar(5)), &runs));
+  EXPECT_FALSE(constant.requires_grad());
+  EXPECT_EQ(runs, 2);
+  // An input without a gradient, and parameters with one.
+  ASSERT_TRUE(tape.Backward(RecomputeInBackward(tape, x, Counted(weight, &runs))).ok());
+  EXPECT_EQ(Value(weight.grad()), 2 * 5 * 3);
+  EXPECT_TRUE(x.grad().null());
+}
+
+// A watcher that rounds what it sees changes a recomputation as it does everything else.
+TEST(RecomputeTest, AWatcherSeesBothRuns) {
+  const auto gradient = [](bool recompute, std::vector<std::string>* seen) {
+    Tape tape;
+    tape.Watch([seen](const char* op, const Tensor& tensor) {
+      seen->push_back(op);
+      tensor.data<double>()[0] = static_cast<float>(tensor.data<double>()[0]);
+    });
+    const Variable x(Scalar(0.1), true);
+    const TapeFunction square = [](Tape& tape, const Variable& x) { return Multiply(tape, x, x); };
+    const Variable y = recompute ? RecomputeInBackward(tape, x, square) : square(tape, x);
+    EXPECT_TRUE(tape.Backward(Multiply(tape, y, y)).ok());
+    return Value(x.grad());
+  };
+  std::vector<std::string> seen, unused;
+  EXPECT_EQ(gradient(true, &seen), gradient(false, &unused));
+  EXPECT_THAT(seen, testing::ElementsAre("multiply", "recompute", "multiply", "multiply",
+                                         "recompute", "multiply", "multiply"));
+}
+
+TEST(RecomputeTest, FailuresAreTheTapes) {
+  for (const int failing_run : {1, 2}) {
+    Tape tape;
+    int runs = 0;
+    const Variable x(Scalar(3), true);
+    const Variable y = RecomputeInBackward(tape, x, [&](Tape& tape, const Variable& x) {
+      if (++runs == failing_run) tape.Fail(absl::UnavailableError("rank 1 left"));
+      return Multiply(tape, x, x);
+    });
+    EXPECT_EQ(tape.status().ok(), failing_run == 2);
+    EXPECT_EQ(tape.Backward(y), absl::UnavailableError("rank 1 left"));
+    EXPECT_TRUE(x.grad().null());
+  }
 }
 
 TEST(TapeTest, FailureStopsTheBackward) {

@@ -58,9 +58,9 @@ class TrainerTest : public testing::Test {
     return options;
   }
 
-  // body(trainer) on one rank.
-  static absl::Status WithTrainer(const TrainConfig& options,
-                                  const std::function<absl::Status(Trainer&)>& body) {
+  // body(trainer, rank) on every rank.
+  static absl::Status WithTrainers(const TrainConfig& options,
+                                   const std::function<absl::Status(Trainer&, int rank)>& body) {
     Launch launch;
     launch.cores = NumCores();
     launch.gpus = CudaDeviceCount();
@@ -68,8 +68,13 @@ class TrainerTest : public testing::Test {
     BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareTraining(config));
     return RunRanksInProcess(config, [&](Communicator& comm) -> absl::Status {
       BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(setup, &comm, /*verbose=*/false));
-      return body(*trainer);
+      return body(*trainer, comm.rank());
     });
+  }
+  // body(trainer) on one rank.
+  static absl::Status WithTrainer(const TrainConfig& options,
+                                  const std::function<absl::Status(Trainer&)>& body) {
+    return WithTrainers(options, [&](Trainer& trainer, int) { return body(trainer); });
   }
 
   // The rows of a trainer that waits for every step, and evaluates where Train does.
@@ -157,10 +162,66 @@ TEST_F(TrainerTest, ResumesWhereItStopped) {
   EXPECT_EQ(WithTrainer(options, train), absl::OkStatus());
   options.steps = 12;
   options.resume = true;
+  options.recompute = Recompute::kSelective;  // which changes nothing but time and memory
   EXPECT_EQ(WithTrainer(options, train), absl::OkStatus());
   TrainConfig whole = Options("whole");
   whole.schedule = LrShape::kConstant;
   ExpectSame(Recorded(options), OneAtATime(whole));
+}
+
+// Three steps of two passes; every rank's losses, gradients (summed) and parameters.
+TEST_F(TrainerTest, RecomputationTakesTheSameSteps) {
+  const char* const models[] = {
+      R"({"family":"llama","layers":2,"width":64,"heads":4,"kv_heads":2,"ffn":128,"dropout":0.2})",
+      R"({"family":"gpt2","layers":2,"width":64,"heads":4,"ffn":128,"dropout":0.2})"};
+  const struct {
+    Strategy strategy;
+    int dp, sp;
+  } cases[] = {{Strategy::kSingle, 1, 1}, {Strategy::kBurst, 1, 2}, {Strategy::kRing, 2, 2},
+               {Strategy::kTp, 1, 2},     {Strategy::kTpSp, 1, 2},  {Strategy::kBurst, 2, 1}};
+  int compared = 0;
+  for (const auto& c : cases) {
+    if (kTestDevice == DeviceType::kCuda && c.dp * c.sp > CudaDeviceCount()) continue;
+    for (const char* model : models) {
+      TrainConfig options = Options("recompute");
+      options.model = model;
+      options.packed = true;
+      options.steps = 3;
+      options.strategy = c.strategy;
+      options.ranks = c.dp * c.sp;
+      options.dp = c.dp;
+      options.threads = 1;
+      using Values = std::vector<double>;
+      const auto run = [&](Recompute recompute) {
+        options.recompute = recompute;
+        fs::remove_all(options.out);
+        std::vector<std::vector<Values>> ranks(options.ranks);
+        EXPECT_EQ(WithTrainers(options,
+                               [&](Trainer& trainer, int rank) -> absl::Status {
+                                 const ParameterList& parameters = trainer.model().parameters();
+                                 for (int64_t step = 0; step < options.steps; ++step) {
+                                   BURST_ASSIGN_OR_RETURN(const auto row, trainer.Step(step));
+                                   ranks[rank].push_back({row.loss, row.grad_norm});
+                                   ranks[rank].push_back(
+                                       parameters.grads().To(DType::kFloat64).ToVector<double>());
+                                 }
+                                 ranks[rank].push_back(
+                                     parameters.masters().To(DType::kFloat64).ToVector<double>());
+                                 return absl::OkStatus();
+                               }),
+                  absl::OkStatus());
+        return ranks;
+      };
+      const auto kept = run(Recompute::kNone);
+      EXPECT_LT(kept[0][4][0], kept[0][0][0]) << "it learns";
+      for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
+        EXPECT_TRUE(run(recompute) == kept) << Name(recompute) << ", " << Name(c.strategy)
+                                            << ", dp " << c.dp << ", sp " << c.sp << ", " << model;
+        ++compared;
+      }
+    }
+  }
+  EXPECT_GE(compared, 4);
 }
 
 // Five steps without an update end the run: not one more row, and none of the step behind them.

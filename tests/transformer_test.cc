@@ -136,8 +136,9 @@ TEST(Transformer, DropoutAppliesToTheEmbeddingAndToEachBranch) {
 // --- gradients
 // ------------------------------------------------------------------------------------
 
-void CheckModelGradients(const ModelConfig& config) {
+void CheckModelGradients(const ModelConfig& config, Recompute recompute = Recompute::kNone) {
   const auto model = MakeModel(config);
+  model->set_recompute(recompute);
   const Text text = RandomText(config.vocab, /*packed=*/true, /*length=*/6);
   SingleRank single(text);
   DropoutKey dropout;
@@ -156,6 +157,10 @@ void CheckModelGradients(const ModelConfig& config) {
 TEST(TransformerGradients, LlamaUntied) { CheckModelGradients(SmallLlama(false)); }
 TEST(TransformerGradients, LlamaTied) { CheckModelGradients(SmallLlama(true)); }
 TEST(TransformerGradients, Gpt2WithDropout) { CheckModelGradients(SmallGpt2(0.3)); }
+TEST(TransformerGradients, Recomputed) {
+  CheckModelGradients(SmallLlama(true), Recompute::kFull);
+  CheckModelGradients(SmallGpt2(0.3), Recompute::kSelective);
+}
 
 struct LossAndGradients {
   double loss;

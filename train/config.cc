@@ -41,6 +41,7 @@ void ForEachOption(Config& c, Function&& f) {
   f("seed", c.seed);
   f("device", c.device);
   f("precision", c.precision);
+  f("recompute", c.recompute);
   f("ranks", c.ranks);
   f("dp", c.dp);
   f("sp", c.sp);
@@ -143,6 +144,9 @@ absl::Status Assign(absl::StatusOr<T> parsed, T* value) {
 absl::Status Parse(absl::string_view text, LrShape* value) {
   return Assign(ParseLrShape(text), value);
 }
+absl::Status Parse(absl::string_view text, Recompute* value) {
+  return Assign(ParseRecompute(text), value);
+}
 absl::Status Parse(absl::string_view text, Layout* value) {
   return Assign(ParseLayout(text), value);
 }
@@ -232,7 +236,8 @@ absl::StatusOr<TrainConfig> TrainConfigFromJson(absl::string_view text) {
 absl::Status CheckResume(const TrainConfig& before, const TrainConfig& after) {
   // What may change: how long, how fast, on what, and what is shown. The rest makes another run.
   const std::vector<absl::string_view> free = absl::StrSplit(
-      "data,val_data,model,steps,lr,min_lr,warmup,schedule,clip,device,precision,deterministic,"
+      "data,val_data,model,steps,lr,min_lr,warmup,schedule,clip,device,precision,recompute,"
+      "deterministic,"
       "threads,ranks,dp,sp,comm,strategy,ulysses,ranks_per_node,layout,backward,"
       "travelling_gradients,out,resume,eval_every,eval_batches,checkpoint_every,log_every,sample",
       ',');

@@ -55,6 +55,7 @@ struct TrainConfig {
   // Devices and ranks.
   DeviceChoice device = DeviceChoice::kAuto;
   Precision precision = Precision::kAuto;
+  Recompute recompute = Recompute::kNone;
   int64_t ranks = -1;  // -1: 2 threads, one GPU, or what a launcher started
   int64_t dp = -1;     // -1: ranks / sp
   int64_t sp = -1;     // -1: ranks / dp

@@ -49,6 +49,10 @@ ABSL_FLAG(std::string, device, "auto", "cpu, cuda, or auto: cuda where a GPU is 
 ABSL_FLAG(std::string, precision, "auto",
           "fp32, tf32 (fp32 whose products round their factors) or bf16 (with fp32 master weights, "
           "sums and gradients). auto: bf16 on GPUs, fp32 on the CPU.");
+ABSL_FLAG(std::string, recompute, "none",
+          "What the backward computes again, to save memory: none; full: each layer, of which only "
+          "the input is kept; selective: the same but for attention, whose result is kept, too. "
+          "Results do not depend on it.");
 ABSL_FLAG(int64_t, ranks, -1,
           "Ranks: threads, on cuda each with a GPU of its own, or a launcher's processes. -1: dp "
           "times sp; without them 2 threads (cuda: 1), or as many as there are processes.");
@@ -113,8 +117,9 @@ const std::vector<FlagGroup>& Groups() {
        {"batch", "accumulate", "steps", "lr", "min_lr", "warmup", "schedule", "weight_decay",
         "beta1", "beta2", "eps", "clip", "seed"}},
       {"Devices and ranks",
-       {"device", "precision", "ranks", "dp", "sp", "comm", "strategy", "ulysses", "ranks_per_node",
-        "layout", "backward", "travelling_gradients", "threads", "deterministic"}},
+       {"device", "precision", "recompute", "ranks", "dp", "sp", "comm", "strategy", "ulysses",
+        "ranks_per_node", "layout", "backward", "travelling_gradients", "threads",
+        "deterministic"}},
       {"Output",
        {"out", "resume", "config", "eval_every", "eval_batches", "checkpoint_every", "log_every",
         "sample"}},

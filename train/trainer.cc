@@ -127,6 +127,7 @@ absl::Status Trainer::Init(bool verbose) {
   BURST_ASSIGN_OR_RETURN(
       model_, Transformer::Create(setup_.config.model, setup_.config.dtype,
                                   static_cast<uint64_t>(options_.seed), device, parallel));
+  model_->set_recompute(options_.recompute);
   ParameterList& parameters = model_->parameters();
   BURST_ASSIGN_OR_RETURN(
       gradients_,
@@ -386,6 +387,10 @@ absl::Status Trainer::OpenReport(bool verbose, double peak_flops) {
                         static_cast<double>(windows_->per_epoch());
   std::string attention = o.window > 0 ? absl::StrCat("window of ", o.window) : "causal";
   if (o.packed) attention += ", packed documents";
+  const std::string recomputed =
+      o.recompute == Recompute::kNone
+          ? ""
+          : absl::StrCat("; ", Name(o.recompute), " recomputation in the backward");
   report_->console->Table(
       absl::StrFormat("%s: %s, %s parameters", setup_.config.model_name, Name(m.family),
                       Thousands(num_parameters)),
@@ -393,9 +398,9 @@ absl::Status Trainer::OpenReport(bool verbose, double peak_flops) {
        {"",
         absl::StrFormat("trains on %s tokens, validates on %s", Thousands(setup_.data.train.size()),
                         Thousands(setup_.data.validation.size()))},
-       {"model",
-        absl::StrFormat("%d layers, width %d, %d heads (%d for keys), vocabulary %d", m.layers,
-                        m.width, m.heads, m.kv_heads > 0 ? m.kv_heads : m.heads, m.vocab)},
+       {"model", absl::StrFormat("%d layers, width %d, %d heads (%d for keys), vocabulary %d%s",
+                                 m.layers, m.width, m.heads, m.kv_heads > 0 ? m.kv_heads : m.heads,
+                                 m.vocab, recomputed)},
        {"attention",
         absl::StrFormat("%d tokens, %s; %s over %d ranks, %s", o.seqlen, attention, Name(o.layout),
                         setup_.config.mesh.sequence, StrategyText(setup_.config))},

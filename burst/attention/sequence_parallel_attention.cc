@@ -1,5 +1,6 @@
 #include "burst/attention/sequence_parallel_attention.h"
 
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -58,7 +59,7 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
 
 Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
                      std::shared_ptr<const RingSchedule> schedule, const Variable& qkv,
-                     int64_t num_heads, int64_t num_kv_heads) {
+                     int64_t num_heads, int64_t num_kv_heads, KeptAttention* kept) {
   BURST_CHECK(qkv.value().ndim() == 4 && qkv.value().dim(2) == num_heads + 2 * num_kv_heads)
       << "qkv " << ToString(qkv.shape()) << " for " << num_heads << " heads and " << num_kv_heads
       << " key heads";
@@ -67,10 +68,20 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
     return packed.Slice(2, num_heads + (part - 1) * num_kv_heads, num_kv_heads);
   };
   const bool needs_grad = tape.NeedsGrad({qkv});
+  const Tensor q = heads(qkv.value(), 0), k = heads(qkv.value(), 1), v = heads(qkv.value(), 2);
   Tensor out_value;
   Saved saved;
-  ForwardOnTape(tape, attention, *schedule, heads(qkv.value(), 0), heads(qkv.value(), 1),
-                heads(qkv.value(), 2), &out_value, /*lse=*/nullptr, needs_grad ? &saved : nullptr);
+  if (kept != nullptr && !kept->out.null()) {
+    out_value = std::exchange(kept->out, {});
+    saved = std::exchange(kept->saved, {});
+    const absl::Status status = attention.Restore(*schedule, q, k, v, &saved);
+    if (!status.ok()) tape.Fail(status);
+  } else {
+    ForwardOnTape(tape, attention, *schedule, q, k, v, &out_value, /*lse=*/nullptr,
+                  needs_grad || kept != nullptr ? &saved : nullptr);
+    if (kept != nullptr)
+      *kept = {out_value, {{}, {}, {}, saved.out, saved.lse, {}, {}, saved.num_kv_heads}};
+  }
   const Variable out = tape.Output(out_value, {qkv});
   if (!needs_grad) return out;
 
@@ -84,6 +95,14 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
     qkv.AddGrad(dqkv);
   });
   return out;
+}
+
+absl::Status SequenceParallelAttention::Restore(const RingSchedule&, const Tensor& q,
+                                                const Tensor& k, const Tensor& v, Saved* saved) {
+  saved->q = q;
+  saved->k = k;
+  saved->v = v;
+  return absl::OkStatus();
 }
 
 absl::Status CheckAttentionInputs(const Tensor& q, const Tensor& k, const Tensor& v) {

@@ -48,6 +48,12 @@ class SequenceParallelAttention {
   virtual absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq,
                                 Tensor* dk, Tensor* dv) = 0;
 
+  // Puts q, k and v, equal to those of Forward, back into what that left in `saved`, for a Backward
+  // after a recomputation, which kept the rest only. Where Forward exchanges them for those of
+  // other heads, Restore does so again. Collective there.
+  virtual absl::Status Restore(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                               const Tensor& v, Saved* saved);
+
   // What this rank sent since creation or ResetStats, and how much of it left the node (0 without
   // ranks_per_node).
   struct BytesSent {
@@ -64,12 +70,23 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
                      std::shared_ptr<const RingSchedule> schedule, const Variable& q,
                      const Variable& k, const Variable& v, Variable* lse = nullptr);
 
+// What a recomputation (burst/autograd/recompute.h) hands from the first run of an attention to the
+// second, so that attention itself is not computed again: it is dear, and over a ring q, k and v
+// would travel again, while out and lse are as small as one activation.
+struct KeptAttention {
+  Tensor out;                              // null: nothing is kept yet
+  SequenceParallelAttention::Saved saved;  // without q, k, v
+};
+
 // The same on the packed output of one projection, qkv [batch, length, num_heads + 2 num_kv_heads,
 // head_dim]: the query heads, then the keys', then the values'. Nothing is split or joined: the
 // kernels read and write slices. out: [batch, length, num_heads, head_dim].
+//
+// With `kept`, the first of two runs on the same qkv leaves its result there, and the second, which
+// is the one that is differentiated, takes it from there.
 Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
                      std::shared_ptr<const RingSchedule> schedule, const Variable& qkv,
-                     int64_t num_heads, int64_t num_kv_heads);
+                     int64_t num_heads, int64_t num_kv_heads, KeptAttention* kept = nullptr);
 
 // Checks that all strategies make.
 //

@@ -117,6 +117,15 @@ absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tenso
   return absl::OkStatus();
 }
 
+absl::Status UlyssesAttention::Restore(const RingSchedule& schedule, const Tensor& q,
+                                       const Tensor& k, const Tensor& v, Saved* saved) {
+  if (group_->world_size() == 1) return attention_->Restore(schedule, q, k, v, saved);
+  Tensors qkv;
+  BURST_RETURN_IF_ERROR(
+      exchange_->Gather(schedule, {Heads(q), Heads(k), Heads(v)}, &qkv, &stats_.forward));
+  return attention_->Restore(schedule, qkv[0], qkv[1], qkv[2], saved);
+}
+
 absl::Status UlyssesAttention::Backward(const RingSchedule& schedule, const Saved& saved,
                                         Tensor* dq, Tensor* dk, Tensor* dv) {
   BURST_RETURN_IF_ERROR(CheckSchedule(schedule));

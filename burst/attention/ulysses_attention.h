@@ -51,6 +51,9 @@ class UlyssesAttention : public SequenceParallelAttention {
                        const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override;
   absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
                         Tensor* dv) override;
+  // `saved` has out and lse of this rank's heads; q, k, v are gathered again.
+  absl::Status Restore(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                       const Tensor& v, Saved* saved) override;
 
   // Traffic of the all-to-alls; the ring's is ring().stats().
   struct Stats {

@@ -123,6 +123,7 @@ class Tape {
   // output that is recorded, then, during the backward, with its gradient once that is complete.
   using Watcher = std::function<void(const char* op, const Tensor& value_or_grad)>;
   void Watch(Watcher watcher) { watcher_ = std::move(watcher); }
+  const Watcher& watcher() const { return watcher_; }  // null: none
 
   // For ops that talk to the outside world (the ring): the first failure is kept, later nodes do
   // not run, and Backward returns it.
