@@ -147,10 +147,9 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
     pass.schedule = schedule;
   }
   // A recomputation calls it later, on its own tape.
-  pass.attend = [this, &attention, schedule](const ForwardPass& pass, int64_t,
-                                             const Variable& qkv) {
-    return AttentionOp(pass.tape, attention, schedule, qkv, parallel_.PartOf(config_.heads),
-                       parallel_.PartOf(config_.kv_heads), pass.kept_attention.get());
+  pass.attend = [this, &attention, schedule](const ForwardPass& of, int64_t, const Variable& qkv) {
+    return AttentionOp(of.tape, attention, schedule, qkv, parallel_.PartOf(config_.heads),
+                       parallel_.PartOf(config_.kv_heads), of.kept_attention.get());
   };
   if (config_.family == Family::kLlama) {
     Tensor positions = batch.positions;  // of the tokens that attention works on

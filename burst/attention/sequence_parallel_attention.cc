@@ -79,8 +79,10 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
   } else {
     ForwardOnTape(tape, attention, *schedule, q, k, v, &out_value, /*lse=*/nullptr,
                   needs_grad || kept != nullptr ? &saved : nullptr);
-    if (kept != nullptr)
-      *kept = {out_value, {{}, {}, {}, saved.out, saved.lse, {}, {}, saved.num_kv_heads}};
+    if (kept != nullptr) {
+      *kept = {out_value, saved};
+      kept->saved.q = kept->saved.k = kept->saved.v = Tensor();
+    }
   }
   const Variable out = tape.Output(out_value, {qkv});
   if (!needs_grad) return out;
