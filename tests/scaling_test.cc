@@ -198,6 +198,23 @@ TEST_F(Scaling, TrainingHasTheLossesOfOneRank) {
   }
 }
 
+TEST_F(Scaling, RecomputationIsAColumnAndChangesNoLoss) {
+  std::string text;
+  for (int i = 0; i < 400; ++i) absl::StrAppend(&text, "line ", i * 7919 % 1000, " of a text\n");
+  std::ofstream(folder_ + "/text.txt") << text;
+  ExpectSuccess(Run({"--experiment=training", kTinyModel, "--data=text.txt", "--seqlens=32",
+                     "--batches=2", "--steps=3", "--ranks=2", "--strategies=single,burst",
+                     "--recompute=none,selective,full", "--out=OUT"}));
+  const Json rows = Rows("training");
+  ASSERT_EQ(rows.size(), 6u);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const char* const names[] = {"none", "selective", "full"};
+    EXPECT_EQ(rows[i]["recompute"], names[i % 3]);
+    EXPECT_EQ(rows[i]["loss"], rows[i - i % 3]["loss"]) << "to the bit";
+    EXPECT_EQ(rows[i]["val_loss"], rows[i - i % 3]["val_loss"]);
+  }
+}
+
 TEST_F(Scaling, MistakesAreNamed) {
   const struct {
     std::vector<std::string> arguments;
@@ -239,6 +256,12 @@ TEST_F(Scaling, MistakesAreNamed) {
       {{"--repeats=0"}, {"--repeats"}},
       {{"--threads=0"}, {"--threads"}},
       {{"--seqlen=64"}, {"--seqlen", "did you mean --seqlens"}},
+      {{"--recompute=none,half", "--experiment=training"},
+       {"--recompute", "half", "none, full or selective"}},
+      {{"--recompute=full,full", "--experiment=training"}, {"--recompute", "twice"}},
+      {{"--recompute=full"}, {"--recompute", "--experiment=attention"}},
+      {{"--recompute=full", "--experiment=first_token"}, {"--recompute", "first_token"}},
+      {{"--recompute=full", "--experiment=error"}, {"--recompute", "error"}},
       {{"--experiment=speed"}, {"--experiment", "first_token"}},
       {{"--model=d12"}, {"--model", "--experiment=attention"}},
       {{"--experiment=training", "--heads=8"}, {"--heads", "--experiment=training"}},

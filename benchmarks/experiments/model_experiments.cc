@@ -28,6 +28,7 @@ struct Case {
   Strategy strategy;
   int ranks;
   int64_t batch, seqlen;
+  Recompute recompute;
 };
 
 std::vector<Case> Cases(const ScalingOptions& options) {
@@ -36,7 +37,9 @@ std::vector<Case> Cases(const ScalingOptions& options) {
     for (int64_t seqlen : options.seqlens) {
       for (Strategy strategy : options.strategies) {
         for (int64_t ranks : RanksFor(strategy, options.ranks)) {
-          cases.push_back({strategy, static_cast<int>(ranks), batch, seqlen});
+          for (Recompute recompute : options.recompute) {
+            cases.push_back({strategy, static_cast<int>(ranks), batch, seqlen, recompute});
+          }
         }
       }
     }
@@ -60,6 +63,7 @@ TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
   config.data = options.data;
   config.batch = c.batch;
   config.seqlen = c.seqlen;
+  config.recompute = c.recompute;
   config.ranks = c.ranks;
   config.device =
       options.problem.device == DeviceType::kCuda ? DeviceChoice::kCuda : DeviceChoice::kCpu;
@@ -261,6 +265,7 @@ std::vector<ReportColumn> TrainingColumns() {
           {"ranks", "ranks"},
           {"batch", "batch"},
           {"seqlen", "tokens"},
+          {"recompute", "recompute"},
           {"step_ms", "step ms", 2},
           {"tokens_per_second", "tokens/s"},
           {"peak_mib_per_rank", "peak MiB", 1},
@@ -295,6 +300,7 @@ absl::StatusOr<std::vector<ReportRow>> RunTrainingExperiment(
       batch = c.batch, seqlen = c.seqlen;
     }
     ReportRow row = RowOf(c);
+    row["recompute"] = Name(c.recompute);
     const double seconds = Most(measured, &Training::step_seconds);
     row["step_ms"] = 1e3 * seconds;
     row["tokens_per_second"] = static_cast<double>(c.batch * c.seqlen) / seconds;

@@ -58,6 +58,8 @@ ABSL_FLAG(std::string, model, "llama_tiny",
           "Of first_token and training: a preset or a JSON file, as for //train.");
 ABSL_FLAG(std::string, data, "kjv", "Of training: text, as for //train.");
 ABSL_FLAG(int64_t, steps, 20, "Of training: optimizer steps.");
+ABSL_FLAG(std::string, recompute, "none",
+          "Of training: what the backward computes again (none, selective, full), as for //train.");
 ABSL_FLAG(std::string, device, "auto", "cpu, cuda, or auto: cuda where a GPU is found.");
 ABSL_FLAG(std::string, dtype, "auto", "fp32, fp64 (cpu), bf16 (cuda), or auto: bf16 on GPUs.");
 ABSL_FLAG(int64_t, threads, -1, "Threads of a rank on the CPU. -1: cores / the most ranks.");
@@ -81,7 +83,7 @@ const std::vector<FlagGroup>& Groups() {
        {"experiment", "strategies", "ranks", "seqlens", "batches", "layout", "backward", "ulysses",
         "ranks_per_node", "travelling_gradients"}},
       {"Attention alone", {"heads", "kv_heads", "head_dim", "mask", "tiles", "tile_keys", "dtype"}},
-      {"Whole models", {"model", "data", "steps"}},
+      {"Whole models", {"model", "data", "steps", "recompute"}},
       {"How", {"device", "threads", "repeats", "compare", "out"}},
   };
   return *groups;
@@ -106,14 +108,14 @@ absl::Status CheckUsed(Experiment experiment) {
   std::vector<const char*> unused;
   switch (experiment) {
     case Experiment::kAttention:
-      unused = {"model", "data", "steps"};
+      unused = {"model", "data", "steps", "recompute"};
       break;
     case Experiment::kError:
-      unused = {"model", "data", "steps", "repeats", "compare"};
+      unused = {"model", "data", "steps", "recompute", "repeats", "compare"};
       break;
     case Experiment::kFirstToken:
-      unused = {"heads",     "kv_heads", "head_dim", "mask",  "tiles",
-                "tile_keys", "dtype",    "data",     "steps", "compare"};
+      unused = {"heads", "kv_heads", "head_dim", "mask",      "tiles",  "tile_keys",
+                "dtype", "data",     "steps",    "recompute", "compare"};
       break;
     case Experiment::kTraining:
       unused = {"heads",     "kv_heads", "head_dim", "mask",   "tiles",
@@ -148,6 +150,19 @@ absl::StatusOr<std::vector<Strategy>> ParseStrategies(const std::string& text) {
     strategies.push_back(*strategy);
   }
   return strategies;
+}
+
+absl::StatusOr<std::vector<Recompute>> ParseRecomputeList(const std::string& text) {
+  std::vector<Recompute> list;
+  for (absl::string_view name : absl::StrSplit(text, ',')) {
+    const absl::StatusOr<Recompute> recompute = ParseRecompute(name);
+    if (!recompute.ok()) return Invalid("recompute", recompute.status().message());
+    if (std::count(list.begin(), list.end(), *recompute) > 0) {
+      return Invalid("recompute", absl::StrCat(name, " is there twice"));
+    }
+    list.push_back(*recompute);
+  }
+  return list;
 }
 
 absl::StatusOr<DeviceType> ParseDevice(const std::string& name, int gpus) {
@@ -271,6 +286,7 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
   options.model = absl::GetFlag(FLAGS_model);
   options.data = absl::GetFlag(FLAGS_data);
   options.steps = absl::GetFlag(FLAGS_steps);
+  BURST_ASSIGN_OR_RETURN(options.recompute, ParseRecomputeList(absl::GetFlag(FLAGS_recompute)));
   // The first one pays for fresh memory and is not timed.
   BURST_RETURN_IF_ERROR(AtLeast(2, "steps", options.steps));
 

@@ -31,6 +31,7 @@ struct ScalingOptions {
   // Whole models.
   std::string model, data;
   int64_t steps = 0;
+  std::vector<Recompute> recompute;
 
   int threads = 1;  // of a rank, on the CPU
   int64_t repeats = 1;

@@ -105,6 +105,10 @@ LinePlot PlotOf(const std::vector<ReportRow>& rows, const std::vector<std::strin
       if (key == x_key || values(key) == 1) continue;
       absl::StrAppend(&label, ", ", key, " ", row.at(key).dump());
     }
+    const auto recompute = row.find("recompute");
+    if (recompute != row.end() && *recompute != "none") {
+      absl::StrAppend(&label, ", recompute ", recompute->get<std::string>());
+    }
     auto series = std::find_if(plot.series.begin(), plot.series.end(),
                                [&](const PlotSeries& s) { return s.label == label; });
     if (series == plot.series.end()) {
