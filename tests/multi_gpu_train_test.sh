@@ -44,6 +44,8 @@ for precision in fp32 bf16; do
     run ring.$layout.$precision --precision=$precision --ranks="$ranks" --layout=$layout
     compare ring.$layout.$precision one.$precision $tolerance
   done
+  run recomputed.$precision --precision=$precision --ranks="$ranks" --recompute=full
+  compare recomputed.$precision one.$precision $tolerance
   run dp.$precision --precision=$precision --dp="$ranks"
   compare dp.$precision one.$precision $tolerance
   if ((ranks == 4)); then

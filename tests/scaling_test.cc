@@ -203,13 +203,14 @@ TEST_F(Scaling, RecomputationIsAColumnAndChangesNoLoss) {
   for (int i = 0; i < 400; ++i) absl::StrAppend(&text, "line ", i * 7919 % 1000, " of a text\n");
   std::ofstream(folder_ + "/text.txt") << text;
   ExpectSuccess(Run({"--experiment=training", kTinyModel, "--data=text.txt", "--seqlens=32",
-                     "--batches=2", "--steps=3", "--ranks=2", "--strategies=single,burst",
+                     "--batches=1", "--steps=3", "--ranks=2", "--strategies=single,burst",
                      "--recompute=none,selective,full", "--out=OUT"}));
   const Json rows = Rows("training");
   ASSERT_EQ(rows.size(), 6u);
   for (size_t i = 0; i < rows.size(); ++i) {
     const char* const names[] = {"none", "selective", "full"};
     EXPECT_EQ(rows[i]["recompute"], names[i % 3]);
+    EXPECT_EQ(rows[i]["batch"], 1) << "given, though it is another experiment's default";
     EXPECT_EQ(rows[i]["loss"], rows[i - i % 3]["loss"]) << "to the bit";
     EXPECT_EQ(rows[i]["val_loss"], rows[i - i % 3]["val_loss"]);
   }

@@ -157,6 +157,17 @@ TEST_P(TrainParity, MpirunTrainsAsThreadsDo) {
   }
 }
 
+// Recomputed layers give the bits of those that keep all, as processes too, whose sums of gradients
+// set out between the layers.
+TEST_P(TrainParity, RecomputationTrainsAsItself) {
+  const std::string mpirun = BURST_MPIRUN;
+  const std::vector<double> expected = Losses({}, {"--ranks=2"});
+  EXPECT_EQ(Losses({}, {"--ranks=2", "--recompute=full"}), expected);
+  if (mpirun.empty()) GTEST_SKIP() << "built without Open MPI";
+  const std::vector<std::string> start = {mpirun, "--oversubscribe", "-np", "2"};
+  EXPECT_EQ(Losses(start, {"--comm=mpi", "--recompute=selective"}), expected);
+}
+
 TEST(TrainUnderMpirun, MistakesAreToldOnce) {
   const std::string mpirun = BURST_MPIRUN, folder = testing::TempDir();
   if (mpirun.empty()) GTEST_SKIP() << "built without Open MPI";

@@ -22,13 +22,14 @@ ABSL_FLAG(
     "(all-to-all over heads), burst+ulysses (both); tp (tensor parallel) and tp+sp (with the "
     "tokens "
     "spread between layers): of attention alone what they send around it counts as its part.");
-ABSL_FLAG(std::string, ranks, "2",
-          "Ranks that share a sequence (single has one); on cuda each has a GPU of its own, only "
-          "--experiment=error shares. Under mpirun, torchrun or srun as many of the processes, all "
-          "of them unless given.");
-ABSL_FLAG(std::string, seqlens, "1024,2048,4096",
-          "Tokens of a sequence, over all ranks. Of training: 256 unless given.");
-ABSL_FLAG(std::string, batches, "1", "Sequences of a batch. Of training: 8 unless given.");
+// Empty: not given.
+ABSL_FLAG(std::string, ranks, "",
+          "Ranks that share a sequence (single has one), 2 unless given; on cuda each has a GPU of "
+          "its own, only --experiment=error shares. Under mpirun, torchrun or srun as many of the "
+          "processes, all of them unless given.");
+ABSL_FLAG(std::string, seqlens, "",
+          "Tokens of a sequence, over all ranks. Unless given 1024,2048,4096; of training 256.");
+ABSL_FLAG(std::string, batches, "", "Sequences of a batch. Unless given 1; of training 8.");
 ABSL_FLAG(int64_t, heads, 4, "Query heads.");
 ABSL_FLAG(int64_t, kv_heads, 0, "Key and value heads, which divide the query heads. 0: as many.");
 ABSL_FLAG(int64_t, head_dim, 64, "Channels of a head.");
@@ -231,16 +232,16 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
         absl::StrCat(Name(options.experiment), " runs its ranks as threads; of ", launch.processes,
                      " processes (", launch.launcher, ") it can be only attention"));
   }
-  BURST_ASSIGN_OR_RETURN(options.ranks, ParseNumbers("ranks", processes && !Given("ranks")
-                                                                  ? absl::StrCat(launch.processes)
-                                                                  : absl::GetFlag(FLAGS_ranks)));
-  BURST_ASSIGN_OR_RETURN(
-      options.seqlens,
-      ParseNumbers("seqlens",
-                   training && !Given("seqlens") ? "256" : absl::GetFlag(FLAGS_seqlens)));
-  BURST_ASSIGN_OR_RETURN(
-      options.batches,
-      ParseNumbers("batches", training && !Given("batches") ? "8" : absl::GetFlag(FLAGS_batches)));
+  const auto numbers = [](const char* option, const std::string& given,
+                          const std::string& otherwise) {
+    return ParseNumbers(option, given.empty() ? otherwise : given);
+  };
+  BURST_ASSIGN_OR_RETURN(options.ranks, numbers("ranks", absl::GetFlag(FLAGS_ranks),
+                                                processes ? absl::StrCat(launch.processes) : "2"));
+  BURST_ASSIGN_OR_RETURN(options.seqlens, numbers("seqlens", absl::GetFlag(FLAGS_seqlens),
+                                                  training ? "256" : "1024,2048,4096"));
+  BURST_ASSIGN_OR_RETURN(options.batches,
+                         numbers("batches", absl::GetFlag(FLAGS_batches), training ? "8" : "1"));
 
   AttentionProblem& problem = options.problem;
   problem.heads = absl::GetFlag(FLAGS_heads);
