@@ -11,16 +11,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "burst/base/parallel.h"
 #include "burst/base/philox.h"
 #include "burst/base/status.h"
 #include "burst/device/device.h"
 #include "burst/device/memory.h"
 #include "tests/subprocess.h"
-#include "train/config.h"
-#include "train/launch.h"
+#include "tests/trainer_run.h"
 #include "train/trainer.h"
-#include "train/training_setup.h"
 
 namespace burst {
 namespace {
@@ -52,45 +49,21 @@ class CudaTrain : public testing::Test {
   void TearDown() override { fs::remove_all(folder_); }
 
   TrainConfig Options(const std::string& out) const {
-    TrainConfig options;
-    options.data = folder_ + "/text.txt";
-    options.out = absl::StrCat(folder_, "/", out);
-    options.model = "nanogpt_cpu";
+    TrainConfig options = SmallTraining(folder_, out, DeviceType::kCuda);
     options.seqlen = 64;
     options.batch = 8;
     options.steps = 100;
-    options.lr = 1e-3;
-    options.ranks = 1;
-    options.device = DeviceChoice::kCuda;
-    options.eval_every = 0;
-    options.checkpoint_every = 0;
-    options.sample = 0;
     return options;
   }
 
-  // Runs body(trainer) on one rank.
-  static void WithTrainer(const TrainConfig& options,
-                          const std::function<absl::Status(Trainer&)>& body) {
-    Launch launch;
-    launch.cores = NumCores();
-    launch.gpus = CudaDeviceCount();
-    const absl::StatusOr<ResolvedConfig> config = ResolveConfig(options, launch);
-    ASSERT_EQ(config.status(), absl::OkStatus());
-    const absl::StatusOr<TrainingSetup> setup = PrepareTraining(*config);
-    ASSERT_EQ(setup.status(), absl::OkStatus());
-    EXPECT_EQ(RunRanksInProcess(*config,
-                                [&](Communicator& comm) -> absl::Status {
-                                  BURST_ASSIGN_OR_RETURN(
-                                      const auto trainer,
-                                      Trainer::Create(*setup, &comm, /*verbose=*/false));
-                                  return body(*trainer);
-                                }),
-              absl::OkStatus());
+  static void ExpectRuns(const TrainConfig& options,
+                         const std::function<absl::Status(Trainer&)>& body) {
+    EXPECT_EQ(WithTrainer(options, body), absl::OkStatus());
   }
 
   static std::vector<double> Losses(const TrainConfig& options) {
     std::vector<double> losses;
-    WithTrainer(options, [&](Trainer& trainer) -> absl::Status {
+    ExpectRuns(options, [&](Trainer& trainer) -> absl::Status {
       for (int64_t step = 0; step < options.steps; ++step) {
         BURST_ASSIGN_OR_RETURN(const StepMetrics metrics, trainer.Step(step));
         losses.push_back(metrics.loss);
@@ -130,13 +103,13 @@ TEST_F(CudaTrain, ResumeIsBitwise) {
     whole.schedule = parts.schedule = LrShape::kConstant;
     whole.warmup = parts.warmup = 2;
     const auto train = [](Trainer& trainer) { return trainer.Train(); };
-    WithTrainer(whole, train);
+    ExpectRuns(whole, train);
     fs::remove_all(parts.out);
     parts.steps = 10;
-    WithTrainer(parts, train);
+    ExpectRuns(parts, train);
     parts.steps = 20;
     parts.resume = true;
-    WithTrainer(parts, train);
+    ExpectRuns(parts, train);
     const auto tensors = [](const std::string& out) {
       const std::string file = ReadAll(out + "/checkpoint.safetensors");
       // Behind the header, whose length comes first and which names the folder.
@@ -155,7 +128,7 @@ TEST_F(CudaTrain, MemoryDoesNotGrow) {
   TrainConfig options = Options("long");
   options.steps = 520;
   options.packed = true;  // a new schedule every step
-  WithTrainer(options, [&](Trainer& trainer) -> absl::Status {
+  ExpectRuns(options, [&](Trainer& trainer) -> absl::Status {
     MemoryStats before;
     for (int64_t step = 0; step < options.steps; ++step) {
       BURST_RETURN_IF_ERROR(trainer.Step(step).status());

@@ -8,20 +8,16 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "tests/subprocess.h"
 #include "tests/test_device.h"
-#include "train/config.h"
-#include "train/launch.h"
+#include "tests/trainer_run.h"
 #include "train/metrics.h"
-#include "train/training_setup.h"
 
 namespace burst {
 namespace {
@@ -40,41 +36,13 @@ class TrainerTest : public testing::Test {
   void TearDown() override { fs::remove_all(folder_); }
 
   TrainConfig Options(const std::string& out) const {
-    TrainConfig options;
-    options.data = folder_ + "/text.txt";
-    options.out = absl::StrCat(folder_, "/", out);
-    options.model = "nanogpt_cpu";
+    TrainConfig options = SmallTraining(folder_, out, kTestDevice);
     options.seqlen = 32;
     options.batch = 4;
     options.accumulate = 2;
     options.steps = 12;
-    options.lr = 1e-3;
     options.warmup = 2;
-    options.ranks = 1;
-    options.device = kTestDevice == DeviceType::kCuda ? DeviceChoice::kCuda : DeviceChoice::kCpu;
-    options.eval_every = 0;
-    options.checkpoint_every = 0;
-    options.sample = 0;
     return options;
-  }
-
-  // body(trainer, rank) on every rank.
-  static absl::Status WithTrainers(const TrainConfig& options,
-                                   const std::function<absl::Status(Trainer&, int rank)>& body) {
-    Launch launch;
-    launch.cores = NumCores();
-    launch.gpus = CudaDeviceCount();
-    BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, ResolveConfig(options, launch));
-    BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareTraining(config));
-    return RunRanksInProcess(config, [&](Communicator& comm) -> absl::Status {
-      BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(setup, &comm, /*verbose=*/false));
-      return body(*trainer, comm.rank());
-    });
-  }
-  // body(trainer) on one rank.
-  static absl::Status WithTrainer(const TrainConfig& options,
-                                  const std::function<absl::Status(Trainer&)>& body) {
-    return WithTrainers(options, [&](Trainer& trainer, int) { return body(trainer); });
   }
 
   // The rows of a trainer that waits for every step, and evaluates where Train does.
