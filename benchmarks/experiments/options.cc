@@ -140,30 +140,20 @@ absl::StatusOr<Experiment> ParseExperiment(const std::string& name) {
   return Invalid("experiment", absl::StrCat("'", name, "' is none of ", names));
 }
 
-absl::StatusOr<std::vector<Strategy>> ParseStrategies(const std::string& text) {
-  std::vector<Strategy> strategies;
+// A list of names, none twice; parse(name) -> absl::StatusOr<T>.
+template <typename T>
+absl::StatusOr<std::vector<T>> ParseNames(absl::string_view option, const std::string& text,
+                                          absl::StatusOr<T> (*parse)(absl::string_view name)) {
+  std::vector<T> values;
   for (absl::string_view name : absl::StrSplit(text, ',')) {
-    const absl::StatusOr<Strategy> strategy = ParseStrategy(name);
-    if (!strategy.ok()) return Invalid("strategies", strategy.status().message());
-    if (std::count(strategies.begin(), strategies.end(), *strategy) > 0) {
-      return Invalid("strategies", absl::StrCat(name, " is there twice"));
+    const absl::StatusOr<T> value = parse(name);
+    if (!value.ok()) return Invalid(option, value.status().message());
+    if (std::count(values.begin(), values.end(), *value) > 0) {
+      return Invalid(option, absl::StrCat(name, " is there twice"));
     }
-    strategies.push_back(*strategy);
+    values.push_back(*value);
   }
-  return strategies;
-}
-
-absl::StatusOr<std::vector<Recompute>> ParseRecomputeList(const std::string& text) {
-  std::vector<Recompute> list;
-  for (absl::string_view name : absl::StrSplit(text, ',')) {
-    const absl::StatusOr<Recompute> recompute = ParseRecompute(name);
-    if (!recompute.ok()) return Invalid("recompute", recompute.status().message());
-    if (std::count(list.begin(), list.end(), *recompute) > 0) {
-      return Invalid("recompute", absl::StrCat(name, " is there twice"));
-    }
-    list.push_back(*recompute);
-  }
-  return list;
+  return values;
 }
 
 absl::StatusOr<DeviceType> ParseDevice(const std::string& name, int gpus) {
@@ -224,7 +214,8 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
   BURST_ASSIGN_OR_RETURN(options.experiment, ParseExperiment(absl::GetFlag(FLAGS_experiment)));
   BURST_RETURN_IF_ERROR(CheckUsed(options.experiment));
   const bool training = options.experiment == Experiment::kTraining;
-  BURST_ASSIGN_OR_RETURN(options.strategies, ParseStrategies(absl::GetFlag(FLAGS_strategies)));
+  BURST_ASSIGN_OR_RETURN(options.strategies,
+                         ParseNames("strategies", absl::GetFlag(FLAGS_strategies), ParseStrategy));
   const bool processes = launch.processes > 1;
   if (processes && options.experiment != Experiment::kAttention) {
     return Invalid(
@@ -287,7 +278,8 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
   options.model = absl::GetFlag(FLAGS_model);
   options.data = absl::GetFlag(FLAGS_data);
   options.steps = absl::GetFlag(FLAGS_steps);
-  BURST_ASSIGN_OR_RETURN(options.recompute, ParseRecomputeList(absl::GetFlag(FLAGS_recompute)));
+  BURST_ASSIGN_OR_RETURN(options.recompute,
+                         ParseNames("recompute", absl::GetFlag(FLAGS_recompute), ParseRecompute));
   // The first one pays for fresh memory and is not timed.
   BURST_RETURN_IF_ERROR(AtLeast(2, "steps", options.steps));
 
