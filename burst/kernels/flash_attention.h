@@ -75,7 +75,7 @@ struct FlashForwardParams {
   // For bfloat16 inputs: what is merged with, float32, like q. Null data: `out` itself.
   AttentionOperand sum = {};
   // On a GPU: kernels of other streams with a higher priority (NCCL's) need not wait until this one
-  // is done with all queries. Costs 1 % and less.
+  // is done with all queries. Costs up to 3 %.
   bool yielding = false;
 };
 
