@@ -190,18 +190,6 @@ absl::Status Communicator::PostReduceScatterSum(const Tensor& all, absl::Span<co
   return absl::OkStatus();
 }
 
-absl::Status Communicator::AllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
-                                          const Tensor& all) {
-  BURST_RETURN_IF_ERROR(PostAllGatherParts(own, counts, all));
-  return Wait(Channel::kCollective);
-}
-
-absl::Status Communicator::ReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
-                                            const Tensor& own) {
-  BURST_RETURN_IF_ERROR(PostReduceScatterSum(all, counts, own));
-  return Wait(Channel::kCollective);
-}
-
 absl::Status Communicator::Broadcast(void* data, int64_t bytes, int root) {
   return Broadcast(data, bytes, DeviceType::kCpu, root);
 }

@@ -98,20 +98,16 @@ class Communicator {
   // Starts AllReduceSum; the tensor may not be touched until Wait(Channel::kCollective) returns.
   // Beside other work with GPU memory on NCCL; everywhere else it is done on return.
   virtual absl::Status PostAllReduceSum(const Tensor& tensor) { return AllReduceSum(tensor); }
-  // A tensor in parts: counts[r] elements belong to rank r, behind those of the ranks before it.
+  // Two more that start as PostAllReduceSum does, of a tensor in parts: counts[r] elements belong
+  // to rank r, behind those of the ranks before it.
   //
   // Every rank's `own` becomes its part of `all` on all ranks. Contiguous, of one dtype, not
   // overlapping, the same device on every rank. A rank sends `own` to each other one.
-  absl::Status AllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
-                              const Tensor& all);
+  virtual absl::Status PostAllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
+                                          const Tensor& all);
   // own: the sum over the ranks of this rank's part of their `all`, which stays; floating point,
   // otherwise as above. Summed in the order of the ranks and in float32 at least; GPU memory on
   // NCCL, where parts are equal, as AllReduceSum says. A rank sends every other one its part.
-  absl::Status ReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
-                                const Tensor& own);
-  // Start them, as PostAllReduceSum does.
-  virtual absl::Status PostAllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
-                                          const Tensor& all);
   virtual absl::Status PostReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
                                             const Tensor& own);
   // Of host memory; or of a contiguous tensor on any device.
