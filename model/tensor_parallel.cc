@@ -1,9 +1,9 @@
 #include "model/tensor_parallel.h"
 
 #include "absl/strings/str_cat.h"
-#include "burst/attention/head_exchange.h"
 #include "burst/attention/ulysses_attention.h"
 #include "burst/base/status.h"
+#include "burst/sequence/head_exchange.h"
 
 namespace burst {
 

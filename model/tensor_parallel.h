@@ -23,10 +23,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "burst/attention/schedule.h"
-#include "burst/attention/token_exchange.h"
+#include "burst/attention/ring/schedule.h"
 #include "burst/autograd/tape.h"
 #include "burst/comm/communicator.h"
+#include "burst/sequence/token_exchange.h"
 #include "model/config.h"
 #include "model/parameters.h"
 

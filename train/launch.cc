@@ -11,14 +11,14 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
-#include "burst/comm/nccl_communicator.h"
-#include "burst/comm/process_launch.h"
-#include "burst/comm/thread_communicator.h"
+#include "burst/cli/exit_code.h"
+#include "burst/comm/launch/process_launch.h"
+#include "burst/comm/nccl/nccl_communicator.h"
+#include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/device.h"
 #include "model/ops/cuda/matmul.h"
-#include "train/exit_code.h"
+#include "train/setup.h"
 #include "train/trainer.h"
-#include "train/training_setup.h"
 
 namespace burst {
 namespace {
@@ -54,7 +54,7 @@ Launch DetectLaunch(const Communicator* mpi) {
   launch.cores = NumCores();
   launch.gpus = CudaDeviceCount();
   const auto found = DetectProcessLaunch(std::getenv);
-  launch.mistake = found.status();
+  launch.error = found.status();
   int processes_here = 1;
   if (found.ok() && found->has_value()) {
     launch.processes = (*found)->world_size;

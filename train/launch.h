@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "burst/comm/communicator.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 namespace burst {
 

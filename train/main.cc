@@ -5,13 +5,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "burst/cli/exit_code.h"
 #include "burst/comm/communicator.h"
-#include "burst/comm/mpi_communicator.h"
-#include "train/config.h"
-#include "train/exit_code.h"
+#include "burst/comm/mpi/mpi_communicator.h"
+#include "train/config/config.h"
+#include "train/config/train_flags.h"
 #include "train/interrupt.h"
 #include "train/launch.h"
-#include "train/train_flags.h"
 
 namespace burst {
 namespace {

@@ -14,13 +14,13 @@
 #include "burst/comm/mesh.h"
 #include "burst/device/memory.h"
 #include "model/tensor_parallel.h"
-#include "train/checkpoint.h"
-#include "train/console.h"
-#include "train/generate.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/data/text.h"
+#include "train/generate/generate.h"
 #include "train/interrupt.h"
-#include "train/peak_flops.h"
-#include "train/run_folder.h"
-#include "train/text.h"
+#include "train/report/console.h"
+#include "train/report/peak_flops.h"
+#include "train/report/run_folder.h"
 
 namespace burst {
 namespace {
@@ -73,8 +73,8 @@ std::string StrategyText(const ResolvedConfig& config) {
     absl::StrAppend(&text, ", ", config.ranks_per_node, " ranks per node");
   }
   if (HasDirections(o.strategy)) absl::StrAppend(&text, ", ", Name(o.backward), " backward");
-  if (o.travelling_gradients != TravellingGradients::kFp32) {
-    absl::StrAppend(&text, ", ", Name(o.travelling_gradients), " gradients travel");
+  if (o.ring_grad_dtype != RingGradDType::kFp32) {
+    absl::StrAppend(&text, ", ", Name(o.ring_grad_dtype), " gradients travel");
   }
   return text;
 }
@@ -106,7 +106,7 @@ absl::Status Trainer::Init(bool verbose) {
   attention.layout = options_.layout;
   attention.mask.window = options_.window;
   attention.backward = options_.backward;
-  attention.travelling_gradients = options_.travelling_gradients;
+  attention.ring_grad_dtype = options_.ring_grad_dtype;
   attention.ranks_per_node = setup_.config.ranks_per_node;
   attention.deterministic = options_.deterministic;
   const Mesh& mesh = setup_.config.mesh;
@@ -165,9 +165,9 @@ absl::Status Trainer::Train() {
   while (step_ < options_.steps && !stop_) {
     const int64_t steps = step_ + 1;
     // Unless something comes between, or this may be the step that ends the run.
-    const bool go_on =
+    const bool enqueue_next =
         !EvaluatesAfter(steps) && !SavesAfter(steps) && skipped + 1 < kMaxSkippedSteps;
-    BURST_ASSIGN_OR_RETURN(StepMetrics metrics, Step(step_, go_on));
+    BURST_ASSIGN_OR_RETURN(StepMetrics metrics, Step(step_, enqueue_next));
     step_ = steps;
     skipped = metrics.skipped ? skipped + 1 : 0;
     if (EvaluatesAfter(steps) && !stop_) {
@@ -212,11 +212,11 @@ absl::Status Trainer::NotFinite() const {
       step_, "; try a lower --lr, a longer --warmup or a smaller --clip"));
 }
 
-absl::StatusOr<StepMetrics> Trainer::Step(int64_t step, bool go_on) {
+absl::StatusOr<StepMetrics> Trainer::Step(int64_t step, bool enqueue_next) {
   if (begun_.empty()) BURST_RETURN_IF_ERROR(Begin(step));
   BURST_CHECK_EQ(begun_.front().step, step) << "Step was told to go on";
   BURST_ASSIGN_OR_RETURN(stop_, AnyRankStops());
-  if (go_on && !stop_ && model_->device() == DeviceType::kCuda) {
+  if (enqueue_next && !stop_ && model_->device() == DeviceType::kCuda) {
     BURST_RETURN_IF_ERROR(Begin(step + 1));
   }
   return End();

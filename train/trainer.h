@@ -19,12 +19,12 @@
 #include "burst/comm/communicator.h"
 #include "burst/device/device.h"
 #include "model/transformer.h"
-#include "train/adamw.h"
-#include "train/config.h"
-#include "train/data.h"
-#include "train/gradient_sum.h"
-#include "train/metrics.h"
-#include "train/training_setup.h"
+#include "train/config/config.h"
+#include "train/data/data.h"
+#include "train/optimizer/adamw.h"
+#include "train/optimizer/gradient_sum.h"
+#include "train/report/metrics.h"
+#include "train/setup.h"
 
 namespace burst {
 
@@ -41,10 +41,10 @@ class Trainer {
   absl::Status Train();
 
   // One optimizer step, number `step` from 0: the batch, forward and backward, update. Collective.
-  // With `go_on`, the caller's next call is for the step after it: a GPU is given that one, too,
-  // before the host waits for this one's results, so that it is never without work. Then the model
-  // is not what this step made of it, but what the next one will.
-  absl::StatusOr<StepMetrics> Step(int64_t step, bool go_on = false);
+  // With `enqueue_next`, the caller's next call is for the step after it: a GPU is given that one,
+  // too, before the host waits for this one's results, so that it is never without work. Then the
+  // model is not what this step made of it, but what the next one will.
+  absl::StatusOr<StepMetrics> Step(int64_t step, bool enqueue_next = false);
 
   // Mean loss over the validation windows. Collective.
   absl::StatusOr<double> Evaluate();

@@ -80,16 +80,16 @@ const char* Name(BackwardDirection direction) {
   return "?";
 }
 
-absl::StatusOr<TravellingGradients> ParseTravellingGradients(absl::string_view name) {
-  for (TravellingGradients travelling : {TravellingGradients::kFp32, TravellingGradients::kBf16}) {
+absl::StatusOr<RingGradDType> ParseRingGradDType(absl::string_view name) {
+  for (RingGradDType travelling : {RingGradDType::kFp32, RingGradDType::kBf16}) {
     if (name == Name(travelling)) return travelling;
   }
   return absl::InvalidArgumentError(
       absl::StrCat("unknown travelling gradients '", name, "': use fp32 or bf16"));
 }
 
-const char* Name(TravellingGradients travelling) {
-  return travelling == TravellingGradients::kBf16 ? "bf16" : "fp32";
+const char* Name(RingGradDType travelling) {
+  return travelling == RingGradDType::kBf16 ? "bf16" : "fp32";
 }
 
 BurstAttention::BurstAttention(const BurstAttentionOptions& options, Communicator* comm,
@@ -144,10 +144,9 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
   if (!tile_keys.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("tile_keys: ", tile_keys.message()));
   }
-  if (options_.travelling_gradients == TravellingGradients::kBf16 &&
-      q.dtype() != DType::kBFloat16) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "travelling_gradients: bf16 is for bfloat16 tensors, these are ", Name(q.dtype())));
+  if (options_.ring_grad_dtype == RingGradDType::kBf16 && q.dtype() != DType::kBFloat16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ring_grad_dtype: bf16 is for bfloat16 tensors, these are ", Name(q.dtype())));
   }
   const int rank = comm_ == nullptr ? 0 : comm_->rank();
   const int world_size = comm_ == nullptr ? 1 : comm_->world_size();
@@ -220,7 +219,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
 
   // Q stays; K, V travel. (O, lse) <- merge((O, lse), attention(Q, K, V)). Where O is of another
   // dtype than its sum, the last round leaves it converted.
-  const RingPass& pass = schedule.key_pass();
+  const RingRoute& pass = schedule.kv_route();
   auto rounds_left = 1 + std::count_if(pass.rounds.begin() + 1, pass.rounds.end(),
                                        [](const RingRound& round) { return round.compute; });
   const bool in_place = rounds_left == 1 || q.dtype() == sum_dtype;
@@ -244,7 +243,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
         params.lse = lse->raw_data();
         params.merge = merge;
         if (merge && !in_place) params.sum = Operand(sum);
-        params.yielding = comm_ != nullptr && comm_->messages_are_kernels();
+        params.non_persistent = comm_ != nullptr && comm_->messages_are_kernels();
         FlashForward(q.device(), params);
         merge = true;
       },
@@ -253,9 +252,8 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   return absl::OkStatus();
 }
 
-DType BurstAttention::TravellingDType(DType dtype) const {
-  return options_.travelling_gradients == TravellingGradients::kBf16 ? DType::kBFloat16
-                                                                     : SumDType(dtype);
+DType BurstAttention::RingGradDTypeOf(DType dtype) const {
+  return options_.ring_grad_dtype == RingGradDType::kBf16 ? DType::kBFloat16 : SumDType(dtype);
 }
 
 BackwardDirection BurstAttention::Direction(const RingSchedule& schedule, int64_t num_heads,
@@ -265,11 +263,11 @@ BackwardDirection BurstAttention::Direction(const RingSchedule& schedule, int64_
   const int64_t q_bytes = num_heads * head_dim * SizeOf(dtype);
   const int64_t k_bytes = num_kv_heads * head_dim * SizeOf(dtype);
   const int64_t row_bytes = num_heads * SizeOf(SumDType(dtype));  // lse, or delta
-  const int64_t gradient_size = SizeOf(TravellingDType(dtype));
+  const int64_t gradient_size = SizeOf(RingGradDTypeOf(dtype));
   const int64_t dq_bytes = num_heads * head_dim * gradient_size;
   const int64_t dk_bytes = num_kv_heads * head_dim * gradient_size;
-  const RingPass& queries = schedule.query_pass();
-  const RingPass& keys = schedule.key_pass();
+  const RingRoute& queries = schedule.query_route();
+  const RingRoute& keys = schedule.kv_route();
   const int64_t burst = queries.block_tokens.total() * (2 * q_bytes + 2 * row_bytes) +
                         queries.gradient_tokens.total() * dq_bytes;  // Q, dO, lse, delta; dQ
   const int64_t ring = keys.block_tokens.total() * 2 * k_bytes +
@@ -334,7 +332,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     params.deterministic = options_.deterministic;
     FlashBackward(q.device(), params);
   };
-  const DType travelling = TravellingDType(q.dtype());
+  const DType travelling = RingGradDTypeOf(q.dtype());
   const bool queries_travel = Direction(schedule, q.dim(2), saved.k.dim(2), q.dim(3), q.dtype()) ==
                               BackwardDirection::kBurst;
   Ring::Tensors last;  // of dQ, or of dK and dV
@@ -347,7 +345,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
                                {saved.lse.Contiguous(), kLseSeqAxis},
                                {delta, kLseSeqAxis}};
     BURST_RETURN_IF_ERROR(ring_->Run(
-        schedule, schedule.query_pass(), block, {{dq_sum, kSeqAxis}}, travelling,
+        schedule, schedule.query_route(), block, {{dq_sum, kSeqAxis}}, travelling,
         [&](int source) -> const VisibleKeys& { return schedule.seen_by(source); },
         [&](int, Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& queries,
             const Ring::Tensors& gradients) {
@@ -360,7 +358,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     const Ring::Tensors keys = Travelling({saved.k, saved.v});
     const Ring::Block block = {{keys[0], kSeqAxis}, {keys[1], kSeqAxis}};
     BURST_RETURN_IF_ERROR(ring_->Run(
-        schedule, schedule.key_pass(), block, {{dk_sum, kSeqAxis}, {dv_sum, kSeqAxis}}, travelling,
+        schedule, schedule.kv_route(), block, {{dk_sum, kSeqAxis}, {dv_sum, kSeqAxis}}, travelling,
         [&](int source) -> const VisibleKeys& { return schedule.keys_of(source); },
         [&](int, Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& keys,
             const Ring::Tensors& gradients) {

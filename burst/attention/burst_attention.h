@@ -7,7 +7,7 @@
 // 2310.01889). Transfers of the next round run while this one computes; fully masked rounds are
 // skipped by every rank.
 //
-// Usable alone; see burst/attention/example.cc:
+// Usable alone; see examples/attention.cc:
 //
 //   RunRanks(4, [](Communicator& comm) -> absl::Status {
 //     BURST_ASSIGN_OR_RETURN(auto attention, BurstAttention::Create({}, &comm));
@@ -24,11 +24,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "burst/attention/layout.h"
-#include "burst/attention/ring.h"
-#include "burst/attention/schedule.h"
+#include "burst/attention/ring/ring.h"
+#include "burst/attention/ring/schedule.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
+#include "burst/sequence/layout.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -40,19 +40,18 @@ const char* Name(BackwardDirection direction);
 
 // What gradients are on their way. kFp32: as they are summed, in SumDType. kBf16, of bfloat16
 // tensors only: half the bytes, rounded at every hop; ranks still add in float32.
-enum class TravellingGradients { kFp32, kBf16 };
+enum class RingGradDType { kFp32, kBf16 };
 
-absl::StatusOr<TravellingGradients> ParseTravellingGradients(
-    absl::string_view name);  // "fp32", ...
-const char* Name(TravellingGradients travelling);
+absl::StatusOr<RingGradDType> ParseRingGradDType(absl::string_view name);  // "fp32", ...
+const char* Name(RingGradDType travelling);
 
 struct BurstAttentionOptions {
   Layout layout = Layout::kZigzag;
   AttentionMask mask;
   double softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
   BackwardDirection backward = BackwardDirection::kAuto;
-  TravellingGradients travelling_gradients = TravellingGradients::kFp32;
-  // A double ring (ring_pass.h): ranks n L to (n + 1) L - 1 are on one node, with L of them a node,
+  RingGradDType ring_grad_dtype = RingGradDType::kFp32;
+  // A double ring (route.h): ranks n L to (n + 1) L - 1 are on one node, with L of them a node,
   // and what leaves a node has a communicator of its own. 0: one flat ring. It divides the ranks.
   int ranks_per_node = 0;
   // The CPU kernels are always deterministic (bitwise equal from run to run); a device with a
@@ -93,7 +92,7 @@ class BurstAttention : public SequenceParallelAttention {
                               int64_t head_dim, DType dtype) const;
 
   // Of the gradients on their way, of tensors of `dtype`.
-  DType TravellingDType(DType dtype) const;
+  DType RingGradDTypeOf(DType dtype) const;
 
   const BurstAttentionOptions& options() const { return options_; }
 

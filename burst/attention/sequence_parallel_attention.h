@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "burst/attention/schedule.h"
+#include "burst/attention/ring/schedule.h"
 #include "burst/autograd/tape.h"
 #include "burst/tensor/tensor.h"
 

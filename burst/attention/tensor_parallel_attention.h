@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "burst/attention/burst_attention.h"
-#include "burst/attention/schedule.h"
+#include "burst/attention/ring/schedule.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
 

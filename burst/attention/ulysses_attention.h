@@ -22,10 +22,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "burst/attention/burst_attention.h"
-#include "burst/attention/head_exchange.h"
-#include "burst/attention/schedule.h"
+#include "burst/attention/ring/schedule.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
+#include "burst/sequence/head_exchange.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
-#include "burst/kernels/cuda/flash_attention_cuda.h"
+#include "burst/kernels/gpu/flash_attention_cuda.h"
 
 namespace burst {
 

@@ -76,7 +76,7 @@ struct FlashForwardParams {
   AttentionOperand sum = {};
   // On a GPU: kernels of other streams with a higher priority (NCCL's) need not wait until this one
   // is done with all queries. Costs up to 3 %.
-  bool yielding = false;
+  bool non_persistent = false;
 };
 
 // delta = rowsum(dout * out) - dlse: what the softmax's backward subtracts. Once per backward,

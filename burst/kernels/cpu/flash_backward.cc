@@ -6,7 +6,7 @@
 
 #include "burst/base/check.h"
 #include "burst/base/parallel.h"
-#include "burst/kernels/cpu/product.h"
+#include "burst/kernels/cpu/gemm.h"
 #include "burst/kernels/cpu/scratch.h"
 #include "burst/kernels/cpu/tile.h"
 #include "burst/kernels/cpu/vector.h"

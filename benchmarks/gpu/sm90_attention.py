@@ -1,0 +1,501 @@
+#!/usr/bin/env python3
+"""The Hopper attention kernels beside cuDNN (through PyTorch's SDPA): errors and TFLOP/s.
+
+    sm90_attention.py LIBRARY check [OPTION...]   errors against float64, ratio to cuDNN's error
+    sm90_attention.py LIBRARY bench [OPTION...]   TFLOP/s, ratio to cuDNN's, same inputs, same run
+
+Options: forward (no backward), quick (up to 16K tokens), only=REGEX, FILE.json (where to write).
+
+FLOP: forward 4 * batch * heads * head_dim * (visible query-key pairs), backward 2.5 times that.
+Times: CUDA events, median. Ours and cuDNN's runs alternate. The backward includes everything from
+(out, dout) to bf16 gradients: delta, clearing dQ, the main kernel, converting dQ.
+"""
+
+import ctypes
+import datetime
+import json
+import math
+import re
+import statistics
+import subprocess
+import sys
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+PATTERN = ""  # only benchmarks whose label has a match
+
+
+class Operand(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("batch_stride", ctypes.c_int64),
+                ("seq_stride", ctypes.c_int64), ("head_stride", ctypes.c_int64)]
+
+
+class Shape(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in
+                ("batch", "q_len", "k_len", "num_heads", "num_kv_heads", "head_dim")] + [
+        ("softmax_scale", ctypes.c_float), ("begin", ctypes.c_void_p), ("end", ctypes.c_void_p),
+        ("ranges_batch_stride", ctypes.c_int64)]
+
+
+class ForwardParams(ctypes.Structure):
+    _fields_ = [("shape", Shape), ("q", Operand), ("k", Operand), ("v", Operand), ("out", Operand),
+                ("out_is_float", ctypes.c_bool), ("sum", Operand), ("lse", ctypes.c_void_p),
+                ("non_persistent", ctypes.c_bool), ("workspace", ctypes.c_void_p)]
+
+
+class DeltaParams(ctypes.Structure):
+    _fields_ = [("shape", Shape), ("out", Operand), ("dout", Operand),
+                ("out_is_float", ctypes.c_bool), ("dlse", ctypes.c_void_p),
+                ("delta", ctypes.c_void_p)]
+
+
+class BackwardParams(ctypes.Structure):
+    _fields_ = [("shape", Shape), ("q", Operand), ("k", Operand), ("v", Operand),
+                ("dout", Operand), ("lse", ctypes.c_void_p), ("delta", ctypes.c_void_p),
+                ("dq", Operand), ("dk", Operand), ("dv", Operand), ("add", ctypes.c_bool),
+                ("deterministic", ctypes.c_bool), ("workspace", ctypes.c_void_p)]
+
+
+class ConvertParams(ctypes.Structure):
+    _fields_ = [("batch", ctypes.c_int64), ("seqlen", ctypes.c_int64),
+                ("num_heads", ctypes.c_int64), ("head_dim", ctypes.c_int64),
+                ("source", Operand), ("target", Operand)]
+
+
+def operand(tensor):  # [batch, seqlen, heads, head_dim]
+    assert tensor.stride(3) == 1
+    return Operand(tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2))
+
+
+def pointer(tensor):
+    return None if tensor is None else tensor.data_ptr()
+
+
+class Kernels:
+    def __init__(self, path):
+        self.lib = ctypes.CDLL(path)
+        self.lib.burst_sm90_forward_workspace.restype = ctypes.c_size_t
+        self.lib.burst_sm90_backward_workspace.restype = ctypes.c_size_t
+        self.workspaces = {}
+
+    def _workspace(self, name, size):
+        if name not in self.workspaces or self.workspaces[name].numel() < size:
+            self.workspaces[name] = torch.zeros(size, dtype=torch.uint8, device="cuda")
+        return self.workspaces[name].data_ptr()
+
+    def _call(self, name, params):
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        error = getattr(self.lib, "burst_sm90_" + name)(ctypes.byref(params), stream)
+        if error:
+            raise RuntimeError(f"{name}: CUDA error {error}")
+
+    def shape(self, q, k, scale, ranges):
+        begin, end = ranges if ranges else (None, None)
+        stride = begin.stride(0) if begin is not None and begin.dim() == 2 else 0
+        return Shape(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], scale,
+                     pointer(begin), pointer(end), stride)
+
+    def forward(self, q, k, v, scale, ranges, out, lse):
+        shape = self.shape(q, k, scale, ranges)
+        workspace = self._workspace(
+            "forward", self.lib.burst_sm90_forward_workspace(ctypes.byref(shape)))
+        self._call("forward", ForwardParams(shape, operand(q), operand(k), operand(v), operand(out),
+                                            out.dtype == torch.float32, Operand(), pointer(lse),
+                                            False, workspace))
+
+    def backward(self, q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta, dq_sum,
+                 deterministic=False, dlse=None):
+        shape = self.shape(q, k, scale, ranges)
+        self._call("delta", DeltaParams(shape, operand(out), operand(dout),
+                                        out.dtype == torch.float32, pointer(dlse), pointer(delta)))
+        dq_sum.zero_()
+        workspace = self._workspace("backward", self.lib.burst_sm90_backward_workspace(
+            ctypes.byref(shape), ctypes.c_bool(deterministic)))
+        self._call("backward", BackwardParams(
+            shape, operand(q), operand(k), operand(v), operand(dout), pointer(lse), pointer(delta),
+            operand(dq_sum), operand(dk), operand(dv), False, deterministic, workspace))
+        self._call("convert", ConvertParams(q.shape[0], q.shape[1], q.shape[2], q.shape[3],
+                                            operand(dq_sum), operand(dq)))
+
+
+# ---- Masks as visible ranges [begin, end) of each query row.
+
+def causal(q_len, k_len):
+    rows = torch.arange(q_len, dtype=torch.int32, device="cuda")
+    return torch.zeros_like(rows), torch.clamp(rows + 1 + k_len - q_len, min=0)
+
+
+def window(q_len, k_len, size):
+    begin, end = causal(q_len, k_len)
+    return torch.clamp(end - size, min=0), end
+
+
+def documents(lengths):
+    starts, end = [], []
+    position = 0
+    for length in lengths:
+        starts += [position] * length
+        end += range(position + 1, position + length + 1)
+        position += length
+    return (torch.tensor(starts, dtype=torch.int32, device="cuda"),
+            torch.tensor(end, dtype=torch.int32, device="cuda"))
+
+
+def visible_pairs(q, k, ranges):
+    if not ranges:
+        return q.shape[0] * q.shape[1] * k.shape[1]
+    begin, end = (x.long() for x in ranges)
+    pairs = (end.clamp(max=k.shape[1]) - begin).clamp(min=0).sum().item()
+    return pairs * (q.shape[0] if begin.dim() == 1 else 1)
+
+
+# ---- Reference in float64, one head at a time, and what rounding may do to each element.
+#
+# Operands of products are bf16, so P and dS are rounded before their second product, and out, dQ,
+# dK, dV at the end: each by a factor within 1 +- U. Products are summed in fp32: an element of S, of
+# dP, of the gradients is off by at most FP32 times the sum of its terms' absolute values (128 terms,
+# truncated to 24 bits), and P, through S, by a factor within 1 +- EXPONENT (|S| stays under 2^8).
+# delta is taken from the rounded out. Hence
+#   |d out| <= (U + 2 EXPONENT) P |V| + U |out|
+#   |d dS|  <= U |dS| + P (EXPONENT |dP - delta| + FP32 |dO| |V|^T + |dO| . |d out|)
+#   |d dQ|  <= scale |d dS| |K| + U |dQ|, and dK alike; |d dV| <= (U + EXPONENT) P^T |dO| + U |dV|
+# up to products of two of these, for which the whole is taken 2 % larger.
+U, FP32, EXPONENT = 2.0 ** -8, 2.0 ** -16, 2.0 ** -10
+
+
+def reference(q, k, v, scale, ranges, dout=None, dlse=None):
+    """The truth, and "bound_" + name: the most that the roundings may put an element off."""
+    batch, q_len, heads, _ = q.shape
+    k_len, group = k.shape[1], q.shape[2] // k.shape[2]
+    out = torch.zeros(q.shape, dtype=torch.float64, device="cuda")
+    lse = torch.zeros((batch, heads, q_len), dtype=torch.float64, device="cuda")
+    dq = torch.zeros_like(out)
+    dk = torch.zeros(k.shape, dtype=torch.float64, device="cuda")
+    dv = torch.zeros_like(dk)
+    bound = {"out": torch.zeros_like(out), "dq": torch.zeros_like(dq), "dk": torch.zeros_like(dk),
+             "dv": torch.zeros_like(dv)}
+    columns = torch.arange(k_len, device="cuda")
+    for b in range(batch):
+        masked = None
+        if ranges:
+            begin, end = (x if x.dim() == 1 else x[b] for x in ranges)
+            masked = (columns[None] < begin[:, None]) | (columns[None] >= end[:, None])
+        for h in range(heads):
+            qd, kd, vd = q[b, :, h].double(), k[b, :, h // group].double(), v[b, :, h // group].double()
+            s = scale * (qd @ kd.T)
+            if masked is not None:
+                s.masked_fill_(masked, -math.inf)
+            lse[b, h] = torch.logsumexp(s, 1)
+            p = torch.exp(s - lse[b, h][:, None]).nan_to_num_(0.0)
+            out[b, :, h] = p @ vd
+            bound["out"][b, :, h] = (U + 2 * EXPONENT) * (p @ vd.abs()) + U * out[b, :, h].abs()
+            if dout is not None:
+                do = dout[b, :, h].double()
+                dp = do @ vd.T
+                delta = (do * out[b, :, h]).sum(1)
+                if dlse is not None:
+                    delta = delta - dlse[b, h].double()
+                ds = scale * p * (dp - delta[:, None])
+                dq[b, :, h] = ds @ kd
+                dk[b, :, h // group] += ds.T @ qd
+                dv[b, :, h // group] += p.T @ do
+                off = p * (EXPONENT * (dp - delta[:, None]).abs() + FP32 * (do.abs() @ vd.T.abs()) +
+                           (do.abs() * bound["out"][b, :, h]).sum(1)[:, None])
+                off = U * ds.abs() + scale * off
+                bound["dq"][b, :, h] = off @ kd.abs() + U * dq[b, :, h].abs()
+                bound["dk"][b, :, h // group] += off.T @ qd.abs()
+                bound["dv"][b, :, h // group] += (U + EXPONENT) * (p.T @ do.abs())
+    bound["dk"] += U * dk.abs()
+    bound["dv"] += U * dv.abs()
+    result = {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+    return {**result, **{"bound_" + name: 1.02 * x for name, x in bound.items()}}
+
+
+def cudnn_forward(q, k, v, scale, is_causal):
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=is_causal,
+            scale=scale, enable_gqa=q.shape[2] != k.shape[2])
+
+
+def max_error(value, expected):
+    """Largest error; infinite where one is finite (or a number) and the other is not."""
+    value = value.double()
+    difference = (value - expected).abs()
+    difference[value == expected] = 0  # both -inf
+    return difference.nan_to_num_(nan=math.inf).max().item() if difference.numel() else 0.0
+
+
+def make(batch, q_len, k_len, heads, kv_heads, dim, magnitude, seed=0, padding=0):
+    """padding: extra columns, so that the strides are not those of a packed tensor."""
+    g = torch.Generator(device="cuda").manual_seed(seed)
+    def tensor(length, count):
+        x = magnitude * torch.randn((batch, length, count, dim + padding), device="cuda", generator=g)
+        return x.bfloat16()[..., :dim]
+    return tensor(q_len, heads), tensor(k_len, kv_heads), tensor(k_len, kv_heads), tensor(q_len, heads)
+
+
+def run_ours(kernels, q, k, v, scale, ranges, dout=None, deterministic=False, dlse=None):
+    poison = math.nan
+    out = torch.full(q.shape, poison, dtype=torch.bfloat16, device="cuda")
+    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), poison, device="cuda")
+    kernels.forward(q, k, v, scale, ranges, out, lse)
+    result = {"out": out, "lse": lse}
+    if dout is not None:
+        dq = torch.full(q.shape, poison, dtype=torch.bfloat16, device="cuda")
+        dk = torch.full(k.shape, poison, dtype=torch.bfloat16, device="cuda")
+        dv = torch.full(k.shape, poison, dtype=torch.bfloat16, device="cuda")
+        delta = torch.full_like(lse, poison)
+        dq_sum = torch.empty(q.shape, device="cuda")
+        kernels.backward(q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta, dq_sum,
+                         deterministic, dlse)
+        result.update(dq=dq, dk=dk, dv=dv)
+    torch.cuda.synchronize()
+    return result
+
+
+def run_cudnn(q, k, v, scale, is_causal, dout=None):
+    q, k, v = (x.detach().clone().requires_grad_(True) for x in (q, k, v))
+    out = cudnn_forward(q, k, v, scale, is_causal)
+    result = {"out": out.detach().transpose(1, 2)}
+    if dout is not None:
+        out.backward(dout.transpose(1, 2))
+        result.update(dq=q.grad, dk=k.grad, dv=v.grad)
+    torch.cuda.synchronize()
+    return result
+
+
+SEEDS = 4
+
+
+def rms(value, expected):
+    return (value.double() - expected).square().mean().sqrt().item()
+
+
+def check(kernels, backward=True):
+    """Each case's root-mean-square error, and each head_dim's largest error, at most 1.2 times cuDNN's;
+    every element within what the roundings allow.
+
+    The largest error of a single case is one rounding of one large value: beside cuDNN's it is
+    printed, not judged.
+    """
+    rows, failed, largest = [], 0, {}
+    cases = []
+    for dim in (64, 128):
+        for q_len, k_len, heads, kv_heads in ((1024, 1024, 4, 4), (2048, 2048, 4, 4),
+                                              (1000, 1000, 4, 2), (333, 777, 6, 1)):
+            cases.append((dim, q_len, k_len, heads, kv_heads, "full"))
+        for length in (2048, 1023):
+            cases.append((dim, length, length, 4, 4, "causal"))
+    print("largest error (ratio to cuDNN's, ratio of the root mean squares, largest share of the bound: "
+          "ours, cuDNN's)")
+    for dim, q_len, k_len, heads, kv_heads, mask in cases:
+        row = {"dim": dim, "q_len": q_len, "k_len": k_len, "heads": heads, "kv_heads": kv_heads,
+               "mask": mask}
+        scale = dim ** -0.5
+        ranges = causal(q_len, k_len) if mask == "causal" else None
+        errors = {}  # (whose, name) -> [largest, root mean square], of every seed
+        for seed in range(SEEDS):
+            q, k, v, dout = make(2, q_len, k_len, heads, kv_heads, dim, 3.0, seed)
+            grad = dout if backward else None
+            expected = reference(q, k, v, scale, ranges, grad)
+            ours = run_ours(kernels, q, k, v, scale, ranges, grad)
+            theirs = run_cudnn(q, k, v, scale, mask == "causal", grad)
+            for whose, results in (("ours", ours), ("cudnn", theirs)):
+                for name, value in results.items():
+                    share = (((value.double() - expected[name]).abs() /
+                              (expected["bound_" + name] + 1e-30)).max().item()
+                             if name != "lse" else 0.0)
+                    errors.setdefault((whose, name), []).append(
+                        (max_error(value, expected[name]), rms(value, expected[name]), share))
+        text = ""
+        for name in ours:
+            row[name] = max(e for e, _, _ in errors["ours", name])
+            text += f" {name} {row[name]:.2e}"
+            if name not in theirs:  # lse: fp32 statistics of exact products, a few ulps of its size
+                failed += not row[name] <= 1e-4
+                continue
+            row["cudnn_" + name] = max(e for e, _, _ in errors["cudnn", name])
+            row["rms_ratio_" + name] = math.sqrt(sum(r * r for _, r, _ in errors["ours", name]) /
+                                                 sum(r * r for _, r, _ in errors["cudnn", name]))
+            row["bound_share_" + name] = max(b for _, _, b in errors["ours", name])
+            cudnn_share = max(b for _, _, b in errors["cudnn", name])
+            failed += not row["rms_ratio_" + name] <= 1.2
+            failed += not row["bound_share_" + name] <= 1
+            text += (f" ({row[name] / row['cudnn_' + name]:.2f}, {row['rms_ratio_' + name]:.3f}, "
+                     f"{row['bound_share_' + name]:.2f}, {cudnn_share:.2f})")
+            for whose in ("", "cudnn_"):
+                key = (dim, name, whose)
+                largest[key] = max(largest.get(key, 0.0), row[whose + name])
+        rows.append(row)
+        print(f"{dim:4} {q_len:5}x{k_len:<5} {heads}/{kv_heads} {mask:7}{text}", flush=True)
+    for (dim, name, whose), error in largest.items():
+        if not whose:
+            ratio = error / largest[dim, name, "cudnn_"]
+            failed += not ratio <= 1.2
+            print(f"D{dim} {name}: largest error {error:.3e}, {ratio:.3f} of cuDNN's")
+            rows.append({"dim": dim, "name": name, "largest": error, "ratio": ratio})
+    print("failed comparisons:", failed, flush=True)
+    return rows, failed
+
+
+def time_ms(functions, repeats):
+    """Medians of the functions' times, their runs alternating."""
+    for function in functions:
+        for _ in range(3):
+            function()
+    events = [[(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+               for _ in range(repeats)] for _ in functions]
+    torch.cuda.synchronize()
+    torch.cuda._sleep(20_000_000)  # about 10 ms, in which the host gets ahead of the device
+    for i in range(repeats):
+        for function, pairs in zip(functions, events):
+            pairs[i][0].record()
+            function()
+            pairs[i][1].record()
+    torch.cuda.synchronize()
+    return [statistics.median(a.elapsed_time(b) for a, b in pairs) for pairs in events]
+
+
+def bench_case(kernels, name, batch, length, heads, kv_heads, dim, mask, ranges, backward,
+               deterministic=False):
+    label = f"{name} {length} {heads}/{kv_heads} D{dim} {mask}"
+    if not re.search(PATTERN, label):
+        return {}
+    q, k, v, dout = make(batch, length, length, heads, kv_heads, dim, 1.0)
+    scale = dim ** -0.5
+    flop = 4 * visible_pairs(q, k, ranges) * heads * dim
+    out = torch.empty_like(q)
+    lse = torch.empty((batch, heads, length), device="cuda")
+    compare = mask in ("full", "causal")
+    # Cold clocks and throttling meet both alike.
+    repeats = max(5, min(30, int(0.15 / (flop / 5e14))))
+    functions = [lambda: kernels.forward(q, k, v, scale, ranges, out, lse)]
+    if compare:
+        functions.append(lambda: cudnn_forward(q, k, v, scale, mask == "causal"))
+        if dim == 128 and name == "long":  # the limit, under the same power and heat
+            a, b = (torch.randn((8192, 8192), device="cuda").bfloat16() for _ in range(2))
+            functions.append(lambda: a @ b)
+    else:  # our own causal kernel; its time per attended pair is the yardstick of the other masks
+        other = causal(length, length)
+        other_flop = 4 * visible_pairs(q, k, other) * heads * dim
+        other_out, other_lse = torch.empty_like(out), torch.empty_like(lse)
+        functions.append(lambda: kernels.forward(q, k, v, scale, other, other_out, other_lse))
+    times = time_ms(functions, repeats)
+    row = {"case": name, "batch": batch, "length": length, "heads": heads, "kv_heads": kv_heads,
+           "dim": dim, "mask": mask, "fwd_ms": times[0], "fwd_tflops": flop / times[0] / 1e9}
+    if compare:
+        row["cudnn_fwd_tflops"] = flop / times[1] / 1e9
+        row["fwd_ratio"] = times[1] / times[0]
+        if len(times) > 2:
+            row["cublas_tflops"] = 2 * 8192 ** 3 / times[2] / 1e9
+            row["fwd_of_cublas"] = row["fwd_tflops"] / row["cublas_tflops"]
+    else:
+        row["fwd_time_per_pair"] = (times[0] / flop) / (times[1] / other_flop)
+    if backward:
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        delta = torch.empty_like(lse)
+        dq_sum = torch.empty(q.shape, device="cuda")
+        functions = [lambda: kernels.backward(q, k, v, scale, ranges, out, lse, dout, dq, dk, dv,
+                                              delta, dq_sum)]
+        if compare:
+            leaves = [x.detach().requires_grad_(True) for x in (q, k, v)]
+            result = cudnn_forward(*leaves, scale, mask == "causal")
+            grad = dout.transpose(1, 2)
+            functions.append(lambda: torch.autograd.grad(result, leaves, grad, retain_graph=True))
+        else:
+            functions.append(lambda: kernels.backward(q, k, v, scale, other, other_out, other_lse,
+                                                      dout, dq, dk, dv, delta, dq_sum))
+        if deterministic:
+            functions.append(lambda: kernels.backward(q, k, v, scale, ranges, out, lse, dout, dq, dk,
+                                                      dv, delta, dq_sum, True))
+        times = time_ms(functions, max(4, repeats // 2))
+        row["bwd_ms"], row["bwd_tflops"] = times[0], 2.5 * flop / times[0] / 1e9
+        if compare:
+            row["cudnn_bwd_tflops"] = 2.5 * flop / times[1] / 1e9
+            row["bwd_ratio"] = times[1] / times[0]
+        else:
+            row["bwd_time_per_pair"] = (times[0] / flop) / (times[1] / other_flop)
+        if deterministic:
+            row["deterministic_cost"] = times[-1] / times[0] - 1
+    def column(key, form):
+        return form.format(row[key]) if key in row else "      -"
+    print(f"{name:10} b{batch:<3}{length:6} {heads}/{kv_heads:<2} D{dim:<4}{mask:10} "
+          f"fwd {column('fwd_tflops', '{:6.1f}')} {column('cudnn_fwd_tflops', '{:6.1f}')} "
+          f"{column('fwd_ratio', '{:6.3f}')}   bwd {column('bwd_tflops', '{:6.1f}')} "
+          f"{column('cudnn_bwd_tflops', '{:6.1f}')} {column('bwd_ratio', '{:6.3f}')}   "
+          f"det {column('deterministic_cost', '{:6.3f}')}   of cuBLAS "
+          f"{column('fwd_of_cublas', '{:.3f}')}   time per pair / causal: "
+          f"{column('fwd_time_per_pair', '{:.3f}')} {column('bwd_time_per_pair', '{:.3f}')}", flush=True)
+    return row
+
+
+def matmul_tflops():
+    a, b = (torch.randn((8192, 8192), device="cuda").bfloat16() for _ in range(2))
+    ms, = time_ms([lambda: a @ b], 20)
+    return 2 * 8192 ** 3 / ms / 1e9
+
+
+def bench(kernels, backward=True, quick=False):
+    rows = [{"case": "cublas 8192", "tflops": matmul_tflops()}]
+    print(f"cuBLAS 8192^3: {rows[0]['tflops']:.1f} TFLOP/s")
+    print("                                            ours  cuDNN  ratio        ours  cuDNN  ratio")
+    lengths = (8192, 16384) if quick else (8192, 16384, 32768, 65536)
+    for dim in (128, 64):
+        for mask in ("full", "causal"):
+            for length in lengths:
+                ranges = causal(length, length) if mask == "causal" else None
+                rows.append(bench_case(kernels, "long", 1, length, 32, 32, dim, mask, ranges, backward,
+                                       backward and length == 16384))
+    for mask in ("full", "causal"):
+        ranges = causal(16384, 16384) if mask == "causal" else None
+        rows.append(bench_case(kernels, "gqa", 1, 16384, 64, 8, 128, mask, ranges, backward))
+    for length in (512, 2048):
+        for mask in ("full", "causal"):
+            ranges = causal(length, length) if mask == "causal" else None
+            rows.append(bench_case(kernels, "short", 16, length, 32, 32, 128, mask, ranges, backward))
+    if not quick:
+        rows.append(bench_case(kernels, "window", 1, 65536, 32, 32, 128, "window",
+                               window(65536, 65536, 4096), backward))
+        lengths = []
+        generator = torch.Generator().manual_seed(1)
+        while sum(lengths) < 65536:
+            longest = 65536 - sum(lengths)
+            lengths.append(min(longest, int(512 * 32 ** torch.rand((), generator=generator).item())))
+        rows.append(bench_case(kernels, "packed", 1, 65536, 32, 32, 128, "documents",
+                               documents(lengths), backward))
+    return rows
+
+
+def main():
+    torch.backends.cuda.matmul.allow_tf32 = False
+    kernels = Kernels(sys.argv[1])
+    mode = sys.argv[2]
+    options = sys.argv[3:]
+    global PATTERN
+    for option in options:
+        if option.startswith("only="):
+            PATTERN = option[5:]
+    backward = "forward" not in options
+    results = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "gpu": torch.cuda.get_device_name(),
+        "driver": subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+                                 capture_output=True, text=True).stdout.strip(),
+        "torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
+    failed = 0
+    if mode == "check":
+        results["rows"], failed = check(kernels, backward)
+    else:
+        results["rows"] = bench(kernels, backward, "quick" in options)
+    results["rows"] = [row for row in results["rows"] if row]
+    for option in options:
+        if option.endswith(".json"):
+            with open(option, "w") as file:
+                json.dump(results, file, indent=1)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+// How far attention's results are from double precision, against the number of ranks.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "benchmarks/scaling/options.h"
+#include "benchmarks/scaling/problem.h"
+#include "benchmarks/scaling/report.h"
+
+namespace burst {
+
+// ||x - y|| / ||y||, y being the result of one rank in double precision on the CPU, of the same
+// inputs (rounded to the problem's dtype).
+struct AttentionErrors {
+  double out = 0, dq = 0, dk = 0, dv = 0;
+};
+
+class ErrorReference;  // the inputs and double-precision results of one problem
+
+absl::StatusOr<std::shared_ptr<const ErrorReference>> MakeErrorReference(
+    const AttentionProblem& problem, int threads);
+// With tiles of `tile_keys` keys; 0: the kernels' own.
+absl::StatusOr<AttentionErrors> MeasureErrors(Strategy strategy, const ErrorReference& reference,
+                                              int ranks, int threads, int64_t tile_keys = 0);
+
+std::vector<ReportColumn> ErrorColumns(const ScalingOptions& options);
+
+// A row for every strategy, ranks, batch, seqlen and tile_keys; calls on_row with each as soon as
+// it is measured.
+absl::StatusOr<std::vector<ReportRow>> RunErrorExperiment(
+    const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);
+
+}  // namespace burst

@@ -1,0 +1,317 @@
+#include "benchmarks/scaling/model_experiments.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "benchmarks/scaling/ranks.h"
+#include "burst/base/philox.h"
+#include "burst/base/status.h"
+#include "burst/device/memory.h"
+#include "model/tensor_parallel.h"
+#include "model/transformer.h"
+#include "train/launch.h"
+#include "train/setup.h"
+#include "train/trainer.h"
+
+namespace burst {
+namespace {
+
+// One whole-model case.
+struct Case {
+  Strategy strategy;
+  int ranks;
+  int64_t batch, seqlen;
+  Recompute recompute;
+};
+
+std::vector<Case> Cases(const ScalingOptions& options) {
+  std::vector<Case> cases;
+  for (int64_t batch : options.batches) {
+    for (int64_t seqlen : options.seqlens) {
+      for (Strategy strategy : options.strategies) {
+        for (int64_t ranks : RanksFor(strategy, options.ranks)) {
+          for (Recompute recompute : options.recompute) {
+            cases.push_back({strategy, static_cast<int>(ranks), batch, seqlen, recompute});
+          }
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+ReportRow RowOf(const Case& c) {
+  ReportRow row;
+  row["strategy"] = Name(c.strategy);
+  row["ranks"] = c.ranks;
+  row["batch"] = c.batch;
+  row["seqlen"] = c.seqlen;
+  return row;
+}
+
+// As //train would be told. The one place where a strategy becomes options of the trainer.
+TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
+  TrainConfig config;
+  config.model = options.model;
+  config.data = options.data;
+  config.batch = c.batch;
+  config.seqlen = c.seqlen;
+  config.recompute = c.recompute;
+  config.ranks = c.ranks;
+  config.device =
+      options.problem.device == DeviceType::kCuda ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+  config.layout = options.problem.options(c.strategy).layout;
+  config.threads = options.threads;
+  config.comm = CommKind::kThreads;
+  config.strategy = c.strategy;
+  if (HasDirections(c.strategy)) config.backward = options.problem.backward;
+  if (c.strategy == Strategy::kBurstUlysses) config.ulysses = options.problem.ulysses;
+  if (HasRing(c.strategy)) {
+    config.ranks_per_node = options.problem.ranks_per_node;
+    config.ring_grad_dtype = options.problem.ring_grad_dtype;
+  }
+  return config;
+}
+
+absl::StatusOr<ResolvedConfig> Resolve(const TrainConfig& config) {
+  return ResolveConfig(config, DetectLaunch(/*mpi=*/nullptr));
+}
+
+// Peak memory of a rank since the last reset: of the process divided by ranks on the CPU. All ranks
+// call both, between barriers.
+absl::Status ResetPeak(DeviceType device, Communicator& comm) {
+  BURST_RETURN_IF_ERROR(comm.Barrier());
+  if (comm.rank() == 0 || device == DeviceType::kCuda) ResetPeakMemory(device);
+  return comm.Barrier();
+}
+
+double PeakMiB(DeviceType device, int ranks) {
+  const double bytes = static_cast<double>(GetMemoryStats(device).peak_bytes);
+  return bytes / (device == DeviceType::kCpu ? ranks : 1) / (1 << 20);
+}
+
+// ---- First token.
+
+// This rank's part of a batch of random tokens.
+SequenceBatch RandomPrompt(int64_t batch, int64_t vocab,
+                           std::shared_ptr<const RingSchedule> schedule) {
+  const std::vector<int32_t>& positions = schedule->held();
+  const int64_t length = static_cast<int64_t>(positions.size());
+  SequenceBatch prompt;
+  prompt.tokens = Tensor::Empty({batch, length}, DType::kInt32);
+  prompt.positions = Tensor::Empty({batch, length}, DType::kInt32);
+  for (int64_t i = 0; i < batch * length; ++i) {
+    const int32_t position = positions[i % length];
+    prompt.positions.data<int32_t>()[i] = position;
+    prompt.tokens.data<int32_t>()[i] =
+        static_cast<int32_t>(Philox(/*key=*/3, i / length, position)[0] % vocab);
+  }
+  prompt.schedule = std::move(schedule);
+  return prompt;
+}
+
+struct Prefill {
+  double seconds = 0;
+  double peak_mib = 0;
+};
+
+absl::Status MeasurePrefill(const ResolvedConfig& config, const ModelConfig& shape, int64_t repeats,
+                            Communicator& comm, Prefill* result) {
+  const TrainConfig& o = config.options;
+  BurstAttentionOptions options;
+  options.layout = o.layout;
+  options.backward = o.backward;
+  options.ring_grad_dtype = o.ring_grad_dtype;
+  options.ranks_per_node = config.ranks_per_node;
+  options.deterministic = o.deterministic;
+  BURST_ASSIGN_OR_RETURN(const auto attention,
+                         CreateAttention(o.strategy, options, config.ulysses, &comm));
+  TensorParallel parallel;
+  if (IsTensorParallel(o.strategy)) {
+    parallel = TensorParallel(&comm, o.strategy == Strategy::kTpSp);
+  }
+  BURST_ASSIGN_OR_RETURN(const auto model, Transformer::Create(shape, config.dtype, /*seed=*/1,
+                                                               config.device, parallel));
+  BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(o.seqlen));
+  const SequenceBatch prompt =
+      RandomPrompt(o.batch, shape.vocab, std::make_shared<const RingSchedule>(std::move(schedule)));
+  result->seconds = std::numeric_limits<double>::infinity();
+  for (int64_t repeat = 0; repeat <= repeats; ++repeat) {  // one more, for fresh memory
+    BURST_RETURN_IF_ERROR(ResetPeak(config.device, comm));
+    const Stopwatch stopwatch;
+    BURST_ASSIGN_OR_RETURN(const Tensor logits,
+                           model->NextTokenLogits(*attention, prompt.To(config.device)));
+    SynchronizeDevice(config.device);
+    // The token is there when the rank that has it is done; in a ring no other is done much later.
+    BURST_RETURN_IF_ERROR(comm.Barrier());
+    if (repeat > 0) result->seconds = std::min(result->seconds, stopwatch.Seconds());
+  }
+  result->peak_mib = PeakMiB(config.device, comm.world_size());
+  return comm.Barrier();
+}
+
+// ---- Training.
+
+struct Training {
+  std::vector<double> losses;  // of each step
+  double val_loss = 0;
+  double step_seconds = 0;  // the fastest but the first
+  double peak_mib = 0;
+};
+
+absl::Status MeasureTraining(const TrainingSetup& setup, Communicator& comm, Training* result) {
+  BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(setup, &comm, /*verbose=*/false));
+  double fastest = std::numeric_limits<double>::infinity();
+  const int64_t steps = setup.config.options.steps;
+  for (int64_t step = 0; step < steps; ++step) {
+    if (step == 1) BURST_RETURN_IF_ERROR(ResetPeak(setup.config.device, comm));
+    BURST_ASSIGN_OR_RETURN(const StepMetrics metrics,
+                           trainer->Step(step, step > 0 && step + 1 < steps));
+    result->losses.push_back(metrics.loss);
+    if (step > 0) fastest = std::min(fastest, 1e-3 * metrics.step_ms);
+  }
+  result->step_seconds = fastest;
+  BURST_RETURN_IF_ERROR(comm.Barrier());
+  result->peak_mib = PeakMiB(setup.config.device, comm.world_size());
+  BURST_ASSIGN_OR_RETURN(result->val_loss, trainer->Evaluate());
+  return absl::OkStatus();
+}
+
+// A folder for the runs, gone at the end.
+class Folder {
+ public:
+  Folder() : path_(std::filesystem::temp_directory_path() / absl::StrCat("scaling_", getpid())) {}
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::string Run(size_t number) const { return path_ / absl::StrCat(number); }
+
+ private:
+  const std::filesystem::path path_;
+};
+
+double LargestDifference(const std::vector<double>& losses, const std::vector<double>& reference) {
+  double largest = 0;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    largest = std::max(largest, std::abs(losses[i] - reference[i]) / std::abs(reference[i]));
+  }
+  return largest;
+}
+
+// The largest of a field over ranks.
+template <typename Measurement>
+double Most(const std::vector<Measurement>& ranks, double Measurement::*field) {
+  double most = 0;
+  for (const Measurement& rank : ranks) most = std::max(most, rank.*field);
+  return most;
+}
+
+}  // namespace
+
+absl::Status CheckModelExperiment(const ScalingOptions& options) {
+  if (options.experiment != Experiment::kPrefill && options.experiment != Experiment::kTraining) {
+    return absl::OkStatus();
+  }
+  for (const Case& c : Cases(options)) {
+    BURST_RETURN_IF_ERROR(Resolve(ConfigOf(options, c)).status());
+  }
+  return absl::OkStatus();
+}
+
+std::vector<ReportColumn> PrefillColumns() {
+  return {{"strategy", "strategy"},
+          {"ranks", "ranks"},
+          {"batch", "batch"},
+          {"seqlen", "tokens"},
+          {"latency_ms", "latency ms", 2},
+          {"tokens_per_second", "tokens/s"},
+          {"peak_mib_per_rank", "peak MiB", 1}};
+}
+
+absl::StatusOr<std::vector<ReportRow>> RunPrefillExperiment(
+    const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row) {
+  std::vector<ReportRow> rows;
+  for (const Case& c : Cases(options)) {
+    BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, Resolve(ConfigOf(options, c)));
+    ModelConfig shape = config.model;
+    if (shape.vocab == 0) shape.vocab = 256;
+    if (shape.context == 0) shape.context = c.seqlen;
+    std::vector<Prefill> measured(c.ranks);
+    BURST_RETURN_IF_ERROR(RunRanksInProcess(config, [&](Communicator& comm) {
+      return MeasurePrefill(config, shape, options.repeats, comm, &measured[comm.rank()]);
+    }));
+    ReportRow row = RowOf(c);
+    const double seconds = Most(measured, &Prefill::seconds);
+    row["latency_ms"] = 1e3 * seconds;
+    row["tokens_per_second"] = static_cast<double>(c.batch * c.seqlen) / seconds;
+    row["peak_mib_per_rank"] = Most(measured, &Prefill::peak_mib);
+    rows.push_back(row);
+    on_row(row);
+  }
+  return rows;
+}
+
+std::vector<ReportColumn> TrainingColumns() {
+  return {{"strategy", "strategy"},
+          {"ranks", "ranks"},
+          {"batch", "batch"},
+          {"seqlen", "tokens"},
+          {"recompute", "recompute"},
+          {"step_ms", "step ms", 2},
+          {"tokens_per_second", "tokens/s"},
+          {"peak_mib_per_rank", "peak MiB", 1},
+          {"loss", "loss", 6},
+          {"val_loss", "val loss", 6},
+          {"perplexity", "perplexity", 4},
+          {"loss_difference", "diff e-9", 1, 1e9}};
+}
+
+absl::StatusOr<std::vector<ReportRow>> RunTrainingExperiment(
+    const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row) {
+  std::vector<ReportRow> rows;
+  const Folder folder;
+  std::vector<double> reference;
+  int64_t batch = 0, seqlen = 0;  // of the reference
+  for (const Case& c : Cases(options)) {
+    TrainConfig train = ConfigOf(options, c);
+    train.steps = options.steps;
+    train.eval_batches = 4;
+    train.checkpoint_every = 0;
+    train.sample = 0;
+    train.out = folder.Run(rows.size());
+    BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, Resolve(train));
+    BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareTraining(config));
+    std::vector<Training> measured(c.ranks);
+    BURST_RETURN_IF_ERROR(RunRanksInProcess(config, [&](Communicator& comm) {
+      return MeasureTraining(setup, comm, &measured[comm.rank()]);
+    }));
+    const Training& first = measured[0];
+    if (c.batch != batch || c.seqlen != seqlen) {
+      reference = first.losses;
+      batch = c.batch, seqlen = c.seqlen;
+    }
+    ReportRow row = RowOf(c);
+    row["recompute"] = Name(c.recompute);
+    const double seconds = Most(measured, &Training::step_seconds);
+    row["step_ms"] = 1e3 * seconds;
+    row["tokens_per_second"] = static_cast<double>(c.batch * c.seqlen) / seconds;
+    row["peak_mib_per_rank"] = Most(measured, &Training::peak_mib);
+    row["loss"] = first.losses.back();
+    row["val_loss"] = first.val_loss;
+    row["perplexity"] = std::exp(first.val_loss);
+    row["loss_difference"] = LargestDifference(first.losses, reference);
+    rows.push_back(row);
+    on_row(row);
+  }
+  return rows;
+}
+
+}  // namespace burst

@@ -1,0 +1,55 @@
+// The options of //benchmarks:scaling, checked before anything runs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "benchmarks/scaling/problem.h"
+#include "burst/comm/communicator.h"
+#include "train/config/config.h"
+
+namespace burst {
+
+enum class Experiment {
+  kAttention,  // time, memory, bytes of attention alone
+  kError,      // of attention's results, against double precision
+  kPrefill,    // latency of a whole model's prefill
+  kTraining,   // time, memory and loss of whole training steps
+};
+const char* Name(Experiment experiment);
+
+struct ScalingOptions {
+  Experiment experiment = Experiment::kAttention;
+  std::vector<Strategy> strategies;
+  std::vector<int64_t> ranks, seqlens, batches;
+  std::vector<int64_t> tile_keys = {0};  // {0} unless given: the kernels' own
+  // Attention alone: all but batch, seqlen and (but for the first) tile_keys, which the lists give.
+  AttentionProblem problem;
+  // Whole models.
+  std::string model, data;
+  int64_t steps = 0;
+  std::vector<Recompute> recompute;
+
+  int threads = 1;  // of a rank, on the CPU
+  int64_t repeats = 1;
+  bool compare = true;
+  std::string out;  // absolute
+  // Ranks are these processes, of which each measures; null: threads. Not an option but how the
+  // program was started.
+  Communicator* processes = nullptr;
+};
+
+// InvalidArgument, naming the option, for what is unknown, invalid, contradictory, or not used by
+// the experiment.
+absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv,
+                                                           const Launch& launch);
+bool WantsScalingHelp(int argc, char** argv);
+std::string ScalingHelp();
+
+// "1024,2048" -> {1024, 2048}: whole numbers of at least 1, in the order given, none twice.
+absl::StatusOr<std::vector<int64_t>> ParseNumbers(absl::string_view option, absl::string_view text);
+
+}  // namespace burst

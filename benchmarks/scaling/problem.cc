@@ -1,0 +1,181 @@
+#include "benchmarks/scaling/problem.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "burst/attention/ring/schedule.h"
+#include "burst/attention/ulysses_attention.h"
+#include "burst/base/check.h"
+#include "burst/base/status.h"
+#include "burst/kernels/flash_attention.h"
+
+namespace burst {
+namespace {
+
+// Ranks that share heads.
+int GroupSize(Strategy strategy, const AttentionProblem& problem, int ranks) {
+  if (strategy == Strategy::kUlysses || IsTensorParallel(strategy)) return ranks;
+  if (strategy != Strategy::kBurstUlysses) return 1;
+  if (problem.ulysses != -1) return problem.ulysses;
+  return static_cast<int>(std::gcd<int64_t>(ranks, problem.kv_heads));
+}
+
+// What a ring of groups of `group` ranks sends, all of them together, with this group's share of
+// the heads; a token and hop:
+//
+//   forward:         2 Hk                of K, V
+//   backward, ring:  2 Hk                of K, V                + 2 Hk gradients of dK, dV
+//   backward, burst: 2 Hq + 2 heads sums of Q, dO, lse, delta   + Hq gradients   of dQ
+//
+// Gradients are sums, or bfloat16 if they are to travel so.
+absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProblem& problem,
+                                         int ranks, int group) {
+  AttentionMask mask;
+  mask.causal = problem.causal;
+  BURST_ASSIGN_OR_RETURN(
+      const RingSchedule schedule,
+      RingSchedule::Create(/*rank=*/0, ranks / group, problem.layout, problem.seqlen, mask,
+                           /*documents=*/{}, {group, /*member=*/0},
+                           problem.options(strategy).ranks_per_node / group));
+  const int64_t size = SizeOf(problem.dtype), sum_size = SizeOf(SumDType(problem.dtype));
+  const bool narrow = problem.ring_grad_dtype == RingGradDType::kBf16;
+  const int64_t gradient_size = narrow ? SizeOf(DType::kBFloat16) : sum_size;
+  const int64_t heads = problem.heads / group;
+  const int64_t kv_heads = std::max<int64_t>(1, problem.kv_heads / group);
+  const int64_t q = heads * problem.head_dim, k = kv_heads * problem.head_dim;
+  const RingRoute& keys = schedule.kv_route();
+  const RingRoute& queries = schedule.query_route();
+  const int64_t sequences = problem.batch * group;  // every member has a ring of its own
+  AttentionBytes bytes;
+  bytes.forward = sequences * keys.block_tokens.total() * 2 * k * size;
+  bytes.forward_between_nodes = sequences * keys.block_tokens[Link::kInter] * 2 * k * size;
+  const auto backward = [&](bool burst, int64_t block_tokens, int64_t gradient_tokens) {
+    return sequences *
+           (burst ? block_tokens * (2 * q * size + 2 * heads * sum_size) +
+                        gradient_tokens * q * gradient_size
+                  : block_tokens * 2 * k * size + gradient_tokens * 2 * k * gradient_size);
+  };
+  const int64_t ring = backward(false, keys.block_tokens.total(), keys.gradient_tokens.total());
+  const int64_t burst =
+      backward(true, queries.block_tokens.total(), queries.gradient_tokens.total());
+  const BackwardDirection direction = problem.options(strategy).backward;
+  const bool takes_burst = direction == BackwardDirection::kBurst ||
+                           (direction == BackwardDirection::kAuto && burst <= ring);
+  const RingRoute& pass = takes_burst ? queries : keys;
+  bytes.backward = takes_burst ? burst : ring;
+  bytes.backward_between_nodes =
+      backward(takes_burst, pass.block_tokens[Link::kInter], pass.gradient_tokens[Link::kInter]);
+  return bytes;
+}
+
+// What the all-to-alls in groups of `group` ranks send (ulysses_attention.h).
+AttentionBytes ExchangeBytes(const AttentionProblem& problem, int group) {
+  const int64_t kv_heads = std::max<int64_t>(problem.kv_heads, group);  // replicated
+  const int64_t one_head =
+      problem.batch * problem.seqlen * problem.head_dim * SizeOf(problem.dtype);
+  // q, k, v there and out back; dout there and dq, dk, dv back. Heads divide by the group.
+  const int64_t bytes = one_head * (2 * problem.heads + 2 * kv_heads) / group * (group - 1);
+  return {bytes, bytes, 0, 0};
+}
+
+// What tensor parallelism sends around attention (tensor_parallel_layer.h): gathers and
+// reduce-scatters of [tokens, width], of which an all-reduce is two.
+AttentionBytes TensorParallelBytes(Strategy strategy, const AttentionProblem& problem, int ranks) {
+  const int64_t one = (ranks - 1) * problem.batch * problem.seqlen * problem.heads *
+                      problem.head_dim * SizeOf(problem.dtype);
+  AttentionBytes bytes;
+  bytes.forward = 2 * one;
+  bytes.backward = (strategy == Strategy::kTp ? 2 : 3) * one;
+  return bytes;
+}
+
+absl::Status Named(const char* option, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(absl::StrCat("--", option, ": ", status.message()));
+}
+
+}  // namespace
+
+BurstAttentionOptions AttentionProblem::options(Strategy strategy) const {
+  BurstAttentionOptions options;
+  options.layout = IsTensorParallel(strategy) ? Layout::kContiguous : layout;
+  options.mask.causal = causal;
+  options.tiles = tiles;
+  options.tile_keys = tile_keys;
+  if (HasDirections(strategy)) options.backward = backward;
+  if (strategy == Strategy::kRing) options.backward = BackwardDirection::kRing;
+  if (HasRing(strategy)) {
+    options.ranks_per_node = ranks_per_node;
+    options.ring_grad_dtype = ring_grad_dtype;
+  }
+  options.deterministic = false;  // as the published figures are
+  return options;
+}
+
+double AttentionProblem::forward_flops() const {
+  const double n = static_cast<double>(seqlen);
+  const double pairs = causal ? n * (n + 1) / 2 : n * n;
+  return 4 * pairs * static_cast<double>(batch * heads * head_dim);
+}
+
+std::vector<int64_t> RanksFor(Strategy strategy, const std::vector<int64_t>& ranks) {
+  return strategy == Strategy::kSingle ? std::vector<int64_t>{1} : ranks;
+}
+
+absl::Status CheckProblem(Strategy strategy, const AttentionProblem& problem, int ranks) {
+  BURST_CHECK(strategy != Strategy::kSingle || ranks == 1) << ranks;
+  if (problem.heads % problem.kv_heads != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--kv_heads: ", problem.kv_heads, " does not divide the ", problem.heads, " of --heads"));
+  }
+  const int group = GroupSize(strategy, problem, ranks);
+  if (ranks % group != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ulysses: ", group, " does not divide ", ranks, " ranks"));
+  }
+  BURST_RETURN_IF_ERROR(Named("heads", CheckHeadsDivide(problem.heads, problem.kv_heads, group)));
+  const int per_node = problem.options(strategy).ranks_per_node;
+  if (per_node > 0 && ranks % per_node != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ranks_per_node: ", per_node, " does not divide ", ranks, " ranks"));
+  }
+  if (problem.ring_grad_dtype == RingGradDType::kBf16 && problem.dtype != DType::kBFloat16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ring_grad_dtype: bf16 is for --dtype=bf16, not for ", Name(problem.dtype)));
+  }
+  if (per_node % group != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--ranks_per_node: a node of ", per_node,
+                                                   " ranks does not hold whole groups of ", group,
+                                                   " that share heads"));
+  }
+  if (!problem.tiles && problem.device != DeviceType::kCpu) {
+    return absl::InvalidArgumentError("--tiles: attention without tiles is there on the CPU only");
+  }
+  if (!problem.tiles && problem.tile_keys != 0) {
+    return absl::InvalidArgumentError("--tile_keys: there are no tiles with --tiles=off");
+  }
+  BURST_RETURN_IF_ERROR(Named("tile_keys", CheckTileKeys(problem.device, problem.tile_keys)));
+  return Named("dtype, --head_dim",
+               CheckFlashAttention(problem.device, problem.dtype, problem.head_dim));
+}
+
+absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> MakeAttention(
+    Strategy strategy, const AttentionProblem& problem, Communicator* comm) {
+  BURST_RETURN_IF_ERROR(CheckProblem(strategy, problem, comm->world_size()));
+  return CreateAttention(strategy, problem.options(strategy),
+                         GroupSize(strategy, problem, comm->world_size()), comm);
+}
+
+absl::StatusOr<AttentionBytes> FormulaBytes(Strategy strategy, const AttentionProblem& problem,
+                                            int ranks) {
+  if (IsTensorParallel(strategy)) return TensorParallelBytes(strategy, problem, ranks);
+  const int group = GroupSize(strategy, problem, ranks);
+  BURST_ASSIGN_OR_RETURN(AttentionBytes bytes, RingBytes(strategy, problem, ranks, group));
+  const AttentionBytes exchange = ExchangeBytes(problem, group);
+  bytes.forward += exchange.forward;
+  bytes.backward += exchange.backward;
+  return bytes;
+}
+
+}  // namespace burst

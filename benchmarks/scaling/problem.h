@@ -1,0 +1,67 @@
+// One attention call over ranks, the attention that a strategy makes of it, and what that sends.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "burst/attention/burst_attention.h"
+#include "burst/attention/sequence_parallel_attention.h"
+#include "burst/attention/strategy.h"
+#include "burst/comm/communicator.h"
+
+namespace burst {
+
+struct AttentionProblem {
+  int64_t batch = 1;
+  int64_t seqlen = 0;  // of all ranks together
+  int64_t heads = 1;
+  int64_t kv_heads = 1;
+  int64_t head_dim = 1;
+  bool causal = false;
+  // For all strategies but tensor parallelism, which spreads tokens contiguously: that spares it
+  // copies.
+  Layout layout = Layout::kZigzag;
+  bool tiles = true;      // false: local attention holds its whole score matrix
+  int64_t tile_keys = 0;  // of a tile of local attention; 0: the kernels' own
+  DType dtype = DType::kFloat32;
+  DeviceType device = DeviceType::kCpu;
+  BackwardDirection backward = BackwardDirection::kAuto;  // of strategies that have several
+  RingGradDType ring_grad_dtype = RingGradDType::kFp32;   // where there is a ring
+  int ulysses = -1;  // ranks that share heads in burst+ulysses; -1: as many as divide the ranks and
+                     // the key heads
+  int ranks_per_node = 0;  // of strategies with a ring: a double one; 0: a flat one
+
+  BurstAttentionOptions options(Strategy strategy) const;
+  // 4 head_dim for each visible pair of query and key, head and batch row.
+  double forward_flops() const;
+  // The literature counts 2.5 times the forward's for the backward: five products instead of two.
+  double forward_backward_flops() const { return 3.5 * forward_flops(); }
+};
+
+// The numbers of ranks to measure the strategy on: `ranks`, or 1 for kSingle.
+std::vector<int64_t> RanksFor(Strategy strategy, const std::vector<int64_t>& ranks);
+
+// InvalidArgument, naming the option, for a problem that the strategy cannot take with so many
+// ranks.
+absl::Status CheckProblem(Strategy strategy, const AttentionProblem& problem, int ranks);
+
+// The attention of this rank. Collective.
+absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> MakeAttention(
+    Strategy strategy, const AttentionProblem& problem, Communicator* comm);
+
+// Bytes that all ranks together send, lse not asked for, by the schedule and the strategy's
+// formula: what the counters must find.
+struct AttentionBytes {
+  int64_t forward = 0;
+  int64_t backward = 0;
+  // The part of it that leaves a node.
+  int64_t forward_between_nodes = 0;
+  int64_t backward_between_nodes = 0;
+};
+absl::StatusOr<AttentionBytes> FormulaBytes(Strategy strategy, const AttentionProblem& problem,
+                                            int ranks);
+
+}  // namespace burst

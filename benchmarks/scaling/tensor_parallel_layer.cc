@@ -1,0 +1,78 @@
+#include "benchmarks/scaling/tensor_parallel_layer.h"
+
+#include <utility>
+
+#include "burst/base/status.h"
+#include "burst/sequence/head_exchange.h"
+
+namespace burst {
+
+TensorParallelLayer::TensorParallelLayer(Strategy strategy, const AttentionProblem& problem,
+                                         SequenceParallelAttention& attention,
+                                         RingSchedule schedule, Communicator* comm)
+    : spread_tokens_(strategy == Strategy::kTpSp),
+      problem_(problem),
+      attention_(attention),
+      schedule_(std::move(schedule)),
+      ranks_(comm->world_size()),
+      rank_(comm->rank()),
+      exchange_(comm) {}
+
+Shape TensorParallelLayer::InputShape() const {
+  const int64_t held = static_cast<int64_t>(schedule_.held().size());
+  return {problem_.batch, spread_tokens_ ? held : problem_.seqlen, problem_.heads,
+          problem_.head_dim};
+}
+
+Shape TensorParallelLayer::KeyShape() const {
+  return {problem_.batch, problem_.seqlen,
+          HeadExchange::HeadsOf(problem_.kv_heads, rank_, ranks_).count, problem_.head_dim};
+}
+
+Tensor TensorParallelLayer::OwnHeads(const Tensor& all) const {
+  const HeadExchange::Heads own = HeadExchange::HeadsOf(problem_.heads, rank_, ranks_);
+  return all.Slice(2, own.first, own.count);
+}
+
+// All tokens of a tensor that enters the layer.
+absl::Status TensorParallelLayer::Whole(const Tensor& tensor, Tensor* whole) const {
+  if (spread_tokens_) return exchange_.Gather(schedule_, tensor, whole);
+  *whole = tensor;
+  return absl::OkStatus();
+}
+
+// The sum over ranks of a tensor that leaves it, on the tokens that this rank keeps.
+absl::Status TensorParallelLayer::Sum(const Tensor& partial, Tensor* sum) const {
+  if (spread_tokens_) return exchange_.ReduceScatter(schedule_, partial, sum);
+  *sum = partial;
+  return exchange_.AllReduce(*sum);
+}
+
+absl::Status TensorParallelLayer::Forward() {
+  const Shape whole_shape = {problem_.batch, problem_.seqlen, problem_.heads, problem_.head_dim};
+  Tensor q;
+  {
+    Tensor x;
+    BURST_RETURN_IF_ERROR(Whole(inputs_.x, &x));
+    q = OwnHeads(x).Clone();  // as a product would make it, which does not keep x
+  }
+  const Tensor partial = Tensor::Zeros(whole_shape, problem_.dtype, problem_.device);
+  Tensor out = OwnHeads(partial);
+  BURST_RETURN_IF_ERROR(
+      attention_.Forward(schedule_, q, inputs_.k, inputs_.v, &out, /*lse=*/nullptr, &saved_));
+  saved_.out = out.Clone();
+  return Sum(partial, &results_.y);
+}
+
+absl::Status TensorParallelLayer::Backward() {
+  Tensor dy, x;
+  BURST_RETURN_IF_ERROR(Whole(inputs_.dy, &dy));
+  const Tensor partial = Tensor::Zeros(dy.shape(), dy.dtype(), dy.device());
+  Tensor dq = OwnHeads(partial);
+  saved_.dout = OwnHeads(dy);
+  BURST_RETURN_IF_ERROR(attention_.Backward(schedule_, saved_, &dq, &results_.dk, &results_.dv));
+  BURST_RETURN_IF_ERROR(Whole(inputs_.x, &x));  // which the gradient by the weights would need
+  return Sum(partial, &results_.dx);
+}
+
+}  // namespace burst

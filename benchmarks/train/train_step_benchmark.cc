@@ -1,0 +1,201 @@
+// A whole optimizer step (batch, forward, backward, all-reduce, clipping, AdamW) against this
+// machine's sgemm rate on the same threads in the same process.
+//
+//   bazel run -c opt //benchmarks/train:train_step_benchmark
+//
+// Counters: tokens/s; GFLOP/s by the work that a causal model needs, 6N + 6 L d S a token;
+// vs_peak, that rate over the rate of matrix products alone, measured in the same process (a model
+// FLOP utilisation with the measured peak); vs_peak_full, the same with the convention 6N + 12 L d
+// S. On a GPU (names with cuda, absent without one) also GiB, the most memory that tensors took.
+// gpu_train_step.py runs those beside PyTorch.
+
+#include <benchmark/benchmark.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "benchmarks/cpu/sgemm_rate.h"
+#include "burst/base/parallel.h"
+#include "burst/base/philox.h"
+#include "burst/base/status.h"
+#include "burst/comm/communicator.h"
+#include "burst/device/memory.h"
+#include "train/config/config.h"
+#include "train/launch.h"
+#include "train/report/peak_flops.h"
+#include "train/setup.h"
+#include "train/trainer.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A folder of our own, gone at the end.
+class Folder {
+ public:
+  Folder() : path_(fs::temp_directory_path() / absl::StrCat("burst_train_step_", getpid())) {
+    fs::create_directories(path_);
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  std::string operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  const fs::path path_;
+};
+
+// An llm.c shard of random tokens.
+void WriteShard(const std::string& path, int64_t tokens, uint32_t vocab) {
+  std::vector<int32_t> header(256);
+  header[0] = 20240520;
+  header[1] = 1;
+  header[2] = static_cast<int32_t>(tokens);
+  std::vector<uint16_t> data(tokens);
+  for (int64_t i = 0; i < tokens; ++i) data[i] = Philox(1, 0, i)[0] % vocab;
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(header.data()), header.size() * sizeof(int32_t));
+  file.write(reinterpret_cast<const char*>(data.data()), data.size() * sizeof(uint16_t));
+}
+
+// A text of 65 different characters, as many as tinyshakespeare has.
+void WriteText(const std::string& path, int64_t characters) {
+  std::string text(characters, ' ');
+  for (int64_t i = 0; i < characters; ++i)
+    text[i] = static_cast<char>('0' + Philox(1, 0, i)[0] % 65);
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+absl::StatusOr<TrainingSetup> Prepare(const Folder& folder, const std::string& model, int64_t batch,
+                                      int64_t seqlen, int64_t ranks, DeviceChoice device,
+                                      bool deterministic) {
+  TrainConfig options;
+  options.device = device;
+  options.deterministic = deterministic;
+  if (model == "d12" || model == "llama_1b") {
+    options.data = folder / "tokens.bin";
+    WriteShard(options.data, std::max<int64_t>(1 << 17, 4 * batch * seqlen),
+               model == "d12" ? 50257 : 32000);
+  } else {
+    options.data = folder / "text.txt";
+    WriteText(options.data, 1 << 18);
+  }
+  options.model = model;
+  options.batch = batch;
+  options.seqlen = seqlen;
+  options.ranks = ranks;
+  options.eval_every = 0;
+  options.checkpoint_every = 0;
+  options.out = folder / "run";
+  Launch launch;
+  launch.cores = NumCores();
+  launch.gpus = CudaDeviceCount();
+  BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, ResolveConfig(options, launch));
+  return PrepareTraining(config);
+}
+
+void TrainStep(benchmark::State& state, const std::string& model, int64_t batch, int64_t seqlen,
+               int64_t ranks, DeviceChoice device = DeviceChoice::kCpu, bool deterministic = true) {
+  const Folder folder;
+  const absl::StatusOr<TrainingSetup> setup =
+      Prepare(folder, model, batch, seqlen, ranks, device, deterministic);
+  if (!setup.ok()) return state.SkipWithError(setup.status().ToString().c_str());
+  const bool cuda = device == DeviceChoice::kCuda;
+  double peak = 0;
+  {
+    ScopedThreadPool pool(NumCores());
+    peak = cuda ? ranks * MeasurePeakFlops(DeviceType::kCuda, setup->config.dtype) : SgemmRate();
+  }
+  const absl::Status status =
+      RunRanksInProcess(setup->config, [&](Communicator& comm) -> absl::Status {
+        BURST_ASSIGN_OR_RETURN(const auto trainer,
+                               Trainer::Create(*setup, &comm, /*verbose=*/false));
+        int64_t step = 0;
+        // First touch of all memory; a GPU also loads its kernels and settles.
+        for (int i = 0; i < (cuda ? 5 : 1); ++i) {
+          BURST_RETURN_IF_ERROR(trainer->Step(step++, /*enqueue_next=*/true).status());
+        }
+        if (comm.rank() != 0) {
+          // The others go along, step by step.
+          while (true) {
+            BURST_ASSIGN_OR_RETURN(const std::vector<double> go, comm.AllGather(0));
+            if (go[0] == 0) return absl::OkStatus();
+            BURST_RETURN_IF_ERROR(trainer->Step(step++, /*enqueue_next=*/true).status());
+          }
+        }
+        for (auto _ : state) {
+          BURST_RETURN_IF_ERROR(comm.AllGather(1).status());
+          BURST_RETURN_IF_ERROR(trainer->Step(step++, /*enqueue_next=*/true).status());
+        }
+        BURST_RETURN_IF_ERROR(comm.AllGather(0).status());
+        const Transformer::FlopsPerToken flops = trainer->model().TrainingFlopsPerToken(seqlen);
+        const double tokens = static_cast<double>(batch * seqlen * state.iterations());
+        using benchmark::Counter;
+        state.counters["tokens/s"] = Counter(tokens, Counter::kIsRate);
+        state.counters["GFLOP/s"] = Counter(tokens * flops.causal * 1e-9, Counter::kIsRate);
+        state.counters["peak_GFLOP/s"] = peak * 1e-9;
+        state.counters["vs_peak"] = Counter(tokens * flops.causal / peak, Counter::kIsRate);
+        state.counters["vs_peak_full"] = Counter(tokens * flops.full / peak, Counter::kIsRate);
+        if (cuda) {
+          state.counters["GiB"] =
+              static_cast<double>(GetMemoryStats(DeviceType::kCuda).peak_bytes) / (1 << 30);
+        }
+        return absl::OkStatus();
+      });
+  if (!status.ok()) state.SkipWithError(status.ToString().c_str());
+}
+
+// model, batch, seqlen, ranks
+BENCHMARK_CAPTURE(TrainStep, gpt2_124M, "d12", 4, 256, 1)
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime()
+    ->MinTime(10);
+BENCHMARK_CAPTURE(TrainStep, gpt2_124M_ring_of_2, "d12", 4, 256, 2)
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime()
+    ->MinTime(10);
+BENCHMARK_CAPTURE(TrainStep, nanogpt_cpu, "nanogpt_cpu", 12, 64, 1)
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime()
+    ->MinTime(3);
+BENCHMARK_CAPTURE(TrainStep, llama_tiny_ring_of_2, "llama_tiny", 8, 256, 2)
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime()
+    ->MinTime(3);
+
+// As PyTorch trains by default, and bitwise reproducibly.
+void RegisterCuda(const std::string& model, int64_t batch, int64_t seqlen) {
+  for (const bool deterministic : {false, true}) {
+    const std::string name =
+        absl::StrCat("TrainStep/cuda_", model, deterministic ? "_deterministic" : "");
+    benchmark::RegisterBenchmark(name.c_str(),
+                                 [=](benchmark::State& state) {
+                                   TrainStep(state, model, batch, seqlen, /*ranks=*/1,
+                                             DeviceChoice::kCuda, deterministic);
+                                 })
+        ->Unit(benchmark::kMillisecond)
+        ->UseRealTime()
+        ->MinTime(4);
+  }
+}
+
+}  // namespace
+}  // namespace burst
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  if (burst::CudaDeviceCount() > 0) {
+    burst::RegisterCuda("d12", 64, 1024);
+    burst::RegisterCuda("llama_1b", 1, 16384);
+  }
+  benchmark::RunSpecifiedBenchmarks();
+}

@@ -1,0 +1,136 @@
+#include "burst/cli/files.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/status.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+absl::Status SystemError(absl::string_view doing, const std::string& path) {
+  const std::string message = absl::StrCat("cannot ", doing, " ", path, ": ", strerror(errno));
+  switch (errno) {
+    case ENOENT:
+      return absl::NotFoundError(message);
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+      return absl::ResourceExhaustedError(message);
+    default:
+      return absl::InternalError(message);
+  }
+}
+
+}  // namespace
+
+std::string ResolvePath(const std::string& path) {
+  const char* working_directory = std::getenv("BUILD_WORKING_DIRECTORY");
+  if (path.empty() || fs::path(path).is_absolute()) return path;
+  std::error_code error;
+  const fs::path base =
+      working_directory != nullptr ? fs::path(working_directory) : fs::current_path(error);
+  return (base / path).lexically_normal().string();
+}
+
+absl::StatusOr<std::string> FindRunfile(absl::string_view path) {
+  std::vector<fs::path> roots;
+  for (const char* variable : {"RUNFILES_DIR", "TEST_SRCDIR"}) {
+    if (const char* value = std::getenv(variable)) roots.emplace_back(value);
+  }
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  if (!error) roots.push_back(program.string() + ".runfiles");
+  for (const fs::path& root : roots) {
+    const fs::path candidate = root / std::string(path);
+    if (fs::exists(candidate, error)) return candidate.string();
+  }
+  return absl::NotFoundError(
+      absl::StrCat(path, " is not beside the program; start it with bazel run"));
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is a folder, not a file"));
+  }
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return SystemError("read", path);
+  std::string content;
+  constexpr size_t kChunk = 1 << 20;
+  while (true) {
+    const size_t size = content.size();
+    content.resize(size + kChunk);
+    const ssize_t n = read(fd, content.data() + size, kChunk);
+    content.resize(size + std::max<ssize_t>(n, 0));
+    if (n == 0) break;
+    if (n < 0 && errno != EINTR) {
+      const absl::Status status = SystemError("read", path);
+      close(fd);
+      return status;
+    }
+  }
+  close(fd);
+  return content;
+}
+
+absl::Status WriteFileAtomically(const std::string& path, absl::string_view content) {
+  BURST_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
+  BURST_RETURN_IF_ERROR(file.Write(content.data(), static_cast<int64_t>(content.size())));
+  return file.Commit();
+}
+
+absl::StatusOr<AtomicFile> AtomicFile::Create(const std::string& path) {
+  AtomicFile file(path, -1);
+  file.fd_ = open(file.temporary().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file.fd_ < 0) return SystemError("create", file.temporary());
+  return file;
+}
+
+AtomicFile::AtomicFile(AtomicFile&& other)
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ < 0) return;
+  close(fd_);
+  unlink(temporary().c_str());
+}
+
+absl::Status AtomicFile::Write(const void* data, int64_t bytes) {
+  const char* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = write(fd_, at, bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return SystemError("write", path_);
+    at += n, bytes -= n;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AtomicFile::Commit() {
+  // The content must be on the disk before the name points to it, and the name after that.
+  if (fsync(fd_) != 0) return SystemError("write", path_);
+  if (close(std::exchange(fd_, -1)) != 0 || rename(temporary().c_str(), path_.c_str()) != 0) {
+    const absl::Status status = SystemError("write", path_);
+    unlink(temporary().c_str());
+    return status;
+  }
+  const std::string folder = fs::path(path_).parent_path().string();
+  const int folder_fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_CLOEXEC);
+  if (folder_fd >= 0) {
+    fsync(folder_fd);
+    close(folder_fd);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace burst

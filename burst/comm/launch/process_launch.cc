@@ -1,0 +1,207 @@
+#include "burst/comm/launch/process_launch.h"
+
+#include <cstdint>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "burst/base/status.h"
+
+namespace burst {
+namespace {
+
+// Ports that are derived from a job: below those that the system hands out by itself.
+constexpr int kFirstPort = 16384, kNumPorts = 16000;
+
+class Environment {
+ public:
+  explicit Environment(const std::function<const char*(const char*)>& variable)
+      : variable_(variable) {}
+
+  // Null: not set, or empty.
+  const char* Find(const char* name) const {
+    const char* text = variable_(name);
+    return text == nullptr || *text == '\0' ? nullptr : text;
+  }
+  std::string Text(const char* name) const {
+    const char* text = Find(name);
+    return text == nullptr ? "" : text;
+  }
+
+  absl::StatusOr<int> Number(const char* name, int least, int most) const {
+    const char* text = Find(name);
+    if (text == nullptr) return absl::InvalidArgumentError(absl::StrCat(name, " is not set"));
+    int value = 0;
+    if (!absl::SimpleAtoi(text, &value) || value < least || value > most) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          name, "=", text, " in the environment: expected a number from ", least, " to ", most));
+    }
+    return value;
+  }
+
+  // Fills in what every launcher gives, from its names for it.
+  absl::Status Ranks(const char* rank, const char* size, const char* local_rank,
+                     ProcessLaunch* launch) const {
+    const auto number = [&](const char* name, int least, int most) -> absl::StatusOr<int> {
+      if (Find(name) != nullptr) return Number(name, least, most);
+      return absl::InvalidArgumentError(absl::StrCat(name, " is not set, though ", launch->launcher,
+                                                     " sets it with the variable ",
+                                                     name == rank ? size : rank, " that is"));
+    };
+    constexpr int kMost = 1 << 20;
+    BURST_ASSIGN_OR_RETURN(launch->world_size, number(size, 1, kMost));
+    BURST_ASSIGN_OR_RETURN(launch->rank, number(rank, 0, launch->world_size - 1));
+    BURST_ASSIGN_OR_RETURN(launch->local_rank, number(local_rank, 0, launch->world_size - 1));
+    return absl::OkStatus();
+  }
+
+  // Where to meet, unless MASTER_ADDR and MASTER_PORT say otherwise.
+  absl::Status MeetingPlace(const std::string& address, ProcessLaunch* launch) const {
+    const char* master = Find("MASTER_ADDR");
+    launch->address = master != nullptr ? master : address;
+    uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+    for (unsigned char c : launch->job) hash = (hash ^ c) * 0x100000001b3;
+    launch->port = kFirstPort + static_cast<int>((hash >> 20) % kNumPorts);
+    if (Find("MASTER_PORT") == nullptr) return absl::OkStatus();
+    BURST_ASSIGN_OR_RETURN(launch->port, Number("MASTER_PORT", 1, 65535));
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::function<const char*(const char*)>& variable_;
+};
+
+absl::StatusOr<ProcessLaunch> FromTorchrun(const Environment& environment) {
+  ProcessLaunch launch;
+  launch.launcher = "torchrun";
+  BURST_RETURN_IF_ERROR(environment.Ranks("RANK", "WORLD_SIZE", "LOCAL_RANK", &launch));
+  for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {
+    if (environment.Find(name) == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, " is not set, though torchrun sets it with RANK, which is"));
+    }
+  }
+  launch.job = absl::StrCat("torchrun ", environment.Text("TORCHELASTIC_RUN_ID"), " ",
+                            environment.Text("TORCHELASTIC_RESTART_COUNT"));
+  BURST_RETURN_IF_ERROR(environment.MeetingPlace("", &launch));
+  // MASTER_PORT itself is torchrun's own, if it says so.
+  if (environment.Text("TORCHELASTIC_USE_AGENT_STORE") == "True" && launch.port < 65535) {
+    ++launch.port;
+  }
+  if (environment.Find("LOCAL_WORLD_SIZE") != nullptr) {
+    BURST_ASSIGN_OR_RETURN(launch.local_size,
+                           environment.Number("LOCAL_WORLD_SIZE", 1, launch.world_size));
+  }
+  // mpirun starting what looks like torchrun's processes: both must mean the same.
+  for (const auto& [name, value] : {std::pair{"OMPI_COMM_WORLD_RANK", launch.rank},
+                                    std::pair{"OMPI_COMM_WORLD_SIZE", launch.world_size}}) {
+    const char* text = environment.Find(name);
+    if (text == nullptr || text == absl::StrCat(value)) continue;
+    const char* ours = name[16] == 'R' ? "RANK" : "WORLD_SIZE";
+    return absl::InvalidArgumentError(absl::StrCat(ours, "=", value, " in the environment, but ",
+                                                   name, "=", text, ": unset one of them"));
+  }
+  return launch;
+}
+
+absl::StatusOr<ProcessLaunch> FromMpirun(const Environment& environment) {
+  ProcessLaunch launch;
+  launch.launcher = "mpirun";
+  BURST_RETURN_IF_ERROR(environment.Ranks("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                          "OMPI_COMM_WORLD_LOCAL_RANK", &launch));
+  BURST_ASSIGN_OR_RETURN(launch.local_size,
+                         environment.Number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, launch.world_size));
+  for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
+    if (launch.job.empty()) launch.job = environment.Text(name);
+  }
+  launch.job = absl::StrCat("mpirun ", launch.job);
+  if (launch.local_size < launch.world_size && environment.Find("MASTER_ADDR") == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("MASTER_ADDR is not set: mpirun started ", launch.world_size,
+                     " processes on more than one host, and they must know rank 0's (mpirun -x "
+                     "MASTER_ADDR=...)"));
+  }
+  BURST_RETURN_IF_ERROR(environment.MeetingPlace("127.0.0.1", &launch));
+  return launch;
+}
+
+absl::StatusOr<ProcessLaunch> FromSlurm(const Environment& environment) {
+  ProcessLaunch launch;
+  launch.launcher = "srun";
+  const auto either = [&](const char* first, const char* second) {
+    return environment.Find(first) != nullptr ? first : second;
+  };
+  BURST_RETURN_IF_ERROR(environment.Ranks(
+      "SLURM_PROCID", either("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "SLURM_LOCALID", &launch));
+  launch.job = absl::StrCat("srun ", environment.Text("SLURM_JOB_ID"), ".",
+                            environment.Text("SLURM_STEP_ID"));
+  int nodes = 0;
+  const char* nodes_name = either("SLURM_STEP_NUM_NODES", "SLURM_NNODES");
+  if (environment.Find(nodes_name) != nullptr) {
+    BURST_ASSIGN_OR_RETURN(nodes, environment.Number(nodes_name, 1, launch.world_size));
+  }
+  std::string address = "127.0.0.1";
+  if (nodes == 1) {
+    launch.local_size = launch.world_size;
+  } else {
+    address = FirstHost(environment.Text(either("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")));
+    if (address.empty() && environment.Find("MASTER_ADDR") == nullptr) {
+      return absl::InvalidArgumentError(
+          "neither SLURM_JOB_NODELIST nor MASTER_ADDR is set: the processes of srun must know the "
+          "host of rank 0");
+    }
+  }
+  BURST_RETURN_IF_ERROR(environment.MeetingPlace(address, &launch));
+  return launch;
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<ProcessLaunch>> DetectProcessLaunch(
+    const std::function<const char*(const char*)>& variable) {
+  const Environment environment(variable);
+  const auto any = [&](std::initializer_list<const char*> names) {
+    for (const char* name : names) {
+      if (environment.Find(name) != nullptr) return true;
+    }
+    return false;
+  };
+  absl::StatusOr<ProcessLaunch> launch;
+  if (any({"RANK", "WORLD_SIZE", "LOCAL_RANK"})) {
+    launch = FromTorchrun(environment);
+  } else if (any({"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})) {
+    launch = FromMpirun(environment);
+  } else if (any({"SLURM_STEP_ID"}) && any({"SLURM_PROCID"})) {
+    // A batch script has SLURM_PROCID too; what it starts without srun is one process.
+    launch = FromSlurm(environment);
+  } else {
+    return std::optional<ProcessLaunch>();
+  }
+  if (!launch.ok()) return launch.status();
+  if (launch->local_size > 0 && launch->local_rank >= launch->local_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the local rank that ", launch->launcher, " gave this process, ", launch->local_rank,
+        ", is not below the number of processes on this host, ", launch->local_size));
+  }
+  return std::optional<ProcessLaunch>(*std::move(launch));
+}
+
+std::string FirstHost(const std::string& node_list) {
+  const size_t end = node_list.find_first_of(",[");
+  std::string host = node_list.substr(0, end);
+  if (end == std::string::npos || node_list[end] == ',') return host;
+  const size_t number = end + 1, after = node_list.find_first_of(",-]", number);
+  if (after == std::string::npos) return "";
+  absl::StrAppend(&host, node_list.substr(number, after - number));
+  // What follows the brackets belongs to every host of them: "rack[1-2]gpu".
+  const size_t close = node_list.find(']', after);
+  if (close == std::string::npos) return "";
+  const size_t next = node_list.find_first_of(",[", close);
+  if (next != std::string::npos && node_list[next] == '[') {
+    return absl::StrCat(host, FirstHost(node_list.substr(close + 1)));
+  }
+  return absl::StrCat(host, node_list.substr(close + 1, next - close - 1));
+}
+
+}  // namespace burst

@@ -1,0 +1,458 @@
+#include "burst/comm/nccl/nccl_communicator.h"
+
+#include <nccl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/check.h"
+#include "burst/base/status.h"
+#include "burst/comm/nccl/nccl_link.h"
+#include "burst/comm/nccl/nccl_watchdog.h"
+#include "burst/comm/nccl/peer_copies.h"
+#include "burst/comm/tcp/tcp_communicator.h"
+#include "burst/comm/thread/thread_communicator.h"
+#include "burst/device/cuda.h"
+#include "burst/device/device.h"
+
+namespace burst {
+namespace {
+
+// Sums always go over NCCL; messages on the channels' own links where nothing faster connects.
+constexpr Channel kLinkOrder[kNumChannels] = {Channel::kCollective, Channel::kRead,
+                                              Channel::kGradient};
+
+ncclDataType_t NcclType(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return ncclFloat32;
+    case DType::kFloat64:
+      return ncclFloat64;
+    case DType::kBFloat16:
+      return ncclBfloat16;
+    case DType::kInt32:
+      break;
+  }
+  BURST_CHECK(false) << "a sum of " << Name(dtype);
+  return ncclNumTypes;
+}
+
+class NcclCommunicator : public Communicator {
+ public:
+  // Collective. `host` connects the same ranks; `host` and `world` must outlive the communicator.
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(Communicator* host,
+                                                                  NcclWorld* world);
+  // Between processes: of what `launch` describes.
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(const ProcessLaunch& launch);
+  ~NcclCommunicator() override;
+
+  int rank() const override { return host_->rank(); }
+  int world_size() const override { return host_->world_size(); }
+
+  absl::Status Wait(Channel channel) override;
+  bool messages_are_kernels() const override { return world_size() > 1 && copies_ == nullptr; }
+  void Abort(const absl::Status& reason) override { host_->Abort(reason); }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+  absl::Status AllReduceSum(const Tensor& tensor) override;
+  absl::Status PostAllReduceSum(const Tensor& tensor) override;
+  absl::Status PostAllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
+                                  const Tensor& all) override;
+  absl::Status PostReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
+                                    const Tensor& own) override;
+
+ protected:
+  absl::Status DoPost(Channel channel, absl::Span<const SendBuffer> sends,
+                      absl::Span<const ReceiveBuffer> receives) override;
+
+ private:
+  // What a channel has on the GPU.
+  struct Lane {
+    std::unique_ptr<NcclLink> link;  // null in a world of one rank
+    cudaStream_t stream = nullptr;   // made when first used
+    cudaEvent_t done = nullptr;
+    bool posted = false;  // since the last Wait
+    bool posted_on_host = false;
+  };
+
+  NcclCommunicator(Communicator* host, NcclWorld* world)
+      : host_(host), world_(world), device_(cuda::CurrentContext().device) {}
+
+  Lane& lane(Channel channel) { return lanes_[static_cast<int>(channel)]; }
+  absl::Status Connect(absl::Span<const ncclUniqueId> ids);
+  absl::Status ConnectRing();
+  bool IsOneNcclCall(absl::Span<const int64_t> counts, const Tensor& own) const;
+  absl::Status Begin(Lane& lane);
+  void Join(Lane& lane);
+  void CopyToSelf(Lane& lane);
+
+  // What this communicator holds for itself alone: in a process the first two, and the host's in
+  // its groups as well. In this order: each uses those before it.
+  std::unique_ptr<NcclWorld> owned_world_;
+  std::unique_ptr<NcclWatchdog> watchdog_;
+  std::unique_ptr<Communicator> owned_host_;
+
+  Communicator* host_;
+  NcclWorld* world_;
+  const int device_;
+  std::array<Lane, kNumChannels> lanes_;
+  std::unique_ptr<PeerCopies> copies_;  // messages, in place of NCCL's; null between processes
+  // Of the Post at work, kept for their memory.
+  std::vector<SendBuffer> host_sends_, sends_;
+  std::vector<ReceiveBuffer> host_receives_, receives_;
+};
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Communicator* host,
+                                                                           NcclWorld* world) {
+  std::unique_ptr<NcclCommunicator> communicator(new NcclCommunicator(host, world));
+  if (host->world_size() == 1) return communicator;
+  std::array<ncclUniqueId, kNumChannels> ids;
+  if (host->rank() == 0) {
+    for (ncclUniqueId& id : ids) {
+      const ncclResult_t result = ncclGetUniqueId(&id);
+      if (result != ncclSuccess) return NcclError("ncclGetUniqueId", result);
+    }
+  }
+  BURST_RETURN_IF_ERROR(host->Broadcast(ids.data(), sizeof(ids), 0));
+  BURST_RETURN_IF_ERROR(communicator->Connect(ids));
+  return communicator;
+}
+
+absl::Status NcclCommunicator::Connect(absl::Span<const ncclUniqueId> ids) {
+  BURST_ASSIGN_OR_RETURN(const std::vector<double> gpus, host_->AllGather(device_));
+  std::shared_ptr<PeerExchange> exchange = world_->Exchange(ids[0]);
+  if (exchange != nullptr && CanCopyBetween(std::vector<int>(gpus.begin(), gpus.end()))) {
+    copies_ = std::make_unique<PeerCopies>(std::move(exchange), world_, rank());
+    ids = ids.first(1);
+  }
+  BURST_ASSIGN_OR_RETURN(auto links, NcclLink::Create(world_, world_size(), ids, rank()));
+  for (size_t i = 0; i < links.size(); ++i) lane(kLinkOrder[i]).link = std::move(links[i]);
+  return copies_ == nullptr ? ConnectRing() : absl::OkStatus();
+}
+
+// A ring's connections are made here, by first messages: both ways around, and to the far side,
+// from where gradients go home (burst/attention/ring/route.h). Where NCCL makes one later, a Post
+// waits until its peer posts too. So it does for other peers, and for the first sum.
+absl::Status NcclCommunicator::ConnectRing() {
+  const int size = world_size();
+  const std::set<int> distances = {1, size - 1, size / 2};
+  const Tensor out = Tensor::Zeros({1}, DType::kFloat32, DeviceType::kCuda);
+  const Tensor in =
+      Tensor::Zeros({static_cast<int64_t>(distances.size())}, DType::kFloat32, DeviceType::kCuda);
+  std::vector<SendBuffer> sends;
+  std::vector<ReceiveBuffer> receives;
+  for (int distance : distances) {
+    float* const place = static_cast<float*>(in.raw_data()) + receives.size();
+    sends.push_back({out.raw_data(), 4, (rank() + distance) % size, DeviceType::kCuda});
+    receives.push_back({place, 4, (rank() + size - distance) % size, DeviceType::kCuda});
+  }
+  for (Channel channel : {Channel::kRead, Channel::kGradient}) {
+    BURST_RETURN_IF_ERROR(Post(channel, sends, receives));
+    BURST_RETURN_IF_ERROR(Wait(channel));
+  }
+  ResetStats();
+  return absl::OkStatus();
+}
+
+// Of every rank's GPU a number that no other GPU has.
+double GpuNumber() {
+  cudaDeviceProp properties;
+  BURST_CUDA_CHECK(cudaGetDeviceProperties(&properties, cuda::CurrentContext().device));
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  const auto add = [&](unsigned char c) { hash = (hash ^ c) * 0x100000001b3; };
+  for (const char c : properties.uuid.bytes) add(c);
+  for (const char* c = host; *c != '\0'; ++c) add(*c);
+  return static_cast<double>(hash >> 12);
+}
+
+absl::Status CheckGpusDiffer(Communicator& host) {
+  BURST_ASSIGN_OR_RETURN(const std::vector<double> gpus, host.AllGather(GpuNumber()));
+  for (auto gpu = gpus.begin(); gpu != gpus.end(); ++gpu) {
+    const auto first = std::find(gpus.begin(), gpu, *gpu);
+    if (first == gpu) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("ranks ", first - gpus.begin(), " and ", gpu - gpus.begin(),
+                     " have the same GPU, and NCCL needs one for each rank"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
+    const ProcessLaunch& launch) {
+  auto world = std::make_unique<NcclWorld>(/*threads=*/false);
+  auto watchdog = std::make_unique<NcclWatchdog>(world.get(), /*free_threads=*/false);
+  TcpOptions options;
+  options.on_failure = [world = world.get(), watchdog = watchdog.get()](const absl::Status& why) {
+    world->Fail(why);
+    watchdog->Wake();
+  };
+  BURST_ASSIGN_OR_RETURN(std::unique_ptr<TcpCommunicator> host,
+                         TcpCommunicator::Create(launch, options));
+  BURST_RETURN_IF_ERROR(CheckGpusDiffer(*host));
+  BURST_ASSIGN_OR_RETURN(std::unique_ptr<NcclCommunicator> communicator,
+                         Create(host.get(), world.get()));
+  communicator->owned_world_ = std::move(world);
+  communicator->watchdog_ = std::move(watchdog);
+  communicator->owned_host_ = std::move(host);
+  return communicator;
+}
+
+// The memory of what was not waited for may go next: its stream waits in this communicator's place.
+NcclCommunicator::~NcclCommunicator() {
+  copies_ = nullptr;
+  for (Lane& lane : lanes_) {
+    if (lane.stream == nullptr) continue;
+    if (lane.posted) Join(lane);
+    if (!world_->failed()) BURST_CUDA_CHECK(cudaStreamSynchronize(lane.stream));
+    lane.link = nullptr;
+    BURST_CUDA_CHECK(cudaEventDestroy(lane.done));
+    BURST_CUDA_CHECK(cudaStreamDestroy(lane.stream));
+  }
+}
+
+// From here on, what is queued on the lane comes after all that is on the thread's stream now.
+absl::Status NcclCommunicator::Begin(Lane& lane) {
+  if (world_->failed()) return world_->failure();
+  const cuda::Context& context = cuda::CurrentContext();
+  BURST_CHECK_EQ(context.device, device_) << "the GPU of the thread that uses a communicator";
+  if (lane.stream == nullptr) {
+    // Blocks of a message's kernel go before those of kernels that are at work meanwhile.
+    int least = 0, greatest = 0;
+    BURST_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    BURST_CUDA_CHECK(cudaStreamCreateWithPriority(&lane.stream, cudaStreamNonBlocking, greatest));
+    BURST_CUDA_CHECK(cudaEventCreateWithFlags(&lane.done, cudaEventDisableTiming));
+  }
+  BURST_CUDA_CHECK(cudaEventRecord(context.event, context.stream));
+  BURST_CUDA_CHECK(cudaStreamWaitEvent(lane.stream, context.event, 0));
+  lane.posted = true;
+  return absl::OkStatus();
+}
+
+// From here on, what is queued on the thread's stream comes after all that is on the lane now.
+void NcclCommunicator::Join(Lane& lane) {
+  BURST_CUDA_CHECK(cudaEventRecord(lane.done, lane.stream));
+  BURST_CUDA_CHECK(cudaStreamWaitEvent(cuda::CurrentStream(), lane.done, 0));
+  lane.posted = false;
+}
+
+// Copies what a Post has for its own rank, and takes it out of sends_ and receives_.
+void NcclCommunicator::CopyToSelf(Lane& lane) {
+  const auto is_other = [this](const auto& buffer) { return buffer.peer != rank(); };
+  const auto own_sends = std::stable_partition(sends_.begin(), sends_.end(), is_other);
+  const auto own_receives = std::stable_partition(receives_.begin(), receives_.end(), is_other);
+  for (auto send = own_sends, end = sends_.end(); send != end; ++send) {
+    const ReceiveBuffer& receive = own_receives[send - own_sends];
+    BURST_CUDA_CHECK(cudaMemcpyAsync(receive.data, send->data, send->bytes,
+                                     cudaMemcpyDeviceToDevice, lane.stream));
+  }
+  sends_.erase(own_sends, sends_.end());
+  receives_.erase(own_receives, receives_.end());
+}
+
+template <typename Buffer>
+void SplitByDevice(absl::Span<const Buffer> all, std::vector<Buffer>& host,
+                   std::vector<Buffer>& gpu) {
+  host.clear();
+  gpu.clear();
+  for (const Buffer& buffer : all) {
+    (buffer.device == DeviceType::kCpu ? host : gpu).push_back(buffer);
+  }
+}
+
+// Messages from a rank to itself in one Post: as many and as long as are received.
+absl::Status CheckOwn(int rank, absl::Span<const SendBuffer> sends,
+                      absl::Span<const ReceiveBuffer> receives) {
+  size_t r = 0;
+  for (const SendBuffer& send : sends) {
+    if (send.peer != rank) continue;
+    while (r < receives.size() && receives[r].peer != rank) ++r;
+    if (r == receives.size() || receives[r].bytes != send.bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", rank, " sends itself ", send.bytes,
+                       " bytes of GPU memory and does not receive them in the same Post"));
+    }
+    ++r;
+  }
+  while (r < receives.size() && receives[r].peer != rank) ++r;
+  if (r == receives.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", rank, " receives ", receives[r].bytes,
+                   " bytes of GPU memory from itself and does not send them in the same Post"));
+}
+
+absl::Status NcclCommunicator::DoPost(Channel channel, absl::Span<const SendBuffer> sends,
+                                      absl::Span<const ReceiveBuffer> receives) {
+  Lane& lane = this->lane(channel);
+  SplitByDevice(sends, host_sends_, sends_);
+  SplitByDevice(receives, host_receives_, receives_);
+  BURST_RETURN_IF_ERROR(CheckOwn(rank(), sends_, receives_));
+  if (!host_sends_.empty() || !host_receives_.empty()) {
+    lane.posted_on_host = true;
+    BURST_RETURN_IF_ERROR(host_->Post(channel, host_sends_, host_receives_));
+  }
+  if (sends_.empty() && receives_.empty()) return absl::OkStatus();
+  const auto is_own = [this](const SendBuffer& send) { return send.peer == rank(); };
+  if (copies_ == nullptr || std::any_of(sends_.begin(), sends_.end(), is_own)) {
+    BURST_RETURN_IF_ERROR(Begin(lane));
+    CopyToSelf(lane);
+    if (sends_.empty() && receives_.empty()) return absl::OkStatus();
+  }
+  if (copies_ != nullptr) return copies_->Post(channel, sends_, receives_);
+  return lane.link->Group("ncclSend and ncclRecv", [&](ncclComm_t comm) {
+    ncclResult_t result = ncclSuccess;
+    for (size_t i = 0; i < receives_.size() && result == ncclSuccess; ++i) {
+      const ReceiveBuffer& receive = receives_[i];
+      result = ncclRecv(receive.data, receive.bytes, ncclInt8, receive.peer, comm, lane.stream);
+    }
+    for (size_t i = 0; i < sends_.size() && result == ncclSuccess; ++i) {
+      const SendBuffer& send = sends_[i];
+      result = ncclSend(send.data, send.bytes, ncclInt8, send.peer, comm, lane.stream);
+    }
+    return result;
+  });
+}
+
+absl::Status NcclCommunicator::Wait(Channel channel) {
+  Lane& lane = this->lane(channel);
+  if (lane.posted) Join(lane);
+  if (copies_ != nullptr) BURST_RETURN_IF_ERROR(copies_->Wait(channel));
+  if (std::exchange(lane.posted_on_host, false)) BURST_RETURN_IF_ERROR(host_->Wait(channel));
+  return world_->failed() ? world_->failure() : absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::AllReduceSum(const Tensor& tensor) {
+  BURST_RETURN_IF_ERROR(PostAllReduceSum(tensor));
+  Lane& lane = this->lane(Channel::kCollective);
+  if (lane.posted) Join(lane);
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::PostAllReduceSum(const Tensor& tensor) {
+  BURST_CHECK(tensor.is_contiguous()) << ToString(tensor.shape());
+  const ncclDataType_t type = NcclType(tensor.dtype());
+  if (world_size() == 1 || tensor.numel() == 0) return absl::OkStatus();
+  if (tensor.device() == DeviceType::kCpu) {
+    BURST_RETURN_IF_ERROR(host_->AllReduceSum(tensor));
+  } else {
+    Lane& lane = this->lane(Channel::kCollective);
+    BURST_RETURN_IF_ERROR(Begin(lane));
+    BURST_RETURN_IF_ERROR(lane.link->Group("ncclAllReduce", [&](ncclComm_t comm) {
+      return ncclAllReduce(tensor.raw_data(), tensor.raw_data(), tensor.numel(), type, ncclSum,
+                           comm, lane.stream);
+    }));
+  }
+  CountAllReduce(tensor.numel(), SizeOf(tensor.dtype()));
+  return absl::OkStatus();
+}
+
+// NCCL's own collectives are for parts of one size.
+bool NcclCommunicator::IsOneNcclCall(absl::Span<const int64_t> counts, const Tensor& own) const {
+  return world_size() > 1 && own.device() == DeviceType::kCuda && own.numel() > 0 &&
+         std::all_of(counts.begin(), counts.end(),
+                     [&](int64_t count) { return count == counts.front(); });
+}
+
+absl::Status NcclCommunicator::PostAllGatherParts(const Tensor& own,
+                                                  absl::Span<const int64_t> counts,
+                                                  const Tensor& all) {
+  if (!IsOneNcclCall(counts, own)) return Communicator::PostAllGatherParts(own, counts, all);
+  BURST_CHECK(own.is_contiguous() && all.is_contiguous() &&
+              all.numel() == world_size() * own.numel() && own.numel() == counts[rank()]);
+  Lane& lane = this->lane(Channel::kCollective);
+  BURST_RETURN_IF_ERROR(Begin(lane));
+  BURST_RETURN_IF_ERROR(lane.link->Group("ncclAllGather", [&](ncclComm_t comm) {
+    return ncclAllGather(own.raw_data(), all.raw_data(), own.size_bytes(), ncclInt8, comm,
+                         lane.stream);
+  }));
+  CountSent(Channel::kCollective, (world_size() - 1) * own.size_bytes(), world_size() - 1);
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::PostReduceScatterSum(const Tensor& all,
+                                                    absl::Span<const int64_t> counts,
+                                                    const Tensor& own) {
+  if (!IsOneNcclCall(counts, own)) return Communicator::PostReduceScatterSum(all, counts, own);
+  BURST_CHECK(own.is_contiguous() && all.is_contiguous() && own.dtype() == all.dtype() &&
+              all.numel() == world_size() * own.numel() && own.numel() == counts[rank()]);
+  const ncclDataType_t type = NcclType(own.dtype());
+  Lane& lane = this->lane(Channel::kCollective);
+  BURST_RETURN_IF_ERROR(Begin(lane));
+  BURST_RETURN_IF_ERROR(lane.link->Group("ncclReduceScatter", [&](ncclComm_t comm) {
+    return ncclReduceScatter(all.raw_data(), own.raw_data(), own.numel(), type, ncclSum, comm,
+                             lane.stream);
+  }));
+  CountSent(Channel::kCollective, (world_size() - 1) * own.size_bytes(), world_size() - 1);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color, int key) {
+  BURST_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> host, host_->Split(color, key));
+  std::unique_ptr<Communicator> result;
+  if (host == nullptr) return result;
+  BURST_ASSIGN_OR_RETURN(std::unique_ptr<NcclCommunicator> group, Create(host.get(), world_));
+  group->owned_host_ = std::move(host);
+  result = std::move(group);
+  return result;
+}
+
+absl::Status RunRank(Communicator* host, NcclWorld* world,
+                     const std::function<absl::Status(Communicator&)>& body) {
+  BURST_ASSIGN_OR_RETURN(const auto communicator, NcclCommunicator::Create(host, world));
+  absl::Status status;
+  try {
+    status = body(*communicator);
+  } catch (const std::exception& exception) {
+    status = absl::InternalError(absl::StrCat("rank ", host->rank(), " threw: ", exception.what()));
+  }
+  // Before the communicator goes: it waits for messages that may never come.
+  if (!status.ok()) host->Abort(status);
+  return status;
+}
+
+}  // namespace
+
+absl::Status RunCudaRanks(int world_size, const std::function<absl::Status(Communicator&)>& body) {
+  const int gpus = CudaDeviceCount();
+  if (world_size > gpus) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(world_size, " ranks need a GPU each, and this machine has ", gpus));
+  }
+  NcclWorld world(/*threads=*/true);
+  NcclWatchdog watchdog(&world, /*free_threads=*/true);
+  return RunRanks(
+      world_size,
+      [&](Communicator& host) {
+        const ScopedCudaDevice device(host.rank(), host.rank());
+        return RunRank(&host, &world, body);
+      },
+      [&](const absl::Status& failure) {
+        world.Fail(failure);
+        watchdog.Wake();
+      });
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(const ProcessLaunch& launch) {
+  BURST_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
+                         NcclCommunicator::Create(launch));
+  return communicator;
+}
+
+absl::StatusOr<int> GpuOfProcess(const ProcessLaunch& launch) {
+  const int gpus = CudaDeviceCount();
+  if (launch.local_rank < gpus) return launch.local_rank;
+  if (gpus == 1) return 0;
+  return absl::FailedPreconditionError(
+      absl::StrCat("rank ", launch.rank, " is number ", launch.local_rank,
+                   " on its host and needs a GPU of its own, but sees ", gpus));
+}
+
+}  // namespace burst

@@ -1,0 +1,84 @@
+#include "burst/comm/thread/thread_world.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/parallel.h"
+
+namespace burst {
+namespace {
+
+constexpr int kSpins = 1000;  // some tens of microseconds
+
+}  // namespace
+
+ThreadWorld::ThreadWorld(int size, std::function<void(const absl::Status&)> on_failure)
+    : ranks_(size), spins_(size <= NumCores() ? kSpins : 0), on_failure_(std::move(on_failure)) {}
+
+ThreadWorld::Lock ThreadWorld::Acquire() {
+  Lock lock(mutex_, std::defer_lock);
+  Reacquire(lock);
+  return lock;
+}
+
+void ThreadWorld::Reacquire(Lock& lock) {
+  for (int i = 0; i < spins_ / 8; ++i) {
+    if (lock.try_lock()) return;
+    __builtin_ia32_pause();
+  }
+  lock.lock();
+}
+
+void ThreadWorld::Fail(int rank, const absl::Status& cause) {
+  if (!cause_.ok()) return;
+  cause_ = cause;
+  aborted_ = absl::UnavailableError(
+      absl::StrCat("rank ", rank, " of ", ranks_.size(), " gave up: ", cause.ToString()));
+  if (on_failure_ != nullptr) on_failure_(aborted_);
+  for (size_t i = 0; i < ranks_.size(); ++i) Wake(i);
+}
+
+void ThreadWorld::Leave(int rank) {
+  ranks_[rank].left = true;
+  for (size_t i = 0; i < ranks_.size(); ++i) Wake(i);
+}
+
+void ThreadWorld::Wake(int rank) {
+  ranks_[rank].events.fetch_add(1, std::memory_order_relaxed);
+  ranks_[rank].woken.notify_all();
+}
+
+void ThreadWorld::Sleep(Lock& lock, int rank) {
+  Rank& self = ranks_[rank];
+  const auto unchanged = [&self, seen = self.events.load(std::memory_order_relaxed)] {
+    return self.events.load(std::memory_order_relaxed) == seen;
+  };
+  lock.unlock();
+  for (int i = 0; i < spins_ && unchanged(); ++i) __builtin_ia32_pause();
+  Reacquire(lock);
+  while (unchanged()) self.woken.wait(lock);
+}
+
+void ThreadWorld::EndCopy(int rank) {
+  --ranks_[rank].copies;
+  Wake(rank);
+}
+
+void ThreadWorld::AwaitCopies(Lock& lock, int rank) {
+  while (ranks_[rank].copies > 0) Sleep(lock, rank);
+}
+
+ThreadGroup::ThreadGroup(ThreadWorld& world, std::vector<int> members)
+    : world(world),
+      members(std::move(members)),
+      size(static_cast<int>(this->members.size())),
+      links(kNumChannels * size * size),
+      ranks(size) {}
+
+void ThreadGroup::EndMeeting() {
+  arrived = 0;
+  ++meetings;
+  for (int member : members) world.Wake(member);
+}
+
+}  // namespace burst

@@ -1,0 +1,109 @@
+#include "burst/kernels/cpu/gemm.h"
+
+#include "burst/kernels/cpu/vector.h"
+
+namespace burst {
+namespace cpu {
+namespace {
+
+// A block of kBlockRows x kBlockVectors accumulators, a row of B and an element of A fill the
+// vector registers: 6 x 4 + 4 + 1 of 32, or 6 x 2 + 2 + 1 of 16.
+constexpr int kBlockRows = 6;
+constexpr int kBlockVectors = kVectorRegisters == 32 ? 4 : 2;
+
+// A block of C, [kRows, kVectors vectors]: every element of A is broadcast against a row of B.
+template <Layout layout, int kRows, int kVectors, typename T>
+inline void Block(int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc,
+                  bool accumulate) {
+  Vec<T> sum[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      sum[i][v] = accumulate ? Load(c + i * ldc + v * kLanes<T>) : Vec<T>{};
+    }
+  }
+  for (int64_t l = 0; l < k; ++l) {
+    Vec<T> row[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) row[v] = Load(b + l * ldb + v * kLanes<T>);
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+      const T element = layout == Layout::kRows ? a[i * lda + l] : a[l * lda + i];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sum[i][v] += element * row[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) Store(c + i * ldc + v * kLanes<T>, sum[i][v]);
+  }
+}
+
+// The last rows of a panel, fewer than kBlockRows.
+template <Layout layout, int kRows, int kVectors, typename T>
+void LastBlock(int64_t rows, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c,
+               int64_t ldc, bool accumulate) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) {
+      Block<layout, kRows, kVectors>(k, a, lda, b, ldb, c, ldc, accumulate);
+    } else {
+      LastBlock<layout, kRows - 1, kVectors>(rows, k, a, lda, b, ldb, c, ldc, accumulate);
+    }
+  }
+}
+
+// A panel of C, kVectors vectors wide: the panel of B stays in the first-level cache.
+template <Layout layout, int kVectors, typename T>
+void Panel(int64_t m, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c,
+           int64_t ldc, bool accumulate) {
+  const int64_t a_step = layout == Layout::kRows ? lda : 1;
+  int64_t i = 0;
+  for (; i + kBlockRows <= m; i += kBlockRows) {
+    Block<layout, kBlockRows, kVectors>(k, a + i * a_step, lda, b, ldb, c + i * ldc, ldc,
+                                        accumulate);
+  }
+  LastBlock<layout, kBlockRows - 1, kVectors>(m - i, k, a + i * a_step, lda, b, ldb, c + i * ldc,
+                                              ldc, accumulate);
+}
+
+// The last columns, fewer than kBlockVectors vectors.
+template <Layout layout, int kVectors, typename T>
+void LastPanel(int64_t vectors, int64_t m, int64_t k, const T* a, int64_t lda, const T* b,
+               int64_t ldb, T* c, int64_t ldc, bool accumulate) {
+  if constexpr (kVectors > 0) {
+    if (vectors == kVectors) {
+      Panel<layout, kVectors>(m, k, a, lda, b, ldb, c, ldc, accumulate);
+    } else {
+      LastPanel<layout, kVectors - 1>(vectors, m, k, a, lda, b, ldb, c, ldc, accumulate);
+    }
+  }
+}
+
+}  // namespace
+
+template <Layout layout, typename T>
+void Product(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb,
+             T* c, int64_t ldc, bool accumulate) {
+  constexpr int64_t kWidth = kBlockVectors * kLanes<T>;
+  int64_t j = 0;
+  for (; j + kWidth <= n; j += kWidth) {
+    Panel<layout, kBlockVectors>(m, k, a, lda, b + j, ldb, c + j, ldc, accumulate);
+  }
+  LastPanel<layout, kBlockVectors - 1>((n - j) / kLanes<T>, m, k, a, lda, b + j, ldb, c + j, ldc,
+                                       accumulate);
+}
+
+template void Product<Layout::kRows, float>(int64_t, int64_t, int64_t, const float*, int64_t,
+                                            const float*, int64_t, float*, int64_t, bool);
+template void Product<Layout::kTransposed, float>(int64_t, int64_t, int64_t, const float*, int64_t,
+                                                  const float*, int64_t, float*, int64_t, bool);
+template void Product<Layout::kRows, double>(int64_t, int64_t, int64_t, const double*, int64_t,
+                                             const double*, int64_t, double*, int64_t, bool);
+template void Product<Layout::kTransposed, double>(int64_t, int64_t, int64_t, const double*,
+                                                   int64_t, const double*, int64_t, double*,
+                                                   int64_t, bool);
+
+}  // namespace cpu
+}  // namespace burst

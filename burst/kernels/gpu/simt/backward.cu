@@ -1,0 +1,182 @@
+#include "burst/kernels/gpu/simt/flash_attention_simt.h"
+#include "burst/kernels/gpu/simt/tile.cuh"
+
+namespace burst {
+namespace simt {
+namespace {
+
+// P = exp(scale S - lse) and dS = P * (dP - delta), for a query that sees the key.
+template <typename T>
+struct Probability {
+  __device__ Probability(T s, T dp, T scale, T lse, T delta, bool visible) {
+    p = visible && lse != -static_cast<T>(INFINITY) ? exp(scale * s - lse) : T{0};
+    ds = p * (dp - delta);
+  }
+  T p, ds;
+};
+
+// A tile of queries stays; keys and values pass by:
+//
+//   S = Q K^T;  dP = dO V^T;  P = exp(scale S - lse);  dS = P * (dP - delta);  dQ += scale dS K
+template <typename T, class Tile>
+__global__ __launch_bounds__(kThreads) void QueryGradientKernel(FlashBackwardParams params,
+                                                                int64_t tiles) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  T* const q_tile = reinterpret_cast<T*>(shared);
+  T* const dout_tile = q_tile + Tile::kSize;
+  T* const k_tile = dout_tile + Tile::kSize;
+  T* const v_tile = k_tile + Tile::kSize;
+  T* const ds_tile = v_tile + Tile::kSize;
+  constexpr int kN = Tile::kPerThread;
+
+  const FlashAttentionShape& shape = params.shape;
+  const Position position(tiles, shape.num_heads, Tile::kRows);
+  const int64_t b = position.b, h = position.h, first = position.first;
+  const int64_t rows = min(static_cast<int64_t>(Tile::kRows), shape.q_len - first);
+  const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
+  const int head_dim = static_cast<int>(shape.head_dim);
+  const T scale = static_cast<T>(shape.softmax_scale);
+  const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
+  const Visible visible(shape, b);
+
+  int begin[kN], end[kN];
+  T lse[kN], delta[kN];
+  const int64_t statistics = (b * shape.num_heads + h) * shape.q_len + first;
+#pragma unroll
+  for (int r = 0; r < kN; ++r) {
+    const int row = y + kSide * r;
+    const bool valid = row < rows;
+    begin[r] = valid ? visible.begin(first + row) : 0;
+    end[r] = valid ? visible.end(first + row) : 0;
+    lse[r] = valid ? static_cast<const T*>(params.lse)[statistics + row] : T{0};
+    delta[r] = valid ? static_cast<const T*>(params.delta)[statistics + row] : T{0};
+  }
+  LoadTile<Tile>(Head<T>(params.q, b, h), first, rows, head_dim, q_tile);
+  LoadTile<Tile>(Head<T>(params.dout, b, h), first, rows, head_dim, dout_tile);
+
+  typename Tile::Rows dq = {};
+  const int last_key = visible.end(first + rows - 1);
+  for (int key = visible.begin(first); key < last_key; key += Tile::kRows) {
+    LoadTile<Tile>(Head<T>(params.k, b, kv_head), key, shape.k_len - key, head_dim, k_tile);
+    LoadTile<Tile>(Head<T>(params.v, b, kv_head), key, shape.k_len - key, head_dim, v_tile);
+    __syncthreads();
+    typename Tile::Scores s, dp;
+    Product<Tile>(q_tile, k_tile, s);
+    Product<Tile>(dout_tile, v_tile, dp);
+#pragma unroll
+    for (int r = 0; r < kN; ++r) {
+#pragma unroll
+      for (int c = 0; c < kN; ++c) {
+        const int j = key + x + kSide * c;
+        s[r][c] =
+            Probability<T>(s[r][c], dp[r][c], scale, lse[r], delta[r], begin[r] <= j && j < end[r])
+                .ds;
+      }
+    }
+    StoreScores<Tile>(s, ds_tile);
+    __syncthreads();
+    AddProduct<Tile>(ds_tile, k_tile, dq);
+    __syncthreads();
+  }
+  const Head<T> target(params.dq, b, h);
+#pragma unroll
+  for (int r = 0; r < kN; ++r) {
+    if (y + kSide * r >= rows) continue;
+    StoreRow<Tile>(dq[r], scale, params.assign ? T{0} : T{1}, head_dim,
+                   target.row(first + y + kSide * r));
+  }
+}
+
+// A tile of keys and values stays; the queries that see it pass by, of every head of the group:
+//
+//   dV += P^T dO;  dK += scale dS^T Q
+template <typename T, class Tile>
+__global__ __launch_bounds__(kThreads) void KeyGradientKernel(FlashBackwardParams params,
+                                                              int64_t tiles) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  T* const k_tile = reinterpret_cast<T*>(shared);
+  T* const v_tile = k_tile + Tile::kSize;
+  T* const q_tile = v_tile + Tile::kSize;
+  T* const dout_tile = q_tile + Tile::kSize;
+  T* const score_tile = dout_tile + Tile::kSize;  // P^T, then dS^T
+  constexpr int kN = Tile::kPerThread;
+
+  const FlashAttentionShape& shape = params.shape;
+  const Position position(tiles, shape.num_kv_heads, Tile::kRows);
+  const int64_t b = position.b, kv_head = position.h;
+  const int first = static_cast<int>(position.first);
+  const int rows = static_cast<int>(min(static_cast<int64_t>(Tile::kRows), shape.k_len - first));
+  const int64_t group = shape.num_heads / shape.num_kv_heads;
+  const int head_dim = static_cast<int>(shape.head_dim);
+  const T scale = static_cast<T>(shape.softmax_scale);
+  const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
+  const Visible visible(shape, b);
+
+  LoadTile<Tile>(Head<T>(params.k, b, kv_head), first, rows, head_dim, k_tile);
+  LoadTile<Tile>(Head<T>(params.v, b, kv_head), first, rows, head_dim, v_tile);
+  typename Tile::Rows dk = {}, dv = {};
+  const int64_t first_query = visible.FirstEndingAfter(shape.q_len, first);
+  const int64_t last_query = visible.FirstBeginningAfter(shape.q_len, first + rows - 1);
+  for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+    const T* lse = static_cast<const T*>(params.lse) + (b * shape.num_heads + h) * shape.q_len;
+    const T* delta = static_cast<const T*>(params.delta) + (b * shape.num_heads + h) * shape.q_len;
+    for (int64_t query = first_query; query < last_query; query += Tile::kRows) {
+      const int64_t queries = last_query - query;
+      LoadTile<Tile>(Head<T>(params.q, b, h), query, queries, head_dim, q_tile);
+      LoadTile<Tile>(Head<T>(params.dout, b, h), query, queries, head_dim, dout_tile);
+      __syncthreads();
+      typename Tile::Scores s, dp;  // [keys, queries]
+      Product<Tile>(k_tile, q_tile, s);
+      Product<Tile>(v_tile, dout_tile, dp);
+#pragma unroll
+      for (int c = 0; c < kN; ++c) {
+        const int64_t i = query + x + kSide * c;
+        const bool valid = i < last_query;
+        const int begin = valid ? visible.begin(i) : 0, end = valid ? visible.end(i) : 0;
+        const T row_lse = valid ? lse[i] : T{0}, row_delta = valid ? delta[i] : T{0};
+#pragma unroll
+        for (int r = 0; r < kN; ++r) {
+          const int j = first + y + kSide * r;
+          const Probability<T> probability(s[r][c], dp[r][c], scale, row_lse, row_delta,
+                                           begin <= j && j < end);
+          s[r][c] = probability.p;
+          dp[r][c] = probability.ds;
+        }
+      }
+      StoreScores<Tile>(s, score_tile);
+      __syncthreads();
+      AddProduct<Tile>(score_tile, dout_tile, dv);
+      __syncthreads();
+      StoreScores<Tile>(dp, score_tile);
+      __syncthreads();
+      AddProduct<Tile>(score_tile, q_tile, dk);
+      __syncthreads();
+    }
+  }
+  const Head<T> dk_target(params.dk, b, kv_head), dv_target(params.dv, b, kv_head);
+  const T keep = params.assign ? T{0} : T{1};
+#pragma unroll
+  for (int r = 0; r < kN; ++r) {
+    if (y + kSide * r >= rows) continue;
+    StoreRow<Tile>(dk[r], scale, keep, head_dim, dk_target.row(first + y + kSide * r));
+    StoreRow<Tile>(dv[r], T{1}, keep, head_dim, dv_target.row(first + y + kSide * r));
+  }
+}
+
+}  // namespace
+
+void Backward(const FlashBackwardParams& params) {
+  const FlashAttentionShape& shape = params.shape;
+  DispatchTile(shape, [&](auto zero, auto tile) {
+    using T = decltype(zero);
+    using Tile = decltype(tile);
+    constexpr int64_t kSharedBytes = (4 * Tile::kSize + Tile::kScoreSize) * sizeof(T);
+    LaunchTiles(QueryGradientKernel<T, Tile>, params, Tile::kRows, shape.q_len, shape.num_heads,
+                kSharedBytes);
+    LaunchTiles(KeyGradientKernel<T, Tile>, params, Tile::kRows, shape.k_len, shape.num_kv_heads,
+                kSharedBytes);
+  });
+}
+
+}  // namespace simt
+}  // namespace burst

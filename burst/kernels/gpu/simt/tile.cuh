@@ -1,0 +1,194 @@
+// Tiles of the float32 and float64 kernels: 256 threads as a square of 16 x 16. Thread (y, x) holds
+// the rows y + 16 r of a product; of its columns, x + 16 c where they are keys or queries (a
+// product over head_dim), and packs of 16 bytes, x-th of every 16, where they are those of
+// head_dim.
+#pragma once
+
+#include <cstdint>
+
+#include "burst/kernels/flash_attention.h"
+#include "burst/kernels/gpu/common/operand.cuh"
+#include "burst/tensor/dispatch.cuh"
+
+namespace burst {
+namespace simt {
+
+using cuda::Head;
+using cuda::Visible;
+
+constexpr int kThreads = 256;
+constexpr int kSide = 16;
+
+template <typename T, int kHeadDimPadded>
+struct Tile {
+  static constexpr int kHeadDim = kHeadDimPadded;  // 64, 128 or 256; zeros beyond head_dim
+  // Rows, of queries as of keys: so many that five tiles fit a multiprocessor's shared memory.
+  static constexpr int kRows =
+      (kHeadDim <= 128 ? 64 : 32) * static_cast<int>(sizeof(float)) / static_cast<int>(sizeof(T));
+  static constexpr int kPerThread = kRows / kSide;
+  static constexpr int kPack = 16 / sizeof(T);
+  // Rows 16 bytes longer than a multiple of all banks: eight threads read packs of eight rows at
+  // once.
+  static constexpr int kStride = kHeadDim + kPack;    // of [rows, head_dim]
+  static constexpr int kScoreStride = kRows + kPack;  // of [rows, rows]
+  static constexpr int kSize = kRows * kStride;
+  static constexpr int kScoreSize = kRows * kScoreStride;
+  static constexpr int kColumns = kHeadDim / kSide;  // of head_dim, a thread's
+
+  using Scores = T[kPerThread][kPerThread];
+  using Rows = T[kPerThread][kColumns];
+};
+
+// tile = rows [first, first + rows) of the head, zeros below and beside them.
+template <class Tile, typename T>
+__device__ void LoadTile(const Head<T>& head, int64_t first, int64_t rows, int head_dim, T* tile) {
+  for (int index = threadIdx.x; index < Tile::kRows * Tile::kHeadDim; index += kThreads) {
+    const int row = index / Tile::kHeadDim, column = index % Tile::kHeadDim;
+    const bool valid = row < rows && column < head_dim;
+    tile[row * Tile::kStride + column] = valid ? head.row(first + row)[column] : T{0};
+  }
+}
+
+// scores = a b^T; a, b [rows, head_dim]
+template <class Tile, typename T>
+__device__ void Product(const T* a, const T* b, T (&scores)[Tile::kPerThread][Tile::kPerThread]) {
+  using Pack = cuda::Pack<T, Tile::kPack>;
+  constexpr int kN = Tile::kPerThread;
+  const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
+#pragma unroll
+  for (int r = 0; r < kN; ++r) {
+#pragma unroll
+    for (int c = 0; c < kN; ++c) scores[r][c] = 0;
+  }
+#pragma unroll 4
+  for (int d = 0; d < Tile::kHeadDim; d += Tile::kPack) {
+    Pack rows[kN], columns[kN];
+#pragma unroll
+    for (int r = 0; r < kN; ++r) {
+      rows[r] = *reinterpret_cast<const Pack*>(a + (y + kSide * r) * Tile::kStride + d);
+      columns[r] = *reinterpret_cast<const Pack*>(b + (x + kSide * r) * Tile::kStride + d);
+    }
+#pragma unroll
+    for (int r = 0; r < kN; ++r) {
+#pragma unroll
+      for (int c = 0; c < kN; ++c) {
+#pragma unroll
+        for (int i = 0; i < Tile::kPack; ++i) scores[r][c] += rows[r][i] * columns[c][i];
+      }
+    }
+  }
+}
+
+// sums += scores b; scores [rows, rows], b [rows, head_dim]
+template <class Tile, typename T>
+__device__ void AddProduct(const T* scores, const T* b,
+                           T (&sums)[Tile::kPerThread][Tile::kColumns]) {
+  using Pack = cuda::Pack<T, Tile::kPack>;
+  const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
+#pragma unroll 1
+  for (int j = 0; j < Tile::kRows; j += Tile::kPack) {
+    Pack p[Tile::kPerThread];
+#pragma unroll
+    for (int r = 0; r < Tile::kPerThread; ++r) {
+      p[r] = *reinterpret_cast<const Pack*>(scores + (y + kSide * r) * Tile::kScoreStride + j);
+    }
+#pragma unroll
+    for (int i = 0; i < Tile::kPack; ++i) {
+#pragma unroll
+      for (int c = 0; c < Tile::kColumns; c += Tile::kPack) {
+        const Pack v = *reinterpret_cast<const Pack*>(b + (j + i) * Tile::kStride + c * kSide +
+                                                      x * Tile::kPack);
+#pragma unroll
+        for (int r = 0; r < Tile::kPerThread; ++r) {
+#pragma unroll
+          for (int k = 0; k < Tile::kPack; ++k) sums[r][c + k] += p[r][i] * v[k];
+        }
+      }
+    }
+  }
+}
+
+// The thread's part of a product to shared memory, [rows, rows].
+template <class Tile, typename T>
+__device__ void StoreScores(const T (&values)[Tile::kPerThread][Tile::kPerThread], T* scores) {
+  const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
+#pragma unroll
+  for (int r = 0; r < Tile::kPerThread; ++r) {
+#pragma unroll
+    for (int c = 0; c < Tile::kPerThread; ++c) {
+      scores[(y + kSide * r) * Tile::kScoreStride + x + kSide * c] = values[r][c];
+    }
+  }
+}
+
+// row = keep * row + factor * sums; the row's old elements are not read when keep is 0.
+template <class Tile, typename T>
+__device__ void StoreRow(const T (&sums)[Tile::kColumns], T factor, T keep, int head_dim, T* row) {
+  const int x = threadIdx.x % kSide;
+#pragma unroll
+  for (int c = 0; c < Tile::kColumns; ++c) {
+    const int column = c / Tile::kPack * Tile::kPack * kSide + x * Tile::kPack + c % Tile::kPack;
+    if (column >= head_dim) continue;
+    const T value = factor * sums[c];
+    row[column] = keep == 0 ? value : keep * row[column] + value;
+  }
+}
+
+// Over the 16 threads of a row.
+template <typename T>
+__device__ T RowMax(T value) {
+#pragma unroll
+  for (int distance = kSide / 2; distance > 0; distance /= 2) {
+    value = max(value, __shfl_xor_sync(0xffffffff, value, distance));
+  }
+  return value;
+}
+template <typename T>
+__device__ T RowSum(T value) {
+#pragma unroll
+  for (int distance = kSide / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(0xffffffff, value, distance);
+  }
+  return value;
+}
+
+// A block of threads is one tile of one head of one batch row; last tiles first, for they are the
+// longest of a causal mask.
+struct Position {
+  __device__ Position(int64_t tiles, int64_t heads, int rows)
+      : first((tiles - 1 - blockIdx.x % tiles) * rows),
+        h(blockIdx.x / tiles % heads),
+        b(blockIdx.x / tiles / heads) {}
+  int64_t first;  // row
+  int64_t h, b;
+};
+
+// Runs kernel<T, padded head_dim>, one block a tile of `length` rows of `heads`.
+template <typename Kernel, typename Params>
+void LaunchTiles(Kernel kernel, const Params& params, int64_t rows, int64_t length, int64_t heads,
+                 int64_t shared_bytes) {
+  const int64_t tiles = (length + rows - 1) / rows;
+  const int64_t blocks = tiles * heads * params.shape.batch;
+  if (blocks == 0) return;
+  BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(shared_bytes)));
+  kernel<<<static_cast<unsigned>(blocks), kThreads, shared_bytes, cuda::CurrentStream()>>>(params,
+                                                                                           tiles);
+  BURST_CUDA_CHECK_LAUNCH("attention");
+}
+
+// Calls function(Tile<T, kHeadDim>{}) for the dtype and head_dim of a shape.
+template <typename Function>
+void DispatchTile(const FlashAttentionShape& shape, Function&& function) {
+  const auto with_dtype = [&](auto zero) {
+    using T = decltype(zero);
+    if (shape.head_dim <= 64) return function(zero, Tile<T, 64>{});
+    if (shape.head_dim <= 128) return function(zero, Tile<T, 128>{});
+    return function(zero, Tile<T, 256>{});
+  };
+  if (shape.dtype == DType::kFloat64) return with_dtype(double{});
+  return with_dtype(float{});
+}
+
+}  // namespace simt
+}  // namespace burst

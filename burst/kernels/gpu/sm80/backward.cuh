@@ -1,0 +1,300 @@
+// Backward on Ampere's tensor cores. A block owns kBlockN keys of a key head; the query tiles that
+// see them pass by, of every query head of the group, the next one copied while this one is at
+// work:
+//
+//   S = Q K^T;  P = 2^(c S - lse log2 e), c = softmax_scale log2 e;  dP = dO V^T
+//   dS = P * (dP - delta);  dV += P^T dO;  dK += dS^T Q;  dQ += dS K
+//
+// dK and dV stay in registers and are never summed over blocks. P and dS go through shared memory,
+// for the warps share out each product in another way; dQ goes to global memory by atomic additions
+// in float32. Deterministic: blocks add to a query tile in the order of their keys, by a counter
+// of those that have. All blocks walk the query tiles from the last one, so that they wait for each
+// other at the start only, and always for blocks of smaller index.
+#pragma once
+
+#include <cmath>
+
+#include "burst/kernels/gpu/sm80/tile.cuh"
+
+namespace burst {
+namespace sm80 {
+
+// Warps share out S and dP, [kBlockM, kBlockN], and dQ, [kBlockM, head_dim], as kWarpsM x (8 /
+// kWarpsM); dK and dV, [kBlockN, head_dim], as kWarpsN x (8 / kWarpsN).
+template <int kHeadDimPadded, int kQueries, int kKeys, int kQueryStages, int kSWarps, int kKWarps>
+struct BackwardTraits {
+  static constexpr int kHeadDim = kHeadDimPadded;
+  static constexpr int kBlockM = kQueries, kBlockN = kKeys;
+  static constexpr int kStages = kQueryStages;  // of Q, dO and the statistics
+  static constexpr int kWarps = 8;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kWarpsM = kSWarps, kWarpsN = kKWarps;
+
+  static constexpr int kSRows = kBlockM / kWarpsM, kSColumns = kBlockN / (kWarps / kWarpsM);
+  static constexpr int kDqColumns = kHeadDim / (kWarps / kWarpsM);
+  static constexpr int kDkRows = kBlockN / kWarpsN, kDkColumns = kHeadDim / (kWarps / kWarpsN);
+  static_assert(kSRows % 16 == 0 && kSColumns % 16 == 0 && kDqColumns % 16 == 0, "");
+  static_assert(kDkRows % 16 == 0 && kDkColumns % 16 == 0, "");
+
+  // Bytes of shared memory.
+  static constexpr int kKTile = kBlockN * kHeadDim * 2, kQTile = kBlockM * kHeadDim * 2;
+  static constexpr int kScoreTile = kBlockM * kBlockN * 2;
+  static constexpr int kStatistic = kBlockM * 4;  // lse, delta
+  static constexpr int kSharedBytes =
+      2 * kKTile + 2 * kScoreTile + kStages * 2 * (kQTile + kStatistic);
+};
+
+// Where one (query head, query tile) lies in a stage of shared memory.
+template <class Traits>
+struct Stage {
+  __device__ __forceinline__ explicit Stage(uint32_t base)
+      : q(base),
+        dout(q + Traits::kQTile),
+        lse(dout + Traits::kQTile),
+        delta(lse + Traits::kStatistic) {}
+  static constexpr int kBytes = 2 * (Traits::kQTile + Traits::kStatistic);
+  uint32_t q, dout;
+  uint32_t lse, delta;  // [kBlockM], float
+};
+
+struct QueryTiles {
+  int first, last;  // [first, last)
+};
+
+struct Step {
+  int h, tile;  // query head, query tile
+};
+
+// The tiles for which [begin of the first row, end of the last) meets the keys [key, key_end):
+// those that see some of them, and perhaps some that do not, but so that the key tiles that a query
+// tile meets are consecutive, from the one with its first row's begin: they take turns in that
+// order.
+template <int kBlockM>
+__device__ __forceinline__ QueryTiles VisibleTiles(const Visible& visible, int64_t q_len, int key,
+                                                   int key_end) {
+  const int64_t first = visible.FirstEndingAfter(q_len, key);
+  const int64_t last = visible.FirstBeginningAfter(q_len, key_end - 1);
+  const int first_tile = static_cast<int>(first / kBlockM);
+  const int last_tile = static_cast<int>((last + kBlockM - 1) / kBlockM);
+  if (first == q_len || first_tile >= last_tile) return {0, 0};
+  return {first_tile, last_tile};
+}
+
+template <class Traits>
+__device__ __forceinline__ void LoadStage(const FlashBackwardParams& params, int b, int h, int tile,
+                                          uint32_t base) {
+  constexpr int kBlockM = Traits::kBlockM, kThreads = Traits::kThreads;
+  using Loader = TileLoader<kBlockM, Traits::kHeadDim, kThreads>;
+  const FlashAttentionShape& shape = params.shape;
+  const Stage<Traits> stage(base);
+  const int first = tile * kBlockM, q_len = static_cast<int>(shape.q_len);
+  const int head_dim = static_cast<int>(shape.head_dim);
+  Loader(params.q, b, h, first).Load(params.q.seq_stride, q_len - first, head_dim, stage.q);
+  Loader(params.dout, b, h, first)
+      .Load(params.dout.seq_stride, q_len - first, head_dim, stage.dout);
+  static_assert(2 * kBlockM <= kThreads, "a thread brings one statistic");
+  if (threadIdx.x < 2 * kBlockM) {
+    const int i = threadIdx.x % kBlockM;
+    const int64_t row = (b * shape.num_heads + h) * shape.q_len + first + i;
+    const void* source = threadIdx.x < kBlockM ? params.lse : params.delta;
+    CopyAsync4(stage.lse + threadIdx.x * 4, static_cast<const float*>(source) + row,
+               first + i < q_len);
+  }
+}
+
+__device__ __forceinline__ float LoadShared(uint32_t address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
+  return x;
+}
+
+// dQ rows += scale * d, of the warp's part: row 0 is query `first`.
+template <int kM, int kN>
+__device__ __forceinline__ void AddRows(const float (&d)[kM][kN][4], float scale,
+                                        const Head<float>& dq, int first, int q_len, int column,
+                                        int head_dim) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = first + 16 * m + 8 * half + lane / 4;
+      if (i >= q_len) continue;
+      float* row = dq.row(i) + column + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        if (column + 8 * n >= head_dim) continue;
+        AddGlobal(row + 8 * n, scale * d[m][n][2 * half], scale * d[m][n][2 * half + 1]);
+      }
+    }
+  }
+}
+
+// Blocks of keys take turns at a query tile: *counter of them have been there.
+__device__ __forceinline__ void WaitForTurn(const int* counter, int turn) {
+  if (threadIdx.x == 0) {
+    while (LoadAcquire(counter) != turn) {
+    }
+  }
+  __syncthreads();
+}
+__device__ __forceinline__ void PassTurn(int* counter, int turn) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) StoreRelease(counter, turn + 1);
+}
+
+// counters [batch, num_heads, query tiles]: zeros, or null when the order is free.
+template <class Traits>
+__global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
+    const __grid_constant__ FlashBackwardParams params, int key_tiles, int query_tiles,
+    int* counters) {
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  constexpr int kHeadDim = Traits::kHeadDim, kThreads = Traits::kThreads;
+  constexpr int kSM = Traits::kSRows / 16, kSN = Traits::kSColumns / 8;
+  constexpr int kDkM = Traits::kDkRows / 16, kDkN = Traits::kDkColumns / 8;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const uint32_t k_tile = SharedAddress(shared);
+  const uint32_t v_tile = k_tile + Traits::kKTile;
+  const uint32_t p_tile = v_tile + Traits::kKTile;  // [kBlockM, kBlockN]
+  const uint32_t ds_tile = p_tile + Traits::kScoreTile;
+  const uint32_t stages = ds_tile + Traits::kScoreTile;
+
+  const FlashAttentionShape& shape = params.shape;
+  const int q_len = static_cast<int>(shape.q_len), k_len = static_cast<int>(shape.k_len);
+  const int head_dim = static_cast<int>(shape.head_dim);
+  const int num_kv_heads = static_cast<int>(shape.num_kv_heads);
+  const int group = static_cast<int>(shape.num_heads) / num_kv_heads;
+  const int key_tile = static_cast<int>(blockIdx.x) % key_tiles, key = key_tile * kBlockN;
+  const int kv_head = static_cast<int>(blockIdx.x) / key_tiles % num_kv_heads;
+  const int b = static_cast<int>(blockIdx.x) / key_tiles / num_kv_heads;
+  const Visible visible(shape, b);
+  const float scale = static_cast<float>(shape.softmax_scale), c = scale * kLog2E;
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int s_row = warp % Traits::kWarpsM * Traits::kSRows;
+  const int s_column = warp / Traits::kWarpsM * Traits::kSColumns;
+  const int dq_column = warp / Traits::kWarpsM * Traits::kDqColumns;
+  const int dk_row = warp % Traits::kWarpsN * Traits::kDkRows;
+  const int dk_column = warp / Traits::kWarpsN * Traits::kDkColumns;
+
+  float dk[kDkM][kDkN][4], dv[kDkM][kDkN][4];
+  Clear<kDkM, kDkN>(dk);
+  Clear<kDkM, kDkN>(dv);
+
+  const QueryTiles tiles = VisibleTiles<kBlockM>(visible, q_len, key, min(key + kBlockN, k_len));
+  if (tiles.first < tiles.last) {
+    using Loader = TileLoader<kBlockN, kHeadDim, kThreads>;
+    Loader(params.k, b, kv_head, key).Load(params.k.seq_stride, k_len - key, head_dim, k_tile);
+    Loader(params.v, b, kv_head, key).Load(params.v.seq_stride, k_len - key, head_dim, v_tile);
+    LoadStage<Traits>(params, b, kv_head * group, tiles.last - 1, stages);
+    CommitCopies();
+  }
+  uint32_t base = stages;
+  for (Step step = {kv_head * group, tiles.last - 1}, next;
+       tiles.first < tiles.last && step.h < (kv_head + 1) * group; step = next) {
+    const Stage<Traits> stage(base);
+    next = step.tile > tiles.first ? Step{step.h, step.tile - 1} : Step{step.h + 1, tiles.last - 1};
+    const bool is_last = next.h == (kv_head + 1) * group;
+    if (Traits::kStages > 1) base = 2 * stages + Stage<Traits>::kBytes - base;
+    WaitCopies<0>();
+    __syncthreads();  // this stage is here, and nobody reads the last one, P or dS any more
+    if (Traits::kStages > 1 && !is_last) {
+      LoadStage<Traits>(params, b, next.h, next.tile, base);
+      CommitCopies();
+    }
+
+    float s[kSM][kSN][4], dp[kSM][kSN][4];
+    Clear<kSM, kSN>(s);
+    Multiply<kHeadDim>(A<kHeadDim>(stage.q, s_row), B<kHeadDim>(k_tile, s_column), s);
+    Clear<kSM, kSN>(dp);
+    Multiply<kHeadDim>(A<kHeadDim>(stage.dout, s_row), B<kHeadDim>(v_tile, s_column), dp);
+    const int first = step.tile * kBlockM;
+    if (!KeySpan(visible, first + s_row, Traits::kSRows, q_len)
+             .Contains(key + s_column, Traits::kSColumns)) {
+      MaskScores(visible, first + s_row, q_len, key + s_column, s);
+    }
+#pragma unroll
+    for (int m = 0; m < kSM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = s_row + 16 * m + 8 * half + lane / 4;
+        const float row_lse = LoadShared(stage.lse + row * 4);
+        const float delta = LoadShared(stage.delta + row * 4);
+        // A query that sees nothing: P = 2^-inf. Those from q_len on: all zeros, dS and dO too.
+        const float lse = row_lse == -INFINITY ? INFINITY : row_lse * kLog2E;
+#pragma unroll
+        for (int n = 0; n < kSN; ++n) {
+#pragma unroll
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            s[m][n][i] = Exp2(fmaf(s[m][n][i], c, -lse));
+            dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - delta);
+          }
+        }
+      }
+    }
+    StoreToTile<kBlockN>(s, p_tile, s_row, s_column);
+    StoreToTile<kBlockN>(dp, ds_tile, s_row, s_column);
+    __syncthreads();  // P and dS are there
+
+    Multiply<kBlockM>(AT<kBlockN>(p_tile, 0, dk_row), BT<kHeadDim>(stage.dout, 0, dk_column), dv);
+    Multiply<kBlockM>(AT<kBlockN>(ds_tile, 0, dk_row), BT<kHeadDim>(stage.q, 0, dk_column), dk);
+    if (Traits::kStages == 1 && !is_last) {
+      __syncthreads();  // nobody reads Q and dO any more
+      LoadStage<Traits>(params, b, next.h, next.tile, stages);
+      CommitCopies();
+    }
+    float dq[kSM][Traits::kDqColumns / 8][4];
+    Clear<kSM, Traits::kDqColumns / 8>(dq);
+    Multiply<kBlockN>(A<kBlockN>(ds_tile, s_row), BT<kHeadDim>(k_tile, 0, dq_column), dq);
+    int* counter = nullptr;
+    int turn = 0;
+    if (counters != nullptr) {
+      counter = counters + (b * shape.num_heads + step.h) * query_tiles + step.tile;
+      turn = key_tile - visible.begin(first) / kBlockN;
+      WaitForTurn(counter, turn);
+    }
+    AddRows(dq, scale, Head<float>(params.dq, b, step.h), first + s_row, q_len, dq_column,
+            head_dim);
+    if (counters != nullptr) PassTurn(counter, turn);
+  }
+
+  const float one[2] = {1, 1}, scales[2] = {scale, scale};
+#pragma unroll
+  for (int m = 0; m < kDkM; ++m) {
+    const int row = key + dk_row + 16 * m + lane / 4;
+    const bool valid[2] = {row < k_len, row + 8 < k_len};
+    const RowPair rows{b, kv_head, row, valid, head_dim, dk_column};
+    if (!params.assign) {
+      MergeRows<Traits::kDkColumns>(params.dv, rows, one, one, dv[m]);
+      MergeRows<Traits::kDkColumns>(params.dk, rows, scales, one, dk[m]);
+    }
+    StoreRows<Traits::kDkColumns>(!params.assign, dv[m], one, params.dv, rows);
+    StoreRows<Traits::kDkColumns>(!params.assign, dk[m], params.assign ? scales : one, params.dk,
+                                  rows);
+  }
+}
+
+// params.dq is float32 and added to.
+template <class Traits>
+void LaunchBackward(const FlashBackwardParams& params) {
+  const FlashAttentionShape& shape = params.shape;
+  const int key_tiles = static_cast<int>((shape.k_len + Traits::kBlockN - 1) / Traits::kBlockN);
+  const int query_tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
+  const int64_t blocks = key_tiles * shape.num_kv_heads * shape.batch;
+  if (blocks == 0) return;
+  Tensor counters;
+  if (params.deterministic) {
+    counters = Tensor::Zeros({shape.batch, shape.num_heads, query_tiles}, DType::kInt32,
+                             DeviceType::kCuda);
+  }
+  const auto kernel = BackwardKernel<Traits>;
+  BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        Traits::kSharedBytes));
+  kernel<<<static_cast<unsigned>(blocks), Traits::kThreads, Traits::kSharedBytes,
+           cuda::CurrentStream()>>>(params, key_tiles, query_tiles, cuda::Data<int>(counters));
+  BURST_CUDA_CHECK_LAUNCH("attention backward");
+}
+
+}  // namespace sm80
+}  // namespace burst

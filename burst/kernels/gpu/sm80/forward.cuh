@@ -1,0 +1,209 @@
+// Forward on Ampere's tensor cores. A block owns kBlockM queries of a head, a warp 16 kM of them;
+// keys and values pass by in blocks of kBlockN, copied while the other of the two is at work:
+//
+//   S = Q K^T;  m' = max(m, rowmax S);  P = 2^(c S - c m'), c = softmax_scale log2 e
+//   l = l 2^(c m - c m') + rowsum P;  O = O 2^(c m - c m') + P V
+#pragma once
+
+#include <cmath>
+
+#include "burst/kernels/gpu/sm80/tile.cuh"
+#include "burst/kernels/merge.h"
+
+namespace burst {
+namespace sm80 {
+
+template <int kHeadDimPadded, int kRows, int kKeys, int kWarps>
+struct ForwardTraits {
+  static constexpr int kHeadDim = kHeadDimPadded;
+  static constexpr int kBlockM = kRows, kBlockN = kKeys;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kM = kBlockM / (16 * kWarps);  // row tiles of a warp
+  static constexpr int kSharedBytes = (kBlockM + 2 * kBlockN) * kHeadDim * 2;
+};
+
+// The running softmax of the lane's rows: l / 4 + 16 m and 8 below it.
+template <int kM>
+struct Softmax {
+  float max[kM][2], sum[kM][2];  // max of S; sum over this lane's columns
+};
+
+// S becomes P; O is rescaled.
+template <int kM, int kN, int kColumns>
+__device__ __forceinline__ void Update(float c, float (&s)[kM][kN][4], Softmax<kM>& softmax,
+                                       float (&o)[kM][kColumns][4]) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float max = softmax.max[m][half];
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        max = fmaxf(max, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+      }
+      max = RowMax(max);
+      const float origin = max == -INFINITY ? 0 : max * c;  // nothing seen yet: 2^-inf
+      const float last = softmax.max[m][half];
+      const float rescale = last == -INFINITY ? 0 : Exp2((last - max) * c);  // 1 if unchanged
+      float sum = 0;
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          s[m][n][i] = Exp2(fmaf(s[m][n][i], c, -origin));
+          sum += s[m][n][i];
+        }
+      }
+      softmax.max[m][half] = max;
+      softmax.sum[m][half] = fmaf(softmax.sum[m][half], rescale, sum);
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) {
+        o[m][n][2 * half] *= rescale;
+        o[m][n][2 * half + 1] *= rescale;
+      }
+    }
+  }
+}
+
+// The tile of a block. Last tiles first: the longest under a causal mask.
+struct Position {
+  __device__ __forceinline__ Position(const FlashAttentionShape& shape, int tiles, int rows) {
+    const int index = BlockIndex(), num_heads = static_cast<int>(shape.num_heads);
+    first = (tiles - 1 - index % tiles) * rows;
+    h = index / tiles % num_heads;
+    b = index / tiles / num_heads;
+  }
+  int first, h, b;
+};
+
+// O = O / l, lse = softmax_scale m + log l; merged with what is there.
+template <class Traits>
+__device__ __forceinline__ void Finish(const FlashForwardParams& params, int tiles,
+                                       const Softmax<Traits::kM>& softmax,
+                                       float (&o)[Traits::kM][Traits::kHeadDim / 8][4]) {
+  constexpr int kM = Traits::kM, kHeadDim = Traits::kHeadDim;
+  const FlashAttentionShape& shape = params.shape;
+  const int q_len = static_cast<int>(shape.q_len), head_dim = static_cast<int>(shape.head_dim);
+  const Position position(shape, tiles, Traits::kBlockM);
+  const int warp_row = threadIdx.x / 32 * (16 * kM), lane = threadIdx.x % 32;
+  float* const lse =
+      static_cast<float*>(params.lse) + (position.b * shape.num_heads + position.h) * shape.q_len;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+    const int row = position.first + warp_row + 16 * m + lane / 4;
+    float factor[2], keep[2];
+    bool valid[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = row + 8 * half;
+      valid[half] = i < q_len;
+      const float sum = RowSum(softmax.sum[m][half]);
+      float row_lse = -INFINITY;
+      factor[half] = keep[half] = 0;
+      if (sum != 0) {
+        row_lse = softmax.max[m][half] * static_cast<float>(shape.softmax_scale) + logf(sum);
+        factor[half] = 1 / sum;
+      }
+      if (params.merge && valid[half]) {
+        const MergeWeights<float> weights = Merge(lse[i], row_lse);
+        row_lse = weights.lse;
+        factor[half] *= weights.b;
+        keep[half] = weights.a;
+      }
+      __syncwarp();  // the four lanes have read lse
+      if (valid[half] && lane % 4 == 0) lse[i] = row_lse;
+    }
+    const RowPair rows{position.b, position.h, row, valid, head_dim};
+    if (params.merge) {
+      MergeRows<kHeadDim>(params.sum.data == nullptr ? params.out : params.sum, rows, factor, keep,
+                          o[m]);
+      factor[0] = factor[1] = 1;
+    }
+    StoreRows<kHeadDim>(params.out_dtype == DType::kFloat32, o[m], factor, params.out, rows);
+  }
+}
+
+template <class Traits>
+__global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
+    const __grid_constant__ FlashForwardParams params, int tiles) {
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kM = Traits::kM;
+  constexpr int kHeadDim = Traits::kHeadDim, kThreads = Traits::kThreads;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const uint32_t q_tile = SharedAddress(shared);
+  const uint32_t k_tile = q_tile + kBlockM * kHeadDim * 2;
+  const uint32_t v_tile = k_tile + kBlockN * kHeadDim * 2;
+
+  const FlashAttentionShape& shape = params.shape;
+  const int q_len = static_cast<int>(shape.q_len), k_len = static_cast<int>(shape.k_len);
+  const int head_dim = static_cast<int>(shape.head_dim);
+  const Position position(shape, tiles, kBlockM);
+  const int first = position.first, b = position.b;
+  const int kv_head =
+      position.h / static_cast<int>(shape.num_heads / static_cast<int>(shape.num_kv_heads));
+  const Visible visible(shape, b);
+  const int first_key = visible.begin(first),
+            last_key = visible.end(min(first + kBlockM, q_len) - 1);
+  const int warp_row = threadIdx.x / 32 * (16 * kM);
+  const KeySpan all_see(visible, first + warp_row, 16 * kM, q_len);
+  const float c = static_cast<float>(shape.softmax_scale) * kLog2E;
+
+  float o[kM][kHeadDim / 8][4];
+  Clear<kM, kHeadDim / 8>(o);
+  Softmax<kM> softmax;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+    softmax.max[m][0] = softmax.max[m][1] = -INFINITY;
+    softmax.sum[m][0] = softmax.sum[m][1] = 0;
+  }
+
+  using KeyLoader = TileLoader<kBlockN, kHeadDim, kThreads>;
+  KeyLoader k(params.k, b, kv_head, first_key), v(params.v, b, kv_head, first_key);
+  if (first_key < last_key) {
+    const TileLoader<kBlockM, kHeadDim, kThreads> q(params.q, b, position.h, first);
+    q.Load(params.q.seq_stride, q_len - first, head_dim, q_tile);
+    k.Load(params.k.seq_stride, k_len - first_key, head_dim, k_tile);
+    CommitCopies();
+  }
+  for (int key = first_key; key < last_key; key += kBlockN) {
+    WaitCopies<0>();
+    __syncthreads();  // K is here, and nobody reads the last V any more
+    v.Load(params.v.seq_stride, k_len - key, head_dim, v_tile);
+    v.Advance(params.v.seq_stride);
+    CommitCopies();
+    float s[kM][kBlockN / 8][4];
+    Clear<kM, kBlockN / 8>(s);
+    Multiply<kHeadDim>(A<kHeadDim>(q_tile, warp_row), B<kHeadDim>(k_tile, 0), s);
+    WaitCopies<0>();
+    __syncthreads();  // V is here, and nobody reads K any more
+    k.Advance(params.k.seq_stride);
+    if (key + kBlockN < last_key) {
+      k.Load(params.k.seq_stride, k_len - key - kBlockN, head_dim, k_tile);
+    }
+    CommitCopies();
+    if (!all_see.Contains(key, kBlockN)) {
+      const Position again(shape, tiles, kBlockM);
+      MaskScores(Visible(shape, again.b), again.first + warp_row, q_len, key, s);
+    }
+    Update(c, s, softmax, o);
+    MultiplyAccumulators(s, BT<kHeadDim>(v_tile, 0), o);
+  }
+
+  Finish<Traits>(params, tiles, softmax, o);
+}
+
+template <class Traits>
+void LaunchForward(const FlashForwardParams& params) {
+  const FlashAttentionShape& shape = params.shape;
+  const int tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
+  const int64_t blocks = tiles * shape.num_heads * shape.batch;
+  if (blocks == 0) return;
+  const auto kernel = ForwardKernel<Traits>;
+  BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        Traits::kSharedBytes));
+  kernel<<<static_cast<unsigned>(blocks), Traits::kThreads, Traits::kSharedBytes,
+           cuda::CurrentStream()>>>(params, tiles);
+  BURST_CUDA_CHECK_LAUNCH("attention forward");
+}
+
+}  // namespace sm80
+}  // namespace burst

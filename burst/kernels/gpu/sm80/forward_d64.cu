@@ -1,0 +1,12 @@
+#include "burst/kernels/gpu/sm80/configs.h"
+#include "burst/kernels/gpu/sm80/forward.cuh"
+
+namespace burst {
+namespace sm80 {
+
+void ForwardD64(const FlashForwardParams& params) {
+  LaunchForward<ForwardTraits<64, 128, 128, 4>>(params);
+}
+
+}  // namespace sm80
+}  // namespace burst

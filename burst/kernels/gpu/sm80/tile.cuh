@@ -1,0 +1,314 @@
+// Tiles of bf16 in shared memory, products of them, and their loads.
+//
+// A tile has rows of kColumns (a multiple of 64); the 16-byte piece c of row r lies where piece
+// c ^ (r % 8) would, so that eight rows of one column of pieces, which is what a matrix load reads,
+// touch all banks once.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "burst/kernels/gpu/common/accumulator.cuh"
+#include "burst/kernels/gpu/common/operand.cuh"
+#include "burst/kernels/gpu/sm80/configs.h"
+#include "burst/kernels/gpu/sm80/ptx.cuh"
+#include "burst/tensor/dispatch.cuh"
+
+namespace burst {
+namespace sm80 {
+
+using cuda::Exp2;
+using cuda::Head;
+using cuda::kLn2;
+using cuda::kLog2E;
+using cuda::PackBf16;
+using cuda::Visible;
+
+template <int kColumns>
+__device__ __forceinline__ uint32_t TileAddress(uint32_t tile, int row, int column) {
+  return tile + row * (kColumns * 2) + (((column / 8) ^ (row % 8)) * 16) + column % 8 * 2;
+}
+
+// What a lane of a warp needs to read 16 x 16 parts of a tile. Parts begin at multiples of 8 rows
+// and of 16 columns.
+template <int kColumns, bool kRowsFirst>
+class Reader {
+ public:
+  // Row `row` and column `column` of the tile will be 0; all columns read must be less than a power
+  // of two that divides `column`. The four 8x8 matrices of a part, in order of their rows
+  // first (upper left, lower left, upper right, lower right) or their columns.
+  __device__ __forceinline__ Reader(uint32_t tile, int row, int column = 0) {
+    const int lane = threadIdx.x % 32;
+    const int lane_row = kRowsFirst ? lane % 16 : lane % 8 + lane / 16 * 8;
+    const int lane_piece = kRowsFirst ? lane / 16 : lane / 8 % 2;
+    base_ = tile + (row + lane_row) * (kColumns * 2);
+    exclusive_or_ = ((lane_piece ^ (lane % 8)) * 16) ^ (column * 2);
+    // Made in a loop, it is made anew: the many addresses it gives would not fit the registers.
+    asm volatile("" : "+r"(exclusive_or_));
+  }
+
+ protected:
+  __device__ __forceinline__ uint32_t Address(int row, int column) const {
+    return base_ + row * (kColumns * 2) + ((column * 2) ^ exclusive_or_);
+  }
+
+ private:
+  uint32_t base_, exclusive_or_;
+};
+
+// Operands of d[M, N] += a[M, K] b[K, N]. A: [m, k] in memory; AT: [k, m]; B: [n, k]; BT: [k, n].
+// Load gives the fragments of 16 x 16 elements: of a, one operand; of b, two of eight columns.
+template <int kColumns>
+struct A : Reader<kColumns, true> {
+  using Reader<kColumns, true>::Reader;
+  __device__ __forceinline__ void Load(int m, int k, uint32_t (&d)[4]) const {
+    LoadMatrices(this->Address(m, k), d);
+  }
+};
+template <int kColumns>
+struct AT : Reader<kColumns, false> {
+  using Reader<kColumns, false>::Reader;
+  __device__ __forceinline__ void Load(int m, int k, uint32_t (&d)[4]) const {
+    LoadMatricesTransposed(this->Address(k, m), d);
+  }
+};
+template <int kColumns>
+struct B : Reader<kColumns, false> {
+  using Reader<kColumns, false>::Reader;
+  __device__ __forceinline__ void Load(int n, int k, uint32_t (&d)[4]) const {
+    LoadMatrices(this->Address(n, k), d);
+  }
+};
+template <int kColumns>
+struct BT : Reader<kColumns, true> {
+  using Reader<kColumns, true>::Reader;
+  __device__ __forceinline__ void Load(int n, int k, uint32_t (&d)[4]) const {
+    LoadMatricesTransposed(this->Address(k, n), d);
+  }
+};
+
+// [16 kM, 8 kN] of a warp: kM row tiles, kN column tiles, four elements a lane: rows l / 4 (0, 1)
+// and l / 4 + 8 (2, 3).
+template <int kM, int kN>
+using Accumulators = float[kM][kN][4];
+
+template <int kM, int kN>
+__device__ __forceinline__ void Clear(Accumulators<kM, kN>& d) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) d[m][n][i] = 0;
+    }
+  }
+}
+
+// d += a b, the depth of kK; the warp's part of a and b begins at 0.
+template <int kK, int kM, int kN, class A, class B>
+__device__ __forceinline__ void Multiply(const A& a, const B& b, float (&d)[kM][kN][4]) {
+#pragma unroll
+  for (int k = 0; k < kK; k += 16) {
+    uint32_t a_part[kM][4];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) a.Load(16 * m, k, a_part[m]);
+#pragma unroll
+    for (int n = 0; n < kN; n += 2) {
+      uint32_t b_part[4];
+      b.Load(8 * n, k, b_part);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        Mma(a_part[m], b_part[0], b_part[1], d[m][n]);
+        Mma(a_part[m], b_part[2], b_part[3], d[m][n + 1]);
+      }
+    }
+  }
+}
+
+// The same with a from the accumulators of another product, [16 kM, 8 kP], rounded to bf16.
+template <int kM, int kN, int kP, class B>
+__device__ __forceinline__ void MultiplyAccumulators(const float (&a)[kM][kP][4], const B& b,
+                                                     float (&d)[kM][kN][4]) {
+  uint32_t a_part[kP / 2][kM][4];
+#pragma unroll
+  for (int k = 0; k < kP; k += 2) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      a_part[k / 2][m][0] = PackBf16(a[m][k][0], a[m][k][1]);
+      a_part[k / 2][m][1] = PackBf16(a[m][k][2], a[m][k][3]);
+      a_part[k / 2][m][2] = PackBf16(a[m][k + 1][0], a[m][k + 1][1]);
+      a_part[k / 2][m][3] = PackBf16(a[m][k + 1][2], a[m][k + 1][3]);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kP / 2; ++k) {
+#pragma unroll
+    for (int n = 0; n < kN; n += 2) {
+      uint32_t b_part[4];
+      b.Load(8 * n, 16 * k, b_part);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        Mma(a_part[k][m], b_part[0], b_part[1], d[m][n]);
+        Mma(a_part[k][m], b_part[2], b_part[3], d[m][n + 1]);
+      }
+    }
+  }
+}
+
+// The warp's [16 kM, 8 kN] part of a tile, as bf16; it begins at (row, column).
+template <int kColumns, int kM, int kN>
+__device__ __forceinline__ void StoreToTile(const float (&d)[kM][kN][4], uint32_t tile, int row,
+                                            int column) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t address =
+            TileAddress<kColumns>(tile, row + 16 * m + 8 * half + lane / 4, column + 8 * n) +
+            lane % 4 * 4;
+        StoreShared(address, PackBf16(d[m][n][2 * half], d[m][n][2 * half + 1]));
+      }
+    }
+  }
+}
+
+// Copies tiles of kRows rows of a head to shared memory: a thread brings the same 16-byte piece of
+// every kRowsAtOnce-th row.
+template <int kRows, int kColumns, int kThreads>
+class TileLoader {
+ public:
+  // Of rows that begin at `first`.
+  __device__ __forceinline__ TileLoader(const AttentionOperand& operand, int64_t b, int64_t h,
+                                        int first)
+      : source_(Head<bf16>(operand, b, h).row(first + Row()) + Column()) {}
+
+  // Begins the copy of a tile; zeros from row `rows` and column head_dim on.
+  __device__ __forceinline__ void Load(int64_t stride, int rows, int head_dim,
+                                       uint32_t tile) const {
+    const uint32_t target = TileAddress<kColumns>(tile, Row(), Column());
+    const int rows_left = Column() < head_dim ? rows - Row() : 0;
+    const bf16* source = source_;
+#pragma unroll
+    for (int i = 0; i < kRows; i += kRowsAtOnce) {
+      CopyAsync16(target + i * (kColumns * 2), source, i < rows_left);
+      source += kRowsAtOnce * stride;
+    }
+  }
+
+  // Goes a tile on.
+  __device__ __forceinline__ void Advance(int64_t stride) { source_ += kRows * stride; }
+
+ private:
+  static constexpr int kPieces = kColumns / 8;
+  static constexpr int kRowsAtOnce = kThreads / kPieces;
+  static_assert(kRows % kRowsAtOnce == 0 && kRowsAtOnce % 8 == 0, "rows do not divide");
+  __device__ __forceinline__ static int Row() { return threadIdx.x / kPieces; }
+  __device__ __forceinline__ static int Column() { return threadIdx.x % kPieces * 8; }
+
+  const bf16* source_;
+};
+
+// The keys that every one of the queries [first, first + rows) sees; queries from q_len on see what
+// the last one does.
+struct KeySpan {
+  __device__ __forceinline__ KeySpan(const Visible& visible, int first, int rows, int q_len)
+      : begin(visible.begin(min(first + rows, q_len) - 1)),
+        end(visible.end(min(first, q_len - 1))) {}
+  __device__ __forceinline__ bool Contains(int key, int keys) const {
+    return begin <= key && key + keys <= end;
+  }
+  int begin, end;
+};
+
+// S = -inf where the query does not see the key; the warp's part begins at (first, key).
+template <int kM, int kN>
+__device__ __forceinline__ void MaskScores(const Visible& visible, int first, int q_len, int key,
+                                           float (&s)[kM][kN][4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = min(first + 16 * m + 8 * half + lane / 4, q_len - 1);
+      const int begin = visible.begin(i) - key, end = visible.end(i) - key;
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int j = 8 * n + lane % 4 * 2 + c;
+          if (j < begin || j >= end) s[m][n][2 * half + c] = -INFINITY;
+        }
+      }
+    }
+  }
+}
+
+// Over the four lanes of a row.
+__device__ __forceinline__ float RowMax(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+__device__ __forceinline__ float RowSum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+// Columns column .. column + kColumns - 1 of two rows of a head, row and row + 8, as a lane sees
+// them.
+struct RowPair {
+  int64_t b, h, row;
+  const bool (&valid)[2];
+  int head_dim;
+  int column = 0;
+
+  template <typename T>
+  __device__ __forceinline__ T* Upper(const AttentionOperand& operand) const {
+    return Head<T>(operand, b, h).row(row) + column;
+  }
+  __device__ __forceinline__ int columns() const { return head_dim - column; }
+};
+
+// d = d * factor + keep * what is in fp32 memory.
+template <int kColumns>
+__device__ __forceinline__ void MergeRows(const AttentionOperand& operand, const RowPair& rows,
+                                          const float (&factor)[2], const float (&keep)[2],
+                                          float (&d)[kColumns / 8][4]) {
+  const float* upper = rows.Upper<const float>(operand);
+  float there[kColumns / 2];
+  cuda::LoadRowFloat<0, kColumns>(upper, rows.valid[0], rows.columns(), there);
+  cuda::LoadRowFloat<1, kColumns>(upper + 8 * operand.seq_stride, rows.valid[1], rows.columns(),
+                                  there);
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    float& x = d[i / 4][i % 4];
+    x = fmaf(there[i], keep[i / 2 % 2], x * factor[i / 2 % 2]);
+  }
+}
+
+// d * factor to memory.
+template <int kColumns>
+__device__ __forceinline__ void StoreRows(bool is_float, const float (&d)[kColumns / 8][4],
+                                          const float (&factor)[2], const AttentionOperand& operand,
+                                          const RowPair& rows) {
+  float flat[kColumns / 2];
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) flat[i] = d[i / 4][i % 4];
+  const int columns = rows.columns();
+  if (is_float) {
+    float* upper = rows.Upper<float>(operand);
+    cuda::StoreRowFloat<0, kColumns>(flat, factor[0], upper, rows.valid[0], columns);
+    cuda::StoreRowFloat<1, kColumns>(flat, factor[1], upper + 8 * operand.seq_stride, rows.valid[1],
+                                     columns);
+  } else {
+    bf16* upper = rows.Upper<bf16>(operand);
+    cuda::StoreRowBf16<0, kColumns>(flat, factor[0], upper, rows.valid[0], columns);
+    cuda::StoreRowBf16<1, kColumns>(flat, factor[1], upper + 8 * operand.seq_stride, rows.valid[1],
+                                    columns);
+  }
+}
+
+}  // namespace sm80
+}  // namespace burst

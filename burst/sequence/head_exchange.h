@@ -1,0 +1,73 @@
+// The all-to-all of DeepSpeed-Ulysses: between a rank's own tokens with all heads, and the tokens
+// of its whole group with a part of the heads. Knows tokens and heads, nothing of attention.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "burst/attention/ring/schedule.h"
+#include "burst/comm/communicator.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+// What one rank sent to others of its group.
+struct ExchangeTraffic {
+  int64_t messages = 0;
+  int64_t bytes = 0;
+};
+
+class HeadExchange {
+ public:
+  // A tensor with an axis of tokens and one of heads.
+  struct Member {
+    Tensor tensor;
+    int token_axis, head_axis;
+  };
+  using Members = absl::InlinedVector<Member, 3>;
+
+  // The heads that member m of a group of `size` works on. Fewer heads than members: each is
+  // replicated on size / heads of them.
+  struct Heads {
+    int64_t first, count;
+  };
+  static Heads HeadsOf(int64_t num_heads, int member, int size);
+
+  // `group` must outlive the object.
+  explicit HeadExchange(Communicator* group) : group_(group) {}
+
+  // Own tokens, all heads -> the group's tokens in order of position, this rank's heads. The
+  // results are contiguous. `schedule` is that of this rank; the number of heads and the group's
+  // size divide one another.
+  absl::Status Gather(const RingSchedule& schedule, const Members& own,
+                      absl::InlinedVector<Tensor, 3>* gathered, ExchangeTraffic* traffic);
+
+  // The way back; assigns the tensors of `own`. What several members have of a replicated head is
+  // summed, in the order of the members and in SumDType, as gradients must be.
+  absl::Status Scatter(const RingSchedule& schedule, const absl::InlinedVector<Tensor, 3>& gathered,
+                       const Members& own, ExchangeTraffic* traffic);
+
+ private:
+  // Memory for what goes to every other member, or comes from it: a part of each tensor. Parts of
+  // one dtype travel in one message.
+  class Messages {
+   public:
+    // shape(i, peer): the shape of the part of tensor i for `peer`.
+    Messages(int rank, int size, DeviceType device, const std::vector<DType>& dtypes,
+             const std::function<Shape(size_t i, int peer)>& shape);
+    const Tensor& part(size_t i, int peer) const { return parts_[i][peer]; }
+    const std::vector<Tensor>& to(int peer) const { return messages_[peer]; }
+
+   private:
+    std::vector<std::vector<Tensor>> parts_;     // [tensor][peer], slices of the messages
+    std::vector<std::vector<Tensor>> messages_;  // by peer; none are empty
+  };
+  absl::Status Transfer(const Messages& sent, const Messages& received, ExchangeTraffic* traffic);
+
+  Communicator* const group_;
+};
+
+}  // namespace burst

@@ -1,0 +1,467 @@
+// The whole of BurstAttention, ranks as threads, against a naive double-precision attention over
+// the undivided sequence: forward and both backward directions, every layout and mask.
+
+#include "burst/attention/burst_attention.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "burst/base/status.h"
+#include "burst/comm/nccl/nccl_communicator.h"
+#include "burst/comm/thread/thread_communicator.h"
+#include "burst/device/device.h"
+#include "tests/attention/sequence_problem.h"
+#include "tests/testing/attention_reference.h"
+
+namespace burst {
+namespace {
+
+constexpr BackwardDirection kDirections[] = {BackwardDirection::kBurst, BackwardDirection::kRing};
+
+// What one rank does; it writes its part of the results.
+absl::Status RunRank(Communicator& comm, const BurstAttentionOptions& options, const Inputs& inputs,
+                     const DocumentStarts& documents, const AttentionResults& results,
+                     BurstAttention::Stats* stats = nullptr) {
+  BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
+  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+                         attention->Schedule(inputs.q.dim(1), documents));
+  const std::vector<int32_t>& positions = schedule.positions(comm.rank());
+  BurstAttention::Saved saved;
+  saved.q = TakeRows(inputs.q, positions);
+  saved.k = TakeRows(inputs.k, positions);
+  saved.v = TakeRows(inputs.v, positions);
+  saved.dout = TakeRows(inputs.dout, positions);
+  saved.dlse = TakeColumns(inputs.dlse, positions);
+  BURST_RETURN_IF_ERROR(
+      attention->Forward(schedule, saved.q, saved.k, saved.v, &saved.out, &saved.lse));
+  Tensor dq, dk, dv;
+  BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
+
+  PutRows(saved.out, positions, results.out);
+  PutColumns(saved.lse, positions, results.lse);
+  PutRows(dq, positions, results.dq);
+  PutRows(dk, positions, results.dk);
+  PutRows(dv, positions, results.dv);
+  if (stats != nullptr) *stats = attention->stats();
+  return absl::OkStatus();
+}
+
+// Runs the ring over `world_size` ranks and puts its parts together. Traffic is summed over ranks.
+absl::Status RunRing(int world_size, const BurstAttentionOptions& options, const Inputs& inputs,
+                     const DocumentStarts& documents, AttentionResults* results,
+                     RingTraffic* forward = nullptr, RingTraffic* backward = nullptr) {
+  *results = EmptyResults(inputs);
+  std::vector<BurstAttention::Stats> stats(world_size);
+  BURST_RETURN_IF_ERROR(RunTestRanks(world_size, [&](Communicator& comm) {
+    return RunRank(comm, options, inputs, documents, *results, &stats[comm.rank()]);
+  }));
+  const auto add = [](const RingTraffic& from, RingTraffic* to) {
+    if (to == nullptr) return;
+    for (Link link : kLinks) {
+      to->blocks[link] = to->blocks[link] + from.blocks[link];
+      to->gradients[link] = to->gradients[link] + from.gradients[link];
+    }
+    to->rounds_computed += from.rounds_computed;
+    to->rounds_skipped += from.rounds_skipped;
+  };
+  for (const BurstAttention::Stats& rank : stats) {
+    add(rank.forward, forward);
+    add(rank.backward, backward);
+  }
+  return absl::OkStatus();
+}
+
+// (heads, kv heads), head_dim
+class BurstAttentionSweep : public testing::TestWithParam<std::tuple<std::pair<int, int>, int>> {};
+
+// float32 to 1e-5 of the largest element, G x layouts x masks x lengths x directions.
+TEST_P(BurstAttentionSweep, MatchesTheReference) {
+  const auto [head_counts, head_dim] = GetParam();
+  const auto [heads, kv_heads] = head_counts;
+  for (int64_t seqlen : {1, 7, 129, 1000}) {
+    const Inputs inputs =
+        RandomInputs(1, seqlen, heads, kv_heads, head_dim, DType::kFloat32, seqlen);
+    for (const NamedMask& mask : kMasks) {
+      const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
+      const AttentionResults expected =
+          Reference(inputs, mask.mask, documents, 1 / std::sqrt(static_cast<double>(head_dim)));
+      for (int world_size : {1, 2, 3, 4, 8}) {
+        for (Layout layout : kLayouts) {
+          for (BackwardDirection direction : kDirections) {
+            if (world_size == 1 &&
+                (layout != Layout::kZigzag || direction != BackwardDirection::kBurst)) {
+              continue;  // one rank has no ring: layouts and directions are the same thing
+            }
+            SCOPED_TRACE(testing::Message()
+                         << "seqlen " << seqlen << " " << mask.name << " ranks " << world_size
+                         << " " << Name(layout) << " " << Name(direction));
+            BurstAttentionOptions options;
+            options.layout = layout;
+            options.mask = mask.mask;
+            options.backward = direction;
+            AttentionResults actual;
+            const absl::Status status = RunRing(world_size, options, inputs, documents, &actual);
+            ASSERT_TRUE(status.ok()) << status;
+            ExpectClose(actual, expected, 1e-5);
+          }
+        }
+      }
+    }
+  }
+}
+
+std::string SweepName(const testing::TestParamInfo<BurstAttentionSweep::ParamType>& info) {
+  const auto [head_counts, head_dim] = info.param;
+  return std::to_string(head_counts.first) + "heads" + std::to_string(head_counts.second) + "kv" +
+         std::to_string(head_dim) + "d";
+}
+
+INSTANTIATE_TEST_SUITE_P(HeadsAndDims, BurstAttentionSweep,
+                         testing::Combine(testing::Values(std::make_pair(2, 2),   // multi-head
+                                                          std::make_pair(4, 2),   // grouped
+                                                          std::make_pair(3, 1)),  // multi-query
+                                          testing::Values(16, 64, 80, 128)),
+                         SweepName);
+
+// The double ring, in double precision, and its bytes: those that the schedule announces for each
+// kind of link.
+TEST(BurstAttentionTest, DoubleRing) {
+  const int64_t heads = 4, kv_heads = 2, head_dim = 16;
+  for (int64_t seqlen : {5, 129}) {
+    const Inputs inputs =
+        RandomInputs(1, seqlen, heads, kv_heads, head_dim, DType::kFloat64, seqlen);
+    for (const NamedMask& mask : kMasks) {
+      const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
+      const AttentionResults expected = Reference(inputs, mask.mask, documents, 0.25);
+      for (const auto& [ranks, per_node] : {std::pair(4, 2), std::pair(6, 3), std::pair(6, 2),
+                                            std::pair(8, 2), std::pair(8, 4), std::pair(3, 1)}) {
+        for (Layout layout : kLayouts) {
+          for (BackwardDirection direction : kDirections) {
+            SCOPED_TRACE(testing::Message() << "seqlen " << seqlen << " " << mask.name << " ranks "
+                                            << ranks << " a node " << per_node << " "
+                                            << Name(layout) << " " << Name(direction));
+            BurstAttentionOptions options;
+            options.layout = layout;
+            options.mask = mask.mask;
+            options.backward = direction;
+            options.ranks_per_node = per_node;
+            AttentionResults actual;
+            RingTraffic forward, backward;
+            const absl::Status status =
+                RunRing(ranks, options, inputs, documents, &actual, &forward, &backward);
+            ASSERT_TRUE(status.ok()) << status;
+            ExpectClose(actual, expected, 1e-13 * seqlen);
+            const RingSchedule schedule =
+                *RingSchedule::Create(0, ranks, layout, seqlen, mask.mask, documents, {}, per_node);
+            const RingRoute& keys = schedule.kv_route();
+            const bool burst = direction == BackwardDirection::kBurst;
+            const RingRoute& pass = burst ? schedule.query_route() : keys;
+            const int64_t q = heads * head_dim * 8, kv = 2 * kv_heads * head_dim * 8;
+            for (Link link : kLinks) {
+              EXPECT_EQ(forward.bytes(link), keys.block_tokens[link] * kv);
+              EXPECT_EQ(backward.blocks[link].bytes,
+                        pass.block_tokens[link] * (burst ? 2 * q + 2 * heads * 8 : kv));
+              EXPECT_EQ(backward.gradients[link].bytes,
+                        pass.gradient_tokens[link] * (burst ? q : kv));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// In double precision only rounding is left, so an error of method cannot hide.
+TEST(BurstAttentionTest, DoublePrecisionAndBatchedDocuments) {
+  const int64_t batch = 2, seqlen = 61;
+  const Inputs inputs = RandomInputs(batch, seqlen, 4, 2, 24, DType::kFloat64, 5);
+  const DocumentStarts documents = {{0, 10, 11, 40}, {25}};
+  BurstAttentionOptions options;
+  options.softmax_scale = 0.37;
+  for (bool causal : {false, true}) {
+    for (int64_t window : {0, 9}) {
+      options.mask = {causal, window};
+      const AttentionResults expected = Reference(inputs, options.mask, documents, 0.37);
+      for (Layout layout : kLayouts) {
+        for (BackwardDirection direction : kDirections) {
+          options.layout = layout;
+          options.backward = direction;
+          AttentionResults actual;
+          ASSERT_TRUE(RunRing(4, options, inputs, documents, &actual).ok());
+          ExpectClose(actual, expected, 1e-13 * seqlen);
+        }
+      }
+    }
+  }
+}
+
+// fp32 partials and fp32 travelling gradients: the error does not grow with the ring.
+TEST(BurstAttentionTest, ErrorDoesNotGrowWithTheRing) {
+  const Inputs inputs = RandomInputs(1, 512, 2, 2, 64, DType::kFloat32, 9);
+  const AttentionResults expected = Reference(inputs, {true, 0}, {}, 0.125);
+  const auto error = [&](int world_size) {
+    AttentionResults actual;
+    EXPECT_TRUE(RunRing(world_size, {}, inputs, {}, &actual).ok());
+    return std::max({RelativeError(actual.dq, expected.dq), RelativeError(actual.dk, expected.dk),
+                     RelativeError(actual.dv, expected.dv)});
+  };
+  const double single = error(1);
+  for (int world_size : {2, 4, 8}) EXPECT_LE(error(world_size), 1.5 * single) << world_size;
+}
+
+TEST(BurstAttentionTest, BitwiseEqualFromRunToRun) {
+  const Inputs inputs = RandomInputs(1, 333, 4, 2, 32, DType::kFloat32, 3);
+  for (BackwardDirection direction : kDirections) {
+    BurstAttentionOptions options;
+    options.backward = direction;
+    AttentionResults first, second;
+    ASSERT_TRUE(RunRing(4, options, inputs, {}, &first).ok());
+    ASSERT_TRUE(RunRing(4, options, inputs, {}, &second).ok());
+    ExpectBitwiseEqual(first, second);
+  }
+}
+
+// Bytes a hop and element of the batch, from the method's table, times G - 1 hops of every rank.
+TEST(BurstAttentionTest, BytesEqualTheFormulas) {
+  const int64_t batch = 2, seqlen = 96, head_dim = 16;
+  for (const auto& [heads, kv_heads] : {std::make_pair(4, 4), std::make_pair(4, 1)}) {
+    const int64_t hq = heads * head_dim, hk = kv_heads * head_dim;
+    const Inputs inputs =
+        RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat32, 1);
+    for (const auto& [world_size, per_node] :
+         {std::pair(1, 0), std::pair(2, 0), std::pair(3, 0), std::pair(4, 0), std::pair(4, 2),
+          std::pair(6, 3), std::pair(8, 2)}) {
+      const int64_t hops = static_cast<int64_t>(world_size) * (world_size - 1);
+      const int64_t between =
+          per_node == 0 ? 0 : static_cast<int64_t>(world_size) * (world_size / per_node - 1);
+      const int64_t tokens = batch * seqlen / world_size;
+      for (BackwardDirection direction : kDirections) {
+        BurstAttentionOptions options;
+        options.mask = {false, 0};
+        options.backward = direction;
+        options.layout = Layout::kContiguous;
+        options.ranks_per_node = per_node;
+        AttentionResults results;
+        RingTraffic forward, backward;
+        ASSERT_TRUE(RunRing(world_size, options, inputs, {}, &results, &forward, &backward).ok());
+        EXPECT_EQ(forward.blocks.total().transfers, hops);
+        EXPECT_EQ(forward.blocks.total().bytes, hops * tokens * 2 * hk * 4);
+        EXPECT_EQ(forward.gradients.total().bytes, 0);
+        EXPECT_EQ(backward.blocks.total().transfers, hops);
+        EXPECT_EQ(backward.gradients.total().transfers, hops);
+        for (const auto& sent : {forward.blocks, backward.blocks, backward.gradients}) {
+          EXPECT_EQ(sent[Link::kInter].transfers, between);
+        }
+        if (direction == BackwardDirection::kBurst) {
+          EXPECT_EQ(backward.blocks.total().bytes, hops * tokens * (2 * hq + 2 * heads) * 4);
+          EXPECT_EQ(backward.gradients.total().bytes, hops * tokens * hq * 4);
+        } else {
+          EXPECT_EQ(backward.blocks.total().bytes, hops * tokens * 2 * hk * 4);
+          EXPECT_EQ(backward.gradients.total().bytes, hops * tokens * 2 * hk * 4);
+        }
+      }
+    }
+  }
+}
+
+TEST(BurstAttentionTest, AutoTakesTheDirectionOfFewerBytes) {
+  const absl::Status status = RunRanks(4, [](Communicator& comm) -> absl::Status {
+    BurstAttentionOptions options;
+    options.mask = {false, 0};
+    BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
+    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(1024));
+    // Multi-head: 3 Hq + 2 Z against 4 Hk. Grouped by two: 4 Hk is less.
+    EXPECT_EQ(attention->Direction(schedule, 8, 8, 64, DType::kFloat32), BackwardDirection::kBurst);
+    EXPECT_EQ(attention->Direction(schedule, 8, 4, 64, DType::kFloat32), BackwardDirection::kRing);
+    EXPECT_EQ(attention->Direction(schedule, 8, 1, 64, DType::kFloat32), BackwardDirection::kRing);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(BurstAttentionTest, MaskedRoundsAreSkipped) {
+  // 8 ranks of 16 tokens in order; a window of 16 reaches into the previous rank only.
+  const Inputs inputs = RandomInputs(1, 128, 2, 2, 16, DType::kFloat32, 2);
+  BurstAttentionOptions options;
+  options.layout = Layout::kContiguous;
+  options.mask = {true, 16};
+  AttentionResults results;
+  RingTraffic forward;
+  ASSERT_TRUE(RunRing(8, options, inputs, {}, &results, &forward).ok());
+  EXPECT_EQ(forward.blocks.total().transfers, 7);
+  EXPECT_EQ(forward.rounds_computed, 8 + 7);
+  EXPECT_EQ(forward.rounds_skipped, 64 - 15);
+  ExpectClose(results, Reference(inputs, options.mask, {}, 0.25), 1e-5);
+}
+
+#ifdef BURST_TEST_CUDA
+// A GPU for every rank.
+TEST(BurstAttentionTest, OverNccl) {
+  const int most = std::min(CudaDeviceCount(), 4);
+  if (most < 2) GTEST_SKIP() << "NCCL needs two GPUs";
+  const int64_t seqlen = 1000;
+  const Inputs inputs = RandomInputs(1, seqlen, 4, 2, 64, DType::kFloat32, 6);
+  const DocumentStarts documents = MixedDocuments(seqlen);
+  for (int world_size = 2; world_size <= most; ++world_size) {
+    struct Run {
+      NamedMask mask;
+      BurstAttentionOptions options;
+      AttentionResults results;
+    };
+    std::vector<Run> runs;
+    for (const NamedMask& mask : kMasks) {
+      for (Layout layout : kLayouts) {
+        for (BackwardDirection direction : kDirections) {
+          BurstAttentionOptions options;
+          options.layout = layout;
+          options.mask = mask.mask;
+          options.backward = direction;
+          runs.push_back({mask, options, EmptyResults(inputs)});
+          if (world_size != 4) continue;
+          options.ranks_per_node = 2;
+          runs.push_back({mask, options, EmptyResults(inputs)});
+        }
+      }
+    }
+    const absl::Status status = RunCudaRanks(world_size, [&](Communicator& comm) -> absl::Status {
+      for (const Run& run : runs) {
+        BURST_RETURN_IF_ERROR(RunRank(comm, run.options, inputs,
+                                      run.mask.packed ? documents : DocumentStarts(), run.results));
+      }
+      return comm.Barrier();
+    });
+    ASSERT_TRUE(status.ok()) << status;
+    for (const Run& run : runs) {
+      SCOPED_TRACE(testing::Message()
+                   << run.mask.name << " ranks " << world_size << " " << Name(run.options.layout)
+                   << " " << Name(run.options.backward) << " a node "
+                   << run.options.ranks_per_node);
+      ExpectClose(
+          run.results,
+          Reference(inputs, run.mask.mask, run.mask.packed ? documents : DocumentStarts(), 0.125),
+          1e-5);
+    }
+  }
+}
+
+// bfloat16 on a ring: partial results and travelling gradients are float32, so errors are bounded
+// by those of a naive computation in bfloat16, as in flash_attention_bf16_test.
+TEST(BurstAttentionTest, BFloat16) {
+  const DType bf16 = DType::kBFloat16;
+  const int64_t batch = 2, seqlen = 150, heads = 4, kv_heads = 2, head_dim = 64;
+  Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat32, 4);
+  for (Tensor* x : {&inputs.q, &inputs.k, &inputs.v, &inputs.dout}) *x = x->To(bf16);
+  const auto causal = [](int64_t, int64_t i, int64_t j) { return j <= i; };
+  const auto reference = [&](DType rounded_to) {
+    return NaiveAttention(inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, 0.125, causal,
+                          rounded_to);
+  };
+  const AttentionResults expected = reference(DType::kFloat64), naive = reference(bf16);
+  // A result is rounded once; a gradient that travels in bfloat16 at every hop as well.
+  const auto no_worse = [&](const Tensor& actual, const Tensor& bound, const Tensor& truth,
+                            int roundings) {
+    EXPECT_LE(RelativeError(actual, truth), 2 * RelativeError(bound, truth) + roundings * 0x1p-9);
+  };
+  using Travelling = RingGradDType;
+  for (const auto& [world_size, per_node, direction, travelling] :
+       {std::tuple(1, 0, BackwardDirection::kBurst, Travelling::kFp32),
+        std::tuple(2, 0, BackwardDirection::kBurst, Travelling::kFp32),
+        std::tuple(2, 0, BackwardDirection::kRing, Travelling::kBf16),
+        std::tuple(4, 0, BackwardDirection::kBurst, Travelling::kBf16),
+        std::tuple(4, 0, BackwardDirection::kRing, Travelling::kFp32),
+        std::tuple(4, 2, BackwardDirection::kBurst, Travelling::kFp32),
+        std::tuple(4, 2, BackwardDirection::kRing, Travelling::kBf16)}) {
+    SCOPED_TRACE(testing::Message() << world_size << " ranks, " << per_node << " a node, "
+                                    << Name(direction) << ", " << Name(travelling));
+    BurstAttentionOptions options;
+    options.backward = direction;
+    options.ranks_per_node = per_node;
+    options.ring_grad_dtype = travelling;
+    AttentionResults actual;
+    RingTraffic forward, backward;
+    const absl::Status status =
+        RunRing(world_size, options, inputs, {}, &actual, &forward, &backward);
+    ASSERT_TRUE(status.ok()) << status;
+    const bool burst = direction == BackwardDirection::kBurst;
+    const int hops = travelling == Travelling::kBf16 ? world_size - 1 : 0;
+    EXPECT_LE(RelativeError(actual.lse, expected.lse), 1e-5);
+    no_worse(actual.out, naive.out, expected.out, 1);
+    no_worse(actual.dq, naive.dq, expected.dq, 1 + (burst ? hops : 0));
+    no_worse(actual.dk, naive.dk, expected.dk, 1 + (burst ? 0 : hops));
+    no_worse(actual.dv, naive.dv, expected.dv, 1 + (burst ? 0 : hops));
+
+    // Bytes of a token and hop: q 2, lse and delta 4, gradients 4 or 2 an element. Zigzag and
+    // causal: every block visits every rank.
+    const int64_t tokens = (world_size - 1) * batch * seqlen;
+    const int64_t hq = heads * head_dim, hk = kv_heads * head_dim;
+    EXPECT_EQ(forward.blocks.total().bytes, tokens * 2 * hk * 2);
+    EXPECT_EQ(backward.blocks.total().bytes,
+              tokens * (burst ? 2 * hq * 2 + 2 * heads * 4 : 2 * hk * 2));
+    EXPECT_EQ(backward.gradients.total().bytes,
+              tokens * (burst ? hq : 2 * hk) * (travelling == Travelling::kBf16 ? 2 : 4));
+  }
+}
+#endif
+
+TEST(BurstAttentionTest, ErrorsAreClear) {
+  const auto attention = *BurstAttention::Create({}, nullptr);
+  const RingSchedule schedule = *attention->Schedule(8);
+  const Inputs good = RandomInputs(1, 8, 4, 2, 8, DType::kFloat32, 1);
+  const Inputs bad_heads = RandomInputs(1, 8, 4, 3, 8, DType::kFloat32, 1);
+  const Inputs short_one = RandomInputs(1, 7, 4, 2, 8, DType::kFloat32, 1);
+  Tensor out, lse;
+  const auto message = [&](const Tensor& q, const Tensor& k, const Tensor& v) {
+    const absl::Status status = attention->Forward(schedule, q, k, v, &out, &lse);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_NE(message(bad_heads.q, bad_heads.k, bad_heads.v).find("3 key heads do not divide 4"),
+            std::string::npos);
+  EXPECT_NE(message(short_one.q, short_one.k, short_one.v).find("8 tokens"), std::string::npos);
+  EXPECT_NE(message(good.q, good.k, short_one.v).find("do not fit"), std::string::npos);
+  out = Tensor::Empty({3}, DType::kFloat32);
+  EXPECT_NE(message(good.q, good.k, good.v).find("out must be"), std::string::npos);
+
+  BurstAttentionOptions options;
+  options.mask.window = -1;
+  EXPECT_FALSE(BurstAttention::Create(options, nullptr).ok());
+  for (int per_node : {2, 5, -1}) {
+    EXPECT_TRUE(RunTestRanks(3, [&, per_node = per_node](Communicator& comm) -> absl::Status {
+                  BurstAttentionOptions options;
+                  options.ranks_per_node = per_node;
+                  const auto made = BurstAttention::Create(options, &comm);
+                  EXPECT_EQ(made.status().code(), absl::StatusCode::kInvalidArgument);
+                  EXPECT_NE(made.status().message().find("ranks_per_node"), std::string::npos);
+                  return absl::OkStatus();
+                }).ok());
+  }
+  options = {};
+  options.tiles = false;
+  options.tile_keys = 64;
+  EXPECT_EQ(BurstAttention::Create(options, nullptr).status().message(),
+            "tile_keys: attention without tiles has none");
+  options.tiles = true;
+  options.tile_keys = -1;
+  out = Tensor();
+  const auto bad_tiles = *BurstAttention::Create(options, nullptr);
+  EXPECT_EQ(bad_tiles->Forward(schedule, good.q, good.k, good.v, &out, &lse).message(),
+            "tile_keys: tiles of -1 keys");
+  options = {};
+  options.ring_grad_dtype = RingGradDType::kBf16;
+  const auto narrow = *BurstAttention::Create(options, nullptr);
+  out = Tensor();
+  const absl::Status refused = narrow->Forward(schedule, good.q, good.k, good.v, &out, &lse);
+  EXPECT_NE(refused.message().find("ring_grad_dtype: bf16 is for bfloat16"), std::string::npos);
+  EXPECT_FALSE(ParseRingGradDType("fp16").ok());
+  EXPECT_FALSE(attention->Schedule(-5).ok());
+  EXPECT_FALSE(ParseBackwardDirection("sideways").ok());
+}
+
+}  // namespace
+}  // namespace burst

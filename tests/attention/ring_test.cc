@@ -1,0 +1,130 @@
+// The ring itself, without attention: blocks that say whose they are, gradients that are random
+// numbers. Flat and double rings, gradients that travel as float32 and as bfloat16.
+#include "burst/attention/ring/ring.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "burst/attention/ring/schedule.h"
+#include "burst/base/status.h"
+#include "burst/comm/thread/thread_communicator.h"
+#include "burst/tensor/tensor.h"
+#include "tests/attention/sequence_problem.h"
+#include "tests/testing/test_device.h"
+
+namespace burst {
+namespace {
+
+constexpr int64_t kWidth = 3;
+
+// What rank `host` adds to the gradient of the block of rank `source`.
+Tensor Part(int source, int host, int64_t length) {
+  return RandomNormal({1, length, kWidth}, DType::kFloat32, /*seed=*/source, /*stream=*/host, 1.0);
+}
+
+struct Case {
+  int ranks, per_node;
+  Layout layout;
+  AttentionMask mask;
+  DType travelling;
+};
+
+// Two passes of one rank, so that buffers are used again; the gradient of its own block.
+absl::Status RunRank(const Case& c, int64_t seqlen, Communicator& comm, Tensor* result,
+                     RingTraffic* traffic) {
+  std::unique_ptr<Communicator> between_nodes;
+  if (c.per_node > 0) {
+    BURST_ASSIGN_OR_RETURN(between_nodes, comm.Split(/*color=*/0, comm.rank()));
+  }
+  BURST_ASSIGN_OR_RETURN(
+      const RingSchedule schedule,
+      RingSchedule::Create(comm.rank(), c.ranks, c.layout, seqlen, c.mask, {}, {}, c.per_node));
+  Ring ring(&comm, between_nodes.get());
+  const Tensor block = Tensor::Empty({1, schedule.length(), 1}, DType::kFloat32, kTestDevice);
+  block.Fill(comm.rank());
+  for (int pass = 0; pass < 2; ++pass) {
+    *traffic = RingTraffic();
+    const Tensor gradient =
+        Tensor::Zeros({1, schedule.length(), kWidth}, DType::kFloat32, kTestDevice);
+    Ring::Tensors last;
+    BURST_RETURN_IF_ERROR(ring.Run(
+        schedule, schedule.query_route(), {{block, 1}}, {{gradient, 1}}, c.travelling,
+        [&](int source) -> const VisibleKeys& { return schedule.seen_by(source); },
+        [&](int source, Ring::Part part, const VisibleKeys&, const Ring::Tensors& visiting,
+            const Ring::Tensors& gradients) {
+          for (float owner : visiting[0].ToVector<float>()) EXPECT_EQ(owner, source);
+          // This rank's own block comes twice, in two parts: half each.
+          EXPECT_EQ(part == Ring::Part::kWhole, source != comm.rank());
+          const Tensor term = Part(source, comm.rank(), schedule.length(source));
+          if (source == comm.rank()) term.Scale(0.5);
+          gradients[0].Add(term.To(kTestDevice));
+        },
+        traffic, &last));
+    if (!last.empty()) gradient.Add(last[0]);
+    *result = gradient.To(DeviceType::kCpu);
+  }
+  return absl::OkStatus();
+}
+
+TEST(Ring, GradientsAreSumsAndCountTheirBytes) {
+  const int64_t seqlen = 50;
+  for (const auto& [ranks, per_node] :
+       {std::pair(2, 0), std::pair(3, 0), std::pair(4, 0), std::pair(5, 0), std::pair(8, 0),
+        std::pair(4, 2), std::pair(6, 3), std::pair(6, 2), std::pair(4, 1)}) {
+    for (const AttentionMask& mask : {AttentionMask{false, 0}, AttentionMask{true, 9}}) {
+      for (Layout layout : kLayouts) {
+        for (DType travelling : {DType::kFloat32, DType::kBFloat16}) {
+          SCOPED_TRACE(testing::Message()
+                       << ranks << " ranks, " << per_node << " a node, window " << mask.window
+                       << " " << Name(layout) << " " << Name(travelling));
+          const Case c = {ranks, per_node, layout, mask, travelling};
+          std::vector<Tensor> results(ranks);
+          std::vector<RingTraffic> traffic(ranks);
+          const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) {
+            return RunRank(c, seqlen, comm, &results[comm.rank()], &traffic[comm.rank()]);
+          });
+          ASSERT_TRUE(status.ok()) << status;
+
+          PerLink<int64_t> gradient_bytes;
+          for (int rank = 0; rank < ranks; ++rank) {
+            const RingSchedule schedule =
+                *RingSchedule::Create(rank, ranks, layout, seqlen, mask, {}, {}, per_node);
+            for (Link link : kLinks) gradient_bytes[link] += traffic[rank].gradients[link].bytes;
+            std::vector<double> expected(schedule.length() * kWidth);
+            double magnitude = 0;  // bounds every partial sum
+            std::vector<double> absolute(expected.size());
+            for (int host = 0; host < ranks; ++host) {
+              if (host != rank && schedule.keys_of(host).none()) continue;
+              const std::vector<float> part = Part(rank, host, schedule.length()).ToVector<float>();
+              for (size_t i = 0; i < part.size(); ++i) {
+                expected[i] += part[i];
+                absolute[i] += std::fabs(part[i]);
+                magnitude = std::max(magnitude, absolute[i]);
+              }
+            }
+            // A partial sum is rounded once for every addition and, to bfloat16, once a hop: ranks
+            // of either at most.
+            const double unit = travelling == DType::kFloat32 ? 0x1p-24 : 0x1p-9 + 0x1p-24;
+            const std::vector<float> actual = results[rank].ToVector<float>();
+            for (size_t i = 0; i < expected.size(); ++i) {
+              EXPECT_NEAR(actual[i], expected[i], ranks * unit * magnitude);
+            }
+          }
+          const RingSchedule schedule =
+              *RingSchedule::Create(0, ranks, layout, seqlen, mask, {}, {}, per_node);
+          for (Link link : kLinks) {
+            EXPECT_EQ(gradient_bytes[link],
+                      schedule.query_route().gradient_tokens[link] * kWidth * SizeOf(travelling));
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace burst

@@ -1,0 +1,383 @@
+// The ring's schedule against brute force: every mask pair by pair, every transfer by simulating
+// where blocks and gradients are.
+
+#include "burst/attention/ring/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+
+namespace burst {
+namespace {
+
+struct MaskCase {
+  const char* name;
+  AttentionMask mask;
+  DocumentStarts documents;  // clipped to the sequence
+};
+
+std::vector<MaskCase> MaskCases() {
+  return {{"full", {false, 0}, {}},
+          {"causal", {true, 0}, {}},
+          {"window", {true, 5}, {}},
+          {"window of one", {true, 1}, {}},
+          {"two-sided window", {false, 7}, {}},
+          {"packed", {true, 0}, {{0, 3, 4, 11, 26}, {9}, {0, 1, 2, 30}}},
+          {"packed window", {true, 4}, {{5, 12}, {}, {1}}},
+          {"packed full", {false, 0}, {{2, 20}}}};
+}
+
+DocumentStarts Clip(const DocumentStarts& documents, int64_t seqlen) {
+  DocumentStarts clipped = documents;
+  for (auto& row : clipped) {
+    row.erase(std::remove_if(row.begin(), row.end(), [&](int32_t p) { return p >= seqlen; }),
+              row.end());
+  }
+  return clipped;
+}
+
+// The definition, in global positions.
+bool Visible(const AttentionMask& mask, const std::vector<int32_t>* starts, int32_t q, int32_t k) {
+  if (mask.causal && k > q) return false;
+  if (mask.window > 0 && std::abs(q - k) >= mask.window) return false;
+  if (starts != nullptr) {
+    for (int32_t start : *starts) {
+      if ((q < start) != (k < start)) return false;
+    }
+  }
+  return true;
+}
+
+constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
+constexpr int64_t kLengths[] = {0, 1, 2, 5, 7, 16, 33};
+constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
+
+TEST(LayoutTest, EveryPositionIsOnOneRankInOrder) {
+  for (Layout layout : kLayouts) {
+    for (int64_t seqlen : kLengths) {
+      for (int world_size : kWorldSizes) {
+        std::set<int32_t> seen;
+        size_t shortest = seqlen, longest = 0;
+        for (int rank = 0; rank < world_size; ++rank) {
+          const auto positions = LocalPositions(layout, seqlen, rank, world_size);
+          EXPECT_TRUE(std::is_sorted(positions.begin(), positions.end()));
+          for (int32_t p : positions) {
+            EXPECT_TRUE(p >= 0 && p < seqlen && seen.insert(p).second) << p;
+          }
+          shortest = std::min(shortest, positions.size());
+          longest = std::max(longest, positions.size());
+        }
+        EXPECT_EQ(static_cast<int64_t>(seen.size()), seqlen);
+        EXPECT_LE(longest - shortest, layout == Layout::kZigzag ? 2u : 1u);
+      }
+    }
+  }
+}
+
+TEST(LayoutTest, NamesRoundTrip) {
+  for (Layout layout : kLayouts) EXPECT_EQ(*ParseLayout(Name(layout)), layout);
+  const auto bad = ParseLayout("diagonal");
+  EXPECT_EQ(bad.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(bad.status().message().find("zigzag"), absl::string_view::npos);
+}
+
+TEST(ScheduleTest, VisibleKeysMatchTheDefinition) {
+  for (const MaskCase& c : MaskCases()) {
+    for (Layout layout : kLayouts) {
+      for (int64_t seqlen : kLengths) {
+        for (int world_size : kWorldSizes) {
+          const DocumentStarts documents = Clip(c.documents, seqlen);
+          for (int rank = 0; rank < world_size; ++rank) {
+            const auto schedule =
+                RingSchedule::Create(rank, world_size, layout, seqlen, c.mask, documents);
+            ASSERT_TRUE(schedule.ok()) << schedule.status();
+            for (int source = 0; source < world_size; ++source) {
+              const VisibleKeys& visible = schedule->keys_of(source);
+              const auto& queries = schedule->positions(rank);
+              const auto& keys = schedule->positions(source);
+              int64_t pairs = 0;
+              for (int64_t row = 0; row < visible.rows; ++row) {
+                for (size_t i = 0; i < queries.size(); ++i) {
+                  const int64_t at = row * visible.q_len + i;
+                  if (i > 0) {
+                    EXPECT_GE(visible.begin[at], visible.begin[at - 1]);
+                    EXPECT_GE(visible.end[at], visible.end[at - 1]);
+                  }
+                  for (size_t j = 0; j < keys.size(); ++j) {
+                    const bool expected = Visible(
+                        c.mask, documents.empty() ? nullptr : &documents[row], queries[i], keys[j]);
+                    const bool actual = static_cast<int32_t>(j) >= visible.begin[at] &&
+                                        static_cast<int32_t>(j) < visible.end[at];
+                    ASSERT_EQ(actual, expected) << c.name << " " << queries[i] << " " << keys[j];
+                    pairs += expected;
+                  }
+                }
+              }
+              EXPECT_EQ(visible.pairs, pairs);
+              EXPECT_EQ(visible.all,
+                        pairs == visible.rows * static_cast<int64_t>(queries.size() * keys.size()));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Walks all ranks through a pass, message by message: a rank computes and sends only what it has,
+// every send has its receive in the same round, what a round needs is there when it begins (blocks)
+// or ends (gradients), each needed (block, host) pair is computed exactly once, gradients come home
+// complete, and the tokens are those that the passes announce.
+void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_travel) {
+  const int world_size = static_cast<int>(schedules.size());
+  const int per_node = schedules[0].ranks_per_node();
+  const auto pass = [&](int rank) -> const RingRoute& {
+    return queries_travel ? schedules[rank].query_route() : schedules[rank].kv_route();
+  };
+  const auto check_peer = [&](int from, int to, Link link) {
+    EXPECT_NE(from, to);
+    EXPECT_EQ(from / per_node == to / per_node, link == Link::kIntra);
+  };
+  const auto length = [&](int rank) { return schedules[0].length(rank); };
+
+  struct Message {
+    int source;                // whose block
+    std::set<int> added = {};  // of a gradient
+  };
+  using Arrivals = std::vector<std::vector<Message>>;  // by rank
+  std::vector<std::vector<int>> has(world_size);       // blocks by round: [rank][round], -1: none
+  PerLink<Arrivals> gradients;                         // posted and not yet awaited
+  std::vector<std::set<int>> home(world_size), computed(world_size);
+  std::vector<std::vector<Message>> arrived(world_size);  // partial gradients at hand
+  for (Link link : kLinks) gradients[link].resize(world_size);
+  for (int rank = 0; rank < world_size; ++rank) {
+    has[rank].assign(world_size, -1);
+    has[rank][0] = rank;
+  }
+  PerLink<int64_t> block_tokens, gradient_tokens;
+  for (int t = 0; t < world_size; ++t) {
+    const bool first = t % per_node == 0, last = (t + 1) % per_node == 0;
+    // Blocks.
+    for (int rank = 0; rank < world_size; ++rank) {
+      const RingRound& round = pass(rank).rounds[t];
+      for (Link link : kLinks) {
+        const RingTransfer& transfer = round.block[link];
+        if (link == Link::kInter) {
+          EXPECT_TRUE(first || (transfer.to < 0 && transfer.from < 0));
+        }
+        if (transfer.to >= 0) {
+          const int block = link == Link::kInter || first ? has[rank][t] : has[rank][t - 1];
+          ASSERT_GE(block, 0);
+          check_peer(rank, transfer.to, link);
+          const RingTransfer& other = pass(transfer.to).rounds[t].block[link];
+          EXPECT_EQ(other.from, rank);
+          EXPECT_EQ(other.arriving, block);
+          block_tokens[link] += length(block);
+        }
+        if (transfer.from >= 0) {
+          EXPECT_EQ(pass(transfer.from).rounds[t].block[link].to, rank);
+          const int arrives = link == Link::kIntra ? t + 1 : t + per_node;
+          ASSERT_LT(arrives, world_size);
+          EXPECT_TRUE(link == Link::kInter || !last);
+          EXPECT_EQ(has[rank][arrives], -1);
+          has[rank][arrives] = transfer.arriving;
+        }
+      }
+    }
+    // Computation, and the gradients that are there when it is done.
+    for (int rank = 0; rank < world_size; ++rank) {
+      const RingRound& round = pass(rank).rounds[t];
+      const bool needed = !(queries_travel ? schedules[rank].seen_by(round.source)
+                                           : schedules[rank].keys_of(round.source))
+                               .none();
+      EXPECT_EQ(round.compute, needed);
+      EXPECT_TRUE(computed[rank].insert(round.source).second) << "every block once";
+      if (round.compute) {
+        EXPECT_EQ(has[rank][t], round.source);
+      }
+      for (Link link : kLinks) {
+        if (link == Link::kInter && !last) continue;
+        for (Message& message : gradients[link][rank]) {
+          if (message.source == rank) {
+            for (int other : message.added) EXPECT_TRUE(home[rank].insert(other).second);
+          } else {
+            arrived[rank].push_back(message);
+          }
+        }
+        gradients[link][rank].clear();
+      }
+      EXPECT_LE(arrived[rank].size(), 3u) << "few buffers";
+    }
+    // Gradients on their way.
+    for (int rank = 0; rank < world_size; ++rank) {
+      const RingRound& round = pass(rank).rounds[t];
+      Message sum = {round.source};
+      if (t > 0 && round.compute) sum.added.insert(rank);
+      std::vector<Message> kept;
+      for (const Message& message : arrived[rank]) {
+        if (message.source == round.source) {
+          for (int other : message.added) EXPECT_TRUE(sum.added.insert(other).second);
+        } else {
+          EXPECT_EQ(message.source, pass(rank).rounds[t + 1].source) << "at most a round ahead";
+          kept.push_back(message);
+        }
+      }
+      arrived[rank] = kept;
+      int sent = 0;
+      for (Link link : kLinks) {
+        const RingTransfer& transfer = round.gradient[link];
+        if (transfer.from >= 0) {
+          EXPECT_EQ(pass(transfer.from).rounds[t].gradient[link].to, rank);
+        }
+        if (transfer.to < 0) continue;
+        ++sent;
+        check_peer(rank, transfer.to, link);
+        EXPECT_TRUE(gradients[link][transfer.to].empty()) << "one on its way at a time";
+        gradients[link][transfer.to].push_back(sum);
+        EXPECT_EQ(pass(transfer.to).rounds[t].gradient[link].from, rank);
+        EXPECT_EQ(pass(transfer.to).rounds[t].gradient[link].arriving, round.source);
+        gradient_tokens[link] += length(round.source);
+      }
+      EXPECT_EQ(sent, sum.added.empty() ? 0 : 1);
+    }
+  }
+  for (int rank = 0; rank < world_size; ++rank) {
+    for (Link link : kLinks) {
+      for (const Message& message : gradients[link][rank]) {
+        EXPECT_EQ(message.source, rank);
+        for (int other : message.added) EXPECT_TRUE(home[rank].insert(other).second);
+      }
+    }
+    std::set<int> expected;
+    for (int other = 0; other < world_size; ++other) {
+      const VisibleKeys& keys =
+          queries_travel ? schedules[other].seen_by(rank) : schedules[other].keys_of(rank);
+      if (other != rank && !keys.none()) expected.insert(other);
+    }
+    EXPECT_EQ(home[rank], expected);
+    for (Link link : kLinks) {
+      EXPECT_EQ(pass(rank).block_tokens[link], block_tokens[link]);
+      EXPECT_EQ(pass(rank).gradient_tokens[link], gradient_tokens[link]);
+    }
+  }
+}
+
+// Ranks, and how many of them a node has; 0: one flat ring.
+constexpr std::pair<int, int> kRings[] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {5, 0}, {8, 0},
+                                          {4, 2}, {6, 3}, {6, 2}, {8, 2}, {8, 4}, {9, 3},
+                                          {4, 1}, {5, 1}, {4, 4}, {12, 4}};
+
+TEST(ScheduleTest, BlocksAndGradientsArriveWhereTheyAreNeeded) {
+  for (const MaskCase& c : MaskCases()) {
+    for (Layout layout : kLayouts) {
+      for (int64_t seqlen : kLengths) {
+        for (const auto& [world_size, per_node] : kRings) {
+          SCOPED_TRACE(testing::Message() << c.name << " " << Name(layout) << " seqlen " << seqlen
+                                          << " ranks " << world_size << " a node " << per_node);
+          std::vector<RingSchedule> schedules;
+          for (int rank = 0; rank < world_size; ++rank) {
+            schedules.push_back(*RingSchedule::Create(rank, world_size, layout, seqlen, c.mask,
+                                                      Clip(c.documents, seqlen), {}, per_node));
+          }
+          SimulatePass(schedules, /*queries_travel=*/false);
+          SimulatePass(schedules, /*queries_travel=*/true);
+        }
+      }
+    }
+  }
+}
+
+TEST(ScheduleTest, FullAttentionMakesOneHopLessThanRanks) {
+  for (const auto& [world_size, per_node] : kRings) {
+    const int64_t per = per_node == 0 ? world_size : per_node, nodes = world_size / per;
+    const auto schedule =
+        RingSchedule::Create(0, world_size, Layout::kZigzag, 720, {false, 0}, {}, {}, per_node);
+    ASSERT_TRUE(schedule.ok());
+    EXPECT_EQ(schedule->ranks_per_node(), per);
+    for (const RingRoute* pass : {&schedule->kv_route(), &schedule->query_route()}) {
+      for (const PerLink<int64_t>* tokens : {&pass->block_tokens, &pass->gradient_tokens}) {
+        EXPECT_EQ(tokens->total(), 720 * (world_size - 1));
+        EXPECT_EQ((*tokens)[Link::kInter], 720 * (nodes - 1));
+        EXPECT_EQ((*tokens)[Link::kIntra], 720 * nodes * (per - 1));
+      }
+    }
+  }
+}
+
+// In a flat ring a rank finds the gradient of others there, to add to, in all rounds but two; and
+// two sums are left to make, at the far end of the ring and at home.
+TEST(ScheduleTest, GradientsArriveAheadOfTheirBlocks) {
+  for (int world_size : {4, 5, 8}) {
+    const auto schedule = *RingSchedule::Create(0, world_size, Layout::kZigzag, 720, {false, 0});
+    int ahead = 0, late = 0;
+    for (int t = 1; t + 1 < world_size; ++t) {
+      const auto& rounds = schedule.query_route().rounds;
+      const int arriving = rounds[t].gradient[Link::kIntra].arriving;
+      ahead += t + 2 < world_size && arriving == rounds[t + 2].source;
+      late += arriving == rounds[t + 1].source;
+    }
+    EXPECT_EQ(ahead, world_size - 3);
+    EXPECT_EQ(late, 1);
+  }
+}
+
+TEST(ScheduleTest, ContiguousWindowTravelsOnlyAsFarAsItReaches) {
+  // 8 ranks of 16 tokens, a window of 17: a query sees its own rank's keys and the previous one's.
+  const auto schedule = RingSchedule::Create(0, 8, Layout::kContiguous, 128, {true, 17});
+  ASSERT_TRUE(schedule.ok());
+  // Every rank but the last one's, one hop.
+  EXPECT_EQ(schedule->kv_route().block_tokens.total(), 7 * 16);
+}
+
+// Ranks of a group hold the tokens of the group's rank in the ring, each those that the layout
+// gives it among all ranks, and the runs say where they are.
+TEST(ScheduleTest, GroupsShareTheirTokens) {
+  constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
+  for (Layout layout : kLayouts) {
+    for (int64_t seqlen : {0, 1, 7, 64, 129}) {
+      for (const auto& [ring, size] : {std::pair(1, 4), std::pair(2, 2), std::pair(3, 3)}) {
+        for (int rank = 0; rank < ring; ++rank) {
+          for (int member = 0; member < size; ++member) {
+            const auto schedule =
+                *RingSchedule::Create(rank, ring, layout, seqlen, {}, {}, {size, member});
+            const std::vector<int32_t>& all = schedule.positions(rank);
+            EXPECT_TRUE(std::is_sorted(all.begin(), all.end()));
+            EXPECT_EQ(schedule.held(),
+                      LocalPositions(layout, seqlen, rank * size + member, ring * size));
+            std::vector<int32_t> together;
+            for (int other = 0; other < size; ++other) {
+              const std::vector<int32_t>& held = schedule.held(other);
+              std::vector<int32_t> found;
+              for (const TokenRun& run : schedule.runs(other)) {
+                EXPECT_EQ(run.first, static_cast<int64_t>(found.size()));
+                for (int64_t i = 0; i < run.count; ++i) {
+                  found.push_back(all[run.begin + i * run.step]);
+                }
+              }
+              EXPECT_EQ(found, held);
+              EXPECT_LE(schedule.runs(other).size(), 3u) << "few copies";
+              together.insert(together.end(), held.begin(), held.end());
+            }
+            std::sort(together.begin(), together.end());
+            EXPECT_EQ(together, all);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ScheduleTest, RejectsWhatItCannotServe) {
+  const AttentionMask mask;
+  EXPECT_FALSE(RingSchedule::Create(0, 2, Layout::kZigzag, -1, mask).ok());
+  EXPECT_FALSE(RingSchedule::Create(0, 2, Layout::kZigzag, 8, {true, -3}).ok());
+  EXPECT_FALSE(RingSchedule::Create(0, 2, Layout::kZigzag, 8, mask, {{0, 8}}).ok());
+  EXPECT_FALSE(RingSchedule::Create(0, 2, Layout::kZigzag, 8, mask, {{4, 4}}).ok());
+  EXPECT_FALSE(RingSchedule::Create(0, 2, Layout::kZigzag, 8, mask, {{-1}}).ok());
+  EXPECT_TRUE(RingSchedule::Create(0, 2, Layout::kZigzag, 8, mask, {{0, 7}}).ok());
+}
+
+}  // namespace
+}  // namespace burst

@@ -1,0 +1,140 @@
+// What the tests of attention over ranks share: global inputs that the ranks take their part of,
+// results put together from theirs, masks, and what a naive attention in double precision makes of
+// the undivided sequence.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "burst/attention/ring/schedule.h"
+#include "burst/base/philox.h"
+#include "burst/comm/thread/thread_communicator.h"
+#include "burst/device/device.h"
+#include "burst/sequence/layout.h"
+#include "tests/testing/attention_reference.h"
+#include "tests/testing/test_device.h"
+
+namespace burst {
+
+inline constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
+
+// Rows `positions` of a global [batch, seqlen, ...] tensor, and the other way round.
+inline Tensor TakeRows(const Tensor& global, const std::vector<int32_t>& positions) {
+  Shape shape = global.shape();
+  shape[1] = static_cast<int64_t>(positions.size());
+  const Tensor local = Tensor::Empty(shape, global.dtype());
+  for (size_t i = 0; i < positions.size(); ++i) {
+    local.Slice(1, i, 1).CopyFrom(global.Slice(1, positions[i], 1));
+  }
+  return local.To(kTestDevice);
+}
+
+inline void PutRows(const Tensor& on_device, const std::vector<int32_t>& positions,
+                    const Tensor& global) {
+  const Tensor local = on_device.To(DeviceType::kCpu);
+  for (size_t i = 0; i < positions.size(); ++i) {
+    global.Slice(1, positions[i], 1).CopyFrom(local.Slice(1, i, 1));
+  }
+}
+
+// The same for [batch, heads, seqlen].
+inline Tensor TakeColumns(const Tensor& global, const std::vector<int32_t>& positions) {
+  Shape shape = global.shape();
+  shape[2] = static_cast<int64_t>(positions.size());
+  const Tensor local = Tensor::Empty(shape, global.dtype());
+  for (size_t i = 0; i < positions.size(); ++i) {
+    local.Slice(2, i, 1).CopyFrom(global.Slice(2, positions[i], 1));
+  }
+  return local.To(kTestDevice);
+}
+
+inline void PutColumns(const Tensor& on_device, const std::vector<int32_t>& positions,
+                       const Tensor& global) {
+  const Tensor local = on_device.To(DeviceType::kCpu);
+  for (size_t i = 0; i < positions.size(); ++i) {
+    global.Slice(2, positions[i], 1).CopyFrom(local.Slice(2, i, 1));
+  }
+}
+
+// Ranks as threads; on GPUs they share those there are.
+inline absl::Status RunTestRanks(int world_size,
+                                 const std::function<absl::Status(Communicator&)>& body) {
+  return RunRanks(world_size, [&](Communicator& comm) -> absl::Status {
+    if (kTestDevice == DeviceType::kCpu) return body(comm);
+    const ScopedCudaDevice device(comm.rank() % CudaDeviceCount(), comm.rank());
+    return body(comm);
+  });
+}
+
+// On the host; the ranks take their part to the device and bring back their results.
+struct Inputs {
+  Tensor q, k, v, dout, dlse;
+};
+
+inline Inputs RandomInputs(int64_t batch, int64_t seqlen, int64_t heads, int64_t kv_heads,
+                           int64_t head_dim, DType dtype, uint64_t seed) {
+  const auto random = [&](const Shape& shape, uint64_t stream, double scale) {
+    return RandomNormal(shape, dtype, seed, stream, scale);
+  };
+  return {random({batch, seqlen, heads, head_dim}, 0, 1.5),
+          random({batch, seqlen, kv_heads, head_dim}, 1, 1.5),
+          random({batch, seqlen, kv_heads, head_dim}, 2, 1),
+          random({batch, seqlen, heads, head_dim}, 3, 1), random({batch, heads, seqlen}, 4, 1)};
+}
+
+// What the ranks put their parts in; NaN where none has.
+inline AttentionResults EmptyResults(const Inputs& inputs) {
+  const AttentionResults results = {Tensor::EmptyLike(inputs.q), Tensor::EmptyLike(inputs.dlse),
+                                    Tensor::EmptyLike(inputs.q), Tensor::EmptyLike(inputs.k),
+                                    Tensor::EmptyLike(inputs.v)};
+  for (const Tensor& tensor : {results.out, results.lse, results.dq, results.dk, results.dv}) {
+    tensor.Fill(std::nan(""));
+  }
+  return results;
+}
+
+inline bool Visible(const AttentionMask& mask, const DocumentStarts& documents, int64_t b,
+                    int64_t q, int64_t k) {
+  if (mask.causal && k > q) return false;
+  if (mask.window > 0 && std::abs(q - k) >= mask.window) return false;
+  if (!documents.empty()) {
+    for (int32_t start : documents[documents.size() == 1 ? 0 : b]) {
+      if ((q < start) != (k < start)) return false;
+    }
+  }
+  return true;
+}
+
+inline AttentionResults Reference(const Inputs& inputs, const AttentionMask& mask,
+                                  const DocumentStarts& documents, double softmax_scale) {
+  return NaiveAttention(
+      inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, softmax_scale,
+      [&](int64_t b, int64_t i, int64_t j) { return Visible(mask, documents, b, i, j); });
+}
+
+struct NamedMask {
+  const char* name;
+  AttentionMask mask;
+  bool packed;
+};
+
+inline constexpr NamedMask kMasks[] = {{"full", {false, 0}, false},
+                                       {"causal", {true, 0}, false},
+                                       {"window", {true, 100}, false},
+                                       {"packed", {true, 0}, true}};
+
+// Documents of mixed lengths, some of one token, some over rank boundaries.
+inline DocumentStarts MixedDocuments(int64_t seqlen) {
+  std::vector<int32_t> starts;
+  for (int64_t start = 0, i = 0; start < seqlen; ++i) {
+    starts.push_back(static_cast<int32_t>(start));
+    start += 1 + Philox(11, 0, i)[0] % (1 + seqlen / 4);
+  }
+  return {starts};
+}
+
+}  // namespace burst

@@ -1,0 +1,313 @@
+// Every way to spread attention over ranks, ranks as threads, against a naive double-precision
+// attention over the undivided sequence: Ulysses, its hybrid with the ring, and what is a ring
+// alone.
+
+#include "burst/attention/strategy.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "burst/attention/ulysses_attention.h"
+#include "burst/base/status.h"
+#include "burst/comm/nccl/nccl_communicator.h"
+#include "burst/device/device.h"
+#include "tests/attention/sequence_problem.h"
+#include "tests/testing/attention_reference.h"
+
+namespace burst {
+namespace {
+
+// Forward and backward of one rank, which writes its part of the results.
+absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, int group_size,
+                     const Inputs& inputs, const DocumentStarts& documents,
+                     const AttentionResults& results, Communicator& comm) {
+  BURST_ASSIGN_OR_RETURN(const auto attention,
+                         CreateAttention(strategy, options, group_size, &comm));
+  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+                         attention->Schedule(inputs.q.dim(1), documents));
+  const std::vector<int32_t>& positions = schedule.held();
+  SequenceParallelAttention::Saved saved;
+  Tensor out, lse, dq, dk, dv;
+  BURST_RETURN_IF_ERROR(attention->Forward(schedule, TakeRows(inputs.q, positions),
+                                           TakeRows(inputs.k, positions),
+                                           TakeRows(inputs.v, positions), &out, &lse, &saved));
+  saved.dout = TakeRows(inputs.dout, positions);
+  saved.dlse = TakeColumns(inputs.dlse, positions);
+  BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
+  PutRows(out, positions, results.out);
+  PutColumns(lse, positions, results.lse);
+  PutRows(dq, positions, results.dq);
+  PutRows(dk, positions, results.dk);
+  PutRows(dv, positions, results.dv);
+  return absl::OkStatus();
+}
+
+AttentionResults RunStrategy(Strategy strategy, const BurstAttentionOptions& options, int ranks,
+                             int group_size, const Inputs& inputs,
+                             const DocumentStarts& documents) {
+  const AttentionResults results = EmptyResults(inputs);
+  const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) {
+    return RunRank(strategy, options, group_size, inputs, documents, results, comm);
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return results;
+}
+
+class StrategySweep : public testing::TestWithParam<std::pair<int, int>> {};  // heads, kv heads
+
+// float32 to 1e-5 of the largest element; ranks x groups x layouts x masks x lengths.
+TEST_P(StrategySweep, MatchesTheReference) {
+  const auto [heads, kv_heads] = GetParam();
+  const int64_t head_dim = 16;
+  for (int64_t seqlen : {1, 7, 129}) {
+    const Inputs inputs =
+        RandomInputs(1, seqlen, heads, kv_heads, head_dim, DType::kFloat32, seqlen);
+    for (const NamedMask& mask : kMasks) {
+      const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
+      const AttentionResults expected = Reference(inputs, mask.mask, documents, 0.25);
+      const auto check = [&](Strategy strategy, Layout layout, int ranks, int group_size) {
+        SCOPED_TRACE(testing::Message()
+                     << "seqlen " << seqlen << " " << mask.name << " " << Name(strategy) << " "
+                     << Name(layout) << " ranks " << ranks << " groups of " << group_size);
+        BurstAttentionOptions options;
+        options.layout = layout;
+        options.mask = mask.mask;
+        ExpectClose(RunStrategy(strategy, options, ranks, group_size, inputs, documents), expected,
+                    1e-5);
+      };
+      check(Strategy::kSingle, Layout::kZigzag, 1, 1);
+      for (Layout layout : kLayouts) {
+        for (int ranks : {1, 2, 4}) {
+          check(Strategy::kUlysses, layout, ranks, 1);
+          for (int group_size = 1; group_size < ranks; group_size *= 2) {
+            check(Strategy::kBurstUlysses, layout, ranks, group_size);
+          }
+        }
+        check(Strategy::kRing, layout, 4, 1);
+        check(Strategy::kBurst, layout, 2, 1);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Heads, StrategySweep,
+                         testing::Values(std::make_pair(4, 4),   // multi-head
+                                         std::make_pair(8, 4),   // grouped
+                                         std::make_pair(4, 2),   // replicated on groups of four
+                                         std::make_pair(4, 1)),  // multi-query
+                         [](const auto& info) {
+                           return std::to_string(info.param.first) + "heads" +
+                                  std::to_string(info.param.second) + "kv";
+                         });
+
+// Rings of groups over nodes: a node of four ranks holds two groups of two.
+TEST(StrategyTest, DoubleRing) {
+  const int64_t seqlen = 61;
+  const Inputs inputs = RandomInputs(1, seqlen, 4, 2, 16, DType::kFloat64, 7);
+  for (const NamedMask& mask : kMasks) {
+    const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
+    const AttentionResults expected = Reference(inputs, mask.mask, documents, 0.25);
+    for (Layout layout : kLayouts) {
+      for (BackwardDirection direction : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
+        BurstAttentionOptions options;
+        options.layout = layout;
+        options.mask = mask.mask;
+        options.backward = direction;
+        options.ranks_per_node = 4;
+        ExpectClose(RunStrategy(Strategy::kBurstUlysses, options, 8, 2, inputs, documents),
+                    expected, 1e-13 * seqlen);
+        options.ranks_per_node = 2;
+        ExpectClose(RunStrategy(Strategy::kBurstUlysses, options, 4, 2, inputs, documents),
+                    expected, 1e-13 * seqlen);
+        ExpectClose(RunStrategy(Strategy::kBurst, options, 4, 1, inputs, documents), expected,
+                    1e-13 * seqlen);
+      }
+    }
+  }
+}
+
+// In double precision only rounding is left. Batch rows with documents of their own, the ring's two
+// directions, and a group size that is no power of two.
+TEST(StrategyTest, DoublePrecisionAndBatchedDocuments) {
+  const int64_t batch = 2, seqlen = 61;
+  const Inputs inputs = RandomInputs(batch, seqlen, 6, 3, 24, DType::kFloat64, 5);
+  const DocumentStarts documents = {{0, 10, 11, 40}, {25}};
+  BurstAttentionOptions options;
+  options.softmax_scale = 0.37;
+  for (bool causal : {false, true}) {
+    options.mask = {causal, /*window=*/9};
+    const AttentionResults expected = Reference(inputs, options.mask, documents, 0.37);
+    for (Layout layout : kLayouts) {
+      for (BackwardDirection direction : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
+        options.layout = layout;
+        options.backward = direction;
+        const AttentionResults actual = RunStrategy(Strategy::kBurstUlysses, options, /*ranks=*/6,
+                                                    /*group_size=*/3, inputs, documents);
+        ExpectClose(actual, expected, 1e-13 * seqlen);
+      }
+    }
+  }
+}
+
+TEST(StrategyTest, BitwiseEqualFromRunToRun) {
+  const Inputs inputs = RandomInputs(1, 333, 4, 2, 32, DType::kFloat32, 3);
+  for (int group_size : {2, 4}) {
+    const AttentionResults a = RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, {});
+    const AttentionResults b = RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, {});
+    ExpectBitwiseEqual(a, b);
+  }
+}
+
+// The table of ulysses_attention.h, and the ring's, of BytesEqualTheFormulas, for its share of the
+// heads and the tokens of a group.
+TEST(StrategyTest, BytesEqualTheFormulas) {
+  const int64_t batch = 2, seqlen = 96, heads = 8, head_dim = 16;
+  for (int64_t kv_heads : {8, 2}) {
+    const Inputs inputs =
+        RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat32, 1);
+    for (const auto& [ranks, size] : {std::pair(2, 2), std::pair(4, 2), std::pair(4, 4)}) {
+      const int64_t l = seqlen / ranks, ring = ranks / size;
+      const int64_t replicated = std::max<int64_t>(kv_heads, size);
+      const auto exchanged = [&, size = size](int64_t elements_a_token) {
+        return batch * l * elements_a_token * 4 * (size - 1) / size;
+      };
+      const int64_t qkv = head_dim * (heads + 2 * replicated), out = head_dim * heads;
+      const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
+        BurstAttentionOptions options;
+        options.mask.causal = false;
+        options.backward = BackwardDirection::kRing;
+        BURST_ASSIGN_OR_RETURN(const auto attention,
+                               UlyssesAttention::Create(options, size, &comm));
+        BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(seqlen));
+        const auto take = [&](const Tensor& global) { return TakeRows(global, schedule.held()); };
+        const int64_t visiting = (ring - 1) * batch * l * size * 2 * (replicated / size) * head_dim;
+        for (bool with_lse : {false, true}) {
+          SequenceParallelAttention::Saved saved;
+          Tensor o, lse, dq, dk, dv;
+          attention->ResetStats();
+          BURST_RETURN_IF_ERROR(attention->Forward(schedule, take(inputs.q), take(inputs.k),
+                                                   take(inputs.v), &o, with_lse ? &lse : nullptr,
+                                                   &saved));
+          saved.dout = take(inputs.dout);
+          if (with_lse) saved.dlse = TakeColumns(inputs.dlse, schedule.held());
+          BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
+          const int64_t rows = with_lse ? heads : 0;
+          EXPECT_EQ(attention->stats().forward.bytes, exchanged(qkv + out + rows));
+          EXPECT_EQ(attention->stats().backward.bytes, exchanged(qkv + out + rows));
+          // q, k, v in one message a peer; lse in one with out, where its dtype is the same.
+          EXPECT_EQ(attention->stats().forward.messages, 2 * (size - 1));
+          EXPECT_EQ(attention->bytes_sent().forward, exchanged(qkv + out + rows) + visiting * 4);
+          EXPECT_EQ(attention->bytes_sent().backward, exchanged(qkv + out + rows) + visiting * 8);
+        }
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+#ifdef BURST_TEST_CUDA
+// A GPU for every rank: groups and rings are NCCL communicators split from the world's.
+TEST(StrategyTest, OverNccl) {
+  const int ranks = CudaDeviceCount() >= 4 ? 4 : 2;
+  if (CudaDeviceCount() < 2) GTEST_SKIP() << "NCCL needs two GPUs";
+  const int64_t seqlen = 1000;
+  const Inputs inputs = RandomInputs(1, seqlen, 4, 2, 64, DType::kFloat32, 6);
+  const DocumentStarts documents = MixedDocuments(seqlen);
+  for (const NamedMask& mask : kMasks) {
+    const DocumentStarts& starts = mask.packed ? documents : DocumentStarts();
+    const AttentionResults expected = Reference(inputs, mask.mask, starts, 0.125);
+    for (Layout layout : kLayouts) {
+      BurstAttentionOptions options;
+      options.layout = layout;
+      options.mask = mask.mask;
+      std::vector<AttentionResults> results;
+      for (int size = 1; size <= ranks; size *= 2) results.push_back(EmptyResults(inputs));
+      const absl::Status status = RunCudaRanks(ranks, [&](Communicator& comm) -> absl::Status {
+        for (size_t i = 0; i < results.size(); ++i) {
+          const int size = 1 << i;
+          BurstAttentionOptions of_size = options;  // two nodes, where that leaves a ring
+          if (size < ranks) of_size.ranks_per_node = ranks / 2;
+          BURST_RETURN_IF_ERROR(
+              RunRank(Strategy::kBurstUlysses, of_size, size, inputs, starts, results[i], comm));
+        }
+        return comm.Barrier();
+      });
+      ASSERT_TRUE(status.ok()) << status;
+      for (size_t i = 0; i < results.size(); ++i) {
+        SCOPED_TRACE(testing::Message()
+                     << mask.name << " " << Name(layout) << " groups of " << (1 << i));
+        ExpectClose(results[i], expected, 1e-5);
+      }
+    }
+  }
+}
+#endif
+
+TEST(StrategyTest, ErrorsAreClear) {
+  const auto message = [](Strategy strategy, BackwardDirection backward, int ranks, int group_size,
+                          int ranks_per_node = 0) {
+    std::string message;
+    EXPECT_TRUE(RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
+                  BurstAttentionOptions options;
+                  options.backward = backward;
+                  options.ranks_per_node = ranks_per_node;
+                  const auto made = CreateAttention(strategy, options, group_size, &comm);
+                  EXPECT_EQ(made.status().code(), absl::StatusCode::kInvalidArgument);
+                  if (comm.rank() == 0) message = std::string(made.status().message());
+                  return absl::OkStatus();
+                }).ok());
+    return message;
+  };
+  using Direction = BackwardDirection;
+  EXPECT_NE(message(Strategy::kSingle, Direction::kAuto, 2, 1).find("single"), std::string::npos);
+  EXPECT_NE(message(Strategy::kBurstUlysses, Direction::kAuto, 4, 3).find("groups of 3"),
+            std::string::npos);
+  EXPECT_NE(message(Strategy::kUlysses, Direction::kBurst, 2, 1).find("ulysses has no burst"),
+            std::string::npos);
+  EXPECT_NE(message(Strategy::kRing, Direction::kBurst, 2, 1).find("ring has no burst"),
+            std::string::npos);
+  for (const auto& [strategy, ranks, group_size, ranks_per_node] :
+       {std::tuple(Strategy::kUlysses, 2, 1, 2), std::tuple(Strategy::kRing, 4, 1, 3),
+        std::tuple(Strategy::kBurstUlysses, 4, 2, 1), std::tuple(Strategy::kSingle, 1, 1, 1)}) {
+    EXPECT_NE(message(strategy, Direction::kAuto, ranks, group_size, ranks_per_node)
+                  .find("ranks_per_node"),
+              std::string::npos);
+  }
+  EXPECT_FALSE(ParseStrategy("star").ok());
+  for (Strategy strategy : {Strategy::kTp, Strategy::kTpSp}) {
+    EXPECT_EQ(*ParseStrategy(Name(strategy)), strategy);
+    EXPECT_NE(message(strategy, Direction::kRing, 2, 1).find("has no ring"), std::string::npos);
+  }
+
+  EXPECT_TRUE(CheckHeadsDivide(12, 3, 6).ok());
+  EXPECT_NE(CheckHeadsDivide(12, 3, 4).message().find("; 1, 3, 6, 12 would do"), std::string::npos)
+      << CheckHeadsDivide(12, 3, 4);
+
+  // What only shows with the tensors at hand: heads, tokens, and another strategy's schedule.
+  const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
+    BURST_ASSIGN_OR_RETURN(const auto attention, UlyssesAttention::Create({}, 2, &comm));
+    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(8));
+    const auto forward = [&](const RingSchedule& schedule, int64_t length, int64_t heads) {
+      const Tensor x = Tensor::Zeros({1, length, heads, 8}, DType::kFloat32, kTestDevice);
+      Tensor out;
+      const absl::Status status = attention->Forward(schedule, x, x, x, &out, nullptr, nullptr);
+      return std::string(status.message());
+    };
+    EXPECT_NE(forward(schedule, 4, 3).find("3 heads (3 for keys)"), std::string::npos);
+    EXPECT_NE(forward(schedule, 5, 2).find("holds 4 tokens"), std::string::npos);
+    BURST_ASSIGN_OR_RETURN(const RingSchedule ring,
+                           RingSchedule::Create(comm.rank(), 2, Layout::kZigzag, 8, {}));
+    EXPECT_NE(forward(ring, 4, 2).find("schedule is for member"), std::string::npos);
+    EXPECT_EQ(forward(schedule, 4, 2), "");
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace burst

@@ -1,0 +1,69 @@
+// The part of communicator_checks.h that is about messages between two ranks, and the messages that
+// the other checks use.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "burst/comm/communicator.h"
+#include "burst/device/memory.h"
+#include "tests/comm/communicator_checks.h"
+
+namespace burst {
+
+using Bytes = std::vector<unsigned char>;
+
+// Content that tells messages apart: every (source, destination, number) has its own.
+Bytes Message(int64_t size, int source, int destination, int number);
+
+// Bytes on a device, to be sent or received.
+class MessageBuffer {
+ public:
+  MessageBuffer(int64_t size, DeviceType device)
+      : memory_(AllocateMemory(device, size)), size_(size) {}
+  MessageBuffer(const Bytes& content, DeviceType device) : MessageBuffer(content.size(), device) {
+    Set(content);
+  }
+  ~MessageBuffer() { FreeMemory(memory_); }
+  MessageBuffer(const MessageBuffer&) = delete;
+  MessageBuffer& operator=(const MessageBuffer&) = delete;
+
+  void Set(const Bytes& content) {
+    CopyMemory(memory_.data, memory_.device, content.data(), DeviceType::kCpu, size_);
+  }
+  bool Holds(const Bytes& content) const {
+    Bytes bytes(size_);
+    CopyMemory(bytes.data(), DeviceType::kCpu, memory_.data, memory_.device, size_);
+    return bytes == content;
+  }
+  SendBuffer To(int peer) const { return {memory_.data, size_, peer, memory_.device}; }
+  ReceiveBuffer From(int peer) const { return {memory_.data, size_, peer, memory_.device}; }
+
+ private:
+  const Allocation memory_;
+  const int64_t size_;
+};
+
+// The neighbours of a rank in the ring of all ranks.
+inline int Next(const Communicator& comm) { return (comm.rank() + 1) % comm.world_size(); }
+inline int Previous(const Communicator& comm) {
+  return (comm.rank() + comm.world_size() - 1) % comm.world_size();
+}
+
+// A block travels the whole ring, double-buffered: at hop h a rank holds that of rank - h.
+absl::Status CheckRing(Communicator& comm, const CheckOptions& options);
+absl::Status CheckOrdering(Communicator& comm, const CheckOptions& options);
+// A receive that cannot complete yet on one channel holds up no other, and sends are received
+// whichever channel their receiver waits on.
+absl::Status CheckChannels(Communicator& comm, const CheckOptions& options);
+absl::Status CheckUnevenSizes(Communicator& comm, const CheckOptions& options);
+absl::Status CheckLargeMessages(Communicator& comm, const CheckOptions& options);
+// Some pairs exchange nothing: their messages are dropped on both sides.
+absl::Status CheckZeroBytes(Communicator& comm, const CheckOptions& options);
+absl::Status CheckSelfSend(Communicator& comm, const CheckOptions& options);
+// Random traffic, the same plan on every rank: any number of messages of any size between any pair
+// on any channel, several rounds in flight; on a GPU some of host memory among them.
+absl::Status CheckRandomTraffic(Communicator& comm, const CheckOptions& options);
+
+}  // namespace burst

@@ -1,0 +1,27 @@
+// The part of communicator_checks.h that is about sums.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "burst/comm/communicator.h"
+#include "burst/tensor/tensor.h"
+#include "tests/comm/communicator_checks.h"
+
+namespace burst {
+
+// n numbers of a rank. T: float or double.
+template <typename T>
+Tensor SumInputs(int rank, int64_t n, DeviceType device);
+
+// The sum of all ranks' SumInputs: against long double within the bound of n - 1 roundings, and,
+// with fixed_order, to the bit against the order of summation that Communicator promises, so that
+// all ranks and all transports agree. Looks at every stride-th element.
+template <typename T>
+void CheckSum(const Tensor& sum, int ranks, bool fixed_order, int64_t stride = 1);
+
+absl::Status CheckAllReduce(Communicator& comm, const CheckOptions& options);
+// Segments of more than one piece, the last one short.
+absl::Status CheckAllReduceInPieces(Communicator& comm, const CheckOptions& options);
+
+}  // namespace burst

@@ -1,0 +1,49 @@
+// For tests whose ranks are processes: every rank runs every test; rank 0 prints the report, the
+// others print their failures, and a failure anywhere fails the run.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+#include "burst/comm/communicator.h"
+#include "tests/comm/communicator_checks.h"
+
+namespace burst {
+
+inline Communicator* world = nullptr;
+
+// A rank that cannot go on ends the run; failures of others fail rank 0 too, so its report is
+// whole.
+inline void RunOnAllRanks(const CommunicatorCheck& check, const CheckOptions& options) {
+  const absl::Status status = check.run(*world, options);
+  if (!status.ok()) world->Abort(status);
+  const auto failed = world->AllGather(testing::Test::HasFailure());
+  if (!failed.ok()) world->Abort(failed.status());
+  for (int rank = 0; rank < world->world_size(); ++rank) {
+    EXPECT_TRUE(rank == world->rank() || (*failed)[rank] == 0) << "rank " << rank << " failed";
+  }
+}
+
+// Prints failures alone, with the rank they happened on.
+class FailurePrinter : public testing::EmptyTestEventListener {
+  void OnTestPartResult(const testing::TestPartResult& result) override {
+    if (!result.failed()) return;
+    std::fprintf(stderr, "rank %d: %s:%d: %s\n", world->rank(),
+                 result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(),
+                 result.message());
+  }
+};
+
+inline int RunAllTestsOnAllRanks() {
+  if (world->rank() != 0) {
+    auto& listeners = testing::UnitTest::GetInstance()->listeners();
+    delete listeners.Release(listeners.default_result_printer());
+    listeners.Append(new FailurePrinter);
+  } else {
+    std::printf("%d processes\n", world->world_size());
+  }
+  return RUN_ALL_TESTS();
+}
+
+}  // namespace burst

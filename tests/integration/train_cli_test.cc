@@ -1,0 +1,425 @@
+// //train and //train:generate as a user meets them: what a run leaves, what mistakes say, and that
+// nothing is lost when a run is killed.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/testing/subprocess.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr char kTinyModel[] =
+    R"({"family":"llama","layers":2,"width":16,"heads":2,"kv_heads":1,"ffn":32})";
+// Large enough that writing its checkpoint takes a while.
+constexpr char kSlowToSave[] =
+    R"({"family":"gpt2","layers":1,"width":128,"heads":2,"dropout":0.1,"vocab":4000})";
+
+class TrainCli : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = FreshTestFolder();
+    std::string text;
+    for (int i = 0; i < 400; ++i) {
+      absl::StrAppend(&text, "line ", i * 7919 % 1000, " of a text\n", i % 10 == 9 ? "\n" : "");
+    }
+    Write("text.txt", text);
+  }
+
+  std::string Path(const std::string& name) const { return folder_ + "/" + name; }
+
+  void Write(const std::string& name, const std::string& content) const {
+    std::ofstream(Path(name), std::ios::binary) << content;
+  }
+
+  static std::vector<std::string> TrainCommand(const std::vector<std::string>& arguments) {
+    std::vector<std::string> command = {ProgramPath("train/train"),
+                                        "--data=text.txt",
+                                        "--seqlen=32",
+                                        "--batch=2",
+                                        "--eval_batches=2",
+                                        "--sample=0",
+                                        absl::StrCat("--model=", kTinyModel)};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    return command;
+  }
+
+  Result Train(const std::vector<std::string>& arguments) const {
+    return Subprocess(TrainCommand(arguments), {folder_}).Wait();
+  }
+
+  Result Generate(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), ProgramPath("train/generate/generate"));
+    return Subprocess(arguments, {folder_}).Wait();
+  }
+
+  std::vector<Json> Metrics(const std::string& run) const {
+    std::vector<Json> rows;
+    std::istringstream lines(ReadAll(Path(run) + "/metrics.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+      Json row = Json::parse(line, nullptr, false);
+      if (row.is_object()) rows.push_back(std::move(row));
+    }
+    return rows;
+  }
+
+  std::string Checkpoint(const std::string& run) const {
+    return ReadAll(Path(run) + "/checkpoint.safetensors");
+  }
+
+  // Runs what is the same whatever the clock says.
+  void ExpectSameRun(const std::string& a, const std::string& b) const {
+    EXPECT_TRUE(Checkpoint(a) == Checkpoint(b)) << "weights and optimizer differ";
+    std::vector<Json> rows_a = Metrics(a), rows_b = Metrics(b);
+    ASSERT_EQ(rows_a.size(), rows_b.size());
+    for (size_t i = 0; i < rows_a.size(); ++i) {
+      for (const char* key : {"tokens_per_second", "step_ms"}) {
+        rows_a[i].erase(key), rows_b[i].erase(key);
+      }
+      EXPECT_EQ(rows_a[i], rows_b[i]);
+    }
+  }
+
+  static void WaitUntil(const std::function<bool()>& condition) {
+    for (int i = 0; i < 30000 && !condition(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    ASSERT_TRUE(condition());
+  }
+
+  std::string folder_;
+};
+
+void ExpectSuccess(const Result& result) {
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_EQ(result.err, "");
+}
+
+void ExpectError(const Result& result, int exit_code, const std::vector<std::string>& parts) {
+  EXPECT_EQ(result.exit_code, exit_code) << "signal " << result.signal << "\n" << result.err;
+  EXPECT_TRUE(absl::StartsWith(result.err, "error: ")) << result.err;
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  for (const std::string& part : parts) {
+    EXPECT_TRUE(absl::StrContains(result.err, part)) << part << " is missing in " << result.err;
+  }
+}
+
+TEST_F(TrainCli, RunLeavesItsFolder) {
+  const Result result = Train({"--steps=6", "--eval_every=3", "--out=run", "--sample=20"});
+  ExpectSuccess(result);
+  for (const char* part : {"run folder", "validation loss", "tok/s", "MFU", "loss"}) {
+    EXPECT_TRUE(absl::StrContains(result.out, part)) << part << " is missing in " << result.out;
+  }
+  const std::vector<Json> rows = Metrics("run");
+  ASSERT_EQ(rows.size(), 6u);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (const char* key :
+         {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second", "step_ms"}) {
+      EXPECT_TRUE(rows[i].contains(key) && rows[i][key].is_number()) << key;
+    }
+    EXPECT_EQ(rows[i]["step"], i + 1);
+    EXPECT_EQ(rows[i]["tokens"], 64 * (i + 1));
+    EXPECT_EQ(rows[i].contains("val_loss"), i == 2 || i == 5);
+  }
+  EXPECT_TRUE(absl::StrContains(ReadAll(Path("run/loss.svg")), "</svg>"));
+  EXPECT_FALSE(fs::exists(Path("run/checkpoint.safetensors.tmp")));
+
+  // The configuration makes the same run again.
+  ExpectSuccess(
+      Subprocess({ProgramPath("train/train"), "--config=run/config.json", "--out=again"}, {folder_})
+          .Wait());
+  ExpectSameRun("run", "again");
+}
+
+TEST_F(TrainCli, FoldersAreNumbered) {
+  for (int run = 1; run <= 2; ++run) {
+    ExpectSuccess(Train({"--steps=1", "--eval_every=0"}));
+    EXPECT_TRUE(fs::exists(Path(absl::StrCat("runs/custom-", run, "/checkpoint.safetensors"))));
+  }
+}
+
+TEST_F(TrainCli, Help) {
+  for (const char* program : {"train/train", "train/generate/generate"}) {
+    const Result result = Subprocess({ProgramPath(program), "--help"}, {folder_}).Wait();
+    ExpectSuccess(result);
+    EXPECT_TRUE(absl::StrContains(result.out, "--seed=1")) << result.out;
+    std::istringstream lines(result.out);
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100u) << line;
+  }
+}
+
+TEST_F(TrainCli, Mistakes) {
+  const std::vector<std::string> two_steps = {"--steps=2", "--eval_every=0"};
+  std::string shard(1024, '\0');
+  const int32_t header[] = {20240520, 1, 500};
+  shard.replace(0, sizeof(header), reinterpret_cast<const char*>(header), sizeof(header));
+  for (int i = 0; i < 500; ++i) shard += i == 77 ? "\x52\xC4" : "\x01\x02";  // one is 50,258
+  Write("tokens.bin", shard);
+  shard[0] = 9;
+  Write("magic.bin", shard);
+  Write("empty.txt", "");
+  Write("short.txt", "too short");
+  Write("heads.json", R"({"family":"llama","layers":1,"width":16,"heads":3})");
+  Write("kv.json", R"({"family":"llama","layers":1,"width":16,"heads":4,"kv_heads":3})");
+  Write("vocab.json", R"({"family":"llama","layers":1,"width":16,"heads":4,"vocab":5})");
+  Write("a_file", "");
+
+  const auto fails = [&](int code, const std::vector<std::string>& arguments,
+                         const std::vector<std::string>& parts) {
+    SCOPED_TRACE(arguments[0]);
+    ExpectError(Train(arguments), code, parts);
+    EXPECT_FALSE(fs::exists(Path("runs"))) << "nothing starts";
+  };
+  fails(2, {"--seqlen=0"}, {"--seqlen", "at least 1"});
+  fails(2, {"--sedd=3"}, {"--sedd", "--seed"});
+  fails(2, {"--model=heads.json"}, {"--model", "heads", "3"});
+  fails(2, {"--model=kv.json"}, {"--model", "kv_heads", "3"});
+  fails(2, {"--steps=5", "--warmup=6"}, {"--warmup"});
+  fails(1, {"--data=missing.txt"}, {"--data", "missing.txt"});
+  fails(1, {"--data=empty.txt"}, {"--data", "empty"});
+  fails(1, {"--data=short.txt"}, {"--data", "--seqlen"});
+  fails(1, {"--val_data=short.txt"}, {"--val_data", "--seqlen"});
+  fails(1, {"--data=magic.bin"}, {"--data", "magic.bin", "20240520"});
+  fails(1, {"--data=tokens.bin"}, {"tokens.bin", "50258", "50257"});
+  fails(1, {"--data=tokens.bin", "--tokenizer=byte"}, {"--tokenizer"});
+  fails(1, {"--data=tokens.bin", "--sample=5"}, {"--sample"});
+  fails(1, {"--model=vocab.json"}, {"--model", "vocabulary of 5"});
+  Write("one_line.txt", std::string(5000, 'x'));
+  fails(1, {"--data=one_line.txt", "--packed"}, {"--packed", "single document"});
+  ExpectError(Train({"--out=a_file/run"}), 1, {"--out", "a_file/run"});
+  ExpectError(Generate({}), 2, {"--checkpoint"});
+  ExpectError(Generate({"--checkpoint=missing"}), 1, {"--checkpoint", "missing"});
+  ExpectError(Generate({"--checkpoint=text.txt"}), 1, {"text.txt"});
+}
+
+TEST_F(TrainCli, AnotherRunsFolderIsLeftAlone) {
+  ExpectSuccess(Train({"--steps=2", "--eval_every=0", "--out=run"}));
+  const std::string before = Checkpoint("run"), metrics = ReadAll(Path("run/metrics.jsonl"));
+  ExpectError(Train({"--steps=2", "--out=run"}), 1, {"--out", "--resume"});
+  ExpectError(Train({"--steps=2", "--out=run", "--resume"}), 1, {"--steps", "2"});
+  ExpectError(Train({"--steps=4", "--out=run", "--resume", "--seed=2"}), 1, {"--seed"});
+  ExpectError(Train({"--steps=4", "--out=run", "--resume", "--model=nanogpt_cpu"}), 1,
+              {"--model", "width 128 instead of"});
+  Write("other.txt", ReadAll(Path("text.txt")) + "more");
+  ExpectError(Train({"--steps=4", "--out=run", "--resume", "--data=other.txt"}), 1, {"--data"});
+  EXPECT_TRUE(Checkpoint("run") == before);
+  EXPECT_EQ(ReadAll(Path("run/metrics.jsonl")), metrics);
+}
+
+TEST_F(TrainCli, TruncatedCheckpoint) {
+  ExpectSuccess(Train({"--steps=2", "--eval_every=0", "--out=run"}));
+  const std::string path = Path("run/checkpoint.safetensors");
+  const auto bytes = fs::file_size(path);
+  for (const uintmax_t kept : {bytes - 1, bytes / 2, uintmax_t{100}, uintmax_t{0}}) {
+    fs::resize_file(path, kept);
+    ExpectError(Train({"--steps=4", "--out=run", "--resume"}), 1, {path, "truncated"});
+    ExpectError(Generate({"--checkpoint=run"}), 1, {path, "truncated"});
+  }
+  fs::remove(path);
+  ExpectError(Train({"--steps=4", "--out=run", "--resume"}), 1, {"--resume", path});
+}
+
+TEST_F(TrainCli, FullDiskKeepsTheCheckpoint) {
+  const std::string model = absl::StrCat("--model=", kSlowToSave);
+  ExpectSuccess(Train({"--steps=2", "--warmup=0", "--eval_every=0", "--out=run", model}));
+  const std::string before = Checkpoint("run");
+  Subprocess process(TrainCommand({"--steps=5000", "--resume", "--out=run", model}), {folder_});
+  WaitUntil([&] { return Metrics("run").size() > 2; });
+  // Room for the metrics, but not for a checkpoint.
+  process.LimitFiles(static_cast<int64_t>(before.size()) / 2);
+  process.Signal(SIGINT);
+  ExpectError(process.Wait(), 1, {"checkpoint.safetensors", "large"});
+  EXPECT_TRUE(Checkpoint("run") == before);
+  EXPECT_FALSE(fs::exists(Path("run/checkpoint.safetensors.tmp")));
+  ExpectSuccess(Train({"--steps=4", "--resume", "--out=run", model}));
+}
+
+TEST_F(TrainCli, ResumedAfterAKillInASaveTheRunIsBitwiseTheSame) {
+  const std::vector<std::string> options = {"--steps=20", "--checkpoint_every=1", "--eval_every=7",
+                                            "--accumulate=2",
+                                            absl::StrCat("--model=", kSlowToSave)};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), options.begin(), options.end());
+    return more;
+  };
+  ExpectSuccess(Train(with({"--out=straight"})));
+
+  {
+    Subprocess process(TrainCommand(with({"--out=killed"})), {folder_});
+    const std::string temporary = Path("killed/checkpoint.safetensors.tmp");
+    bool inside_a_save = false;
+    while (!inside_a_save && !process.Ended()) {
+      if (!fs::exists(temporary) || Metrics("killed").size() <= 10) continue;
+      process.Stop();
+      // Stopped, it cannot finish the save behind our back.
+      std::error_code error;
+      const uintmax_t written = fs::file_size(temporary, error);
+      inside_a_save = !error && written > 0 && written < Checkpoint("killed").size();
+      process.Signal(inside_a_save ? SIGKILL : SIGCONT);
+    }
+    ASSERT_TRUE(inside_a_save);
+    EXPECT_EQ(process.Wait().signal, SIGKILL);
+  }
+  ASSERT_TRUE(fs::exists(Path("killed/checkpoint.safetensors.tmp")));
+  EXPECT_LT(Metrics("killed").size(), 20u);
+  ExpectSuccess(Train({"--resume", "--out=killed", absl::StrCat("--model=", kSlowToSave)}));
+  EXPECT_FALSE(fs::exists(Path("killed/checkpoint.safetensors.tmp")));
+  ExpectSameRun("straight", "killed");
+}
+
+TEST_F(TrainCli, ResumedOnOtherRanksTheRunIsTheSameToRounding) {
+  const std::vector<std::string> options = {"--schedule=constant", "--warmup=0", "--eval_every=0"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), options.begin(), options.end());
+    return more;
+  };
+  ExpectSuccess(Train(with({"--steps=20", "--ranks=1", "--out=one"})));
+  ExpectSuccess(Train(with({"--steps=10", "--ranks=1", "--out=many"})));
+  ExpectSuccess(Train({"--steps=20", "--resume", "--ranks=3", "--layout=striped", "--out=many"}));
+  const std::vector<Json> one = Metrics("one"), many = Metrics("many");
+  ASSERT_EQ(one.size(), 20u);
+  ASSERT_EQ(many.size(), 20u);
+  for (size_t i = 0; i < one.size(); ++i) {
+    const double loss = one[i]["loss"];
+    EXPECT_NEAR(many[i]["loss"].get<double>(), loss, 1e-5 * loss) << "step " << i + 1;
+  }
+}
+
+TEST_F(TrainCli, InterruptedTheRunLeavesACheckpointToGoOnFrom) {
+  ExpectSuccess(Train({"--steps=300", "--eval_every=0", "--out=straight"}));
+  for (int number : {SIGINT, SIGTERM}) {
+    const std::string run = absl::StrCat("signal", number);
+    Subprocess process(TrainCommand({"--steps=300", "--eval_every=0", "--out=" + run}), {folder_});
+    WaitUntil([&] { return Metrics(run).size() >= 3; });
+    process.Signal(number);
+    const Result result = process.Wait();
+    EXPECT_EQ(result.exit_code, 128 + number) << result.err;
+    EXPECT_TRUE(absl::StrContains(result.out, "--resume")) << result.out;
+    EXPECT_LT(Metrics(run).size(), 300u);
+    EXPECT_TRUE(fs::exists(Path(run + "/loss.svg")));
+    ExpectSuccess(Generate({"--checkpoint=" + run, "--tokens=5"}));
+    ExpectSuccess(Train({"--resume", "--out=" + run}));
+    ExpectSameRun("straight", run);
+  }
+}
+
+// What ranks hold between them is saved whole: a run goes on with the same bits on as many, and on
+// any others, and generates on one.
+TEST_F(TrainCli, TensorParallelRunsResumeAnywhere) {
+  const std::vector<std::string> options = {"--schedule=constant", "--warmup=0", "--eval_every=0"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), options.begin(), options.end());
+    return more;
+  };
+  const std::string four_heads =
+      R"(--model={"family":"llama","layers":2,"width":16,"heads":4,"kv_heads":2,"ffn":32})";
+  for (const std::string strategy : {"tp", "tp+sp"}) {
+    SCOPED_TRACE(strategy);
+    const std::vector<std::string> spread = {"--strategy=" + strategy, "--ranks=4", four_heads};
+    const auto straight_run = [&](const std::string& steps, const std::string& out) {
+      return Train(with({steps, "--out=" + out, spread[0], spread[1], spread[2], "--sample=20"}));
+    };
+    const std::string straight = "straight_" + strategy;
+    const Result result = straight_run("--steps=300", straight);
+    ExpectSuccess(result);
+    EXPECT_TRUE(absl::StrContains(result.out, "x 4 tensor parallel")) << result.out;
+    EXPECT_TRUE(absl::StrContains(result.out, "A sample:")) << result.out;
+    ExpectSuccess(Generate({"--checkpoint=" + straight, "--tokens=5"}));
+
+    const std::string stopped = "stopped_" + strategy;
+    Subprocess process(TrainCommand(with({"--steps=300", "--out=" + stopped, spread[0], spread[1],
+                                          spread[2], "--sample=20"})),
+                       {folder_});
+    WaitUntil([&] { return Metrics(stopped).size() >= 3; });
+    process.Signal(SIGINT);
+    EXPECT_EQ(process.Wait().exit_code, 128 + SIGINT);
+    EXPECT_LT(Metrics(stopped).size(), 300u);
+    ExpectSuccess(Train({"--resume", "--out=" + stopped, four_heads, "--sample=20"}));
+    ExpectSameRun(straight, stopped);
+
+    // Ten steps on these ranks, ten on others, and the other way round.
+    const std::vector<Json> expected = Metrics(straight);
+    const std::vector<std::string> others[] = {
+        {"--strategy=single", "--ranks=1"},
+        {"--strategy=burst", "--ranks=3"},
+        {"--strategy=tp", "--ranks=2"},
+        {"--strategy=tp+sp", "--dp=2", "--sp=1", "--ranks=-1"},
+    };
+    for (const std::vector<std::string>& other : others) {
+      const auto run = [&](const std::string& out, const std::vector<std::string>& ranks,
+                           std::vector<std::string> more) {
+        more.insert(more.end(), ranks.begin(), ranks.end());
+        more.insert(more.end(), {four_heads, "--out=" + out});
+        return Train(more);
+      };
+      fs::remove_all(Path("there"));
+      fs::remove_all(Path("back"));
+      ExpectSuccess(run("there", {spread[0], spread[1]}, with({"--steps=10"})));
+      ExpectSuccess(run("there", other, {"--resume", "--steps=20"}));
+      ExpectSuccess(run("back", other, with({"--steps=10"})));
+      ExpectSuccess(
+          run("back", {spread[0], spread[1], "--dp=-1", "--sp=-1"}, {"--resume", "--steps=20"}));
+      for (const char* out : {"there", "back"}) {
+        const std::vector<Json> rows = Metrics(out);
+        ASSERT_EQ(rows.size(), 20u);
+        for (size_t i = 0; i < rows.size(); ++i) {
+          const double loss = expected[i]["loss"];
+          EXPECT_NEAR(rows[i]["loss"].get<double>(), loss, 1e-5 * loss)
+              << out << " " << other[0] << ", step " << i + 1;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(TrainCli, DivergenceStopsTheRunAndKeepsTheLastGoodCheckpoint) {
+  const std::vector<std::string> arguments = {"--schedule=constant", "--eval_every=0",
+                                              "--checkpoint_every=1", "--out=run"};
+  std::vector<std::string> good = arguments, bad = arguments;
+  good.push_back("--steps=2");
+  bad.insert(bad.end(), {"--steps=30", "--resume", "--lr=1e30", "--min_lr=-1"});
+  ExpectSuccess(Train(good));
+  ExpectError(Train(bad), 1, {"not finite", "--lr"});
+  const std::vector<Json> rows = Metrics("run");
+  EXPECT_LT(rows.size(), 15u);
+  EXPECT_TRUE(rows.back()["loss"].is_null());
+  EXPECT_EQ(rows.back()["skipped"], true);
+  EXPECT_TRUE(absl::StrContains(ReadAll(Path("run/loss.svg")), "</svg>"));
+}
+
+TEST_F(TrainCli, GenerationIsAFunctionOfItsSeed) {
+  ExpectSuccess(Train({"--steps=30", "--lr=1e-2", "--eval_every=0", "--out=run"}));
+  const std::vector<std::string> base = {"--checkpoint=run", "--tokens=80"};
+  const auto text = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), base.begin(), base.end());
+    const Result result = Generate(more);
+    ExpectSuccess(result);
+    return result.out;
+  };
+  const std::string once = text({"--prompt=line ", "--seed=3"});
+  EXPECT_TRUE(absl::StartsWith(once, "line ")) << once;
+  EXPECT_EQ(text({"--prompt=line ", "--seed=3"}), once);
+  EXPECT_NE(text({"--prompt=line ", "--seed=4"}), once);
+  EXPECT_EQ(text({"--temperature=0", "--seed=1"}), text({"--temperature=0", "--seed=2"}));
+  EXPECT_EQ(text({"--top_k=1", "--seed=1"}), text({"--temperature=0"}));
+  ExpectError(Generate({"--checkpoint=run", "--prompt=\xE2\x82\xAC"}), 1, {"--prompt", "U+20AC"});
+  ExpectError(Generate({"--checkpoint=run", "--temperature=-1"}), 2, {"--temperature"});
+  ExpectError(Generate({"--checkpoint=run", "--top_k=-1"}), 2, {"--top_k"});
+  ExpectError(Generate({"--checkpoint=run", "--tokens=-1"}), 2, {"--tokens"});
+}
+
+}  // namespace
+}  // namespace burst

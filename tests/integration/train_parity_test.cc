@@ -1,0 +1,207 @@
+// One rank and a ring of ranks train the same model: losses agree to rounding, whatever the layout,
+// the transport, the direction of the backward, the mask and the family.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/testing/subprocess.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kSteps = 50;
+
+struct Run {
+  std::string name;
+  std::vector<std::string> arguments;
+};
+
+void PrintTo(const Run& run, std::ostream* out) { *out << run.name; }
+
+class TrainParity : public testing::TestWithParam<Run> {
+ protected:
+  void SetUp() override {
+    folder_ = absl::StrCat(testing::TempDir(), "/parity_", GetParam().name);
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    std::ofstream text(folder_ + "/text.txt");
+    for (int i = 0; i < 600; ++i) {
+      text << "sentence " << i * 7919 % 1000 << " of many\n" << (i % 4 == 3 ? "\n" : "");
+    }
+  }
+
+  // The losses of a run: training, then validation. `command` is what starts the program: mpirun,
+  // or nothing.
+  std::vector<double> Losses(std::vector<std::string> command,
+                             const std::vector<std::string>& arguments) const {
+    const bool mpi = !command.empty();
+    const std::string out = absl::StrCat(folder_, "/run");
+    fs::remove_all(out);
+    command.insert(command.end(), {ProgramPath("train/train"), "--data=text.txt", "--batch=3",
+                                   absl::StrCat("--steps=", kSteps), "--lr=3e-3", "--eval_every=25",
+                                   "--eval_batches=2", "--checkpoint_every=0", "--sample=0",
+                                   "--threads=1", "--out=" + out});
+    command.insert(command.end(), GetParam().arguments.begin(), GetParam().arguments.end());
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    const Result result = Subprocess(command, {folder_, mpi}).Wait();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::vector<double> losses, validation;
+    std::istringstream lines(ReadAll(out + "/metrics.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+      const auto row = nlohmann::json::parse(line);
+      losses.push_back(row["loss"]);
+      if (row.contains("val_loss")) validation.push_back(row["val_loss"]);
+    }
+    EXPECT_EQ(losses.size(), size_t{kSteps});
+    EXPECT_EQ(validation.size(), 2u);
+    losses.insert(losses.end(), validation.begin(), validation.end());
+    return losses;
+  }
+
+  static void ExpectEqual(const std::vector<double>& losses, const std::vector<double>& expected) {
+    ASSERT_EQ(losses.size(), expected.size());
+    double worst = 0;
+    for (size_t i = 0; i < losses.size(); ++i) {
+      worst = std::max(worst, std::fabs(losses[i] / expected[i] - 1));
+      EXPECT_NEAR(losses[i], expected[i], 1e-5 * expected[i]) << "step " << i + 1;
+    }
+    testing::Test::RecordProperty("largest_relative_difference", absl::StrCat(worst));
+  }
+
+  std::string folder_;
+};
+
+TEST_P(TrainParity, FourRanksTrainAsOneDoes) {
+  const std::vector<double> one = Losses({}, {"--ranks=1"});
+  EXPECT_LT(one[kSteps - 1], 0.9 * one[0]) << "it learns";
+  for (const char* layout : {"contiguous", "zigzag", "striped"}) {
+    for (const char* backward : {"burst", "ring"}) {
+      SCOPED_TRACE(absl::StrCat(layout, " ", backward));
+      ExpectEqual(Losses({}, {"--ranks=4", absl::StrCat("--layout=", layout),
+                              absl::StrCat("--backward=", backward)}),
+                  one);
+    }
+  }
+}
+
+// Two nodes of two ranks.
+TEST_P(TrainParity, ADoubleRingTrainsAsOneRankDoes) {
+  const std::vector<double> one = Losses({}, {"--ranks=1"});
+  ExpectEqual(Losses({}, {"--ranks=4", "--ranks_per_node=2"}), one);
+}
+
+// Data parallel x sequence parallel: the groups share the batch.
+TEST_P(TrainParity, AMeshOfRanksTrainsAsOneDoes) {
+  const std::vector<double> one = Losses({}, {"--batch=4", "--ranks=1"});
+  ExpectEqual(Losses({}, {"--batch=4", "--dp=2", "--sp=2"}), one);
+  ExpectEqual(Losses({}, {"--batch=4", "--dp=4"}), one);
+}
+
+// The rivals of the burst, over four ranks. Ulysses where the model has heads for them.
+TEST_P(TrainParity, OtherStrategiesTrainAsOneRankDoes) {
+  const std::vector<double> one = Losses({}, {"--strategy=single", "--ranks=1"});
+  const bool two_heads = GetParam().name == "Gpt2Dropout";
+  const std::vector<std::string> hybrid = {"--strategy=burst+ulysses", "--ranks=4", "--ulysses=2"};
+  ExpectEqual(Losses({}, hybrid), one);
+  if (!two_heads) ExpectEqual(Losses({}, {"--strategy=ulysses", "--ranks=4"}), one);
+  ExpectEqual(Losses({}, {"--strategy=ring", "--ranks=2"}), one);
+}
+
+// The model itself spread over ranks, of which there are no more than heads; alone and times data
+// parallel.
+TEST_P(TrainParity, TensorParallelRanksTrainAsOneDoes) {
+  const std::vector<double> one = Losses({}, {"--batch=4", "--strategy=single", "--ranks=1"});
+  const bool two_heads = GetParam().name == "Gpt2Dropout";
+  for (const char* strategy : {"tp", "tp+sp"}) {
+    const std::string option = absl::StrCat("--strategy=", strategy);
+    SCOPED_TRACE(strategy);
+    ExpectEqual(Losses({}, {"--batch=4", option, "--ranks=2"}), one);
+    if (!two_heads) ExpectEqual(Losses({}, {"--batch=4", option, "--ranks=4"}), one);
+    ExpectEqual(Losses({}, {"--batch=4", option, "--dp=2", "--sp=2", "--layout=contiguous"}), one);
+  }
+}
+
+// Ranks as processes give the very bits that ranks as threads give.
+TEST_P(TrainParity, MpirunTrainsAsThreadsDo) {
+  const std::string mpirun = BURST_MPIRUN;
+  if (mpirun.empty()) GTEST_SKIP() << "built without Open MPI";
+  const std::vector<std::string> start = {mpirun, "--oversubscribe", "-np", "4"};
+  for (const char* layout : {"contiguous", "zigzag", "striped"}) {
+    SCOPED_TRACE(layout);
+    EXPECT_EQ(Losses(start, {"--comm=mpi", absl::StrCat("--layout=", layout)}),
+              Losses({}, {"--ranks=4", absl::StrCat("--layout=", layout)}));
+  }
+  EXPECT_EQ(Losses(start, {"--comm=mpi", "--ranks_per_node=2"}),
+            Losses({}, {"--ranks=4", "--ranks_per_node=2"}));
+  const std::vector<std::string> hybrid = {"--strategy=burst+ulysses", "--ulysses=2"};
+  EXPECT_EQ(Losses(start, {"--comm=mpi", hybrid[0], hybrid[1]}),
+            Losses({}, {"--ranks=4", hybrid[0], hybrid[1]}));
+  for (const char* strategy : {"tp", "tp+sp"}) {
+    const std::vector<std::string> mesh = {absl::StrCat("--strategy=", strategy), "--dp=2",
+                                           "--batch=4"};
+    EXPECT_EQ(Losses(start, {"--comm=mpi", mesh[0], mesh[1], mesh[2]}),
+              Losses({}, {"--ranks=4", mesh[0], mesh[1], mesh[2]}));
+  }
+}
+
+// Recomputed layers give the bits of those that keep all, as processes too, whose sums of gradients
+// set out between the layers.
+TEST_P(TrainParity, RecomputationTrainsAsItself) {
+  const std::string mpirun = BURST_MPIRUN;
+  const std::vector<double> expected = Losses({}, {"--ranks=2"});
+  EXPECT_EQ(Losses({}, {"--ranks=2", "--recompute=full"}), expected);
+  if (mpirun.empty()) GTEST_SKIP() << "built without Open MPI";
+  const std::vector<std::string> start = {mpirun, "--oversubscribe", "-np", "2"};
+  EXPECT_EQ(Losses(start, {"--comm=mpi", "--recompute=selective"}), expected);
+}
+
+TEST(TrainUnderMpirun, MistakesAreToldOnce) {
+  const std::string mpirun = BURST_MPIRUN, folder = testing::TempDir();
+  if (mpirun.empty()) GTEST_SKIP() << "built without Open MPI";
+  const auto errors = [&](const std::vector<std::string>& arguments, int exit_code) {
+    std::vector<std::string> command = {mpirun, "--oversubscribe", "-np", "3",
+                                        ProgramPath("train/train")};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    const Result result = Subprocess(command, {folder, true}).Wait();
+    EXPECT_EQ(result.exit_code, exit_code) << result.err;
+    int count = 0;
+    for (size_t at = 0; (at = result.err.find("error: ", at)) != std::string::npos; ++at) ++count;
+    EXPECT_EQ(count, 1) << result.err;
+    return result.err;
+  };
+  EXPECT_THAT(errors({}, 2), testing::HasSubstr("--comm=mpi"));
+  EXPECT_THAT(errors({"--comm=mpi", "--ranks=2"}, 2), testing::HasSubstr("--ranks: 2"));
+  EXPECT_THAT(errors({"--comm=mpi", "--lyout=zigzag"}, 2), testing::HasSubstr("--layout"));
+  EXPECT_THAT(errors({"--comm=mpi", "--data=missing.txt"}, 1), testing::HasSubstr("missing.txt"));
+}
+
+const Run kRuns[] = {
+    {"Llama",
+     {R"(--model={"family":"llama","layers":2,"width":32,"heads":4,"kv_heads":2,"ffn":64})",
+      "--seqlen=67"}},
+    {"Gpt2Dropout",
+     {R"(--model={"family":"gpt2","layers":2,"width":32,"heads":2,"tied_embeddings":true})",
+      "--dropout=0.1", "--accumulate=2", "--seqlen=48"}},
+    {"LlamaWindowPacked",
+     {R"(--model={"family":"llama","layers":2,"width":32,"heads":4,"kv_heads":1,"ffn":64})",
+      "--seqlen=70", "--window=20", "--packed"}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, TrainParity, testing::ValuesIn(kRuns),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace burst

@@ -1,0 +1,188 @@
+// What the attention kernels are tested on: masks, inputs, and memory full of NaN.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <ostream>
+#include <vector>
+
+#include "burst/base/philox.h"
+#include "burst/kernels/flash_attention.h"
+#include "burst/tensor/tensor.h"
+#include "tests/testing/attention_reference.h"
+#include "tests/testing/test_device.h"
+
+namespace burst {
+
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+// ---- Masks: the ranges that the kernels take, and the same said in another way.
+
+enum class MaskKind { kFull, kCausal, kWindow, kDocuments, kGap, kRandom };
+
+inline std::ostream& operator<<(std::ostream& out, MaskKind kind) {
+  constexpr const char* kNames[] = {"Full", "Causal", "Window", "Documents", "Gap", "Random"};
+  return out << kNames[static_cast<int>(kind)];
+}
+
+struct TestMask {
+  std::vector<int32_t> begin, end;  // [batch or 1, q_len]; empty: full
+  int64_t batch_stride = 0;
+  std::function<bool(int64_t b, int64_t i, int64_t j)> visible;
+  mutable Tensor on_device[2];  // begin and end, copied there by the first call of ranges()
+
+  // Valid as long as the object.
+  KeyRanges ranges() const {
+    if (begin.empty()) return {};
+    if (on_device[0].null()) {
+      const int64_t size = static_cast<int64_t>(begin.size());
+      on_device[0] = Tensor::FromVector(begin, {size}, kTestDevice);
+      on_device[1] = Tensor::FromVector(end, {size}, kTestDevice);
+    }
+    return {static_cast<const int32_t*>(on_device[0].raw_data()),
+            static_cast<const int32_t*>(on_device[1].raw_data()), batch_stride};
+  }
+};
+
+inline uint32_t RandomBelow(int64_t n, uint64_t stream, uint64_t index) {
+  return Philox(/*key=*/7, stream, index)[0] % static_cast<uint32_t>(n);
+}
+
+// Causal masks align the last query with the last key.
+inline TestMask MakeMask(MaskKind kind, int64_t batch, int64_t q_len, int64_t k_len) {
+  constexpr int64_t kWindow = 40;
+  const int64_t shift = k_len - q_len;
+  TestMask mask;
+  const auto add = [&](int64_t begin, int64_t end) {
+    mask.begin.push_back(static_cast<int32_t>(std::clamp<int64_t>(begin, 0, k_len)));
+    mask.end.push_back(static_cast<int32_t>(std::clamp<int64_t>(end, 0, k_len)));
+  };
+  switch (kind) {
+    case MaskKind::kFull:
+      mask.visible = [](int64_t, int64_t, int64_t) { return true; };
+      break;
+    case MaskKind::kCausal:
+      for (int64_t i = 0; i < q_len; ++i) add(0, i + shift + 1);
+      mask.visible = [=](int64_t, int64_t i, int64_t j) { return j <= i + shift; };
+      break;
+    case MaskKind::kWindow:
+      for (int64_t i = 0; i < q_len; ++i) add(i + shift - kWindow + 1, i + shift + 1);
+      mask.visible = [=](int64_t, int64_t i, int64_t j) {
+        return j <= i + shift && i + shift - j < kWindow;
+      };
+      break;
+    case MaskKind::kDocuments: {
+      // Causal within documents of about 50 tokens, other ones in every batch row.
+      const int64_t positions = std::max(q_len, k_len);
+      std::vector<int> document(batch * positions);  // [batch, positions]
+      for (int64_t b = 0; b < batch; ++b) {
+        int* row = document.data() + b * positions;
+        for (int64_t i = 1; i < positions; ++i) {
+          row[i] = row[i - 1] + (RandomBelow(50, 10 + b, i) == 0);
+        }
+        for (int64_t i = 0; i < q_len; ++i) {
+          const int own = row[std::max<int64_t>(0, i + shift)];
+          add(std::lower_bound(row, row + positions, own) - row, i + shift + 1);
+        }
+      }
+      mask.batch_stride = q_len;
+      mask.visible = [=](int64_t b, int64_t i, int64_t j) {
+        const int* row = document.data() + b * positions;
+        return j <= i + shift && row[j] == row[i + shift];
+      };
+      break;
+    }
+    case MaskKind::kGap:  // nobody sees the keys in the middle
+      for (int64_t i = 0; i < q_len; ++i) i < q_len / 2 ? add(0, 3) : add(k_len - 3, k_len);
+      mask.visible = [=](int64_t, int64_t i, int64_t j) {
+        return i < q_len / 2 ? j < 3 : j >= k_len - 3;
+      };
+      break;
+    case MaskKind::kRandom:  // a query with begin >= end sees nothing
+      mask.batch_stride = q_len;
+      for (int64_t i = 0; i < batch * q_len; ++i) {
+        add(RandomBelow(k_len + 1, 20, i), RandomBelow(k_len + 1, 21, i));
+      }
+      for (int64_t b = 0; b < batch; ++b) {
+        std::sort(mask.begin.begin() + b * q_len, mask.begin.begin() + (b + 1) * q_len);
+        std::sort(mask.end.begin() + b * q_len, mask.end.begin() + (b + 1) * q_len);
+      }
+      mask.visible = [begin = mask.begin, end = mask.end, q_len](int64_t b, int64_t i, int64_t j) {
+        return begin[b * q_len + i] <= j && j < end[b * q_len + i];
+      };
+      break;
+  }
+  return mask;
+}
+
+// ---- Problems, and the kernels run on them.
+
+struct Problem {
+  Problem(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads, int64_t d,
+          MaskKind kind, DType dtype, double magnitude = 1)
+      : q(Random({batch, q_len, heads, d}, 0, dtype, magnitude)),
+        k(Random({batch, k_len, kv_heads, d}, 1, dtype, magnitude)),
+        v(Random({batch, k_len, kv_heads, d}, 2, dtype)),
+        dout(Random({batch, q_len, heads, d}, 3, dtype)),
+        dlse(Random({batch, heads, q_len}, 4, SumDType(dtype))),
+        mask(MakeMask(kind, batch, q_len, k_len)),
+        softmax_scale(1.25 / std::sqrt(static_cast<double>(d))) {}
+
+  static Tensor Random(const Shape& shape, uint64_t stream, DType dtype, double scale = 1) {
+    return RandomNormal(shape, DType::kFloat32, 1, stream, scale).To(dtype).To(kTestDevice);
+  }
+
+  FlashAttentionShape shape() const {
+    return {q.dim(0), q.dim(1),      k.dim(1),  q.dim(2),     k.dim(2),
+            q.dim(3), softmax_scale, q.dtype(), mask.ranges()};
+  }
+
+  AttentionResults Reference(DType rounded_to = DType::kFloat64) const {
+    return NaiveAttention(q, k, v, dout, dlse, softmax_scale, mask.visible, rounded_to);
+  }
+
+  Tensor q, k, v, dout, dlse;
+  TestMask mask;
+  double softmax_scale;
+};
+
+// The keys [begin, end) of a problem, as a round of a ring sees them: a part of K, V and their
+// gradients, and the mask's ranges counted from key `begin`.
+class KeyBlock {
+ public:
+  KeyBlock(const Problem& problem, int64_t begin, int64_t end)
+      : begin_(begin), length_(end - begin), shape_(problem.shape()) {
+    mask_.begin = problem.mask.begin;
+    mask_.end = problem.mask.end;
+    mask_.batch_stride = problem.mask.batch_stride;
+    for (std::vector<int32_t>* bound : {&mask_.begin, &mask_.end}) {
+      for (int32_t& j : *bound) {
+        j = static_cast<int32_t>(std::clamp<int64_t>(j - begin, 0, length_));
+      }
+    }
+    shape_.k_len = length_;
+    shape_.visible = mask_.ranges();
+  }
+
+  // Valid as long as the object.
+  const FlashAttentionShape& shape() const { return shape_; }
+  // The block's part of a tensor [batch, k_len, kv_heads, head_dim].
+  AttentionOperand Of(const Tensor& keys) const { return Operand(keys.Slice(1, begin_, length_)); }
+
+ private:
+  const int64_t begin_, length_;
+  FlashAttentionShape shape_;
+  TestMask mask_;
+};
+
+// What the kernels assign is full of NaN before.
+inline Tensor Poisoned(const Tensor& like) {
+  const Tensor tensor = Tensor::EmptyLike(like);
+  tensor.Fill(kNaN);
+  return tensor;
+}
+
+}  // namespace burst

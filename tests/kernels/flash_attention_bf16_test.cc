@@ -1,0 +1,334 @@
+// bfloat16 attention on the GPU against naive attention in double precision on the same rounded
+// inputs. The kernels keep sums and scores in float32 and round P, dS and the results only, so the
+// root mean square of no error may exceed that of a naive computation that rounds everything,
+// measured on the very same problem, by more than one rounding to bfloat16 (2^-9 / sqrt(3)): with
+// few rows the naive computation may be lucky. The largest error is a single draw of either: it may
+// be twice the naive one and a rounding (2^-9 of the largest element).
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <tuple>
+
+#include "burst/kernels/flash_attention.h"
+#include "burst/kernels/gpu/flash_attention_cuda.h"
+#include "burst/tensor/tensor.h"
+#include "tests/kernels/attention_problem.h"
+#include "tests/testing/attention_reference.h"
+
+namespace burst {
+namespace {
+
+constexpr DeviceType kCuda = DeviceType::kCuda;
+constexpr DType kBf16 = DType::kBFloat16, kFloat = DType::kFloat32;
+
+// Those that the device chooses, and those for any tensor cores.
+struct Kernels {
+  const char* name;
+  void (*forward)(const FlashForwardParams&);
+  void (*backward)(const FlashBackwardParams&);
+};
+constexpr Kernels kChosen = {
+    "Chosen", [](const FlashForwardParams& params) { FlashForward(kCuda, params); },
+    [](const FlashBackwardParams& params) { FlashBackward(kCuda, params); }};
+constexpr Kernels kSm80 = {
+    "Sm80", [](const FlashForwardParams& params) { cuda::Forward(cuda::Kernels::kSm80, params); },
+    [](const FlashBackwardParams& params) { cuda::Backward(cuda::Kernels::kSm80, params); }};
+
+Problem MakeProblem(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads,
+                    int64_t d, MaskKind kind) {
+  return Problem(batch, q_len, k_len, heads, kv_heads, d, kind, kBf16, /*magnitude=*/1.5);
+}
+
+Tensor PoisonedSum(const Tensor& like) {
+  const Tensor tensor = Tensor::Empty(like.shape(), kFloat, kCuda);
+  tensor.Fill(kNaN);
+  return tensor;
+}
+
+FlashBackwardParams BackwardParams(const Problem& problem, const AttentionResults& result,
+                                   const Tensor& delta) {
+  FlashBackwardParams params;
+  params.shape = problem.shape();
+  params.q = Operand(problem.q);
+  params.k = Operand(problem.k);
+  params.v = Operand(problem.v);
+  params.dout = Operand(problem.dout);
+  params.lse = result.lse.raw_data();
+  params.delta = delta.raw_data();
+  params.dq = Operand(result.dq);
+  params.dk = Operand(result.dk);
+  params.dv = Operand(result.dv);
+  return params;
+}
+
+Tensor Delta(const Problem& problem, const Tensor& out) {
+  const Tensor delta = PoisonedSum(problem.dlse);
+  FlashDelta(kCuda, {problem.shape(), Operand(out), Operand(problem.dout), problem.dlse.raw_data(),
+                     delta.raw_data()});
+  return delta;
+}
+
+// A single hop: everything assigned, in bfloat16.
+AttentionResults RunOnce(const Kernels& kernels, const Problem& problem, bool deterministic) {
+  const AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse), Poisoned(problem.q),
+                                   Poisoned(problem.k), Poisoned(problem.v)};
+  kernels.forward({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                   Operand(result.out), result.lse.raw_data(), /*merge=*/false, kBf16});
+  const Tensor delta = Delta(problem, result.out);
+  FlashBackwardParams params = BackwardParams(problem, result, delta);
+  params.assign = true;
+  params.deterministic = deterministic;
+  kernels.backward(params);
+  return result;
+}
+
+double SquaredError(const Tensor& actual, const Tensor& expected) {
+  const std::vector<double> a = actual.ToVector<double>(), e = expected.ToVector<double>();
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - e[i]) * (a[i] - e[i]);
+  return sum;
+}
+
+void ExpectNoWorse(const char* name, const Tensor& actual, const Tensor& naive,
+                   const Tensor& expected) {
+  if (expected.numel() == 0) return;
+  EXPECT_LE(RelativeError(actual, expected), 2 * RelativeError(naive, expected) + 0x1p-9) << name;
+  const double n = static_cast<double>(expected.numel());
+  const double rms = std::sqrt(SquaredError(expected, Tensor::ZerosLike(expected)) / n);
+  EXPECT_LE(std::sqrt(SquaredError(actual, expected) / n),
+            std::sqrt(SquaredError(naive, expected) / n) + 0x1p-9 / std::sqrt(3.0) * rms)
+      << name << ", root mean square";
+}
+
+void ExpectNoWorse(const AttentionResults& result, const Problem& problem) {
+  const AttentionResults expected = problem.Reference(), naive = problem.Reference(kBf16);
+  // lse is float32, of products that are summed in float32.
+  EXPECT_LE(RelativeError(result.lse, expected.lse), 1e-5) << "lse";
+  ExpectNoWorse("out", result.out, naive.out, expected.out);
+  ExpectNoWorse("dq", result.dq, naive.dq, expected.dq);
+  ExpectNoWorse("dk", result.dk, naive.dk, expected.dk);
+  ExpectNoWorse("dv", result.dv, naive.dv, expected.dv);
+}
+
+struct Heads {
+  int64_t heads, kv_heads;
+};
+struct Lengths {
+  int64_t q_len, k_len;
+};
+
+using Case = std::tuple<Kernels, Heads, int64_t /*head_dim*/, Lengths, MaskKind>;
+class SweepTest : public testing::TestWithParam<Case> {};
+
+TEST_P(SweepTest, NoWorseThanNaive) {
+  const auto [kernels, heads, d, lengths, kind] = GetParam();
+  const int64_t batch = lengths.q_len < 100 ? 2 : 1;
+  const Problem problem =
+      MakeProblem(batch, lengths.q_len, lengths.k_len, heads.heads, heads.kv_heads, d, kind);
+  const AttentionResults result = RunOnce(kernels, problem, /*deterministic=*/true);
+  ExpectNoWorse(result, problem);
+  ExpectBitwiseEqual(RunOnce(kernels, problem, true), result);
+  ExpectNoWorse(RunOnce(kernels, problem, false), problem);
+}
+
+std::string SweepName(const testing::TestParamInfo<Case>& info) {
+  const auto [kernels, heads, d, lengths, kind] = info.param;
+  std::ostringstream name;
+  name << kernels.name << "_" << kind << "_heads" << heads.heads << "on" << heads.kv_heads << "_d"
+       << d << "_" << lengths.q_len << "x" << lengths.k_len;
+  return name.str();
+}
+
+const auto kAllMasks = testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow,
+                                       MaskKind::kDocuments, MaskKind::kGap, MaskKind::kRandom);
+
+INSTANTIATE_TEST_SUITE_P(Short, SweepTest,
+                         testing::Combine(testing::Values(kChosen, kSm80),
+                                          testing::Values(Heads{2, 2}, Heads{3, 1}),
+                                          testing::Values(8, 64, 80, 128),
+                                          testing::Values(Lengths{0, 5}, Lengths{5, 0},
+                                                          Lengths{1, 1}, Lengths{1, 129},
+                                                          Lengths{70, 33}),
+                                          kAllMasks),
+                         SweepName);
+INSTANTIATE_TEST_SUITE_P(
+    Wide, SweepTest,
+    testing::Combine(testing::Values(kChosen), testing::Values(Heads{4, 2}),
+                     testing::Values(136, 192, 248),
+                     testing::Values(Lengths{1, 1}, Lengths{70, 33}, Lengths{131, 260}), kAllMasks),
+    SweepName);
+INSTANTIATE_TEST_SUITE_P(Long, SweepTest,
+                         testing::Combine(testing::Values(kChosen, kSm80),
+                                          testing::Values(Heads{4, 2}),
+                                          testing::Values(64, 96, 128, 256),
+                                          testing::Values(Lengths{300, 300}, Lengths{131, 517}),
+                                          kAllMasks),
+                         SweepName);
+
+class KernelsTest : public testing::TestWithParam<Kernels> {};
+INSTANTIATE_TEST_SUITE_P(All, KernelsTest, testing::Values(kChosen, kSm80),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(KernelsTest, EveryLength) {
+  for (int64_t d : {64, 128, 256}) {
+    for (int64_t length = 1; length <= 290; length += d == 128 && length < 140 ? 1 : 7) {
+      SCOPED_TRACE(testing::Message() << d << " " << length);
+      const Problem problem = MakeProblem(1, length, length, 1, 1, d, MaskKind::kCausal);
+      ExpectNoWorse(RunOnce(GetParam(), problem, true), problem);
+    }
+  }
+}
+
+// Blocks of keys in any order, merged in float32, are the attention over all keys; the last of them
+// leaves the sum, or bfloat16 beside it.
+TEST_P(KernelsTest, BlocksOfKeysMerge) {
+  constexpr int64_t kBatch = 2, kLength = 310;
+  for (MaskKind kind : {MaskKind::kFull, MaskKind::kCausal, MaskKind::kRandom}) {
+    for (int64_t d : {64, 128, 200}) {
+      const bool in_place = d == 64 || kind == MaskKind::kCausal;
+      SCOPED_TRACE(testing::Message() << kind << " " << d << (in_place ? " in place" : ""));
+      const Problem problem = MakeProblem(kBatch, kLength, kLength, 4, 2, d, kind);
+      const std::vector<std::array<int64_t, 2>> blocks = {
+          {200, 310}, {7, 8}, {0, 7}, {8, 8}, {8, 200}};
+      const auto zeros = [](const Tensor& like) {
+        return Tensor::Zeros(like.shape(), kFloat, kCuda);
+      };
+      AttentionResults result = {PoisonedSum(problem.q), Poisoned(problem.dlse), zeros(problem.q),
+                                 zeros(problem.k), zeros(problem.v)};
+      const Tensor sum = result.out;
+      for (size_t i = 0; i < blocks.size(); ++i) {
+        const KeyBlock block(problem, blocks[i][0], blocks[i][1]);
+        const bool converts = i + 1 == blocks.size() && !in_place;
+        if (converts) result.out = Poisoned(problem.q);
+        FlashForwardParams params = {block.shape(),       Operand(problem.q),
+                                     block.Of(problem.k), block.Of(problem.v),
+                                     Operand(result.out), result.lse.raw_data(),
+                                     /*merge=*/i > 0,     result.out.dtype()};
+        if (converts) params.sum = Operand(sum);
+        params.non_persistent = i % 2 == 1;
+        GetParam().forward(params);
+      }
+      const Tensor delta = Delta(problem, result.out.To(kBf16));
+      for (const auto& [begin, end] : blocks) {
+        const KeyBlock block(problem, begin, end);
+        FlashBackwardParams params = BackwardParams(problem, result, delta);
+        params.shape = block.shape();
+        params.k = block.Of(problem.k);
+        params.v = block.Of(problem.v);
+        params.dk = block.Of(result.dk);
+        params.dv = block.Of(result.dv);
+        GetParam().backward(params);
+      }
+      ExpectNoWorse(result, problem);
+    }
+  }
+}
+
+// Slices of packed tensors in and out give the same bits, and nothing else is written.
+TEST_P(KernelsTest, StridedOperands) {
+  constexpr int64_t kBatch = 2, kSeqlen = 150, kHeads = 4, kKvHeads = 2;
+  constexpr int64_t kPacked = kHeads + 2 * kKvHeads;
+  for (int64_t d : {24, 128, 256}) {
+    Problem problem = MakeProblem(kBatch, kSeqlen, kSeqlen, kHeads, kKvHeads, d, MaskKind::kCausal);
+    const AttentionResults expected = RunOnce(GetParam(), problem, true);
+    const auto frame = [&](int64_t heads) {
+      const Tensor tensor = Tensor::Empty({kBatch, kSeqlen, heads, d}, kBf16, kCuda);
+      tensor.Fill(42);
+      return tensor;
+    };
+    const auto part = [](const Tensor& packed, int i) {
+      return packed.Slice(2, i == 0 ? 0 : kHeads + (i - 1) * kKvHeads, i == 0 ? kHeads : kKvHeads);
+    };
+    const Tensor qkv = frame(kPacked), dqkv = frame(kPacked), out = frame(kHeads + 2);
+    part(qkv, 0).CopyFrom(problem.q);
+    part(qkv, 1).CopyFrom(problem.k);
+    part(qkv, 2).CopyFrom(problem.v);
+    problem.q = part(qkv, 0);
+    problem.k = part(qkv, 1);
+    problem.v = part(qkv, 2);
+    const AttentionResults result = {out.Slice(2, 1, kHeads), Poisoned(problem.dlse), part(dqkv, 0),
+                                     part(dqkv, 1), part(dqkv, 2)};
+    GetParam().forward({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                        Operand(result.out), result.lse.raw_data(), false, kBf16});
+    const Tensor delta = Delta(problem, result.out);
+    FlashBackwardParams params = BackwardParams(problem, result, delta);
+    params.assign = true;
+    GetParam().backward(params);
+    ExpectBitwiseEqual(result, expected);
+    for (int64_t head : {int64_t{0}, kHeads + 1}) {
+      for (double x : out.Slice(2, head, 1).ToVector<double>()) ASSERT_EQ(x, 42);
+    }
+  }
+}
+
+// Four million tokens in one call, and 2^31 elements in a tensor: a few rows against the reference
+// on the slice of keys that they see.
+TEST_P(KernelsTest, FourMillionTokens) {
+  constexpr int64_t kLength = 1 << 22, kHeads = 8, kDim = 64, kWindow = 300, kDrawn = 1 << 20;
+  const auto random = [](int64_t heads, uint64_t stream) {  // a million numbers, over and over
+    const Tensor drawn = RandomNormal({kDrawn}, kFloat, 1, stream).To(kCuda).To(kBf16);
+    const Tensor tensor = Tensor::Empty({1, kLength, heads, kDim}, kBf16, kCuda);
+    const Tensor flat = tensor.View({-1});
+    for (int64_t i = 0; i < flat.numel(); i += kDrawn) flat.Slice(0, i, kDrawn).CopyFrom(drawn);
+    return tensor;
+  };
+  const Tensor q = random(kHeads, 0), k = random(1, 1), v = random(1, 2), dout = random(kHeads, 3);
+  const Tensor out = Tensor::EmptyLike(q), dq = Tensor::EmptyLike(q);
+  const Tensor dk = Tensor::EmptyLike(k), dv = Tensor::EmptyLike(k);
+  const Tensor lse = Tensor::Empty({1, kHeads, kLength}, kFloat, kCuda), delta = lse.Clone();
+  std::vector<int32_t> ranges(2 * kLength);
+  for (int64_t i = 0; i < kLength; ++i) {
+    ranges[i] = static_cast<int32_t>(std::max<int64_t>(0, i + 1 - kWindow));
+    ranges[kLength + i] = static_cast<int32_t>(i + 1);
+  }
+  const Tensor on_device = Tensor::FromVector(ranges, {2, kLength}, kCuda);
+  const auto* begin = static_cast<const int32_t*>(on_device.raw_data());
+  const FlashAttentionShape shape = {
+      1, kLength, kLength, kHeads, 1, kDim, 0.125, kBf16, {begin, begin + kLength, 0}};
+  GetParam().forward(
+      {shape, Operand(q), Operand(k), Operand(v), Operand(out), lse.raw_data(), false, kBf16});
+  FlashDelta(kCuda, {shape, Operand(out), Operand(dout), nullptr, delta.raw_data()});
+  GetParam().backward({shape, Operand(q), Operand(k), Operand(v), Operand(dout), lse.raw_data(),
+                       delta.raw_data(), Operand(dq), Operand(dk), Operand(dv), /*assign=*/true});
+  for (int64_t first : {int64_t{0}, kLength / 2 - 5, kLength - 600}) {
+    constexpr int64_t kRows = 600, kChecked = 600 - kWindow;
+    const auto rows = [&](const Tensor& x) {
+      return x.Slice(1, first, kRows).To(DeviceType::kCpu);
+    };
+    const Tensor dlse = Tensor::Zeros({1, kHeads, kRows}, kFloat);
+    const auto reference = [&](DType dtype) {
+      return NaiveAttention(
+          rows(q), rows(k), rows(v), rows(dout), dlse, 0.125,
+          [](int64_t, int64_t i, int64_t j) { return j <= i && i - j < kWindow; }, dtype);
+    };
+    const AttentionResults expected = reference(DType::kFloat64), naive = reference(kBf16);
+    // The last rows of the slice see all of their keys in it, the first keys all of their rows.
+    const auto check = [&](const char* name, const Tensor& actual, const Tensor& bound,
+                           const Tensor& truth, int64_t from) {
+      ExpectNoWorse(name, rows(actual).Slice(1, from, kChecked).Clone(),
+                    bound.Slice(1, from, kChecked).Clone(), truth.Slice(1, from, kChecked).Clone());
+    };
+    check("out", out, naive.out, expected.out, kWindow);
+    check("dq", dq, naive.dq, expected.dq, kWindow);
+    if (first == 0) {
+      check("dk", dk, naive.dk, expected.dk, 0);
+      check("dv", dv, naive.dv, expected.dv, 0);
+    }
+  }
+}
+
+TEST(CheckFlashAttentionTest, SaysWhatIsNotServed) {
+  EXPECT_TRUE(CheckFlashAttention(kCuda, kBf16, 128).ok());
+  EXPECT_TRUE(CheckFlashAttention(kCuda, DType::kFloat64, 7).ok());
+  EXPECT_FALSE(CheckFlashAttention(kCuda, kBf16, 20).ok());
+  EXPECT_FALSE(CheckFlashAttention(kCuda, kBf16, 264).ok());
+  EXPECT_FALSE(CheckFlashAttention(kCuda, kFloat, 257).ok());
+  EXPECT_FALSE(CheckFlashAttention(DeviceType::kCpu, kBf16, 64).ok());
+}
+
+}  // namespace
+}  // namespace burst

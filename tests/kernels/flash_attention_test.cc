@@ -1,0 +1,444 @@
+// The attention kernels against naive attention in double precision.
+
+#include "burst/kernels/flash_attention.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "burst/base/parallel.h"
+#include "burst/kernels/merge.h"
+#include "burst/tensor/tensor.h"
+#include "gtest/gtest.h"
+#include "tests/kernels/attention_problem.h"
+#include "tests/testing/attention_reference.h"
+#include "tests/testing/test_device.h"
+
+namespace burst {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Of max |error| / max |reference|, for scores of ordinary size.
+double Tolerance(DType dtype) { return dtype == DType::kFloat32 ? 1e-5 : 1e-13; }
+
+AttentionResults RunKernels(const Problem& problem, int64_t tile_keys = 0) {
+  FlashAttentionShape shape = problem.shape();
+  shape.tile_keys = tile_keys;
+  const AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse),
+                                   Tensor::ZerosLike(problem.q), Tensor::ZerosLike(problem.k),
+                                   Tensor::ZerosLike(problem.v)};
+  const Tensor delta = Poisoned(problem.dlse);
+  FlashForward(kTestDevice, {shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                             Operand(result.out), result.lse.raw_data(), /*merge=*/false});
+  FlashDelta(kTestDevice, {shape, Operand(result.out), Operand(problem.dout),
+                           problem.dlse.raw_data(), delta.raw_data()});
+  FlashBackward(kTestDevice, {shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                              Operand(problem.dout), result.lse.raw_data(), delta.raw_data(),
+                              Operand(result.dq), Operand(result.dk), Operand(result.dv)});
+  return result;
+}
+
+// ---- The sweep.
+
+struct Heads {
+  int64_t heads, kv_heads;
+};
+struct Lengths {
+  int64_t q_len, k_len;
+};
+
+class SweepTest
+    : public testing::TestWithParam<std::tuple<Heads, int64_t /*head_dim*/, Lengths, MaskKind>> {};
+
+TEST_P(SweepTest, EqualsNaiveAttention) {
+  const auto [heads, d, lengths, kind] = GetParam();
+  const int64_t batch = lengths.q_len < 100 ? 2 : 1;
+  const ScopedThreadPool pool(d == 64 ? 2 : 1);
+  AttentionResults reference;
+  for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
+    SCOPED_TRACE(Name(dtype));
+    const Problem problem(batch, lengths.q_len, lengths.k_len, heads.heads, heads.kv_heads, d, kind,
+                          dtype);
+    // The inputs are the same numbers in both precisions.
+    if (reference.out.null()) reference = problem.Reference();
+    ExpectClose(RunKernels(problem), reference, Tolerance(dtype));
+  }
+}
+
+std::string SweepName(const testing::TestParamInfo<SweepTest::ParamType>& info) {
+  const auto [heads, d, lengths, kind] = info.param;
+  std::ostringstream name;
+  name << kind << "_heads" << heads.heads << "on" << heads.kv_heads << "_d" << d << "_"
+       << lengths.q_len << "x" << lengths.k_len;
+  return name.str();
+}
+
+const auto kAllMasks = testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow,
+                                       MaskKind::kDocuments, MaskKind::kGap, MaskKind::kRandom);
+
+INSTANTIATE_TEST_SUITE_P(Short, SweepTest,
+                         testing::Combine(testing::Values(Heads{2, 2}, Heads{4, 2}, Heads{3, 1}),
+                                          testing::Values(7, 16, 64, 80, 128),
+                                          testing::Values(Lengths{0, 5}, Lengths{5, 0},
+                                                          Lengths{1, 1}, Lengths{7, 7},
+                                                          Lengths{1, 129}, Lengths{70, 33}),
+                                          kAllMasks),
+                         SweepName);
+
+INSTANTIATE_TEST_SUITE_P(Medium, SweepTest,
+                         testing::Combine(testing::Values(Heads{1, 1}, Heads{3, 1}),
+                                          testing::Values(7, 64, 80),
+                                          testing::Values(Lengths{129, 129}, Lengths{131, 300}),
+                                          kAllMasks),
+                         SweepName);
+
+// Several tiles and chunks in every direction.
+INSTANTIATE_TEST_SUITE_P(Long, SweepTest,
+                         testing::Combine(testing::Values(Heads{1, 1}), testing::Values(16, 64),
+                                          testing::Values(Lengths{1000, 1000}, Lengths{700, 250}),
+                                          kAllMasks),
+                         SweepName);
+INSTANTIATE_TEST_SUITE_P(Wide, SweepTest,
+                         testing::Combine(testing::Values(Heads{1, 1}),
+                                          testing::Values(1, 128, 200, 256),
+                                          testing::Values(Lengths{260, 300}),
+                                          testing::Values(MaskKind::kFull, MaskKind::kCausal)),
+                         SweepName);
+
+// ---- Tiles of other sizes, which the CPU's kernels can be asked for.
+
+TEST(CheckTileKeysTest, SaysWhatTheDeviceHas) {
+  for (int64_t tile_keys : {0, 1, 1 << 30}) {
+    EXPECT_TRUE(CheckTileKeys(DeviceType::kCpu, tile_keys).ok());
+  }
+  EXPECT_TRUE(CheckTileKeys(DeviceType::kCuda, 0).ok());
+  const absl::Status gpu = CheckTileKeys(DeviceType::kCuda, 64);
+  EXPECT_EQ(gpu.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(gpu.message().find("128, 176 or 192 keys on Hopper"), std::string::npos) << gpu;
+  EXPECT_EQ(CheckTileKeys(DeviceType::kCpu, -1).code(), absl::StatusCode::kInvalidArgument);
+}
+
+class TileKeysTest
+    : public testing::TestWithParam<std::tuple<Heads, int64_t /*head_dim*/, Lengths, MaskKind>> {};
+
+// The tolerance of the kernels' own tiles: a sum over n keys rounds n times whatever the tile, and
+// rescaling it for a new maximum, at most once a tile of which there are at most n, as often again.
+TEST_P(TileKeysTest, EqualsNaiveAttention) {
+  if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "GPU kernels have tiles of their own";
+  const auto [heads, d, lengths, kind] = GetParam();
+  const ScopedThreadPool pool(2);
+  AttentionResults reference;
+  for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
+    const Problem problem(/*batch=*/1, lengths.q_len, lengths.k_len, heads.heads, heads.kv_heads, d,
+                          kind, dtype);
+    if (reference.out.null()) reference = problem.Reference();
+    for (int64_t tile_keys : {1, 5, 16, 33, 64, 96, 100, 128, 250, 512, 1 << 30}) {
+      SCOPED_TRACE(testing::Message() << Name(dtype) << ", tiles of " << tile_keys);
+      ExpectClose(RunKernels(problem, tile_keys), reference, Tolerance(dtype));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Short, TileKeysTest,
+                         testing::Combine(testing::Values(Heads{3, 1}), testing::Values(7, 64),
+                                          testing::Values(Lengths{0, 5}, Lengths{5, 0},
+                                                          Lengths{1, 1}, Lengths{1, 129},
+                                                          Lengths{70, 33}, Lengths{131, 300}),
+                                          kAllMasks),
+                         SweepName);
+INSTANTIATE_TEST_SUITE_P(Long, TileKeysTest,
+                         testing::Combine(testing::Values(Heads{1, 1}), testing::Values(20),
+                                          testing::Values(Lengths{1000, 1000}, Lengths{700, 550}),
+                                          kAllMasks),
+                         SweepName);
+
+// Every size of a tile, from one key to more than there are.
+TEST(EveryTileTest, EqualsNaiveAttention) {
+  if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "GPU kernels have tiles of their own";
+  const Problem problem(1, 210, 150, 2, 1, 8, MaskKind::kCausal, DType::kFloat32);
+  const AttentionResults reference = problem.Reference();
+  for (int64_t tile_keys = 1; tile_keys <= 152; ++tile_keys) {
+    SCOPED_TRACE(tile_keys);
+    ExpectClose(RunKernels(problem, tile_keys), reference, Tolerance(DType::kFloat32));
+  }
+}
+
+// A tile for each key differs in the last bits, in the backward of a head that threads share, tile
+// by tile; the CPU kernels' own, of 96 keys forward and 128 backward (README.md), do not.
+TEST(EveryTileTest, TheirOwnSizesAreThoseOfTheReadme) {
+  if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "GPU kernels have tiles of their own";
+  const ScopedThreadPool pool(2);
+  const Problem problem(1, 600, 600, 1, 1, 64, MaskKind::kCausal, DType::kFloat32);
+  const AttentionResults own = RunKernels(problem), forward = RunKernels(problem, 96);
+  EXPECT_EQ(forward.out.ToVector<float>(), own.out.ToVector<float>());
+  EXPECT_EQ(forward.lse.ToVector<float>(), own.lse.ToVector<float>());
+  EXPECT_NE(RunKernels(problem, 1).out.ToVector<float>(), own.out.ToVector<float>());
+  const auto gradients = [&](int64_t tile_keys) {
+    FlashAttentionShape shape = problem.shape();
+    shape.tile_keys = tile_keys;
+    const Tensor delta = Poisoned(problem.dlse), dq = Poisoned(problem.q);
+    const Tensor dk = Poisoned(problem.k), dv = Poisoned(problem.v);
+    FlashDelta(kTestDevice, {shape, Operand(own.out), Operand(problem.dout),
+                             problem.dlse.raw_data(), delta.raw_data()});
+    FlashBackward(kTestDevice, {shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                                Operand(problem.dout), own.lse.raw_data(), delta.raw_data(),
+                                Operand(dq), Operand(dk), Operand(dv), /*assign=*/true});
+    return AttentionResults{own.out, own.lse, dq, dk, dv};
+  };
+  ExpectBitwiseEqual(gradients(128), own);
+  EXPECT_NE(gradients(1).dq.ToVector<float>(), own.dq.ToVector<float>());
+}
+
+// ---- What the sweep does not reach.
+
+// Every length around the edges of tiles and of vectors.
+TEST(LengthsTest, Every) {
+  for (int64_t length = 1; length <= 290; ++length) {
+    SCOPED_TRACE(length);
+    const Problem problem(1, length, length, 1, 1, 8, MaskKind::kCausal, DType::kFloat32);
+    ExpectClose(RunKernels(problem), problem.Reference(), 1e-5);
+  }
+}
+
+class DTypeTest : public testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(All, DTypeTest, testing::Values(DType::kFloat32, DType::kFloat64),
+                         [](const auto& info) { return std::string(Name(info.param)); });
+
+TEST_P(DTypeTest, EmptyRowsHoldZeroAndMinusInfinity) {
+  // Causal with more queries than keys: the first 60 see nothing.
+  const Problem problem(1, 100, 40, 2, 1, 16, MaskKind::kCausal, GetParam());
+  const AttentionResults result = RunKernels(problem);
+  const Tensor out = result.out.Slice(1, 0, 60), dq = result.dq.Slice(1, 0, 60);
+  for (double x : out.ToVector<double>()) ASSERT_EQ(x, 0);
+  for (double x : dq.ToVector<double>()) ASSERT_EQ(x, 0);
+  for (double x : result.lse.Slice(2, 0, 60).ToVector<double>()) ASSERT_EQ(x, -kInfinity);
+  ExpectClose(result, problem.Reference(), Tolerance(GetParam()));
+}
+
+// The operands as slices of fused tensors give the same bits, and nothing else is written.
+TEST_P(DTypeTest, StridedOperands) {
+  constexpr int64_t kBatch = 2, kSeqlen = 150, kHeads = 4, kKvHeads = 2, kDim = 20;
+  constexpr int64_t kFused = kHeads + 2 * kKvHeads;
+  const Problem contiguous(kBatch, kSeqlen, kSeqlen, kHeads, kKvHeads, kDim, MaskKind::kCausal,
+                           GetParam());
+  const AttentionResults expected = RunKernels(contiguous);
+
+  const auto split = [](const Tensor& fused) {
+    return std::array<Tensor, 3>{fused.Slice(2, 0, kHeads), fused.Slice(2, kHeads, kKvHeads),
+                                 fused.Slice(2, kHeads + kKvHeads, kKvHeads)};
+  };
+  const Tensor qkv = Tensor::Empty({kBatch, kSeqlen, kFused, kDim}, GetParam(), kTestDevice);
+  const Tensor dqkv = Tensor::Zeros({kBatch, kSeqlen, kFused, kDim}, GetParam(), kTestDevice);
+  const auto [q, k, v] = split(qkv);
+  const auto [dq, dk, dv] = split(dqkv);
+  q.CopyFrom(contiguous.q);
+  k.CopyFrom(contiguous.k);
+  v.CopyFrom(contiguous.v);
+  // out: in the middle of a tensor that is one larger on every side.
+  const Tensor frame =
+      Tensor::Empty({kBatch, kSeqlen + 2, kHeads + 2, kDim + 2}, GetParam(), kTestDevice);
+  frame.Fill(42);
+  const Tensor out = frame.Slice(1, 1, kSeqlen).Slice(2, 1, kHeads).Slice(3, 1, kDim);
+  const Tensor lse = Poisoned(contiguous.dlse), delta = Poisoned(contiguous.dlse);
+
+  const FlashAttentionShape shape = contiguous.shape();
+  FlashForward(kTestDevice,
+               {shape, Operand(q), Operand(k), Operand(v), Operand(out), lse.raw_data(), false});
+  FlashDelta(kTestDevice, {shape, Operand(out), Operand(contiguous.dout),
+                           contiguous.dlse.raw_data(), delta.raw_data()});
+  FlashBackward(kTestDevice,
+                {shape, Operand(q), Operand(k), Operand(v), Operand(contiguous.dout),
+                 lse.raw_data(), delta.raw_data(), Operand(dq), Operand(dk), Operand(dv)});
+  ExpectBitwiseEqual({out, lse, dq, dk, dv}, expected);
+  out.CopyFrom(Tensor::ZerosLike(out));
+  double sum = 0;
+  for (double x : frame.ToVector<double>()) sum += x;
+  EXPECT_EQ(sum, 42.0 * (frame.numel() - out.numel()));
+}
+
+// Blocks of keys in any order, merged, are the attention over all keys, forward and backward.
+TEST_P(DTypeTest, BlocksOfKeysMerge) {
+  constexpr int64_t kBatch = 2, kLength = 310;
+  for (MaskKind kind : {MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow, MaskKind::kRandom}) {
+    SCOPED_TRACE(testing::Message() << kind);
+    const Problem problem(kBatch, kLength, kLength, 4, 2, 24, kind, GetParam());
+    const std::vector<std::array<int64_t, 2>> blocks = {
+        {200, 310}, {7, 8}, {0, 7}, {8, 8}, {8, 200}};
+    const AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse),
+                                     Tensor::ZerosLike(problem.q), Tensor::ZerosLike(problem.k),
+                                     Tensor::ZerosLike(problem.v)};
+    const Tensor delta = Poisoned(problem.dlse);
+
+    bool merge = false;
+    for (const auto& [begin, end] : blocks) {
+      const KeyBlock block(problem, begin, end);
+      FlashForward(kTestDevice,
+                   {block.shape(), Operand(problem.q), block.Of(problem.k), block.Of(problem.v),
+                    Operand(result.out), result.lse.raw_data(), merge});
+      merge = true;
+    }
+    FlashDelta(kTestDevice, {problem.shape(), Operand(result.out), Operand(problem.dout),
+                             problem.dlse.raw_data(), delta.raw_data()});
+    for (const auto& [begin, end] : blocks) {
+      const KeyBlock block(problem, begin, end);
+      FlashBackward(kTestDevice,
+                    {block.shape(), Operand(problem.q), block.Of(problem.k), block.Of(problem.v),
+                     Operand(problem.dout), result.lse.raw_data(), delta.raw_data(),
+                     Operand(result.dq), block.Of(result.dk), block.Of(result.dv)});
+    }
+    ExpectClose(result, problem.Reference(), Tolerance(GetParam()));
+  }
+}
+
+TEST_P(DTypeTest, GradientsAccumulate) {
+  const Problem problem(1, 90, 90, 2, 1, 16, MaskKind::kCausal, GetParam());
+  const AttentionResults once = RunKernels(problem);
+  const Tensor delta = Tensor::EmptyLike(problem.dlse);
+  FlashDelta(kTestDevice, {problem.shape(), Operand(once.out), Operand(problem.dout),
+                           problem.dlse.raw_data(), delta.raw_data()});
+  const Tensor dq = once.dq.Clone(), dk = once.dk.Clone(), dv = once.dv.Clone();
+  FlashBackward(kTestDevice, {problem.shape(), Operand(problem.q), Operand(problem.k),
+                              Operand(problem.v), Operand(problem.dout), once.lse.raw_data(),
+                              delta.raw_data(), Operand(dq), Operand(dk), Operand(dv)});
+  once.dq.Scale(2);
+  once.dk.Scale(2);
+  once.dv.Scale(2);
+  EXPECT_LE(RelativeError(dq, once.dq), Tolerance(GetParam()));
+  EXPECT_LE(RelativeError(dk, once.dk), Tolerance(GetParam()));
+  EXPECT_LE(RelativeError(dv, once.dv), Tolerance(GetParam()));
+}
+
+// The same bits as zeros added to, in whatever memory, and strided.
+TEST_P(DTypeTest, GradientsAreAssigned) {
+  for (const Lengths lengths : {Lengths{90, 90}, Lengths{0, 9}, Lengths{9, 0}, Lengths{300, 40}}) {
+    const Problem problem(2, lengths.q_len, lengths.k_len, 4, 2, 16, MaskKind::kCausal, GetParam());
+    const AttentionResults expected = RunKernels(problem);
+    const Tensor delta = Poisoned(problem.dlse);
+    FlashDelta(kTestDevice, {problem.shape(), Operand(expected.out), Operand(problem.dout),
+                             problem.dlse.raw_data(), delta.raw_data()});
+    const auto strided = [](const Tensor& like) {
+      Shape shape = like.shape();
+      shape[2] += 3;
+      const Tensor frame = Tensor::Empty(shape, like.dtype(), like.device());
+      frame.Fill(kNaN);
+      return frame.Slice(2, 1, like.dim(2));
+    };
+    const Tensor dq = strided(problem.q), dk = strided(problem.k), dv = strided(problem.v);
+    FlashBackward(kTestDevice,
+                  {problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                   Operand(problem.dout), expected.lse.raw_data(), delta.raw_data(), Operand(dq),
+                   Operand(dk), Operand(dv), /*assign=*/true});
+    ExpectBitwiseEqual({expected.out, expected.lse, dq, dk, dv}, expected);
+  }
+}
+
+// Also under a mask that shows it keys, a query whose lse is -inf has no probabilities.
+TEST_P(DTypeTest, RowsOfMinusInfinityHaveNoGradient) {
+  const Problem problem(1, 40, 40, 1, 1, 16, MaskKind::kFull, GetParam());
+  const Tensor lse = Tensor::EmptyLike(problem.dlse), delta = Tensor::ZerosLike(problem.dlse);
+  lse.Fill(-kInfinity);
+  const Tensor dq = Tensor::ZerosLike(problem.q), dk = Tensor::ZerosLike(problem.k);
+  const Tensor dv = Tensor::ZerosLike(problem.v);
+  FlashBackward(kTestDevice, {problem.shape(), Operand(problem.q), Operand(problem.k),
+                              Operand(problem.v), Operand(problem.dout), lse.raw_data(),
+                              delta.raw_data(), Operand(dq), Operand(dk), Operand(dv)});
+  for (const Tensor& gradient : {dq, dk, dv}) {
+    for (double x : gradient.ToVector<double>()) ASSERT_EQ(x, 0);
+  }
+}
+
+TEST_P(DTypeTest, NoDlseIsZeroDlse) {
+  const Problem problem(1, 40, 40, 1, 1, 16, MaskKind::kFull, GetParam());
+  const Tensor zero = Tensor::ZerosLike(problem.dlse);
+  const Tensor with = Poisoned(zero), without = Poisoned(zero);
+  FlashDelta(kTestDevice, {problem.shape(), Operand(problem.q), Operand(problem.dout),
+                           zero.raw_data(), with.raw_data()});
+  FlashDelta(kTestDevice, {problem.shape(), Operand(problem.q), Operand(problem.dout), nullptr,
+                           without.raw_data()});
+  EXPECT_EQ(with.ToVector<double>(), without.ToVector<double>());
+}
+
+// Scores far beyond what exp can take. A score s carries an error of about eps |s|, which becomes
+// the relative error of its probability.
+TEST_P(DTypeTest, LargeScores) {
+  const double epsilon = GetParam() == DType::kFloat32 ? 0x1p-23 : 0x1p-52;
+  for (double magnitude : {3.0, 10.0, 100.0}) {
+    const Problem problem(1, 200, 200, 2, 2, 64, MaskKind::kCausal, GetParam(), magnitude);
+    const AttentionResults reference = problem.Reference();
+    double largest = 0;
+    for (double lse : reference.lse.ToVector<double>()) largest = std::max(largest, std::abs(lse));
+    ExpectClose(RunKernels(problem), reference, 4 * epsilon * (8 + largest));
+  }
+}
+
+// A NaN is never masked away: who sees the key gets NaN, who does not sees nothing of it.
+TEST_P(DTypeTest, NaNReachesThoseWhoSeeIt) {
+  constexpr int64_t kLength = 200, kBad = 120;
+  const Problem problem(1, kLength, kLength, 1, 1, 16, MaskKind::kCausal, GetParam());
+  problem.k.Slice(1, kBad, 1).Fill(kNaN);
+  const AttentionResults result = RunKernels(problem);
+  const std::vector<double> lse = result.lse.ToVector<double>();
+  const std::vector<double> out = result.out.ToVector<double>();
+  for (int64_t i = 0; i < kLength; ++i) {
+    EXPECT_EQ(std::isnan(lse[i]), i >= kBad) << i;
+    EXPECT_EQ(std::isnan(out[i * 16]), i >= kBad) << i;
+  }
+}
+
+// Three heads on two threads: two are taken whole, the third is shared.
+TEST(ThreadsTest, BitwiseRepeatable) {
+  const Problem problem(1, 1100, 1100, 3, 3, 16, MaskKind::kCausal, DType::kFloat32);
+  AttentionResults results[3];
+  for (int threads : {1, 2, 3}) {
+    const ScopedThreadPool pool(threads);
+    results[threads - 1] = RunKernels(problem);
+    for (int repetition = 0; repetition < 3; ++repetition) {
+      ExpectBitwiseEqual(RunKernels(problem), results[threads - 1]);
+    }
+  }
+  // The forward does not even depend on the number of threads.
+  EXPECT_EQ(results[0].out.ToVector<float>(), results[1].out.ToVector<float>());
+  const AttentionResults reference = problem.Reference();
+  for (const AttentionResults& result : results) ExpectClose(result, reference, 1e-5);
+}
+
+template <typename T>
+void CheckMerge() {
+  constexpr double kTolerance = 4 * std::numeric_limits<T>::epsilon();
+  for (double a : {-1000.0, -90.0, -1.0, 0.0, 3.5, 89.0, 1e4}) {
+    for (double b : {-1000.0, -88.5, -1.0, 0.25, 100.0, 1e4}) {
+      const double m = std::max(a, b), sum = std::exp(a - m) + std::exp(b - m);
+      const MergeWeights<T> merged = Merge(static_cast<T>(a), static_cast<T>(b));
+      EXPECT_NEAR(merged.lse, m + std::log(sum), kTolerance * std::max(1.0, std::abs(m)));
+      EXPECT_NEAR(merged.a, std::exp(a - m) / sum, kTolerance);
+      EXPECT_NEAR(merged.b, std::exp(b - m) / sum, kTolerance);
+    }
+  }
+}
+
+TEST(MergeTest, IsTheLogOfTheSumOfExponentials) {
+  CheckMerge<float>();
+  CheckMerge<double>();
+}
+
+TEST(MergeTest, EmptyPartials) {
+  constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+  const MergeWeights<float> both = Merge(kEmpty, kEmpty);
+  EXPECT_EQ(both.lse, kEmpty);
+  EXPECT_EQ(both.a, 0);
+  EXPECT_EQ(both.b, 0);
+  const MergeWeights<float> one = Merge(kEmpty, 90.f);
+  EXPECT_EQ(one.lse, 90.f);
+  EXPECT_EQ(one.a, 0);
+  EXPECT_EQ(one.b, 1);
+}
+
+}  // namespace
+}  // namespace burst

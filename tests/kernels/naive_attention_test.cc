@@ -1,0 +1,74 @@
+// Attention without tiles against the double reference that the tiled kernels are tested with:
+// every mask, grouped heads, and blocks of keys merged one after the other.
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "burst/kernels/flash_attention.h"
+#include "tests/kernels/attention_problem.h"
+#include "tests/testing/attention_reference.h"
+
+namespace burst {
+namespace {
+
+// Forward over the keys in two blocks, merged; then delta and a backward that assigns.
+AttentionResults RunNaive(const Problem& problem) {
+  FlashAttentionShape shape = problem.shape();
+  shape.tiles = false;
+  AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse), Poisoned(problem.q),
+                             Poisoned(problem.k), Poisoned(problem.v)};
+  const int64_t middle = shape.k_len / 3;
+  const int64_t cuts[] = {0, middle, shape.k_len};
+  for (int block = 0; block < 2; ++block) {
+    const KeyBlock keys(problem, cuts[block], cuts[block + 1]);
+    FlashForwardParams forward;
+    forward.shape = keys.shape();
+    forward.shape.tiles = false;
+    forward.q = Operand(problem.q);
+    forward.k = keys.Of(problem.k);
+    forward.v = keys.Of(problem.v);
+    forward.out = Operand(result.out);
+    forward.lse = result.lse.raw_data();
+    forward.merge = block > 0;
+    FlashForward(DeviceType::kCpu, forward);
+  }
+  const Tensor delta = Tensor::EmptyLike(result.lse);
+  FlashDelta(DeviceType::kCpu, {shape, Operand(result.out), Operand(problem.dout),
+                                problem.dlse.raw_data(), delta.raw_data()});
+  FlashBackwardParams backward;
+  backward.shape = shape;
+  backward.q = Operand(problem.q);
+  backward.k = Operand(problem.k);
+  backward.v = Operand(problem.v);
+  backward.dout = Operand(problem.dout);
+  backward.lse = result.lse.raw_data();
+  backward.delta = delta.raw_data();
+  backward.dq = Operand(result.dq);
+  backward.dk = Operand(result.dk);
+  backward.dv = Operand(result.dv);
+  backward.assign = true;
+  FlashBackward(DeviceType::kCpu, backward);
+  return result;
+}
+
+class NaiveAttention : public testing::TestWithParam<MaskKind> {};
+
+TEST_P(NaiveAttention, IsAttention) {
+  // Sums of up to 130 terms of order one, each rounded: 130 epsilon, with room for the exponential.
+  for (const auto& [dtype, tolerance] :
+       {std::pair(DType::kFloat64, 1e-12), std::pair(DType::kFloat32, 1e-5)}) {
+    for (const int64_t q_len : {1, 130}) {
+      const Problem problem(/*batch=*/2, q_len, /*k_len=*/130, /*heads=*/4, /*kv_heads=*/2,
+                            /*d=*/20, GetParam(), dtype);
+      ExpectClose(RunNaive(problem), problem.Reference(), tolerance);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Masks, NaiveAttention,
+                         testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow,
+                                         MaskKind::kDocuments, MaskKind::kGap, MaskKind::kRandom),
+                         testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace burst

@@ -1,0 +1,158 @@
+// One tile through TMA, wgmma and back: every operand form the kernels use, against a plain
+// product.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "burst/kernels/gpu/sm90/tensor_map.h"
+#include "burst/kernels/gpu/sm90/tile.cuh"
+
+namespace burst {
+namespace sm90 {
+namespace {
+
+enum class Form { kSharedShared, kRegisterShared };
+
+struct Maps {
+  CUtensorMap a, b;
+};
+
+// d[64, N] = A B. Stored tensors: a is [64, K] when K-major, [K, 64] when MN-major; b is [N, K]
+// when K-major, [K, N] when MN-major.
+template <Form kForm, Major kMajorA, Major kMajorB, int kN, int kK>
+__global__ void ProductKernel(const __grid_constant__ Maps maps, float* d) {
+  using ATile = Tile<kMajorA == Major::kK ? 64 : kK, kMajorA == Major::kK ? kK : 64>;
+  using BTile =
+      Tile<kMajorB == Major::kK ? kN : kK, kMajorB == Major::kK ? kK : (kN + 63) / 64 * 64>;
+  extern __shared__ __align__(1024) unsigned char bytes[];
+  auto& a = *reinterpret_cast<ATile*>(bytes);
+  auto& b = *reinterpret_cast<BTile*>(bytes + sizeof(ATile));
+  __shared__ Barrier full;
+  if (threadIdx.x == 0) {
+    InitBarrier(&full, 1);
+    FenceBarrierInit();
+    ArriveExpectBytes(&full, ATile::kBytes + BTile::kBytes);
+    LoadTile(a, maps.a, &full, 0, 0, 0);
+    LoadTile(b, maps.b, &full, 0, 0, 0);
+  }
+  __syncthreads();
+  Wait(&full, 0);
+  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x / 32 * 16 + lane / 4;
+  float accumulators[kN / 2] = {};
+  if constexpr (kForm == Form::kSharedShared) {
+    WgmmaFence();
+    ProductSharedShared<kN, kK, kMajorA, kMajorB>(accumulators, a.At(0), ATile::kBlockBytes,
+                                                  b.At(0), BTile::kBlockBytes, false);
+  } else {
+    // The accumulator layout of A's columns, read back through the swizzle.
+    float values[kK / 2];
+    for (int j = 0; j < kK / 8; ++j) {
+      for (int i = 0; i < 4; ++i) {
+        const int r = row + i / 2 * 8, column = j * 8 + lane % 4 * 2 + i % 2;
+        const int chunk = column % 64 / 8;
+        values[4 * j + i] =
+            __bfloat162float(a.At(r, column / 64)[(chunk ^ (r % 8)) * 8 + column % 8]);
+      }
+    }
+    uint32_t operand[kK / 4];
+    PackOperand(values, operand);
+    PinRegisters(operand);
+    WgmmaFence();
+    ProductRegisterShared<kN, kK, kMajorB>(accumulators, operand, b.At(0), BTile::kBlockBytes,
+                                           false);
+  }
+  WgmmaCommit();
+  WgmmaWait<0>();
+  PinRegisters(accumulators);
+  for (int j = 0; j < kN / 8; ++j) {
+    for (int i = 0; i < 4; ++i) {
+      d[(row + i / 2 * 8) * kN + j * 8 + lane % 4 * 2 + i % 2] = accumulators[4 * j + i];
+    }
+  }
+}
+
+template <class T>
+T* ToDevice(const std::vector<T>& host) {
+  void* device = nullptr;
+  EXPECT_EQ(cudaMalloc(&device, host.size() * sizeof(T)), cudaSuccess);
+  EXPECT_EQ(cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice),
+            cudaSuccess);
+  return static_cast<T*>(device);
+}
+
+template <Form kForm, Major kMajorA, Major kMajorB, int kN, int kK>
+void CheckProduct() {
+  // Small integers: every sum is exact, so one wrong element shows.
+  std::mt19937 random(kN * 1000 + kK);
+  std::uniform_int_distribution<int> digit(-4, 4);
+  std::vector<bf16> a(64 * kK), b(kN * kK);
+  for (bf16& x : a) x = __float2bfloat16(static_cast<float>(digit(random)));
+  for (bf16& x : b) x = __float2bfloat16(static_cast<float>(digit(random)));
+  bf16* a_device = ToDevice(a);
+  bf16* b_device = ToDevice(b);
+  float* d_device = ToDevice(std::vector<float>(64 * kN, 1e30f));
+
+  constexpr int kARows = kMajorA == Major::kK ? 64 : kK, kAColumns = 64 * kK / kARows;
+  constexpr int kBRows = kMajorB == Major::kK ? kN : kK, kBColumns = kN * kK / kBRows;
+  Maps maps;
+  ASSERT_EQ(
+      MakeTensorMap({a_device, 0, kAColumns, 0}, false, 1, kARows, 1, kAColumns, kARows, &maps.a),
+      cudaSuccess);
+  ASSERT_EQ(
+      MakeTensorMap({b_device, 0, kBColumns, 0}, false, 1, kBRows, 1, kBColumns, kBRows, &maps.b),
+      cudaSuccess);
+  const auto kernel = ProductKernel<kForm, kMajorA, kMajorB, kN, kK>;
+  constexpr int kBytes = (64 * kK + (kN + 63) / 64 * 64 * kK) * 2 + 2048;
+  ASSERT_EQ(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+            cudaSuccess);
+  kernel<<<1, kWarpgroupSize, kBytes>>>(maps, d_device);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  std::vector<float> d(64 * kN);
+  ASSERT_EQ(cudaMemcpy(d.data(), d_device, d.size() * sizeof(float), cudaMemcpyDeviceToHost),
+            cudaSuccess);
+  for (int i = 0; i < 64; ++i) {
+    for (int j = 0; j < kN; ++j) {
+      float expected = 0;
+      for (int k = 0; k < kK; ++k) {
+        expected += __bfloat162float(kMajorA == Major::kK ? a[i * kK + k] : a[k * 64 + i]) *
+                    __bfloat162float(kMajorB == Major::kK ? b[j * kK + k] : b[k * kN + j]);
+      }
+      ASSERT_EQ(d[i * kN + j], expected) << "row " << i << " column " << j;
+    }
+  }
+  cudaFree(a_device);
+  cudaFree(b_device);
+  cudaFree(d_device);
+}
+
+constexpr Form kSS = Form::kSharedShared, kRS = Form::kRegisterShared;
+constexpr Major kK = Major::kK, kMN = Major::kMN;
+
+TEST(WgmmaTest, KMajorOperands) {  // S = Q K^T, dP^T = V dO^T
+  CheckProduct<kSS, kK, kK, 64, 64>();
+  CheckProduct<kSS, kK, kK, 64, 128>();
+  CheckProduct<kSS, kK, kK, 80, 128>();
+  CheckProduct<kSS, kK, kK, 128, 64>();
+  CheckProduct<kSS, kK, kK, 128, 128>();
+  CheckProduct<kSS, kK, kK, 176, 128>();
+  CheckProduct<kSS, kK, kK, 192, 64>();
+}
+
+TEST(WgmmaTest, RegisterOperandAndMnMajorB) {  // O += P V, dV += P^T dO
+  CheckProduct<kRS, kK, kMN, 64, 128>();
+  CheckProduct<kRS, kK, kMN, 128, 64>();
+  CheckProduct<kRS, kK, kMN, 128, 128>();
+}
+
+TEST(WgmmaTest, MnMajorA) {  // dQ^T = K^T dS^T
+  CheckProduct<kSS, kMN, kK, 64, 128>();
+  CheckProduct<kSS, kMN, kK, 80, 128>();
+  CheckProduct<kSS, kMN, kMN, 128, 128>();
+}
+
+}  // namespace
+}  // namespace sm90
+}  // namespace burst

@@ -1,0 +1,168 @@
+// A Transformer's forward written without the library.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/config.h"
+#include "model/transformer.h"
+#include "tests/model/small_models.h"
+
+namespace burst {
+
+// One token at a time, plain loops, no code of the library but the parameters' names and numbers.
+class NaiveTransformer {
+  using Values = std::vector<double>;
+
+ public:
+  // mask(site): the factors [batch, length, width] that dropout applies at a site; none by default.
+  NaiveTransformer(const Transformer& model, const Text& text,
+                   std::function<Values(int64_t)> mask = nullptr)
+      : config_(model.config()), text_(text), mask_(std::move(mask)) {
+    for (const Parameter& parameter : model.parameters().all()) {
+      parameters_[parameter.name] = parameter.variable.value().ToVector<double>();
+    }
+  }
+
+  // [batch, length, vocab]
+  Values Logits() {
+    Values logits;
+    for (int64_t row = 0; row < text_.batch; ++row) {
+      std::vector<Values> x;  // [length][width]
+      for (int64_t t = 0; t < text_.length; ++t) {
+        x.push_back(Row("embedding.tokens", text_.tokens[row * text_.length + t]));
+        if (gpt2()) Accumulate(x[t], Row("embedding.positions", Position(row, t)));
+        x[t] = Drop(0, row, t, x[t]);
+      }
+      for (int64_t layer = 0; layer < config_.layers; ++layer) Layer(layer, row, x);
+      for (int64_t t = 0; t < text_.length; ++t) {
+        const Values h = Norm("final_norm", x[t]);
+        const Values& head =
+            parameters_[config_.tied_embeddings ? "embedding.tokens" : "head.weight"];
+        for (int64_t v = 0; v < config_.vocab; ++v) {
+          double sum = 0;
+          for (int64_t i = 0; i < config_.width; ++i) sum += head[v * config_.width + i] * h[i];
+          logits.push_back(sum);
+        }
+      }
+    }
+    return logits;
+  }
+
+ private:
+  bool gpt2() const { return config_.family == Family::kGpt2; }
+  int32_t Position(int64_t row, int64_t t) { return text_.positions[row * text_.length + t]; }
+  Values Row(const std::string& table, int64_t row) {
+    const auto begin = parameters_[table].begin() + row * config_.width;
+    return Values(begin, begin + config_.width);
+  }
+  static void Accumulate(Values& x, const Values& y) {
+    for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+  }
+
+  Values Drop(int64_t site, int64_t row, int64_t t, Values x) {
+    if (mask_ == nullptr) return x;
+    const Values mask = mask_(site);
+    for (size_t i = 0; i < x.size(); ++i) x[i] *= mask[(row * text_.length + t) * x.size() + i];
+    return x;
+  }
+
+  Values Project(const std::string& name, const Values& x) {
+    const Values& weight = parameters_[name + ".weight"];
+    Values y(weight.size() / x.size(), 0);
+    for (size_t o = 0; o < y.size(); ++o) {
+      for (size_t i = 0; i < x.size(); ++i) y[o] += weight[o * x.size() + i] * x[i];
+    }
+    if (gpt2()) Accumulate(y, parameters_[name + ".bias"]);
+    return y;
+  }
+
+  Values Norm(const std::string& name, const Values& x) {
+    double mean = 0, square = 0;
+    for (double v : x) mean += gpt2() ? v / x.size() : 0;
+    for (double v : x) square += (v - mean) * (v - mean) / x.size();
+    Values y;
+    for (size_t i = 0; i < x.size(); ++i) {
+      y.push_back((x[i] - mean) / std::sqrt(square + config_.norm_eps) *
+                  parameters_[name + ".weight"][i]);
+      if (gpt2()) y[i] += parameters_[name + ".bias"][i];
+    }
+    return y;
+  }
+
+  void Turn(Values& x, int32_t position) {  // RoPE, as complex products
+    const int64_t d = config_.width / config_.heads;
+    for (size_t head = 0; head < x.size() / d; ++head) {
+      for (int64_t i = 0; i < d / 2; ++i) {
+        const double angle = position / std::pow(config_.rope_theta, 2.0 * i / d);
+        double& re = x[head * d + i];
+        double& im = x[head * d + d / 2 + i];
+        const double turned = re * std::cos(angle) - im * std::sin(angle);
+        im = re * std::sin(angle) + im * std::cos(angle);
+        re = turned;
+      }
+    }
+  }
+
+  void Layer(int64_t layer, int64_t row, std::vector<Values>& x) {
+    const std::string prefix = "layers." + std::to_string(layer) + ".";
+    std::vector<Values> q, k, v;
+    for (int64_t t = 0; t < text_.length; ++t) {
+      const Values h = Norm(prefix + "attention_norm", x[t]);
+      const Values qkv = Project(prefix + "attention.qkv", h);
+      const auto keys = qkv.begin() + config_.width;
+      const auto values = keys + config_.kv_heads * config_.width / config_.heads;
+      q.emplace_back(qkv.begin(), keys);
+      k.emplace_back(keys, values);
+      v.emplace_back(values, qkv.end());
+      if (!gpt2()) Turn(q[t], Position(row, t));
+      if (!gpt2()) Turn(k[t], Position(row, t));
+    }
+    const int64_t d = config_.width / config_.heads;
+    for (int64_t t = 0; t < text_.length; ++t) {
+      Values attended(config_.width, 0);
+      for (int64_t head = 0; head < config_.heads; ++head) {
+        const int64_t kv_head = head * config_.kv_heads / config_.heads;
+        Values weights;
+        double total = 0;
+        for (int64_t s = t - Position(row, t); s <= t; ++s) {  // from the document's start
+          double score = 0;
+          for (int64_t i = 0; i < d; ++i) score += q[t][head * d + i] * k[s][kv_head * d + i];
+          weights.push_back(std::exp(score / std::sqrt(double(d))));
+          total += weights.back();
+        }
+        for (size_t j = 0; j < weights.size(); ++j) {
+          for (int64_t i = 0; i < d; ++i) {
+            attended[head * d + i] +=
+                weights[j] / total * v[t - Position(row, t) + j][kv_head * d + i];
+          }
+        }
+      }
+      Accumulate(x[t], Drop(1 + 2 * layer, row, t, Project(prefix + "attention.out", attended)));
+      const Values h = Norm(prefix + "ffn_norm", x[t]);
+      Values up = Project(prefix + (gpt2() ? "ffn.up" : "ffn.gate_up"), h);
+      if (gpt2()) {
+        for (double& u : up) {
+          u *= 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * (u + 0.044715 * u * u * u)));
+        }
+      } else {
+        const Values gate(up.begin(), up.begin() + config_.ffn);
+        up.erase(up.begin(), up.begin() + config_.ffn);
+        for (size_t i = 0; i < up.size(); ++i) up[i] *= gate[i] / (1 + std::exp(-gate[i]));
+      }
+      Accumulate(x[t], Drop(2 + 2 * layer, row, t, Project(prefix + "ffn.down", up)));
+    }
+  }
+
+  const ModelConfig config_;
+  const Text& text_;
+  const std::function<Values(int64_t)> mask_;
+  std::map<std::string, Values> parameters_;
+};
+
+}  // namespace burst

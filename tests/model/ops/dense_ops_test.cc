@@ -1,0 +1,168 @@
+// The ops that consist of matrix products, as ops_test.cc the others.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "burst/autograd/tape.h"
+#include "burst/base/parallel.h"
+#include "burst/tensor/tensor.h"
+#include "model/ops/add.h"
+#include "model/ops/cross_entropy.h"
+#include "model/ops/linear.h"
+#include "tests/model/ops/ops_checks.h"
+#include "tests/testing/gradient_check.h"
+
+namespace burst {
+namespace {
+
+// --- linear -----------------------------------------------------------------------------------
+
+TEST(Linear, GradientsWithBiasAndResidual) {
+  const Variable x = Leaf(RandomTensor({2, 3, 4}, 1)), weight = Leaf(RandomTensor({5, 4}, 2));
+  const Variable bias = Leaf(RandomTensor({5}, 3)), residual = Leaf(RandomTensor({2, 3, 5}, 4));
+  CheckGradients({{"x", x}, {"weight", weight}, {"bias", bias}, {"residual", residual}},
+                 [&](Tape& tape) -> std::vector<Variable> {
+                   return {Linear(tape, x, weight, bias, residual)};
+                 });
+  CheckGradients({{"x", x}, {"weight", weight}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {Linear(tape, x, weight)}; });
+  CheckGradients({{"bias", bias}, {"weight", weight}}, [&](Tape& tape) -> std::vector<Variable> {
+    return {Linear(tape, Variable(x.value()), weight, bias)};
+  });
+}
+
+TEST(Linear, InputOverSeveralTrailingAxes) {
+  const Variable x = Leaf(RandomTensor({2, 3, 2, 3}, 1)), weight = Leaf(RandomTensor({5, 6}, 2));
+  Tape tape(false);
+  const Variable y = Linear(tape, x, weight);
+  EXPECT_EQ(y.shape(), Shape({2, 3, 5}));
+  CheckGradients({{"x", x}, {"weight", weight}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {Linear(tape, x, weight)}; });
+}
+
+TEST(Linear, SharedResidualAndInput) {  // x + W x: both contributions reach x
+  const Variable x = Leaf(RandomTensor({3, 4}, 1)), weight = Leaf(RandomTensor({4, 4}, 2));
+  CheckGradients({{"x", x}, {"weight", weight}}, [&](Tape& tape) -> std::vector<Variable> {
+    const Variable h = Add(tape, x, x);
+    return {Linear(tape, h, weight, {}, h)};
+  });
+}
+
+TEST(Linear, GradientsAddUpOverUses) {
+  const Variable x = Leaf(RandomTensor({3, 4}, 1)), weight = Leaf(RandomTensor({4, 4}, 2));
+  CheckGradients({{"x", x}, {"weight", weight}}, [&](Tape& tape) -> std::vector<Variable> {
+    const Variable h = Linear(tape, x, weight);
+    return {Add(tape, Linear(tape, h, weight), Linear(tape, h, weight))};
+  });
+}
+
+TEST(Linear, FloatAgreesWithDouble) {
+  // Dot products of at most 200 terms: error below length * eps of their size.
+  ExpectFloatAgrees(
+      {RandomTensor({200, 96}, 1), RandomTensor({130, 96}, 2), RandomTensor({130}, 3)},
+      [](Tape& tape, const std::vector<Variable>& in) { return Linear(tape, in[0], in[1], in[2]); },
+      200 * kEps32);
+}
+
+// --- cross-entropy
+// --------------------------------------------------------------------------------
+
+struct LossCase {
+  Variable x = Leaf(RandomTensor({2, 5, 6}, 1));
+  Variable weight = Leaf(RandomTensor({11, 6}, 2));
+  std::vector<int32_t> target = {3, -1, 0, 10, 5, 5, -1, 2, 7, 10};
+  Tensor targets = Ints(target, {2, 5});
+};
+
+double NaiveLoss(const LossCase& c) {
+  const Values x = ValuesOf(c.x), weight = ValuesOf(c.weight);
+  double loss = 0;
+  for (int64_t t = 0; t < 10; ++t) {
+    const int32_t target = c.target[t];
+    if (target < 0) continue;
+    double sum = 0, picked = 0;
+    for (int64_t v = 0; v < 11; ++v) {
+      double logit = 0;
+      for (int64_t j = 0; j < 6; ++j) logit += x[t * 6 + j] * weight[v * 6 + j];
+      sum += std::exp(logit);
+      if (v == target) picked = logit;
+    }
+    loss += std::log(sum) - picked;
+  }
+  return loss;
+}
+
+TEST(CrossEntropy, ValuesAndGradientsForAnyChunk) {
+  const LossCase c;
+  const double expected = 0.125 * NaiveLoss(c);
+  for (const int64_t chunk : {0, 1, 3, 10, 64}) {
+    Tape tape(false);
+    const Variable loss = LinearCrossEntropy(tape, c.x, c.weight, c.targets, 0.125, chunk);
+    EXPECT_NEAR(loss.value().ToVector<double>()[0], expected, 100 * kEps64 * expected);
+    CheckGradients({{"x", c.x}, {"weight", c.weight}}, [&](Tape& tape) -> std::vector<Variable> {
+      return {LinearCrossEntropy(tape, c.x, c.weight, c.targets, 0.125, chunk)};
+    });
+  }
+}
+
+TEST(CrossEntropy, IgnoredTokensGetNoGradient) {
+  const LossCase c;
+  Tape tape;
+  const Variable loss = LinearCrossEntropy(tape, c.x, c.weight, c.targets, 1, 3);
+  ASSERT_TRUE(tape.Backward(loss).ok());
+  const Values dx = c.x.grad().ToVector<double>();
+  for (int64_t t = 0; t < 10; ++t) {
+    double size = 0;
+    for (int64_t j = 0; j < 6; ++j) size += std::abs(dx[t * 6 + j]);
+    EXPECT_EQ(size == 0, c.target[t] == -1);
+  }
+}
+
+TEST(CrossEntropy, UniformLogitsGiveLogVocab) {
+  LossCase c;
+  c.x.value().Fill(0);
+  Tape tape(false);
+  const Variable loss = LinearCrossEntropy(tape, c.x, c.weight, c.targets, 1.0 / 8);
+  EXPECT_NEAR(loss.value().ToVector<double>()[0], std::log(11.0), 10 * kEps64);
+}
+
+TEST(CrossEntropy, LargeLogits) {
+  // Logits (0, 1e4, -1e4): the losses are 1e4, 0 and 2e4, and nothing overflows.
+  const Variable x = Leaf(Tensor::FromVector<float>({1, 1, 1}, {3, 1}));
+  const Variable weight = Leaf(Tensor::FromVector<float>({0, 1e4f, -1e4f}, {3, 1}));
+  const Tensor targets = Ints({0, 1, 2}, {3});
+  Tape tape;
+  const Variable loss = LinearCrossEntropy(tape, x, weight, targets, 1);
+  EXPECT_EQ(loss.value().ToVector<double>()[0], 3e4);
+  ASSERT_TRUE(tape.Backward(loss).ok());
+  EXPECT_EQ(weight.grad().ToVector<float>(), std::vector<float>({-1, 2, -1}));
+}
+
+TEST(CrossEntropy, NoTokensNoLoss) {
+  const Variable x = Leaf(Tensor::Zeros({1, 0, 4}, DType::kFloat32));
+  const Variable weight = Leaf(RandomTensor({3, 4}, 1, 1, DType::kFloat32));
+  Tape tape;
+  const Variable loss = LinearCrossEntropy(tape, x, weight, Ints({}, {1, 0}), 1);
+  EXPECT_EQ(loss.value().ToVector<double>()[0], 0);
+  ASSERT_TRUE(tape.Backward(loss).ok());
+  EXPECT_EQ(weight.grad().ToVector<float>(), std::vector<float>(12, 0));
+}
+
+TEST(CrossEntropy, FloatAgreesWithDouble) {
+  std::vector<int32_t> target(200);
+  for (int i = 0; i < 200; ++i) target[i] = i * 7 % 100 - 1;
+  const Tensor targets = Ints(target, {200});
+  ScopedThreadPool pool(2);
+  // Logits and gradients are sums of at most 200 terms.
+  ExpectFloatAgrees(
+      {RandomTensor({200, 32}, 1), RandomTensor({100, 32}, 2)},
+      [&](Tape& tape, const std::vector<Variable>& in) {
+        return LinearCrossEntropy(tape, in[0], in[1], targets, 0.01, 64);
+      },
+      200 * kEps32);
+}
+
+}  // namespace
+}  // namespace burst

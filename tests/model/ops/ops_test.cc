@@ -1,0 +1,446 @@
+// Every op without matrix products (those: dense_ops_test.cc), on the CPU and, compiled once more,
+// on a GPU: values against a naive loop in double, gradients against finite differences, float
+// against double. For bfloat16 see ops_bf16_test.cc.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "burst/autograd/tape.h"
+#include "burst/base/parallel.h"
+#include "burst/tensor/tensor.h"
+#include "model/ops/add.h"
+#include "model/ops/dropout.h"
+#include "model/ops/embedding.h"
+#include "model/ops/gelu.h"
+#include "model/ops/layernorm.h"
+#include "model/ops/rmsnorm.h"
+#include "model/ops/rope.h"
+#include "model/ops/swiglu.h"
+#include "tests/model/ops/ops_checks.h"
+#include "tests/testing/gradient_check.h"
+#include "tests/testing/test_device.h"
+
+namespace burst {
+namespace {
+
+// --- norms ------------------------------------------------------------------------------------
+
+// Widths that a GPU reads element by element, in packs by one warp and by several.
+class NormTest : public testing::TestWithParam<int> {};
+
+TEST_P(NormTest, RmsNormValuesAndGradients) {
+  // More rows than one block of the weight's sum takes.
+  const int64_t width = GetParam(), rows = (1200 / width + 2) / 2 * 2;
+  const Variable x = Leaf(RandomTensor({2, rows / 2, width}, 1, 2.0));
+  const Variable weight = Leaf(RandomTensor({width}, 2));
+  const Values in = ValuesOf(x), w = ValuesOf(weight);
+  Values expected(rows * width);
+  for (int64_t i = 0; i < rows; ++i) {
+    const double* row = in.data() + i * width;
+    double square = 0;
+    for (int64_t j = 0; j < width; ++j) square += row[j] * row[j];
+    for (int64_t j = 0; j < width; ++j) {
+      expected[i * width + j] = row[j] / std::sqrt(square / width + 1e-2) * w[j];
+    }
+  }
+  Tape tape(false);
+  ExpectClose(RmsNorm(tape, x, weight, 1e-2).value(), expected, 10 * kEps64);
+  CheckGradients({{"x", x}, {"weight", weight}}, [&](Tape& tape) -> std::vector<Variable> {
+    return {RmsNorm(tape, x, weight, 1e-2)};
+  });
+}
+
+TEST_P(NormTest, LayerNormValuesAndGradients) {
+  const int64_t width = GetParam(), rows = (1200 / width + 2) / 2 * 2;
+  const Variable x = Leaf(RandomTensor({2, rows / 2, width}, 1, 2.0));
+  const Variable weight = Leaf(RandomTensor({width}, 2)), bias = Leaf(RandomTensor({width}, 3));
+  const Values in = ValuesOf(x), w = ValuesOf(weight), b = ValuesOf(bias);
+  Values expected(rows * width);
+  for (int64_t i = 0; i < rows; ++i) {
+    const double* row = in.data() + i * width;
+    double mean = 0, variance = 0;
+    for (int64_t j = 0; j < width; ++j) mean += row[j] / width;
+    for (int64_t j = 0; j < width; ++j) variance += std::pow(row[j] - mean, 2) / width;
+    for (int64_t j = 0; j < width; ++j) {
+      expected[i * width + j] = (row[j] - mean) / std::sqrt(variance + 1e-2) * w[j] + b[j];
+    }
+  }
+  Tape tape(false);
+  ExpectClose(LayerNorm(tape, x, weight, bias, 1e-2).value(), expected, 20 * kEps64);
+  CheckGradients({{"x", x}, {"weight", weight}, {"bias", bias}},
+                 [&](Tape& tape) -> std::vector<Variable> {
+                   return {LayerNorm(tape, x, weight, bias, 1e-2)};
+                 });
+}
+
+INSTANTIATE_TEST_SUITE_P(Widths, NormTest, testing::Values(9, 10, 66, 280));
+
+// The gradient that is on the input already, from a residual branch, is kept.
+TEST(Norms, GradientsAddUpWithTheResidual) {
+  const Variable x = Leaf(RandomTensor({5, 12}, 1)), weight = Leaf(RandomTensor({12}, 2));
+  const Variable bias = Leaf(RandomTensor({12}, 3));
+  CheckGradients({{"x", x}, {"weight", weight}, {"bias", bias}},
+                 [&](Tape& tape) -> std::vector<Variable> {
+                   const Variable h = Add(tape, x, x);
+                   const Variable y = Add(tape, h, RmsNorm(tape, h, weight, 1e-2));
+                   return {Add(tape, y, LayerNorm(tape, y, weight, bias, 1e-2))};
+                 });
+}
+
+TEST(Norms, InputsWithoutGradient) {
+  const Tensor x = RandomTensor({5, 12}, 1).To(kTestDevice);
+  const Variable weight = Leaf(RandomTensor({12}, 2)), bias = Leaf(RandomTensor({12}, 3));
+  CheckGradients({{"weight", weight}, {"bias", bias}}, [&](Tape& tape) -> std::vector<Variable> {
+    return {RmsNorm(tape, Variable(x), weight, 1e-2),
+            LayerNorm(tape, Variable(x), weight, bias, 1e-2)};
+  });
+  const Variable input = Leaf(RandomTensor({5, 12}, 1));
+  CheckGradients({{"x", input}}, [&](Tape& tape) -> std::vector<Variable> {
+    return {RmsNorm(tape, input, Variable(weight.value()), 1e-2),
+            LayerNorm(tape, input, Variable(weight.value()), Variable(bias.value()), 1e-2)};
+  });
+}
+
+TEST(Norms, FloatAgreesWithDouble) {
+  // Sums over at most `width` or `rows` = 128 terms, a few times over.
+  ExpectFloatAgrees(
+      {RandomTensor({128, 96}, 1), RandomTensor({96}, 2)},
+      [](Tape& tape, const std::vector<Variable>& in) { return RmsNorm(tape, in[0], in[1], 1e-5); },
+      128 * kEps32);
+  ExpectFloatAgrees(
+      {RandomTensor({128, 96}, 1), RandomTensor({96}, 2), RandomTensor({96}, 3)},
+      [](Tape& tape, const std::vector<Variable>& in) {
+        return LayerNorm(tape, in[0], in[1], in[2], 1e-5);
+      },
+      128 * kEps32);
+}
+
+// The sums over rows are taken in the same order in every run, for any number of threads.
+TEST(Norms, SameBitsForAnyNumberOfThreads) {
+  std::vector<std::vector<float>> gradients;
+  for (const int threads : {1, 2, 3}) {
+    ScopedThreadPool pool(threads);
+    const Variable x = Leaf(RandomTensor({500, 64}, 1, 1, DType::kFloat32));
+    const Variable weight = Leaf(RandomTensor({64}, 2, 1, DType::kFloat32));
+    const Variable bias = Leaf(RandomTensor({64}, 3, 1, DType::kFloat32));
+    Tape tape;
+    const Variable y = LayerNorm(tape, x, weight, bias, 1e-5);
+    ASSERT_TRUE(tape.Backward(std::vector<Variable>{y},
+                              {RandomTensor(y.shape(), 4, 1, DType::kFloat32).To(kTestDevice)})
+                    .ok());
+    gradients.push_back(weight.grad().ToVector<float>());
+  }
+  EXPECT_EQ(gradients[0], gradients[1]);
+  EXPECT_EQ(gradients[0], gradients[2]);
+}
+
+// --- rope -------------------------------------------------------------------------------------
+
+class RopeTest : public testing::TestWithParam<int> {};  // the channels of a head
+
+TEST_P(RopeTest, ValuesAndGradients) {
+  const int64_t heads = 3, head_dim = GetParam();
+  const std::vector<int32_t> positions = {0, 1, 5, 6, 0, 70000};
+  const Variable x = Leaf(RandomTensor({2, 3, heads, head_dim}, 1));
+  const auto table = MakeRopeTable(Ints(positions, {2, 3}), head_dim, 10000, DType::kFloat64);
+  const Values in = ValuesOf(x);
+  Values expected = in;
+  const int64_t rotated = 2;  // the third head passes
+  for (int64_t t = 0; t < 6; ++t) {
+    for (int64_t h = 0; h < rotated; ++h) {
+      for (int64_t i = 0; i < head_dim / 2; ++i) {
+        const double angle = positions[t] * std::pow(10000.0, -2.0 * i / head_dim);
+        const int64_t first = (t * heads + h) * head_dim + i, second = first + head_dim / 2;
+        const double a = in[first], b = in[second];
+        expected[first] = a * std::cos(angle) - b * std::sin(angle);
+        expected[second] = b * std::cos(angle) + a * std::sin(angle);
+      }
+    }
+  }
+  Tape tape(false);
+  ExpectClose(Rope(tape, x, table, rotated).value(), expected, 4 * kEps64);
+  CheckGradients({{"x", x}}, [&](Tape& tape) -> std::vector<Variable> {
+    return {Rope(tape, x, table, rotated)};
+  });
+  CheckGradients({{"x", x}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {Rope(tape, x, table)}; });
+}
+
+INSTANTIATE_TEST_SUITE_P(HeadDims, RopeTest, testing::Values(6, 8));
+
+TEST(Rope, FarPositionsKeepTheirPhase) {
+  const std::vector<int32_t> positions = {0, 1000003, 77, 123456, 77};
+  const int64_t half = 32, n = static_cast<int64_t>(positions.size()) * half;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16}) {
+    const auto table = MakeRopeTable(Ints(positions, {1, 5}), 2 * half, 10000, dtype);
+    EXPECT_EQ(table->cos.dtype(), dtype == DType::kFloat64 ? dtype : DType::kFloat32);
+    const Values cos = table->cos.ToVector<double>(), sin = table->sin.ToVector<double>();
+    const double tolerance = dtype == DType::kFloat64 ? 2 * kEps64 : kEps32;
+    for (int64_t i = 0; i < n; ++i) {
+      const double angle = positions[i / half] * std::pow(10000.0, -1.0 * (i % half) / half);
+      EXPECT_NEAR(cos[i], std::cos(angle), tolerance);
+      EXPECT_NEAR(sin[i], std::sin(angle), tolerance);
+    }
+  }
+}
+
+// --- activations --------------------------------------------------------------------------------
+
+class SwiGluTest : public testing::TestWithParam<int> {};  // channels
+
+TEST_P(SwiGluTest, ValuesAndGradients) {
+  const int64_t rows = 3, n = GetParam();
+  const Variable gate_up = Leaf(RandomTensor({rows, 2 * n}, 1, 2));
+  const Values in = ValuesOf(gate_up);
+  Values expected;
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      const double* row = in.data() + 2 * i * n;
+      expected.push_back(row[j] / (1 + std::exp(-row[j])) * row[n + j]);
+    }
+  }
+  Tape tape(false);
+  const Variable y = SwiGlu(tape, gate_up);
+  EXPECT_EQ(y.shape(), Shape({rows, n}));
+  ExpectClose(y.value(), expected, 10 * kEps64);
+  CheckGradients({{"gate_up", gate_up}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {SwiGlu(tape, gate_up)}; });
+}
+
+INSTANTIATE_TEST_SUITE_P(Channels, SwiGluTest, testing::Values(7, 10));
+
+TEST(Gelu, ValuesAndGradients) {
+  const Variable x = Leaf(RandomTensor({5, 7}, 1, 2));
+  Values expected;
+  for (int64_t i = 0; i < 35; ++i) {
+    const double v = ValuesOf(x)[i];
+    const double pi = 3.14159265358979323846;
+    expected.push_back(0.5 * v * (1 + std::tanh(std::sqrt(2 / pi) * (v + 0.044715 * v * v * v))));
+  }
+  Tape tape(false);
+  ExpectClose(Gelu(tape, x).value(), expected, 10 * kEps64);
+  CheckGradients({{"x", x}}, [&](Tape& tape) -> std::vector<Variable> { return {Gelu(tape, x)}; });
+}
+
+TEST(Activations, FiniteFarOut) {
+  const Tensor far = Tensor::FromVector<float>({-1e4f, -200, -90, 90, 200, 1e4f}, {6});
+  const Variable x = Leaf(far);
+  Tape tape;
+  const Variable gelu = Gelu(tape, x);
+  const std::vector<float> y = gelu.value().ToVector<float>();
+  for (int i = 0; i < 3; ++i) EXPECT_NEAR(y[i], 0, 1e-30);
+  for (int i = 3; i < 6; ++i) EXPECT_EQ(y[i], far.data<float>()[i]);
+  const Tensor ones = Tensor::Empty({6}, DType::kFloat32, kTestDevice);
+  ones.Fill(1);
+  ASSERT_TRUE(tape.Backward(std::vector<Variable>{gelu}, {ones}).ok());
+  for (float g : x.grad().ToVector<float>()) EXPECT_TRUE(std::isfinite(g));
+
+  const Variable gate_up = Leaf(Tensor::FromVector<float>({-1e4f, -90, 90, 2, 2, 2}, {6}));
+  const Variable swiglu = SwiGlu(tape, gate_up);
+  EXPECT_EQ(swiglu.value().ToVector<float>()[2], 180);
+  ASSERT_TRUE(tape.Backward(std::vector<Variable>{swiglu}, {ones.Slice(0, 0, 3)}).ok());
+  for (float g : gate_up.grad().ToVector<float>()) EXPECT_TRUE(std::isfinite(g));
+}
+
+TEST(Activations, FloatAgreesWithDouble) {
+  // exp to a few ulp, amplified at most by its argument (below 20 here).
+  ExpectFloatAgrees(
+      {RandomTensor({3000}, 1, 3)},
+      [](Tape& tape, const std::vector<Variable>& in) { return Gelu(tape, in[0]); }, 30 * kEps32);
+  ExpectFloatAgrees(
+      {RandomTensor({3, 2000}, 1, 3)},
+      [](Tape& tape, const std::vector<Variable>& in) { return SwiGlu(tape, in[0]); }, 30 * kEps32);
+}
+
+// --- embedding, add -----------------------------------------------------------------------------
+
+TEST(Embedding, ValuesAndGradients) {
+  const Tensor ids = Ints({3, 0, 3, 1, 4, 3}, {2, 3});
+  const Variable table = Leaf(RandomTensor({5, 70}, 1));
+  const Values rows = ValuesOf(table);
+  Tape tape(false);
+  const Variable y = Embedding(tape, ids, table);
+  EXPECT_EQ(y.shape(), Shape({2, 3, 70}));
+  Values expected;
+  for (const int32_t id : ids.ToVector<int32_t>()) {
+    for (int64_t j = 0; j < 70; ++j) expected.push_back(rows[id * 70 + j]);
+  }
+  ExpectClose(y.value(), expected, 0);
+  CheckGradients({{"table", table}}, [&](Tape& tape) -> std::vector<Variable> {
+    return {Embedding(tape, ids, table)};
+  });
+}
+
+TEST(Embedding, TokensAndPositions) {
+  const std::vector<int32_t> id = {3, 0, 3, 1, 4, 3}, position = {0, 1, 2, 0, 0, 1};
+  const Tensor ids = Ints(id, {2, 3}), positions = Ints(position, {2, 3});
+  const Variable table = Leaf(RandomTensor({5, 70}, 1)), places = Leaf(RandomTensor({4, 70}, 2));
+  const Values rows = ValuesOf(table), position_rows = ValuesOf(places);
+  Values expected;
+  for (int64_t t = 0; t < 6; ++t) {
+    for (int64_t j = 0; j < 70; ++j) {
+      expected.push_back(rows[id[t] * 70 + j] + position_rows[position[t] * 70 + j]);
+    }
+  }
+  Tape tape(false);
+  ExpectClose(Embedding(tape, ids, table, positions, places).value(), expected, 0);
+  CheckGradients({{"table", table}, {"positions", places}},
+                 [&](Tape& tape) -> std::vector<Variable> {
+                   return {Embedding(tape, ids, table, positions, places)};
+                 });
+}
+
+// Ids with runs within, across and over many of the chunks that a GPU sums at once.
+TEST(Embedding, GradientIsTheSumOverEachIdsTokens) {
+  const int64_t vocab = 40, tokens = 1500;
+  for (const int64_t width : {3, 20}) {
+    std::vector<int32_t> ids(tokens);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const int64_t r = Philox(1, 2, t)[0];
+      ids[t] = static_cast<int32_t>(r % 3 == 0 ? 7 : r % 5 == 0 ? 39 : r % 7 == 0 ? 0 : r / 3 % 30);
+    }
+    const Variable table = Leaf(RandomTensor({vocab, width}, 1));
+    const Tensor before = RandomTensor({vocab, width}, 3), dy = RandomTensor({tokens, width}, 2);
+    table.MutableGrad().CopyFrom(before);
+    Values expected = before.ToVector<double>();
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t j = 0; j < width; ++j) {
+        expected[ids[t] * width + j] += dy.data<double>()[t * width + j];
+      }
+    }
+    Tape tape;
+    const Variable y = Embedding(tape, Ints(ids, {tokens}), table);
+    ASSERT_TRUE(tape.Backward(std::vector<Variable>{y}, {dy.To(kTestDevice)}).ok());
+    ExpectClose(table.grad(), expected, tokens * kEps64);
+  }
+}
+
+TEST(Embedding, NoTokens) {
+  const Variable table = Leaf(RandomTensor({5, 4}, 1));
+  Tape tape;
+  const Variable y = Embedding(tape, Ints({}, {2, 0}), table);
+  EXPECT_EQ(y.shape(), Shape({2, 0, 4}));
+  ASSERT_TRUE(tape.Backward(std::vector<Variable>{y}, {Tensor::EmptyLike(y.value())}).ok());
+  EXPECT_EQ(table.grad().ToVector<double>(), Values(20, 0));
+}
+
+TEST(EmbeddingDeathTest, IdOutOfRange) {
+  if (kTestDevice == DeviceType::kCuda) {
+    GTEST_SKIP() << "on a GPU, ids are validated where the data is read";
+  }
+  const Variable table = Leaf(RandomTensor({5, 2}, 1));
+  Tape tape(false);
+  EXPECT_DEATH(Embedding(tape, Tensor::FromVector<int32_t>({5}, {1}), table), "table of 5 rows");
+  EXPECT_DEATH(Embedding(tape, Tensor::FromVector<int32_t>({-1}, {1}), table), "table of 5 rows");
+}
+
+TEST(Add, Gradients) {
+  const Variable a = Leaf(RandomTensor({3, 4}, 1)), b = Leaf(RandomTensor({3, 4}, 2));
+  CheckGradients({{"a", a}, {"b", b}}, [&](Tape& tape) -> std::vector<Variable> {
+    return {Add(tape, Add(tape, a, b), a)};
+  });
+}
+
+// --- dropout ------------------------------------------------------------------------------------
+
+DropoutSite Site(double rate, uint64_t step, int64_t site, const std::vector<int32_t>& positions) {
+  DropoutSite result;
+  result.rate = rate;
+  result.key.seed = 42;
+  result.key.step = step;
+  result.key.enabled = true;
+  result.site = site;
+  result.positions = Ints(positions, {static_cast<int64_t>(positions.size())});
+  return result;
+}
+
+std::vector<int32_t> Range(int32_t n) {
+  std::vector<int32_t> range(n);
+  for (int32_t i = 0; i < n; ++i) range[i] = i;
+  return range;
+}
+
+Values DropOnes(const Shape& shape, const DropoutSite& site) {
+  const Tensor ones = Tensor::Empty(shape, DType::kFloat64, kTestDevice);
+  ones.Fill(1);
+  Tape tape(false);
+  return Dropout(tape, Variable(ones), site).value().ToVector<double>();
+}
+
+TEST(Dropout, Gradients) {
+  const Variable x = Leaf(RandomTensor({2, 3, 70}, 1)),
+                 residual = Leaf(RandomTensor({2, 3, 70}, 2));
+  const DropoutSite site = Site(0.3, 5, 1, {4, 9, 11});
+  CheckGradients({{"x", x}, {"residual", residual}}, [&](Tape& tape) -> std::vector<Variable> {
+    return {Dropout(tape, x, site, residual)};
+  });
+  CheckGradients({{"x", x}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {Dropout(tape, x, site)}; });
+}
+
+// Counts of n Bernoulli draws lie within 5 standard deviations, for the whole and along each axis.
+TEST(Dropout, Statistics) {
+  const int64_t batch = 4, length = 100, width = 200;
+  for (const double rate : {0.1, 0.5, 0.9}) {
+    const Values y = DropOnes({batch, length, width}, Site(rate, 3, 2, Range(length)));
+    std::vector<int64_t> by_token(batch * length), by_channel(width);
+    int64_t dropped = 0;
+    for (size_t i = 0; i < y.size(); ++i) {
+      if (y[i] == 0) {
+        ++dropped, ++by_token[i / width], ++by_channel[i % width];
+      } else {
+        ASSERT_NEAR(y[i], 1 / (1 - rate), 1e-8);
+      }
+    }
+    const auto within = [&](int64_t count, int64_t n) {
+      return std::abs(count - n * rate) < 5 * std::sqrt(n * rate * (1 - rate));
+    };
+    EXPECT_TRUE(within(dropped, y.size())) << dropped;
+    for (int64_t count : by_token) EXPECT_TRUE(within(count, width)) << count;
+    for (int64_t count : by_channel) EXPECT_TRUE(within(count, batch * length)) << count;
+  }
+}
+
+TEST(Dropout, MasksOfSitesStepsAndRowsAreIndependent) {
+  const Shape shape = {2, 50, 64};
+  const Values base = DropOnes(shape, Site(0.5, 3, 2, Range(50)));
+  const int64_t n = base.size() / 2;
+  const auto agreements = [&](const Values& other, int64_t shift) {
+    int64_t same = 0;
+    for (int64_t i = 0; i < n; ++i) same += (base[i] == 0) == (other[i + shift] == 0);
+    return same;
+  };
+  const double bound = 5 * std::sqrt(n * 0.25);
+  EXPECT_NEAR(agreements(DropOnes(shape, Site(0.5, 4, 2, Range(50))), 0), n / 2, bound);
+  EXPECT_NEAR(agreements(DropOnes(shape, Site(0.5, 3, 3, Range(50))), 0), n / 2, bound);
+  EXPECT_NEAR(agreements(base, n), n / 2, bound);  // the other batch row
+  EXPECT_EQ(base, DropOnes(shape, Site(0.5, 3, 2, Range(50))));
+}
+
+TEST(Dropout, MaskBelongsToTheGlobalPosition) {
+  const int64_t width = 100, length = 12;
+  const Values whole = DropOnes({2, length, width}, Site(0.4, 1, 0, Range(length)));
+  const std::vector<int32_t> positions = {0, 1, 2, 9, 10, 11};  // a rank's part, zigzag
+  const Values part = DropOnes({2, 6, width}, Site(0.4, 1, 0, positions));
+  for (int64_t row = 0; row < 2; ++row) {
+    for (int64_t t = 0; t < 6; ++t) {
+      for (int64_t c = 0; c < width; ++c) {
+        ASSERT_EQ(part[(row * 6 + t) * width + c],
+                  whole[(row * length + positions[t]) * width + c]);
+      }
+    }
+  }
+}
+
+TEST(Dropout, InactiveIsIdentity) {
+  const Variable x = Leaf(RandomTensor({1, 2, 3}, 1));
+  DropoutSite site = Site(0.5, 1, 0, Range(2));
+  site.key.enabled = false;
+  Tape tape(false);
+  ExpectClose(Dropout(tape, x, site).value(), x.value().ToVector<double>(), 0);
+}
+
+}  // namespace
+}  // namespace burst

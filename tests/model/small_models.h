@@ -1,0 +1,112 @@
+// Models and texts small enough to be computed by hand, on the device of the test.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "burst/attention/burst_attention.h"
+#include "burst/base/philox.h"
+#include "burst/tensor/tensor.h"
+#include "model/config.h"
+#include "model/transformer.h"
+#include "tests/testing/gradient_check.h"
+#include "tests/testing/test_device.h"
+
+namespace burst {
+
+inline ModelConfig SmallLlama(bool tied) {
+  ModelConfig config;
+  config.family = Family::kLlama;
+  config.layers = 2;
+  config.width = 16;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.ffn = 20;
+  config.vocab = 13;
+  config.tied_embeddings = tied;
+  return config;
+}
+
+inline ModelConfig SmallGpt2(double dropout = 0) {
+  ModelConfig config;
+  config.family = Family::kGpt2;
+  config.layers = 2;
+  config.width = 12;
+  config.heads = 3;
+  config.ffn = 20;
+  config.vocab = 13;
+  config.context = 12;
+  config.tied_embeddings = true;
+  config.dropout = dropout;
+  return config;
+}
+
+// Initial values are too close to zero (and biases exactly there) to tell mistakes from rounding.
+inline std::unique_ptr<Transformer> MakeModel(const ModelConfig& config,
+                                              DType dtype = DType::kFloat64) {
+  auto model = Transformer::Create(config, dtype, /*seed=*/3, kTestDevice);
+  EXPECT_TRUE(model.ok()) << model.status();
+  const Tensor& values = (*model)->parameters().values();
+  values.Add(RandomTensor(values.shape(), 5, 0.3, dtype).To(kTestDevice));
+  return *std::move(model);
+}
+
+// A whole batch, before it is cut for the ranks of a ring.
+struct Text {
+  int64_t batch = 2;
+  int64_t length = 9;
+  std::vector<int32_t> tokens, positions, targets;  // [batch, length]
+  DocumentStarts documents;
+};
+
+inline Text RandomText(int64_t vocab, bool packed, int64_t length = 9) {
+  Text text;
+  text.length = length;
+  if (packed) text.documents = {{0, 4}, {0, 3, static_cast<int32_t>(length) - 2}};
+  for (int64_t row = 0; row < text.batch; ++row) {
+    int32_t start = 0;
+    for (int32_t t = 0; t < length; ++t) {
+      if (packed && std::count(text.documents[row].begin(), text.documents[row].end(), t) > 0) {
+        start = t;
+      }
+      const PhiloxCounter bits = Philox(17, row, t);
+      text.tokens.push_back(bits[0] % vocab);
+      text.targets.push_back(t == 2 ? -1 : bits[1] % vocab);
+      text.positions.push_back(t - start);
+    }
+  }
+  return text;
+}
+
+// The part of the text that lies at `positions` of the sequence.
+inline SequenceBatch Cut(const Text& text, std::shared_ptr<const RingSchedule> schedule) {
+  const std::vector<int32_t>& positions = schedule->held();
+  const int64_t length = static_cast<int64_t>(positions.size());
+  const auto cut = [&](const std::vector<int32_t>& all) {
+    std::vector<int32_t> part;
+    for (int64_t row = 0; row < text.batch; ++row) {
+      for (const int32_t position : positions) part.push_back(all[row * text.length + position]);
+    }
+    return Tensor::FromVector(part, {text.batch, length}, kTestDevice);
+  };
+  return {cut(text.tokens), cut(text.positions), cut(text.targets), std::move(schedule)};
+}
+
+struct SingleRank {
+  explicit SingleRank(const Text& text, int64_t window = 0) {
+    BurstAttentionOptions options;
+    options.mask.window = window;
+    attention = *BurstAttention::Create(options, nullptr);
+    batch = Cut(text,
+                std::make_shared<RingSchedule>(*attention->Schedule(text.length, text.documents)));
+  }
+  std::unique_ptr<BurstAttention> attention;
+  SequenceBatch batch;
+};
+
+}  // namespace burst

@@ -1,0 +1,377 @@
+// Whole models: against a naive forward written without the library, gradients of every parameter,
+// what may depend on what, generation, and rings of several ranks.
+#include "model/transformer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "burst/attention/burst_attention.h"
+#include "burst/autograd/tape.h"
+#include "burst/base/parallel.h"
+#include "burst/base/status.h"
+#include "burst/comm/thread/thread_communicator.h"
+#include "burst/tensor/tensor.h"
+#include "model/config.h"
+#include "model/kv_cache.h"
+#include "model/ops/dropout.h"
+#include "tests/model/naive_transformer.h"
+#include "tests/model/small_models.h"
+#include "tests/testing/gradient_check.h"
+#include "tests/testing/test_device.h"
+
+namespace burst {
+namespace {
+
+using Values = std::vector<double>;
+
+Values Logits(const Transformer& model, const Text& text, int64_t window = 0) {
+  SingleRank single(text, window);
+  Tape tape(/*recording=*/false);
+  const Variable logits = model.Logits(tape, *single.attention, single.batch);
+  EXPECT_TRUE(tape.status().ok()) << tape.status();
+  return logits.value().ToVector<double>();
+}
+
+// Both compute in double: sums of at most 20 terms through a dozen operations in a row, and logits
+// of order 10.
+constexpr double kDoubleTolerance = 1e-12;
+
+void ExpectClose(const Values& actual, const Values& expected, double tolerance) {
+  ASSERT_EQ(actual.size(), expected.size());
+  double scale = 0;
+  for (double value : expected) scale = std::max(scale, std::abs(value));
+  for (size_t i = 0; i < actual.size(); ++i) {
+    ASSERT_NEAR(actual[i], expected[i], tolerance * scale) << "element " << i;
+  }
+}
+
+TEST(Transformer, LlamaEqualsNaive) {
+  for (const bool packed : {false, true}) {
+    for (const bool tied : {false, true}) {
+      for (const int64_t kv_heads : {0, 1, 2}) {
+        ModelConfig config = SmallLlama(tied);
+        config.kv_heads = kv_heads;
+        const auto model = MakeModel(config);
+        const Text text = RandomText(config.vocab, packed);
+        ExpectClose(Logits(*model, text), NaiveTransformer(*model, text).Logits(),
+                    kDoubleTolerance);
+      }
+    }
+  }
+}
+
+TEST(Transformer, Gpt2EqualsNaive) {
+  for (const bool packed : {false, true}) {
+    for (const bool tied : {false, true}) {
+      ModelConfig config = SmallGpt2();
+      config.tied_embeddings = tied;
+      const auto model = MakeModel(config);
+      const Text text = RandomText(config.vocab, packed);
+      ExpectClose(Logits(*model, text), NaiveTransformer(*model, text).Logits(), kDoubleTolerance);
+    }
+  }
+}
+
+// The summed loss over the text's targets.
+double LossOf(const Values& logits, const Text& text) {
+  const int64_t vocab = static_cast<int64_t>(logits.size() / text.tokens.size());
+  double loss = 0;
+  for (size_t t = 0; t < text.targets.size(); ++t) {
+    if (text.targets[t] < 0) continue;
+    double sum = 0;
+    for (int64_t v = 0; v < vocab; ++v) sum += std::exp(logits[t * vocab + v]);
+    loss += std::log(sum) - logits[t * vocab + text.targets[t]];
+  }
+  return loss;
+}
+
+TEST(Transformer, LossIsThatOfTheLogits) {
+  const auto model = MakeModel(SmallLlama(false));
+  const Text text = RandomText(13, true);
+  const double expected = LossOf(Logits(*model, text), text);
+  SingleRank single(text);
+  Tape tape(false);
+  const Variable loss = model->Loss(tape, *single.attention, single.batch, 0.25, DropoutKey());
+  EXPECT_NEAR(loss.value().ToVector<double>()[0], 0.25 * expected, kDoubleTolerance * expected);
+}
+
+TEST(Transformer, DropoutAppliesToTheEmbeddingAndToEachBranch) {
+  for (ModelConfig config : {SmallLlama(false), SmallGpt2()}) {
+    config.dropout = 0.3;
+    const auto model = MakeModel(config);
+    const Text text = RandomText(config.vocab, true);
+    SingleRank single(text);
+    DropoutKey key;
+    key.seed = 8;
+    key.step = 9;
+    key.enabled = true;
+    const auto mask = [&](int64_t place) {
+      DropoutSite site;
+      site.rate = config.dropout;
+      site.key = key;
+      site.site = place;
+      site.positions = Tensor::FromVector(single.batch.schedule->positions(/*rank=*/0),
+                                          {text.length}, kTestDevice);
+      const Tensor ones =
+          Tensor::Empty({text.batch, text.length, config.width}, DType::kFloat64, kTestDevice);
+      ones.Fill(1);
+      Tape tape(false);
+      return Dropout(tape, Variable(ones), site).value().ToVector<double>();
+    };
+    const double expected = LossOf(NaiveTransformer(*model, text, mask).Logits(), text);
+    Tape tape(false);
+    const Variable loss = model->Loss(tape, *single.attention, single.batch, 1, key);
+    EXPECT_NEAR(loss.value().ToVector<double>()[0], expected, kDoubleTolerance * expected);
+  }
+}
+
+// --- gradients
+// ------------------------------------------------------------------------------------
+
+void CheckModelGradients(const ModelConfig& config, Recompute recompute = Recompute::kNone) {
+  const auto model = MakeModel(config);
+  model->set_recompute(recompute);
+  const Text text = RandomText(config.vocab, /*packed=*/true, /*length=*/6);
+  SingleRank single(text);
+  DropoutKey dropout;
+  dropout.enabled = true;
+  std::vector<NamedLeaf> leaves;
+  for (const Parameter& parameter : model->parameters().all()) {
+    leaves.push_back({parameter.name, parameter.variable});
+  }
+  // Norms over a dozen channels have large higher derivatives: a smaller step.
+  const auto loss = [&](Tape& tape) -> std::vector<Variable> {
+    return {model->Loss(tape, *single.attention, single.batch, 0.1, dropout)};
+  };
+  CheckGradients(leaves, loss, /*samples=*/0, kGradientTolerance, /*h=*/2e-4);
+}
+
+TEST(TransformerGradients, LlamaUntied) { CheckModelGradients(SmallLlama(false)); }
+TEST(TransformerGradients, LlamaTied) { CheckModelGradients(SmallLlama(true)); }
+TEST(TransformerGradients, Gpt2WithDropout) { CheckModelGradients(SmallGpt2(0.3)); }
+TEST(TransformerGradients, Recomputed) {
+  CheckModelGradients(SmallLlama(true), Recompute::kFull);
+  CheckModelGradients(SmallGpt2(0.3), Recompute::kSelective);
+}
+
+struct LossAndGradients {
+  double loss;
+  Values gradients;
+};
+
+LossAndGradients Step(const Transformer& model, BurstAttention& attention,
+                      const SequenceBatch& batch, double loss_scale) {
+  DropoutKey dropout;
+  dropout.enabled = true;
+  Tape tape;
+  const Variable loss = model.Loss(tape, attention, batch, loss_scale, dropout);
+  EXPECT_TRUE(tape.Backward(loss).ok()) << tape.status();
+  return {loss.value().ToVector<double>()[0], model.parameters().grads().ToVector<double>()};
+}
+
+TEST(TransformerGradients, FloatAgreesWithDouble) {
+  ScopedThreadPool pool(2);
+  for (const ModelConfig& config : {SmallLlama(false), SmallGpt2(0.3)}) {
+    const auto model32 = MakeModel(config, DType::kFloat32);
+    const auto model64 = MakeModel(config, DType::kFloat64);
+    model64->parameters().values().CopyFrom(model32->parameters().values().To(DType::kFloat64));
+    SingleRank single(RandomText(config.vocab, true));
+    const auto actual = Step(*model32, *single.attention, single.batch, 0.1);
+    const auto expected = Step(*model64, *single.attention, single.batch, 0.1);
+    // Some dozen roundings in a row, each amplified at most by the size of the logits.
+    const double tolerance = 100 * std::numeric_limits<float>::epsilon();
+    EXPECT_NEAR(actual.loss, expected.loss, tolerance * expected.loss);
+    ExpectClose(actual.gradients, expected.gradients, tolerance);
+  }
+}
+
+TEST(TransformerGradients, AccumulateOverTapes) {
+  const auto model = MakeModel(SmallLlama(true));
+  SingleRank single(RandomText(13, false));
+  const Values once = Step(*model, *single.attention, single.batch, 1).gradients;
+  const Values twice = Step(*model, *single.attention, single.batch, 1).gradients;
+  Values expected = once;
+  for (double& value : expected) value *= 2;
+  ExpectClose(twice, expected, kDoubleTolerance);
+  model->parameters().ZeroGrad();
+  EXPECT_EQ(Step(*model, *single.attention, single.batch, 1).gradients, once);
+}
+
+// --- what depends on what
+// -------------------------------------------------------------------------
+
+TEST(Transformer, LaterTokensDoNotChangeEarlierLogits) {
+  for (const ModelConfig& config : {SmallLlama(false), SmallGpt2()}) {
+    const auto model = MakeModel(config);
+    Text text = RandomText(config.vocab, false);
+    const Values before = Logits(*model, text);
+    const int64_t changed = 5;
+    text.tokens[changed] = (text.tokens[changed] + 1) % config.vocab;  // of row 0
+    const Values after = Logits(*model, text);
+    for (int64_t t = 0; t < text.length; ++t) {
+      const auto row = [&](const Values& logits, int64_t batch_row) {
+        const auto begin = logits.begin() + (batch_row * text.length + t) * config.vocab;
+        return Values(begin, begin + config.vocab);
+      };
+      EXPECT_EQ(row(before, 0) == row(after, 0), t < changed) << t;
+      EXPECT_EQ(row(before, 1), row(after, 1)) << "the other row of the batch, token " << t;
+    }
+  }
+}
+
+TEST(Transformer, DocumentsDoNotSeeEachOther) {
+  for (const ModelConfig& config : {SmallLlama(false), SmallGpt2()}) {
+    const auto model = MakeModel(config);
+    const Text packed = RandomText(config.vocab, true);
+    const Values logits = Logits(*model, packed);
+    Text alone = packed;  // the second document of row 0, tokens 4 to 8, by itself
+    alone.batch = 1;
+    alone.length = 5;
+    alone.documents.clear();
+    alone.tokens = {packed.tokens.begin() + 4, packed.tokens.begin() + 9};
+    alone.positions = {0, 1, 2, 3, 4};
+    alone.targets.assign(5, -1);
+    const auto begin = logits.begin() + 4 * config.vocab;
+    ExpectClose(Logits(*model, alone), Values(begin, begin + 5 * config.vocab), kDoubleTolerance);
+  }
+}
+
+// --- generation
+// -----------------------------------------------------------------------------------
+
+Tensor TokensOf(const Text& text, int64_t begin, int64_t n) {
+  std::vector<int32_t> tokens;
+  for (int64_t row = 0; row < text.batch; ++row) {
+    const auto first = text.tokens.begin() + row * text.length + begin;
+    tokens.insert(tokens.end(), first, first + n);
+  }
+  return Tensor::FromVector(tokens, {text.batch, n});
+}
+
+void ExpectDecodeEqualsForward(const ModelConfig& config, int64_t length, int64_t window) {
+  const auto model = MakeModel(config);
+  const Text text = RandomText(config.vocab, false, length);
+  const Values all = Logits(*model, text, window);
+  KvCache cache(config, text.batch, DType::kFloat64, window, kTestDevice);
+  const auto expect_equal = [&](const Tensor& logits) {
+    Values expected;
+    for (int64_t row = 0; row < text.batch; ++row) {
+      const auto begin = all.begin() + (row * length + cache.length() - 1) * config.vocab;
+      expected.insert(expected.end(), begin, begin + config.vocab);
+    }
+    ExpectClose(logits.ToVector<double>(), expected, kDoubleTolerance);
+  };
+  expect_equal(*model->Decode(cache, TokensOf(text, 0, 3)));  // prefill
+  expect_equal(*model->Decode(cache, TokensOf(text, 3, 2)));  // a few at once
+  while (cache.length() < length) {
+    expect_equal(*model->Decode(cache, TokensOf(text, cache.length(), 1)));
+  }
+}
+
+TEST(Decode, EqualsForward) {
+  ExpectDecodeEqualsForward(SmallLlama(false), 70, 0);  // past the cache's first capacity
+  ExpectDecodeEqualsForward(SmallLlama(true), 20, 5);
+  ExpectDecodeEqualsForward(SmallGpt2(), 12, 0);
+}
+
+TEST(Decode, Gpt2StopsAtItsContext) {
+  const ModelConfig config = SmallGpt2();
+  const auto model = MakeModel(config);
+  const Text text = RandomText(config.vocab, false, 13);
+  KvCache cache(config, text.batch, DType::kFloat64, /*window=*/0, kTestDevice);
+  ASSERT_TRUE(model->Decode(cache, TokensOf(text, 0, 11)).ok());
+  const auto refused = model->Decode(cache, TokensOf(text, 11, 2));
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(cache.length(), 11);
+  EXPECT_TRUE(model->Decode(cache, TokensOf(text, 11, 1)).ok());
+}
+
+// --- rings
+// ----------------------------------------------------------------------------------------
+
+// The sum over the ranks of losses and gradients is that of one rank, dropout and packed documents
+// included, also with fewer tokens than ranks.
+void ExpectRanksAgree(const ModelConfig& config, Layout layout, int ranks, int64_t length) {
+  const Text text = RandomText(config.vocab, /*packed=*/length > 5, length);
+  const auto model = MakeModel(config);
+  SingleRank single(text);
+  const LossAndGradients expected = Step(*model, *single.attention, single.batch, 0.1);
+
+  LossAndGradients sum{0, Values(expected.gradients.size(), 0)};
+  std::mutex mutex;
+  const absl::Status status = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
+    BurstAttentionOptions options;
+    options.layout = layout;
+    BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
+    BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(text.length, text.documents));
+    const auto own = MakeModel(config);
+    const SequenceBatch batch = Cut(text, std::make_shared<RingSchedule>(std::move(schedule)));
+    const LossAndGradients part = Step(*own, *attention, batch, 0.1);
+    std::lock_guard<std::mutex> lock(mutex);
+    sum.loss += part.loss;
+    for (size_t i = 0; i < sum.gradients.size(); ++i) sum.gradients[i] += part.gradients[i];
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_NEAR(sum.loss, expected.loss, kDoubleTolerance * expected.loss);
+  ExpectClose(sum.gradients, expected.gradients, kDoubleTolerance);
+}
+
+TEST(Ranks, LossAndGradientsAreThoseOfOneRank) {
+  for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+    for (const int ranks : {2, 3}) {
+      ExpectRanksAgree(SmallLlama(false), layout, ranks, 9);
+      ExpectRanksAgree(SmallGpt2(0.3), layout, ranks, 9);
+    }
+    ExpectRanksAgree(SmallLlama(true), layout, /*ranks=*/4, /*length=*/3);
+    ExpectRanksAgree(SmallGpt2(0.3), layout, /*ranks=*/4, /*length=*/3);
+  }
+}
+
+// The prefill of a prompt: one rank has the logits, those of the last token.
+void ExpectNextTokenLogits(const ModelConfig& config, Layout layout, int ranks) {
+  const Text text = RandomText(config.vocab, /*packed=*/false);
+  const auto model = MakeModel(config);
+  KvCache cache(config, text.batch, DType::kFloat64, /*window=*/0, kTestDevice);
+  const Values expected = model->Decode(cache, TokensOf(text, 0, text.length))->ToVector<double>();
+  std::vector<Values> logits(ranks);
+  const absl::Status status = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
+    BurstAttentionOptions options;
+    options.layout = layout;
+    BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
+    BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(text.length));
+    const auto own = MakeModel(config);
+    const SequenceBatch batch = Cut(text, std::make_shared<RingSchedule>(std::move(schedule)));
+    BURST_ASSIGN_OR_RETURN(const Tensor result, own->NextTokenLogits(*attention, batch));
+    if (!result.null()) logits[comm.rank()] = result.ToVector<double>();
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+  int found = 0;
+  for (const Values& values : logits) {
+    if (values.empty()) continue;
+    ExpectClose(values, expected, kDoubleTolerance);
+    ++found;
+  }
+  EXPECT_EQ(found, 1);
+}
+
+TEST(Ranks, NextTokenLogitsAreThoseOfDecode) {
+  for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+    for (const int ranks : {1, 2, 12}) {
+      ExpectNextTokenLogits(SmallLlama(false), layout, ranks);
+      ExpectNextTokenLogits(SmallGpt2(), layout, ranks);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace burst

@@ -1,0 +1,396 @@
+#include "train/config/config.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/flags/reflection.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "train/config/train_flags.h"
+
+namespace burst {
+namespace {
+
+absl::StatusOr<TrainConfig> Parse(const std::vector<std::string>& arguments) {
+  const absl::FlagSaver saver;
+  std::vector<char*> argv = {const_cast<char*>("train")};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  return TrainConfigFromArguments(static_cast<int>(argv.size()), argv.data());
+}
+
+absl::StatusOr<ResolvedConfig> Resolve(const std::vector<std::string>& arguments,
+                                       const Launch& launch = {1, 8}) {
+  const absl::StatusOr<TrainConfig> config = Parse(arguments);
+  if (!config.ok()) return config.status();
+  return ResolveConfig(*config, launch);
+}
+
+std::string Write(const std::string& name, const std::string& content) {
+  const std::string path = testing::TempDir() + "/" + name;
+  std::ofstream(path) << content;
+  return path;
+}
+
+TEST(TrainConfig, FlagDefaultsAreThoseOfTheStruct) {
+  const auto config = Parse({});
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_TRUE(*config == TrainConfig()) << TrainConfigToJson(*config);
+}
+
+TEST(TrainConfig, EveryOptionIsInTheHelpAndInTheJson) {
+  const std::string help = TrainHelp();
+  const auto json = nlohmann::json::parse(TrainConfigToJson(TrainConfig()));
+  for (const std::string& name : OptionNames()) {
+    EXPECT_TRUE(absl::StrContains(help, "\n  --" + name)) << name;
+    EXPECT_EQ(json.contains(name), name != "out" && name != "resume") << name;
+  }
+}
+
+TEST(TrainConfig, DefaultsResolve) {
+  const auto config = Resolve({});
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->ranks, 2);
+  EXPECT_EQ(config->threads, 4);
+  EXPECT_EQ(config->model_name, "llama_tiny");
+  EXPECT_EQ(config->options.data, "kjv");
+  EXPECT_DOUBLE_EQ(config->lr.min_lr, config->lr.lr / 10);
+  EXPECT_GT(config->lr.warmup, 0);
+}
+
+TEST(TrainConfig, WaysToWriteAnOption) {
+  const auto config = Parse({"--steps=7", "-lr", "0.5", "--packed", "--nodeterministic", "--layout",
+                             "striped", "--dropout", "-1"});
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->steps, 7);
+  EXPECT_EQ(config->lr, 0.5);
+  EXPECT_TRUE(config->packed);
+  EXPECT_FALSE(config->deterministic);
+  EXPECT_EQ(config->layout, Layout::kStriped);
+}
+
+TEST(TrainConfig, CommandLineWinsOverTheFile) {
+  const std::string file =
+      Write("config.json",
+            R"({"steps": 11, "lr": 0.25, "packed": true, "layout": "striped", "recompute": "full",
+                               "model": {"family": "gpt2", "layers": 1, "width": 8, "heads": 2}})");
+  for (const auto& arguments : {std::vector<std::string>{"--config=" + file, "--steps=12"},
+                                std::vector<std::string>{"--steps=12", "--config", file}}) {
+    const auto config = Resolve(arguments);
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->options.steps, 12);
+    EXPECT_EQ(config->options.lr, 0.25);
+    EXPECT_TRUE(config->options.packed);
+    EXPECT_EQ(config->options.layout, Layout::kStriped);
+    EXPECT_EQ(config->options.recompute, Recompute::kFull);
+    EXPECT_EQ(config->model.family, Family::kGpt2);
+    EXPECT_EQ(config->model_name, "custom");
+  }
+}
+
+TEST(TrainConfig, JsonIsAConfigFile) {
+  const std::string model =
+      Write("tiny.json", R"({"family": "llama", "layers": 1, "width": 8, "heads": 2})");
+  const auto config = Resolve({"--model=" + model, "--lr=0.0123", "--seed=9", "--backward=ring",
+                               "--data=/x/y.txt", "--schedule=wsd", "--tokenizer=byte"});
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->model_name, "tiny");
+  const std::string json = TrainConfigToJson(config->options);
+  std::remove(model.c_str());  // what it held is in the JSON
+  const auto again = Resolve({"--config=" + Write("again.json", json)});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(TrainConfigToJson(again->options), json);
+  EXPECT_EQ(again->model.width, 8);
+  EXPECT_EQ(TrainConfigToJson(*TrainConfigFromJson(json)), json);
+}
+
+TEST(TrainConfig, RelativePathsStartWhereTheCommandIsGiven) {
+  setenv("BUILD_WORKING_DIRECTORY", "/where/I/am", 1);
+  const auto config = Resolve({"--data=a/*.bin", "--val_data=../b.bin", "--out=run"});
+  unsetenv("BUILD_WORKING_DIRECTORY");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->options.data, "/where/I/am/a/*.bin");
+  EXPECT_EQ(config->options.val_data, "/where/I/b.bin");
+  EXPECT_EQ(config->options.out, "/where/I/am/run");
+}
+
+TEST(TrainConfig, MpiTakesItsRanksFromTheLaunch) {
+  const auto config = Resolve({"--comm=mpi"}, {4, 3});
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->ranks, 4);
+  EXPECT_EQ(config->threads, 3);
+  EXPECT_TRUE(Resolve({"--comm=mpi", "--ranks=4"}, {4, 3}).ok());
+}
+
+TEST(TrainConfig, CommFollowsTheLaunch) {
+  const auto comm = [](const std::vector<std::string>& arguments, const Launch& launch) {
+    const auto config = Resolve(arguments, launch);
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config.ok() ? config->comm : CommKind::kAuto;
+  };
+  EXPECT_EQ(comm({}, {1, 8}), CommKind::kThreads);
+  EXPECT_EQ(comm({}, {1, 8, 4}), CommKind::kThreads);
+  EXPECT_EQ(comm({}, {4, 8, 4}), CommKind::kNccl);
+  EXPECT_EQ(comm({"--comm=mpi"}, {4, 8, 4}), CommKind::kMpi);  // and so on the CPU
+  EXPECT_EQ(Resolve({"--comm=mpi"}, {4, 8, 4})->device, DeviceType::kCpu);
+  // A launcher's environment does not matter to threads.
+  const Launch confused = {1, 8, 4, "", absl::InvalidArgumentError("RANK is not set")};
+  EXPECT_EQ(comm({"--comm=threads"}, confused), CommKind::kThreads);
+  EXPECT_EQ(comm({"--device=cpu"}, confused), CommKind::kThreads);
+}
+
+TEST(TrainConfig, MeshOfRanks) {
+  const auto mesh = [](const std::vector<std::string>& arguments, const Launch& launch = {1, 8}) {
+    const auto config = Resolve(arguments, launch);
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config.ok() ? std::pair(config->mesh.data, config->mesh.sequence) : std::pair(0, 0);
+  };
+  EXPECT_EQ(mesh({"--ranks=4"}), std::pair(1, 4));
+  EXPECT_EQ(mesh({"--ranks=4", "--dp=2"}), std::pair(2, 2));
+  EXPECT_EQ(mesh({"--ranks=4", "--sp=1"}), std::pair(4, 1));
+  EXPECT_EQ(mesh({"--dp=2", "--sp=3"}), std::pair(2, 3));
+  EXPECT_EQ(mesh({"--dp=2"}), std::pair(2, 1));
+  EXPECT_EQ(mesh({"--sp=3"}), std::pair(1, 3));
+  EXPECT_EQ(mesh({"--dp=4"}, {8, 8, 8}), std::pair(4, 2));
+}
+
+TEST(TrainConfig, StrategiesChooseTheirRanks) {
+  const std::string model =
+      R"(--model={"family": "llama", "layers": 1, "width": 16, "heads": 8, "kv_heads": 2})";
+  const auto resolve = [&](const std::vector<std::string>& arguments) {
+    std::vector<std::string> all = arguments;
+    all.push_back(model);
+    const auto config = Resolve(all);
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config.ok() ? std::tuple(config->mesh.data, config->mesh.sequence, config->ulysses)
+                       : std::tuple(0, 0, 0);
+  };
+  EXPECT_EQ(resolve({"--strategy=single"}), std::tuple(1, 1, 1));
+  EXPECT_EQ(resolve({"--strategy=single", "--dp=2"}), std::tuple(2, 1, 1));
+  EXPECT_EQ(resolve({"--strategy=ring", "--backward=ring"}), std::tuple(1, 2, 1));
+  EXPECT_EQ(resolve({"--strategy=ulysses", "--ranks=8"}), std::tuple(1, 8, 1));
+  EXPECT_EQ(resolve({"--strategy=burst+ulysses", "--ranks=6"}), std::tuple(1, 6, 2));
+  EXPECT_EQ(resolve({"--strategy=burst+ulysses", "--ranks=4", "--ulysses=4"}), std::tuple(1, 4, 4));
+  EXPECT_EQ(resolve({"--strategy=tp", "--dp=2", "--ranks=8"}), std::tuple(2, 4, 1));
+  EXPECT_EQ(resolve({"--strategy=tp+sp", "--ranks=8"}), std::tuple(1, 8, 1));
+  EXPECT_EQ(resolve({"--strategy=burst+ulysses", "--dp=2", "--sp=4", "--backward=burst"}),
+            std::tuple(2, 4, 2));
+}
+
+TEST(TrainConfig, NodesOfADoubleRing) {
+  const std::string model =
+      R"(--model={"family": "llama", "layers": 1, "width": 16, "heads": 8, "kv_heads": 2})";
+  const auto per_node = [&](std::vector<std::string> arguments, int processes = 1, int here = 0) {
+    arguments.push_back(model);
+    Launch launch = {processes, 8};
+    launch.ranks_per_node = here;
+    const auto config = Resolve(arguments, launch);
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config.ok() ? config->ranks_per_node : -1;
+  };
+  EXPECT_EQ(per_node({"--ranks=4"}), 0);
+  EXPECT_EQ(per_node({"--ranks=4", "--ranks_per_node=2"}), 2);
+  EXPECT_EQ(per_node({"--ranks=4", "--ranks_per_node=4"}), 4);
+  EXPECT_EQ(per_node({"--dp=2", "--sp=4", "--ranks_per_node=2", "--strategy=ring"}), 2);
+  EXPECT_EQ(per_node({"--ranks=8", "--ranks_per_node=4", "--strategy=burst+ulysses"}), 4);
+  // What a launcher says of its hosts counts for processes, where a sequence is on several hosts,
+  // and unless the option says otherwise.
+  EXPECT_EQ(per_node({"--comm=mpi"}, 8, 4), 4);
+  EXPECT_EQ(per_node({"--comm=mpi"}, 4, 4), 0);
+  EXPECT_EQ(per_node({"--comm=mpi", "--ranks_per_node=0"}, 8, 4), 0);
+  EXPECT_EQ(per_node({"--comm=mpi", "--ranks_per_node=2"}, 8, 4), 2);
+  EXPECT_EQ(per_node({"--comm=mpi", "--dp=2"}, 8, 4), 0);
+  EXPECT_EQ(per_node({"--comm=mpi", "--dp=2", "--sp=6"}, 12, 4), 0);
+  EXPECT_EQ(per_node({"--comm=mpi", "--strategy=ulysses"}, 8, 4), 0);
+  EXPECT_EQ(per_node({"--comm=mpi", "--strategy=burst+ulysses", "--ulysses=2"}, 6, 3), 0);
+}
+
+TEST(TrainConfig, GradientsTravelNarrowInBFloat16Only) {
+  const auto travelling = [](const std::vector<std::string>& arguments) {
+    return Resolve(arguments, {1, 8, 4}).ok();
+  };
+  EXPECT_TRUE(travelling({"--ring_grad_dtype=bf16", "--ranks=4"}));  // on GPUs
+  EXPECT_FALSE(travelling({"--ring_grad_dtype=bf16", "--precision=tf32"}));
+  EXPECT_FALSE(travelling({"--ring_grad_dtype=bf16", "--device=cpu"}));
+}
+
+struct BadOption {
+  std::vector<std::string> arguments;
+  std::vector<std::string> message;  // parts of it
+  Launch launch = {1, 8};
+};
+
+TEST(TrainConfig, EveryMistakeIsNamed) {
+  const std::string not_json = Write("not.json", "{");
+  const std::string unknown_key = Write("key.json", R"({"stesp": 1})");
+  const std::string bad_value = Write("value.json", R"({"steps": "many"})");
+  const std::string heads =
+      Write("heads.json", R"({"family": "llama", "layers": 1, "width": 10, "heads": 3})");
+  const std::string kv_heads = Write(
+      "kv.json", R"({"family": "llama", "layers": 1, "width": 8, "heads": 4, "kv_heads": 3})");
+  const std::string context = Write(
+      "context.json", R"({"family": "gpt2", "layers": 1, "width": 8, "heads": 2, "context": 16})");
+  const std::string four_heads = Write(
+      "four.json", R"({"family": "llama", "layers": 1, "width": 8, "heads": 4, "kv_heads": 2})");
+  const std::string odd_ffn =
+      Write("ffn.json", R"({"family": "llama", "layers": 1, "width": 8, "heads": 4, "ffn": 18})");
+  const std::vector<BadOption> table = {
+      {{"--stesp=5"}, {"--stesp", "did you mean --steps?"}},
+      {{"--what_is_this"}, {"--what_is_this", "--help"}},
+      {{"steps=5"}, {"'steps=5'", "--name=value"}},
+      {{"--steps"}, {"--steps", "missing"}},
+      {{"--steps=five"}, {"--steps", "'five'", "whole number"}},
+      {{"--lr=fast"}, {"--lr", "'fast'", "number"}},
+      {{"--lr=nan"}, {"--lr", "nan"}},
+      {{"--packed=maybe"}, {"--packed", "'maybe'", "true or false"}},
+      {{"--recompute=half"}, {"--recompute", "half", "none, full or selective"}},
+      {{"--layout=zigzig"}, {"--layout", "zigzig", "contiguous", "zigzag", "striped"}},
+      {{"--backward=up"}, {"--backward", "up", "auto", "burst", "ring"}},
+      {{"--schedule=step"}, {"--schedule", "step", "cosine", "wsd"}},
+      {{"--comm=shmem"}, {"--comm", "shmem", "threads", "mpi", "nccl"}},
+      {{"--tokenizer=bpe"}, {"--tokenizer", "bpe", "byte", "char"}},
+      {{"--seqlen=0"}, {"--seqlen", "0", "at least 1"}},
+      {{"--window=-1"}, {"--window", "-1", "at least 0"}},
+      {{"--batch=0"}, {"--batch", "at least 1"}},
+      {{"--accumulate=0"}, {"--accumulate", "at least 1"}},
+      {{"--steps=0"}, {"--steps", "at least 1"}},
+      {{"--ranks=0"}, {"--ranks", "at least 1"}},
+      {{"--ranks=100000"}, {"--ranks", "100000"}},
+      {{"--threads=0"}, {"--threads", "at least 1"}},
+      {{"--seed=-3"}, {"--seed", "-3"}},
+      {{"--eval_every=-1"}, {"--eval_every"}},
+      {{"--eval_batches=-1"}, {"--eval_batches"}},
+      {{"--checkpoint_every=-1"}, {"--checkpoint_every"}},
+      {{"--log_every=0"}, {"--log_every"}},
+      {{"--sample=-2"}, {"--sample"}},
+      {{"--dropout=1"}, {"--dropout", "1", "[0, 1)"}},
+      {{"--beta1=1"}, {"--beta1"}},
+      {{"--beta2=-0.1"}, {"--beta2"}},
+      {{"--weight_decay=-1"}, {"--weight_decay"}},
+      {{"--clip=-1"}, {"--clip"}},
+      {{"--eps=0"}, {"--eps"}},
+      {{"--lr=0"}, {"--lr", "above 0"}},
+      {{"--min_lr=-2"}, {"--min_lr"}},
+      {{"--seqlen=2000000000", "--batch=1000"}, {"--seqlen", "--batch"}},
+      // Pairs that contradict.
+      {{"--lr=1e-3", "--min_lr=1e-2"}, {"--min_lr", "--lr"}},
+      {{"--schedule=constant", "--min_lr=1e-5"}, {"--min_lr", "--schedule=constant"}},
+      {{"--steps=10", "--warmup=20"}, {"--warmup", "20", "--steps=10"}},
+      {{"--warmup=-2"}, {"--warmup"}},
+      {{"--resume"}, {"--resume", "--out"}},
+      {{"--comm=mpi", "--ranks=2"}, {"--ranks", "2", "4 processes"}, {4, 8}},
+      {{}, {"--comm", "4 separate models", "mpirun", "--comm=mpi"}, {4, 8}},
+      {{}, {"--comm", "4 separate models", "torchrun"}, {4, 8, 0, "torchrun"}},
+      {{"--comm=threads"}, {"--comm", "4 separate models", "leave it out"}, {4, 8, 4}},
+      {{"--comm=mpi", "--device=cuda"}, {"--comm", "mpi", "--device=cuda"}, {4, 8, 4}},
+      {{"--comm=nccl"}, {"--comm", "nccl", "--device=cuda"}, {4, 8}},
+      {{"--comm=nccl"}, {"--comm", "nccl", "mpirun, torchrun or srun"}, {1, 8, 4}},
+      {{},
+       {"--comm", "RANK is not set"},
+       {1, 8, 4, "", absl::InvalidArgumentError("RANK is not set")}},
+      {{"--ranks=2"}, {"--ranks", "2", "4 processes", "srun"}, {4, 8, 4, "srun"}},
+      {{"--ranks=5", "--device=cuda"}, {"--ranks", "5", "4 GPUs"}, {1, 8, 4}},
+      {{"--dp=0"}, {"--dp", "at least 1"}},
+      {{"--sp=-2"}, {"--sp", "at least 1"}},
+      {{"--ranks=4", "--dp=3"}, {"--dp", "3", "does not divide", "4"}},
+      {{"--ranks=4", "--sp=8"}, {"--sp", "8", "does not divide", "4"}},
+      {{"--ranks=4", "--dp=2", "--sp=4"}, {"--dp", "2", "--sp=4", "4"}},
+      {{"--dp=2", "--batch=3"}, {"--batch", "3", "--dp=2"}},
+      {{"--strategy=spiral"}, {"--strategy", "spiral", "single", "burst+ulysses"}},
+      {{"--strategy=single", "--ranks=2"}, {"--strategy", "single", "2", "--sp=1"}},
+      {{"--strategy=single", "--backward=ring"}, {"--backward", "ring", "--strategy=single"}},
+      {{"--strategy=ulysses", "--backward=burst"}, {"--backward", "burst", "--strategy=ulysses"}},
+      {{"--strategy=ring", "--backward=burst"}, {"--backward", "burst", "--strategy=ring"}},
+      {{"--ulysses=2"}, {"--ulysses", "2", "--strategy=burst", "burst+ulysses"}},
+      {{"--ring_grad_dtype=fp16"}, {"--ring_grad_dtype", "fp16", "fp32 or bf16"}},
+      {{"--ring_grad_dtype=bf16"}, {"--ring_grad_dtype", "--precision=bf16", "fp32"}},
+      {{"--strategy=ulysses", "--ring_grad_dtype=bf16"},
+       {"--ring_grad_dtype", "--strategy=ulysses", "rings"}},
+      {{"--ranks_per_node=-2"}, {"--ranks_per_node", "-2", "at least -1"}},
+      {{"--ranks=4", "--ranks_per_node=3"}, {"--ranks_per_node", "3", "4 ranks"}},
+      {{"--dp=4", "--ranks_per_node=2", "--ranks=4"}, {"--ranks_per_node", "2", "1 rank "}},
+      {{"--strategy=ulysses", "--ranks=2", "--ranks_per_node=2"},
+       {"--ranks_per_node", "--strategy=ulysses", "rings"}},
+      {{"--strategy=burst+ulysses", "--ranks=4", "--ulysses=2", "--ranks_per_node=1"},
+       {"--ranks_per_node", "--ulysses=2"}},
+      {{"--strategy=burst+ulysses", "--ulysses=0"}, {"--ulysses", "at least 1"}},
+      {{"--strategy=burst+ulysses", "--ranks=4", "--ulysses=3"}, {"--ulysses", "3", "4 ranks"}},
+      {{"--strategy=ulysses", "--ranks=3", "--model=" + four_heads},
+       {"--strategy", "4 heads (2 for keys)", "3 ranks", "1, 2, 4 would do"}},
+      {{"--strategy=burst+ulysses", "--ranks=6", "--ulysses=3", "--model=" + four_heads},
+       {"--ulysses", "4 heads", "3 ranks", "1, 2, 4"}},
+      {{"--strategy=tp", "--ranks=3", "--model=" + four_heads},
+       {"--strategy", "tp", "4 heads (2 for keys)", "3 ranks", "1, 2, 4 would do"}},
+      {{"--strategy=tp+sp", "--ranks=4", "--model=" + odd_ffn},
+       {"--strategy", "tp+sp", "ffn of 18", "4 ranks"}},
+      {{"--strategy=tp", "--backward=burst"}, {"--backward", "burst", "--strategy=tp"}},
+      {{"--strategy=tp+sp", "--ulysses=2"}, {"--ulysses", "--strategy=tp+sp"}},
+      // Models.
+      {{"--model=llama_huge"}, {"--model", "llama_huge", "llama_tiny", "d12"}},
+      {{"--model="}, {"--model", "llama_tiny"}},
+      {{"--model=/no/such.json"}, {"--model", "/no/such.json"}},
+      {{"--model=" + not_json}, {"--model", "not.json"}},
+      {{"--model=" + heads}, {"--model", "heads", "3"}},
+      {{"--model=" + kv_heads}, {"--model", "kv_heads", "3"}},
+      {{"--model=" + context, "--seqlen=17"}, {"--seqlen", "17", "16"}},
+      // Files of options.
+      {{"--config=/no/such.json"}, {"--config", "/no/such.json"}},
+      {{"--config=" + not_json}, {"--config", "not.json", "JSON"}},
+      {{"--config=" + unknown_key}, {"--config", "key.json", "--stesp", "--steps"}},
+      {{"--config=" + bad_value}, {"--config", "value.json", "--steps", "many"}},
+      {{"--resume", "--out=/no/such/run"}, {"--resume", "/no/such/run"}},
+      {{"--data="}, {"--data", "empty"}},
+  };
+  for (const BadOption& bad : table) {
+    const auto config = Resolve(bad.arguments, bad.launch);
+    const std::string given = bad.arguments.empty() ? "" : bad.arguments[0];
+    ASSERT_FALSE(config.ok()) << given;
+    for (const std::string& part : bad.message) {
+      EXPECT_TRUE(absl::StrContains(config.status().message(), part))
+          << given << " should mention " << part << ":\n  " << config.status().message();
+    }
+    EXPECT_FALSE(absl::StrContains(config.status().message(), "\n")) << "one sentence";
+  }
+}
+
+TEST(TrainConfig, ResumeTakesTheRunsConfiguration) {
+  const auto run = Resolve({"--steps=50", "--seed=3", "--ranks=4", "--batch=3"});
+  ASSERT_TRUE(run.ok()) << run.status();
+  const std::string folder = testing::TempDir();
+  Write("config.json", TrainConfigToJson(run->options));
+  const auto resumed = Resolve({"--resume", "--out=" + folder, "--steps=60"});
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_EQ(resumed->options.seed, 3);
+  EXPECT_EQ(resumed->options.batch, 3);
+  EXPECT_EQ(resumed->ranks, 4);
+  EXPECT_EQ(resumed->options.steps, 60);
+  EXPECT_TRUE(CheckResume(run->options, resumed->options).ok());
+}
+
+TEST(TrainConfig, ResumeRefusesAnotherRun) {
+  const TrainConfig before;
+  for (const char* option : {"seqlen", "batch", "accumulate", "seed", "packed", "window",
+                             "tokenizer", "weight_decay", "beta1", "beta2", "eps"}) {
+    TrainConfig after = before;
+    const std::string text = std::string(option) == "packed"      ? "true"
+                             : std::string(option) == "tokenizer" ? "byte"
+                             : std::string(option) == "eps"       ? "0.25"
+                                                                  : "3";
+    ASSERT_TRUE(SetOption(&after, option, text).ok()) << option;
+    const absl::Status status = CheckResume(before, after);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << option;
+    EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("--", option))) << status;
+  }
+  TrainConfig after = before;
+  after.steps *= 2, after.lr /= 2, after.ranks = 7, after.layout = Layout::kStriped;
+  after.eval_every = 1, after.sample = 3, after.recompute = Recompute::kSelective;
+  EXPECT_TRUE(CheckResume(before, after).ok());
+}
+
+}  // namespace
+}  // namespace burst

@@ -1,0 +1,206 @@
+#include "train/data/data.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "train/data/permutation.h"
+
+namespace burst {
+namespace {
+
+// `size` tokens with the values 0, 1, 2, ... (two bytes each would be needed beyond 65,535).
+TokenSpan Counting(int64_t size, const std::vector<int64_t>& end_of_texts = {}) {
+  std::vector<int32_t> header(256);
+  header[0] = 20240520, header[1] = 1, header[2] = static_cast<int32_t>(size);
+  std::vector<uint16_t> tokens(size);
+  for (int64_t i = 0; i < size; ++i) tokens[i] = static_cast<uint16_t>(i);
+  for (int64_t i : end_of_texts) tokens[i] = kGpt2EndOfText;
+  const std::string path = testing::TempDir() + "/counting.bin";
+  std::filesystem::remove(path);
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(header.data()), 1024)
+      .write(reinterpret_cast<const char*>(tokens.data()), size * 2);
+  auto data = LoadTrainingData(path, "", std::nullopt);
+  EXPECT_TRUE(data.ok()) << data.status();
+  return {data->train.corpus, 0, size};
+}
+
+Windows Make(const TokenSpan& span, int64_t seqlen, uint64_t seed = 1, bool packed = false) {
+  auto windows = Windows::Create(span, {seqlen, seed, packed});
+  EXPECT_TRUE(windows.ok()) << windows.status();
+  return *windows;
+}
+
+std::shared_ptr<const RingSchedule> Schedule(int rank, int world_size, Layout layout,
+                                             int64_t seqlen, const DocumentStarts& documents = {}) {
+  auto schedule = RingSchedule::Create(rank, world_size, layout, seqlen, {}, documents);
+  EXPECT_TRUE(schedule.ok()) << schedule.status();
+  return std::make_shared<const RingSchedule>(*std::move(schedule));
+}
+
+TEST(RandomPermutation, IsAPermutationThatDependsOnItsKey) {
+  for (int64_t n : {1, 2, 3, 4, 5, 16, 17, 1000}) {
+    std::set<int64_t> seen;
+    int64_t moved = 0;
+    const RandomPermutation permutation(n, 7, 3), other(n, 7, 4);
+    for (int64_t i = 0; i < n; ++i) {
+      seen.insert(permutation(i));
+      moved += permutation(i) != other(i);
+    }
+    EXPECT_EQ(static_cast<int64_t>(seen.size()), n);
+    EXPECT_EQ(*seen.begin(), 0);
+    EXPECT_EQ(*seen.rbegin(), n - 1);
+    if (n >= 16) {
+      EXPECT_GT(moved, n / 2) << n;
+    }
+  }
+}
+
+TEST(RandomPermutation, IsRandom) {
+  // The number of neighbours that stay neighbours is near Poisson with mean 1.
+  const RandomPermutation permutation(10000, 1, 2);
+  int neighbours = 0;
+  for (int64_t i = 0; i + 1 < 10000; ++i) neighbours += permutation(i + 1) == permutation(i) + 1;
+  EXPECT_LT(neighbours, 12);
+}
+
+TEST(Windows, AnEpochSeesEveryWindowOnce) {
+  for (int64_t seqlen : {1, 7, 64}) {
+    const int64_t size = 1003;
+    const Windows windows = Make(Counting(size), seqlen);
+    const int64_t n = windows.per_epoch();
+    EXPECT_GE(n * seqlen, size - 1 - 2 * seqlen) << "little is left out";
+    std::set<int64_t> phases;
+    for (int64_t epoch = 0; epoch < 5; ++epoch) {
+      std::vector<int64_t> starts;
+      for (int64_t s = epoch * n; s < (epoch + 1) * n; ++s) {
+        starts.push_back(windows.TrainingStart(s));
+      }
+      EXPECT_FALSE(std::is_sorted(starts.begin(), starts.end()));
+      std::sort(starts.begin(), starts.end());
+      EXPECT_GE(starts.front(), 0);
+      EXPECT_LE(starts.back() + seqlen + 1, size);
+      for (int64_t i = 0; i + 1 < n; ++i) ASSERT_EQ(starts[i + 1] - starts[i], seqlen);
+      phases.insert(starts.front());
+    }
+    if (seqlen == 64) {
+      EXPECT_GT(phases.size(), 2u) << "epochs cut the text in other places";
+    }
+  }
+}
+
+TEST(Windows, AreAFunctionOfSeedAndSequence) {
+  const TokenSpan span = Counting(5000);
+  const Windows windows = Make(span, 32, 1), same = Make(span, 32, 1), other = Make(span, 32, 2);
+  const GlobalBatch all = windows.Training(100, 6);
+  const GlobalBatch tail = same.Training(104, 2);
+  EXPECT_TRUE(std::equal(tail.tokens.begin(), tail.tokens.end(), all.tokens.begin() + 4 * 32));
+  EXPECT_NE(other.Training(100, 6).tokens, all.tokens);
+}
+
+TEST(Windows, TargetIsTheNextTokenOfTheStream) {
+  const GlobalBatch batch = Make(Counting(1000), 10).Training(0, 8);
+  EXPECT_EQ(batch.batch, 8);
+  EXPECT_EQ(batch.num_targets, 80);
+  for (size_t i = 0; i < batch.tokens.size(); ++i) {
+    ASSERT_EQ(batch.targets[i], batch.tokens[i] + 1);  // also at the end of a window
+    ASSERT_EQ(batch.positions[i], static_cast<int32_t>(i % 10));
+  }
+}
+
+TEST(Windows, SmallestData) {
+  const TokenSpan span = Counting(11);
+  EXPECT_EQ(Windows::Create(span, {11, 1, false}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  const Windows windows = Make(span, 10);
+  EXPECT_EQ(windows.per_epoch(), 1);
+  for (int64_t s = 0; s < 20; ++s) EXPECT_EQ(windows.TrainingStart(s), 0);
+  const Windows two = Make(Counting(21), 10);  // one window, anywhere
+  std::set<int64_t> starts;
+  for (int64_t s = 0; s < 200; ++s) starts.insert(two.TrainingStart(s));
+  EXPECT_EQ(*starts.begin(), 0);
+  EXPECT_EQ(*starts.rbegin(), 10);
+}
+
+TEST(Windows, EvaluationIsSpreadEvenly) {
+  TokenSpan span = Counting(1000);
+  span.begin = 100;
+  const Windows windows = Make(span, 10);
+  EXPECT_EQ(windows.max_evaluation(), 89);
+  const GlobalBatch batch = windows.Evaluation(0, 4, 4);
+  for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(batch.tokens[i * 10], 100 + 89 * i / 4 * 10);
+  const GlobalBatch last = windows.Evaluation(88, 1, 89);
+  EXPECT_EQ(last.tokens.front(), 980);
+  EXPECT_EQ(last.targets.back(), 990);
+}
+
+// Put together from all ranks, the slices are the batch: every token once, with its own label.
+TEST(SliceForRank, LabelsAtRankBoundariesAreRight) {
+  for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+    for (int world_size : {1, 2, 3, 4, 8}) {
+      for (int64_t seqlen : {1, 5, 16, 37}) {
+        const int64_t rows = 3;
+        const GlobalBatch batch = Make(Counting(4000), seqlen).Training(11, rows);
+        std::vector<int> seen(rows * seqlen);
+        for (int rank = 0; rank < world_size; ++rank) {
+          const auto schedule = Schedule(rank, world_size, layout, seqlen);
+          const SequenceBatch slice = SliceForRank(batch, schedule);
+          const int64_t length = schedule->length(rank);
+          ASSERT_EQ(slice.tokens.shape(), (Shape{rows, length}));
+          ASSERT_EQ(slice.targets.shape(), (Shape{rows, length}));
+          for (int64_t row = 0; row < rows; ++row) {
+            for (int64_t i = 0; i < length; ++i) {
+              const int64_t at = row * length + i;
+              const int32_t position = schedule->positions(rank)[i];
+              ++seen[row * seqlen + position];
+              ASSERT_EQ(slice.positions.data<int32_t>()[at], position);
+              ASSERT_EQ(slice.tokens.data<int32_t>()[at], batch.tokens[row * seqlen + position]);
+              ASSERT_EQ(slice.targets.data<int32_t>()[at], slice.tokens.data<int32_t>()[at] + 1);
+            }
+          }
+        }
+        EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), rows * seqlen);
+      }
+    }
+  }
+}
+
+TEST(Windows, PackedDocumentsRestartPositionsAndKeepTheirTargets) {
+  // Documents start at 0, 13, 14 and 30.
+  const TokenSpan span = Counting(41, {0, 13, 14, 30});
+  const Windows windows = Make(span, 10, 1, /*packed=*/true);
+  const GlobalBatch batch = windows.Evaluation(0, 4, 4);  // windows at 0, 10, 20, 30
+  ASSERT_EQ(batch.documents.size(), 4u);
+  EXPECT_EQ(batch.documents[0], (std::vector<int32_t>{0}));
+  EXPECT_EQ(batch.documents[1], (std::vector<int32_t>{0, 3, 4}));
+  EXPECT_EQ(batch.documents[2], (std::vector<int32_t>{0}));
+  EXPECT_EQ(batch.documents[3], (std::vector<int32_t>{0}));
+  // Into 13, 14 and, from the last token of the third window, 30.
+  EXPECT_EQ(batch.num_targets, 37);
+  for (int64_t t : {12, 13, 29}) EXPECT_EQ(batch.targets[t], -1) << t;
+  EXPECT_EQ(std::count(batch.targets.begin(), batch.targets.end(), -1), 3);
+  const std::vector<int32_t> positions(batch.positions.begin() + 10, batch.positions.begin() + 20);
+  EXPECT_EQ(positions, (std::vector<int32_t>{0, 1, 2, 0, 0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(batch.targets[11], 12);
+  // The ring takes the documents as they are.
+  EXPECT_EQ(Schedule(1, 3, Layout::kZigzag, 10, batch.documents)->document_rows(), 4);
+  // Unpacked, the same windows ignore documents.
+  const GlobalBatch plain = Make(span, 10).Evaluation(0, 4, 4);
+  EXPECT_TRUE(plain.documents.empty());
+  EXPECT_EQ(plain.num_targets, 40);
+  for (bool packed : {false, true}) {
+    const Windows windows = Make(span, 10, /*seed=*/1, packed);
+    EXPECT_EQ(windows.TrainingTargets(3, 7), windows.Training(3, 7).num_targets) << packed;
+  }
+  EXPECT_EQ(plain.targets[12], kGpt2EndOfText);
+}
+
+}  // namespace
+}  // namespace burst

@@ -1,0 +1,57 @@
+#include "train/generate/sampling.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+namespace burst {
+namespace {
+
+TEST(SampleToken, ZeroTemperatureTakesTheLikeliest) {
+  for (int64_t i = 0; i < 10; ++i) EXPECT_EQ(SampleToken({0.f, 3.f, 3.f, 1.f}, {0, 0, 1}, i), 1);
+}
+
+TEST(SampleToken, FrequenciesAreThoseOfTheSoftmax) {
+  const std::vector<float> logits = {0.5f, -1.f, 2.f, 1.f};
+  for (double temperature : {0.5, 1.0, 2.0}) {
+    std::vector<double> expected;
+    double sum = 0;
+    for (float logit : logits) sum += std::exp(logit / temperature);
+    for (float logit : logits) expected.push_back(std::exp(logit / temperature) / sum);
+    const int n = 20000;
+    std::vector<int> counts(logits.size());
+    for (int i = 0; i < n; ++i) ++counts[SampleToken(logits, {temperature, 0, 7}, i)];
+    for (size_t t = 0; t < logits.size(); ++t) {
+      // Five standard deviations of a binomial.
+      const double deviation = std::sqrt(n * expected[t] * (1 - expected[t]));
+      EXPECT_NEAR(counts[t], n * expected[t], 5 * deviation) << t;
+    }
+  }
+}
+
+TEST(SampleToken, TopKKeepsTheLikeliest) {
+  const std::vector<float> logits = {0.f, 5.f, 5.f, 4.9f, -1.f};
+  std::vector<int> counts(logits.size());
+  for (int i = 0; i < 1000; ++i) ++counts[SampleToken(logits, {1.0, 2, 3}, i)];
+  EXPECT_EQ(counts[0] + counts[3] + counts[4], 0);
+  EXPECT_GT(counts[1], 400);
+  EXPECT_GT(counts[2], 400);
+}
+
+TEST(SampleToken, IsAFunctionOfSeedAndIndex) {
+  const std::vector<float> logits(100, 0.f);
+  int equal = 0;
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_EQ(SampleToken(logits, {1, 0, 1}, i), SampleToken(logits, {1, 0, 1}, i));
+    equal += SampleToken(logits, {1, 0, 1}, i) == SampleToken(logits, {1, 0, 2}, i);
+  }
+  EXPECT_LT(equal, 10);
+}
+
+TEST(SampleToken, HugeLogitsDoNotOverflow) {
+  EXPECT_EQ(SampleToken({1e30f, -1e30f, 0.f}, {1e-3, 0, 1}, 0), 0);
+}
+
+}  // namespace
+}  // namespace burst

@@ -1,0 +1,79 @@
+#include "train/data/tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace burst {
+namespace {
+
+std::vector<int32_t> Encode(const Tokenizer& tokenizer, absl::string_view text) {
+  std::vector<uint16_t> tokens;
+  const absl::Status status = tokenizer.Encode(text, &tokens);
+  EXPECT_TRUE(status.ok()) << status;
+  return {tokens.begin(), tokens.end()};
+}
+
+TEST(Tokenizer, BytesRoundTrip) {
+  std::string all;
+  for (int i = 0; i < 256; ++i) all.push_back(static_cast<char>(i));
+  const Tokenizer tokenizer = Tokenizer::Byte(false);
+  EXPECT_EQ(tokenizer.vocab(), 256);
+  EXPECT_EQ(tokenizer.end_of_text(), -1);
+  EXPECT_EQ(Encode(tokenizer, all)[200], 200);
+  EXPECT_EQ(tokenizer.Decode(Encode(tokenizer, all)), all);
+  EXPECT_EQ(Tokenizer::Byte(true).vocab(), 257);
+  EXPECT_EQ(Tokenizer::Byte(true).end_of_text(), 256);
+  EXPECT_EQ(Tokenizer::Byte(true).Decode({72, 256, 105, 1000, -1}), "Hi");
+}
+
+TEST(Tokenizer, CharsAreSortedCodePointsOfAllTexts) {
+  const Tokenizer tokenizer =
+      *Tokenizer::Char({"ba\xC3\xA9", "c\xE2\x82\xAC\xF0\x9F\x98\x80"}, false);
+  EXPECT_EQ(tokenizer.vocab(), 6);  // a b c e-acute euro emoji
+  const std::string text = "cab\xF0\x9F\x98\x80\xE2\x82\xAC\xC3\xA9";
+  EXPECT_EQ(Encode(tokenizer, text), (std::vector<int32_t>{2, 0, 1, 5, 4, 3}));
+  EXPECT_EQ(tokenizer.Decode(Encode(tokenizer, text)), text);
+}
+
+TEST(Tokenizer, UnknownCharacterIsNamed) {
+  const Tokenizer tokenizer = *Tokenizer::Char({"abc"}, false);
+  std::vector<uint16_t> tokens;
+  const absl::Status status = tokenizer.Encode("ab\xC3\xA9", &tokens);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("U+00E9"), absl::string_view::npos) << status;
+}
+
+TEST(Tokenizer, WhatIsNotUtf8IsRejected) {
+  for (const char* bad : {"\x80", "a\xFF", "\xC3", "\xC3(", "\xC0\x80", "\xE0\x80\x80",
+                          "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xF0\x9F\x98", "\xF5"}) {
+    const absl::Status status = Tokenizer::Char({bad}, false).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("--tokenizer=byte"), absl::string_view::npos) << status;
+  }
+  EXPECT_TRUE(Tokenizer::Char({"\xED\x9F\xBF\xEE\x80\x80\xF4\x8F\xBF\xBF"}, false).ok());
+}
+
+TEST(Tokenizer, JsonRoundTrip) {
+  for (bool end_of_text : {false, true}) {
+    for (const Tokenizer& tokenizer :
+         {Tokenizer::Byte(end_of_text), *Tokenizer::Char({"h\xC3\xA9llo"}, end_of_text)}) {
+      const auto copy = Tokenizer::FromJson(tokenizer.ToJson());
+      ASSERT_TRUE(copy.ok()) << copy.status();
+      EXPECT_EQ(copy->vocab(), tokenizer.vocab());
+      EXPECT_EQ(copy->end_of_text(), tokenizer.end_of_text());
+      EXPECT_EQ(Encode(*copy, "olh"), Encode(tokenizer, "olh"));
+    }
+  }
+  for (const char* bad : {"", "[]", "{}", "{\"kind\":\"bpe\",\"end_of_text\":false}",
+                          "{\"kind\":\"char\",\"end_of_text\":false}",
+                          "{\"kind\":\"char\",\"end_of_text\":false,\"code_points\":[3,2]}",
+                          "{\"kind\":\"char\",\"end_of_text\":false,\"code_points\":[-1]}",
+                          "{\"kind\":\"char\",\"end_of_text\":0,\"code_points\":[1]}"}) {
+    EXPECT_FALSE(Tokenizer::FromJson(bad).ok()) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace burst

@@ -1,0 +1,55 @@
+// Trainers in a test's own process: their options, and ranks that hold one each.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "burst/base/parallel.h"
+#include "burst/base/status.h"
+#include "burst/device/device.h"
+#include "train/config/config.h"
+#include "train/launch.h"
+#include "train/setup.h"
+#include "train/trainer.h"
+
+namespace burst {
+
+// One rank, a small model, the text of FOLDER/text.txt; nothing but steps, written to FOLDER/OUT.
+inline TrainConfig SmallTraining(const std::string& folder, const std::string& out,
+                                 DeviceType device) {
+  TrainConfig options;
+  options.data = folder + "/text.txt";
+  options.out = absl::StrCat(folder, "/", out);
+  options.model = "nanogpt_cpu";
+  options.lr = 1e-3;
+  options.ranks = 1;
+  options.device = device == DeviceType::kCuda ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+  options.eval_every = 0;
+  options.checkpoint_every = 0;
+  options.sample = 0;
+  return options;
+}
+
+// Runs body(trainer, rank) on every rank; the first error.
+inline absl::Status WithTrainers(const TrainConfig& options,
+                                 const std::function<absl::Status(Trainer&, int rank)>& body) {
+  Launch launch;
+  launch.cores = NumCores();
+  launch.gpus = CudaDeviceCount();
+  BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, ResolveConfig(options, launch));
+  BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareTraining(config));
+  return RunRanksInProcess(config, [&](Communicator& comm) -> absl::Status {
+    BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(setup, &comm, /*verbose=*/false));
+    return body(*trainer, comm.rank());
+  });
+}
+
+// Of a single rank.
+inline absl::Status WithTrainer(const TrainConfig& options,
+                                const std::function<absl::Status(Trainer&)>& body) {
+  return WithTrainers(options, [&](Trainer& trainer, int) { return body(trainer); });
+}
+
+}  // namespace burst

@@ -1,0 +1,216 @@
+// The order in which the trainer gives steps to a device, and what it says of them: the same
+// whether the device is given the next step before the host waits for this one's results (a GPU)
+// or not. On the CPU and, compiled once more, on a GPU.
+#include "train/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "burst/base/status.h"
+#include "tests/testing/subprocess.h"
+#include "tests/testing/test_device.h"
+#include "tests/train/trainer_run.h"
+#include "train/report/metrics.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TrainerTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = FreshTestFolder();
+    std::ofstream text(folder_ + "/text.txt");  // some 60 windows: steps see it more than once
+    for (int i = 0; i < 120; ++i) {
+      text << "sentence " << i * 7919 % 1000 << " of many\n" << (i % 4 == 3 ? "\n" : "");
+    }
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  TrainConfig Options(const std::string& out) const {
+    TrainConfig options = SmallTraining(folder_, out, kTestDevice);
+    options.seqlen = 32;
+    options.batch = 4;
+    options.accumulate = 2;
+    options.steps = 12;
+    options.warmup = 2;
+    return options;
+  }
+
+  // The rows of a trainer that waits for every step, and evaluates where Train does.
+  static std::vector<StepMetrics> OneAtATime(const TrainConfig& options) {
+    std::vector<StepMetrics> rows;
+    EXPECT_EQ(WithTrainer(options,
+                          [&](Trainer& trainer) -> absl::Status {
+                            for (int64_t step = 0; step < options.steps; ++step) {
+                              BURST_ASSIGN_OR_RETURN(StepMetrics row, trainer.Step(step));
+                              const int64_t every = options.eval_every, steps = step + 1;
+                              if (every > 0 && (steps % every == 0 || steps == options.steps)) {
+                                BURST_ASSIGN_OR_RETURN(row.val_loss, trainer.Evaluate());
+                              }
+                              rows.push_back(row);
+                            }
+                            return absl::OkStatus();
+                          }),
+              absl::OkStatus());
+    return rows;
+  }
+
+  static std::vector<StepMetrics> Recorded(const TrainConfig& options) {
+    const auto log = MetricsLog::Open(options.out + "/metrics.jsonl", options.steps);
+    EXPECT_EQ(log.status(), absl::OkStatus());
+    return log->rows();
+  }
+
+  static void ExpectSame(const std::vector<StepMetrics>& rows,
+                         const std::vector<StepMetrics>& expected) {
+    ASSERT_EQ(rows.size(), expected.size());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      EXPECT_EQ(rows[i].step, static_cast<int64_t>(i) + 1);
+      EXPECT_EQ(rows[i].tokens, expected[i].tokens) << i;
+      EXPECT_EQ(rows[i].loss, expected[i].loss) << i;
+      EXPECT_EQ(rows[i].lr, expected[i].lr) << i;
+      EXPECT_EQ(rows[i].grad_norm, expected[i].grad_norm) << i;
+      EXPECT_EQ(rows[i].val_loss, expected[i].val_loss) << i;
+      EXPECT_GT(rows[i].step_ms, 0) << i;
+    }
+  }
+
+  std::string folder_;
+};
+
+// Evaluations and checkpoints come between some steps and not between others.
+TEST_F(TrainerTest, TrainsAsOneStepAtATime) {
+  for (const bool packed : {false, true}) {
+    TrainConfig options = Options("train");
+    options.packed = packed;
+    options.dropout = packed ? 0.2 : 0;
+    options.eval_every = 5;
+    options.eval_batches = 1;
+    options.checkpoint_every = 3;
+    fs::remove_all(options.out);
+    EXPECT_EQ(WithTrainer(options, [](Trainer& trainer) { return trainer.Train(); }),
+              absl::OkStatus());
+    const std::vector<StepMetrics> rows = Recorded(options);
+    options.out += "_expected";
+    ExpectSame(rows, OneAtATime(options));
+    EXPECT_LT(rows.back().loss, 0.95 * rows.front().loss) << "it learns";
+  }
+}
+
+TEST_F(TrainerTest, GoesOnFromStepToStep) {
+  const TrainConfig options = Options("on");
+  std::vector<StepMetrics> rows;
+  EXPECT_EQ(WithTrainer(options,
+                        [&](Trainer& trainer) -> absl::Status {
+                          for (int64_t step = 0; step < options.steps; ++step) {
+                            const bool enqueue_next = step % 4 < 2 && step + 1 < options.steps;
+                            BURST_ASSIGN_OR_RETURN(rows.emplace_back(),
+                                                   trainer.Step(step, enqueue_next));
+                          }
+                          return absl::OkStatus();
+                        }),
+            absl::OkStatus());
+  ExpectSame(rows, OneAtATime(Options("expected")));
+}
+
+// A run in two parts sees the batches, and takes the steps, of one in one go.
+TEST_F(TrainerTest, ResumesWhereItStopped) {
+  TrainConfig options = Options("parts");
+  options.schedule = LrShape::kConstant;
+  options.steps = 7;
+  const auto train = [](Trainer& trainer) { return trainer.Train(); };
+  EXPECT_EQ(WithTrainer(options, train), absl::OkStatus());
+  options.steps = 12;
+  options.resume = true;
+  options.recompute = Recompute::kSelective;  // which changes nothing but time and memory
+  EXPECT_EQ(WithTrainer(options, train), absl::OkStatus());
+  TrainConfig whole = Options("whole");
+  whole.schedule = LrShape::kConstant;
+  ExpectSame(Recorded(options), OneAtATime(whole));
+}
+
+// Three steps of two passes; every rank's losses, gradients (summed) and parameters.
+TEST_F(TrainerTest, RecomputationTakesTheSameSteps) {
+  const char* const models[] = {
+      R"({"family":"llama","layers":2,"width":64,"heads":4,"kv_heads":2,"ffn":128,"dropout":0.2})",
+      R"({"family":"gpt2","layers":2,"width":64,"heads":4,"ffn":128,"dropout":0.2})"};
+  const struct {
+    Strategy strategy;
+    int dp, sp;
+  } cases[] = {{Strategy::kSingle, 1, 1}, {Strategy::kBurst, 1, 2}, {Strategy::kRing, 2, 2},
+               {Strategy::kTp, 1, 2},     {Strategy::kTpSp, 1, 2},  {Strategy::kBurst, 2, 1}};
+  int compared = 0;
+  for (const auto& c : cases) {
+    if (kTestDevice == DeviceType::kCuda && c.dp * c.sp > CudaDeviceCount()) continue;
+    for (const char* model : models) {
+      TrainConfig options = Options("recompute");
+      options.model = model;
+      options.packed = true;
+      options.steps = 3;
+      options.strategy = c.strategy;
+      options.ranks = c.dp * c.sp;
+      options.dp = c.dp;
+      options.threads = 1;
+      using Values = std::vector<double>;
+      const auto run = [&](Recompute recompute) {
+        options.recompute = recompute;
+        fs::remove_all(options.out);
+        std::vector<std::vector<Values>> ranks(options.ranks);
+        EXPECT_EQ(WithTrainers(options,
+                               [&](Trainer& trainer, int rank) -> absl::Status {
+                                 const ParameterList& parameters = trainer.model().parameters();
+                                 for (int64_t step = 0; step < options.steps; ++step) {
+                                   BURST_ASSIGN_OR_RETURN(const auto row, trainer.Step(step));
+                                   ranks[rank].push_back({row.loss, row.grad_norm});
+                                   ranks[rank].push_back(
+                                       parameters.grads().To(DType::kFloat64).ToVector<double>());
+                                 }
+                                 ranks[rank].push_back(
+                                     parameters.masters().To(DType::kFloat64).ToVector<double>());
+                                 return absl::OkStatus();
+                               }),
+                  absl::OkStatus());
+        return ranks;
+      };
+      const auto kept = run(Recompute::kNone);
+      EXPECT_GT(kept[0][0][1], 0) << "the norm of the first gradient";
+      for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
+        EXPECT_TRUE(run(recompute) == kept) << Name(recompute) << ", " << Name(c.strategy)
+                                            << ", dp " << c.dp << ", sp " << c.sp << ", " << model;
+        ++compared;
+      }
+    }
+  }
+  EXPECT_GE(compared, 4);
+}
+
+// Five steps without an update end the run: not one more row, and none of the step behind them.
+TEST_F(TrainerTest, EndsAfterStepsThatAreNotFinite) {
+  TrainConfig options = Options("diverging");
+  options.lr = 1e30;
+  options.schedule = LrShape::kConstant;
+  options.warmup = 0;
+  const absl::Status status =
+      WithTrainer(options, [](Trainer& trainer) { return trainer.Train(); });
+  const std::vector<StepMetrics> rows = Recorded(options);
+  ASSERT_GE(rows.size(), 6u);
+  ASSERT_LT(rows.size(), 12u);
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("to step ", rows.size(), ";")))
+      << status;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(rows[i].skipped, i + 5 >= rows.size()) << i;
+  }
+}
+
+}  // namespace
+}  // namespace burst

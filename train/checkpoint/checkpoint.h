@@ -1,0 +1,45 @@
+// A run's state in one file: parameters by name, AdamW's moments as adam.m.<name> and
+// adam.v.<name>, and what is needed to go on or to generate, as strings.
+//
+// Data order and dropout are functions of (seed, step), so no generator state is saved; and the
+// file holds whole parameters, so it does not know how many ranks wrote it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "burst/comm/communicator.h"
+#include "model/config.h"
+#include "model/parameters.h"
+#include "train/data/tokenizer.h"
+#include "train/optimizer/adamw.h"
+
+namespace burst {
+
+struct CheckpointInfo {
+  int64_t step = 0;     // steps completed
+  int64_t updates = 0;  // of AdamW: fewer when steps were skipped
+  int64_t seqlen = 0;   // trained on
+  int64_t window = 0;   // of attention
+  ModelConfig model;
+  std::optional<Tokenizer> tokenizer;
+  std::string config;            // TrainConfig as JSON
+  std::string data_fingerprint;  // tells other data from the same
+};
+
+// Atomic; ResourceExhausted when the disk is full, and what was there before stays. With parameters
+// that ranks hold between them, `group` is theirs: all call it, and rank 0 writes.
+absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
+                            const ParameterList& parameters, const AdamW& optimizer,
+                            Communicator* group = nullptr);
+
+// DataLoss for a file that is damaged or was not written by SaveCheckpoint.
+absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(const std::string& path);
+
+// Fills the parameters, this rank's parts of them, and the optimizer's state where one is given.
+absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, AdamW* optimizer);
+
+}  // namespace burst

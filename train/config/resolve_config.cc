@@ -1,0 +1,340 @@
+// What follows from the options and the launch, and what contradicts it.
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "burst/attention/ulysses_attention.h"
+#include "burst/base/status.h"
+#include "burst/cli/files.h"
+#include "model/tensor_parallel.h"
+#include "train/config/config.h"
+
+namespace burst {
+namespace {
+
+template <typename... Args>
+absl::Status Invalid(const char* option, const Args&... what) {
+  return absl::InvalidArgumentError(absl::StrCat("--", option, ": ", what...));
+}
+
+absl::Status AtLeast(const char* option, int64_t value, int64_t least) {
+  if (value >= least) return absl::OkStatus();
+  return Invalid(option, value, " is too small; it must be at least ", least);
+}
+
+// lo <= value < hi.
+absl::Status InRange(const char* option, double value, double lo, double hi) {
+  if (value >= lo && value < hi) return absl::OkStatus();
+  return Invalid(option, value, " is out of range; it must lie in [", lo, ", ", hi, ")");
+}
+
+absl::Status CheckRanges(const TrainConfig& c) {
+  BURST_RETURN_IF_ERROR(AtLeast("seqlen", c.seqlen, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("window", c.window, 0));
+  BURST_RETURN_IF_ERROR(AtLeast("batch", c.batch, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("accumulate", c.accumulate, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("steps", c.steps, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("warmup", c.warmup, -1));
+  BURST_RETURN_IF_ERROR(AtLeast("seed", c.seed, 0));
+  BURST_RETURN_IF_ERROR(AtLeast("eval_every", c.eval_every, 0));
+  BURST_RETURN_IF_ERROR(AtLeast("eval_batches", c.eval_batches, 0));
+  BURST_RETURN_IF_ERROR(AtLeast("checkpoint_every", c.checkpoint_every, 0));
+  BURST_RETURN_IF_ERROR(AtLeast("log_every", c.log_every, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("sample", c.sample, -1));
+  if (c.ranks != -1) BURST_RETURN_IF_ERROR(AtLeast("ranks", c.ranks, 1));
+  if (c.dp != -1) BURST_RETURN_IF_ERROR(AtLeast("dp", c.dp, 1));
+  if (c.sp != -1) BURST_RETURN_IF_ERROR(AtLeast("sp", c.sp, 1));
+  if (c.ulysses != -1) BURST_RETURN_IF_ERROR(AtLeast("ulysses", c.ulysses, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("ranks_per_node", c.ranks_per_node, -1));
+  if (c.threads != -1) BURST_RETURN_IF_ERROR(AtLeast("threads", c.threads, 1));
+  // A number that no machine could serve is a typing error; say so before memory runs out.
+  constexpr int64_t kMaxTokens = int64_t{1} << 31;
+  if (c.seqlen > kMaxTokens / c.batch) {
+    return Invalid("seqlen", c.seqlen, " times --batch=", c.batch, " is more than 2^31 tokens");
+  }
+  if (c.ranks > 1024) return Invalid("ranks", c.ranks, " is too large; at most 1024");
+  if (c.dp > 1024) return Invalid("dp", c.dp, " is too large; at most 1024");
+  if (c.sp > 1024) return Invalid("sp", c.sp, " is too large; at most 1024");
+  if (c.threads > 1024) return Invalid("threads", c.threads, " is too large; at most 1024");
+
+  if (c.dropout != -1) BURST_RETURN_IF_ERROR(InRange("dropout", c.dropout, 0, 1));
+  BURST_RETURN_IF_ERROR(InRange("beta1", c.beta1, 0, 1));
+  BURST_RETURN_IF_ERROR(InRange("beta2", c.beta2, 0, 1));
+  BURST_RETURN_IF_ERROR(InRange("weight_decay", c.weight_decay, 0, HUGE_VAL));
+  BURST_RETURN_IF_ERROR(InRange("clip", c.clip, 0, HUGE_VAL));
+  if (c.lr <= 0) return Invalid("lr", c.lr, " is out of range; it must be above 0");
+  if (c.eps <= 0) return Invalid("eps", c.eps, " is out of range; it must be above 0");
+  if (c.min_lr != -1) BURST_RETURN_IF_ERROR(InRange("min_lr", c.min_lr, 0, HUGE_VAL));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LrSchedule> ResolveLr(const TrainConfig& c) {
+  const bool constant = c.schedule == LrShape::kConstant;
+  LrSchedule lr{c.schedule, c.lr, c.min_lr, c.warmup, c.steps};
+  if (lr.min_lr == -1) lr.min_lr = constant ? c.lr : c.lr / 10;
+  if (lr.min_lr > c.lr) return Invalid("min_lr", lr.min_lr, " is above --lr=", c.lr);
+  if (constant && lr.min_lr != c.lr) {
+    return Invalid("min_lr", lr.min_lr, " has no effect with --schedule=constant; leave it out");
+  }
+  if (lr.warmup == -1) lr.warmup = std::min<int64_t>(100, c.steps / 20);
+  if (lr.warmup > c.steps) {
+    return Invalid("warmup", lr.warmup, " steps are more than --steps=", c.steps);
+  }
+  return lr;
+}
+
+absl::Status ResolveDevice(const Launch& launch, ResolvedConfig* config) {
+  const TrainConfig& c = config->options;
+  if (c.device == DeviceChoice::kCuda && launch.gpus == 0) {
+    return Invalid("device", "cuda needs an NVIDIA GPU and a build with CUDA; none was found");
+  }
+  const bool cuda =
+      c.device == DeviceChoice::kCuda ||
+      (c.device == DeviceChoice::kAuto && launch.gpus > 0 && c.comm != CommKind::kMpi);
+  config->device = cuda ? DeviceType::kCuda : DeviceType::kCpu;
+  if (!cuda && c.precision != Precision::kAuto && c.precision != Precision::kFp32) {
+    return Invalid("precision", Name(c.precision),
+                   " needs --device=cuda; the CPU computes in fp32");
+  }
+  if (cuda && (c.precision == Precision::kAuto || c.precision == Precision::kBf16)) {
+    config->dtype = DType::kBFloat16;
+  }
+  config->tf32 = c.precision == Precision::kTf32;
+  return absl::OkStatus();
+}
+
+// What the kernels of a GPU ask of a model.
+absl::Status CheckModelFitsDevice(const ResolvedConfig& config) {
+  constexpr int64_t kMultiple = 8, kMost = 256;
+  const int64_t head_dim = config.model.head_dim();
+  if (config.device == DeviceType::kCpu || (head_dim % kMultiple == 0 && head_dim <= kMost)) {
+    return absl::OkStatus();
+  }
+  return Invalid("model", "width / heads is ", head_dim, "; with --device=cuda it must be a ",
+                 "multiple of ", kMultiple, " and at most ", kMost);
+}
+
+absl::Status ResolveComm(const Launch& launch, ResolvedConfig* config) {
+  const TrainConfig& c = config->options;
+  const bool cuda = config->device == DeviceType::kCuda;
+  config->comm = c.comm;
+  if (c.comm == CommKind::kAuto) {
+    const bool launched = launch.processes > 1 || !launch.error.ok();
+    config->comm = cuda && launched ? CommKind::kNccl : CommKind::kThreads;
+  }
+  switch (config->comm) {
+    case CommKind::kNccl:
+      if (!cuda) return Invalid("comm", "nccl needs --device=cuda; the CPU's are threads and mpi");
+      if (!launch.error.ok()) return Invalid("comm", "nccl: ", launch.error.message());
+      if (launch.processes > 1) return absl::OkStatus();
+      return Invalid("comm", "nccl needs processes that mpirun, torchrun or srun started; for the ",
+                     "GPUs of this machine give --ranks alone");
+    case CommKind::kMpi:
+      if (!cuda) return absl::OkStatus();
+      return Invalid("comm", "mpi does not reach into GPUs; leave it out with --device=cuda");
+    default:
+      if (launch.processes == 1) return absl::OkStatus();
+      return Invalid("comm", "threads would train ", launch.processes,
+                     " separate models, one in each process of ", launch.launcher, "; ",
+                     cuda                          ? "leave it out"
+                     : launch.launcher == "mpirun" ? "give --comm=mpi"
+                                                   : "on CPUs use mpirun and --comm=mpi");
+  }
+}
+
+absl::Status ResolveRanks(const Launch& launch, ResolvedConfig* config) {
+  const TrainConfig& c = config->options;
+  config->ranks = static_cast<int>(c.ranks);
+  config->threads = static_cast<int>(c.threads);
+  if (config->comm == CommKind::kThreads) {
+    const bool cuda = config->device == DeviceType::kCuda, mesh = c.dp != -1 || c.sp != -1;
+    if (c.ranks == -1) config->ranks = cuda || c.strategy == Strategy::kSingle ? 1 : 2;
+    if (c.ranks == -1 && mesh) {
+      config->ranks = static_cast<int>(std::max<int64_t>(1, c.dp) * std::max<int64_t>(1, c.sp));
+    }
+    if (cuda && config->ranks > launch.gpus) {
+      return Invalid("ranks", config->ranks, " are more than the ", launch.gpus,
+                     launch.gpus == 1 ? " GPU" : " GPUs", " of this machine; a rank needs its own");
+    }
+    if (c.threads == -1) config->threads = std::max(1, launch.cores / config->ranks);
+    return absl::OkStatus();
+  }
+  if (c.ranks == -1) config->ranks = launch.processes;
+  if (config->ranks != launch.processes) {
+    return Invalid("ranks", c.ranks, " does not agree with the ", launch.processes,
+                   launch.processes == 1 ? " process" : " processes", " that ", launch.launcher,
+                   " started; give --ranks=", launch.processes, " or -1");
+  }
+  if (c.threads == -1) config->threads = std::max(1, launch.cores);
+  return absl::OkStatus();
+}
+
+absl::Status ResolveMesh(ResolvedConfig* config) {
+  const TrainConfig& c = config->options;
+  const int64_t ranks = config->ranks;
+  const int64_t sp = c.sp != -1 ? c.sp : c.dp != -1 ? ranks / c.dp : ranks;
+  const int64_t dp = c.dp != -1 ? c.dp : ranks / sp;
+  if (dp * sp != ranks) {
+    const bool given = c.dp != -1 && c.sp != -1;
+    return Invalid(c.dp != -1 ? "dp" : "sp", c.dp != -1 ? c.dp : c.sp,
+                   given ? absl::StrCat(" times --sp=", c.sp, " is not") : " does not divide",
+                   " the number of ranks, ", ranks);
+  }
+  if (c.batch % dp != 0) {
+    return Invalid("batch", c.batch, " sequences cannot be shared equally by --dp=", dp,
+                   " groups of ranks");
+  }
+  config->mesh = {static_cast<int>(dp), static_cast<int>(sp)};
+  return absl::OkStatus();
+}
+
+// The model that c->model names; a file's name is replaced by what it holds, so that the
+// configuration stands alone.
+absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name) {
+  if (c->model.empty()) return Invalid("model", "is empty; presets: ", ModelPresetNames());
+  absl::StatusOr<ModelConfig> model;
+  if (c->model[0] == '{') {
+    *name = "custom";
+    model = ModelConfigFromJson(c->model);
+  } else if (absl::StrContains(c->model, "/") || absl::EndsWith(c->model, ".json")) {
+    const std::string path = ResolvePath(c->model);
+    absl::StatusOr<std::string> json = ReadFile(path);
+    if (!json.ok()) return Invalid("model", json.status().message());
+    *name = std::filesystem::path(path).stem().string();
+    model = ModelConfigFromJson(*json);
+    if (!model.ok()) return Invalid("model", path, ": ", model.status().message());
+    c->model = nlohmann::ordered_json::parse(*json, nullptr, false).dump();
+  } else {
+    *name = c->model;
+    model = ModelPreset(c->model);
+  }
+  if (!model.ok()) return Invalid("model", model.status().message());
+  if (c->dropout != -1) model->dropout = c->dropout;
+  const absl::Status valid = model->Validate();
+  if (!valid.ok()) return Invalid("model", valid.message());
+  if (model->family == Family::kGpt2) {
+    if (model->context == 0) model->context = c->seqlen;
+    if (c->seqlen > model->context) {
+      return Invalid("seqlen", c->seqlen, " is beyond the model's ", model->context,
+                     " learned positions");
+    }
+  }
+  return model;
+}
+
+// After the mesh and the model are known.
+absl::Status ResolveStrategy(ResolvedConfig* config) {
+  const TrainConfig& c = config->options;
+  const ModelConfig model = config->model.WithDefaults();
+  const int sp = config->mesh.sequence;
+  const char* name = Name(c.strategy);
+  if (c.strategy == Strategy::kSingle && sp > 1) {
+    return Invalid("strategy", "single keeps a sequence on one rank, not on ", sp,
+                   "; give --sp=1 or another strategy");
+  }
+  const bool says_the_same =
+      c.strategy == Strategy::kRing && c.backward == BackwardDirection::kRing;
+  if (c.backward != BackwardDirection::kAuto && !HasDirections(c.strategy) && !says_the_same) {
+    return Invalid("backward", Name(c.backward), " is not for --strategy=", name,
+                   ", whose backward has one direction; leave it out");
+  }
+  if (c.strategy != Strategy::kBurstUlysses && c.ulysses != -1) {
+    return Invalid("ulysses", c.ulysses, " has no effect with --strategy=", name,
+                   "; it is for burst+ulysses");
+  }
+  if (IsTensorParallel(c.strategy)) {
+    const absl::Status fits = TensorParallel::Check(model, sp);
+    if (!fits.ok()) return Invalid("strategy", name, ": ", fits.message(), "; or burst");
+  }
+  if (c.strategy == Strategy::kUlysses) {
+    const absl::Status divide = CheckHeadsDivide(model.heads, model.kv_heads, sp);
+    if (!divide.ok()) return Invalid("strategy", "ulysses: ", divide.message(), ", or burst");
+  }
+  if (c.strategy != Strategy::kBurstUlysses) return absl::OkStatus();
+  const int64_t most = std::gcd<int64_t>(sp, model.kv_heads);
+  if (c.ulysses != -1 && sp % c.ulysses != 0) {
+    return Invalid("ulysses", c.ulysses, " does not divide the ", sp, " ranks of a sequence");
+  }
+  config->ulysses = static_cast<int>(c.ulysses != -1 ? c.ulysses : most);
+  const absl::Status divide = CheckHeadsDivide(model.heads, model.kv_heads, config->ulysses);
+  return divide.ok() ? divide : Invalid("ulysses", divide.message());
+}
+
+absl::Status CheckRingGradDType(const ResolvedConfig& config) {
+  const TrainConfig& c = config.options;
+  if (c.ring_grad_dtype == RingGradDType::kFp32) return absl::OkStatus();
+  if (!HasRing(c.strategy)) {
+    return Invalid("ring_grad_dtype", "bf16 has no effect with --strategy=", Name(c.strategy),
+                   "; it is for rings");
+  }
+  if (config.dtype != DType::kBFloat16) {
+    return Invalid("ring_grad_dtype", "bf16 is for --precision=bf16, not for ",
+                   config.tf32 ? "tf32" : "fp32");
+  }
+  return absl::OkStatus();
+}
+
+// A double ring where the option says so, or where the launcher's processes are on several hosts
+// and a sequence's are on several of them, with the same number on each.
+absl::Status ResolveNodes(const Launch& launch, ResolvedConfig* config) {
+  const TrainConfig& c = config->options;
+  const int sp = config->mesh.sequence;
+  if (c.ranks_per_node == -1) {
+    const int64_t found = config->comm == CommKind::kThreads ? 0 : launch.ranks_per_node;
+    if (HasRing(c.strategy) && found > 0 && found < sp && sp % found == 0 &&
+        found % config->ulysses == 0) {
+      config->ranks_per_node = static_cast<int>(found);
+    }
+    return absl::OkStatus();
+  }
+  if (c.ranks_per_node == 0) return absl::OkStatus();
+  if (!HasRing(c.strategy)) {
+    return Invalid("ranks_per_node", c.ranks_per_node,
+                   " has no effect with --strategy=", Name(c.strategy), "; it is for rings");
+  }
+  if (sp % c.ranks_per_node != 0) {
+    return Invalid("ranks_per_node", c.ranks_per_node, " does not divide the ", sp,
+                   sp == 1 ? " rank" : " ranks", " of a sequence");
+  }
+  if (c.ranks_per_node % config->ulysses != 0) {
+    return Invalid("ranks_per_node", c.ranks_per_node,
+                   " ranks are no whole groups of --ulysses=", config->ulysses);
+  }
+  config->ranks_per_node = static_cast<int>(c.ranks_per_node);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& options, const Launch& launch) {
+  ResolvedConfig config;
+  config.options = options;
+  TrainConfig& c = config.options;
+  BURST_RETURN_IF_ERROR(CheckRanges(c));
+  BURST_ASSIGN_OR_RETURN(config.lr, ResolveLr(c));
+  BURST_RETURN_IF_ERROR(ResolveDevice(launch, &config));
+  BURST_RETURN_IF_ERROR(ResolveComm(launch, &config));
+  BURST_RETURN_IF_ERROR(ResolveRanks(launch, &config));
+  BURST_RETURN_IF_ERROR(ResolveMesh(&config));
+  BURST_ASSIGN_OR_RETURN(config.model, ReadModel(&c, &config.model_name));
+  BURST_RETURN_IF_ERROR(CheckModelFitsDevice(config));
+  BURST_RETURN_IF_ERROR(ResolveStrategy(&config));
+  BURST_RETURN_IF_ERROR(ResolveNodes(launch, &config));
+  BURST_RETURN_IF_ERROR(CheckRingGradDType(config));
+  if (c.data.empty()) {
+    return Invalid("data", "is empty; give a text file, a folder or a pattern of .bin shards");
+  }
+  if (c.resume && c.out.empty()) {
+    return Invalid("resume", "needs --out, the folder of the run to continue");
+  }
+  if (c.data != "kjv") c.data = ResolvePath(c.data);
+  c.val_data = ResolvePath(c.val_data);
+  c.out = ResolvePath(c.out);
+  return config;
+}
+
+}  // namespace burst

@@ -1,0 +1,148 @@
+#include "train/data/tokenizer.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace burst {
+namespace {
+
+constexpr uint32_t kCodePoints = 0x110000;
+constexpr int64_t kMaxCharTokens = 65535;  // tokens are held in 16 bits
+
+// The code point at text[*position], which moves past it; kCodePoints for what is not UTF-8.
+uint32_t NextCodePoint(absl::string_view text, size_t* position) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const uint32_t first = byte((*position)++);
+  if (first < 0x80) return first;
+  const int more = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : 1;
+  if (first < 0xC2 || first > 0xF4) return kCodePoints;
+  uint32_t code_point = first & (0x3F >> more);
+  for (int i = 0; i < more; ++i) {
+    if (*position >= text.size() || (byte(*position) & 0xC0) != 0x80) return kCodePoints;
+    code_point = code_point << 6 | (byte((*position)++) & 0x3F);
+  }
+  // Overlong forms, surrogates and what lies beyond Unicode.
+  constexpr uint32_t kSmallest[] = {0, 0x80, 0x800, 0x10000};
+  const bool surrogate = code_point >= 0xD800 && code_point < 0xE000;
+  if (code_point < kSmallest[more] || surrogate) return kCodePoints;
+  return std::min(code_point, kCodePoints);
+}
+
+void AppendUtf8(uint32_t c, std::string* text) {
+  const auto append = [&](uint32_t byte) { text->push_back(static_cast<char>(byte)); };
+  const auto continuation = [&](int shift) { append(0x80 | ((c >> shift) & 0x3F)); };
+  if (c < 0x80) {
+    append(c);
+  } else if (c < 0x800) {
+    append(0xC0 | c >> 6), continuation(0);
+  } else if (c < 0x10000) {
+    append(0xE0 | c >> 12), continuation(6), continuation(0);
+  } else {
+    append(0xF0 | c >> 18), continuation(12), continuation(6), continuation(0);
+  }
+}
+
+absl::Status NotUtf8(size_t offset) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("byte ", offset, " is not valid UTF-8; --tokenizer=byte takes any bytes"));
+}
+
+}  // namespace
+
+Tokenizer::Tokenizer(Kind kind, std::vector<uint32_t> code_points, bool end_of_text)
+    : kind_(kind),
+      has_end_of_text_(end_of_text),
+      size_(kind == Kind::kByte ? 256 : static_cast<int64_t>(code_points.size())),
+      code_points_(std::move(code_points)) {}
+
+Tokenizer Tokenizer::Byte(bool end_of_text) { return Tokenizer(Kind::kByte, {}, end_of_text); }
+
+absl::StatusOr<Tokenizer> Tokenizer::Char(absl::Span<const absl::string_view> texts,
+                                          bool end_of_text) {
+  std::vector<bool> seen(kCodePoints);
+  for (absl::string_view text : texts) {
+    for (size_t position = 0; position < text.size();) {
+      const size_t start = position;
+      const uint32_t code_point = NextCodePoint(text, &position);
+      if (code_point == kCodePoints) return NotUtf8(start);
+      seen[code_point] = true;
+    }
+  }
+  std::vector<uint32_t> code_points;
+  for (uint32_t c = 0; c < kCodePoints; ++c) {
+    if (seen[c]) code_points.push_back(c);
+  }
+  if (static_cast<int64_t>(code_points.size()) > kMaxCharTokens) {
+    return absl::InvalidArgumentError(absl::StrCat("the text has ", code_points.size(),
+                                                   " different characters, more than ",
+                                                   kMaxCharTokens, "; use --tokenizer=byte"));
+  }
+  return Tokenizer(Kind::kChar, std::move(code_points), end_of_text);
+}
+
+absl::Status Tokenizer::Encode(absl::string_view text, std::vector<uint16_t>* tokens) const {
+  if (kind_ == Kind::kByte) {
+    for (char c : text) tokens->push_back(static_cast<unsigned char>(c));
+    return absl::OkStatus();
+  }
+  for (size_t position = 0; position < text.size();) {
+    const size_t start = position;
+    const uint32_t code_point = NextCodePoint(text, &position);
+    if (code_point == kCodePoints) return NotUtf8(start);
+    const auto it = std::lower_bound(code_points_.begin(), code_points_.end(), code_point);
+    if (it == code_points_.end() || *it != code_point) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "the character '%s' (U+%04X) at byte %d is not one of the %d of the training text",
+          text.substr(start, position - start), code_point, start, size_));
+    }
+    tokens->push_back(static_cast<uint16_t>(it - code_points_.begin()));
+  }
+  return absl::OkStatus();
+}
+
+std::string Tokenizer::Decode(absl::Span<const int32_t> tokens) const {
+  std::string text;
+  for (int32_t token : tokens) {
+    if (token < 0 || token >= size_) continue;
+    if (kind_ == Kind::kByte) {
+      text.push_back(static_cast<char>(token));
+    } else {
+      AppendUtf8(code_points_[token], &text);
+    }
+  }
+  return text;
+}
+
+std::string Tokenizer::ToJson() const {
+  nlohmann::json json = {{"kind", name()}, {"end_of_text", has_end_of_text_}};
+  if (kind_ == Kind::kChar) json["code_points"] = code_points_;
+  return json.dump();
+}
+
+absl::StatusOr<Tokenizer> Tokenizer::FromJson(absl::string_view text) {
+  const auto json = nlohmann::json::parse(text.begin(), text.end(), nullptr, false);
+  const auto invalid = [] { return absl::DataLossError("not a tokenizer's description"); };
+  if (!json.is_object() || !json.contains("kind") || !json.contains("end_of_text") ||
+      !json["end_of_text"].is_boolean()) {
+    return invalid();
+  }
+  const bool end_of_text = json["end_of_text"];
+  if (json["kind"] == "byte") return Byte(end_of_text);
+  if (json["kind"] != "char" || !json.contains("code_points") || !json["code_points"].is_array()) {
+    return invalid();
+  }
+  std::vector<uint32_t> code_points;
+  for (const auto& element : json["code_points"]) {
+    if (!element.is_number_unsigned() || element.get<uint64_t>() >= kCodePoints) return invalid();
+    const uint32_t code_point = element;
+    if (!code_points.empty() && code_points.back() >= code_point) return invalid();
+    code_points.push_back(code_point);
+  }
+  return Tokenizer(Kind::kChar, std::move(code_points), end_of_text);
+}
+
+}  // namespace burst

@@ -1,0 +1,152 @@
+#include "train/optimizer/adamw.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "burst/base/check.h"
+#include "burst/base/parallel.h"
+#include "train/optimizer/adamw_cuda.h"
+
+namespace burst {
+namespace {
+
+constexpr int64_t kGrain = 1 << 14;
+
+// Coefficients of one update, the bias corrections and the clipping folded in.
+template <typename T>
+struct Coefficients {
+  T beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, sqrt_correct2, eps, keep, grad_scale;
+
+  // Of update number t, from 1.
+  Coefficients(const cuda::AdamWUpdate& update, double t, double norm)
+      : beta1(static_cast<T>(update.beta1)),
+        one_minus_beta1(static_cast<T>(1 - update.beta1)),
+        beta2(static_cast<T>(update.beta2)),
+        one_minus_beta2(static_cast<T>(1 - update.beta2)),
+        step_size(static_cast<T>(update.lr / (1 - std::pow(update.beta1, t)))),
+        sqrt_correct2(static_cast<T>(1 / std::sqrt(1 - std::pow(update.beta2, t)))),
+        eps(static_cast<T>(update.eps)),
+        keep(static_cast<T>(1 - update.lr * update.weight_decay)),
+        grad_scale(static_cast<T>(update.clip > 0 && norm > update.clip ? update.clip / norm : 1)) {
+  }
+};
+
+//   m <- beta1 m + (1 - beta1) g                v <- beta2 v + (1 - beta2) g^2
+//   p <- (1 - lr lambda) p - lr m^ / (sqrt(v^) + eps),   m^ = m / (1 - beta1^t), v^ likewise
+template <typename T>
+void UpdateRange(const Coefficients<T>& c, T keep, int64_t begin, int64_t end,
+                 const T* __restrict g, T* __restrict p, T* __restrict m, T* __restrict v) {
+  for (int64_t i = begin; i < end; ++i) {
+    const T gradient = g[i] * c.grad_scale;
+    m[i] = c.beta1 * m[i] + c.one_minus_beta1 * gradient;
+    v[i] = c.beta2 * v[i] + c.one_minus_beta2 * gradient * gradient;
+    p[i] = keep * p[i] - c.step_size * m[i] / (std::sqrt(v[i]) * c.sqrt_correct2 + c.eps);
+  }
+}
+
+template <typename T>
+void UpdateAll(const Coefficients<T>& c, const std::vector<DecayRange>& decay, int64_t n,
+               const T* g, T* p, T* m, T* v) {
+  ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) {
+    int64_t at = begin;
+    for (const DecayRange& range : decay) {
+      const int64_t from = std::clamp(range.begin, at, end), to = std::clamp(range.end, from, end);
+      UpdateRange<T>(c, T{1}, at, from, g, p, m, v);
+      UpdateRange<T>(c, c.keep, from, to, g, p, m, v);
+      at = to;
+    }
+    UpdateRange<T>(c, T{1}, at, end, g, p, m, v);
+  });
+}
+
+}  // namespace
+
+AdamW::AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vector<DecayRange> decay,
+             DeviceType device)
+    : options_(options),
+      decay_(std::move(decay)),
+      m_(Tensor::Zeros({numel}, dtype, device)),
+      v_(Tensor::Zeros({numel}, dtype, device)),
+      updates_(Tensor::Zeros({1}, DType::kFloat64, device)) {
+  int64_t last = 0;
+  std::vector<double> bounds;
+  for (const DecayRange& range : decay_) {
+    BURST_CHECK(last <= range.begin && range.begin <= range.end && range.end <= numel);
+    last = range.end;
+    bounds.push_back(static_cast<double>(range.begin));
+    bounds.push_back(static_cast<double>(range.end));
+  }
+  if (device == DeviceType::kCuda) {
+    decay_bounds_ = Tensor::FromVector(bounds, {static_cast<int64_t>(bounds.size())}, device);
+  }
+}
+
+void AdamW::Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,
+                 const Tensor& loss_and_norm, double clip, double lr) {
+  for (const Tensor& tensor : {masters, grads}) {
+    BURST_CHECK(tensor.shape() == m_.shape() && tensor.dtype() == m_.dtype() &&
+                tensor.device() == m_.device() && tensor.is_contiguous());
+  }
+  BURST_CHECK(compute.null() || (compute.shape() == m_.shape() && compute.is_contiguous() &&
+                                 compute.dtype() == DType::kBFloat16));
+  BURST_CHECK(loss_and_norm.numel() == 2 && loss_and_norm.dtype() == DType::kFloat64 &&
+              loss_and_norm.device() == m_.device());
+  cuda::AdamWUpdate update;
+  update.beta1 = options_.beta1;
+  update.beta2 = options_.beta2;
+  update.eps = options_.eps;
+  update.lr = lr;
+  update.weight_decay = options_.weight_decay;
+  update.clip = clip;
+  if (m_.device() == DeviceType::kCuda) {
+    BURST_CUDA_CALL(cuda::AdamWStep(update, decay_bounds_, loss_and_norm, updates_, grads, masters,
+                                    m_, v_, compute));
+    return;
+  }
+  const double loss = loss_and_norm.data<double>()[0], norm = loss_and_norm.data<double>()[1];
+  if (!std::isfinite(loss) || !std::isfinite(norm)) return;
+  const double t = ++updates_.data<double>()[0];
+  DispatchFloat(m_.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    UpdateAll<T>(Coefficients<T>(update, t, norm), decay_, m_.numel(), grads.data<T>(),
+                 masters.data<T>(), m_.data<T>(), v_.data<T>());
+  });
+  if (!compute.null()) compute.CopyFrom(masters.To(DType::kBFloat16));
+}
+
+int64_t AdamW::updates() const { return static_cast<int64_t>(updates_.ToVector<double>()[0]); }
+
+void L2Norm(const Tensor& tensor, const Tensor& norm) {
+  BURST_CHECK(norm.numel() == 1 && norm.dtype() == DType::kFloat64 &&
+              norm.device() == tensor.device());
+  if (tensor.device() == DeviceType::kCuda) {
+    BURST_CUDA_CALL(cuda::L2Norm(tensor, norm));
+    return;
+  }
+  constexpr int64_t kBlock = 1 << 14;
+  const int64_t n = tensor.numel();
+  std::vector<double> sums((n + kBlock - 1) / kBlock);
+  DispatchFloat(tensor.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    const T* x = tensor.data<T>();
+    ParallelFor(static_cast<int64_t>(sums.size()), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) {
+        // Independent partial sums, so that the additions do not wait for each other.
+        double partial[8] = {};
+        const int64_t last = std::min(n, (block + 1) * kBlock);
+        int64_t i = block * kBlock;
+        for (; i + 8 <= last; i += 8) {
+          for (int j = 0; j < 8; ++j) partial[j] += double{x[i + j]} * double{x[i + j]};
+        }
+        for (; i < last; ++i) partial[0] += double{x[i]} * double{x[i]};
+        for (double value : partial) sums[block] += value;
+      }
+    });
+  });
+  double sum = 0;
+  for (double value : sums) sum += value;
+  norm.data<double>()[0] = std::sqrt(sum);
+}
+
+}  // namespace burst

@@ -1,0 +1,113 @@
+#include "train/optimizer/gradient_sum.h"
+
+#include <cstdint>
+#include <utility>
+
+#include "burst/base/status.h"
+#include "train/optimizer/adamw.h"
+
+namespace burst {
+namespace {
+
+// The last message has little to hide behind, so they are not longer than a few layers: two of
+// GPT-2 124M's.
+constexpr int64_t kMessageBytes = int64_t{48} << 20;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GradientSum>> GradientSum::Create(const ParameterList& parameters,
+                                                                 Communicator* world,
+                                                                 Communicator* group) {
+  std::unique_ptr<GradientSum> sum(new GradientSum(parameters, world, group));
+  if (group == nullptr) return sum;
+  for (const SharedRange& range : parameters.Ranges(0, parameters.size())) {
+    Communicator*& among = sum->among_[range.summed];
+    if (among != nullptr) continue;
+    among = world;
+    if (range.summed == group->world_size()) continue;
+    BURST_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> owned,
+                           world->Split(group->rank() / range.summed, world->rank()));
+    among = owned.get();
+    sum->owned_.push_back(std::move(owned));
+  }
+  return sum;
+}
+
+absl::Status GradientSum::Post(int first, int last) {
+  if (last == first_) {
+    first_ = first;
+  } else {
+    BURST_RETURN_IF_ERROR(Start());
+    first_ = first;
+    last_ = last;
+  }
+  int64_t bytes = 0;
+  for (int i = first_; i < last_; ++i) {
+    bytes += parameters_[i].numel() * SizeOf(parameters_.masters().dtype());
+  }
+  return bytes < kMessageBytes ? absl::OkStatus() : Start();
+}
+
+absl::Status GradientSum::Start() {
+  const std::vector<SharedRange> ranges = parameters_.Ranges(first_, last_);
+  if (group_ == nullptr && first_ == 0 && !ranges.empty()) {
+    // What was posted before the last message has arrived when that begins.
+    last_message_ = ranges.back().end;
+    BURST_RETURN_IF_ERROR(Wait());
+  }
+  for (const SharedRange& range : ranges) {
+    Communicator* const among = group_ == nullptr ? world_ : among_.at(range.summed);
+    BURST_RETURN_IF_ERROR(among->PostAllReduceSum(parameters_.grads(range.begin, range.end)));
+  }
+  first_ = last_ = 0;
+  return absl::OkStatus();
+}
+
+absl::Status GradientSum::Wait() {
+  if (group_ == nullptr) return world_->Wait(Channel::kCollective);
+  for (const auto& [summed, among] : among_) {
+    BURST_RETURN_IF_ERROR(among->Wait(Channel::kCollective));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GradientSum::Finish(const Tensor& norm) {
+  BURST_RETURN_IF_ERROR(Start());
+  const bool beside = group_ == nullptr && world_->world_size() > 1 &&
+                      norm.device() == DeviceType::kCuda && last_message_ < parameters_.numel();
+  if (beside) return NormBesideLastMessage(norm);
+  BURST_RETURN_IF_ERROR(Wait());
+  if (group_ != nullptr) return NormOfParts(norm);
+  L2Norm(parameters_.grads(), norm);
+  return absl::OkStatus();
+}
+
+// The last message, of the embeddings, is the longest one and has no backward to hide it.
+absl::Status GradientSum::NormBesideLastMessage(const Tensor& norm) {
+  const Tensor norms = Tensor::Empty({2}, DType::kFloat64, norm.device());
+  L2Norm(parameters_.grads(last_message_, parameters_.numel()), norms.Slice(0, 0, 1));
+  BURST_RETURN_IF_ERROR(Wait());
+  L2Norm(parameters_.grads(0, last_message_), norms.Slice(0, 1, 1));
+  L2Norm(norms, norm);
+  return absl::OkStatus();
+}
+
+// sqrt(sum over ranges and ranks of |gradient|^2); of what several ranks hold, the first counts.
+absl::Status GradientSum::NormOfParts(const Tensor& norm) const {
+  const Tensor grads = parameters_.grads();
+  const std::vector<SharedRange> ranges = parameters_.Ranges(0, parameters_.size());
+  const int64_t count = static_cast<int64_t>(ranges.size());
+  const Tensor norms =
+      Tensor::Zeros({group_->world_size() * count}, DType::kFloat64, grads.device());
+  for (int64_t i = 0; i < count; ++i) {
+    const SharedRange& range = ranges[i];
+    if (group_->rank() % range.copies != 0) continue;
+    L2Norm(grads.Slice(0, range.begin, range.end - range.begin),
+           norms.Slice(0, group_->rank() * count + i, 1));
+  }
+  BURST_RETURN_IF_ERROR(group_->AllReduceSum(norms));
+  L2Norm(norms, norm);
+  return absl::OkStatus();
+}
+
+}  // namespace burst

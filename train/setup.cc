@@ -1,0 +1,123 @@
+#include "train/setup.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "burst/base/status.h"
+#include "burst/cli/files.h"
+#include "train/report/run_folder.h"
+
+namespace burst {
+namespace {
+
+// FNV-1a over tokens from all over both parts: other data, another tokenizer or another split give
+// another number.
+std::string Fingerprint(const TrainingData& data) {
+  constexpr int64_t kProbes = 256, kTokens = 256;
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto mix = [&](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
+  std::vector<int32_t> tokens(kTokens);
+  for (const TokenSpan* span : {&data.train, &data.validation}) {
+    mix(static_cast<uint64_t>(span->size()));
+    const int64_t n = std::min(kTokens, span->size());
+    for (int64_t probe = 0; probe < kProbes; ++probe) {
+      span->corpus->Read(span->begin + (span->size() - n) * probe / kProbes, n, tokens.data());
+      for (int64_t i = 0; i < n; ++i) mix(static_cast<uint64_t>(tokens[i]));
+    }
+  }
+  return absl::StrFormat("%016x", hash);
+}
+
+absl::Status FitVocabulary(const TrainingData& data, ModelConfig* model) {
+  if (model->vocab == 0) model->vocab = data.vocab;
+  if (data.tokenizer.has_value()) {
+    if (model->vocab >= data.vocab) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("--model: its vocabulary of ", model->vocab, " is smaller than the ",
+                     data.vocab, " tokens of the ", data.tokenizer->name(), " tokenizer"));
+  }
+  BURST_RETURN_IF_ERROR(data.train.corpus->CheckVocab(model->vocab));
+  return data.validation.corpus->CheckVocab(model->vocab);
+}
+
+absl::Status CheckWindow(const char* option, const char* part, const TokenSpan& span,
+                         int64_t seqlen, const char* advice) {
+  if (span.size() > seqlen) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--", option, ": the ", part, " part holds ",
+                                                 span.size(),
+                                                 " tokens, too few for --seqlen=", seqlen, advice));
+}
+
+// Contradictions that show only with the data at hand.
+absl::Status CheckAgainstData(const TrainConfig& options, const TrainingData& data) {
+  BURST_RETURN_IF_ERROR(
+      CheckWindow("data", "training", data.train, options.seqlen, "; give a shorter one"));
+  if (options.eval_every > 0) {
+    BURST_RETURN_IF_ERROR(CheckWindow(options.val_data.empty() ? "data" : "val_data", "validation",
+                                      data.validation, options.seqlen,
+                                      "; give a shorter one, --val_data or --eval_every=0"));
+  }
+  if (options.packed && !data.has_documents) {
+    return absl::InvalidArgumentError(
+        "--packed: the training data is a single document; there is nothing to pack");
+  }
+  if (options.sample > 0 && !data.tokenizer.has_value()) {
+    return absl::InvalidArgumentError(
+        "--sample: .bin shards come without a tokenizer to write text with; leave it out");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FindResumed(TrainingSetup* setup) {
+  const TrainConfig& options = setup->config.options;
+  const std::string path = CheckpointPath(options.out);
+  absl::StatusOr<CheckpointInfo> found = ReadCheckpointInfo(path);
+  if (!found.ok()) {
+    return absl::Status(found.status().code(),
+                        absl::StrCat("--resume: ", found.status().message()));
+  }
+  BURST_ASSIGN_OR_RETURN(const TrainConfig before, TrainConfigFromJson(found->config));
+  BURST_RETURN_IF_ERROR(CheckResume(before, options));
+  if (found->data_fingerprint != setup->data_fingerprint) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--data: ", options.data, " is not what the run in ", options.out, " was trained on"));
+  }
+  const std::string difference = ModelDifference(setup->config.model, found->model);
+  if (!difference.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--model: not the run's model: ", difference));
+  }
+  if (found->step >= options.steps) {
+    return absl::FailedPreconditionError(absl::StrCat("--steps: the run has made ", found->step,
+                                                      " steps already; give more than that"));
+  }
+  setup->resumed = *std::move(found);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<TrainingSetup> PrepareTraining(const ResolvedConfig& config) {
+  TrainingSetup setup;
+  setup.config = config;
+  const TrainConfig& options = config.options;
+  std::string data = options.data;
+  if (data == "kjv") {
+    BURST_ASSIGN_OR_RETURN(data, FindRunfile("kjv/kjv.txt"));
+  }
+  std::optional<Tokenizer::Kind> tokenizer;
+  if (options.tokenizer == TokenizerChoice::kByte) tokenizer = Tokenizer::Kind::kByte;
+  if (options.tokenizer == TokenizerChoice::kChar) tokenizer = Tokenizer::Kind::kChar;
+  BURST_ASSIGN_OR_RETURN(setup.data, LoadTrainingData(data, options.val_data, tokenizer));
+  BURST_RETURN_IF_ERROR(CheckAgainstData(options, setup.data));
+  BURST_RETURN_IF_ERROR(FitVocabulary(setup.data, &setup.config.model));
+  setup.config.model = setup.config.model.WithDefaults();
+  setup.data_fingerprint = Fingerprint(setup.data);
+  if (options.resume) BURST_RETURN_IF_ERROR(FindResumed(&setup));
+  return setup;
+}
+
+}  // namespace burst
