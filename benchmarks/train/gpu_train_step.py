@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
-"""Whole training steps on one GPU: Burst beside PyTorch, the same shapes, the same run.
+"""Whole training steps on one GPU: Burst beside PyTorch, the same shapes, in turns.
 
     gpu_train_step.py BENCHMARK [FILE.json] [MODEL...]     BENCHMARK: the binary train_step_benchmark
                                                            MODEL: d12, llama_1b
 
-The PyTorch side is tuned as far as we know how: blocks through torch.compile, cuDNN attention, bf16
-parameters with fp32 masters, AdamW compiled over flat buffers, and the LM head with its loss in
-chunks whose gradients are made in the forward. Steps alternate with nothing; each side is warmed up,
-then timed as a whole.
+The PyTorch side: blocks through torch.compile, cuDNN attention, bf16 parameters with fp32 masters,
+AdamW compiled over flat buffers, and the LM head with its loss in chunks whose gradients are made in
+the forward, so that no pass over the gradients is needed but the norm's and AdamW's.
+
+The sides alternate: ROUNDS times, in changing order, each side warms up and is timed. A figure is the
+median of the medians of whole steps, taken between the ends of steps on the device. Burst is measured
+with its default, --deterministic, and with --deterministic=false; PyTorch's cuDNN backward is not
+deterministic.
 """
 
 import datetime
 import json
 import math
+import statistics
 import subprocess
 import sys
-import time
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +28,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 MODELS = {
     # layers, width, heads, kv_heads, ffn, vocab, batch, seqlen, family
-    # The vocabulary of GPT-2 padded from 50,257: PyTorch's products are several times slower without.
+    # The vocabulary of GPT-2 padded from 50,257: PyTorch's GEMMs are several times slower without.
     "d12": dict(layers=12, width=768, heads=12, kv_heads=12, ffn=3072, vocab=50304, batch=64,
                 seqlen=1024, family="gpt2"),
     "llama_1b": dict(layers=16, width=2048, heads=16, kv_heads=8, ffn=8192, vocab=32000, batch=1,
                      seqlen=16384, family="llama"),
 }
-STEPS = 20
+ROUNDS = 3
+WARMUP_STEPS = 3
+STEPS = 15
 
 
 class HeadLoss(torch.autograd.Function):
@@ -53,9 +59,8 @@ class HeadLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx, grad):
-        dx, dweight = ctx.saved_tensors
-        return dx * grad, dweight * grad, None, None
+    def backward(ctx, grad):  # grad is 1: the loss is what backward() starts from
+        return (*ctx.saved_tensors, None, None)
 
 
 @torch.compile(dynamic=False)
@@ -143,83 +148,113 @@ def adamw(master, m, v, grad, scale, lr, beta1, beta2, correct1, correct2):
     return master.to(torch.bfloat16)
 
 
-def pytorch(name):
-    """tokens/s and GiB of one training step."""
-    m = MODELS[name]
-    torch.manual_seed(0)
-    model = Model(m).cuda().to(torch.bfloat16)
-    parameters = list(model.parameters())
-    flat = torch.cat([p.detach().flatten() for p in parameters])
-    grads = torch.zeros_like(flat)
-    offset = 0
-    for p in parameters:
-        p.data = flat[offset:offset + p.numel()].view(p.shape)
-        p.grad = grads[offset:offset + p.numel()].view(p.shape)
-        offset += p.numel()
-    master, moment, square = flat.float(), torch.zeros_like(flat, dtype=torch.float32), \
-        torch.zeros_like(flat, dtype=torch.float32)
-    for block in model.blocks:
-        block.compile(dynamic=False)
+class PyTorchStep:
+    """One model and its optimizer; step() takes one training step."""
 
-    t, head_dim = m["seqlen"], m["width"] // m["heads"]
-    angle = torch.outer(torch.arange(t, device="cuda").float(),
-                        10000.0 ** (-torch.arange(0, head_dim, 2, device="cuda") / head_dim))
-    cos, sin = angle.cos().to(torch.bfloat16), angle.sin().to(torch.bfloat16)
-    ids = torch.randint(m["vocab"], (m["batch"], t + 1), device="cuda")
-    torch.cuda.reset_peak_memory_stats()
+    def __init__(self, name):
+        m = self.m = MODELS[name]
+        torch.manual_seed(0)
+        self.model = Model(m).cuda().to(torch.bfloat16)
+        parameters = list(self.model.parameters())
+        self.flat = torch.cat([p.detach().flatten() for p in parameters])
+        self.grads = torch.zeros_like(self.flat)
+        offset = 0
+        for p in parameters:
+            p.data = self.flat[offset:offset + p.numel()].view(p.shape)
+            p.grad = self.grads[offset:offset + p.numel()].view(p.shape)
+            offset += p.numel()
+        self.master = self.flat.float()
+        self.moment, self.square = torch.zeros_like(self.master), torch.zeros_like(self.master)
+        for block in self.model.blocks:
+            block.compile(dynamic=False)
+        t, head_dim = m["seqlen"], m["width"] // m["heads"]
+        angle = torch.outer(torch.arange(t, device="cuda").float(),
+                            10000.0 ** (-torch.arange(0, head_dim, 2, device="cuda") / head_dim))
+        self.cos, self.sin = angle.cos().to(torch.bfloat16), angle.sin().to(torch.bfloat16)
+        ids = torch.randint(m["vocab"], (m["batch"], t + 1), device="cuda")
+        self.ids, self.targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+        self.number = 0
 
-    def step(number):
-        grads.zero_()
+    def step(self):
+        self.number += 1
+        self.grads.zero_()
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            model(ids[:, :-1], ids[:, 1:].contiguous(), cos, sin).backward()
-        norm = torch.linalg.vector_norm(grads.float())
+            self.model(self.ids, self.targets, self.cos, self.sin).backward()
+        norm = torch.linalg.vector_norm(self.grads, dtype=torch.float32)
         scale = torch.clamp(1.0 / (norm + 1e-6), max=1.0)
-        lr = torch.tensor(1e-4)
-        flat.copy_(adamw(master, moment, square, grads, scale, lr, 0.9, 0.95,
-                         torch.tensor(1 - 0.9 ** number), torch.tensor(1 - 0.95 ** number)))
+        correct = [torch.tensor(1 - beta ** self.number) for beta in (0.9, 0.95)]
+        self.flat.copy_(adamw(self.master, self.moment, self.square, self.grads, scale,
+                              torch.tensor(1e-4), 0.9, 0.95, *correct))
 
-    for number in range(1, 6):
-        step(number)
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for number in range(6, 6 + STEPS):
-        step(number)
-    torch.cuda.synchronize()
-    seconds = (time.perf_counter() - start) / STEPS
-    return m["batch"] * t / seconds, torch.cuda.max_memory_allocated() / 2**30
+    def measure(self):
+        """Median milliseconds of whole steps."""
+        for _ in range(WARMUP_STEPS):
+            self.step()
+        ends = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS + 1)]
+        ends[0].record()
+        for end in ends[1:]:
+            self.step()
+            end.record()
+        torch.cuda.synchronize()
+        return statistics.median(a.elapsed_time(b) for a, b in zip(ends, ends[1:]))
 
 
 def burst(binary, name):
-    """The counters of train_step_benchmark."""
-    command = [binary, f"--benchmark_filter=cuda_{name}/", "--benchmark_format=json"]
+    """The counters of train_step_benchmark: by default, and with --deterministic=false."""
+    command = [binary, f"--benchmark_filter=cuda_{name}(_nondeterministic)?/",
+               "--benchmark_format=json"]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    result = json.loads(output[output.index("{"):])["benchmarks"][0]
-    if result.get("error_occurred"):
-        raise SystemExit(f"{name}: {result['error_message']}")
-    return result["tokens/s"], result["GiB"], result
+    results = json.loads(output[output.index("{"):])["benchmarks"]
+    for result in results:
+        if result.get("error_occurred"):
+            raise SystemExit(f"{result['name']}: {result['error_message']}")
+    free = [r for r in results if "_nondeterministic" in r["name"]]
+    default = [r for r in results if "_nondeterministic" not in r["name"]]
+    return default[0], free[0]
+
+
+def measure(binary, name):
+    try:
+        torch.cuda.reset_peak_memory_stats()
+        peer = PyTorchStep(name)
+        peer.measure()  # compiles
+    except Exception as error:  # the peer's trouble is not ours: report what there is
+        print(f"{name}: PyTorch failed: {error}", file=sys.stderr)
+        peer = None
+    default, free, theirs = [], [], []
+    for number in range(ROUNDS):
+        sides = ["burst", "pytorch"]
+        for side in sides if number % 2 == 0 else reversed(sides):
+            if side == "burst":
+                torch.cuda.empty_cache()
+                ours = burst(binary, name)
+                default.append(ours[0])
+                free.append(ours[1])
+            elif peer is not None:
+                theirs.append(peer.measure())
+    tokens = MODELS[name]["batch"] * MODELS[name]["seqlen"]
+    rate = lambda runs: tokens / statistics.median(r["step_ms"] for r in runs) * 1e3
+    pytorch = tokens / statistics.median(theirs) * 1e3 if theirs else math.nan
+    return dict(model=name, tokens_per_second=rate(default), nondeterministic=rate(free),
+                pytorch=pytorch, ratio=rate(default) / pytorch,
+                ratio_nondeterministic=rate(free) / pytorch, gib=default[0]["GiB"],
+                pytorch_gib=torch.cuda.max_memory_allocated() / 2**30,
+                mfu=statistics.median(r["vs_peak"] for r in default))
 
 
 def main():
     binary, arguments = sys.argv[1], sys.argv[2:]
     path = next((a for a in arguments if a.endswith(".json")), None)
-    names = [a for a in arguments if a in MODELS] or list(MODELS)
     rows = []
-    for name in names:
-        ours, our_gib, counters = burst(binary, name)
-        try:
-            theirs, their_gib = pytorch(name)
-        except Exception as error:  # the peer's trouble is not ours: report what there is
-            print(f"{name}: PyTorch failed: {error}", file=sys.stderr)
-            theirs, their_gib = math.nan, math.nan
+    for name in [a for a in arguments if a in MODELS] or list(MODELS):
+        rows.append(measure(binary, name))
         torch.cuda.empty_cache()
-        rows.append(dict(model=name, tokens_per_second=ours, pytorch_tokens_per_second=theirs,
-                         ratio=ours / theirs, gib=our_gib, pytorch_gib=their_gib,
-                         mfu=counters["vs_peak"]))
-    print(f"{'model':10} {'Burst tok/s':>12} {'PyTorch':>12} {'ratio':>6} {'GiB':>6} {'PyTorch':>8}")
+    print(f"{'tokens/s':10} {'Burst':>10} {'(free)':>10} {'PyTorch':>10} {'ratio':>6} {'(free)':>6} "
+          f"{'GiB':>6} {'PyTorch':>8}   free: --deterministic=false")
     for r in rows:
-        print(f"{r['model']:10} {r['tokens_per_second']:12,.0f} "
-              f"{r['pytorch_tokens_per_second']:12,.0f} {r['ratio']:6.3f} {r['gib']:6.1f} "
-              f"{r['pytorch_gib']:8.1f}")
+        print(f"{r['model']:10} {r['tokens_per_second']:10,.0f} {r['nondeterministic']:10,.0f} "
+              f"{r['pytorch']:10,.0f} {r['ratio']:6.3f} {r['ratio_nondeterministic']:6.3f} "
+              f"{r['gib']:6.1f} {r['pytorch_gib']:8.1f}")
     if path:
         driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
                                 capture_output=True, text=True).stdout.split("\n")[0]
