@@ -97,7 +97,7 @@ class AloneWork {
   std::unique_ptr<AttentionWork> work_;
 };
 
-// A GPU that has rested runs faster than it will for long: it works for about this time before
+// An idle GPU runs faster at first than it can sustain. It works for about this long before
 // anything is measured.
 constexpr double kWarmUpSeconds = 0.5;
 constexpr int kMostWarmUps = 50;
@@ -112,7 +112,7 @@ absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int
   const auto work = MakeWork(strategy, problem, *attention, std::move(schedule), &quiet);
   AttentionWork& rank = *work;
 
-  // The first pass allocates and counts.
+  // The first call allocates and counts.
   int64_t before = quiet.bytes_sent();
   BURST_RETURN_IF_ERROR(rank.Forward());
   result->bytes_sent.forward = quiet.bytes_sent() - before;
@@ -155,8 +155,8 @@ absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int
     BURST_RETURN_IF_ERROR(measure(rank, 1, true, &seconds));
     BURST_ASSIGN_OR_RETURN(const std::vector<double> all, comm.AllGather(seconds));
     const double slowest = *std::max_element(all.begin(), all.end());
-    const int passes = static_cast<int>(std::min<double>(kMostWarmUps, kWarmUpSeconds / slowest));
-    for (int pass = 0; pass < passes; ++pass) {
+    const int warm_ups = static_cast<int>(std::min<double>(kMostWarmUps, kWarmUpSeconds / slowest));
+    for (int i = 0; i < warm_ups; ++i) {
       BURST_RETURN_IF_ERROR(measure(rank, 1, true, &seconds));
     }
   }
@@ -249,14 +249,14 @@ absl::StatusOr<ReportRow> MeasureRow(Strategy strategy, const AttentionProblem& 
     row["between_nodes_bytes_formula"] =
         per_rank(formula.forward_between_nodes + formula.backward_between_nodes);
   }
-  // One rank has nothing to hide, and is its own peer.
-  for (const char* key : {"forward_not_hidden", "forward_backward_not_hidden", "forward_efficiency",
+  // One rank has no communication to expose, and is its own peer.
+  for (const char* key : {"forward_exposed", "forward_backward_exposed", "forward_efficiency",
                           "forward_backward_efficiency"}) {
     row[key] = nullptr;
   }
   if (ranks == 1 || !options.compare) return row;
-  row["forward_not_hidden"] = (whole.forward - quiet.forward) / whole.forward;
-  row["forward_backward_not_hidden"] =
+  row["forward_exposed"] = (whole.forward - quiet.forward) / whole.forward;
+  row["forward_backward_exposed"] =
       (whole.forward_backward - quiet.forward_backward) / whole.forward_backward;
   // Alone, each call does a share of a share of the pairs: `ranks` of them do a rank's part.
   row["forward_efficiency"] = measured.alone.forward / whole.forward;
@@ -302,8 +302,8 @@ std::vector<ReportColumn> AttentionColumns(const ScalingOptions& options) {
                                        {"forward_bytes_formula", "formula", 3, 1e-6},
                                        {"backward_bytes_per_rank", "bwd MB", 3, 1e-6},
                                        {"backward_bytes_formula", "formula", 3, 1e-6},
-                                       {"forward_not_hidden", "unhid f%", 1, 100},
-                                       {"forward_backward_not_hidden", "f+b%", 1, 100},
+                                       {"forward_exposed", "expos f%", 1, 100},
+                                       {"forward_backward_exposed", "f+b%", 1, 100},
                                        {"forward_efficiency", "effic f%", 1, 100},
                                        {"forward_backward_efficiency", "f+b%", 1, 100}};
   if (options.tile_keys[0] != 0) columns.insert(columns.begin() + 4, {"tile_keys", "tile"});

@@ -1,5 +1,5 @@
-// A communicator that can be told to leave communication out: what a run costs without it is the
-// bound for hiding it.
+// A communicator that can be told to skip all messages. The time of a run without messages is the
+// bound for overlap: what a run with messages takes longer is exposed communication.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,9 @@
 
 namespace burst {
 
-// Passes everything on to another communicator. While quiet, messages and sums go nowhere: Post and
-// the collectives return at once, receivers keep what their buffers hold, and results are wrong.
-// Barrier, with which a benchmark keeps its ranks in step, always works. All ranks are quiet
-// together, with no message on its way.
+// Forwards every call to another communicator. While quiet, messages and reductions are skipped:
+// Post and the collectives return at once, receive buffers keep their contents, and results are
+// wrong. Barrier always works. All ranks must be quiet at the same time, with no message in flight.
 class QuietCommunicator : public Communicator {
  public:
   explicit QuietCommunicator(Communicator* inner);  // which must outlive this

@@ -85,7 +85,7 @@ TEST_F(Scaling, AttentionSendsTheBytesOfTheFormula) {
     EXPECT_EQ(row["backward_bytes_per_rank"], row["backward_bytes_formula"]);
     const bool several = row["ranks"] == 2;
     EXPECT_EQ(row["forward_bytes_formula"] > 0, several) << row;
-    for (const char* key : {"forward_not_hidden", "forward_backward_efficiency"}) {
+    for (const char* key : {"forward_exposed", "forward_backward_efficiency"}) {
       EXPECT_EQ(row[key].is_number(), several) << row;
     }
     for (const char* key : {"forward_ms", "forward_gflops_per_rank", "forward_backward_ms",
