@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "burst/cli/exit_code.h"
 #include "burst/comm/communicator.h"
+#include "burst/comm/launch/process_launch.h"
 #include "burst/comm/mpi/mpi_communicator.h"
 #include "train/config/config.h"
 #include "train/config/train_flags.h"
@@ -22,7 +23,7 @@ int Main(int argc, char** argv) {
     return 0;
   }
   const absl::StatusOr<TrainConfig> options = TrainConfigFromArguments(argc, argv);
-  if (!options.ok()) return RefuseUsage(options.status());
+  if (!options.ok()) return RefuseUsage(options.status(), ProcessRank());
 
   std::unique_ptr<Communicator> mpi;
   if (options->comm == CommKind::kMpi) {
@@ -31,11 +32,11 @@ int Main(int argc, char** argv) {
     mpi = *std::move(created);
   }
   const absl::StatusOr<ResolvedConfig> config = ResolveConfig(*options, DetectLaunch(mpi.get()));
-  if (!config.ok()) return RefuseUsage(config.status());
+  if (!config.ok()) return RefuseUsage(config.status(), ProcessRank());
 
   InstallInterruptHandler();
   const absl::Status status = RunTraining(*config, mpi.get());
-  if (absl::IsCancelled(status)) LeaveTimeToSpeak();
+  if (absl::IsCancelled(status)) LetOthersReport();
   if (!status.ok()) return ExitCode(status, kExitFailure);
   return InterruptSignal() == 0 ? 0 : 128 + InterruptSignal();
 }

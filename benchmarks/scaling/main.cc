@@ -18,8 +18,8 @@
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "burst/cli/exit_code.h"
+#include "burst/comm/launch/process_launch.h"
 #include "burst/device/device.h"
-#include "train/launch.h"
 
 namespace burst {
 namespace {
@@ -166,7 +166,7 @@ int Main(int argc, char** argv) {
       ScalingOptionsFromArguments(argc, argv, DetectLaunch(/*mpi=*/nullptr));
   absl::Status usage = options.status();
   if (usage.ok()) usage = CheckModelExperiment(*options);
-  if (!usage.ok()) return RefuseUsage(usage);
+  if (!usage.ok()) return RefuseUsage(usage, ProcessRank());
   const auto processes = BenchmarkProcesses::Create(options->problem.device);
   if (!processes.ok()) return ExitCode(processes.status(), kExitFailure);
   if (*processes == nullptr) {

@@ -13,6 +13,7 @@
 #include "benchmarks/scaling/ranks.h"
 #include "burst/base/philox.h"
 #include "burst/base/status.h"
+#include "burst/comm/launch/process_launch.h"
 #include "burst/device/memory.h"
 #include "model/tensor_parallel.h"
 #include "model/transformer.h"

@@ -9,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "benchmarks/scaling/problem.h"
 #include "burst/comm/communicator.h"
+#include "burst/comm/launch/process_launch.h"
 #include "train/config/config.h"
 
 namespace burst {

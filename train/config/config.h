@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "burst/attention/burst_attention.h"
 #include "burst/attention/strategy.h"
+#include "burst/comm/launch/process_launch.h"
 #include "burst/comm/mesh.h"
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
@@ -86,16 +87,6 @@ std::vector<std::string> OptionNames();
 
 // Sets one option from its text. InvalidArgument, naming the option and what would be valid.
 absl::Status SetOption(TrainConfig* config, absl::string_view name, absl::string_view text);
-
-// The world as the launcher made it: how many processes, and what each may use.
-struct Launch {
-  int processes = 1;
-  int cores = 1;  // of this process
-  int gpus = 0;   // that this process sees
-  std::string launcher = "mpirun";
-  absl::Status error = absl::OkStatus();  // in the environment variables of a launcher
-  int ranks_per_node = 0;  // processes of each host, next to each other; 0: not known
-};
 
 // A checked configuration and what follows from it.
 struct ResolvedConfig {

@@ -1,12 +1,18 @@
 #include "burst/comm/launch/process_launch.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "burst/base/parallel.h"
 #include "burst/base/status.h"
+#include "burst/device/device.h"
 
 namespace burst {
 namespace {
@@ -185,6 +191,34 @@ absl::StatusOr<std::optional<ProcessLaunch>> DetectProcessLaunch(
         ", is not below the number of processes on this host, ", launch->local_size));
   }
   return std::optional<ProcessLaunch>(*std::move(launch));
+}
+
+int ProcessRank() {
+  const auto found = DetectProcessLaunch(std::getenv);
+  return found.ok() && found->has_value() ? (*found)->rank : 0;
+}
+
+Launch DetectLaunch(const Communicator* mpi) {
+  Launch launch;
+  launch.cores = NumCores();
+  launch.gpus = CudaDeviceCount();
+  const auto found = DetectProcessLaunch(std::getenv);
+  launch.error = found.status();
+  int processes_here = 1;
+  if (found.ok() && found->has_value()) {
+    launch.processes = (*found)->world_size;
+    launch.launcher = (*found)->launcher;
+    processes_here = std::max(1, (*found)->local_size);
+    const bool in_order = (*found)->local_rank == (*found)->rank % processes_here;
+    if (in_order && launch.processes % processes_here == 0) {
+      launch.ranks_per_node = (*found)->local_size;
+    }
+  }
+  if (mpi != nullptr) launch.processes = mpi->world_size();
+  // Processes that were bound to cores see only those; others share the machine's.
+  if (launch.cores == sysconf(_SC_NPROCESSORS_ONLN)) launch.cores /= processes_here;
+  launch.cores = std::max(1, launch.cores);
+  return launch;
 }
 
 std::string FirstHost(const std::string& node_list) {

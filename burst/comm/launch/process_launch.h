@@ -1,4 +1,5 @@
-// How a launcher started this process: its rank among the others, and where they meet.
+// How this process was started: alone or by a launcher, its rank among the others, where they meet,
+// and what each of them may use.
 //
 // torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, all of them.
 // mpirun (Open MPI): OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE; on more than one
@@ -12,7 +13,9 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "burst/comm/communicator.h"
 
 namespace burst {
 
@@ -32,6 +35,24 @@ struct ProcessLaunch {
 // or contradict each other.
 absl::StatusOr<std::optional<ProcessLaunch>> DetectProcessLaunch(
     const std::function<const char*(const char*)>& variable);
+
+// This process's rank among those of its launcher; 0 without one.
+int ProcessRank();
+
+// The processes that were started and what each of them may use. A program chooses its number of
+// ranks, their transport and their devices from this.
+struct Launch {
+  int processes = 1;
+  int cores = 1;  // that this process may use
+  int gpus = 0;   // that this process sees
+  std::string launcher = "mpirun";
+  absl::Status error = absl::OkStatus();  // in the launcher's environment variables
+  // Processes of each host, if every host has as many and their ranks are consecutive; 0: unknown.
+  int ranks_per_node = 0;
+};
+
+// `mpi`: the communicator of all processes where MPI is the transport, else null.
+Launch DetectLaunch(const Communicator* mpi);
 
 // The first host of a Slurm list such as "gpu[003-004,7],login": "gpu003".
 std::string FirstHost(const std::string& node_list);
