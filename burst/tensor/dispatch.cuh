@@ -69,13 +69,13 @@ T* Data(const Tensor& tensor) {
 
 // Consecutive elements that are read and written as one word of at most 16 bytes.
 template <typename T, int N>
-struct alignas(sizeof(T) * N) Pack {
+struct alignas(sizeof(T) * N) Vec {
   T values[N];
   __device__ T& operator[](int i) { return values[i]; }
   __device__ const T& operator[](int i) const { return values[i]; }
 };
 template <typename T>
-inline constexpr int kPackSize = 16 / sizeof(T);
+inline constexpr int kVecSize = 16 / sizeof(T);
 
 // Blocks of `threads` for n items, a few waves of them: kernels loop over the grid.
 inline int GridSize(int64_t n, int threads) {

@@ -26,9 +26,9 @@ void Map(int64_t n, T* y, Function f) {
 // y[i] = x[i], or y[i] += x[i]: 16 bytes of the wider type at a time.
 template <bool kAdd, typename To, typename From>
 __global__ void ConvertKernel(int64_t n, const From* __restrict__ x, To* __restrict__ y) {
-  constexpr int kPack = 16 / (sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From));
+  constexpr int kVec = 16 / (sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From));
   using A = Accumulator<To>;
-  const int64_t packs = n / kPack;
+  const int64_t vecs = n / kVec;
   const int64_t first = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   const auto value = [](From from, To old) {
@@ -36,20 +36,20 @@ __global__ void ConvertKernel(int64_t n, const From* __restrict__ x, To* __restr
     if (kAdd) result += ConvertTo<A>(old);
     return ConvertTo<To>(result);
   };
-  for (int64_t i = first; i < packs; i += step) {
-    const auto from = reinterpret_cast<const Pack<From, kPack>*>(x)[i];
-    Pack<To, kPack> to;
-    if (kAdd) to = reinterpret_cast<const Pack<To, kPack>*>(y)[i];
+  for (int64_t i = first; i < vecs; i += step) {
+    const auto from = reinterpret_cast<const Vec<From, kVec>*>(x)[i];
+    Vec<To, kVec> to;
+    if (kAdd) to = reinterpret_cast<const Vec<To, kVec>*>(y)[i];
 #pragma unroll
-    for (int j = 0; j < kPack; ++j) to[j] = value(from[j], to[j]);
-    reinterpret_cast<Pack<To, kPack>*>(y)[i] = to;
+    for (int j = 0; j < kVec; ++j) to[j] = value(from[j], to[j]);
+    reinterpret_cast<Vec<To, kVec>*>(y)[i] = to;
   }
-  for (int64_t i = packs * kPack + first; i < n; i += step) {
+  for (int64_t i = vecs * kVec + first; i < n; i += step) {
     y[i] = value(x[i], kAdd ? y[i] : To{});
   }
 }
 
-// The packs need 16-byte addresses; a slice may lack them, and goes element by element.
+// The vectors need 16-byte addresses; a slice may lack them, and goes element by element.
 template <bool kAdd, typename To, typename From>
 void LaunchConvert(int64_t n, const From* x, To* y) {
   if (n == 0) return;

@@ -9,7 +9,7 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPacksPerThread = 2;
+constexpr int kVecsPerThread = 2;
 
 template <typename T>
 struct Flat {
@@ -69,7 +69,7 @@ __device__ inline int BoundsUpTo(const double* bounds, int count, double at) {
   return low;
 }
 
-// N elements a pack; a block takes kThreads kPacksPerThread packs in a row, nearly always of one
+// N elements a vector; a block takes kThreads kVecsPerThread vectors in a row, nearly always of one
 // side of the bounds.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
                 const double* __restrict__ loss_and_norm, Flat<T> flat) {
   if (!isfinite(loss_and_norm[0]) || !isfinite(loss_and_norm[1])) return;
   const Coefficients<T> coefficients = *update;
-  constexpr int64_t kBlock = int64_t{kThreads} * kPacksPerThread * N;
+  constexpr int64_t kBlock = int64_t{kThreads} * kVecsPerThread * N;
   const int64_t begin = blockIdx.x * kBlock;
 
   __shared__ int range[2];
@@ -94,30 +94,30 @@ __global__ void __launch_bounds__(kThreads)
     return bound % 2 == 1;
   };
 
-  Pack<T, N> g[kPacksPerThread], p[kPacksPerThread], m[kPacksPerThread], v[kPacksPerThread];
+  Vec<T, N> g[kVecsPerThread], p[kVecsPerThread], m[kVecsPerThread], v[kVecsPerThread];
 #pragma unroll
-  for (int k = 0; k < kPacksPerThread; ++k) {
+  for (int k = 0; k < kVecsPerThread; ++k) {
     const int64_t at = begin + (k * kThreads + threadIdx.x) * int64_t{N};
     if (at + N > n) continue;
-    g[k] = *reinterpret_cast<const Pack<T, N>*>(flat.grads + at);
-    p[k] = *reinterpret_cast<const Pack<T, N>*>(flat.masters + at);
-    m[k] = *reinterpret_cast<const Pack<T, N>*>(flat.m + at);
-    v[k] = *reinterpret_cast<const Pack<T, N>*>(flat.v + at);
+    g[k] = *reinterpret_cast<const Vec<T, N>*>(flat.grads + at);
+    p[k] = *reinterpret_cast<const Vec<T, N>*>(flat.masters + at);
+    m[k] = *reinterpret_cast<const Vec<T, N>*>(flat.m + at);
+    v[k] = *reinterpret_cast<const Vec<T, N>*>(flat.v + at);
   }
 #pragma unroll
-  for (int k = 0; k < kPacksPerThread; ++k) {
+  for (int k = 0; k < kVecsPerThread; ++k) {
     const int64_t at = begin + (k * kThreads + threadIdx.x) * int64_t{N};
     if (at + N <= n) {
-      Pack<bf16, N> compute;
+      Vec<bf16, N> compute;
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         coefficients.Update(g[k][j], decays(at + j), &p[k][j], &m[k][j], &v[k][j]);
         compute[j] = ConvertTo<bf16>(p[k][j]);
       }
-      *reinterpret_cast<Pack<T, N>*>(flat.masters + at) = p[k];
-      *reinterpret_cast<Pack<T, N>*>(flat.m + at) = m[k];
-      *reinterpret_cast<Pack<T, N>*>(flat.v + at) = v[k];
-      if (flat.compute != nullptr) *reinterpret_cast<Pack<bf16, N>*>(flat.compute + at) = compute;
+      *reinterpret_cast<Vec<T, N>*>(flat.masters + at) = p[k];
+      *reinterpret_cast<Vec<T, N>*>(flat.m + at) = m[k];
+      *reinterpret_cast<Vec<T, N>*>(flat.v + at) = v[k];
+      if (flat.compute != nullptr) *reinterpret_cast<Vec<bf16, N>*>(flat.compute + at) = compute;
     } else {  // the end
       for (int64_t i = at; i < n; ++i) {
         coefficients.Update(flat.grads[i], decays(i), flat.masters + i, flat.m + i, flat.v + i);
@@ -142,21 +142,22 @@ __device__ inline double BlockSum(double value) {
   return shared[0];
 }
 
-// sums[b] = the sum of squares of the block's share: packs b kThreads + t, and so on over the grid.
+// sums[b] = the sum of squares of the block's share: vectors b kThreads + t, and so on over the
+// grid.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     SquareSumKernel(int64_t n, const T* __restrict__ x, double* __restrict__ sums) {
-  const int64_t packs = n / N, step = int64_t{gridDim.x} * kThreads;
+  const int64_t vecs = n / N, step = int64_t{gridDim.x} * kThreads;
   const int64_t first = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   double partial[4] = {};  // additions that need not wait for each other
-  constexpr int kPacks = 4;
+  constexpr int kVecs = 4;
   int64_t i = first;
-  for (; i + (kPacks - 1) * step < packs; i += kPacks * step) {
-    Pack<T, N> in[kPacks];
+  for (; i + (kVecs - 1) * step < vecs; i += kVecs * step) {
+    Vec<T, N> in[kVecs];
 #pragma unroll
-    for (int k = 0; k < kPacks; ++k) in[k] = reinterpret_cast<const Pack<T, N>*>(x)[i + k * step];
+    for (int k = 0; k < kVecs; ++k) in[k] = reinterpret_cast<const Vec<T, N>*>(x)[i + k * step];
 #pragma unroll
-    for (int k = 0; k < kPacks; ++k) {
+    for (int k = 0; k < kVecs; ++k) {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         const double value = ConvertTo<double>(in[k][j]);
@@ -164,15 +165,15 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-  for (; i < packs; i += step) {
-    const Pack<T, N> in = reinterpret_cast<const Pack<T, N>*>(x)[i];
+  for (; i < vecs; i += step) {
+    const Vec<T, N> in = reinterpret_cast<const Vec<T, N>*>(x)[i];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       const double value = ConvertTo<double>(in[j]);
       partial[0] += value * value;
     }
   }
-  for (int64_t j = packs * N + first; j < n; j += step) {
+  for (int64_t j = vecs * N + first; j < n; j += step) {
     const double value = ConvertTo<double>(x[j]);
     partial[0] += value * value;
   }
@@ -194,10 +195,10 @@ void AdamWStep(const AdamWUpdate& update, const Tensor& decay_bounds, const Tens
                const Tensor& v, const Tensor& compute) {
   const int64_t n = masters.numel();
   if (n == 0) return;
-  const auto launch = [&](auto zero, auto pack) {
+  const auto launch = [&](auto zero, auto vec_size) {
     using T = decltype(zero);
-    constexpr int N = decltype(pack)::value;
-    constexpr int64_t kBlock = int64_t{kThreads} * kPacksPerThread * N;
+    constexpr int N = decltype(vec_size)::value;
+    constexpr int64_t kBlock = int64_t{kThreads} * kVecsPerThread * N;
     const Flat<T> flat = {Data<T>(grads), Data<T>(masters), Data<T>(m), Data<T>(v),
                           Data<bf16>(compute)};
     constexpr int64_t kWords = sizeof(Coefficients<T>) / sizeof(T);
@@ -216,7 +217,7 @@ void AdamWStep(const AdamWUpdate& update, const Tensor& decay_bounds, const Tens
   DispatchFloat(masters.dtype(), [&](auto zero) {
     using T = decltype(zero);
     if (aligned) {
-      launch(zero, std::integral_constant<int, kPackSize<T>>());
+      launch(zero, std::integral_constant<int, kVecSize<T>>());
     } else {
       launch(zero, std::integral_constant<int, 1>());
     }
@@ -231,7 +232,7 @@ void L2Norm(const Tensor& x, const Tensor& norm) {
   const Tensor sums = Tensor::Empty({blocks}, DType::kFloat64, DeviceType::kCuda);
   DispatchDtype(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    const auto kernel = Aligned(x, 16) ? SquareSumKernel<T, kPackSize<T>> : SquareSumKernel<T, 1>;
+    const auto kernel = Aligned(x, 16) ? SquareSumKernel<T, kVecSize<T>> : SquareSumKernel<T, 1>;
     kernel<<<blocks, kThreads, 0, CurrentStream()>>>(n, Data<T>(x), Data<double>(sums));
   });
   BURST_CUDA_CHECK_LAUNCH("L2Norm");

@@ -28,11 +28,11 @@ __global__ void __launch_bounds__(kColumns* kRows)
   const int64_t column = blockIdx.x * int64_t{kColumns} + threadIdx.x;
   A sums[N] = {};
   if (column < words) {
-    const auto* word = reinterpret_cast<const Pack<T, N>*>(y) + column;
+    const auto* word = reinterpret_cast<const Vec<T, N>*>(y) + column;
     const int64_t step = int64_t{gridDim.y} * kRows;
 #pragma unroll 4
     for (int64_t i = blockIdx.y * kRows + threadIdx.y; i < rows; i += step) {
-      const Pack<T, N> value = word[i * words];
+      const Vec<T, N> value = word[i * words];
 #pragma unroll
       for (int j = 0; j < N; ++j) sums[j] += ConvertTo<A>(value[j]);
     }
@@ -113,9 +113,10 @@ void ColumnSums(const Tensor& y, const Tensor& sum, bool add) {
   }
   DispatchDtype(y.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    const bool packs =
-        sum.numel() % kPackSize<T> == 0 && reinterpret_cast<uintptr_t>(y.raw_data()) % 16 == 0;
-    packs ? LaunchColumnSums<T, kPackSize<T>>(y, sum, add) : LaunchColumnSums<T, 1>(y, sum, add);
+    const bool vectorized =
+        sum.numel() % kVecSize<T> == 0 && reinterpret_cast<uintptr_t>(y.raw_data()) % 16 == 0;
+    vectorized ? LaunchColumnSums<T, kVecSize<T>>(y, sum, add)
+               : LaunchColumnSums<T, 1>(y, sum, add);
   });
 }
 

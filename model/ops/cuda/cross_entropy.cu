@@ -37,16 +37,16 @@ template <typename A>
 constexpr A kLog2E = A(1.4426950408889634);
 
 template <typename T>
-using Word = Pack<T, kPackSize<T>>;
+using Word = Vec<T, kVecSize<T>>;
 
 // Word i of a row of logits; columns past the vocabulary are -inf, whose exponentials are 0.
 template <typename T>
 __device__ inline Word<T> LoadLogits(const Word<T>* row, int i, int vocab) {
   Word<T> word = row[i];
-  const int valid = vocab - i * kPackSize<T>;
-  if (valid < kPackSize<T>) {
+  const int valid = vocab - i * kVecSize<T>;
+  if (valid < kVecSize<T>) {
 #pragma unroll
-    for (int j = 0; j < kPackSize<T>; ++j) {
+    for (int j = 0; j < kVecSize<T>; ++j) {
       if (j >= valid) word[j] = ConvertTo<T>(Accumulator<T>(-INFINITY));
     }
   }
@@ -56,19 +56,19 @@ __device__ inline Word<T> LoadLogits(const Word<T>* row, int i, int vocab) {
 // Of word i of a row: scale (exp(x - max) / sum - onehot(target)); log_factor = log2(scale / sum).
 template <typename T, typename A>
 __device__ inline Word<T> Gradient(Word<T> word, int i, int target, A scale, A max, A log_factor) {
-  A values[kPackSize<T>];
+  A values[kVecSize<T>];
 #pragma unroll
-  for (int j = 0; j < kPackSize<T>; ++j) {
+  for (int j = 0; j < kVecSize<T>; ++j) {
     values[j] = Exp2(fma(ConvertTo<A>(word[j]) - max, kLog2E<A>, log_factor));
   }
-  if (i == target / kPackSize<T>) {
+  if (i == target / kVecSize<T>) {
 #pragma unroll
-    for (int j = 0; j < kPackSize<T>; ++j) {
-      if (j == target % kPackSize<T>) values[j] -= scale;
+    for (int j = 0; j < kVecSize<T>; ++j) {
+      if (j == target % kVecSize<T>) values[j] -= scale;
     }
   }
 #pragma unroll
-  for (int j = 0; j < kPackSize<T>; ++j) word[j] = ConvertTo<T>(values[j]);
+  for (int j = 0; j < kVecSize<T>; ++j) word[j] = ConvertTo<T>(values[j]);
   return word;
 }
 
@@ -80,12 +80,12 @@ __global__ void __launch_bounds__(kThreads)
                               Accumulator<T> scale, bool gradient, T* logits,
                               Accumulator<T>* losses) {
   using A = Accumulator<T>;
-  constexpr int kPack = kPackSize<T>;
+  constexpr int kVec = kVecSize<T>;
   const int64_t row = blockIdx.x;
   const int32_t target = targets[row];
   T* const x = logits + row * stride;
   Word<T>* const words = reinterpret_cast<Word<T>*>(x);
-  const int count = static_cast<int>(stride / kPack);
+  const int count = static_cast<int>(stride / kVec);
   if (target < 0) {
     if (threadIdx.x == 0) losses[row] = 0;
     for (int i = threadIdx.x; gradient && i < count; i += kThreads) words[i] = Word<T>{};
@@ -98,11 +98,11 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = threadIdx.x; i < count; i += kThreads) {
     const Word<T> word = LoadLogits<T>(words, i, vocab);
     A max = own.max;
-    for (int j = 0; j < kPack; ++j) max = fmax(max, ConvertTo<A>(word[j]));
+    for (int j = 0; j < kVec; ++j) max = fmax(max, ConvertTo<A>(word[j]));
     if (max == -INFINITY) continue;
     own.sum *= Exp2(kLog2E<A> * (own.max - max));
     own.max = max;
-    for (int j = 0; j < kPack; ++j) own.sum += Exp2(kLog2E<A> * (ConvertTo<A>(word[j]) - max));
+    for (int j = 0; j < kVec; ++j) own.sum += Exp2(kLog2E<A> * (ConvertTo<A>(word[j]) - max));
   }
   using Reduce = cub::BlockReduce<SoftmaxSum<A>, kThreads>;
   __shared__ typename Reduce::TempStorage storage;
@@ -148,12 +148,12 @@ __global__ void __launch_bounds__(kStagedThreads, 1)
                                     const int32_t* __restrict__ targets, Accumulator<T> scale,
                                     T* logits, Accumulator<T>* losses) {
   using A = Accumulator<T>;
-  constexpr int kPack = kPackSize<T>, kWarps = kStagedThreads / 32;
+  constexpr int kVec = kVecSize<T>, kWarps = kStagedThreads / 32;
   static_assert(kWarps == 32, "OverBlock reads a value a lane");
   extern __shared__ uint4 staged[];
   // Each is read before the barrier of the other, and so before it is written again.
   __shared__ A maxima[kWarps], sums[kWarps];
-  const int count = static_cast<int>(stride / kPack);
+  const int count = static_cast<int>(stride / kVec);
   const auto words_of = [&](int64_t row) {
     return reinterpret_cast<Word<T>*>(logits + row * stride);
   };
@@ -185,20 +185,20 @@ __global__ void __launch_bounds__(kStagedThreads, 1)
     A max = -INFINITY;
     for (int i = threadIdx.x; i < count; i += kStagedThreads) {
       const Word<T> word = LoadLogits<T>(x, i, vocab);
-      for (int j = 0; j < kPack; ++j) max = fmax(max, ConvertTo<A>(word[j]));
+      for (int j = 0; j < kVec; ++j) max = fmax(max, ConvertTo<A>(word[j]));
     }
     max = OverBlock(max, maxima, [](A a, A b) { return fmax(a, b); });
     A sum = 0;
     for (int i = threadIdx.x; i < count; i += kStagedThreads) {
       const Word<T> word = LoadLogits<T>(x, i, vocab);
-      for (int j = 0; j < kPack; ++j) {
+      for (int j = 0; j < kVec; ++j) {
         sum += Exp2(kLog2E<A> * (ConvertTo<A>(word[j]) - max));
       }
     }
     sum = OverBlock(sum, sums, [](A a, A b) { return a + b; });
     const A log_factor = log2(scale / sum);
-    if (threadIdx.x == target / kPack % kStagedThreads) {
-      losses[row] = log(sum) + max - ConvertTo<A>(x[target / kPack][target % kPack]);
+    if (threadIdx.x == target / kVec % kStagedThreads) {
+      losses[row] = log(sum) + max - ConvertTo<A>(x[target / kVec][target % kVec]);
     }
     for (int i = threadIdx.x; i < count; i += kStagedThreads) {
       words[i] = Gradient<T>(LoadLogits<T>(x, i, vocab), i, target, scale, max, log_factor);
@@ -240,25 +240,25 @@ __global__ void ScaleByKernel(int64_t n, const Accumulator<T>* factor, T* y) {
   }
 }
 
-// y[i] = f x[i], or y[i] += f x[i], in `packs` of N.
+// y[i] = f x[i], or y[i] += f x[i], in `vecs` of N.
 template <typename T, int N>
-__global__ void ScaleIntoKernel(int64_t packs, const T* __restrict__ factor,
-                                const T* __restrict__ x, bool add, T* y) {
+__global__ void ScaleIntoKernel(int64_t vecs, const T* __restrict__ factor, const T* __restrict__ x,
+                                bool add, T* y) {
   const T f = *factor;
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < packs;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < vecs;
        i += int64_t{gridDim.x} * blockDim.x) {
-    const auto in = reinterpret_cast<const Pack<T, N>*>(x)[i];
-    Pack<T, N> before, out;
-    if (add) before = reinterpret_cast<const Pack<T, N>*>(y)[i];
+    const auto in = reinterpret_cast<const Vec<T, N>*>(x)[i];
+    Vec<T, N> before, out;
+    if (add) before = reinterpret_cast<const Vec<T, N>*>(y)[i];
 #pragma unroll
     for (int j = 0; j < N; ++j) out[j] = add ? before[j] + f * in[j] : f * in[j];
-    reinterpret_cast<Pack<T, N>*>(y)[i] = out;
+    reinterpret_cast<Vec<T, N>*>(y)[i] = out;
   }
 }
 
 template <typename T>
 void LaunchScaleInto(int64_t n, const T* factor, const T* x, bool add, T* y) {
-  constexpr int N = kPackSize<T>;
+  constexpr int N = kVecSize<T>;
   const auto aligned = [](const T* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
   if (n % N == 0 && aligned(x) && aligned(y)) {
     ScaleIntoKernel<T, N>
@@ -292,7 +292,7 @@ void SoftmaxCrossEntropy(const Tensor& logits, int64_t rows, int64_t vocab, int6
     using T = decltype(zero);
     using A = Accumulator<T>;
     const size_t both_rows = 2 * stride * sizeof(T);
-    if (gradient && stride >= 2 * kStagedThreads * kPackSize<T> && both_rows <= SharedBytes()) {
+    if (gradient && stride >= 2 * kStagedThreads * kVecSize<T> && both_rows <= SharedBytes()) {
       const auto kernel = StagedSoftmaxCrossEntropyKernel<T>;
       BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             static_cast<int>(both_rows)));

@@ -1,5 +1,5 @@
 #include "model/ops/cuda/kernels.h"
-#include "model/ops/cuda/packs.cuh"
+#include "model/ops/cuda/vectorized.cuh"
 
 namespace burst {
 namespace cuda {
@@ -28,7 +28,7 @@ __device__ inline uint4 Random(uint64_t key, uint4 counter) {
 }
 
 // Channel 64 tile + 16 w + i takes word w of counter (16 tile + i, position, row), as on the CPU
-// (dropout.cc). So N counters serve four packs of N channels, 16 channels apart: a thread's.
+// (dropout.cc). So N counters serve four vectors of N channels, 16 channels apart: a thread's.
 template <typename T, int N, bool kResidual>
 __global__ void __launch_bounds__(kThreads)
     DropoutKernel(int64_t count, DropoutMask mask, int length, int width,
@@ -81,10 +81,10 @@ void DropoutApply(const DropoutMask& mask, const Tensor& positions, const Tensor
                   const Tensor& residual, const Tensor& y) {
   if (x.numel() == 0) return;
   const int64_t length = x.dim(1), width = x.dim(2);
-  DispatchPacks(x.dtype(), FitsPacks(width, {x, residual, y}), [&](auto zero, auto pack) {
+  DispatchVectors(x.dtype(), FitsVectors(width, {x, residual, y}), [&](auto zero, auto vec_size) {
     using T = decltype(zero);
     // Eight bf16 would need the words of eight counters at once, and registers for few warps.
-    constexpr int N = std::min(4, decltype(pack)::value);
+    constexpr int N = std::min(4, decltype(vec_size)::value);
     const int64_t count = x.dim(0) * length * ((width + 63) / 64) * (16 / N);
     const auto kernel = residual.null() ? DropoutKernel<T, N, false> : DropoutKernel<T, N, true>;
     kernel<<<BlocksFor(count, kThreads), kThreads, 0, CurrentStream()>>>(

@@ -1,30 +1,30 @@
 // Ops on elements one by one: GELU and the sum.
 #include "model/ops/cuda/kernels.h"
-#include "model/ops/cuda/packs.cuh"
+#include "model/ops/cuda/vectorized.cuh"
 
 namespace burst {
 namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPacks = 2;  // a thread's, both asked for before either is worked on
+constexpr int kVecs = 2;  // a thread's, both asked for before either is worked on
 
 // y[i] = Op(a[i], b[i]), or Op(a[i]) where b is null.
 template <typename T, int N, bool kTwo, typename Op>
 __global__ void __launch_bounds__(kThreads)
     MapKernel(int64_t n, const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ y) {
   using A = Accumulator<T>;
-  const int64_t first = blockIdx.x * int64_t{kThreads * kPacks} + threadIdx.x;
-  Words<T, N> in_a[kPacks], in_b[kPacks];
+  const int64_t first = blockIdx.x * int64_t{kThreads * kVecs} + threadIdx.x;
+  Words<T, N> in_a[kVecs], in_b[kVecs];
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
+  for (int p = 0; p < kVecs; ++p) {
     const int64_t at = (first + p * kThreads) * N;
     if (at + N > n) continue;
     in_a[p] = Load<N>(a + at);
     if (kTwo) in_b[p] = Load<N>(b + at);
   }
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
+  for (int p = 0; p < kVecs; ++p) {
     const int64_t at = (first + p * kThreads) * N;
     if (at + N <= n) {
       A out[N];
@@ -47,11 +47,11 @@ void Map(const Tensor& a, const Tensor& b, const Tensor& y) {
   const int64_t n = y.numel();
   if (n == 0) return;
   // Elements left over at the end are no obstacle, hence a width of 16.
-  DispatchPacks(y.dtype(), FitsPacks(16, {a, b, y}), [&](auto zero, auto pack) {
+  DispatchVectors(y.dtype(), FitsVectors(16, {a, b, y}), [&](auto zero, auto vec_size) {
     using T = decltype(zero);
-    constexpr int N = decltype(pack)::value;
+    constexpr int N = decltype(vec_size)::value;
     MapKernel<T, N, kTwo, Op>
-        <<<BlocksFor((n + N - 1) / N, kThreads * kPacks), kThreads, 0, CurrentStream()>>>(
+        <<<BlocksFor((n + N - 1) / N, kThreads * kVecs), kThreads, 0, CurrentStream()>>>(
             n, Data<T>(a), Data<T>(b), Data<T>(y));
   });
   BURST_CUDA_CHECK_LAUNCH("Map");

@@ -1,7 +1,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "model/ops/cuda/kernels.h"
-#include "model/ops/cuda/packs.cuh"
+#include "model/ops/cuda/vectorized.cuh"
 
 namespace burst {
 namespace cuda {
@@ -18,9 +18,9 @@ __global__ void __launch_bounds__(kThreads)
     EmbeddingForwardKernel(int64_t tokens, int width, const int32_t* __restrict__ ids,
                            const T* __restrict__ table, const int32_t* __restrict__ positions,
                            const T* __restrict__ position_table, T* __restrict__ y) {
-  const uint32_t index = blockIdx.x * kThreads + threadIdx.x, packs = width / N;
-  const int64_t token = index / packs * int64_t{kTokens};
-  const int channel = index % packs * N;
+  const uint32_t index = blockIdx.x * kThreads + threadIdx.x, vecs = width / N;
+  const int64_t token = index / vecs * int64_t{kTokens};
+  const int channel = index % vecs * N;
   if (token >= tokens) return;
 
   int32_t id[kTokens], position[kTokens];
@@ -73,7 +73,7 @@ struct SortedTokens {
 // row[0...N) += sum; the gradient buffer may be of another type than dy.
 template <typename G, int N, typename A>
 __device__ inline void AddToRow(G* row, const A* sum) {
-  constexpr int M = N < kPackSize<G> ? N : kPackSize<G>;
+  constexpr int M = N < kVecSize<G> ? N : kVecSize<G>;
 #pragma unroll
   for (int i = 0; i < N; i += M) {
     const Words<G, M> before = Load<M>(row + i);
@@ -194,9 +194,10 @@ void EmbeddingForward(const Tensor& ids, const Tensor& table, const Tensor& posi
                       const Tensor& position_table, const Tensor& y) {
   const int64_t width = table.dim(1);
   if (y.numel() == 0) return;
-  DispatchPacks(y.dtype(), FitsPacks(width, {table, position_table, y}), [&](auto zero, auto pack) {
+  const bool vectorized = FitsVectors(width, {table, position_table, y});
+  DispatchVectors(y.dtype(), vectorized, [&](auto zero, auto vec_size) {
     using T = decltype(zero);
-    constexpr int N = decltype(pack)::value;
+    constexpr int N = decltype(vec_size)::value;
     const int64_t tokens = ids.numel();
     const int64_t threads = (tokens + kTokens - 1) / kTokens * (width / N);
     EmbeddingForwardKernel<T, N><<<BlocksFor(threads, kThreads), kThreads, 0, CurrentStream()>>>(
@@ -213,10 +214,10 @@ void EmbeddingBackward(const Tensor& ids, const Tensor& dy, const Tensor& dtable
   Tensor memory;
   const SortedTokens sorted = SortTokens(ids, dtable.dim(0), &memory);
   const int64_t chunks = (tokens + kChunk - 1) / kChunk;
-  DispatchPacks(dy.dtype(), FitsPacks(width, {dy, dtable}), [&](auto zero, auto pack) {
+  DispatchVectors(dy.dtype(), FitsVectors(width, {dy, dtable}), [&](auto zero, auto vec_size) {
     using T = decltype(zero);
     using A = Accumulator<T>;
-    constexpr int N = decltype(pack)::value;
+    constexpr int N = decltype(vec_size)::value;
     const Tensor partials =
         Tensor::Empty({chunks, 2, width}, AccumulatorDType(dy.dtype()), DeviceType::kCuda);
     const auto grid = [&](int channels) {

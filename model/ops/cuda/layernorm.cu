@@ -19,7 +19,7 @@ void LayerNormForward(const Tensor& x, const Tensor& weight, const Tensor& bias,
     args.mean = Data<Accumulator<T>>(mean);
     args.rstd = Data<Accumulator<T>>(rstd);
     args.y = Data<T>(y);
-    LaunchNormForward<T, /*kCenter=*/true>(args, FitsPacks(width, {x, weight, bias, y}));
+    LaunchNormForward<T, /*kCenter=*/true>(args, FitsVectors(width, {x, weight, bias, y}));
   });
 }
 
@@ -39,7 +39,7 @@ void LayerNormBackward(const Tensor& x, const Tensor& weight, const Tensor& mean
     args.dy = Data<T>(dy);
     args.before = Data<T>(before);
     args.dx = Data<T>(dx);
-    LaunchNormBackward<T, /*kCenter=*/true>(args, FitsPacks(width, {x, weight, dy, before, dx}),
+    LaunchNormBackward<T, /*kCenter=*/true>(args, FitsVectors(width, {x, weight, dy, before, dx}),
                                             {dweight, dbias});
   });
 }

@@ -13,51 +13,51 @@ namespace cuda {
 // How rows of some width are shared out.
 struct NormBlock {
   bool block_team = false;
-  int packs_per_thread = 0;
+  int vecs_per_thread = 0;
   dim3 threads;
 };
 
-// float64, which only tests use, makes do with four packs a thread.
+// float64, which only tests use, makes do with four vectors a thread.
 template <typename T>
-bool MakeNormBlock(int64_t packs, NormBlock* block) {
+bool MakeNormBlock(int64_t vecs, NormBlock* block) {
   constexpr bool kFew = sizeof(T) == 8;
-  constexpr int kWarpPacks = 4;
-  block->block_team = packs > 32 * kWarpPacks;
+  constexpr int kWarpVecs = 4;
+  block->block_team = vecs > 32 * kWarpVecs;
   if (!block->block_team) {
-    block->packs_per_thread = kFew ? 4 : std::max(2, static_cast<int>((packs + 31) / 32));
+    block->vecs_per_thread = kFew ? 4 : std::max(2, static_cast<int>((vecs + 31) / 32));
     block->threads = dim3(32, kWarpTeams);
     return true;
   }
-  block->packs_per_thread = kFew || packs > 2 * kMaxNormThreads ? 4 : 2;
-  const int64_t threads = (packs + block->packs_per_thread - 1) / block->packs_per_thread;
+  block->vecs_per_thread = kFew || vecs > 2 * kMaxNormThreads ? 4 : 2;
+  const int64_t threads = (vecs + block->vecs_per_thread - 1) / block->vecs_per_thread;
   block->threads = dim3(static_cast<unsigned>((threads + 31) / 32 * 32));
   return block->threads.x <= kMaxNormThreads;
 }
 
-// The kernel for a block, out of Forward or Backward: Kernels::Get<kBlockTeam, kPacks>().
+// The kernel for a block, out of Forward or Backward: Kernels::Get<kBlockTeam, kVecs>().
 template <typename T, typename Kernels>
 auto NormKernelFor(const NormBlock& block) {
   if constexpr (sizeof(T) < 8) {
-    if (block.packs_per_thread == 2) {
+    if (block.vecs_per_thread == 2) {
       return block.block_team ? Kernels::template Get<true, 2>()
                               : Kernels::template Get<false, 2>();
     }
-    if (block.packs_per_thread == 3) return Kernels::template Get<false, 3>();
+    if (block.vecs_per_thread == 3) return Kernels::template Get<false, 3>();
   }
   return block.block_team ? Kernels::template Get<true, 4>() : Kernels::template Get<false, 4>();
 }
 template <typename T, bool kCenter>
 struct ForwardKernels {
-  template <bool kBlockTeam, int kPacks>
+  template <bool kBlockTeam, int kVecs>
   static auto Get() {
-    return NormForwardKernel<T, kCenter, kBlockTeam, kPacks>;
+    return NormForwardKernel<T, kCenter, kBlockTeam, kVecs>;
   }
 };
 template <typename T, bool kCenter>
 struct BackwardKernels {
-  template <bool kBlockTeam, int kPacks>
+  template <bool kBlockTeam, int kVecs>
   static auto Get() {
-    return NormBackwardKernel<T, kCenter, kBlockTeam, kPacks>;
+    return NormBackwardKernel<T, kCenter, kBlockTeam, kVecs>;
   }
 };
 
@@ -73,10 +73,10 @@ int ResidentBlocks(Kernel kernel, const NormBlock& block, size_t shared_bytes, i
 }
 
 template <typename T, bool kCenter>
-void LaunchNormForward(const NormArgs<T>& args, bool packs) {
+void LaunchNormForward(const NormArgs<T>& args, bool vectorized) {
   if (args.rows == 0 || args.width == 0) return;
   NormBlock block;
-  if (packs && MakeNormBlock<T>(args.width / kPackSize<T>, &block)) {
+  if (vectorized && MakeNormBlock<T>(args.width / kVecSize<T>, &block)) {
     const auto kernel = NormKernelFor<T, ForwardKernels<T, kCenter>>(block);
     const int blocks = ResidentBlocks(kernel, block, 0, args.rows);
     kernel<<<blocks, block.threads, 0, CurrentStream()>>>(args);
@@ -89,7 +89,7 @@ void LaunchNormForward(const NormArgs<T>& args, bool packs) {
 
 // dparameters: dweight and, for LayerNorm, dbias.
 template <typename T, bool kCenter>
-void LaunchNormBackward(NormArgs<T> args, bool packs,
+void LaunchNormBackward(NormArgs<T> args, bool vectorized,
                         const std::array<ParameterGrad, kCenter ? 2 : 1>& dparameters) {
   using A = Accumulator<T>;
   constexpr int kSums = kCenter ? 2 : 1;
@@ -109,7 +109,7 @@ void LaunchNormBackward(NormArgs<T> args, bool packs,
     args.partials = Data<A>(partials);
   };
   NormBlock block;
-  if (packs && MakeNormBlock<T>(args.width / kPackSize<T>, &block)) {
+  if (vectorized && MakeNormBlock<T>(args.width / kVecSize<T>, &block)) {
     const auto kernel = NormKernelFor<T, BackwardKernels<T, kCenter>>(block);
     const size_t shared_bytes = block.block_team ? 0 : kWarpTeams * args.width * sizeof(A);
     allocate(ResidentBlocks(kernel, block, shared_bytes, args.rows));

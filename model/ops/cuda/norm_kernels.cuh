@@ -4,10 +4,10 @@
 //
 // with mean = 0 and bias = 0 for RMSNorm. A team keeps a row in registers, so that memory is read
 // once: a warp, or a whole block for rows that are wider than a warp can hold. Rows that do not fit
-// packs, or are too wide even so, are read again instead, by the Strided kernels.
+// vectors, or are too wide even so, are read again instead, by the Strided kernels.
 #pragma once
 
-#include "model/ops/cuda/packs.cuh"
+#include "model/ops/cuda/vectorized.cuh"
 
 namespace burst {
 namespace cuda {
@@ -79,58 +79,58 @@ constexpr int NormThreads(bool block_team) {
 
 // Resident blocks of warps to compile for: registers are rationed so that enough rows are on their
 // way from memory.
-constexpr int NormBlocks(bool block_team, bool forward, int packs) {
+constexpr int NormBlocks(bool block_team, bool forward, int vecs) {
   if (block_team) return 1;
-  if (forward) return packs <= 3 ? 3 : 2;
-  return packs <= 3 ? 2 : 1;
+  if (forward) return vecs <= 3 ? 3 : 2;
+  return vecs <= 3 ? 2 : 1;
 }
 
-// This thread's part of a row of `packs` packs, thread t's are t, t + blockDim.x and so on.
-template <typename T, int N, int kPacks>
-__device__ inline void LoadRow(const T* row, int packs, Words<T, N> (&out)[kPacks]) {
+// This thread's part of a row of `vecs` vectors, thread t's are t, t + blockDim.x and so on.
+template <typename T, int N, int kVecs>
+__device__ inline void LoadRow(const T* row, int vecs, Words<T, N> (&out)[kVecs]) {
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
+  for (int p = 0; p < kVecs; ++p) {
     const int at = threadIdx.x + p * blockDim.x;
-    if (at < packs) out[p] = Load<N>(row + at * N);
+    if (at < vecs) out[p] = Load<N>(row + at * N);
   }
 }
 
 // Hides from the compiler that it has seen these numbers before: it would rather keep them unpacked
 // than unpack them twice, and that takes the registers of half the warps.
 template <typename T, int N>
-__device__ inline void Forget(Words<T, N>& pack) {
+__device__ inline void Forget(Words<T, N>& vec) {
 #pragma unroll
-  for (uint32_t& word : pack.words) asm volatile("" : "+r"(word));
+  for (uint32_t& word : vec.words) asm volatile("" : "+r"(word));
 }
 
-template <typename T, bool kCenter, bool kBlockTeam, int kPacks>
-__global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam, true, kPacks))
+template <typename T, bool kCenter, bool kBlockTeam, int kVecs>
+__global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam, true, kVecs))
     NormForwardKernel(NormArgs<T> args) {
   using A = Accumulator<T>;
-  constexpr int N = kPackSize<T>;
-  const int packs = args.width / N;
+  constexpr int N = kVecSize<T>;
+  const int vecs = args.width / N;
   const A inverse_width = A(1) / A(args.width);
   const int64_t step = int64_t{gridDim.x} * blockDim.y;
   int64_t row = blockIdx.x * int64_t{blockDim.y} + threadIdx.y;
   TeamSum<A, kBlockTeam> team_sum;
 
-  Words<T, N> weight[kPacks], next[kPacks];
-  LoadRow(args.weight, packs, weight);
-  if (row < args.rows) LoadRow(args.x + row * args.width, packs, next);
+  Words<T, N> weight[kVecs], next[kVecs];
+  LoadRow(args.weight, vecs, weight);
+  if (row < args.rows) LoadRow(args.x + row * args.width, vecs, next);
   for (; row < args.rows; row += step) {
-    A x[kPacks][N];
+    A x[kVecs][N];
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = 0; p < kVecs; ++p) {
 #pragma unroll
       for (int j = 0; j < N; ++j) x[p][j] = next[p][j];
     }
-    if (row + step < args.rows) LoadRow(args.x + (row + step) * args.width, packs, next);
+    if (row + step < args.rows) LoadRow(args.x + (row + step) * args.width, vecs, next);
 
     A mean[1] = {0}, square[1] = {0};
     if constexpr (kCenter) {
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        if (threadIdx.x + p * blockDim.x >= packs) continue;
+      for (int p = 0; p < kVecs; ++p) {
+        if (threadIdx.x + p * blockDim.x >= vecs) continue;
 #pragma unroll
         for (int j = 0; j < N; ++j) mean[0] += x[p][j];
       }
@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
       mean[0] *= inverse_width;
     }
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (threadIdx.x + p * blockDim.x >= packs) continue;
+    for (int p = 0; p < kVecs; ++p) {
+      if (threadIdx.x + p * blockDim.x >= vecs) continue;
 #pragma unroll
       for (int j = 0; j < N; ++j) square[0] += (x[p][j] - mean[0]) * (x[p][j] - mean[0]);
     }
@@ -150,9 +150,9 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
       if constexpr (kCenter) args.mean[row] = mean[0];
     }
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = 0; p < kVecs; ++p) {
       const int at = threadIdx.x + p * blockDim.x;
-      if (at >= packs) continue;
+      if (at >= vecs) continue;
       Forget(weight[p]);
       Words<T, N> bias;  // no registers are left to keep it in: from the L1 cache
       if (kCenter) bias = Load<N>(args.bias + at * N);
@@ -168,11 +168,11 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
 }
 
 // What the backward reads of a row.
-template <typename T, int kPacks>
+template <typename T, int kVecs>
 struct NormBackwardRow {
   using A = Accumulator<T>;
-  static constexpr int N = kPackSize<T>;
-  Words<T, N> x[kPacks], dy[kPacks], before[kPacks];
+  static constexpr int N = kVecSize<T>;
+  Words<T, N> x[kVecs], dy[kVecs], before[kVecs];
   A mean = 0, rstd = 0;
 
   __device__ void Load(const NormArgs<T>& args, int64_t row) {
@@ -187,15 +187,15 @@ struct NormBackwardRow {
 };
 
 // partials [kSums, width] = the sums of all teams of the block, which meet in shared memory.
-template <typename A, int N, int kSums, int kPacks>
-__device__ inline void CombineTeams(const A (&sums)[kSums][kPacks][N], int width, A* partials) {
+template <typename A, int N, int kSums, int kVecs>
+__device__ inline void CombineTeams(const A (&sums)[kSums][kVecs][N], int width, A* partials) {
   extern __shared__ __align__(16) unsigned char memory[];
   A* shared = reinterpret_cast<A*>(memory);  // [teams, width]
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
     __syncthreads();
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = 0; p < kVecs; ++p) {
       const int at = threadIdx.x + p * blockDim.x;
       if (at >= width / N) continue;
 #pragma unroll
@@ -215,39 +215,39 @@ __device__ inline void CombineTeams(const A (&sums)[kSums][kPacks][N], int width
 //   dx = before + rstd (g - mean(g) - xhat mean(g xhat)),   dweight = sum over rows of dy xhat,
 //   dbias = sum over rows of dy
 // The sums over a team's rows stay in registers, too; blocks leave theirs in `partials`.
-template <typename T, bool kCenter, bool kBlockTeam, int kPacks>
-__global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam, false, kPacks))
+template <typename T, bool kCenter, bool kBlockTeam, int kVecs>
+__global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam, false, kVecs))
     NormBackwardKernel(NormArgs<T> args) {
   using A = Accumulator<T>;
-  constexpr int N = kPackSize<T>;
+  constexpr int N = kVecSize<T>;
   constexpr int kSums = kCenter ? 2 : 1;
-  const int packs = args.width / N;
+  const int vecs = args.width / N;
   const A inverse_width = A(1) / A(args.width);
   const int64_t step = int64_t{gridDim.x} * blockDim.y;
   int64_t row = blockIdx.x * int64_t{blockDim.y} + threadIdx.y;
   TeamSum<A, kBlockTeam> team_sum;
 
   // From the L1 cache where the sums leave no registers to keep it in.
-  Words<T, N> kept_weight[kCenter ? 1 : kPacks];
-  if constexpr (!kCenter) LoadRow(args.weight, packs, kept_weight);
+  Words<T, N> kept_weight[kCenter ? 1 : kVecs];
+  if constexpr (!kCenter) LoadRow(args.weight, vecs, kept_weight);
   const auto weight_of = [&](int p) {
     if (kCenter) return Load<N>(args.weight + (threadIdx.x + p * blockDim.x) * N);
     Forget(kept_weight[kCenter ? 0 : p]);
     return kept_weight[kCenter ? 0 : p];
   };
-  A sums[kSums][kPacks][N] = {};  // of dy xhat, of dy
-  NormBackwardRow<T, kPacks> next;
+  A sums[kSums][kVecs][N] = {};  // of dy xhat, of dy
+  NormBackwardRow<T, kVecs> next;
   // Where registers are short, it is left to the other warps to keep memory busy.
-  constexpr bool kPrefetch = kBlockTeam && kPacks == 2 && !kCenter;
+  constexpr bool kPrefetch = kBlockTeam && kVecs == 2 && !kCenter;
   if (kPrefetch && row < args.rows) next.Load(args, row);
   for (; row < args.rows; row += step) {
     if (!kPrefetch) next.Load(args, row);
-    NormBackwardRow<T, kPacks> in = next;
+    NormBackwardRow<T, kVecs> in = next;
     if (kPrefetch && row + step < args.rows) next.Load(args, row + step);
     A means[kSums] = {};  // of g xhat, of g
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (threadIdx.x + p * blockDim.x >= packs) continue;
+    for (int p = 0; p < kVecs; ++p) {
+      if (threadIdx.x + p * blockDim.x >= vecs) continue;
       const Words<T, N> weight = weight_of(p);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
@@ -266,9 +266,9 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
 #pragma unroll
     for (int i = 0; i < kSums; ++i) means[i] *= inverse_width;
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = 0; p < kVecs; ++p) {
       const int at = threadIdx.x + p * blockDim.x;
-      if (at >= packs) continue;
+      if (at >= vecs) continue;
       const Words<T, N> weight = weight_of(p);
       Forget(in.x[p]);
       Forget(in.dy[p]);
@@ -289,14 +289,14 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
+      for (int p = 0; p < kVecs; ++p) {
         const int at = threadIdx.x + p * blockDim.x;
-        if (at < packs) StoreNumbers<N>(sums[i][p], partials + i * args.width + at * N);
+        if (at < vecs) StoreNumbers<N>(sums[i][p], partials + i * args.width + at * N);
       }
     }
   } else {
-    CombineTeams<A, N, kSums, kPacks>(sums, args.width,
-                                      args.partials + blockIdx.x * int64_t{kSums} * args.width);
+    CombineTeams<A, N, kSums, kVecs>(sums, args.width,
+                                     args.partials + blockIdx.x * int64_t{kSums} * args.width);
   }
 }
 

@@ -17,7 +17,7 @@ void RmsNormForward(const Tensor& x, const Tensor& weight, double eps, const Ten
     args.weight = Data<T>(weight);
     args.rstd = Data<Accumulator<T>>(rstd);
     args.y = Data<T>(y);
-    LaunchNormForward<T, /*kCenter=*/false>(args, FitsPacks(width, {x, weight, y}));
+    LaunchNormForward<T, /*kCenter=*/false>(args, FitsVectors(width, {x, weight, y}));
   });
 }
 
@@ -35,7 +35,7 @@ void RmsNormBackward(const Tensor& x, const Tensor& weight, const Tensor& rstd, 
     args.dy = Data<T>(dy);
     args.before = Data<T>(before);
     args.dx = Data<T>(dx);
-    LaunchNormBackward<T, /*kCenter=*/false>(args, FitsPacks(width, {x, weight, dy, before, dx}),
+    LaunchNormBackward<T, /*kCenter=*/false>(args, FitsVectors(width, {x, weight, dy, before, dx}),
                                              {dweight});
   });
 }

@@ -1,5 +1,5 @@
 #include "model/ops/cuda/kernels.h"
-#include "model/ops/cuda/packs.cuh"
+#include "model/ops/cuda/vectorized.cuh"
 
 namespace burst {
 namespace cuda {
@@ -36,11 +36,11 @@ __global__ void __launch_bounds__(kThreads)
                      const T* __restrict__ x, const Accumulator<T>* __restrict__ cosines,
                      const Accumulator<T>* __restrict__ sines, T* __restrict__ y) {
   using A = Accumulator<T>;
-  const uint32_t packs = half / N, per_token = packs * ((heads + kHeads - 1) / kHeads);
+  const uint32_t vecs = half / N, per_token = vecs * ((heads + kHeads - 1) / kHeads);
   const uint32_t index = blockIdx.x * kThreads + threadIdx.x, token = index / per_token;
   if (token >= tokens) return;
   const uint32_t rest = index - token * per_token;
-  const int channel = rest % packs * N, first_head = rest / packs * kHeads;
+  const int channel = rest % vecs * N, first_head = rest / vecs * kHeads;
 
   const int64_t at = (token * int64_t{heads} + first_head) * 2 * half + channel;
   Words<T, N> x1[kHeads], x2[kHeads];
@@ -99,11 +99,11 @@ void RopeRotate(const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t r
                 const Tensor& y) {
   const int64_t tokens = cos.dim(0), half = cos.dim(1), heads = x.dim(-2);
   if (x.numel() == 0) return;
-  const bool packs = FitsPacks(half, {x, y});
-  DispatchPacks(x.dtype(), packs, [&](auto zero, auto pack) {
+  const bool vectorized = FitsVectors(half, {x, y});
+  DispatchVectors(x.dtype(), vectorized, [&](auto zero, auto vec_size) {
     using T = decltype(zero);
     using A = Accumulator<T>;
-    constexpr int N = decltype(pack)::value;
+    constexpr int N = decltype(vec_size)::value;
     const int64_t threads = tokens * (half / N) * ((heads + kHeads - 1) / kHeads);
     RopeRotateKernel<T, N><<<BlocksFor(threads, kThreads), kThreads, 0, CurrentStream()>>>(
         tokens, static_cast<int>(heads), static_cast<int>(rotated), static_cast<int>(half),

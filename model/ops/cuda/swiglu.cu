@@ -1,5 +1,5 @@
 #include "model/ops/cuda/kernels.h"
-#include "model/ops/cuda/packs.cuh"
+#include "model/ops/cuda/vectorized.cuh"
 
 namespace burst {
 namespace cuda {
@@ -56,9 +56,9 @@ __global__ void __launch_bounds__(kThreads)
 void SwiGluForward(const Tensor& gate_up, const Tensor& y) {
   if (y.numel() == 0) return;
   const int64_t n = y.dim(-1);
-  DispatchPacks(y.dtype(), FitsPacks(n, {gate_up, y}), [&](auto zero, auto pack) {
+  DispatchVectors(y.dtype(), FitsVectors(n, {gate_up, y}), [&](auto zero, auto vec_size) {
     using T = decltype(zero);
-    constexpr int N = decltype(pack)::value;
+    constexpr int N = decltype(vec_size)::value;
     const int64_t count = y.numel() / N;
     SwiGluForwardKernel<T, N><<<BlocksFor(count, kThreads), kThreads, 0, CurrentStream()>>>(
         count, static_cast<int>(n), Data<T>(gate_up), Data<T>(y));
@@ -69,13 +69,14 @@ void SwiGluForward(const Tensor& gate_up, const Tensor& y) {
 void SwiGluBackward(const Tensor& gate_up, const Tensor& dy, const Tensor& dgate_up) {
   if (dy.numel() == 0) return;
   const int64_t n = dy.dim(-1);
-  DispatchPacks(dy.dtype(), FitsPacks(n, {gate_up, dy, dgate_up}), [&](auto zero, auto pack) {
-    using T = decltype(zero);
-    constexpr int N = decltype(pack)::value;
-    const int64_t count = dy.numel() / N;
-    SwiGluBackwardKernel<T, N><<<BlocksFor(count, kThreads), kThreads, 0, CurrentStream()>>>(
-        count, static_cast<int>(n), Data<T>(gate_up), Data<T>(dy), Data<T>(dgate_up));
-  });
+  DispatchVectors(
+      dy.dtype(), FitsVectors(n, {gate_up, dy, dgate_up}), [&](auto zero, auto vec_size) {
+        using T = decltype(zero);
+        constexpr int N = decltype(vec_size)::value;
+        const int64_t count = dy.numel() / N;
+        SwiGluBackwardKernel<T, N><<<BlocksFor(count, kThreads), kThreads, 0, CurrentStream()>>>(
+            count, static_cast<int>(n), Data<T>(gate_up), Data<T>(dy), Data<T>(dgate_up));
+      });
   BURST_CUDA_CHECK_LAUNCH("SwiGluBackward");
 }
 

@@ -97,8 +97,8 @@ Tensor Ids(int64_t n, int64_t below, const Shape& shape, DeviceType device) {
   return Tensor::FromVector(ids, shape, device);
 }
 
-// Every op at widths that take each path: packs by one and by several warps, two packs a thread,
-// rows too wide for registers, and rows that do not fit packs.
+// Every op at widths that take each path: vectors by one and by several warps, two vectors a
+// thread, rows too wide for registers, and rows that do not fit vectors.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const int64_t width : {int64_t{40}, int64_t{768}, int64_t{2048}, int64_t{4096},

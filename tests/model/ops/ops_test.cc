@@ -27,7 +27,7 @@ namespace {
 
 // --- norms ------------------------------------------------------------------------------------
 
-// Widths that a GPU reads element by element, in packs by one warp and by several.
+// Widths that a GPU reads element by element, in vectors by one warp and by several.
 class NormTest : public testing::TestWithParam<int> {};
 
 TEST_P(NormTest, RmsNormValuesAndGradients) {

@@ -9,7 +9,7 @@ namespace {
 using cuda::Accumulator;
 using cuda::bf16;
 using cuda::ConvertTo;
-using cuda::Pack;
+using cuda::Vec;
 
 constexpr int kThreads = 256;
 
@@ -26,16 +26,16 @@ struct Row {
   int64_t b, i, h;
 };
 
-// delta[b, h, i] = rowsum(dO * O) - dlse; kLanes lanes a row. A lane sums packs of 16 bytes, read
+// delta[b, h, i] = rowsum(dO * O) - dlse; kLanes lanes a row. A lane sums vectors of 16 bytes, read
 // as such or not: the result is the same.
-template <typename T, int kLanes, bool kPacked>
+template <typename T, int kLanes, bool kVectorized>
 __global__ __launch_bounds__(kThreads) void DeltaKernel(AttentionOperand out, AttentionOperand dout,
                                                         uint32_t rows, uint32_t q_len,
                                                         uint32_t num_heads, int head_dim,
                                                         const Accumulator<T>* dlse,
                                                         Accumulator<T>* delta) {
   using A = Accumulator<T>;
-  constexpr int kPack = 16 / sizeof(T);
+  constexpr int kVec = 16 / sizeof(T);
   const int lane = threadIdx.x % kLanes;
   const uint32_t index = blockIdx.x * (kThreads / kLanes) + threadIdx.x / kLanes;
   const bool valid = index < rows;
@@ -43,19 +43,19 @@ __global__ __launch_bounds__(kThreads) void DeltaKernel(AttentionOperand out, At
   const T* o = row.Of<const T>(out);
   const T* d = row.Of<const T>(dout);
   A sum = 0;
-  for (int c = lane * kPack; c < head_dim; c += kLanes * kPack) {
-    Pack<T, kPack> x = {}, y = {};
-    if (kPacked) {
-      x = *reinterpret_cast<const Pack<T, kPack>*>(o + c);
-      y = *reinterpret_cast<const Pack<T, kPack>*>(d + c);
+  for (int c = lane * kVec; c < head_dim; c += kLanes * kVec) {
+    Vec<T, kVec> x = {}, y = {};
+    if (kVectorized) {
+      x = *reinterpret_cast<const Vec<T, kVec>*>(o + c);
+      y = *reinterpret_cast<const Vec<T, kVec>*>(d + c);
     } else {
-      for (int j = 0; j < kPack && c + j < head_dim; ++j) {
+      for (int j = 0; j < kVec && c + j < head_dim; ++j) {
         x[j] = o[c + j];
         y[j] = d[c + j];
       }
     }
 #pragma unroll
-    for (int j = 0; j < kPack; ++j) sum += ConvertTo<A>(x[j]) * ConvertTo<A>(y[j]);
+    for (int j = 0; j < kVec; ++j) sum += ConvertTo<A>(x[j]) * ConvertTo<A>(y[j]);
   }
 #pragma unroll
   for (int distance = kLanes / 2; distance > 0; distance /= 2) {
@@ -67,42 +67,42 @@ __global__ __launch_bounds__(kThreads) void DeltaKernel(AttentionOperand out, At
   }
 }
 
-// sum += kPack consecutive elements; 16 bytes a load at most.
-template <int kPack, typename T>
-__device__ void AddPack(const T* x, float (&sum)[kPack]) {
-  constexpr int kStep = kPack < 16 / static_cast<int>(sizeof(T)) ? kPack : 16 / sizeof(T);
+// sum += kVec consecutive elements; 16 bytes a load at most.
+template <int kVec, typename T>
+__device__ void AddVec(const T* x, float (&sum)[kVec]) {
+  constexpr int kStep = kVec < 16 / static_cast<int>(sizeof(T)) ? kVec : 16 / sizeof(T);
 #pragma unroll
-  for (int i = 0; i < kPack; i += kStep) {
-    const Pack<T, kStep> part = *reinterpret_cast<const Pack<T, kStep>*>(x + i);
+  for (int i = 0; i < kVec; i += kStep) {
+    const Vec<T, kStep> part = *reinterpret_cast<const Vec<T, kStep>*>(x + i);
 #pragma unroll
     for (int j = 0; j < kStep; ++j) sum[i + j] += ConvertTo<float>(part[j]);
   }
 }
 
-template <int kPack, typename Addend>
+template <int kVec, typename Addend>
 __global__ __launch_bounds__(kThreads) void ConvertKernel(AttentionOperand from,
                                                           AttentionOperand addend,
-                                                          AttentionOperand to, uint32_t packs,
+                                                          AttentionOperand to, uint32_t vecs,
                                                           uint32_t seqlen, uint32_t num_heads,
-                                                          uint32_t row_packs) {
+                                                          uint32_t row_vecs) {
   const uint32_t index = blockIdx.x * kThreads + threadIdx.x;
-  if (index >= packs) return;
-  const Row row(index / row_packs, seqlen, num_heads);
-  const uint32_t c = index % row_packs * kPack;
-  float sum[kPack] = {};
-  AddPack(row.Of<const float>(from) + c, sum);
-  if (addend.data != nullptr) AddPack(row.Of<const Addend>(addend) + c, sum);
-  Pack<bf16, kPack> y;
+  if (index >= vecs) return;
+  const Row row(index / row_vecs, seqlen, num_heads);
+  const uint32_t c = index % row_vecs * kVec;
+  float sum[kVec] = {};
+  AddVec(row.Of<const float>(from) + c, sum);
+  if (addend.data != nullptr) AddVec(row.Of<const Addend>(addend) + c, sum);
+  Vec<bf16, kVec> y;
 #pragma unroll
-  for (int j = 0; j < kPack; ++j) y[j] = ConvertTo<bf16>(sum[j]);
-  *reinterpret_cast<Pack<bf16, kPack>*>(row.Of<bf16>(to) + c) = y;
+  for (int j = 0; j < kVec; ++j) y[j] = ConvertTo<bf16>(sum[j]);
+  *reinterpret_cast<Vec<bf16, kVec>*>(row.Of<bf16>(to) + c) = y;
 }
 
-// Whether every row can be read in packs of 16 bytes, and consists of whole packs of `pack`.
-bool InPacks(const AttentionOperand& operand, int64_t head_dim, int64_t element_bytes,
-             int64_t pack) {
+// Whether every row can be read in vectors of 16 bytes, and consists of whole vectors of `vec`.
+bool FitsVectors(const AttentionOperand& operand, int64_t head_dim, int64_t element_bytes,
+                 int64_t vec) {
   const int64_t elements = 16 / element_bytes;
-  return reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 && head_dim % pack == 0 &&
+  return reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 && head_dim % vec == 0 &&
          operand.batch_stride % elements == 0 && operand.seq_stride % elements == 0 &&
          operand.head_stride % elements == 0;
 }
@@ -118,10 +118,10 @@ void LaunchDelta(const FlashDeltaParams& params) {
   const FlashAttentionShape& shape = params.shape;
   const int64_t rows = shape.batch * shape.q_len * shape.num_heads;
   if (rows == 0) return;
-  constexpr int kPack = 16 / sizeof(T);
-  const bool packed = InPacks(params.out, shape.head_dim, sizeof(T), kPack) &&
-                      InPacks(params.dout, shape.head_dim, sizeof(T), kPack);
-  const auto kernel = packed ? DeltaKernel<T, kLanes, true> : DeltaKernel<T, kLanes, false>;
+  constexpr int kVec = 16 / sizeof(T);
+  const bool vectorized = FitsVectors(params.out, shape.head_dim, sizeof(T), kVec) &&
+                          FitsVectors(params.dout, shape.head_dim, sizeof(T), kVec);
+  const auto kernel = vectorized ? DeltaKernel<T, kLanes, true> : DeltaKernel<T, kLanes, false>;
   kernel<<<Blocks(rows, kThreads / kLanes), kThreads, 0, cuda::CurrentStream()>>>(
       params.out, params.dout, static_cast<uint32_t>(rows), static_cast<uint32_t>(shape.q_len),
       static_cast<uint32_t>(shape.num_heads), static_cast<int>(shape.head_dim),
@@ -131,13 +131,13 @@ void LaunchDelta(const FlashDeltaParams& params) {
 
 }  // namespace
 
-// As many lanes as a row has packs, or 32.
+// As many lanes as a row has vectors, or 32.
 void Delta(const FlashDeltaParams& params) {
   cuda::DispatchDtype(params.shape.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const int64_t packs = params.shape.head_dim * static_cast<int64_t>(sizeof(T)) / 16;
-    if (packs <= 8) return LaunchDelta<T, 8>(params);
-    if (packs <= 16) return LaunchDelta<T, 16>(params);
+    const int64_t vecs = params.shape.head_dim * static_cast<int64_t>(sizeof(T)) / 16;
+    if (vecs <= 8) return LaunchDelta<T, 8>(params);
+    if (vecs <= 16) return LaunchDelta<T, 16>(params);
     LaunchDelta<T, 32>(params);
   });
 }
@@ -149,18 +149,18 @@ void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& t
   BURST_CHECK(!adds ||
               (addend.shape() == from.shape() && (wide || addend.dtype() == DType::kBFloat16)));
   const AttentionOperand added = adds ? Operand(addend) : AttentionOperand();
-  constexpr int kPack = 8;
+  constexpr int kVec = 8;
   const int64_t head_dim = from.dim(3);
-  const bool packed = InPacks(source, head_dim, sizeof(float), kPack) &&
-                      InPacks(target, head_dim, sizeof(bf16), kPack) &&
-                      (!adds || InPacks(added, head_dim, SizeOf(addend.dtype()), kPack));
-  const int pack = packed ? kPack : 1;
-  const int64_t packs = from.numel() / pack;
-  const auto kernel = packed ? (wide ? ConvertKernel<kPack, float> : ConvertKernel<kPack, bf16>)
-                             : (wide ? ConvertKernel<1, float> : ConvertKernel<1, bf16>);
-  kernel<<<Blocks(packs, kThreads), kThreads, 0, cuda::CurrentStream()>>>(
-      source, added, target, static_cast<uint32_t>(packs), static_cast<uint32_t>(from.dim(1)),
-      static_cast<uint32_t>(from.dim(2)), static_cast<uint32_t>(head_dim / pack));
+  const bool vectorized = FitsVectors(source, head_dim, sizeof(float), kVec) &&
+                          FitsVectors(target, head_dim, sizeof(bf16), kVec) &&
+                          (!adds || FitsVectors(added, head_dim, SizeOf(addend.dtype()), kVec));
+  const int vec = vectorized ? kVec : 1;
+  const int64_t vecs = from.numel() / vec;
+  const auto kernel = vectorized ? (wide ? ConvertKernel<kVec, float> : ConvertKernel<kVec, bf16>)
+                                 : (wide ? ConvertKernel<1, float> : ConvertKernel<1, bf16>);
+  kernel<<<Blocks(vecs, kThreads), kThreads, 0, cuda::CurrentStream()>>>(
+      source, added, target, static_cast<uint32_t>(vecs), static_cast<uint32_t>(from.dim(1)),
+      static_cast<uint32_t>(from.dim(2)), static_cast<uint32_t>(head_dim / vec));
   BURST_CUDA_CHECK_LAUNCH("attention convert");
 }
 

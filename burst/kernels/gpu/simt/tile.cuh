@@ -1,6 +1,6 @@
 // Tiles of the float32 and float64 kernels: 256 threads as a square of 16 x 16. Thread (y, x) holds
 // the rows y + 16 r of a product; of its columns, x + 16 c where they are keys or queries (a
-// product over head_dim), and packs of 16 bytes, x-th of every 16, where they are those of
+// product over head_dim), and vectors of 16 bytes, x-th of every 16, where they are those of
 // head_dim.
 #pragma once
 
@@ -26,11 +26,11 @@ struct Tile {
   static constexpr int kRows =
       (kHeadDim <= 128 ? 64 : 32) * static_cast<int>(sizeof(float)) / static_cast<int>(sizeof(T));
   static constexpr int kPerThread = kRows / kSide;
-  static constexpr int kPack = 16 / sizeof(T);
-  // Rows 16 bytes longer than a multiple of all banks: eight threads read packs of eight rows at
+  static constexpr int kVec = 16 / sizeof(T);
+  // Rows 16 bytes longer than a multiple of all banks: eight threads read vectors of eight rows at
   // once.
-  static constexpr int kStride = kHeadDim + kPack;    // of [rows, head_dim]
-  static constexpr int kScoreStride = kRows + kPack;  // of [rows, rows]
+  static constexpr int kStride = kHeadDim + kVec;    // of [rows, head_dim]
+  static constexpr int kScoreStride = kRows + kVec;  // of [rows, rows]
   static constexpr int kSize = kRows * kStride;
   static constexpr int kScoreSize = kRows * kScoreStride;
   static constexpr int kColumns = kHeadDim / kSide;  // of head_dim, a thread's
@@ -52,7 +52,7 @@ __device__ void LoadTile(const Head<T>& head, int64_t first, int64_t rows, int h
 // scores = a b^T; a, b [rows, head_dim]
 template <class Tile, typename T>
 __device__ void Product(const T* a, const T* b, T (&scores)[Tile::kPerThread][Tile::kPerThread]) {
-  using Pack = cuda::Pack<T, Tile::kPack>;
+  using Vec = cuda::Vec<T, Tile::kVec>;
   constexpr int kN = Tile::kPerThread;
   const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
 #pragma unroll
@@ -61,19 +61,19 @@ __device__ void Product(const T* a, const T* b, T (&scores)[Tile::kPerThread][Ti
     for (int c = 0; c < kN; ++c) scores[r][c] = 0;
   }
 #pragma unroll 4
-  for (int d = 0; d < Tile::kHeadDim; d += Tile::kPack) {
-    Pack rows[kN], columns[kN];
+  for (int d = 0; d < Tile::kHeadDim; d += Tile::kVec) {
+    Vec rows[kN], columns[kN];
 #pragma unroll
     for (int r = 0; r < kN; ++r) {
-      rows[r] = *reinterpret_cast<const Pack*>(a + (y + kSide * r) * Tile::kStride + d);
-      columns[r] = *reinterpret_cast<const Pack*>(b + (x + kSide * r) * Tile::kStride + d);
+      rows[r] = *reinterpret_cast<const Vec*>(a + (y + kSide * r) * Tile::kStride + d);
+      columns[r] = *reinterpret_cast<const Vec*>(b + (x + kSide * r) * Tile::kStride + d);
     }
 #pragma unroll
     for (int r = 0; r < kN; ++r) {
 #pragma unroll
       for (int c = 0; c < kN; ++c) {
 #pragma unroll
-        for (int i = 0; i < Tile::kPack; ++i) scores[r][c] += rows[r][i] * columns[c][i];
+        for (int i = 0; i < Tile::kVec; ++i) scores[r][c] += rows[r][i] * columns[c][i];
       }
     }
   }
@@ -83,25 +83,25 @@ __device__ void Product(const T* a, const T* b, T (&scores)[Tile::kPerThread][Ti
 template <class Tile, typename T>
 __device__ void AddProduct(const T* scores, const T* b,
                            T (&sums)[Tile::kPerThread][Tile::kColumns]) {
-  using Pack = cuda::Pack<T, Tile::kPack>;
+  using Vec = cuda::Vec<T, Tile::kVec>;
   const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
 #pragma unroll 1
-  for (int j = 0; j < Tile::kRows; j += Tile::kPack) {
-    Pack p[Tile::kPerThread];
+  for (int j = 0; j < Tile::kRows; j += Tile::kVec) {
+    Vec p[Tile::kPerThread];
 #pragma unroll
     for (int r = 0; r < Tile::kPerThread; ++r) {
-      p[r] = *reinterpret_cast<const Pack*>(scores + (y + kSide * r) * Tile::kScoreStride + j);
+      p[r] = *reinterpret_cast<const Vec*>(scores + (y + kSide * r) * Tile::kScoreStride + j);
     }
 #pragma unroll
-    for (int i = 0; i < Tile::kPack; ++i) {
+    for (int i = 0; i < Tile::kVec; ++i) {
 #pragma unroll
-      for (int c = 0; c < Tile::kColumns; c += Tile::kPack) {
-        const Pack v = *reinterpret_cast<const Pack*>(b + (j + i) * Tile::kStride + c * kSide +
-                                                      x * Tile::kPack);
+      for (int c = 0; c < Tile::kColumns; c += Tile::kVec) {
+        const Vec v =
+            *reinterpret_cast<const Vec*>(b + (j + i) * Tile::kStride + c * kSide + x * Tile::kVec);
 #pragma unroll
         for (int r = 0; r < Tile::kPerThread; ++r) {
 #pragma unroll
-          for (int k = 0; k < Tile::kPack; ++k) sums[r][c + k] += p[r][i] * v[k];
+          for (int k = 0; k < Tile::kVec; ++k) sums[r][c + k] += p[r][i] * v[k];
         }
       }
     }
@@ -127,7 +127,7 @@ __device__ void StoreRow(const T (&sums)[Tile::kColumns], T factor, T keep, int 
   const int x = threadIdx.x % kSide;
 #pragma unroll
   for (int c = 0; c < Tile::kColumns; ++c) {
-    const int column = c / Tile::kPack * Tile::kPack * kSide + x * Tile::kPack + c % Tile::kPack;
+    const int column = c / Tile::kVec * Tile::kVec * kSide + x * Tile::kVec + c % Tile::kVec;
     if (column >= head_dim) continue;
     const T value = factor * sums[c];
     row[column] = keep == 0 ? value : keep * row[column] + value;

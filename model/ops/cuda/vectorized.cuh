@@ -101,7 +101,7 @@ __device__ inline void StoreRounded(const Accumulator<T>* values, T* to) {
 // N numbers of an accumulator's type, by as many words as it takes. From and to global memory.
 template <int N, typename A>
 __device__ inline void LoadNumbers(const A* from, A* to) {
-  constexpr int M = N < kPackSize<A> ? N : kPackSize<A>;
+  constexpr int M = N < kVecSize<A> ? N : kVecSize<A>;
 #pragma unroll
   for (int i = 0; i < N; i += M) {
     const Words<A, M> words = Load<M>(from + i);
@@ -111,13 +111,13 @@ __device__ inline void LoadNumbers(const A* from, A* to) {
 }
 template <int N, typename A>
 __device__ inline void StoreNumbers(const A* from, A* to) {
-  constexpr int M = N < kPackSize<A> ? N : kPackSize<A>;
+  constexpr int M = N < kVecSize<A> ? N : kVecSize<A>;
 #pragma unroll
   for (int i = 0; i < N; i += M) StoreRounded<A, M>(from + i, to + i);
 }
 
-// Whether rows of `width` elements of these tensors (null ones aside) can be read in packs.
-inline bool FitsPacks(int64_t width, std::initializer_list<Tensor> tensors) {
+// Whether rows of `width` elements of these tensors (null ones aside) can be read in vectors.
+inline bool FitsVectors(int64_t width, std::initializer_list<Tensor> tensors) {
   for (const Tensor& tensor : tensors) {
     if (tensor.null()) continue;
     if (reinterpret_cast<uintptr_t>(tensor.raw_data()) % 16 != 0) return false;
@@ -126,14 +126,14 @@ inline bool FitsPacks(int64_t width, std::initializer_list<Tensor> tensors) {
   return true;
 }
 
-// Calls function(T{}, constant N): T of the dtype, N the elements of a pack, or 1 when the rows do
-// not fit packs.
+// Calls function(T{}, constant N): T of the dtype, N the elements of a vector, or 1 when the rows
+// do not fit vectors.
 template <typename Function>
-void DispatchPacks(DType dtype, bool packs, Function&& function) {
+void DispatchVectors(DType dtype, bool vectorized, Function&& function) {
   DispatchDtype(dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (packs) {
-      function(zero, std::integral_constant<int, kPackSize<T>>());
+    if (vectorized) {
+      function(zero, std::integral_constant<int, kVecSize<T>>());
     } else {
       function(zero, std::integral_constant<int, 1>());
     }
