@@ -1,13 +1,14 @@
 #!/bin/bash
-# Installs what building and testing needs and is missing, from Debian 12's packages.
-# Quick and silent when nothing is missing.
+# Installs what building and testing needs and is missing, from the packages of Debian 12 and 13.
+# Ubuntu 22.04 and 24.04 are accepted too: their packages have the same names, but this was not
+# tried there. Quick and silent when nothing is missing.
 set -euo pipefail
 
 packages=(
   g++                    # the compiler
   bazel-bootstrap        # Bazel 4.2, and the Java rules that it loads
   bazel-rules-java
-  libeigen3-dev          # matrix products on the CPU
+  libeigen3-dev          # matmuls on the CPU
   libabsl-dev            # flags, status, strings
   nlohmann-json3-dev     # configurations, metrics, checkpoint headers
   libgtest-dev           # tests
@@ -29,9 +30,14 @@ if [ -r /etc/os-release ]; then
   id=$(. /etc/os-release && echo "${ID:-}")
   version=$(. /etc/os-release && echo "${VERSION_ID:-}")
 fi
-[ "$id" = debian ] && [ "$version" = 12 ] ||
-  fail "this script knows Debian 12 only, and this is ${id:-an unknown system} $version." \
-       "Install by hand what corresponds to: ${packages[*]}"
+case "$id $version" in
+  "debian 12" | "debian 13") ;;
+  "ubuntu 22.04" | "ubuntu 24.04")
+    echo "third_party/install.sh: not tried on Ubuntu; its packages have Debian's names." >&2 ;;
+  *)
+    fail "this script knows Debian 12 and 13 and Ubuntu 22.04 and 24.04, and this is" \
+         "${id:-an unknown system} $version. Install by hand what corresponds to: ${packages[*]}" ;;
+esac
 
 missing=()
 for package in "${packages[@]}"; do

@@ -1,4 +1,4 @@
-// What each kind of device implements; memory.cc and device.cc choose among them.
+// What each type of device implements; device.cc chooses by type.
 #pragma once
 
 #include "burst/device/memory.h"
@@ -19,7 +19,7 @@ void ResetPeakMemory();
 void Synchronize();
 // At least one of the two is GPU memory.
 void Copy(void* to, DeviceType to_device, const void* from, DeviceType from_device, size_t bytes);
-// What a Readback of the calling thread has on the host; it must be given back by that thread.
+// The host's buffer of a Readback. The thread that took it gives it back.
 void* TakeReadback();
 void GiveReadbackBack(void* readback);
 void PostReadback(void* readback, const void* from, size_t bytes);

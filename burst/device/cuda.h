@@ -3,7 +3,10 @@
 
 #include <cuda_runtime.h>
 
+#include <memory>
 #include <string>
+#include <typeindex>
+#include <utility>
 #include <vector>
 
 #include "burst/device/device.h"
@@ -11,24 +14,42 @@
 namespace burst {
 namespace cuda {
 
-// The GPU that the calling thread is bound to and the stream its work is queued on. Contexts live
-// as long as the process: a thread that ends leaves its own to the next one.
+// The GPU that the calling thread is bound to and the stream on which its work is queued. One
+// thread uses a context at a time. Contexts live as long as the process: when a thread ends, the
+// next thread on that GPU takes over its context.
 struct Context {
   int device = 0;
-  int rank = 0;  // of the thread bound to it, for messages
+  int rank = 0;  // of the thread bound to it, for error messages
   cudaStream_t stream = nullptr;
+  cudaEvent_t event = nullptr;  // for ordering other streams after this one
   int multiprocessors = 0;
-  int compute_capability = 0;    // 90: sm_90
-  void* staging = nullptr;       // cuda_device.cc's, for uploads
-  void* cublas = nullptr;        // model/ops/cuda/matmul.cc keeps its handle here
-  cudaEvent_t event = nullptr;   // for ordering other streams after this one
-  std::vector<void*> readbacks;  // cuda_device.cc's, idle
+  int compute_capability = 0;  // 90: sm_90
+
+  // The context's object of type T, made by T() on first use and destroyed with the context. For
+  // state that belongs to a GPU and its stream, such as a library's handle: whoever needs it
+  // defines T, and this layer does not know it.
+  template <typename T>
+  T& Get() {
+    for (const Object& object : objects) {
+      if (object.type == typeid(T)) return *static_cast<T*>(object.pointer.get());
+    }
+    auto made = std::make_shared<T>();
+    T& result = *made;
+    objects.push_back({typeid(T), std::move(made)});
+    return result;
+  }
+
+  struct Object {
+    std::type_index type;
+    std::shared_ptr<void> pointer;
+  };
+  std::vector<Object> objects;  // Get's
 };
 Context& CurrentContext();
 inline cudaStream_t CurrentStream() { return CurrentContext().stream; }
 
-// Ends the program with exit code 1 and a sentence that names the call, the rank and the device:
-// after an error of CUDA there is nothing left to run with.
+// Ends the program with exit code 1 and a sentence that names the call, the rank and the device.
+// CUDA cannot be used after most of its errors.
 [[noreturn]] void Fail(const char* call, const std::string& error);
 void Check(const char* call, cudaError_t error);
 

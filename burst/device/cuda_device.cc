@@ -49,8 +49,8 @@ std::unique_ptr<Context> MakeContext(int device) {
   return context;
 }
 
-// Opens the memory of two GPUs that this process uses to each other, for copies between them and
-// for NCCL, which writes straight into buffers of the same process.
+// Lets the GPU `reader` access the memory of the GPU `owner`: for copies between them, and for
+// NCCL, which writes directly into buffers of the same process.
 void OpenMemory(int owner, int reader) {
   int can_access = 0;
   BURST_CUDA_CHECK(cudaDeviceCanAccessPeer(&can_access, reader, owner));
@@ -90,9 +90,9 @@ void ReleaseContext(Context* context) {
   contexts.idle.push_back(context);
 }
 
-// Page-locked memory through which host memory goes to the GPU without the host waiting for the
-// work that is queued there. Its two halves are filled in turn; what is in the one must have left
-// before it is filled anew.
+// Page-locked memory for uploads: host memory is copied here first, so that the host does not wait
+// for the work that is queued on the GPU. The two halves are filled in turn; before a half is
+// filled again, the host waits until its previous contents have been sent. One per context.
 class Staging {
  public:
   static constexpr size_t kBytes = size_t{8} << 20;  // of a half, and the longest upload
@@ -121,12 +121,17 @@ class Staging {
   void* memory_ = nullptr;
   cudaEvent_t sent_[2];
   int half_ = 0;
-  size_t used_ = 0;  // of the half at work
+  size_t used_ = 0;  // bytes of the current half
 };
 
 struct PageLocked {
   void* bytes = nullptr;
   cudaEvent_t there = nullptr;
+};
+
+// The page-locked buffers of a context that no Readback uses.
+struct IdleReadbacks {
+  std::vector<PageLocked*> buffers;
 };
 
 cudaMemPool_t CurrentPool() {
@@ -175,7 +180,7 @@ Allocation Allocate(size_t bytes) {
       cudaMallocAsync(&allocation.data, bytes == 0 ? 1 : bytes, context.stream);
   if (error == cudaErrorMemoryAllocation) {
     Fail("cudaMallocAsync", std::string("no memory for ") + std::to_string(bytes) +
-                                " bytes more on top of " +
+                                " more bytes on top of " +
                                 std::to_string(PoolAttribute(cudaMemPoolAttrUsedMemCurrent)) +
                                 " in use; a smaller batch or sequence, or more ranks, need less");
   }
@@ -204,20 +209,19 @@ void Copy(void* to, DeviceType to_device, const void* from, DeviceType from_devi
   Context& context = CurrentContext();
   if (to_device == DeviceType::kCuda && from_device == DeviceType::kCpu &&
       bytes <= Staging::kBytes) {
-    if (context.staging == nullptr) context.staging = new Staging;
-    static_cast<Staging*>(context.staging)->Upload(to, from, bytes, context.stream);
+    context.Get<Staging>().Upload(to, from, bytes, context.stream);
     return;
   }
   BURST_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, context.stream));
   if (to_device != from_device) Synchronize();
 }
 
-// Kept for the context's next one rather than freed, which would wait for all that is queued. A
-// copy that nobody waited for comes before the next one's: both are on the context's stream.
+// A buffer is kept for the context's next Readback: freeing it would wait for all queued work. If
+// nobody waited for its last copy, that copy still comes before the next one, on the same stream.
 void* TakeReadback() {
-  std::vector<void*>& idle = CurrentContext().readbacks;
+  std::vector<PageLocked*>& idle = CurrentContext().Get<IdleReadbacks>().buffers;
   if (!idle.empty()) {
-    void* const readback = idle.back();
+    PageLocked* const readback = idle.back();
     idle.pop_back();
     return readback;
   }
@@ -227,7 +231,9 @@ void* TakeReadback() {
   return made;
 }
 
-void GiveReadbackBack(void* readback) { CurrentContext().readbacks.push_back(readback); }
+void GiveReadbackBack(void* readback) {
+  CurrentContext().Get<IdleReadbacks>().buffers.push_back(static_cast<PageLocked*>(readback));
+}
 
 void PostReadback(void* readback, const void* from, size_t bytes) {
   const auto* to = static_cast<const PageLocked*>(readback);

@@ -1,9 +1,9 @@
-// Memory of a device, from a pool that keeps what it has: a training step allocates the same blocks
-// again and again, and fresh pages from the system cost more than the arithmetic on them.
+// Memory of a device, from a pool that keeps freed blocks: a training step allocates the same
+// blocks again and again, and fresh pages from the system cost more than the arithmetic on them.
 //
-// GPU memory is ordered by the stream of the thread that allocates it: a block that is freed may
-// serve that thread's next allocation at once, because the kernels that used it are queued before
-// those that will. Work on other streams must be joined (by an event) before its memory is freed.
+// GPU memory is ordered by the stream of the thread that allocates it. A freed block may serve that
+// thread's next allocation at once: kernels that used it come first on the stream. Before memory is
+// freed, the thread's stream must wait (by an event) for work on other streams that uses it.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@
 
 namespace burst {
 
-// Bytes at work: of the CPU in the whole process (all ranks that are threads of it), of a GPU in
-// the calling thread's one.
+// In bytes. CPU: of the whole process, all ranks that are its threads included. GPU: of the calling
+// thread's GPU.
 struct MemoryStats {
-  int64_t bytes_in_use = 0;    // held by live allocations, after rounding up
-  int64_t peak_bytes = 0;      // the most bytes_in_use since the last ResetPeakMemory
+  int64_t bytes_in_use = 0;    // in live allocations, after rounding up
+  int64_t peak_bytes = 0;      // the peak of bytes_in_use since the last ResetPeakMemory
   int64_t bytes_reserved = 0;  // taken from the system, in use or kept for reuse
 };
 
@@ -32,7 +32,7 @@ struct Allocation {
 // a message when the device has no memory left. Thread-safe.
 Allocation AllocateMemory(DeviceType device, size_t bytes);
 
-// Gives back what AllocateMemory returned; from any thread.
+// Frees what AllocateMemory returned; from any thread.
 void FreeMemory(const Allocation& allocation);
 
 MemoryStats GetMemoryStats(DeviceType device);

@@ -73,18 +73,12 @@ void SetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t
   BURST_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)));
 }
 
+// cuBLASLt with its workspace and plans: one per GPU context.
 class Cublas {
  public:
   Cublas() {
     BURST_CUBLAS_CHECK(cublasLtCreate(&handle_));
     workspace_ = AllocateMemory(DeviceType::kCuda, kWorkspaceBytes);
-  }
-
-  // Of the calling thread's GPU context, for as long as the process lives.
-  static Cublas& Current() {
-    Context& context = CurrentContext();
-    if (context.cublas == nullptr) context.cublas = new Cublas;
-    return *static_cast<Cublas*>(context.cublas);
   }
 
   void Run(const MatMulParams& p) {
@@ -225,7 +219,7 @@ void MatMul(const MatMulParams& p) {
                  p.vector == nullptr);
   if (p.c.rows == 0 || p.c.cols == 0) return;
   if (p.a.cols == 0) return SumOfNothing(p);
-  Cublas::Current().Run(p);
+  CurrentContext().Get<Cublas>().Run(p);
 }
 
 void AllowTf32(bool allow) { allow_tf32 = allow; }
