@@ -46,7 +46,7 @@ Tensor AttendToCache(const Tensor& q, const KvCache::KeysAndValues& cached, int6
   params.out = Operand(out);
   params.lse = lse.raw_data();
   params.out_dtype = out.dtype();
-  FlashForward(q.device(), params);
+  KernelsOf(q.device()).Forward(params);
   return out;
 }
 

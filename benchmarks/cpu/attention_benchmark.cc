@@ -72,18 +72,19 @@ class Attention {
   double ForwardFlops() const { return 4 * pairs_ * shape_.head_dim * shape_.num_heads; }
 
   void Forward() const {
-    FlashForwardCpu({shape_, Operand(q_), Operand(k_), Operand(v_), Operand(out_), lse_.raw_data(),
-                     /*merge=*/false});
+    kernels_.Forward({shape_, Operand(q_), Operand(k_), Operand(v_), Operand(out_), lse_.raw_data(),
+                      /*merge=*/false});
   }
 
   void Backward() const {
-    FlashDeltaCpu({shape_, Operand(out_), Operand(dout_), nullptr, delta_.raw_data()});
-    FlashBackwardCpu({shape_, Operand(q_), Operand(k_), Operand(v_), Operand(dout_),
-                      lse_.raw_data(), delta_.raw_data(), Operand(dq_), Operand(dk_),
-                      Operand(dv_)});
+    kernels_.Delta({shape_, Operand(out_), Operand(dout_), nullptr, delta_.raw_data()});
+    kernels_.Backward({shape_, Operand(q_), Operand(k_), Operand(v_), Operand(dout_),
+                       lse_.raw_data(), delta_.raw_data(), Operand(dq_), Operand(dk_),
+                       Operand(dv_)});
   }
 
  private:
+  const AttentionKernels& kernels_ = KernelsOf(DeviceType::kCpu);
   Tensor q_, k_, v_, dout_, out_, dq_, dk_, dv_;  // [1, tokens, heads, head_dim]
   Tensor lse_, delta_;                            // [1, heads, tokens]
   std::vector<int32_t> begin_, end_;              // [tokens]

@@ -90,7 +90,7 @@ class Problem {
 
   void Forward() const { cuda::Forward(kernels_, forward_); }
   void Backward() const {
-    cuda::FlashDelta(delta_);
+    KernelsOf(DeviceType::kCuda).Delta(delta_);
     cuda::Backward(kernels_, backward_);
   }
 

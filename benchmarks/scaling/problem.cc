@@ -9,6 +9,7 @@
 #include "burst/base/check.h"
 #include "burst/base/status.h"
 #include "burst/kernels/flash_attention.h"
+#include "burst/kernels/study/study.h"
 
 namespace burst {
 namespace {
@@ -90,6 +91,12 @@ AttentionBytes TensorParallelBytes(Strategy strategy, const AttentionProblem& pr
   return bytes;
 }
 
+// Null: the kernels of the device.
+const AttentionKernels* StudyKernels(const AttentionProblem& problem) {
+  if (!problem.tiles) return &NaiveKernels();
+  return problem.tile_keys == 0 ? nullptr : &TiledKernels(problem.tile_keys);
+}
+
 absl::Status Named(const char* option, const absl::Status& status) {
   if (status.ok()) return status;
   return absl::InvalidArgumentError(absl::StrCat("--", option, ": ", status.message()));
@@ -101,8 +108,7 @@ BurstAttentionOptions AttentionProblem::options(Strategy strategy) const {
   BurstAttentionOptions options;
   options.layout = IsTensorParallel(strategy) ? Layout::kContiguous : layout;
   options.mask.causal = causal;
-  options.tiles = tiles;
-  options.tile_keys = tile_keys;
+  options.kernels = StudyKernels(*this);
   if (HasDirections(strategy)) options.backward = backward;
   if (strategy == Strategy::kRing) options.backward = BackwardDirection::kRing;
   if (HasRing(strategy)) {
@@ -149,15 +155,17 @@ absl::Status CheckProblem(Strategy strategy, const AttentionProblem& problem, in
                                                    " ranks does not hold whole groups of ", group,
                                                    " that share heads"));
   }
-  if (!problem.tiles && problem.device != DeviceType::kCpu) {
-    return absl::InvalidArgumentError("--tiles: attention without tiles is there on the CPU only");
-  }
   if (!problem.tiles && problem.tile_keys != 0) {
     return absl::InvalidArgumentError("--tile_keys: there are no tiles with --tiles=off");
   }
-  BURST_RETURN_IF_ERROR(Named("tile_keys", CheckTileKeys(problem.device, problem.tile_keys)));
+  if (const AttentionKernels* study = StudyKernels(problem)) {
+    if (problem.device != DeviceType::kCpu) {
+      return Named(problem.tiles ? "tile_keys" : "tiles",
+                   study->Check(problem.device, problem.dtype, problem.head_dim));
+    }
+  }
   return Named("dtype, --head_dim",
-               CheckFlashAttention(problem.device, problem.dtype, problem.head_dim));
+               KernelsOf(problem.device).Check(problem.device, problem.dtype, problem.head_dim));
 }
 
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> MakeAttention(

@@ -24,8 +24,9 @@ struct AttentionProblem {
   // For all strategies but tensor parallelism, which spreads tokens contiguously: that spares it
   // copies.
   Layout layout = Layout::kZigzag;
-  bool tiles = true;      // false: local attention holds its whole score matrix
-  int64_t tile_keys = 0;  // of a tile of local attention; 0: the kernels' own
+  // The kernels of local attention (burst/kernels/study); neither: those of the device.
+  bool tiles = true;      // false: naive attention, which holds its whole score matrix
+  int64_t tile_keys = 0;  // keys of a tile; 0: the kernels' own
   DType dtype = DType::kFloat32;
   DeviceType device = DeviceType::kCpu;
   BackwardDirection backward = BackwardDirection::kAuto;  // of strategies that have several

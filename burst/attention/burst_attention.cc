@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
-#include "burst/kernels/flash_attention.h"
 
 namespace burst {
 namespace {
@@ -24,8 +23,6 @@ FlashAttentionShape KernelShape(const BurstAttentionOptions& options, const Visi
                                                    : 1 / std::sqrt(static_cast<double>(q.dim(3)));
   shape.dtype = q.dtype();
   shape.visible = visible.ranges(q.device());
-  shape.tiles = options.tiles;
-  shape.tile_keys = options.tile_keys;
   return shape;
 }
 
@@ -109,9 +106,6 @@ absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::Create(
   if (!std::isfinite(options.softmax_scale)) {
     return absl::InvalidArgumentError("softmax_scale is not finite");
   }
-  if (!options.tiles && options.tile_keys != 0) {
-    return absl::InvalidArgumentError("tile_keys: attention without tiles has none");
-  }
   const int world_size = comm == nullptr ? 1 : comm->world_size();
   const int per_node = options.ranks_per_node;
   if (per_node < 0 || (per_node > 0 && world_size % per_node != 0)) {
@@ -134,16 +128,14 @@ absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
                               options_.mask, documents, /*group=*/{}, options_.ranks_per_node);
 }
 
+const AttentionKernels& BurstAttention::KernelsFor(const Tensor& q) const {
+  return options_.kernels != nullptr ? *options_.kernels : KernelsOf(q.device());
+}
+
 absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Tensor& q,
                                          const Tensor& k, const Tensor& v) const {
   BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
-  if (!options_.tiles && q.device() != DeviceType::kCpu) {
-    return absl::InvalidArgumentError("attention without tiles is there on the CPU only");
-  }
-  const absl::Status tile_keys = CheckTileKeys(q.device(), options_.tile_keys);
-  if (!tile_keys.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("tile_keys: ", tile_keys.message()));
-  }
+  BURST_RETURN_IF_ERROR(KernelsFor(q).Check(q.device(), q.dtype(), q.dim(3)));
   if (options_.ring_grad_dtype == RingGradDType::kBf16 && q.dtype() != DType::kBFloat16) {
     return absl::InvalidArgumentError(
         absl::StrCat("ring_grad_dtype: bf16 is for bfloat16 tensors, these are ", Name(q.dtype())));
@@ -244,7 +236,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
         params.merge = merge;
         if (merge && !in_place) params.sum = Operand(sum);
         params.non_persistent = comm_ != nullptr && comm_->messages_are_kernels();
-        FlashForward(q.device(), params);
+        KernelsFor(q).Forward(params);
         merge = true;
       },
       &stats_.forward));
@@ -294,7 +286,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   delta_params.dout = Operand(saved.dout);
   delta_params.dlse = dlse.null() ? nullptr : dlse.raw_data();
   delta_params.delta = delta.raw_data();
-  FlashDelta(q.device(), delta_params);
+  KernelsFor(q).Delta(delta_params);
 
   // One rank: one call that assigns the gradients where they belong. Else they are summed over the
   // rounds, in place where dtype and strides allow.
@@ -330,7 +322,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     params.dv = Operand(heads.OfKeys(dv));
     params.assign = assign;
     params.deterministic = options_.deterministic;
-    FlashBackward(q.device(), params);
+    KernelsFor(q).Backward(params);
   };
   const DType travelling = RingGradDTypeOf(q.dtype());
   const bool queries_travel = Direction(schedule, q.dim(2), saved.k.dim(2), q.dim(3), q.dtype()) ==

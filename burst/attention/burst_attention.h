@@ -28,6 +28,7 @@
 #include "burst/attention/ring/schedule.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
+#include "burst/kernels/flash_attention.h"
 #include "burst/sequence/layout.h"
 #include "burst/tensor/tensor.h"
 
@@ -57,10 +58,8 @@ struct BurstAttentionOptions {
   // The CPU kernels are always deterministic (bitwise equal from run to run); a device with a
   // faster order-free backward uses it only when this is false.
   bool deterministic = true;
-  // False, on the CPU only: each round by naive attention, which holds its scores, for comparison.
-  bool tiles = true;
-  // Keys of a tile, on the CPU only, for the study of tile sizes. 0: the kernels' own.
-  int64_t tile_keys = 0;
+  // What computes each round; it must outlive the object. Null: the kernels of the tensors' device.
+  const AttentionKernels* kernels = nullptr;
 };
 
 class BurstAttention : public SequenceParallelAttention {
@@ -112,6 +111,7 @@ class BurstAttention : public SequenceParallelAttention {
                            const Tensor& v) const;
   absl::Status CheckSaved(const Saved& saved) const;
   Ring::Tensors Travelling(Ring::Tensors tensors) const;
+  const AttentionKernels& KernelsFor(const Tensor& q) const;
 
   const BurstAttentionOptions options_;
   Communicator* const comm_;

@@ -115,7 +115,7 @@ absl::Status CheckAttentionInputs(const Tensor& q, const Tensor& k, const Tensor
         "q ", ToString(q.shape()), ", k ", ToString(k.shape()), ", v ", ToString(v.shape()),
         " do not fit: expected [batch, length, heads, head_dim] of one dtype on one device"));
   }
-  BURST_RETURN_IF_ERROR(CheckFlashAttention(q.device(), q.dtype(), q.dim(3)));
+  BURST_RETURN_IF_ERROR(KernelsOf(q.device()).Check(q.device(), q.dtype(), q.dim(3)));
   if (k.dim(2) == 0 || q.dim(2) % k.dim(2) != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(k.dim(2), " key heads do not divide ", q.dim(2), " query heads"));

@@ -50,10 +50,6 @@ struct FlashAttentionShape {
   // Of q, k, v and dout: float32, float64, or, on a GPU, bfloat16.
   DType dtype = DType::kFloat32;
   KeyRanges visible;  // arrays on the device of the kernel
-  // False, on the CPU only: the naive method, for comparison. It holds S of all heads.
-  bool tiles = true;
-  // Keys of a tile, on the CPU only, for the study of tile sizes: any number. 0: the kernel's own.
-  int64_t tile_keys = 0;
 };
 
 // What the kernels compute in, and the dtype of lse, delta, dlse and of every sum over hops:
@@ -107,34 +103,29 @@ struct FlashBackwardParams {
   bool deterministic = true;
 };
 
-// Whether the device has kernels for this: InvalidArgument with the reason.
-absl::Status CheckFlashAttention(DeviceType device, DType dtype, int64_t head_dim);
+// The kernels of a device, or others with the same results (burst/kernels/study). Stateless, and
+// safe to call from any thread.
+class AttentionKernels {
+ public:
+  virtual ~AttentionKernels() = default;
+  // Whether they serve such tensors: InvalidArgument with the reason.
+  virtual absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const = 0;
+  // On a GPU these are queued on the thread's stream.
+  virtual void Forward(const FlashForwardParams& params) const = 0;
+  virtual void Delta(const FlashDeltaParams& params) const = 0;
+  virtual void Backward(const FlashBackwardParams& params) const = 0;
+};
 
-// Whether its kernels can be asked for tiles of so many keys (0: their own): InvalidArgument, which
-// says what tiles they have.
-absl::Status CheckTileKeys(DeviceType device, int64_t tile_keys);
+// Those of the device.
+//
+// CPU: float32 and float64. Parallel over the caller's thread pool; bitwise reproducible for a
+// given number of threads; scratch memory, one or two MiB a thread, independent of batch, heads and
+// lengths. GPU: docs/kernels.md.
+const AttentionKernels& KernelsOf(DeviceType device);
 
-// The entry points: the kernels of the device. On a GPU they are queued on the thread's stream.
-void FlashForward(DeviceType device, const FlashForwardParams& params);
-void FlashDelta(DeviceType device, const FlashDeltaParams& params);
-void FlashBackward(DeviceType device, const FlashBackwardParams& params);
-
-// to = from + addend, converted: sums over hops to their final dtype. [batch, seqlen, num_heads,
-// head_dim], innermost stride 1. `addend`: null, or, with `from` contiguous, contiguous like it and
-// of its dtype or bfloat16; `from` may be changed then.
+// to = from + addend, converted: accumulated results to their final dtype. [batch, seqlen,
+// num_heads, head_dim], innermost stride 1. `addend`: null, or, with `from` contiguous, contiguous
+// like it and of its dtype or bfloat16; `from` may be changed then.
 void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend = Tensor());
-
-// The CPU kernels: float32 and float64. Parallel over the caller's thread pool; bitwise
-// reproducible for a given number of threads; scratch memory, one or two MiB a thread, independent
-// of batch, heads and lengths. It grows with shape.tile_keys, by about 5 head_dim + 256 elements a
-// key.
-void FlashForwardCpu(const FlashForwardParams& params);
-void FlashDeltaCpu(const FlashDeltaParams& params);
-void FlashBackwardCpu(const FlashBackwardParams& params);
-
-// The same by whole matrix products and a softmax in between, as it was before FlashAttention: what
-// tiling is compared with. Memory: one [batch, num_heads, q_len, k_len] forward, two backward.
-void NaiveForwardCpu(const FlashForwardParams& params);
-void NaiveBackwardCpu(const FlashBackwardParams& params);
 
 }  // namespace burst

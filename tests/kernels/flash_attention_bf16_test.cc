@@ -32,8 +32,8 @@ struct Kernels {
   void (*backward)(const FlashBackwardParams&);
 };
 constexpr Kernels kChosen = {
-    "Chosen", [](const FlashForwardParams& params) { FlashForward(kCuda, params); },
-    [](const FlashBackwardParams& params) { FlashBackward(kCuda, params); }};
+    "Chosen", [](const FlashForwardParams& params) { KernelsOf(kCuda).Forward(params); },
+    [](const FlashBackwardParams& params) { KernelsOf(kCuda).Backward(params); }};
 constexpr Kernels kSm80 = {
     "Sm80", [](const FlashForwardParams& params) { cuda::Forward(cuda::Kernels::kSm80, params); },
     [](const FlashBackwardParams& params) { cuda::Backward(cuda::Kernels::kSm80, params); }};
@@ -67,8 +67,8 @@ FlashBackwardParams BackwardParams(const Problem& problem, const AttentionResult
 
 Tensor Delta(const Problem& problem, const Tensor& out) {
   const Tensor delta = PoisonedSum(problem.dlse);
-  FlashDelta(kCuda, {problem.shape(), Operand(out), Operand(problem.dout), problem.dlse.raw_data(),
-                     delta.raw_data()});
+  KernelsOf(kCuda).Delta({problem.shape(), Operand(out), Operand(problem.dout),
+                          problem.dlse.raw_data(), delta.raw_data()});
   return delta;
 }
 
@@ -291,7 +291,7 @@ TEST_P(KernelsTest, FourMillionTokens) {
       1, kLength, kLength, kHeads, 1, kDim, 0.125, kBf16, {begin, begin + kLength, 0}};
   GetParam().forward(
       {shape, Operand(q), Operand(k), Operand(v), Operand(out), lse.raw_data(), false, kBf16});
-  FlashDelta(kCuda, {shape, Operand(out), Operand(dout), nullptr, delta.raw_data()});
+  KernelsOf(kCuda).Delta({shape, Operand(out), Operand(dout), nullptr, delta.raw_data()});
   GetParam().backward({shape, Operand(q), Operand(k), Operand(v), Operand(dout), lse.raw_data(),
                        delta.raw_data(), Operand(dq), Operand(dk), Operand(dv), /*assign=*/true});
   for (int64_t first : {int64_t{0}, kLength / 2 - 5, kLength - 600}) {
@@ -322,12 +322,12 @@ TEST_P(KernelsTest, FourMillionTokens) {
 }
 
 TEST(CheckFlashAttentionTest, SaysWhatIsNotServed) {
-  EXPECT_TRUE(CheckFlashAttention(kCuda, kBf16, 128).ok());
-  EXPECT_TRUE(CheckFlashAttention(kCuda, DType::kFloat64, 7).ok());
-  EXPECT_FALSE(CheckFlashAttention(kCuda, kBf16, 20).ok());
-  EXPECT_FALSE(CheckFlashAttention(kCuda, kBf16, 264).ok());
-  EXPECT_FALSE(CheckFlashAttention(kCuda, kFloat, 257).ok());
-  EXPECT_FALSE(CheckFlashAttention(DeviceType::kCpu, kBf16, 64).ok());
+  EXPECT_TRUE(KernelsOf(kCuda).Check(kCuda, kBf16, 128).ok());
+  EXPECT_TRUE(KernelsOf(kCuda).Check(kCuda, DType::kFloat64, 7).ok());
+  EXPECT_FALSE(KernelsOf(kCuda).Check(kCuda, kBf16, 20).ok());
+  EXPECT_FALSE(KernelsOf(kCuda).Check(kCuda, kBf16, 264).ok());
+  EXPECT_FALSE(KernelsOf(kCuda).Check(kCuda, kFloat, 257).ok());
+  EXPECT_FALSE(KernelsOf(DeviceType::kCpu).Check(DeviceType::kCpu, kBf16, 64).ok());
 }
 
 }  // namespace

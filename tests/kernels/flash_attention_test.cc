@@ -14,6 +14,7 @@
 
 #include "burst/base/parallel.h"
 #include "burst/kernels/merge.h"
+#include "burst/kernels/study/study.h"
 #include "burst/tensor/tensor.h"
 #include "gtest/gtest.h"
 #include "tests/kernels/attention_problem.h"
@@ -28,20 +29,21 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Of max |error| / max |reference|, for scores of ordinary size.
 double Tolerance(DType dtype) { return dtype == DType::kFloat32 ? 1e-5 : 1e-13; }
 
-AttentionResults RunKernels(const Problem& problem, int64_t tile_keys = 0) {
-  FlashAttentionShape shape = problem.shape();
-  shape.tile_keys = tile_keys;
+const AttentionKernels& Kernels() { return KernelsOf(kTestDevice); }
+
+AttentionResults RunKernels(const Problem& problem, const AttentionKernels& kernels = Kernels()) {
+  const FlashAttentionShape shape = problem.shape();
   const AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse),
                                    Tensor::ZerosLike(problem.q), Tensor::ZerosLike(problem.k),
                                    Tensor::ZerosLike(problem.v)};
   const Tensor delta = Poisoned(problem.dlse);
-  FlashForward(kTestDevice, {shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
-                             Operand(result.out), result.lse.raw_data(), /*merge=*/false});
-  FlashDelta(kTestDevice, {shape, Operand(result.out), Operand(problem.dout),
-                           problem.dlse.raw_data(), delta.raw_data()});
-  FlashBackward(kTestDevice, {shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
-                              Operand(problem.dout), result.lse.raw_data(), delta.raw_data(),
-                              Operand(result.dq), Operand(result.dk), Operand(result.dv)});
+  kernels.Forward({shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                   Operand(result.out), result.lse.raw_data(), /*merge=*/false});
+  kernels.Delta({shape, Operand(result.out), Operand(problem.dout), problem.dlse.raw_data(),
+                 delta.raw_data()});
+  kernels.Backward({shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                    Operand(problem.dout), result.lse.raw_data(), delta.raw_data(),
+                    Operand(result.dq), Operand(result.dk), Operand(result.dv)});
   return result;
 }
 
@@ -112,17 +114,17 @@ INSTANTIATE_TEST_SUITE_P(Wide, SweepTest,
                                           testing::Values(MaskKind::kFull, MaskKind::kCausal)),
                          SweepName);
 
-// ---- Tiles of other sizes, which the CPU's kernels can be asked for.
+// ---- Tiles of other sizes.
 
-TEST(CheckTileKeysTest, SaysWhatTheDeviceHas) {
-  for (int64_t tile_keys : {0, 1, 1 << 30}) {
-    EXPECT_TRUE(CheckTileKeys(DeviceType::kCpu, tile_keys).ok());
+TEST(TiledKernelsTest, SayWhatGpusHave) {
+  for (int64_t tile_keys : {1, 1 << 30}) {
+    const AttentionKernels& kernels = TiledKernels(tile_keys);
+    EXPECT_TRUE(kernels.Check(DeviceType::kCpu, DType::kFloat32, 64).ok());
+    EXPECT_FALSE(kernels.Check(DeviceType::kCpu, DType::kBFloat16, 64).ok());
+    const absl::Status gpu = kernels.Check(DeviceType::kCuda, DType::kFloat32, 64);
+    EXPECT_EQ(gpu.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(gpu.message().find("128, 176 or 192 keys on Hopper"), std::string::npos) << gpu;
   }
-  EXPECT_TRUE(CheckTileKeys(DeviceType::kCuda, 0).ok());
-  const absl::Status gpu = CheckTileKeys(DeviceType::kCuda, 64);
-  EXPECT_EQ(gpu.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_NE(gpu.message().find("128, 176 or 192 keys on Hopper"), std::string::npos) << gpu;
-  EXPECT_EQ(CheckTileKeys(DeviceType::kCpu, -1).code(), absl::StatusCode::kInvalidArgument);
 }
 
 class TileKeysTest
@@ -141,7 +143,7 @@ TEST_P(TileKeysTest, EqualsNaiveAttention) {
     if (reference.out.null()) reference = problem.Reference();
     for (int64_t tile_keys : {1, 5, 16, 33, 64, 96, 100, 128, 250, 512, 1 << 30}) {
       SCOPED_TRACE(testing::Message() << Name(dtype) << ", tiles of " << tile_keys);
-      ExpectClose(RunKernels(problem, tile_keys), reference, Tolerance(dtype));
+      ExpectClose(RunKernels(problem, TiledKernels(tile_keys)), reference, Tolerance(dtype));
     }
   }
 }
@@ -166,30 +168,31 @@ TEST(EveryTileTest, EqualsNaiveAttention) {
   const AttentionResults reference = problem.Reference();
   for (int64_t tile_keys = 1; tile_keys <= 152; ++tile_keys) {
     SCOPED_TRACE(tile_keys);
-    ExpectClose(RunKernels(problem, tile_keys), reference, Tolerance(DType::kFloat32));
+    ExpectClose(RunKernels(problem, TiledKernels(tile_keys)), reference,
+                Tolerance(DType::kFloat32));
   }
 }
 
 // A tile for each key differs in the last bits, in the backward of a head that threads share, tile
-// by tile; the CPU kernels' own, of 96 keys forward and 128 backward (README.md), do not.
-TEST(EveryTileTest, TheirOwnSizesAreThoseOfTheReadme) {
+// by tile; the CPU kernels' own, of 96 keys forward and 128 backward (docs/kernels.md), do not.
+TEST(EveryTileTest, TheirOwnSizesAreThoseOfThePage) {
   if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "GPU kernels have tiles of their own";
   const ScopedThreadPool pool(2);
   const Problem problem(1, 600, 600, 1, 1, 64, MaskKind::kCausal, DType::kFloat32);
-  const AttentionResults own = RunKernels(problem), forward = RunKernels(problem, 96);
+  const AttentionResults own = RunKernels(problem), forward = RunKernels(problem, TiledKernels(96));
   EXPECT_EQ(forward.out.ToVector<float>(), own.out.ToVector<float>());
   EXPECT_EQ(forward.lse.ToVector<float>(), own.lse.ToVector<float>());
-  EXPECT_NE(RunKernels(problem, 1).out.ToVector<float>(), own.out.ToVector<float>());
+  EXPECT_NE(RunKernels(problem, TiledKernels(1)).out.ToVector<float>(), own.out.ToVector<float>());
   const auto gradients = [&](int64_t tile_keys) {
-    FlashAttentionShape shape = problem.shape();
-    shape.tile_keys = tile_keys;
+    const AttentionKernels& kernels = TiledKernels(tile_keys);
+    const FlashAttentionShape shape = problem.shape();
     const Tensor delta = Poisoned(problem.dlse), dq = Poisoned(problem.q);
     const Tensor dk = Poisoned(problem.k), dv = Poisoned(problem.v);
-    FlashDelta(kTestDevice, {shape, Operand(own.out), Operand(problem.dout),
-                             problem.dlse.raw_data(), delta.raw_data()});
-    FlashBackward(kTestDevice, {shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
-                                Operand(problem.dout), own.lse.raw_data(), delta.raw_data(),
-                                Operand(dq), Operand(dk), Operand(dv), /*assign=*/true});
+    kernels.Delta({shape, Operand(own.out), Operand(problem.dout), problem.dlse.raw_data(),
+                   delta.raw_data()});
+    kernels.Backward({shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                      Operand(problem.dout), own.lse.raw_data(), delta.raw_data(), Operand(dq),
+                      Operand(dk), Operand(dv), /*assign=*/true});
     return AttentionResults{own.out, own.lse, dq, dk, dv};
   };
   ExpectBitwiseEqual(gradients(128), own);
@@ -249,13 +252,12 @@ TEST_P(DTypeTest, StridedOperands) {
   const Tensor lse = Poisoned(contiguous.dlse), delta = Poisoned(contiguous.dlse);
 
   const FlashAttentionShape shape = contiguous.shape();
-  FlashForward(kTestDevice,
-               {shape, Operand(q), Operand(k), Operand(v), Operand(out), lse.raw_data(), false});
-  FlashDelta(kTestDevice, {shape, Operand(out), Operand(contiguous.dout),
-                           contiguous.dlse.raw_data(), delta.raw_data()});
-  FlashBackward(kTestDevice,
-                {shape, Operand(q), Operand(k), Operand(v), Operand(contiguous.dout),
-                 lse.raw_data(), delta.raw_data(), Operand(dq), Operand(dk), Operand(dv)});
+  Kernels().Forward(
+      {shape, Operand(q), Operand(k), Operand(v), Operand(out), lse.raw_data(), false});
+  Kernels().Delta({shape, Operand(out), Operand(contiguous.dout), contiguous.dlse.raw_data(),
+                   delta.raw_data()});
+  Kernels().Backward({shape, Operand(q), Operand(k), Operand(v), Operand(contiguous.dout),
+                      lse.raw_data(), delta.raw_data(), Operand(dq), Operand(dk), Operand(dv)});
   ExpectBitwiseEqual({out, lse, dq, dk, dv}, expected);
   out.CopyFrom(Tensor::ZerosLike(out));
   double sum = 0;
@@ -279,19 +281,18 @@ TEST_P(DTypeTest, BlocksOfKeysMerge) {
     bool merge = false;
     for (const auto& [begin, end] : blocks) {
       const KeyBlock block(problem, begin, end);
-      FlashForward(kTestDevice,
-                   {block.shape(), Operand(problem.q), block.Of(problem.k), block.Of(problem.v),
-                    Operand(result.out), result.lse.raw_data(), merge});
+      Kernels().Forward({block.shape(), Operand(problem.q), block.Of(problem.k),
+                         block.Of(problem.v), Operand(result.out), result.lse.raw_data(), merge});
       merge = true;
     }
-    FlashDelta(kTestDevice, {problem.shape(), Operand(result.out), Operand(problem.dout),
-                             problem.dlse.raw_data(), delta.raw_data()});
+    Kernels().Delta({problem.shape(), Operand(result.out), Operand(problem.dout),
+                     problem.dlse.raw_data(), delta.raw_data()});
     for (const auto& [begin, end] : blocks) {
       const KeyBlock block(problem, begin, end);
-      FlashBackward(kTestDevice,
-                    {block.shape(), Operand(problem.q), block.Of(problem.k), block.Of(problem.v),
-                     Operand(problem.dout), result.lse.raw_data(), delta.raw_data(),
-                     Operand(result.dq), block.Of(result.dk), block.Of(result.dv)});
+      Kernels().Backward({block.shape(), Operand(problem.q), block.Of(problem.k),
+                          block.Of(problem.v), Operand(problem.dout), result.lse.raw_data(),
+                          delta.raw_data(), Operand(result.dq), block.Of(result.dk),
+                          block.Of(result.dv)});
     }
     ExpectClose(result, problem.Reference(), Tolerance(GetParam()));
   }
@@ -301,12 +302,12 @@ TEST_P(DTypeTest, GradientsAccumulate) {
   const Problem problem(1, 90, 90, 2, 1, 16, MaskKind::kCausal, GetParam());
   const AttentionResults once = RunKernels(problem);
   const Tensor delta = Tensor::EmptyLike(problem.dlse);
-  FlashDelta(kTestDevice, {problem.shape(), Operand(once.out), Operand(problem.dout),
-                           problem.dlse.raw_data(), delta.raw_data()});
+  Kernels().Delta({problem.shape(), Operand(once.out), Operand(problem.dout),
+                   problem.dlse.raw_data(), delta.raw_data()});
   const Tensor dq = once.dq.Clone(), dk = once.dk.Clone(), dv = once.dv.Clone();
-  FlashBackward(kTestDevice, {problem.shape(), Operand(problem.q), Operand(problem.k),
-                              Operand(problem.v), Operand(problem.dout), once.lse.raw_data(),
-                              delta.raw_data(), Operand(dq), Operand(dk), Operand(dv)});
+  Kernels().Backward({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                      Operand(problem.dout), once.lse.raw_data(), delta.raw_data(), Operand(dq),
+                      Operand(dk), Operand(dv)});
   once.dq.Scale(2);
   once.dk.Scale(2);
   once.dv.Scale(2);
@@ -321,8 +322,8 @@ TEST_P(DTypeTest, GradientsAreAssigned) {
     const Problem problem(2, lengths.q_len, lengths.k_len, 4, 2, 16, MaskKind::kCausal, GetParam());
     const AttentionResults expected = RunKernels(problem);
     const Tensor delta = Poisoned(problem.dlse);
-    FlashDelta(kTestDevice, {problem.shape(), Operand(expected.out), Operand(problem.dout),
-                             problem.dlse.raw_data(), delta.raw_data()});
+    Kernels().Delta({problem.shape(), Operand(expected.out), Operand(problem.dout),
+                     problem.dlse.raw_data(), delta.raw_data()});
     const auto strided = [](const Tensor& like) {
       Shape shape = like.shape();
       shape[2] += 3;
@@ -331,10 +332,9 @@ TEST_P(DTypeTest, GradientsAreAssigned) {
       return frame.Slice(2, 1, like.dim(2));
     };
     const Tensor dq = strided(problem.q), dk = strided(problem.k), dv = strided(problem.v);
-    FlashBackward(kTestDevice,
-                  {problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
-                   Operand(problem.dout), expected.lse.raw_data(), delta.raw_data(), Operand(dq),
-                   Operand(dk), Operand(dv), /*assign=*/true});
+    Kernels().Backward({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                        Operand(problem.dout), expected.lse.raw_data(), delta.raw_data(),
+                        Operand(dq), Operand(dk), Operand(dv), /*assign=*/true});
     ExpectBitwiseEqual({expected.out, expected.lse, dq, dk, dv}, expected);
   }
 }
@@ -346,9 +346,9 @@ TEST_P(DTypeTest, RowsOfMinusInfinityHaveNoGradient) {
   lse.Fill(-kInfinity);
   const Tensor dq = Tensor::ZerosLike(problem.q), dk = Tensor::ZerosLike(problem.k);
   const Tensor dv = Tensor::ZerosLike(problem.v);
-  FlashBackward(kTestDevice, {problem.shape(), Operand(problem.q), Operand(problem.k),
-                              Operand(problem.v), Operand(problem.dout), lse.raw_data(),
-                              delta.raw_data(), Operand(dq), Operand(dk), Operand(dv)});
+  Kernels().Backward({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                      Operand(problem.dout), lse.raw_data(), delta.raw_data(), Operand(dq),
+                      Operand(dk), Operand(dv)});
   for (const Tensor& gradient : {dq, dk, dv}) {
     for (double x : gradient.ToVector<double>()) ASSERT_EQ(x, 0);
   }
@@ -358,10 +358,10 @@ TEST_P(DTypeTest, NoDlseIsZeroDlse) {
   const Problem problem(1, 40, 40, 1, 1, 16, MaskKind::kFull, GetParam());
   const Tensor zero = Tensor::ZerosLike(problem.dlse);
   const Tensor with = Poisoned(zero), without = Poisoned(zero);
-  FlashDelta(kTestDevice, {problem.shape(), Operand(problem.q), Operand(problem.dout),
-                           zero.raw_data(), with.raw_data()});
-  FlashDelta(kTestDevice, {problem.shape(), Operand(problem.q), Operand(problem.dout), nullptr,
-                           without.raw_data()});
+  Kernels().Delta({problem.shape(), Operand(problem.q), Operand(problem.dout), zero.raw_data(),
+                   with.raw_data()});
+  Kernels().Delta(
+      {problem.shape(), Operand(problem.q), Operand(problem.dout), nullptr, without.raw_data()});
   EXPECT_EQ(with.ToVector<double>(), without.ToVector<double>());
 }
 

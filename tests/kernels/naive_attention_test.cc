@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "burst/kernels/flash_attention.h"
+#include "burst/kernels/study/study.h"
 #include "tests/kernels/attention_problem.h"
 #include "tests/testing/attention_reference.h"
 
@@ -13,8 +14,7 @@ namespace {
 
 // Forward over the keys in two blocks, merged; then delta and a backward that assigns.
 AttentionResults RunNaive(const Problem& problem) {
-  FlashAttentionShape shape = problem.shape();
-  shape.tiles = false;
+  const FlashAttentionShape shape = problem.shape();
   AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse), Poisoned(problem.q),
                              Poisoned(problem.k), Poisoned(problem.v)};
   const int64_t middle = shape.k_len / 3;
@@ -23,18 +23,17 @@ AttentionResults RunNaive(const Problem& problem) {
     const KeyBlock keys(problem, cuts[block], cuts[block + 1]);
     FlashForwardParams forward;
     forward.shape = keys.shape();
-    forward.shape.tiles = false;
     forward.q = Operand(problem.q);
     forward.k = keys.Of(problem.k);
     forward.v = keys.Of(problem.v);
     forward.out = Operand(result.out);
     forward.lse = result.lse.raw_data();
     forward.merge = block > 0;
-    FlashForward(DeviceType::kCpu, forward);
+    NaiveKernels().Forward(forward);
   }
   const Tensor delta = Tensor::EmptyLike(result.lse);
-  FlashDelta(DeviceType::kCpu, {shape, Operand(result.out), Operand(problem.dout),
-                                problem.dlse.raw_data(), delta.raw_data()});
+  NaiveKernels().Delta({shape, Operand(result.out), Operand(problem.dout), problem.dlse.raw_data(),
+                        delta.raw_data()});
   FlashBackwardParams backward;
   backward.shape = shape;
   backward.q = Operand(problem.q);
@@ -47,7 +46,7 @@ AttentionResults RunNaive(const Problem& problem) {
   backward.dk = Operand(result.dk);
   backward.dv = Operand(result.dv);
   backward.assign = true;
-  FlashBackward(DeviceType::kCpu, backward);
+  NaiveKernels().Backward(backward);
   return result;
 }
 
@@ -69,6 +68,14 @@ INSTANTIATE_TEST_SUITE_P(Masks, NaiveAttention,
                          testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow,
                                          MaskKind::kDocuments, MaskKind::kGap, MaskKind::kRandom),
                          testing::PrintToStringParamName());
+
+TEST(NaiveAttentionCheck, RefusesGpus) {
+  EXPECT_TRUE(NaiveKernels().Check(DeviceType::kCpu, DType::kFloat32, 64).ok());
+  EXPECT_EQ(NaiveKernels().Check(DeviceType::kCpu, DType::kBFloat16, 64),
+            KernelsOf(DeviceType::kCpu).Check(DeviceType::kCpu, DType::kBFloat16, 64));
+  EXPECT_EQ(NaiveKernels().Check(DeviceType::kCuda, DType::kFloat32, 64),
+            absl::InvalidArgumentError("attention without tiles is there on the CPU only"));
+}
 
 }  // namespace
 }  // namespace burst

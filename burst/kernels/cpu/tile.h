@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "burst/base/check.h"
 #include "burst/kernels/cpu/vector.h"
 #include "burst/kernels/flash_attention.h"
 
@@ -27,11 +26,9 @@ constexpr int64_t TileStride(int64_t n) {
   return ((n + kLine - 1) / kLine | 1) * kLine;
 }
 
-// The keys of a tile: as many as the call asks for, but not more than there are, or the kernel's
-// own.
-inline int64_t TileKeys(const FlashAttentionShape& shape, int64_t own) {
-  BURST_CHECK_GE(shape.tile_keys, 0);
-  return shape.tile_keys == 0 ? own : std::clamp<int64_t>(shape.k_len, 1, shape.tile_keys);
+// The keys of a tile: the kernel's own number, or the one asked for, but not more than there are.
+inline int64_t TileKeys(const FlashAttentionShape& shape, int64_t asked, int64_t own) {
+  return asked == 0 ? own : std::clamp<int64_t>(shape.k_len, 1, asked);
 }
 
 // One head of an operand: row i is [head_dim].

@@ -125,12 +125,6 @@ void BackwardSm80(FlashBackwardParams params, const AttentionOperand& dq) {
   sm80::Backward(params);
 }
 
-Kernels ServedBy(const FlashAttentionShape& shape) {
-  const absl::Status status = CheckFlashAttention(shape.dtype, shape.head_dim);
-  BURST_CHECK(status.ok()) << status.message();
-  return KernelsFor(shape.dtype, shape.head_dim);
-}
-
 }  // namespace
 
 Kernels KernelsFor(DType dtype, int64_t head_dim) {
@@ -142,14 +136,6 @@ Kernels KernelsFor(DType dtype, int64_t head_dim) {
   if (capability == 90 && head_dim <= 128) return Kernels::kSm90;
   if (capability >= 80 && head_dim <= sm80::kMaxHeadDim) return Kernels::kSm80;
   return Kernels::kNone;
-}
-
-absl::Status CheckFlashAttention(DType dtype, int64_t head_dim) {
-  if (KernelsFor(dtype, head_dim) != Kernels::kNone) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "no attention kernel for ", Name(dtype), " with head_dim ", head_dim,
-      " on a GPU of compute capability ", CurrentContext().compute_capability / 10.0,
-      ": float32 and float64 go up to 256; bfloat16 needs a multiple of 8 up to 256 and 8.0"));
 }
 
 void Forward(Kernels kernels, const FlashForwardParams& params) {
@@ -173,14 +159,48 @@ void Backward(Kernels kernels, const FlashBackwardParams& params) {
   simt::Convert(sum, /*addend=*/{}, params.dq);
 }
 
-void FlashForward(const FlashForwardParams& params) { Forward(ServedBy(params.shape), params); }
+namespace {
 
-void FlashDelta(const FlashDeltaParams& params) {
-  ServedBy(params.shape);
-  simt::Delta(params);
+class Gpu : public AttentionKernels {
+ public:
+  absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const override {
+    if (device != DeviceType::kCuda) {
+      return absl::InvalidArgumentError("the GPU's attention kernels serve tensors on a GPU only");
+    }
+    if (head_dim < 1) return absl::InvalidArgumentError("attention needs a head_dim of 1 or more");
+    if (KernelsFor(dtype, head_dim) != Kernels::kNone) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "no attention kernel for ", Name(dtype), " with head_dim ", head_dim,
+        " on a GPU of compute capability ", CurrentContext().compute_capability / 10.0,
+        ": float32 and float64 go up to 256; bfloat16 needs a multiple of 8 up to 256 and 8.0"));
+  }
+  void Forward(const FlashForwardParams& params) const override {
+    BURST_CHECK(params.sum.data == nullptr || params.shape.dtype == kBf16)
+        << "sums of " << Name(params.shape.dtype) << " are merged in place";
+    cuda::Forward(ServedBy(params.shape), params);
+  }
+  void Delta(const FlashDeltaParams& params) const override {
+    ServedBy(params.shape);
+    simt::Delta(params);
+  }
+  void Backward(const FlashBackwardParams& params) const override {
+    cuda::Backward(ServedBy(params.shape), params);
+  }
+
+ private:
+  Kernels ServedBy(const FlashAttentionShape& shape) const {
+    const absl::Status status = Check(DeviceType::kCuda, shape.dtype, shape.head_dim);
+    BURST_CHECK(status.ok()) << status.message();
+    return KernelsFor(shape.dtype, shape.head_dim);
+  }
+};
+
+}  // namespace
+
+const AttentionKernels* GpuKernels() {
+  static const Gpu kernels;
+  return &kernels;
 }
-
-void FlashBackward(const FlashBackwardParams& params) { Backward(ServedBy(params.shape), params); }
 
 void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend) {
   if (from.dtype() == to.dtype()) {

@@ -1,7 +1,6 @@
 // What flash_attention.cc calls for tensors on a GPU; flash_attention_cuda.cc chooses the kernels.
 #pragma once
 
-#include "absl/status/status.h"
 #include "burst/kernels/flash_attention.h"
 
 namespace burst {
@@ -17,10 +16,7 @@ enum class Kernels {
 // The kernels that serve the calling thread's GPU best; kNone when there are none.
 Kernels KernelsFor(DType dtype, int64_t head_dim);
 
-absl::Status CheckFlashAttention(DType dtype, int64_t head_dim);
-void FlashForward(const FlashForwardParams& params);
-void FlashDelta(const FlashDeltaParams& params);
-void FlashBackward(const FlashBackwardParams& params);
+const AttentionKernels* GpuKernels();
 void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend);
 
 // With the given kernels, which must serve the call: for tests and benchmarks.

@@ -1,6 +1,5 @@
-// Attention by whole matrices: S, P and dS of all heads are there at once. Nothing but Eigen's
-// products and one exponential for each score; what the tiles of flash_forward.cc and
-// flash_backward.cc bring is measured against it.
+// Attention by whole matrices: S, P and dS of all heads are in memory at once. It uses Eigen's
+// matmuls and one exponential for each score.
 
 #include <Eigen/Core>
 #include <algorithm>
@@ -8,8 +7,9 @@
 #include <limits>
 
 #include "burst/base/parallel.h"
-#include "burst/kernels/flash_attention.h"
+#include "burst/kernels/cpu/flash_attention_cpu.h"
 #include "burst/kernels/merge.h"
+#include "burst/kernels/study/study.h"
 
 namespace burst {
 namespace {
@@ -70,7 +70,7 @@ void Exponentials(const Range& visible, T lse, Row row) {
 }
 
 template <typename T>
-void Forward(const FlashForwardParams& params) {
+void ForwardOf(const FlashForwardParams& params) {
   const FlashAttentionShape& shape = params.shape;
   const int64_t d = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
   const Tensor scores = AllScores(shape);
@@ -112,7 +112,7 @@ void Forward(const FlashForwardParams& params) {
 }
 
 template <typename T>
-void Backward(const FlashBackwardParams& params) {
+void BackwardOf(const FlashBackwardParams& params) {
   const FlashAttentionShape& shape = params.shape;
   const int64_t d = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
   const T scale = static_cast<T>(shape.softmax_scale);
@@ -154,14 +154,28 @@ void Backward(const FlashBackwardParams& params) {
   });
 }
 
+class Naive : public AttentionKernels {
+ public:
+  absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const override {
+    if (device != DeviceType::kCpu) {
+      return absl::InvalidArgumentError("attention without tiles is there on the CPU only");
+    }
+    return KernelsOf(device).Check(device, dtype, head_dim);
+  }
+  void Forward(const FlashForwardParams& params) const override {
+    DispatchFloat(params.shape.dtype, [&](auto zero) { ForwardOf<decltype(zero)>(params); });
+  }
+  void Delta(const FlashDeltaParams& params) const override { cpu::Delta(params); }
+  void Backward(const FlashBackwardParams& params) const override {
+    DispatchFloat(params.shape.dtype, [&](auto zero) { BackwardOf<decltype(zero)>(params); });
+  }
+};
+
 }  // namespace
 
-void NaiveForwardCpu(const FlashForwardParams& params) {
-  DispatchFloat(params.shape.dtype, [&](auto zero) { Forward<decltype(zero)>(params); });
-}
-
-void NaiveBackwardCpu(const FlashBackwardParams& params) {
-  DispatchFloat(params.shape.dtype, [&](auto zero) { Backward<decltype(zero)>(params); });
+const AttentionKernels& NaiveKernels() {
+  static const Naive kernels;
+  return kernels;
 }
 
 }  // namespace burst

@@ -10,11 +10,11 @@
 
 #include "burst/base/check.h"
 #include "burst/base/parallel.h"
+#include "burst/kernels/cpu/flash_attention_cpu.h"
 #include "burst/kernels/cpu/gemm.h"
 #include "burst/kernels/cpu/scratch.h"
 #include "burst/kernels/cpu/tile.h"
 #include "burst/kernels/cpu/vector.h"
-#include "burst/kernels/flash_attention.h"
 #include "burst/kernels/merge.h"
 
 namespace burst {
@@ -77,12 +77,12 @@ void UpdateColumns(int64_t keys, T* scores, int64_t stride, T* max, T* sum, T* r
 template <typename T>
 class ForwardTask {
  public:
-  explicit ForwardTask(const FlashForwardParams& params)
+  ForwardTask(const FlashForwardParams& params, int64_t tile_keys)
       : params_(params),
         shape_(params.shape),
         d_(shape_.head_dim),
         stride_(TileStride<T>(d_)),
-        tile_keys_(TileKeys(shape_, kTileKeys)),
+        tile_keys_(TileKeys(shape_, tile_keys, kTileKeys)),
         tiles_((shape_.q_len + kBlockM - 1) / kBlockM) {}
 
   int64_t num_tasks() const { return shape_.batch * shape_.num_heads * tiles_; }
@@ -222,15 +222,17 @@ class ForwardTask {
 };
 
 }  // namespace
-}  // namespace cpu
 
-void FlashForwardCpu(const FlashForwardParams& params) {
+void Forward(const FlashForwardParams& params, int64_t tile_keys) {
+  BURST_CHECK(params.sum.data == nullptr)
+      << "sums of " << Name(params.shape.dtype) << " are merged in place";
   BURST_CHECK_GT(params.shape.num_kv_heads, 0);
   BURST_CHECK_EQ(params.shape.num_heads % params.shape.num_kv_heads, 0);
   DispatchFloat(params.shape.dtype, [&](auto zero) {
-    const cpu::ForwardTask<decltype(zero)> task(params);
+    const ForwardTask<decltype(zero)> task(params, tile_keys);
     ParallelTasks(task.num_tasks(), [&](int64_t index) { task.Run(index); });
   });
 }
 
+}  // namespace cpu
 }  // namespace burst

@@ -6,11 +6,11 @@
 
 #include "burst/base/check.h"
 #include "burst/base/parallel.h"
+#include "burst/kernels/cpu/flash_attention_cpu.h"
 #include "burst/kernels/cpu/gemm.h"
 #include "burst/kernels/cpu/scratch.h"
 #include "burst/kernels/cpu/tile.h"
 #include "burst/kernels/cpu/vector.h"
-#include "burst/kernels/flash_attention.h"
 
 namespace burst {
 namespace cpu {
@@ -46,13 +46,13 @@ void SoftmaxBackwardRow(int64_t columns, int64_t first, int64_t last, T lse, T d
 template <typename T>
 class BackwardTask {
  public:
-  explicit BackwardTask(const FlashBackwardParams& params)
+  BackwardTask(const FlashBackwardParams& params, int64_t tile_keys)
       : params_(params),
         shape_(params.shape),
         d_(shape_.head_dim),
         padded_d_(RoundUpToLanes<T>(d_)),
         stride_(TileStride<T>(d_)),
-        tile_keys_(TileKeys(shape_, kTileKeys)),
+        tile_keys_(TileKeys(shape_, tile_keys, kTileKeys)),
         score_stride_(TileStride<T>(tile_keys_)) {}
 
   int64_t stride() const { return stride_; }
@@ -180,14 +180,14 @@ void ForEachChunk(int64_t q_len, Function function) {
 // the heads are dealt out evenly (all of them, if there are few) are shared chunk by chunk: every
 // thread takes each n-th tile of keys with a dQ of its own, and these are added in order.
 template <typename T>
-void Backward(const FlashBackwardParams& params) {
+void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys) {
   const FlashAttentionShape& shape = params.shape;
   if (params.assign) {
     Clear<T>(shape, shape.q_len, shape.num_heads, params.dq);
     Clear<T>(shape, shape.k_len, shape.num_kv_heads, params.dk);
     Clear<T>(shape, shape.k_len, shape.num_kv_heads, params.dv);
   }
-  const BackwardTask<T> task(params);
+  const BackwardTask<T> task(params, tile_keys);
   const int64_t group = shape.num_heads / shape.num_kv_heads, d = shape.head_dim;
   const int64_t heads = shape.batch * shape.num_kv_heads;
   const int64_t threads = NumThreads(), whole = heads / threads * threads;
@@ -223,12 +223,13 @@ void Backward(const FlashBackwardParams& params) {
 }
 
 }  // namespace
-}  // namespace cpu
 
-void FlashBackwardCpu(const FlashBackwardParams& params) {
+void Backward(const FlashBackwardParams& params, int64_t tile_keys) {
   BURST_CHECK_GT(params.shape.num_kv_heads, 0);
   BURST_CHECK_EQ(params.shape.num_heads % params.shape.num_kv_heads, 0);
-  DispatchFloat(params.shape.dtype, [&](auto zero) { cpu::Backward<decltype(zero)>(params); });
+  DispatchFloat(params.shape.dtype,
+                [&](auto zero) { BackwardOf<decltype(zero)>(params, tile_keys); });
 }
 
+}  // namespace cpu
 }  // namespace burst

@@ -1,7 +1,9 @@
+#include "burst/kernels/cpu/flash_attention_cpu.h"
+
+#include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
 #include "burst/kernels/cpu/tile.h"
 #include "burst/kernels/cpu/vector.h"
-#include "burst/kernels/flash_attention.h"
 
 namespace burst {
 namespace cpu {
@@ -21,7 +23,7 @@ T Dot(int64_t n, const T* a, const T* b) {
 
 // delta = rowsum(dO * O) - dlse
 template <typename T>
-void Delta(const FlashDeltaParams& params) {
+void DeltaOf(const FlashDeltaParams& params) {
   const FlashAttentionShape& shape = params.shape;
   const T* dlse = static_cast<const T*>(params.dlse);
   T* delta = static_cast<T*>(params.delta);
@@ -38,10 +40,23 @@ void Delta(const FlashDeltaParams& params) {
 }
 
 }  // namespace
+
+void Delta(const FlashDeltaParams& params) {
+  DispatchFloat(params.shape.dtype, [&](auto zero) { DeltaOf<decltype(zero)>(params); });
+}
+
 }  // namespace cpu
 
-void FlashDeltaCpu(const FlashDeltaParams& params) {
-  DispatchFloat(params.shape.dtype, [&](auto zero) { cpu::Delta<decltype(zero)>(params); });
+absl::Status CpuAttentionKernels::Check(DeviceType device, DType dtype, int64_t head_dim) const {
+  if (device != DeviceType::kCpu) {
+    return absl::InvalidArgumentError("the CPU's attention kernels serve tensors on the CPU only");
+  }
+  if (head_dim < 1) return absl::InvalidArgumentError("attention needs a head_dim of 1 or more");
+  if (dtype != DType::kFloat32 && dtype != DType::kFloat64) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention on the CPU computes in float32 or float64, not ", Name(dtype)));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace burst

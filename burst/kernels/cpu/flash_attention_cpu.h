@@ -1,0 +1,24 @@
+// The CPU's attention kernels: float32 and float64, any head_dim.
+#pragma once
+
+#include "burst/kernels/flash_attention.h"
+
+namespace burst {
+namespace cpu {
+
+// `tile_keys`: keys of a tile; 0: the kernel's own, 96 forward and 128 backward.
+void Forward(const FlashForwardParams& params, int64_t tile_keys);
+void Delta(const FlashDeltaParams& params);
+void Backward(const FlashBackwardParams& params, int64_t tile_keys);
+
+}  // namespace cpu
+
+class CpuAttentionKernels : public AttentionKernels {
+ public:
+  absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const override;
+  void Forward(const FlashForwardParams& params) const override { cpu::Forward(params, 0); }
+  void Delta(const FlashDeltaParams& params) const override { cpu::Delta(params); }
+  void Backward(const FlashBackwardParams& params) const override { cpu::Backward(params, 0); }
+};
+
+}  // namespace burst
