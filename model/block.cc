@@ -102,9 +102,9 @@ Variable Block::Attention(const ForwardPass& pass, const Variable& x) const {
 // dense(x); of all tokens this rank's channels, where ranks share the model.
 Variable Block::Project(const ForwardPass& pass, const Dense& dense, const Variable& x) const {
   if (pass.parallel == nullptr) return dense.Forward(pass, x);
-  const auto columns = pass.parallel->BeginColumns(pass.tape, pass.schedule, x);
+  const auto columns = pass.parallel->BeginColumns(pass.tape, pass.shard, x);
   const Variable y = Linear(pass.tape, columns.x, dense.weight, dense.bias, {}, columns.dx_done);
-  pass.parallel->EndColumns(pass.tape, pass.schedule, x, columns);
+  pass.parallel->EndColumns(pass.tape, pass.shard, x, columns);
   return y;
 }
 
@@ -121,11 +121,11 @@ Variable Block::AddFeedForward(const ForwardPass& pass, const Variable& h,
   if (pass.parallel == nullptr) {
     y = GeluMlp(pass.tape, x, up_.weight, up_.bias, down_.weight, down_.bias, residual);
   } else {
-    const auto columns = pass.parallel->BeginColumns(pass.tape, pass.schedule, x);
+    const auto columns = pass.parallel->BeginColumns(pass.tape, pass.shard, x);
     const Variable partial = GeluMlp(pass.tape, columns.x, up_.weight, up_.bias, down_.weight,
                                      down_.RowBias(pass), {}, columns.dx_done);
-    pass.parallel->EndColumns(pass.tape, pass.schedule, x, columns);
-    y = pass.parallel->SumRows(pass.tape, pass.schedule, partial, residual);
+    pass.parallel->EndColumns(pass.tape, pass.shard, x, columns);
+    y = pass.parallel->SumRows(pass.tape, pass.shard, partial, residual);
   }
   return dropout.active() ? Dropout(pass.tape, y, dropout, h) : y;
 }
@@ -140,7 +140,7 @@ Variable Block::AddBranch(const ForwardPass& pass, const Variable& x, const Dens
     y = Linear(pass.tape, branch, projection.weight, projection.bias, residual);
   } else {
     const Variable partial = Linear(pass.tape, branch, projection.weight, projection.RowBias(pass));
-    y = pass.parallel->SumRows(pass.tape, pass.schedule, partial, residual);
+    y = pass.parallel->SumRows(pass.tape, pass.shard, partial, residual);
   }
   return site.active() ? Dropout(pass.tape, y, site, x) : y;
 }

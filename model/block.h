@@ -33,16 +33,16 @@ struct ForwardPass {
   std::shared_ptr<const RopeTable> rope;  // llama
   DropoutKey dropout;
   Tensor global_positions;  // [length] int32, of dropout
-  // With tensor parallelism, else null: how ranks share the model, and the schedule of the
-  // exchanges.
+  // With tensor parallelism, else null: how ranks share the model, and which tokens
+  // each has.
   const TensorParallel* parallel = nullptr;
-  std::shared_ptr<const RingSchedule> schedule = nullptr;
+  std::shared_ptr<const TokenShard> shard = nullptr;
   // Of the layer, where it runs twice and attention shall not (AttentionOp); else null.
   std::shared_ptr<KeptAttention> kept_attention = nullptr;
 
   // The same on another tape, for one layer.
   ForwardPass On(Tape& other, std::shared_ptr<KeptAttention> kept) const {
-    return {other, attend, rope, dropout, global_positions, parallel, schedule, std::move(kept)};
+    return {other, attend, rope, dropout, global_positions, parallel, shard, std::move(kept)};
   }
 };
 

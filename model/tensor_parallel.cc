@@ -64,21 +64,20 @@ int64_t TensorParallel::PartOf(int64_t count) const {
 
 // ---- Transfers.
 
-Tensor TensorParallel::Gather(Tape& tape, const RingSchedule& schedule, const Tensor& own) const {
+Tensor TensorParallel::Gather(Tape& tape, const TokenShard& shard, const Tensor& own) const {
   Tensor all;
-  const absl::Status status = exchange_.Gather(schedule, own, &all);
+  const absl::Status status = exchange_.Gather(shard, own, &all);
   if (status.ok()) return all;
   tape.Fail(status);
-  return Tensor::Zeros({own.dim(0), schedule.length(), own.dim(2)}, own.dtype(), own.device());
+  return Tensor::Zeros({own.dim(0), shard.length(), own.dim(2)}, own.dtype(), own.device());
 }
 
-Tensor TensorParallel::ReduceScatter(Tape& tape, const RingSchedule& schedule,
-                                     const Tensor& all) const {
+Tensor TensorParallel::ReduceScatter(Tape& tape, const TokenShard& shard, const Tensor& all) const {
   Tensor own;
-  const absl::Status status = exchange_.ReduceScatter(schedule, all, &own);
+  const absl::Status status = exchange_.ReduceScatter(shard, all, &own);
   if (status.ok()) return own;
   tape.Fail(status);
-  const int64_t held = static_cast<int64_t>(schedule.held().size());
+  const int64_t held = shard.local_length();
   return Tensor::Zeros({all.dim(0), held, all.dim(2)}, all.dtype(), all.device());
 }
 
@@ -90,22 +89,22 @@ void TensorParallel::AllReduce(Tape& tape, const Tensor& all) const {
 // ---- Ops.
 
 //   kTp: y = all tokens of x;  dx = this rank's of dy, which is whole on every rank
-Variable TensorParallel::ToLayers(Tape& tape, const Schedule& schedule, const Variable& x) const {
+Variable TensorParallel::ToLayers(Tape& tape, const Shard& shard, const Variable& x) const {
   if (spread_tokens_) return x;
-  const Variable y = tape.Output(Gather(tape, *schedule, x.value()), {x});
+  const Variable y = tape.Output(Gather(tape, *shard, x.value()), {x});
   if (tape.NeedsGrad({x})) {
-    tape.Record("to_layers", {y}, [=] { x.AddGrad(TokenExchange::Own(*schedule, y.grad())); });
+    tape.Record("to_layers", {y}, [=] { x.AddGrad(TokenExchange::Own(*shard, y.grad())); });
   }
   return y;
 }
 
 //   kTp: y = this rank's tokens of x;  dx = all tokens of dy
-Variable TensorParallel::FromLayers(Tape& tape, const Schedule& schedule, const Variable& x) const {
+Variable TensorParallel::FromLayers(Tape& tape, const Shard& shard, const Variable& x) const {
   if (spread_tokens_) return x;
-  const Variable y = tape.Output(TokenExchange::Own(*schedule, x.value()), {x});
+  const Variable y = tape.Output(TokenExchange::Own(*shard, x.value()), {x});
   if (tape.NeedsGrad({x})) {
     tape.Record("from_layers", {y},
-                [=, &tape] { x.AddGrad(Gather(tape, *schedule, y.grad().Contiguous())); });
+                [=, &tape] { x.AddGrad(Gather(tape, *shard, y.grad().Contiguous())); });
   }
   return y;
 }
@@ -115,11 +114,10 @@ Variable TensorParallel::FromLayers(Tape& tape, const Schedule& schedule, const 
 //
 // The backward, in this order: posts the gather of y, computes dy, waits for the gather; posts the
 // sum of dy, computes the gradient of the weights from y, waits for the sum.
-TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Schedule& schedule,
+TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Shard& shard,
                                                      const Variable& x) const {
   Columns columns;
-  const Variable y =
-      tape.Output(spread_tokens_ ? Gather(tape, *schedule, x.value()) : x.value(), {x});
+  const Variable y = tape.Output(spread_tokens_ ? Gather(tape, *shard, x.value()) : x.value(), {x});
   columns.x = y;
   if (!tape.NeedsGrad({x})) return columns;
   const auto pending = std::make_shared<TokenExchange::Pending>();
@@ -132,9 +130,9 @@ TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Schedule&
       status = exchange_.PostAllReduce(dy);
     } else {
       status = exchange_.Wait();
-      y.SetValue(status.ok() ? TokenExchange::Gathered(*schedule, *pending)
+      y.SetValue(status.ok() ? TokenExchange::Gathered(*shard, *pending)
                              : Tensor::Zeros(y.shape(), dy.dtype(), dy.device()));
-      if (status.ok()) status = exchange_.PostReduceScatter(*schedule, dy, pending.get());
+      if (status.ok()) status = exchange_.PostReduceScatter(*shard, dy, pending.get());
     }
     if (!status.ok()) tape.Fail(status);
   };
@@ -146,24 +144,24 @@ TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Schedule&
   return columns;
 }
 
-void TensorParallel::EndColumns(Tape& tape, const Schedule& schedule, const Variable& x,
+void TensorParallel::EndColumns(Tape& tape, const Shard& shard, const Variable& x,
                                 const Columns& columns) const {
   if (!spread_tokens_ || !tape.NeedsGrad({x})) return;
   columns.x.ForgetValue();
   const auto pending = columns.pending;
   tape.OnBackward([=, &tape] {
-    const absl::Status status = exchange_.PostGather(*schedule, x.value(), pending.get());
+    const absl::Status status = exchange_.PostGather(*shard, x.value(), pending.get());
     if (!status.ok()) tape.Fail(status);
   });
 }
 
 //   kTp:   y = all-reduce(partial) + residual;      dpartial = dy,              dresidual = dy
 //   kTpSp: y = reduce-scatter(partial) + residual;  dpartial = all-gather(dy),  dresidual = dy
-Variable TensorParallel::SumRows(Tape& tape, const Schedule& schedule, const Variable& partial,
+Variable TensorParallel::SumRows(Tape& tape, const Shard& shard, const Variable& partial,
                                  const Variable& residual) const {
   Tensor sum = partial.value();
   if (spread_tokens_) {
-    sum = ReduceScatter(tape, *schedule, sum);
+    sum = ReduceScatter(tape, *shard, sum);
     partial.ForgetValue();  // no backward reads a product's result
   } else {
     AllReduce(tape, sum);
@@ -174,7 +172,7 @@ Variable TensorParallel::SumRows(Tape& tape, const Schedule& schedule, const Var
   tape.Record("sum_rows", {y}, [=, &tape] {
     const Tensor dy = y.grad().Contiguous();
     if (residual.defined()) residual.AddGrad(dy);
-    partial.AddGrad(spread_tokens_ ? Gather(tape, *schedule, dy) : dy);
+    partial.AddGrad(spread_tokens_ ? Gather(tape, *shard, dy) : dy);
   });
   return y;
 }

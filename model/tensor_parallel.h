@@ -23,10 +23,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "burst/attention/ring/schedule.h"
 #include "burst/autograd/tape.h"
 #include "burst/comm/communicator.h"
 #include "burst/sequence/token_exchange.h"
+#include "burst/sequence/token_shard.h"
 #include "model/config.h"
 #include "model/parameters.h"
 
@@ -34,7 +34,7 @@ namespace burst {
 
 class TensorParallel {
  public:
-  using Schedule = std::shared_ptr<const RingSchedule>;
+  using Shard = std::shared_ptr<const TokenShard>;
 
   // One rank holds the model.
   TensorParallel() : exchange_(nullptr) {}
@@ -61,20 +61,20 @@ class TensorParallel {
   // Heads, or channels, of this rank.
   int64_t PartOf(int64_t count) const;
 
-  // ---- Ops; with a group of several ranks. x, y: [batch, length, width]. `schedule` is that of
-  // this rank (TensorParallelAttention). A failed transfer is reported through tape.status().
+  // ---- Ops; with a group of several ranks. x, y: [batch, length, width]. `shard` is that of
+  // this rank (RankGroup). A failed transfer is reported through tape.status().
 
   // Whether the residual stream has this rank's tokens.
   bool spreads_tokens() const { return spread_tokens_; }
   // This rank's tokens -> the residual stream of the layers, and back.
-  Variable ToLayers(Tape& tape, const Schedule& schedule, const Variable& x) const;
-  Variable FromLayers(Tape& tape, const Schedule& schedule, const Variable& x) const;
+  Variable ToLayers(Tape& tape, const Shard& shard, const Variable& x) const;
+  Variable FromLayers(Tape& tape, const Shard& shard, const Variable& x) const;
 
   // Around a column-parallel product:
   //
-  //   const Columns columns = BeginColumns(tape, schedule, x);  // residual stream -> all tokens
+  //   const Columns columns = BeginColumns(tape, shard, x);  // residual stream -> all tokens
   //   y = Linear(tape, columns.x, weight, bias, {}, columns.dx_done);
-  //   EndColumns(tape, schedule, x, columns);
+  //   EndColumns(tape, shard, x, columns);
   //
   // The gradient of x is summed over the ranks. What was gathered is not kept for the backward, but
   // gathered again. Both exchanges run beside those products of the backward that do not need them.
@@ -83,24 +83,23 @@ class TensorParallel {
     std::function<void()> dx_done;
     std::shared_ptr<TokenExchange::Pending> pending;
   };
-  Columns BeginColumns(Tape& tape, const Schedule& schedule, const Variable& x) const;
-  void EndColumns(Tape& tape, const Schedule& schedule, const Variable& x,
-                  const Columns& columns) const;
+  Columns BeginColumns(Tape& tape, const Shard& shard, const Variable& x) const;
+  void EndColumns(Tape& tape, const Shard& shard, const Variable& x, const Columns& columns) const;
 
   // Row-parallel product -> residual stream: `partial` summed over the ranks, plus `residual`
   // unless that is undefined. `partial` loses its memory, or the result takes it over.
-  Variable SumRows(Tape& tape, const Schedule& schedule, const Variable& partial,
+  Variable SumRows(Tape& tape, const Shard& shard, const Variable& partial,
                    const Variable& residual = {}) const;
 
-  // [batch, held] of int32 -> [batch, length].
-  absl::Status GatherPositions(const RingSchedule& schedule, const Tensor& own, Tensor* all) const {
-    return exchange_.Gather(schedule, own, all);
+  // [batch, local_length] of int32 -> [batch, length].
+  absl::Status GatherPositions(const TokenShard& shard, const Tensor& own, Tensor* all) const {
+    return exchange_.Gather(shard, own, all);
   }
 
  private:
   // The exchanges for the tape: a failure is reported to the tape, and the results are zeros.
-  Tensor Gather(Tape& tape, const RingSchedule& schedule, const Tensor& own) const;
-  Tensor ReduceScatter(Tape& tape, const RingSchedule& schedule, const Tensor& all) const;
+  Tensor Gather(Tape& tape, const TokenShard& shard, const Tensor& own) const;
+  Tensor ReduceScatter(Tape& tape, const TokenShard& shard, const Tensor& all) const;
   void AllReduce(Tape& tape, const Tensor& all) const;
 
   int ranks_ = 1, rank_ = 0;

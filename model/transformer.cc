@@ -115,14 +115,14 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, cons
   Variable x = config_.family == Family::kGpt2
                    ? Embedding(pass.tape, tokens, token_embedding_, positions, position_embedding_)
                    : Embedding(pass.tape, tokens, token_embedding_);
-  if (pass.parallel != nullptr) x = pass.parallel->ToLayers(pass.tape, pass.schedule, x);
+  if (pass.parallel != nullptr) x = pass.parallel->ToLayers(pass.tape, pass.shard, x);
   x = Dropout(pass.tape, x, DropoutAt(pass, config_, /*site=*/0));
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     on_backward(first_parameter_[layer], first_parameter_[layer + 1]);
     x = Layer(pass, layer, x);
   }
   on_backward(first_parameter_.back(), parameters_.size());
-  if (pass.parallel != nullptr) x = pass.parallel->FromLayers(pass.tape, pass.schedule, x);
+  if (pass.parallel != nullptr) x = pass.parallel->FromLayers(pass.tape, pass.shard, x);
   return final_norm_.Forward(pass, config_, x);
 }
 
@@ -140,11 +140,12 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
                              const SequenceBatch& batch, const DropoutKey& dropout,
                              const GradientsReady& ready) const {
   const auto& schedule = batch.schedule;
+  const std::shared_ptr<const TokenShard> shard(schedule, &schedule->shard());
   ForwardPass pass{tape, nullptr, nullptr, dropout, Tensor()};
   const bool parallel = parallel_.ranks() > 1;
   if (parallel) {
     pass.parallel = &parallel_;
-    pass.schedule = schedule;
+    pass.shard = shard;
   }
   // A recomputation calls it later, on its own tape.
   pass.attend = [this, &attention, schedule](const ForwardPass& of, int64_t, const Variable& qkv) {
@@ -154,7 +155,7 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
   if (config_.family == Family::kLlama) {
     Tensor positions = batch.positions;  // of the tokens that attention works on
     if (parallel) {
-      const absl::Status status = parallel_.GatherPositions(*schedule, batch.positions, &positions);
+      const absl::Status status = parallel_.GatherPositions(*shard, batch.positions, &positions);
       if (!status.ok()) tape.Fail(status);
     }
     pass.rope = MakeRopeTable(positions, config_.head_dim(), config_.rope_theta,
@@ -163,7 +164,7 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
   if (dropout.enabled) {
     const bool all = parallel && !parallel_.spreads_tokens();
     const std::vector<int32_t>& positions =
-        all ? schedule->positions(schedule->rank()) : schedule->held();
+        all ? shard->positions(shard->rank()) : shard->local_positions();
     pass.global_positions = Tensor::FromVector(positions, {static_cast<int64_t>(positions.size())},
                                                batch.tokens.device());
   }
@@ -187,8 +188,9 @@ absl::StatusOr<Tensor> Transformer::NextTokenLogits(SequenceParallelAttention& a
   Tape tape(/*recording=*/false);
   const Variable x = Hidden(tape, attention, batch, DropoutKey());  // [batch, length, width]
   BURST_RETURN_IF_ERROR(tape.status());
-  const std::vector<int32_t>& positions = batch.schedule->held();
-  if (positions.empty() || positions.back() + 1 != batch.schedule->seqlen()) return Tensor();
+  const std::vector<int32_t>& positions = batch.schedule->shard().local_positions();
+  if (positions.empty() || positions.back() + 1 != batch.schedule->shard().seqlen())
+    return Tensor();
   const Variable last(x.value().Slice(1, x.value().dim(1) - 1, 1).Contiguous());
   return Linear(tape, last, head()).value().View({batch.tokens.dim(0), config_.vocab});
 }

@@ -19,7 +19,7 @@ class RankAttention : public AttentionWork {
   RankAttention(const AttentionProblem& problem, SequenceParallelAttention& attention,
                 RingSchedule schedule, int rank)
       : attention_(attention), schedule_(std::move(schedule)) {
-    const int64_t length = static_cast<int64_t>(schedule_.held().size());
+    const int64_t length = schedule_.shard().local_length();
     const auto random = [&](int64_t heads, uint64_t tensor) {
       const uint64_t stream = tensor + 4 * static_cast<uint64_t>(rank);
       return RandomForTiming({problem.batch, length, heads, problem.head_dim}, problem.dtype,

@@ -104,7 +104,7 @@ absl::StatusOr<AttentionErrors> MeasureErrors(Strategy strategy, const ErrorRefe
   const auto body = [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(strategy, problem, &comm));
     BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(problem.seqlen));
-    const std::vector<int32_t>& positions = schedule.held();
+    const std::vector<int32_t>& positions = schedule.shard().local_positions();
     const auto own = [&](const Tensor& global) {
       return TakeRows(global, positions).To(problem.device);
     };

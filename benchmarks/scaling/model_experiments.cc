@@ -103,7 +103,7 @@ double PeakMiB(DeviceType device, int ranks) {
 // This rank's part of a batch of random tokens.
 SequenceBatch RandomPrompt(int64_t batch, int64_t vocab,
                            std::shared_ptr<const RingSchedule> schedule) {
-  const std::vector<int32_t>& positions = schedule->held();
+  const std::vector<int32_t>& positions = schedule->shard().local_positions();
   const int64_t length = static_cast<int64_t>(positions.size());
   SequenceBatch prompt;
   prompt.tokens = Tensor::Empty({batch, length}, DType::kInt32);

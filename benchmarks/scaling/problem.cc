@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "burst/attention/ring/schedule.h"
@@ -34,11 +35,12 @@ absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProbl
                                          int ranks, int group) {
   AttentionMask mask;
   mask.causal = problem.causal;
-  BURST_ASSIGN_OR_RETURN(
-      const RingSchedule schedule,
-      RingSchedule::Create(/*rank=*/0, ranks / group, problem.layout, problem.seqlen, mask,
-                           /*documents=*/{}, {group, /*member=*/0},
-                           problem.options(strategy).ranks_per_node / group));
+  BURST_ASSIGN_OR_RETURN(TokenShard shard,
+                         TokenShard::Create(/*rank=*/0, ranks / group, problem.layout,
+                                            problem.seqlen, {group, /*group_rank=*/0}));
+  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+                         RingSchedule::Create(std::move(shard), mask, /*documents=*/{},
+                                              problem.options(strategy).ranks_per_node / group));
   const int64_t size = SizeOf(problem.dtype), sum_size = SizeOf(SumDType(problem.dtype));
   const bool narrow = problem.ring_grad_dtype == RingGradDType::kBf16;
   const int64_t gradient_size = narrow ? SizeOf(DType::kBFloat16) : sum_size;

@@ -19,7 +19,7 @@ TensorParallelLayer::TensorParallelLayer(Strategy strategy, const AttentionProbl
       exchange_(comm) {}
 
 Shape TensorParallelLayer::InputShape() const {
-  const int64_t held = static_cast<int64_t>(schedule_.held().size());
+  const int64_t held = shard().local_length();
   return {problem_.batch, spread_tokens_ ? held : problem_.seqlen, problem_.heads,
           problem_.head_dim};
 }
@@ -36,14 +36,14 @@ Tensor TensorParallelLayer::OwnHeads(const Tensor& all) const {
 
 // All tokens of a tensor that enters the layer.
 absl::Status TensorParallelLayer::Whole(const Tensor& tensor, Tensor* whole) const {
-  if (spread_tokens_) return exchange_.Gather(schedule_, tensor, whole);
+  if (spread_tokens_) return exchange_.Gather(shard(), tensor, whole);
   *whole = tensor;
   return absl::OkStatus();
 }
 
 // The sum over ranks of a tensor that leaves it, on the tokens that this rank keeps.
 absl::Status TensorParallelLayer::Sum(const Tensor& partial, Tensor* sum) const {
-  if (spread_tokens_) return exchange_.ReduceScatter(schedule_, partial, sum);
+  if (spread_tokens_) return exchange_.ReduceScatter(shard(), partial, sum);
   *sum = partial;
   return exchange_.AllReduce(*sum);
 }

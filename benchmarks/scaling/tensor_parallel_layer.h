@@ -31,8 +31,8 @@ class AttentionWork {
 
 class TensorParallelLayer : public AttentionWork {
  public:
-  // A rank's inputs. x and dy: of all tokens (tp) or schedule.held() (tp+sp) and all heads;
-  // k and v: of all tokens and this rank's key heads.
+  // A rank's inputs. x and dy: of all tokens (tp) or shard().local_positions() (tp+sp) and all
+  // heads; k and v: of all tokens and this rank's key heads.
   struct Inputs {
     Tensor x, k, v, dy;
   };
@@ -41,7 +41,7 @@ class TensorParallelLayer : public AttentionWork {
                       SequenceParallelAttention& attention, RingSchedule schedule,
                       Communicator* comm);
 
-  const RingSchedule& schedule() const { return schedule_; }
+  const TokenShard& shard() const { return schedule_.shard(); }
   Shape InputShape() const;  // of x, dy, y and dx
   Shape KeyShape() const;    // of k, v, dk and dv
   void SetInputs(const Inputs& inputs) { inputs_ = inputs; }

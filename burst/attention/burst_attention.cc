@@ -123,9 +123,11 @@ absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::Create(
 
 absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
                                                       const DocumentStarts& documents) const {
-  return RingSchedule::Create(comm_ == nullptr ? 0 : comm_->rank(),
-                              comm_ == nullptr ? 1 : comm_->world_size(), options_.layout, seqlen,
-                              options_.mask, documents, /*group=*/{}, options_.ranks_per_node);
+  BURST_ASSIGN_OR_RETURN(
+      TokenShard shard,
+      TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
+                         comm_ == nullptr ? 1 : comm_->world_size(), options_.layout, seqlen));
+  return RingSchedule::Create(std::move(shard), options_.mask, documents, options_.ranks_per_node);
 }
 
 const AttentionKernels& BurstAttention::KernelsFor(const Tensor& q) const {
@@ -142,17 +144,18 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
   }
   const int rank = comm_ == nullptr ? 0 : comm_->rank();
   const int world_size = comm_ == nullptr ? 1 : comm_->world_size();
-  if (schedule.rank() != rank || schedule.world_size() != world_size) {
-    return absl::InvalidArgumentError(absl::StrCat("the schedule is for rank ", schedule.rank(),
-                                                   " of ", schedule.world_size(), ", this is rank ",
-                                                   rank, " of ", world_size));
+  if (schedule.shard().rank() != rank || schedule.shard().world_size() != world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the schedule is for rank ", schedule.shard().rank(), " of ",
+                     schedule.shard().world_size(), ", this is rank ", rank, " of ", world_size));
   }
   if (schedule.ranks_per_node() < world_size && between_nodes_ == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the schedule is for ", schedule.ranks_per_node(), " ranks per node, this ring is flat"));
   }
-  if (q.dim(1) != schedule.length()) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " holds ", schedule.length(),
+  if (q.dim(1) != schedule.shard().length()) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " holds ",
+                                                   schedule.shard().length(),
                                                    " tokens of this schedule, q has ", q.dim(1)));
   }
   if (schedule.document_rows() > 1 && schedule.document_rows() != q.dim(0)) {
@@ -221,7 +224,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   bool merge = false;
   BURST_RETURN_IF_ERROR(ring_->Run(
       schedule, pass, block,
-      [&](int source) -> const VisibleKeys& { return schedule.keys_of(source); },
+      [&](int source) -> const VisibleKeys& { return schedule.for_keys_of(source); },
       [&](int, Ring::Part, const VisibleKeys& visible, const Ring::Tensors& kv,
           const Ring::Tensors&) {
         FlashForwardParams params;
@@ -290,7 +293,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
 
   // One rank: one call that assigns the gradients where they belong. Else they are summed over the
   // rounds, in place where dtype and strides allow.
-  const bool assign = schedule.world_size() == 1;
+  const bool assign = schedule.shard().world_size() == 1;
   const auto sum_of = [&](const Tensor& gradient) {
     if (assign) return gradient;
     const Tensor sum = gradient.dtype() == sum_dtype && gradient.is_contiguous()
@@ -304,7 +307,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   const auto kernel = [&](Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& queries,
                           const Ring::Tensors& keys, const Tensor& dq, const Tensor& dk,
                           const Tensor& dv) {
-    const Heads heads = HeadsOf(part, schedule.ranks_per_node() == schedule.world_size(),
+    const Heads heads = HeadsOf(part, schedule.ranks_per_node() == schedule.shard().world_size(),
                                 q.dim(kHeadAxis), saved.k.dim(kHeadAxis));
     if (heads.count == 0) return;
     const Tensor their_q = heads.OfQueries(queries[0]), their_k = heads.OfKeys(keys[0]);
@@ -338,7 +341,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
                                {delta, kLseSeqAxis}};
     BURST_RETURN_IF_ERROR(ring_->Run(
         schedule, schedule.query_route(), block, {{dq_sum, kSeqAxis}}, travelling,
-        [&](int source) -> const VisibleKeys& { return schedule.seen_by(source); },
+        [&](int source) -> const VisibleKeys& { return schedule.for_queries_of(source); },
         [&](int, Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& queries,
             const Ring::Tensors& gradients) {
           kernel(part, visible, queries, own_keys, gradients[0], dk_sum, dv_sum);
@@ -351,7 +354,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     const Ring::Block block = {{keys[0], kSeqAxis}, {keys[1], kSeqAxis}};
     BURST_RETURN_IF_ERROR(ring_->Run(
         schedule, schedule.kv_route(), block, {{dk_sum, kSeqAxis}, {dv_sum, kSeqAxis}}, travelling,
-        [&](int source) -> const VisibleKeys& { return schedule.keys_of(source); },
+        [&](int source) -> const VisibleKeys& { return schedule.for_keys_of(source); },
         [&](int, Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& keys,
             const Ring::Tensors& gradients) {
           kernel(part, visible, own_queries, keys, dq_sum, gradients[0], gradients[1]);

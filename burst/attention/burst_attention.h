@@ -29,7 +29,7 @@
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
 #include "burst/kernels/flash_attention.h"
-#include "burst/sequence/layout.h"
+#include "burst/sequence/token_shard.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {

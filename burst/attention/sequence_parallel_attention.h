@@ -35,12 +35,12 @@ class SequenceParallelAttention {
   // Collective, as Backward is.
   //
   // q: [batch, length, num_heads, head_dim], k, v: [batch, length, num_kv_heads, head_dim] of this
-  // rank's `length` tokens, those at schedule.held(), in order of position; innermost stride 1;
-  // float32, float64 or, on a GPU, bfloat16 (InvalidArgument for what no kernel serves).
-  // num_kv_heads divides num_heads. out: like q, may be strided too; lse: [batch, num_heads,
-  // length], natural log of the softmax's denominator, -inf for a query that sees no key, of
-  // SumDType(dtype). Both tensors are allocated when null. The pointers lse and saved may be null
-  // if they are not needed.
+  // rank's `length` tokens, those at schedule.shard().local_positions(), in order of position;
+  // innermost stride 1; float32, float64 or, on a GPU, bfloat16 (InvalidArgument for what no kernel
+  // serves). num_kv_heads divides num_heads. out: like q, may be strided too; lse: [batch,
+  // num_heads, length], natural log of the softmax's denominator, -inf for a query that sees no
+  // key, of SumDType(dtype). Both tensors are allocated when null. The pointers lse and saved may
+  // be null if they are not needed.
   virtual absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                                const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) = 0;
 

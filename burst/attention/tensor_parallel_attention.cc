@@ -1,5 +1,7 @@
 #include "burst/attention/tensor_parallel_attention.h"
 
+#include <utility>
+
 #include "burst/base/status.h"
 
 namespace burst {
@@ -14,8 +16,9 @@ absl::StatusOr<std::unique_ptr<TensorParallelAttention>> TensorParallelAttention
 
 absl::StatusOr<RingSchedule> TensorParallelAttention::Schedule(
     int64_t seqlen, const DocumentStarts& documents) const {
-  return RingSchedule::Create(/*rank=*/0, /*world_size=*/1, options_.layout, seqlen, options_.mask,
-                              documents, group_);
+  BURST_ASSIGN_OR_RETURN(TokenShard shard, TokenShard::Create(/*rank=*/0, /*world_size=*/1,
+                                                              options_.layout, seqlen, group_));
+  return RingSchedule::Create(std::move(shard), options_.mask, documents);
 }
 
 }  // namespace burst

@@ -3,8 +3,8 @@
 //
 // The group communicates around it, where matrix products make the heads and bring them together
 // (model/tensor_parallel.h). Outside of the layers a rank still has its own part of the tokens, so
-// its schedule is that of a group: held() is the rank's part, while Forward and Backward take the
-// tokens of the whole sequence, schedule.length() of them.
+// its schedule is that of a group: local_positions() is the rank's part, while Forward and Backward
+// take the tokens of the whole sequence, schedule.shard().length() of them.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,7 @@ class TensorParallelAttention : public SequenceParallelAttention {
   absl::StatusOr<RingSchedule> Schedule(int64_t seqlen,
                                         const DocumentStarts& documents = {}) const override;
 
-  // q: [batch, schedule.length(), this rank's heads, head_dim], k and v likewise.
+  // q: [batch, schedule.shard().length(), this rank's heads, head_dim], k and v likewise.
   absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override {
     return attention_->Forward(schedule, q, k, v, out, lse, saved);

@@ -1,5 +1,6 @@
 #include "burst/attention/ulysses_attention.h"
 
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -12,8 +13,8 @@ namespace {
 
 using Tensors = absl::InlinedVector<Tensor, 3>;
 
-HeadExchange::Member Heads(const Tensor& tensor) { return {tensor, 1, 2}; }     // [B, l, H, D]
-HeadExchange::Member LseHeads(const Tensor& tensor) { return {tensor, 2, 1}; }  // [B, H, l]
+HeadExchange::HeadTensor Heads(const Tensor& tensor) { return {tensor, 1, 2}; }     // [B, l, H, D]
+HeadExchange::HeadTensor LseHeads(const Tensor& tensor) { return {tensor, 2, 1}; }  // [B, H, l]
 
 bool HeadsDivide(int64_t num_heads, int64_t num_kv_heads, int64_t size) {
   return num_heads % size == 0 && (num_kv_heads % size == 0 || size % num_kv_heads == 0);
@@ -62,17 +63,19 @@ absl::StatusOr<std::unique_ptr<UlyssesAttention>> UlyssesAttention::Create(
 
 absl::StatusOr<RingSchedule> UlyssesAttention::Schedule(int64_t seqlen,
                                                         const DocumentStarts& documents) const {
-  return RingSchedule::Create(ring_->rank(), ring_->world_size(), options_.layout, seqlen,
-                              options_.mask, documents, {group_->world_size(), group_->rank()},
+  BURST_ASSIGN_OR_RETURN(TokenShard shard,
+                         TokenShard::Create(ring_->rank(), ring_->world_size(), options_.layout,
+                                            seqlen, {group_->world_size(), group_->rank()}));
+  return RingSchedule::Create(std::move(shard), options_.mask, documents,
                               options_.ranks_per_node / group_->world_size());
 }
 
 absl::Status UlyssesAttention::CheckSchedule(const RingSchedule& schedule) const {
-  const RankGroup& group = schedule.group();
-  if (group.size == group_->world_size() && group.member == group_->rank()) {
+  const RankGroup& group = schedule.shard().group();
+  if (group.size == group_->world_size() && group.group_rank == group_->rank()) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat("the schedule is for member ", group.member,
+  return absl::InvalidArgumentError(absl::StrCat("the schedule is for member ", group.group_rank,
                                                  " of groups of ", group.size, ", this is member ",
                                                  group_->rank(), " of ", group_->world_size()));
 }
@@ -88,7 +91,7 @@ absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tenso
   }
   BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
   BURST_RETURN_IF_ERROR(CheckHeadsDivide(q.dim(2), k.dim(2), group_->world_size()));
-  const int64_t held = static_cast<int64_t>(schedule.held().size());
+  const int64_t held = schedule.shard().local_length();
   if (q.dim(1) != held) {
     return absl::InvalidArgumentError(
         absl::StrCat("this rank holds ", held, " tokens of the schedule, q has ", q.dim(1)));
@@ -100,17 +103,17 @@ absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tenso
 
   Tensors qkv;
   BURST_RETURN_IF_ERROR(
-      exchange_->Gather(schedule, {Heads(q), Heads(k), Heads(v)}, &qkv, &stats_.forward));
+      exchange_->Gather(schedule.shard(), {Heads(q), Heads(k), Heads(v)}, &qkv, &stats_.forward));
   Tensor heads_out, heads_lse;
   BURST_RETURN_IF_ERROR(
       attention_->Forward(schedule, qkv[0], qkv[1], qkv[2], &heads_out, &heads_lse));
   Tensors results = {heads_out};
-  HeadExchange::Members own = {Heads(*out)};
+  HeadExchange::HeadTensors own = {Heads(*out)};
   if (lse != nullptr) {
     results.push_back(heads_lse);
     own.push_back(LseHeads(*lse));
   }
-  BURST_RETURN_IF_ERROR(exchange_->Scatter(schedule, results, own, &stats_.forward));
+  BURST_RETURN_IF_ERROR(exchange_->Scatter(schedule.shard(), results, own, &stats_.forward));
   if (saved != nullptr) {
     *saved = {qkv[0], qkv[1], qkv[2], heads_out, heads_lse, {}, {}, /*num_kv_heads=*/k.dim(2)};
   }
@@ -122,7 +125,7 @@ absl::Status UlyssesAttention::Restore(const RingSchedule& schedule, const Tenso
   if (group_->world_size() == 1) return attention_->Restore(schedule, q, k, v, saved);
   Tensors qkv;
   BURST_RETURN_IF_ERROR(
-      exchange_->Gather(schedule, {Heads(q), Heads(k), Heads(v)}, &qkv, &stats_.forward));
+      exchange_->Gather(schedule.shard(), {Heads(q), Heads(k), Heads(v)}, &qkv, &stats_.forward));
   return attention_->Restore(schedule, qkv[0], qkv[1], qkv[2], saved);
 }
 
@@ -132,7 +135,7 @@ absl::Status UlyssesAttention::Backward(const RingSchedule& schedule, const Save
   if (group_->world_size() == 1) return attention_->Backward(schedule, saved, dq, dk, dv);
   const Tensor& dout = saved.dout;
   const int64_t num_heads = saved.q.dim(2) * group_->world_size();
-  const int64_t held = static_cast<int64_t>(schedule.held().size());
+  const int64_t held = schedule.shard().local_length();
   Shape shape = {saved.q.dim(0), held, num_heads, saved.q.dim(3)};
   const DType dtype = saved.q.dtype(), sum_dtype = SumDType(dtype);
   const DeviceType device = saved.q.device();
@@ -151,17 +154,17 @@ absl::Status UlyssesAttention::Backward(const RingSchedule& schedule, const Save
   BURST_RETURN_IF_ERROR(EnsureOutput("dk", shape, dtype, device, dk));
   BURST_RETURN_IF_ERROR(EnsureOutput("dv", shape, dtype, device, dv));
 
-  HeadExchange::Members own = {Heads(dout)};
+  HeadExchange::HeadTensors own = {Heads(dout)};
   if (!saved.dlse.null()) own.push_back(LseHeads(saved.dlse));
   Tensors gathered;
-  BURST_RETURN_IF_ERROR(exchange_->Gather(schedule, own, &gathered, &stats_.backward));
+  BURST_RETURN_IF_ERROR(exchange_->Gather(schedule.shard(), own, &gathered, &stats_.backward));
   Saved heads = saved;
   heads.dout = gathered[0];
   if (!saved.dlse.null()) heads.dlse = gathered[1];
   Tensors gradients(3);
   BURST_RETURN_IF_ERROR(
       attention_->Backward(schedule, heads, &gradients[0], &gradients[1], &gradients[2]));
-  return exchange_->Scatter(schedule, gradients, {Heads(*dq), Heads(*dk), Heads(*dv)},
+  return exchange_->Scatter(schedule.shard(), gradients, {Heads(*dq), Heads(*dk), Heads(*dv)},
                             &stats_.backward);
 }
 

@@ -6,8 +6,6 @@
 
 namespace burst {
 
-DType SumDType(DType dtype) { return dtype == DType::kBFloat16 ? DType::kFloat32 : dtype; }
-
 AttentionOperand Operand(const Tensor& tensor) {
   BURST_CHECK(tensor.ndim() == 4 && (tensor.stride(3) == 1 || tensor.dim(3) <= 1))
       << "expected [batch, seqlen, heads, head_dim] with head_dim innermost, got "

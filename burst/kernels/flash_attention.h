@@ -52,10 +52,6 @@ struct FlashAttentionShape {
   KeyRanges visible;  // arrays on the device of the kernel
 };
 
-// What the kernels compute in, and the dtype of lse, delta, dlse and of every sum over hops:
-// float32 for bfloat16, else the dtype itself.
-DType SumDType(DType dtype);
-
 // out, lse <- merge((sum, lse), attention(q, k, v)), or attention(q, k, v) when merge is false. A
 // row that has seen no key holds out = 0 and lse = -inf.
 struct FlashForwardParams {

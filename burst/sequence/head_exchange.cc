@@ -4,17 +4,16 @@
 
 #include "burst/base/check.h"
 #include "burst/base/status.h"
-#include "burst/kernels/flash_attention.h"
 
 namespace burst {
 namespace {
 
 using Heads = HeadExchange::Heads;
-using Member = HeadExchange::Member;
+using HeadTensor = HeadExchange::HeadTensor;
 using Tensors = absl::InlinedVector<Tensor, 3>;
 
 // A tensor's shape with other numbers of tokens and heads.
-Shape ShapeWith(const Member& like, int64_t tokens, int64_t heads) {
+Shape ShapeWith(const HeadTensor& like, int64_t tokens, int64_t heads) {
   Shape shape = like.tensor.shape();
   shape[like.token_axis] = tokens;
   shape[like.head_axis] = heads;
@@ -26,7 +25,7 @@ Tensor TokensAt(const Tensor& group, int axis, const TokenRun& run) {
   return group.Slice(axis, run.begin, run.count, run.step);
 }
 
-Tensor HeadsAt(const Member& member, const Heads& heads) {
+Tensor HeadsAt(const HeadTensor& member, const Heads& heads) {
   return member.tensor.Slice(member.head_axis, heads.first, heads.count);
 }
 
@@ -93,22 +92,21 @@ absl::Status HeadExchange::Transfer(const Messages& sent, const Messages& receiv
   return group_->Wait(Channel::kRead);
 }
 
-absl::Status HeadExchange::Gather(const RingSchedule& schedule, const Members& own,
+absl::Status HeadExchange::Gather(const TokenShard& shard, const HeadTensors& own,
                                   Tensors* gathered, ExchangeTraffic* traffic) {
   const int size = group_->world_size(), rank = group_->rank();
   const auto heads_of = [&](size_t i, int member) {
     return HeadsOf(own[i].tensor.dim(own[i].head_axis), member, size);
   };
   std::vector<DType> dtypes;
-  for (const Member& member : own) dtypes.push_back(member.tensor.dtype());
+  for (const HeadTensor& each : own) dtypes.push_back(each.tensor.dtype());
   const DeviceType device = own[0].tensor.device();
-  const int64_t held = static_cast<int64_t>(schedule.held().size());
+  const int64_t held = shard.local_length();
   const Messages sent(rank, size, device, dtypes, [&](size_t i, int peer) {
     return ShapeWith(own[i], held, heads_of(i, peer).count);
   });
   const Messages received(rank, size, device, dtypes, [&](size_t i, int peer) {
-    return ShapeWith(own[i], static_cast<int64_t>(schedule.held(peer).size()),
-                     heads_of(i, rank).count);
+    return ShapeWith(own[i], shard.local_length(peer), heads_of(i, rank).count);
   });
   std::vector<TensorCopy> copies;
   for (size_t i = 0; i < own.size(); ++i) {
@@ -126,9 +124,9 @@ absl::Status HeadExchange::Gather(const RingSchedule& schedule, const Members& o
     const Heads heads = heads_of(i, rank);
     const int axis = own[i].token_axis;
     const Tensor all =
-        Tensor::Empty(ShapeWith(own[i], schedule.length(), heads.count), dtypes[i], device);
+        Tensor::Empty(ShapeWith(own[i], shard.length(), heads.count), dtypes[i], device);
     for (int peer = 0; peer < size; ++peer) {
-      for (const TokenRun& run : schedule.runs(peer)) {
+      for (const TokenRun& run : shard.runs(peer)) {
         const Tensor part = peer == rank ? HeadsAt(own[i], heads) : received.part(i, peer);
         copies.push_back({part.Slice(axis, run.first, run.count), TokensAt(all, axis, run)});
       }
@@ -139,15 +137,14 @@ absl::Status HeadExchange::Gather(const RingSchedule& schedule, const Members& o
   return absl::OkStatus();
 }
 
-absl::Status HeadExchange::Scatter(const RingSchedule& schedule, const Tensors& gathered,
-                                   const Members& own, ExchangeTraffic* traffic) {
+absl::Status HeadExchange::Scatter(const TokenShard& shard, const Tensors& gathered,
+                                   const HeadTensors& own, ExchangeTraffic* traffic) {
   const int size = group_->world_size(), rank = group_->rank();
   std::vector<DType> dtypes;
   for (const Tensor& tensor : gathered) dtypes.push_back(tensor.dtype());
   const DeviceType device = gathered[0].device();
   const auto shape_on = [&](size_t i, int member) {
-    return ShapeWith(own[i], static_cast<int64_t>(schedule.held(member).size()),
-                     gathered[i].dim(own[i].head_axis));
+    return ShapeWith(own[i], shard.local_length(member), gathered[i].dim(own[i].head_axis));
   };
   const Messages sent(rank, size, device, dtypes, shape_on);
   const Messages received(rank, size, device, dtypes,
@@ -156,7 +153,7 @@ absl::Status HeadExchange::Scatter(const RingSchedule& schedule, const Tensors& 
   // From the group's tokens those of a member, all of them to `part`.
   const auto take = [&](size_t i, int member, const Tensor& part) {
     const int axis = own[i].token_axis;
-    for (const TokenRun& run : schedule.runs(member)) {
+    for (const TokenRun& run : shard.runs(member)) {
       copies.push_back({TokensAt(gathered[i], axis, run), part.Slice(axis, run.first, run.count)});
     }
   };
@@ -169,7 +166,7 @@ absl::Status HeadExchange::Scatter(const RingSchedule& schedule, const Tensors& 
   BURST_RETURN_IF_ERROR(Transfer(sent, received, traffic));
 
   copies.clear();
-  if (schedule.held().empty()) return absl::OkStatus();
+  if (shard.local_length() == 0) return absl::OkStatus();
   for (size_t i = 0; i < own.size(); ++i) {
     const int64_t num_heads = own[i].tensor.dim(own[i].head_axis);
     if (num_heads < size) {

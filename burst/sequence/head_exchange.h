@@ -8,8 +8,8 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
-#include "burst/attention/ring/schedule.h"
 #include "burst/comm/communicator.h"
+#include "burst/sequence/token_shard.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -23,11 +23,11 @@ struct ExchangeTraffic {
 class HeadExchange {
  public:
   // A tensor with an axis of tokens and one of heads.
-  struct Member {
+  struct HeadTensor {
     Tensor tensor;
     int token_axis, head_axis;
   };
-  using Members = absl::InlinedVector<Member, 3>;
+  using HeadTensors = absl::InlinedVector<HeadTensor, 3>;
 
   // The heads that member m of a group of `size` works on. Fewer heads than members: each is
   // replicated on size / heads of them.
@@ -40,15 +40,15 @@ class HeadExchange {
   explicit HeadExchange(Communicator* group) : group_(group) {}
 
   // Own tokens, all heads -> the group's tokens in order of position, this rank's heads. The
-  // results are contiguous. `schedule` is that of this rank; the number of heads and the group's
+  // results are contiguous. `shard` is that of this rank; the number of heads and the group's
   // size divide one another.
-  absl::Status Gather(const RingSchedule& schedule, const Members& own,
+  absl::Status Gather(const TokenShard& shard, const HeadTensors& own,
                       absl::InlinedVector<Tensor, 3>* gathered, ExchangeTraffic* traffic);
 
   // The way back; assigns the tensors of `own`. What several members have of a replicated head is
   // summed, in the order of the members and in SumDType, as gradients must be.
-  absl::Status Scatter(const RingSchedule& schedule, const absl::InlinedVector<Tensor, 3>& gathered,
-                       const Members& own, ExchangeTraffic* traffic);
+  absl::Status Scatter(const TokenShard& shard, const absl::InlinedVector<Tensor, 3>& gathered,
+                       const HeadTensors& own, ExchangeTraffic* traffic);
 
  private:
   // Memory for what goes to every other member, or comes from it: a part of each tensor. Parts of

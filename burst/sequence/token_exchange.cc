@@ -11,10 +11,6 @@ namespace {
 
 constexpr int kTokenAxis = 1;
 
-int64_t Held(const RingSchedule& schedule, int member) {
-  return static_cast<int64_t>(schedule.held(member).size());
-}
-
 // A new tensor like `like`, with another number of tokens.
 Tensor EmptyWith(const Tensor& like, int64_t tokens) {
   Shape shape = like.shape();
@@ -23,19 +19,19 @@ Tensor EmptyWith(const Tensor& like, int64_t tokens) {
 }
 
 // Elements of each member's tokens. On their way the members' tokens lie one behind the other.
-std::vector<int64_t> Counts(const RingSchedule& schedule, const Tensor& like) {
+std::vector<int64_t> Counts(const TokenShard& shard, const Tensor& like) {
   int64_t token = like.dim(0);
   for (int64_t axis = kTokenAxis + 1; axis < like.ndim(); ++axis) token *= like.dim(axis);
   std::vector<int64_t> counts;
-  for (int m = 0; m < schedule.group().size; ++m) counts.push_back(token * Held(schedule, m));
+  for (int m = 0; m < shard.group().size; ++m) counts.push_back(token * shard.local_length(m));
   return counts;
 }
 
 // Whether that is the order of position as well, so that nothing has to be put in place.
-bool InOrder(const RingSchedule& schedule, const Tensor& like) {
+bool InOrder(const TokenShard& shard, const Tensor& like) {
   int64_t begin = 0;
-  for (int m = 0; m < schedule.group().size; ++m) {
-    for (const TokenRun& run : schedule.runs(m)) {
+  for (int m = 0; m < shard.group().size; ++m) {
+    for (const TokenRun& run : shard.runs(m)) {
       if (run.begin != begin || run.step != 1) return false;
       begin += run.count;
     }
@@ -45,9 +41,9 @@ bool InOrder(const RingSchedule& schedule, const Tensor& like) {
 
 // Calls copy(tokens of a member among its own, the same among all) for each run of them.
 template <typename Copy>
-void ForEachRun(const RingSchedule& schedule, int member, const Tensor& own, const Tensor& all,
+void ForEachRun(const TokenShard& shard, int member, const Tensor& own, const Tensor& all,
                 Copy copy) {
-  for (const TokenRun& run : schedule.runs(member)) {
+  for (const TokenRun& run : shard.runs(member)) {
     copy(own.Slice(kTokenAxis, run.first, run.count),
          all.Slice(kTokenAxis, run.begin, run.count, run.step));
   }
@@ -55,72 +51,71 @@ void ForEachRun(const RingSchedule& schedule, int member, const Tensor& own, con
 
 // The same for every member, whose tokens are `parts`, one behind the other.
 template <typename Copy>
-void ForEachPart(const RingSchedule& schedule, const Tensor& parts, const Tensor& all, Copy copy) {
-  const std::vector<int64_t> counts = Counts(schedule, all);
+void ForEachPart(const TokenShard& shard, const Tensor& parts, const Tensor& all, Copy copy) {
+  const std::vector<int64_t> counts = Counts(shard, all);
   int64_t begin = 0;
-  for (int m = 0; m < schedule.group().size; ++m) {
+  for (int m = 0; m < shard.group().size; ++m) {
     Shape shape = all.shape();
-    shape[kTokenAxis] = Held(schedule, m);
-    ForEachRun(schedule, m, parts.Slice(0, begin, counts[m]).View(shape), all, copy);
+    shape[kTokenAxis] = shard.local_length(m);
+    ForEachRun(shard, m, parts.Slice(0, begin, counts[m]).View(shape), all, copy);
     begin += counts[m];
   }
 }
 
 }  // namespace
 
-absl::Status TokenExchange::PostGather(const RingSchedule& schedule, const Tensor& own,
+absl::Status TokenExchange::PostGather(const TokenShard& shard, const Tensor& own,
                                        Pending* pending) const {
-  BURST_CHECK(own.is_contiguous() && own.dim(kTokenAxis) == Held(schedule, group_->rank()));
-  pending->result = EmptyWith(own, schedule.length());
-  pending->parts = InOrder(schedule, own)
+  BURST_CHECK(own.is_contiguous() && own.dim(kTokenAxis) == shard.local_length(group_->rank()));
+  pending->result = EmptyWith(own, shard.length());
+  pending->parts = InOrder(shard, own)
                        ? Tensor()
                        : Tensor::Empty({pending->result.numel()}, own.dtype(), own.device());
-  return group_->PostAllGatherParts(own, Counts(schedule, own),
+  return group_->PostAllGatherParts(own, Counts(shard, own),
                                     pending->parts.null() ? pending->result : pending->parts);
 }
 
-Tensor TokenExchange::Gathered(const RingSchedule& schedule, const Pending& pending) {
+Tensor TokenExchange::Gathered(const TokenShard& shard, const Pending& pending) {
   if (pending.parts.null()) return pending.result;
-  ForEachPart(schedule, pending.parts, pending.result,
+  ForEachPart(shard, pending.parts, pending.result,
               [](const Tensor& part, const Tensor& place) { place.CopyFrom(part); });
   return pending.result;
 }
 
-absl::Status TokenExchange::Gather(const RingSchedule& schedule, const Tensor& own,
-                                   Tensor* all) const {
+absl::Status TokenExchange::Gather(const TokenShard& shard, const Tensor& own, Tensor* all) const {
   Pending pending;
-  BURST_RETURN_IF_ERROR(PostGather(schedule, own, &pending));
+  BURST_RETURN_IF_ERROR(PostGather(shard, own, &pending));
   BURST_RETURN_IF_ERROR(Wait());
-  *all = Gathered(schedule, pending);
+  *all = Gathered(shard, pending);
   return absl::OkStatus();
 }
 
-absl::Status TokenExchange::PostReduceScatter(const RingSchedule& schedule, const Tensor& all,
+absl::Status TokenExchange::PostReduceScatter(const TokenShard& shard, const Tensor& all,
                                               Pending* pending) const {
-  BURST_CHECK(all.is_contiguous() && all.dim(kTokenAxis) == schedule.length());
-  pending->result = EmptyWith(all, Held(schedule, group_->rank()));
+  BURST_CHECK(all.is_contiguous() && all.dim(kTokenAxis) == shard.length());
+  pending->result = EmptyWith(all, shard.local_length(group_->rank()));
   pending->parts = all;
-  if (!InOrder(schedule, all)) {
+  if (!InOrder(shard, all)) {
     pending->parts = Tensor::Empty({all.numel()}, all.dtype(), all.device());
-    ForEachPart(schedule, pending->parts, all,
+    ForEachPart(shard, pending->parts, all,
                 [](const Tensor& part, const Tensor& place) { part.CopyFrom(place); });
   }
-  return group_->PostReduceScatterSum(pending->parts, Counts(schedule, all), pending->result);
+  return group_->PostReduceScatterSum(pending->parts, Counts(shard, all), pending->result);
 }
 
-absl::Status TokenExchange::ReduceScatter(const RingSchedule& schedule, const Tensor& all,
+absl::Status TokenExchange::ReduceScatter(const TokenShard& shard, const Tensor& all,
                                           Tensor* own) const {
   Pending pending;
-  BURST_RETURN_IF_ERROR(PostReduceScatter(schedule, all, &pending));
+  BURST_RETURN_IF_ERROR(PostReduceScatter(shard, all, &pending));
   BURST_RETURN_IF_ERROR(Wait());
   *own = pending.result;
   return absl::OkStatus();
 }
 
-Tensor TokenExchange::Own(const RingSchedule& schedule, const Tensor& all) {
-  const int member = schedule.group().member;
-  const Tensor own = EmptyWith(all, Held(schedule, member));
-  ForEachRun(schedule, member, own, all,
+Tensor TokenExchange::Own(const TokenShard& shard, const Tensor& all) {
+  const int member = shard.group().group_rank;
+  const Tensor own = EmptyWith(all, shard.local_length(member));
+  ForEachRun(shard, member, own, all,
              [](const Tensor& part, const Tensor& place) { part.CopyFrom(place); });
   return own;
 }

@@ -82,6 +82,8 @@ int64_t SizeOf(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : 4;
 }
 
+DType SumDType(DType dtype) { return dtype == DType::kBFloat16 ? DType::kFloat32 : dtype; }
+
 const char* Name(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:

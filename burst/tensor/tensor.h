@@ -32,6 +32,9 @@ struct BFloat16 {
 int64_t SizeOf(DType dtype);    // bytes of an element
 const char* Name(DType dtype);  // "float32"
 
+// The dtype in which elements are accumulated: float32 for bfloat16, else the dtype itself.
+DType SumDType(DType dtype);
+
 template <typename T>
 struct DTypeOf;
 template <>

@@ -50,7 +50,7 @@ TEST(AttentionOpTest, StridedInputsAndLse) {
   const Inputs inputs = RandomInputs(batch, seqlen, kHeads, kKvHeads, kHeadDim, DType::kFloat64, 8);
   const auto attention = *BurstAttention::Create({}, nullptr);
   const auto schedule = std::make_shared<const RingSchedule>(*attention->Schedule(seqlen));
-  const Tensor packed = Pack(inputs, schedule->held());
+  const Tensor packed = Pack(inputs, schedule->shard().local_positions());
   Tape tape;
   const Variable q(Part(packed, 0), true), k(Part(packed, 1), true), v(Part(packed, 2), true);
   Variable lse;
@@ -84,7 +84,7 @@ TEST(AttentionOpTest, Packed) {
                                  CreateAttention(strategy, options, group_size, &comm));
           BURST_ASSIGN_OR_RETURN(RingSchedule made, attention->Schedule(seqlen));
           const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
-          const std::vector<int32_t>& positions = schedule->held();
+          const std::vector<int32_t>& positions = schedule->shard().local_positions();
           Tape tape;
           const Variable qkv(Pack(inputs, positions), true);
           const Variable out = AttentionOp(tape, *attention, schedule, qkv, kHeads, kKvHeads);

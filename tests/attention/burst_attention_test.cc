@@ -31,7 +31,7 @@ absl::Status RunRank(Communicator& comm, const BurstAttentionOptions& options, c
   BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
   BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
                          attention->Schedule(inputs.q.dim(1), documents));
-  const std::vector<int32_t>& positions = schedule.positions(comm.rank());
+  const std::vector<int32_t>& positions = schedule.shard().positions(comm.rank());
   BurstAttention::Saved saved;
   saved.q = TakeRows(inputs.q, positions);
   saved.k = TakeRows(inputs.k, positions);
@@ -157,8 +157,8 @@ TEST(BurstAttentionTest, DoubleRing) {
                 RunRing(ranks, options, inputs, documents, &actual, &forward, &backward);
             ASSERT_TRUE(status.ok()) << status;
             ExpectClose(actual, expected, 1e-13 * seqlen);
-            const RingSchedule schedule =
-                *RingSchedule::Create(0, ranks, layout, seqlen, mask.mask, documents, {}, per_node);
+            const RingSchedule schedule = *RingSchedule::Create(
+                *TokenShard::Create(0, ranks, layout, seqlen), mask.mask, documents, per_node);
             const RingRoute& keys = schedule.kv_route();
             const bool burst = direction == BackwardDirection::kBurst;
             const RingRoute& pass = burst ? schedule.query_route() : keys;

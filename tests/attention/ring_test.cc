@@ -42,24 +42,26 @@ absl::Status RunRank(const Case& c, int64_t seqlen, Communicator& comm, Tensor* 
   }
   BURST_ASSIGN_OR_RETURN(
       const RingSchedule schedule,
-      RingSchedule::Create(comm.rank(), c.ranks, c.layout, seqlen, c.mask, {}, {}, c.per_node));
+      RingSchedule::Create(*TokenShard::Create(comm.rank(), c.ranks, c.layout, seqlen), c.mask, {},
+                           c.per_node));
   Ring ring(&comm, between_nodes.get());
-  const Tensor block = Tensor::Empty({1, schedule.length(), 1}, DType::kFloat32, kTestDevice);
+  const Tensor block =
+      Tensor::Empty({1, schedule.shard().length(), 1}, DType::kFloat32, kTestDevice);
   block.Fill(comm.rank());
   for (int pass = 0; pass < 2; ++pass) {
     *traffic = RingTraffic();
     const Tensor gradient =
-        Tensor::Zeros({1, schedule.length(), kWidth}, DType::kFloat32, kTestDevice);
+        Tensor::Zeros({1, schedule.shard().length(), kWidth}, DType::kFloat32, kTestDevice);
     Ring::Tensors last;
     BURST_RETURN_IF_ERROR(ring.Run(
         schedule, schedule.query_route(), {{block, 1}}, {{gradient, 1}}, c.travelling,
-        [&](int source) -> const VisibleKeys& { return schedule.seen_by(source); },
+        [&](int source) -> const VisibleKeys& { return schedule.for_queries_of(source); },
         [&](int source, Ring::Part part, const VisibleKeys&, const Ring::Tensors& visiting,
             const Ring::Tensors& gradients) {
           for (float owner : visiting[0].ToVector<float>()) EXPECT_EQ(owner, source);
           // This rank's own block comes twice, in two parts: half each.
           EXPECT_EQ(part == Ring::Part::kWhole, source != comm.rank());
-          const Tensor term = Part(source, comm.rank(), schedule.length(source));
+          const Tensor term = Part(source, comm.rank(), schedule.shard().length(source));
           if (source == comm.rank()) term.Scale(0.5);
           gradients[0].Add(term.To(kTestDevice));
         },
@@ -91,15 +93,16 @@ TEST(Ring, GradientsAreSumsAndCountTheirBytes) {
 
           PerLink<int64_t> gradient_bytes;
           for (int rank = 0; rank < ranks; ++rank) {
-            const RingSchedule schedule =
-                *RingSchedule::Create(rank, ranks, layout, seqlen, mask, {}, {}, per_node);
+            const RingSchedule schedule = *RingSchedule::Create(
+                *TokenShard::Create(rank, ranks, layout, seqlen), mask, {}, per_node);
             for (Link link : kLinks) gradient_bytes[link] += traffic[rank].gradients[link].bytes;
-            std::vector<double> expected(schedule.length() * kWidth);
+            std::vector<double> expected(schedule.shard().length() * kWidth);
             double magnitude = 0;  // bounds every partial sum
             std::vector<double> absolute(expected.size());
             for (int host = 0; host < ranks; ++host) {
-              if (host != rank && schedule.keys_of(host).none()) continue;
-              const std::vector<float> part = Part(rank, host, schedule.length()).ToVector<float>();
+              if (host != rank && schedule.for_keys_of(host).none()) continue;
+              const std::vector<float> part =
+                  Part(rank, host, schedule.shard().length()).ToVector<float>();
               for (size_t i = 0; i < part.size(); ++i) {
                 expected[i] += part[i];
                 absolute[i] += std::fabs(part[i]);
@@ -114,8 +117,8 @@ TEST(Ring, GradientsAreSumsAndCountTheirBytes) {
               EXPECT_NEAR(actual[i], expected[i], ranks * unit * magnitude);
             }
           }
-          const RingSchedule schedule =
-              *RingSchedule::Create(0, ranks, layout, seqlen, mask, {}, {}, per_node);
+          const RingSchedule schedule = *RingSchedule::Create(
+              *TokenShard::Create(0, ranks, layout, seqlen), mask, {}, per_node);
           for (Link link : kLinks) {
             EXPECT_EQ(gradient_bytes[link],
                       schedule.query_route().gradient_tokens[link] * kWidth * SizeOf(travelling));

@@ -54,35 +54,6 @@ constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kSt
 constexpr int64_t kLengths[] = {0, 1, 2, 5, 7, 16, 33};
 constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 
-TEST(LayoutTest, EveryPositionIsOnOneRankInOrder) {
-  for (Layout layout : kLayouts) {
-    for (int64_t seqlen : kLengths) {
-      for (int world_size : kWorldSizes) {
-        std::set<int32_t> seen;
-        size_t shortest = seqlen, longest = 0;
-        for (int rank = 0; rank < world_size; ++rank) {
-          const auto positions = LocalPositions(layout, seqlen, rank, world_size);
-          EXPECT_TRUE(std::is_sorted(positions.begin(), positions.end()));
-          for (int32_t p : positions) {
-            EXPECT_TRUE(p >= 0 && p < seqlen && seen.insert(p).second) << p;
-          }
-          shortest = std::min(shortest, positions.size());
-          longest = std::max(longest, positions.size());
-        }
-        EXPECT_EQ(static_cast<int64_t>(seen.size()), seqlen);
-        EXPECT_LE(longest - shortest, layout == Layout::kZigzag ? 2u : 1u);
-      }
-    }
-  }
-}
-
-TEST(LayoutTest, NamesRoundTrip) {
-  for (Layout layout : kLayouts) EXPECT_EQ(*ParseLayout(Name(layout)), layout);
-  const auto bad = ParseLayout("diagonal");
-  EXPECT_EQ(bad.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_NE(bad.status().message().find("zigzag"), absl::string_view::npos);
-}
-
 TEST(ScheduleTest, VisibleKeysMatchTheDefinition) {
   for (const MaskCase& c : MaskCases()) {
     for (Layout layout : kLayouts) {
@@ -90,13 +61,13 @@ TEST(ScheduleTest, VisibleKeysMatchTheDefinition) {
         for (int world_size : kWorldSizes) {
           const DocumentStarts documents = Clip(c.documents, seqlen);
           for (int rank = 0; rank < world_size; ++rank) {
-            const auto schedule =
-                RingSchedule::Create(rank, world_size, layout, seqlen, c.mask, documents);
+            const auto schedule = RingSchedule::Create(
+                *TokenShard::Create(rank, world_size, layout, seqlen), c.mask, documents);
             ASSERT_TRUE(schedule.ok()) << schedule.status();
             for (int source = 0; source < world_size; ++source) {
-              const VisibleKeys& visible = schedule->keys_of(source);
-              const auto& queries = schedule->positions(rank);
-              const auto& keys = schedule->positions(source);
+              const VisibleKeys& visible = schedule->for_keys_of(source);
+              const auto& queries = schedule->shard().positions(rank);
+              const auto& keys = schedule->shard().positions(source);
               int64_t pairs = 0;
               for (int64_t row = 0; row < visible.rows; ++row) {
                 for (size_t i = 0; i < queries.size(); ++i) {
@@ -140,7 +111,7 @@ void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_trave
     EXPECT_NE(from, to);
     EXPECT_EQ(from / per_node == to / per_node, link == Link::kIntra);
   };
-  const auto length = [&](int rank) { return schedules[0].length(rank); };
+  const auto length = [&](int rank) { return schedules[0].shard().length(rank); };
 
   struct Message {
     int source;                // whose block
@@ -189,8 +160,8 @@ void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_trave
     // Computation, and the gradients that are there when it is done.
     for (int rank = 0; rank < world_size; ++rank) {
       const RingRound& round = pass(rank).rounds[t];
-      const bool needed = !(queries_travel ? schedules[rank].seen_by(round.source)
-                                           : schedules[rank].keys_of(round.source))
+      const bool needed = !(queries_travel ? schedules[rank].for_queries_of(round.source)
+                                           : schedules[rank].for_keys_of(round.source))
                                .none();
       EXPECT_EQ(round.compute, needed);
       EXPECT_TRUE(computed[rank].insert(round.source).second) << "every block once";
@@ -252,8 +223,8 @@ void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_trave
     }
     std::set<int> expected;
     for (int other = 0; other < world_size; ++other) {
-      const VisibleKeys& keys =
-          queries_travel ? schedules[other].seen_by(rank) : schedules[other].keys_of(rank);
+      const VisibleKeys& keys = queries_travel ? schedules[other].for_queries_of(rank)
+                                               : schedules[other].for_keys_of(rank);
       if (other != rank && !keys.none()) expected.insert(other);
     }
     EXPECT_EQ(home[rank], expected);
@@ -278,8 +249,9 @@ TEST(ScheduleTest, BlocksAndGradientsArriveWhereTheyAreNeeded) {
                                           << " ranks " << world_size << " a node " << per_node);
           std::vector<RingSchedule> schedules;
           for (int rank = 0; rank < world_size; ++rank) {
-            schedules.push_back(*RingSchedule::Create(rank, world_size, layout, seqlen, c.mask,
-                                                      Clip(c.documents, seqlen), {}, per_node));
+            schedules.push_back(
+                *RingSchedule::Create(*TokenShard::Create(rank, world_size, layout, seqlen), c.mask,
+                                      Clip(c.documents, seqlen), per_node));
           }
           SimulatePass(schedules, /*queries_travel=*/false);
           SimulatePass(schedules, /*queries_travel=*/true);
@@ -292,8 +264,8 @@ TEST(ScheduleTest, BlocksAndGradientsArriveWhereTheyAreNeeded) {
 TEST(ScheduleTest, FullAttentionMakesOneHopLessThanRanks) {
   for (const auto& [world_size, per_node] : kRings) {
     const int64_t per = per_node == 0 ? world_size : per_node, nodes = world_size / per;
-    const auto schedule =
-        RingSchedule::Create(0, world_size, Layout::kZigzag, 720, {false, 0}, {}, {}, per_node);
+    const auto schedule = RingSchedule::Create(
+        *TokenShard::Create(0, world_size, Layout::kZigzag, 720), {false, 0}, {}, per_node);
     ASSERT_TRUE(schedule.ok());
     EXPECT_EQ(schedule->ranks_per_node(), per);
     for (const RingRoute* pass : {&schedule->kv_route(), &schedule->query_route()}) {
@@ -310,7 +282,8 @@ TEST(ScheduleTest, FullAttentionMakesOneHopLessThanRanks) {
 // two sums are left to make, at the far end of the ring and at home.
 TEST(ScheduleTest, GradientsArriveAheadOfTheirBlocks) {
   for (int world_size : {4, 5, 8}) {
-    const auto schedule = *RingSchedule::Create(0, world_size, Layout::kZigzag, 720, {false, 0});
+    const auto schedule =
+        *RingSchedule::Create(*TokenShard::Create(0, world_size, Layout::kZigzag, 720), {false, 0});
     int ahead = 0, late = 0;
     for (int t = 1; t + 1 < world_size; ++t) {
       const auto& rounds = schedule.query_route().rounds;
@@ -325,58 +298,21 @@ TEST(ScheduleTest, GradientsArriveAheadOfTheirBlocks) {
 
 TEST(ScheduleTest, ContiguousWindowTravelsOnlyAsFarAsItReaches) {
   // 8 ranks of 16 tokens, a window of 17: a query sees its own rank's keys and the previous one's.
-  const auto schedule = RingSchedule::Create(0, 8, Layout::kContiguous, 128, {true, 17});
+  const auto schedule =
+      RingSchedule::Create(*TokenShard::Create(0, 8, Layout::kContiguous, 128), {true, 17});
   ASSERT_TRUE(schedule.ok());
   // Every rank but the last one's, one hop.
   EXPECT_EQ(schedule->kv_route().block_tokens.total(), 7 * 16);
 }
 
-// Ranks of a group hold the tokens of the group's rank in the ring, each those that the layout
-// gives it among all ranks, and the runs say where they are.
-TEST(ScheduleTest, GroupsShareTheirTokens) {
-  constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
-  for (Layout layout : kLayouts) {
-    for (int64_t seqlen : {0, 1, 7, 64, 129}) {
-      for (const auto& [ring, size] : {std::pair(1, 4), std::pair(2, 2), std::pair(3, 3)}) {
-        for (int rank = 0; rank < ring; ++rank) {
-          for (int member = 0; member < size; ++member) {
-            const auto schedule =
-                *RingSchedule::Create(rank, ring, layout, seqlen, {}, {}, {size, member});
-            const std::vector<int32_t>& all = schedule.positions(rank);
-            EXPECT_TRUE(std::is_sorted(all.begin(), all.end()));
-            EXPECT_EQ(schedule.held(),
-                      LocalPositions(layout, seqlen, rank * size + member, ring * size));
-            std::vector<int32_t> together;
-            for (int other = 0; other < size; ++other) {
-              const std::vector<int32_t>& held = schedule.held(other);
-              std::vector<int32_t> found;
-              for (const TokenRun& run : schedule.runs(other)) {
-                EXPECT_EQ(run.first, static_cast<int64_t>(found.size()));
-                for (int64_t i = 0; i < run.count; ++i) {
-                  found.push_back(all[run.begin + i * run.step]);
-                }
-              }
-              EXPECT_EQ(found, held);
-              EXPECT_LE(schedule.runs(other).size(), 3u) << "few copies";
-              together.insert(together.end(), held.begin(), held.end());
-            }
-            std::sort(together.begin(), together.end());
-            EXPECT_EQ(together, all);
-          }
-        }
-      }
-    }
-  }
-}
-
 TEST(ScheduleTest, RejectsWhatItCannotServe) {
   const AttentionMask mask;
-  EXPECT_FALSE(RingSchedule::Create(0, 2, Layout::kZigzag, -1, mask).ok());
-  EXPECT_FALSE(RingSchedule::Create(0, 2, Layout::kZigzag, 8, {true, -3}).ok());
-  EXPECT_FALSE(RingSchedule::Create(0, 2, Layout::kZigzag, 8, mask, {{0, 8}}).ok());
-  EXPECT_FALSE(RingSchedule::Create(0, 2, Layout::kZigzag, 8, mask, {{4, 4}}).ok());
-  EXPECT_FALSE(RingSchedule::Create(0, 2, Layout::kZigzag, 8, mask, {{-1}}).ok());
-  EXPECT_TRUE(RingSchedule::Create(0, 2, Layout::kZigzag, 8, mask, {{0, 7}}).ok());
+  const TokenShard shard = *TokenShard::Create(0, 2, Layout::kZigzag, 8);
+  EXPECT_FALSE(RingSchedule::Create(shard, {true, -3}).ok());
+  EXPECT_FALSE(RingSchedule::Create(shard, mask, {{0, 8}}).ok());
+  EXPECT_FALSE(RingSchedule::Create(shard, mask, {{4, 4}}).ok());
+  EXPECT_FALSE(RingSchedule::Create(shard, mask, {{-1}}).ok());
+  EXPECT_TRUE(RingSchedule::Create(shard, mask, {{0, 7}}).ok());
 }
 
 }  // namespace

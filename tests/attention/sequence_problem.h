@@ -14,7 +14,7 @@
 #include "burst/base/philox.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/device.h"
-#include "burst/sequence/layout.h"
+#include "burst/sequence/token_shard.h"
 #include "tests/testing/attention_reference.h"
 #include "tests/testing/test_device.h"
 

@@ -29,7 +29,7 @@ absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, in
                          CreateAttention(strategy, options, group_size, &comm));
   BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
                          attention->Schedule(inputs.q.dim(1), documents));
-  const std::vector<int32_t>& positions = schedule.held();
+  const std::vector<int32_t>& positions = schedule.shard().local_positions();
   SequenceParallelAttention::Saved saved;
   Tensor out, lse, dq, dk, dv;
   BURST_RETURN_IF_ERROR(attention->Forward(schedule, TakeRows(inputs.q, positions),
@@ -183,7 +183,9 @@ TEST(StrategyTest, BytesEqualTheFormulas) {
         BURST_ASSIGN_OR_RETURN(const auto attention,
                                UlyssesAttention::Create(options, size, &comm));
         BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(seqlen));
-        const auto take = [&](const Tensor& global) { return TakeRows(global, schedule.held()); };
+        const auto take = [&](const Tensor& global) {
+          return TakeRows(global, schedule.shard().local_positions());
+        };
         const int64_t visiting = (ring - 1) * batch * l * size * 2 * (replicated / size) * head_dim;
         for (bool with_lse : {false, true}) {
           SequenceParallelAttention::Saved saved;
@@ -193,7 +195,7 @@ TEST(StrategyTest, BytesEqualTheFormulas) {
                                                    take(inputs.v), &o, with_lse ? &lse : nullptr,
                                                    &saved));
           saved.dout = take(inputs.dout);
-          if (with_lse) saved.dlse = TakeColumns(inputs.dlse, schedule.held());
+          if (with_lse) saved.dlse = TakeColumns(inputs.dlse, schedule.shard().local_positions());
           BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
           const int64_t rows = with_lse ? heads : 0;
           EXPECT_EQ(attention->stats().forward.bytes, exchanged(qkv + out + rows));
@@ -300,8 +302,9 @@ TEST(StrategyTest, ErrorsAreClear) {
     };
     EXPECT_NE(forward(schedule, 4, 3).find("3 heads (3 for keys)"), std::string::npos);
     EXPECT_NE(forward(schedule, 5, 2).find("holds 4 tokens"), std::string::npos);
-    BURST_ASSIGN_OR_RETURN(const RingSchedule ring,
-                           RingSchedule::Create(comm.rank(), 2, Layout::kZigzag, 8, {}));
+    BURST_ASSIGN_OR_RETURN(
+        const RingSchedule ring,
+        RingSchedule::Create(*TokenShard::Create(comm.rank(), 2, Layout::kZigzag, 8), {}));
     EXPECT_NE(forward(ring, 4, 2).find("schedule is for member"), std::string::npos);
     EXPECT_EQ(forward(schedule, 4, 2), "");
     return absl::OkStatus();

@@ -174,7 +174,7 @@ TEST(TensorParallelLayer, ComputesAttention) {
       TensorParallelLayer layer(strategy, problem, *own, std::move(own_schedule), &comm);
       const auto tokens = [&](const Tensor& all) {
         if (strategy == Strategy::kTp) return all;
-        return TokenExchange::Own(layer.schedule(), all);
+        return TokenExchange::Own(layer.shard(), all);
       };
       const auto keys = [&](const Tensor& all) { return all.Slice(2, comm.rank(), 1).Clone(); };
       layer.SetInputs({tokens(q), keys(k), keys(v), tokens(dout)});

@@ -85,7 +85,7 @@ inline Text RandomText(int64_t vocab, bool packed, int64_t length = 9) {
 
 // The part of the text that lies at `positions` of the sequence.
 inline SequenceBatch Cut(const Text& text, std::shared_ptr<const RingSchedule> schedule) {
-  const std::vector<int32_t>& positions = schedule->held();
+  const std::vector<int32_t>& positions = schedule->shard().local_positions();
   const int64_t length = static_cast<int64_t>(positions.size());
   const auto cut = [&](const std::vector<int32_t>& all) {
     std::vector<int32_t> part;

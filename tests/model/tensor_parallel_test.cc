@@ -286,24 +286,23 @@ absl::Status CheckExchanges(Communicator& comm, DType dtype) {
     for (const int64_t batch : {1, 3}) {
       for (const int64_t seqlen : {1, 8, 13, 24}) {
         BURST_ASSIGN_OR_RETURN(
-            const RingSchedule schedule,
-            RingSchedule::Create(0, 1, layout, seqlen, {}, {}, {comm.world_size(), comm.rank()}));
+            const TokenShard shard,
+            TokenShard::Create(0, 1, layout, seqlen, {comm.world_size(), comm.rank()}));
         const Shape shape = {batch, seqlen, 5};
         const auto own = [&](const Tensor& all) {
-          return TakeRows(all.To(DeviceType::kCpu), schedule.held()).ToVector<double>();
+          return TakeRows(all.To(DeviceType::kCpu), shard.local_positions()).ToVector<double>();
         };
         const Tensor all = Numbers(shape, 0, dtype);
-        EXPECT_EQ(TokenExchange::Own(schedule, all).ToVector<double>(), own(all));
+        EXPECT_EQ(TokenExchange::Own(shard, all).ToVector<double>(), own(all));
         Tensor gathered, scattered;
-        BURST_RETURN_IF_ERROR(
-            exchange.Gather(schedule, TokenExchange::Own(schedule, all), &gathered));
+        BURST_RETURN_IF_ERROR(exchange.Gather(shard, TokenExchange::Own(shard, all), &gathered));
         EXPECT_EQ(gathered.ToVector<double>(), all.ToVector<double>());
         const Tensor sum = Tensor::Zeros(shape, DType::kFloat64, kTestDevice);
         for (int r = 0; r < comm.world_size(); ++r) {
           sum.Add(Numbers(shape, r, DType::kFloat64));
         }
         BURST_RETURN_IF_ERROR(
-            exchange.ReduceScatter(schedule, Numbers(shape, comm.rank(), dtype), &scattered));
+            exchange.ReduceScatter(shard, Numbers(shape, comm.rank(), dtype), &scattered));
         EXPECT_EQ(scattered.ToVector<double>(), own(sum));
       }
     }

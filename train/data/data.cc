@@ -100,8 +100,9 @@ void Windows::AddWindow(int64_t start, GlobalBatch* batch) const {
 
 SequenceBatch SliceForRank(const GlobalBatch& batch, std::shared_ptr<const RingSchedule> schedule,
                            DeviceType device) {
-  BURST_CHECK_EQ(schedule->seqlen(), batch.seqlen);
-  const std::vector<int32_t>& columns = schedule->held();
+  const TokenShard& shard = schedule->shard();
+  BURST_CHECK_EQ(shard.seqlen(), batch.seqlen);
+  const std::vector<int32_t>& columns = shard.local_positions();
   const Shape shape = {batch.batch, static_cast<int64_t>(columns.size())};
   // One tensor of all three, so that one copy takes them to a GPU.
   const Tensor host = Tensor::Empty({3, shape[0], shape[1]}, DType::kInt32);

@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "burst/attention/ring/schedule.h"
+#include "burst/sequence/token_shard.h"
 #include "model/transformer.h"
 #include "train/data/corpus.h"
 
@@ -70,8 +70,9 @@ class Windows {
   int64_t phases_;  // an epoch's windows start at a phase in [0, phases_)
 };
 
-// The columns of `batch` at schedule->held(), in that order, on a device. Targets were taken before
-// the split, so the label of a shard's last token is right wherever the next token lives.
+// The columns of `batch` at this rank's local_positions(), in that order, on a device. Targets were
+// taken before the split, so the label of a shard's last token is right wherever the next token
+// lives.
 SequenceBatch SliceForRank(const GlobalBatch& batch, std::shared_ptr<const RingSchedule> schedule,
                            DeviceType device = DeviceType::kCpu);
 

@@ -8,7 +8,7 @@
 namespace burst {
 namespace {
 
-Shape ShapeFor(const Ring::Member& member, int64_t length) {
+Shape ShapeFor(const Ring::BlockTensor& member, int64_t length) {
   Shape shape = member.tensor.shape();
   shape[member.length_axis] = length;
   return shape;
@@ -16,7 +16,7 @@ Shape ShapeFor(const Ring::Member& member, int64_t length) {
 
 Ring::Tensors Own(const Ring::Block& block) {
   Ring::Tensors tensors;
-  for (const Ring::Member& member : block) tensors.push_back(member.tensor);
+  for (const Ring::BlockTensor& member : block) tensors.push_back(member.tensor);
   return tensors;
 }
 
@@ -123,7 +123,7 @@ class Ring::Gradients {
     Buffer in = std::exchange(in_[link], {});
     if (in.empty()) return absl::OkStatus();
     const int arrived = arriving_[link];
-    if (arrived == schedule_.rank()) {
+    if (arrived == schedule_.shard().rank()) {
       AddTo(Own(own_), View(in, arrived));
     } else if (arrived != source) {
       BURST_CHECK(ahead_.empty());
@@ -143,10 +143,10 @@ class Ring::Gradients {
     for (Link link : kLinks) {
       BURST_RETURN_IF_ERROR(Complete(link));
       if (in_[link].empty()) continue;
-      BURST_CHECK(arriving_[link] == schedule_.rank() && last->empty());
+      BURST_CHECK(arriving_[link] == schedule_.shard().rank() && last->empty());
       Spare(&ring_.home_);
       std::swap(ring_.home_, in_[link]);
-      *last = View(ring_.home_, schedule_.rank());
+      *last = View(ring_.home_, schedule_.shard().rank());
     }
     return absl::OkStatus();
   }
@@ -194,17 +194,17 @@ class Ring::Gradients {
   }
 
   Tensors View(const Buffer& buffer, int source) const {
-    return ViewFor(own_, buffer, schedule_.length(source));
+    return ViewFor(own_, buffer, schedule_.shard().length(source));
   }
   Buffer Take() {
     Buffer buffer = TakeFrom(&ring_.spare_);
-    Reserve(own_, schedule_.max_length(), &buffer, dtype_);
+    Reserve(own_, schedule_.shard().max_length(), &buffer, dtype_);
     return buffer;
   }
   void Spare(Buffer* buffer) { SpareTo(&ring_.spare_, buffer); }
   void TakeSum() {
     sum_ = TakeFrom(&sums_);
-    Reserve(own_, schedule_.max_length(), &sum_);
+    Reserve(own_, schedule_.shard().max_length(), &sum_);
   }
   void SpareSum() { SpareTo(&sums_, &sum_); }
   // What has arrived becomes the sum, in place unless it travelled in another dtype.
@@ -238,8 +238,8 @@ absl::Status Ring::Run(const RingSchedule& schedule, const RingRoute& pass, cons
                        const Block& gradients, DType gradient_dtype,
                        const std::function<const VisibleKeys&(int source)>& visible,
                        const Compute& compute, RingTraffic* traffic, Tensors* last) {
-  const int rank = schedule.rank();
-  const int world_size = schedule.world_size(), ranks_per_node = schedule.ranks_per_node();
+  const int rank = schedule.shard().rank();
+  const int world_size = schedule.shard().world_size(), ranks_per_node = schedule.ranks_per_node();
   const bool has_gradients = !gradients.empty();
   if (has_gradients) last->clear();
   BURST_CHECK(world_size == ranks_per_node || between_nodes_ != nullptr);
@@ -249,8 +249,8 @@ absl::Status Ring::Run(const RingSchedule& schedule, const RingRoute& pass, cons
     return absl::OkStatus();
   }
   const auto place_for = [&](Buffer* buffer, int source) {
-    Reserve(block, schedule.max_length(), buffer);
-    return ViewFor(block, *buffer, schedule.length(source));
+    Reserve(block, schedule.shard().max_length(), buffer);
+    return ViewFor(block, *buffer, schedule.shard().length(source));
   };
   Gradients travelling(this, schedule, gradients, gradient_dtype, traffic);
   Tensors before, at_work = Own(block), next_node;

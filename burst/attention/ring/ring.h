@@ -39,11 +39,11 @@ class Ring {
 
   // A tensor of this rank's block; the same tensor of another rank has that rank's length along
   // length_axis.
-  struct Member {
+  struct BlockTensor {
     Tensor tensor;
     int length_axis;
   };
-  using Block = absl::InlinedVector<Member, 4>;
+  using Block = absl::InlinedVector<BlockTensor, 4>;
 
   // In a pass with gradients the rank's own block is worked on in two calls: the first hides the
   // first transfer, the second the gradient's way home. How to divide the work is up to the caller.

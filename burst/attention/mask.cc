@@ -1,0 +1,100 @@
+#include "burst/attention/mask.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace burst {
+namespace {
+
+using Positions = std::vector<int32_t>;
+
+constexpr int64_t kInfinity = std::numeric_limits<int32_t>::max();
+
+// Calls visit(i, begin, end) for every query i: it sees the keys begin <= j < end of k_positions.
+// Stops when visit returns false. Linear, because both bounds only move forward.
+template <typename Visit>
+void ForEachQuery(const AttentionMask& mask, const Positions* document_starts,
+                  const Positions& q_positions, const Positions& k_positions, Visit visit) {
+  const int64_t k_len = static_cast<int64_t>(k_positions.size());
+  int64_t begin = 0, end = 0;
+  size_t next_document = 0;
+  int64_t document_begin = 0, document_end = kInfinity;
+  for (size_t i = 0; i < q_positions.size(); ++i) {
+    const int64_t q = q_positions[i];
+    if (document_starts != nullptr) {
+      while (next_document < document_starts->size() && (*document_starts)[next_document] <= q) {
+        document_begin = (*document_starts)[next_document++];
+      }
+      document_end =
+          next_document < document_starts->size() ? (*document_starts)[next_document] : kInfinity;
+    }
+    int64_t lower = document_begin, upper = document_end;  // visible positions: lower <= p < upper
+    if (mask.causal) upper = std::min(upper, q + 1);
+    if (mask.window > 0) {
+      lower = std::max(lower, q - mask.window + 1);
+      upper = std::min(upper, q + mask.window);
+    }
+    while (begin < k_len && k_positions[begin] < lower) ++begin;
+    while (end < k_len && k_positions[end] < upper) ++end;
+    if (!visit(i, begin, end)) return;
+  }
+}
+
+const Positions* Row(const DocumentStarts& documents, int64_t row) {
+  return documents.empty() ? nullptr : &documents[row];
+}
+
+int64_t NumRows(const DocumentStarts& documents) {
+  return documents.empty() ? 1 : static_cast<int64_t>(documents.size());
+}
+
+}  // namespace
+
+KeyRanges VisibleKeys::ranges(DeviceType device) const {
+  if (all) return {};
+  const int64_t batch_stride = rows == 1 ? 0 : q_len;
+  if (device == DeviceType::kCpu) return {begin.data(), end.data(), batch_stride};
+  if (on_gpu.null()) {
+    std::vector<int32_t> both = begin;
+    both.insert(both.end(), end.begin(), end.end());
+    on_gpu = Tensor::FromVector(both, {2, rows, q_len}, device);
+  }
+  const auto* data = static_cast<const int32_t*>(on_gpu.raw_data());
+  return {data, data + rows * q_len, batch_stride};
+}
+
+VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& documents,
+                               const Positions& q_positions, const Positions& k_positions) {
+  VisibleKeys visible;
+  visible.rows = NumRows(documents);
+  visible.q_len = static_cast<int64_t>(q_positions.size());
+  visible.begin.resize(visible.rows * visible.q_len);
+  visible.end.resize(visible.rows * visible.q_len);
+  for (int64_t row = 0; row < visible.rows; ++row) {
+    ForEachQuery(mask, Row(documents, row), q_positions, k_positions,
+                 [&](int64_t i, int64_t begin, int64_t end) {
+                   visible.begin[row * visible.q_len + i] = static_cast<int32_t>(begin);
+                   visible.end[row * visible.q_len + i] = static_cast<int32_t>(end);
+                   visible.pairs += std::max<int64_t>(0, end - begin);
+                   return true;
+                 });
+  }
+  visible.all =
+      visible.pairs == visible.rows * visible.q_len * static_cast<int64_t>(k_positions.size());
+  return visible;
+}
+
+bool SeesAny(const AttentionMask& mask, const DocumentStarts& documents,
+             const Positions& q_positions, const Positions& k_positions) {
+  bool any = false;
+  for (int64_t row = 0; row < NumRows(documents) && !any; ++row) {
+    ForEachQuery(mask, Row(documents, row), q_positions, k_positions,
+                 [&](int64_t, int64_t begin, int64_t end) {
+                   any = begin < end;
+                   return !any;
+                 });
+  }
+  return any;
+}
+
+}  // namespace burst

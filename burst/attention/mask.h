@@ -1,0 +1,48 @@
+// Which keys a query sees: the mask by its definition, in global positions of tokens, and the form
+// in which the kernels take it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "burst/kernels/flash_attention.h"
+#include "burst/sequence/token_shard.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+// A query at position q sees the keys at positions p with ...
+struct AttentionMask {
+  bool causal = true;  // p <= q
+  int64_t window = 0;  // sliding window: |q - p| < window; 0: no limit
+  // With packed documents (DocumentStarts) it sees keys of its own document only, besides.
+};
+
+// The mask between a block of queries and a block of keys. Query i sees the keys
+// begin[i] <= j < end[i] of the block: both blocks are in order of position, so that the keys that
+// a query sees are neighbours.
+struct VisibleKeys {
+  std::vector<int32_t> begin, end;  // [rows, q_len]; rows is 1, or batch with documents
+  int64_t rows = 1;
+  int64_t q_len = 0;
+  int64_t pairs = 0;  // (query, key) pairs seen, summed over rows
+  bool all = false;   // every query sees every key
+
+  mutable Tensor on_gpu;  // [2, rows, q_len]: begin and end, copied there at their first use
+
+  bool none() const { return pairs == 0; }
+  // For the kernels of a device: points into begin and end, or into their copy on the GPU. There
+  // is one copy, since a schedule serves one rank on one device.
+  KeyRanges ranges(DeviceType device = DeviceType::kCpu) const;
+};
+
+// Both lists of positions are increasing. O(queries + keys) for each row of documents.
+VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& documents,
+                               const std::vector<int32_t>& q_positions,
+                               const std::vector<int32_t>& k_positions);
+
+// Whether some query sees some key: !ComputeVisibleKeys(...).none(), sooner.
+bool SeesAny(const AttentionMask& mask, const DocumentStarts& documents,
+             const std::vector<int32_t>& q_positions, const std::vector<int32_t>& k_positions);
+
+}  // namespace burst

@@ -1,0 +1,122 @@
+#include "burst/sequence/token_shard.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/check.h"
+
+namespace burst {
+namespace {
+
+// Appends the positions of chunk `index` of `chunks` nearly equal ones.
+void AppendChunk(int64_t seqlen, int64_t index, int64_t chunks, std::vector<int32_t>* positions) {
+  const int64_t begin = seqlen * index / chunks;
+  const int64_t end = seqlen * (index + 1) / chunks;
+  for (int64_t t = begin; t < end; ++t) positions->push_back(static_cast<int32_t>(t));
+}
+
+// Where the positions `local` are among `all`; both increase. Every layout needs but a few runs.
+std::vector<TokenRun> FindRuns(const std::vector<int32_t>& local, const std::vector<int32_t>& all) {
+  std::vector<TokenRun> runs;
+  int64_t at = 0;
+  for (int64_t i = 0; i < static_cast<int64_t>(local.size()); ++i, ++at) {
+    while (all[at] != local[i]) ++at;
+    if (!runs.empty()) {
+      TokenRun& run = runs.back();
+      const int64_t step = at - (run.begin + (run.count - 1) * run.step);
+      if (run.count == 1) run.step = step;
+      if (step == run.step) {
+        ++run.count;
+        continue;
+      }
+    }
+    runs.push_back({i, at, 1, 1});
+  }
+  return runs;
+}
+
+}  // namespace
+
+absl::StatusOr<Layout> ParseLayout(absl::string_view name) {
+  for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+    if (name == Name(layout)) return layout;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown layout '", name, "': use contiguous, zigzag or striped"));
+}
+
+const char* Name(Layout layout) {
+  switch (layout) {
+    case Layout::kContiguous:
+      return "contiguous";
+    case Layout::kZigzag:
+      return "zigzag";
+    case Layout::kStriped:
+      return "striped";
+  }
+  return "?";
+}
+
+std::vector<int32_t> LocalPositions(Layout layout, int64_t seqlen, int rank, int world_size) {
+  BURST_CHECK(world_size > 0 && rank >= 0 && rank < world_size);
+  std::vector<int32_t> positions;
+  positions.reserve(seqlen / world_size + 2);
+  switch (layout) {
+    case Layout::kContiguous:
+      AppendChunk(seqlen, rank, world_size, &positions);
+      break;
+    case Layout::kZigzag:
+      AppendChunk(seqlen, rank, 2 * world_size, &positions);
+      AppendChunk(seqlen, 2 * world_size - 1 - rank, 2 * world_size, &positions);
+      break;
+    case Layout::kStriped:
+      for (int64_t t = rank; t < seqlen; t += world_size) {
+        positions.push_back(static_cast<int32_t>(t));
+      }
+      break;
+  }
+  return positions;
+}
+
+absl::StatusOr<TokenShard> TokenShard::Create(int rank, int world_size, Layout layout,
+                                              int64_t seqlen, const RankGroup& group) {
+  BURST_CHECK(world_size > 0 && rank >= 0 && rank < world_size)
+      << "rank " << rank << " of " << world_size;
+  BURST_CHECK(group.size > 0 && group.group_rank >= 0 && group.group_rank < group.size)
+      << "rank " << group.group_rank << " of a group of " << group.size;
+  constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
+  if (seqlen < 0 || seqlen >= kLimit) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("seqlen ", seqlen, " is not in [0, ", kLimit, ")"));
+  }
+  TokenShard shard;
+  shard.rank_ = rank;
+  shard.seqlen_ = seqlen;
+  shard.group_ = group;
+  for (int r = 0; r < world_size; ++r) {
+    std::vector<int32_t>& positions = shard.positions_.emplace_back();
+    for (int g = 0; g < group.size; ++g) {
+      std::vector<int32_t> local =
+          LocalPositions(layout, seqlen, r * group.size + g, world_size * group.size);
+      positions.insert(positions.end(), local.begin(), local.end());
+      if (r == rank) shard.local_.push_back(std::move(local));
+    }
+    std::sort(positions.begin(), positions.end());
+  }
+  for (const std::vector<int32_t>& local : shard.local_) {
+    shard.runs_.push_back(FindRuns(local, shard.positions_[rank]));
+  }
+  return shard;
+}
+
+int64_t TokenShard::max_length() const {
+  int64_t longest = 0;
+  for (const std::vector<int32_t>& positions : positions_) {
+    longest = std::max(longest, static_cast<int64_t>(positions.size()));
+  }
+  return longest;
+}
+
+}  // namespace burst

@@ -1,0 +1,88 @@
+// Which tokens of a sequence each rank holds.
+//
+// A layout spreads the tokens over G ranks:
+//   contiguous  the sequence is cut into G chunks; rank r holds chunk r.
+//   zigzag      it is cut into 2G chunks; rank r holds chunks r and 2G-1-r, so that under a causal
+//               mask every rank has the same work.
+//   striped     rank r holds the tokens t with t mod G = r (Brandon et al., arXiv 2311.09431).
+//
+// The length need not be divisible: chunks differ by at most one token, and some may be empty.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace burst {
+
+enum class Layout { kContiguous, kZigzag, kStriped };
+
+absl::StatusOr<Layout> ParseLayout(absl::string_view name);  // "contiguous", "zigzag", "striped"
+const char* Name(Layout layout);
+
+// The global positions of the tokens on `rank`, increasing. Every position of [0, seqlen) is on
+// exactly one of the world_size ranks.
+std::vector<int32_t> LocalPositions(Layout layout, int64_t seqlen, int rank, int world_size);
+
+// Packed documents: for each batch row the global positions where a document starts, increasing.
+// Position 0 always starts one. Empty: no boundaries.
+using DocumentStarts = std::vector<std::vector<int32_t>>;
+
+// Neighbouring ranks that exchange tokens among themselves (Ulysses, tensor parallelism) and act
+// towards all others as one: rank r * size + group_rank of all ranks belongs to group r.
+struct RankGroup {
+  int size = 1;
+  int group_rank = 0;  // of this rank, in [0, size)
+};
+
+// A run of one rank's tokens within its group's: for 0 <= i < count, token first + i of the rank is
+// token begin + i * step of the group.
+struct TokenRun {
+  int64_t first, begin, count, step;
+};
+
+// The tokens of this rank, of its group and of all other groups. A pure function of its arguments:
+// every rank knows what every other rank holds. Without groups, a group is one rank.
+class TokenShard {
+ public:
+  // For group `rank` of `world_size` groups. `layout` spreads the tokens over all ranks: the
+  // groups times their size. InvalidArgument for a seqlen that is negative or no int32.
+  static absl::StatusOr<TokenShard> Create(int rank, int world_size, Layout layout, int64_t seqlen,
+                                           const RankGroup& group = {});
+
+  int rank() const { return rank_; }  // of this rank's group, in [0, world_size())
+  int world_size() const { return static_cast<int>(positions_.size()); }
+  const RankGroup& group() const { return group_; }
+  int64_t seqlen() const { return seqlen_; }  // of the whole sequence, in tokens
+
+  // The tokens of this rank: global positions, increasing, and their number.
+  const std::vector<int32_t>& local_positions() const { return local_positions(group_.group_rank); }
+  int64_t local_length() const { return local_length(group_.group_rank); }
+
+  // The tokens of another rank of this group, and where they are among the group's.
+  const std::vector<int32_t>& local_positions(int group_rank) const { return local_[group_rank]; }
+  int64_t local_length(int group_rank) const {
+    return static_cast<int64_t>(local_[group_rank].size());
+  }
+  const std::vector<TokenRun>& runs(int group_rank) const { return runs_[group_rank]; }
+
+  // The tokens of a whole group: global positions, increasing, and their number.
+  const std::vector<int32_t>& positions(int rank) const { return positions_[rank]; }
+  int64_t length(int rank) const { return static_cast<int64_t>(positions_[rank].size()); }
+  int64_t length() const { return length(rank_); }  // of this rank's group
+  int64_t max_length() const;
+
+ private:
+  TokenShard() = default;
+
+  int rank_ = 0;
+  int64_t seqlen_ = 0;
+  RankGroup group_;
+  std::vector<std::vector<int32_t>> positions_;  // by group
+  std::vector<std::vector<int32_t>> local_;      // by rank of this group
+  std::vector<std::vector<TokenRun>> runs_;      // the same
+};
+
+}  // namespace burst
