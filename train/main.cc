@@ -1,4 +1,4 @@
-// bazel run //train: flags -> TrainConfig -> ranks -> Trainer.
+// bazel run //train: options -> TrainConfig -> ResolvedConfig -> ranks -> Trainer.
 #include <cstdio>
 #include <memory>
 #include <utility>
@@ -6,11 +6,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "burst/cli/exit_code.h"
+#include "burst/cli/options.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/launch/process_launch.h"
 #include "burst/comm/mpi/mpi_communicator.h"
 #include "train/config/config.h"
-#include "train/config/train_flags.h"
 #include "train/interrupt.h"
 #include "train/launch.h"
 
@@ -26,7 +26,7 @@ int Main(int argc, char** argv) {
   if (!options.ok()) return RefuseUsage(options.status(), ProcessRank());
 
   std::unique_ptr<Communicator> mpi;
-  if (options->comm == CommKind::kMpi) {
+  if (options->comm == CommChoice::kMpi) {
     absl::StatusOr<std::unique_ptr<Communicator>> created = CreateMpiCommunicator();
     if (!created.ok()) return ExitCode(created.status(), kExitFailure);
     mpi = *std::move(created);

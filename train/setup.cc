@@ -52,7 +52,7 @@ absl::Status CheckWindow(const char* option, const char* part, const TokenSpan& 
 }
 
 // Contradictions that show only with the data at hand.
-absl::Status CheckAgainstData(const TrainConfig& options, const TrainingData& data) {
+absl::Status CheckAgainstData(const ResolvedConfig& options, const TrainingData& data) {
   BURST_RETURN_IF_ERROR(
       CheckWindow("data", "training", data.train, options.seqlen, "; give a shorter one"));
   if (options.eval_every > 0) {
@@ -64,7 +64,7 @@ absl::Status CheckAgainstData(const TrainConfig& options, const TrainingData& da
     return absl::InvalidArgumentError(
         "--packed: the training data is a single document; there is nothing to pack");
   }
-  if (options.sample > 0 && !data.tokenizer.has_value()) {
+  if (options.sample.value_or(0) > 0 && !data.tokenizer.has_value()) {
     return absl::InvalidArgumentError(
         "--sample: .bin shards come without a tokenizer to write text with; leave it out");
   }
@@ -72,25 +72,24 @@ absl::Status CheckAgainstData(const TrainConfig& options, const TrainingData& da
 }
 
 absl::Status FindResumed(TrainingSetup* setup) {
-  const TrainConfig& options = setup->config.options;
-  const std::string path = CheckpointPath(options.out);
+  const ResolvedConfig& config = setup->config;
+  const std::string path = CheckpointPath(config.out);
   absl::StatusOr<CheckpointInfo> found = ReadCheckpointInfo(path);
   if (!found.ok()) {
     return absl::Status(found.status().code(),
                         absl::StrCat("--resume: ", found.status().message()));
   }
-  BURST_ASSIGN_OR_RETURN(const TrainConfig before, TrainConfigFromJson(found->config));
-  BURST_RETURN_IF_ERROR(CheckResume(before, options));
+  BURST_RETURN_IF_ERROR(config.CheckResume(found->config));
   if (found->data_fingerprint != setup->data_fingerprint) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "--data: ", options.data, " is not what the run in ", options.out, " was trained on"));
+        "--data: ", config.data, " is not what the run in ", config.out, " was trained on"));
   }
-  const std::string difference = ModelDifference(setup->config.model, found->model);
+  const std::string difference = ModelDifference(config.model, found->model);
   if (!difference.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("--model: not the run's model: ", difference));
   }
-  if (found->step >= options.steps) {
+  if (found->step >= config.steps) {
     return absl::FailedPreconditionError(absl::StrCat("--steps: the run has made ", found->step,
                                                       " steps already; give more than that"));
   }
@@ -103,20 +102,17 @@ absl::Status FindResumed(TrainingSetup* setup) {
 absl::StatusOr<TrainingSetup> PrepareTraining(const ResolvedConfig& config) {
   TrainingSetup setup;
   setup.config = config;
-  const TrainConfig& options = config.options;
-  std::string data = options.data;
+  std::string data = config.data;
   if (data == "kjv") {
     BURST_ASSIGN_OR_RETURN(data, FindRunfile("kjv/kjv.txt"));
   }
-  std::optional<Tokenizer::Kind> tokenizer;
-  if (options.tokenizer == TokenizerChoice::kByte) tokenizer = Tokenizer::Kind::kByte;
-  if (options.tokenizer == TokenizerChoice::kChar) tokenizer = Tokenizer::Kind::kChar;
-  BURST_ASSIGN_OR_RETURN(setup.data, LoadTrainingData(data, options.val_data, tokenizer));
-  BURST_RETURN_IF_ERROR(CheckAgainstData(options, setup.data));
+  BURST_ASSIGN_OR_RETURN(setup.data, LoadTrainingData(data, config.val_data, config.tokenizer));
+  BURST_RETURN_IF_ERROR(CheckAgainstData(config, setup.data));
   BURST_RETURN_IF_ERROR(FitVocabulary(setup.data, &setup.config.model));
   setup.config.model = setup.config.model.WithDefaults();
   setup.data_fingerprint = Fingerprint(setup.data);
-  if (options.resume) BURST_RETURN_IF_ERROR(FindResumed(&setup));
+  setup.sample = setup.data.tokenizer.has_value() ? config.sample.value_or(256) : 0;
+  if (config.resume) BURST_RETURN_IF_ERROR(FindResumed(&setup));
   return setup;
 }
 

@@ -58,23 +58,23 @@ std::string Ranks(const ResolvedConfig& config) {
   const char* kind = config.comm == CommKind::kMpi    ? "processes, MPI"
                      : config.comm == CommKind::kNccl ? "processes, NCCL"
                                                       : "threads";
-  const bool tensor = IsTensorParallel(config.options.strategy);
+  const bool tensor = IsTensorParallel(config.strategy);
   return absl::StrFormat("%d = %d data parallel x %d %s parallel; %s", config.ranks, mesh.data,
                          mesh.sequence, tensor ? "tensor" : "sequence", kind);
 }
 
 std::string StrategyText(const ResolvedConfig& config) {
-  const TrainConfig& o = config.options;
-  std::string text = Name(o.strategy);
-  if (o.strategy == Strategy::kBurstUlysses) {
+  std::string text = Name(config.strategy);
+  if (config.strategy == Strategy::kBurstUlysses) {
     absl::StrAppend(&text, " in groups of ", config.ulysses);
   }
   if (config.ranks_per_node > 0) {
     absl::StrAppend(&text, ", ", config.ranks_per_node, " ranks per node");
   }
-  if (HasDirections(o.strategy)) absl::StrAppend(&text, ", ", Name(o.backward), " backward");
-  if (o.ring_grad_dtype != RingGradDType::kFp32) {
-    absl::StrAppend(&text, ", ", Name(o.ring_grad_dtype), " gradients travel");
+  if (HasDirections(config.strategy))
+    absl::StrAppend(&text, ", ", Name(config.backward), " backward");
+  if (config.ring_grad_dtype != RingGradDType::kFp32) {
+    absl::StrAppend(&text, ", ", Name(config.ring_grad_dtype), " gradients in transit");
   }
   return text;
 }
@@ -88,7 +88,7 @@ struct Trainer::Report {
 
 Trainer::Trainer(const TrainingSetup& setup, Communicator* comm)
     : setup_(setup),
-      options_(setup.config.options),
+      config_(setup.config),
       comm_(comm),
       data_rank_(setup.config.mesh.data_rank(comm->rank())) {}
 
@@ -102,58 +102,51 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingSetup& se
 }
 
 absl::Status Trainer::Init(bool verbose) {
-  BurstAttentionOptions attention;
-  attention.layout = options_.layout;
-  attention.mask.window = options_.window;
-  attention.backward = options_.backward;
-  attention.ring_grad_dtype = options_.ring_grad_dtype;
-  attention.ranks_per_node = setup_.config.ranks_per_node;
-  attention.deterministic = options_.deterministic;
-  const Mesh& mesh = setup_.config.mesh;
-  tensor_parallel_ = IsTensorParallel(options_.strategy) && mesh.sequence > 1;
+  const Mesh& mesh = config_.mesh;
+  tensor_parallel_ = IsTensorParallel(config_.strategy) && mesh.sequence > 1;
   // The exchanges of tensor parallelism must not wait for gradients on their way: a communicator of
   // their own.
   if (mesh.sequence > 1 && (mesh.data > 1 || tensor_parallel_)) {
     BURST_ASSIGN_OR_RETURN(sequence_, SplitSequence(mesh, *comm_));
   }
   Communicator* const ring = sequence_ == nullptr && mesh.data == 1 ? comm_ : sequence_.get();
-  BURST_ASSIGN_OR_RETURN(
-      attention_, CreateAttention(options_.strategy, attention, setup_.config.ulysses, ring));
-  const DeviceType device = setup_.config.device;
+  BURST_ASSIGN_OR_RETURN(attention_, CreateAttention(config_.strategy, config_.AttentionOptions(),
+                                                     config_.ulysses, ring));
+  const DeviceType device = config_.device;
   TensorParallel parallel;
   if (tensor_parallel_) {
-    parallel = TensorParallel(sequence_.get(), options_.strategy == Strategy::kTpSp);
+    parallel = TensorParallel(sequence_.get(), config_.strategy == Strategy::kTpSp);
   }
   BURST_ASSIGN_OR_RETURN(
-      model_, Transformer::Create(setup_.config.model, setup_.config.dtype,
-                                  static_cast<uint64_t>(options_.seed), device, parallel));
-  model_->set_recompute(options_.recompute);
+      model_, Transformer::Create(config_.model, config_.dtype, static_cast<uint64_t>(config_.seed),
+                                  device, parallel));
+  model_->set_recompute(config_.recompute);
   ParameterList& parameters = model_->parameters();
   BURST_ASSIGN_OR_RETURN(
       gradients_,
       GradientSum::Create(parameters, comm_, tensor_parallel_ ? sequence_.get() : nullptr));
   optimizer_ = std::make_unique<AdamW>(
-      AdamWOptions{options_.beta1, options_.beta2, options_.eps, options_.weight_decay},
+      AdamWOptions{config_.beta1, config_.beta2, config_.eps, config_.weight_decay},
       parameters.numel(), parameters.masters().dtype(), DecayRanges(parameters), device);
 
   for (auto& readback : readback_) readback = std::make_unique<Readback>(device);
 
-  const Windows::Options windows{options_.seqlen, static_cast<uint64_t>(options_.seed),
-                                 options_.packed};
+  const Windows::Options windows{config_.seqlen, static_cast<uint64_t>(config_.seed),
+                                 config_.packed};
   BURST_ASSIGN_OR_RETURN(windows_, Windows::Create(setup_.data.train, windows));
-  if (options_.eval_every > 0) {
+  if (config_.eval_every > 0) {
     BURST_ASSIGN_OR_RETURN(validation_windows_, Windows::Create(setup_.data.validation, windows));
   }
   if (setup_.resumed.has_value()) {
     BURST_RETURN_IF_ERROR(
-        LoadCheckpoint(CheckpointPath(options_.out), &parameters, optimizer_.get()));
+        LoadCheckpoint(CheckpointPath(config_.out), &parameters, optimizer_.get()));
     step_ = setup_.resumed->step;
   }
 
   // The peak of all ranks at once, on the cores that the run will use.
   BURST_RETURN_IF_ERROR(comm_->Barrier());
-  Tensor peak = Tensor::FromVector<double>(
-      {verbose ? MeasurePeakFlops(device, setup_.config.dtype) : 0}, {1});
+  Tensor peak =
+      Tensor::FromVector<double>({verbose ? MeasurePeakFlops(device, config_.dtype) : 0}, {1});
   BURST_RETURN_IF_ERROR(comm_->AllReduceSum(peak));
   if (comm_->rank() == 0) return OpenReport(verbose, peak.data<double>()[0]);
   return absl::OkStatus();
@@ -162,7 +155,7 @@ absl::Status Trainer::Init(bool verbose) {
 absl::Status Trainer::Train() {
   const auto start = Clock::now();
   int skipped = 0;
-  while (step_ < options_.steps && !stop_) {
+  while (step_ < config_.steps && !stop_) {
     const int64_t steps = step_ + 1;
     // Unless something comes between, or this may be the step that ends the run.
     const bool enqueue_next =
@@ -181,12 +174,12 @@ absl::Status Trainer::Train() {
 }
 
 bool Trainer::EvaluatesAfter(int64_t steps) const {
-  return options_.eval_every > 0 && (steps == options_.steps || steps % options_.eval_every == 0);
+  return config_.eval_every > 0 && (steps == config_.steps || steps % config_.eval_every == 0);
 }
 
 bool Trainer::SavesAfter(int64_t steps) const {
-  const int64_t every = options_.checkpoint_every;
-  return steps == options_.steps || (every > 0 && steps % every == 0);
+  const int64_t every = config_.checkpoint_every;
+  return steps == config_.steps || (every > 0 && steps % every == 0);
 }
 
 absl::Status Trainer::Record(const StepMetrics& metrics) {
@@ -227,12 +220,12 @@ absl::StatusOr<StepMetrics> Trainer::Step(int64_t step, bool enqueue_next) {
 //
 // The host waits for nothing: what it learns of the step, it learns in End.
 absl::Status Trainer::Begin(int64_t step) {
-  begun_.push_back({step, setup_.config.lr(step), Clock::now()});
+  begun_.push_back({step, config_.lr(step), Clock::now()});
   ParameterList& parameters = model_->parameters();
   parameters.ZeroGrad();
-  const int64_t passes = options_.accumulate;
+  const int64_t passes = config_.accumulate;
   const int64_t num_targets =
-      windows_->TrainingTargets(step * passes * options_.batch, passes * options_.batch);
+      windows_->TrainingTargets(step * passes * config_.batch, passes * config_.batch);
   const double loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, num_targets));
   const Tensor loss_and_norm = Tensor::Empty({2}, DType::kFloat64, model_->device());
   const Tensor loss = loss_and_norm.Slice(0, 0, 1), norm = loss_and_norm.Slice(0, 1, 1);
@@ -243,7 +236,7 @@ absl::Status Trainer::Begin(int64_t step) {
   BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kCollective));
 
   const Tensor rounded = model_->dtype() == DType::kBFloat16 ? parameters.values() : Tensor();
-  optimizer_->Step(parameters.masters(), rounded, parameters.grads(), loss_and_norm, options_.clip,
+  optimizer_->Step(parameters.masters(), rounded, parameters.grads(), loss_and_norm, config_.clip,
                    begun_.back().lr);
   readback_[step % 2]->Post(loss_and_norm.raw_data(), loss_and_norm.size_bytes());
   return absl::OkStatus();
@@ -273,7 +266,7 @@ absl::StatusOr<StepMetrics> Trainer::End() {
   const double seconds =
       std::chrono::duration<double>(now - std::max(begun.begin, std::exchange(ended_, now)))
           .count();
-  const int64_t step_tokens = options_.accumulate * options_.batch * options_.seqlen;
+  const int64_t step_tokens = config_.accumulate * config_.batch * config_.seqlen;
   metrics.step = begun.step + 1;
   metrics.tokens = metrics.step * step_tokens;
   metrics.tokens_per_second = static_cast<double>(step_tokens) / seconds;
@@ -282,7 +275,7 @@ absl::StatusOr<StepMetrics> Trainer::End() {
 }
 
 std::pair<int64_t, int64_t> Trainer::Share(int64_t count) const {
-  const int64_t groups = setup_.config.mesh.data;
+  const int64_t groups = config_.mesh.data;
   return {count * data_rank_ / groups, count * (data_rank_ + 1) / groups};
 }
 
@@ -291,14 +284,14 @@ std::pair<int64_t, int64_t> Trainer::Share(int64_t count) const {
 // pass of a step, both set out to be summed over ranks as soon as they are complete, beside the
 // rest of the backward.
 absl::Status Trainer::Backpropagate(int64_t pass, double loss_scale, const Tensor& loss) {
-  const int64_t micro = pass % options_.accumulate;
-  const bool last = micro + 1 == options_.accumulate;
-  const auto [begin, end] = Share(options_.batch);
-  const GlobalBatch batch = windows_->Training(pass * options_.batch + begin, end - begin);
+  const int64_t micro = pass % config_.accumulate;
+  const bool last = micro + 1 == config_.accumulate;
+  const auto [begin, end] = Share(config_.batch);
+  const GlobalBatch batch = windows_->Training(pass * config_.batch + begin, end - begin);
   BURST_ASSIGN_OR_RETURN(auto schedule, ScheduleFor(batch));
   const SequenceBatch slice = SliceForRank(batch, std::move(schedule), model_->device());
-  const DropoutKey dropout{static_cast<uint64_t>(options_.seed), static_cast<uint64_t>(pass),
-                           setup_.config.model.dropout > 0, begin};
+  const DropoutKey dropout{static_cast<uint64_t>(config_.seed), static_cast<uint64_t>(pass),
+                           config_.model.dropout > 0, begin};
   Tape tape;
   const GradientsReady ready = [&](int first, int last) {
     const absl::Status status = gradients_->Post(first, last);
@@ -318,13 +311,13 @@ absl::Status Trainer::Backpropagate(int64_t pass, double loss_scale, const Tenso
 
 absl::StatusOr<double> Trainer::Evaluate() {
   const int64_t all = validation_windows_->max_evaluation();
-  const int64_t wanted = options_.eval_batches * options_.batch;
-  const int64_t total = options_.eval_batches == 0 ? all : std::min(all, wanted);
+  const int64_t wanted = config_.eval_batches * config_.batch;
+  const int64_t total = config_.eval_batches == 0 ? all : std::min(all, wanted);
   const Tensor sums = Tensor::Zeros({2}, DType::kFloat64, model_->device());
   const Tensor sum = sums.Slice(0, 0, 1), targets = sums.Slice(0, 1, 1);
   int64_t num_targets = 0;
-  for (int64_t first = 0; first < total; first += options_.batch) {
-    const auto [begin, end] = Share(std::min(options_.batch, total - first));
+  for (int64_t first = 0; first < total; first += config_.batch) {
+    const auto [begin, end] = Share(std::min(config_.batch, total - first));
     if (begin == end) continue;  // fewer sequences than groups
     const GlobalBatch batch = validation_windows_->Evaluation(first + begin, end - begin, total);
     BURST_ASSIGN_OR_RETURN(auto schedule, ScheduleFor(batch));
@@ -336,7 +329,7 @@ absl::StatusOr<double> Trainer::Evaluate() {
     num_targets += batch.num_targets;
   }
   // One rank of a group counts for it.
-  if (setup_.config.mesh.sequence_rank(comm_->rank()) == 0) {
+  if (config_.mesh.sequence_rank(comm_->rank()) == 0) {
     targets.Fill(static_cast<double>(num_targets));
   }
   BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sums));
@@ -345,7 +338,7 @@ absl::StatusOr<double> Trainer::Evaluate() {
 }
 
 absl::StatusOr<std::shared_ptr<const RingSchedule>> Trainer::ScheduleFor(const GlobalBatch& batch) {
-  if (schedule_ == nullptr || options_.packed) {
+  if (schedule_ == nullptr || config_.packed) {
     BURST_ASSIGN_OR_RETURN(RingSchedule schedule,
                            attention_->Schedule(batch.seqlen, batch.documents));
     schedule_ = std::make_shared<const RingSchedule>(std::move(schedule));
@@ -360,25 +353,25 @@ absl::Status Trainer::Checkpoint() {
   CheckpointInfo info;
   info.step = step_;
   info.updates = optimizer_->updates();
-  info.seqlen = options_.seqlen;
-  info.window = options_.window;
-  info.model = setup_.config.model;
+  info.seqlen = config_.seqlen;
+  info.window = config_.window;
+  info.model = config_.model;
   info.tokenizer = setup_.data.tokenizer;
-  info.config = TrainConfigToJson(options_);
+  info.config = config_.ToJson();
   info.data_fingerprint = setup_.data_fingerprint;
   const std::string path = report_ == nullptr ? "" : report_->folder.checkpoint();
   BURST_RETURN_IF_ERROR(SaveCheckpoint(path, info, model_->parameters(), *optimizer_, group));
-  return report_ == nullptr ? absl::OkStatus() : report_->folder.Plot(setup_.config.model_name);
+  return report_ == nullptr ? absl::OkStatus() : report_->folder.Plot(config_.model_name);
 }
 
 absl::Status Trainer::OpenReport(bool verbose, double peak_flops) {
-  BURST_ASSIGN_OR_RETURN(RunFolder folder, RunFolder::Open(setup_.config, step_));
+  BURST_ASSIGN_OR_RETURN(RunFolder folder, RunFolder::Open(config_, step_));
   report_.reset(new Report{std::move(folder), nullptr});
   if (!verbose) return absl::OkStatus();
 
-  const TrainConfig& o = options_;
-  const ModelConfig& m = setup_.config.model;
-  const LrSchedule& lr = setup_.config.lr;
+  const ResolvedConfig& o = config_;
+  const ModelConfig& m = config_.model;
+  const LrSchedule& lr = config_.lr;
   const Transformer::FlopsPerToken flops = model_->TrainingFlopsPerToken(o.seqlen);
   BURST_ASSIGN_OR_RETURN(const int64_t num_parameters, Transformer::CountParameters(m));
   report_->console = std::make_unique<Console>(o.steps, o.log_every, Throughput{flops, peak_flops});
@@ -392,7 +385,7 @@ absl::Status Trainer::OpenReport(bool verbose, double peak_flops) {
           ? ""
           : absl::StrCat("; ", Name(o.recompute), " recomputation in the backward");
   report_->console->Table(
-      absl::StrFormat("%s: %s, %s parameters", setup_.config.model_name, Name(m.family),
+      absl::StrFormat("%s: %s, %s parameters", config_.model_name, Name(m.family),
                       Thousands(num_parameters)),
       {{"data", setup_.data.summary},
        {"",
@@ -401,17 +394,16 @@ absl::Status Trainer::OpenReport(bool verbose, double peak_flops) {
        {"model", absl::StrFormat("%d layers, width %d, %d heads (%d for keys), vocabulary %d%s",
                                  m.layers, m.width, m.heads, m.kv_heads > 0 ? m.kv_heads : m.heads,
                                  m.vocab, recomputed)},
-       {"attention",
-        absl::StrFormat("%d tokens, %s; %s over %d ranks, %s", o.seqlen, attention, Name(o.layout),
-                        setup_.config.mesh.sequence, StrategyText(setup_.config))},
-       {"ranks", Ranks(setup_.config)},
+       {"attention", absl::StrFormat("%d tokens, %s; %s over %d ranks, %s", o.seqlen, attention,
+                                     Name(o.layout), config_.mesh.sequence, StrategyText(config_))},
+       {"ranks", Ranks(config_)},
        {"step", absl::StrFormat("%d sequences x %d passes = %s tokens; %d steps, %.2f epochs",
                                 o.batch, o.accumulate, Thousands(step_tokens), o.steps, epochs)},
        {"optimizer",
         absl::StrFormat("AdamW, lr %g to %g (%s, %d steps of warm-up), decay %g, "
                         "clip %g",
                         lr.lr, lr.min_lr, Name(lr.shape), lr.warmup, o.weight_decay, o.clip)},
-       {"machine", Machine(setup_.config, comm_->world_size(), peak_flops)},
+       {"machine", Machine(config_, comm_->world_size(), peak_flops)},
        {"run folder", report_->folder.path()}});
   if (step_ > 0) report_->console->Print(absl::StrCat("going on after step ", step_));
   return absl::OkStatus();
@@ -435,8 +427,8 @@ absl::Status Trainer::Finish(double seconds) {
 
 // The model as it was just saved, on this rank alone.
 absl::StatusOr<std::unique_ptr<Transformer>> Trainer::WholeModel() const {
-  BURST_ASSIGN_OR_RETURN(auto model, Transformer::Create(setup_.config.model, setup_.config.dtype,
-                                                         /*seed=*/0, setup_.config.device));
+  BURST_ASSIGN_OR_RETURN(auto model, Transformer::Create(config_.model, config_.dtype,
+                                                         /*seed=*/0, config_.device));
   BURST_RETURN_IF_ERROR(
       LoadCheckpoint(report_->folder.checkpoint(), &model->parameters(), nullptr));
   return model;
@@ -444,14 +436,13 @@ absl::StatusOr<std::unique_ptr<Transformer>> Trainer::WholeModel() const {
 
 // A text by the model as it is now, so that numbers are not all there is to see.
 absl::Status Trainer::Sample() {
-  const int64_t tokens = options_.sample == -1 ? 256 : options_.sample;
-  if (tokens == 0 || !setup_.data.tokenizer.has_value()) return absl::OkStatus();
+  if (setup_.sample == 0) return absl::OkStatus();
   const Tokenizer& tokenizer = *setup_.data.tokenizer;
   GenerationOptions generation;
-  generation.sampling.seed = static_cast<uint64_t>(options_.seed);
-  generation.tokens = tokens;
-  generation.context = options_.seqlen;
-  generation.window = options_.window;
+  generation.sampling.seed = static_cast<uint64_t>(config_.seed);
+  generation.tokens = setup_.sample;
+  generation.context = config_.seqlen;
+  generation.window = config_.window;
   std::string text;
   BURST_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, EncodePrompt(tokenizer, ""));
   std::unique_ptr<Transformer> whole;

@@ -81,7 +81,7 @@ class Trainer {
   absl::Status Finish(double seconds);
 
   const TrainingSetup& setup_;
-  const TrainConfig& options_;
+  const ResolvedConfig& config_;
   Communicator* const comm_;  // all ranks: sums of losses and gradients
   const int data_rank_;       // of this rank's group, which shares a part of the batch
   std::unique_ptr<Communicator> sequence_;  // the group's; null if comm_ is it, or this rank

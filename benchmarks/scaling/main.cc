@@ -18,6 +18,7 @@
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "burst/cli/exit_code.h"
+#include "burst/cli/options.h"
 #include "burst/comm/launch/process_launch.h"
 #include "burst/device/device.h"
 
@@ -77,12 +78,12 @@ ReportRow About(const ScalingOptions& options) {
       about["dtype"] = Name(problem.dtype);
       break;
     case Experiment::kTraining:
-      about["steps"] = options.steps;
-      about["data"] = options.data;
-      about["model"] = options.model;
+      about["steps"] = options.train.steps;
+      about["data"] = options.train.data;
+      about["model"] = options.train.model;
       break;
     case Experiment::kPrefill:
-      about["model"] = options.model;
+      about["model"] = options.train.model;
       break;
   }
   return about;
@@ -158,7 +159,7 @@ absl::Status Run(const ScalingOptions& options) {
 }
 
 int Main(int argc, char** argv) {
-  if (WantsScalingHelp(argc, argv)) {
+  if (WantsHelp(argc, argv)) {
     std::fputs(ScalingHelp().c_str(), stdout);
     return 0;
   }

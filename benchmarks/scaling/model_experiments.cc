@@ -59,24 +59,20 @@ ReportRow RowOf(const Case& c) {
 
 // As //train would be told. The one place where a strategy becomes options of the trainer.
 TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
-  TrainConfig config;
-  config.model = options.model;
-  config.data = options.data;
+  TrainConfig config = options.train;
   config.batch = c.batch;
   config.seqlen = c.seqlen;
   config.recompute = c.recompute;
   config.ranks = c.ranks;
-  config.device =
-      options.problem.device == DeviceType::kCuda ? DeviceChoice::kCuda : DeviceChoice::kCpu;
-  config.layout = options.problem.options(c.strategy).layout;
-  config.threads = options.threads;
-  config.comm = CommKind::kThreads;
   config.strategy = c.strategy;
-  if (HasDirections(c.strategy)) config.backward = options.problem.backward;
-  if (c.strategy == Strategy::kBurstUlysses) config.ulysses = options.problem.ulysses;
-  if (HasRing(c.strategy)) {
-    config.ranks_per_node = options.problem.ranks_per_node;
-    config.ring_grad_dtype = options.problem.ring_grad_dtype;
+  config.layout = options.problem.options(c.strategy).layout;
+  // Every strategy is told only what it has a use for.
+  const TrainConfig defaults;
+  if (!HasDirections(c.strategy)) config.backward = defaults.backward;
+  if (c.strategy != Strategy::kBurstUlysses) config.ulysses = defaults.ulysses;
+  if (!HasRing(c.strategy)) {
+    config.ranks_per_node = defaults.ranks_per_node;
+    config.ring_grad_dtype = defaults.ring_grad_dtype;
   }
   return config;
 }
@@ -125,24 +121,18 @@ struct Prefill {
 
 absl::Status MeasurePrefill(const ResolvedConfig& config, const ModelConfig& shape, int64_t repeats,
                             Communicator& comm, Prefill* result) {
-  const TrainConfig& o = config.options;
-  BurstAttentionOptions options;
-  options.layout = o.layout;
-  options.backward = o.backward;
-  options.ring_grad_dtype = o.ring_grad_dtype;
-  options.ranks_per_node = config.ranks_per_node;
-  options.deterministic = o.deterministic;
-  BURST_ASSIGN_OR_RETURN(const auto attention,
-                         CreateAttention(o.strategy, options, config.ulysses, &comm));
+  BURST_ASSIGN_OR_RETURN(
+      const auto attention,
+      CreateAttention(config.strategy, config.AttentionOptions(), config.ulysses, &comm));
   TensorParallel parallel;
-  if (IsTensorParallel(o.strategy)) {
-    parallel = TensorParallel(&comm, o.strategy == Strategy::kTpSp);
+  if (IsTensorParallel(config.strategy)) {
+    parallel = TensorParallel(&comm, config.strategy == Strategy::kTpSp);
   }
   BURST_ASSIGN_OR_RETURN(const auto model, Transformer::Create(shape, config.dtype, /*seed=*/1,
                                                                config.device, parallel));
-  BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(o.seqlen));
-  const SequenceBatch prompt =
-      RandomPrompt(o.batch, shape.vocab, std::make_shared<const RingSchedule>(std::move(schedule)));
+  BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(config.seqlen));
+  const SequenceBatch prompt = RandomPrompt(
+      config.batch, shape.vocab, std::make_shared<const RingSchedule>(std::move(schedule)));
   result->seconds = std::numeric_limits<double>::infinity();
   for (int64_t repeat = 0; repeat <= repeats; ++repeat) {  // one more, for fresh memory
     BURST_RETURN_IF_ERROR(ResetPeak(config.device, comm));
@@ -170,7 +160,7 @@ struct Training {
 absl::Status MeasureTraining(const TrainingSetup& setup, Communicator& comm, Training* result) {
   BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(setup, &comm, /*verbose=*/false));
   double fastest = std::numeric_limits<double>::infinity();
-  const int64_t steps = setup.config.options.steps;
+  const int64_t steps = setup.config.steps;
   for (int64_t step = 0; step < steps; ++step) {
     if (step == 1) BURST_RETURN_IF_ERROR(ResetPeak(setup.config.device, comm));
     BURST_ASSIGN_OR_RETURN(const StepMetrics metrics,
@@ -283,7 +273,6 @@ absl::StatusOr<std::vector<ReportRow>> RunTrainingExperiment(
   int64_t batch = 0, seqlen = 0;  // of the reference
   for (const Case& c : Cases(options)) {
     TrainConfig train = ConfigOf(options, c);
-    train.steps = options.steps;
     train.eval_batches = 4;
     train.checkpoint_every = 0;
     train.sample = 0;

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "benchmarks/scaling/problem.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/launch/process_launch.h"
@@ -26,15 +25,14 @@ struct ScalingOptions {
   Experiment experiment = Experiment::kAttention;
   std::vector<Strategy> strategies;
   std::vector<int64_t> ranks, seqlens, batches;
-  std::vector<int64_t> tile_keys = {0};  // {0} unless given: the kernels' own
+  std::vector<int64_t> tile_keys;  // {0} unless given: the kernels' own
   // Attention alone: all but batch, seqlen and (but for the first) tile_keys, which the lists give.
   AttentionProblem problem;
-  // Whole models.
-  std::string model, data;
-  int64_t steps = 0;
+  // Whole models, as //train would be told: all but what the lists give.
+  TrainConfig train;
   std::vector<Recompute> recompute;
 
-  int threads = 1;  // of a rank, on the CPU
+  int threads = 1;  // of each rank, on the CPU
   int64_t repeats = 1;
   bool compare = true;
   std::string out;  // absolute
@@ -47,10 +45,6 @@ struct ScalingOptions {
 // the experiment.
 absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv,
                                                            const Launch& launch);
-bool WantsScalingHelp(int argc, char** argv);
 std::string ScalingHelp();
-
-// "1024,2048" -> {1024, 2048}: whole numbers of at least 1, in the order given, none twice.
-absl::StatusOr<std::vector<int64_t>> ParseNumbers(absl::string_view option, absl::string_view text);
 
 }  // namespace burst

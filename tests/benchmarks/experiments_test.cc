@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "benchmarks/scaling/attention_experiment.h"
 #include "benchmarks/scaling/error_experiment.h"
 #include "benchmarks/scaling/options.h"
@@ -311,12 +312,20 @@ TEST(Report, PlotRunsOverWhatVaries) {
   EXPECT_TRUE(absl::StrContains(LinePlotSvg(other), "</svg>"));
 }
 
-TEST(Options, Numbers) {
-  EXPECT_EQ(*ParseNumbers("seqlens", "8,2,16"), (std::vector<int64_t>{8, 2, 16}));
-  for (const char* text : {"", "1,", "0", "-1", "1.5", "2,x", "2,2"}) {
-    const auto refused = ParseNumbers("seqlens", text);
-    EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument) << text;
-    EXPECT_TRUE(absl::StartsWith(refused.status().message(), "--seqlens: ")) << refused.status();
+absl::StatusOr<ScalingOptions> Parse(std::vector<std::string> arguments) {
+  std::vector<char*> argv = {const_cast<char*>("scaling")};
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  return ScalingOptionsFromArguments(static_cast<int>(argv.size()), argv.data(), {1, 8});
+}
+
+TEST(Options, ListsOfNumbers) {
+  const auto options = Parse({"--seqlens=8,2,16"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->seqlens, (std::vector<int64_t>{8, 2, 16}));
+  for (const char* text : {"1,", "0", "-1", "1.5", "2,x", "2,2"}) {
+    const absl::Status refused = Parse({absl::StrCat("--seqlens=", text)}).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_TRUE(absl::StartsWith(refused.message(), "--seqlens: ")) << refused;
   }
 }
 

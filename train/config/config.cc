@@ -1,261 +1,216 @@
 #include "train/config/config.h"
 
-#include <cmath>
-#include <nlohmann/json.hpp>
-#include <type_traits>
-
-#include "absl/algorithm/container.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "burst/base/status.h"
+#include "burst/cli/files.h"
 
 namespace burst {
-namespace {
-
-using Json = nlohmann::ordered_json;
-
-// The one list of options: calls f(name, field) for each, in order.
-template <typename Config, typename Function>
-void ForEachOption(Config& c, Function&& f) {
-  f("data", c.data);
-  f("val_data", c.val_data);
-  f("tokenizer", c.tokenizer);
-  f("packed", c.packed);
-  f("model", c.model);
-  f("dropout", c.dropout);
-  f("seqlen", c.seqlen);
-  f("window", c.window);
-  f("batch", c.batch);
-  f("accumulate", c.accumulate);
-  f("steps", c.steps);
-  f("lr", c.lr);
-  f("min_lr", c.min_lr);
-  f("warmup", c.warmup);
-  f("schedule", c.schedule);
-  f("weight_decay", c.weight_decay);
-  f("beta1", c.beta1);
-  f("beta2", c.beta2);
-  f("eps", c.eps);
-  f("clip", c.clip);
-  f("seed", c.seed);
-  f("device", c.device);
-  f("precision", c.precision);
-  f("recompute", c.recompute);
-  f("ranks", c.ranks);
-  f("dp", c.dp);
-  f("sp", c.sp);
-  f("comm", c.comm);
-  f("strategy", c.strategy);
-  f("ulysses", c.ulysses);
-  f("ranks_per_node", c.ranks_per_node);
-  f("layout", c.layout);
-  f("backward", c.backward);
-  f("ring_grad_dtype", c.ring_grad_dtype);
-  f("threads", c.threads);
-  f("deterministic", c.deterministic);
-  f("out", c.out);
-  f("resume", c.resume);
-  f("eval_every", c.eval_every);
-  f("eval_batches", c.eval_batches);
-  f("checkpoint_every", c.checkpoint_every);
-  f("log_every", c.log_every);
-  f("sample", c.sample);
+const char* Name(TokenizerChoice tokenizer) {
+  return tokenizer == TokenizerChoice::kAuto   ? "auto"
+         : tokenizer == TokenizerChoice::kByte ? "byte"
+                                               : "char";
 }
 
-const char* Name(TokenizerChoice choice) {
-  return choice == TokenizerChoice::kAuto   ? "auto"
-         : choice == TokenizerChoice::kByte ? "byte"
-                                            : "char";
-}
-const char* Name(CommKind comm) {
-  switch (comm) {
-    case CommKind::kAuto:
-      return "auto";
-    case CommKind::kThreads:
-      return "threads";
-    case CommKind::kMpi:
-      return "mpi";
-    case CommKind::kNccl:
-      return "nccl";
-  }
-  return "?";
+const char* Name(CommChoice comm) {
+  return comm == CommChoice::kAuto      ? "auto"
+         : comm == CommChoice::kThreads ? "threads"
+         : comm == CommChoice::kMpi     ? "mpi"
+                                        : "nccl";
 }
 
 const char* Name(DeviceChoice device) {
   return device == DeviceChoice::kAuto ? "auto" : device == DeviceChoice::kCpu ? "cpu" : "cuda";
 }
-// Parse(text, &field): what an option's text means, by the type of its field.
-absl::Status Parse(absl::string_view text, std::string* value) {
-  *value = std::string(text);
-  return absl::OkStatus();
+
+const char* Name(Precision precision) {
+  return precision == Precision::kAuto   ? "auto"
+         : precision == Precision::kFp32 ? "fp32"
+         : precision == Precision::kTf32 ? "tf32"
+                                         : "bf16";
 }
 
-absl::Status Parse(absl::string_view text, int64_t* value) {
-  if (absl::SimpleAtoi(text, value)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not a whole number"));
+absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text) {
+  return ParseEnum(text, {DeviceChoice::kAuto, DeviceChoice::kCpu, DeviceChoice::kCuda});
 }
 
-absl::Status Parse(absl::string_view text, double* value) {
-  if (absl::SimpleAtod(text, value) && std::isfinite(*value)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not a finite number"));
+namespace {
+
+absl::StatusOr<TokenizerChoice> ParseTokenizer(absl::string_view text) {
+  return ParseEnum(text, {TokenizerChoice::kAuto, TokenizerChoice::kByte, TokenizerChoice::kChar});
 }
 
-absl::Status Parse(absl::string_view text, bool* value) {
-  if (absl::SimpleAtob(text, value)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is neither true nor false"));
+absl::StatusOr<CommChoice> ParseComm(absl::string_view text) {
+  return ParseEnum(text,
+                   {CommChoice::kAuto, CommChoice::kThreads, CommChoice::kMpi, CommChoice::kNccl});
 }
 
-absl::Status Parse(absl::string_view text, TokenizerChoice* value) {
-  for (auto choice : {TokenizerChoice::kAuto, TokenizerChoice::kByte, TokenizerChoice::kChar}) {
-    if (text == Name(choice)) return *value = choice, absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not one of auto, byte, char"));
-}
-
-absl::Status Parse(absl::string_view text, CommKind* value) {
-  for (auto kind : {CommKind::kAuto, CommKind::kThreads, CommKind::kMpi, CommKind::kNccl}) {
-    if (text == Name(kind)) return *value = kind, absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("'", text, "' is not one of auto, threads, mpi, nccl"));
-}
-
-absl::Status Parse(absl::string_view text, DeviceChoice* value) {
-  for (auto device : {DeviceChoice::kAuto, DeviceChoice::kCpu, DeviceChoice::kCuda}) {
-    if (text == Name(device)) return *value = device, absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not one of auto, cpu, cuda"));
-}
-
-absl::Status Parse(absl::string_view text, Precision* value) {
-  for (auto precision : {Precision::kAuto, Precision::kFp32, Precision::kTf32, Precision::kBf16}) {
-    if (text == Name(precision)) return *value = precision, absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("'", text, "' is not one of auto, fp32, tf32, bf16"));
-}
-
-template <typename T>
-absl::Status Assign(absl::StatusOr<T> parsed, T* value) {
-  if (parsed.ok()) *value = *parsed;
-  return parsed.status();
-}
-absl::Status Parse(absl::string_view text, LrShape* value) {
-  return Assign(ParseLrShape(text), value);
-}
-absl::Status Parse(absl::string_view text, Recompute* value) {
-  return Assign(ParseRecompute(text), value);
-}
-absl::Status Parse(absl::string_view text, Layout* value) {
-  return Assign(ParseLayout(text), value);
-}
-absl::Status Parse(absl::string_view text, Strategy* value) {
-  return Assign(ParseStrategy(text), value);
-}
-absl::Status Parse(absl::string_view text, BackwardDirection* value) {
-  return Assign(ParseBackwardDirection(text), value);
-}
-absl::Status Parse(absl::string_view text, RingGradDType* value) {
-  return Assign(ParseRingGradDType(text), value);
-}
-
-template <typename T>
-Json ToJsonValue(const T& value) {
-  if constexpr (std::is_enum_v<T>) {
-    return Name(value);
-  } else {
-    return value;
-  }
+absl::StatusOr<Precision> ParsePrecision(absl::string_view text) {
+  return ParseEnum(text, {Precision::kAuto, Precision::kFp32, Precision::kTf32, Precision::kBf16});
 }
 
 }  // namespace
 
-const char* Name(Precision precision) {
-  switch (precision) {
-    case Precision::kAuto:
-      return "auto";
-    case Precision::kFp32:
-      return "fp32";
-    case Precision::kTf32:
-      return "tf32";
-    case Precision::kBf16:
-      return "bf16";
-  }
-  return "?";
+OptionTable TrainOptions(TrainConfig* c) {
+  // On resuming: kFree is for how long, how fast, on what, and what is shown; with another value of
+  // a kFixed option it would be another run.
+  constexpr OnResume kFixed = OnResume::kMustAgree, kFree = OnResume::kMayChange,
+                     kOnce = OnResume::kNotSaved;
+  OptionTable t;
+  t.Group("Data");
+  t.Add("data", &c->data, kFree,
+        "What to train on: a text file, a folder whose files are documents, or a pattern of llm.c "
+        ".bin shards. kjv: the King James Bible, which is built in.");
+  t.Add("val_data", &c->val_data, kFree,
+        "What to validate on, of the same kind. Without it: the last tenth of --data.");
+  t.Add("tokenizer", &c->tokenizer, ParseTokenizer, kFixed,
+        "auto, char (the characters of the text) or byte. auto: char; shards have tokens already.");
+  t.Add("packed", &c->packed, kFixed,
+        "Attention ends at documents: files of a folder, blocks between blank lines of a single "
+        "text, end-of-text tokens of shards.");
+
+  t.Group("Model");
+  t.Add(
+      "model", &c->model, kFree,
+      "A preset (llama_tiny, nanogpt_cpu, nanogpt_gpu, d12, ...), or a JSON file (or JSON itself) "
+      "with family, layers, width, heads; unless the defaults will do also kv_heads, ffn, vocab, "
+      "context, tied_embeddings, dropout, rope_theta, norm_eps, init_std.");
+  t.Add("dropout", &c->dropout, kFixed, "Dropout in [0, 1). -1: the model's own.");
+  t.Add("seqlen", &c->seqlen, kFixed,
+        "Tokens of a sequence; any number, also one that the ranks do not divide.");
+  t.Add("window", &c->window, kFixed,
+        "Sliding-window attention: keys a query sees, itself included. 0: all.");
+
+  t.Group("Optimization");
+  t.Add("batch", &c->batch, kFixed, "Sequences of a micro-batch, over all ranks.");
+  t.Add("accumulate", &c->accumulate, kFixed,
+        "Micro-batches of a step, whose gradients are accumulated.");
+  t.Add("steps", &c->steps, kFree, "Optimizer steps.");
+  t.Add("lr", &c->lr, kFree, "Highest learning rate.");
+  t.Add("min_lr", &c->min_lr, kFree, "Learning rate at the end. -1: lr / 10.");
+  t.Add("warmup", &c->warmup, kFree,
+        "Steps over which the learning rate rises. -1: steps / 20, at most 100.");
+  t.Add("schedule", &c->schedule, ParseLrShape, kFree,
+        "cosine, linear, constant, or wsd (stable, then a linear decay over the last fifth).");
+  t.Add("weight_decay", &c->weight_decay, kFixed,
+        "AdamW's decoupled weight decay, on matrices and embeddings.");
+  t.Add("beta1", &c->beta1, kFixed, "AdamW's decay of the gradients' mean.");
+  t.Add("beta2", &c->beta2, kFixed, "AdamW's decay of the squared gradients' mean.");
+  t.Add("eps", &c->eps, kFixed, "AdamW's epsilon.");
+  t.Add("clip", &c->clip, kFree, "Largest norm of the gradient; 0: no clipping.");
+  t.Add("seed", &c->seed, kFixed,
+        "Of the initial weights, the order of the data, dropout and the sample.");
+
+  t.Group("Devices and ranks");
+  t.Add("device", &c->device, ParseDeviceChoice, kFree,
+        "cpu, cuda, or auto: cuda where a GPU is found.");
+  t.Add("precision", &c->precision, ParsePrecision, kFree,
+        "fp32, tf32 (fp32 whose GEMMs round their factors) or bf16 (with fp32 master weights, "
+        "accumulators and gradients). auto: bf16 on GPUs, fp32 on the CPU.");
+  t.Add("recompute", &c->recompute, ParseRecompute, kFree,
+        "What the backward pass computes again, to save memory: none; full: each layer, of which "
+        "only the input is stored; selective: the same but for attention, whose result is stored, "
+        "too. Results do not depend on it.");
+  t.Add("ranks", &c->ranks, kFree,
+        "Ranks: threads of this process (on cuda each owns one GPU), or a launcher's processes. "
+        "-1: dp times sp; without them 2 threads (cuda: 1), or as many as there are processes.");
+  t.Add("dp", &c->dp, kFree,
+        "Data parallel: groups of ranks, each with its share of the batch. -1: ranks / sp.");
+  t.Add("sp", &c->sp, kFree,
+        "Sequence parallel: ranks of a group, the ring that shares every sequence; with tp and "
+        "tp+sp those that share the model. -1: ranks / dp.");
+  t.Add("comm", &c->comm, ParseComm, kFree,
+        "threads of this process; mpi (CPUs, start with mpirun); nccl (processes that own one GPU "
+        "each, start with mpirun, torchrun or srun). auto: nccl on GPUs under such a launcher, "
+        "else threads.");
+  t.Add("strategy", &c->strategy, ParseStrategy, kFree,
+        "How a sequence's attention is spread over its ranks: single (one rank), burst (a ring), "
+        "ring (RingAttention), ulysses (all-to-all over heads) or burst+ulysses (all-to-all in "
+        "groups, a ring of groups); or the whole model: tp (tensor parallel, as Megatron-LM) or "
+        "tp+sp (the same, with the tokens spread between its layers).");
+  t.Add("ulysses", &c->ulysses, kFree,
+        "Ranks of a group of burst+ulysses, which share the heads. -1: as many as divide the "
+        "ranks and the KV heads.");
+  t.Add("ranks_per_node", &c->ranks_per_node, kFree,
+        "A double ring, for clusters: so many neighbouring ranks of a sequence are on one node; "
+        "blocks go around inside the nodes while others are sent to the next node. 0: one flat "
+        "ring. -1: what a launcher says of its hosts.");
+  t.Add("layout", &c->layout, ParseLayout, kFree,
+        "How a sequence is spread over ranks: contiguous, zigzag or striped.");
+  t.Add("backward", &c->backward, ParseBackwardDirection, kFree,
+        "What goes around the ring in the backward pass of burst and burst+ulysses: queries "
+        "(burst), keys and values (ring), or auto: what is fewer bytes.");
+  t.Add("ring_grad_dtype", &c->ring_grad_dtype, ParseRingGradDType, kFree,
+        "Type of the gradients that go around a ring: fp32 or, where activations are bf16, bf16 "
+        "(fewer bytes, a rounding at every transfer; accumulators stay fp32).");
+  t.Add("threads", &c->threads, kFree, "Threads of each rank on the CPU. -1: cores / ranks.");
+  t.Add("deterministic", &c->deterministic, kFree,
+        "Bitwise equal from run to run. CPU kernels always are; others may be faster without.");
+
+  t.Group("Output");
+  t.Add("out", &c->out, kOnce,
+        "Folder for metrics.jsonl, config.json, checkpoint.safetensors and loss.svg. Without it: "
+        "runs/<model>-<number>.");
+  t.Add("resume", &c->resume, kOnce,
+        "Continue the run in --out, with its configuration and what is given here.");
+  t.Add("config", &c->config, kOnce, "A JSON file with options as keys; the command line wins.");
+  t.Add("eval_every", &c->eval_every, kFree, "Steps between evaluations; 0: none.");
+  t.Add("eval_batches", &c->eval_batches, kFree,
+        "Batches of an evaluation, spread evenly over the validation data; 0: all of it.");
+  t.Add("checkpoint_every", &c->checkpoint_every, kFree,
+        "Steps between checkpoints; 0: one at the end.");
+  t.Add("log_every", &c->log_every, kFree,
+        "Steps between lines when the output is not a terminal.");
+  t.Add("sample", &c->sample, kFree,
+        "Tokens to generate at the end. -1: 256 for text, none for shards (they have no "
+        "tokenizer).");
+  return t;
 }
 
-bool TrainConfig::operator==(const TrainConfig& other) const {
-  return TrainConfigToJson(*this) == TrainConfigToJson(other) && out == other.out &&
-         resume == other.resume;
-}
-
-std::vector<std::string> OptionNames() {
-  std::vector<std::string> names;
+absl::StatusOr<TrainConfig> TrainConfigFromArguments(int argc, char** argv) {
   TrainConfig config;
-  ForEachOption(config, [&](const char* name, const auto&) { names.push_back(name); });
-  return names;
-}
-
-absl::Status SetOption(TrainConfig* config, absl::string_view name, absl::string_view text) {
-  absl::Status status = absl::InvalidArgumentError(absl::StrCat("there is no option --", name));
-  ForEachOption(*config, [&](const char* option, auto& field) {
-    if (name != option) return;
-    status = Parse(text, &field);
+  OptionTable options = TrainOptions(&config);
+  // The command line is read once to find the files, and again to win over them.
+  BURST_RETURN_IF_ERROR(options.ParseArguments(argc, argv));
+  const std::string out = ResolvePath(config.out), file = ResolvePath(config.config);
+  if (config.resume && !out.empty()) {
+    const absl::Status status = options.ParseFile(out + "/config.json");
     if (!status.ok()) {
-      status = absl::InvalidArgumentError(absl::StrCat("--", option, ": ", status.message()));
+      return absl::FailedPreconditionError(
+          absl::StrCat("--resume: ", out, " holds no run to continue: ", status.message()));
     }
-  });
-  return status;
-}
-
-std::string TrainConfigToJson(const TrainConfig& config) {
-  Json json = Json::object();
-  ForEachOption(config, [&](const std::string& name, const auto& field) {
-    if (name == "out" || name == "resume") return;
-    json[name] = ToJsonValue(field);
-    // A model given as JSON reads better as an object.
-    if (name != "model") return;
-    Json model = Json::parse(config.model, nullptr, false);
-    if (model.is_object()) json[name] = std::move(model);
-  });
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
-absl::StatusOr<TrainConfig> TrainConfigFromJson(absl::string_view text) {
-  const Json json = Json::parse(text.begin(), text.end(), nullptr, false);
-  if (!json.is_object()) return absl::InvalidArgumentError("not a JSON object of options");
-  TrainConfig config;
-  for (const auto& [name, value] : json.items()) {
-    BURST_RETURN_IF_ERROR(
-        SetOption(&config, name, value.is_string() ? value.get<std::string>() : value.dump()));
   }
+  if (!file.empty()) {
+    const absl::Status status = options.ParseFile(file);
+    if (!status.ok()) return InvalidOption("config", status.message());
+  }
+  BURST_RETURN_IF_ERROR(options.ParseArguments(argc, argv));
   return config;
 }
 
-absl::Status CheckResume(const TrainConfig& before, const TrainConfig& after) {
-  // What may change: how long, how fast, on what, and what is shown. The rest makes another run.
-  const std::vector<absl::string_view> free = absl::StrSplit(
-      "data,val_data,model,steps,lr,min_lr,warmup,schedule,clip,device,precision,recompute,"
-      "deterministic,"
-      "threads,ranks,dp,sp,comm,strategy,ulysses,ranks_per_node,layout,backward,"
-      "ring_grad_dtype,out,resume,eval_every,eval_batches,checkpoint_every,log_every,sample",
-      ',');
-  const auto texts = [](const TrainConfig& config) {
-    std::vector<std::string> values;
-    ForEachOption(config, [&](const char*, const auto& field) {
-      values.push_back(ToJsonValue(field).dump());
-    });
-    return values;
-  };
-  const std::vector<std::string> names = OptionNames(), was = texts(before), is = texts(after);
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (was[i] == is[i] || absl::c_linear_search(free, names[i])) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("--", names[i], ": ", is[i], " differs from the run's ", was[i],
-                     "; a run is resumed with what it was started with"));
-  }
-  return absl::OkStatus();
+std::string TrainHelp() {
+  TrainConfig defaults;
+  return TrainOptions(&defaults).Help(
+      "Trains a Transformer whose attention runs over a ring of ranks (BurstAttention).\n"
+      "\n"
+      "  bazel run //train                                   a small model on a book, two minutes\n"
+      "  bazel run //train -- --data=my.txt --ranks=4        your text, four ranks\n"
+      "  bazel run //train -- --resume --out=runs/NAME       continue a run\n"
+      "  bazel run //train:generate -- --checkpoint=runs/NAME --prompt='In the beginning'\n"
+      "\n"
+      "Options, with their defaults. Relative paths start where the command is given. Ctrl-C\n"
+      "finishes the step, writes a checkpoint and exits with 130.\n");
+}
+
+std::string ResolvedConfig::ToJson() const {
+  TrainConfig given = given_;
+  return TrainOptions(&given).ToJson();
+}
+
+absl::Status ResolvedConfig::CheckResume(absl::string_view config_json) const {
+  TrainConfig before, after = given_;
+  OptionTable options = TrainOptions(&before);
+  BURST_RETURN_IF_ERROR(options.ParseJson(config_json));
+  return OptionTable::CheckResume(options, TrainOptions(&after));
 }
 
 }  // namespace burst

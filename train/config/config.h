@@ -1,51 +1,53 @@
-// Everything a training run is told: one struct, checked before anything starts.
+// Everything a training run is told: one struct, one table of options, and what follows from them.
+//
+// TrainConfig is what the user gives; ResolveConfig checks it before anything starts and makes a
+// ResolvedConfig of it, the only one of the two that the rest of the program sees. To add an
+// option: a field of PlainOptions, or of TrainConfig with what it becomes in ResolvedConfig; a row
+// of TrainOptions (config.cc); a check in ResolveConfig (resolve_config.cc).
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "burst/attention/burst_attention.h"
 #include "burst/attention/strategy.h"
+#include "burst/cli/options.h"
 #include "burst/comm/launch/process_launch.h"
 #include "burst/comm/mesh.h"
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
+#include "train/data/tokenizer.h"
 #include "train/optimizer/lr_schedule.h"
 
 namespace burst {
 
 enum class TokenizerChoice { kAuto, kByte, kChar };  // kAuto: char for text, none for shards
-enum class CommKind { kAuto, kThreads, kMpi, kNccl };
+enum class CommChoice { kAuto, kThreads, kMpi, kNccl };
 enum class DeviceChoice { kAuto, kCpu, kCuda };       // kAuto: a GPU where there is one
 enum class Precision { kAuto, kFp32, kTf32, kBf16 };  // kAuto: bf16 on GPUs, fp32 on the CPU
+const char* Name(TokenizerChoice tokenizer);
+const char* Name(CommChoice comm);
+const char* Name(DeviceChoice device);
 const char* Name(Precision precision);
+absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text);
 
-// A field's default is its option's. -1 means "chosen by ResolveConfig", as the help says.
-struct TrainConfig {
-  // Data.
+// Options that mean what they say, before and after they are resolved (paths are absolute then). A
+// field's initial value is the option's default; config.cc says what it is for.
+struct PlainOptions {
   std::string data = "kjv";  // "kjv": the King James Bible that is built in
   std::string val_data;
-  TokenizerChoice tokenizer = TokenizerChoice::kAuto;
   bool packed = false;
 
-  // Model.
-  std::string model = "llama_tiny";  // a preset, a JSON file, or JSON itself
-  double dropout = -1;               // -1: the model's
   int64_t seqlen = 256;
-  int64_t window = 0;
+  int64_t window = 0;  // 0: none
 
-  // Optimization.
   int64_t batch = 8;
   int64_t accumulate = 1;
   int64_t steps = 1000;
-  double lr = 2e-3;
-  double min_lr = -1;   // -1: lr / 10
-  int64_t warmup = -1;  // -1: a twentieth of the steps, at most 100
-  LrShape schedule = LrShape::kCosine;
   double weight_decay = 0.1;
   double beta1 = 0.9;
   double beta2 = 0.95;
@@ -53,71 +55,95 @@ struct TrainConfig {
   double clip = 1.0;  // 0: no clipping
   int64_t seed = 1;
 
-  // Devices and ranks.
-  DeviceChoice device = DeviceChoice::kAuto;
-  Precision precision = Precision::kAuto;
   Recompute recompute = Recompute::kNone;
-  int64_t ranks = -1;  // -1: 2 threads, one GPU, or what a launcher started
-  int64_t dp = -1;     // -1: ranks / sp
-  int64_t sp = -1;     // -1: ranks / dp
-  CommKind comm = CommKind::kAuto;
   Strategy strategy = Strategy::kBurst;
-  int64_t ulysses = -1;         // -1: as many as divide the ranks and the key heads
-  int64_t ranks_per_node = -1;  // -1: a launcher's; 0: one flat ring
   Layout layout = Layout::kZigzag;
   BackwardDirection backward = BackwardDirection::kAuto;
   RingGradDType ring_grad_dtype = RingGradDType::kFp32;
-  int64_t threads = -1;  // a rank; -1: cores / ranks
   bool deterministic = true;
 
-  // Output.
   std::string out;  // empty: runs/<model>-<number>
   bool resume = false;
   int64_t eval_every = 200;        // 0: no evaluation
   int64_t eval_batches = 16;       // 0: all of the validation data
   int64_t checkpoint_every = 200;  // 0: at the end only
   int64_t log_every = 10;
-  int64_t sample = -1;  // tokens at the end; -1: 256 for text, 0 for shards
-
-  bool operator==(const TrainConfig& other) const;
 };
 
-// The options' names, in the order of the help.
-std::vector<std::string> OptionNames();
+// The options as they are given. -1 and kAuto mean "chosen by ResolveConfig", as the help says.
+struct TrainConfig : PlainOptions {
+  TokenizerChoice tokenizer = TokenizerChoice::kAuto;
 
-// Sets one option from its text. InvalidArgument, naming the option and what would be valid.
-absl::Status SetOption(TrainConfig* config, absl::string_view name, absl::string_view text);
+  std::string model = "llama_tiny";  // a preset, a JSON file, or JSON itself
+  double dropout = -1;               // -1: the model's
 
-// A checked configuration and what follows from it.
-struct ResolvedConfig {
-  // As given, but with absolute paths, and with the JSON in place of a model's file. A -1 stays, so
-  // that it is chosen anew when the run is resumed.
-  TrainConfig options;
-  ModelConfig model;       // its vocab may still be 0
-  std::string model_name;  // for people: the preset, the file's name, or "custom"
+  double lr = 2e-3;
+  double min_lr = -1;   // -1: lr / 10
+  int64_t warmup = -1;  // -1: a twentieth of the steps, at most 100
+  LrShape schedule = LrShape::kCosine;
+
+  DeviceChoice device = DeviceChoice::kAuto;
+  Precision precision = Precision::kAuto;
+  int64_t ranks = -1;  // -1: 2 threads, one GPU, or what a launcher started
+  int64_t dp = -1;     // -1: ranks / sp
+  int64_t sp = -1;     // -1: ranks / dp
+  CommChoice comm = CommChoice::kAuto;
+  int64_t ulysses = -1;         // -1: as many as divide the ranks and the KV heads
+  int64_t ranks_per_node = -1;  // -1: a launcher's; 0: one flat ring
+  int64_t threads = -1;         // of each rank; -1: cores / ranks
+
+  std::string config;   // a file of options
+  int64_t sample = -1;  // tokens at the end; -1: 256 for text, 0 for shards
+};
+
+// The one table of options, with a row for each field of `config`.
+OptionTable TrainOptions(TrainConfig* config);
+
+// The command line over the --config file over, with --resume, the configuration of the run in
+// --out over the defaults.
+absl::StatusOr<TrainConfig> TrainConfigFromArguments(int argc, char** argv);
+
+std::string TrainHelp();
+
+enum class CommKind { kThreads, kMpi, kNccl };
+
+// A checked configuration: every value is the one that is used.
+struct ResolvedConfig : PlainOptions {
+  std::optional<Tokenizer::Kind> tokenizer;  // none: char for text, none for shards
+  ModelConfig model;                         // dropout is the run's; its vocab may still be 0
+  std::string model_name;                    // for people: the preset, the file's name, or "custom"
   LrSchedule lr;
   DeviceType device = DeviceType::kCpu;
   DType dtype = DType::kFloat32;  // of activations
   bool tf32 = false;
-  CommKind comm = CommKind::kThreads;  // not kAuto
+  CommKind comm = CommKind::kThreads;
   int ranks = 1;
-  Mesh mesh;               // of the ranks
-  int ulysses = 1;         // ranks of a sequence that share heads, for Strategy::kBurstUlysses
-  int ranks_per_node = 0;  // of a sequence, in a double ring; 0: a flat one
-  int threads = 1;         // of each rank
+  Mesh mesh;                      // of the ranks
+  int ulysses = 1;                // ranks of a sequence that share heads, for kBurstUlysses
+  int ranks_per_node = 0;         // of a sequence, in a double ring; 0: a flat one
+  int threads = 1;                // of each rank
+  std::optional<int64_t> sample;  // tokens at the end; none: what suits the data
+
+  // What CreateAttention is told of the above.
+  BurstAttentionOptions AttentionOptions() const;
+
+  // What config.json holds, to be given to --config: a -1 stays, so that it is chosen anew when the
+  // run is resumed; the JSON of a model takes the place of its file's name.
+  std::string ToJson() const;
+  // Whether the run whose config.json this is may continue so: FailedPrecondition naming the first
+  // option whose change would make another run of it. Data and model are compared elsewhere.
+  absl::Status CheckResume(absl::string_view config_json) const;
+
+ private:
+  friend absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig&, const Launch&);
+  TrainConfig given_;
 };
 
 // Checks every option and every pair of them that can contradict. InvalidArgument, naming the
 // option, its value and what would be valid. Reads the model's file where one is named.
-absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& options, const Launch& launch);
+absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Launch& launch);
 
-// One JSON object with an entry an option, to be given to --config; `out` and `resume`, which
-// belong to one start of the program, are left out.
-std::string TrainConfigToJson(const TrainConfig& config);
-absl::StatusOr<TrainConfig> TrainConfigFromJson(absl::string_view json);
-
-// Whether a run made with `before` may go on with `after`: FailedPrecondition naming the first
-// option whose change would make another run of it. The model is compared elsewhere, resolved.
-absl::Status CheckResume(const TrainConfig& before, const TrainConfig& after);
+// The device that the option --device means; InvalidArgument for a GPU that is not there.
+absl::StatusOr<DeviceType> ResolveDevice(DeviceChoice choice, int gpus);
 
 }  // namespace burst

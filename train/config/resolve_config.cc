@@ -16,20 +16,15 @@
 namespace burst {
 namespace {
 
-template <typename... Args>
-absl::Status Invalid(const char* option, const Args&... what) {
-  return absl::InvalidArgumentError(absl::StrCat("--", option, ": ", what...));
-}
-
 absl::Status AtLeast(const char* option, int64_t value, int64_t least) {
   if (value >= least) return absl::OkStatus();
-  return Invalid(option, value, " is too small; it must be at least ", least);
+  return InvalidOption(option, value, " is too small; it must be at least ", least);
 }
 
 // lo <= value < hi.
 absl::Status InRange(const char* option, double value, double lo, double hi) {
   if (value >= lo && value < hi) return absl::OkStatus();
-  return Invalid(option, value, " is out of range; it must lie in [", lo, ", ", hi, ")");
+  return InvalidOption(option, value, " is out of range; it must lie in [", lo, ", ", hi, ")");
 }
 
 absl::Status CheckRanges(const TrainConfig& c) {
@@ -54,20 +49,21 @@ absl::Status CheckRanges(const TrainConfig& c) {
   // A number that no machine could serve is a typing error; say so before memory runs out.
   constexpr int64_t kMaxTokens = int64_t{1} << 31;
   if (c.seqlen > kMaxTokens / c.batch) {
-    return Invalid("seqlen", c.seqlen, " times --batch=", c.batch, " is more than 2^31 tokens");
+    return InvalidOption("seqlen", c.seqlen, " times --batch=", c.batch,
+                         " is more than 2^31 tokens");
   }
-  if (c.ranks > 1024) return Invalid("ranks", c.ranks, " is too large; at most 1024");
-  if (c.dp > 1024) return Invalid("dp", c.dp, " is too large; at most 1024");
-  if (c.sp > 1024) return Invalid("sp", c.sp, " is too large; at most 1024");
-  if (c.threads > 1024) return Invalid("threads", c.threads, " is too large; at most 1024");
+  if (c.ranks > 1024) return InvalidOption("ranks", c.ranks, " is too large; at most 1024");
+  if (c.dp > 1024) return InvalidOption("dp", c.dp, " is too large; at most 1024");
+  if (c.sp > 1024) return InvalidOption("sp", c.sp, " is too large; at most 1024");
+  if (c.threads > 1024) return InvalidOption("threads", c.threads, " is too large; at most 1024");
 
   if (c.dropout != -1) BURST_RETURN_IF_ERROR(InRange("dropout", c.dropout, 0, 1));
   BURST_RETURN_IF_ERROR(InRange("beta1", c.beta1, 0, 1));
   BURST_RETURN_IF_ERROR(InRange("beta2", c.beta2, 0, 1));
   BURST_RETURN_IF_ERROR(InRange("weight_decay", c.weight_decay, 0, HUGE_VAL));
   BURST_RETURN_IF_ERROR(InRange("clip", c.clip, 0, HUGE_VAL));
-  if (c.lr <= 0) return Invalid("lr", c.lr, " is out of range; it must be above 0");
-  if (c.eps <= 0) return Invalid("eps", c.eps, " is out of range; it must be above 0");
+  if (c.lr <= 0) return InvalidOption("lr", c.lr, " is out of range; it must be above 0");
+  if (c.eps <= 0) return InvalidOption("eps", c.eps, " is out of range; it must be above 0");
   if (c.min_lr != -1) BURST_RETURN_IF_ERROR(InRange("min_lr", c.min_lr, 0, HUGE_VAL));
   return absl::OkStatus();
 }
@@ -76,29 +72,28 @@ absl::StatusOr<LrSchedule> ResolveLr(const TrainConfig& c) {
   const bool constant = c.schedule == LrShape::kConstant;
   LrSchedule lr{c.schedule, c.lr, c.min_lr, c.warmup, c.steps};
   if (lr.min_lr == -1) lr.min_lr = constant ? c.lr : c.lr / 10;
-  if (lr.min_lr > c.lr) return Invalid("min_lr", lr.min_lr, " is above --lr=", c.lr);
+  if (lr.min_lr > c.lr) return InvalidOption("min_lr", lr.min_lr, " is above --lr=", c.lr);
   if (constant && lr.min_lr != c.lr) {
-    return Invalid("min_lr", lr.min_lr, " has no effect with --schedule=constant; leave it out");
+    return InvalidOption("min_lr", lr.min_lr,
+                         " has no effect with --schedule=constant; leave it out");
   }
   if (lr.warmup == -1) lr.warmup = std::min<int64_t>(100, c.steps / 20);
   if (lr.warmup > c.steps) {
-    return Invalid("warmup", lr.warmup, " steps are more than --steps=", c.steps);
+    return InvalidOption("warmup", lr.warmup, " steps are more than --steps=", c.steps);
   }
   return lr;
 }
 
-absl::Status ResolveDevice(const Launch& launch, ResolvedConfig* config) {
-  const TrainConfig& c = config->options;
-  if (c.device == DeviceChoice::kCuda && launch.gpus == 0) {
-    return Invalid("device", "cuda needs an NVIDIA GPU and a build with CUDA; none was found");
-  }
-  const bool cuda =
-      c.device == DeviceChoice::kCuda ||
-      (c.device == DeviceChoice::kAuto && launch.gpus > 0 && c.comm != CommKind::kMpi);
-  config->device = cuda ? DeviceType::kCuda : DeviceType::kCpu;
+absl::Status ResolvePrecision(const TrainConfig& c, const Launch& launch, ResolvedConfig* config) {
+  const bool mpi = c.comm == CommChoice::kMpi;
+  BURST_ASSIGN_OR_RETURN(
+      config->device,
+      ResolveDevice(mpi && c.device == DeviceChoice::kAuto ? DeviceChoice::kCpu : c.device,
+                    launch.gpus));
+  const bool cuda = config->device == DeviceType::kCuda;
   if (!cuda && c.precision != Precision::kAuto && c.precision != Precision::kFp32) {
-    return Invalid("precision", Name(c.precision),
-                   " needs --device=cuda; the CPU computes in fp32");
+    return InvalidOption("precision", Name(c.precision),
+                         " needs --device=cuda; the CPU computes in fp32");
   }
   if (cuda && (c.precision == Precision::kAuto || c.precision == Precision::kBf16)) {
     config->dtype = DType::kBFloat16;
@@ -114,40 +109,42 @@ absl::Status CheckModelFitsDevice(const ResolvedConfig& config) {
   if (config.device == DeviceType::kCpu || (head_dim % kMultiple == 0 && head_dim <= kMost)) {
     return absl::OkStatus();
   }
-  return Invalid("model", "width / heads is ", head_dim, "; with --device=cuda it must be a ",
-                 "multiple of ", kMultiple, " and at most ", kMost);
+  return InvalidOption("model", "width / heads is ", head_dim, "; with --device=cuda it must be a ",
+                       "multiple of ", kMultiple, " and at most ", kMost);
 }
 
-absl::Status ResolveComm(const Launch& launch, ResolvedConfig* config) {
-  const TrainConfig& c = config->options;
+absl::Status ResolveComm(const TrainConfig& c, const Launch& launch, ResolvedConfig* config) {
   const bool cuda = config->device == DeviceType::kCuda;
-  config->comm = c.comm;
-  if (c.comm == CommKind::kAuto) {
-    const bool launched = launch.processes > 1 || !launch.error.ok();
-    config->comm = cuda && launched ? CommKind::kNccl : CommKind::kThreads;
-  }
+  const bool launched = launch.processes > 1 || !launch.error.ok();
+  const bool nccl =
+      c.comm == CommChoice::kNccl || (c.comm == CommChoice::kAuto && cuda && launched);
+  config->comm = nccl                         ? CommKind::kNccl
+                 : c.comm == CommChoice::kMpi ? CommKind::kMpi
+                                              : CommKind::kThreads;
   switch (config->comm) {
     case CommKind::kNccl:
-      if (!cuda) return Invalid("comm", "nccl needs --device=cuda; the CPU's are threads and mpi");
-      if (!launch.error.ok()) return Invalid("comm", "nccl: ", launch.error.message());
+      if (!cuda)
+        return InvalidOption("comm", "nccl needs --device=cuda; the CPU's are threads and mpi");
+      if (!launch.error.ok()) return InvalidOption("comm", "nccl: ", launch.error.message());
       if (launch.processes > 1) return absl::OkStatus();
-      return Invalid("comm", "nccl needs processes that mpirun, torchrun or srun started; for the ",
-                     "GPUs of this machine give --ranks alone");
+      return InvalidOption("comm",
+                           "nccl needs processes that mpirun, torchrun or srun started; for the ",
+                           "GPUs of this machine give --ranks alone");
     case CommKind::kMpi:
       if (!cuda) return absl::OkStatus();
-      return Invalid("comm", "mpi does not reach into GPUs; leave it out with --device=cuda");
-    default:
+      return InvalidOption("comm", "mpi does not reach into GPUs; leave it out with --device=cuda");
+    case CommKind::kThreads:
       if (launch.processes == 1) return absl::OkStatus();
-      return Invalid("comm", "threads would train ", launch.processes,
-                     " separate models, one in each process of ", launch.launcher, "; ",
-                     cuda                          ? "leave it out"
-                     : launch.launcher == "mpirun" ? "give --comm=mpi"
-                                                   : "on CPUs use mpirun and --comm=mpi");
+      return InvalidOption("comm", "threads would train ", launch.processes,
+                           " separate models, one in each process of ", launch.launcher, "; ",
+                           cuda                          ? "leave it out"
+                           : launch.launcher == "mpirun" ? "give --comm=mpi"
+                                                         : "on CPUs use mpirun and --comm=mpi");
   }
+  return absl::OkStatus();
 }
 
-absl::Status ResolveRanks(const Launch& launch, ResolvedConfig* config) {
-  const TrainConfig& c = config->options;
+absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedConfig* config) {
   config->ranks = static_cast<int>(c.ranks);
   config->threads = static_cast<int>(c.threads);
   if (config->comm == CommKind::kThreads) {
@@ -157,36 +154,36 @@ absl::Status ResolveRanks(const Launch& launch, ResolvedConfig* config) {
       config->ranks = static_cast<int>(std::max<int64_t>(1, c.dp) * std::max<int64_t>(1, c.sp));
     }
     if (cuda && config->ranks > launch.gpus) {
-      return Invalid("ranks", config->ranks, " are more than the ", launch.gpus,
-                     launch.gpus == 1 ? " GPU" : " GPUs", " of this machine; a rank needs its own");
+      return InvalidOption("ranks", config->ranks, " are more than the ", launch.gpus,
+                           launch.gpus == 1 ? " GPU" : " GPUs",
+                           " of this machine; a rank needs its own");
     }
     if (c.threads == -1) config->threads = std::max(1, launch.cores / config->ranks);
     return absl::OkStatus();
   }
   if (c.ranks == -1) config->ranks = launch.processes;
   if (config->ranks != launch.processes) {
-    return Invalid("ranks", c.ranks, " does not agree with the ", launch.processes,
-                   launch.processes == 1 ? " process" : " processes", " that ", launch.launcher,
-                   " started; give --ranks=", launch.processes, " or -1");
+    return InvalidOption("ranks", c.ranks, " does not agree with the ", launch.processes,
+                         launch.processes == 1 ? " process" : " processes", " that ",
+                         launch.launcher, " started; give --ranks=", launch.processes, " or -1");
   }
   if (c.threads == -1) config->threads = std::max(1, launch.cores);
   return absl::OkStatus();
 }
 
-absl::Status ResolveMesh(ResolvedConfig* config) {
-  const TrainConfig& c = config->options;
+absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
   const int64_t ranks = config->ranks;
   const int64_t sp = c.sp != -1 ? c.sp : c.dp != -1 ? ranks / c.dp : ranks;
   const int64_t dp = c.dp != -1 ? c.dp : ranks / sp;
   if (dp * sp != ranks) {
     const bool given = c.dp != -1 && c.sp != -1;
-    return Invalid(c.dp != -1 ? "dp" : "sp", c.dp != -1 ? c.dp : c.sp,
-                   given ? absl::StrCat(" times --sp=", c.sp, " is not") : " does not divide",
-                   " the number of ranks, ", ranks);
+    return InvalidOption(c.dp != -1 ? "dp" : "sp", c.dp != -1 ? c.dp : c.sp,
+                         given ? absl::StrCat(" times --sp=", c.sp, " is not") : " does not divide",
+                         " the number of ranks, ", ranks);
   }
   if (c.batch % dp != 0) {
-    return Invalid("batch", c.batch, " sequences cannot be shared equally by --dp=", dp,
-                   " groups of ranks");
+    return InvalidOption("batch", c.batch, " sequences cannot be shared equally by --dp=", dp,
+                         " groups of ranks");
   }
   config->mesh = {static_cast<int>(dp), static_cast<int>(sp)};
   return absl::OkStatus();
@@ -195,7 +192,7 @@ absl::Status ResolveMesh(ResolvedConfig* config) {
 // The model that c->model names; a file's name is replaced by what it holds, so that the
 // configuration stands alone.
 absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name) {
-  if (c->model.empty()) return Invalid("model", "is empty; presets: ", ModelPresetNames());
+  if (c->model.empty()) return InvalidOption("model", "is empty; presets: ", ModelPresetNames());
   absl::StatusOr<ModelConfig> model;
   if (c->model[0] == '{') {
     *name = "custom";
@@ -203,85 +200,83 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name) {
   } else if (absl::StrContains(c->model, "/") || absl::EndsWith(c->model, ".json")) {
     const std::string path = ResolvePath(c->model);
     absl::StatusOr<std::string> json = ReadFile(path);
-    if (!json.ok()) return Invalid("model", json.status().message());
+    if (!json.ok()) return InvalidOption("model", json.status().message());
     *name = std::filesystem::path(path).stem().string();
     model = ModelConfigFromJson(*json);
-    if (!model.ok()) return Invalid("model", path, ": ", model.status().message());
+    if (!model.ok()) return InvalidOption("model", path, ": ", model.status().message());
     c->model = nlohmann::ordered_json::parse(*json, nullptr, false).dump();
   } else {
     *name = c->model;
     model = ModelPreset(c->model);
   }
-  if (!model.ok()) return Invalid("model", model.status().message());
+  if (!model.ok()) return InvalidOption("model", model.status().message());
   if (c->dropout != -1) model->dropout = c->dropout;
   const absl::Status valid = model->Validate();
-  if (!valid.ok()) return Invalid("model", valid.message());
+  if (!valid.ok()) return InvalidOption("model", valid.message());
   if (model->family == Family::kGpt2) {
     if (model->context == 0) model->context = c->seqlen;
     if (c->seqlen > model->context) {
-      return Invalid("seqlen", c->seqlen, " is beyond the model's ", model->context,
-                     " learned positions");
+      return InvalidOption("seqlen", c->seqlen, " is beyond the model's ", model->context,
+                           " learned positions");
     }
   }
   return model;
 }
 
 // After the mesh and the model are known.
-absl::Status ResolveStrategy(ResolvedConfig* config) {
-  const TrainConfig& c = config->options;
+absl::Status ResolveStrategy(const TrainConfig& c, ResolvedConfig* config) {
   const ModelConfig model = config->model.WithDefaults();
   const int sp = config->mesh.sequence;
   const char* name = Name(c.strategy);
   if (c.strategy == Strategy::kSingle && sp > 1) {
-    return Invalid("strategy", "single keeps a sequence on one rank, not on ", sp,
-                   "; give --sp=1 or another strategy");
+    return InvalidOption("strategy", "single keeps a sequence on one rank, not on ", sp,
+                         "; give --sp=1 or another strategy");
   }
   const bool says_the_same =
       c.strategy == Strategy::kRing && c.backward == BackwardDirection::kRing;
   if (c.backward != BackwardDirection::kAuto && !HasDirections(c.strategy) && !says_the_same) {
-    return Invalid("backward", Name(c.backward), " is not for --strategy=", name,
-                   ", whose backward has one direction; leave it out");
+    return InvalidOption("backward", Name(c.backward), " is not for --strategy=", name,
+                         ", whose backward has one direction; leave it out");
   }
   if (c.strategy != Strategy::kBurstUlysses && c.ulysses != -1) {
-    return Invalid("ulysses", c.ulysses, " has no effect with --strategy=", name,
-                   "; it is for burst+ulysses");
+    return InvalidOption("ulysses", c.ulysses, " has no effect with --strategy=", name,
+                         "; it is for burst+ulysses");
   }
   if (IsTensorParallel(c.strategy)) {
     const absl::Status fits = TensorParallel::Check(model, sp);
-    if (!fits.ok()) return Invalid("strategy", name, ": ", fits.message(), "; or burst");
+    if (!fits.ok()) return InvalidOption("strategy", name, ": ", fits.message(), "; or burst");
   }
   if (c.strategy == Strategy::kUlysses) {
     const absl::Status divide = CheckHeadsDivide(model.heads, model.kv_heads, sp);
-    if (!divide.ok()) return Invalid("strategy", "ulysses: ", divide.message(), ", or burst");
+    if (!divide.ok()) return InvalidOption("strategy", "ulysses: ", divide.message(), ", or burst");
   }
   if (c.strategy != Strategy::kBurstUlysses) return absl::OkStatus();
   const int64_t most = std::gcd<int64_t>(sp, model.kv_heads);
   if (c.ulysses != -1 && sp % c.ulysses != 0) {
-    return Invalid("ulysses", c.ulysses, " does not divide the ", sp, " ranks of a sequence");
+    return InvalidOption("ulysses", c.ulysses, " does not divide the ", sp, " ranks of a sequence");
   }
   config->ulysses = static_cast<int>(c.ulysses != -1 ? c.ulysses : most);
   const absl::Status divide = CheckHeadsDivide(model.heads, model.kv_heads, config->ulysses);
-  return divide.ok() ? divide : Invalid("ulysses", divide.message());
+  return divide.ok() ? divide : InvalidOption("ulysses", divide.message());
 }
 
 absl::Status CheckRingGradDType(const ResolvedConfig& config) {
-  const TrainConfig& c = config.options;
-  if (c.ring_grad_dtype == RingGradDType::kFp32) return absl::OkStatus();
-  if (!HasRing(c.strategy)) {
-    return Invalid("ring_grad_dtype", "bf16 has no effect with --strategy=", Name(c.strategy),
-                   "; it is for rings");
+  if (config.ring_grad_dtype == RingGradDType::kFp32) return absl::OkStatus();
+  if (!HasRing(config.strategy)) {
+    return InvalidOption("ring_grad_dtype",
+                         "bf16 has no effect with --strategy=", Name(config.strategy),
+                         "; it is for rings");
   }
   if (config.dtype != DType::kBFloat16) {
-    return Invalid("ring_grad_dtype", "bf16 is for --precision=bf16, not for ",
-                   config.tf32 ? "tf32" : "fp32");
+    return InvalidOption("ring_grad_dtype", "bf16 is for --precision=bf16, not for ",
+                         config.tf32 ? "tf32" : "fp32");
   }
   return absl::OkStatus();
 }
 
 // A double ring where the option says so, or where the launcher's processes are on several hosts
 // and a sequence's are on several of them, with the same number on each.
-absl::Status ResolveNodes(const Launch& launch, ResolvedConfig* config) {
-  const TrainConfig& c = config->options;
+absl::Status ResolveNodes(const TrainConfig& c, const Launch& launch, ResolvedConfig* config) {
   const int sp = config->mesh.sequence;
   if (c.ranks_per_node == -1) {
     const int64_t found = config->comm == CommKind::kThreads ? 0 : launch.ranks_per_node;
@@ -293,16 +288,16 @@ absl::Status ResolveNodes(const Launch& launch, ResolvedConfig* config) {
   }
   if (c.ranks_per_node == 0) return absl::OkStatus();
   if (!HasRing(c.strategy)) {
-    return Invalid("ranks_per_node", c.ranks_per_node,
-                   " has no effect with --strategy=", Name(c.strategy), "; it is for rings");
+    return InvalidOption("ranks_per_node", c.ranks_per_node,
+                         " has no effect with --strategy=", Name(c.strategy), "; it is for rings");
   }
   if (sp % c.ranks_per_node != 0) {
-    return Invalid("ranks_per_node", c.ranks_per_node, " does not divide the ", sp,
-                   sp == 1 ? " rank" : " ranks", " of a sequence");
+    return InvalidOption("ranks_per_node", c.ranks_per_node, " does not divide the ", sp,
+                         sp == 1 ? " rank" : " ranks", " of a sequence");
   }
   if (c.ranks_per_node % config->ulysses != 0) {
-    return Invalid("ranks_per_node", c.ranks_per_node,
-                   " ranks are no whole groups of --ulysses=", config->ulysses);
+    return InvalidOption("ranks_per_node", c.ranks_per_node,
+                         " ranks are no whole groups of --ulysses=", config->ulysses);
   }
   config->ranks_per_node = static_cast<int>(c.ranks_per_node);
   return absl::OkStatus();
@@ -310,30 +305,55 @@ absl::Status ResolveNodes(const Launch& launch, ResolvedConfig* config) {
 
 }  // namespace
 
-absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& options, const Launch& launch) {
-  ResolvedConfig config;
-  config.options = options;
-  TrainConfig& c = config.options;
+BurstAttentionOptions ResolvedConfig::AttentionOptions() const {
+  BurstAttentionOptions attention;
+  attention.layout = layout;
+  attention.mask.window = window;
+  attention.backward = backward;
+  attention.ring_grad_dtype = ring_grad_dtype;
+  attention.ranks_per_node = ranks_per_node;
+  attention.deterministic = deterministic;
+  return attention;
+}
+
+absl::StatusOr<DeviceType> ResolveDevice(DeviceChoice choice, int gpus) {
+  if (choice == DeviceChoice::kCpu || (choice == DeviceChoice::kAuto && gpus == 0)) {
+    return DeviceType::kCpu;
+  }
+  if (gpus > 0) return DeviceType::kCuda;
+  return InvalidOption("device", "cuda needs an NVIDIA GPU and a build with CUDA; none was found");
+}
+
+absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Launch& launch) {
+  TrainConfig c = given;  // with absolute paths, and with the JSON in place of a model's file
   BURST_RETURN_IF_ERROR(CheckRanges(c));
-  BURST_ASSIGN_OR_RETURN(config.lr, ResolveLr(c));
-  BURST_RETURN_IF_ERROR(ResolveDevice(launch, &config));
-  BURST_RETURN_IF_ERROR(ResolveComm(launch, &config));
-  BURST_RETURN_IF_ERROR(ResolveRanks(launch, &config));
-  BURST_RETURN_IF_ERROR(ResolveMesh(&config));
-  BURST_ASSIGN_OR_RETURN(config.model, ReadModel(&c, &config.model_name));
-  BURST_RETURN_IF_ERROR(CheckModelFitsDevice(config));
-  BURST_RETURN_IF_ERROR(ResolveStrategy(&config));
-  BURST_RETURN_IF_ERROR(ResolveNodes(launch, &config));
-  BURST_RETURN_IF_ERROR(CheckRingGradDType(config));
   if (c.data.empty()) {
-    return Invalid("data", "is empty; give a text file, a folder or a pattern of .bin shards");
+    return InvalidOption("data",
+                         "is empty; give a text file, a folder or a pattern of .bin shards");
   }
   if (c.resume && c.out.empty()) {
-    return Invalid("resume", "needs --out, the folder of the run to continue");
+    return InvalidOption("resume", "needs --out, the folder of the run to continue");
   }
   if (c.data != "kjv") c.data = ResolvePath(c.data);
   c.val_data = ResolvePath(c.val_data);
   c.out = ResolvePath(c.out);
+
+  ResolvedConfig config;
+  BURST_ASSIGN_OR_RETURN(config.model, ReadModel(&c, &config.model_name));
+  static_cast<PlainOptions&>(config) = c;
+  config.given_ = c;
+  if (c.tokenizer == TokenizerChoice::kByte) config.tokenizer = Tokenizer::Kind::kByte;
+  if (c.tokenizer == TokenizerChoice::kChar) config.tokenizer = Tokenizer::Kind::kChar;
+  if (c.sample != -1) config.sample = c.sample;
+  BURST_ASSIGN_OR_RETURN(config.lr, ResolveLr(c));
+  BURST_RETURN_IF_ERROR(ResolvePrecision(c, launch, &config));
+  BURST_RETURN_IF_ERROR(ResolveComm(c, launch, &config));
+  BURST_RETURN_IF_ERROR(ResolveRanks(c, launch, &config));
+  BURST_RETURN_IF_ERROR(ResolveMesh(c, &config));
+  BURST_RETURN_IF_ERROR(CheckModelFitsDevice(config));
+  BURST_RETURN_IF_ERROR(ResolveStrategy(c, &config));
+  BURST_RETURN_IF_ERROR(ResolveNodes(c, launch, &config));
+  BURST_RETURN_IF_ERROR(CheckRingGradDType(config));
   return config;
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/strings/str_cat.h"
+#include "burst/cli/options.h"
 
 namespace burst {
 namespace {
@@ -14,11 +14,7 @@ constexpr double kWsdDecayFraction = 0.2;
 }  // namespace
 
 absl::StatusOr<LrShape> ParseLrShape(absl::string_view name) {
-  for (LrShape shape : {LrShape::kCosine, LrShape::kLinear, LrShape::kConstant, LrShape::kWsd}) {
-    if (name == Name(shape)) return shape;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("'", name, "' is not one of cosine, linear, constant, wsd"));
+  return ParseEnum(name, {LrShape::kCosine, LrShape::kLinear, LrShape::kConstant, LrShape::kWsd});
 }
 
 const char* Name(LrShape shape) {

@@ -39,22 +39,22 @@ std::string CheckpointPath(const std::string& folder) {
 }
 
 absl::StatusOr<RunFolder> RunFolder::Open(const ResolvedConfig& config, int64_t resumed_step) {
-  std::string path = config.options.out;
+  std::string path = config.out;
   if (path.empty()) {
     BURST_ASSIGN_OR_RETURN(path, MakeNumberedFolder(config.model_name));
   } else {
     std::error_code error;
     fs::create_directories(path, error);
     if (error) return CannotMake(path, error);
-    if (!config.options.resume && fs::exists(CheckpointPath(path), error)) {
+    if (!config.resume && fs::exists(CheckpointPath(path), error)) {
       return absl::FailedPreconditionError(
           absl::StrCat("--out: ", path,
-                       " holds the checkpoint of a run; give --resume to go on "
-                       "with it, or another folder"));
+                       " holds the checkpoint of a run; give --resume to continue "
+                       "it, or another folder"));
     }
   }
-  BURST_RETURN_IF_ERROR(WriteFileAtomically((fs::path(path) / "config.json").string(),
-                                            TrainConfigToJson(config.options)));
+  BURST_RETURN_IF_ERROR(
+      WriteFileAtomically((fs::path(path) / "config.json").string(), config.ToJson()));
   BURST_ASSIGN_OR_RETURN(
       MetricsLog metrics,
       MetricsLog::Open((fs::path(path) / "metrics.jsonl").string(), resumed_step));

@@ -15,7 +15,8 @@ std::string CheckpointPath(const std::string& folder);
 class RunFolder {
  public:
   // Makes the folder that the options name, or the next free runs/<model>-<number>. `resumed_step`:
-  // the step of the checkpoint to go on from; 0: a new run, which must not find a checkpoint there.
+  // the step of the checkpoint to continue from; 0: a new run, which must not find a checkpoint
+  // there.
   static absl::StatusOr<RunFolder> Open(const ResolvedConfig& config, int64_t resumed_step);
 
   const std::string& path() const { return path_; }

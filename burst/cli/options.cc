@@ -1,0 +1,252 @@
+#include "burst/cli/options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "burst/base/check.h"
+#include "burst/cli/files.h"
+
+namespace burst {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The least number of insertions, deletions and substitutions that turn a into b.
+size_t EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row.back();
+}
+
+// Lines of at most `width` characters.
+std::vector<std::string> Wrap(absl::string_view text, size_t width) {
+  std::vector<std::string> lines(1);
+  for (absl::string_view word : absl::StrSplit(text, ' ')) {
+    if (!lines.back().empty() && lines.back().size() + 1 + word.size() > width) {
+      lines.emplace_back();
+    }
+    absl::StrAppend(&lines.back(), lines.back().empty() ? "" : " ", word);
+  }
+  return lines;
+}
+
+template <typename T>
+absl::Status Parsed(bool valid, absl::string_view text, const T& value, absl::string_view expected,
+                    T* field) {
+  if (!valid) return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not ", expected));
+  *field = value;
+  return absl::OkStatus();
+}
+
+Json ToJsonValue(const Option& option) {
+  const std::string text = option.get();
+  switch (option.type) {
+    case Option::Type::kReal:
+      return std::strtod(text.c_str(), nullptr);
+    case Option::Type::kWhole:
+    case Option::Type::kBool:
+      return Json::parse(text);
+    case Option::Type::kText:
+      break;
+  }
+  // JSON inside a text reads better as an object.
+  Json object = Json::parse(text, nullptr, false);
+  return object.is_object() ? object : Json(text);
+}
+
+}  // namespace
+
+absl::Status ParseOption(absl::string_view text, std::string* value) {
+  *value = std::string(text);
+  return absl::OkStatus();
+}
+
+absl::Status ParseOption(absl::string_view text, int64_t* value) {
+  int64_t number = 0;
+  return Parsed(absl::SimpleAtoi(text, &number), text, number, "a whole number", value);
+}
+
+absl::Status ParseOption(absl::string_view text, double* value) {
+  double number = 0;
+  const bool valid = absl::SimpleAtod(text, &number) && std::isfinite(number);
+  return Parsed(valid, text, number, "a finite number", value);
+}
+
+absl::Status ParseOption(absl::string_view text, bool* value) {
+  bool flag = false;
+  return Parsed(absl::SimpleAtob(text, &flag), text, flag, "true or false", value);
+}
+
+std::string PrintOption(const std::string& value) { return value; }
+std::string PrintOption(int64_t value) { return absl::StrCat(value); }
+std::string PrintOption(bool value) { return value ? "true" : "false"; }
+std::string PrintOption(double value) {
+  const std::string text = absl::StrFormat("%.15g", value);
+  return std::strtod(text.c_str(), nullptr) == value ? text : absl::StrFormat("%.17g", value);
+}
+
+void OptionTable::AddRow(absl::string_view name, Option::Type type, OnResume on_resume,
+                         absl::string_view help, std::function<absl::Status(absl::string_view)> set,
+                         std::function<std::string()> get) {
+  BURST_CHECK(Find(name) == nullptr) << "two options --" << name;
+  std::string initial = get();
+  options_.push_back({std::string(name), group_, std::string(help), on_resume, type,
+                      std::move(initial), std::move(set), std::move(get)});
+}
+
+void OptionTable::AddShared(const OptionTable& other, absl::string_view name,
+                            absl::string_view remark) {
+  Option option = other[name];
+  option.group = group_;
+  if (!remark.empty()) absl::StrAppend(&option.help, " ", remark);
+  options_.push_back(std::move(option));
+}
+
+const Option* OptionTable::Find(absl::string_view name) const {
+  for (const Option& option : options_) {
+    if (option.name == name) return &option;
+  }
+  return nullptr;
+}
+
+const Option& OptionTable::operator[](absl::string_view name) const {
+  const Option* option = Find(name);
+  BURST_CHECK(option != nullptr) << "no option --" << name;
+  return *option;
+}
+
+bool OptionTable::Given(absl::string_view name) const {
+  const Option& option = (*this)[name];
+  return option.get() != option.initial;
+}
+
+absl::Status OptionTable::Unknown(absl::string_view name) const {
+  std::string message = absl::StrCat("there is no option --", name);
+  const Option* nearest = nullptr;
+  size_t least = 3;  // further away is no typing error
+  for (const Option& option : options_) {
+    const size_t distance = EditDistance(name, option.name);
+    if (distance < least) least = distance, nearest = &option;
+  }
+  if (nearest != nullptr) absl::StrAppend(&message, "; did you mean --", nearest->name, "?");
+  return absl::InvalidArgumentError(absl::StrCat(message, " (--help lists all)"));
+}
+
+absl::Status OptionTable::Set(absl::string_view name, absl::string_view text) {
+  const Option* option = Find(name);
+  if (option == nullptr) return Unknown(name);
+  const absl::Status status = option->set(text);
+  return status.ok() ? status : InvalidOption(name, status.message());
+}
+
+absl::Status OptionTable::ParseArguments(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view argument = argv[i];
+    if (!absl::ConsumePrefix(&argument, "-")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("unexpected argument '", argument, "'; options are given as --name=value"));
+    }
+    absl::ConsumePrefix(&argument, "-");
+    const size_t equals = argument.find('=');
+    const absl::string_view name = argument.substr(0, equals);
+    if (equals != absl::string_view::npos) {
+      BURST_RETURN_IF_ERROR(Set(name, argument.substr(equals + 1)));
+      continue;
+    }
+    const Option* option = Find(name);
+    if (option == nullptr && absl::StartsWith(name, "no")) {
+      const Option* negated = Find(name.substr(2));
+      if (negated != nullptr && negated->type == Option::Type::kBool) {
+        BURST_RETURN_IF_ERROR(negated->set("false"));
+        continue;
+      }
+    }
+    if (option == nullptr) return Unknown(name);
+    if (option->type == Option::Type::kBool) {
+      BURST_RETURN_IF_ERROR(option->set("true"));
+    } else if (++i < argc) {
+      BURST_RETURN_IF_ERROR(Set(name, argv[i]));
+    } else {
+      return InvalidOption(name, "a value is missing");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OptionTable::ParseJson(absl::string_view text) {
+  const Json json = Json::parse(text.begin(), text.end(), nullptr, false);
+  if (!json.is_object()) {
+    return absl::InvalidArgumentError("not a JSON object of options and values");
+  }
+  for (const auto& [name, value] : json.items()) {
+    BURST_RETURN_IF_ERROR(Set(name, value.is_string() ? value.get<std::string>() : value.dump()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OptionTable::ParseFile(const std::string& path) {
+  BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  const absl::Status status = ParseJson(text);
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(absl::StrCat(path, ": ", status.message()));
+}
+
+std::string OptionTable::ToJson() const {
+  Json json = Json::object();
+  for (const Option& option : options_) {
+    if (option.on_resume != OnResume::kNotSaved) json[option.name] = ToJsonValue(option);
+  }
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+absl::Status OptionTable::CheckResume(const OptionTable& before, const OptionTable& after) {
+  for (size_t i = 0; i < after.options_.size(); ++i) {
+    const Option &was = before.options_[i], &is = after.options_[i];
+    if (is.on_resume != OnResume::kMustAgree || was.get() == is.get()) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("--", is.name, ": ", is.get(), " differs from the run's ", was.get(),
+                     "; a run is resumed with what it was started with"));
+  }
+  return absl::OkStatus();
+}
+
+std::string OptionTable::Help(absl::string_view introduction) const {
+  constexpr size_t kColumn = 24, kWidth = 74;
+  std::string text(introduction), group;
+  for (const Option& option : options_) {
+    if (option.group != group) absl::StrAppend(&text, "\n", group = option.group, "\n");
+    const std::string left =
+        absl::StrCat("  --", option.name, option.initial.empty() ? "" : "=", option.initial);
+    const bool fits = left.size() < kColumn;
+    if (!fits) absl::StrAppend(&text, left, "\n");
+    const std::vector<std::string> lines = Wrap(option.help, kWidth);
+    for (size_t i = 0; i < lines.size(); ++i) {
+      absl::StrAppendFormat(&text, "%-*s%s\n", static_cast<int>(kColumn),
+                            i == 0 && fits ? left : "", lines[i]);
+    }
+  }
+  return text;
+}
+
+bool WantsHelp(int argc, char** argv) {
+  return std::any_of(argv + 1, argv + argc, [](absl::string_view argument) {
+    return argument == "--help" || argument == "-help" || argument == "-h";
+  });
+}
+
+}  // namespace burst

@@ -1,0 +1,199 @@
+// The options of a program: one table with a row for each option. The command line, files of
+// options (JSON), --help and the check of a resumed run all derive from the table.
+//
+//   struct Config { int64_t steps = 1000; bool packed = false; };
+//
+//   OptionTable Options(Config* config) {
+//     OptionTable table;
+//     table.Group("Training");
+//     table.Add("steps", &config->steps, OnResume::kMayChange, "Optimizer steps.");
+//     table.Add("packed", &config->packed, OnResume::kMustAgree, "Attention ends at documents.");
+//     return table;
+//   }
+//
+// A field's value at the time of Add is the option's default.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "burst/base/status.h"
+
+namespace burst {
+
+// InvalidArgument: "--name: what".
+template <typename... Args>
+absl::Status InvalidOption(absl::string_view name, const Args&... what) {
+  return absl::InvalidArgumentError(absl::StrCat("--", name, ": ", what...));
+}
+
+// What a resumed run may do with an option.
+enum class OnResume {
+  kMustAgree,  // the run was started with one value and keeps it
+  kMayChange,
+  kNotSaved,  // belongs to one start of the program: a file of options is written without it
+};
+
+// From the text of an option to the value of its field. The message does not name the option.
+absl::Status ParseOption(absl::string_view text, std::string* value);
+absl::Status ParseOption(absl::string_view text, int64_t* value);
+absl::Status ParseOption(absl::string_view text, double* value);  // finite
+absl::Status ParseOption(absl::string_view text, bool* value);
+
+// And back.
+std::string PrintOption(const std::string& value);
+std::string PrintOption(int64_t value);
+std::string PrintOption(double value);
+std::string PrintOption(bool value);
+
+// The value of an enum whose Name() is `text`: how most enums are parsed.
+template <typename Enum>
+absl::StatusOr<Enum> ParseEnum(absl::string_view text, std::initializer_list<Enum> values) {
+  std::string names;
+  for (const Enum value : values) {
+    if (text == Name(value)) return value;
+    absl::StrAppend(&names, names.empty() ? "" : ", ", Name(value));
+  }
+  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not one of ", names));
+}
+
+struct Option {
+  enum class Type { kText, kWhole, kReal, kBool };  // in JSON
+
+  std::string name, group, help;
+  OnResume on_resume = OnResume::kMustAgree;
+  Type type = Type::kText;
+  std::string initial;  // the default, as text
+  // The field, as text.
+  std::function<absl::Status(absl::string_view text)> set;
+  std::function<std::string()> get;
+};
+
+// Refers to the fields, which must outlive it.
+class OptionTable {
+ public:
+  // Rows that follow are listed under this title.
+  void Group(absl::string_view title) { group_ = std::string(title); }
+
+  // T: std::string, int64_t, double or bool.
+  template <typename T>
+  void Add(absl::string_view name, T* field, OnResume on_resume, absl::string_view help) {
+    const auto type = std::is_same_v<T, bool>      ? Option::Type::kBool
+                      : std::is_same_v<T, int64_t> ? Option::Type::kWhole
+                      : std::is_same_v<T, double>  ? Option::Type::kReal
+                                                   : Option::Type::kText;
+    AddRow(
+        name, type, on_resume, help,
+        [field](absl::string_view text) { return ParseOption(text, field); },
+        [field] { return PrintOption(*field); });
+  }
+
+  // An enum, whose texts are those of Name(value).
+  template <typename Enum>
+  void Add(absl::string_view name, Enum* field,
+           absl::StatusOr<Enum> (*parse)(absl::string_view text), OnResume on_resume,
+           absl::string_view help) {
+    AddRow(
+        name, Option::Type::kText, on_resume, help,
+        [field, parse](absl::string_view text) -> absl::Status {
+          BURST_ASSIGN_OR_RETURN(*field, parse(text));
+          return absl::OkStatus();
+        },
+        [field] { return std::string(Name(*field)); });
+  }
+
+  // A list of different enums or numbers, separated by commas. An empty text is an empty list.
+  template <typename T>
+  void AddList(absl::string_view name, std::vector<T>* field,
+               absl::StatusOr<T> (*parse)(absl::string_view text), OnResume on_resume,
+               absl::string_view help) {
+    AddRow(
+        name, Option::Type::kText, on_resume, help,
+        [field, parse](absl::string_view text) -> absl::Status {
+          BURST_ASSIGN_OR_RETURN(*field, ParseList(text, parse));
+          return absl::OkStatus();
+        },
+        [field] { return PrintList(*field); });
+  }
+
+  // A row of another program's table, with its field. `remark` is added to its help.
+  void AddShared(const OptionTable& other, absl::string_view name, absl::string_view remark = "");
+
+  const std::vector<Option>& options() const { return options_; }
+  // The option must exist.
+  const Option& operator[](absl::string_view name) const;
+  // Whether its value is not the default.
+  bool Given(absl::string_view name) const;
+
+  // Sets an option from its text. InvalidArgument, naming the option and what would be valid; for
+  // an unknown option, the one whose name is nearest.
+  absl::Status Set(absl::string_view name, absl::string_view text);
+
+  // Applies --name=value, --name value, --flag and --noflag, in order; there are no positional
+  // arguments.
+  absl::Status ParseArguments(int argc, char** argv);
+
+  // A JSON object whose keys are names of options.
+  absl::Status ParseJson(absl::string_view json);
+  absl::Status ParseFile(const std::string& path);  // errors name the path
+  // All options but those that are not saved.
+  std::string ToJson() const;
+
+  std::string Help(absl::string_view introduction) const;
+
+  // Whether a run made with the values of `before` may continue with those of `after`, a table of
+  // the same options: FailedPrecondition that names the first option that must agree and does not.
+  static absl::Status CheckResume(const OptionTable& before, const OptionTable& after);
+
+ private:
+  template <typename T>
+  static std::string PrintList(const std::vector<T>& values) {
+    std::string text;
+    for (const T& value : values) {
+      absl::StrAppend(&text, text.empty() ? "" : ",");
+      if constexpr (std::is_enum_v<T>) {
+        absl::StrAppend(&text, Name(value));
+      } else {
+        absl::StrAppend(&text, PrintOption(value));
+      }
+    }
+    return text;
+  }
+  template <typename T>
+  static absl::StatusOr<std::vector<T>> ParseList(absl::string_view text,
+                                                  absl::StatusOr<T> (*parse)(absl::string_view)) {
+    std::vector<T> values;
+    if (text.empty()) return values;
+    for (absl::string_view part : absl::StrSplit(text, ',')) {
+      BURST_ASSIGN_OR_RETURN(const T value, parse(part));
+      for (const T& other : values) {
+        if (value == other)
+          return absl::InvalidArgumentError(absl::StrCat(part, " is there twice"));
+      }
+      values.push_back(value);
+    }
+    return values;
+  }
+  void AddRow(absl::string_view name, Option::Type type, OnResume on_resume, absl::string_view help,
+              std::function<absl::Status(absl::string_view)> set, std::function<std::string()> get);
+  const Option* Find(absl::string_view name) const;
+  absl::Status Unknown(absl::string_view name) const;
+
+  std::string group_;
+  std::vector<Option> options_;  // in the order of the help
+};
+
+// Whether the command line has --help.
+bool WantsHelp(int argc, char** argv);
+
+}  // namespace burst
