@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
+#include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/comm/launch/process_launch.h"
-#include "burst/comm/nccl/nccl_communicator.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/device.h"
 #include "model/ops/cuda/matmul.h"
@@ -77,7 +77,7 @@ absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
   BURST_ASSIGN_OR_RETURN(const auto launch, DetectProcessLaunch(std::getenv));
   BURST_ASSIGN_OR_RETURN(const int gpu, GpuOfProcess(*launch));
   const ScopedCudaDevice device(gpu, launch->rank);
-  BURST_ASSIGN_OR_RETURN(const auto comm, CreateNcclCommunicator(*launch));
+  BURST_ASSIGN_OR_RETURN(const auto comm, CreateGpuCommunicator(*launch));
   return TrainProcess(std::move(setup), comm.get());
 }
 

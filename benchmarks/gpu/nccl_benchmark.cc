@@ -18,8 +18,8 @@
 #include "burst/base/check.h"
 #include "burst/base/status.h"
 #include "burst/comm/communicator.h"
+#include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/comm/launch/process_launch.h"
-#include "burst/comm/nccl/nccl_communicator.h"
 #include "burst/device/cuda.h"
 #include "burst/device/device.h"
 #include "burst/tensor/tensor.h"
@@ -145,7 +145,7 @@ absl::Status Run(Communicator& comm) {
 absl::Status RunProcess(const ProcessLaunch& launch) {
   BURST_ASSIGN_OR_RETURN(const int gpu, GpuOfProcess(launch));
   const ScopedCudaDevice device(gpu, launch.rank);
-  BURST_ASSIGN_OR_RETURN(const auto comm, CreateNcclCommunicator(launch));
+  BURST_ASSIGN_OR_RETURN(const auto comm, CreateGpuCommunicator(launch));
   const absl::Status status = Run(*comm);
   if (!status.ok()) comm->Abort(status);
   return status;

@@ -6,8 +6,8 @@
 #include "burst/base/parallel.h"
 #include "burst/base/philox.h"
 #include "burst/base/status.h"
+#include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/comm/launch/process_launch.h"
-#include "burst/comm/nccl/nccl_communicator.h"
 #include "burst/comm/tcp/tcp_communicator.h"
 #include "burst/comm/thread/thread_communicator.h"
 
@@ -20,7 +20,7 @@ absl::StatusOr<std::unique_ptr<BenchmarkProcesses>> BenchmarkProcesses::Create(D
   if (device == DeviceType::kCuda) {
     BURST_ASSIGN_OR_RETURN(const int gpu, GpuOfProcess(*launch));
     processes->gpu_.emplace(gpu, launch->rank);
-    BURST_ASSIGN_OR_RETURN(processes->comm_, CreateNcclCommunicator(*launch));
+    BURST_ASSIGN_OR_RETURN(processes->comm_, CreateGpuCommunicator(*launch));
   } else {
     BURST_ASSIGN_OR_RETURN(processes->comm_, TcpCommunicator::Create(*launch, TcpOptions()));
   }

@@ -1,6 +1,6 @@
 // Communicator: a group of ranks that exchange memory. One interface, one implementation per
 // transport: threads of one process (thread_communicator.h), MPI (mpi_communicator.h), sockets
-// (tcp_communicator.h), and NCCL between GPUs (nccl_communicator.h).
+// (tcp_communicator.h), and NCCL between GPUs (gpu/gpu_communicator.h).
 //
 // Host memory travels on all of them, GPU memory on NCCL and, with host waits, between threads. A
 // message leaves memory of the kind it arrives in. What a call does with GPU memory is queued on

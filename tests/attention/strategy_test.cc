@@ -13,7 +13,7 @@
 
 #include "burst/attention/ulysses_attention.h"
 #include "burst/base/status.h"
-#include "burst/comm/nccl/nccl_communicator.h"
+#include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/device/device.h"
 #include "tests/attention/sequence_problem.h"
 #include "tests/testing/attention_reference.h"

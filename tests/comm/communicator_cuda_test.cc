@@ -15,7 +15,7 @@
 #include "absl/strings/strip.h"
 #include "burst/base/status.h"
 #include "burst/comm/communicator.h"
-#include "burst/comm/nccl/nccl_communicator.h"
+#include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/device.h"
 #include "burst/tensor/tensor.h"
@@ -138,7 +138,8 @@ TEST(RunCudaRanks, RefusesMoreRanksThanGpus) {
   const absl::Status status =
       RunCudaRanks(CudaDeviceCount() + 1, [](Communicator&) { return absl::OkStatus(); });
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_TRUE(absl::StrContains(status.message(), "ranks need a GPU each, and this machine has "));
+  EXPECT_TRUE(
+      absl::StrContains(status.message(), "ranks need one GPU each, and this machine has "));
 }
 
 TEST(RunCudaRanks, SendsToItselfMustBeReceivedInTheSamePost) {

@@ -13,8 +13,8 @@
 
 #include "burst/base/status.h"
 #include "burst/comm/communicator.h"
+#include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/comm/launch/process_launch.h"
-#include "burst/comm/nccl/nccl_communicator.h"
 #include "burst/device/device.h"
 #include "burst/tensor/tensor.h"
 #include "tests/comm/communicator_checks.h"
@@ -52,7 +52,7 @@ absl::Status Start(std::unique_ptr<ScopedCudaDevice>* device,
   if (!launch.has_value()) return absl::FailedPreconditionError("started by no launcher");
   BURST_ASSIGN_OR_RETURN(const int gpu, GpuOfProcess(*launch));
   *device = std::make_unique<ScopedCudaDevice>(gpu, launch->rank);
-  BURST_ASSIGN_OR_RETURN(*communicator, CreateNcclCommunicator(*launch));
+  BURST_ASSIGN_OR_RETURN(*communicator, CreateGpuCommunicator(*launch));
   if (launch->rank == 0) std::printf("%s\n", launch->launcher.c_str());
   return absl::OkStatus();
 }

@@ -15,7 +15,7 @@
 
 #include "burst/attention/strategy.h"
 #include "burst/base/status.h"
-#include "burst/comm/nccl/nccl_communicator.h"
+#include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/sequence/token_exchange.h"
 #include "model/transformer.h"
 #include "tests/attention/sequence_problem.h"

@@ -1,5 +1,5 @@
-// In place of nccl_communicator.cc in a build without CUDA.
-#include "burst/comm/nccl/nccl_communicator.h"
+// Replaces gpu_communicator.cc in a build without CUDA.
+#include "burst/comm/gpu/gpu_communicator.h"
 
 namespace burst {
 namespace {
@@ -15,7 +15,7 @@ absl::Status RunCudaRanks(int, const std::function<absl::Status(Communicator&)>&
   return NoCuda();
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(const ProcessLaunch&) {
+absl::StatusOr<std::unique_ptr<Communicator>> CreateGpuCommunicator(const ProcessLaunch&) {
   return NoCuda();
 }
 

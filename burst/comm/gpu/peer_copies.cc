@@ -1,16 +1,16 @@
-#include "burst/comm/nccl/peer_copies.h"
+#include "burst/comm/gpu/peer_copies.h"
 
 #include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "burst/comm/nccl/nccl_link.h"
 #include "burst/device/cuda.h"
 
 namespace burst {
 namespace {
 
-constexpr std::chrono::milliseconds kPollInterval{20};  // for failures, while an end is missing
+constexpr std::chrono::milliseconds kPollInterval{
+    20};  // for failures, while the other side has not posted
 
 }  // namespace
 
@@ -18,8 +18,17 @@ PeerExchange::Transfer::~Transfer() {
   if (done != nullptr) (void)cudaEventDestroy(done);
 }
 
-PeerCopies::PeerCopies(std::shared_ptr<PeerExchange> exchange, NcclWorld* world, int rank)
-    : exchange_(std::move(exchange)), world_(world), rank_(rank) {
+std::shared_ptr<PeerExchange> PeerExchanges::Get(const std::string& key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::weak_ptr<PeerExchange>& known = exchanges_[key];
+  std::shared_ptr<PeerExchange> exchange = known.lock();
+  if (exchange == nullptr) known = exchange = std::make_shared<PeerExchange>();
+  return exchange;
+}
+
+PeerCopies::PeerCopies(std::shared_ptr<PeerExchange> exchange, const FailureState* failure,
+                       int rank)
+    : exchange_(std::move(exchange)), failure_(failure), rank_(rank) {
   for (Lane& lane : lanes_) {
     BURST_CUDA_CHECK(cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking));
   }
@@ -37,7 +46,7 @@ PeerCopies::~PeerCopies() {
     for (Lane& lane : lanes_) Join(lane);
   }
   for (Lane& lane : lanes_) {
-    if (!world_->failed()) BURST_CUDA_CHECK(cudaStreamSynchronize(lane.stream));
+    if (!failure_->failed()) BURST_CUDA_CHECK(cudaStreamSynchronize(lane.stream));
     BURST_CUDA_CHECK(cudaStreamDestroy(lane.stream));
   }
   for (cudaEvent_t event : idle_) BURST_CUDA_CHECK(cudaEventDestroy(event));
@@ -58,8 +67,8 @@ cudaEvent_t PeerCopies::TakeEvent() {
   return event;
 }
 
-// The transfer whose other end was posted first; else a new one, for the other end to find. Null if
-// the ends disagree about its size.
+// The transfer that the other side posted first; else a new one, for the other side to find. Null
+// if the two sides disagree about its size.
 std::shared_ptr<PeerExchange::Transfer> PeerCopies::Meet(Queues& others, Queues& own,
                                                          const PeerExchange::Pair& pair,
                                                          int64_t bytes) {
@@ -88,7 +97,7 @@ void PeerCopies::QueueIfMet(Transfer& t) {
 
 absl::Status PeerCopies::Post(Channel channel, absl::Span<const SendBuffer> sends,
                               absl::Span<const ReceiveBuffer> receives) {
-  if (world_->failed()) return world_->failure();
+  if (failure_->failed()) return failure_->failure();
   Lane& lane = lanes_[static_cast<int>(channel)];
   const auto differ = [](int from, int to) {
     return absl::InvalidArgumentError(absl::StrCat("a message from rank ", from, " to rank ", to,
@@ -126,7 +135,7 @@ absl::Status PeerCopies::Wait(Channel channel) {
   std::unique_lock<std::mutex> lock(exchange_->mutex_);
   for (const std::shared_ptr<Transfer>& transfer : lane.posted) {
     while (!transfer->queued) {
-      if (world_->failed()) return world_->failure();
+      if (failure_->failed()) return failure_->failure();
       exchange_->queued_.wait_for(lock, kPollInterval);
     }
   }

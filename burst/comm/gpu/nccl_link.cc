@@ -1,18 +1,16 @@
-#include "burst/comm/nccl/nccl_link.h"
+#include "burst/comm/gpu/nccl_link.h"
 
 #include <chrono>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "burst/base/check.h"
-#include "burst/comm/nccl/peer_copies.h"
 #include "burst/device/cuda.h"
 
 namespace burst {
 namespace {
 
-// A call of NCCL that takes longer is itself waiting for a rank that will not come.
+// A call of NCCL that holds a link longer is waiting for a rank that will not come.
 constexpr std::chrono::seconds kPatience{2};
 
 std::string WhoAmI() {
@@ -34,30 +32,8 @@ absl::Status NcclError(const char* what, ncclResult_t result) {
   return MakeError(WhoAmI(), what, result, nullptr);
 }
 
-std::shared_ptr<PeerExchange> NcclWorld::Exchange(const ncclUniqueId& id) {
-  if (!threads_) return nullptr;
-  std::lock_guard<std::mutex> lock(exchanges_mutex_);
-  std::weak_ptr<PeerExchange>& known = exchanges_[std::string(id.internal, sizeof(id.internal))];
-  std::shared_ptr<PeerExchange> exchange = known.lock();
-  if (exchange == nullptr) known = exchange = std::make_shared<PeerExchange>();
-  return exchange;
-}
-
-void NcclWorld::Fail(const absl::Status& failure) {
-  BURST_CHECK(!failure.ok()) << "a failure without a reason";
-  std::lock_guard<std::mutex> lock(failure_mutex_);
-  if (!failure_.ok()) return;
-  failure_ = failure;
-  failed_.store(true, std::memory_order_release);
-}
-
-absl::Status NcclWorld::failure() const {
-  std::lock_guard<std::mutex> lock(failure_mutex_);
-  return failure_;
-}
-
-absl::Status NcclWorld::AsyncError() const {
-  std::lock_guard<std::mutex> lock(links_mutex_);
+absl::Status NcclLinks::AsyncError() const {
+  std::lock_guard<std::mutex> lock(mutex_);
   for (NcclLink* link : links_) {
     std::unique_lock<std::timed_mutex> link_lock(link->mutex_, std::try_to_lock);
     if (!link_lock.owns_lock() || link->comm_ == nullptr) continue;
@@ -70,8 +46,8 @@ absl::Status NcclWorld::AsyncError() const {
 }
 
 // In one group: a link's abort may wait for that of the same link's other ranks.
-void NcclWorld::AbortLinks() {
-  std::lock_guard<std::mutex> lock(links_mutex_);
+void NcclLinks::Abort() {
+  std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::unique_lock<std::timed_mutex>> locks;
   if (ncclGroupStart() != ncclSuccess) return;
   for (NcclLink* link : links_) {
@@ -84,7 +60,7 @@ void NcclWorld::AbortLinks() {
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<NcclLink>>> NcclLink::Create(
-    NcclWorld* world, int world_size, absl::Span<const ncclUniqueId> ids, int rank) {
+    NcclLinks* registry, int world_size, absl::Span<const ncclUniqueId> ids, int rank) {
   std::vector<ncclComm_t> comms(ids.size());
   ncclResult_t result = ncclGroupStart();
   for (size_t i = 0; i < ids.size() && result == ncclSuccess; ++i) {
@@ -94,22 +70,22 @@ absl::StatusOr<std::vector<std::unique_ptr<NcclLink>>> NcclLink::Create(
   if (result == ncclSuccess) result = end;
   if (result != ncclSuccess) return NcclError("ncclCommInitRank", result);
   std::vector<std::unique_ptr<NcclLink>> links;
-  for (ncclComm_t comm : comms) links.emplace_back(new NcclLink(world, comm));
+  for (ncclComm_t comm : comms) links.emplace_back(new NcclLink(registry, comm));
   return links;
 }
 
-NcclLink::NcclLink(NcclWorld* world, ncclComm_t comm) : world_(world), who_(WhoAmI()), comm_(comm) {
-  std::lock_guard<std::mutex> lock(world_->links_mutex_);
-  world_->links_.insert(this);
+NcclLink::NcclLink(NcclLinks* links, ncclComm_t comm) : links_(links), who_(WhoAmI()), comm_(comm) {
+  std::lock_guard<std::mutex> lock(links_->mutex_);
+  links_->links_.insert(this);
 }
 
 NcclLink::~NcclLink() {
   {
-    std::lock_guard<std::mutex> lock(world_->links_mutex_);
-    world_->links_.erase(this);
+    std::lock_guard<std::mutex> lock(links_->mutex_);
+    links_->links_.erase(this);
   }
   if (comm_ == nullptr) return;
-  (void)(world_->failed() ? ncclCommAbort(comm_) : ncclCommDestroy(comm_));
+  (void)(links_->failure_->failed() ? ncclCommAbort(comm_) : ncclCommDestroy(comm_));
 }
 
 absl::Status NcclLink::Error(const char* what, ncclResult_t result) const {

@@ -1,4 +1,4 @@
-#include "burst/comm/nccl/nccl_communicator.h"
+#include "burst/comm/gpu/gpu_communicator.h"
 
 #include <nccl.h>
 #include <unistd.h>
@@ -15,9 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
 #include "burst/base/status.h"
-#include "burst/comm/nccl/nccl_link.h"
-#include "burst/comm/nccl/nccl_watchdog.h"
-#include "burst/comm/nccl/peer_copies.h"
+#include "burst/comm/gpu/failure.h"
+#include "burst/comm/gpu/nccl_link.h"
+#include "burst/comm/gpu/peer_copies.h"
 #include "burst/comm/tcp/tcp_communicator.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/cuda.h"
@@ -26,7 +26,8 @@
 namespace burst {
 namespace {
 
-// Sums always go over NCCL; messages on the channels' own links where nothing faster connects.
+// The order of the NCCL links' ids. Reductions use the collective channel's link; the other
+// channels have links only where NCCL carries messages too.
 constexpr Channel kLinkOrder[kNumChannels] = {Channel::kCollective, Channel::kRead,
                                               Channel::kGradient};
 
@@ -41,18 +42,34 @@ ncclDataType_t NcclType(DType dtype) {
     case DType::kInt32:
       break;
   }
-  BURST_CHECK(false) << "a sum of " << Name(dtype);
+  BURST_CHECK(false) << "cannot reduce " << Name(dtype);
   return ncclNumTypes;
 }
 
-class NcclCommunicator : public Communicator {
+// What the ranks of this process share.
+struct GpuWorld {
+  // `in_threads`: all ranks are threads of this process.
+  explicit GpuWorld(bool in_threads)
+      : in_threads(in_threads),
+        watchdog(
+            &failure, [this] { return links.AsyncError(); },
+            in_threads ? [this] { links.Abort(); } : std::function<void()>()) {}
+
+  const bool in_threads;
+  FailureState failure;
+  NcclLinks links{&failure};
+  PeerExchanges exchanges;
+  FailureWatchdog watchdog;  // last: it uses the others
+};
+
+class GpuCommunicator : public Communicator {
  public:
   // Collective. `host` connects the same ranks; `host` and `world` must outlive the communicator.
-  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(Communicator* host,
-                                                                  NcclWorld* world);
+  static absl::StatusOr<std::unique_ptr<GpuCommunicator>> Create(Communicator* host,
+                                                                 GpuWorld* world);
   // Between processes: of what `launch` describes.
-  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(const ProcessLaunch& launch);
-  ~NcclCommunicator() override;
+  static absl::StatusOr<std::unique_ptr<GpuCommunicator>> Create(const ProcessLaunch& launch);
+  ~GpuCommunicator() override;
 
   int rank() const override { return host_->rank(); }
   int world_size() const override { return host_->world_size(); }
@@ -73,7 +90,7 @@ class NcclCommunicator : public Communicator {
                       absl::Span<const ReceiveBuffer> receives) override;
 
  private:
-  // What a channel has on the GPU.
+  // One channel on the GPU: its stream, and its link where NCCL carries its messages.
   struct Lane {
     std::unique_ptr<NcclLink> link;  // null in a world of one rank
     cudaStream_t stream = nullptr;   // made when first used
@@ -82,7 +99,7 @@ class NcclCommunicator : public Communicator {
     bool posted_on_host = false;
   };
 
-  NcclCommunicator(Communicator* host, NcclWorld* world)
+  GpuCommunicator(Communicator* host, GpuWorld* world)
       : host_(host), world_(world), device_(cuda::CurrentContext().device) {}
 
   Lane& lane(Channel channel) { return lanes_[static_cast<int>(channel)]; }
@@ -93,25 +110,24 @@ class NcclCommunicator : public Communicator {
   void Join(Lane& lane);
   void CopyToSelf(Lane& lane);
 
-  // What this communicator holds for itself alone: in a process the first two, and the host's in
-  // its groups as well. In this order: each uses those before it.
-  std::unique_ptr<NcclWorld> owned_world_;
-  std::unique_ptr<NcclWatchdog> watchdog_;
+  // What this communicator owns; else null. Where ranks are processes, the communicator of all
+  // ranks owns both. A group made by Split owns its host communicator.
+  std::unique_ptr<GpuWorld> owned_world_;
   std::unique_ptr<Communicator> owned_host_;
 
   Communicator* host_;
-  NcclWorld* world_;
+  GpuWorld* world_;
   const int device_;
   std::array<Lane, kNumChannels> lanes_;
-  std::unique_ptr<PeerCopies> copies_;  // messages, in place of NCCL's; null between processes
-  // Of the Post at work, kept for their memory.
+  std::unique_ptr<PeerCopies> copies_;  // messages, where copy engines carry messages, else null
+  // Of the current Post; members, so that their memory is reused.
   std::vector<SendBuffer> host_sends_, sends_;
   std::vector<ReceiveBuffer> host_receives_, receives_;
 };
 
-absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Communicator* host,
-                                                                           NcclWorld* world) {
-  std::unique_ptr<NcclCommunicator> communicator(new NcclCommunicator(host, world));
+absl::StatusOr<std::unique_ptr<GpuCommunicator>> GpuCommunicator::Create(Communicator* host,
+                                                                         GpuWorld* world) {
+  std::unique_ptr<GpuCommunicator> communicator(new GpuCommunicator(host, world));
   if (host->world_size() == 1) return communicator;
   std::array<ncclUniqueId, kNumChannels> ids;
   if (host->rank() == 0) {
@@ -125,22 +141,23 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Commu
   return communicator;
 }
 
-absl::Status NcclCommunicator::Connect(absl::Span<const ncclUniqueId> ids) {
+absl::Status GpuCommunicator::Connect(absl::Span<const ncclUniqueId> ids) {
   BURST_ASSIGN_OR_RETURN(const std::vector<double> gpus, host_->AllGather(device_));
-  std::shared_ptr<PeerExchange> exchange = world_->Exchange(ids[0]);
-  if (exchange != nullptr && CanCopyBetween(std::vector<int>(gpus.begin(), gpus.end()))) {
-    copies_ = std::make_unique<PeerCopies>(std::move(exchange), world_, rank());
+  if (world_->in_threads && CanCopyBetween(std::vector<int>(gpus.begin(), gpus.end()))) {
+    auto exchange = world_->exchanges.Get(std::string(ids[0].internal, sizeof(ids[0].internal)));
+    copies_ = std::make_unique<PeerCopies>(std::move(exchange), &world_->failure, rank());
     ids = ids.first(1);
   }
-  BURST_ASSIGN_OR_RETURN(auto links, NcclLink::Create(world_, world_size(), ids, rank()));
+  BURST_ASSIGN_OR_RETURN(auto links, NcclLink::Create(&world_->links, world_size(), ids, rank()));
   for (size_t i = 0; i < links.size(); ++i) lane(kLinkOrder[i]).link = std::move(links[i]);
   return copies_ == nullptr ? ConnectRing() : absl::OkStatus();
 }
 
-// A ring's connections are made here, by first messages: both ways around, and to the far side,
-// from where gradients go home (burst/attention/ring/route.h). Where NCCL makes one later, a Post
-// waits until its peer posts too. So it does for other peers, and for the first sum.
-absl::Status NcclCommunicator::ConnectRing() {
+// Connects each rank by first messages to the peers that a ring uses: both neighbours, and the rank
+// on the opposite side, for the return transfer of gradients (burst/attention/ring/route.h). NCCL
+// connects other peers when a message first uses them; that Post waits until the peer posts too. So
+// does the first reduction.
+absl::Status GpuCommunicator::ConnectRing() {
   const int size = world_size();
   const std::set<int> distances = {1, size - 1, size / 2};
   const Tensor out = Tensor::Zeros({1}, DType::kFloat32, DeviceType::kCuda);
@@ -161,7 +178,7 @@ absl::Status NcclCommunicator::ConnectRing() {
   return absl::OkStatus();
 }
 
-// Of every rank's GPU a number that no other GPU has.
+// A number that identifies the calling thread's GPU among those of all hosts.
 double GpuNumber() {
   cudaDeviceProp properties;
   BURST_CUDA_CHECK(cudaGetDeviceProperties(&properties, cuda::CurrentContext().device));
@@ -181,51 +198,49 @@ absl::Status CheckGpusDiffer(Communicator& host) {
     if (first == gpu) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("ranks ", first - gpus.begin(), " and ", gpu - gpus.begin(),
-                     " have the same GPU, and NCCL needs one for each rank"));
+                     " use the same GPU, and NCCL needs one GPU for each rank"));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
+absl::StatusOr<std::unique_ptr<GpuCommunicator>> GpuCommunicator::Create(
     const ProcessLaunch& launch) {
-  auto world = std::make_unique<NcclWorld>(/*threads=*/false);
-  auto watchdog = std::make_unique<NcclWatchdog>(world.get(), /*free_threads=*/false);
+  auto world = std::make_unique<GpuWorld>(/*in_threads=*/false);
   TcpOptions options;
-  options.on_failure = [world = world.get(), watchdog = watchdog.get()](const absl::Status& why) {
-    world->Fail(why);
-    watchdog->Wake();
+  options.on_failure = [world = world.get()](const absl::Status& failure) {
+    world->watchdog.Fail(failure);
   };
   BURST_ASSIGN_OR_RETURN(std::unique_ptr<TcpCommunicator> host,
                          TcpCommunicator::Create(launch, options));
   BURST_RETURN_IF_ERROR(CheckGpusDiffer(*host));
-  BURST_ASSIGN_OR_RETURN(std::unique_ptr<NcclCommunicator> communicator,
+  BURST_ASSIGN_OR_RETURN(std::unique_ptr<GpuCommunicator> communicator,
                          Create(host.get(), world.get()));
   communicator->owned_world_ = std::move(world);
-  communicator->watchdog_ = std::move(watchdog);
   communicator->owned_host_ = std::move(host);
   return communicator;
 }
 
-// The memory of what was not waited for may go next: its stream waits in this communicator's place.
-NcclCommunicator::~NcclCommunicator() {
+// The memory of messages that nobody waited for may be freed next, so its stream waits for them
+// here.
+GpuCommunicator::~GpuCommunicator() {
   copies_ = nullptr;
   for (Lane& lane : lanes_) {
     if (lane.stream == nullptr) continue;
     if (lane.posted) Join(lane);
-    if (!world_->failed()) BURST_CUDA_CHECK(cudaStreamSynchronize(lane.stream));
+    if (!world_->failure.failed()) BURST_CUDA_CHECK(cudaStreamSynchronize(lane.stream));
     lane.link = nullptr;
     BURST_CUDA_CHECK(cudaEventDestroy(lane.done));
     BURST_CUDA_CHECK(cudaStreamDestroy(lane.stream));
   }
 }
 
-// From here on, what is queued on the lane comes after all that is on the thread's stream now.
-absl::Status NcclCommunicator::Begin(Lane& lane) {
-  if (world_->failed()) return world_->failure();
+// Work queued on the lane from here on starts after all work that is on the thread's stream now.
+absl::Status GpuCommunicator::Begin(Lane& lane) {
+  if (world_->failure.failed()) return world_->failure.failure();
   const cuda::Context& context = cuda::CurrentContext();
   BURST_CHECK_EQ(context.device, device_) << "the GPU of the thread that uses a communicator";
   if (lane.stream == nullptr) {
-    // Blocks of a message's kernel go before those of kernels that are at work meanwhile.
+    // Thread blocks of NCCL's kernels start before those of kernels that run beside them.
     int least = 0, greatest = 0;
     BURST_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     BURST_CUDA_CHECK(cudaStreamCreateWithPriority(&lane.stream, cudaStreamNonBlocking, greatest));
@@ -237,15 +252,15 @@ absl::Status NcclCommunicator::Begin(Lane& lane) {
   return absl::OkStatus();
 }
 
-// From here on, what is queued on the thread's stream comes after all that is on the lane now.
-void NcclCommunicator::Join(Lane& lane) {
+// Work queued on the thread's stream from here on starts after all work that is on the lane now.
+void GpuCommunicator::Join(Lane& lane) {
   BURST_CUDA_CHECK(cudaEventRecord(lane.done, lane.stream));
   BURST_CUDA_CHECK(cudaStreamWaitEvent(cuda::CurrentStream(), lane.done, 0));
   lane.posted = false;
 }
 
-// Copies what a Post has for its own rank, and takes it out of sends_ and receives_.
-void NcclCommunicator::CopyToSelf(Lane& lane) {
+// Copies the messages of a Post to its own rank, and removes them from sends_ and receives_.
+void GpuCommunicator::CopyToSelf(Lane& lane) {
   const auto is_other = [this](const auto& buffer) { return buffer.peer != rank(); };
   const auto own_sends = std::stable_partition(sends_.begin(), sends_.end(), is_other);
   const auto own_receives = std::stable_partition(receives_.begin(), receives_.end(), is_other);
@@ -268,7 +283,7 @@ void SplitByDevice(absl::Span<const Buffer> all, std::vector<Buffer>& host,
   }
 }
 
-// Messages from a rank to itself in one Post: as many and as long as are received.
+// A rank that sends to itself must receive as many messages, as long, in the same Post.
 absl::Status CheckOwn(int rank, absl::Span<const SendBuffer> sends,
                       absl::Span<const ReceiveBuffer> receives) {
   size_t r = 0;
@@ -289,8 +304,8 @@ absl::Status CheckOwn(int rank, absl::Span<const SendBuffer> sends,
                    " bytes of GPU memory from itself and does not send them in the same Post"));
 }
 
-absl::Status NcclCommunicator::DoPost(Channel channel, absl::Span<const SendBuffer> sends,
-                                      absl::Span<const ReceiveBuffer> receives) {
+absl::Status GpuCommunicator::DoPost(Channel channel, absl::Span<const SendBuffer> sends,
+                                     absl::Span<const ReceiveBuffer> receives) {
   Lane& lane = this->lane(channel);
   SplitByDevice(sends, host_sends_, sends_);
   SplitByDevice(receives, host_receives_, receives_);
@@ -321,22 +336,22 @@ absl::Status NcclCommunicator::DoPost(Channel channel, absl::Span<const SendBuff
   });
 }
 
-absl::Status NcclCommunicator::Wait(Channel channel) {
+absl::Status GpuCommunicator::Wait(Channel channel) {
   Lane& lane = this->lane(channel);
   if (lane.posted) Join(lane);
   if (copies_ != nullptr) BURST_RETURN_IF_ERROR(copies_->Wait(channel));
   if (std::exchange(lane.posted_on_host, false)) BURST_RETURN_IF_ERROR(host_->Wait(channel));
-  return world_->failed() ? world_->failure() : absl::OkStatus();
+  return world_->failure.failed() ? world_->failure.failure() : absl::OkStatus();
 }
 
-absl::Status NcclCommunicator::AllReduceSum(const Tensor& tensor) {
+absl::Status GpuCommunicator::AllReduceSum(const Tensor& tensor) {
   BURST_RETURN_IF_ERROR(PostAllReduceSum(tensor));
   Lane& lane = this->lane(Channel::kCollective);
   if (lane.posted) Join(lane);
   return absl::OkStatus();
 }
 
-absl::Status NcclCommunicator::PostAllReduceSum(const Tensor& tensor) {
+absl::Status GpuCommunicator::PostAllReduceSum(const Tensor& tensor) {
   BURST_CHECK(tensor.is_contiguous()) << ToString(tensor.shape());
   const ncclDataType_t type = NcclType(tensor.dtype());
   if (world_size() == 1 || tensor.numel() == 0) return absl::OkStatus();
@@ -354,16 +369,16 @@ absl::Status NcclCommunicator::PostAllReduceSum(const Tensor& tensor) {
   return absl::OkStatus();
 }
 
-// NCCL's own collectives are for parts of one size.
-bool NcclCommunicator::IsOneNcclCall(absl::Span<const int64_t> counts, const Tensor& own) const {
+// NCCL's all-gather and reduce-scatter need parts of equal size.
+bool GpuCommunicator::IsOneNcclCall(absl::Span<const int64_t> counts, const Tensor& own) const {
   return world_size() > 1 && own.device() == DeviceType::kCuda && own.numel() > 0 &&
          std::all_of(counts.begin(), counts.end(),
                      [&](int64_t count) { return count == counts.front(); });
 }
 
-absl::Status NcclCommunicator::PostAllGatherParts(const Tensor& own,
-                                                  absl::Span<const int64_t> counts,
-                                                  const Tensor& all) {
+absl::Status GpuCommunicator::PostAllGatherParts(const Tensor& own,
+                                                 absl::Span<const int64_t> counts,
+                                                 const Tensor& all) {
   if (!IsOneNcclCall(counts, own)) return Communicator::PostAllGatherParts(own, counts, all);
   BURST_CHECK(own.is_contiguous() && all.is_contiguous() &&
               all.numel() == world_size() * own.numel() && own.numel() == counts[rank()]);
@@ -377,9 +392,9 @@ absl::Status NcclCommunicator::PostAllGatherParts(const Tensor& own,
   return absl::OkStatus();
 }
 
-absl::Status NcclCommunicator::PostReduceScatterSum(const Tensor& all,
-                                                    absl::Span<const int64_t> counts,
-                                                    const Tensor& own) {
+absl::Status GpuCommunicator::PostReduceScatterSum(const Tensor& all,
+                                                   absl::Span<const int64_t> counts,
+                                                   const Tensor& own) {
   if (!IsOneNcclCall(counts, own)) return Communicator::PostReduceScatterSum(all, counts, own);
   BURST_CHECK(own.is_contiguous() && all.is_contiguous() && own.dtype() == all.dtype() &&
               all.numel() == world_size() * own.numel() && own.numel() == counts[rank()]);
@@ -394,26 +409,26 @@ absl::Status NcclCommunicator::PostReduceScatterSum(const Tensor& all,
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color, int key) {
+absl::StatusOr<std::unique_ptr<Communicator>> GpuCommunicator::Split(int color, int key) {
   BURST_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> host, host_->Split(color, key));
   std::unique_ptr<Communicator> result;
   if (host == nullptr) return result;
-  BURST_ASSIGN_OR_RETURN(std::unique_ptr<NcclCommunicator> group, Create(host.get(), world_));
+  BURST_ASSIGN_OR_RETURN(std::unique_ptr<GpuCommunicator> group, Create(host.get(), world_));
   group->owned_host_ = std::move(host);
   result = std::move(group);
   return result;
 }
 
-absl::Status RunRank(Communicator* host, NcclWorld* world,
+absl::Status RunRank(Communicator* host, GpuWorld* world,
                      const std::function<absl::Status(Communicator&)>& body) {
-  BURST_ASSIGN_OR_RETURN(const auto communicator, NcclCommunicator::Create(host, world));
+  BURST_ASSIGN_OR_RETURN(const auto communicator, GpuCommunicator::Create(host, world));
   absl::Status status;
   try {
     status = body(*communicator);
   } catch (const std::exception& exception) {
     status = absl::InternalError(absl::StrCat("rank ", host->rank(), " threw: ", exception.what()));
   }
-  // Before the communicator goes: it waits for messages that may never come.
+  // Before the communicator is destroyed: its destructor waits for messages that may never come.
   if (!status.ok()) host->Abort(status);
   return status;
 }
@@ -424,25 +439,21 @@ absl::Status RunCudaRanks(int world_size, const std::function<absl::Status(Commu
   const int gpus = CudaDeviceCount();
   if (world_size > gpus) {
     return absl::InvalidArgumentError(
-        absl::StrCat(world_size, " ranks need a GPU each, and this machine has ", gpus));
+        absl::StrCat(world_size, " ranks need one GPU each, and this machine has ", gpus));
   }
-  NcclWorld world(/*threads=*/true);
-  NcclWatchdog watchdog(&world, /*free_threads=*/true);
+  GpuWorld world(/*in_threads=*/true);
   return RunRanks(
       world_size,
       [&](Communicator& host) {
         const ScopedCudaDevice device(host.rank(), host.rank());
         return RunRank(&host, &world, body);
       },
-      [&](const absl::Status& failure) {
-        world.Fail(failure);
-        watchdog.Wake();
-      });
+      [&](const absl::Status& failure) { world.watchdog.Fail(failure); });
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(const ProcessLaunch& launch) {
+absl::StatusOr<std::unique_ptr<Communicator>> CreateGpuCommunicator(const ProcessLaunch& launch) {
   BURST_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
-                         NcclCommunicator::Create(launch));
+                         GpuCommunicator::Create(launch));
   return communicator;
 }
 

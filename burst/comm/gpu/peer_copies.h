@@ -1,6 +1,6 @@
-// Messages between the GPUs of one process by their copy engines: no multiprocessor is taken from
-// the kernels that run beside them, which NCCL's messages would wait for or slow down. For
-// nccl_communicator.cc.
+// Messages between GPUs of one process, carried by the GPUs' copy engines. Unlike NCCL's messages,
+// copies need no multiprocessors: they neither wait for kernels that run beside them nor slow them
+// down. For gpu_communicator.cc.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,19 +11,19 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "burst/comm/communicator.h"
+#include "burst/comm/gpu/failure.h"
 
 namespace burst {
 
-class NcclWorld;
-
-// Where the ranks of a communicator, threads of this process, find each other's messages. A copy is
-// queued by whichever of its two ends is posted later.
+// Where the ranks of a communicator, threads of this process, find each other's messages. The side
+// that posts later, sender or receiver, queues the copy.
 class PeerExchange {
  private:
   friend class PeerCopies;
@@ -48,19 +48,31 @@ class PeerExchange {
   std::map<Pair, std::deque<std::shared_ptr<Transfer>>> sends_, receives_;
 };
 
-// One rank's end. Belongs to the rank's thread.
+// The exchanges of this process's communicators. Thread-safe.
+class PeerExchanges {
+ public:
+  // The exchange of the communicator whose ranks agreed on `key`; made by the first that asks,
+  // freed with the last.
+  std::shared_ptr<PeerExchange> Get(const std::string& key);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::weak_ptr<PeerExchange>> exchanges_;
+};
+
+// One rank's side. Belongs to the rank's thread.
 class PeerCopies {
  public:
-  // `exchange` is that of all the communicator's ranks, `world` what fails for all of them.
-  PeerCopies(std::shared_ptr<PeerExchange> exchange, NcclWorld* world, int rank);
-  // Withdraws what was posted and met no other end; memory of the rest may be freed next, in the
-  // order of the thread's stream.
+  // All ranks of the communicator share `exchange` and `failure`.
+  PeerCopies(std::shared_ptr<PeerExchange> exchange, const FailureState* failure, int rank);
+  // Withdraws messages that the other side has not posted. Memory of the others may be freed next,
+  // in the order of the thread's stream.
   ~PeerCopies();
 
   // As Communicator::Post, for buffers on GPUs, to and from other ranks.
   absl::Status Post(Channel channel, absl::Span<const SendBuffer> sends,
                     absl::Span<const ReceiveBuffer> receives);
-  // The thread's stream waits for the copies. The host waits until the other ends are posted, not
+  // The thread's stream waits for the copies. The host waits until the other sides have posted, not
   // for any GPU.
   absl::Status Wait(Channel channel);
 
@@ -81,11 +93,11 @@ class PeerCopies {
   void Join(Lane& lane);
 
   const std::shared_ptr<PeerExchange> exchange_;
-  NcclWorld* const world_;
+  const FailureState* const failure_;
   const int rank_;
   std::array<Lane, kNumChannels> lanes_;
   std::vector<cudaEvent_t> idle_;  // events
-  // Waited for here; their events are this rank's again once the receiver has let go of them.
+  // Waited for here. Their events can be used again once the receiver has released them.
   std::deque<std::shared_ptr<Transfer>> sent_;
 };
 

@@ -1,0 +1,65 @@
+#include "burst/comm/gpu/failure.h"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "burst/base/check.h"
+
+namespace burst {
+namespace {
+
+constexpr std::chrono::seconds kGrace{10};  // for ranks to return after a failure
+constexpr std::chrono::milliseconds kPollInterval{500};
+
+}  // namespace
+
+void FailureState::Fail(const absl::Status& failure) {
+  BURST_CHECK(!failure.ok()) << "a failure without a reason";
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!failure_.ok()) return;
+  failure_ = failure;
+  failed_.store(true, std::memory_order_release);
+}
+
+absl::Status FailureState::failure() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return failure_;
+}
+
+FailureWatchdog::~FailureWatchdog() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    done_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void FailureWatchdog::Fail(const absl::Status& failure) {
+  state_->Fail(failure);
+  changed_.notify_all();
+}
+
+void FailureWatchdog::Watch() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!done_ && !state_->failed()) {
+    changed_.wait_for(lock, kPollInterval);
+    const absl::Status error = background_error_();
+    if (!error.ok()) state_->Fail(error);
+  }
+  if (done_) return;
+  if (free_ranks_ != nullptr) {
+    lock.unlock();
+    free_ranks_();
+    lock.lock();
+  }
+  if (changed_.wait_for(lock, kGrace, [this] { return done_; })) return;
+  std::fflush(stdout);
+  std::fprintf(stderr, "error: %s\n", std::string(state_->failure().message()).c_str());
+  std::fflush(stderr);
+  std::_Exit(1);
+}
+
+}  // namespace burst

@@ -1,0 +1,45 @@
+// Ranks that own one GPU each: threads of this process, or processes of a launcher.
+//
+// What carries            between threads                  between processes
+//   messages, GPU memory  copy engines (peer_copies.h)     NCCL (nccl_link.h)
+//   collectives of GPUs   NCCL                             NCCL
+//   host memory           shared memory (comm/thread)      sockets (comm/tcp)
+//
+// Threads whose GPUs cannot access each other's memory exchange messages over NCCL too. Copy
+// engines leave the multiprocessors to the kernels; NCCL's messages are kernels themselves.
+// Barrier, AllGather, Split and Abort use host memory, and so work even when a GPU does not.
+//
+// Every channel has its own stream for GPU memory. A Post takes place on that stream, between two
+// events that order it among the work of the calling thread's stream. No call waits for the GPU,
+// allocates GPU memory or starts a thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "burst/comm/communicator.h"
+#include "burst/comm/launch/process_launch.h"
+
+namespace burst {
+
+// Runs body(communicator) on `world_size` threads, rank r on GPU r, and waits for all of them. When
+// a body returns an error, the other ranks are freed, even those that wait for their GPUs, and the
+// first error by time is returned. If a rank does not return within seconds, the program ends with
+// that error and exit code 1. InvalidArgument where there are fewer GPUs than ranks; Unimplemented
+// in a build without CUDA.
+absl::Status RunCudaRanks(int world_size, const std::function<absl::Status(Communicator&)>& body);
+
+// The communicator of all processes of a launch, for this process and the GPU of the calling thread
+// (ScopedCudaDevice). Collective. When a rank is lost or gives up, every process ends with exit
+// code 1 within half a minute and names that rank on stderr: its calls return the error, or, if it
+// makes no call, the program is ended. Unavailable if not all processes come; FailedPrecondition if
+// two processes use the same GPU.
+absl::StatusOr<std::unique_ptr<Communicator>> CreateGpuCommunicator(const ProcessLaunch& launch);
+
+// The GPU for this process: the one of its local rank, or the only one that the launcher lets it
+// see. FailedPrecondition if there is neither.
+absl::StatusOr<int> GpuOfProcess(const ProcessLaunch& launch);
+
+}  // namespace burst
