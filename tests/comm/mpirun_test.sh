@@ -28,6 +28,7 @@ if [[ $(id -u) == 0 ]]; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
 export TMPDIR=/tmp  # Open MPI puts sockets there; their paths must be short
+export HOME=${HOME:-/tmp}  # Open MPI 5 refuses to start without one
 # Open MPI itself leaks at exit and synchronises out of the thread sanitizer's sight.
 export ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=ignore_noninstrumented_modules=1
 
