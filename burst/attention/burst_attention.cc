@@ -5,10 +5,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "burst/base/enum_names.h"
 #include "burst/base/status.h"
 
 namespace burst {
 namespace {
+
+constexpr EnumName<BackwardDirection> kBackwardDirections[] = {{BackwardDirection::kAuto, "auto"},
+                                                               {BackwardDirection::kBurst, "burst"},
+                                                               {BackwardDirection::kRing, "ring"}};
+constexpr EnumName<RingGradDType> kRingGradDTypes[] = {{RingGradDType::kFp32, "fp32"},
+                                                       {RingGradDType::kBf16, "bf16"}};
 
 FlashAttentionShape KernelShape(const BurstAttentionOptions& options, const VisibleKeys& visible,
                                 const Tensor& q, const Tensor& k) {
@@ -29,20 +36,20 @@ FlashAttentionShape KernelShape(const BurstAttentionOptions& options, const Visi
 constexpr int kSeqAxis = 1, kHeadAxis = 2;        // of [batch, seqlen, heads, head_dim]
 constexpr int kLseSeqAxis = 2, kLseHeadAxis = 1;  // of [batch, heads, seqlen]
 
-// The heads of a part of a block's work: whole groups that share a key head; where there is one key
-// head, some of its queries' (their gradients add up). Parts in time would cost more: every key
-// tile would be loaded and its gradients stored twice.
+// The heads that belong to a part of a block's work: whole groups of query heads that share a KV
+// head; where there is one KV head, some of its query heads (their gradients add up). A division by
+// tokens would cost more: every key tile would be loaded, and its gradients stored, twice.
 struct Heads {
-  int64_t first, count, first_key, key_count;
+  int64_t first, count, first_kv, kv_count;
 
   Tensor OfQueries(const Tensor& t) const { return t.Slice(kHeadAxis, first, count); }
-  Tensor OfKeys(const Tensor& t) const { return t.Slice(kHeadAxis, first_key, key_count); }
-  // A kernel reads these contiguous; they are small.
+  Tensor OfKeys(const Tensor& t) const { return t.Slice(kHeadAxis, first_kv, kv_count); }
+  // Of lse or delta. The kernels read them contiguous; they are small.
   Tensor OfRows(const Tensor& t) const { return t.Slice(kLseHeadAxis, first, count).Contiguous(); }
 };
 
-// In a flat ring the two parts are equal; between nodes the way home is longer, and the second part
-// is three quarters.
+// In a flat ring the two parts are equal. Between nodes the last transfer of the gradients takes
+// longer, and the second part, which it runs beside, is three quarters.
 Heads HeadsOf(Ring::Part part, bool flat, int64_t num_heads, int64_t num_kv_heads) {
   if (part == Ring::Part::kWhole) return {0, num_heads, 0, num_kv_heads};
   const int64_t groups = num_kv_heads > 1 ? num_kv_heads : num_heads;
@@ -57,49 +64,27 @@ Heads HeadsOf(Ring::Part part, bool flat, int64_t num_heads, int64_t num_kv_head
 }  // namespace
 
 absl::StatusOr<BackwardDirection> ParseBackwardDirection(absl::string_view name) {
-  for (BackwardDirection direction :
-       {BackwardDirection::kAuto, BackwardDirection::kBurst, BackwardDirection::kRing}) {
-    if (name == Name(direction)) return direction;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown backward '", name, "': use auto, burst or ring"));
+  return ParseName("backward", name, kBackwardDirections);
 }
-
-const char* Name(BackwardDirection direction) {
-  switch (direction) {
-    case BackwardDirection::kAuto:
-      return "auto";
-    case BackwardDirection::kBurst:
-      return "burst";
-    case BackwardDirection::kRing:
-      return "ring";
-  }
-  return "?";
-}
+const char* Name(BackwardDirection direction) { return NameOf(direction, kBackwardDirections); }
 
 absl::StatusOr<RingGradDType> ParseRingGradDType(absl::string_view name) {
-  for (RingGradDType travelling : {RingGradDType::kFp32, RingGradDType::kBf16}) {
-    if (name == Name(travelling)) return travelling;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown travelling gradients '", name, "': use fp32 or bf16"));
+  return ParseName("ring gradient dtype", name, kRingGradDTypes);
 }
-
-const char* Name(RingGradDType travelling) {
-  return travelling == RingGradDType::kBf16 ? "bf16" : "fp32";
-}
+const char* Name(RingGradDType dtype) { return NameOf(dtype, kRingGradDTypes); }
 
 BurstAttention::BurstAttention(const BurstAttentionOptions& options, Communicator* comm,
-                               std::unique_ptr<Communicator> between_nodes)
+                               std::unique_ptr<Communicator> between_nodes, const RankGroup& group)
     : options_(options),
       comm_(comm),
+      group_(group),
       between_nodes_(std::move(between_nodes)),
       ring_(std::make_unique<Ring>(comm, between_nodes_.get())) {}
 
 BurstAttention::~BurstAttention() = default;
 
 absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::Create(
-    const BurstAttentionOptions& options, Communicator* comm) {
+    const BurstAttentionOptions& options, Communicator* comm, const RankGroup& group) {
   if (options.mask.window < 0) {
     return absl::InvalidArgumentError(absl::StrCat("window ", options.mask.window, " is negative"));
   }
@@ -118,7 +103,7 @@ absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::Create(
     BURST_ASSIGN_OR_RETURN(between_nodes, comm->Split(/*color=*/0, /*key=*/comm->rank()));
   }
   return std::unique_ptr<BurstAttention>(
-      new BurstAttention(options, comm, std::move(between_nodes)));
+      new BurstAttention(options, comm, std::move(between_nodes), group));
 }
 
 absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
@@ -126,7 +111,7 @@ absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
   BURST_ASSIGN_OR_RETURN(
       TokenShard shard,
       TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
-                         comm_ == nullptr ? 1 : comm_->world_size(), options_.layout, seqlen));
+                         comm_ == nullptr ? 1 : comm_->world_size(), options_.layout, seqlen, group_));
   return RingSchedule::Create(std::move(shard), options_.mask, documents, options_.ranks_per_node);
 }
 
@@ -154,7 +139,7 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
         "the schedule is for ", schedule.ranks_per_node(), " ranks per node, this ring is flat"));
   }
   if (q.dim(1) != schedule.shard().length()) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " holds ",
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " has ",
                                                    schedule.shard().length(),
                                                    " tokens of this schedule, q has ", q.dim(1)));
   }
@@ -189,8 +174,8 @@ BurstAttention::BytesSent BurstAttention::bytes_sent() const {
           backward.bytes(Link::kInter)};
 }
 
-// A ring sends contiguous memory.
-Ring::Tensors BurstAttention::Travelling(Ring::Tensors tensors) const {
+// The same tensors in contiguous memory, which is what a ring sends.
+Ring::Tensors BurstAttention::ForSending(Ring::Tensors tensors) const {
   if (comm_ == nullptr || comm_->world_size() == 1) return tensors;
   absl::InlinedVector<TensorCopy, 4> copies;
   for (Tensor& tensor : tensors) {
@@ -212,23 +197,21 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), sum_dtype, q.device(), lse));
   if (!lse->is_contiguous()) return absl::InvalidArgumentError("lse must be contiguous");
 
-  // Q stays; K, V travel. (O, lse) <- merge((O, lse), attention(Q, K, V)). Where O is of another
-  // dtype than its sum, the last round leaves it converted.
-  const RingRoute& pass = schedule.kv_route();
-  auto rounds_left = 1 + std::count_if(pass.rounds.begin() + 1, pass.rounds.end(),
+  // Q stays, K and V visit the ranks. Each round: (O, lse) <- merge((O, lse), attention(Q, K, V)).
+  // Where O is accumulated in another dtype, the last round converts it.
+  const RingRoute& route = schedule.kv_route();
+  auto rounds_left = 1 + std::count_if(route.rounds.begin() + 1, route.rounds.end(),
                                        [](const RingRound& round) { return round.compute; });
   const bool in_place = rounds_left == 1 || q.dtype() == sum_dtype;
   const Tensor sum = in_place ? *out : Tensor::Empty(q.shape(), sum_dtype, q.device());
-  const Ring::Tensors keys = Travelling({k, v});
+  const Ring::Tensors keys = ForSending({k, v});
   const Ring::Block block = {{keys[0], kSeqAxis}, {keys[1], kSeqAxis}};
   bool merge = false;
   BURST_RETURN_IF_ERROR(ring_->Run(
-      schedule, pass, block,
-      [&](int source) -> const VisibleKeys& { return schedule.for_keys_of(source); },
-      [&](int, Ring::Part, const VisibleKeys& visible, const Ring::Tensors& kv,
-          const Ring::Tensors&) {
+      schedule.shard(), route, block, /*gradients=*/nullptr,
+      [&](int source, Ring::Part, const Ring::Tensors& kv, const Ring::Tensors&) {
         FlashForwardParams params;
-        params.shape = KernelShape(options_, visible, q, kv[0]);
+        params.shape = KernelShape(options_, schedule.for_keys_of(source), q, kv[0]);
         params.q = Operand(q);
         params.k = Operand(kv[0]);
         params.v = Operand(kv[1]);
@@ -280,7 +263,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   BURST_RETURN_IF_ERROR(EnsureOutput("dk", saved.k.shape(), q.dtype(), q.device(), dk));
   BURST_RETURN_IF_ERROR(EnsureOutput("dv", saved.v.shape(), q.dtype(), q.device(), dv));
 
-  // delta = rowsum(dO * O) - dlse, once, so that O stays at home.
+  // delta = rowsum(dO * O) - dlse, once, so that O need not be sent.
   const Tensor delta = Tensor::Empty(LseShape(q), sum_dtype, q.device());
   const Tensor dlse = saved.dlse.null() ? Tensor() : saved.dlse.Contiguous();
   FlashDeltaParams delta_params;
@@ -291,8 +274,8 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   delta_params.delta = delta.raw_data();
   KernelsFor(q).Delta(delta_params);
 
-  // One rank: one call that assigns the gradients where they belong. Else they are summed over the
-  // rounds, in place where dtype and strides allow.
+  // One rank: one call that assigns the gradients where they belong. Else they are accumulated over
+  // the rounds, in place where dtype and strides allow.
   const bool assign = schedule.shard().world_size() == 1;
   const auto sum_of = [&](const Tensor& gradient) {
     if (assign) return gradient;
@@ -327,39 +310,37 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     params.deterministic = options_.deterministic;
     KernelsFor(q).Backward(params);
   };
-  const DType travelling = RingGradDTypeOf(q.dtype());
-  const bool queries_travel = Direction(schedule, q.dim(2), saved.k.dim(2), q.dim(3), q.dtype()) ==
-                              BackwardDirection::kBurst;
-  Ring::Tensors last;  // of dQ, or of dK and dV
-  if (queries_travel) {
-    // K, V, dK, dV stay; Q, dO, lse, delta travel, and dQ follows them.
+  const bool burst = Direction(schedule, q.dim(2), saved.k.dim(2), q.dim(3), q.dtype()) ==
+                     BackwardDirection::kBurst;
+  Ring::BlockGradients gradients;
+  gradients.in_transit = RingGradDTypeOf(q.dtype());
+  if (burst) {
+    // K, V, dK, dV stay. Q, dO, lse, delta visit the ranks, and dQ follows them.
     const Ring::Tensors own_keys = {saved.k, saved.v};
-    const Ring::Tensors queries = Travelling({q, saved.dout});
+    const Ring::Tensors queries = ForSending({q, saved.dout});
     const Ring::Block block = {{queries[0], kSeqAxis},
                                {queries[1], kSeqAxis},
                                {saved.lse.Contiguous(), kLseSeqAxis},
                                {delta, kLseSeqAxis}};
+    gradients.own = {{dq_sum, kSeqAxis}};
     BURST_RETURN_IF_ERROR(ring_->Run(
-        schedule, schedule.query_route(), block, {{dq_sum, kSeqAxis}}, travelling,
-        [&](int source) -> const VisibleKeys& { return schedule.for_queries_of(source); },
-        [&](int, Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& queries,
-            const Ring::Tensors& gradients) {
-          kernel(part, visible, queries, own_keys, gradients[0], dk_sum, dv_sum);
+        schedule.shard(), schedule.query_route(), block, &gradients,
+        [&](int source, Ring::Part part, const Ring::Tensors& queries, const Ring::Tensors& dq) {
+          kernel(part, schedule.for_queries_of(source), queries, own_keys, dq[0], dk_sum, dv_sum);
         },
-        &stats_.backward, &last));
+        &stats_.backward));
   } else {
-    // Q, dO, lse, delta, dQ stay; K, V travel, and dK, dV follow them.
+    // Q, dO, lse, delta, dQ stay. K and V visit the ranks, and dK and dV follow them.
     const Ring::Tensors own_queries = {q, saved.dout, saved.lse.Contiguous(), delta};
-    const Ring::Tensors keys = Travelling({saved.k, saved.v});
+    const Ring::Tensors keys = ForSending({saved.k, saved.v});
     const Ring::Block block = {{keys[0], kSeqAxis}, {keys[1], kSeqAxis}};
+    gradients.own = {{dk_sum, kSeqAxis}, {dv_sum, kSeqAxis}};
     BURST_RETURN_IF_ERROR(ring_->Run(
-        schedule, schedule.kv_route(), block, {{dk_sum, kSeqAxis}, {dv_sum, kSeqAxis}}, travelling,
-        [&](int source) -> const VisibleKeys& { return schedule.for_keys_of(source); },
-        [&](int, Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& keys,
-            const Ring::Tensors& gradients) {
-          kernel(part, visible, own_queries, keys, dq_sum, gradients[0], gradients[1]);
+        schedule.shard(), schedule.kv_route(), block, &gradients,
+        [&](int source, Ring::Part part, const Ring::Tensors& keys, const Ring::Tensors& dkv) {
+          kernel(part, schedule.for_keys_of(source), own_queries, keys, dq_sum, dkv[0], dkv[1]);
         },
-        &stats_.backward, &last));
+        &stats_.backward));
   }
   const auto finish = [](const Tensor& sum, const Tensor& gradient, const Tensor& last) {
     if (sum.raw_data() != gradient.raw_data()) {
@@ -368,10 +349,11 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
       sum.Add(last);
     }
   };
+  const Ring::Tensors& last = gradients.last;  // of dQ, or of dK and dV; or empty
   const bool arrived = !last.empty();
-  finish(dq_sum, *dq, arrived && queries_travel ? last[0] : Tensor());
-  finish(dk_sum, *dk, arrived && !queries_travel ? last[0] : Tensor());
-  finish(dv_sum, *dv, arrived && !queries_travel ? last[1] : Tensor());
+  finish(dq_sum, *dq, arrived && burst ? last[0] : Tensor());
+  finish(dk_sum, *dk, arrived && !burst ? last[0] : Tensor());
+  finish(dv_sum, *dv, arrived && !burst ? last[1] : Tensor());
   return absl::OkStatus();
 }
 

@@ -1,18 +1,23 @@
-// BurstAttention: exact attention over a sequence spread over a ring of ranks.
+// BurstAttention: exact attention over a sequence that is spread over a ring of ranks.
 //
 // Sun et al., "BurstAttention: An Efficient Distributed Attention Framework for Extremely Long
-// Sequences" (arXiv 2403.09347). Forward: Q stays, K and V travel; each round merges a local
-// attention into (out, lse). Backward, by bytes: either K, V, dK, dV stay and Q, dO, lse, delta
-// travel with dQ ("burst"), or Q, dO, dQ stay and K, V, dK, dV travel ("ring", Liu et al., arXiv
-// 2310.01889). Transfers of the next round run while this one computes; fully masked rounds are
-// skipped by every rank.
+// Sequences" (arXiv 2403.09347); examples/ring_on_one_page.h is the same in plain loops.
+//
+// Forward: Q stays on its rank, K and V visit the others; each round computes the attention to one
+// block of keys and merges it into (out, lse). The backward has two directions; it takes the one
+// that sends fewer bytes, unless it is told:
+//   burst  K, V, dK, dV stay; Q, dO, lse, delta visit the other ranks, and dQ follows them
+//   ring   Q, dO, lse, delta, dQ stay; K, V visit the other ranks, and dK, dV follow them
+//          (Liu et al., arXiv 2310.01889)
+// The transfers of the next round run while this one computes. Rounds in which no query sees a key
+// are skipped by every rank.
 //
 // Usable alone; see examples/attention.cc:
 //
 //   RunRanks(4, [](Communicator& comm) -> absl::Status {
 //     BURST_ASSIGN_OR_RETURN(auto attention, BurstAttention::Create({}, &comm));
 //     BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(seqlen));
-//     // q, k, v: this rank's tokens, those at schedule.positions(comm.rank())
+//     // q, k, v: of this rank's tokens, schedule.shard().local_positions()
 //     BURST_RETURN_IF_ERROR(attention->Forward(schedule, q, k, v, &out, &lse));
 //     return attention->Backward(schedule, {q, k, v, out, lse, dout}, &dq, &dk, &dv);
 //   });
@@ -39,12 +44,13 @@ enum class BackwardDirection { kAuto, kBurst, kRing };  // kAuto: the one that s
 absl::StatusOr<BackwardDirection> ParseBackwardDirection(absl::string_view name);  // "auto", ...
 const char* Name(BackwardDirection direction);
 
-// What gradients are on their way. kFp32: as they are summed, in SumDType. kBf16, of bfloat16
-// tensors only: half the bytes, rounded at every hop; ranks still add in float32.
+// The dtype in which gradients are sent around the ring. kFp32: that in which ranks accumulate
+// them, SumDType(dtype of q). kBf16, for bfloat16 tensors only: half the bytes, rounded at every
+// transfer; ranks still accumulate in float32.
 enum class RingGradDType { kFp32, kBf16 };
 
 absl::StatusOr<RingGradDType> ParseRingGradDType(absl::string_view name);  // "fp32", ...
-const char* Name(RingGradDType travelling);
+const char* Name(RingGradDType dtype);
 
 struct BurstAttentionOptions {
   Layout layout = Layout::kZigzag;
@@ -52,11 +58,11 @@ struct BurstAttentionOptions {
   double softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
   BackwardDirection backward = BackwardDirection::kAuto;
   RingGradDType ring_grad_dtype = RingGradDType::kFp32;
-  // A double ring (route.h): ranks n L to (n + 1) L - 1 are on one node, with L of them a node,
-  // and what leaves a node has a communicator of its own. 0: one flat ring. It divides the ranks.
+  // L > 0: a double ring (route.h) of nodes of L neighbouring ranks; L divides the number of ranks.
+  // Messages between nodes have a communicator of their own. 0: a flat ring.
   int ranks_per_node = 0;
-  // The CPU kernels are always deterministic (bitwise equal from run to run); a device with a
-  // faster order-free backward uses it only when this is false.
+  // Bitwise the same gradients in every run. The CPU kernels always are; GPUs have a faster backward
+  // without it.
   bool deterministic = true;
   // What computes each round; it must outlive the object. Null: the kernels of the tensors' device.
   const AttentionKernels* kernels = nullptr;
@@ -65,17 +71,19 @@ struct BurstAttentionOptions {
 class BurstAttention : public SequenceParallelAttention {
  public:
   // `comm` must outlive the object; null: a single rank. Collective. InvalidArgument for bad
-  // options.
+  // options. `group`: ranks that divide the tokens of one rank of the ring among themselves outside
+  // of attention (Ulysses, tensor parallelism). Their schedules say who holds which; q, k and v are
+  // of all tokens of the group.
   static absl::StatusOr<std::unique_ptr<BurstAttention>> Create(
-      const BurstAttentionOptions& options, Communicator* comm);
+      const BurstAttentionOptions& options, Communicator* comm, const RankGroup& group = {});
   ~BurstAttention() override;
 
   absl::StatusOr<RingSchedule> Schedule(int64_t seqlen,
                                         const DocumentStarts& documents = {}) const override;
 
-  // Partial results and sums over rounds are of SumDType(dtype), and gradients that travel too
-  // unless the options say otherwise (InvalidArgument where that is not for the dtype). `saved` is
-  // what Forward was given and gave: it may as well be put together from those.
+  // Results are accumulated over rounds in SumDType(dtype). `saved` is what Forward was given and
+  // gave: callers may as well put it together from those. InvalidArgument for a ring_grad_dtype
+  // that is not for the dtype of q.
   absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override;
   absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
@@ -85,12 +93,12 @@ class BurstAttention : public SequenceParallelAttention {
   absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
                         Tensor* dv) override;
 
-  // The direction Backward takes: the given one, or the one in which all ranks together send fewer
-  // bytes under this schedule.
+  // The direction Backward takes: that of the options, or the one in which all ranks together send
+  // fewer bytes under this schedule.
   BackwardDirection Direction(const RingSchedule& schedule, int64_t num_heads, int64_t num_kv_heads,
                               int64_t head_dim, DType dtype) const;
 
-  // Of the gradients on their way, of tensors of `dtype`.
+  // The dtype in which the gradients of tensors of `dtype` are sent.
   DType RingGradDTypeOf(DType dtype) const;
 
   const BurstAttentionOptions& options() const { return options_; }
@@ -105,16 +113,17 @@ class BurstAttention : public SequenceParallelAttention {
 
  private:
   BurstAttention(const BurstAttentionOptions& options, Communicator* comm,
-                 std::unique_ptr<Communicator> between_nodes);
+                 std::unique_ptr<Communicator> between_nodes, const RankGroup& group);
 
   absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                            const Tensor& v) const;
   absl::Status CheckSaved(const Saved& saved) const;
-  Ring::Tensors Travelling(Ring::Tensors tensors) const;
+  Ring::Tensors ForSending(Ring::Tensors tensors) const;
   const AttentionKernels& KernelsFor(const Tensor& q) const;
 
   const BurstAttentionOptions options_;
   Communicator* const comm_;
+  const RankGroup group_;
   const std::unique_ptr<Communicator> between_nodes_;  // null: one node
   std::unique_ptr<Ring> ring_;
   Stats stats_;

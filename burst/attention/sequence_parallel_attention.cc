@@ -62,7 +62,7 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
                      int64_t num_heads, int64_t num_kv_heads, KeptAttention* kept) {
   BURST_CHECK(qkv.value().ndim() == 4 && qkv.value().dim(2) == num_heads + 2 * num_kv_heads)
       << "qkv " << ToString(qkv.shape()) << " for " << num_heads << " heads and " << num_kv_heads
-      << " key heads";
+      << " KV heads";
   const auto heads = [=](const Tensor& packed, int part) {  // 0: query, 1: key, 2: value
     if (part == 0) return packed.Slice(2, 0, num_heads);
     return packed.Slice(2, num_heads + (part - 1) * num_kv_heads, num_kv_heads);
@@ -118,7 +118,7 @@ absl::Status CheckAttentionInputs(const Tensor& q, const Tensor& k, const Tensor
   BURST_RETURN_IF_ERROR(KernelsOf(q.device()).Check(q.device(), q.dtype(), q.dim(3)));
   if (k.dim(2) == 0 || q.dim(2) % k.dim(2) != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(k.dim(2), " key heads do not divide ", q.dim(2), " query heads"));
+        absl::StrCat(k.dim(2), " KV heads do not divide ", q.dim(2), " query heads"));
   }
   return absl::OkStatus();
 }

@@ -1,42 +1,28 @@
 #include "burst/attention/strategy.h"
 
 #include "absl/strings/str_cat.h"
-#include "burst/attention/tensor_parallel_attention.h"
 #include "burst/attention/ulysses_attention.h"
+#include "burst/base/enum_names.h"
 #include "burst/base/status.h"
 
 namespace burst {
+namespace {
+
+constexpr EnumName<Strategy> kStrategies[] = {{Strategy::kSingle, "single"},
+                                              {Strategy::kBurst, "burst"},
+                                              {Strategy::kRing, "ring"},
+                                              {Strategy::kUlysses, "ulysses"},
+                                              {Strategy::kBurstUlysses, "burst+ulysses"},
+                                              {Strategy::kTp, "tp"},
+                                              {Strategy::kTpSp, "tp+sp"}};
+
+}  // namespace
+
 
 absl::StatusOr<Strategy> ParseStrategy(absl::string_view name) {
-  for (Strategy strategy :
-       {Strategy::kSingle, Strategy::kBurst, Strategy::kRing, Strategy::kUlysses,
-        Strategy::kBurstUlysses, Strategy::kTp, Strategy::kTpSp}) {
-    if (name == Name(strategy)) return strategy;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown strategy '", name,
-                   "': use single, burst, ring, ulysses, burst+ulysses, tp or tp+sp"));
+  return ParseName("strategy", name, kStrategies);
 }
-
-const char* Name(Strategy strategy) {
-  switch (strategy) {
-    case Strategy::kSingle:
-      return "single";
-    case Strategy::kBurst:
-      return "burst";
-    case Strategy::kRing:
-      return "ring";
-    case Strategy::kUlysses:
-      return "ulysses";
-    case Strategy::kBurstUlysses:
-      return "burst+ulysses";
-    case Strategy::kTp:
-      return "tp";
-    case Strategy::kTpSp:
-      return "tp+sp";
-  }
-  return "?";
-}
+const char* Name(Strategy strategy) { return NameOf(strategy, kStrategies); }
 
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
     Strategy strategy, const BurstAttentionOptions& options, int group_size, Communicator* comm) {
@@ -62,15 +48,15 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
                            UlyssesAttention::Create(options, size, comm));
     return attention;
   }
-  if (IsTensorParallel(strategy)) {
-    BURST_ASSIGN_OR_RETURN(std::unique_ptr<SequenceParallelAttention> attention,
-                           TensorParallelAttention::Create(options, *comm));
-    return attention;
-  }
   BurstAttentionOptions ring = options;
   if (strategy == Strategy::kRing) ring.backward = BackwardDirection::kRing;
+  RankGroup group;
+  if (IsTensorParallel(strategy)) {  // attention itself is that of one rank
+    group = {comm->world_size(), comm->rank()};
+    comm = nullptr;
+  }
   BURST_ASSIGN_OR_RETURN(std::unique_ptr<SequenceParallelAttention> attention,
-                         BurstAttention::Create(ring, comm));
+                         BurstAttention::Create(ring, comm, group));
   return attention;
 }
 

@@ -12,38 +12,40 @@
 namespace burst {
 
 enum class Strategy {
-  kSingle,        // one rank holds the sequence
-  kBurst,         // a ring; its backward's direction is an option
-  kRing,          // RingAttention: a ring in which keys, values and their gradients travel
-  kUlysses,       // an all-to-all over heads among all ranks
-  kBurstUlysses,  // all-to-alls in groups, a ring of groups
-  kTp,    // tensor parallel: heads and hidden channels are spread, every rank has all tokens
-  kTpSp,  // the same, with the tokens spread wherever the layers allow it
+  kSingle,        // one rank has the whole sequence
+  kBurst,         // a ring; the direction of its backward is an option
+  kRing,          // RingAttention: a ring in which K, V, dK and dV are sent
+  kUlysses,       // an all-to-all of heads for tokens among all ranks
+  kBurstUlysses,  // such all-to-alls within groups, and a ring of groups
+  kTp,            // tensor parallelism: ranks divide heads and hidden channels, each has all tokens
+  kTpSp,          // the same, and ranks divide the tokens wherever the layers allow it
 };
 
 absl::StatusOr<Strategy> ParseStrategy(absl::string_view name);  // "single", "burst", ...
 const char* Name(Strategy strategy);
 
-// Whether options.backward has a meaning: the strategy's backward can take either direction.
+// Whether the strategy's backward can take either direction: options.backward has a meaning.
 inline bool HasDirections(Strategy strategy) {
   return strategy == Strategy::kBurst || strategy == Strategy::kBurstUlysses;
 }
 
-// Whether options.ranks_per_node has a meaning: the strategy has a ring.
+// Whether the strategy has a ring: options.ranks_per_node has a meaning.
 inline bool HasRing(Strategy strategy) {
   return strategy == Strategy::kRing || HasDirections(strategy);
 }
 
-// Whether the ranks of a sequence share the model's parameters and heads. The model takes care of
-// that (model/tensor_parallel.h); attention is given the rank's heads on all tokens.
+// Whether the ranks of a sequence divide the model's parameters and heads (model/tensor_parallel.h).
+// Attention then takes this rank's heads of all tokens, schedule.shard().length() of them, and sends
+// nothing. Outside of the layers a rank has its local_positions() only.
 inline bool IsTensorParallel(Strategy strategy) {
   return strategy == Strategy::kTp || strategy == Strategy::kTpSp;
 }
 
-// The attention of this rank of `comm`, which must outlive it; null: of one rank. Collective.
-// `group_size`: ranks that share heads, for kBurstUlysses; no other strategy reads it.
-// InvalidArgument for bad options, a group size that does not divide the ranks, several ranks with
-// kSingle, a backward's direction that is not the strategy's, and nodes where there is no ring.
+// The attention of this rank of `comm`, which must outlive it; null: a single rank. Collective.
+// `group_size`: ranks that divide the heads, for kBurstUlysses; other strategies ignore it.
+// InvalidArgument for bad options, a group size that does not divide the number of ranks, several
+// ranks with kSingle, a direction of the backward that the strategy does not have, and
+// ranks_per_node without a ring.
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
     Strategy strategy, const BurstAttentionOptions& options, int group_size, Communicator* comm);
 

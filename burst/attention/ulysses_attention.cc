@@ -29,7 +29,7 @@ absl::Status CheckHeadsDivide(int64_t num_heads, int64_t num_kv_heads, int size)
     if (HeadsDivide(num_heads, num_kv_heads, other)) valid.push_back(other);
   }
   return absl::InvalidArgumentError(
-      absl::StrCat(num_heads, " heads (", num_kv_heads, " for keys) cannot be shared by groups of ",
+      absl::StrCat(num_heads, " heads (", num_kv_heads, " KV heads) cannot be shared by groups of ",
                    size, " ranks; ", absl::StrJoin(valid, ", "), " would do"));
 }
 
@@ -49,25 +49,20 @@ absl::StatusOr<std::unique_ptr<UlyssesAttention>> UlyssesAttention::Create(
                                                    " ranks does not hold whole groups of ", size));
   }
   std::unique_ptr<UlyssesAttention> attention(new UlyssesAttention);
-  const int group = comm->rank() / size, member = comm->rank() % size;
-  attention->options_ = options;
-  BURST_ASSIGN_OR_RETURN(attention->group_, comm->Split(/*color=*/group, /*key=*/member));
-  BURST_ASSIGN_OR_RETURN(attention->ring_, comm->Split(/*color=*/member, /*key=*/group));
+  const int group = comm->rank() / size, group_rank = comm->rank() % size;
+  BURST_ASSIGN_OR_RETURN(attention->group_, comm->Split(/*color=*/group, /*key=*/group_rank));
+  BURST_ASSIGN_OR_RETURN(attention->ring_, comm->Split(/*color=*/group_rank, /*key=*/group));
   attention->exchange_ = std::make_unique<HeadExchange>(attention->group_.get());
   BurstAttentionOptions of_ring = options;
   of_ring.ranks_per_node /= size;
   BURST_ASSIGN_OR_RETURN(attention->attention_,
-                         BurstAttention::Create(of_ring, attention->ring_.get()));
+                         BurstAttention::Create(of_ring, attention->ring_.get(), {size, group_rank}));
   return attention;
 }
 
 absl::StatusOr<RingSchedule> UlyssesAttention::Schedule(int64_t seqlen,
                                                         const DocumentStarts& documents) const {
-  BURST_ASSIGN_OR_RETURN(TokenShard shard,
-                         TokenShard::Create(ring_->rank(), ring_->world_size(), options_.layout,
-                                            seqlen, {group_->world_size(), group_->rank()}));
-  return RingSchedule::Create(std::move(shard), options_.mask, documents,
-                              options_.ranks_per_node / group_->world_size());
+  return attention_->Schedule(seqlen, documents);
 }
 
 absl::Status UlyssesAttention::CheckSchedule(const RingSchedule& schedule) const {
@@ -75,13 +70,13 @@ absl::Status UlyssesAttention::CheckSchedule(const RingSchedule& schedule) const
   if (group.size == group_->world_size() && group.group_rank == group_->rank()) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat("the schedule is for member ", group.group_rank,
-                                                 " of groups of ", group.size, ", this is member ",
+  return absl::InvalidArgumentError(absl::StrCat("the schedule is for rank ", group.group_rank,
+                                                 " of groups of ", group.size, ", this is rank ",
                                                  group_->rank(), " of ", group_->world_size()));
 }
 
-// q, k, v of this rank's tokens -> of the group's tokens, this rank's heads; attention over the
-// ring; out and lse the other way.
+// q, k, v of this rank's tokens and all heads -> of the group's tokens and this rank's heads;
+// attention over the ring; the same exchange back, of out and lse.
 absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tensor& q,
                                        const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
                                        Saved* saved) {
@@ -91,10 +86,10 @@ absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tenso
   }
   BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
   BURST_RETURN_IF_ERROR(CheckHeadsDivide(q.dim(2), k.dim(2), group_->world_size()));
-  const int64_t held = schedule.shard().local_length();
-  if (q.dim(1) != held) {
+  const int64_t length = schedule.shard().local_length();
+  if (q.dim(1) != length) {
     return absl::InvalidArgumentError(
-        absl::StrCat("this rank holds ", held, " tokens of the schedule, q has ", q.dim(1)));
+        absl::StrCat("this rank has ", length, " local tokens in the schedule, q has ", q.dim(1)));
   }
   BURST_RETURN_IF_ERROR(EnsureOutput("out", q.shape(), q.dtype(), q.device(), out));
   if (lse != nullptr) {
@@ -135,8 +130,8 @@ absl::Status UlyssesAttention::Backward(const RingSchedule& schedule, const Save
   if (group_->world_size() == 1) return attention_->Backward(schedule, saved, dq, dk, dv);
   const Tensor& dout = saved.dout;
   const int64_t num_heads = saved.q.dim(2) * group_->world_size();
-  const int64_t held = schedule.shard().local_length();
-  Shape shape = {saved.q.dim(0), held, num_heads, saved.q.dim(3)};
+  const int64_t length = schedule.shard().local_length();
+  Shape shape = {saved.q.dim(0), length, num_heads, saved.q.dim(3)};
   const DType dtype = saved.q.dtype(), sum_dtype = SumDType(dtype);
   const DeviceType device = saved.q.device();
   if (dout.shape() != shape || dout.dtype() != dtype || dout.device() != device) {

@@ -1,19 +1,22 @@
-// UlyssesAttention: each rank of a group gets the tokens of the whole group for a part of the
-// heads, computes their attention, and gives every rank its tokens back.
+// UlyssesAttention: each rank of a group receives the tokens of the whole group for a part of the
+// heads, computes their attention, and returns to every rank the results of its tokens.
 //
-// Jacobs et al., "DeepSpeed Ulysses" (arXiv 2309.14509). With a group of all the ranks, the kernel
-// sees the whole sequence and the all-to-alls are all there is to send. With smaller groups it is
-// the hybrid of Fang and Zhao, "USP" (arXiv 2405.07719): member m of every group forms a ring with
-// the members m of the others, and BurstAttention runs over it. Groups are neighbouring ranks,
-// where the links are fastest: rank = ring rank * size + member.
+// Source: DeepSpeed Ulysses (Jacobs et al., arXiv 2309.14509). With one group of all ranks, a kernel
+// sees the whole sequence, and the all-to-alls are all that is sent. Smaller groups are the hybrid
+// USP (Fang and Zhao, arXiv 2405.07719): the ranks of the same group_rank in all groups form a ring,
+// and BurstAttention runs over it. A group is neighbouring ranks, where the links are fastest:
+// rank = ring_rank * size + group_rank.
 //
-// Bytes a rank sends to the other members of its group of U, with l tokens of each of B sequences
-// on every rank, H heads (K key heads) of D elements of s bytes, and t bytes an element of
-// SumDType: (U-1)/U of
-//   forward   B l D s (H + 2 K')  q, k, v in    + B l D s H          out back   (+ B l H t, lse)
-//   backward  B l D s H           dout in       + B l D s (H + 2 K') dq, dk, dv (+ B l H t, dlse)
-// with K' = max(K, U): fewer key heads than members are replicated, and their gradients summed. The
-// ring's bytes come on top, those of H / U heads on U l tokens.
+// Bytes that a rank sends to the other ranks of its group of U, with l tokens of each of B sequences
+// on every rank, H heads and K KV heads of D elements of s bytes, t bytes an element of SumDType,
+// and K' = max(K, U), because fewer KV heads than ranks are replicated, and their gradients summed:
+// (U-1)/U of
+//
+//   forward    send q, k, v   B l D s (H + 2 K')    return out          B l D s H  (+ B l H t for lse)
+//   backward   send dout      B l D s H             return dq, dk, dv   B l D s (H + 2 K')
+//                                                                       (+ B l H t for dlse)
+//
+// The ring's bytes come on top: those of H / U heads and U l tokens.
 #pragma once
 
 #include <cstdint>
@@ -30,37 +33,37 @@
 
 namespace burst {
 
-// InvalidArgument, with the group sizes that would do, unless heads can be shared by a group of
-// `size` ranks: size divides num_heads, and of size and num_kv_heads one divides the other.
+// OK if a group of `size` ranks can divide the heads: size divides num_heads, and of size and
+// num_kv_heads one divides the other. Else InvalidArgument, which names the sizes that can.
 absl::Status CheckHeadsDivide(int64_t num_heads, int64_t num_kv_heads, int size);
 
 class UlyssesAttention : public SequenceParallelAttention {
  public:
-  // Collective in `comm`, which must outlive the object, in groups of `size` ranks. `options` are
-  // those of the ring's attention; its ranks_per_node counts the ranks of `comm`, and is a multiple
-  // of size. InvalidArgument for bad options or a size that does not divide the number of ranks.
+  // Groups of `size` ranks of `comm`, which must outlive the object. Collective. `options` are those
+  // of the ring's attention, except ranks_per_node: it counts ranks of `comm`, and size divides it.
+  // InvalidArgument for bad options or a size that does not divide the number of ranks.
   static absl::StatusOr<std::unique_ptr<UlyssesAttention>> Create(
       const BurstAttentionOptions& options, int size, Communicator* comm);
 
   absl::StatusOr<RingSchedule> Schedule(int64_t seqlen,
                                         const DocumentStarts& documents = {}) const override;
 
-  // The heads must divide (CheckHeadsDivide). `saved` holds what was gathered, so that Backward
-  // need not gather it again.
+  // InvalidArgument unless CheckHeadsDivide. `saved` keeps what was received, so that Backward need
+  // not exchange it again.
   absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override;
   absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
                         Tensor* dv) override;
-  // `saved` has out and lse of this rank's heads; q, k, v are gathered again.
+  // `saved` has out and lse of this rank's heads; q, k and v are exchanged again.
   absl::Status Restore(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Saved* saved) override;
 
-  // Traffic of the all-to-alls; the ring's is ring().stats().
+  // What the all-to-alls sent; for the ring see ring().stats().
   struct Stats {
     ExchangeTraffic forward, backward;
   };
   const Stats& stats() const { return stats_; }
-  BytesSent bytes_sent() const override;  // both together
+  BytesSent bytes_sent() const override;  // both
   void ResetStats() override;
 
   const BurstAttention& ring() const { return *attention_; }
@@ -69,7 +72,6 @@ class UlyssesAttention : public SequenceParallelAttention {
   UlyssesAttention() = default;
   absl::Status CheckSchedule(const RingSchedule& schedule) const;
 
-  BurstAttentionOptions options_;
   std::unique_ptr<Communicator> group_, ring_;
   std::unique_ptr<HeadExchange> exchange_;
   std::unique_ptr<BurstAttention> attention_;  // over the ring

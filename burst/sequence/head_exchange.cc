@@ -20,13 +20,13 @@ Shape ShapeWith(const HeadTensor& like, int64_t tokens, int64_t heads) {
   return shape;
 }
 
-// A member's tokens among its group's.
+// One rank's tokens among its group's.
 Tensor TokensAt(const Tensor& group, int axis, const TokenRun& run) {
   return group.Slice(axis, run.begin, run.count, run.step);
 }
 
-Tensor HeadsAt(const HeadTensor& member, const Heads& heads) {
-  return member.tensor.Slice(member.head_axis, heads.first, heads.count);
+Tensor HeadsAt(const HeadTensor& all, const Heads& heads) {
+  return all.tensor.Slice(all.head_axis, heads.first, heads.count);
 }
 
 int64_t NumElements(const Shape& shape) {
@@ -37,9 +37,9 @@ int64_t NumElements(const Shape& shape) {
 
 }  // namespace
 
-Heads HeadExchange::HeadsOf(int64_t num_heads, int member, int size) {
+Heads HeadExchange::HeadsOf(int64_t num_heads, int group_rank, int size) {
   BURST_CHECK(num_heads % size == 0 || size % num_heads == 0) << num_heads << " for " << size;
-  return {member * num_heads / size, std::max<int64_t>(1, num_heads / size)};
+  return {group_rank * num_heads / size, std::max<int64_t>(1, num_heads / size)};
 }
 
 HeadExchange::Messages::Messages(int rank, int size, DeviceType device,
@@ -75,7 +75,7 @@ absl::Status HeadExchange::Transfer(const Messages& sent, const Messages& receiv
                                     ExchangeTraffic* traffic) {
   std::vector<SendBuffer> sends;
   std::vector<ReceiveBuffer> receives;
-  // Everybody starts with its next neighbour, so that not all send to the same one first.
+  // Each rank starts with its next neighbour, so that not all send to the same one first.
   for (int distance = 1; distance < group_->world_size(); ++distance) {
     const int to = (group_->rank() + distance) % group_->world_size();
     const int from = (group_->rank() + group_->world_size() - distance) % group_->world_size();
@@ -95,15 +95,15 @@ absl::Status HeadExchange::Transfer(const Messages& sent, const Messages& receiv
 absl::Status HeadExchange::Gather(const TokenShard& shard, const HeadTensors& own,
                                   Tensors* gathered, ExchangeTraffic* traffic) {
   const int size = group_->world_size(), rank = group_->rank();
-  const auto heads_of = [&](size_t i, int member) {
-    return HeadsOf(own[i].tensor.dim(own[i].head_axis), member, size);
+  const auto heads_of = [&](size_t i, int group_rank) {
+    return HeadsOf(own[i].tensor.dim(own[i].head_axis), group_rank, size);
   };
   std::vector<DType> dtypes;
   for (const HeadTensor& each : own) dtypes.push_back(each.tensor.dtype());
   const DeviceType device = own[0].tensor.device();
-  const int64_t held = shard.local_length();
+  const int64_t length = shard.local_length();
   const Messages sent(rank, size, device, dtypes, [&](size_t i, int peer) {
-    return ShapeWith(own[i], held, heads_of(i, peer).count);
+    return ShapeWith(own[i], length, heads_of(i, peer).count);
   });
   const Messages received(rank, size, device, dtypes, [&](size_t i, int peer) {
     return ShapeWith(own[i], shard.local_length(peer), heads_of(i, rank).count);
@@ -111,7 +111,7 @@ absl::Status HeadExchange::Gather(const TokenShard& shard, const HeadTensors& ow
   std::vector<TensorCopy> copies;
   for (size_t i = 0; i < own.size(); ++i) {
     for (int peer = 0; peer < size; ++peer) {
-      if (peer == rank || held == 0) continue;
+      if (peer == rank || length == 0) continue;
       copies.push_back({HeadsAt(own[i], heads_of(i, peer)), sent.part(i, peer)});
     }
   }
@@ -143,17 +143,17 @@ absl::Status HeadExchange::Scatter(const TokenShard& shard, const Tensors& gathe
   std::vector<DType> dtypes;
   for (const Tensor& tensor : gathered) dtypes.push_back(tensor.dtype());
   const DeviceType device = gathered[0].device();
-  const auto shape_on = [&](size_t i, int member) {
-    return ShapeWith(own[i], shard.local_length(member), gathered[i].dim(own[i].head_axis));
+  const auto shape_on = [&](size_t i, int group_rank) {
+    return ShapeWith(own[i], shard.local_length(group_rank), gathered[i].dim(own[i].head_axis));
   };
   const Messages sent(rank, size, device, dtypes, shape_on);
   const Messages received(rank, size, device, dtypes,
                           [&](size_t i, int) { return shape_on(i, rank); });
   std::vector<TensorCopy> copies;
-  // From the group's tokens those of a member, all of them to `part`.
-  const auto take = [&](size_t i, int member, const Tensor& part) {
+  // From the group's tokens those of one rank, to `part`.
+  const auto take = [&](size_t i, int group_rank, const Tensor& part) {
     const int axis = own[i].token_axis;
-    for (const TokenRun& run : shard.runs(member)) {
+    for (const TokenRun& run : shard.runs(group_rank)) {
       copies.push_back({TokensAt(gathered[i], axis, run), part.Slice(axis, run.first, run.count)});
     }
   };
@@ -175,7 +175,7 @@ absl::Status HeadExchange::Scatter(const TokenShard& shard, const Tensors& gathe
       CopyAll(copies);
       copies.clear();
       const auto part = [&](int peer) { return peer == rank ? mine : received.part(i, peer); };
-      const int same = static_cast<int>(size / num_heads);  // members that share a head
+      const int same = static_cast<int>(size / num_heads);  // ranks that share a head
       for (int peer = 0; peer < size; peer += same) {
         const Tensor sum = part(peer).To(SumDType(dtypes[i]));
         for (int other = 1; other < same; ++other) sum.Add(part(peer + other));

@@ -1,5 +1,6 @@
-// The all-to-all of DeepSpeed-Ulysses: between a rank's own tokens with all heads, and the tokens
-// of its whole group with a part of the heads. Knows tokens and heads, nothing of attention.
+// The all-to-all of DeepSpeed Ulysses (arXiv 2309.14509): between this rank's tokens with all heads,
+// and the tokens of its whole group with a part of the heads. Knows tokens and heads, nothing of
+// attention.
 #pragma once
 
 #include <cstdint>
@@ -22,37 +23,37 @@ struct ExchangeTraffic {
 
 class HeadExchange {
  public:
-  // A tensor with an axis of tokens and one of heads.
+  // A tensor, with its axis of tokens and its axis of heads.
   struct HeadTensor {
     Tensor tensor;
     int token_axis, head_axis;
   };
   using HeadTensors = absl::InlinedVector<HeadTensor, 3>;
 
-  // The heads that member m of a group of `size` works on. Fewer heads than members: each is
-  // replicated on size / heads of them.
+  // The heads that a rank of a group of `size` computes. Fewer heads than ranks: each is replicated
+  // on size / num_heads of them.
   struct Heads {
     int64_t first, count;
   };
-  static Heads HeadsOf(int64_t num_heads, int member, int size);
+  static Heads HeadsOf(int64_t num_heads, int group_rank, int size);
 
   // `group` must outlive the object.
   explicit HeadExchange(Communicator* group) : group_(group) {}
 
-  // Own tokens, all heads -> the group's tokens in order of position, this rank's heads. The
-  // results are contiguous. `shard` is that of this rank; the number of heads and the group's
-  // size divide one another.
+  // This rank's tokens, all heads -> the group's tokens in order of position, this rank's heads.
+  // The results are contiguous. `shard` is that of this rank. The group's size divides the number
+  // of heads, or is divided by it.
   absl::Status Gather(const TokenShard& shard, const HeadTensors& own,
                       absl::InlinedVector<Tensor, 3>* gathered, ExchangeTraffic* traffic);
 
-  // The way back; assigns the tensors of `own`. What several members have of a replicated head is
-  // summed, in the order of the members and in SumDType, as gradients must be.
+  // The reverse; assigns the tensors of `own`. What several ranks have of a replicated head is
+  // summed, in the order of the ranks and in SumDType, as gradients must be.
   absl::Status Scatter(const TokenShard& shard, const absl::InlinedVector<Tensor, 3>& gathered,
                        const HeadTensors& own, ExchangeTraffic* traffic);
 
  private:
-  // Memory for what goes to every other member, or comes from it: a part of each tensor. Parts of
-  // one dtype travel in one message.
+  // Memory for what is sent to every other rank, or received from it: a part of each tensor. Parts
+  // of one dtype are one message.
   class Messages {
    public:
     // shape(i, peer): the shape of the part of tensor i for `peer`.

@@ -18,20 +18,20 @@ Tensor EmptyWith(const Tensor& like, int64_t tokens) {
   return Tensor::Empty(shape, like.dtype(), like.device());
 }
 
-// Elements of each member's tokens. On their way the members' tokens lie one behind the other.
+// Elements of each rank's tokens. In a message, the tokens of one rank follow those of another.
 std::vector<int64_t> Counts(const TokenShard& shard, const Tensor& like) {
   int64_t token = like.dim(0);
   for (int64_t axis = kTokenAxis + 1; axis < like.ndim(); ++axis) token *= like.dim(axis);
   std::vector<int64_t> counts;
-  for (int m = 0; m < shard.group().size; ++m) counts.push_back(token * shard.local_length(m));
+  for (int r = 0; r < shard.group().size; ++r) counts.push_back(token * shard.local_length(r));
   return counts;
 }
 
-// Whether that is the order of position as well, so that nothing has to be put in place.
+// Whether that is the order of position, too, so that nothing has to be moved.
 bool InOrder(const TokenShard& shard, const Tensor& like) {
   int64_t begin = 0;
-  for (int m = 0; m < shard.group().size; ++m) {
-    for (const TokenRun& run : shard.runs(m)) {
+  for (int r = 0; r < shard.group().size; ++r) {
+    for (const TokenRun& run : shard.runs(r)) {
       if (run.begin != begin || run.step != 1) return false;
       begin += run.count;
     }
@@ -39,26 +39,26 @@ bool InOrder(const TokenShard& shard, const Tensor& like) {
   return like.dim(0) == 1;
 }
 
-// Calls copy(tokens of a member among its own, the same among all) for each run of them.
+// Calls copy(part of own, the same tokens in all) for each run of a rank's tokens.
 template <typename Copy>
-void ForEachRun(const TokenShard& shard, int member, const Tensor& own, const Tensor& all,
+void ForEachRun(const TokenShard& shard, int group_rank, const Tensor& own, const Tensor& all,
                 Copy copy) {
-  for (const TokenRun& run : shard.runs(member)) {
+  for (const TokenRun& run : shard.runs(group_rank)) {
     copy(own.Slice(kTokenAxis, run.first, run.count),
          all.Slice(kTokenAxis, run.begin, run.count, run.step));
   }
 }
 
-// The same for every member, whose tokens are `parts`, one behind the other.
+// The same for every rank of the group; `parts` are their tokens, one rank after the other.
 template <typename Copy>
 void ForEachPart(const TokenShard& shard, const Tensor& parts, const Tensor& all, Copy copy) {
   const std::vector<int64_t> counts = Counts(shard, all);
   int64_t begin = 0;
-  for (int m = 0; m < shard.group().size; ++m) {
+  for (int r = 0; r < shard.group().size; ++r) {
     Shape shape = all.shape();
-    shape[kTokenAxis] = shard.local_length(m);
-    ForEachRun(shard, m, parts.Slice(0, begin, counts[m]).View(shape), all, copy);
-    begin += counts[m];
+    shape[kTokenAxis] = shard.local_length(r);
+    ForEachRun(shard, r, parts.Slice(0, begin, counts[r]).View(shape), all, copy);
+    begin += counts[r];
   }
 }
 
@@ -113,9 +113,9 @@ absl::Status TokenExchange::ReduceScatter(const TokenShard& shard, const Tensor&
 }
 
 Tensor TokenExchange::Own(const TokenShard& shard, const Tensor& all) {
-  const int member = shard.group().group_rank;
-  const Tensor own = EmptyWith(all, shard.local_length(member));
-  ForEachRun(shard, member, own, all,
+  const int group_rank = shard.group().group_rank;
+  const Tensor own = EmptyWith(all, shard.local_length(group_rank));
+  ForEachRun(shard, group_rank, own, all,
              [](const Tensor& part, const Tensor& place) { part.CopyFrom(place); });
   return own;
 }

@@ -12,31 +12,32 @@ namespace burst {
 
 class TokenExchange {
  public:
-  // `group` must outlive the object; the schedules are those of its ranks, members of one group.
+  // `group` must outlive the object. The shards given below are those of its ranks.
   explicit TokenExchange(Communicator* group) : group_(group) {}
 
-  // An exchange on its way, and the memory it uses.
+  // An exchange that was posted, and the memory it uses.
   struct Pending {
     Tensor parts, result;
   };
 
-  // own: [batch, held, ...], contiguous -> *all: [batch, length, ...] of the group's tokens in
-  // order of position, contiguous and new. A rank sends `own` to every other one.
+  // All-gather. own: [batch, local_length, ...], contiguous -> *all: [batch, length, ...] of the
+  // group's tokens in order of position, contiguous and new.
   absl::Status Gather(const TokenShard& shard, const Tensor& own, Tensor* all) const;
 
-  // all: [batch, length, ...], contiguous -> *own: [batch, held, ...], summed over the ranks,
-  // contiguous and new. A rank sends every other one its tokens.
+  // Reduce-scatter. all: [batch, length, ...], contiguous -> *own: [batch, local_length, ...], the
+  // sum over the ranks, contiguous and new.
   absl::Status ReduceScatter(const TokenShard& shard, const Tensor& all, Tensor* own) const;
 
-  // The tokens of this rank out of those of its group: [batch, held, ...]. No communication.
+  // The tokens of this rank out of those of its group: [batch, local_length, ...], new. Sends
+  // nothing.
   static Tensor Own(const TokenShard& shard, const Tensor& all);
 
-  // Replaces `all`, contiguous, by its sum over the ranks.
+  // All-reduce: replaces `all`, contiguous, by its sum over the ranks.
   absl::Status AllReduce(const Tensor& all) const { return group_->AllReduceSum(all); }
 
-  // The same in two steps, with other work in between where the communicator can do both at once.
-  // What was posted may not be touched until Wait, which completes all of it. Then Gathered() is
-  // the `all` of a Gather, and pending.result the `own` of a ReduceScatter.
+  // The same in two steps, with other work in between. What was posted may not be touched until
+  // Wait, which completes all that was posted. Then Gathered() is the `all` of a Gather, and
+  // pending.result the `own` of a ReduceScatter.
   absl::Status PostGather(const TokenShard& shard, const Tensor& own, Pending* pending) const;
   static Tensor Gathered(const TokenShard& shard, const Pending& pending);
   absl::Status PostReduceScatter(const TokenShard& shard, const Tensor& all,

@@ -6,9 +6,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
+#include "burst/base/enum_names.h"
 
 namespace burst {
 namespace {
+
+constexpr EnumName<Layout> kLayouts[] = {{Layout::kContiguous, "contiguous"},
+                                         {Layout::kZigzag, "zigzag"},
+                                         {Layout::kStriped, "striped"}};
 
 // Appends the positions of chunk `index` of `chunks` nearly equal ones.
 void AppendChunk(int64_t seqlen, int64_t index, int64_t chunks, std::vector<int32_t>* positions) {
@@ -40,24 +45,9 @@ std::vector<TokenRun> FindRuns(const std::vector<int32_t>& local, const std::vec
 }  // namespace
 
 absl::StatusOr<Layout> ParseLayout(absl::string_view name) {
-  for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
-    if (name == Name(layout)) return layout;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown layout '", name, "': use contiguous, zigzag or striped"));
+  return ParseName("layout", name, kLayouts);
 }
-
-const char* Name(Layout layout) {
-  switch (layout) {
-    case Layout::kContiguous:
-      return "contiguous";
-    case Layout::kZigzag:
-      return "zigzag";
-    case Layout::kStriped:
-      return "striped";
-  }
-  return "?";
-}
+const char* Name(Layout layout) { return NameOf(layout, kLayouts); }
 
 std::vector<int32_t> LocalPositions(Layout layout, int64_t seqlen, int rank, int world_size) {
   BURST_CHECK(world_size > 0 && rank >= 0 && rank < world_size);

@@ -161,14 +161,14 @@ TEST(BurstAttentionTest, DoubleRing) {
                 *TokenShard::Create(0, ranks, layout, seqlen), mask.mask, documents, per_node);
             const RingRoute& keys = schedule.kv_route();
             const bool burst = direction == BackwardDirection::kBurst;
-            const RingRoute& pass = burst ? schedule.query_route() : keys;
+            const RingRoute& route = burst ? schedule.query_route() : keys;
             const int64_t q = heads * head_dim * 8, kv = 2 * kv_heads * head_dim * 8;
             for (Link link : kLinks) {
               EXPECT_EQ(forward.bytes(link), keys.block_tokens[link] * kv);
               EXPECT_EQ(backward.blocks[link].bytes,
-                        pass.block_tokens[link] * (burst ? 2 * q + 2 * heads * 8 : kv));
+                        route.block_tokens[link] * (burst ? 2 * q + 2 * heads * 8 : kv));
               EXPECT_EQ(backward.gradients[link].bytes,
-                        pass.gradient_tokens[link] * (burst ? q : kv));
+                        route.gradient_tokens[link] * (burst ? q : kv));
             }
           }
         }
@@ -201,7 +201,7 @@ TEST(BurstAttentionTest, DoublePrecisionAndBatchedDocuments) {
   }
 }
 
-// fp32 partials and fp32 travelling gradients: the error does not grow with the ring.
+// Partial results and gradients in transit are float32: the error does not grow with the ring.
 TEST(BurstAttentionTest, ErrorDoesNotGrowWithTheRing) {
   const Inputs inputs = RandomInputs(1, 512, 2, 2, 64, DType::kFloat32, 9);
   const AttentionResults expected = Reference(inputs, {true, 0}, {}, 0.125);
@@ -227,7 +227,7 @@ TEST(BurstAttentionTest, BitwiseEqualFromRunToRun) {
   }
 }
 
-// Bytes a hop and element of the batch, from the method's table, times G - 1 hops of every rank.
+// Bytes a transfer and element of the batch, from the method's table, times G - 1 transfers of every rank.
 TEST(BurstAttentionTest, BytesEqualTheFormulas) {
   const int64_t batch = 2, seqlen = 96, head_dim = 16;
   for (const auto& [heads, kv_heads] : {std::make_pair(4, 4), std::make_pair(4, 1)}) {
@@ -237,7 +237,7 @@ TEST(BurstAttentionTest, BytesEqualTheFormulas) {
     for (const auto& [world_size, per_node] :
          {std::pair(1, 0), std::pair(2, 0), std::pair(3, 0), std::pair(4, 0), std::pair(4, 2),
           std::pair(6, 3), std::pair(8, 2)}) {
-      const int64_t hops = static_cast<int64_t>(world_size) * (world_size - 1);
+      const int64_t transfers = static_cast<int64_t>(world_size) * (world_size - 1);
       const int64_t between =
           per_node == 0 ? 0 : static_cast<int64_t>(world_size) * (world_size / per_node - 1);
       const int64_t tokens = batch * seqlen / world_size;
@@ -250,20 +250,20 @@ TEST(BurstAttentionTest, BytesEqualTheFormulas) {
         AttentionResults results;
         RingTraffic forward, backward;
         ASSERT_TRUE(RunRing(world_size, options, inputs, {}, &results, &forward, &backward).ok());
-        EXPECT_EQ(forward.blocks.total().transfers, hops);
-        EXPECT_EQ(forward.blocks.total().bytes, hops * tokens * 2 * hk * 4);
+        EXPECT_EQ(forward.blocks.total().transfers, transfers);
+        EXPECT_EQ(forward.blocks.total().bytes, transfers * tokens * 2 * hk * 4);
         EXPECT_EQ(forward.gradients.total().bytes, 0);
-        EXPECT_EQ(backward.blocks.total().transfers, hops);
-        EXPECT_EQ(backward.gradients.total().transfers, hops);
+        EXPECT_EQ(backward.blocks.total().transfers, transfers);
+        EXPECT_EQ(backward.gradients.total().transfers, transfers);
         for (const auto& sent : {forward.blocks, backward.blocks, backward.gradients}) {
           EXPECT_EQ(sent[Link::kInter].transfers, between);
         }
         if (direction == BackwardDirection::kBurst) {
-          EXPECT_EQ(backward.blocks.total().bytes, hops * tokens * (2 * hq + 2 * heads) * 4);
-          EXPECT_EQ(backward.gradients.total().bytes, hops * tokens * hq * 4);
+          EXPECT_EQ(backward.blocks.total().bytes, transfers * tokens * (2 * hq + 2 * heads) * 4);
+          EXPECT_EQ(backward.gradients.total().bytes, transfers * tokens * hq * 4);
         } else {
-          EXPECT_EQ(backward.blocks.total().bytes, hops * tokens * 2 * hk * 4);
-          EXPECT_EQ(backward.gradients.total().bytes, hops * tokens * 2 * hk * 4);
+          EXPECT_EQ(backward.blocks.total().bytes, transfers * tokens * 2 * hk * 4);
+          EXPECT_EQ(backward.gradients.total().bytes, transfers * tokens * 2 * hk * 4);
         }
       }
     }
@@ -350,7 +350,7 @@ TEST(BurstAttentionTest, OverNccl) {
   }
 }
 
-// bfloat16 on a ring: partial results and travelling gradients are float32, so errors are bounded
+// bfloat16 on a ring: partial results and gradients in transit are float32, so errors are bounded
 // by those of a naive computation in bfloat16, as in flash_attention_bf16_test.
 TEST(BurstAttentionTest, BFloat16) {
   const DType bf16 = DType::kBFloat16;
@@ -363,40 +363,39 @@ TEST(BurstAttentionTest, BFloat16) {
                           rounded_to);
   };
   const AttentionResults expected = reference(DType::kFloat64), naive = reference(bf16);
-  // A result is rounded once; a gradient that travels in bfloat16 at every hop as well.
+  // A result is rounded once; a gradient that is sent in bfloat16 is, besides, at every transfer.
   const auto no_worse = [&](const Tensor& actual, const Tensor& bound, const Tensor& truth,
                             int roundings) {
     EXPECT_LE(RelativeError(actual, truth), 2 * RelativeError(bound, truth) + roundings * 0x1p-9);
   };
-  using Travelling = RingGradDType;
-  for (const auto& [world_size, per_node, direction, travelling] :
-       {std::tuple(1, 0, BackwardDirection::kBurst, Travelling::kFp32),
-        std::tuple(2, 0, BackwardDirection::kBurst, Travelling::kFp32),
-        std::tuple(2, 0, BackwardDirection::kRing, Travelling::kBf16),
-        std::tuple(4, 0, BackwardDirection::kBurst, Travelling::kBf16),
-        std::tuple(4, 0, BackwardDirection::kRing, Travelling::kFp32),
-        std::tuple(4, 2, BackwardDirection::kBurst, Travelling::kFp32),
-        std::tuple(4, 2, BackwardDirection::kRing, Travelling::kBf16)}) {
+  for (const auto& [world_size, per_node, direction, ring_grad_dtype] :
+       {std::tuple(1, 0, BackwardDirection::kBurst, RingGradDType::kFp32),
+        std::tuple(2, 0, BackwardDirection::kBurst, RingGradDType::kFp32),
+        std::tuple(2, 0, BackwardDirection::kRing, RingGradDType::kBf16),
+        std::tuple(4, 0, BackwardDirection::kBurst, RingGradDType::kBf16),
+        std::tuple(4, 0, BackwardDirection::kRing, RingGradDType::kFp32),
+        std::tuple(4, 2, BackwardDirection::kBurst, RingGradDType::kFp32),
+        std::tuple(4, 2, BackwardDirection::kRing, RingGradDType::kBf16)}) {
     SCOPED_TRACE(testing::Message() << world_size << " ranks, " << per_node << " a node, "
-                                    << Name(direction) << ", " << Name(travelling));
+                                    << Name(direction) << ", " << Name(ring_grad_dtype));
     BurstAttentionOptions options;
     options.backward = direction;
     options.ranks_per_node = per_node;
-    options.ring_grad_dtype = travelling;
+    options.ring_grad_dtype = ring_grad_dtype;
     AttentionResults actual;
     RingTraffic forward, backward;
     const absl::Status status =
         RunRing(world_size, options, inputs, {}, &actual, &forward, &backward);
     ASSERT_TRUE(status.ok()) << status;
     const bool burst = direction == BackwardDirection::kBurst;
-    const int hops = travelling == Travelling::kBf16 ? world_size - 1 : 0;
+    const int transfers = ring_grad_dtype == RingGradDType::kBf16 ? world_size - 1 : 0;
     EXPECT_LE(RelativeError(actual.lse, expected.lse), 1e-5);
     no_worse(actual.out, naive.out, expected.out, 1);
-    no_worse(actual.dq, naive.dq, expected.dq, 1 + (burst ? hops : 0));
-    no_worse(actual.dk, naive.dk, expected.dk, 1 + (burst ? 0 : hops));
-    no_worse(actual.dv, naive.dv, expected.dv, 1 + (burst ? 0 : hops));
+    no_worse(actual.dq, naive.dq, expected.dq, 1 + (burst ? transfers : 0));
+    no_worse(actual.dk, naive.dk, expected.dk, 1 + (burst ? 0 : transfers));
+    no_worse(actual.dv, naive.dv, expected.dv, 1 + (burst ? 0 : transfers));
 
-    // Bytes of a token and hop: q 2, lse and delta 4, gradients 4 or 2 an element. Zigzag and
+    // Bytes of a token and transfer: q 2, lse and delta 4, gradients 4 or 2 an element. Zigzag and
     // causal: every block visits every rank.
     const int64_t tokens = (world_size - 1) * batch * seqlen;
     const int64_t hq = heads * head_dim, hk = kv_heads * head_dim;
@@ -404,7 +403,7 @@ TEST(BurstAttentionTest, BFloat16) {
     EXPECT_EQ(backward.blocks.total().bytes,
               tokens * (burst ? 2 * hq * 2 + 2 * heads * 4 : 2 * hk * 2));
     EXPECT_EQ(backward.gradients.total().bytes,
-              tokens * (burst ? hq : 2 * hk) * (travelling == Travelling::kBf16 ? 2 : 4));
+              tokens * (burst ? hq : 2 * hk) * (ring_grad_dtype == RingGradDType::kBf16 ? 2 : 4));
   }
 }
 #endif
@@ -421,7 +420,7 @@ TEST(BurstAttentionTest, ErrorsAreClear) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };
-  EXPECT_NE(message(bad_heads.q, bad_heads.k, bad_heads.v).find("3 key heads do not divide 4"),
+  EXPECT_NE(message(bad_heads.q, bad_heads.k, bad_heads.v).find("3 KV heads do not divide 4"),
             std::string::npos);
   EXPECT_NE(message(short_one.q, short_one.k, short_one.v).find("8 tokens"), std::string::npos);
   EXPECT_NE(message(good.q, good.k, short_one.v).find("do not fit"), std::string::npos);

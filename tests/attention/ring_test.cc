@@ -1,5 +1,5 @@
-// The ring itself, without attention: blocks that say whose they are, gradients that are random
-// numbers. Flat and double rings, gradients that travel as float32 and as bfloat16.
+// The ring itself, without attention: blocks hold their owner's rank, gradients are random numbers.
+// Flat and double rings, gradients sent as float32 and as bfloat16.
 #include "burst/attention/ring/ring.h"
 
 #include <gtest/gtest.h>
@@ -30,10 +30,10 @@ struct Case {
   int ranks, per_node;
   Layout layout;
   AttentionMask mask;
-  DType travelling;
+  DType in_transit;
 };
 
-// Two passes of one rank, so that buffers are used again; the gradient of its own block.
+// Two runs of one rank, so that buffers are used again; the gradient of its own block.
 absl::Status RunRank(const Case& c, int64_t seqlen, Communicator& comm, Tensor* result,
                      RingTraffic* traffic) {
   std::unique_ptr<Communicator> between_nodes;
@@ -48,25 +48,25 @@ absl::Status RunRank(const Case& c, int64_t seqlen, Communicator& comm, Tensor* 
   const Tensor block =
       Tensor::Empty({1, schedule.shard().length(), 1}, DType::kFloat32, kTestDevice);
   block.Fill(comm.rank());
-  for (int pass = 0; pass < 2; ++pass) {
+  for (int run = 0; run < 2; ++run) {
     *traffic = RingTraffic();
     const Tensor gradient =
         Tensor::Zeros({1, schedule.shard().length(), kWidth}, DType::kFloat32, kTestDevice);
-    Ring::Tensors last;
+    Ring::BlockGradients gradients;
+    gradients.own = {{gradient, 1}};
+    gradients.in_transit = c.in_transit;
     BURST_RETURN_IF_ERROR(ring.Run(
-        schedule, schedule.query_route(), {{block, 1}}, {{gradient, 1}}, c.travelling,
-        [&](int source) -> const VisibleKeys& { return schedule.for_queries_of(source); },
-        [&](int source, Ring::Part part, const VisibleKeys&, const Ring::Tensors& visiting,
-            const Ring::Tensors& gradients) {
+        schedule.shard(), schedule.query_route(), {{block, 1}}, &gradients,
+        [&](int source, Ring::Part part, const Ring::Tensors& visiting, const Ring::Tensors& sums) {
           for (float owner : visiting[0].ToVector<float>()) EXPECT_EQ(owner, source);
-          // This rank's own block comes twice, in two parts: half each.
+          // This rank's own block is computed in two calls: half each.
           EXPECT_EQ(part == Ring::Part::kWhole, source != comm.rank());
           const Tensor term = Part(source, comm.rank(), schedule.shard().length(source));
           if (source == comm.rank()) term.Scale(0.5);
-          gradients[0].Add(term.To(kTestDevice));
+          sums[0].Add(term.To(kTestDevice));
         },
-        traffic, &last));
-    if (!last.empty()) gradient.Add(last[0]);
+        traffic));
+    if (!gradients.last.empty()) gradient.Add(gradients.last[0]);
     *result = gradient.To(DeviceType::kCpu);
   }
   return absl::OkStatus();
@@ -79,11 +79,11 @@ TEST(Ring, GradientsAreSumsAndCountTheirBytes) {
         std::pair(4, 2), std::pair(6, 3), std::pair(6, 2), std::pair(4, 1)}) {
     for (const AttentionMask& mask : {AttentionMask{false, 0}, AttentionMask{true, 9}}) {
       for (Layout layout : kLayouts) {
-        for (DType travelling : {DType::kFloat32, DType::kBFloat16}) {
+        for (DType in_transit : {DType::kFloat32, DType::kBFloat16}) {
           SCOPED_TRACE(testing::Message()
                        << ranks << " ranks, " << per_node << " a node, window " << mask.window
-                       << " " << Name(layout) << " " << Name(travelling));
-          const Case c = {ranks, per_node, layout, mask, travelling};
+                       << " " << Name(layout) << " " << Name(in_transit));
+          const Case c = {ranks, per_node, layout, mask, in_transit};
           std::vector<Tensor> results(ranks);
           std::vector<RingTraffic> traffic(ranks);
           const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) {
@@ -109,9 +109,9 @@ TEST(Ring, GradientsAreSumsAndCountTheirBytes) {
                 magnitude = std::max(magnitude, absolute[i]);
               }
             }
-            // A partial sum is rounded once for every addition and, to bfloat16, once a hop: ranks
-            // of either at most.
-            const double unit = travelling == DType::kFloat32 ? 0x1p-24 : 0x1p-9 + 0x1p-24;
+            // A partial sum is rounded once for every addition and, to bfloat16, at every transfer:
+            // as many as ranks, at most.
+            const double unit = in_transit == DType::kFloat32 ? 0x1p-24 : 0x1p-9 + 0x1p-24;
             const std::vector<float> actual = results[rank].ToVector<float>();
             for (size_t i = 0; i < expected.size(); ++i) {
               EXPECT_NEAR(actual[i], expected[i], ranks * unit * magnitude);
@@ -121,7 +121,7 @@ TEST(Ring, GradientsAreSumsAndCountTheirBytes) {
               *TokenShard::Create(0, ranks, layout, seqlen), mask, {}, per_node);
           for (Link link : kLinks) {
             EXPECT_EQ(gradient_bytes[link],
-                      schedule.query_route().gradient_tokens[link] * kWidth * SizeOf(travelling));
+                      schedule.query_route().gradient_tokens[link] * kWidth * SizeOf(in_transit));
           }
         }
       }

@@ -97,15 +97,15 @@ TEST(ScheduleTest, VisibleKeysMatchTheDefinition) {
   }
 }
 
-// Walks all ranks through a pass, message by message: a rank computes and sends only what it has,
-// every send has its receive in the same round, what a round needs is there when it begins (blocks)
-// or ends (gradients), each needed (block, host) pair is computed exactly once, gradients come home
-// complete, and the tokens are those that the passes announce.
-void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_travel) {
+// Walks all ranks through their routes, message by message: a rank computes and sends only what it has,
+// every send has its receive in the same round, what a round needs has arrived when it begins (blocks)
+// or ends (gradients), each needed (block, host) pair is computed exactly once, gradients return
+// complete, and the tokens are those that the routes announce.
+void SimulateRoute(const std::vector<RingSchedule>& schedules, bool queries_are_sent) {
   const int world_size = static_cast<int>(schedules.size());
   const int per_node = schedules[0].ranks_per_node();
-  const auto pass = [&](int rank) -> const RingRoute& {
-    return queries_travel ? schedules[rank].query_route() : schedules[rank].kv_route();
+  const auto route = [&](int rank) -> const RingRoute& {
+    return queries_are_sent ? schedules[rank].query_route() : schedules[rank].kv_route();
   };
   const auto check_peer = [&](int from, int to, Link link) {
     EXPECT_NE(from, to);
@@ -120,7 +120,7 @@ void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_trave
   using Arrivals = std::vector<std::vector<Message>>;  // by rank
   std::vector<std::vector<int>> has(world_size);       // blocks by round: [rank][round], -1: none
   PerLink<Arrivals> gradients;                         // posted and not yet awaited
-  std::vector<std::set<int>> home(world_size), computed(world_size);
+  std::vector<std::set<int>> returned(world_size), computed(world_size);
   std::vector<std::vector<Message>> arrived(world_size);  // partial gradients at hand
   for (Link link : kLinks) gradients[link].resize(world_size);
   for (int rank = 0; rank < world_size; ++rank) {
@@ -132,7 +132,7 @@ void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_trave
     const bool first = t % per_node == 0, last = (t + 1) % per_node == 0;
     // Blocks.
     for (int rank = 0; rank < world_size; ++rank) {
-      const RingRound& round = pass(rank).rounds[t];
+      const RingRound& round = route(rank).rounds[t];
       for (Link link : kLinks) {
         const RingTransfer& transfer = round.block[link];
         if (link == Link::kInter) {
@@ -142,13 +142,13 @@ void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_trave
           const int block = link == Link::kInter || first ? has[rank][t] : has[rank][t - 1];
           ASSERT_GE(block, 0);
           check_peer(rank, transfer.to, link);
-          const RingTransfer& other = pass(transfer.to).rounds[t].block[link];
+          const RingTransfer& other = route(transfer.to).rounds[t].block[link];
           EXPECT_EQ(other.from, rank);
           EXPECT_EQ(other.arriving, block);
           block_tokens[link] += length(block);
         }
         if (transfer.from >= 0) {
-          EXPECT_EQ(pass(transfer.from).rounds[t].block[link].to, rank);
+          EXPECT_EQ(route(transfer.from).rounds[t].block[link].to, rank);
           const int arrives = link == Link::kIntra ? t + 1 : t + per_node;
           ASSERT_LT(arrives, world_size);
           EXPECT_TRUE(link == Link::kInter || !last);
@@ -157,10 +157,10 @@ void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_trave
         }
       }
     }
-    // Computation, and the gradients that are there when it is done.
+    // Computation, and the gradients that have arrived when it is done.
     for (int rank = 0; rank < world_size; ++rank) {
-      const RingRound& round = pass(rank).rounds[t];
-      const bool needed = !(queries_travel ? schedules[rank].for_queries_of(round.source)
+      const RingRound& round = route(rank).rounds[t];
+      const bool needed = !(queries_are_sent ? schedules[rank].for_queries_of(round.source)
                                            : schedules[rank].for_keys_of(round.source))
                                .none();
       EXPECT_EQ(round.compute, needed);
@@ -172,7 +172,7 @@ void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_trave
         if (link == Link::kInter && !last) continue;
         for (Message& message : gradients[link][rank]) {
           if (message.source == rank) {
-            for (int other : message.added) EXPECT_TRUE(home[rank].insert(other).second);
+            for (int other : message.added) EXPECT_TRUE(returned[rank].insert(other).second);
           } else {
             arrived[rank].push_back(message);
           }
@@ -181,9 +181,9 @@ void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_trave
       }
       EXPECT_LE(arrived[rank].size(), 3u) << "few buffers";
     }
-    // Gradients on their way.
+    // Gradients that are sent.
     for (int rank = 0; rank < world_size; ++rank) {
-      const RingRound& round = pass(rank).rounds[t];
+      const RingRound& round = route(rank).rounds[t];
       Message sum = {round.source};
       if (t > 0 && round.compute) sum.added.insert(rank);
       std::vector<Message> kept;
@@ -191,7 +191,7 @@ void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_trave
         if (message.source == round.source) {
           for (int other : message.added) EXPECT_TRUE(sum.added.insert(other).second);
         } else {
-          EXPECT_EQ(message.source, pass(rank).rounds[t + 1].source) << "at most a round ahead";
+          EXPECT_EQ(message.source, route(rank).rounds[t + 1].source) << "at most a round ahead";
           kept.push_back(message);
         }
       }
@@ -200,15 +200,15 @@ void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_trave
       for (Link link : kLinks) {
         const RingTransfer& transfer = round.gradient[link];
         if (transfer.from >= 0) {
-          EXPECT_EQ(pass(transfer.from).rounds[t].gradient[link].to, rank);
+          EXPECT_EQ(route(transfer.from).rounds[t].gradient[link].to, rank);
         }
         if (transfer.to < 0) continue;
         ++sent;
         check_peer(rank, transfer.to, link);
-        EXPECT_TRUE(gradients[link][transfer.to].empty()) << "one on its way at a time";
+        EXPECT_TRUE(gradients[link][transfer.to].empty()) << "one in transit at a time";
         gradients[link][transfer.to].push_back(sum);
-        EXPECT_EQ(pass(transfer.to).rounds[t].gradient[link].from, rank);
-        EXPECT_EQ(pass(transfer.to).rounds[t].gradient[link].arriving, round.source);
+        EXPECT_EQ(route(transfer.to).rounds[t].gradient[link].from, rank);
+        EXPECT_EQ(route(transfer.to).rounds[t].gradient[link].arriving, round.source);
         gradient_tokens[link] += length(round.source);
       }
       EXPECT_EQ(sent, sum.added.empty() ? 0 : 1);
@@ -218,19 +218,19 @@ void SimulatePass(const std::vector<RingSchedule>& schedules, bool queries_trave
     for (Link link : kLinks) {
       for (const Message& message : gradients[link][rank]) {
         EXPECT_EQ(message.source, rank);
-        for (int other : message.added) EXPECT_TRUE(home[rank].insert(other).second);
+        for (int other : message.added) EXPECT_TRUE(returned[rank].insert(other).second);
       }
     }
     std::set<int> expected;
     for (int other = 0; other < world_size; ++other) {
-      const VisibleKeys& keys = queries_travel ? schedules[other].for_queries_of(rank)
+      const VisibleKeys& keys = queries_are_sent ? schedules[other].for_queries_of(rank)
                                                : schedules[other].for_keys_of(rank);
       if (other != rank && !keys.none()) expected.insert(other);
     }
-    EXPECT_EQ(home[rank], expected);
+    EXPECT_EQ(returned[rank], expected);
     for (Link link : kLinks) {
-      EXPECT_EQ(pass(rank).block_tokens[link], block_tokens[link]);
-      EXPECT_EQ(pass(rank).gradient_tokens[link], gradient_tokens[link]);
+      EXPECT_EQ(route(rank).block_tokens[link], block_tokens[link]);
+      EXPECT_EQ(route(rank).gradient_tokens[link], gradient_tokens[link]);
     }
   }
 }
@@ -253,23 +253,23 @@ TEST(ScheduleTest, BlocksAndGradientsArriveWhereTheyAreNeeded) {
                 *RingSchedule::Create(*TokenShard::Create(rank, world_size, layout, seqlen), c.mask,
                                       Clip(c.documents, seqlen), per_node));
           }
-          SimulatePass(schedules, /*queries_travel=*/false);
-          SimulatePass(schedules, /*queries_travel=*/true);
+          SimulateRoute(schedules, /*queries_are_sent=*/false);
+          SimulateRoute(schedules, /*queries_are_sent=*/true);
         }
       }
     }
   }
 }
 
-TEST(ScheduleTest, FullAttentionMakesOneHopLessThanRanks) {
+TEST(ScheduleTest, FullAttentionMakesOneTransferLessThanRanks) {
   for (const auto& [world_size, per_node] : kRings) {
     const int64_t per = per_node == 0 ? world_size : per_node, nodes = world_size / per;
     const auto schedule = RingSchedule::Create(
         *TokenShard::Create(0, world_size, Layout::kZigzag, 720), {false, 0}, {}, per_node);
     ASSERT_TRUE(schedule.ok());
     EXPECT_EQ(schedule->ranks_per_node(), per);
-    for (const RingRoute* pass : {&schedule->kv_route(), &schedule->query_route()}) {
-      for (const PerLink<int64_t>* tokens : {&pass->block_tokens, &pass->gradient_tokens}) {
+    for (const RingRoute* route : {&schedule->kv_route(), &schedule->query_route()}) {
+      for (const PerLink<int64_t>* tokens : {&route->block_tokens, &route->gradient_tokens}) {
         EXPECT_EQ(tokens->total(), 720 * (world_size - 1));
         EXPECT_EQ((*tokens)[Link::kInter], 720 * (nodes - 1));
         EXPECT_EQ((*tokens)[Link::kIntra], 720 * nodes * (per - 1));
@@ -278,8 +278,8 @@ TEST(ScheduleTest, FullAttentionMakesOneHopLessThanRanks) {
   }
 }
 
-// In a flat ring a rank finds the gradient of others there, to add to, in all rounds but two; and
-// two sums are left to make, at the far end of the ring and at home.
+// In a flat ring the gradient of others has arrived, to be added to, in all rounds but two; and
+// two additions are left, on the last rank and on the owner.
 TEST(ScheduleTest, GradientsArriveAheadOfTheirBlocks) {
   for (int world_size : {4, 5, 8}) {
     const auto schedule =
@@ -296,12 +296,12 @@ TEST(ScheduleTest, GradientsArriveAheadOfTheirBlocks) {
   }
 }
 
-TEST(ScheduleTest, ContiguousWindowTravelsOnlyAsFarAsItReaches) {
+TEST(ScheduleTest, ContiguousWindowIsSentOnlyAsFarAsItReaches) {
   // 8 ranks of 16 tokens, a window of 17: a query sees its own rank's keys and the previous one's.
   const auto schedule =
       RingSchedule::Create(*TokenShard::Create(0, 8, Layout::kContiguous, 128), {true, 17});
   ASSERT_TRUE(schedule.ok());
-  // Every rank but the last one's, one hop.
+  // The block of every rank but the last, one transfer.
   EXPECT_EQ(schedule->kv_route().block_tokens.total(), 7 * 16);
 }
 

@@ -8,15 +8,15 @@
 namespace burst {
 namespace {
 
-Shape ShapeFor(const Ring::BlockTensor& member, int64_t length) {
-  Shape shape = member.tensor.shape();
-  shape[member.length_axis] = length;
+Shape ShapeFor(const Ring::BlockTensor& own, int64_t length) {
+  Shape shape = own.tensor.shape();
+  shape[own.length_axis] = length;
   return shape;
 }
 
 Ring::Tensors Own(const Ring::Block& block) {
   Ring::Tensors tensors;
-  for (const Ring::BlockTensor& member : block) tensors.push_back(member.tensor);
+  for (const Ring::BlockTensor& own : block) tensors.push_back(own.tensor);
   return tensors;
 }
 
@@ -77,38 +77,38 @@ absl::Status Ring::Wait(Link link, Channel channel) {
   return comm(link) == nullptr ? absl::OkStatus() : comm(link)->Wait(channel);
 }
 
-// The gradients of a pass, on their way: at most one out and one in on each link, and one that has
-// arrived ahead of its block's round.
-class Ring::Gradients {
+// The gradients that a rank sends and receives during a Run: at most one out and one in on each
+// link, and one that arrived a round before its block is computed.
+class Ring::GradientTransfers {
  public:
-  Gradients(Ring* ring, const RingSchedule& schedule, const Block& own, DType dtype,
-            RingTraffic* traffic)
+  GradientTransfers(Ring* ring, const TokenShard& shard, const Block& own, DType in_transit,
+                    RingTraffic* traffic)
       : ring_(*ring),
-        schedule_(schedule),
+        shard_(shard),
         own_(own),
-        dtype_(dtype),
-        narrow_(!own.empty() && dtype != own[0].tensor.dtype()),
-        sums_(narrow_ ? ring->spare_sums_ : ring->spare_),
+        in_transit_(in_transit),
+        converts_(!own.empty() && in_transit != own[0].tensor.dtype()),
+        free_sums_(converts_ ? ring->free_sums_ : ring->free_),
         traffic_(*traffic) {
-    Spare(&ring_.home_);
+    Free(&ring_.last_);
   }
-  ~Gradients() {
+  ~GradientTransfers() {
     for (Link link : kLinks) {
-      Spare(&out_[link]);
-      Spare(&in_[link]);
+      Free(&out_[link]);
+      Free(&in_[link]);
     }
-    Spare(&ahead_);
-    SpareSum();
+    Free(&early_);
+    FreeSum();
   }
 
   // Begins the round of `source`: a gradient of its block that has arrived becomes the sum.
   void Begin(int source) {
-    if (ahead_.empty()) return;
-    BURST_CHECK(ahead_source_ == source && sum_.empty());
-    BeginSum(source, &ahead_);
+    if (early_.empty()) return;
+    BURST_CHECK(early_source_ == source && sum_.empty());
+    BeginSum(source, &early_);
   }
 
-  // What this rank's part is added to: what has arrived from others, or zero.
+  // What this rank's part is added to: what other ranks have added so far, or zero.
   Tensors Sum(int source) {
     if (!sum_.empty()) return View(sum_, source);
     TakeSum();
@@ -123,45 +123,45 @@ class Ring::Gradients {
     Buffer in = std::exchange(in_[link], {});
     if (in.empty()) return absl::OkStatus();
     const int arrived = arriving_[link];
-    if (arrived == schedule_.shard().rank()) {
+    if (arrived == shard_.rank()) {
       AddTo(Own(own_), View(in, arrived));
     } else if (arrived != source) {
-      BURST_CHECK(ahead_.empty());
-      ahead_source_ = arrived;
-      std::swap(ahead_, in);
+      BURST_CHECK(early_.empty());
+      early_source_ = arrived;
+      std::swap(early_, in);
     } else if (sum_.empty()) {
       BeginSum(source, &in);
     } else {
       AddTo(View(sum_, source), View(in, source));
     }
-    Spare(&in);
+    Free(&in);
     return absl::OkStatus();
   }
 
-  // Completes all transfers after the last round. *last: what came home with them.
+  // Completes all transfers after the last round. *last: this rank's gradients that arrived.
   absl::Status Finish(Tensors* last) {
     for (Link link : kLinks) {
       BURST_RETURN_IF_ERROR(Complete(link));
       if (in_[link].empty()) continue;
-      BURST_CHECK(arriving_[link] == schedule_.shard().rank() && last->empty());
-      Spare(&ring_.home_);
-      std::swap(ring_.home_, in_[link]);
-      *last = View(ring_.home_, schedule_.shard().rank());
+      BURST_CHECK(arriving_[link] == shard_.rank() && last->empty());
+      Free(&ring_.last_);
+      std::swap(ring_.last_, in_[link]);
+      *last = View(ring_.last_, shard_.rank());
     }
     return absl::OkStatus();
   }
 
-  // Sends the sum on after the round of `source`, and expects the next.
+  // After a round: starts to send its sum and to receive the next gradient.
   absl::Status Send(const RingRound& round) {
     for (Link link : kLinks) {
       const RingTransfer& transfer = round.gradient[link];
       Tensors out, in;
       if (transfer.to >= 0) {
         BURST_CHECK(!sum_.empty() && out_[link].empty());
-        if (narrow_) {
+        if (converts_) {
           out_[link] = Take();
           Convert(View(sum_, round.source), View(out_[link], round.source));
-          SpareSum();
+          FreeSum();
         } else {
           std::swap(out_[link], sum_);
         }
@@ -180,115 +180,116 @@ class Ring::Gradients {
   }
 
  private:
-  static Buffer TakeFrom(std::vector<Buffer>* spare) {
-    if (spare->empty()) return {};
-    Buffer buffer = std::move(spare->back());
-    spare->pop_back();
+  static Buffer TakeFrom(std::vector<Buffer>* free) {
+    if (free->empty()) return {};
+    Buffer buffer = std::move(free->back());
+    free->pop_back();
     return buffer;
   }
-  static void SpareTo(std::vector<Buffer>* spare, Buffer* buffer) {
-    if (!buffer->empty()) spare->push_back(std::exchange(*buffer, {}));
+  static void FreeTo(std::vector<Buffer>* free, Buffer* buffer) {
+    if (!buffer->empty()) free->push_back(std::exchange(*buffer, {}));
   }
   static void Convert(const Tensors& from, const Tensors& to) {
     for (size_t i = 0; i < to.size(); ++i) to[i].ConvertFrom(from[i]);
   }
 
   Tensors View(const Buffer& buffer, int source) const {
-    return ViewFor(own_, buffer, schedule_.shard().length(source));
+    return ViewFor(own_, buffer, shard_.length(source));
   }
   Buffer Take() {
-    Buffer buffer = TakeFrom(&ring_.spare_);
-    Reserve(own_, schedule_.shard().max_length(), &buffer, dtype_);
+    Buffer buffer = TakeFrom(&ring_.free_);
+    Reserve(own_, shard_.max_length(), &buffer, in_transit_);
     return buffer;
   }
-  void Spare(Buffer* buffer) { SpareTo(&ring_.spare_, buffer); }
+  void Free(Buffer* buffer) { FreeTo(&ring_.free_, buffer); }
   void TakeSum() {
-    sum_ = TakeFrom(&sums_);
-    Reserve(own_, schedule_.shard().max_length(), &sum_);
+    sum_ = TakeFrom(&free_sums_);
+    Reserve(own_, shard_.max_length(), &sum_);
   }
-  void SpareSum() { SpareTo(&sums_, &sum_); }
-  // What has arrived becomes the sum, in place unless it travelled in another dtype.
+  void FreeSum() { FreeTo(&free_sums_, &sum_); }
+  // What has arrived becomes the sum, in place unless it was sent in another dtype.
   void BeginSum(int source, Buffer* arrived) {
-    if (!narrow_) return std::swap(sum_, *arrived);
+    if (!converts_) return std::swap(sum_, *arrived);
     TakeSum();
     Convert(View(*arrived, source), View(sum_, source));
-    Spare(arrived);
+    Free(arrived);
   }
   absl::Status Complete(Link link) {
     BURST_RETURN_IF_ERROR(ring_.Wait(link, Channel::kGradient));
-    Spare(&out_[link]);
+    Free(&out_[link]);
     return absl::OkStatus();
   }
 
   Ring& ring_;
-  const RingSchedule& schedule_;
+  const TokenShard& shard_;
   const Block& own_;
-  const DType dtype_;  // of gradients on their way
-  const bool narrow_;  // sums have another dtype
-  std::vector<Buffer>& sums_;
+  const DType in_transit_;
+  const bool converts_;  // sums have another dtype than gradients in transit
+  std::vector<Buffer>& free_sums_;
   RingTraffic& traffic_;
   PerLink<Buffer> out_, in_;
   PerLink<int> arriving_;
-  Buffer sum_;    // the gradient of the block at work, of this rank and those before it
-  Buffer ahead_;  // the same for the next round, whose block is that of rank ahead_source_
-  int ahead_source_ = -1;
+  Buffer sum_;    // of the block that is computed: the parts of this rank and of those before it
+  Buffer early_;  // the same for the next round, whose block is that of rank early_source_
+  int early_source_ = -1;
 };
 
-absl::Status Ring::Run(const RingSchedule& schedule, const RingRoute& pass, const Block& block,
-                       const Block& gradients, DType gradient_dtype,
-                       const std::function<const VisibleKeys&(int source)>& visible,
-                       const Compute& compute, RingTraffic* traffic, Tensors* last) {
-  const int rank = schedule.shard().rank();
-  const int world_size = schedule.shard().world_size(), ranks_per_node = schedule.ranks_per_node();
-  const bool has_gradients = !gradients.empty();
-  if (has_gradients) last->clear();
+absl::Status Ring::Run(const TokenShard& shard, const RingRoute& route, const Block& block,
+                       BlockGradients* gradients, const Compute& compute, RingTraffic* traffic) {
+  const int rank = shard.rank();
+  const int world_size = shard.world_size(), ranks_per_node = route.ranks_per_node;
+  const bool has_gradients = gradients != nullptr;
+  const Tensors own = Own(block), own_gradients = has_gradients ? Own(gradients->own) : Tensors();
+  if (has_gradients) gradients->last.clear();
   BURST_CHECK(world_size == ranks_per_node || between_nodes_ != nullptr);
   if (world_size == 1) {
-    compute(rank, Part::kWhole, visible(rank), Own(block), Own(gradients));
+    compute(rank, Part::kWhole, own, own_gradients);
     ++traffic->rounds_computed;
     return absl::OkStatus();
   }
-  const auto place_for = [&](Buffer* buffer, int source) {
-    Reserve(block, schedule.shard().max_length(), buffer);
-    return ViewFor(block, *buffer, schedule.shard().length(source));
+  const auto make_room = [&](Buffer* buffer, int source) {
+    Reserve(block, shard.max_length(), buffer);
+    return ViewFor(block, *buffer, shard.length(source));
   };
-  Gradients travelling(this, schedule, gradients, gradient_dtype, traffic);
-  Tensors before, at_work = Own(block), next_node;
+  std::optional<GradientTransfers> transfers;
+  if (has_gradients) {
+    transfers.emplace(this, shard, gradients->own, gradients->in_transit, traffic);
+  }
+  Tensors previous, current = own, next_node;  // blocks of rounds t - 1, t, and of the next node
   for (int t = 0; t < world_size; ++t) {
-    const RingRound& round = pass.rounds[t];
+    const RingRound& round = route.rounds[t];
     const bool first_in_node = t % ranks_per_node == 0;
     const bool last_in_node = (t + 1) % ranks_per_node == 0;
 
-    // Blocks of later rounds come while this one is at work.
+    // Blocks of later rounds arrive while this one is computed.
     Tensors next;
     const RingTransfer& within = round.block[Link::kIntra];
     const RingTransfer& across = round.block[Link::kInter];
-    if (within.from >= 0) next = place_for(&within_[t % 3], within.arriving);
+    if (within.from >= 0) next = make_room(&within_[t % 3], within.arriving);
     if (across.from >= 0) {
-      next_node = place_for(&across_[t / ranks_per_node % 2], across.arriving);
+      next_node = make_room(&across_[t / ranks_per_node % 2], across.arriving);
     }
     BURST_RETURN_IF_ERROR(Post(Link::kIntra, Channel::kRead, within,
-                               first_in_node ? at_work : before, next,
+                               first_in_node ? current : previous, next,
                                &traffic->blocks[Link::kIntra]));
-    BURST_RETURN_IF_ERROR(Post(Link::kInter, Channel::kRead, across, at_work, next_node,
+    BURST_RETURN_IF_ERROR(Post(Link::kInter, Channel::kRead, across, current, next_node,
                                &traffic->blocks[Link::kInter]));
 
-    if (has_gradients) travelling.Begin(round.source);
+    if (has_gradients) transfers->Begin(round.source);
     if (t == 0) {
-      compute(rank, has_gradients ? Part::kFirst : Part::kWhole, visible(rank), at_work,
-              Own(gradients));
+      compute(rank, has_gradients ? Part::kFirst : Part::kWhole, current, own_gradients);
     } else if (round.compute) {
-      compute(round.source, Part::kWhole, visible(round.source), at_work,
-              has_gradients ? travelling.Sum(round.source) : Tensors());
+      compute(round.source, Part::kWhole, current,
+              has_gradients ? transfers->Sum(round.source) : Tensors());
     }
     ++(t == 0 || round.compute ? traffic->rounds_computed : traffic->rounds_skipped);
 
     if (has_gradients) {
-      BURST_RETURN_IF_ERROR(travelling.Arrive(Link::kIntra, round.source));
+      BURST_RETURN_IF_ERROR(transfers->Arrive(Link::kIntra, round.source));
       if (last_in_node) {
-        BURST_RETURN_IF_ERROR(travelling.Arrive(Link::kInter, round.source));
+        BURST_RETURN_IF_ERROR(transfers->Arrive(Link::kInter, round.source));
       }
-      BURST_RETURN_IF_ERROR(travelling.Send(round));
+      BURST_RETURN_IF_ERROR(transfers->Send(round));
     }
 
     BURST_RETURN_IF_ERROR(Wait(Link::kIntra, Channel::kRead));
@@ -297,13 +298,13 @@ absl::Status Ring::Run(const RingSchedule& schedule, const RingRoute& pass, cons
       next = std::move(next_node);
       next_node.clear();
     }
-    before = std::move(at_work);
-    at_work = std::move(next);
+    previous = std::move(current);
+    current = std::move(next);
   }
 
   if (has_gradients) {
-    compute(rank, Part::kSecond, visible(rank), Own(block), Own(gradients));
-    BURST_RETURN_IF_ERROR(travelling.Finish(last));
+    compute(rank, Part::kSecond, own, own_gradients);
+    BURST_RETURN_IF_ERROR(transfers->Finish(&gradients->last));
   }
   return absl::OkStatus();
 }

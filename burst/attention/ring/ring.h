@@ -1,6 +1,5 @@
-// One pass around the ring: blocks of tensors visit every rank that needs them, their gradients
-// follow and come home. Knows the schedule and the communicators, nothing of attention; when what
-// goes where is in route.h.
+// The ring: blocks of tensors visit every rank that needs them, and their gradients follow and
+// return to the owner. Knows routes (route.h) and communicators, nothing of attention.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +10,16 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "burst/attention/ring/route.h"
-#include "burst/attention/ring/schedule.h"
 #include "burst/comm/communicator.h"
+#include "burst/sequence/token_shard.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
 
-// What one rank sent: a hop is a block, or its gradient, handed to another rank.
+// What one rank sent and computed.
 struct RingTraffic {
   struct Sent {
-    int64_t transfers = 0, bytes = 0;
+    int64_t transfers = 0, bytes = 0;  // a transfer: one block, or its gradient, to one rank
     Sent operator+(const Sent& other) const {
       return {transfers + other.transfers, bytes + other.bytes};
     }
@@ -37,50 +36,51 @@ class Ring {
  public:
   using Tensors = absl::InlinedVector<Tensor, 4>;
 
-  // A tensor of this rank's block; the same tensor of another rank has that rank's length along
-  // length_axis.
+  // A tensor of this rank's block. The same tensor of another rank differs only in its length along
+  // length_axis: the tokens of that rank.
   struct BlockTensor {
     Tensor tensor;
     int length_axis;
   };
   using Block = absl::InlinedVector<BlockTensor, 4>;
 
-  // In a pass with gradients the rank's own block is worked on in two calls: the first hides the
-  // first transfer, the second the gradient's way home. How to divide the work is up to the caller.
-  enum class Part { kWhole, kFirst, kSecond };
-  // Works on the block of rank `source` where `visible` says, adding to `gradients`.
-  using Compute = std::function<void(int source, Part part, const VisibleKeys& visible,
-                                     const Tensors& block, const Tensors& gradients)>;
+  // The gradients of a block's tensors.
+  struct BlockGradients {
+    Block own;      // of this rank's block, to be accumulated into
+    DType in_transit;  // dtype while sent: that of `own`, or bfloat16 where `own` is float32.
+                       // Every rank accumulates in the dtype of `own`
+    // Assigned by Run: the part of the gradients that arrived last and is not in `own` yet, of dtype
+    // in_transit, valid until the next Run; empty if there is none. The caller adds it to `own`, for
+    // instance while it converts them.
+    Tensors last;
+  };
 
-  // Two communicators of the same ranks: `comm` carries what stays in a node, `between_nodes` what
-  // leaves it, so that neither waits for the other. Null: a single rank, or a single node.
+  // Of a block's work in one round. With gradients, the rank's own block is computed in two calls:
+  // kFirst while the first transfers run, kSecond while the last gradients return. The callee says
+  // what belongs to which.
+  enum class Part { kWhole, kFirst, kSecond };
+
+  // Computes the round in which the block of rank `source` is here, and adds to `gradients`: those
+  // of that block, empty without gradients.
+  using Compute = std::function<void(int source, Part part, const Tensors& block,
+                                     const Tensors& gradients)>;
+
+  // Two communicators of the same ranks: `comm` within nodes, `between_nodes` between them, so that
+  // neither waits for the other. Both must outlive the object. Null: a single rank, or a single
+  // node.
   explicit Ring(Communicator* comm, Communicator* between_nodes = nullptr)
       : comm_(comm), between_nodes_(between_nodes) {}
 
-  // Calls compute for every round in which the pass has work, this rank's own block first, while
-  // the next blocks travel. visible(source) gives the mask of a round.
-  //
-  // `gradients` are those of `block`. This rank's rounds on its own block add to them, and so does
-  // what the other ranks computed, once it is home. Only what comes home last is returned in *last
-  // instead (in gradient_dtype, valid until the next Run; empty if there is none), so that the
-  // caller can add it to `gradients` while it converts them. On their way gradients have
-  // gradient_dtype: their own, or bfloat16 where their own is float32; every rank adds in their
-  // own.
-  absl::Status Run(const RingSchedule& schedule, const RingRoute& pass, const Block& block,
-                   const Block& gradients, DType gradient_dtype,
-                   const std::function<const VisibleKeys&(int source)>& visible,
-                   const Compute& compute, RingTraffic* traffic, Tensors* last);
-  // The same without gradients: a forward.
-  absl::Status Run(const RingSchedule& schedule, const RingRoute& pass, const Block& block,
-                   const std::function<const VisibleKeys&(int source)>& visible,
-                   const Compute& compute, RingTraffic* traffic) {
-    return Run(schedule, pass, block, {}, DType::kFloat32, visible, compute, traffic, nullptr);
-  }
+  // Collective. Calls compute for every round of `route` that has work, this rank's own block
+  // first, while the transfers of the next round run. `shard` gives the lengths of all ranks'
+  // blocks. `gradients` may be null: a forward. Adds to *traffic. A failed transfer is returned.
+  absl::Status Run(const TokenShard& shard, const RingRoute& route, const Block& block,
+                   BlockGradients* gradients, const Compute& compute, RingTraffic* traffic);
 
  private:
-  // A reusable place for the tensors of any rank's block; empty: none.
+  // Reusable memory for the tensors of any rank's block; empty: none.
   using Buffer = absl::InlinedVector<Tensor, 4>;
-  class Gradients;
+  class GradientTransfers;
 
   Communicator* comm(Link link) const { return link == Link::kIntra ? comm_ : between_nodes_; }
   // Makes room for every tensor of the block at the given length, in `dtype` or in its own.
@@ -94,12 +94,11 @@ class Ring {
 
   Communicator* const comm_;
   Communicator* const between_nodes_;
-  // A block at work, one on its way out, one on its way in; and of those that cross between nodes,
-  // one that its node passes around and one on its way in.
-  Buffer within_[3], across_[2];
-  std::vector<Buffer> spare_;       // for gradients that travel
-  std::vector<Buffer> spare_sums_;  // for sums, where their dtype is not the travelling one
-  Buffer home_;                     // holds *last
+  Buffer within_[3];  // blocks: one is computed, one is sent, one is received
+  Buffer across_[2];  // blocks that cross between nodes: one is used in its node, one is received
+  std::vector<Buffer> free_;       // for gradients in transit
+  std::vector<Buffer> free_sums_;  // to accumulate in, where that dtype is another
+  Buffer last_;                    // holds BlockGradients::last
 };
 
 }  // namespace burst

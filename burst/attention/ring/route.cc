@@ -5,9 +5,10 @@
 namespace burst {
 namespace {
 
-class Tour {
+// Where blocks are (route.h).
+class Itinerary {
  public:
-  Tour(int world_size, int ranks_per_node)
+  Itinerary(int world_size, int ranks_per_node)
       : nodes_(world_size / ranks_per_node), ranks_per_node_(ranks_per_node) {}
 
   int nodes() const { return nodes_; }
@@ -25,11 +26,11 @@ class Tour {
   }
 
   // Where a gradient goes after round t.
-  struct Hop {
+  struct Next {
     Link link;
-    int round;  // to the rank that has the block in this round; -1: home
+    int round;  // to the rank that has the block in this round; -1: to its owner
   };
-  Hop AfterRound(int t) const {
+  Next AfterRound(int t) const {
     const int m = t / ranks_per_node_, k = t % ranks_per_node_, last = ranks_per_node_ - 1;
     if (k < last) return {Link::kIntra, t + (k == last - 1 ? 1 : 2)};
     if (m == 0) return {Link::kIntra, -1};
@@ -50,26 +51,26 @@ class Tour {
   const int nodes_, ranks_per_node_;
 };
 
-// The way of one block, by round.
+// What happens to one block, by round.
 struct Path {
   std::vector<bool> present;  // the block is on the round's rank
-  std::vector<bool> active;   // its gradient leaves that rank: it or a rank before has added to it
+  std::vector<bool> active;   // that rank sends its gradient: it or a rank before has added to it
 };
 
-Path MakePath(const Tour& tour, int block, const std::function<bool(int, int)>& needed) {
-  const int rounds = tour.num_rounds(), per_node = tour.ranks_per_node();
+Path MakePath(const Itinerary& itinerary, int block, const std::function<bool(int, int)>& needed) {
+  const int rounds = itinerary.num_rounds(), per_node = itinerary.ranks_per_node();
   Path path;
-  for (int t = 0; t < rounds; ++t) path.present.push_back(needed(block, tour.Host(block, t)));
+  for (int t = 0; t < rounds; ++t) path.present.push_back(needed(block, itinerary.Host(block, t)));
   path.active = path.present;
   path.present[0] = true;
-  path.active[0] = false;  // the owner's own part stays with it
+  path.active[0] = false;  // the owner keeps its own part
   for (int t = rounds - 1; t > 0; --t) {
     if (!path.present[t]) continue;
-    path.present[t % per_node == 0 ? t - per_node : tour.Sender(t)] = true;
+    path.present[t % per_node == 0 ? t - per_node : itinerary.Sender(t)] = true;
   }
   for (int t = 0; t < rounds; ++t) {
-    const Tour::Hop hop = tour.AfterRound(t);
-    if (path.active[t] && hop.round >= 0) path.active[hop.round] = true;
+    const Itinerary::Next next = itinerary.AfterRound(t);
+    if (path.active[t] && next.round >= 0) path.active[next.round] = true;
   }
   return path;
 }
@@ -81,33 +82,34 @@ RingRoute MakeRingRoute(int rank, int ranks_per_node, const std::vector<int64_t>
   const int world_size = static_cast<int>(lengths.size());
   BURST_CHECK(ranks_per_node > 0 && world_size % ranks_per_node == 0)
       << world_size << " in nodes of " << ranks_per_node;
-  const Tour tour(world_size, ranks_per_node);
-  RingRoute pass;
+  const Itinerary itinerary(world_size, ranks_per_node);
+  RingRoute route;
+  route.ranks_per_node = ranks_per_node;
   std::vector<Path> paths;
   for (int block = 0; block < world_size; ++block) {
-    const Path& path = paths.emplace_back(MakePath(tour, block, needed));
+    const Path& path = paths.emplace_back(MakePath(itinerary, block, needed));
     for (int t = 1; t < world_size; ++t) {
       const Link link = t % ranks_per_node == 0 ? Link::kInter : Link::kIntra;
-      if (path.present[t]) pass.block_tokens[link] += lengths[block];
-      if (path.active[t]) pass.gradient_tokens[tour.AfterRound(t).link] += lengths[block];
+      if (path.present[t]) route.block_tokens[link] += lengths[block];
+      if (path.active[t]) route.gradient_tokens[itinerary.AfterRound(t).link] += lengths[block];
     }
   }
   const auto send_block = [&](int block, int round, RingTransfer* transfer) {
-    if (paths[block].present[round]) transfer->to = tour.Host(block, round);
+    if (paths[block].present[round]) transfer->to = itinerary.Host(block, round);
   };
   const auto receive_block = [&](int round, int sender, RingTransfer* transfer) {
-    const int block = tour.Source(rank, round);
+    const int block = itinerary.Source(rank, round);
     if (!paths[block].present[round]) return;
-    transfer->from = tour.Host(block, sender);
+    transfer->from = itinerary.Host(block, sender);
     transfer->arriving = block;
   };
   for (int t = 0; t < world_size; ++t) {
-    RingRound& round = pass.rounds.emplace_back();
-    round.source = tour.Source(rank, t);
+    RingRound& round = route.rounds.emplace_back();
+    round.source = itinerary.Source(rank, t);
     round.compute = needed(round.source, rank);
     if ((t + 1) % ranks_per_node != 0) {
-      const int sender = tour.Sender(t + 1);
-      send_block(tour.Source(rank, sender), t + 1, &round.block[Link::kIntra]);
+      const int sender = itinerary.Sender(t + 1);
+      send_block(itinerary.Source(rank, sender), t + 1, &round.block[Link::kIntra]);
       receive_block(t + 1, sender, &round.block[Link::kIntra]);
     }
     if (t % ranks_per_node == 0 && t + ranks_per_node < world_size) {
@@ -115,18 +117,18 @@ RingRoute MakeRingRoute(int rank, int ranks_per_node, const std::vector<int64_t>
       receive_block(t + ranks_per_node, t, &round.block[Link::kInter]);
     }
 
-    const Tour::Hop hop = tour.AfterRound(t);
-    RingTransfer& gradient = round.gradient[hop.link];
+    const Itinerary::Next next = itinerary.AfterRound(t);
+    RingTransfer& gradient = round.gradient[next.link];
     if (paths[round.source].active[t]) {
-      gradient.to = hop.round < 0 ? round.source : tour.Host(round.source, hop.round);
+      gradient.to = next.round < 0 ? round.source : itinerary.Host(round.source, next.round);
     }
-    const int arriving = hop.round < 0 ? rank : tour.Source(rank, hop.round);
+    const int arriving = next.round < 0 ? rank : itinerary.Source(rank, next.round);
     if (paths[arriving].active[t]) {
-      gradient.from = tour.Host(arriving, t);
+      gradient.from = itinerary.Host(arriving, t);
       gradient.arriving = arriving;
     }
   }
-  return pass;
+  return route;
 }
 
 }  // namespace burst

@@ -35,9 +35,9 @@ absl::StatusOr<RingSchedule> RingSchedule::Create(TokenShard tokens, const Atten
   const absl::Status valid = Validate(tokens.seqlen(), mask, documents);
   if (!valid.ok()) return valid;
 
+  const int per_node = ranks_per_node == 0 ? world_size : ranks_per_node;
   RingSchedule schedule(std::move(tokens));
   const TokenShard& shard = schedule.shard_;
-  schedule.ranks_per_node_ = ranks_per_node == 0 ? world_size : ranks_per_node;
   schedule.document_rows_ = static_cast<int64_t>(documents.size());
   std::vector<int64_t> lengths;
   for (int r = 0; r < world_size; ++r) {
@@ -55,10 +55,10 @@ absl::StatusOr<RingSchedule> RingSchedule::Create(TokenShard tokens, const Atten
     }
   }
   schedule.kv_route_ = MakeRingRoute(
-      rank, schedule.ranks_per_node_, lengths,
+      rank, per_node, lengths,
       [&](int block, int host) { return static_cast<bool>(sees[host * world_size + block]); });
   schedule.query_route_ = MakeRingRoute(
-      rank, schedule.ranks_per_node_, lengths,
+      rank, per_node, lengths,
       [&](int block, int host) { return static_cast<bool>(sees[block * world_size + host]); });
   return schedule;
 }

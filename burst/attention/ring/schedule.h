@@ -25,7 +25,7 @@ class RingSchedule {
 
   // The tokens of each rank of the ring. A rank of the ring may be a group of ranks (Ulysses).
   const TokenShard& shard() const { return shard_; }
-  int ranks_per_node() const { return ranks_per_node_; }  // shard().world_size() for a flat ring
+  int ranks_per_node() const { return kv_route_.ranks_per_node; }  // all ranks in a flat ring
   // Batch rows the documents were given for; 0: the same mask for every row.
   int64_t document_rows() const { return document_rows_; }
 
@@ -43,7 +43,6 @@ class RingSchedule {
   explicit RingSchedule(TokenShard shard) : shard_(std::move(shard)) {}
 
   TokenShard shard_;
-  int ranks_per_node_ = 1;
   int64_t document_rows_ = 0;
   std::vector<VisibleKeys> for_keys_of_, for_queries_of_;
   RingRoute kv_route_, query_route_;
