@@ -1,5 +1,5 @@
-// BurstAttention alone, without the trainer: four ranks (threads of this process) hold a quarter of
-// a sequence each, attend over all of it, and differentiate.
+// BurstAttention alone, without the trainer. Four ranks (threads of this process) have a quarter of
+// a sequence each and compute attention over all of it, forward and backward.
 //
 //   bazel run -c opt //examples:attention
 
@@ -39,7 +39,7 @@ absl::Status Run(Communicator& comm) {
   BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(kSeqlen));
 
   // This rank's tokens, in order of their global positions.
-  const std::vector<int32_t>& positions = schedule.shard().positions(comm.rank());
+  const std::vector<int32_t>& positions = schedule.shard().local_positions();
   const Tensor q = RandomTokens(0, positions, kHeads);
   const Tensor k = RandomTokens(1, positions, kKvHeads);
   const Tensor v = RandomTokens(2, positions, kKvHeads);
@@ -56,7 +56,7 @@ absl::Status Run(Communicator& comm) {
   std::printf(
       "rank %d: %lld tokens from position %d on; forward sent %lld blocks, %.2f MB; "
       "backward (%s) sent %lld blocks and %lld gradients, %.2f MB\n",
-      comm.rank(), static_cast<long long>(schedule.shard().length()), positions.front(),
+      comm.rank(), static_cast<long long>(schedule.shard().local_length()), positions.front(),
       static_cast<long long>(forward.blocks.total().transfers), forward.bytes() * 1e-6,
       Name(attention->Direction(schedule, kHeads, kKvHeads, kHeadDim, q.dtype())),
       static_cast<long long>(backward.blocks.total().transfers),

@@ -1,4 +1,4 @@
-// The page at work: one sequence over four ranks, threads of this process, against one rank.
+// Runs the page: one sequence over four ranks, threads of this process, and over one rank.
 //
 //   bazel run -c opt //examples:ring_on_one_page
 

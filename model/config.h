@@ -48,7 +48,7 @@ struct ModelConfig {
   ModelConfig WithDefaults() const;
 };
 
-// What the backward of a layer finds of its forward (burst/autograd/recompute.h). Results do not
+// What the backward of a layer finds of its forward (burst/autograd/tape.h). Results do not
 // depend on it.
 enum class Recompute {
   kNone,  // all it needs

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "burst/autograd/recompute.h"
+#include "burst/autograd/tape.h"
 #include "burst/base/status.h"
 #include "burst/kernels/flash_attention.h"
 #include "model/ops/add.h"

@@ -108,10 +108,10 @@ absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::Create(
 
 absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
                                                       const DocumentStarts& documents) const {
-  BURST_ASSIGN_OR_RETURN(
-      TokenShard shard,
-      TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
-                         comm_ == nullptr ? 1 : comm_->world_size(), options_.layout, seqlen, group_));
+  BURST_ASSIGN_OR_RETURN(TokenShard shard,
+                         TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
+                                            comm_ == nullptr ? 1 : comm_->world_size(),
+                                            options_.layout, seqlen, group_));
   return RingSchedule::Create(std::move(shard), options_.mask, documents, options_.ranks_per_node);
 }
 

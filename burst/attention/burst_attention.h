@@ -61,8 +61,8 @@ struct BurstAttentionOptions {
   // L > 0: a double ring (route.h) of nodes of L neighbouring ranks; L divides the number of ranks.
   // Messages between nodes have a communicator of their own. 0: a flat ring.
   int ranks_per_node = 0;
-  // Bitwise the same gradients in every run. The CPU kernels always are; GPUs have a faster backward
-  // without it.
+  // Bitwise the same gradients in every run. The CPU kernels always are; GPUs have a faster
+  // backward without it.
   bool deterministic = true;
   // What computes each round; it must outlive the object. Null: the kernels of the tensors' device.
   const AttentionKernels* kernels = nullptr;
@@ -72,7 +72,7 @@ class BurstAttention : public SequenceParallelAttention {
  public:
   // `comm` must outlive the object; null: a single rank. Collective. InvalidArgument for bad
   // options. `group`: ranks that divide the tokens of one rank of the ring among themselves outside
-  // of attention (Ulysses, tensor parallelism). Their schedules say who holds which; q, k and v are
+  // of attention (Ulysses, tensor parallelism). Their schedules say who has which; q, k and v are
   // of all tokens of the group.
   static absl::StatusOr<std::unique_ptr<BurstAttention>> Create(
       const BurstAttentionOptions& options, Communicator* comm, const RankGroup& group = {});

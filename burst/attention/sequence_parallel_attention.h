@@ -19,8 +19,8 @@ class SequenceParallelAttention {
  public:
   virtual ~SequenceParallelAttention() = default;
 
-  // The schedule for sequences of `seqlen` tokens (any number, also fewer than ranks). Build it once
-  // and use it for every layer and step, or once for each batch of packed documents.
+  // The schedule for sequences of `seqlen` tokens (any number, also fewer than ranks). Build it
+  // once and use it for every layer and step, or once for each batch of packed documents.
   virtual absl::StatusOr<RingSchedule> Schedule(int64_t seqlen,
                                                 const DocumentStarts& documents = {}) const = 0;
 

@@ -18,7 +18,6 @@ constexpr EnumName<Strategy> kStrategies[] = {{Strategy::kSingle, "single"},
 
 }  // namespace
 
-
 absl::StatusOr<Strategy> ParseStrategy(absl::string_view name) {
   return ParseName("strategy", name, kStrategies);
 }

@@ -55,8 +55,9 @@ absl::StatusOr<std::unique_ptr<UlyssesAttention>> UlyssesAttention::Create(
   attention->exchange_ = std::make_unique<HeadExchange>(attention->group_.get());
   BurstAttentionOptions of_ring = options;
   of_ring.ranks_per_node /= size;
-  BURST_ASSIGN_OR_RETURN(attention->attention_,
-                         BurstAttention::Create(of_ring, attention->ring_.get(), {size, group_rank}));
+  BURST_ASSIGN_OR_RETURN(
+      attention->attention_,
+      BurstAttention::Create(of_ring, attention->ring_.get(), {size, group_rank}));
   return attention;
 }
 

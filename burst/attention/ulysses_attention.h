@@ -1,19 +1,19 @@
 // UlyssesAttention: each rank of a group receives the tokens of the whole group for a part of the
 // heads, computes their attention, and returns to every rank the results of its tokens.
 //
-// Source: DeepSpeed Ulysses (Jacobs et al., arXiv 2309.14509). With one group of all ranks, a kernel
-// sees the whole sequence, and the all-to-alls are all that is sent. Smaller groups are the hybrid
-// USP (Fang and Zhao, arXiv 2405.07719): the ranks of the same group_rank in all groups form a ring,
-// and BurstAttention runs over it. A group is neighbouring ranks, where the links are fastest:
-// rank = ring_rank * size + group_rank.
+// Source: DeepSpeed Ulysses (Jacobs et al., arXiv 2309.14509). With one group of all ranks, a
+// kernel sees the whole sequence, and the all-to-alls are all that is sent. Smaller groups are the
+// hybrid USP (Fang and Zhao, arXiv 2405.07719): the ranks of the same group_rank in all groups form
+// a ring, and BurstAttention runs over it. A group is neighbouring ranks, where the links are
+// fastest: rank = ring_rank * size + group_rank.
 //
-// Bytes that a rank sends to the other ranks of its group of U, with l tokens of each of B sequences
-// on every rank, H heads and K KV heads of D elements of s bytes, t bytes an element of SumDType,
-// and K' = max(K, U), because fewer KV heads than ranks are replicated, and their gradients summed:
-// (U-1)/U of
+// Bytes that a rank sends to the other ranks of its group of U, with l tokens of each of B
+// sequences on every rank, H heads and K KV heads of D elements of s bytes, t bytes an element of
+// SumDType, and K' = max(K, U), because fewer KV heads than ranks are replicated, and their
+// gradients summed: (U-1)/U of
 //
-//   forward    send q, k, v   B l D s (H + 2 K')    return out          B l D s H  (+ B l H t for lse)
-//   backward   send dout      B l D s H             return dq, dk, dv   B l D s (H + 2 K')
+//   forward    send q, k, v   B l D s (H + 2 K')    return out          B l D s H  (+ B l H t for
+//   lse) backward   send dout      B l D s H             return dq, dk, dv   B l D s (H + 2 K')
 //                                                                       (+ B l H t for dlse)
 //
 // The ring's bytes come on top: those of H / U heads and U l tokens.
@@ -39,9 +39,9 @@ absl::Status CheckHeadsDivide(int64_t num_heads, int64_t num_kv_heads, int size)
 
 class UlyssesAttention : public SequenceParallelAttention {
  public:
-  // Groups of `size` ranks of `comm`, which must outlive the object. Collective. `options` are those
-  // of the ring's attention, except ranks_per_node: it counts ranks of `comm`, and size divides it.
-  // InvalidArgument for bad options or a size that does not divide the number of ranks.
+  // Groups of `size` ranks of `comm`, which must outlive the object. Collective. `options` are
+  // those of the ring's attention, except ranks_per_node: it counts ranks of `comm`, and size
+  // divides it. InvalidArgument for bad options or a size that does not divide the number of ranks.
   static absl::StatusOr<std::unique_ptr<UlyssesAttention>> Create(
       const BurstAttentionOptions& options, int size, Communicator* comm);
 

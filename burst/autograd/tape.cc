@@ -136,4 +136,31 @@ void Tape::RunBackward() {
   nodes_.clear();
 }
 
+Variable RecomputeInBackward(Tape& tape, const Variable& x, TapeFunction function) {
+  if (!tape.recording()) return function(tape, x);
+  // This tape records, too: where an op saves something for its backward, it may use another
+  // kernel, with other roundings. The tape ends before the second one begins.
+  Variable y;
+  {
+    Tape first;
+    first.Watch(tape.watcher());
+    const Variable result = function(first, x);
+    if (!first.status().ok()) tape.Fail(first.status());
+    y = Variable(result.value(), result.requires_grad());
+  }
+  if (!y.requires_grad()) return y;
+
+  tape.Record("recompute", {y}, [&tape, x, y, function = std::move(function)] {
+    Tape second;
+    second.Watch(tape.watcher());
+    // Its gradient is what this node contributes to that of x.
+    const Variable input(x.value(), x.requires_grad());
+    const Variable result = function(second, input);
+    const absl::Status status = second.Backward({result}, {y.grad()});
+    if (!status.ok()) return tape.Fail(status);
+    if (input.requires_grad() && !input.grad().null()) x.AddGrad(input.grad());
+  });
+  return y;
+}
+
 }  // namespace burst

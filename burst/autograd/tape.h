@@ -2,7 +2,7 @@
 //
 // An op computes its value, then records one node: a function, written by hand beside the forward,
 // that reads the gradient of the op's outputs and adds to the gradients of its inputs. Backward
-// runs the nodes in reverse order and frees each as it goes, saved tensors included.
+// runs the nodes in reverse order and frees each one, with the tensors it saved, after it has run.
 //
 //   Variable y = RmsNorm(tape, x, weight, eps);      // in the op:
 //     tape.Record("rmsnorm", {y}, [=] {              // y.grad() -> x, weight
@@ -30,9 +30,8 @@ class Variable {
   Variable() = default;
   // A leaf. With requires_grad, backward functions add to its gradient.
   explicit Variable(Tensor value, bool requires_grad = false);
-  // A parameter: its gradient is accumulated into `grad`, which lives as long as the caller likes
-  // (over many tapes), until its owner calls ZeroGrad. The gradient of a bfloat16 value may be
-  // float32.
+  // A parameter: its gradient is accumulated into `grad`, over many tapes, until its owner calls
+  // ZeroGrad. grad: the shape of value and its dtype; float32, too, for a bfloat16 value.
   Variable(Tensor value, Tensor grad);
 
   bool defined() const { return node_ != nullptr; }
@@ -46,30 +45,30 @@ class Variable {
     return node_->grad;
   }
 
-  // Adds a contribution; the first one is kept without a copy, so the caller must not change it
-  // afterwards. Does nothing when !requires_grad().
+  // Adds a contribution, of the shape and dtype of value. The first one is kept without a copy, so
+  // the caller must not change it afterwards. Does nothing when !requires_grad().
   void AddGrad(const Tensor& contribution) const;
 
-  // The buffer to add a contribution into, for backwards that can accumulate (a matrix product with
-  // beta = 1): zeroed at the first call. Only when requires_grad().
+  // The buffer to add a contribution to, for backwards that can accumulate (a GEMM with beta = 1);
+  // zeroed at the first call. Only when requires_grad().
   const Tensor& MutableGrad() const;
 
-  // For backwards that can add to the buffer or overwrite it: *add is false for the first
-  // contribution to a parameter since ZeroGrad, whose buffer holds nothing of use.
+  // The same for backwards that can also overwrite the buffer. *add is false for the first
+  // contribution to a parameter since ZeroGrad: the buffer's values are undefined then.
   const Tensor& GradToWrite(bool* add) const;
 
-  // Sets a parameter's gradient to zero. Its memory is written by the first contribution, or by the
-  // first call of grad().
+  // Sets a parameter's gradient to zero. The memory is written later, by the first contribution or
+  // the first call of grad().
   void ZeroGrad() const;
 
   // Replaces the gradient, for backwards whose kernel reads grad() (which may be null) and writes
-  // its sum with the contribution to another tensor. Not for parameters, whose buffer belongs to
-  // their owner.
+  // its sum with the contribution to another tensor. Not for parameters: their owner has the
+  // buffer.
   void SetGrad(Tensor sum) const;
   bool is_parameter() const { return node_->owned_grad; }
 
-  // Frees the memory of a value that no backward reads, or that is computed again before one does;
-  // its shape stays. SetValue puts the value back.
+  // Frees the memory of a value that no backward reads, or that is computed again before one does.
+  // The shape stays. SetValue puts the value back.
   void ForgetValue() const;
   void SetValue(Tensor value) const;
 
@@ -78,9 +77,9 @@ class Variable {
     Tensor value;
     Tensor grad;
     bool requires_grad = false;
-    bool owned_grad = false;      // a parameter's, given by its owner
-    bool grad_is_shared = false;  // the first contribution, perhaps held by its maker too
-    bool grad_is_zero = false;    // though its memory may hold anything
+    bool owned_grad = false;      // of a parameter, given by its owner
+    bool grad_is_shared = false;  // the first contribution, which its maker may still use
+    bool grad_is_zero = false;    // whatever its memory says
   };
   void ClearGrad() const;
 
@@ -103,7 +102,7 @@ class Tape {
   Variable Output(Tensor value, std::initializer_list<Variable> inputs) const;
 
   // Records a node. `backward` runs once, unless no output received a gradient. `outputs` are the
-  // op's results; hold what the backward needs in the closure.
+  // op's results; the closure keeps what the backward needs.
   void Record(const char* name, std::vector<Variable> outputs, std::function<void()> backward);
 
   // Records `function`, to be called when the backward reaches this point: the gradients of
@@ -112,21 +111,21 @@ class Tape {
   void OnBackward(std::function<void()> function);
 
   // Fills the gradients of everything that `loss`, a tensor of one element, depends on, with
-  // d loss / d loss = 1. Consumes the tape. Returns status(): what an op reported, forward or
-  // backward; the gradients mean nothing then.
+  // d loss / d loss = 1. Consumes the tape. Returns status(): the first error that an op reported,
+  // forward or backward; the gradients mean nothing then.
   [[nodiscard]] absl::Status Backward(const Variable& loss);
   // The same for outputs with given gradients: d outputs[i] = grads[i].
   [[nodiscard]] absl::Status Backward(const std::vector<Variable>& outputs,
                                       const std::vector<Tensor>& grads);
 
-  // To look at what ops compute (for a NaN, say), or to change it: `watcher` is called with every
+  // To inspect what ops compute (for a NaN, say), or to change it: `watcher` is called with every
   // output that is recorded, then, during the backward, with its gradient once that is complete.
   using Watcher = std::function<void(const char* op, const Tensor& value_or_grad)>;
   void Watch(Watcher watcher) { watcher_ = std::move(watcher); }
   const Watcher& watcher() const { return watcher_; }  // null: none
 
-  // For ops that talk to the outside world (the ring): the first failure is kept, later nodes do
-  // not run, and Backward returns it.
+  // For ops that can fail (transfers between ranks): the first error is kept, later nodes do not
+  // run, and Backward returns it.
   void Fail(const absl::Status& status);
   const absl::Status& status() const { return status_; }
 
@@ -135,7 +134,7 @@ class Tape {
  private:
   struct Node {
     const char* name;
-    std::vector<Variable> outputs;  // none: of OnBackward
+    std::vector<Variable> outputs;  // empty: from OnBackward
     std::function<void()> backward;
   };
   void RunBackward();
@@ -145,5 +144,24 @@ class Tape {
   Watcher watcher_;
   absl::Status status_;
 };
+
+// ---- Recomputation in the backward, or gradient checkpointing (Chen et al., "Training Deep Nets
+// with Sublinear Memory Cost", arXiv 1604.06174): only the input of a part of a model is kept; what
+// happens between input and output is computed once more when the backward gets there.
+
+// y = function(tape, x): its ops go onto the tape they are given, and may read parameters besides
+// x.
+using TapeFunction = std::function<Variable(Tape& tape, const Variable& x)>;
+
+// function(tape, x) as one node of the tape, which keeps x and what the function itself keeps. The
+// function runs twice: now, on a tape that is thrown away, and in the backward, on a second one,
+// for its gradients. Both runs must compute the same, so random numbers must be functions of a key;
+// messages to other ranks are sent twice. On a tape that does not record the function runs once,
+// as it is.
+//
+// Values and gradients are, to the bit, those without recomputation, as far as the ops themselves
+// are reproducible. A watcher of the tape sees the function's values in both runs, so it may change
+// them. What the function reports with Tape::Fail is reported to the tape.
+Variable RecomputeInBackward(Tape& tape, const Variable& x, TapeFunction function);
 
 }  // namespace burst

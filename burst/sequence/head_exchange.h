@@ -1,6 +1,6 @@
-// The all-to-all of DeepSpeed Ulysses (arXiv 2309.14509): between this rank's tokens with all heads,
-// and the tokens of its whole group with a part of the heads. Knows tokens and heads, nothing of
-// attention.
+// The all-to-all of DeepSpeed Ulysses (arXiv 2309.14509): between this rank's tokens with all
+// heads, and the tokens of its whole group with a part of the heads. Knows tokens and heads,
+// nothing of attention.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// The collectives of tensor parallelism along a sequence: between the tokens that each rank of a
-// group holds (TokenShard::local_positions) and those of the whole group. Knows tokens, nothing of
-// attention.
+// The collectives of tensor parallelism along a sequence: between the local tokens of each
+// rank of a group (TokenShard::local_positions) and the tokens of the whole group. Knows tokens,
+// nothing of attention.
 #pragma once
 
 #include "absl/status/status.h"

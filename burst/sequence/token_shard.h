@@ -1,10 +1,10 @@
-// Which tokens of a sequence each rank holds.
+// Which tokens of a sequence are local to each rank.
 //
 // A layout spreads the tokens over G ranks:
-//   contiguous  the sequence is cut into G chunks; rank r holds chunk r.
-//   zigzag      it is cut into 2G chunks; rank r holds chunks r and 2G-1-r, so that under a causal
+//   contiguous  the sequence is cut into G chunks; rank r has chunk r.
+//   zigzag      it is cut into 2G chunks; rank r has chunks r and 2G-1-r, so that under a causal
 //               mask every rank has the same work.
-//   striped     rank r holds the tokens t with t mod G = r (Brandon et al., arXiv 2311.09431).
+//   striped     rank r has the tokens t with t mod G = r (Brandon et al., arXiv 2311.09431).
 //
 // The length need not be divisible: chunks differ by at most one token, and some may be empty.
 #pragma once
@@ -44,7 +44,7 @@ struct TokenRun {
 };
 
 // The tokens of this rank, of its group and of all other groups. A pure function of its arguments:
-// every rank knows what every other rank holds. Without groups, a group is one rank.
+// every rank knows the tokens of every other rank. Without groups, a group is one rank.
 class TokenShard {
  public:
   // For group `rank` of `world_size` groups. `layout` spreads the tokens over all ranks: the

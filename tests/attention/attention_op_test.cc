@@ -26,8 +26,8 @@ namespace {
 
 constexpr int64_t kHeads = 4, kKvHeads = 2, kHeadDim = 8;
 
-// The part of a tensor [batch, length, kHeads + 2 kKvHeads, head_dim] that holds the heads of Q (0),
-// K (1) or V (2).
+// The part of a tensor [batch, length, kHeads + 2 kKvHeads, head_dim] that holds the heads of Q
+// (0), K (1) or V (2).
 Tensor Part(const Tensor& packed, int i) {
   return i == 0 ? packed.Slice(2, 0, kHeads)
                 : packed.Slice(2, kHeads + (i - 1) * kKvHeads, kKvHeads);

@@ -227,7 +227,8 @@ TEST(BurstAttentionTest, BitwiseEqualFromRunToRun) {
   }
 }
 
-// Bytes a transfer and element of the batch, from the method's table, times G - 1 transfers of every rank.
+// Bytes a transfer and element of the batch, from the method's table, times G - 1 transfers of
+// every rank.
 TEST(BurstAttentionTest, BytesEqualTheFormulas) {
   const int64_t batch = 2, seqlen = 96, head_dim = 16;
   for (const auto& [heads, kv_heads] : {std::make_pair(4, 4), std::make_pair(4, 1)}) {

@@ -97,10 +97,10 @@ TEST(ScheduleTest, VisibleKeysMatchTheDefinition) {
   }
 }
 
-// Walks all ranks through their routes, message by message: a rank computes and sends only what it has,
-// every send has its receive in the same round, what a round needs has arrived when it begins (blocks)
-// or ends (gradients), each needed (block, host) pair is computed exactly once, gradients return
-// complete, and the tokens are those that the routes announce.
+// Walks all ranks through their routes, message by message: a rank computes and sends only what it
+// has, every send has its receive in the same round, what a round needs has arrived when it begins
+// (blocks) or ends (gradients), each needed (block, host) pair is computed exactly once, gradients
+// return complete, and the tokens are those that the routes announce.
 void SimulateRoute(const std::vector<RingSchedule>& schedules, bool queries_are_sent) {
   const int world_size = static_cast<int>(schedules.size());
   const int per_node = schedules[0].ranks_per_node();
@@ -161,7 +161,7 @@ void SimulateRoute(const std::vector<RingSchedule>& schedules, bool queries_are_
     for (int rank = 0; rank < world_size; ++rank) {
       const RingRound& round = route(rank).rounds[t];
       const bool needed = !(queries_are_sent ? schedules[rank].for_queries_of(round.source)
-                                           : schedules[rank].for_keys_of(round.source))
+                                             : schedules[rank].for_keys_of(round.source))
                                .none();
       EXPECT_EQ(round.compute, needed);
       EXPECT_TRUE(computed[rank].insert(round.source).second) << "every block once";
@@ -224,7 +224,7 @@ void SimulateRoute(const std::vector<RingSchedule>& schedules, bool queries_are_
     std::set<int> expected;
     for (int other = 0; other < world_size; ++other) {
       const VisibleKeys& keys = queries_are_sent ? schedules[other].for_queries_of(rank)
-                                               : schedules[other].for_keys_of(rank);
+                                                 : schedules[other].for_keys_of(rank);
       if (other != rank && !keys.none()) expected.insert(other);
     }
     EXPECT_EQ(returned[rank], expected);

@@ -300,12 +300,12 @@ TEST(StrategyTest, ErrorsAreClear) {
       const absl::Status status = attention->Forward(schedule, x, x, x, &out, nullptr, nullptr);
       return std::string(status.message());
     };
-    EXPECT_NE(forward(schedule, 4, 3).find("3 heads (3 for keys)"), std::string::npos);
+    EXPECT_NE(forward(schedule, 4, 3).find("3 heads (3 KV heads)"), std::string::npos);
     EXPECT_NE(forward(schedule, 5, 2).find("has 4 local tokens"), std::string::npos);
     BURST_ASSIGN_OR_RETURN(
         const RingSchedule ring,
         RingSchedule::Create(*TokenShard::Create(comm.rank(), 2, Layout::kZigzag, 8), {}));
-    EXPECT_NE(forward(ring, 4, 2).find("schedule is for member"), std::string::npos);
+    EXPECT_NE(forward(ring, 4, 2).find("schedule is for rank"), std::string::npos);
     EXPECT_EQ(forward(schedule, 4, 2), "");
     return absl::OkStatus();
   });

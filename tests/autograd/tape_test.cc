@@ -8,8 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "burst/autograd/recompute.h"
-
 namespace burst {
 namespace {
 

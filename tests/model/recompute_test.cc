@@ -1,8 +1,6 @@
 // Models whose layers are computed again in the backward: the losses and gradients are, to the bit,
 // those of models that keep everything, whatever the strategy; memory and messages are what the
 // shapes say. (The op on the tape by itself is in tape_test, whole runs are in trainer_test.)
-#include "burst/autograd/recompute.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "burst/attention/strategy.h"
+#include "burst/autograd/tape.h"
 #include "burst/base/status.h"
 #include "burst/device/memory.h"
 #include "model/transformer.h"

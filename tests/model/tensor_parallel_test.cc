@@ -257,7 +257,7 @@ TEST(TensorParallel, ModelsThatCannotBeSpreadAreNamed) {
     return std::string(TensorParallel::Check(config, ranks).message());
   };
   EXPECT_EQ(message(SmallLlama(false), 4), "");
-  EXPECT_NE(message(SmallLlama(false), 3).find("4 heads (2 for keys)"), std::string::npos);
+  EXPECT_NE(message(SmallLlama(false), 3).find("4 heads (2 KV heads)"), std::string::npos);
   ModelConfig config = SmallLlama(false);
   config.ffn = 18;
   EXPECT_NE(message(config, 4).find("ffn of 18"), std::string::npos);

@@ -44,7 +44,7 @@ TEST(LayoutTest, NamesRoundTrip) {
   EXPECT_NE(bad.status().message().find("zigzag"), absl::string_view::npos);
 }
 
-// The ranks of a group hold the group's tokens: each has those that the layout gives it among all
+// The ranks of a group divide the group's tokens: each has those that the layout gives it among all
 // ranks, and the runs say where they are in the group.
 TEST(TokenShardTest, GroupsShareTheirTokens) {
   for (Layout layout : kLayouts) {

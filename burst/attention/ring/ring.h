@@ -46,12 +46,12 @@ class Ring {
 
   // The gradients of a block's tensors.
   struct BlockGradients {
-    Block own;      // of this rank's block, to be accumulated into
+    Block own;         // of this rank's block, to be accumulated into
     DType in_transit;  // dtype while sent: that of `own`, or bfloat16 where `own` is float32.
                        // Every rank accumulates in the dtype of `own`
-    // Assigned by Run: the part of the gradients that arrived last and is not in `own` yet, of dtype
-    // in_transit, valid until the next Run; empty if there is none. The caller adds it to `own`, for
-    // instance while it converts them.
+    // Assigned by Run: the part of the gradients that arrived last and is not in `own` yet, of
+    // dtype in_transit, valid until the next Run; empty if there is none. The caller adds it to
+    // `own`, for instance while it converts them.
     Tensors last;
   };
 
@@ -62,8 +62,8 @@ class Ring {
 
   // Computes the round in which the block of rank `source` is here, and adds to `gradients`: those
   // of that block, empty without gradients.
-  using Compute = std::function<void(int source, Part part, const Tensors& block,
-                                     const Tensors& gradients)>;
+  using Compute =
+      std::function<void(int source, Part part, const Tensors& block, const Tensors& gradients)>;
 
   // Two communicators of the same ranks: `comm` within nodes, `between_nodes` between them, so that
   // neither waits for the other. Both must outlive the object. Null: a single rank, or a single

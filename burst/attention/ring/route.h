@@ -12,16 +12,17 @@
 //   - Meanwhile a copy crosses to the next node. It is sent in round m L and needed in round
 //     (m + 1) L, so its transfer runs beside L rounds of computation.
 //
-// A block makes M L - 1 transfers, as in a flat ring: M (L - 1) within nodes, only M - 1 between them.
+// A block makes M L - 1 transfers, as in a flat ring: M (L - 1) within nodes, only M - 1 between
+// them.
 //
 // Within a node a block moves in both directions, one step in each every two rounds: the rank of
-// round k sends it during round k + 1 to the rank of round k + 2 (round 0 feeds rounds 1 and 2). The
-// gradients are the reason. The gradient of a block is sent after round k and received by the rank
-// of round k + 2 before that round, which then adds to it in place. In a ring of one direction it
-// would arrive during the round in which that rank computes its own part, and the two parts would
-// have to be added afterwards. Here that happens only once in a node: after round L - 2 a gradient
-// goes to the rank of round L - 1, which adds it to its own part and so has the node's total. From
-// there, in round m L + L - 1, the gradient goes
+// round k sends it during round k + 1 to the rank of round k + 2 (round 0 feeds rounds 1 and 2).
+// The gradients are the reason. The gradient of a block is sent after round k and received by the
+// rank of round k + 2 before that round, which then adds to it in place. In a ring of one direction
+// it would arrive during the round in which that rank computes its own part, and the two parts
+// would have to be added afterwards. Here that happens only once in a node: after round L - 2 a
+// gradient goes to the rank of round L - 1, which adds it to its own part and so has the node's
+// total. From there, in round m L + L - 1, the gradient goes
 //
 //   m = 0:            to its owner, within the node;
 //   0 < m < M - 1:    to the same round of the next node, beside that node's L rounds;
@@ -89,8 +90,8 @@ struct RingRoute {
   PerLink<int64_t> block_tokens, gradient_tokens;
 };
 
-// The route of `rank` among lengths.size() ranks, a multiple of ranks_per_node. `lengths`: tokens of
-// each rank's block. needed(block, host): the block of rank `block` has work on rank `host`.
+// The route of `rank` among lengths.size() ranks, a multiple of ranks_per_node. `lengths`: tokens
+// of each rank's block. needed(block, host): the block of rank `block` has work on rank `host`.
 RingRoute MakeRingRoute(int rank, int ranks_per_node, const std::vector<int64_t>& lengths,
                         const std::function<bool(int block, int host)>& needed);
 

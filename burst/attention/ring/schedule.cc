@@ -54,12 +54,12 @@ absl::StatusOr<RingSchedule> RingSchedule::Create(TokenShard tokens, const Atten
       sees[q * world_size + k] = SeesAny(mask, documents, shard.positions(q), shard.positions(k));
     }
   }
-  schedule.kv_route_ = MakeRingRoute(
-      rank, per_node, lengths,
-      [&](int block, int host) { return static_cast<bool>(sees[host * world_size + block]); });
-  schedule.query_route_ = MakeRingRoute(
-      rank, per_node, lengths,
-      [&](int block, int host) { return static_cast<bool>(sees[block * world_size + host]); });
+  schedule.kv_route_ = MakeRingRoute(rank, per_node, lengths, [&](int block, int host) {
+    return static_cast<bool>(sees[host * world_size + block]);
+  });
+  schedule.query_route_ = MakeRingRoute(rank, per_node, lengths, [&](int block, int host) {
+    return static_cast<bool>(sees[block * world_size + host]);
+  });
   return schedule;
 }
 
