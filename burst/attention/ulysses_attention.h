@@ -7,15 +7,15 @@
 // a ring, and BurstAttention runs over it. A group is neighbouring ranks, where the links are
 // fastest: rank = ring_rank * size + group_rank.
 //
-// Bytes that a rank sends to the other ranks of its group of U, with l tokens of each of B
-// sequences on every rank, H heads and K KV heads of D elements of s bytes, t bytes an element of
-// SumDType, and K' = max(K, U), because fewer KV heads than ranks are replicated, and their
-// gradients summed: (U-1)/U of
+// Bytes that a rank sends to the other ranks of its group of U: (U-1)/U of
 //
-//   forward    send q, k, v   B l D s (H + 2 K')    return out          B l D s H  (+ B l H t for
-//   lse) backward   send dout      B l D s H             return dq, dk, dv   B l D s (H + 2 K')
-//                                                                       (+ B l H t for dlse)
+//   forward   q, k, v     B l D s (H + 2 K')    and back: out         B l D s H  (lse: B l H t)
+//   backward  dout        B l D s H             and back: dq, dk, dv  B l D s (H + 2 K')
+//             dlse        B l H t
 //
+// with B sequences, l tokens of each on every rank, H heads and K KV heads of D elements of s
+// bytes, t bytes an element of SumDType, and K' = max(K, U): fewer KV heads than ranks are
+// replicated, and their gradients summed.
 // The ring's bytes come on top: those of H / U heads and U l tokens.
 #pragma once
 
