@@ -1,6 +1,6 @@
-// Ranks as threads, two of them: a hop around the ring and an all-reduce, beside the memcpy that
-// bounds them, all on both cores at once. The argument is the bytes a rank holds; bytes_per_second
-// counts those of one rank. Up to a megabyte the memcpy stays in its core's cache, where no other
+// Two ranks as threads: a transfer around the ring and an all-reduce, beside the memcpy that bounds
+// them, all on both cores at once. The argument is the bytes of a rank's buffer; bytes_per_second
+// counts one rank's bytes. Up to a megabyte the memcpy stays in its core's cache, where no other
 // rank's data can be: the bound is fair at 16 MiB.
 #include <benchmark/benchmark.h>
 
@@ -21,7 +21,7 @@ namespace {
 constexpr int kRanks = 2;
 
 // Times step(communicator, a, b) on all ranks, from one barrier to the next, many steps at a time.
-// a and b are the rank's own: [bytes / 4], float32.
+// a and b are the rank's buffers: [bytes / 4], float32.
 template <typename Step>
 void Measure(benchmark::State& state, Step step) {
   const int64_t bytes = state.range(0);
@@ -57,7 +57,7 @@ void Memcpy(benchmark::State& state) {
   });
 }
 
-void RingHop(benchmark::State& state) {
+void RingTransfer(benchmark::State& state) {
   Measure(state, [](Communicator& comm, const Tensor& a, const Tensor& b) {
     const int next = (comm.rank() + 1) % kRanks, last = (comm.rank() + kRanks - 1) % kRanks;
     const SendBuffer send = {a.raw_data(), a.size_bytes(), next};
@@ -72,7 +72,7 @@ void AllReduce(benchmark::State& state) {
           [](Communicator& comm, const Tensor& a, const Tensor&) { return comm.AllReduceSum(a); });
 }
 
-// The base class's, over messages: what a transport without shared memory runs.
+// The base class's algorithm, over messages: what a transport without shared memory uses.
 void AllReduceByMessages(benchmark::State& state) {
   Measure(state, [](Communicator& comm, const Tensor& a, const Tensor&) {
     return comm.Communicator::AllReduceSum(a);
@@ -87,7 +87,7 @@ void Sizes(benchmark::internal::Benchmark* benchmark) {
 }
 
 BENCHMARK(Memcpy)->Apply(Sizes);
-BENCHMARK(RingHop)->Apply(Sizes);
+BENCHMARK(RingTransfer)->Apply(Sizes);
 BENCHMARK(AllReduce)->Apply(Sizes);
 BENCHMARK(AllReduceByMessages)->Apply(Sizes);
 

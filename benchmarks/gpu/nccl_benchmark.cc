@@ -1,9 +1,10 @@
-// Ranks with a GPU each: a hop around the ring and an all-reduce through the communicator, beside
-// the same by NCCL alone. Ranks are threads on all GPUs of this machine, whose hops are copies by
-// the engines, or under a launcher (mpirun, torchrun, srun) its processes.
+// Ranks that own one GPU each: a transfer around the ring and an all-reduce through the
+// communicator, beside the same by NCCL alone. Ranks are threads on all GPUs of this machine, whose
+// transfers are copies by the copy engines, or the processes of a launcher (mpirun, torchrun,
+// srun), over NCCL.
 //
-// GB/s: of a hop the bytes that a rank sends; of a sum of G ranks 2(G-1)/G of the tensor's, what a
-// rank must send at least. us: the host's time in a Post and a Wait.
+// GB/s: transfer: the bytes that a rank sends; all-reduce over G ranks: 2(G-1)/G of the tensor's
+// bytes, the least that a rank must send. us: the host's time in a Post and a Wait.
 #include <cuda_runtime.h>
 #include <nccl.h>
 
@@ -95,14 +96,15 @@ absl::Status Run(Communicator& comm) {
   SynchronizeDevice(DeviceType::kCuda);
   if (prints) {
     std::printf(
-        "an ncclComm_t takes %.0f MiB, its connections around a ring %.0f, those of a sum %.0f\n",
+        "an ncclComm_t takes %.0f MiB, its connections around a ring %.0f, those of an all-reduce "
+        "%.0f\n",
         without - made, made - connected, connected - FreeMiB());
   }
 
   if (prints) {
     std::printf("%9s | %21s %8s | %21s %8s\n%9s | %6s %6s %7s %8s | %6s %6s %7s %8s\n", "",
-                "hop, GB/s", "us", "all-reduce, GB/s", "us", "MiB", "NCCL", "ours", "ratio", "",
-                "NCCL", "ours", "ratio", "");
+                "transfer, GB/s", "us", "all-reduce, GB/s", "us", "MiB", "NCCL", "ours", "ratio",
+                "", "NCCL", "ours", "ratio", "");
   }
   for (int64_t mib : {1, 4, 16, 64, 256}) {
     const int64_t bytes = mib << 20;
@@ -112,7 +114,7 @@ absl::Status Run(Communicator& comm) {
     const ReceiveBuffer receive = {b.raw_data(), bytes, last, DeviceType::kCuda};
 
     BURST_ASSIGN_OR_RETURN(
-        const Time peer_hop, Measure(comm, bytes, [&] {
+        const Time peer_transfer, Measure(comm, bytes, [&] {
           NCCL_CHECK(ncclGroupStart());
           NCCL_CHECK(ncclRecv(b.raw_data(), bytes, ncclInt8, last, alone, stream));
           NCCL_CHECK(ncclSend(a.raw_data(), bytes, ncclInt8, next, alone, stream));
@@ -120,23 +122,24 @@ absl::Status Run(Communicator& comm) {
           return absl::OkStatus();
         }));
     BURST_ASSIGN_OR_RETURN(
-        const Time hop, Measure(comm, bytes, [&] {
+        const Time transfer, Measure(comm, bytes, [&] {
           BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send, 1}, {&receive, 1}));
           return comm.Wait(Channel::kRead);
         }));
-    BURST_ASSIGN_OR_RETURN(const Time peer_sum, Measure(comm, bytes, [&] {
+    BURST_ASSIGN_OR_RETURN(const Time peer_reduce, Measure(comm, bytes, [&] {
                              NCCL_CHECK(ncclAllReduce(a.raw_data(), a.raw_data(), a.numel(),
                                                       ncclFloat32, ncclSum, alone, stream));
                              return absl::OkStatus();
                            }));
-    BURST_ASSIGN_OR_RETURN(const Time sum,
+    BURST_ASSIGN_OR_RETURN(const Time reduce,
                            Measure(comm, bytes, [&] { return comm.AllReduceSum(a); }));
     if (!prints) continue;
     const double gb = bytes * 1e-9, sent = gb * 2 * (ranks - 1) / ranks;
     std::printf("%9d | %6.1f %6.1f %7.3f %8.1f | %6.1f %6.1f %7.3f %8.1f\n", static_cast<int>(mib),
-                gb / peer_hop.seconds, gb / hop.seconds, peer_hop.seconds / hop.seconds,
-                1e6 * hop.host_seconds, sent / peer_sum.seconds, sent / sum.seconds,
-                peer_sum.seconds / sum.seconds, 1e6 * sum.host_seconds);
+                gb / peer_transfer.seconds, gb / transfer.seconds,
+                peer_transfer.seconds / transfer.seconds, 1e6 * transfer.host_seconds,
+                sent / peer_reduce.seconds, sent / reduce.seconds,
+                peer_reduce.seconds / reduce.seconds, 1e6 * reduce.host_seconds);
   }
   NCCL_CHECK(ncclCommDestroy(alone));
   return absl::OkStatus();

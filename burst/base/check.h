@@ -1,5 +1,5 @@
 // BURST_CHECK: invariants and shapes inside the library. A failed check is a bug in the program,
-// so it prints where and why and aborts. What a user can cause is an absl::Status instead.
+// so it prints where and why and aborts. Errors that a user can cause are an absl::Status instead.
 #pragma once
 
 #include <sstream>

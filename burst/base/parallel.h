@@ -1,8 +1,8 @@
 // Threads inside one rank.
 //
-// A rank of the ring is one thread of control (a thread of this process, or a process under
-// mpirun). Its kernels split their loops over a pool of its own, installed for the rank's thread by
-// ScopedThreadPool. Code without a pool runs its loops inline.
+// A rank is one thread: of this process, or the main thread of a process of its own. Its kernels
+// split their loops over the rank's own pool, which ScopedThreadPool installs for the rank's
+// thread. Without a pool, loops run on the calling thread.
 #pragma once
 
 #include <cstdint>
@@ -34,13 +34,13 @@ int NumThreads();
 int NumCores();
 
 // Calls body(begin, end) over a partition of [0, n) into contiguous chunks of at least `grain`
-// items (the last may be smaller), one chunk a thread, and returns when all are done. The partition
-// depends only on n, grain and NumThreads(), so a sum kept per chunk is reproducible. Nested calls
-// run inline.
+// items (the last may be smaller), one chunk per thread, and returns when all are done. The
+// partition depends only on n, grain and NumThreads(), so a sum kept per chunk is reproducible.
+// Nested calls run on the calling thread.
 void ParallelFor(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
 
-// Calls body(task) for every task in [0, num_tasks), each thread taking the next one when it is
-// free: for tasks of unequal size whose results do not depend on who ran them.
+// Calls body(task) for every task in [0, num_tasks). A thread takes the next task when it is free:
+// for tasks of unequal size, whose results must not depend on the thread.
 void ParallelTasks(int64_t num_tasks, const std::function<void(int64_t)>& body);
 
 }  // namespace burst

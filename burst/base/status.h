@@ -1,4 +1,5 @@
-// Shorthands for absl::Status and absl::StatusOr, the way errors from the outside world travel.
+// Shorthands for absl::Status and absl::StatusOr, which report errors that a user or the outside
+// world can cause.
 #pragma once
 
 #include <utility>

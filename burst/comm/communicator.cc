@@ -66,12 +66,12 @@ absl::Status Communicator::Exchange(SendBuffer send, ReceiveBuffer receive) {
 }
 
 // Ring reduce-scatter, then ring all-gather, one loop: at step t a rank sends segment rank - t and
-// receives segment rank - t - 1. For G - 1 steps it adds what it receives, after which segment s is
-// complete on rank s - 1; for G - 1 more it takes over what others completed. Segments longer than
-// a piece go around a piece at a time.
+// receives segment rank - t - 1. For G - 1 steps it accumulates what it receives; then segment s is
+// complete on rank s - 1. For G - 1 more steps it copies the segments that others completed.
+// Segments longer than a piece are sent a piece at a time.
 absl::Status Communicator::AllReduceSum(const Tensor& tensor) {
   const int size = world_size(), next = (rank() + 1) % size, last = (rank() + size - 1) % size;
-  BURST_CHECK(tensor.dtype() != DType::kInt32) << "a sum of " << Name(tensor.dtype());
+  BURST_CHECK(tensor.dtype() != DType::kInt32) << "cannot reduce " << Name(tensor.dtype());
   const Tensor flat = tensor.View({-1});
   const int64_t n = flat.numel(), longest = (n + size - 1) / size;
   if (size == 1) return absl::OkStatus();
@@ -108,20 +108,20 @@ void Communicator::CountAllReduce(int64_t n, int64_t element_bytes) {
   }
 }
 
-// A binomial tree: in the round of distance d, the d ranks that have the data, counted from the
-// root, send it d ranks on.
+// A binomial tree: in the step of distance d, the first d ranks, counted from the root, have the
+// data and send it to the next d ranks.
 absl::Status Communicator::Broadcast(void* data, int64_t bytes, DeviceType device, int root) {
   const int size = world_size();
   if (root < 0 || root >= size) {
     return absl::InvalidArgumentError(
         absl::StrCat("no root ", root, ": ranks are 0 to ", size - 1));
   }
-  const int position = (rank() - root + size) % size;
+  const int from_root = (rank() - root + size) % size;
   for (int distance = 1; distance < size; distance *= 2) {
-    if (position < distance && position + distance < size) {
+    if (from_root < distance && from_root + distance < size) {
       const SendBuffer send = {data, bytes, (rank() + distance) % size, device};
       BURST_RETURN_IF_ERROR(Post(Channel::kCollective, {&send, 1}, {}));
-    } else if (position >= distance && position < 2 * distance) {
+    } else if (from_root >= distance && from_root < 2 * distance) {
       const ReceiveBuffer receive = {data, bytes, (rank() - distance + size) % size, device};
       BURST_RETURN_IF_ERROR(Post(Channel::kCollective, {}, {&receive, 1}));
       BURST_RETURN_IF_ERROR(Wait(Channel::kCollective));
@@ -132,7 +132,7 @@ absl::Status Communicator::Broadcast(void* data, int64_t bytes, DeviceType devic
 
 namespace {
 
-// The parts of a tensor, one a rank.
+// The parts of a tensor, one for each rank.
 std::vector<Tensor> PartsOf(const Tensor& all, absl::Span<const int64_t> counts) {
   BURST_CHECK_EQ(std::accumulate(counts.begin(), counts.end(), int64_t{0}), all.numel());
   const Tensor flat = all.View({-1});
@@ -147,7 +147,7 @@ std::vector<Tensor> PartsOf(const Tensor& all, absl::Span<const int64_t> counts)
 
 }  // namespace
 
-// Straight from each rank to all others, its next neighbour first.
+// Directly from each rank to all others, the next rank first.
 absl::Status Communicator::PostAllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
                                               const Tensor& all) {
   const int size = world_size();
@@ -199,8 +199,8 @@ absl::Status Communicator::Broadcast(const Tensor& tensor, int root) {
   return Broadcast(tensor.raw_data(), tensor.size_bytes(), tensor.device(), root);
 }
 
-// Dissemination: after the round of distance d, a rank has heard, through others, of the 2d - 1
-// ranks before it.
+// Dissemination: after the step of distance d, a rank knows that the 2d - 1 ranks before it have
+// arrived.
 absl::Status Communicator::Barrier() {
   const int size = world_size();
   for (int distance = 1; distance < size; distance *= 2) {

@@ -1,20 +1,21 @@
-// Communicator: a group of ranks that exchange memory. One interface, one implementation per
-// transport: threads of one process (thread_communicator.h), MPI (mpi_communicator.h), sockets
-// (tcp_communicator.h), and NCCL between GPUs (gpu/gpu_communicator.h).
+// Communicator: a group of ranks that exchange memory. One interface, four implementations:
 //
-// Host memory travels on all of them, GPU memory on NCCL and, with host waits, between threads. A
-// message leaves memory of the kind it arrives in. What a call does with GPU memory is queued on
-// the calling thread's stream: a Post takes place when all that was queued before it is done, and
-// what is queued after a Wait comes after the messages. Between GPUs neither waits for a GPU,
-// though a Wait may hold the host until the other ends are posted; on NCCL the Posts of one channel
-// take place one after the other: a rank that sends in one Post and receives in the next must not
-// wait for a rank that does the same.
+//   thread/  ranks are threads of one process                  host memory; GPU memory for tests
+//   gpu/     ranks own one GPU each, as threads or processes   GPU memory and host memory
+//   tcp/     ranks are processes, connected by sockets         host memory, small messages
+//   mpi/     ranks are processes under mpirun                  host memory
 //
-// Every rank calls the collectives in the same order. A communicator belongs to one thread; it is
-// not synchronised. Errors: Unavailable when the transport failed or another rank gave up,
-// InvalidArgument for a bad rank or buffer and for a message that is not as long as its receiver
-// expects. A Post refused for its arguments posts nothing; after any other error the communicator
-// is good for nothing but Abort.
+// Sender and receiver use the same kind of memory. GPU memory is ordered by the calling thread's
+// stream: a Post sends and receives once all work queued before it is done, and work queued after a
+// Wait starts after the messages. With gpu/ neither call waits for a GPU, but a Wait may block the
+// host until the other ranks have posted. Where NCCL carries messages, the Posts of one channel run
+// one after the other: two ranks must not both send in one Post and receive in the next.
+//
+// Every rank calls the collectives in the same order. A communicator belongs to one thread and is
+// not synchronised. Errors: Unavailable if the transport failed or another rank gave up;
+// InvalidArgument for a bad rank or buffer, or a message whose length its receiver does not expect.
+// A Post that returns InvalidArgument for its own arguments posts nothing. After any other error
+// only Abort may be called.
 #pragma once
 
 #include <array>
@@ -30,8 +31,8 @@
 
 namespace burst {
 
-// Independent streams of messages between the same ranks: a transfer on one never waits for another
-// channel's. The ring reads its blocks on one and returns query gradients on another.
+// Independent streams of messages between the same ranks: a transfer on one channel never waits for
+// another channel. The ring reads blocks on one and returns query gradients on another.
 enum class Channel { kRead = 0, kGradient = 1, kCollective = 2 };
 inline constexpr int kNumChannels = 3;
 
@@ -69,53 +70,54 @@ class Communicator {
   // sides.
   absl::Status Post(Channel channel, absl::Span<const SendBuffer> sends,
                     absl::Span<const ReceiveBuffer> receives);
-  // Completes everything posted on the channel.
+  // Completes all messages posted on the channel.
   virtual absl::Status Wait(Channel channel) = 0;
-  // Messages of GPU memory are carried by kernels, which need multiprocessors beside those of other
-  // work: a kernel that holds all of them to its end keeps messages from being hidden under it.
+  // Whether messages of GPU memory are kernels, which need multiprocessors. A persistent kernel
+  // that occupies all multiprocessors then delays the messages, and their time is exposed.
   virtual bool messages_are_kernels() const { return false; }
 
-  // For a rank that cannot go on: frees those that wait for it. Threads: every pending and later
-  // call of every rank, in this group and all others split from the same world, fails with
-  // Unavailable, naming this rank (by its number in the world) and the reason; once Abort, or a
-  // call that failed so, returns, no buffer this rank posted is in use. Processes: writes the
-  // reason to stderr and ends the whole job with exit code 1; does not return.
+  // For a rank that cannot continue: frees the ranks that wait for it. Threads: every pending and
+  // later call of every rank, in this group and all groups split from the same world, returns
+  // Unavailable with this rank's number in the world and the reason; once Abort or such a call
+  // returns, no buffer that this rank posted is in use. Processes: prints the reason to stderr and
+  // ends the whole job with exit code 1; does not return.
   virtual void Abort(const absl::Status& reason) = 0;
 
-  // A communicator of the ranks that gave the same color, ordered by key, then by rank; null for
-  // those that gave a negative color. Collective.
+  // A communicator of the ranks that pass the same color, ordered by key, then by rank; null for a
+  // negative color. Collective.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
 
-  // Collectives, built on Post and Wait; an implementation with something faster overrides them.
+  // Collectives, built on Post and Wait; a transport with a faster way overrides them.
   //
-  // Contiguous, floating point, in place, the same device on every rank. All ranks hold bitwise
-  // equal results, and every run on the same ranks has the same ones. Element i of n is summed in
-  // the order of the ranks s, s+1, ... s+G-1 (mod G), s being its segment (RingSegment below), so
-  // that the results are those of every other transport too; except that NCCL sums GPU memory in an
-  // order that it derives from the machine, the number of ranks and n. A rank sends 2(G-1)/G of the
-  // tensor.
+  // All-reduce in place: tensor becomes its sum over the G ranks. Contiguous, floating point, the
+  // same device on every rank. All ranks get bitwise equal results, and every run on as many ranks
+  // gets the same ones. Element i is accumulated in the order of ranks s, s+1, ... s+G-1 (mod G),
+  // where s is its segment (RingSegment below), on every transport; except that NCCL reduces GPU
+  // memory in an order that depends on the machine, G and the number of elements. A rank sends
+  // 2(G-1)/G of the tensor.
   virtual absl::Status AllReduceSum(const Tensor& tensor);
   // Starts AllReduceSum; the tensor may not be touched until Wait(Channel::kCollective) returns.
-  // Beside other work with GPU memory on NCCL; everywhere else it is done on return.
+  // GPU memory over NCCL is reduced beside other work; all else is done on return.
   virtual absl::Status PostAllReduceSum(const Tensor& tensor) { return AllReduceSum(tensor); }
-  // Two more that start as PostAllReduceSum does, of a tensor in parts: counts[r] elements belong
-  // to rank r, behind those of the ranks before it.
+  // Two more that start like PostAllReduceSum, for a tensor divided among the ranks: rank r's part
+  // has counts[r] elements and follows the part of rank r - 1.
   //
-  // Every rank's `own` becomes its part of `all` on all ranks. Contiguous, of one dtype, not
-  // overlapping, the same device on every rank. A rank sends `own` to each other one.
+  // All-gather: every rank's `own` is copied into its part of `all` on all ranks. Contiguous, one
+  // dtype, not overlapping, the same device on every rank. A rank sends `own` to every other rank.
   virtual absl::Status PostAllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
                                           const Tensor& all);
-  // own: the sum over the ranks of this rank's part of their `all`, which stays; floating point,
-  // otherwise as above. Summed in the order of the ranks and in float32 at least; GPU memory on
-  // NCCL, where parts are equal, as AllReduceSum says. A rank sends every other one its part.
+  // Reduce-scatter: `own` becomes the sum over the ranks of this rank's part of `all`, which is
+  // unchanged. Floating point, otherwise as above. Accumulated in the order of the ranks, in
+  // float32 at least; GPU memory over NCCL, if the parts are equal, in NCCL's order. A rank sends
+  // every other rank that rank's part.
   virtual absl::Status PostReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
                                             const Tensor& own);
-  // Of host memory; or of a contiguous tensor on any device.
+  // Copies the root's bytes to all ranks: host memory, or a contiguous tensor on any device.
   absl::Status Broadcast(void* data, int64_t bytes, int root);
   absl::Status Broadcast(const Tensor& tensor, int root);
-  // Returns when all ranks have called it. Of a GPU's queued work it says nothing.
+  // Returns when all ranks have called it. Does not wait for work queued on GPUs.
   virtual absl::Status Barrier();
-  // One value a rank, in order of rank.
+  // The values of all ranks, in order of rank.
   absl::StatusOr<std::vector<double>> AllGather(double value);
 
   const CommStats& stats() const { return stats_; }
@@ -136,12 +138,12 @@ class Communicator {
   absl::Status Broadcast(void* data, int64_t bytes, DeviceType device, int root);
 
   CommStats stats_;
-  std::vector<SendBuffer> sends_;  // of the Post at work, kept for its memory
+  std::vector<SendBuffer> sends_;  // of the current Post; members, so that their memory is reused
   std::vector<ReceiveBuffer> receives_;
-  Tensor scratch_;  // what AllReduceSum receives
+  Tensor scratch_;  // where AllReduceSum receives
 };
 
-// Segment s of `count` in n elements; s is taken modulo count, so ring arithmetic needs no care.
+// Segment s of n elements divided into `count` segments; s is taken modulo count.
 struct Segment {
   int64_t begin, end;
 };

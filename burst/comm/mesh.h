@@ -1,10 +1,10 @@
-// Data parallel x sequence parallel: `data` groups of `sequence` ranks. The ranks of a group share
-// one batch and form a ring over its sequences; the groups work on different batches. Ranks of a
-// group are next to each other, where the links are fastest:
+// The mesh of ranks, data parallel x sequence parallel: `data` groups of `sequence` ranks. The
+// ranks of a group share one batch and form a ring over its sequences; each group has its own
+// batch. The ranks of a group are consecutive, because neighbours have the fastest links:
 //
 //   rank = data_rank * sequence + sequence_rank
 //
-// Gradients are summed over all ranks, so the world itself does that.
+// Gradients are reduced over all ranks, by the communicator of the whole world.
 #pragma once
 
 #include <memory>

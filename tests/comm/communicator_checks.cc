@@ -11,7 +11,7 @@
 #include "burst/base/status.h"
 #include "burst/tensor/tensor.h"
 #include "tests/comm/communicator_message_checks.h"
-#include "tests/comm/communicator_sum_checks.h"
+#include "tests/comm/communicator_reduction_checks.h"
 
 namespace burst {
 namespace {
@@ -42,7 +42,7 @@ absl::Status StreamOrder(Communicator& comm, const CheckOptions& options) {
   return absl::OkStatus();
 }
 
-// Sums posted one after the other, while messages travel on another channel.
+// All-reduces posted one after the other, while messages are sent on another channel.
 absl::Status PostedAllReduce(Communicator& comm, const CheckOptions& options) {
   const int ranks = comm.world_size();
   std::vector<Tensor> sums;
@@ -188,9 +188,9 @@ absl::Status Counters(Communicator& comm, const CheckOptions& options) {
 
   // Each channel counts for itself.
   BURST_RETURN_IF_ERROR(CheckRing(comm, options));
-  const int64_t hops = ranks == 1 ? 0 : ranks;
-  EXPECT_EQ(comm.stats().bytes_sent, (std::array<int64_t, 3>{hops * 100'000, 0, 0}));
-  EXPECT_EQ(comm.stats().messages_sent, (std::array<int64_t, 3>{hops, 0, 0}));
+  const int64_t transfers = ranks == 1 ? 0 : ranks;
+  EXPECT_EQ(comm.stats().bytes_sent, (std::array<int64_t, 3>{transfers * 100'000, 0, 0}));
+  EXPECT_EQ(comm.stats().messages_sent, (std::array<int64_t, 3>{transfers, 0, 0}));
   return absl::OkStatus();
 }
 

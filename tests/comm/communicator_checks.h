@@ -1,4 +1,4 @@
-// What every communicator must do, whatever carries its messages, in host and in GPU memory.
+// What every communicator must do, with any transport, in host and in GPU memory.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ namespace burst {
 // The memory to move, and where the transports differ.
 struct CheckOptions {
   DeviceType device = DeviceType::kCpu;
-  bool fixed_order = true;     // AllReduceSum keeps the order of summation of the base class
+  bool fixed_order = true;     // AllReduceSum accumulates in the order of the base class
   bool posts_in_turn = false;  // a channel's Post starts when the one before it is done
 };
 
-// Called on every rank of the communicator. What is wrong fails the test by EXPECT; a status is
-// returned only where the rank cannot go on.
+// Called on every rank of the communicator. Errors fail the test by EXPECT; a status is returned
+// only where the rank cannot continue.
 struct CommunicatorCheck {
   const char* name;
   absl::Status (*run)(Communicator& communicator, const CheckOptions& options);
@@ -28,7 +28,7 @@ inline void PrintTo(const CommunicatorCheck& check, std::ostream* out) { *out <<
 
 const std::vector<CommunicatorCheck>& CommunicatorChecks();
 
-// A digest of the bits that AllReduceSum leaves of fixed inputs, to compare transports.
+// A digest of the bits of AllReduceSum's results for fixed inputs, to compare transports.
 absl::StatusOr<uint64_t> AllReduceDigest(Communicator& communicator);
 
 }  // namespace burst

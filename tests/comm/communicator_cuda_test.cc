@@ -1,6 +1,6 @@
-// GPU memory between ranks that are threads: over NCCL with a GPU each, and over the thread
-// communicator, which needs only one. --ranks=N: up to how many ranks of NCCL, a GPU each
-// (default 2).
+// GPU memory between ranks that are threads: with the GPU communicator, where each rank owns one
+// GPU, and with the thread communicator, which needs only one GPU. --ranks=N: up to N ranks with
+// their own GPU (default 2).
 #include <gtest/gtest.h>
 
 #include <chrono>

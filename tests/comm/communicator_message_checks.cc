@@ -110,15 +110,16 @@ absl::Status CheckRing(Communicator& comm, const CheckOptions& options) {
   const int ranks = comm.world_size(), me = comm.rank();
   const MessageBuffer a(Message(kBytes, me, 0, 7), options.device), b(kBytes, options.device);
   const MessageBuffer *block = &a, *incoming = &b;
-  for (int hop = 0; hop < ranks; ++hop) {
+  for (int transfer = 0; transfer < ranks; ++transfer) {
     const SendBuffer send = block->To(Next(comm));
     const ReceiveBuffer receive = incoming->From(Previous(comm));
     BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send, 1}, {&receive, 1}));
-    EXPECT_TRUE(block->Holds(Message(kBytes, (me - hop + ranks) % ranks, 0, 7))) << "hop " << hop;
+    EXPECT_TRUE(block->Holds(Message(kBytes, (me - transfer + ranks) % ranks, 0, 7)))
+        << "after transfer " << transfer;
     BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
     std::swap(block, incoming);
   }
-  EXPECT_TRUE(block->Holds(Message(kBytes, me, 0, 7))) << "home again";
+  EXPECT_TRUE(block->Holds(Message(kBytes, me, 0, 7))) << "back at its owner";
   return absl::OkStatus();
 }
 

@@ -51,10 +51,11 @@ inline int Previous(const Communicator& comm) {
   return (comm.rank() + comm.world_size() - 1) % comm.world_size();
 }
 
-// A block travels the whole ring, double-buffered: at hop h a rank holds that of rank - h.
+// A block goes around the whole ring, double-buffered: after h transfers a rank has the block of
+// rank - h.
 absl::Status CheckRing(Communicator& comm, const CheckOptions& options);
 absl::Status CheckOrdering(Communicator& comm, const CheckOptions& options);
-// A receive that cannot complete yet on one channel holds up no other, and sends are received
+// A receive that cannot complete yet on one channel delays no other channel, and messages arrive
 // whichever channel their receiver waits on.
 absl::Status CheckChannels(Communicator& comm, const CheckOptions& options);
 absl::Status CheckUnevenSizes(Communicator& comm, const CheckOptions& options);
@@ -63,7 +64,7 @@ absl::Status CheckLargeMessages(Communicator& comm, const CheckOptions& options)
 absl::Status CheckZeroBytes(Communicator& comm, const CheckOptions& options);
 absl::Status CheckSelfSend(Communicator& comm, const CheckOptions& options);
 // Random traffic, the same plan on every rank: any number of messages of any size between any pair
-// on any channel, several rounds in flight; on a GPU some of host memory among them.
+// on any channel, several steps in flight; on a GPU some messages are host memory.
 absl::Status CheckRandomTraffic(Communicator& comm, const CheckOptions& options);
 
 }  // namespace burst

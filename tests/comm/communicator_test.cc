@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(All, ThreadRanks,
                                   std::to_string(std::get<1>(info.param));
                          });
 
-// With threads inside the ranks the copies and sums are split; nothing else changes.
+// With several threads per rank, copies and reductions are split among them; results do not change.
 TEST(ThreadCommunicator, RanksWithThreadPools) {
   EXPECT_EQ(RunRanks(2,
                      [](Communicator& comm) {
@@ -72,7 +72,7 @@ TEST(ThreadCommunicator, RanksWithThreadPools) {
 }
 
 // Sends a block to the next rank and receives one from the rank before.
-absl::Status Hop(Communicator& comm, std::vector<char>& out, std::vector<char>& in) {
+absl::Status RingTransfer(Communicator& comm, std::vector<char>& out, std::vector<char>& in) {
   const int ranks = comm.world_size();
   const SendBuffer send = {out.data(), static_cast<int64_t>(out.size()), (comm.rank() + 1) % ranks};
   const ReceiveBuffer receive = {in.data(), static_cast<int64_t>(in.size()),
@@ -89,7 +89,7 @@ TEST(ThreadCommunicator, SteadyStateDoesNotAllocate) {
                        int64_t before = 0;
                        for (int round = 0; round < 50; ++round) {
                          if (round == 5) before = allocations;
-                         BURST_RETURN_IF_ERROR(Hop(comm, out, in));
+                         BURST_RETURN_IF_ERROR(RingTransfer(comm, out, in));
                          BURST_RETURN_IF_ERROR(comm.AllReduceSum(sum));
                          BURST_RETURN_IF_ERROR(comm.Communicator::AllReduceSum(sum));
                          BURST_RETURN_IF_ERROR(comm.Barrier());
@@ -305,7 +305,7 @@ TEST_P(Abort, WaitingForARankThatHasFinishedIsAnError) {
 TEST(ThreadCommunicator, LengthsMustAgree) {
   const absl::Status status = RunRanks(2, [](Communicator& comm) {
     std::vector<char> out(comm.rank() == 0 ? 16 : 8), in(16);
-    return Hop(comm, out, in);
+    return RingTransfer(comm, out, in);
   });
   EXPECT_EQ(status,
             absl::InvalidArgumentError("rank 0 expected 16 bytes from rank 1, which sent 8"));

@@ -27,7 +27,7 @@ TEST_P(MpiRanks, Check) { RunOnAllRanks(GetParam(), {}); }
 INSTANTIATE_TEST_SUITE_P(All, MpiRanks, testing::ValuesIn(CommunicatorChecks()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// The bits of a sum do not depend on the transport.
+// The bits of an all-reduce do not depend on the transport.
 absl::Status SumsEqualThoseOfThreads(Communicator& comm, const CheckOptions&) {
   BURST_ASSIGN_OR_RETURN(const uint64_t here, AllReduceDigest(comm));
   std::vector<uint64_t> there(comm.world_size());

@@ -1,7 +1,7 @@
-// Ranks as processes with a GPU each: started by nccl_processes_test.sh under a launcher.
+// Ranks as processes that own one GPU each: started by nccl_processes_test.sh under a launcher.
 //
-// nccl_communicator_checks [wait | abort] [GoogleTest flags]: "wait" sums on the GPU until another
-// rank is lost, "abort" lets rank 1 give up meanwhile.
+// nccl_communicator_checks [wait | abort] [GoogleTest flags]: "wait" runs all-reduces on the GPU
+// until another rank is lost; with "abort", rank 1 gives up meanwhile.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -136,14 +136,14 @@ TEST(ProcessLaunch, FirstHost) {
   EXPECT_EQ(FirstHost("gpu["), "");
 }
 
-struct Mistake {
+struct BadEnvironment {
   Variables variables;
   std::string says;
 };
 
 // Each names the variable that is wrong.
-TEST(ProcessLaunch, Mistakes) {
-  const Mistake mistakes[] = {
+TEST(ProcessLaunch, Errors) {
+  const BadEnvironment environments[] = {
       {Without(kTorchrun, "RANK"), "RANK is not set"},
       {Without(kTorchrun, "WORLD_SIZE"), "WORLD_SIZE is not set, though torchrun sets it with"},
       {Without(kTorchrun, "LOCAL_RANK"), "LOCAL_RANK is not set"},
@@ -171,11 +171,11 @@ TEST(ProcessLaunch, Mistakes) {
       {Without(kSrun, "SLURM_JOB_NODELIST"), "neither SLURM_JOB_NODELIST nor MASTER_ADDR is set"},
       {With(kSrun, {{"SLURM_PROCID", "16"}}), "SLURM_PROCID=16"},
   };
-  for (const Mistake& mistake : mistakes) {
-    const auto launch = Detect(mistake.variables);
-    EXPECT_EQ(launch.status().code(), absl::StatusCode::kInvalidArgument) << mistake.says;
-    EXPECT_TRUE(absl::StrContains(launch.status().message(), mistake.says))
-        << launch.status() << "\nshould say: " << mistake.says;
+  for (const BadEnvironment& bad : environments) {
+    const auto launch = Detect(bad.variables);
+    EXPECT_EQ(launch.status().code(), absl::StatusCode::kInvalidArgument) << bad.says;
+    EXPECT_TRUE(absl::StrContains(launch.status().message(), bad.says))
+        << launch.status() << "\nshould say: " << bad.says;
   }
 }
 

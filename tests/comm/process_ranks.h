@@ -13,8 +13,8 @@ namespace burst {
 
 inline Communicator* world = nullptr;
 
-// A rank that cannot go on ends the run; failures of others fail rank 0 too, so its report is
-// whole.
+// A rank that cannot continue ends the run. A failure on another rank fails rank 0 too, so that its
+// report is complete.
 inline void RunOnAllRanks(const CommunicatorCheck& check, const CheckOptions& options) {
   const absl::Status status = check.run(*world, options);
   if (!status.ok()) world->Abort(status);

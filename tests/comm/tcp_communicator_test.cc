@@ -83,7 +83,7 @@ TEST_P(TcpRanks, Checks) {
   EXPECT_EQ(results, std::vector<absl::Status>(GetParam()));
 }
 
-// The bits of a sum do not depend on the transport.
+// The bits of an all-reduce do not depend on the transport.
 TEST_P(TcpRanks, SumsEqualThoseOfThreads) {
   std::vector<uint64_t> here(GetParam()), there(GetParam());
   const auto digest = [](std::vector<uint64_t>& digests) {
@@ -268,7 +268,7 @@ TEST(TcpProcesses, AbortTellsTheOthersWhy) {
   }
 }
 
-// Those that go on without a rank that has finished its work are left in peace.
+// Ranks may continue after another rank has finished its work.
 TEST(TcpProcesses, FinishingIsNoLoss) {
   Processes processes(3, TcpOptions(), [](TcpCommunicator& comm) {
     if (!comm.Barrier().ok()) return 98;

@@ -5,8 +5,8 @@
 // mpirun (Open MPI): OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE; on more than one
 //   node also MASTER_ADDR, rank 0's (mpirun -x MASTER_ADDR=...).
 // srun (Slurm): SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID and the list of nodes, inside a step.
-// The first of these that is there counts: torchrun may run under the others. MASTER_ADDR and
-// MASTER_PORT, where they are set, say where rank 0 listens in all three.
+// The first launcher found counts: torchrun may run under the others. MASTER_ADDR and MASTER_PORT,
+// if set, are where rank 0 listens, with all three.
 #pragma once
 
 #include <functional>
@@ -30,9 +30,9 @@ struct ProcessLaunch {
   std::string job;  // tells apart jobs that look for the same port
 };
 
-// The launch that these variables describe; none where no launcher set any. `variable` is getenv or
-// stands in for it. InvalidArgument, naming the variable, for variables that are missing, malformed
-// or contradict each other.
+// The launch that the environment describes; none if no launcher set its variables. `variable` is
+// getenv, or replaces it in tests. InvalidArgument, naming the variable, if variables are missing,
+// malformed or contradictory.
 absl::StatusOr<std::optional<ProcessLaunch>> DetectProcessLaunch(
     const std::function<const char*(const char*)>& variable);
 

@@ -1,4 +1,4 @@
-// Ranks as processes under mpirun (Open MPI).
+// Ranks as processes under mpirun (Open MPI). Host memory only: no way to send GPU memory.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,9 @@
 
 namespace burst {
 
-// Initialises MPI on the first call and returns the communicator of all processes; MPI is finalised
-// at exit. Without mpirun it is a world of one rank. Unimplemented in a build without MPI.
+// The communicator of all processes. Initialises MPI on the first call; MPI is finalised at exit.
+// Without mpirun there is one rank. FailedPrecondition if the launcher belongs to another MPI;
+// Unavailable if MPI fails; Unimplemented in a build without MPI.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateMpiCommunicator();
 
 }  // namespace burst

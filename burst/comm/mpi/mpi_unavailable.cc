@@ -1,4 +1,4 @@
-// In place of mpi_communicator.cc in a build without MPI.
+// Replaces mpi_communicator.cc in a build without MPI.
 #include "burst/comm/mpi/mpi_communicator.h"
 
 namespace burst {

@@ -1,5 +1,5 @@
-// How processes find each other: rank 0 listens, the others call it and learn where all are; then
-// every two of them have a connection.
+// How processes find each other: rank 0 listens; the others connect to it and receive the addresses
+// of all ranks; then every two ranks connect.
 #pragma once
 
 #include <chrono>
@@ -15,16 +15,17 @@ struct RendezvousOptions {
   int rank = 0;
   int world_size = 1;
   std::string address;  // of rank 0's host
-  // Rank 0 listens on the first of `num_ports` ports from here on that is free. The others try all
-  // of them until it answers, and know it by `job`.
+  // Rank 0 listens on the first free one of `num_ports` ports from here on. The others try all of
+  // them until rank 0 answers, which they know by `job`.
   int port = 0;
   int num_ports = 16;
   std::string job;
   std::chrono::milliseconds timeout = std::chrono::minutes(3);
 };
 
-// The connection with every rank, in order of rank; the own one is empty. Unavailable, saying who
-// did not come, after the timeout. Rank 0 listens on `listener` if that is given.
+// The connection with every rank, in order of rank; this rank's own entry is empty. Rank 0 listens
+// on `listener` if one is given. Unavailable after the timeout, with the ranks that did not come;
+// InvalidArgument if the processes disagree about their number or ranks.
 absl::StatusOr<std::vector<Socket>> Rendezvous(const RendezvousOptions& options,
                                                Socket listener = Socket());
 

@@ -1,4 +1,5 @@
-// TCP sockets, non-blocking, with deadlines. For rendezvous.cc and tcp_communicator.cc.
+// TCP sockets, non-blocking, with deadlines. The lowest file of this folder: rendezvous makes the
+// connections of a job from it, tcp_communicator sends messages over them.
 #pragma once
 
 #include <sys/socket.h>
@@ -18,7 +19,7 @@ using Deadline = std::chrono::steady_clock::time_point;
 class Socket {
  public:
   Socket() = default;
-  explicit Socket(int fd) : fd_(fd) {}  // takes it over
+  explicit Socket(int fd) : fd_(fd) {}  // takes ownership
   Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Socket& operator=(Socket&& other) noexcept;
   ~Socket() { Close(); }
@@ -26,7 +27,7 @@ class Socket {
   int fd() const { return fd_; }  // -1: none
   void Close();
 
-  // All of it, or DeadlineExceeded, or Unavailable ("the connection was closed").
+  // Writes or reads all bytes; else DeadlineExceeded, or Unavailable if the connection was closed.
   absl::Status Write(const void* data, size_t bytes, Deadline deadline) const;
   absl::Status Read(void* data, size_t bytes, Deadline deadline) const;
 
@@ -35,15 +36,16 @@ class Socket {
   // For a listening socket. port(): the one it listens on.
   absl::StatusOr<Socket> Accept(Deadline deadline) const;
   int port() const;
-  // The other end's address in numbers; empty if it is this host, by its loopback.
+  // The other end's numeric address; empty if it is this host's loopback.
   std::string PeerAddress() const;
 
  private:
   int fd_ = -1;
 };
 
-// Listens where `address`, one of this host, can be reached: on the loopback only if that is what
-// it means, else on all interfaces. Port 0: any. AlreadyExists: the port is taken.
+// Listens for connections to `address`, which is one of this host: on the loopback interface if the
+// address is loopback, else on all interfaces. Port 0: any free one. AlreadyExists if the port is
+// taken.
 absl::StatusOr<Socket> Listen(const std::string& address, int port);
 absl::StatusOr<Socket> Connect(const std::string& address, int port, Deadline deadline);
 

@@ -63,8 +63,8 @@ class TcpCommunicator::World {
   absl::StatusOr<std::string> Receive(uint64_t group, Channel channel, int peer,
                                       const absl::Status& finished);
 
-  // Tells the others that this rank gave up, or, if another failed before, nothing; then ends the
-  // process.
+  // Ends the process; first tells the others that this rank gave up, unless another rank failed
+  // before.
   [[noreturn]] void GiveUp(const absl::Status& reason);
 
  private:
@@ -77,7 +77,7 @@ class TcpCommunicator::World {
     std::string payload;
     size_t payload_read = 0;
     steady_clock::time_point heard;
-    bool finished = false;  // said goodbye
+    bool finished = false;  // it said so
   };
   using Key = std::tuple<uint64_t, int, int>;  // group, channel, source
 
@@ -108,9 +108,9 @@ class TcpCommunicator::World {
   std::vector<Peer> peers_;  // in order of rank; the own one is empty
   std::map<Key, std::deque<std::string>> inbox_;
   absl::Status failure_;
-  bool ending_ = false;  // the process gave up itself: on_failure is not called
+  bool ending_ = false;  // this process gave up itself: on_failure is not called
   bool stopping_ = false;
-  steady_clock::time_point said_, looked_;
+  steady_clock::time_point said_, looked_;  // last heartbeat, last check of the others
 
   Socket wake_;  // an eventfd
   std::vector<pollfd> polled_;
@@ -194,8 +194,8 @@ void TcpCommunicator::World::QueueForAll(Kind kind, absl::string_view payload) {
   for (int peer = 0; peer < size(); ++peer) Queue(peer, kind, 0, 0, payload);
 }
 
-// Only the first failure counts. All ranks are told of it before this one's connections close, so
-// that none takes this rank for the lost one.
+// Only the first failure counts. All ranks are told of it before this rank's connections close, so
+// that none believes that this rank was lost.
 void TcpCommunicator::World::SetFailure(const absl::Status& failure) {
   if (!failure_.ok()) return;
   failure_ = failure;
@@ -283,7 +283,7 @@ void TcpCommunicator::World::WriteTo(int index) {
                            frame.size() - peer.written, MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;
-    // What the other end sent before it closed is still to be read: it tells why.
+    // The other end may have sent the reason before it closed: keep reading.
     if (n < 0) {
       peer.outgoing.clear();
       return;
@@ -297,12 +297,12 @@ void TcpCommunicator::World::WriteTo(int index) {
 
 void TcpCommunicator::World::CheckHeartbeats() {
   const auto now = steady_clock::now();
-  // If this process itself stood still, the others' heartbeats may lie unread.
-  const bool stood_still = now - looked_ > options_.lost_after / 2;
+  // If this process itself was stopped, heartbeats of the others may be unread.
+  const bool was_stopped = now - looked_ > options_.lost_after / 2;
   looked_ = now;
   for (int index = 0; index < size(); ++index) {
     Peer& peer = peers_[index];
-    if (stood_still) peer.heard = now;
+    if (was_stopped) peer.heard = now;
     if (peer.socket.fd() < 0 || peer.finished || now - peer.heard < options_.lost_after) continue;
     Lose(index, absl::StrCat("nothing heard of it for ",
                              duration_cast<milliseconds>(now - peer.heard).count() / 1000.0, " s"));
@@ -322,8 +322,8 @@ bool TcpCommunicator::World::AllClosed() const {
                      [](const Peer& peer) { return peer.socket.fd() < 0; });
 }
 
-// Waits until something can be sent or received, at most for `timeout`, and does all of it that
-// does not block.
+// Waits, at most for `timeout`, until something can be sent or received; then sends and receives
+// all that does not block.
 void TcpCommunicator::World::RunOnce(Lock& lock, milliseconds timeout) {
   polled_.assign(1, {wake_.fd(), POLLIN, 0});
   for (const Peer& peer : peers_) {
@@ -357,8 +357,8 @@ void TcpCommunicator::World::Run() {
   }
 }
 
-// Sends the last messages and then, unless something failed, reads on until the others have closed:
-// closing a connection that holds unread data could destroy what was sent.
+// Sends the last messages and then, unless something failed, reads until the others have closed:
+// closing a connection that holds unread data could discard what was sent.
 void TcpCommunicator::World::SayFarewell(Lock& lock) {
   const auto end = steady_clock::now() + kFarewell;
   const auto left = [&] { return duration_cast<milliseconds>(end - steady_clock::now()); };
@@ -370,18 +370,18 @@ void TcpCommunicator::World::SayFarewell(Lock& lock) {
 }
 
 TcpCommunicator::TcpCommunicator(std::shared_ptr<World> world, uint64_t group,
-                                 std::vector<int> members, int rank)
-    : world_(std::move(world)), group_(group), members_(std::move(members)), rank_(rank) {}
+                                 std::vector<int> world_ranks, int rank)
+    : world_(std::move(world)), group_(group), world_ranks_(std::move(world_ranks)), rank_(rank) {}
 
 TcpCommunicator::~TcpCommunicator() = default;
 
 std::unique_ptr<TcpCommunicator> TcpCommunicator::Create(int rank, std::vector<Socket> connections,
                                                          const TcpOptions& options) {
-  std::vector<int> members(connections.size());
-  std::iota(members.begin(), members.end(), 0);
+  std::vector<int> world_ranks(connections.size());
+  std::iota(world_ranks.begin(), world_ranks.end(), 0);
   auto world = std::make_shared<World>(rank, std::move(connections), options);
   return std::unique_ptr<TcpCommunicator>(
-      new TcpCommunicator(std::move(world), 0, std::move(members), rank));
+      new TcpCommunicator(std::move(world), 0, std::move(world_ranks), rank));
 }
 
 absl::StatusOr<std::unique_ptr<TcpCommunicator>> TcpCommunicator::Create(
@@ -403,7 +403,7 @@ absl::Status TcpCommunicator::DoPost(Channel channel, absl::Span<const SendBuffe
   pending.insert(pending.end(), receives.begin(), receives.end());
   for (const SendBuffer& send : sends) {
     BURST_RETURN_IF_ERROR(
-        world_->Send(group_, channel, members_[send.peer], send.data, send.bytes));
+        world_->Send(group_, channel, world_ranks_[send.peer], send.data, send.bytes));
   }
   return absl::OkStatus();
 }
@@ -417,10 +417,10 @@ absl::Status TcpCommunicator::Wait(Channel channel) {
 }
 
 absl::Status TcpCommunicator::Take(Channel channel, const ReceiveBuffer& receive) {
-  const std::string who = absl::StrCat("rank ", rank_, " of ", members_.size());
+  const std::string who = absl::StrCat("rank ", rank_, " of ", world_ranks_.size());
   BURST_ASSIGN_OR_RETURN(
       const std::string message,
-      world_->Receive(group_, channel, members_[receive.peer],
+      world_->Receive(group_, channel, world_ranks_[receive.peer],
                       absl::UnavailableError(absl::StrCat(who, " waits for rank ", receive.peer,
                                                           ", which has finished"))));
   if (static_cast<int64_t>(message.size()) != receive.bytes) {
@@ -443,7 +443,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> TcpCommunicator::Split(int color, 
     uint64_t group;  // the number of the new group, if this rank comes first in it
   };
   const Wish mine = {color, key, world_->NewGroup()};
-  std::vector<Wish> wishes(members_.size());
+  std::vector<Wish> wishes(world_ranks_.size());
   std::vector<SendBuffer> sends;
   std::vector<ReceiveBuffer> receives;
   for (int peer = 0; peer < world_size(); ++peer) {
@@ -462,9 +462,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> TcpCommunicator::Split(int color, 
   std::stable_sort(group.begin(), group.end(),
                    [&](int a, int b) { return wishes[a].key < wishes[b].key; });
   const int rank = std::find(group.begin(), group.end(), rank_) - group.begin();
-  std::vector<int> members;
-  for (int peer : group) members.push_back(members_[peer]);
-  result.reset(new TcpCommunicator(world_, wishes[group.front()].group, std::move(members), rank));
+  std::vector<int> world_ranks;
+  for (int peer : group) world_ranks.push_back(world_ranks_[peer]);
+  result.reset(
+      new TcpCommunicator(world_, wishes[group.front()].group, std::move(world_ranks), rank));
   return result;
 }
 

@@ -1,10 +1,10 @@
-// Ranks as processes connected by sockets: host memory, for control rather than for bulk. A message
-// is copied twice on its way.
+// Ranks as processes connected by sockets. Host memory, for control messages rather than for bulk
+// data: a message is copied twice on its way.
 //
-// A thread of its own keeps the connections of a process. It answers for the process even while the
-// rank computes or waits for its GPU, and watches the others: one whose connection closes before it
-// said goodbye, or of which nothing has been heard for a while, is lost, and every rank is told
-// which one it was.
+// Each process has one thread that serves its connections. It sends heartbeats even while the rank
+// computes or waits for its GPU, and watches the other ranks. A rank is lost if its connection
+// closes before it has finished, or if it sends nothing for some time; every rank is told which one
+// was lost.
 #pragma once
 
 #include <chrono>
@@ -21,12 +21,12 @@
 namespace burst {
 
 struct TcpOptions {
-  // A rank of which nothing is heard for `lost_after` is lost; each says something in every
-  // `heartbeat`.
+  // Every rank sends something at least once per `heartbeat`; a rank that sends nothing for
+  // `lost_after` is lost.
   std::chrono::milliseconds heartbeat = std::chrono::seconds(2);
   std::chrono::milliseconds lost_after = std::chrono::seconds(20);
-  // Called once, on the thread that keeps the connections, when a rank is lost or gave up, after
-  // the other ranks were told and the calls that wait were freed. Unavailable: "rank 2 of 4 was
+  // Called once, on the thread that serves the connections, when a rank was lost or gave up: after
+  // the other ranks were told, and after waiting calls have returned. Unavailable: "rank 2 of 4 was
   // lost: ...", "rank 1 of 4 gave up: ...".
   std::function<void(const absl::Status& failure)> on_failure;
 };
@@ -36,14 +36,14 @@ class TcpCommunicator : public Communicator {
   // Over existing connections with every rank, in order of rank (rendezvous.h).
   static std::unique_ptr<TcpCommunicator> Create(int rank, std::vector<Socket> connections,
                                                  const TcpOptions& options);
-  // The same for processes that find each other first. Collective; Unavailable if one of them does
-  // not come.
+  // The same after a rendezvous of the processes of `launch`. Collective; Unavailable if a process
+  // does not come.
   static absl::StatusOr<std::unique_ptr<TcpCommunicator>> Create(const ProcessLaunch& launch,
                                                                  const TcpOptions& options);
   ~TcpCommunicator() override;
 
   int rank() const override { return rank_; }
-  int world_size() const override { return static_cast<int>(members_.size()); }
+  int world_size() const override { return static_cast<int>(world_ranks_.size()); }
 
   absl::Status Wait(Channel channel) override;
   void Abort(const absl::Status& reason) override;
@@ -56,12 +56,13 @@ class TcpCommunicator : public Communicator {
  private:
   class World;
 
-  TcpCommunicator(std::shared_ptr<World> world, uint64_t group, std::vector<int> members, int rank);
+  TcpCommunicator(std::shared_ptr<World> world, uint64_t group, std::vector<int> world_ranks,
+                  int rank);
   absl::Status Take(Channel channel, const ReceiveBuffer& receive);
 
   const std::shared_ptr<World> world_;
   const uint64_t group_;
-  const std::vector<int> members_;  // their ranks in the world
+  const std::vector<int> world_ranks_;  // of the group's ranks
   const int rank_;
   std::vector<ReceiveBuffer> pending_[kNumChannels];
 };

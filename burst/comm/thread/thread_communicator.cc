@@ -26,9 +26,9 @@
 namespace burst {
 namespace {
 
-constexpr int64_t kCopyGrain = 1 << 20;       // bytes a thread copies at least
-constexpr int64_t kSumBlock = 1 << 12;        // elements summed at a time, in the first-level cache
-constexpr int64_t kSumGrain = 8 * kSumBlock;  // elements a thread sums at least
+constexpr int64_t kCopyGrain = 1 << 20;  // bytes that a thread copies at least
+constexpr int64_t kSumBlock = 1 << 12;   // elements reduced at a time, in the first-level cache
+constexpr int64_t kSumGrain = 8 * kSumBlock;  // elements that a thread reduces at least
 
 using Lock = ThreadWorld::Lock;
 
@@ -51,7 +51,7 @@ class ThreadCommunicator : public Communicator {
                       absl::Span<const ReceiveBuffer> receives) override;
 
  private:
-  int world_rank() const { return group_->members[rank_]; }
+  int world_rank() const { return group_->world_ranks[rank_]; }
   ThreadGroup::Rank& self() { return group_->ranks[rank_]; }
 
   bool CopyNext(Lock& lock, int channel);
@@ -73,7 +73,7 @@ absl::Status ThreadCommunicator::DoPost(Channel channel, absl::Span<const SendBu
   const auto on_gpu = [](const auto& buffer) { return buffer.device == DeviceType::kCuda; };
   if (std::any_of(sends.begin(), sends.end(), on_gpu) ||
       std::any_of(receives.begin(), receives.end(), on_gpu)) {
-    SynchronizeDevice(DeviceType::kCuda);  // what is sent is there, what is written over is free
+    SynchronizeDevice(DeviceType::kCuda);  // kernels that write or read the buffers are done
   }
   const int c = static_cast<int>(channel);
   Lock lock = world_.Acquire();
@@ -83,7 +83,7 @@ absl::Status ThreadCommunicator::DoPost(Channel channel, absl::Span<const SendBu
   }
   for (const SendBuffer& send : sends) {
     group_->link(c, rank_, send.peer).sends.push(send);
-    if (send.peer != rank_) world_.Wake(group_->members[send.peer]);
+    if (send.peer != rank_) world_.Wake(group_->world_ranks[send.peer]);
   }
   self().pending[c] += sends.size() + receives.size();
   return absl::OkStatus();
@@ -101,7 +101,7 @@ void Copy(const ReceiveBuffer& to, const SendBuffer& from) {
   });
 }
 
-// Receives one message that is there, of this channel if there is one.
+// Copies one message whose send and receive are both posted, if there is one; this channel first.
 bool ThreadCommunicator::CopyNext(Lock& lock, int channel) {
   for (int i = 0; i < kNumChannels; ++i) {
     const int c = (channel + i) % kNumChannels;
@@ -116,7 +116,7 @@ bool ThreadCommunicator::CopyNext(Lock& lock, int channel) {
                                       source, ", which sent ", from.bytes)));
         return true;
       }
-      world_.BeginCopy(group_->members[source]);
+      world_.BeginCopy(group_->world_ranks[source]);
       lock.unlock();
       Copy(to, from);
       world_.Reacquire(lock);
@@ -124,15 +124,15 @@ bool ThreadCommunicator::CopyNext(Lock& lock, int channel) {
       link.receives.pop();
       --self().pending[c];
       --group_->ranks[source].pending[c];
-      world_.EndCopy(group_->members[source]);
+      world_.EndCopy(group_->world_ranks[source]);
       return true;
     }
   }
   return false;
 }
 
-// Returns once done() holds. Meanwhile receives what arrives on any channel, so that no rank waits
-// for this one in vain.
+// Returns once done() holds. Until then receives messages of any channel, so that other ranks need
+// not wait for this one.
 template <typename Done>
 absl::Status ThreadCommunicator::Await(Lock& lock, int channel, Done done) {
   while (!done()) {
@@ -150,7 +150,7 @@ absl::Status ThreadCommunicator::Await(Lock& lock, int channel, Done done) {
 // A rank that this one's wait depends on, but whose body has returned; -1 if there is none.
 int ThreadCommunicator::AbsentPeer(int channel) const {
   for (int peer = 0; peer < group_->size; ++peer) {
-    if (!world_.has_left(group_->members[peer])) continue;
+    if (!world_.has_left(group_->world_ranks[peer])) continue;
     if (group_->arrived > 0 || !group_->link(channel, rank_, peer).sends.empty() ||
         !group_->link(channel, peer, rank_).receives.empty()) {
       return peer;
@@ -178,7 +178,7 @@ void ThreadCommunicator::Abort(const absl::Status& reason) {
   (void)GiveUp(lock, reason);
 }
 
-// Withdraws whatever was not waited for, because its memory may be freed next.
+// Withdraws messages that nobody waited for, because their memory may be freed next.
 ThreadCommunicator::~ThreadCommunicator() {
   Lock lock = world_.Acquire();
   const auto& pending = self().pending;
@@ -192,8 +192,8 @@ ThreadCommunicator::~ThreadCommunicator() {
   }
 }
 
-// Returns when all ranks of the group have come. The last to come runs last() before anyone goes
-// on; if that fails, the world is aborted.
+// A barrier: returns when all ranks of the group have called it. The last rank runs last() before
+// any rank continues; if last() fails, the world is aborted.
 template <typename Last>
 absl::Status ThreadCommunicator::Meet(Lock& lock, Last last) {
   if (!world_.aborted().ok()) return GiveUp(lock, world_.aborted());
@@ -206,7 +206,7 @@ absl::Status ThreadCommunicator::Meet(Lock& lock, Last last) {
                [&] { return group_->meetings != meeting; });
 }
 
-// The same in spite of an abort, for points that every rank reaches.
+// The same, even after an abort: for points that every rank reaches.
 void ThreadCommunicator::MeetRegardless(Lock& lock) {
   const int64_t meeting = group_->meetings;
   if (++group_->arrived == group_->size) group_->EndMeeting();
@@ -215,7 +215,7 @@ void ThreadCommunicator::MeetRegardless(Lock& lock) {
 
 absl::StatusOr<std::unique_ptr<Communicator>> ThreadCommunicator::Split(int color, int key) {
   ThreadGroup& group = *group_;
-  // Forms the groups: sorted by color, key and rank, each stands together.
+  // Forms the groups: sorted by color, key and rank, the ranks of a group are consecutive.
   const auto form = [&group] {
     std::vector<int> order(group.size);
     std::iota(order.begin(), order.end(), 0);
@@ -227,9 +227,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> ThreadCommunicator::Split(int colo
       const int color = group.ranks[*begin].color;
       end = std::find_if(begin, order.end(), [&](int r) { return group.ranks[r].color != color; });
       if (color < 0) continue;
-      std::vector<int> members;
-      for (auto it = begin; it != end; ++it) members.push_back(group.members[*it]);
-      const auto subgroup = std::make_shared<ThreadGroup>(group.world, std::move(members));
+      std::vector<int> world_ranks;
+      for (auto it = begin; it != end; ++it) world_ranks.push_back(group.world_ranks[*it]);
+      const auto subgroup = std::make_shared<ThreadGroup>(group.world, std::move(world_ranks));
       for (auto it = begin; it != end; ++it) {
         group.ranks[*it].subgroup = subgroup;
         group.ranks[*it].subgroup_rank = static_cast<int>(it - begin);
@@ -248,7 +248,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> ThreadCommunicator::Split(int colo
   return result;
 }
 
-// Replaces segment s of every rank's tensor by their sum, in the order that AllReduceSum promises.
+// Replaces segment s of every rank's tensor by its sum over the ranks, in AllReduceSum's order.
 template <typename T>
 void SumSegment(absl::Span<T* const> tensors, int s, Segment segment) {
   const int size = static_cast<int>(tensors.size());
@@ -267,10 +267,10 @@ void SumSegment(absl::Span<T* const> tensors, int s, Segment segment) {
   ParallelFor(segment.end - segment.begin, kSumGrain, std::cref(sum_range));  // no allocation
 }
 
-// In shared memory each rank sums one segment straight from all tensors into all tensors.
+// In shared memory each rank reduces one segment, from the tensors of all ranks into all of them.
 absl::Status ThreadCommunicator::AllReduceSum(const Tensor& tensor) {
   BURST_CHECK(tensor.is_contiguous()) << ToString(tensor.shape());
-  BURST_CHECK(tensor.dtype() != DType::kInt32) << "a sum of " << Name(tensor.dtype());
+  BURST_CHECK(tensor.dtype() != DType::kInt32) << "cannot reduce " << Name(tensor.dtype());
   if (tensor.device() != DeviceType::kCpu) return Communicator::AllReduceSum(tensor);
   ThreadGroup& group = *group_;
   Lock lock = world_.Acquire();
@@ -324,9 +324,9 @@ absl::Status RunRanks(int world_size, const std::function<absl::Status(Communica
     return absl::InvalidArgumentError(absl::StrCat("a world of ", world_size, " ranks"));
   }
   ThreadWorld world(world_size, on_failure);
-  std::vector<int> members(world_size);
-  std::iota(members.begin(), members.end(), 0);
-  const auto group = std::make_shared<ThreadGroup>(world, std::move(members));
+  std::vector<int> world_ranks(world_size);
+  std::iota(world_ranks.begin(), world_ranks.end(), 0);
+  const auto group = std::make_shared<ThreadGroup>(world, std::move(world_ranks));
 
   const auto run = [&](int rank) {
     const absl::Status status = RunBody(body, ThreadCommunicator(group, rank));

@@ -1,4 +1,4 @@
-// Ranks as threads of this process: the in-process ring behind `--ranks`.
+// Ranks as threads of this process, in shared memory: what `--ranks` starts on a CPU.
 #pragma once
 
 #include <functional>
@@ -8,13 +8,15 @@
 
 namespace burst {
 
-// Runs body(communicator) on `world_size` threads, one a rank, and waits for all of them. When a
-// body returns an error the others are aborted; the first error by time is returned. `on_failure`
-// is told what the others' calls will return, on the thread of the rank that fails and before any
-// of them does; it must return at once and call no communicator.
+// Runs body(communicator) on `world_size` threads, one per rank, and waits for all of them. When a
+// body returns an error or throws, the other ranks' calls return Unavailable, and RunRanks returns
+// the first error by time. InvalidArgument if world_size < 1. `on_failure` receives the error that
+// the other ranks' calls will return, on the thread of the failed rank, before any of them returns;
+// it must return at once and not use a communicator.
 //
-// GPU memory is carried too, between ranks of one GPU or of several, with a host wait for each
-// message: for tests, and for more ranks than GPUs. The bodies bind themselves (ScopedCudaDevice).
+// GPU memory is carried too, between ranks on one GPU or on several, but the host waits for each
+// message: for tests, and for more ranks than GPUs. A body binds its own thread to a GPU
+// (ScopedCudaDevice).
 absl::Status RunRanks(int world_size, const std::function<absl::Status(Communicator&)>& body,
                       const std::function<void(const absl::Status& failure)>& on_failure = nullptr);
 

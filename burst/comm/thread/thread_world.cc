@@ -68,17 +68,17 @@ void ThreadWorld::AwaitCopies(Lock& lock, int rank) {
   while (ranks_[rank].copies > 0) Sleep(lock, rank);
 }
 
-ThreadGroup::ThreadGroup(ThreadWorld& world, std::vector<int> members)
+ThreadGroup::ThreadGroup(ThreadWorld& world, std::vector<int> world_ranks)
     : world(world),
-      members(std::move(members)),
-      size(static_cast<int>(this->members.size())),
+      world_ranks(std::move(world_ranks)),
+      size(static_cast<int>(this->world_ranks.size())),
       links(kNumChannels * size * size),
       ranks(size) {}
 
 void ThreadGroup::EndMeeting() {
   arrived = 0;
   ++meetings;
-  for (int member : members) world.Wake(member);
+  for (int rank : world_ranks) world.Wake(rank);
 }
 
 }  // namespace burst

@@ -1,5 +1,7 @@
 // What the communicators of one RunRanks share: a lock, the state of every rank, the first failure,
 // and each group's queues of messages. For thread_communicator.cc.
+//
+// A message is copied by its receiver, straight from the sender's memory to its own.
 #pragma once
 
 #include <array>
@@ -25,13 +27,13 @@ class ThreadWorld {
 
   ThreadWorld(int size, std::function<void(const absl::Status&)> on_failure);
 
-  // The lock is held for less than a microsecond: rather spin than sleep in the system.
+  // The lock is held for less than a microsecond, so a thread spins for it before it sleeps.
   Lock Acquire();
   void Reacquire(Lock& lock);
 
-  // All below are called with the lock held. `rank`: in the world.
+  // The lock is held for all calls below. `rank`: in the world.
 
-  // The first failure decides: `cause` is what RunRanks returns, `aborted` what calls return.
+  // Only the first failure counts: RunRanks returns its cause(), communicators' calls aborted().
   void Fail(int rank, const absl::Status& cause);
   const absl::Status& cause() const { return cause_; }
   const absl::Status& aborted() const { return aborted_; }
@@ -40,14 +42,14 @@ class ThreadWorld {
   void Leave(int rank);
   bool has_left(int rank) const { return ranks_[rank].left; }
 
-  // Sleep returns after the next Wake of the rank; the lock is released meanwhile.
+  // Sleep releases the lock and returns, with the lock, after the rank's next Wake.
   void Wake(int rank);
   void Sleep(Lock& lock, int rank);
 
   // Between BeginCopy and EndCopy, another rank reads memory of this one without the lock.
   void BeginCopy(int rank) { ++ranks_[rank].copies; }
   void EndCopy(int rank);
-  // Returns when no copy of the rank's memory is under way. After a failure none begins.
+  // Returns when nobody copies from the rank's memory. After a failure no copy begins.
   void AwaitCopies(Lock& lock, int rank);
 
  private:
@@ -65,7 +67,7 @@ class ThreadWorld {
   const std::function<void(const absl::Status&)> on_failure_;
 };
 
-// First in, first out; allocates nothing once it has grown.
+// First in, first out; its memory is reused.
 template <typename T>
 class MessageQueue {
  public:
@@ -81,16 +83,16 @@ class MessageQueue {
   }
 
  private:
-  std::vector<T> items_;  // those before head_ are gone
+  std::vector<T> items_;  // items before head_ were popped
   size_t head_ = 0;
 };
 
 // The state of one communicator, shared by its ranks and guarded by the lock of the world.
 struct ThreadGroup {
-  ThreadGroup(ThreadWorld& world, std::vector<int> members);
+  ThreadGroup(ThreadWorld& world, std::vector<int> world_ranks);
 
-  // Messages of one channel from one rank to another that have not been copied yet. The k-th send
-  // meets the k-th receive.
+  // Messages on one channel from one rank to another that are not copied yet. The k-th send matches
+  // the k-th receive.
   struct Link {
     MessageQueue<SendBuffer> sends;
     MessageQueue<ReceiveBuffer> receives;
@@ -101,23 +103,23 @@ struct ThreadGroup {
 
   struct Rank {
     std::array<int64_t, kNumChannels> pending = {};  // sends and receives not completed
-    // What the rank brings to a meeting, or takes away.
+    // Arguments and results of the collective that the ranks meet for.
     int color, key;
     const Tensor* tensor;
     std::shared_ptr<ThreadGroup> subgroup;
     int subgroup_rank;
   };
 
-  // All ranks have come to the meeting: lets them go on.
+  // Lets the ranks that wait in a meeting (a barrier inside a collective) continue: all are there.
   void EndMeeting();
 
   ThreadWorld& world;
-  const std::vector<int> members;  // their ranks in the world
+  const std::vector<int> world_ranks;  // of the group's ranks
   const int size;
   std::vector<Link> links;  // [channel, source, destination]
   std::vector<Rank> ranks;
-  int arrived = 0;       // ranks at the present meeting
-  int64_t meetings = 0;  // that have ended
+  int arrived = 0;       // ranks that wait in the current meeting
+  int64_t meetings = 0;  // meetings that have ended
 };
 
 }  // namespace burst

@@ -1,4 +1,4 @@
-#include "tests/comm/communicator_sum_checks.h"
+#include "tests/comm/communicator_reduction_checks.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The part of communicator_checks.h that is about sums.
+// The part of communicator_checks.h that is about reductions.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace burst {
 
-// n numbers of a rank. T: float or double.
+// The n numbers that a rank contributes. T: float or double.
 template <typename T>
 Tensor SumInputs(int rank, int64_t n, DeviceType device);
 
-// The sum of all ranks' SumInputs: against long double within the bound of n - 1 roundings, and,
-// with fixed_order, to the bit against the order of summation that Communicator promises, so that
-// all ranks and all transports agree. Looks at every stride-th element.
+// Checks the sum of all ranks' SumInputs: against long double, within the bound of n - 1 roundings;
+// with fixed_order also to the bit, in the order that Communicator specifies, so that all ranks and
+// all transports agree. Checks every stride-th element.
 template <typename T>
 void CheckSum(const Tensor& sum, int ranks, bool fixed_order, int64_t stride = 1);
 
