@@ -22,6 +22,7 @@ int Main(int argc, char** argv) {
     std::fputs(TrainHelp().c_str(), stdout);
     return 0;
   }
+  if (PrintVersion(argc, argv)) return 0;
   const absl::StatusOr<TrainConfig> options = TrainConfigFromArguments(argc, argv);
   if (!options.ok()) return RefuseUsage(options.status(), ProcessRank());
 

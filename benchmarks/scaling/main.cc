@@ -163,6 +163,7 @@ int Main(int argc, char** argv) {
     std::fputs(ScalingHelp().c_str(), stdout);
     return 0;
   }
+  if (PrintVersion(argc, argv)) return 0;
   absl::StatusOr<ScalingOptions> options =
       ScalingOptionsFromArguments(argc, argv, DetectLaunch(/*mpi=*/nullptr));
   absl::Status usage = options.status();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "burst/base/check.h"
+#include "burst/base/version.h"
 #include "burst/cli/files.h"
 
 namespace burst {
@@ -247,6 +249,14 @@ bool WantsHelp(int argc, char** argv) {
   return std::any_of(argv + 1, argv + argc, [](absl::string_view argument) {
     return argument == "--help" || argument == "-help" || argument == "-h";
   });
+}
+
+bool PrintVersion(int argc, char** argv) {
+  const bool wanted = std::any_of(argv + 1, argv + argc, [](absl::string_view argument) {
+    return argument == "--version" || argument == "-version";
+  });
+  if (wanted) std::printf("Burst %s\n", kVersion);
+  return wanted;
 }
 
 }  // namespace burst

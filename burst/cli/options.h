@@ -195,5 +195,7 @@ class OptionTable {
 
 // Whether the command line has --help.
 bool WantsHelp(int argc, char** argv);
+// If the command line has --version, prints "Burst 0.1.0" and returns true.
+bool PrintVersion(int argc, char** argv);
 
 }  // namespace burst

@@ -161,6 +161,14 @@ TEST_F(TrainCli, Help) {
   }
 }
 
+TEST_F(TrainCli, Version) {
+  for (const char* program : {"train/train", "train/generate/generate"}) {
+    const Result result = Subprocess({ProgramPath(program), "--version"}, {folder_}).Wait();
+    ExpectSuccess(result);
+    EXPECT_TRUE(absl::StartsWith(result.out, "Burst ")) << result.out;
+  }
+}
+
 TEST_F(TrainCli, Mistakes) {
   const std::vector<std::string> two_steps = {"--steps=2", "--eval_every=0"};
   std::string shard(1024, '\0');

@@ -104,6 +104,7 @@ int Main(int argc, char** argv) {
     std::fputs(help.c_str(), stdout);
     return 0;
   }
+  if (PrintVersion(argc, argv)) return 0;
   absl::Status usage = options.ParseArguments(argc, argv);
   if (usage.ok()) usage = Check(config);
   if (!usage.ok()) return ExitCode(usage, kExitBadUsage);
