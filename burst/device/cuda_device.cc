@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "burst/device/backend.h"
 #include "burst/device/cuda.h"
+#include "burst/device/cuda_backend.h"
 #include "burst/device/device.h"
 
 namespace burst {

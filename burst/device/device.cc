@@ -3,8 +3,7 @@
 #include <cstring>
 
 #include "burst/base/check.h"
-#include "burst/device/backend.h"
-#include "burst/device/memory.h"
+#include "burst/device/cuda_backend.h"
 
 namespace burst {
 
@@ -43,27 +42,6 @@ void Readback::Post(const void* from, size_t bytes) {
 
 const void* Readback::Wait() const {
   return page_locked_ != nullptr ? cuda::WaitForReadback(page_locked_) : bytes_;
-}
-
-Allocation AllocateMemory(DeviceType device, size_t bytes) {
-  if (device == DeviceType::kCuda) return cuda::Allocate(bytes);
-  return {cpu::Allocate(bytes), bytes, device, nullptr};
-}
-
-void FreeMemory(const Allocation& allocation) {
-  if (allocation.device == DeviceType::kCuda) {
-    cuda::Free(allocation);
-  } else {
-    cpu::Free(allocation.data, allocation.bytes);
-  }
-}
-
-MemoryStats GetMemoryStats(DeviceType device) {
-  return device == DeviceType::kCuda ? cuda::GetMemoryStats() : cpu::GetMemoryStats();
-}
-
-void ResetPeakMemory(DeviceType device) {
-  device == DeviceType::kCuda ? cuda::ResetPeakMemory() : cpu::ResetPeakMemory();
 }
 
 }  // namespace burst

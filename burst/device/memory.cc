@@ -1,10 +1,12 @@
+#include "burst/device/memory.h"
+
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <vector>
 
 #include "burst/base/check.h"
-#include "burst/device/backend.h"
+#include "burst/device/cuda_backend.h"
 
 // The sanitizer build turns the pool off, so that every tensor has red zones of its own.
 #ifndef BURST_MEMORY_POOL
@@ -93,12 +95,25 @@ Pool& CpuPool() {
 
 }  // namespace
 
-namespace cpu {
+Allocation AllocateMemory(DeviceType device, size_t bytes) {
+  if (device == DeviceType::kCuda) return cuda::Allocate(bytes);
+  return {CpuPool().Allocate(bytes), bytes, device, nullptr};
+}
 
-void* Allocate(size_t bytes) { return CpuPool().Allocate(bytes); }
-void Free(void* data, size_t bytes) { CpuPool().Free(data, bytes); }
-MemoryStats GetMemoryStats() { return CpuPool().stats(); }
-void ResetPeakMemory() { CpuPool().ResetPeak(); }
+void FreeMemory(const Allocation& allocation) {
+  if (allocation.device == DeviceType::kCuda) {
+    cuda::Free(allocation);
+  } else {
+    CpuPool().Free(allocation.data, allocation.bytes);
+  }
+}
 
-}  // namespace cpu
+MemoryStats GetMemoryStats(DeviceType device) {
+  return device == DeviceType::kCuda ? cuda::GetMemoryStats() : CpuPool().stats();
+}
+
+void ResetPeakMemory(DeviceType device) {
+  device == DeviceType::kCuda ? cuda::ResetPeakMemory() : CpuPool().ResetPeak();
+}
+
 }  // namespace burst

@@ -1,16 +1,10 @@
-// What each type of device implements; device.cc chooses by type.
+// What a GPU implements for device.h and memory.h: cuda_device.cc, or cuda_unavailable.cc in a
+// build without CUDA.
 #pragma once
 
 #include "burst/device/memory.h"
 
 namespace burst {
-namespace cpu {
-void* Allocate(size_t bytes);
-void Free(void* data, size_t bytes);
-MemoryStats GetMemoryStats();
-void ResetPeakMemory();
-}  // namespace cpu
-
 namespace cuda {
 Allocation Allocate(size_t bytes);
 void Free(const Allocation& allocation);
