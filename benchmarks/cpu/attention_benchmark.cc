@@ -1,4 +1,4 @@
-// The CPU attention kernels against the machine's matrix product.
+// The CPU attention kernels against the machine's matmul.
 //
 // GFLOP_s counts 4 * head_dim operations for a visible (query, key) pair and head forward, 2.5
 // times as many backward, as the literature does. vs_sgemm divides it by the best SgemmRate() so

@@ -5,7 +5,7 @@
 
 BENCHMARK: the binary attention_gpu_benchmark. Columns: the kernels that the device chooses, those
 for any tensor cores (sm80), FlashAttention-2 and cuDNN through PyTorch's SDPA; median of three
-rounds, in which they take turns. FLOP: forward 4 * batch * heads * head_dim * (visible pairs),
+rounds, in which they alternate. FLOP: forward 4 * batch * heads * head_dim * (visible pairs),
 backward 2.5 times that, from (out, dout) to bf16 gradients. Inputs: standard normals, bf16.
 """
 

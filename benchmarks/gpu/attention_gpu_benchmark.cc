@@ -14,7 +14,7 @@
 #include "burst/base/philox.h"
 #include "burst/device/cuda.h"
 #include "burst/kernels/flash_attention.h"
-#include "burst/kernels/gpu/flash_attention_cuda.h"
+#include "burst/kernels/gpu/flash_attention_gpu.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -41,21 +41,21 @@ Tensor Normals(const Shape& shape, uint64_t stream) {
 }
 
 struct Request {
-  std::string pass, kernels;
+  std::string direction, kernels;
   int64_t batch, seqlen, num_heads, num_kv_heads, head_dim, causal;
   double milliseconds;
 };
 
 std::istream& operator>>(std::istream& in, Request& r) {
-  return in >> r.pass >> r.kernels >> r.batch >> r.seqlen >> r.num_heads >> r.num_kv_heads >>
+  return in >> r.direction >> r.kernels >> r.batch >> r.seqlen >> r.num_heads >> r.num_kv_heads >>
          r.head_dim >> r.causal >> r.milliseconds;
 }
 
 class Problem {
  public:
   explicit Problem(const Request& r)
-      : kernels_(r.kernels == "sm80" ? cuda::Kernels::kSm80
-                                     : cuda::KernelsFor(DType::kBFloat16, r.head_dim)) {
+      : kernels_(*(r.kernels == "sm80" ? cuda::GpuKernels(cuda::KernelFamily::kSm80)
+                                       : cuda::GpuKernels())) {
     const Shape like_q = {r.batch, r.seqlen, r.num_heads, r.head_dim};
     const Shape like_k = {r.batch, r.seqlen, r.num_kv_heads, r.head_dim};
     const Shape rows = {r.batch, r.num_heads, r.seqlen};
@@ -88,14 +88,14 @@ class Problem {
     Forward();
   }
 
-  void Forward() const { cuda::Forward(kernels_, forward_); }
+  void Forward() const { kernels_.Forward(forward_); }
   void Backward() const {
-    KernelsOf(DeviceType::kCuda).Delta(delta_);
-    cuda::Backward(kernels_, backward_);
+    kernels_.Delta(delta_);
+    kernels_.Backward(backward_);
   }
 
  private:
-  cuda::Kernels kernels_;
+  const AttentionKernels& kernels_;
   std::vector<Tensor> tensors_;  // q, k, v, dout, out, dq, dk, dv, lse, delta, ranges
   FlashForwardParams forward_;
   FlashDeltaParams delta_;
@@ -110,7 +110,7 @@ double MeanMs(const Request& request) {
   const auto time = [&](int64_t runs) {
     BURST_CUDA_CHECK(cudaEventRecord(begin, cuda::CurrentStream()));
     for (int64_t i = 0; i < runs; ++i) {
-      request.pass == "forward" ? problem.Forward() : problem.Backward();
+      request.direction == "forward" ? problem.Forward() : problem.Backward();
     }
     BURST_CUDA_CHECK(cudaEventRecord(end, cuda::CurrentStream()));
     BURST_CUDA_CHECK(cudaEventSynchronize(end));

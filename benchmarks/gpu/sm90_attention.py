@@ -8,7 +8,7 @@ Options: forward (no backward), quick (up to 16K tokens), only=REGEX, FILE.json 
 
 FLOP: forward 4 * batch * heads * head_dim * (visible query-key pairs), backward 2.5 times that.
 Times: CUDA events, median. Ours and cuDNN's runs alternate. The backward includes everything from
-(out, dout) to bf16 gradients: delta, clearing dQ, the main kernel, converting dQ.
+(out, dout) to bf16 gradients: delta, clearing dQ, the main kernel, converting dQ: the calls that training makes.
 """
 
 import ctypes
@@ -31,36 +31,32 @@ class Operand(ctypes.Structure):
                 ("seq_stride", ctypes.c_int64), ("head_stride", ctypes.c_int64)]
 
 
-class Shape(ctypes.Structure):
+class Shape(ctypes.Structure):  # FlashAttentionShape
     _fields_ = [(name, ctypes.c_int64) for name in
                 ("batch", "q_len", "k_len", "num_heads", "num_kv_heads", "head_dim")] + [
-        ("softmax_scale", ctypes.c_float), ("begin", ctypes.c_void_p), ("end", ctypes.c_void_p),
-        ("ranges_batch_stride", ctypes.c_int64)]
+        ("softmax_scale", ctypes.c_double), ("dtype", ctypes.c_int), ("begin", ctypes.c_void_p),
+        ("end", ctypes.c_void_p), ("ranges_batch_stride", ctypes.c_int64)]
 
 
-class ForwardParams(ctypes.Structure):
+class ForwardParams(ctypes.Structure):  # FlashForwardParams
     _fields_ = [("shape", Shape), ("q", Operand), ("k", Operand), ("v", Operand), ("out", Operand),
-                ("out_is_float", ctypes.c_bool), ("sum", Operand), ("lse", ctypes.c_void_p),
-                ("non_persistent", ctypes.c_bool), ("workspace", ctypes.c_void_p)]
+                ("lse", ctypes.c_void_p), ("merge", ctypes.c_bool), ("out_dtype", ctypes.c_int),
+                ("sum", Operand), ("non_persistent", ctypes.c_bool)]
 
 
-class DeltaParams(ctypes.Structure):
-    _fields_ = [("shape", Shape), ("out", Operand), ("dout", Operand),
-                ("out_is_float", ctypes.c_bool), ("dlse", ctypes.c_void_p),
+class DeltaParams(ctypes.Structure):  # FlashDeltaParams
+    _fields_ = [("shape", Shape), ("out", Operand), ("dout", Operand), ("dlse", ctypes.c_void_p),
                 ("delta", ctypes.c_void_p)]
 
 
-class BackwardParams(ctypes.Structure):
+class BackwardParams(ctypes.Structure):  # FlashBackwardParams
     _fields_ = [("shape", Shape), ("q", Operand), ("k", Operand), ("v", Operand),
                 ("dout", Operand), ("lse", ctypes.c_void_p), ("delta", ctypes.c_void_p),
-                ("dq", Operand), ("dk", Operand), ("dv", Operand), ("add", ctypes.c_bool),
-                ("deterministic", ctypes.c_bool), ("workspace", ctypes.c_void_p)]
+                ("dq", Operand), ("dk", Operand), ("dv", Operand), ("assign", ctypes.c_bool),
+                ("deterministic", ctypes.c_bool)]
 
 
-class ConvertParams(ctypes.Structure):
-    _fields_ = [("batch", ctypes.c_int64), ("seqlen", ctypes.c_int64),
-                ("num_heads", ctypes.c_int64), ("head_dim", ctypes.c_int64),
-                ("source", Operand), ("target", Operand)]
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 3}
 
 
 def operand(tensor):  # [batch, seqlen, heads, head_dim]
@@ -73,50 +69,35 @@ def pointer(tensor):
 
 
 class Kernels:
+    """The calls that training makes. What they refuse ends the process with a sentence."""
+
     def __init__(self, path):
         self.lib = ctypes.CDLL(path)
-        self.lib.burst_sm90_forward_workspace.restype = ctypes.c_size_t
-        self.lib.burst_sm90_backward_workspace.restype = ctypes.c_size_t
-        self.workspaces = {}
-
-    def _workspace(self, name, size):
-        if name not in self.workspaces or self.workspaces[name].numel() < size:
-            self.workspaces[name] = torch.zeros(size, dtype=torch.uint8, device="cuda")
-        return self.workspaces[name].data_ptr()
 
     def _call(self, name, params):
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        error = getattr(self.lib, "burst_sm90_" + name)(ctypes.byref(params), stream)
-        if error:
-            raise RuntimeError(f"{name}: CUDA error {error}")
+        getattr(self.lib, "burst_attention_" + name)(ctypes.byref(params), stream)
 
     def shape(self, q, k, scale, ranges):
         begin, end = ranges if ranges else (None, None)
         stride = begin.stride(0) if begin is not None and begin.dim() == 2 else 0
         return Shape(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], scale,
-                     pointer(begin), pointer(end), stride)
+                     DTYPES[q.dtype], pointer(begin), pointer(end), stride)
 
     def forward(self, q, k, v, scale, ranges, out, lse):
-        shape = self.shape(q, k, scale, ranges)
-        workspace = self._workspace(
-            "forward", self.lib.burst_sm90_forward_workspace(ctypes.byref(shape)))
-        self._call("forward", ForwardParams(shape, operand(q), operand(k), operand(v), operand(out),
-                                            out.dtype == torch.float32, Operand(), pointer(lse),
-                                            False, workspace))
+        self._call("forward", ForwardParams(
+            self.shape(q, k, scale, ranges), operand(q), operand(k), operand(v), operand(out),
+            pointer(lse), False, DTYPES[out.dtype], Operand(), False))
 
-    def backward(self, q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta, dq_sum,
+    def backward(self, q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta, dq_sum=None,
                  deterministic=False, dlse=None):
+        """dq_sum is not used: the library accumulates dQ in memory of its own."""
         shape = self.shape(q, k, scale, ranges)
-        self._call("delta", DeltaParams(shape, operand(out), operand(dout),
-                                        out.dtype == torch.float32, pointer(dlse), pointer(delta)))
-        dq_sum.zero_()
-        workspace = self._workspace("backward", self.lib.burst_sm90_backward_workspace(
-            ctypes.byref(shape), ctypes.c_bool(deterministic)))
+        self._call("delta", DeltaParams(shape, operand(out), operand(dout), pointer(dlse),
+                                        pointer(delta)))
         self._call("backward", BackwardParams(
             shape, operand(q), operand(k), operand(v), operand(dout), pointer(lse), pointer(delta),
-            operand(dq_sum), operand(dk), operand(dv), False, deterministic, workspace))
-        self._call("convert", ConvertParams(q.shape[0], q.shape[1], q.shape[2], q.shape[3],
-                                            operand(dq_sum), operand(dq)))
+            operand(dq), operand(dk), operand(dv), True, deterministic))
 
 
 # ---- Masks as visible ranges [begin, end) of each query row.
@@ -133,11 +114,11 @@ def window(q_len, k_len, size):
 
 def documents(lengths):
     starts, end = [], []
-    position = 0
+    start = 0
     for length in lengths:
-        starts += [position] * length
-        end += range(position + 1, position + length + 1)
-        position += length
+        starts += [start] * length
+        end += range(start + 1, start + length + 1)
+        start += length
     return (torch.tensor(starts, dtype=torch.int32, device="cuda"),
             torch.tensor(end, dtype=torch.int32, device="cuda"))
 
@@ -152,8 +133,8 @@ def visible_pairs(q, k, ranges):
 
 # ---- Reference in float64, one head at a time, and what rounding may do to each element.
 #
-# Operands of products are bf16, so P and dS are rounded before their second product, and out, dQ,
-# dK, dV at the end: each by a factor within 1 +- U. Products are summed in fp32: an element of S, of
+# Operands of matmuls are bf16, so P and dS are rounded before their second matmul, and out, dQ,
+# dK, dV at the end: each by a factor within 1 +- U. Matmuls accumulate in fp32: an element of S, of
 # dP, of the gradients is off by at most FP32 times the sum of its terms' absolute values (128 terms,
 # truncated to 24 bits), and P, through S, by a factor within 1 +- EXPONENT (|S| stays under 2^8).
 # delta is taken from the rounded out. Hence
@@ -247,9 +228,8 @@ def run_ours(kernels, q, k, v, scale, ranges, dout=None, deterministic=False, dl
         dk = torch.full(k.shape, poison, dtype=torch.bfloat16, device="cuda")
         dv = torch.full(k.shape, poison, dtype=torch.bfloat16, device="cuda")
         delta = torch.full_like(lse, poison)
-        dq_sum = torch.empty(q.shape, device="cuda")
-        kernels.backward(q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta, dq_sum,
-                         deterministic, dlse)
+        kernels.backward(q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta,
+                         deterministic=deterministic, dlse=dlse)
         result.update(dq=dq, dk=dk, dv=dv)
     torch.cuda.synchronize()
     return result
@@ -396,9 +376,8 @@ def bench_case(kernels, name, batch, length, heads, kv_heads, dim, mask, ranges,
     if backward:
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         delta = torch.empty_like(lse)
-        dq_sum = torch.empty(q.shape, device="cuda")
         functions = [lambda: kernels.backward(q, k, v, scale, ranges, out, lse, dout, dq, dk, dv,
-                                              delta, dq_sum)]
+                                              delta)]
         if compare:
             leaves = [x.detach().requires_grad_(True) for x in (q, k, v)]
             result = cudnn_forward(*leaves, scale, mask == "causal")
@@ -406,10 +385,10 @@ def bench_case(kernels, name, batch, length, heads, kv_heads, dim, mask, ranges,
             functions.append(lambda: torch.autograd.grad(result, leaves, grad, retain_graph=True))
         else:
             functions.append(lambda: kernels.backward(q, k, v, scale, other, other_out, other_lse,
-                                                      dout, dq, dk, dv, delta, dq_sum))
+                                                      dout, dq, dk, dv, delta))
         if deterministic:
             functions.append(lambda: kernels.backward(q, k, v, scale, ranges, out, lse, dout, dq, dk,
-                                                      dv, delta, dq_sum, True))
+                                                      dv, delta, deterministic=True))
         times = time_ms(functions, max(4, repeats // 2))
         row["bwd_ms"], row["bwd_tflops"] = times[0], 2.5 * flop / times[0] / 1e9
         if compare:

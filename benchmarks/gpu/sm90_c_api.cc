@@ -1,26 +1,42 @@
-// The Hopper kernels as a shared library with C names, so that benchmarks/sm90_attention.py can
-// call them on PyTorch's tensors, beside cuDNN in the same process.
-#include "burst/kernels/gpu/sm90/flash_attention_sm90.h"
+// The attention kernels of a GPU as a shared library with C names, so that sm90_attention.py can
+// call them on PyTorch's tensors, beside cuDNN in the same process. The calls are those that
+// training makes: what they choose, check and allocate is timed with them.
+#include <cuda_runtime.h>
+
+#include "burst/device/cuda.h"
+#include "burst/kernels/flash_attention.h"
+
+namespace {
+
+// Queues on the caller's stream while it lives.
+class OnStream {
+ public:
+  explicit OnStream(cudaStream_t stream) : own_(burst::cuda::CurrentStream()) {
+    burst::cuda::CurrentContext().stream = stream;
+  }
+  ~OnStream() { burst::cuda::CurrentContext().stream = own_; }
+
+ private:
+  const cudaStream_t own_;
+};
+
+const burst::AttentionKernels& Kernels() { return burst::KernelsOf(burst::DeviceType::kCuda); }
+
+}  // namespace
 
 extern "C" {
 
-size_t burst_sm90_forward_workspace(const burst::sm90::Shape* shape) {
-  return burst::sm90::ForwardWorkspaceBytes(*shape);
+void burst_attention_forward(const burst::FlashForwardParams* params, cudaStream_t stream) {
+  const OnStream on_stream(stream);
+  Kernels().Forward(*params);
 }
-int burst_sm90_forward(const burst::sm90::ForwardParams* params, cudaStream_t stream) {
-  return burst::sm90::LaunchForward(*params, stream);
+void burst_attention_delta(const burst::FlashDeltaParams* params, cudaStream_t stream) {
+  const OnStream on_stream(stream);
+  Kernels().Delta(*params);
 }
-size_t burst_sm90_backward_workspace(const burst::sm90::Shape* shape, bool deterministic) {
-  return burst::sm90::BackwardWorkspaceBytes(*shape, deterministic);
-}
-int burst_sm90_delta(const burst::sm90::DeltaParams* params, cudaStream_t stream) {
-  return burst::sm90::LaunchDelta(*params, stream);
-}
-int burst_sm90_backward(const burst::sm90::BackwardParams* params, cudaStream_t stream) {
-  return burst::sm90::LaunchBackward(*params, stream);
-}
-int burst_sm90_convert(const burst::sm90::ConvertParams* params, cudaStream_t stream) {
-  return burst::sm90::LaunchConvert(*params, stream);
+void burst_attention_backward(const burst::FlashBackwardParams* params, cudaStream_t stream) {
+  const OnStream on_stream(stream);
+  Kernels().Backward(*params);
 }
 
 }  // extern "C"

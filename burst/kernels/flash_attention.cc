@@ -2,7 +2,7 @@
 
 #include "burst/base/check.h"
 #include "burst/kernels/cpu/flash_attention_cpu.h"
-#include "burst/kernels/gpu/flash_attention_cuda.h"
+#include "burst/kernels/gpu/flash_attention_gpu.h"
 
 namespace burst {
 

@@ -1,6 +1,6 @@
 // The interface of the attention kernels: plain parameter structs, the same for every device. A
-// kernel knows nothing of ranks; the ring (burst/attention) calls it once per hop and the kernel
-// merges what it computed into what earlier hops left.
+// kernel knows nothing of ranks. The ring (burst/attention) calls it once for every block of keys
+// it receives, and the kernel merges its result with that of the earlier calls.
 //
 // Method: FlashAttention (Dao et al., arXiv 2205.14135 and 2307.08691): tile by tile with online
 // softmax, never a q_len x k_len matrix in main memory, forward or backward.
@@ -43,8 +43,8 @@ struct FlashAttentionShape {
   int64_t q_len = 0;  // any length, also 0
   int64_t k_len = 0;
   int64_t num_heads = 0;
-  int64_t num_kv_heads =
-      0;  // divides num_heads; query head h reads key head h / (num_heads / num_kv_heads)
+  // Divides num_heads; query head h reads KV head h / (num_heads / num_kv_heads).
+  int64_t num_kv_heads = 0;
   int64_t head_dim = 0;
   double softmax_scale = 0;
   // Of q, k, v and dout: float32, float64, or, on a GPU, bfloat16.
@@ -53,7 +53,7 @@ struct FlashAttentionShape {
 };
 
 // out, lse <- merge((sum, lse), attention(q, k, v)), or attention(q, k, v) when merge is false. A
-// row that has seen no key holds out = 0 and lse = -inf.
+// row that has seen no key gets out = 0 and lse = -inf.
 struct FlashForwardParams {
   FlashAttentionShape shape;
   AttentionOperand q;    // [batch, q_len, num_heads, head_dim]
@@ -66,13 +66,13 @@ struct FlashForwardParams {
   DType out_dtype = DType::kFloat32;
   // For bfloat16 inputs: what is merged with, float32, like q. Null data: `out` itself.
   AttentionOperand sum = {};
-  // On a GPU: kernels of other streams with a higher priority (NCCL's) need not wait until this one
-  // is done with all queries. Costs up to 3 %.
+  // On a GPU: a block for every tile of queries, so that kernels of streams with a higher priority
+  // (NCCL's) start as soon as some tile is done. Costs up to 3 %.
   bool non_persistent = false;
 };
 
 // delta = rowsum(dout * out) - dlse: what the softmax's backward subtracts. Once per backward,
-// before the first hop, so that out need not travel.
+// before the other calls, so that a ring need not send out.
 struct FlashDeltaParams {
   FlashAttentionShape shape;  // k_len, num_kv_heads, visible unused
   AttentionOperand out;
@@ -82,25 +82,25 @@ struct FlashDeltaParams {
 };
 
 // P = exp(S - lse), dV += P^T dO, dS = P * (dO V^T - delta),
-// dQ += softmax_scale dS K, dK += softmax_scale dS^T Q, dK and dV summed over the query heads of a
-// key head.
+// dQ += softmax_scale dS K, dK += softmax_scale dS^T Q, dK and dV accumulated over the query
+// heads of a KV head.
 struct FlashBackwardParams {
   FlashAttentionShape shape;
   AttentionOperand q, k, v;
   AttentionOperand dout;        // like q
-  const void* lse = nullptr;    // [batch, num_heads, q_len], of the whole row (all hops)
+  const void* lse = nullptr;    // [batch, num_heads, q_len], of the whole row, all calls
   const void* delta = nullptr;  // [batch, num_heads, q_len]
   AttentionOperand dq;          // like q
   AttentionOperand dk, dv;      // like k
-  // The gradients are of dtype and are assigned: for the only hop there is. Else they are of
+  // True: the gradients are of dtype and are assigned, for a single call. False: they are of
   // SumDType(dtype) and are added to.
   bool assign = false;
   // Bitwise the same in every run. The CPU kernels always are.
   bool deterministic = true;
 };
 
-// The kernels of a device, or others with the same results (burst/kernels/study). Stateless, and
-// safe to call from any thread.
+// The kernels of a device, or others that compute the same (burst/kernels/study). Stateless; any
+// thread may call them.
 class AttentionKernels {
  public:
   virtual ~AttentionKernels() = default;

@@ -76,21 +76,21 @@ inline TestMask MakeMask(MaskKind kind, int64_t batch, int64_t q_len, int64_t k_
       break;
     case MaskKind::kDocuments: {
       // Causal within documents of about 50 tokens, other ones in every batch row.
-      const int64_t positions = std::max(q_len, k_len);
-      std::vector<int> document(batch * positions);  // [batch, positions]
+      const int64_t tokens = std::max(q_len, k_len);
+      std::vector<int> document(batch * tokens);  // [batch, tokens]
       for (int64_t b = 0; b < batch; ++b) {
-        int* row = document.data() + b * positions;
-        for (int64_t i = 1; i < positions; ++i) {
+        int* row = document.data() + b * tokens;
+        for (int64_t i = 1; i < tokens; ++i) {
           row[i] = row[i - 1] + (RandomBelow(50, 10 + b, i) == 0);
         }
         for (int64_t i = 0; i < q_len; ++i) {
           const int own = row[std::max<int64_t>(0, i + shift)];
-          add(std::lower_bound(row, row + positions, own) - row, i + shift + 1);
+          add(std::lower_bound(row, row + tokens, own) - row, i + shift + 1);
         }
       }
       mask.batch_stride = q_len;
       mask.visible = [=](int64_t b, int64_t i, int64_t j) {
-        const int* row = document.data() + b * positions;
+        const int* row = document.data() + b * tokens;
         return j <= i + shift && row[j] == row[i + shift];
       };
       break;
@@ -149,7 +149,7 @@ struct Problem {
   double softmax_scale;
 };
 
-// The keys [begin, end) of a problem, as a round of a ring sees them: a part of K, V and their
+// The keys [begin, end) of a problem, as a step of a ring sees them: a part of K, V and their
 // gradients, and the mask's ranges counted from key `begin`.
 class KeyBlock {
  public:

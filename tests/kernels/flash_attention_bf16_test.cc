@@ -14,7 +14,7 @@
 #include <tuple>
 
 #include "burst/kernels/flash_attention.h"
-#include "burst/kernels/gpu/flash_attention_cuda.h"
+#include "burst/kernels/gpu/flash_attention_gpu.h"
 #include "burst/tensor/tensor.h"
 #include "tests/kernels/attention_problem.h"
 #include "tests/testing/attention_reference.h"
@@ -28,15 +28,15 @@ constexpr DType kBf16 = DType::kBFloat16, kFloat = DType::kFloat32;
 // Those that the device chooses, and those for any tensor cores.
 struct Kernels {
   const char* name;
-  void (*forward)(const FlashForwardParams&);
-  void (*backward)(const FlashBackwardParams&);
+  const AttentionKernels& (*get)();
+  void forward(const FlashForwardParams& params) const { get().Forward(params); }
+  void backward(const FlashBackwardParams& params) const { get().Backward(params); }
 };
-constexpr Kernels kChosen = {
-    "Chosen", [](const FlashForwardParams& params) { KernelsOf(kCuda).Forward(params); },
-    [](const FlashBackwardParams& params) { KernelsOf(kCuda).Backward(params); }};
-constexpr Kernels kSm80 = {
-    "Sm80", [](const FlashForwardParams& params) { cuda::Forward(cuda::Kernels::kSm80, params); },
-    [](const FlashBackwardParams& params) { cuda::Backward(cuda::Kernels::kSm80, params); }};
+constexpr Kernels kChosen = {"Chosen",
+                             []() -> const AttentionKernels& { return KernelsOf(kCuda); }};
+constexpr Kernels kSm80 = {"Sm80", []() -> const AttentionKernels& {
+                             return *cuda::GpuKernels(cuda::KernelFamily::kSm80);
+                           }};
 
 Problem MakeProblem(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads,
                     int64_t d, MaskKind kind) {
@@ -72,7 +72,7 @@ Tensor Delta(const Problem& problem, const Tensor& out) {
   return delta;
 }
 
-// A single hop: everything assigned, in bfloat16.
+// A single block of keys: everything assigned, in bfloat16.
 AttentionResults RunOnce(const Kernels& kernels, const Problem& problem, bool deterministic) {
   const AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse), Poisoned(problem.q),
                                    Poisoned(problem.k), Poisoned(problem.v)};
@@ -321,7 +321,7 @@ TEST_P(KernelsTest, FourMillionTokens) {
   }
 }
 
-TEST(CheckFlashAttentionTest, SaysWhatIsNotServed) {
+TEST(CheckTest, SaysWhatIsNotServed) {
   EXPECT_TRUE(KernelsOf(kCuda).Check(kCuda, kBf16, 128).ok());
   EXPECT_TRUE(KernelsOf(kCuda).Check(kCuda, DType::kFloat64, 7).ok());
   EXPECT_FALSE(KernelsOf(kCuda).Check(kCuda, kBf16, 20).ok());

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "burst/kernels/gpu/sm90/flash_attention_sm90.h"
+#include "burst/kernels/flash_attention.h"
 #include "tests/kernels/sm90_attention_reference.cuh"
 
 namespace burst {
@@ -104,7 +104,7 @@ inline Mask RandomRanges(int64_t batch, int64_t q_len, int64_t k_len, uint32_t s
 }
 
 // Packed [batch, seqlen, num_heads, head_dim + padding].
-inline Operand Packed(void* data, int64_t seqlen, int64_t heads, int64_t row) {
+inline AttentionOperand Packed(void* data, int64_t seqlen, int64_t heads, int64_t row) {
   return {data, seqlen * heads * row, heads * row, row};
 }
 
@@ -120,10 +120,11 @@ struct Problem {
     shape.num_kv_heads = kv_heads;
     shape.head_dim = head_dim;
     shape.softmax_scale = 1 / std::sqrt(static_cast<float>(head_dim));
+    shape.dtype = DType::kBFloat16;
     if (!mask.begin.empty()) {
-      shape.begin = begin.data();
-      shape.end = end.data();
-      shape.ranges_batch_stride = static_cast<int64_t>(mask.begin.size()) > q_len ? q_len : 0;
+      shape.visible.begin = begin.data();
+      shape.visible.end = end.data();
+      shape.visible.batch_stride = static_cast<int64_t>(mask.begin.size()) > q_len ? q_len : 0;
     }
     const int64_t row = head_dim + padding;
     q_data = Randn(batch * q_len * heads * row, 1);
@@ -134,9 +135,6 @@ struct Problem {
     k = Packed(k_data.data(), k_len, kv_heads, row);
     v = Packed(v_data.data(), k_len, kv_heads, row);
     dout = Packed(dout_data.data(), q_len, heads, row);
-    workspace = Buffer<char>(ForwardWorkspaceBytes(shape));
-    workspace.Fill(0);
-    backward_workspace = Buffer<char>(BackwardWorkspaceBytes(shape, true));
     lse = Buffer<float>(batch * heads * q_len);
     delta = Buffer<float>(batch * heads * q_len);
   }
@@ -149,18 +147,17 @@ struct Problem {
 
   int64_t QSize() const { return shape.batch * shape.q_len * shape.num_heads * shape.head_dim; }
   int64_t KSize() const { return shape.batch * shape.k_len * shape.num_kv_heads * shape.head_dim; }
-  Operand LikeQ(void* data) const {
+  AttentionOperand LikeQ(void* data) const {
     return Packed(data, shape.q_len, shape.num_heads, shape.head_dim);
   }
-  Operand LikeK(void* data) const {
+  AttentionOperand LikeK(void* data) const {
     return Packed(data, shape.k_len, shape.num_kv_heads, shape.head_dim);
   }
 
-  Shape shape;
+  FlashAttentionShape shape;
   Buffer<int32_t> begin, end;
   Buffer<bf16> q_data, k_data, v_data, dout_data;
-  Operand q, k, v, dout;
-  Buffer<char> workspace, backward_workspace;
+  AttentionOperand q, k, v, dout;
   Buffer<float> lse, delta;
 };
 

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "burst/kernels/gpu/sm90/flash_attention_sm90.h"
+#include "burst/kernels/flash_attention.h"
 
 namespace burst {
 namespace sm90 {
@@ -21,7 +21,7 @@ __device__ double Round(double x) {
   return kRounding ? static_cast<double>(__bfloat162float(__double2bfloat16(x))) : x;
 }
 
-__device__ inline const bf16* RowOf(const Operand& tensor, int64_t batch, int64_t row,
+__device__ inline const bf16* RowOf(const AttentionOperand& tensor, int64_t batch, int64_t row,
                                     int64_t head) {
   return static_cast<const bf16*>(tensor.data) + batch * tensor.batch_stride +
          row * tensor.seq_stride + head * tensor.head_stride;
@@ -40,10 +40,11 @@ struct Range {
   int64_t begin, end;
 };
 
-__device__ inline Range VisibleKeys(const Shape& shape, int64_t batch, int64_t row) {
-  if (shape.begin == nullptr) return {0, shape.k_len};
-  const int64_t index = batch * shape.ranges_batch_stride + row;
-  return {max(shape.begin[index], 0), min(static_cast<int64_t>(shape.end[index]), shape.k_len)};
+__device__ inline Range VisibleKeys(const FlashAttentionShape& shape, int64_t batch, int64_t row) {
+  if (shape.visible.begin == nullptr) return {0, shape.k_len};
+  const int64_t index = batch * shape.visible.batch_stride + row;
+  return {max(shape.visible.begin[index], 0),
+          min(static_cast<int64_t>(shape.visible.end[index]), shape.k_len)};
 }
 
 // Rows first, first + step, ... of each head; results are packed, [batch, num_heads, rows,
@@ -52,11 +53,11 @@ struct RowSet {
   int64_t first, step, count;
 };
 
-constexpr int kMaxHeadDim = 128;
+constexpr int kMaxDim = 128;
 
 template <bool kRounding>
-__global__ void ReferenceForward(Shape shape, Operand q, Operand k, Operand v, RowSet rows,
-                                 double* out, double* lse) {
+__global__ void ReferenceForward(FlashAttentionShape shape, AttentionOperand q, AttentionOperand k,
+                                 AttentionOperand v, RowSet rows, double* out, double* lse) {
   const int64_t item = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (item >= shape.batch * shape.num_heads * rows.count) return;
   const int64_t row = rows.first + item % rows.count * rows.step;
@@ -69,7 +70,7 @@ __global__ void ReferenceForward(Shape shape, Operand q, Operand k, Operand v, R
   for (int64_t j = range.begin; j < range.end; ++j) {
     top = fmax(top, Dot(q_row, RowOf(k, batch, j, kv_head), shape.head_dim));
   }
-  double o[kMaxHeadDim] = {};
+  double o[kMaxDim] = {};
   for (int64_t j = range.begin; j < range.end; ++j) {
     const double s = Dot(q_row, RowOf(k, batch, j, kv_head), shape.head_dim);
     const double p = exp(shape.softmax_scale * (s - top));
@@ -87,8 +88,9 @@ __global__ void ReferenceForward(Shape shape, Operand q, Operand k, Operand v, R
 
 // lse and delta: of every row, in double.
 template <bool kRounding>
-__global__ void ReferenceDq(Shape shape, Operand q, Operand k, Operand v, Operand dout,
-                            const double* lse, const double* delta, RowSet rows, double* dq) {
+__global__ void ReferenceDq(FlashAttentionShape shape, AttentionOperand q, AttentionOperand k,
+                            AttentionOperand v, AttentionOperand dout, const double* lse,
+                            const double* delta, RowSet rows, double* dq) {
   const int64_t item = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (item >= shape.batch * shape.num_heads * rows.count) return;
   const int64_t row = rows.first + item % rows.count * rows.step;
@@ -98,7 +100,7 @@ __global__ void ReferenceDq(Shape shape, Operand q, Operand k, Operand v, Operan
   const bf16* q_row = RowOf(q, batch, row, head);
   const bf16* dout_row = RowOf(dout, batch, row, head);
   const Range range = VisibleKeys(shape, batch, row);
-  double sum[kMaxHeadDim] = {};
+  double sum[kMaxDim] = {};
   for (int64_t j = range.begin; j < range.end; ++j) {
     const bf16* k_row = RowOf(k, batch, j, kv_head);
     const double p = exp(shape.softmax_scale * Dot(q_row, k_row, shape.head_dim) - lse[item]);
@@ -116,9 +118,10 @@ __global__ void ReferenceDq(Shape shape, Operand q, Operand k, Operand v, Operan
 // keys: rows of k; lse, delta: [batch, num_heads, q_len]. Queries outside [q_begin, q_end) are
 // known not to see any of the keys.
 template <bool kRounding>
-__global__ void ReferenceDkDv(Shape shape, Operand q, Operand k, Operand v, Operand dout,
-                              const double* lse, const double* delta, RowSet keys, int64_t q_begin,
-                              int64_t q_end, double* dk, double* dv) {
+__global__ void ReferenceDkDv(FlashAttentionShape shape, AttentionOperand q, AttentionOperand k,
+                              AttentionOperand v, AttentionOperand dout, const double* lse,
+                              const double* delta, RowSet keys, int64_t q_begin, int64_t q_end,
+                              double* dk, double* dv) {
   const int64_t item = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (item >= shape.batch * shape.num_kv_heads * keys.count) return;
   const int64_t key = keys.first + item % keys.count * keys.step;
@@ -127,7 +130,7 @@ __global__ void ReferenceDkDv(Shape shape, Operand q, Operand k, Operand v, Oper
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   const bf16* k_row = RowOf(k, batch, key, kv_head);
   const bf16* v_row = RowOf(v, batch, key, kv_head);
-  double dk_sum[kMaxHeadDim] = {}, dv_sum[kMaxHeadDim] = {};
+  double dk_sum[kMaxDim] = {}, dv_sum[kMaxDim] = {};
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
     for (int64_t i = q_begin; i < q_end; ++i) {
       const Range range = VisibleKeys(shape, batch, i);
@@ -152,8 +155,8 @@ __global__ void ReferenceDkDv(Shape shape, Operand q, Operand k, Operand v, Oper
 
 // delta = rowsum(dout * out) - dlse for the rows of a RowSet; out in double, as ReferenceForward
 // left it.
-__global__ void ReferenceDelta(Shape shape, Operand dout, const double* out, const float* dlse,
-                               RowSet rows, double* delta) {
+__global__ void ReferenceDelta(FlashAttentionShape shape, AttentionOperand dout, const double* out,
+                               const float* dlse, RowSet rows, double* delta) {
   const int64_t item = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (item >= shape.batch * shape.num_heads * rows.count) return;
   const int64_t row = rows.first + item % rows.count * rows.step;

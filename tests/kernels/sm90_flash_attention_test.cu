@@ -1,5 +1,7 @@
 // The Hopper attention kernels against double precision: every mask, head grouping, length around
-// the tiles' edges, the ring's merging and accumulation, determinism, and four million tokens.
+// the tiles' edges, the ring's merging and accumulation, determinism, and four million tokens. The
+// kernels' stream does not wait for the default stream, which everything else here uses: hence the
+// synchronisations.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,13 +10,16 @@
 #include <string>
 #include <vector>
 
-#include "burst/kernels/gpu/sm90/flash_attention_sm90.h"
+#include "burst/kernels/flash_attention.h"
+#include "burst/kernels/gpu/flash_attention_gpu.h"
 #include "tests/kernels/sm90_attention_problem.cuh"
 #include "tests/kernels/sm90_attention_reference.cuh"
 
 namespace burst {
 namespace sm90 {
 namespace {
+
+const AttentionKernels& Kernels() { return *cuda::GpuKernels(cuda::KernelFamily::kSm90); }
 
 template <class T>
 std::vector<double> ToDouble(const Buffer<T>& buffer) {
@@ -25,8 +30,8 @@ std::vector<double> ToDouble(const Buffer<T>& buffer) {
 }
 
 // [batch, length, heads, dim] -> [batch, heads, length, dim], as the reference's.
-std::vector<double> HeadsFirst(const std::vector<double>& x, const Shape& shape, int64_t length,
-                               int64_t heads) {
+std::vector<double> HeadsFirst(const std::vector<double>& x, const FlashAttentionShape& shape,
+                               int64_t length, int64_t heads) {
   std::vector<double> y(x.size());
   for (int64_t b = 0; b < shape.batch; ++b) {
     for (int64_t i = 0; i < length; ++i) {
@@ -62,13 +67,13 @@ double MaxError(const std::vector<double>& x, const std::vector<double>& truth) 
 
 // At most twice the error of the naive run with the same roundings, plus a rounding of the largest
 // value: where the naive run happens to be exact ours may still round. With a single key, dS is the
-// difference of two equal sums of head_dim products of about 9; what is left of them in fp32, times
-// a key of at most 12 and the scale, is the last term.
+// difference of two equal dot products of head_dim terms of about 9; what is left of them in fp32,
+// times a key of at most 12 and the scale, is the last term.
 void ExpectClose(const char* name, const std::vector<double>& ours,
                  const std::vector<double>& naive, const std::vector<double>& truth) {
   ASSERT_EQ(ours.size(), truth.size());
   const double bound =
-      2 * MaxError(naive, truth) + MaxAbs(truth) * 0x1p-8 + kMaxHeadDim * 0x1p-24 * 9 * 12;
+      2 * MaxError(naive, truth) + MaxAbs(truth) * 0x1p-8 + kMaxDim * 0x1p-24 * 9 * 12;
   EXPECT_LE(MaxError(ours, truth), bound) << name;
   EXPECT_TRUE(std::isfinite(MaxError(ours, truth))) << name;
 }
@@ -84,7 +89,7 @@ struct Results {
 
 template <bool kRounding>
 Results Reference(const Problem& p, const float* dlse) {
-  const Shape& shape = p.shape;
+  const FlashAttentionShape& shape = p.shape;
   const int64_t rows = shape.batch * shape.num_heads * shape.q_len;
   const int64_t keys = shape.batch * shape.num_kv_heads * shape.k_len;
   Buffer<double> out(p.QSize()), lse(rows), delta(rows), dq(p.QSize()), dk(p.KSize()),
@@ -102,35 +107,44 @@ Results Reference(const Problem& p, const float* dlse) {
   return {out.ToHost(), lse.ToHost(), dq.ToHost(), dk.ToHost(), dv.ToHost()};
 }
 
-// Forward, delta, backward, conversion; every output poisoned before.
+FlashForwardParams ForwardParams(const Problem& p, void* out) {
+  FlashForwardParams params;
+  params.shape = p.shape;
+  params.q = p.q;
+  params.k = p.k;
+  params.v = p.v;
+  params.out = p.LikeQ(out);
+  params.lse = p.lse.data();
+  params.out_dtype = DType::kBFloat16;
+  return params;
+}
+
+FlashBackwardParams BackwardParams(const Problem& p, void* dq, void* dk, void* dv) {
+  FlashBackwardParams params;
+  params.shape = p.shape;
+  params.q = p.q;
+  params.k = p.k;
+  params.v = p.v;
+  params.dout = p.dout;
+  params.lse = p.lse.data();
+  params.delta = p.delta.data();
+  params.dq = p.LikeQ(dq);
+  params.dk = p.LikeK(dk);
+  params.dv = p.LikeK(dv);
+  params.assign = true;
+  return params;
+}
+
+// Forward, delta, backward; every output poisoned before.
 Results RunBf16(Problem& p, const float* dlse, bool deterministic) {
   Buffer<bf16> out(p.QSize()), dq(p.QSize()), dk(p.KSize()), dv(p.KSize());
-  Buffer<float> dq_sum(p.QSize());
-  dq_sum.Fill(0);
-  const Shape& shape = p.shape;
-  ForwardParams forward{shape, p.q, p.k,          p.v,   p.LikeQ(out.data()),
-                        false, {},  p.lse.data(), false, p.workspace.data()};
-  EXPECT_EQ(LaunchForward(forward, nullptr), cudaSuccess);
-  EXPECT_EQ(LaunchDelta({shape, forward.out, p.dout, false, dlse, p.delta.data()}, nullptr),
-            cudaSuccess);
-  BackwardParams backward{shape,
-                          p.q,
-                          p.k,
-                          p.v,
-                          p.dout,
-                          p.lse.data(),
-                          p.delta.data(),
-                          p.LikeQ(dq_sum.data()),
-                          p.LikeK(dk.data()),
-                          p.LikeK(dv.data()),
-                          /*add=*/false,
-                          deterministic,
-                          p.backward_workspace.data()};
-  EXPECT_EQ(LaunchBackward(backward, nullptr), cudaSuccess);
-  EXPECT_EQ(LaunchConvert({shape.batch, shape.q_len, shape.num_heads, shape.head_dim, backward.dq,
-                           p.LikeQ(dq.data())},
-                          nullptr),
-            cudaSuccess);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  const FlashAttentionShape& shape = p.shape;
+  Kernels().Forward(ForwardParams(p, out.data()));
+  Kernels().Delta({shape, p.LikeQ(out.data()), p.dout, dlse, p.delta.data()});
+  FlashBackwardParams backward = BackwardParams(p, dq.data(), dk.data(), dv.data());
+  backward.deterministic = deterministic;
+  Kernels().Backward(backward);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   return {HeadsFirst(ToDouble(out), shape, shape.q_len, shape.num_heads), ToDouble(p.lse),
           HeadsFirst(ToDouble(dq), shape, shape.q_len, shape.num_heads),
@@ -147,7 +161,7 @@ void ExpectAllClose(const Results& ours, const Results& naive, const Results& tr
 }
 
 void Check(Problem p, bool deterministic = false) {
-  const Shape& s = p.shape;
+  const FlashAttentionShape& s = p.shape;
   SCOPED_TRACE("batch " + std::to_string(s.batch) + " q " + std::to_string(s.q_len) + " k " +
                std::to_string(s.k_len) + " heads " + std::to_string(s.num_heads) + "/" +
                std::to_string(s.num_kv_heads) + " dim " + std::to_string(s.head_dim));
@@ -232,56 +246,65 @@ TEST_P(FlashAttentionSm90Test, NoKeysOrNoQueries) {
   for (double x : b.dv) ASSERT_EQ(x, 0);
 }
 
-// A ring's view: the keys come in hops; outputs merge in the kernel, gradients add up in fp32.
-TEST_P(FlashAttentionSm90Test, HopsMergeAndAccumulate) {
-  constexpr int64_t kLength = 600, kHops = 3, kHop = kLength / kHops, kHeads = 4, kKvHeads = 2;
+// As in a ring: the keys come in blocks; outputs merge in the kernel, the last one in bfloat16;
+// gradients add up in float32.
+TEST_P(FlashAttentionSm90Test, BlocksOfKeysMergeAndAccumulate) {
+  constexpr int64_t kLength = 600, kBlocks = 3, kBlock = kLength / kBlocks, kHeads = 4;
+  constexpr int64_t kKvHeads = 2;
   const int dim = GetParam();
   Problem p(2, kLength, kLength, kHeads, kKvHeads, dim, Causal(kLength, kLength));
-  Buffer<float> out(p.QSize()), dq(p.QSize()), dk(p.KSize()), dv(p.KSize());
+  Buffer<float> sum(p.QSize()), dq(p.QSize()), dk(p.KSize()), dv(p.KSize());
+  Buffer<bf16> out(p.QSize());
   dq.Fill(0);
   dk.Fill(0);
   dv.Fill(0);
   std::vector<Buffer<int32_t>> masks;
-  std::vector<Shape> shapes;
-  for (int64_t hop = 0; hop < kHops; ++hop) {
+  std::vector<FlashAttentionShape> shapes;
+  for (int64_t block = 0; block < kBlocks; ++block) {
     Mask mask = Causal(kLength, kLength);
-    for (int32_t& x : mask.end)
-      x = static_cast<int32_t>(std::clamp<int64_t>(x - hop * kHop, 0, kHop));
+    for (int32_t& x : mask.end) {
+      x = static_cast<int32_t>(std::clamp<int64_t>(x - block * kBlock, 0, kBlock));
+    }
     masks.emplace_back(mask.begin);
     masks.emplace_back(mask.end);
-    Shape shape = p.shape;
-    shape.k_len = kHop;
-    shape.begin = masks[2 * hop].data();
-    shape.end = masks[2 * hop + 1].data();
+    FlashAttentionShape shape = p.shape;
+    shape.k_len = kBlock;
+    shape.visible.begin = masks[2 * block].data();
+    shape.visible.end = masks[2 * block + 1].data();
     shapes.push_back(shape);
   }
-  const auto at_hop = [&](const Operand& x, int64_t hop, size_t element) {
-    Operand part = x;
-    part.data = static_cast<char*>(x.data) + hop * kHop * x.seq_stride * element;
-    return part;
+  const auto part = [&](const AttentionOperand& x, int64_t block, size_t element) {
+    AttentionOperand result = x;
+    result.data = static_cast<char*>(x.data) + block * kBlock * x.seq_stride * element;
+    return result;
   };
-  const auto forward = [&](int64_t hop, bool merge) {
-    const Operand sum = p.LikeQ(out.data());
-    return LaunchForward(
-        {shapes[hop], p.q, at_hop(p.k, hop, 2), at_hop(p.v, hop, 2), sum, /*out_is_float=*/true,
-         merge ? sum : Operand(), p.lse.data(), /*non_persistent=*/hop == 1, p.workspace.data()},
-        nullptr);
+  const auto forward = [&](int64_t block, void* result, DType dtype, bool merge) {
+    FlashForwardParams params = ForwardParams(p, result);
+    params.shape = shapes[block];
+    params.k = part(p.k, block, 2);
+    params.v = part(p.v, block, 2);
+    params.out_dtype = dtype;
+    params.merge = merge;
+    if (merge) params.sum = p.LikeQ(sum.data());
+    params.non_persistent = block == 1;
+    Kernels().Forward(params);
   };
-  // The last hop first, so that the first one assigned leaves rows that have seen nothing.
-  ASSERT_EQ(forward(2, false), cudaSuccess);
-  ASSERT_EQ(forward(0, true), cudaSuccess);
-  ASSERT_EQ(forward(1, true), cudaSuccess);
-  ASSERT_EQ(
-      LaunchDelta({p.shape, p.LikeQ(out.data()), p.dout, true, nullptr, p.delta.data()}, nullptr),
-      cudaSuccess);
-  for (int64_t hop = 0; hop < kHops; ++hop) {
-    ASSERT_EQ(
-        LaunchBackward({shapes[hop], p.q, at_hop(p.k, hop, 2), at_hop(p.v, hop, 2), p.dout,
-                        p.lse.data(), p.delta.data(), p.LikeQ(dq.data()),
-                        at_hop(p.LikeK(dk.data()), hop, 4), at_hop(p.LikeK(dv.data()), hop, 4),
-                        /*add=*/true, hop == 1, p.backward_workspace.data()},
-                       nullptr),
-        cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  // The last block first, so that the first one assigned leaves rows that have seen nothing.
+  forward(2, sum.data(), DType::kFloat32, false);
+  forward(0, sum.data(), DType::kFloat32, true);
+  forward(1, out.data(), DType::kBFloat16, true);
+  Kernels().Delta({p.shape, p.LikeQ(out.data()), p.dout, nullptr, p.delta.data()});
+  for (int64_t block = 0; block < kBlocks; ++block) {
+    FlashBackwardParams params = BackwardParams(p, dq.data(), nullptr, nullptr);
+    params.shape = shapes[block];
+    params.k = part(p.k, block, 2);
+    params.v = part(p.v, block, 2);
+    params.dk = part(p.LikeK(dk.data()), block, 4);
+    params.dv = part(p.LikeK(dv.data()), block, 4);
+    params.assign = false;
+    params.deterministic = block == 1;
+    Kernels().Backward(params);
   }
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const Results ours{HeadsFirst(ToDouble(out), p.shape, kLength, kHeads), ToDouble(p.lse),
@@ -310,51 +333,38 @@ TEST_P(FlashAttentionSm90Test, RepeatedRunsAreBitwiseEqual) {
   }
 }
 
-TEST(FlashAttentionSm90ArgumentsTest, RefusesWhatItDoesNotServe) {
-  Problem p(1, 64, 64, 2, 1, 64);
-  Buffer<bf16> out(p.QSize());
-  const auto launch = [&](const Shape& shape, const Operand& q) {
-    return LaunchForward({shape,
-                          q,
-                          p.k,
-                          p.v,
-                          p.LikeQ(out.data()),
-                          false,
-                          {},
-                          p.lse.data(),
-                          false,
-                          p.workspace.data()},
-                         nullptr);
-  };
-  EXPECT_EQ(launch(p.shape, p.q), cudaSuccess);
-  Shape shape = p.shape;
-  shape.head_dim = 136;
-  EXPECT_EQ(launch(shape, p.q), cudaErrorInvalidValue);
-  shape = p.shape;
-  shape.num_kv_heads = 3;
-  EXPECT_EQ(launch(shape, p.q), cudaErrorInvalidValue);
-  Operand misaligned = p.q;
-  misaligned.data = static_cast<bf16*>(p.q.data) + 1;
-  EXPECT_EQ(launch(p.shape, misaligned), cudaErrorInvalidValue);
+TEST(FlashAttentionSm90DeathTest, RefusesWhatItDoesNotServe) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_TRUE(Kernels().Check(DeviceType::kCuda, DType::kBFloat16, 128).ok());
+  EXPECT_FALSE(Kernels().Check(DeviceType::kCuda, DType::kBFloat16, 136).ok());
+  EXPECT_FALSE(Kernels().Check(DeviceType::kCuda, DType::kBFloat16, 20).ok());
+  EXPECT_FALSE(Kernels().Check(DeviceType::kCuda, DType::kFloat32, 128).ok());
+  const Problem p(1, 64, 64, 2, 1, 64);
+  const Buffer<bf16> out(p.QSize());
+  FlashForwardParams params = ForwardParams(p, out.data());
+  params.shape.head_dim = 136;
+  EXPECT_DEATH(Kernels().Forward(params), "no attention kernel for bfloat16 with head_dim 136");
+  params = ForwardParams(p, out.data());
+  params.shape.num_kv_heads = 3;
+  EXPECT_DEATH(Kernels().Forward(params), "3 KV heads do not divide 2 query heads");
+  params = ForwardParams(p, out.data());
+  params.q.data = static_cast<bf16*>(p.q.data) + 1;
+  EXPECT_DEATH(Kernels().Forward(params),
+               "q: the rows of bfloat16 tensors must begin at multiples");
+  params = ForwardParams(p, out.data());
+  params.shape.softmax_scale = 0;
+  EXPECT_DEATH(Kernels().Forward(params), "needs a positive softmax_scale");
 }
 
 // 4M tokens, more than 2^31 elements a tensor: some rows and keys from all over.
 TEST(FlashAttentionSm90LongTest, FourMillionTokens) {
   constexpr int64_t kLength = 4 << 20, kWindow = 500, kHeads = 5, kDim = 128;
   Problem p(1, kLength, kLength, kHeads, kHeads, kDim, Window(kLength, kLength, kWindow));
-  Buffer<bf16> out(p.QSize()), dk(p.KSize()), dv(p.KSize());
-  Buffer<float> dq(p.QSize());
-  dq.Fill(0);
-  ForwardParams forward{p.shape, p.q, p.k,          p.v,   p.LikeQ(out.data()),
-                        false,   {},  p.lse.data(), false, p.workspace.data()};
-  ASSERT_EQ(LaunchForward(forward, nullptr), cudaSuccess);
-  ASSERT_EQ(LaunchDelta({p.shape, forward.out, p.dout, false, nullptr, p.delta.data()}, nullptr),
-            cudaSuccess);
-  ASSERT_EQ(LaunchBackward(
-                {p.shape, p.q, p.k, p.v, p.dout, p.lse.data(), p.delta.data(), p.LikeQ(dq.data()),
-                 p.LikeK(dk.data()), p.LikeK(dv.data()), /*add=*/false, false, nullptr},
-                nullptr),
-            cudaSuccess);
+  Buffer<bf16> out(p.QSize()), dq(p.QSize()), dk(p.KSize()), dv(p.KSize());
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  Kernels().Forward(ForwardParams(p, out.data()));
+  Kernels().Delta({p.shape, p.LikeQ(out.data()), p.dout, nullptr, p.delta.data()});
+  Kernels().Backward(BackwardParams(p, dq.data(), dk.data(), dv.data()));
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const RowSet rows{5, (kLength - 1000) / 96, 97};
   const int64_t items = kHeads * rows.count;
@@ -373,13 +383,13 @@ TEST(FlashAttentionSm90LongTest, FourMillionTokens) {
   for (int64_t h = 0; h < kHeads; ++h) {
     for (int64_t i = 0; i < rows.count; ++i) {
       const int64_t row = rows.first + i * rows.step;
-      bf16 o[kDim];
-      float g[kDim], l;
+      bf16 o[kDim], g[kDim];
+      float l;
       cudaMemcpy(o, out.data() + (row * kHeads + h) * kDim, sizeof(o), cudaMemcpyDeviceToHost);
       cudaMemcpy(g, dq.data() + (row * kHeads + h) * kDim, sizeof(g), cudaMemcpyDeviceToHost);
       cudaMemcpy(&l, p.lse.data() + h * kLength + row, sizeof(l), cudaMemcpyDeviceToHost);
       for (bf16 x : o) ours.out.push_back(static_cast<double>(__bfloat162float(x)));
-      ours.dq.insert(ours.dq.end(), g, g + kDim);
+      for (bf16 x : g) ours.dq.push_back(static_cast<double>(__bfloat162float(x)));
       ours.lse.push_back(l);
     }
   }

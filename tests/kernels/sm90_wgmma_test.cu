@@ -1,5 +1,5 @@
 // One tile through TMA, wgmma and back: every operand form the kernels use, against a plain
-// product.
+// matmul.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct Maps {
 // d[64, N] = A B. Stored tensors: a is [64, K] when K-major, [K, 64] when MN-major; b is [N, K]
 // when K-major, [K, N] when MN-major.
 template <Form kForm, Major kMajorA, Major kMajorB, int kN, int kK>
-__global__ void ProductKernel(const __grid_constant__ Maps maps, float* d) {
+__global__ void MatmulKernel(const __grid_constant__ Maps maps, float* d) {
   using ATile = Tile<kMajorA == Major::kK ? 64 : kK, kMajorA == Major::kK ? kK : 64>;
   using BTile =
       Tile<kMajorB == Major::kK ? kN : kK, kMajorB == Major::kK ? kK : (kN + 63) / 64 * 64>;
@@ -44,8 +44,8 @@ __global__ void ProductKernel(const __grid_constant__ Maps maps, float* d) {
   float accumulators[kN / 2] = {};
   if constexpr (kForm == Form::kSharedShared) {
     WgmmaFence();
-    ProductSharedShared<kN, kK, kMajorA, kMajorB>(accumulators, a.At(0), ATile::kBlockBytes,
-                                                  b.At(0), BTile::kBlockBytes, false);
+    MatmulSharedShared<kN, kK, kMajorA, kMajorB>(accumulators, a.At(0), ATile::kBlockBytes, b.At(0),
+                                                 BTile::kBlockBytes, false);
   } else {
     // The accumulator layout of A's columns, read back through the swizzle.
     float values[kK / 2];
@@ -61,8 +61,8 @@ __global__ void ProductKernel(const __grid_constant__ Maps maps, float* d) {
     PackOperand(values, operand);
     PinRegisters(operand);
     WgmmaFence();
-    ProductRegisterShared<kN, kK, kMajorB>(accumulators, operand, b.At(0), BTile::kBlockBytes,
-                                           false);
+    MatmulRegisterShared<kN, kK, kMajorB>(accumulators, operand, b.At(0), BTile::kBlockBytes,
+                                          false);
   }
   WgmmaCommit();
   WgmmaWait<0>();
@@ -84,7 +84,7 @@ T* ToDevice(const std::vector<T>& host) {
 }
 
 template <Form kForm, Major kMajorA, Major kMajorB, int kN, int kK>
-void CheckProduct() {
+void CheckMatmul() {
   // Small integers: every sum is exact, so one wrong element shows.
   std::mt19937 random(kN * 1000 + kK);
   std::uniform_int_distribution<int> digit(-4, 4);
@@ -97,14 +97,14 @@ void CheckProduct() {
 
   constexpr int kARows = kMajorA == Major::kK ? 64 : kK, kAColumns = 64 * kK / kARows;
   constexpr int kBRows = kMajorB == Major::kK ? kN : kK, kBColumns = kN * kK / kBRows;
-  Maps maps;
-  ASSERT_EQ(
-      MakeTensorMap({a_device, 0, kAColumns, 0}, false, 1, kARows, 1, kAColumns, kARows, &maps.a),
-      cudaSuccess);
-  ASSERT_EQ(
-      MakeTensorMap({b_device, 0, kBColumns, 0}, false, 1, kBRows, 1, kBColumns, kBRows, &maps.b),
-      cudaSuccess);
-  const auto kernel = ProductKernel<kForm, kMajorA, kMajorB, kN, kK>;
+  const auto map = [](bf16* data, int rows, int columns) {
+    FlashAttentionShape shape;
+    shape.batch = 1;
+    shape.head_dim = columns;
+    return MakeTensorMap({data, 0, columns, 0}, DType::kBFloat16, shape, rows, 1, rows);
+  };
+  const Maps maps = {map(a_device, kARows, kAColumns), map(b_device, kBRows, kBColumns)};
+  const auto kernel = MatmulKernel<kForm, kMajorA, kMajorB, kN, kK>;
   constexpr int kBytes = (64 * kK + (kN + 63) / 64 * 64 * kK) * 2 + 2048;
   ASSERT_EQ(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
             cudaSuccess);
@@ -132,25 +132,25 @@ constexpr Form kSS = Form::kSharedShared, kRS = Form::kRegisterShared;
 constexpr Major kK = Major::kK, kMN = Major::kMN;
 
 TEST(WgmmaTest, KMajorOperands) {  // S = Q K^T, dP^T = V dO^T
-  CheckProduct<kSS, kK, kK, 64, 64>();
-  CheckProduct<kSS, kK, kK, 64, 128>();
-  CheckProduct<kSS, kK, kK, 80, 128>();
-  CheckProduct<kSS, kK, kK, 128, 64>();
-  CheckProduct<kSS, kK, kK, 128, 128>();
-  CheckProduct<kSS, kK, kK, 176, 128>();
-  CheckProduct<kSS, kK, kK, 192, 64>();
+  CheckMatmul<kSS, kK, kK, 64, 64>();
+  CheckMatmul<kSS, kK, kK, 64, 128>();
+  CheckMatmul<kSS, kK, kK, 80, 128>();
+  CheckMatmul<kSS, kK, kK, 128, 64>();
+  CheckMatmul<kSS, kK, kK, 128, 128>();
+  CheckMatmul<kSS, kK, kK, 176, 128>();
+  CheckMatmul<kSS, kK, kK, 192, 64>();
 }
 
 TEST(WgmmaTest, RegisterOperandAndMnMajorB) {  // O += P V, dV += P^T dO
-  CheckProduct<kRS, kK, kMN, 64, 128>();
-  CheckProduct<kRS, kK, kMN, 128, 64>();
-  CheckProduct<kRS, kK, kMN, 128, 128>();
+  CheckMatmul<kRS, kK, kMN, 64, 128>();
+  CheckMatmul<kRS, kK, kMN, 128, 64>();
+  CheckMatmul<kRS, kK, kMN, 128, 128>();
 }
 
 TEST(WgmmaTest, MnMajorA) {  // dQ^T = K^T dS^T
-  CheckProduct<kSS, kMN, kK, 64, 128>();
-  CheckProduct<kSS, kMN, kK, 80, 128>();
-  CheckProduct<kSS, kMN, kMN, 128, 128>();
+  CheckMatmul<kSS, kMN, kK, 64, 128>();
+  CheckMatmul<kSS, kMN, kK, 80, 128>();
+  CheckMatmul<kSS, kMN, kMN, 128, 128>();
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Backward: a chunk of queries stays in cache and collects its dQ, the keys pass by tile by tile,
+// Backward: a chunk of queries stays in cache and collects its dQ, the keys are read tile by tile,
 // and each tile of keys collects its dK and dV over the chunk.
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kBlockM = 128;    // queries of a tile of scores
 constexpr int64_t kTileKeys = 128;  // keys of a tile of scores
-constexpr int64_t kChunk = 512;     // queries that one pass over the keys serves
+constexpr int64_t kChunk = 512;     // queries that one loop over the keys serves
 
 template <typename T>
 constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
@@ -125,10 +125,10 @@ class BackwardTask {
     const T* q = tiles.q + (queries.begin - i0) * stride_;
     const T* dout = tiles.dout + (queries.begin - i0) * stride_;
     T* dq = tiles.dq + (queries.begin - i0) * stride_;
-    Product<Layout::kRows>(rows, columns, d_, q, stride_, tiles.k_transposed, score_stride_,
-                           tiles.s, score_stride_, false);
-    Product<Layout::kRows>(rows, columns, d_, dout, stride_, tiles.v_transposed, score_stride_,
-                           tiles.dp, score_stride_, false);
+    Gemm<Layout::kRows>(rows, columns, d_, q, stride_, tiles.k_transposed, score_stride_, tiles.s,
+                        score_stride_, false);
+    Gemm<Layout::kRows>(rows, columns, d_, dout, stride_, tiles.v_transposed, score_stride_,
+                        tiles.dp, score_stride_, false);
     const int64_t statistics = (b * shape_.num_heads + h) * shape_.q_len;
     const T* lse = static_cast<const T*>(params_.lse) + statistics;
     const T* delta = static_cast<const T*>(params_.delta) + statistics;
@@ -139,12 +139,12 @@ class BackwardTask {
                          lse[i] * static_cast<T>(kLog2E), delta[i], tiles.s + offset,
                          tiles.dp + offset);
     }
-    Product<Layout::kTransposed>(num_keys, padded_d_, rows, tiles.s, score_stride_, dout, stride_,
-                                 tiles.dv, stride_, true);
-    Product<Layout::kTransposed>(num_keys, padded_d_, rows, tiles.dp, score_stride_, q, stride_,
-                                 tiles.dk, stride_, true);
-    Product<Layout::kRows>(rows, padded_d_, num_keys, tiles.dp, score_stride_, tiles.k, stride_, dq,
-                           stride_, true);
+    Gemm<Layout::kTransposed>(num_keys, padded_d_, rows, tiles.s, score_stride_, dout, stride_,
+                              tiles.dv, stride_, true);
+    Gemm<Layout::kTransposed>(num_keys, padded_d_, rows, tiles.dp, score_stride_, q, stride_,
+                              tiles.dk, stride_, true);
+    Gemm<Layout::kRows>(rows, padded_d_, num_keys, tiles.dp, score_stride_, tiles.k, stride_, dq,
+                        stride_, true);
   }
 
   const FlashBackwardParams& params_;
@@ -176,7 +176,7 @@ void ForEachChunk(int64_t q_len, Function function) {
   for (int64_t i = 0; i < q_len; i += kChunk) function(Range{i, std::min(i + kChunk, q_len)});
 }
 
-// Key heads are independent: a thread takes one with all of its query heads. Those left over when
+// KV heads are independent: a thread takes one with all of its query heads. Those left over when
 // the heads are dealt out evenly (all of them, if there are few) are shared chunk by chunk: every
 // thread takes each n-th tile of keys with a dQ of its own, and these are added in order.
 template <typename T>

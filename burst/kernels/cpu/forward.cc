@@ -1,7 +1,7 @@
-// Forward: one task a tile of queries; keys stream by.
+// Forward: one task a tile of queries, which reads the keys tile by tile.
 //
 // Scores are kept transposed, [keys, queries]: a vector holds as many queries, so the softmax over
-// the keys needs no sums across a vector, and keys and values enter the products as they lie in
+// the keys needs no reduction across a vector, and keys and values enter the matmuls as they lie in
 // memory.
 
 #include <algorithm>
@@ -148,8 +148,8 @@ class ForwardTask {
     for (int64_t i = begin; i < end; i += kPanel) {
       const int64_t columns = std::min(kPanel, RoundUpToLanes<T>(end - i));
       T* s = tiles->s + i;
-      Product<Layout::kRows>(num_keys, columns, d_, tiles->k, stride_, tiles->q + i, kScoreStride,
-                             s, kScoreStride, false);
+      Gemm<Layout::kRows>(num_keys, columns, d_, tiles->k, stride_, tiles->q + i, kScoreStride, s,
+                          kScoreStride, false);
       if (!full) MaskPanel(mask, {i0 + i, std::min(i0 + i + columns, queries.end)}, keys, s);
       UpdatePanel(num_keys, columns, s, i, &softmax);
     }
@@ -158,9 +158,9 @@ class ForwardTask {
       T* o = tiles->o + i * stride_;
       for (int64_t c = 0; c < d_; ++c) o[c] *= softmax.rescale[i];
     }
-    Product<Layout::kTransposed>(end - begin, RoundUpToLanes<T>(d_), num_keys, tiles->s + begin,
-                                 kScoreStride, tiles->v, stride_, tiles->o + begin * stride_,
-                                 stride_, true);
+    Gemm<Layout::kTransposed>(end - begin, RoundUpToLanes<T>(d_), num_keys, tiles->s + begin,
+                              kScoreStride, tiles->v, stride_, tiles->o + begin * stride_, stride_,
+                              true);
   }
 
   // The scores of the queries from i on, [keys, columns]; several vectors at a time if there are.
@@ -224,8 +224,7 @@ class ForwardTask {
 }  // namespace
 
 void Forward(const FlashForwardParams& params, int64_t tile_keys) {
-  BURST_CHECK(params.sum.data == nullptr)
-      << "sums of " << Name(params.shape.dtype) << " are merged in place";
+  BURST_CHECK(params.sum.data == nullptr) << Name(params.shape.dtype) << " is merged in place";
   BURST_CHECK_GT(params.shape.num_kv_heads, 0);
   BURST_CHECK_EQ(params.shape.num_heads % params.shape.num_kv_heads, 0);
   DispatchFloat(params.shape.dtype, [&](auto zero) {

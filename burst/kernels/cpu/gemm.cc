@@ -84,8 +84,8 @@ void LastPanel(int64_t vectors, int64_t m, int64_t k, const T* a, int64_t lda, c
 }  // namespace
 
 template <Layout layout, typename T>
-void Product(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb,
-             T* c, int64_t ldc, bool accumulate) {
+void Gemm(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c,
+          int64_t ldc, bool accumulate) {
   constexpr int64_t kWidth = kBlockVectors * kLanes<T>;
   int64_t j = 0;
   for (; j + kWidth <= n; j += kWidth) {
@@ -95,15 +95,14 @@ void Product(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* 
                                        accumulate);
 }
 
-template void Product<Layout::kRows, float>(int64_t, int64_t, int64_t, const float*, int64_t,
-                                            const float*, int64_t, float*, int64_t, bool);
-template void Product<Layout::kTransposed, float>(int64_t, int64_t, int64_t, const float*, int64_t,
-                                                  const float*, int64_t, float*, int64_t, bool);
-template void Product<Layout::kRows, double>(int64_t, int64_t, int64_t, const double*, int64_t,
-                                             const double*, int64_t, double*, int64_t, bool);
-template void Product<Layout::kTransposed, double>(int64_t, int64_t, int64_t, const double*,
-                                                   int64_t, const double*, int64_t, double*,
-                                                   int64_t, bool);
+template void Gemm<Layout::kRows, float>(int64_t, int64_t, int64_t, const float*, int64_t,
+                                         const float*, int64_t, float*, int64_t, bool);
+template void Gemm<Layout::kTransposed, float>(int64_t, int64_t, int64_t, const float*, int64_t,
+                                               const float*, int64_t, float*, int64_t, bool);
+template void Gemm<Layout::kRows, double>(int64_t, int64_t, int64_t, const double*, int64_t,
+                                          const double*, int64_t, double*, int64_t, bool);
+template void Gemm<Layout::kTransposed, double>(int64_t, int64_t, int64_t, const double*, int64_t,
+                                                const double*, int64_t, double*, int64_t, bool);
 
 }  // namespace cpu
 }  // namespace burst

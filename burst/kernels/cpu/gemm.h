@@ -1,4 +1,4 @@
-// Products of tiles that lie in cache: where attention spends its time.
+// Matmuls of tiles that lie in cache: where attention spends its time.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ enum class Layout { kRows, kTransposed };
 // transposed a[l * lda + i]. B: [k, n], ldb apart; C: [m, n], ldc apart. n is in whole vectors
 // (RoundUpToLanes); a, b and c may have any alignment.
 template <Layout layout, typename T>
-void Product(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb,
-             T* c, int64_t ldc, bool accumulate);
+void Gemm(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c,
+          int64_t ldc, bool accumulate);
 
 }  // namespace cpu
 }  // namespace burst

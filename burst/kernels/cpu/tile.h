@@ -1,6 +1,6 @@
 // What the forward and the backward share: masks, and tiles of the operands copied into cache.
 //
-// Tiles lie in scratch memory with rows of whole vectors, padded with zeros, so that products need
+// Tiles lie in scratch memory with rows of whole vectors, padded with zeros, so that matmuls need
 // no special cases for head_dim and lengths.
 #pragma once
 

@@ -7,7 +7,7 @@
 
 namespace burst {
 
-// Whole matrix products and a softmax in between, as it was before FlashAttention. Memory: one
+// Whole matmuls and a softmax in between, as it was before FlashAttention. Memory: one
 // [batch, num_heads, q_len, k_len] forward, two backward.
 const AttentionKernels& NaiveKernels();
 

@@ -8,24 +8,11 @@
 
 #include <cstdint>
 
+#include "burst/kernels/gpu/common/operand.cuh"
+#include "burst/kernels/gpu/common/ptx.cuh"
+
 namespace burst {
 namespace cuda {
-
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
-
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// (low, high) -> two bf16 in a register, round to nearest even.
-__device__ __forceinline__ uint32_t PackBf16(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
 
 // Row `kHalf` (0: l / 4, 1: l / 4 + 8) of a warp's accumulators, times `factor`, to 16-bit memory.
 // Four lanes hold a row, each two columns of every eight; a 4x4 transpose among them gives each
@@ -90,6 +77,23 @@ __device__ __forceinline__ void LoadRowFloat(const float* row, bool valid, int h
     if (valid && column < head_dim) x = __ldcg(reinterpret_cast<const float2*>(row + column));
     d[i] = x.x;
     d[i + 1] = x.y;
+  }
+}
+
+// Both rows of the thread: d * factor to the row at `offset` of an operand and the one 8 rows
+// below.
+template <int kColumns>
+__device__ __forceinline__ void StoreRows(bool is_float, const float (&d)[kColumns / 2],
+                                          const float (&factor)[2], const AttentionOperand& operand,
+                                          int64_t offset, const bool (&valid)[2], int head_dim) {
+  if (is_float) {
+    float* row = static_cast<float*>(operand.data) + offset;
+    StoreRowFloat<0, kColumns>(d, factor[0], row, valid[0], head_dim);
+    StoreRowFloat<1, kColumns>(d, factor[1], row + 8 * operand.seq_stride, valid[1], head_dim);
+  } else {
+    auto* row = static_cast<__nv_bfloat16*>(operand.data) + offset;
+    StoreRowBf16<0, kColumns>(d, factor[0], row, valid[0], head_dim);
+    StoreRowBf16<1, kColumns>(d, factor[1], row + 8 * operand.seq_stride, valid[1], head_dim);
   }
 }
 

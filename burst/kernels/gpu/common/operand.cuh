@@ -10,6 +10,12 @@
 namespace burst {
 namespace cuda {
 
+// Where the first element of a row lies.
+__device__ __forceinline__ int64_t Offset(const AttentionOperand& operand, int64_t b, int64_t h,
+                                          int64_t row) {
+  return b * operand.batch_stride + row * operand.seq_stride + h * operand.head_stride;
+}
+
 // One head of a batch row of an operand: row(i) is [head_dim].
 template <typename T>
 struct Head {

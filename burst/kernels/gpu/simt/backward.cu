@@ -15,7 +15,7 @@ struct Probability {
   T p, ds;
 };
 
-// A tile of queries stays; keys and values pass by:
+// A block owns a tile of queries and reads the keys and values tile by tile:
 //
 //   S = Q K^T;  dP = dO V^T;  P = exp(scale S - lse);  dS = P * (dP - delta);  dQ += scale dS K
 template <typename T, class Tile>
@@ -30,8 +30,8 @@ __global__ __launch_bounds__(kThreads) void QueryGradientKernel(FlashBackwardPar
   constexpr int kN = Tile::kPerThread;
 
   const FlashAttentionShape& shape = params.shape;
-  const Position position(tiles, shape.num_heads, Tile::kRows);
-  const int64_t b = position.b, h = position.h, first = position.first;
+  const TileIndex index(tiles, shape.num_heads, Tile::kRows);
+  const int64_t b = index.b, h = index.h, first = index.first;
   const int64_t rows = min(static_cast<int64_t>(Tile::kRows), shape.q_len - first);
   const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
   const int head_dim = static_cast<int>(shape.head_dim);
@@ -61,8 +61,8 @@ __global__ __launch_bounds__(kThreads) void QueryGradientKernel(FlashBackwardPar
     LoadTile<Tile>(Head<T>(params.v, b, kv_head), key, shape.k_len - key, head_dim, v_tile);
     __syncthreads();
     typename Tile::Scores s, dp;
-    Product<Tile>(q_tile, k_tile, s);
-    Product<Tile>(dout_tile, v_tile, dp);
+    Matmul<Tile>(q_tile, k_tile, s);
+    Matmul<Tile>(dout_tile, v_tile, dp);
 #pragma unroll
     for (int r = 0; r < kN; ++r) {
 #pragma unroll
@@ -75,7 +75,7 @@ __global__ __launch_bounds__(kThreads) void QueryGradientKernel(FlashBackwardPar
     }
     StoreScores<Tile>(s, ds_tile);
     __syncthreads();
-    AddProduct<Tile>(ds_tile, k_tile, dq);
+    AddMatmul<Tile>(ds_tile, k_tile, dq);
     __syncthreads();
   }
   const Head<T> target(params.dq, b, h);
@@ -87,7 +87,8 @@ __global__ __launch_bounds__(kThreads) void QueryGradientKernel(FlashBackwardPar
   }
 }
 
-// A tile of keys and values stays; the queries that see it pass by, of every head of the group:
+// A block owns a tile of keys and values and reads the queries that see it, of every query head of
+// the group:
 //
 //   dV += P^T dO;  dK += scale dS^T Q
 template <typename T, class Tile>
@@ -102,9 +103,9 @@ __global__ __launch_bounds__(kThreads) void KeyGradientKernel(FlashBackwardParam
   constexpr int kN = Tile::kPerThread;
 
   const FlashAttentionShape& shape = params.shape;
-  const Position position(tiles, shape.num_kv_heads, Tile::kRows);
-  const int64_t b = position.b, kv_head = position.h;
-  const int first = static_cast<int>(position.first);
+  const TileIndex index(tiles, shape.num_kv_heads, Tile::kRows);
+  const int64_t b = index.b, kv_head = index.h;
+  const int first = static_cast<int>(index.first);
   const int rows = static_cast<int>(min(static_cast<int64_t>(Tile::kRows), shape.k_len - first));
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   const int head_dim = static_cast<int>(shape.head_dim);
@@ -126,8 +127,8 @@ __global__ __launch_bounds__(kThreads) void KeyGradientKernel(FlashBackwardParam
       LoadTile<Tile>(Head<T>(params.dout, b, h), query, queries, head_dim, dout_tile);
       __syncthreads();
       typename Tile::Scores s, dp;  // [keys, queries]
-      Product<Tile>(k_tile, q_tile, s);
-      Product<Tile>(v_tile, dout_tile, dp);
+      Matmul<Tile>(k_tile, q_tile, s);
+      Matmul<Tile>(v_tile, dout_tile, dp);
 #pragma unroll
       for (int c = 0; c < kN; ++c) {
         const int64_t i = query + x + kSide * c;
@@ -145,11 +146,11 @@ __global__ __launch_bounds__(kThreads) void KeyGradientKernel(FlashBackwardParam
       }
       StoreScores<Tile>(s, score_tile);
       __syncthreads();
-      AddProduct<Tile>(score_tile, dout_tile, dv);
+      AddMatmul<Tile>(score_tile, dout_tile, dv);
       __syncthreads();
       StoreScores<Tile>(dp, score_tile);
       __syncthreads();
-      AddProduct<Tile>(score_tile, q_tile, dk);
+      AddMatmul<Tile>(score_tile, q_tile, dk);
       __syncthreads();
     }
   }

@@ -14,12 +14,6 @@ inline constexpr int64_t kMaxHeadDim = 256;
 
 void Forward(const FlashForwardParams& params);
 void Backward(const FlashBackwardParams& params);
-// Also for bfloat16, any head_dim.
-void Delta(const FlashDeltaParams& params);
-
-// to = from + addend [batch, seqlen, num_heads, head_dim]; float32 to bfloat16, both of any
-// strides. addend: null, or float32 or bfloat16, of any strides too.
-void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& to);
 
 }  // namespace simt
 }  // namespace burst

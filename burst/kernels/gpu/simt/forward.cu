@@ -8,7 +8,7 @@ namespace burst {
 namespace simt {
 namespace {
 
-// A tile of queries stays; keys and values pass by:
+// A block owns a tile of queries and reads the keys and values tile by tile:
 //
 //   S = scale Q K^T;  m' = max(m, rowmax S);  P = exp(S - m')
 //   l = l exp(m - m') + rowsum P;  O = O exp(m - m') + P V
@@ -23,8 +23,8 @@ __global__ __launch_bounds__(kThreads) void ForwardKernel(FlashForwardParams par
   const T kMinusInfinity = -static_cast<T>(INFINITY);
 
   const FlashAttentionShape& shape = params.shape;
-  const Position position(tiles, shape.num_heads, Tile::kRows);
-  const int64_t b = position.b, h = position.h, first = position.first;
+  const TileIndex index(tiles, shape.num_heads, Tile::kRows);
+  const int64_t b = index.b, h = index.h, first = index.first;
   const int64_t rows = min(static_cast<int64_t>(Tile::kRows), shape.q_len - first);
   const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
   const int head_dim = static_cast<int>(shape.head_dim);
@@ -51,7 +51,7 @@ __global__ __launch_bounds__(kThreads) void ForwardKernel(FlashForwardParams par
     LoadTile<Tile>(k, key, shape.k_len - key, head_dim, kv_tile);
     __syncthreads();
     typename Tile::Scores s;
-    Product<Tile>(q_tile, kv_tile, s);
+    Matmul<Tile>(q_tile, kv_tile, s);
 #pragma unroll
     for (int r = 0; r < kN; ++r) {
       T row_max = largest[r];
@@ -79,7 +79,7 @@ __global__ __launch_bounds__(kThreads) void ForwardKernel(FlashForwardParams par
     __syncthreads();
     LoadTile<Tile>(v, key, shape.k_len - key, head_dim, kv_tile);
     __syncthreads();
-    AddProduct<Tile>(p_tile, kv_tile, o);
+    AddMatmul<Tile>(p_tile, kv_tile, o);
     __syncthreads();
   }
 

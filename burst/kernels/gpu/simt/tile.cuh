@@ -1,6 +1,6 @@
 // Tiles of the float32 and float64 kernels: 256 threads as a square of 16 x 16. Thread (y, x) holds
-// the rows y + 16 r of a product; of its columns, x + 16 c where they are keys or queries (a
-// product over head_dim), and vectors of 16 bytes, x-th of every 16, where they are those of
+// the rows y + 16 r of a matmul; of its columns, x + 16 c where they are keys or queries (a
+// matmul over head_dim), and vectors of 16 bytes, x-th of every 16, where they are those of
 // head_dim.
 #pragma once
 
@@ -51,7 +51,7 @@ __device__ void LoadTile(const Head<T>& head, int64_t first, int64_t rows, int h
 
 // scores = a b^T; a, b [rows, head_dim]
 template <class Tile, typename T>
-__device__ void Product(const T* a, const T* b, T (&scores)[Tile::kPerThread][Tile::kPerThread]) {
+__device__ void Matmul(const T* a, const T* b, T (&scores)[Tile::kPerThread][Tile::kPerThread]) {
   using Vec = cuda::Vec<T, Tile::kVec>;
   constexpr int kN = Tile::kPerThread;
   const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
@@ -81,8 +81,8 @@ __device__ void Product(const T* a, const T* b, T (&scores)[Tile::kPerThread][Ti
 
 // sums += scores b; scores [rows, rows], b [rows, head_dim]
 template <class Tile, typename T>
-__device__ void AddProduct(const T* scores, const T* b,
-                           T (&sums)[Tile::kPerThread][Tile::kColumns]) {
+__device__ void AddMatmul(const T* scores, const T* b,
+                          T (&sums)[Tile::kPerThread][Tile::kColumns]) {
   using Vec = cuda::Vec<T, Tile::kVec>;
   const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
 #pragma unroll 1
@@ -108,7 +108,7 @@ __device__ void AddProduct(const T* scores, const T* b,
   }
 }
 
-// The thread's part of a product to shared memory, [rows, rows].
+// The thread's part of a matmul to shared memory, [rows, rows].
 template <class Tile, typename T>
 __device__ void StoreScores(const T (&values)[Tile::kPerThread][Tile::kPerThread], T* scores) {
   const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
@@ -154,8 +154,8 @@ __device__ T RowSum(T value) {
 
 // A block of threads is one tile of one head of one batch row; last tiles first, for they are the
 // longest of a causal mask.
-struct Position {
-  __device__ Position(int64_t tiles, int64_t heads, int rows)
+struct TileIndex {
+  __device__ TileIndex(int64_t tiles, int64_t heads, int rows)
       : first((tiles - 1 - blockIdx.x % tiles) * rows),
         h(blockIdx.x / tiles % heads),
         b(blockIdx.x / tiles / heads) {}

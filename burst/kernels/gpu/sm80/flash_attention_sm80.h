@@ -1,9 +1,12 @@
 // Attention on Ampere and later (mma.sync): bfloat16 operands, float32 statistics and accumulation.
 // Serves any head_dim that is a multiple of 8 up to 256 (64, 128 and 256 at full speed), any
-// lengths. Rows begin at multiples of 16 bytes; softmax_scale > 0.
+// lengths.
 //
-// Semantics as in burst/kernels/flash_attention.h. Queued on the thread's stream.
+// Semantics as in burst/kernels/flash_attention.h; what a call must satisfy is checked by
+// gpu/flash_attention_gpu.cc. Queued on the thread's stream.
 #pragma once
+
+#include <cstdint>
 
 #include "burst/kernels/flash_attention.h"
 
@@ -12,9 +15,12 @@ namespace sm80 {
 
 inline constexpr int64_t kMaxHeadDim = 256;
 
+// The number of int32 counters that a call needs; zeros.
+int64_t BackwardCounters(const FlashBackwardParams& params);
+
 void Forward(const FlashForwardParams& params);
 // dQ is float32 and always added to; dK and dV as params.assign says.
-void Backward(const FlashBackwardParams& params);
+void Backward(const FlashBackwardParams& params, int32_t* counters);
 
 }  // namespace sm80
 }  // namespace burst

@@ -1,5 +1,5 @@
 // The instructions of Ampere's tensor cores, one function each: asynchronous copies to shared
-// memory, matrix loads, the product. Names follow the PTX ISA.
+// memory, matrix loads, mma. Names follow the PTX ISA.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -7,14 +7,14 @@
 
 #include <cstdint>
 
+#include "burst/kernels/gpu/common/ptx.cuh"
+
 namespace burst {
 namespace sm80 {
 
 using bf16 = __nv_bfloat16;
-
-__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+using cuda::LoadAcquire;
+using cuda::SharedAddress;
 
 // 16 bytes from global to shared memory; zeros when !valid: nothing is read, whatever the address.
 __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool valid) {
@@ -86,13 +86,6 @@ __device__ __forceinline__ int BlockIndex() {
   return index;
 }
 
-// What threads of other blocks wrote before their release is visible after an acquire that reads
-// it.
-__device__ __forceinline__ int LoadAcquire(const int* source) {
-  int value;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");
-  return value;
-}
 __device__ __forceinline__ void StoreRelease(int* target, int value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(target), "r"(value) : "memory");
 }

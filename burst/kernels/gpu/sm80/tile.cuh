@@ -1,4 +1,4 @@
-// Tiles of bf16 in shared memory, products of them, and their loads.
+// Tiles of bf16 in shared memory, matmuls of them, and their loads.
 //
 // A tile has rows of kColumns (a multiple of 64); the 16-byte piece c of row r lies where piece
 // c ^ (r % 8) would, so that eight rows of one column of pieces, which is what a matrix load reads,
@@ -10,7 +10,6 @@
 
 #include "burst/kernels/gpu/common/accumulator.cuh"
 #include "burst/kernels/gpu/common/operand.cuh"
-#include "burst/kernels/gpu/sm80/configs.h"
 #include "burst/kernels/gpu/sm80/ptx.cuh"
 #include "burst/tensor/dispatch.cuh"
 
@@ -125,7 +124,7 @@ __device__ __forceinline__ void Multiply(const A& a, const B& b, float (&d)[kM][
   }
 }
 
-// The same with a from the accumulators of another product, [16 kM, 8 kP], rounded to bf16.
+// The same with a from the accumulators of another matmul, [16 kM, 8 kP], rounded to bf16.
 template <int kM, int kN, int kP, class B>
 __device__ __forceinline__ void MultiplyAccumulators(const float (&a)[kM][kP][4], const B& b,
                                                      float (&d)[kM][kN][4]) {
@@ -296,18 +295,9 @@ __device__ __forceinline__ void StoreRows(bool is_float, const float (&d)[kColum
   float flat[kColumns / 2];
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) flat[i] = d[i / 4][i % 4];
-  const int columns = rows.columns();
-  if (is_float) {
-    float* upper = rows.Upper<float>(operand);
-    cuda::StoreRowFloat<0, kColumns>(flat, factor[0], upper, rows.valid[0], columns);
-    cuda::StoreRowFloat<1, kColumns>(flat, factor[1], upper + 8 * operand.seq_stride, rows.valid[1],
-                                     columns);
-  } else {
-    bf16* upper = rows.Upper<bf16>(operand);
-    cuda::StoreRowBf16<0, kColumns>(flat, factor[0], upper, rows.valid[0], columns);
-    cuda::StoreRowBf16<1, kColumns>(flat, factor[1], upper + 8 * operand.seq_stride, rows.valid[1],
-                                    columns);
-  }
+  cuda::StoreRows<kColumns>(is_float, flat, factor, operand,
+                            cuda::Offset(operand, rows.b, rows.h, rows.row) + rows.column,
+                            rows.valid, rows.columns());
 }
 
 }  // namespace sm80

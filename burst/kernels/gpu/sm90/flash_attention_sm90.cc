@@ -1,42 +1,47 @@
 #include "burst/kernels/gpu/sm90/flash_attention_sm90.h"
 
-#include "burst/kernels/gpu/sm90/configs.h"
-#include "burst/kernels/gpu/sm90/tensor_map.h"
+#include "burst/kernels/gpu/sm90/variants.h"
 
 namespace burst {
 namespace sm90 {
 
-// ForwardCounters.
-size_t ForwardWorkspaceBytes(const Shape&) { return 16; }
-
-cudaError_t LaunchForward(const ForwardParams& params, cudaStream_t stream) {
-  const Shape& shape = params.shape;
-  if (!IsServed(shape)) return cudaErrorInvalidValue;
-  if (shape.batch == 0 || shape.num_heads == 0 || shape.q_len == 0) return cudaSuccess;
-  const bool ranges = shape.begin != nullptr;
-  if (shape.head_dim <= 64) {
-    return ranges ? ForwardD64Ranges(params, stream) : ForwardD64Full(params, stream);
-  }
-  if (ranges) return ForwardD128Ranges(params, stream);
-  // With few keys a second buffer for Q is worth more than longer key blocks.
-  return shape.k_len <= 1024 ? ForwardD128Short(params, stream) : ForwardD128Full(params, stream);
+// Blocks draw tiles from a counter; without a mask they stride. The other one counts those that
+// are done.
+int64_t ForwardCounters(const FlashForwardParams& params) {
+  return params.shape.visible.begin == nullptr ? 0 : 2;
 }
 
-// Two counters for every tile of (at least 64) query rows.
-size_t BackwardWorkspaceBytes(const Shape& shape, bool deterministic) {
-  if (!deterministic) return 0;
-  return shape.batch * shape.num_heads * ((shape.q_len + 63) / 64) * 2 * sizeof(int32_t);
+void Forward(const FlashForwardParams& params, int32_t* counters) {
+  const FlashAttentionShape& shape = params.shape;
+  if (shape.batch == 0 || shape.num_heads == 0 || shape.q_len == 0) return;
+  const bool ranges = shape.visible.begin != nullptr;
+  if (shape.head_dim <= 64) {
+    return ranges ? LaunchForward<ForwardD64Ranges>(params, counters)
+                  : LaunchForward<ForwardD64Full>(params, counters);
+  }
+  if (ranges) return LaunchForward<ForwardD128Ranges>(params, counters);
+  shape.k_len <= 1024 ? LaunchForward<ForwardD128Short>(params, counters)
+                      : LaunchForward<ForwardD128Full>(params, counters);
 }
 
-cudaError_t LaunchBackward(const BackwardParams& params, cudaStream_t stream) {
-  const Shape& shape = params.shape;
-  if (!IsServed(shape)) return cudaErrorInvalidValue;
-  if (shape.batch == 0 || shape.num_heads == 0 || shape.k_len == 0) return cudaSuccess;
-  const bool ranges = shape.begin != nullptr && shape.q_len > 0;
+// Two for every tile of queries: the key tiles whose additions to each half of its dQ are done.
+int64_t BackwardCounters(const FlashBackwardParams& params) {
+  if (!params.deterministic) return 0;
+  const FlashAttentionShape& shape = params.shape;
+  const int64_t rows = shape.head_dim <= 64 ? BackwardD64Full::kBlockM : BackwardD128Full::kBlockM;
+  return shape.batch * shape.num_heads * ((shape.q_len + rows - 1) / rows) * 2;
+}
+
+void Backward(const FlashBackwardParams& params, int32_t* counters) {
+  const FlashAttentionShape& shape = params.shape;
+  if (shape.batch == 0 || shape.num_heads == 0 || shape.k_len == 0) return;
+  const bool ranges = shape.visible.begin != nullptr && shape.q_len > 0;
   if (shape.head_dim <= 64) {
-    return ranges ? BackwardD64Ranges(params, stream) : BackwardD64Full(params, stream);
+    return ranges ? LaunchBackward<BackwardD64Ranges>(params, counters)
+                  : LaunchBackward<BackwardD64Full>(params, counters);
   }
-  return ranges ? BackwardD128Ranges(params, stream) : BackwardD128Full(params, stream);
+  ranges ? LaunchBackward<BackwardD128Ranges>(params, counters)
+         : LaunchBackward<BackwardD128Full>(params, counters);
 }
 
 }  // namespace sm90

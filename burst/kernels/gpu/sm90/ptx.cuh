@@ -7,21 +7,19 @@
 
 #include <cstdint>
 
-#include "burst/kernels/gpu/common/accumulator.cuh"
+#include "burst/kernels/gpu/common/ptx.cuh"
 
 namespace burst {
 namespace sm90 {
 
 using bf16 = __nv_bfloat16;
 using cuda::Exp2;
+using cuda::LoadAcquire;
 using cuda::PackBf16;
+using cuda::SharedAddress;
 
 constexpr int kWarpSize = 32;
 constexpr int kWarpgroupSize = 128;
-
-__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 // ---- mbarrier: a phase completes when all arrivals and all announced bytes have come.
 
@@ -69,9 +67,9 @@ __device__ __forceinline__ void Wait(Barrier* barrier, int parity) {
       : "memory");
 }
 
-// A position in a ring of kStages buffers and the parity of its current round.
+// One of a ring of kStages buffers, and the parity of its current use.
 template <int kStages>
-struct RingPosition {
+struct RingSlot {
   int stage = 0;
   int parity = 0;
 
@@ -148,12 +146,6 @@ __device__ __forceinline__ void FenceProxyAsync() {
 }
 
 // ---- Order between blocks.
-
-__device__ __forceinline__ int LoadAcquire(const int* global) {
-  int x;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(global) : "memory");
-  return x;
-}
 
 __device__ __forceinline__ void AddRelease(int* global, int x) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(global), "r"(x) : "memory");

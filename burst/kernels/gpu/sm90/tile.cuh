@@ -3,7 +3,6 @@
 #pragma once
 
 #include "burst/kernels/gpu/common/accumulator.cuh"
-#include "burst/kernels/gpu/sm90/flash_attention_sm90.h"
 #include "burst/kernels/gpu/sm90/wgmma.cuh"
 
 namespace burst {
@@ -12,8 +11,8 @@ namespace sm90 {
 using cuda::kLn2;
 using cuda::kLog2E;
 using cuda::LoadRowFloat;
-using cuda::StoreRowBf16;
-using cuda::StoreRowFloat;
+using cuda::Offset;
+using cuda::StoreRows;
 
 // A bf16 tile [kRows, kColumns]: kColumns / 64 swizzled blocks.
 template <int kRows, int kColumns>
@@ -40,34 +39,37 @@ __device__ __forceinline__ void LoadTile(Tile<kRows, kColumns>& tile, const CUte
   }
 }
 
-// A [batch, seqlen, num_heads, head_dim] tensor of either type in global memory.
-struct OutputView {
-  void* data;
-  int64_t batch_stride, seq_stride, head_stride;
+// The first index of non-decreasing values[0, high) with values[index] >= bound, by a whole block:
+// a step divides the range by the number of threads.
+struct LowerBound {
+  const int32_t* values;
+  int bound, low, high;
 
-  __device__ __forceinline__ int64_t Offset(int batch, int head, int row) const {
-    return batch * batch_stride + row * seq_stride + head * head_stride;
+  __device__ __forceinline__ int Step() const { return (high - low + blockDim.x - 1) / blockDim.x; }
+  __device__ __forceinline__ bool Done() const { return low >= high; }
+  __device__ __forceinline__ bool IsBelow() const {
+    const int64_t probe = low + static_cast<int64_t>(threadIdx.x) * Step();
+    return probe < high && values[probe] < bound;
+  }
+  // count: of the threads whose value is below the bound; they are the first ones.
+  __device__ __forceinline__ void Narrow(int count) {
+    const int step = Step();
+    high =
+        static_cast<int>(min(static_cast<int64_t>(high), low + static_cast<int64_t>(count) * step));
+    if (count > 0) low += (count - 1) * step + 1;
   }
 };
 
-inline OutputView View(const Operand& tensor) {
-  return {tensor.data, tensor.batch_stride, tensor.seq_stride, tensor.head_stride};
-}
-
-// Both rows of the thread: d * factor to the row at `offset` and the one 8 rows below.
-template <int kColumns>
-__device__ __forceinline__ void StoreRows(bool is_float, const float (&d)[kColumns / 2],
-                                          const float (&factor)[2], const OutputView& view,
-                                          int64_t offset, const bool (&valid)[2], int head_dim) {
-  if (is_float) {
-    float* row = static_cast<float*>(view.data) + offset;
-    StoreRowFloat<0, kColumns>(d, factor[0], row, valid[0], head_dim);
-    StoreRowFloat<1, kColumns>(d, factor[1], row + 8 * view.seq_stride, valid[1], head_dim);
-  } else {
-    bf16* row = static_cast<bf16*>(view.data) + offset;
-    StoreRowBf16<0, kColumns>(d, factor[0], row, valid[0], head_dim);
-    StoreRowBf16<1, kColumns>(d, factor[1], row + 8 * view.seq_stride, valid[1], head_dim);
+// The rows of queries that see a key of [key_begin, key_end): [first, last).
+__device__ __forceinline__ int2 SeeingRows(const int32_t* begin, const int32_t* end, int q_len,
+                                           int key_begin, int key_end) {
+  LowerBound first{end, key_begin + 1, 0, q_len}, last{begin, key_end, 0, q_len};
+  while (!first.Done() || !last.Done()) {
+    const bool first_below = first.IsBelow(), last_below = last.IsBelow();
+    first.Narrow(__syncthreads_count(first_below));
+    last.Narrow(__syncthreads_count(last_below));
   }
+  return {first.low, last.low};
 }
 
 constexpr int kWarpRows = 16;  // of a warp's accumulators

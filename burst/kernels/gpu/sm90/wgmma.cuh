@@ -1,4 +1,4 @@
-// Warpgroup matrix products: D[64, N] += A[64, K] B[K, N], bf16 operands, fp32 accumulators.
+// Warpgroup matmuls: D[64, N] += A[64, K] B[K, N], bf16 operands, fp32 accumulators.
 //
 // Tiles in shared memory. A tile of R rows and C columns (C a multiple of 64) is C/64 blocks, each
 // R rows of 64 bf16 (128 bytes) in the 128-byte swizzle the TMA writes: the 16-byte chunk c of row
@@ -9,7 +9,7 @@
 //
 // Accumulators. Thread t of the warpgroup (warp w = t / 32, lane l) holds in d[4 j + 2 r + c] the
 // element (16 w + l / 4 + 8 r, 8 j + 2 (l % 4) + c). Packed to bf16 in pairs, d[8 k .. 8 k + 7] is
-// this thread's part of an A operand's columns 16 k .. 16 k + 15: no shuffle between two products.
+// this thread's part of an A operand's columns 16 k .. 16 k + 15: no shuffle between two matmuls.
 #pragma once
 
 #include "burst/kernels/gpu/sm90/ptx.cuh"
@@ -144,9 +144,9 @@ BURST_WGMMA(192, 11, 96, 97, 98, 99, 100, 101, 102);
 // D = (accumulate ? D : 0) + A B over kK, A and B tiles in shared memory whose 64-column blocks are
 // a_block_bytes and b_block_bytes apart. Asynchronous: commit, then wait.
 template <int kN, int kK, Major kMajorA = Major::kK, Major kMajorB = Major::kK>
-__device__ __forceinline__ void ProductSharedShared(float (&d)[kN / 2], const void* a,
-                                                    int a_block_bytes, const void* b,
-                                                    int b_block_bytes, bool accumulate) {
+__device__ __forceinline__ void MatmulSharedShared(float (&d)[kN / 2], const void* a,
+                                                   int a_block_bytes, const void* b,
+                                                   int b_block_bytes, bool accumulate) {
   const uint64_t a_descriptor = Descriptor(a, kMajorA == Major::kMN ? a_block_bytes : 16);
   const uint64_t b_descriptor = Descriptor(b, kMajorB == Major::kMN ? b_block_bytes : 16);
 #pragma unroll
@@ -159,9 +159,9 @@ __device__ __forceinline__ void ProductSharedShared(float (&d)[kN / 2], const vo
 
 // The same with A, [64, kK], in registers: a[4 k .. 4 k + 3] are its columns 16 k .. 16 k + 15.
 template <int kN, int kK, Major kMajorB>
-__device__ __forceinline__ void ProductRegisterShared(float (&d)[kN / 2],
-                                                      const uint32_t (&a)[kK / 4], const void* b,
-                                                      int b_block_bytes, bool accumulate) {
+__device__ __forceinline__ void MatmulRegisterShared(float (&d)[kN / 2],
+                                                     const uint32_t (&a)[kK / 4], const void* b,
+                                                     int b_block_bytes, bool accumulate) {
   const uint64_t b_descriptor = Descriptor(b, kMajorB == Major::kMN ? b_block_bytes : 16);
 #pragma unroll
   for (int k = 0; k < kK / kWgmmaK; ++k) {
@@ -171,7 +171,7 @@ __device__ __forceinline__ void ProductRegisterShared(float (&d)[kN / 2],
   }
 }
 
-// Accumulators [64, kN] -> the A operand [64, kN] of the next product.
+// Accumulators [64, kN] -> the A operand [64, kN] of the next matmul.
 template <int kCount>
 __device__ __forceinline__ void PackOperand(const float (&d)[kCount], uint32_t (&a)[kCount / 2]) {
 #pragma unroll

@@ -1,26 +1,21 @@
-// Forward on Ampere's tensor cores. A block owns kBlockM queries of a head, a warp 16 kM of them;
-// keys and values pass by in blocks of kBlockN, copied while the other of the two is at work:
+// Forward on Ampere's tensor cores. A block owns kBlockM queries of a head, a warp 16 kM of them.
+// It reads keys and values in blocks of kBlockN; while it computes with K it copies V, and the
+// other way round:
 //
 //   S = Q K^T;  m' = max(m, rowmax S);  P = 2^(c S - c m'), c = softmax_scale log2 e
 //   l = l 2^(c m - c m') + rowsum P;  O = O 2^(c m - c m') + P V
-#pragma once
-
+//
+// Compiled once for every variant in variants.h.
 #include <cmath>
 
 #include "burst/kernels/gpu/sm80/tile.cuh"
+#include "burst/kernels/gpu/sm80/variants.h"
 #include "burst/kernels/merge.h"
 
 namespace burst {
 namespace sm80 {
 
-template <int kHeadDimPadded, int kRows, int kKeys, int kWarps>
-struct ForwardTraits {
-  static constexpr int kHeadDim = kHeadDimPadded;
-  static constexpr int kBlockM = kRows, kBlockN = kKeys;
-  static constexpr int kThreads = kWarps * 32;
-  static constexpr int kM = kBlockM / (16 * kWarps);  // row tiles of a warp
-  static constexpr int kSharedBytes = (kBlockM + 2 * kBlockN) * kHeadDim * 2;
-};
+namespace {
 
 // The running softmax of the lane's rows: l / 4 + 16 m and 8 below it.
 template <int kM>
@@ -66,8 +61,8 @@ __device__ __forceinline__ void Update(float c, float (&s)[kM][kN][4], Softmax<k
 }
 
 // The tile of a block. Last tiles first: the longest under a causal mask.
-struct Position {
-  __device__ __forceinline__ Position(const FlashAttentionShape& shape, int tiles, int rows) {
+struct TileIndex {
+  __device__ __forceinline__ TileIndex(const FlashAttentionShape& shape, int tiles, int rows) {
     const int index = BlockIndex(), num_heads = static_cast<int>(shape.num_heads);
     first = (tiles - 1 - index % tiles) * rows;
     h = index / tiles % num_heads;
@@ -84,13 +79,13 @@ __device__ __forceinline__ void Finish(const FlashForwardParams& params, int til
   constexpr int kM = Traits::kM, kHeadDim = Traits::kHeadDim;
   const FlashAttentionShape& shape = params.shape;
   const int q_len = static_cast<int>(shape.q_len), head_dim = static_cast<int>(shape.head_dim);
-  const Position position(shape, tiles, Traits::kBlockM);
+  const TileIndex index(shape, tiles, Traits::kBlockM);
   const int warp_row = threadIdx.x / 32 * (16 * kM), lane = threadIdx.x % 32;
   float* const lse =
-      static_cast<float*>(params.lse) + (position.b * shape.num_heads + position.h) * shape.q_len;
+      static_cast<float*>(params.lse) + (index.b * shape.num_heads + index.h) * shape.q_len;
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
-    const int row = position.first + warp_row + 16 * m + lane / 4;
+    const int row = index.first + warp_row + 16 * m + lane / 4;
     float factor[2], keep[2];
     bool valid[2];
 #pragma unroll
@@ -113,7 +108,7 @@ __device__ __forceinline__ void Finish(const FlashForwardParams& params, int til
       __syncwarp();  // the four lanes have read lse
       if (valid[half] && lane % 4 == 0) lse[i] = row_lse;
     }
-    const RowPair rows{position.b, position.h, row, valid, head_dim};
+    const RowPair rows{index.b, index.h, row, valid, head_dim};
     if (params.merge) {
       MergeRows<kHeadDim>(params.sum.data == nullptr ? params.out : params.sum, rows, factor, keep,
                           o[m]);
@@ -136,10 +131,10 @@ __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
   const FlashAttentionShape& shape = params.shape;
   const int q_len = static_cast<int>(shape.q_len), k_len = static_cast<int>(shape.k_len);
   const int head_dim = static_cast<int>(shape.head_dim);
-  const Position position(shape, tiles, kBlockM);
-  const int first = position.first, b = position.b;
+  const TileIndex index(shape, tiles, kBlockM);
+  const int first = index.first, b = index.b;
   const int kv_head =
-      position.h / static_cast<int>(shape.num_heads / static_cast<int>(shape.num_kv_heads));
+      index.h / static_cast<int>(shape.num_heads / static_cast<int>(shape.num_kv_heads));
   const Visible visible(shape, b);
   const int first_key = visible.begin(first),
             last_key = visible.end(min(first + kBlockM, q_len) - 1);
@@ -159,7 +154,7 @@ __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
   using KeyLoader = TileLoader<kBlockN, kHeadDim, kThreads>;
   KeyLoader k(params.k, b, kv_head, first_key), v(params.v, b, kv_head, first_key);
   if (first_key < last_key) {
-    const TileLoader<kBlockM, kHeadDim, kThreads> q(params.q, b, position.h, first);
+    const TileLoader<kBlockM, kHeadDim, kThreads> q(params.q, b, index.h, first);
     q.Load(params.q.seq_stride, q_len - first, head_dim, q_tile);
     k.Load(params.k.seq_stride, k_len - first_key, head_dim, k_tile);
     CommitCopies();
@@ -181,7 +176,7 @@ __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
     }
     CommitCopies();
     if (!all_see.Contains(key, kBlockN)) {
-      const Position again(shape, tiles, kBlockM);
+      const TileIndex again(shape, tiles, kBlockM);
       MaskScores(Visible(shape, again.b), again.first + warp_row, q_len, key, s);
     }
     Update(c, s, softmax, o);
@@ -190,6 +185,8 @@ __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
 
   Finish<Traits>(params, tiles, softmax, o);
 }
+
+}  // namespace
 
 template <class Traits>
 void LaunchForward(const FlashForwardParams& params) {
@@ -204,6 +201,8 @@ void LaunchForward(const FlashForwardParams& params) {
            cuda::CurrentStream()>>>(params, tiles);
   BURST_CUDA_CHECK_LAUNCH("attention forward");
 }
+
+template void LaunchForward<BURST_VARIANT>(const FlashForwardParams&);
 
 }  // namespace sm80
 }  // namespace burst

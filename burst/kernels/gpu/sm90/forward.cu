@@ -5,39 +5,28 @@
 //                S_j = Q K_j^T                     issued together with
 //                O  += P_(j+1) V_(j+1)             so that the tensor cores work during
 //                P_j = exp2(c S_j - c max)         the softmax of S_j
-//              The warpgroups take turns at issuing products (ping-pong): one's softmax runs beside
-//              the other's products.
+//              The warpgroups take turns at issuing matmuls (ping-pong): one's softmax runs beside
+//              the other's matmuls.
 //   finish     O / sum, log-sum-exp
 //
-// What earlier calls left of a row, (O, lse), is where its tile begins: O, max = lse, sum = 1, as
-// if their keys had been its first. It is loaded while the first S is computed.
+// When it merges, a tile begins with the result of the earlier calls, (O, lse): O, max = lse,
+// sum = 1, as if their keys had been its first. It is loaded while the first S is computed.
 //
 // Blocks are persistent and draw tiles from a counter, longest first: under a causal mask the tiles
 // of the last rows see the most keys. Both sides walk exactly the key blocks TileInfo names.
-#pragma once
+//
+// Compiled once for every variant in variants.h.
+#include <algorithm>
 
+#include "burst/device/cuda.h"
 #include "burst/kernels/gpu/sm90/online_softmax.cuh"
+#include "burst/kernels/gpu/sm90/tensor_map.h"
 #include "burst/kernels/gpu/sm90/tile.cuh"
+#include "burst/kernels/gpu/sm90/variants.h"
 
 namespace burst {
 namespace sm90 {
-
-template <int kHeadDim_, int kConsumers_, int kBlockN_, int kQStages_, int kStages_, bool kRanges_>
-struct ForwardTraits {
-  static constexpr int kHeadDim = kHeadDim_;      // padded with zeros by the TMA
-  static constexpr int kConsumers = kConsumers_;  // warpgroups
-  static constexpr int kBlockM = kConsumers * kWgmmaM;
-  static constexpr int kBlockN = kBlockN_;
-  static constexpr int kQStages = kQStages_;
-  static constexpr int kStages = kStages_;   // of K and of V
-  static constexpr bool kRanges = kRanges_;  // the mask of KeyRanges; else every key
-  // With a second buffer of Q, a warp's rows of O leave for global memory from where its Q was.
-  static constexpr bool kStoreByTma = kHeadDim == 128 && kQStages > 1;
-  static constexpr int kConsumerWarps = kConsumers * kWarpgroupSize / kWarpSize;
-  static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
-};
+namespace {
 
 // What a tile of query rows sees, in key blocks of kBlockN: those of [block_begin, block_end), and
 // the rows of the tile see every key of the blocks in [whole_begin, whole_end).
@@ -47,7 +36,7 @@ struct TileInfo {
   int whole_begin, whole_end;
 };
 
-// In the workspace; zero between calls.
+// Zero between calls.
 struct ForwardCounters {
   unsigned next_tile, finished_blocks;
 };
@@ -55,15 +44,13 @@ struct ForwardCounters {
 struct ForwardArgs {
   CUtensorMap q, k, v;
   CUtensorMap out_map;  // of kWarpRows rows; only when stored as bf16, for StoreWarpRows
-  OutputView out;
+  AttentionOperand out;
   bool out_is_float;
   bool merge;
-  bool skip_empty;  // tiles that see no key; merging in place they change nothing
-  OutputView sum;   // fp32: what is merged with
+  bool skip_empty;       // tiles that see no key; merging in place they change nothing
+  AttentionOperand sum;  // fp32: what is merged with
   float* lse;
-  const int32_t* begin;
-  const int32_t* end;
-  int64_t ranges_batch_stride;
+  KeyRanges visible;
   int q_len, k_len, num_heads, batch_heads, heads_per_kv, head_dim;
   int tiles, tile_rows;  // all tiles; those of one head
   int group;             // heads whose K and V share the L2 cache
@@ -102,8 +89,8 @@ __device__ __forceinline__ TileInfo MakeTile(const ForwardArgs& args, int index)
   constexpr int kBlockN = Traits::kBlockN;
   if (Traits::kRanges) {
     const int last = min(tile.row + Traits::kBlockM, args.q_len) - 1;
-    const int32_t* begin = args.begin + tile.batch * args.ranges_batch_stride;
-    const int32_t* end = args.end + tile.batch * args.ranges_batch_stride;
+    const int32_t* begin = args.visible.begin + tile.batch * args.visible.batch_stride;
+    const int32_t* end = args.visible.end + tile.batch * args.visible.batch_stride;
     tile.block_begin = max(begin[tile.row], 0) / kBlockN;
     tile.block_end = (min(end[last], args.k_len) + kBlockN - 1) / kBlockN;
     tile.whole_begin = (max(begin[last], 0) + kBlockN - 1) / kBlockN;
@@ -123,8 +110,8 @@ __device__ __forceinline__ bool IsSkipped(const ForwardArgs& args, const TileInf
 template <class Traits>
 __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
                                                ForwardShared<Traits>& shared) {
-  RingPosition<Traits::kQStages> q_slot;
-  RingPosition<Traits::kStages> k_slot, v_slot;
+  RingSlot<Traits::kQStages> q_slot;
+  RingSlot<Traits::kStages> k_slot, v_slot;
   const auto load_k = [&](const TileInfo& tile, int block) {
     Barrier* full = &shared.k_full[k_slot.stage];
     Wait(&shared.k_empty[k_slot.stage], k_slot.parity ^ 1);
@@ -193,14 +180,14 @@ __device__ __forceinline__ float* LseRow(const ForwardArgs& args, const TileInfo
          first_row;
 }
 
-// What earlier calls left of the thread's rows.
+// The result of the earlier calls for the thread's rows.
 template <class Traits>
 __device__ __forceinline__ void ForwardResume(const ForwardArgs& args, const TileInfo& tile,
                                               int first_row, OnlineSoftmax& softmax,
                                               float (&o)[Traits::kHeadDim / 2]) {
   const float* lse_row = LseRow(args, tile, first_row);
   const float* row =
-      static_cast<const float*>(args.sum.data) + args.sum.Offset(tile.batch, tile.head, first_row);
+      static_cast<const float*>(args.sum.data) + Offset(args.sum, tile.batch, tile.head, first_row);
   const bool valid[2] = {first_row < args.q_len, first_row + 8 < args.q_len};
   LoadRowFloat<0, Traits::kHeadDim>(row, valid[0], args.head_dim, o);
   LoadRowFloat<1, Traits::kHeadDim>(row + 8 * args.sum.seq_stride, valid[1], args.head_dim, o);
@@ -242,7 +229,7 @@ __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const Til
                             factor, threadIdx.x % kWarpSize, first_row, tile.head, tile.batch);
     return;
   }
-  const int64_t offset = args.out.Offset(tile.batch, tile.head, first_row);
+  const int64_t offset = Offset(args.out, tile.batch, tile.head, first_row);
   StoreRows<kHeadDim>(args.out_is_float, o, factor, args.out, offset, valid, args.head_dim);
 }
 
@@ -257,8 +244,8 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % Traits::kConsumers;
   const int thread = threadIdx.x % kWarpgroupSize;
   const float scale_log2 = args.scale * kLog2E;
-  RingPosition<Traits::kQStages> q_slot;
-  RingPosition<Traits::kStages> k_slot, v_slot;
+  RingSlot<Traits::kQStages> q_slot;
+  RingSlot<Traits::kStages> k_slot, v_slot;
   if (consumer == Traits::kConsumers - 1) NamedBarrierArrive(next_turn, kTurnThreads);
 
   float s[kBlockN / 2];     // [64, kBlockN]
@@ -268,16 +255,16 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
 
   const auto issue_s = [&] {  // S = Q K^T
     WgmmaFence();
-    ProductSharedShared<kBlockN, kHeadDim>(s, shared.q[q_slot.stage].At(consumer * kWgmmaM),
-                                           QTile::kBlockBytes, shared.k[k_slot.stage].At(0),
-                                           KTile::kBlockBytes, false);
+    MatmulSharedShared<kBlockN, kHeadDim>(s, shared.q[q_slot.stage].At(consumer * kWgmmaM),
+                                          QTile::kBlockBytes, shared.k[k_slot.stage].At(0),
+                                          KTile::kBlockBytes, false);
     WgmmaCommit();
   };
   const auto issue_o = [&] {  // O += P V
     PinRegisters(p);
     WgmmaFence();
-    ProductRegisterShared<kHeadDim, kBlockN, Major::kMN>(o, p, shared.v[v_slot.stage].At(0),
-                                                         KTile::kBlockBytes, true);
+    MatmulRegisterShared<kHeadDim, kBlockN, Major::kMN>(o, p, shared.v[v_slot.stage].At(0),
+                                                        KTile::kBlockBytes, true);
     WgmmaCommit();
   };
 
@@ -301,10 +288,10 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
     if (Traits::kRanges) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int64_t row = tile.batch * args.ranges_batch_stride +
+        const int64_t row = tile.batch * args.visible.batch_stride +
                             min(tile.row + row_in_tile + 8 * r, args.q_len - 1);
-        begin[r] = args.begin[row];
-        end[r] = args.end[row];
+        begin[r] = args.visible.begin[row];
+        end[r] = args.visible.end[row];
       }
     }
     const auto mask = [&](int block) {
@@ -409,6 +396,67 @@ __global__ __launch_bounds__(Traits::kThreads,
     ForwardConsume<Traits>(args, shared, warpgroup - 1);
   }
 }
+
+}  // namespace
+
+template <class Traits>
+void LaunchForward(const FlashForwardParams& params, int32_t* counters) {
+  const FlashAttentionShape& shape = params.shape;
+  const auto map = [&](const AttentionOperand& tensor, int64_t seqlen, int64_t heads,
+                       int box_rows) {
+    return MakeTensorMap(tensor, DType::kBFloat16, shape, seqlen, heads, box_rows);
+  };
+  ForwardArgs args;
+  args.q = map(params.q, shape.q_len, shape.num_heads, Traits::kBlockM);
+  args.k = args.v = args.q;  // without keys nothing is loaded from them
+  if (shape.k_len > 0) {
+    args.k = map(params.k, shape.k_len, shape.num_kv_heads, Traits::kBlockN);
+    args.v = map(params.v, shape.k_len, shape.num_kv_heads, Traits::kBlockN);
+  }
+  args.out = params.out;
+  args.out_is_float = params.out_dtype == DType::kFloat32;
+  if (Traits::kStoreByTma && !args.out_is_float) {
+    args.out_map = map(params.out, shape.q_len, shape.num_heads, kWarpRows);
+  }
+  args.merge = params.merge;
+  if (params.merge) args.sum = params.sum.data == nullptr ? params.out : params.sum;
+  args.skip_empty = args.out_is_float && args.sum.data == args.out.data;
+  args.lse = static_cast<float*>(params.lse);
+  args.visible = shape.visible;
+  args.q_len = static_cast<int>(shape.q_len);
+  args.k_len = static_cast<int>(shape.k_len);
+  args.num_heads = static_cast<int>(shape.num_heads);
+  args.batch_heads = static_cast<int>(shape.batch * shape.num_heads);
+  args.heads_per_kv = static_cast<int>(shape.num_heads / shape.num_kv_heads);
+  args.head_dim = static_cast<int>(shape.head_dim);
+  args.tile_rows = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
+  args.tiles = args.tile_rows * args.batch_heads;
+  args.scale = static_cast<float>(shape.softmax_scale);
+  args.inverse_scale = 1 / args.scale;
+  args.counters = reinterpret_cast<ForwardCounters*>(counters);
+  // Half of the 50 to 60 MB of L2 for the keys and values of the heads under way. Without a mask
+  // all tiles are equally long, and one head after the other is best.
+  constexpr int64_t kGroupBytes = 24 << 20;
+  constexpr int64_t kMaxGroup = 32;  // short sequences: measured faster than all that would fit
+  const int64_t kv_bytes = std::max<int64_t>(1, shape.k_len) * Traits::kHeadDim * 4;
+  const int64_t kv_heads = std::clamp<int64_t>(kGroupBytes / kv_bytes, 1, kMaxGroup);
+  args.group =
+      Traits::kRanges
+          ? static_cast<int>(std::min<int64_t>(kv_heads * args.heads_per_kv, args.batch_heads))
+          : 1;
+
+  constexpr int kSharedBytes = sizeof(ForwardShared<Traits>);
+  static_assert(kSharedBytes <= 227 * 1024, "more shared memory than a block can have");
+  const auto kernel = ForwardKernel<Traits>;
+  BURST_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  const int multiprocessors = cuda::CurrentContext().multiprocessors;
+  const int blocks = params.non_persistent ? args.tiles : std::min(args.tiles, multiprocessors);
+  kernel<<<blocks, Traits::kThreads, kSharedBytes, cuda::CurrentStream()>>>(args);
+  BURST_CUDA_CHECK_LAUNCH("attention forward");
+}
+
+template void LaunchForward<BURST_VARIANT>(const FlashForwardParams&, int32_t*);
 
 }  // namespace sm90
 }  // namespace burst

@@ -1,48 +1,26 @@
-// Backward on Ampere's tensor cores. A block owns kBlockN keys of a key head; the query tiles that
-// see them pass by, of every query head of the group, the next one copied while this one is at
-// work:
+// Backward on Ampere's tensor cores. A block owns kBlockN keys of a KV head. It reads the query
+// tiles that see them, of every query head of the group, and copies the next one while it computes
+// with this one:
 //
 //   S = Q K^T;  P = 2^(c S - lse log2 e), c = softmax_scale log2 e;  dP = dO V^T
 //   dS = P * (dP - delta);  dV += P^T dO;  dK += dS^T Q;  dQ += dS K
 //
-// dK and dV stay in registers and are never summed over blocks. P and dS go through shared memory,
-// for the warps share out each product in another way; dQ goes to global memory by atomic additions
-// in float32. Deterministic: blocks add to a query tile in the order of their keys, by a counter
-// of those that have. All blocks walk the query tiles from the last one, so that they wait for each
-// other at the start only, and always for blocks of smaller index.
-#pragma once
-
+// dK and dV stay in registers and need no addition across blocks. P and dS go through shared
+// memory, because the warps divide each matmul in another way; dQ goes to global memory by atomic
+// additions in float32. Deterministic: blocks add to a query tile in the order of their keys, by a
+// counter of those that have. All blocks walk the query tiles from the last one, so that they wait
+// for each other at the start only, and always for blocks of smaller index.
+//
+// Compiled once for every variant in variants.h.
 #include <cmath>
 
 #include "burst/kernels/gpu/sm80/tile.cuh"
+#include "burst/kernels/gpu/sm80/variants.h"
 
 namespace burst {
 namespace sm80 {
 
-// Warps share out S and dP, [kBlockM, kBlockN], and dQ, [kBlockM, head_dim], as kWarpsM x (8 /
-// kWarpsM); dK and dV, [kBlockN, head_dim], as kWarpsN x (8 / kWarpsN).
-template <int kHeadDimPadded, int kQueries, int kKeys, int kQueryStages, int kSWarps, int kKWarps>
-struct BackwardTraits {
-  static constexpr int kHeadDim = kHeadDimPadded;
-  static constexpr int kBlockM = kQueries, kBlockN = kKeys;
-  static constexpr int kStages = kQueryStages;  // of Q, dO and the statistics
-  static constexpr int kWarps = 8;
-  static constexpr int kThreads = kWarps * 32;
-  static constexpr int kWarpsM = kSWarps, kWarpsN = kKWarps;
-
-  static constexpr int kSRows = kBlockM / kWarpsM, kSColumns = kBlockN / (kWarps / kWarpsM);
-  static constexpr int kDqColumns = kHeadDim / (kWarps / kWarpsM);
-  static constexpr int kDkRows = kBlockN / kWarpsN, kDkColumns = kHeadDim / (kWarps / kWarpsN);
-  static_assert(kSRows % 16 == 0 && kSColumns % 16 == 0 && kDqColumns % 16 == 0, "");
-  static_assert(kDkRows % 16 == 0 && kDkColumns % 16 == 0, "");
-
-  // Bytes of shared memory.
-  static constexpr int kKTile = kBlockN * kHeadDim * 2, kQTile = kBlockM * kHeadDim * 2;
-  static constexpr int kScoreTile = kBlockM * kBlockN * 2;
-  static constexpr int kStatistic = kBlockM * 4;  // lse, delta
-  static constexpr int kSharedBytes =
-      2 * kKTile + 2 * kScoreTile + kStages * 2 * (kQTile + kStatistic);
-};
+namespace {
 
 // Where one (query head, query tile) lies in a stage of shared memory.
 template <class Traits>
@@ -144,7 +122,7 @@ __device__ __forceinline__ void PassTurn(int* counter, int turn) {
   if (threadIdx.x == 0) StoreRelease(counter, turn + 1);
 }
 
-// counters [batch, num_heads, query tiles]: zeros, or null when the order is free.
+// counters [batch, num_heads, query_tiles]: zeros, or null when the order is free.
 template <class Traits>
 __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
     const __grid_constant__ FlashBackwardParams params, int key_tiles, int query_tiles,
@@ -275,26 +253,24 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
   }
 }
 
-// params.dq is float32 and added to.
+}  // namespace
+
 template <class Traits>
-void LaunchBackward(const FlashBackwardParams& params) {
+void LaunchBackward(const FlashBackwardParams& params, int32_t* counters) {
   const FlashAttentionShape& shape = params.shape;
   const int key_tiles = static_cast<int>((shape.k_len + Traits::kBlockN - 1) / Traits::kBlockN);
   const int query_tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
   const int64_t blocks = key_tiles * shape.num_kv_heads * shape.batch;
   if (blocks == 0) return;
-  Tensor counters;
-  if (params.deterministic) {
-    counters = Tensor::Zeros({shape.batch, shape.num_heads, query_tiles}, DType::kInt32,
-                             DeviceType::kCuda);
-  }
   const auto kernel = BackwardKernel<Traits>;
   BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         Traits::kSharedBytes));
   kernel<<<static_cast<unsigned>(blocks), Traits::kThreads, Traits::kSharedBytes,
-           cuda::CurrentStream()>>>(params, key_tiles, query_tiles, cuda::Data<int>(counters));
+           cuda::CurrentStream()>>>(params, key_tiles, query_tiles, counters);
   BURST_CUDA_CHECK_LAUNCH("attention backward");
 }
+
+template void LaunchBackward<BURST_VARIANT>(const FlashBackwardParams&, int32_t*);
 
 }  // namespace sm80
 }  // namespace burst

@@ -1,4 +1,4 @@
-// The backward kernel. A block owns kBlockN keys of a key head and streams the query tiles that see
+// The backward kernel. A block owns kBlockN keys of a KV head and streams the query tiles that see
 // them, of every query head of the group:
 //
 //   S^T  = K Q^T            P^T  = exp2(c S^T - lse)       [kBlockN, kBlockM], c = scale log2(e)
@@ -11,28 +11,18 @@
 // Producer warpgroup: warp 0 loads K, V once, Q, dO as a ring (TMA); warp 1 loads lse, delta and
 // the mask's ranges of the rows; warps 2 and 3 each add one consumer's dQ tile to global memory
 // (TMA reduction), in a fixed order when determinism is asked for.
-#pragma once
+//
+// Compiled once for every variant in variants.h.
+#include <algorithm>
 
+#include "burst/device/cuda.h"
+#include "burst/kernels/gpu/sm90/tensor_map.h"
 #include "burst/kernels/gpu/sm90/tile.cuh"
+#include "burst/kernels/gpu/sm90/variants.h"
 
 namespace burst {
 namespace sm90 {
-
-template <int kHeadDim_, int kBlockM_, bool kRanges_>
-struct BackwardTraits {
-  static constexpr int kHeadDim = kHeadDim_;  // padded with zeros by the TMA
-  static constexpr int kBlockM = kBlockM_;    // queries
-  static constexpr int kBlockN = 128;         // keys
-  static constexpr int kStages = 2;
-  static constexpr bool kRanges = kRanges_;
-  static constexpr int kConsumers = 2;
-  static constexpr int kConsumerWarps = kConsumers * kWarpgroupSize / kWarpSize;
-  static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
-  // A consumer's part of dQ: kDqRows queries, 64 columns.
-  static constexpr int kDqRows = kHeadDim == 128 ? kBlockM : kBlockM / 2;
-};
+namespace {
 
 struct BackwardArgs {
   CUtensorMap q, k, v, dout, dq;
@@ -40,12 +30,10 @@ struct BackwardArgs {
   bool add;            // dk and dv, fp32; else they are bf16
   const float* lse;
   const float* delta;
-  const int32_t* begin;
-  const int32_t* end;
-  int64_t ranges_batch_stride;
+  KeyRanges visible;
   int q_len, k_len, num_heads, batch_kv_heads, num_kv_heads, heads_per_kv, head_dim;
   int key_tiles, query_tiles;  // of one head
-  int group;                   // key heads whose tensors share the L2 cache
+  int group;                   // KV heads whose tensors share the L2 cache
   float scale;
   int* dq_additions;  // [batch, num_heads, query_tiles, 2], zero at the start; null: any order
 };
@@ -94,39 +82,6 @@ __device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
           batch_head / args.num_kv_heads};
 }
 
-// The first index of non-decreasing values[0, high) with values[index] >= bound, by a whole block:
-// a round divides the range by the number of threads.
-struct LowerBound {
-  const int32_t* values;
-  int bound, low, high;
-
-  __device__ __forceinline__ int Step() const { return (high - low + blockDim.x - 1) / blockDim.x; }
-  __device__ __forceinline__ bool Done() const { return low >= high; }
-  __device__ __forceinline__ bool IsBelow() const {
-    const int64_t probe = low + static_cast<int64_t>(threadIdx.x) * Step();
-    return probe < high && values[probe] < bound;
-  }
-  // count: of the threads whose value is below the bound; they are the first ones.
-  __device__ __forceinline__ void Narrow(int count) {
-    const int step = Step();
-    high =
-        static_cast<int>(min(static_cast<int64_t>(high), low + static_cast<int64_t>(count) * step));
-    if (count > 0) low += (count - 1) * step + 1;
-  }
-};
-
-// The rows of queries that see a key of [key_begin, key_end): [first, last).
-__device__ __forceinline__ int2 SeeingRows(const int32_t* begin, const int32_t* end, int q_len,
-                                           int key_begin, int key_end) {
-  LowerBound first{end, key_begin + 1, 0, q_len}, last{begin, key_end, 0, q_len};
-  while (!first.Done() || !last.Done()) {
-    const bool first_below = first.IsBelow(), last_below = last.IsBelow();
-    first.Narrow(__syncthreads_count(first_below));
-    last.Narrow(__syncthreads_count(last_below));
-  }
-  return {first.low, last.low};
-}
-
 // Calls f(head, tile) for every query tile the block meets, in the same order for every warp. Last
 // tile first: in causal masks too, all key tiles of a head then begin at the same query tile, and a
 // fixed order of their additions to dQ costs a short delay at the start instead of a long wait.
@@ -144,7 +99,7 @@ template <class Traits>
 __device__ __forceinline__ void BackwardLoad(const BackwardArgs& args,
                                              BackwardShared<Traits>& shared, const KeyTile& keys) {
   using QTile = Tile<Traits::kBlockM, Traits::kHeadDim>;
-  RingPosition<Traits::kStages> slot;
+  RingSlot<Traits::kStages> slot;
   ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int head, int tile) {
     Wait(&shared.q_empty[slot.stage], slot.parity ^ 1);
     ArriveExpectBytes(&shared.q_full[slot.stage], QTile::kBytes);
@@ -163,7 +118,7 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args,
                                                  BackwardShared<Traits>& shared,
                                                  const KeyTile& keys) {
   const int lane = threadIdx.x % kWarpSize;
-  RingPosition<Traits::kStages> slot;
+  RingSlot<Traits::kStages> slot;
   ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int head, int tile) {
     RowStatistics<Traits>& rows = shared.rows[slot.stage];
     const int first = tile * Traits::kBlockM;
@@ -177,9 +132,9 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args,
       rows.lse_log2[i] = lse == -INFINITY ? INFINITY : lse * kLog2E;
       rows.delta[i] = valid ? args.delta[offset + i] : 0.f;
       if (Traits::kRanges) {
-        const int64_t row = keys.batch * args.ranges_batch_stride + min(first + i, args.q_len - 1);
-        rows.begin[i] = args.begin[row];
-        rows.end[i] = min(args.end[row], args.k_len);
+        const int64_t row = keys.batch * args.visible.batch_stride + min(first + i, args.q_len - 1);
+        rows.begin[i] = args.visible.begin[row];
+        rows.end[i] = min(args.visible.end[row], args.k_len);
       }
     }
     Arrive(&shared.rows_full[slot.stage]);
@@ -206,7 +161,7 @@ __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
       additions = args.dq_additions + (batch_head * args.query_tiles + tile) * 2 + consumer;
       if (Traits::kRanges) {
         const int begin =
-            args.begin[keys.batch * args.ranges_batch_stride + tile * Traits::kBlockM];
+            args.visible.begin[keys.batch * args.visible.batch_stride + tile * Traits::kBlockM];
         turn -= max(begin, 0) / Traits::kBlockN;
       }
     }
@@ -276,7 +231,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   float dk[kHeadDim / 2], dv[kHeadDim / 2];  // [64, kHeadDim]
 #pragma unroll
   for (int i = 0; i < kHeadDim / 2; ++i) dk[i] = dv[i] = 0;
-  RingPosition<Traits::kStages> slot;
+  RingSlot<Traits::kStages> slot;
   int dq_parity = 1, buffer = 0;
 
   Wait(&shared.kv_full, 0);
@@ -289,14 +244,14 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
 
     Wait(&shared.q_full[slot.stage], slot.parity);
     WgmmaFence();
-    ProductSharedShared<kBlockM, kHeadDim>(p, shared.k.At(consumer * 64), KTile::kBlockBytes,
-                                           q.At(0), QTile::kBlockBytes, false);  // S^T = K Q^T
+    MatmulSharedShared<kBlockM, kHeadDim>(p, shared.k.At(consumer * 64), KTile::kBlockBytes,
+                                          q.At(0), QTile::kBlockBytes, false);  // S^T = K Q^T
     WgmmaCommit();
     Wait(&shared.dout_full[slot.stage], slot.parity);
     WgmmaFence();
-    ProductSharedShared<kBlockM, kHeadDim>(ds, shared.v.At(consumer * 64), KTile::kBlockBytes,
-                                           dout.At(0), QTile::kBlockBytes,
-                                           false);  // dP^T = V dO^T
+    MatmulSharedShared<kBlockM, kHeadDim>(ds, shared.v.At(consumer * 64), KTile::kBlockBytes,
+                                          dout.At(0), QTile::kBlockBytes,
+                                          false);  // dP^T = V dO^T
     WgmmaCommit();
 
     // P^T = exp2(c S^T - lse)
@@ -340,8 +295,8 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     PackOperand(p, p_operand);
     PinRegisters(p_operand);
     WgmmaFence();
-    ProductRegisterShared<kHeadDim, kBlockM, Major::kMN>(dv, p_operand, dout.At(0),
-                                                         QTile::kBlockBytes, true);
+    MatmulRegisterShared<kHeadDim, kBlockM, Major::kMN>(dv, p_operand, dout.At(0),
+                                                        QTile::kBlockBytes, true);
     WgmmaCommit();
 #pragma unroll
     for (int k = 0; k < kBlockM / 16; ++k) {
@@ -356,13 +311,13 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     float dq[kDqRows / 2];  // [64, kDqRows]
     PinRegisters(ds_operand);
     WgmmaFence();
-    ProductSharedShared<kDqRows, kBlockN, Major::kMN, Major::kK>(
+    MatmulSharedShared<kDqRows, kBlockN, Major::kMN, Major::kK>(
         dq, shared.k.At(0, kHeadDim == 128 ? consumer : 0), KTile::kBlockBytes,
         shared.ds[buffer].At(kHeadDim == 128 ? 0 : consumer * kDqRows), DsTile::kBlockBytes, false);
     WgmmaCommit();
     // dK += dS^T Q
-    ProductRegisterShared<kHeadDim, kBlockM, Major::kMN>(dk, ds_operand, q.At(0),
-                                                         QTile::kBlockBytes, true);
+    MatmulRegisterShared<kHeadDim, kBlockM, Major::kMN>(dk, ds_operand, q.At(0), QTile::kBlockBytes,
+                                                        true);
     WgmmaCommit();
 
     WgmmaWait<2>();
@@ -444,8 +399,8 @@ __global__ __launch_bounds__(Traits::kThreads,
   }
   int2 rows = {0, args.q_len};
   if (Traits::kRanges) {
-    const int64_t offset = keys.batch * args.ranges_batch_stride;
-    rows = SeeingRows(args.begin + offset, args.end + offset, args.q_len, keys.row,
+    const int64_t offset = keys.batch * args.visible.batch_stride;
+    rows = SeeingRows(args.visible.begin + offset, args.visible.end + offset, args.q_len, keys.row,
                       min(keys.row + Traits::kBlockN, args.k_len));
   }
   if (threadIdx.x == 0) {
@@ -470,6 +425,65 @@ __global__ __launch_bounds__(Traits::kThreads,
     BackwardConsume<Traits>(args, shared, keys, warpgroup - 1);
   }
 }
+
+}  // namespace
+
+template <class Traits>
+void LaunchBackward(const FlashBackwardParams& params, int32_t* counters) {
+  const FlashAttentionShape& shape = params.shape;
+  const DType gradient = params.assign ? DType::kBFloat16 : DType::kFloat32;
+  const auto map_q = [&](const AttentionOperand& tensor, DType dtype, int box_rows) {
+    return MakeTensorMap(tensor, dtype, shape, shape.q_len, shape.num_heads, box_rows);
+  };
+  const auto map_k = [&](const AttentionOperand& tensor, DType dtype, int box_rows) {
+    return MakeTensorMap(tensor, dtype, shape, shape.k_len, shape.num_kv_heads, box_rows);
+  };
+  BackwardArgs args;
+  args.k = map_k(params.k, DType::kBFloat16, Traits::kBlockN);
+  args.v = map_k(params.v, DType::kBFloat16, Traits::kBlockN);
+  args.q = args.dout = args.dq = args.k;  // without queries nobody uses them; dK and dV become zero
+  if (shape.q_len > 0) {
+    args.q = map_q(params.q, DType::kBFloat16, Traits::kBlockM);
+    args.dout = map_q(params.dout, DType::kBFloat16, Traits::kBlockM);
+    args.dq = map_q(params.dq, DType::kFloat32, Traits::kDqRows);
+  }
+  args.dk = map_k(params.dk, gradient, kWarpRows);
+  args.dv = map_k(params.dv, gradient, kWarpRows);
+  args.add = !params.assign;
+  args.lse = static_cast<const float*>(params.lse);
+  args.delta = static_cast<const float*>(params.delta);
+  args.visible = shape.visible;
+  args.q_len = static_cast<int>(shape.q_len);
+  args.k_len = static_cast<int>(shape.k_len);
+  args.num_heads = static_cast<int>(shape.num_heads);
+  args.num_kv_heads = static_cast<int>(shape.num_kv_heads);
+  args.batch_kv_heads = static_cast<int>(shape.batch * shape.num_kv_heads);
+  args.heads_per_kv = static_cast<int>(shape.num_heads / shape.num_kv_heads);
+  args.head_dim = static_cast<int>(shape.head_dim);
+  args.key_tiles = static_cast<int>((shape.k_len + Traits::kBlockN - 1) / Traits::kBlockN);
+  args.query_tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
+  args.scale = static_cast<float>(shape.softmax_scale);
+  args.dq_additions = counters;
+  // Half of the L2 for the q, dout and fp32 dq of the heads under way.
+  constexpr int64_t kGroupBytes = 24 << 20;
+  const int64_t head_bytes =
+      std::max<int64_t>(1, shape.q_len) * Traits::kHeadDim * 8 * args.heads_per_kv;
+  args.group = Traits::kRanges
+                   ? static_cast<int>(std::min<int64_t>(
+                         std::max<int64_t>(1, kGroupBytes / head_bytes), args.batch_kv_heads))
+                   : 1;
+
+  constexpr int kSharedBytes = sizeof(BackwardShared<Traits>);
+  static_assert(kSharedBytes <= 227 * 1024, "more shared memory than a block can have");
+  const auto kernel = BackwardKernel<Traits>;
+  BURST_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  kernel<<<args.key_tiles * args.batch_kv_heads, Traits::kThreads, kSharedBytes,
+           cuda::CurrentStream()>>>(args);
+  BURST_CUDA_CHECK_LAUNCH("attention backward");
+}
+
+template void LaunchBackward<BURST_VARIANT>(const FlashBackwardParams&, int32_t*);
 
 }  // namespace sm90
 }  // namespace burst

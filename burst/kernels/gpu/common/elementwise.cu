@@ -1,0 +1,195 @@
+#include <algorithm>
+
+#include "burst/kernels/gpu/common/elementwise.h"
+#include "burst/tensor/dispatch.cuh"
+
+namespace burst {
+namespace cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kMaxGridY = 65535;
+
+// The rows [head_dim] of a tensor [batch, seqlen, num_heads, head_dim], in the order of memory;
+// kLanes lanes take one. blockIdx.y walks the batch, so that a lane divides once, in 32 bits.
+template <int kLanes>
+struct Row {
+  static constexpr int kPerBlock = kThreads / kLanes;
+
+  __device__ Row(uint32_t rows, uint32_t num_heads) {
+    const uint32_t index = blockIdx.x * kPerBlock + threadIdx.x / kLanes;
+    valid = index < rows;
+    const uint32_t mine = valid ? index : 0;
+    const uint32_t token = mine / num_heads;
+    i = token;
+    h = mine - token * num_heads;
+  }
+  template <typename T>
+  __device__ T* Of(const AttentionOperand& operand, int64_t b) const {
+    return static_cast<T*>(operand.data) + b * operand.batch_stride + i * operand.seq_stride +
+           h * operand.head_stride;
+  }
+  int64_t i, h;
+  bool valid;
+};
+
+// delta[b, h, i] = rowsum(dO * O) - dlse. A lane takes vectors of 16 bytes; whether they are loaded
+// as such changes no bit of the result.
+template <typename T, int kLanes, bool kVectorized>
+__global__ __launch_bounds__(kThreads) void DeltaKernel(
+    const __grid_constant__ FlashDeltaParams params) {
+  using A = Accumulator<T>;
+  constexpr int kVec = kVecSize<T>;
+  const uint32_t q_len = static_cast<uint32_t>(params.shape.q_len);
+  const uint32_t num_heads = static_cast<uint32_t>(params.shape.num_heads);
+  const int head_dim = static_cast<int>(params.shape.head_dim);
+  const int batch = static_cast<int>(params.shape.batch);
+  const int lane = threadIdx.x % kLanes;
+  const Row<kLanes> row(q_len * num_heads, num_heads);
+  for (int64_t b = blockIdx.y; b < batch; b += gridDim.y) {
+    const T* o = row.template Of<const T>(params.out, b);
+    const T* d = row.template Of<const T>(params.dout, b);
+    A sum = 0;
+    for (int c = lane * kVec; c < head_dim; c += kLanes * kVec) {
+      Vec<T, kVec> x = {}, y = {};
+      if (kVectorized) {
+        x = *reinterpret_cast<const Vec<T, kVec>*>(o + c);
+        y = *reinterpret_cast<const Vec<T, kVec>*>(d + c);
+      } else {
+        for (int j = 0; j < kVec && c + j < head_dim; ++j) {
+          x[j] = o[c + j];
+          y[j] = d[c + j];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kVec; ++j) sum += ConvertTo<A>(x[j]) * ConvertTo<A>(y[j]);
+    }
+#pragma unroll
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+      sum += __shfl_xor_sync(0xffffffff, sum, distance);
+    }
+    if (row.valid && lane == 0) {
+      const int64_t at = (b * num_heads + row.h) * q_len + row.i;
+      const A* dlse = static_cast<const A*>(params.dlse);
+      static_cast<A*>(params.delta)[at] = dlse == nullptr ? sum : sum - dlse[at];
+    }
+  }
+}
+
+// sum += kVec consecutive elements; 16 bytes a load at most.
+template <int kVec, typename T>
+__device__ void AddVec(const T* x, float (&sum)[kVec]) {
+  constexpr int kStep = kVec < kVecSize<T> ? kVec : kVecSize<T>;
+#pragma unroll
+  for (int i = 0; i < kVec; i += kStep) {
+    const Vec<T, kStep> part = *reinterpret_cast<const Vec<T, kStep>*>(x + i);
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) sum[i + j] += ConvertTo<float>(part[j]);
+  }
+}
+
+struct ConvertParams {
+  AttentionOperand from, addend, to;
+  int batch, head_dim;
+  uint32_t seqlen, num_heads;
+};
+
+template <int kVec, int kLanes, typename Addend>
+__global__ __launch_bounds__(kThreads) void ConvertKernel(
+    const __grid_constant__ ConvertParams params) {
+  const Row<kLanes> row(params.seqlen * params.num_heads, params.num_heads);
+  if (!row.valid) return;
+  for (int64_t b = blockIdx.y; b < params.batch; b += gridDim.y) {
+    for (int c = threadIdx.x % kLanes * kVec; c < params.head_dim; c += kLanes * kVec) {
+      float sum[kVec] = {};
+      AddVec(row.template Of<const float>(params.from, b) + c, sum);
+      if (params.addend.data != nullptr) {
+        AddVec(row.template Of<const Addend>(params.addend, b) + c, sum);
+      }
+      Vec<bf16, kVec> y;
+#pragma unroll
+      for (int j = 0; j < kVec; ++j) y[j] = ConvertTo<bf16>(sum[j]);
+      *reinterpret_cast<Vec<bf16, kVec>*>(row.template Of<bf16>(params.to, b) + c) = y;
+    }
+  }
+}
+
+// Whether every row begins at a multiple of 16 bytes and consists of whole vectors of `vec`
+// elements.
+bool InVectors(const AttentionOperand& operand, int64_t head_dim, int64_t element_bytes,
+               int64_t vec) {
+  const int64_t elements = 16 / element_bytes;
+  return reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 && head_dim % vec == 0 &&
+         operand.batch_stride % elements == 0 && operand.seq_stride % elements == 0 &&
+         operand.head_stride % elements == 0;
+}
+
+// `rows` of a batch row, `per_block` of them a block.
+dim3 Grid(int64_t batch, int64_t rows, int per_block) {
+  BURST_CHECK_LT(rows, int64_t{1} << 32);
+  return dim3(static_cast<unsigned>((rows + per_block - 1) / per_block),
+              static_cast<unsigned>(std::min(batch, kMaxGridY)));
+}
+
+template <typename T, int kLanes>
+void LaunchDelta(const FlashDeltaParams& params) {
+  const FlashAttentionShape& shape = params.shape;
+  const bool vectorized = InVectors(params.out, shape.head_dim, sizeof(T), kVecSize<T>) &&
+                          InVectors(params.dout, shape.head_dim, sizeof(T), kVecSize<T>);
+  const auto kernel = vectorized ? DeltaKernel<T, kLanes, true> : DeltaKernel<T, kLanes, false>;
+  const dim3 grid = Grid(shape.batch, shape.q_len * shape.num_heads, Row<kLanes>::kPerBlock);
+  kernel<<<grid, kThreads, 0, CurrentStream()>>>(params);
+  BURST_CUDA_CHECK_LAUNCH("attention delta");
+}
+
+template <int kVec, int kLanes>
+void LaunchConvert(const ConvertParams& params, bool addend_is_float) {
+  const auto kernel =
+      addend_is_float ? ConvertKernel<kVec, kLanes, float> : ConvertKernel<kVec, kLanes, bf16>;
+  const int64_t rows = static_cast<int64_t>(params.seqlen) * params.num_heads;
+  kernel<<<Grid(params.batch, rows, Row<kLanes>::kPerBlock), kThreads, 0, CurrentStream()>>>(
+      params);
+  BURST_CUDA_CHECK_LAUNCH("attention convert");
+}
+
+}  // namespace
+
+// As many lanes as a row has vectors, or 32.
+void Delta(const FlashDeltaParams& params) {
+  const FlashAttentionShape& shape = params.shape;
+  if (shape.batch * shape.q_len * shape.num_heads == 0) return;
+  DispatchDtype(shape.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t vectors = shape.head_dim * static_cast<int64_t>(sizeof(T)) / 16;
+    if (vectors <= 8) return LaunchDelta<T, 8>(params);
+    if (vectors <= 16) return LaunchDelta<T, 16>(params);
+    LaunchDelta<T, 32>(params);
+  });
+}
+
+void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& to) {
+  if (from.numel() == 0) return;
+  const bool adds = !addend.null(), wide = adds && addend.dtype() == DType::kFloat32;
+  BURST_CHECK(!adds ||
+              (addend.shape() == from.shape() && (wide || addend.dtype() == DType::kBFloat16)));
+  ConvertParams params;
+  params.from = Operand(from);
+  if (adds) params.addend = Operand(addend);
+  params.to = to;
+  params.batch = static_cast<int>(from.dim(0));
+  params.seqlen = static_cast<uint32_t>(from.dim(1));
+  params.num_heads = static_cast<uint32_t>(from.dim(2));
+  params.head_dim = static_cast<int>(from.dim(3));
+  constexpr int kVec = 8;
+  if (!InVectors(params.from, params.head_dim, sizeof(float), kVec) ||
+      !InVectors(to, params.head_dim, sizeof(bf16), kVec) ||
+      (adds && !InVectors(params.addend, params.head_dim, SizeOf(addend.dtype()), kVec))) {
+    return LaunchConvert<1, 32>(params, wide);
+  }
+  if (params.head_dim <= 8 * kVec) return LaunchConvert<kVec, 8>(params, wide);
+  if (params.head_dim <= 16 * kVec) return LaunchConvert<kVec, 16>(params, wide);
+  LaunchConvert<kVec, 32>(params, wide);
+}
+
+}  // namespace cuda
+}  // namespace burst

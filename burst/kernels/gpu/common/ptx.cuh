@@ -1,0 +1,41 @@
+// Instructions that Ampere's and Hopper's kernels both use, one function each.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace burst {
+namespace cuda {
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+__device__ __forceinline__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// (low, high) -> two bf16 in a register, round to nearest even.
+__device__ __forceinline__ uint32_t PackBf16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// What threads of other blocks wrote before their release is visible after an acquire that reads
+// it.
+__device__ __forceinline__ int LoadAcquire(const int* source) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");
+  return value;
+}
+
+}  // namespace cuda
+}  // namespace burst

@@ -1,0 +1,25 @@
+// Attention on a GPU. flash_attention_gpu.cc chooses the kernels, checks every call, and gives the
+// kernels their scratch memory.
+#pragma once
+
+#include "burst/kernels/flash_attention.h"
+
+namespace burst {
+namespace cuda {
+
+enum class KernelFamily {
+  kSimt,  // float32 and float64, head_dim up to 256, any GPU
+  kSm80,  // bfloat16, head_dim a multiple of 8 up to 256, Ampere and later
+  kSm90,  // the same up to 128, Hopper only
+};
+
+// The kernels that serve each call best on the calling thread's GPU.
+const AttentionKernels* GpuKernels();
+// Those of one family, for tests and benchmarks.
+const AttentionKernels* GpuKernels(KernelFamily family);
+
+// FlashConvert on a GPU.
+void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend);
+
+}  // namespace cuda
+}  // namespace burst

@@ -1,0 +1,62 @@
+// The compiled variants of Ampere's kernels, and their launches. BUILD compiles forward.cu and
+// backward.cu once for each of them.
+#pragma once
+
+#include <cstdint>
+
+#include "burst/kernels/flash_attention.h"
+
+namespace burst {
+namespace sm80 {
+
+template <int kHeadDimPadded, int kRows, int kKeys, int kWarps>
+struct ForwardTraits {
+  static constexpr int kHeadDim = kHeadDimPadded;
+  static constexpr int kBlockM = kRows, kBlockN = kKeys;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kM = kBlockM / (16 * kWarps);  // row tiles of a warp
+  static constexpr int kSharedBytes = (kBlockM + 2 * kBlockN) * kHeadDim * 2;
+};
+
+using ForwardD64 = ForwardTraits<64, 128, 128, 4>;
+using ForwardD128 = ForwardTraits<128, 128, 64, 4>;
+using ForwardD256 = ForwardTraits<256, 128, 64, 8>;
+
+template <class Traits>
+void LaunchForward(const FlashForwardParams& params);
+
+// Warps share out S and dP, [kBlockM, kBlockN], and dQ, [kBlockM, head_dim], as kWarpsM x (8 /
+// kWarpsM); dK and dV, [kBlockN, head_dim], as kWarpsN x (8 / kWarpsN).
+template <int kHeadDimPadded, int kQueries, int kKeys, int kQueryStages, int kSWarps, int kKWarps>
+struct BackwardTraits {
+  static constexpr int kHeadDim = kHeadDimPadded;
+  static constexpr int kBlockM = kQueries, kBlockN = kKeys;
+  static constexpr int kStages = kQueryStages;  // of Q, dO and the statistics
+  static constexpr int kWarps = 8;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kWarpsM = kSWarps, kWarpsN = kKWarps;
+
+  static constexpr int kSRows = kBlockM / kWarpsM, kSColumns = kBlockN / (kWarps / kWarpsM);
+  static constexpr int kDqColumns = kHeadDim / (kWarps / kWarpsM);
+  static constexpr int kDkRows = kBlockN / kWarpsN, kDkColumns = kHeadDim / (kWarps / kWarpsN);
+  static_assert(kSRows % 16 == 0 && kSColumns % 16 == 0 && kDqColumns % 16 == 0, "");
+  static_assert(kDkRows % 16 == 0 && kDkColumns % 16 == 0, "");
+
+  // Bytes of shared memory.
+  static constexpr int kKTile = kBlockN * kHeadDim * 2, kQTile = kBlockM * kHeadDim * 2;
+  static constexpr int kScoreTile = kBlockM * kBlockN * 2;
+  static constexpr int kStatistic = kBlockM * 4;  // lse, delta
+  static constexpr int kSharedBytes =
+      2 * kKTile + 2 * kScoreTile + kStages * 2 * (kQTile + kStatistic);
+};
+
+using BackwardD64 = BackwardTraits<64, 128, 128, 2, 4, 4>;
+using BackwardD128 = BackwardTraits<128, 64, 128, 2, 2, 4>;
+using BackwardD256 = BackwardTraits<256, 64, 64, 1, 2, 2>;
+
+// counters: those that flash_attention_sm80.h asks for.
+template <class Traits>
+void LaunchBackward(const FlashBackwardParams& params, int32_t* counters);
+
+}  // namespace sm80
+}  // namespace burst

@@ -1,0 +1,65 @@
+// The compiled variants of the Hopper kernels, and their launches. BUILD compiles forward.cu and
+// backward.cu once for each of them.
+#pragma once
+
+#include <cstdint>
+
+#include "burst/kernels/flash_attention.h"
+
+namespace burst {
+namespace sm90 {
+
+template <int kHeadDim_, int kConsumers_, int kBlockN_, int kQStages_, int kStages_, bool kRanges_>
+struct ForwardTraits {
+  static constexpr int kHeadDim = kHeadDim_;       // padded with zeros by the TMA
+  static constexpr int kConsumers = kConsumers_;   // warpgroups
+  static constexpr int kBlockM = kConsumers * 64;  // queries
+  static constexpr int kBlockN = kBlockN_;         // keys
+  static constexpr int kQStages = kQStages_;
+  static constexpr int kStages = kStages_;   // of K and of V
+  static constexpr bool kRanges = kRanges_;  // the mask of KeyRanges; else every key
+  // With a second buffer of Q, a warp's rows of O leave for global memory from where its Q was.
+  static constexpr bool kStoreByTma = kHeadDim == 128 && kQStages > 1;
+  static constexpr int kConsumerWarps = kConsumers * 4;
+  static constexpr int kThreads = (kConsumers + 1) * 128;
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+};
+
+using ForwardD64Full = ForwardTraits<64, 2, 192, 2, 4, false>;
+using ForwardD64Ranges = ForwardTraits<64, 2, 192, 2, 4, true>;
+using ForwardD128Full = ForwardTraits<128, 2, 176, 1, 2, false>;
+// With few keys a second buffer for Q is worth more than longer key blocks.
+using ForwardD128Short = ForwardTraits<128, 2, 128, 2, 2, false>;
+using ForwardD128Ranges = ForwardTraits<128, 2, 128, 2, 2, true>;
+
+// counters: those that flash_attention_sm90.h asks for.
+template <class Traits>
+void LaunchForward(const FlashForwardParams& params, int32_t* counters);
+
+template <int kHeadDim_, int kBlockM_, bool kRanges_>
+struct BackwardTraits {
+  static constexpr int kHeadDim = kHeadDim_;  // padded with zeros by the TMA
+  static constexpr int kBlockM = kBlockM_;    // queries
+  static constexpr int kBlockN = 128;         // keys
+  static constexpr int kStages = 2;
+  static constexpr bool kRanges = kRanges_;
+  static constexpr int kConsumers = 2;  // warpgroups
+  static constexpr int kConsumerWarps = kConsumers * 4;
+  static constexpr int kThreads = (kConsumers + 1) * 128;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+  // A consumer's part of dQ: kDqRows queries, 64 columns.
+  static constexpr int kDqRows = kHeadDim == 128 ? kBlockM : kBlockM / 2;
+};
+
+using BackwardD64Full = BackwardTraits<64, 128, false>;
+using BackwardD64Ranges = BackwardTraits<64, 128, true>;
+using BackwardD128Full = BackwardTraits<128, 64, false>;
+using BackwardD128Ranges = BackwardTraits<128, 64, true>;
+
+template <class Traits>
+void LaunchBackward(const FlashBackwardParams& params, int32_t* counters);
+
+}  // namespace sm90
+}  // namespace burst
