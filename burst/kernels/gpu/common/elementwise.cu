@@ -46,10 +46,12 @@ __global__ __launch_bounds__(kThreads) void DeltaKernel(
   const int batch = static_cast<int>(params.shape.batch);
   const int lane = threadIdx.x % kLanes;
   const Row<kLanes> row(q_len * num_heads, num_heads);
+#pragma unroll 1
   for (int64_t b = blockIdx.y; b < batch; b += gridDim.y) {
     const T* o = row.template Of<const T>(params.out, b);
     const T* d = row.template Of<const T>(params.dout, b);
     A sum = 0;
+#pragma unroll 1
     for (int c = lane * kVec; c < head_dim; c += kLanes * kVec) {
       Vec<T, kVec> x = {}, y = {};
       if (kVectorized) {
@@ -99,7 +101,9 @@ __global__ __launch_bounds__(kThreads) void ConvertKernel(
     const __grid_constant__ ConvertParams params) {
   const Row<kLanes> row(params.seqlen * params.num_heads, params.num_heads);
   if (!row.valid) return;
+#pragma unroll 1
   for (int64_t b = blockIdx.y; b < params.batch; b += gridDim.y) {
+#pragma unroll 1
     for (int c = threadIdx.x % kLanes * kVec; c < params.head_dim; c += kLanes * kVec) {
       float sum[kVec] = {};
       AddVec(row.template Of<const float>(params.from, b) + c, sum);
