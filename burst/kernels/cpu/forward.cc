@@ -12,7 +12,6 @@
 #include "burst/base/parallel.h"
 #include "burst/kernels/cpu/flash_attention_cpu.h"
 #include "burst/kernels/cpu/gemm.h"
-#include "burst/kernels/cpu/scratch.h"
 #include "burst/kernels/cpu/tile.h"
 #include "burst/kernels/cpu/vector.h"
 #include "burst/kernels/merge.h"

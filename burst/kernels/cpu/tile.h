@@ -5,10 +5,12 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "burst/kernels/cpu/vector.h"
 #include "burst/kernels/flash_attention.h"
+#include "burst/tensor/tensor.h"
 
 namespace burst {
 namespace cpu {
@@ -24,6 +26,30 @@ template <typename T>
 constexpr int64_t TileStride(int64_t n) {
   constexpr int64_t kLine = 64 / sizeof(T);
   return ((n + kLine - 1) / kLine | 1) * kLine;
+}
+
+// Scratch memory of a thread's tiles: kept from call to call, counted by the device's pool.
+class ScratchSpace {
+ public:
+  // Buffer number `slot`, at least `count` elements, uninitialised, aligned to 64 bytes. Valid
+  // until the next Get of the same slot.
+  template <typename T>
+  T* Get(int slot, int64_t count) {
+    Tensor& tensor = slots_[slot];
+    if (tensor.null() || tensor.dtype() != DTypeOf<T>::value || tensor.numel() < count) {
+      tensor = Tensor();  // returned to the pool before the larger one is taken
+      tensor = Tensor::Empty({count}, DTypeOf<T>::value);
+    }
+    return tensor.data<T>();
+  }
+
+ private:
+  std::array<Tensor, 10> slots_;
+};
+
+inline ScratchSpace& ThreadScratch() {
+  thread_local ScratchSpace scratch;
+  return scratch;
 }
 
 // The keys of a tile: the kernel's own number, or the one asked for, but not more than there are.
