@@ -5,6 +5,8 @@
 
 #include "burst/device/cuda.h"
 #include "burst/kernels/flash_attention.h"
+#include "burst/kernels/gpu/calls.h"
+#include "burst/kernels/gpu/common/elementwise.h"
 
 namespace {
 
@@ -20,23 +22,21 @@ class OnStream {
   const cudaStream_t own_;
 };
 
-const burst::AttentionKernels& Kernels() { return burst::KernelsOf(burst::DeviceType::kCuda); }
-
 }  // namespace
 
 extern "C" {
 
 void burst_attention_forward(const burst::FlashForwardParams* params, cudaStream_t stream) {
   const OnStream on_stream(stream);
-  Kernels().Forward(*params);
+  burst::cuda::Forward(/*only=*/{}, *params);
 }
 void burst_attention_delta(const burst::FlashDeltaParams* params, cudaStream_t stream) {
   const OnStream on_stream(stream);
-  Kernels().Delta(*params);
+  burst::cuda::Delta(*params);
 }
 void burst_attention_backward(const burst::FlashBackwardParams* params, cudaStream_t stream) {
   const OnStream on_stream(stream);
-  Kernels().Backward(*params);
+  burst::cuda::Backward(/*only=*/{}, *params);
 }
 
 }  // extern "C"

@@ -1,116 +1,13 @@
 #include "burst/kernels/gpu/flash_attention_gpu.h"
 
-#include <cstdint>
-#include <limits>
-#include <optional>
-
-#include "absl/strings/str_cat.h"
+#include "absl/status/status.h"
 #include "burst/base/check.h"
-#include "burst/device/cuda.h"
+#include "burst/kernels/gpu/calls.h"
 #include "burst/kernels/gpu/common/elementwise.h"
-#include "burst/kernels/gpu/simt/flash_attention_simt.h"
-#include "burst/kernels/gpu/sm80/flash_attention_sm80.h"
-#include "burst/kernels/gpu/sm90/flash_attention_sm90.h"
 
 namespace burst {
 namespace cuda {
 namespace {
-
-constexpr DType kBf16 = DType::kBFloat16;
-constexpr DType kFloat = DType::kFloat32;
-
-// ---- What a call must satisfy.
-
-void CheckShape(const FlashAttentionShape& shape) {
-  constexpr int64_t kMaxLength = std::numeric_limits<int32_t>::max() - 1024;
-  BURST_CHECK(shape.q_len <= kMaxLength && shape.k_len <= kMaxLength)
-      << "attention on a GPU takes up to " << kMaxLength << " tokens, not " << shape.q_len
-      << " queries and " << shape.k_len << " keys";
-  BURST_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0)
-      << shape.num_kv_heads << " KV heads do not divide " << shape.num_heads << " query heads";
-  BURST_CHECK((shape.visible.begin == nullptr) == (shape.visible.end == nullptr))
-      << "a mask needs both begin and end";
-}
-
-// The kernels for tensor cores read 16 bytes at a time. The stride of a dimension of one is never
-// used.
-void CheckOperand(const char* name, const AttentionOperand& operand, DType dtype, int64_t batch,
-                  int64_t seqlen, int64_t heads) {
-  const int64_t elements = 16 / SizeOf(dtype);
-  const auto fits = [=](int64_t size, int64_t stride) {
-    return size <= 1 || stride % elements == 0;
-  };
-  BURST_CHECK(reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 &&
-              fits(batch, operand.batch_stride) && fits(seqlen, operand.seq_stride) &&
-              fits(heads, operand.head_stride))
-      << name << ": the rows of " << Name(dtype)
-      << " tensors must begin at multiples of 16 bytes in bfloat16 attention";
-}
-
-// Of bfloat16 attention.
-void CheckInputs(const FlashAttentionShape& s, const AttentionOperand& q, const AttentionOperand& k,
-                 const AttentionOperand& v) {
-  BURST_CHECK(s.softmax_scale > 0) << "bfloat16 attention needs a positive softmax_scale";
-  CheckOperand("q", q, kBf16, s.batch, s.q_len, s.num_heads);
-  CheckOperand("k", k, kBf16, s.batch, s.k_len, s.num_kv_heads);
-  CheckOperand("v", v, kBf16, s.batch, s.k_len, s.num_kv_heads);
-}
-
-void CheckCall(const FlashForwardParams& params) {
-  const FlashAttentionShape& s = params.shape;
-  CheckShape(s);
-  if (s.dtype != kBf16) {
-    BURST_CHECK(params.sum.data == nullptr) << Name(s.dtype) << " is merged in place";
-    return;
-  }
-  CheckInputs(s, params.q, params.k, params.v);
-  CheckOperand("out", params.out, params.out_dtype, s.batch, s.q_len, s.num_heads);
-  if (!params.merge) return;
-  if (params.sum.data != nullptr) {
-    CheckOperand("sum", params.sum, kFloat, s.batch, s.q_len, s.num_heads);
-  } else {
-    BURST_CHECK(params.out_dtype == kFloat) << "merging needs a float32 sum";
-  }
-}
-
-void CheckCall(const FlashBackwardParams& params) {
-  const FlashAttentionShape& s = params.shape;
-  CheckShape(s);
-  if (s.dtype != kBf16) return;
-  const DType dtype = params.assign ? kBf16 : kFloat;
-  CheckInputs(s, params.q, params.k, params.v);
-  CheckOperand("dout", params.dout, kBf16, s.batch, s.q_len, s.num_heads);
-  CheckOperand("dq", params.dq, dtype, s.batch, s.q_len, s.num_heads);
-  CheckOperand("dk", params.dk, dtype, s.batch, s.k_len, s.num_kv_heads);
-  CheckOperand("dv", params.dv, dtype, s.batch, s.k_len, s.num_kv_heads);
-}
-
-// ---- The choice.
-
-using MaybeFamily = std::optional<KernelFamily>;
-
-bool Serves(KernelFamily family, DType dtype, int64_t head_dim) {
-  const int capability = CurrentContext().compute_capability;
-  switch (family) {
-    case KernelFamily::kSimt:
-      return (dtype == kFloat || dtype == DType::kFloat64) && head_dim <= simt::kMaxHeadDim;
-    case KernelFamily::kSm80:
-      return dtype == kBf16 && head_dim % 8 == 0 && head_dim <= sm80::kMaxHeadDim &&
-             capability >= 80;
-    case KernelFamily::kSm90:
-      return dtype == kBf16 && head_dim % 8 == 0 && head_dim <= sm90::kMaxHeadDim &&
-             capability == 90;
-  }
-  return false;
-}
-
-// Counters that the blocks of a kernel share; zeros, no memory for none.
-Tensor Counters(int64_t count) {
-  return count == 0 ? Tensor() : Tensor::Zeros({count}, DType::kInt32, DeviceType::kCuda);
-}
-int32_t* DataOf(const Tensor& counters) {
-  return counters.null() ? nullptr : static_cast<int32_t*>(counters.raw_data());
-}
 
 class Kernels : public AttentionKernels {
  public:
@@ -121,65 +18,14 @@ class Kernels : public AttentionKernels {
       return absl::InvalidArgumentError("the GPU's attention kernels serve tensors on a GPU only");
     }
     if (head_dim < 1) return absl::InvalidArgumentError("attention needs a head_dim of 1 or more");
-    if (FamilyFor(dtype, head_dim)) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "no attention kernel for ", Name(dtype), " with head_dim ", head_dim,
-        " on a GPU of compute capability ", CurrentContext().compute_capability / 10.0,
-        ": float32 and float64 go up to 256; bfloat16 needs a multiple of 8 up to 256 and 8.0"));
+    if (FamilyFor(only_, dtype, head_dim)) return absl::OkStatus();
+    return absl::InvalidArgumentError(NotServed(dtype, head_dim));
   }
-
-  void Forward(const FlashForwardParams& params) const override {
-    const KernelFamily family = ServedBy(params.shape);
-    CheckCall(params);
-    if (family == KernelFamily::kSimt) return simt::Forward(params);
-    if (family == KernelFamily::kSm80) return sm80::Forward(params);
-    const Tensor counters = Counters(sm90::ForwardCounters(params));
-    sm90::Forward(params, DataOf(counters));
-  }
-
-  void Delta(const FlashDeltaParams& params) const override {
-    ServedBy(params.shape);
-    cuda::Delta(params);
-  }
-
-  void Backward(const FlashBackwardParams& params) const override {
-    const KernelFamily family = ServedBy(params.shape);
-    CheckCall(params);
-    if (family == KernelFamily::kSimt) return simt::Backward(params);
-    const FlashAttentionShape& s = params.shape;
-    // dQ is always accumulated over the blocks of keys, in float32.
-    FlashBackwardParams own = params;
-    Tensor dq;
-    if (params.assign) {
-      dq = Tensor::Zeros({s.batch, s.q_len, s.num_heads, s.head_dim}, kFloat, DeviceType::kCuda);
-      own.dq = Operand(dq);
-    }
-    if (family == KernelFamily::kSm80) {
-      const Tensor counters = Counters(sm80::BackwardCounters(own));
-      sm80::Backward(own, DataOf(counters));
-    } else {
-      const Tensor counters = Counters(sm90::BackwardCounters(own));
-      sm90::Backward(own, DataOf(counters));
-    }
-    if (params.assign) Convert(dq, /*addend=*/{}, params.dq);
-  }
+  void Forward(const FlashForwardParams& params) const override { cuda::Forward(only_, params); }
+  void Delta(const FlashDeltaParams& params) const override { cuda::Delta(params); }
+  void Backward(const FlashBackwardParams& params) const override { cuda::Backward(only_, params); }
 
  private:
-  MaybeFamily FamilyFor(DType dtype, int64_t head_dim) const {
-    for (KernelFamily family : {KernelFamily::kSimt, KernelFamily::kSm90, KernelFamily::kSm80}) {
-      if (only_ && *only_ != family) continue;
-      if (Serves(family, dtype, head_dim)) return family;
-    }
-    return {};
-  }
-
-  KernelFamily ServedBy(const FlashAttentionShape& shape) const {
-    const MaybeFamily family = FamilyFor(shape.dtype, shape.head_dim);
-    BURST_CHECK(family.has_value())
-        << Check(DeviceType::kCuda, shape.dtype, shape.head_dim).message();
-    return *family;
-  }
-
   const MaybeFamily only_;
 };
 
@@ -201,7 +47,7 @@ void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend) {
     if (!addend.null()) from.Add(addend);
     return to.CopyFrom(from);
   }
-  BURST_CHECK(from.dtype() == kFloat && to.dtype() == kBf16)
+  BURST_CHECK(from.dtype() == DType::kFloat32 && to.dtype() == DType::kBFloat16)
       << Name(from.dtype()) << " to " << Name(to.dtype());
   Convert(from, addend, Operand(to));
 }
