@@ -1,5 +1,5 @@
-// Attention on a GPU. flash_attention_gpu.cc chooses the kernels, checks every call, and gives the
-// kernels their scratch memory.
+// Attention on a GPU, as AttentionKernels. calls.cc chooses the kernels, checks every call and
+// allocates scratch memory.
 #pragma once
 
 #include "burst/kernels/flash_attention.h"

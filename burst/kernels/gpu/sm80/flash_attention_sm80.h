@@ -3,7 +3,7 @@
 // lengths.
 //
 // Semantics as in burst/kernels/flash_attention.h; what a call must satisfy is checked by
-// gpu/flash_attention_gpu.cc. Queued on the thread's stream.
+// gpu/calls.cc. Queued on the thread's stream.
 #pragma once
 
 #include <cstdint>

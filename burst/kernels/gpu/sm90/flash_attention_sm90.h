@@ -2,7 +2,7 @@
 // any head_dim that is a multiple of 8 up to 128 (64 and 128 at full speed), any lengths.
 //
 // Semantics as in burst/kernels/flash_attention.h; what a call must satisfy is checked by
-// gpu/flash_attention_gpu.cc. Queued on the thread's stream.
+// gpu/calls.cc. Queued on the thread's stream.
 #pragma once
 
 #include <cstdint>
