@@ -40,6 +40,7 @@ struct ModelConfig {
   double init_std = 0;
 
   int64_t head_dim() const { return width / heads; }
+  bool has_biases() const { return family == Family::kGpt2; }  // in the linear layers
 
   // InvalidArgument naming the field, its value and what would be valid. Vocab and context may
   // still be 0.

@@ -90,7 +90,7 @@ void TensorParallel::AllReduce(Tape& tape, const Tensor& all) const {
 
 //   kTp: y = all tokens of x;  dx = this rank's of dy, which is whole on every rank
 Variable TensorParallel::ToLayers(Tape& tape, const Shard& shard, const Variable& x) const {
-  if (spread_tokens_) return x;
+  if (ranks_ == 1 || spread_tokens_) return x;
   const Variable y = tape.Output(Gather(tape, *shard, x.value()), {x});
   if (tape.NeedsGrad({x})) {
     tape.Record("to_layers", {y}, [=] { x.AddGrad(TokenExchange::Own(*shard, y.grad())); });
@@ -100,7 +100,7 @@ Variable TensorParallel::ToLayers(Tape& tape, const Shard& shard, const Variable
 
 //   kTp: y = this rank's tokens of x;  dx = all tokens of dy
 Variable TensorParallel::FromLayers(Tape& tape, const Shard& shard, const Variable& x) const {
-  if (spread_tokens_) return x;
+  if (ranks_ == 1 || spread_tokens_) return x;
   const Variable y = tape.Output(TokenExchange::Own(*shard, x.value()), {x});
   if (tape.NeedsGrad({x})) {
     tape.Record("from_layers", {y},
@@ -175,6 +175,35 @@ Variable TensorParallel::SumRows(Tape& tape, const Shard& shard, const Variable&
     partial.AddGrad(spread_tokens_ ? Gather(tape, *shard, dy) : dy);
   });
   return y;
+}
+
+Variable TensorParallel::ColumnParallel(Tape& tape, const Shard& shard, const Variable& x,
+                                        const ColumnGemm& gemm) const {
+  if (ranks_ == 1) return gemm(x, nullptr);
+  const Columns columns = BeginColumns(tape, shard, x);
+  const Variable y = gemm(columns.x, columns.dx_done);
+  EndColumns(tape, shard, x, columns);
+  return y;
+}
+
+Variable TensorParallel::RowParallel(Tape& tape, const Shard& shard, const Variable& bias,
+                                     const Variable& residual, const RowGemm& gemm) const {
+  if (ranks_ == 1) return gemm(bias, residual);
+  const Variable partial = gemm(rank_ == 0 ? bias : Variable(), Variable());
+  return SumRows(tape, shard, partial, residual);
+}
+
+Tensor TensorParallel::AttentionPositions(Tape& tape, const Shard& shard, const Tensor& own) const {
+  if (ranks_ == 1) return own;
+  Tensor all = own;
+  const absl::Status status = exchange_.Gather(*shard, own, &all);
+  if (!status.ok()) tape.Fail(status);
+  return all;
+}
+
+const std::vector<int32_t>& TensorParallel::StreamPositions(const TokenShard& shard) const {
+  const bool all = ranks_ > 1 && !spread_tokens_;
+  return all ? shard.positions(shard.rank()) : shard.local_positions();
 }
 
 }  // namespace burst

@@ -61,46 +61,58 @@ class TensorParallel {
   // Heads, or channels, of this rank.
   int64_t PartOf(int64_t count) const;
 
-  // ---- Ops; with a group of several ranks. x, y: [batch, length, width]. `shard` is that of
-  // this rank (RankGroup). A failed transfer is reported through tape.status().
+  // ---- Ops. x, y: [batch, length, width]. `shard` is that of this rank (RankGroup). A failed
+  // transfer is reported through tape.status(). On one rank nothing is exchanged, the results are
+  // the inputs, and `shard` may be null.
 
-  // Whether the residual stream has this rank's tokens.
-  bool spreads_tokens() const { return spread_tokens_; }
   // This rank's tokens -> the residual stream of the layers, and back.
   Variable ToLayers(Tape& tape, const Shard& shard, const Variable& x) const;
   Variable FromLayers(Tape& tape, const Shard& shard, const Variable& x) const;
 
-  // Around a column-parallel product:
+  // A column-parallel op: y = gemm(all tokens of x, dx_done), where `gemm` calls dx_done in its
+  // backward as Linear does (model/ops/linear.h); null on one rank.
   //
-  //   const Columns columns = BeginColumns(tape, shard, x);  // residual stream -> all tokens
-  //   y = Linear(tape, columns.x, weight, bias, {}, columns.dx_done);
-  //   EndColumns(tape, shard, x, columns);
+  // x: the residual stream's tokens. The gradient of x is summed over the ranks. What was gathered
+  // is not kept for the backward, but gathered again. Both exchanges run beside those GEMMs of the
+  // backward that do not need them.
+  using ColumnGemm =
+      std::function<Variable(const Variable& x, const std::function<void()>& dx_done)>;
+  Variable ColumnParallel(Tape& tape, const Shard& shard, const Variable& x,
+                          const ColumnGemm& gemm) const;
+
+  // A row-parallel op: y = bias + residual + the sum over the ranks of their GEMMs of all tokens,
+  // [batch, all tokens, width]. gemm(bias, addend) returns its GEMM plus `bias` and `addend`,
+  // unless these are undefined: on one rank it adds all, else rank 0 adds the bias.
   //
-  // The gradient of x is summed over the ranks. What was gathered is not kept for the backward, but
-  // gathered again. Both exchanges run beside those products of the backward that do not need them.
-  struct Columns {
-    Variable x;  // of all tokens; for this product only
-    std::function<void()> dx_done;
-    std::shared_ptr<TokenExchange::Pending> pending;
-  };
-  Columns BeginColumns(Tape& tape, const Shard& shard, const Variable& x) const;
-  void EndColumns(Tape& tape, const Shard& shard, const Variable& x, const Columns& columns) const;
+  // y, residual (may be undefined): the residual stream's tokens.
+  using RowGemm = std::function<Variable(const Variable& bias, const Variable& addend)>;
+  Variable RowParallel(Tape& tape, const Shard& shard, const Variable& bias,
+                       const Variable& residual, const RowGemm& gemm) const;
 
-  // Row-parallel product -> residual stream: `partial` summed over the ranks, plus `residual`
-  // unless that is undefined. `partial` loses its memory, or the result takes it over.
-  Variable SumRows(Tape& tape, const Shard& shard, const Variable& partial,
-                   const Variable& residual = {}) const;
-
-  // [batch, local_length] of int32 -> [batch, length].
-  absl::Status GatherPositions(const TokenShard& shard, const Tensor& own, Tensor* all) const {
-    return exchange_.Gather(shard, own, all);
-  }
+  // The positions of attention's tokens, [batch, all tokens], from those of this rank's, [batch,
+  // length]; int32.
+  Tensor AttentionPositions(Tape& tape, const Shard& shard, const Tensor& own) const;
+  // Global positions of the residual stream's tokens within the layers.
+  const std::vector<int32_t>& StreamPositions(const TokenShard& shard) const;
 
  private:
   // The exchanges for the tape: a failure is reported to the tape, and the results are zeros.
   Tensor Gather(Tape& tape, const TokenShard& shard, const Tensor& own) const;
   Tensor ReduceScatter(Tape& tape, const TokenShard& shard, const Tensor& all) const;
   void AllReduce(Tape& tape, const Tensor& all) const;
+
+  // Before and after the GEMM of ColumnParallel.
+  struct Columns {
+    Variable x;  // of all tokens; for this GEMM only
+    std::function<void()> dx_done;
+    std::shared_ptr<TokenExchange::Pending> pending;
+  };
+  Columns BeginColumns(Tape& tape, const Shard& shard, const Variable& x) const;
+  void EndColumns(Tape& tape, const Shard& shard, const Variable& x, const Columns& columns) const;
+  // `partial` summed over the ranks, plus `residual` unless that is undefined. `partial` loses its
+  // memory, or the result takes it over.
+  Variable SumRows(Tape& tape, const Shard& shard, const Variable& partial,
+                   const Variable& residual) const;
 
   int ranks_ = 1, rank_ = 0;
   bool spread_tokens_ = false;

@@ -16,6 +16,9 @@
 namespace burst {
 namespace {
 
+// Standard deviation of the embeddings' initial weights (and with them of a tied head): GPT-2's.
+constexpr double kEmbeddingStd = 0.02;
+
 // Attention of the newest n tokens over all that the cache holds.
 // q: [batch, n, heads, head_dim], k, v: [batch, length, kv_heads, head_dim]
 Tensor AttendToCache(const Tensor& q, const KvCache::KeysAndValues& cached, int64_t window) {
@@ -87,7 +90,7 @@ absl::StatusOr<int64_t> Transformer::CountParameters(const ModelConfig& config) 
 }
 
 Transformer::Transformer(const ModelConfig& config, const TensorParallel& parallel)
-    : config_(config), parallel_(parallel), blocks_(config.layers) {
+    : config_(config), parallel_(parallel) {
   const Shape table = {config.vocab, config.width};
   const ParameterSharing whole = parallel.Whole();
   parameters_.Add("embedding.tokens", table, 0, kEmbeddingStd, true, &token_embedding_, whole);
@@ -97,10 +100,16 @@ Transformer::Transformer(const ModelConfig& config, const TensorParallel& parall
   }
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     first_parameter_.push_back(parameters_.size());
-    blocks_[layer].Declare(config_, layer, parallel, &parameters_);
+    blocks_.emplace_back(
+        LayerScope{config_, parallel_, &parameters_, absl::StrCat("layers.", layer, ".")}, layer);
   }
   first_parameter_.push_back(parameters_.size());
-  final_norm_.Declare(config_, "final_norm", whole, &parameters_);
+  const LayerScope after_layers{config_, parallel_, &parameters_, ""};
+  if (config.family == Family::kGpt2) {
+    final_norm_ = std::make_unique<LayerNormalization>(after_layers, "final_norm", whole);
+  } else {
+    final_norm_ = std::make_unique<RmsNormalization>(after_layers, "final_norm", whole);
+  }
   if (!config.tied_embeddings) {
     parameters_.Add("head.weight", table, 0, kEmbeddingStd, true, &head_, whole);
   }
@@ -115,15 +124,15 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, cons
   Variable x = config_.family == Family::kGpt2
                    ? Embedding(pass.tape, tokens, token_embedding_, positions, position_embedding_)
                    : Embedding(pass.tape, tokens, token_embedding_);
-  if (pass.parallel != nullptr) x = pass.parallel->ToLayers(pass.tape, pass.shard, x);
-  x = Dropout(pass.tape, x, DropoutAt(pass, config_, /*site=*/0));
+  x = pass.parallel.ToLayers(pass.tape, pass.shard, x);
+  x = Dropout(pass.tape, x, pass.DropoutAt(/*site=*/0));
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     on_backward(first_parameter_[layer], first_parameter_[layer + 1]);
     x = Layer(pass, layer, x);
   }
   on_backward(first_parameter_.back(), parameters_.size());
-  if (pass.parallel != nullptr) x = pass.parallel->FromLayers(pass.tape, pass.shard, x);
-  return final_norm_.Forward(pass, config_, x);
+  x = pass.parallel.FromLayers(pass.tape, pass.shard, x);
+  return final_norm_->Forward(pass, x);
 }
 
 Variable Transformer::Layer(const ForwardPass& pass, size_t layer, const Variable& x) const {
@@ -141,30 +150,21 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
                              const GradientsReady& ready) const {
   const auto& schedule = batch.schedule;
   const std::shared_ptr<const TokenShard> shard(schedule, &schedule->shard());
-  ForwardPass pass{tape, nullptr, nullptr, dropout, Tensor()};
-  const bool parallel = parallel_.ranks() > 1;
-  if (parallel) {
-    pass.parallel = &parallel_;
-    pass.shard = shard;
-  }
+  ForwardPass pass{tape, parallel_, shard};
+  pass.dropout_rate = config_.dropout;
+  pass.dropout = dropout;
   // A recomputation calls it later, on its own tape.
   pass.attend = [this, &attention, schedule](const ForwardPass& of, int64_t, const Variable& qkv) {
     return AttentionOp(of.tape, attention, schedule, qkv, parallel_.PartOf(config_.heads),
                        parallel_.PartOf(config_.kv_heads), of.kept_attention.get());
   };
   if (config_.family == Family::kLlama) {
-    Tensor positions = batch.positions;  // of the tokens that attention works on
-    if (parallel) {
-      const absl::Status status = parallel_.GatherPositions(*shard, batch.positions, &positions);
-      if (!status.ok()) tape.Fail(status);
-    }
+    const Tensor positions = parallel_.AttentionPositions(tape, shard, batch.positions);
     pass.rope = MakeRopeTable(positions, config_.head_dim(), config_.rope_theta,
                               parameters_.values().dtype());
   }
   if (dropout.enabled) {
-    const bool all = parallel && !parallel_.spreads_tokens();
-    const std::vector<int32_t>& positions =
-        all ? shard->positions(shard->rank()) : shard->local_positions();
+    const std::vector<int32_t>& positions = parallel_.StreamPositions(*shard);
     pass.global_positions = Tensor::FromVector(positions, {static_cast<int64_t>(positions.size())},
                                                batch.tokens.device());
   }
@@ -188,9 +188,9 @@ absl::StatusOr<Tensor> Transformer::NextTokenLogits(SequenceParallelAttention& a
   Tape tape(/*recording=*/false);
   const Variable x = Hidden(tape, attention, batch, DropoutKey());  // [batch, length, width]
   BURST_RETURN_IF_ERROR(tape.status());
-  const std::vector<int32_t>& positions = batch.schedule->shard().local_positions();
-  if (positions.empty() || positions.back() + 1 != batch.schedule->shard().seqlen())
-    return Tensor();
+  const TokenShard& shard = batch.schedule->shard();
+  const std::vector<int32_t>& positions = shard.local_positions();
+  if (positions.empty() || positions.back() + 1 != shard.seqlen()) return Tensor();
   const Variable last(x.value().Slice(1, x.value().dim(1) - 1, 1).Contiguous());
   return Linear(tape, last, head()).value().View({batch.tokens.dim(0), config_.vocab});
 }
@@ -210,7 +210,7 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
   }
   positions = positions.To(device());
   Tape tape(/*recording=*/false);
-  ForwardPass pass{tape, nullptr, nullptr, DropoutKey(), Tensor()};
+  ForwardPass pass{tape, parallel_, /*shard=*/nullptr};
   pass.attend = [&](const ForwardPass&, int64_t layer, const Variable& qkv) {
     const auto heads = [&](int64_t first, int64_t count) {
       return qkv.value().Slice(2, first, count);

@@ -15,6 +15,7 @@
 #include "model/block.h"
 #include "model/config.h"
 #include "model/kv_cache.h"
+#include "model/layers.h"
 #include "model/ops/dropout.h"
 #include "model/parameters.h"
 #include "model/tensor_parallel.h"
@@ -111,7 +112,7 @@ class Transformer {
   Variable position_embedding_;  // [context, width], gpt2
   std::vector<Block> blocks_;
   std::vector<int> first_parameter_;  // of each block, then of what follows
-  Norm final_norm_;
+  std::unique_ptr<Normalization> final_norm_;
   Variable head_;  // [vocab, width], unless tied
 };
 

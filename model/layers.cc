@@ -1,0 +1,79 @@
+#include "model/layers.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "model/ops/layernorm.h"
+#include "model/ops/linear.h"
+#include "model/ops/rmsnorm.h"
+
+namespace burst {
+namespace {
+
+void AddLinear(const LayerScope& scope, const std::string& name, int64_t out, int64_t in,
+               double init_std, const ParameterSharing& weight_sharing,
+               const ParameterSharing& bias_sharing, LinearParameters* parameters) {
+  scope.Add(name + ".weight", {out, in}, 0, init_std, true, weight_sharing, &parameters->weight);
+  if (!scope.config.has_biases()) return;
+  scope.Add(name + ".bias", {out}, 0, 0, false, bias_sharing, &parameters->bias);
+}
+
+}  // namespace
+
+void LayerScope::Add(const std::string& name, const Shape& shape, double init_mean, double init_std,
+                     bool decay, const ParameterSharing& sharing, Variable* variable) const {
+  parameters->Add(absl::StrCat(prefix, name), shape, init_mean, init_std, decay, variable, sharing);
+}
+
+RmsNormalization::RmsNormalization(const LayerScope& scope, const std::string& name,
+                                   const ParameterSharing& sharing)
+    : eps_(scope.config.norm_eps) {
+  scope.Add(name + ".weight", {scope.config.width}, 1, 0, false, sharing, &weight_);
+}
+
+Variable RmsNormalization::Forward(const ForwardPass& pass, const Variable& x) const {
+  return RmsNorm(pass.tape, x, weight_, eps_);
+}
+
+LayerNormalization::LayerNormalization(const LayerScope& scope, const std::string& name,
+                                       const ParameterSharing& sharing)
+    : eps_(scope.config.norm_eps) {
+  scope.Add(name + ".weight", {scope.config.width}, 1, 0, false, sharing, &weight_);
+  scope.Add(name + ".bias", {scope.config.width}, 0, 0, false, sharing, &bias_);
+}
+
+Variable LayerNormalization::Forward(const ForwardPass& pass, const Variable& x) const {
+  return LayerNorm(pass.tape, x, weight_, bias_, eps_);
+}
+
+ColumnParallelLinear::ColumnParallelLinear(const LayerScope& scope, const std::string& name,
+                                           const std::vector<int64_t>& groups, int64_t unit) {
+  int64_t out = 0;
+  for (const int64_t count : groups) out += count * unit;
+  const ParameterSharing rows = scope.parallel.Split(/*axis=*/0, groups, unit);
+  AddLinear(scope, name, out, scope.config.width, scope.config.init_std, rows, rows, &parameters_);
+}
+
+Variable ColumnParallelLinear::Forward(const ForwardPass& pass, const Variable& x) const {
+  return pass.parallel.ColumnParallel(
+      pass.tape, pass.shard, x, [&](const Variable& all, const std::function<void()>& dx_done) {
+        return Linear(pass.tape, all, parameters_.weight, parameters_.bias, {}, dx_done);
+      });
+}
+
+RowParallelLinear::RowParallelLinear(const LayerScope& scope, const std::string& name,
+                                     int64_t count, int64_t unit) {
+  const double init_std = scope.config.init_std / std::sqrt(2.0 * scope.config.layers);
+  AddLinear(scope, name, scope.config.width, count * unit, init_std,
+            scope.parallel.Split(/*axis=*/1, {count}, unit), scope.parallel.Whole(), &parameters_);
+}
+
+Variable RowParallelLinear::Forward(const ForwardPass& pass, const Variable& x,
+                                    const Variable& residual) const {
+  return pass.parallel.RowParallel(pass.tape, pass.shard, parameters_.bias, residual,
+                                   [&](const Variable& bias, const Variable& addend) {
+                                     return Linear(pass.tape, x, parameters_.weight, bias, addend);
+                                   });
+}
+
+}  // namespace burst

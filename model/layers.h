@@ -1,0 +1,145 @@
+// Layers that own parameters: normalization and the two linear layers of tensor parallelism.
+//
+// A layer declares its parameters when it is constructed; ParameterList::Allocate gives them
+// memory. Until then a layer must not move. Which ranks have which part of a parameter, and what
+// the ranks exchange around a GEMM, is decided here and in TensorParallel; on one rank nothing is
+// exchanged.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "burst/attention/sequence_parallel_attention.h"
+#include "burst/autograd/tape.h"
+#include "burst/tensor/tensor.h"
+#include "model/config.h"
+#include "model/ops/dropout.h"
+#include "model/ops/rope.h"
+#include "model/parameters.h"
+#include "model/tensor_parallel.h"
+
+namespace burst {
+
+// What the layers of one forward pass share.
+struct ForwardPass {
+  Tape& tape;
+  // How the ranks share the model, and which tokens each has (may be null on one rank).
+  const TensorParallel& parallel;
+  std::shared_ptr<const TokenShard> shard;
+  // Queries, keys and values of a layer, [batch, length, heads + 2 kv_heads, head_dim], to its
+  // attention's output, [batch, length, heads, head_dim].
+  std::function<Variable(const ForwardPass& pass, int64_t layer, const Variable& qkv)> attend =
+      nullptr;
+  std::shared_ptr<const RopeTable> rope = nullptr;  // llama
+  double dropout_rate = 0;
+  DropoutKey dropout = {};
+  Tensor global_positions = {};  // [length] int32, of dropout
+  // Of the layer, where it runs twice and attention shall not (AttentionOp); else null.
+  std::shared_ptr<KeptAttention> kept_attention = nullptr;
+
+  // The same on another tape, for one layer.
+  ForwardPass On(Tape& other, std::shared_ptr<KeptAttention> kept) const {
+    return {other,   parallel,         shard,          attend, rope, dropout_rate,
+            dropout, global_positions, std::move(kept)};
+  }
+  // A place where dropout applies. 0 is the embedding; 1 + 2 l and 2 + 2 l are the attention and
+  // the feed-forward of layer l.
+  DropoutSite DropoutAt(int64_t site) const {
+    return {dropout_rate, dropout, site, global_positions};
+  }
+};
+
+// Where a layer declares its parameters.
+struct LayerScope {
+  const ModelConfig& config;  // WithDefaults
+  const TensorParallel& parallel;
+  ParameterList* parameters;
+  std::string prefix;  // of the parameters' names: "layers.0.", or empty
+
+  // Declares "<prefix><name>".
+  void Add(const std::string& name, const Shape& shape, double init_mean, double init_std,
+           bool decay, const ParameterSharing& sharing, Variable* variable) const;
+};
+
+// Normalization over the channels of x: [batch, length, width], like the result. Every rank has the
+// whole parameters, [width] each; `sharing` is TensorParallel::WholeInLayers or, around the layers,
+// Whole.
+class Normalization {
+ public:
+  virtual ~Normalization() = default;
+  virtual Variable Forward(const ForwardPass& pass, const Variable& x) const = 0;
+};
+
+class RmsNormalization : public Normalization {
+ public:
+  RmsNormalization(const LayerScope& scope, const std::string& name,
+                   const ParameterSharing& sharing);
+  Variable Forward(const ForwardPass& pass, const Variable& x) const override;
+
+ private:
+  const double eps_;
+  Variable weight_;
+};
+
+class LayerNormalization : public Normalization {
+ public:
+  LayerNormalization(const LayerScope& scope, const std::string& name,
+                     const ParameterSharing& sharing);
+  Variable Forward(const ForwardPass& pass, const Variable& x) const override;
+
+ private:
+  const double eps_;
+  Variable weight_, bias_;
+};
+
+// The parameters of a linear layer.
+struct LinearParameters {
+  Variable weight;  // [out, in]
+  Variable bias;    // [out]; undefined unless ModelConfig::has_biases
+};
+
+// y = x W^T + b, column-parallel: a rank computes some of the output channels for all tokens.
+class ColumnParallelLinear {
+ public:
+  // The output is groups[0] + groups[1] + ... heads (or channels, with `unit` 1) of `unit` channels
+  // each. Every rank has an equal part of each group; where a group has fewer heads than there are
+  // ranks, several ranks have the same one. The bias is sharded as the rows of the weight are.
+  ColumnParallelLinear(const LayerScope& scope, const std::string& name,
+                       const std::vector<int64_t>& groups, int64_t unit);
+
+  // x: [batch, length, width], the residual stream after normalization.
+  // Result: [batch, all tokens, this rank's channels].
+  Variable Forward(const ForwardPass& pass, const Variable& x) const;
+
+  // For an op that takes the layer's GEMM along with other work.
+  const LinearParameters& parameters() const { return parameters_; }
+
+ private:
+  LinearParameters parameters_;
+};
+
+// y = residual + x W^T + b, row-parallel: a rank has some of the input channels, and its GEMM gives
+// one addend of y; the ranks sum them. It ends a branch of a layer, so its initial weights are
+// smaller by sqrt(2 layers): the variance of the residual stream does not grow with the number of
+// layers (Radford et al., 2019).
+class RowParallelLinear {
+ public:
+  // The input is `count` heads (or channels, with `unit` 1) of `unit` channels each, of which every
+  // rank has an equal part; the output has config.width channels. Every rank has the whole bias.
+  RowParallelLinear(const LayerScope& scope, const std::string& name, int64_t count, int64_t unit);
+
+  // x: [batch, all tokens, this rank's channels].
+  // residual (may be undefined) and result: [batch, length, width].
+  Variable Forward(const ForwardPass& pass, const Variable& x, const Variable& residual) const;
+
+  const LinearParameters& parameters() const { return parameters_; }
+
+ private:
+  LinearParameters parameters_;
+};
+
+}  // namespace burst
