@@ -2,8 +2,7 @@
 
 #include <functional>
 
-#include "model/ops/gelu_mlp.h"
-#include "model/ops/swiglu.h"
+#include "model/ops/ops.h"
 
 namespace burst {
 namespace {

@@ -3,9 +3,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "model/ops/layernorm.h"
-#include "model/ops/linear.h"
-#include "model/ops/rmsnorm.h"
+#include "model/ops/ops.h"
 
 namespace burst {
 namespace {

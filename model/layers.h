@@ -17,8 +17,7 @@
 #include "burst/autograd/tape.h"
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
-#include "model/ops/dropout.h"
-#include "model/ops/rope.h"
+#include "model/ops/ops.h"
 #include "model/parameters.h"
 #include "model/tensor_parallel.h"
 

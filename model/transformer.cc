@@ -8,10 +8,7 @@
 #include "burst/autograd/tape.h"
 #include "burst/base/status.h"
 #include "burst/kernels/flash_attention.h"
-#include "model/ops/add.h"
-#include "model/ops/cross_entropy.h"
-#include "model/ops/embedding.h"
-#include "model/ops/linear.h"
+#include "model/ops/ops.h"
 
 namespace burst {
 namespace {

@@ -16,7 +16,7 @@
 #include "model/config.h"
 #include "model/kv_cache.h"
 #include "model/layers.h"
-#include "model/ops/dropout.h"
+#include "model/ops/ops.h"
 #include "model/parameters.h"
 #include "model/tensor_parallel.h"
 

@@ -19,8 +19,7 @@
 #include "burst/base/check.h"
 #include "burst/device/cuda.h"
 #include "burst/tensor/tensor.h"
-#include "model/ops/gelu_mlp.h"
-#include "model/ops/linear.h"
+#include "model/ops/ops.h"
 
 namespace burst {
 namespace {

@@ -1,12 +1,11 @@
-#include "model/ops/cross_entropy.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "burst/base/parallel.h"
 #include "model/ops/arrays.h"
-#include "model/ops/cuda/linear.h"
+#include "model/ops/cuda/kernels.h"
 #include "model/ops/matmul.h"
+#include "model/ops/ops.h"
 
 namespace burst {
 namespace {

@@ -1,13 +1,11 @@
-#include "model/ops/dropout.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "burst/base/parallel.h"
 #include "burst/base/philox.h"
-#include "model/ops/add.h"
 #include "model/ops/cuda/kernels.h"
+#include "model/ops/ops.h"
 
 namespace burst {
 namespace {

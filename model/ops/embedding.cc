@@ -1,9 +1,8 @@
-#include "model/ops/embedding.h"
 
 #include "burst/base/parallel.h"
-#include "model/ops/add.h"
 #include "model/ops/arrays.h"
 #include "model/ops/cuda/kernels.h"
+#include "model/ops/ops.h"
 
 namespace burst {
 namespace {

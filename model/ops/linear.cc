@@ -1,11 +1,13 @@
-#include "model/ops/linear.h"
-
 #include "burst/base/parallel.h"
 #include "model/ops/arrays.h"
-#include "model/ops/cuda/linear.h"
+#include "model/ops/cuda/kernels.h"
 #include "model/ops/matmul.h"
+#include "model/ops/ops.h"
 
 namespace burst {
+
+// ---- Linear.
+
 namespace {
 
 // y = x W^T + bias + residual. x: [rows, in], weight: [out, in], y: [rows, out]; bias and residual
@@ -99,6 +101,18 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
     if (residual.defined()) residual.AddGrad(y.grad());
   });
   return y;
+}
+
+// ---- The feed-forward of GPT-2.
+
+Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,
+                 const Variable& down, const Variable& down_bias, const Variable& residual,
+                 const std::function<void()>& dx_done) {
+  if (x.value().device() == DeviceType::kCuda && x.value().dtype() == DType::kBFloat16) {
+    return BURST_CUDA_CALL(cuda::GeluMlp(tape, x, up, up_bias, down, down_bias, residual, dx_done));
+  }
+  const Variable hidden = Gelu(tape, Linear(tape, x, up, up_bias, {}, dx_done));
+  return Linear(tape, hidden, down, down_bias, residual);
 }
 
 }  // namespace burst

@@ -1,5 +1,3 @@
-#include "model/ops/rope.h"
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -7,6 +5,7 @@
 #include "burst/base/parallel.h"
 #include "model/ops/arrays.h"
 #include "model/ops/cuda/kernels.h"
+#include "model/ops/ops.h"
 
 namespace burst {
 namespace {

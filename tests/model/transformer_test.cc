@@ -21,7 +21,7 @@
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
 #include "model/kv_cache.h"
-#include "model/ops/dropout.h"
+#include "model/ops/ops.h"
 #include "tests/model/naive_transformer.h"
 #include "tests/model/small_models.h"
 #include "tests/testing/gradient_check.h"

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "burst/tensor/dispatch.cuh"
-#include "model/ops/cuda/bias.h"
+#include "model/ops/cuda/kernels.h"
 
 namespace burst {
 namespace cuda {

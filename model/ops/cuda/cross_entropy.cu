@@ -4,7 +4,7 @@
 #include <cub/block/block_reduce.cuh>
 
 #include "burst/tensor/dispatch.cuh"
-#include "model/ops/cuda/cross_entropy.h"
+#include "model/ops/cuda/kernels.h"
 
 namespace burst {
 namespace cuda {

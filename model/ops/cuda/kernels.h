@@ -1,5 +1,5 @@
-// The memory-bound ops on a GPU: kernels and nothing around them. model/ops/foo.cc checks shapes,
-// allocates, records on the tape, and calls these.
+// What model/ops/foo.cc calls on a GPU: the kernels of the memory-bound ops and nothing around them
+// (foo.cc checks shapes, allocates and records on the tape), and the ops that consist of GEMMs.
 //
 // Tensors are contiguous and on the calling thread's GPU; the work is queued on its stream and
 // never waited for. Activations and parameters are bfloat16, float32 or float64, one dtype per
@@ -11,11 +11,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "burst/tensor/tensor.h"
 
 namespace burst {
+
+class Tape;
+class Variable;
 
 // The mask of one dropout site: what is the same for all its elements.
 struct DropoutMask {
@@ -38,9 +42,9 @@ struct ParameterGrad {
   bool add = true;  // to what `sum` holds; else that is overwritten
 };
 
-// --- model/ops/rmsnorm.h, layernorm.h. x, y, dy, dx: [rows, width]; mean, rstd: [rows] of the
-// accumulator type. dx = (`before`, unless null) + the gradient through the norm: one pass adds the
-// norm's branch to the gradient of the residual stream.
+// --- Normalization. x, y, dy, dx: [rows, width]; mean, rstd: [rows] of the
+// accumulator type. dx = (`before`, unless null) + the gradient through the normalization:
+// one pass over memory adds the branch to the gradient of the residual stream.
 
 void RmsNormForward(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
                     const Tensor& rstd);
@@ -53,7 +57,7 @@ void LayerNormBackward(const Tensor& x, const Tensor& weight, const Tensor& mean
                        const Tensor& rstd, const Tensor& dy, const Tensor& before, const Tensor& dx,
                        const ParameterGrad& dweight, const ParameterGrad& dbias);
 
-// --- model/ops/rope.h
+// --- RoPE.
 
 // cos[t, i] = cos(positions[t] frequencies[i]), computed in double, and sin. positions: [...] int32
 // of `tokens` elements; cos, sin: [tokens, half], float32 or float64; at most 256 frequencies.
@@ -64,7 +68,7 @@ void RopeAngles(const Tensor& positions, const std::vector<double>& frequencies,
 void RopeRotate(const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t rotated, double sign,
                 const Tensor& y);
 
-// --- model/ops/swiglu.h, gelu.h, add.h. gate_up, dgate_up: [rows, 2 n]; y, dy: [rows, n].
+// --- Elementwise ops. gate_up, dgate_up: [rows, 2 n]; y, dy: [rows, n].
 
 void SwiGluForward(const Tensor& gate_up, const Tensor& y);
 void SwiGluBackward(const Tensor& gate_up, const Tensor& dy, const Tensor& dgate_up);
@@ -72,7 +76,7 @@ void GeluForward(const Tensor& x, const Tensor& y);
 void GeluBackward(const Tensor& x, const Tensor& dy, const Tensor& dx);
 void AddForward(const Tensor& a, const Tensor& b, const Tensor& y);
 
-// --- model/ops/embedding.h. ids: [tokens] int32; table: [rows, width]; y, dy: [tokens, width].
+// --- Embedding. ids: [tokens] int32; table: [rows, width]; y, dy: [tokens, width].
 
 // y[t] = table[ids[t]] + position_table[positions[t]]; positions and their table null: without.
 void EmbeddingForward(const Tensor& ids, const Tensor& table, const Tensor& positions,
@@ -80,12 +84,52 @@ void EmbeddingForward(const Tensor& ids, const Tensor& table, const Tensor& posi
 // dtable[ids[t]] += dy[t], for each row in the order of its tokens.
 void EmbeddingBackward(const Tensor& ids, const Tensor& dy, const Tensor& dtable);
 
-// --- model/ops/dropout.h
+// --- Dropout.
 
 // y = (residual, unless null) + mask x scale, with the CPU's mask. x, residual, y: [batch, length,
 // width]; positions: [length] int32.
 void DropoutApply(const DropoutMask& mask, const Tensor& positions, const Tensor& x,
                   const Tensor& residual, const Tensor& y);
+
+// --- Parts of the GEMM ops that a GEMM cannot take along: a bias, for dtypes without epilogues,
+// and softmax.
+
+// y[i, :] += bias. y: [..., width] contiguous, bias: [width]; one dtype.
+void AddBias(const Tensor& y, const Tensor& bias);
+
+// sum = sum over i of y[i, :], in a fixed order, or with `add` sum += that. y: [..., width]
+// contiguous; sum: [width], of the accumulator's type of y.
+void ColumnSums(const Tensor& y, const Tensor& sum, bool add);
+
+// losses[i] = -log softmax(logits[i])[targets[i]], 0 for a target of -1. With `gradient`, the
+// logits become scale (softmax - onehot), 0 for a target of -1 and behind the vocabulary. logits:
+// [rows, stride], of which the first vocab count; stride is a multiple of 16 bytes; targets: [rows]
+// int32; losses: [rows], of the accumulator's type of the logits. A target outside [-1, vocab)
+// traps: data is checked where it is read. With `gradient`, scale > 0.
+void SoftmaxCrossEntropy(const Tensor& logits, int64_t rows, int64_t vocab, int64_t stride,
+                         const int32_t* targets, double scale, bool gradient, void* losses);
+
+// total = scale * sum of losses [n], in a fixed order. total: [] of the losses' dtype.
+void SumLosses(const Tensor& losses, double scale, const Tensor& total);
+
+// y *= factor, factor: [] of y's accumulator type, on the GPU. Reads y only when factor is not 1.
+void ScaleBy(const Tensor& y, const Tensor& factor);
+// y = factor x, or with `add` y += that; y: float32 or float64; x: like y.
+void ScaleInto(const Tensor& y, const Tensor& x, const Tensor& factor, bool add);
+
+// --- The ops that consist of GEMMs: the same as in ops.h, forward and backward (linear.cc).
+
+Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
+                const Variable& residual, const Shape& y_shape,
+                const std::function<void()>& dx_done);
+
+// bfloat16 only.
+Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,
+                 const Variable& down, const Variable& down_bias, const Variable& residual,
+                 const std::function<void()>& dx_done);
+
+Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weight,
+                            const Tensor& targets, double scale, int64_t chunk);
 
 }  // namespace cuda
 }  // namespace burst

@@ -1,9 +1,8 @@
-#include "model/ops/cuda/linear.h"
-
+// Linear, GeluMlp and LinearCrossEntropy on a GPU.
 #include <algorithm>
 
-#include "model/ops/cuda/bias.h"
-#include "model/ops/cuda/cross_entropy.h"
+#include "burst/autograd/tape.h"
+#include "model/ops/cuda/kernels.h"
 #include "model/ops/cuda/matmul.h"
 
 namespace burst {

@@ -8,9 +8,7 @@
 #include "burst/autograd/tape.h"
 #include "burst/base/parallel.h"
 #include "burst/tensor/tensor.h"
-#include "model/ops/add.h"
-#include "model/ops/cross_entropy.h"
-#include "model/ops/linear.h"
+#include "model/ops/ops.h"
 #include "tests/model/ops/ops_checks.h"
 #include "tests/testing/gradient_check.h"
 

@@ -17,14 +17,7 @@
 #include "burst/autograd/tape.h"
 #include "burst/base/philox.h"
 #include "burst/tensor/tensor.h"
-#include "model/ops/add.h"
-#include "model/ops/dropout.h"
-#include "model/ops/embedding.h"
-#include "model/ops/gelu.h"
-#include "model/ops/layernorm.h"
-#include "model/ops/rmsnorm.h"
-#include "model/ops/rope.h"
-#include "model/ops/swiglu.h"
+#include "model/ops/ops.h"
 #include "tests/testing/gradient_check.h"
 
 namespace burst {

@@ -1,13 +1,87 @@
-#include "model/ops/layernorm.h"
-
 #include <cmath>
 
 #include "burst/base/parallel.h"
 #include "model/ops/arrays.h"
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/gradients.h"
+#include "model/ops/ops.h"
 
 namespace burst {
+
+// ---- RMSNorm.
+
+namespace {
+
+// rstd = 1 / sqrt(mean(x^2) + eps), y = x rstd weight. x, y: [rows, width], rstd: [rows]
+template <typename T>
+void RmsNormForward(int64_t rows, int64_t width, const T* x, const T* weight, double eps, T* y,
+                    T* rstd) {
+  const auto w = AsArray(weight, width);
+  ParallelFor(rows, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto row = AsArray(x + i * width, width);
+      rstd[i] = 1 / std::sqrt(row.square().sum() / T(width) + T(eps));
+      AsArray(y + i * width, width) = row * w * rstd[i];
+    }
+  });
+}
+
+// With xhat = x rstd and g = dy weight:
+// dx += rstd (g - xhat mean(g xhat)), dweight += sum over rows of dy xhat
+template <typename T>
+void RmsNormBackward(int64_t rows, int64_t width, const T* x, const T* weight, const T* rstd,
+                     const T* dy, T* dx, T* dweight) {
+  const auto w = AsArray(weight, width);
+  SumOverRowBlocks(rows, width, dweight, [&](int64_t begin, int64_t end, T* partial) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto row = AsArray(x + i * width, width);
+      const auto grad = AsArray(dy + i * width, width);
+      const T mean = (grad * w * row).sum() * rstd[i] / T(width);
+      AsArray(dx + i * width, width) += rstd[i] * (grad * w - row * (rstd[i] * mean));
+      AsArray(partial, width) += grad * row * rstd[i];
+    }
+  });
+}
+
+}  // namespace
+
+Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double eps) {
+  const int64_t width = x.value().dim(-1), rows = x.value().numel() / width;
+  BURST_CHECK(weight.shape() == Shape({width}) && x.value().is_contiguous());
+  const Variable y = tape.Output(Tensor::EmptyLike(x.value()), {x, weight});
+  const bool on_gpu = x.value().device() == DeviceType::kCuda;
+  const Tensor rstd =
+      Tensor::Empty({rows}, cuda::AccumulatorDType(x.value().dtype()), x.value().device());
+  if (on_gpu) {
+    BURST_CUDA_CALL(cuda::RmsNormForward(x.value(), weight.value(), eps, y.value(), rstd));
+  } else {
+    DispatchFloat(x.value().dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      RmsNormForward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(), eps,
+                        y.value().data<T>(), rstd.data<T>());
+    });
+  }
+  if (!tape.NeedsGrad({x, weight})) return y;
+
+  tape.Record("rmsnorm", {y}, [=] {
+    const Tensor dy = y.grad().Contiguous();
+    if (on_gpu) {
+      const GradInPassing dx(x);
+      BURST_CUDA_CALL(cuda::RmsNormBackward(x.value(), weight.value(), rstd, dy, dx.before(),
+                                            dx.sum(), WantedGrad(weight)));
+      return dx.Set();
+    }
+    DispatchFloat(x.value().dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      RmsNormBackward<T>(rows, width, x.value().data<T>(), weight.value().data<T>(), rstd.data<T>(),
+                         dy.data<T>(), GradBuffer(x).data<T>(), GradBuffer(weight).data<T>());
+    });
+  });
+  return y;
+}
+
+// ---- LayerNorm.
+
 namespace {
 
 // rstd = 1 / sqrt(mean((x - mean)^2) + eps), y = (x - mean) rstd weight + bias.

@@ -1,4 +1,4 @@
-// RMSNorm and LayerNorm, which differ by the mean (kCenter) and the bias.
+// The kernels of RMSNorm and LayerNorm, which differ by the mean (kCenter) and the bias.
 //
 //   xhat = (x - mean) rstd,   rstd = 1 / sqrt(mean of (x - mean)^2 + eps),   y = xhat weight + bias
 //

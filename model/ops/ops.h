@@ -1,0 +1,151 @@
+// The catalogue of the model's ops: signature, equation, shapes and source of each. Read this
+// first.
+//
+// An op computes its value and records its backward on the tape (burst/autograd/tape.h); the
+// equations of a backward stand beside its code. "[..., n]" is any number of leading axes. Tensors
+// are contiguous, of one device and one dtype: float32, float64 or, on a GPU, bfloat16, which is
+// computed in float32. Positions, ids and targets are int32. Shapes that do not fit are bugs of the
+// caller and abort (BURST_CHECK); no op returns an error. Every reduction has a fixed order, so one
+// machine gives the same bits in every run.
+//
+// Where the code is, by family:
+//
+//   CPU, checks, tape    GPU kernels (cuda/)                  ops
+//   linear.cc            linear.cc, bias.cu; matmul.{h,cc}    Linear, GeluMlp
+//   normalization.cc     normalization.{cu,cuh}               RmsNorm, LayerNorm
+//   elementwise.cc       elementwise.cu                       Add, Gelu, SwiGlu
+//   rope.cc              rope.cu                              Rope
+//   embedding.cc         embedding.cu                         Embedding
+//   dropout.cc           dropout.cu                           Dropout
+//   cross_entropy.cc     linear.cc, cross_entropy.cu          LinearCrossEntropy
+//
+// cuda/kernels.h declares the GPU functions that these call.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "burst/autograd/tape.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+// ---- Linear layers.
+
+// y = x W^T + bias + residual.
+// x: [..., in], where `in` may be several trailing axes ([batch, length, heads, head_dim] counts as
+// in = heads head_dim); weight: [out, in]; bias: [out] or undefined; residual (may be undefined),
+// y: [..., out]. The GEMM itself adds the residual: it starts from it instead of from zero.
+//
+// `dx_done`, unless null, is called in the backward when dx is complete and before x is read for
+// dweight: the caller may send dx from there, and put x back (Variable::SetValue).
+Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias = {},
+                const Variable& residual = {}, const std::function<void()>& dx_done = nullptr);
+
+// The feed-forward of GPT-2: y = gelu(x up^T + up_bias) down^T + down_bias + residual. One op, so
+// that in bfloat16 on a GPU the GEMMs apply GELU and the biases themselves.
+// x: [..., width]; up: [ffn, width]; up_bias: [ffn]; down: [width, ffn]; down_bias: [width] or
+// undefined; residual (may be undefined), y: [..., width]. `dx_done` as for Linear.
+Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,
+                 const Variable& down, const Variable& down_bias, const Variable& residual = {},
+                 const std::function<void()>& dx_done = nullptr);
+
+// ---- Normalization over the last axis. x, y: [..., width]; weight, bias: [width].
+
+// RMSNorm (Zhang and Sennrich, arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight.
+Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double eps);
+
+// LayerNorm (Ba et al., arXiv 1607.06450): y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias,
+// with the biased variance.
+Variable LayerNorm(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
+                   double eps);
+
+// ---- Elementwise ops.
+
+// y = a + b; a, b, y: one shape.
+Variable Add(Tape& tape, const Variable& a, const Variable& b);
+
+// GELU in the tanh form of GPT-2 (Hendrycks and Gimpel, arXiv 1606.08415):
+// y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); x, y: one shape.
+Variable Gelu(Tape& tape, const Variable& x);
+
+// SwiGLU (Shazeer, arXiv 2002.05202): y = gate sigmoid(gate) up.
+// gate_up: [..., 2 n], gate before up; y: [..., n].
+Variable SwiGlu(Tape& tape, const Variable& gate_up);
+
+// ---- Rotary position embedding (Su et al., arXiv 2104.09864). Channels are paired as in Llama on
+// Hugging Face: channel i with i + head_dim / 2.
+
+// cos and sin of position * theta^(-2 i / head_dim) for the tokens of one batch, made once for all
+// layers. Angles are computed in double, so that far positions keep their phase in float.
+struct RopeTable {
+  Tensor cos, sin;  // [batch * length, head_dim / 2]; float32 for bfloat16 activations
+};
+
+// positions: [batch, length], >= 0; the table is on their device. dtype: of the activations.
+// head_dim is even, on a GPU at most 512.
+std::shared_ptr<const RopeTable> MakeRopeTable(const Tensor& positions, int64_t head_dim,
+                                               double theta, DType dtype);
+
+// y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin, where x1 and x2 are the halves of a head.
+// x, y: [batch, length, heads, head_dim], of the table's batch and length. The first
+// `rotated_heads` heads (-1: all) are rotated, the others (values, behind queries and keys) are
+// copied.
+Variable Rope(Tape& tape, const Variable& x, std::shared_ptr<const RopeTable> table,
+              int64_t rotated_heads = -1);
+
+// ---- Embedding: rows of tables.
+
+// y[..., :] = table[ids[...], :]. ids: [...], each in [0, rows), on the table's device; table:
+// [rows, width]. An id out of range is a bug of the caller (checked on the CPU): data is validated
+// where it is read.
+Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table);
+
+// y[..., :] = table[ids[...], :] + position_table[positions[...], :]; positions like ids.
+Variable Embedding(Tape& tape, const Tensor& ids, const Variable& table, const Tensor& positions,
+                   const Variable& position_table);
+
+// ---- Dropout (Srivastava et al., JMLR 2014). Its masks are a pure function of where they apply,
+// so they are the same for any number of ranks and after a resume, and are never stored.
+
+// Names the random bits of a forward pass: a mask is a function of (key, site, batch row, global
+// position, channel).
+struct DropoutKey {
+  uint64_t seed = 0;
+  uint64_t step = 0;  // distinct for every micro-batch of the run
+  bool enabled = false;
+  int64_t first_row = 0;  // the first row of this rank's batch within the micro-batch
+};
+
+// One place in the model where dropout applies.
+struct DropoutSite {
+  double rate = 0;  // in [0, 1)
+  DropoutKey key;
+  int64_t site = 0;  // distinct for every place of one forward pass
+  Tensor positions;  // [length]: global, of this rank's tokens; on the activations' device
+
+  bool active() const { return key.enabled && rate > 0; }
+};
+
+// y = residual + mask x / (1 - rate), where mask is 1 with probability 1 - rate, else 0. Without a
+// residual: y = mask x / (1 - rate). When the site is not active, mask = 1 and rate = 0.
+// x, residual, y: [batch, length, width].
+Variable Dropout(Tape& tape, const Variable& x, const DropoutSite& site,
+                 const Variable& residual = {});
+
+// ---- The LM head and its loss in one op: softmax cross-entropy of x W^T without ever holding all
+// logits (as Liger Kernel, arXiv 2410.10989, and cut cross-entropy, arXiv 2411.09009, do on GPUs).
+
+// scale * sum over tokens with a target of -log softmax(x W^T)[target]: a scalar, float32 where x
+// is bfloat16.
+// x: [..., width]; weight: [vocab, width]; targets: one for each row of x, in [0, vocab), or -1: no
+// loss. Logits exist for `chunk` tokens at a time; 0: as many as fit in kLogitBytes (on the CPU).
+//
+// When a gradient is needed the forward computes it too, chunk by chunk while the logits are there,
+// for an upstream gradient of 1; the backward only scales and adds it.
+inline constexpr int64_t kLogitBytes = int64_t{128} << 20;
+Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weight,
+                            const Tensor& targets, double scale, int64_t chunk = 0);
+
+}  // namespace burst
