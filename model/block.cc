@@ -76,8 +76,8 @@ SelfAttention::SelfAttention(const LayerScope& scope, int64_t layer, Rotation ro
       head_dim_(scope.config.head_dim()),
       rotated_heads_(rotation == Rotation::kNone
                          ? 0
-                         : scope.parallel.PartOf(scope.config.heads) +
-                               scope.parallel.PartOf(scope.config.kv_heads)),
+                         : scope.parallel.LocalCount(scope.config.heads) +
+                               scope.parallel.LocalCount(scope.config.kv_heads)),
       qkv_(scope, "attention.qkv",
            {scope.config.heads, scope.config.kv_heads, scope.config.kv_heads}, head_dim_),
       out_(scope, "attention.out", scope.config.heads, head_dim_) {}
@@ -100,19 +100,19 @@ Block::Block(const LayerScope& scope, int64_t layer) : layer_(layer) {
 
 // Radford et al., 2019.
 void Block::MakeGpt2(const LayerScope& scope) {
-  const ParameterSharing whole = scope.parallel.WholeInLayers();
-  attention_norm_ = std::make_unique<LayerNormalization>(scope, "attention_norm", whole);
+  const ParameterSharding replicated = scope.parallel.ReplicatedInLayers();
+  attention_norm_ = std::make_unique<LayerNormalization>(scope, "attention_norm", replicated);
   attention_ = std::make_unique<SelfAttention>(scope, layer_, SelfAttention::Rotation::kNone);
-  ffn_norm_ = std::make_unique<LayerNormalization>(scope, "ffn_norm", whole);
+  ffn_norm_ = std::make_unique<LayerNormalization>(scope, "ffn_norm", replicated);
   ffn_ = std::make_unique<GeluFeedForward>(scope);
 }
 
 // Touvron et al., arXiv 2302.13971.
 void Block::MakeLlama(const LayerScope& scope) {
-  const ParameterSharing whole = scope.parallel.WholeInLayers();
-  attention_norm_ = std::make_unique<RmsNormalization>(scope, "attention_norm", whole);
+  const ParameterSharding replicated = scope.parallel.ReplicatedInLayers();
+  attention_norm_ = std::make_unique<RmsNormalization>(scope, "attention_norm", replicated);
   attention_ = std::make_unique<SelfAttention>(scope, layer_, SelfAttention::Rotation::kRope);
-  ffn_norm_ = std::make_unique<RmsNormalization>(scope, "ffn_norm", whole);
+  ffn_norm_ = std::make_unique<RmsNormalization>(scope, "ffn_norm", replicated);
   ffn_ = std::make_unique<SwiGluFeedForward>(scope);
 }
 

@@ -9,24 +9,25 @@ namespace burst {
 namespace {
 
 void AddLinear(const LayerScope& scope, const std::string& name, int64_t out, int64_t in,
-               double init_std, const ParameterSharing& weight_sharing,
-               const ParameterSharing& bias_sharing, LinearParameters* parameters) {
-  scope.Add(name + ".weight", {out, in}, 0, init_std, true, weight_sharing, &parameters->weight);
+               double init_std, const ParameterSharding& weight_sharding,
+               const ParameterSharding& bias_sharding, LinearParameters* parameters) {
+  scope.Add(name + ".weight", {out, in}, 0, init_std, true, weight_sharding, &parameters->weight);
   if (!scope.config.has_biases()) return;
-  scope.Add(name + ".bias", {out}, 0, 0, false, bias_sharing, &parameters->bias);
+  scope.Add(name + ".bias", {out}, 0, 0, false, bias_sharding, &parameters->bias);
 }
 
 }  // namespace
 
 void LayerScope::Add(const std::string& name, const Shape& shape, double init_mean, double init_std,
-                     bool decay, const ParameterSharing& sharing, Variable* variable) const {
-  parameters->Add(absl::StrCat(prefix, name), shape, init_mean, init_std, decay, variable, sharing);
+                     bool decay, const ParameterSharding& sharding, Variable* variable) const {
+  parameters->Add(absl::StrCat(prefix, name), shape, init_mean, init_std, decay, variable,
+                  sharding);
 }
 
 RmsNormalization::RmsNormalization(const LayerScope& scope, const std::string& name,
-                                   const ParameterSharing& sharing)
+                                   const ParameterSharding& sharding)
     : eps_(scope.config.norm_eps) {
-  scope.Add(name + ".weight", {scope.config.width}, 1, 0, false, sharing, &weight_);
+  scope.Add(name + ".weight", {scope.config.width}, 1, 0, false, sharding, &weight_);
 }
 
 Variable RmsNormalization::Forward(const ForwardPass& pass, const Variable& x) const {
@@ -34,10 +35,10 @@ Variable RmsNormalization::Forward(const ForwardPass& pass, const Variable& x) c
 }
 
 LayerNormalization::LayerNormalization(const LayerScope& scope, const std::string& name,
-                                       const ParameterSharing& sharing)
+                                       const ParameterSharding& sharding)
     : eps_(scope.config.norm_eps) {
-  scope.Add(name + ".weight", {scope.config.width}, 1, 0, false, sharing, &weight_);
-  scope.Add(name + ".bias", {scope.config.width}, 0, 0, false, sharing, &bias_);
+  scope.Add(name + ".weight", {scope.config.width}, 1, 0, false, sharding, &weight_);
+  scope.Add(name + ".bias", {scope.config.width}, 0, 0, false, sharding, &bias_);
 }
 
 Variable LayerNormalization::Forward(const ForwardPass& pass, const Variable& x) const {
@@ -48,7 +49,7 @@ ColumnParallelLinear::ColumnParallelLinear(const LayerScope& scope, const std::s
                                            const std::vector<int64_t>& groups, int64_t unit) {
   int64_t out = 0;
   for (const int64_t count : groups) out += count * unit;
-  const ParameterSharing rows = scope.parallel.Split(/*axis=*/0, groups, unit);
+  const ParameterSharding rows = scope.parallel.Sharded(/*axis=*/0, groups, unit);
   AddLinear(scope, name, out, scope.config.width, scope.config.init_std, rows, rows, &parameters_);
 }
 
@@ -63,7 +64,8 @@ RowParallelLinear::RowParallelLinear(const LayerScope& scope, const std::string&
                                      int64_t count, int64_t unit) {
   const double init_std = scope.config.init_std / std::sqrt(2.0 * scope.config.layers);
   AddLinear(scope, name, scope.config.width, count * unit, init_std,
-            scope.parallel.Split(/*axis=*/1, {count}, unit), scope.parallel.Whole(), &parameters_);
+            scope.parallel.Sharded(/*axis=*/1, {count}, unit), scope.parallel.Replicated(),
+            &parameters_);
 }
 
 Variable RowParallelLinear::Forward(const ForwardPass& pass, const Variable& x,

@@ -61,12 +61,12 @@ struct LayerScope {
 
   // Declares "<prefix><name>".
   void Add(const std::string& name, const Shape& shape, double init_mean, double init_std,
-           bool decay, const ParameterSharing& sharing, Variable* variable) const;
+           bool decay, const ParameterSharding& sharding, Variable* variable) const;
 };
 
-// Normalization over the channels of x: [batch, length, width], like the result. Every rank has the
-// whole parameters, [width] each; `sharing` is TensorParallel::WholeInLayers or, around the layers,
-// Whole.
+// Normalization over the channels of x: [batch, length, width], like the result. Its parameters,
+// [width] each, are replicated: `sharding` is TensorParallel::ReplicatedInLayers in a layer, else
+// Replicated.
 class Normalization {
  public:
   virtual ~Normalization() = default;
@@ -76,7 +76,7 @@ class Normalization {
 class RmsNormalization : public Normalization {
  public:
   RmsNormalization(const LayerScope& scope, const std::string& name,
-                   const ParameterSharing& sharing);
+                   const ParameterSharding& sharding);
   Variable Forward(const ForwardPass& pass, const Variable& x) const override;
 
  private:
@@ -87,7 +87,7 @@ class RmsNormalization : public Normalization {
 class LayerNormalization : public Normalization {
  public:
   LayerNormalization(const LayerScope& scope, const std::string& name,
-                     const ParameterSharing& sharing);
+                     const ParameterSharding& sharding);
   Variable Forward(const ForwardPass& pass, const Variable& x) const override;
 
  private:
@@ -105,8 +105,8 @@ struct LinearParameters {
 class ColumnParallelLinear {
  public:
   // The output is groups[0] + groups[1] + ... heads (or channels, with `unit` 1) of `unit` channels
-  // each. Every rank has an equal part of each group; where a group has fewer heads than there are
-  // ranks, several ranks have the same one. The bias is sharded as the rows of the weight are.
+  // each. Each group is sharded equally over the ranks; where it has fewer heads than there are
+  // ranks, neighbouring ranks replicate one. The bias is sharded as the rows of the weight are.
   ColumnParallelLinear(const LayerScope& scope, const std::string& name,
                        const std::vector<int64_t>& groups, int64_t unit);
 
@@ -127,8 +127,8 @@ class ColumnParallelLinear {
 // layers (Radford et al., 2019).
 class RowParallelLinear {
  public:
-  // The input is `count` heads (or channels, with `unit` 1) of `unit` channels each, of which every
-  // rank has an equal part; the output has config.width channels. Every rank has the whole bias.
+  // The input is `count` heads (or channels, with `unit` 1) of `unit` channels each, sharded
+  // equally over the ranks; the output has config.width channels. The bias is replicated.
   RowParallelLinear(const LayerScope& scope, const std::string& name, int64_t count, int64_t unit);
 
   // x: [batch, all tokens, this rank's channels].

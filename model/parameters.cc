@@ -16,27 +16,26 @@ int64_t Product(const Shape& shape) {
   return product;
 }
 
-// Calls copy(slice of the whole, slice of the part) for each slice of a rank's part.
+// Calls copy(slice of `full`, slice of `shard`) for each slice of a rank's shard.
 template <typename Copy>
-void ForEachSlice(const Parameter& parameter, int rank, const Tensor& whole, const Tensor& part,
+void ForEachSlice(const Parameter& parameter, int rank, const Tensor& full, const Tensor& shard,
                   Copy copy) {
-  const ParameterSharing& sharing = parameter.sharing;
-  BURST_CHECK(whole.shape() == parameter.whole_shape && part.shape() == parameter.PartShape(rank))
-      << parameter.name << " " << ToString(whole.shape()) << ", " << ToString(part.shape());
-  if (sharing.parts.empty()) return copy(whole, part);
+  const ParameterSharding& sharding = parameter.sharding;
+  BURST_CHECK(full.shape() == parameter.full_shape && shard.shape() == parameter.ShardShape(rank))
+      << parameter.name << " " << ToString(full.shape()) << ", " << ToString(shard.shape());
+  if (sharding.shards.empty()) return copy(full, shard);
   int64_t at = 0;
-  for (const ParameterSlice& slice : sharing.parts[rank]) {
-    copy(whole.Slice(sharing.axis, slice.begin, slice.length),
-         part.Slice(sharing.axis, at, slice.length));
+  for (const ShardSlice& slice : sharding.shards[rank]) {
+    copy(full.Slice(sharding.axis, slice.begin, slice.length),
+         shard.Slice(sharding.axis, at, slice.length));
     at += slice.length;
   }
 }
 
-// The order in the flat buffers: parameters that ranks share come first, those they hold whole
-// last.
-int Zone(const ParameterSharing& sharing) {
-  if (sharing.ranks == 1 || !sharing.parts.empty()) return 0;
-  return sharing.whole_gradient ? 1 : 2;
+// The order in the flat buffers: sharded parameters come first, then the replicated ones.
+int Zone(const ParameterSharding& sharding) {
+  if (sharding.ranks == 1 || !sharding.shards.empty()) return 0;
+  return sharding.replicated_gradient ? 1 : 2;
 }
 constexpr int kZones = 3;
 
@@ -44,7 +43,7 @@ constexpr int kZones = 3;
 // stream (seed, index).
 template <typename T>
 void Draw(uint64_t seed, int64_t index, const Parameter& parameter, T* values) {
-  const int64_t n = Product(parameter.whole_shape);
+  const int64_t n = Product(parameter.full_shape);
   ParallelFor((n + 3) / 4, 1 << 12, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const PhiloxCounter bits = Philox(seed, index, i);
@@ -62,33 +61,32 @@ void Draw(uint64_t seed, int64_t index, const Parameter& parameter, T* values) {
 
 int64_t Parameter::numel() const { return Product(shape); }
 
-Shape Parameter::PartShape(int rank) const {
-  if (sharing.parts.empty()) return whole_shape;
-  Shape part = whole_shape;
-  part[sharing.axis] = 0;
-  for (const ParameterSlice& slice : sharing.parts[rank]) part[sharing.axis] += slice.length;
-  return part;
+Shape Parameter::ShardShape(int rank) const {
+  if (sharding.shards.empty()) return full_shape;
+  Shape shard = full_shape;
+  shard[sharding.axis] = 0;
+  for (const ShardSlice& slice : sharding.shards[rank]) shard[sharding.axis] += slice.length;
+  return shard;
 }
 
-void Parameter::TakePart(int rank, const Tensor& whole, const Tensor& part) const {
-  ForEachSlice(*this, rank, whole, part,
+void Parameter::TakeShard(int rank, const Tensor& full, const Tensor& shard) const {
+  ForEachSlice(*this, rank, full, shard,
                [](const Tensor& from, const Tensor& to) { to.CopyFrom(from); });
 }
 
-void Parameter::PutPart(int rank, const Tensor& part, const Tensor& whole) const {
-  ForEachSlice(*this, rank, whole, part,
+void Parameter::PutShard(int rank, const Tensor& shard, const Tensor& full) const {
+  ForEachSlice(*this, rank, full, shard,
                [](const Tensor& to, const Tensor& from) { to.CopyFrom(from); });
 }
 
-int ParameterList::Add(std::string name, const Shape& whole_shape, double init_mean,
-                       double init_std, bool decay, Variable* variable,
-                       const ParameterSharing& sharing) {
+int ParameterList::Add(std::string name, const Shape& full_shape, double init_mean, double init_std,
+                       bool decay, Variable* variable, const ParameterSharding& sharding) {
   BURST_CHECK(values_.null()) << "Add after Allocate";
   Parameter parameter;
   parameter.name = std::move(name);
-  parameter.whole_shape = whole_shape;
-  parameter.sharing = sharing;
-  parameter.shape = parameter.PartShape(sharing.rank);
+  parameter.full_shape = full_shape;
+  parameter.sharding = sharding;
+  parameter.shape = parameter.ShardShape(sharding.rank);
   parameter.init_mean = init_mean;
   parameter.init_std = init_std;
   parameter.decay = decay;
@@ -107,7 +105,7 @@ void ParameterList::Allocate(DType dtype, DeviceType device) {
   int64_t offset = 0;
   for (int zone = 0; zone < kZones; ++zone) {
     for (Parameter& parameter : parameters_) {
-      if (Zone(parameter.sharing) != zone) continue;
+      if (Zone(parameter.sharding) != zone) continue;
       parameter.offset = offset;
       offset += parameter.numel();
     }
@@ -133,46 +131,47 @@ void ParameterList::Initialize(uint64_t seed) {
     }
     // Drawn on the CPU, so that every device starts from the same bits.
     const bool in_place =
-        master.device() == DeviceType::kCpu && parameter.shape == parameter.whole_shape;
-    const Tensor drawn = in_place ? master : Tensor::Empty(parameter.whole_shape, master.dtype());
+        master.device() == DeviceType::kCpu && parameter.shape == parameter.full_shape;
+    const Tensor drawn = in_place ? master : Tensor::Empty(parameter.full_shape, master.dtype());
     DispatchFloat(drawn.dtype(), [&](auto zero) {
       using T = decltype(zero);
       Draw<T>(seed, static_cast<int64_t>(i), parameter, drawn.data<T>());
     });
     if (in_place) continue;
-    parameter.TakePart(parameter.sharing.rank, drawn, master.View(parameter.shape));
+    parameter.TakeShard(parameter.sharding.rank, drawn, master.View(parameter.shape));
   }
   RoundMasters();
 }
 
-std::vector<SharedRange> ParameterList::Ranges(int first, int last) const {
-  std::vector<SharedRange> ranges;
+std::vector<ShardRange> ParameterList::Ranges(int first, int last) const {
+  std::vector<ShardRange> ranges;
   for (int i = first; i < last; ++i) {
     const Parameter& parameter = parameters_[i];
-    const ParameterSharing& sharing = parameter.sharing;
-    if (sharing.parts.empty()) {
-      const int summed = sharing.whole_gradient ? 1 : sharing.ranks;
+    const ParameterSharding& sharding = parameter.sharding;
+    if (sharding.shards.empty()) {
+      const int reduce_ranks = sharding.replicated_gradient ? 1 : sharding.ranks;
       ranges.push_back(
-          {parameter.offset, parameter.offset + parameter.numel(), sharing.ranks, summed});
+          {parameter.offset, parameter.offset + parameter.numel(), sharding.ranks, reduce_ranks});
       continue;
     }
     int64_t begin = parameter.offset;
-    for (const ParameterSlice& slice : sharing.parts[sharing.rank]) {
-      // Slices of rows are ranges; those of columns are of one kind, and together are the part.
-      const bool rows = sharing.axis == 0;
+    for (const ShardSlice& slice : sharding.shards[sharding.rank]) {
+      // Slices of rows are ranges. Slices of columns are interleaved: one range, the whole shard.
+      const bool rows = sharding.axis == 0;
       const int64_t numel =
           rows ? parameter.numel() / parameter.shape[0] * slice.length : parameter.numel();
-      BURST_CHECK(rows || sharing.parts[sharing.rank].size() == 1) << parameter.name;
-      ranges.push_back({begin, begin + numel, slice.copies, slice.copies});
+      BURST_CHECK(rows || sharding.shards[sharding.rank].size() == 1) << parameter.name;
+      ranges.push_back({begin, begin + numel, slice.replicas, slice.replicas});
       begin += numel;
     }
   }
   std::sort(ranges.begin(), ranges.end(),
-            [](const SharedRange& a, const SharedRange& b) { return a.begin < b.begin; });
-  std::vector<SharedRange> merged;
-  for (const SharedRange& range : ranges) {
+            [](const ShardRange& a, const ShardRange& b) { return a.begin < b.begin; });
+  std::vector<ShardRange> merged;
+  for (const ShardRange& range : ranges) {
     if (!merged.empty() && merged.back().end == range.begin &&
-        merged.back().copies == range.copies && merged.back().summed == range.summed) {
+        merged.back().replicas == range.replicas &&
+        merged.back().reduce_ranks == range.reduce_ranks) {
       merged.back().end = range.end;
     } else {
       merged.push_back(range);

@@ -7,10 +7,10 @@
 
 namespace burst {
 
-TensorParallel::TensorParallel(Communicator* group, bool spread_tokens)
+TensorParallel::TensorParallel(Communicator* group, bool sequence_parallel)
     : ranks_(group->world_size()),
       rank_(group->rank()),
-      spread_tokens_(spread_tokens),
+      sequence_parallel_(sequence_parallel),
       exchange_(group) {}
 
 absl::Status TensorParallel::Check(const ModelConfig& given, int ranks) {
@@ -24,41 +24,41 @@ absl::Status TensorParallel::Check(const ModelConfig& given, int ranks) {
 
 // ---- Parameters.
 
-ParameterSharing TensorParallel::Split(int axis, const std::vector<int64_t>& blocks,
-                                       int64_t unit) const {
-  ParameterSharing sharing;
-  if (ranks_ == 1) return sharing;
-  sharing.ranks = ranks_;
-  sharing.rank = rank_;
-  sharing.axis = axis;
+ParameterSharding TensorParallel::Sharded(int axis, const std::vector<int64_t>& blocks,
+                                          int64_t unit) const {
+  ParameterSharding sharding;
+  if (ranks_ == 1) return sharding;
+  sharding.ranks = ranks_;
+  sharding.rank = rank_;
+  sharding.axis = axis;
   for (int r = 0; r < ranks_; ++r) {
-    std::vector<ParameterSlice>& part = sharing.parts.emplace_back();
+    std::vector<ShardSlice>& part = sharding.shards.emplace_back();
     int64_t block_begin = 0;
     for (int64_t count : blocks) {
       const HeadExchange::Heads own = HeadExchange::HeadsOf(count, r, ranks_);
-      const int copies = count < ranks_ ? static_cast<int>(ranks_ / count) : 1;
-      part.push_back({(block_begin + own.first) * unit, own.count * unit, copies});
+      const int replicas = count < ranks_ ? static_cast<int>(ranks_ / count) : 1;
+      part.push_back({(block_begin + own.first) * unit, own.count * unit, replicas});
       block_begin += count;
     }
   }
-  return sharing;
+  return sharding;
 }
 
-ParameterSharing TensorParallel::Whole() const {
-  ParameterSharing sharing;
-  sharing.ranks = ranks_;
-  sharing.rank = rank_;
-  return sharing;
+ParameterSharding TensorParallel::Replicated() const {
+  ParameterSharding sharding;
+  sharding.ranks = ranks_;
+  sharding.rank = rank_;
+  return sharding;
 }
 
 // Where every rank has all tokens, it has the whole gradient as well.
-ParameterSharing TensorParallel::WholeInLayers() const {
-  ParameterSharing sharing = Whole();
-  sharing.whole_gradient = ranks_ > 1 && !spread_tokens_;
-  return sharing;
+ParameterSharding TensorParallel::ReplicatedInLayers() const {
+  ParameterSharding sharding = Replicated();
+  sharding.replicated_gradient = ranks_ > 1 && !sequence_parallel_;
+  return sharding;
 }
 
-int64_t TensorParallel::PartOf(int64_t count) const {
+int64_t TensorParallel::LocalCount(int64_t count) const {
   return HeadExchange::HeadsOf(count, rank_, ranks_).count;
 }
 
@@ -90,7 +90,7 @@ void TensorParallel::AllReduce(Tape& tape, const Tensor& all) const {
 
 //   kTp: y = all tokens of x;  dx = this rank's of dy, which is whole on every rank
 Variable TensorParallel::ToLayers(Tape& tape, const Shard& shard, const Variable& x) const {
-  if (ranks_ == 1 || spread_tokens_) return x;
+  if (ranks_ == 1 || sequence_parallel_) return x;
   const Variable y = tape.Output(Gather(tape, *shard, x.value()), {x});
   if (tape.NeedsGrad({x})) {
     tape.Record("to_layers", {y}, [=] { x.AddGrad(TokenExchange::Own(*shard, y.grad())); });
@@ -100,7 +100,7 @@ Variable TensorParallel::ToLayers(Tape& tape, const Shard& shard, const Variable
 
 //   kTp: y = this rank's tokens of x;  dx = all tokens of dy
 Variable TensorParallel::FromLayers(Tape& tape, const Shard& shard, const Variable& x) const {
-  if (ranks_ == 1 || spread_tokens_) return x;
+  if (ranks_ == 1 || sequence_parallel_) return x;
   const Variable y = tape.Output(TokenExchange::Own(*shard, x.value()), {x});
   if (tape.NeedsGrad({x})) {
     tape.Record("from_layers", {y},
@@ -117,7 +117,8 @@ Variable TensorParallel::FromLayers(Tape& tape, const Shard& shard, const Variab
 TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Shard& shard,
                                                      const Variable& x) const {
   Columns columns;
-  const Variable y = tape.Output(spread_tokens_ ? Gather(tape, *shard, x.value()) : x.value(), {x});
+  const Variable y =
+      tape.Output(sequence_parallel_ ? Gather(tape, *shard, x.value()) : x.value(), {x});
   columns.x = y;
   if (!tape.NeedsGrad({x})) return columns;
   const auto pending = std::make_shared<TokenExchange::Pending>();
@@ -125,7 +126,7 @@ TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Shard& sh
   columns.dx_done = [=, &tape] {
     const Tensor dy = y.grad().Contiguous();  // of one product only, so it may be summed in place
     absl::Status status;
-    if (!spread_tokens_) {
+    if (!sequence_parallel_) {
       pending->result = dy;
       status = exchange_.PostAllReduce(dy);
     } else {
@@ -146,7 +147,7 @@ TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Shard& sh
 
 void TensorParallel::EndColumns(Tape& tape, const Shard& shard, const Variable& x,
                                 const Columns& columns) const {
-  if (!spread_tokens_ || !tape.NeedsGrad({x})) return;
+  if (!sequence_parallel_ || !tape.NeedsGrad({x})) return;
   columns.x.ForgetValue();
   const auto pending = columns.pending;
   tape.OnBackward([=, &tape] {
@@ -160,7 +161,7 @@ void TensorParallel::EndColumns(Tape& tape, const Shard& shard, const Variable& 
 Variable TensorParallel::SumRows(Tape& tape, const Shard& shard, const Variable& partial,
                                  const Variable& residual) const {
   Tensor sum = partial.value();
-  if (spread_tokens_) {
+  if (sequence_parallel_) {
     sum = ReduceScatter(tape, *shard, sum);
     partial.ForgetValue();  // no backward reads a product's result
   } else {
@@ -172,7 +173,7 @@ Variable TensorParallel::SumRows(Tape& tape, const Shard& shard, const Variable&
   tape.Record("sum_rows", {y}, [=, &tape] {
     const Tensor dy = y.grad().Contiguous();
     if (residual.defined()) residual.AddGrad(dy);
-    partial.AddGrad(spread_tokens_ ? Gather(tape, *shard, dy) : dy);
+    partial.AddGrad(sequence_parallel_ ? Gather(tape, *shard, dy) : dy);
   });
   return y;
 }
@@ -202,7 +203,7 @@ Tensor TensorParallel::AttentionPositions(Tape& tape, const Shard& shard, const 
 }
 
 const std::vector<int32_t>& TensorParallel::StreamPositions(const TokenShard& shard) const {
-  const bool all = ranks_ > 1 && !spread_tokens_;
+  const bool all = ranks_ > 1 && !sequence_parallel_;
   return all ? shard.positions(shard.rank()) : shard.local_positions();
 }
 

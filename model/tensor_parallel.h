@@ -38,9 +38,9 @@ class TensorParallel {
 
   // One rank holds the model.
   TensorParallel() : exchange_(nullptr) {}
-  // This rank of `group`, which must outlive the object and the tapes of its ops. `spread_tokens`:
-  // kTpSp.
-  TensorParallel(Communicator* group, bool spread_tokens);
+  // This rank of `group`, which must outlive the object and the tapes of its ops.
+  // `sequence_parallel`: kTpSp.
+  TensorParallel(Communicator* group, bool sequence_parallel);
 
   int ranks() const { return ranks_; }
   int rank() const { return rank_; }
@@ -54,12 +54,12 @@ class TensorParallel {
   // The split of a matrix whose rows (axis 0) or columns (axis 1) are groups of heads or channels,
   // one group behind the other: group i has blocks[i] heads or channels of `unit` rows each. A rank
   // has its part of each group; where there are fewer heads than ranks, several have the same one.
-  ParameterSharing Split(int axis, const std::vector<int64_t>& blocks, int64_t unit) const;
+  ParameterSharding Sharded(int axis, const std::vector<int64_t>& blocks, int64_t unit) const;
   // A parameter that every rank holds: of the layers, or around them.
-  ParameterSharing WholeInLayers() const;
-  ParameterSharing Whole() const;
+  ParameterSharding ReplicatedInLayers() const;
+  ParameterSharding Replicated() const;
   // Heads, or channels, of this rank.
-  int64_t PartOf(int64_t count) const;
+  int64_t LocalCount(int64_t count) const;
 
   // ---- Ops. x, y: [batch, length, width]. `shard` is that of this rank (RankGroup). A failed
   // transfer is reported through tape.status(). On one rank nothing is exchanged, the results are
@@ -115,7 +115,7 @@ class TensorParallel {
                    const Variable& residual) const;
 
   int ranks_ = 1, rank_ = 0;
-  bool spread_tokens_ = false;
+  bool sequence_parallel_ = false;
   TokenExchange exchange_;
 };
 

@@ -89,11 +89,11 @@ absl::StatusOr<int64_t> Transformer::CountParameters(const ModelConfig& config) 
 Transformer::Transformer(const ModelConfig& config, const TensorParallel& parallel)
     : config_(config), parallel_(parallel) {
   const Shape table = {config.vocab, config.width};
-  const ParameterSharing whole = parallel.Whole();
-  parameters_.Add("embedding.tokens", table, 0, kEmbeddingStd, true, &token_embedding_, whole);
+  const ParameterSharding replicated = parallel.Replicated();
+  parameters_.Add("embedding.tokens", table, 0, kEmbeddingStd, true, &token_embedding_, replicated);
   if (config.family == Family::kGpt2) {
     parameters_.Add("embedding.positions", {config.context, config.width}, 0, kEmbeddingStd, true,
-                    &position_embedding_, whole);
+                    &position_embedding_, replicated);
   }
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     first_parameter_.push_back(parameters_.size());
@@ -103,12 +103,12 @@ Transformer::Transformer(const ModelConfig& config, const TensorParallel& parall
   first_parameter_.push_back(parameters_.size());
   const LayerScope after_layers{config_, parallel_, &parameters_, ""};
   if (config.family == Family::kGpt2) {
-    final_norm_ = std::make_unique<LayerNormalization>(after_layers, "final_norm", whole);
+    final_norm_ = std::make_unique<LayerNormalization>(after_layers, "final_norm", replicated);
   } else {
-    final_norm_ = std::make_unique<RmsNormalization>(after_layers, "final_norm", whole);
+    final_norm_ = std::make_unique<RmsNormalization>(after_layers, "final_norm", replicated);
   }
   if (!config.tied_embeddings) {
-    parameters_.Add("head.weight", table, 0, kEmbeddingStd, true, &head_, whole);
+    parameters_.Add("head.weight", table, 0, kEmbeddingStd, true, &head_, replicated);
   }
 }
 
@@ -152,8 +152,8 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
   pass.dropout = dropout;
   // A recomputation calls it later, on its own tape.
   pass.attend = [this, &attention, schedule](const ForwardPass& of, int64_t, const Variable& qkv) {
-    return AttentionOp(of.tape, attention, schedule, qkv, parallel_.PartOf(config_.heads),
-                       parallel_.PartOf(config_.kv_heads), of.kept_attention.get());
+    return AttentionOp(of.tape, attention, schedule, qkv, parallel_.LocalCount(config_.heads),
+                       parallel_.LocalCount(config_.kv_heads), of.kept_attention.get());
   };
   if (config_.family == Family::kLlama) {
     const Tensor positions = parallel_.AttentionPositions(tape, shard, batch.positions);

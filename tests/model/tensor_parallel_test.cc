@@ -61,8 +61,8 @@ absl::StatusOr<Part> MakePart(Strategy strategy, Layout layout, const Transforme
   BURST_ASSIGN_OR_RETURN(part.model, Transformer::Create(whole.config(), whole.dtype(), /*seed=*/3,
                                                          kTestDevice, parallel));
   for (int i = 0; i < whole.parameters().size(); ++i) {
-    part.model->parameters()[i].TakePart(comm->rank(), whole.parameters().variable(i).value(),
-                                         part.model->parameters().variable(i).value());
+    part.model->parameters()[i].TakeShard(comm->rank(), whole.parameters().variable(i).value(),
+                                          part.model->parameters().variable(i).value());
   }
   return part;
 }
@@ -115,10 +115,10 @@ void ExpectRanksAgree(Strategy strategy, const ModelConfig& config, Layout layou
     sum.loss += loss.value().ToVector<double>()[0];
     for (int i = 0; i < part.model->parameters().size(); ++i) {
       const Parameter& p = part.model->parameters()[i];
-      const Tensor gradient = Tensor::Zeros(p.whole_shape, DType::kFloat64);
-      p.PutPart(comm.rank(), p.variable.grad(), gradient);
+      const Tensor gradient = Tensor::Zeros(p.full_shape, DType::kFloat64);
+      p.PutShard(comm.rank(), p.variable.grad(), gradient);
       const Values values = gradient.ToVector<double>();
-      if (p.sharing.whole_gradient) {
+      if (p.sharding.replicated_gradient) {
         ExpectNear(values, expected.gradients[i], kDoubleTolerance, p.name);
         if (comm.rank() > 0) continue;
       }
@@ -204,13 +204,13 @@ TEST(TensorParallel, InitialValuesAreThoseOfOneRank) {
           const Parameter& p = parameters[i];
           EXPECT_EQ(p.name, whole->parameters()[i].name);
           const Tensor expected = Tensor::Empty(p.shape, DType::kFloat32);
-          p.TakePart(comm.rank(), whole->parameters().variable(i).value(), expected);
+          p.TakeShard(comm.rank(), whole->parameters().variable(i).value(), expected);
           EXPECT_EQ(p.variable.value().ToVector<float>(), expected.ToVector<float>()) << p.name;
         }
         // The ranges cover the buffer once, and are few.
-        const std::vector<SharedRange> ranges = parameters.Ranges(0, parameters.size());
+        const std::vector<ShardRange> ranges = parameters.Ranges(0, parameters.size());
         int64_t end = 0;
-        for (const SharedRange& range : ranges) {
+        for (const ShardRange& range : ranges) {
           EXPECT_EQ(range.begin, end);
           end = range.end;
         }

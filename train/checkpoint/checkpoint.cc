@@ -21,19 +21,19 @@ Tensor PartOf(const Tensor& flat, const Parameter& parameter) {
 // From the file to where the tensor, this rank's part of the parameter, lives.
 absl::Status ReadInto(const SafetensorsFile& file, const std::string& name,
                       const Parameter& parameter, const Tensor& tensor) {
-  if (tensor.device() == DeviceType::kCpu && parameter.sharing.parts.empty()) {
+  if (tensor.device() == DeviceType::kCpu && parameter.sharding.shards.empty()) {
     return file.Read(name, tensor);
   }
-  const Tensor whole = Tensor::Empty(parameter.whole_shape, tensor.dtype());
+  const Tensor whole = Tensor::Empty(parameter.full_shape, tensor.dtype());
   BURST_RETURN_IF_ERROR(file.Read(name, whole));
-  parameter.TakePart(parameter.sharing.rank, whole, tensor);
+  parameter.TakeShard(parameter.sharding.rank, whole, tensor);
   return absl::OkStatus();
 }
 
 // The whole of a parameter on rank 0 of the group, nothing on the others; part: on the CPU.
 absl::StatusOr<Tensor> GatherWhole(const Parameter& parameter, const Tensor& part,
                                    Communicator* group) {
-  if (group == nullptr || parameter.sharing.parts.empty()) return part;
+  if (group == nullptr || parameter.sharding.shards.empty()) return part;
   if (group->rank() > 0) {
     const SendBuffer send = {part.raw_data(), part.size_bytes(), 0};
     BURST_RETURN_IF_ERROR(group->Post(Channel::kCollective, {&send, 1}, {}));
@@ -43,13 +43,13 @@ absl::StatusOr<Tensor> GatherWhole(const Parameter& parameter, const Tensor& par
   std::vector<Tensor> parts = {part};
   std::vector<ReceiveBuffer> receives;
   for (int r = 1; r < group->world_size(); ++r) {
-    parts.push_back(Tensor::Empty(parameter.PartShape(r), part.dtype()));
+    parts.push_back(Tensor::Empty(parameter.ShardShape(r), part.dtype()));
     receives.push_back({parts[r].raw_data(), parts[r].size_bytes(), r});
   }
   BURST_RETURN_IF_ERROR(group->Post(Channel::kCollective, {}, receives));
   BURST_RETURN_IF_ERROR(group->Wait(Channel::kCollective));
-  const Tensor whole = Tensor::Empty(parameter.whole_shape, part.dtype());
-  for (int r = 0; r < group->world_size(); ++r) parameter.PutPart(r, parts[r], whole);
+  const Tensor whole = Tensor::Empty(parameter.full_shape, part.dtype());
+  for (int r = 0; r < group->world_size(); ++r) parameter.PutShard(r, parts[r], whole);
   return whole;
 }
 

@@ -20,13 +20,13 @@ absl::StatusOr<std::unique_ptr<GradientSum>> GradientSum::Create(const Parameter
                                                                  Communicator* group) {
   std::unique_ptr<GradientSum> sum(new GradientSum(parameters, world, group));
   if (group == nullptr) return sum;
-  for (const SharedRange& range : parameters.Ranges(0, parameters.size())) {
-    Communicator*& among = sum->among_[range.summed];
+  for (const ShardRange& range : parameters.Ranges(0, parameters.size())) {
+    Communicator*& among = sum->among_[range.reduce_ranks];
     if (among != nullptr) continue;
     among = world;
-    if (range.summed == group->world_size()) continue;
+    if (range.reduce_ranks == group->world_size()) continue;
     BURST_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> owned,
-                           world->Split(group->rank() / range.summed, world->rank()));
+                           world->Split(group->rank() / range.reduce_ranks, world->rank()));
     among = owned.get();
     sum->owned_.push_back(std::move(owned));
   }
@@ -49,14 +49,14 @@ absl::Status GradientSum::Post(int first, int last) {
 }
 
 absl::Status GradientSum::Start() {
-  const std::vector<SharedRange> ranges = parameters_.Ranges(first_, last_);
+  const std::vector<ShardRange> ranges = parameters_.Ranges(first_, last_);
   if (group_ == nullptr && first_ == 0 && !ranges.empty()) {
     // What was posted before the last message has arrived when that begins.
     last_message_ = ranges.back().end;
     BURST_RETURN_IF_ERROR(Wait());
   }
-  for (const SharedRange& range : ranges) {
-    Communicator* const among = group_ == nullptr ? world_ : among_.at(range.summed);
+  for (const ShardRange& range : ranges) {
+    Communicator* const among = group_ == nullptr ? world_ : among_.at(range.reduce_ranks);
     BURST_RETURN_IF_ERROR(among->PostAllReduceSum(parameters_.grads(range.begin, range.end)));
   }
   first_ = last_ = 0;
@@ -65,7 +65,7 @@ absl::Status GradientSum::Start() {
 
 absl::Status GradientSum::Wait() {
   if (group_ == nullptr) return world_->Wait(Channel::kCollective);
-  for (const auto& [summed, among] : among_) {
+  for (const auto& [reduce_ranks, among] : among_) {
     BURST_RETURN_IF_ERROR(among->Wait(Channel::kCollective));
   }
   return absl::OkStatus();
@@ -95,13 +95,13 @@ absl::Status GradientSum::NormBesideLastMessage(const Tensor& norm) {
 // sqrt(sum over ranges and ranks of |gradient|^2); of what several ranks hold, the first counts.
 absl::Status GradientSum::NormOfParts(const Tensor& norm) const {
   const Tensor grads = parameters_.grads();
-  const std::vector<SharedRange> ranges = parameters_.Ranges(0, parameters_.size());
+  const std::vector<ShardRange> ranges = parameters_.Ranges(0, parameters_.size());
   const int64_t count = static_cast<int64_t>(ranges.size());
   const Tensor norms =
       Tensor::Zeros({group_->world_size() * count}, DType::kFloat64, grads.device());
   for (int64_t i = 0; i < count; ++i) {
-    const SharedRange& range = ranges[i];
-    if (group_->rank() % range.copies != 0) continue;
+    const ShardRange& range = ranges[i];
+    if (group_->rank() % range.replicas != 0) continue;
     L2Norm(grads.Slice(0, range.begin, range.end - range.begin),
            norms.Slice(0, group_->rank() * count + i, 1));
   }

@@ -2,7 +2,7 @@
 //
 // Without tensor parallelism every rank has a part of every gradient. With it, a parameter may be
 // spread over the ranks of a group: what a rank has of it is summed over the groups (data parallel)
-// only, and over those neighbours that hold the same (ParameterSharing).
+// only, and over those neighbours that hold the same (ParameterSharding).
 #pragma once
 
 #include <map>
@@ -47,8 +47,8 @@ class GradientSum {
   int64_t last_message_ = 0;  // the last message of a step is of the first so many elements
   Communicator* const world_;
   Communicator* const group_;
-  // By SharedRange::summed: so many neighbours of this rank, and those in their place in the other
-  // groups.
+  // By ShardRange::reduce_ranks: so many neighbours of this rank, and those in their place in the
+  // other groups.
   std::map<int, Communicator*> among_;
   std::vector<std::unique_ptr<Communicator>> owned_;
 };
