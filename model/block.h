@@ -1,4 +1,4 @@
-// One layer of a Transformer, pre-norm:
+// One layer of a Transformer, with normalization before each branch (pre-norm):
 //
 //   x = x + dropout(attention(norm(x)))
 //   x = x + dropout(ffn(norm(x)))

@@ -36,7 +36,7 @@ absl::Status Invalid(absl::string_view key, const T& value, absl::string_view va
       absl::StrCat("model ", key, " is ", value, "; it must be ", valid));
 }
 
-// Large enough for any model, small enough that no product of two overflows.
+// Large enough for any model, small enough that two multiplied do not overflow.
 constexpr int64_t kMaxSize = int64_t{1} << 24;
 constexpr int64_t kMaxInt32 = (int64_t{1} << 31) - 1;  // tokens and positions are int32
 

@@ -1,4 +1,4 @@
-// The shape of a model: two families of decoder-only Transformers.
+// The configuration of a model: two families of decoder-only Transformers.
 #pragma once
 
 #include <cstdint>
@@ -32,31 +32,31 @@ struct ModelConfig {
   double dropout = 0;            // on the embedding and on each residual branch
   double rope_theta = 10000;
   double norm_eps = 1e-5;
-  // Standard deviation of the matrices' initial weights; those into the residual stream start at
+  // Standard deviation of the matrices' initial weights; for those that end a branch of a layer,
   // 1 / sqrt(2 layers) of it. 0: sqrt(2 / (5 width)), SmallInit of Nguyen and Salazar (arXiv
-  // 1910.05895), which is 0.023 for GPT-2's width of 768 and lets the signal keep its size at any
-  // other. (nanoGPT's CPU model, of width 128, ends at a validation loss of 1.76; with GPT-2's 0.02
-  // at 1.89.)
+  // 1910.05895): 0.023 for GPT-2's width of 768, and for any width activations keep their scale.
+  // (nanoGPT's CPU model, of width 128, ends at a validation loss of 1.76; with GPT-2's 0.02 at
+  // 1.89.)
   double init_std = 0;
 
   int64_t head_dim() const { return width / heads; }
   bool has_biases() const { return family == Family::kGpt2; }  // in the linear layers
 
-  // InvalidArgument naming the field, its value and what would be valid. Vocab and context may
+  // InvalidArgument naming the field, its value and what would be valid. `vocab` and `context` may
   // still be 0.
   absl::Status Validate() const;
-  // The same model with kv_heads, ffn and init_std spelled out.
+  // The same model with the defaults of kv_heads, ffn and init_std filled in.
   ModelConfig WithDefaults() const;
 };
 
-// What the backward of a layer finds of its forward (burst/autograd/tape.h). Results do not
-// depend on it.
+// What a layer's forward saves for its backward, which computes the rest again
+// (burst/autograd/tape.h). Results do not depend on it.
 enum class Recompute {
-  kNone,  // all it needs
-  kFull,  // the layer's input; the rest is computed again (Chen et al., arXiv 1604.06174)
-  // The input and attention's result, out and lse; the rest is computed again. What is kept is what
-  // is dear to compute for its size (Korthikanti et al., arXiv 2205.05198), which for long
-  // sequences is attention over them (BurstEngine, arXiv 2509.19836).
+  kNone,  // all activations; nothing is computed again
+  kFull,  // the layer's input (Chen et al., arXiv 1604.06174)
+  // The layer's input and attention's result, out and lse: what is expensive to compute for its
+  // size (Korthikanti et al., arXiv 2205.05198). For long sequences that is attention (BurstEngine,
+  // arXiv 2509.19836).
   kSelective,
 };
 absl::StatusOr<Recompute> ParseRecompute(absl::string_view name);  // "none", "full", "selective"

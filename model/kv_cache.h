@@ -1,5 +1,5 @@
-// Keys and values of the tokens that a model has read, so that generating the next token costs one
-// token's work.
+// The KV cache of a model that generates text: keys and values of all tokens so far, so that the
+// next token costs the work of one token.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ class KvCache {
           DeviceType device = DeviceType::kCpu);
 
   int64_t batch() const { return batch_; }
-  int64_t length() const { return length_; }  // tokens read
+  int64_t length() const { return length_; }  // tokens in the cache
   int64_t window() const { return window_; }
   void Clear() { length_ = 0; }
 
   // Used by Transformer::Decode. Append writes a layer's keys and values [batch, n, kv_heads,
-  // head_dim] behind the first length() tokens and returns all of them, [batch, length() + n,
-  // kv_heads, head_dim]; Advance makes the n tokens of every layer part of the length.
+  // head_dim] after the first length() tokens and returns all of them, [batch, length() + n,
+  // kv_heads, head_dim]. Advance then adds n to length(), once for all layers.
   struct KeysAndValues {
     Tensor k, v;
   };

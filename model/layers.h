@@ -1,7 +1,7 @@
 // Layers that own parameters: normalization and the two linear layers of tensor parallelism.
 //
 // A layer declares its parameters when it is constructed; ParameterList::Allocate gives them
-// memory. Until then a layer must not move. Which ranks have which part of a parameter, and what
+// memory. Until then a layer must not move. Which rank has which shard of a parameter, and what
 // the ranks exchange around a GEMM, is decided here and in TensorParallel; on one rank nothing is
 // exchanged.
 #pragma once
@@ -122,7 +122,7 @@ class ColumnParallelLinear {
 };
 
 // y = residual + x W^T + b, row-parallel: a rank has some of the input channels, and its GEMM gives
-// one addend of y; the ranks sum them. It ends a branch of a layer, so its initial weights are
+// a partial result; the ranks add them up. It ends a branch of a layer, so its initial weights are
 // smaller by sqrt(2 layers): the variance of the residual stream does not grow with the number of
 // layers (Radford et al., 2019).
 class RowParallelLinear {

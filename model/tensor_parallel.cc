@@ -51,7 +51,7 @@ ParameterSharding TensorParallel::Replicated() const {
   return sharding;
 }
 
-// Where every rank has all tokens, it has the whole gradient as well.
+// Where every rank has all tokens, it computes the complete gradient as well.
 ParameterSharding TensorParallel::ReplicatedInLayers() const {
   ParameterSharding sharding = Replicated();
   sharding.replicated_gradient = ranks_ > 1 && !sequence_parallel_;
@@ -88,7 +88,7 @@ void TensorParallel::AllReduce(Tape& tape, const Tensor& all) const {
 
 // ---- Ops.
 
-//   kTp: y = all tokens of x;  dx = this rank's of dy, which is whole on every rank
+//   kTp: y = all tokens of x;  dx = this rank's tokens of dy, which is complete on every rank
 Variable TensorParallel::ToLayers(Tape& tape, const Shard& shard, const Variable& x) const {
   if (ranks_ == 1 || sequence_parallel_) return x;
   const Variable y = tape.Output(Gather(tape, *shard, x.value()), {x});
@@ -112,8 +112,8 @@ Variable TensorParallel::FromLayers(Tape& tape, const Shard& shard, const Variab
 //   kTp:   y = x;              dx = all-reduce(dy)
 //   kTpSp: y = all-gather(x);  dx = reduce-scatter(dy)
 //
-// The backward, in this order: posts the gather of y, computes dy, waits for the gather; posts the
-// sum of dy, computes the gradient of the weights from y, waits for the sum.
+// The backward, in this order: posts the all-gather of y, computes dy, waits for the gather; posts
+// the reduction of dy, computes the gradient of the weights from y, waits for the reduction.
 TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Shard& shard,
                                                      const Variable& x) const {
   Columns columns;
@@ -124,7 +124,7 @@ TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Shard& sh
   const auto pending = std::make_shared<TokenExchange::Pending>();
   columns.pending = pending;
   columns.dx_done = [=, &tape] {
-    const Tensor dy = y.grad().Contiguous();  // of one product only, so it may be summed in place
+    const Tensor dy = y.grad().Contiguous();  // of one GEMM only, so it may be reduced in place
     absl::Status status;
     if (!sequence_parallel_) {
       pending->result = dy;
@@ -163,7 +163,7 @@ Variable TensorParallel::SumRows(Tape& tape, const Shard& shard, const Variable&
   Tensor sum = partial.value();
   if (sequence_parallel_) {
     sum = ReduceScatter(tape, *shard, sum);
-    partial.ForgetValue();  // no backward reads a product's result
+    partial.ForgetValue();  // no backward reads a GEMM's result
   } else {
     AllReduce(tape, sum);
   }

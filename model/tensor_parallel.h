@@ -1,20 +1,21 @@
-// Tensor parallelism: the ranks of a group hold a model between them and work on the same
+// Tensor parallelism: the ranks of a group share the weights of the layers and work on the same
 // sequences.
 //
-// In every layer the products into attention and into the feed-forward are column-parallel, those
-// out of them row-parallel: a rank has a part of the heads and of the hidden channels, and its
-// product with the rows is a part of the sum that is the result. Around the layers every rank has
-// its part of the tokens, as with any other strategy: embedding, last norm, head and loss are whole
-// on every rank and work on these tokens. (Shoeybi et al. split the vocabulary instead. Without
-// that the head stays one fused op that sends nothing between the chunks of its logits; the price
-// is whole tables on every rank and one gather of [tokens, width] at either end.)
+// In every layer, the GEMMs into attention and into the feed-forward are column-parallel, those out
+// of them row-parallel. A rank has a shard of the heads and of the hidden channels; its
+// row-parallel GEMM gives a partial result, and the ranks add up their partial results. Outside the
+// layers every rank has its shard of the tokens, as with any other strategy: embedding, final
+// normalization, head and loss are replicated and work on these tokens. (Shoeybi et al. shard the
+// vocabulary instead. Without that the head stays one fused op that communicates nothing between
+// the chunks of its logits; the price is a replicated table and one gather of [tokens, width] at
+// either end.)
 //
-//   kTp    (Megatron-LM, arXiv 1909.08053): inside the layers every rank has all tokens, for norms
-//          and dropout too. A branch of a layer sends one all-reduce of [tokens, width] forward
-//          and one backward.
-//   kTpSp  (Korthikanti et al., arXiv 2205.05198): the residual stream, norms and dropout have this
-//          rank's tokens. A branch sends an all-gather and a reduce-scatter forward; backward the
-//          same, and once more the gather, because what was gathered is not kept.
+//   kTp    (Megatron-LM, arXiv 1909.08053): inside the layers every rank has all tokens, for
+//          normalization and dropout too. A branch of a layer sends one all-reduce of [tokens,
+//          width] forward and one backward.
+//   kTpSp  (Korthikanti et al., arXiv 2205.05198): the residual stream, normalization and dropout
+//          have this rank's tokens. A branch sends an all-gather and a reduce-scatter forward;
+//          backward the same, and the all-gather once more, because its result is not saved.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +37,7 @@ class TensorParallel {
  public:
   using Shard = std::shared_ptr<const TokenShard>;
 
-  // One rank holds the model.
+  // No tensor parallelism: one rank has the whole model.
   TensorParallel() : exchange_(nullptr) {}
   // This rank of `group`, which must outlive the object and the tapes of its ops.
   // `sequence_parallel`: kTpSp.
@@ -45,20 +46,21 @@ class TensorParallel {
   int ranks() const { return ranks_; }
   int rank() const { return rank_; }
 
-  // InvalidArgument, saying what would do, unless a model can be spread over `ranks` ranks: its
-  // heads as for Ulysses, its ffn divisible.
+  // InvalidArgument, saying what would be valid, unless a model can be sharded over `ranks` ranks:
+  // its heads as for Ulysses, its ffn divisible.
   static absl::Status Check(const ModelConfig& config, int ranks);
 
   // ---- Parameters.
 
-  // The split of a matrix whose rows (axis 0) or columns (axis 1) are groups of heads or channels,
-  // one group behind the other: group i has blocks[i] heads or channels of `unit` rows each. A rank
-  // has its part of each group; where there are fewer heads than ranks, several have the same one.
+  // A matrix sharded by rows (axis 0) or columns (axis 1), which are groups of heads or channels,
+  // one group behind the other: group i has blocks[i] heads (or channels) of `unit` rows each. Each
+  // group is sharded equally; where it has fewer heads than there are ranks, neighbouring ranks
+  // replicate one.
   ParameterSharding Sharded(int axis, const std::vector<int64_t>& blocks, int64_t unit) const;
-  // A parameter that every rank holds: of the layers, or around them.
+  // A parameter that every rank has: in the layers, or outside them.
   ParameterSharding ReplicatedInLayers() const;
   ParameterSharding Replicated() const;
-  // Heads, or channels, of this rank.
+  // How many of `count` heads, or channels, this rank has.
   int64_t LocalCount(int64_t count) const;
 
   // ---- Ops. x, y: [batch, length, width]. `shard` is that of this rank (RankGroup). A failed

@@ -16,7 +16,7 @@ namespace {
 // Standard deviation of the embeddings' initial weights (and with them of a tied head): GPT-2's.
 constexpr double kEmbeddingStd = 0.02;
 
-// Attention of the newest n tokens over all that the cache holds.
+// Attention of the newest n tokens to all tokens in the cache.
 // q: [batch, n, heads, head_dim], k, v: [batch, length, kv_heads, head_dim]
 Tensor AttendToCache(const Tensor& q, const KvCache::KeysAndValues& cached, int64_t window) {
   const int64_t n = q.dim(1), length = cached.k.dim(1);
@@ -193,7 +193,7 @@ absl::StatusOr<Tensor> Transformer::NextTokenLogits(SequenceParallelAttention& a
 }
 
 absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens) const {
-  BURST_CHECK_EQ(parallel_.ranks(), 1) << "a part of a model does not decode";
+  BURST_CHECK_EQ(parallel_.ranks(), 1) << "tensor parallelism does not decode";
   const int64_t batch = tokens.dim(0), n = tokens.dim(1), start = cache.length();
   BURST_CHECK(batch == cache.batch() && n >= 1)
       << ToString(tokens.shape()) << " for a cache of " << cache.batch() << " sequences";
@@ -228,11 +228,11 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
 
 Transformer::FlopsPerToken Transformer::TrainingFlopsPerToken(int64_t seqlen) const {
   const double width = config_.width, kv_width = config_.kv_heads * config_.head_dim();
-  const double ffn_products = config_.family == Family::kLlama ? 3 : 2;
-  const double layer = 2 * width * (width + kv_width) + ffn_products * width * config_.ffn;
-  const double products = config_.layers * layer + width * config_.vocab;
+  const double ffn_gemms = config_.family == Family::kLlama ? 3 : 2;
+  const double layer = 2 * width * (width + kv_width) + ffn_gemms * width * config_.ffn;
+  const double gemm_parameters = config_.layers * layer + width * config_.vocab;
   const double attention = 6.0 * config_.layers * width * seqlen;
-  return {6 * products + 2 * attention, 6 * products + attention};
+  return {6 * gemm_parameters + 2 * attention, 6 * gemm_parameters + attention};
 }
 
 }  // namespace burst

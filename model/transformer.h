@@ -1,6 +1,6 @@
-// A decoder-only Transformer of the Llama or the GPT-2 family, for one rank of a ring: it sees its
-// slice of every sequence, and only attention reaches the other ranks; or, with tensor parallelism,
-// the layers do.
+// A decoder-only Transformer of the Llama or the GPT-2 family, as one rank of several runs it: on
+// its tokens of every sequence. Only attention communicates; with tensor parallelism, the layers
+// do.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +22,11 @@
 
 namespace burst {
 
-// One batch as this rank sees it: its `length` tokens of every sequence, in the schedule's order,
+// This rank's part of a batch: its `length` tokens of every sequence, in the order of TokenShard,
 // on the model's device.
 struct SequenceBatch {
   Tensor tokens;     // [batch, length] int32
-  Tensor positions;  // [batch, length] int32: position within the token's document
+  Tensor positions;  // [batch, length] int32: index within the token's document
   Tensor targets;  // [batch, length] int32: the next token; -1: no loss here. Null when not needed
   std::shared_ptr<const RingSchedule> schedule;
 
@@ -42,14 +42,15 @@ class Transformer {
  public:
   // Parameters are drawn from `seed`, the same for every device; dtype as for
   // ParameterList::Allocate. InvalidArgument for a config that does not Validate or whose vocab
-  // (gpt2: context) is 0, or that `parallel` cannot spread. With the latter, this is one rank's
-  // part of the model: the attentions and batches given to it are those of its strategy.
+  // (gpt2: context) is 0, or that `parallel` cannot shard. With `parallel`, this is one rank's
+  // shard of the model; attention and batches must be of a tensor-parallel strategy.
   static absl::StatusOr<std::unique_ptr<Transformer>> Create(const ModelConfig& config, DType dtype,
                                                              uint64_t seed,
                                                              DeviceType device = DeviceType::kCpu,
                                                              const TensorParallel& parallel = {});
 
-  // Parameters of such a model (the whole), without making it; vocab and context as for Create.
+  // Number of parameters of such a model (all ranks), without making it; vocab and context as for
+  // Create.
   static absl::StatusOr<int64_t> CountParameters(const ModelConfig& config);
 
   const ModelConfig& config() const { return config_; }  // WithDefaults
@@ -58,7 +59,7 @@ class Transformer {
   ParameterList& parameters() { return parameters_; }
   const ParameterList& parameters() const { return parameters_; }
 
-  // What the layers of a pass with gradients keep for its backward; kNone unless set.
+  // What the layers save for the backward; kNone unless set.
   void set_recompute(Recompute recompute) { recompute_ = recompute; }
 
   // loss_scale * (sum over this rank's targets of -log p(target)); a scalar. With loss_scale = 1 /
@@ -72,8 +73,8 @@ class Transformer {
   Variable Logits(Tape& tape, SequenceParallelAttention& attention,
                   const SequenceBatch& batch) const;
 
-  // The prefill of a prompt over a ring: the logits [batch, vocab] of the sequence's last token on
-  // the rank that holds it, null on the others. Collective, no gradient.
+  // Prefill of a prompt over all ranks: the logits [batch, vocab] of the sequence's last token on
+  // the rank that has it, null on the others. Collective, no gradient.
   absl::StatusOr<Tensor> NextTokenLogits(SequenceParallelAttention& attention,
                                          const SequenceBatch& batch) const;
 
@@ -83,7 +84,7 @@ class Transformer {
   absl::StatusOr<Tensor> Decode(KvCache& cache, const Tensor& tokens) const;
 
   // Multiply-add FLOPs (2 per multiply-add) of a forward and backward pass per token: 6 x (the
-  // parameters of matrix products) + 12 layers width seqlen, and with half of the attention term.
+  // parameters of GEMMs) + 12 layers width seqlen, and with half of the attention term.
   struct FlopsPerToken {
     double full = 0;    // 6N + 12 L d S
     double causal = 0;  // 6N + 6 L d S
@@ -94,7 +95,7 @@ class Transformer {
   // Declares the parameters, without memory.
   explicit Transformer(const ModelConfig& config, const TensorParallel& parallel = {});
 
-  // The residual stream after the last norm, [batch, length, width].
+  // The residual stream after the final normalization, [batch, length, width].
   Variable Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions,
                   const GradientsReady& ready = nullptr) const;
   Variable Hidden(Tape& tape, SequenceParallelAttention& attention, const SequenceBatch& batch,

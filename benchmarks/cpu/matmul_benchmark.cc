@@ -1,4 +1,4 @@
-// The rate of matrix products through model/ops/matmul.h for the shapes of GPT-2 124M, 1,024
+// The rate of GEMMs through model/ops/matmul.h for the shapes of GPT-2 124M, 1,024
 // tokens, forward and backward, next to that of 1024^3 squares: what the shapes cost against the
 // machine's sgemm rate. Arguments: threads.
 #include <benchmark/benchmark.h>

@@ -28,7 +28,7 @@ double SgemmRate() {
   for (int attempt = 0; attempt < kTries; ++attempt) {
     const Clock::time_point start = Clock::now();
     ParallelFor(threads, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {  // a matrix product within a task runs inline
+      for (int64_t i = begin; i < end; ++i) {  // a GEMM within a task runs inline
         MatMul(AsMatrix<float>(matrices[3 * i], kSize), AsMatrix<float>(matrices[3 * i + 1], kSize),
                AsMatrix<float>(matrices[3 * i + 2], kSize), Into::kAssign);
       }

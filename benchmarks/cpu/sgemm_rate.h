@@ -1,10 +1,10 @@
-// The limit that CPU benchmarks are measured against: the rate of large single-precision matrix
-// products, on the same threads, in the same process.
+// The limit that CPU benchmarks are measured against: the rate of large single-precision
+// GEMMs, on the same threads, in the same process.
 #pragma once
 
 namespace burst {
 
-// FLOP/s of 1024 x 1024 x 1024 products on the caller's thread pool, every thread with matrices of
+// FLOP/s of 1024 x 1024 x 1024 GEMMs on the caller's thread pool, every thread with matrices of
 // its own; the best of several tries.
 double SgemmRate();
 

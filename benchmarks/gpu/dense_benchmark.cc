@@ -1,11 +1,11 @@
 // The dense layers of GPT-2 124M (64 x 1,024 tokens) and of a 1.07B Llama (16,384 tokens) on a GPU
-// in bfloat16, forward and backward, beside cuBLAS alone: the same matrix products by cublasGemmEx
+// in bfloat16, forward and backward, beside cuBLAS alone: the same GEMMs by cublasGemmEx
 // with nothing else around them, in the same run.
 //
-//   products   ours without a bias, GELU or residual: the same work as the peer's
+//   gemm       ours without a bias, GELU or residual: the same work as the peer's
 //   layer      what the model runs: bias, GELU and residual, and the bias's gradient, included
 //
-// Counters: TFLOP/s by the products; of_cublas, that rate over the peer's.
+// Counters: TFLOP/s of the GEMMs; of_cublas, that rate over the peer's.
 #include <benchmark/benchmark.h>
 #include <cublas_v2.h>
 
@@ -45,8 +45,8 @@ cublasHandle_t Handle() {
 }
 
 // c [m, n] = a b, row-major; a transposed matrix is the transpose of what lies in memory.
-void Product(const Tensor& a, bool a_transposed, const Tensor& b, bool b_transposed, int64_t m,
-             int64_t n, int64_t k, const Tensor& c) {
+void Gemm(const Tensor& a, bool a_transposed, const Tensor& b, bool b_transposed, int64_t m,
+          int64_t n, int64_t k, const Tensor& c) {
   const float one = 1, zero = 0;
   const auto op = [](bool transposed) { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
   const cublasStatus_t status = cublasGemmEx(
@@ -69,10 +69,10 @@ struct PeerLayer {
         y(Numbers({tokens, out}, 1)),
         dx(Tensor::EmptyLike(x)),
         dweight(Tensor::Zeros({out, in}, kF32, DeviceType::kCuda)) {}
-  void Forward() { Product(x, false, weight, true, tokens, out, in, y); }
+  void Forward() { Gemm(x, false, weight, true, tokens, out, in, y); }
   void Backward(const Tensor& dy) {
-    Product(dy, false, weight, false, tokens, in, out, dx);
-    Product(dy, true, x, false, out, in, tokens, dweight);
+    Gemm(dy, false, weight, false, tokens, in, out, dx);
+    Gemm(dy, true, x, false, out, in, tokens, dweight);
   }
   int64_t tokens, in, out;
   Tensor x, weight, y, dx, dweight;
@@ -156,7 +156,7 @@ void Register(const std::string& name, const std::function<void(benchmark::State
 void RegisterAll() {
   const auto linear = [](const std::string& name, int64_t tokens, int64_t in, int64_t out,
                          bool bias, bool residual) {
-    Register("products/" + name,
+    Register("gemm/" + name,
              [=](benchmark::State& state) { LinearLayer(state, tokens, in, out, false, false); });
     if (!bias && !residual) return;
     Register("layer/" + name,

@@ -157,7 +157,7 @@ void RegisterElementwise() {
     return Work{Bytes({gate_up, dy, dgate_up}),
                 [=] { cuda::SwiGluBackward(gate_up, dy, dgate_up); }};
   });
-  // 16 query heads, 8 key heads, 8 value heads of 128.
+  // 16 query heads, 8 KV heads (keys, then values) of 128.
   Register("rope/16384x32x128", [] {
     const Tensor x = Numbers({1, 16384, 32, 128}), y = Empty({1, 16384, 32, 128});
     const Tensor cos = Numbers({16384, 64}, kF32), sin = Numbers({16384, 64}, kF32);

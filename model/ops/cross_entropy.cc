@@ -39,15 +39,15 @@ void SoftmaxCrossEntropy(const MatrixView<T>& logits, const int32_t* targets, do
   });
 }
 
-// Returns scale * the summed loss. dx: [tokens, width] and dweight: [vocab, width] are assigned,
-// unless they are null.
+// Returns scale * the sum of the losses. dx: [tokens, width] and dweight: [vocab, width] are
+// assigned, unless they are null.
 template <typename T>
 double ForwardAndGradient(const MatrixView<T>& x, const MatrixView<T>& weight,
                           const int32_t* targets, double scale, int64_t chunk, T* dx, T* dweight) {
   constexpr int64_t kAlign = 64 / sizeof(T);  // rows of logits start on a cache line
   const int64_t tokens = x.rows, width = x.cols, vocab = weight.rows;
   const int64_t stride = (vocab + kAlign - 1) / kAlign * kAlign;
-  if (chunk == 0) {  // equal ones: each costs a pass over dweight
+  if (chunk == 0) {  // equal chunks: each reads and writes all of dweight
     const int64_t most = std::max<int64_t>(32, kLogitBytes / (stride * sizeof(T)));
     const int64_t chunks = (tokens + most - 1) / most;
     chunk = chunks == 0 ? 1 : (tokens + chunks - 1) / chunks;

@@ -1,4 +1,4 @@
-// How backwards on a GPU hand on gradients without an extra pass over memory.
+// How the backwards on a GPU accumulate gradients without reading memory once more.
 #pragma once
 
 #include "burst/autograd/tape.h"

@@ -21,7 +21,7 @@ auto AsEigen(const MatrixView<T>& m) {
 }
 
 template <typename T, int kOrderA, int kOrderB>
-void Product(const MatrixView<T>& a, const MatrixView<T>& b, const MatrixView<T>& c, Into into) {
+void Gemm(const MatrixView<T>& a, const MatrixView<T>& b, const MatrixView<T>& c, Into into) {
   auto result = AsEigen<T, Eigen::RowMajor>(c);
   if (into == Into::kAccumulate) {
     result.noalias() += AsEigen<T, kOrderA>(a) * AsEigen<T, kOrderB>(b);
@@ -35,10 +35,9 @@ void SingleThreaded(const MatrixView<T>& a, const MatrixView<T>& b, const Matrix
                     Into into) {
   constexpr int kRow = Eigen::RowMajor, kColumn = Eigen::ColMajor;
   if (a.transposed) {
-    b.transposed ? Product<T, kColumn, kColumn>(a, b, c, into)
-                 : Product<T, kColumn, kRow>(a, b, c, into);
+    b.transposed ? Gemm<T, kColumn, kColumn>(a, b, c, into) : Gemm<T, kColumn, kRow>(a, b, c, into);
   } else {
-    b.transposed ? Product<T, kRow, kColumn>(a, b, c, into) : Product<T, kRow, kRow>(a, b, c, into);
+    b.transposed ? Gemm<T, kRow, kColumn>(a, b, c, into) : Gemm<T, kRow, kRow>(a, b, c, into);
   }
 }
 
@@ -49,7 +48,7 @@ void MatMul(const MatrixView<T>& a, const MatrixView<T>& b, const MatrixView<T>&
   BURST_CHECK(a.rows == c.rows && b.cols == c.cols && a.cols == b.rows && !c.transposed)
       << "[" << a.rows << ", " << a.cols << "] x [" << b.rows << ", " << b.cols << "] -> ["
       << c.rows << ", " << c.cols << "]";
-  // A thread's part: worth waking a thread for, and some registers high.
+  // A thread's part: enough work to wake a thread for, and a few registers high.
   constexpr int64_t kMinFlops = 1 << 20, kMinExtent = 16;
   const bool by_rows = c.rows >= c.cols;
   const int64_t flops = std::max<int64_t>(2 * a.cols * std::min(c.rows, c.cols), 1);

@@ -1,4 +1,4 @@
-// Matrix products on raw memory: the one place where the model multiplies matrices.
+// GEMMs on raw memory: the only place where the model multiplies matrices on the CPU.
 #pragma once
 
 #include <cstdint>

@@ -46,7 +46,7 @@ std::unique_ptr<Transformer> Make(const ModelConfig& config, DType dtype, Device
   for (const Parameter& parameter : parameters.all()) {
     for (int64_t i = 0; i < parameter.numel(); ++i) {
       const PhiloxCounter bits = Philox(5, parameter.offset, i);
-      // Biases and norms' weights too are off their initial 0 and 1.
+      // Biases and normalization weights too are off their initial 0 and 1.
       const double spread = parameter.init_std > 0 ? parameter.init_std : 0.1;
       values[parameter.offset + i] =
           parameter.init_mean + spread * NormalFromBits(bits[0], bits[1])[0];

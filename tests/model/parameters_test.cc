@@ -25,7 +25,7 @@ TEST(Parameters, CountsOfPublishedModels) {
   EXPECT_EQ(*Transformer::CountParameters(*ModelPreset("d36")), 774030080);
   EXPECT_EQ(*Transformer::CountParameters(*ModelPreset("d48")), 1557611200);
   // Per layer: query and out of width^2, key and value of width * 8 heads * 128, three matrices of
-  // width * ffn and two norms; a last norm, embedding and head.
+  // width * ffn and two normalizations; final normalization, embedding and head.
   const int64_t layer = 2 * 2048 * 2048 + 2 * 2048 * 1024 + 3 * 2048 * 8192 + 2 * 2048;
   EXPECT_EQ(*Transformer::CountParameters(*ModelPreset("llama_1b")),
             16 * layer + 2048 + 2 * 32000 * 2048);
@@ -36,9 +36,9 @@ TEST(Parameters, FlopsPerToken) {
   config.vocab = 65;
   config.context = 64;
   const auto model = *Transformer::Create(config, DType::kFloat32, 1);
-  const double products = 4 * (4 * 128 * 128 + 2 * 128 * 512) + 65 * 128;
-  EXPECT_EQ(model->TrainingFlopsPerToken(64).full, 6 * products + 12.0 * 4 * 128 * 64);
-  EXPECT_EQ(model->TrainingFlopsPerToken(64).causal, 6 * products + 6.0 * 4 * 128 * 64);
+  const double gemm_parameters = 4 * (4 * 128 * 128 + 2 * 128 * 512) + 65 * 128;
+  EXPECT_EQ(model->TrainingFlopsPerToken(64).full, 6 * gemm_parameters + 12.0 * 4 * 128 * 64);
+  EXPECT_EQ(model->TrainingFlopsPerToken(64).causal, 6 * gemm_parameters + 6.0 * 4 * 128 * 64);
 }
 
 TEST(Parameters, InitialValues) {

@@ -169,8 +169,9 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   const Memory none = measure(Recompute::kNone), full = measure(Recompute::kFull);
   const Memory selective = measure(Recompute::kSelective);
 
-  // Of one layer's forward, for each token: both norms with 1 / rms, the projected heads, the same
-  // after RoPE, out and lse, the residual stream after either branch, gate and up, their product.
+  // Of one layer's forward, for each token: both normalizations with 1 / rms, the projected heads,
+  // the same after RoPE, out and lse, the residual stream after either branch, gate and up, the
+  // result of SwiGLU.
   const int64_t w = config.width, qkv = w + 2 * config.kv_heads * config.head_dim();
   const int64_t all = 2 * (w + 1) + 2 * qkv + (w + config.heads) + 2 * w + 3 * config.ffn;
   const int64_t stream = w, result = w + config.heads;

@@ -46,7 +46,7 @@ inline ModelConfig SmallGpt2(double dropout = 0) {
   return config;
 }
 
-// Initial values are too close to zero (and biases exactly there) to tell mistakes from rounding.
+// Initial values are too close to zero (and biases exactly there) to tell errors from rounding.
 inline std::unique_ptr<Transformer> MakeModel(const ModelConfig& config,
                                               DType dtype = DType::kFloat64) {
   auto model = Transformer::Create(config, dtype, /*seed=*/3, kTestDevice);

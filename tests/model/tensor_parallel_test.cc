@@ -157,7 +157,7 @@ TEST(TensorParallel, LossAndGradientsAreThoseOfOneRank) {
     ExpectRanksAgree(strategy, SmallLlama(true), Layout::kZigzag, 2, 8);  // parts of one length
     ExpectRanksAgree(strategy, Gpt2OfHeads(2, 0), Layout::kContiguous, 2, 8);
     ExpectRanksAgree(strategy, LlamaOfKeyHeads(4), Layout::kZigzag, 4, 9);
-    // Key heads on several ranks.
+    // KV heads on several ranks.
     ExpectRanksAgree(strategy, LlamaOfKeyHeads(2), Layout::kZigzag, 4, 9);
     ExpectRanksAgree(strategy, LlamaOfKeyHeads(1, 0.2), Layout::kStriped, 4, 9);
     // Fewer tokens than ranks.
@@ -215,7 +215,7 @@ TEST(TensorParallel, InitialValuesAreThoseOfOneRank) {
           end = range.end;
         }
         EXPECT_EQ(end, parameters.numel());
-        const bool replicated = config.family == Family::kLlama;  // key heads on two ranks each
+        const bool replicated = config.family == Family::kLlama;  // KV heads on two ranks each
         EXPECT_LE(ranges.size(), 3u + (replicated ? 2 * config.layers : 0));
         return absl::OkStatus();
       });

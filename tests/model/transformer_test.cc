@@ -147,7 +147,7 @@ void CheckModelGradients(const ModelConfig& config, Recompute recompute = Recomp
   for (const Parameter& parameter : model->parameters().all()) {
     leaves.push_back({parameter.name, parameter.variable});
   }
-  // Norms over a dozen channels have large higher derivatives: a smaller step.
+  // Normalization over a dozen channels have large higher derivatives: a smaller step.
   const auto loss = [&](Tape& tape) -> std::vector<Variable> {
     return {model->Loss(tape, *single.attention, single.batch, 0.1, dropout)};
   };

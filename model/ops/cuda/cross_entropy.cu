@@ -122,8 +122,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // With gradients, for long rows that fit in shared memory twice. A block takes row after row, one a
-// multiprocessor: the next row comes while this one is at work. Every thread works on the words
-// that it fetched itself.
+// multiprocessor: the next row is loaded while this one is computed. Every thread works on the
+// words that it fetched itself.
 constexpr int kStagedThreads = 1024;
 
 // Of every thread's value; one of `shared` for each warp.
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kStagedThreads, 1)
 
 constexpr int kSumThreads = 1024;
 
-// One block, whose threads ask for several losses at once: nothing else is at work meanwhile.
+// One block, whose threads load several losses at once: nothing else runs meanwhile.
 template <typename A>
 __global__ void __launch_bounds__(kSumThreads)
     SumLossesKernel(int64_t n, const A* __restrict__ losses, double scale, A* total) {

@@ -1,4 +1,4 @@
-// Ops on elements one by one: the sum, GELU and SwiGLU.
+// Elementwise ops: the sum of two tensors, GELU and SwiGLU.
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/cuda/vectorized.cuh"
 
@@ -57,7 +57,7 @@ void Map(const Tensor& a, const Tensor& b, const Tensor& y) {
   BURST_CUDA_CHECK_LAUNCH("Map");
 }
 
-// As in gelu.cc: with 2 u = x (a + b x^2) and s = sigmoid(2 u), gelu(x) = x s.
+// As in model/ops/elementwise.cc: with 2 u = x (a + b x^2) and s = sigmoid(2 u), gelu(x) = x s.
 constexpr double kA = 1.5957691216057308;  // 2 sqrt(2 / pi)
 constexpr double kB = 0.044715 * kA;
 

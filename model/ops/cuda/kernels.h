@@ -4,10 +4,10 @@
 // Tensors are contiguous and on the calling thread's GPU; the work is queued on its stream and
 // never waited for. Activations and parameters are bfloat16, float32 or float64, one dtype per
 // call. "Accumulator type" is what the kernels compute in: float32 for bfloat16, else the dtype
-// itself. Gradients of parameters are added to what their buffers hold, or as ParameterGrad says; a
+// itself. Gradients of parameters are accumulated into their buffers, or as ParameterGrad says; a
 // buffer is of the parameter's dtype or of its accumulator type. A gradient that nobody wants is a
 // null Tensor.
-// Every sum has a fixed order: the same bits in every run on one kind of GPU.
+// Every reduction has a fixed order: the same bits in every run on one kind of GPU.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +38,8 @@ inline DType AccumulatorDType(DType dtype) {
 
 // Where a parameter's gradient goes.
 struct ParameterGrad {
-  Tensor sum;       // null: nobody wants it
-  bool add = true;  // to what `sum` holds; else that is overwritten
+  Tensor sum;       // null: not wanted
+  bool add = true;  // accumulate into `sum`; else overwrite it
 };
 
 // --- Normalization. x, y, dy, dx: [rows, width]; mean, rstd: [rows] of the
@@ -91,7 +91,7 @@ void EmbeddingBackward(const Tensor& ids, const Tensor& dy, const Tensor& dtable
 void DropoutApply(const DropoutMask& mask, const Tensor& positions, const Tensor& x,
                   const Tensor& residual, const Tensor& y);
 
-// --- Parts of the GEMM ops that a GEMM cannot take along: a bias, for dtypes without epilogues,
+// --- Parts of the GEMM ops that no epilogue does: a bias, for dtypes without epilogues,
 // and softmax.
 
 // y[i, :] += bias. y: [..., width] contiguous, bias: [width]; one dtype.

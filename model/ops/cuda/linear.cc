@@ -9,20 +9,20 @@ namespace burst {
 namespace cuda {
 namespace {
 
-// grad of x += a b, [rows, cols]. The product itself adds what is there: into a parameter's buffer
-// in place, else on the way to a new tensor.
-void AddProduct(const Variable& x, int64_t cols, MatMulParams product) {
+// grad of x += a b, [rows, cols]. The GEMM itself adds the gradient so far: in place in a
+// parameter's buffer, else into a new tensor.
+void AddGemm(const Variable& x, int64_t cols, MatMulParams gemm) {
   if (x.is_parameter()) {
     bool add = false;
-    product.c = AsMatrix(x.GradToWrite(&add), cols);
-    if (add) product.addend = product.c.data;
-    return MatMul(product);
+    gemm.c = AsMatrix(x.GradToWrite(&add), cols);
+    if (add) gemm.addend = gemm.c.data;
+    return MatMul(gemm);
   }
   const Tensor before = x.grad().null() ? Tensor() : x.grad().Contiguous();
   const Tensor sum = Tensor::EmptyLike(x.value());
-  product.c = AsMatrix(sum, cols);
-  product.addend = before.null() ? nullptr : before.raw_data();
-  MatMul(product);
+  gemm.c = AsMatrix(sum, cols);
+  gemm.addend = before.null() ? nullptr : before.raw_data();
+  MatMul(gemm);
   x.SetGrad(sum);
 }
 
@@ -30,10 +30,10 @@ void AddProduct(const Variable& x, int64_t cols, MatMulParams product) {
 void WeightBackward(const Tensor& dy, const Tensor& x, const Variable& weight,
                     const Variable& bias) {
   const int64_t out = weight.value().dim(0), in = weight.value().dim(1);
-  MatMulParams product;
-  product.a = AsMatrix(dy, out).Transposed();
-  product.b = AsMatrix(x, in);
-  if (weight.requires_grad()) AddProduct(weight, in, product);
+  MatMulParams gemm;
+  gemm.a = AsMatrix(dy, out).Transposed();
+  gemm.b = AsMatrix(x, in);
+  if (weight.requires_grad()) AddGemm(weight, in, gemm);
   if (!bias.defined() || !bias.requires_grad()) return;
   bool add = false;
   const Tensor& grad = bias.GradToWrite(&add);
@@ -48,10 +48,10 @@ void WeightBackward(const Tensor& dy, const Tensor& x, const Variable& weight,
 void InputBackward(const Tensor& dy, const Variable& x, const Variable& weight) {
   if (!x.requires_grad()) return;
   const int64_t out = weight.value().dim(0), in = weight.value().dim(1);
-  MatMulParams product;
-  product.a = AsMatrix(dy, out);
-  product.b = AsMatrix(weight.value(), in);
-  AddProduct(x, in, product);
+  MatMulParams gemm;
+  gemm.a = AsMatrix(dy, out);
+  gemm.b = AsMatrix(weight.value(), in);
+  AddGemm(x, in, gemm);
 }
 
 // y = x W^T + bias + residual
@@ -59,16 +59,16 @@ void LinearForward(const Tensor& x, const Variable& weight, const Variable& bias
                    const Variable& residual, const Tensor& y) {
   const int64_t out = weight.value().dim(0), in = weight.value().dim(1);
   const bool fused = bias.defined() && x.dtype() == DType::kBFloat16;
-  MatMulParams product;
-  product.a = AsMatrix(x, in);
-  product.b = AsMatrix(weight.value(), in).Transposed();
-  product.c = AsMatrix(y, out);
-  if (residual.defined()) product.addend = residual.value().raw_data();
+  MatMulParams gemm;
+  gemm.a = AsMatrix(x, in);
+  gemm.b = AsMatrix(weight.value(), in).Transposed();
+  gemm.c = AsMatrix(y, out);
+  if (residual.defined()) gemm.addend = residual.value().raw_data();
   if (fused) {
-    product.epilogue = Epilogue::kBias;
-    product.vector = bias.value().raw_data();
+    gemm.epilogue = Epilogue::kBias;
+    gemm.vector = bias.value().raw_data();
   }
-  MatMul(product);
+  MatMul(gemm);
   if (bias.defined() && !fused) AddBias(y, bias.value());
 }
 
@@ -103,14 +103,14 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
   // pre = x up^T + up_bias, hidden = gelu(pre)
   const Tensor hidden = Tensor::Empty(shape, x.value().dtype(), DeviceType::kCuda);
   const Tensor pre = needs_grad ? Tensor::EmptyLike(hidden) : Tensor();
-  MatMulParams product;
-  product.a = AsMatrix(x.value(), width);
-  product.b = AsMatrix(up.value(), width).Transposed();
-  product.c = AsMatrix(hidden, ffn);
-  product.epilogue = Epilogue::kGelu;
-  product.vector = up_bias.value().raw_data();
-  product.pre = needs_grad ? pre.raw_data() : nullptr;
-  MatMul(product);
+  MatMulParams gemm;
+  gemm.a = AsMatrix(x.value(), width);
+  gemm.b = AsMatrix(up.value(), width).Transposed();
+  gemm.c = AsMatrix(hidden, ffn);
+  gemm.epilogue = Epilogue::kGelu;
+  gemm.vector = up_bias.value().raw_data();
+  gemm.pre = needs_grad ? pre.raw_data() : nullptr;
+  MatMul(gemm);
 
   shape.back() = down.value().dim(0);
   const Variable y = tape.Output(Tensor::Empty(shape, x.value().dtype(), DeviceType::kCuda),
@@ -124,13 +124,13 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
     const Tensor dy = y.grad().Contiguous();
     WeightBackward(dy, hidden, down, down_bias);
     const Tensor dpre = Tensor::EmptyLike(pre);
-    MatMulParams product;
-    product.a = AsMatrix(dy, down.value().dim(0));
-    product.b = AsMatrix(down.value(), ffn);
-    product.c = AsMatrix(dpre, ffn);
-    product.epilogue = Epilogue::kGeluBackward;
-    product.pre = pre.raw_data();
-    MatMul(product);
+    MatMulParams gemm;
+    gemm.a = AsMatrix(dy, down.value().dim(0));
+    gemm.b = AsMatrix(down.value(), ffn);
+    gemm.c = AsMatrix(dpre, ffn);
+    gemm.epilogue = Epilogue::kGeluBackward;
+    gemm.pre = pre.raw_data();
+    MatMul(gemm);
     InputBackward(dpre, x, up);
     if (dx_done != nullptr) dx_done();
     WeightBackward(dpre, x.value(), up, up_bias);
@@ -142,7 +142,7 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
 Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weight,
                             const Tensor& targets, double scale, int64_t chunk) {
   constexpr int64_t kLogitBytes = int64_t{2} << 30;  // of one chunk, at most
-  constexpr int64_t kRows = 256;                     // a multiple of every tile of a product
+  constexpr int64_t kRows = 256;                     // a multiple of every tile of a GEMM
   const int64_t vocab = weight.value().dim(0), width = weight.value().dim(1);
   const int64_t tokens = targets.numel();
   const DType dtype = x.value().dtype();
@@ -152,8 +152,8 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
   const bool dweight_wanted = needs_grad && weight.requires_grad();
   const Tensor dx = dx_wanted ? Tensor::EmptyLike(x.value()) : Tensor();
 
-  // A vocabulary of an odd size (GPT-2's 50,257) would cost the products their fast kernels: rows
-  // of zeros are added, whose logits nobody reads and whose gradients are zero.
+  // A vocabulary of an odd size (GPT-2's 50,257) would cost the GEMMs their fast kernels. So rows
+  // of zeros are added; nobody reads their logits, and their gradients are zero.
   const int64_t align = 128 / SizeOf(dtype), stride = (vocab + align - 1) / align * align;
   Tensor padded_weight = weight.value();
   if (stride != vocab) {
@@ -168,7 +168,7 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
   }
   const Variable loss = tape.Output(Tensor::Empty({}, sum_dtype, DeviceType::kCuda), {x, weight});
 
-  if (chunk == 0) {  // equal ones: each costs a pass over dweight
+  if (chunk == 0) {  // equal chunks: each reads and writes all of dweight
     const int64_t most = std::max(kRows, kLogitBytes / (stride * SizeOf(dtype)));
     const int64_t chunks = std::max<int64_t>(1, (tokens + most - 1) / most);
     chunk = ((tokens + chunks - 1) / chunks + kRows - 1) / kRows * kRows;
@@ -187,16 +187,16 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
                         static_cast<char*>(losses.raw_data()) + begin * SizeOf(sum_dtype));
     if (dx_wanted) MatMul({l, w, AsMatrix(dx, width).Rows(begin, begin + rows)});
     if (dweight_wanted) {
-      MatMulParams product{l.Transposed(), x_rows, AsMatrix(padded_dweight, width)};
-      if (begin > 0) product.addend = product.c.data;
-      MatMul(product);
+      MatMulParams gemm{l.Transposed(), x_rows, AsMatrix(padded_dweight, width)};
+      if (begin > 0) gemm.addend = gemm.c.data;
+      MatMul(gemm);
     }
   }
   SumLosses(losses, scale, loss.value());
   if (!needs_grad) return loss;
 
   tape.Record("cross_entropy", {loss}, [=] {
-    const Tensor upstream = loss.grad();  // nearly always one, which costs no pass
+    const Tensor upstream = loss.grad();  // nearly always 1, which needs no scaling
     const Tensor dweight = dweight_wanted ? padded_dweight.Slice(0, 0, vocab) : Tensor();
     if (dx_wanted) {
       ScaleBy(dx, upstream);

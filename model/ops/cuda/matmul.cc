@@ -52,7 +52,7 @@ int Alignment(const void* data) {
   return data == nullptr ? 8 : __builtin_ctzll(reinterpret_cast<uintptr_t>(data) | 256);
 }
 
-// A product as cuBLASLt knows it, made once for each PlanKey. cuBLASLt is column-major: it is asked
+// A GEMM as cuBLASLt knows it, made once for each PlanKey. cuBLASLt is column-major: it is asked
 // for c^T = b^T a^T, where a row-major matrix is the transpose of what it sees.
 struct Plan {
   cublasLtMatmulDesc_t operation = nullptr;
@@ -150,8 +150,8 @@ class Cublas {
           cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
-    // Partial sums over parts of k stay in the accumulator's type: rounded to bf16 they would cost
-    // more than the result's own rounding.
+    // Partial results over parts of k stay in the accumulator's type: rounding them to bf16 would
+    // cost more than rounding the result.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
            static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     for (const auto attribute :
@@ -165,7 +165,7 @@ class Cublas {
         handle_, plan.operation, plan.b, plan.a, plan.c, plan.c, preference, 1, &result, &found);
     if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
       Fail("cublasLtMatmulAlgoGetHeuristic",
-           "no algorithm for a product of " + std::to_string(p.c.rows) + " x " +
+           "no algorithm for a GEMM of " + std::to_string(p.c.rows) + " x " +
                std::to_string(p.c.cols) + " x " + std::to_string(p.a.cols) + " in " +
                Name(p.a.dtype) + ": " + cublasLtGetStatusName(status));
     }
@@ -179,8 +179,8 @@ class Cublas {
   std::map<PlanKey, Plan> plans_;
 };
 
-// A rank may hold no tokens, and still owes its part of the weights' gradients: zero.
-void SumOfNothing(const MatMulParams& p) {
+// k = 0. A rank may have no tokens; its part of the weights' gradients is zero.
+void EmptyGemm(const MatMulParams& p) {
   BURST_CHECK(p.epilogue == Epilogue::kNone);
   const size_t element = SizeOf(p.c.dtype), pitch = p.c.stride * element;
   if (p.addend == nullptr) {
@@ -218,7 +218,7 @@ void MatMul(const MatMulParams& p) {
   BURST_CHECK_EQ(p.epilogue == Epilogue::kNone || p.epilogue == Epilogue::kGeluBackward,
                  p.vector == nullptr);
   if (p.c.rows == 0 || p.c.cols == 0) return;
-  if (p.a.cols == 0) return SumOfNothing(p);
+  if (p.a.cols == 0) return EmptyGemm(p);
   CurrentContext().Get<Cublas>().Run(p);
 }
 

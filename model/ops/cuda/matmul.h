@@ -1,4 +1,4 @@
-// Matrix products on a GPU, by cuBLASLt: bf16 with fp32 accumulation, fp32 (or TF32), double.
+// GEMMs on a GPU, by cuBLASLt: bf16 with fp32 accumulation, fp32 (or TF32), double.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Matrix {
 // A contiguous tensor as [numel / cols, cols].
 Matrix AsMatrix(const Tensor& tensor, int64_t cols);
 
-// An operation on the product before it is stored. `vector` has an element for each column of c.
+// An operation on a b + addend before it is stored. `vector` has an element for each column of c.
 enum class Epilogue {
   kNone,
   kBias,          // c + vector
@@ -45,7 +45,7 @@ struct MatMulParams {
 };
 void MatMul(const MatMulParams& params);
 
-// Whether float32 products may round their factors to TF32 (10 bits of mantissa): faster, and off
+// Whether float32 GEMMs may round their operands to TF32 (10 bits of mantissa): faster, and off
 // unless asked for. For the whole process.
 void AllowTf32(bool allow);
 

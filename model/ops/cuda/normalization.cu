@@ -60,7 +60,7 @@ struct BackwardKernels {
   }
 };
 
-// As many blocks as the GPU holds at once, or fewer when the rows end first.
+// As many blocks as are resident on the GPU at once, or fewer when the rows end first.
 template <typename Kernel>
 int ResidentBlocks(Kernel kernel, const NormBlock& block, size_t shared_bytes, int64_t rows) {
   int per_multiprocessor = 0;

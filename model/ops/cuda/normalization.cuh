@@ -3,8 +3,8 @@
 //   xhat = (x - mean) rstd,   rstd = 1 / sqrt(mean of (x - mean)^2 + eps),   y = xhat weight + bias
 //
 // with mean = 0 and bias = 0 for RMSNorm. A team keeps a row in registers, so that memory is read
-// once: a warp, or a whole block for rows that are wider than a warp can hold. Rows that do not fit
-// vectors, or are too wide even so, are read again instead, by the Strided kernels.
+// once: a warp, or a whole block for rows that do not fit the registers of a warp. Rows that do not
+// fit vectors, or are too wide even so, are read again instead, by the Strided kernels.
 #pragma once
 
 #include "model/ops/cuda/vectorized.cuh"
@@ -393,7 +393,7 @@ template <typename T, int kSums>
 struct NormSums {
   void* sums[kSums] = {};             // [width]; null: not wanted
   bool accumulator_type[kSums] = {};  // else T
-  bool add[kSums] = {};               // to what the sums hold; else that is overwritten
+  bool add[kSums] = {};               // accumulate into the sums; else overwrite them
 };
 
 // sums[s][c] (+)= sum over i of partials[i, s, c], s = blockIdx.y. The thread with threadIdx.y = j

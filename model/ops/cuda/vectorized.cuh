@@ -1,4 +1,4 @@
-// What the memory-bound kernels share: 16 bytes of a row as numbers to compute with.
+// Vectorized loads and stores of the memory-bound kernels: 16 bytes of a row as numbers.
 #pragma once
 
 #include <algorithm>

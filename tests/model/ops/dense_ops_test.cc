@@ -1,4 +1,4 @@
-// The ops that consist of matrix products, as ops_test.cc the others.
+// The ops that consist of GEMMs, as ops_test.cc the others.
 #include <gtest/gtest.h>
 
 #include <cmath>

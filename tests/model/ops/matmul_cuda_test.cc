@@ -1,4 +1,4 @@
-// Products by cuBLASLt: every orientation, dtype and epilogue against loops in double over the very
+// GEMMs by cuBLASLt: every orientation, dtype and epilogue against loops in double over the very
 // numbers that the GPU saw.
 #include <gtest/gtest.h>
 
@@ -41,7 +41,7 @@ struct TestMatrix {
   Values values;
 };
 
-Values Product(const TestMatrix& a, const TestMatrix& b) {
+Values Gemm(const TestMatrix& a, const TestMatrix& b) {
   const int64_t m = a.view.rows, n = b.view.cols, k = a.view.cols;
   Values c(m * n, 0);
   for (int64_t i = 0; i < m; ++i) {
@@ -52,14 +52,14 @@ Values Product(const TestMatrix& a, const TestMatrix& b) {
   return c;
 }
 
-// |actual - expected| is within the rounding of the product and of its sum with the addend to the
+// |actual - expected| is within the rounding of the GEMM and of its sum with the addend to the
 // result's dtype, and of sums of `terms` terms of order one in the accumulator, whose sum of
 // magnitudes is about `terms`.
-void ExpectClose(const Values& actual, const Values& expected, const Values& product, DType result,
+void ExpectClose(const Values& actual, const Values& expected, const Values& gemm, DType result,
                  DType accumulator, int64_t terms) {
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t i = 0; i < actual.size(); ++i) {
-    const double tolerance = Rounding(result) * (std::abs(expected[i]) + std::abs(product[i])) +
+    const double tolerance = Rounding(result) * (std::abs(expected[i]) + std::abs(gemm[i])) +
                              Rounding(accumulator) * terms * 4;
     ASSERT_NEAR(actual[i], expected[i], tolerance) << "element " << i;
   }
@@ -89,14 +89,13 @@ TEST_P(CudaMatMulTest, EveryOrientation) {
           const TestMatrix a(s.m, s.k, a_transposed, pad, in, 1);
           const TestMatrix b(s.k, s.n, b_transposed, pad, in, 2);
           const TestMatrix c(s.m, s.n, false, 0, out, 3);
-          const Values product = Product(a, b);
-          Values expected = product;
+          const Values gemm = Gemm(a, b);
+          Values expected = gemm;
           for (size_t i = 0; i < expected.size(); ++i) expected[i] += accumulate ? c.values[i] : 0;
           cuda::MatMulParams params{a.view, b.view, c.view};
           if (accumulate) params.addend = c.view.data;
           cuda::MatMul(params);
-          ExpectClose(c.memory.ToVector<double>(), expected, product, out, AccumulatorOf(in),
-                      s.k + 1);
+          ExpectClose(c.memory.ToVector<double>(), expected, gemm, out, AccumulatorOf(in), s.k + 1);
         }
       }
     }
@@ -132,10 +131,10 @@ TEST(CudaMatMulEpilogues, BiasAndResidual) {
   params.epilogue = cuda::Epilogue::kBias;
   params.vector = bias.view.data;
   cuda::MatMul(params);
-  const Values product = Product(x, w);
-  Values expected = product;
+  const Values gemm = Gemm(x, w);
+  Values expected = gemm;
   for (int64_t i = 0; i < kM * kN; ++i) expected[i] += residual.values[i] + bias.values[i % kN];
-  ExpectClose(y.memory.ToVector<double>(), expected, product, kBf16, DType::kFloat32, kK + 2);
+  ExpectClose(y.memory.ToVector<double>(), expected, gemm, kBf16, DType::kFloat32, kK + 2);
 }
 
 TEST(CudaMatMulEpilogues, GeluForwardAndBackward) {
@@ -147,7 +146,7 @@ TEST(CudaMatMulEpilogues, GeluForwardAndBackward) {
   params.vector = bias.view.data;
   params.pre = pre.view.data;
   cuda::MatMul(params);
-  Values expected = Product(x, w);
+  Values expected = Gemm(x, w);
   for (int64_t i = 0; i < kM * kN; ++i) expected[i] += bias.values[i % kN];
   ExpectClose(pre.memory.ToVector<double>(), expected, expected, kBf16, DType::kFloat32, kK + 1);
   for (double& v : expected) v = Gelu(v);
@@ -164,7 +163,7 @@ TEST(CudaMatMulEpilogues, GeluForwardAndBackward) {
   backward.epilogue = cuda::Epilogue::kGeluBackward;
   backward.pre = pre.view.data;
   cuda::MatMul(backward);
-  expected = Product(dy, down);
+  expected = Gemm(dy, down);
   const Values saved = pre.memory.ToVector<double>(), gradient = dpre.memory.ToVector<double>();
   for (int64_t i = 0; i < kM * kN; ++i) {
     // Rounding of the result (the derivative is at most 1.13), and the tanh of the hardware, which
@@ -174,7 +173,7 @@ TEST(CudaMatMulEpilogues, GeluForwardAndBackward) {
   }
 }
 
-// Products repeat to the bit, so that training does.
+// GEMMs repeat to the bit, so that training does.
 TEST(CudaMatMul, SameBitsEveryTime) {
   const TestMatrix a(512, 4096, false, 0, kBf16, 1), b(4096, 256, false, 0, kBf16, 2);
   std::vector<Values> results;

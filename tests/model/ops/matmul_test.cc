@@ -1,4 +1,4 @@
-// Matrix products on the CPU: every orientation against a naive loop.
+// GEMMs on the CPU: every orientation against a naive loop.
 #include "model/ops/matmul.h"
 
 #include <gtest/gtest.h>

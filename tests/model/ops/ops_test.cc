@@ -1,6 +1,8 @@
-// Every op without matrix products (those: dense_ops_test.cc), on the CPU and, compiled once more,
+// Every op without GEMMs (those: dense_ops_test.cc), on the CPU and, compiled once more,
 // on a GPU: values against a naive loop in double, gradients against finite differences, float
 // against double. For bfloat16 see ops_bf16_test.cc.
+#include "model/ops/ops.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,7 +12,6 @@
 #include "burst/autograd/tape.h"
 #include "burst/base/parallel.h"
 #include "burst/tensor/tensor.h"
-#include "model/ops/ops.h"
 #include "tests/model/ops/ops_checks.h"
 #include "tests/testing/gradient_check.h"
 #include "tests/testing/test_device.h"
@@ -18,12 +19,12 @@
 namespace burst {
 namespace {
 
-// --- norms ------------------------------------------------------------------------------------
+// --- normalization ---------------------------------------------------------------------------
 
 // Widths that a GPU reads element by element, in vectors by one warp and by several.
-class NormTest : public testing::TestWithParam<int> {};
+class NormalizationTest : public testing::TestWithParam<int> {};
 
-TEST_P(NormTest, RmsNormValuesAndGradients) {
+TEST_P(NormalizationTest, RmsNormValuesAndGradients) {
   // More rows than one block of the weight's sum takes.
   const int64_t width = GetParam(), rows = (1200 / width + 2) / 2 * 2;
   const Variable x = Leaf(RandomTensor({2, rows / 2, width}, 1, 2.0));
@@ -45,7 +46,7 @@ TEST_P(NormTest, RmsNormValuesAndGradients) {
   });
 }
 
-TEST_P(NormTest, LayerNormValuesAndGradients) {
+TEST_P(NormalizationTest, LayerNormValuesAndGradients) {
   const int64_t width = GetParam(), rows = (1200 / width + 2) / 2 * 2;
   const Variable x = Leaf(RandomTensor({2, rows / 2, width}, 1, 2.0));
   const Variable weight = Leaf(RandomTensor({width}, 2)), bias = Leaf(RandomTensor({width}, 3));
@@ -68,10 +69,10 @@ TEST_P(NormTest, LayerNormValuesAndGradients) {
                  });
 }
 
-INSTANTIATE_TEST_SUITE_P(Widths, NormTest, testing::Values(9, 10, 66, 280));
+INSTANTIATE_TEST_SUITE_P(Widths, NormalizationTest, testing::Values(9, 10, 66, 280));
 
 // The gradient that is on the input already, from a residual branch, is kept.
-TEST(Norms, GradientsAddUpWithTheResidual) {
+TEST(Normalization, GradientsAddUpWithTheResidual) {
   const Variable x = Leaf(RandomTensor({5, 12}, 1)), weight = Leaf(RandomTensor({12}, 2));
   const Variable bias = Leaf(RandomTensor({12}, 3));
   CheckGradients({{"x", x}, {"weight", weight}, {"bias", bias}},
@@ -82,7 +83,7 @@ TEST(Norms, GradientsAddUpWithTheResidual) {
                  });
 }
 
-TEST(Norms, InputsWithoutGradient) {
+TEST(Normalization, InputsWithoutGradient) {
   const Tensor x = RandomTensor({5, 12}, 1).To(kTestDevice);
   const Variable weight = Leaf(RandomTensor({12}, 2)), bias = Leaf(RandomTensor({12}, 3));
   CheckGradients({{"weight", weight}, {"bias", bias}}, [&](Tape& tape) -> std::vector<Variable> {
@@ -96,7 +97,7 @@ TEST(Norms, InputsWithoutGradient) {
   });
 }
 
-TEST(Norms, FloatAgreesWithDouble) {
+TEST(Normalization, FloatAgreesWithDouble) {
   // Sums over at most `width` or `rows` = 128 terms, a few times over.
   ExpectFloatAgrees(
       {RandomTensor({128, 96}, 1), RandomTensor({96}, 2)},
@@ -111,7 +112,7 @@ TEST(Norms, FloatAgreesWithDouble) {
 }
 
 // The sums over rows are taken in the same order in every run, for any number of threads.
-TEST(Norms, SameBitsForAnyNumberOfThreads) {
+TEST(Normalization, SameBitsForAnyNumberOfThreads) {
   std::vector<std::vector<float>> gradients;
   for (const int threads : {1, 2, 3}) {
     ScopedThreadPool pool(threads);
@@ -140,7 +141,7 @@ TEST_P(RopeTest, ValuesAndGradients) {
   const auto table = MakeRopeTable(Ints(positions, {2, 3}), head_dim, 10000, DType::kFloat64);
   const Values in = ValuesOf(x);
   Values expected = in;
-  const int64_t rotated = 2;  // the third head passes
+  const int64_t rotated = 2;  // the third head is copied
   for (int64_t t = 0; t < 6; ++t) {
     for (int64_t h = 0; h < rotated; ++h) {
       for (int64_t i = 0; i < head_dim / 2; ++i) {
