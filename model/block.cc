@@ -16,7 +16,8 @@ Variable Reshape(Tape& tape, const Variable& x, const Shape& shape) {
   return y;
 }
 
-// gelu(x up^T + b) down^T + b, one op: on a GPU its GEMMs apply GELU and the biases (gelu_mlp.h).
+// gelu(x up^T + b) down^T + b, one op: on a GPU its GEMMs apply GELU and the biases (GeluMlp,
+// ops.h).
 class GeluFeedForward : public FeedForward {
  public:
   explicit GeluFeedForward(const LayerScope& scope)

@@ -72,7 +72,7 @@ class TensorParallel {
   Variable FromLayers(Tape& tape, const Shard& shard, const Variable& x) const;
 
   // A column-parallel op: y = gemm(all tokens of x, dx_done), where `gemm` calls dx_done in its
-  // backward as Linear does (model/ops/linear.h); null on one rank.
+  // backward as Linear does (model/ops/ops.h); null on one rank.
   //
   // x: the residual stream's tokens. The gradient of x is summed over the ranks. What was gathered
   // is not kept for the backward, but gathered again. Both exchanges run beside those GEMMs of the
