@@ -5,13 +5,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "burst/cli/exit_code.h"
 #include "burst/cli/options.h"
+#include "burst/cli/process.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/launch/process_launch.h"
 #include "burst/comm/mpi/mpi_communicator.h"
 #include "train/config/config.h"
-#include "train/interrupt.h"
 #include "train/launch.h"
 
 namespace burst {

@@ -17,8 +17,8 @@
 #include "benchmarks/scaling/report.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
-#include "burst/cli/exit_code.h"
 #include "burst/cli/options.h"
+#include "burst/cli/process.h"
 #include "burst/comm/launch/process_launch.h"
 #include "burst/device/device.h"
 
@@ -124,7 +124,7 @@ Plan PlanOf(const ScalingOptions& options) {
       return {ErrorColumns(options), "dq", "relative error of dQ, in 1e-9", 1e9,
               RunErrorExperiment};
     case Experiment::kPrefill:
-      return {PrefillColumns(), "latency_ms", "first token, ms", 1, RunPrefillExperiment};
+      return {PrefillColumns(), "latency_ms", "time to first token, ms", 1, RunPrefillExperiment};
     case Experiment::kTraining:
       break;
   }

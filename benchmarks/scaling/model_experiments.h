@@ -1,4 +1,4 @@
-// Whole models over a ring: the latency of the first token, and training.
+// Whole models over ranks: prefill (time to first token) and training.
 #pragma once
 
 #include <functional>
@@ -14,15 +14,16 @@ namespace burst {
 // experiments without models.
 absl::Status CheckModelExperiment(const ScalingOptions& options);
 
-// The time from the tokens of a prompt on every rank to the logits of the next token on one of
-// them, and the peak memory of a rank. A model without a vocabulary of its own gets one of 256.
+// Time to first token: from the tokens of a prompt on every rank to the logits of the next token on
+// one of them, and the peak memory of a rank. A model without a vocabulary of its own gets one of
+// 256.
 std::vector<ReportColumn> PrefillColumns();
 absl::StatusOr<std::vector<ReportRow>> RunPrefillExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);
 
-// Milliseconds a step, tokens a second and the peak memory of a rank; the loss of the last step,
-// the validation loss and perplexity after it, and the largest relative difference of any step's
-// loss from that of the first row with its batch and seqlen.
+// Milliseconds of the median step (all but the first), tokens a second and the peak memory of a
+// rank; the loss of the last step, the validation loss and perplexity after it, and the largest
+// relative difference of any step's loss from that of the first row with its batch and seqlen.
 std::vector<ReportColumn> TrainingColumns();
 absl::StatusOr<std::vector<ReportRow>> RunTrainingExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);

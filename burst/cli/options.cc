@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -14,38 +13,12 @@
 #include "burst/base/check.h"
 #include "burst/base/version.h"
 #include "burst/cli/files.h"
+#include "burst/cli/text.h"
 
 namespace burst {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// The least number of insertions, deletions and substitutions that turn a into b.
-size_t EditDistance(absl::string_view a, absl::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), 0);
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
-    }
-  }
-  return row.back();
-}
-
-// Lines of at most `width` characters.
-std::vector<std::string> Wrap(absl::string_view text, size_t width) {
-  std::vector<std::string> lines(1);
-  for (absl::string_view word : absl::StrSplit(text, ' ')) {
-    if (!lines.back().empty() && lines.back().size() + 1 + word.size() > width) {
-      lines.emplace_back();
-    }
-    absl::StrAppend(&lines.back(), lines.back().empty() ? "" : " ", word);
-  }
-  return lines;
-}
 
 template <typename T>
 absl::Status Parsed(bool valid, absl::string_view text, const T& value, absl::string_view expected,
@@ -236,7 +209,7 @@ std::string OptionTable::Help(absl::string_view introduction) const {
         absl::StrCat("  --", option.name, option.initial.empty() ? "" : "=", option.initial);
     const bool fits = left.size() < kColumn;
     if (!fits) absl::StrAppend(&text, left, "\n");
-    const std::vector<std::string> lines = Wrap(option.help, kWidth);
+    const std::vector<std::string> lines = WrapLines(option.help, kWidth);
     for (size_t i = 0; i < lines.size(); ++i) {
       absl::StrAppendFormat(&text, "%-*s%s\n", static_cast<int>(kColumn),
                             i == 0 && fits ? left : "", lines[i]);

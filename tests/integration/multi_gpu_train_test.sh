@@ -91,6 +91,6 @@ echo "killed: the others ended after $((SECONDS - begin)) s"
 steps=$(($(wc -l <killed/metrics.jsonl) / 20 * 20 + 20))
 timeout 100 "$train" --device=cuda --resume --out="$out/killed" --ranks="$ranks" --steps=$steps \
   >resumed.log 2>&1 || { cat resumed.log; fail "resume"; }
-grep "going on after step" resumed.log || fail "did not resume"
+grep "continuing after step" resumed.log || fail "did not resume"
 [[ $(tail -n 1 killed/metrics.jsonl) == *"\"step\":$steps,"* ]] || fail "resumed run has not reached step $steps"
 echo PASSED

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "train/report/plot.h"
 
 namespace burst {
 namespace {

@@ -1,9 +1,9 @@
-#include "train/generate/sampling.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
+
+#include "train/generate/generate.h"
 
 namespace burst {
 namespace {

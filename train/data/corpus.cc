@@ -19,7 +19,7 @@
 #include "burst/base/check.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
-#include "train/data/text.h"
+#include "burst/cli/text.h"
 
 namespace burst {
 namespace {

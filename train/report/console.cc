@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "train/data/text.h"
+#include "burst/cli/text.h"
 
 namespace burst {
 

@@ -1,14 +1,17 @@
 #include "train/report/metrics.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
+#include "burst/cli/line_plot.h"
 
 namespace burst {
 namespace {
@@ -47,12 +50,40 @@ std::optional<StepMetrics> FromLine(const std::string& line) {
   return row;
 }
 
+constexpr size_t kMaxPoints = 800;  // a curve of more is averaged: one point a pixel
+
+// Means of equal runs of points, at most kMaxPoints.
+Curve Thin(const Curve& curve) {
+  const size_t run = curve.size() / kMaxPoints + 1;
+  Curve thin;
+  for (size_t i = 0; i < curve.size(); i += run) {
+    const size_t n = std::min(run, curve.size() - i);
+    PlotPoint mean = {0, 0};
+    for (size_t j = i; j < i + n; ++j) mean.x += curve[j].x, mean.y += curve[j].y;
+    thin.push_back({mean.x / static_cast<double>(n), mean.y / static_cast<double>(n)});
+  }
+  return thin;
+}
+
+// An exponential average over about a fiftieth of the curve, corrected for its start.
+Curve Smooth(const Curve& curve) {
+  const double keep = 1 - 1 / std::max(1.0, static_cast<double>(curve.size()) / 50);
+  Curve smooth;
+  double sum = 0, weight = 0;
+  for (const PlotPoint& point : curve) {
+    sum = keep * sum + point.y;
+    weight = keep * weight + 1;
+    smooth.push_back({point.x, sum / weight});
+  }
+  return smooth;
+}
+
 }  // namespace
 
 absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path, int64_t last_step) {
   MetricsLog log;
   log.path_ = path;
-  std::string kept;
+  std::string rows;
   if (last_step > 0) {
     absl::StatusOr<std::string> content = ReadFile(path);
     if (!content.ok() && !absl::IsNotFound(content.status())) return content.status();
@@ -60,11 +91,11 @@ absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path, int64_t las
     for (const std::string& line : lines) {
       std::optional<StepMetrics> row = FromLine(line);
       if (!row.has_value() || row->step > last_step) continue;
-      absl::StrAppend(&kept, line, "\n");
+      absl::StrAppend(&rows, line, "\n");
       log.rows_.push_back(*row);
     }
   }
-  BURST_RETURN_IF_ERROR(WriteFileAtomically(path, kept));
+  BURST_RETURN_IF_ERROR(WriteFileAtomically(path, rows));
   log.file_.reset(fopen(path.c_str(), "ae"));
   if (log.file_ == nullptr) {
     return absl::InternalError(absl::StrCat("cannot append to ", path, ": ", strerror(errno)));
@@ -80,6 +111,29 @@ absl::Status MetricsLog::Append(const StepMetrics& row) {
         absl::StrCat("cannot write ", path_, ": ", strerror(errno)));
   }
   return absl::OkStatus();
+}
+
+std::string LossPlotSvg(absl::string_view title, const std::vector<StepMetrics>& rows) {
+  Curve train, validation;
+  for (const StepMetrics& row : rows) {
+    const double step = static_cast<double>(row.step);
+    if (std::isfinite(row.loss)) train.push_back({step, row.loss});
+    if (row.val_loss.has_value() && std::isfinite(*row.val_loss)) {
+      validation.push_back({step, *row.val_loss});
+    }
+  }
+  LinePlot plot;
+  plot.title = std::string(title);
+  plot.x_label = "step";
+  plot.y_label = "loss (nats per token)";
+  const Curve smooth = Smooth(train);
+  const auto label = [](const char* name, const Curve& curve) {
+    return curve.empty() ? "" : absl::StrFormat("%s, last %.4f", name, curve.back().y);
+  };
+  plot.series = {{0, "", Thin(train), /*dots=*/false, /*faint=*/true},
+                 {0, label("training", smooth), Thin(smooth), false, false},
+                 {1, label("validation", validation), validation, validation.size() <= 100, false}};
+  return LinePlotSvg(plot);
 }
 
 }  // namespace burst

@@ -1,4 +1,4 @@
-// metrics.jsonl: what every step did, one JSON object a line.
+// What every step did: metrics.jsonl, one JSON object a line, and its picture, loss.svg.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace burst {
 
@@ -45,5 +46,8 @@ class MetricsLog {
   std::unique_ptr<FILE, Close> file_;
   std::vector<StepMetrics> rows_;
 };
+
+// loss.svg: training and validation loss by step.
+std::string LossPlotSvg(absl::string_view title, const std::vector<StepMetrics>& rows);
 
 }  // namespace burst

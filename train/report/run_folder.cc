@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
-#include "train/report/plot.h"
 
 namespace burst {
 namespace {

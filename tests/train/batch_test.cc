@@ -1,4 +1,4 @@
-#include "train/data/data.h"
+#include "train/data/batch.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,6 @@
 #include <set>
 #include <string>
 #include <vector>
-
-#include "train/data/permutation.h"
 
 namespace burst {
 namespace {
@@ -32,10 +30,11 @@ TokenSpan Counting(int64_t size, const std::vector<int64_t>& end_of_texts = {}) 
   return {data->train.corpus, 0, size};
 }
 
-Windows Make(const TokenSpan& span, int64_t seqlen, uint64_t seed = 1, bool packed = false) {
-  auto windows = Windows::Create(span, {seqlen, seed, packed});
-  EXPECT_TRUE(windows.ok()) << windows.status();
-  return *windows;
+SequenceSampler Make(const TokenSpan& span, int64_t seqlen, uint64_t seed = 1,
+                     bool packed = false) {
+  auto sampler = SequenceSampler::Create(span, {seqlen, seed, packed});
+  EXPECT_TRUE(sampler.ok()) << sampler.status();
+  return *sampler;
 }
 
 std::shared_ptr<const RingSchedule> Schedule(int rank, int world_size, Layout layout,
@@ -72,17 +71,17 @@ TEST(RandomPermutation, IsRandom) {
   EXPECT_LT(neighbours, 12);
 }
 
-TEST(Windows, AnEpochSeesEveryWindowOnce) {
+TEST(SequenceSampler, AnEpochSeesEverySequenceOnce) {
   for (int64_t seqlen : {1, 7, 64}) {
     const int64_t size = 1003;
-    const Windows windows = Make(Counting(size), seqlen);
-    const int64_t n = windows.per_epoch();
+    const SequenceSampler sampler = Make(Counting(size), seqlen);
+    const int64_t n = sampler.per_epoch();
     EXPECT_GE(n * seqlen, size - 1 - 2 * seqlen) << "little is left out";
     std::set<int64_t> phases;
     for (int64_t epoch = 0; epoch < 5; ++epoch) {
       std::vector<int64_t> starts;
       for (int64_t s = epoch * n; s < (epoch + 1) * n; ++s) {
-        starts.push_back(windows.TrainingStart(s));
+        starts.push_back(sampler.TrainingStart(s));
       }
       EXPECT_FALSE(std::is_sorted(starts.begin(), starts.end()));
       std::sort(starts.begin(), starts.end());
@@ -97,47 +96,48 @@ TEST(Windows, AnEpochSeesEveryWindowOnce) {
   }
 }
 
-TEST(Windows, AreAFunctionOfSeedAndSequence) {
+TEST(SequenceSampler, AreAFunctionOfSeedAndSequence) {
   const TokenSpan span = Counting(5000);
-  const Windows windows = Make(span, 32, 1), same = Make(span, 32, 1), other = Make(span, 32, 2);
-  const GlobalBatch all = windows.Training(100, 6);
+  const SequenceSampler sampler = Make(span, 32, 1), same = Make(span, 32, 1),
+                        other = Make(span, 32, 2);
+  const GlobalBatch all = sampler.Training(100, 6);
   const GlobalBatch tail = same.Training(104, 2);
   EXPECT_TRUE(std::equal(tail.tokens.begin(), tail.tokens.end(), all.tokens.begin() + 4 * 32));
   EXPECT_NE(other.Training(100, 6).tokens, all.tokens);
 }
 
-TEST(Windows, TargetIsTheNextTokenOfTheStream) {
+TEST(SequenceSampler, TargetIsTheNextTokenOfTheStream) {
   const GlobalBatch batch = Make(Counting(1000), 10).Training(0, 8);
   EXPECT_EQ(batch.batch, 8);
   EXPECT_EQ(batch.num_targets, 80);
   for (size_t i = 0; i < batch.tokens.size(); ++i) {
-    ASSERT_EQ(batch.targets[i], batch.tokens[i] + 1);  // also at the end of a window
+    ASSERT_EQ(batch.targets[i], batch.tokens[i] + 1);  // also at the end of a sequence
     ASSERT_EQ(batch.positions[i], static_cast<int32_t>(i % 10));
   }
 }
 
-TEST(Windows, SmallestData) {
+TEST(SequenceSampler, SmallestData) {
   const TokenSpan span = Counting(11);
-  EXPECT_EQ(Windows::Create(span, {11, 1, false}).status().code(),
+  EXPECT_EQ(SequenceSampler::Create(span, {11, 1, false}).status().code(),
             absl::StatusCode::kInvalidArgument);
-  const Windows windows = Make(span, 10);
-  EXPECT_EQ(windows.per_epoch(), 1);
-  for (int64_t s = 0; s < 20; ++s) EXPECT_EQ(windows.TrainingStart(s), 0);
-  const Windows two = Make(Counting(21), 10);  // one window, anywhere
+  const SequenceSampler sampler = Make(span, 10);
+  EXPECT_EQ(sampler.per_epoch(), 1);
+  for (int64_t s = 0; s < 20; ++s) EXPECT_EQ(sampler.TrainingStart(s), 0);
+  const SequenceSampler two = Make(Counting(21), 10);  // one sequence, anywhere
   std::set<int64_t> starts;
   for (int64_t s = 0; s < 200; ++s) starts.insert(two.TrainingStart(s));
   EXPECT_EQ(*starts.begin(), 0);
   EXPECT_EQ(*starts.rbegin(), 10);
 }
 
-TEST(Windows, EvaluationIsSpreadEvenly) {
+TEST(SequenceSampler, EvaluationIsSpreadEvenly) {
   TokenSpan span = Counting(1000);
   span.begin = 100;
-  const Windows windows = Make(span, 10);
-  EXPECT_EQ(windows.max_evaluation(), 89);
-  const GlobalBatch batch = windows.Evaluation(0, 4, 4);
+  const SequenceSampler sampler = Make(span, 10);
+  EXPECT_EQ(sampler.max_evaluation(), 89);
+  const GlobalBatch batch = sampler.Evaluation(0, 4, 4);
   for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(batch.tokens[i * 10], 100 + 89 * i / 4 * 10);
-  const GlobalBatch last = windows.Evaluation(88, 1, 89);
+  const GlobalBatch last = sampler.Evaluation(88, 1, 89);
   EXPECT_EQ(last.tokens.front(), 980);
   EXPECT_EQ(last.targets.back(), 990);
 }
@@ -173,17 +173,17 @@ TEST(SliceForRank, LabelsAtRankBoundariesAreRight) {
   }
 }
 
-TEST(Windows, PackedDocumentsRestartPositionsAndKeepTheirTargets) {
+TEST(SequenceSampler, PackedDocumentsRestartPositionsAndKeepTheirTargets) {
   // Documents start at 0, 13, 14 and 30.
   const TokenSpan span = Counting(41, {0, 13, 14, 30});
-  const Windows windows = Make(span, 10, 1, /*packed=*/true);
-  const GlobalBatch batch = windows.Evaluation(0, 4, 4);  // windows at 0, 10, 20, 30
+  const SequenceSampler sampler = Make(span, 10, 1, /*packed=*/true);
+  const GlobalBatch batch = sampler.Evaluation(0, 4, 4);  // sampler at 0, 10, 20, 30
   ASSERT_EQ(batch.documents.size(), 4u);
   EXPECT_EQ(batch.documents[0], (std::vector<int32_t>{0}));
   EXPECT_EQ(batch.documents[1], (std::vector<int32_t>{0, 3, 4}));
   EXPECT_EQ(batch.documents[2], (std::vector<int32_t>{0}));
   EXPECT_EQ(batch.documents[3], (std::vector<int32_t>{0}));
-  // Into 13, 14 and, from the last token of the third window, 30.
+  // Into 13, 14 and, from the last token of the third sequence, 30.
   EXPECT_EQ(batch.num_targets, 37);
   for (int64_t t : {12, 13, 29}) EXPECT_EQ(batch.targets[t], -1) << t;
   EXPECT_EQ(std::count(batch.targets.begin(), batch.targets.end(), -1), 3);
@@ -192,13 +192,13 @@ TEST(Windows, PackedDocumentsRestartPositionsAndKeepTheirTargets) {
   EXPECT_EQ(batch.targets[11], 12);
   // The ring takes the documents as they are.
   EXPECT_EQ(Schedule(1, 3, Layout::kZigzag, 10, batch.documents)->document_rows(), 4);
-  // Unpacked, the same windows ignore documents.
+  // Unpacked, the same sampler ignore documents.
   const GlobalBatch plain = Make(span, 10).Evaluation(0, 4, 4);
   EXPECT_TRUE(plain.documents.empty());
   EXPECT_EQ(plain.num_targets, 40);
   for (bool packed : {false, true}) {
-    const Windows windows = Make(span, 10, /*seed=*/1, packed);
-    EXPECT_EQ(windows.TrainingTargets(3, 7), windows.Training(3, 7).num_targets) << packed;
+    const SequenceSampler sampler = Make(span, 10, /*seed=*/1, packed);
+    EXPECT_EQ(sampler.TrainingTargets(3, 7), sampler.Training(3, 7).num_targets) << packed;
   }
   EXPECT_EQ(plain.targets[12], kGpt2EndOfText);
 }

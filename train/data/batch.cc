@@ -1,12 +1,9 @@
-#include "train/data/data.h"
+#include "train/data/batch.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "burst/base/check.h"
-#include "burst/base/philox.h"
-#include "train/data/permutation.h"
 
 namespace burst {
 namespace {
@@ -17,37 +14,39 @@ constexpr uint64_t kPhaseStream = uint64_t{0x0DA7B} << 32;
 
 }  // namespace
 
-absl::StatusOr<Windows> Windows::Create(const TokenSpan& span, const Options& options) {
+absl::StatusOr<SequenceSampler> SequenceSampler::Create(const TokenSpan& span,
+                                                        const Options& options) {
   BURST_CHECK_GE(options.seqlen, 1);
   if (span.size() < options.seqlen + 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "holds ", span.size(), " tokens, fewer than --seqlen + 1 = ", options.seqlen + 1));
   }
-  return Windows(span, options);
+  return SequenceSampler(span, options);
 }
 
-Windows::Windows(const TokenSpan& span, const Options& options) : span_(span), options_(options) {
-  // One window fewer than fit, where there are several, leaves room for the phase.
+SequenceSampler::SequenceSampler(const TokenSpan& span, const Options& options)
+    : span_(span), options_(options) {
+  // One sequence fewer than fit, where there are several, leaves room for the phase.
   per_epoch_ = std::max<int64_t>(1, max_evaluation() - 1);
   phases_ = span.size() - per_epoch_ * options.seqlen;
 }
 
-int64_t Windows::TrainingStart(int64_t s) const {
+int64_t SequenceSampler::TrainingStart(int64_t s) const {
   const uint64_t epoch = static_cast<uint64_t>(s / per_epoch_);
-  const int64_t window =
+  const int64_t index =
       RandomPermutation(per_epoch_, options_.seed, kOrderStream | epoch)(s % per_epoch_);
   const uint64_t bits = Philox(options_.seed, kPhaseStream | epoch, 0)[0];
   const int64_t phase = static_cast<int64_t>(bits) * phases_ >> 32;
-  return span_.begin + phase + window * options_.seqlen;
+  return span_.begin + phase + index * options_.seqlen;
 }
 
-GlobalBatch Windows::Training(int64_t first, int64_t count) const {
+GlobalBatch SequenceSampler::Training(int64_t first, int64_t count) const {
   GlobalBatch batch;
-  for (int64_t i = 0; i < count; ++i) AddWindow(TrainingStart(first + i), &batch);
+  for (int64_t i = 0; i < count; ++i) AddSequence(TrainingStart(first + i), &batch);
   return batch;
 }
 
-int64_t Windows::TrainingTargets(int64_t first, int64_t count) const {
+int64_t SequenceSampler::TrainingTargets(int64_t first, int64_t count) const {
   int64_t targets = count * options_.seqlen;
   for (int64_t i = 0; i < count && options_.packed; ++i) {
     targets -= static_cast<int64_t>(DocumentStartsIn(TrainingStart(first + i)).size());
@@ -55,30 +54,30 @@ int64_t Windows::TrainingTargets(int64_t first, int64_t count) const {
   return targets;
 }
 
-std::vector<int64_t> Windows::DocumentStartsIn(int64_t start) const {
+std::vector<int64_t> SequenceSampler::DocumentStartsIn(int64_t start) const {
   std::vector<int64_t> starts;
   if (options_.packed)
     span_.corpus->DocumentStarts(start + 1, start + options_.seqlen + 1, &starts);
   return starts;
 }
 
-GlobalBatch Windows::Evaluation(int64_t first, int64_t count, int64_t total) const {
+GlobalBatch SequenceSampler::Evaluation(int64_t first, int64_t count, int64_t total) const {
   BURST_CHECK_LE(total, max_evaluation());
   BURST_CHECK_LE(first + count, total);
   GlobalBatch batch;
   for (int64_t i = first; i < first + count; ++i) {
-    AddWindow(span_.begin + i * max_evaluation() / total * options_.seqlen, &batch);
+    AddSequence(span_.begin + i * max_evaluation() / total * options_.seqlen, &batch);
   }
   return batch;
 }
 
-void Windows::AddWindow(int64_t start, GlobalBatch* batch) const {
+void SequenceSampler::AddSequence(int64_t start, GlobalBatch* batch) const {
   const int64_t seqlen = options_.seqlen;
   batch->seqlen = seqlen;
   ++batch->batch;
-  std::vector<int32_t> window(seqlen + 1);
-  span_.corpus->Read(start, seqlen + 1, window.data());
-  std::vector<int32_t> targets(window.begin() + 1, window.end());
+  std::vector<int32_t> tokens(seqlen + 1);
+  span_.corpus->Read(start, seqlen + 1, tokens.data());
+  std::vector<int32_t> targets(tokens.begin() + 1, tokens.end());
 
   const std::vector<int64_t> starts = DocumentStartsIn(start);
   std::vector<int32_t> documents = {0};
@@ -92,7 +91,7 @@ void Windows::AddWindow(int64_t start, GlobalBatch* batch) const {
     if (document + 1 < documents.size() && documents[document + 1] == t) ++document;
     batch->positions.push_back(t - documents[document]);
   }
-  batch->tokens.insert(batch->tokens.end(), window.begin(), window.end() - 1);
+  batch->tokens.insert(batch->tokens.end(), tokens.begin(), tokens.end() - 1);
   batch->targets.insert(batch->targets.end(), targets.begin(), targets.end());
   batch->num_targets += seqlen - static_cast<int64_t>(starts.size());
   if (options_.packed) batch->documents.push_back(std::move(documents));

@@ -1,8 +1,8 @@
-// Gradients over ranks: summed where each has a part of them, and their norm.
+// The reduction of gradients over ranks, and the norm of the whole model's gradient.
 //
 // Without tensor parallelism every rank has a part of every gradient. With it, a parameter may be
-// spread over the ranks of a group: what a rank has of it is summed over the groups (data parallel)
-// only, and over those neighbours that hold the same (ParameterSharding).
+// spread over the ranks of a group: a rank's gradient of it is reduced over the groups (data
+// parallel) only, and over those neighbours that own the same parameter (ParameterSharding).
 #pragma once
 
 #include <map>
@@ -17,27 +17,27 @@
 
 namespace burst {
 
-class GradientSum {
+class GradientReducer {
  public:
   // Collective in `world`, whose ranks are data parallel x tensor parallel (Mesh), `group` being
   // this rank's of the latter; null without tensor parallelism. All must outlive the object.
-  static absl::StatusOr<std::unique_ptr<GradientSum>> Create(const ParameterList& parameters,
-                                                             Communicator* world,
-                                                             Communicator* group);
+  static absl::StatusOr<std::unique_ptr<GradientReducer>> Create(const ParameterList& parameters,
+                                                                 Communicator* world,
+                                                                 Communicator* group);
 
   // The gradients of the parameters [first, last) are complete, and may not be touched until Finish
-  // returns. They are summed with those of their neighbours in one message, which starts when it is
-  // long enough: every sum disturbs the work beside it.
+  // returns. They are reduced with those of neighbouring parameters in one message, which starts
+  // when it is long enough: every all-reduce slows the work beside it down.
   absl::Status Post(int first, int last);
-  // Completes the sums. norm, [1] float64 on the gradients' device, becomes that of the whole
+  // Completes the reductions. norm, [1] float64 on the gradients' device, becomes that of the whole
   // model's gradient, the same bits on every rank.
   absl::Status Finish(const Tensor& norm);
 
  private:
-  GradientSum(const ParameterList& parameters, Communicator* world, Communicator* group)
+  GradientReducer(const ParameterList& parameters, Communicator* world, Communicator* group)
       : parameters_(parameters), world_(world), group_(group) {}
 
-  absl::Status Start();  // the sum of the parameters that wait
+  absl::Status Start();  // the reduction of the parameters that wait
   absl::Status Wait();
   absl::Status NormBesideLastMessage(const Tensor& norm);
   absl::Status NormOfParts(const Tensor& norm) const;

@@ -1,4 +1,4 @@
-#include "train/optimizer/gradient_sum.h"
+#include "train/optimizer/gradient_reducer.h"
 
 #include <cstdint>
 #include <utility>
@@ -9,31 +9,30 @@
 namespace burst {
 namespace {
 
-// The last message has little to hide behind, so they are not longer than a few layers: two of
-// GPT-2 124M's.
+// Hardly any work is left beside the last message. So messages are no longer than a few layers: two
+// of GPT-2 124M's.
 constexpr int64_t kMessageBytes = int64_t{48} << 20;
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<GradientSum>> GradientSum::Create(const ParameterList& parameters,
-                                                                 Communicator* world,
-                                                                 Communicator* group) {
-  std::unique_ptr<GradientSum> sum(new GradientSum(parameters, world, group));
-  if (group == nullptr) return sum;
+absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
+    const ParameterList& parameters, Communicator* world, Communicator* group) {
+  std::unique_ptr<GradientReducer> reducer(new GradientReducer(parameters, world, group));
+  if (group == nullptr) return reducer;
   for (const ShardRange& range : parameters.Ranges(0, parameters.size())) {
-    Communicator*& among = sum->among_[range.reduce_ranks];
+    Communicator*& among = reducer->among_[range.reduce_ranks];
     if (among != nullptr) continue;
     among = world;
     if (range.reduce_ranks == group->world_size()) continue;
     BURST_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> owned,
                            world->Split(group->rank() / range.reduce_ranks, world->rank()));
     among = owned.get();
-    sum->owned_.push_back(std::move(owned));
+    reducer->owned_.push_back(std::move(owned));
   }
-  return sum;
+  return reducer;
 }
 
-absl::Status GradientSum::Post(int first, int last) {
+absl::Status GradientReducer::Post(int first, int last) {
   if (last == first_) {
     first_ = first;
   } else {
@@ -48,7 +47,7 @@ absl::Status GradientSum::Post(int first, int last) {
   return bytes < kMessageBytes ? absl::OkStatus() : Start();
 }
 
-absl::Status GradientSum::Start() {
+absl::Status GradientReducer::Start() {
   const std::vector<ShardRange> ranges = parameters_.Ranges(first_, last_);
   if (group_ == nullptr && first_ == 0 && !ranges.empty()) {
     // What was posted before the last message has arrived when that begins.
@@ -63,7 +62,7 @@ absl::Status GradientSum::Start() {
   return absl::OkStatus();
 }
 
-absl::Status GradientSum::Wait() {
+absl::Status GradientReducer::Wait() {
   if (group_ == nullptr) return world_->Wait(Channel::kCollective);
   for (const auto& [reduce_ranks, among] : among_) {
     BURST_RETURN_IF_ERROR(among->Wait(Channel::kCollective));
@@ -71,7 +70,7 @@ absl::Status GradientSum::Wait() {
   return absl::OkStatus();
 }
 
-absl::Status GradientSum::Finish(const Tensor& norm) {
+absl::Status GradientReducer::Finish(const Tensor& norm) {
   BURST_RETURN_IF_ERROR(Start());
   const bool beside = group_ == nullptr && world_->world_size() > 1 &&
                       norm.device() == DeviceType::kCuda && last_message_ < parameters_.numel();
@@ -82,8 +81,8 @@ absl::Status GradientSum::Finish(const Tensor& norm) {
   return absl::OkStatus();
 }
 
-// The last message, of the embeddings, is the longest one and has no backward to hide it.
-absl::Status GradientSum::NormBesideLastMessage(const Tensor& norm) {
+// The last message, of the embeddings, is the longest one, and no backward work is left beside it.
+absl::Status GradientReducer::NormBesideLastMessage(const Tensor& norm) {
   const Tensor norms = Tensor::Empty({2}, DType::kFloat64, norm.device());
   L2Norm(parameters_.grads(last_message_, parameters_.numel()), norms.Slice(0, 0, 1));
   BURST_RETURN_IF_ERROR(Wait());
@@ -92,8 +91,8 @@ absl::Status GradientSum::NormBesideLastMessage(const Tensor& norm) {
   return absl::OkStatus();
 }
 
-// sqrt(sum over ranges and ranks of |gradient|^2); of what several ranks hold, the first counts.
-absl::Status GradientSum::NormOfParts(const Tensor& norm) const {
+// sqrt(sum over ranges and ranks of |gradient|^2); of what several ranks own, the first counts.
+absl::Status GradientReducer::NormOfParts(const Tensor& norm) const {
   const Tensor grads = parameters_.grads();
   const std::vector<ShardRange> ranges = parameters_.Ranges(0, parameters_.size());
   const int64_t count = static_cast<int64_t>(ranges.size());

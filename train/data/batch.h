@@ -1,0 +1,121 @@
+// Batches: sequences of a token stream, and the part of them that one rank sees.
+//
+// Nothing here has state. Sequence number s of a run is a function of (seed, s): an epoch visits
+// the sequences of the stream in a random order, they do not overlap, and they start at a random
+// phase that differs from epoch to epoch. So every rank knows every batch, and a run that resumes
+// at a step needs nothing else.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "burst/base/check.h"
+#include "burst/base/philox.h"
+#include "burst/sequence/token_shard.h"
+#include "model/transformer.h"
+#include "train/data/corpus.h"
+
+namespace burst {
+
+// Whole sequences, before they are split over ranks. All [batch, seqlen].
+struct GlobalBatch {
+  int64_t batch = 0;
+  int64_t seqlen = 0;
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> positions;  // within the token's document
+  std::vector<int32_t> targets;    // the next token of the stream; -1 where it begins a document
+  DocumentStarts documents;        // packed only: per row
+  int64_t num_targets = 0;         // those that are not -1
+};
+
+// A random permutation of [0, n) that is computed, not stored: element i in constant time from
+// (n, key, stream, i), so a place in the data needs no state to save and resume.
+//
+// A Feistel network over the smallest even number of bits that holds n, with Philox as its round
+// function; a result outside of [0, n) is sent through again until it falls inside (cycle walking),
+// four times on average at worst.
+class RandomPermutation {
+ public:
+  RandomPermutation(int64_t n, uint64_t key, uint64_t stream) : n_(n), key_(key), stream_(stream) {
+    BURST_CHECK_GE(n, 1);
+    while (half_bits_ < 31 && (int64_t{1} << (2 * half_bits_)) < n) ++half_bits_;
+  }
+
+  int64_t operator()(int64_t i) const {
+    uint64_t x = static_cast<uint64_t>(i);
+    do x = Encrypt(x);
+    while (x >= static_cast<uint64_t>(n_));
+    return static_cast<int64_t>(x);
+  }
+
+ private:
+  static constexpr uint64_t kRounds = 6;
+
+  uint64_t Encrypt(uint64_t x) const {
+    const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
+    uint64_t left = x >> half_bits_, right = x & mask;
+    for (uint64_t round = 0; round < kRounds; ++round) {
+      const uint64_t bits = Philox(key_, stream_, round << 32 | right)[0];
+      const uint64_t next = left ^ (bits & mask);
+      left = right;
+      right = next;
+    }
+    return left << half_bits_ | right;
+  }
+
+  int64_t n_;
+  uint64_t key_, stream_;
+  int half_bits_ = 1;
+};
+
+class SequenceSampler {
+ public:
+  struct Options {
+    int64_t seqlen = 0;
+    uint64_t seed = 0;
+    // Documents end attention, positions start again at each, and no target crosses into the next.
+    bool packed = false;
+  };
+
+  // InvalidArgument when the span is too short for a sequence: seqlen tokens and the last target.
+  static absl::StatusOr<SequenceSampler> Create(const TokenSpan& span, const Options& options);
+
+  // Sequences an epoch visits.
+  int64_t per_epoch() const { return per_epoch_; }
+
+  // Sequences [first, first + count) of the run.
+  GlobalBatch Training(int64_t first, int64_t count) const;
+  // The targets they have, without reading them.
+  int64_t TrainingTargets(int64_t first, int64_t count) const;
+
+  // For evaluation: sequences [first, first + count) of `total` spread evenly over the span; total
+  // is at most max_evaluation().
+  GlobalBatch Evaluation(int64_t first, int64_t count, int64_t total) const;
+  int64_t max_evaluation() const { return (span_.size() - 1) / options_.seqlen; }
+
+  // Where sequence s of the run starts in the corpus.
+  int64_t TrainingStart(int64_t s) const;
+
+ private:
+  SequenceSampler(const TokenSpan& span, const Options& options);
+  void AddSequence(int64_t start, GlobalBatch* batch) const;
+  // Starts of documents after the first token of the sequence at `start`; one at its end, too,
+  // which is that of the last target.
+  std::vector<int64_t> DocumentStartsIn(int64_t start) const;
+
+  TokenSpan span_;
+  Options options_;
+  int64_t per_epoch_;
+  int64_t phases_;  // an epoch's sequences start at a phase in [0, phases_)
+};
+
+// The columns of `batch` at this rank's local_positions(), in that order, on a device. Targets were
+// taken before the split, so the label of a shard's last token is right wherever the next token
+// lives.
+SequenceBatch SliceForRank(const GlobalBatch& batch, std::shared_ptr<const RingSchedule> schedule,
+                           DeviceType device = DeviceType::kCpu);
+
+}  // namespace burst

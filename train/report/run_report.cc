@@ -1,0 +1,139 @@
+#include "train/report/run_report.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "burst/attention/strategy.h"
+#include "burst/base/status.h"
+#include "burst/cli/text.h"
+#include "burst/device/device.h"
+#include "model/transformer.h"
+
+namespace burst {
+namespace {
+
+std::string Machine(const ResolvedConfig& config, double peak_flops) {
+  if (config.device == DeviceType::kCpu) {
+    return absl::StrFormat("%d x %d threads, sgemm %.1f GFLOP/s measured: 100%% of MFU",
+                           config.ranks, config.threads, peak_flops * 1e-9);
+  }
+  const char* precision = config.dtype == DType::kBFloat16 ? "bf16" : config.tf32 ? "tf32" : "fp32";
+  return absl::StrFormat("%d x %s, %s GEMMs %.0f TFLOP/s measured: 100%% of MFU", config.ranks,
+                         CudaDeviceName(0), precision, peak_flops * 1e-12);
+}
+
+std::string Ranks(const ResolvedConfig& config) {
+  const char* kind = config.comm == CommKind::kMpi    ? "processes, MPI"
+                     : config.comm == CommKind::kNccl ? "processes, NCCL"
+                                                      : "threads";
+  const bool tensor = IsTensorParallel(config.strategy);
+  return absl::StrFormat("%d = %d data parallel x %d %s parallel; %s", config.ranks,
+                         config.mesh.data, config.mesh.sequence, tensor ? "tensor" : "sequence",
+                         kind);
+}
+
+std::string Model(const ResolvedConfig& config) {
+  const ModelConfig& m = config.model;
+  const std::string recomputed =
+      config.recompute == Recompute::kNone
+          ? ""
+          : absl::StrFormat("; %s recomputation in the backward pass", Name(config.recompute));
+  return absl::StrFormat("%d layers, width %d, %d heads (%d KV heads), vocabulary %d%s", m.layers,
+                         m.width, m.heads, m.kv_heads > 0 ? m.kv_heads : m.heads, m.vocab,
+                         recomputed);
+}
+
+std::string Attention(const ResolvedConfig& config) {
+  std::string text =
+      absl::StrFormat("%d tokens, %s%s; %s over %d ranks, %s", config.seqlen,
+                      config.window > 0 ? absl::StrCat("window of ", config.window) : "causal",
+                      config.packed ? ", packed documents" : "", Name(config.layout),
+                      config.mesh.sequence, Name(config.strategy));
+  if (config.strategy == Strategy::kBurstUlysses) {
+    absl::StrAppend(&text, " in groups of ", config.ulysses);
+  }
+  if (config.ranks_per_node > 0) {
+    absl::StrAppend(&text, ", ", config.ranks_per_node, " ranks per node");
+  }
+  if (HasDirections(config.strategy)) {
+    absl::StrAppend(&text, ", ", Name(config.backward), " backward");
+  }
+  if (config.ring_grad_dtype != RingGradDType::kFp32) {
+    absl::StrAppend(&text, ", ", Name(config.ring_grad_dtype), " gradients in transit");
+  }
+  return text;
+}
+
+std::string OfStep(const ResolvedConfig& config, int64_t sequences_per_epoch) {
+  const int64_t sequences = config.batch * config.accumulate;
+  return absl::StrFormat(
+      "%d sequences x %d micro-batch%s = %s tokens; %d steps, %.2f epochs", config.batch,
+      config.accumulate, config.accumulate == 1 ? "" : "es", Thousands(sequences * config.seqlen),
+      config.steps,
+      static_cast<double>(config.steps * sequences) / static_cast<double>(sequences_per_epoch));
+}
+
+std::string Optimizer(const ResolvedConfig& config) {
+  const LrSchedule& lr = config.lr;
+  return absl::StrFormat("AdamW, lr %g to %g (%s, %d steps of warm-up), decay %g, clip %g", lr.lr,
+                         lr.min_lr, Name(lr.shape), lr.warmup, config.weight_decay, config.clip);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Open(const TrainingSetup& setup,
+                                                           const Facts& facts, bool prints) {
+  const ResolvedConfig& config = setup.config;
+  BURST_ASSIGN_OR_RETURN(RunFolder folder, RunFolder::Open(config, facts.step));
+  std::unique_ptr<RunReport> report(new RunReport(std::move(folder)));
+  if (!prints) return report;
+  BURST_ASSIGN_OR_RETURN(const int64_t parameters, Transformer::CountParameters(config.model));
+  report->console_ = std::make_unique<Console>(config.steps, config.log_every, facts.throughput);
+  report->console_->Table(absl::StrFormat("%s: %s, %s parameters", config.model_name,
+                                          Name(config.model.family), Thousands(parameters)),
+                          {{"data", setup.data.summary},
+                           {"", absl::StrFormat("trains on %s tokens, validates on %s",
+                                                Thousands(setup.data.train.size()),
+                                                Thousands(setup.data.validation.size()))},
+                           {"model", Model(config)},
+                           {"attention", Attention(config)},
+                           {"ranks", Ranks(config)},
+                           {"step", OfStep(config, facts.sequences_per_epoch)},
+                           {"optimizer", Optimizer(config)},
+                           {"machine", Machine(config, facts.throughput.peak_flops)},
+                           {"run folder", report->folder_.path()}});
+  if (facts.step > 0) report->console_->Print(absl::StrCat("continuing after step ", facts.step));
+  return report;
+}
+
+absl::Status RunReport::Step(const StepMetrics& metrics) {
+  BURST_RETURN_IF_ERROR(folder_.metrics().Append(metrics));
+  if (console_ == nullptr) return absl::OkStatus();
+  console_->Step(metrics);
+  if (metrics.skipped) {
+    console_->Print(
+        absl::StrCat("step ", metrics.step, " skipped: its loss or gradient is not finite"));
+  }
+  if (metrics.val_loss.has_value()) {
+    console_->Print(
+        absl::StrFormat("step %d: validation loss %.4f", metrics.step, *metrics.val_loss));
+  }
+  return absl::OkStatus();
+}
+
+void RunReport::Stopped(int64_t step) {
+  if (console_ == nullptr) return;
+  console_->Print(absl::StrFormat("stopped after step %d; continue with --resume --out=%s", step,
+                                  folder_.path()));
+}
+
+void RunReport::Finished(int64_t steps, double seconds, int64_t peak_bytes,
+                         absl::string_view sample) {
+  if (console_ == nullptr) return;
+  console_->Print(absl::StrFormat("%s steps in %s; peak tensor memory %.1f MiB", Thousands(steps),
+                                  ShortDuration(seconds),
+                                  static_cast<double>(peak_bytes) / (1 << 20)));
+  if (!sample.empty()) console_->Print(absl::StrCat("\nA sample:\n\n", sample, "\n"));
+  console_->Print(absl::StrCat("The run is in ", folder_.path()));
+}
+
+}  // namespace burst

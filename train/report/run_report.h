@@ -1,0 +1,50 @@
+// What rank 0 tells of a run: in its folder and, unless it is silent, on the console.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "train/report/console.h"
+#include "train/report/metrics.h"
+#include "train/report/run_folder.h"
+#include "train/setup.h"
+
+namespace burst {
+
+class RunReport {
+ public:
+  // What the trainer knows beside the setup.
+  struct Facts {
+    int64_t step = 0;  // completed, of a resumed run
+    int64_t sequences_per_epoch = 0;
+    Throughput throughput;
+  };
+
+  // Opens the run folder; with `prints`, prints a table of what will be trained on what.
+  static absl::StatusOr<std::unique_ptr<RunReport>> Open(const TrainingSetup& setup,
+                                                         const Facts& facts, bool prints);
+
+  RunFolder& folder() { return folder_; }
+  bool prints() const { return console_ != nullptr; }
+
+  // A step: its row of metrics.jsonl, and its line.
+  absl::Status Step(const StepMetrics& metrics);
+  // The end of a run that was asked to stop after `step` steps.
+  void Stopped(int64_t step);
+  // The end of a complete run: its time, the most tensor memory this rank used, and a text that the
+  // model wrote; may be empty.
+  void Finished(int64_t steps, double seconds, int64_t peak_bytes, absl::string_view sample);
+
+ private:
+  explicit RunReport(RunFolder folder) : folder_(std::move(folder)) {}
+
+  RunFolder folder_;
+  std::unique_ptr<Console> console_;  // null: silent
+};
+
+}  // namespace burst
