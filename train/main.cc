@@ -1,5 +1,4 @@
 // bazel run //train: options -> TrainConfig -> ResolvedConfig -> ranks -> Trainer.
-#include <cstdio>
 #include <memory>
 #include <utility>
 
@@ -17,11 +16,7 @@ namespace burst {
 namespace {
 
 int Main(int argc, char** argv) {
-  if (WantsHelp(argc, argv)) {
-    std::fputs(TrainHelp().c_str(), stdout);
-    return 0;
-  }
-  if (PrintVersion(argc, argv)) return 0;
+  if (PrintHelpOrVersion(argc, argv, TrainHelp())) return 0;
   const absl::StatusOr<TrainConfig> options = TrainConfigFromArguments(argc, argv);
   if (!options.ok()) return RefuseUsage(options.status(), ProcessRank());
 

@@ -159,11 +159,7 @@ absl::Status Run(const ScalingOptions& options) {
 }
 
 int Main(int argc, char** argv) {
-  if (WantsHelp(argc, argv)) {
-    std::fputs(ScalingHelp().c_str(), stdout);
-    return 0;
-  }
-  if (PrintVersion(argc, argv)) return 0;
+  if (PrintHelpOrVersion(argc, argv, ScalingHelp())) return 0;
   absl::StatusOr<ScalingOptions> options =
       ScalingOptionsFromArguments(argc, argv, DetectLaunch(/*mpi=*/nullptr));
   absl::Status usage = options.status();

@@ -68,7 +68,7 @@ TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
   config.layout = options.problem.options(c.strategy).layout;
   // Every strategy is told only what it has a use for.
   const TrainConfig defaults;
-  if (!HasDirections(c.strategy)) config.backward = defaults.backward;
+  if (!HasDirections(c.strategy)) config.ring_backward = defaults.ring_backward;
   if (c.strategy != Strategy::kBurstUlysses) config.ulysses = defaults.ulysses;
   if (!HasRing(c.strategy)) {
     config.ranks_per_node = defaults.ranks_per_node;

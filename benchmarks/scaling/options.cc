@@ -93,7 +93,7 @@ OptionTable Options(ScalingConfig* c) {
   t.AddList("batches", &c->batches, ParseCount, kFree,
             "Sequences of a batch. Unless given 1; of training 8.");
   t.AddShared(train, "layout", "With tp and tp+sp always contiguous, the best for them.");
-  t.AddShared(train, "backward");
+  t.AddShared(train, "ring_backward");
   t.AddShared(train, "ulysses");
   t.AddShared(train, "ranks_per_node", "Here a number of at least 0.");
   t.AddShared(train, "ring_grad_dtype");
@@ -161,8 +161,8 @@ absl::Status CheckStrategies(const OptionTable& table, const ScalingConfig& c) {
   const auto any = [&](const auto& predicate) {
     return std::any_of(c.strategies.begin(), c.strategies.end(), predicate);
   };
-  if (table.Given("backward") && !any(HasDirections)) {
-    return InvalidOption("backward", "not used by any of --strategies");
+  if (table.Given("ring_backward") && !any(HasDirections)) {
+    return InvalidOption("ring_backward", "not used by any of --strategies");
   }
   if (table.Given("ulysses") && !any([](Strategy s) { return s == Strategy::kBurstUlysses; })) {
     return InvalidOption("ulysses", "not used by any of --strategies; it is for burst+ulysses");
@@ -209,7 +209,7 @@ AttentionProblem ResolveProblem(const ScalingConfig& c, DeviceType device) {
   problem.head_dim = c.head_dim;
   problem.causal = c.mask == Mask::kCausal;
   problem.layout = c.train.layout;
-  problem.backward = c.train.backward;
+  problem.backward = c.train.ring_backward;
   problem.ulysses = static_cast<int>(c.train.ulysses);
   problem.ranks_per_node = static_cast<int>(c.train.ranks_per_node);
   problem.ring_grad_dtype = c.train.ring_grad_dtype;

@@ -215,21 +215,24 @@ std::string OptionTable::Help(absl::string_view introduction) const {
                             i == 0 && fits ? left : "", lines[i]);
     }
   }
+  absl::StrAppend(&text, "\n--help prints this, --version the version.\n");
   return text;
 }
 
-bool WantsHelp(int argc, char** argv) {
-  return std::any_of(argv + 1, argv + argc, [](absl::string_view argument) {
-    return argument == "--help" || argument == "-help" || argument == "-h";
-  });
-}
-
-bool PrintVersion(int argc, char** argv) {
-  const bool wanted = std::any_of(argv + 1, argv + argc, [](absl::string_view argument) {
-    return argument == "--version" || argument == "-version";
-  });
-  if (wanted) std::printf("Burst %s\n", kVersion);
-  return wanted;
+bool PrintHelpOrVersion(int argc, char** argv, const std::string& help) {
+  const auto asks = [&](std::initializer_list<absl::string_view> names) {
+    return std::find_first_of(argv + 1, argv + argc, names.begin(), names.end(),
+                              [](absl::string_view a, absl::string_view b) { return a == b; }) !=
+           argv + argc;
+  };
+  if (asks({"--help", "-help", "-h"})) {
+    std::fputs(help.c_str(), stdout);
+  } else if (asks({"--version", "-version"})) {
+    std::printf("Burst %s\n", kVersion);
+  } else {
+    return false;
+  }
+  return true;
 }
 
 }  // namespace burst

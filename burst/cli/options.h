@@ -193,9 +193,8 @@ class OptionTable {
   std::vector<Option> options_;  // in the order of the help
 };
 
-// Whether the command line has --help.
-bool WantsHelp(int argc, char** argv);
-// If the command line has --version, prints "Burst 0.1.0" and returns true.
-bool PrintVersion(int argc, char** argv);
+// Prints `help` or the version if the command line asks for --help or --version, and returns
+// whether it did: then the program has nothing else to do.
+bool PrintHelpOrVersion(int argc, char** argv, const std::string& help);
 
 }  // namespace burst

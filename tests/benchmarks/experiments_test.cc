@@ -43,23 +43,23 @@ TEST(FormulaBytes, IsTheTableOfTheDesign) {
     problem.kv_heads = kv_heads;
     const int64_t tokens = problem.batch * problem.seqlen;  // s tokens on each of G ranks
     const int64_t hq = problem.heads * problem.head_dim, hk = kv_heads * problem.head_dim;
-    // A hop's elements a token: K, V; dK, dV with them; Q, dO and two statistics; dQ. All of four
-    // bytes, G - 1 hops.
-    const int64_t hop = 4 * (kRanks - 1) * tokens;
+    // A transfer's elements a token: K, V; dK, dV with them; Q, dO and two statistics; dQ. All of
+    // four bytes, G - 1 transfers.
+    const int64_t transfer = 4 * (kRanks - 1) * tokens;
     const auto ring = FormulaBytes(Strategy::kRing, problem, kRanks);
     ASSERT_TRUE(ring.ok()) << ring.status();
-    EXPECT_EQ(ring->forward, hop * 2 * hk);
-    EXPECT_EQ(ring->backward, hop * (2 * hk + 2 * hk));
+    EXPECT_EQ(ring->forward, transfer * 2 * hk);
+    EXPECT_EQ(ring->backward, transfer * (2 * hk + 2 * hk));
     problem.backward = BackwardDirection::kBurst;
     const auto burst = FormulaBytes(Strategy::kBurst, problem, kRanks);
     EXPECT_EQ(burst->forward, ring->forward);
-    EXPECT_EQ(burst->backward, hop * (2 * hq + 2 * problem.heads + hq));
+    EXPECT_EQ(burst->backward, transfer * (2 * hq + 2 * problem.heads + hq));
     problem.backward = BackwardDirection::kAuto;
     const auto least = FormulaBytes(Strategy::kBurst, problem, kRanks);
     EXPECT_EQ(least->backward, std::min(ring->backward, burst->backward));
   }
   EXPECT_EQ(FormulaBytes(Strategy::kSingle, problem, 1)->forward, 0);
-  // Two nodes of two: one of three hops crosses.
+  // Two nodes of two: one of three transfers crosses.
   problem.ranks_per_node = 2;
   for (const Strategy strategy : {Strategy::kBurst, Strategy::kRing}) {
     const auto bytes = FormulaBytes(strategy, problem, kRanks);
@@ -80,19 +80,19 @@ TEST(FormulaBytes, IsTheTableOfTheDesign) {
   EXPECT_EQ(tp_sp->forward, 2 * exchange);
   EXPECT_EQ(tp_sp->backward, 3 * exchange);
   EXPECT_EQ(FormulaBytes(Strategy::kTp, problem, 1)->forward, 0);
-  // bfloat16: half of everything but lse, delta and the sums.
+  // bfloat16: half of everything but lse, delta and the accumulators.
   problem.dtype = DType::kBFloat16;
   problem.kv_heads = 4;
-  const int64_t hops = (kRanks - 1) * problem.batch * problem.seqlen;
+  const int64_t transfers = (kRanks - 1) * problem.batch * problem.seqlen;
   const int64_t h = problem.heads * problem.head_dim;
-  EXPECT_EQ(FormulaBytes(Strategy::kRing, problem, kRanks)->backward, hops * 12 * h);
+  EXPECT_EQ(FormulaBytes(Strategy::kRing, problem, kRanks)->backward, transfers * 12 * h);
   EXPECT_EQ(FormulaBytes(Strategy::kBurst, problem, kRanks)->backward,
-            hops * (8 * h + 8 * problem.heads));
-  // Gradients that travel as bfloat16: half of dQ, of dK and dV.
+            transfers * (8 * h + 8 * problem.heads));
+  // Ring gradients of bfloat16: half of dQ, of dK and dV.
   problem.ring_grad_dtype = RingGradDType::kBf16;
-  EXPECT_EQ(FormulaBytes(Strategy::kRing, problem, kRanks)->backward, hops * 8 * h);
+  EXPECT_EQ(FormulaBytes(Strategy::kRing, problem, kRanks)->backward, transfers * 8 * h);
   EXPECT_EQ(FormulaBytes(Strategy::kBurst, problem, kRanks)->backward,
-            hops * (6 * h + 8 * problem.heads));
+            transfers * (6 * h + 8 * problem.heads));
 }
 
 TEST(Flops, CountVisiblePairs) {
@@ -165,7 +165,7 @@ TEST(TensorParallelLayer, ComputesAttention) {
   const auto near = [](const Tensor& actual, const Tensor& expected) {
     const auto a = actual.ToVector<double>(), e = expected.ToVector<double>();
     ASSERT_EQ(a.size(), e.size());
-    // Both in double; sums of 13 terms of order 1.
+    // Both in double; dot products of 13 terms of order 1.
     for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], e[i], 1e-13);
   };
   for (const Strategy strategy : {Strategy::kTp, Strategy::kTpSp}) {
@@ -219,7 +219,7 @@ TEST(MeasureErrors, OfTilesOfAnySize) {
   const auto own = MeasureErrors(Strategy::kBurst, **reference, 2, 1);
   const auto single_keys = MeasureErrors(Strategy::kBurst, **reference, 2, 1, /*tile_keys=*/1);
   ASSERT_TRUE(own.ok() && single_keys.ok()) << own.status() << single_keys.status();
-  EXPECT_NE(own->out, single_keys->out) << "another order of sums";
+  EXPECT_NE(own->out, single_keys->out) << "another order of additions";
   for (const double error : {single_keys->out, single_keys->dq}) EXPECT_LT(error, 1e-5);
 }
 

@@ -1,5 +1,5 @@
 // A task that only attention over long distances can solve: a random sequence, repeated once. Every
-// token of the second half is known, 64 positions back: on another rank, as a rank holds 32.
+// token of the second half is known, 64 positions back: on another rank, as each has 32 tokens.
 
 #include <gtest/gtest.h>
 

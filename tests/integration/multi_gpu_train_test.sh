@@ -52,13 +52,13 @@ for precision in fp32 bf16; do
     run nodes.$precision --precision=$precision --ranks=4 --ranks_per_node=2
     compare nodes.$precision one.$precision $tolerance
     if [[ $precision == bf16 ]]; then
-      run travelling.bf16 --precision=bf16 --ranks=4 --ring_grad_dtype=bf16
-      compare travelling.bf16 one.bf16 $tolerance
+      run ring_grad.bf16 --precision=bf16 --ranks=4 --ring_grad_dtype=bf16
+      compare ring_grad.bf16 one.bf16 $tolerance
     fi
     run mesh.$precision --precision=$precision --dp=2 --sp=2
     compare mesh.$precision one.$precision $tolerance
   fi
-  # The model spread over the ranks, which must divide its heads; grouped key heads on several of them.
+  # The model spread over the ranks, which must divide its heads; one KV head on several of them.
   heads='"width":256,"layers":2,"heads":8'
   model="{\"family\":\"llama\",$heads,\"kv_heads\":2,\"ffn\":512}"
   [[ $precision == bf16 ]] && model="{\"family\":\"gpt2\",$heads,\"dropout\":0.1}"

@@ -216,7 +216,7 @@ TEST_F(Scaling, RecomputationIsAColumnAndChangesNoLoss) {
   }
 }
 
-TEST_F(Scaling, MistakesAreNamed) {
+TEST_F(Scaling, ErrorsNameTheirOption) {
   const struct {
     std::vector<std::string> arguments;
     std::vector<std::string> parts;
@@ -241,8 +241,8 @@ TEST_F(Scaling, MistakesAreNamed) {
       {{"--strategies=ulysses", "--ranks_per_node=2"}, {"--ranks_per_node", "rings"}},
       {{"--strategies=burst+ulysses", "--ranks=4", "--ulysses=2", "--ranks_per_node=1"},
        {"--ranks_per_node", "groups of 2"}},
-      {{"--strategies=ring", "--backward=burst"}, {"--backward", "--strategies"}},
-      {{"--backward=sideways"}, {"--backward", "sideways"}},
+      {{"--strategies=ring", "--ring_backward=burst"}, {"--ring_backward", "--strategies"}},
+      {{"--ring_backward=sideways"}, {"--ring_backward", "sideways"}},
       {{"--heads=two"}, {"--heads", "a whole number"}},
       {{"--mask=window"}, {"--mask", "causal"}},
       {{"--layout=spiral"}, {"--layout", "zigzag"}},

@@ -1,4 +1,4 @@
-// //train and //train:generate as a user meets them: what a run leaves, what mistakes say, and that
+// //train and //train:generate as a user meets them: what a run leaves, what errors say, and that
 // nothing is lost when a run is killed.
 #include <gtest/gtest.h>
 
@@ -144,6 +144,14 @@ TEST_F(TrainCli, RunLeavesItsFolder) {
   ExpectSameRun("run", "again");
 }
 
+TEST_F(TrainCli, Version) {
+  for (const char* program : {"train/train", "train/generate/generate"}) {
+    const Result result = Subprocess({ProgramPath(program), "--version"}, {folder_}).Wait();
+    ExpectSuccess(result);
+    EXPECT_TRUE(absl::StartsWith(result.out, "Burst 0.")) << result.out;
+  }
+}
+
 TEST_F(TrainCli, FoldersAreNumbered) {
   for (int run = 1; run <= 2; ++run) {
     ExpectSuccess(Train({"--steps=1", "--eval_every=0"}));
@@ -161,15 +169,7 @@ TEST_F(TrainCli, Help) {
   }
 }
 
-TEST_F(TrainCli, Version) {
-  for (const char* program : {"train/train", "train/generate/generate"}) {
-    const Result result = Subprocess({ProgramPath(program), "--version"}, {folder_}).Wait();
-    ExpectSuccess(result);
-    EXPECT_TRUE(absl::StartsWith(result.out, "Burst ")) << result.out;
-  }
-}
-
-TEST_F(TrainCli, Mistakes) {
+TEST_F(TrainCli, ErrorsNameTheirOption) {
   const std::vector<std::string> two_steps = {"--steps=2", "--eval_every=0"};
   std::string shard(1024, '\0');
   const int32_t header[] = {20240520, 1, 500};
@@ -231,8 +231,8 @@ TEST_F(TrainCli, TruncatedCheckpoint) {
   ExpectSuccess(Train({"--steps=2", "--eval_every=0", "--out=run"}));
   const std::string path = Path("run/checkpoint.safetensors");
   const auto bytes = fs::file_size(path);
-  for (const uintmax_t kept : {bytes - 1, bytes / 2, uintmax_t{100}, uintmax_t{0}}) {
-    fs::resize_file(path, kept);
+  for (const uintmax_t size : {bytes - 1, bytes / 2, uintmax_t{100}, uintmax_t{0}}) {
+    fs::resize_file(path, size);
     ExpectError(Train({"--steps=4", "--out=run", "--resume"}), 1, {path, "truncated"});
     ExpectError(Generate({"--checkpoint=run"}), 1, {path, "truncated"});
   }
@@ -306,7 +306,7 @@ TEST_F(TrainCli, ResumedOnOtherRanksTheRunIsTheSameToRounding) {
   }
 }
 
-TEST_F(TrainCli, InterruptedTheRunLeavesACheckpointToGoOnFrom) {
+TEST_F(TrainCli, InterruptedTheRunLeavesACheckpointToContinueFrom) {
   ExpectSuccess(Train({"--steps=300", "--eval_every=0", "--out=straight"}));
   for (int number : {SIGINT, SIGTERM}) {
     const std::string run = absl::StrCat("signal", number);
@@ -324,8 +324,8 @@ TEST_F(TrainCli, InterruptedTheRunLeavesACheckpointToGoOnFrom) {
   }
 }
 
-// What ranks hold between them is saved whole: a run goes on with the same bits on as many, and on
-// any others, and generates on one.
+// A model that is spread over ranks is saved whole: a run continues with the same bits on as many,
+// and on any others, and generates on one.
 TEST_F(TrainCli, TensorParallelRunsResumeAnywhere) {
   const std::vector<std::string> options = {"--schedule=constant", "--warmup=0", "--eval_every=0"};
   const auto with = [&](std::vector<std::string> more) {

@@ -91,7 +91,7 @@ TEST_P(TrainParity, FourRanksTrainAsOneDoes) {
     for (const char* backward : {"burst", "ring"}) {
       SCOPED_TRACE(absl::StrCat(layout, " ", backward));
       ExpectEqual(Losses({}, {"--ranks=4", absl::StrCat("--layout=", layout),
-                              absl::StrCat("--backward=", backward)}),
+                              absl::StrCat("--ring_backward=", backward)}),
                   one);
     }
   }
@@ -110,7 +110,7 @@ TEST_P(TrainParity, AMeshOfRanksTrainsAsOneDoes) {
   ExpectEqual(Losses({}, {"--batch=4", "--dp=4"}), one);
 }
 
-// The rivals of the burst, over four ranks. Ulysses where the model has heads for them.
+// The other strategies, over four ranks. Ulysses where the model has heads for them.
 TEST_P(TrainParity, OtherStrategiesTrainAsOneRankDoes) {
   const std::vector<double> one = Losses({}, {"--strategy=single", "--ranks=1"});
   const bool two_heads = GetParam().name == "Gpt2Dropout";
@@ -157,8 +157,8 @@ TEST_P(TrainParity, MpirunTrainsAsThreadsDo) {
   }
 }
 
-// Recomputed layers give the bits of those that keep all, as processes too, whose sums of gradients
-// set out between the layers.
+// Recomputed layers give the bits of those that store all, as processes too, whose reductions of
+// gradients are enqueued between the layers.
 TEST_P(TrainParity, RecomputationTrainsAsItself) {
   const std::string mpirun = BURST_MPIRUN;
   const std::vector<double> expected = Losses({}, {"--ranks=2"});
@@ -168,7 +168,7 @@ TEST_P(TrainParity, RecomputationTrainsAsItself) {
   EXPECT_EQ(Losses(start, {"--comm=mpi", "--recompute=selective"}), expected);
 }
 
-TEST(TrainUnderMpirun, MistakesAreToldOnce) {
+TEST(TrainUnderMpirun, ErrorsArePrintedOnce) {
   const std::string mpirun = BURST_MPIRUN, folder = testing::TempDir();
   if (mpirun.empty()) GTEST_SKIP() << "built without Open MPI";
   const auto errors = [&](const std::vector<std::string>& arguments, int exit_code) {

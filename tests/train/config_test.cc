@@ -104,8 +104,9 @@ TEST(TrainConfig, CommandLineWinsOverTheFile) {
 TEST(TrainConfig, JsonIsAConfigFile) {
   const std::string model =
       Write("tiny.json", R"({"family": "llama", "layers": 1, "width": 8, "heads": 2})");
-  const auto config = Resolve({"--model=" + model, "--lr=0.0123", "--seed=9", "--backward=ring",
-                               "--data=/x/y.txt", "--schedule=wsd", "--tokenizer=byte"});
+  const auto config =
+      Resolve({"--model=" + model, "--lr=0.0123", "--seed=9", "--ring_backward=ring",
+               "--data=/x/y.txt", "--schedule=wsd", "--tokenizer=byte"});
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->model_name, "tiny");
   const std::string json = config->ToJson();
@@ -179,13 +180,13 @@ TEST(TrainConfig, StrategiesChooseTheirRanks) {
   };
   EXPECT_EQ(resolve({"--strategy=single"}), std::tuple(1, 1, 1));
   EXPECT_EQ(resolve({"--strategy=single", "--dp=2"}), std::tuple(2, 1, 1));
-  EXPECT_EQ(resolve({"--strategy=ring", "--backward=ring"}), std::tuple(1, 2, 1));
+  EXPECT_EQ(resolve({"--strategy=ring", "--ring_backward=ring"}), std::tuple(1, 2, 1));
   EXPECT_EQ(resolve({"--strategy=ulysses", "--ranks=8"}), std::tuple(1, 8, 1));
   EXPECT_EQ(resolve({"--strategy=burst+ulysses", "--ranks=6"}), std::tuple(1, 6, 2));
   EXPECT_EQ(resolve({"--strategy=burst+ulysses", "--ranks=4", "--ulysses=4"}), std::tuple(1, 4, 4));
   EXPECT_EQ(resolve({"--strategy=tp", "--dp=2", "--ranks=8"}), std::tuple(2, 4, 1));
   EXPECT_EQ(resolve({"--strategy=tp+sp", "--ranks=8"}), std::tuple(1, 8, 1));
-  EXPECT_EQ(resolve({"--strategy=burst+ulysses", "--dp=2", "--sp=4", "--backward=burst"}),
+  EXPECT_EQ(resolve({"--strategy=burst+ulysses", "--dp=2", "--sp=4", "--ring_backward=burst"}),
             std::tuple(2, 4, 2));
 }
 
@@ -217,13 +218,13 @@ TEST(TrainConfig, NodesOfADoubleRing) {
   EXPECT_EQ(per_node({"--comm=mpi", "--strategy=burst+ulysses", "--ulysses=2"}, 6, 3), 0);
 }
 
-TEST(TrainConfig, GradientsTravelNarrowInBFloat16Only) {
-  const auto travelling = [](const std::vector<std::string>& arguments) {
+TEST(TrainConfig, RingGradientsAreBFloat16WhereActivationsAre) {
+  const auto resolves = [](const std::vector<std::string>& arguments) {
     return Resolve(arguments, {1, 8, 4}).ok();
   };
-  EXPECT_TRUE(travelling({"--ring_grad_dtype=bf16", "--ranks=4"}));  // on GPUs
-  EXPECT_FALSE(travelling({"--ring_grad_dtype=bf16", "--precision=tf32"}));
-  EXPECT_FALSE(travelling({"--ring_grad_dtype=bf16", "--device=cpu"}));
+  EXPECT_TRUE(resolves({"--ring_grad_dtype=bf16", "--ranks=4"}));  // on GPUs
+  EXPECT_FALSE(resolves({"--ring_grad_dtype=bf16", "--precision=tf32"}));
+  EXPECT_FALSE(resolves({"--ring_grad_dtype=bf16", "--device=cpu"}));
 }
 
 struct BadOption {
@@ -232,7 +233,7 @@ struct BadOption {
   Launch launch = {1, 8};
 };
 
-TEST(TrainConfig, EveryMistakeIsNamed) {
+TEST(TrainConfig, EveryErrorNamesItsOption) {
   const std::string not_json = Write("not.json", "{");
   const std::string unknown_key = Write("key.json", R"({"stesp": 1})");
   const std::string bad_value = Write("value.json", R"({"steps": "many"})");
@@ -257,7 +258,7 @@ TEST(TrainConfig, EveryMistakeIsNamed) {
       {{"--packed=maybe"}, {"--packed", "'maybe'", "true or false"}},
       {{"--recompute=half"}, {"--recompute", "half", "none, full or selective"}},
       {{"--layout=zigzig"}, {"--layout", "zigzig", "contiguous", "zigzag", "striped"}},
-      {{"--backward=up"}, {"--backward", "up", "auto", "burst", "ring"}},
+      {{"--ring_backward=up"}, {"--ring_backward", "up", "auto", "burst", "ring"}},
       {{"--schedule=step"}, {"--schedule", "step", "cosine", "wsd"}},
       {{"--comm=shmem"}, {"--comm", "shmem", "threads", "mpi", "nccl"}},
       {{"--tokenizer=bpe"}, {"--tokenizer", "bpe", "byte", "char"}},
@@ -310,9 +311,12 @@ TEST(TrainConfig, EveryMistakeIsNamed) {
       {{"--dp=2", "--batch=3"}, {"--batch", "3", "--dp=2"}},
       {{"--strategy=spiral"}, {"--strategy", "spiral", "single", "burst+ulysses"}},
       {{"--strategy=single", "--ranks=2"}, {"--strategy", "single", "2", "--sp=1"}},
-      {{"--strategy=single", "--backward=ring"}, {"--backward", "ring", "--strategy=single"}},
-      {{"--strategy=ulysses", "--backward=burst"}, {"--backward", "burst", "--strategy=ulysses"}},
-      {{"--strategy=ring", "--backward=burst"}, {"--backward", "burst", "--strategy=ring"}},
+      {{"--strategy=single", "--ring_backward=ring"},
+       {"--ring_backward", "ring", "--strategy=single"}},
+      {{"--strategy=ulysses", "--ring_backward=burst"},
+       {"--ring_backward", "burst", "--strategy=ulysses"}},
+      {{"--strategy=ring", "--ring_backward=burst"},
+       {"--ring_backward", "burst", "--strategy=ring"}},
       {{"--ulysses=2"}, {"--ulysses", "2", "--strategy=burst", "burst+ulysses"}},
       {{"--ring_grad_dtype=fp16"}, {"--ring_grad_dtype", "fp16", "fp32 or bf16"}},
       {{"--ring_grad_dtype=bf16"}, {"--ring_grad_dtype", "--precision=bf16", "fp32"}},
@@ -335,7 +339,7 @@ TEST(TrainConfig, EveryMistakeIsNamed) {
        {"--strategy", "tp", "4 heads (2 KV heads)", "3 ranks", "1, 2, 4 would do"}},
       {{"--strategy=tp+sp", "--ranks=4", "--model=" + odd_ffn},
        {"--strategy", "tp+sp", "ffn of 18", "4 ranks"}},
-      {{"--strategy=tp", "--backward=burst"}, {"--backward", "burst", "--strategy=tp"}},
+      {{"--strategy=tp", "--ring_backward=burst"}, {"--ring_backward", "burst", "--strategy=tp"}},
       {{"--strategy=tp+sp", "--ulysses=2"}, {"--ulysses", "--strategy=tp+sp"}},
       // Models.
       {{"--model=llama_huge"}, {"--model", "llama_huge", "llama_tiny", "d12"}},

@@ -1,4 +1,4 @@
-// Trainers in a test's own process: their options, and ranks that hold one each.
+// Trainers in a test's own process: their options, and ranks that own one each.
 #pragma once
 
 #include <functional>

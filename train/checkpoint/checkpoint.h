@@ -1,5 +1,5 @@
 // A run's state in one file: parameters by name, AdamW's moments as adam.m.<name> and
-// adam.v.<name>, and what is needed to go on or to generate, as strings.
+// adam.v.<name>, and what is needed to continue or to generate, as strings.
 //
 // Data order and dropout are functions of (seed, step), so no generator state is saved; and the
 // file holds whole parameters, so it does not know how many ranks wrote it.
@@ -31,7 +31,7 @@ struct CheckpointInfo {
 };
 
 // Atomic; ResourceExhausted when the disk is full, and what was there before stays. With parameters
-// that ranks hold between them, `group` is theirs: all call it, and rank 0 writes.
+// that are spread over ranks, `group` is theirs: all call it, and rank 0 writes.
 absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
                             const ParameterList& parameters, const AdamW& optimizer,
                             Communicator* group = nullptr);

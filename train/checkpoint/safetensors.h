@@ -1,5 +1,5 @@
 // The safetensors format: 8 bytes of header length (little-endian), a JSON header that names each
-// tensor's dtype, shape and range of bytes, then the data. Strings travel in "__metadata__".
+// tensor's dtype, shape and range of bytes, then the data. Strings are in "__metadata__".
 #pragma once
 
 #include <cstdint>

@@ -136,7 +136,7 @@ OptionTable TrainOptions(TrainConfig* c) {
         "ring. -1: what a launcher says of its hosts.");
   t.Add("layout", &c->layout, ParseLayout, kFree,
         "How a sequence is spread over ranks: contiguous, zigzag or striped.");
-  t.Add("backward", &c->backward, ParseBackwardDirection, kFree,
+  t.Add("ring_backward", &c->ring_backward, ParseBackwardDirection, kFree,
         "What goes around the ring in the backward pass of burst and burst+ulysses: queries "
         "(burst), keys and values (ring), or auto: what is fewer bytes.");
   t.Add("ring_grad_dtype", &c->ring_grad_dtype, ParseRingGradDType, kFree,

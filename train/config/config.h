@@ -58,7 +58,7 @@ struct PlainOptions {
   Recompute recompute = Recompute::kNone;
   Strategy strategy = Strategy::kBurst;
   Layout layout = Layout::kZigzag;
-  BackwardDirection backward = BackwardDirection::kAuto;
+  BackwardDirection ring_backward = BackwardDirection::kAuto;
   RingGradDType ring_grad_dtype = RingGradDType::kFp32;
   bool deterministic = true;
 

@@ -233,9 +233,9 @@ absl::Status ResolveStrategy(const TrainConfig& c, ResolvedConfig* config) {
                          "; give --sp=1 or another strategy");
   }
   const bool says_the_same =
-      c.strategy == Strategy::kRing && c.backward == BackwardDirection::kRing;
-  if (c.backward != BackwardDirection::kAuto && !HasDirections(c.strategy) && !says_the_same) {
-    return InvalidOption("backward", Name(c.backward), " is not for --strategy=", name,
+      c.strategy == Strategy::kRing && c.ring_backward == BackwardDirection::kRing;
+  if (c.ring_backward != BackwardDirection::kAuto && !HasDirections(c.strategy) && !says_the_same) {
+    return InvalidOption("ring_backward", Name(c.ring_backward), " is not for --strategy=", name,
                          ", whose backward has one direction; leave it out");
   }
   if (c.strategy != Strategy::kBurstUlysses && c.ulysses != -1) {
@@ -309,7 +309,7 @@ BurstAttentionOptions ResolvedConfig::AttentionOptions() const {
   BurstAttentionOptions attention;
   attention.layout = layout;
   attention.mask.window = window;
-  attention.backward = backward;
+  attention.backward = ring_backward;
   attention.ring_grad_dtype = ring_grad_dtype;
   attention.ranks_per_node = ranks_per_node;
   attention.deterministic = deterministic;

@@ -11,7 +11,7 @@ namespace burst {
 namespace {
 
 constexpr uint32_t kCodePoints = 0x110000;
-constexpr int64_t kMaxCharTokens = 65535;  // tokens are held in 16 bits
+constexpr int64_t kMaxCharTokens = 65535;  // a token is 16 bits
 
 // The code point at text[*position], which moves past it; kCodePoints for what is not UTF-8.
 uint32_t NextCodePoint(absl::string_view text, size_t* position) {

@@ -28,10 +28,10 @@ int32_t SampleToken(absl::Span<const float> logits, const SamplingOptions& optio
   const auto likelier = [&](int32_t a, int32_t b) {
     return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
   };
-  size_t kept = order.size();
-  if (options.top_k > 0) kept = std::min(kept, static_cast<size_t>(options.top_k));
-  std::partial_sort(order.begin(), order.begin() + kept, order.end(), likelier);
-  order.resize(kept);
+  size_t choices = order.size();
+  if (options.top_k > 0) choices = std::min(choices, static_cast<size_t>(options.top_k));
+  std::partial_sort(order.begin(), order.begin() + choices, order.end(), likelier);
+  order.resize(choices);
 
   // Weights exp((l - max) / temperature); the inverse of their cumulative sum at a uniform number.
   std::vector<double> cumulative;

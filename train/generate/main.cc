@@ -97,14 +97,10 @@ absl::Status Run(const GenerateConfig& c) {
 int Main(int argc, char** argv) {
   GenerateConfig config;
   OptionTable options = Options(&config);
-  if (WantsHelp(argc, argv)) {
-    const std::string help = options.Help(
-        "Generates text from a checkpoint of //train.\n\n"
-        "  bazel run //train:generate -- --checkpoint=runs/NAME --prompt='And'\n");
-    std::fputs(help.c_str(), stdout);
-    return 0;
-  }
-  if (PrintVersion(argc, argv)) return 0;
+  const std::string help = options.Help(
+      "Generates text from a checkpoint of //train.\n\n"
+      "  bazel run //train:generate -- --checkpoint=runs/NAME --prompt='And'\n");
+  if (PrintHelpOrVersion(argc, argv, help)) return 0;
   absl::Status usage = options.ParseArguments(argc, argv);
   if (usage.ok()) usage = Check(config);
   if (!usage.ok()) return ExitCode(usage, kExitBadUsage);

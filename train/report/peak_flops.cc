@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kSeconds = 0.2;
 
-// 2 size^3 over the shortest time of one `multiply()`, which returns when the product is there.
+// 2 size^3 over the shortest time of one `multiply()`, which returns when the result is there.
 template <typename Multiply>
 double BestRate(double size, Multiply multiply) {
   using Clock = std::chrono::steady_clock;
@@ -29,7 +29,7 @@ double BestRate(double size, Multiply multiply) {
   return 2 * size * size * size / best_seconds;
 }
 
-// Random bits: products of zeros run faster than any real ones.
+// Random bits: GEMMs of zeros run faster than real ones.
 Tensor RandomMatrix(int64_t size, uint64_t seed, DeviceType device, DType dtype) {
   const Tensor matrix = Tensor::Empty({size, size}, DType::kFloat32);
   for (int64_t i = 0; i < matrix.numel(); i += 4) {

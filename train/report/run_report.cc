@@ -55,7 +55,7 @@ std::string Attention(const ResolvedConfig& config) {
     absl::StrAppend(&text, ", ", config.ranks_per_node, " ranks per node");
   }
   if (HasDirections(config.strategy)) {
-    absl::StrAppend(&text, ", ", Name(config.backward), " backward");
+    absl::StrAppend(&text, ", ", Name(config.ring_backward), " backward");
   }
   if (config.ring_grad_dtype != RingGradDType::kFp32) {
     absl::StrAppend(&text, ", ", Name(config.ring_grad_dtype), " gradients in transit");
