@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "burst/attention/mask.h"
+#include "burst/attention/ring/mask.h"
 #include "burst/attention/ring/route.h"
 #include "burst/sequence/token_shard.h"
 

@@ -1,4 +1,4 @@
-#include "burst/attention/mask.h"
+#include "burst/attention/ring/mask.h"
 
 #include <algorithm>
 #include <limits>
