@@ -35,6 +35,7 @@ struct BackwardArgs {
   int key_tiles, query_tiles;  // of one head
   int group;                   // KV heads whose tensors share the L2 cache
   float scale;
+  bool heads_inside;  // the order of ForEachQueryTile
   int* dq_additions;  // [batch, num_heads, query_tiles, 2], zero at the start; null: any order
 };
 
@@ -82,16 +83,33 @@ __device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
           batch_head / args.num_kv_heads};
 }
 
-// Calls f(head, tile) for every query tile the block meets, in the same order for every warp. Last
-// tile first: in causal masks too, all key tiles of a head then begin at the same query tile, and a
-// fixed order of their additions to dQ costs a short delay at the start instead of a long wait.
+// Calls f(head, tile) for every query tile that the block meets, in the same order for every warp
+// that loads or stores. Last tile first: in causal masks too, all key tiles of a head then begin at
+// the same query tile, and a fixed order of their additions to dQ costs a short delay at the start
+// instead of a long wait. With grouped heads and a fixed order, a block takes the heads of a tile
+// one after the other: going through all tiles of a head first, it would meet the next head when
+// the blocks before it are still far from there.
 template <class Function>
 __device__ __forceinline__ void ForEachQueryTile(const BackwardArgs& args, const KeyTile& keys,
                                                  int tile_begin, int tile_end, Function f) {
-  for (int h = 0; h < args.heads_per_kv; ++h) {
+  const int first_head = keys.kv_head * args.heads_per_kv;
+  if (args.heads_inside) {
     for (int tile = tile_end - 1; tile >= tile_begin; --tile) {
-      f(keys.kv_head * args.heads_per_kv + h, tile);
+      for (int h = 0; h < args.heads_per_kv; ++h) f(first_head + h, tile);
     }
+    return;
+  }
+  for (int h = 0; h < args.heads_per_kv; ++h) {
+    for (int tile = tile_end - 1; tile >= tile_begin; --tile) f(first_head + h, tile);
+  }
+}
+
+// Calls f() as often as ForEachQueryTile: for warps that follow the order of others.
+template <class Function>
+__device__ __forceinline__ void RepeatForQueryTiles(const BackwardArgs& args, int tile_begin,
+                                                    int tile_end, Function f) {
+  for (int h = 0; h < args.heads_per_kv; ++h) {
+    for (int tile = tile_end - 1; tile >= tile_begin; --tile) f();
   }
 }
 
@@ -235,7 +253,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   int dq_parity = 1, buffer = 0;
 
   Wait(&shared.kv_full, 0);
-  ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int, int) {
+  RepeatForQueryTiles(args, shared.tile_begin, shared.tile_end, [&] {
     const QTile& q = shared.q[slot.stage];
     const QTile& dout = shared.dout[slot.stage];
     const RowStatistics<Traits>& rows = shared.rows[slot.stage];
@@ -463,15 +481,13 @@ void LaunchBackward(const FlashBackwardParams& params, int32_t* counters) {
   args.key_tiles = static_cast<int>((shape.k_len + Traits::kBlockN - 1) / Traits::kBlockN);
   args.query_tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
   args.scale = static_cast<float>(shape.softmax_scale);
+  args.heads_inside = params.deterministic && args.heads_per_kv > 1;
   args.dq_additions = counters;
   // Half of the L2 for the q, dout and fp32 dq of the heads under way.
   constexpr int64_t kGroupBytes = 24 << 20;
   const int64_t head_bytes =
       std::max<int64_t>(1, shape.q_len) * Traits::kHeadDim * 8 * args.heads_per_kv;
-  args.group = Traits::kRanges
-                   ? static_cast<int>(std::min<int64_t>(
-                         std::max<int64_t>(1, kGroupBytes / head_bytes), args.batch_kv_heads))
-                   : 1;
+  args.group = Traits::kRanges ? HeadsPerGroup(args.batch_kv_heads, kGroupBytes / head_bytes) : 1;
 
   constexpr int kSharedBytes = sizeof(BackwardShared<Traits>);
   static_assert(kSharedBytes <= 227 * 1024, "more shared memory than a block can have");

@@ -14,14 +14,18 @@ int64_t ForwardCounters(const FlashForwardParams& params) {
 void Forward(const FlashForwardParams& params, int32_t* counters) {
   const FlashAttentionShape& shape = params.shape;
   if (shape.batch == 0 || shape.num_heads == 0 || shape.q_len == 0) return;
-  const bool ranges = shape.visible.begin != nullptr;
+  const bool ranges = shape.visible.begin != nullptr, is_short = shape.k_len <= 1024;
+  if (shape.head_dim <= 64 && is_short) {
+    return ranges ? LaunchForward<ForwardD64RangesShort>(params, counters)
+                  : LaunchForward<ForwardD64FullShort>(params, counters);
+  }
   if (shape.head_dim <= 64) {
     return ranges ? LaunchForward<ForwardD64Ranges>(params, counters)
                   : LaunchForward<ForwardD64Full>(params, counters);
   }
   if (ranges) return LaunchForward<ForwardD128Ranges>(params, counters);
-  shape.k_len <= 1024 ? LaunchForward<ForwardD128Short>(params, counters)
-                      : LaunchForward<ForwardD128Full>(params, counters);
+  is_short ? LaunchForward<ForwardD128FullShort>(params, counters)
+           : LaunchForward<ForwardD128Full>(params, counters);
 }
 
 // Two for every tile of queries: the key tiles whose additions to each half of its dQ are done.

@@ -17,6 +17,7 @@
 //
 // Compiled once for every variant in variants.h.
 #include <algorithm>
+#include <type_traits>
 
 #include "burst/device/cuda.h"
 #include "burst/kernels/gpu/sm90/online_softmax.cuh"
@@ -68,6 +69,7 @@ struct ForwardShared {
   Barrier v_full[Traits::kStages], v_empty[Traits::kStages];
   // Travels with q, twice as many: a tile's finish still reads its own when its q is free again.
   TileInfo tile[2 * Traits::kQStages];
+  TileInfo next_tile;  // the producer's
 };
 
 // Within a group of heads: last rows first, and of equal rows head by head.
@@ -134,20 +136,23 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     return Traits::kRanges ? gridDim.x + atomicAdd(&args.counters->next_tile, 1)
                            : index + gridDim.x;
   };
-  const auto skip_empty = [&](int& index, TileInfo& tile) {
+  // Tiles are kept in shared memory: beside three consumers the producer has few registers.
+  const auto find = [&](int& index) {
+    TileInfo tile = MakeTile<Traits>(args, index);
     while (IsSkipped(args, tile)) {
       index = after(index);
       tile = MakeTile<Traits>(args, index);
     }
+    shared.next_tile = tile;
   };
   int index = blockIdx.x;
-  TileInfo tile = MakeTile<Traits>(args, index);
-  skip_empty(index, tile);
+  find(index);
   for (;;) {
     int next = after(index);
     Barrier* q_full = &shared.q_full[q_slot.stage];
     Wait(&shared.q_empty[q_slot.stage], q_slot.parity ^ 1);
-    shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity] = tile;
+    TileInfo& tile = shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity];
+    tile = shared.next_tile;
     if (tile.batch < 0) {
       Arrive(q_full);
       break;
@@ -160,11 +165,8 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
       load_k(tile, block);
       if (block < tile.block_end - 1) load_v(tile, block + 1);
     }
-    // While the consumers still have two blocks to work on.
-    TileInfo next_tile = MakeTile<Traits>(args, next);
-    skip_empty(next, next_tile);
+    find(next);  // while the consumers still have two blocks to work on
     if (tile.block_end > tile.block_begin) load_v(tile, tile.block_begin);
-    tile = next_tile;
     index = next;
   }
   // The last block to finish leaves the counters as it found them.
@@ -239,7 +241,6 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
   constexpr int kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
   using QTile = Tile<Traits::kBlockM, kHeadDim>;
   using KTile = Tile<kBlockN, kHeadDim>;
-  constexpr bool kExpAhead = kHeadDim == 128;  // at 64 slower
   constexpr int kTurnThreads = 2 * kWarpgroupSize;
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % Traits::kConsumers;
   const int thread = threadIdx.x % kWarpgroupSize;
@@ -321,10 +322,15 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       ArriveWarp(&shared.k_empty[k_slot.stage]);
       k_slot.Advance();
       mask(block);
-      softmax.Apply<kExpAhead>(s, scale_log2);
+      softmax.UpdateMax<true>(0, s, scale_log2);
+      softmax.UpdateMax<true>(1, s, scale_log2);
+      softmax.Exponentiate(0, s, scale_log2);
+      softmax.Exponentiate(1, s, scale_log2);
       if (args.merge) softmax.Rescale(o);
       PackOperand(s, p);
-      for (--block; block >= block_begin; --block) {
+      // Row 0's exponentials run beside the matmul with V, row 1's after it.
+      const auto step = [&](auto masked) {
+        constexpr bool kMasked = decltype(masked)::value;
         Wait(&shared.k_full[k_slot.stage], k_slot.parity);
         NamedBarrierSync(my_turn, kTurnThreads);
         issue_s();
@@ -333,18 +339,26 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
         NamedBarrierArrive(next_turn, kTurnThreads);
         WgmmaWait<1>();
         PinRegisters(s);
-        ArriveWarp(&shared.k_empty[k_slot.stage]);
+        if (kMasked) mask(block);
+        softmax.UpdateMax<kMasked>(0, s, scale_log2);
+        softmax.OrderRows();
+        softmax.UpdateMax<kMasked>(1, s, scale_log2);
+        softmax.Exponentiate(0, s, scale_log2);
+        ArriveWarpAfter(&shared.k_empty[k_slot.stage], s[OnlineSoftmax::Index(0, kBlockN / 4 - 1)]);
         k_slot.Advance();
-        mask(block);
-        softmax.Apply<kExpAhead>(s, scale_log2);
-        PinRegisters(s);  // the exponentials stay on this side of the wait
         WgmmaWait<0>();
         PinRegisters(o);
         ArriveWarp(&shared.v_empty[v_slot.stage]);
         v_slot.Advance();
+        softmax.Exponentiate(1, s, scale_log2);
         softmax.Rescale(o);
         PackOperand(s, p);
-      }
+      };
+      for (--block; block >= max(block_begin, whole_end); --block) step(std::true_type());
+#pragma unroll 1
+      for (; block >= max(block_begin, whole_begin); --block) step(std::false_type());
+#pragma unroll 1
+      for (; block >= block_begin; --block) step(std::true_type());
       if (!Traits::kStoreByTma) ArriveWarp(&shared.q_empty[q_slot.stage]);
       Wait(&shared.v_full[v_slot.stage], v_slot.parity);
       issue_o();
@@ -386,8 +400,7 @@ __global__ __launch_bounds__(Traits::kThreads,
     FenceBarrierInit();
   }
   __syncthreads();
-  int warpgroup = threadIdx.x / kWarpgroupSize;
-  if (Traits::kHeadDim == 128) warpgroup = WarpUniform(warpgroup);  // at 64 slower, by up to 7 %
+  const int warpgroup = WarpUniform(threadIdx.x / kWarpgroupSize);
   if (warpgroup == 0) {
     DecreaseRegisters<Traits::kProducerRegisters>();
     if (threadIdx.x == 0) ForwardProduce<Traits>(args, shared);
@@ -439,11 +452,10 @@ void LaunchForward(const FlashForwardParams& params, int32_t* counters) {
   constexpr int64_t kGroupBytes = 24 << 20;
   constexpr int64_t kMaxGroup = 32;  // short sequences: measured faster than all that would fit
   const int64_t kv_bytes = std::max<int64_t>(1, shape.k_len) * Traits::kHeadDim * 4;
-  const int64_t kv_heads = std::clamp<int64_t>(kGroupBytes / kv_bytes, 1, kMaxGroup);
-  args.group =
-      Traits::kRanges
-          ? static_cast<int>(std::min<int64_t>(kv_heads * args.heads_per_kv, args.batch_heads))
-          : 1;
+  const int64_t fit = std::min(kGroupBytes / kv_bytes, kMaxGroup);
+  args.group = Traits::kRanges
+                   ? HeadsPerGroup(args.batch_heads / args.heads_per_kv, fit) * args.heads_per_kv
+                   : 1;
 
   constexpr int kSharedBytes = sizeof(ForwardShared<Traits>);
   static_assert(kSharedBytes <= 227 * 1024, "more shared memory than a block can have");

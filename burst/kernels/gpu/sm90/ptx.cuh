@@ -160,6 +160,23 @@ __device__ __forceinline__ int ThreadIndexAgain() {
   return x;
 }
 
+// Arrives once a warp, not before x (not negative) has been computed. It also keeps ptxas from
+// moving the computation of x below a later wait.
+__device__ __forceinline__ void ArriveWarpAfter(Barrier* barrier, float x) {
+  __syncwarp();
+  if (threadIdx.x % kWarpSize == 0) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 address;\n"
+        "shr.u32 address, %1, 31;\n"
+        "add.u32 address, address, %0;\n"
+        "mbarrier.arrive.shared::cta.b64 _, [address];\n"
+        "}\n" ::"r"(SharedAddress(barrier)),
+        "r"(__float_as_uint(x))
+        : "memory");
+  }
+}
+
 // x, which all threads of the warp agree on, in a register that they share: addresses and
 // descriptors that depend on nothing else are then computed once a warp, beside the other
 // arithmetic. Otherwise they take vector registers and a move (R2UR) before every wgmma.
