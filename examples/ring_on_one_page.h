@@ -3,8 +3,9 @@
 // Sun et al., "BurstAttention" (arXiv 2403.09347). A sequence of n tokens is spread over G ranks.
 // Each rank has the rows of Q, K, V of its own tokens and computes the same rows of
 //
-//   S = Q K^T / sqrt(d), masked     lse_i = log sum_j exp(S_ij)     O_i = sum_j exp(S_ij - lse_i)
-//   V_j
+//   S = Q K^T / sqrt(d), masked
+//   lse_i = log sum_j exp(S_ij)
+//   O_i = sum_j exp(S_ij - lse_i) V_j
 //
 // although it never has all of K and V. The ranks form a ring: each sends to the next one
 // and receives from the one before it. After G rounds every block has visited every rank.

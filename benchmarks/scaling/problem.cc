@@ -23,14 +23,14 @@ int GroupSize(Strategy strategy, const AttentionProblem& problem, int ranks) {
   return static_cast<int>(std::gcd<int64_t>(ranks, problem.kv_heads));
 }
 
-// What a ring of groups of `group` ranks sends, all of them together, with this group's share of
-// the heads; a token and hop:
+// What all ranks of a ring of groups send together, `group` ranks a group, with one group's share
+// of the heads. Elements for each token and transfer:
 //
-//   forward:         2 Hk                of K, V
-//   backward, ring:  2 Hk                of K, V                + 2 Hk gradients of dK, dV
-//   backward, burst: 2 Hq + 2 heads sums of Q, dO, lse, delta   + Hq gradients   of dQ
+//   forward          2 Hk             K, V
+//   backward, ring   2 Hk             K, V                + 2 Hk dK, dV
+//   backward, burst  2 Hq + 2 heads   Q, dO, lse, delta   + Hq   dQ
 //
-// Gradients are sums, or bfloat16 if they are to travel so.
+// lse and delta are of SumDType, gradients too unless ring_grad_dtype says bfloat16.
 absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProblem& problem,
                                          int ranks, int group) {
   AttentionMask mask;

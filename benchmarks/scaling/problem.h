@@ -32,7 +32,7 @@ struct AttentionProblem {
   BackwardDirection backward = BackwardDirection::kAuto;  // of strategies that have several
   RingGradDType ring_grad_dtype = RingGradDType::kFp32;   // where there is a ring
   int ulysses = -1;  // ranks that share heads in burst+ulysses; -1: as many as divide the ranks and
-                     // the key heads
+                     // the KV heads
   int ranks_per_node = 0;  // of strategies with a ring: a double one; 0: a flat one
 
   BurstAttentionOptions options(Strategy strategy) const;

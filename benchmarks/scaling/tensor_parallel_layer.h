@@ -32,7 +32,7 @@ class AttentionWork {
 class TensorParallelLayer : public AttentionWork {
  public:
   // A rank's inputs. x and dy: of all tokens (tp) or shard().local_positions() (tp+sp) and all
-  // heads; k and v: of all tokens and this rank's key heads.
+  // heads; k and v: of all tokens and this rank's KV heads.
   struct Inputs {
     Tensor x, k, v, dy;
   };
