@@ -446,7 +446,10 @@ TEST(BurstAttentionTest, ErrorsAreClear) {
   options.kernels = &KernelsOf(DeviceType::kCpu);
   out = Tensor();
   const auto with_cpu_kernels = *BurstAttention::Create(options, nullptr);
-  EXPECT_EQ(with_cpu_kernels->Forward(schedule, good.q, good.k, good.v, &out, &lse).message(),
+  EXPECT_EQ(with_cpu_kernels
+                ->Forward(schedule, good.q.To(kTestDevice), good.k.To(kTestDevice),
+                          good.v.To(kTestDevice), &out, &lse)
+                .message(),
             on_cpu ? "" : "the CPU's attention kernels serve tensors on the CPU only");
   options = {};
   options.ring_grad_dtype = RingGradDType::kBf16;

@@ -136,14 +136,17 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     return Traits::kRanges ? gridDim.x + atomicAdd(&args.counters->next_tile, 1)
                            : index + gridDim.x;
   };
-  // Tiles are kept in shared memory: beside three consumers the producer has few registers.
+  // Beside three consumers the producer has few registers, and keeps its tiles in shared memory.
+  constexpr bool kInShared = Traits::kConsumers > 2;
+  TileInfo own_tile, own_next_tile;
+  TileInfo& next_tile = kInShared ? shared.next_tile : own_next_tile;
   const auto find = [&](int& index) {
-    TileInfo tile = MakeTile<Traits>(args, index);
-    while (IsSkipped(args, tile)) {
+    TileInfo found = MakeTile<Traits>(args, index);
+    while (IsSkipped(args, found)) {
       index = after(index);
-      tile = MakeTile<Traits>(args, index);
+      found = MakeTile<Traits>(args, index);
     }
-    shared.next_tile = tile;
+    next_tile = found;
   };
   int index = blockIdx.x;
   find(index);
@@ -151,8 +154,10 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     int next = after(index);
     Barrier* q_full = &shared.q_full[q_slot.stage];
     Wait(&shared.q_empty[q_slot.stage], q_slot.parity ^ 1);
-    TileInfo& tile = shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity];
-    tile = shared.next_tile;
+    TileInfo& shared_tile = shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity];
+    shared_tile = next_tile;
+    if (!kInShared) own_tile = next_tile;
+    const TileInfo& tile = kInShared ? shared_tile : own_tile;
     if (tile.batch < 0) {
       Arrive(q_full);
       break;
