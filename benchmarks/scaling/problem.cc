@@ -17,10 +17,20 @@ namespace {
 
 // Ranks that share heads.
 int GroupSize(Strategy strategy, const AttentionProblem& problem, int ranks) {
-  if (strategy == Strategy::kUlysses || IsTensorParallel(strategy)) return ranks;
-  if (strategy != Strategy::kBurstUlysses) return 1;
-  if (problem.ulysses != -1) return problem.ulysses;
-  return static_cast<int>(std::gcd<int64_t>(ranks, problem.kv_heads));
+  switch (strategy) {
+    case Strategy::kSingle:
+    case Strategy::kBurst:
+    case Strategy::kRing:
+      return 1;
+    case Strategy::kUlysses:
+    case Strategy::kTp:
+    case Strategy::kTpSp:
+      return ranks;
+    case Strategy::kBurstUlysses:
+      if (problem.ulysses != -1) return problem.ulysses;
+      return static_cast<int>(std::gcd<int64_t>(ranks, problem.kv_heads));
+  }
+  return 1;
 }
 
 // What all ranks of a ring of groups send together, `group` ranks a group, with one group's share
@@ -49,7 +59,7 @@ absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProbl
   const int64_t q = heads * problem.head_dim, k = kv_heads * problem.head_dim;
   const RingRoute& keys = schedule.kv_route();
   const RingRoute& queries = schedule.query_route();
-  const int64_t sequences = problem.batch * group;  // every member has a ring of its own
+  const int64_t sequences = problem.batch * group;  // every rank of a group has its own ring
   AttentionBytes bytes;
   bytes.forward = sequences * keys.block_tokens.total() * 2 * k * size;
   bytes.forward_between_nodes = sequences * keys.block_tokens[Link::kInter] * 2 * k * size;
@@ -65,10 +75,10 @@ absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProbl
   const BackwardDirection direction = problem.options(strategy).backward;
   const bool takes_burst = direction == BackwardDirection::kBurst ||
                            (direction == BackwardDirection::kAuto && burst <= ring);
-  const RingRoute& pass = takes_burst ? queries : keys;
+  const RingRoute& route = takes_burst ? queries : keys;
   bytes.backward = takes_burst ? burst : ring;
   bytes.backward_between_nodes =
-      backward(takes_burst, pass.block_tokens[Link::kInter], pass.gradient_tokens[Link::kInter]);
+      backward(takes_burst, route.block_tokens[Link::kInter], route.gradient_tokens[Link::kInter]);
   return bytes;
 }
 
@@ -179,13 +189,26 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> MakeAttention(
 
 absl::StatusOr<AttentionBytes> FormulaBytes(Strategy strategy, const AttentionProblem& problem,
                                             int ranks) {
-  if (IsTensorParallel(strategy)) return TensorParallelBytes(strategy, problem, ranks);
   const int group = GroupSize(strategy, problem, ranks);
-  BURST_ASSIGN_OR_RETURN(AttentionBytes bytes, RingBytes(strategy, problem, ranks, group));
-  const AttentionBytes exchange = ExchangeBytes(problem, group);
-  bytes.forward += exchange.forward;
-  bytes.backward += exchange.backward;
-  return bytes;
+  switch (strategy) {
+    case Strategy::kSingle:
+    case Strategy::kBurst:
+    case Strategy::kRing:
+      return RingBytes(strategy, problem, ranks, group);
+    case Strategy::kUlysses:
+    case Strategy::kBurstUlysses: {
+      BURST_ASSIGN_OR_RETURN(AttentionBytes bytes, RingBytes(strategy, problem, ranks, group));
+      const AttentionBytes exchange = ExchangeBytes(problem, group);
+      bytes.forward += exchange.forward;
+      bytes.backward += exchange.backward;
+      return bytes;
+    }
+    case Strategy::kTp:
+    case Strategy::kTpSp:
+      return TensorParallelBytes(strategy, problem, ranks);
+  }
+  return absl::UnimplementedError(
+      absl::StrCat("the strategy ", Name(strategy), " has no formula for the bytes it sends"));
 }
 
 }  // namespace burst

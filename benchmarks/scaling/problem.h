@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> MakeAttention(
     Strategy strategy, const AttentionProblem& problem, Communicator* comm);
 
 // Bytes that all ranks together send, lse not asked for, by the schedule and the strategy's
-// formula: what the counters must find.
+// formula: what the counters must find. Unimplemented for a strategy without a formula.
 struct AttentionBytes {
   int64_t forward = 0;
   int64_t backward = 0;
