@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "burst/base/enum_names.h"
 #include "burst/base/status.h"
 
 namespace burst {
@@ -154,29 +155,17 @@ nlohmann::ordered_json ToJsonObject(const ModelConfig& config) {
   return object;
 }
 
+constexpr EnumName<Recompute> kRecomputes[] = {
+    {Recompute::kNone, "none"}, {Recompute::kFull, "full"}, {Recompute::kSelective, "selective"}};
+
 }  // namespace
 
 const char* Name(Family family) { return family == Family::kLlama ? "llama" : "gpt2"; }
 
 absl::StatusOr<Recompute> ParseRecompute(absl::string_view name) {
-  for (const Recompute recompute : {Recompute::kNone, Recompute::kFull, Recompute::kSelective}) {
-    if (name == Name(recompute)) return recompute;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown recomputation '", name, "': use none, full or selective"));
+  return ParseName("recomputation", name, kRecomputes);
 }
-
-const char* Name(Recompute recompute) {
-  switch (recompute) {
-    case Recompute::kNone:
-      return "none";
-    case Recompute::kFull:
-      return "full";
-    case Recompute::kSelective:
-      return "selective";
-  }
-  return "?";
-}
+const char* Name(Recompute recompute) { return NameOf(recompute, kRecomputes); }
 
 absl::Status ModelConfig::Validate() const {
   BURST_RETURN_IF_ERROR(CheckRange("layers", layers, 1, kMaxSize));

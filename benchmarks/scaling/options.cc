@@ -4,6 +4,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "burst/base/enum_names.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "burst/cli/options.h"
@@ -12,32 +13,33 @@ namespace burst {
 namespace {
 
 enum class Mask { kFull, kCausal };
-const char* Name(Mask mask) { return mask == Mask::kFull ? "full" : "causal"; }
-absl::StatusOr<Mask> ParseMask(absl::string_view text) {
-  return ParseEnum(text, {Mask::kFull, Mask::kCausal});
-}
+constexpr EnumName<Mask> kMasks[] = {{Mask::kFull, "full"}, {Mask::kCausal, "causal"}};
+const char* Name(Mask mask) { return NameOf(mask, kMasks); }
+absl::StatusOr<Mask> ParseMask(absl::string_view text) { return ParseName("mask", text, kMasks); }
 
 enum class Tiles { kOn, kOff };
-const char* Name(Tiles tiles) { return tiles == Tiles::kOn ? "on" : "off"; }
+constexpr EnumName<Tiles> kTiles[] = {{Tiles::kOn, "on"}, {Tiles::kOff, "off"}};
+const char* Name(Tiles tiles) { return NameOf(tiles, kTiles); }
 absl::StatusOr<Tiles> ParseTiles(absl::string_view text) {
-  return ParseEnum(text, {Tiles::kOn, Tiles::kOff});
+  return ParseName("choice", text, kTiles);
 }
 
 enum class DTypeChoice { kAuto, kFp32, kFp64, kBf16 };
-const char* Name(DTypeChoice dtype) {
-  return dtype == DTypeChoice::kAuto   ? "auto"
-         : dtype == DTypeChoice::kFp32 ? "fp32"
-         : dtype == DTypeChoice::kFp64 ? "fp64"
-                                       : "bf16";
-}
+constexpr EnumName<DTypeChoice> kDTypes[] = {{DTypeChoice::kAuto, "auto"},
+                                             {DTypeChoice::kFp32, "fp32"},
+                                             {DTypeChoice::kFp64, "fp64"},
+                                             {DTypeChoice::kBf16, "bf16"}};
+const char* Name(DTypeChoice dtype) { return NameOf(dtype, kDTypes); }
 absl::StatusOr<DTypeChoice> ParseDType(absl::string_view text) {
-  return ParseEnum(
-      text, {DTypeChoice::kAuto, DTypeChoice::kFp32, DTypeChoice::kFp64, DTypeChoice::kBf16});
+  return ParseName("dtype", text, kDTypes);
 }
 
+constexpr EnumName<Experiment> kExperiments[] = {{Experiment::kAttention, "attention"},
+                                                 {Experiment::kError, "error"},
+                                                 {Experiment::kPrefill, "prefill"},
+                                                 {Experiment::kTraining, "training"}};
 absl::StatusOr<Experiment> ParseExperiment(absl::string_view text) {
-  return ParseEnum(text, {Experiment::kAttention, Experiment::kError, Experiment::kPrefill,
-                          Experiment::kTraining});
+  return ParseName("experiment", text, kExperiments);
 }
 
 absl::StatusOr<int64_t> ParseCount(absl::string_view text) {
@@ -72,25 +74,25 @@ struct ScalingConfig {
 };
 
 OptionTable Options(ScalingConfig* c) {
-  constexpr OnResume kFree = OnResume::kMayChange;  // nothing is resumed here
+  constexpr OnResume kMayChange = OnResume::kMayChange;  // nothing is resumed here
   const OptionTable train = TrainOptions(&c->train);
   OptionTable t;
   t.Group("What");
-  t.Add("experiment", &c->experiment, ParseExperiment, kFree,
+  t.Add("experiment", &c->experiment, ParseExperiment, kMayChange,
         "attention (time, memory and bytes of attention alone), error (of its results, against "
         "double precision), prefill (time to first token of a whole model) or training (time, "
         "memory and loss of whole steps).");
-  t.AddList("strategies", &c->strategies, ParseStrategy, kFree,
+  t.AddList("strategies", &c->strategies, ParseStrategy, kMayChange,
             absl::StrCat(train["strategy"].help,
                          " A list. Of attention alone, what tp and tp+sp send around it counts as "
                          "their part."));
-  t.AddList("ranks", &c->ranks, ParseCount, kFree,
+  t.AddList("ranks", &c->ranks, ParseCount, kMayChange,
             "Ranks that share a sequence (single has one), 2 unless given; on cuda each owns one "
             "GPU, only --experiment=error shares. Under mpirun, torchrun or srun as many of the "
             "processes, all of them unless given.");
-  t.AddList("seqlens", &c->seqlens, ParseCount, kFree,
+  t.AddList("seqlens", &c->seqlens, ParseCount, kMayChange,
             "Tokens of a sequence, over all ranks. Unless given 1024,2048,4096; of training 256.");
-  t.AddList("batches", &c->batches, ParseCount, kFree,
+  t.AddList("batches", &c->batches, ParseCount, kMayChange,
             "Sequences of a batch. Unless given 1; of training 8.");
   t.AddShared(train, "layout", "With tp and tp+sp always contiguous, the best for them.");
   t.AddShared(train, "ring_backward");
@@ -99,34 +101,35 @@ OptionTable Options(ScalingConfig* c) {
   t.AddShared(train, "ring_grad_dtype");
 
   t.Group("Attention alone");
-  t.Add("heads", &c->heads, kFree, "Query heads.");
-  t.Add("kv_heads", &c->kv_heads, kFree, "KV heads, which divide the query heads. 0: as many.");
-  t.Add("head_dim", &c->head_dim, kFree, "Channels of a head.");
-  t.Add("mask", &c->mask, ParseMask, kFree, "full or causal.");
-  t.Add("tiles", &c->tiles, ParseTiles, kFree,
+  t.Add("heads", &c->heads, kMayChange, "Query heads.");
+  t.Add("kv_heads", &c->kv_heads, kMayChange,
+        "KV heads, which divide the query heads. 0: as many.");
+  t.Add("head_dim", &c->head_dim, kMayChange, "Channels of a head.");
+  t.Add("mask", &c->mask, ParseMask, kMayChange, "full or causal.");
+  t.Add("tiles", &c->tiles, ParseTiles, kMayChange,
         "on: attention tile by tile. off: by whole score matrices, on the CPU, for small lengths.");
-  t.AddList("tile_keys", &c->tile_keys, ParseCount, kFree,
+  t.AddList("tile_keys", &c->tile_keys, ParseCount, kMayChange,
             "Keys of a tile, on the CPU: a list, to see what tile size does. Empty: the kernels' "
             "own.");
-  t.Add("dtype", &c->dtype, ParseDType, kFree,
+  t.Add("dtype", &c->dtype, ParseDType, kMayChange,
         "fp32, fp64 (cpu), bf16 (cuda), or auto: bf16 on GPUs.");
 
   t.Group("Whole models");
   t.AddShared(train, "model");
   t.AddShared(train, "data", "Of training alone.");
   t.AddShared(train, "steps", "Of training alone.");
-  t.AddList("recompute", &c->recompute, ParseRecompute, kFree,
+  t.AddList("recompute", &c->recompute, ParseRecompute, kMayChange,
             absl::StrCat(train["recompute"].help, " A list. Of training alone."));
 
   t.Group("How");
   t.AddShared(train, "device");
   t.AddShared(train, "threads");
-  t.Add("repeats", &c->repeats, kFree,
+  t.Add("repeats", &c->repeats, kMayChange,
         "Measurements of a case, of which the median counts (of prefill the fastest).");
-  t.Add("compare", &c->compare, kFree,
+  t.Add("compare", &c->compare, kMayChange,
         "Of attention: measure each case also without communication and without a ring. With "
         "--nocompare, time alone: for sequences that take minutes.");
-  t.Add("out", &c->out, kFree,
+  t.Add("out", &c->out, kMayChange,
         "Folder for the tables, as CSV and JSON, and a plot, each named after the experiment.");
   return t;
 }
@@ -226,19 +229,7 @@ AttentionProblem ResolveProblem(const ScalingConfig& c, DeviceType device) {
 
 }  // namespace
 
-const char* Name(Experiment experiment) {
-  switch (experiment) {
-    case Experiment::kAttention:
-      return "attention";
-    case Experiment::kError:
-      return "error";
-    case Experiment::kPrefill:
-      return "prefill";
-    case Experiment::kTraining:
-      return "training";
-  }
-  return "?";
-}
+const char* Name(Experiment experiment) { return NameOf(experiment, kExperiments); }
 
 absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv,
                                                            const Launch& launch) {

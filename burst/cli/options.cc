@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/match.h"

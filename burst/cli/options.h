@@ -16,7 +16,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -56,17 +55,6 @@ std::string PrintOption(int64_t value);
 std::string PrintOption(double value);
 std::string PrintOption(bool value);
 
-// The value of an enum whose Name() is `text`: how most enums are parsed.
-template <typename Enum>
-absl::StatusOr<Enum> ParseEnum(absl::string_view text, std::initializer_list<Enum> values) {
-  std::string names;
-  for (const Enum value : values) {
-    if (text == Name(value)) return value;
-    absl::StrAppend(&names, names.empty() ? "" : ", ", Name(value));
-  }
-  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not one of ", names));
-}
-
 struct Option {
   enum class Type { kText, kWhole, kReal, kBool };  // in JSON
 
@@ -98,7 +86,7 @@ class OptionTable {
         [field] { return PrintOption(*field); });
   }
 
-  // An enum, whose texts are those of Name(value).
+  // An enum, whose texts are those of Name(value) (burst/base/enum_names.h).
   template <typename Enum>
   void Add(absl::string_view name, Enum* field,
            absl::StatusOr<Enum> (*parse)(absl::string_view text), OnResume on_resume,

@@ -1,166 +1,165 @@
 #include "train/config/config.h"
 
 #include "absl/strings/str_cat.h"
+#include "burst/base/enum_names.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 
 namespace burst {
-const char* Name(TokenizerChoice tokenizer) {
-  return tokenizer == TokenizerChoice::kAuto   ? "auto"
-         : tokenizer == TokenizerChoice::kByte ? "byte"
-                                               : "char";
-}
-
-const char* Name(CommChoice comm) {
-  return comm == CommChoice::kAuto      ? "auto"
-         : comm == CommChoice::kThreads ? "threads"
-         : comm == CommChoice::kMpi     ? "mpi"
-                                        : "nccl";
-}
-
-const char* Name(DeviceChoice device) {
-  return device == DeviceChoice::kAuto ? "auto" : device == DeviceChoice::kCpu ? "cpu" : "cuda";
-}
-
-const char* Name(Precision precision) {
-  return precision == Precision::kAuto   ? "auto"
-         : precision == Precision::kFp32 ? "fp32"
-         : precision == Precision::kTf32 ? "tf32"
-                                         : "bf16";
-}
-
-absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text) {
-  return ParseEnum(text, {DeviceChoice::kAuto, DeviceChoice::kCpu, DeviceChoice::kCuda});
-}
-
 namespace {
 
+constexpr EnumName<TokenizerChoice> kTokenizers[] = {{TokenizerChoice::kAuto, "auto"},
+                                                     {TokenizerChoice::kByte, "byte"},
+                                                     {TokenizerChoice::kChar, "char"}};
+
+constexpr EnumName<CommChoice> kComms[] = {{CommChoice::kAuto, "auto"},
+                                           {CommChoice::kThreads, "threads"},
+                                           {CommChoice::kMpi, "mpi"},
+                                           {CommChoice::kNccl, "nccl"}};
+
+constexpr EnumName<DeviceChoice> kDevices[] = {
+    {DeviceChoice::kAuto, "auto"}, {DeviceChoice::kCpu, "cpu"}, {DeviceChoice::kCuda, "cuda"}};
+
+constexpr EnumName<Precision> kPrecisions[] = {{Precision::kAuto, "auto"},
+                                               {Precision::kFp32, "fp32"},
+                                               {Precision::kTf32, "tf32"},
+                                               {Precision::kBf16, "bf16"}};
+
 absl::StatusOr<TokenizerChoice> ParseTokenizer(absl::string_view text) {
-  return ParseEnum(text, {TokenizerChoice::kAuto, TokenizerChoice::kByte, TokenizerChoice::kChar});
+  return ParseName("tokenizer", text, kTokenizers);
 }
 
 absl::StatusOr<CommChoice> ParseComm(absl::string_view text) {
-  return ParseEnum(text,
-                   {CommChoice::kAuto, CommChoice::kThreads, CommChoice::kMpi, CommChoice::kNccl});
+  return ParseName("transport", text, kComms);
 }
 
 absl::StatusOr<Precision> ParsePrecision(absl::string_view text) {
-  return ParseEnum(text, {Precision::kAuto, Precision::kFp32, Precision::kTf32, Precision::kBf16});
+  return ParseName("precision", text, kPrecisions);
 }
 
 }  // namespace
 
+const char* Name(TokenizerChoice tokenizer) { return NameOf(tokenizer, kTokenizers); }
+const char* Name(CommChoice comm) { return NameOf(comm, kComms); }
+const char* Name(DeviceChoice device) { return NameOf(device, kDevices); }
+const char* Name(Precision precision) { return NameOf(precision, kPrecisions); }
+
+absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text) {
+  return ParseName("device", text, kDevices);
+}
+
 OptionTable TrainOptions(TrainConfig* c) {
-  // On resuming: kFree is for how long, how fast, on what, and what is shown; with another value of
-  // a kFixed option it would be another run.
-  constexpr OnResume kFixed = OnResume::kMustAgree, kFree = OnResume::kMayChange,
-                     kOnce = OnResume::kNotSaved;
+  // A resumed run may change how long, how fast and on what it trains, and what it shows. With
+  // another value of a kMustAgree option it would be another run.
+  constexpr OnResume kMustAgree = OnResume::kMustAgree, kMayChange = OnResume::kMayChange,
+                     kNotSaved = OnResume::kNotSaved;
   OptionTable t;
   t.Group("Data");
-  t.Add("data", &c->data, kFree,
+  t.Add("data", &c->data, kMayChange,
         "What to train on: a text file, a folder whose files are documents, or a pattern of llm.c "
         ".bin shards. kjv: the King James Bible, which is built in.");
-  t.Add("val_data", &c->val_data, kFree,
+  t.Add("val_data", &c->val_data, kMayChange,
         "What to validate on, of the same kind. Without it: the last tenth of --data.");
-  t.Add("tokenizer", &c->tokenizer, ParseTokenizer, kFixed,
+  t.Add("tokenizer", &c->tokenizer, ParseTokenizer, kMustAgree,
         "auto, char (the characters of the text) or byte. auto: char; shards have tokens already.");
-  t.Add("packed", &c->packed, kFixed,
+  t.Add("packed", &c->packed, kMustAgree,
         "Attention ends at documents: files of a folder, blocks between blank lines of a single "
         "text, end-of-text tokens of shards.");
 
   t.Group("Model");
   t.Add(
-      "model", &c->model, kFree,
+      "model", &c->model, kMayChange,
       "A preset (llama_tiny, nanogpt_cpu, nanogpt_gpu, d12, ...), or a JSON file (or JSON itself) "
       "with family, layers, width, heads; unless the defaults will do also kv_heads, ffn, vocab, "
       "context, tied_embeddings, dropout, rope_theta, norm_eps, init_std.");
-  t.Add("dropout", &c->dropout, kFixed, "Dropout in [0, 1). -1: the model's own.");
-  t.Add("seqlen", &c->seqlen, kFixed,
+  t.Add("dropout", &c->dropout, kMustAgree, "Dropout in [0, 1). -1: the model's own.");
+  t.Add("seqlen", &c->seqlen, kMustAgree,
         "Tokens of a sequence; any number, also one that the ranks do not divide.");
-  t.Add("window", &c->window, kFixed,
+  t.Add("window", &c->window, kMustAgree,
         "Sliding-window attention: keys a query sees, itself included. 0: all.");
 
   t.Group("Optimization");
-  t.Add("batch", &c->batch, kFixed, "Sequences of a micro-batch, over all ranks.");
-  t.Add("accumulate", &c->accumulate, kFixed,
+  t.Add("batch", &c->batch, kMustAgree, "Sequences of a micro-batch, over all ranks.");
+  t.Add("accumulate", &c->accumulate, kMustAgree,
         "Micro-batches of a step, whose gradients are accumulated.");
-  t.Add("steps", &c->steps, kFree, "Optimizer steps.");
-  t.Add("lr", &c->lr, kFree, "Highest learning rate.");
-  t.Add("min_lr", &c->min_lr, kFree, "Learning rate at the end. -1: lr / 10.");
-  t.Add("warmup", &c->warmup, kFree,
+  t.Add("steps", &c->steps, kMayChange, "Optimizer steps.");
+  t.Add("lr", &c->lr, kMayChange, "Highest learning rate.");
+  t.Add("min_lr", &c->min_lr, kMayChange, "Learning rate at the end. -1: lr / 10.");
+  t.Add("warmup", &c->warmup, kMayChange,
         "Steps over which the learning rate rises. -1: steps / 20, at most 100.");
-  t.Add("schedule", &c->schedule, ParseLrShape, kFree,
+  t.Add("schedule", &c->schedule, ParseLrShape, kMayChange,
         "cosine, linear, constant, or wsd (stable, then a linear decay over the last fifth).");
-  t.Add("weight_decay", &c->weight_decay, kFixed,
+  t.Add("weight_decay", &c->weight_decay, kMustAgree,
         "AdamW's decoupled weight decay, on matrices and embeddings.");
-  t.Add("beta1", &c->beta1, kFixed, "AdamW's decay of the gradients' mean.");
-  t.Add("beta2", &c->beta2, kFixed, "AdamW's decay of the squared gradients' mean.");
-  t.Add("eps", &c->eps, kFixed, "AdamW's epsilon.");
-  t.Add("clip", &c->clip, kFree, "Largest norm of the gradient; 0: no clipping.");
-  t.Add("seed", &c->seed, kFixed,
+  t.Add("beta1", &c->beta1, kMustAgree, "AdamW's decay of the gradients' mean.");
+  t.Add("beta2", &c->beta2, kMustAgree, "AdamW's decay of the squared gradients' mean.");
+  t.Add("eps", &c->eps, kMustAgree, "AdamW's epsilon.");
+  t.Add("clip", &c->clip, kMayChange, "Largest norm of the gradient; 0: no clipping.");
+  t.Add("seed", &c->seed, kMustAgree,
         "Of the initial weights, the order of the data, dropout and the sample.");
 
   t.Group("Devices and ranks");
-  t.Add("device", &c->device, ParseDeviceChoice, kFree,
+  t.Add("device", &c->device, ParseDeviceChoice, kMayChange,
         "cpu, cuda, or auto: cuda where a GPU is found.");
-  t.Add("precision", &c->precision, ParsePrecision, kFree,
+  t.Add("precision", &c->precision, ParsePrecision, kMayChange,
         "fp32, tf32 (fp32 whose GEMMs round their factors) or bf16 (with fp32 master weights, "
         "accumulators and gradients). auto: bf16 on GPUs, fp32 on the CPU.");
-  t.Add("recompute", &c->recompute, ParseRecompute, kFree,
+  t.Add("recompute", &c->recompute, ParseRecompute, kMayChange,
         "What the backward pass computes again, to save memory: none; full: each layer, of which "
         "only the input is stored; selective: the same but for attention, whose result is stored, "
         "too. Results do not depend on it.");
-  t.Add("ranks", &c->ranks, kFree,
+  t.Add("ranks", &c->ranks, kMayChange,
         "Ranks: threads of this process (on cuda each owns one GPU), or a launcher's processes. "
         "-1: dp times sp; without them 2 threads (cuda: 1), or as many as there are processes.");
-  t.Add("dp", &c->dp, kFree,
+  t.Add("dp", &c->dp, kMayChange,
         "Data parallel: groups of ranks, each with its share of the batch. -1: ranks / sp.");
-  t.Add("sp", &c->sp, kFree,
+  t.Add("sp", &c->sp, kMayChange,
         "Sequence parallel: ranks of a group, the ring that shares every sequence; with tp and "
         "tp+sp those that share the model. -1: ranks / dp.");
-  t.Add("comm", &c->comm, ParseComm, kFree,
+  t.Add("comm", &c->comm, ParseComm, kMayChange,
         "threads of this process; mpi (CPUs, start with mpirun); nccl (processes that own one GPU "
         "each, start with mpirun, torchrun or srun). auto: nccl on GPUs under such a launcher, "
         "else threads.");
-  t.Add("strategy", &c->strategy, ParseStrategy, kFree,
+  t.Add("strategy", &c->strategy, ParseStrategy, kMayChange,
         "How a sequence's attention is spread over its ranks: single (one rank), burst (a ring), "
         "ring (RingAttention), ulysses (all-to-all over heads) or burst+ulysses (all-to-all in "
         "groups, a ring of groups); or the whole model: tp (tensor parallel, as Megatron-LM) or "
         "tp+sp (the same, with the tokens spread between its layers).");
-  t.Add("ulysses", &c->ulysses, kFree,
+  t.Add("ulysses", &c->ulysses, kMayChange,
         "Ranks of a group of burst+ulysses, which share the heads. -1: as many as divide the "
         "ranks and the KV heads.");
-  t.Add("ranks_per_node", &c->ranks_per_node, kFree,
+  t.Add("ranks_per_node", &c->ranks_per_node, kMayChange,
         "A double ring, for clusters: so many neighbouring ranks of a sequence are on one node; "
         "blocks go around inside the nodes while others are sent to the next node. 0: one flat "
         "ring. -1: what a launcher says of its hosts.");
-  t.Add("layout", &c->layout, ParseLayout, kFree,
+  t.Add("layout", &c->layout, ParseLayout, kMayChange,
         "How a sequence is spread over ranks: contiguous, zigzag or striped.");
-  t.Add("ring_backward", &c->ring_backward, ParseBackwardDirection, kFree,
+  t.Add("ring_backward", &c->ring_backward, ParseBackwardDirection, kMayChange,
         "What goes around the ring in the backward pass of burst and burst+ulysses: queries "
         "(burst), keys and values (ring), or auto: what is fewer bytes.");
-  t.Add("ring_grad_dtype", &c->ring_grad_dtype, ParseRingGradDType, kFree,
+  t.Add("ring_grad_dtype", &c->ring_grad_dtype, ParseRingGradDType, kMayChange,
         "Type of the gradients that go around a ring: fp32 or, where activations are bf16, bf16 "
         "(fewer bytes, a rounding at every transfer; accumulators stay fp32).");
-  t.Add("threads", &c->threads, kFree, "Threads of each rank on the CPU. -1: cores / ranks.");
-  t.Add("deterministic", &c->deterministic, kFree,
+  t.Add("threads", &c->threads, kMayChange, "Threads of each rank on the CPU. -1: cores / ranks.");
+  t.Add("deterministic", &c->deterministic, kMayChange,
         "Bitwise equal from run to run. CPU kernels always are; others may be faster without.");
 
   t.Group("Output");
-  t.Add("out", &c->out, kOnce,
+  t.Add("out", &c->out, kNotSaved,
         "Folder for metrics.jsonl, config.json, checkpoint.safetensors and loss.svg. Without it: "
         "runs/<model>-<number>.");
-  t.Add("resume", &c->resume, kOnce,
+  t.Add("resume", &c->resume, kNotSaved,
         "Continue the run in --out, with its configuration and what is given here.");
-  t.Add("config", &c->config, kOnce, "A JSON file with options as keys; the command line wins.");
-  t.Add("eval_every", &c->eval_every, kFree, "Steps between evaluations; 0: none.");
-  t.Add("eval_batches", &c->eval_batches, kFree,
+  t.Add("config", &c->config, kNotSaved,
+        "A JSON file with options as keys; the command line wins.");
+  t.Add("eval_every", &c->eval_every, kMayChange, "Steps between evaluations; 0: none.");
+  t.Add("eval_batches", &c->eval_batches, kMayChange,
         "Batches of an evaluation, spread evenly over the validation data; 0: all of it.");
-  t.Add("checkpoint_every", &c->checkpoint_every, kFree,
+  t.Add("checkpoint_every", &c->checkpoint_every, kMayChange,
         "Steps between checkpoints; 0: one at the end.");
-  t.Add("log_every", &c->log_every, kFree,
+  t.Add("log_every", &c->log_every, kMayChange,
         "Steps between lines when the output is not a terminal.");
-  t.Add("sample", &c->sample, kFree,
+  t.Add("sample", &c->sample, kMayChange,
         "Tokens to generate at the end. -1: 256 for text, none for shards (they have no "
         "tokenizer).");
   return t;

@@ -30,17 +30,17 @@ struct GenerateConfig {
 };
 
 OptionTable Options(GenerateConfig* c) {
-  constexpr OnResume kFree = OnResume::kMayChange;  // nothing is resumed here
+  constexpr OnResume kMayChange = OnResume::kMayChange;  // nothing is resumed here
   OptionTable t;
   t.Group("Options");
-  t.Add("checkpoint", &c->checkpoint, kFree,
+  t.Add("checkpoint", &c->checkpoint, kMayChange,
         "A checkpoint, or the folder of the run that left it.");
-  t.Add("prompt", &c->prompt, kFree, "What the text begins with. Without it: a line break.");
-  t.Add("tokens", &c->tokens, kFree, "Tokens to generate.");
-  t.Add("temperature", &c->temperature, kFree,
+  t.Add("prompt", &c->prompt, kMayChange, "What the text begins with. Without it: a line break.");
+  t.Add("tokens", &c->tokens, kMayChange, "Tokens to generate.");
+  t.Add("temperature", &c->temperature, kMayChange,
         "Above 1: more surprising, below: less; 0: the likeliest.");
-  t.Add("top_k", &c->top_k, kFree, "Choose among the k likeliest tokens; 0: among all.");
-  t.Add("seed", &c->seed, kFree, "Another seed, another text.");
+  t.Add("top_k", &c->top_k, kMayChange, "Choose among the k likeliest tokens; 0: among all.");
+  t.Add("seed", &c->seed, kMayChange, "Another seed, another text.");
   t.AddShared(TrainOptions(&c->train), "device");
   return t;
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "burst/cli/options.h"
+#include "burst/base/enum_names.h"
 
 namespace burst {
 namespace {
@@ -11,25 +11,17 @@ namespace {
 constexpr double kPi = 3.14159265358979323846;
 constexpr double kWsdDecayFraction = 0.2;
 
+constexpr EnumName<LrShape> kShapes[] = {{LrShape::kCosine, "cosine"},
+                                         {LrShape::kLinear, "linear"},
+                                         {LrShape::kConstant, "constant"},
+                                         {LrShape::kWsd, "wsd"}};
+
 }  // namespace
 
 absl::StatusOr<LrShape> ParseLrShape(absl::string_view name) {
-  return ParseEnum(name, {LrShape::kCosine, LrShape::kLinear, LrShape::kConstant, LrShape::kWsd});
+  return ParseName("schedule", name, kShapes);
 }
-
-const char* Name(LrShape shape) {
-  switch (shape) {
-    case LrShape::kCosine:
-      return "cosine";
-    case LrShape::kLinear:
-      return "linear";
-    case LrShape::kConstant:
-      return "constant";
-    case LrShape::kWsd:
-      return "wsd";
-  }
-  return "";
-}
+const char* Name(LrShape shape) { return NameOf(shape, kShapes); }
 
 double LrSchedule::operator()(int64_t step) const {
   if (step < warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
