@@ -69,7 +69,7 @@ Tensor TensorParallel::Gather(Tape& tape, const TokenShard& shard, const Tensor&
   const absl::Status status = exchange_.Gather(shard, own, &all);
   if (status.ok()) return all;
   tape.Fail(status);
-  return Tensor::Zeros({own.dim(0), shard.length(), own.dim(2)}, own.dtype(), own.device());
+  return Tensor::Zeros({own.dim(0), shard.group_length(), own.dim(2)}, own.dtype(), own.device());
 }
 
 Tensor TensorParallel::ReduceScatter(Tape& tape, const TokenShard& shard, const Tensor& all) const {
@@ -204,7 +204,7 @@ Tensor TensorParallel::AttentionPositions(Tape& tape, const Shard& shard, const 
 
 const std::vector<int32_t>& TensorParallel::StreamPositions(const TokenShard& shard) const {
   const bool all = ranks_ > 1 && !sequence_parallel_;
-  return all ? shard.positions(shard.rank()) : shard.local_positions();
+  return all ? shard.group_positions(shard.group_index()) : shard.local_positions();
 }
 
 }  // namespace burst

@@ -64,14 +64,15 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingSetup& se
 absl::Status Trainer::Init(bool verbose) {
   const Mesh& mesh = config_.mesh;
   tensor_parallel_ = IsTensorParallel(config_.strategy) && mesh.sequence > 1;
-  // The exchanges of tensor parallelism must not wait for gradients in transit: a communicator of
-  // their own.
+  // The exchanges of tensor parallelism must not wait for the reductions of parameter gradients: a
+  // communicator of their own.
   if (mesh.sequence > 1 && (mesh.data > 1 || tensor_parallel_)) {
     BURST_ASSIGN_OR_RETURN(sequence_, SplitSequence(mesh, *comm_));
   }
-  Communicator* const ring = sequence_ == nullptr && mesh.data == 1 ? comm_ : sequence_.get();
+  Communicator* const sequence_group =
+      sequence_ == nullptr && mesh.data == 1 ? comm_ : sequence_.get();
   BURST_ASSIGN_OR_RETURN(attention_, CreateAttention(config_.strategy, config_.AttentionOptions(),
-                                                     config_.ulysses, ring));
+                                                     config_.ulysses, sequence_group));
   TensorParallel parallel;
   if (tensor_parallel_) {
     parallel = TensorParallel(sequence_.get(), config_.strategy == Strategy::kTpSp);

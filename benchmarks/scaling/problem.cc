@@ -46,7 +46,7 @@ absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProbl
   AttentionMask mask;
   mask.causal = problem.causal;
   BURST_ASSIGN_OR_RETURN(TokenShard shard,
-                         TokenShard::Create(/*rank=*/0, ranks / group, problem.layout,
+                         TokenShard::Create(/*group_index=*/0, ranks / group, problem.layout,
                                             problem.seqlen, {group, /*group_rank=*/0}));
   BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
                          RingSchedule::Create(std::move(shard), mask, /*documents=*/{},

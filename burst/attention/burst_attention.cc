@@ -129,18 +129,18 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
   }
   const int rank = comm_ == nullptr ? 0 : comm_->rank();
   const int world_size = comm_ == nullptr ? 1 : comm_->world_size();
-  if (schedule.shard().rank() != rank || schedule.shard().world_size() != world_size) {
+  if (schedule.shard().group_index() != rank || schedule.shard().num_groups() != world_size) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the schedule is for rank ", schedule.shard().rank(), " of ",
-                     schedule.shard().world_size(), ", this is rank ", rank, " of ", world_size));
+        absl::StrCat("the schedule is for rank ", schedule.shard().group_index(), " of ",
+                     schedule.shard().num_groups(), ", this is rank ", rank, " of ", world_size));
   }
   if (schedule.ranks_per_node() < world_size && between_nodes_ == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the schedule is for ", schedule.ranks_per_node(), " ranks per node, this ring is flat"));
   }
-  if (q.dim(1) != schedule.shard().length()) {
+  if (q.dim(1) != schedule.shard().group_length()) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " has ",
-                                                   schedule.shard().length(),
+                                                   schedule.shard().group_length(),
                                                    " tokens of this schedule, q has ", q.dim(1)));
   }
   if (schedule.document_rows() > 1 && schedule.document_rows() != q.dim(0)) {
@@ -276,7 +276,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
 
   // One rank: one call that assigns the gradients where they belong. Else they are accumulated over
   // the rounds, in place where dtype and strides allow.
-  const bool assign = schedule.shard().world_size() == 1;
+  const bool assign = schedule.shard().num_groups() == 1;
   const auto sum_of = [&](const Tensor& gradient) {
     if (assign) return gradient;
     const Tensor sum = gradient.dtype() == sum_dtype && gradient.is_contiguous()
@@ -290,7 +290,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   const auto kernel = [&](Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& queries,
                           const Ring::Tensors& keys, const Tensor& dq, const Tensor& dk,
                           const Tensor& dv) {
-    const Heads heads = HeadsOf(part, schedule.ranks_per_node() == schedule.shard().world_size(),
+    const Heads heads = HeadsOf(part, schedule.ranks_per_node() == schedule.shard().num_groups(),
                                 q.dim(kHeadAxis), saved.k.dim(kHeadAxis));
     if (heads.count == 0) return;
     const Tensor their_q = heads.OfQueries(queries[0]), their_k = heads.OfKeys(keys[0]);

@@ -36,7 +36,7 @@ inline bool HasRing(Strategy strategy) {
 
 // Whether the ranks of a sequence divide the model's parameters and heads
 // (model/tensor_parallel.h). Attention then takes this rank's heads of all tokens,
-// schedule.shard().length() of them, and sends nothing. Outside of the layers a rank has its
+// schedule.shard().group_length() of them, and sends nothing. Outside of the layers a rank has its
 // local_positions() only.
 inline bool IsTensorParallel(Strategy strategy) {
   return strategy == Strategy::kTp || strategy == Strategy::kTpSp;

@@ -32,8 +32,12 @@
 namespace burst {
 
 // Independent streams of messages between the same ranks: a transfer on one channel never waits for
-// another channel. The ring reads blocks on one and returns query gradients on another.
-enum class Channel { kRead = 0, kGradient = 1, kCollective = 2 };
+// another channel.
+enum class Channel {
+  kRead = 0,        // blocks of the ring; the all-to-all of Ulysses
+  kGradient = 1,    // gradients in transit around the ring
+  kCollective = 2,  // all collectives, those of parameter gradients too; checkpoints
+};
 inline constexpr int kNumChannels = 3;
 
 struct SendBuffer {

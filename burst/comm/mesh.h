@@ -1,6 +1,6 @@
 // The mesh of ranks, data parallel x sequence parallel: `data` groups of `sequence` ranks. The
-// ranks of a group share one batch and form a ring over its sequences; each group has its own
-// batch. The ranks of a group are consecutive, because neighbours have the fastest links:
+// ranks of a group, the sequence group, share every sequence of one batch; each group has its own
+// batch. The ranks of a group are consecutive, because neighbors have the fastest links:
 //
 //   rank = data_rank * sequence + sequence_rank
 //
@@ -24,7 +24,7 @@ struct Mesh {
   int sequence_rank(int rank) const { return rank % sequence; }
 };
 
-// This rank's group of `sequence` ranks, its ring. Collective, in a world of mesh.world_size()
+// This rank's sequence group, of mesh.sequence ranks. Collective, in a world of mesh.world_size()
 // ranks.
 inline absl::StatusOr<std::unique_ptr<Communicator>> SplitSequence(const Mesh& mesh,
                                                                    Communicator& world) {

@@ -124,7 +124,7 @@ absl::Status HeadExchange::Gather(const TokenShard& shard, const HeadTensors& ow
     const Heads heads = heads_of(i, rank);
     const int axis = own[i].token_axis;
     const Tensor all =
-        Tensor::Empty(ShapeWith(own[i], shard.length(), heads.count), dtypes[i], device);
+        Tensor::Empty(ShapeWith(own[i], shard.group_length(), heads.count), dtypes[i], device);
     for (int peer = 0; peer < size; ++peer) {
       for (const TokenRun& run : shard.runs(peer)) {
         const Tensor part = peer == rank ? HeadsAt(own[i], heads) : received.part(i, peer);

@@ -67,7 +67,7 @@ void ForEachPart(const TokenShard& shard, const Tensor& parts, const Tensor& all
 absl::Status TokenExchange::PostGather(const TokenShard& shard, const Tensor& own,
                                        Pending* pending) const {
   BURST_CHECK(own.is_contiguous() && own.dim(kTokenAxis) == shard.local_length(group_->rank()));
-  pending->result = EmptyWith(own, shard.length());
+  pending->result = EmptyWith(own, shard.group_length());
   pending->parts = InOrder(shard, own)
                        ? Tensor()
                        : Tensor::Empty({pending->result.numel()}, own.dtype(), own.device());
@@ -92,7 +92,7 @@ absl::Status TokenExchange::Gather(const TokenShard& shard, const Tensor& own, T
 
 absl::Status TokenExchange::PostReduceScatter(const TokenShard& shard, const Tensor& all,
                                               Pending* pending) const {
-  BURST_CHECK(all.is_contiguous() && all.dim(kTokenAxis) == shard.length());
+  BURST_CHECK(all.is_contiguous() && all.dim(kTokenAxis) == shard.group_length());
   pending->result = EmptyWith(all, shard.local_length(group_->rank()));
   pending->parts = all;
   if (!InOrder(shard, all)) {

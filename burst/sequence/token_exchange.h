@@ -20,12 +20,12 @@ class TokenExchange {
     Tensor parts, result;
   };
 
-  // All-gather. own: [batch, local_length, ...], contiguous -> *all: [batch, length, ...] of the
-  // group's tokens in order of position, contiguous and new.
+  // All-gather. own: [batch, local_length, ...], contiguous -> *all: [batch, group_length, ...] of
+  // the group's tokens in order of position, contiguous and new.
   absl::Status Gather(const TokenShard& shard, const Tensor& own, Tensor* all) const;
 
-  // Reduce-scatter. all: [batch, length, ...], contiguous -> *own: [batch, local_length, ...], the
-  // sum over the ranks, contiguous and new.
+  // Reduce-scatter. all: [batch, group_length, ...], contiguous -> *own: [batch, local_length,
+  // ...], the sum over the ranks, contiguous and new.
   absl::Status ReduceScatter(const TokenShard& shard, const Tensor& all, Tensor* own) const;
 
   // The tokens of this rank out of those of its group: [batch, local_length, ...], new. Sends

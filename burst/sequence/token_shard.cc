@@ -70,10 +70,10 @@ std::vector<int32_t> LocalPositions(Layout layout, int64_t seqlen, int rank, int
   return positions;
 }
 
-absl::StatusOr<TokenShard> TokenShard::Create(int rank, int world_size, Layout layout,
+absl::StatusOr<TokenShard> TokenShard::Create(int group_index, int num_groups, Layout layout,
                                               int64_t seqlen, const RankGroup& group) {
-  BURST_CHECK(world_size > 0 && rank >= 0 && rank < world_size)
-      << "rank " << rank << " of " << world_size;
+  BURST_CHECK(num_groups > 0 && group_index >= 0 && group_index < num_groups)
+      << "group " << group_index << " of " << num_groups;
   BURST_CHECK(group.size > 0 && group.group_rank >= 0 && group.group_rank < group.size)
       << "rank " << group.group_rank << " of a group of " << group.size;
   constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
@@ -82,26 +82,26 @@ absl::StatusOr<TokenShard> TokenShard::Create(int rank, int world_size, Layout l
         absl::StrCat("seqlen ", seqlen, " is not in [0, ", kLimit, ")"));
   }
   TokenShard shard;
-  shard.rank_ = rank;
+  shard.group_index_ = group_index;
   shard.seqlen_ = seqlen;
   shard.group_ = group;
-  for (int r = 0; r < world_size; ++r) {
+  for (int index = 0; index < num_groups; ++index) {
     std::vector<int32_t>& positions = shard.positions_.emplace_back();
     for (int g = 0; g < group.size; ++g) {
       std::vector<int32_t> local =
-          LocalPositions(layout, seqlen, r * group.size + g, world_size * group.size);
+          LocalPositions(layout, seqlen, index * group.size + g, num_groups * group.size);
       positions.insert(positions.end(), local.begin(), local.end());
-      if (r == rank) shard.local_.push_back(std::move(local));
+      if (index == group_index) shard.local_.push_back(std::move(local));
     }
     std::sort(positions.begin(), positions.end());
   }
   for (const std::vector<int32_t>& local : shard.local_) {
-    shard.runs_.push_back(FindRuns(local, shard.positions_[rank]));
+    shard.runs_.push_back(FindRuns(local, shard.positions_[group_index]));
   }
   return shard;
 }
 
-int64_t TokenShard::max_length() const {
+int64_t TokenShard::max_group_length() const {
   int64_t longest = 0;
   for (const std::vector<int32_t>& positions : positions_) {
     longest = std::max(longest, static_cast<int64_t>(positions.size()));

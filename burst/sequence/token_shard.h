@@ -31,7 +31,7 @@ std::vector<int32_t> LocalPositions(Layout layout, int64_t seqlen, int rank, int
 using DocumentStarts = std::vector<std::vector<int32_t>>;
 
 // Neighbouring ranks that exchange tokens among themselves (Ulysses, tensor parallelism) and act
-// towards all others as one: rank r * size + group_rank of all ranks belongs to group r.
+// towards all others as one: rank index * size + group_rank of all ranks belongs to group `index`.
 struct RankGroup {
   int size = 1;
   int group_rank = 0;  // of this rank, in [0, size)
@@ -47,13 +47,13 @@ struct TokenRun {
 // every rank knows the tokens of every other rank. Without groups, a group is one rank.
 class TokenShard {
  public:
-  // For group `rank` of `world_size` groups. `layout` spreads the tokens over all ranks: the
+  // For group `group_index` of `num_groups`. `layout` spreads the tokens over all ranks: the
   // groups times their size. InvalidArgument for a seqlen that is negative or no int32.
-  static absl::StatusOr<TokenShard> Create(int rank, int world_size, Layout layout, int64_t seqlen,
-                                           const RankGroup& group = {});
+  static absl::StatusOr<TokenShard> Create(int group_index, int num_groups, Layout layout,
+                                           int64_t seqlen, const RankGroup& group = {});
 
-  int rank() const { return rank_; }  // of this rank's group, in [0, world_size())
-  int world_size() const { return static_cast<int>(positions_.size()); }
+  int group_index() const { return group_index_; }  // of this rank's group, in [0, num_groups())
+  int num_groups() const { return static_cast<int>(positions_.size()); }
   const RankGroup& group() const { return group_; }
   int64_t seqlen() const { return seqlen_; }  // of the whole sequence, in tokens
 
@@ -69,15 +69,15 @@ class TokenShard {
   const std::vector<TokenRun>& runs(int group_rank) const { return runs_[group_rank]; }
 
   // The tokens of a whole group: global positions, increasing, and their number.
-  const std::vector<int32_t>& positions(int rank) const { return positions_[rank]; }
-  int64_t length(int rank) const { return static_cast<int64_t>(positions_[rank].size()); }
-  int64_t length() const { return length(rank_); }  // of this rank's group
-  int64_t max_length() const;
+  const std::vector<int32_t>& group_positions(int index) const { return positions_[index]; }
+  int64_t group_length(int index) const { return static_cast<int64_t>(positions_[index].size()); }
+  int64_t group_length() const { return group_length(group_index_); }  // of this rank's group
+  int64_t max_group_length() const;
 
  private:
   TokenShard() = default;
 
-  int rank_ = 0;
+  int group_index_ = 0;
   int64_t seqlen_ = 0;
   RankGroup group_;
   std::vector<std::vector<int32_t>> positions_;  // by group

@@ -31,7 +31,7 @@ absl::Status RunRank(Communicator& comm, const BurstAttentionOptions& options, c
   BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
   BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
                          attention->Schedule(inputs.q.dim(1), documents));
-  const std::vector<int32_t>& positions = schedule.shard().positions(comm.rank());
+  const std::vector<int32_t>& positions = schedule.shard().group_positions(comm.rank());
   BurstAttention::Saved saved;
   saved.q = TakeRows(inputs.q, positions);
   saved.k = TakeRows(inputs.k, positions);

@@ -66,8 +66,8 @@ TEST(ScheduleTest, VisibleKeysMatchTheDefinition) {
             ASSERT_TRUE(schedule.ok()) << schedule.status();
             for (int source = 0; source < world_size; ++source) {
               const VisibleKeys& visible = schedule->for_keys_of(source);
-              const auto& queries = schedule->shard().positions(rank);
-              const auto& keys = schedule->shard().positions(source);
+              const auto& queries = schedule->shard().group_positions(rank);
+              const auto& keys = schedule->shard().group_positions(source);
               int64_t pairs = 0;
               for (int64_t row = 0; row < visible.rows; ++row) {
                 for (size_t i = 0; i < queries.size(); ++i) {
@@ -111,7 +111,7 @@ void SimulateRoute(const std::vector<RingSchedule>& schedules, bool queries_are_
     EXPECT_NE(from, to);
     EXPECT_EQ(from / per_node == to / per_node, link == Link::kIntra);
   };
-  const auto length = [&](int rank) { return schedules[0].shard().length(rank); };
+  const auto length = [&](int rank) { return schedules[0].shard().group_length(rank); };
 
   struct Message {
     int source;                // whose block

@@ -118,8 +118,8 @@ TEST(Transformer, DropoutAppliesToTheEmbeddingAndToEachBranch) {
       site.rate = config.dropout;
       site.key = key;
       site.site = place;
-      site.positions = Tensor::FromVector(single.batch.schedule->shard().positions(/*rank=*/0),
-                                          {text.length}, kTestDevice);
+      site.positions = Tensor::FromVector(
+          single.batch.schedule->shard().group_positions(/*index=*/0), {text.length}, kTestDevice);
       const Tensor ones =
           Tensor::Empty({text.batch, text.length, config.width}, DType::kFloat64, kTestDevice);
       ones.Fill(1);

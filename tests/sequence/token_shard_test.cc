@@ -54,7 +54,7 @@ TEST(TokenShardTest, GroupsShareTheirTokens) {
           for (int group_rank = 0; group_rank < size; ++group_rank) {
             const TokenShard shard =
                 *TokenShard::Create(rank, ring, layout, seqlen, {size, group_rank});
-            const std::vector<int32_t>& all = shard.positions(rank);
+            const std::vector<int32_t>& all = shard.group_positions(rank);
             EXPECT_TRUE(std::is_sorted(all.begin(), all.end()));
             EXPECT_EQ(shard.local_positions(),
                       LocalPositions(layout, seqlen, rank * size + group_rank, ring * size));

@@ -153,13 +153,13 @@ TEST(SliceForRank, LabelsAtRankBoundariesAreRight) {
         for (int rank = 0; rank < world_size; ++rank) {
           const auto schedule = Schedule(rank, world_size, layout, seqlen);
           const SequenceBatch slice = SliceForRank(batch, schedule);
-          const int64_t length = schedule->shard().length(rank);
+          const int64_t length = schedule->shard().group_length(rank);
           ASSERT_EQ(slice.tokens.shape(), (Shape{rows, length}));
           ASSERT_EQ(slice.targets.shape(), (Shape{rows, length}));
           for (int64_t row = 0; row < rows; ++row) {
             for (int64_t i = 0; i < length; ++i) {
               const int64_t at = row * length + i;
-              const int32_t position = schedule->shard().positions(rank)[i];
+              const int32_t position = schedule->shard().group_positions(rank)[i];
               ++seen[row * seqlen + position];
               ASSERT_EQ(slice.positions.data<int32_t>()[at], position);
               ASSERT_EQ(slice.tokens.data<int32_t>()[at], batch.tokens[row * seqlen + position]);

@@ -123,7 +123,7 @@ class Ring::GradientTransfers {
     Buffer in = std::exchange(in_[link], {});
     if (in.empty()) return absl::OkStatus();
     const int arrived = arriving_[link];
-    if (arrived == shard_.rank()) {
+    if (arrived == shard_.group_index()) {
       AddTo(Own(own_), View(in, arrived));
     } else if (arrived != source) {
       BURST_CHECK(early_.empty());
@@ -143,10 +143,10 @@ class Ring::GradientTransfers {
     for (Link link : kLinks) {
       BURST_RETURN_IF_ERROR(Complete(link));
       if (in_[link].empty()) continue;
-      BURST_CHECK(arriving_[link] == shard_.rank() && last->empty());
+      BURST_CHECK(arriving_[link] == shard_.group_index() && last->empty());
       Free(&ring_.last_);
       std::swap(ring_.last_, in_[link]);
-      *last = View(ring_.last_, shard_.rank());
+      *last = View(ring_.last_, shard_.group_index());
     }
     return absl::OkStatus();
   }
@@ -194,17 +194,17 @@ class Ring::GradientTransfers {
   }
 
   Tensors View(const Buffer& buffer, int source) const {
-    return ViewFor(own_, buffer, shard_.length(source));
+    return ViewFor(own_, buffer, shard_.group_length(source));
   }
   Buffer Take() {
     Buffer buffer = TakeFrom(&ring_.free_);
-    Reserve(own_, shard_.max_length(), &buffer, in_transit_);
+    Reserve(own_, shard_.max_group_length(), &buffer, in_transit_);
     return buffer;
   }
   void Free(Buffer* buffer) { FreeTo(&ring_.free_, buffer); }
   void TakeSum() {
     sum_ = TakeFrom(&free_sums_);
-    Reserve(own_, shard_.max_length(), &sum_);
+    Reserve(own_, shard_.max_group_length(), &sum_);
   }
   void FreeSum() { FreeTo(&free_sums_, &sum_); }
   // What has arrived becomes the sum, in place unless it was sent in another dtype.
@@ -236,8 +236,8 @@ class Ring::GradientTransfers {
 
 absl::Status Ring::Run(const TokenShard& shard, const RingRoute& route, const Block& block,
                        BlockGradients* gradients, const Compute& compute, RingTraffic* traffic) {
-  const int rank = shard.rank();
-  const int world_size = shard.world_size(), ranks_per_node = route.ranks_per_node;
+  const int rank = shard.group_index();
+  const int world_size = shard.num_groups(), ranks_per_node = route.ranks_per_node;
   const bool has_gradients = gradients != nullptr;
   const Tensors own = Own(block), own_gradients = has_gradients ? Own(gradients->own) : Tensors();
   if (has_gradients) gradients->last.clear();
@@ -248,8 +248,8 @@ absl::Status Ring::Run(const TokenShard& shard, const RingRoute& route, const Bl
     return absl::OkStatus();
   }
   const auto make_room = [&](Buffer* buffer, int source) {
-    Reserve(block, shard.max_length(), buffer);
-    return ViewFor(block, *buffer, shard.length(source));
+    Reserve(block, shard.max_group_length(), buffer);
+    return ViewFor(block, *buffer, shard.group_length(source));
   };
   std::optional<GradientTransfers> transfers;
   if (has_gradients) {

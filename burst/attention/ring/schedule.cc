@@ -29,7 +29,7 @@ absl::Status Validate(int64_t seqlen, const AttentionMask& mask, const DocumentS
 absl::StatusOr<RingSchedule> RingSchedule::Create(TokenShard tokens, const AttentionMask& mask,
                                                   const DocumentStarts& documents,
                                                   int ranks_per_node) {
-  const int rank = tokens.rank(), world_size = tokens.world_size();
+  const int rank = tokens.group_index(), world_size = tokens.num_groups();
   BURST_CHECK(ranks_per_node >= 0 && (ranks_per_node == 0 || world_size % ranks_per_node == 0))
       << world_size << " ranks in nodes of " << ranks_per_node;
   const absl::Status valid = Validate(tokens.seqlen(), mask, documents);
@@ -41,17 +41,19 @@ absl::StatusOr<RingSchedule> RingSchedule::Create(TokenShard tokens, const Atten
   schedule.document_rows_ = static_cast<int64_t>(documents.size());
   std::vector<int64_t> lengths;
   for (int r = 0; r < world_size; ++r) {
-    const std::vector<int32_t>&own = shard.positions(rank), &theirs = shard.positions(r);
+    const std::vector<int32_t>&own = shard.group_positions(rank),
+          &theirs = shard.group_positions(r);
     schedule.for_keys_of_.push_back(ComputeVisibleKeys(mask, documents, own, theirs));
     schedule.for_queries_of_.push_back(ComputeVisibleKeys(mask, documents, theirs, own));
-    lengths.push_back(shard.length(r));
+    lengths.push_back(shard.group_length(r));
   }
 
   // sees[q * world_size + k]: some query of rank q sees a key of rank k.
   std::vector<bool> sees(world_size * world_size);
   for (int q = 0; q < world_size; ++q) {
     for (int k = 0; k < world_size; ++k) {
-      sees[q * world_size + k] = SeesAny(mask, documents, shard.positions(q), shard.positions(k));
+      sees[q * world_size + k] =
+          SeesAny(mask, documents, shard.group_positions(q), shard.group_positions(k));
     }
   }
   schedule.kv_route_ = MakeRingRoute(rank, per_node, lengths, [&](int block, int host) {

@@ -17,7 +17,7 @@ namespace burst {
 
 class RingSchedule {
  public:
-  // `ranks_per_node`: ranks of the ring on each node, which divide shard.world_size(); 0: a flat
+  // `ranks_per_node`: ranks of the ring on each node, which divide shard.num_groups(); 0: a flat
   // ring. InvalidArgument for a negative window, or documents that are out of order or range.
   static absl::StatusOr<RingSchedule> Create(TokenShard shard, const AttentionMask& mask,
                                              const DocumentStarts& documents = {},
