@@ -106,7 +106,7 @@ class ColumnParallelLinear {
  public:
   // The output is groups[0] + groups[1] + ... heads (or channels, with `unit` 1) of `unit` channels
   // each. Each group is sharded equally over the ranks; where it has fewer heads than there are
-  // ranks, neighbouring ranks replicate one. The bias is sharded as the rows of the weight are.
+  // ranks, neighboring ranks replicate one. The bias is sharded as the rows of the weight are.
   ColumnParallelLinear(const LayerScope& scope, const std::string& name,
                        const std::vector<int64_t>& groups, int64_t unit);
 

@@ -21,7 +21,7 @@
 
 namespace burst {
 
-// [begin, begin + length) of a parameter along an axis. `replicas` neighbouring ranks have the same
+// [begin, begin + length) of a parameter along an axis. `replicas` neighboring ranks have the same
 // slice: those with equal rank / replicas.
 struct ShardSlice {
   int64_t begin = 0;
@@ -44,7 +44,7 @@ struct ParameterSharding {
 };
 
 struct Parameter {
-  std::string name;  // "layers.0.attention.wq"
+  std::string name;  // "layers.0.attention.qkv.weight"
   Shape shape;       // of this rank's shard
   Shape full_shape;  // the same unless sharded
   // Initial values: constant `init_mean` when init_std is 0, else normal.
@@ -67,8 +67,8 @@ struct Parameter {
 struct ShardRange {
   int64_t begin = 0;
   int64_t end = 0;
-  int replicas = 1;      // neighbouring ranks that have this range
-  int reduce_ranks = 1;  // neighbouring ranks over which its gradient is all-reduced: replicas or 1
+  int replicas = 1;      // neighboring ranks that have this range
+  int reduce_ranks = 1;  // neighboring ranks over which its gradient is all-reduced: replicas or 1
 };
 
 class ParameterList {

@@ -54,7 +54,7 @@ class TensorParallel {
 
   // A matrix sharded by rows (axis 0) or columns (axis 1), which are groups of heads or channels,
   // one group behind the other: group i has blocks[i] heads (or channels) of `unit` rows each. Each
-  // group is sharded equally; where it has fewer heads than there are ranks, neighbouring ranks
+  // group is sharded equally; where it has fewer heads than there are ranks, neighboring ranks
   // replicate one.
   ParameterSharding Sharded(int axis, const std::vector<int64_t>& blocks, int64_t unit) const;
   // A parameter that every rank has: in the layers, or outside them.

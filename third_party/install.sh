@@ -9,7 +9,7 @@ packages=(
   bazel-bootstrap        # Bazel 4.2, and the Java rules that it loads
   bazel-rules-java
   libeigen3-dev          # matmuls on the CPU
-  libabsl-dev            # flags, status, strings
+  libabsl-dev            # containers, status, strings
   nlohmann-json3-dev     # configurations, metrics, checkpoint headers
   libgtest-dev           # tests
   libgmock-dev

@@ -6,7 +6,7 @@
 // Counters, all from the median time of whole steps (StepMetrics::step_ms; on a GPU the time
 // between the ends of two steps on the device): step_ms; tokens/s; GFLOP/s by the work that a
 // causal model needs, 6N + 6 L d S a token; vs_peak, that rate over the rate of GEMMs alone,
-// measured in the same process (model FLOP utilisation with the measured peak); vs_peak_full, the
+// measured in the same process (model FLOP utilization with the measured peak); vs_peak_full, the
 // same with the convention 6N + 12 L d S. On a GPU (names with cuda, absent without one) also GiB,
 // the peak of tensor memory. gpu_train_step.py runs those beside PyTorch.
 //

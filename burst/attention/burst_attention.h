@@ -58,7 +58,7 @@ struct BurstAttentionOptions {
   double softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
   BackwardDirection backward = BackwardDirection::kAuto;
   RingGradDType ring_grad_dtype = RingGradDType::kFp32;
-  // L > 0: a double ring (route.h) of nodes of L neighbouring ranks; L divides the number of ranks.
+  // L > 0: a double ring (route.h) of nodes of L neighboring ranks; L divides the number of ranks.
   // Messages between nodes have a communicator of their own. 0: a flat ring.
   int ranks_per_node = 0;
   // Bitwise the same gradients in every run. The CPU kernels always are; GPUs have a faster

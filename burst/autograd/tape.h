@@ -46,7 +46,7 @@ class Variable {
   }
 
   // Adds a contribution, of the shape and dtype of value. The first one is kept without a copy, so
-  // the caller must not change it afterwards. Does nothing when !requires_grad().
+  // the caller must not change it afterward. Does nothing when !requires_grad().
   void AddGrad(const Tensor& contribution) const;
 
   // The buffer to add a contribution to, for backwards that can accumulate (a GEMM with beta = 1);

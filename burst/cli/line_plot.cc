@@ -124,7 +124,7 @@ class Axes {
   std::set<double> x_ticks_;
 };
 
-// Light, then dark; the order keeps neighbours apart for the colour-blind too.
+// Light, then dark; the order keeps neighbors apart for the color-blind too.
 constexpr const char* kColors[kPlotColors][2] = {
     {"#3b76c4", "#6ea8ee"}, {"#d1603d", "#f0906c"}, {"#3f8f5f", "#74c795"},
     {"#8a5fb5", "#bd9ae3"}, {"#b08a1e", "#dcbb5c"}, {"#5b6470", "#a3adb8"},

@@ -12,7 +12,7 @@
 // one after the other: two ranks must not both send in one Post and receive in the next.
 //
 // Every rank calls the collectives in the same order. A communicator belongs to one thread and is
-// not synchronised. Errors: Unavailable if the transport failed or another rank gave up;
+// not synchronized. Errors: Unavailable if the transport failed or another rank gave up;
 // InvalidArgument for a bad rank or buffer, or a message whose length its receiver does not expect.
 // A Post that returns InvalidArgument for its own arguments posts nothing. After any other error
 // only Abort may be called.

@@ -28,7 +28,7 @@ struct Allocation {
   void* context = nullptr;  // of a GPU: the device and stream it came from
 };
 
-// At least `bytes` bytes aligned to 64 (GPU: 256), uninitialised. Never null; ends the program with
+// At least `bytes` bytes aligned to 64 (GPU: 256), uninitialized. Never null; ends the program with
 // a message when the device has no memory left. Thread-safe.
 Allocation AllocateMemory(DeviceType device, size_t bytes);
 

@@ -75,7 +75,7 @@ absl::Status HeadExchange::Transfer(const Messages& sent, const Messages& receiv
                                     ExchangeTraffic* traffic) {
   std::vector<SendBuffer> sends;
   std::vector<ReceiveBuffer> receives;
-  // Each rank starts with its next neighbour, so that not all send to the same one first.
+  // Each rank starts with its next neighbor, so that not all send to the same one first.
   for (int distance = 1; distance < group_->world_size(); ++distance) {
     const int to = (group_->rank() + distance) % group_->world_size();
     const int from = (group_->rank() + group_->world_size() - distance) % group_->world_size();

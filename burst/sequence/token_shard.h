@@ -30,8 +30,8 @@ std::vector<int32_t> LocalPositions(Layout layout, int64_t seqlen, int rank, int
 // Position 0 always starts one. Empty: no boundaries.
 using DocumentStarts = std::vector<std::vector<int32_t>>;
 
-// Neighbouring ranks that exchange tokens among themselves (Ulysses, tensor parallelism) and act
-// towards all others as one: rank index * size + group_rank of all ranks belongs to group `index`.
+// Neighboring ranks that exchange tokens among themselves (Ulysses, tensor parallelism) and act
+// toward all others as one: rank index * size + group_rank of all ranks belongs to group `index`.
 struct RankGroup {
   int size = 1;
   int group_rank = 0;  // of this rank, in [0, size)

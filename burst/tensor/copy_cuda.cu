@@ -78,7 +78,7 @@ struct Dim {
   int64_t size, from, to;
 };
 
-// The dimensions of a pair, neighbours that lie alike in both tensors made one.
+// The dimensions of a pair, neighbors that lie alike in both tensors made one.
 std::vector<Dim> Dims(const TensorCopy& copy) {
   std::vector<Dim> dims;
   for (int64_t axis = 0; axis < copy.from.ndim(); ++axis) {

@@ -1,7 +1,7 @@
 // Tensor: a strided, typed view of reference-counted device memory.
 //
 // Copying a Tensor copies the handle, never the elements; Clone copies elements. Constness of the
-// handle is not constness of the elements (as with shared_ptr). Not synchronised: threads may share
+// handle is not constness of the elements (as with shared_ptr). Not synchronized: threads may share
 // a tensor for reading.
 //
 // Everything works on every device. On a GPU it is queued on the calling thread's stream; only what
@@ -63,7 +63,7 @@ class Tensor {
   // No memory; null() is true.
   Tensor() = default;
 
-  // A contiguous tensor of its own memory. Empty leaves the elements uninitialised.
+  // A contiguous tensor of its own memory. Empty leaves the elements uninitialized.
   static Tensor Empty(const Shape& shape, DType dtype, DeviceType device = DeviceType::kCpu);
   static Tensor Zeros(const Shape& shape, DType dtype, DeviceType device = DeviceType::kCpu);
   static Tensor EmptyLike(const Tensor& other);  // shape, dtype and device of other; contiguous

@@ -1,4 +1,4 @@
-// Raw rows of numbers as Eigen arrays, whose loops (exp and log among them) are vectorised.
+// Raw rows of numbers as Eigen arrays, whose loops (exp and log among them) are vectorized.
 #pragma once
 
 #include <Eigen/Core>

@@ -11,7 +11,7 @@ namespace burst {
 namespace {
 
 // The random words of channels 64 tile + [0, 64): channel 64 tile + 16 w + i takes word w of
-// counter 16 tile + i, an order in which the loop vectorises without shuffles.
+// counter 16 tile + i, an order in which the loop vectorizes without shuffles.
 constexpr int64_t kChannels = 64;
 constexpr uint64_t kKeyStream = uint64_t{0xd} << 60;  // apart from other uses of the seed
 void RandomWords(uint64_t key, uint32_t row, uint32_t position, uint32_t tile, uint32_t* words) {

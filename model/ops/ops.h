@@ -1,4 +1,4 @@
-// The catalogue of the model's ops: signature, equation, shapes and source of each. Read this
+// The catalog of the model's ops: signature, equation, shapes and source of each. Read this
 // first.
 //
 // An op computes its value and records its backward on the tape (burst/autograd/tape.h); the

@@ -45,7 +45,7 @@ class MessageBuffer {
   const int64_t size_;
 };
 
-// The neighbours of a rank in the ring of all ranks.
+// The neighbors of a rank in the ring of all ranks.
 inline int Next(const Communicator& comm) { return (comm.rank() + 1) % comm.world_size(); }
 inline int Previous(const Communicator& comm) {
   return (comm.rank() + comm.world_size() - 1) % comm.world_size();

@@ -318,7 +318,7 @@ TEST(ThreadCommunicator, LengthsMustAgree) {
 }
 
 // Six ranks as two rings of three: a ring's ranks are next to each other.
-TEST(Mesh, RingsAreOfNeighbours) {
+TEST(Mesh, SequenceGroupsAreOfNeighbors) {
   const Mesh mesh = {/*data=*/2, /*sequence=*/3};
   EXPECT_EQ(RunRanks(mesh.world_size(),
                      [&](Communicator& comm) -> absl::Status {

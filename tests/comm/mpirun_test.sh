@@ -29,7 +29,7 @@ if [[ $(id -u) == 0 ]]; then
 fi
 export TMPDIR=/tmp  # Open MPI puts sockets there; their paths must be short
 export HOME=${HOME:-/tmp}  # Open MPI 5 refuses to start without one
-# Open MPI itself leaks at exit and synchronises out of the thread sanitizer's sight.
+# Open MPI itself leaks at exit and synchronizes out of the thread sanitizer's sight.
 export ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=ignore_noninstrumented_modules=1
 
 for ranks in 1 2 3 4; do

@@ -1,7 +1,7 @@
 // The Hopper attention kernels against double precision: every mask, head grouping, length around
 // the tiles' edges, the ring's merging and accumulation, determinism, and four million tokens. The
 // kernels' stream does not wait for the default stream, which everything else here uses: hence the
-// synchronisations.
+// synchronizations.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The device that a test runs on. "Every CPU test that makes sense runs on CUDA from the same
-// source": the BUILD file compiles it once more with BURST_TEST_CUDA.
+// The device that a test runs on. device_test (tests/defs.bzl) compiles one source twice: for the
+// CPU, and with BURST_TEST_CUDA for a GPU.
 #pragma once
 
 #include "burst/device/device.h"

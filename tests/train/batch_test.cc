@@ -64,11 +64,11 @@ TEST(RandomPermutation, IsAPermutationThatDependsOnItsKey) {
 }
 
 TEST(RandomPermutation, IsRandom) {
-  // The number of neighbours that stay neighbours is near Poisson with mean 1.
+  // The number of neighbors that stay neighbors is near Poisson with mean 1.
   const RandomPermutation permutation(10000, 1, 2);
-  int neighbours = 0;
-  for (int64_t i = 0; i + 1 < 10000; ++i) neighbours += permutation(i + 1) == permutation(i) + 1;
-  EXPECT_LT(neighbours, 12);
+  int neighbors = 0;
+  for (int64_t i = 0; i + 1 < 10000; ++i) neighbors += permutation(i + 1) == permutation(i) + 1;
+  EXPECT_LT(neighbors, 12);
 }
 
 TEST(SequenceSampler, AnEpochSeesEverySequenceOnce) {

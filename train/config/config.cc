@@ -129,7 +129,7 @@ OptionTable TrainOptions(TrainConfig* c) {
         "Ranks of a group of burst+ulysses, which share the heads. -1: as many as divide the "
         "ranks and the KV heads.");
   t.Add("ranks_per_node", &c->ranks_per_node, kMayChange,
-        "A double ring, for clusters: so many neighbouring ranks of a sequence are on one node; "
+        "A double ring, for clusters: so many neighboring ranks of a sequence are on one node; "
         "blocks go around inside the nodes while others are sent to the next node. 0: one flat "
         "ring. -1: what a launcher says of its hosts.");
   t.Add("layout", &c->layout, ParseLayout, kMayChange,

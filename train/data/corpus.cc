@@ -261,7 +261,7 @@ void Corpus::DocumentStarts(int64_t begin, int64_t end, std::vector<int64_t>* st
 absl::Status Corpus::CheckVocab(int64_t vocab) const {
   if (vocab > UINT16_MAX) return absl::OkStatus();
   for (const Piece& piece : pieces_) {
-    // A maximum vectorises; the culprit is looked for only when there is one.
+    // A maximum vectorizes; the culprit is looked for only when there is one.
     uint16_t largest = 0;
     for (int64_t i = 0; i < piece.size; ++i) largest = std::max(largest, piece.tokens[i]);
     if (largest < vocab) continue;

@@ -63,7 +63,7 @@ struct TrainingData {
   std::optional<Tokenizer> tokenizer;  // none for shards
   int64_t vocab = 0;                   // of the tokenizer, or GPT-2's for shards
   bool has_documents = false;          // there is a boundary inside the training part
-  std::string summary;                 // "4,298,239 characters of kjv.txt, 83 tokens (char)"
+  std::string summary;                 // "4,298,239 characters of kjv.txt, 73 tokens (char)"
 };
 
 // `data`: a text file, a folder whose files are documents (in order of path), llm.c's .bin shards,

@@ -20,7 +20,7 @@ struct Flat {
   bf16* compute;
 };
 
-// As train/adamw.cc says it:
+// As train/optimizer/adamw.cc says it:
 //   m <- beta1 m + (1 - beta1) g                v <- beta2 v + (1 - beta2) g^2
 //   p <- (1 - lr lambda) p - lr m^ / (sqrt(v^) + eps),   m^ = m / (1 - beta1^t), v^ likewise
 template <typename T>

@@ -1,4 +1,4 @@
-// AdamW and the norm of a gradient on a GPU: the kernels behind train/adamw.h.
+// AdamW and the norm of a gradient on a GPU: the kernels behind train/optimizer/adamw.h.
 #pragma once
 
 #include "burst/tensor/tensor.h"
@@ -6,7 +6,7 @@
 namespace burst {
 namespace cuda {
 
-// What an update is told; see train/adamw.cc for the formulas.
+// What an update is told; see train/optimizer/adamw.cc for the formulas.
 struct AdamWUpdate {
   double beta1 = 0, beta2 = 0, eps = 0, lr = 0, weight_decay = 0;
   double clip = 0;  // the largest norm; 0: no clipping

@@ -2,7 +2,7 @@
 //
 // Without tensor parallelism every rank has a part of every gradient. With it, a parameter may be
 // spread over the ranks of a group: a rank's gradient of it is reduced over the groups (data
-// parallel) only, and over those neighbours that own the same parameter (ParameterSharding).
+// parallel) only, and over those neighbors that own the same parameter (ParameterSharding).
 #pragma once
 
 #include <map>
@@ -26,7 +26,7 @@ class GradientReducer {
                                                                  Communicator* group);
 
   // The gradients of the parameters [first, last) are complete, and may not be touched until Finish
-  // returns. They are reduced with those of neighbouring parameters in one message, which starts
+  // returns. They are reduced with those of neighboring parameters in one message, which starts
   // when it is long enough: every all-reduce slows the work beside it down.
   absl::Status Post(int first, int last);
   // Completes the reductions. norm, [1] float64 on the gradients' device, becomes that of the whole
@@ -43,11 +43,11 @@ class GradientReducer {
   absl::Status NormOfParts(const Tensor& norm) const;
 
   const ParameterList& parameters_;
-  int first_ = 0, last_ = 0;  // wait for neighbours
+  int first_ = 0, last_ = 0;  // wait for neighbors
   int64_t last_message_ = 0;  // the last message of a step is of the first so many elements
   Communicator* const world_;
   Communicator* const group_;
-  // By ShardRange::reduce_ranks: so many neighbours of this rank, and those in their place in the
+  // By ShardRange::reduce_ranks: so many neighbors of this rank, and those in their place in the
   // other groups.
   std::map<int, Communicator*> among_;
   std::vector<std::unique_ptr<Communicator>> owned_;

@@ -45,7 +45,7 @@ Tensor RandomMatrix(int64_t size, uint64_t seed, DeviceType device, DType dtype)
 
 double MeasurePeakFlops(DeviceType device, DType dtype) {
   if (device == DeviceType::kCpu) {
-    constexpr int64_t kSize = 768;  // three matrices fit in the caches, the rate has levelled off
+    constexpr int64_t kSize = 768;  // three matrices fit in the caches, the rate has leveled off
     const Tensor a = RandomMatrix(kSize, 1, device, dtype),
                  b = RandomMatrix(kSize, 2, device, dtype), c = Tensor::EmptyLike(a);
     return BestRate(kSize, [&] {

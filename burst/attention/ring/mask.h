@@ -20,7 +20,7 @@ struct AttentionMask {
 
 // The mask between a block of queries and a block of keys. Query i sees the keys
 // begin[i] <= j < end[i] of the block: both blocks are in order of position, so that the keys that
-// a query sees are neighbours.
+// a query sees are neighbors.
 struct VisibleKeys {
   std::vector<int32_t> begin, end;  // [rows, q_len]; rows is 1, or batch with documents
   int64_t rows = 1;

@@ -154,7 +154,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Split(int color, 
   return result;
 }
 
-// Finalising waits for the other processes. One that failed must not: mpirun sees its exit status
+// Finalizing waits for the other processes. One that failed must not: mpirun sees its exit status
 // and ends the others, which may be waiting for it.
 void FinalizeAtExit(int exit_status, void*) {
   int finalized = 0;

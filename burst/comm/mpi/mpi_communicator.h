@@ -8,7 +8,7 @@
 
 namespace burst {
 
-// The communicator of all processes. Initialises MPI on the first call; MPI is finalised at exit.
+// The communicator of all processes. Initializes MPI on the first call; MPI is finalized at exit.
 // Without mpirun there is one rank. FailedPrecondition if the launcher belongs to another MPI;
 // Unavailable if MPI fails; Unimplemented in a build without MPI.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateMpiCommunicator();

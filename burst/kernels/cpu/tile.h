@@ -31,7 +31,7 @@ constexpr int64_t TileStride(int64_t n) {
 // Scratch memory of a thread's tiles: kept from call to call, counted by the device's pool.
 class ScratchSpace {
  public:
-  // Buffer number `slot`, at least `count` elements, uninitialised, aligned to 64 bytes. Valid
+  // Buffer number `slot`, at least `count` elements, uninitialized, aligned to 64 bytes. Valid
   // until the next Get of the same slot.
   template <typename T>
   T* Get(int slot, int64_t count) {

@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kChunkThreads)
     SumRunsKernel(SortedTokens sorted, int width, const T* __restrict__ dy, G* dtable,
                   Accumulator<T>* __restrict__ partials) {
   using A = Accumulator<T>;
-  __shared__ int32_t ids[kChunk + 2], tokens[kChunk];  // ids with a neighbour on each side
+  __shared__ int32_t ids[kChunk + 2], tokens[kChunk];  // ids with a neighbor on each side
   const int begin = blockIdx.x * kChunk, size = min(kChunk, sorted.count - begin);
   for (int i = threadIdx.x; i < size + 2; i += kChunkThreads) {
     const int at = begin + i - 1;

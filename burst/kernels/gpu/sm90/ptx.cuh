@@ -30,7 +30,7 @@ __device__ __forceinline__ void InitBarrier(Barrier* barrier, int arrivals) {
                "r"(arrivals));
 }
 
-// After the initialisation, before other threads or the TMA use the barriers.
+// After the initialization, before other threads or the TMA use the barriers.
 __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
