@@ -77,8 +77,8 @@ Tensor TensorParallel::ReduceScatter(Tape& tape, const TokenShard& shard, const 
   const absl::Status status = exchange_.ReduceScatter(shard, all, &own);
   if (status.ok()) return own;
   tape.Fail(status);
-  const int64_t held = shard.local_length();
-  return Tensor::Zeros({all.dim(0), held, all.dim(2)}, all.dtype(), all.device());
+  const int64_t length = shard.local_length();
+  return Tensor::Zeros({all.dim(0), length, all.dim(2)}, all.dtype(), all.device());
 }
 
 void TensorParallel::AllReduce(Tape& tape, const Tensor& all) const {

@@ -19,8 +19,8 @@ TensorParallelLayer::TensorParallelLayer(Strategy strategy, const AttentionProbl
       exchange_(comm) {}
 
 Shape TensorParallelLayer::InputShape() const {
-  const int64_t held = shard().local_length();
-  return {problem_.batch, spread_tokens_ ? held : problem_.seqlen, problem_.heads,
+  const int64_t local = shard().local_length();
+  return {problem_.batch, spread_tokens_ ? local : problem_.seqlen, problem_.heads,
           problem_.head_dim};
 }
 

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <thread>
 
+#include "burst/base/enum_names.h"
 #include "burst/base/parallel.h"
 #include "burst/base/philox.h"
 #include "burst/device/memory.h"
@@ -14,6 +15,18 @@
 
 namespace burst {
 namespace {
+
+enum class Color { kRed, kGreen, kBlue };
+constexpr EnumName<Color> kColors[] = {{Color::kRed, "red"}, {Color::kBlue, "blue"}};
+
+TEST(EnumNames, ParseWhatTheyPrint) {
+  EXPECT_STREQ(NameOf(Color::kBlue, kColors), "blue");
+  EXPECT_STREQ(NameOf(Color::kGreen, kColors), "?");
+  EXPECT_EQ(*ParseName("color", "red", kColors), Color::kRed);
+  const absl::Status status = ParseName("color", "green", kColors).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), "unknown color 'green': use red or blue");
+}
 
 // Known answers of Random123, the authors' own implementation (kat_vectors, philox4x32-10).
 TEST(PhiloxTest, KnownAnswers) {

@@ -80,6 +80,9 @@ TEST(FormulaBytes, IsTheTableOfTheDesign) {
   EXPECT_EQ(tp_sp->forward, 2 * exchange);
   EXPECT_EQ(tp_sp->backward, 3 * exchange);
   EXPECT_EQ(FormulaBytes(Strategy::kTp, problem, 1)->forward, 0);
+  // A strategy that the formulas do not know yet.
+  EXPECT_EQ(FormulaBytes(static_cast<Strategy>(100), problem, kRanks).status().code(),
+            absl::StatusCode::kUnimplemented);
   // bfloat16: half of everything but lse, delta and the accumulators.
   problem.dtype = DType::kBFloat16;
   problem.kv_heads = 4;
