@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <limits>
 #include <memory>
 #include <utility>
 
@@ -114,8 +113,14 @@ SequenceBatch RandomPrompt(int64_t batch, int64_t vocab,
   return prompt;
 }
 
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<int64_t>(values.size()) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 struct Prefill {
-  double seconds = 0;
+  double seconds = 0;  // the median of the repeats
   double peak_mib = 0;
 };
 
@@ -133,7 +138,7 @@ absl::Status MeasurePrefill(const ResolvedConfig& config, const ModelConfig& sha
   BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(config.seqlen));
   const SequenceBatch prompt = RandomPrompt(
       config.batch, shape.vocab, std::make_shared<const RingSchedule>(std::move(schedule)));
-  result->seconds = std::numeric_limits<double>::infinity();
+  std::vector<double> seconds;
   for (int64_t repeat = 0; repeat <= repeats; ++repeat) {  // one more, for fresh memory
     BURST_RETURN_IF_ERROR(ResetPeak(config.device, comm));
     const Stopwatch stopwatch;
@@ -142,19 +147,14 @@ absl::Status MeasurePrefill(const ResolvedConfig& config, const ModelConfig& sha
     SynchronizeDevice(config.device);
     // The token is there when the rank that has it is done; in a ring no other is done much later.
     BURST_RETURN_IF_ERROR(comm.Barrier());
-    if (repeat > 0) result->seconds = std::min(result->seconds, stopwatch.Seconds());
+    if (repeat > 0) seconds.push_back(stopwatch.Seconds());
   }
+  result->seconds = Median(seconds);
   result->peak_mib = PeakMiB(config.device, comm.world_size());
   return comm.Barrier();
 }
 
 // ---- Training.
-
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<int64_t>(values.size()) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 struct Training {
   std::vector<double> losses;  // of each step

@@ -124,8 +124,7 @@ OptionTable Options(ScalingConfig* c) {
   t.Group("How");
   t.AddShared(train, "device");
   t.AddShared(train, "threads");
-  t.Add("repeats", &c->repeats, kMayChange,
-        "Measurements of a case, of which the median counts (of prefill the fastest).");
+  t.Add("repeats", &c->repeats, kMayChange, "Measurements of a case, of which the median counts.");
   t.Add("compare", &c->compare, kMayChange,
         "Of attention: measure each case also without communication and without a ring. With "
         "--nocompare, time alone: for sequences that take minutes.");
