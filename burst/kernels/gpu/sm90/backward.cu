@@ -235,7 +235,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   using DsTile = Tile<kBlockM, kBlockN>;
   constexpr int kExchangeBarrier = 1;
   // At 64 the search for masks and the exchange of dS run before the matmuls that they could run
-  // beside: 1 to 3 % faster. At 128 it is 2 % slower.
+  // beside. What it brings is near the noise: docs/kernels-notebook.md.
   constexpr bool kEarly = kHeadDim == 64;
   const int lane = threadIdx.x % kWarpSize, warp = WarpUniform(threadIdx.x / kWarpSize % 4);
   const int key = keys.row + consumer * 64 + warp * 16 + lane / 4;  // and key + 8
