@@ -1,0 +1,45 @@
+// A lock on a file, which one process holds at a time.
+//
+//   BURST_ASSIGN_OR_RETURN(const FileLock lock, FileLock::TryAcquire("runs/one/.lock"));
+//
+// The kernel gives it back when the holder dies, however it dies. The file stays: removing it would
+// let two processes hold two files of one name. It holds a line about the holder while there is
+// one. The lock is advisory (flock): it binds those who ask for it. On NFS it holds between hosts.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace burst {
+
+class FileLock {
+ public:
+  // Makes the file where it is missing. Unavailable, naming the holder, while another process (or
+  // another FileLock of this one) holds it; Unimplemented where the file system has no locks.
+  static absl::StatusOr<FileLock> TryAcquire(const std::string& path);
+
+  // Told while another holds the lock: once at once, then every second. `holder`: "pid 12 on
+  // node7, since 2026-01-31 12:00:00 UTC: train --out=a"; `seconds`: waited so far. An error ends
+  // the waiting.
+  using Waiting = std::function<absl::Status(const std::string& holder, double seconds)>;
+  // Waits until the lock is free. The error of `waiting`, or an error of TryAcquire but
+  // Unavailable.
+  static absl::StatusOr<FileLock> Acquire(const std::string& path, const Waiting& waiting);
+
+  FileLock(FileLock&& other);
+  FileLock& operator=(FileLock&&) = delete;
+  ~FileLock();
+
+ private:
+  explicit FileLock(int fd) : fd_(fd) {}
+  // Whether it is now this one's.
+  absl::StatusOr<bool> Lock(const std::string& path);
+  std::string Holder() const;
+
+  int fd_ = -1;
+};
+
+}  // namespace burst
