@@ -11,6 +11,7 @@ packages=(
   libeigen3-dev          # matmuls on the CPU
   libabsl-dev            # containers, status, strings
   nlohmann-json3-dev     # configurations, metrics, checkpoint headers
+  libsodium-dev          # HMAC, by which the processes of a job know each other
   libgtest-dev           # tests
   libgmock-dev
   libbenchmark-dev       # benchmarks

@@ -16,6 +16,7 @@ _DEBIAN = {
     "eigen": "/usr/include/eigen3",
     "googletest": "/usr",
     "json": "/usr",
+    "sodium": "/usr",
 }
 
 def burst_repositories():

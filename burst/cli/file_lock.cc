@@ -73,8 +73,7 @@ absl::StatusOr<bool> FileLock::Lock(const std::string& path) {
   if (error != 0) return CannotLock(path, error);
   const std::string holder = ThisProcess() + "\n";
   // The name is for the others. A full disk may keep it from them; the lock holds all the same.
-  const bool named =
-      ftruncate(fd_, 0) == 0 && pwrite(fd_, holder.data(), holder.size(), 0) >= 0;
+  const bool named = ftruncate(fd_, 0) == 0 && pwrite(fd_, holder.data(), holder.size(), 0) >= 0;
   static_cast<void>(named);
   return true;
 }

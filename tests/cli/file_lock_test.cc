@@ -24,7 +24,8 @@ namespace {
 // A process that holds the lock until it is killed.
 class Holder {
  public:
-  explicit Holder(const std::string& path, const std::function<void()>& then = [] {}) {
+  explicit Holder(
+      const std::string& path, const std::function<void()>& then = [] {}) {
     int ready[2];
     EXPECT_EQ(pipe(ready), 0);
     pid_ = fork();
@@ -58,9 +59,8 @@ TEST(FileLock, RefusesASecondHolderAndNamesTheFirst) {
   gethostname(host, sizeof(host) - 1);
   const auto second = FileLock::TryAcquire(path);
   ASSERT_TRUE(absl::IsUnavailable(second.status())) << second.status();
-  for (const std::string& part :
-       {path, absl::StrCat("pid ", holder.pid(), " on ", host), std::string(" UTC: "),
-        std::string("file_lock_test")}) {
+  for (const std::string& part : {path, absl::StrCat("pid ", holder.pid(), " on ", host),
+                                  std::string(" UTC: "), std::string("file_lock_test")}) {
     EXPECT_TRUE(absl::StrContains(second.status().message(), part)) << second.status();
   }
   // Asking does not rub out the holder's name.

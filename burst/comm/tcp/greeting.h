@@ -1,0 +1,76 @@
+// How two processes of a job greet each other on a new connection. Pure functions on bytes.
+//
+//   caller -> listener   Hello   a magic number, the job's tag, a nonce
+//   listener -> caller   Hello   the same, with its own nonce
+//   caller -> listener   Claim   which rank it is, which it calls, of how many; and a proof
+//   listener -> caller   Claim   the same, the other way round
+//
+// A proof is HMAC-SHA256 over both nonces and the claim, with a key made of the job's token: it
+// shows that its sender knows the token, now, and says this. The token itself is never sent.
+// Nothing in a greeting is believed before its proof is checked. All lengths are fixed.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "burst/comm/tcp/bytes.h"
+
+namespace burst {
+
+using Nonce = std::array<uint8_t, 32>;
+using Proof = std::array<uint8_t, 32>;
+using JobKey = std::array<uint8_t, 32>;
+
+struct Hello {
+  // Of the job's name, which is no secret: so that two jobs on neighboring ports part at once.
+  uint64_t job_tag = 0;
+  Nonce nonce = {};
+};
+
+struct Claim {
+  uint32_t rank = 0;
+  uint32_t peer = 0;  // the rank that it speaks to
+  uint32_t world_size = 0;
+  Proof proof = {};
+};
+
+// Where a rank listens; an empty address: on the host of rank 0.
+struct Place {
+  std::string address;  // numeric
+  uint16_t port = 0;
+};
+
+inline constexpr size_t kHelloBytes = 48, kClaimBytes = 44, kPlaceBytes = 64;
+using HelloBytes = std::array<uint8_t, kHelloBytes>;
+using ClaimBytes = std::array<uint8_t, kClaimBytes>;
+using PlaceBytes = std::array<uint8_t, kPlaceBytes>;
+
+HelloBytes ToBytes(const Hello& hello);
+ClaimBytes ToBytes(const Claim& claim);
+PlaceBytes ToBytes(const Place& place);
+// InvalidArgument unless `bytes` are such a message. A claim's proof is not checked here.
+absl::StatusOr<Hello> ParseHello(ByteSpan bytes);
+absl::StatusOr<Claim> ParseClaim(ByteSpan bytes);
+absl::StatusOr<Place> ParsePlace(ByteSpan bytes);
+
+// What names a job: two jobs with one token have different keys and tags.
+uint64_t JobTag(absl::string_view job);
+JobKey MakeJobKey(absl::string_view token, absl::string_view job);
+Nonce RandomNonce();
+
+// The two connections' ends have different proofs, so that none can be sent back to its maker.
+enum class Side : uint8_t { kCaller = 1, kListener = 2 };
+
+struct Nonces {
+  Nonce caller, listener;
+};
+
+Proof MakeProof(const JobKey& key, Side side, const Nonces& nonces, const Claim& claim);
+// Whether claim.proof is that of `side`; the time it takes does not depend on the answer.
+bool IsProven(const JobKey& key, Side side, const Nonces& nonces, const Claim& claim);
+
+}  // namespace burst
