@@ -17,6 +17,7 @@ namespace {
 
 int Main(int argc, char** argv) {
   if (PrintHelpOrVersion(argc, argv, TrainHelp())) return 0;
+  InstallInterruptHandler(ProcessRank());
   const absl::StatusOr<TrainConfig> options = TrainConfigFromArguments(argc, argv);
   if (!options.ok()) return RefuseUsage(options.status(), ProcessRank());
 
@@ -29,7 +30,6 @@ int Main(int argc, char** argv) {
   const absl::StatusOr<ResolvedConfig> config = ResolveConfig(*options, DetectLaunch(mpi.get()));
   if (!config.ok()) return RefuseUsage(config.status(), ProcessRank());
 
-  InstallInterruptHandler();
   const absl::Status status = RunTraining(*config, mpi.get());
   if (absl::IsCancelled(status)) LetOthersReport();
   if (!status.ok()) return ExitCode(status, kExitFailure);

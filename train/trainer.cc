@@ -124,7 +124,9 @@ absl::Status Trainer::OpenReport(bool verbose) {
 // ---- The run.
 
 absl::Status Trainer::Train() {
+  const StopsBetweenSteps asks;
   const auto start = std::chrono::steady_clock::now();
+  BURST_RETURN_IF_ERROR(MakeUpEvaluation());
   int skipped = 0;
   while (step_ < config_.steps && !stop_) {
     const int64_t steps = step_ + 1;
@@ -134,7 +136,7 @@ absl::Status Trainer::Train() {
     BURST_ASSIGN_OR_RETURN(StepMetrics metrics, Step(step_, enqueue_next));
     step_ = steps;
     skipped = metrics.skipped ? skipped + 1 : 0;
-    if (EvaluatesAfter(steps) && !stop_) {
+    if (EvaluatesAfter(steps)) {
       BURST_ASSIGN_OR_RETURN(metrics.val_loss, Evaluate());
     }
     if (report_ != nullptr) BURST_RETURN_IF_ERROR(report_->Step(metrics));
@@ -151,6 +153,17 @@ absl::Status Trainer::Train() {
   BURST_ASSIGN_OR_RETURN(const std::string sample, Sample());
   report_->Finished(step_, elapsed.count(), peak_bytes, sample);
   return absl::OkStatus();
+}
+
+// A run that was stopped in an evaluation continues with it.
+absl::Status Trainer::MakeUpEvaluation() {
+  if (step_ == 0 || !EvaluatesAfter(step_)) return absl::OkStatus();
+  const bool lacks = report_ != nullptr && report_->LacksEvaluation(step_);
+  BURST_ASSIGN_OR_RETURN(const bool missing, OnAnyRank(lacks));
+  if (!missing) return absl::OkStatus();
+  BURST_ASSIGN_OR_RETURN(const std::optional<double> loss, Evaluate());
+  if (report_ == nullptr || !loss.has_value()) return absl::OkStatus();
+  return report_->Evaluated(step_, *loss);
 }
 
 bool Trainer::EvaluatesAfter(int64_t steps) const {
@@ -176,7 +189,7 @@ absl::Status Trainer::NotFinite() const {
 absl::StatusOr<StepMetrics> Trainer::Step(int64_t step, bool enqueue_next) {
   if (enqueued_.empty()) BURST_RETURN_IF_ERROR(Enqueue(step, follows_));
   BURST_CHECK_EQ(enqueued_.front().step, step) << "the call before was told of the next step";
-  BURST_ASSIGN_OR_RETURN(stop_, AnyRankStops());
+  BURST_RETURN_IF_ERROR(AnyRankStops());
   follows_ = enqueue_next && !stop_;
   if (follows_ && model_->device() == DeviceType::kCuda) {
     BURST_RETURN_IF_ERROR(Enqueue(step + 1, /*follows=*/true));
@@ -252,10 +265,16 @@ absl::Status Trainer::ForwardBackward(int64_t micro_batch, double loss_scale, co
 
 // All ranks stop after the same step. And none waits for its GPU's part in a step before all have
 // enqueued that.
-absl::StatusOr<bool> Trainer::AnyRankStops() {
-  const Tensor stop = Tensor::FromVector<double>({InterruptSignal() != 0 ? 1.0 : 0.0}, {1});
-  BURST_RETURN_IF_ERROR(comm_->AllReduceSum(stop));
-  return stop.data<double>()[0] > 0;
+absl::Status Trainer::AnyRankStops() {
+  BURST_ASSIGN_OR_RETURN(const bool asked, OnAnyRank(InterruptSignal() != 0));
+  stop_ = stop_ || asked;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> Trainer::OnAnyRank(bool condition) {
+  const Tensor sum = Tensor::FromVector<double>({condition ? 1.0 : 0.0}, {1});
+  BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sum));
+  return sum.data<double>()[0] > 0;
 }
 
 // The results of the step that was enqueued first.
@@ -299,7 +318,7 @@ absl::StatusOr<SequenceBatch> Trainer::LocalBatch(const GlobalBatch& batch) {
 
 // ---- Between steps, and at the end.
 
-absl::StatusOr<double> Trainer::Evaluate() {
+absl::StatusOr<std::optional<double>> Trainer::Evaluate() {
   const int64_t all = validation_data_->max_evaluation();
   const int64_t wanted = config_.eval_batches * config_.batch;
   const int64_t total = config_.eval_batches == 0 ? all : std::min(all, wanted);
@@ -307,6 +326,8 @@ absl::StatusOr<double> Trainer::Evaluate() {
   const Tensor sum = sums.Slice(0, 0, 1), targets = sums.Slice(0, 1, 1);
   int64_t num_targets = 0;
   for (int64_t first = 0; first < total; first += config_.batch) {
+    BURST_RETURN_IF_ERROR(AnyRankStops());
+    if (stop_) return std::optional<double>();
     const auto [begin, end] = Share(std::min(config_.batch, total - first));
     if (begin == end) continue;  // fewer sequences than groups
     const GlobalBatch batch = validation_data_->Evaluation(first + begin, end - begin, total);
@@ -323,7 +344,7 @@ absl::StatusOr<double> Trainer::Evaluate() {
   }
   BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sums));
   const std::vector<double> results = sums.ToVector<double>();
-  return results[0] / std::max(1.0, results[1]);
+  return std::optional<double>(results[0] / std::max(1.0, results[1]));
 }
 
 absl::Status Trainer::Checkpoint() {
@@ -363,8 +384,11 @@ absl::StatusOr<std::string> Trainer::Sample() const {
   generation.window = config_.window;
   BURST_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, EncodePrompt(tokenizer, ""));
   std::string text;
-  BURST_RETURN_IF_ERROR(Generate(*model, tokenizer, prompt, generation,
-                                 [&](absl::string_view piece) { absl::StrAppend(&text, piece); }));
+  BURST_RETURN_IF_ERROR(
+      Generate(*model, tokenizer, prompt, generation, [&](absl::string_view piece) {
+        absl::StrAppend(&text, piece);
+        return InterruptSignal() == 0;
+      }));
   return text;
 }
 

@@ -47,8 +47,8 @@ class Trainer {
   // was told of this one by `enqueue_next`, else from this step's own begin, to this step's end.
   absl::StatusOr<StepMetrics> Step(int64_t step, bool enqueue_next = false);
 
-  // Mean loss over the validation data. Collective.
-  absl::StatusOr<double> Evaluate();
+  // Mean loss over the validation data; none if a signal asked some rank to stop. Collective.
+  absl::StatusOr<std::optional<double>> Evaluate();
 
   const Transformer& model() const { return *model_; }
 
@@ -67,7 +67,9 @@ class Trainer {
 
   absl::Status Enqueue(int64_t step, bool follows);
   absl::StatusOr<StepMetrics> Complete();
-  absl::StatusOr<bool> AnyRankStops();
+  // Whether the condition holds on some rank. Collective.
+  absl::StatusOr<bool> OnAnyRank(bool condition);
+  absl::Status AnyRankStops();
   absl::Status ForwardBackward(int64_t micro_batch, double loss_scale, const Tensor& loss);
   // The sequences of `count` that are this rank's group's share: [first, second).
   std::pair<int64_t, int64_t> Share(int64_t count) const;
@@ -77,6 +79,7 @@ class Trainer {
   // What comes after so many steps, before the next one.
   bool EvaluatesAfter(int64_t steps) const;
   bool SavesAfter(int64_t steps) const;
+  absl::Status MakeUpEvaluation();
   absl::Status Checkpoint();
   absl::Status NotFinite() const;
   // A text by the model as it was just saved; empty where there is nothing to print. Rank 0's.

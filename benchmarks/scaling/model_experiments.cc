@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -177,7 +178,8 @@ absl::Status MeasureTraining(const TrainingSetup& setup, Communicator& comm, Tra
   result->step_seconds = 1e-3 * Median(step_ms);
   BURST_RETURN_IF_ERROR(comm.Barrier());
   result->peak_mib = PeakMiB(setup.config.device, comm.world_size());
-  BURST_ASSIGN_OR_RETURN(result->val_loss, trainer->Evaluate());
+  BURST_ASSIGN_OR_RETURN(const std::optional<double> val_loss, trainer->Evaluate());
+  result->val_loss = *val_loss;
   return absl::OkStatus();
 }
 

@@ -55,8 +55,8 @@ absl::Status Train(const TrainConfig& options, Outcome* outcome) {
       const bool evaluate = step % kEvalEvery == 0 || step == options.steps;
       BURST_RETURN_IF_ERROR(trainer->Step(step - 1, /*enqueue_next=*/!evaluate).status());
       if (!evaluate) continue;
-      BURST_ASSIGN_OR_RETURN(const double loss, trainer->Evaluate());
-      if (comm.rank() == 0) *outcome = {loss, std::min(outcome->best, loss)};
+      BURST_ASSIGN_OR_RETURN(const std::optional<double> loss, trainer->Evaluate());
+      if (comm.rank() == 0) *outcome = {*loss, std::min(outcome->best, *loss)};
     }
     return absl::OkStatus();
   });

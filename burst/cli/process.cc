@@ -1,18 +1,76 @@
 #include "burst/cli/process.h"
 
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <string>
 
 namespace burst {
 namespace {
 
-std::atomic<int> received{0};  // lock-free, so a handler may set it
+// timeout(1) and some launchers send one request twice, within microseconds; a hand is slower.
+constexpr int64_t kOneRequestNs = 200'000'000;
 
-void OnSignal(int signal) { received.store(signal, std::memory_order_relaxed); }
+// Lock-free, so a handler may use them.
+std::atomic<int> received{0};
+std::atomic<int64_t> received_ns{0};
+std::atomic<int> stops_between_steps{0};         // StopsBetweenSteps that live
+std::atomic<bool> stopped_between_steps{false};  // one has lived
+std::atomic<int> rank{0};                        // of this process
+
+int64_t NowNs() {
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+const char* NameOfSignal(int signal) {
+  switch (signal) {
+    case SIGINT:
+      return "SIGINT";
+    case SIGTERM:
+      return "SIGTERM";
+    case SIGUSR1:
+      return "SIGUSR1";
+    default:
+      return "SIGHUP";
+  }
+}
+
+void Say(int fd, const char* text) { (void)!write(fd, text, std::strlen(text)); }
+
+void EndAtOnce(int signal) {
+  Say(STDERR_FILENO, "error: ");
+  Say(STDERR_FILENO, NameOfSignal(signal));
+  Say(STDERR_FILENO, stopped_between_steps.load() ? " ended the process after its last save\n"
+                                                  : " ended the process before its first step\n");
+  _exit(128 + signal);
+}
+
+void OnSignal(int signal) {
+  const int error = errno;
+  if (stops_between_steps.load() == 0) EndAtOnce(signal);
+  int first = 0;
+  if (received.compare_exchange_strong(first, signal)) {
+    received_ns.store(NowNs());
+    if (rank.load() == 0) {
+      Say(STDOUT_FILENO, "\n");
+      Say(STDOUT_FILENO, NameOfSignal(signal));
+      Say(STDOUT_FILENO, ": the run stops after this step; again, it ends at once\n");
+    }
+  } else if ((signal == first || signal == SIGINT) &&
+             NowNs() - received_ns.load() > kOneRequestNs) {
+    ::signal(signal, SIG_DFL);
+    raise(signal);  // arrives when this handler returns
+  }
+  errno = error;
+}
 
 }  // namespace
 
@@ -33,13 +91,24 @@ int RefuseUsage(const absl::Status& error, int process) {
   return ExitCode(error, kExitBadUsage);
 }
 
-void InstallInterruptHandler() {
+void InstallInterruptHandler(int process) {
+  rank.store(process);
   struct sigaction action = {};
   action.sa_handler = OnSignal;
-  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);  // the second one kills
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  action.sa_flags = SA_RESTART;
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
+  struct sigaction before = {};
+  sigaction(SIGHUP, nullptr, &before);
+  if (before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
 }
+
+StopsBetweenSteps::StopsBetweenSteps() {
+  stopped_between_steps.store(true);
+  ++stops_between_steps;
+}
+
+StopsBetweenSteps::~StopsBetweenSteps() { --stops_between_steps; }
 
 int InterruptSignal() { return received.load(std::memory_order_relaxed); }
 

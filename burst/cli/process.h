@@ -20,9 +20,25 @@ void LetOthersReport();
 // ends the others before they do.
 int RefuseUsage(const absl::Status& error, int process);
 
-// Ctrl-C and SIGTERM. Asked once, a run stops after its step, with a checkpoint; asked twice, the
-// process ends at once.
-void InstallInterruptHandler();
+// Signals that ask a program to stop: Ctrl-C (SIGINT), SIGTERM, SIGUSR1 and, unless nohup turned it
+// off, SIGHUP. Launchers and batch systems send them some time before they kill.
+//
+// From the call on, such a signal ends the process at once with 128 + its number, and says so;
+// while a StopsBetweenSteps lives, it only asks, and InterruptSignal() tells. Asked twice (the same
+// signal again, or Ctrl-C after another one), the process ends at once then, too. Another signal
+// than the first is no second request: launchers send SIGTERM after their first one.
+//
+// A reader that closes the pipe of stdout or stderr does not end the program either. `process`:
+// its rank among those of a launcher; 0 prints that it was asked.
+void InstallInterruptHandler(int process);
+
+class StopsBetweenSteps {
+ public:
+  StopsBetweenSteps();
+  ~StopsBetweenSteps();
+  StopsBetweenSteps(const StopsBetweenSteps&) = delete;
+  StopsBetweenSteps& operator=(const StopsBetweenSteps&) = delete;
+};
 
 // The signal that asked the process to stop; 0 while none has.
 int InterruptSignal();

@@ -59,7 +59,7 @@ absl::StatusOr<std::vector<int32_t>> EncodePrompt(const Tokenizer& tokenizer,
 
 absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
                       const std::vector<int32_t>& prompt, const GenerationOptions& options,
-                      const std::function<void(absl::string_view)>& emit) {
+                      const std::function<bool(absl::string_view)>& emit) {
   BURST_CHECK(!prompt.empty() && options.context >= 1);
   KvCache cache(model.config(), /*batch=*/1, model.dtype(), options.window, model.device());
   std::vector<int32_t> text = prompt;
@@ -81,7 +81,7 @@ absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
     const int32_t token = SampleToken(known, options.sampling, i);
     if (token == tokenizer.end_of_text()) break;
     text.push_back(token);
-    emit(tokenizer.Decode({token}));
+    if (!emit(tokenizer.Decode({token}))) break;
   }
   return absl::OkStatus();
 }

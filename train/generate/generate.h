@@ -35,9 +35,10 @@ struct GenerationOptions {
 absl::StatusOr<std::vector<int32_t>> EncodePrompt(const Tokenizer& tokenizer,
                                                   absl::string_view prompt);
 
-// Calls `emit` with the text of each token after `prompt` (at least one token).
+// Calls `emit` with the text of each token after `prompt` (at least one token), until it returns
+// false.
 absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
                       const std::vector<int32_t>& prompt, const GenerationOptions& options,
-                      const std::function<void(absl::string_view)>& emit);
+                      const std::function<bool(absl::string_view)>& emit);
 
 }  // namespace burst

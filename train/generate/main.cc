@@ -86,7 +86,7 @@ absl::Status Run(const GenerateConfig& c) {
   options.window = info.window;
   const auto print = [](absl::string_view text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
+    return std::fflush(stdout) == 0;
   };
   print(c.prompt);
   BURST_RETURN_IF_ERROR(Generate(*model, *info.tokenizer, *tokens, options, print));

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "burst/base/check.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "burst/cli/line_plot.h"
@@ -95,12 +96,23 @@ absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path, int64_t las
       log.rows_.push_back(*row);
     }
   }
-  BURST_RETURN_IF_ERROR(WriteFileAtomically(path, rows));
-  log.file_.reset(fopen(path.c_str(), "ae"));
-  if (log.file_ == nullptr) {
-    return absl::InternalError(absl::StrCat("cannot append to ", path, ": ", strerror(errno)));
-  }
+  BURST_RETURN_IF_ERROR(log.Rewrite(rows));
   return log;
+}
+
+absl::Status MetricsLog::Rewrite(absl::string_view content) {
+  BURST_RETURN_IF_ERROR(WriteFileAtomically(path_, content));
+  file_.reset(fopen(path_.c_str(), "ae"));
+  if (file_ != nullptr) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("cannot append to ", path_, ": ", strerror(errno)));
+}
+
+absl::Status MetricsLog::SetLastValLoss(double val_loss) {
+  BURST_CHECK(!rows_.empty());
+  rows_.back().val_loss = val_loss;
+  std::string content;
+  for (const StepMetrics& row : rows_) content += ToLine(row);
+  return Rewrite(content);
 }
 
 absl::Status MetricsLog::Append(const StepMetrics& row) {

@@ -35,12 +35,18 @@ class MetricsLog {
   // Writes a row through to the file. Not-a-number is written as null.
   absl::Status Append(const StepMetrics& row);
 
+  // Adds the validation loss to the last row, of which there is one.
+  absl::Status SetLastValLoss(double val_loss);
+
   const std::vector<StepMetrics>& rows() const { return rows_; }
 
  private:
   struct Close {
     void operator()(FILE* file) const { fclose(file); }
   };
+
+  // Makes the file of the content, and appends from there on.
+  absl::Status Rewrite(absl::string_view content);
 
   std::string path_;
   std::unique_ptr<FILE, Close> file_;

@@ -113,11 +113,23 @@ absl::Status RunReport::Step(const StepMetrics& metrics) {
     console_->Print(
         absl::StrCat("step ", metrics.step, " skipped: its loss or gradient is not finite"));
   }
-  if (metrics.val_loss.has_value()) {
-    console_->Print(
-        absl::StrFormat("step %d: validation loss %.4f", metrics.step, *metrics.val_loss));
-  }
+  if (metrics.val_loss.has_value()) PrintEvaluation(metrics.step, *metrics.val_loss);
   return absl::OkStatus();
+}
+
+bool RunReport::LacksEvaluation(int64_t step) const {
+  const std::vector<StepMetrics>& rows = folder_.metrics().rows();
+  return !rows.empty() && rows.back().step == step && !rows.back().val_loss.has_value();
+}
+
+absl::Status RunReport::Evaluated(int64_t step, double val_loss) {
+  BURST_RETURN_IF_ERROR(folder_.metrics().SetLastValLoss(val_loss));
+  if (console_ != nullptr) PrintEvaluation(step, val_loss);
+  return absl::OkStatus();
+}
+
+void RunReport::PrintEvaluation(int64_t step, double val_loss) {
+  console_->Print(absl::StrFormat("step %d: validation loss %.4f", step, val_loss));
 }
 
 void RunReport::Stopped(int64_t step) {

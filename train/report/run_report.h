@@ -34,6 +34,10 @@ class RunReport {
 
   // A step: its row of metrics.jsonl, and its line.
   absl::Status Step(const StepMetrics& metrics);
+  // Whether the row of the step, the last one, was written before its evaluation had ended; and the
+  // result of that.
+  bool LacksEvaluation(int64_t step) const;
+  absl::Status Evaluated(int64_t step, double val_loss);
   // The end of a run that was asked to stop after `step` steps.
   void Stopped(int64_t step);
   // The end of a complete run: its time, the most tensor memory this rank used, and a text that the
@@ -41,6 +45,7 @@ class RunReport {
   void Finished(int64_t steps, double seconds, int64_t peak_bytes, absl::string_view sample);
 
  private:
+  void PrintEvaluation(int64_t step, double val_loss);
   explicit RunReport(RunFolder folder) : folder_(std::move(folder)) {}
 
   RunFolder folder_;

@@ -1,0 +1,132 @@
+// What the fault tests share: a run of //train that something happens to, the same run undisturbed,
+// and the comparison of both to the bit.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/testing/subprocess.h"
+
+namespace burst {
+
+using Arguments = std::vector<std::string>;
+
+inline Arguments Plus(Arguments all, const Arguments& more) {
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+// In milliseconds.
+inline int64_t NowMs() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+}
+
+inline void SleepMs(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+class FaultTest : public testing::Test {
+ protected:
+  static constexpr int64_t kEndsWithinMs = 60000;  // every process, whatever happened
+
+  void SetUp() override {
+    folder_ = FreshTestFolder();
+    std::ofstream text(Path("text.txt"), std::ios::binary);
+    for (int i = 0; i < 400; ++i) {
+      text << "line " << i * 7919 % 1000 << " of a text\n" << (i % 10 == 9 ? "\n" : "");
+    }
+  }
+
+  std::string Path(const std::string& name) const { return folder_ + "/" + name; }
+
+  Arguments Command(const Arguments& more) const {
+    return Plus(
+        {ProgramPath("train/train"), "--data=text.txt", "--seqlen=32", "--batch=2", "--sample=0",
+         "--eval_batches=4", "--steps=24", "--eval_every=8", "--checkpoint_every=4", "--warmup=2",
+         R"(--model={"family":"llama","layers":2,"width":32,"heads":2,"kv_heads":1,"ffn":64})"},
+        more);
+  }
+
+  Result Run(const Arguments& more) const { return Subprocess(Command(more), {folder_}).Wait(); }
+
+  // The result of a process that must end soon.
+  static Result EndOf(Subprocess& process) {
+    const int64_t end = NowMs() + kEndsWithinMs;
+    while (!process.Ended() && NowMs() < end) SleepMs(2);
+    const bool ended = process.Ended();
+    if (!ended) process.Signal(SIGKILL);
+    Result result = process.Wait();
+    EXPECT_TRUE(ended) << "hangs\n" << result.out << result.err;
+    return result;
+  }
+
+  static bool Says(const Result& result, const std::string& text) {
+    return absl::StrContains(result.out, text) || absl::StrContains(result.err, text);
+  }
+
+  // Rows of a run's metrics without the times.
+  std::vector<nlohmann::json> Rows(const std::string& run) const {
+    std::vector<nlohmann::json> rows;
+    std::istringstream lines(ReadAll(Path(run) + "/metrics.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+      nlohmann::json row = nlohmann::json::parse(line, nullptr, false);
+      if (!row.is_object()) continue;
+      for (const char* key : {"tokens_per_second", "step_ms"}) row.erase(key);
+      rows.push_back(std::move(row));
+    }
+    return rows;
+  }
+
+  // Returns when the run has so many rows, or the process has ended.
+  void AwaitRows(const std::string& run, size_t rows, Subprocess& process) const {
+    while (Rows(run).size() < rows && !process.Ended()) SleepMs(1);
+  }
+
+  // Makes the run that nothing happens to, in the folder "straight".
+  void MakeStraight(const Arguments& more) const {
+    const Result result = Run(Plus(more, {"--out=straight"}));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+
+  // Continues the run, or begins it where it left nothing to continue from, and compares it.
+  void ExpectContinues(const std::string& run, const Arguments& more) const {
+    Arguments arguments = Plus(more, {"--out=" + run});
+    if (HasCheckpoint(run)) arguments.push_back("--resume");
+    const Result result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+    EXPECT_TRUE(Weights(run) == Weights("straight")) << run << ": weights or optimizer differ";
+    const auto rows = Rows(run), expected = Rows("straight");
+    ASSERT_EQ(rows.size(), expected.size());
+    for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(rows[i], expected[i]) << run;
+  }
+
+  bool HasCheckpoint(const std::string& run) const {
+    return std::filesystem::exists(Path(run) + "/checkpoint.safetensors");
+  }
+
+  // What the checkpoint holds behind its header: weights and optimizer.
+  std::string Weights(const std::string& run) const {
+    const std::string file = ReadAll(Path(run) + "/checkpoint.safetensors");
+    uint64_t header = 0;
+    if (file.size() < sizeof(header)) return file;
+    std::memcpy(&header, file.data(), sizeof(header));
+    return file.size() < sizeof(header) + header ? file : file.substr(sizeof(header) + header);
+  }
+
+  std::string folder_;
+};
+
+}  // namespace burst

@@ -1,0 +1,151 @@
+// A run that is asked to stop, by every signal and at every time: it ends soon, says so, exits with
+// 128 + the signal, and continues with the bits of a run that was left alone.
+#include <gtest/gtest.h>
+
+#include <sys/stat.h>
+
+#include "tests/faults/fault_run.h"
+
+namespace burst {
+namespace {
+
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+
+class Signals : public FaultTest {
+ protected:
+  std::string NameOf(int number, const char* when) const { return absl::StrCat(when, number); }
+};
+
+TEST_F(Signals, BeforeTheFirstStepTheyEndTheProcessAtOnce) {
+  ASSERT_EQ(mkfifo(Path("pipe.txt").c_str(), 0600), 0);  // nobody writes into it
+  for (const int number : kSignals) {
+    Subprocess process(Command({"--data=pipe.txt", "--out=start"}), {folder_});
+    int writer = -1;
+    while (writer < 0 && !process.Ended()) {  // until it reads
+      writer = open(Path("pipe.txt").c_str(), O_WRONLY | O_NONBLOCK);
+    }
+    const int64_t begin = NowMs();
+    process.Signal(number);
+    const Result result = EndOf(process);
+    close(writer);
+    EXPECT_LT(NowMs() - begin, 2000);
+    EXPECT_EQ(result.exit_code, 128 + number) << result.err;
+    EXPECT_TRUE(Says(result, "before its first step")) << result.err;
+    EXPECT_FALSE(std::filesystem::exists(Path("start")));
+  }
+}
+
+TEST_F(Signals, InAStepItIsFinishedAndSaved) {
+  const Arguments options = {"--steps=150", "--checkpoint_every=0", "--eval_every=0"};
+  MakeStraight(options);
+  for (const int number : kSignals) {
+    const std::string run = NameOf(number, "step");
+    Subprocess process(Command(Plus(options, {"--out=" + run})), {folder_});
+    AwaitRows(run, 3, process);
+    process.Signal(number);
+    const Result result = EndOf(process);
+    EXPECT_EQ(result.exit_code, 128 + number) << result.err;
+    EXPECT_EQ(result.err, "");
+    EXPECT_TRUE(Says(result, "stops after this step")) << result.out;
+    EXPECT_TRUE(Says(result, "stopped after step")) << result.out;
+    EXPECT_LT(Rows(run).size(), 150u);
+    ExpectContinues(run, options);
+  }
+}
+
+// The evaluation is left, the step before it saved; the continued run makes up for it.
+TEST_F(Signals, InAnEvaluationItIsMadeUpFor) {
+  std::ofstream text(Path("validation.txt"), std::ios::binary);
+  for (int i = 0; i < 4000; ++i) text << "line " << i % 1000 << " of a text\n";
+  text.close();
+  const Arguments options = {"--steps=4",   "--eval_every=2",           "--checkpoint_every=0",
+                             "--seqlen=16", "--val_data=validation.txt", "--eval_batches=1000",
+                             "--warmup=0"};
+  MakeStraight(options);
+  for (const int number : kSignals) {
+    const std::string run = NameOf(number, "evaluation");
+    Subprocess process(Command(Plus(options, {"--out=" + run})), {folder_});
+    AwaitRows(run, 1, process);
+    SleepMs(30);  // two steps take a few, the evaluation 400 times as long
+    process.Signal(number);
+    const Result result = EndOf(process);
+    EXPECT_EQ(result.exit_code, 128 + number) << result.err;
+    const auto rows = Rows(run);
+    ASSERT_EQ(rows.size(), 2u);
+    EXPECT_FALSE(rows.back().contains("val_loss"));
+    ExpectContinues(run, options);
+    EXPECT_TRUE(Rows(run)[1].contains("val_loss"));
+  }
+}
+
+TEST_F(Signals, InTheSampleTheRunIsComplete) {
+  const Arguments options = {"--steps=3", "--eval_every=0", "--warmup=0"};
+  MakeStraight(options);
+  for (const int number : kSignals) {
+    const std::string run = NameOf(number, "sample");
+    Subprocess process(Command(Plus(options, {"--out=" + run, "--sample=1000000"})), {folder_});
+    while (!std::filesystem::exists(Path(run) + "/loss.svg") && !process.Ended()) SleepMs(1);
+    const int64_t begin = NowMs();
+    process.Signal(number);
+    const Result result = EndOf(process);
+    EXPECT_LT(NowMs() - begin, 2000);
+    EXPECT_EQ(result.exit_code, 128 + number) << result.err;
+    EXPECT_TRUE(Weights(run) == Weights("straight"));
+  }
+}
+
+// A step that takes long: asked once the run goes on with it, asked twice it ends.
+class SlowStep : public Signals {
+ protected:
+  // Some seconds on one core.
+  Arguments options_ = {"--steps=3",           "--eval_every=0", "--checkpoint_every=1",
+                        "--seqlen=256",        "--batch=16",     "--accumulate=2",
+                        "--warmup=0",          "--threads=1",    "--ranks=1",
+                        "--model=llama_tiny"};
+};
+
+TEST_F(SlowStep, AskedAgainItEndsAtOnceAndTheLastCheckpointIsWhole) {
+  MakeStraight(options_);
+  Subprocess process(Command(Plus(options_, {"--out=twice"})), {folder_});
+  AwaitRows("twice", 1, process);
+  while (!HasCheckpoint("twice")) SleepMs(1);
+  SleepMs(100);
+  process.Signal(SIGTERM);
+  process.Signal(SIGTERM);  // as timeout(1) does: one request
+  SleepMs(400);
+  EXPECT_FALSE(process.Ended());
+  process.Signal(SIGUSR1);  // another kind is no second request
+  SleepMs(50);
+  EXPECT_FALSE(process.Ended());
+  const int64_t begin = NowMs();
+  process.Signal(SIGTERM);
+  const Result result = EndOf(process);
+  EXPECT_LT(NowMs() - begin, 1000);
+  EXPECT_EQ(result.signal, SIGTERM);
+  EXPECT_EQ(Rows("twice").size(), 1u);
+  ExpectContinues("twice", options_);
+}
+
+// nohup turns SIGHUP off. A reader of the output that ends does not end the run.
+TEST_F(Signals, NohupAndClosedPipes) {
+  const Arguments options = {"--steps=200", "--eval_every=0", "--checkpoint_every=0"};
+  MakeStraight(options);
+  std::string train;
+  for (const std::string& part : Command(Plus(options, {"--out=nohup", "--log_every=1"}))) {
+    absl::StrAppend(&train, " '", part, "'");
+  }
+  Subprocess nohup({"bash", "-c", "trap '' HUP; exec" + train}, {folder_});
+  AwaitRows("nohup", 3, nohup);
+  nohup.Signal(SIGHUP);
+  EXPECT_EQ(EndOf(nohup).exit_code, 0);
+  EXPECT_TRUE(Weights("nohup") == Weights("straight"));
+
+  std::filesystem::remove_all(Path("nohup"));
+  Subprocess piped({"bash", "-c", "set -o pipefail;" + train + " | head -n 12 >/dev/null"},
+                   {folder_});
+  EXPECT_EQ(EndOf(piped).exit_code, 0);
+  EXPECT_TRUE(Weights("nohup") == Weights("straight"));
+}
+
+}  // namespace
+}  // namespace burst
