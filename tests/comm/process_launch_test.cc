@@ -124,6 +124,23 @@ TEST(ProcessLaunch, Srun) {
   EXPECT_EQ(Found(step).address, "127.0.0.1");
 }
 
+// Whether a job has several hosts decides what it listens on and whether it needs BURST_TOKEN.
+TEST(ProcessLaunch, Hosts) {
+  EXPECT_TRUE(Found(kTorchrun).several_hosts);
+  EXPECT_TRUE(Found(kSrun).several_hosts);
+  EXPECT_FALSE(Found(kMpirun).several_hosts);
+  // One host meets on loopback, whatever its name is.
+  const Variables one = With(kTorchrun, {{"LOCAL_WORLD_SIZE", "8"}, {"LOCAL_RANK", "5"}});
+  EXPECT_FALSE(Found(one).several_hosts);
+  EXPECT_EQ(Found(one).address, "127.0.0.1");
+  // A launcher that does not say how many processes are here.
+  const Variables unknown = Without(kTorchrun, "LOCAL_WORLD_SIZE");
+  EXPECT_TRUE(Found(unknown).several_hosts);
+  for (const char* here : {"localhost", "127.0.0.1", "::1"}) {
+    EXPECT_FALSE(Found(With(unknown, {{"MASTER_ADDR", here}})).several_hosts);
+  }
+}
+
 TEST(ProcessLaunch, FirstHost) {
   EXPECT_EQ(FirstHost("gpu1"), "gpu1");
   EXPECT_EQ(FirstHost("gpu1,gpu2"), "gpu1");
@@ -154,6 +171,14 @@ TEST(ProcessLaunch, Errors) {
       {With(kTorchrun, {{"RANK", "-1"}}), "RANK=-1"},
       {With(kTorchrun, {{"WORLD_SIZE", "many"}}), "WORLD_SIZE=many"},
       {With(kTorchrun, {{"WORLD_SIZE", "0"}}), "WORLD_SIZE=0"},
+      {With(kTorchrun, {{"WORLD_SIZE", "1000000"}}),
+       "WORLD_SIZE=1000000 in the environment: expected a number from 1 to 1024"},
+      {With(kTorchrun, {{"WORLD_SIZE", "99999999999999999999"}}), "WORLD_SIZE=9999"},
+      {With(kMpirun, {{"OMPI_COMM_WORLD_SIZE", "1048576"}}), "OMPI_COMM_WORLD_SIZE=1048576"},
+      {With(kSrun, {{"SLURM_NTASKS", "65536"}}), "SLURM_NTASKS=65536"},
+      {With(kTorchrun, {{"MASTER_ADDR", "localhost"}}),
+       "MASTER_ADDR=localhost is every host itself, but torchrun started 8 processes"},
+      {With(kSrun, {{"MASTER_ADDR", "127.0.0.1"}}), "MASTER_ADDR=127.0.0.1 is every host itself"},
       {With(kTorchrun, {{"MASTER_PORT", "70000"}}), "MASTER_PORT=70000"},
       {With(kTorchrun, {{"LOCAL_RANK", "4"}}), "the local rank that torchrun gave this process, 4"},
       {With(kTorchrun, {{"LOCAL_WORLD_SIZE", "9"}}), "LOCAL_WORLD_SIZE=9"},

@@ -43,6 +43,7 @@ RendezvousOptions Options(int rank, int world_size, int port) {
   options.port = port;
   options.num_ports = 1;
   options.job = "test";
+  options.token = [] { return "the token of this test"; };
   options.timeout = std::chrono::seconds(60);
   return options;
 }
@@ -57,10 +58,10 @@ std::vector<absl::Status> RunTcpRanks(int world_size,
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
       results[rank] = [&]() -> absl::Status {
-        BURST_ASSIGN_OR_RETURN(std::vector<Socket> connections,
+        BURST_ASSIGN_OR_RETURN(Connections connections,
                                Rendezvous(Options(rank, world_size, port),
                                           rank == 0 ? std::move(listener) : Socket()));
-        return body(*TcpCommunicator::Create(rank, std::move(connections), TcpOptions()));
+        return body(*TcpCommunicator::Create(rank, std::move(connections.sockets), TcpOptions()));
       }();
     });
   }
@@ -158,7 +159,7 @@ class Processes {
       own.on_failure = [](const absl::Status& failure) { Say(failure, 1); };
       int code;
       {
-        const auto comm = TcpCommunicator::Create(rank, *std::move(connections), own);
+        const auto comm = TcpCommunicator::Create(rank, std::move(connections->sockets), own);
         code = body(*comm);
       }
       std::_Exit(code);
@@ -284,72 +285,6 @@ TEST(TcpProcesses, FinishingIsNoLoss) {
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(processes.Wait(rank), std::pair(0, std::string()));
   }
-}
-
-absl::Status StatusOf(const absl::StatusOr<std::vector<Socket>>& met) { return met.status(); }
-
-TEST(Rendezvous, SaysWhoDidNotCome) {
-  RendezvousOptions options = Options(0, 3, 0);
-  options.timeout = milliseconds(300);
-  EXPECT_EQ(StatusOf(Rendezvous(options, ListenSomewhere())),
-            absl::UnavailableError("rank 0 waited 0.3 s in vain for rank 1, 2 of 3"));
-  const int nobody = ListenSomewhere().port();
-  options = Options(2, 3, nobody);
-  options.timeout = milliseconds(300);
-  EXPECT_EQ(StatusOf(Rendezvous(options)),
-            absl::UnavailableError(
-                absl::StrCat("rank 2 of 3 found no rank 0 at 127.0.0.1:", nobody,
-                             " in 0.3 s; MASTER_ADDR and MASTER_PORT say where it listens")));
-}
-
-// Both sides of a rendezvous of two; `strange` happens on the port first.
-std::pair<absl::Status, absl::Status> Meet(
-    const RendezvousOptions& zero, const RendezvousOptions& one, Socket listener = Socket(),
-    const std::function<void()>& strange = [] {}) {
-  std::pair<absl::Status, absl::Status> results;
-  strange();
-  std::thread other([&] { results.second = StatusOf(Rendezvous(one)); });
-  results.first = StatusOf(Rendezvous(zero, std::move(listener)));
-  other.join();
-  return results;
-}
-
-TEST(Rendezvous, TheSizeOfTheWorldMustAgree) {
-  Socket listener = ListenSomewhere();
-  const int port = listener.port();
-  const auto [zero, one] = Meet(Options(0, 2, port), Options(1, 3, port), std::move(listener));
-  EXPECT_TRUE(absl::StrContains(zero.message(), "rank 0 of 2 met rank 1 of 3")) << zero;
-  EXPECT_TRUE(absl::StrContains(one.message(), "rank 1 of 3 met rank 0 of 2")) << one;
-}
-
-TEST(Rendezvous, StrangersThatCallAreSentAway) {
-  Socket listener = ListenSomewhere();
-  const int port = listener.port();
-  std::vector<Socket> strangers;
-  const auto results = Meet(Options(0, 2, port), Options(1, 2, port), std::move(listener), [&] {
-    for (const char* words : {"GET / HTTP/1.1\r\n\r\nAccept: nothing", "", "?"}) {
-      auto stranger = Connect("127.0.0.1", port, steady_clock::now() + milliseconds(1000));
-      ASSERT_TRUE(stranger.ok());
-      (void)stranger->Write(words, std::string(words).size(), steady_clock::now());
-      strangers.push_back(*std::move(stranger));
-    }
-  });
-  EXPECT_EQ(results, std::pair(absl::OkStatus(), absl::OkStatus()));
-}
-
-// The first port is taken by another job, whose rank 0 waits there: the next free one serves.
-TEST(Rendezvous, TwoJobsOnOneHost) {
-  Socket taken = ListenSomewhere();
-  const int port = taken.port();
-  RendezvousOptions other = Options(0, 2, port);
-  other.job = "another";
-  other.timeout = std::chrono::seconds(3);
-  std::thread other_job(
-      [&] { EXPECT_FALSE(Rendezvous(other, std::move(taken)).ok()) << "nobody joined it"; });
-  RendezvousOptions zero = Options(0, 2, port), one = Options(1, 2, port);
-  zero.num_ports = one.num_ports = 16;
-  EXPECT_EQ(Meet(zero, one), std::pair(absl::OkStatus(), absl::OkStatus()));
-  other_job.join();
 }
 
 }  // namespace

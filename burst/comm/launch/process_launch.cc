@@ -12,6 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
+#include "burst/comm/launch/job_token.h"
+#include "burst/comm/tcp/socket.h"
 #include "burst/device/device.h"
 
 namespace burst {
@@ -55,8 +57,7 @@ class Environment {
                                                      " sets it with the variable ",
                                                      name == rank ? size : rank, " that is"));
     };
-    constexpr int kMost = 1 << 20;
-    BURST_ASSIGN_OR_RETURN(launch->world_size, number(size, 1, kMost));
+    BURST_ASSIGN_OR_RETURN(launch->world_size, number(size, 1, kMaxRanks));
     BURST_ASSIGN_OR_RETURN(launch->rank, number(rank, 0, launch->world_size - 1));
     BURST_ASSIGN_OR_RETURN(launch->local_rank, number(local_rank, 0, launch->world_size - 1));
     return absl::OkStatus();
@@ -148,6 +149,7 @@ absl::StatusOr<ProcessLaunch> FromSlurm(const Environment& environment) {
     BURST_ASSIGN_OR_RETURN(nodes, environment.Number(nodes_name, 1, launch.world_size));
   }
   std::string address = "127.0.0.1";
+  launch.several_hosts = nodes > 1;
   if (nodes == 1) {
     launch.local_size = launch.world_size;
   } else {
@@ -160,6 +162,22 @@ absl::StatusOr<ProcessLaunch> FromSlurm(const Environment& environment) {
   }
   BURST_RETURN_IF_ERROR(environment.MeetingPlace(address, &launch));
   return launch;
+}
+
+// Whether there are several hosts, and an address that serves them.
+absl::Status CheckHosts(ProcessLaunch* launch) {
+  const bool loopback = IsLoopbackAddress(launch->address);
+  if (launch->local_size > 0) {
+    launch->several_hosts = launch->local_size < launch->world_size;
+  } else if (!loopback && launch->world_size > 1) {
+    launch->several_hosts = true;
+  }
+  if (!launch->several_hosts) launch->address = "127.0.0.1";
+  if (!launch->several_hosts || !loopback) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("MASTER_ADDR=", launch->address, " is every host itself, but ", launch->launcher,
+                   " started ", launch->world_size,
+                   " processes on more than one: give the name or address of rank 0's host"));
 }
 
 }  // namespace
@@ -190,6 +208,7 @@ absl::StatusOr<std::optional<ProcessLaunch>> DetectProcessLaunch(
         "the local rank that ", launch->launcher, " gave this process, ", launch->local_rank,
         ", is not below the number of processes on this host, ", launch->local_size));
   }
+  BURST_RETURN_IF_ERROR(CheckHosts(&*launch));
   return std::optional<ProcessLaunch>(*std::move(launch));
 }
 
@@ -208,6 +227,7 @@ Launch DetectLaunch(const Communicator* mpi) {
   if (found.ok() && found->has_value()) {
     launch.processes = (*found)->world_size;
     launch.launcher = (*found)->launcher;
+    launch.token_error = JobToken::Check(**found, std::getenv);
     processes_here = std::max(1, (*found)->local_size);
     const bool in_order = (*found)->local_rank == (*found)->rank % processes_here;
     if (in_order && launch.processes % processes_here == 0) {

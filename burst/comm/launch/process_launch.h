@@ -6,7 +6,8 @@
 //   node also MASTER_ADDR, rank 0's (mpirun -x MASTER_ADDR=...).
 // srun (Slurm): SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID and the list of nodes, inside a step.
 // The first launcher found counts: torchrun may run under the others. MASTER_ADDR and MASTER_PORT,
-// if set, are where rank 0 listens, with all three.
+// if set, are where rank 0 listens, with all three; a job of one host meets on loopback, whatever
+// MASTER_ADDR says. At most kMaxRanks processes.
 #pragma once
 
 #include <functional>
@@ -19,15 +20,21 @@
 
 namespace burst {
 
+// Of a job. Every two processes are connected.
+inline constexpr int kMaxRanks = 1024;
+
 struct ProcessLaunch {
   std::string launcher;  // "torchrun", "mpirun", "srun"
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;  // among the processes of this host
   int local_size = 0;  // 0: unknown
-  std::string address;
-  int port = 0;     // where ranks look for rank 0 first; see rendezvous.h
-  std::string job;  // tells apart jobs that look for the same port
+  // Whether the processes are on more than one host. Where the launcher does not say how many
+  // processes this host has, a MASTER_ADDR that is not loopback means that they may be.
+  bool several_hosts = false;
+  std::string address;  // of rank 0's host
+  int port = 0;         // where ranks look for rank 0 first; see rendezvous.h
+  std::string job;      // tells apart jobs that look for the same port
 };
 
 // The launch that the environment describes; none if no launcher set its variables. `variable` is
@@ -47,6 +54,9 @@ struct Launch {
   int gpus = 0;   // that this process sees
   std::string launcher = "mpirun";
   absl::Status error = absl::OkStatus();  // in the launcher's environment variables
+  // In the variables of the job's token (job_token.h), which processes need unless MPI connects
+  // them.
+  absl::Status token_error = absl::OkStatus();
   // Processes of each host, if every host has as many and their ranks are consecutive; 0: unknown.
   int ranks_per_node = 0;
 };

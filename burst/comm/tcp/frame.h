@@ -2,8 +2,9 @@
 // some kinds, a payload. Pure functions on bytes.
 //
 // A message of at most kMaxEagerBytes is one frame, kMessage. A longer one is announced; the
-// receiver answers kGo as soon as it has a buffer for it; then its bytes come as pieces and are read
-// into that buffer. So a receiver never allocates by what a header says, beyond kMaxEagerBytes.
+// receiver answers kGo as soon as it has a buffer for it; then its bytes come as pieces and are
+// read into that buffer. So a receiver never allocates by what a header says, beyond
+// kMaxEagerBytes.
 #pragma once
 
 #include <array>
@@ -42,8 +43,8 @@ using FrameHeaderBytes = std::array<uint8_t, kFrameHeaderBytes>;
 
 FrameHeaderBytes ToBytes(const FrameHeader& header);
 
-// `bytes`: kFrameHeaderBytes of them. InvalidArgument, which says what is wrong, for an unknown kind
-// or channel, and for a length beyond the kind's limit.
+// `bytes`: kFrameHeaderBytes of them. InvalidArgument, which says what is wrong, for an unknown
+// kind or channel, and for a length beyond the kind's limit.
 absl::StatusOr<FrameHeader> ParseFrameHeader(ByteSpan bytes);
 
 // How many bytes follow the header.

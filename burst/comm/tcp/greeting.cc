@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "burst/base/check.h"
 
 namespace burst {
@@ -84,7 +85,7 @@ absl::StatusOr<Claim> ParseClaim(ByteSpan bytes) {
   claim.peer = GetNumber<uint32_t>(&bytes[4]);
   claim.world_size = GetNumber<uint32_t>(&bytes[8]);
   std::copy(&bytes[12], &bytes[12] + claim.proof.size(), claim.proof.begin());
-  if (claim.rank >= claim.world_size || claim.peer >= claim.world_size) {
+  if (claim.rank >= claim.world_size) {
     return absl::InvalidArgumentError("a rank that is not below the number of ranks");
   }
   return claim;
@@ -95,11 +96,12 @@ absl::StatusOr<Place> ParsePlace(ByteSpan bytes) {
   Place place;
   const auto* const text = reinterpret_cast<const char*>(bytes.data());
   place.address.assign(text, strnlen(text, kAddressBytes));
-  const bool numeric = std::all_of(place.address.begin(), place.address.end(), [](char c) {
-    return std::strchr("0123456789abcdefABCDEF.:", c) != nullptr;
-  });
+  const auto may_be_numeric = [](char c) {  // "fe80::1%eth0" too
+    return absl::ascii_isalnum(c) || std::strchr(".:%-_", c) != nullptr;
+  };
   const auto port = GetNumber<uint32_t>(&bytes[kAddressBytes]);
-  if (!numeric || place.address.size() == kAddressBytes || port == 0 || port > 65535) {
+  if (!std::all_of(place.address.begin(), place.address.end(), may_be_numeric) ||
+      place.address.size() == kAddressBytes || port == 0 || port > 65535) {
     return absl::InvalidArgumentError("no numeric address and port");
   }
   place.port = static_cast<uint16_t>(port);

@@ -1,8 +1,19 @@
 // How processes find each other: rank 0 listens; the others connect to it and receive the addresses
-// of all ranks; then every two ranks connect.
+// of all ranks; then every two ranks connect. Both ends of every connection prove that they know
+// the job's token (greeting.h). Connections that do not are strangers': they are polled beside the
+// others, have a deadline of their own, and are counted. Afterwards no socket listens.
+//
+// What a rank listens on:
+//   a job of one host                                  loopback
+//   of several hosts, `address` is a number of its     the interface of that address
+//   of several hosts, else                             all interfaces: the name may mean another
+//                                                      address to other hosts, and on its own host
+//                                                      be 127.0.1.1
+//   ranks that reach rank 0 from another host          the interface by which they reach it
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,19 +25,28 @@ namespace burst {
 struct RendezvousOptions {
   int rank = 0;
   int world_size = 1;
-  std::string address;  // of rank 0's host
+  bool several_hosts = false;
+  std::string address;  // of rank 0's host: a name or a number
   // Rank 0 listens on the first free one of `num_ports` ports from here on. The others try all of
-  // them until rank 0 answers, which they know by `job`.
+  // them until rank 0 answers.
   int port = 0;
   int num_ports = 16;
-  std::string job;
+  std::string job;  // tells apart jobs with the same token and port
+  // The job's token; an error if it is not there yet. Asked again with every attempt.
+  std::function<absl::StatusOr<std::string>()> token;
   std::chrono::milliseconds timeout = std::chrono::minutes(3);
+  // For a greeting, from the first byte to the proof.
+  std::chrono::milliseconds greeting_timeout = std::chrono::seconds(10);
 };
 
-// The connection with every rank, in order of rank; this rank's own entry is empty. Rank 0 listens
-// on `listener` if one is given. Unavailable after the timeout, with the ranks that did not come;
-// InvalidArgument if the processes disagree about their number or ranks.
-absl::StatusOr<std::vector<Socket>> Rendezvous(const RendezvousOptions& options,
-                                               Socket listener = Socket());
+struct Connections {
+  std::vector<Socket> sockets;  // in order of rank; this rank's own entry is empty
+  int strangers = 0;            // connections to this rank that proved nothing
+};
+
+// Rank 0 listens on `listener` if one is given. Unavailable after the timeout, with the ranks that
+// did not come; InvalidArgument if the processes disagree about their number or ranks.
+absl::StatusOr<Connections> Rendezvous(const RendezvousOptions& options,
+                                       Socket listener = Socket());
 
 }  // namespace burst

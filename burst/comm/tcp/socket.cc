@@ -1,5 +1,6 @@
 #include "burst/comm/tcp/socket.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -26,7 +27,37 @@ absl::Status Errno(const std::string& what, int error) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(error)));
 }
 
-absl::Status Poll(int fd, short events, Deadline deadline) {
+void SetOption(int fd, int level, int option, int value) {
+  setsockopt(fd, level, option, &value, sizeof(value));
+}
+
+std::string Numeric(const sockaddr_storage& address, socklen_t length) {
+  char host[NI_MAXHOST];
+  const int error = getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host,
+                                sizeof(host), nullptr, 0, NI_NUMERICHOST);
+  if (error != 0) return "";
+  const std::string mapped = "::ffff:", text = host;  // IPv4 on a socket that takes both
+  return absl::StartsWith(text, mapped) ? text.substr(mapped.size()) : text;
+}
+
+absl::StatusOr<Socket> ListenOn(const SocketAddress& address) {
+  const auto family = address.storage.ss_family;
+  Socket listener(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (listener.fd() < 0) return Errno("socket", errno);
+  SetOption(listener.fd(), SOL_SOCKET, SO_REUSEADDR, 1);
+  if (family == AF_INET6) SetOption(listener.fd(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
+  const auto* const where = reinterpret_cast<const sockaddr*>(&address.storage);
+  if (bind(listener.fd(), where, address.length) != 0 || listen(listener.fd(), SOMAXCONN) != 0) {
+    if (errno == EADDRINUSE) return absl::AlreadyExistsError("the port is taken");
+    if (errno == EADDRNOTAVAIL) return absl::NotFoundError("the address is not this host's");
+    return Errno("cannot listen", errno);
+  }
+  return listener;
+}
+
+}  // namespace
+
+absl::Status PollOne(int fd, short events, Deadline deadline) {
   while (true) {
     const auto left =
         std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now()).count();
@@ -37,53 +68,6 @@ absl::Status Poll(int fd, short events, Deadline deadline) {
     if (ready < 0 && errno != EINTR) return Errno("poll", errno);
   }
 }
-
-void SetOption(int fd, int level, int option, int value) {
-  setsockopt(fd, level, option, &value, sizeof(value));
-}
-
-using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
-
-absl::StatusOr<Addresses> Resolve(const std::string& address, int port) {
-  addrinfo hints = {}, *found = nullptr;
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  const int error = getaddrinfo(address.c_str(), absl::StrCat(port).c_str(), &hints, &found);
-  if (error != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot resolve the host ", address, ": ", gai_strerror(error)));
-  }
-  return Addresses(found, freeaddrinfo);
-}
-
-std::string Numeric(const sockaddr* address, socklen_t length) {
-  char host[NI_MAXHOST];
-  if (getnameinfo(address, length, host, sizeof(host), nullptr, 0, NI_NUMERICHOST) != 0) return "";
-  return host;
-}
-
-bool IsLoopback(const std::string& numeric) {
-  return absl::StartsWith(numeric, "127.") || absl::StartsWith(numeric, "::ffff:127.") ||
-         numeric == "::1";
-}
-
-Socket NewSocket(int family) {
-  return Socket(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-}
-
-absl::StatusOr<Socket> ListenOn(const sockaddr* address, socklen_t length) {
-  Socket listener = NewSocket(address->sa_family);
-  if (listener.fd() < 0) return Errno("socket", errno);
-  SetOption(listener.fd(), SOL_SOCKET, SO_REUSEADDR, 1);
-  if (address->sa_family == AF_INET6) SetOption(listener.fd(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
-  if (bind(listener.fd(), address, length) != 0 || listen(listener.fd(), SOMAXCONN) != 0) {
-    if (errno == EADDRINUSE) return absl::AlreadyExistsError("the port is taken");
-    return Errno("cannot listen", errno);
-  }
-  return listener;
-}
-
-}  // namespace
 
 Socket& Socket::operator=(Socket&& other) noexcept {
   std::swap(fd_, other.fd_);
@@ -101,7 +85,7 @@ absl::Status Socket::Write(const void* data, size_t bytes, Deadline deadline) co
     if (n > 0) done += n;
     if (n >= 0 || errno == EINTR) continue;
     if (errno != EAGAIN) return Errno("the connection was closed", errno);
-    BURST_RETURN_IF_ERROR(Poll(fd_, POLLOUT, deadline));
+    BURST_RETURN_IF_ERROR(PollOne(fd_, POLLOUT, deadline));
   }
   return absl::OkStatus();
 }
@@ -113,7 +97,7 @@ absl::Status Socket::Read(void* data, size_t bytes, Deadline deadline) const {
     if (n == 0) return absl::UnavailableError("the connection was closed");
     if (n > 0 || errno == EINTR) continue;
     if (errno != EAGAIN) return Errno("the connection was closed", errno);
-    BURST_RETURN_IF_ERROR(Poll(fd_, POLLIN, deadline));
+    BURST_RETURN_IF_ERROR(PollOne(fd_, POLLIN, deadline));
   }
   return absl::OkStatus();
 }
@@ -124,16 +108,16 @@ bool Socket::IsClosed() const {
   return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
 }
 
-absl::StatusOr<Socket> Socket::Accept(Deadline deadline) const {
-  while (true) {
-    Socket socket(accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (socket.fd() >= 0) {
-      SetOption(socket.fd(), IPPROTO_TCP, TCP_NODELAY, 1);
-      return socket;
-    }
-    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) return Errno("accept", errno);
-    BURST_RETURN_IF_ERROR(Poll(fd_, POLLIN, deadline));
+absl::StatusOr<Socket> Socket::Accept() const {
+  Socket socket(accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (socket.fd() >= 0) {
+    SetOption(socket.fd(), IPPROTO_TCP, TCP_NODELAY, 1);
+    return socket;
   }
+  if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+    return absl::ResourceExhaustedError(absl::StrCat("accept: ", std::strerror(errno)));
+  }
+  return absl::NotFoundError("no connection");  // or one that was closed already
 }
 
 int Socket::port() const {
@@ -144,50 +128,108 @@ int Socket::port() const {
                                              : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
 }
 
+std::string Socket::OwnAddress() const {
+  sockaddr_storage address = {};
+  socklen_t length = sizeof(address);
+  getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &length);
+  return Numeric(address, length);
+}
+
 std::string Socket::PeerAddress() const {
   sockaddr_storage address = {};
   socklen_t length = sizeof(address);
   getpeername(fd_, reinterpret_cast<sockaddr*>(&address), &length);
-  std::string numeric = Numeric(reinterpret_cast<sockaddr*>(&address), length);
-  return IsLoopback(numeric) ? "" : numeric;
+  const std::string numeric = Numeric(address, length);
+  return IsLoopbackAddress(numeric) ? "" : numeric;
+}
+
+absl::Status Socket::ConnectResult() const {
+  int code = 0;
+  socklen_t length = sizeof(code);
+  getsockopt(fd_, SOL_SOCKET, SO_ERROR, &code, &length);
+  return code == 0 ? absl::OkStatus() : Errno("cannot connect", code);
+}
+
+absl::StatusOr<std::vector<SocketAddress>> Resolve(const std::string& host, int port) {
+  addrinfo hints = {}, *found = nullptr;
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  const int error = getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found);
+  if (error != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot resolve the host ", host, ": ", gai_strerror(error)));
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
+  std::vector<SocketAddress> addresses;
+  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+    SocketAddress address;
+    address.length = one->ai_addrlen;
+    std::memcpy(&address.storage, one->ai_addr, one->ai_addrlen);
+    addresses.push_back(address);
+  }
+  return addresses;
+}
+
+bool IsNumericAddress(const std::string& text) {
+  addrinfo hints = {}, *found = nullptr;
+  hints.ai_flags = AI_NUMERICHOST;
+  if (getaddrinfo(text.c_str(), nullptr, &hints, &found) != 0) return false;
+  freeaddrinfo(found);
+  return true;
+}
+
+bool IsLoopbackAddress(const std::string& text) {
+  if (text == "localhost" || text == "::1") return true;
+  return absl::StartsWith(text, "127.") && IsNumericAddress(text);
 }
 
 absl::StatusOr<Socket> Listen(const std::string& address, int port) {
-  BURST_ASSIGN_OR_RETURN(const Addresses addresses, Resolve(address, port));
-  if (IsLoopback(Numeric(addresses->ai_addr, addresses->ai_addrlen))) {
-    return ListenOn(addresses->ai_addr, addresses->ai_addrlen);
+  if (!address.empty()) {
+    BURST_ASSIGN_OR_RETURN(const auto addresses, Resolve(address, port));
+    return ListenOn(addresses.front());
   }
-  sockaddr_in6 any6 = {};  // takes IPv4 as well
-  any6.sin6_family = AF_INET6;
-  any6.sin6_addr = in6addr_any;
-  any6.sin6_port = htons(static_cast<uint16_t>(port));
-  absl::StatusOr<Socket> listener = ListenOn(reinterpret_cast<sockaddr*>(&any6), sizeof(any6));
+  SocketAddress any;
+  auto* const any6 = reinterpret_cast<sockaddr_in6*>(&any.storage);  // takes IPv4 as well
+  any6->sin6_family = AF_INET6;
+  any6->sin6_addr = in6addr_any;
+  any6->sin6_port = htons(static_cast<uint16_t>(port));
+  any.length = sizeof(*any6);
+  absl::StatusOr<Socket> listener = ListenOn(any);
   if (listener.ok() || absl::IsAlreadyExists(listener.status())) return listener;
-  sockaddr_in any = {};  // a host without IPv6
-  any.sin_family = AF_INET;
-  any.sin_port = any6.sin6_port;
-  return ListenOn(reinterpret_cast<sockaddr*>(&any), sizeof(any));
+  any = SocketAddress();  // a host without IPv6
+  auto* const any4 = reinterpret_cast<sockaddr_in*>(&any.storage);
+  any4->sin_family = AF_INET;
+  any4->sin_port = htons(static_cast<uint16_t>(port));
+  any.length = sizeof(*any4);
+  return ListenOn(any);
 }
 
-absl::StatusOr<Socket> Connect(const std::string& address, int port, Deadline deadline) {
-  BURST_ASSIGN_OR_RETURN(const Addresses addresses, Resolve(address, port));
-  absl::Status error;
-  for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
-    Socket socket = NewSocket(one->ai_family);
-    if (socket.fd() < 0) continue;
-    int code = connect(socket.fd(), one->ai_addr, one->ai_addrlen) == 0 ? 0 : errno;
-    if (code == EINPROGRESS) {
-      BURST_RETURN_IF_ERROR(Poll(socket.fd(), POLLOUT, deadline));
-      socklen_t length = sizeof(code);
-      getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &code, &length);
-    }
-    if (code == 0) {
-      SetOption(socket.fd(), IPPROTO_TCP, TCP_NODELAY, 1);
-      return socket;
-    }
-    error = Errno("cannot connect", code);
+absl::StatusOr<Socket> StartConnect(const SocketAddress& address) {
+  Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (socket.fd() < 0) return Errno("socket", errno);
+  SetOption(socket.fd(), IPPROTO_TCP, TCP_NODELAY, 1);
+  const auto* const where = reinterpret_cast<const sockaddr*>(&address.storage);
+  if (connect(socket.fd(), where, address.length) != 0 && errno != EINPROGRESS) {
+    return Errno("cannot connect", errno);
   }
-  return error.ok() ? absl::UnavailableError("no address to connect to") : error;
+  return socket;
+}
+
+absl::StatusOr<Socket> Connect(const std::string& host, int port, Deadline deadline) {
+  BURST_ASSIGN_OR_RETURN(const auto addresses, Resolve(host, port));
+  absl::Status error;
+  for (const SocketAddress& address : addresses) {
+    absl::StatusOr<Socket> socket = StartConnect(address);
+    if (socket.ok()) {
+      BURST_RETURN_IF_ERROR(PollOne(socket->fd(), POLLOUT, deadline));
+      const absl::Status result = socket->ConnectResult();
+      if (result.ok()) return socket;
+      error = result;
+    } else {
+      error = socket.status();
+    }
+  }
+  return error;
 }
 
 }  // namespace burst

@@ -1,5 +1,5 @@
 // TCP sockets, non-blocking, with deadlines. The lowest file of this folder: rendezvous makes the
-// connections of a job from it, tcp_communicator sends messages over them.
+// connections of a job from it, peer_connections sends messages over them.
 #pragma once
 
 #include <sys/socket.h>
@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,20 +34,43 @@ class Socket {
 
   bool IsClosed() const;  // by the other end
 
-  // For a listening socket. port(): the one it listens on.
-  absl::StatusOr<Socket> Accept(Deadline deadline) const;
+  // For a listening socket. Accept: the next connection that is there; NotFound if there is none,
+  // ResourceExhausted if this process can open no more files. port(): the one it listens on.
+  absl::StatusOr<Socket> Accept() const;
   int port() const;
-  // The other end's numeric address; empty if it is this host's loopback.
+  // Numeric addresses of both ends; the other end's is empty if it is this host's loopback.
+  std::string OwnAddress() const;
   std::string PeerAddress() const;
+  // Of a connection that StartConnect began, once it can be written.
+  absl::Status ConnectResult() const;
 
  private:
   int fd_ = -1;
 };
 
-// Listens for connections to `address`, which is one of this host: on the loopback interface if the
-// address is loopback, else on all interfaces. Port 0: any free one. AlreadyExists if the port is
-// taken.
+// An address to connect to or listen on.
+struct SocketAddress {
+  sockaddr_storage storage = {};
+  socklen_t length = 0;
+};
+
+// All addresses of a host's name, or of its numeric form. Unavailable if there is none.
+absl::StatusOr<std::vector<SocketAddress>> Resolve(const std::string& host, int port);
+// Whether the text is a numeric address; a name is not.
+bool IsNumericAddress(const std::string& text);
+// Whether it means every host itself: "localhost", 127.0.0.0/8 or ::1.
+bool IsLoopbackAddress(const std::string& text);
+
+// Listens on one numeric address of this host; empty: on all interfaces. Port 0: any free one.
+// AlreadyExists if the port is taken, NotFound if the address is not this host's.
 absl::StatusOr<Socket> Listen(const std::string& address, int port);
-absl::StatusOr<Socket> Connect(const std::string& address, int port, Deadline deadline);
+
+// A connection that is being made: it can be written when it is there, or has failed.
+absl::StatusOr<Socket> StartConnect(const SocketAddress& address);
+// Waits for it; tries all addresses of the host.
+absl::StatusOr<Socket> Connect(const std::string& host, int port, Deadline deadline);
+
+// Waits for one of `events` (POLLIN, POLLOUT); DeadlineExceeded if none comes.
+absl::Status PollOne(int fd, short events, Deadline deadline);
 
 }  // namespace burst

@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
 #include "burst/base/status.h"
+#include "burst/comm/launch/job_token.h"
 #include "burst/comm/tcp/rendezvous.h"
 
 namespace burst {
@@ -386,14 +387,22 @@ std::unique_ptr<TcpCommunicator> TcpCommunicator::Create(int rank, std::vector<S
 
 absl::StatusOr<std::unique_ptr<TcpCommunicator>> TcpCommunicator::Create(
     const ProcessLaunch& launch, const TcpOptions& options) {
+  BURST_ASSIGN_OR_RETURN(const JobToken token, JobToken::Find(launch, std::getenv));
   RendezvousOptions rendezvous;
+  rendezvous.token = [&] { return token.Read(); };
   rendezvous.rank = launch.rank;
   rendezvous.world_size = launch.world_size;
+  rendezvous.several_hosts = launch.several_hosts;
   rendezvous.address = launch.address;
   rendezvous.port = launch.port;
   rendezvous.job = launch.job;
-  BURST_ASSIGN_OR_RETURN(std::vector<Socket> connections, Rendezvous(rendezvous));
-  return Create(launch.rank, std::move(connections), options);
+  BURST_ASSIGN_OR_RETURN(Connections connections, Rendezvous(rendezvous));
+  if (connections.strangers > 0) {
+    std::fprintf(stderr, "note: rank %d turned away %d %s that did not prove the job's token\n",
+                 launch.rank, connections.strangers,
+                 connections.strangers == 1 ? "connection" : "connections");
+  }
+  return Create(launch.rank, std::move(connections.sockets), options);
 }
 
 absl::Status TcpCommunicator::DoPost(Channel channel, absl::Span<const SendBuffer> sends,

@@ -1,0 +1,94 @@
+#include "burst/comm/tcp/handshake.h"
+
+#include <poll.h>
+
+#include <cerrno>
+#include <utility>
+
+namespace burst {
+
+Handshake::Handshake(Socket socket, Side side, const Identity& self, int peer, Deadline deadline)
+    : socket_(std::move(socket)),
+      side_(side),
+      self_(self),
+      peer_(peer),
+      deadline_(deadline),
+      stage_(side == Side::kCaller ? Stage::kConnecting : Stage::kHello),
+      own_nonce_(RandomNonce()) {}
+
+short Handshake::events() const { return stage_ == Stage::kConnecting ? POLLOUT : POLLIN; }
+
+// A message of a greeting fits into the buffer of a new connection; one that does not is refused.
+bool Handshake::Send(const uint8_t* data, size_t bytes) const {
+  return send(socket_.fd(), data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
+}
+
+bool Handshake::SendHello() const {
+  const HelloBytes bytes = ToBytes(Hello{self_.job_tag, own_nonce_});
+  return Send(bytes.data(), bytes.size());
+}
+
+bool Handshake::SendClaim() const {
+  const bool calls = side_ == Side::kCaller;
+  Claim claim;
+  claim.rank = self_.rank;
+  claim.peer = calls ? peer_ : theirs_.rank;
+  claim.world_size = self_.world_size;
+  claim.proof = MakeProof(self_.key, side_,
+                          calls ? Nonces{own_nonce_, their_nonce_} : Nonces{their_nonce_, own_nonce_},
+                          claim);
+  const ClaimBytes bytes = ToBytes(claim);
+  return Send(bytes.data(), bytes.size());
+}
+
+Handshake::State Handshake::Advance() {
+  if (stage_ == Stage::kConnecting) {
+    if (!socket_.ConnectResult().ok() || !SendHello()) return State::kRefused;
+    stage_ = Stage::kHello;
+  }
+  while (true) {
+    const size_t whole = stage_ == Stage::kHello ? kHelloBytes : kClaimBytes;
+    const size_t had = received_.size();
+    received_.resize(whole);
+    const ssize_t n = recv(socket_.fd(), &received_[had], whole - had, 0);
+    received_.resize(n > 0 ? had + n : had);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return State::kGoing;
+    if (n <= 0) return State::kRefused;
+    if (received_.size() < whole) continue;
+    const State state = Received();
+    if (state != State::kGoing) return state;
+    received_.clear();
+  }
+}
+
+Handshake::State Handshake::Received() {
+  return stage_ == Stage::kHello ? ReceivedHello() : ReceivedClaim();
+}
+
+Handshake::State Handshake::ReceivedHello() {
+  const absl::StatusOr<Hello> hello = ParseHello(received_);
+  if (!hello.ok()) return State::kRefused;
+  if (hello->job_tag != self_.job_tag) return State::kOtherJob;
+  their_nonce_ = hello->nonce;
+  stage_ = Stage::kClaim;
+  const bool sent = side_ == Side::kListener ? SendHello() : SendClaim();
+  return sent ? State::kGoing : State::kRefused;
+}
+
+Handshake::State Handshake::ReceivedClaim() {
+  const absl::StatusOr<Claim> claim = ParseClaim(received_);
+  if (!claim.ok()) return State::kRefused;
+  const bool called = side_ == Side::kListener;
+  const Side theirs = called ? Side::kCaller : Side::kListener;
+  const Nonces nonces =
+      called ? Nonces{their_nonce_, own_nonce_} : Nonces{own_nonce_, their_nonce_};
+  if (!IsProven(self_.key, theirs, nonces, *claim)) return State::kRefused;
+  // Said by one of the job, but not to this rank, or not by the rank that was called.
+  if (claim->peer != static_cast<uint32_t>(self_.rank)) return State::kRefused;
+  if (!called && claim->rank != static_cast<uint32_t>(peer_)) return State::kRefused;
+  theirs_ = *claim;
+  return called && !SendClaim() ? State::kRefused : State::kProven;
+}
+
+}  // namespace burst

@@ -1,0 +1,70 @@
+// One greeting (greeting.h) on one connection, from its first byte to the proof or the refusal. It
+// never waits: rendezvous.h polls many of them side by side.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "burst/comm/tcp/greeting.h"
+#include "burst/comm/tcp/socket.h"
+
+namespace burst {
+
+// Who this process says it is, and what it proves that with.
+struct Identity {
+  uint64_t job_tag = 0;
+  JobKey key = {};
+  int rank = 0;
+  int world_size = 1;
+};
+
+class Handshake {
+ public:
+  enum class State {
+    kGoing,     // call Advance when the socket has one of events()
+    kProven,    // the other end has proved that it belongs to the job
+    kOtherJob,  // the other end says that it belongs to another job
+    kRefused,   // it closed the connection, or what it sent is no greeting or no proof
+  };
+
+  // `side`: who called. `peer`: the rank that a caller means to reach; a listener learns it.
+  Handshake(Socket socket, Side side, const Identity& self, int peer, Deadline deadline);
+
+  // Sends and receives what does not block.
+  State Advance();
+
+  short events() const;
+  const Socket& socket() const { return socket_; }
+  Deadline deadline() const { return deadline_; }
+  Side side() const { return side_; }
+
+  // Of kProven. What the other end claims, its number of ranks included, which the caller of this
+  // compares; and the connection.
+  const Claim& claim() const { return theirs_; }
+  Socket TakeSocket() { return std::move(socket_); }
+  const Identity& self() const { return self_; }
+
+ private:
+  enum class Stage { kConnecting, kHello, kClaim };
+
+  bool Send(const uint8_t* data, size_t bytes) const;
+  bool SendHello() const;
+  bool SendClaim() const;
+  // Handles a whole message.
+  State Received();
+  State ReceivedHello();
+  State ReceivedClaim();
+
+  Socket socket_;
+  const Side side_;
+  const Identity self_;
+  const int peer_;
+  const Deadline deadline_;
+  Stage stage_;
+  Nonce own_nonce_ = {}, their_nonce_ = {};
+  Claim theirs_;
+  std::vector<uint8_t> received_;  // of the message that is expected
+};
+
+}  // namespace burst

@@ -1,0 +1,340 @@
+// How processes find each other, and what strangers can do meanwhile: nothing.
+#include "burst/comm/tcp/rendezvous.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "burst/comm/tcp/greeting.h"
+#include "burst/comm/tcp/socket.h"
+
+namespace burst {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+
+constexpr char kToken[] = "the token of this test";
+
+Socket ListenSomewhere() {
+  absl::StatusOr<Socket> listener = Listen("127.0.0.1", 0);
+  EXPECT_TRUE(listener.ok()) << listener.status();
+  return *std::move(listener);
+}
+
+RendezvousOptions Options(int rank, int world_size, int port) {
+  RendezvousOptions options;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.address = "127.0.0.1";
+  options.port = port;
+  options.num_ports = 1;
+  options.job = "test";
+  options.token = [] { return kToken; };
+  options.timeout = seconds(60);
+  return options;
+}
+
+Deadline In(milliseconds time) { return steady_clock::now() + time; }
+
+struct Outcome {
+  std::vector<absl::Status> statuses;
+  std::vector<int> strangers;
+};
+
+// A rendezvous of all ranks, as threads; `strange` happens on the port before the others come.
+Outcome Meet(const std::vector<RendezvousOptions>& ranks, Socket listener = Socket(),
+             const std::function<void()>& strange = [] {}) {
+  Outcome outcome;
+  outcome.statuses.resize(ranks.size());
+  outcome.strangers.resize(ranks.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (rank == 1) strange();
+    threads.emplace_back([&, rank] {
+      const auto met = Rendezvous(ranks[rank], rank == 0 ? std::move(listener) : Socket());
+      outcome.statuses[rank] = met.status();
+      if (!met.ok()) return;
+      outcome.strangers[rank] = met->strangers;
+      for (size_t peer = 0; peer < ranks.size(); ++peer) {
+        EXPECT_EQ(met->sockets[peer].fd() < 0, peer == rank);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return outcome;
+}
+
+std::vector<RendezvousOptions> AllOptions(int world_size, int port) {
+  std::vector<RendezvousOptions> all;
+  for (int rank = 0; rank < world_size; ++rank) all.push_back(Options(rank, world_size, port));
+  return all;
+}
+
+void ExpectOk(const Outcome& outcome) {
+  EXPECT_EQ(outcome.statuses, std::vector<absl::Status>(outcome.statuses.size()));
+}
+
+Socket Call(int port) {
+  absl::StatusOr<Socket> socket = Connect("127.0.0.1", port, In(seconds(5)));
+  EXPECT_TRUE(socket.ok()) << socket.status();
+  return *std::move(socket);
+}
+
+// Whether the other end hangs up within some seconds, whatever it says before.
+bool IsHungUp(const Socket& socket) {
+  char byte;
+  while (true) {
+    const absl::Status status = socket.Read(&byte, 1, In(seconds(20)));
+    if (!status.ok()) return !absl::IsDeadlineExceeded(status);
+  }
+}
+
+TEST(Rendezvous, EveryTwoRanksConnect) {
+  Socket listener = ListenSomewhere();
+  const int port = listener.port();
+  const Outcome outcome = Meet(AllOptions(5, port), std::move(listener));
+  ExpectOk(outcome);
+  EXPECT_EQ(outcome.strangers, std::vector<int>(5));
+}
+
+TEST(Rendezvous, SaysWhoDidNotCome) {
+  RendezvousOptions options = Options(0, 3, 0);
+  options.timeout = milliseconds(300);
+  EXPECT_EQ(Rendezvous(options, ListenSomewhere()).status(),
+            absl::UnavailableError("rank 0 waited 0.3 s in vain for rank 1, 2 of 3"));
+  const int nobody = ListenSomewhere().port();
+  options = Options(2, 3, nobody);
+  options.timeout = milliseconds(300);
+  EXPECT_EQ(Rendezvous(options).status(),
+            absl::UnavailableError(
+                absl::StrCat("rank 2 of 3 found no rank 0 at 127.0.0.1:", nobody,
+                             " in 0.3 s; MASTER_ADDR and MASTER_PORT say where it listens")));
+}
+
+TEST(Rendezvous, TheSizeOfTheWorldMustAgree) {
+  Socket listener = ListenSomewhere();
+  const int port = listener.port();
+  const auto statuses = Meet({Options(0, 2, port), Options(2, 3, port)}, std::move(listener)).statuses;
+  EXPECT_TRUE(absl::StrContains(statuses[0].message(), "rank 0 of 2 met rank 2 of 3")) << statuses[0];
+  EXPECT_TRUE(absl::StrContains(statuses[1].message(), "rank 2 of 3 met rank 0 of 2")) << statuses[1];
+}
+
+TEST(Rendezvous, TwoProcessesCannotBeTheSameRank) {
+  Socket listener = ListenSomewhere();
+  const int port = listener.port();
+  const auto statuses =
+      Meet({Options(0, 3, port), Options(1, 3, port), Options(1, 3, port)}, std::move(listener))
+          .statuses;
+  EXPECT_EQ(statuses[0], absl::InvalidArgumentError("two processes say that they are rank 1"));
+}
+
+// The first port is taken by another job, whose rank 0 waits there: the next free one serves.
+TEST(Rendezvous, TwoJobsOnOneHost) {
+  Socket taken = ListenSomewhere();
+  const int port = taken.port();
+  RendezvousOptions other = Options(0, 2, port);
+  other.job = "another";
+  other.timeout = seconds(3);
+  std::thread other_job([&] {
+    const absl::Status status = Rendezvous(other, std::move(taken)).status();
+    EXPECT_EQ(status.message(), "rank 0 waited 3 s in vain for rank 1 of 2") << "no strangers";
+  });
+  std::vector<RendezvousOptions> ranks = AllOptions(2, port);
+  ranks[0].num_ports = ranks[1].num_ports = 16;
+  ExpectOk(Meet(ranks));
+  other_job.join();
+}
+
+// Each of these ended the job, crashed it or stopped it for a second.
+TEST(Rendezvous, StrangersAreTurnedAwayAndCounted) {
+  Socket listener = ListenSomewhere();
+  const int port = listener.port();
+  std::vector<Socket> strangers;
+  const auto says = [&](const void* words, size_t bytes) {
+    strangers.push_back(Call(port));
+    ASSERT_TRUE(strangers.back().Write(words, bytes, In(seconds(5))).ok());
+  };
+  const Outcome outcome = Meet(AllOptions(3, port), std::move(listener), [&] {
+    for (const std::string words : {"GET / HTTP/1.1\r\n\r\nAccept: nothing at all of what there is",
+                                    "?", "\x16\x03\x01\x02"}) {
+      says(words.data(), words.size());
+    }
+    const std::string noise(1 << 20, '\xff');
+    strangers.push_back(Call(port));
+    (void)strangers.back().Write(noise.data(), noise.size(), In(milliseconds(500)));
+    strangers.push_back(Call(port));
+    strangers.back().Close();  // a port scanner
+    // The job's name is no secret; a rank that there is not, or is, is no proof.
+    for (const Claim& claim : {Claim{7, 0, 3}, Claim{1, 0, 3}, Claim{~0u, 0, ~0u}}) {
+      std::string words;
+      const HelloBytes hello = ToBytes(Hello{JobTag("test"), RandomNonce()});
+      const ClaimBytes bytes = ToBytes(claim);
+      words.append(hello.begin(), hello.end());
+      words.append(bytes.begin(), bytes.end());
+      says(words.data(), words.size());
+      EXPECT_TRUE(IsHungUp(strangers.back()));
+    }
+  });
+  ExpectOk(outcome);
+  EXPECT_EQ(outcome.strangers[0], 8);
+}
+
+// They are polled side by side: no rank waits for them.
+TEST(Rendezvous, SilentConnectionsDelayNobody) {
+  Socket listener = ListenSomewhere();
+  const int port = listener.port();
+  std::vector<Socket> silent;
+  const auto start = steady_clock::now();
+  const Outcome outcome = Meet(AllOptions(3, port), std::move(listener), [&] {
+    for (int i = 0; i < 300; ++i) silent.push_back(Call(port));  // more than it keeps
+  });
+  ExpectOk(outcome);
+  EXPECT_EQ(outcome.strangers[0], 300);
+  EXPECT_LT(steady_clock::now() - start, seconds(5));
+}
+
+TEST(Rendezvous, ASilentConnectionIsHungUpAfterItsTime) {
+  Socket listener = ListenSomewhere();
+  const int port = listener.port();
+  RendezvousOptions zero = Options(0, 2, port);
+  zero.greeting_timeout = milliseconds(200);
+  zero.timeout = seconds(3);
+  const Outcome outcome = Meet({zero, Options(1, 2, port)}, std::move(listener), [&] {
+    const Socket silent = Call(port);
+    EXPECT_TRUE(IsHungUp(silent));
+  });
+  ExpectOk(outcome);
+  EXPECT_EQ(outcome.strangers[0], 1);
+}
+
+// Silent or talking listeners on the ports before rank 0's.
+TEST(Rendezvous, StrangersThatListenDelayNobody) {
+  std::vector<Socket> listeners;
+  int port = 0;
+  for (int tries = 0; listeners.size() < 15 && tries < 200; ++tries) {
+    auto next = Listen("127.0.0.1", listeners.empty() ? 0 : listeners.back().port() + 1);
+    if (!next.ok()) listeners.clear();
+    if (!next.ok()) continue;
+    listeners.push_back(*std::move(next));
+    port = listeners.front().port();
+  }
+  ASSERT_EQ(listeners.size(), 15u);
+  std::vector<RendezvousOptions> ranks = AllOptions(2, port);
+  ranks[0].num_ports = ranks[1].num_ports = 16;
+  const auto start = steady_clock::now();
+  ExpectOk(Meet(ranks));
+  EXPECT_LT(steady_clock::now() - start, seconds(5));
+}
+
+TEST(Rendezvous, AnotherTokenIsAStrangers) {
+  Socket listener = ListenSomewhere();
+  const int port = listener.port();
+  std::vector<RendezvousOptions> ranks = AllOptions(2, port);
+  ranks[0].timeout = ranks[1].timeout = seconds(1);
+  ranks[1].token = [] { return "not the token of this test"; };
+  const auto statuses = Meet(ranks, std::move(listener)).statuses;
+  EXPECT_TRUE(absl::StrContains(statuses[0].message(),
+                                "rank 0 waited 1 s in vain for rank 1 of 2; "))
+      << statuses[0];
+  EXPECT_TRUE(absl::StrContains(statuses[0].message(), "did not prove the job's token"));
+  EXPECT_TRUE(absl::StrContains(statuses[1].message(), "found no rank 0")) << statuses[1];
+}
+
+// Everything that rank 1 said to rank 0 is recorded, and said again to the rank 0 of a second run.
+TEST(Rendezvous, AReplayedGreetingProvesNothing) {
+  Socket middle = ListenSomewhere(), listener = ListenSomewhere();
+  const int port = listener.port();
+  std::string recorded;
+  std::thread between([&, to = port] {  // rank 1 calls here
+    ASSERT_TRUE(PollOne(middle.fd(), POLLIN, In(seconds(20))).ok());
+    const Socket from_caller = *middle.Accept(), to_rank0 = Call(to);
+    char bytes[256];
+    while (true) {
+      pollfd both[] = {{from_caller.fd(), POLLIN, 0}, {to_rank0.fd(), POLLIN, 0}};
+      poll(both, 2, 20'000);
+      for (int i = 0; i < 2; ++i) {
+        if (both[i].revents == 0) continue;
+        const ssize_t n = recv(both[i].fd, bytes, sizeof(bytes), 0);
+        if (n <= 0) return;
+        if (i == 0) recorded.append(bytes, n);
+        ASSERT_TRUE((i == 0 ? to_rank0 : from_caller).Write(bytes, n, In(seconds(5))).ok());
+      }
+    }
+  });
+  ExpectOk(Meet({Options(0, 2, port), Options(1, 2, middle.port())}, std::move(listener)));
+  between.join();
+  ASSERT_GE(recorded.size(), kHelloBytes + kClaimBytes);
+  EXPECT_FALSE(absl::StrContains(recorded, kToken));
+
+  Socket again = ListenSomewhere();
+  const int second = again.port();
+  const Outcome outcome = Meet(AllOptions(2, second), std::move(again), [&] {
+    const Socket stranger = Call(second);
+    ASSERT_TRUE(stranger.Write(recorded.data(), recorded.size(), In(seconds(5))).ok());
+    EXPECT_TRUE(IsHungUp(stranger));
+  });
+  ExpectOk(outcome);
+  EXPECT_EQ(outcome.strangers[0], 1);
+}
+
+// The sockets between the other ranks ask for proofs, too: a stranger knows from rank 0 on where
+// rank 1 listens, or scans for it.
+TEST(Rendezvous, RanksBelowAreCalledWithProofs) {
+  Socket listener = ListenSomewhere();
+  const int port = listener.port();
+  std::vector<RendezvousOptions> ranks = AllOptions(3, port);
+  ranks[2].token = [calls = 0]() mutable -> absl::StatusOr<std::string> {
+    if (++calls < 20) return absl::NotFoundError("not there yet");  // comes late
+    return std::string(kToken);
+  };
+  ExpectOk(Meet(ranks, std::move(listener)));
+}
+
+// What a job of several hosts listens on. The name of rank 0's host may be 127.0.1.1 there.
+TEST(Rendezvous, RankZeroListensWhereTheOthersReachIt) {
+  const auto address_of = [](bool several_hosts, const std::string& address) {
+    Socket holder = *Listen("", 0);  // finds a free port
+    const int port = holder.port();
+    holder.Close();
+    RendezvousOptions zero = Options(0, 2, port);
+    zero.several_hosts = several_hosts;
+    zero.address = address;
+    zero.timeout = milliseconds(500);
+    std::string rows;
+    std::thread rank0([&] { (void)Rendezvous(zero).status(); });
+    const std::string wanted = absl::StrCat(":", absl::Hex(port, absl::kZeroPad4), " ");
+    for (int i = 0; i < 1000 && rows.empty(); ++i) {
+      for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+        FILE* file = std::fopen(table, "r");
+        char line[512];
+        while (file != nullptr && std::fgets(line, sizeof(line), file) != nullptr) {
+          std::string row = line;
+          for (char& c : row) c = static_cast<char>(std::tolower(c));
+          if (absl::StrContains(row, wanted) && absl::StrContains(row, " 0a ")) rows = row;
+        }
+        if (file != nullptr) std::fclose(file);
+      }
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    rank0.join();
+    const size_t begin = rows.find(": ") + 2;
+    return rows.substr(begin, rows.find(':', begin) - begin);
+  };
+  const std::string loopback = "0100007f", all = std::string(32, '0');
+  EXPECT_EQ(address_of(false, "anything"), loopback);
+  EXPECT_EQ(address_of(true, "localhost"), all) << "as a host's name that is 127.0.1.1 at home";
+  EXPECT_EQ(address_of(true, "192.0.2.1"), all) << "not an address of this host";
+}
+
+}  // namespace
+}  // namespace burst
