@@ -1,13 +1,13 @@
 #include "model/config.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "burst/base/enum_names.h"
+#include "burst/base/json.h"
 #include "burst/base/status.h"
 
 namespace burst {
@@ -221,8 +221,7 @@ std::string ModelPresetNames() {
 }
 
 absl::StatusOr<ModelConfig> ModelConfigFromJson(absl::string_view json) {
-  nlohmann::json object =
-      nlohmann::json::parse(json.begin(), json.end(), nullptr, /*allow_exceptions=*/false);
+  nlohmann::json object = ParseJson(json);
   if (!object.is_object()) {
     return absl::InvalidArgumentError("a model configuration must be a JSON object");
   }

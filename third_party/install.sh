@@ -2,6 +2,8 @@
 # Installs what building and testing needs and is missing, from the packages of Debian 12 and 13.
 # Ubuntu 22.04 and 24.04 are accepted too: their packages have the same names, but this was not
 # tried there. Quick and silent when nothing is missing.
+#
+#   third_party/install.sh [--fuzz]    --fuzz: also clang, for the fuzzers of tests/fuzz
 set -euo pipefail
 
 packages=(
@@ -25,6 +27,12 @@ fail() {
   echo "third_party/install.sh: $*" >&2
   exit 1
 }
+
+case "$*" in
+  "") ;;
+  --fuzz) packages+=(clang libclang-rt-dev) ;;
+  *) fail "there is no option $*; the only one is --fuzz" ;;
+esac
 
 id='' version=''
 if [ -r /etc/os-release ]; then

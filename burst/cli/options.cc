@@ -5,13 +5,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "burst/base/check.h"
+#include "burst/base/json.h"
 #include "burst/base/version.h"
 #include "burst/cli/files.h"
 #include "burst/cli/text.h"
@@ -41,7 +41,7 @@ Json ToJsonValue(const Option& option) {
       break;
   }
   // JSON inside a text reads better as an object.
-  Json object = Json::parse(text, nullptr, false);
+  Json object = ParseJson<Json>(text);
   return object.is_object() ? object : Json(text);
 }
 
@@ -165,7 +165,7 @@ absl::Status OptionTable::ParseArguments(int argc, char** argv) {
 }
 
 absl::Status OptionTable::ParseJson(absl::string_view text) {
-  const Json json = Json::parse(text.begin(), text.end(), nullptr, false);
+  const Json json = burst::ParseJson<Json>(text);
   if (!json.is_object()) {
     return absl::InvalidArgumentError("not a JSON object of options and values");
   }

@@ -24,6 +24,7 @@ std::vector<MaskCase> MaskCases() {
           {"window", {true, 5}, {}},
           {"window of one", {true, 1}, {}},
           {"two-sided window", {false, 7}, {}},
+          {"window of any size", {true, INT64_MAX}, {}},
           {"packed", {true, 0}, {{0, 3, 4, 11, 26}, {9}, {0, 1, 2, 30}}},
           {"packed window", {true, 4}, {{5, 12}, {}, {1}}},
           {"packed full", {false, 0}, {{2, 20}}}};

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "burst/base/enum_names.h"
+#include "burst/base/json.h"
 #include "burst/base/parallel.h"
 #include "burst/base/philox.h"
 #include "burst/device/memory.h"
@@ -26,6 +27,17 @@ TEST(EnumNames, ParseWhatTheyPrint) {
   const absl::Status status = ParseName("color", "green", kColors).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(), "unknown color 'green': use red or blue");
+}
+
+TEST(Json, IsParsedToAFixedDepth) {
+  const auto nested = [](int depth) {
+    return std::string(depth, '[') + "\"]]\\\"]]\"" + std::string(depth, ']');
+  };
+  EXPECT_EQ(ParseJson(nested(kMaxJsonDepth)).dump(), nested(kMaxJsonDepth));
+  EXPECT_TRUE(ParseJson(nested(kMaxJsonDepth + 1)).is_discarded());
+  EXPECT_TRUE(ParseJson(nested(10'000'000)).is_discarded());
+  EXPECT_TRUE(ParseJson("{").is_discarded());
+  EXPECT_EQ(ParseJson(R"([{"a":["[[", {}]},{"b":2}])")[0]["a"][0], "[[");
 }
 
 // Known answers of Random123, the authors' own implementation (kat_vectors, philox4x32-10).

@@ -33,6 +33,12 @@ TEST(ModelConfig, PresetsAreValidAndSurviveJson) {
   }
 }
 
+TEST(ModelConfig, DeepJsonIsAnError) {
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  EXPECT_FALSE(ModelConfigFromJson(deep).ok());
+  EXPECT_FALSE(ModelConfigFromJson(With("\"layers\": " + deep)).ok());
+}
+
 TEST(ModelConfig, ReadsEveryField) {
   const auto config = ModelConfigFromJson(
       R"({"family": "llama", "layers": 1, "width": 24, "heads": 6, "kv_heads": 3, "ffn": 40,

@@ -235,6 +235,8 @@ struct BadOption {
 
 TEST(TrainConfig, EveryErrorNamesItsOption) {
   const std::string not_json = Write("not.json", "{");
+  const std::string deep = Write(
+      "deep.json", "{\"data\": " + std::string(1000000, '[') + std::string(1000000, ']') + "}");
   const std::string unknown_key = Write("key.json", R"({"stesp": 1})");
   const std::string bad_value = Write("value.json", R"({"steps": "many"})");
   const std::string heads =
@@ -285,6 +287,7 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--clip=-1"}, {"--clip"}},
       {{"--eps=0"}, {"--eps"}},
       {{"--lr=0"}, {"--lr", "above 0"}},
+      {{"--lr=1e308"}, {"--lr", "1e+308", "at most 1e+06"}},
       {{"--min_lr=-2"}, {"--min_lr"}},
       {{"--seqlen=2000000000", "--batch=1000"}, {"--seqlen", "--batch"}},
       // Pairs that contradict.
@@ -307,6 +310,7 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--ranks=5", "--device=cuda"}, {"--ranks", "5", "4 GPUs"}, {1, 8, 4}},
       {{"--dp=0"}, {"--dp", "at least 1"}},
       {{"--sp=-2"}, {"--sp", "at least 1"}},
+      {{"--dp=1024", "--sp=1024", "--batch=1024"}, {"--dp", "--sp=1024", "1048576 ranks", "1024"}},
       {{"--ranks=4", "--dp=3"}, {"--dp", "3", "does not divide", "4"}},
       {{"--ranks=4", "--sp=8"}, {"--sp", "8", "does not divide", "4"}},
       {{"--ranks=4", "--dp=2", "--sp=4"}, {"--dp", "2", "--sp=4", "4"}},
@@ -354,6 +358,7 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       // Files of options.
       {{"--config=/no/such.json"}, {"--config", "/no/such.json"}},
       {{"--config=" + not_json}, {"--config", "not.json", "JSON"}},
+      {{"--config=" + deep}, {"--config", "deep.json", "JSON"}},
       {{"--config=" + unknown_key}, {"--config", "key.json", "--stesp", "--steps"}},
       {{"--config=" + bad_value}, {"--config", "value.json", "--steps", "many"}},
       {{"--resume", "--out=/no/such/run"}, {"--resume", "/no/such/run"}},

@@ -52,9 +52,14 @@ absl::Status CheckRanges(const TrainConfig& c) {
     return InvalidOption("seqlen", c.seqlen, " times --batch=", c.batch,
                          " is more than 2^31 tokens");
   }
-  if (c.ranks > 1024) return InvalidOption("ranks", c.ranks, " is too large; at most 1024");
-  if (c.dp > 1024) return InvalidOption("dp", c.dp, " is too large; at most 1024");
-  if (c.sp > 1024) return InvalidOption("sp", c.sp, " is too large; at most 1024");
+  constexpr int64_t kMaxRanks = 1024;
+  if (c.ranks > kMaxRanks) return InvalidOption("ranks", c.ranks, " is too large; at most 1024");
+  if (c.dp > kMaxRanks) return InvalidOption("dp", c.dp, " is too large; at most 1024");
+  if (c.sp > kMaxRanks) return InvalidOption("sp", c.sp, " is too large; at most 1024");
+  if (c.dp * c.sp > kMaxRanks) {
+    return InvalidOption("dp", c.dp, " times --sp=", c.sp, " is ", c.dp * c.sp,
+                         " ranks; at most 1024");
+  }
   if (c.threads > 1024) return InvalidOption("threads", c.threads, " is too large; at most 1024");
 
   if (c.dropout != -1) BURST_RETURN_IF_ERROR(InRange("dropout", c.dropout, 0, 1));
@@ -62,7 +67,10 @@ absl::Status CheckRanges(const TrainConfig& c) {
   BURST_RETURN_IF_ERROR(InRange("beta2", c.beta2, 0, 1));
   BURST_RETURN_IF_ERROR(InRange("weight_decay", c.weight_decay, 0, HUGE_VAL));
   BURST_RETURN_IF_ERROR(InRange("clip", c.clip, 0, HUGE_VAL));
-  if (c.lr <= 0) return InvalidOption("lr", c.lr, " is out of range; it must be above 0");
+  constexpr double kMaxLr = 1e6;
+  if (c.lr <= 0 || c.lr > kMaxLr) {
+    return InvalidOption("lr", c.lr, " is out of range; it must be above 0 and at most ", kMaxLr);
+  }
   if (c.eps <= 0) return InvalidOption("eps", c.eps, " is out of range; it must be above 0");
   if (c.min_lr != -1) BURST_RETURN_IF_ERROR(InRange("min_lr", c.min_lr, 0, HUGE_VAL));
   return absl::OkStatus();

@@ -4,12 +4,12 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "burst/base/check.h"
+#include "burst/base/json.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "burst/cli/line_plot.h"
@@ -30,7 +30,7 @@ std::string ToLine(const StepMetrics& row) {
 }
 
 std::optional<StepMetrics> FromLine(const std::string& line) {
-  const Json json = Json::parse(line, nullptr, false);
+  const Json json = ParseJson<Json>(line);
   if (!json.is_object()) return std::nullopt;
   const auto number = [&](const char* key) {
     const Json value = json.value(key, Json());

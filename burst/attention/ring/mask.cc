@@ -16,6 +16,7 @@ template <typename Visit>
 void ForEachQuery(const AttentionMask& mask, const Positions* document_starts,
                   const Positions& q_positions, const Positions& k_positions, Visit visit) {
   const int64_t k_len = static_cast<int64_t>(k_positions.size());
+  const int64_t window = std::min(mask.window, kInfinity);
   int64_t begin = 0, end = 0;
   size_t next_document = 0;
   int64_t document_begin = 0, document_end = kInfinity;
@@ -30,9 +31,9 @@ void ForEachQuery(const AttentionMask& mask, const Positions* document_starts,
     }
     int64_t lower = document_begin, upper = document_end;  // visible positions: lower <= p < upper
     if (mask.causal) upper = std::min(upper, q + 1);
-    if (mask.window > 0) {
-      lower = std::max(lower, q - mask.window + 1);
-      upper = std::min(upper, q + mask.window);
+    if (window > 0) {
+      lower = std::max(lower, q - window + 1);
+      upper = std::min(upper, q + window);
     }
     while (begin < k_len && k_positions[begin] < lower) ++begin;
     while (end < k_len && k_positions[end] < upper) ++end;

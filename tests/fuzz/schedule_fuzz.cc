@@ -1,0 +1,371 @@
+// Schedules of random rings: mask, layout, documents, length, ranks, groups and nodes. Every rank's
+// mask is compared with its definition, pair by pair. Then all ranks walk their routes together, as
+// Ring::Run posts and awaits transfers: each message has a receiver and a length that both ends
+// know, none waits in a circle, each visible (query, key) pair is computed on exactly one rank in
+// exactly one round with a block that is there, and the gradients that return to an owner hold
+// every part once.
+#include <algorithm>
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "burst/attention/ring/schedule.h"
+#include "burst/base/check.h"
+#include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/fuzz_target.h"
+
+namespace burst {
+namespace {
+
+struct Problem {
+  int ranks = 1, group = 1, per_node = 0;
+  int64_t seqlen = 0;
+  Layout layout = Layout::kContiguous;
+  AttentionMask mask;
+  DocumentStarts documents;
+};
+
+Problem Read(FuzzInput* input) {
+  constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
+  Problem p;
+  p.ranks = static_cast<int>(input->Integer(1, 12));
+  p.group = static_cast<int>(input->Integer(1, 3));
+  p.seqlen = input->Integer(0, 48);
+  p.layout = input->Pick(kLayouts);
+  p.mask.causal = input->Bool();
+  // Windows beyond the sequence up to the largest number there is, too.
+  const int64_t window = input->Integer(0, 99);
+  p.mask.window = window < 96 ? window : INT64_MAX - input->Integer(0, int64_t{1} << (window - 64));
+  std::vector<int> divisors = {0};
+  for (int n = 1; n <= p.ranks; ++n) {
+    if (p.ranks % n == 0) divisors.push_back(n);
+  }
+  p.per_node = divisors[input->Integer(0, static_cast<int64_t>(divisors.size()) - 1)];
+  p.documents.resize(input->Integer(0, 3));
+  for (std::vector<int32_t>& starts : p.documents) {
+    int64_t start = -1;
+    while ((start += 1 + input->Integer(0, 31)) < p.seqlen) {
+      starts.push_back(static_cast<int32_t>(start));
+    }
+  }
+  return p;
+}
+
+// The definition, in global positions. `row`: of the documents.
+bool Visible(const Problem& p, size_t row, int64_t q, int64_t k) {
+  if (p.mask.causal && k > q) return false;
+  if (p.mask.window > 0 && std::abs(q - k) >= p.mask.window) return false;
+  if (p.documents.empty()) return true;
+  for (int32_t start : p.documents[row]) {
+    if ((q < start) != (k < start)) return false;
+  }
+  return true;
+}
+
+// The pairs that a rank sees of another's keys; checks `visible` on the way.
+int64_t CheckMask(const Problem& p, const TokenShard& shard, int q_rank, int k_rank,
+                  const VisibleKeys& visible) {
+  const std::vector<int32_t>& queries = shard.group_positions(q_rank);
+  const std::vector<int32_t>& keys = shard.group_positions(k_rank);
+  const size_t rows = p.documents.empty() ? 1 : p.documents.size();
+  BURST_CHECK_EQ(visible.rows, static_cast<int64_t>(rows));
+  BURST_CHECK_EQ(visible.q_len, static_cast<int64_t>(queries.size()));
+  int64_t pairs = 0;
+  for (size_t row = 0; row < rows; ++row) {
+    for (size_t i = 0; i < queries.size(); ++i) {
+      const int64_t begin = visible.begin[row * queries.size() + i];
+      const int64_t end = visible.end[row * queries.size() + i];
+      BURST_CHECK(0 <= begin && end <= static_cast<int64_t>(keys.size()));
+      for (int64_t j = 0; j < static_cast<int64_t>(keys.size()); ++j) {
+        const bool expected = Visible(p, row, queries[i], keys[j]);
+        BURST_CHECK_EQ(begin <= j && j < end, expected)
+            << "query at " << queries[i] << ", key at " << keys[j];
+        pairs += expected;
+      }
+    }
+  }
+  BURST_CHECK_EQ(visible.pairs, pairs);
+  BURST_CHECK_EQ(visible.all, pairs == static_cast<int64_t>(rows * queries.size() * keys.size()));
+  return pairs;
+}
+
+// Every position is on one rank; a group's runs lead to its ranks' tokens.
+void CheckShards(const Problem& p, const std::vector<TokenShard>& shards) {
+  std::vector<int> seen(p.seqlen);
+  for (int index = 0; index < p.ranks; ++index) {
+    const TokenShard& shard = shards[index];
+    int64_t tokens = 0;
+    for (int g = 0; g < p.group; ++g) {
+      const std::vector<int32_t>& local = shard.local_positions(g);
+      for (int32_t position : local) ++seen[position];
+      int64_t next = 0;
+      for (const TokenRun& run : shard.runs(g)) {
+        BURST_CHECK_EQ(run.first, next);
+        for (int64_t i = 0; i < run.count; ++i) {
+          BURST_CHECK_EQ(local[run.first + i],
+                         shard.group_positions(index)[run.begin + i * run.step]);
+        }
+        next += run.count;
+      }
+      BURST_CHECK_EQ(next, shard.local_length(g));
+      tokens += next;
+    }
+    BURST_CHECK_EQ(tokens, shard.group_length());
+    for (int other = 0; other < p.ranks; ++other) {
+      BURST_CHECK(shard.group_positions(other) == shards[other].group_positions(other));
+    }
+  }
+  for (int count : seen) BURST_CHECK_EQ(count, 1);
+}
+
+// A block of a rank, or its gradient, on its way.
+struct Message {
+  int owner = -1;            // whose block it is
+  int64_t length = 0;        // tokens
+  std::set<int> parts = {};  // ranks whose part of a gradient it holds
+};
+
+// All ranks run their routes together as Ring::Run does. Posting never waits. Waiting for a channel
+// needs what was to be received, and that the receivers have taken what was sent, the strictest
+// rule that communicators have.
+class Walk {
+ public:
+  Walk(const std::vector<RingSchedule>& schedules, bool queries_are_sent, bool has_gradients)
+      : schedules_(schedules),
+        queries_are_sent_(queries_are_sent),
+        has_gradients_(has_gradients),
+        ranks_(static_cast<int>(schedules.size())),
+        states_(schedules.size()) {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      states_[rank].current = {rank, Length(rank, rank)};
+      BeginRound(rank);
+    }
+    // Ranks go on in turn as far as they can; when none can, all must be done.
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (int rank = 0; rank < ranks_; ++rank) {
+        while (Step(rank)) moved = true;
+      }
+    }
+    for (int rank = 0; rank < ranks_; ++rank) CheckEnd(rank);
+    for (const auto& [key, queue] : in_transit_) BURST_CHECK(queue.empty()) << "not received";
+    for (Link link : kLinks) {
+      BURST_CHECK_EQ(Route(0).block_tokens[link], tokens_sent_[0][link]);
+      if (has_gradients) {
+        BURST_CHECK_EQ(Route(0).gradient_tokens[link], tokens_sent_[1][link]);
+      }
+    }
+  }
+
+ private:
+  enum class Kind { kBlock, kGradient };
+  struct Channel {
+    RingTransfer receive;  // from: -1 when nothing is expected
+    Message received;      // owner: -1 when nothing was
+    int unsent = 0;        // messages sent that nobody has taken yet
+  };
+  struct State {
+    int round = 0;
+    int waits = 0;  // how many of the round's waits are over
+    Message previous, current;
+    PerLink<Channel> blocks, gradients;
+    std::vector<Message> arrived;  // gradients of this round's block, or of the next one's
+    std::set<int> computed, returned;
+  };
+
+  const RingRoute& Route(int rank) const {
+    return queries_are_sent_ ? schedules_[rank].query_route() : schedules_[rank].kv_route();
+  }
+  const VisibleKeys& Work(int host, int block) const {
+    return queries_are_sent_ ? schedules_[host].for_queries_of(block)
+                             : schedules_[host].for_keys_of(block);
+  }
+  // Tokens of a block as `rank` knows them.
+  int64_t Length(int rank, int block) const { return schedules_[rank].shard().group_length(block); }
+  bool FirstInNode(int round) const { return round % Route(0).ranks_per_node == 0; }
+  Channel& At(int rank, Link link, Kind kind) {
+    return kind == Kind::kBlock ? states_[rank].blocks[link] : states_[rank].gradients[link];
+  }
+
+  void Post(int rank, Link link, Kind kind, const RingTransfer& transfer, const Message& out) {
+    Channel& channel = At(rank, link, kind);
+    if (transfer.to >= 0) {
+      const int per_node = Route(rank).ranks_per_node;
+      BURST_CHECK(transfer.to != rank && transfer.to < ranks_);
+      BURST_CHECK_EQ(rank / per_node == transfer.to / per_node, link == Link::kIntra);
+      BURST_CHECK(out.owner >= 0) << "rank " << rank << " sends what it does not have";
+      tokens_sent_[kind == Kind::kGradient][link] += out.length;
+      in_transit_[{rank, transfer.to, link, kind}].push_back(out);
+      ++channel.unsent;
+    }
+    if (transfer.from >= 0) {
+      BURST_CHECK(channel.receive.from < 0 && channel.received.owner < 0) << "two at once";
+      channel.receive = transfer;
+    }
+  }
+
+  // Communicator::Wait; false: not yet.
+  bool Wait(int rank, Link link, Kind kind) {
+    Channel& channel = At(rank, link, kind);
+    const int from = channel.receive.from;
+    if (from >= 0) {
+      auto& queue = in_transit_[{from, rank, link, kind}];
+      if (queue.empty()) return false;
+      channel.received = queue.front();
+      queue.pop_front();
+      BURST_CHECK_EQ(channel.received.owner, channel.receive.arriving);
+      BURST_CHECK_EQ(channel.received.length, Length(rank, channel.receive.arriving));
+      channel.receive = {};
+      --At(from, link, kind).unsent;
+    }
+    return channel.unsent == 0;
+  }
+
+  void BeginRound(int rank) {
+    State& s = states_[rank];
+    const RingRound& round = Route(rank).rounds[s.round];
+    const RingTransfer &within = round.block[Link::kIntra], &across = round.block[Link::kInter];
+    const bool first = FirstInNode(s.round), last = FirstInNode(s.round + 1);
+    BURST_CHECK(first || (across.to < 0 && across.from < 0));
+    BURST_CHECK(!last || (within.to < 0 && within.from < 0));
+    Post(rank, Link::kIntra, Kind::kBlock, within, first ? s.current : s.previous);
+    Post(rank, Link::kInter, Kind::kBlock, across, s.current);
+    BURST_CHECK_EQ(round.compute, !Work(rank, round.source).none());
+    BURST_CHECK(s.computed.insert(round.source).second) << "block " << round.source << " twice";
+    BURST_CHECK(!round.compute || s.current.owner == round.source) << "block not there";
+  }
+
+  // The next wait of a rank and what follows it; false: it waits still, or all is done.
+  bool Step(int rank) {
+    State& s = states_[rank];
+    const bool last = FirstInNode(s.round + 1);
+    if (s.round == ranks_) {
+      if (!has_gradients_ || s.waits == 2) return false;
+      if (!Arrive(rank, s.waits == 0 ? Link::kIntra : Link::kInter)) return false;
+      ++s.waits;
+      return true;
+    }
+    const RingRound& round = Route(rank).rounds[s.round];
+    switch (s.waits) {
+      case 0:
+        if (has_gradients_ && !Arrive(rank, Link::kIntra)) return false;
+        break;
+      case 1:
+        if (!has_gradients_) break;
+        if (last && !Arrive(rank, Link::kInter)) return false;
+        SendGradient(rank, round);
+        break;
+      case 2:
+        if (!Wait(rank, Link::kIntra, Kind::kBlock)) return false;
+        break;
+      case 3:
+        if (last && !Wait(rank, Link::kInter, Kind::kBlock)) return false;
+        s.previous = s.current;
+        s.current = std::exchange(s.blocks[last ? Link::kInter : Link::kIntra].received, {});
+        s.waits = -1;
+        if (++s.round < ranks_) BeginRound(rank);
+    }
+    ++s.waits;
+    return true;
+  }
+
+  bool Arrive(int rank, Link link) {
+    State& s = states_[rank];
+    if (!Wait(rank, link, Kind::kGradient)) return false;
+    const Message gradient = std::exchange(s.gradients[link].received, {});
+    if (gradient.owner < 0) return true;
+    if (gradient.owner != rank) {
+      const int ahead = gradient.owner == Source(rank, s.round) ? 0 : 1;
+      BURST_CHECK_EQ(gradient.owner, Source(rank, s.round + ahead)) << "too early, or too late";
+      s.arrived.push_back(gradient);
+      return true;
+    }
+    for (int part : gradient.parts) BURST_CHECK(s.returned.insert(part).second) << "part twice";
+    return true;
+  }
+  int Source(int rank, int round) const {
+    return round < ranks_ ? Route(rank).rounds[round].source : -1;
+  }
+
+  void SendGradient(int rank, const RingRound& round) {
+    State& s = states_[rank];
+    Message sum = {round.source, Length(rank, round.source)};
+    if (s.round > 0 && round.compute) sum.parts.insert(rank);
+    std::vector<Message> ahead;
+    for (const Message& message : s.arrived) {
+      if (message.owner != round.source) {
+        ahead.push_back(message);
+        continue;
+      }
+      for (int part : message.parts) BURST_CHECK(sum.parts.insert(part).second) << "part twice";
+    }
+    s.arrived = ahead;
+    int sends = 0;
+    for (Link link : kLinks) {
+      sends += round.gradient[link].to >= 0;
+      Post(rank, link, Kind::kGradient, round.gradient[link], sum);
+    }
+    BURST_CHECK_EQ(sends, sum.parts.empty() ? 0 : 1);
+  }
+
+  void CheckEnd(int rank) const {
+    const State& s = states_[rank];
+    BURST_CHECK(s.round == ranks_ && (!has_gradients_ || s.waits == 2))
+        << "rank " << rank << " waits for ever in round " << s.round;
+    BURST_CHECK(s.arrived.empty());
+    BURST_CHECK_EQ(static_cast<int>(s.computed.size()), ranks_);
+    std::set<int> expected;
+    for (int host = 0; host < ranks_ && has_gradients_; ++host) {
+      if (host != rank && !Work(host, rank).none()) expected.insert(host);
+    }
+    BURST_CHECK(s.returned == expected) << "gradients of rank " << rank;
+  }
+
+  const std::vector<RingSchedule>& schedules_;
+  const bool queries_are_sent_, has_gradients_;
+  const int ranks_;
+  std::vector<State> states_;
+  std::map<std::tuple<int, int, Link, Kind>, std::deque<Message>> in_transit_;
+  PerLink<int64_t> tokens_sent_[2];  // of blocks, of gradients
+};
+
+}  // namespace
+
+void FuzzOne(const uint8_t* data, size_t size) {
+  FuzzInput input(data, size);
+  const Problem p = Read(&input);
+  std::vector<TokenShard> shards;
+  std::vector<RingSchedule> schedules;
+  for (int rank = 0; rank < p.ranks; ++rank) {
+    shards.push_back(
+        *TokenShard::Create(rank, p.ranks, p.layout, p.seqlen, {p.group, rank % p.group}));
+    absl::StatusOr<RingSchedule> schedule =
+        RingSchedule::Create(shards.back(), p.mask, p.documents, p.per_node);
+    BURST_CHECK(schedule.ok()) << schedule.status().message();
+    BURST_CHECK_EQ(schedule->ranks_per_node(), p.per_node == 0 ? p.ranks : p.per_node);
+    schedules.push_back(*std::move(schedule));
+  }
+  CheckShards(p, shards);
+  int64_t pairs = 0, expected = 0;
+  for (int q = 0; q < p.ranks; ++q) {
+    for (int k = 0; k < p.ranks; ++k) {
+      pairs += CheckMask(p, shards[q], q, k, schedules[q].for_keys_of(k));
+      CheckMask(p, shards[q], q, k, schedules[k].for_queries_of(q));
+    }
+  }
+  for (size_t row = 0; row < std::max<size_t>(1, p.documents.size()); ++row) {
+    for (int64_t q = 0; q < p.seqlen; ++q) {
+      for (int64_t k = 0; k < p.seqlen; ++k) expected += Visible(p, row, q, k);
+    }
+  }
+  BURST_CHECK_EQ(pairs, expected);
+  Walk(schedules, /*queries_are_sent=*/false, /*has_gradients=*/false);
+  Walk(schedules, /*queries_are_sent=*/false, /*has_gradients=*/true);
+  Walk(schedules, /*queries_are_sent=*/true, /*has_gradients=*/true);
+}
+
+}  // namespace burst
