@@ -221,10 +221,13 @@ std::string ModelPresetNames() {
 }
 
 absl::StatusOr<ModelConfig> ModelConfigFromJson(absl::string_view json) {
-  nlohmann::json object = ParseJson(json);
-  if (!object.is_object()) {
-    return absl::InvalidArgumentError("a model configuration must be a JSON object");
+  absl::StatusOr<nlohmann::json> parsed = ParseJson(json);
+  if (!parsed.ok() || !parsed->is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a model configuration must be a JSON object",
+                     parsed.ok() ? "" : absl::StrCat("; ", parsed.status().message())));
   }
+  nlohmann::json& object = *parsed;
   ModelConfig config;
   FieldReader reader{object, absl::OkStatus()};
   VisitFields(config, [&](const char* key, auto& field) { reader(key, field); });

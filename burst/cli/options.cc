@@ -41,8 +41,8 @@ Json ToJsonValue(const Option& option) {
       break;
   }
   // JSON inside a text reads better as an object.
-  Json object = ParseJson<Json>(text);
-  return object.is_object() ? object : Json(text);
+  const absl::StatusOr<Json> json = ParseJson<Json>(text);
+  return json.ok() && json->is_object() ? *json : Json(text);
 }
 
 }  // namespace
@@ -165,7 +165,7 @@ absl::Status OptionTable::ParseArguments(int argc, char** argv) {
 }
 
 absl::Status OptionTable::ParseJson(absl::string_view text) {
-  const Json json = burst::ParseJson<Json>(text);
+  BURST_ASSIGN_OR_RETURN(const Json json, burst::ParseJson<Json>(text));
   if (!json.is_object()) {
     return absl::InvalidArgumentError("not a JSON object of options and values");
   }

@@ -41,7 +41,10 @@ std::vector<std::string> Values(const OptionTable& options) {
   return values;
 }
 
-bool IsJsonObject(const std::string& text) { return ParseJson(text).is_object(); }
+bool IsJsonObject(const std::string& text) {
+  const auto json = ParseJson(text);
+  return json.ok() && json->is_object();
+}
 
 // What prints as JSON reads as the same values; of what is not UTF-8, JSON has no way to tell.
 void CheckRoundTrip(const OptionTable& options) {

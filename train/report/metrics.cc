@@ -30,8 +30,9 @@ std::string ToLine(const StepMetrics& row) {
 }
 
 std::optional<StepMetrics> FromLine(const std::string& line) {
-  const Json json = ParseJson<Json>(line);
-  if (!json.is_object()) return std::nullopt;
+  const absl::StatusOr<Json> parsed = ParseJson<Json>(line);
+  if (!parsed.ok() || !parsed->is_object()) return std::nullopt;
+  const Json& json = *parsed;
   const auto number = [&](const char* key) {
     const Json value = json.value(key, Json());
     return value.is_number() ? value.get<double>() : std::nan("");
