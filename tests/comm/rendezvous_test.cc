@@ -52,8 +52,9 @@ struct Outcome {
 };
 
 // A rendezvous of all ranks, as threads; `strange` happens on the port before the others come.
-Outcome Meet(const std::vector<RendezvousOptions>& ranks, Socket listener = Socket(),
-             const std::function<void()>& strange = [] {}) {
+Outcome Meet(
+    const std::vector<RendezvousOptions>& ranks, Socket listener = Socket(),
+    const std::function<void()>& strange = [] {}) {
   Outcome outcome;
   outcome.statuses.resize(ranks.size());
   outcome.strangers.resize(ranks.size());
@@ -124,9 +125,12 @@ TEST(Rendezvous, SaysWhoDidNotCome) {
 TEST(Rendezvous, TheSizeOfTheWorldMustAgree) {
   Socket listener = ListenSomewhere();
   const int port = listener.port();
-  const auto statuses = Meet({Options(0, 2, port), Options(2, 3, port)}, std::move(listener)).statuses;
-  EXPECT_TRUE(absl::StrContains(statuses[0].message(), "rank 0 of 2 met rank 2 of 3")) << statuses[0];
-  EXPECT_TRUE(absl::StrContains(statuses[1].message(), "rank 2 of 3 met rank 0 of 2")) << statuses[1];
+  const auto statuses =
+      Meet({Options(0, 2, port), Options(2, 3, port)}, std::move(listener)).statuses;
+  EXPECT_TRUE(absl::StrContains(statuses[0].message(), "rank 0 of 2 met rank 2 of 3"))
+      << statuses[0];
+  EXPECT_TRUE(absl::StrContains(statuses[1].message(), "rank 2 of 3 met rank 0 of 2"))
+      << statuses[1];
 }
 
 TEST(Rendezvous, TwoProcessesCannotBeTheSameRank) {
@@ -243,8 +247,8 @@ TEST(Rendezvous, AnotherTokenIsAStrangers) {
   ranks[0].timeout = ranks[1].timeout = seconds(1);
   ranks[1].token = [] { return "not the token of this test"; };
   const auto statuses = Meet(ranks, std::move(listener)).statuses;
-  EXPECT_TRUE(absl::StrContains(statuses[0].message(),
-                                "rank 0 waited 1 s in vain for rank 1 of 2; "))
+  EXPECT_TRUE(
+      absl::StrContains(statuses[0].message(), "rank 0 waited 1 s in vain for rank 1 of 2; "))
       << statuses[0];
   EXPECT_TRUE(absl::StrContains(statuses[0].message(), "did not prove the job's token"));
   EXPECT_TRUE(absl::StrContains(statuses[1].message(), "found no rank 0")) << statuses[1];

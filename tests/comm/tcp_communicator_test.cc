@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,7 +20,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
+#include "burst/comm/tcp/frame.h"
 #include "burst/comm/tcp/rendezvous.h"
+#include "burst/comm/tcp/socket.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "tests/comm/communicator_checks.h"
 
@@ -130,6 +133,127 @@ TEST(TcpCommunicator, CarriesHostMemoryOnly) {
     return comm.Post(Channel::kRead, {&send, 1}, {});
   });
   EXPECT_EQ(results[0], absl::InvalidArgumentError("TCP carries host memory only"));
+}
+
+// Lengths around the limits of frames, in both directions at once, on all channels, by groups, too.
+TEST(TcpCommunicator, MessagesOfEveryLength) {
+  constexpr int64_t kLengths[] = {1,      65535,  65536,   65537,        262144,
+                                  262145, 524288, 1000003, (9 << 20) + 7};
+  const auto results = RunTcpRanks(3, [&](TcpCommunicator& comm) -> absl::Status {
+    BURST_ASSIGN_OR_RETURN(const auto group, comm.Split(0, -comm.rank()));
+    const int next = (comm.rank() + 1) % 3, last = (comm.rank() + 2) % 3;
+    const auto byte = [](int rank, int64_t i) {
+      return static_cast<char>(i * 31 + i / 251 + rank);
+    };
+    std::vector<std::string> sent, received;
+    for (int64_t length : kLengths) {
+      std::string text(length, '\0');
+      for (int64_t i = 0; i < length; ++i) text[i] = byte(comm.rank(), i);
+      sent.push_back(std::move(text));
+      received.resize(received.size() + 2 * kNumChannels, std::string(length, '\0'));
+    }
+    size_t place = 0;
+    for (const std::string& text : sent) {
+      const auto bytes = static_cast<int64_t>(text.size());
+      for (int channel = 0; channel < kNumChannels; ++channel) {
+        SendBuffer send = {text.data(), bytes, next};
+        ReceiveBuffer receive = {&received[place++][0], bytes, last};
+        BURST_RETURN_IF_ERROR(comm.Post(Channel(channel), {&send, 1}, {&receive, 1}));
+        // The group counts its ranks the other way round.
+        send.peer = 2 - next;
+        receive = {&received[place++][0], bytes, 2 - last};
+        BURST_RETURN_IF_ERROR(group->Post(Channel(channel), {&send, 1}, {&receive, 1}));
+      }
+    }
+    for (int channel = 0; channel < kNumChannels; ++channel) {
+      BURST_RETURN_IF_ERROR(comm.Wait(Channel(channel)));
+      BURST_RETURN_IF_ERROR(group->Wait(Channel(channel)));
+    }
+    for (const std::string& text : received) {
+      for (size_t i = 0; i < text.size(); ++i) {
+        if (text[i] != byte(last, i)) {
+          return absl::DataLossError(absl::StrCat("byte ", i, " of ", text.size()));
+        }
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(results, std::vector<absl::Status>(3));
+}
+
+int64_t ResidentBytes() {
+  long total = 0, resident = 0;
+  FILE* file = std::fopen("/proc/self/statm", "r");
+  EXPECT_EQ(std::fscanf(file, "%ld %ld", &total, &resident), 2);
+  std::fclose(file);
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+// A long message that its receiver does not wait for yet: no other channel waits for it, and nobody
+// keeps a copy.
+TEST(TcpCommunicator, ALongMessageWaitsWithItsSender) {
+  constexpr int64_t kBytes = 256 << 20;
+  std::string out(kBytes, 'x'), in(kBytes, 'y');
+  const int64_t before = ResidentBytes();
+  const auto results = RunTcpRanks(2, [&](TcpCommunicator& comm) -> absl::Status {
+    char byte = 'z';
+    if (comm.rank() == 0) {
+      const SendBuffer longer = {out.data(), kBytes, 1}, shorter = {&byte, 1, 1};
+      BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&longer, 1}, {}));
+      BURST_RETURN_IF_ERROR(comm.Post(Channel::kGradient, {&shorter, 1}, {}));
+      return comm.Wait(Channel::kRead);
+    }
+    const ReceiveBuffer longer = {&in[0], kBytes, 0}, shorter = {&byte, 1, 0};
+    BURST_RETURN_IF_ERROR(comm.Post(Channel::kGradient, {}, {&shorter, 1}));
+    BURST_RETURN_IF_ERROR(comm.Wait(Channel::kGradient));
+    usleep(200'000);
+    EXPECT_LT(ResidentBytes() - before, 32 << 20);
+    BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {}, {&longer, 1}));
+    return comm.Wait(Channel::kRead);
+  });
+  EXPECT_EQ(results, std::vector<absl::Status>(2));
+  EXPECT_EQ(in, out);
+  EXPECT_LT(ResidentBytes() - before, 32 << 20);
+}
+
+// A rank whose peer is this test, which breaks the rules of frames.
+TEST(TcpCommunicator, AFrameThatBreaksTheRulesIsAnError) {
+  const FrameHeader kMessage = {FrameKind::kMessage, 0, 0, 1};
+  const auto frame = [&](FrameKind kind, uint64_t bytes) {
+    FrameHeader header = kMessage;
+    header.kind = kind;
+    header.bytes = bytes;
+    const FrameHeaderBytes text = ToBytes(header);
+    return std::string(text.begin(), text.end());
+  };
+  const struct {
+    std::string bytes, says;
+  } bad[] = {
+      {frame(FrameKind::kMessage, uint64_t{1} << 63),
+       "a frame of kind 1 with 9223372036854775808 bytes, not 1 to 65536"},
+      {frame(FrameKind::kFailed, ~uint64_t{0}),
+       "a frame of kind 7 with 18446744073709551615 bytes"},
+      {frame(static_cast<FrameKind>(77), 0), "a frame of the unknown kind 77"},
+      {frame(FrameKind::kPiece, 100), "a piece of a message that nobody asked for"},
+      {frame(FrameKind::kGo, 0), "an answer to a message that was not announced"},
+      // It may send 100,000 bytes, and sends more.
+      {frame(FrameKind::kAnnounce, 100'000) + frame(FrameKind::kPiece, 100'001),
+       "a piece of a message that nobody asked for"},
+  };
+  for (const auto& [bytes, says] : bad) {
+    int ends[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+    std::vector<Socket> connections(2);
+    connections[1] = Socket(ends[0]);
+    const Socket peer(ends[1]);
+    const auto comm = TcpCommunicator::Create(0, std::move(connections), TcpOptions());
+    std::string data(100'000, '\0');
+    const ReceiveBuffer receive = {&data[0], 100'000, 1};
+    ASSERT_TRUE(comm->Post(Channel::kRead, {}, {&receive, 1}).ok());
+    ASSERT_TRUE(peer.Write(bytes.data(), bytes.size(), steady_clock::now()).ok());
+    const absl::Status status = comm->Wait(Channel::kRead);
+    EXPECT_TRUE(absl::StartsWith(status.message(), "rank 1 of 2 sent " + says)) << status;
+  }
 }
 
 // Ranks as processes, forked from this one.

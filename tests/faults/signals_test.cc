@@ -1,7 +1,6 @@
 // A run that is asked to stop, by every signal and at every time: it ends soon, says so, exits with
 // 128 + the signal, and continues with the bits of a run that was left alone.
 #include <gtest/gtest.h>
-
 #include <sys/stat.h>
 
 #include "tests/faults/fault_run.h"
@@ -58,8 +57,12 @@ TEST_F(Signals, InAnEvaluationItIsMadeUpFor) {
   std::ofstream text(Path("validation.txt"), std::ios::binary);
   for (int i = 0; i < 4000; ++i) text << "line " << i % 1000 << " of a text\n";
   text.close();
-  const Arguments options = {"--steps=4",   "--eval_every=2",           "--checkpoint_every=0",
-                             "--seqlen=16", "--val_data=validation.txt", "--eval_batches=1000",
+  const Arguments options = {"--steps=4",
+                             "--eval_every=2",
+                             "--checkpoint_every=0",
+                             "--seqlen=16",
+                             "--val_data=validation.txt",
+                             "--eval_batches=1000",
                              "--warmup=0"};
   MakeStraight(options);
   for (const int number : kSignals) {
@@ -98,10 +101,9 @@ TEST_F(Signals, InTheSampleTheRunIsComplete) {
 class SlowStep : public Signals {
  protected:
   // Some seconds on one core.
-  Arguments options_ = {"--steps=3",           "--eval_every=0", "--checkpoint_every=1",
-                        "--seqlen=256",        "--batch=16",     "--accumulate=2",
-                        "--warmup=0",          "--threads=1",    "--ranks=1",
-                        "--model=llama_tiny"};
+  Arguments options_ = {"--steps=3",  "--eval_every=0",    "--checkpoint_every=1", "--seqlen=256",
+                        "--batch=16", "--accumulate=2",    "--warmup=0",           "--threads=1",
+                        "--ranks=1",  "--model=llama_tiny"};
 };
 
 TEST_F(SlowStep, AskedAgainItEndsAtOnceAndTheLastCheckpointIsWhole) {

@@ -46,8 +46,8 @@ class File {
 // Whether nobody but this user (and root) can read or change what is open.
 bool IsPrivate(int fd, mode_t type) {
   struct stat about;
-  return fstat(fd, &about) == 0 && (about.st_mode & S_IFMT) == type &&
-         about.st_uid == geteuid() && (about.st_mode & 077) == 0;
+  return fstat(fd, &about) == 0 && (about.st_mode & S_IFMT) == type && about.st_uid == geteuid() &&
+         (about.st_mode & 077) == 0;
 }
 
 std::string ReadToken(int fd) {
@@ -182,8 +182,7 @@ JobToken::~JobToken() {
 absl::StatusOr<std::string> JobToken::Read() const {
   if (!token_.empty()) return token_;
   const auto missing = [this] {
-    return absl::NotFoundError(
-        absl::StrCat("rank 0 has left no token in ", folder_, "/", name_));
+    return absl::NotFoundError(absl::StrCat("rank 0 has left no token in ", folder_, "/", name_));
   };
   const File in(OpenFolder(folder_));
   if (in.fd() < 0) return missing();

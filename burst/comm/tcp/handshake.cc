@@ -34,9 +34,9 @@ bool Handshake::SendClaim() const {
   claim.rank = self_.rank;
   claim.peer = calls ? peer_ : theirs_.rank;
   claim.world_size = self_.world_size;
-  claim.proof = MakeProof(self_.key, side_,
-                          calls ? Nonces{own_nonce_, their_nonce_} : Nonces{their_nonce_, own_nonce_},
-                          claim);
+  claim.proof =
+      MakeProof(self_.key, side_,
+                calls ? Nonces{own_nonce_, their_nonce_} : Nonces{their_nonce_, own_nonce_}, claim);
   const ClaimBytes bytes = ToBytes(claim);
   return Send(bytes.data(), bytes.size());
 }

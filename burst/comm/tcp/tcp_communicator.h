@@ -1,14 +1,9 @@
-// Ranks as processes connected by sockets. Host memory, for control messages rather than for bulk
-// data: a message is copied twice on its way.
-//
-// Each process has one thread that serves its connections. It sends heartbeats even while the rank
-// computes or waits for its GPU, and watches the other ranks. A rank is lost if its connection
-// closes before it has finished, or if it sends nothing for some time; every rank is told which one
-// was lost.
+// Ranks as processes connected by sockets. Host memory. A rank that is lost, because its connection
+// closes before it has finished or because nothing is heard of it for some time, is named by all
+// others (peer_connections.h).
 #pragma once
 
-#include <chrono>
-#include <functional>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -16,20 +11,10 @@
 #include "absl/status/statusor.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/launch/process_launch.h"
+#include "burst/comm/tcp/peer_connections.h"
 #include "burst/comm/tcp/socket.h"
 
 namespace burst {
-
-struct TcpOptions {
-  // Every rank sends something at least once per `heartbeat`; a rank that sends nothing for
-  // `lost_after` is lost.
-  std::chrono::milliseconds heartbeat = std::chrono::seconds(2);
-  std::chrono::milliseconds lost_after = std::chrono::seconds(20);
-  // Called once, on the thread that serves the connections, when a rank was lost or gave up: after
-  // the other ranks were told, and after waiting calls have returned. Unavailable: "rank 2 of 4 was
-  // lost: ...", "rank 1 of 4 gave up: ...".
-  std::function<void(const absl::Status& failure)> on_failure;
-};
 
 class TcpCommunicator : public Communicator {
  public:
@@ -54,17 +39,15 @@ class TcpCommunicator : public Communicator {
                       absl::Span<const ReceiveBuffer> receives) override;
 
  private:
-  class World;
+  TcpCommunicator(std::shared_ptr<PeerConnections> world, uint64_t group,
+                  std::vector<int> world_ranks, int rank);
+  absl::Status Finish(const Transfer& transfer);
 
-  TcpCommunicator(std::shared_ptr<World> world, uint64_t group, std::vector<int> world_ranks,
-                  int rank);
-  absl::Status Take(Channel channel, const ReceiveBuffer& receive);
-
-  const std::shared_ptr<World> world_;
+  const std::shared_ptr<PeerConnections> world_;
   const uint64_t group_;
   const std::vector<int> world_ranks_;  // of the group's ranks
   const int rank_;
-  std::vector<ReceiveBuffer> pending_[kNumChannels];
+  std::deque<Transfer> pending_[kNumChannels];  // where they stay: the world points to them
 };
 
 }  // namespace burst

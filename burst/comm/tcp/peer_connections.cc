@@ -1,0 +1,533 @@
+#include "burst/comm/tcp/peer_connections.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/check.h"
+#include "burst/base/status.h"
+
+namespace burst {
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kFarewell{1000};  // at most, to send and receive the last messages
+constexpr int64_t kMaxTurnBytes = 1 << 20;  // of one connection, before the others have a turn
+constexpr size_t kBufferBytes = 64 << 10;
+// Of messages of one rank that this one does not wait for yet, with what keeping them costs.
+constexpr uint64_t kMaxUnexpectedBytes = uint64_t{1} << 30, kUnexpectedOverhead = 256;
+
+double Seconds(steady_clock::duration time) {
+  return duration_cast<milliseconds>(time).count() / 1000.0;
+}
+
+}  // namespace
+
+PeerConnections::PeerConnections(int rank, std::vector<Socket> connections,
+                                 const TcpOptions& options)
+    : rank_(rank),
+      options_(options),
+      peers_(connections.size()),
+      said_(steady_clock::now()),
+      looked_(said_),
+      wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    peers_[i].socket = std::move(connections[i]);
+    peers_[i].buffer.resize(kBufferBytes);
+    peers_[i].heard = said_;
+  }
+  thread_ = std::thread([this] { Run(); });
+}
+
+PeerConnections::~PeerConnections() {
+  {
+    Lock lock(mutex_);
+    if (failure_.ok()) QueueForAll(FrameKind::kFinished, "");
+    stopping_ = true;
+  }
+  WakeThread();
+  thread_.join();
+}
+
+std::string PeerConnections::Who(int peer) const {
+  return absl::StrCat("rank ", peer, " of ", size());
+}
+
+void PeerConnections::WakeThread() {
+  const uint64_t one = 1;
+  (void)!write(wake_.fd(), &one, sizeof(one));
+}
+
+absl::Status PeerConnections::Start(Transfer* transfer) {
+  const auto [sends, group, channel, peer, data, bytes, moved, done, wrong] = *transfer;
+  Lock lock(mutex_);
+  if (!failure_.ok()) return failure_;
+  if (!sends) {
+    const Key key(group, channel, peer);
+    streams_[key].posted.push_back(transfer);
+    Match(key);
+  } else if (peer == rank_) {
+    Arrive({group, channel, peer}, {std::string(data, bytes), uint64_t(bytes), false});
+    transfer->done = true;
+  } else if (uint64_t(bytes) <= kMaxEagerBytes) {
+    Queue(peer, FrameKind::kMessage, channel, group, bytes, {data, size_t(bytes)});
+    transfer->done = true;
+  } else {
+    peers_[peer].announced[{group, channel}].push_back(transfer);
+    Queue(peer, FrameKind::kAnnounce, channel, group, bytes, "");
+  }
+  if (peer == rank_) return absl::OkStatus();
+  // Most frames leave here; what does not fit is for the thread.
+  WriteTo(peer);
+  const bool more = HasOutput(peers_[peer]);
+  lock.unlock();
+  if (more) WakeThread();
+  return absl::OkStatus();
+}
+
+absl::Status PeerConnections::Wait(const Transfer& transfer) {
+  Lock lock(mutex_);
+  while (true) {
+    if (!failure_.ok()) return failure_;
+    if (transfer.done) return absl::OkStatus();
+    if (transfer.peer == rank_ || peers_[transfer.peer].finished) {
+      return absl::NotFoundError("which has finished");
+    }
+    changed_.wait(lock);
+  }
+}
+
+void PeerConnections::Cancel(Transfer* transfer) {
+  const auto is_it = [transfer](Transfer* other) { return other == transfer; };
+  const auto erase_from = [&](std::deque<Transfer*>* queue) {
+    const auto end = std::remove_if(queue->begin(), queue->end(), is_it);
+    const bool found = end != queue->end();
+    queue->erase(end, queue->end());
+    return found;
+  };
+  Lock lock(mutex_);
+  if (transfer->done || !failure_.ok()) return;
+  Peer& peer = peers_[transfer->peer];
+  bool under_way = false;
+  if (const auto stream = streams_.find({transfer->group, transfer->channel, transfer->peer});
+      stream != streams_.end()) {
+    erase_from(&stream->second.posted);
+    if (stream->second.posted.empty() && stream->second.arrived.empty()) streams_.erase(stream);
+  }
+  if (const auto announced = peer.announced.find({transfer->group, transfer->channel});
+      announced != peer.announced.end()) {
+    std::replace_if(announced->second.begin(), announced->second.end(), is_it, nullptr);
+  }
+  under_way |= erase_from(&peer.coming[transfer->channel]);
+  under_way |= erase_from(&peer.sending[transfer->channel]);
+  for (Outgoing& frame : peer.outgoing) {
+    if (frame.transfer != transfer) continue;
+    frame.Own();
+    under_way = true;
+  }
+  if (peer.into == transfer) {
+    peer.payload.resize(peer.frame->bytes);  // the rest goes nowhere
+    peer.into = nullptr;
+  }
+  if (!under_way || peer.finished) return;
+  SetFailure(absl::UnavailableError(
+      absl::StrCat(Who(rank_), " gave up: it ended in the middle of a message")));
+  lock.unlock();
+  WakeThread();
+}
+
+void PeerConnections::Queue(int peer, FrameKind kind, int channel, uint64_t group, uint64_t bytes,
+                            absl::string_view payload) {
+  if (peers_[peer].socket.fd() < 0) return;
+  const FrameHeaderBytes header = ToBytes(FrameHeader{kind, uint32_t(channel), group, bytes});
+  Outgoing frame;
+  frame.head.reserve(header.size() + payload.size());
+  frame.head.assign(header.begin(), header.end());
+  frame.head.append(payload.data(), payload.size());
+  peers_[peer].outgoing.push_back(std::move(frame));
+}
+
+void PeerConnections::QueueForAll(FrameKind kind, absl::string_view payload) {
+  for (int peer = 0; peer < size(); ++peer) Queue(peer, kind, 0, 0, payload.size(), payload);
+}
+
+// Only the first failure counts. All ranks are told of it before this rank's connections close, so
+// that none believes that this rank was lost.
+void PeerConnections::SetFailure(const absl::Status& failure) {
+  if (!failure_.ok()) return;
+  failure_ = failure;
+  DropTransfers();
+  QueueForAll(FrameKind::kFailed, failure.message().substr(0, kMaxWordsBytes));
+  changed_.notify_all();
+}
+
+// From here on no buffer of a transfer is in use. A piece that has left in part is completed from a
+// copy, so that the frames after it are understood.
+void PeerConnections::DropTransfers() {
+  streams_.clear();
+  for (Peer& peer : peers_) {
+    for (Outgoing& frame : peer.outgoing) frame.Own();
+    peer.announced.clear();
+    for (auto& queue : peer.sending) queue.clear();
+    for (auto& queue : peer.coming) queue.clear();
+    if (peer.into != nullptr) peer.payload.resize(peer.frame->bytes);  // the rest goes nowhere
+    peer.into = nullptr;
+  }
+}
+
+void PeerConnections::GiveUp(const absl::Status& reason) {
+  Lock lock(mutex_);
+  ending_ = true;
+  std::string words = absl::StrCat("error: ", std::string(failure_.message()));
+  if (failure_.ok()) {
+    words = absl::StrCat(Who(rank_), " gave up: ", reason.ToString());
+    SetFailure(absl::UnavailableError(words));
+  }
+  std::fflush(stdout);
+  std::fprintf(stderr, "%s\n", words.c_str());
+  std::fflush(stderr);
+  WakeThread();
+  changed_.wait_for(lock, kFarewell, [this] { return Flushed(); });
+  std::_Exit(1);
+}
+
+void PeerConnections::Outgoing::Own() {
+  head.append(tail, tail_bytes);
+  tail = nullptr;
+  tail_bytes = 0;
+  transfer = nullptr;
+}
+
+void PeerConnections::Lose(int index, const std::string& how) {
+  Peer& peer = peers_[index];
+  peer.socket.Close();
+  if (!peer.finished && !stopping_) {
+    SetFailure(absl::UnavailableError(absl::StrCat(Who(index), " was lost: ", how)));
+  }
+  peer.outgoing.clear();
+}
+
+void PeerConnections::Arrive(const Key& key, Arrived message) {
+  peers_[std::get<2>(key)].unexpected_bytes += message.payload.size() + kUnexpectedOverhead;
+  streams_[key].arrived.push_back(std::move(message));
+  Match(key);
+}
+
+// Brings together what has come and what is waited for.
+void PeerConnections::Match(const Key& key) {
+  const auto [group, channel, source] = key;
+  const auto found = streams_.find(key);
+  if (found == streams_.end()) return;
+  Stream& stream = found->second;
+  while (!stream.posted.empty() && !stream.arrived.empty()) {
+    Transfer* const receive = stream.posted.front();
+    const Arrived message = std::move(stream.arrived.front());
+    stream.posted.pop_front();
+    stream.arrived.pop_front();
+    peers_[source].unexpected_bytes -= message.payload.size() + kUnexpectedOverhead;
+    if (message.bytes != uint64_t(receive->bytes)) {
+      receive->wrong_bytes = message.bytes;
+      receive->done = true;
+    } else if (message.announced) {
+      peers_[source].coming[channel].push_back(receive);
+      Queue(source, FrameKind::kGo, channel, group, 0, "");
+    } else {
+      std::copy(message.payload.begin(), message.payload.end(), receive->data);
+      receive->done = true;
+    }
+    if (receive->done) changed_.notify_all();
+  }
+  if (stream.posted.empty() && stream.arrived.empty()) streams_.erase(found);
+}
+
+bool PeerConnections::HasOutput(const Peer& peer) const {
+  if (peer.socket.fd() < 0) return false;
+  return !peer.outgoing.empty() || std::any_of(peer.sending.begin(), peer.sending.end(),
+                                               [](const auto& queue) { return !queue.empty(); });
+}
+
+// Queues a piece of the next channel that has one: channels take turns, so that none waits for a
+// long message of another.
+bool PeerConnections::NextPiece(Peer* peer) {
+  for (int turn = 1; turn <= kNumChannels; ++turn) {
+    const int channel = (peer->last_channel + turn) % kNumChannels;
+    if (peer->sending[channel].empty()) continue;
+    peer->last_channel = channel;
+    Transfer* const transfer = peer->sending[channel].front();
+    const uint64_t bytes = std::min<uint64_t>(kMaxPieceBytes, transfer->bytes - transfer->moved);
+    const FrameHeaderBytes header =
+        ToBytes(FrameHeader{FrameKind::kPiece, uint32_t(channel), transfer->group, bytes});
+    Outgoing frame;
+    frame.head.assign(header.begin(), header.end());
+    frame.tail = transfer->data + transfer->moved;
+    frame.tail_bytes = bytes;
+    frame.transfer = transfer;
+    transfer->moved += bytes;
+    if (transfer->moved == transfer->bytes) peer->sending[channel].pop_front();
+    peer->outgoing.push_back(std::move(frame));
+    return true;
+  }
+  return false;
+}
+
+void PeerConnections::WriteTo(int index) {
+  Peer& peer = peers_[index];
+  for (int64_t turn = 0; turn < kMaxTurnBytes && peer.socket.fd() >= 0;) {
+    if (peer.outgoing.empty() && !NextPiece(&peer)) return;
+    Outgoing& frame = peer.outgoing.front();
+    const size_t head = std::min(frame.written, frame.head.size()), tail = frame.written - head;
+    iovec parts[] = {{&frame.head[0] + head, frame.head.size() - head},
+                     {const_cast<char*>(frame.tail) + tail, frame.tail_bytes - tail}};
+    msghdr message = {};
+    message.msg_iov = parts;
+    message.msg_iovlen = frame.tail_bytes > 0 ? 2 : 1;
+    const ssize_t n = sendmsg(peer.socket.fd(), &message, MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return;
+    // The other end may have sent the reason before it closed: keep reading.
+    if (n < 0) {
+      peer.outgoing.clear();
+      for (auto& queue : peer.sending) queue.clear();
+      return;
+    }
+    turn += n;
+    frame.written += n;
+    if (frame.written < frame.size()) continue;
+    if (frame.transfer != nullptr && frame.tail + frame.tail_bytes ==
+                                         frame.transfer->data + frame.transfer->bytes) {
+      frame.transfer->done = true;
+      changed_.notify_all();
+    }
+    peer.outgoing.pop_front();
+  }
+}
+
+void PeerConnections::ReadFrom(int index) {
+  Peer& peer = peers_[index];
+  for (int64_t turn = 0; turn < kMaxTurnBytes && peer.socket.fd() >= 0;) {
+    // Into the payload's place as far as it goes, and into the buffer what follows.
+    iovec parts[2];
+    size_t direct = 0;
+    if (peer.frame.has_value()) {
+      direct = PayloadBytes(*peer.frame) - peer.payload_read;
+      char* const place =
+          peer.into != nullptr ? peer.into->data + peer.into->moved : &peer.payload[0];
+      parts[0] = {place + peer.payload_read, direct};
+    }
+    parts[direct > 0] = {peer.buffer.data() + peer.end, peer.buffer.size() - peer.end};
+    const ssize_t n = readv(peer.socket.fd(), parts, direct > 0 ? 2 : 1);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return;
+    if (n <= 0) return Lose(index, "its connection closed");
+    turn += n;
+    peer.heard = steady_clock::now();
+    const size_t used = std::min<size_t>(direct, n);
+    peer.payload_read += used;
+    peer.end += n - used;
+    const absl::Status status = UseBuffer(index);
+    if (!status.ok()) {
+      return SetFailure(absl::UnavailableError(
+          absl::StrCat(Who(index), " sent ", std::string(status.message()))));
+    }
+  }
+}
+
+// Handles all frames that are whole, and begins the next one.
+absl::Status PeerConnections::UseBuffer(int index) {
+  Peer& peer = peers_[index];
+  while (true) {
+    if (!peer.frame.has_value()) {
+      if (peer.end - peer.begin < kFrameHeaderBytes) break;
+      BURST_ASSIGN_OR_RETURN(
+          peer.frame,
+          ParseFrameHeader(
+              absl::MakeConstSpan(peer.buffer.data() + peer.begin, kFrameHeaderBytes)));
+      peer.begin += kFrameHeaderBytes;
+      BURST_RETURN_IF_ERROR(BeginPayload(index));
+    }
+    const uint64_t bytes = PayloadBytes(*peer.frame);
+    const size_t here = std::min<uint64_t>(bytes - peer.payload_read, peer.end - peer.begin);
+    if (here > 0) {
+      char* const place = peer.into != nullptr ? peer.into->data + peer.into->moved
+                                               : &peer.payload[0];
+      std::memcpy(place + peer.payload_read, peer.buffer.data() + peer.begin, here);
+      peer.begin += here;
+      peer.payload_read += here;
+    }
+    if (peer.payload_read < bytes) break;
+    const absl::Status status = Dispatch(index);
+    peer.frame.reset();
+    BURST_RETURN_IF_ERROR(status);
+  }
+  // The rest, less than a header unless a payload continues, moves to the front.
+  std::copy(peer.buffer.begin() + peer.begin, peer.buffer.begin() + peer.end, peer.buffer.begin());
+  peer.end -= peer.begin;
+  peer.begin = 0;
+  return absl::OkStatus();
+}
+
+// Where the payload of the frame goes.
+absl::Status PeerConnections::BeginPayload(int index) {
+  Peer& peer = peers_[index];
+  peer.payload_read = 0;
+  peer.into = nullptr;
+  if (peer.frame->kind == FrameKind::kPiece && failure_.ok()) {
+    auto& coming = peer.coming[peer.frame->channel];
+    if (coming.empty() || coming.front()->group != peer.frame->group ||
+        peer.frame->bytes > uint64_t(coming.front()->bytes - coming.front()->moved)) {
+      return absl::InvalidArgumentError("a piece of a message that nobody asked for");
+    }
+    peer.into = coming.front();
+    return absl::OkStatus();
+  }
+  peer.payload.resize(PayloadBytes(*peer.frame));
+  return absl::OkStatus();
+}
+
+absl::Status PeerConnections::Dispatch(int index) {
+  Peer& peer = peers_[index];
+  const FrameHeader& frame = *peer.frame;
+  const int channel = static_cast<int>(frame.channel);
+  switch (frame.kind) {
+    case FrameKind::kMessage:
+    case FrameKind::kAnnounce:
+      if (!failure_.ok()) break;
+      Arrive({frame.group, channel, index},
+             {std::move(peer.payload), frame.bytes, frame.kind == FrameKind::kAnnounce});
+      peer.payload.clear();
+      if (peer.unexpected_bytes > kMaxUnexpectedBytes) {
+        return absl::InvalidArgumentError("more messages than this rank waits for");
+      }
+      break;
+    case FrameKind::kGo: {
+      if (!failure_.ok()) break;
+      const auto found = peer.announced.find({frame.group, channel});
+      if (found == peer.announced.end()) {
+        return absl::InvalidArgumentError("an answer to a message that was not announced");
+      }
+      if (Transfer* const transfer = found->second.front(); transfer != nullptr) {
+        peer.sending[channel].push_back(transfer);
+      }
+      found->second.pop_front();
+      if (found->second.empty()) peer.announced.erase(found);
+      break;
+    }
+    case FrameKind::kPiece: {
+      if (peer.into == nullptr) break;  // the job has failed meanwhile
+      Transfer* const receive = std::exchange(peer.into, nullptr);
+      receive->moved += frame.bytes;
+      if (receive->moved < receive->bytes) break;
+      receive->done = true;
+      peer.coming[channel].pop_front();
+      changed_.notify_all();
+      break;
+    }
+    case FrameKind::kHeartbeat:
+      break;
+    case FrameKind::kFinished:
+      peer.finished = true;
+      changed_.notify_all();
+      break;
+    case FrameKind::kFailed:
+      SetFailure(absl::UnavailableError(peer.payload));
+      break;
+  }
+  return absl::OkStatus();
+}
+
+void PeerConnections::CheckHeartbeats() {
+  const auto now = steady_clock::now();
+  // If this process itself was stopped, heartbeats of the others may be unread.
+  const bool was_stopped = now - looked_ > options_.lost_after / 2;
+  looked_ = now;
+  const auto is_silent = [&](const Peer& peer, milliseconds time) {
+    return peer.socket.fd() >= 0 && !peer.finished && now - peer.heard >= time;
+  };
+  for (int index = 0; index < size(); ++index) {
+    if (was_stopped) peers_[index].heard = now;
+    if (!is_silent(peers_[index], options_.lost_after)) continue;
+    std::string how =
+        absl::StrCat("nothing heard of it for ", Seconds(now - peers_[index].heard), " s");
+    // The others of its host, which may be what was lost.
+    for (int other = 0; other < size(); ++other) {
+      if (other == index || !is_silent(peers_[other], options_.lost_after / 2)) continue;
+      absl::StrAppend(&how, ", nor of rank ", other, " for ", Seconds(now - peers_[other].heard),
+                      " s");
+    }
+    Lose(index, how);
+  }
+  if (now - said_ < options_.heartbeat) return;
+  said_ = now;
+  QueueForAll(FrameKind::kHeartbeat, "");
+}
+
+bool PeerConnections::Flushed() const {
+  return std::none_of(peers_.begin(), peers_.end(),
+                      [this](const Peer& peer) { return HasOutput(peer); });
+}
+
+bool PeerConnections::AllClosed() const {
+  return std::all_of(peers_.begin(), peers_.end(),
+                     [](const Peer& peer) { return peer.socket.fd() < 0; });
+}
+
+// Waits, at most for `timeout`, until something can be sent or received; then sends and receives
+// all that does not block.
+void PeerConnections::RunOnce(Lock& lock, milliseconds timeout) {
+  polled_.assign(1, {wake_.fd(), POLLIN, 0});
+  for (const Peer& peer : peers_) {
+    const short events = HasOutput(peer) ? POLLIN | POLLOUT : POLLIN;
+    polled_.push_back({peer.socket.fd(), events, 0});  // poll ignores descriptors below 0
+  }
+  lock.unlock();
+  poll(polled_.data(), polled_.size(), static_cast<int>(timeout.count()));
+  if (polled_[0].revents != 0) {
+    uint64_t count;
+    (void)!read(wake_.fd(), &count, sizeof(count));
+  }
+  lock.lock();
+  for (int peer = 0; peer < size(); ++peer) {
+    if (polled_[peer + 1].revents != 0) ReadFrom(peer);
+    WriteTo(peer);
+  }
+}
+
+void PeerConnections::Run() {
+  Lock lock(mutex_);
+  while (!stopping_ && failure_.ok()) {
+    RunOnce(lock, std::min(options_.heartbeat, options_.lost_after) / 2);
+    CheckHeartbeats();
+  }
+  const bool failed = !failure_.ok() && !stopping_;
+  SayFarewell(lock);
+  changed_.notify_all();
+  if (failed && !ending_ && options_.on_failure) {
+    const absl::Status failure = failure_;
+    lock.unlock();
+    options_.on_failure(failure);
+  }
+}
+
+// Sends the last messages and then, unless something failed, reads until the others have closed:
+// closing a connection that holds unread data could discard what was sent.
+void PeerConnections::SayFarewell(Lock& lock) {
+  const auto end = steady_clock::now() + kFarewell;
+  const auto left = [&] { return duration_cast<milliseconds>(end - steady_clock::now()); };
+  while (!Flushed() && left().count() > 0) RunOnce(lock, left());
+  for (Peer& peer : peers_) {
+    if (peer.socket.fd() >= 0) shutdown(peer.socket.fd(), SHUT_WR);
+  }
+  while (failure_.ok() && !AllClosed() && left().count() > 0) RunOnce(lock, left());
+}
+
+}  // namespace burst

@@ -1,0 +1,172 @@
+// The connections of a process with all ranks of the job, which all of its groups share: frames
+// (frame.h) out and in, heartbeats, and how a lost rank is noticed.
+//
+// One thread serves them. It sends and receives while the rank computes. A long message goes from
+// the sender's buffer to the socket and from the socket into the receiver's, without a copy between;
+// short ones are copied on both sides. What a rank may send before it is expected has a limit.
+#pragma once
+
+#include <poll.h>
+#include <sys/uio.h>
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "burst/comm/communicator.h"
+#include "burst/comm/tcp/frame.h"
+#include "burst/comm/tcp/socket.h"
+
+namespace burst {
+
+struct TcpOptions {
+  // Every rank sends something at least once per `heartbeat`; a rank that sends nothing for
+  // `lost_after` is lost.
+  std::chrono::milliseconds heartbeat = std::chrono::seconds(2);
+  std::chrono::milliseconds lost_after = std::chrono::seconds(20);
+  // Called once, on the thread that serves the connections, when a rank was lost or gave up: after
+  // the other ranks were told, and after waiting calls have returned. Unavailable: "rank 2 of 4 was
+  // lost: ...", "rank 1 of 4 gave up: ...".
+  std::function<void(const absl::Status& failure)> on_failure;
+};
+
+// A message that was posted. It stays where it is until it is done or cancelled.
+struct Transfer {
+  bool sends;
+  uint64_t group;
+  int channel;
+  int peer;  // of the world
+  char* data;
+  int64_t bytes;
+
+  // For PeerConnections.
+  int64_t moved = 0;  // bytes of a long message that were sent or received
+  bool done = false;
+  int64_t wrong_bytes = -1;  // what the peer sent instead of `bytes`
+};
+
+class PeerConnections {
+ public:
+  // `connections`: with every rank, in order of rank.
+  PeerConnections(int rank, std::vector<Socket> connections, const TcpOptions& options);
+  ~PeerConnections();
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(peers_.size()); }
+  uint64_t NewGroup() { return uint64_t(rank_) << 32 | ++groups_; }
+
+  // Messages of one group and channel between two ranks arrive in the order in which they were
+  // started. Returns the failure of the job, if it has failed.
+  absl::Status Start(Transfer* transfer);
+  // Returns when the buffer is no longer in use: the message has arrived, or was taken. Unavailable
+  // if the job has failed; NotFound if the peer has finished without it.
+  absl::Status Wait(const Transfer& transfer);
+  // Its buffer is no longer in use when this returns. In the middle of a message to a rank that has
+  // not finished, this is a failure of the job.
+  void Cancel(Transfer* transfer);
+
+  // Ends the process; first tells the others that this rank gave up, unless another rank failed
+  // before.
+  [[noreturn]] void GiveUp(const absl::Status& reason);
+
+ private:
+  // A frame that leaves: `head` holds the header and, of short ones, the payload.
+  struct Outgoing {
+    std::string head;
+    const char* tail = nullptr;  // a piece of a transfer's buffer
+    size_t tail_bytes = 0;
+    Transfer* transfer = nullptr;
+    size_t written = 0;
+    size_t size() const { return head.size() + tail_bytes; }
+    void Own();  // copies the tail, which is no longer in use then
+  };
+
+  struct Peer {
+    Socket socket;  // closed once nothing more can arrive
+    // To the peer.
+    std::deque<Outgoing> outgoing;  // short frames; the first one may have left in part
+    std::map<std::tuple<uint64_t, int>, std::deque<Transfer*>> announced;  // wait for a kGo
+    std::array<std::deque<Transfer*>, kNumChannels> sending;
+    int last_channel = 0;  // of the piece that was sent last
+    // From the peer. Bytes [begin, end) of the buffer are read but not used yet.
+    std::vector<uint8_t> buffer;
+    size_t begin = 0, end = 0;
+    std::optional<FrameHeader> frame;  // whose payload comes
+    uint64_t payload_read = 0;
+    std::string payload;       // of a frame that goes into no transfer's buffer
+    Transfer* into = nullptr;  // of a piece
+    std::array<std::deque<Transfer*>, kNumChannels> coming;  // kGo was sent
+    uint64_t unexpected_bytes = 0;                           // of messages that nobody waits for
+    std::chrono::steady_clock::time_point heard;
+    bool finished = false;  // it said so
+  };
+
+  // A message that has come, or was announced, before its receive was started.
+  struct Arrived {
+    std::string payload;
+    uint64_t bytes;
+    bool announced;
+  };
+  using Key = std::tuple<uint64_t, int, int>;  // group, channel, source
+  struct Stream {
+    std::deque<Transfer*> posted;
+    std::deque<Arrived> arrived;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  // Below, the lock is held.
+  void Queue(int peer, FrameKind kind, int channel, uint64_t group, uint64_t bytes,
+             absl::string_view payload);
+  void QueueForAll(FrameKind kind, absl::string_view payload);
+  void SetFailure(const absl::Status& failure);
+  void DropTransfers();
+  void Lose(int peer, const std::string& how);
+  void Arrive(const Key& key, Arrived message);
+  void Match(const Key& key);
+  bool HasOutput(const Peer& peer) const;
+  bool NextPiece(Peer* peer);
+  void WriteTo(int peer);
+  void ReadFrom(int peer);
+  absl::Status UseBuffer(int peer);
+  absl::Status BeginPayload(int peer);
+  absl::Status Dispatch(int peer);
+  void CheckHeartbeats();
+  bool Flushed() const;
+  bool AllClosed() const;
+
+  void Run();
+  void RunOnce(Lock& lock, std::chrono::milliseconds timeout);
+  void SayFarewell(Lock& lock);
+  void WakeThread();
+  std::string Who(int peer) const;
+
+  const int rank_;
+  const TcpOptions options_;
+  uint64_t groups_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Peer> peers_;  // in order of rank; the own one is empty
+  std::map<Key, Stream> streams_;
+  absl::Status failure_;
+  bool ending_ = false;  // this process gave up itself: on_failure is not called
+  bool stopping_ = false;
+  std::chrono::steady_clock::time_point said_, looked_;  // last heartbeat, last check of the others
+
+  Socket wake_;  // an eventfd
+  std::vector<pollfd> polled_;
+  std::thread thread_;  // last: it uses the others
+};
+
+}  // namespace burst
