@@ -287,7 +287,7 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--clip=-1"}, {"--clip"}},
       {{"--eps=0"}, {"--eps"}},
       {{"--lr=0"}, {"--lr", "above 0"}},
-      {{"--lr=1e308"}, {"--lr", "1e+308", "at most 1e+06"}},
+      {{"--lr=1e308"}, {"--lr", "1e+308", "at most 1e+30"}},
       {{"--min_lr=-2"}, {"--min_lr"}},
       {{"--seqlen=2000000000", "--batch=1000"}, {"--seqlen", "--batch"}},
       // Pairs that contradict.

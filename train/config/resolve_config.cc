@@ -39,6 +39,7 @@ absl::Status CheckRanges(const TrainConfig& c) {
   BURST_RETURN_IF_ERROR(AtLeast("eval_batches", c.eval_batches, 0));
   BURST_RETURN_IF_ERROR(AtLeast("checkpoint_every", c.checkpoint_every, 0));
   BURST_RETURN_IF_ERROR(AtLeast("log_every", c.log_every, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("patience", c.patience, 0));
   BURST_RETURN_IF_ERROR(AtLeast("sample", c.sample, -1));
   if (c.ranks != -1) BURST_RETURN_IF_ERROR(AtLeast("ranks", c.ranks, 1));
   if (c.dp != -1) BURST_RETURN_IF_ERROR(AtLeast("dp", c.dp, 1));
@@ -67,7 +68,7 @@ absl::Status CheckRanges(const TrainConfig& c) {
   BURST_RETURN_IF_ERROR(InRange("beta2", c.beta2, 0, 1));
   BURST_RETURN_IF_ERROR(InRange("weight_decay", c.weight_decay, 0, HUGE_VAL));
   BURST_RETURN_IF_ERROR(InRange("clip", c.clip, 0, HUGE_VAL));
-  constexpr double kMaxLr = 1e6;
+  constexpr double kMaxLr = 1e30;
   if (c.lr <= 0 || c.lr > kMaxLr) {
     return InvalidOption("lr", c.lr, " is out of range; it must be above 0 and at most ", kMaxLr);
   }
