@@ -2,6 +2,7 @@
 
 #include <functional>
 
+#include "burst/base/progress.h"
 #include "model/ops/ops.h"
 
 namespace burst {
@@ -118,9 +119,12 @@ void Block::MakeLlama(const LayerScope& scope) {
 }
 
 Variable Block::Forward(const ForwardPass& pass, const Variable& x) const {
+  const int layer = static_cast<int>(layer_);
+  ReachOp(layer, "projections", /*on_device=*/true);
   const Variable h = AddBranch(pass, x, 1 + 2 * layer_, [&](const Variable& residual) {
     return attention_->Forward(pass, attention_norm_->Forward(pass, x), residual);
   });
+  ReachOp(layer, "feed-forward");
   return AddBranch(pass, h, 2 + 2 * layer_, [&](const Variable& residual) {
     return ffn_->Forward(pass, ffn_norm_->Forward(pass, h), residual);
   });

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "burst/autograd/tape.h"
+#include "burst/base/progress.h"
 #include "burst/base/status.h"
 #include "burst/kernels/flash_attention.h"
 #include "model/ops/ops.h"
@@ -117,6 +118,7 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, cons
   const auto on_backward = [&](int first, int last) {
     if (ready != nullptr) pass.tape.OnBackward([=] { ready(first, last); });
   };
+  ReachOp(/*layer=*/-1, "embedding", /*on_device=*/true);
   on_backward(0, first_parameter_[0]);
   Variable x = config_.family == Family::kGpt2
                    ? Embedding(pass.tape, tokens, token_embedding_, positions, position_embedding_)
@@ -127,6 +129,7 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, cons
     on_backward(first_parameter_[layer], first_parameter_[layer + 1]);
     x = Layer(pass, layer, x);
   }
+  ReachOp(/*layer=*/-1, "head", /*on_device=*/true);
   on_backward(first_parameter_.back(), parameters_.size());
   x = pass.parallel.FromLayers(pass.tape, pass.shard, x);
   return final_norm_->Forward(pass, x);

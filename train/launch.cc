@@ -1,24 +1,31 @@
 #include "train/launch.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
+#include "burst/base/progress.h"
 #include "burst/base/status.h"
+#include "burst/base/watchdog.h"
 #include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/comm/launch/process_launch.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/device.h"
+#include "burst/device/progress.h"
 #include "model/ops/cuda/matmul.h"
 #include "train/setup.h"
 #include "train/trainer.h"
 
 namespace burst {
 namespace {
+
+constexpr int64_t kForEver = 1'000'000'000;  // seconds
 
 absl::Status TrainRank(const TrainingSetup& setup, Communicator* comm) {
   BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
@@ -46,6 +53,9 @@ absl::Status AgreeOnNodes(Communicator* comm, ResolvedConfig* config) {
 // This process is a rank.
 absl::Status TrainProcess(absl::StatusOr<TrainingSetup> setup, Communicator* comm) {
   BURST_RETURN_IF_ERROR(AgreeOn(setup.status(), comm));
+  // Not before: others may have waited while this one loaded data.
+  std::optional<ScopedRankProgress> progress;
+  if (current_progress == nullptr) progress.emplace(comm->rank());
   BURST_RETURN_IF_ERROR(AgreeOnNodes(comm, &setup->config));
   const ScopedThreadPool pool(setup->config.threads);
   const absl::Status status = TrainRank(*setup, comm);
@@ -66,6 +76,9 @@ absl::Status RunRanksInProcess(const ResolvedConfig& config,
 }
 
 absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
+  std::optional<Watchdog> watchdog;
+  if (config.patience > 0)
+    watchdog.emplace(std::chrono::seconds(std::min(config.patience, kForEver)));
   if (config.tf32) BURST_CUDA_CALL(cuda::AllowTf32(true));
   absl::StatusOr<TrainingSetup> setup = PrepareTraining(config);
   if (config.comm == CommKind::kThreads) {
@@ -77,6 +90,8 @@ absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
   BURST_ASSIGN_OR_RETURN(const auto launch, DetectProcessLaunch(std::getenv));
   BURST_ASSIGN_OR_RETURN(const int gpu, GpuOfProcess(*launch));
   const ScopedCudaDevice device(gpu, launch->rank);
+  const ScopedRankProgress progress(launch->rank);
+  const auto marks = MarkDeviceProgress(DeviceType::kCuda);
   BURST_ASSIGN_OR_RETURN(const auto comm, CreateGpuCommunicator(*launch));
   return TrainProcess(std::move(setup), comm.get());
 }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "burst/attention/strategy.h"
 #include "burst/autograd/tape.h"
+#include "burst/base/progress.h"
 #include "burst/base/status.h"
 #include "burst/cli/process.h"
 #include "burst/comm/mesh.h"
@@ -202,6 +203,7 @@ absl::StatusOr<StepMetrics> Trainer::Step(int64_t step, bool enqueue_next) {
 //
 // The host waits for nothing: what it learns of the step, it learns in Complete.
 absl::Status Trainer::Enqueue(int64_t step, bool follows) {
+  ReachStep(step + 1);
   enqueued_.push_back({step, config_.lr(step), follows});
   StepResults& results = *results_[step % results_.size()];
   if (!follows) results.begin.Record();
@@ -219,11 +221,13 @@ absl::Status Trainer::Enqueue(int64_t step, bool follows) {
     BURST_RETURN_IF_ERROR(ForwardBackward(micro_batch, loss_scale, loss));
   }
 
+  const ScopedPhase update("update");
   // Reduction over ranks, of which the last backward has enqueued most, and the gradient's norm.
   BURST_RETURN_IF_ERROR(gradients_->Finish(norm));
   BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kCollective));
 
   // Update.
+  ReachOp(/*layer=*/-1, "optimizer", /*on_device=*/true);
   const Tensor rounded = model_->dtype() == DType::kBFloat16 ? parameters.values() : Tensor();
   optimizer_->Step(parameters.masters(), rounded, parameters.grads(), loss_and_norm, config_.clip,
                    enqueued_.back().lr);
@@ -244,6 +248,7 @@ absl::Status Trainer::ForwardBackward(int64_t micro_batch, double loss_scale, co
   BURST_ASSIGN_OR_RETURN(
       const SequenceBatch batch,
       LocalBatch(training_data_->Training(micro_batch * config_.batch + begin, end - begin)));
+  std::optional<ScopedPhase> phase(std::in_place, "forward");
   const DropoutKey dropout{static_cast<uint64_t>(config_.seed), static_cast<uint64_t>(micro_batch),
                            config_.model.dropout > 0, begin};
   Tape tape;
@@ -260,12 +265,15 @@ absl::Status Trainer::ForwardBackward(int64_t micro_batch, double loss_scale, co
     loss.Add(part.value().View({1}).To(DType::kFloat64));
   }
   if (last) BURST_RETURN_IF_ERROR(comm_->PostAllReduceSum(loss));
+  phase.reset();
+  phase.emplace("backward");
   return tape.Backward(part);
 }
 
 // All ranks stop after the same step. And none waits for its GPU's part in a step before all have
 // enqueued that.
 absl::Status Trainer::AnyRankStops() {
+  const ScopedPhase phase("agreement whether to stop");
   BURST_ASSIGN_OR_RETURN(const bool asked, OnAnyRank(InterruptSignal() != 0));
   stop_ = stop_ || asked;
   return absl::OkStatus();
@@ -285,6 +293,9 @@ absl::StatusOr<StepMetrics> Trainer::Complete() {
     return *results_[step % results_.size()];
   };
   const StepResults& own = results(done.step);
+  ReachStep(done.step + 1);
+  const ScopedPhase phase("results");
+  std::optional<ScopedWait> wait(std::in_place, "waits for the device to end the step");
   const auto* loss_and_norm = static_cast<const double*>(own.loss_and_norm.Wait());
   StepMetrics metrics;
   metrics.lr = done.lr;
@@ -294,6 +305,7 @@ absl::StatusOr<StepMetrics> Trainer::Complete() {
 
   const double seconds =
       own.end.SecondsSince(done.follows ? results(done.step - 1).end : own.begin);
+  wait.reset();
   const int64_t step_tokens = config_.accumulate * config_.batch * config_.seqlen;
   metrics.step = done.step + 1;
   metrics.tokens = metrics.step * step_tokens;
@@ -319,6 +331,7 @@ absl::StatusOr<SequenceBatch> Trainer::LocalBatch(const GlobalBatch& batch) {
 // ---- Between steps, and at the end.
 
 absl::StatusOr<std::optional<double>> Trainer::Evaluate() {
+  const ScopedPhase phase("evaluation");
   const int64_t all = validation_data_->max_evaluation();
   const int64_t wanted = config_.eval_batches * config_.batch;
   const int64_t total = config_.eval_batches == 0 ? all : std::min(all, wanted);
@@ -348,6 +361,7 @@ absl::StatusOr<std::optional<double>> Trainer::Evaluate() {
 }
 
 absl::Status Trainer::Checkpoint() {
+  const ScopedPhase phase("save");
   // Of the ranks of a model, those of the first.
   Communicator* const group = tensor_parallel_ ? sequence_.get() : nullptr;
   if (group == nullptr ? report_ == nullptr : data_rank_ > 0) return absl::OkStatus();
@@ -366,6 +380,7 @@ absl::Status Trainer::Checkpoint() {
 }
 
 absl::StatusOr<std::string> Trainer::Sample() const {
+  const ScopedPhase phase("sample");
   if (setup_.sample == 0 || !report_->prints()) return std::string();
   const Transformer* model = model_.get();
   std::unique_ptr<Transformer> whole;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
+#include "burst/base/progress.h"
 #include "burst/base/status.h"
 #include "burst/kernels/flash_attention.h"
 
@@ -17,6 +18,7 @@ using Saved = SequenceParallelAttention::Saved;
 void ForwardOnTape(Tape& tape, SequenceParallelAttention& attention, const RingSchedule& schedule,
                    const Tensor& q, const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
                    Saved* saved) {
+  ReachOp(CurrentLayer(), "attention", /*on_device=*/true);
   const absl::Status status = attention.Forward(schedule, q, k, v, out, lse, saved);
   if (status.ok()) return;
   tape.Fail(status);
@@ -48,6 +50,7 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
     given.dout = out.grad().null() ? Tensor::ZerosLike(out.value()) : out.grad();
     if (outputs.size() > 1) given.dlse = outputs[1].grad();
     Tensor dq, dk, dv;
+    ReachOp(CurrentLayer(), "attention", /*on_device=*/true);
     const absl::Status status = attention.Backward(*schedule, given, &dq, &dk, &dv);
     if (!status.ok()) return tape.Fail(status);
     q.AddGrad(dq);
@@ -92,6 +95,7 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
     Tensor dq = heads(dqkv, 0), dk = heads(dqkv, 1), dv = heads(dqkv, 2);
     Saved given = saved;
     given.dout = out.grad();
+    ReachOp(CurrentLayer(), "attention", /*on_device=*/true);
     const absl::Status status = attention.Backward(*schedule, given, &dq, &dk, &dv);
     if (!status.ok()) return tape.Fail(status);
     qkv.AddGrad(dqkv);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "burst/base/check.h"
+#include "burst/base/progress.h"
 
 namespace burst {
 
@@ -93,11 +94,11 @@ void Tape::Record(const char* name, std::vector<Variable> outputs, std::function
   if (watcher_ != nullptr) {
     for (const Variable& output : outputs) watcher_(name, output.value());
   }
-  nodes_.push_back({name, std::move(outputs), std::move(backward)});
+  nodes_.push_back({name, CurrentLayer(), std::move(outputs), std::move(backward)});
 }
 
 void Tape::OnBackward(std::function<void()> function) {
-  if (recording_) nodes_.push_back({"on_backward", {}, std::move(function)});
+  if (recording_) nodes_.push_back({"on_backward", CurrentLayer(), {}, std::move(function)});
 }
 
 void Tape::Fail(const absl::Status& status) {
@@ -131,7 +132,9 @@ void Tape::RunBackward() {
         if (!output.grad().null()) watcher_(node.name, output.grad());
       }
     }
-    if (reached) node.backward();
+    if (!reached) continue;
+    ReachOp(node.layer, node.name, /*on_device=*/node.layer != CurrentLayer());
+    node.backward();
   }
   nodes_.clear();
 }

@@ -134,6 +134,7 @@ class Tape {
  private:
   struct Node {
     const char* name;
+    int layer;                      // that the op belongs to; -1: none
     std::vector<Variable> outputs;  // empty: from OnBackward
     std::function<void()> backward;
   };

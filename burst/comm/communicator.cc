@@ -35,6 +35,11 @@ absl::Status AppendMessages(absl::Span<const Buffer> from, int world_size, const
 
 }  // namespace
 
+const char* Name(Channel channel) {
+  static constexpr const char* kNames[kNumChannels] = {"read", "gradient", "collective"};
+  return kNames[static_cast<int>(channel)];
+}
+
 Segment RingSegment(int64_t n, int64_t s, int count) {
   s = (s % count + count) % count;
   return {n * s / count, n * (s + 1) / count};

@@ -39,6 +39,7 @@ enum class Channel {
   kCollective = 2,  // all collectives, those of parameter gradients too; checkpoints
 };
 inline constexpr int kNumChannels = 3;
+const char* Name(Channel channel);  // "read"
 
 struct SendBuffer {
   const void* data;
@@ -66,6 +67,8 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
+  // A rank of this group among all ranks, for messages to people.
+  virtual int WorldRank(int rank) const { return rank; }
 
   // Starts all of the sends and receives and returns at once. Messages between two ranks on one
   // channel arrive in the order they were posted. Until Wait(channel) returns, no buffer of a

@@ -143,6 +143,9 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add("threads", &c->threads, kMayChange, "Threads of each rank on the CPU. -1: cores / ranks.");
   t.Add("deterministic", &c->deterministic, kMayChange,
         "Bitwise equal from run to run. CPU kernels always are; others may be faster without.");
+  t.Add("patience", &c->patience, kMayChange,
+        "Seconds without progress on any rank after which the run ends and says where every rank "
+        "is. 0: it waits without end.");
 
   t.Group("Output");
   t.Add("out", &c->out, kNotSaved,

@@ -61,6 +61,7 @@ struct PlainOptions {
   BackwardDirection ring_backward = BackwardDirection::kAuto;
   RingGradDType ring_grad_dtype = RingGradDType::kFp32;
   bool deterministic = true;
+  int64_t patience = 600;  // seconds; 0: without end
 
   std::string out;  // empty: runs/<model>-<number>
   bool resume = false;

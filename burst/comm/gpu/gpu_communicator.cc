@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
+#include "burst/base/progress.h"
 #include "burst/base/status.h"
 #include "burst/comm/gpu/failure.h"
 #include "burst/comm/gpu/nccl_link.h"
@@ -22,6 +23,7 @@
 #include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/cuda.h"
 #include "burst/device/device.h"
+#include "burst/device/progress.h"
 
 namespace burst {
 namespace {
@@ -73,6 +75,7 @@ class GpuCommunicator : public Communicator {
 
   int rank() const override { return host_->rank(); }
   int world_size() const override { return host_->world_size(); }
+  int WorldRank(int rank) const override { return host_->WorldRank(rank); }
 
   absl::Status Wait(Channel channel) override;
   bool messages_are_kernels() const override { return world_size() > 1 && copies_ == nullptr; }
@@ -95,7 +98,8 @@ class GpuCommunicator : public Communicator {
     std::unique_ptr<NcclLink> link;  // null in a world of one rank
     cudaStream_t stream = nullptr;   // made when first used
     cudaEvent_t done = nullptr;
-    bool posted = false;  // since the last Wait
+    std::unique_ptr<MessageMarks> marks;  // as the stream
+    bool posted = false;                  // since the last Wait
     bool posted_on_host = false;
   };
 
@@ -109,6 +113,10 @@ class GpuCommunicator : public Communicator {
   absl::Status Begin(Lane& lane);
   void Join(Lane& lane);
   void CopyToSelf(Lane& lane);
+  // Calls of NCCL on the lane, in one group. For the watchdog: what they are, one of the ranks they
+  // reach (-1: all) and their bytes.
+  template <typename Function>
+  absl::Status Group(Lane& lane, const char* what, int peer, int64_t bytes, Function&& function);
 
   // What this communicator owns; else null. Where ranks are processes, the communicator of all
   // ranks owns both. A group made by Split owns its host communicator.
@@ -145,7 +153,10 @@ absl::Status GpuCommunicator::Connect(absl::Span<const ncclUniqueId> ids) {
   BURST_ASSIGN_OR_RETURN(const std::vector<double> gpus, host_->AllGather(device_));
   if (world_->in_threads && CanCopyBetween(std::vector<int>(gpus.begin(), gpus.end()))) {
     auto exchange = world_->exchanges.Get(std::string(ids[0].internal, sizeof(ids[0].internal)));
-    copies_ = std::make_unique<PeerCopies>(std::move(exchange), &world_->failure, rank());
+    std::vector<int> world_ranks(world_size());
+    for (int r = 0; r < world_size(); ++r) world_ranks[r] = WorldRank(r);
+    copies_ = std::make_unique<PeerCopies>(std::move(exchange), &world_->failure, rank(),
+                                           std::move(world_ranks));
     ids = ids.first(1);
   }
   BURST_ASSIGN_OR_RETURN(auto links, NcclLink::Create(&world_->links, world_size(), ids, rank()));
@@ -229,6 +240,7 @@ GpuCommunicator::~GpuCommunicator() {
     if (lane.posted) Join(lane);
     if (!world_->failure.failed()) BURST_CUDA_CHECK(cudaStreamSynchronize(lane.stream));
     lane.link = nullptr;
+    lane.marks = nullptr;
     BURST_CUDA_CHECK(cudaEventDestroy(lane.done));
     BURST_CUDA_CHECK(cudaStreamDestroy(lane.stream));
   }
@@ -245,6 +257,7 @@ absl::Status GpuCommunicator::Begin(Lane& lane) {
     BURST_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     BURST_CUDA_CHECK(cudaStreamCreateWithPriority(&lane.stream, cudaStreamNonBlocking, greatest));
     BURST_CUDA_CHECK(cudaEventCreateWithFlags(&lane.done, cudaEventDisableTiming));
+    lane.marks = std::make_unique<MessageMarks>(Name(static_cast<Channel>(&lane - &lanes_[0])));
   }
   BURST_CUDA_CHECK(cudaEventRecord(context.event, context.stream));
   BURST_CUDA_CHECK(cudaStreamWaitEvent(lane.stream, context.event, 0));
@@ -257,6 +270,16 @@ void GpuCommunicator::Join(Lane& lane) {
   BURST_CUDA_CHECK(cudaEventRecord(lane.done, lane.stream));
   BURST_CUDA_CHECK(cudaStreamWaitEvent(cuda::CurrentStream(), lane.done, 0));
   lane.posted = false;
+}
+
+// NCCL connects a peer at its first message, and then waits for it here.
+template <typename Function>
+absl::Status GpuCommunicator::Group(Lane& lane, const char* what, int peer, int64_t bytes,
+                                    Function&& function) {
+  const ScopedWait wait(what, Name(static_cast<Channel>(&lane - &lanes_[0])), peer, bytes);
+  const absl::Status status = lane.link->Group(what, std::forward<Function>(function));
+  lane.marks->Queued(lane.stream, what, peer, bytes);
+  return status;
 }
 
 // Copies the messages of a Post to its own rank, and removes them from sends_ and receives_.
@@ -322,7 +345,11 @@ absl::Status GpuCommunicator::DoPost(Channel channel, absl::Span<const SendBuffe
     if (sends_.empty() && receives_.empty()) return absl::OkStatus();
   }
   if (copies_ != nullptr) return copies_->Post(channel, sends_, receives_);
-  return lane.link->Group("ncclSend and ncclRecv", [&](ncclComm_t comm) {
+  int64_t bytes = 0;
+  for (const SendBuffer& send : sends_) bytes += send.bytes;
+  for (const ReceiveBuffer& receive : receives_) bytes += receive.bytes;
+  const int peer = WorldRank(receives_.empty() ? sends_[0].peer : receives_[0].peer);
+  return Group(lane, "ncclSend and ncclRecv", peer, bytes, [&](ncclComm_t comm) {
     ncclResult_t result = ncclSuccess;
     for (size_t i = 0; i < receives_.size() && result == ncclSuccess; ++i) {
       const ReceiveBuffer& receive = receives_[i];
@@ -360,10 +387,11 @@ absl::Status GpuCommunicator::PostAllReduceSum(const Tensor& tensor) {
   } else {
     Lane& lane = this->lane(Channel::kCollective);
     BURST_RETURN_IF_ERROR(Begin(lane));
-    BURST_RETURN_IF_ERROR(lane.link->Group("ncclAllReduce", [&](ncclComm_t comm) {
-      return ncclAllReduce(tensor.raw_data(), tensor.raw_data(), tensor.numel(), type, ncclSum,
-                           comm, lane.stream);
-    }));
+    BURST_RETURN_IF_ERROR(
+        Group(lane, "ncclAllReduce", -1, tensor.size_bytes(), [&](ncclComm_t comm) {
+          return ncclAllReduce(tensor.raw_data(), tensor.raw_data(), tensor.numel(), type, ncclSum,
+                               comm, lane.stream);
+        }));
   }
   CountAllReduce(tensor.numel(), SizeOf(tensor.dtype()));
   return absl::OkStatus();
@@ -384,7 +412,7 @@ absl::Status GpuCommunicator::PostAllGatherParts(const Tensor& own,
               all.numel() == world_size() * own.numel() && own.numel() == counts[rank()]);
   Lane& lane = this->lane(Channel::kCollective);
   BURST_RETURN_IF_ERROR(Begin(lane));
-  BURST_RETURN_IF_ERROR(lane.link->Group("ncclAllGather", [&](ncclComm_t comm) {
+  BURST_RETURN_IF_ERROR(Group(lane, "ncclAllGather", -1, all.size_bytes(), [&](ncclComm_t comm) {
     return ncclAllGather(own.raw_data(), all.raw_data(), own.size_bytes(), ncclInt8, comm,
                          lane.stream);
   }));
@@ -401,10 +429,11 @@ absl::Status GpuCommunicator::PostReduceScatterSum(const Tensor& all,
   const ncclDataType_t type = NcclType(own.dtype());
   Lane& lane = this->lane(Channel::kCollective);
   BURST_RETURN_IF_ERROR(Begin(lane));
-  BURST_RETURN_IF_ERROR(lane.link->Group("ncclReduceScatter", [&](ncclComm_t comm) {
-    return ncclReduceScatter(all.raw_data(), own.raw_data(), own.numel(), type, ncclSum, comm,
-                             lane.stream);
-  }));
+  BURST_RETURN_IF_ERROR(
+      Group(lane, "ncclReduceScatter", -1, all.size_bytes(), [&](ncclComm_t comm) {
+        return ncclReduceScatter(all.raw_data(), own.raw_data(), own.numel(), type, ncclSum, comm,
+                                 lane.stream);
+      }));
   CountSent(Channel::kCollective, (world_size() - 1) * own.size_bytes(), world_size() - 1);
   return absl::OkStatus();
 }
@@ -446,6 +475,7 @@ absl::Status RunCudaRanks(int world_size, const std::function<absl::Status(Commu
       world_size,
       [&](Communicator& host) {
         const ScopedCudaDevice device(host.rank(), host.rank());
+        const auto marks = MarkDeviceProgress(DeviceType::kCuda);
         return RunRank(&host, &world, body);
       },
       [&](const absl::Status& failure) { world.watchdog.Fail(failure); });

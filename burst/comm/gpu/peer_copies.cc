@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "burst/base/progress.h"
 #include "burst/device/cuda.h"
 
 namespace burst {
@@ -27,8 +28,11 @@ std::shared_ptr<PeerExchange> PeerExchanges::Get(const std::string& key) {
 }
 
 PeerCopies::PeerCopies(std::shared_ptr<PeerExchange> exchange, const FailureState* failure,
-                       int rank)
-    : exchange_(std::move(exchange)), failure_(failure), rank_(rank) {
+                       int rank, std::vector<int> world_ranks)
+    : exchange_(std::move(exchange)),
+      failure_(failure),
+      rank_(rank),
+      world_ranks_(std::move(world_ranks)) {
   for (Lane& lane : lanes_) {
     BURST_CUDA_CHECK(cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking));
   }
@@ -76,6 +80,7 @@ std::shared_ptr<PeerExchange::Transfer> PeerCopies::Meet(Queues& others, Queues&
   if (waiting.empty()) {
     auto transfer = std::make_shared<Transfer>();
     transfer->bytes = bytes;
+    std::tie(std::ignore, transfer->from, transfer->to) = pair;
     own[pair].push_back(transfer);
     return transfer;
   }
@@ -134,13 +139,23 @@ absl::Status PeerCopies::Wait(Channel channel) {
   Lane& lane = lanes_[static_cast<int>(channel)];
   std::unique_lock<std::mutex> lock(exchange_->mutex_);
   for (const std::shared_ptr<Transfer>& transfer : lane.posted) {
+    if (!transfer->queued) SayWait(channel, *transfer);
     while (!transfer->queued) {
       if (failure_->failed()) return failure_->failure();
       exchange_->queued_.wait_for(lock, kPollInterval);
     }
   }
+  EndWait();
   Join(lane);
   return absl::OkStatus();
+}
+
+// For the watchdog.
+void PeerCopies::SayWait(Channel channel, const Transfer& transfer) const {
+  if (current_progress == nullptr) return;
+  const bool sends = transfer.from == rank_;
+  current_progress->Wait(sends ? "sends" : "receives", Name(channel),
+                         world_ranks_[sends ? transfer.to : transfer.from], transfer.bytes);
 }
 
 void PeerCopies::Join(Lane& lane) {

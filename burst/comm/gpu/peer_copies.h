@@ -35,6 +35,7 @@ class PeerExchange {
     const void* source = nullptr;
     void* destination = nullptr;
     int64_t bytes = 0;
+    int from = 0, to = 0;
     cudaStream_t stream = nullptr;  // the sender's, of this channel
     cudaEvent_t source_ready = nullptr, destination_ready = nullptr;
     cudaEvent_t done = nullptr;  // of the sender's GPU; recorded once `queued`
@@ -63,8 +64,10 @@ class PeerExchanges {
 // One rank's side. Belongs to the rank's thread.
 class PeerCopies {
  public:
-  // All ranks of the communicator share `exchange` and `failure`.
-  PeerCopies(std::shared_ptr<PeerExchange> exchange, const FailureState* failure, int rank);
+  // All ranks of the communicator share `exchange` and `failure`. `world_ranks`: what they are
+  // called to people.
+  PeerCopies(std::shared_ptr<PeerExchange> exchange, const FailureState* failure, int rank,
+             std::vector<int> world_ranks);
   // Withdraws messages that the other side has not posted. Memory of the others may be freed next,
   // in the order of the thread's stream.
   ~PeerCopies();
@@ -89,12 +92,14 @@ class PeerCopies {
   cudaEvent_t TakeEvent();
   std::shared_ptr<Transfer> Meet(Queues& others, Queues& own, const PeerExchange::Pair& pair,
                                  int64_t bytes);
+  void SayWait(Channel channel, const Transfer& transfer) const;
   void QueueIfMet(Transfer& transfer);
   void Join(Lane& lane);
 
   const std::shared_ptr<PeerExchange> exchange_;
   const FailureState* const failure_;
   const int rank_;
+  const std::vector<int> world_ranks_;
   std::array<Lane, kNumChannels> lanes_;
   std::vector<cudaEvent_t> idle_;  // events
   // Waited for here. Their events can be used again once the receiver has released them.

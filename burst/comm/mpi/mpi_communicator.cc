@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "burst/base/check.h"
+#include "burst/base/progress.h"
 #include "burst/base/status.h"
 
 namespace burst {
@@ -37,6 +39,15 @@ class MpiCommunicator : public Communicator {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &world_size_);
+    MPI_Group world, group;
+    MPI_Comm_group(MPI_COMM_WORLD, &world);
+    MPI_Comm_group(comm_, &group);
+    std::vector<int> ranks(world_size_);
+    std::iota(ranks.begin(), ranks.end(), 0);
+    world_ranks_.resize(world_size_);
+    MPI_Group_translate_ranks(group, world_size_, ranks.data(), world, world_ranks_.data());
+    MPI_Group_free(&group);
+    MPI_Group_free(&world);
   }
 
   ~MpiCommunicator() override {
@@ -47,6 +58,7 @@ class MpiCommunicator : public Communicator {
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
+  int WorldRank(int rank) const override { return world_ranks_[rank]; }
 
   absl::Status Wait(Channel channel) override;
   void Abort(const absl::Status& reason) override;
@@ -67,10 +79,11 @@ class MpiCommunicator : public Communicator {
   absl::Status Check(int code, const char* call) const {
     return code == MPI_SUCCESS ? absl::OkStatus() : MpiError(Who(), call, code);
   }
-  absl::Status Complete(Pending& pending) const;
+  absl::Status Complete(Channel channel, Pending& pending) const;
 
   MPI_Comm comm_;
   int rank_ = 0, world_size_ = 0;
+  std::vector<int> world_ranks_;  // of the group's ranks
   std::array<std::vector<Pending>, kNumChannels> pending_;
 };
 
@@ -115,12 +128,14 @@ absl::Status MpiCommunicator::DoPost(Channel channel, absl::Span<const SendBuffe
 absl::Status MpiCommunicator::Wait(Channel channel) {
   std::vector<Pending>& pending = pending_[static_cast<int>(channel)];
   absl::Status first_error;
-  for (Pending& one : pending) first_error.Update(Complete(one));
+  for (Pending& one : pending) first_error.Update(Complete(channel, one));
   pending.clear();
   return first_error;
 }
 
-absl::Status MpiCommunicator::Complete(Pending& pending) const {
+absl::Status MpiCommunicator::Complete(Channel channel, Pending& pending) const {
+  const ScopedWait wait(pending.receives ? "receives" : "sends", Name(channel),
+                        WorldRank(pending.peer), pending.bytes);
   MPI_Status status;
   const int code = MPI_Wait(&pending.request, &status);
   if (!pending.receives) return Check(code, "MPI_Wait for a send");
@@ -146,6 +161,7 @@ void MpiCommunicator::Abort(const absl::Status& reason) {
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Split(int color, int key) {
+  const ScopedWait wait("waits for the other ranks of a split");
   MPI_Comm comm;
   BURST_RETURN_IF_ERROR(Check(MPI_Comm_split(comm_, color < 0 ? MPI_UNDEFINED : color, key, &comm),
                               "MPI_Comm_split"));

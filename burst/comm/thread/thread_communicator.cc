@@ -18,6 +18,7 @@
 #include "absl/types/span.h"
 #include "burst/base/check.h"
 #include "burst/base/parallel.h"
+#include "burst/base/progress.h"
 #include "burst/base/status.h"
 #include "burst/comm/thread/thread_world.h"
 #include "burst/device/device.h"
@@ -40,6 +41,7 @@ class ThreadCommunicator : public Communicator {
 
   int rank() const override { return rank_; }
   int world_size() const override { return group_->size; }
+  int WorldRank(int rank) const override { return group_->world_ranks[rank]; }
 
   absl::Status Wait(Channel channel) override;
   void Abort(const absl::Status& reason) override;
@@ -62,6 +64,7 @@ class ThreadCommunicator : public Communicator {
   void MeetRegardless(Lock& lock);
   absl::Status GiveUp(Lock& lock, const absl::Status& reason);
   int AbsentPeer(int channel) const;
+  void SayWait(int channel);
 
   const std::shared_ptr<ThreadGroup> group_;
   ThreadWorld& world_;
@@ -135,6 +138,7 @@ bool ThreadCommunicator::CopyNext(Lock& lock, int channel) {
 // not wait for this one.
 template <typename Done>
 absl::Status ThreadCommunicator::Await(Lock& lock, int channel, Done done) {
+  bool said = false;
   while (!done()) {
     if (!world_.aborted().ok()) return GiveUp(lock, world_.aborted());
     if (CopyNext(lock, channel)) continue;
@@ -142,9 +146,28 @@ absl::Status ThreadCommunicator::Await(Lock& lock, int channel, Done done) {
       return GiveUp(lock, absl::UnavailableError(absl::StrCat("rank ", rank_, " waits for rank ",
                                                               peer, ", which has finished")));
     }
-    world_.Sleep(lock, world_rank());
+    world_.Sleep(lock, world_rank(), [&] {
+      SayWait(channel);
+      said = true;
+    });
   }
+  if (said) EndWait();
   return absl::OkStatus();
+}
+
+// For the watchdog: the first message of the channel that is not complete, or the meeting.
+void ThreadCommunicator::SayWait(int channel) {
+  if (current_progress == nullptr) return;
+  const char* const name = Name(static_cast<Channel>(channel));
+  for (int peer = 0; self().pending[channel] > 0 && peer < group_->size; ++peer) {
+    if (const auto& receives = group_->link(channel, peer, rank_).receives; !receives.empty()) {
+      return current_progress->Wait("receives", name, WorldRank(peer), receives.front().bytes);
+    }
+    if (const auto& sends = group_->link(channel, rank_, peer).sends; !sends.empty()) {
+      return current_progress->Wait("sends", name, WorldRank(peer), sends.front().bytes);
+    }
+  }
+  current_progress->Wait("waits for the other ranks of a collective", name, -1, 0);
 }
 
 // A rank that this one's wait depends on, but whose body has returned; -1 if there is none.
@@ -210,7 +233,10 @@ absl::Status ThreadCommunicator::Meet(Lock& lock, Last last) {
 void ThreadCommunicator::MeetRegardless(Lock& lock) {
   const int64_t meeting = group_->meetings;
   if (++group_->arrived == group_->size) group_->EndMeeting();
-  while (group_->meetings == meeting) world_.Sleep(lock, world_rank());
+  while (group_->meetings == meeting) {
+    world_.Sleep(lock, world_rank(), [&] { SayWait(static_cast<int>(Channel::kCollective)); });
+  }
+  EndWait();
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> ThreadCommunicator::Split(int color, int key) {
@@ -329,6 +355,7 @@ absl::Status RunRanks(int world_size, const std::function<absl::Status(Communica
   const auto group = std::make_shared<ThreadGroup>(world, std::move(world_ranks));
 
   const auto run = [&](int rank) {
+    const ScopedRankProgress progress(rank);
     const absl::Status status = RunBody(body, ThreadCommunicator(group, rank));
     Lock lock = world.Acquire();
     if (!status.ok()) world.Fail(rank, status);

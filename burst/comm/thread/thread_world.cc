@@ -48,15 +48,14 @@ void ThreadWorld::Wake(int rank) {
   ranks_[rank].woken.notify_all();
 }
 
-void ThreadWorld::Sleep(Lock& lock, int rank) {
-  Rank& self = ranks_[rank];
-  const auto unchanged = [&self, seen = self.events.load(std::memory_order_relaxed)] {
-    return self.events.load(std::memory_order_relaxed) == seen;
+bool ThreadWorld::Spin(Lock& lock, int rank, uint64_t seen) {
+  const auto unchanged = [&] {
+    return ranks_[rank].events.load(std::memory_order_relaxed) == seen;
   };
   lock.unlock();
   for (int i = 0; i < spins_ && unchanged(); ++i) __builtin_ia32_pause();
   Reacquire(lock);
-  while (unchanged()) self.woken.wait(lock);
+  return !unchanged();
 }
 
 void ThreadWorld::EndCopy(int rank) {
@@ -65,7 +64,7 @@ void ThreadWorld::EndCopy(int rank) {
 }
 
 void ThreadWorld::AwaitCopies(Lock& lock, int rank) {
-  while (ranks_[rank].copies > 0) Sleep(lock, rank);
+  while (ranks_[rank].copies > 0) Sleep(lock, rank, [] {});
 }
 
 ThreadGroup::ThreadGroup(ThreadWorld& world, std::vector<int> world_ranks)

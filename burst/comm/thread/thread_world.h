@@ -42,9 +42,17 @@ class ThreadWorld {
   void Leave(int rank);
   bool has_left(int rank) const { return ranks_[rank].left; }
 
-  // Sleep releases the lock and returns, with the lock, after the rank's next Wake.
+  // Sleep releases the lock and returns, with the lock, after the rank's next Wake. Before the
+  // thread gives up its core it calls blocks(), with the lock.
   void Wake(int rank);
-  void Sleep(Lock& lock, int rank);
+  template <typename Blocks>
+  void Sleep(Lock& lock, int rank, Blocks&& blocks) {
+    Rank& self = ranks_[rank];
+    const uint64_t seen = self.events.load(std::memory_order_relaxed);
+    if (Spin(lock, rank, seen)) return;
+    blocks();
+    while (self.events.load(std::memory_order_relaxed) == seen) self.woken.wait(lock);
+  }
 
   // Between BeginCopy and EndCopy, another rank reads memory of this one without the lock.
   void BeginCopy(int rank) { ++ranks_[rank].copies; }
@@ -59,6 +67,9 @@ class ThreadWorld {
     int copies = 0;
     bool left = false;
   };
+
+  // Whether the rank's next Wake came while the thread spun for it, without the lock.
+  bool Spin(Lock& lock, int rank, uint64_t seen);
 
   std::mutex mutex_;
   absl::Status cause_, aborted_;

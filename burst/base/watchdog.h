@@ -1,0 +1,49 @@
+// Ends a process whose ranks have not moved for too long, and says where each of them is
+// (progress.h).
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace burst {
+
+// While it lives: after `patience` without progress of any rank of this process, nor of those that
+// ProgressElsewhere tells of, prints a line for each rank of this process to stderr and ends the
+// process with exit code 1. Ranks that are only waiting for one that works are no reason to end.
+//
+// Time in which the process itself was stopped (SIGSTOP) does not count.
+class Watchdog {
+ public:
+  explicit Watchdog(std::chrono::milliseconds patience);
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  void Watch();
+  [[noreturn]] void End(int64_t idle_ms);
+
+  const std::chrono::milliseconds patience_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
+// For transports that connect processes: they tell each other of progress, so that a process knows
+// of a rank elsewhere that works; and a process that ends asks the others to say where they are.
+
+// Milliseconds since a rank of this process moved; 0 without a watchdog or ranks.
+int64_t MsWithoutProgress();
+// Another process has said that one of its ranks moved so long ago.
+void ProgressElsewhere(int64_t ms_ago);
+// Prints where this process's ranks are. Only the first call does.
+void ReportProgress();
+// Replaces what a watchdog calls before it ends the process: asks the other processes to report.
+void SetAskOthersToReport(std::function<void()> ask);
+
+}  // namespace burst

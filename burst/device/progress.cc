@@ -1,0 +1,242 @@
+#include "burst/device/progress.h"
+
+#ifdef BURST_WITH_CUDA
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <list>
+#include <mutex>
+#include <vector>
+
+#include "burst/device/cuda.h"
+#endif
+
+namespace burst {
+
+#ifdef BURST_WITH_CUDA
+namespace {
+
+using StreamWrite = CUresult(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+
+// Null where the driver has no such function.
+StreamWrite* FindStreamWrite() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &function,
+                                                             12000, cudaEnableDefault, &found);
+#else
+  const cudaError_t error =
+      cudaGetDriverEntryPoint("cuStreamWriteValue32", &function, cudaEnableDefault, &found);
+#endif
+  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) {
+    (void)cudaGetLastError();
+    return nullptr;
+  }
+  return reinterpret_cast<StreamWrite*>(function);
+}
+
+// The host's memory that a context's GPU writes its numbers into, one for each stream, at word 0
+// for the context's own. Kept as long as the context.
+class NumberPage {
+ public:
+  static constexpr int kWords = 1024;
+
+  NumberPage() : write_(FindStreamWrite()) {
+    if (write_ == nullptr) return;
+    void* memory = nullptr;
+    BURST_CUDA_CHECK(cudaHostAlloc(&memory, kWords * sizeof(uint32_t), cudaHostAllocPortable));
+    std::memset(memory, 0, kWords * sizeof(uint32_t));
+    words_ = static_cast<volatile uint32_t*>(memory);
+    for (int word = kWords - 1; word > 0; --word) free_.push_back(word);
+  }
+
+  bool works() const { return words_ != nullptr; }
+  uint32_t Read(int word) const { return words_[word]; }
+  // After the work that is on the stream now. On failure nothing: marks stand still then.
+  void Write(cudaStream_t stream, int word, uint32_t number) const {
+    (void)write_(stream, reinterpret_cast<CUdeviceptr>(&words_[word]), number,
+                 CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER);
+  }
+
+  // -1: none is free. A word that was given back may still be written to, by the stream that had
+  // it; numbers go on from where it stands.
+  int Take() {
+    if (free_.empty()) return -1;
+    const int word = free_.back();
+    free_.pop_back();
+    return word;
+  }
+  void GiveBack(int word) { free_.insert(free_.begin(), word); }
+
+ private:
+  StreamWrite* const write_;
+  volatile uint32_t* words_ = nullptr;
+  std::vector<int> free_;
+};
+
+struct Message {
+  const char* what = nullptr;
+  int peer = -1;
+  int64_t bytes = 0;
+};
+
+// The numbers that a stream was told to write, and what each stands for: the last kKept of them.
+template <typename Thing, uint32_t kKept>
+class Numbers {
+ public:
+  Numbers(const NumberPage* page, int word)
+      : page_(page), word_(word), first_(page->Read(word)), last_(first_) {}
+
+  int word() const { return word_; }
+  uint32_t last() const { return last_; }
+  uint32_t reached() const { return page_->Read(word_); }
+  uint32_t Add(const Thing& thing) {
+    things_[++last_ % kKept] = thing;
+    return last_;
+  }
+  bool finished() const { return reached() == last_; }
+  // Null: too long ago.
+  const Thing* Get(uint32_t number) const {
+    return number == first_ || last_ - number >= kKept ? nullptr : &things_[number % kKept];
+  }
+
+ private:
+  const NumberPage* const page_;
+  const int word_;
+  const uint32_t first_;
+  uint32_t last_;
+  std::array<Thing, kKept> things_;
+};
+
+class CudaMarks : public DeviceMarks {
+ public:
+  struct Stream {
+    const char* channel;
+    Numbers<Message, 64> numbers;
+  };
+
+  explicit CudaMarks(NumberPage* page) : page_(page), marks_(page, 0) {
+    current_progress->set_device(this);
+  }
+  ~CudaMarks() override {
+    // The last mark says that all is done: a later rank's numbers go on from it.
+    if (current_progress != nullptr) current_progress->set_device(nullptr);
+  }
+
+  // A mark on the rank's stream is reached when the work before it is done; the device is at the
+  // last one that it has reached.
+  void Mark(const ProgressPlace& place) override {
+    uint32_t number = 0;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      number = marks_.Add(place);
+    }
+    page_->Write(cuda::CurrentStream(), marks_.word(), number);
+  }
+
+  uint64_t reached() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    uint64_t sum = marks_.reached();
+    for (const Stream& stream : streams_) sum += stream.numbers.reached();
+    return sum;
+  }
+
+  std::string Describe() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::string text;
+    const uint32_t at = marks_.reached();
+    if (const ProgressPlace* place = marks_.Get(at); place != nullptr) {
+      text = "at " + burst::Describe(*place);
+    } else {
+      text = "not at its first mark";
+    }
+    text += ", " + std::to_string(marks_.last() - at) + " marks behind the host";
+    for (const Stream& stream : streams_) {
+      if (stream.numbers.finished()) continue;
+      const uint32_t number = stream.numbers.reached() + 1;
+      text += std::string("; channel ") + stream.channel + " has not finished ";
+      const Message* const message = stream.numbers.Get(number);
+      if (message == nullptr) {
+        text += std::to_string(stream.numbers.last() - number + 1) + " messages";
+        continue;
+      }
+      text += std::string(message->what) + " of " + std::to_string(message->bytes) + " bytes";
+      if (message->peer >= 0) text += ", rank " + std::to_string(message->peer);
+    }
+    return text;
+  }
+
+  Stream* Add(const char* channel) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const int word = page_->Take();
+    if (word < 0) return nullptr;
+    streams_.push_back({channel, Numbers<Message, 64>(page_, word)});
+    return &streams_.back();
+  }
+
+  void Remove(Stream* stream) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    page_->GiveBack(stream->numbers.word());
+    streams_.remove_if([stream](const Stream& other) { return &other == stream; });
+  }
+
+  void Queued(Stream* stream, cudaStream_t on, const Message& message) {
+    uint32_t number = 0;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      number = stream->numbers.Add(message);
+    }
+    page_->Write(on, stream->numbers.word(), number);
+  }
+
+ private:
+  NumberPage* const page_;
+  mutable std::mutex mutex_;
+  Numbers<ProgressPlace, 4096> marks_;
+  std::list<Stream> streams_;
+};
+
+CudaMarks* Marks() {
+  return current_progress == nullptr ? nullptr
+                                     : static_cast<CudaMarks*>(current_progress->device());
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceMarks> MarkDeviceProgress(DeviceType device) {
+  if (device != DeviceType::kCuda || current_progress == nullptr || !ProgressIsWatched()) {
+    return nullptr;
+  }
+  auto& page = cuda::CurrentContext().Get<NumberPage>();
+  if (!page.works()) return nullptr;
+  return std::make_unique<CudaMarks>(&page);
+}
+
+MessageMarks::MessageMarks(const char* channel) {
+  if (CudaMarks* marks = Marks(); marks != nullptr) stream_ = marks->Add(channel);
+}
+
+MessageMarks::~MessageMarks() {
+  CudaMarks* const marks = Marks();
+  if (stream_ != nullptr && marks != nullptr) {
+    marks->Remove(static_cast<CudaMarks::Stream*>(stream_));
+  }
+}
+
+void MessageMarks::Queued(void* stream, const char* what, int peer, int64_t bytes) {
+  CudaMarks* const marks = Marks();
+  if (stream_ == nullptr || marks == nullptr) return;
+  marks->Queued(static_cast<CudaMarks::Stream*>(stream_), static_cast<cudaStream_t>(stream),
+                {what, peer, bytes});
+}
+#else
+std::unique_ptr<DeviceMarks> MarkDeviceProgress(DeviceType) { return nullptr; }
+MessageMarks::MessageMarks(const char*) {}
+MessageMarks::~MessageMarks() = default;
+void MessageMarks::Queued(void*, const char*, int, int64_t) { (void)stream_; }
+#endif
+
+}  // namespace burst
