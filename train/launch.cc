@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,8 +15,10 @@
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
 #include "burst/base/watchdog.h"
+#include "burst/cli/process.h"
 #include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/comm/launch/process_launch.h"
+#include "burst/comm/tcp/tcp_communicator.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/device.h"
 #include "burst/device/progress.h"
@@ -48,6 +52,14 @@ absl::Status AgreeOnNodes(Communicator* comm, ResolvedConfig* config) {
   const bool agreed = std::all_of(all.begin(), all.end(), [&](double n) { return n == all[0]; });
   if (!agreed) config->ranks_per_node = 0;
   return absl::OkStatus();
+}
+
+// Another rank was lost, and this one has not noticed: it computes, or writes a file.
+void EndProcess(const absl::Status& failure) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "error: %s\n", std::string(failure.message()).c_str());
+  std::fflush(stderr);
+  std::_Exit(kExitFailure);
 }
 
 // This process is a rank.
@@ -88,6 +100,13 @@ absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
   if (config.comm == CommKind::kMpi) return TrainProcess(std::move(setup), mpi);
 
   BURST_ASSIGN_OR_RETURN(const auto launch, DetectProcessLaunch(std::getenv));
+  if (config.comm == CommKind::kTcp) {
+    TcpOptions options;
+    options.grace = std::chrono::seconds(10);
+    options.on_failure = EndProcess;
+    BURST_ASSIGN_OR_RETURN(const auto comm, TcpCommunicator::Create(*launch, options));
+    return TrainProcess(std::move(setup), comm.get());
+  }
   BURST_ASSIGN_OR_RETURN(const int gpu, GpuOfProcess(*launch));
   const ScopedCudaDevice device(gpu, launch->rank);
   const ScopedRankProgress progress(launch->rank);

@@ -16,9 +16,9 @@ absl::Status RunRanksInProcess(const ResolvedConfig& config,
                                const std::function<absl::Status(Communicator&)>& body);
 
 // Trains: prepares, starts the ranks, and returns the first error. `mpi`: the communicator of all
-// processes with --comm=mpi, else null. With --comm=mpi and nccl every process calls it; of those
-// that fail together, one returns the error and the others Cancelled, so that it is printed once. A
-// process that fails alone takes the others down with its message.
+// processes with --comm=mpi, else null. With --comm=tcp, mpi and nccl every process calls it; of
+// those that fail together, one returns the error and the others Cancelled, so that it is printed
+// once. A process that fails alone takes the others down with its message.
 absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi);
 
 }  // namespace burst

@@ -59,8 +59,7 @@ absl::Status Run() {
       std::vector<double> times[2];
       for (int turn = 0; turn < kTurns; ++turn) {
         for (const bool first : {true, false}) {
-          BURST_ASSIGN_OR_RETURN(const double time,
-                                 Time(first ? *tcp : *mpi, reduces, out, in));
+          BURST_ASSIGN_OR_RETURN(const double time, Time(first ? *tcp : *mpi, reduces, out, in));
           times[first ? 0 : 1].push_back(time);
         }
       }

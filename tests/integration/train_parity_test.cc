@@ -31,6 +31,16 @@ struct Run {
 
 void PrintTo(const Run& run, std::ostream* out) { *out << run.name; }
 
+// Starts the command that follows as so many processes, as torchrun does.
+std::vector<std::string> AsTorchrun(int ranks) {
+  const std::string script =
+      "pids=(); for ((rank = 0; rank < $0; ++rank)); do "
+      "env RANK=$rank WORLD_SIZE=$0 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$0 MASTER_ADDR=localhost "
+      "MASTER_PORT=$((20000 + $$ % 10000)) TORCHELASTIC_RUN_ID=$$ \"$@\" & pids+=($!); done; "
+      "code=0; for pid in ${pids[@]}; do wait $pid || code=$?; done; exit $code";
+  return {"bash", "-c", script, absl::StrCat(ranks)};
+}
+
 class TrainParity : public testing::TestWithParam<Run> {
  protected:
   void SetUp() override {
@@ -135,25 +145,24 @@ TEST_P(TrainParity, TensorParallelRanksTrainAsOneDoes) {
 }
 
 // Ranks as processes give the very bits that ranks as threads give.
-TEST_P(TrainParity, MpirunTrainsAsThreadsDo) {
+TEST_P(TrainParity, ProcessesTrainAsThreadsDo) {
   const std::string mpirun = BURST_MPIRUN;
-  if (mpirun.empty()) GTEST_SKIP() << "built without Open MPI";
-  const std::vector<std::string> start = {mpirun, "--oversubscribe", "-np", "4"};
+  const auto compare = [&](std::vector<std::string> options) {
+    SCOPED_TRACE(options[0]);
+    options.push_back("--ranks=4");
+    const std::vector<double> expected = Losses({}, options);
+    EXPECT_EQ(Losses(AsTorchrun(4), options), expected) << "sockets, which are the default";
+    options.push_back("--comm=mpi");
+    if (mpirun.empty()) return;
+    EXPECT_EQ(Losses({mpirun, "--oversubscribe", "-np", "4"}, options), expected);
+  };
   for (const char* layout : {"contiguous", "zigzag", "striped"}) {
-    SCOPED_TRACE(layout);
-    EXPECT_EQ(Losses(start, {"--comm=mpi", absl::StrCat("--layout=", layout)}),
-              Losses({}, {"--ranks=4", absl::StrCat("--layout=", layout)}));
+    compare({absl::StrCat("--layout=", layout)});
   }
-  EXPECT_EQ(Losses(start, {"--comm=mpi", "--ranks_per_node=2"}),
-            Losses({}, {"--ranks=4", "--ranks_per_node=2"}));
-  const std::vector<std::string> hybrid = {"--strategy=burst+ulysses", "--ulysses=2"};
-  EXPECT_EQ(Losses(start, {"--comm=mpi", hybrid[0], hybrid[1]}),
-            Losses({}, {"--ranks=4", hybrid[0], hybrid[1]}));
+  compare({"--ranks_per_node=2"});
+  compare({"--strategy=burst+ulysses", "--ulysses=2"});
   for (const char* strategy : {"tp", "tp+sp"}) {
-    const std::vector<std::string> mesh = {absl::StrCat("--strategy=", strategy), "--dp=2",
-                                           "--batch=4"};
-    EXPECT_EQ(Losses(start, {"--comm=mpi", mesh[0], mesh[1], mesh[2]}),
-              Losses({}, {"--ranks=4", mesh[0], mesh[1], mesh[2]}));
+    compare({absl::StrCat("--strategy=", strategy), "--dp=2", "--batch=4"});
   }
 }
 
@@ -163,9 +172,11 @@ TEST_P(TrainParity, RecomputationTrainsAsItself) {
   const std::string mpirun = BURST_MPIRUN;
   const std::vector<double> expected = Losses({}, {"--ranks=2"});
   EXPECT_EQ(Losses({}, {"--ranks=2", "--recompute=full"}), expected);
+  EXPECT_EQ(Losses(AsTorchrun(2), {"--recompute=selective"}), expected);
   if (mpirun.empty()) GTEST_SKIP() << "built without Open MPI";
   const std::vector<std::string> start = {mpirun, "--oversubscribe", "-np", "2"};
   EXPECT_EQ(Losses(start, {"--comm=mpi", "--recompute=selective"}), expected);
+  EXPECT_EQ(Losses(start, {"--comm=tcp", "--recompute=selective"}), expected);
 }
 
 TEST(TrainUnderMpirun, ErrorsArePrintedOnce) {
@@ -182,7 +193,9 @@ TEST(TrainUnderMpirun, ErrorsArePrintedOnce) {
     EXPECT_EQ(count, 1) << result.err;
     return result.err;
   };
-  EXPECT_THAT(errors({}, 2), testing::HasSubstr("--comm=mpi"));
+  EXPECT_THAT(errors({"--comm=threads"}, 2), testing::HasSubstr("3 separate models"));
+  EXPECT_THAT(errors({"--ranks=2"}, 2), testing::HasSubstr("--ranks: 2"));
+  EXPECT_THAT(errors({"--data=missing.txt"}, 1), testing::HasSubstr("missing.txt"));
   EXPECT_THAT(errors({"--comm=mpi", "--ranks=2"}, 2), testing::HasSubstr("--ranks: 2"));
   EXPECT_THAT(errors({"--comm=mpi", "--lyout=zigzag"}, 2), testing::HasSubstr("--layout"));
   EXPECT_THAT(errors({"--comm=mpi", "--data=missing.txt"}, 1), testing::HasSubstr("missing.txt"));

@@ -146,10 +146,19 @@ TEST(TrainConfig, CommFollowsTheLaunch) {
   EXPECT_EQ(comm({}, {4, 8, 4}), CommKind::kNccl);
   EXPECT_EQ(comm({"--comm=mpi"}, {4, 8, 4}), CommKind::kMpi);  // and so on the CPU
   EXPECT_EQ(Resolve({"--comm=mpi"}, {4, 8, 4})->device, DeviceType::kCpu);
-  // A launcher's environment does not matter to threads.
+  for (const char* launcher : {"mpirun", "torchrun", "srun"}) {
+    EXPECT_EQ(comm({}, {4, 8, 0, launcher}), CommKind::kTcp);
+    EXPECT_EQ(comm({"--device=cpu"}, {4, 8, 4, launcher}), CommKind::kTcp);
+  }
+  EXPECT_EQ(comm({"--comm=tcp"}, {4, 8, 4}), CommKind::kTcp);
+  EXPECT_EQ(Resolve({"--comm=tcp"}, {4, 8, 4})->device, DeviceType::kCpu);
+  EXPECT_EQ(comm({"--comm=mpi"}, {4, 8}), CommKind::kMpi);
+  // A launcher's environment does not matter to threads, nor its token to MPI.
   const Launch confused = {1, 8, 4, "", absl::InvalidArgumentError("RANK is not set")};
   EXPECT_EQ(comm({"--comm=threads"}, confused), CommKind::kThreads);
-  EXPECT_EQ(comm({"--device=cpu"}, confused), CommKind::kThreads);
+  Launch no_token = {4, 8};
+  no_token.token_error = absl::InvalidArgumentError("BURST_TOKEN is not set");
+  EXPECT_EQ(comm({"--comm=mpi"}, no_token), CommKind::kMpi);
 }
 
 TEST(TrainConfig, MeshOfRanks) {
@@ -262,7 +271,7 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--layout=zigzig"}, {"--layout", "zigzig", "contiguous", "zigzag", "striped"}},
       {{"--ring_backward=up"}, {"--ring_backward", "up", "auto", "burst", "ring"}},
       {{"--schedule=step"}, {"--schedule", "'step'", "use cosine, linear, constant or wsd"}},
-      {{"--comm=shmem"}, {"--comm", "'shmem'", "use auto, threads, mpi or nccl"}},
+      {{"--comm=shmem"}, {"--comm", "'shmem'", "use auto, threads, tcp, mpi or nccl"}},
       {{"--device=tpu"}, {"--device", "unknown device 'tpu'", "use auto, cpu or cuda"}},
       {{"--precision=fp8"}, {"--precision", "'fp8'", "use auto, fp32, tf32 or bf16"}},
       {{"--tokenizer=bpe"}, {"--tokenizer", "bpe", "byte", "char"}},
@@ -297,8 +306,15 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--warmup=-2"}, {"--warmup"}},
       {{"--resume"}, {"--resume", "--out"}},
       {{"--comm=mpi", "--ranks=2"}, {"--ranks", "2", "4 processes"}, {4, 8}},
-      {{}, {"--comm", "4 separate models", "mpirun", "--comm=mpi"}, {4, 8}},
-      {{}, {"--comm", "4 separate models", "torchrun"}, {4, 8, 0, "torchrun"}},
+      {{"--comm=threads"}, {"--comm", "4 separate models", "torchrun"}, {4, 8, 0, "torchrun"}},
+      {{"--comm=tcp", "--device=cuda"}, {"--comm", "tcp", "--device=cuda"}, {4, 8, 4}},
+      {{"--comm=tcp"}, {"--comm", "tcp", "mpirun, torchrun or srun"}, {1, 8}},
+      {{},
+       {"--comm", "tcp", "RANK is not set"},
+       {1, 8, 0, "", absl::InvalidArgumentError("RANK is not set")}},
+      {{},
+       {"--comm", "tcp", "BURST_TOKEN is not set"},
+       {4, 8, 0, "srun", absl::OkStatus(), absl::InvalidArgumentError("BURST_TOKEN is not set")}},
       {{"--comm=threads"}, {"--comm", "4 separate models", "leave it out"}, {4, 8, 4}},
       {{"--comm=mpi", "--device=cuda"}, {"--comm", "mpi", "--device=cuda"}, {4, 8, 4}},
       {{"--comm=nccl"}, {"--comm", "nccl", "--device=cuda"}, {4, 8}},

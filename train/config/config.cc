@@ -14,6 +14,7 @@ constexpr EnumName<TokenizerChoice> kTokenizers[] = {{TokenizerChoice::kAuto, "a
 
 constexpr EnumName<CommChoice> kComms[] = {{CommChoice::kAuto, "auto"},
                                            {CommChoice::kThreads, "threads"},
+                                           {CommChoice::kTcp, "tcp"},
                                            {CommChoice::kMpi, "mpi"},
                                            {CommChoice::kNccl, "nccl"}};
 
@@ -117,9 +118,10 @@ OptionTable TrainOptions(TrainConfig* c) {
         "Sequence parallel: ranks of a group, the ring that shares every sequence; with tp and "
         "tp+sp those that share the model. -1: ranks / dp.");
   t.Add("comm", &c->comm, ParseComm, kMayChange,
-        "threads of this process; mpi (CPUs, start with mpirun); nccl (processes that own one GPU "
-        "each, start with mpirun, torchrun or srun). auto: nccl on GPUs under such a launcher, "
-        "else threads.");
+        "threads of this process; or processes that mpirun, torchrun or srun started: tcp (CPUs, "
+        "sockets), mpi (CPUs, mpirun alone), nccl (each owns one GPU). auto: threads; under a "
+        "launcher nccl on GPUs and tcp on CPUs. Processes on several hosts need BURST_TOKEN "
+        "(SECURITY.md) unless MPI connects them.");
   t.Add("strategy", &c->strategy, ParseStrategy, kMayChange,
         "How a sequence's attention is spread over its ranks: single (one rank), burst (a ring), "
         "ring (RingAttention), ulysses (all-to-all over heads) or burst+ulysses (all-to-all in "

@@ -26,7 +26,7 @@
 namespace burst {
 
 enum class TokenizerChoice { kAuto, kByte, kChar };  // kAuto: char for text, none for shards
-enum class CommChoice { kAuto, kThreads, kMpi, kNccl };
+enum class CommChoice { kAuto, kThreads, kTcp, kMpi, kNccl };
 enum class DeviceChoice { kAuto, kCpu, kCuda };       // kAuto: a GPU where there is one
 enum class Precision { kAuto, kFp32, kTf32, kBf16 };  // kAuto: bf16 on GPUs, fp32 on the CPU
 const char* Name(TokenizerChoice tokenizer);
@@ -106,7 +106,7 @@ absl::StatusOr<TrainConfig> TrainConfigFromArguments(int argc, char** argv);
 
 std::string TrainHelp();
 
-enum class CommKind { kThreads, kMpi, kNccl };
+enum class CommKind { kThreads, kTcp, kMpi, kNccl };
 
 // A checked configuration: every value is the one that is used.
 struct ResolvedConfig : PlainOptions {

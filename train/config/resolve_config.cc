@@ -53,7 +53,6 @@ absl::Status CheckRanges(const TrainConfig& c) {
     return InvalidOption("seqlen", c.seqlen, " times --batch=", c.batch,
                          " is more than 2^31 tokens");
   }
-  constexpr int64_t kMaxRanks = 1024;
   if (c.ranks > kMaxRanks) return InvalidOption("ranks", c.ranks, " is too large; at most 1024");
   if (c.dp > kMaxRanks) return InvalidOption("dp", c.dp, " is too large; at most 1024");
   if (c.sp > kMaxRanks) return InvalidOption("sp", c.sp, " is too large; at most 1024");
@@ -94,10 +93,10 @@ absl::StatusOr<LrSchedule> ResolveLr(const TrainConfig& c) {
 }
 
 absl::Status ResolvePrecision(const TrainConfig& c, const Launch& launch, ResolvedConfig* config) {
-  const bool mpi = c.comm == CommChoice::kMpi;
+  const bool on_cpu = c.comm == CommChoice::kMpi || c.comm == CommChoice::kTcp;
   BURST_ASSIGN_OR_RETURN(
       config->device,
-      ResolveDevice(mpi && c.device == DeviceChoice::kAuto ? DeviceChoice::kCpu : c.device,
+      ResolveDevice(on_cpu && c.device == DeviceChoice::kAuto ? DeviceChoice::kCpu : c.device,
                     launch.gpus));
   const bool cuda = config->device == DeviceType::kCuda;
   if (!cuda && c.precision != Precision::kAuto && c.precision != Precision::kFp32) {
@@ -122,35 +121,54 @@ absl::Status CheckModelFitsDevice(const ResolvedConfig& config) {
                        "multiple of ", kMultiple, " and at most ", kMost);
 }
 
+// Processes of a launcher are connected by NCCL if they have GPUs, else by sockets.
+CommKind ChooseComm(CommChoice choice, bool cuda, bool launched) {
+  switch (choice) {
+    case CommChoice::kThreads:
+      return CommKind::kThreads;
+    case CommChoice::kTcp:
+      return CommKind::kTcp;
+    case CommChoice::kMpi:
+      return CommKind::kMpi;
+    case CommChoice::kNccl:
+      return CommKind::kNccl;
+    case CommChoice::kAuto:
+      return !launched ? CommKind::kThreads : cuda ? CommKind::kNccl : CommKind::kTcp;
+  }
+  return CommKind::kThreads;
+}
+
 absl::Status ResolveComm(const TrainConfig& c, const Launch& launch, ResolvedConfig* config) {
   const bool cuda = config->device == DeviceType::kCuda;
   const bool launched = launch.processes > 1 || !launch.error.ok();
-  const bool nccl =
-      c.comm == CommChoice::kNccl || (c.comm == CommChoice::kAuto && cuda && launched);
-  config->comm = nccl                         ? CommKind::kNccl
-                 : c.comm == CommChoice::kMpi ? CommKind::kMpi
-                                              : CommKind::kThreads;
+  config->comm = ChooseComm(c.comm, cuda, launched);
   switch (config->comm) {
     case CommKind::kNccl:
-      if (!cuda)
-        return InvalidOption("comm", "nccl needs --device=cuda; the CPU's are threads and mpi");
-      if (!launch.error.ok()) return InvalidOption("comm", "nccl: ", launch.error.message());
-      if (launch.processes > 1) return absl::OkStatus();
-      return InvalidOption("comm",
-                           "nccl needs processes that mpirun, torchrun or srun started; for the ",
-                           "GPUs of this machine give --ranks alone");
+      if (!cuda) {
+        return InvalidOption("comm",
+                             "nccl needs --device=cuda; the CPU's are threads, tcp and mpi");
+      }
+      break;
+    case CommKind::kTcp:
+      if (!cuda) break;
+      return InvalidOption("comm", "tcp does not reach into GPUs; leave it out with --device=cuda");
     case CommKind::kMpi:
       if (!cuda) return absl::OkStatus();
       return InvalidOption("comm", "mpi does not reach into GPUs; leave it out with --device=cuda");
     case CommKind::kThreads:
       if (launch.processes == 1) return absl::OkStatus();
       return InvalidOption("comm", "threads would train ", launch.processes,
-                           " separate models, one in each process of ", launch.launcher, "; ",
-                           cuda                          ? "leave it out"
-                           : launch.launcher == "mpirun" ? "give --comm=mpi"
-                                                         : "on CPUs use mpirun and --comm=mpi");
+                           " separate models, one in each process of ", launch.launcher,
+                           "; leave it out");
   }
-  return absl::OkStatus();
+  const char* name = config->comm == CommKind::kNccl ? "nccl" : "tcp";
+  if (!launch.error.ok()) return InvalidOption("comm", name, ": ", launch.error.message());
+  if (!launch.token_error.ok()) {
+    return InvalidOption("comm", name, ": ", launch.token_error.message());
+  }
+  if (launch.processes > 1) return absl::OkStatus();
+  return InvalidOption("comm", name, " needs processes that mpirun, torchrun or srun started; for ",
+                       cuda ? "the GPUs" : "threads", " of this machine give --ranks alone");
 }
 
 absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedConfig* config) {

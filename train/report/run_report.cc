@@ -24,6 +24,7 @@ std::string Machine(const ResolvedConfig& config, double peak_flops) {
 std::string Ranks(const ResolvedConfig& config) {
   const char* kind = config.comm == CommKind::kMpi    ? "processes, MPI"
                      : config.comm == CommKind::kNccl ? "processes, NCCL"
+                     : config.comm == CommKind::kTcp  ? "processes, TCP"
                                                       : "threads";
   const bool tensor = IsTensorParallel(config.strategy);
   return absl::StrFormat("%d = %d data parallel x %d %s parallel; %s", config.ranks,

@@ -21,7 +21,7 @@ using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kFarewell{1000};  // at most, to send and receive the last messages
+constexpr milliseconds kFarewell{1000};     // at most, to send and receive the last messages
 constexpr int64_t kMaxTurnBytes = 1 << 20;  // of one connection, before the others have a turn
 constexpr size_t kBufferBytes = 64 << 10;
 // Of messages of one rank that this one does not wait for yet, with what keeping them costs.
@@ -55,6 +55,7 @@ PeerConnections::~PeerConnections() {
     if (failure_.ok()) QueueForAll(FrameKind::kFinished, "");
     stopping_ = true;
   }
+  changed_.notify_all();
   WakeThread();
   thread_.join();
 }
@@ -303,8 +304,8 @@ void PeerConnections::WriteTo(int index) {
     turn += n;
     frame.written += n;
     if (frame.written < frame.size()) continue;
-    if (frame.transfer != nullptr && frame.tail + frame.tail_bytes ==
-                                         frame.transfer->data + frame.transfer->bytes) {
+    if (frame.transfer != nullptr &&
+        frame.tail + frame.tail_bytes == frame.transfer->data + frame.transfer->bytes) {
       frame.transfer->done = true;
       changed_.notify_all();
     }
@@ -348,18 +349,16 @@ absl::Status PeerConnections::UseBuffer(int index) {
   while (true) {
     if (!peer.frame.has_value()) {
       if (peer.end - peer.begin < kFrameHeaderBytes) break;
-      BURST_ASSIGN_OR_RETURN(
-          peer.frame,
-          ParseFrameHeader(
-              absl::MakeConstSpan(peer.buffer.data() + peer.begin, kFrameHeaderBytes)));
+      BURST_ASSIGN_OR_RETURN(peer.frame, ParseFrameHeader(absl::MakeConstSpan(
+                                             peer.buffer.data() + peer.begin, kFrameHeaderBytes)));
       peer.begin += kFrameHeaderBytes;
       BURST_RETURN_IF_ERROR(BeginPayload(index));
     }
     const uint64_t bytes = PayloadBytes(*peer.frame);
     const size_t here = std::min<uint64_t>(bytes - peer.payload_read, peer.end - peer.begin);
     if (here > 0) {
-      char* const place = peer.into != nullptr ? peer.into->data + peer.into->moved
-                                               : &peer.payload[0];
+      char* const place =
+          peer.into != nullptr ? peer.into->data + peer.into->moved : &peer.payload[0];
       std::memcpy(place + peer.payload_read, peer.buffer.data() + peer.begin, here);
       peer.begin += here;
       peer.payload_read += here;
@@ -511,11 +510,12 @@ void PeerConnections::Run() {
   const bool failed = !failure_.ok() && !stopping_;
   SayFarewell(lock);
   changed_.notify_all();
-  if (failed && !ending_ && options_.on_failure) {
-    const absl::Status failure = failure_;
-    lock.unlock();
-    options_.on_failure(failure);
-  }
+  if (!failed || !options_.on_failure) return;
+  changed_.wait_for(lock, options_.grace, [this] { return ending_ || stopping_; });
+  if (ending_ || (stopping_ && options_.grace.count() > 0)) return;
+  const absl::Status failure = failure_;
+  lock.unlock();
+  options_.on_failure(failure);
 }
 
 // Sends the last messages and then, unless something failed, reads until the others have closed:

@@ -2,8 +2,9 @@
 // (frame.h) out and in, heartbeats, and how a lost rank is noticed.
 //
 // One thread serves them. It sends and receives while the rank computes. A long message goes from
-// the sender's buffer to the socket and from the socket into the receiver's, without a copy between;
-// short ones are copied on both sides. What a rank may send before it is expected has a limit.
+// the sender's buffer to the socket and from the socket into the receiver's, without a copy
+// between; short ones are copied on both sides. What a rank may send before it is expected has a
+// limit.
 #pragma once
 
 #include <poll.h>
@@ -36,9 +37,11 @@ struct TcpOptions {
   std::chrono::milliseconds heartbeat = std::chrono::seconds(2);
   std::chrono::milliseconds lost_after = std::chrono::seconds(20);
   // Called once, on the thread that serves the connections, when a rank was lost or gave up: after
-  // the other ranks were told, and after waiting calls have returned. Unavailable: "rank 2 of 4 was
-  // lost: ...", "rank 1 of 4 gave up: ...".
+  // the other ranks were told, and after waiting calls have returned; `grace` later, unless this
+  // rank has given up or left until then. Unavailable: "rank 2 of 4 was lost: ...", "rank 1 of 4
+  // gave up: ...".
   std::function<void(const absl::Status& failure)> on_failure;
+  std::chrono::milliseconds grace{0};
 };
 
 // A message that was posted. It stays where it is until it is done or cancelled.
