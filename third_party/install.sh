@@ -14,6 +14,7 @@ packages=(
   libabsl-dev            # containers, status, strings
   nlohmann-json3-dev     # configurations, metrics, checkpoint headers
   libsodium-dev          # HMAC, by which the processes of a job know each other
+  iproute2               # tests: hosts as network namespaces
   libgtest-dev           # tests
   libgmock-dev
   libbenchmark-dev       # benchmarks

@@ -23,6 +23,7 @@ std::atomic<int64_t> received_ns{0};
 std::atomic<int> stops_between_steps{0};         // StopsBetweenSteps that live
 std::atomic<bool> stopped_between_steps{false};  // one has lived
 std::atomic<int> rank{0};                        // of this process
+std::atomic<bool> lets_others_report{false};
 
 int64_t NowNs() {
   timespec now = {};
@@ -45,7 +46,9 @@ const char* NameOfSignal(int signal) {
 
 void Say(int fd, const char* text) { (void)!write(fd, text, std::strlen(text)); }
 
+// A launcher sends it to all processes, also when one of them has ended with an error of its own.
 void EndAtOnce(int signal) {
+  if (rank.load() != 0 || lets_others_report.load()) _exit(128 + signal);
   Say(STDERR_FILENO, "error: ");
   Say(STDERR_FILENO, NameOfSignal(signal));
   Say(STDERR_FILENO, stopped_between_steps.load() ? " ended the process after its last save\n"
@@ -83,6 +86,7 @@ int ExitCode(const absl::Status& status, int code) {
 
 void LetOthersReport() {
   constexpr int kSeconds = 10;
+  lets_others_report.store(true);
   sleep(kSeconds);
 }
 
