@@ -16,13 +16,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/testing/subprocess.h"
+#include "tests/testing/thread_sanitizer.h"
 
 namespace burst {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kSteps = 50;
+constexpr int kSteps = kThreadSanitizer ? 10 : 50;
 
 struct Run {
   std::string name;
@@ -60,10 +61,11 @@ class TrainParity : public testing::TestWithParam<Run> {
     const bool mpi = !command.empty();
     const std::string out = absl::StrCat(folder_, "/run");
     fs::remove_all(out);
-    command.insert(command.end(), {ProgramPath("train/train"), "--data=text.txt", "--batch=3",
-                                   absl::StrCat("--steps=", kSteps), "--lr=3e-3", "--eval_every=25",
-                                   "--eval_batches=2", "--checkpoint_every=0", "--sample=0",
-                                   "--threads=1", "--out=" + out});
+    command.insert(
+        command.end(),
+        {ProgramPath("train/train"), "--data=text.txt", "--batch=3",
+         absl::StrCat("--steps=", kSteps), "--lr=3e-3", absl::StrCat("--eval_every=", kSteps / 2),
+         "--eval_batches=2", "--checkpoint_every=0", "--sample=0", "--threads=1", "--out=" + out});
     command.insert(command.end(), GetParam().arguments.begin(), GetParam().arguments.end());
     command.insert(command.end(), arguments.begin(), arguments.end());
     const Result result = Subprocess(command, {folder_, mpi}).Wait();
@@ -96,7 +98,9 @@ class TrainParity : public testing::TestWithParam<Run> {
 
 TEST_P(TrainParity, FourRanksTrainAsOneDoes) {
   const std::vector<double> one = Losses({}, {"--ranks=1"});
-  EXPECT_LT(one[kSteps - 1], 0.9 * one[0]) << "it learns";
+  if (!kThreadSanitizer) {
+    EXPECT_LT(one[kSteps - 1], 0.9 * one[0]) << "it learns";
+  }
   for (const char* layout : {"contiguous", "zigzag", "striped"}) {
     for (const char* backward : {"burst", "ring"}) {
       SCOPED_TRACE(absl::StrCat(layout, " ", backward));

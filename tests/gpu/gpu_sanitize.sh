@@ -1,0 +1,105 @@
+#!/bin/bash
+# sanitize.sh [memcheck|racecheck ...] [--seconds=N] [--minutes=M]: compute-sanitizer over the GPU
+# tests of this folder, by default with both tools. The tests of several ranks, NCCL among them, come
+# first and have all GPUs; then the GPUs share the rest. A test is cut off after N seconds (default
+# 60), and after M minutes (default 10) what is left is left out; both are counted.
+# The last line counts. Exit code 1 if a tool found something or a test failed.
+cd "$(dirname "$0")" || exit 1
+tools=() seconds=60 minutes=10
+for argument; do
+  case $argument in
+    memcheck | racecheck) tools+=("$argument") ;;
+    --seconds=*) seconds=${argument#*=} ;;
+    --minutes=*) minutes=${argument#*=} ;;
+    *) echo "sanitize.sh: no option $argument" >&2; exit 2 ;;
+  esac
+done
+((${#tools[@]})) || tools=(memcheck racecheck)
+sanitizer=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer")
+[[ -x $sanitizer ]] || { echo "sanitize.sh: no compute-sanitizer; it is a part of the CUDA toolkit" >&2; exit 2; }
+gpus=$(nvidia-smi --list-gpus | wc -l)
+((gpus > 0)) || { echo "sanitize.sh: no GPU" >&2; exit 2; }
+
+# Tools (m, r or both), program, filter: every kernel, at the smallest sizes that reach it.
+rows=$(cat <<'END'
+mr tensor_copy_cuda_test *
+mr ops_cuda_test *-*Statistics*:*SameBits*:*Independent*:*DeathTest*
+mr dense_ops_cuda_test *
+mr matmul_cuda_test *-*SameBits*
+mr ops_bf16_test *Rounded*:*Edges*
+mr adamw_cuda_test *
+mr flash_attention_cuda_test Short*7d*:Short*64d*:All/DTypeTest*-*TileKeys*
+mr flash_attention_bf16_test Short*:*StridedOperands*:*BlocksOfKeys*
+mr sm90_wgmma_test *
+m sm90_flash_attention_test *Masks*:*NoKeys*
+m sm90_flash_attention_test *Grouped*:*Strides*:*GradientThroughLse*
+m sm90_flash_attention_test *Merge*
+r sm90_flash_attention_test *NoKeys*:*Merge*
+r sm90_flash_attention_test *Grouped*
+mr transformer_cuda_test Transformer.Llama*:Transformer.Gpt2*:Decode.*:Ranks.*
+mr recompute_cuda_test *
+m cuda_parity_test *
+m cuda_train_test *Resume*
+m trainer_cuda_test *Recomputation*
+END
+)
+# Of several ranks.
+all_gpus=$(cat <<'END'
+mr ring_cuda_test *
+mr attention_op_cuda_test *
+mr burst_attention_cuda_test *OverNccl:*BFloat16:*Batched*
+mr strategy_cuda_test *OverNccl:*Batched*
+mr tensor_parallel_cuda_test *OverNccl:*MovesAndSums*
+mr communicator_cuda_test All/SharedGpus*:Nccl.Checks
+END
+)
+
+results=$(mktemp -d)
+trap 'rm -rf "$results"' EXIT
+# run NUMBER TOOL PROGRAM FILTER: what it prints is in $results/NUMBER.log, one line in .row.
+run() {
+  local log=$results/$1.log start=$SECONDS code=0 word=ok options=()
+  local limit=$((minutes * 60 - SECONDS))
+  ((limit < seconds)) || limit=$seconds
+  if ((limit <= 0)); then
+    echo "left out        $2 $3 $4" | tee "$results/$1.row"
+    return
+  fi
+  [[ $3 != communicator_cuda_test ]] || options=(--ranks="$gpus")
+  timeout --kill-after=10 "$limit" "$sanitizer" --tool "$2" --error-exitcode 97 \
+    "./$3" --gtest_brief=1 "--gtest_filter=$4" "${options[@]}" >"$log" 2>&1 || code=$?
+  # Cut off in peace only if nothing was found so far.
+  case $code in
+    0) grep -qE '\] [1-9][0-9]* tests? from' "$log" || word=FAILED ;;  # a filter that fits nothing
+    124 | 137) word='cut off'; ! grep -qE '=========.*(Invalid|hazard|Error:)' "$log" || word=FAILED ;;
+    *) word=FAILED ;;
+  esac
+  printf '%-8s %4d s  %-9s %s %s\n' "$word" $((SECONDS - start)) "$2" "$3" "$4" | tee "$results/$1.row"
+  [[ $word != FAILED ]] || grep -v '^$' "$log" | head -n 40
+}
+
+number=0
+work() {  # ROWS: a numbered line for each tool of each row
+  local which program filter tool
+  while read -r which program filter; do
+    for tool in "${tools[@]}"; do
+      [[ $which == *${tool:0:1}* ]] && echo $((++number)) "$tool" "$program" "$filter"
+    done
+  done <<<"$1"
+}
+work "$all_gpus" >"$results/all"
+work "$rows" >"$results/each"
+while read -r number tool program filter; do
+  run "$number" "$tool" "$program" "$filter" </dev/null
+done <"$results/all"
+for ((gpu = 0; gpu < gpus; ++gpu)); do
+  while read -r number tool program filter; do
+    CUDA_VISIBLE_DEVICES=$gpu run "$number" "$tool" "$program" "$filter" </dev/null
+  done < <(awk -v n="$gpus" -v g="$gpu" 'NR % n == g' "$results/each") &
+done
+wait
+
+count() { cat "$results"/*.row | grep -c "^$1"; }
+echo "compute-sanitizer: $(count ok) clean, $(count FAILED) failed, $(count 'cut off') cut off in peace after $seconds s," \
+  "$(count 'left out') left out after $minutes minutes"
+[[ $(count FAILED) == 0 ]]

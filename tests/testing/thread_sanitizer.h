@@ -1,0 +1,25 @@
+// Under the thread sanitizer everything takes ten times as long. Sweeps whose cases differ in sizes
+// alone take fewer of them there, and say so.
+#pragma once
+
+#include <cstdio>
+#include <initializer_list>
+#include <vector>
+
+namespace burst {
+
+#ifdef __SANITIZE_THREAD__
+inline constexpr bool kThreadSanitizer = true;
+#else
+inline constexpr bool kThreadSanitizer = false;
+#endif
+
+// All cases; under the thread sanitizer the first `few`.
+template <typename T>
+std::vector<T> CasesOrFew(std::initializer_list<T> cases, size_t few) {
+  if (!kThreadSanitizer) return cases;
+  std::fprintf(stderr, "thread sanitizer: %zu of %zu cases\n", few, cases.size());
+  return {cases.begin(), cases.begin() + few};
+}
+
+}  // namespace burst
