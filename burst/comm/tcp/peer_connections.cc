@@ -335,8 +335,15 @@ void PeerConnections::ReadFrom(int index) {
     const size_t used = std::min<size_t>(direct, n);
     peer.payload_read += used;
     peer.end += n - used;
+    if (peer.garbled) {
+      peer.end = 0;
+      continue;
+    }
     const absl::Status status = UseBuffer(index);
     if (!status.ok()) {
+      peer.garbled = true;
+      peer.frame.reset();
+      peer.begin = peer.end = 0;
       return SetFailure(absl::UnavailableError(
           absl::StrCat(Who(index), " sent ", std::string(status.message()))));
     }

@@ -113,6 +113,7 @@ class PeerConnections {
     uint64_t unexpected_bytes = 0;                           // of messages that nobody waits for
     std::chrono::steady_clock::time_point heard;
     bool finished = false;  // it said so
+    bool garbled = false;   // it broke the rules: what it sends is dropped
   };
 
   // A message that has come, or was announced, before its receive was started.
