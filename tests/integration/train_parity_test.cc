@@ -151,22 +151,23 @@ TEST_P(TrainParity, TensorParallelRanksTrainAsOneDoes) {
 // Ranks as processes give the very bits that ranks as threads give.
 TEST_P(TrainParity, ProcessesTrainAsThreadsDo) {
   const std::string mpirun = BURST_MPIRUN;
-  const auto compare = [&](std::vector<std::string> options) {
+  const auto compare = [&](std::vector<std::string> options, bool over_mpi) {
     SCOPED_TRACE(options[0]);
     options.push_back("--ranks=4");
     const std::vector<double> expected = Losses({}, options);
     EXPECT_EQ(Losses(AsTorchrun(4), options), expected) << "sockets, which are the default";
     options.push_back("--comm=mpi");
-    if (mpirun.empty()) return;
+    if (!over_mpi || mpirun.empty()) return;
     EXPECT_EQ(Losses({mpirun, "--oversubscribe", "-np", "4"}, options), expected);
   };
   for (const char* layout : {"contiguous", "zigzag", "striped"}) {
-    compare({absl::StrCat("--layout=", layout)});
+    compare({absl::StrCat("--layout=", layout)}, /*over_mpi=*/layout[0] == 'z');
   }
-  compare({"--ranks_per_node=2"});
-  compare({"--strategy=burst+ulysses", "--ulysses=2"});
+  compare({"--ranks_per_node=2"}, true);
+  compare({"--strategy=burst+ulysses", "--ulysses=2"}, true);
   for (const char* strategy : {"tp", "tp+sp"}) {
-    compare({absl::StrCat("--strategy=", strategy), "--dp=2", "--batch=4"});
+    compare({absl::StrCat("--strategy=", strategy), "--dp=2", "--batch=4"},
+            /*over_mpi=*/strategy[2] == '+');
   }
 }
 
@@ -203,6 +204,35 @@ TEST(TrainUnderMpirun, ErrorsArePrintedOnce) {
   EXPECT_THAT(errors({"--comm=mpi", "--ranks=2"}, 2), testing::HasSubstr("--ranks: 2"));
   EXPECT_THAT(errors({"--comm=mpi", "--lyout=zigzag"}, 2), testing::HasSubstr("--layout"));
   EXPECT_THAT(errors({"--comm=mpi", "--data=missing.txt"}, 1), testing::HasSubstr("missing.txt"));
+}
+
+// Without MPI: what a launcher would show when one of its processes dies.
+TEST(TrainUnderTorchrun, AKilledRankIsNamedByAllOthers) {
+  const std::string folder = FreshTestFolder();
+  std::ofstream(folder + "/text.txt") << std::string(3000, 'a') << std::string(3000, 'b');
+  const std::string script = R"sh(
+    for rank in 0 1 2; do
+      env RANK=$rank WORLD_SIZE=3 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=3 MASTER_ADDR=localhost \
+        MASTER_PORT=$((20000 + $$ % 10000)) TORCHELASTIC_RUN_ID=$$ "$0" --data=text.txt \
+        --steps=100000 --seqlen=64 --batch=3 --eval_every=0 --sample=0 --threads=1 --out=run \
+        >out.$rank 2>err.$rank &
+      pids[rank]=$!
+    done
+    for ((i = 0; i < 600; ++i)); do
+      [[ -e run/metrics.jsonl && $(wc -l <run/metrics.jsonl) -ge 3 ]] && break
+      sleep 0.1
+    done
+    kill -9 ${pids[1]}
+    for rank in 0 2; do
+      wait ${pids[rank]}
+      echo "$? $(cat err.$rank)"
+    done)sh";
+  const Result result =
+      Subprocess({"bash", "-c", "cd \"$1\" && " + script, ProgramPath("train/train"), folder},
+                 {folder})
+          .Wait();
+  const std::string line = "1 error: rank 1 of 3 was lost: its connection closed\n";
+  EXPECT_EQ(result.out, line + line) << result.err;
 }
 
 const Run kRuns[] = {
