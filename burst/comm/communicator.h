@@ -2,7 +2,7 @@
 //
 //   thread/  ranks are threads of one process                  host memory; GPU memory for tests
 //   gpu/     ranks own one GPU each, as threads or processes   GPU memory and host memory
-//   tcp/     ranks are processes, connected by sockets         host memory, small messages
+//   tcp/     ranks are processes, connected by sockets         host memory
 //   mpi/     ranks are processes under mpirun                  host memory
 //
 // Sender and receiver use the same kind of memory. GPU memory is ordered by the calling thread's
