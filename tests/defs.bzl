@@ -19,14 +19,15 @@ def gpu_test(name, deps, size = "small", srcs = None, gtest = "@googletest//:gte
         **kwargs
     )
 
-def device_test(name, deps, size = "small", **cpu):
+def device_test(name, deps, size = "small", gtest = "@googletest//:gtest_main", **cpu):
     """foo_test on the CPU, with the attributes `cpu`, and foo_cuda_test from the same source."""
-    unit_test(name = name, size = size, deps = deps, **cpu)
+    unit_test(name = name, size = size, deps = deps, gtest = gtest, **cpu)
     gpu_test(
         name = name.replace("_test", "_cuda_test"),
         size = size,
         srcs = [name + ".cc"],
         deps = deps,
+        gtest = gtest,
     )
 
 def test_library(name, deps, **kwargs):

@@ -47,10 +47,10 @@ void BiasBackward(const MatrixView<T>& dy, T* dbias) {
 Shape OutputShape(const Shape& x, int64_t in, int64_t out) {
   Shape shape = x;
   int64_t trailing = 1;
-  while (!shape.empty() && trailing < in) {
+  do {  // at least one axis, for `in` may be 1
     trailing *= shape.back();
     shape.pop_back();
-  }
+  } while (!shape.empty() && trailing < in);
   BURST_CHECK_EQ(trailing, in) << "no trailing axes of " << ToString(x) << " match the weight";
   shape.push_back(out);
   return shape;

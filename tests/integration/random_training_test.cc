@@ -1,0 +1,267 @@
+// Random small configurations of the trainer: model families, strategies, meshes, layouts, masks,
+// recomputation, accumulation, lengths from one token. Several ranks must train as one rank does,
+// to rounding, or refuse the configuration in a sentence that names an option.
+//
+//   random_training_test [--first=0] [--count=200] [--steps=3]
+//
+// Configuration number n is a function of n alone, so a failure is repeated with --first=n
+// --count=1. Test shards take their share of the numbers. On GPUs (random_training_cuda_test) up to
+// as many ranks as there are GPUs; started anew for every few configurations, by
+// tests/gpu/stress.sh, it also tries what happens when GPUs are used for the first time.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "burst/base/philox.h"
+#include "burst/base/status.h"
+#include "burst/cli/options.h"
+#include "burst/device/device.h"
+#include "tests/testing/test_device.h"
+#include "tests/train/trainer_run.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct StressOptions {
+  int64_t first = 0, count = 200, steps = 3;
+};
+StressOptions stress;
+
+// The draws of one configuration.
+class Draws {
+ public:
+  explicit Draws(int64_t number) : number_(static_cast<uint64_t>(number)) {}
+
+  // Uniform in [low, high].
+  int64_t Between(int64_t low, int64_t high) {
+    return low + Philox(/*key=*/number_, /*stream=*/0, index_++)[0] % (high - low + 1);
+  }
+  bool OneIn(int64_t n) { return Between(1, n) == 1; }
+  template <typename T>
+  T OneOf(const std::vector<T>& values) {
+    return values[Between(0, static_cast<int64_t>(values.size()) - 1)];
+  }
+
+ private:
+  const uint64_t number_;
+  uint64_t index_ = 0;
+};
+
+struct Case {
+  TrainConfig config;     // several ranks, or one
+  TrainConfig reference;  // the same training on one rank, all else by default
+};
+
+Case Draw(int64_t number, const std::string& folder, int max_ranks) {
+  Draws draws(number);
+  const bool cuda = kTestDevice == DeviceType::kCuda;
+  Case result;
+  TrainConfig& c = result.config;
+  c = SmallTraining(folder, "run", kTestDevice);
+
+  // What is trained: the same in both.
+  const bool gpt2 = draws.OneIn(2);
+  const int64_t kv_heads = draws.OneOf<int64_t>({1, 1, 2, 2, 3, 4});
+  const int64_t heads = kv_heads * draws.OneOf<int64_t>({1, 1, 2, 4});
+  const int64_t head_dim = cuda ? 8 * draws.Between(1, 9) : 2 * draws.Between(1, 20);
+  const int64_t ffn = cuda ? 8 * draws.Between(1, 9) : draws.Between(1, 50);
+  c.model = absl::StrCat("{\"family\":\"", gpt2 ? "gpt2" : "llama",
+                         "\",\"layers\":", draws.Between(1, 2), ",\"width\":", heads * head_dim,
+                         ",\"heads\":", heads, ",\"kv_heads\":", kv_heads, ",\"ffn\":", ffn,
+                         ",\"tied_embeddings\":", draws.OneIn(2) ? "true" : "false", "}");
+  c.dropout = draws.OneIn(3) ? 0.1 : 0;
+  c.seqlen = draws.OneIn(3) ? draws.Between(1, 8) : draws.Between(9, cuda ? 300 : 90);
+  c.window = draws.OneIn(4) ? draws.Between(1, c.seqlen + 2) : 0;
+  c.packed = draws.OneIn(3);
+  c.accumulate = draws.Between(1, 3);
+  c.clip = draws.OneIn(3) ? 0 : 1;
+  c.seed = draws.Between(0, 1000);
+  c.steps = stress.steps;
+  c.eval_batches = 1;
+  c.eval_every = 1;
+  if (cuda) {
+    c.precision = draws.OneOf<Precision>({Precision::kFp32, Precision::kTf32, Precision::kBf16});
+  }
+  c.dp = draws.OneIn(3) ? draws.Between(1, std::min(3, max_ranks)) : 1;
+  c.batch = c.dp * draws.Between(1, 2);
+  result.reference = c;
+  result.reference.dp = 1;
+  result.reference.threads = 2;
+
+  // How.
+  c.ranks = -1;
+  c.sp = draws.Between(1, std::max<int64_t>(1, max_ranks / c.dp));
+  c.threads = draws.Between(1, 2);
+  c.strategy = draws.OneOf<Strategy>({Strategy::kSingle, Strategy::kBurst, Strategy::kBurst,
+                                      Strategy::kRing, Strategy::kUlysses, Strategy::kBurstUlysses,
+                                      Strategy::kTp, Strategy::kTpSp});
+  if (c.strategy == Strategy::kSingle) c.sp = 1;
+  c.layout = draws.OneOf<Layout>({Layout::kContiguous, Layout::kZigzag, Layout::kStriped});
+  c.recompute = draws.OneOf<Recompute>({Recompute::kNone, Recompute::kFull, Recompute::kSelective});
+  c.deterministic = draws.OneIn(2);
+  if (HasDirections(c.strategy)) {
+    c.ring_backward =
+        draws.OneOf<BackwardDirection>({BackwardDirection::kAuto, BackwardDirection::kBurst,
+                                        BackwardDirection::kRing});
+  }
+  if (HasRing(c.strategy) && c.sp == 4 && draws.OneIn(2)) c.ranks_per_node = 2;
+  if (c.strategy == Strategy::kBurstUlysses && draws.OneIn(2)) c.ulysses = draws.Between(1, c.sp);
+  if (HasRing(c.strategy) && c.precision == Precision::kBf16 && draws.OneIn(2)) {
+    c.ring_grad_dtype = RingGradDType::kBf16;
+  }
+  return result;
+}
+
+// The options that are not the default: what repeats the case in //train.
+std::string CommandLine(TrainConfig config) {
+  std::vector<std::string> words;
+  TrainConfig initial;
+  const OptionTable options = TrainOptions(&config), defaults = TrainOptions(&initial);
+  for (const Option& option : options.options()) {
+    if (option.get() == defaults[option.name].get()) continue;
+    words.push_back(absl::StrCat("--", option.name, "='", option.get(), "'"));
+  }
+  return absl::StrJoin(words, " ");
+}
+
+struct Results {
+  std::vector<double> losses, norms;
+};
+
+absl::StatusOr<Results> Train(const TrainConfig& config) {
+  Results results;
+  fs::remove_all(config.out);
+  BURST_RETURN_IF_ERROR(
+      WithTrainers(config, [&](Trainer& trainer, int rank) -> absl::Status {
+        for (int64_t step = 0; step < config.steps; ++step) {
+          BURST_ASSIGN_OR_RETURN(const StepMetrics metrics,
+                                 trainer.Step(step, step + 1 < config.steps));
+          if (rank != 0) continue;
+          results.losses.push_back(metrics.loss);
+          results.norms.push_back(metrics.grad_norm);
+        }
+        BURST_ASSIGN_OR_RETURN(const double validation, trainer.Evaluate());
+        if (rank == 0) results.losses.push_back(validation);
+        return absl::OkStatus();
+      }));
+  return results;
+}
+
+// Sums of a few thousand products in another order differ by some 100 roundings: 2^-24 * 100 in
+// fp32. tf32 and bf16 round factors to 2^-11 and 2^-9 of them, of which the errors of a sum are
+// independent: about as many in a loss as in a single product, and more in a gradient's norm, where
+// a few elements may dominate. AdamW's first steps are lr * sign(gradient): an element whose
+// gradient is nothing but rounding may go either way, which moves the loss by a rounding, too.
+struct Tolerance {
+  double loss, norm;
+};
+Tolerance ToleranceOf(Precision precision) {
+  switch (precision) {
+    case Precision::kTf32:
+      return {2e-3, 2e-2};
+    case Precision::kBf16:
+      return {1e-2, 6e-2};
+    default:
+      return {1e-5, 1e-3};
+  }
+}
+
+double Worst(const std::vector<double>& a, const std::vector<double>& b, double floor) {
+  double worst = a.size() == b.size() ? 0 : HUGE_VAL;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    const double difference = std::fabs(a[i] - b[i]) / std::max(floor, std::fabs(b[i]));
+    worst = std::isfinite(difference) ? std::max(worst, difference) : HUGE_VAL;
+  }
+  return worst;
+}
+
+class RandomTraining : public testing::Test {
+ protected:
+  RandomTraining() : folder_(absl::StrCat(testing::TempDir(), "/random_training_", getpid())) {
+    fs::create_directories(folder_);
+    std::ofstream text(folder_ + "/text.txt");
+    for (int i = 0; i < 400; ++i) {
+      text << "sentence " << i * 7919 % 1000 << " of many\n" << (i % 4 == 3 ? "\n" : "");
+    }
+  }
+  ~RandomTraining() override { fs::remove_all(folder_); }
+
+  const std::string folder_;
+};
+
+int Shard(const char* variable, int otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::atoi(text);
+}
+
+TEST_F(RandomTraining, ManyRanksTrainAsOneOrRefuseInASentence) {
+  const int max_ranks = kTestDevice == DeviceType::kCuda ? std::min(6, CudaDeviceCount()) : 6;
+  const int shards = Shard("TEST_TOTAL_SHARDS", 1), shard = Shard("TEST_SHARD_INDEX", 0);
+  if (const char* file = std::getenv("TEST_SHARD_STATUS_FILE")) std::ofstream{file};
+  int64_t equal = 0, refused = 0;
+  double worst_loss = 0, worst_norm = 0;  // as a part of the tolerance
+  for (int64_t n = stress.first; n < stress.first + stress.count; ++n) {
+    if (n % shards != shard) continue;
+    const Case drawn = Draw(n, folder_, max_ranks);
+    const std::string words = CommandLine(drawn.config);
+    SCOPED_TRACE(absl::StrCat("configuration ", n, ": ", words));
+    std::printf("%lld: %s\n", static_cast<long long>(n), words.c_str());
+    std::fflush(stdout);
+    // Several ranks first: every GPU is new to them.
+    const absl::StatusOr<Results> many = Train(drawn.config);
+    if (absl::IsInvalidArgument(many.status())) {
+      EXPECT_EQ(many.status().message().substr(0, 2), "--") << many.status();
+      std::printf("  refused: %s\n", std::string(many.status().message()).c_str());
+      ++refused;
+      continue;
+    }
+    ASSERT_TRUE(many.ok()) << many.status();
+    const absl::StatusOr<Results> one = Train(drawn.reference);
+    ASSERT_TRUE(one.ok()) << one.status();
+    const Tolerance tolerance = ToleranceOf(drawn.config.precision);
+    const double loss = Worst(many->losses, one->losses, 1e-3) / tolerance.loss;
+    const double norm = Worst(many->norms, one->norms, 1e-3) / tolerance.norm;
+    EXPECT_LE(loss, 1) << absl::StrJoin(many->losses, " ") << " instead of "
+                       << absl::StrJoin(one->losses, " ");
+    EXPECT_LE(norm, 1) << absl::StrJoin(many->norms, " ") << " instead of "
+                       << absl::StrJoin(one->norms, " ");
+    std::printf("  %.3f %.3f of the tolerances\n", loss, norm);
+    worst_loss = std::max(worst_loss, loss);
+    worst_norm = std::max(worst_norm, norm);
+    ++equal;
+  }
+  std::printf("%lld equal, %lld refused; at most %.2f and %.2f of the tolerances\n",
+              static_cast<long long>(equal), static_cast<long long>(refused), worst_loss,
+              worst_norm);
+  EXPECT_GE(equal, refused) << "more than half of the configurations are to be trained";
+}
+
+}  // namespace
+}  // namespace burst
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  burst::OptionTable table;
+  constexpr auto kNotSaved = burst::OnResume::kNotSaved;
+  table.Add("first", &burst::stress.first, kNotSaved, "The first configuration's number.");
+  table.Add("count", &burst::stress.count, kNotSaved, "Configurations to try.");
+  table.Add("steps", &burst::stress.steps, kNotSaved, "Steps of each.");
+  const absl::Status status = table.ParseArguments(argc, argv);
+  if (!status.ok()) {
+    std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+    return 2;
+  }
+  return RUN_ALL_TESTS();
+}
