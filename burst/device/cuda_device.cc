@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "burst/device/code_loading.h"
 #include "burst/device/cuda.h"
 #include "burst/device/cuda_backend.h"
 #include "burst/device/device.h"
@@ -46,6 +47,7 @@ std::unique_ptr<Context> MakeContext(int device) {
   BURST_CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, device));
   uint64_t everything = ~uint64_t{0};
   BURST_CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &everything));
+  LoadKernels();
   return context;
 }
 

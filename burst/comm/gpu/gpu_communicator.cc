@@ -21,6 +21,7 @@
 #include "burst/comm/gpu/peer_copies.h"
 #include "burst/comm/tcp/tcp_communicator.h"
 #include "burst/comm/thread/thread_communicator.h"
+#include "burst/device/code_loading.h"
 #include "burst/device/cuda.h"
 #include "burst/device/device.h"
 #include "burst/device/progress.h"
@@ -241,6 +242,7 @@ GpuCommunicator::~GpuCommunicator() {
     if (!world_->failure.failed()) BURST_CUDA_CHECK(cudaStreamSynchronize(lane.stream));
     lane.link = nullptr;
     lane.marks = nullptr;
+    cuda::RemoveMessageStream(lane.stream);
     BURST_CUDA_CHECK(cudaEventDestroy(lane.done));
     BURST_CUDA_CHECK(cudaStreamDestroy(lane.stream));
   }
@@ -258,6 +260,7 @@ absl::Status GpuCommunicator::Begin(Lane& lane) {
     BURST_CUDA_CHECK(cudaStreamCreateWithPriority(&lane.stream, cudaStreamNonBlocking, greatest));
     BURST_CUDA_CHECK(cudaEventCreateWithFlags(&lane.done, cudaEventDisableTiming));
     lane.marks = std::make_unique<MessageMarks>(Name(static_cast<Channel>(&lane - &lanes_[0])));
+    cuda::AddMessageStream(lane.stream);
   }
   BURST_CUDA_CHECK(cudaEventRecord(context.event, context.stream));
   BURST_CUDA_CHECK(cudaStreamWaitEvent(lane.stream, context.event, 0));

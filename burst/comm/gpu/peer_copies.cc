@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/progress.h"
+#include "burst/device/code_loading.h"
 #include "burst/device/cuda.h"
 
 namespace burst {
@@ -35,6 +36,7 @@ PeerCopies::PeerCopies(std::shared_ptr<PeerExchange> exchange, const FailureStat
       world_ranks_(std::move(world_ranks)) {
   for (Lane& lane : lanes_) {
     BURST_CUDA_CHECK(cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking));
+    cuda::AddMessageStream(lane.stream);
   }
 }
 
@@ -50,6 +52,7 @@ PeerCopies::~PeerCopies() {
     for (Lane& lane : lanes_) Join(lane);
   }
   for (Lane& lane : lanes_) {
+    cuda::RemoveMessageStream(lane.stream);
     if (!failure_->failed()) BURST_CUDA_CHECK(cudaStreamSynchronize(lane.stream));
     BURST_CUDA_CHECK(cudaStreamDestroy(lane.stream));
   }

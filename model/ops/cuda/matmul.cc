@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "burst/base/check.h"
+#include "burst/device/code_loading.h"
 #include "burst/device/cuda.h"
 #include "burst/device/memory.h"
 
@@ -114,7 +115,10 @@ class Cublas {
                       p.a.dtype,        p.c.dtype,  p.epilogue,     p.addend != nullptr,
                       p.pre != nullptr, tf32,       alignment};
     const auto [it, made] = plans_.try_emplace(key);
-    if (made) it->second = MakePlan(p, tf32, size_t{1} << alignment);
+    if (made) {
+      AwaitOtherRanks();  // cuBLASLt loads the kernels of a new plan
+      it->second = MakePlan(p, tf32, size_t{1} << alignment);
+    }
     return it->second;
   }
 
