@@ -6,20 +6,30 @@ def unit_test(name, deps, size = "small", gtest = "@googletest//:gtest_main", **
     """A GoogleTest program."""
     native.cc_test(name = name, size = size, srcs = [name + ".cc"], deps = deps + [gtest], **kwargs)
 
-def gpu_test(name, deps, size = "small", srcs = None, gtest = "@googletest//:gtest_main", **kwargs):
-    """A unit_test whose kTestDevice (test_device.h) is a GPU: run with --config=cuda only."""
-    native.cc_test(
-        name = name,
-        size = size,
-        srcs = srcs or [name + ".cc"],
-        local_defines = ["BURST_TEST_CUDA"],
-        tags = ["exclusive", "gpu"],
-        target_compatible_with = if_cuda([], ["//third_party/cuda:absent"]),
-        deps = deps + [gtest],
-        **kwargs
-    )
+def gpu_test(name, deps, size = "small", srcs = None, gtest = "@googletest//:gtest_main", small_gpu = False, **kwargs):
+    """A unit_test whose kTestDevice (test_device.h) is a GPU: run with --config=cuda only.
 
-def device_test(name, deps, size = "small", gtest = "@googletest//:gtest_main", **cpu):
+    small_gpu: another test, foo_small_gpu_test, runs as on a GPU with 99 KB of shared memory a
+    thread block.
+    """
+    tests = {name: []}
+    if small_gpu:
+        tests[name.replace("_cuda_test", "_test").replace("_test", "_small_gpu_test")] = [
+            "//tests/testing:small_gpu",
+        ]
+    for test, more in tests.items():
+        native.cc_test(
+            name = test,
+            size = size,
+            srcs = srcs or [name + ".cc"],
+            local_defines = ["BURST_TEST_CUDA"],
+            tags = ["exclusive", "gpu"],
+            target_compatible_with = if_cuda([], ["//third_party/cuda:absent"]),
+            deps = deps + more + [gtest],
+            **kwargs
+        )
+
+def device_test(name, deps, size = "small", gtest = "@googletest//:gtest_main", small_gpu = False, **cpu):
     """foo_test on the CPU, with the attributes `cpu`, and foo_cuda_test from the same source."""
     unit_test(name = name, size = size, deps = deps, gtest = gtest, **cpu)
     gpu_test(
@@ -28,6 +38,7 @@ def device_test(name, deps, size = "small", gtest = "@googletest//:gtest_main", 
         srcs = [name + ".cc"],
         deps = deps,
         gtest = gtest,
+        small_gpu = small_gpu,
     )
 
 def test_library(name, deps, **kwargs):

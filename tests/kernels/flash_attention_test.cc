@@ -66,6 +66,11 @@ TEST_P(SweepTest, EqualsNaiveAttention) {
   AttentionResults reference;
   for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
     SCOPED_TRACE(Name(dtype));
+    if (!Kernels().Check(kTestDevice, dtype, d).ok()) {
+      // With 99 KB of shared memory a block.
+      EXPECT_TRUE(kTestDevice == DeviceType::kCuda && dtype == DType::kFloat64 && d > 128);
+      continue;
+    }
     const Problem problem(batch, lengths.q_len, lengths.k_len, heads.heads, heads.kv_heads, d, kind,
                           dtype);
     // The inputs are the same numbers in both precisions.

@@ -7,6 +7,7 @@
 #include "burst/base/check.h"
 #include "burst/device/cuda.h"
 #include "burst/kernels/gpu/common/elementwise.h"
+#include "burst/kernels/gpu/common/shared_memory.h"
 #include "burst/kernels/gpu/simt/flash_attention_simt.h"
 #include "burst/kernels/gpu/sm80/flash_attention_sm80.h"
 #include "burst/kernels/gpu/sm90/flash_attention_sm90.h"
@@ -90,13 +91,14 @@ bool Serves(KernelFamily family, DType dtype, int64_t head_dim) {
   const int capability = CurrentContext().compute_capability;
   switch (family) {
     case KernelFamily::kSimt:
-      return (dtype == kFloat || dtype == DType::kFloat64) && head_dim <= simt::kMaxHeadDim;
+      return (dtype == kFloat || dtype == DType::kFloat64) && head_dim <= simt::kMaxHeadDim &&
+             simt::Fits(dtype, head_dim);
     case KernelFamily::kSm80:
       return dtype == kBf16 && head_dim % 8 == 0 && head_dim <= sm80::kMaxHeadDim &&
              capability >= 80;
     case KernelFamily::kSm90:
       return dtype == kBf16 && head_dim % 8 == 0 && head_dim <= sm90::kMaxHeadDim &&
-             capability == 90;
+             capability == 90 && SharedMemoryPerBlock() >= sm90::kSharedBytes;
   }
   return false;
 }
@@ -129,7 +131,9 @@ std::string NotServed(DType dtype, int64_t head_dim) {
   std::ostringstream text;
   text << "no attention kernel for " << Name(dtype) << " with head_dim " << head_dim
        << " on a GPU of compute capability " << CurrentContext().compute_capability / 10.0
-       << ": float32 and float64 go up to 256; bfloat16 needs a multiple of 8 up to 256 and 8.0";
+       << " with " << SharedMemoryPerBlock() / 1024
+       << " KB of shared memory a block: float32 goes up to 256, float64 too where a block has "
+          "131 KB, else to 128; bfloat16 needs a multiple of 8 up to 256 and 8.0";
   return text.str();
 }
 

@@ -166,16 +166,20 @@ __global__ __launch_bounds__(kThreads) void KeyGradientKernel(FlashBackwardParam
 
 }  // namespace
 
+bool Fits(DType dtype, int64_t head_dim) {
+  return dtype != DType::kFloat64 || head_dim <= 128 ||
+         kWidestBytes <= cuda::SharedMemoryPerBlock();
+}
+
 void Backward(const FlashBackwardParams& params) {
   const FlashAttentionShape& shape = params.shape;
   DispatchTile(shape, [&](auto zero, auto tile) {
     using T = decltype(zero);
     using Tile = decltype(tile);
-    constexpr int64_t kSharedBytes = (4 * Tile::kSize + Tile::kScoreSize) * sizeof(T);
     LaunchTiles(QueryGradientKernel<T, Tile>, params, Tile::kRows, shape.q_len, shape.num_heads,
-                kSharedBytes);
+                Tile::kBackwardBytes);
     LaunchTiles(KeyGradientKernel<T, Tile>, params, Tile::kRows, shape.k_len, shape.num_kv_heads,
-                kSharedBytes);
+                Tile::kBackwardBytes);
   });
 }
 

@@ -116,7 +116,7 @@ void Forward(const FlashForwardParams& params) {
     using T = decltype(zero);
     using Tile = decltype(tile);
     LaunchTiles(ForwardKernel<T, Tile>, params, Tile::kRows, params.shape.q_len,
-                params.shape.num_heads, (2 * Tile::kSize + Tile::kScoreSize) * sizeof(T));
+                params.shape.num_heads, Tile::kForwardBytes);
   });
 }
 

@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "burst/kernels/flash_attention.h"
 #include "burst/kernels/gpu/common/operand.cuh"
+#include "burst/kernels/gpu/common/shared_memory.h"
 #include "burst/tensor/dispatch.cuh"
 
 namespace burst {
@@ -19,12 +21,14 @@ using cuda::Visible;
 constexpr int kThreads = 256;
 constexpr int kSide = 16;
 
-template <typename T, int kHeadDimPadded>
+// kHalves: for GPUs whose thread blocks have 99 KB of shared memory, tiles of half as many rows.
+template <typename T, int kHeadDimPadded, bool kHalves = false>
 struct Tile {
   static constexpr int kHeadDim = kHeadDimPadded;  // 64, 128 or 256; zeros beyond head_dim
-  // Rows, of queries as of keys: so many that five tiles fit a multiprocessor's shared memory.
-  static constexpr int kRows =
-      (kHeadDim <= 128 ? 64 : 32) * static_cast<int>(sizeof(float)) / static_cast<int>(sizeof(T));
+  // Rows, of queries as of keys: so many that five tiles fit the shared memory of a thread block.
+  static constexpr int kRows = (kHeadDim <= 128 ? 64 : 32) / (kHalves ? 2 : 1) *
+                               static_cast<int>(sizeof(float)) / static_cast<int>(sizeof(T));
+  static_assert(kRows % kSide == 0, "a row of threads has no row");
   static constexpr int kPerThread = kRows / kSide;
   static constexpr int kVec = 16 / sizeof(T);
   // Rows 16 bytes longer than a multiple of all banks: eight threads read vectors of eight rows at
@@ -34,6 +38,9 @@ struct Tile {
   static constexpr int kSize = kRows * kStride;
   static constexpr int kScoreSize = kRows * kScoreStride;
   static constexpr int kColumns = kHeadDim / kSide;  // of head_dim, a thread's
+
+  static constexpr int64_t kForwardBytes = (2 * kSize + kScoreSize) * int64_t{sizeof(T)};
+  static constexpr int64_t kBackwardBytes = (4 * kSize + kScoreSize) * int64_t{sizeof(T)};
 
   using Scores = T[kPerThread][kPerThread];
   using Rows = T[kPerThread][kColumns];
@@ -170,21 +177,34 @@ void LaunchTiles(Kernel kernel, const Params& params, int64_t rows, int64_t leng
   const int64_t tiles = (length + rows - 1) / rows;
   const int64_t blocks = tiles * heads * params.shape.batch;
   if (blocks == 0) return;
-  BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(shared_bytes)));
+  cuda::AllowSharedMemory(reinterpret_cast<const void*>(kernel), shared_bytes);
   kernel<<<static_cast<unsigned>(blocks), kThreads, shared_bytes, cuda::CurrentStream()>>>(params,
                                                                                            tiles);
   BURST_CUDA_CHECK_LAUNCH("attention");
 }
 
-// Calls function(Tile<T, kHeadDim>{}) for the dtype and head_dim of a shape.
+// The bytes of the largest kernel with tiles for float64 and head_dim above 128, which have no
+// halves: 16 rows are the fewest.
+constexpr int64_t kWidestBytes = Tile<double, 256>::kBackwardBytes;
+
+// Calls function(T{}, Tile<T, kHeadDim>{}) for the dtype and head_dim of a shape.
 template <typename Function>
 void DispatchTile(const FlashAttentionShape& shape, Function&& function) {
-  const auto with_dtype = [&](auto zero) {
+  const int64_t shared = cuda::SharedMemoryPerBlock();
+  const auto with_head_dim = [&](auto zero, auto head_dim) {
     using T = decltype(zero);
-    if (shape.head_dim <= 64) return function(zero, Tile<T, 64>{});
-    if (shape.head_dim <= 128) return function(zero, Tile<T, 128>{});
-    return function(zero, Tile<T, 256>{});
+    constexpr int kHeadDim = decltype(head_dim)::value;
+    if constexpr (kHeadDim > 64 && !(kHeadDim == 256 && sizeof(T) == 8)) {
+      if (Tile<T, kHeadDim>::kBackwardBytes > shared) {
+        return function(zero, Tile<T, kHeadDim, /*kHalves=*/true>{});
+      }
+    }
+    function(zero, Tile<T, kHeadDim>{});
+  };
+  const auto with_dtype = [&](auto zero) {
+    if (shape.head_dim <= 64) return with_head_dim(zero, std::integral_constant<int, 64>{});
+    if (shape.head_dim <= 128) return with_head_dim(zero, std::integral_constant<int, 128>{});
+    return with_head_dim(zero, std::integral_constant<int, 256>{});
   };
   if (shape.dtype == DType::kFloat64) return with_dtype(double{});
   return with_dtype(float{});

@@ -14,6 +14,7 @@
 // Compiled once for every variant in variants.h.
 #include <cmath>
 
+#include "burst/kernels/gpu/common/shared_memory.h"
 #include "burst/kernels/gpu/sm80/tile.cuh"
 #include "burst/kernels/gpu/sm80/variants.h"
 
@@ -263,8 +264,7 @@ void LaunchBackward(const FlashBackwardParams& params, int32_t* counters) {
   const int64_t blocks = key_tiles * shape.num_kv_heads * shape.batch;
   if (blocks == 0) return;
   const auto kernel = BackwardKernel<Traits>;
-  BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        Traits::kSharedBytes));
+  cuda::AllowSharedMemory(reinterpret_cast<const void*>(kernel), Traits::kSharedBytes);
   kernel<<<static_cast<unsigned>(blocks), Traits::kThreads, Traits::kSharedBytes,
            cuda::CurrentStream()>>>(params, key_tiles, query_tiles, counters);
   BURST_CUDA_CHECK_LAUNCH("attention backward");

@@ -8,6 +8,7 @@
 // Compiled once for every variant in variants.h.
 #include <cmath>
 
+#include "burst/kernels/gpu/common/shared_memory.h"
 #include "burst/kernels/gpu/sm80/tile.cuh"
 #include "burst/kernels/gpu/sm80/variants.h"
 #include "burst/kernels/merge.h"
@@ -195,8 +196,7 @@ void LaunchForward(const FlashForwardParams& params) {
   const int64_t blocks = tiles * shape.num_heads * shape.batch;
   if (blocks == 0) return;
   const auto kernel = ForwardKernel<Traits>;
-  BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        Traits::kSharedBytes));
+  cuda::AllowSharedMemory(reinterpret_cast<const void*>(kernel), Traits::kSharedBytes);
   kernel<<<static_cast<unsigned>(blocks), Traits::kThreads, Traits::kSharedBytes,
            cuda::CurrentStream()>>>(params, tiles);
   BURST_CUDA_CHECK_LAUNCH("attention forward");

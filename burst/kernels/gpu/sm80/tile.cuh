@@ -23,9 +23,18 @@ using cuda::kLog2E;
 using cuda::PackBf16;
 using cuda::Visible;
 
+// What the number of a 16-byte piece of a row is exclusive-ored with, so that eight rows' pieces
+// lie in different banks.
+template <int kColumns>
+__device__ __forceinline__ int Swizzle(int row) {
+  static_assert(kColumns >= 32, "");
+  return kColumns >= 64 ? row % 8 : row / 2 % 4;  // of 32 columns, two rows share the banks
+}
+
 template <int kColumns>
 __device__ __forceinline__ uint32_t TileAddress(uint32_t tile, int row, int column) {
-  return tile + row * (kColumns * 2) + (((column / 8) ^ (row % 8)) * 16) + column % 8 * 2;
+  return tile + row * (kColumns * 2) + (((column / 8) ^ Swizzle<kColumns>(row)) * 16) +
+         column % 8 * 2;
 }
 
 // What a lane of a warp needs to read 16 x 16 parts of a tile. Parts begin at multiples of 8 rows
@@ -41,7 +50,7 @@ class Reader {
     const int lane_row = kRowsFirst ? lane % 16 : lane % 8 + lane / 16 * 8;
     const int lane_piece = kRowsFirst ? lane / 16 : lane / 8 % 2;
     base_ = tile + (row + lane_row) * (kColumns * 2);
-    exclusive_or_ = ((lane_piece ^ (lane % 8)) * 16) ^ (column * 2);
+    exclusive_or_ = ((lane_piece ^ Swizzle<kColumns>(lane % 8)) * 16) ^ (column * 2);
     // Made in a loop, it is made anew: the many addresses it gives would not fit the registers.
     asm volatile("" : "+r"(exclusive_or_));
   }
@@ -192,7 +201,9 @@ class TileLoader {
     const bf16* source = source_;
 #pragma unroll
     for (int i = 0; i < kRows; i += kRowsAtOnce) {
-      CopyAsync16(target + i * (kColumns * 2), source, i < rows_left);
+      const uint32_t to = kRowsAtOnce % 8 == 0 ? target + i * (kColumns * 2)
+                                               : TileAddress<kColumns>(tile, Row() + i, Column());
+      CopyAsync16(to, source, i < rows_left);
       source += kRowsAtOnce * stride;
     }
   }
@@ -203,7 +214,7 @@ class TileLoader {
  private:
   static constexpr int kPieces = kColumns / 8;
   static constexpr int kRowsAtOnce = kThreads / kPieces;
-  static_assert(kRows % kRowsAtOnce == 0 && kRowsAtOnce % 8 == 0, "rows do not divide");
+  static_assert(kRows % kRowsAtOnce == 0, "rows do not divide");
   __device__ __forceinline__ static int Row() { return threadIdx.x / kPieces; }
   __device__ __forceinline__ static int Column() { return threadIdx.x % kPieces * 8; }
 

@@ -1,5 +1,7 @@
 // The compiled variants of Ampere's kernels, and their launches. BUILD compiles forward.cu and
-// backward.cu once for each of them.
+// backward.cu once for each of them. "Small" ones need at most 99 KB of shared memory, which is
+// what a thread block may have on compute capability 8.6, 8.9 and 12.0; they serve GPUs that have
+// no room for the others.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +10,8 @@
 
 namespace burst {
 namespace sm80 {
+
+inline constexpr int kSmallSharedBytes = 99 << 10;
 
 template <int kHeadDimPadded, int kRows, int kKeys, int kWarps>
 struct ForwardTraits {
@@ -21,18 +25,22 @@ struct ForwardTraits {
 using ForwardD64 = ForwardTraits<64, 128, 128, 4>;
 using ForwardD128 = ForwardTraits<128, 128, 64, 4>;
 using ForwardD256 = ForwardTraits<256, 128, 64, 8>;
+using ForwardD256Small = ForwardTraits<256, 128, 32, 8>;
+static_assert(ForwardD128::kSharedBytes <= kSmallSharedBytes, "");
+static_assert(ForwardD256Small::kSharedBytes <= kSmallSharedBytes, "");
 
 template <class Traits>
 void LaunchForward(const FlashForwardParams& params);
 
-// Warps share out S and dP, [kBlockM, kBlockN], and dQ, [kBlockM, head_dim], as kWarpsM x (8 /
-// kWarpsM); dK and dV, [kBlockN, head_dim], as kWarpsN x (8 / kWarpsN).
-template <int kHeadDimPadded, int kQueries, int kKeys, int kQueryStages, int kSWarps, int kKWarps>
+// Warps share out S and dP, [kBlockM, kBlockN], and dQ, [kBlockM, head_dim], as kWarpsM x (kWarps /
+// kWarpsM); dK and dV, [kBlockN, head_dim], as kWarpsN x (kWarps / kWarpsN).
+template <int kHeadDimPadded, int kQueries, int kKeys, int kQueryStages, int kSWarps, int kKWarps,
+          int kAllWarps = 8>
 struct BackwardTraits {
   static constexpr int kHeadDim = kHeadDimPadded;
   static constexpr int kBlockM = kQueries, kBlockN = kKeys;
   static constexpr int kStages = kQueryStages;  // of Q, dO and the statistics
-  static constexpr int kWarps = 8;
+  static constexpr int kWarps = kAllWarps;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kWarpsM = kSWarps, kWarpsN = kKWarps;
 
@@ -53,6 +61,12 @@ struct BackwardTraits {
 using BackwardD64 = BackwardTraits<64, 128, 128, 2, 4, 4>;
 using BackwardD128 = BackwardTraits<128, 64, 128, 2, 2, 4>;
 using BackwardD256 = BackwardTraits<256, 64, 64, 1, 2, 2>;
+using BackwardD64Small = BackwardTraits<64, 64, 128, 2, 2, 4>;
+using BackwardD128Small = BackwardTraits<128, 64, 64, 1, 2, 2>;
+using BackwardD256Small = BackwardTraits<256, 32, 32, 1, 2, 2, 4>;
+static_assert(BackwardD64Small::kSharedBytes <= kSmallSharedBytes, "");
+static_assert(BackwardD128Small::kSharedBytes <= kSmallSharedBytes, "");
+static_assert(BackwardD256Small::kSharedBytes <= kSmallSharedBytes, "");
 
 // counters: those that flash_attention_sm80.h asks for.
 template <class Traits>

@@ -13,6 +13,7 @@ namespace burst {
 namespace sm90 {
 
 inline constexpr int64_t kMaxHeadDim = 128;
+inline constexpr int64_t kSharedBytes = 227 << 10;  // of a thread block, at most
 
 // The number of int32 counters that a call needs; zeros.
 int64_t ForwardCounters(const FlashForwardParams& params);
