@@ -320,6 +320,7 @@ std::pair<int64_t, int64_t> Trainer::Share(int64_t count) const {
 }
 
 absl::StatusOr<SequenceBatch> Trainer::LocalBatch(const GlobalBatch& batch) {
+  BURST_RETURN_IF_ERROR(CheckTokens(batch, config_.model.vocab));
   if (schedule_ == nullptr || config_.packed) {
     BURST_ASSIGN_OR_RETURN(RingSchedule schedule,
                            attention_->Schedule(batch.seqlen, batch.documents));

@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -112,9 +113,8 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   c.recompute = draws.OneOf<Recompute>({Recompute::kNone, Recompute::kFull, Recompute::kSelective});
   c.deterministic = draws.OneIn(2);
   if (HasDirections(c.strategy)) {
-    c.ring_backward =
-        draws.OneOf<BackwardDirection>({BackwardDirection::kAuto, BackwardDirection::kBurst,
-                                        BackwardDirection::kRing});
+    c.ring_backward = draws.OneOf<BackwardDirection>(
+        {BackwardDirection::kAuto, BackwardDirection::kBurst, BackwardDirection::kRing});
   }
   if (HasRing(c.strategy) && c.sp == 4 && draws.OneIn(2)) c.ranks_per_node = 2;
   if (c.strategy == Strategy::kBurstUlysses && draws.OneIn(2)) c.ulysses = draws.Between(1, c.sp);
@@ -143,19 +143,18 @@ struct Results {
 absl::StatusOr<Results> Train(const TrainConfig& config) {
   Results results;
   fs::remove_all(config.out);
-  BURST_RETURN_IF_ERROR(
-      WithTrainers(config, [&](Trainer& trainer, int rank) -> absl::Status {
-        for (int64_t step = 0; step < config.steps; ++step) {
-          BURST_ASSIGN_OR_RETURN(const StepMetrics metrics,
-                                 trainer.Step(step, step + 1 < config.steps));
-          if (rank != 0) continue;
-          results.losses.push_back(metrics.loss);
-          results.norms.push_back(metrics.grad_norm);
-        }
-        BURST_ASSIGN_OR_RETURN(const double validation, trainer.Evaluate());
-        if (rank == 0) results.losses.push_back(validation);
-        return absl::OkStatus();
-      }));
+  BURST_RETURN_IF_ERROR(WithTrainers(config, [&](Trainer& trainer, int rank) -> absl::Status {
+    for (int64_t step = 0; step < config.steps; ++step) {
+      BURST_ASSIGN_OR_RETURN(const StepMetrics metrics,
+                             trainer.Step(step, step + 1 < config.steps));
+      if (rank != 0) continue;
+      results.losses.push_back(metrics.loss);
+      results.norms.push_back(metrics.grad_norm);
+    }
+    BURST_ASSIGN_OR_RETURN(const std::optional<double> validation, trainer.Evaluate());
+    if (rank == 0) results.losses.push_back(validation.value());
+    return absl::OkStatus();
+  }));
   return results;
 }
 

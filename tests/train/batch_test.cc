@@ -71,6 +71,20 @@ TEST(RandomPermutation, IsRandom) {
   EXPECT_LT(neighbors, 12);
 }
 
+TEST(CheckTokens, NamesATokenBeyondTheVocabulary) {
+  GlobalBatch batch;
+  batch.tokens = {3, 0, 9};
+  batch.targets = {0, 9, -1};
+  EXPECT_TRUE(CheckTokens(batch, 10).ok());
+  EXPECT_EQ(CheckTokens(batch, 9).message(),
+            "--data: the token 9 is outside of the vocabulary of 9; has the file changed?");
+  batch.targets[0] = 10;
+  EXPECT_FALSE(CheckTokens(batch, 10).ok());
+  batch.targets[0] = 0;
+  batch.tokens[1] = -2;
+  EXPECT_FALSE(CheckTokens(batch, 10).ok());
+}
+
 TEST(SequenceSampler, AnEpochSeesEverySequenceOnce) {
   for (int64_t seqlen : {1, 7, 64}) {
     const int64_t size = 1003;

@@ -97,6 +97,19 @@ void SequenceSampler::AddSequence(int64_t start, GlobalBatch* batch) const {
   if (options_.packed) batch->documents.push_back(std::move(documents));
 }
 
+absl::Status CheckTokens(const GlobalBatch& batch, int64_t vocab) {
+  // Targets are the next tokens, or -1. As unsigned numbers, negative tokens are too large as well.
+  uint32_t largest = 0;
+  for (int32_t token : batch.tokens) largest = std::max(largest, static_cast<uint32_t>(token));
+  for (int32_t target : batch.targets) {
+    largest = std::max(largest, static_cast<uint32_t>(std::max(target, 0)));
+  }
+  if (largest < vocab) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--data: the token ", static_cast<int32_t>(largest),
+                   " is outside of the vocabulary of ", vocab, "; has the file changed?"));
+}
+
 SequenceBatch SliceForRank(const GlobalBatch& batch, std::shared_ptr<const RingSchedule> schedule,
                            DeviceType device) {
   const TokenShard& shard = schedule->shard();

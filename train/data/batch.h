@@ -31,6 +31,10 @@ struct GlobalBatch {
   int64_t num_targets = 0;         // those that are not -1
 };
 
+// InvalidArgument for a token or target beyond a vocabulary of so many: nothing else keeps it from
+// being used as a row of a table. The files were checked when they were read, but may have changed.
+absl::Status CheckTokens(const GlobalBatch& batch, int64_t vocab);
+
 // A random permutation of [0, n) that is computed, not stored: element i in constant time from
 // (n, key, stream, i), so a place in the data needs no state to save and resume.
 //

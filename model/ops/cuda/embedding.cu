@@ -15,8 +15,9 @@ constexpr int kTokens = 4;
 
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    EmbeddingForwardKernel(int64_t tokens, int width, const int32_t* __restrict__ ids,
-                           const T* __restrict__ table, const int32_t* __restrict__ positions,
+    EmbeddingForwardKernel(int64_t tokens, int width, int table_rows,
+                           const int32_t* __restrict__ ids, const T* __restrict__ table,
+                           const int32_t* __restrict__ positions,
                            const T* __restrict__ position_table, T* __restrict__ y) {
   const uint32_t index = blockIdx.x * kThreads + threadIdx.x, vecs = width / N;
   const int64_t token = index / vecs * int64_t{kTokens};
@@ -28,6 +29,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int t = 0; t < kTokens; ++t) {
     const int64_t at = min(token + t, tokens - 1);
     id[t] = ids[at];
+    if (static_cast<uint32_t>(id[t]) >= static_cast<uint32_t>(table_rows)) __trap();
     position[t] = positions == nullptr ? 0 : positions[at];
   }
   Words<T, N> rows[kTokens], places[kTokens];
@@ -201,8 +203,8 @@ void EmbeddingForward(const Tensor& ids, const Tensor& table, const Tensor& posi
     const int64_t tokens = ids.numel();
     const int64_t threads = (tokens + kTokens - 1) / kTokens * (width / N);
     EmbeddingForwardKernel<T, N><<<BlocksFor(threads, kThreads), kThreads, 0, CurrentStream()>>>(
-        tokens, static_cast<int>(width), Data<int32_t>(ids), Data<T>(table),
-        Data<int32_t>(positions), Data<T>(position_table), Data<T>(y));
+        tokens, static_cast<int>(width), static_cast<int>(table.dim(0)), Data<int32_t>(ids),
+        Data<T>(table), Data<int32_t>(positions), Data<T>(position_table), Data<T>(y));
   });
   BURST_CUDA_CHECK_LAUNCH("EmbeddingForward");
 }
