@@ -5,7 +5,7 @@
 //   random_training_test [--first=0] [--count=200] [--steps=3]
 //
 // Configuration number n is a function of n alone, so a failure is repeated with --first=n
-// --count=1. Test shards take their share of the numbers. On GPUs (random_training_cuda_test) up to
+// --count=1. On GPUs (random_training_cuda_test) up to
 // as many ranks as there are GPUs; started anew for every few configurations, by
 // tests/gpu/stress.sh, it also tries what happens when GPUs are used for the first time.
 #include <gtest/gtest.h>
@@ -186,7 +186,10 @@ double Worst(const std::vector<double>& a, const std::vector<double>& b, double 
   return worst;
 }
 
-class RandomTraining : public testing::Test {
+// The test is cut into parts, so that test shards can share them: number n is of part n mod kParts.
+constexpr int kParts = 4;
+
+class RandomTraining : public testing::TestWithParam<int> {
  protected:
   RandomTraining() : folder_(absl::StrCat(testing::TempDir(), "/random_training_", getpid())) {
     fs::create_directories(folder_);
@@ -200,19 +203,12 @@ class RandomTraining : public testing::Test {
   const std::string folder_;
 };
 
-int Shard(const char* variable, int otherwise) {
-  const char* text = std::getenv(variable);
-  return text == nullptr ? otherwise : std::atoi(text);
-}
-
-TEST_F(RandomTraining, ManyRanksTrainAsOneOrRefuseInASentence) {
+TEST_P(RandomTraining, ManyRanksTrainAsOneOrRefuseInASentence) {
   const int max_ranks = kTestDevice == DeviceType::kCuda ? std::min(6, CudaDeviceCount()) : 6;
-  const int shards = Shard("TEST_TOTAL_SHARDS", 1), shard = Shard("TEST_SHARD_INDEX", 0);
-  if (const char* file = std::getenv("TEST_SHARD_STATUS_FILE")) std::ofstream{file};
   int64_t equal = 0, refused = 0;
   double worst_loss = 0, worst_norm = 0;  // as a part of the tolerance
   for (int64_t n = stress.first; n < stress.first + stress.count; ++n) {
-    if (n % shards != shard) continue;
+    if (n % kParts != GetParam()) continue;
     const Case drawn = Draw(n, folder_, max_ranks);
     const std::string words = CommandLine(drawn.config);
     SCOPED_TRACE(absl::StrCat("configuration ", n, ": ", words));
@@ -244,8 +240,13 @@ TEST_F(RandomTraining, ManyRanksTrainAsOneOrRefuseInASentence) {
   std::printf("%lld equal, %lld refused; at most %.2f and %.2f of the tolerances\n",
               static_cast<long long>(equal), static_cast<long long>(refused), worst_loss,
               worst_norm);
-  EXPECT_GE(equal, refused) << "more than half of the configurations are to be trained";
+  // More than half of many configurations are to be trained.
+  if (equal + refused >= 20) {
+    EXPECT_GE(equal, refused);
+  }
 }
+
+INSTANTIATE_TEST_SUITE_P(All, RandomTraining, testing::Range(0, kParts));
 
 }  // namespace
 }  // namespace burst
