@@ -15,6 +15,7 @@ packages=(
   nlohmann-json3-dev     # configurations, metrics, checkpoint headers
   libsodium-dev          # HMAC, by which the processes of a job know each other
   iproute2               # tests: hosts as network namespaces
+  libxxhash-dev          # checksums of checkpoints
   libgtest-dev           # tests
   libgmock-dev
   libbenchmark-dev       # benchmarks

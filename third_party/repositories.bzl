@@ -17,6 +17,7 @@ _DEBIAN = {
     "googletest": "/usr",
     "json": "/usr",
     "sodium": "/usr",
+    "xxhash": "/usr",
 }
 
 def burst_repositories():

@@ -3,13 +3,18 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "burst/base/status.h"
 
 namespace burst {
@@ -29,6 +34,21 @@ absl::Status SystemError(absl::string_view doing, const std::string& path) {
     default:
       return absl::InternalError(message);
   }
+}
+
+// Of this process and of no other object in it; of another host's process in rare cases.
+std::string NextTemporary(const std::string& path) {
+  static std::atomic<int64_t> number{0};
+  return absl::StrCat(path, ".", getpid(), "-", ++number, ".tmp");
+}
+
+// ".<pid>-<number>.tmp", or ".tmp" of an older version.
+bool IsTemporarySuffix(absl::string_view text) {
+  if (text == ".tmp") return true;
+  if (!absl::ConsumePrefix(&text, ".") || !absl::ConsumeSuffix(&text, ".tmp")) return false;
+  const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(text, '-');
+  int64_t pid = 0, number = 0;
+  return absl::SimpleAtoi(parts.first, &pid) && absl::SimpleAtoi(parts.second, &number);
 }
 
 }  // namespace
@@ -89,20 +109,70 @@ absl::Status WriteFileAtomically(const std::string& path, absl::string_view cont
   return file.Commit();
 }
 
+absl::Status LinkAtomically(const std::string& existing, const std::string& path) {
+  std::string temporary = NextTemporary(path);
+  while (link(existing.c_str(), temporary.c_str()) != 0) {
+    const int error = errno;
+    const absl::Status status = SystemError("link", path);
+    if (error == EPERM || error == EOPNOTSUPP || error == ENOSYS) {
+      return absl::UnimplementedError(status.message());
+    }
+    if (error != EEXIST) return status;
+    temporary = NextTemporary(path);
+  }
+  const bool renamed = rename(temporary.c_str(), path.c_str()) == 0;
+  const absl::Status status = renamed ? absl::OkStatus() : SystemError("link", path);
+  unlink(temporary.c_str());  // still there if both were names of one file already
+  return status;
+}
+
+absl::Status SyncFolder(const std::string& folder) {
+  const int fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return SystemError("open", folder);
+  // EINVAL: a file system that has nothing to flush.
+  const absl::Status status =
+      fsync(fd) == 0 || errno == EINVAL ? absl::OkStatus() : SystemError("write", folder);
+  close(fd);
+  return status;
+}
+
+absl::Status RemoveTemporaries(const std::string& path) {
+  const fs::path folder = fs::path(path).parent_path();
+  const std::string name = fs::path(path).filename().string();
+  std::error_code error;
+  for (fs::directory_iterator entry(folder.empty() ? "." : folder, error), end;
+       !error && entry != end; entry.increment(error)) {
+    const std::string found = entry->path().filename().string();
+    absl::string_view rest = found;
+    if (!absl::ConsumePrefix(&rest, name) || !IsTemporarySuffix(rest)) continue;
+    if (unlink(entry->path().c_str()) != 0 && errno != ENOENT) {
+      return SystemError("remove", entry->path().string());
+    }
+  }
+  if (!error) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("cannot read the folder ", folder.string(), ": ", error.message()));
+}
+
 absl::StatusOr<AtomicFile> AtomicFile::Create(const std::string& path) {
-  AtomicFile file(path, -1);
-  file.fd_ = open(file.temporary().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file.fd_ < 0) return SystemError("create", file.temporary());
+  AtomicFile file(path);
+  do {
+    file.temporary_ = NextTemporary(path);
+    file.fd_ = open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  } while (file.fd_ < 0 && errno == EEXIST);
+  if (file.fd_ < 0) return SystemError("create", path);
   return file;
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other)
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+    : path_(std::move(other.path_)),
+      temporary_(std::move(other.temporary_)),
+      fd_(std::exchange(other.fd_, -1)) {}
 
 AtomicFile::~AtomicFile() {
   if (fd_ < 0) return;
   close(fd_);
-  unlink(temporary().c_str());
+  unlink(temporary_.c_str());
 }
 
 absl::Status AtomicFile::Write(const void* data, int64_t bytes) {
@@ -119,18 +189,12 @@ absl::Status AtomicFile::Write(const void* data, int64_t bytes) {
 absl::Status AtomicFile::Commit() {
   // The content must be on the disk before the name points to it, and the name after that.
   if (fsync(fd_) != 0) return SystemError("write", path_);
-  if (close(std::exchange(fd_, -1)) != 0 || rename(temporary().c_str(), path_.c_str()) != 0) {
+  if (close(std::exchange(fd_, -1)) != 0 || rename(temporary_.c_str(), path_.c_str()) != 0) {
     const absl::Status status = SystemError("write", path_);
-    unlink(temporary().c_str());
+    unlink(temporary_.c_str());
     return status;
   }
-  const std::string folder = fs::path(path_).parent_path().string();
-  const int folder_fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_CLOEXEC);
-  if (folder_fd >= 0) {
-    fsync(folder_fd);
-    close(folder_fd);
-  }
-  return absl::OkStatus();
+  return SyncFolder(fs::path(path_).parent_path().string());
 }
 
 }  // namespace burst

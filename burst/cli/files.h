@@ -1,7 +1,9 @@
 // Files and paths, with errors that say which file and why.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -23,7 +25,19 @@ absl::StatusOr<std::string> ReadFile(const std::string& path);
 // the new one and nothing between: written beside it, flushed to the disk, renamed.
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view content);
 
-// A file being written under `path`.tmp; Commit makes it `path`. Not committed, it is removed.
+// Makes `path` another name of the file `existing` (a hard link), in place of what it was before:
+// a reader sees the one or the other. Unimplemented where the file system has no hard links.
+absl::Status LinkAtomically(const std::string& existing, const std::string& path);
+
+// Flushes the names in a folder to the disk: what was made, renamed or removed there.
+absl::Status SyncFolder(const std::string& folder);
+
+// Removes the temporary files of `path` that processes left which were killed while they replaced
+// it. None may be replacing it now: the caller holds a lock.
+absl::Status RemoveTemporaries(const std::string& path);
+
+// A file being written beside `path`, as `path`.<pid>-<number>.tmp: no other process or object
+// writes to one of this name. Commit makes it `path`. Not committed, it is removed.
 class AtomicFile {
  public:
   static absl::StatusOr<AtomicFile> Create(const std::string& path);
@@ -35,10 +49,9 @@ class AtomicFile {
   absl::Status Commit();
 
  private:
-  AtomicFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
-  std::string temporary() const { return path_ + ".tmp"; }
+  explicit AtomicFile(std::string path) : path_(std::move(path)) {}
 
-  std::string path_;
+  std::string path_, temporary_;
   int fd_ = -1;
 };
 

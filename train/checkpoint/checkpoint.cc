@@ -1,32 +1,60 @@
 #include "train/checkpoint/checkpoint.h"
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "burst/base/status.h"
+#include "model/transformer.h"
 #include "train/checkpoint/safetensors.h"
 
 namespace burst {
 namespace {
 
-constexpr char kFormat[] = "burst checkpoint 1";
+constexpr char kFormat[] = "burst checkpoint 2";
+constexpr char kWithoutChecksums[] = "burst checkpoint 1";
+constexpr int64_t kStagedBytes = int64_t{256} << 20;  // whole tensors on their way to a device
 
 // The elements of a parameter in a flat buffer, as a view.
 Tensor PartOf(const Tensor& flat, const Parameter& parameter) {
   return flat.Slice(0, parameter.offset, parameter.numel()).View(parameter.shape);
 }
 
-// From the file to where the tensor, this rank's part of the parameter, lives.
-absl::Status ReadInto(const SafetensorsFile& file, const std::string& name,
-                      const Parameter& parameter, const Tensor& tensor) {
-  if (tensor.device() == DeviceType::kCpu && parameter.sharding.shards.empty()) {
-    return file.Read(name, tensor);
+// A tensor of the file and where this rank's part of it lives.
+struct Destination {
+  std::string name;
+  const Parameter& parameter;
+  Tensor tensor;
+
+  bool whole() const {
+    return tensor.device() == DeviceType::kCpu && parameter.sharding.shards.empty();
   }
-  const Tensor whole = Tensor::Empty(parameter.full_shape, tensor.dtype());
-  BURST_RETURN_IF_ERROR(file.Read(name, whole));
-  parameter.TakeShard(parameter.sharding.rank, whole, tensor);
+};
+
+absl::Status ReadAll(const SafetensorsFile& file, const std::vector<Destination>& destinations) {
+  constexpr auto kFinite = SafetensorsFile::Numbers::kFinite;
+  for (size_t begin = 0, end; begin < destinations.size(); begin = end) {
+    // Those that fit are read at once; whole tensors of which a part is wanted are staged.
+    std::vector<NamedTensor> tensors;
+    int64_t staged = 0;
+    for (end = begin; end < destinations.size() && staged < kStagedBytes; ++end) {
+      const Destination& to = destinations[end];
+      const bool whole = to.whole();
+      tensors.push_back(
+          {to.name, whole ? to.tensor : Tensor::Empty(to.parameter.full_shape, to.tensor.dtype())});
+      if (!whole) staged += tensors.back().tensor.size_bytes();
+    }
+    BURST_RETURN_IF_ERROR(file.Read(tensors, kFinite));
+    for (size_t i = begin; i < end; ++i) {
+      const Destination& to = destinations[i];
+      if (to.whole()) continue;
+      to.parameter.TakeShard(to.parameter.sharding.rank, tensors[i - begin].tensor, to.tensor);
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -53,8 +81,93 @@ absl::StatusOr<Tensor> GatherWhole(const Parameter& parameter, const Tensor& par
   return whole;
 }
 
-absl::Status NotACheckpoint(const std::string& path, absl::string_view why) {
-  return absl::DataLossError(absl::StrCat(path, ": not a checkpoint of this program: ", why));
+absl::Status NotACheckpoint(absl::string_view why) {
+  return absl::DataLossError(absl::StrCat("not a checkpoint of this program: ", why));
+}
+
+// Whether the file's tensors can be those of the model and its optimizer; before memory for them is
+// asked for.
+absl::Status CheckFits(const ModelConfig& given, const SafetensorsFile& file) {
+  const ModelConfig model = given.WithDefaults();
+  const auto real = [](int64_t n) { return static_cast<double>(n); };
+  const double elements = real(file.numel()), width = real(model.width);
+  const double vectors = std::max(real(model.vocab), real(model.layers) * real(model.ffn));
+  // First in floating point, which does not overflow, by the largest matrices.
+  const bool plausible = model.vocab > 0 && real(model.layers) <= real(file.names().size()) &&
+                         width * vectors <= elements &&
+                         width * width * real(model.layers) <= elements &&
+                         (model.family != Family::kGpt2 || real(model.context) * width <= elements);
+  if (plausible) {
+    const absl::StatusOr<int64_t> parameters = Transformer::CountParameters(model);
+    if (parameters.ok() && 3 * *parameters == file.numel()) return absl::OkStatus();
+  }
+  return NotACheckpoint("its tensors are not those of its model");
+}
+
+absl::Status ReadNumbers(const StringMap& metadata, CheckpointInfo* info) {
+  constexpr int64_t kMost = int64_t{1} << 53, kMostTokens = int64_t{1} << 31;
+  const struct {
+    const char* key;
+    int64_t* number;
+    int64_t least, most;
+  } rows[] = {{"step", &info->step, 1, kMost},
+              {"updates", &info->updates, 0, kMost},
+              {"seqlen", &info->seqlen, 1, kMostTokens},
+              {"window", &info->window, 0, kMost}};
+  for (const auto& row : rows) {
+    const auto found = metadata.find(row.key);
+    if (found == metadata.end() || !absl::SimpleAtoi(found->second, row.number) ||
+        *row.number < row.least || *row.number > row.most) {
+      return NotACheckpoint(absl::StrCat("its '", row.key, "' is missing or makes no sense"));
+    }
+  }
+  const auto val_loss = metadata.find("val_loss");
+  if (val_loss == metadata.end()) return absl::OkStatus();
+  double number = 0;
+  if (!absl::SimpleAtod(val_loss->second, &number) || !std::isfinite(number)) {
+    return NotACheckpoint("its 'val_loss' makes no sense");
+  }
+  info->val_loss = number;
+  return absl::OkStatus();
+}
+
+absl::Status ReadInfo(const SafetensorsFile& file, CheckpointInfo* info) {
+  const StringMap& metadata = file.metadata();
+  const auto get = [&](const char* key) {
+    const auto it = metadata.find(key);
+    return it == metadata.end() ? std::string() : it->second;
+  };
+  const std::string format = get("format");
+  if (format != kFormat && format != kWithoutChecksums) {
+    return NotACheckpoint(absl::StrCat("no '", kFormat, "'"));
+  }
+  info->checksums = file.has_checksums();
+  if (format == kFormat && !info->checksums) return NotACheckpoint("its checksums are missing");
+  BURST_RETURN_IF_ERROR(ReadNumbers(metadata, info));
+  absl::StatusOr<ModelConfig> model = ModelConfigFromJson(get("model"));
+  if (!model.ok()) return NotACheckpoint(model.status().message());
+  info->model = *std::move(model);
+  BURST_RETURN_IF_ERROR(CheckFits(info->model, file));
+  if (info->model.family == Family::kGpt2 && info->seqlen > info->model.context) {
+    return NotACheckpoint("its 'seqlen' is beyond its model's positions");
+  }
+  if (metadata.count("tokenizer") > 0) {
+    absl::StatusOr<Tokenizer> tokenizer = Tokenizer::FromJson(get("tokenizer"));
+    if (!tokenizer.ok()) return NotACheckpoint(tokenizer.status().message());
+    if (tokenizer->vocab() > info->model.vocab) {
+      return NotACheckpoint("its tokenizer has more tokens than its model's vocabulary");
+    }
+    info->tokenizer = *std::move(tokenizer);
+  }
+  info->config = get("config");
+  info->data_fingerprint = get("data_fingerprint");
+  return absl::OkStatus();
+}
+
+absl::Status ReadInfo(const std::string& path, const SafetensorsFile& file, CheckpointInfo* info) {
+  const absl::Status status = ReadInfo(file, info);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
 }
 
 }  // namespace
@@ -87,55 +200,39 @@ absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
                         {"config", info.config},
                         {"data_fingerprint", info.data_fingerprint}};
   if (info.tokenizer.has_value()) metadata["tokenizer"] = info.tokenizer->ToJson();
+  if (info.val_loss.has_value()) metadata["val_loss"] = absl::StrFormat("%.17g", *info.val_loss);
   return WriteSafetensors(path, tensors, metadata);
 }
 
 absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(const std::string& path) {
   BURST_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(path));
-  const StringMap& metadata = file.metadata();
-  const auto get = [&](const char* key) {
-    const auto it = metadata.find(key);
-    return it == metadata.end() ? std::string() : it->second;
-  };
-  if (get("format") != kFormat) return NotACheckpoint(path, absl::StrCat("no '", kFormat, "'"));
   CheckpointInfo info;
-  for (const auto& [key, number] : {std::pair<const char*, int64_t*>{"step", &info.step},
-                                    {"updates", &info.updates},
-                                    {"seqlen", &info.seqlen},
-                                    {"window", &info.window}}) {
-    if (!absl::SimpleAtoi(get(key), number) || *number < 0) {
-      return NotACheckpoint(path, absl::StrCat("no '", key, "'"));
-    }
-  }
-  absl::StatusOr<ModelConfig> model = ModelConfigFromJson(get("model"));
-  if (!model.ok()) return NotACheckpoint(path, model.status().message());
-  info.model = *std::move(model);
-  if (metadata.count("tokenizer") > 0) {
-    absl::StatusOr<Tokenizer> tokenizer = Tokenizer::FromJson(get("tokenizer"));
-    if (!tokenizer.ok()) return NotACheckpoint(path, tokenizer.status().message());
-    info.tokenizer = *std::move(tokenizer);
-  }
-  info.config = get("config");
-  info.data_fingerprint = get("data_fingerprint");
+  BURST_RETURN_IF_ERROR(ReadInfo(path, file, &info));
+  return info;
+}
+
+absl::StatusOr<CheckpointInfo> VerifyCheckpoint(const std::string& path) {
+  BURST_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(path));
+  CheckpointInfo info;
+  BURST_RETURN_IF_ERROR(ReadInfo(path, file, &info));
+  BURST_RETURN_IF_ERROR(file.Verify(SafetensorsFile::Numbers::kFinite));
   return info;
 }
 
 absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, AdamW* optimizer) {
   BURST_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(path));
+  CheckpointInfo info;
+  BURST_RETURN_IF_ERROR(ReadInfo(path, file, &info));
+  std::vector<Destination> destinations;
   for (const Parameter& p : parameters->all()) {
-    const auto read = [&](const char* prefix, const Tensor& flat) {
-      return ReadInto(file, absl::StrCat(prefix, p.name), p, PartOf(flat, p));
-    };
-    BURST_RETURN_IF_ERROR(read("", parameters->masters()));
+    destinations.push_back({p.name, p, PartOf(parameters->masters(), p)});
     if (optimizer == nullptr) continue;
-    BURST_RETURN_IF_ERROR(read("adam.m.", optimizer->first_moment()));
-    BURST_RETURN_IF_ERROR(read("adam.v.", optimizer->second_moment()));
+    destinations.push_back({"adam.m." + p.name, p, PartOf(optimizer->first_moment(), p)});
+    destinations.push_back({"adam.v." + p.name, p, PartOf(optimizer->second_moment(), p)});
   }
+  BURST_RETURN_IF_ERROR(ReadAll(file, destinations));
   parameters->RoundMasters();
-  if (optimizer != nullptr) {
-    BURST_ASSIGN_OR_RETURN(const CheckpointInfo info, ReadCheckpointInfo(path));
-    optimizer->set_updates(info.updates);
-  }
+  if (optimizer != nullptr) optimizer->set_updates(info.updates);
   return absl::OkStatus();
 }
 

@@ -26,8 +26,10 @@ struct CheckpointInfo {
   int64_t window = 0;   // of attention
   ModelConfig model;
   std::optional<Tokenizer> tokenizer;
-  std::string config;            // TrainConfig as JSON
-  std::string data_fingerprint;  // tells other data from the same
+  std::string config;              // TrainConfig as JSON
+  std::string data_fingerprint;    // tells other data from the same
+  std::optional<double> val_loss;  // of these weights, if they were evaluated
+  bool checksums = true;           // false: the file is of an older version, which had none
 };
 
 // Atomic; ResourceExhausted when the disk is full, and what was there before stays. With parameters
@@ -36,10 +38,16 @@ absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
                             const ParameterList& parameters, const AdamW& optimizer,
                             Communicator* group = nullptr);
 
-// DataLoss for a file that is damaged or was not written by SaveCheckpoint.
+// Reads and checks the header only. DataLoss for a file that is damaged or was not written by
+// SaveCheckpoint, of this or an older version.
 absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(const std::string& path);
 
-// Fills the parameters, this rank's parts of them, and the optimizer's state where one is given.
+// Reads all of it. DataLoss as above, also when a checksum does not agree or a number is not
+// finite, naming the tensor.
+absl::StatusOr<CheckpointInfo> VerifyCheckpoint(const std::string& path);
+
+// Fills the parameters, this rank's parts of them, and the optimizer's state where one is given,
+// with the same checks of what it reads. After an error their values are undefined.
 absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, AdamW* optimizer);
 
 }  // namespace burst

@@ -3,15 +3,19 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <nlohmann/json.hpp>
-#include <utility>
+#include <type_traits>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "burst/base/check.h"
+#include "burst/base/json.h"
+#include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 
@@ -21,6 +25,18 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kMaxHeaderBytes = int64_t{100} << 20;  // the format's own limit
+constexpr double kMostElements = int64_t{1} << 48;       // or bytes; the rest is damage
+constexpr int64_t kChunk = int64_t{1} << 20;  // read, summed and checked while it is in the cache
+
+constexpr char kMetadata[] = "__metadata__";
+constexpr char kHeaderChecksum[] = "xxh3", kTensorChecksum[] = "xxh3:";
+// In the text of a header; inside of another string its quotes would be escaped.
+constexpr char kHeaderChecksumText[] = "\"xxh3\":\"";
+constexpr char kNoDigits[] = "0000000000000000";
+
+std::string Digits(XXH64_hash_t hash) {
+  return absl::StrCat(absl::Hex(uint64_t{hash}, absl::kZeroPad16));
+}
 
 const char* DTypeName(DType dtype) {
   switch (dtype) {
@@ -43,6 +59,11 @@ bool ParseDType(const Json& name, DType* dtype) {
   return false;
 }
 
+// A name from a file, whose bytes may be anything, for a message.
+std::string Quoted(absl::string_view name) {
+  return absl::StrCat("'", absl::Utf8SafeCEscape(name.substr(0, 100)), "'");
+}
+
 absl::Status ReadExactly(int fd, int64_t offset, void* data, int64_t bytes) {
   char* at = static_cast<char*>(data);
   while (bytes > 0) {
@@ -55,30 +76,84 @@ absl::Status ReadExactly(int fd, int64_t offset, void* data, int64_t bytes) {
   return absl::OkStatus();
 }
 
-}  // namespace
+// Whether every element's exponent is below that of infinities and not-a-numbers. Bits: unsigned,
+// as wide as an element.
+template <typename Bits>
+bool ExponentsBelow(Bits infinity, const char* data, int64_t bytes) {
+  constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
+  Bits largest = 0;
+  for (int64_t at = 0; at < bytes; at += static_cast<int64_t>(sizeof(Bits))) {
+    Bits element;
+    std::memcpy(&element, data + at, sizeof(element));
+    largest = std::max<Bits>(largest, element & kMagnitude);
+  }
+  return largest < infinity;
+}
 
-absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
-                              const StringMap& metadata) {
+bool AllFinite(DType dtype, const char* data, int64_t bytes) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return ExponentsBelow<uint32_t>(0x7F800000, data, bytes);
+    case DType::kFloat64:
+      return ExponentsBelow<uint64_t>(0x7FF0000000000000, data, bytes);
+    case DType::kBFloat16:
+      return ExponentsBelow<uint16_t>(0x7F80, data, bytes);
+    case DType::kInt32:
+      return true;
+  }
+  return true;
+}
+
+std::string HeaderText(const std::vector<NamedTensor>& tensors, const StringMap& metadata) {
+  std::vector<std::string> checksums(tensors.size());
+  ParallelTasks(static_cast<int64_t>(tensors.size()), [&](int64_t i) {
+    const Tensor& tensor = tensors[i].tensor;
+    checksums[i] = Digits(XXH3_64bits(tensor.raw_data(), tensor.size_bytes()));
+  });
+  StringMap strings = metadata;
+  strings[kHeaderChecksum] = kNoDigits;
   Json header = Json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
   int64_t offset = 0;
-  for (const NamedTensor& named : tensors) {
-    const Tensor& tensor = named.tensor;
-    BURST_CHECK(tensor.is_contiguous()) << named.name;
-    header[named.name] = {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& tensor = tensors[i].tensor;
+    strings[kTensorChecksum + tensors[i].name] = checksums[i];
+    header[tensors[i].name] = {
         {"dtype", DTypeName(tensor.dtype())},
         {"shape", std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())},
         {"data_offsets", {offset, offset + tensor.size_bytes()}}};
     offset += tensor.size_bytes();
   }
+  header[kMetadata] = strings;
   // Spaces at the end align the data to 8 bytes. A string that is not UTF-8 must not throw.
   std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);
   text.resize((text.size() + 7) / 8 * 8, ' ');
-  const uint64_t length = text.size();  // this machine is little-endian, as is the format
+  const size_t at = text.find(kHeaderChecksumText) + strlen(kHeaderChecksumText);
+  const std::string digits = Digits(XXH3_64bits(text.data(), text.size()));
+  return text.replace(at, digits.size(), digits);
+}
 
+// Whether the header's checksum is that of its text.
+bool HeaderIsWhole(std::string text, const std::string& checksum) {
+  const size_t found = text.find(kHeaderChecksumText);
+  if (found == std::string::npos) return false;
+  const size_t at = found + strlen(kHeaderChecksumText);
+  if (text.compare(at, checksum.size(), checksum) != 0) return false;
+  text.replace(at, strlen(kNoDigits), kNoDigits);
+  return Digits(XXH3_64bits(text.data(), text.size())) == checksum;
+}
+
+}  // namespace
+
+absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                              const StringMap& metadata) {
+  for (const NamedTensor& named : tensors) {
+    BURST_CHECK(named.tensor.is_contiguous()) << named.name;
+  }
+  const std::string header = HeaderText(tensors, metadata);
+  const uint64_t length = header.size();  // this machine is little-endian, as is the format
   BURST_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
   BURST_RETURN_IF_ERROR(file.Write(&length, sizeof(length)));
-  BURST_RETURN_IF_ERROR(file.Write(text.data(), static_cast<int64_t>(text.size())));
+  BURST_RETURN_IF_ERROR(file.Write(header.data(), static_cast<int64_t>(header.size())));
   for (const NamedTensor& named : tensors) {
     BURST_RETURN_IF_ERROR(file.Write(named.tensor.raw_data(), named.tensor.size_bytes()));
   }
@@ -86,10 +161,15 @@ absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedTe
 }
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", strerror(errno)));
+  // Non-blocking: a pipe must be refused, not waited for.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) {
+    const absl::StatusCode code =
+        errno == ENOENT ? absl::StatusCode::kNotFound : absl::StatusCode::kFailedPrecondition;
+    return absl::Status(code, absl::StrCat("cannot read ", path, ": ", strerror(errno)));
+  }
   SafetensorsFile file(path, fd);
-  const absl::Status status = file.ParseHeader();
+  const absl::Status status = file.ReadHeader();
   if (!status.ok()) return absl::DataLossError(absl::StrCat(path, ": ", status.message()));
   return file;
 }
@@ -98,13 +178,14 @@ SafetensorsFile::SafetensorsFile(SafetensorsFile&& other)
     : path_(std::move(other.path_)),
       fd_(std::exchange(other.fd_, -1)),
       metadata_(std::move(other.metadata_)),
+      has_checksums_(other.has_checksums_),
       entries_(std::move(other.entries_)) {}
 
 SafetensorsFile::~SafetensorsFile() {
   if (fd_ >= 0) close(fd_);
 }
 
-absl::Status SafetensorsFile::ParseHeader() {
+absl::Status SafetensorsFile::ReadHeader() {
   struct stat info;
   if (fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
     return absl::DataLossError("not a regular file");
@@ -121,18 +202,31 @@ absl::Status SafetensorsFile::ParseHeader() {
   const int64_t data_begin = static_cast<int64_t>(sizeof(length) + length);
   if (data_begin > file_bytes) return absl::DataLossError("truncated inside the header");
   std::string text(length, '\0');
-  BURST_RETURN_IF_ERROR(ReadExactly(fd_, sizeof(length), text.data(), text.size()));
+  BURST_RETURN_IF_ERROR(ReadExactly(fd_, sizeof(length), text.data(), length));
 
-  const Json header = Json::parse(text, nullptr, false);
-  if (!header.is_object()) {
-    return absl::DataLossError("not a safetensors file: the header is not a JSON object");
+  const absl::StatusOr<Json> header = ParseJson(text);
+  if (!header.ok() || !header->is_object()) {
+    return absl::DataLossError(
+        absl::StrCat("not a safetensors file, or its header is damaged: ",
+                     header.ok() ? "not a JSON object" : header.status().message()));
   }
-  int64_t data_bytes = 0;
+  BURST_RETURN_IF_ERROR(TakeHeader(*header, data_begin, file_bytes));
+  const auto checksum = metadata_.find(kHeaderChecksum);
+  has_checksums_ = checksum != metadata_.end();
+  if (has_checksums_ && !HeaderIsWhole(std::move(text), checksum->second)) {
+    return absl::DataLossError("the header is damaged: its checksum does not agree");
+  }
+  return TakeChecksums();
+}
+
+absl::Status SafetensorsFile::TakeHeader(const Json& header, int64_t data_begin,
+                                         int64_t file_bytes) {
+  std::vector<std::pair<int64_t, int64_t>> ranges;
   for (const auto& [name, value] : header.items()) {
     const absl::Status bad =
-        absl::DataLossError(absl::StrCat("the header's entry '", name, "' is damaged"));
+        absl::DataLossError(absl::StrCat("the header's entry ", Quoted(name), " is damaged"));
     if (!value.is_object()) return bad;
-    if (name == "__metadata__") {
+    if (name == kMetadata) {
       for (const auto& [key, string] : value.items()) {
         if (!string.is_string()) return bad;
         metadata_[key] = string;
@@ -146,25 +240,36 @@ absl::Status SafetensorsFile::ParseHeader() {
       return bad;
     }
     const auto is_count = [](const Json& number) {
-      return number.is_number_unsigned() && number.get<uint64_t>() < (uint64_t{1} << 48);
+      return number.is_number_unsigned() && number.get<double>() < kMostElements;
     };
     if (!std::all_of(shape.begin(), shape.end(), is_count) ||
         !std::all_of(offsets.begin(), offsets.end(), is_count)) {
       return bad;
     }
-    double elements = 1;  // a damaged product must not overflow
+    int64_t elements = 1;
+    double most = 1;  // without dimensions of 0; no product of some of them may overflow either
     for (const Json& dim : shape) {
       entry.shape.push_back(dim.get<int64_t>());
-      elements *= dim.get<double>();
+      most *= std::max(1.0, dim.get<double>());
+      if (most > kMostElements) return bad;
+      elements *= entry.shape.back();
     }
     const int64_t begin = offsets[0], end = offsets[1];
     entry.begin = data_begin + begin;
     entry.bytes = end - begin;
-    if (static_cast<double>(entry.bytes) != elements * static_cast<double>(SizeOf(entry.dtype))) {
-      return bad;
-    }
-    data_bytes = std::max(data_bytes, end);
+    if (entry.bytes != elements * SizeOf(entry.dtype)) return bad;
+    ranges.emplace_back(begin, end);
     entries_[name] = std::move(entry);
+  }
+  std::sort(ranges.begin(), ranges.end());
+  int64_t data_bytes = 0;
+  for (const auto& [begin, end] : ranges) {
+    if (begin != data_bytes) {
+      return absl::DataLossError(absl::StrCat("the header is damaged: tensors ",
+                                              begin < data_bytes ? "overlap" : "leave a gap",
+                                              " at byte ", begin, " of the data"));
+    }
+    data_bytes = end;
   }
   if (data_begin + data_bytes != file_bytes) {
     return absl::DataLossError(absl::StrCat(
@@ -174,27 +279,94 @@ absl::Status SafetensorsFile::ParseHeader() {
   return absl::OkStatus();
 }
 
+// Moves them from the strings to their tensors.
+absl::Status SafetensorsFile::TakeChecksums() {
+  size_t found = 0;
+  for (auto it = metadata_.begin(); it != metadata_.end();) {
+    absl::string_view name = it->first;
+    if (name == kHeaderChecksum) {
+      it = metadata_.erase(it);
+    } else if (absl::ConsumePrefix(&name, kTensorChecksum)) {
+      const auto entry = entries_.find(std::string(name));
+      if (entry != entries_.end()) entry->second.checksum = it->second, ++found;
+      it = metadata_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  if (found == (has_checksums_ ? entries_.size() : 0)) return absl::OkStatus();
+  return absl::DataLossError("the header is damaged: it lacks a checksum");
+}
+
 std::vector<std::string> SafetensorsFile::names() const {
   std::vector<std::string> names;
   for (const auto& [name, entry] : entries_) names.push_back(name);
   return names;
 }
 
-absl::Status SafetensorsFile::Read(const std::string& name, const Tensor& tensor) const {
-  BURST_CHECK(tensor.is_contiguous());
-  const auto it = entries_.find(name);
-  if (it == entries_.end()) {
-    return absl::NotFoundError(absl::StrCat(path_, ": holds no tensor named '", name, "'"));
+int64_t SafetensorsFile::numel() const {
+  int64_t numel = 0;
+  for (const auto& [name, entry] : entries_) numel += entry.bytes / SizeOf(entry.dtype);
+  return numel;
+}
+
+absl::Status SafetensorsFile::ReadEntry(const std::string& name, const Entry& entry, char* data,
+                                        Numbers numbers) const {
+  std::vector<char> buffer(data == nullptr ? std::min(entry.bytes, kChunk) : 0);
+  const bool sums = !entry.checksum.empty();
+  bool finite = true;
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  for (int64_t at = 0; at < entry.bytes; at += kChunk) {
+    const int64_t bytes = std::min(kChunk, entry.bytes - at);
+    char* const chunk = data == nullptr ? buffer.data() : data + at;
+    const absl::Status status = ReadExactly(fd_, entry.begin + at, chunk, bytes);
+    if (!status.ok()) return absl::DataLossError(absl::StrCat(path_, ": ", status.message()));
+    if (sums) XXH3_64bits_update(&state, chunk, bytes);
+    if (numbers == Numbers::kFinite) finite = finite && AllFinite(entry.dtype, chunk, bytes);
   }
-  const Entry& entry = it->second;
-  if (entry.shape != tensor.shape() || entry.dtype != tensor.dtype()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path_, ": '", name, "' is ", ToString(entry.shape), " ", DTypeName(entry.dtype),
-        ", expected ", ToString(tensor.shape()), " ", DTypeName(tensor.dtype())));
+  if (sums && Digits(XXH3_64bits_digest(&state)) != entry.checksum) {
+    return absl::DataLossError(absl::StrCat(path_, ": damaged: the checksum of the tensor ",
+                                            Quoted(name), " does not agree"));
   }
-  const absl::Status status = ReadExactly(fd_, entry.begin, tensor.raw_data(), entry.bytes);
-  if (!status.ok()) return absl::DataLossError(absl::StrCat(path_, ": ", status.message()));
-  return status;
+  if (finite) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat(path_, ": the tensor ", Quoted(name), " holds a number that is not finite"));
+}
+
+absl::Status SafetensorsFile::Read(absl::Span<const NamedTensor> tensors, Numbers numbers) const {
+  std::vector<const Entry*> entries;
+  for (const auto& [name, tensor] : tensors) {
+    BURST_CHECK(tensor.is_contiguous() && tensor.device() == DeviceType::kCpu) << name;
+    const auto it = entries_.find(name);
+    if (it == entries_.end()) {
+      return absl::NotFoundError(absl::StrCat(path_, ": holds no tensor named '", name, "'"));
+    }
+    const Entry& entry = it->second;
+    if (entry.shape != tensor.shape() || entry.dtype != tensor.dtype()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          path_, ": '", name, "' is ", ToString(entry.shape), " ", DTypeName(entry.dtype),
+          ", expected ", ToString(tensor.shape()), " ", DTypeName(tensor.dtype())));
+    }
+    entries.push_back(&entry);
+  }
+  std::vector<absl::Status> results(tensors.size());
+  ParallelTasks(static_cast<int64_t>(tensors.size()), [&](int64_t i) {
+    char* const data = static_cast<char*>(tensors[i].tensor.raw_data());
+    results[i] = ReadEntry(tensors[i].name, *entries[i], data, numbers);
+  });
+  for (const absl::Status& status : results) BURST_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
+absl::Status SafetensorsFile::Verify(Numbers numbers) const {
+  const std::vector<std::string> all = names();
+  std::vector<absl::Status> results(all.size());
+  ParallelTasks(static_cast<int64_t>(all.size()), [&](int64_t i) {
+    results[i] = ReadEntry(all[i], entries_.at(all[i]), nullptr, numbers);
+  });
+  for (const absl::Status& status : results) BURST_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
 }
 
 }  // namespace burst

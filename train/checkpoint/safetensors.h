@@ -1,14 +1,21 @@
 // The safetensors format: 8 bytes of header length (little-endian), a JSON header that names each
 // tensor's dtype, shape and range of bytes, then the data. Strings are in "__metadata__".
+//
+// Checksums are among the strings, as 16 hexadecimal digits of XXH3's 64 bits: "xxh3:<tensor>" of a
+// tensor's bytes, "xxh3" of the whole header with zeros in place of these 16 digits. Other programs
+// may read the file and know nothing of them.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -21,24 +28,33 @@ struct NamedTensor {
 };
 
 // Atomic: `path` holds the old content or all of the new one. ResourceExhausted when the disk is
-// full.
+// full. Checksums are computed on the threads of the caller's pool.
 absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                               const StringMap& metadata);
 
-// A file opened for reading; its header has been checked against its length.
+// A file opened for reading; its header has been checked: against its checksum, where there are
+// checksums, and against the file's length. The tensors fill the data without gap or overlap.
 class SafetensorsFile {
  public:
-  // DataLoss, naming the path, for a file that is truncated or not of this format.
+  // DataLoss, naming the path, for a file that is damaged or not of this format.
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
   SafetensorsFile(SafetensorsFile&& other);
   SafetensorsFile& operator=(SafetensorsFile&&) = delete;
   ~SafetensorsFile();
 
-  const StringMap& metadata() const { return metadata_; }
+  const StringMap& metadata() const { return metadata_; }  // without the checksums
+  bool has_checksums() const { return has_checksums_; }
   std::vector<std::string> names() const;
+  int64_t numel() const;  // of all tensors together
 
-  // Fills `tensor` (contiguous). NotFound, or InvalidArgument when shape or dtype differ.
-  absl::Status Read(const std::string& name, const Tensor& tensor) const;
+  enum class Numbers { kAny, kFinite };
+  // Fills the tensors (contiguous, on the CPU), several at a time on the threads of the caller's
+  // pool, and compares checksums. DataLoss that names the first damaged tensor or, with kFinite,
+  // the first that holds an infinity or not-a-number; NotFound; InvalidArgument when shape or dtype
+  // differ.
+  absl::Status Read(absl::Span<const NamedTensor> tensors, Numbers numbers = Numbers::kAny) const;
+  // The same checks of all that the file holds; nothing is kept.
+  absl::Status Verify(Numbers numbers) const;
 
  private:
   struct Entry {
@@ -46,14 +62,21 @@ class SafetensorsFile {
     Shape shape;
     int64_t begin = 0;  // bytes from the start of the file
     int64_t bytes = 0;
+    std::string checksum;  // empty: none
   };
 
   SafetensorsFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
-  absl::Status ParseHeader();
+  absl::Status ReadHeader();
+  absl::Status TakeHeader(const nlohmann::json& header, int64_t data_begin, int64_t file_bytes);
+  absl::Status TakeChecksums();
+  // data null: nothing is kept.
+  absl::Status ReadEntry(const std::string& name, const Entry& entry, char* data,
+                         Numbers numbers) const;
 
   std::string path_;
   int fd_ = -1;
   StringMap metadata_;
+  bool has_checksums_ = false;
   std::map<std::string, Entry> entries_;
 };
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "burst/base/json.h"
 
 namespace burst {
 namespace {
@@ -124,7 +125,7 @@ std::string Tokenizer::ToJson() const {
 }
 
 absl::StatusOr<Tokenizer> Tokenizer::FromJson(absl::string_view text) {
-  const auto json = nlohmann::json::parse(text.begin(), text.end(), nullptr, false);
+  const nlohmann::json json = ParseJson(text).value_or(nlohmann::json());
   const auto invalid = [] { return absl::DataLossError("not a tokenizer's description"); };
   if (!json.is_object() || !json.contains("kind") || !json.contains("end_of_text") ||
       !json["end_of_text"].is_boolean()) {
@@ -142,6 +143,8 @@ absl::StatusOr<Tokenizer> Tokenizer::FromJson(absl::string_view text) {
     if (!code_points.empty() && code_points.back() >= code_point) return invalid();
     code_points.push_back(code_point);
   }
+  const int64_t size = static_cast<int64_t>(code_points.size());
+  if (size == 0 || size > kMaxCharTokens) return invalid();
   return Tokenizer(Kind::kChar, std::move(code_points), end_of_text);
 }
 

@@ -1,0 +1,133 @@
+#include "train/checkpoint/kept_checkpoints.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <system_error>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+#include "burst/base/status.h"
+#include "burst/cli/files.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string OlderName(int64_t step) { return absl::StrCat("checkpoint-", step, ".safetensors"); }
+
+// The steps of the older ones, falling.
+std::vector<int64_t> OlderSteps(const std::string& folder) {
+  std::vector<int64_t> steps;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    absl::string_view digits = name;
+    int64_t step = 0;
+    if (absl::ConsumePrefix(&digits, "checkpoint-") &&
+        absl::ConsumeSuffix(&digits, ".safetensors") && absl::SimpleAtoi(digits, &step) &&
+        name == OlderName(step)) {
+      steps.push_back(step);
+    }
+  }
+  std::sort(steps.begin(), steps.end(), std::greater<>());
+  return steps;
+}
+
+}  // namespace
+
+std::string CheckpointPath(const std::string& folder) {
+  return (fs::path(folder) / "checkpoint.safetensors").string();
+}
+
+std::string OlderCheckpointPath(const std::string& folder, int64_t step) {
+  return (fs::path(folder) / OlderName(step)).string();
+}
+
+std::string BestCheckpointPath(const std::string& folder) {
+  return (fs::path(folder) / "best.safetensors").string();
+}
+
+bool HoldsCheckpoints(const std::string& folder) {
+  std::error_code error;
+  return fs::exists(CheckpointPath(folder), error) ||
+         fs::exists(BestCheckpointPath(folder), error) || !OlderSteps(folder).empty();
+}
+
+absl::Status WithAnotherCheckpoint(const absl::Status& error, const std::string& path,
+                                   const std::string& how) {
+  const std::string folder = fs::path(path).parent_path().string();
+  std::vector<std::string> others = {CheckpointPath(folder)};
+  for (const int64_t step : OlderSteps(folder)) others.push_back(OlderCheckpointPath(folder, step));
+  others.push_back(BestCheckpointPath(folder));
+  for (const std::string& other : others) {
+    if (other == path) continue;
+    const absl::StatusOr<CheckpointInfo> info = VerifyCheckpoint(other);
+    if (!info.ok()) continue;
+    const std::string advice = absl::StrReplaceAll(
+        how, {{"$NAME", fs::path(other).filename().string()}, {"$STEP", absl::StrCat(info->step)}});
+    return absl::Status(error.code(), absl::StrCat(error.message(), "; ", advice));
+  }
+  return error;
+}
+
+KeptCheckpoints::KeptCheckpoints(std::string folder, int64_t keep, const CheckpointInfo* resumed)
+    : folder_(std::move(folder)), keep_(keep) {
+  if (resumed == nullptr) return;
+  newest_step_ = resumed->step;
+  newest_loss_ = resumed->val_loss;
+  const absl::StatusOr<CheckpointInfo> best = ReadCheckpointInfo(BestCheckpointPath(folder_));
+  if (best.ok() && best->val_loss.has_value()) best_loss_ = *best->val_loss;
+}
+
+absl::Status KeptCheckpoints::Save(
+    int64_t step, std::optional<double> val_loss,
+    const std::function<absl::Status(const std::string& path)>& write) {
+  if (newest_step_ > 0) {
+    BURST_RETURN_IF_ERROR(LinkIfBest());  // a process that was killed may not have come to that
+    if (newest_step_ != step && keep_ > 1) {
+      BURST_RETURN_IF_ERROR(LinkNewest(OlderCheckpointPath(folder_, newest_step_)));
+    }
+  }
+  BURST_RETURN_IF_ERROR(write(CheckpointPath(folder_)));
+  newest_step_ = step;
+  newest_loss_ = val_loss;
+  BURST_RETURN_IF_ERROR(LinkIfBest());
+  BURST_RETURN_IF_ERROR(RemoveOld(step));
+  return SyncFolder(folder_);
+}
+
+absl::Status KeptCheckpoints::LinkIfBest() {
+  if (!newest_loss_.has_value() || !(*newest_loss_ < best_loss_)) return absl::OkStatus();
+  best_loss_ = *newest_loss_;
+  return LinkNewest(BestCheckpointPath(folder_));
+}
+
+absl::Status KeptCheckpoints::LinkNewest(const std::string& path) {
+  const absl::Status status = LinkAtomically(CheckpointPath(folder_), path);
+  if (!absl::IsUnimplemented(status)) return status;
+  has_links_ = false;
+  return absl::OkStatus();
+}
+
+absl::Status KeptCheckpoints::RemoveOld(int64_t step) const {
+  int64_t kept = 1;  // the newest
+  for (const int64_t older : OlderSteps(folder_)) {
+    if (older < step && kept++ < keep_) continue;
+    const std::string path = OlderCheckpointPath(folder_, older);
+    if (unlink(path.c_str()) != 0 && errno != ENOENT) {
+      return absl::InternalError(absl::StrCat("cannot remove ", path, ": ", strerror(errno)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace burst
