@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
@@ -23,6 +22,7 @@
 #include "burst/device/device.h"
 #include "burst/device/progress.h"
 #include "model/ops/cuda/matmul.h"
+#include "train/report/run_folder.h"
 #include "train/setup.h"
 #include "train/trainer.h"
 
@@ -35,15 +35,6 @@ absl::Status TrainRank(const TrainingSetup& setup, Communicator* comm) {
   BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                          Trainer::Create(setup, comm, /*verbose=*/true));
   return trainer->Train();
-}
-
-// Collective: the lowest rank that failed keeps its status, all others become Cancelled.
-absl::Status AgreeOn(const absl::Status& status, Communicator* comm) {
-  BURST_ASSIGN_OR_RETURN(const std::vector<double> failed, comm->AllGather(status.ok() ? 0 : 1));
-  const auto first = std::find(failed.begin(), failed.end(), 1);
-  if (first == failed.end()) return absl::OkStatus();
-  if (first - failed.begin() == comm->rank()) return status;
-  return absl::CancelledError(absl::StrCat("rank ", first - failed.begin(), " failed"));
 }
 
 // Hosts with different numbers of processes see different nodes, and make no double ring.
@@ -62,15 +53,26 @@ void EndProcess(const absl::Status& failure) {
   std::_Exit(kExitFailure);
 }
 
+// A run that is resumed is another's until that has ended: its checkpoint is read after that.
+absl::Status LockResumed(const ResolvedConfig& config, std::optional<RunLock>* lock) {
+  if (!config.resume) return absl::OkStatus();
+  BURST_ASSIGN_OR_RETURN(*lock, LockRunFolder(config.out, /*wait=*/true));
+  return absl::OkStatus();
+}
+
 // This process is a rank.
 absl::Status TrainProcess(absl::StatusOr<TrainingSetup> setup, Communicator* comm) {
   BURST_RETURN_IF_ERROR(AgreeOn(setup.status(), comm));
+  absl::Status status;
+  if (comm->rank() == 0) status = LockResumed(setup->config, &setup->lock);
+  BURST_RETURN_IF_ERROR(AgreeOn(status, comm));
+  BURST_RETURN_IF_ERROR(AgreeOn(FindResumed(&*setup), comm));
   // Not before: others may have waited while this one loaded data.
   std::optional<ScopedRankProgress> progress;
   if (current_progress == nullptr) progress.emplace(comm->rank());
   BURST_RETURN_IF_ERROR(AgreeOnNodes(comm, &setup->config));
   const ScopedThreadPool pool(setup->config.threads);
-  const absl::Status status = TrainRank(*setup, comm);
+  status = TrainRank(*setup, comm);
   if (!status.ok()) comm->Abort(status);
   return status;
 }
@@ -95,6 +97,8 @@ absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
   absl::StatusOr<TrainingSetup> setup = PrepareTraining(config);
   if (config.comm == CommKind::kThreads) {
     BURST_RETURN_IF_ERROR(setup.status());
+    BURST_RETURN_IF_ERROR(LockResumed(config, &setup->lock));
+    BURST_RETURN_IF_ERROR(FindResumed(&*setup));
     return RunRanksInProcess(config, [&](Communicator& comm) { return TrainRank(*setup, &comm); });
   }
   if (config.comm == CommKind::kMpi) return TrainProcess(std::move(setup), mpi);

@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
-#include "train/report/run_folder.h"
+#include "train/checkpoint/kept_checkpoints.h"
 
 namespace burst {
 namespace {
@@ -71,14 +71,44 @@ absl::Status CheckAgainstData(const ResolvedConfig& options, const TrainingData&
   return absl::OkStatus();
 }
 
+}  // namespace
+
+absl::Status AgreeOn(const absl::Status& status, Communicator* comm) {
+  BURST_ASSIGN_OR_RETURN(const std::vector<double> failed, comm->AllGather(status.ok() ? 0 : 1));
+  const auto first = std::find(failed.begin(), failed.end(), 1);
+  if (first == failed.end()) return absl::OkStatus();
+  if (first - failed.begin() == comm->rank()) return status;
+  return absl::CancelledError(absl::StrCat("rank ", first - failed.begin(), " failed"));
+}
+
+absl::Status CannotResume(const absl::Status& error, const std::string& path) {
+  return WithAnotherCheckpoint(
+      absl::Status(error.code(), absl::StrCat("--resume: ", error.message())), path,
+      "to continue after step $STEP, rename $NAME, which is good, to checkpoint.safetensors");
+}
+
+absl::StatusOr<TrainingSetup> PrepareTraining(const ResolvedConfig& config) {
+  TrainingSetup setup;
+  setup.config = config;
+  std::string data = config.data;
+  if (data == "kjv") {
+    BURST_ASSIGN_OR_RETURN(data, FindRunfile("kjv/kjv.txt"));
+  }
+  BURST_ASSIGN_OR_RETURN(setup.data, LoadTrainingData(data, config.val_data, config.tokenizer));
+  BURST_RETURN_IF_ERROR(CheckAgainstData(config, setup.data));
+  BURST_RETURN_IF_ERROR(FitVocabulary(setup.data, &setup.config.model));
+  setup.config.model = setup.config.model.WithDefaults();
+  setup.data_fingerprint = Fingerprint(setup.data);
+  setup.sample = setup.data.tokenizer.has_value() ? config.sample.value_or(256) : 0;
+  return setup;
+}
+
 absl::Status FindResumed(TrainingSetup* setup) {
   const ResolvedConfig& config = setup->config;
+  if (!config.resume) return absl::OkStatus();
   const std::string path = CheckpointPath(config.out);
   absl::StatusOr<CheckpointInfo> found = ReadCheckpointInfo(path);
-  if (!found.ok()) {
-    return absl::Status(found.status().code(),
-                        absl::StrCat("--resume: ", found.status().message()));
-  }
+  if (!found.ok()) return CannotResume(found.status(), path);
   BURST_RETURN_IF_ERROR(config.CheckResume(found->config));
   if (found->data_fingerprint != setup->data_fingerprint) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -95,25 +125,6 @@ absl::Status FindResumed(TrainingSetup* setup) {
   }
   setup->resumed = *std::move(found);
   return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::StatusOr<TrainingSetup> PrepareTraining(const ResolvedConfig& config) {
-  TrainingSetup setup;
-  setup.config = config;
-  std::string data = config.data;
-  if (data == "kjv") {
-    BURST_ASSIGN_OR_RETURN(data, FindRunfile("kjv/kjv.txt"));
-  }
-  BURST_ASSIGN_OR_RETURN(setup.data, LoadTrainingData(data, config.val_data, config.tokenizer));
-  BURST_RETURN_IF_ERROR(CheckAgainstData(config, setup.data));
-  BURST_RETURN_IF_ERROR(FitVocabulary(setup.data, &setup.config.model));
-  setup.config.model = setup.config.model.WithDefaults();
-  setup.data_fingerprint = Fingerprint(setup.data);
-  setup.sample = setup.data.tokenizer.has_value() ? config.sample.value_or(256) : 0;
-  if (config.resume) BURST_RETURN_IF_ERROR(FindResumed(&setup));
-  return setup;
 }
 
 }  // namespace burst

@@ -5,10 +5,13 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "burst/comm/communicator.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/config/config.h"
 #include "train/data/corpus.h"
+#include "train/report/run_folder.h"
 
 namespace burst {
 
@@ -18,9 +21,19 @@ struct TrainingSetup {
   std::string data_fingerprint;
   int64_t sample = 0;                     // tokens to generate at the end; 0 without a tokenizer
   std::optional<CheckpointInfo> resumed;  // the checkpoint to continue from
+  std::optional<RunLock> lock;  // on its folder, in rank 0's process; none: not yet locked
 };
 
-// Loads the data, fits the model's vocabulary to it, and finds the run to resume.
+// Loads the data, and fits the model's vocabulary to it.
 absl::StatusOr<TrainingSetup> PrepareTraining(const ResolvedConfig& config);
+
+// With --resume: finds the run to continue, and checks that it can be. Once its folder is locked.
+absl::Status FindResumed(TrainingSetup* setup);
+
+// Collective: the lowest rank that failed keeps its status, all others become Cancelled.
+absl::Status AgreeOn(const absl::Status& status, Communicator* comm);
+
+// Why the checkpoint `path` cannot be continued from, and which other one of its folder can.
+absl::Status CannotResume(const absl::Status& error, const std::string& path);
 
 }  // namespace burst

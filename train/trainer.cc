@@ -99,11 +99,20 @@ absl::Status Trainer::Init(bool verbose) {
                            SequenceSampler::Create(setup_.data.validation, sampler));
   }
   if (setup_.resumed.has_value()) {
-    BURST_RETURN_IF_ERROR(
-        LoadCheckpoint(CheckpointPath(config_.out), &parameters, optimizer_.get()));
+    BURST_RETURN_IF_ERROR(Load());
     step_ = setup_.resumed->step;
   }
   return OpenReport(verbose);
+}
+
+absl::Status Trainer::Load() {
+  const std::string path = CheckpointPath(config_.out);
+  const absl::Status loaded = LoadCheckpoint(path, &model_->parameters(), optimizer_.get());
+  const absl::Status status = AgreeOn(loaded, comm_);
+  if (status.ok()) return status;
+  // One rank tells of it; the others wait until its failure ends them.
+  if (absl::IsCancelled(status)) BURST_RETURN_IF_ERROR(comm_->Barrier());
+  return CannotResume(status, path);
 }
 
 absl::Status Trainer::OpenReport(bool verbose) {
@@ -129,6 +138,7 @@ absl::Status Trainer::Train() {
   const auto start = std::chrono::steady_clock::now();
   BURST_RETURN_IF_ERROR(MakeUpEvaluation());
   int skipped = 0;
+  bool saved = true;
   while (step_ < config_.steps && !stop_) {
     const int64_t steps = step_ + 1;
     // Unless something comes between, or this may be the step that ends the run.
@@ -141,8 +151,16 @@ absl::Status Trainer::Train() {
       BURST_ASSIGN_OR_RETURN(metrics.val_loss, Evaluate());
     }
     if (report_ != nullptr) BURST_RETURN_IF_ERROR(report_->Step(metrics));
-    if (skipped == kMaxSkippedSteps) return NotFinite();
-    if (SavesAfter(steps) || stop_) BURST_RETURN_IF_ERROR(Checkpoint());
+    if (skipped == kMaxSkippedSteps) {
+      return NotFinite(absl::StrCat("the loss or its gradient was not finite in the last ",
+                                    kMaxSkippedSteps, " steps, to step ", step_));
+    }
+    if (SavesAfter(steps) || stop_) {
+      BURST_ASSIGN_OR_RETURN(saved, Checkpoint(metrics));
+    }
+  }
+  if (!saved && !stop_) {
+    return NotFinite(absl::StrCat("the model is not finite after step ", step_, ", the last one"));
   }
   if (report_ == nullptr) return absl::OkStatus();
   if (stop_) {
@@ -178,11 +196,13 @@ bool Trainer::SavesAfter(int64_t steps) const {
 
 // Every rank comes here at once; rank 0 returns the error, the others wait until its failure ends
 // them.
-absl::Status Trainer::NotFinite() const {
+absl::Status Trainer::NotFinite(absl::string_view what) const {
   if (comm_->rank() != 0) BURST_RETURN_IF_ERROR(comm_->Barrier());
-  return absl::AbortedError(absl::StrCat(
-      "the loss or its gradient was not finite in the last ", kMaxSkippedSteps, " steps, to step ",
-      step_, "; try a lower --lr, a longer --warmup or a smaller --clip"));
+  std::string error =
+      absl::StrCat(what, "; try a lower --lr, a longer --warmup or a smaller --clip");
+  const int64_t saved = report_ == nullptr ? 0 : report_->folder().checkpoints().newest_step();
+  if (saved > 0) absl::StrAppend(&error, "; --resume continues after step ", saved);
+  return absl::AbortedError(error);
 }
 
 // ---- A step.
@@ -218,7 +238,8 @@ absl::Status Trainer::Enqueue(int64_t step, bool follows) {
   const Tensor loss_and_norm = Tensor::Empty({2}, DType::kFloat64, model_->device());
   const Tensor loss = loss_and_norm.Slice(0, 0, 1), norm = loss_and_norm.Slice(0, 1, 1);
   for (int64_t micro_batch = first; micro_batch < first + micro_batches; ++micro_batch) {
-    BURST_RETURN_IF_ERROR(ForwardBackward(micro_batch, loss_scale, loss));
+    BURST_RETURN_IF_ERROR(ForwardBackward(micro_batch, loss_scale, loss, micro_batch == first,
+                                          micro_batch + 1 == first + micro_batches));
   }
 
   const ScopedPhase update("update");
@@ -238,12 +259,11 @@ absl::Status Trainer::Enqueue(int64_t step, bool follows) {
 }
 
 // Forward and backward of a micro-batch, by its number in the run. This rank's part of its loss
-// goes into `loss`, [1] float64, and its part of the gradients is added to what is there. In the
-// last micro-batch of a step, the reduction of both over ranks is enqueued as soon as they are
-// complete, beside the rest of the backward.
-absl::Status Trainer::ForwardBackward(int64_t micro_batch, double loss_scale, const Tensor& loss) {
-  const int64_t of_step = micro_batch % config_.accumulate;
-  const bool last = of_step + 1 == config_.accumulate;
+// goes into `loss`, [1] float64, and its part of the gradients is added to what is there. `first`
+// and `last` of those whose gradients are accumulated: in the last one, the reduction of both over
+// ranks is enqueued as soon as they are complete, beside the rest of the backward.
+absl::Status Trainer::ForwardBackward(int64_t micro_batch, double loss_scale, const Tensor& loss,
+                                      bool first, bool last) {
   const auto [begin, end] = Share(config_.batch);
   BURST_ASSIGN_OR_RETURN(
       const SequenceBatch batch,
@@ -259,7 +279,7 @@ absl::Status Trainer::ForwardBackward(int64_t micro_batch, double loss_scale, co
   const Variable part =
       model_->Loss(tape, *attention_, batch, loss_scale, dropout, last ? ready : nullptr);
   BURST_RETURN_IF_ERROR(tape.status());
-  if (of_step == 0) {
+  if (first) {
     loss.ConvertFrom(part.value().View({1}));
   } else {
     loss.Add(part.value().View({1}).To(DType::kFloat64));
@@ -361,11 +381,46 @@ absl::StatusOr<std::optional<double>> Trainer::Evaluate() {
   return std::optional<double>(results[0] / std::max(1.0, results[1]));
 }
 
-absl::Status Trainer::Checkpoint() {
+// Whether a run can continue from the model as it is: its last step was finite, and so are all
+// ranks' weights and optimizer states, and the loss and gradient of the next micro-batch. For an
+// update may leave weights that are finite, but so large that nothing computed with them is; no
+// step has seen them yet. Collective, the same on every rank; the gradients are not kept.
+absl::StatusOr<bool> Trainer::IsSound(const StepMetrics& last) {
+  if (last.skipped) return false;
+  ParameterList& parameters = model_->parameters();
+  const Tensor results = Tensor::Empty({5}, DType::kFloat64, model_->device());
+  const auto result = [&](int64_t i) { return results.Slice(0, i, 1); };
+  L2Norm(parameters.masters(), result(0));
+  L2Norm(optimizer_->first_moment(), result(1));
+  L2Norm(optimizer_->second_moment(), result(2));
+  parameters.ZeroGrad();
+  const int64_t micro_batch = step_ * config_.accumulate;
+  const int64_t num_targets =
+      training_data_->TrainingTargets(micro_batch * config_.batch, config_.batch);
+  const double loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, num_targets));
+  BURST_RETURN_IF_ERROR(
+      ForwardBackward(micro_batch, loss_scale, result(3), /*first=*/true, /*last=*/true));
+  BURST_RETURN_IF_ERROR(gradients_->Finish(result(4)));
+  BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kCollective));
+  BURST_RETURN_IF_ERROR(comm_->Barrier());  // as in AnyRankStops: all have enqueued it
+  bool finite = true;
+  for (const double value : results.ToVector<double>()) finite = finite && std::isfinite(value);
+  BURST_ASSIGN_OR_RETURN(const bool ruined, OnAnyRank(!finite));
+  return !ruined;
+}
+
+// Saves the model after step `last`, with which nothing is enqueued. False, and nothing changes, if
+// it is not sound.
+absl::StatusOr<bool> Trainer::Checkpoint(const StepMetrics& last) {
   const ScopedPhase phase("save");
+  BURST_ASSIGN_OR_RETURN(const bool sound, IsSound(last));
+  if (!sound) {
+    if (report_ != nullptr) report_->NotSaved(step_);
+    return false;
+  }
   // Of the ranks of a model, those of the first.
   Communicator* const group = tensor_parallel_ ? sequence_.get() : nullptr;
-  if (group == nullptr ? report_ == nullptr : data_rank_ > 0) return absl::OkStatus();
+  if (group == nullptr ? report_ == nullptr : data_rank_ > 0) return true;
   CheckpointInfo info;
   info.step = step_;
   info.updates = optimizer_->updates();
@@ -375,9 +430,18 @@ absl::Status Trainer::Checkpoint() {
   info.tokenizer = setup_.data.tokenizer;
   info.config = config_.ToJson();
   info.data_fingerprint = setup_.data_fingerprint;
-  const std::string path = report_ == nullptr ? "" : report_->folder().checkpoint();
-  BURST_RETURN_IF_ERROR(SaveCheckpoint(path, info, model_->parameters(), *optimizer_, group));
-  return report_ == nullptr ? absl::OkStatus() : report_->folder().Plot(config_.model_name);
+  info.val_loss = last.val_loss;
+  const auto save = [&](const std::string& path) {
+    return SaveCheckpoint(path, info, model_->parameters(), *optimizer_, group);
+  };
+  if (report_ == nullptr) {
+    BURST_RETURN_IF_ERROR(save(""));
+    return true;
+  }
+  BURST_RETURN_IF_ERROR(report_->folder().Save(info, save));
+  report_->Saved();
+  BURST_RETURN_IF_ERROR(report_->folder().Plot(config_.model_name));
+  return true;
 }
 
 absl::StatusOr<std::string> Trainer::Sample() const {

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
 #include "model/transformer.h"
@@ -63,6 +64,7 @@ class Trainer {
 
   Trainer(const TrainingSetup& setup, Communicator* comm);
   absl::Status Init(bool verbose);
+  absl::Status Load();
   absl::Status OpenReport(bool verbose);
 
   absl::Status Enqueue(int64_t step, bool follows);
@@ -70,7 +72,8 @@ class Trainer {
   // Whether the condition holds on some rank. Collective.
   absl::StatusOr<bool> OnAnyRank(bool condition);
   absl::Status AnyRankStops();
-  absl::Status ForwardBackward(int64_t micro_batch, double loss_scale, const Tensor& loss);
+  absl::Status ForwardBackward(int64_t micro_batch, double loss_scale, const Tensor& loss,
+                               bool first, bool last);
   // The sequences of `count` that are this rank's group's share: [first, second).
   std::pair<int64_t, int64_t> Share(int64_t count) const;
   // This rank's tokens of `batch`, on its device.
@@ -80,8 +83,9 @@ class Trainer {
   bool EvaluatesAfter(int64_t steps) const;
   bool SavesAfter(int64_t steps) const;
   absl::Status MakeUpEvaluation();
-  absl::Status Checkpoint();
-  absl::Status NotFinite() const;
+  absl::StatusOr<bool> IsSound(const StepMetrics& last);
+  absl::StatusOr<bool> Checkpoint(const StepMetrics& last);
+  absl::Status NotFinite(absl::string_view what) const;
   // A text by the model as it was just saved; empty where there is nothing to print. Rank 0's.
   absl::StatusOr<std::string> Sample() const;
 

@@ -83,6 +83,7 @@ class Subprocess {
     waitpid(pid_, nullptr, 0);
   }
 
+  pid_t pid() const { return pid_; }
   void Signal(int number) const { kill(pid_, number); }
 
   // From now on a write beyond `bytes` of a file fails, as on a full disk.

@@ -81,6 +81,28 @@ TEST(Metrics, ResumeDropsWhatCameAfterTheCheckpoint) {
   EXPECT_EQ(Read(path), before);
 }
 
+// Whatever is in the file, steps increase: two runs may have written to it at once, or a run that
+// was continued from an older checkpoint by hand.
+TEST(Metrics, StepsIncreaseAfterAResume) {
+  const std::string path = testing::TempDir() + "/order.jsonl";
+  std::ofstream file(path);
+  for (const char* step : {"1", "2", "2", "1", "3", "-1", "1e300", "2.5", "\"4\"", "null", "5", "4",
+                           "99999999999999999999", "6", "9223372036854775807", "8", "7"}) {
+    file << R"({"step":)" << step << R"(,"tokens":1})"
+         << "\n";
+  }
+  file << std::string(100000, '[') << "\n{\"step\":7,\"tok";
+  file.close();
+  for (int time = 0; time < 2; ++time) {  // the second time from what the first one left
+    auto log = MetricsLog::Open(path, 7);
+    ASSERT_TRUE(log.ok()) << log.status();
+    std::vector<int64_t> steps;
+    for (const StepMetrics& row : log->rows()) steps.push_back(row.step);
+    EXPECT_EQ(steps, (std::vector<int64_t>{1, 2, 3, 5, 6, 7}));
+    EXPECT_EQ(log->Sync(), absl::OkStatus());
+  }
+}
+
 TEST(Metrics, NewRunForgetsTheOld) {
   const std::string path = testing::TempDir() + "/new.jsonl";
   std::ofstream(path) << "{\"step\":1,\"tokens\":1}\n";

@@ -39,7 +39,8 @@ inline absl::Status WithTrainers(const TrainConfig& options,
   launch.cores = NumCores();
   launch.gpus = CudaDeviceCount();
   BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, ResolveConfig(options, launch));
-  BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PrepareTraining(config));
+  BURST_ASSIGN_OR_RETURN(TrainingSetup setup, PrepareTraining(config));
+  BURST_RETURN_IF_ERROR(FindResumed(&setup));
   return RunRanksInProcess(config, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(setup, &comm, /*verbose=*/false));
     return body(*trainer, comm.rank());

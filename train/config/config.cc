@@ -151,10 +151,11 @@ OptionTable TrainOptions(TrainConfig* c) {
 
   t.Group("Output");
   t.Add("out", &c->out, kNotSaved,
-        "Folder for metrics.jsonl, config.json, checkpoint.safetensors and loss.svg. Without it: "
+        "Folder for metrics.jsonl, config.json, checkpoints and loss.svg. Without it: "
         "runs/<model>-<number>.");
   t.Add("resume", &c->resume, kNotSaved,
-        "Continue the run in --out, with its configuration and what is given here.");
+        "Continue the run in --out, with its configuration and what is given here. Waits up to a "
+        "minute for a run that is still at work there.");
   t.Add("config", &c->config, kNotSaved,
         "A JSON file with options as keys; the command line wins.");
   t.Add("eval_every", &c->eval_every, kMayChange, "Steps between evaluations; 0: none.");
@@ -162,6 +163,9 @@ OptionTable TrainOptions(TrainConfig* c) {
         "Batches of an evaluation, spread evenly over the validation data; 0: all of it.");
   t.Add("checkpoint_every", &c->checkpoint_every, kMayChange,
         "Steps between checkpoints; 0: one at the end.");
+  t.Add("keep", &c->keep, kMayChange,
+        "Checkpoints to keep, the newest ones; and the best by validation loss of those that are "
+        "saved right after an evaluation.");
   t.Add("log_every", &c->log_every, kMayChange,
         "Steps between lines when the output is not a terminal.");
   t.Add("sample", &c->sample, kMayChange,

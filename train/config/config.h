@@ -68,6 +68,7 @@ struct PlainOptions {
   int64_t eval_every = 200;        // 0: no evaluation
   int64_t eval_batches = 16;       // 0: all of the validation data
   int64_t checkpoint_every = 200;  // 0: at the end only
+  int64_t keep = 3;                // checkpoints, beside the best
   int64_t log_every = 10;
 };
 

@@ -38,6 +38,7 @@ absl::Status CheckRanges(const TrainConfig& c) {
   BURST_RETURN_IF_ERROR(AtLeast("eval_every", c.eval_every, 0));
   BURST_RETURN_IF_ERROR(AtLeast("eval_batches", c.eval_batches, 0));
   BURST_RETURN_IF_ERROR(AtLeast("checkpoint_every", c.checkpoint_every, 0));
+  BURST_RETURN_IF_ERROR(AtLeast("keep", c.keep, 1));
   BURST_RETURN_IF_ERROR(AtLeast("log_every", c.log_every, 1));
   BURST_RETURN_IF_ERROR(AtLeast("patience", c.patience, 0));
   BURST_RETURN_IF_ERROR(AtLeast("sample", c.sample, -1));

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
@@ -13,9 +14,9 @@
 #include "burst/device/device.h"
 #include "model/transformer.h"
 #include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/kept_checkpoints.h"
 #include "train/config/config.h"
 #include "train/generate/generate.h"
-#include "train/report/run_folder.h"
 
 namespace burst {
 namespace {
@@ -34,7 +35,7 @@ OptionTable Options(GenerateConfig* c) {
   OptionTable t;
   t.Group("Options");
   t.Add("checkpoint", &c->checkpoint, kMayChange,
-        "A checkpoint, or the folder of the run that left it.");
+        "A checkpoint, or the folder of the run that left it: then its newest one.");
   t.Add("prompt", &c->prompt, kMayChange, "What the text begins with. Without it: a line break.");
   t.Add("tokens", &c->tokens, kMayChange, "Tokens to generate.");
   t.Add("temperature", &c->temperature, kMayChange,
@@ -58,12 +59,15 @@ absl::Status Check(const GenerateConfig& c) {
 
 absl::Status Run(const GenerateConfig& c) {
   std::string path = ResolvePath(c.checkpoint);
-  if (std::filesystem::is_directory(path)) path = CheckpointPath(path);
+  std::error_code error;  // a path that cannot be followed is told of when it is opened
+  if (std::filesystem::is_directory(path, error)) path = CheckpointPath(path);
+  const auto unusable = [&](const absl::Status& status) {
+    return WithAnotherCheckpoint(
+        absl::Status(status.code(), absl::StrCat("--checkpoint: ", status.message())), path,
+        "$NAME beside it, of step $STEP, is good");
+  };
   const absl::StatusOr<CheckpointInfo> found = ReadCheckpointInfo(path);
-  if (!found.ok()) {
-    return absl::Status(found.status().code(),
-                        absl::StrCat("--checkpoint: ", found.status().message()));
-  }
+  if (!found.ok()) return unusable(found.status());
   const CheckpointInfo& info = *found;
   if (!info.tokenizer.has_value()) {
     return absl::InvalidArgumentError(
@@ -73,7 +77,8 @@ absl::Status Run(const GenerateConfig& c) {
   BURST_ASSIGN_OR_RETURN(const DeviceType device, ResolveDevice(c.train.device, CudaDeviceCount()));
   BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Transformer> model,
                          Transformer::Create(info.model, DType::kFloat32, /*seed=*/0, device));
-  BURST_RETURN_IF_ERROR(LoadCheckpoint(path, &model->parameters(), nullptr));
+  const absl::Status loaded = LoadCheckpoint(path, &model->parameters(), nullptr);
+  if (!loaded.ok()) return unusable(loaded);
 
   absl::StatusOr<std::vector<int32_t>> tokens = EncodePrompt(*info.tokenizer, c.prompt);
   if (!tokens.ok()) {

@@ -1,5 +1,8 @@
 #include "train/report/metrics.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -34,14 +37,16 @@ std::optional<StepMetrics> FromLine(const std::string& line) {
   if (!parsed.ok() || !parsed->is_object()) return std::nullopt;
   const Json& json = *parsed;
   const auto number = [&](const char* key) {
-    const Json value = json.value(key, Json());
-    return value.is_number() ? value.get<double>() : std::nan("");
+    const auto found = json.find(key);
+    return found != json.end() && found->is_number() ? found->get<double>() : std::nan("");
   };
   StepMetrics row;
-  const double step = number("step"), tokens = number("tokens");
-  if (std::isnan(step) || std::isnan(tokens)) return std::nullopt;
-  row.step = static_cast<int64_t>(step);
-  row.tokens = static_cast<int64_t>(tokens);
+  for (const auto& [key, value] :
+       {std::pair<const char*, int64_t*>{"step", &row.step}, {"tokens", &row.tokens}}) {
+    const auto found = json.find(key);
+    if (found == json.end() || !found->is_number_integer()) return std::nullopt;
+    *value = found->get<int64_t>();
+  }
   row.loss = number("loss");
   row.lr = number("lr");
   row.grad_norm = number("grad_norm");
@@ -83,16 +88,17 @@ Curve Smooth(const Curve& curve) {
 }  // namespace
 
 absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path, int64_t last_step) {
-  MetricsLog log;
-  log.path_ = path;
+  MetricsLog log(path);
   std::string rows;
+  int64_t step = 0;
   if (last_step > 0) {
     absl::StatusOr<std::string> content = ReadFile(path);
     if (!content.ok() && !absl::IsNotFound(content.status())) return content.status();
     const std::vector<std::string> lines = absl::StrSplit(content.value_or(""), '\n');
     for (const std::string& line : lines) {
       std::optional<StepMetrics> row = FromLine(line);
-      if (!row.has_value() || row->step > last_step) continue;
+      if (!row.has_value() || row->step > last_step || row->step <= step) continue;
+      step = row->step;
       absl::StrAppend(&rows, line, "\n");
       log.rows_.push_back(*row);
     }
@@ -101,11 +107,20 @@ absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path, int64_t las
   return log;
 }
 
+MetricsLog::MetricsLog(MetricsLog&& other)
+    : path_(std::move(other.path_)),
+      fd_(std::exchange(other.fd_, -1)),
+      rows_(std::move(other.rows_)) {}
+
+MetricsLog::~MetricsLog() {
+  if (fd_ >= 0) close(fd_);
+}
+
 absl::Status MetricsLog::Rewrite(absl::string_view content) {
   BURST_RETURN_IF_ERROR(WriteFileAtomically(path_, content));
-  file_.reset(fopen(path_.c_str(), "ae"));
-  if (file_ != nullptr) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("cannot append to ", path_, ": ", strerror(errno)));
+  if (fd_ >= 0) close(fd_);
+  fd_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  return fd_ >= 0 ? absl::OkStatus() : CannotWrite();
 }
 
 absl::Status MetricsLog::SetLastValLoss(double val_loss) {
@@ -119,11 +134,19 @@ absl::Status MetricsLog::SetLastValLoss(double val_loss) {
 absl::Status MetricsLog::Append(const StepMetrics& row) {
   rows_.push_back(row);
   const std::string line = ToLine(row);
-  if (fwrite(line.data(), 1, line.size(), file_.get()) != line.size() || fflush(file_.get()) != 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cannot write ", path_, ": ", strerror(errno)));
-  }
-  return absl::OkStatus();
+  ssize_t written;
+  do {
+    written = write(fd_, line.data(), line.size());
+  } while (written < 0 && errno == EINTR);
+  if (written == static_cast<ssize_t>(line.size())) return absl::OkStatus();
+  if (written >= 0) errno = ENOSPC;  // a line cut short
+  return CannotWrite();
+}
+
+absl::Status MetricsLog::Sync() const { return fsync(fd_) == 0 ? absl::OkStatus() : CannotWrite(); }
+
+absl::Status MetricsLog::CannotWrite() const {
+  return absl::ResourceExhaustedError(absl::StrCat("cannot write ", path_, ": ", strerror(errno)));
 }
 
 std::string LossPlotSvg(absl::string_view title, const std::vector<StepMetrics>& rows) {

@@ -2,10 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
-#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,12 +27,19 @@ struct StepMetrics {
 
 class MetricsLog {
  public:
-  // Opens `path` for appending. Rows of steps beyond `last_step`, and a last line cut short, are
-  // dropped: 0 starts anew, a checkpoint's step continues its run.
+  // Opens `path` for appending. Rows of steps beyond `last_step`, a last line cut short, and rows
+  // that do not follow those before them are dropped, so that steps increase: 0 starts anew, a
+  // checkpoint's step continues its run.
   static absl::StatusOr<MetricsLog> Open(const std::string& path, int64_t last_step);
+  MetricsLog(MetricsLog&& other);
+  MetricsLog& operator=(MetricsLog&&) = delete;
+  ~MetricsLog();
 
-  // Writes a row through to the file. Not-a-number is written as null.
+  // Hands a row to the system, in one piece: it outlives the process. Not-a-number is written as
+  // null.
   absl::Status Append(const StepMetrics& row);
+  // Flushes the rows to the disk: they outlive the machine's power.
+  absl::Status Sync() const;
 
   // Adds the validation loss to the last row, of which there is one.
   absl::Status SetLastValLoss(double val_loss);
@@ -41,15 +47,13 @@ class MetricsLog {
   const std::vector<StepMetrics>& rows() const { return rows_; }
 
  private:
-  struct Close {
-    void operator()(FILE* file) const { fclose(file); }
-  };
-
+  explicit MetricsLog(std::string path) : path_(std::move(path)) {}
   // Makes the file of the content, and appends from there on.
   absl::Status Rewrite(absl::string_view content);
+  absl::Status CannotWrite() const;
 
   std::string path_;
-  std::unique_ptr<FILE, Close> file_;
+  int fd_ = -1;
   std::vector<StepMetrics> rows_;
 };
 

@@ -1,5 +1,6 @@
 #include "train/report/run_folder.h"
 
+#include <cstdio>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -33,11 +34,34 @@ absl::StatusOr<std::string> MakeNumberedFolder(const std::string& model_name) {
 
 }  // namespace
 
-std::string CheckpointPath(const std::string& folder) {
-  return (fs::path(folder) / "checkpoint.safetensors").string();
+absl::StatusOr<RunLock> LockRunFolder(const std::string& folder, bool wait) {
+  constexpr double kWaitSeconds = 60, kTellSeconds = 10;
+  double next = 0;
+  const auto waiting = [&](const std::string& holder, double seconds) -> absl::Status {
+    const std::string in_use = absl::StrCat(folder, " is in use by ", holder);
+    if (!wait) return absl::FailedPreconditionError(in_use);
+    if (seconds >= kWaitSeconds) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(in_use, ", which did not end in ", kWaitSeconds, " seconds"));
+    }
+    if (seconds < next) return absl::OkStatus();
+    next += kTellSeconds;
+    std::printf("%s; waiting up to %.0f seconds for it to end\n", in_use.c_str(), kWaitSeconds);
+    std::fflush(stdout);
+    return absl::OkStatus();
+  };
+  absl::StatusOr<FileLock> lock = FileLock::Acquire((fs::path(folder) / ".lock").string(), waiting);
+  if (lock.ok()) return std::make_shared<const FileLock>(*std::move(lock));
+  const absl::Status& status = lock.status();
+  if (!absl::IsUnimplemented(status)) {
+    return absl::Status(status.code(), absl::StrCat("--out: ", status.message()));
+  }
+  std::fprintf(stderr, "warning: %s; nothing keeps a second run out of this folder\n",
+               std::string(status.message()).c_str());
+  return RunLock();
 }
 
-absl::StatusOr<RunFolder> RunFolder::Open(const ResolvedConfig& config, int64_t resumed_step) {
+absl::StatusOr<RunFolder> RunFolder::Make(const ResolvedConfig& config) {
   std::string path = config.out;
   if (path.empty()) {
     BURST_ASSIGN_OR_RETURN(path, MakeNumberedFolder(config.model_name));
@@ -45,19 +69,44 @@ absl::StatusOr<RunFolder> RunFolder::Open(const ResolvedConfig& config, int64_t 
     std::error_code error;
     fs::create_directories(path, error);
     if (error) return CannotMake(path, error);
-    if (!config.resume && fs::exists(CheckpointPath(path), error)) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("--out: ", path,
-                       " holds the checkpoint of a run; give --resume to continue "
-                       "it, or another folder"));
+  }
+  BURST_ASSIGN_OR_RETURN(RunLock lock, LockRunFolder(path, /*wait=*/false));
+  if (HoldsCheckpoints(path)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--out: ", path,
+                     " holds the checkpoints of a run; give --resume to continue it, or another "
+                     "folder"));
+  }
+  return Open(config, std::move(path), /*resumed=*/nullptr, std::move(lock));
+}
+
+absl::StatusOr<RunFolder> RunFolder::Continue(const ResolvedConfig& config,
+                                              const CheckpointInfo& resumed, RunLock lock) {
+  return Open(config, config.out, &resumed, std::move(lock));
+}
+
+absl::StatusOr<RunFolder> RunFolder::Open(const ResolvedConfig& config, std::string path,
+                                          const CheckpointInfo* resumed, RunLock lock) {
+  const auto in_folder = [&](const char* name) { return (fs::path(path) / name).string(); };
+  const std::string settings = in_folder("config.json"), rows = in_folder("metrics.jsonl"),
+                    plot = in_folder("loss.svg");
+  if (lock != nullptr) {  // then whoever began a file here and did not finish it is dead
+    for (const std::string& file :
+         {settings, rows, plot, CheckpointPath(path), BestCheckpointPath(path)}) {
+      BURST_RETURN_IF_ERROR(RemoveTemporaries(file));
     }
   }
-  BURST_RETURN_IF_ERROR(
-      WriteFileAtomically((fs::path(path) / "config.json").string(), config.ToJson()));
-  BURST_ASSIGN_OR_RETURN(
-      MetricsLog metrics,
-      MetricsLog::Open((fs::path(path) / "metrics.jsonl").string(), resumed_step));
-  return RunFolder(std::move(path), std::move(metrics));
+  BURST_RETURN_IF_ERROR(WriteFileAtomically(settings, config.ToJson()));
+  BURST_ASSIGN_OR_RETURN(MetricsLog metrics,
+                         MetricsLog::Open(rows, resumed == nullptr ? 0 : resumed->step));
+  KeptCheckpoints checkpoints(path, config.keep, resumed);
+  return RunFolder(std::move(path), std::move(lock), std::move(metrics), std::move(checkpoints));
+}
+
+absl::Status RunFolder::Save(const CheckpointInfo& info,
+                             const std::function<absl::Status(const std::string& path)>& write) {
+  BURST_RETURN_IF_ERROR(metrics_.Sync());
+  return checkpoints_.Save(info.step, info.val_loss, write);
 }
 
 absl::Status RunFolder::Plot(const std::string& title) const {

@@ -1,38 +1,69 @@
-// The folder a run leaves: config.json, metrics.jsonl, checkpoint.safetensors, loss.svg.
+// The folder a run leaves: config.json, metrics.jsonl, loss.svg and checkpoints
+// (train/checkpoint/kept_checkpoints.h says which, and what holds when a run is killed).
+//
+// One process writes to it, rank 0's. It holds the lock on the folder's file .lock from before it
+// reads the checkpoint, or makes the first file, until it ends. Every file but metrics.jsonl is
+// replaced in one piece. metrics.jsonl grows by whole lines, and on the disk has a row for every
+// step up to the newest checkpoint's.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "burst/cli/file_lock.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/kept_checkpoints.h"
 #include "train/config/config.h"
 #include "train/report/metrics.h"
 
 namespace burst {
 
-std::string CheckpointPath(const std::string& folder);
+// The lock on a run folder. Null, with a warning on stderr, on a file system that has no locks.
+using RunLock = std::shared_ptr<const FileLock>;
+
+// FailedPrecondition that names the holder, when another run is at work there. With `wait`, for a
+// job that takes over from one that is ending: waits for it up to a minute, and says so on stdout.
+absl::StatusOr<RunLock> LockRunFolder(const std::string& folder, bool wait);
 
 class RunFolder {
  public:
-  // Makes the folder that the options name, or the next free runs/<model>-<number>. `resumed_step`:
-  // the step of the checkpoint to continue from; 0: a new run, which must not find a checkpoint
-  // there.
-  static absl::StatusOr<RunFolder> Open(const ResolvedConfig& config, int64_t resumed_step);
+  // A new run's: makes the folder that the options name, which must hold no checkpoint, or the next
+  // free runs/<model>-<number>; and locks it.
+  static absl::StatusOr<RunFolder> Make(const ResolvedConfig& config);
+  // That of a run to be continued from `resumed`, its newest checkpoint. `lock`: on it.
+  static absl::StatusOr<RunFolder> Continue(const ResolvedConfig& config,
+                                            const CheckpointInfo& resumed, RunLock lock);
 
   const std::string& path() const { return path_; }
   std::string checkpoint() const { return CheckpointPath(path_); }
   MetricsLog& metrics() { return metrics_; }
   const MetricsLog& metrics() const { return metrics_; }
+  const KeptCheckpoints& checkpoints() const { return checkpoints_; }
+
+  // Keeps a checkpoint that `write` writes to a path, atomically.
+  absl::Status Save(const CheckpointInfo& info,
+                    const std::function<absl::Status(const std::string& path)>& write);
 
   // Draws loss.svg from the metrics so far.
   absl::Status Plot(const std::string& title) const;
 
  private:
-  RunFolder(std::string path, MetricsLog metrics)
-      : path_(std::move(path)), metrics_(std::move(metrics)) {}
+  static absl::StatusOr<RunFolder> Open(const ResolvedConfig& config, std::string path,
+                                        const CheckpointInfo* resumed, RunLock lock);
+  RunFolder(std::string path, RunLock lock, MetricsLog metrics, KeptCheckpoints checkpoints)
+      : path_(std::move(path)),
+        lock_(std::move(lock)),
+        metrics_(std::move(metrics)),
+        checkpoints_(std::move(checkpoints)) {}
 
   std::string path_;
+  RunLock lock_;
   MetricsLog metrics_;
+  KeptCheckpoints checkpoints_;
 };
 
 }  // namespace burst

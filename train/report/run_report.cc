@@ -79,12 +79,24 @@ std::string Optimizer(const ResolvedConfig& config) {
                          lr.min_lr, Name(lr.shape), lr.warmup, config.weight_decay, config.clip);
 }
 
+absl::StatusOr<RunFolder> OpenFolder(const TrainingSetup& setup) {
+  const ResolvedConfig& config = setup.config;
+  if (!setup.resumed.has_value()) return RunFolder::Make(config);
+  RunLock lock;
+  if (setup.lock.has_value()) {
+    lock = *setup.lock;
+  } else {
+    BURST_ASSIGN_OR_RETURN(lock, LockRunFolder(config.out, /*wait=*/false));
+  }
+  return RunFolder::Continue(config, *setup.resumed, std::move(lock));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Open(const TrainingSetup& setup,
                                                            const Facts& facts, bool prints) {
   const ResolvedConfig& config = setup.config;
-  BURST_ASSIGN_OR_RETURN(RunFolder folder, RunFolder::Open(config, facts.step));
+  BURST_ASSIGN_OR_RETURN(RunFolder folder, OpenFolder(setup));
   std::unique_ptr<RunReport> report(new RunReport(std::move(folder)));
   if (!prints) return report;
   BURST_ASSIGN_OR_RETURN(const int64_t parameters, Transformer::CountParameters(config.model));
@@ -102,7 +114,11 @@ absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Open(const TrainingSetup& 
                            {"optimizer", Optimizer(config)},
                            {"machine", Machine(config, facts.throughput.peak_flops)},
                            {"run folder", report->folder_.path()}});
-  if (facts.step > 0) report->console_->Print(absl::StrCat("continuing after step ", facts.step));
+  if (facts.step > 0) {
+    report->console_->Print(absl::StrCat(
+        "continuing after step ", facts.step,
+        setup.resumed->checksums ? "" : ", from a checkpoint without checksums (an older format)"));
+  }
   return report;
 }
 
@@ -133,10 +149,25 @@ void RunReport::PrintEvaluation(int64_t step, double val_loss) {
   console_->Print(absl::StrFormat("step %d: validation loss %.4f", step, val_loss));
 }
 
+void RunReport::Saved() {
+  if (console_ == nullptr || folder_.checkpoints().has_links() || told_of_links_) return;
+  told_of_links_ = true;
+  console_->Print(
+      "this file system has no hard links: of the checkpoints, only the newest is kept");
+}
+
+void RunReport::NotSaved(int64_t step) {
+  if (console_ == nullptr) return;
+  console_->Print(absl::StrCat("step ", step, " is not saved: its model is not finite"));
+}
+
 void RunReport::Stopped(int64_t step) {
   if (console_ == nullptr) return;
-  console_->Print(absl::StrFormat("stopped after step %d; continue with --resume --out=%s", step,
-                                  folder_.path()));
+  const int64_t saved = folder_.checkpoints().newest_step();
+  if (saved == 0) return console_->Print(absl::StrFormat("stopped after step %d", step));
+  const std::string from = saved == step ? "" : absl::StrCat(" after step ", saved);
+  console_->Print(absl::StrFormat("stopped after step %d; continue%s with --resume --out=%s", step,
+                                  from, folder_.path()));
 }
 
 void RunReport::Finished(int64_t steps, double seconds, int64_t peak_bytes,

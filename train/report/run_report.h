@@ -38,6 +38,10 @@ class RunReport {
   // result of that.
   bool LacksEvaluation(int64_t step) const;
   absl::Status Evaluated(int64_t step, double val_loss);
+  // After a save: what it could not do. After `step` steps, of which the last is not finite, or the
+  // model is not: that there was none.
+  void Saved();
+  void NotSaved(int64_t step);
   // The end of a run that was asked to stop after `step` steps.
   void Stopped(int64_t step);
   // The end of a complete run: its time, the most tensor memory this rank used, and a text that the
@@ -50,6 +54,7 @@ class RunReport {
 
   RunFolder folder_;
   std::unique_ptr<Console> console_;  // null: silent
+  bool told_of_links_ = false;
 };
 
 }  // namespace burst
