@@ -172,6 +172,19 @@ absl::Status ResolveComm(const TrainConfig& c, const Launch& launch, ResolvedCon
                        cuda ? "the GPUs" : "threads", " of this machine give --ranks alone");
 }
 
+// A machine that is asked for very many more threads than it has cores runs out of memory, or of
+// threads. `ranks`: of this process.
+absl::Status CheckThreads(const ResolvedConfig& config, int ranks, int cores) {
+  constexpr int64_t kMostOfACore = 64;
+  const int64_t most = kMostOfACore * cores, threads = config.threads;
+  if (ranks * threads <= most) return absl::OkStatus();
+  const std::string limit = absl::StrCat("at most ", most, ", ", kMostOfACore, " for each of the ",
+                                         cores, cores == 1 ? " core" : " cores", " that are there");
+  if (threads == 1) return InvalidOption("ranks", ranks, " threads are too many here: ", limit);
+  return InvalidOption("threads", threads, " times ", ranks, ranks == 1 ? " rank" : " ranks",
+                       " are too many here: ", limit);
+}
+
 absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedConfig* config) {
   config->ranks = static_cast<int>(c.ranks);
   config->threads = static_cast<int>(c.threads);
@@ -187,7 +200,7 @@ absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedCo
                            " of this machine; a rank needs its own");
     }
     if (c.threads == -1) config->threads = std::max(1, launch.cores / config->ranks);
-    return absl::OkStatus();
+    return cuda ? absl::OkStatus() : CheckThreads(*config, config->ranks, launch.cores);
   }
   if (c.ranks == -1) config->ranks = launch.processes;
   if (config->ranks != launch.processes) {
@@ -196,7 +209,7 @@ absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedCo
                          launch.launcher, " started; give --ranks=", launch.processes, " or -1");
   }
   if (c.threads == -1) config->threads = std::max(1, launch.cores);
-  return absl::OkStatus();
+  return CheckThreads(*config, 1, launch.cores);
 }
 
 absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
