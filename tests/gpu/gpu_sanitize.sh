@@ -28,8 +28,9 @@ mr dense_ops_cuda_test *
 mr matmul_cuda_test *-*SameBits*
 mr ops_bf16_test *Rounded*:*Edges*
 mr adamw_cuda_test *
-mr flash_attention_cuda_test Short*7d*:Short*64d*:All/DTypeTest*-*TileKeys*
-mr flash_attention_bf16_test Short*:*StridedOperands*:*BlocksOfKeys*
+mr flash_attention_cuda_test Short/SweepTest*_d64_70x33:Short/SweepTest*_d7_*:*DTypeTest*
+mr flash_attention_bf16_test Short/*_d64_70x33:Short/*_d128_70x33:Wide/*_d192_70x33
+m flash_attention_bf16_test *StridedOperands*:*BlocksOfKeys*
 mr sm90_wgmma_test *
 m sm90_flash_attention_test *Masks*:*NoKeys*
 m sm90_flash_attention_test *Grouped*:*Strides*:*GradientThroughLse*
