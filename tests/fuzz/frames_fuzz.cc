@@ -98,7 +98,7 @@ class Wire {
  private:
   bool Poll(short events) const {
     pollfd polled = {fd_, events, 0};
-    return poll(&polled, 1, lawful && !failed ? 60000 : 20) > 0 && (polled.revents & POLLHUP) == 0;
+    return poll(&polled, 1, lawful && !failed ? 600000 : 20) > 0 && (polled.revents & POLLHUP) == 0;
   }
 
   const int fd_;

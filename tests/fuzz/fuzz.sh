@@ -37,13 +37,14 @@ cp -f "bazel-bin/tests/fuzz/${name}_fuzz" "$out/$name/fuzzer"
 log=$out/$name/log.$(date +%Y%m%d-%H%M%S)
 status=0
 BURST_FUZZ_CPU_SECONDS=$seconds "$out/$name/fuzzer" -rss_limit_mb=2048 -malloc_limit_mb=2048 \
-  -timeout=25 -max_len=4096 -print_final_stats=1 "-artifact_prefix=$out/$name/" "${options[@]}" \
+  -timeout=60 -max_len=4096 -print_final_stats=1 "-artifact_prefix=$out/$name/" "${options[@]}" \
   "$out/$name/corpus" "tests/fuzz/corpus/$name" >"$log" 2>&1 || status=$?
 
 inputs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -1)
 edges=$(grep -o 'cov: [0-9]*' "$log" | tail -1 | cut -d' ' -f2)
-cpu=$(times | awk 'NR == 2 { split($1, u, /[ms]/); split($2, s, /[ms]/);
-                             printf "%.0f", u[1] * 60 + u[2] + s[1] * 60 + s[2] }')
+times >"$out/$name/times"  # of this shell, then of its children
+cpu=$(awk 'NR == 2 { split($1, u, "[ms]"); split($2, s, "[ms]");
+                     printf "%.0f", u[1] * 60 + u[2] + s[1] * 60 + s[2] }' "$out/$name/times")
 failed=0
 # 72: ended by the timer, as it should; 0: an option such as -runs ended it.
 if [ "$status" -ne 0 ] && [ "$status" -ne 72 ]; then
