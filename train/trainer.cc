@@ -35,6 +35,11 @@ std::vector<DecayRange> DecayRanges(const ParameterList& parameters) {
   return ranges;
 }
 
+bool AllFinite(const Tensor& numbers) {
+  const std::vector<double> values = numbers.ToVector<double>();
+  return std::all_of(values.begin(), values.end(), [](double x) { return std::isfinite(x); });
+}
+
 }  // namespace
 
 struct Trainer::StepResults {
@@ -387,26 +392,31 @@ absl::StatusOr<std::optional<double>> Trainer::Evaluate() {
 // step has seen them yet. Collective, the same on every rank; the gradients are not kept.
 absl::StatusOr<bool> Trainer::IsSound(const StepMetrics& last) {
   if (last.skipped) return false;
-  ParameterList& parameters = model_->parameters();
-  const Tensor results = Tensor::Empty({5}, DType::kFloat64, model_->device());
-  const auto result = [&](int64_t i) { return results.Slice(0, i, 1); };
-  L2Norm(parameters.masters(), result(0));
-  L2Norm(optimizer_->first_moment(), result(1));
-  L2Norm(optimizer_->second_moment(), result(2));
-  parameters.ZeroGrad();
+  const bool state_is_finite = StateIsFinite();
+  model_->parameters().ZeroGrad();
+  const Tensor results = Tensor::Empty({2}, DType::kFloat64, model_->device());
+  const Tensor loss = results.Slice(0, 0, 1), norm = results.Slice(0, 1, 1);
   const int64_t micro_batch = step_ * config_.accumulate;
   const int64_t num_targets =
       training_data_->TrainingTargets(micro_batch * config_.batch, config_.batch);
   const double loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, num_targets));
   BURST_RETURN_IF_ERROR(
-      ForwardBackward(micro_batch, loss_scale, result(3), /*first=*/true, /*last=*/true));
-  BURST_RETURN_IF_ERROR(gradients_->Finish(result(4)));
+      ForwardBackward(micro_batch, loss_scale, loss, /*first=*/true, /*last=*/true));
+  BURST_RETURN_IF_ERROR(gradients_->Finish(norm));
   BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kCollective));
   BURST_RETURN_IF_ERROR(comm_->Barrier());  // as in AnyRankStops: all have enqueued it
-  bool finite = true;
-  for (const double value : results.ToVector<double>()) finite = finite && std::isfinite(value);
-  BURST_ASSIGN_OR_RETURN(const bool ruined, OnAnyRank(!finite));
+  const bool sound = state_is_finite && AllFinite(results);
+  BURST_ASSIGN_OR_RETURN(const bool ruined, OnAnyRank(!sound));
   return !ruined;
+}
+
+// Of this rank: its weights and optimizer state.
+bool Trainer::StateIsFinite() const {
+  const Tensor norms = Tensor::Empty({3}, DType::kFloat64, model_->device());
+  L2Norm(model_->parameters().masters(), norms.Slice(0, 0, 1));
+  L2Norm(optimizer_->first_moment(), norms.Slice(0, 1, 1));
+  L2Norm(optimizer_->second_moment(), norms.Slice(0, 2, 1));
+  return AllFinite(norms);
 }
 
 // Saves the model after step `last`, with which nothing is enqueued. False, and nothing changes, if
@@ -418,9 +428,14 @@ absl::StatusOr<bool> Trainer::Checkpoint(const StepMetrics& last) {
     if (report_ != nullptr) report_->NotSaved(step_);
     return false;
   }
+  BURST_RETURN_IF_ERROR(Save(last.val_loss));
+  return true;
+}
+
+absl::Status Trainer::Save(std::optional<double> val_loss) {
   // Of the ranks of a model, those of the first.
   Communicator* const group = tensor_parallel_ ? sequence_.get() : nullptr;
-  if (group == nullptr ? report_ == nullptr : data_rank_ > 0) return true;
+  if (group == nullptr ? report_ == nullptr : data_rank_ > 0) return absl::OkStatus();
   CheckpointInfo info;
   info.step = step_;
   info.updates = optimizer_->updates();
@@ -430,18 +445,14 @@ absl::StatusOr<bool> Trainer::Checkpoint(const StepMetrics& last) {
   info.tokenizer = setup_.data.tokenizer;
   info.config = config_.ToJson();
   info.data_fingerprint = setup_.data_fingerprint;
-  info.val_loss = last.val_loss;
+  info.val_loss = val_loss;
   const auto save = [&](const std::string& path) {
     return SaveCheckpoint(path, info, model_->parameters(), *optimizer_, group);
   };
-  if (report_ == nullptr) {
-    BURST_RETURN_IF_ERROR(save(""));
-    return true;
-  }
+  if (report_ == nullptr) return save("");
   BURST_RETURN_IF_ERROR(report_->folder().Save(info, save));
   report_->Saved();
-  BURST_RETURN_IF_ERROR(report_->folder().Plot(config_.model_name));
-  return true;
+  return report_->folder().Plot(config_.model_name);
 }
 
 absl::StatusOr<std::string> Trainer::Sample() const {

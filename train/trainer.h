@@ -84,7 +84,9 @@ class Trainer {
   bool SavesAfter(int64_t steps) const;
   absl::Status MakeUpEvaluation();
   absl::StatusOr<bool> IsSound(const StepMetrics& last);
+  bool StateIsFinite() const;
   absl::StatusOr<bool> Checkpoint(const StepMetrics& last);
+  absl::Status Save(std::optional<double> val_loss);
   absl::Status NotFinite(absl::string_view what) const;
   // A text by the model as it was just saved; empty where there is nothing to print. Rank 0's.
   absl::StatusOr<std::string> Sample() const;

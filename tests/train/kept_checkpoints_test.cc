@@ -12,11 +12,15 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "burst/cli/files.h"
+#include "model/transformer.h"
 #include "tests/testing/subprocess.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/optimizer/adamw.h"
 
 namespace burst {
 namespace {
@@ -138,6 +142,44 @@ TEST(KeptCheckpoints, AKillInASaveLosesNothing) {
     EXPECT_EQ(Content(folder), expected);
   }
   EXPECT_EQ(killed, 2);
+}
+
+// A process that the run forked saves, too: names are those of the steps in the files.
+TEST(KeptCheckpoints, ASaveByAnotherObjectIsSeen) {
+  const std::string folder = FreshTestFolder();
+  ModelConfig config;
+  config.layers = config.heads = 1;
+  config.width = 2;
+  config.ffn = config.vocab = 3;
+  auto model = Transformer::Create(config, DType::kFloat32, /*seed=*/1);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const ParameterList& parameters = (*model)->parameters();
+  const AdamW optimizer({}, parameters.numel(), DType::kFloat32, {});
+  const auto save = [&](KeptCheckpoints* kept, int64_t step) {
+    CheckpointInfo info;
+    info.step = step;
+    info.seqlen = 1;
+    info.model = config;
+    info.val_loss = 10.0 - static_cast<double>(step);
+    return kept->Save(step, info.val_loss, [&](const std::string& path) {
+      return SaveCheckpoint(path, info, parameters, optimizer);
+    });
+  };
+  KeptCheckpoints parent(folder, 3, nullptr), child(folder, 3, nullptr);
+  ASSERT_EQ(save(&child, 1), absl::OkStatus());
+  ASSERT_EQ(save(&parent, 2), absl::OkStatus());
+  ASSERT_EQ(save(&child, 3), absl::OkStatus());
+  ASSERT_EQ(save(&parent, 4), absl::OkStatus());
+  const std::pair<std::string, int64_t> files[] = {{OlderCheckpointPath(folder, 2), 2},
+                                                   {OlderCheckpointPath(folder, 3), 3},
+                                                   {CheckpointPath(folder), 4},
+                                                   {BestCheckpointPath(folder), 4}};
+  for (const auto& [path, step] : files) {
+    const auto info = VerifyCheckpoint(path);
+    ASSERT_TRUE(info.ok()) << info.status();
+    EXPECT_EQ(info->step, step) << path;
+  }
+  EXPECT_EQ(Content(folder).size(), 4u);
 }
 
 // A run continued from an older checkpoint makes the later steps again.

@@ -91,6 +91,11 @@ KeptCheckpoints::KeptCheckpoints(std::string folder, int64_t keep, const Checkpo
 absl::Status KeptCheckpoints::Save(
     int64_t step, std::optional<double> val_loss,
     const std::function<absl::Status(const std::string& path)>& write) {
+  const absl::StatusOr<CheckpointInfo> newest = ReadCheckpointInfo(CheckpointPath(folder_));
+  if (newest.ok()) {
+    newest_step_ = newest->step;
+    newest_loss_ = newest->val_loss;
+  }
   if (newest_step_ > 0) {
     BURST_RETURN_IF_ERROR(LinkIfBest());  // a process that was killed may not have come to that
     if (newest_step_ != step && keep_ > 1) {

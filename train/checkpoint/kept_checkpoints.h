@@ -51,6 +51,7 @@ class KeptCheckpoints {
 
   // write(path) writes the checkpoint of `step` to `path`, atomically. Steps beyond `step`, which a
   // run has that is continued from an older checkpoint, are forgotten: they are being made again.
+  // A process that this one forked may have saved since, through a copy of this object.
   absl::Status Save(int64_t step, std::optional<double> val_loss,
                     const std::function<absl::Status(const std::string& path)>& write);
 

@@ -70,6 +70,8 @@ absl::StatusOr<RunFolder> RunFolder::Make(const ResolvedConfig& config) {
     fs::create_directories(path, error);
     if (error) return CannotMake(path, error);
   }
+  // The folder's own name, too. A user may not read what it is in, and can then not flush that.
+  SyncFolder(fs::path(path).parent_path().string()).IgnoreError();
   BURST_ASSIGN_OR_RETURN(RunLock lock, LockRunFolder(path, /*wait=*/false));
   if (HoldsCheckpoints(path)) {
     return absl::FailedPreconditionError(
