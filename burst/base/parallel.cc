@@ -114,11 +114,8 @@ void ParallelFor(int64_t n, int64_t grain, const std::function<void(int64_t, int
   grain = std::max<int64_t>(grain, 1);
   const int64_t chunks = std::min<int64_t>(NumThreads(), (n + grain - 1) / grain);
   if (chunks <= 1) return body(0, n);
-  const int64_t chunk = (n + chunks - 1) / chunks;
   RunOnPool(current_pool, [&](int worker) {
-    const int64_t begin = std::min<int64_t>(n, worker * chunk);
-    const int64_t end = std::min<int64_t>(n, begin + chunk);
-    if (begin < end) body(begin, end);
+    if (worker < chunks) body(n * worker / chunks, n * (worker + 1) / chunks);
   });
 }
 

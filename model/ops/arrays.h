@@ -26,11 +26,15 @@ inline constexpr int64_t kTile = 512;
 template <typename T>
 using Tile = Eigen::Array<T, Eigen::Dynamic, 1, 0, kTile, 1>;
 
-// Calls body(begin, size) on pieces of at most kTile elements of [0, n), in parallel.
+// Calls body(begin, size) on tiles of kTile elements of [0, n), the last one shorter, in parallel.
+// Exponentials of the vectorized part of a loop and of its remainder differ in the last bit, so the
+// tiles are the same for any number of threads.
 template <typename Body>
 void ForEachTile(int64_t n, Body body) {
-  ParallelFor(n, 16 * kTile, [&](int64_t begin, int64_t end) {
-    for (; begin < end; begin += kTile) body(begin, std::min(kTile, end - begin));
+  ParallelFor((n + kTile - 1) / kTile, 16, [&](int64_t first, int64_t last) {
+    for (int64_t tile = first; tile < last; ++tile) {
+      body(tile * kTile, std::min(kTile, n - tile * kTile));
+    }
   });
 }
 

@@ -48,18 +48,26 @@ void MatMul(const MatrixView<T>& a, const MatrixView<T>& b, const MatrixView<T>&
   BURST_CHECK(a.rows == c.rows && b.cols == c.cols && a.cols == b.rows && !c.transposed)
       << "[" << a.rows << ", " << a.cols << "] x [" << b.rows << ", " << b.cols << "] -> ["
       << c.rows << ", " << c.cols << "]";
-  // A thread's part: enough work to wake a thread for, and a few registers high.
-  constexpr int64_t kMinFlops = 1 << 20, kMinExtent = 16;
+  // A thread's part: enough work to wake a thread for, and whole panels of Eigen's kernel. The
+  // order in which that adds up an element depends on the element's place in a panel and on k, not
+  // on m and n; so cut between panels, all elements are what one thread would make of them. The
+  // last part has the rest, and none is so small that Eigen would use another kernel for it.
+  using Kernel = Eigen::internal::gebp_traits<T, T>;
+  constexpr int64_t kRows = 16, kCols = 48, kMinExtent = 48, kMinFlops = 1 << 20;
+  static_assert(kRows % Kernel::nr == 0 && kCols % Kernel::mr == 0, "not whole panels");
   const bool by_rows = c.rows >= c.cols;
+  const int64_t extent = by_rows ? c.rows : c.cols, panel = by_rows ? kRows : kCols;
   const int64_t flops = std::max<int64_t>(2 * a.cols * std::min(c.rows, c.cols), 1);
-  ParallelFor(std::max(c.rows, c.cols), std::max(kMinExtent, kMinFlops / flops),
-              [&](int64_t begin, int64_t end) {
-                if (by_rows) {
-                  SingleThreaded(a.Rows(begin, end), b, c.Rows(begin, end), into);
-                } else {
-                  SingleThreaded(a, b.Cols(begin, end), c.Cols(begin, end), into);
-                }
-              });
+  const int64_t least = std::max(kMinExtent, kMinFlops / flops);
+  const int64_t panels = std::max<int64_t>(1, extent / panel);
+  ParallelFor(panels, (least + panel - 1) / panel, [&](int64_t first, int64_t last) {
+    const int64_t begin = first * panel, end = last == panels ? extent : last * panel;
+    if (by_rows) {
+      SingleThreaded(a.Rows(begin, end), b, c.Rows(begin, end), into);
+    } else {
+      SingleThreaded(a, b.Cols(begin, end), c.Cols(begin, end), into);
+    }
+  });
 }
 
 template void MatMul(const MatrixView<float>&, const MatrixView<float>&, const MatrixView<float>&,

@@ -98,6 +98,21 @@ TEST(AdamW, TenStepsMatchTheTextbookInDouble) { ExpectMatchesReference<double>(1
 TEST(AdamW, TenStepsMatchTheTextbookInFloat) { ExpectMatchesReference<float>(1); }
 TEST(AdamW, TenStepsMatchTheTextbookOnThreads) { ExpectMatchesReference<float>(3); }
 
+TEST(AdamW, SameBitsForAnyNumberOfThreads) {
+  const int64_t n = 100003;
+  const auto update = [&](int threads) {
+    const ScopedThreadPool pool(threads);
+    const Tensor p = ToTensor<float>(Random(n, 0)), g = ToTensor<float>(Random(n, 1));
+    AdamW optimizer({0.9, 0.95, 1e-8, 0.1}, n, DType::kFloat32,
+                    {{0, 77}, {77, 16385}, {20001, 50003}, {99999, n}}, kTestDevice);
+    for (int step = 0; step < 2; ++step) {
+      optimizer.Step(p, Tensor(), g, LossAndNorm(1, NormOf(g)), 1, 1e-2);
+    }
+    return p.ToVector<float>();
+  };
+  for (const int threads : {2, 3, 5, 8}) EXPECT_EQ(update(threads), update(1)) << threads;
+}
+
 TEST(AdamW, ZeroGradientOnlyDecays) {
   const Tensor p = ToTensor<double>({1, 1});
   AdamW optimizer({0.9, 0.95, 1e-8, 0.5}, 2, DType::kFloat64, {{1, 2}}, kTestDevice);

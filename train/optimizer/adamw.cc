@@ -11,7 +11,7 @@
 namespace burst {
 namespace {
 
-constexpr int64_t kGrain = 1 << 14;
+constexpr int64_t kBlock = 1 << 14;  // elements that one call of a loop updates or sums
 
 // Coefficients of one update, the bias corrections and the clipping folded in.
 template <typename T>
@@ -48,15 +48,21 @@ void UpdateRange(const Coefficients<T>& c, T keep, int64_t begin, int64_t end,
 template <typename T>
 void UpdateAll(const Coefficients<T>& c, const std::vector<DecayRange>& decay, int64_t n,
                const T* g, T* p, T* m, T* v) {
-  ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) {
-    int64_t at = begin;
-    for (const DecayRange& range : decay) {
-      const int64_t from = std::clamp(range.begin, at, end), to = std::clamp(range.end, from, end);
+  const auto update_block = [&](int64_t at, int64_t end) {
+    auto range = std::partition_point(decay.begin(), decay.end(),
+                                      [at](const DecayRange& r) { return r.end <= at; });
+    for (; range != decay.end() && range->begin < end; ++range) {
+      const int64_t from = std::max(range->begin, at), to = std::min(range->end, end);
       UpdateRange<T>(c, T{1}, at, from, g, p, m, v);
       UpdateRange<T>(c, c.keep, from, to, g, p, m, v);
       at = to;
     }
     UpdateRange<T>(c, T{1}, at, end, g, p, m, v);
+  };
+  ParallelFor((n + kBlock - 1) / kBlock, 1, [&](int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; ++block) {
+      update_block(block * kBlock, std::min(n, (block + 1) * kBlock));
+    }
   });
 }
 
@@ -124,7 +130,6 @@ void L2Norm(const Tensor& tensor, const Tensor& norm) {
     BURST_CUDA_CALL(cuda::L2Norm(tensor, norm));
     return;
   }
-  constexpr int64_t kBlock = 1 << 14;
   const int64_t n = tensor.numel();
   std::vector<double> sums((n + kBlock - 1) / kBlock);
   DispatchFloat(tensor.dtype(), [&](auto zero) {

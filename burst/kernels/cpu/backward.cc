@@ -1,8 +1,15 @@
-// Backward: a chunk of queries stays in cache and collects its dQ, the keys are read tile by tile,
-// and each tile of keys collects its dK and dV over the chunk.
+// Backward: a chunk of queries stays in cache, the keys are read tile by tile, and each tile of
+// keys collects its dK and dV over the chunk. The chunk's dQ is collected over the tiles of a span.
+//
+// The order of all sums is fixed: dQ adds up spans in order of the keys, dK and dV add up chunks in
+// order of the query heads and the queries. So the bits do not depend on the number of threads.
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
+#include <mutex>
+#include <thread>
+#include <vector>
 
 #include "burst/base/check.h"
 #include "burst/base/parallel.h"
@@ -18,6 +25,7 @@ namespace {
 constexpr int64_t kBlockM = 128;    // queries of a tile of scores
 constexpr int64_t kTileKeys = 128;  // keys of a tile of scores
 constexpr int64_t kChunk = 512;     // queries that one loop over the keys serves
+constexpr int64_t kSpanTiles = 2;   // tiles of keys whose parts of a dQ are added up at once
 
 template <typename T>
 constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
@@ -54,11 +62,25 @@ class BackwardTask {
         tile_keys_(TileKeys(shape_, tile_keys, kTileKeys)),
         score_stride_(TileStride<T>(tile_keys_)) {}
 
-  int64_t stride() const { return stride_; }
+  int64_t num_spans() const {
+    const int64_t keys = kSpanTiles * tile_keys_;
+    return (shape_.k_len + keys - 1) / keys;
+  }
 
-  // Query head h, the queries of a chunk, and every step-th tile of keys, beginning with number
-  // `first`. Adds to dK and dV; dq [kChunk, head_dim] is assigned, its rows stride() apart.
-  void RunChunk(int64_t b, int64_t h, Range chunk, int64_t first, int64_t step, T* dq) const {
+  // The spans, by number, that some query of the chunk sees.
+  Range Spans(int64_t b, Range chunk) const {
+    const Range keys = Mask(shape_, b).Keys(chunk, {0, shape_.k_len});
+    const int64_t span = kSpanTiles * tile_keys_;
+    if (keys.begin == keys.end) return {0, 0};
+    return {keys.begin / span, (keys.end + span - 1) / span};
+  }
+
+  // Query head h, the queries of a chunk and the keys of `spans`: adds to dQ, dK and dV.
+  // before_dkv(span) is called before the first addition to dK and dV of a span,
+  // before_dq(span) before that to the chunk's dQ, and done(span) when all are made.
+  template <typename BeforeDkv, typename BeforeDq, typename Done>
+  void RunChunk(int64_t b, int64_t h, Range chunk, Range spans, BeforeDkv before_dkv,
+                BeforeDq before_dq, Done done) const {
     const int64_t rows = chunk.end - chunk.begin;
     ScratchSpace& scratch = ThreadScratch();
     Tiles tiles;
@@ -71,16 +93,22 @@ class BackwardTask {
     tiles.dv = scratch.Get<T>(6, tile_keys_ * stride_);
     tiles.s = scratch.Get<T>(7, kBlockM * score_stride_);
     tiles.dp = scratch.Get<T>(8, kBlockM * score_stride_);
-    tiles.dq = dq;
+    tiles.dq = scratch.Get<T>(9, kChunk * stride_);
     CopyTile(Head<T>(params_.q, b, h), chunk.begin, rows, d_, T{1}, tiles.q, stride_);
     CopyTile(Head<T>(params_.dout, b, h), chunk.begin, rows, d_, T{1}, tiles.dout, stride_);
-    std::fill_n(dq, rows * stride_, T{0});
 
     const Mask mask(shape_, b);
-    const Range all = mask.Keys(chunk, {0, shape_.k_len});
-    const int64_t begin = all.begin / tile_keys_ + first;
-    for (int64_t j = begin * tile_keys_; j < all.end; j += step * tile_keys_) {
-      RunKeys(mask, b, h, chunk, {j, std::min(j + tile_keys_, shape_.k_len)}, tiles);
+    for (int64_t span = spans.begin; span < spans.end; ++span) {
+      std::fill_n(tiles.dq, rows * stride_, T{0});
+      for (int64_t tile = span * kSpanTiles; tile < (span + 1) * kSpanTiles; ++tile) {
+        const int64_t begin = std::min(shape_.k_len, tile * tile_keys_);
+        const Range keys = {begin, std::min(shape_.k_len, begin + tile_keys_)};
+        RunKeys(
+            mask, b, h, chunk, keys, [&] { before_dkv(span); }, tiles);
+      }
+      before_dq(span);
+      AddTile(tiles.dq, stride_, rows, d_, T{1}, Head<T>(params_.dq, b, h), chunk.begin);
+      done(span);
     }
   }
 
@@ -94,8 +122,9 @@ class BackwardTask {
   };
 
   // One tile of keys and the queries of the chunk.
+  template <typename BeforeDkv>
   void RunKeys(const Mask& mask, int64_t b, int64_t h, Range chunk, Range keys,
-               const Tiles& tiles) const {
+               BeforeDkv before_dkv, const Tiles& tiles) const {
     const Range queries = mask.Queries(chunk, keys);
     if (queries.begin == queries.end) return;
     const int64_t num_keys = keys.end - keys.begin;
@@ -111,6 +140,7 @@ class BackwardTask {
     for (int64_t i = queries.begin; i < queries.end; i += kBlockM) {
       Step(mask, b, h, chunk.begin, {i, std::min(i + kBlockM, queries.end)}, keys, tiles);
     }
+    before_dkv();
     AddTile(tiles.dk, stride_, num_keys, d_, scale, Head<T>(params_.dk, b, kv_head), keys.begin);
     AddTile(tiles.dv, stride_, num_keys, d_, T{1}, Head<T>(params_.dv, b, kv_head), keys.begin);
   }
@@ -170,14 +200,112 @@ void Clear(const FlashAttentionShape& shape, int64_t length, int64_t heads,
   });
 }
 
-template <typename Function>
-void ForEachChunk(int64_t q_len, Function function) {
-  for (int64_t i = 0; i < q_len; i += kChunk) function(Range{i, std::min(i + kChunk, q_len)});
+// The work of a KV head in its order: query head after query head, chunk after chunk.
+struct ChunkOf {
+  int64_t h;  // query head
+  Range chunk;
+};
+ChunkOf ChunkOfStep(const FlashAttentionShape& shape, int64_t kv_head, int64_t step) {
+  const int64_t chunks = (shape.q_len + kChunk - 1) / kChunk;
+  const int64_t group = shape.num_heads / shape.num_kv_heads, begin = step % chunks * kChunk;
+  return {kv_head * group + step / chunks, {begin, std::min(begin + kChunk, shape.q_len)}};
 }
 
+// KV heads that threads share: whichever is free takes the next span of the next chunk, computes,
+// and waits before it adds to dK and dV until the chunks before have added theirs, and before it
+// adds to dQ for the spans before. It waits for work that was taken earlier only, and that seldom.
+template <typename T>
+class SharedHeads {
+ public:
+  // The heads [first, last) of batch * num_kv_heads.
+  SharedHeads(const BackwardTask<T>& task, const FlashAttentionShape& shape, int64_t first,
+              int64_t last)
+      : task_(task),
+        shape_(shape),
+        last_(last),
+        steps_((shape.q_len + kChunk - 1) / kChunk * (shape.num_heads / shape.num_kv_heads)),
+        head_(first),
+        taken_(task.num_spans()),
+        chunks_added_((last - first) * task.num_spans()),
+        spans_added_((last - first) * steps_),
+        first_(first) {
+    if (head_ < last_ && steps_ > 0) left_ = SpansOfStep();
+  }
+
+  // Called by every thread.
+  void Work() {
+    while (true) {
+      Item item;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!Take(&item)) return;
+      }
+      const int64_t b = item.head / shape_.num_kv_heads;
+      const ChunkOf work = ChunkOfStep(shape_, item.head % shape_.num_kv_heads, item.step);
+      std::atomic<int32_t>& chunks =
+          chunks_added_[(item.head - first_) * task_.num_spans() + item.span];
+      std::atomic<int32_t>& spans = spans_added_[(item.head - first_) * steps_ + item.step];
+      task_.RunChunk(
+          b, work.h, work.chunk, {item.span, item.span + 1},
+          [&](int64_t) { Await(chunks, item.chunks_before); },
+          [&](int64_t) { Await(spans, item.spans_before); },
+          [&](int64_t) {
+            Await(chunks, item.chunks_before);
+            chunks.store(item.chunks_before + 1, std::memory_order_release);
+            spans.store(item.spans_before + 1, std::memory_order_release);
+          });
+    }
+  }
+
+ private:
+  struct Item {
+    int64_t head, step, span;
+    int32_t chunks_before;  // that add to the span's dK and dV
+    int32_t spans_before;   // that add to the chunk's dQ
+  };
+
+  Range SpansOfStep() const {
+    const ChunkOf work = ChunkOfStep(shape_, head_ % shape_.num_kv_heads, step_);
+    return task_.Spans(head_ / shape_.num_kv_heads, work.chunk);
+  }
+
+  // The next span of a chunk, in the order in which one thread would take them; false: none left.
+  bool Take(Item* item) {
+    while (head_ < last_ && steps_ > 0) {
+      if (left_.begin < left_.end) {
+        const int64_t span = left_.begin++;
+        *item = {head_, step_, span, taken_[span]++, spans_taken_++};
+        return true;
+      }
+      spans_taken_ = 0;
+      if (++step_ == steps_) {
+        step_ = 0, ++head_;
+        std::fill(taken_.begin(), taken_.end(), 0);
+      }
+      if (head_ < last_) left_ = SpansOfStep();
+    }
+    return false;
+  }
+
+  static void Await(const std::atomic<int32_t>& added, int32_t before) {
+    while (added.load(std::memory_order_acquire) != before) std::this_thread::yield();
+  }
+
+  const BackwardTask<T>& task_;
+  const FlashAttentionShape& shape_;
+  const int64_t last_, steps_;
+  std::mutex mutex_;  // of what comes next:
+  int64_t head_, step_ = 0;
+  Range left_ = {0, 0};         // of the step
+  int32_t spans_taken_ = 0;     // of the step
+  std::vector<int32_t> taken_;  // [num_spans]: steps of the head that took the span
+  std::vector<std::atomic<int32_t>> chunks_added_;  // [heads, num_spans]
+  std::vector<std::atomic<int32_t>> spans_added_;   // [heads, steps]
+  const int64_t first_;
+};
+
 // KV heads are independent: a thread takes one with all of its query heads. Those left over when
-// the heads are dealt out evenly (all of them, if there are few) are shared chunk by chunk: every
-// thread takes each n-th tile of keys with a dQ of its own, and these are added in order.
+// the heads are dealt out evenly (all of them, if there are few) are shared by the threads.
 template <typename T>
 void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys) {
   const FlashAttentionShape& shape = params.shape;
@@ -187,38 +315,21 @@ void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys) {
     Clear<T>(shape, shape.k_len, shape.num_kv_heads, params.dv);
   }
   const BackwardTask<T> task(params, tile_keys);
-  const int64_t group = shape.num_heads / shape.num_kv_heads, d = shape.head_dim;
+  const int64_t steps =
+      (shape.q_len + kChunk - 1) / kChunk * (shape.num_heads / shape.num_kv_heads);
   const int64_t heads = shape.batch * shape.num_kv_heads;
   const int64_t threads = NumThreads(), whole = heads / threads * threads;
-  const int64_t dq_size = kChunk * task.stride();
-  ParallelTasks(whole, [&](int64_t index) {
-    const int64_t b = index / shape.num_kv_heads, kv_head = index % shape.num_kv_heads;
-    T* dq = ThreadScratch().Get<T>(9, dq_size);
-    for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-      ForEachChunk(shape.q_len, [&](Range chunk) {
-        task.RunChunk(b, h, chunk, 0, 1, dq);
-        AddTile(dq, task.stride(), chunk.end - chunk.begin, d, T{1}, Head<T>(params.dq, b, h),
-                chunk.begin);
-      });
+  const auto nothing = [](int64_t) {};
+  ParallelTasks(whole, [&](int64_t head) {
+    const int64_t b = head / shape.num_kv_heads;
+    for (int64_t step = 0; step < steps; ++step) {
+      const ChunkOf work = ChunkOfStep(shape, head % shape.num_kv_heads, step);
+      task.RunChunk(b, work.h, work.chunk, task.Spans(b, work.chunk), nothing, nothing, nothing);
     }
   });
   if (whole == heads) return;
-
-  const Tensor partial = Tensor::Empty({threads, dq_size}, shape.dtype);
-  for (int64_t index = whole * group; index < heads * group; ++index) {
-    const int64_t b = index / shape.num_heads, h = index % shape.num_heads;
-    ForEachChunk(shape.q_len, [&](Range chunk) {
-      ParallelTasks(threads, [&](int64_t thread) {
-        task.RunChunk(b, h, chunk, thread, threads, partial.data<T>() + thread * dq_size);
-      });
-      ParallelFor(chunk.end - chunk.begin, kBlockM, [&](int64_t begin, int64_t end) {
-        for (int64_t thread = 0; thread < threads; ++thread) {
-          AddTile(partial.data<T>() + thread * dq_size + begin * task.stride(), task.stride(),
-                  end - begin, d, T{1}, Head<T>(params.dq, b, h), chunk.begin + begin);
-        }
-      });
-    });
-  }
+  SharedHeads<T> shared(task, shape, whole, heads);
+  ParallelTasks(threads, [&](int64_t) { shared.Work(); });
 }
 
 }  // namespace

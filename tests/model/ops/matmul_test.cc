@@ -77,5 +77,60 @@ TEST_P(MatMulTest, EqualsNaive) {
 
 INSTANTIATE_TEST_SUITE_P(Threads, MatMulTest, testing::Values(1, 2, 3));
 
+// Sizes around the panels of Eigen's kernel, and those of models.
+template <typename T>
+void ExpectSameBitsForAnyNumberOfThreads() {
+  struct Size {
+    int64_t m, n, k;
+  };
+  uint64_t seed = 10;
+  for (const Size size : {Size{1, 50257, 64},
+                          {4000, 1, 77},
+                          {97, 96, 95},
+                          {96, 144, 513},
+                          {145, 191, 1},
+                          {192, 512, 1024},
+                          {1000, 320, 192},
+                          {1023, 73, 192},
+                          {77, 2305, 64},
+                          {2305, 77, 300},
+                          {333, 777, 2100},
+                          {2000, 50, 9}}) {
+    for (const bool transpose_a : {false, true}) {
+      for (const bool transpose_b : {false, true}) {
+        const auto random = [&](int64_t rows, int64_t cols) {
+          return RandomTensor({rows, cols}, ++seed, 1, DTypeOf<T>::value);
+        };
+        const Tensor a = transpose_a ? random(size.k, size.m) : random(size.m, size.k);
+        const Tensor b = transpose_b ? random(size.n, size.k) : random(size.k, size.n);
+        const Tensor before = random(size.m, size.n);
+        MatrixView<T> view_a = AsMatrix<T>(a, a.dim(1)), view_b = AsMatrix<T>(b, b.dim(1));
+        if (transpose_a) view_a = view_a.Transposed();
+        if (transpose_b) view_b = view_b.Transposed();
+        const auto product = [&](int threads) {
+          const ScopedThreadPool pool(threads);
+          const Tensor c = Tensor::EmptyLike(before);
+          c.CopyFrom(before);
+          MatMul(view_a, view_b, AsMatrix<T>(c, size.n), Into::kAccumulate);
+          return c.ToVector<T>();
+        };
+        const std::vector<T> one = product(1);
+        for (const int threads : {2, 3, 5, 8, 13}) {
+          ASSERT_EQ(product(threads), one)
+              << size.m << " x " << size.n << " x " << size.k << (transpose_a ? " a'" : "")
+              << (transpose_b ? " b'" : "") << ", " << threads << " threads";
+        }
+      }
+    }
+  }
+}
+
+TEST(MatMulThreadsTest, SameBitsForAnyNumberInFloat) {
+  ExpectSameBitsForAnyNumberOfThreads<float>();
+}
+TEST(MatMulThreadsTest, SameBitsForAnyNumberInDouble) {
+  ExpectSameBitsForAnyNumberOfThreads<double>();
+}
+
 }  // namespace
 }  // namespace burst

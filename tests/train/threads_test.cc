@@ -1,0 +1,103 @@
+// The number of threads changes no bit of a run on the CPU, nor of one that is resumed with another
+// number.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/testing/subprocess.h"
+#include "tests/train/trainer_run.h"
+#include "train/report/metrics.h"
+#include "train/report/run_folder.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What a run leaves: its losses and gradient norms, and the bytes of its checkpoint's tensors,
+// which follow a header that begins with its own length.
+struct Outcome {
+  std::vector<double> numbers;
+  std::string tensors;
+};
+
+class ThreadsTest : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    folder_ = FreshTestFolder();
+    std::ofstream text(folder_ + "/text.txt");
+    for (int i = 0; i < 400; ++i) {
+      text << "sentence " << i * 7919 % 1000 << " of many\n" << (i % 4 == 3 ? "\n" : "");
+    }
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  // A KV head that threads share, several chunks of queries, GEMMs and elementwise loops that are
+  // split.
+  TrainConfig Options(const std::string& out, int64_t threads, int64_t steps) const {
+    TrainConfig options = SmallTraining(folder_, out, DeviceType::kCpu);
+    options.model = absl::StrCat(R"({"family": ")", GetParam(),
+                                 R"(", "layers": 2, "width": 96, "heads": 3, "kv_heads": 1,)",
+                                 R"( "ffn": 256, "dropout": 0.1})");
+    options.seqlen = 700;
+    options.batch = 1;
+    options.accumulate = 2;
+    options.steps = steps;
+    options.schedule = LrShape::kConstant;
+    options.warmup = 1;
+    options.threads = threads;
+    return options;
+  }
+
+  static Outcome Train(const TrainConfig& options) {
+    Launch launch;
+    const auto config = ResolveConfig(options, launch);
+    EXPECT_EQ(config.status(), absl::OkStatus());
+    EXPECT_EQ(RunTraining(*config, /*mpi=*/nullptr), absl::OkStatus());
+    Outcome outcome;
+    const auto log = MetricsLog::Open(options.out + "/metrics.jsonl", options.steps);
+    EXPECT_EQ(log.status(), absl::OkStatus());
+    for (const StepMetrics& row : log->rows()) {
+      outcome.numbers.insert(outcome.numbers.end(), {row.loss, row.grad_norm});
+    }
+    outcome.tensors = ReadAll(CheckpointPath(options.out));
+    uint64_t header = 0;
+    std::memcpy(&header, outcome.tensors.data(), sizeof(header));
+    outcome.tensors.erase(0, sizeof(header) + header);
+    return outcome;
+  }
+
+  std::string folder_;
+};
+
+TEST_P(ThreadsTest, SameBitsForAnyNumber) {
+  const Outcome one = Train(Options("one", 1, 4));
+  ASSERT_EQ(one.numbers.size(), 8u);
+  ASSERT_GT(one.tensors.size(), 1u << 20);
+  for (const int64_t threads : {2, 3, 5, 8}) {
+    const Outcome other = Train(Options(absl::StrCat("threads", threads), threads, 4));
+    EXPECT_EQ(other.numbers, one.numbers) << threads << " threads";
+    EXPECT_TRUE(other.tensors == one.tensors) << threads << " threads";
+  }
+}
+
+TEST_P(ThreadsTest, SameBitsAfterAResumeWithAnother) {
+  const Outcome one = Train(Options("one", 1, 4));
+  Train(Options("resumed", 3, 2));
+  TrainConfig options = Options("resumed", 2, 4);
+  options.resume = true;
+  const Outcome resumed = Train(options);
+  EXPECT_EQ(resumed.numbers, one.numbers);
+  EXPECT_TRUE(resumed.tensors == one.tensors);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, ThreadsTest, testing::Values("llama", "gpt2"));
+
+}  // namespace
+}  // namespace burst
