@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "burst/base/status.h"
@@ -15,7 +16,7 @@ namespace {
 
 // FNV-1a over tokens from all over both parts: other data, another tokenizer or another split give
 // another number.
-std::string Fingerprint(const TrainingData& data) {
+absl::StatusOr<std::string> FingerprintOf(const TrainingData& data) {
   constexpr int64_t kProbes = 256, kTokens = 256;
   uint64_t hash = 0xcbf29ce484222325;
   const auto mix = [&](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
@@ -24,7 +25,8 @@ std::string Fingerprint(const TrainingData& data) {
     mix(static_cast<uint64_t>(span->size()));
     const int64_t n = std::min(kTokens, span->size());
     for (int64_t probe = 0; probe < kProbes; ++probe) {
-      span->corpus->Read(span->begin + (span->size() - n) * probe / kProbes, n, tokens.data());
+      const int64_t at = span->begin + (span->size() - n) * probe / kProbes;
+      BURST_RETURN_IF_ERROR(span->corpus->Read(at, n, tokens.data()));
       for (int64_t i = 0; i < n; ++i) mix(static_cast<uint64_t>(tokens[i]));
     }
   }
@@ -71,6 +73,15 @@ absl::Status CheckAgainstData(const ResolvedConfig& options, const TrainingData&
   return absl::OkStatus();
 }
 
+// An error of a data cache whose folder nobody has named says what makes it lie there.
+absl::Status WhereTheCacheIs(const ResolvedConfig& config, const absl::Status& status) {
+  const bool of_cache = absl::StartsWith(status.message(), "--data_cache: ");
+  if (!of_cache || !config.data_cache.empty()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(status.message(), "; without the option it lies beside --out=",
+                                   config.out.empty() ? "runs/NAME" : config.out));
+}
+
 }  // namespace
 
 absl::Status AgreeOn(const absl::Status& status, Communicator* comm) {
@@ -94,11 +105,14 @@ absl::StatusOr<TrainingSetup> PrepareTraining(const ResolvedConfig& config) {
   if (data == "kjv") {
     BURST_ASSIGN_OR_RETURN(data, FindRunfile("kjv/kjv.txt"));
   }
-  BURST_ASSIGN_OR_RETURN(setup.data, LoadTrainingData(data, config.val_data, config.tokenizer));
+  absl::StatusOr<TrainingData> loaded =
+      LoadTrainingData(data, config.val_data, config.tokenizer, DataCacheFolder(config));
+  if (!loaded.ok()) return WhereTheCacheIs(config, loaded.status());
+  setup.data = *std::move(loaded);
   BURST_RETURN_IF_ERROR(CheckAgainstData(config, setup.data));
   BURST_RETURN_IF_ERROR(FitVocabulary(setup.data, &setup.config.model));
   setup.config.model = setup.config.model.WithDefaults();
-  setup.data_fingerprint = Fingerprint(setup.data);
+  BURST_ASSIGN_OR_RETURN(setup.data_fingerprint, FingerprintOf(setup.data));
   setup.sample = setup.data.tokenizer.has_value() ? config.sample.value_or(256) : 0;
   return setup;
 }

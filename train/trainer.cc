@@ -237,8 +237,9 @@ absl::Status Trainer::Enqueue(int64_t step, bool follows) {
   ParameterList& parameters = model_->parameters();
   parameters.ZeroGrad();
   const int64_t micro_batches = config_.accumulate, first = step * micro_batches;
-  const int64_t num_targets =
-      training_data_->TrainingTargets(first * config_.batch, micro_batches * config_.batch);
+  BURST_ASSIGN_OR_RETURN(
+      const int64_t num_targets,
+      training_data_->TrainingTargets(first * config_.batch, micro_batches * config_.batch));
   const double loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, num_targets));
   const Tensor loss_and_norm = Tensor::Empty({2}, DType::kFloat64, model_->device());
   const Tensor loss = loss_and_norm.Slice(0, 0, 1), norm = loss_and_norm.Slice(0, 1, 1);
@@ -271,8 +272,9 @@ absl::Status Trainer::ForwardBackward(int64_t micro_batch, double loss_scale, co
                                       bool first, bool last) {
   const auto [begin, end] = Share(config_.batch);
   BURST_ASSIGN_OR_RETURN(
-      const SequenceBatch batch,
-      LocalBatch(training_data_->Training(micro_batch * config_.batch + begin, end - begin)));
+      const GlobalBatch sequences,
+      training_data_->Training(micro_batch * config_.batch + begin, end - begin));
+  BURST_ASSIGN_OR_RETURN(const SequenceBatch batch, LocalBatch(sequences));
   std::optional<ScopedPhase> phase(std::in_place, "forward");
   const DropoutKey dropout{static_cast<uint64_t>(config_.seed), static_cast<uint64_t>(micro_batch),
                            config_.model.dropout > 0, begin};
@@ -369,7 +371,8 @@ absl::StatusOr<std::optional<double>> Trainer::Evaluate() {
     if (stop_) return std::optional<double>();
     const auto [begin, end] = Share(std::min(config_.batch, total - first));
     if (begin == end) continue;  // fewer sequences than groups
-    const GlobalBatch batch = validation_data_->Evaluation(first + begin, end - begin, total);
+    BURST_ASSIGN_OR_RETURN(const GlobalBatch batch,
+                           validation_data_->Evaluation(first + begin, end - begin, total));
     BURST_ASSIGN_OR_RETURN(const SequenceBatch local, LocalBatch(batch));
     Tape tape(/*recording=*/false);
     const Variable loss = model_->Loss(tape, *attention_, local, /*loss_scale=*/1, DropoutKey());
@@ -397,8 +400,9 @@ absl::StatusOr<bool> Trainer::IsSound(const StepMetrics& last) {
   const Tensor results = Tensor::Empty({2}, DType::kFloat64, model_->device());
   const Tensor loss = results.Slice(0, 0, 1), norm = results.Slice(0, 1, 1);
   const int64_t micro_batch = step_ * config_.accumulate;
-  const int64_t num_targets =
-      training_data_->TrainingTargets(micro_batch * config_.batch, config_.batch);
+  BURST_ASSIGN_OR_RETURN(
+      const int64_t num_targets,
+      training_data_->TrainingTargets(micro_batch * config_.batch, config_.batch));
   const double loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, num_targets));
   BURST_RETURN_IF_ERROR(
       ForwardBackward(micro_batch, loss_scale, loss, /*first=*/true, /*last=*/true));

@@ -13,6 +13,7 @@
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "train/data/corpus.h"
+#include "train/data/shards.h"
 
 namespace burst {
 namespace {
@@ -20,7 +21,7 @@ namespace {
 constexpr size_t kHeaderBytes = 1024;
 
 // A shard whose header is mostly right.
-std::string Shard(FuzzInput* input) {
+std::string ShardContent(FuzzInput* input) {
   const bool wrong = input->Integer(0, 7) == 7;
   std::string tokens = input->Text(400);
   int32_t header[256] = {20240520, 1, static_cast<int32_t>(tokens.size() / 2)};
@@ -41,10 +42,10 @@ void CheckCorpus(const Corpus& corpus, const std::vector<int32_t>& tokens, FuzzI
   BURST_CHECK_EQ(n, static_cast<int64_t>(tokens.size()));
   const int64_t begin = input->Integer(0, n), end = input->Integer(begin, n);
   std::vector<int32_t> read(end - begin);
-  if (end > begin) corpus.Read(begin, end - begin, read.data());
+  BURST_CHECK(corpus.Read(begin, end - begin, read.data()).ok());
   BURST_CHECK(std::equal(read.begin(), read.end(), tokens.begin() + begin));
   std::vector<int64_t> starts, expected;
-  corpus.DocumentStarts(begin, end, &starts);
+  BURST_CHECK(corpus.DocumentStarts(begin, end, &starts).ok());
   for (int64_t i = begin; i < end; ++i) {
     if (tokens[i] == kGpt2EndOfText) expected.push_back(i);
   }
@@ -68,7 +69,7 @@ void FuzzOne(const uint8_t* data, size_t size) {
       unlink(folder.Path(name).c_str());
       continue;
     }
-    const std::string content = input.Bool() ? input.Text(1200) : Shard(&input);
+    const std::string content = input.Bool() ? input.Text(1200) : ShardContent(&input);
     folder.Write(name, content);
     for (size_t at = kHeaderBytes; at + 2 <= content.size(); at += 2) {
       uint16_t token;
@@ -77,7 +78,7 @@ void FuzzOne(const uint8_t* data, size_t size) {
     }
   }
   const absl::StatusOr<TrainingData> loaded =
-      LoadTrainingData(folder.Path("shard-*.bin"), "", std::nullopt);
+      LoadTrainingData(folder.Path("shard-*.bin"), "", std::nullopt, folder.Path("cache"));
   if (!loaded.ok()) {
     BURST_CHECK(absl::StartsWith(loaded.status().message(), "--data: "))
         << loaded.status().ToString();

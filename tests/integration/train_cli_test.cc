@@ -244,11 +244,14 @@ TEST_F(TrainCli, ErrorsNameTheirOption) {
   Write("vocab.json", R"({"family":"llama","layers":1,"width":16,"heads":4,"vocab":5})");
   Write("a_file", "");
 
+  fs::create_directory(Path("runs"));
   const auto fails = [&](int code, const std::vector<std::string>& arguments,
                          const std::vector<std::string>& parts) {
     SCOPED_TRACE(arguments[0]);
     ExpectError(Train(arguments), code, parts);
-    EXPECT_FALSE(fs::exists(Path("runs"))) << "nothing starts";
+    for (const auto& entry : fs::directory_iterator(Path("runs"))) {
+      EXPECT_EQ(entry.path().filename(), ".data-cache") << "nothing starts";
+    }
   };
   fails(2, {"--seqlen=0"}, {"--seqlen", "at least 1"});
   fails(2, {"--sedd=3"}, {"--sedd", "--seed"});
@@ -266,6 +269,21 @@ TEST_F(TrainCli, ErrorsNameTheirOption) {
   fails(1, {"--model=vocab.json"}, {"--model", "vocabulary of 5"});
   Write("one_line.txt", std::string(5000, 'x'));
   fails(1, {"--data=one_line.txt", "--packed"}, {"--packed", "single document"});
+  fails(1, {"--data_cache=a_file/cache"}, {"--data_cache", "a_file/cache"});
+  // What is no file, and links that lead nowhere.
+  fs::create_directory(Path("loop"));
+  fs::create_symlink("loop.txt", Path("loop/loop.txt"));
+  fs::create_symlink("nowhere", Path("dangling.txt"));
+  ASSERT_EQ(mkfifo(Path("pipe.txt").c_str(), 0644), 0);
+  ASSERT_EQ(mkfifo(Path("pipe.bin").c_str(), 0644), 0);
+  fails(1, {"--data=loop"}, {"--data", "loop.txt", "symbolic links"});
+  fails(1, {"--data=loop/loop.txt"}, {"--data", "loop.txt", "symbolic links"});
+  fails(1, {"--data=dangling.txt"}, {"--data", "dangling.txt"});
+  fails(1, {"--data=text.txt", "--val_data=loop"}, {"--val_data", "loop.txt", "symbolic links"});
+  fails(1, {"--data=pipe.txt"}, {"--data", "pipe.txt is a pipe, not a file"});
+  fails(1, {"--data=*.bin"}, {"--data", "pipe.bin is a pipe, not a file"});
+  fails(1, {"--data=/dev/zero"}, {"--data", "/dev/zero is a device, not a file"});
+  fails(1, {"--data=/proc/self/mem"}, {"--data", "/proc/self/mem is empty"});
   ExpectError(Train({"--out=a_file/run"}), 1, {"--out", "a_file/run"});
   ExpectError(Generate({}), 2, {"--checkpoint"});
   ExpectError(Generate({"--checkpoint=missing"}), 1, {"--checkpoint", "missing"});

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "train/data/shards.h"
+
 namespace burst {
 namespace {
 
@@ -25,7 +27,7 @@ TokenSpan Counting(int64_t size, const std::vector<int64_t>& end_of_texts = {}) 
   std::ofstream(path, std::ios::binary)
       .write(reinterpret_cast<const char*>(header.data()), 1024)
       .write(reinterpret_cast<const char*>(tokens.data()), size * 2);
-  auto data = LoadTrainingData(path, "", std::nullopt);
+  auto data = LoadTrainingData(path, "", std::nullopt, testing::TempDir() + "/cache");
   EXPECT_TRUE(data.ok()) << data.status();
   return {data->train.corpus, 0, size};
 }
@@ -114,14 +116,14 @@ TEST(SequenceSampler, AreAFunctionOfSeedAndSequence) {
   const TokenSpan span = Counting(5000);
   const SequenceSampler sampler = Make(span, 32, 1), same = Make(span, 32, 1),
                         other = Make(span, 32, 2);
-  const GlobalBatch all = sampler.Training(100, 6);
-  const GlobalBatch tail = same.Training(104, 2);
+  const GlobalBatch all = *sampler.Training(100, 6);
+  const GlobalBatch tail = *same.Training(104, 2);
   EXPECT_TRUE(std::equal(tail.tokens.begin(), tail.tokens.end(), all.tokens.begin() + 4 * 32));
-  EXPECT_NE(other.Training(100, 6).tokens, all.tokens);
+  EXPECT_NE(other.Training(100, 6)->tokens, all.tokens);
 }
 
 TEST(SequenceSampler, TargetIsTheNextTokenOfTheStream) {
-  const GlobalBatch batch = Make(Counting(1000), 10).Training(0, 8);
+  const GlobalBatch batch = *Make(Counting(1000), 10).Training(0, 8);
   EXPECT_EQ(batch.batch, 8);
   EXPECT_EQ(batch.num_targets, 80);
   for (size_t i = 0; i < batch.tokens.size(); ++i) {
@@ -149,9 +151,9 @@ TEST(SequenceSampler, EvaluationIsSpreadEvenly) {
   span.begin = 100;
   const SequenceSampler sampler = Make(span, 10);
   EXPECT_EQ(sampler.max_evaluation(), 89);
-  const GlobalBatch batch = sampler.Evaluation(0, 4, 4);
+  const GlobalBatch batch = *sampler.Evaluation(0, 4, 4);
   for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(batch.tokens[i * 10], 100 + 89 * i / 4 * 10);
-  const GlobalBatch last = sampler.Evaluation(88, 1, 89);
+  const GlobalBatch last = *sampler.Evaluation(88, 1, 89);
   EXPECT_EQ(last.tokens.front(), 980);
   EXPECT_EQ(last.targets.back(), 990);
 }
@@ -162,7 +164,7 @@ TEST(SliceForRank, LabelsAtRankBoundariesAreRight) {
     for (int world_size : {1, 2, 3, 4, 8}) {
       for (int64_t seqlen : {1, 5, 16, 37}) {
         const int64_t rows = 3;
-        const GlobalBatch batch = Make(Counting(4000), seqlen).Training(11, rows);
+        const GlobalBatch batch = *Make(Counting(4000), seqlen).Training(11, rows);
         std::vector<int> seen(rows * seqlen);
         for (int rank = 0; rank < world_size; ++rank) {
           const auto schedule = Schedule(rank, world_size, layout, seqlen);
@@ -191,7 +193,7 @@ TEST(SequenceSampler, PackedDocumentsRestartPositionsAndKeepTheirTargets) {
   // Documents start at 0, 13, 14 and 30.
   const TokenSpan span = Counting(41, {0, 13, 14, 30});
   const SequenceSampler sampler = Make(span, 10, 1, /*packed=*/true);
-  const GlobalBatch batch = sampler.Evaluation(0, 4, 4);  // sampler at 0, 10, 20, 30
+  const GlobalBatch batch = *sampler.Evaluation(0, 4, 4);  // sampler at 0, 10, 20, 30
   ASSERT_EQ(batch.documents.size(), 4u);
   EXPECT_EQ(batch.documents[0], (std::vector<int32_t>{0}));
   EXPECT_EQ(batch.documents[1], (std::vector<int32_t>{0, 3, 4}));
@@ -207,12 +209,12 @@ TEST(SequenceSampler, PackedDocumentsRestartPositionsAndKeepTheirTargets) {
   // The ring takes the documents as they are.
   EXPECT_EQ(Schedule(1, 3, Layout::kZigzag, 10, batch.documents)->document_rows(), 4);
   // Unpacked, the same sampler ignore documents.
-  const GlobalBatch plain = Make(span, 10).Evaluation(0, 4, 4);
+  const GlobalBatch plain = *Make(span, 10).Evaluation(0, 4, 4);
   EXPECT_TRUE(plain.documents.empty());
   EXPECT_EQ(plain.num_targets, 40);
   for (bool packed : {false, true}) {
     const SequenceSampler sampler = Make(span, 10, /*seed=*/1, packed);
-    EXPECT_EQ(sampler.TrainingTargets(3, 7), sampler.Training(3, 7).num_targets) << packed;
+    EXPECT_EQ(*sampler.TrainingTargets(3, 7), sampler.Training(3, 7)->num_targets) << packed;
   }
   EXPECT_EQ(plain.targets[12], kGpt2EndOfText);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "train/data/shards.h"
 
 namespace burst {
 namespace {
@@ -43,18 +44,23 @@ class CorpusTest : public testing::Test {
     return Write(name, content);
   }
 
+  absl::StatusOr<TrainingData> Load(const std::string& data, const std::string& validation,
+                                    std::optional<Kind> tokenizer) const {
+    return LoadTrainingData(data, validation, tokenizer, Path("cache"));
+  }
+
   fs::path folder_;
 };
 
 std::vector<int32_t> All(const TokenSpan& span) {
   std::vector<int32_t> tokens(span.size());
-  span.corpus->Read(span.begin, span.size(), tokens.data());
+  EXPECT_EQ(span.corpus->Read(span.begin, span.size(), tokens.data()), absl::OkStatus());
   return tokens;
 }
 
 std::vector<int64_t> Starts(const TokenSpan& span) {
   std::vector<int64_t> starts;
-  span.corpus->DocumentStarts(span.begin, span.end, &starts);
+  EXPECT_EQ(span.corpus->DocumentStarts(span.begin, span.end, &starts), absl::OkStatus());
   return starts;
 }
 
@@ -66,7 +72,7 @@ void ExpectError(const absl::StatusOr<TrainingData>& data, std::vector<std::stri
 }
 
 TEST_F(CorpusTest, LastTenthOfATextValidates) {
-  const auto data = LoadTrainingData(Write("a.txt", "abcdefghijklmnopqrst"), "", Kind::kByte);
+  const auto data = Load(Write("a.txt", "abcdefghijklmnopqrst"), "", Kind::kByte);
   ASSERT_TRUE(data.ok()) << data.status();
   EXPECT_EQ(data->tokenizer->Decode(All(data->train)), "abcdefghijklmnopqr");
   EXPECT_EQ(data->tokenizer->Decode(All(data->validation)), "st");
@@ -75,8 +81,7 @@ TEST_F(CorpusTest, LastTenthOfATextValidates) {
 }
 
 TEST_F(CorpusTest, CharactersOfBothTextsMakeTheVocabulary) {
-  const auto data =
-      LoadTrainingData(Write("a.txt", "abcab"), Write("b.txt", "axy\xC3\xA9"), std::nullopt);
+  const auto data = Load(Write("a.txt", "abcab"), Write("b.txt", "axy\xC3\xA9"), std::nullopt);
   ASSERT_TRUE(data.ok()) << data.status();
   EXPECT_EQ(data->vocab, 6);
   EXPECT_EQ(data->train.size(), 5);
@@ -85,7 +90,7 @@ TEST_F(CorpusTest, CharactersOfBothTextsMakeTheVocabulary) {
 
 TEST_F(CorpusTest, BlankLinesSeparateDocuments) {
   const std::string text = "\n\none\ntwo\n\n  \nthree\n\nfour";
-  const auto data = LoadTrainingData(Write("a.txt", text), Write("b.txt", "one"), Kind::kByte);
+  const auto data = Load(Write("a.txt", text), Write("b.txt", "one"), Kind::kByte);
   ASSERT_TRUE(data.ok()) << data.status();
   EXPECT_EQ(data->tokenizer->Decode(All(data->train)), text) << "no token is added or lost";
   EXPECT_EQ(Starts(data->train), (std::vector<int64_t>{0, static_cast<int64_t>(text.find("three")),
@@ -99,7 +104,7 @@ TEST_F(CorpusTest, FilesOfAFolderAreDocumentsInOrder) {
   Write("docs/sub/c.txt", "c");
   Write("docs/empty.txt", "");
   Write("docs/.hidden", "never");
-  const auto data = LoadTrainingData(Path("docs"), Write("val.txt", "ab"), Kind::kByte);
+  const auto data = Load(Path("docs"), Write("val.txt", "ab"), Kind::kByte);
   ASSERT_TRUE(data.ok()) << data.status();
   const int32_t end = data->tokenizer->end_of_text();
   EXPECT_EQ(end, 256);
@@ -115,14 +120,14 @@ TEST_F(CorpusTest, ShardsAreOneStream) {
   first[0] = second[7] = kGpt2EndOfText;
   WriteShard("train_000001.bin", second);
   WriteShard("train_000000.bin", first);
-  const auto data = LoadTrainingData(Path("train_*.bin"), "", std::nullopt);
+  const auto data = Load(Path("train_*.bin"), "", std::nullopt);
   ASSERT_TRUE(data.ok()) << data.status();
   EXPECT_EQ(data->train.size(), 72);
   EXPECT_EQ(data->validation.size(), 8);
   EXPECT_EQ(data->vocab, kGpt2Vocab);
   EXPECT_FALSE(data->tokenizer.has_value());
   std::vector<int32_t> across(4);
-  data->train.corpus->Read(28, 4, across.data());
+  EXPECT_EQ(data->train.corpus->Read(28, 4, across.data()), absl::OkStatus());
   EXPECT_EQ(across, (std::vector<int32_t>{128, 129, 200, 201}));
   EXPECT_EQ(Starts(data->train), (std::vector<int64_t>{0, 37}));
   EXPECT_TRUE(data->has_documents);
@@ -132,7 +137,7 @@ TEST_F(CorpusTest, TokensBeyondTheVocabularyAreFound) {
   std::vector<uint16_t> tokens(100, 5);
   tokens[41] = 50257;
   const std::string path = WriteShard("a.bin", tokens);
-  const auto data = LoadTrainingData(path, "", std::nullopt);
+  const auto data = Load(path, "", std::nullopt);
   ASSERT_TRUE(data.ok()) << data.status();
   const absl::Status status = data->train.corpus->CheckVocab(50257);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -144,9 +149,7 @@ TEST_F(CorpusTest, TokensBeyondTheVocabularyAreFound) {
 
 TEST_F(CorpusTest, BadShards) {
   const std::vector<uint16_t> tokens(100, 5);
-  const auto load = [](const std::string& path) {
-    return LoadTrainingData(path, "", std::nullopt);
-  };
+  const auto load = [&](const std::string& path) { return Load(path, "", std::nullopt); };
   ExpectError(load(WriteShard("magic.bin", tokens, 1234)),
               {"--data", "magic.bin", "1234", "20240520"});
   ExpectError(load(WriteShard("version.bin", tokens, 20240520, 7)), {"version.bin", "version 7"});
@@ -156,17 +159,14 @@ TEST_F(CorpusTest, BadShards) {
   ExpectError(load(WriteShard("none.bin", {})), {"no tokens"});
   ExpectError(load(Write("header.bin", std::string(1023, '\0'))), {"header.bin", "1023"});
   ExpectError(load(Write("empty.bin", "")), {"empty.bin", "0 bytes"});
-  ExpectError(LoadTrainingData(WriteShard("good.bin", tokens), "", Kind::kByte), {"--tokenizer"});
-  ExpectError(LoadTrainingData(Path("good.bin"), Write("a.txt", "text"), std::nullopt),
+  ExpectError(Load(WriteShard("good.bin", tokens), "", Kind::kByte), {"--tokenizer"});
+  ExpectError(Load(Path("good.bin"), Write("a.txt", "text"), std::nullopt),
               {"--val_data", "same kind"});
-  ExpectError(LoadTrainingData(Path("good.bin"), Path("magic.bin"), std::nullopt),
-              {"--val_data", "magic.bin"});
+  ExpectError(Load(Path("good.bin"), Path("magic.bin"), std::nullopt), {"--val_data", "magic.bin"});
 }
 
 TEST_F(CorpusTest, BadTexts) {
-  const auto load = [](const std::string& path) {
-    return LoadTrainingData(path, "", std::nullopt);
-  };
+  const auto load = [&](const std::string& path) { return Load(path, "", std::nullopt); };
   ExpectError(load(Path("missing.txt")), {"--data", "missing.txt"});
   ExpectError(load(Write("empty.txt", "")), {"--data", "empty.txt", "is empty"});
   ExpectError(load(Write("latin1.txt", "caf\xE9")), {"--data", "latin1.txt", "byte 3", "UTF-8"});
@@ -176,9 +176,9 @@ TEST_F(CorpusTest, BadTexts) {
   ExpectError(load(Path("folder")), {"empty"});
   Write("folder/a.bin", "x");
   ExpectError(load(Path("folder")), {"--data", "mixes"});
-  ExpectError(LoadTrainingData(Write("a.txt", "abc"), Path("missing"), std::nullopt),
+  ExpectError(Load(Write("a.txt", "abc"), Path("missing"), std::nullopt),
               {"--val_data", "missing"});
-  EXPECT_TRUE(LoadTrainingData(Path("latin1.txt"), "", Kind::kByte).ok());
+  EXPECT_TRUE(Load(Path("latin1.txt"), "", Kind::kByte).ok());
 }
 
 }  // namespace

@@ -70,6 +70,7 @@ TEST(Tokenizer, JsonRoundTrip) {
                           "{\"kind\":\"char\",\"end_of_text\":false}",
                           "{\"kind\":\"char\",\"end_of_text\":false,\"code_points\":[3,2]}",
                           "{\"kind\":\"char\",\"end_of_text\":false,\"code_points\":[-1]}",
+                          "{\"kind\":\"char\",\"end_of_text\":false,\"code_points\":[55296]}",
                           "{\"kind\":\"char\",\"end_of_text\":0,\"code_points\":[1]}"}) {
     EXPECT_FALSE(Tokenizer::FromJson(bad).ok()) << bad;
   }

@@ -66,6 +66,10 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add("packed", &c->packed, kMustAgree,
         "Attention ends at documents: files of a folder, blocks between blank lines of a single "
         "text, end-of-text tokens of shards.");
+  t.Add("data_cache", &c->data_cache, kMayChange,
+        "Folder for what is computed from the data once: a text's tokens, two bytes each, and what "
+        "a scan of shards finds. Without it: .data-cache beside the run's folder. The eight files "
+        "used last are kept.");
 
   t.Group("Model");
   t.Add(

@@ -41,6 +41,7 @@ struct PlainOptions {
   std::string data = "kjv";  // "kjv": the King James Bible that is built in
   std::string val_data;
   bool packed = false;
+  std::string data_cache;  // empty: .data-cache beside the run's folder
 
   int64_t seqlen = 256;
   int64_t window = 0;  // 0: none

@@ -377,6 +377,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   }
   if (c.data != "kjv") c.data = ResolvePath(c.data);
   c.val_data = ResolvePath(c.val_data);
+  c.data_cache = ResolvePath(c.data_cache);
   c.out = ResolvePath(c.out);
 
   ResolvedConfig config;

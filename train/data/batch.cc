@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "burst/base/status.h"
 
 namespace burst {
 namespace {
@@ -40,46 +41,53 @@ int64_t SequenceSampler::TrainingStart(int64_t s) const {
   return span_.begin + phase + index * options_.seqlen;
 }
 
-GlobalBatch SequenceSampler::Training(int64_t first, int64_t count) const {
+absl::StatusOr<GlobalBatch> SequenceSampler::Training(int64_t first, int64_t count) const {
   GlobalBatch batch;
-  for (int64_t i = 0; i < count; ++i) AddSequence(TrainingStart(first + i), &batch);
+  for (int64_t i = 0; i < count; ++i) {
+    BURST_RETURN_IF_ERROR(AddSequence(TrainingStart(first + i), &batch));
+  }
   return batch;
 }
 
-int64_t SequenceSampler::TrainingTargets(int64_t first, int64_t count) const {
+absl::StatusOr<int64_t> SequenceSampler::TrainingTargets(int64_t first, int64_t count) const {
   int64_t targets = count * options_.seqlen;
   for (int64_t i = 0; i < count && options_.packed; ++i) {
-    targets -= static_cast<int64_t>(DocumentStartsIn(TrainingStart(first + i)).size());
+    BURST_ASSIGN_OR_RETURN(const auto starts, DocumentStartsIn(TrainingStart(first + i)));
+    targets -= static_cast<int64_t>(starts.size());
   }
   return targets;
 }
 
-std::vector<int64_t> SequenceSampler::DocumentStartsIn(int64_t start) const {
+absl::StatusOr<std::vector<int64_t>> SequenceSampler::DocumentStartsIn(int64_t start) const {
   std::vector<int64_t> starts;
-  if (options_.packed)
-    span_.corpus->DocumentStarts(start + 1, start + options_.seqlen + 1, &starts);
+  if (options_.packed) {
+    BURST_RETURN_IF_ERROR(
+        span_.corpus->DocumentStarts(start + 1, start + options_.seqlen + 1, &starts));
+  }
   return starts;
 }
 
-GlobalBatch SequenceSampler::Evaluation(int64_t first, int64_t count, int64_t total) const {
+absl::StatusOr<GlobalBatch> SequenceSampler::Evaluation(int64_t first, int64_t count,
+                                                        int64_t total) const {
   BURST_CHECK_LE(total, max_evaluation());
   BURST_CHECK_LE(first + count, total);
   GlobalBatch batch;
   for (int64_t i = first; i < first + count; ++i) {
-    AddSequence(span_.begin + i * max_evaluation() / total * options_.seqlen, &batch);
+    BURST_RETURN_IF_ERROR(
+        AddSequence(span_.begin + i * max_evaluation() / total * options_.seqlen, &batch));
   }
   return batch;
 }
 
-void SequenceSampler::AddSequence(int64_t start, GlobalBatch* batch) const {
+absl::Status SequenceSampler::AddSequence(int64_t start, GlobalBatch* batch) const {
   const int64_t seqlen = options_.seqlen;
   batch->seqlen = seqlen;
   ++batch->batch;
   std::vector<int32_t> tokens(seqlen + 1);
-  span_.corpus->Read(start, seqlen + 1, tokens.data());
+  BURST_RETURN_IF_ERROR(span_.corpus->Read(start, seqlen + 1, tokens.data()));
   std::vector<int32_t> targets(tokens.begin() + 1, tokens.end());
 
-  const std::vector<int64_t> starts = DocumentStartsIn(start);
+  BURST_ASSIGN_OR_RETURN(const std::vector<int64_t> starts, DocumentStartsIn(start));
   std::vector<int32_t> documents = {0};
   for (int64_t document : starts) {
     const int32_t at = static_cast<int32_t>(document - start);
@@ -95,6 +103,7 @@ void SequenceSampler::AddSequence(int64_t start, GlobalBatch* batch) const {
   batch->targets.insert(batch->targets.end(), targets.begin(), targets.end());
   batch->num_targets += seqlen - static_cast<int64_t>(starts.size());
   if (options_.packed) batch->documents.push_back(std::move(documents));
+  return absl::OkStatus();
 }
 
 absl::Status CheckTokens(const GlobalBatch& batch, int64_t vocab) {

@@ -90,14 +90,14 @@ class SequenceSampler {
   // Sequences an epoch visits.
   int64_t per_epoch() const { return per_epoch_; }
 
-  // Sequences [first, first + count) of the run.
-  GlobalBatch Training(int64_t first, int64_t count) const;
+  // Sequences [first, first + count) of the run. The errors of Corpus::Read.
+  absl::StatusOr<GlobalBatch> Training(int64_t first, int64_t count) const;
   // The targets they have, without reading them.
-  int64_t TrainingTargets(int64_t first, int64_t count) const;
+  absl::StatusOr<int64_t> TrainingTargets(int64_t first, int64_t count) const;
 
   // For evaluation: sequences [first, first + count) of `total` spread evenly over the span; total
   // is at most max_evaluation().
-  GlobalBatch Evaluation(int64_t first, int64_t count, int64_t total) const;
+  absl::StatusOr<GlobalBatch> Evaluation(int64_t first, int64_t count, int64_t total) const;
   int64_t max_evaluation() const { return (span_.size() - 1) / options_.seqlen; }
 
   // Where sequence s of the run starts in the corpus.
@@ -105,10 +105,10 @@ class SequenceSampler {
 
  private:
   SequenceSampler(const TokenSpan& span, const Options& options);
-  void AddSequence(int64_t start, GlobalBatch* batch) const;
+  absl::Status AddSequence(int64_t start, GlobalBatch* batch) const;
   // Starts of documents after the first token of the sequence at `start`; one at its end, too,
   // which is that of the last target.
-  std::vector<int64_t> DocumentStartsIn(int64_t start) const;
+  absl::StatusOr<std::vector<int64_t>> DocumentStartsIn(int64_t start) const;
 
   TokenSpan span_;
   Options options_;

@@ -1,4 +1,5 @@
-// A corpus: one long stream of tokens, and where its documents start.
+// A corpus: one long stream of tokens, and where its documents start. It stays in files, which all
+// processes of a host read through the kernel's page cache; a process holds no copy.
 #pragma once
 
 #include <cstdint>
@@ -9,44 +10,29 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "train/data/tokenizer.h"
 
 namespace burst {
 
-// GPT-2's <|endoftext|>, which starts every document of llm.c's shards.
-inline constexpr int32_t kGpt2EndOfText = 50256;
-inline constexpr int64_t kGpt2Vocab = 50257;
-
+// Any thread may read.
 class Corpus {
  public:
-  int64_t size() const { return size_; }
+  virtual ~Corpus() = default;
+  virtual int64_t size() const = 0;
 
-  // Copies tokens [begin, begin + count) to out.
-  void Read(int64_t begin, int64_t count, int32_t* out) const;
+  // Copies tokens [begin, begin + count) to out. DataLoss, naming the file, where it is damaged or
+  // has become shorter since it was opened.
+  virtual absl::Status Read(int64_t begin, int64_t count, int32_t* out) const = 0;
 
   // Appends the positions in [begin, end) where a document starts, increasing.
-  void DocumentStarts(int64_t begin, int64_t end, std::vector<int64_t>* starts) const;
+  virtual absl::Status DocumentStarts(int64_t begin, int64_t end,
+                                      std::vector<int64_t>* starts) const = 0;
+
+  // The first document start after token 0; size() if there is none.
+  virtual int64_t second_document() const = 0;
 
   // InvalidArgument, naming the file and the place, for a token that is not below `vocab`.
-  absl::Status CheckVocab(int64_t vocab) const;
-
- private:
-  friend class CorpusBuilder;
-
-  // A file's tokens: read from a shard that stays mapped, or encoded from text.
-  struct Piece {
-    std::string file;
-    int64_t begin = 0;  // position of its first token in the stream
-    int64_t size = 0;
-    const uint16_t* tokens = nullptr;
-    std::shared_ptr<const void> owner;
-  };
-
-  std::vector<Piece> pieces_;
-  int64_t size_ = 0;
-  bool starts_are_tokens_ = false;        // a document starts at every kGpt2EndOfText
-  std::vector<int64_t> document_starts_;  // otherwise
+  virtual absl::Status CheckVocab(int64_t vocab) const = 0;
 };
 
 // A part of a corpus.
@@ -70,8 +56,13 @@ struct TrainingData {
 // or a glob pattern of files of one of these kinds. Blank lines separate the documents of a single
 // text file. `validation_data`: the same; empty: the last tenth of the tokens. `tokenizer`: for
 // text only; characters by default. Errors name the option and the file.
+//
+// What has to be computed from the data is kept in `cache_folder` (data_cache.h): the tokens of
+// texts; of shards, which have tokens, what a scan finds. So only the first of all processes and
+// runs reads all of the data.
 absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data,
                                               const std::string& validation_data,
-                                              std::optional<Tokenizer::Kind> tokenizer);
+                                              std::optional<Tokenizer::Kind> tokenizer,
+                                              const std::string& cache_folder);
 
 }  // namespace burst

@@ -7,31 +7,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "burst/base/json.h"
+#include "train/data/utf8.h"
 
 namespace burst {
 namespace {
 
-constexpr uint32_t kCodePoints = 0x110000;
 constexpr int64_t kMaxCharTokens = 65535;  // a token is 16 bits
-
-// The code point at text[*position], which moves past it; kCodePoints for what is not UTF-8.
-uint32_t NextCodePoint(absl::string_view text, size_t* position) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const uint32_t first = byte((*position)++);
-  if (first < 0x80) return first;
-  const int more = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : 1;
-  if (first < 0xC2 || first > 0xF4) return kCodePoints;
-  uint32_t code_point = first & (0x3F >> more);
-  for (int i = 0; i < more; ++i) {
-    if (*position >= text.size() || (byte(*position) & 0xC0) != 0x80) return kCodePoints;
-    code_point = code_point << 6 | (byte((*position)++) & 0x3F);
-  }
-  // Overlong forms, surrogates and what lies beyond Unicode.
-  constexpr uint32_t kSmallest[] = {0, 0x80, 0x800, 0x10000};
-  const bool surrogate = code_point >= 0xD800 && code_point < 0xE000;
-  if (code_point < kSmallest[more] || surrogate) return kCodePoints;
-  return std::min(code_point, kCodePoints);
-}
 
 void AppendUtf8(uint32_t c, std::string* text) {
   const auto append = [&](uint32_t byte) { text->push_back(static_cast<char>(byte)); };
@@ -47,12 +28,12 @@ void AppendUtf8(uint32_t c, std::string* text) {
   }
 }
 
-absl::Status NotUtf8(size_t offset) {
+}  // namespace
+
+absl::Status NotUtf8(int64_t offset) {
   return absl::InvalidArgumentError(
       absl::StrCat("byte ", offset, " is not valid UTF-8; --tokenizer=byte takes any bytes"));
 }
-
-}  // namespace
 
 Tokenizer::Tokenizer(Kind kind, std::vector<uint32_t> code_points, bool end_of_text)
     : kind_(kind),
@@ -69,12 +50,16 @@ absl::StatusOr<Tokenizer> Tokenizer::Char(absl::Span<const absl::string_view> te
     for (size_t position = 0; position < text.size();) {
       const size_t start = position;
       const uint32_t code_point = NextCodePoint(text, &position);
-      if (code_point == kCodePoints) return NotUtf8(start);
+      if (code_point == kCodePoints) return NotUtf8(static_cast<int64_t>(start));
       seen[code_point] = true;
     }
   }
+  return OfCharacters(seen, end_of_text);
+}
+
+absl::StatusOr<Tokenizer> Tokenizer::OfCharacters(const std::vector<bool>& seen, bool end_of_text) {
   std::vector<uint32_t> code_points;
-  for (uint32_t c = 0; c < kCodePoints; ++c) {
+  for (uint32_t c = 0; c < seen.size(); ++c) {
     if (seen[c]) code_points.push_back(c);
   }
   if (static_cast<int64_t>(code_points.size()) > kMaxCharTokens) {
@@ -93,7 +78,7 @@ absl::Status Tokenizer::Encode(absl::string_view text, std::vector<uint16_t>* to
   for (size_t position = 0; position < text.size();) {
     const size_t start = position;
     const uint32_t code_point = NextCodePoint(text, &position);
-    if (code_point == kCodePoints) return NotUtf8(start);
+    if (code_point == kCodePoints) return NotUtf8(static_cast<int64_t>(start));
     const auto it = std::lower_bound(code_points_.begin(), code_points_.end(), code_point);
     if (it == code_points_.end() || *it != code_point) {
       return absl::InvalidArgumentError(absl::StrFormat(
@@ -140,6 +125,7 @@ absl::StatusOr<Tokenizer> Tokenizer::FromJson(absl::string_view text) {
   for (const auto& element : json["code_points"]) {
     if (!element.is_number_unsigned() || element.get<uint64_t>() >= kCodePoints) return invalid();
     const uint32_t code_point = element;
+    if (IsSurrogate(code_point)) return invalid();
     if (!code_points.empty() && code_points.back() >= code_point) return invalid();
     code_points.push_back(code_point);
   }

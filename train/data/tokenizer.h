@@ -12,6 +12,9 @@
 
 namespace burst {
 
+// InvalidArgument that says which byte of a text is none.
+absl::Status NotUtf8(int64_t offset);
+
 class Tokenizer {
  public:
   enum class Kind { kByte, kChar };
@@ -22,12 +25,17 @@ class Tokenizer {
   // (naming the offset) or has more than 65,535 different characters.
   static absl::StatusOr<Tokenizer> Char(absl::Span<const absl::string_view> texts,
                                         bool end_of_text);
+  // The code points that were seen, [kCodePoints] (utf8.h).
+  static absl::StatusOr<Tokenizer> OfCharacters(const std::vector<bool>& seen, bool end_of_text);
 
   Kind kind() const { return kind_; }
   const char* name() const { return kind_ == Kind::kByte ? "byte" : "char"; }
   int64_t vocab() const { return size_ + (has_end_of_text_ ? 1 : 0); }
   // -1 without one.
   int32_t end_of_text() const { return has_end_of_text_ ? static_cast<int32_t>(size_) : -1; }
+
+  // char: of each token, increasing; byte: none.
+  const std::vector<uint32_t>& code_points() const { return code_points_; }
 
   // Appends the tokens of `text`. InvalidArgument for a character that the vocabulary lacks.
   absl::Status Encode(absl::string_view text, std::vector<uint16_t>* tokens) const;

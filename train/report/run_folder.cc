@@ -34,6 +34,13 @@ absl::StatusOr<std::string> MakeNumberedFolder(const std::string& model_name) {
 
 }  // namespace
 
+std::string DataCacheFolder(const ResolvedConfig& config) {
+  if (!config.data_cache.empty()) return config.data_cache;
+  fs::path out = config.out.empty() ? fs::path(ResolvePath("runs")) / "run" : fs::path(config.out);
+  if (!out.has_filename()) out = out.parent_path();  // FOLDER/
+  return (out.parent_path() / ".data-cache").string();
+}
+
 absl::StatusOr<RunLock> LockRunFolder(const std::string& folder, bool wait) {
   constexpr double kWaitSeconds = 60, kTellSeconds = 10;
   double next = 0;

@@ -22,6 +22,9 @@
 
 namespace burst {
 
+// Where the data cache is: --data_cache, or a folder beside the run's.
+std::string DataCacheFolder(const ResolvedConfig& config);
+
 // The lock on a run folder. Null, with a warning on stderr, on a file system that has no locks.
 using RunLock = std::shared_ptr<const FileLock>;
 

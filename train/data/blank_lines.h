@@ -1,0 +1,72 @@
+// Documents of a single text: blocks between blank lines, which belong to the document before them;
+// blank lines before the first document belong to that.
+//
+// The text is read in pieces, by threads that do not know what came before theirs. So a piece has a
+// summary, and the state at its beginning follows from the summaries of the pieces before it.
+#pragma once
+
+#include <cstdint>
+
+namespace burst {
+
+// What the text so far says of the next character.
+struct LineState {
+  bool line_has_content = false;  // the line that it is in
+  bool after_blank = false;       // the line before that is blank
+  bool content = false;           // there is content anywhere before
+  int64_t line_start = 0;         // the position where the line starts
+
+  // The next character. Its position is `at`; positions are of characters or bytes. True: a
+  // document starts at line_start.
+  bool Next(uint32_t character, int64_t at) {
+    if (character == '\n') {
+      after_blank = !line_has_content;
+      line_has_content = false;
+      line_start = at + 1;
+      return false;
+    }
+    if (line_has_content || character == ' ' || character == '\t' || character == '\r') {
+      return false;
+    }
+    line_has_content = true;
+    const bool starts = after_blank && content;
+    content = true;
+    return starts;
+  }
+};
+
+// What a piece makes of any state before it.
+class PieceLines {
+ public:
+  // The next character of the piece; `at` counts from the piece's beginning.
+  void Next(uint32_t character, int64_t at) {
+    if (character == '\n') {
+      if (newlines_ == 0) first_has_content_ = state_.line_has_content;
+      if (newlines_ < 2) ++newlines_;
+    }
+    state_.Next(character, at);
+  }
+
+  // The state after the piece. `position`: where in the text it begins.
+  LineState After(const LineState& before, int64_t position) const {
+    LineState after = before;
+    after.content |= state_.content;
+    if (newlines_ == 0) {
+      after.line_has_content |= state_.line_has_content;
+      return after;
+    }
+    after.line_has_content = state_.line_has_content;
+    after.line_start = position + state_.line_start;
+    // The line before the last newline began before the piece, or in it.
+    after.after_blank =
+        newlines_ == 1 ? !before.line_has_content && !first_has_content_ : state_.after_blank;
+    return after;
+  }
+
+ private:
+  LineState state_;                 // as if the text began here
+  int newlines_ = 0;                // 2: or more
+  bool first_has_content_ = false;  // the part of a line before the first newline
+};
+
+}  // namespace burst

@@ -1,0 +1,80 @@
+// A file that is written once and whose bytes are checked as they are read: a block of 64 KiB has a
+// checksum (XXH3), which is compared when the block is read first. So a file of any size is opened
+// at once, and no byte of it is believed that was damaged on the disk.
+//
+//   payload | a checksum for each block | description | footer (their sizes, and a checksum of the
+//   checksums, the description and the sizes)
+//
+// As the footer is the last thing in the file, a file that was cut off anywhere has none.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "train/data/input_file.h"
+
+namespace burst {
+
+class CheckedFile {
+ public:
+  // NotFound where there is none; DataLoss, saying what is wrong, for one that is not whole.
+  static absl::StatusOr<std::unique_ptr<const CheckedFile>> Open(const std::string& path);
+
+  const std::string& path() const { return file_.path(); }
+  const std::string& description() const { return description_; }
+  int64_t payload_bytes() const { return payload_bytes_; }
+
+  // Reads [offset, offset + bytes) of the payload, on any thread. DataLoss where the file does not
+  // hold what was written.
+  absl::Status Read(int64_t offset, int64_t bytes, void* out) const;
+
+ private:
+  explicit CheckedFile(InputFile file) : file_(std::move(file)) {}
+  absl::Status ReadFooter();
+  absl::Status CheckBlock(int64_t block) const;
+
+  InputFile file_;
+  int64_t payload_bytes_ = 0;
+  std::vector<uint64_t> checksums_;
+  mutable std::vector<std::atomic<bool>> checked_;
+  std::string description_;
+};
+
+// Writes such a file under a name of its own and gives it its name when it is complete; removed
+// where it never is.
+class CheckedFileWriter {
+ public:
+  // Makes PREFIX and a suffix that no other file has.
+  static absl::StatusOr<std::unique_ptr<CheckedFileWriter>> Create(const std::string& prefix);
+  ~CheckedFileWriter();
+  CheckedFileWriter(const CheckedFileWriter&) = delete;
+
+  // Any thread may write any part of the payload, in any order.
+  absl::Status Write(int64_t offset, const void* data, int64_t bytes);
+  // The error of a Write, if one has failed.
+  absl::Status write_error() const;
+
+  // The payload is what was written, [0, payload_bytes). Computes the checksums on the caller's
+  // thread pool, flushes the file to the disk and renames it to `path`. advanced(bytes) is called,
+  // by one thread at a time, as the payload is read.
+  absl::Status Finish(int64_t payload_bytes, absl::string_view description, const std::string& path,
+                      const std::function<void(int64_t)>& advanced);
+
+ private:
+  CheckedFileWriter(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+
+  std::string path_;
+  int fd_;
+  mutable std::mutex mutex_;
+  absl::Status write_error_;
+};
+
+}  // namespace burst

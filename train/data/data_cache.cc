@@ -1,0 +1,145 @@
+#include "train/data/data_cache.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "burst/base/parallel.h"
+#include "burst/base/status.h"
+#include "burst/cli/file_lock.h"
+#include "train/data/progress.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kSuffix[] = ".cache", kLock[] = ".lock", kTemporary[] = ".tmp-";
+
+absl::Status InFolder(const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("--data_cache: ", status.message()));
+}
+
+std::vector<fs::path> FilesIn(const std::string& folder) {
+  std::vector<fs::path> files;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    files.push_back(it->path());
+  }
+  return files;
+}
+
+// Tells once who is being waited for, unless it takes only a moment.
+FileLock::Waiting SayWhoIsWaitedFor(const std::string& path) {
+  return [told = false, path](const std::string& holder, double seconds) mutable -> absl::Status {
+    constexpr double kMoment = 2;
+    if (told || seconds < kMoment) return absl::OkStatus();
+    told = true;
+    std::printf("waiting for %s, which is being made by %s\n", path.c_str(), holder.c_str());
+    std::fflush(stdout);
+    return absl::OkStatus();
+  };
+}
+
+}  // namespace
+
+std::string DataCache::Path(absl::string_view name, absl::string_view suffix) const {
+  return (fs::path(folder_) / absl::StrCat(name, suffix)).string();
+}
+
+absl::StatusOr<std::unique_ptr<const CheckedFile>> DataCache::Get(absl::string_view key,
+                                                                  const Check& check,
+                                                                  const Make& make) const {
+  const XXH128_hash_t hash = XXH3_128bits(key.data(), key.size());
+  const std::string name = absl::StrFormat("%016x%016x", hash.high64, hash.low64);
+  const std::string path = Path(name, kSuffix);
+  const auto open = [&]() -> absl::StatusOr<std::unique_ptr<const CheckedFile>> {
+    BURST_ASSIGN_OR_RETURN(auto file, CheckedFile::Open(path));
+    BURST_RETURN_IF_ERROR(check(*file));
+    utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // used now; without permission it ages
+    return file;
+  };
+  const auto to_make = [](const absl::Status& status) {
+    return absl::IsNotFound(status) || absl::IsDataLoss(status);
+  };
+  auto file = open();
+  if (file.ok()) return file;
+  if (!to_make(file.status())) return InFolder(file.status());
+
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  if (error) {
+    return InFolder(absl::InternalError(
+        absl::StrCat("cannot make the folder ", folder_, ": ", error.message())));
+  }
+  absl::StatusOr<FileLock> lock = FileLock::Acquire(Path(name, kLock), SayWhoIsWaitedFor(path));
+  if (!lock.ok()) return InFolder(lock.status());
+  file = open();  // another process may have made it
+  if (file.ok()) return file;
+  if (!to_make(file.status())) return InFolder(file.status());
+  BURST_RETURN_IF_ERROR(MakeFile(name, make));
+  RemoveOldest();
+  file = open();
+  if (!file.ok()) return InFolder(file.status());
+  return file;
+}
+
+// Under the lock of the name.
+absl::Status DataCache::MakeFile(const std::string& name, const Make& make) const {
+  RemoveLeftovers(name);
+  auto writer = CheckedFileWriter::Create(Path(name, kTemporary));
+  if (!writer.ok()) return InFolder(writer.status());
+  const ScopedThreadPool pool(NumCores());
+  const absl::StatusOr<Content> made = make(writer->get());
+  BURST_RETURN_IF_ERROR(InFolder((*writer)->write_error()));
+  BURST_ASSIGN_OR_RETURN(const Content content, made);
+  Progress progress("checksums", content.payload_bytes);
+  return InFolder((*writer)->Finish(content.payload_bytes, content.description, Path(name, kSuffix),
+                                    [&](int64_t bytes) { progress.Add(bytes); }));
+}
+
+// What processes that were killed have left: of this name, and of others that nobody makes now.
+void DataCache::RemoveLeftovers(const std::string& name) const {
+  for (const fs::path& file : FilesIn(folder_)) {
+    const std::string file_name = file.filename().string();
+    const size_t end = file_name.find(kTemporary);
+    if (end == std::string::npos) continue;
+    const std::string of = file_name.substr(0, end);
+    std::error_code error;
+    if (of == name) {
+      fs::remove(file, error);
+    } else if (FileLock::TryAcquire(Path(of, kLock)).ok()) {
+      fs::remove(file, error);
+    }
+  }
+}
+
+// Those beyond the kKept used last. A process that reads one keeps it until it ends.
+void DataCache::RemoveOldest() const {
+  std::vector<std::pair<fs::file_time_type, fs::path>> files;
+  std::error_code error;
+  for (const fs::path& file : FilesIn(folder_)) {
+    if (file.extension() != kSuffix) continue;
+    const fs::file_time_type used = fs::last_write_time(file, error);
+    if (!error) files.emplace_back(used, file);
+  }
+  std::sort(files.begin(), files.end());
+  for (size_t i = 0; i + kKept < files.size(); ++i) {
+    fs::path path = files[i].second;
+    fs::remove(path, error);
+    // Whoever waits for this lock file makes the file anew, beside another that does: no harm.
+    fs::remove(path.replace_extension(kLock), error);
+  }
+}
+
+}  // namespace burst

@@ -1,0 +1,50 @@
+// A folder of files that are made once from the data and read by every process and every later run.
+//
+// A file's name is a hash of all that it was made of, so another file is simply made beside it. One
+// process makes it under a lock, which its death gives back; others wait. What is found damaged is
+// made anew. The folder keeps the kKept files that were used last; it may be removed at any time
+// when no run is starting.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "train/data/checked_file.h"
+
+namespace burst {
+
+class DataCache {
+ public:
+  static constexpr int kKept = 8;
+
+  // Errors about the folder begin with "--data_cache: ".
+  explicit DataCache(std::string folder) : folder_(std::move(folder)) {}
+
+  // Writes the payload; returns its size and the description.
+  struct Content {
+    int64_t payload_bytes = 0;
+    std::string description;
+  };
+  using Make = std::function<absl::StatusOr<Content>(CheckedFileWriter* payload)>;
+  // Whether a file is what the caller needs; DataLoss makes it anew.
+  using Check = std::function<absl::Status(const CheckedFile& file)>;
+
+  // The file of this key, which says all that its content depends on; made if there is none. Uses
+  // all cores for that. Safe to call from any number of processes and hosts at once.
+  absl::StatusOr<std::unique_ptr<const CheckedFile>> Get(absl::string_view key, const Check& check,
+                                                         const Make& make) const;
+
+ private:
+  absl::Status MakeFile(const std::string& name, const Make& make) const;
+  void RemoveLeftovers(const std::string& name) const;
+  void RemoveOldest() const;
+  std::string Path(absl::string_view name, absl::string_view suffix) const;
+
+  std::string folder_;
+};
+
+}  // namespace burst

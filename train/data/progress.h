@@ -1,0 +1,35 @@
+// How far a long reading of data is: a bar on a terminal, a line now and then elsewhere, nothing
+// for what takes no more than a moment.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+namespace burst {
+
+class Progress {
+ public:
+  // `what`: "Encoding text.txt". `total`: of the amounts that will be added.
+  Progress(std::string what, int64_t total);
+  ~Progress();
+
+  // On any thread.
+  void Add(int64_t amount);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void Print(Clock::time_point now, bool last);
+
+  const std::string what_;
+  const int64_t total_;
+  const bool is_terminal_;
+  const Clock::time_point start_;
+  std::mutex mutex_;
+  int64_t done_ = 0;
+  Clock::time_point next_;  // print
+  bool printed_ = false;
+};
+
+}  // namespace burst

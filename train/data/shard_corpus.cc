@@ -1,0 +1,162 @@
+#include "train/data/shard_corpus.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/check.h"
+#include "burst/base/status.h"
+#include "train/data/shards.h"
+
+namespace burst {
+namespace {
+
+using Json = nlohmann::json;
+
+// Of the scan: to be counted up when it would find something else.
+constexpr int kVersion = 1;
+
+std::string Describe(const ShardScan& scan) {
+  return Json{
+      {"version", kVersion}, {"largest", scan.largest}, {"second_document", scan.second_document}}
+      .dump();
+}
+
+absl::StatusOr<ShardScan> ParseDescription(const CheckedFile& file, size_t num_shards) {
+  const auto bad = [&] {
+    return absl::DataLossError(
+        absl::StrCat(file.path(), " is damaged: not the description of shards"));
+  };
+  const Json json = Json::parse(file.description(), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || json.value("version", Json()) != kVersion) return bad();
+  const Json largest = json.value("largest", Json()),
+             second = json.value("second_document", Json());
+  if (!second.is_number_integer() || !largest.is_array() || largest.size() != num_shards) {
+    return bad();
+  }
+  ShardScan scan;
+  scan.second_document = second;
+  for (const Json& token : largest) {
+    if (!token.is_number_integer()) return bad();
+    scan.largest.push_back(token);
+  }
+  return scan;
+}
+
+class ShardCorpus : public Corpus {
+ public:
+  ShardCorpus(std::string option, std::vector<Shard> shards)
+      : option_(std::move(option)), shards_(std::move(shards)) {
+    for (const Shard& shard : shards_) {
+      begins_.push_back(size_);
+      size_ += shard.size();
+    }
+  }
+  void set_scan(ShardScan scan) { scan_ = std::move(scan); }
+  const std::vector<Shard>& shards() const { return shards_; }
+
+  int64_t size() const override { return size_; }
+  int64_t second_document() const override {
+    return scan_.second_document < 0 ? size_ : scan_.second_document;
+  }
+
+  absl::Status Read(int64_t begin, int64_t count, int32_t* out) const override {
+    BURST_CHECK(0 <= begin && begin + count <= size_)
+        << "tokens [" << begin << ", " << begin + count << ") of " << size_;
+    // The last shard that begins at or before `begin`; shards behind it may be empty.
+    size_t shard = std::upper_bound(begins_.begin(), begins_.end(), begin) - begins_.begin();
+    std::vector<uint16_t> tokens;
+    for (--shard; count > 0; ++shard) {
+      const int64_t offset = begin - begins_[shard];
+      const int64_t n = std::min(count, shards_[shard].size() - offset);
+      tokens.resize(n);
+      const absl::Status status = shards_[shard].Read(offset, n, tokens.data());
+      if (!status.ok()) {
+        return absl::Status(status.code(), absl::StrCat("--", option_, ": ", status.message()));
+      }
+      std::copy(tokens.begin(), tokens.end(), out);
+      begin += n, out += n, count -= n;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status DocumentStarts(int64_t begin, int64_t end,
+                              std::vector<int64_t>* starts) const override {
+    constexpr int64_t kAtOnce = 1 << 16;
+    std::vector<int32_t> tokens;
+    end = std::min(end, size_);
+    for (; begin < end; begin += kAtOnce) {
+      tokens.resize(std::min(kAtOnce, end - begin));
+      BURST_RETURN_IF_ERROR(Read(begin, static_cast<int64_t>(tokens.size()), tokens.data()));
+      for (size_t i = 0; i < tokens.size(); ++i) {
+        if (tokens[i] == kGpt2EndOfText) starts->push_back(begin + static_cast<int64_t>(i));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckVocab(int64_t vocab) const override {
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      if (scan_.largest[i] < vocab) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(shards_[i].path(), ": token ", FirstFrom(i, vocab),
+                       " is beyond the model's vocabulary of ", vocab));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // "50257 at position 41": the first token of a shard that is not below `vocab`.
+  std::string FirstFrom(size_t shard, int64_t vocab) const {
+    constexpr int64_t kAtOnce = 1 << 16;
+    std::vector<uint16_t> tokens(kAtOnce);
+    for (int64_t begin = 0; begin < shards_[shard].size(); begin += kAtOnce) {
+      const int64_t n = std::min(kAtOnce, shards_[shard].size() - begin);
+      if (!shards_[shard].Read(begin, n, tokens.data()).ok()) break;
+      for (int64_t i = 0; i < n; ++i) {
+        if (tokens[i] >= vocab) return absl::StrCat(tokens[i], " at position ", begin + i);
+      }
+    }
+    return absl::StrCat(scan_.largest[shard]);
+  }
+
+  const std::string option_;
+  const std::vector<Shard> shards_;
+  std::vector<int64_t> begins_;  // of each shard, in the stream
+  int64_t size_ = 0;
+  ShardScan scan_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const Corpus>> OpenShards(const Sources& sources,
+                                                         const DataCache& cache) {
+  std::vector<Shard> shards;
+  for (const SourceFile& file : sources.files) {
+    BURST_ASSIGN_OR_RETURN(Shard shard, Shard::Open(sources, file));
+    shards.push_back(std::move(shard));
+  }
+  const size_t num_shards = shards.size();
+  const auto corpus = std::make_shared<ShardCorpus>(sources.option, std::move(shards));
+  if (corpus->size() == 0) {
+    return sources.Error(absl::InvalidArgumentError("the shards hold no tokens"));
+  }
+  const std::string key = absl::StrCat("shards ", kVersion, "\n", Fingerprint({&sources}));
+  const auto check = [&](const CheckedFile& file) {
+    return ParseDescription(file, num_shards).status();
+  };
+  const auto make = [&](CheckedFileWriter*) -> absl::StatusOr<DataCache::Content> {
+    const absl::StatusOr<ShardScan> scan = ScanShards(corpus->shards());
+    if (!scan.ok()) return sources.Error(scan.status());
+    return DataCache::Content{0, Describe(*scan)};
+  };
+  BURST_ASSIGN_OR_RETURN(const auto file, cache.Get(key, check, make));
+  BURST_ASSIGN_OR_RETURN(ShardScan scan, ParseDescription(*file, num_shards));
+  corpus->set_scan(std::move(scan));
+  return std::shared_ptr<const Corpus>(corpus);
+}
+
+}  // namespace burst

@@ -1,0 +1,163 @@
+#include "train/data/text_corpus.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/check.h"
+#include "burst/base/status.h"
+#include "train/data/text_encoder.h"
+
+namespace burst {
+namespace {
+
+using Json = nlohmann::json;
+
+// Of the encoding: to be counted up when the tokens or the file would be others.
+constexpr int kVersion = 1;
+
+std::string Describe(const EncodedTexts& texts) {
+  Json json = {{"version", kVersion}, {"tokenizer", texts.tokenizer.ToJson()}};
+  for (const EncodedText& part : texts.parts) {
+    json["parts"].push_back({part.tokens_at, part.tokens, part.starts_at, part.starts});
+  }
+  return json.dump();
+}
+
+absl::StatusOr<EncodedTexts> ParseDescription(const CheckedFile& file, size_t num_parts) {
+  const auto bad = [&] {
+    return absl::DataLossError(
+        absl::StrCat(file.path(), " is damaged: not the description of encoded texts"));
+  };
+  const Json json = Json::parse(file.description(), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || json.value("version", Json()) != kVersion) return bad();
+  const Json tokenizer = json.value("tokenizer", Json()), parts = json.value("parts", Json());
+  if (!tokenizer.is_string() || !parts.is_array() || parts.size() != num_parts) return bad();
+  BURST_ASSIGN_OR_RETURN(Tokenizer parsed, Tokenizer::FromJson(tokenizer.get<std::string>()));
+  EncodedTexts texts{std::move(parsed), {}, file.payload_bytes()};
+  const auto fits = [&](int64_t at, int64_t count, int64_t size) {
+    return at >= 0 && count >= 0 && at <= texts.payload_bytes &&
+           count <= (texts.payload_bytes - at) / size;
+  };
+  for (const Json& part : parts) {
+    if (!part.is_array() || part.size() != 4) return bad();
+    for (const Json& number : part) {
+      if (!number.is_number_integer()) return bad();
+    }
+    const EncodedText text{part[0], part[1], part[2], part[3]};
+    if (!fits(text.tokens_at, text.tokens, sizeof(uint16_t)) || text.starts < 1 ||
+        !fits(text.starts_at, text.starts, sizeof(int64_t))) {
+      return bad();
+    }
+    texts.parts.push_back(text);
+  }
+  return texts;
+}
+
+class TextCorpus : public Corpus {
+ public:
+  static absl::StatusOr<std::shared_ptr<const Corpus>> Create(
+      std::shared_ptr<const CheckedFile> file, const EncodedText& text) {
+    std::shared_ptr<TextCorpus> corpus(new TextCorpus(std::move(file), text));
+    corpus->second_document_ = corpus->size();
+    if (text.starts > 1) {
+      BURST_ASSIGN_OR_RETURN(corpus->second_document_, corpus->Start(1));
+    }
+    return std::shared_ptr<const Corpus>(std::move(corpus));
+  }
+
+  int64_t size() const override { return text_.tokens; }
+  int64_t second_document() const override { return second_document_; }
+  // The model's vocabulary holds the tokenizer's.
+  absl::Status CheckVocab(int64_t) const override { return absl::OkStatus(); }
+
+  absl::Status Read(int64_t begin, int64_t count, int32_t* out) const override {
+    BURST_CHECK(0 <= begin && begin + count <= size())
+        << "tokens [" << begin << ", " << begin + count << ") of " << size();
+    std::vector<uint16_t> tokens(count);
+    BURST_RETURN_IF_ERROR(ReadFile(text_.tokens_at + 2 * begin, 2 * count, tokens.data()));
+    std::copy(tokens.begin(), tokens.end(), out);
+    return absl::OkStatus();
+  }
+
+  absl::Status DocumentStarts(int64_t begin, int64_t end,
+                              std::vector<int64_t>* starts) const override {
+    BURST_ASSIGN_OR_RETURN(const int64_t first, FirstStartFrom(begin));
+    BURST_ASSIGN_OR_RETURN(const int64_t last, FirstStartFrom(end));
+    if (first >= last) return absl::OkStatus();
+    const size_t before = starts->size();
+    starts->resize(before + last - first);
+    return ReadFile(text_.starts_at + first * kStart, (last - first) * kStart,
+                    starts->data() + before);
+  }
+
+ private:
+  static constexpr int64_t kStart = sizeof(int64_t);
+
+  TextCorpus(std::shared_ptr<const CheckedFile> file, const EncodedText& text)
+      : file_(std::move(file)), text_(text) {}
+
+  // What is damaged is removed, so that the next start makes it anew.
+  absl::Status ReadFile(int64_t offset, int64_t bytes, void* out) const {
+    const absl::Status status = file_->Read(offset, bytes, out);
+    if (!absl::IsDataLoss(status)) return status;
+    unlink(file_->path().c_str());
+    return absl::DataLossError(absl::StrCat("--data_cache: ", status.message(),
+                                            "; it was removed, and the next start makes it anew"));
+  }
+
+  absl::StatusOr<int64_t> Start(int64_t number) const {
+    int64_t start = 0;
+    BURST_RETURN_IF_ERROR(ReadFile(text_.starts_at + number * kStart, kStart, &start));
+    return start;
+  }
+
+  // The number of the first start at or after `position`.
+  absl::StatusOr<int64_t> FirstStartFrom(int64_t position) const {
+    int64_t first = 0, last = text_.starts;
+    while (first < last) {
+      const int64_t middle = first + (last - first) / 2;
+      BURST_ASSIGN_OR_RETURN(const int64_t start, Start(middle));
+      if (start < position) {
+        first = middle + 1;
+      } else {
+        last = middle;
+      }
+    }
+    return first;
+  }
+
+  std::shared_ptr<const CheckedFile> file_;
+  const EncodedText text_;
+  int64_t second_document_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<TextCorpora> OpenTexts(const std::vector<const Sources*>& sources,
+                                      Tokenizer::Kind kind, const DataCache& cache) {
+  const std::string key =
+      absl::StrCat("texts ", kVersion, " ", kind == Tokenizer::Kind::kByte ? "byte" : "char", "\n",
+                   Fingerprint(sources));
+  const auto check = [&](const CheckedFile& file) {
+    return ParseDescription(file, sources.size()).status();
+  };
+  const auto make = [&](CheckedFileWriter* payload) -> absl::StatusOr<DataCache::Content> {
+    BURST_ASSIGN_OR_RETURN(const EncodedTexts texts, EncodeTexts(sources, kind, payload));
+    return DataCache::Content{texts.payload_bytes, Describe(texts)};
+  };
+  BURST_ASSIGN_OR_RETURN(std::shared_ptr<const CheckedFile> file, cache.Get(key, check, make));
+  BURST_ASSIGN_OR_RETURN(EncodedTexts texts, ParseDescription(*file, sources.size()));
+  TextCorpora result{std::move(texts.tokenizer), {}};
+  for (const EncodedText& part : texts.parts) {
+    BURST_ASSIGN_OR_RETURN(auto corpus, TextCorpus::Create(file, part));
+    result.corpora.push_back(std::move(corpus));
+  }
+  return result;
+}
+
+}  // namespace burst

@@ -1,0 +1,347 @@
+#include "train/data/text_encoder.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "burst/base/check.h"
+#include "burst/base/parallel.h"
+#include "burst/base/status.h"
+#include "train/data/blank_lines.h"
+#include "train/data/progress.h"
+#include "train/data/utf8.h"
+
+namespace burst {
+namespace {
+
+constexpr int64_t kOverlap = 3;  // bytes of a character after its first
+
+// Bytes [offset, offset + bytes) of a file. Where that cuts a character, the piece has those that
+// begin in it.
+struct Piece {
+  int part = 0;  // number of the source
+  const SourceFile* file = nullptr;
+  int64_t offset = 0, bytes = 0;
+  bool last_of_file = false;
+
+  // What the survey finds.
+  int64_t skipped = 0;  // bytes at the beginning that go on with a character
+  int64_t overrun = 0;  // bytes behind the end that belong to the last character
+  int64_t characters = 0;
+  int64_t bad_byte = -1;  // offset in the file of what is not UTF-8
+  PieceLines lines;
+
+  // What follows.
+  int64_t position = 0;  // of its first token in the part
+  LineState state;       // before it
+};
+
+struct Part {
+  const Sources* sources = nullptr;
+  int64_t files = 0;  // that are not empty
+  bool split_at_blank_lines = false;
+};
+
+// What one thread needs.
+struct Worker {
+  std::vector<char> text;
+  std::vector<uint16_t> tokens;
+  std::vector<int64_t> starts;
+  std::vector<char> seen;  // [kCodePoints], or empty
+  uint32_t largest = 0;    // that was seen
+  std::optional<InputFile> input;
+  const SourceFile* open = nullptr;
+};
+
+class TextEncoder {
+ public:
+  TextEncoder(Tokenizer::Kind kind, CheckedFileWriter* payload)
+      : characters_(kind == Tokenizer::Kind::kChar), payload_(payload) {}
+
+  absl::Status AddSource(const Sources& sources, int64_t piece_bytes);
+  absl::StatusOr<EncodedTexts> Encode();
+
+ private:
+  using Body = std::function<absl::Status(int64_t number, Piece& piece, Worker& worker)>;
+  absl::Status ForEachPiece(const Body& body);
+  absl::StatusOr<absl::string_view> Text(const Piece& piece, Worker* worker) const;
+  absl::Status Survey(int64_t number, Piece& piece, Worker& worker);
+  absl::Status CheckCharacters() const;
+  absl::StatusOr<Tokenizer> MakeTokenizer();
+  void Place(const Tokenizer& tokenizer, EncodedTexts* result);
+  absl::Status EncodePiece(int64_t number, const Piece& piece, Worker& worker,
+                           EncodedTexts* result);
+  absl::Status AppendStarts(int64_t number, const Piece& piece, const std::vector<int64_t>& starts,
+                            EncodedTexts* result);
+
+  const bool characters_;
+  CheckedFileWriter* const payload_;
+  std::vector<Part> parts_;
+  std::vector<Piece> pieces_;  // in the order of the tokens
+  int64_t bytes_ = 0;
+  std::optional<Progress> progress_;
+  std::atomic<int64_t> bad_piece_{std::numeric_limits<int64_t>::max()};  // one of the bad ones
+  std::mutex mutex_;                                                     // of what follows
+  std::vector<bool> seen_ = std::vector<bool>(kCodePoints);
+  std::condition_variable turn_;
+  int64_t next_starts_ = 0;  // the piece whose document starts are appended next
+  bool stopped_ = false;
+
+  std::vector<uint16_t> token_of_;  // of each code point
+};
+
+absl::Status TextEncoder::AddSource(const Sources& sources, int64_t piece_bytes) {
+  BURST_CHECK_GT(piece_bytes, kOverlap);
+  Part part;
+  part.sources = &sources;
+  for (const SourceFile& file : sources.files) {
+    const int64_t size = file.identity.bytes;
+    bytes_ += size;
+    if (size > 0) ++part.files;
+    for (int64_t offset = 0; offset < size; offset += piece_bytes) {
+      Piece piece;
+      piece.part = static_cast<int>(parts_.size());
+      piece.file = &file;
+      piece.offset = offset;
+      piece.bytes = std::min(piece_bytes, size - offset);
+      piece.last_of_file = offset + piece.bytes == size;
+      pieces_.push_back(piece);
+    }
+  }
+  if (part.files == 0) {
+    return sources.Error(absl::InvalidArgumentError(
+        sources.files.size() == 1 ? absl::StrCat(sources.files[0].path, " is empty")
+                                  : std::string("every file of the folder is empty")));
+  }
+  part.split_at_blank_lines = part.files == 1;
+  parts_.push_back(part);
+  return absl::OkStatus();
+}
+
+// Threads take pieces in order. None is taken after an error.
+absl::Status TextEncoder::ForEachPiece(const Body& body) {
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> stop{false};
+  absl::Status first;
+  ParallelTasks(NumThreads(), [&](int64_t) {
+    Worker worker;
+    const int64_t count = static_cast<int64_t>(pieces_.size());
+    for (int64_t number = next++; number < count && !stop; number = next++) {
+      const absl::Status status = body(number, pieces_[number], worker);
+      progress_->Add(pieces_[number].bytes);
+      if (status.ok()) continue;
+      stop = true;
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (first.ok()) first = status;
+      stopped_ = true;
+      turn_.notify_all();
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (worker.seen.empty()) return;
+    for (uint32_t c = 0; c <= worker.largest; ++c) {
+      if (worker.seen[c]) seen_[c] = true;
+    }
+  });
+  return first;
+}
+
+absl::StatusOr<absl::string_view> TextEncoder::Text(const Piece& piece, Worker* worker) const {
+  const Sources& sources = *parts_[piece.part].sources;
+  if (worker->open != piece.file) {
+    BURST_ASSIGN_OR_RETURN(worker->input, sources.Open(*piece.file));
+    worker->open = piece.file;
+  }
+  const int64_t bytes = std::min(piece.bytes + kOverlap, piece.file->identity.bytes - piece.offset);
+  worker->text.resize(std::max<size_t>(worker->text.size(), bytes));
+  const absl::Status status = worker->input->ReadAt(piece.offset, bytes, worker->text.data());
+  if (!status.ok()) return sources.Error(status);
+  return absl::string_view(worker->text.data(), bytes);
+}
+
+absl::Status TextEncoder::Survey(int64_t number, Piece& piece, Worker& worker) {
+  if (number > bad_piece_) return absl::OkStatus();
+  if (!characters_ && !parts_[piece.part].split_at_blank_lines) {
+    piece.characters = piece.bytes;
+    return absl::OkStatus();
+  }
+  BURST_ASSIGN_OR_RETURN(const absl::string_view text, Text(piece, &worker));
+  const size_t end = static_cast<size_t>(piece.bytes);
+  PieceLines lines;
+  int64_t characters = 0;
+  if (!characters_) {
+    for (; characters < piece.bytes; ++characters) {
+      lines.Next(static_cast<unsigned char>(text[characters]), characters);
+    }
+  } else {
+    worker.seen.resize(kCodePoints);
+    size_t at = 0;
+    if (piece.offset > 0) {
+      while (at < std::min<size_t>(text.size(), kOverlap) && ContinuesCharacter(text[at])) ++at;
+    }
+    piece.skipped = static_cast<int64_t>(at);
+    while (at < end) {
+      const size_t start = at;
+      const uint32_t character = NextCodePoint(text, &at);
+      if (character == kCodePoints) {
+        piece.bad_byte = piece.offset + static_cast<int64_t>(start);
+        bad_piece_ = number;  // an earlier one will be found by CheckCharacters all the same
+        break;
+      }
+      worker.seen[character] = true;
+      worker.largest = std::max(worker.largest, character);
+      lines.Next(character, characters++);
+    }
+    if (at > end) piece.overrun = static_cast<int64_t>(at - end);
+  }
+  piece.characters = characters;
+  piece.lines = lines;
+  return absl::OkStatus();
+}
+
+// The first byte of all texts that is not UTF-8.
+absl::Status TextEncoder::CheckCharacters() const {
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const Piece& piece = pieces_[i];
+    int64_t bad_byte = piece.bad_byte;
+    // A byte that should go on with a character, but there is none.
+    const int64_t overrun = piece.offset == 0 ? 0 : pieces_[i - 1].overrun;
+    if (piece.skipped > overrun) bad_byte = piece.offset + overrun;
+    if (bad_byte < 0) continue;
+    return parts_[piece.part].sources->Error(absl::InvalidArgumentError(
+        absl::StrCat(piece.file->path, ": ", NotUtf8(bad_byte).message())));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tokenizer> TextEncoder::MakeTokenizer() {
+  const bool end_of_text =
+      std::any_of(parts_.begin(), parts_.end(), [](const Part& part) { return part.files > 1; });
+  if (!characters_) return Tokenizer::Byte(end_of_text);
+  absl::StatusOr<Tokenizer> tokenizer = Tokenizer::OfCharacters(seen_, end_of_text);
+  if (!tokenizer.ok()) return parts_[0].sources->Error(tokenizer.status());
+  token_of_.resize(kCodePoints);
+  for (size_t token = 0; token < tokenizer->code_points().size(); ++token) {
+    token_of_[tokenizer->code_points()[token]] = static_cast<uint16_t>(token);
+  }
+  return tokenizer;
+}
+
+// Where every piece's tokens are, and what comes before it.
+void TextEncoder::Place(const Tokenizer& tokenizer, EncodedTexts* result) {
+  result->parts.resize(parts_.size());
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    Piece& piece = pieces_[i];
+    int64_t& tokens = result->parts[piece.part].tokens;
+    piece.position = tokens;
+    if (piece.offset > 0)
+      piece.state = pieces_[i - 1].lines.After(pieces_[i - 1].state, pieces_[i - 1].position);
+    tokens += piece.characters;
+    if (piece.last_of_file && tokenizer.end_of_text() >= 0) ++tokens;
+  }
+  for (EncodedText& part : result->parts) {
+    constexpr int64_t kAlign = 8;  // of the starts behind the tokens
+    part.tokens_at = result->payload_bytes;
+    result->payload_bytes += (2 * part.tokens + kAlign - 1) / kAlign * kAlign;
+  }
+}
+
+absl::Status TextEncoder::EncodePiece(int64_t number, const Piece& piece, Worker& worker,
+                                      EncodedTexts* result) {
+  BURST_ASSIGN_OR_RETURN(const absl::string_view text, Text(piece, &worker));
+  const Part& part = parts_[piece.part];
+  LineState state = piece.state;
+  worker.tokens.clear();
+  worker.starts.clear();
+  if (piece.offset == 0) worker.starts.push_back(piece.position);
+  const auto add = [&](uint32_t character, uint16_t token) {
+    const int64_t at = piece.position + static_cast<int64_t>(worker.tokens.size());
+    if (part.split_at_blank_lines && state.Next(character, at)) {
+      worker.starts.push_back(state.line_start);
+    }
+    worker.tokens.push_back(token);
+  };
+  const size_t end = static_cast<size_t>(piece.bytes);
+  for (size_t at = static_cast<size_t>(piece.skipped); at < end;) {
+    if (characters_) {
+      const uint32_t character = NextCodePoint(text, &at);
+      // Only if the file is being changed, which Sources::Open finds, or the next start.
+      if (character == kCodePoints) return part.sources->Error(NotUtf8(piece.offset));
+      add(character, token_of_[character]);
+    } else {
+      const auto byte = static_cast<unsigned char>(text[at++]);
+      add(byte, byte);
+    }
+  }
+  if (piece.last_of_file && result->tokenizer.end_of_text() >= 0) {
+    worker.tokens.push_back(static_cast<uint16_t>(result->tokenizer.end_of_text()));
+  }
+  BURST_RETURN_IF_ERROR(payload_->Write(result->parts[piece.part].tokens_at + 2 * piece.position,
+                                        worker.tokens.data(),
+                                        2 * static_cast<int64_t>(worker.tokens.size())));
+  return AppendStarts(number, piece, worker.starts, result);
+}
+
+// In the order of the pieces: each waits for those before it, which other threads have taken.
+absl::Status TextEncoder::AppendStarts(int64_t number, const Piece& piece,
+                                       const std::vector<int64_t>& starts, EncodedTexts* result) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  turn_.wait(lock, [&] { return next_starts_ == number || stopped_; });
+  if (stopped_) return absl::OkStatus();
+  EncodedText& part = result->parts[piece.part];
+  if (part.starts == 0) part.starts_at = result->payload_bytes;
+  const int64_t bytes = static_cast<int64_t>(starts.size() * sizeof(starts[0]));
+  BURST_RETURN_IF_ERROR(payload_->Write(result->payload_bytes, starts.data(), bytes));
+  part.starts += static_cast<int64_t>(starts.size());
+  result->payload_bytes += bytes;
+  ++next_starts_;
+  turn_.notify_all();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<EncodedTexts> TextEncoder::Encode() {
+  const Sources& first = *parts_[0].sources;
+  progress_.emplace(
+      absl::StrCat("encoding ", first.files.size() == 1
+                                    ? std::filesystem::path(first.files[0].path).filename().string()
+                                    : absl::StrCat(first.files.size(), " files")),
+      2 * bytes_);
+  BURST_RETURN_IF_ERROR(ForEachPiece(
+      [&](int64_t number, Piece& piece, Worker& worker) { return Survey(number, piece, worker); }));
+  BURST_RETURN_IF_ERROR(CheckCharacters());
+  BURST_ASSIGN_OR_RETURN(Tokenizer tokenizer, MakeTokenizer());
+  EncodedTexts result{std::move(tokenizer), {}, 0};
+  Place(result.tokenizer, &result);
+  BURST_RETURN_IF_ERROR(ForEachPiece([&](int64_t number, Piece& piece, Worker& worker) {
+    return EncodePiece(number, piece, worker, &result);
+  }));
+  // A file that was replaced meanwhile would mix two texts.
+  for (const Part& part : parts_) {
+    for (const SourceFile& file : part.sources->files) {
+      BURST_RETURN_IF_ERROR(part.sources->Open(file).status());
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<EncodedTexts> EncodeTexts(const std::vector<const Sources*>& sources,
+                                         Tokenizer::Kind kind, CheckedFileWriter* payload,
+                                         int64_t piece_bytes) {
+  TextEncoder encoder(kind, payload);
+  for (const Sources* source : sources) {
+    BURST_RETURN_IF_ERROR(encoder.AddSource(*source, piece_bytes));
+  }
+  return encoder.Encode();
+}
+
+}  // namespace burst
