@@ -105,7 +105,7 @@ absl::Status Trainer::Init(bool verbose) {
   }
   if (setup_.resumed.has_value()) {
     BURST_RETURN_IF_ERROR(Load());
-    step_ = setup_.resumed->step;
+    step_ = saved_step_ = setup_.resumed->step;
   }
   return OpenReport(verbose);
 }
@@ -142,27 +142,30 @@ absl::Status Trainer::Train() {
   const StopsBetweenSteps asks;
   const auto start = std::chrono::steady_clock::now();
   BURST_RETURN_IF_ERROR(MakeUpEvaluation());
-  int skipped = 0;
   bool saved = true;
+  snapshot_ = MakeSnapshot();
   while (step_ < config_.steps && !stop_) {
     const int64_t steps = step_ + 1;
     // Unless something comes between, or this may be the step that ends the run.
     const bool enqueue_next =
-        !EvaluatesAfter(steps) && !SavesAfter(steps) && skipped + 1 < kMaxSkippedSteps;
+        !EvaluatesAfter(steps) && !SavesAfter(steps) && skipped_ + 1 < kMaxSkippedSteps;
     BURST_ASSIGN_OR_RETURN(StepMetrics metrics, Step(step_, enqueue_next));
     step_ = steps;
-    skipped = metrics.skipped ? skipped + 1 : 0;
+    skipped_ = metrics.skipped ? skipped_ + 1 : 0;
     if (EvaluatesAfter(steps)) {
       BURST_ASSIGN_OR_RETURN(metrics.val_loss, Evaluate());
     }
     if (report_ != nullptr) BURST_RETURN_IF_ERROR(report_->Step(metrics));
-    if (skipped == kMaxSkippedSteps) {
+    if (skipped_ == kMaxSkippedSteps) {
       return NotFinite(absl::StrCat("the loss or its gradient was not finite in the last ",
                                     kMaxSkippedSteps, " steps, to step ", step_));
     }
+    last_val_loss_ = metrics.val_loss;
+    if (snapshot_ != nullptr && stop_) snapshot_->Finish();
     if (SavesAfter(steps) || stop_) {
       BURST_ASSIGN_OR_RETURN(saved, Checkpoint(metrics));
     }
+    if (snapshot_ != nullptr) snapshot_->EndChange();
   }
   if (!saved && !stop_) {
     return NotFinite(absl::StrCat("the model is not finite after step ", step_, ", the last one"));
@@ -254,6 +257,7 @@ absl::Status Trainer::Enqueue(int64_t step, bool follows) {
   BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kCollective));
 
   // Update.
+  if (snapshot_ != nullptr) snapshot_->BeginChange();
   ReachOp(/*layer=*/-1, "optimizer", /*on_device=*/true);
   const Tensor rounded = model_->dtype() == DType::kBFloat16 ? parameters.values() : Tensor();
   optimizer_->Step(parameters.masters(), rounded, parameters.grads(), loss_and_norm, config_.clip,
@@ -389,6 +393,27 @@ absl::StatusOr<std::optional<double>> Trainer::Evaluate() {
   return std::optional<double>(results[0] / std::max(1.0, results[1]));
 }
 
+// Without memory of the pool, whose lock another thread may have held at the fork.
+bool Trainer::WeightsAreFinite() const {
+  const Tensor masters = model_->parameters().masters();
+  const auto* first = static_cast<const float*>(masters.raw_data());
+  return std::all_of(first, first + masters.numel(), [](float x) { return std::isfinite(x); });
+}
+
+// With tensor parallelism several ranks have a part each of what is saved, and the state of a GPU
+// is not in the host's memory: such runs need as much time as they take.
+std::unique_ptr<SnapshotOnSignal> Trainer::MakeSnapshot() {
+  if (report_ == nullptr || config_.comm == CommKind::kThreads || tensor_parallel_ ||
+      model_->device() != DeviceType::kCpu) {
+    return nullptr;
+  }
+  return std::make_unique<SnapshotOnSignal>([this] {
+    // By itself a rank cannot make sure of more; older checkpoints stay.
+    const bool good = skipped_ == 0 && WeightsAreFinite();
+    return good && step_ > saved_step_ ? Save(last_val_loss_) : absl::OkStatus();
+  });
+}
+
 // Whether a run can continue from the model as it is: its last step was finite, and so are all
 // ranks' weights and optimizer states, and the loss and gradient of the next micro-batch. For an
 // update may leave weights that are finite, but so large that nothing computed with them is; no
@@ -455,6 +480,7 @@ absl::Status Trainer::Save(std::optional<double> val_loss) {
   };
   if (report_ == nullptr) return save("");
   BURST_RETURN_IF_ERROR(report_->folder().Save(info, save));
+  saved_step_ = step_;
   report_->Saved();
   return report_->folder().Plot(config_.model_name);
 }

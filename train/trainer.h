@@ -24,6 +24,7 @@
 #include "train/report/metrics.h"
 #include "train/report/run_report.h"
 #include "train/setup.h"
+#include "train/snapshot.h"
 
 namespace burst {
 
@@ -83,6 +84,9 @@ class Trainer {
   bool EvaluatesAfter(int64_t steps) const;
   bool SavesAfter(int64_t steps) const;
   absl::Status MakeUpEvaluation();
+  // For a run whose launcher may kill it; null for others, and on ranks that do not save.
+  std::unique_ptr<SnapshotOnSignal> MakeSnapshot();
+  bool WeightsAreFinite() const;
   absl::StatusOr<bool> IsSound(const StepMetrics& last);
   bool StateIsFinite() const;
   absl::StatusOr<bool> Checkpoint(const StepMetrics& last);
@@ -107,8 +111,12 @@ class Trainer {
   std::array<std::unique_ptr<StepResults>, 3> results_;  // by step: those two, and the one before
   bool follows_ = false;               // the next call of Step is for the next step
   std::unique_ptr<RunReport> report_;  // rank 0's
-  int64_t step_ = 0;                   // completed
-  bool stop_ = false;                  // a signal asked some rank to
+  std::unique_ptr<SnapshotOnSignal> snapshot_;
+  int64_t step_ = 0;        // completed
+  int64_t saved_step_ = 0;  // what the newest checkpoint has
+  int skipped_ = 0;         // steps since the last one that was finite
+  std::optional<double> last_val_loss_;  // after the last step
+  bool stop_ = false;       // a signal asked some rank to
 };
 
 }  // namespace burst

@@ -1,0 +1,76 @@
+// Runs whose launcher asks them to stop and kills them some time later.
+#include <gtest/gtest.h>
+
+#include "tests/faults/fault_run.h"
+
+namespace burst {
+namespace {
+
+class Launchers : public FaultTest {
+ protected:
+  // A step takes much longer than the second that mpirun grants.
+  const Arguments slow_ = {"--steps=2",      "--eval_every=0", "--checkpoint_every=0",
+                           "--seqlen=256",   "--batch=16",     "--accumulate=4",
+                           "--warmup=0",     "--threads=1",    "--model=llama_tiny",
+                           "--precision=fp32"};
+  const Arguments threads_ = {"--ranks=2", "--comm=threads"};
+  const Arguments fast_ = {"--steps=200", "--eval_every=0", "--checkpoint_every=0",
+                           "--threads=1"};
+  const std::string mpirun_ = BURST_MPIRUN;
+
+  Arguments Mpirun(const Arguments& of_mpirun, const Arguments& options) const {
+    return Plus(Plus({mpirun_, "--oversubscribe", "-np", "2"}, of_mpirun),
+                Command(Plus(options, {"--comm=mpi", "--out=mpi"})));
+  }
+};
+
+// Ctrl-C. Open MPI sends SIGTERM a second later, and SIGKILL one more second later.
+TEST_F(Launchers, MpirunKillsInTheMiddleOfAStepAndTheStepsBeforeItAreKept) {
+  if (mpirun_.empty()) GTEST_SKIP() << "built without Open MPI";
+  MakeStraight(Plus(slow_, threads_));
+  Subprocess process(Mpirun({}, slow_), {folder_, /*mpi=*/true});
+  AwaitRows("mpi", 1, process);
+  SleepMs(200);
+  process.Signal(SIGINT);
+  EndOf(process);
+  // The process that saves belongs to nobody.
+  for (int i = 0; i < 1000 && !HasCheckpoint("mpi"); ++i) SleepMs(10);
+  ASSERT_TRUE(HasCheckpoint("mpi"));
+  EXPECT_EQ(Rows("mpi").size(), 1u);
+  ExpectContinues("mpi", Plus(slow_, threads_));
+}
+
+// What is short enough is finished; so is all that SIGUSR1 asks for, which mpirun passes on.
+TEST_F(Launchers, MpirunPassesSignalsOn) {
+  if (mpirun_.empty()) GTEST_SKIP() << "built without Open MPI";
+  MakeStraight(Plus(fast_, threads_));
+  for (const int number : {SIGINT, SIGUSR1}) {
+    std::filesystem::remove_all(Path("mpi"));
+    Subprocess process(Mpirun({}, fast_), {folder_, /*mpi=*/true});
+    AwaitRows("mpi", 3, process);
+    process.Signal(number);
+    const Result result = EndOf(process);
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_TRUE(Says(result, "stopped after step")) << result.out << result.err;
+    EXPECT_LT(Rows("mpi").size(), 200u);
+    ExpectContinues("mpi", Plus(fast_, threads_));
+  }
+}
+
+// mpirun grants as long as it is told to: tensor parallel runs, of which no rank could save alone,
+// finish their step.
+TEST_F(Launchers, MpirunGrantsWhatItIsTold) {
+  if (mpirun_.empty()) GTEST_SKIP() << "built without Open MPI";
+  const Arguments options = Plus(slow_, {"--strategy=tp", "--accumulate=1", "--steps=3"});
+  MakeStraight(Plus(options, threads_));
+  Subprocess process(Mpirun({"--mca", "odls_base_sigkill_timeout", "6"}, options),
+                     {folder_, /*mpi=*/true});
+  AwaitRows("mpi", 1, process);
+  process.Signal(SIGINT);
+  EndOf(process);
+  ASSERT_TRUE(HasCheckpoint("mpi"));
+  ExpectContinues("mpi", Plus(options, threads_));
+}
+
+}  // namespace
+}  // namespace burst

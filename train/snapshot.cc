@@ -1,0 +1,82 @@
+#include "train/snapshot.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "burst/base/parallel.h"
+#include "burst/cli/process.h"
+
+namespace burst {
+namespace {
+
+constexpr std::chrono::milliseconds kPollInterval{20};
+constexpr unsigned kMostSeconds = 600;  // for the process that saves, which nobody else ends
+
+// The connections of the process stay its own: others notice by them that it has ended. And a
+// launcher that waits for the end of its processes' output does not wait for this one's.
+void LeaveConnections() {
+  std::vector<int> connections;
+  DIR* const folder = opendir("/proc/self/fd");
+  if (folder == nullptr) return;
+  while (const dirent* entry = readdir(folder)) {
+    const int fd = std::atoi(entry->d_name);
+    struct stat about = {};
+    if (fd != dirfd(folder) && fstat(fd, &about) == 0 && !S_ISREG(about.st_mode)) {
+      connections.push_back(fd);
+    }
+  }
+  closedir(folder);
+  for (const int fd : connections) close(fd);
+  for (int fd = 0; fd <= STDERR_FILENO; ++fd) dup2(open("/dev/null", O_RDWR), fd);
+}
+
+}  // namespace
+
+SnapshotOnSignal::SnapshotOnSignal(std::function<absl::Status()> save)
+    : save_(std::move(save)), thread_([this] { Watch(); }) {}
+
+SnapshotOnSignal::~SnapshotOnSignal() { Finish(); }
+
+void SnapshotOnSignal::Finish() {
+  if (!thread_.joinable()) return;
+  done_.store(true);
+  thread_.join();
+  while (child_ > 0 && waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+void SnapshotOnSignal::Watch() {
+  while (!done_.load()) {
+    std::this_thread::sleep_for(kPollInterval);
+    if (InterruptSignal() == 0) continue;
+    // Not while the state changes; and not if this process itself comes to its save before.
+    while (!mutex_.try_lock()) {
+      if (done_.load()) return;
+      std::this_thread::sleep_for(kPollInterval);
+    }
+    if (!done_.load()) Save();
+    mutex_.unlock();
+    return;
+  }
+}
+
+void SnapshotOnSignal::Save() {
+  child_ = fork();
+  if (child_ != 0) return;  // this process; or there is no other one
+  setsid();
+  alarm(kMostSeconds);
+  LeaveConnections();
+  const ScopedThreadPool one_thread(1);
+  _exit(save_().ok() ? 0 : 1);
+}
+
+}  // namespace burst
