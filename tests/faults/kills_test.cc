@@ -35,8 +35,7 @@ class Kills : public FaultTest {
 
 TEST_F(Kills, NothingIsLost) {
   std::mt19937_64 random(seed);
-  const Arguments options = {"--steps=20", "--eval_every=5", "--checkpoint_every=2",
-                             "--threads=1"};
+  const Arguments options = {"--steps=20", "--eval_every=5", "--checkpoint_every=2", "--threads=1"};
   MakeStraight(options);
   // How long a run takes from its beginning to its end, with no more work beside it than now.
   int64_t longest = 0;

@@ -9,13 +9,12 @@ namespace {
 class Launchers : public FaultTest {
  protected:
   // A step takes much longer than the second that mpirun grants.
-  const Arguments slow_ = {"--steps=2",      "--eval_every=0", "--checkpoint_every=0",
-                           "--seqlen=256",   "--batch=16",     "--accumulate=4",
-                           "--warmup=0",     "--threads=1",    "--model=llama_tiny",
+  const Arguments slow_ = {"--steps=2",       "--eval_every=0", "--checkpoint_every=0",
+                           "--seqlen=256",    "--batch=16",     "--accumulate=4",
+                           "--warmup=0",      "--threads=1",    "--model=llama_tiny",
                            "--precision=fp32"};
   const Arguments threads_ = {"--ranks=2", "--comm=threads"};
-  const Arguments fast_ = {"--steps=200", "--eval_every=0", "--checkpoint_every=0",
-                           "--threads=1"};
+  const Arguments fast_ = {"--steps=200", "--eval_every=0", "--checkpoint_every=0", "--threads=1"};
   const std::string mpirun_ = BURST_MPIRUN;
 
   Arguments Mpirun(const Arguments& of_mpirun, const Arguments& options) const {
@@ -55,6 +54,45 @@ TEST_F(Launchers, MpirunPassesSignalsOn) {
     EXPECT_LT(Rows("mpi").size(), 200u);
     ExpectContinues("mpi", Plus(fast_, threads_));
   }
+}
+
+// torchrun and srun, or what does the same (launcher.sh): SIGTERM, and SIGKILL some time later.
+// srun also passes on what --signal asks for before the time limit.
+TEST_F(Launchers, TorchrunAndSrunGrantSomeSeconds) {
+  MakeStraight(Plus(fast_, threads_));
+  const struct {
+    const char* launcher;
+    int number;
+  } cases[] = {{"torchrun", SIGTERM}, {"torchrun", SIGINT}, {"srun", SIGTERM}, {"srun", SIGUSR1}};
+  for (const auto& c : cases) {
+    const std::string run = absl::StrCat(c.launcher, c.number);
+    Subprocess process(Plus({ProgramPath("tests/faults/launcher.sh"), c.launcher, "2", "30"},
+                            Command(Plus(fast_, {"--out=" + run, "--comm=tcp"}))),
+                       {folder_});
+    AwaitRows(run, 3, process);
+    process.Signal(c.number);
+    const Result result = EndOf(process);
+    EXPECT_NE(result.exit_code, 0) << run;
+    EXPECT_TRUE(Says(result, "stopped after step")) << run << result.out << result.err;
+    EXPECT_FALSE(Says(result, "launcher: killed")) << run;
+    EXPECT_LT(Rows(run).size(), 200u);
+    ExpectContinues(run, Plus(fast_, threads_));
+  }
+}
+
+// A step longer than the launcher's grace.
+TEST_F(Launchers, TorchrunKillsInTheMiddleOfAStepAndTheStepsBeforeItAreKept) {
+  MakeStraight(Plus(slow_, threads_));
+  Subprocess process(Plus({ProgramPath("tests/faults/launcher.sh"), "torchrun", "2", "1"},
+                          Command(Plus(slow_, {"--out=tcp", "--comm=tcp"}))),
+                     {folder_});
+  AwaitRows("tcp", 1, process);
+  SleepMs(200);
+  process.Signal(SIGTERM);
+  EndOf(process);
+  for (int i = 0; i < 1000 && !HasCheckpoint("tcp"); ++i) SleepMs(10);
+  ASSERT_TRUE(HasCheckpoint("tcp"));
+  ExpectContinues("tcp", Plus(slow_, threads_));
 }
 
 // mpirun grants as long as it is told to: tensor parallel runs, of which no rank could save alone,

@@ -60,6 +60,15 @@ TEST_F(Stuck, MpiProcesses) {
                         ", attention: ", " bytes ", " rank 1, channel "});
 }
 
+TEST_F(Stuck, ProcessesOverSockets) {
+  Subprocess process(Plus({ProgramPath("tests/faults/launcher.sh"), "srun", "3", "5"},
+                          StuckTrain({"--comm=tcp", "--threads=1"})),
+                     {folder_});
+  const Result result = EndOf(process);
+  ExpectReport(result, {"rank 0: step ", "rank 1: step ", "rank 2: step ",
+                        ", attention: ", " bytes ", " rank 1, channel "});
+}
+
 // Stopped and continued: time in which nothing ran is not counted.
 TEST_F(Stuck, AProcessThatWasStoppedForLongerGoesOn) {
   const Arguments options = {"--steps=400", "--eval_every=0", "--checkpoint_every=0"};

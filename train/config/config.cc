@@ -210,7 +210,7 @@ std::string TrainHelp() {
       "  bazel run //train:generate -- --checkpoint=runs/NAME --prompt='In the beginning'\n"
       "\n"
       "Options, with their defaults. Relative paths start where the command is given. Ctrl-C\n"
-      "finishes the step, writes a checkpoint and exits with 130.\n");
+      "(or SIGTERM, SIGUSR1) finishes the step, writes a checkpoint and exits with 130.\n");
 }
 
 std::string ResolvedConfig::ToJson() const {

@@ -24,6 +24,7 @@ absl::StatusOr<Limits> LimitsOf(uint32_t kind) {
     case FrameKind::kGo:
     case FrameKind::kHeartbeat:
     case FrameKind::kFinished:
+    case FrameKind::kReport:
       return Limits{0, 0};
   }
   return absl::InvalidArgumentError(absl::StrCat("a frame of the unknown kind ", kind));

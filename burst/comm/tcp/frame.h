@@ -21,9 +21,10 @@ enum class FrameKind : uint32_t {
   kAnnounce = 2,   // a long message waits; `bytes` is its length
   kGo = 3,         // the oldest announced message of this group and channel may be sent
   kPiece = 4,      // the next bytes of the oldest message that may be sent
-  kHeartbeat = 5,  // nothing
+  kHeartbeat = 5,  // `group`: milliseconds since a rank of the process has made progress
   kFinished = 6,   // no message follows
   kFailed = 7,     // the job has failed; the payload says why
+  kReport = 8,     // the sender waits in vain: say where your rank is (burst/base/watchdog.h)
 };
 
 struct FrameHeader {

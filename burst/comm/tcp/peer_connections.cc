@@ -12,7 +12,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
+#include "burst/base/progress.h"
 #include "burst/base/status.h"
+#include "burst/base/watchdog.h"
 
 namespace burst {
 namespace {
@@ -47,9 +49,17 @@ PeerConnections::PeerConnections(int rank, std::vector<Socket> connections,
     peers_[i].heard = said_;
   }
   thread_ = std::thread([this] { Run(); });
+  SetAskOthersToReport([this] {
+    {
+      Lock lock(mutex_);
+      QueueForAll(FrameKind::kReport, "");
+    }
+    WakeThread();
+  });
 }
 
 PeerConnections::~PeerConnections() {
+  SetAskOthersToReport(nullptr);
   {
     Lock lock(mutex_);
     if (failure_.ok()) QueueForAll(FrameKind::kFinished, "");
@@ -97,6 +107,9 @@ absl::Status PeerConnections::Start(Transfer* transfer) {
 }
 
 absl::Status PeerConnections::Wait(const Transfer& transfer) {
+  const ScopedWait wait(transfer.sends ? "sends" : "receives",
+                        Name(static_cast<Channel>(transfer.channel)), transfer.peer,
+                        transfer.bytes);
   Lock lock(mutex_);
   while (true) {
     if (!failure_.ok()) return failure_;
@@ -439,6 +452,10 @@ absl::Status PeerConnections::Dispatch(int index) {
       break;
     }
     case FrameKind::kHeartbeat:
+      ProgressElsewhere(static_cast<int64_t>(std::min<uint64_t>(frame.group, INT64_MAX)));
+      break;
+    case FrameKind::kReport:
+      ReportProgress();
       break;
     case FrameKind::kFinished:
       peer.finished = true;
@@ -474,7 +491,10 @@ void PeerConnections::CheckHeartbeats() {
   }
   if (now - said_ < options_.heartbeat) return;
   said_ = now;
-  QueueForAll(FrameKind::kHeartbeat, "");
+  const uint64_t idle_ms = MsWithoutProgress();
+  for (int peer = 0; peer < size(); ++peer) {
+    Queue(peer, FrameKind::kHeartbeat, 0, /*group=*/idle_ms, 0, "");
+  }
 }
 
 bool PeerConnections::Flushed() const {

@@ -29,6 +29,7 @@ class TcpCommunicator : public Communicator {
 
   int rank() const override { return rank_; }
   int world_size() const override { return static_cast<int>(world_ranks_.size()); }
+  int WorldRank(int rank) const override { return world_ranks_[rank]; }
 
   absl::Status Wait(Channel channel) override;
   void Abort(const absl::Status& reason) override;

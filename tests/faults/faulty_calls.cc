@@ -1,0 +1,121 @@
+// A library for LD_PRELOAD that makes one call of the system go wrong:
+//
+//   FAULT="write:checkpoint:2:ENOSPC"   the 2nd write to a file whose path holds "checkpoint" fails
+//   call: write (pwrite and fflush too), fsync (fdatasync too), rename (link too)
+//   how:  ENOSPC, EIO, tear (half is written, then EIO), kill (SIGKILL before the call)
+//
+//   CLOCK_JUMP=-86400                   the wall clock jumps by so many seconds at every 10th look
+#include <dlfcn.h>
+#include <limits.h>
+#include <signal.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace {
+
+template <typename Function>
+Function* Next(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+}
+
+struct Fault {
+  std::string call, path, how;
+  int number = 0;
+
+  Fault() {
+    const char* text = std::getenv("FAULT");
+    if (text == nullptr) return;
+    const std::string spec = text;
+    const size_t a = spec.find(':'), b = spec.find(':', a + 1), c = spec.find(':', b + 1);
+    call = spec.substr(0, a);
+    path = spec.substr(a + 1, b - a - 1);
+    number = std::atoi(spec.substr(b + 1, c - b - 1).c_str());
+    how = spec.substr(c + 1);
+  }
+};
+
+std::string PathOf(int fd) {
+  char path[PATH_MAX] = {};
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  const ssize_t length = readlink(link.c_str(), path, sizeof(path) - 1);
+  return length > 0 ? std::string(path, length) : std::string();
+}
+
+// Whether this call is the one; does not return if that kills.
+bool IsTheOne(const char* call, const std::string& path) {
+  static const Fault* const fault = new Fault;
+  static std::atomic<int> calls{0};
+  if (fault->call != call || path.find(fault->path) == std::string::npos) return false;
+  if (++calls != fault->number) return false;
+  if (fault->how == "kill") kill(getpid(), SIGKILL);
+  errno = fault->how == "ENOSPC" ? ENOSPC : EIO;
+  return true;
+}
+
+bool Tears() {
+  const char* text = std::getenv("FAULT");
+  return std::strstr(text, ":tear") != nullptr;
+}
+
+}  // namespace
+
+extern "C" {
+
+ssize_t write(int fd, const void* data, size_t bytes) {
+  static auto* const next = Next<ssize_t(int, const void*, size_t)>("write");
+  if (fd <= STDERR_FILENO || !IsTheOne("write", PathOf(fd))) return next(fd, data, bytes);
+  if (Tears()) next(fd, data, bytes / 2);
+  errno = Tears() ? EIO : errno;
+  return -1;
+}
+
+ssize_t pwrite(int fd, const void* data, size_t bytes, off_t at) {
+  static auto* const next = Next<ssize_t(int, const void*, size_t, off_t)>("pwrite");
+  if (!IsTheOne("write", PathOf(fd))) return next(fd, data, bytes, at);
+  if (Tears()) next(fd, data, bytes / 2, at);
+  errno = Tears() ? EIO : errno;
+  return -1;
+}
+
+int fflush(FILE* file) {
+  static auto* const next = Next<int(FILE*)>("fflush");
+  const bool fails = file != nullptr && fileno(file) > STDERR_FILENO &&
+                     IsTheOne("write", PathOf(fileno(file)));
+  return fails ? EOF : next(file);
+}
+
+int fsync(int fd) {
+  static auto* const next = Next<int(int)>("fsync");
+  return IsTheOne("fsync", PathOf(fd)) ? -1 : next(fd);
+}
+
+int fdatasync(int fd) {
+  static auto* const next = Next<int(int)>("fdatasync");
+  return IsTheOne("fsync", PathOf(fd)) ? -1 : next(fd);
+}
+
+int rename(const char* from, const char* to) {
+  static auto* const next = Next<int(const char*, const char*)>("rename");
+  return IsTheOne("rename", to) ? -1 : next(from, to);
+}
+
+int clock_gettime(clockid_t clock, struct timespec* now) {
+  static auto* const next = Next<int(clockid_t, struct timespec*)>("clock_gettime");
+  static const char* const jump = std::getenv("CLOCK_JUMP");
+  static std::atomic<int> looks{0};
+  const int result = next(clock, now);
+  if (result == 0 && clock == CLOCK_REALTIME && jump != nullptr) {
+    now->tv_sec += (looks++ / 10) * std::atol(jump);
+  }
+  return result;
+}
+
+}  // extern "C"
