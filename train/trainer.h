@@ -112,11 +112,11 @@ class Trainer {
   bool follows_ = false;               // the next call of Step is for the next step
   std::unique_ptr<RunReport> report_;  // rank 0's
   std::unique_ptr<SnapshotOnSignal> snapshot_;
-  int64_t step_ = 0;        // completed
-  int64_t saved_step_ = 0;  // what the newest checkpoint has
-  int skipped_ = 0;         // steps since the last one that was finite
+  int64_t step_ = 0;                     // completed
+  int64_t saved_step_ = 0;               // what the newest checkpoint has
+  int skipped_ = 0;                      // steps since the last one that was finite
   std::optional<double> last_val_loss_;  // after the last step
-  bool stop_ = false;       // a signal asked some rank to
+  bool stop_ = false;                    // a signal asked some rank to
 };
 
 }  // namespace burst

@@ -1,5 +1,5 @@
-// What goes wrong with files and clocks: writes, flushes and renames that fail, tear or are the last
-// thing a process does, a full disk, a clock that jumps. The run says which file and why, and
+// What goes wrong with files and clocks: writes, flushes and renames that fail, tear or are the
+// last thing a process does, a full disk, a clock that jumps. The run says which file and why, and
 // continues with the bits of one that nothing happened to.
 #include <gtest/gtest.h>
 #include <sys/mount.h>
@@ -24,7 +24,7 @@ class Disk : public FaultTest {
     return EndOf(process);
   }
 
-  const Arguments options_ = {"--steps=12",     "--eval_every=6", "--checkpoint_every=4",
+  const Arguments options_ = {"--steps=12", "--eval_every=6", "--checkpoint_every=4",
                               "--log_every=100", "--threads=1"};
 };
 

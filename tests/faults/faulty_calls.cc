@@ -87,8 +87,8 @@ ssize_t pwrite(int fd, const void* data, size_t bytes, off_t at) {
 
 int fflush(FILE* file) {
   static auto* const next = Next<int(FILE*)>("fflush");
-  const bool fails = file != nullptr && fileno(file) > STDERR_FILENO &&
-                     IsTheOne("write", PathOf(fileno(file)));
+  const bool fails =
+      file != nullptr && fileno(file) > STDERR_FILENO && IsTheOne("write", PathOf(fileno(file)));
   return fails ? EOF : next(file);
 }
 

@@ -16,6 +16,7 @@ done
 if ((gpus > 1)); then
   run ./nccl_processes_test.sh ./nccl_communicator_checks "$gpus"
   run ./multi_gpu_train_test.sh ./train "$gpus"
+  run ./watchdog_gpu_test.sh ./stuck_train ./launcher.sh "$gpus"
   run ./nccl_benchmark
   strategies=burst,ring; ((32 % gpus)) || strategies+=,ulysses,tp,tp+sp  # which share the heads
   for mask in full causal; do
