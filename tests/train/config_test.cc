@@ -292,6 +292,7 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--eval_batches=-1"}, {"--eval_batches"}},
       {{"--checkpoint_every=-1"}, {"--checkpoint_every"}},
       {{"--log_every=0"}, {"--log_every"}},
+      {{"--patience=-1"}, {"--patience", "at least 0"}},
       {{"--sample=-2"}, {"--sample"}},
       {{"--dropout=1"}, {"--dropout", "1", "[0, 1)"}},
       {{"--beta1=1"}, {"--beta1"}},
