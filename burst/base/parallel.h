@@ -33,10 +33,11 @@ int NumThreads();
 // Cores this process may run on (its affinity mask), at least 1.
 int NumCores();
 
-// Calls body(begin, end) over a partition of [0, n) into contiguous chunks of at least `grain`
-// items (the last may be smaller), one chunk per thread, and returns when all are done. The
-// partition depends only on n, grain and NumThreads(), so a sum kept per chunk is reproducible.
-// Nested calls run on the calling thread.
+// Calls body(begin, end) over a partition of [0, n) into contiguous chunks of almost equal size,
+// one per thread, fewer where a chunk would have less than about `grain` items; returns when all
+// are done. The number of threads moves the borders: a result must not depend on them. Hence a sum
+// is kept for blocks of a fixed size, and a vectorized loop whose remainder may round differently
+// starts at multiples of one. Nested calls run on the calling thread.
 void ParallelFor(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
 
 // Calls body(task) for every task in [0, num_tasks). A thread takes the next task when it is free:

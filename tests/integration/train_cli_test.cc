@@ -542,7 +542,8 @@ TEST_F(TrainCli, InterruptedAfterDivergingTheRunKeepsTheLastGoodCheckpoint) {
     process.Signal(SIGINT);
     const Result result = process.Wait();
     EXPECT_TRUE(Checkpoint("run") == good);
-    if (result.exit_code != 128 + SIGINT) continue;  // five bad steps were faster
+    if (Metrics("run").size() >= 2 + 5) continue;  // the end after five bad steps was faster
+    EXPECT_EQ(result.exit_code, 128 + SIGINT);
     EXPECT_TRUE(absl::StrContains(result.out, "is not saved")) << result.out;
     EXPECT_TRUE(absl::StrContains(result.out, "continue after step 2 with")) << result.out;
     return;
