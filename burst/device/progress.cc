@@ -50,6 +50,10 @@ class NumberPage {
     BURST_CUDA_CHECK(cudaHostAlloc(&memory, kWords * sizeof(uint32_t), cudaHostAllocPortable));
     std::memset(memory, 0, kWords * sizeof(uint32_t));
     words_ = static_cast<volatile uint32_t*>(memory);
+    // Does a number arrive? If not, there are no marks, rather than marks that stand still.
+    Write(cuda::CurrentStream(), 0, 1);
+    BURST_CUDA_CHECK(cudaStreamSynchronize(cuda::CurrentStream()));
+    if (words_[0] != 1) words_ = nullptr;
     for (int word = kWords - 1; word > 0; --word) free_.push_back(word);
   }
 
@@ -58,7 +62,7 @@ class NumberPage {
   // After the work that is on the stream now. On failure nothing: marks stand still then.
   void Write(cudaStream_t stream, int word, uint32_t number) const {
     (void)write_(stream, reinterpret_cast<CUdeviceptr>(&words_[word]), number,
-                 CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER);
+                 CU_STREAM_WRITE_VALUE_DEFAULT);
   }
 
   // -1: none is free. A word that was given back may still be written to, by the stream that had

@@ -161,8 +161,10 @@ absl::StatusOr<Results> Train(const TrainConfig& config) {
 // Sums of a few thousand products in another order differ by some 100 roundings: 2^-24 * 100 in
 // fp32. tf32 and bf16 round factors to 2^-11 and 2^-9 of them, of which the errors of a sum are
 // independent: about as many in a loss as in a single product, and more in a gradient's norm, where
-// a few elements may dominate. AdamW's first steps are lr * sign(gradient): an element whose
-// gradient is nothing but rounding may go either way, which moves the loss by a rounding, too.
+// a few elements may dominate. A loss below 1 is held to the same absolute error as one of 1: it
+// comes from logits whose rounding does not shrink with it. AdamW's first steps are lr *
+// sign(gradient): an element whose gradient is nothing but rounding may go either way, which moves
+// the loss by a rounding, too.
 struct Tolerance {
   double loss, norm;
 };
@@ -226,7 +228,7 @@ TEST_P(RandomTraining, ManyRanksTrainAsOneOrRefuseInASentence) {
     const absl::StatusOr<Results> one = Train(drawn.reference);
     ASSERT_TRUE(one.ok()) << one.status();
     const Tolerance tolerance = ToleranceOf(drawn.config.precision);
-    const double loss = Worst(many->losses, one->losses, 1e-3) / tolerance.loss;
+    const double loss = Worst(many->losses, one->losses, 1) / tolerance.loss;
     const double norm = Worst(many->norms, one->norms, 1e-3) / tolerance.norm;
     EXPECT_LE(loss, 1) << absl::StrJoin(many->losses, " ") << " instead of "
                        << absl::StrJoin(one->losses, " ");

@@ -1,7 +1,7 @@
 #!/bin/bash
 # soak.sh TRAIN [STEPS] [OPTION...]: trains a small model for STEPS steps (default 20000) with
-# evaluations and checkpoints, in two runs of which the second resumes the first, and samples once a
-# second what the process holds: memory, file handles, threads. Each of them must be flat after the
+# evaluations and checkpoints, in two runs of which the second resumes the first, and samples ten
+# times a second what the process holds: memory, file handles, threads. Each of them must be flat after the
 # first fifth of a run; memory may vary by 2 % and 8 MiB, as allocators do. Prints a table, with the
 # median step time of each run's second and last tenth. OPTION: of //train, such as --device=cuda.
 set -u
@@ -24,7 +24,7 @@ run() {
     awk -v handles="$(find $folder/fd -type l 2>/dev/null | wc -l)" '
       /^VmRSS/ { memory = $2 } /^Threads/ { threads = $2 }
       END { if (memory) print memory, handles, threads }' $folder/status 2>/dev/null >>"$name.samples"
-    sleep 1
+    sleep 0.1
   done
   wait $pid || { tail -n 5 "$name.log"; fail "$name ended with $?"; return; }
   # What is held after the first fifth, and at the end.

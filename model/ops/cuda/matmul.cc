@@ -78,6 +78,7 @@ void SetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t
 class Cublas {
  public:
   Cublas() {
+    AwaitOtherRanks();  // cuBLASLt loads code already now
     BURST_CUBLAS_CHECK(cublasLtCreate(&handle_));
     workspace_ = AllocateMemory(DeviceType::kCuda, kWorkspaceBytes);
   }
