@@ -14,7 +14,8 @@ class Launchers : public FaultTest {
                            "--warmup=0",      "--threads=1",    "--model=llama_tiny",
                            "--precision=fp32"};
   const Arguments threads_ = {"--ranks=2", "--comm=threads"};
-  const Arguments fast_ = {"--steps=200", "--eval_every=0", "--checkpoint_every=0", "--threads=1"};
+  // All steps take longer than that second.
+  const Arguments fast_ = {"--steps=4000", "--eval_every=0", "--checkpoint_every=0", "--threads=1"};
   const std::string mpirun_ = BURST_MPIRUN;
 
   Arguments Mpirun(const Arguments& of_mpirun, const Arguments& options) const {
@@ -50,8 +51,11 @@ TEST_F(Launchers, MpirunPassesSignalsOn) {
     process.Signal(number);
     const Result result = EndOf(process);
     EXPECT_NE(result.exit_code, 0);
-    EXPECT_TRUE(Says(result, "stopped after step")) << result.out << result.err;
-    EXPECT_LT(Rows("mpi").size(), 200u);
+    // After SIGINT mpirun no longer prints what its processes say.
+    if (number != SIGINT) {
+      EXPECT_TRUE(Says(result, "stopped after step")) << result.out << result.err;
+    }
+    EXPECT_LT(Rows("mpi").size(), 4000u);
     ExpectContinues("mpi", Plus(fast_, threads_));
   }
 }
@@ -75,7 +79,7 @@ TEST_F(Launchers, TorchrunAndSrunGrantSomeSeconds) {
     EXPECT_NE(result.exit_code, 0) << run;
     EXPECT_TRUE(Says(result, "stopped after step")) << run << result.out << result.err;
     EXPECT_FALSE(Says(result, "launcher: killed")) << run;
-    EXPECT_LT(Rows(run).size(), 200u);
+    EXPECT_LT(Rows(run).size(), 4000u);
     ExpectContinues(run, Plus(fast_, threads_));
   }
 }
@@ -99,9 +103,10 @@ TEST_F(Launchers, TorchrunKillsInTheMiddleOfAStepAndTheStepsBeforeItAreKept) {
 // finish their step.
 TEST_F(Launchers, MpirunGrantsWhatItIsTold) {
   if (mpirun_.empty()) GTEST_SKIP() << "built without Open MPI";
-  const Arguments options = Plus(slow_, {"--strategy=tp", "--accumulate=1", "--steps=3"});
+  // SIGTERM comes after three seconds, SIGKILL after three more; a step takes half a second.
+  const Arguments options = Plus(slow_, {"--strategy=tp", "--accumulate=1", "--steps=20"});
   MakeStraight(Plus(options, threads_));
-  Subprocess process(Mpirun({"--mca", "odls_base_sigkill_timeout", "6"}, options),
+  Subprocess process(Mpirun({"--mca", "odls_base_sigkill_timeout", "3"}, options),
                      {folder_, /*mpi=*/true});
   AwaitRows("mpi", 1, process);
   process.Signal(SIGINT);

@@ -84,7 +84,10 @@ class Subprocess {
   }
 
   pid_t pid() const { return pid_; }
-  void Signal(int number) const { kill(pid_, number); }
+  // Nothing once it has ended: kill(0, ...) would be for this process.
+  void Signal(int number) const {
+    if (pid_ > 0) kill(pid_, number);
+  }
 
   // From now on a write beyond `bytes` of a file fails, as on a full disk.
   void LimitFiles(int64_t bytes) const {
