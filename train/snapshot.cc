@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -39,19 +40,37 @@ void LeaveConnections() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd) dup2(open("/dev/null", O_RDWR), fd);
 }
 
+// A thread to which no request to stop is delivered: handling one may wait for a reader of stdout.
+std::thread StartWithoutSignals(std::function<void()> work) {
+  sigset_t requests, before;
+  sigemptyset(&requests);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP}) sigaddset(&requests, signal);
+  pthread_sigmask(SIG_BLOCK, &requests, &before);
+  std::thread thread(std::move(work));
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread;
+}
+
 }  // namespace
 
 SnapshotOnSignal::SnapshotOnSignal(std::function<absl::Status()> save)
-    : save_(std::move(save)), thread_([this] { Watch(); }) {}
+    : save_(std::move(save)), thread_(StartWithoutSignals([this] { Watch(); })) {}
 
-SnapshotOnSignal::~SnapshotOnSignal() { Finish(); }
-
-void SnapshotOnSignal::Finish() {
-  if (!thread_.joinable()) return;
+SnapshotOnSignal::~SnapshotOnSignal() {
   done_.store(true);
   thread_.join();
+  AwaitSave();
+}
+
+void SnapshotOnSignal::BeginSave() {
+  BeginChange();
+  AwaitSave();
+}
+
+void SnapshotOnSignal::AwaitSave() {
   while (child_ > 0 && waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
   }
+  child_ = 0;
 }
 
 void SnapshotOnSignal::Watch() {

@@ -29,18 +29,19 @@ class SnapshotOnSignal {
   // Between these two the state may change.
   void BeginChange() { change_.lock(); }
   void EndChange() { change_.unlock(); }
-  // Returns when the other process has ended, or was never needed; then this one may save itself.
-  void Finish();
+  // A change in which this process itself saves: begins when the other one, if any, has ended.
+  void BeginSave();
 
  private:
   void Watch();
   void Save();
+  void AwaitSave();
 
   const std::function<absl::Status()> save_;
   std::mutex mutex_;
   std::unique_lock<std::mutex> change_{mutex_, std::defer_lock};
   std::atomic<bool> done_{false};
-  pid_t child_ = 0;     // guarded by the mutex
+  pid_t child_ = 0;     // that has not been waited for; guarded by the mutex
   std::thread thread_;  // last: it uses the others
 };
 

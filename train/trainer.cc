@@ -152,20 +152,22 @@ absl::Status Trainer::Train() {
     BURST_ASSIGN_OR_RETURN(StepMetrics metrics, Step(step_, enqueue_next));
     step_ = steps;
     skipped_ = metrics.skipped ? skipped_ + 1 : 0;
-    if (EvaluatesAfter(steps)) {
-      BURST_ASSIGN_OR_RETURN(metrics.val_loss, Evaluate());
+    last_val_loss_.reset();
+    if (report_ != nullptr) BURST_RETURN_IF_ERROR(report_->Record(metrics));
+    if (snapshot_ != nullptr) snapshot_->EndChange();
+    if (EvaluatesAfter(steps)) BURST_RETURN_IF_ERROR(EvaluateStep(&metrics));
+    saved = true;
+    if ((SavesAfter(steps) || stop_) && skipped_ < kMaxSkippedSteps) {
+      if (snapshot_ != nullptr) snapshot_->BeginSave();
+      BURST_ASSIGN_OR_RETURN(saved, Checkpoint(metrics));
+      if (snapshot_ != nullptr) snapshot_->EndChange();
     }
-    if (report_ != nullptr) BURST_RETURN_IF_ERROR(report_->Step(metrics));
+    // Last, for it may wait: mpirun reads no output while it ends its processes.
+    if (report_ != nullptr) report_->Print(metrics, saved);
     if (skipped_ == kMaxSkippedSteps) {
       return NotFinite(absl::StrCat("the loss or its gradient was not finite in the last ",
                                     kMaxSkippedSteps, " steps, to step ", step_));
     }
-    last_val_loss_ = metrics.val_loss;
-    if (snapshot_ != nullptr && stop_) snapshot_->Finish();
-    if (SavesAfter(steps) || stop_) {
-      BURST_ASSIGN_OR_RETURN(saved, Checkpoint(metrics));
-    }
-    if (snapshot_ != nullptr) snapshot_->EndChange();
   }
   if (!saved && !stop_) {
     return NotFinite(absl::StrCat("the model is not finite after step ", step_, ", the last one"));
@@ -182,6 +184,17 @@ absl::Status Trainer::Train() {
   return absl::OkStatus();
 }
 
+// Of the step that was just made, whose row has no validation loss yet.
+absl::Status Trainer::EvaluateStep(StepMetrics* metrics) {
+  BURST_ASSIGN_OR_RETURN(metrics->val_loss, Evaluate());
+  if (!metrics->val_loss.has_value()) return absl::OkStatus();
+  if (snapshot_ != nullptr) snapshot_->BeginChange();
+  last_val_loss_ = metrics->val_loss;
+  if (report_ != nullptr) BURST_RETURN_IF_ERROR(report_->Evaluated(*last_val_loss_));
+  if (snapshot_ != nullptr) snapshot_->EndChange();
+  return absl::OkStatus();
+}
+
 // A run that was stopped in an evaluation continues with it.
 absl::Status Trainer::MakeUpEvaluation() {
   if (step_ == 0 || !EvaluatesAfter(step_)) return absl::OkStatus();
@@ -190,7 +203,9 @@ absl::Status Trainer::MakeUpEvaluation() {
   if (!missing) return absl::OkStatus();
   BURST_ASSIGN_OR_RETURN(const std::optional<double> loss, Evaluate());
   if (report_ == nullptr || !loss.has_value()) return absl::OkStatus();
-  return report_->Evaluated(step_, *loss);
+  BURST_RETURN_IF_ERROR(report_->Evaluated(*loss));
+  report_->PrintEvaluation(step_, *loss);
+  return absl::OkStatus();
 }
 
 bool Trainer::EvaluatesAfter(int64_t steps) const {
@@ -453,10 +468,7 @@ bool Trainer::StateIsFinite() const {
 absl::StatusOr<bool> Trainer::Checkpoint(const StepMetrics& last) {
   const ScopedPhase phase("save");
   BURST_ASSIGN_OR_RETURN(const bool sound, IsSound(last));
-  if (!sound) {
-    if (report_ != nullptr) report_->NotSaved(step_);
-    return false;
-  }
+  if (!sound) return false;
   BURST_RETURN_IF_ERROR(Save(last.val_loss));
   return true;
 }

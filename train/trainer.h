@@ -83,6 +83,7 @@ class Trainer {
   // What comes after so many steps, before the next one.
   bool EvaluatesAfter(int64_t steps) const;
   bool SavesAfter(int64_t steps) const;
+  absl::Status EvaluateStep(StepMetrics* metrics);
   absl::Status MakeUpEvaluation();
   // For a run whose launcher may kill it; null for others, and on ranks that do not save.
   std::unique_ptr<SnapshotOnSignal> MakeSnapshot();

@@ -114,8 +114,8 @@ class AttentionKernels {
 
 // Those of the device.
 //
-// CPU: float32 and float64. Parallel over the caller's thread pool; bitwise reproducible for a
-// given number of threads; scratch memory, one or two MiB a thread, independent of batch, heads and
+// CPU: float32 and float64. Parallel over the caller's thread pool, with the same bits for any
+// number of threads; scratch memory, one or two MiB a thread, independent of batch, heads and
 // lengths. GPU: docs/kernels.md.
 const AttentionKernels& KernelsOf(DeviceType device);
 

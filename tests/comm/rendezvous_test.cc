@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "burst/comm/tcp/greeting.h"
 #include "burst/comm/tcp/socket.h"
+#include "tests/comm/local_rendezvous.h"
 
 namespace burst {
 namespace {
@@ -22,27 +23,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
-
-constexpr char kToken[] = "the token of this test";
-
-Socket ListenSomewhere() {
-  absl::StatusOr<Socket> listener = Listen("127.0.0.1", 0);
-  EXPECT_TRUE(listener.ok()) << listener.status();
-  return *std::move(listener);
-}
-
-RendezvousOptions Options(int rank, int world_size, int port) {
-  RendezvousOptions options;
-  options.rank = rank;
-  options.world_size = world_size;
-  options.address = "127.0.0.1";
-  options.port = port;
-  options.num_ports = 1;
-  options.job = "test";
-  options.token = [] { return kToken; };
-  options.timeout = seconds(60);
-  return options;
-}
 
 Deadline In(milliseconds time) { return steady_clock::now() + time; }
 

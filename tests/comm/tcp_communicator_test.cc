@@ -25,31 +25,13 @@
 #include "burst/comm/tcp/socket.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "tests/comm/communicator_checks.h"
+#include "tests/comm/local_rendezvous.h"
 
 namespace burst {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-
-Socket ListenSomewhere() {
-  absl::StatusOr<Socket> listener = Listen("127.0.0.1", 0);
-  EXPECT_TRUE(listener.ok()) << listener.status();
-  return *std::move(listener);
-}
-
-RendezvousOptions Options(int rank, int world_size, int port) {
-  RendezvousOptions options;
-  options.rank = rank;
-  options.world_size = world_size;
-  options.address = "127.0.0.1";
-  options.port = port;
-  options.num_ports = 1;
-  options.job = "test";
-  options.token = [] { return "the token of this test"; };
-  options.timeout = std::chrono::seconds(60);
-  return options;
-}
 
 // As RunRanks, over sockets; returns every rank's status.
 std::vector<absl::Status> RunTcpRanks(int world_size,

@@ -7,8 +7,8 @@ set -u
 launcher=$1 ranks=$2 grace=$3; shift 3
 token=$(head -c 18 /dev/urandom | base64) port=$((20000 + RANDOM % 12000)) pids=() ending=0
 
-signal() { for pid in "${pids[@]}"; do kill "-$1" "$pid" 2>/dev/null; done; }
-alive() { for pid in "${pids[@]}"; do kill -0 "$pid" 2>/dev/null && return 0; done; return 1; }
+signal() { local pid; for pid in "${pids[@]}"; do kill "-$1" "$pid" 2>/dev/null; done; }
+alive() { local pid; for pid in "${pids[@]}"; do kill -0 "$pid" 2>/dev/null && return 0; done; return 1; }
 end() {
   ((ending)) && return; ending=1
   signal CONT; signal TERM

@@ -90,6 +90,7 @@ Curve Smooth(const Curve& curve) {
 absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path, int64_t last_step) {
   MetricsLog log(path);
   std::string rows;
+  size_t last_line = 0;  // bytes
   int64_t step = 0;
   if (last_step > 0) {
     absl::StatusOr<std::string> content = ReadFile(path);
@@ -100,45 +101,51 @@ absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path, int64_t las
       if (!row.has_value() || row->step > last_step || row->step <= step) continue;
       step = row->step;
       absl::StrAppend(&rows, line, "\n");
+      last_line = line.size() + 1;
       log.rows_.push_back(*row);
     }
   }
-  BURST_RETURN_IF_ERROR(log.Rewrite(rows));
+  BURST_RETURN_IF_ERROR(WriteFileAtomically(path, rows));
+  log.fd_ = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (log.fd_ < 0) return log.CannotWrite();
+  log.end_ = static_cast<int64_t>(rows.size());
+  log.last_row_ = rows.empty() ? 0 : log.end_ - static_cast<int64_t>(last_line);
   return log;
 }
 
 MetricsLog::MetricsLog(MetricsLog&& other)
     : path_(std::move(other.path_)),
       fd_(std::exchange(other.fd_, -1)),
+      last_row_(other.last_row_),
+      end_(other.end_),
       rows_(std::move(other.rows_)) {}
 
 MetricsLog::~MetricsLog() {
   if (fd_ >= 0) close(fd_);
 }
 
-absl::Status MetricsLog::Rewrite(absl::string_view content) {
-  BURST_RETURN_IF_ERROR(WriteFileAtomically(path_, content));
-  if (fd_ >= 0) close(fd_);
-  fd_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
-  return fd_ >= 0 ? absl::OkStatus() : CannotWrite();
-}
-
 absl::Status MetricsLog::SetLastValLoss(double val_loss) {
   BURST_CHECK(!rows_.empty());
   rows_.back().val_loss = val_loss;
-  std::string content;
-  for (const StepMetrics& row : rows_) content += ToLine(row);
-  return Rewrite(content);
+  return WriteLastRow();  // longer than before
 }
 
 absl::Status MetricsLog::Append(const StepMetrics& row) {
   rows_.push_back(row);
-  const std::string line = ToLine(row);
+  last_row_ = end_;
+  return WriteLastRow();
+}
+
+absl::Status MetricsLog::WriteLastRow() {
+  const std::string line = ToLine(rows_.back());
   ssize_t written;
   do {
-    written = write(fd_, line.data(), line.size());
+    written = pwrite(fd_, line.data(), line.size(), last_row_);
   } while (written < 0 && errno == EINTR);
-  if (written == static_cast<ssize_t>(line.size())) return absl::OkStatus();
+  if (written == static_cast<ssize_t>(line.size())) {
+    end_ = last_row_ + written;
+    return absl::OkStatus();
+  }
   if (written >= 0) errno = ENOSPC;  // a line cut short
   return CannotWrite();
 }

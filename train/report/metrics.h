@@ -41,19 +41,19 @@ class MetricsLog {
   // Flushes the rows to the disk: they outlive the machine's power.
   absl::Status Sync() const;
 
-  // Adds the validation loss to the last row, of which there is one.
+  // Adds the validation loss to the last row, of which there is one, in its place.
   absl::Status SetLastValLoss(double val_loss);
 
   const std::vector<StepMetrics>& rows() const { return rows_; }
 
  private:
   explicit MetricsLog(std::string path) : path_(std::move(path)) {}
-  // Makes the file of the content, and appends from there on.
-  absl::Status Rewrite(absl::string_view content);
+  absl::Status WriteLastRow();
   absl::Status CannotWrite() const;
 
   std::string path_;
   int fd_ = -1;
+  int64_t last_row_ = 0, end_ = 0;  // bytes before the last row, and in all
   std::vector<StepMetrics> rows_;
 };
 

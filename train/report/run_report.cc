@@ -122,16 +122,12 @@ absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Open(const TrainingSetup& 
   return report;
 }
 
-absl::Status RunReport::Step(const StepMetrics& metrics) {
-  BURST_RETURN_IF_ERROR(folder_.metrics().Append(metrics));
-  if (console_ == nullptr) return absl::OkStatus();
-  console_->Step(metrics);
-  if (metrics.skipped) {
-    console_->Print(
-        absl::StrCat("step ", metrics.step, " skipped: its loss or gradient is not finite"));
-  }
-  if (metrics.val_loss.has_value()) PrintEvaluation(metrics.step, *metrics.val_loss);
-  return absl::OkStatus();
+absl::Status RunReport::Record(const StepMetrics& metrics) {
+  return folder_.metrics().Append(metrics);
+}
+
+absl::Status RunReport::Evaluated(double val_loss) {
+  return folder_.metrics().SetLastValLoss(val_loss);
 }
 
 bool RunReport::LacksEvaluation(int64_t step) const {
@@ -139,13 +135,21 @@ bool RunReport::LacksEvaluation(int64_t step) const {
   return !rows.empty() && rows.back().step == step && !rows.back().val_loss.has_value();
 }
 
-absl::Status RunReport::Evaluated(int64_t step, double val_loss) {
-  BURST_RETURN_IF_ERROR(folder_.metrics().SetLastValLoss(val_loss));
-  if (console_ != nullptr) PrintEvaluation(step, val_loss);
-  return absl::OkStatus();
+void RunReport::Print(const StepMetrics& metrics, bool saved) {
+  if (console_ == nullptr) return;
+  console_->Step(metrics);
+  if (metrics.skipped) {
+    console_->Print(
+        absl::StrCat("step ", metrics.step, " skipped: its loss or gradient is not finite"));
+  }
+  if (metrics.val_loss.has_value()) PrintEvaluation(metrics.step, *metrics.val_loss);
+  if (!saved) {
+    console_->Print(absl::StrCat("step ", metrics.step, " is not saved: its model is not finite"));
+  }
 }
 
 void RunReport::PrintEvaluation(int64_t step, double val_loss) {
+  if (console_ == nullptr) return;
   console_->Print(absl::StrFormat("step %d: validation loss %.4f", step, val_loss));
 }
 
@@ -154,11 +158,6 @@ void RunReport::Saved() {
   told_of_links_ = true;
   console_->Print(
       "this file system has no hard links: of the checkpoints, only the newest is kept");
-}
-
-void RunReport::NotSaved(int64_t step) {
-  if (console_ == nullptr) return;
-  console_->Print(absl::StrCat("step ", step, " is not saved: its model is not finite"));
 }
 
 void RunReport::Stopped(int64_t step) {

@@ -32,16 +32,17 @@ class RunReport {
   RunFolder& folder() { return folder_; }
   bool prints() const { return console_ != nullptr; }
 
-  // A step: its row of metrics.jsonl, and its line.
-  absl::Status Step(const StepMetrics& metrics);
-  // Whether the row of the step, the last one, was written before its evaluation had ended; and the
-  // result of that.
+  // A step's row of metrics.jsonl; its evaluation, in the last row; and whether the last row is of
+  // that step and lacks it.
+  absl::Status Record(const StepMetrics& metrics);
+  absl::Status Evaluated(double val_loss);
   bool LacksEvaluation(int64_t step) const;
-  absl::Status Evaluated(int64_t step, double val_loss);
-  // After a save: what it could not do. After `step` steps, of which the last is not finite, or the
-  // model is not: that there was none.
+  // A step's line, and what else is to be said of it. `saved`: not tried to, or done; a step after
+  // which the model is not finite is not saved.
+  void Print(const StepMetrics& metrics, bool saved);
+  void PrintEvaluation(int64_t step, double val_loss);
+  // After a save: what it could not do.
   void Saved();
-  void NotSaved(int64_t step);
   // The end of a run that was asked to stop after `step` steps.
   void Stopped(int64_t step);
   // The end of a complete run: its time, the most tensor memory this rank used, and a text that the
@@ -49,7 +50,6 @@ class RunReport {
   void Finished(int64_t steps, double seconds, int64_t peak_bytes, absl::string_view sample);
 
  private:
-  void PrintEvaluation(int64_t step, double val_loss);
   explicit RunReport(RunFolder folder) : folder_(std::move(folder)) {}
 
   RunFolder folder_;

@@ -242,20 +242,19 @@ Launch DetectLaunch(const Communicator* mpi) {
 }
 
 std::string FirstHost(const std::string& node_list) {
-  const size_t end = node_list.find_first_of(",[");
-  std::string host = node_list.substr(0, end);
-  if (end == std::string::npos || node_list[end] == ',') return host;
-  const size_t number = end + 1, after = node_list.find_first_of(",-]", number);
-  if (after == std::string::npos) return "";
-  absl::StrAppend(&host, node_list.substr(number, after - number));
-  // What follows the brackets belongs to every host of them: "rack[1-2]gpu".
-  const size_t close = node_list.find(']', after);
-  if (close == std::string::npos) return "";
-  const size_t next = node_list.find_first_of(",[", close);
-  if (next != std::string::npos && node_list[next] == '[') {
-    return absl::StrCat(host, FirstHost(node_list.substr(close + 1)));
+  std::string host;
+  for (size_t begin = 0;;) {
+    const size_t end = node_list.find_first_of(",[", begin);
+    host += node_list.substr(begin, end - begin);
+    if (end == std::string::npos || node_list[end] == ',') return host;
+    const size_t number = end + 1, after = node_list.find_first_of(",-]", number);
+    if (after == std::string::npos) return "";
+    host += node_list.substr(number, after - number);
+    // What follows the brackets belongs to every host of them: "rack[1-2]gpu".
+    const size_t close = node_list.find(']', after);
+    if (close == std::string::npos) return "";
+    begin = close + 1;
   }
-  return absl::StrCat(host, node_list.substr(close + 1, next - close - 1));
 }
 
 }  // namespace burst

@@ -1,0 +1,462 @@
+// Checkpoints of //train: nothing is lost when a run is killed, interrupted, diverges or has no room,
+// and a run that continues is the one that was never stopped.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/integration/train_cli.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+// Large enough that writing its checkpoint takes a while.
+constexpr char kSlowToSave[] =
+    R"({"family":"gpt2","layers":1,"width":128,"heads":2,"dropout":0.1,"vocab":4000})";
+
+std::string WithHeader(const std::string& content, const std::function<void(Json&)>& change) {
+  auto [header, data] = SplitCheckpoint(content);
+  change(header);
+  const std::string text = header.dump();
+  const uint64_t length = text.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text + data;
+}
+
+// As the first version wrote it; if `ruined`, with a weight that is not a number.
+std::string WithoutChecksums(const std::string& content, bool ruined) {
+  std::string old = WithHeader(content, [](Json& header) {
+    Json strings = Json::object();
+    for (const auto& [key, value] : header["__metadata__"].items()) {
+      if (!absl::StartsWith(key, "xxh3")) strings[key] = value;
+    }
+    strings["format"] = "burst checkpoint 1";
+    header["__metadata__"] = strings;
+  });
+  const float nan = std::nanf("");
+  if (ruined)
+    old.replace(old.size() - sizeof(nan), sizeof(nan), reinterpret_cast<const char*>(&nan),
+                sizeof(nan));
+  return old;
+}
+
+TEST_F(TrainCli, TruncatedCheckpoint) {
+  ExpectSuccess(Train({"--steps=2", "--eval_every=0", "--out=run"}));
+  const std::string path = Path("run/checkpoint.safetensors");
+  const auto bytes = fs::file_size(path);
+  for (const uintmax_t size : {bytes - 1, bytes / 2, uintmax_t{100}, uintmax_t{0}}) {
+    fs::resize_file(path, size);
+    ExpectError(Train({"--steps=4", "--out=run", "--resume"}), 1, {path, "truncated"});
+    ExpectError(Generate({"--checkpoint=run"}), 1, {path, "truncated"});
+  }
+  fs::remove(path);
+  ExpectError(Train({"--steps=4", "--out=run", "--resume"}), 1, {"--resume", path});
+}
+
+TEST_F(TrainCli, FullDiskKeepsTheCheckpoint) {
+  const std::string model = absl::StrCat("--model=", kSlowToSave);
+  ExpectSuccess(Train({"--steps=2", "--warmup=0", "--eval_every=0", "--out=run", model}));
+  const std::string before = Checkpoint("run");
+  Subprocess process(TrainCommand({"--steps=5000", "--resume", "--out=run", model}), {folder_});
+  WaitUntil([&] { return Metrics("run").size() > 2; });
+  // Room for the metrics, but not for a checkpoint.
+  process.LimitFiles(static_cast<int64_t>(before.size()) / 2);
+  process.Signal(SIGINT);
+  ExpectError(process.Wait(), 1, {"checkpoint.safetensors", "large"});
+  EXPECT_TRUE(Checkpoint("run") == before);
+  EXPECT_TRUE(Temporaries("run").empty());
+  ExpectSuccess(Train({"--steps=4", "--resume", "--out=run", model}));
+}
+
+TEST_F(TrainCli, ResumedAfterAKillInASaveTheRunIsBitwiseTheSame) {
+  const std::vector<std::string> options = {"--steps=20", "--checkpoint_every=1", "--eval_every=7",
+                                            "--accumulate=2",
+                                            absl::StrCat("--model=", kSlowToSave)};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), options.begin(), options.end());
+    return more;
+  };
+  ExpectSuccess(Train(with({"--out=straight"})));
+
+  {
+    Subprocess process(TrainCommand(with({"--out=killed"})), {folder_});
+    const auto temporaries = [&] { return Names("killed", "checkpoint.safetensors.", ".tmp"); };
+    bool inside_a_save = false;
+    while (!inside_a_save && !process.Ended()) {
+      if (temporaries().empty() || Metrics("killed").size() <= 10) continue;
+      process.Stop();
+      // Stopped, it cannot finish the save behind our back.
+      const std::vector<std::string> found = temporaries();
+      std::error_code error;
+      const uintmax_t written =
+          found.empty() ? 0 : fs::file_size(Path("killed/" + found[0]), error);
+      inside_a_save = !error && written > 0 && written < Checkpoint("killed").size();
+      process.Signal(inside_a_save ? SIGKILL : SIGCONT);
+    }
+    ASSERT_TRUE(inside_a_save);
+    EXPECT_EQ(process.Wait().signal, SIGKILL);
+  }
+  ASSERT_EQ(Temporaries("killed").size(), 1u);
+  EXPECT_LT(Metrics("killed").size(), 20u);
+  ExpectSuccess(Train({"--resume", "--out=killed", absl::StrCat("--model=", kSlowToSave)}));
+  EXPECT_TRUE(Temporaries("killed").empty());
+  ExpectSameRun("straight", "killed");
+}
+
+TEST_F(TrainCli, ResumedOnOtherRanksTheRunIsTheSameToRounding) {
+  const std::vector<std::string> options = {"--schedule=constant", "--warmup=0", "--eval_every=0"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), options.begin(), options.end());
+    return more;
+  };
+  ExpectSuccess(Train(with({"--steps=20", "--ranks=1", "--out=one"})));
+  ExpectSuccess(Train(with({"--steps=10", "--ranks=1", "--out=many"})));
+  ExpectSuccess(Train({"--steps=20", "--resume", "--ranks=3", "--layout=striped", "--out=many"}));
+  const std::vector<Json> one = Metrics("one"), many = Metrics("many");
+  ASSERT_EQ(one.size(), 20u);
+  ASSERT_EQ(many.size(), 20u);
+  for (size_t i = 0; i < one.size(); ++i) {
+    const double loss = one[i]["loss"];
+    EXPECT_NEAR(many[i]["loss"].get<double>(), loss, 1e-5 * loss) << "step " << i + 1;
+  }
+}
+
+TEST_F(TrainCli, InterruptedTheRunLeavesACheckpointToContinueFrom) {
+  ExpectSuccess(Train({"--steps=300", "--eval_every=0", "--out=straight"}));
+  for (int number : {SIGINT, SIGTERM}) {
+    const std::string run = absl::StrCat("signal", number);
+    Subprocess process(TrainCommand({"--steps=300", "--eval_every=0", "--out=" + run}), {folder_});
+    WaitUntil([&] { return Metrics(run).size() >= 3; });
+    process.Signal(number);
+    const Result result = process.Wait();
+    EXPECT_EQ(result.exit_code, 128 + number) << result.err;
+    EXPECT_TRUE(absl::StrContains(result.out, "--resume")) << result.out;
+    EXPECT_LT(Metrics(run).size(), 300u);
+    EXPECT_TRUE(fs::exists(Path(run + "/loss.svg")));
+    ExpectSuccess(Generate({"--checkpoint=" + run, "--tokens=5"}));
+    ExpectSuccess(Train({"--resume", "--out=" + run}));
+    ExpectSameRun("straight", run);
+  }
+}
+
+// A model that is spread over ranks is saved whole: a run continues with the same bits on as many,
+// and on any others, and generates on one.
+TEST_F(TrainCli, TensorParallelRunsResumeAnywhere) {
+  const std::vector<std::string> options = {"--schedule=constant", "--warmup=0", "--eval_every=0"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), options.begin(), options.end());
+    return more;
+  };
+  const std::string four_heads =
+      R"(--model={"family":"llama","layers":2,"width":16,"heads":4,"kv_heads":2,"ffn":32})";
+  for (const std::string strategy : {"tp", "tp+sp"}) {
+    SCOPED_TRACE(strategy);
+    const std::vector<std::string> spread = {"--strategy=" + strategy, "--ranks=4", four_heads};
+    const auto straight_run = [&](const std::string& steps, const std::string& out) {
+      return Train(with({steps, "--out=" + out, spread[0], spread[1], spread[2], "--sample=20"}));
+    };
+    const std::string straight = "straight_" + strategy;
+    const Result result = straight_run("--steps=300", straight);
+    ExpectSuccess(result);
+    EXPECT_TRUE(absl::StrContains(result.out, "x 4 tensor parallel")) << result.out;
+    EXPECT_TRUE(absl::StrContains(result.out, "A sample:")) << result.out;
+    ExpectSuccess(Generate({"--checkpoint=" + straight, "--tokens=5"}));
+
+    const std::string stopped = "stopped_" + strategy;
+    Subprocess process(TrainCommand(with({"--steps=300", "--out=" + stopped, spread[0], spread[1],
+                                          spread[2], "--sample=20"})),
+                       {folder_});
+    WaitUntil([&] { return Metrics(stopped).size() >= 3; });
+    process.Signal(SIGINT);
+    EXPECT_EQ(process.Wait().exit_code, 128 + SIGINT);
+    EXPECT_LT(Metrics(stopped).size(), 300u);
+    ExpectSuccess(Train({"--resume", "--out=" + stopped, four_heads, "--sample=20"}));
+    ExpectSameRun(straight, stopped);
+
+    // Ten steps on these ranks, ten on others, and the other way round.
+    const std::vector<Json> expected = Metrics(straight);
+    const std::vector<std::string> others[] = {
+        {"--strategy=single", "--ranks=1"},
+        {"--strategy=burst", "--ranks=3"},
+        {"--strategy=tp", "--ranks=2"},
+        {"--strategy=tp+sp", "--dp=2", "--sp=1", "--ranks=-1"},
+    };
+    for (const std::vector<std::string>& other : others) {
+      const auto run = [&](const std::string& out, const std::vector<std::string>& ranks,
+                           std::vector<std::string> more) {
+        more.insert(more.end(), ranks.begin(), ranks.end());
+        more.insert(more.end(), {four_heads, "--out=" + out});
+        return Train(more);
+      };
+      fs::remove_all(Path("there"));
+      fs::remove_all(Path("back"));
+      ExpectSuccess(run("there", {spread[0], spread[1]}, with({"--steps=10"})));
+      ExpectSuccess(run("there", other, {"--resume", "--steps=20"}));
+      ExpectSuccess(run("back", other, with({"--steps=10"})));
+      ExpectSuccess(
+          run("back", {spread[0], spread[1], "--dp=-1", "--sp=-1"}, {"--resume", "--steps=20"}));
+      for (const char* out : {"there", "back"}) {
+        const std::vector<Json> rows = Metrics(out);
+        ASSERT_EQ(rows.size(), 20u);
+        for (size_t i = 0; i < rows.size(); ++i) {
+          const double loss = expected[i]["loss"];
+          EXPECT_NEAR(rows[i]["loss"].get<double>(), loss, 1e-5 * loss)
+              << out << " " << other[0] << ", step " << i + 1;
+        }
+      }
+    }
+  }
+}
+
+// The update that ruins the weights leaves them finite, and its own loss and gradient were; it is
+// followed by a save. What is saved all the same must be what a run without that update has.
+TEST_F(TrainCli, DivergenceStopsTheRunAndKeepsTheLastGoodCheckpoint) {
+  const auto arguments = [](const std::string& run, std::vector<std::string> more) {
+    more.insert(more.end(), {"--schedule=constant", "--warmup=0", "--eval_every=0",
+                             "--checkpoint_every=1", "--out=" + run});
+    return more;
+  };
+  ExpectSuccess(Train(arguments("run", {"--steps=2"})));
+  const std::string good = Checkpoint("run");
+  const auto bad = arguments("run", {"--steps=30", "--resume", "--lr=1e30", "--min_lr=-1"});
+  ExpectError(Train(bad), 1, {"not finite", "--lr", "continues after step 2"});
+  const std::vector<Json> rows = Metrics("run");
+  ASSERT_EQ(rows.size(), 8u) << "step 3 ruins the model, five more find it ruined";
+  EXPECT_FALSE(rows[2].contains("skipped"));
+  for (size_t i = 3; i < rows.size(); ++i) EXPECT_EQ(rows[i]["skipped"], true) << i;
+  EXPECT_TRUE(absl::StrContains(ReadAll(Path("run/loss.svg")), "</svg>"));
+  EXPECT_TRUE(Checkpoint("run") == good);
+
+  // It goes on from there, with the bits of a run that never diverged.
+  ExpectSuccess(Train(arguments("straight", {"--steps=6"})));
+  ExpectSuccess(Train(arguments("run", {"--steps=6", "--resume", "--lr=2e-3", "--min_lr=-1"})));
+  EXPECT_EQ(Metrics("run").size(), 6u);
+  ExpectSameWeights("straight", "run");
+
+  // A last step that ruins the model is not saved either, and the run did not succeed.
+  const auto last = arguments("run", {"--steps=7", "--resume", "--lr=1e30", "--min_lr=-1"});
+  ExpectError(Train(last), 1, {"not finite after step 7, the last one", "after step 6"});
+  ExpectSameWeights("straight", "run");
+}
+
+// Tensor parallel ranks, data parallel ones, rings: the ranks agree on what is not saved, also when
+// only one of them has what is not finite.
+TEST_F(TrainCli, DivergenceOfManyRanksKeepsTheLastGoodCheckpoint) {
+  const std::vector<std::string> meshes[] = {{"--strategy=tp", "--ranks=2"},
+                                             {"--strategy=tp+sp", "--dp=2", "--sp=2"},
+                                             {"--strategy=burst", "--dp=2", "--sp=2"}};
+  for (const auto& mesh : meshes) {
+    SCOPED_TRACE(mesh[0]);
+    const auto train = [&](std::vector<std::string> more) {
+      more.insert(more.end(), mesh.begin(), mesh.end());
+      more.insert(more.end(), {"--schedule=constant", "--warmup=0", "--eval_every=0",
+                               "--checkpoint_every=1", "--out=run"});
+      return Train(more);
+    };
+    fs::remove_all(Path("run"));
+    ExpectSuccess(train({"--steps=2"}));
+    const std::string good = Checkpoint("run");
+    ExpectError(train({"--steps=30", "--resume", "--lr=1e30", "--min_lr=-1"}), 1, {"not finite"});
+    EXPECT_TRUE(Checkpoint("run") == good);
+    ExpectSuccess(train({"--steps=4", "--resume", "--lr=2e-3", "--min_lr=-1"}));
+  }
+}
+
+TEST_F(TrainCli, InterruptedAfterDivergingTheRunKeepsTheLastGoodCheckpoint) {
+  // Steps long enough for the signal to come between the first that is not finite and the fifth.
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--schedule=constant", "--warmup=0", "--eval_every=0",
+                             "--checkpoint_every=0", "--accumulate=64"});
+    return more;
+  };
+  ExpectSuccess(Train(with({"--steps=2", "--out=run"})));
+  const std::string good = Checkpoint("run");
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    const std::string run = absl::StrCat("attempt", attempt);
+    fs::copy(Path("run"), Path(run), fs::copy_options::recursive);
+    Subprocess process(
+        TrainCommand(with({"--steps=30", "--resume", "--lr=1e30", "--min_lr=-1", "--out=" + run})),
+        {folder_});
+    WaitUntil([&] { return process.Ended() || Metrics(run).size() > 3; });
+    process.Signal(SIGINT);
+    const Result result = process.Wait();
+    EXPECT_TRUE(Checkpoint(run) == good);
+    if (Metrics(run).size() >= 2 + 5) continue;  // the end after five bad steps was faster
+    EXPECT_EQ(result.exit_code, 128 + SIGINT);
+    EXPECT_TRUE(absl::StrContains(result.out, "is not saved")) << result.out;
+    EXPECT_TRUE(absl::StrContains(result.out, "continue after step 2 with")) << result.out;
+    return;
+  }
+  FAIL() << "no attempt was in time";
+}
+
+TEST_F(TrainCli, KeepsTheNewestCheckpointsAndTheBest) {
+  const std::vector<std::string> arguments = {"--schedule=constant", "--eval_every=4",
+                                              "--checkpoint_every=2"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), arguments.begin(), arguments.end());
+    return more;
+  };
+  const auto kept = [&](const std::string& run) { return Names(run, "checkpoint", ""); };
+  using List = std::vector<std::string>;
+  ExpectSuccess(Train(with({"--steps=12", "--out=run"})));
+  EXPECT_EQ(kept("run"), (List{"checkpoint-10.safetensors", "checkpoint-8.safetensors",
+                               "checkpoint.safetensors"}));
+  ExpectSuccess(Train(with({"--steps=10", "--out=one", "--keep=1"})));
+  EXPECT_EQ(kept("one"), List{"checkpoint.safetensors"});
+  fs::copy_file(Path("run/checkpoint-10.safetensors"), Path("copy"));
+  // Continued from an older one, it leaves what it left before; later steps are made anew.
+  const std::string straight = Checkpoint("run");
+  fs::rename(Path("run/checkpoint-8.safetensors"), Path("run/checkpoint.safetensors"));
+  ExpectSuccess(Train(with({"--steps=12", "--out=run", "--resume"})));
+  EXPECT_TRUE(Checkpoint("run") == straight);
+  EXPECT_TRUE(ReadAll(Path("run/checkpoint-10.safetensors")) == ReadAll(Path("copy")));
+  const std::vector<Json> rows = Metrics("run");
+  ASSERT_EQ(rows.size(), 12u);
+  for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(rows[i]["step"], i + 1);
+
+  // The best of those of steps 4, 8 and 12, which a worse one does not replace.
+  size_t best = 3;
+  for (const size_t i : {7, 11}) {
+    if (rows[i]["val_loss"] < rows[best]["val_loss"]) best = i;
+  }
+  EXPECT_EQ(best, 11u) << "it learns";
+  EXPECT_TRUE(ReadAll(Path("run/best.safetensors")) == straight);
+  ExpectSuccess(Train(with({"--steps=16", "--out=run", "--resume", "--lr=0.5", "--min_lr=-1"})));
+  ASSERT_GT(Metrics("run").back()["val_loss"], rows[11]["val_loss"]) << "it unlearns";
+  EXPECT_TRUE(ReadAll(Path("run/best.safetensors")) == straight);
+  for (const char* name : {"", "/best.safetensors", "/checkpoint-14.safetensors"}) {
+    ExpectSuccess(Generate({absl::StrCat("--checkpoint=run", name), "--tokens=5"}));
+  }
+
+  // --keep may change; also what was there before is then kept or not.
+  ExpectSuccess(Train(with({"--steps=18", "--out=run", "--resume", "--keep=2"})));
+  EXPECT_EQ(kept("run"), (List{"checkpoint-16.safetensors", "checkpoint.safetensors"}));
+  EXPECT_TRUE(ReadAll(Path("run/best.safetensors")) == straight);
+  fs::remove(Path("run/checkpoint.safetensors"));
+  ExpectError(Train({"--out=run"}), 1, {"--out", "holds the checkpoints"});
+  ExpectError(Train({"--keep=0", "--out=other"}), 2, {"--keep", "at least 1"});
+}
+
+// A damaged checkpoint, and one that is not finite, are refused; the error names what to do, which
+// then gives the bits of the straight run.
+TEST_F(TrainCli, ACheckpointThatIsNotGoodIsRefusedAndAnOlderOneNamed) {
+  const std::vector<std::string> arguments = {"--eval_every=0", "--checkpoint_every=2",
+                                              "--steps=12", "--schedule=constant"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), arguments.begin(), arguments.end());
+    return more;
+  };
+  ExpectSuccess(Train(with({"--out=straight"})));
+  ExpectSuccess(Train(with({"--out=run", "--steps=6"})));
+  const std::string path = Path("run/checkpoint.safetensors"), good = ReadAll(path);
+  const auto damage = [&](const std::string& name, size_t at) {
+    std::fstream file(Path("run/" + name), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(static_cast<int64_t>(at));
+    const char byte = static_cast<char>(file.get() ^ 1);
+    file.seekp(static_cast<int64_t>(at));
+    file.put(byte);
+  };
+  const std::string advice =
+      "continue after step 4, rename checkpoint-4.safetensors, which is good";
+  damage("checkpoint.safetensors", good.size() - 1);
+  ExpectError(Train({"--resume", "--out=run", "--steps=12"}), 1,
+              {"--resume", path, "checksum of the tensor", advice});
+  ExpectError(Train({"--resume", "--out=run", "--steps=12", "--ranks=3"}), 1, {advice});
+  damage("checkpoint.safetensors", 100);
+  ExpectError(Train({"--resume", "--out=run", "--steps=12"}), 1, {"--resume", "header", advice});
+  ExpectError(Generate({"--checkpoint=run"}), 1, {path, "checkpoint-4.safetensors", "good"});
+
+  // As an older version wrote it: no checksums, and a weight that is not a number.
+  Write("run/checkpoint.safetensors", WithoutChecksums(good, /*ruined=*/true));
+  ExpectError(Train({"--resume", "--out=run", "--steps=12"}), 1,
+              {"--resume", path, "holds a number that is not finite", advice});
+
+  // The next older one, where that is damaged, too; and none.
+  damage("checkpoint-4.safetensors", good.size() / 2);
+  ExpectError(Train({"--resume", "--out=run", "--steps=12"}), 1,
+              {"continue after step 2, rename checkpoint-2.safetensors"});
+  fs::copy_file(Path("run/checkpoint-2.safetensors"), Path("two"));
+  damage("checkpoint-2.safetensors", good.size() / 2);
+  const Result none = Train({"--resume", "--out=run", "--steps=12"});
+  ExpectError(none, 1, {"not finite"});
+  EXPECT_FALSE(absl::StrContains(none.err, "rename")) << none.err;
+
+  fs::rename(Path("two"), path);
+  ExpectSuccess(Train({"--resume", "--out=run", "--steps=12"}));
+  ExpectSameRun("straight", "run");
+}
+
+TEST_F(TrainCli, ACheckpointOfAnOlderVersionIsContinuedWithAWord) {
+  ExpectSuccess(Train({"--steps=4", "--eval_every=0", "--schedule=constant", "--out=straight"}));
+  ExpectSuccess(Train({"--steps=2", "--eval_every=0", "--schedule=constant", "--out=run"}));
+  Write("run/checkpoint.safetensors", WithoutChecksums(Checkpoint("run"), /*ruined=*/false));
+  ExpectSuccess(Generate({"--checkpoint=run", "--tokens=5"}));
+  const Result result = Train({"--steps=4", "--resume", "--out=run"});
+  ExpectSuccess(result);
+  EXPECT_TRUE(absl::StrContains(result.out, "without checksums")) << result.out;
+  ExpectSameWeights("straight", "run");
+}
+
+// What a hand-made checkpoint can say of itself that no run would.
+TEST_F(TrainCli, CheckpointsThatMakeNoSenseAreRefused) {
+  ExpectSuccess(Train({"--steps=2", "--eval_every=0", "--out=run"}));
+  const std::string good = WithoutChecksums(Checkpoint("run"), /*ruined=*/false);
+  const auto refused = [&](const std::function<void(Json&)>& change, const std::string& part) {
+    SCOPED_TRACE(part);
+    Write("run/checkpoint.safetensors", WithHeader(good, change));
+    ExpectError(Generate({"--checkpoint=run"}), 1, {"--checkpoint", part});
+  };
+  const auto string = [&](const std::string& key, const std::string& value,
+                          const std::string& part) {
+    refused([&](Json& header) { header["__metadata__"][key] = value; }, part);
+  };
+  for (const std::string key : {"seqlen", "step", "updates", "window"}) {
+    string(key, "-1", "'" + key + "'");
+    string(key, "99999999999999999999", "'" + key + "'");
+  }
+  string("seqlen", "0", "'seqlen'");
+  ExpectError(Train({"--resume", "--out=run", "--steps=4"}), 1, {"--resume", "'seqlen'"});
+  string("seqlen", "9223372036854775807", "'seqlen'");
+  string("window", "nan", "'window'");
+  string("updates", "", "'updates'");
+  string("step", "0", "'step'");
+  string("val_loss", "nan", "'val_loss'");
+  string("format", "burst checkpoint 3", "no 'burst checkpoint 2'");
+  string("format", "burst checkpoint 2", "checksums are missing");
+  string("model", "", "JSON");
+  string("model", std::string(20000000, '['), "nested");
+  string("tokenizer", R"({"kind":"byte","end_of_text":false})", "more tokens than its model's");
+  string("tokenizer", R"({"kind":"char","end_of_text":false,"code_points":[]})", "tokenizer");
+  const auto model = [&](const std::string& key, const Json& value, const std::string& part) {
+    refused(
+        [&](Json& header) {
+          Json config = Json::parse(header["__metadata__"]["model"].get<std::string>());
+          config[key] = value;
+          header["__metadata__"]["model"] = config.dump();
+        },
+        part);
+  };
+  model("layers", 3, "not those of its model");
+  for (const char* key : {"layers", "ffn"}) model(key, 1 << 24, "not those of its model");
+  model("width", 1 << 24, "not those of its model");
+  model("vocab", 2147483647, "not those of its model");
+  model("vocab", 0, "not those of its model");
+  model("norm_eps", nullptr, "norm_eps");
+  refused(
+      [](Json& header) { header["x"] = Json::parse(std::string(60, '[') + std::string(60, ']')); },
+      "'x'");
+}
+
+}  // namespace
+}  // namespace burst
