@@ -164,7 +164,7 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(Long, SweepTest,
                          testing::Combine(testing::Values(kChosen, kSm80),
                                           testing::Values(Heads{4, 2}),
-                                          testing::Values(64, 96, 128, 256),
+                                          testing::Values(64, 96, 128, 192, 256),
                                           testing::Values(Lengths{300, 300}, Lengths{131, 517}),
                                           kAllMasks),
                          SweepName);

@@ -53,7 +53,7 @@ struct RowSet {
   int64_t first, step, count;
 };
 
-constexpr int kMaxDim = 128;
+constexpr int kMaxDim = 256;
 
 template <bool kRounding>
 __global__ void ReferenceForward(FlashAttentionShape shape, AttentionOperand q, AttentionOperand k,

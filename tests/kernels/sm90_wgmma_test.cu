@@ -105,7 +105,8 @@ void CheckMatmul() {
   };
   const Maps maps = {map(a_device, kARows, kAColumns), map(b_device, kBRows, kBColumns)};
   const auto kernel = MatmulKernel<kForm, kMajorA, kMajorB, kN, kK>;
-  constexpr int kBytes = (64 * kK + (kN + 63) / 64 * 64 * kK) * 2 + 2048;
+  constexpr int kPaddedN = (kN + 63) / 64 * 64, kPaddedK = (kK + 63) / 64 * 64;
+  constexpr int kBytes = (64 + kPaddedN) * kPaddedK * 2 + 2048;
   ASSERT_EQ(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
             cudaSuccess);
   kernel<<<1, kWarpgroupSize, kBytes>>>(maps, d_device);
@@ -135,6 +136,9 @@ TEST(WgmmaTest, KMajorOperands) {  // S = Q K^T, dP^T = V dO^T
   CheckMatmul<kSS, kK, kK, 64, 64>();
   CheckMatmul<kSS, kK, kK, 64, 128>();
   CheckMatmul<kSS, kK, kK, 80, 128>();
+  CheckMatmul<kSS, kK, kK, 80, 256>();
+  CheckMatmul<kSS, kK, kK, 112, 96>();
+  CheckMatmul<kSS, kK, kK, 112, 192>();
   CheckMatmul<kSS, kK, kK, 128, 64>();
   CheckMatmul<kSS, kK, kK, 128, 128>();
   CheckMatmul<kSS, kK, kK, 176, 128>();
@@ -145,6 +149,9 @@ TEST(WgmmaTest, RegisterOperandAndMnMajorB) {  // O += P V, dV += P^T dO
   CheckMatmul<kRS, kK, kMN, 64, 128>();
   CheckMatmul<kRS, kK, kMN, 128, 64>();
   CheckMatmul<kRS, kK, kMN, 128, 128>();
+  CheckMatmul<kRS, kK, kMN, 96, 112>();
+  CheckMatmul<kRS, kK, kMN, 192, 112>();
+  CheckMatmul<kRS, kK, kMN, 256, 80>();
 }
 
 TEST(WgmmaTest, MnMajorA) {  // dQ^T = K^T dS^T

@@ -14,18 +14,22 @@ int64_t ForwardCounters(const FlashForwardParams& params) {
 void Forward(const FlashForwardParams& params, int32_t* counters) {
   const FlashAttentionShape& shape = params.shape;
   if (shape.batch == 0 || shape.num_heads == 0 || shape.q_len == 0) return;
-  const bool ranges = shape.visible.begin != nullptr, is_short = shape.k_len <= 1024;
-  if (shape.head_dim <= 64 && is_short) {
-    return ranges ? LaunchForward<ForwardD64RangesShort>(params, counters)
-                  : LaunchForward<ForwardD64FullShort>(params, counters);
+  const bool ranges = shape.visible.begin != nullptr;
+  const auto launch = [&](auto full_traits, auto ranges_traits) {
+    ranges ? LaunchForward<decltype(ranges_traits)>(params, counters)
+           : LaunchForward<decltype(full_traits)>(params, counters);
+  };
+  const int64_t d = shape.head_dim, k_len = shape.k_len;
+  if (d <= 64 && k_len <= 1024) return launch(ForwardD64FullShort(), ForwardD64RangesShort());
+  if (d <= 64) return launch(ForwardD64Full(), ForwardD64Ranges());
+  if (d <= 96 && k_len <= (ranges ? 4096 : 1024)) {
+    return launch(ForwardD96FullShort(), ForwardD96RangesShort());
   }
-  if (shape.head_dim <= 64) {
-    return ranges ? LaunchForward<ForwardD64Ranges>(params, counters)
-                  : LaunchForward<ForwardD64Full>(params, counters);
-  }
-  if (ranges) return LaunchForward<ForwardD128Ranges>(params, counters);
-  is_short ? LaunchForward<ForwardD128FullShort>(params, counters)
-           : LaunchForward<ForwardD128Full>(params, counters);
+  if (d <= 96) return launch(ForwardD96Full(), ForwardD96Ranges());
+  if (d <= 128 && k_len <= 1024) return launch(ForwardD128FullShort(), ForwardD128Ranges());
+  if (d <= 128) return launch(ForwardD128Full(), ForwardD128Ranges());
+  if (d <= 192) return launch(ForwardD192Full(), ForwardD192Ranges());
+  launch(ForwardD256Full(), ForwardD256Ranges());
 }
 
 // Two for every tile of queries: the key tiles whose additions to each half of its dQ are done.

@@ -32,8 +32,8 @@ namespace {
 // What a tile of query rows sees, in key blocks of kBlockN: those of [block_begin, block_end), and
 // the rows of the tile see every key of the blocks in [whole_begin, whole_end).
 struct TileInfo {
-  int row, head, batch;  // batch < 0: no tile left
-  int block_begin, block_end;
+  int row, head, kv_head, batch;  // batch < 0: no tile left
+  int block_begin, block_end;     // begin <= end
   int whole_begin, whole_end;
 };
 
@@ -86,6 +86,7 @@ __device__ __forceinline__ TileInfo MakeTile(const ForwardArgs& args, int index)
   const int batch_head = group * args.group + in_group % group_size;
   tile.batch = batch_head / args.num_heads;
   tile.head = batch_head % args.num_heads;
+  tile.kv_head = tile.head / args.heads_per_kv;
   tile.row = (args.tile_rows - 1 - in_group / group_size) * Traits::kBlockM;
 
   constexpr int kBlockN = Traits::kBlockN;
@@ -102,6 +103,7 @@ __device__ __forceinline__ TileInfo MakeTile(const ForwardArgs& args, int index)
     tile.block_end = (args.k_len + kBlockN - 1) / kBlockN;
     tile.whole_end = args.k_len / kBlockN;
   }
+  tile.block_end = max(tile.block_end, tile.block_begin);
   return tile;
 }
 
@@ -118,16 +120,16 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     Barrier* full = &shared.k_full[k_slot.stage];
     Wait(&shared.k_empty[k_slot.stage], k_slot.parity ^ 1);
     ArriveExpectBytes(full, Tile<Traits::kBlockN, Traits::kHeadDim>::kBytes);
-    LoadTile(shared.k[k_slot.stage], args.k, full, block * Traits::kBlockN,
-             tile.head / args.heads_per_kv, tile.batch);
+    LoadTile<Traits::kKeepKeys>(shared.k[k_slot.stage], args.k, full, block * Traits::kBlockN,
+                                tile.kv_head, tile.batch);
     k_slot.Advance();
   };
   const auto load_v = [&](const TileInfo& tile, int block) {
     Barrier* full = &shared.v_full[v_slot.stage];
     Wait(&shared.v_empty[v_slot.stage], v_slot.parity ^ 1);
     ArriveExpectBytes(full, Tile<Traits::kBlockN, Traits::kHeadDim>::kBytes);
-    LoadTile(shared.v[v_slot.stage], args.v, full, block * Traits::kBlockN,
-             tile.head / args.heads_per_kv, tile.batch);
+    LoadTile<Traits::kKeepKeys>(shared.v[v_slot.stage], args.v, full, block * Traits::kBlockN,
+                                tile.kv_head, tile.batch);
     v_slot.Advance();
   };
 
@@ -151,7 +153,7 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
   int index = blockIdx.x;
   find(index);
   for (;;) {
-    int next = after(index);
+    int next = 0;
     Barrier* q_full = &shared.q_full[q_slot.stage];
     Wait(&shared.q_empty[q_slot.stage], q_slot.parity ^ 1);
     TileInfo& shared_tile = shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity];
@@ -165,13 +167,20 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     ArriveExpectBytes(q_full, Tile<Traits::kBlockM, Traits::kHeadDim>::kBytes);
     LoadTile(shared.q[q_slot.stage], args.q, q_full, tile.row, tile.head, tile.batch);
     q_slot.Advance();
-    // K runs one block ahead of V, as S runs ahead of O.
-    for (int block = tile.block_end - 1; block >= tile.block_begin; --block) {
-      load_k(tile, block);
-      if (block < tile.block_end - 1) load_v(tile, block + 1);
+    // K runs one block ahead of V, as S runs ahead of O. The next tile is drawn late, so that the
+    // longest one left goes to the first block that is free, and yet early enough that finding it
+    // takes no time from the consumers, who have two blocks of keys to work on.
+    const int draw_at = min(tile.block_begin, tile.block_end - 1);
+#pragma unroll 1
+    for (int block = tile.block_end - 1; block >= tile.block_begin - 1; --block) {
+      if (block == draw_at) next = after(index);
+      if (block >= tile.block_begin) {
+        load_k(tile, block);
+      } else {
+        find(next);
+      }
+      if (block + 1 < tile.block_end) load_v(tile, block + 1);
     }
-    find(next);  // while the consumers still have two blocks to work on
-    if (tile.block_end > tile.block_begin) load_v(tile, tile.block_begin);
     index = next;
   }
   // The last block to finish leaves the counters as it found them.

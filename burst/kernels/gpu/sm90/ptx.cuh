@@ -97,8 +97,21 @@ __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// kKeep: these lines are the last that the L2 cache evicts.
+template <bool kKeep>
 __device__ __forceinline__ void TmaLoad(void* shared, const CUtensorMap& map, Barrier* barrier,
                                         int column, int row, int head, int batch) {
+  if constexpr (kKeep) {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(SharedAddress(shared)),
+        "l"(&map), "r"(SharedAddress(barrier)), "r"(column), "r"(row), "r"(head), "r"(batch),
+        "l"(policy)
+        : "memory");
+    return;
+  }
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(SharedAddress(shared)),

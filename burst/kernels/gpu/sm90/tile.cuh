@@ -14,13 +14,19 @@ using cuda::LoadRowFloat;
 using cuda::Offset;
 using cuda::StoreRows;
 
-// A bf16 tile [kRows, kColumns]: kColumns / 64 swizzled blocks.
+// Swizzled blocks that have room for so many columns.
+__host__ __device__ constexpr int ColumnBlocks(int columns) {
+  return (columns + kBlockColumns - 1) / kBlockColumns;
+}
+
+// A bf16 tile [kRows, kColumns], in whole blocks.
 template <int kRows, int kColumns>
 struct Tile {
+  static constexpr int kBlocks = ColumnBlocks(kColumns);
   static constexpr int kBlockBytes = kRows * kRowBytes;
-  static constexpr int kBytes = kBlockBytes * (kColumns / kBlockColumns);
+  static constexpr int kBytes = kBlockBytes * kBlocks;
 
-  alignas(1024) bf16 data[kRows * kColumns];
+  alignas(1024) bf16 data[kRows * kBlocks * kBlockColumns];
 
   // The first row and the column block of a part of the tile.
   __device__ __forceinline__ const bf16* At(int row, int block = 0) const {
@@ -29,13 +35,13 @@ struct Tile {
 };
 
 // Rows row .. row + kRows - 1 of one head, all columns. Announce Tile::kBytes on the barrier first.
-template <int kRows, int kColumns>
+template <bool kKeep = false, int kRows, int kColumns>
 __device__ __forceinline__ void LoadTile(Tile<kRows, kColumns>& tile, const CUtensorMap& map,
                                          Barrier* barrier, int row, int head, int batch) {
 #pragma unroll
-  for (int block = 0; block < kColumns / kBlockColumns; ++block) {
-    TmaLoad(tile.data + block * kRows * kBlockColumns, map, barrier, block * kBlockColumns, row,
-            head, batch);
+  for (int block = 0; block < Tile<kRows, kColumns>::kBlocks; ++block) {
+    TmaLoad<kKeep>(tile.data + block * kRows * kBlockColumns, map, barrier, block * kBlockColumns,
+                   row, head, batch);
   }
 }
 
@@ -99,7 +105,7 @@ __device__ __forceinline__ void StoreWarpRows(const CUtensorMap& map, uint32_t s
   __syncwarp();
   if (lane == 0) {
 #pragma unroll
-    for (int block = 0; block < kColumns / kBlockColumns; ++block) {
+    for (int block = 0; block < ColumnBlocks(kColumns); ++block) {
       TmaStore(map, staging + block * block_bytes, block * kBlockColumns, row, head, batch);
     }
     BulkCommit();

@@ -20,7 +20,10 @@ struct ForwardTraits {
   static constexpr int kStages = kStages_;   // of K and of V
   static constexpr bool kRanges = kRanges_;  // the mask of KeyRanges; else every key
   // With a second buffer of Q, a warp's rows of O leave for global memory from where its Q was.
-  static constexpr bool kStoreByTma = kHeadDim == 128 && kQStages > 1;
+  static constexpr bool kStoreByTma = kHeadDim > 64 && kQStages > 1;
+  // K and V of a wide head fill a good part of the L2 cache, and tiles under a mask read them at
+  // different times: nothing else is to displace them.
+  static constexpr bool kKeepKeys = kRanges && kHeadDim > 128;
   static constexpr int kConsumerWarps = kConsumers * 4;
   static constexpr int kThreads = (kConsumers + 1) * 128;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
@@ -33,10 +36,19 @@ using ForwardD64Full = ForwardTraits<64, 3, 128, 2, 4, false>;
 using ForwardD64Ranges = ForwardTraits<64, 3, 128, 2, 4, true>;
 using ForwardD64FullShort = ForwardTraits<64, 2, 128, 2, 4, false>;
 using ForwardD64RangesShort = ForwardTraits<64, 2, 128, 2, 4, true>;
+using ForwardD96Full = ForwardTraits<96, 3, 112, 1, 3, false>;
+using ForwardD96Ranges = ForwardTraits<96, 3, 112, 1, 3, true>;
+using ForwardD96FullShort = ForwardTraits<96, 2, 128, 2, 2, false>;
+using ForwardD96RangesShort = ForwardTraits<96, 2, 128, 2, 2, true>;
 using ForwardD128Full = ForwardTraits<128, 2, 176, 1, 2, false>;
 // With few keys a second buffer for Q is worth more than longer key blocks.
 using ForwardD128FullShort = ForwardTraits<128, 2, 128, 2, 2, false>;
 using ForwardD128Ranges = ForwardTraits<128, 2, 128, 2, 2, true>;
+// The widest: O takes 96 or 128 registers a thread, Q 48 or 64 KB.
+using ForwardD192Full = ForwardTraits<192, 2, 112, 1, 2, false>;
+using ForwardD192Ranges = ForwardTraits<192, 2, 112, 1, 2, true>;
+using ForwardD256Full = ForwardTraits<256, 2, 80, 1, 2, false>;
+using ForwardD256Ranges = ForwardTraits<256, 2, 80, 1, 2, true>;
 
 // counters: those that flash_attention_sm90.h asks for.
 template <class Traits>

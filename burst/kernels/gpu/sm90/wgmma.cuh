@@ -1,6 +1,6 @@
 // Warpgroup matmuls: D[64, N] += A[64, K] B[K, N], bf16 operands, fp32 accumulators.
 //
-// Tiles in shared memory. A tile of R rows and C columns (C a multiple of 64) is C/64 blocks, each
+// Tiles in shared memory. A tile of R rows and C columns is C/64 blocks (rounded up), each
 // R rows of 64 bf16 (128 bytes) in the 128-byte swizzle the TMA writes: the 16-byte chunk c of row
 // r lies at r * 128 + (c ^ (r % 8)) * 16. Blocks are 1024-byte aligned. An operand reads such a
 // tile
@@ -88,6 +88,10 @@ struct Wgmma;
 #define BURST_NAMES_9 BURST_NAMES_8 ", %72, %73, %74, %75, %76, %77, %78, %79"
 #define BURST_NAMES_10 BURST_NAMES_9 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define BURST_NAMES_11 BURST_NAMES_10 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define BURST_NAMES_12 BURST_NAMES_11 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define BURST_NAMES_13 BURST_NAMES_12 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define BURST_NAMES_14 BURST_NAMES_13 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define BURST_NAMES_15 BURST_NAMES_14 ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define BURST_EIGHT(i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
   "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -103,6 +107,10 @@ struct Wgmma;
 #define BURST_REGISTERS_9 BURST_REGISTERS_8, BURST_EIGHT(72)
 #define BURST_REGISTERS_10 BURST_REGISTERS_9, BURST_EIGHT(80)
 #define BURST_REGISTERS_11 BURST_REGISTERS_10, BURST_EIGHT(88)
+#define BURST_REGISTERS_12 BURST_REGISTERS_11, BURST_EIGHT(96)
+#define BURST_REGISTERS_13 BURST_REGISTERS_12, BURST_EIGHT(104)
+#define BURST_REGISTERS_14 BURST_REGISTERS_13, BURST_EIGHT(112)
+#define BURST_REGISTERS_15 BURST_REGISTERS_14, BURST_EIGHT(120)
 
 // The operands after the N / 2 accumulators are numbered r0, r1, ...
 #define BURST_WGMMA(N, LAST, r0, r1, r2, r3, r4, r5, r6)                                          \
@@ -135,10 +143,12 @@ BURST_WGMMA(32, 1, 16, 17, 18, 19, 20, 21, 22);
 BURST_WGMMA(64, 3, 32, 33, 34, 35, 36, 37, 38);
 BURST_WGMMA(80, 4, 40, 41, 42, 43, 44, 45, 46);
 BURST_WGMMA(96, 5, 48, 49, 50, 51, 52, 53, 54);
+BURST_WGMMA(112, 6, 56, 57, 58, 59, 60, 61, 62);
 BURST_WGMMA(128, 7, 64, 65, 66, 67, 68, 69, 70);
 BURST_WGMMA(160, 9, 80, 81, 82, 83, 84, 85, 86);
 BURST_WGMMA(176, 10, 88, 89, 90, 91, 92, 93, 94);
 BURST_WGMMA(192, 11, 96, 97, 98, 99, 100, 101, 102);
+BURST_WGMMA(256, 15, 128, 129, 130, 131, 132, 133, 134);
 // clang-format on
 
 // D = (accumulate ? D : 0) + A B over kK, A and B tiles in shared memory whose 64-column blocks are
