@@ -18,7 +18,7 @@
 #include "burst/device/device.h"
 #include "tests/attention/sequence_problem.h"
 #include "tests/testing/attention_reference.h"
-#include "tests/testing/thread_sanitizer.h"
+#include "tests/testing/sanitizers.h"
 
 namespace burst {
 namespace {

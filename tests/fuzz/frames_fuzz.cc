@@ -208,7 +208,9 @@ class Talk {
     if (!asked) return;
     --wire_.goes[c];
     for (size_t at = 0; at < message.size();) {
-      const size_t n = std::min<size_t>(message.size() - at, input_.Integer(1, kMaxPieceBytes));
+      // Of whatever length as long as the input lasts: at the end it gives the least.
+      const size_t piece = input_.empty() ? kMaxPieceBytes : input_.Integer(1, kMaxPieceBytes);
+      const size_t n = std::min(message.size() - at, piece);
       wire_.Send(FrameKind::kPiece, c, 0, n, absl::string_view(message).substr(at, n));
       at += n;
     }

@@ -11,7 +11,7 @@
 #include "burst/base/status.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "model/transformer.h"
-#include "tests/testing/thread_sanitizer.h"
+#include "tests/testing/sanitizers.h"
 #include "train/data/batch.h"
 #include "train/optimizer/adamw.h"
 

@@ -1,4 +1,5 @@
-// What the tests of //train and //train:generate as programs share: a run folder, and commands there.
+// What the tests of //train and //train:generate as programs share: a run folder, and commands
+// there.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -136,7 +137,8 @@ inline void ExpectSuccess(const Result& result) {
   EXPECT_EQ(result.err, "");
 }
 
-inline void ExpectError(const Result& result, int exit_code, const std::vector<std::string>& parts) {
+inline void ExpectError(const Result& result, int exit_code,
+                        const std::vector<std::string>& parts) {
   EXPECT_EQ(result.exit_code, exit_code) << "signal " << result.signal << "\n" << result.err;
   EXPECT_TRUE(absl::StartsWith(result.err, "error: ")) << result.err;
   EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;

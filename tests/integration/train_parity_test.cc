@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/testing/sanitizers.h"
 #include "tests/testing/subprocess.h"
-#include "tests/testing/thread_sanitizer.h"
 
 namespace burst {
 namespace {

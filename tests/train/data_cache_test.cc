@@ -21,6 +21,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "tests/testing/sanitizers.h"
 #include "tests/testing/subprocess.h"
 #include "train/data/corpus.h"
 
@@ -275,6 +276,7 @@ TEST_F(DataCacheTest, KeepsWhatWasUsedLast) {
 
 // Of 16 MiB of text, which are 30 MiB of tokens, a process has a few hundred KiB.
 TEST_F(DataCacheTest, ProcessesHoldNoCopy) {
+  if (kAddressSanitizer) GTEST_SKIP() << "freed memory stays with the address sanitizer";
   const std::string path = WriteText("text.txt", 16 << 20);
   ASSERT_EQ(Load(path).status(), absl::OkStatus());
   std::vector<pid_t> processes;
