@@ -22,7 +22,7 @@ Variable Reshape(Tape& tape, const Variable& x, const Shape& shape) {
 class GeluFeedForward : public FeedForward {
  public:
   explicit GeluFeedForward(const LayerScope& scope)
-      : up_(scope, "ffn.up", {scope.config.ffn}, 1),
+      : up_(scope, "ffn.up", {scope.config.ffn}, 1, /*has_bias=*/true),
         down_(scope, "ffn.down", scope.config.ffn, 1) {}
 
   Variable Forward(const ForwardPass& pass, const Variable& x,
@@ -49,7 +49,7 @@ class GeluFeedForward : public FeedForward {
 class SwiGluFeedForward : public FeedForward {
  public:
   explicit SwiGluFeedForward(const LayerScope& scope)
-      : gate_up_(scope, "ffn.gate_up", {scope.config.ffn, scope.config.ffn}, 1),
+      : gate_up_(scope, "ffn.gate_up", {scope.config.ffn, scope.config.ffn}, 1, /*has_bias=*/false),
         down_(scope, "ffn.down", scope.config.ffn, 1) {}
 
   Variable Forward(const ForwardPass& pass, const Variable& x,
@@ -75,14 +75,24 @@ Variable AddBranch(const ForwardPass& pass, const Variable& x, int64_t dropout_s
 
 SelfAttention::SelfAttention(const LayerScope& scope, int64_t layer, Rotation rotation)
     : layer_(layer),
-      head_dim_(scope.config.head_dim()),
+      head_dim_(scope.config.head_dim),
       rotated_heads_(rotation == Rotation::kNone
                          ? 0
                          : scope.parallel.LocalCount(scope.config.heads) +
                                scope.parallel.LocalCount(scope.config.kv_heads)),
       qkv_(scope, "attention.qkv",
-           {scope.config.heads, scope.config.kv_heads, scope.config.kv_heads}, head_dim_),
-      out_(scope, "attention.out", scope.config.heads, head_dim_) {}
+           {scope.config.heads, scope.config.kv_heads, scope.config.kv_heads}, head_dim_,
+           scope.config.has_biases() || scope.config.qkv_bias),
+      query_norm_{{}, scope.parallel.LocalCount(scope.config.heads)},
+      key_norm_{{}, scope.parallel.LocalCount(scope.config.kv_heads)},
+      norm_eps_(scope.config.norm_eps),
+      out_(scope, "attention.out", scope.config.heads, head_dim_) {
+  if (!scope.config.qk_norm) return;
+  // A rank's heads give a part of the gradient.
+  const ParameterSharding replicated = scope.parallel.Replicated();
+  scope.Add("attention.q_norm.weight", {head_dim_}, 1, 0, false, replicated, &query_norm_.weight);
+  scope.Add("attention.k_norm.weight", {head_dim_}, 1, 0, false, replicated, &key_norm_.weight);
+}
 
 Variable SelfAttention::Forward(const ForwardPass& pass, const Variable& x,
                                 const Variable& residual) const {
@@ -90,6 +100,9 @@ Variable SelfAttention::Forward(const ForwardPass& pass, const Variable& x,
   const Shape& shape = projected.shape();
   Variable qkv =
       Reshape(pass.tape, projected, {shape[0], shape[1], shape[2] / head_dim_, head_dim_});
+  if (query_norm_.weight.defined()) {
+    qkv = RmsNormHeads(pass.tape, qkv, query_norm_, key_norm_, norm_eps_);
+  }
   if (rotated_heads_ > 0) qkv = Rope(pass.tape, qkv, pass.rope, rotated_heads_);
   const Variable out = pass.attend(pass, layer_, qkv);
   const int64_t channels = out.shape()[2] * head_dim_;

@@ -14,8 +14,8 @@
 
 namespace burst {
 
-// residual + attention(x): projections of all heads, RoPE (llama), causal attention, projection
-// out.
+// residual + attention(x): projections of all heads, normalization of queries and keys (qk_norm),
+// RoPE (llama), causal attention, projection out.
 class SelfAttention {
  public:
   enum class Rotation { kNone, kRope };
@@ -29,6 +29,9 @@ class SelfAttention {
   const int64_t head_dim_;
   const int64_t rotated_heads_;  // of this rank: queries and keys, or none
   ColumnParallelLinear qkv_;     // the query heads, then the KV heads' keys, then their values
+  // With qk_norm: of this rank's query heads and of its KV heads' keys.
+  NormalizedHeads query_norm_, key_norm_;
+  const double norm_eps_;
   RowParallelLinear out_;
 };
 

@@ -21,14 +21,31 @@ void VisitFields(Config& config, Visitor visit) {
   visit("width", config.width);
   visit("heads", config.heads);
   visit("kv_heads", config.kv_heads);
+  visit("head_dim", config.head_dim);
   visit("ffn", config.ffn);
   visit("vocab", config.vocab);
   visit("context", config.context);
   visit("tied_embeddings", config.tied_embeddings);
   visit("dropout", config.dropout);
+  visit("qkv_bias", config.qkv_bias);
+  visit("qk_norm", config.qk_norm);
   visit("rope_theta", config.rope_theta);
+  visit("rope_scaling", config.rope_scaling);
   visit("norm_eps", config.norm_eps);
   visit("init_std", config.init_std);
+}
+
+template <typename Scaling, typename Visitor>
+void VisitScalingFields(Scaling& scaling, Visitor visit) {
+  visit("kind", scaling.kind);
+  visit("factor", scaling.factor);
+  visit("first_context", scaling.first_context);
+  visit("low", scaling.low);
+  visit("high", scaling.high);
+  visit("fast", scaling.fast);
+  visit("slow", scaling.slow);
+  visit("whole", scaling.whole);
+  visit("amplitude", scaling.amplitude);
 }
 
 template <typename T>
@@ -137,6 +154,21 @@ struct FieldReader {
     }
     return Invalid(key, value.dump(), "\"llama\" or \"gpt2\"");
   }
+  static absl::Status Read(const char* key, const nlohmann::json& value, RopeScaling::Kind& kind) {
+    if (!value.is_string()) return Invalid(key, value.dump(), "a name");
+    BURST_ASSIGN_OR_RETURN(kind, ParseRopeScaling(value.get<std::string>()));
+    return absl::OkStatus();
+  }
+  static absl::Status Read(const char* key, const nlohmann::json& value, RopeScaling& scaling) {
+    if (!value.is_object()) return Invalid(key, value.dump(), "an object with a kind");
+    nlohmann::json object = value;
+    FieldReader reader{object, absl::OkStatus()};
+    VisitScalingFields(scaling, [&](const char* name, auto& field) { reader(name, field); });
+    BURST_RETURN_IF_ERROR(reader.status);
+    if (object.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown key \"", object.begin().key(), "\" of the model's rope_scaling"));
+  }
 };
 
 struct FieldWriter {
@@ -146,6 +178,13 @@ struct FieldWriter {
     object[key] = field;
   }
   void operator()(const char* key, Family family) { object[key] = Name(family); }
+  void operator()(const char* key, RopeScaling::Kind kind) { object[key] = Name(kind); }
+  void operator()(const char* key, const RopeScaling& scaling) {
+    nlohmann::ordered_json& nested = object[key];
+    FieldWriter writer{nested};
+    if (scaling.kind == RopeScaling::Kind::kNone) return writer("kind", scaling.kind);
+    VisitScalingFields(scaling, [&](const char* name, const auto& field) { writer(name, field); });
+  }
 };
 
 nlohmann::ordered_json ToJsonObject(const ModelConfig& config) {
@@ -175,15 +214,27 @@ absl::Status ModelConfig::Validate() const {
   BURST_RETURN_IF_ERROR(CheckRange("ffn", ffn, 0, kMaxSize));
   BURST_RETURN_IF_ERROR(CheckRange("vocab", vocab, 0, kMaxInt32));
   BURST_RETURN_IF_ERROR(CheckRange("context", context, 0, kMaxInt32));
-  if (width % heads != 0) {
+  BURST_RETURN_IF_ERROR(CheckRange("head_dim", head_dim, 0, kMaxSize));
+  if (head_dim == 0 && width % heads != 0) {
     return Invalid("heads", heads, absl::StrCat("a divisor of width ", width));
   }
   if (kv_heads != 0 && heads % kv_heads != 0) {
     return Invalid("kv_heads", kv_heads, absl::StrCat("a divisor of heads ", heads, ", or 0"));
   }
-  if (family == Family::kLlama && head_dim() % 2 != 0) {
-    return Invalid("width / heads", head_dim(), "even, because RoPE turns pairs of channels");
+  const int64_t channels = head_dim == 0 ? width / heads : head_dim;
+  if (family == Family::kLlama && channels % 2 != 0) {
+    return Invalid(head_dim == 0 ? "width / heads" : "head_dim", channels,
+                   "even, because RoPE turns pairs of channels");
   }
+  if (family == Family::kGpt2) {
+    if (qkv_bias)
+      return Invalid("qkv_bias", "true", "false for gpt2, whose layers all have biases");
+    if (qk_norm) return Invalid("qk_norm", "true", "false for gpt2");
+    if (rope_scaling.kind != RopeScaling::Kind::kNone) {
+      return Invalid("rope_scaling", Name(rope_scaling.kind), "none for gpt2, which has no RoPE");
+    }
+  }
+  BURST_RETURN_IF_ERROR(rope_scaling.Validate());
   if (!(dropout >= 0 && dropout < 1)) return Invalid("dropout", dropout, "in [0, 1)");
   if (!(rope_theta >= 1 && std::isfinite(rope_theta))) {
     return Invalid("rope_theta", rope_theta, "at least 1");
@@ -197,6 +248,7 @@ ModelConfig ModelConfig::WithDefaults() const {
   constexpr int64_t kMultiple = 64;
   ModelConfig config = *this;
   if (kv_heads == 0) config.kv_heads = heads;
+  if (head_dim == 0) config.head_dim = width / heads;
   if (init_std == 0) config.init_std = std::sqrt(0.4 / static_cast<double>(width));
   if (ffn == 0) {
     const int64_t llama_ffn = (8 * width + 2) / 3;

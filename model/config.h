@@ -7,12 +7,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "model/rope.h"
 
 namespace burst {
 
 enum class Family {
   kLlama,  // RMSNorm, RoPE, SwiGLU, grouped-query heads, no biases (Touvron et al., arXiv
-           // 2302.13971)
+           // 2302.13971); with qkv_bias, qk_norm also Qwen2, Qwen3
   kGpt2,   // LayerNorm, learned positions, GELU (tanh), biases (Radford et al., 2019)
 };
 
@@ -21,16 +22,22 @@ const char* Name(Family family);  // "llama", "gpt2"
 struct ModelConfig {
   Family family = Family::kLlama;
   int64_t layers = 0;
-  int64_t width = 0;  // channels of the residual stream; divisible by heads
+  int64_t width = 0;  // channels of the residual stream
   int64_t heads = 0;
   int64_t kv_heads = 0;  // divides heads; 0: heads
+  int64_t head_dim = 0;  // channels of a head; 0: width / heads, which must be whole
   int64_t ffn = 0;  // hidden channels of the feed-forward; 0: 4 width (gpt2), 8/3 width rounded up
                     // to 64 (llama)
-  int64_t vocab = 0;    // 0: the tokenizer's (filled in by the trainer before a model is made)
-  int64_t context = 0;  // gpt2: learned positions; 0: the training seqlen
+  int64_t vocab = 0;  // 0: the tokenizer's (filled in by the trainer before a model is made)
+  // gpt2: learned positions; 0: the training seqlen. llama: the longest text that a model from
+  // elsewhere was made for; 0: not known. It is only told to others (an export) there.
+  int64_t context = 0;
   bool tied_embeddings = false;  // the head shares the token embedding
   double dropout = 0;            // on the embedding and on each residual branch
+  bool qkv_bias = false;         // llama: biases of the projections to queries, keys and values
+  bool qk_norm = false;          // llama: RMSNorm of each query's and key's head before RoPE
   double rope_theta = 10000;
+  RopeScaling rope_scaling;
   double norm_eps = 1e-5;
   // Standard deviation of the matrices' initial weights; for those that end a branch of a layer,
   // 1 / sqrt(2 layers) of it. 0: sqrt(2 / (5 width)), SmallInit of Nguyen and Salazar (arXiv
@@ -39,13 +46,13 @@ struct ModelConfig {
   // 1.89.)
   double init_std = 0;
 
-  int64_t head_dim() const { return width / heads; }
-  bool has_biases() const { return family == Family::kGpt2; }  // in the linear layers
+  bool has_biases() const { return family == Family::kGpt2; }      // in all linear layers
+  int64_t attention_channels() const { return heads * head_dim; }  // of all heads; WithDefaults
 
   // InvalidArgument naming the field, its value and what would be valid. `vocab` and `context` may
   // still be 0.
   absl::Status Validate() const;
-  // The same model with the defaults of kv_heads, ffn and init_std filled in.
+  // The same model with the defaults of kv_heads, head_dim, ffn and init_std filled in.
   ModelConfig WithDefaults() const;
 };
 

@@ -10,7 +10,7 @@ KvCache::KvCache(const ModelConfig& config, int64_t batch, DType dtype, int64_t 
                  DeviceType device)
     : batch_(batch),
       kv_heads_(config.WithDefaults().kv_heads),
-      head_dim_(config.head_dim()),
+      head_dim_(config.WithDefaults().head_dim),
       dtype_(dtype),
       device_(device),
       window_(window),

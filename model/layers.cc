@@ -10,9 +10,10 @@ namespace {
 
 void AddLinear(const LayerScope& scope, const std::string& name, int64_t out, int64_t in,
                double init_std, const ParameterSharding& weight_sharding,
-               const ParameterSharding& bias_sharding, LinearParameters* parameters) {
+               const ParameterSharding& bias_sharding, bool has_bias,
+               LinearParameters* parameters) {
   scope.Add(name + ".weight", {out, in}, 0, init_std, true, weight_sharding, &parameters->weight);
-  if (!scope.config.has_biases()) return;
+  if (!has_bias) return;
   scope.Add(name + ".bias", {out}, 0, 0, false, bias_sharding, &parameters->bias);
 }
 
@@ -46,11 +47,13 @@ Variable LayerNormalization::Forward(const ForwardPass& pass, const Variable& x)
 }
 
 ColumnParallelLinear::ColumnParallelLinear(const LayerScope& scope, const std::string& name,
-                                           const std::vector<int64_t>& groups, int64_t unit) {
+                                           const std::vector<int64_t>& groups, int64_t unit,
+                                           bool has_bias) {
   int64_t out = 0;
   for (const int64_t count : groups) out += count * unit;
   const ParameterSharding rows = scope.parallel.Sharded(/*axis=*/0, groups, unit);
-  AddLinear(scope, name, out, scope.config.width, scope.config.init_std, rows, rows, &parameters_);
+  AddLinear(scope, name, out, scope.config.width, scope.config.init_std, rows, rows, has_bias,
+            &parameters_);
 }
 
 Variable ColumnParallelLinear::Forward(const ForwardPass& pass, const Variable& x) const {
@@ -65,7 +68,7 @@ RowParallelLinear::RowParallelLinear(const LayerScope& scope, const std::string&
   const double init_std = scope.config.init_std / std::sqrt(2.0 * scope.config.layers);
   AddLinear(scope, name, scope.config.width, count * unit, init_std,
             scope.parallel.Sharded(/*axis=*/1, {count}, unit), scope.parallel.Replicated(),
-            &parameters_);
+            scope.config.has_biases(), &parameters_);
 }
 
 Variable RowParallelLinear::Forward(const ForwardPass& pass, const Variable& x,

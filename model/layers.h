@@ -98,7 +98,7 @@ class LayerNormalization : public Normalization {
 // The parameters of a linear layer.
 struct LinearParameters {
   Variable weight;  // [out, in]
-  Variable bias;    // [out]; undefined unless ModelConfig::has_biases
+  Variable bias;    // [out]; undefined without one
 };
 
 // y = x W^T + b, column-parallel: a rank computes some of the output channels for all tokens.
@@ -108,7 +108,7 @@ class ColumnParallelLinear {
   // each. Each group is sharded equally over the ranks; where it has fewer heads than there are
   // ranks, neighboring ranks replicate one. The bias is sharded as the rows of the weight are.
   ColumnParallelLinear(const LayerScope& scope, const std::string& name,
-                       const std::vector<int64_t>& groups, int64_t unit);
+                       const std::vector<int64_t>& groups, int64_t unit, bool has_bias);
 
   // x: [batch, length, width], the residual stream after normalization.
   // Result: [batch, all tokens, this rank's channels].

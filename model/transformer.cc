@@ -89,6 +89,9 @@ absl::StatusOr<int64_t> Transformer::CountParameters(const ModelConfig& config) 
 
 Transformer::Transformer(const ModelConfig& config, const TensorParallel& parallel)
     : config_(config), parallel_(parallel) {
+  if (config.family == Family::kLlama) {
+    rope_angles_ = MakeRopeAngles(config.head_dim, config.rope_theta, config.rope_scaling);
+  }
   const Shape table = {config.vocab, config.width};
   const ParameterSharding replicated = parallel.Replicated();
   parameters_.Add("embedding.tokens", table, 0, kEmbeddingStd, true, &token_embedding_, replicated);
@@ -160,8 +163,7 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
   };
   if (config_.family == Family::kLlama) {
     const Tensor positions = parallel_.AttentionPositions(tape, shard, batch.positions);
-    pass.rope = MakeRopeTable(positions, config_.head_dim(), config_.rope_theta,
-                              parameters_.values().dtype());
+    pass.rope = MakeRopeTable(positions, rope_angles_, parameters_.values().dtype());
   }
   if (dropout.enabled) {
     const std::vector<int32_t>& positions = parallel_.StreamPositions(*shard);
@@ -220,8 +222,7 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
     return Variable(AttendToCache(heads(0, q), cached, cache.window()));
   };
   if (config_.family == Family::kLlama) {
-    pass.rope = MakeRopeTable(positions, config_.head_dim(), config_.rope_theta,
-                              parameters_.values().dtype());
+    pass.rope = MakeRopeTable(positions, rope_angles_, parameters_.values().dtype());
   }
   const Variable x = Hidden(pass, tokens.To(device()), positions);  // [batch, n, width]
   cache.Advance(n);
@@ -230,11 +231,12 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
 }
 
 Transformer::FlopsPerToken Transformer::TrainingFlopsPerToken(int64_t seqlen) const {
-  const double width = config_.width, kv_width = config_.kv_heads * config_.head_dim();
+  const double width = config_.width, channels = config_.attention_channels();
+  const double kv_channels = config_.kv_heads * config_.head_dim;
   const double ffn_gemms = config_.family == Family::kLlama ? 3 : 2;
-  const double layer = 2 * width * (width + kv_width) + ffn_gemms * width * config_.ffn;
+  const double layer = 2 * width * (channels + kv_channels) + ffn_gemms * width * config_.ffn;
   const double gemm_parameters = config_.layers * layer + width * config_.vocab;
-  const double attention = 6.0 * config_.layers * width * seqlen;
+  const double attention = 6.0 * config_.layers * channels * seqlen;
   return {6 * gemm_parameters + 2 * attention, 6 * gemm_parameters + attention};
 }
 

@@ -84,7 +84,8 @@ class Transformer {
   absl::StatusOr<Tensor> Decode(KvCache& cache, const Tensor& tokens) const;
 
   // Multiply-add FLOPs (2 per multiply-add) of a forward and backward pass per token: 6 x (the
-  // parameters of GEMMs) + 12 layers width seqlen, and with half of the attention term.
+  // parameters of GEMMs) + 12 layers (channels of all heads) seqlen, and with half of the attention
+  // term.
   struct FlopsPerToken {
     double full = 0;    // 6N + 12 L d S
     double causal = 0;  // 6N + 6 L d S
@@ -107,6 +108,7 @@ class Transformer {
 
   const ModelConfig config_;
   const TensorParallel parallel_;
+  RopeAngles rope_angles_;  // llama
   Recompute recompute_ = Recompute::kNone;
   ParameterList parameters_;
   Variable token_embedding_;     // [vocab, width]

@@ -170,7 +170,7 @@ void RegisterElementwise() {
     std::vector<double> frequencies(64);
     for (int i = 0; i < 64; ++i) frequencies[i] = std::pow(1e4, -i / 64.0);
     return Work{Bytes({positions, cos, sin}),
-                [=] { cuda::RopeAngles(positions, frequencies, cos, sin); }};
+                [=] { cuda::RopeCosSin(positions, frequencies, 1, cos, sin); }};
   });
   for (const bool with_residual : {false, true}) {
     Register(std::string("dropout") + (with_residual ? "_residual" : "") + "/65536x768", [=] {

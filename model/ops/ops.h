@@ -13,6 +13,7 @@
 //   CPU, checks, tape    GPU kernels (cuda/)                  ops
 //   linear.cc            linear.cc, bias.cu; matmul.{h,cc}    Linear, GeluMlp
 //   normalization.cc     normalization.{cu,cuh}               RmsNorm, LayerNorm
+//   head_norm.cc         the same                             RmsNormHeads
 //   elementwise.cc       elementwise.cu                       Add, Gelu, SwiGlu
 //   rope.cc              rope.cu                              Rope
 //   embedding.cc         embedding.cu                         Embedding
@@ -28,6 +29,7 @@
 
 #include "burst/autograd/tape.h"
 #include "burst/tensor/tensor.h"
+#include "model/rope.h"
 
 namespace burst {
 
@@ -56,6 +58,16 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
 // RMSNorm (Zhang and Sennrich, arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight.
 Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double eps);
 
+// RMSNorm of each query's and each key's head (Qwen3, arXiv 2505.09388). x, y: [batch, length,
+// heads, head_dim]: the heads of queries, then those of keys, then others (values), which are
+// copied.
+struct NormalizedHeads {
+  Variable weight;  // [head_dim]
+  int64_t count = 0;
+};
+Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& queries,
+                      const NormalizedHeads& keys, double eps);
+
 // LayerNorm (Ba et al., arXiv 1607.06450): y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias,
 // with the biased variance.
 Variable LayerNorm(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
@@ -77,16 +89,17 @@ Variable SwiGlu(Tape& tape, const Variable& gate_up);
 // ---- Rotary position embedding (Su et al., arXiv 2104.09864). Channels are paired as in Llama on
 // Hugging Face: channel i with i + head_dim / 2.
 
-// cos and sin of position * theta^(-2 i / head_dim) for the tokens of one batch, made once for all
-// layers. Angles are computed in double, so that far positions keep their phase in float.
+// amplitude * cos and amplitude * sin of position * frequency for the tokens of one batch, made
+// once for all layers. Angles are computed in double, so that far positions keep their phase in
+// float.
 struct RopeTable {
   Tensor cos, sin;  // [batch * length, head_dim / 2]; float32 for bfloat16 activations
 };
 
 // positions: [batch, length], >= 0; the table is on their device. dtype: of the activations.
-// head_dim is even, on a GPU at most 512.
-std::shared_ptr<const RopeTable> MakeRopeTable(const Tensor& positions, int64_t head_dim,
-                                               double theta, DType dtype);
+// On a GPU at most 256 frequencies (heads of 512 channels).
+std::shared_ptr<const RopeTable> MakeRopeTable(const Tensor& positions, const RopeAngles& angles,
+                                               DType dtype);
 
 // y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin, where x1 and x2 are the halves of a head.
 // x, y: [batch, length, heads, head_dim], of the table's batch and length. The first

@@ -34,8 +34,8 @@ void Rotate(const RopeTable& table, int64_t heads, int64_t rotated, T sign, cons
 
 // The angles of every position once; tokens that share one copy them.
 template <typename T>
-void FillTable(const Tensor& positions, const std::vector<double>& frequencies,
-               const RopeTable& table) {
+void FillTable(const Tensor& positions, const RopeAngles& angles, const RopeTable& table) {
+  const std::vector<double>& frequencies = angles.frequencies;
   const int64_t tokens = positions.numel(), half = static_cast<int64_t>(frequencies.size());
   const int32_t* position = positions.data<int32_t>();
   T* cos = table.cos.data<T>();
@@ -54,8 +54,9 @@ void FillTable(const Tensor& positions, const std::vector<double>& frequencies,
   for_tokens([&](int64_t t, int64_t source) {
     if (t != source) return;
     for (int64_t i = 0; i < half; ++i) {
-      cos[t * half + i] = static_cast<T>(std::cos(position[t] * frequencies[i]));
-      sin[t * half + i] = static_cast<T>(std::sin(position[t] * frequencies[i]));
+      const double angle = position[t] * frequencies[i];
+      cos[t * half + i] = static_cast<T>(angles.amplitude * std::cos(angle));
+      sin[t * half + i] = static_cast<T>(angles.amplitude * std::sin(angle));
     }
   });
   for_tokens([&](int64_t t, int64_t source) {
@@ -67,22 +68,20 @@ void FillTable(const Tensor& positions, const std::vector<double>& frequencies,
 
 }  // namespace
 
-std::shared_ptr<const RopeTable> MakeRopeTable(const Tensor& positions, int64_t head_dim,
-                                               double theta, DType dtype) {
-  const int64_t half = head_dim / 2;
-  BURST_CHECK(head_dim % 2 == 0 && positions.is_contiguous());
-  std::vector<double> frequencies(half);
-  for (int64_t i = 0; i < half; ++i) frequencies[i] = std::pow(theta, -2.0 * i / head_dim);
-
+std::shared_ptr<const RopeTable> MakeRopeTable(const Tensor& positions, const RopeAngles& angles,
+                                               DType dtype) {
+  const int64_t half = static_cast<int64_t>(angles.frequencies.size());
+  BURST_CHECK(positions.is_contiguous());
   auto table = std::make_shared<RopeTable>();
   table->cos =
       Tensor::Empty({positions.numel(), half}, cuda::AccumulatorDType(dtype), positions.device());
   table->sin = Tensor::EmptyLike(table->cos);
   if (positions.device() == DeviceType::kCuda) {
-    BURST_CUDA_CALL(cuda::RopeAngles(positions, frequencies, table->cos, table->sin));
+    BURST_CUDA_CALL(
+        cuda::RopeCosSin(positions, angles.frequencies, angles.amplitude, table->cos, table->sin));
   } else {
     DispatchFloat(table->cos.dtype(),
-                  [&](auto zero) { FillTable<decltype(zero)>(positions, frequencies, *table); });
+                  [&](auto zero) { FillTable<decltype(zero)>(positions, angles, *table); });
   }
   return table;
 }
@@ -107,7 +106,7 @@ Variable Rope(Tape& tape, const Variable& x, std::shared_ptr<const RopeTable> ta
     return to;
   };
   const Variable y = tape.Output(rotate(1, x.value()), {x});
-  // A rotation's transpose turns back.
+  // The transpose turns back, and scales as much.
   if (tape.NeedsGrad({x})) {
     tape.Record("rope", {y}, [=] { x.AddGrad(rotate(-1, y.grad().Contiguous())); });
   }

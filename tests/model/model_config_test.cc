@@ -43,7 +43,9 @@ TEST(ModelConfig, ReadsEveryField) {
   const auto config = ModelConfigFromJson(
       R"({"family": "llama", "layers": 1, "width": 24, "heads": 6, "kv_heads": 3, "ffn": 40,
           "vocab": 100, "context": 7, "tied_embeddings": true, "dropout": 0.25,
-          "rope_theta": 500000, "norm_eps": 1e-6, "init_std": 0.03})");
+          "rope_theta": 500000, "norm_eps": 1e-6, "init_std": 0.03, "head_dim": 10,
+          "qkv_bias": true, "qk_norm": true,
+          "rope_scaling": {"kind": "llama3", "factor": 8, "first_context": 8192, "low": 2}})");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->family, Family::kLlama);
   EXPECT_EQ(config->layers, 1);
@@ -58,7 +60,17 @@ TEST(ModelConfig, ReadsEveryField) {
   EXPECT_EQ(config->rope_theta, 500000);
   EXPECT_EQ(config->norm_eps, 1e-6);
   EXPECT_EQ(config->init_std, 0.03);
-  EXPECT_EQ(config->head_dim(), 4);
+  EXPECT_EQ(config->head_dim, 10);
+  EXPECT_TRUE(config->qkv_bias);
+  EXPECT_TRUE(config->qk_norm);
+  EXPECT_EQ(config->rope_scaling.kind, RopeScaling::Kind::kLlama3);
+  EXPECT_EQ(config->rope_scaling.factor, 8);
+  EXPECT_EQ(config->rope_scaling.first_context, 8192);
+  EXPECT_EQ(config->rope_scaling.low, 2);
+  EXPECT_EQ(config->rope_scaling.high, 4);
+  const auto again = ModelConfigFromJson(ModelConfigToJson(*config));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(ModelDifference(*again, *config), "");
 }
 
 TEST(ModelConfig, Defaults) {
@@ -66,6 +78,7 @@ TEST(ModelConfig, Defaults) {
   ASSERT_TRUE(gpt2.ok()) << gpt2.status();
   EXPECT_EQ(gpt2->WithDefaults().kv_heads, 3);
   EXPECT_EQ(gpt2->WithDefaults().ffn, 48);
+  EXPECT_EQ(gpt2->WithDefaults().head_dim, 4);
   const auto llama = ModelConfigFromJson(R"({"layers": 1, "width": 4096, "heads": 32})");
   ASSERT_TRUE(llama.ok()) << llama.status();
   EXPECT_EQ(llama->WithDefaults().ffn, 10944);  // 10922.67 up to a multiple of 64
@@ -95,6 +108,21 @@ TEST(ModelConfig, ErrorsNameKeyAndValue) {
            {R"({"family": "gpt2", "layers": 2, "width": 12, "heads": 5})", "heads is 5",
             "divisor of width 12"},
            {R"({"layers": 2, "width": 15, "heads": 3})", "width / heads is 5", "even"},
+           {R"({"layers": 2, "width": 16, "heads": 3, "head_dim": 5})", "head_dim is 5", "even"},
+           {With(R"("qkv_bias": true)"), "qkv_bias is true", "gpt2"},
+           {With(R"("qk_norm": true)"), "qk_norm is true", "gpt2"},
+           {With(R"("rope_scaling": 8)"), "rope_scaling is 8", "object"},
+           {With(R"("rope_scaling": {"kind": "linear", "factor": 2})"), "rope_scaling", "gpt2"},
+           {R"({"layers": 2, "width": 12, "heads": 3, "rope_scaling": {"kind": "longrope"}})",
+            "'longrope'", "yarn"},
+           {R"({"layers": 2, "width": 12, "heads": 3, "rope_scaling": {"factors": 2}})",
+            "\"factors\"", "rope_scaling"},
+           {R"({"layers": 2, "width": 12, "heads": 3,
+                "rope_scaling": {"kind": "linear", "factor": 0.5}})",
+            "factor is 0.5", "from 1"},
+           {R"({"layers": 2, "width": 12, "heads": 3,
+                "rope_scaling": {"kind": "yarn", "factor": 2}})",
+            "first_context is 0", "from 1"},
            {R"({"layers": 0, "width": 12, "heads": 3})", "layers is 0", "from 1"},
            {R"({"width": 12, "heads": 3})", "layers is 0", "from 1"},
            {"[1, 2]", "JSON object", ""},

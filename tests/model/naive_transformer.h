@@ -78,8 +78,23 @@ class NaiveTransformer {
     for (size_t o = 0; o < y.size(); ++o) {
       for (size_t i = 0; i < x.size(); ++i) y[o] += weight[o * x.size() + i] * x[i];
     }
-    if (gpt2()) Accumulate(y, parameters_[name + ".bias"]);
+    if (parameters_.count(name + ".bias") > 0) Accumulate(y, parameters_[name + ".bias"]);
     return y;
+  }
+
+  int64_t head_dim() const { return config_.head_dim; }
+
+  // RMSNorm of each head.
+  void NormHeads(const std::string& name, Values& x) {
+    const auto weight = parameters_.find(name + ".weight");
+    if (weight == parameters_.end()) return;
+    for (size_t begin = 0; begin < x.size(); begin += head_dim()) {
+      double square = 0;
+      for (int64_t i = 0; i < head_dim(); ++i) square += x[begin + i] * x[begin + i] / head_dim();
+      for (int64_t i = 0; i < head_dim(); ++i) {
+        x[begin + i] *= weight->second[i] / std::sqrt(square + config_.norm_eps);
+      }
+    }
   }
 
   Values Norm(const std::string& name, const Values& x) {
@@ -96,15 +111,16 @@ class NaiveTransformer {
   }
 
   void Turn(Values& x, int32_t position) {  // RoPE, as complex products
-    const int64_t d = config_.width / config_.heads;
+    const int64_t d = head_dim();
+    const RopeAngles angles = MakeRopeAngles(d, config_.rope_theta, config_.rope_scaling);
     for (size_t head = 0; head < x.size() / d; ++head) {
       for (int64_t i = 0; i < d / 2; ++i) {
-        const double angle = position / std::pow(config_.rope_theta, 2.0 * i / d);
+        const double angle = position * angles.frequencies[i];
         double& re = x[head * d + i];
         double& im = x[head * d + d / 2 + i];
         const double turned = re * std::cos(angle) - im * std::sin(angle);
-        im = re * std::sin(angle) + im * std::cos(angle);
-        re = turned;
+        im = angles.amplitude * (re * std::sin(angle) + im * std::cos(angle));
+        re = angles.amplitude * turned;
       }
     }
   }
@@ -115,17 +131,19 @@ class NaiveTransformer {
     for (int64_t t = 0; t < text_.length; ++t) {
       const Values h = Norm(prefix + "attention_norm", x[t]);
       const Values qkv = Project(prefix + "attention.qkv", h);
-      const auto keys = qkv.begin() + config_.width;
-      const auto values = keys + config_.kv_heads * config_.width / config_.heads;
+      const auto keys = qkv.begin() + config_.heads * head_dim();
+      const auto values = keys + config_.kv_heads * head_dim();
       q.emplace_back(qkv.begin(), keys);
       k.emplace_back(keys, values);
       v.emplace_back(values, qkv.end());
+      NormHeads(prefix + "attention.q_norm", q[t]);
+      NormHeads(prefix + "attention.k_norm", k[t]);
       if (!gpt2()) Turn(q[t], Position(row, t));
       if (!gpt2()) Turn(k[t], Position(row, t));
     }
-    const int64_t d = config_.width / config_.heads;
+    const int64_t d = head_dim();
     for (int64_t t = 0; t < text_.length; ++t) {
-      Values attended(config_.width, 0);
+      Values attended(config_.heads * d, 0);
       for (int64_t head = 0; head < config_.heads; ++head) {
         const int64_t kv_head = head * config_.kv_heads / config_.heads;
         Values weights;

@@ -172,7 +172,7 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   // Of one layer's forward, for each token: both normalizations with 1 / rms, the projected heads,
   // the same after RoPE, out and lse, the residual stream after either branch, gate and up, the
   // result of SwiGLU.
-  const int64_t w = config.width, qkv = w + 2 * config.kv_heads * config.head_dim();
+  const int64_t w = config.width, qkv = w + 2 * config.kv_heads * config.WithDefaults().head_dim;
   const int64_t all = 2 * (w + 1) + 2 * qkv + (w + config.heads) + 2 * w + 3 * config.ffn;
   const int64_t stream = w, result = w + config.heads;
   const int64_t unit = 2 * 256 * 8;  // bytes of a channel: tokens, double

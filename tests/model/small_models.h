@@ -32,6 +32,21 @@ inline ModelConfig SmallLlama(bool tied) {
   return config;
 }
 
+// As of a Qwen3 and a Qwen2 at once: heads that are wider than their share of the width, biases and
+// normalization of queries and keys, scaled RoPE.
+inline ModelConfig SmallQwen(bool tied = false) {
+  ModelConfig config = SmallLlama(tied);
+  config.head_dim = 6;
+  config.qkv_bias = true;
+  config.qk_norm = true;
+  config.rope_theta = 100;
+  config.rope_scaling.kind = RopeScaling::Kind::kYarn;
+  config.rope_scaling.factor = 4;
+  config.rope_scaling.first_context = 32;
+  config.rope_scaling.fast = 3;
+  return config;
+}
+
 inline ModelConfig SmallGpt2(double dropout = 0) {
   ModelConfig config;
   config.family = Family::kGpt2;

@@ -151,6 +151,7 @@ TEST(TensorParallel, LossAndGradientsAreThoseOfOneRank) {
   for (const Strategy strategy : kBoth) {
     for (const Layout layout : kLayouts) {
       ExpectRanksAgree(strategy, SmallLlama(false), layout, 2, 9);
+      ExpectRanksAgree(strategy, SmallQwen(), layout, 4, 9);  // KV heads on two ranks each
       ExpectRanksAgree(strategy, Gpt2OfHeads(4, 0.3), layout, 4, 9);
     }
     ExpectRanksAgree(strategy, SmallLlama(true), Layout::kZigzag, 1, 9);

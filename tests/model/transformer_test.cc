@@ -68,6 +68,22 @@ TEST(Transformer, LlamaEqualsNaive) {
   }
 }
 
+TEST(Transformer, QwenEqualsNaive) {
+  for (const bool norm : {false, true}) {
+    for (const bool tied : {false, true}) {
+      for (const int64_t head_dim : {0, 2, 6}) {
+        ModelConfig config = SmallQwen(tied);
+        config.qk_norm = norm;
+        config.head_dim = head_dim;
+        const auto model = MakeModel(config);
+        const Text text = RandomText(config.vocab, /*packed=*/tied);
+        ExpectClose(Logits(*model, text), NaiveTransformer(*model, text).Logits(),
+                    kDoubleTolerance);
+      }
+    }
+  }
+}
+
 TEST(Transformer, Gpt2EqualsNaive) {
   for (const bool packed : {false, true}) {
     for (const bool tied : {false, true}) {
@@ -156,9 +172,11 @@ void CheckModelGradients(const ModelConfig& config, Recompute recompute = Recomp
 
 TEST(TransformerGradients, LlamaUntied) { CheckModelGradients(SmallLlama(false)); }
 TEST(TransformerGradients, LlamaTied) { CheckModelGradients(SmallLlama(true)); }
+TEST(TransformerGradients, Qwen) { CheckModelGradients(SmallQwen()); }
 TEST(TransformerGradients, Gpt2WithDropout) { CheckModelGradients(SmallGpt2(0.3)); }
 TEST(TransformerGradients, Recomputed) {
   CheckModelGradients(SmallLlama(true), Recompute::kFull);
+  CheckModelGradients(SmallQwen(true), Recompute::kFull);
   CheckModelGradients(SmallGpt2(0.3), Recompute::kSelective);
 }
 
@@ -179,7 +197,7 @@ LossAndGradients Step(const Transformer& model, BurstAttention& attention,
 
 TEST(TransformerGradients, FloatAgreesWithDouble) {
   ScopedThreadPool pool(2);
-  for (const ModelConfig& config : {SmallLlama(false), SmallGpt2(0.3)}) {
+  for (const ModelConfig& config : {SmallLlama(false), SmallQwen(), SmallGpt2(0.3)}) {
     const auto model32 = MakeModel(config, DType::kFloat32);
     const auto model64 = MakeModel(config, DType::kFloat64);
     model64->parameters().values().CopyFrom(model32->parameters().values().To(DType::kFloat64));
@@ -279,6 +297,7 @@ void ExpectDecodeEqualsForward(const ModelConfig& config, int64_t length, int64_
 TEST(Decode, EqualsForward) {
   ExpectDecodeEqualsForward(SmallLlama(false), 70, 0);  // past the cache's first capacity
   ExpectDecodeEqualsForward(SmallLlama(true), 20, 5);
+  ExpectDecodeEqualsForward(SmallQwen(), 20, 5);
   ExpectDecodeEqualsForward(SmallGpt2(), 12, 0);
 }
 
@@ -329,6 +348,7 @@ TEST(Ranks, LossAndGradientsAreThoseOfOneRank) {
   for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
     for (const int ranks : {2, 3}) {
       ExpectRanksAgree(SmallLlama(false), layout, ranks, 9);
+      ExpectRanksAgree(SmallQwen(), layout, ranks, 9);
       ExpectRanksAgree(SmallGpt2(0.3), layout, ranks, 9);
     }
     ExpectRanksAgree(SmallLlama(true), layout, /*ranks=*/4, /*length=*/3);

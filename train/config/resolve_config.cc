@@ -114,12 +114,13 @@ absl::Status ResolvePrecision(const TrainConfig& c, const Launch& launch, Resolv
 // What the kernels of a GPU ask of a model.
 absl::Status CheckModelFitsDevice(const ResolvedConfig& config) {
   constexpr int64_t kMultiple = 8, kMost = 256;
-  const int64_t head_dim = config.model.head_dim();
+  const int64_t head_dim = config.model.WithDefaults().head_dim;
   if (config.device == DeviceType::kCpu || (head_dim % kMultiple == 0 && head_dim <= kMost)) {
     return absl::OkStatus();
   }
-  return InvalidOption("model", "width / heads is ", head_dim, "; with --device=cuda it must be a ",
-                       "multiple of ", kMultiple, " and at most ", kMost);
+  return InvalidOption("model", "head_dim (width / heads) is ", head_dim,
+                       "; with --device=cuda it must be a ", "multiple of ", kMultiple,
+                       " and at most ", kMost);
 }
 
 // Processes of a launcher are connected by NCCL if they have GPUs, else by sockets.

@@ -59,10 +59,11 @@ void LayerNormBackward(const Tensor& x, const Tensor& weight, const Tensor& mean
 
 // --- RoPE.
 
-// cos[t, i] = cos(positions[t] frequencies[i]), computed in double, and sin. positions: [...] int32
-// of `tokens` elements; cos, sin: [tokens, half], float32 or float64; at most 256 frequencies.
-void RopeAngles(const Tensor& positions, const std::vector<double>& frequencies, const Tensor& cos,
-                const Tensor& sin);
+// cos[t, i] = amplitude cos(positions[t] frequencies[i]), computed in double, and sin. positions:
+// [...] int32 of `tokens` elements; cos, sin: [tokens, half], float32 or float64; at most 256
+// frequencies.
+void RopeCosSin(const Tensor& positions, const std::vector<double>& frequencies, double amplitude,
+                const Tensor& cos, const Tensor& sin);
 // y = x turned by sign * angle, heads behind the first `rotated` copied. x, y: [tokens..., heads,
 // 2 half]; cos, sin: [tokens, half] of x's accumulator type.
 void RopeRotate(const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t rotated, double sign,

@@ -8,20 +8,21 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMaxHalf = 256;
 
-struct Frequencies {
-  double values[kMaxHalf];
+struct Angles {
+  double frequencies[kMaxHalf];
+  double amplitude;
 };
 
 template <typename A>
-__global__ void RopeAnglesKernel(int64_t n, int half, const int32_t* __restrict__ positions,
-                                 const __grid_constant__ Frequencies frequencies,
-                                 A* __restrict__ cosines, A* __restrict__ sines) {
+__global__ void RopeCosSinKernel(int64_t n, int half, const int32_t* __restrict__ positions,
+                                 const __grid_constant__ Angles angles, A* __restrict__ cosines,
+                                 A* __restrict__ sines) {
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < n;
        i += int64_t{gridDim.x} * kThreads) {
     double sine, cosine;
-    sincos(positions[i / half] * frequencies.values[i % half], &sine, &cosine);
-    cosines[i] = static_cast<A>(cosine);
-    sines[i] = static_cast<A>(sine);
+    sincos(positions[i / half] * angles.frequencies[i % half], &sine, &cosine);
+    cosines[i] = static_cast<A>(angles.amplitude * cosine);
+    sines[i] = static_cast<A>(angles.amplitude * sine);
   }
 }
 
@@ -78,21 +79,22 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void RopeAngles(const Tensor& positions, const std::vector<double>& frequencies, const Tensor& cos,
-                const Tensor& sin) {
+void RopeCosSin(const Tensor& positions, const std::vector<double>& frequencies, double amplitude,
+                const Tensor& cos, const Tensor& sin) {
   const int64_t n = cos.numel();
   const int half = static_cast<int>(frequencies.size());
   BURST_CHECK_LE(half, kMaxHalf) << "rope for heads of at most 512 channels";
   if (n == 0) return;
-  Frequencies arg = {};
-  std::copy(frequencies.begin(), frequencies.end(), arg.values);
+  Angles arg = {};
+  std::copy(frequencies.begin(), frequencies.end(), arg.frequencies);
+  arg.amplitude = amplitude;
   const auto launch = [&](auto zero) {
     using A = decltype(zero);
-    RopeAnglesKernel<A><<<GridSize(n, kThreads), kThreads, 0, CurrentStream()>>>(
+    RopeCosSinKernel<A><<<GridSize(n, kThreads), kThreads, 0, CurrentStream()>>>(
         n, half, Data<int32_t>(positions), arg, Data<A>(cos), Data<A>(sin));
   };
   DispatchFloat(cos.dtype(), launch);
-  BURST_CUDA_CHECK_LAUNCH("RopeAngles");
+  BURST_CUDA_CHECK_LAUNCH("RopeCosSin");
 }
 
 void RopeRotate(const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t rotated, double sign,

@@ -160,8 +160,9 @@ std::vector<Case> Cases() {
     cases.push_back({"rope/" + std::to_string(head_dim),
                      {{{2, 21, 7, head_dim}}},
                      [head_dim](Tape& tape, const std::vector<Variable>& in, DeviceType device) {
-                       const auto table = MakeRopeTable(Ids(42, 5000, {2, 21}, device), head_dim,
-                                                        1e4, in[0].value().dtype());
+                       const auto table =
+                           MakeRopeTable(Ids(42, 5000, {2, 21}, device),
+                                         MakeRopeAngles(head_dim, 1e4), in[0].value().dtype());
                        return Rope(tape, in[0], table, 5);
                      }});
   }
@@ -233,8 +234,8 @@ TEST(OpsOnGpuEdges, NoRows) {
   site.rate = 0.5;
   site.key.enabled = true;
   site.positions = Tensor::Empty({0}, DType::kInt32, DeviceType::kCuda);
-  const auto table = MakeRopeTable(Tensor::Empty({1, 0}, DType::kInt32, DeviceType::kCuda), 16, 1e4,
-                                   DType::kBFloat16);
+  const auto table = MakeRopeTable(Tensor::Empty({1, 0}, DType::kInt32, DeviceType::kCuda),
+                                   MakeRopeAngles(16, 1e4), DType::kBFloat16);
   const std::vector<Variable> outputs = {RmsNorm(tape, x, weight, 1e-5),
                                          LayerNorm(tape, x, weight, weight, 1e-5),
                                          Gelu(tape, x),

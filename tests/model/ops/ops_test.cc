@@ -138,7 +138,8 @@ TEST_P(RopeTest, ValuesAndGradients) {
   const int64_t heads = 3, head_dim = GetParam();
   const std::vector<int32_t> positions = {0, 1, 5, 6, 0, 70000};
   const Variable x = Leaf(RandomTensor({2, 3, heads, head_dim}, 1));
-  const auto table = MakeRopeTable(Ints(positions, {2, 3}), head_dim, 10000, DType::kFloat64);
+  const auto table =
+      MakeRopeTable(Ints(positions, {2, 3}), MakeRopeAngles(head_dim, 10000), DType::kFloat64);
   const Values in = ValuesOf(x);
   Values expected = in;
   const int64_t rotated = 2;  // the third head is copied
@@ -164,11 +165,88 @@ TEST_P(RopeTest, ValuesAndGradients) {
 
 INSTANTIATE_TEST_SUITE_P(HeadDims, RopeTest, testing::Values(6, 8));
 
+// Turns in 64 tokens of the six channels of a head of 12, theta 100: 64 / (2 pi) 100^(-i / 6),
+// which is 10.2, 4.7, 2.2, 1.02, 0.47, 0.22.
+TEST(Rope, ScaledFrequencies) {
+  RopeScaling scaling;
+  scaling.factor = 8;
+  scaling.first_context = 64;
+  const auto ratios = [&](RopeScaling::Kind kind) {
+    scaling.kind = kind;
+    const RopeAngles plain = MakeRopeAngles(12, 100), scaled = MakeRopeAngles(12, 100, scaling);
+    Values ratios;
+    for (int i = 0; i < 6; ++i) ratios.push_back(scaled.frequencies[i] / plain.frequencies[i]);
+    return ratios;
+  };
+  EXPECT_EQ(ratios(RopeScaling::Kind::kLinear), Values(6, 0.125));
+  // llama3 keeps what turns 4 times, divides what turns once; channel 3 turns 1.0186 times, which
+  // is (1.0186 - 1) / 3 = 0.0062 of the way.
+  const Values llama = ratios(RopeScaling::Kind::kLlama3);
+  EXPECT_EQ(llama[0], 1);
+  EXPECT_EQ(llama[1], 1);
+  EXPECT_NEAR(llama[2], 0.125 + 0.875 * (2.19449 - 1) / 3, 1e-5);
+  EXPECT_NEAR(llama[3], 0.125 + 0.875 * 0.00620, 1e-4);
+  EXPECT_EQ(llama[4], 0.125);
+  EXPECT_EQ(llama[5], 0.125);
+  // yarn: 32 turns are those of a channel before the first, 1 turn of channel 3.02: a ramp from 0
+  // to 4.
+  const Values yarn = ratios(RopeScaling::Kind::kYarn);
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_NEAR(yarn[i], std::max(0.125, 1 - 0.875 * i / 4), 1e-15) << i;
+  }
+  EXPECT_EQ(MakeRopeAngles(12, 100, scaling).amplitude, 0.1 * std::log(8.0) + 1);
+  scaling.amplitude = 1.5;
+  EXPECT_EQ(MakeRopeAngles(12, 100, scaling).amplitude, 1.5);
+}
+
+TEST(Rope, AmplitudeScalesQueriesAndKeys) {
+  RopeAngles angles = MakeRopeAngles(8, 100);
+  const Variable x = Leaf(RandomTensor({1, 3, 2, 8}, 1));
+  const Tensor positions = Ints({0, 3, 7}, {1, 3});
+  Tape tape(false);
+  const Values plain =
+      ValuesOf(Rope(tape, x, MakeRopeTable(positions, angles, DType::kFloat64), 1));
+  angles.amplitude = 1.25;
+  const auto table = MakeRopeTable(positions, angles, DType::kFloat64);
+  Values expected = plain;
+  for (int64_t t = 0; t < 3; ++t) {
+    for (int64_t i = 0; i < 8; ++i) expected[t * 16 + i] *= 1.25;  // the other head is copied
+  }
+  ExpectClose(Rope(tape, x, table, 1).value(), expected, 4 * kEps64);
+  CheckGradients({{"x", x}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {Rope(tape, x, table, 1)}; });
+}
+
+// --- normalization of heads -------------------------------------------------------------------
+
+TEST(RmsNormHeads, IsRmsNormOfEveryHead) {
+  const int64_t d = 6;
+  const Variable x = Leaf(RandomTensor({2, 3, 7, d}, 1));
+  const Variable wq = Leaf(RandomTensor({d}, 2)), wk = Leaf(RandomTensor({d}, 3));
+  const Values in = ValuesOf(x), q = ValuesOf(wq), k = ValuesOf(wk);
+  Values expected = in;
+  for (int64_t row = 0; row < 6 * 7; ++row) {
+    const int64_t head = row % 7;
+    if (head >= 5) continue;  // 4 queries, 1 key, then values
+    double square = 0;
+    for (int64_t i = 0; i < d; ++i) square += in[row * d + i] * in[row * d + i] / d;
+    for (int64_t i = 0; i < d; ++i) {
+      expected[row * d + i] *= (head < 4 ? q : k)[i] / std::sqrt(square + 1e-3);
+    }
+  }
+  const auto forward = [&](Tape& tape) { return RmsNormHeads(tape, x, {wq, 4}, {wk, 1}, 1e-3); };
+  Tape tape(false);
+  ExpectClose(forward(tape).value(), expected, 10 * kEps64);
+  CheckGradients({{"x", x}, {"wq", wq}, {"wk", wk}},
+                 [&](Tape& tape) -> std::vector<Variable> { return {forward(tape)}; });
+}
+
 TEST(Rope, FarPositionsKeepTheirPhase) {
   const std::vector<int32_t> positions = {0, 1000003, 77, 123456, 77};
   const int64_t half = 32, n = static_cast<int64_t>(positions.size()) * half;
   for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16}) {
-    const auto table = MakeRopeTable(Ints(positions, {1, 5}), 2 * half, 10000, dtype);
+    const auto table =
+        MakeRopeTable(Ints(positions, {1, 5}), MakeRopeAngles(2 * half, 10000), dtype);
     EXPECT_EQ(table->cos.dtype(), dtype == DType::kFloat64 ? dtype : DType::kFloat32);
     const Values cos = table->cos.ToVector<double>(), sin = table->sin.ToVector<double>();
     const double tolerance = dtype == DType::kFloat64 ? 2 * kEps64 : kEps32;

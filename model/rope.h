@@ -1,0 +1,54 @@
+// The angles of rotary position embedding (Su et al., arXiv 2104.09864), and how models that read
+// longer texts than they were first trained on change them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace burst {
+
+struct RopeScaling {
+  enum class Kind {
+    kNone,
+    kLinear,  // positions divided by `factor` (Chen et al., arXiv 2306.15595)
+    kLlama3,  // low frequencies divided by `factor`, high ones kept (Llama 3.1)
+    kYarn,    // the same with a ramp over channels, and larger scores (Peng et al., arXiv
+              // 2309.00071)
+  };
+  Kind kind = Kind::kNone;
+  double factor = 1;          // how much longer texts are; at least 1
+  int64_t first_context = 0;  // llama3, yarn: tokens of a text before they became longer
+
+  // llama3: a channel that turns at most `low` times in first_context tokens is divided by the
+  // factor, one that turns at least `high` times is kept; in between, a mean of both.
+  double low = 1;
+  double high = 4;
+
+  // yarn: likewise, with a mean that is linear in the number of the channel.
+  double fast = 32;      // turns: kept
+  double slow = 1;       // turns: divided
+  bool whole = true;     // the ramp begins and ends at whole numbers of channels
+  double amplitude = 0;  // of cos and sin; 0: 0.1 ln(factor) + 1
+
+  // InvalidArgument naming the field, its value and what would be valid.
+  absl::Status Validate() const;
+};
+
+const char* Name(RopeScaling::Kind kind);  // "none", "linear", "llama3", "yarn"
+absl::StatusOr<RopeScaling::Kind> ParseRopeScaling(absl::string_view name);
+
+// Channel i of a head turns by position * frequencies[i] against channel i + head_dim / 2, and
+// queries and keys become `amplitude` times as long.
+struct RopeAngles {
+  std::vector<double> frequencies;  // [head_dim / 2]
+  double amplitude = 1;
+};
+
+// head_dim: even; theta >= 1. Without scaling frequencies[i] = theta^(-2 i / head_dim).
+RopeAngles MakeRopeAngles(int64_t head_dim, double theta, const RopeScaling& scaling = {});
+
+}  // namespace burst
