@@ -186,6 +186,17 @@ absl::Status AtomicFile::Write(const void* data, int64_t bytes) {
   return absl::OkStatus();
 }
 
+absl::Status AtomicFile::WriteAt(int64_t offset, const void* data, int64_t bytes) {
+  const char* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = pwrite(fd_, at, bytes, offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return SystemError("write", path_);
+    at += n, offset += n, bytes -= n;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status AtomicFile::Commit() {
   // The content must be on the disk before the name points to it, and the name after that.
   if (fsync(fd_) != 0) return SystemError("write", path_);

@@ -46,6 +46,8 @@ class AtomicFile {
   ~AtomicFile();
 
   absl::Status Write(const void* data, int64_t bytes);
+  // Over bytes that were written before; Write continues where it was.
+  absl::Status WriteAt(int64_t offset, const void* data, int64_t bytes);
   absl::Status Commit();
 
  private:

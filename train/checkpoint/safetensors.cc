@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <Eigen/Core>
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -18,6 +19,7 @@
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
+#include "train/checkpoint/safetensors_format.h"
 
 namespace burst {
 namespace {
@@ -27,37 +29,6 @@ using Json = nlohmann::json;
 constexpr int64_t kMaxHeaderBytes = int64_t{100} << 20;  // the format's own limit
 constexpr double kMostElements = int64_t{1} << 48;       // or bytes; the rest is damage
 constexpr int64_t kChunk = int64_t{1} << 20;  // read, summed and checked while it is in the cache
-
-constexpr char kMetadata[] = "__metadata__";
-constexpr char kHeaderChecksum[] = "xxh3", kTensorChecksum[] = "xxh3:";
-// In the text of a header; inside of another string its quotes would be escaped.
-constexpr char kHeaderChecksumText[] = "\"xxh3\":\"";
-constexpr char kNoDigits[] = "0000000000000000";
-
-std::string Digits(XXH64_hash_t hash) {
-  return absl::StrCat(absl::Hex(uint64_t{hash}, absl::kZeroPad16));
-}
-
-const char* DTypeName(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return "F32";
-    case DType::kFloat64:
-      return "F64";
-    case DType::kInt32:
-      return "I32";
-    case DType::kBFloat16:
-      return "BF16";
-  }
-  return "";
-}
-
-bool ParseDType(const Json& name, DType* dtype) {
-  for (DType known : {DType::kFloat32, DType::kFloat64, DType::kInt32, DType::kBFloat16}) {
-    if (name == DTypeName(known)) return *dtype = known, true;
-  }
-  return false;
-}
 
 // A name from a file, whose bytes may be anything, for a message.
 std::string Quoted(absl::string_view name) {
@@ -90,18 +61,38 @@ bool ExponentsBelow(Bits infinity, const char* data, int64_t bytes) {
   return largest < infinity;
 }
 
-bool AllFinite(DType dtype, const char* data, int64_t bytes) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return ExponentsBelow<uint32_t>(0x7F800000, data, bytes);
-    case DType::kFloat64:
-      return ExponentsBelow<uint64_t>(0x7FF0000000000000, data, bytes);
-    case DType::kBFloat16:
-      return ExponentsBelow<uint16_t>(0x7F80, data, bytes);
-    case DType::kInt32:
-      return true;
-  }
+bool AllFinite(absl::string_view dtype, const char* data, int64_t bytes) {
+  if (dtype == "F32") return ExponentsBelow<uint32_t>(0x7F800000, data, bytes);
+  if (dtype == "F64") return ExponentsBelow<uint64_t>(0x7FF0000000000000, data, bytes);
+  if (dtype == "BF16") return ExponentsBelow<uint16_t>(0x7F80, data, bytes);
+  if (dtype == "F16") return ExponentsBelow<uint16_t>(0x7C00, data, bytes);
   return true;
+}
+
+// The elements of `bytes` bytes of a floating-point dtype, as To.
+template <typename To>
+void Convert(absl::string_view dtype, const char* from, int64_t bytes, To* to) {
+  const auto each = [&](auto element, auto value) {
+    const int64_t n = bytes / static_cast<int64_t>(sizeof(element));
+    for (int64_t i = 0; i < n; ++i) {
+      std::memcpy(&element, from + i * sizeof(element), sizeof(element));
+      to[i] = static_cast<To>(value(element));
+    }
+  };
+  if (dtype == "F32") return each(float{}, [](float x) { return x; });
+  if (dtype == "F64") return each(double{}, [](double x) { return x; });
+  if (dtype == "F16") {
+    return each(uint16_t{}, [](uint16_t bits) {
+      return static_cast<float>(Eigen::half_impl::raw_uint16_to_half(bits));
+    });
+  }
+  BURST_CHECK_EQ(dtype, "BF16");
+  each(uint16_t{}, [](uint16_t bits) {
+    const uint32_t wide = uint32_t{bits} << 16;
+    float value;
+    std::memcpy(&value, &wide, sizeof(value));
+    return value;
+  });
 }
 
 std::string HeaderText(const std::vector<NamedTensor>& tensors, const StringMap& metadata) {
@@ -118,7 +109,7 @@ std::string HeaderText(const std::vector<NamedTensor>& tensors, const StringMap&
     const Tensor& tensor = tensors[i].tensor;
     strings[kTensorChecksum + tensors[i].name] = checksums[i];
     header[tensors[i].name] = {
-        {"dtype", DTypeName(tensor.dtype())},
+        {"dtype", SafetensorsName(tensor.dtype())},
         {"shape", std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())},
         {"data_offsets", {offset, offset + tensor.size_bytes()}}};
     offset += tensor.size_bytes();
@@ -235,8 +226,10 @@ absl::Status SafetensorsFile::TakeHeader(const Json& header, int64_t data_begin,
     }
     const Json shape = value.value("shape", Json()), offsets = value.value("data_offsets", Json());
     Entry entry;
-    if (!ParseDType(value.value("dtype", Json()), &entry.dtype) || !shape.is_array() ||
-        !offsets.is_array() || offsets.size() != 2) {
+    const Json dtype = value.value("dtype", Json());
+    if (dtype.is_string()) entry.dtype = dtype.get<std::string>();
+    const int64_t element_bytes = SafetensorsElementBytes(entry.dtype);
+    if (element_bytes == 0 || !shape.is_array() || !offsets.is_array() || offsets.size() != 2) {
       return bad;
     }
     const auto is_count = [](const Json& number) {
@@ -257,7 +250,7 @@ absl::Status SafetensorsFile::TakeHeader(const Json& header, int64_t data_begin,
     const int64_t begin = offsets[0], end = offsets[1];
     entry.begin = data_begin + begin;
     entry.bytes = end - begin;
-    if (entry.bytes != elements * SizeOf(entry.dtype)) return bad;
+    if (entry.bytes != elements * element_bytes) return bad;
     ranges.emplace_back(begin, end);
     entries_[name] = std::move(entry);
   }
@@ -306,12 +299,18 @@ std::vector<std::string> SafetensorsFile::names() const {
 
 int64_t SafetensorsFile::numel() const {
   int64_t numel = 0;
-  for (const auto& [name, entry] : entries_) numel += entry.bytes / SizeOf(entry.dtype);
+  for (const auto& [name, entry] : entries_)
+    numel += entry.bytes / SafetensorsElementBytes(entry.dtype);
   return numel;
 }
 
+const SafetensorsFile::Entry* SafetensorsFile::Find(const std::string& name) const {
+  const auto it = entries_.find(name);
+  return it == entries_.end() ? nullptr : &it->second;
+}
+
 absl::Status SafetensorsFile::ReadEntry(const std::string& name, const Entry& entry, char* data,
-                                        Numbers numbers) const {
+                                        Numbers numbers, const Sink& sink) const {
   std::vector<char> buffer(data == nullptr ? std::min(entry.bytes, kChunk) : 0);
   const bool sums = !entry.checksum.empty();
   bool finite = true;
@@ -322,6 +321,7 @@ absl::Status SafetensorsFile::ReadEntry(const std::string& name, const Entry& en
     char* const chunk = data == nullptr ? buffer.data() : data + at;
     const absl::Status status = ReadExactly(fd_, entry.begin + at, chunk, bytes);
     if (!status.ok()) return absl::DataLossError(absl::StrCat(path_, ": ", status.message()));
+    if (sink != nullptr) sink(at, chunk, bytes);
     if (sums) XXH3_64bits_update(&state, chunk, bytes);
     if (numbers == Numbers::kFinite) finite = finite && AllFinite(entry.dtype, chunk, bytes);
   }
@@ -343,10 +343,10 @@ absl::Status SafetensorsFile::Read(absl::Span<const NamedTensor> tensors, Number
       return absl::NotFoundError(absl::StrCat(path_, ": holds no tensor named '", name, "'"));
     }
     const Entry& entry = it->second;
-    if (entry.shape != tensor.shape() || entry.dtype != tensor.dtype()) {
+    if (entry.shape != tensor.shape() || entry.dtype != SafetensorsName(tensor.dtype())) {
       return absl::InvalidArgumentError(absl::StrCat(
-          path_, ": '", name, "' is ", ToString(entry.shape), " ", DTypeName(entry.dtype),
-          ", expected ", ToString(tensor.shape()), " ", DTypeName(tensor.dtype())));
+          path_, ": '", name, "' is ", ToString(entry.shape), " ", entry.dtype, ", expected ",
+          ToString(tensor.shape()), " ", SafetensorsName(tensor.dtype())));
     }
     entries.push_back(&entry);
   }
@@ -354,6 +354,44 @@ absl::Status SafetensorsFile::Read(absl::Span<const NamedTensor> tensors, Number
   ParallelTasks(static_cast<int64_t>(tensors.size()), [&](int64_t i) {
     char* const data = static_cast<char*>(tensors[i].tensor.raw_data());
     results[i] = ReadEntry(tensors[i].name, *entries[i], data, numbers);
+  });
+  for (const absl::Status& status : results) BURST_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
+absl::Status SafetensorsFile::ReadConverted(absl::Span<const NamedTensor> tensors,
+                                            Numbers numbers) const {
+  std::vector<const Entry*> entries;
+  for (const auto& [name, tensor] : tensors) {
+    BURST_CHECK(tensor.is_contiguous() && tensor.device() == DeviceType::kCpu) << name;
+    const Entry* const entry = Find(name);
+    if (entry == nullptr) {
+      return absl::NotFoundError(absl::StrCat(path_, ": holds no tensor named '", name, "'"));
+    }
+    if (entry->shape != tensor.shape()) {
+      return absl::InvalidArgumentError(absl::StrCat(path_, ": '", name, "' is ",
+                                                     ToString(entry->shape), ", expected ",
+                                                     ToString(tensor.shape())));
+    }
+    const std::string& dtype = entry->dtype;
+    if (dtype != "F32" && dtype != "BF16" && dtype != "F16" && dtype != "F64") {
+      return absl::InvalidArgumentError(absl::StrCat(
+          path_, ": '", name, "' is of the dtype ", dtype, "; F32, BF16, F16 and F64 can be read"));
+    }
+    entries.push_back(entry);
+  }
+  std::vector<absl::Status> results(tensors.size());
+  ParallelTasks(static_cast<int64_t>(tensors.size()), [&](int64_t i) {
+    const Entry& entry = *entries[i];
+    const int64_t size = SafetensorsElementBytes(entry.dtype);
+    const Tensor& to = tensors[i].tensor;
+    results[i] = ReadEntry(tensors[i].name, entry, /*data=*/nullptr, numbers,
+                           [&](int64_t at, const char* chunk, int64_t bytes) {
+                             DispatchFloat(to.dtype(), [&](auto zero) {
+                               using T = decltype(zero);
+                               Convert(entry.dtype, chunk, bytes, to.data<T>() + at / size);
+                             });
+                           });
   });
   for (const absl::Status& status : results) BURST_RETURN_IF_ERROR(status);
   return absl::OkStatus();

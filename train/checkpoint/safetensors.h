@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -45,7 +46,15 @@ class SafetensorsFile {
   const StringMap& metadata() const { return metadata_; }  // without the checksums
   bool has_checksums() const { return has_checksums_; }
   std::vector<std::string> names() const;
-  int64_t numel() const;  // of all tensors together
+  struct Entry {
+    std::string dtype;  // the format's name: "F32", "BF16", "F16", ...
+    Shape shape;
+    int64_t begin = 0;  // bytes from the start of the file
+    int64_t bytes = 0;
+    std::string checksum;  // empty: none
+  };
+  const Entry* Find(const std::string& name) const;  // null: there is none
+  int64_t numel() const;                             // of all tensors together
 
   enum class Numbers { kAny, kFinite };
   // Fills the tensors (contiguous, on the CPU), several at a time on the threads of the caller's
@@ -53,25 +62,24 @@ class SafetensorsFile {
   // the first that holds an infinity or not-a-number; NotFound; InvalidArgument when shape or dtype
   // differ.
   absl::Status Read(absl::Span<const NamedTensor> tensors, Numbers numbers = Numbers::kAny) const;
+  // The same of tensors of float32 or float64, to which F32, BF16, F16 and F64 are converted while
+  // they are read.
+  absl::Status ReadConverted(absl::Span<const NamedTensor> tensors,
+                             Numbers numbers = Numbers::kAny) const;
   // The same checks of all that the file holds; nothing is kept.
   absl::Status Verify(Numbers numbers) const;
 
  private:
-  struct Entry {
-    DType dtype = DType::kFloat32;
-    Shape shape;
-    int64_t begin = 0;  // bytes from the start of the file
-    int64_t bytes = 0;
-    std::string checksum;  // empty: none
-  };
+  // Is given a tensor's bytes, [at, at + bytes) of them at a time.
+  using Sink = std::function<void(int64_t at, const char* chunk, int64_t bytes)>;
 
   SafetensorsFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
   absl::Status ReadHeader();
   absl::Status TakeHeader(const nlohmann::json& header, int64_t data_begin, int64_t file_bytes);
   absl::Status TakeChecksums();
   // data null: nothing is kept.
-  absl::Status ReadEntry(const std::string& name, const Entry& entry, char* data,
-                         Numbers numbers) const;
+  absl::Status ReadEntry(const std::string& name, const Entry& entry, char* data, Numbers numbers,
+                         const Sink& sink = nullptr) const;
 
   std::string path_;
   int fd_ = -1;
