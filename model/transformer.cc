@@ -71,15 +71,21 @@ SequenceBatch SequenceBatch::To(DeviceType device) const {
 }
 
 absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(const ModelConfig& config,
-                                                                 DType dtype, uint64_t seed,
+                                                                 DType dtype,
+                                                                 std::optional<uint64_t> seed,
                                                                  DeviceType device,
                                                                  const TensorParallel& parallel) {
   BURST_RETURN_IF_ERROR(CheckComplete(config));
   BURST_RETURN_IF_ERROR(TensorParallel::Check(config, parallel.ranks()));
   std::unique_ptr<Transformer> model(new Transformer(config.WithDefaults(), parallel));
   model->parameters_.Allocate(dtype, device);
-  model->parameters_.Initialize(seed);
+  if (seed.has_value()) model->parameters_.Initialize(*seed);
   return model;
+}
+
+absl::StatusOr<std::vector<Parameter>> Transformer::ParametersOf(const ModelConfig& config) {
+  BURST_RETURN_IF_ERROR(CheckComplete(config));
+  return Transformer(config.WithDefaults()).parameters_.all();
 }
 
 absl::StatusOr<int64_t> Transformer::CountParameters(const ModelConfig& config) {

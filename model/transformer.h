@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -40,17 +41,19 @@ using GradientsReady = std::function<void(int first, int last)>;
 
 class Transformer {
  public:
-  // Parameters are drawn from `seed`, the same for every device; dtype as for
-  // ParameterList::Allocate. InvalidArgument for a config that does not Validate or whose vocab
-  // (gpt2: context) is 0, or that `parallel` cannot shard. With `parallel`, this is one rank's
-  // shard of the model; attention and batches must be of a tensor-parallel strategy.
+  // Parameters are drawn from `seed`, the same for every device; without one they are zeros, to be
+  // filled. dtype as for ParameterList::Allocate. InvalidArgument for a config that does not
+  // Validate or whose vocab (gpt2: context) is 0, or that `parallel` cannot shard. With `parallel`,
+  // this is one rank's shard of the model; attention and batches must be of a tensor-parallel
+  // strategy.
   static absl::StatusOr<std::unique_ptr<Transformer>> Create(const ModelConfig& config, DType dtype,
-                                                             uint64_t seed,
+                                                             std::optional<uint64_t> seed,
                                                              DeviceType device = DeviceType::kCpu,
                                                              const TensorParallel& parallel = {});
 
-  // Number of parameters of such a model (all ranks), without making it; vocab and context as for
-  // Create.
+  // The whole parameters of such a model, without memory; vocab and context as for Create.
+  static absl::StatusOr<std::vector<Parameter>> ParametersOf(const ModelConfig& config);
+  // The number of all their elements.
   static absl::StatusOr<int64_t> CountParameters(const ModelConfig& config);
 
   const ModelConfig& config() const { return config_; }  // WithDefaults

@@ -17,6 +17,7 @@
 #include "model/tensor_parallel.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/generate/generate.h"
+#include "train/huggingface/pretrained.h"
 #include "train/report/peak_flops.h"
 #include "train/report/run_folder.h"
 
@@ -85,8 +86,11 @@ absl::Status Trainer::Init(bool verbose) {
   }
   const DeviceType device = config_.device;
   const uint64_t seed = static_cast<uint64_t>(config_.seed);
-  BURST_ASSIGN_OR_RETURN(model_,
-                         Transformer::Create(config_.model, config_.dtype, seed, device, parallel));
+  const bool loads = setup_.resumed.has_value() || config_.pretrained.has_value();
+  BURST_ASSIGN_OR_RETURN(
+      model_,
+      Transformer::Create(config_.model, config_.dtype,
+                          loads ? std::nullopt : std::optional<uint64_t>(seed), device, parallel));
   model_->set_recompute(config_.recompute);
   ParameterList& parameters = model_->parameters();
   BURST_ASSIGN_OR_RETURN(
@@ -106,6 +110,8 @@ absl::Status Trainer::Init(bool verbose) {
   if (setup_.resumed.has_value()) {
     BURST_RETURN_IF_ERROR(Load());
     step_ = saved_step_ = setup_.resumed->step;
+  } else if (config_.pretrained.has_value()) {
+    BURST_RETURN_IF_ERROR(LoadWeights());
   }
   return OpenReport(verbose);
 }
@@ -118,6 +124,16 @@ absl::Status Trainer::Load() {
   // One rank tells of it; the others wait until its failure ends them.
   if (absl::IsCancelled(status)) BURST_RETURN_IF_ERROR(comm_->Barrier());
   return CannotResume(status, path);
+}
+
+absl::Status Trainer::LoadWeights() {
+  absl::Status loaded = LoadPretrained(*config_.pretrained, &model_->parameters());
+  if (!loaded.ok()) {
+    loaded = absl::Status(loaded.code(), absl::StrCat("--model: ", loaded.message()));
+  }
+  const absl::Status status = AgreeOn(loaded, comm_);
+  if (absl::IsCancelled(status)) BURST_RETURN_IF_ERROR(comm_->Barrier());  // as in Load
+  return status;
 }
 
 absl::Status Trainer::OpenReport(bool verbose) {

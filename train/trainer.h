@@ -65,7 +65,8 @@ class Trainer {
 
   Trainer(const TrainingSetup& setup, Communicator* comm);
   absl::Status Init(bool verbose);
-  absl::Status Load();
+  absl::Status Load();         // the run that is resumed
+  absl::Status LoadWeights();  // of a new run that starts from those of another model
   absl::Status OpenReport(bool verbose);
 
   absl::Status Enqueue(int64_t step, bool follows);

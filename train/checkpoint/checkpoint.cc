@@ -8,9 +8,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "burst/base/check.h"
 #include "burst/base/status.h"
 #include "model/transformer.h"
 #include "train/checkpoint/safetensors.h"
+#include "train/checkpoint/safetensors_writer.h"
 
 namespace burst {
 namespace {
@@ -87,19 +89,21 @@ absl::Status NotACheckpoint(absl::string_view why) {
 
 // Whether the file's tensors can be those of the model and its optimizer; before memory for them is
 // asked for.
-absl::Status CheckFits(const ModelConfig& given, const SafetensorsFile& file) {
+absl::Status CheckFits(const ModelConfig& given, bool weights_alone, const SafetensorsFile& file) {
+  const int copies = weights_alone ? 1 : 3;
   const ModelConfig model = given.WithDefaults();
   const auto real = [](int64_t n) { return static_cast<double>(n); };
   const double elements = real(file.numel()), width = real(model.width);
   const double vectors = std::max(real(model.vocab), real(model.layers) * real(model.ffn));
   // First in floating point, which does not overflow, by the largest matrices.
-  const bool plausible = model.vocab > 0 && real(model.layers) <= real(file.names().size()) &&
-                         width * vectors <= elements &&
-                         width * width * real(model.layers) <= elements &&
-                         (model.family != Family::kGpt2 || real(model.context) * width <= elements);
+  const bool plausible =
+      model.vocab > 0 && real(model.layers) <= real(file.names().size()) &&
+      width * vectors <= elements &&
+      width * real(model.heads) * real(model.head_dim) * real(model.layers) <= elements &&
+      (model.family != Family::kGpt2 || real(model.context) * width <= elements);
   if (plausible) {
     const absl::StatusOr<int64_t> parameters = Transformer::CountParameters(model);
-    if (parameters.ok() && 3 * *parameters == file.numel()) return absl::OkStatus();
+    if (parameters.ok() && copies * *parameters == file.numel()) return absl::OkStatus();
   }
   return NotACheckpoint("its tensors are not those of its model");
 }
@@ -110,7 +114,7 @@ absl::Status ReadNumbers(const StringMap& metadata, CheckpointInfo* info) {
     const char* key;
     int64_t* number;
     int64_t least, most;
-  } rows[] = {{"step", &info->step, 1, kMost},
+  } rows[] = {{"step", &info->step, 0, kMost},
               {"updates", &info->updates, 0, kMost},
               {"seqlen", &info->seqlen, 1, kMostTokens},
               {"window", &info->window, 0, kMost}};
@@ -147,7 +151,7 @@ absl::Status ReadInfo(const SafetensorsFile& file, CheckpointInfo* info) {
   absl::StatusOr<ModelConfig> model = ModelConfigFromJson(get("model"));
   if (!model.ok()) return NotACheckpoint(model.status().message());
   info->model = *std::move(model);
-  BURST_RETURN_IF_ERROR(CheckFits(info->model, file));
+  BURST_RETURN_IF_ERROR(CheckFits(info->model, info->step == 0, file));
   if (info->model.family == Family::kGpt2 && info->seqlen > info->model.context) {
     return NotACheckpoint("its 'seqlen' is beyond its model's positions");
   }
@@ -168,6 +172,21 @@ absl::Status ReadInfo(const std::string& path, const SafetensorsFile& file, Chec
   const absl::Status status = ReadInfo(file, info);
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
+}
+
+// What is needed besides the tensors.
+StringMap Strings(const CheckpointInfo& info) {
+  StringMap metadata = {{"format", kFormat},
+                        {"step", absl::StrCat(info.step)},
+                        {"updates", absl::StrCat(info.updates)},
+                        {"seqlen", absl::StrCat(info.seqlen)},
+                        {"window", absl::StrCat(info.window)},
+                        {"model", ModelConfigToJson(info.model)},
+                        {"config", info.config},
+                        {"data_fingerprint", info.data_fingerprint}};
+  if (info.tokenizer.has_value()) metadata["tokenizer"] = info.tokenizer->ToJson();
+  if (info.val_loss.has_value()) metadata["val_loss"] = absl::StrFormat("%.17g", *info.val_loss);
+  return metadata;
 }
 
 }  // namespace
@@ -191,17 +210,23 @@ absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
     BURST_RETURN_IF_ERROR(add("adam.v.", p, v));
   }
   if (group != nullptr && group->rank() > 0) return absl::OkStatus();
-  StringMap metadata = {{"format", kFormat},
-                        {"step", absl::StrCat(info.step)},
-                        {"updates", absl::StrCat(info.updates)},
-                        {"seqlen", absl::StrCat(info.seqlen)},
-                        {"window", absl::StrCat(info.window)},
-                        {"model", ModelConfigToJson(info.model)},
-                        {"config", info.config},
-                        {"data_fingerprint", info.data_fingerprint}};
-  if (info.tokenizer.has_value()) metadata["tokenizer"] = info.tokenizer->ToJson();
-  if (info.val_loss.has_value()) metadata["val_loss"] = absl::StrFormat("%.17g", *info.val_loss);
-  return WriteSafetensors(path, tensors, metadata);
+  return WriteSafetensors(path, tensors, Strings(info));
+}
+
+absl::Status SaveWeights(const std::string& path, const CheckpointInfo& info,
+                         const std::vector<Parameter>& parameters, const ReadParameter& read) {
+  BURST_CHECK_EQ(info.step, 0);
+  std::vector<SafetensorsWriter::Entry> entries;
+  for (const Parameter& p : parameters) entries.push_back({p.name, "F32", p.full_shape});
+  BURST_ASSIGN_OR_RETURN(SafetensorsWriter writer,
+                         SafetensorsWriter::Create(path, std::move(entries), Strings(info),
+                                                   /*checksums=*/true));
+  for (const Parameter& p : parameters) {
+    const Tensor whole = Tensor::Empty(p.full_shape, DType::kFloat32);
+    BURST_RETURN_IF_ERROR(read(p, whole));
+    BURST_RETURN_IF_ERROR(writer.Write(whole.raw_data(), whole.size_bytes()));
+  }
+  return writer.Commit();
 }
 
 absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(const std::string& path) {
@@ -223,6 +248,10 @@ absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, 
   BURST_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(path));
   CheckpointInfo info;
   BURST_RETURN_IF_ERROR(ReadInfo(path, file, &info));
+  if (optimizer != nullptr && info.step == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": holds weights alone; a run can start from them with --model=FOLDER"));
+  }
   std::vector<Destination> destinations;
   for (const Parameter& p : parameters->all()) {
     destinations.push_back({p.name, p, PartOf(parameters->masters(), p)});

@@ -6,8 +6,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -20,7 +22,7 @@
 namespace burst {
 
 struct CheckpointInfo {
-  int64_t step = 0;     // steps completed
+  int64_t step = 0;     // steps completed; 0: weights alone, which no step of a run has made
   int64_t updates = 0;  // of AdamW: fewer when steps were skipped
   int64_t seqlen = 0;   // trained on
   int64_t window = 0;   // of attention
@@ -38,6 +40,12 @@ absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
                             const ParameterList& parameters, const AdamW& optimizer,
                             Communicator* group = nullptr);
 
+// Writes weights alone, as of step 0: read(parameter, whole) fills each of the parameters (those of
+// info.model, whole), float32 on the CPU, one at a time. Atomic, as SaveCheckpoint.
+using ReadParameter = std::function<absl::Status(const Parameter& parameter, const Tensor& whole)>;
+absl::Status SaveWeights(const std::string& path, const CheckpointInfo& info,
+                         const std::vector<Parameter>& parameters, const ReadParameter& read);
+
 // Reads and checks the header only. DataLoss for a file that is damaged or was not written by
 // SaveCheckpoint, of this or an older version.
 absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(const std::string& path);
@@ -48,6 +56,7 @@ absl::StatusOr<CheckpointInfo> VerifyCheckpoint(const std::string& path);
 
 // Fills the parameters, this rank's parts of them, and the optimizer's state where one is given,
 // with the same checks of what it reads. After an error their values are undefined.
+// FailedPrecondition if an optimizer is given and the file holds weights alone.
 absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, AdamW* optimizer);
 
 }  // namespace burst

@@ -83,7 +83,7 @@ void Convert(absl::string_view dtype, const char* from, int64_t bytes, To* to) {
   if (dtype == "F64") return each(double{}, [](double x) { return x; });
   if (dtype == "F16") {
     return each(uint16_t{}, [](uint16_t bits) {
-      return static_cast<float>(Eigen::half_impl::raw_uint16_to_half(bits));
+      return Eigen::half_impl::half_to_float(Eigen::half_impl::raw_uint16_to_half(bits));
     });
   }
   BURST_CHECK_EQ(dtype, "BF16");

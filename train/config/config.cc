@@ -72,16 +72,20 @@ OptionTable TrainOptions(TrainConfig* c) {
         "used last are kept.");
 
   t.Group("Model");
-  t.Add(
-      "model", &c->model, kMayChange,
-      "A preset (llama_tiny, nanogpt_cpu, nanogpt_gpu, d12, ...), or a JSON file (or JSON itself) "
-      "with family, layers, width, heads; unless the defaults will do also kv_heads, ffn, vocab, "
-      "context, tied_embeddings, dropout, rope_theta, norm_eps, init_std.");
+  t.Add("model", &c->model, kMayChange,
+        "A preset (llama_tiny, nanogpt_cpu, nanogpt_gpu, d12, ...); a JSON file (or JSON itself) "
+        "with family, layers, width, heads; unless the defaults will do also kv_heads, head_dim, "
+        "ffn, "
+        "vocab, context, tied_embeddings, dropout, qkv_bias, qk_norm, rope_theta, rope_scaling, "
+        "norm_eps, init_std; or a folder with weights to start from: a Hugging Face directory, or "
+        "the "
+        "folder of an import or a run.");
   t.Add("dropout", &c->dropout, kMustAgree, "Dropout in [0, 1). -1: the model's own.");
   t.Add("seqlen", &c->seqlen, kMustAgree,
         "Tokens of a sequence; any number, also one that the ranks do not divide.");
   t.Add("window", &c->window, kMustAgree,
-        "Sliding-window attention: keys a query sees, itself included. 0: all.");
+        "Sliding-window attention: keys a query sees, itself included. 0: all. -1: as many as the "
+        "model that --model brings with weights; else all.");
 
   t.Group("Optimization");
   t.Add("batch", &c->batch, kMustAgree, "Sequences of a micro-batch, over all ranks.");

@@ -21,6 +21,7 @@
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
 #include "train/data/tokenizer.h"
+#include "train/huggingface/pretrained.h"
 #include "train/optimizer/lr_schedule.h"
 
 namespace burst {
@@ -44,7 +45,6 @@ struct PlainOptions {
   std::string data_cache;  // empty: .data-cache beside the run's folder
 
   int64_t seqlen = 256;
-  int64_t window = 0;  // 0: none
 
   int64_t batch = 8;
   int64_t accumulate = 1;
@@ -77,8 +77,9 @@ struct PlainOptions {
 struct TrainConfig : PlainOptions {
   TokenizerChoice tokenizer = TokenizerChoice::kAuto;
 
-  std::string model = "llama_tiny";  // a preset, a JSON file, or JSON itself
+  std::string model = "llama_tiny";  // a preset, a JSON file, JSON itself, or a folder with weights
   double dropout = -1;               // -1: the model's
+  int64_t window = -1;               // 0: none; -1: the model's
 
   double lr = 2e-3;
   double min_lr = -1;   // -1: lr / 10
@@ -115,6 +116,8 @@ struct ResolvedConfig : PlainOptions {
   std::optional<Tokenizer::Kind> tokenizer;  // none: char for text, none for shards
   ModelConfig model;                         // dropout is the run's; its vocab may still be 0
   std::string model_name;                    // for people: the preset, the file's name, or "custom"
+  std::optional<Pretrained> pretrained;      // whose weights a new run starts from
+  int64_t window = 0;                        // keys that a query sees; 0: all before it
   LrSchedule lr;
   DeviceType device = DeviceType::kCpu;
   DType dtype = DType::kFloat32;  // of activations

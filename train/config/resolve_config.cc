@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
+#include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -29,7 +30,7 @@ absl::Status InRange(const char* option, double value, double lo, double hi) {
 
 absl::Status CheckRanges(const TrainConfig& c) {
   BURST_RETURN_IF_ERROR(AtLeast("seqlen", c.seqlen, 1));
-  BURST_RETURN_IF_ERROR(AtLeast("window", c.window, 0));
+  BURST_RETURN_IF_ERROR(AtLeast("window", c.window, -1));
   BURST_RETURN_IF_ERROR(AtLeast("batch", c.batch, 1));
   BURST_RETURN_IF_ERROR(AtLeast("accumulate", c.accumulate, 1));
   BURST_RETURN_IF_ERROR(AtLeast("steps", c.steps, 1));
@@ -231,12 +232,27 @@ absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<Pretrained> FindPretrainedOption(const std::string& folder) {
+  absl::StatusOr<Pretrained> found = FindPretrained(folder);
+  if (found.ok()) return found;
+  return InvalidOption("model", found.status().message());
+}
+
 // The model that c->model names; a file's name is replaced by what it holds, so that the
-// configuration stands alone.
-absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name) {
+// configuration stands alone. A folder with weights stays what it is: they are too large.
+absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
+                                      std::optional<Pretrained>* pretrained) {
+  std::error_code error;  // what cannot be seen is no folder
   if (c->model.empty()) return InvalidOption("model", "is empty; presets: ", ModelPresetNames());
   absl::StatusOr<ModelConfig> model;
-  if (c->model[0] == '{') {
+  if (!ModelPreset(c->model).ok() && std::filesystem::is_directory(ResolvePath(c->model), error)) {
+    c->model = ResolvePath(c->model);
+    std::filesystem::path path = c->model;
+    if (!path.has_filename()) path = path.parent_path();  // FOLDER/
+    *name = path.filename().string();
+    BURST_ASSIGN_OR_RETURN(*pretrained, FindPretrainedOption(path.string()));
+    model = (*pretrained)->model;
+  } else if (c->model[0] == '{') {
     *name = "custom";
     model = ModelConfigFromJson(c->model);
   } else if (absl::StrContains(c->model, "/") || absl::EndsWith(c->model, ".json")) {
@@ -382,8 +398,10 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   c.out = ResolvePath(c.out);
 
   ResolvedConfig config;
-  BURST_ASSIGN_OR_RETURN(config.model, ReadModel(&c, &config.model_name));
+  BURST_ASSIGN_OR_RETURN(config.model, ReadModel(&c, &config.model_name, &config.pretrained));
   static_cast<PlainOptions&>(config) = c;
+  config.window = c.window;
+  if (c.window == -1) config.window = config.pretrained ? config.pretrained->window : 0;
   config.given_ = c;
   if (c.tokenizer == TokenizerChoice::kByte) config.tokenizer = Tokenizer::Kind::kByte;
   if (c.tokenizer == TokenizerChoice::kChar) config.tokenizer = Tokenizer::Kind::kChar;

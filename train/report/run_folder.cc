@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
+#include "train/huggingface/pretrained.h"
 
 namespace burst {
 namespace {
@@ -85,6 +86,9 @@ absl::StatusOr<RunFolder> RunFolder::Make(const ResolvedConfig& config) {
         absl::StrCat("--out: ", path,
                      " holds the checkpoints of a run; give --resume to continue it, or another "
                      "folder"));
+  }
+  if (config.pretrained.has_value()) {
+    BURST_RETURN_IF_ERROR(KeepCompanions(*config.pretrained, path));
   }
   return Open(config, std::move(path), /*resumed=*/nullptr, std::move(lock));
 }

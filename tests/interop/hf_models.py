@@ -1,0 +1,96 @@
+"""Small models of each family, as transformers makes them: what hf_parity.py compares, and what
+fixtures.py writes down."""
+
+import torch
+import transformers
+
+
+def _llama(**fields):
+    return transformers.LlamaConfig(**{**_COMMON, **fields})
+
+
+# An odd vocabulary, grouped-query heads, a feed-forward of no round width.
+_COMMON = dict(
+    vocab_size=97,
+    hidden_size=48,
+    intermediate_size=88,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
+)
+
+
+def _rope(kind, **fields):
+    return dict(rope_scaling=dict(rope_type=kind, **fields), rope_theta=500.0)
+
+
+_YARN = dict(factor=4.0, original_max_position_embeddings=32)
+_QWEN2 = {**_COMMON, "use_sliding_window": False}
+_WINDOW = dict(use_sliding_window=True, sliding_window=7, max_window_layers=0)
+
+CONFIGS = {
+    "llama": lambda: _llama(),
+    "llama-tied": lambda: _llama(tie_word_embeddings=True, rope_theta=500000.0),
+    "llama-head_dim": lambda: _llama(head_dim=20),
+    "llama-full_heads": lambda: _llama(num_key_value_heads=6, rms_norm_eps=1e-3),
+    "llama-linear": lambda: _llama(**_rope("linear", factor=2.5)),
+    "llama-llama3": lambda: _llama(
+        **_rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        )
+    ),
+    "llama-yarn": lambda: _llama(**_rope("yarn", beta_fast=3.0, **_YARN)),
+    "llama-yarn-factor": lambda: _llama(
+        **_rope("yarn", attention_factor=1.3, truncate=False, beta_fast=3.0, **_YARN)
+    ),
+    "llama-yarn-mscale": lambda: _llama(
+        **_rope("yarn", mscale=0.7, mscale_all_dim=1.4, beta_fast=3.0, **_YARN)
+    ),
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=97, n_positions=64, n_embd=48, n_layer=3, n_head=4
+    ),
+    "gpt2-untied": lambda: transformers.GPT2Config(
+        vocab_size=97,
+        n_positions=64,
+        n_embd=48,
+        n_layer=2,
+        n_head=3,
+        n_inner=100,
+        layer_norm_epsilon=1e-3,
+        tie_word_embeddings=False,
+    ),
+    "mistral": lambda: transformers.MistralConfig(**{**_COMMON, "sliding_window": 7}),
+    "mistral-no_window": lambda: transformers.MistralConfig(
+        **{**_COMMON, "sliding_window": None, "head_dim": 12}
+    ),
+    "qwen2": lambda: transformers.Qwen2Config(**_QWEN2),
+    "qwen2-tied": lambda: transformers.Qwen2Config(**{**_QWEN2, "tie_word_embeddings": True}),
+    "qwen2-window": lambda: transformers.Qwen2Config(**{**_QWEN2, **_WINDOW}),
+    "qwen3": lambda: transformers.Qwen3Config(**{**_COMMON, "head_dim": 16}),
+    "qwen3-tied": lambda: transformers.Qwen3Config(
+        **{**_COMMON, "head_dim": 4, "tie_word_embeddings": True, **_rope("yarn", **_YARN)}
+    ),
+}
+
+
+def make(name, seed=1):
+    """A model with random weights, large enough that errors show in its logits; its biases and
+    normalization weights, too, which are all the same otherwise."""
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(
+        CONFIGS[name](), attn_implementation="eager"
+    ).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+            else:
+                parameter.copy_(torch.randn_like(parameter) * 1.5 / parameter.shape[-1] ** 0.5)
+    return model.eval()

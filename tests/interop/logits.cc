@@ -1,0 +1,69 @@
+// Writes the logits of a Hugging Face directory, computed by this library in float32 on the CPU:
+// for hf_parity.py, which compares them with those of transformers.
+//
+//   logits DIRECTORY TOKENS OUT      TOKENS: a JSON array of rows of tokens, of one length;
+//                                    OUT: a safetensors file with "logits" [rows, length, vocab]
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "burst/attention/burst_attention.h"
+#include "burst/base/json.h"
+#include "burst/base/parallel.h"
+#include "burst/base/status.h"
+#include "burst/cli/files.h"
+#include "model/transformer.h"
+#include "train/checkpoint/safetensors.h"
+#include "train/huggingface/pretrained.h"
+
+namespace burst {
+namespace {
+
+absl::Status WriteLogits(const std::string& directory, const std::string& tokens_path,
+                         const std::string& out) {
+  BURST_ASSIGN_OR_RETURN(const Pretrained pretrained, FindPretrained(directory));
+  BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Transformer> model,
+                         Transformer::Create(pretrained.model, DType::kFloat32, std::nullopt));
+  BURST_RETURN_IF_ERROR(LoadPretrained(pretrained, &model->parameters()));
+
+  BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(tokens_path));
+  BURST_ASSIGN_OR_RETURN(const nlohmann::json rows, ParseJson(text));
+  std::vector<int32_t> tokens, positions;
+  for (const nlohmann::json& row : rows) {
+    for (const nlohmann::json& token : row) tokens.push_back(token.get<int32_t>());
+    for (size_t t = 0; t < row.size(); ++t) positions.push_back(static_cast<int32_t>(t));
+  }
+  const Shape shape = {static_cast<int64_t>(rows.size()), static_cast<int64_t>(rows[0].size())};
+  BurstAttentionOptions options;
+  options.mask.window = pretrained.window;
+  BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, nullptr));
+  BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(shape[1]));
+  const SequenceBatch batch = {Tensor::FromVector(tokens, shape),
+                               Tensor::FromVector(positions, shape), Tensor(),
+                               std::make_shared<RingSchedule>(std::move(schedule))};
+  Tape tape(/*recording=*/false);
+  const Variable logits = model->Logits(tape, *attention, batch);
+  BURST_RETURN_IF_ERROR(tape.status());
+  return WriteSafetensors(out, {{"logits", logits.value()}}, {});
+}
+
+}  // namespace
+}  // namespace burst
+
+int main(int argc, char** argv) {
+  if (argc != 4) {
+    std::fprintf(stderr, "usage: logits DIRECTORY TOKENS OUT\n");
+    return 2;
+  }
+  const burst::ScopedThreadPool pool(burst::NumCores());
+  const absl::Status status = burst::WriteLogits(argv[1], argv[2], argv[3]);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  return 1;
+}

@@ -1,0 +1,273 @@
+#include "train/huggingface/convert.h"
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "burst/base/status.h"
+#include "burst/cli/files.h"
+#include "model/transformer.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/kept_checkpoints.h"
+#include "train/checkpoint/safetensors.h"
+#include "train/checkpoint/safetensors_writer.h"
+#include "train/huggingface/config.h"
+#include "train/huggingface/directory.h"
+#include "train/huggingface/pretrained.h"
+#include "train/huggingface/tensor_map.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+absl::Status MakeFolder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (!error) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("cannot make the folder ", path, ": ", error.message()));
+}
+
+// ---- Export.
+
+struct DTypeNames {
+  const char* option;  // as torch calls it
+  const char* format;  // as safetensors does
+  int64_t bytes;
+};
+constexpr DTypeNames kDTypes[] = {
+    {"float32", "F32", 4}, {"bfloat16", "BF16", 2}, {"float16", "F16", 2}};
+
+absl::StatusOr<DTypeNames> FindDType(const std::string& name) {
+  for (const DTypeNames& dtype : kDTypes) {
+    if (name == dtype.option) return dtype;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--dtype: '", name, "' is none of float32, bfloat16 and float16"));
+}
+
+// One tensor of the export: rows of a parameter.
+struct Piece {
+  ForeignTensor tensor;
+  const Parameter* parameter = nullptr;
+  int64_t first_row = 0;
+  int64_t bytes = 0;
+};
+
+std::vector<Piece> Pieces(const ModelConfig& model, const std::vector<Parameter>& parameters,
+                          const DTypeNames& dtype) {
+  std::vector<Piece> pieces;
+  for (const Parameter& parameter : parameters) {
+    int64_t row = 0;
+    for (ForeignTensor& tensor : ForeignTensors(model, parameter)) {
+      int64_t bytes = dtype.bytes;
+      for (const int64_t dim : tensor.shape) bytes *= dim;
+      const int64_t rows = tensor.shape_here()[0];
+      pieces.push_back({std::move(tensor), &parameter, row, bytes});
+      row += rows;
+    }
+  }
+  return pieces;
+}
+
+// In the model's order, as many to a file as fit.
+std::vector<std::vector<Piece>> Files(std::vector<Piece> pieces, int64_t file_bytes) {
+  std::vector<std::vector<Piece>> files(1);
+  int64_t bytes = 0;
+  for (Piece& piece : pieces) {
+    if (!files.back().empty() && bytes + piece.bytes > file_bytes) {
+      files.emplace_back();
+      bytes = 0;
+    }
+    bytes += piece.bytes;
+    files.back().push_back(std::move(piece));
+  }
+  return files;
+}
+
+// Reads parameters of a checkpoint. Those of the layer read last are kept, for several pieces are
+// of one.
+class ParameterReader {
+ public:
+  explicit ParameterReader(const SafetensorsFile& file) : file_(file) {}
+
+  absl::StatusOr<Tensor> Read(const Parameter& parameter) {
+    const std::string layer = parameter.name.substr(0, parameter.name.find('.', sizeof("layers.")));
+    if (layer != layer_) kept_.clear();
+    layer_ = layer;
+    Tensor& tensor = kept_[parameter.name];
+    if (!tensor.null()) return tensor;
+    tensor = Tensor::Empty(parameter.full_shape, DType::kFloat32);
+    const NamedTensor named = {parameter.name, tensor};
+    BURST_RETURN_IF_ERROR(file_.Read({&named, 1}, SafetensorsFile::Numbers::kFinite));
+    return tensor;
+  }
+
+ private:
+  const SafetensorsFile& file_;
+  std::string layer_;
+  std::map<std::string, Tensor> kept_;
+};
+
+Tensor Transposed(const Tensor& from) {
+  const int64_t rows = from.dim(0), cols = from.dim(1);
+  const Tensor to = Tensor::Empty({cols, rows}, DType::kFloat32);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < cols; ++j) {
+      to.data<float>()[j * rows + i] = from.data<float>()[i * cols + j];
+    }
+  }
+  return to;
+}
+
+absl::Status WriteConverted(const Tensor& tensor, const DTypeNames& dtype, const std::string& name,
+                            SafetensorsWriter* writer) {
+  if (dtype.format == std::string("F32")) {
+    return writer->Write(tensor.raw_data(), tensor.size_bytes());
+  }
+  if (dtype.format == std::string("BF16")) {
+    const Tensor rounded = tensor.To(DType::kBFloat16);
+    return writer->Write(rounded.raw_data(), rounded.size_bytes());
+  }
+  constexpr int64_t kElements = 1 << 18;
+  const float* values = tensor.data<float>();
+  std::vector<Eigen::half> halves;
+  for (int64_t begin = 0; begin < tensor.numel(); begin += kElements) {
+    const int64_t n = std::min(kElements, tensor.numel() - begin);
+    halves.resize(n);
+    for (int64_t i = 0; i < n; ++i) {
+      halves[i] = Eigen::half(values[begin + i]);
+      if (!(Eigen::numext::isfinite)(halves[i])) {
+        return absl::InvalidArgumentError(absl::StrCat("--dtype: the tensor '", name, "' holds ",
+                                                       values[begin + i],
+                                                       ", which float16 cannot; bfloat16 can"));
+      }
+    }
+    BURST_RETURN_IF_ERROR(writer->Write(halves.data(), n * 2));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteFile(const std::string& path, std::vector<Piece> pieces, const DTypeNames& dtype,
+                       ParameterReader* reader) {
+  std::sort(pieces.begin(), pieces.end(),
+            [](const Piece& a, const Piece& b) { return a.tensor.name < b.tensor.name; });
+  std::vector<SafetensorsWriter::Entry> entries;
+  for (const Piece& piece : pieces) {
+    entries.push_back({piece.tensor.name, dtype.format, piece.tensor.shape});
+  }
+  BURST_ASSIGN_OR_RETURN(SafetensorsWriter writer,
+                         SafetensorsWriter::Create(path, std::move(entries), {{"format", "pt"}},
+                                                   /*checksums=*/false));
+  for (const Piece& piece : pieces) {
+    BURST_ASSIGN_OR_RETURN(const Tensor whole, reader->Read(*piece.parameter));
+    Tensor rows = whole.Slice(0, piece.first_row, piece.tensor.shape_here()[0]);
+    if (piece.tensor.transposed) rows = Transposed(rows);
+    BURST_RETURN_IF_ERROR(WriteConverted(rows, dtype, piece.tensor.name, &writer));
+  }
+  return writer.Commit();
+}
+
+// The config.json that a model came with, if it is still that model's; else one that is made.
+absl::StatusOr<std::string> ConfigJson(const CheckpointInfo& info, const std::string& companions,
+                                       const std::string& dtype) {
+  HuggingFaceConfig config{info.model.WithDefaults(), info.window, dtype};
+  const absl::StatusOr<std::string> kept =
+      ReadFile((fs::path(companions) / "config.json").string());
+  if (kept.ok()) {
+    absl::StatusOr<HuggingFaceConfig> before = ParseHuggingFaceConfig(*kept);
+    if (before.ok()) {
+      before->model.dropout = config.model.dropout;
+      before->model.init_std = config.model.init_std;
+      if (ModelDifference(before->model, config.model).empty() && before->window == config.window) {
+        return WithDType(*kept, dtype);
+      }
+    }
+  }
+  if (config.model.context == 0) config.model.context = info.seqlen;
+  return MakeHuggingFaceConfig(config);
+}
+
+// What the weights were before they were imported, or float32.
+std::string DefaultDType(const std::string& companions) {
+  const absl::StatusOr<std::string> kept =
+      ReadFile((fs::path(companions) / "config.json").string());
+  if (!kept.ok()) return "float32";
+  const absl::StatusOr<HuggingFaceConfig> config = ParseHuggingFaceConfig(*kept);
+  return config.ok() && FindDType(config->dtype).ok() ? config->dtype : "float32";
+}
+
+}  // namespace
+
+absl::Status ImportHuggingFace(const std::string& directory, const std::string& out) {
+  if (HoldsCheckpoints(out)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--out: ", out, " holds checkpoints; give another folder"));
+  }
+  BURST_ASSIGN_OR_RETURN(const HuggingFaceDirectory source, HuggingFaceDirectory::Open(directory));
+  BURST_RETURN_IF_ERROR(MakeFolder(out));
+  CheckpointInfo info;
+  info.model = source.config().model;
+  info.window = source.config().window;
+  info.seqlen = info.model.context;
+  BURST_RETURN_IF_ERROR(
+      KeepCompanions({Pretrained::Kind::kHuggingFace, directory, info.model, info.window}, out));
+  return SaveWeights(CheckpointPath(out), info, source.parameters(),
+                     [&](const Parameter& parameter, const Tensor& whole) {
+                       return source.Read(parameter, whole);
+                     });
+}
+
+absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string& out,
+                               const ExportOptions& options) {
+  BURST_ASSIGN_OR_RETURN(const CheckpointInfo info, ReadCheckpointInfo(checkpoint));
+  BURST_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(checkpoint));
+  const std::string companions = CompanionsOf(checkpoint);
+  BURST_ASSIGN_OR_RETURN(
+      const DTypeNames dtype,
+      FindDType(options.dtype.empty() ? DefaultDType(companions) : options.dtype));
+  BURST_ASSIGN_OR_RETURN(const std::string config, ConfigJson(info, companions, dtype.option));
+  const fs::path folder = out;
+  for (const char* name : {"config.json", "model.safetensors", "model.safetensors.index.json"}) {
+    std::error_code error;
+    if (!fs::exists(folder / name, error)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("--out: ", out, " holds ", name, " already; give another folder"));
+  }
+  BURST_RETURN_IF_ERROR(CopyCompanions(companions, out, /*with_config=*/false));
+
+  const ModelConfig model = info.model.WithDefaults();
+  BURST_ASSIGN_OR_RETURN(const std::vector<Parameter> parameters, Transformer::ParametersOf(model));
+  const std::vector<std::vector<Piece>> files =
+      Files(Pieces(model, parameters, dtype), options.file_bytes);
+  ParameterReader reader(file);
+  nlohmann::json weight_map = nlohmann::json::object();
+  int64_t total = 0;
+  for (size_t i = 0; i < files.size(); ++i) {
+    const std::string name =
+        files.size() == 1 ? "model.safetensors"
+                          : absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, files.size());
+    for (const Piece& piece : files[i]) {
+      weight_map[piece.tensor.name] = name;
+      total += piece.bytes;
+    }
+    BURST_RETURN_IF_ERROR(WriteFile((folder / name).string(), files[i], dtype, &reader));
+  }
+  if (files.size() > 1) {
+    const nlohmann::json index = {{"metadata", {{"total_size", total}}},
+                                  {"weight_map", weight_map}};
+    BURST_RETURN_IF_ERROR(WriteFileAtomically((folder / "model.safetensors.index.json").string(),
+                                              index.dump(2) + "\n"));
+  }
+  return WriteFileAtomically((folder / "config.json").string(), config);
+}
+
+}  // namespace burst

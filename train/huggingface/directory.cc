@@ -1,0 +1,200 @@
+#include "train/huggingface/directory.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "burst/base/json.h"
+#include "burst/base/status.h"
+#include "burst/cli/files.h"
+#include "model/transformer.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kOneFile[] = "model.safetensors";
+constexpr char kIndex[] = "model.safetensors.index.json";
+constexpr auto kFinite = SafetensorsFile::Numbers::kFinite;
+
+// to[i, j] = from[j, i]
+void Transpose(const Tensor& from, const Tensor& to) {
+  const int64_t rows = to.dim(0), cols = to.dim(1);
+  DispatchFloat(to.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int64_t kBlock = 64;
+    const T* source = from.data<T>();
+    T* target = to.data<T>();
+    for (int64_t i0 = 0; i0 < rows; i0 += kBlock) {
+      for (int64_t j = 0; j < cols; ++j) {
+        const int64_t end = std::min(rows, i0 + kBlock);
+        for (int64_t i = i0; i < end; ++i) target[i * cols + j] = source[j * rows + i];
+      }
+    }
+  });
+}
+
+// The files that an index names, each once.
+absl::StatusOr<std::set<std::string>> FilesOfIndex(const std::string& path) {
+  BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  const auto damaged = [&](const std::string& why) {
+    return absl::DataLossError(absl::StrCat(path, ": ", why));
+  };
+  const absl::StatusOr<nlohmann::json> index = ParseJson(text);
+  if (!index.ok()) return damaged(std::string(index.status().message()));
+  const auto map = index->is_object() ? index->find("weight_map") : index->end();
+  if (!index->is_object() || map == index->end() || !map->is_object()) {
+    return damaged("holds no weight_map");
+  }
+  std::set<std::string> files;
+  for (const auto& [tensor, file] : map->items()) {
+    if (!file.is_string()) return damaged("the weight_map names no file for a tensor");
+    const std::string name = file.get<std::string>();
+    if (absl::StrContains(name, "/") || name.find('\0') != std::string::npos ||
+        !absl::EndsWith(name, ".safetensors")) {
+      return damaged("the weight_map names something else than safetensors files beside it");
+    }
+    files.insert(name);
+  }
+  return files;
+}
+
+}  // namespace
+
+absl::StatusOr<HuggingFaceDirectory> HuggingFaceDirectory::Open(const std::string& path) {
+  HuggingFaceDirectory directory(path);
+  const absl::Status status = directory.Init();
+  if (status.ok()) return directory;
+  if (absl::StrContains(status.message(), path)) return status;
+  return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
+}
+
+absl::Status HuggingFaceDirectory::Init() {
+  BURST_ASSIGN_OR_RETURN(const std::string json,
+                         ReadFile((fs::path(path_) / "config.json").string()));
+  BURST_ASSIGN_OR_RETURN(config_, ParseHuggingFaceConfig(json));
+  BURST_RETURN_IF_ERROR(OpenFiles());
+  // A model of more layers than there are tensors is none that is here; its list could be long.
+  if (config_.model.layers > static_cast<int64_t>(file_of_.size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("holds ", file_of_.size(), " tensors, fewer than the model has layers"));
+  }
+  BURST_ASSIGN_OR_RETURN(parameters_, Transformer::ParametersOf(config_.model));
+  return CheckTensors();
+}
+
+absl::Status HuggingFaceDirectory::OpenFiles() {
+  std::error_code error;  // what cannot be seen cannot be opened either
+  const std::string index = (fs::path(path_) / kIndex).string();
+  if (!fs::exists(index, error)) return OpenFile(kOneFile);
+  BURST_ASSIGN_OR_RETURN(const std::set<std::string> names, FilesOfIndex(index));
+  for (const std::string& name : names) BURST_RETURN_IF_ERROR(OpenFile(name));
+  return absl::OkStatus();
+}
+
+absl::Status HuggingFaceDirectory::OpenFile(const std::string& name) {
+  BURST_ASSIGN_OR_RETURN(SafetensorsFile file,
+                         SafetensorsFile::Open((fs::path(path_) / name).string()));
+  for (const std::string& tensor : file.names()) {
+    if (!file_of_.emplace(tensor, static_cast<int>(files_.size())).second) {
+      return absl::DataLossError(absl::StrCat("the tensor '", tensor, "' is in two files"));
+    }
+  }
+  files_.push_back(std::move(file));
+  return absl::OkStatus();
+}
+
+// That every tensor of the model is there, as it must be, and no other.
+absl::Status HuggingFaceDirectory::CheckTensors() {
+  const ForeignTensor first = ForeignTensors(config_.model, parameters_[0])[0];
+  if (file_of_.count(first.name) == 0) {
+    missing_prefix_ = NamePrefix(config_.model);
+    if (file_of_.count(NameThere(first)) == 0) missing_prefix_.clear();
+  }
+  std::set<std::string> wanted;
+  for (const Parameter& parameter : parameters_) {
+    for (const ForeignTensor& tensor : ForeignTensors(config_.model, parameter)) {
+      const std::string name = NameThere(tensor);
+      wanted.insert(name);
+      const auto file = file_of_.find(name);
+      if (file == file_of_.end()) {
+        return absl::InvalidArgumentError(absl::StrCat("the tensor '", name, "' is missing"));
+      }
+      const SafetensorsFile::Entry& entry = *files_[file->second].Find(name);
+      if (entry.shape != tensor.shape) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("the tensor '", name, "' is ", ToString(entry.shape),
+                         "; with this config.json it must be ", ToString(tensor.shape)));
+      }
+      const std::string& dtype = entry.dtype;
+      if (dtype != "F32" && dtype != "BF16" && dtype != "F16" && dtype != "F64") {
+        return absl::InvalidArgumentError(absl::StrCat("the tensor '", name, "' is of the dtype ",
+                                                       dtype,
+                                                       "; F32, BF16, F16 and F64 can be read"));
+      }
+    }
+  }
+  for (const auto& [name, file] : file_of_) {
+    if (wanted.count(name) == 0 && !IsComputed(config_.model, name)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the tensor '", name, "' is none of a model with this config.json"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string HuggingFaceDirectory::NameThere(const ForeignTensor& tensor) const {
+  return std::string(absl::StripPrefix(tensor.name, missing_prefix_));
+}
+
+const SafetensorsFile& HuggingFaceDirectory::FileOf(const ForeignTensor& tensor) const {
+  return files_[file_of_.at(NameThere(tensor))];
+}
+
+absl::Status HuggingFaceDirectory::Read(const Parameter& parameter, const Tensor& whole) const {
+  int64_t row = 0;
+  for (const ForeignTensor& tensor : ForeignTensors(config_.model, parameter)) {
+    const int64_t rows = tensor.shape_here()[0];
+    const Tensor to = whole.Slice(0, row, rows);
+    const Tensor stored = tensor.transposed ? Tensor::Empty(tensor.shape, whole.dtype()) : to;
+    const NamedTensor named = {NameThere(tensor), stored};
+    BURST_RETURN_IF_ERROR(FileOf(tensor).ReadConverted({&named, 1}, kFinite));
+    if (tensor.transposed) Transpose(stored, to);
+    row += rows;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HuggingFaceDirectory::Load(ParameterList* parameters) const {
+  const Tensor masters = parameters->masters();
+  std::vector<std::vector<NamedTensor>> direct(files_.size());  // read where they belong
+  for (const Parameter& parameter : parameters->all()) {
+    const Tensor part = masters.Slice(0, parameter.offset, parameter.numel()).View(parameter.shape);
+    const std::vector<ForeignTensor> tensors = ForeignTensors(config_.model, parameter);
+    const bool whole = part.device() == DeviceType::kCpu && parameter.sharding.shards.empty();
+    if (whole && !tensors[0].transposed) {
+      int64_t row = 0;
+      for (const ForeignTensor& tensor : tensors) {
+        direct[file_of_.at(NameThere(tensor))].push_back(
+            {NameThere(tensor), part.Slice(0, row, tensor.shape[0])});
+        row += tensor.shape[0];
+      }
+      continue;
+    }
+    const Tensor staged = Tensor::Empty(parameter.full_shape, part.dtype());
+    BURST_RETURN_IF_ERROR(Read(parameter, staged));
+    parameter.TakeShard(parameter.sharding.rank, staged, part);
+  }
+  for (size_t i = 0; i < files_.size(); ++i) {
+    BURST_RETURN_IF_ERROR(files_[i].ReadConverted(direct[i], kFinite));
+  }
+  parameters->RoundMasters();
+  return absl::OkStatus();
+}
+
+}  // namespace burst

@@ -1,0 +1,52 @@
+// A Hugging Face directory: config.json, and the weights in model.safetensors or in several files
+// that model.safetensors.index.json lists.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/parameters.h"
+#include "train/checkpoint/safetensors.h"
+#include "train/huggingface/config.h"
+#include "train/huggingface/tensor_map.h"
+
+namespace burst {
+
+// Opened for reading: every header was read, and the tensors are those of the model, with its
+// shapes and dtypes that can be read. Their bytes are read when they are wanted, each once, and
+// kept nowhere else.
+class HuggingFaceDirectory {
+ public:
+  // InvalidArgument or DataLoss naming the directory, and the file, field or tensor in it.
+  static absl::StatusOr<HuggingFaceDirectory> Open(const std::string& path);
+
+  const HuggingFaceConfig& config() const { return config_; }
+  // The model's, without memory.
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+
+  // Fills a whole parameter of the model, float32 or float64 on the CPU.
+  absl::Status Read(const Parameter& parameter, const Tensor& whole) const;
+  // Fills this rank's part of all parameters of such a model, on its device.
+  absl::Status Load(ParameterList* parameters) const;
+
+ private:
+  explicit HuggingFaceDirectory(std::string path) : path_(std::move(path)) {}
+  absl::Status Init();
+  absl::Status OpenFiles();
+  absl::Status OpenFile(const std::string& name);
+  absl::Status CheckTensors();
+  const SafetensorsFile& FileOf(const ForeignTensor& tensor) const;
+  std::string NameThere(const ForeignTensor& tensor) const;
+
+  std::string path_;
+  HuggingFaceConfig config_;
+  std::vector<Parameter> parameters_;
+  std::vector<SafetensorsFile> files_;
+  std::map<std::string, int> file_of_;  // tensor: index into files_
+  std::string missing_prefix_;          // what the names there lack
+};
+
+}  // namespace burst

@@ -1,0 +1,67 @@
+// bazel run //train:export: a checkpoint into a Hugging Face directory.
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/parallel.h"
+#include "burst/base/status.h"
+#include "burst/cli/files.h"
+#include "burst/cli/options.h"
+#include "burst/cli/process.h"
+#include "train/checkpoint/kept_checkpoints.h"
+#include "train/huggingface/convert.h"
+
+namespace burst {
+namespace {
+
+int Main(int argc, char** argv) {
+  std::string checkpoint, out, dtype = "auto";
+  int64_t file_mb = 5000;
+  OptionTable options;
+  options.Group("Options");
+  options.Add("checkpoint", &checkpoint, OnResume::kNotSaved,
+              "A checkpoint, or the folder of a run or an import: then its newest one. The name of "
+              "the option may be left out.");
+  options.Add("out", &out, OnResume::kNotSaved, "The Hugging Face directory to make.");
+  options.Add("dtype", &dtype, OnResume::kNotSaved,
+              "Of the weights: float32, bfloat16 or float16. auto: as they were imported, else "
+              "float32.");
+  options.Add("file_mb", &file_mb, OnResume::kNotSaved,
+              "Megabytes of tensors in a file, at most; a larger model has several files.");
+  const std::string help = options.Help(
+      "Makes a Hugging Face directory of a checkpoint, which transformers loads.\n\n"
+      "  bazel run //train:export -- runs/NAME --out=DIRECTORY\n");
+  if (PrintHelpOrVersion(argc, argv, help)) return 0;
+  if (argc > 1 && argv[1][0] != '-') {
+    checkpoint = argv[1];
+    --argc, ++argv;
+  }
+  absl::Status usage = options.ParseArguments(argc, argv);
+  if (usage.ok() && checkpoint.empty()) {
+    usage = InvalidOption("checkpoint", "give a checkpoint or the folder of a run");
+  }
+  if (usage.ok() && out.empty()) usage = InvalidOption("out", "give the directory to make");
+  if (usage.ok() && (file_mb < 1 || file_mb > 1'000'000'000)) {
+    usage = InvalidOption("file_mb", file_mb, " must be from 1 to 1e9");
+  }
+  if (!usage.ok()) return ExitCode(usage, kExitBadUsage);
+  const ScopedThreadPool pool(NumCores());
+  std::string path = ResolvePath(checkpoint);
+  std::error_code error;  // a path that cannot be followed is told of when it is opened
+  if (std::filesystem::is_directory(path, error)) path = CheckpointPath(path);
+  ExportOptions how;
+  if (dtype != "auto") how.dtype = dtype;
+  how.file_bytes = file_mb * 1'000'000;
+  const absl::Status status = ExportHuggingFace(path, ResolvePath(out), how);
+  if (!status.ok()) return ExitCode(status, kExitFailure);
+  std::printf("%s holds the model\n", out.c_str());
+  return 0;
+}
+
+}  // namespace
+}  // namespace burst
+
+int main(int argc, char** argv) { return burst::Main(argc, argv); }

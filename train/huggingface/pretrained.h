@@ -1,0 +1,41 @@
+// Models that --model names by a folder: one with weights, from which a run starts.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/config.h"
+#include "model/parameters.h"
+
+namespace burst {
+
+struct Pretrained {
+  // A checkpoint of this program (its file), or a Hugging Face directory.
+  enum class Kind { kCheckpoint, kHuggingFace };
+  Kind kind = Kind::kHuggingFace;
+  std::string path;
+  ModelConfig model;
+  int64_t window = 0;  // of attention; 0: none
+};
+
+// `folder`: a Hugging Face directory, or the folder of an import or a run, of which the newest
+// checkpoint counts. Reads what describes the model; errors name the file.
+absl::StatusOr<Pretrained> FindPretrained(const std::string& folder);
+
+// Fills this rank's part of the parameters of such a model, on its device.
+absl::Status LoadPretrained(const Pretrained& pretrained, ParameterList* parameters);
+
+// Copies what belongs to a model besides its weights (config.json, the tokenizer's files), as it
+// is, to FOLDER/huggingface, where an export finds it.
+absl::Status KeepCompanions(const Pretrained& pretrained, const std::string& folder);
+
+// The folder of a checkpoint's companions, which may not be there.
+std::string CompanionsOf(const std::string& checkpoint);
+
+// Copies the files of that kind that `from` has to `to`, but for config.json if `with_config` is
+// false.
+absl::Status CopyCompanions(const std::string& from, const std::string& to, bool with_config);
+
+}  // namespace burst

@@ -1,0 +1,34 @@
+// Which tensors of a Hugging Face directory make up which parameter.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "burst/tensor/tensor.h"
+#include "model/config.h"
+#include "model/parameters.h"
+
+namespace burst {
+
+// A tensor of the directory: [out, in] as here, or [in, out] (`transposed`), GPT-2's.
+struct ForeignTensor {
+  std::string name;
+  Shape shape;  // as it is stored there
+  bool transposed = false;
+
+  Shape shape_here() const;  // [out, in]
+};
+
+// The tensors whose rows, one behind the other, are those of the parameter: queries, keys and
+// values, or gate and up; else there is one.
+std::vector<ForeignTensor> ForeignTensors(const ModelConfig& config, const Parameter& parameter);
+
+// What directories hold besides: masks and angles that are computed here; the head of a model whose
+// head is its embedding.
+bool IsComputed(const ModelConfig& config, absl::string_view name);
+
+// What the names begin with ("model.", "transformer."), unless the directory was saved without it.
+std::string NamePrefix(const ModelConfig& config);
+
+}  // namespace burst

@@ -1,0 +1,120 @@
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/json.h"
+#include "burst/base/status.h"
+#include "train/huggingface/config.h"
+
+namespace burst {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+absl::Status NoFamily(absl::string_view what) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("no family of transformers that is known here has ", what));
+}
+
+Json Scaling(const RopeScaling& scaling) {
+  Json json = {{"rope_type", Name(scaling.kind)}, {"factor", scaling.factor}};
+  switch (scaling.kind) {
+    case RopeScaling::Kind::kNone:
+      return Json();
+    case RopeScaling::Kind::kLinear:
+      return json;
+    case RopeScaling::Kind::kLlama3:
+      json["low_freq_factor"] = scaling.low;
+      json["high_freq_factor"] = scaling.high;
+      break;
+    case RopeScaling::Kind::kYarn:
+      json["beta_fast"] = scaling.fast;
+      json["beta_slow"] = scaling.slow;
+      json["truncate"] = scaling.whole;
+      if (scaling.amplitude > 0) json["attention_factor"] = scaling.amplitude;
+      break;
+  }
+  json["original_max_position_embeddings"] = scaling.first_context;
+  return json;
+}
+
+absl::StatusOr<Json> Gpt2(const HuggingFaceConfig& config) {
+  const ModelConfig& m = config.model;
+  if (m.attention_channels() != m.width) return NoFamily("gpt2's layers with another head_dim");
+  if (m.kv_heads != m.heads) return NoFamily("gpt2's layers with grouped-query heads");
+  if (config.window > 0) return NoFamily("gpt2's layers with a window");
+  return Json{{"architectures", {"GPT2LMHeadModel"}},
+              {"model_type", "gpt2"},
+              {"n_layer", m.layers},
+              {"n_embd", m.width},
+              {"n_head", m.heads},
+              {"n_inner", m.ffn},
+              {"n_positions", m.context},
+              {"vocab_size", m.vocab},
+              {"activation_function", "gelu_new"},
+              {"layer_norm_epsilon", m.norm_eps},
+              {"embd_pdrop", m.dropout},
+              {"resid_pdrop", m.dropout},
+              {"attn_pdrop", 0.0},
+              {"tie_word_embeddings", m.tied_embeddings}};
+}
+
+absl::StatusOr<Json> LlamaLike(const HuggingFaceConfig& config) {
+  const ModelConfig& m = config.model;
+  if (m.qk_norm && m.qkv_bias) return NoFamily("both qkv_bias and qk_norm");
+  const bool qwen = m.qk_norm || m.qkv_bias, window = config.window > 0;
+  const char* const type = m.qk_norm    ? "qwen3"
+                           : m.qkv_bias ? "qwen2"
+                           : window     ? "mistral"
+                                        : "llama";
+  const char* const architecture = m.qk_norm    ? "Qwen3ForCausalLM"
+                                   : m.qkv_bias ? "Qwen2ForCausalLM"
+                                   : window     ? "MistralForCausalLM"
+                                                : "LlamaForCausalLM";
+  Json json = {{"architectures", {architecture}},
+               {"model_type", type},
+               {"num_hidden_layers", m.layers},
+               {"hidden_size", m.width},
+               {"num_attention_heads", m.heads},
+               {"num_key_value_heads", m.kv_heads},
+               {"head_dim", m.head_dim},
+               {"intermediate_size", m.ffn},
+               {"vocab_size", m.vocab},
+               {"max_position_embeddings", m.context},
+               {"hidden_act", "silu"},
+               {"rms_norm_eps", m.norm_eps},
+               {"rope_theta", m.rope_theta},
+               {"rope_scaling", Scaling(m.rope_scaling)},
+               {"tie_word_embeddings", m.tied_embeddings}};
+  if (qwen) {
+    json["use_sliding_window"] = window;
+    json["max_window_layers"] = window ? 0 : m.layers;
+    json["layer_types"] =
+        std::vector<std::string>(m.layers, window ? "sliding_attention" : "full_attention");
+  }
+  if (window) json["sliding_window"] = config.window;
+  return json;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> MakeHuggingFaceConfig(const HuggingFaceConfig& given) {
+  HuggingFaceConfig config = given;
+  config.model = given.model.WithDefaults();
+  BURST_ASSIGN_OR_RETURN(Json json,
+                         config.model.family == Family::kGpt2 ? Gpt2(config) : LlamaLike(config));
+  json["torch_dtype"] = config.dtype.empty() ? "float32" : config.dtype;
+  return absl::StrCat(json.dump(2), "\n");
+}
+
+absl::StatusOr<std::string> WithDType(absl::string_view json, absl::string_view dtype) {
+  BURST_ASSIGN_OR_RETURN(Json object, ParseJson<Json>(json));
+  if (!object.is_object()) return absl::InvalidArgumentError("config.json: not a JSON object");
+  const char* const key = object.contains("dtype") ? "dtype" : "torch_dtype";
+  if (object.contains(key) && object[key] == std::string(dtype)) return std::string(json);
+  object[key] = std::string(dtype);
+  return absl::StrCat(object.dump(2, ' ', false, Json::error_handler_t::replace), "\n");
+}
+
+}  // namespace burst
