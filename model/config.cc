@@ -235,6 +235,9 @@ absl::Status ModelConfig::Validate() const {
     }
   }
   BURST_RETURN_IF_ERROR(rope_scaling.Validate());
+  if (rope_scaling.kind == RopeScaling::Kind::kYarn && rope_theta == 1) {
+    return Invalid("rope_theta", rope_theta, "above 1 with yarn");
+  }
   if (!(dropout >= 0 && dropout < 1)) return Invalid("dropout", dropout, "in [0, 1)");
   if (!(rope_theta >= 1 && std::isfinite(rope_theta))) {
     return Invalid("rope_theta", rope_theta, "at least 1");

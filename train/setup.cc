@@ -123,11 +123,6 @@ absl::Status FindResumed(TrainingSetup* setup) {
   const std::string path = CheckpointPath(config.out);
   absl::StatusOr<CheckpointInfo> found = ReadCheckpointInfo(path);
   if (!found.ok()) return CannotResume(found.status(), path);
-  if (found->step == 0) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "--resume: ", path, " holds weights alone; a run starts from them with --model=",
-        config.out, " and another --out"));
-  }
   BURST_RETURN_IF_ERROR(config.CheckResume(found->config));
   if (found->data_fingerprint != setup->data_fingerprint) {
     return absl::FailedPreconditionError(absl::StrCat(

@@ -78,10 +78,15 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   const int64_t heads = kv_heads * draws.OneOf<int64_t>({1, 1, 2, 4});
   const int64_t head_dim = cuda ? 8 * draws.Between(1, 9) : 2 * draws.Between(1, 20);
   const int64_t ffn = cuda ? 8 * draws.Between(1, 9) : draws.Between(1, 50);
+  // Every third Llama has what Qwen2 and Qwen3 have more.
+  const std::string more = gpt2 || number % 3 != 0
+                               ? ""
+                               : absl::StrCat(",\"qkv_bias\":true,\"qk_norm\":true,\"head_dim\":",
+                                              head_dim + (cuda ? 8 : 2));
   c.model = absl::StrCat("{\"family\":\"", gpt2 ? "gpt2" : "llama",
                          "\",\"layers\":", draws.Between(1, 2), ",\"width\":", heads * head_dim,
                          ",\"heads\":", heads, ",\"kv_heads\":", kv_heads, ",\"ffn\":", ffn,
-                         ",\"tied_embeddings\":", draws.OneIn(2) ? "true" : "false", "}");
+                         ",\"tied_embeddings\":", draws.OneIn(2) ? "true" : "false", more, "}");
   c.dropout = draws.OneIn(3) ? 0.1 : 0;
   c.seqlen = draws.OneIn(3) ? draws.Between(1, 8) : draws.Between(9, cuda ? 300 : 90);
   c.window = draws.OneIn(4) ? draws.Between(1, c.seqlen + 2) : 0;

@@ -23,9 +23,19 @@ using Values = std::vector<double>;
 
 constexpr int64_t kBatch = 4, kLength = 200;
 
-ModelConfig Model(Family family) {
+// name: of a family, or "qwen": llama with all that a Qwen2 and a Qwen3 have more.
+ModelConfig Model(const std::string& name) {
+  const Family family = name == "gpt2" ? Family::kGpt2 : Family::kLlama;
   ModelConfig config;
   config.family = family;
+  if (name == "qwen") {
+    config.head_dim = 40;
+    config.qkv_bias = true;
+    config.qk_norm = true;
+    config.rope_scaling.kind = RopeScaling::Kind::kYarn;
+    config.rope_scaling.factor = 4;
+    config.rope_scaling.first_context = 64;
+  }
   config.layers = 3;
   config.width = 128;
   config.heads = 4;
@@ -111,9 +121,9 @@ double Norm(const Values& x, const Values& y, int64_t begin, int64_t end) {
   return std::sqrt(sum);
 }
 
-class CudaParity : public testing::TestWithParam<Family> {};
-INSTANTIATE_TEST_SUITE_P(Families, CudaParity, testing::Values(Family::kLlama, Family::kGpt2),
-                         [](const auto& info) { return std::string(Name(info.param)); });
+class CudaParity : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Families, CudaParity, testing::Values("llama", "gpt2", "qwen"),
+                         [](const auto& info) { return std::string(info.param); });
 
 TEST_P(CudaParity, LogitsAreTheCpus) {
   const ModelConfig config = Model(GetParam());

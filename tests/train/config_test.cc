@@ -276,7 +276,7 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--precision=fp8"}, {"--precision", "'fp8'", "use auto, fp32, tf32 or bf16"}},
       {{"--tokenizer=bpe"}, {"--tokenizer", "bpe", "byte", "char"}},
       {{"--seqlen=0"}, {"--seqlen", "0", "at least 1"}},
-      {{"--window=-1"}, {"--window", "-1", "at least 0"}},
+      {{"--window=-2"}, {"--window", "-2", "at least -1"}},
       {{"--batch=0"}, {"--batch", "at least 1"}},
       {{"--accumulate=0"}, {"--accumulate", "at least 1"}},
       {{"--steps=0"}, {"--steps", "at least 1"}},

@@ -43,7 +43,7 @@ class Fields {
       : object_(std::move(object)), prefix_(std::move(prefix)) {}
 
   const absl::Status& status() const { return status_; }
-  bool Names(const std::string& key) const { return object_.count(key) > 0; }  // may be null
+  bool Names(const std::string& key) const { return object_.count(key) > 0; }  // null, too
   bool Has(const std::string& key) const {
     const auto it = object_.find(key);
     return it != object_.end() && !it->is_null();
@@ -196,10 +196,19 @@ absl::Status CheckLayerTypes(Fields& fields, const HuggingFaceConfig& config) {
   return fields.status();
 }
 
+// sliding_window: null is none; without the field it is the family's.
+int64_t ReadWindow(Fields& fields) {
+  constexpr int64_t kFamilys = 4096;
+  if (!fields.Names("sliding_window")) return kFamilys;
+  if (fields.Has("sliding_window")) return fields.Size("sliding_window");
+  fields.Take("sliding_window");
+  return 0;
+}
+
 // Qwen: a window for the layers from max_window_layers on, if it is used at all.
 void ReadQwenWindow(Fields& fields, HuggingFaceConfig* config) {
   const bool used = fields.Bool("use_sliding_window", false);
-  const int64_t window = fields.Whole("sliding_window", used ? 4096 : 0);
+  const int64_t window = ReadWindow(fields);
   const int64_t full_layers = fields.Whole("max_window_layers", 28);
   if (!used || full_layers >= config->model.layers) return;
   if (full_layers > 0) {
@@ -215,8 +224,8 @@ absl::Status ReadLlamaLike(Fields& fields, const std::string& type, HuggingFaceC
   m.layers = fields.Size("num_hidden_layers");
   m.width = fields.Size("hidden_size");
   m.heads = fields.Size("num_attention_heads");
-  m.kv_heads = type == "llama" ? fields.Whole("num_key_value_heads", m.heads)
-                               : fields.Size("num_key_value_heads");
+  const bool all_heads = type == "llama" && !fields.Has("num_key_value_heads");
+  m.kv_heads = all_heads ? m.heads : fields.Size("num_key_value_heads");
   m.head_dim = fields.Whole("head_dim", type == "qwen3" ? 128 : 0);
   m.ffn = fields.Size("intermediate_size");
   m.vocab = fields.Size("vocab_size");
@@ -231,9 +240,7 @@ absl::Status ReadLlamaLike(Fields& fields, const std::string& type, HuggingFaceC
   fields.MustBe("use_mrope", false);
   BURST_RETURN_IF_ERROR(fields.status());
   if (type == "mistral") {
-    // A null is no window; without the field it is the family's.
-    const bool named = fields.Names("sliding_window");
-    config->window = fields.Whole("sliding_window", named ? 0 : 4096);
+    config->window = ReadWindow(fields);
   } else if (type != "llama") {
     ReadQwenWindow(fields, config);
   }
@@ -247,7 +254,7 @@ absl::Status ReadGpt2(Fields& fields, HuggingFaceConfig* config) {
   m.layers = fields.Size("n_layer");
   m.width = fields.Size("n_embd");
   m.heads = fields.Size("n_head");
-  m.ffn = fields.Whole("n_inner", 4 * m.width);
+  m.ffn = fields.Has("n_inner") ? fields.Size("n_inner") : 4 * m.width;
   m.vocab = fields.Size("vocab_size");
   m.context = fields.Size("n_positions");
   m.norm_eps = fields.Real("layer_norm_epsilon", 1e-5);

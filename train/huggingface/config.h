@@ -29,7 +29,7 @@ absl::StatusOr<HuggingFaceConfig> ParseHuggingFaceConfig(absl::string_view json)
 // model that none of the families has.
 absl::StatusOr<std::string> MakeHuggingFaceConfig(const HuggingFaceConfig& config);
 
-// The same config.json for weights of another dtype.
+// The same config.json for weights of another dtype. One that does not say it means float32.
 absl::StatusOr<std::string> WithDType(absl::string_view json, absl::string_view dtype);
 
 }  // namespace burst

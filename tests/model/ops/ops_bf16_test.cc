@@ -165,6 +165,12 @@ std::vector<Case> Cases() {
                                          MakeRopeAngles(head_dim, 1e4), in[0].value().dtype());
                        return Rope(tape, in[0], table, 5);
                      }});
+    cases.push_back({"rmsnorm_heads/" + std::to_string(head_dim),
+                     {{{2, 21, 7, head_dim}}, {{head_dim}, true}, {{head_dim}, true}},
+                     [](Tape& tape, const std::vector<Variable>& in, DeviceType) {
+                       return RmsNormHeads(tape, in[0], {in[1], 4}, {in[2], 2}, 1e-5);
+                     },
+                     static_cast<double>(std::max<int64_t>(2 * 21 * 4, head_dim))});
   }
   return cases;
 }

@@ -1,0 +1,105 @@
+// //train:export, //train:import and --model=FOLDER as a user meets them: a run's model taken home,
+// brought in again, and trained further.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/integration/train_cli.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What a Qwen3 has, in a small model.
+constexpr char kModel[] =
+    R"({"layers":2,"width":16,"heads":4,"kv_heads":2,"head_dim":6,"ffn":32,"qk_norm":true})";
+
+constexpr char kTokenizer[] = "{\"model\": \"of another program\"}";
+
+class HuggingFaceCli : public TrainCli {
+ protected:
+  Result Run(const std::string& program, std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), ProgramPath("train/huggingface/" + program));
+    return Subprocess(arguments, {folder_}).Wait();
+  }
+
+  // The loss of the first step of a new run that starts from a folder.
+  double FirstLoss(const std::string& model, const std::vector<std::string>& more = {}) const {
+    const std::string run = absl::StrCat("from-", Names("", "from-", "").size());
+    std::vector<std::string> arguments = {"--model=" + model, "--out=" + run, "--steps=1",
+                                          "--eval_every=0"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    ExpectSuccess(Train(arguments));
+    return Metrics(run).at(0)["loss"];
+  }
+};
+
+TEST_F(HuggingFaceCli, ThereAndBackAndTrainedFurther) {
+  ExpectSuccess(
+      Train({absl::StrCat("--model=", kModel), "--steps=60", "--eval_every=0", "--out=run"}));
+  ExpectSuccess(Run("export", {"run", "--out=home"}));
+  const auto config = nlohmann::json::parse(ReadAll(Path("home/config.json")));
+  EXPECT_EQ(config["model_type"], "qwen3");
+  EXPECT_EQ(config["head_dim"], 6);
+  Write("home/tokenizer.json", kTokenizer);
+  ExpectSuccess(Run("import", {"home", "--out=in"}));
+  EXPECT_EQ(ReadAll(Path("in/huggingface/tokenizer.json")), kTokenizer);
+
+  // All are the model as the run left it, to the bit; a random one is not.
+  const double loss = FirstLoss("run/");
+  EXPECT_EQ(FirstLoss("home"), loss);
+  EXPECT_EQ(FirstLoss("in"), loss);
+  EXPECT_LT(loss, FirstLoss(kModel) - 0.3);
+  // To rounding on ranks that share the model.
+  EXPECT_NEAR(FirstLoss("home", {"--ranks=2", "--strategy=tp+sp"}), loss, 1e-5 * loss);
+
+  // A run from a folder keeps what belongs to the model, and is one like any other.
+  ExpectSuccess(Train({"--model=home", "--out=more", "--steps=2", "--eval_every=0"}));
+  EXPECT_EQ(ReadAll(Path("more/huggingface/tokenizer.json")), kTokenizer);
+  ExpectSuccess(
+      Subprocess({ProgramPath("train/train"), "--resume", "--out=more", "--steps=4"}, {folder_})
+          .Wait());
+  ExpectSuccess(Run("export", {"more", "--out=home2"}));
+  EXPECT_EQ(ReadAll(Path("home2/tokenizer.json")), kTokenizer);
+  EXPECT_EQ(ReadAll(Path("home2/config.json")), ReadAll(Path("home/config.json")));
+}
+
+TEST_F(HuggingFaceCli, TheWindowOfAModelIsTheRuns) {
+  ExpectSuccess(Train({"--steps=1", "--eval_every=0", "--out=run", "--window=7"}));
+  ExpectSuccess(Run("export", {"run", "--out=home"}));
+  EXPECT_EQ(nlohmann::json::parse(ReadAll(Path("home/config.json")))["sliding_window"], 7);
+  const double loss = FirstLoss("home");
+  EXPECT_EQ(FirstLoss("home", {"--window=7"}), loss);
+  EXPECT_NE(FirstLoss("home", {"--window=0"}), loss);
+  EXPECT_EQ(FirstLoss("run"), loss);
+}
+
+TEST_F(HuggingFaceCli, ErrorsAreOneSentence) {
+  ExpectError(Run("import", {}), 2, {"--directory"});
+  ExpectError(Run("import", {"home"}), 2, {"--out"});
+  ExpectError(Run("import", {"home", "--out=in"}), 1, {"home/config.json"});
+  ExpectError(Run("export", {"--out=home"}), 2, {"--checkpoint"});
+  ExpectError(Run("export", {"run", "--out=home", "--file_mb=0"}), 2, {"--file_mb"});
+  ExpectError(Run("export", {"run", "--out=home"}), 1, {"run"});
+  fs::create_directories(Path("empty"));
+  ExpectError(Train({"--model=empty"}), 2, {"--model", "empty/config.json"});
+  Write("empty/config.json", R"({"model_type": "llama", "vocab_size": 5})");
+  ExpectError(Train({"--model=empty"}), 2, {"--model", "empty", "num_hidden_layers is missing"});
+  ExpectSuccess(Train({"--steps=1", "--eval_every=0", "--out=run"}));
+  ExpectSuccess(Run("export", {"run", "--out=home"}));
+  ExpectError(Run("export", {"run", "--out=home"}), 1, {"--out", "holds config.json already"});
+  ExpectSuccess(Run("import", {"home", "--out=in"}));
+  ExpectError(Train({"--resume", "--out=in"}), 2, {"--resume", "holds no run to continue"});
+  fs::resize_file(Path("home/model.safetensors"), 1000);
+  ExpectError(Train({"--model=home", "--out=none", "--steps=1"}), 1,
+              {"--model", "home/model.safetensors", "truncated"});
+}
+
+}  // namespace
+}  // namespace burst

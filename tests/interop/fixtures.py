@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Writes tests/train/testdata/huggingface.json, what //tests/train:huggingface_test expects.
+
+    pip install torch transformers numpy
+    tests/interop/fixtures.py
+
+For each model: its config.json as transformers saves it, the names and shapes of its tensors, a row
+of tokens, and the logits that transformers computes in float64. The weights are not written down:
+element i of tensor number t, in order of name, is a function of (t, i), `numbers` here and Numbers in
+the test, exact in float32.
+"""
+
+import json
+import pathlib
+
+import numpy
+import torch
+import transformers
+
+OUT = pathlib.Path(__file__).resolve().parents[1] / "train" / "testdata" / "huggingface.json"
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 10, 5, 8, 7]
+
+
+def numbers(tensor, count):
+    """[count] of -1 to 1, each a multiple of 2^-15."""
+    h = numpy.arange(count, dtype=numpy.uint64) + numpy.uint64(tensor) * numpy.uint64(1000003)
+    mask = numpy.uint64(0xFFFFFFFF)
+    for shift, factor in (15, 2246822519), (13, 3266489917), (16, 1):
+        h = (h * numpy.uint64(2654435761)) & mask
+        h = ((h ^ (h >> numpy.uint64(shift))) * numpy.uint64(factor)) & mask
+    return (h >> numpy.uint64(16)).astype(numpy.float64) / 32768 - 1
+
+
+_COMMON = dict(
+    vocab_size=11,
+    hidden_size=16,
+    intermediate_size=20,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=32,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
+)
+_LLAMA3 = dict(
+    rope_type="llama3",
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+)
+_YARN = dict(rope_type="yarn", factor=4.0, beta_fast=2.0, original_max_position_embeddings=16)
+
+CONFIGS = {
+    "llama": transformers.LlamaConfig(**_COMMON),
+    "llama3": transformers.LlamaConfig(**_COMMON, rope_theta=50.0, rope_scaling=_LLAMA3),
+    "mistral": transformers.MistralConfig(**_COMMON, sliding_window=5, head_dim=6),
+    "qwen2": transformers.Qwen2Config(**{**_COMMON, "tie_word_embeddings": True}),
+    "qwen3": transformers.Qwen3Config(
+        **_COMMON, head_dim=8, rope_theta=50.0, rope_scaling=_YARN
+    ),
+    "gpt2": transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=2, n_head=3),
+}
+
+
+def fixture(config):
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = model.double().eval()
+    tensors = {
+        name: value
+        for name, value in sorted(model.state_dict().items())
+        if not (name == "lm_head.weight" and config.tie_word_embeddings)
+    }
+    with torch.no_grad():
+        for number, value in enumerate(tensors.values()):
+            value.copy_(torch.from_numpy(numbers(number, value.numel())).view(value.shape))
+        model.tie_weights()
+        logits = model(torch.tensor([TOKENS])).logits[0]
+    config.architectures = [type(model).__name__]
+    fields = {k: v for k, v in config.to_diff_dict().items() if k != "transformers_version"}
+    return dict(
+        config=fields,
+        tensors=[[name, list(value.shape)] for name, value in tensors.items()],
+        logits=[[float(f"{x:.9g}") for x in row] for row in logits.tolist()],
+    )
+
+
+def main():
+    models = {name: fixture(config) for name, config in CONFIGS.items()}
+    text = json.dumps(dict(transformers=transformers.__version__, tokens=TOKENS, models=models))
+    for key in "config", "tensors", "logits":
+        text = text.replace(f'"{key}": ', f'\n"{key}": ')
+    OUT.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+// config.json of Hugging Face directories: what it becomes, what is refused, and what is written.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/train/huggingface_fixture.h"
+#include "train/huggingface/config.h"
+
+namespace burst {
+namespace {
+
+using Json = nlohmann::json;
+using testing::HasSubstr;
+
+// As Meta and Mistral published them, but for what has no influence.
+constexpr char kLlama31[] = R"({
+  "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu",
+  "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+  "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "llama",
+  "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+  "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+  "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                   "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+  "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+  "transformers_version": "4.42.3", "use_cache": true, "vocab_size": 128256})";
+
+constexpr char kQwen[] = R"({
+  "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "hidden_act": "silu",
+  "hidden_size": 896, "intermediate_size": 4864, "max_position_embeddings": 32768,
+  "max_window_layers": 21, "model_type": "qwen2", "num_attention_heads": 14,
+  "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+  "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": true,
+  "torch_dtype": "bfloat16", "use_mrope": false, "use_sliding_window": false,
+  "vocab_size": 151936})";
+
+constexpr char kGpt2[] = R"({
+  "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+  "embd_pdrop": 0.1, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
+  "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12,
+  "n_positions": 1024, "resid_pdrop": 0.1, "summary_type": "cls_index",
+  "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}},
+  "vocab_size": 50257})";
+
+// The config.json with a field changed; null: a field of null.
+std::string With(const char* config, const std::string& key, const Json& value) {
+  Json json = Json::parse(config);
+  json[key] = value;
+  return json.dump();
+}
+std::string Without(const char* config, const std::string& key) {
+  Json json = Json::parse(config);
+  json.erase(key);
+  return json.dump();
+}
+
+TEST(HuggingFaceConfig, Llama31) {
+  const auto config = ParseHuggingFaceConfig(kLlama31);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const ModelConfig& m = config->model;
+  EXPECT_EQ(m.family, Family::kLlama);
+  EXPECT_EQ(m.layers, 32);
+  EXPECT_EQ(m.width, 4096);
+  EXPECT_EQ(m.heads, 32);
+  EXPECT_EQ(m.kv_heads, 8);
+  EXPECT_EQ(m.head_dim, 128);
+  EXPECT_EQ(m.ffn, 14336);
+  EXPECT_EQ(m.vocab, 128256);
+  EXPECT_EQ(m.context, 131072);
+  EXPECT_EQ(m.norm_eps, 1e-5);
+  EXPECT_EQ(m.rope_theta, 500000);
+  EXPECT_EQ(m.rope_scaling.kind, RopeScaling::Kind::kLlama3);
+  EXPECT_EQ(m.rope_scaling.factor, 8);
+  EXPECT_EQ(m.rope_scaling.first_context, 8192);
+  EXPECT_EQ(m.rope_scaling.low, 1);
+  EXPECT_EQ(m.rope_scaling.high, 4);
+  EXPECT_FALSE(m.tied_embeddings || m.qkv_bias || m.qk_norm);
+  EXPECT_EQ(config->window, 0);
+  EXPECT_EQ(config->dtype, "bfloat16");
+}
+
+TEST(HuggingFaceConfig, QwenAndGpt2) {
+  const auto qwen = ParseHuggingFaceConfig(kQwen);
+  ASSERT_TRUE(qwen.ok()) << qwen.status();
+  EXPECT_TRUE(qwen->model.qkv_bias && qwen->model.tied_embeddings);
+  EXPECT_EQ(qwen->model.head_dim, 64);
+  EXPECT_EQ(qwen->model.norm_eps, 1e-6);
+  EXPECT_EQ(qwen->window, 0) << "use_sliding_window is false";
+  const auto gpt2 = ParseHuggingFaceConfig(kGpt2);
+  ASSERT_TRUE(gpt2.ok()) << gpt2.status();
+  EXPECT_EQ(gpt2->model.family, Family::kGpt2);
+  EXPECT_EQ(gpt2->model.ffn, 3072);
+  EXPECT_EQ(gpt2->model.context, 1024);
+  EXPECT_EQ(gpt2->model.dropout, 0);
+  EXPECT_TRUE(gpt2->model.tied_embeddings);
+}
+
+TEST(HuggingFaceConfig, OldAndNewFormsOfRope) {
+  Json config = Json::parse(Without(kLlama31, "rope_theta"));
+  const Json scaling = config["rope_scaling"];
+  config.erase("rope_scaling");
+  Json parameters = scaling;
+  parameters["rope_theta"] = 500000.0;
+  config["rope_parameters"] = parameters;
+  const auto newer = ParseHuggingFaceConfig(config.dump()),
+             older = ParseHuggingFaceConfig(kLlama31);
+  ASSERT_TRUE(newer.ok()) << newer.status();
+  EXPECT_EQ(ModelDifference(newer->model, older->model), "");
+  // "type" is what "rope_type" was called first.
+  const auto linear =
+      ParseHuggingFaceConfig(With(kLlama31, "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}));
+  ASSERT_TRUE(linear.ok()) << linear.status();
+  EXPECT_EQ(linear->model.rope_scaling.kind, RopeScaling::Kind::kLinear);
+  EXPECT_EQ(linear->model.rope_scaling.factor, 2);
+  // yarn's first context is the model's unless it is named.
+  const auto yarn = ParseHuggingFaceConfig(
+      With(kLlama31, "rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}}));
+  ASSERT_TRUE(yarn.ok()) << yarn.status();
+  EXPECT_EQ(yarn->model.rope_scaling.first_context, 131072);
+}
+
+TEST(HuggingFaceConfig, Windows) {
+  std::string mistral = With(kLlama31, "model_type", "mistral");
+  mistral = With(mistral.c_str(), "architectures", {"MistralForCausalLM"});
+  EXPECT_EQ(ParseHuggingFaceConfig(mistral)->window, 4096) << "the family's";
+  EXPECT_EQ(ParseHuggingFaceConfig(With(mistral.c_str(), "sliding_window", nullptr))->window, 0);
+  EXPECT_EQ(ParseHuggingFaceConfig(With(mistral.c_str(), "sliding_window", 100))->window, 100);
+  const std::string used = With(kQwen, "use_sliding_window", true);
+  EXPECT_EQ(ParseHuggingFaceConfig(With(used.c_str(), "max_window_layers", 0))->window, 32768);
+  EXPECT_EQ(ParseHuggingFaceConfig(With(used.c_str(), "max_window_layers", 24))->window, 0);
+}
+
+// What is not known, or not supported, is named with its value.
+TEST(HuggingFaceConfig, ErrorsNameTheField) {
+  const std::string used = With(kQwen, "use_sliding_window", true);
+  struct Case {
+    std::string json, names, says;
+  };
+  for (const Case& c : std::vector<Case>{
+           {"", "not a JSON object", ""},
+           {"[]", "not a JSON object", ""},
+           {"{}", "model_type is \"\"", "llama, mistral"},
+           {With(kLlama31, "model_type", "bert"), "model_type is \"bert\"", "gpt2"},
+           {With(kLlama31, "model_type", 3), "model_type is 3", "text"},
+           {With(kLlama31, "architectures", {"LlamaForSequenceClassification"}), "architectures",
+            "LlamaForCausalLM"},
+           {With(kLlama31, "quantization_config", Json::object()), "quantization_config",
+            "not supported"},
+           {With(kLlama31, "sliding_window", 4096), "sliding_window", "not supported"},
+           {With(kLlama31, "num_experts", nullptr), "num_experts", "not supported"},
+           {With(kLlama31, "attention_bias", true), "attention_bias is true", "false"},
+           {With(kLlama31, "mlp_bias", true), "mlp_bias is true", "false"},
+           {With(kLlama31, "hidden_act", "gelu"), "hidden_act is \"gelu\"", "silu"},
+           {With(kLlama31, "partial_rotary_factor", 0.5), "partial_rotary_factor is 0.5", "1.0"},
+           {With(kLlama31, "head_dim", 63), "head_dim is 63", "even"},
+           {With(kLlama31, "num_key_value_heads", 5), "kv_heads is 5", "divisor"},
+           {With(kLlama31, "vocab_size", 0), "vocab_size is 0", "at least 1"},
+           {With(kLlama31, "vocab_size", -1), "vocab_size is -1", "from 0"},
+           {With(kLlama31, "vocab_size", 1e300), "vocab_size", "integer"},
+           {With(kLlama31, "hidden_size", "wide"), "hidden_size is \"wide\"", "integer"},
+           {With(kLlama31, "rms_norm_eps", "small"), "rms_norm_eps is \"small\"", "number"},
+           {With(kLlama31, "tie_word_embeddings", 1), "tie_word_embeddings is 1", "true or false"},
+           {Without(kLlama31, "hidden_size"), "hidden_size is missing", ""},
+           {Without(kLlama31, "intermediate_size"), "intermediate_size is missing", ""},
+           {With(kLlama31, "rope_scaling", {{"rope_type", "longrope"}}),
+            "rope_scaling.rope_type is \"longrope\"", "yarn"},
+           {With(kLlama31, "rope_scaling", {{"rope_type", "dynamic"}, {"factor", 2.0}}),
+            "rope_scaling.rope_type is \"dynamic\"", "llama3"},
+           {With(kLlama31, "rope_scaling", {{"rope_type", "linear"}}), "factor is 0", "from 1"},
+           {With(kLlama31, "rope_scaling", {{"rope_type", "default"}, {"factor", 2.0}}),
+            "rope_scaling.factor", "not supported"},
+           {With(kLlama31, "rope_scaling", {{"rope_type", "linear"}, {"factor", 2}, {"slow", 1}}),
+            "rope_scaling.slow", "not supported"},
+           {With(kLlama31, "rope_scaling", "linear"), "rope_scaling is \"linear\"", "object"},
+           {With(kQwen, "layer_types", {"full_attention"}), "layer_types", "every layer"},
+           {With(used.c_str(), "max_window_layers", 5), "max_window_layers is 5", "all layers"},
+           {With(kQwen, "use_mrope", true), "use_mrope is true", "false"},
+           {With(kGpt2, "activation_function", "relu"), "activation_function is \"relu\"",
+            "gelu_new"},
+           {With(kGpt2, "scale_attn_by_inverse_layer_idx", true),
+            "scale_attn_by_inverse_layer_idx is true", "false"},
+           {With(kGpt2, "scale_attn_weights", false), "scale_attn_weights is false", "true"},
+           {With(kGpt2, "reorder_and_upcast_attn", true), "reorder_and_upcast_attn is true", ""},
+           {With(kGpt2, "add_cross_attention", true), "add_cross_attention is true", ""},
+       }) {
+    const absl::Status status = ParseHuggingFaceConfig(c.json).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.json;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("config.json: ")) << c.json;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.names)) << c.json;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.says)) << c.json;
+  }
+}
+
+void ExpectWritten(const HuggingFaceConfig& config) {
+  const auto json = MakeHuggingFaceConfig(config);
+  ASSERT_TRUE(json.ok()) << json.status();
+  const auto again = ParseHuggingFaceConfig(*json);
+  ASSERT_TRUE(again.ok()) << again.status() << *json;
+  EXPECT_EQ(ModelDifference(again->model, config.model), "") << *json;
+  EXPECT_EQ(again->window, config.window);
+  EXPECT_EQ(again->dtype, config.dtype);
+}
+
+TEST_F(HuggingFaceTest, WhatIsWrittenIsRead) {
+  for (const auto& [name, model] : fixtures_["models"].items()) {
+    auto config = ParseHuggingFaceConfig(model["config"].dump());
+    ASSERT_TRUE(config.ok()) << name << config.status();
+    config->dtype = "bfloat16";
+    ExpectWritten(*config);
+  }
+  for (const char* published : {kLlama31, kQwen}) ExpectWritten(*ParseHuggingFaceConfig(published));
+  auto windowed = *ParseHuggingFaceConfig(kQwen);
+  windowed.window = 512;
+  ExpectWritten(windowed);
+}
+
+TEST(HuggingFaceConfig, ModelsOfNoFamilyAreRefused) {
+  auto config = *ParseHuggingFaceConfig(kQwen);
+  config.model.qk_norm = true;
+  EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
+              HasSubstr("qkv_bias and qk_norm"));
+  config = *ParseHuggingFaceConfig(kGpt2);
+  config.model.kv_heads = 4;
+  EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
+              HasSubstr("grouped-query"));
+  config = *ParseHuggingFaceConfig(kGpt2);
+  config.window = 64;
+  EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()), HasSubstr("window"));
+}
+
+TEST(HuggingFaceConfig, WithAnotherDType) {
+  EXPECT_EQ(*WithDType(kLlama31, "bfloat16"), kLlama31);
+  const auto changed = WithDType(kLlama31, "float32");
+  ASSERT_TRUE(changed.ok());
+  EXPECT_EQ(ParseHuggingFaceConfig(*changed)->dtype, "float32");
+  EXPECT_EQ(Json::parse(*changed)["eos_token_id"], Json::parse(kLlama31)["eos_token_id"]);
+}
+
+}  // namespace
+}  // namespace burst

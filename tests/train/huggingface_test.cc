@@ -1,0 +1,331 @@
+// Hugging Face directories: logits are those that transformers computed, weights come back as they
+// went, and what is damaged or does not fit is refused by name.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "burst/attention/burst_attention.h"
+#include "burst/base/status.h"
+#include "burst/comm/thread/thread_communicator.h"
+#include "model/transformer.h"
+#include "tests/train/huggingface_fixture.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/kept_checkpoints.h"
+#include "train/huggingface/convert.h"
+#include "train/huggingface/directory.h"
+#include "train/huggingface/pretrained.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+// transformers computes RoPE's angles in float32: twelve positions times an error of 2^-24. Scores
+// and what follows from them amplify it by less than ten, as both are of that order.
+constexpr double kAngleTolerance = 10 * 12 * 6e-8;
+
+std::unique_ptr<Transformer> Load(const std::string& folder, DType dtype = DType::kFloat64) {
+  const auto found = FindPretrained(folder);
+  EXPECT_TRUE(found.ok()) << found.status();
+  if (!found.ok()) return nullptr;
+  auto model = *Transformer::Create(found->model, dtype, std::nullopt);
+  const absl::Status loaded = LoadPretrained(*found, &model->parameters());
+  EXPECT_TRUE(loaded.ok()) << loaded;
+  return model;
+}
+
+std::vector<double> Logits(const Transformer& model, const std::vector<int32_t>& tokens,
+                           int64_t window) {
+  const Shape shape = {1, static_cast<int64_t>(tokens.size())};
+  std::vector<int32_t> positions;
+  for (int32_t t = 0; t < shape[1]; ++t) positions.push_back(t);
+  BurstAttentionOptions options;
+  options.mask.window = window;
+  const auto attention = *BurstAttention::Create(options, nullptr);
+  Tape tape(/*recording=*/false);
+  const SequenceBatch batch = {Tensor::FromVector(tokens, shape),
+                               Tensor::FromVector(positions, shape), Tensor(),
+                               std::make_shared<RingSchedule>(*attention->Schedule(shape[1]))};
+  return model.Logits(tape, *attention, batch).value().ToVector<double>();
+}
+
+TEST_F(HuggingFaceTest, LogitsAreThoseOfTransformers) {
+  const auto tokens = fixtures_["tokens"].get<std::vector<int32_t>>();
+  for (const auto& [name, fixture] : fixtures_["models"].items()) {
+    SCOPED_TRACE(name);
+    FakeDirectory(fixture).Write(Path(name));
+    const int64_t window = FindPretrained(Path(name))->window;
+    EXPECT_EQ(window, name == "mistral" ? 5 : 0);
+    const auto model = Load(Path(name));
+    ASSERT_NE(model, nullptr);
+    const std::vector<double> logits = Logits(*model, tokens, window);
+    size_t at = 0;
+    double scale = 0;
+    for (const double logit : logits) scale = std::max(scale, std::abs(logit));
+    for (const auto& row : fixture["logits"]) {
+      for (const double expected : row) {
+        ASSERT_NEAR(logits[at], expected, kAngleTolerance * scale) << at;
+        ++at;
+      }
+    }
+    EXPECT_EQ(at, logits.size());
+  }
+}
+
+TEST_F(HuggingFaceTest, SeveralFilesAreOneModel) {
+  for (const char* name : {"qwen3", "gpt2"}) {
+    Fake(name).Write(Path("one"));
+    Fake(name).WriteFiles(Path("many"), 4);
+    EXPECT_EQ(Load(Path("one"))->parameters().values().ToVector<double>(),
+              Load(Path("many"))->parameters().values().ToVector<double>());
+    fs::remove_all(Path("one"));
+    fs::remove_all(Path("many"));
+  }
+}
+
+// Names without what they usually begin with, and tensors that are computed, are old habits.
+TEST_F(HuggingFaceTest, OldDirectories) {
+  for (const std::string name : {"gpt2", "llama"}) {
+    FakeDirectory fake = Fake(name);
+    fake.Write(Path(name));
+    const std::string prefix = name == "gpt2" ? "transformer." : "model.";
+    std::vector<std::string> names;
+    for (const auto& [tensor, bytes] : fake.tensors) names.push_back(tensor);
+    for (const std::string& tensor : names) {
+      if (tensor.rfind(prefix, 0) == 0) fake.Rename(tensor, tensor.substr(prefix.size()));
+    }
+    const FakeDirectory::TensorBytes mask{"U8", {1, 1, 2, 2}, std::string(4, '\1')};
+    fake.tensors[name == "gpt2" ? "h.0.attn.bias" : "layers.0.self_attn.rotary_emb.inv_freq"] =
+        mask;
+    fake.Write(Path(name + "_old"));
+    EXPECT_EQ(Load(Path(name))->parameters().values().ToVector<double>(),
+              Load(Path(name + "_old"))->parameters().values().ToVector<double>());
+  }
+}
+
+// A rank of several reads the parts that are its own.
+TEST_F(HuggingFaceTest, RanksOfTensorParallelismReadTheirParts) {
+  for (const char* name : {"qwen2", "qwen3"}) {
+    Fake(name).WriteFiles(Path(name), 2);
+    const auto found = FindPretrained(Path(name));
+    ASSERT_TRUE(found.ok()) << found.status();
+    const auto whole = Load(Path(name), DType::kFloat32);
+    const absl::Status status = RunRanks(4, [&](Communicator& comm) -> absl::Status {
+      BURST_ASSIGN_OR_RETURN(const auto part,
+                             Transformer::Create(found->model, DType::kFloat32, std::nullopt,
+                                                 DeviceType::kCpu, TensorParallel(&comm, false)));
+      BURST_RETURN_IF_ERROR(LoadPretrained(*found, &part->parameters()));
+      for (int i = 0; i < whole->parameters().size(); ++i) {
+        const Parameter& p = part->parameters()[i];
+        const Tensor expected = Tensor::Empty(p.shape, DType::kFloat32);
+        p.TakeShard(comm.rank(), whole->parameters().variable(i).value(), expected);
+        EXPECT_EQ(p.variable.value().ToVector<float>(), expected.ToVector<float>()) << p.name;
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// ---- There and back.
+
+void ExpectThereAndBack(const FakeDirectory& fake, const std::string& folder) {
+  const std::string from = folder + "/from", in = folder + "/in", back = folder + "/back";
+  for (const std::string& path : {from, in, back}) fs::remove_all(path);
+  fake.Write(from);
+  SetContent(from + "/tokenizer.json", "{\"a\": \"tokenizer\"}");
+  absl::Status status = ImportHuggingFace(from, in);
+  ASSERT_TRUE(status.ok()) << status;
+  status = ExportHuggingFace(CheckpointPath(in), back, {});
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(Content(from + "/model.safetensors") == Content(back + "/model.safetensors"));
+  EXPECT_EQ(Content(from + "/config.json"), Content(back + "/config.json"));
+  EXPECT_EQ(Content(from + "/tokenizer.json"), Content(back + "/tokenizer.json"));
+}
+
+TEST_F(HuggingFaceTest, ThereAndBackAreTheSameBytes) {
+  for (const auto& [name, fixture] : fixtures_["models"].items()) {
+    for (const char* dtype : {"F32", "BF16", "F16"}) {
+      SCOPED_TRACE(name + " " + dtype);
+      FakeDirectory fake(fixture);
+      if (dtype != std::string("F32")) fake.MakeSixteenBit(dtype == std::string("BF16"));
+      ExpectThereAndBack(fake, folder_);
+    }
+  }
+}
+
+TEST_F(HuggingFaceTest, ExportInSeveralFiles) {
+  Fake("qwen2").Write(Path("from"));
+  ASSERT_TRUE(ImportHuggingFace(Path("from"), Path("in")).ok());
+  ExportOptions options;
+  options.file_bytes = 3000;
+  ASSERT_TRUE(ExportHuggingFace(CheckpointPath(Path("in")), Path("back"), options).ok());
+  const auto index = nlohmann::json::parse(Content(Path("back") + "/model.safetensors.index.json"));
+  int64_t total = 0;
+  std::map<std::string, int64_t> files;
+  for (const auto& [name, tensor] : Fake("qwen2").tensors) {
+    total += static_cast<int64_t>(tensor.bytes.size());
+    files[index["weight_map"][name]] += static_cast<int64_t>(tensor.bytes.size());
+  }
+  EXPECT_EQ(index["metadata"]["total_size"], total);
+  EXPECT_EQ(index["weight_map"].size(), Fake("qwen2").tensors.size());
+  EXPECT_GE(files.size(), 3u);
+  for (const auto& [file, bytes] : files) EXPECT_LE(bytes, 3000) << file;
+  EXPECT_EQ(Load(Path("from"))->parameters().values().ToVector<double>(),
+            Load(Path("back"))->parameters().values().ToVector<double>());
+}
+
+TEST_F(HuggingFaceTest, ExportRoundsAndRefuses) {
+  FakeDirectory fake = Fake("llama");
+  const float large = 70000;  // beyond float16
+  std::memcpy(&fake.tensors["lm_head.weight"].bytes[0], &large, sizeof(large));
+  fake.Write(Path("from"));
+  ASSERT_TRUE(ImportHuggingFace(Path("from"), Path("in")).ok());
+  const std::string checkpoint = CheckpointPath(Path("in"));
+  ExportOptions options;
+  options.dtype = "bfloat16";
+  ASSERT_TRUE(ExportHuggingFace(checkpoint, Path("bf16"), options).ok());
+  const auto exact = Load(Path("from"))->parameters().values().ToVector<double>();
+  const auto rounded = Load(Path("bf16"))->parameters().values().ToVector<double>();
+  ASSERT_EQ(exact.size(), rounded.size());
+  for (size_t i = 0; i < exact.size(); ++i) {
+    ASSERT_LE(std::abs(exact[i] - rounded[i]), std::abs(exact[i]) / 256) << i;  // half of 2^-7
+  }
+  options.dtype = "float16";
+  const absl::Status overflow = ExportHuggingFace(checkpoint, Path("f16"), options);
+  EXPECT_EQ(overflow.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(overflow.message()), HasSubstr("'lm_head.weight' holds 70000"));
+  options.dtype = "int8";
+  EXPECT_THAT(std::string(ExportHuggingFace(checkpoint, Path("i8"), options).message()),
+              HasSubstr("--dtype: 'int8'"));
+  EXPECT_THAT(std::string(ExportHuggingFace(checkpoint, Path("bf16"), {}).message()),
+              HasSubstr("holds config.json already"));
+  EXPECT_THAT(std::string(ImportHuggingFace(Path("from"), Path("in")).message()),
+              HasSubstr("holds checkpoints"));
+}
+
+TEST_F(HuggingFaceTest, ImportIsACheckpointOfWeightsAlone) {
+  Fake("mistral").Write(Path("from"));
+  ASSERT_TRUE(ImportHuggingFace(Path("from"), Path("in")).ok());
+  const auto info = VerifyCheckpoint(CheckpointPath(Path("in")));
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_EQ(info->step, 0);
+  EXPECT_EQ(info->window, 5);
+  EXPECT_EQ(info->seqlen, 32);
+  EXPECT_TRUE(info->checksums);
+  EXPECT_EQ(Load(Path("in"), DType::kFloat32)->parameters().values().ToVector<float>(),
+            Load(Path("from"), DType::kFloat32)->parameters().values().ToVector<float>());
+  const auto model = *Transformer::Create(info->model, DType::kFloat32, std::nullopt);
+  AdamW optimizer({}, model->parameters().numel(), DType::kFloat32, {}, DeviceType::kCpu);
+  const absl::Status status =
+      LoadCheckpoint(CheckpointPath(Path("in")), &model->parameters(), &optimizer);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("weights alone"));
+}
+
+// ---- What is refused.
+
+TEST_F(HuggingFaceTest, TensorsThatDoNotFitAreNamed) {
+  const std::string q = "model.layers.1.self_attn.q_proj.weight";
+  using Change = std::function<void(FakeDirectory&)>;
+  struct Case {
+    Change change;
+    std::vector<std::string> says;
+  };
+  int number = 0;
+  for (const Case& c : std::vector<Case>{
+           {[&](FakeDirectory& d) { d.tensors.erase(q); }, {"'" + q + "' is missing"}},
+           {[&](FakeDirectory& d) { d.Rename(q, "model.layers.1.self_attn.q.weight"); },
+            {"'" + q + "' is missing"}},
+           {[&](FakeDirectory& d) { d.tensors["model.layers.2.x"] = d.tensors[q]; },
+            {"'model.layers.2.x' is none of a model"}},
+           {[&](FakeDirectory& d) {
+              d.tensors[q].shape = {8, 32};
+            },
+            {"'" + q + "' is [8, 32]", "must be [16, 16]"}},
+           {[&](FakeDirectory& d) { d.tensors[q].dtype = "I32"; },
+            {"'" + q + "' is of the dtype I32", "BF16"}},
+           {[&](FakeDirectory& d) {
+              d.tensors[q].dtype = "F8_E4M3";
+              d.tensors[q].bytes.resize(256);
+            },
+            {"'" + q + "' is of the dtype F8_E4M3"}},
+           {[&](FakeDirectory& d) { d.config["num_hidden_layers"] = 1; },
+            {"'model.layers.1.", "is none of a model"}},
+           {[&](FakeDirectory& d) { d.config["num_hidden_layers"] = 16777216; },
+            {"fewer than the model has layers"}},
+           {[&](FakeDirectory& d) { d.config["hidden_size"] = 32; }, {"must be [11, 32]"}},
+           {[&](FakeDirectory& d) { d.config["unheard_of"] = 1; }, {"unheard_of"}},
+       }) {
+    FakeDirectory fake = Fake("llama");
+    c.change(fake);
+    const std::string folder = Path(std::to_string(number++));
+    fake.WriteFiles(folder, 2);
+    const absl::Status status = HuggingFaceDirectory::Open(folder).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(folder));
+    for (const std::string& part : c.says) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+    }
+  }
+}
+
+TEST_F(HuggingFaceTest, DamagedDirectoriesAreNamed) {
+  const std::string folder = Path("model"), index = folder + "/model.safetensors.index.json";
+  const auto expect_refused = [&](const std::string& says) {
+    const absl::Status status = HuggingFaceDirectory::Open(folder).status();
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(std::string(status.message()), HasSubstr(folder));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(says));
+    fs::remove_all(folder);
+    Fake("llama").WriteFiles(folder, 3);
+  };
+  expect_refused("config.json");  // there is nothing
+  Fake("llama").WriteConfig(folder);
+  fs::remove(index);
+  expect_refused("model.safetensors");
+  fs::remove(folder + "/part-1.safetensors");
+  expect_refused("part-1.safetensors");
+  SetContent(folder + "/part-1.safetensors",
+             Content(folder + "/part-1.safetensors").substr(0, 900));
+  expect_refused("part-1.safetensors: truncated");
+  SetContent(folder + "/part-1.safetensors", Content(folder + "/part-0.safetensors"));
+  expect_refused("is in two files");
+  SetContent(index, "{");
+  expect_refused("index.json");
+  SetContent(index, "[]");
+  expect_refused("holds no weight_map");
+  SetContent(index, R"({"weight_map": {"a": 3}})");
+  expect_refused("names no file");
+  for (const char* file : {"../model.safetensors", "/etc/passwd", "config.json"}) {
+    SetContent(index, nlohmann::json{{"weight_map", {{"a", file}}}}.dump());
+    expect_refused("something else than safetensors files beside it");
+  }
+  SetContent(index, R"({"weight_map": {}})");
+  expect_refused("holds 0 tensors");
+  EXPECT_TRUE(HuggingFaceDirectory::Open(folder).ok());
+}
+
+TEST_F(HuggingFaceTest, NumbersThatAreNotFiniteAreNamed) {
+  FakeDirectory fake = Fake("qwen3");
+  const std::string name = "model.layers.0.mlp.up_proj.weight";
+  const uint32_t infinity = 0x7F800000;
+  std::memcpy(&fake.tensors[name].bytes[40], &infinity, sizeof(infinity));
+  fake.Write(Path("model"));
+  const absl::Status status = ImportHuggingFace(Path("model"), Path("in"));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(name));
+  EXPECT_FALSE(HoldsCheckpoints(Path("in")));
+}
+
+}  // namespace
+}  // namespace burst
