@@ -66,6 +66,11 @@ class Fields {
     if (size == 0) Refuse(key, 0, "at least 1");
     return size;
   }
+  int64_t Size(const std::string& key, int64_t absent) {
+    if (Has(key)) return Size(key);
+    Take(key);  // a null
+    return absent;
+  }
   double Real(const std::string& key, double absent) {
     const Json value = Take(key);
     if (value.is_null()) return absent;
@@ -200,9 +205,7 @@ absl::Status CheckLayerTypes(Fields& fields, const HuggingFaceConfig& config) {
 int64_t ReadWindow(Fields& fields) {
   constexpr int64_t kFamilys = 4096;
   if (!fields.Names("sliding_window")) return kFamilys;
-  if (fields.Has("sliding_window")) return fields.Size("sliding_window");
-  fields.Take("sliding_window");
-  return 0;
+  return fields.Size("sliding_window", 0);
 }
 
 // Qwen: a window for the layers from max_window_layers on, if it is used at all.
@@ -224,8 +227,8 @@ absl::Status ReadLlamaLike(Fields& fields, const std::string& type, HuggingFaceC
   m.layers = fields.Size("num_hidden_layers");
   m.width = fields.Size("hidden_size");
   m.heads = fields.Size("num_attention_heads");
-  const bool all_heads = type == "llama" && !fields.Has("num_key_value_heads");
-  m.kv_heads = all_heads ? m.heads : fields.Size("num_key_value_heads");
+  m.kv_heads = type == "llama" ? fields.Size("num_key_value_heads", m.heads)
+                               : fields.Size("num_key_value_heads");
   m.head_dim = fields.Whole("head_dim", type == "qwen3" ? 128 : 0);
   m.ffn = fields.Size("intermediate_size");
   m.vocab = fields.Size("vocab_size");
@@ -254,7 +257,7 @@ absl::Status ReadGpt2(Fields& fields, HuggingFaceConfig* config) {
   m.layers = fields.Size("n_layer");
   m.width = fields.Size("n_embd");
   m.heads = fields.Size("n_head");
-  m.ffn = fields.Has("n_inner") ? fields.Size("n_inner") : 4 * m.width;
+  m.ffn = fields.Size("n_inner", 4 * m.width);
   m.vocab = fields.Size("vocab_size");
   m.context = fields.Size("n_positions");
   m.norm_eps = fields.Real("layer_norm_epsilon", 1e-5);

@@ -38,8 +38,10 @@ std::string Model(const ResolvedConfig& config) {
       config.recompute == Recompute::kNone
           ? ""
           : absl::StrFormat("; %s recomputation in the backward pass", Name(config.recompute));
-  return absl::StrFormat("%d layers, width %d, %d heads (%d KV heads), vocabulary %d%s", m.layers,
-                         m.width, m.heads, m.kv_heads > 0 ? m.kv_heads : m.heads, m.vocab,
+  const std::string weights =
+      config.pretrained.has_value() ? absl::StrCat("; weights of ", config.pretrained->path) : "";
+  return absl::StrFormat("%d layers, width %d, %d heads (%d KV heads), vocabulary %d%s%s", m.layers,
+                         m.width, m.heads, m.kv_heads > 0 ? m.kv_heads : m.heads, m.vocab, weights,
                          recomputed);
 }
 
