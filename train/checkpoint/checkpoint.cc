@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -108,13 +109,20 @@ absl::Status CheckFits(const ModelConfig& given, bool weights_alone, const Safet
   return NotACheckpoint("its tensors are not those of its model");
 }
 
-absl::Status ReadNumbers(const StringMap& metadata, CheckpointInfo* info) {
+// Whether the optimizer's state is not there.
+bool HoldsWeightsAlone(const SafetensorsFile& file) {
+  const std::vector<std::string> names = file.names();
+  return std::none_of(names.begin(), names.end(),
+                      [](const std::string& name) { return absl::StartsWith(name, "adam."); });
+}
+
+absl::Status ReadNumbers(const StringMap& metadata, bool weights_alone, CheckpointInfo* info) {
   constexpr int64_t kMost = int64_t{1} << 53, kMostTokens = int64_t{1} << 31;
   const struct {
     const char* key;
     int64_t* number;
     int64_t least, most;
-  } rows[] = {{"step", &info->step, 0, kMost},
+  } rows[] = {{"step", &info->step, weights_alone ? 0 : 1, weights_alone ? 0 : kMost},
               {"updates", &info->updates, 0, kMost},
               {"seqlen", &info->seqlen, 1, kMostTokens},
               {"window", &info->window, 0, kMost}};
@@ -137,6 +145,7 @@ absl::Status ReadNumbers(const StringMap& metadata, CheckpointInfo* info) {
 
 absl::Status ReadInfo(const SafetensorsFile& file, CheckpointInfo* info) {
   const StringMap& metadata = file.metadata();
+  const bool weights_alone = HoldsWeightsAlone(file);
   const auto get = [&](const char* key) {
     const auto it = metadata.find(key);
     return it == metadata.end() ? std::string() : it->second;
@@ -147,11 +156,11 @@ absl::Status ReadInfo(const SafetensorsFile& file, CheckpointInfo* info) {
   }
   info->checksums = file.has_checksums();
   if (format == kFormat && !info->checksums) return NotACheckpoint("its checksums are missing");
-  BURST_RETURN_IF_ERROR(ReadNumbers(metadata, info));
+  BURST_RETURN_IF_ERROR(ReadNumbers(metadata, weights_alone, info));
   absl::StatusOr<ModelConfig> model = ModelConfigFromJson(get("model"));
   if (!model.ok()) return NotACheckpoint(model.status().message());
   info->model = *std::move(model);
-  BURST_RETURN_IF_ERROR(CheckFits(info->model, info->step == 0, file));
+  BURST_RETURN_IF_ERROR(CheckFits(info->model, weights_alone, file));
   if (info->model.family == Family::kGpt2 && info->seqlen > info->model.context) {
     return NotACheckpoint("its 'seqlen' is beyond its model's positions");
   }
