@@ -60,8 +60,15 @@ absl::Status LockResumed(const ResolvedConfig& config, std::optional<RunLock>* l
   return absl::OkStatus();
 }
 
-// This process is a rank.
-absl::Status TrainProcess(absl::StatusOr<TrainingSetup> setup, Communicator* comm) {
+absl::StatusOr<TrainingSetup> PrepareUnwatched(const ResolvedConfig& config) {
+  const ScopedUnwatched unwatched;
+  return PrepareTraining(config);
+}
+
+// This process is a rank. The processes are connected before they read data: one that is lost
+// meanwhile is named by the others, and reading may take one of them longer than another.
+absl::Status TrainProcess(const ResolvedConfig& config, Communicator* comm) {
+  absl::StatusOr<TrainingSetup> setup = PrepareUnwatched(config);
   BURST_RETURN_IF_ERROR(AgreeOn(setup.status(), comm));
   absl::Status status;
   if (comm->rank() == 0) status = LockResumed(setup->config, &setup->lock);
@@ -91,32 +98,34 @@ absl::Status RunRanksInProcess(const ResolvedConfig& config,
 
 absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
   std::optional<Watchdog> watchdog;
-  if (config.patience > 0)
-    watchdog.emplace(std::chrono::seconds(std::min(config.patience, kForEver)));
+  const std::chrono::seconds patience(std::min(config.patience, kForEver));
+  if (config.patience > 0) watchdog.emplace(patience);
   if (config.tf32) BURST_CUDA_CALL(cuda::AllowTf32(true));
-  absl::StatusOr<TrainingSetup> setup = PrepareTraining(config);
   if (config.comm == CommKind::kThreads) {
-    BURST_RETURN_IF_ERROR(setup.status());
-    BURST_RETURN_IF_ERROR(LockResumed(config, &setup->lock));
-    BURST_RETURN_IF_ERROR(FindResumed(&*setup));
-    return RunRanksInProcess(config, [&](Communicator& comm) { return TrainRank(*setup, &comm); });
+    BURST_ASSIGN_OR_RETURN(TrainingSetup setup, PrepareTraining(config));
+    BURST_RETURN_IF_ERROR(LockResumed(config, &setup.lock));
+    BURST_RETURN_IF_ERROR(FindResumed(&setup));
+    return RunRanksInProcess(config, [&](Communicator& comm) { return TrainRank(setup, &comm); });
   }
-  if (config.comm == CommKind::kMpi) return TrainProcess(std::move(setup), mpi);
+  if (config.comm == CommKind::kMpi) return TrainProcess(config, mpi);
 
-  BURST_ASSIGN_OR_RETURN(const auto launch, DetectProcessLaunch(std::getenv));
+  BURST_ASSIGN_OR_RETURN(auto launch, DetectProcessLaunch(std::getenv));
+  if (config.patience > 0) {
+    launch->patience = std::min<std::chrono::milliseconds>(launch->patience, patience);
+  }
   if (config.comm == CommKind::kTcp) {
     TcpOptions options;
     options.grace = std::chrono::seconds(10);
     options.on_failure = EndProcess;
     BURST_ASSIGN_OR_RETURN(const auto comm, TcpCommunicator::Create(*launch, options));
-    return TrainProcess(std::move(setup), comm.get());
+    return TrainProcess(config, comm.get());
   }
   BURST_ASSIGN_OR_RETURN(const int gpu, GpuOfProcess(*launch));
   const ScopedCudaDevice device(gpu, launch->rank);
   const ScopedRankProgress progress(launch->rank);
   const auto marks = MarkDeviceProgress(DeviceType::kCuda);
   BURST_ASSIGN_OR_RETURN(const auto comm, CreateGpuCommunicator(*launch));
-  return TrainProcess(std::move(setup), comm.get());
+  return TrainProcess(config, comm.get());
 }
 
 }  // namespace burst

@@ -110,6 +110,20 @@ ScopedRankProgress::~ScopedRankProgress() {
   ranks.live.erase(std::find(ranks.live.begin(), ranks.live.end(), &progress_));
 }
 
+ScopedUnwatched::ScopedUnwatched() : rank_(current_progress) {
+  if (rank_ == nullptr) return;
+  Ranks& ranks = AllRanks();
+  std::lock_guard<std::mutex> lock(ranks.mutex);
+  ranks.live.erase(std::find(ranks.live.begin(), ranks.live.end(), rank_));
+}
+
+ScopedUnwatched::~ScopedUnwatched() {
+  if (rank_ == nullptr) return;
+  Ranks& ranks = AllRanks();
+  std::lock_guard<std::mutex> lock(ranks.mutex);
+  ranks.live.push_back(rank_);
+}
+
 uint64_t CountProgress() {
   Ranks& ranks = AllRanks();
   std::lock_guard<std::mutex> lock(ranks.mutex);

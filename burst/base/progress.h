@@ -95,6 +95,19 @@ class ScopedRankProgress {
   RankProgress progress_;
 };
 
+// While it lives, the calling thread's rank is not among those in progress, and may take as long as
+// its work takes: it reads data, of which nothing says how far it is.
+class ScopedUnwatched {
+ public:
+  ScopedUnwatched();
+  ~ScopedUnwatched();
+  ScopedUnwatched(const ScopedUnwatched&) = delete;
+  ScopedUnwatched& operator=(const ScopedUnwatched&) = delete;
+
+ private:
+  const RankProgress* const rank_;
+};
+
 // Of the ranks of this process: what has happened since the process began, and a line each.
 uint64_t CountProgress();
 int RanksInProgress();

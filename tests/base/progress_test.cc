@@ -56,6 +56,18 @@ TEST(Progress, CountsWhatHappensOnAllRanks) {
   EXPECT_GT(CountProgress(), between);
 }
 
+TEST(Progress, ARankThatIsUnwatchedIsNotInProgress) {
+  const ScopedUnwatched nobody;  // on a thread that is no rank: nothing
+  const ScopedRankProgress rank(2);
+  {
+    const ScopedUnwatched unwatched;
+    EXPECT_EQ(RanksInProgress(), 0);
+    CountEvent();
+  }
+  EXPECT_EQ(RanksInProgress(), 1);
+  EXPECT_EQ(DescribeProgress().size(), 1u);
+}
+
 class WatchdogDeathTest : public testing::Test {
  protected:
   void SetUp() override { testing::FLAGS_gtest_death_test_style = "threadsafe"; }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "tests/testing/subprocess.h"
 
@@ -115,6 +117,22 @@ class FaultTest : public testing::Test {
 
   bool HasCheckpoint(const std::string& run) const {
     return std::filesystem::exists(Path(run) + "/checkpoint.safetensors");
+  }
+
+  // The step that the newest checkpoint is of; 0 without one.
+  int64_t SavedStep(const std::string& run) const {
+    if (!HasCheckpoint(run)) return 0;
+    const std::string file = ReadAll(Path(run) + "/checkpoint.safetensors");
+    uint64_t header = 0;
+    std::memcpy(&header, file.data(), std::min(file.size(), sizeof(header)));
+    const auto json =
+        nlohmann::json::parse(file.substr(std::min(file.size(), sizeof(header)), header), nullptr,
+                              /*exceptions=*/false);
+    int64_t step = 0;
+    const bool is_number = json.is_object() &&
+                           absl::SimpleAtoi(json["__metadata__"]["step"].get<std::string>(), &step);
+    EXPECT_TRUE(is_number) << run << ": the checkpoint is damaged";
+    return step;
   }
 
   // What the checkpoint holds behind its header: weights and optimizer.

@@ -50,16 +50,17 @@ struct Result {
 class Subprocess {
  public:
   struct Options {
-    std::string folder;  // working directory, and where the output is kept
-    bool mpi = false;    // the program uses Open MPI
+    std::string folder;     // working directory, and where the output is kept
+    bool mpi = false;       // the program uses Open MPI
+    std::string name = "";  // of one of several in the folder: ends the names of its output's files
   };
 
   Subprocess(const std::vector<std::string>& command, const Options& options) : options_(options) {
     pid_ = fork();
     if (pid_ != 0) return;
     setenv("BUILD_WORKING_DIRECTORY", options.folder.c_str(), 1);
-    Redirect(STDOUT_FILENO, options.folder + "/stdout");
-    Redirect(STDERR_FILENO, options.folder + "/stderr");
+    Redirect(STDOUT_FILENO, options.folder + "/stdout" + options.name);
+    Redirect(STDERR_FILENO, options.folder + "/stderr" + options.name);
     signal(SIGXFSZ, SIG_IGN);  // see LimitFiles
     if (options.mpi) {
       // As root too, as in a container; with sockets in a path that is short enough.
@@ -114,8 +115,8 @@ class Subprocess {
     Result result;
     if (WIFEXITED(status_)) result.exit_code = WEXITSTATUS(status_);
     if (WIFSIGNALED(status_)) result.signal = WTERMSIG(status_);
-    result.out = ReadAll(options_.folder + "/stdout");
-    result.err = ReadAll(options_.folder + "/stderr");
+    result.out = ReadAll(options_.folder + "/stdout" + options_.name);
+    result.err = ReadAll(options_.folder + "/stderr" + options_.name);
     return result;
   }
 

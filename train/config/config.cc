@@ -155,7 +155,8 @@ OptionTable TrainOptions(TrainConfig* c) {
         "Bitwise equal from run to run. CPU kernels always are; others may be faster without.");
   t.Add("patience", &c->patience, kMayChange,
         "Seconds without progress on any rank after which the run ends and says where every rank "
-        "is. 0: it waits without end.");
+        "is. 0: it waits without end. Processes of a launcher wait as long for one another to "
+        "come, at most 180.");
 
   t.Group("Output");
   t.Add("out", &c->out, kNotSaved,

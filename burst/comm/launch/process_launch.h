@@ -10,6 +10,7 @@
 // MASTER_ADDR says. At most kMaxRanks processes.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -35,6 +36,8 @@ struct ProcessLaunch {
   std::string address;  // of rank 0's host
   int port = 0;         // where ranks look for rank 0 first; see rendezvous.h
   std::string job;      // tells apart jobs that look for the same port
+  // How long the processes wait for one another to come.
+  std::chrono::milliseconds patience = std::chrono::minutes(3);
 };
 
 // The launch that the environment describes; none if no launcher set its variables. `variable` is

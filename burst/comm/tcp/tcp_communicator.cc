@@ -45,6 +45,7 @@ absl::StatusOr<std::unique_ptr<TcpCommunicator>> TcpCommunicator::Create(
   rendezvous.address = launch.address;
   rendezvous.port = launch.port;
   rendezvous.job = launch.job;
+  rendezvous.timeout = launch.patience;
   BURST_ASSIGN_OR_RETURN(Connections connections, Rendezvous(rendezvous));
   if (connections.strangers > 0) {
     std::fprintf(stderr, "note: rank %d turned away %d %s that did not prove the job's token\n",

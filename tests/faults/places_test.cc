@@ -1,0 +1,214 @@
+// places_test [--ranks=N]: several processes of one run, of which one is killed, stopped or asked to
+// stop at every place of its work: start, step, evaluation, save and exit. The others name it and
+// end, nothing is lost that was saved, and the run continues with the bits of an undisturbed one.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+#include "tests/faults/fault_run.h"
+#include "tests/faults/ranks.h"
+
+namespace burst {
+namespace {
+
+int ranks = 2;
+
+// In a run of 24 steps that evaluates after every 8th and saves after every 4th.
+struct Place {
+  const char* at;    // as in pausing_train.cc
+  int64_t saved;     // the step whose checkpoint is there
+  int64_t finished;  // the step whose checkpoint is there after the run was asked to stop; 0: none
+  bool of_rank0 = false;
+};
+
+constexpr Place kPlaces[] = {
+    {"data 0 1", 0, 0},
+    {"start 0 4", 0, 0},
+    {"forward 5 3", 4, 5},
+    {"backward 6 3", 4, 6},
+    {"update 7 1", 4, 7},
+    {"evaluation 8 3", 4, 8},
+    {"save 8 1", 4, 9},
+    {"write 12 3", 8, 13, /*of_rank0=*/true},
+    {"exit 24 1", 24, 24},
+};
+
+bool IsIn(const Place& place, const char* phase) { return absl::StartsWith(place.at, phase); }
+bool IsBeforeTheSteps(const Place& place) { return place.saved + place.finished == 0; }
+
+class Places : public FaultTest {
+ protected:
+  struct Case {
+    Place place;
+    int victim;
+    std::string run;
+    std::unique_ptr<Ranks> processes;
+  };
+
+  void SetUp() override {
+    FaultTest::SetUp();
+    MakeStraight(straight_);
+  }
+
+  // A case for every place and rank, each with its own run, which has not begun.
+  std::vector<Case> Cases(const Arguments& more = {}) const {
+    std::vector<Case> cases;
+    for (const Place& place : kPlaces) {
+      for (int victim = 0; victim < (place.of_rank0 ? 1 : ranks); ++victim) {
+        cases.push_back({place, victim, NameOf(place, victim), nullptr});
+        Case& c = cases.back();
+        c.processes = std::make_unique<Ranks>(
+            folder_, c.run, ranks, Command(Plus(Plus(options_, more), {"--out=" + c.run})));
+      }
+    }
+    return cases;
+  }
+
+  static std::string NameOf(const Place& place, int victim) {
+    return absl::StrCat(absl::StrReplaceAll(place.at, {{" ", "_"}}), ".", victim);
+  }
+
+  // Every other rank ends with this code, or well if the work of all was done, and says this.
+  static void ExpectOthersEnd(Case& c, const std::string& says, int exit_code = 1) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (rank == c.victim) continue;
+      const Result result = EndOf((*c.processes)[rank]);
+      if (IsIn(c.place, "exit") && result.exit_code == 0) continue;
+      EXPECT_EQ(result.exit_code, exit_code) << "rank " << rank << result.err;
+      EXPECT_TRUE(Says(result, says)) << "rank " << rank << ": " << result.out << result.err;
+    }
+  }
+
+  static std::string Lost(int rank) {
+    return absl::StrCat("error: rank ", rank, " of ", ranks, " was lost: ");
+  }
+
+  void ExpectNothingIsLost(const Case& c, int64_t saved) const {
+    EXPECT_EQ(SavedStep(c.run), saved);
+    if (saved < 24) return ExpectContinues(c.run, straight_);
+    EXPECT_TRUE(Weights(c.run) == Weights("straight")) << "weights or optimizer differ";
+    EXPECT_EQ(Rows(c.run), Rows("straight"));
+  }
+
+  const Arguments options_ = {"--threads=1"};
+  // The same ranks in one process.
+  const Arguments straight_ =
+      Plus(options_, {absl::StrCat("--ranks=", ranks), "--comm=threads"});
+};
+
+TEST_F(Places, ARankThatIsKilled) {
+  for (Case& c : Cases()) {
+    SCOPED_TRACE(c.run);
+    c.processes->StartAndPause(c.victim, c.place.at);
+    (*c.processes)[c.victim].Signal(SIGKILL);
+    ExpectOthersEnd(c, Lost(c.victim) + "its connection closed");
+    ExpectNothingIsLost(c, c.place.saved);
+  }
+}
+
+// Rank 0 finishes the save that it is in.
+TEST_F(Places, ARankThatIsKilledWhileAnotherSaves) {
+  Ranks processes(folder_, "run", ranks, Command(Plus(options_, {"--out=run"})));
+  processes.StartAndPause(0, "write 12 3");
+  processes[1].Signal(SIGKILL);
+  SleepMs(300);  // the loss is noticed
+  processes.GoOn();
+  const Result result = EndOf(processes[0]);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_TRUE(Says(result, Lost(1))) << result.err;
+  EXPECT_EQ(SavedStep("run"), 12);
+  ExpectContinues("run", straight_);
+}
+
+TEST_F(Places, AllRanksAreKilledAtOnce) {
+  for (Case& c : Cases()) {
+    if (c.victim != 0) continue;
+    SCOPED_TRACE(c.run);
+    c.processes->StartAndPause(0, c.place.at);
+    for (int rank = 0; rank < ranks; ++rank) (*c.processes)[rank].Signal(SIGKILL);
+    for (int rank = 0; rank < ranks; ++rank) EndOf((*c.processes)[rank]);
+    ExpectNothingIsLost(c, c.place.saved);
+  }
+}
+
+// SIGSTOP for longer than the others have patience. Where no rank is in progress yet, silence tells.
+TEST_F(Places, ARankThatIsStoppedForGood) {
+  std::vector<Case> cases = Cases({"--patience=6"});
+  for (Case& c : cases) {
+    SCOPED_TRACE(c.run);
+    c.processes->StartAndPause(c.victim, c.place.at);
+    (*c.processes)[c.victim].Stop();
+  }
+  for (Case& c : cases) {
+    SCOPED_TRACE(c.run);
+    ExpectOthersEnd(c, IsIn(c.place, "data") ? Lost(c.victim) + "nothing heard of it for 2"
+                                             : "error: no rank has made progress for 6 s");
+    // Continued, it finds nobody.
+    Subprocess& victim = (*c.processes)[c.victim];
+    c.processes->GoOn();
+    victim.Signal(SIGCONT);
+    const Result result = EndOf(victim);
+    EXPECT_EQ(result.exit_code, IsIn(c.place, "exit") ? 0 : 1) << result.err;
+    if (result.exit_code != 0) {
+      EXPECT_TRUE(absl::StrContains(result.err, "error: ")) << result.err;
+    }
+  }
+  for (Case& c : cases) {
+    SCOPED_TRACE(c.run);
+    // The save that it was in, it finishes.
+    ExpectNothingIsLost(c, IsIn(c.place, "write") ? 12 : c.place.saved);
+  }
+}
+
+TEST_F(Places, ARankThatIsStoppedForAWhile) {
+  std::vector<Case> cases = Cases({"--patience=120"});
+  for (Case& c : cases) {
+    SCOPED_TRACE(c.run);
+    c.processes->StartAndPause(c.victim, c.place.at);
+    (*c.processes)[c.victim].Stop();
+    SleepMs(100);
+    c.processes->GoOn();
+    (*c.processes)[c.victim].Signal(SIGCONT);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Result result = EndOf((*c.processes)[rank]);
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+    }
+    ExpectNothingIsLost(c, 24);
+  }
+}
+
+// One rank is asked to stop, and all do: after the step, with a checkpoint. Before the first step,
+// and after the last save, that rank ends at once.
+TEST_F(Places, ARankThatIsAskedToStop) {
+  for (Case& c : Cases()) {
+    SCOPED_TRACE(c.run);
+    c.processes->StartAndPause(c.victim, c.place.at);
+    (*c.processes)[c.victim].Signal(SIGTERM);
+    SleepMs(20);  // arrives, also where it only asks
+    c.processes->GoOn();
+    EXPECT_EQ(EndOf((*c.processes)[c.victim]).exit_code, 128 + SIGTERM);
+    if (IsBeforeTheSteps(c.place)) {
+      ExpectOthersEnd(c, Lost(c.victim) + "its connection closed");
+    } else {
+      ExpectOthersEnd(c, "", /*exit_code=*/0);
+    }
+    ExpectNothingIsLost(c, c.place.finished);
+  }
+}
+
+}  // namespace
+}  // namespace burst
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view argument = argv[i];
+    if (!absl::ConsumePrefix(&argument, "--ranks=") || !absl::SimpleAtoi(argument, &burst::ranks)) {
+      return 2;
+    }
+  }
+  return RUN_ALL_TESTS();
+}
