@@ -37,7 +37,7 @@ for ranks in 1 2 3 4; do
 done
 expect 0 "1 processes" "$binary"  # without mpirun
 
-expect 1 "rank 1 of 3 gave up: INTERNAL: disk full" \
+expect 1 "rank 1 of 3 gave up: disk full" \
   "$mpirun" --oversubscribe -np 3 "$binary" abort
 expect 3 "" "$mpirun" --oversubscribe -np 3 "$binary" exit
 expect 2 "launched as one of 4 processes (PMI_SIZE), but MPI connects 1" env PMI_SIZE=4 "$binary"

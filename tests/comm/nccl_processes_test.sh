@@ -64,5 +64,5 @@ kill -9 "${pids[$victim]}"
 expect_all_but "$victim" "rank $victim of $ranks was lost"
 
 start abort
-expect_all_but 1 "rank 1 of $ranks gave up: INTERNAL: disk full"
+expect_all_but 1 "rank 1 of $ranks gave up: disk full"
 echo PASSED

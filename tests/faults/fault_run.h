@@ -108,7 +108,8 @@ class FaultTest : public testing::Test {
     Arguments arguments = Plus(more, {"--out=" + run});
     if (HasCheckpoint(run)) arguments.push_back("--resume");
     const Result result = Run(arguments);
-    EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+    EXPECT_EQ(result.exit_code, 0) << "signal " << result.signal << "\n"
+                                   << result.out << result.err;
     EXPECT_TRUE(Weights(run) == Weights("straight")) << run << ": weights or optimizer differ";
     const auto rows = Rows(run), expected = Rows("straight");
     ASSERT_EQ(rows.size(), expected.size());

@@ -1,8 +1,9 @@
-// pausing_train OPTION...: //train, which stands still at one place of its work until a test lets it
-// go on. The places are those of the progress record (burst/base/progress.h), to which the linker
-// leads through the functions below (--wrap, see BUILD).
+// pausing_train OPTION...: //train, which stands still at one place of its work until a test lets
+// it go on. The places are those of the progress record (burst/base/progress.h), to which the
+// linker leads through the functions below (--wrap, see BUILD).
 //
-//   PAUSE_AT="backward 5 3"   the third event of phase "backward" in step 5: the begin of a phase, of
+//   PAUSE_AT="backward 5 3"   the third event of phase "backward" in step 5: the begin of a phase,
+//   of
 //                             an op, of a wait for a message. Step 0: before the first one
 //   PAUSE_AT="write 8 2"      the second write into a file that replaces another, after step 8
 //   PAUSE_AT="data 0 1"       before the data is read
@@ -71,29 +72,29 @@ void WrapPhase(Phase* object, const char* phase) {
   ReachedItsPlace();
 }
 
-void RealReach(RankProgress*, const Place&) asm(
-    "__real__ZN5burst12RankProgress5ReachERKNS_13ProgressPlaceE");
-void WrapReach(RankProgress*, const Place&) asm(
-    "__wrap__ZN5burst12RankProgress5ReachERKNS_13ProgressPlaceE");
+void RealReach(RankProgress*,
+               const Place&) asm("__real__ZN5burst12RankProgress5ReachERKNS_13ProgressPlaceE");
+void WrapReach(RankProgress*,
+               const Place&) asm("__wrap__ZN5burst12RankProgress5ReachERKNS_13ProgressPlaceE");
 void WrapReach(RankProgress* object, const Place& place) {
   RealReach(object, place);
   ReachedItsPlace();
 }
 
-void RealWait(RankProgress*, const char*, const char*, int, int64_t) asm(
-    "__real__ZN5burst12RankProgress4WaitEPKcS2_il");
-void WrapWait(RankProgress*, const char*, const char*, int, int64_t) asm(
-    "__wrap__ZN5burst12RankProgress4WaitEPKcS2_il");
+void RealWait(RankProgress*, const char*, const char*, int,
+              int64_t) asm("__real__ZN5burst12RankProgress4WaitEPKcS2_il");
+void WrapWait(RankProgress*, const char*, const char*, int,
+              int64_t) asm("__wrap__ZN5burst12RankProgress4WaitEPKcS2_il");
 void WrapWait(RankProgress* object, const char* what, const char* channel, int peer,
               int64_t bytes) {
   RealWait(object, what, channel, peer, bytes);
   if (what != nullptr) ReachedItsPlace();
 }
 
-absl::Status RealWrite(AtomicFile*, const void*, int64_t) asm(
-    "__real__ZN5burst10AtomicFile5WriteEPKvl");
-absl::Status WrapWrite(AtomicFile*, const void*, int64_t) asm(
-    "__wrap__ZN5burst10AtomicFile5WriteEPKvl");
+absl::Status RealWrite(AtomicFile*, const void*,
+                       int64_t) asm("__real__ZN5burst10AtomicFile5WriteEPKvl");
+absl::Status WrapWrite(AtomicFile*, const void*,
+                       int64_t) asm("__wrap__ZN5burst10AtomicFile5WriteEPKvl");
 absl::Status WrapWrite(AtomicFile* object, const void* data, int64_t bytes) {
   if (current_progress != nullptr) Reached("write", Step());
   return RealWrite(object, data, bytes);

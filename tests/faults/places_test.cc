@@ -1,6 +1,7 @@
-// places_test [--ranks=N]: several processes of one run, of which one is killed, stopped or asked to
-// stop at every place of its work: start, step, evaluation, save and exit. The others name it and
-// end, nothing is lost that was saved, and the run continues with the bits of an undisturbed one.
+// places_test [--ranks=N]: several processes of one run, of which one is killed, stopped or asked
+// to stop at every place of its work: start, step, evaluation, save and exit. The others name it
+// and end, nothing is lost that was saved, and the run continues with the bits of an undisturbed
+// one.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -25,14 +26,10 @@ struct Place {
 };
 
 constexpr Place kPlaces[] = {
-    {"data 0 1", 0, 0},
-    {"start 0 4", 0, 0},
-    {"forward 5 3", 4, 5},
-    {"backward 6 3", 4, 6},
-    {"update 7 1", 4, 7},
-    {"evaluation 8 3", 4, 8},
-    {"save 8 1", 4, 9},
-    {"write 12 3", 8, 13, /*of_rank0=*/true},
+    {"data 0 1", 0, 0},    {"start 0 4", 0, 0},
+    {"forward 5 3", 4, 5}, {"backward 6 3", 4, 6},
+    {"update 7 1", 4, 7},  {"evaluation 8 3", 4, 8},
+    {"save 8 1", 4, 9},    {"write 12 3", 8, 13, /*of_rank0=*/true},
     {"exit 24 1", 24, 24},
 };
 
@@ -95,8 +92,7 @@ class Places : public FaultTest {
 
   const Arguments options_ = {"--threads=1"};
   // The same ranks in one process.
-  const Arguments straight_ =
-      Plus(options_, {absl::StrCat("--ranks=", ranks), "--comm=threads"});
+  const Arguments straight_ = Plus(options_, {absl::StrCat("--ranks=", ranks), "--comm=threads"});
 };
 
 TEST_F(Places, ARankThatIsKilled) {
@@ -134,7 +130,8 @@ TEST_F(Places, AllRanksAreKilledAtOnce) {
   }
 }
 
-// SIGSTOP for longer than the others have patience. Where no rank is in progress yet, silence tells.
+// SIGSTOP for longer than the others have patience. Where no rank is in progress yet, silence
+// tells.
 TEST_F(Places, ARankThatIsStoppedForGood) {
   std::vector<Case> cases = Cases({"--patience=6"});
   for (Case& c : cases) {

@@ -43,9 +43,8 @@ class Ranks {
                              absl::StrCat("MASTER_PORT=", port_),
                              absl::StrCat("BURST_TOKEN=a token of this test's ", port_)};
     const std::string file = absl::StrCat(".", name_, ".", started_++);
-    return std::make_unique<Subprocess>(
-        Plus(Plus(start, environment), Plus(command_, options)),
-        Subprocess::Options{folder_, /*mpi=*/false, file});
+    return std::make_unique<Subprocess>(Plus(Plus(start, environment), Plus(command_, options)),
+                                        Subprocess::Options{folder_, /*mpi=*/false, file});
   }
 
   // All ranks; `rank` stands still at the place. Returns once it does.

@@ -12,6 +12,16 @@ constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
 class Signals : public FaultTest {
  protected:
   std::string NameOf(int number, const char* when) const { return absl::StrCat(when, number); }
+
+  static bool HasSocket(const Subprocess& process) {
+    const std::string files = absl::StrCat("/proc/", process.pid(), "/fd");
+    std::error_code error;
+    for (const auto& file : std::filesystem::directory_iterator(files, error)) {
+      const std::string to = std::filesystem::read_symlink(file.path(), error).string();
+      if (absl::StartsWith(to, "socket:")) return true;
+    }
+    return false;
+  }
 };
 
 TEST_F(Signals, BeforeTheFirstStepTheyEndTheProcessAtOnce) {
@@ -23,11 +33,8 @@ TEST_F(Signals, BeforeTheFirstStepTheyEndTheProcessAtOnce) {
                            "MASTER_PORT=29731",
                            "MASTER_ADDR=127.0.0.1"};
   for (const int number : kSignals) {
-    const std::string cache = NameOf(number, "cache");
-    Subprocess process(Plus(alone, Command({"--out=start", "--data_cache=" + cache})), {folder_});
-    // The data is read: it is about to wait, or does.
-    while (!std::filesystem::exists(Path(cache)) && !process.Ended()) SleepMs(1);
-    SleepMs(200);
+    Subprocess process(Plus(alone, Command({"--out=start"})), {folder_});
+    while (!HasSocket(process) && !process.Ended()) SleepMs(1);  // it waits for the other
     const int64_t begin = NowMs();
     process.Signal(number);
     const Result result = EndOf(process);

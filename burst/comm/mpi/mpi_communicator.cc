@@ -154,7 +154,8 @@ absl::Status MpiCommunicator::Complete(Channel channel, Pending& pending) const 
 
 void MpiCommunicator::Abort(const absl::Status& reason) {
   BURST_CHECK(!reason.ok()) << "Abort without a reason";
-  std::fprintf(stderr, "%s gave up: %s\n", Who().c_str(), reason.ToString().c_str());
+  std::fprintf(stderr, "error: %s gave up: %s\n", Who().c_str(),
+               std::string(reason.message()).c_str());
   std::fflush(stderr);
   MPI_Abort(comm_, 1);
   std::_Exit(1);  // in case MPI_Abort returns

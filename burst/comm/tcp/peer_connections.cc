@@ -202,13 +202,12 @@ void PeerConnections::DropTransfers() {
 void PeerConnections::GiveUp(const absl::Status& reason) {
   Lock lock(mutex_);
   ending_ = true;
-  std::string words = absl::StrCat("error: ", std::string(failure_.message()));
   if (failure_.ok()) {
-    words = absl::StrCat(Who(rank_), " gave up: ", reason.ToString());
-    SetFailure(absl::UnavailableError(words));
+    SetFailure(absl::UnavailableError(
+        absl::StrCat(Who(rank_), " gave up: ", std::string(reason.message()))));
   }
   std::fflush(stdout);
-  std::fprintf(stderr, "%s\n", words.c_str());
+  std::fprintf(stderr, "error: %s\n", std::string(failure_.message()).c_str());
   std::fflush(stderr);
   WakeThread();
   changed_.wait_for(lock, kFarewell, [this] { return Flushed(); });

@@ -33,7 +33,7 @@ void ThreadWorld::Fail(int rank, const absl::Status& cause) {
   if (!cause_.ok()) return;
   cause_ = cause;
   aborted_ = absl::UnavailableError(
-      absl::StrCat("rank ", rank, " of ", ranks_.size(), " gave up: ", cause.ToString()));
+      absl::StrCat("rank ", rank, " of ", ranks_.size(), " gave up: ", cause.message()));
   if (on_failure_ != nullptr) on_failure_(aborted_);
   for (size_t i = 0; i < ranks_.size(); ++i) Wake(i);
 }
