@@ -1,67 +1,121 @@
-// kills_test [--kills=N] [--seed=S]: a run that is killed (kill -9) N times, at random moments of
-// its start, steps, evaluations, saves and end, and resumed every time. Nothing that was once saved
-// is lost, and a run that comes to its end has the bits of one that was left alone.
+// kills_test [--kills=N] [--seed=S] [--ranks=N]: a run that is killed (kill -9) N times, at random
+// moments of its start, steps, evaluations, saves and end, and resumed every time. Nothing that was
+// once saved is lost, and a run that comes to its end has the bits of one that was left alone. The
+// same of a run of several processes, of which one or all are killed: the others end by themselves.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <functional>
+#include <memory>
 #include <random>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
 #include "tests/faults/fault_run.h"
+#include "tests/faults/ranks.h"
 
 namespace burst {
 namespace {
 
-int kills = 5;
+int kills = 5, ranks = 2;
 uint64_t seed = 0;
 
-class Kills : public FaultTest {};
-
-TEST_F(Kills, NothingIsLost) {
-  std::mt19937_64 random(seed);
-  const Arguments options = {"--steps=20", "--eval_every=5", "--checkpoint_every=2", "--threads=1"};
-  MakeStraight(options);
-  // How long a run takes from its beginning to its end, with no more work beside it than now.
-  int64_t longest = 0;
-  std::filesystem::remove_all(Path("killed"));
-  int killed = 0, completed = 0, resumed = 0;
-  const auto fresh = [&] { std::filesystem::remove_all(Path("killed")); };
-  for (int64_t saved = 0; killed < kills;) {
-    Arguments arguments = Plus(options, {"--out=killed"});
-    if (saved > 0) arguments.push_back("--resume"), ++resumed;
-    const int64_t begin = NowMs();
-    Subprocess process(Command(arguments), {folder_});
-    const int64_t moment =
-        longest == 0 ? INT64_MAX / 2 : std::uniform_int_distribution<int64_t>(0, longest)(random);
-    while (!process.Ended() && NowMs() - begin < moment) SleepMs(1);
-    if (process.Ended()) {
-      const Result result = process.Wait();
-      ASSERT_EQ(result.exit_code, 0) << "seed " << seed << ", after " << killed << " kills\n"
-                                     << result.err;
-      ASSERT_TRUE(Weights("killed") == Weights("straight")) << "seed " << seed;
-      ASSERT_EQ(Rows("killed"), Rows("straight")) << "seed " << seed;
-      longest = std::max(longest, NowMs() - begin);
-      ++completed;
-      fresh();
-      saved = 0;
-      continue;
+class Kills : public FaultTest {
+ protected:
+  // The processes of a run, which has begun.
+  using Processes = std::vector<std::unique_ptr<Subprocess>>;
+  static std::vector<Subprocess*> Running(const Processes& processes) {
+    std::vector<Subprocess*> running;
+    for (const auto& process : processes) {
+      if (!process->Ended()) running.push_back(process.get());
     }
-    process.Signal(SIGKILL);
-    process.Wait();
-    ++killed;
-    const int64_t now = SavedStep("killed");
-    ASSERT_GE(now, saved) << "seed " << seed << ", kill " << killed;
-    saved = now;
-    if (saved == 20) {  // killed at its exit: complete
-      ASSERT_TRUE(Weights("killed") == Weights("straight")) << "seed " << seed;
-      fresh();
-      saved = 0;
-    }
-    if (saved == 0 && std::filesystem::exists(Path("killed"))) fresh();
+    return running;
   }
-  std::printf("%d kills (seed %lu): %d resumed runs, %d complete ones, 0 lost\n", killed,
-              static_cast<unsigned long>(seed), resumed, completed);
+
+  using Start = std::function<Processes(const Arguments& options)>;
+
+  // `straight`: the same run as one process.
+  void NothingIsLost(const Arguments& straight, const Start& start) {
+    MakeStraight(Plus(options_, straight));
+    std::mt19937_64 random(seed);
+    const std::string where = absl::StrCat("seed ", seed);
+    // How long a run takes from its beginning to its end, with no more work beside it than now.
+    int64_t longest = 0;
+    int killed = 0, completed = 0, resumed = 0;
+    const auto fresh = [&] { std::filesystem::remove_all(Path("killed")); };
+    fresh();
+    for (int64_t saved = 0; killed < kills;) {
+      Arguments options = Plus(options_, {"--out=killed"});
+      if (saved > 0) options.push_back("--resume"), ++resumed;
+      const int64_t begin = NowMs();
+      const Processes processes = start(options);
+      const int64_t moment =
+          longest == 0 ? INT64_MAX / 2 : std::uniform_int_distribution<int64_t>(0, longest)(random);
+      std::vector<Subprocess*> running;
+      while (!(running = Running(processes)).empty() && NowMs() - begin < moment) SleepMs(1);
+      if (running.empty()) {
+        for (const auto& process : processes) {
+          const Result result = process->Wait();
+          ASSERT_EQ(result.exit_code, 0) << where << ", after " << killed << " kills\n"
+                                         << result.err;
+        }
+        ASSERT_TRUE(Weights("killed") == Weights("straight")) << where;
+        ASSERT_EQ(Rows("killed"), Rows("straight")) << where;
+        longest = std::max(longest, NowMs() - begin);
+        ++completed;
+        fresh();
+        saved = 0;
+        continue;
+      }
+      // One of those that run, or all.
+      const size_t victim = std::uniform_int_distribution<size_t>(0, running.size())(random);
+      for (size_t i = 0; i < running.size(); ++i) {
+        if (i == victim || victim == running.size()) running[i]->Signal(SIGKILL);
+      }
+      for (const auto& process : processes) {
+        const Result result = EndOf(*process);
+        if (result.signal == SIGKILL || result.exit_code == 0) continue;
+        ASSERT_TRUE(absl::StrContains(result.err, "error: ")) << where << ": " << result.err;
+      }
+      ++killed;
+      const int64_t now = SavedStep("killed");
+      ASSERT_GE(now, saved) << where << ", kill " << killed;
+      saved = now;
+      if (saved == 20) {  // killed at its exit: complete
+        ASSERT_TRUE(Weights("killed") == Weights("straight")) << where;
+        fresh();
+        saved = 0;
+      }
+      if (saved == 0 && std::filesystem::exists(Path("killed"))) fresh();
+    }
+    std::printf("%d kills (%s): %d resumed runs, %d complete ones, 0 lost\n", killed, where.c_str(),
+                resumed, completed);
+  }
+
+  const Arguments options_ = {"--steps=20", "--eval_every=5", "--checkpoint_every=2",
+                              "--threads=1"};
+};
+
+TEST_F(Kills, NothingIsLostOfOneProcess) {
+  NothingIsLost({}, [this](const Arguments& options) {
+    Processes processes;
+    processes.push_back(
+        std::make_unique<Subprocess>(Command(options), Subprocess::Options{folder_}));
+    return processes;
+  });
+}
+
+TEST_F(Kills, NothingIsLostOfSeveralProcesses) {
+  int number = 0;
+  NothingIsLost({absl::StrCat("--ranks=", ranks), "--comm=threads"}, [&](const Arguments& options) {
+    // Others than those of the run before, whose ports may still be in use.
+    Ranks run(folder_, absl::StrCat("killed", number++), ranks,
+              Command(Plus(options, {"--patience=10"})));
+    Processes processes;
+    for (int rank = 0; rank < ranks; ++rank) processes.push_back(run.Process(rank));
+    return processes;
+  });
 }
 
 }  // namespace
@@ -74,6 +128,7 @@ int main(int argc, char** argv) {
     absl::string_view argument = argv[i];
     const bool known =
         (absl::ConsumePrefix(&argument, "--kills=") && absl::SimpleAtoi(argument, &burst::kills)) ||
+        (absl::ConsumePrefix(&argument, "--ranks=") && absl::SimpleAtoi(argument, &burst::ranks)) ||
         (absl::ConsumePrefix(&argument, "--seed=") && absl::SimpleAtoi(argument, &burst::seed));
     if (!known) return 2;
   }
