@@ -1,5 +1,6 @@
 #!/bin/bash
-# two_hosts_test.sh TRAIN: trains on two hosts of two ranks each. The hosts are network namespaces
+# two_hosts_test.sh TRAIN PAUSING_TRAIN: trains on two hosts of two ranks each, between which the link goes
+# down, at any time and at every place of a run (//tests/faults:pausing_train stands still there). The hosts are network namespaces
 # with a name, an address and an /etc/hosts of their own, joined by a bridge; on each, the host's own
 # name is 127.0.1.1, as Debian sets it up. Everything lies in namespaces of this script and ends with
 # it. Skipped, with a word, where the system does not permit them.
@@ -18,7 +19,7 @@ if [[ -z ${INSIDE_NAMESPACES:-} ]]; then
   exec "${start[@]}" bash "$0" "$@"
 fi
 
-train=$(realpath "$1") work=${TEST_TMPDIR:-$(mktemp -d)} port=4000
+train=$(realpath "$1") pausing_train=$(realpath "$2") work=${TEST_TMPDIR:-$(mktemp -d)} port=4000
 export BURST_TOKEN=$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n')
 unset XDG_RUNTIME_DIR
 cd "$work" || exit 1
@@ -48,9 +49,9 @@ on() {
 
 text() { for ((i = 0; i < 300; ++i)); do echo "sentence $((i * 7919 % 1000)) of many"; done; }
 text >text.txt
-arguments=(--data="$work/text.txt" --batch=2 --seqlen=67 --lr=3e-3 --eval_every=0 --sample=0
-  --checkpoint_every=0 --threads=1
+common=(--data="$work/text.txt" --batch=2 --seqlen=67 --lr=3e-3 --sample=0 --threads=1
   '--model={"family":"llama","layers":2,"width":32,"heads":4,"kv_heads":2,"ffn":64}')
+arguments=("${common[@]}" --eval_every=0 --checkpoint_every=0)
 
 # start_ranks HOST FIRST OPTIONS...: two ranks, from FIRST on, as torchrun starts them.
 start_ranks() {
@@ -136,5 +137,104 @@ for rank in 0 1 2 3; do
   lost=$((rank < 2 ? 2 : 0))
   grep -Eq "rank ($lost|$((lost + 1))) of 4 was lost: nothing heard of it for 2[0-9.]+ s, nor of" \
     err.$rank || fail "rank $rank does not name the ranks of the other host"
+done
+ip link set to_beta up
+
+# ---- At every place of a run. What is saved there; which rank stands still.
+places=("data 0 1" "start 0 4" "forward 5 3" "backward 6 3" "evaluation 8 3" "save 8 1" "write 12 3" "exit 24 1")
+saved=(0 0 4 4 4 4 12 24)
+pausing=(2 2 2 2 2 2 0 2)
+at_places=("${common[@]}" --steps=24 --eval_every=8 --eval_batches=4 --checkpoint_every=4)
+
+# start_job NAME PAUSING_RANK PLACE OPTIONS...: four ranks of a run. NAME.pause is there while one stands
+# still.
+start_job() {
+  local name=$1 pausing=$2 place=$3 rank host pause; shift 3
+  for rank in 0 1 2 3; do
+    host=alpha pause=(); ((rank < 2)) || host=beta
+    ((rank != pausing)) || pause=(PAUSE_AT="$place" PAUSE_FILE="$work/$name.pause")
+    on $host bash -c 'echo $$ >"$1"; shift; exec "$@"' - "$name.pid.$rank" env "${pause[@]}" RANK=$rank \
+      WORLD_SIZE=4 LOCAL_RANK=$((rank % 2)) LOCAL_WORLD_SIZE=2 MASTER_ADDR=alpha MASTER_PORT=$port \
+      "$pausing_train" "${at_places[@]}" --out="$name" "$@" >"$name.out.$rank" 2>"$name.err.$rank" &
+    jobs[$name.$rank]=$!
+  done
+  port=$((port + 20))
+}
+declare -A jobs
+start_jobs() {  # NAME: one for every place
+  local i j
+  for i in "${!places[@]}"; do
+    start_job "$1$i" "${pausing[i]}" "${places[i]}"
+    for ((j = 0; j < 600; ++j)); do [[ -e $1$i.pause ]] && break; sleep 0.1; done
+    [[ -e $1$i.pause ]] || { tail -n 5 "$1$i".err.*; fail "$1$i does not come to ${places[i]}"; }
+  done
+}
+show() { tail -n 5 "$1".out.* "$1".err.*; fail "$1 (${places[${1//[a-z]/}]}): $2"; }
+end_job() {  # NAME CODES RANK...: each ends with one of the codes
+  local name=$1 codes=$2 rank code; shift 2
+  for rank in "$@"; do
+    code=0; wait "${jobs[$name.$rank]}" || code=$?
+    [[ " $codes " == *" $code "* ]] || show "$name" "rank $rank ended with $code"
+  done
+}
+rows() { sed -E 's/"(tokens_per_second|step_ms)":[^,}]*,?//g' "$1/metrics.jsonl"; }
+tensors() {  # of a checkpoint: what follows its header
+  local file=$1/checkpoint.safetensors
+  tail -c +$(($(od -An -tu8 -N8 "$file") + 9)) "$file"
+}
+expect_straight() {  # NAME
+  [[ $(rows "$1") == "$(rows straight)" ]] || show "$1" "other metrics than undisturbed"
+  cmp -s <(tensors "$1") <(tensors straight) || show "$1" "other weights than undisturbed"
+}
+"$train" "${at_places[@]}" --ranks=4 --ranks_per_node=2 --out=straight >out 2>&1 ||
+  { cat out; fail "straight"; }
+
+echo "== a link that comes back, at every place"
+start_jobs back
+ip link set to_beta down
+start_job early -1 ""
+rm back*.pause
+sleep 3; ip link set to_beta up
+for name in back{0..7} early; do
+  end_job "$name" 0 0 1 2 3
+  expect_straight "$name"
+done
+
+echo "== a link that stays down, and a host that vanishes, at every place"
+start_jobs cut
+start_jobs gone
+ip link set to_beta down
+since=$SECONDS
+start_job never -1 "" --patience=5
+for name in gone{0..7}; do kill -9 $(cat "$name".pid.[23]) 2>/dev/null; done
+rm cut*.pause gone*.pause 2>/dev/null
+for i in "${!places[@]}"; do
+  codes=1; [[ ${places[i]} != exit* ]] || codes="0 1"  # all was done
+  end_job "cut$i" "$codes" 0 1 2 3
+  end_job "gone$i" "$codes" 0 1
+done
+end_job never 1 0 1 2 3
+((SECONDS - since <= 60)) || fail "it took $((SECONDS - since)) s to end"
+wait 2>/dev/null
+ip link set to_beta up
+grep -q "error: rank 0 waited 5 s in vain for rank 2, 3 of 4" never.err.0 &&
+  grep -q "error: rank 2 of 4 found no rank 0 at alpha:" never.err.2 || show never "does not say who is missing"
+for i in "${!places[@]}"; do
+  for name in cut$i gone$i; do
+    for rank in 0 1 2 3; do
+      [[ ${places[i]} != exit* && ($rank -lt 2 || $name == cut*) ]] || continue
+      lost=$((rank < 2 ? 2 : 0))
+      grep -Eq "error: rank ($lost|$((lost + 1))) of 4 was lost: nothing heard of it for 2[0-9.]+ s" \
+        "$name.err.$rank" || show "$name" "rank $rank does not name the ranks of the other host"
+    done
+    if ((${saved[i]} < 24)); then
+      resume=(); ((${saved[i]} == 0)) || resume=(--resume)
+      "$train" "${at_places[@]}" --ranks=4 --ranks_per_node=2 --comm=threads --out=$name "${resume[@]}" \
+        >"$name.out.4" 2>"$name.err.4" || show "$name" "does not continue"
+      ((${saved[i]} == 0)) || grep -q "continuing after step ${saved[i]}$" "$name.out.4" ||
+        show "$name" "not saved: step ${saved[i]}"
+    fi
+    expect_straight "$name"
+  done
 done
 echo "PASSED after $SECONDS s"
