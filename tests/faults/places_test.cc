@@ -119,6 +119,28 @@ TEST_F(Places, ARankThatIsKilledWhileAnotherSaves) {
   ExpectContinues("run", straight_);
 }
 
+// Tensor parallel ranks have a part each of what is saved.
+TEST_F(Places, ARankThatIsKilledWhileThePartsAreGathered) {
+  if (ranks != 2) GTEST_SKIP() << "the model has two heads";
+  const Arguments parts = {"--strategy=tp"};
+  MakeStraight(Plus(straight_, parts));
+  for (int victim = 0; victim < ranks; ++victim) {
+    const std::string run = absl::StrCat("run", victim);
+    SCOPED_TRACE(run);
+    Ranks processes(folder_, run, ranks, Command(Plus(Plus(options_, parts), {"--out=" + run})));
+    processes.StartAndPause(victim, "save 8 20");
+    processes[victim].Signal(SIGKILL);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Result result = EndOf(processes[rank]);
+      if (rank == victim) continue;
+      EXPECT_EQ(result.exit_code, 1);
+      EXPECT_TRUE(Says(result, Lost(victim))) << result.err;
+    }
+    EXPECT_EQ(SavedStep(run), 4);
+    ExpectContinues(run, Plus(straight_, parts));
+  }
+}
+
 TEST_F(Places, AllRanksAreKilledAtOnce) {
   for (Case& c : Cases()) {
     if (c.victim != 0) continue;
