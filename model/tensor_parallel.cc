@@ -196,10 +196,11 @@ Variable TensorParallel::RowParallel(Tape& tape, const Shard& shard, const Varia
 
 Tensor TensorParallel::AttentionPositions(Tape& tape, const Shard& shard, const Tensor& own) const {
   if (ranks_ == 1) return own;
-  Tensor all = own;
+  Tensor all;
   const absl::Status status = exchange_.Gather(*shard, own, &all);
-  if (!status.ok()) tape.Fail(status);
-  return all;
+  if (status.ok()) return all;
+  tape.Fail(status);
+  return Tensor::Zeros({own.dim(0), shard->group_length()}, own.dtype(), own.device());
 }
 
 const std::vector<int32_t>& TensorParallel::StreamPositions(const TokenShard& shard) const {

@@ -51,9 +51,10 @@ class Places : public FaultTest {
   }
 
   // A case for every place and rank, each with its own run, which has not begun.
-  std::vector<Case> Cases(const Arguments& more = {}) const {
+  template <typename ManyPlaces>
+  std::vector<Case> Cases(const ManyPlaces& places, const Arguments& more = {}) const {
     std::vector<Case> cases;
-    for (const Place& place : kPlaces) {
+    for (const Place& place : places) {
       for (int victim = 0; victim < (place.of_rank0 ? 1 : ranks); ++victim) {
         cases.push_back({place, victim, NameOf(place, victim), nullptr});
         Case& c = cases.back();
@@ -96,7 +97,7 @@ class Places : public FaultTest {
 };
 
 TEST_F(Places, ARankThatIsKilled) {
-  for (Case& c : Cases()) {
+  for (Case& c : Cases(kPlaces)) {
     SCOPED_TRACE(c.run);
     c.processes->StartAndPause(c.victim, c.place.at);
     (*c.processes)[c.victim].Signal(SIGKILL);
@@ -119,30 +120,29 @@ TEST_F(Places, ARankThatIsKilledWhileAnotherSaves) {
   ExpectContinues("run", straight_);
 }
 
-// Tensor parallel ranks have a part each of what is saved.
-TEST_F(Places, ARankThatIsKilledWhileThePartsAreGathered) {
+// Ranks that have a part each of the model wait for one another in every layer, and in a save.
+TEST_F(Places, ARankThatIsKilledInAPartedModel) {
   if (ranks != 2) GTEST_SKIP() << "the model has two heads";
-  const Arguments parts = {"--strategy=tp"};
-  MakeStraight(Plus(straight_, parts));
-  for (int victim = 0; victim < ranks; ++victim) {
-    const std::string run = absl::StrCat("run", victim);
-    SCOPED_TRACE(run);
-    Ranks processes(folder_, run, ranks, Command(Plus(Plus(options_, parts), {"--out=" + run})));
-    processes.StartAndPause(victim, "save 8 20");
-    processes[victim].Signal(SIGKILL);
-    for (int rank = 0; rank < ranks; ++rank) {
-      const Result result = EndOf(processes[rank]);
-      if (rank == victim) continue;
-      EXPECT_EQ(result.exit_code, 1);
-      EXPECT_TRUE(Says(result, Lost(victim))) << result.err;
+  for (const char* strategy : {"tp", "tp+sp"}) {
+    const Arguments parted = {absl::StrCat("--strategy=", strategy)};
+    FaultTest::SetUp();  // an empty folder
+    MakeStraight(Plus(straight_, parted));
+    const Place places[] = {{"forward 5 1", 4, 0},    {"forward 5 8", 4, 0},
+                            {"forward 5 20", 4, 0},   {"backward 6 8", 4, 0},
+                            {"evaluation 8 1", 4, 0}, {"save 8 20", 4, 0}};
+    for (Case& c : Cases(places, parted)) {
+      SCOPED_TRACE(c.run);
+      c.processes->StartAndPause(c.victim, c.place.at);
+      (*c.processes)[c.victim].Signal(SIGKILL);
+      ExpectOthersEnd(c, Lost(c.victim) + "its connection closed");
+      EXPECT_EQ(SavedStep(c.run), c.place.saved);
+      ExpectContinues(c.run, Plus(straight_, parted));
     }
-    EXPECT_EQ(SavedStep(run), 4);
-    ExpectContinues(run, Plus(straight_, parts));
   }
 }
 
 TEST_F(Places, AllRanksAreKilledAtOnce) {
-  for (Case& c : Cases()) {
+  for (Case& c : Cases(kPlaces)) {
     if (c.victim != 0) continue;
     SCOPED_TRACE(c.run);
     c.processes->StartAndPause(0, c.place.at);
@@ -155,7 +155,7 @@ TEST_F(Places, AllRanksAreKilledAtOnce) {
 // SIGSTOP for longer than the others have patience. Where no rank is in progress yet, silence
 // tells.
 TEST_F(Places, ARankThatIsStoppedForGood) {
-  std::vector<Case> cases = Cases({"--patience=6"});
+  std::vector<Case> cases = Cases(kPlaces, {"--patience=6"});
   for (Case& c : cases) {
     SCOPED_TRACE(c.run);
     c.processes->StartAndPause(c.victim, c.place.at);
@@ -183,7 +183,7 @@ TEST_F(Places, ARankThatIsStoppedForGood) {
 }
 
 TEST_F(Places, ARankThatIsStoppedForAWhile) {
-  std::vector<Case> cases = Cases({"--patience=120"});
+  std::vector<Case> cases = Cases(kPlaces, {"--patience=120"});
   for (Case& c : cases) {
     SCOPED_TRACE(c.run);
     c.processes->StartAndPause(c.victim, c.place.at);
@@ -202,7 +202,7 @@ TEST_F(Places, ARankThatIsStoppedForAWhile) {
 // One rank is asked to stop, and all do: after the step, with a checkpoint. Before the first step,
 // and after the last save, that rank ends at once.
 TEST_F(Places, ARankThatIsAskedToStop) {
-  for (Case& c : Cases()) {
+  for (Case& c : Cases(kPlaces)) {
     SCOPED_TRACE(c.run);
     c.processes->StartAndPause(c.victim, c.place.at);
     (*c.processes)[c.victim].Signal(SIGTERM);

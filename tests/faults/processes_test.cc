@@ -165,7 +165,7 @@ TEST_F(Processes, CallsThatFailAtRank0) {
   } cases[] = {
       {"rename:config.json:1:EIO", "config.json", 0},
       {"write:metrics:6:ENOSPC", "metrics.jsonl", 4},
-      {"write:metrics:8:EIO", "metrics.jsonl", 4},
+      {"write:metrics:9:EIO", "metrics.jsonl", 4},  // the validation loss of step 8
       {"write:checkpoint.safetensors:3:tear", "checkpoint", 0},
       {"fsync:checkpoint.safetensors:2:EIO", "checkpoint", 4},
       {"rename:checkpoint.safetensors:3:ENOSPC", "checkpoint", 8},
