@@ -194,7 +194,7 @@ TEST_F(Processes, AFullDisk) {
   const struct {
     const char* place;
     int64_t saved;
-  } cases[] = {{"data 0 1", 0}, {"start 0 4", 0},  {"forward 5 3", 4}, {"evaluation 8 3", 4},
+  } cases[] = {{"data 0 1", 0}, {"start 0 4", 0},  {"forward 6 3", 4}, {"evaluation 8 3", 4},
                {"save 8 1", 4}, {"write 12 3", 8}, {"exit 24 1", 24}};
   for (const auto& c : cases) {
     SCOPED_TRACE(c.place);

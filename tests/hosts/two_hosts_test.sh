@@ -141,7 +141,7 @@ done
 ip link set to_beta up
 
 # ---- At every place of a run. What is saved there; which rank stands still.
-places=("data 0 1" "start 0 4" "forward 5 3" "backward 6 3" "evaluation 8 3" "save 8 1" "write 12 3" "exit 24 1")
+places=("data 0 1" "start 0 4" "forward 6 3" "backward 6 3" "evaluation 8 3" "save 8 1" "write 12 3" "exit 24 1")
 saved=(0 0 4 4 4 4 12 24)
 pausing=(2 2 2 2 2 2 0 2)
 at_places=("${common[@]}" --steps=24 --eval_every=8 --eval_batches=4 --checkpoint_every=4)
@@ -167,6 +167,10 @@ start_jobs() {  # NAME: one for every place
     start_job "$1$i" "${pausing[i]}" "${places[i]}"
     for ((j = 0; j < 600; ++j)); do [[ -e $1$i.pause ]] && break; sleep 0.1; done
     [[ -e $1$i.pause ]] || { tail -n 5 "$1$i".err.*; fail "$1$i does not come to ${places[i]}"; }
+    # It may be at its exit while rank 0 still makes sure that the last step can be saved.
+    for ((j = 0; j < 600 && saved[i] == 24; ++j)); do
+      grep -aq '"step":"24"' "$1$i/checkpoint.safetensors" && break; sleep 0.1
+    done
   done
 }
 show() { tail -n 5 "$1".out.* "$1".err.*; fail "$1 (${places[${1//[a-z]/}]}): $2"; }
