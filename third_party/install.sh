@@ -13,6 +13,8 @@ packages=(
   libeigen3-dev          # matmuls on the CPU
   libabsl-dev            # containers, status, strings
   nlohmann-json3-dev     # configurations, metrics, checkpoint headers
+  libpcre2-dev           # tokenizers: the patterns that cut text into words
+  libutf8proc-dev        # tokenizers: Unicode's normal forms
   libsodium-dev          # HMAC, by which the processes of a job know each other
   iproute2               # tests: hosts as network namespaces
   libxxhash-dev          # checksums of checkpoints

@@ -16,7 +16,9 @@ _DEBIAN = {
     "eigen": "/usr/include/eigen3",
     "googletest": "/usr",
     "json": "/usr",
+    "pcre2": "/usr",
     "sodium": "/usr",
+    "utf8proc": "/usr",
     "xxhash": "/usr",
 }
 

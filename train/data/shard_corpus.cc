@@ -68,16 +68,13 @@ class ShardCorpus : public Corpus {
         << "tokens [" << begin << ", " << begin + count << ") of " << size_;
     // The last shard that begins at or before `begin`; shards behind it may be empty.
     size_t shard = std::upper_bound(begins_.begin(), begins_.end(), begin) - begins_.begin();
-    std::vector<uint16_t> tokens;
     for (--shard; count > 0; ++shard) {
       const int64_t offset = begin - begins_[shard];
       const int64_t n = std::min(count, shards_[shard].size() - offset);
-      tokens.resize(n);
-      const absl::Status status = shards_[shard].Read(offset, n, tokens.data());
+      const absl::Status status = shards_[shard].Read(offset, n, out);
       if (!status.ok()) {
         return absl::Status(status.code(), absl::StrCat("--", option_, ": ", status.message()));
       }
-      std::copy(tokens.begin(), tokens.end(), out);
       begin += n, out += n, count -= n;
     }
     return absl::OkStatus();
@@ -86,13 +83,14 @@ class ShardCorpus : public Corpus {
   absl::Status DocumentStarts(int64_t begin, int64_t end,
                               std::vector<int64_t>* starts) const override {
     constexpr int64_t kAtOnce = 1 << 16;
+    const int32_t end_of_text = shards_[0].header().end_of_text;
     std::vector<int32_t> tokens;
     end = std::min(end, size_);
     for (; begin < end; begin += kAtOnce) {
       tokens.resize(std::min(kAtOnce, end - begin));
       BURST_RETURN_IF_ERROR(Read(begin, static_cast<int64_t>(tokens.size()), tokens.data()));
       for (size_t i = 0; i < tokens.size(); ++i) {
-        if (tokens[i] == kGpt2EndOfText) starts->push_back(begin + static_cast<int64_t>(i));
+        if (tokens[i] == end_of_text) starts->push_back(begin + static_cast<int64_t>(i));
       }
     }
     return absl::OkStatus();
@@ -112,7 +110,7 @@ class ShardCorpus : public Corpus {
   // "50257 at position 41": the first token of a shard that is not below `vocab`.
   std::string FirstFrom(size_t shard, int64_t vocab) const {
     constexpr int64_t kAtOnce = 1 << 16;
-    std::vector<uint16_t> tokens(kAtOnce);
+    std::vector<int32_t> tokens(kAtOnce);
     for (int64_t begin = 0; begin < shards_[shard].size(); begin += kAtOnce) {
       const int64_t n = std::min(kAtOnce, shards_[shard].size() - begin);
       if (!shards_[shard].Read(begin, n, tokens.data()).ok()) break;
@@ -132,13 +130,21 @@ class ShardCorpus : public Corpus {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const Corpus>> OpenShards(const Sources& sources,
+absl::StatusOr<ShardData> OpenShards(const Sources& sources,
                                                          const DataCache& cache) {
   std::vector<Shard> shards;
   for (const SourceFile& file : sources.files) {
     BURST_ASSIGN_OR_RETURN(Shard shard, Shard::Open(sources, file));
     shards.push_back(std::move(shard));
   }
+  for (const Shard& shard : shards) {
+    const ShardHeader &one = shards[0].header(), &other = shard.header();
+    if (one.vocab == other.vocab && one.end_of_text == other.end_of_text) continue;
+    return sources.Error(absl::InvalidArgumentError(
+        absl::StrCat(shard.path(), " is of another vocabulary (", other.vocab, " tokens) than ",
+                     shards[0].path(), " (", one.vocab, ")")));
+  }
+  const ShardHeader header = shards[0].header();
   const size_t num_shards = shards.size();
   const auto corpus = std::make_shared<ShardCorpus>(sources.option, std::move(shards));
   if (corpus->size() == 0) {
@@ -156,7 +162,7 @@ absl::StatusOr<std::shared_ptr<const Corpus>> OpenShards(const Sources& sources,
   BURST_ASSIGN_OR_RETURN(const auto file, cache.Get(key, check, make));
   BURST_ASSIGN_OR_RETURN(ShardScan scan, ParseDescription(*file, num_shards));
   corpus->set_scan(std::move(scan));
-  return std::shared_ptr<const Corpus>(corpus);
+  return ShardData{corpus, header.vocab, header.end_of_text};
 }
 
 }  // namespace burst

@@ -10,8 +10,14 @@
 
 namespace burst {
 
+struct ShardData {
+  std::shared_ptr<const Corpus> corpus;
+  int64_t vocab = 0;         // of the tokenizer that made them
+  int32_t end_of_text = -1;  // -1: none
+};
+
 // The shards in order are one stream; a document starts at every end-of-text token.
-absl::StatusOr<std::shared_ptr<const Corpus>> OpenShards(const Sources& sources,
+absl::StatusOr<ShardData> OpenShards(const Sources& sources,
                                                          const DataCache& cache);
 
 }  // namespace burst

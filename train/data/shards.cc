@@ -14,33 +14,48 @@
 namespace burst {
 namespace {
 
-constexpr int64_t kHeaderBytes = 256 * sizeof(int32_t);
-constexpr int32_t kMagic = 20240520;
-constexpr int32_t kVersion = 1;
+constexpr int32_t kMagic[] = {20240520, 20240801};  // of tokens of 16 and 32 bits
+constexpr int32_t kVersion[] = {1, 7};
 
-// InvalidArgument that says what is wrong; otherwise the number of tokens.
-absl::StatusOr<int64_t> ReadHeader(const InputFile& file) {
+// InvalidArgument that says what is wrong.
+absl::StatusOr<ShardHeader> ReadHeader(const InputFile& file) {
   const auto invalid = [&](const auto&... what) {
     return absl::InvalidArgumentError(absl::StrCat(file.path(), ": ", what...));
   };
   const int64_t bytes = file.size();
-  if (bytes < kHeaderBytes) {
-    return invalid("not a shard: ", bytes, " bytes, shorter than the header of ", kHeaderBytes);
+  if (bytes < kShardHeaderBytes) {
+    return invalid("not a shard: ", bytes, " bytes, shorter than the header of ",
+                   kShardHeaderBytes);
   }
-  int32_t header[3];
-  BURST_RETURN_IF_ERROR(file.ReadAt(0, sizeof(header), header));
-  if (header[0] != kMagic) {
-    return invalid("not a shard of llm.c: the magic number is ", header[0], ", expected ", kMagic);
+  int32_t numbers[5];
+  BURST_RETURN_IF_ERROR(file.ReadAt(0, sizeof(numbers), numbers));
+  const auto [magic, version, tokens, vocab, end_of_text] = numbers;
+  if (magic != kMagic[0] && magic != kMagic[1]) {
+    return invalid("not a shard of llm.c: the magic number is ", magic, ", expected ", kMagic[0],
+                   " or ", kMagic[1]);
   }
-  if (header[1] != kVersion) {
-    return invalid("shard version ", header[1], ", expected ", kVersion, " (tokens of 16 bits)");
+  const bool wide = magic == kMagic[1];
+  if (version != kVersion[wide]) {
+    return invalid("shard version ", version, ", expected ", kVersion[wide], " (tokens of ",
+                   wide ? 32 : 16, " bits)");
   }
-  const int64_t expected = kHeaderBytes + int64_t{header[2]} * 2;
-  if (header[2] < 0 || bytes != expected) {
+  ShardHeader header;
+  header.tokens = tokens;
+  header.token_bytes = wide ? 4 : 2;
+  if (wide) header.vocab = kLlama3Vocab, header.end_of_text = kLlama3BeginOfText;
+  const int64_t expected = kShardHeaderBytes + header.tokens * header.token_bytes;
+  if (tokens < 0 || bytes != expected) {
     return invalid(bytes < expected ? "truncated: " : "wrong length: ", bytes,
-                   " bytes, but the header promises ", header[2], " tokens, ", expected, " bytes");
+                   " bytes, but the header promises ", tokens, " tokens, ", expected, " bytes");
   }
-  return int64_t{header[2]};
+  if (vocab == 0) return header;
+  if (vocab < 0 || end_of_text < -1 || end_of_text >= vocab) {
+    return invalid("the header has an end-of-text token ", end_of_text, " of a vocabulary of ",
+                   vocab);
+  }
+  header.vocab = vocab;
+  header.end_of_text = end_of_text;
+  return header;
 }
 
 // Tokens [begin, begin + count) of a shard, and where they are in the stream.
@@ -51,15 +66,44 @@ struct Piece {
 
 }  // namespace
 
-absl::StatusOr<Shard> Shard::Open(const Sources& sources, const SourceFile& file) {
-  BURST_ASSIGN_OR_RETURN(InputFile input, sources.Open(file));
-  const absl::StatusOr<int64_t> size = ReadHeader(input);
-  if (!size.ok()) return sources.Error(size.status());
-  return Shard(std::move(input), *size);
+ShardHeader ShardHeader::For(int64_t vocab, int32_t end_of_text) {
+  constexpr int64_t kOf16Bits = int64_t{1} << 16;
+  ShardHeader header;
+  header.token_bytes = vocab <= kOf16Bits ? 2 : 4;
+  header.vocab = vocab;
+  header.end_of_text = end_of_text;
+  return header;
 }
 
-absl::Status Shard::Read(int64_t begin, int64_t count, uint16_t* out) const {
-  return file_.ReadAt(kHeaderBytes + 2 * begin, 2 * count, out);
+std::vector<int32_t> ShardHeader::Numbers() const {
+  std::vector<int32_t> numbers(kShardHeaderBytes / sizeof(int32_t));
+  const bool wide = token_bytes == 4;
+  numbers[0] = kMagic[wide], numbers[1] = kVersion[wide];
+  numbers[2] = static_cast<int32_t>(tokens);
+  numbers[3] = static_cast<int32_t>(vocab), numbers[4] = end_of_text;
+  return numbers;
+}
+
+absl::StatusOr<Shard> Shard::Open(const Sources& sources, const SourceFile& file) {
+  BURST_ASSIGN_OR_RETURN(InputFile input, sources.Open(file));
+  const absl::StatusOr<ShardHeader> header = ReadHeader(input);
+  if (!header.ok()) return sources.Error(header.status());
+  return Shard(std::move(input), *header);
+}
+
+absl::Status Shard::Read(int64_t begin, int64_t count, int32_t* out) const {
+  const int64_t offset = kShardHeaderBytes + header_.token_bytes * begin;
+  if (header_.token_bytes == 4) {
+    BURST_RETURN_IF_ERROR(file_.ReadAt(offset, 4 * count, out));
+    for (int64_t i = 0; i < count; ++i) {
+      if (out[i] < 0) out[i] = INT32_MAX;
+    }
+    return absl::OkStatus();
+  }
+  std::vector<uint16_t> tokens(count);
+  BURST_RETURN_IF_ERROR(file_.ReadAt(offset, 2 * count, tokens.data()));
+  std::copy(tokens.begin(), tokens.end(), out);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ShardScan> ScanShards(const std::vector<Shard>& shards) {
@@ -79,15 +123,16 @@ absl::StatusOr<ShardScan> ScanShards(const std::vector<Shard>& shards) {
   std::mutex mutex;
   absl::Status first;
   std::atomic<int64_t> next{0};
-  const auto scan_piece = [&](const Piece& piece, std::vector<uint16_t>* tokens) -> absl::Status {
+  const int32_t end_of_text = shards.empty() ? -1 : shards[0].header().end_of_text;
+  const auto scan_piece = [&](const Piece& piece, std::vector<int32_t>* tokens) -> absl::Status {
     BURST_RETURN_IF_ERROR(shards[piece.shard].Read(piece.begin, piece.count, tokens->data()));
     const auto begin = tokens->begin(), end = begin + piece.count;
-    uint16_t largest = 0;  // this loop vectorizes
+    int32_t largest = 0;  // this loop vectorizes
     for (auto it = begin; it != end; ++it) largest = std::max(largest, *it);
-    const auto start = std::find(begin + (piece.position == 0 ? 1 : 0), end, kGpt2EndOfText);
+    const auto start = std::find(begin + (piece.position == 0 ? 1 : 0), end, end_of_text);
     {
       const std::lock_guard<std::mutex> lock(mutex);
-      scan.largest[piece.shard] = std::max<int32_t>(scan.largest[piece.shard], largest);
+      scan.largest[piece.shard] = std::max(scan.largest[piece.shard], largest);
       const int64_t at = piece.position + (start - begin);
       if (start != end && (scan.second_document < 0 || at < scan.second_document)) {
         scan.second_document = at;
@@ -97,7 +142,7 @@ absl::StatusOr<ShardScan> ScanShards(const std::vector<Shard>& shards) {
     return absl::OkStatus();
   };
   ParallelTasks(NumThreads(), [&](int64_t) {
-    std::vector<uint16_t> tokens(kPiece);
+    std::vector<int32_t> tokens(kPiece);
     for (int64_t i = next++; i < static_cast<int64_t>(pieces.size()); i = next++) {
       const absl::Status status = scan_piece(pieces[i], &tokens);
       if (status.ok()) continue;

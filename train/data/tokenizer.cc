@@ -1,12 +1,16 @@
 #include "train/data/tokenizer.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "burst/base/json.h"
+#include "burst/base/status.h"
+#include "burst/cli/files.h"
 #include "train/data/utf8.h"
 
 namespace burst {
@@ -41,6 +45,13 @@ Tokenizer::Tokenizer(Kind kind, std::vector<uint32_t> code_points, bool end_of_t
       size_(kind == Kind::kByte ? 256 : static_cast<int64_t>(code_points.size())),
       code_points_(std::move(code_points)) {}
 
+Tokenizer::Tokenizer(std::shared_ptr<const BpeTokenizer> bpe, std::string file)
+    : kind_(Kind::kBpe),
+      has_end_of_text_(false),
+      size_(bpe->vocab()),
+      bpe_(std::move(bpe)),
+      file_(std::make_shared<const std::string>(std::move(file))) {}
+
 Tokenizer Tokenizer::Byte(bool end_of_text) { return Tokenizer(Kind::kByte, {}, end_of_text); }
 
 absl::StatusOr<Tokenizer> Tokenizer::Char(absl::Span<const absl::string_view> texts,
@@ -70,7 +81,69 @@ absl::StatusOr<Tokenizer> Tokenizer::OfCharacters(const std::vector<bool>& seen,
   return Tokenizer(Kind::kChar, std::move(code_points), end_of_text);
 }
 
-absl::Status Tokenizer::Encode(absl::string_view text, std::vector<uint16_t>* tokens) const {
+absl::StatusOr<Tokenizer> Tokenizer::OfTokenizerJson(std::string text) {
+  BURST_ASSIGN_OR_RETURN(std::shared_ptr<const BpeTokenizer> bpe,
+                         BpeTokenizer::FromTokenizerJson(text));
+  return Tokenizer(std::move(bpe), std::move(text));
+}
+
+absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;  // a path that cannot be followed is told of when it is read
+  const auto in_folder = [&](const char* name) { return (fs::path(path) / name).string(); };
+  const auto named = [](const std::string& file, const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat(file, ": ", status.message()));
+  };
+  std::string file = path;
+  if (fs::is_directory(path, error)) {
+    constexpr const char* kGpt2Files[][2] = {{"encoder.json", "vocab.bpe"},
+                                             {"vocab.json", "merges.txt"}};
+    file = in_folder("tokenizer.json");
+    for (const auto& names : kGpt2Files) {
+      const std::string encoder = in_folder(names[0]), merges = in_folder(names[1]);
+      if (fs::exists(file, error) || !fs::exists(encoder, error)) continue;
+      BURST_ASSIGN_OR_RETURN(const std::string encoder_text, ReadFile(encoder));
+      BURST_ASSIGN_OR_RETURN(const std::string merges_text, ReadFile(merges));
+      BURST_ASSIGN_OR_RETURN(
+          std::string json, TokenizerJsonOfGpt2(encoder, encoder_text, merges, merges_text));
+      absl::StatusOr<Tokenizer> tokenizer = OfTokenizerJson(std::move(json));
+      if (!tokenizer.ok()) {
+        return named(absl::StrCat(encoder, " with ", names[1]), tokenizer.status());
+      }
+      return tokenizer;
+    }
+    if (!fs::exists(file, error)) {
+      return absl::NotFoundError(
+          absl::StrCat("the folder ", path,
+                       " holds no tokenizer.json, nor encoder.json with vocab.bpe"));
+    }
+  }
+  BURST_ASSIGN_OR_RETURN(std::string text, ReadFile(file));
+  absl::StatusOr<Tokenizer> tokenizer = OfTokenizerJson(std::move(text));
+  if (!tokenizer.ok()) return named(file, tokenizer.status());
+  return tokenizer;
+}
+
+const char* Tokenizer::name() const {
+  switch (kind_) {
+    case Kind::kByte:
+      return "byte";
+    case Kind::kChar:
+      return "char";
+    case Kind::kBpe:
+      return "bpe";
+  }
+  return "";
+}
+
+int32_t Tokenizer::end_of_text() const {
+  if (bpe_ != nullptr) return bpe_->end_of_text();
+  return has_end_of_text_ ? static_cast<int32_t>(size_) : -1;
+}
+
+absl::Status Tokenizer::Encode(absl::string_view text, std::vector<int32_t>* tokens,
+                               Specials specials) const {
+  if (bpe_ != nullptr) return BpeEncoder(bpe_, specials).Encode(text, tokens);
   if (kind_ == Kind::kByte) {
     for (char c : text) tokens->push_back(static_cast<unsigned char>(c));
     return absl::OkStatus();
@@ -85,7 +158,7 @@ absl::Status Tokenizer::Encode(absl::string_view text, std::vector<uint16_t>* to
           "the character '%s' (U+%04X) at byte %d is not one of the %d of the training text",
           text.substr(start, position - start), code_point, start, size_));
     }
-    tokens->push_back(static_cast<uint16_t>(it - code_points_.begin()));
+    tokens->push_back(static_cast<int32_t>(it - code_points_.begin()));
   }
   return absl::OkStatus();
 }
@@ -94,7 +167,9 @@ std::string Tokenizer::Decode(absl::Span<const int32_t> tokens) const {
   std::string text;
   for (int32_t token : tokens) {
     if (token < 0 || token >= size_) continue;
-    if (kind_ == Kind::kByte) {
+    if (bpe_ != nullptr) {
+      absl::StrAppend(&text, bpe_->Bytes(token));
+    } else if (kind_ == Kind::kByte) {
       text.push_back(static_cast<char>(token));
     } else {
       AppendUtf8(code_points_[token], &text);
@@ -106,6 +181,7 @@ std::string Tokenizer::Decode(absl::Span<const int32_t> tokens) const {
 std::string Tokenizer::ToJson() const {
   nlohmann::json json = {{"kind", name()}, {"end_of_text", has_end_of_text_}};
   if (kind_ == Kind::kChar) json["code_points"] = code_points_;
+  if (kind_ == Kind::kBpe) json["tokenizer_json"] = *file_;
   return json.dump();
 }
 
@@ -118,6 +194,14 @@ absl::StatusOr<Tokenizer> Tokenizer::FromJson(absl::string_view text) {
   }
   const bool end_of_text = json["end_of_text"];
   if (json["kind"] == "byte") return Byte(end_of_text);
+  if (json["kind"] == "bpe") {
+    if (!json.contains("tokenizer_json") || !json["tokenizer_json"].is_string()) return invalid();
+    absl::StatusOr<Tokenizer> tokenizer = OfTokenizerJson(json["tokenizer_json"]);
+    if (!tokenizer.ok()) {
+      return absl::DataLossError(absl::StrCat("its tokenizer: ", tokenizer.status().message()));
+    }
+    return tokenizer;
+  }
   if (json["kind"] != "char" || !json.contains("code_points") || !json["code_points"].is_array()) {
     return invalid();
   }

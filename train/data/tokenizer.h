@@ -1,7 +1,9 @@
-// Tokenizers that need no vocabulary file: bytes, and the characters of the text at hand.
+// Tokenizers: two that need no vocabulary file, bytes and the characters of the text at hand; and
+// those of a file (train/tokenizer).
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -9,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "train/tokenizer/bpe_tokenizer.h"
 
 namespace burst {
 
@@ -17,7 +20,7 @@ absl::Status NotUtf8(int64_t offset);
 
 class Tokenizer {
  public:
-  enum class Kind { kByte, kChar };
+  enum class Kind { kByte, kChar, kBpe };
 
   // 256 tokens. With end_of_text, one more that ends a document.
   static Tokenizer Byte(bool end_of_text);
@@ -28,18 +31,30 @@ class Tokenizer {
   // The code points that were seen, [kCodePoints] (utf8.h).
   static absl::StatusOr<Tokenizer> OfCharacters(const std::vector<bool>& seen, bool end_of_text);
 
+  // A tokenizer.json, or a folder with one or with GPT-2's two files: encoder.json and vocab.bpe, or
+  // vocab.json and merges.txt. Errors name the file and what is wrong.
+  static absl::StatusOr<Tokenizer> Load(const std::string& path);
+
   Kind kind() const { return kind_; }
-  const char* name() const { return kind_ == Kind::kByte ? "byte" : "char"; }
+  const char* name() const;
   int64_t vocab() const { return size_ + (has_end_of_text_ ? 1 : 0); }
   // -1 without one.
-  int32_t end_of_text() const { return has_end_of_text_ ? static_cast<int32_t>(size_) : -1; }
+  int32_t end_of_text() const;
 
   // char: of each token, increasing; byte: none.
   const std::vector<uint32_t>& code_points() const { return code_points_; }
 
+  // bpe: otherwise null.
+  const std::shared_ptr<const BpeTokenizer>& bpe() const { return bpe_; }
+
+  // bpe: the text of the tokenizer.json, which was made of GPT-2's two files where these were given.
+  const std::string& file() const { return *file_; }
+
   // Appends the tokens of `text`. InvalidArgument for a character that the vocabulary lacks.
-  absl::Status Encode(absl::string_view text, std::vector<uint16_t>* tokens) const;
-  // End-of-text and ids beyond the vocabulary decode to nothing.
+  absl::Status Encode(absl::string_view text, std::vector<int32_t>* tokens,
+                      Specials specials = Specials::kAreText) const;
+  // Ids beyond the vocabulary decode to nothing, and so does end-of-text, except that a file's
+  // special tokens have a text: with them, too, it is the inverse of Encode.
   std::string Decode(absl::Span<const int32_t> tokens) const;
 
   // For checkpoints: everything needed to make the same tokenizer again.
@@ -48,11 +63,15 @@ class Tokenizer {
 
  private:
   Tokenizer(Kind kind, std::vector<uint32_t> code_points, bool end_of_text);
+  Tokenizer(std::shared_ptr<const BpeTokenizer> bpe, std::string file);
+  static absl::StatusOr<Tokenizer> OfTokenizerJson(std::string text);
 
   Kind kind_;
-  bool has_end_of_text_;
+  bool has_end_of_text_;               // beside the tokens of `size_`
   int64_t size_;                       // tokens without end-of-text
   std::vector<uint32_t> code_points_;  // char: of each token, increasing
+  std::shared_ptr<const BpeTokenizer> bpe_;
+  std::shared_ptr<const std::string> file_;  // the tokenizer.json
 };
 
 }  // namespace burst

@@ -1,0 +1,332 @@
+#include "train/data/document_encoder.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/check.h"
+#include "burst/base/json.h"
+#include "burst/base/parallel.h"
+#include "burst/base/status.h"
+#include "train/data/blank_lines.h"
+
+namespace burst {
+namespace {
+
+// A part of a file, from the cut at or after `begin` to the cut at or after `end`. A cut is before
+// an ASCII character, or at the end of the file: characters are whole, and what is normalized does
+// not reach across it.
+struct Piece {
+  const SourceFile* file = nullptr;
+  int64_t begin = 0, end = 0;
+  PieceLines lines;  // from cut to cut
+};
+
+// A piece's tokens, made without knowing where the pieces before it ended.
+struct Result {
+  EncodedPiece encoded;
+  // In bytes of normalized text from the piece's first cut: where its tokens were taken to begin
+  // (-1: unknown); and from its last cut: where they end.
+  int64_t begin = -1, end = 0;
+};
+
+// One thread's.
+struct Worker {
+  explicit Worker(const Tokenizer& tokenizer) : encoder(tokenizer.bpe(), Specials::kAreText) {}
+
+  BpeEncoder encoder;
+  std::optional<InputFile> input;
+  const SourceFile* open = nullptr;
+};
+
+class DocumentEncoder {
+ public:
+  DocumentEncoder(const Sources& sources, const Tokenizer& tokenizer, const DocumentFormat& format,
+                  Progress* progress, int64_t piece_bytes)
+      : sources_(sources),
+        tokenizer_(tokenizer),
+        format_(format),
+        progress_(progress),
+        before_(std::min(piece_bytes, kBefore)),
+        step_(std::min(piece_bytes, kStep)) {
+    for (const SourceFile& file : sources.files) {
+      for (int64_t begin = 0; begin < file.identity.bytes; begin += piece_bytes) {
+        pieces_.push_back({&file, begin, std::min(begin + piece_bytes, file.identity.bytes), {}});
+      }
+    }
+  }
+
+  absl::Status Run(const std::function<absl::Status(const EncodedPiece&)>& sink);
+
+ private:
+  using Body = std::function<absl::Status(int64_t number, Worker& worker)>;
+  static constexpr int64_t kBefore = 1 << 12;  // bytes before a piece in which its pieces of text
+                                               // come into step with those of the piece before it
+  static constexpr int64_t kStep = 1 << 16;    // bytes by which text is read on
+  static constexpr int64_t kFarthest = 1 << 20;  // bytes behind a piece that are looked at early
+
+  absl::Status ForEachPiece(const Body& body);
+  absl::StatusOr<std::string> Read(const SourceFile& file, int64_t begin, int64_t end,
+                                   Worker* worker) const;
+  absl::StatusOr<int64_t> Cut(const SourceFile& file, int64_t at, Worker* worker) const;
+  absl::Status Survey(Piece* piece, Worker* worker);
+  absl::StatusOr<Result> EncodeText(const Piece& piece, int64_t begin, const LineState& state,
+                                    Worker* worker) const;
+  absl::StatusOr<Result> EncodeLines(const Piece& piece, Worker* worker) const;
+  absl::Status EncodeLine(absl::string_view line, Worker* worker, EncodedPiece* encoded) const;
+
+  const Sources& sources_;
+  const Tokenizer& tokenizer_;
+  const DocumentFormat& format_;
+  Progress* const progress_;
+  const int64_t before_, step_;
+  std::vector<Piece> pieces_;  // in order
+  std::mutex mutex_;           // of what follows
+  std::condition_variable turn_;
+  int64_t next_ = 0;  // the piece whose turn it is
+  int64_t end_ = 0;   // of the tokens of the piece before it, from its last cut
+  bool stopped_ = false;
+};
+
+// Threads take pieces in order. None is taken after an error.
+absl::Status DocumentEncoder::ForEachPiece(const Body& body) {
+  std::atomic<int64_t> next{0};
+  absl::Status first;
+  ParallelTasks(NumThreads(), [&](int64_t) {
+    Worker worker(tokenizer_);
+    const int64_t count = static_cast<int64_t>(pieces_.size());
+    for (int64_t number = next++; number < count; number = next++) {
+      const absl::Status status = body(number, worker);
+      if (status.ok()) continue;
+      next = count;
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (first.ok()) first = status;
+      stopped_ = true;
+      turn_.notify_all();
+    }
+  });
+  return first;
+}
+
+absl::StatusOr<std::string> DocumentEncoder::Read(const SourceFile& file, int64_t begin,
+                                                  int64_t end, Worker* worker) const {
+  if (worker->open != &file) {
+    BURST_ASSIGN_OR_RETURN(worker->input, sources_.Open(file));
+    worker->open = &file;
+  }
+  std::string text(std::max<int64_t>(0, std::min(end, file.identity.bytes) - begin), '\0');
+  BURST_RETURN_IF_ERROR(sources_.Error(
+      worker->input->ReadAt(begin, static_cast<int64_t>(text.size()), text.data())));
+  return text;
+}
+
+// The first cut at or after a place of a file.
+absl::StatusOr<int64_t> DocumentEncoder::Cut(const SourceFile& file, int64_t at,
+                                             Worker* worker) const {
+  if (at <= 0) return 0;
+  for (int64_t bytes = 64; at < file.identity.bytes; at += bytes, bytes = step_) {
+    BURST_ASSIGN_OR_RETURN(const std::string text, Read(file, at, at + bytes, worker));
+    for (size_t i = 0; i < text.size(); ++i) {
+      if (static_cast<unsigned char>(text[i]) < 0x80) return at + static_cast<int64_t>(i);
+    }
+  }
+  return file.identity.bytes;
+}
+
+absl::Status DocumentEncoder::Survey(Piece* piece, Worker* worker) {
+  BURST_ASSIGN_OR_RETURN(const int64_t begin, Cut(*piece->file, piece->begin, worker));
+  BURST_ASSIGN_OR_RETURN(const int64_t end, Cut(*piece->file, piece->end, worker));
+  BURST_ASSIGN_OR_RETURN(const std::string text, Read(*piece->file, begin, end, worker));
+  int64_t at = 0;
+  for (char c : text) piece->lines.Next(static_cast<unsigned char>(c), at++);
+  return absl::OkStatus();
+}
+
+// The tokens that begin between the cuts of a piece. `begin`: where, in bytes of normalized text
+// from the first cut, a piece of text is known to end; -1: that is found out by beginning earlier.
+// `state` is that before the first cut.
+absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t begin,
+                                                   const LineState& state, Worker* worker) const {
+  const SourceFile& file = *piece.file;
+  const bool early = begin < 0;
+  BURST_ASSIGN_OR_RETURN(const int64_t first, Cut(file, piece.begin, worker));
+  BURST_ASSIGN_OR_RETURN(const int64_t last, Cut(file, piece.end, worker));
+  std::string text;  // normalized; each part of it by itself
+  const auto append = [&](int64_t from, int64_t to) -> absl::Status {
+    BURST_ASSIGN_OR_RETURN(const std::string bytes, Read(file, from, to, worker));
+    worker->encoder.AppendNormalized(bytes, &text);
+    return absl::OkStatus();
+  };
+  int64_t warm = first;
+  if (early) {
+    BURST_ASSIGN_OR_RETURN(warm, Cut(file, first - before_, worker));
+    BURST_RETURN_IF_ERROR(append(warm, first));
+  }
+  const int64_t begin_at = static_cast<int64_t>(text.size());
+  BURST_RETURN_IF_ERROR(append(first, last));
+  const int64_t end_at = static_cast<int64_t>(text.size());
+
+  Result result;
+  result.encoded.bytes = last - first;
+  // The cuts of a file's last pieces may all be its end.
+  result.encoded.ends_file = piece.end == file.identity.bytes;
+  if (!early && begin_at + begin >= end_at) {  // a piece of text covers all of this one
+    result.begin = begin;
+    result.end = begin_at + begin - end_at;
+    return result;
+  }
+  int64_t known = last;
+  for (int64_t more = step_;; more *= 2) {
+    BURST_ASSIGN_OR_RETURN(const int64_t next, Cut(file, known + more, worker));
+    BURST_RETURN_IF_ERROR(append(known, next));
+    known = next;
+    const bool complete = known == file.identity.bytes;
+    std::vector<int32_t>& tokens = result.encoded.tokens;
+    tokens.clear();
+    size_t start = static_cast<size_t>(begin_at + begin);
+    if (early) {
+      BURST_ASSIGN_OR_RETURN(
+          start, worker->encoder.EncodePieces(text, 0, begin_at, complete, &tokens));
+      tokens.clear();
+    }
+    size_t end = start;
+    if (start != BpeEncoder::kMore) {
+      const size_t limit = std::max(static_cast<size_t>(end_at), start);
+      BURST_ASSIGN_OR_RETURN(
+          end, worker->encoder.EncodePieces(text, start, limit, complete, &tokens));
+    }
+    if (end != BpeEncoder::kMore) {
+      result.begin = static_cast<int64_t>(start) - begin_at;
+      result.end = static_cast<int64_t>(end) - end_at;
+      break;
+    }
+    // Left to the piece's turn, when it is known whether it is needed.
+    if (early && known - last > kFarthest) return Result();
+  }
+
+  // Where documents start.
+  std::vector<int64_t>& starts = result.encoded.starts;
+  if (piece.begin == 0) starts.push_back(0);
+  if (format_.documents != DocumentsAre::kBlankLines) return result;
+  LineState lines = state;
+  const auto next_line = [&](int64_t at) { return lines.Next(static_cast<uint8_t>(text[at]), at); };
+  int64_t at = begin_at, token_end = begin_at + result.begin;
+  for (; at < token_end; ++at) next_line(at);
+  for (size_t i = 0; i < result.encoded.tokens.size(); ++i) {
+    token_end += static_cast<int64_t>(tokenizer_.bpe()->Bytes(result.encoded.tokens[i]).size());
+    for (; at < token_end; ++at) {
+      const bool again = !starts.empty() && starts.back() == static_cast<int64_t>(i);
+      if (next_line(at) && !again) starts.push_back(static_cast<int64_t>(i));
+    }
+  }
+  return result;
+}
+
+absl::Status DocumentEncoder::EncodeLine(absl::string_view line, Worker* worker,
+                                         EncodedPiece* encoded) const {
+  if (line.find_first_not_of(" \t\r") == absl::string_view::npos) return absl::OkStatus();
+  const absl::StatusOr<nlohmann::json> json = ParseJson(line);
+  if (!json.ok()) return json.status();
+  if (!json->is_object()) return absl::InvalidArgumentError("it is no JSON object");
+  const auto found = json->find(format_.field);
+  if (found == json->end() || !found->is_string()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("it has no text with the key '", format_.field, "' (--field)"));
+  }
+  encoded->starts.push_back(static_cast<int64_t>(encoded->tokens.size()));
+  return worker->encoder.Encode(found->get_ref<const std::string&>(), &encoded->tokens);
+}
+
+// The lines that begin in a piece.
+absl::StatusOr<Result> DocumentEncoder::EncodeLines(const Piece& piece, Worker* worker) const {
+  const SourceFile& file = *piece.file;
+  Result result;
+  result.encoded.bytes = piece.end - piece.begin;
+  result.encoded.ends_file = piece.end == file.identity.bytes;
+  // From the byte before the piece, which may end a line.
+  const int64_t origin = std::max<int64_t>(0, piece.begin - 1);
+  int64_t known = piece.end;
+  BURST_ASSIGN_OR_RETURN(std::string text, Read(file, origin, known, worker));
+  size_t at = 0;
+  if (piece.begin > 0) {
+    at = text.find('\n');
+    if (at == std::string::npos) return result;  // all of it is of a line that began before
+    ++at;
+  }
+  while (origin + static_cast<int64_t>(at) < piece.end) {
+    size_t end = text.find('\n', at);
+    while (end == std::string::npos && known < file.identity.bytes) {
+      const size_t from = text.size();
+      const int64_t more = std::max<int64_t>(step_, static_cast<int64_t>(from));
+      BURST_ASSIGN_OR_RETURN(const std::string bytes, Read(file, known, known + more, worker));
+      text += bytes;
+      known += static_cast<int64_t>(bytes.size());
+      end = text.find('\n', from);
+    }
+    if (end == std::string::npos) end = text.size();
+    const absl::Status status = EncodeLine(absl::string_view(text).substr(at, end - at), worker,
+                                           &result.encoded);
+    if (!status.ok()) {
+      return sources_.Error(absl::Status(
+          status.code(), absl::StrCat(file.path, ": the line at byte ",
+                                      origin + static_cast<int64_t>(at), ": ", status.message())));
+    }
+    at = end + 1;
+  }
+  return result;
+}
+
+absl::Status DocumentEncoder::Run(const std::function<absl::Status(const EncodedPiece&)>& sink) {
+  const bool lines = format_.documents == DocumentsAre::kJsonLines;
+  std::vector<LineState> states(pieces_.size());  // before each piece
+  if (format_.documents == DocumentsAre::kBlankLines) {
+    BURST_RETURN_IF_ERROR(ForEachPiece(
+        [&](int64_t number, Worker& worker) { return Survey(&pieces_[number], &worker); }));
+    for (size_t i = 1; i < pieces_.size(); ++i) {
+      if (pieces_[i].begin > 0) states[i] = pieces_[i - 1].lines.After(states[i - 1], 0);
+    }
+  }
+  const auto encode = [&](int64_t number, Worker& worker) -> absl::Status {
+    const Piece& piece = pieces_[number];
+    const LineState& state = states[number];
+    const int64_t known = piece.begin == 0 ? 0 : -1;
+    BURST_ASSIGN_OR_RETURN(Result result, lines ? EncodeLines(piece, &worker)
+                                                : EncodeText(piece, known, state, &worker));
+    std::unique_lock<std::mutex> lock(mutex_);
+    turn_.wait(lock, [&] { return next_ == number || stopped_; });
+    if (stopped_) return absl::OkStatus();
+    if (!lines && piece.begin > 0 && result.begin != end_) {
+      BURST_ASSIGN_OR_RETURN(result, EncodeText(piece, end_, state, &worker));
+    }
+    end_ = result.end;
+    BURST_RETURN_IF_ERROR(sink(result.encoded));
+    progress_->Add(piece.end - piece.begin);
+    ++next_;
+    turn_.notify_all();
+    return absl::OkStatus();
+  };
+  BURST_RETURN_IF_ERROR(ForEachPiece(encode));
+  // A file that was replaced meanwhile would mix two texts.
+  for (const SourceFile& file : sources_.files) {
+    BURST_RETURN_IF_ERROR(sources_.Open(file).status());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status EncodeDocuments(const Sources& sources, const Tokenizer& tokenizer,
+                             const DocumentFormat& format, Progress* progress,
+                             const std::function<absl::Status(const EncodedPiece&)>& sink,
+                             int64_t piece_bytes) {
+  BURST_CHECK(tokenizer.bpe() != nullptr) << "a tokenizer without a file";
+  BURST_CHECK_GT(piece_bytes, 0);
+  return DocumentEncoder(sources, tokenizer, format, progress, piece_bytes).Run(sink);
+}
+
+}  // namespace burst

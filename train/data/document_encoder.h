@@ -1,0 +1,49 @@
+// Documents to tokens with the tokenizer of a file (train/tokenizer), on all threads of the caller's
+// pool, in pieces of files: the same tokens whatever the pieces are
+// (docs/decisions/0011-tokens-do-not-depend-on-pieces.md).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "train/data/progress.h"
+#include "train/data/sources.h"
+#include "train/data/tokenizer.h"
+
+namespace burst {
+
+// What the documents of a file are.
+enum class DocumentsAre {
+  kFiles,       // the file is one
+  kBlankLines,  // blocks between blank lines; they are encoded as one text. A document starts with
+                // the token that holds its first character that is not blank
+  kJsonLines,   // every line is a JSON object with a text
+};
+
+struct DocumentFormat {
+  DocumentsAre documents = DocumentsAre::kFiles;
+  std::string field = "text";  // of kJsonLines: the key of the text
+};
+
+// Tokens of a piece, in the order of the texts.
+struct EncodedPiece {
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> starts;  // indices into `tokens` at which a document starts; tokens.size()
+                                // for one whose first token comes later, or that has none
+  int64_t bytes = 0;            // of text
+  bool ends_file = false;
+};
+
+// Calls `sink` with one piece after the other, never at the same time; stops at its first error.
+// Empty files have no pieces. Errors name the option of the sources, the file and the place. Adds
+// the files' bytes to `progress`. `piece_bytes`: tests give few.
+absl::Status EncodeDocuments(const Sources& sources, const Tokenizer& tokenizer,
+                             const DocumentFormat& format, Progress* progress,
+                             const std::function<absl::Status(const EncodedPiece&)>& sink,
+                             int64_t piece_bytes = int64_t{1} << 20);
+
+}  // namespace burst

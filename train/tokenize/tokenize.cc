@@ -1,0 +1,179 @@
+#include "train/tokenize/tokenize.h"
+
+#include <stdio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "burst/base/status.h"
+#include "burst/cli/file_lock.h"
+#include "burst/cli/files.h"
+#include "train/data/document_encoder.h"
+#include "train/data/progress.h"
+#include "train/data/shard_writer.h"
+#include "train/data/sources.h"
+#include "train/data/tokenizer.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+absl::Status Named(absl::string_view option, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("--", option, ": ", status.message()));
+}
+
+// The folder while it is being written.
+class OutputFolder {
+ public:
+  static absl::StatusOr<OutputFolder> Make(const std::string& path) {
+    std::error_code error;
+    if (fs::exists(path, error)) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("--out: ", path, " is there already; remove it or give another folder"));
+    }
+    const std::string part = absl::StrCat(path, ".part");
+    fs::create_directories(part, error);
+    if (error) {
+      return absl::InternalError(
+          absl::StrCat("--out: cannot make the folder ", part, ": ", error.message()));
+    }
+    absl::StatusOr<FileLock> lock = FileLock::TryAcquire(part + "/" + kLock);
+    if (!lock.ok()) return Named("out", lock.status());
+    // What a killed process has left.
+    std::vector<fs::path> left;
+    for (fs::directory_iterator it(part, error), end; !error && it != end; it.increment(error)) {
+      if (it->path().filename() != kLock) left.push_back(it->path());
+    }
+    for (const fs::path& file : left) fs::remove(file, error);
+    return OutputFolder(path, part, *std::move(lock));
+  }
+
+  const std::string& part() const { return part_; }
+
+  absl::Status Finish() {
+    std::error_code error;
+    fs::remove(part_ + "/" + kLock, error);
+    BURST_RETURN_IF_ERROR(Named("out", SyncFolder(part_)));
+    if (rename(part_.c_str(), path_.c_str()) != 0) {
+      return absl::InternalError(
+          absl::StrCat("--out: cannot rename ", part_, " to ", path_, ": ", strerror(errno)));
+    }
+    return Named("out", SyncFolder(fs::path(path_).parent_path().string()));
+  }
+
+ private:
+  static constexpr char kLock[] = ".lock";
+
+  OutputFolder(std::string path, std::string part, FileLock lock)
+      : path_(std::move(path)), part_(std::move(part)), lock_(std::move(lock)) {}
+
+  std::string path_, part_;
+  FileLock lock_;
+};
+
+// Gives each document its separator, and the first documents to validation.
+class DocumentWriter {
+ public:
+  DocumentWriter(const TokenizeConfig& config, const std::string& folder,
+                 const Tokenizer& tokenizer)
+      : separator_(config.separators ? tokenizer.end_of_text() : -1),
+        val_tokens_(config.val_tokens),
+        header_(ShardHeader::For(tokenizer.vocab(), separator_)),
+        train_(folder + "/train", header_, config.shard_tokens),
+        val_(folder + "/val", header_, config.shard_tokens) {}
+
+  absl::Status Append(const EncodedPiece& piece) {
+    const absl::Span<const int32_t> tokens = piece.tokens;
+    size_t at = 0;
+    for (int64_t start : piece.starts) {
+      BURST_RETURN_IF_ERROR(Write(tokens.subspan(at, start - at)));
+      at = start;
+      ++documents_;
+      if (separator_ >= 0) BURST_RETURN_IF_ERROR(StartDocument());
+    }
+    bytes_ += piece.bytes;
+    return Write(tokens.subspan(at));
+  }
+
+  absl::StatusOr<TokenizeSummary> Finish() {
+    BURST_RETURN_IF_ERROR(val_.Finish());
+    BURST_RETURN_IF_ERROR(train_.Finish());
+    return TokenizeSummary{documents_, bytes_, val_.tokens() + train_.tokens(),
+                           val_.shards() + train_.shards()};
+  }
+
+ private:
+  absl::Status StartDocument() {
+    validation_ = val_.tokens() < val_tokens_;
+    return Write({&separator_, 1});
+  }
+  absl::Status Write(absl::Span<const int32_t> tokens) {
+    return (validation_ ? val_ : train_).Append(tokens);
+  }
+
+  const int32_t separator_;  // -1: none
+  const int64_t val_tokens_;
+  const ShardHeader header_;
+  ShardWriter train_, val_;
+  bool validation_ = false;
+  int64_t documents_ = 0, bytes_ = 0;
+};
+
+// The files of a kind, in order.
+absl::StatusOr<DocumentsAre> KindOf(const Sources& sources) {
+  const auto is_lines = [](const SourceFile& file) { return absl::EndsWith(file.path, ".jsonl"); };
+  const auto lines = std::count_if(sources.files.begin(), sources.files.end(), is_lines);
+  if (sources.shards) {
+    return sources.Error(absl::InvalidArgumentError(".bin shards are tokens already"));
+  }
+  if (lines == 0) return DocumentsAre::kFiles;
+  if (lines == static_cast<int64_t>(sources.files.size())) return DocumentsAre::kJsonLines;
+  return sources.Error(
+      absl::InvalidArgumentError("mixes .jsonl files with others; name only one kind"));
+}
+
+}  // namespace
+
+absl::StatusOr<TokenizeSummary> TokenizeToShards(const TokenizeConfig& config) {
+  const absl::StatusOr<Tokenizer> tokenizer = Tokenizer::Load(config.tokenizer);
+  if (!tokenizer.ok()) return Named("tokenizer", tokenizer.status());
+  if (config.separators && tokenizer->end_of_text() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tokenizer: ", config.tokenizer,
+                     " has no end-of-text token to separate documents; give --noseparators"));
+  }
+  BURST_ASSIGN_OR_RETURN(const Sources sources, FindSources("data", config.data));
+  DocumentFormat format;
+  BURST_ASSIGN_OR_RETURN(format.documents, KindOf(sources));
+  format.field = config.field;
+  int64_t bytes = 0;
+  for (const SourceFile& file : sources.files) bytes += file.identity.bytes;
+
+  BURST_ASSIGN_OR_RETURN(OutputFolder folder, OutputFolder::Make(config.out));
+  DocumentWriter writer(config, folder.part(), *tokenizer);
+  Progress progress("tokenizing", bytes);
+  BURST_RETURN_IF_ERROR(
+      EncodeDocuments(sources, *tokenizer, format, &progress, [&](const EncodedPiece& piece) {
+        return Named("out", writer.Append(piece));
+      }));
+  const absl::StatusOr<TokenizeSummary> summary = writer.Finish();
+  if (!summary.ok()) return Named("out", summary.status());
+  if (summary->tokens == 0) {
+    return sources.Error(absl::InvalidArgumentError("there is no text in it"));
+  }
+  BURST_RETURN_IF_ERROR(Named("out", WriteFileAtomically(folder.part() + "/tokenizer.json",
+                                                         tokenizer->file())));
+  BURST_RETURN_IF_ERROR(folder.Finish());
+  return summary;
+}
+
+}  // namespace burst

@@ -1,0 +1,143 @@
+#include "train/tokenizer/bpe.h"
+
+#include <algorithm>
+#include <functional>
+#include <queue>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+
+namespace burst {
+
+absl::StatusOr<BpeVocabulary> BpeVocabulary::Create(const BpeFile& file) {
+  BpeVocabulary vocabulary;
+  vocabulary.byte_tokens_.fill(-1);
+  for (int32_t id : file.piece_ids) {
+    const std::string& bytes = file.tokens[id];
+    if (bytes.size() == 1) vocabulary.byte_tokens_[static_cast<uint8_t>(bytes[0])] = id;
+    if (file.ignore_merges) vocabulary.pieces_.emplace(bytes, id);
+  }
+  const auto& bytes = vocabulary.byte_tokens_;
+  const auto missing = std::find(bytes.begin(), bytes.end(), -1);
+  if (missing != bytes.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("model.vocab has no token for byte ", missing - bytes.begin(),
+                     "; byte-level BPE needs all 256"));
+  }
+  // Of a pair that is there twice, the later one counts, as in tokenizers.
+  vocabulary.merges_.reserve(file.merges.size());
+  for (size_t rank = 0; rank < file.merges.size(); ++rank) {
+    const BpeMerge& merge = file.merges[rank];
+    vocabulary.merges_[Key(merge.left, merge.right)] = {static_cast<uint32_t>(rank), merge.merged};
+  }
+  return vocabulary;
+}
+
+int32_t BpeVocabulary::WholePiece(absl::string_view bytes) const {
+  if (pieces_.empty()) return -1;
+  const auto found = pieces_.find(bytes);
+  return found == pieces_.end() ? -1 : found->second;
+}
+
+void BpeMerger::Append(absl::string_view piece, std::vector<int32_t>* tokens) {
+  constexpr size_t kShort = 48, kMostKnown = 1 << 17;  // bytes; pieces
+  if (piece.size() == 1) {
+    tokens->push_back(vocabulary_.byte_token(static_cast<uint8_t>(piece[0])));
+    return;
+  }
+  if (piece.size() > kShort) {
+    const int32_t whole = vocabulary_.WholePiece(piece);
+    if (whole >= 0) {
+      tokens->push_back(whole);
+    } else {
+      MergeLong(piece, tokens);
+    }
+    return;
+  }
+  const auto found = known_.find(piece);
+  if (found != known_.end()) {
+    const auto begin = known_tokens_.begin() + found->second.begin;
+    tokens->insert(tokens->end(), begin, begin + found->second.count);
+    return;
+  }
+  const size_t before = tokens->size();
+  const int32_t whole = vocabulary_.WholePiece(piece);
+  if (whole >= 0) {
+    tokens->push_back(whole);
+  } else {
+    MergeShort(piece, tokens);
+  }
+  if (known_.size() >= kMostKnown) known_.clear(), known_tokens_.clear();
+  known_.emplace(piece, Known{static_cast<uint32_t>(known_tokens_.size()),
+                              static_cast<uint32_t>(tokens->size() - before)});
+  known_tokens_.insert(known_tokens_.end(), tokens->begin() + before, tokens->end());
+}
+
+// Looks at all pairs before each merge.
+void BpeMerger::MergeShort(absl::string_view piece, std::vector<int32_t>* tokens) {
+  symbols_.clear();
+  for (char c : piece) symbols_.push_back(vocabulary_.byte_token(static_cast<uint8_t>(c)));
+  results_.clear();
+  for (size_t i = 0; i + 1 < symbols_.size(); ++i) {
+    results_.push_back(vocabulary_.Merge(symbols_[i], symbols_[i + 1]));
+  }
+  while (!results_.empty()) {
+    const auto best = std::min_element(results_.begin(), results_.end(),
+                                       [](const auto& a, const auto& b) { return a.rank < b.rank; });
+    if (best->token < 0) break;
+    const size_t i = best - results_.begin();
+    symbols_[i] = best->token;
+    symbols_.erase(symbols_.begin() + i + 1);
+    results_.erase(best);
+    if (i < results_.size()) results_[i] = vocabulary_.Merge(symbols_[i], symbols_[i + 1]);
+    if (i > 0) results_[i - 1] = vocabulary_.Merge(symbols_[i - 1], symbols_[i]);
+  }
+  tokens->insert(tokens->end(), symbols_.begin(), symbols_.end());
+}
+
+// Keeps the pairs in a queue: n log n.
+void BpeMerger::MergeLong(absl::string_view piece, std::vector<int32_t>* tokens) {
+  struct Symbol {
+    int32_t token;  // -1: it was merged into the one before
+    int64_t before, after;
+  };
+  const int64_t n = static_cast<int64_t>(piece.size());
+  std::vector<Symbol> symbols(n);
+  for (int64_t i = 0; i < n; ++i) {
+    symbols[i] = {vocabulary_.byte_token(static_cast<uint8_t>(piece[i])), i - 1, i + 1};
+  }
+  struct Pair {
+    uint32_t rank;
+    int64_t place;
+    int32_t left, right, merged;
+    bool operator>(const Pair& other) const {
+      return std::tie(rank, place) > std::tie(other.rank, other.place);
+    }
+  };
+  std::priority_queue<Pair, std::vector<Pair>, std::greater<>> queue;
+  const auto offer = [&](int64_t i) {
+    if (i < 0 || symbols[i].after >= n) return;
+    const int32_t left = symbols[i].token, right = symbols[symbols[i].after].token;
+    const BpeVocabulary::Result result = vocabulary_.Merge(left, right);
+    if (result.token >= 0) queue.push({result.rank, i, left, right, result.token});
+  };
+  for (int64_t i = 0; i < n; ++i) offer(i);
+  while (!queue.empty()) {
+    const Pair pair = queue.top();
+    queue.pop();
+    Symbol& symbol = symbols[pair.place];
+    // One of the two may have been merged with another one since.
+    if (symbol.token != pair.left || symbol.after >= n) continue;
+    Symbol& next = symbols[symbol.after];
+    if (next.token != pair.right) continue;
+    symbol.token = pair.merged;
+    next.token = -1;
+    symbol.after = next.after;
+    if (next.after < n) symbols[next.after].before = pair.place;
+    offer(symbol.before);
+    offer(pair.place);
+  }
+  for (int64_t i = 0; i < n; i = symbols[i].after) tokens->push_back(symbols[i].token);
+}
+
+}  // namespace burst

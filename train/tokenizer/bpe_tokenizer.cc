@@ -1,0 +1,177 @@
+#include "train/tokenizer/bpe_tokenizer.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/status.h"
+#include "train/data/utf8.h"
+#include "train/tokenizer/unicode_normal.h"
+
+namespace burst {
+namespace {
+
+// Of GPT-2 and Qwen, of Llama 3, and of others.
+constexpr absl::string_view kEndOfTextNames[] = {"<|endoftext|>", "<|end_of_text|>", "</s>",
+                                                 "<eos>"};
+
+// Whether text[at...] may be the beginning of a character whose end would follow.
+bool IsCutCharacter(absl::string_view text, size_t at) {
+  const auto first = static_cast<unsigned char>(text[at]);
+  const size_t bytes = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 1;
+  return at + bytes > text.size();
+}
+
+}  // namespace
+
+void BpeTokenizer::AddedTokens::Add(const AddedToken& token) {
+  ids[token.text] = token.id;
+  lengths.push_back(token.text.size());
+  std::sort(lengths.begin(), lengths.end(), std::greater<>());
+  lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+  begins[static_cast<uint8_t>(token.text[0])] = true;
+}
+
+absl::StatusOr<std::shared_ptr<const BpeTokenizer>> BpeTokenizer::FromTokenizerJson(
+    absl::string_view text) {
+  BURST_ASSIGN_OR_RETURN(BpeFile file, ParseTokenizerJson(text));
+  BURST_ASSIGN_OR_RETURN(BpeVocabulary vocabulary, BpeVocabulary::Create(file));
+  std::shared_ptr<BpeTokenizer> tokenizer(
+      new BpeTokenizer(std::move(file), std::move(vocabulary)));
+  const BpeFile& read = tokenizer->file_;
+  if (!read.pattern.empty()) {
+    absl::StatusOr<std::shared_ptr<const SplitPattern>> pattern =
+        SplitPattern::Compile(read.pattern);
+    if (!pattern.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("pre_tokenizer: ", pattern.status().message()));
+    }
+    tokenizer->pattern_ = *std::move(pattern);
+  }
+  size_t best = std::size(kEndOfTextNames);
+  for (const AddedToken& token : read.added) {
+    tokenizer->all_.Add(token);
+    if (!token.special) tokenizer->not_special_.Add(token);
+    const size_t place = std::find(std::begin(kEndOfTextNames), std::end(kEndOfTextNames),
+                                   absl::string_view(token.text)) -
+                         std::begin(kEndOfTextNames);
+    if (place < best) best = place, tokenizer->end_of_text_ = token.id;
+  }
+  return std::shared_ptr<const BpeTokenizer>(std::move(tokenizer));
+}
+
+BpeEncoder::BpeEncoder(std::shared_ptr<const BpeTokenizer> tokenizer, Specials specials)
+    : tokenizer_(std::move(tokenizer)),
+      added_(specials == Specials::kAreTokens ? tokenizer_->all_ : tokenizer_->not_special_),
+      merger_(tokenizer_->vocabulary_) {
+  if (tokenizer_->pattern_ != nullptr) {
+    matcher_ = std::make_unique<PatternMatcher>(tokenizer_->pattern_);
+  }
+}
+
+// The leftmost added token that begins in [begin, end), of several the longest.
+BpeEncoder::Found BpeEncoder::FindAdded(absl::string_view text, size_t begin, size_t end) const {
+  if (added_.lengths.empty()) return {end, 0, -1};
+  for (size_t at = begin; at < end; ++at) {
+    if (!added_.begins[static_cast<uint8_t>(text[at])]) continue;
+    for (size_t length : added_.lengths) {
+      if (at + length > text.size()) continue;
+      const auto found = added_.ids.find(text.substr(at, length));
+      if (found != added_.ids.end()) return {at, length, found->second};
+    }
+  }
+  return {end, 0, -1};
+}
+
+void BpeEncoder::AppendNormalized(absl::string_view text, std::string* out) const {
+  if (!tokenizer_->normalizes()) {
+    absl::StrAppend(out, text);
+    return;
+  }
+  // An added token is found before the text around it is normalized.
+  for (size_t at = 0; at < text.size();) {
+    const Found added = FindAdded(text, at, text.size());
+    AppendNfc(text.substr(at, added.begin - at), out);
+    absl::StrAppend(out, text.substr(added.begin, added.length));
+    at = added.begin + added.length;
+  }
+}
+
+// Where what begins at `begin`, UTF-8 or not, ends.
+BpeEncoder::Part BpeEncoder::RunAt(absl::string_view text, size_t begin, bool complete) {
+  Part run{Part::Kind::kText, text.size(), complete, -1};
+  for (size_t at = begin; at < text.size();) {
+    size_t next = at;
+    const bool valid = NextCodePoint(text, &next) != kCodePoints;
+    if (!valid && !complete && IsCutCharacter(text, at)) {
+      run.end = at;  // what follows decides
+      break;
+    }
+    const auto kind = valid ? Part::Kind::kText : Part::Kind::kBroken;
+    if (at == begin) run.kind = kind;
+    if (kind != run.kind) {
+      run.end = at, run.complete = true;
+      break;
+    }
+    at = valid ? next : at + 1;
+  }
+  return run;
+}
+
+BpeEncoder::Part BpeEncoder::PartAt(absl::string_view text, size_t begin, bool complete) {
+  if (begin >= run_.end) run_ = RunAt(text, begin, complete);
+  Part part = run_;
+  if (part.kind == Part::Kind::kBroken || added_.lengths.empty()) return part;
+  // An added token is UTF-8, so it does not reach across runs. Near the end of what is known, one
+  // may begin that is cut.
+  const size_t cut = part.complete ? 0 : std::min(part.end - begin, added_.lengths[0] - 1);
+  const Found added = FindAdded(text.substr(0, part.end), begin, part.end - cut);
+  part.end = added.begin;
+  if (added.token < 0) return part;
+  part.complete = true;
+  if (added.begin > begin) return part;
+  return {Part::Kind::kAdded, begin + added.length, true, added.token};
+}
+
+absl::StatusOr<size_t> BpeEncoder::EncodePieces(absl::string_view text, size_t begin, size_t limit,
+                                                bool complete, std::vector<int32_t>* tokens) {
+  size_t at = begin;
+  run_ = Part();
+  while (at < limit) {
+    const Part part = PartAt(text, at, complete);
+    if (part.kind == Part::Kind::kAdded) {
+      tokens->push_back(part.token);
+      at = part.end;
+      continue;
+    }
+    if (part.kind == Part::Kind::kBroken || matcher_ == nullptr) {
+      if (!part.complete) return kMore;
+      merger_.Append(text.substr(at, part.end - at), tokens);
+      at = part.end;
+      continue;
+    }
+    if (part.end == at) return kMore;
+    while (at < std::min(part.end, limit)) {
+      BURST_ASSIGN_OR_RETURN(
+          const size_t length,
+          matcher_->FirstPiece(text.substr(at, part.end - at), part.complete));
+      if (length == PatternMatcher::kMore) return kMore;
+      merger_.Append(text.substr(at, length), tokens);
+      at += length;
+    }
+    if (at < limit && !part.complete) return kMore;
+  }
+  return at;
+}
+
+absl::Status BpeEncoder::Encode(absl::string_view text, std::vector<int32_t>* tokens) {
+  std::string normalized;
+  if (tokenizer_->normalizes()) {
+    AppendNormalized(text, &normalized);
+    text = normalized;
+  }
+  return EncodePieces(text, 0, text.size(), /*complete=*/true, tokens).status();
+}
+
+}  // namespace burst

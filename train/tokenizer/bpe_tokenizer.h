@@ -1,0 +1,107 @@
+// A byte-level BPE tokenizer: text is cut at added tokens, then by a pattern into pieces, and each
+// piece is merged from its bytes (docs/decisions/0011-tokens-do-not-depend-on-pieces.md).
+//
+// Text is any bytes. What is UTF-8 has the tokens that tiktoken and tokenizers give it; each run of
+// bytes that are not UTF-8 ends the text before it and is a piece of its own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "train/tokenizer/bpe.h"
+#include "train/tokenizer/bpe_file.h"
+#include "train/tokenizer/split_pattern.h"
+
+namespace burst {
+
+// What the text of a special token means in a text: itself, or the token. A special token in a
+// document is part of the document.
+enum class Specials { kAreText, kAreTokens };
+
+// Immutable; any thread may use it, through a BpeEncoder of its own.
+class BpeTokenizer {
+ public:
+  // InvalidArgument that says in which field what is wrong, or not supported.
+  static absl::StatusOr<std::shared_ptr<const BpeTokenizer>> FromTokenizerJson(
+      absl::string_view text);
+
+  int64_t vocab() const { return static_cast<int64_t>(file_.tokens.size()); }
+  // The token that separates documents, found by its name; -1: none.
+  int32_t end_of_text() const { return end_of_text_; }
+  // Empty for ids beyond the vocabulary, and for those that are not used.
+  absl::string_view Bytes(int32_t token) const {
+    return token < 0 || token >= vocab() ? absl::string_view() : file_.tokens[token];
+  }
+  bool normalizes() const { return file_.nfc; }
+
+ private:
+  friend class BpeEncoder;
+  // Added tokens to look for in a text.
+  struct AddedTokens {
+    absl::flat_hash_map<std::string, int32_t> ids;
+    std::vector<size_t> lengths;  // of their texts, decreasing
+    bool begins[256] = {};        // first bytes
+
+    void Add(const AddedToken& token);
+      };
+
+  BpeTokenizer(BpeFile file, BpeVocabulary vocabulary)
+      : file_(std::move(file)), vocabulary_(std::move(vocabulary)) {}
+
+  BpeFile file_;
+  BpeVocabulary vocabulary_;
+  std::shared_ptr<const SplitPattern> pattern_;  // none: a text is one piece
+  AddedTokens not_special_, all_;
+  int32_t end_of_text_ = -1;
+};
+
+class BpeEncoder {
+ public:
+  static constexpr size_t kMore = absl::string_view::npos;
+
+  BpeEncoder(std::shared_ptr<const BpeTokenizer> tokenizer, Specials specials);
+
+  // Appends the tokens of a whole text.
+  absl::Status Encode(absl::string_view text, std::vector<int32_t>* tokens);
+
+  // For a text that is read in parts. Text in the form that pieces are made of: normalized, if the
+  // tokenizer does that. The form of two texts is that of their parts one after the other where the
+  // second one begins with an ASCII character.
+  void AppendNormalized(absl::string_view text, std::string* out) const;
+
+  // Appends the tokens of the pieces of a normalized text that begin in [begin, limit), where
+  // `begin` is the end of a piece; returns the end of the last one (`begin` if there is none). The
+  // pieces depend on no byte before `begin`. Unless `text` is `complete`, kMore if they depend on
+  // bytes that would follow it; what was appended is to be dropped then.
+  absl::StatusOr<size_t> EncodePieces(absl::string_view text, size_t begin, size_t limit,
+                                      bool complete, std::vector<int32_t>* tokens);
+
+ private:
+  // A part of the text that pieces do not reach across.
+  struct Part {
+    enum class Kind { kText, kBroken, kAdded } kind = Kind::kText;
+    size_t end = 0;
+    bool complete = true;  // false: it goes on in what follows the text
+    int32_t token = -1;
+  };
+  struct Found {
+    size_t begin, length;
+    int32_t token;
+  };
+  static Part RunAt(absl::string_view text, size_t begin, bool complete);
+  Part PartAt(absl::string_view text, size_t begin, bool complete);
+  Found FindAdded(absl::string_view text, size_t begin, size_t end) const;
+
+  const std::shared_ptr<const BpeTokenizer> tokenizer_;
+  const BpeTokenizer::AddedTokens& added_;
+  BpeMerger merger_;
+  std::unique_ptr<PatternMatcher> matcher_;
+  Part run_;  // of UTF-8, or not, in the text that is being encoded
+};
+
+}  // namespace burst

@@ -1,0 +1,177 @@
+#include "train/tokenizer/split_pattern.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "burst/base/check.h"
+#include "burst/base/status.h"
+#include "train/tokenizer/unicode_additions.h"
+
+namespace burst {
+namespace {
+
+constexpr size_t kLongestPattern = 10000;
+
+// White_Space of Unicode; PCRE2's \s also has U+180E.
+constexpr char kSpaces[] =
+    "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"
+    "\\x{205f}\\x{3000}";
+
+absl::Status NotSupported(absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("its pattern has ", what, ", which is not supported"));
+}
+
+// The ranges that later versions of Unicode added to a category ("L", "Lu").
+std::string Additions(absl::string_view category) {
+  std::string ranges;
+  for (const UnicodeAddition& addition : kUnicodeAdditions) {
+    if (!absl::StartsWith(addition.category, category)) continue;
+    absl::StrAppendFormat(&ranges, "\\x{%x}-\\x{%x}", addition.first, addition.last);
+  }
+  return ranges;
+}
+
+// Writes the classes of characters that PCRE2 takes differently as lists of characters.
+class Translator {
+ public:
+  explicit Translator(absl::string_view pattern) : in_(pattern) {}
+
+  absl::StatusOr<std::string> Translate() {
+    if (absl::StrContains(in_, "(*")) return NotSupported("a verb (*...)");
+    while (at_ < in_.size()) {
+      const char c = in_[at_];
+      if (c == '\\') {
+        BURST_RETURN_IF_ERROR(Escape());
+        continue;
+      }
+      if (c == '[' && in_class_) return NotSupported("a class inside of a class");
+      if (in_class_ && absl::StartsWith(in_.substr(at_), "&&")) {
+        return NotSupported("an intersection of classes");
+      }
+      out_ += c, ++at_;
+      if (c == '[') {
+        in_class_ = true;
+        // A bracket that comes first is no end.
+        if (at_ < in_.size() && in_[at_] == '^') out_ += in_[at_++];
+        if (at_ < in_.size() && in_[at_] == ']') return NotSupported("a class that begins with ]");
+      }
+      if (c == ']') in_class_ = false;
+    }
+    return std::move(out_);
+  }
+
+ private:
+  absl::Status Escape() {
+    const char kind = at_ + 1 < in_.size() ? in_[at_ + 1] : '\0';
+    if (kind == 's' || kind == 'S') {
+      at_ += 2;
+      return Class(kSpaces, kind == 'S', "\\S");
+    }
+    if (kind == 'p' || kind == 'P') {
+      size_t end = at_ + 3;
+      absl::string_view name = in_.substr(std::min(at_ + 2, in_.size()), 1);
+      if (name == "{") {
+        end = in_.find('}', at_);
+        if (end == absl::string_view::npos) return NotSupported("a \\p without its }");
+        name = in_.substr(at_ + 3, end - at_ - 3);
+        ++end;
+      }
+      const std::string additions = name.empty() ? "" : Additions(name);
+      if (!additions.empty()) {
+        at_ = end;
+        return Class(absl::StrCat("\\p{", name, "}", additions), kind == 'P', "\\P");
+      }
+    }
+    absl::StrAppend(&out_, in_.substr(at_, 2));
+    at_ = std::min(at_ + 2, in_.size());
+    return absl::OkStatus();
+  }
+
+  absl::Status Class(absl::string_view members, bool negated, absl::string_view name) {
+    if (in_class_ && negated) return NotSupported(absl::StrCat(name, " inside of a class"));
+    if (in_class_) {
+      absl::StrAppend(&out_, members);
+    } else {
+      absl::StrAppend(&out_, negated ? "[^" : "[", members, "]");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::string_view in_;
+  size_t at_ = 0;
+  bool in_class_ = false;
+  std::string out_;
+};
+
+PCRE2_SPTR Bytes(absl::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const SplitPattern>> SplitPattern::Compile(
+    absl::string_view pattern) {
+  if (pattern.empty()) return absl::InvalidArgumentError("its pattern is empty");
+  if (pattern.size() > kLongestPattern) {
+    return absl::InvalidArgumentError(absl::StrCat("its pattern has ", pattern.size(),
+                                                   " bytes, more than ", kLongestPattern));
+  }
+  BURST_ASSIGN_OR_RETURN(const std::string translated, Translator(pattern).Translate());
+  int error = 0;
+  size_t place = 0;
+  pcre2_code* code =
+      pcre2_compile(Bytes(translated), translated.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &place, nullptr);
+  if (code == nullptr) {
+    unsigned char message[256];
+    pcre2_get_error_message(error, message, sizeof(message));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "its pattern is no regular expression: ", reinterpret_cast<const char*>(message)));
+  }
+  std::shared_ptr<SplitPattern> result(new SplitPattern(code));
+  uint32_t lookbehind = 0;
+  pcre2_pattern_info(code, PCRE2_INFO_MAXLOOKBEHIND, &lookbehind);
+  if (lookbehind > 0) return NotSupported("a part that looks at what is before it");
+  // Where code cannot be made at run time, PCRE2 interprets the pattern.
+  result->has_jit_ = pcre2_jit_compile(code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
+  return std::shared_ptr<const SplitPattern>(std::move(result));
+}
+
+PatternMatcher::PatternMatcher(std::shared_ptr<const SplitPattern> pattern)
+    : pattern_(std::move(pattern)),
+      data_(pcre2_match_data_create(1, nullptr)),
+      context_(pcre2_match_context_create(nullptr)) {
+  BURST_CHECK(data_ != nullptr && context_ != nullptr) << "out of memory";
+  if (!pattern_->has_jit()) return;
+  constexpr size_t kFirst = 32 << 10, kMost = 1 << 20;  // bytes
+  stack_.reset(pcre2_jit_stack_create(kFirst, kMost, nullptr));
+  BURST_CHECK(stack_ != nullptr) << "out of memory";
+  pcre2_jit_stack_assign(context_.get(), nullptr, stack_.get());
+}
+
+absl::StatusOr<size_t> PatternMatcher::FirstPiece(absl::string_view text, bool complete) {
+  const uint32_t options = PCRE2_NOTEMPTY_ATSTART | (complete ? 0 : PCRE2_PARTIAL_HARD);
+  const int result = pattern_->has_jit()
+                         ? pcre2_jit_match(pattern_->code(), Bytes(text), text.size(), 0, options,
+                                           data_.get(), context_.get())
+                         : pcre2_match(pattern_->code(), Bytes(text), text.size(), 0,
+                                       options | PCRE2_NO_UTF_CHECK, data_.get(), context_.get());
+  if (result == PCRE2_ERROR_NOMATCH) return complete ? text.size() : kMore;
+  if (result == PCRE2_ERROR_PARTIAL) return kMore;
+  // 0: more groups than were asked for.
+  if (result < 0) {
+    unsigned char message[256];
+    pcre2_get_error_message(result, message, sizeof(message));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the tokenizer's pattern takes too long: ", reinterpret_cast<const char*>(message)));
+  }
+  const size_t* match = pcre2_get_ovector_pointer(data_.get());
+  if (match[0] > match[1]) return absl::ResourceExhaustedError("the tokenizer's pattern uses \\K");
+  const size_t length = match[0] > 0 ? match[0] : match[1];
+  BURST_CHECK(length > 0 && length <= text.size()) << length;
+  return length;
+}
+
+}  // namespace burst
