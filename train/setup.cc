@@ -33,16 +33,20 @@ absl::StatusOr<std::string> FingerprintOf(const TrainingData& data) {
   return absl::StrFormat("%016x", hash);
 }
 
+absl::Status CheckTokens(const TrainingData& data, int64_t vocab) {
+  BURST_RETURN_IF_ERROR(data.train.corpus->CheckVocab(vocab));
+  return data.validation.corpus->CheckVocab(vocab);
+}
+
 absl::Status FitVocabulary(const TrainingData& data, ModelConfig* model) {
   if (model->vocab == 0) model->vocab = data.vocab;
   if (data.tokenizer.has_value()) {
-    if (model->vocab >= data.vocab) return absl::OkStatus();
+    if (model->vocab >= data.vocab) return CheckTokens(data, model->vocab);
     return absl::InvalidArgumentError(
         absl::StrCat("--model: its vocabulary of ", model->vocab, " is smaller than the ",
                      data.vocab, " tokens of the ", data.tokenizer->name(), " tokenizer"));
   }
-  BURST_RETURN_IF_ERROR(data.train.corpus->CheckVocab(model->vocab));
-  return data.validation.corpus->CheckVocab(model->vocab);
+  return CheckTokens(data, model->vocab);
 }
 
 absl::Status CheckWindow(const char* option, const char* part, const TokenSpan& span,
@@ -68,7 +72,8 @@ absl::Status CheckAgainstData(const ResolvedConfig& options, const TrainingData&
   }
   if (options.sample.value_or(0) > 0 && !data.tokenizer.has_value()) {
     return absl::InvalidArgumentError(
-        "--sample: .bin shards come without a tokenizer to write text with; leave it out");
+        "--sample: .bin shards come without a tokenizer to write text with; give --tokenizer, or "
+        "leave it out");
   }
   return absl::OkStatus();
 }
@@ -105,8 +110,18 @@ absl::StatusOr<TrainingSetup> PrepareTraining(const ResolvedConfig& config) {
   if (data == "kjv") {
     BURST_ASSIGN_OR_RETURN(data, FindRunfile("kjv/kjv.txt"));
   }
+  std::optional<Tokenizer> tokenizer;
+  if (!config.tokenizer_path.empty()) {
+    absl::StatusOr<Tokenizer> found = Tokenizer::Load(config.tokenizer_path);
+    if (!found.ok()) {
+      return absl::Status(found.status().code(),
+                          absl::StrCat("--tokenizer: ", found.status().message()));
+    }
+    tokenizer = *std::move(found);
+  }
   absl::StatusOr<TrainingData> loaded =
-      LoadTrainingData(data, config.val_data, config.tokenizer, DataCacheFolder(config));
+      LoadTrainingData(data, config.val_data, config.tokenizer, DataCacheFolder(config),
+                       tokenizer.has_value() ? &*tokenizer : nullptr);
   if (!loaded.ok()) return WhereTheCacheIs(config, loaded.status());
   setup.data = *std::move(loaded);
   BURST_RETURN_IF_ERROR(CheckAgainstData(config, setup.data));

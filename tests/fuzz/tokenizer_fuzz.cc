@@ -14,13 +14,13 @@ namespace burst {
 namespace {
 
 void CheckText(const Tokenizer& tokenizer, const std::string& text) {
-  std::vector<uint16_t> tokens;
+  std::vector<int32_t> tokens;
   const absl::Status status = tokenizer.Encode(text, &tokens);
   if (!status.ok()) {
     BURST_CHECK(absl::IsInvalidArgument(status)) << status.ToString();
     return;
   }
-  for (uint16_t token : tokens) {
+  for (int32_t token : tokens) {
     BURST_CHECK(token < tokenizer.vocab() && token != tokenizer.end_of_text()) << token;
   }
   BURST_CHECK_EQ(tokenizer.Decode(std::vector<int32_t>(tokens.begin(), tokens.end())), text);
@@ -34,7 +34,7 @@ void CheckTokenizer(const Tokenizer& tokenizer) {
   BURST_CHECK_EQ(again->vocab(), tokenizer.vocab());
   for (int32_t token = 0; token < tokenizer.vocab(); ++token) {
     const std::string text = tokenizer.Decode({token});
-    std::vector<uint16_t> tokens;
+    std::vector<int32_t> tokens;
     const absl::Status status = tokenizer.Encode(text, &tokens);
     BURST_CHECK(status.ok()) << "token " << token << ": " << status.ToString();
     if (token == tokenizer.end_of_text()) continue;
@@ -58,7 +58,7 @@ void FuzzOne(const uint8_t* data, size_t size) {
   const absl::StatusOr<Tokenizer> made = Tokenizer::Char({text}, size % 2 == 1);
   if (!made.ok() || text.empty()) return;
   CheckTokenizer(*made);
-  std::vector<uint16_t> tokens;
+  std::vector<int32_t> tokens;
   BURST_CHECK(made->Encode(text, &tokens).ok()) << "its own text";
   CheckText(*made, text);
 }

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
 #include <vector>
 
 #include "train/generate/generate.h"
@@ -51,6 +52,24 @@ TEST(SampleToken, IsAFunctionOfSeedAndIndex) {
 
 TEST(SampleToken, HugeLogitsDoNotOverflow) {
   EXPECT_EQ(SampleToken({1e30f, -1e30f, 0.f}, {1e-3, 0, 1}, 0), 0);
+}
+
+// Characters of one to four bytes, byte by byte; what is not UTF-8 is not held back for long.
+TEST(CharacterStream, ShowsWholeCharacters) {
+  const std::string characters[] = {"a", "\xC3\xA9", "\xE4\xBD\xA0", "\xF0\x9F\x98\x80"};
+  CharacterStream stream;
+  for (const std::string& character : characters) {
+    for (size_t i = 0; i + 1 < character.size(); ++i) {
+      EXPECT_EQ(stream.Append(character.substr(i, 1)), "");
+    }
+    EXPECT_EQ(stream.Append(character.substr(character.size() - 1)), character);
+  }
+  EXPECT_EQ(stream.Append("xy\xE4\xBD"), "xy");
+  EXPECT_EQ(stream.Append("z"), "\xE4\xBDz");
+  EXPECT_EQ(stream.Append("\x80\x80\x80\x80"), "\x80\x80\x80\x80");
+  EXPECT_EQ(stream.Append("\xF0\x9F"), "");
+  EXPECT_EQ(stream.Rest(), "\xF0\x9F");
+  EXPECT_EQ(stream.Rest(), "");
 }
 
 }  // namespace

@@ -103,7 +103,7 @@ class TextEncoderTest : public testing::Test {
     Encoded encoded;
     encoded.tokenizer = tokenizer->ToJson();
     for (const std::vector<std::string>& texts : full) {
-      std::vector<uint16_t> tokens;
+      std::vector<int32_t> tokens;
       std::vector<int64_t> starts;
       for (const std::string& text : texts) {
         std::vector<std::string> documents = {text};
@@ -112,9 +112,9 @@ class TextEncoderTest : public testing::Test {
           starts.push_back(static_cast<int64_t>(tokens.size()));
           EXPECT_TRUE(tokenizer->Encode(document, &tokens).ok());
         }
-        if (end_of_text) tokens.push_back(static_cast<uint16_t>(tokenizer->end_of_text()));
+        if (end_of_text) tokens.push_back(tokenizer->end_of_text());
       }
-      encoded.tokens.push_back(tokens);
+      encoded.tokens.emplace_back(tokens.begin(), tokens.end());
       encoded.starts.push_back(starts);
     }
     return encoded;

@@ -9,7 +9,7 @@ namespace burst {
 namespace {
 
 std::vector<int32_t> Encode(const Tokenizer& tokenizer, absl::string_view text) {
-  std::vector<uint16_t> tokens;
+  std::vector<int32_t> tokens;
   const absl::Status status = tokenizer.Encode(text, &tokens);
   EXPECT_TRUE(status.ok()) << status;
   return {tokens.begin(), tokens.end()};
@@ -39,7 +39,7 @@ TEST(Tokenizer, CharsAreSortedCodePointsOfAllTexts) {
 
 TEST(Tokenizer, UnknownCharacterIsNamed) {
   const Tokenizer tokenizer = *Tokenizer::Char({"abc"}, false);
-  std::vector<uint16_t> tokens;
+  std::vector<int32_t> tokens;
   const absl::Status status = tokenizer.Encode("ab\xC3\xA9", &tokens);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("U+00E9"), absl::string_view::npos) << status;

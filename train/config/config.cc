@@ -8,10 +8,6 @@
 namespace burst {
 namespace {
 
-constexpr EnumName<TokenizerChoice> kTokenizers[] = {{TokenizerChoice::kAuto, "auto"},
-                                                     {TokenizerChoice::kByte, "byte"},
-                                                     {TokenizerChoice::kChar, "char"}};
-
 constexpr EnumName<CommChoice> kComms[] = {{CommChoice::kAuto, "auto"},
                                            {CommChoice::kThreads, "threads"},
                                            {CommChoice::kTcp, "tcp"},
@@ -26,10 +22,6 @@ constexpr EnumName<Precision> kPrecisions[] = {{Precision::kAuto, "auto"},
                                                {Precision::kTf32, "tf32"},
                                                {Precision::kBf16, "bf16"}};
 
-absl::StatusOr<TokenizerChoice> ParseTokenizer(absl::string_view text) {
-  return ParseName("tokenizer", text, kTokenizers);
-}
-
 absl::StatusOr<CommChoice> ParseComm(absl::string_view text) {
   return ParseName("transport", text, kComms);
 }
@@ -40,7 +32,6 @@ absl::StatusOr<Precision> ParsePrecision(absl::string_view text) {
 
 }  // namespace
 
-const char* Name(TokenizerChoice tokenizer) { return NameOf(tokenizer, kTokenizers); }
 const char* Name(CommChoice comm) { return NameOf(comm, kComms); }
 const char* Name(DeviceChoice device) { return NameOf(device, kDevices); }
 const char* Name(Precision precision) { return NameOf(precision, kPrecisions); }
@@ -61,8 +52,11 @@ OptionTable TrainOptions(TrainConfig* c) {
         ".bin shards. kjv: the King James Bible, which is built in.");
   t.Add("val_data", &c->val_data, kMayChange,
         "What to validate on, of the same kind. Without it: the last tenth of --data.");
-  t.Add("tokenizer", &c->tokenizer, ParseTokenizer, kMustAgree,
-        "auto, char (the characters of the text) or byte. auto: char; shards have tokens already.");
+  t.Add(
+      "tokenizer", &c->tokenizer, kMustAgree,
+      "char (the characters of the text), byte, or a file: tokenizer.json (Llama 3, Qwen, ...) or "
+      "a folder with it or with GPT-2's encoder.json and vocab.bpe. auto: char. Shards have tokens "
+      "already; with the file that they were made with, there is a sample of text.");
   t.Add("packed", &c->packed, kMustAgree,
         "Attention ends at documents: files of a folder, blocks between blank lines of a single "
         "text, end-of-text tokens of shards.");
@@ -178,8 +172,7 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add("log_every", &c->log_every, kMayChange,
         "Steps between lines when the output is not a terminal.");
   t.Add("sample", &c->sample, kMayChange,
-        "Tokens to generate at the end. -1: 256 for text, none for shards (they have no "
-        "tokenizer).");
+        "Tokens to generate at the end. -1: 256; none for shards without --tokenizer.");
   return t;
 }
 

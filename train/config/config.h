@@ -26,11 +26,9 @@
 
 namespace burst {
 
-enum class TokenizerChoice { kAuto, kByte, kChar };  // kAuto: char for text, none for shards
 enum class CommChoice { kAuto, kThreads, kTcp, kMpi, kNccl };
 enum class DeviceChoice { kAuto, kCpu, kCuda };       // kAuto: a GPU where there is one
 enum class Precision { kAuto, kFp32, kTf32, kBf16 };  // kAuto: bf16 on GPUs, fp32 on the CPU
-const char* Name(TokenizerChoice tokenizer);
 const char* Name(CommChoice comm);
 const char* Name(DeviceChoice device);
 const char* Name(Precision precision);
@@ -75,7 +73,7 @@ struct PlainOptions {
 
 // The options as they are given. -1 and kAuto mean "chosen by ResolveConfig", as the help says.
 struct TrainConfig : PlainOptions {
-  TokenizerChoice tokenizer = TokenizerChoice::kAuto;
+  std::string tokenizer = "auto";  // "auto", "byte", "char", or the path of a tokenizer
 
   std::string model = "llama_tiny";  // a preset, a JSON file, JSON itself, or a folder with weights
   double dropout = -1;               // -1: the model's
@@ -113,7 +111,8 @@ enum class CommKind { kThreads, kTcp, kMpi, kNccl };
 
 // A checked configuration: every value is the one that is used.
 struct ResolvedConfig : PlainOptions {
-  std::optional<Tokenizer::Kind> tokenizer;  // none: char for text, none for shards
+  std::optional<Tokenizer::Kind> tokenizer;  // none: that of a file, or what suits the data
+  std::string tokenizer_path;                // empty: none
   ModelConfig model;                         // dropout is the run's; its vocab may still be 0
   std::string model_name;                    // for people: the preset, the file's name, or "custom"
   std::optional<Pretrained> pretrained;      // whose weights a new run starts from

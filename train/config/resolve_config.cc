@@ -398,13 +398,21 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   c.out = ResolvePath(c.out);
 
   ResolvedConfig config;
+  if (c.tokenizer.empty()) return InvalidOption("tokenizer", "is empty; give auto, char or a file");
+  if (c.tokenizer != "auto" && c.tokenizer != "byte" && c.tokenizer != "char") {
+    config.tokenizer_path = c.tokenizer = ResolvePath(c.tokenizer);
+    if (!std::filesystem::exists(c.tokenizer)) {
+      return InvalidOption("tokenizer", c.tokenizer,
+                           " is neither auto, char or byte, nor a file or folder");
+    }
+  }
   BURST_ASSIGN_OR_RETURN(config.model, ReadModel(&c, &config.model_name, &config.pretrained));
   static_cast<PlainOptions&>(config) = c;
   config.window = c.window;
   if (c.window == -1) config.window = config.pretrained ? config.pretrained->window : 0;
   config.given_ = c;
-  if (c.tokenizer == TokenizerChoice::kByte) config.tokenizer = Tokenizer::Kind::kByte;
-  if (c.tokenizer == TokenizerChoice::kChar) config.tokenizer = Tokenizer::Kind::kChar;
+  if (c.tokenizer == "byte") config.tokenizer = Tokenizer::Kind::kByte;
+  if (c.tokenizer == "char") config.tokenizer = Tokenizer::Kind::kChar;
   if (c.sample != -1) config.sample = c.sample;
   BURST_ASSIGN_OR_RETURN(config.lr, ResolveLr(c));
   BURST_RETURN_IF_ERROR(ResolvePrecision(c, launch, &config));

@@ -23,9 +23,20 @@ std::string Describe(const Sources& sources, const TrainingData& data) {
                                ? std::filesystem::path(sources.files[0].path).filename().string()
                                : absl::StrCat(sources.files.size(), " files");
   if (sources.shards) return absl::StrCat(size, " tokens of ", what);
-  return absl::StrFormat("%s %s of %s, %d tokens in the vocabulary", size,
-                         data.tokenizer->kind() == Tokenizer::Kind::kByte ? "bytes" : "characters",
-                         what, data.vocab);
+  const Tokenizer::Kind kind = data.tokenizer->kind();
+  return absl::StrFormat("%s %s of %s, %s tokens in the vocabulary", size,
+                         kind == Tokenizer::Kind::kByte   ? "bytes"
+                         : kind == Tokenizer::Kind::kChar ? "characters"
+                                                          : "tokens",
+                         what, Thousands(data.vocab));
+}
+
+absl::Status CheckTokenizer(const ShardData& shards, const Sources& sources,
+                            const Tokenizer* tokenizer) {
+  if (tokenizer == nullptr || tokenizer->vocab() == shards.vocab) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--tokenizer: it has ", tokenizer->vocab(),
+                                                 " tokens, but ", sources.files[0].path,
+                                                 " was made with a vocabulary of ", shards.vocab));
 }
 
 }  // namespace
@@ -33,7 +44,8 @@ std::string Describe(const Sources& sources, const TrainingData& data) {
 absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data_path,
                                               const std::string& validation_path,
                                               std::optional<Tokenizer::Kind> tokenizer,
-                                              const std::string& cache_folder) {
+                                              const std::string& cache_folder,
+                                              const Tokenizer* vocabulary) {
   BURST_ASSIGN_OR_RETURN(const Sources train, FindSources("data", data_path));
   std::optional<Sources> validation;
   if (!validation_path.empty()) {
@@ -45,22 +57,32 @@ absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data_path,
     }
   }
   if (train.shards && tokenizer.has_value()) {
-    return absl::InvalidArgumentError("--tokenizer: .bin shards hold tokens already; leave it out");
+    return absl::InvalidArgumentError(
+        "--tokenizer: .bin shards hold tokens already; give the file they were made with, or none");
   }
 
   TrainingData data;
   const DataCache cache(cache_folder);
   if (train.shards) {
-    data.vocab = kGpt2Vocab;
-    BURST_ASSIGN_OR_RETURN(data.train.corpus, OpenShards(train, cache));
+    BURST_ASSIGN_OR_RETURN(const ShardData shards, OpenShards(train, cache));
+    BURST_RETURN_IF_ERROR(CheckTokenizer(shards, train, vocabulary));
+    if (vocabulary != nullptr) data.tokenizer = *vocabulary;
+    data.vocab = shards.vocab;
+    data.train.corpus = shards.corpus;
     if (validation.has_value()) {
-      BURST_ASSIGN_OR_RETURN(data.validation.corpus, OpenShards(*validation, cache));
+      BURST_ASSIGN_OR_RETURN(const ShardData more, OpenShards(*validation, cache));
+      if (more.vocab != shards.vocab || more.end_of_text != shards.end_of_text) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("--val_data: ", validation_path, " is of another vocabulary than --data"));
+      }
+      data.validation.corpus = more.corpus;
     }
   } else {
     std::vector<const Sources*> sources = {&train};
     if (validation.has_value()) sources.push_back(&*validation);
-    BURST_ASSIGN_OR_RETURN(TextCorpora texts,
-                           OpenTexts(sources, tokenizer.value_or(Tokenizer::Kind::kChar), cache));
+    BURST_ASSIGN_OR_RETURN(
+        TextCorpora texts,
+        OpenTexts(sources, tokenizer.value_or(Tokenizer::Kind::kChar), vocabulary, cache));
     data.tokenizer = std::move(texts.tokenizer);
     data.vocab = data.tokenizer->vocab();
     data.train.corpus = texts.corpora[0];

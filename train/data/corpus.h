@@ -46,8 +46,8 @@ struct TokenSpan {
 
 struct TrainingData {
   TokenSpan train, validation;
-  std::optional<Tokenizer> tokenizer;  // none for shards
-  int64_t vocab = 0;                   // of the tokenizer, or GPT-2's for shards
+  std::optional<Tokenizer> tokenizer;  // none for shards, unless given
+  int64_t vocab = 0;                   // of the tokenizer, or what shards say
   bool has_documents = false;          // there is a boundary inside the training part
   std::string summary;                 // "4,298,239 characters of kjv.txt, 73 tokens (char)"
 };
@@ -55,7 +55,8 @@ struct TrainingData {
 // `data`: a text file, a folder whose files are documents (in order of path), llm.c's .bin shards,
 // or a glob pattern of files of one of these kinds. Blank lines separate the documents of a single
 // text file. `validation_data`: the same; empty: the last tenth of the tokens. `tokenizer`: for
-// text only; characters by default. Errors name the option and the file.
+// text only; characters by default. `vocabulary`: instead of it, the tokenizer of a file; for
+// shards, too, which then must have been made with it. Errors name the option and the file.
 //
 // What has to be computed from the data is kept in `cache_folder` (data_cache.h): the tokens of
 // texts; of shards, which have tokens, what a scan finds. So only the first of all processes and
@@ -63,6 +64,7 @@ struct TrainingData {
 absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data,
                                               const std::string& validation_data,
                                               std::optional<Tokenizer::Kind> tokenizer,
-                                              const std::string& cache_folder);
+                                              const std::string& cache_folder,
+                                              const Tokenizer* vocabulary = nullptr);
 
 }  // namespace burst

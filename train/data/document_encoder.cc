@@ -65,9 +65,9 @@ class DocumentEncoder {
 
  private:
   using Body = std::function<absl::Status(int64_t number, Worker& worker)>;
-  static constexpr int64_t kBefore = 1 << 12;  // bytes before a piece in which its pieces of text
-                                               // come into step with those of the piece before it
-  static constexpr int64_t kStep = 1 << 16;    // bytes by which text is read on
+  static constexpr int64_t kBefore = 1 << 12;    // bytes before a piece in which its pieces of text
+                                                 // come into step with those of the piece before it
+  static constexpr int64_t kStep = 1 << 16;      // bytes by which text is read on
   static constexpr int64_t kFarthest = 1 << 20;  // bytes behind a piece that are looked at early
 
   absl::Status ForEachPiece(const Body& body);
@@ -120,8 +120,8 @@ absl::StatusOr<std::string> DocumentEncoder::Read(const SourceFile& file, int64_
     worker->open = &file;
   }
   std::string text(std::max<int64_t>(0, std::min(end, file.identity.bytes) - begin), '\0');
-  BURST_RETURN_IF_ERROR(sources_.Error(
-      worker->input->ReadAt(begin, static_cast<int64_t>(text.size()), text.data())));
+  BURST_RETURN_IF_ERROR(
+      sources_.Error(worker->input->ReadAt(begin, static_cast<int64_t>(text.size()), text.data())));
   return text;
 }
 
@@ -180,6 +180,13 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
     result.end = begin_at + begin - end_at;
     return result;
   }
+  const auto encode = [&](size_t from, size_t to, bool complete) -> absl::StatusOr<size_t> {
+    const absl::StatusOr<size_t> end =
+        worker->encoder.EncodePieces(text, from, to, complete, &result.encoded.tokens);
+    if (end.ok()) return end;
+    return sources_.Error(
+        absl::Status(end.status().code(), absl::StrCat(file.path, ": ", end.status().message())));
+  };
   int64_t known = last;
   for (int64_t more = step_;; more *= 2) {
     BURST_ASSIGN_OR_RETURN(const int64_t next, Cut(file, known + more, worker));
@@ -190,15 +197,13 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
     tokens.clear();
     size_t start = static_cast<size_t>(begin_at + begin);
     if (early) {
-      BURST_ASSIGN_OR_RETURN(
-          start, worker->encoder.EncodePieces(text, 0, begin_at, complete, &tokens));
+      BURST_ASSIGN_OR_RETURN(start, encode(0, begin_at, complete));
       tokens.clear();
     }
     size_t end = start;
     if (start != BpeEncoder::kMore) {
-      const size_t limit = std::max(static_cast<size_t>(end_at), start);
-      BURST_ASSIGN_OR_RETURN(
-          end, worker->encoder.EncodePieces(text, start, limit, complete, &tokens));
+      BURST_ASSIGN_OR_RETURN(end,
+                             encode(start, std::max(static_cast<size_t>(end_at), start), complete));
     }
     if (end != BpeEncoder::kMore) {
       result.begin = static_cast<int64_t>(start) - begin_at;
@@ -269,8 +274,8 @@ absl::StatusOr<Result> DocumentEncoder::EncodeLines(const Piece& piece, Worker* 
       end = text.find('\n', from);
     }
     if (end == std::string::npos) end = text.size();
-    const absl::Status status = EncodeLine(absl::string_view(text).substr(at, end - at), worker,
-                                           &result.encoded);
+    const absl::Status status =
+        EncodeLine(absl::string_view(text).substr(at, end - at), worker, &result.encoded);
     if (!status.ok()) {
       return sources_.Error(absl::Status(
           status.code(), absl::StrCat(file.path, ": the line at byte ",

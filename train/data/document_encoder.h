@@ -1,5 +1,5 @@
-// Documents to tokens with the tokenizer of a file (train/tokenizer), on all threads of the caller's
-// pool, in pieces of files: the same tokens whatever the pieces are
+// Documents to tokens with the tokenizer of a file (train/tokenizer), on all threads of the
+// caller's pool, in pieces of files: the same tokens whatever the pieces are
 // (docs/decisions/0011-tokens-do-not-depend-on-pieces.md).
 #pragma once
 

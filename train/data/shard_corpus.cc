@@ -130,8 +130,7 @@ class ShardCorpus : public Corpus {
 
 }  // namespace
 
-absl::StatusOr<ShardData> OpenShards(const Sources& sources,
-                                                         const DataCache& cache) {
+absl::StatusOr<ShardData> OpenShards(const Sources& sources, const DataCache& cache) {
   std::vector<Shard> shards;
   for (const SourceFile& file : sources.files) {
     BURST_ASSIGN_OR_RETURN(Shard shard, Shard::Open(sources, file));

@@ -17,7 +17,6 @@ struct ShardData {
 };
 
 // The shards in order are one stream; a document starts at every end-of-text token.
-absl::StatusOr<ShardData> OpenShards(const Sources& sources,
-                                                         const DataCache& cache);
+absl::StatusOr<ShardData> OpenShards(const Sources& sources, const DataCache& cache);
 
 }  // namespace burst

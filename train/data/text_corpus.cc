@@ -11,6 +11,7 @@
 #include "burst/base/check.h"
 #include "burst/base/status.h"
 #include "train/data/text_encoder.h"
+#include "train/data/vocabulary_texts.h"
 
 namespace burst {
 namespace {
@@ -18,10 +19,12 @@ namespace {
 using Json = nlohmann::json;
 
 // Of the encoding: to be counted up when the tokens or the file would be others.
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 
 std::string Describe(const EncodedTexts& texts) {
-  Json json = {{"version", kVersion}, {"tokenizer", texts.tokenizer.ToJson()}};
+  Json json = {{"version", kVersion},
+               {"token_bytes", texts.token_bytes},
+               {"tokenizer", texts.tokenizer.ToJson()}};
   for (const EncodedText& part : texts.parts) {
     json["parts"].push_back({part.tokens_at, part.tokens, part.starts_at, part.starts});
   }
@@ -36,9 +39,11 @@ absl::StatusOr<EncodedTexts> ParseDescription(const CheckedFile& file, size_t nu
   const Json json = Json::parse(file.description(), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || json.value("version", Json()) != kVersion) return bad();
   const Json tokenizer = json.value("tokenizer", Json()), parts = json.value("parts", Json());
+  const Json token_bytes = json.value("token_bytes", Json());
+  if (token_bytes != 2 && token_bytes != 4) return bad();
   if (!tokenizer.is_string() || !parts.is_array() || parts.size() != num_parts) return bad();
   BURST_ASSIGN_OR_RETURN(Tokenizer parsed, Tokenizer::FromJson(tokenizer.get<std::string>()));
-  EncodedTexts texts{std::move(parsed), {}, file.payload_bytes()};
+  EncodedTexts texts{std::move(parsed), {}, file.payload_bytes(), token_bytes};
   const auto fits = [&](int64_t at, int64_t count, int64_t size) {
     return at >= 0 && count >= 0 && at <= texts.payload_bytes &&
            count <= (texts.payload_bytes - at) / size;
@@ -49,7 +54,7 @@ absl::StatusOr<EncodedTexts> ParseDescription(const CheckedFile& file, size_t nu
       if (!number.is_number_integer()) return bad();
     }
     const EncodedText text{part[0], part[1], part[2], part[3]};
-    if (!fits(text.tokens_at, text.tokens, sizeof(uint16_t)) || text.starts < 1 ||
+    if (!fits(text.tokens_at, text.tokens, texts.token_bytes) || text.starts < 1 ||
         !fits(text.starts_at, text.starts, sizeof(int64_t))) {
       return bad();
     }
@@ -61,8 +66,8 @@ absl::StatusOr<EncodedTexts> ParseDescription(const CheckedFile& file, size_t nu
 class TextCorpus : public Corpus {
  public:
   static absl::StatusOr<std::shared_ptr<const Corpus>> Create(
-      std::shared_ptr<const CheckedFile> file, const EncodedText& text) {
-    std::shared_ptr<TextCorpus> corpus(new TextCorpus(std::move(file), text));
+      std::shared_ptr<const CheckedFile> file, const EncodedText& text, int token_bytes) {
+    std::shared_ptr<TextCorpus> corpus(new TextCorpus(std::move(file), text, token_bytes));
     corpus->second_document_ = corpus->size();
     if (text.starts > 1) {
       BURST_ASSIGN_OR_RETURN(corpus->second_document_, corpus->Start(1));
@@ -78,6 +83,7 @@ class TextCorpus : public Corpus {
   absl::Status Read(int64_t begin, int64_t count, int32_t* out) const override {
     BURST_CHECK(0 <= begin && begin + count <= size())
         << "tokens [" << begin << ", " << begin + count << ") of " << size();
+    if (token_bytes_ == 4) return ReadFile(text_.tokens_at + 4 * begin, 4 * count, out);
     std::vector<uint16_t> tokens(count);
     BURST_RETURN_IF_ERROR(ReadFile(text_.tokens_at + 2 * begin, 2 * count, tokens.data()));
     std::copy(tokens.begin(), tokens.end(), out);
@@ -98,8 +104,8 @@ class TextCorpus : public Corpus {
  private:
   static constexpr int64_t kStart = sizeof(int64_t);
 
-  TextCorpus(std::shared_ptr<const CheckedFile> file, const EncodedText& text)
-      : file_(std::move(file)), text_(text) {}
+  TextCorpus(std::shared_ptr<const CheckedFile> file, const EncodedText& text, int token_bytes)
+      : file_(std::move(file)), text_(text), token_bytes_(token_bytes) {}
 
   // What is damaged is removed, so that the next start makes it anew.
   absl::Status ReadFile(int64_t offset, int64_t bytes, void* out) const {
@@ -133,28 +139,36 @@ class TextCorpus : public Corpus {
 
   std::shared_ptr<const CheckedFile> file_;
   const EncodedText text_;
+  const int token_bytes_;
   int64_t second_document_ = 0;
 };
 
 }  // namespace
 
 absl::StatusOr<TextCorpora> OpenTexts(const std::vector<const Sources*>& sources,
-                                      Tokenizer::Kind kind, const DataCache& cache) {
+                                      Tokenizer::Kind kind, const Tokenizer* vocabulary,
+                                      const DataCache& cache) {
+  // A tokenizer's file is part of the name: the same path may hold another one tomorrow.
+  const std::string tokenizer = vocabulary != nullptr            ? vocabulary->ToJson()
+                                : kind == Tokenizer::Kind::kByte ? "byte"
+                                                                 : "char";
   const std::string key =
-      absl::StrCat("texts ", kVersion, " ", kind == Tokenizer::Kind::kByte ? "byte" : "char", "\n",
-                   Fingerprint(sources));
+      absl::StrCat("texts ", kVersion, " ", tokenizer, "\n", Fingerprint(sources));
   const auto check = [&](const CheckedFile& file) {
     return ParseDescription(file, sources.size()).status();
   };
   const auto make = [&](CheckedFileWriter* payload) -> absl::StatusOr<DataCache::Content> {
-    BURST_ASSIGN_OR_RETURN(const EncodedTexts texts, EncodeTexts(sources, kind, payload));
+    BURST_ASSIGN_OR_RETURN(const EncodedTexts texts,
+                           vocabulary != nullptr
+                               ? EncodeVocabularyTexts(sources, *vocabulary, payload)
+                               : EncodeTexts(sources, kind, payload));
     return DataCache::Content{texts.payload_bytes, Describe(texts)};
   };
   BURST_ASSIGN_OR_RETURN(std::shared_ptr<const CheckedFile> file, cache.Get(key, check, make));
   BURST_ASSIGN_OR_RETURN(EncodedTexts texts, ParseDescription(*file, sources.size()));
   TextCorpora result{std::move(texts.tokenizer), {}};
   for (const EncodedText& part : texts.parts) {
-    BURST_ASSIGN_OR_RETURN(auto corpus, TextCorpus::Create(file, part));
+    BURST_ASSIGN_OR_RETURN(auto corpus, TextCorpus::Create(file, part, texts.token_bytes));
     result.corpora.push_back(std::move(corpus));
   }
   return result;

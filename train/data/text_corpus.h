@@ -16,8 +16,10 @@ struct TextCorpora {
   std::vector<std::shared_ptr<const Corpus>> corpora;  // one for each source
 };
 
-// The characters of all sources make the vocabulary.
+// The tokenizer `vocabulary`, or without one that of `kind`: then the characters of all sources
+// make the vocabulary.
 absl::StatusOr<TextCorpora> OpenTexts(const std::vector<const Sources*>& sources,
-                                      Tokenizer::Kind kind, const DataCache& cache);
+                                      Tokenizer::Kind kind, const Tokenizer* vocabulary,
+                                      const DataCache& cache);
 
 }  // namespace burst

@@ -117,11 +117,7 @@ absl::Status TextEncoder::AddSource(const Sources& sources, int64_t piece_bytes)
       pieces_.push_back(piece);
     }
   }
-  if (part.files == 0) {
-    return sources.Error(absl::InvalidArgumentError(
-        sources.files.size() == 1 ? absl::StrCat(sources.files[0].path, " is empty")
-                                  : std::string("every file of the folder is empty")));
-  }
+  BURST_RETURN_IF_ERROR(CheckHasText(sources, part.files));
   part.split_at_blank_lines = part.files == 1;
   parts_.push_back(part);
   return absl::OkStatus();
@@ -308,17 +304,12 @@ absl::Status TextEncoder::AppendStarts(int64_t number, const Piece& piece,
 }
 
 absl::StatusOr<EncodedTexts> TextEncoder::Encode() {
-  const Sources& first = *parts_[0].sources;
-  progress_.emplace(
-      absl::StrCat("encoding ", first.files.size() == 1
-                                    ? std::filesystem::path(first.files[0].path).filename().string()
-                                    : absl::StrCat(first.files.size(), " files")),
-      2 * bytes_);
+  progress_.emplace(EncodingWhat(*parts_[0].sources), 2 * bytes_);
   BURST_RETURN_IF_ERROR(ForEachPiece(
       [&](int64_t number, Piece& piece, Worker& worker) { return Survey(number, piece, worker); }));
   BURST_RETURN_IF_ERROR(CheckCharacters());
   BURST_ASSIGN_OR_RETURN(Tokenizer tokenizer, MakeTokenizer());
-  EncodedTexts result{std::move(tokenizer), {}, 0};
+  EncodedTexts result{std::move(tokenizer), {}, 0, 2};
   Place(result.tokenizer, &result);
   BURST_RETURN_IF_ERROR(ForEachPiece([&](int64_t number, Piece& piece, Worker& worker) {
     return EncodePiece(number, piece, worker, &result);
@@ -333,6 +324,20 @@ absl::StatusOr<EncodedTexts> TextEncoder::Encode() {
 }
 
 }  // namespace
+
+absl::Status CheckHasText(const Sources& sources, int64_t files) {
+  if (files > 0) return absl::OkStatus();
+  return sources.Error(absl::InvalidArgumentError(
+      sources.files.size() == 1 ? absl::StrCat(sources.files[0].path, " is empty")
+                                : std::string("every file of the folder is empty")));
+}
+
+std::string EncodingWhat(const Sources& sources) {
+  const std::vector<SourceFile>& files = sources.files;
+  return absl::StrCat("encoding ", files.size() == 1
+                                       ? std::filesystem::path(files[0].path).filename().string()
+                                       : absl::StrCat(files.size(), " files"));
+}
 
 absl::StatusOr<EncodedTexts> EncodeTexts(const std::vector<const Sources*>& sources,
                                          Tokenizer::Kind kind, CheckedFileWriter* payload,

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -17,7 +18,7 @@ namespace burst {
 
 // The tokens of --data or of --val_data in the payload of a file.
 struct EncodedText {
-  int64_t tokens_at = 0;  // byte offset of uint16 tokens
+  int64_t tokens_at = 0;  // byte offset
   int64_t tokens = 0;
   int64_t starts_at = 0;  // byte offset of int64 positions where a document starts, increasing
   int64_t starts = 0;
@@ -27,7 +28,13 @@ struct EncodedTexts {
   Tokenizer tokenizer;
   std::vector<EncodedText> parts;  // one for each source
   int64_t payload_bytes = 0;
+  int token_bytes = 2;  // tokens are uint16, or 4: int32
 };
+
+// The error where all files are empty; `files`: how many are not.
+absl::Status CheckHasText(const Sources& sources, int64_t files);
+// "encoding my.txt", for a progress bar.
+std::string EncodingWhat(const Sources& sources);
 
 // The characters of all sources make the vocabulary. One document a file, ended by the tokenizer's
 // end-of-text, which it has if a source has several files that are not empty; or a single file of

@@ -104,8 +104,8 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
       if (fs::exists(file, error) || !fs::exists(encoder, error)) continue;
       BURST_ASSIGN_OR_RETURN(const std::string encoder_text, ReadFile(encoder));
       BURST_ASSIGN_OR_RETURN(const std::string merges_text, ReadFile(merges));
-      BURST_ASSIGN_OR_RETURN(
-          std::string json, TokenizerJsonOfGpt2(encoder, encoder_text, merges, merges_text));
+      BURST_ASSIGN_OR_RETURN(std::string json,
+                             TokenizerJsonOfGpt2(encoder, encoder_text, merges, merges_text));
       absl::StatusOr<Tokenizer> tokenizer = OfTokenizerJson(std::move(json));
       if (!tokenizer.ok()) {
         return named(absl::StrCat(encoder, " with ", names[1]), tokenizer.status());
@@ -113,9 +113,8 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
       return tokenizer;
     }
     if (!fs::exists(file, error)) {
-      return absl::NotFoundError(
-          absl::StrCat("the folder ", path,
-                       " holds no tokenizer.json, nor encoder.json with vocab.bpe"));
+      return absl::NotFoundError(absl::StrCat(
+          "the folder ", path, " holds no tokenizer.json, nor encoder.json with vocab.bpe"));
     }
   }
   BURST_ASSIGN_OR_RETURN(std::string text, ReadFile(file));

@@ -31,8 +31,8 @@ class Tokenizer {
   // The code points that were seen, [kCodePoints] (utf8.h).
   static absl::StatusOr<Tokenizer> OfCharacters(const std::vector<bool>& seen, bool end_of_text);
 
-  // A tokenizer.json, or a folder with one or with GPT-2's two files: encoder.json and vocab.bpe, or
-  // vocab.json and merges.txt. Errors name the file and what is wrong.
+  // A tokenizer.json, or a folder with one or with GPT-2's two files: encoder.json and vocab.bpe,
+  // or vocab.json and merges.txt. Errors name the file and what is wrong.
   static absl::StatusOr<Tokenizer> Load(const std::string& path);
 
   Kind kind() const { return kind_; }
@@ -47,7 +47,8 @@ class Tokenizer {
   // bpe: otherwise null.
   const std::shared_ptr<const BpeTokenizer>& bpe() const { return bpe_; }
 
-  // bpe: the text of the tokenizer.json, which was made of GPT-2's two files where these were given.
+  // bpe: the text of the tokenizer.json, which was made of GPT-2's two files where these were
+  // given.
   const std::string& file() const { return *file_; }
 
   // Appends the tokens of `text`. InvalidArgument for a character that the vocabulary lacks.

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
 #include "burst/base/philox.h"
 #include "burst/base/status.h"
 #include "model/kv_cache.h"
+#include "train/data/utf8.h"
 
 namespace burst {
 namespace {
@@ -46,15 +49,33 @@ int32_t SampleToken(absl::Span<const float> logits, const SamplingOptions& optio
   return order[std::min(chosen, order.size() - 1)];
 }
 
+std::string CharacterStream::Append(absl::string_view text) {
+  constexpr size_t kMost = 4;  // bytes of a character
+  absl::StrAppend(&held_, text);
+  // The character that may be cut begins among the last bytes.
+  size_t end = held_.size();
+  for (size_t back = 1; back < kMost && back <= held_.size(); ++back) {
+    const size_t at = held_.size() - back;
+    if (ContinuesCharacter(held_[at])) continue;
+    const auto first = static_cast<unsigned char>(held_[at]);
+    const size_t bytes = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 1;
+    if (bytes > back) end = at;
+    break;
+  }
+  std::string whole = held_.substr(0, end);
+  held_.erase(0, end);
+  return whole;
+}
+
 absl::StatusOr<std::vector<int32_t>> EncodePrompt(const Tokenizer& tokenizer,
                                                   absl::string_view prompt) {
-  std::vector<uint16_t> tokens;
+  std::vector<int32_t> tokens;
   if (prompt.empty()) {
     if (!tokenizer.Encode("\n", &tokens).ok()) tokens = {0};
   } else {
-    BURST_RETURN_IF_ERROR(tokenizer.Encode(prompt, &tokens));
+    BURST_RETURN_IF_ERROR(tokenizer.Encode(prompt, &tokens, Specials::kAreTokens));
   }
-  return std::vector<int32_t>(tokens.begin(), tokens.end());
+  return tokens;
 }
 
 absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
@@ -63,6 +84,7 @@ absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
   BURST_CHECK(!prompt.empty() && options.context >= 1);
   KvCache cache(model.config(), /*batch=*/1, model.dtype(), options.window, model.device());
   std::vector<int32_t> text = prompt;
+  CharacterStream stream;
   int64_t read = 0;  // tokens of the text that have been through the model
   for (int64_t i = 0; i < options.tokens; ++i) {
     int64_t length = static_cast<int64_t>(text.size());
@@ -81,8 +103,11 @@ absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
     const int32_t token = SampleToken(known, options.sampling, i);
     if (token == tokenizer.end_of_text()) break;
     text.push_back(token);
-    if (!emit(tokenizer.Decode({token}))) break;
+    const std::string characters = stream.Append(tokenizer.Decode({token}));
+    if (!characters.empty() && !emit(characters)) return absl::OkStatus();
   }
+  const std::string rest = stream.Rest();
+  if (!rest.empty()) emit(rest);
   return absl::OkStatus();
 }
 

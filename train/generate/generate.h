@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,12 +33,25 @@ struct GenerationOptions {
   int64_t window = 0;  // of attention; 0: none
 };
 
-// The prompt's tokens; for an empty one a line break, or the first token of the vocabulary.
+// Text that comes in parts which may end inside of a UTF-8 character.
+class CharacterStream {
+ public:
+  // What can be shown now: all but a character at the end whose last bytes are missing.
+  std::string Append(absl::string_view text);
+  // What is left at the end.
+  std::string Rest() { return std::exchange(held_, ""); }
+
+ private:
+  std::string held_;
+};
+
+// The prompt's tokens; a special token's text means that token. For an empty prompt a line break,
+// or the first token of the vocabulary.
 absl::StatusOr<std::vector<int32_t>> EncodePrompt(const Tokenizer& tokenizer,
                                                   absl::string_view prompt);
 
-// Calls `emit` with the text of each token after `prompt` (at least one token), until it returns
-// false.
+// Calls `emit` with the text after `prompt` (at least one token), as soon as its characters are
+// whole, until it returns false.
 absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
                       const std::vector<int32_t>& prompt, const GenerationOptions& options,
                       const std::function<bool(absl::string_view)>& emit);

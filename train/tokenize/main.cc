@@ -74,8 +74,7 @@ int Main(int argc, char** argv) {
   config.out = ResolvePath(config.out);
   while (config.out.size() > 1 && config.out.back() == '/') config.out.pop_back();
 
-  const ScopedThreadPool pool(config.threads == -1 ? NumCores()
-                                                   : static_cast<int>(config.threads));
+  const ScopedThreadPool pool(config.threads == -1 ? NumCores() : static_cast<int>(config.threads));
   const auto start = std::chrono::steady_clock::now();
   const absl::StatusOr<TokenizeSummary> summary = TokenizeToShards(config);
   if (!summary.ok()) return ExitCode(summary.status(), kExitFailure);

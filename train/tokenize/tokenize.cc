@@ -161,17 +161,16 @@ absl::StatusOr<TokenizeSummary> TokenizeToShards(const TokenizeConfig& config) {
   BURST_ASSIGN_OR_RETURN(OutputFolder folder, OutputFolder::Make(config.out));
   DocumentWriter writer(config, folder.part(), *tokenizer);
   Progress progress("tokenizing", bytes);
-  BURST_RETURN_IF_ERROR(
-      EncodeDocuments(sources, *tokenizer, format, &progress, [&](const EncodedPiece& piece) {
-        return Named("out", writer.Append(piece));
-      }));
+  BURST_RETURN_IF_ERROR(EncodeDocuments(
+      sources, *tokenizer, format, &progress,
+      [&](const EncodedPiece& piece) { return Named("out", writer.Append(piece)); }));
   const absl::StatusOr<TokenizeSummary> summary = writer.Finish();
   if (!summary.ok()) return Named("out", summary.status());
   if (summary->tokens == 0) {
     return sources.Error(absl::InvalidArgumentError("there is no text in it"));
   }
-  BURST_RETURN_IF_ERROR(Named("out", WriteFileAtomically(folder.part() + "/tokenizer.json",
-                                                         tokenizer->file())));
+  BURST_RETURN_IF_ERROR(
+      Named("out", WriteFileAtomically(folder.part() + "/tokenizer.json", tokenizer->file())));
   BURST_RETURN_IF_ERROR(folder.Finish());
   return summary;
 }

@@ -20,9 +20,9 @@ absl::StatusOr<BpeVocabulary> BpeVocabulary::Create(const BpeFile& file) {
   const auto& bytes = vocabulary.byte_tokens_;
   const auto missing = std::find(bytes.begin(), bytes.end(), -1);
   if (missing != bytes.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("model.vocab has no token for byte ", missing - bytes.begin(),
-                     "; byte-level BPE needs all 256"));
+    return absl::InvalidArgumentError(absl::StrCat("model.vocab has no token for byte ",
+                                                   missing - bytes.begin(),
+                                                   "; byte-level BPE needs all 256"));
   }
   // Of a pair that is there twice, the later one counts, as in tokenizers.
   vocabulary.merges_.reserve(file.merges.size());
@@ -82,8 +82,9 @@ void BpeMerger::MergeShort(absl::string_view piece, std::vector<int32_t>* tokens
     results_.push_back(vocabulary_.Merge(symbols_[i], symbols_[i + 1]));
   }
   while (!results_.empty()) {
-    const auto best = std::min_element(results_.begin(), results_.end(),
-                                       [](const auto& a, const auto& b) { return a.rank < b.rank; });
+    const auto best =
+        std::min_element(results_.begin(), results_.end(),
+                         [](const auto& a, const auto& b) { return a.rank < b.rank; });
     if (best->token < 0) break;
     const size_t i = best - results_.begin();
     symbols_[i] = best->token;

@@ -116,7 +116,8 @@ class Reader {
   absl::Status ReadSplit(const Json& json) {
     const std::string type = TypeOf(json);
     if (type != "Split") {
-      return Invalid("pre_tokenizer ", Shown(type), " is not supported; only Split and ByteLevel are");
+      return Invalid("pre_tokenizer ", Shown(type),
+                     " is not supported; only Split and ByteLevel are");
     }
     const Json& behavior = Get(json, "behavior");
     if (behavior != "Isolated") {
@@ -133,8 +134,8 @@ class Reader {
   absl::Status ReadByteLevel(const Json& json) {
     const std::string type = TypeOf(json);
     if (type != "ByteLevel") {
-      return Invalid("pre_tokenizer ", Shown(type), " is not supported; only ByteLevel is, after a ",
-                     "Split or alone");
+      return Invalid("pre_tokenizer ", Shown(type),
+                     " is not supported; only ByteLevel is, after a ", "Split or alone");
     }
     BURST_ASSIGN_OR_RETURN(const bool space,
                            GetBool(json, "add_prefix_space", true, "pre_tokenizer"));
@@ -163,7 +164,8 @@ class Reader {
     }
     BURST_ASSIGN_OR_RETURN(const bool fallback, GetBool(model, "byte_fallback", false, "model"));
     if (fallback) {
-      return Invalid("model.byte_fallback is SentencePiece's, not byte-level; give tokenizer.model");
+      return Invalid(
+          "model.byte_fallback is SentencePiece's, not byte-level; give tokenizer.model");
     }
     BURST_ASSIGN_OR_RETURN(file_.ignore_merges, GetBool(model, "ignore_merges", false, "model"));
     return absl::OkStatus();
@@ -175,7 +177,8 @@ class Reader {
     int32_t largest = -1;
     ids_.reserve(vocab.size());
     for (const auto& [name, value] : vocab.items()) {
-      BURST_ASSIGN_OR_RETURN(const int32_t id, GetId(value, absl::StrCat("model.vocab: ", Shown(name))));
+      BURST_ASSIGN_OR_RETURN(const int32_t id,
+                             GetId(value, absl::StrCat("model.vocab: ", Shown(name))));
       ids_.emplace(name, id);
       largest = std::max(largest, id);
     }
@@ -285,7 +288,8 @@ absl::StatusOr<std::string> TokenizerJsonOfGpt2(const std::string& encoder_path,
     if (line.empty() || (number == 1 && absl::StartsWith(line, "#version"))) continue;
     const std::vector<std::string> parts = absl::StrSplit(line, ' ');
     if (parts.size() != 2) {
-      return Invalid(merges_path, ": line ", number, " is not two tokens with a space between them");
+      return Invalid(merges_path, ": line ", number,
+                     " is not two tokens with a space between them");
     }
     pairs.push_back(parts);
   }

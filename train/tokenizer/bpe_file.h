@@ -1,5 +1,5 @@
-// What a file of a byte-level BPE tokenizer says: tokenizer.json of the library tokenizers (Llama 3,
-// Qwen, GPT-2), and GPT-2's encoder.json with vocab.bpe (also named vocab.json and merges.txt).
+// What a file of a byte-level BPE tokenizer says: tokenizer.json of the library tokenizers (Llama
+// 3, Qwen, GPT-2), and GPT-2's encoder.json with vocab.bpe (also named vocab.json and merges.txt).
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,9 @@ struct BpeMerge {
 };
 
 struct BpeFile {
-  std::string pattern;         // cuts text into pieces; empty: a text is one piece
-  bool nfc = false;            // text is brought to normal form C first
-  bool ignore_merges = false;  // a piece that is a token is that token
+  std::string pattern;              // cuts text into pieces; empty: a text is one piece
+  bool nfc = false;                 // text is brought to normal form C first
+  bool ignore_merges = false;       // a piece that is a token is that token
   std::vector<std::string> tokens;  // the bytes of each id; an id that is not used has none
   std::vector<int32_t> piece_ids;   // ids of model.vocab whose text stands for bytes, increasing
   std::vector<BpeMerge> merges;     // the first one goes first

@@ -37,8 +37,7 @@ absl::StatusOr<std::shared_ptr<const BpeTokenizer>> BpeTokenizer::FromTokenizerJ
     absl::string_view text) {
   BURST_ASSIGN_OR_RETURN(BpeFile file, ParseTokenizerJson(text));
   BURST_ASSIGN_OR_RETURN(BpeVocabulary vocabulary, BpeVocabulary::Create(file));
-  std::shared_ptr<BpeTokenizer> tokenizer(
-      new BpeTokenizer(std::move(file), std::move(vocabulary)));
+  std::shared_ptr<BpeTokenizer> tokenizer(new BpeTokenizer(std::move(file), std::move(vocabulary)));
   const BpeFile& read = tokenizer->file_;
   if (!read.pattern.empty()) {
     absl::StatusOr<std::shared_ptr<const SplitPattern>> pattern =
@@ -153,9 +152,8 @@ absl::StatusOr<size_t> BpeEncoder::EncodePieces(absl::string_view text, size_t b
     }
     if (part.end == at) return kMore;
     while (at < std::min(part.end, limit)) {
-      BURST_ASSIGN_OR_RETURN(
-          const size_t length,
-          matcher_->FirstPiece(text.substr(at, part.end - at), part.complete));
+      BURST_ASSIGN_OR_RETURN(const size_t length,
+                             matcher_->FirstPiece(text.substr(at, part.end - at), part.complete));
       if (length == PatternMatcher::kMore) return kMore;
       merger_.Append(text.substr(at, length), tokens);
       at += length;

@@ -48,7 +48,7 @@ class BpeTokenizer {
     bool begins[256] = {};        // first bytes
 
     void Add(const AddedToken& token);
-      };
+  };
 
   BpeTokenizer(BpeFile file, BpeVocabulary vocabulary)
       : file_(std::move(file)), vocabulary_(std::move(vocabulary)) {}

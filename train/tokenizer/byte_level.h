@@ -1,5 +1,6 @@
 // How files of byte-level BPE write bytes: as the characters of GPT-2's encoder (Radford et al.,
-// 2019). Printable characters of Latin-1 stand for their bytes, U+0100 and following for the others.
+// 2019). Printable characters of Latin-1 stand for their bytes, U+0100 and following for the
+// others.
 #pragma once
 
 #include <cstdint>

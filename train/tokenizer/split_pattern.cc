@@ -22,7 +22,8 @@ constexpr char kSpaces[] =
     "\\x{205f}\\x{3000}";
 
 absl::Status NotSupported(absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("its pattern has ", what, ", which is not supported"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("its pattern has ", what, ", which is not supported"));
 }
 
 // The ranges that later versions of Unicode added to a category ("L", "Lu").
@@ -115,8 +116,8 @@ absl::StatusOr<std::shared_ptr<const SplitPattern>> SplitPattern::Compile(
     absl::string_view pattern) {
   if (pattern.empty()) return absl::InvalidArgumentError("its pattern is empty");
   if (pattern.size() > kLongestPattern) {
-    return absl::InvalidArgumentError(absl::StrCat("its pattern has ", pattern.size(),
-                                                   " bytes, more than ", kLongestPattern));
+    return absl::InvalidArgumentError(
+        absl::StrCat("its pattern has ", pattern.size(), " bytes, more than ", kLongestPattern));
   }
   BURST_ASSIGN_OR_RETURN(const std::string translated, Translator(pattern).Translate());
   int error = 0;
@@ -127,8 +128,8 @@ absl::StatusOr<std::shared_ptr<const SplitPattern>> SplitPattern::Compile(
   if (code == nullptr) {
     unsigned char message[256];
     pcre2_get_error_message(error, message, sizeof(message));
-    return absl::InvalidArgumentError(absl::StrCat(
-        "its pattern is no regular expression: ", reinterpret_cast<const char*>(message)));
+    return absl::InvalidArgumentError(absl::StrCat("its pattern is no regular expression: ",
+                                                   reinterpret_cast<const char*>(message)));
   }
   std::shared_ptr<SplitPattern> result(new SplitPattern(code));
   uint32_t lookbehind = 0;
@@ -164,8 +165,8 @@ absl::StatusOr<size_t> PatternMatcher::FirstPiece(absl::string_view text, bool c
   if (result < 0) {
     unsigned char message[256];
     pcre2_get_error_message(result, message, sizeof(message));
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the tokenizer's pattern takes too long: ", reinterpret_cast<const char*>(message)));
+    return absl::ResourceExhaustedError(absl::StrCat("the tokenizer's pattern takes too long: ",
+                                                     reinterpret_cast<const char*>(message)));
   }
   const size_t* match = pcre2_get_ovector_pointer(data_.get());
   if (match[0] > match[1]) return absl::ResourceExhaustedError("the tokenizer's pattern uses \\K");

@@ -1,5 +1,6 @@
-// A regular expression that cuts a text into pieces, with the meaning that it has in tiktoken (Rust's
-// regex) and tokenizers (Oniguruma): PCRE2, told what these take for a letter, a number or a space.
+// A regular expression that cuts a text into pieces, with the meaning that it has in tiktoken
+// (Rust's regex) and tokenizers (Oniguruma): PCRE2, told what these take for a letter, a number or
+// a space.
 #pragma once
 
 #include <pcre2.h>

@@ -6,9 +6,9 @@
 
 namespace burst {
 
-// The characters that Unicode 15.0 to 16.0 added, by general category: the patterns of tokenizers and
-// tiktoken know 16, PCRE2 10.42 knows 14. (One character that was there has another category since:
-// U+1171E, Mc instead of Mn.)
+// The characters that Unicode 15.0 to 16.0 added, by general category: the patterns of tokenizers
+// and tiktoken know 16, PCRE2 10.42 knows 14. (One character that was there has another category
+// since: U+1171E, Mc instead of Mn.)
 struct UnicodeAddition {
   uint32_t first, last;  // code points
   char category[3];      // "Lu", ...

@@ -25,10 +25,10 @@ bool MayChange(absl::string_view text) {
 void AppendForm(absl::string_view text, std::string* out) {
   if (text.empty()) return;
   utf8proc_uint8_t* form = nullptr;
-  const utf8proc_ssize_t bytes = utf8proc_map(
-      reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-      static_cast<utf8proc_ssize_t>(text.size()), &form,
-      static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const utf8proc_ssize_t bytes =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                   static_cast<utf8proc_ssize_t>(text.size()), &form,
+                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
   BURST_CHECK(bytes >= 0) << utf8proc_errmsg(bytes);
   out->append(reinterpret_cast<const char*>(form), static_cast<size_t>(bytes));
   std::free(form);

@@ -1,0 +1,264 @@
+#include "train/tokenizer/bpe_tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "tests/testing/subprocess.h"
+#include "tests/train/tokenizer_fixture.h"
+#include "train/data/tokenizer.h"
+#include "train/tokenizer/split_pattern.h"
+#include "train/tokenizer/unicode_normal.h"
+
+namespace burst {
+namespace {
+
+using Json = nlohmann::json;
+
+std::string Normalized(const Tokenizer& tokenizer, absl::string_view text) {
+  std::string normalized;
+  BpeEncoder(tokenizer.bpe(), Specials::kAreText).AppendNormalized(text, &normalized);
+  return normalized;
+}
+
+class Fixture : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Tokenizers, Fixture, testing::Values("tiny", "tiny_gpt2"));
+
+TEST_P(Fixture, TokensAreThoseOfTokenizers) {
+  const Tokenizer tokenizer = LoadFixture(GetParam());
+  const Json expected = Json::parse(ReadAll(TokenizerFixture("expected.json")))[GetParam()];
+  ASSERT_GT(expected.size(), 80u);
+  for (const Json& row : expected) {
+    const std::string text = row[0];
+    EXPECT_EQ(TokensOf(tokenizer, text), row[1].get<std::vector<int32_t>>()) << row[0];
+  }
+}
+
+// Any bytes.
+TEST_P(Fixture, DecodingIsTheInverse) {
+  const Tokenizer tokenizer = LoadFixture(GetParam());
+  std::mt19937 random(1);
+  for (int i = 0; i < 300; ++i) {
+    std::string text;
+    for (size_t length = random() % 200; text.size() < length;) {
+      const char* const kParts[] = {" ", "the ", "\xC3\xA9", "\xE4\xBD\xA0", "<|end", "\n", "'s"};
+      if (random() % 3 == 0) {
+        text += static_cast<char>(random());
+      } else {
+        text += kParts[random() % 7];
+      }
+    }
+    EXPECT_EQ(tokenizer.Decode(TokensOf(tokenizer, text)), Normalized(tokenizer, text));
+  }
+}
+
+// A run of bytes that are not UTF-8 ends the text before it and is a piece of its own.
+TEST_P(Fixture, BytesThatAreNotUtf8) {
+  const Tokenizer tokenizer = LoadFixture(GetParam());
+  const std::string runs[] = {"Hello", "\xFF\xFE", " wor", "\xE4\xBD", "ld  ", "\x80", " \xC3\xA9"};
+  std::string text;
+  std::vector<int32_t> expected;
+  for (const std::string& run : runs) {
+    text += run;
+    for (int32_t token : TokensOf(tokenizer, run)) expected.push_back(token);
+  }
+  EXPECT_EQ(TokensOf(tokenizer, text), expected);
+  EXPECT_EQ(TokensOf(tokenizer, "\xE4\xBD").size(), 2u);
+}
+
+// Text that is cut anywhere: either the pieces of the beginning are those of the whole, or more
+// text is asked for.
+TEST_P(Fixture, PiecesOfTextThatIsNotComplete) {
+  const Tokenizer tokenizer = LoadFixture(GetParam());
+  const std::string text =
+      "The ring\n\n  <tool_call>x</tool_call>  12345\xE4\xBD\xA0\xFF\xFF don't\n \n\xC3\xA9 end...";
+  BpeEncoder encoder(tokenizer.bpe(), Specials::kAreText);
+  int64_t known = 0;
+  for (size_t limit = 1; limit <= text.size(); ++limit) {
+    std::vector<int32_t> whole;
+    const auto end = encoder.EncodePieces(text, 0, limit, /*complete=*/true, &whole);
+    ASSERT_TRUE(end.ok()) << end.status();
+    for (size_t size = limit; size < text.size(); ++size) {
+      std::vector<int32_t> tokens;
+      const auto part = encoder.EncodePieces(absl::string_view(text).substr(0, size), 0, limit,
+                                             /*complete=*/false, &tokens);
+      ASSERT_TRUE(part.ok()) << part.status();
+      if (*part == BpeEncoder::kMore) continue;
+      EXPECT_EQ(*part, *end) << limit << " of " << size;
+      EXPECT_EQ(tokens, whole) << limit << " of " << size;
+      ++known;
+    }
+  }
+  EXPECT_GT(known, static_cast<int64_t>(text.size() * text.size() / 8));
+}
+
+TEST(BpeTokenizer, SpecialTokensAreTextUnlessAskedFor) {
+  const Tokenizer tokenizer = LoadFixture("tiny");
+  const std::string text = "a<|endoftext|><tool_call>b";
+  const std::vector<int32_t> as_text = TokensOf(tokenizer, text);
+  const std::vector<int32_t> as_tokens = TokensOf(tokenizer, text, Specials::kAreTokens);
+  EXPECT_EQ(tokenizer.end_of_text(), 401);
+  EXPECT_EQ(std::count(as_text.begin(), as_text.end(), 401), 0);
+  EXPECT_EQ(std::count(as_text.begin(), as_text.end(), 402), 1);  // it is not special
+  EXPECT_EQ(as_tokens.size(), 4u);
+  EXPECT_EQ(as_tokens[1], 401);
+  EXPECT_EQ(tokenizer.Decode(as_text), text);
+  EXPECT_EQ(tokenizer.Decode(as_tokens), text);
+}
+
+TEST(BpeTokenizer, CheckpointsHoldAllOfIt) {
+  for (const char* name : {"tiny", "tiny_gpt2"}) {
+    const Tokenizer tokenizer = LoadFixture(name);
+    const absl::StatusOr<Tokenizer> again = Tokenizer::FromJson(tokenizer.ToJson());
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->ToJson(), tokenizer.ToJson());
+    EXPECT_EQ(again->vocab(), tokenizer.vocab());
+    EXPECT_EQ(again->end_of_text(), tokenizer.end_of_text());
+    EXPECT_EQ(TokensOf(*again, "The ring's 123"), TokensOf(tokenizer, "The ring's 123"));
+  }
+}
+
+// Longer than what is merged by looking at all pairs, and the same as that.
+TEST(BpeTokenizer, LongPieces) {
+  const Tokenizer tokenizer = LoadFixture("tiny_gpt2");
+  std::mt19937 random(1);
+  for (int i = 0; i < 50; ++i) {
+    std::string word;
+    while (word.size() < 2000) word += "theringsa"[random() % 9];
+    const std::vector<int32_t> tokens = TokensOf(tokenizer, word);
+    EXPECT_EQ(tokenizer.Decode(tokens), word);
+    // Merge by merge, as the definition says.
+    const Json json = Json::parse(tokenizer.file());
+    std::vector<std::string> symbols;
+    for (char c : word) symbols.emplace_back(1, c);
+    for (const Json& merge : json["model"]["merges"]) {
+      for (size_t at = 0; at + 1 < symbols.size(); ++at) {
+        if (merge[0] != symbols[at] || merge[1] != symbols[at + 1]) continue;
+        symbols[at] += symbols[at + 1];
+        symbols.erase(symbols.begin() + static_cast<int64_t>(at) + 1);
+      }
+    }
+    ASSERT_EQ(tokens.size(), symbols.size());
+    for (size_t at = 0; at < symbols.size(); ++at) {
+      EXPECT_EQ(tokens[at], json["model"]["vocab"][symbols[at]]) << at;
+    }
+  }
+}
+
+// What is wrong with a file, and where.
+TEST(BpeTokenizer, FilesThatAreWrong) {
+  const std::string good = ReadAll(TokenizerFixture("tiny/tokenizer.json"));
+  const std::string folder = FreshTestFolder(), path = folder + "/tokenizer.json";
+  const struct {
+    const char *from, *to, *message;
+  } cases[] = {
+      {"{\"version\"", "{\"version", "it is not JSON"},
+      {"\"type\":\"NFC\"", "\"type\":\"NFKC\"", "normalizer \"NFKC\" is not supported"},
+      {"\"type\":\"BPE\"", "\"type\":\"Unigram\"", "model \"Unigram\" is not supported"},
+      {"\"behavior\":\"Isolated\"", "\"behavior\":\"Removed\"", "behavior Isolated only"},
+      {"\"add_prefix_space\":false", "\"add_prefix_space\":true", "add_prefix_space"},
+      {"\"byte_fallback\":false", "\"byte_fallback\":true", "byte_fallback"},
+      {"\"unk_token\":null", "\"unk_token\":\"a\"", "model.unk_token is not supported"},
+      {"\"lstrip\":false", "\"lstrip\":true", "lstrip is not supported"},
+      {"\"id\":401", "\"id\":-1", "\"<|endoftext|>\" has no id"},
+      {"\"id\":401", "\"id\":9999", "the id 9999 is far beyond"},
+      {"\"id\":401", "\"id\":65", "the id 65 of \"<|endoftext|>\" is not the one"},
+      {"\"a\":", "\"\\u00e4\\u00f6\":", "model.merges: number"},
+      {"\"!\":", "\"\\u00e4\\u00f6\":", "no token for byte 33"},
+      {"(?!", "(?<!", "its pattern has a part that looks at what is before it"},
+      {"(?!", "(?", "its pattern is no regular expression"},
+      {"\\\\s+\"", "\\\\s+|[^\\\\S]\"", "\\S inside of a class"},
+  };
+  for (const auto& c : cases) {
+    std::string text = good;
+    const size_t at = text.find(c.from);
+    ASSERT_NE(at, std::string::npos) << c.from;
+    text.replace(at, std::string(c.from).size(), c.to);
+    std::ofstream(path, std::ios::binary) << text;
+    const absl::Status status = Tokenizer::Load(folder).status();
+    EXPECT_TRUE(absl::StrContains(status.message(), c.message)) << c.to << ": " << status;
+    EXPECT_TRUE(absl::StartsWith(status.message(), path + ": ")) << status;
+  }
+}
+
+TEST(BpeTokenizer, Gpt2FilesThatAreWrong) {
+  const std::string folder = FreshTestFolder();
+  const auto load = [&](const std::string& encoder, const std::string& merges) {
+    std::ofstream(folder + "/encoder.json", std::ios::binary) << encoder;
+    std::ofstream(folder + "/vocab.bpe", std::ios::binary) << merges;
+    return std::string(Tokenizer::Load(folder).status().message());
+  };
+  const std::string encoder = ReadAll(TokenizerFixture("tiny_gpt2/encoder.json"));
+  EXPECT_EQ(load(encoder, ""), "");
+  EXPECT_EQ(load("[]", ""), folder + "/encoder.json: it is no JSON object");
+  EXPECT_EQ(load(encoder, "#version: 0.2\nt h e\n"),
+            folder + "/vocab.bpe: line 2 is not two tokens with a space between them");
+  EXPECT_EQ(load(encoder, "q q\n"),
+            folder +
+                "/encoder.json with vocab.bpe: model.merges: number 1 needs \"qq\", which is "
+                "not in model.vocab");
+  std::filesystem::remove(folder + "/vocab.bpe");
+  EXPECT_TRUE(absl::StrContains(Tokenizer::Load(folder).status().message(), "vocab.bpe"));
+  std::filesystem::remove(folder + "/encoder.json");
+  EXPECT_TRUE(absl::StrContains(Tokenizer::Load(folder).status().message(),
+                                "holds no tokenizer.json, nor encoder.json with vocab.bpe"));
+}
+
+// A pattern that needs exponential time ends with an error.
+TEST(SplitPattern, EndsInTime) {
+  const auto pattern = SplitPattern::Compile("(?:a+)+b");
+  ASSERT_TRUE(pattern.ok()) << pattern.status();
+  PatternMatcher matcher(*pattern);
+  const std::string text = std::string(40, 'a') + "cb";
+  EXPECT_EQ(matcher.FirstPiece(text, true).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+// Characters that Unicode 15 to 16 added, and what PCRE2 alone would take for a space.
+TEST(SplitPattern, ClassesAreThoseOfTokenizers) {
+  const struct {
+    const char *pattern, *text;
+    bool matches;
+  } cases[] = {{"\\p{L}", "\xF0\xB1\x8D\x90", true},  // U+31350
+               {"[\\p{L}]", "\xF0\xB1\x8D\x90", true}, {"\\p{Lo}", "\xF0\xB1\x8D\x90", true},
+               {"\\P{L}", "\xF0\xB1\x8D\x90", false},  {"\\p{N}", "\xF0\xB1\x8D\x90", false},
+               {"\\p{N}", "\xF0\x90\xB5\x80", true},  // U+10D40
+               {"\\s", "\xE1\xA0\x8E", false},        // U+180E
+               {"\\S", "\xE1\xA0\x8E", true},          {"\\s", "\xC2\x85", true},
+               {"\\s", "\xE3\x80\x80", true},          {"[^\\s]", "\xE3\x80\x80", false}};
+  for (const auto& c : cases) {
+    const auto pattern = SplitPattern::Compile(c.pattern);
+    ASSERT_TRUE(pattern.ok()) << pattern.status();
+    PatternMatcher matcher(*pattern);
+    // Alone or after an "!", which no pattern here matches but \S, \P and [^.
+    const std::string twice = absl::StrCat(c.text, c.text);
+    const auto piece = matcher.FirstPiece(twice, true);
+    ASSERT_TRUE(piece.ok()) << piece.status();
+    EXPECT_EQ(*piece == std::string(c.text).size(), c.matches) << c.pattern << " " << c.text;
+  }
+}
+
+TEST(UnicodeNormal, FormC) {
+  const auto form = [](absl::string_view text) {
+    std::string out;
+    AppendNfc(text, &out);
+    return out;
+  };
+  EXPECT_EQ(form("e\xCC\x81"), "\xC3\xA9");
+  EXPECT_EQ(form("xe\xCC\x81y"), "x\xC3\xA9y");
+  EXPECT_EQ(form("\xC3\xA9"), "\xC3\xA9");
+  EXPECT_EQ(form("\xE2\x84\xAA"), "K");                               // U+212A
+  EXPECT_EQ(form("\xE1\x84\x80\xE1\x85\xA1"), "\xEA\xB0\x80");        // Hangul
+  EXPECT_EQ(form("e\xFF\xCC\x81\xE4\xBD"), "e\xFF\xCC\x81\xE4\xBD");  // not UTF-8
+  // U+0897 is of Unicode 16: marks do not move across it.
+  EXPECT_EQ(form("a\xE0\xA2\x97\xCC\x81"), "a\xE0\xA2\x97\xCC\x81");
+}
+
+}  // namespace
+}  // namespace burst

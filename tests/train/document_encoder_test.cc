@@ -1,0 +1,197 @@
+#include "train/data/document_encoder.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "burst/base/parallel.h"
+#include "tests/testing/subprocess.h"
+#include "tests/train/tokenizer_fixture.h"
+
+namespace burst {
+namespace {
+
+struct Encoded {
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> starts;
+  int files = 0;
+  int64_t bytes = 0;
+};
+
+class DocumentEncoderTest : public testing::TestWithParam<const char*> {
+ protected:
+  void Write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ + "/" + name, std::ios::binary) << text;
+  }
+
+  absl::StatusOr<Encoded> Encode(const Tokenizer& tokenizer, const DocumentFormat& format,
+                                 int64_t piece_bytes) const {
+    const auto sources = FindSources("data", folder_);
+    EXPECT_TRUE(sources.ok()) << sources.status();
+    Progress progress("encoding", 1);
+    Encoded encoded;
+    const auto sink = [&](const EncodedPiece& piece) {
+      for (int64_t start : piece.starts) {
+        encoded.starts.push_back(static_cast<int64_t>(encoded.tokens.size()) + start);
+      }
+      encoded.tokens.insert(encoded.tokens.end(), piece.tokens.begin(), piece.tokens.end());
+      encoded.files += piece.ends_file ? 1 : 0;
+      encoded.bytes += piece.bytes;
+      return absl::OkStatus();
+    };
+    const absl::Status status =
+        EncodeDocuments(*sources, tokenizer, format, &progress, sink, piece_bytes);
+    if (!status.ok()) return status;
+    return encoded;
+  }
+
+  const std::string folder_ = FreshTestFolder();
+};
+INSTANTIATE_TEST_SUITE_P(Tokenizers, DocumentEncoderTest, testing::Values("tiny", "tiny_gpt2"));
+
+// Words, all kinds of space, marks that combine, added tokens, and bytes that are not UTF-8.
+std::string RandomText(std::mt19937* random, size_t bytes) {
+  const std::string parts[] = {"the ",
+                               "ring",
+                               "\n",
+                               "\n\n",
+                               " \n",
+                               "   ",
+                               "12",
+                               "e",
+                               "\xCC\x81",
+                               "\xCC\xA3",
+                               "\xE4\xBD\xA0",
+                               "<tool_call>",
+                               "'s",
+                               "\xFF",
+                               "...",
+                               "\r\n",
+                               "\xF0\x9F\x98\x80",
+                               "\t",
+                               "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"};
+  std::string text;
+  while (text.size() < bytes) text += parts[(*random)() % std::size(parts)];
+  return text;
+}
+
+// Whatever the pieces are, also shorter than a character, tokens are those of the whole text.
+TEST_P(DocumentEncoderTest, PiecesDoNotShow) {
+  const Tokenizer tokenizer = LoadFixture(GetParam());
+  const ScopedThreadPool pool(3);
+  std::mt19937 random(1);
+  for (int i = 0; i < 40; ++i) {
+    const std::string text = RandomText(&random, 1 + random() % 400);
+    Write("text", text);
+    const std::vector<int32_t> whole = TokensOf(tokenizer, text);
+    for (int64_t piece_bytes : {1, 2, 3, 7, 20, 64, 1000}) {
+      const auto encoded = Encode(tokenizer, {DocumentsAre::kFiles, ""}, piece_bytes);
+      ASSERT_TRUE(encoded.ok()) << encoded.status();
+      EXPECT_EQ(encoded->tokens, whole) << "text " << i << ", pieces of " << piece_bytes;
+      EXPECT_EQ(encoded->starts, std::vector<int64_t>{0});
+      EXPECT_EQ(encoded->files, 1);
+      EXPECT_EQ(encoded->bytes, static_cast<int64_t>(text.size()));
+    }
+  }
+}
+
+// Many pieces in one: the tokens of a word that is longer than what is looked at early.
+TEST_P(DocumentEncoderTest, AWordOfManyPieces) {
+  const Tokenizer tokenizer = LoadFixture(GetParam());
+  const ScopedThreadPool pool(3);
+  const std::string text = "a " + std::string(3 << 20, 'x') + " b" + std::string(70000, ' ') + "c";
+  Write("text", text);
+  const auto encoded = Encode(tokenizer, {DocumentsAre::kFiles, ""}, 1 << 16);
+  ASSERT_TRUE(encoded.ok()) << encoded.status();
+  EXPECT_EQ(encoded->tokens, TokensOf(tokenizer, text));
+}
+
+// A document starts with the token that holds its first character that is not blank.
+TEST_P(DocumentEncoderTest, BlankLinesSeparateDocuments) {
+  const Tokenizer tokenizer = LoadFixture(GetParam());
+  const ScopedThreadPool pool(3);
+  const std::string text = "\n  \none\ntwo\n\nthree\n \t\n\n  four\n\n\n";
+  Write("text", text);
+  const std::vector<int32_t> tokens = TokensOf(tokenizer, text);
+  std::vector<int64_t> expected = {0};
+  for (const char* first : {"three", "four"}) {
+    const size_t at = text.find(first);
+    size_t end = 0;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      end += tokenizer.Decode({tokens[i]}).size();
+      if (end <= at) continue;
+      expected.push_back(static_cast<int64_t>(i));
+      break;
+    }
+  }
+  for (int64_t piece_bytes : {1, 2, 3, 5, 8, 100}) {
+    const auto encoded = Encode(tokenizer, {DocumentsAre::kBlankLines, ""}, piece_bytes);
+    ASSERT_TRUE(encoded.ok()) << encoded.status();
+    EXPECT_EQ(encoded->tokens, tokens);
+    EXPECT_EQ(encoded->starts, expected) << piece_bytes;
+  }
+}
+
+TEST_P(DocumentEncoderTest, LinesOfJson) {
+  const Tokenizer tokenizer = LoadFixture(GetParam());
+  const ScopedThreadPool pool(3);
+  const std::vector<std::string> texts = {"one", "", "two\n\nlines", "caf\xC3\xA9 <|endoftext|>",
+                                          std::string(500, 'y')};
+  std::string lines = "\n";
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> starts;
+  for (const std::string& text : texts) {
+    lines += nlohmann::json{{"id", 1}, {"text", text}}.dump() + (text == "one" ? "\r\n\n" : "\n");
+    starts.push_back(static_cast<int64_t>(tokens.size()));
+    for (int32_t token : TokensOf(tokenizer, text)) tokens.push_back(token);
+  }
+  for (bool newline : {true, false}) {
+    Write("a.jsonl", newline ? lines : lines.substr(0, lines.size() - 1));
+    for (int64_t piece_bytes : {1, 2, 3, 10, 40, 1000}) {
+      const auto encoded = Encode(tokenizer, {DocumentsAre::kJsonLines, "text"}, piece_bytes);
+      ASSERT_TRUE(encoded.ok()) << encoded.status();
+      EXPECT_EQ(encoded->tokens, tokens) << piece_bytes;
+      EXPECT_EQ(encoded->starts, starts) << piece_bytes;
+    }
+  }
+  const struct {
+    const char *line, *message;
+  } bad[] = {{"{\"text\": 1}", "it has no text with the key 'text' (--field)"},
+             {"{\"texts\": \"\"}", "it has no text with the key 'text' (--field)"},
+             {"[]", "it is no JSON object"},
+             {"{\"text\": \"\xFF\"}", "it is not JSON"}};
+  for (const auto& c : bad) {
+    Write("a.jsonl", std::string("{\"text\": \"\"}\n") + c.line + "\n");
+    for (int64_t piece_bytes : {1, 100}) {
+      const auto encoded = Encode(tokenizer, {DocumentsAre::kJsonLines, "text"}, piece_bytes);
+      EXPECT_EQ(encoded.status().message(),
+                "--data: " + folder_ + "/a.jsonl: the line at byte 13: " + c.message);
+    }
+  }
+}
+
+// The sink's error ends everything, also with more pieces than threads.
+TEST_P(DocumentEncoderTest, StopsAtAnError) {
+  const Tokenizer tokenizer = LoadFixture(GetParam());
+  const ScopedThreadPool pool(3);
+  Write("text", std::string(1000, 'a'));
+  const auto sources = FindSources("data", folder_);
+  Progress progress("encoding", 1);
+  int calls = 0;
+  const auto sink = [&](const EncodedPiece&) {
+    return ++calls == 5 ? absl::ResourceExhaustedError("full") : absl::OkStatus();
+  };
+  const absl::Status status = EncodeDocuments(*sources, tokenizer, {DocumentsAre::kFiles, ""},
+                                              &progress, sink, /*piece_bytes=*/10);
+  EXPECT_EQ(status, absl::ResourceExhaustedError("full"));
+  EXPECT_EQ(calls, 5);
+}
+
+}  // namespace
+}  // namespace burst

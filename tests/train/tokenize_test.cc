@@ -1,0 +1,172 @@
+#include "train/tokenize/tokenize.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "burst/base/parallel.h"
+#include "tests/testing/subprocess.h"
+#include "tests/train/tokenizer_fixture.h"
+#include "train/data/corpus.h"
+#include "train/data/shards.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TokenizeTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    config_.data = folder_ + "/data";
+    config_.tokenizer = TokenizerFixture("tiny");
+    config_.out = folder_ + "/out";
+    fs::create_directories(config_.data);
+  }
+
+  void Write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ + "/" + name, std::ios::binary) << text;
+  }
+  std::vector<std::string> FilesOf(const std::string& folder) const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      names.push_back(entry.path().filename().string());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  absl::StatusOr<TrainingData> LoadShards(const std::string& pattern,
+                                          const Tokenizer* tokenizer = nullptr) const {
+    return LoadTrainingData(folder_ + "/out/" + pattern, folder_ + "/out/" + pattern, std::nullopt,
+                            folder_ + "/cache", tokenizer);
+  }
+
+  const std::string folder_ = FreshTestFolder();
+  const ScopedThreadPool pool_{3};
+  TokenizeConfig config_;
+};
+
+std::vector<int32_t> All(const TokenSpan& span) {
+  std::vector<int32_t> tokens(span.size());
+  EXPECT_EQ(span.corpus->Read(span.begin, span.size(), tokens.data()), absl::OkStatus());
+  return tokens;
+}
+
+// What the trainer reads are the documents in order, each after an end-of-text token.
+TEST_F(TokenizeTest, AFolderOfTexts) {
+  const std::vector<std::string> texts = {"The first one.\n", "", "A ring of ranks's <|endoftext|>",
+                                          "The last\xFF"};
+  const Tokenizer tokenizer = LoadFixture("tiny");
+  std::vector<int32_t> expected;
+  std::vector<int64_t> starts;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    Write("data/" + std::to_string(i), texts[i]);
+    if (texts[i].empty()) continue;
+    starts.push_back(static_cast<int64_t>(expected.size()));
+    expected.push_back(tokenizer.end_of_text());
+    for (int32_t token : TokensOf(tokenizer, texts[i])) expected.push_back(token);
+  }
+  config_.shard_tokens = 10;
+  const auto summary = TokenizeToShards(config_);
+  ASSERT_TRUE(summary.ok()) << summary.status();
+  EXPECT_EQ(summary->documents, 3);
+  EXPECT_EQ(summary->tokens, static_cast<int64_t>(expected.size()));
+  EXPECT_EQ(summary->shards, (summary->tokens + 9) / 10);
+  EXPECT_EQ(fs::file_size(config_.out + "/train_000000.bin"), 1024u + 2 * 10);
+  EXPECT_FALSE(fs::exists(config_.out + ".part"));
+
+  const auto data = LoadShards("train_*.bin");
+  ASSERT_TRUE(data.ok()) << data.status();
+  EXPECT_EQ(All(data->train), expected);
+  EXPECT_EQ(data->vocab, tokenizer.vocab());
+  std::vector<int64_t> found;
+  ASSERT_TRUE(data->train.corpus->DocumentStarts(0, data->train.size(), &found).ok());
+  EXPECT_EQ(found, starts);
+  // The folder is a tokenizer, too.
+  const absl::StatusOr<Tokenizer> beside = Tokenizer::Load(config_.out);
+  ASSERT_TRUE(beside.ok()) << beside.status();
+  const auto with_text = LoadShards("train_*.bin", &*beside);
+  ASSERT_TRUE(with_text.ok()) << with_text.status();
+  EXPECT_EQ(with_text->tokenizer->Decode(All(with_text->train)),
+            "<|endoftext|>The first one.\n<|endoftext|>A ring of ranks's <|endoftext|>"
+            "<|endoftext|>The last\xFF");
+  const Tokenizer other = LoadFixture("tiny_gpt2");
+  EXPECT_TRUE(absl::StrContains(LoadShards("train_*.bin", &other).status().message(),
+                                "was made with a vocabulary of 404"));
+}
+
+// More than 65,536 tokens: 32 bits each, as llm.c has them for Llama 3.
+TEST_F(TokenizeTest, LargeVocabularies) {
+  nlohmann::json json = nlohmann::json::parse(ReadAll(TokenizerFixture("tiny/tokenizer.json")));
+  for (int id = 404; id < 70000; ++id) {
+    json["added_tokens"].push_back({{"id", id}, {"content", "<" + std::to_string(id) + ">"}});
+  }
+  Write("tokenizer.json", json.dump());
+  config_.tokenizer = folder_ + "/tokenizer.json";
+  Write("data/a", "one<69999>two");
+  const auto summary = TokenizeToShards(config_);
+  ASSERT_TRUE(summary.ok()) << summary.status();
+  const std::string bytes = ReadAll(config_.out + "/train_000000.bin");
+  int32_t header[256];
+  std::memcpy(header, bytes.data(), sizeof(header));
+  EXPECT_EQ(header[0], 20240801);
+  EXPECT_EQ(header[1], 7);
+  EXPECT_EQ(header[2], summary->tokens);
+  EXPECT_EQ(bytes.size(), 1024u + 4 * summary->tokens);
+  const auto data = LoadShards("*.bin");
+  ASSERT_TRUE(data.ok()) << data.status();
+  EXPECT_EQ(data->vocab, 70000);
+  const std::vector<int32_t> tokens = All(data->train);
+  EXPECT_EQ(tokens[0], 401);
+  EXPECT_EQ(std::count(tokens.begin(), tokens.end(), 69999), 1);
+
+  // The same texts, encoded by the trainer.
+  const absl::StatusOr<Tokenizer> tokenizer = Tokenizer::Load(config_.tokenizer);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto text =
+      LoadTrainingData(config_.data, config_.data, std::nullopt, folder_ + "/cache", &*tokenizer);
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(All(text->train), std::vector<int32_t>(tokens.begin() + 1, tokens.end()));
+}
+
+TEST_F(TokenizeTest, DocumentsForValidation) {
+  std::string lines;
+  for (int i = 0; i < 20; ++i) lines += "{\"body\": \"document " + std::to_string(i) + "\"}\n";
+  Write("data/web.jsonl", lines);
+  config_.field = "body";
+  config_.val_tokens = 1;
+  const auto summary = TokenizeToShards(config_);
+  ASSERT_TRUE(summary.ok()) << summary.status();
+  EXPECT_EQ(summary->documents, 20);
+  EXPECT_EQ(FilesOf(config_.out),
+            (std::vector<std::string>{"tokenizer.json", "train_000000.bin", "val_000000.bin"}));
+  const Tokenizer tokenizer = LoadFixture("tiny");
+  const auto data = LoadShards("val_*.bin", &tokenizer);
+  ASSERT_TRUE(data.ok()) << data.status();
+  EXPECT_EQ(tokenizer.Decode(All(data->train)), "<|endoftext|>document 0");
+}
+
+TEST_F(TokenizeTest, NothingIsLeftOfWhatFails) {
+  Write("data/a.jsonl", "{}\n");
+  EXPECT_TRUE(absl::StrContains(TokenizeToShards(config_).status().message(), "no text with the"));
+  EXPECT_FALSE(fs::exists(config_.out));
+  // What a killed process has left is removed.
+  Write("out.part/train_000007.bin", "left");
+  Write("data/a.jsonl", "{\"text\": \"a\"}\n");
+  ASSERT_TRUE(TokenizeToShards(config_).ok());
+  EXPECT_EQ(FilesOf(config_.out), (std::vector<std::string>{"tokenizer.json", "train_000000.bin"}));
+  // What is there stays.
+  EXPECT_EQ(TokenizeToShards(config_).status().code(), absl::StatusCode::kAlreadyExists);
+  config_.out += "2";
+  Write("data/b", "text");
+  EXPECT_TRUE(
+      absl::StrContains(TokenizeToShards(config_).status().message(), "name only one kind"));
+}
+
+}  // namespace
+}  // namespace burst
