@@ -21,17 +21,20 @@ using Json = nlohmann::json;
 // Of the encoding: to be counted up when the tokens or the file would be others.
 constexpr int kVersion = 2;
 
+// The tokenizer of a file is not described: it is given, and part of the file's name.
 std::string Describe(const EncodedTexts& texts) {
+  const bool given = texts.tokenizer.bpe() != nullptr;
   Json json = {{"version", kVersion},
                {"token_bytes", texts.token_bytes},
-               {"tokenizer", texts.tokenizer.ToJson()}};
+               {"tokenizer", given ? "" : texts.tokenizer.ToJson()}};
   for (const EncodedText& part : texts.parts) {
     json["parts"].push_back({part.tokens_at, part.tokens, part.starts_at, part.starts});
   }
   return json.dump();
 }
 
-absl::StatusOr<EncodedTexts> ParseDescription(const CheckedFile& file, size_t num_parts) {
+absl::StatusOr<EncodedTexts> ParseDescription(const CheckedFile& file, size_t num_parts,
+                                              const Tokenizer* given) {
   const auto bad = [&] {
     return absl::DataLossError(
         absl::StrCat(file.path(), " is damaged: not the description of encoded texts"));
@@ -42,8 +45,11 @@ absl::StatusOr<EncodedTexts> ParseDescription(const CheckedFile& file, size_t nu
   const Json token_bytes = json.value("token_bytes", Json());
   if (token_bytes != 2 && token_bytes != 4) return bad();
   if (!tokenizer.is_string() || !parts.is_array() || parts.size() != num_parts) return bad();
-  BURST_ASSIGN_OR_RETURN(Tokenizer parsed, Tokenizer::FromJson(tokenizer.get<std::string>()));
-  EncodedTexts texts{std::move(parsed), {}, file.payload_bytes(), token_bytes};
+  absl::StatusOr<Tokenizer> parsed = given != nullptr
+                                         ? absl::StatusOr<Tokenizer>(*given)
+                                         : Tokenizer::FromJson(tokenizer.get<std::string>());
+  BURST_RETURN_IF_ERROR(parsed.status());
+  EncodedTexts texts{*std::move(parsed), {}, file.payload_bytes(), token_bytes};
   const auto fits = [&](int64_t at, int64_t count, int64_t size) {
     return at >= 0 && count >= 0 && at <= texts.payload_bytes &&
            count <= (texts.payload_bytes - at) / size;
@@ -155,7 +161,7 @@ absl::StatusOr<TextCorpora> OpenTexts(const std::vector<const Sources*>& sources
   const std::string key =
       absl::StrCat("texts ", kVersion, " ", tokenizer, "\n", Fingerprint(sources));
   const auto check = [&](const CheckedFile& file) {
-    return ParseDescription(file, sources.size()).status();
+    return ParseDescription(file, sources.size(), vocabulary).status();
   };
   const auto make = [&](CheckedFileWriter* payload) -> absl::StatusOr<DataCache::Content> {
     BURST_ASSIGN_OR_RETURN(const EncodedTexts texts,
@@ -165,7 +171,7 @@ absl::StatusOr<TextCorpora> OpenTexts(const std::vector<const Sources*>& sources
     return DataCache::Content{texts.payload_bytes, Describe(texts)};
   };
   BURST_ASSIGN_OR_RETURN(std::shared_ptr<const CheckedFile> file, cache.Get(key, check, make));
-  BURST_ASSIGN_OR_RETURN(EncodedTexts texts, ParseDescription(*file, sources.size()));
+  BURST_ASSIGN_OR_RETURN(EncodedTexts texts, ParseDescription(*file, sources.size(), vocabulary));
   TextCorpora result{std::move(texts.tokenizer), {}};
   for (const EncodedText& part : texts.parts) {
     BURST_ASSIGN_OR_RETURN(auto corpus, TextCorpus::Create(file, part, texts.token_bytes));
