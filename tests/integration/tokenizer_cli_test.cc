@@ -54,6 +54,14 @@ TEST_F(TokenizerCli, TrainsOnShards) {
   const auto header = SplitCheckpoint(Checkpoint("with")).first["__metadata__"];
   const std::string model = header["model"];
   EXPECT_EQ(nlohmann::json::parse(model)["vocab"], 404);
+  // A checkpoint without one takes any that fits.
+  arguments = shards;
+  arguments.push_back("--out=without");
+  ExpectSuccess(Train(arguments));
+  ExpectError(Generate({"--checkpoint=without"}), 1, {"--checkpoint", "give --tokenizer"});
+  ExpectSuccess(Generate({"--checkpoint=without", "--tokenizer=shards", "--tokens=3"}));
+  ExpectError(Generate({"--checkpoint=without", "--tokenizer=text.txt"}), 1,
+              {"--tokenizer", "text.txt: it is not JSON"});
   arguments = shards;
   arguments.insert(arguments.end(), {"--out=other", "--tokenizer=tiny_gpt2"});
   ExpectError(Train(arguments), 1, {"--tokenizer", "381 tokens", "404"});

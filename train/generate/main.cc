@@ -16,13 +16,14 @@
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/kept_checkpoints.h"
 #include "train/config/config.h"
+#include "train/data/tokenizer.h"
 #include "train/generate/generate.h"
 
 namespace burst {
 namespace {
 
 struct GenerateConfig {
-  std::string checkpoint, prompt;
+  std::string checkpoint, prompt, tokenizer;
   int64_t tokens = 500;
   double temperature = 0.8;
   int64_t top_k = 0;
@@ -37,6 +38,9 @@ OptionTable Options(GenerateConfig* c) {
   t.Add("checkpoint", &c->checkpoint, kMayChange,
         "A checkpoint, or the folder of the run that left it: then its newest one.");
   t.Add("prompt", &c->prompt, kMayChange, "What the text begins with. Without it: a line break.");
+  t.Add("tokenizer", &c->tokenizer, kMayChange,
+        "For a checkpoint without one: tokenizer.json, or a folder with it (an imported model's: "
+        "huggingface in the run's folder) or with GPT-2's encoder.json and vocab.bpe.");
   t.Add("tokens", &c->tokens, kMayChange, "Tokens to generate.");
   t.Add("temperature", &c->temperature, kMayChange,
         "Above 1: more surprising, below: less; 0: the likeliest.");
@@ -57,6 +61,21 @@ absl::Status Check(const GenerateConfig& c) {
   return ResolveDevice(c.train.device, CudaDeviceCount()).status();
 }
 
+// The checkpoint's, or the one that is given.
+absl::StatusOr<Tokenizer> FindTokenizer(const GenerateConfig& c, const std::string& path,
+                                        const CheckpointInfo& info) {
+  if (c.tokenizer.empty()) {
+    if (info.tokenizer.has_value()) return *info.tokenizer;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--checkpoint: ", path, " holds no tokenizer to write text with; give --tokenizer"));
+  }
+  absl::StatusOr<Tokenizer> given = Tokenizer::Load(ResolvePath(c.tokenizer));
+  if (!given.ok()) return InvalidOption("tokenizer", given.status().message());
+  if (given->vocab() <= info.model.vocab) return given;
+  return InvalidOption("tokenizer", "it has ", given->vocab(), " tokens, more than the ",
+                       info.model.vocab, " of the model");
+}
+
 absl::Status Run(const GenerateConfig& c) {
   std::string path = ResolvePath(c.checkpoint);
   std::error_code error;  // a path that cannot be followed is told of when it is opened
@@ -69,18 +88,14 @@ absl::Status Run(const GenerateConfig& c) {
   const absl::StatusOr<CheckpointInfo> found = ReadCheckpointInfo(path);
   if (!found.ok()) return unusable(found.status());
   const CheckpointInfo& info = *found;
-  if (!info.tokenizer.has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--checkpoint: ", path,
-                     ": trained on .bin shards, without a tokenizer to write text with"));
-  }
+  BURST_ASSIGN_OR_RETURN(const Tokenizer tokenizer, FindTokenizer(c, path, info));
   BURST_ASSIGN_OR_RETURN(const DeviceType device, ResolveDevice(c.train.device, CudaDeviceCount()));
   BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Transformer> model,
                          Transformer::Create(info.model, DType::kFloat32, /*seed=*/0, device));
   const absl::Status loaded = LoadCheckpoint(path, &model->parameters(), nullptr);
   if (!loaded.ok()) return unusable(loaded);
 
-  absl::StatusOr<std::vector<int32_t>> tokens = EncodePrompt(*info.tokenizer, c.prompt);
+  absl::StatusOr<std::vector<int32_t>> tokens = EncodePrompt(tokenizer, c.prompt);
   if (!tokens.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--prompt: ", tokens.status().message()));
   }
@@ -94,7 +109,7 @@ absl::Status Run(const GenerateConfig& c) {
     return std::fflush(stdout) == 0;
   };
   print(c.prompt);
-  BURST_RETURN_IF_ERROR(Generate(*model, *info.tokenizer, *tokens, options, print));
+  BURST_RETURN_IF_ERROR(Generate(*model, tokenizer, *tokens, options, print));
   print("\n");
   return absl::OkStatus();
 }
