@@ -142,7 +142,10 @@ class HuggingFaceTest : public testing::Test {
         testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
-    fixtures_ = nlohmann::json::parse(Content("tests/train/testdata/huggingface.json"));
+    // In the archive of GPU tests it lies beside the program.
+    const std::string path = "tests/train/testdata/huggingface.json";
+    fixtures_ =
+        nlohmann::json::parse(Content(std::filesystem::exists(path) ? path : "huggingface.json"));
   }
 
   std::string Path(const std::string& name) const { return folder_ + "/" + name; }

@@ -16,6 +16,7 @@
 #include "burst/base/status.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "model/transformer.h"
+#include "tests/testing/test_device.h"
 #include "tests/train/huggingface_fixture.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/kept_checkpoints.h"
@@ -37,7 +38,7 @@ std::unique_ptr<Transformer> Load(const std::string& folder, DType dtype = DType
   const auto found = FindPretrained(folder);
   EXPECT_TRUE(found.ok()) << found.status();
   if (!found.ok()) return nullptr;
-  auto model = *Transformer::Create(found->model, dtype, std::nullopt);
+  auto model = *Transformer::Create(found->model, dtype, std::nullopt, kTestDevice);
   const absl::Status loaded = LoadPretrained(*found, &model->parameters());
   EXPECT_TRUE(loaded.ok()) << loaded;
   return model;
@@ -52,8 +53,8 @@ std::vector<double> Logits(const Transformer& model, const std::vector<int32_t>&
   options.mask.window = window;
   const auto attention = *BurstAttention::Create(options, nullptr);
   Tape tape(/*recording=*/false);
-  const SequenceBatch batch = {Tensor::FromVector(tokens, shape),
-                               Tensor::FromVector(positions, shape), Tensor(),
+  const SequenceBatch batch = {Tensor::FromVector(tokens, shape, kTestDevice),
+                               Tensor::FromVector(positions, shape, kTestDevice), Tensor(),
                                std::make_shared<RingSchedule>(*attention->Schedule(shape[1]))};
   return model.Logits(tape, *attention, batch).value().ToVector<double>();
 }
