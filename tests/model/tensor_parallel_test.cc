@@ -196,6 +196,10 @@ TEST(TensorParallel, InitialValuesAreThoseOfOneRank) {
   for (const ModelConfig& config : {LlamaOfKeyHeads(2), Gpt2OfHeads(4, 0)}) {
     for (const Strategy strategy : kBoth) {
       const auto whole = *Transformer::Create(config, DType::kFloat32, 11, kTestDevice);
+      std::vector<Tensor> values;  // on the host: ranks are on other streams
+      for (int i = 0; i < whole->parameters().size(); ++i) {
+        values.push_back(whole->parameters().variable(i).value().To(DeviceType::kCpu));
+      }
       const absl::Status status = RunTestRanks(4, [&](Communicator& comm) -> absl::Status {
         const TensorParallel parallel(&comm, strategy == Strategy::kTpSp);
         BURST_ASSIGN_OR_RETURN(const auto part, Transformer::Create(config, DType::kFloat32, 11,
@@ -205,7 +209,7 @@ TEST(TensorParallel, InitialValuesAreThoseOfOneRank) {
           const Parameter& p = parameters[i];
           EXPECT_EQ(p.name, whole->parameters()[i].name);
           const Tensor expected = Tensor::Empty(p.shape, DType::kFloat32);
-          p.TakeShard(comm.rank(), whole->parameters().variable(i).value(), expected);
+          p.TakeShard(comm.rank(), values[i], expected);
           EXPECT_EQ(p.variable.value().ToVector<float>(), expected.ToVector<float>()) << p.name;
         }
         // The ranges cover the buffer once, and are few.
