@@ -1,7 +1,6 @@
 // The Hopper attention kernels against double precision: every mask, head grouping, length around
-// the tiles' edges, the ring's merging and accumulation, determinism, and four million tokens.
-// Above a head_dim of 128 the backward is Ampere's, of what Hopper's forward left. The kernels'
-// stream does not wait for the default stream, which everything else here uses: hence the
+// the tiles' edges, the ring's merging and accumulation, determinism, and four million tokens. The
+// kernels' stream does not wait for the default stream, which everything else here uses: hence the
 // synchronizations.
 #include <gtest/gtest.h>
 
@@ -21,10 +20,6 @@ namespace sm90 {
 namespace {
 
 const AttentionKernels& Kernels() { return *cuda::GpuKernels(cuda::KernelFamily::kSm90); }
-
-const AttentionKernels& BackwardKernels(int64_t head_dim) {
-  return head_dim <= 128 ? Kernels() : *cuda::GpuKernels(cuda::KernelFamily::kSm80);
-}
 
 template <class T>
 std::vector<double> ToDouble(const Buffer<T>& buffer) {
@@ -150,7 +145,7 @@ Results RunBf16(Problem& p, const float* dlse, bool deterministic) {
   Kernels().Delta({shape, p.LikeQ(out.data()), p.dout, dlse, p.delta.data()});
   FlashBackwardParams backward = BackwardParams(p, dq.data(), dk.data(), dv.data());
   backward.deterministic = deterministic;
-  BackwardKernels(shape.head_dim).Backward(backward);
+  Kernels().Backward(backward);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   return {HeadsFirst(ToDouble(out), shape, shape.q_len, shape.num_heads), ToDouble(p.lse),
           HeadsFirst(ToDouble(dq), shape, shape.q_len, shape.num_heads),
@@ -316,7 +311,7 @@ void CheckBlocksOfKeys(int64_t length, int dim) {
     params.dv = part(p.LikeK(dv.data()), block, 4);
     params.assign = false;
     params.deterministic = block == 1;
-    BackwardKernels(dim).Backward(params);
+    Kernels().Backward(params);
   }
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const Results ours{HeadsFirst(ToDouble(out), p.shape, length, kHeads), ToDouble(p.lse),
@@ -356,7 +351,7 @@ TEST_P(FlashAttentionSm90Test, RepeatedRunsAreBitwiseEqual) {
 TEST(FlashAttentionSm90DeathTest, RefusesWhatItDoesNotServe) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_TRUE(Kernels().Check(DeviceType::kCuda, DType::kBFloat16, 128).ok());
-  EXPECT_FALSE(Kernels().Check(DeviceType::kCuda, DType::kBFloat16, 136).ok());
+  EXPECT_FALSE(Kernels().Check(DeviceType::kCuda, DType::kBFloat16, 264).ok());
   EXPECT_FALSE(Kernels().Check(DeviceType::kCuda, DType::kBFloat16, 20).ok());
   EXPECT_FALSE(Kernels().Check(DeviceType::kCuda, DType::kFloat32, 128).ok());
   const Problem p(1, 64, 64, 2, 1, 64);
@@ -364,9 +359,6 @@ TEST(FlashAttentionSm90DeathTest, RefusesWhatItDoesNotServe) {
   FlashForwardParams params = ForwardParams(p, out.data());
   params.shape.head_dim = 264;
   EXPECT_DEATH(Kernels().Forward(params), "no attention kernel for bfloat16 with head_dim 264");
-  FlashBackwardParams backward = BackwardParams(p, out.data(), out.data(), out.data());
-  backward.shape.head_dim = 136;
-  EXPECT_DEATH(Kernels().Backward(backward), "no attention kernel for bfloat16 with head_dim 136");
   params = ForwardParams(p, out.data());
   params.shape.num_kv_heads = 3;
   EXPECT_DEATH(Kernels().Forward(params), "3 KV heads do not divide 2 query heads");

@@ -154,6 +154,10 @@ TEST(WgmmaTest, RegisterOperandAndMnMajorB) {  // O += P V, dV += P^T dO
   CheckMatmul<kRS, kK, kMN, 256, 80>();
 }
 
+TEST(WgmmaTest, MnMajorB) {  // dQ = dS K
+  CheckMatmul<kSS, kK, kMN, 64, 128>();
+}
+
 TEST(WgmmaTest, MnMajorA) {  // dQ^T = K^T dS^T
   CheckMatmul<kSS, kMN, kK, 64, 128>();
   CheckMatmul<kSS, kMN, kK, 80, 128>();

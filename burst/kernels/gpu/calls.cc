@@ -87,7 +87,7 @@ void CheckCall(const FlashBackwardParams& params) {
 
 // ---- The choice.
 
-bool Serves(KernelFamily family, Pass pass, DType dtype, int64_t head_dim) {
+bool Serves(KernelFamily family, DType dtype, int64_t head_dim) {
   const int capability = CurrentContext().compute_capability;
   switch (family) {
     case KernelFamily::kSimt:
@@ -97,9 +97,7 @@ bool Serves(KernelFamily family, Pass pass, DType dtype, int64_t head_dim) {
       return dtype == kBf16 && head_dim % 8 == 0 && head_dim <= sm80::kMaxHeadDim &&
              capability >= 80;
     case KernelFamily::kSm90:
-      return dtype == kBf16 && head_dim % 8 == 0 &&
-             head_dim <=
-                 (pass == Pass::kForward ? sm90::kMaxForwardHeadDim : sm90::kMaxBackwardHeadDim) &&
+      return dtype == kBf16 && head_dim % 8 == 0 && head_dim <= sm90::kMaxHeadDim &&
              capability == 90 && SharedMemoryPerBlock() >= sm90::kSharedBytes;
   }
   return false;
@@ -113,18 +111,18 @@ int32_t* DataOf(const Tensor& counters) {
   return counters.null() ? nullptr : static_cast<int32_t*>(counters.raw_data());
 }
 
-KernelFamily ServedBy(MaybeFamily only, Pass pass, const FlashAttentionShape& shape) {
-  const MaybeFamily family = FamilyFor(only, pass, shape.dtype, shape.head_dim);
+KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape) {
+  const MaybeFamily family = FamilyFor(only, shape.dtype, shape.head_dim);
   BURST_CHECK(family.has_value()) << NotServed(shape.dtype, shape.head_dim);
   return *family;
 }
 
 }  // namespace
 
-MaybeFamily FamilyFor(MaybeFamily only, Pass pass, DType dtype, int64_t head_dim) {
+MaybeFamily FamilyFor(MaybeFamily only, DType dtype, int64_t head_dim) {
   for (KernelFamily family : {KernelFamily::kSimt, KernelFamily::kSm90, KernelFamily::kSm80}) {
     if (only && *only != family) continue;
-    if (Serves(family, pass, dtype, head_dim)) return family;
+    if (Serves(family, dtype, head_dim)) return family;
   }
   return {};
 }
@@ -140,7 +138,7 @@ std::string NotServed(DType dtype, int64_t head_dim) {
 }
 
 void Forward(MaybeFamily only, const FlashForwardParams& params) {
-  const KernelFamily family = ServedBy(only, Pass::kForward, params.shape);
+  const KernelFamily family = ServedBy(only, params.shape);
   CheckCall(params);
   if (family == KernelFamily::kSimt) return simt::Forward(params);
   if (family == KernelFamily::kSm80) return sm80::Forward(params);
@@ -149,7 +147,7 @@ void Forward(MaybeFamily only, const FlashForwardParams& params) {
 }
 
 void Backward(MaybeFamily only, const FlashBackwardParams& params) {
-  const KernelFamily family = ServedBy(only, Pass::kBackward, params.shape);
+  const KernelFamily family = ServedBy(only, params.shape);
   CheckCall(params);
   if (family == KernelFamily::kSimt) return simt::Backward(params);
   const FlashAttentionShape& s = params.shape;

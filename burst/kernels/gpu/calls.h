@@ -14,11 +14,9 @@ namespace cuda {
 
 using MaybeFamily = std::optional<KernelFamily>;
 
-enum class Pass { kForward, kBackward };
-
 // The best kernels for the calling thread's GPU, or those of `only`; null when they do not serve
 // such tensors, for which NotServed gives the reason.
-MaybeFamily FamilyFor(MaybeFamily only, Pass pass, DType dtype, int64_t head_dim);
+MaybeFamily FamilyFor(MaybeFamily only, DType dtype, int64_t head_dim);
 std::string NotServed(DType dtype, int64_t head_dim);
 
 void Forward(MaybeFamily only, const FlashForwardParams& params);

@@ -18,10 +18,7 @@ class Kernels : public AttentionKernels {
       return absl::InvalidArgumentError("the GPU's attention kernels serve tensors on a GPU only");
     }
     if (head_dim < 1) return absl::InvalidArgumentError("attention needs a head_dim of 1 or more");
-    if (FamilyFor(only_, Pass::kForward, dtype, head_dim) &&
-        FamilyFor(only_, Pass::kBackward, dtype, head_dim)) {
-      return absl::OkStatus();
-    }
+    if (FamilyFor(only_, dtype, head_dim)) return absl::OkStatus();
     return absl::InvalidArgumentError(NotServed(dtype, head_dim));
   }
   void Forward(const FlashForwardParams& params) const override { cuda::Forward(only_, params); }

@@ -10,7 +10,7 @@ namespace cuda {
 enum class KernelFamily {
   kSimt,  // float32 and float64, head_dim up to 256, any GPU
   kSm80,  // bfloat16, head_dim a multiple of 8 up to 256, Ampere and later
-  kSm90,  // the same, Hopper only; the backward up to 128
+  kSm90,  // the same, Hopper only
 };
 
 // The kernels that serve each call best on the calling thread's GPU.

@@ -13,40 +13,11 @@
 // (TMA reduction), in a fixed order when determinism is asked for.
 //
 // Compiled once for every variant in variants.h.
-#include <algorithm>
-
-#include "burst/device/cuda.h"
-#include "burst/kernels/gpu/sm90/tensor_map.h"
-#include "burst/kernels/gpu/sm90/tile.cuh"
-#include "burst/kernels/gpu/sm90/variants.h"
+#include "burst/kernels/gpu/sm90/backward.cuh"
 
 namespace burst {
 namespace sm90 {
 namespace {
-
-struct BackwardArgs {
-  CUtensorMap q, k, v, dout, dq;
-  CUtensorMap dk, dv;  // of kWarpRows rows
-  bool add;            // dk and dv, fp32; else they are bf16
-  const float* lse;
-  const float* delta;
-  KeyRanges visible;
-  int q_len, k_len, num_heads, batch_kv_heads, num_kv_heads, heads_per_kv, head_dim;
-  int key_tiles, query_tiles;  // of one head
-  int group;                   // KV heads whose tensors share the L2 cache
-  float scale;
-  bool heads_inside;  // the order of ForEachQueryTile
-  int* dq_additions;  // [batch, num_heads, query_tiles, 2], zero at the start; null: any order
-};
-
-// What the softmax's backward needs of each query row.
-template <class Traits>
-struct RowStatistics {
-  alignas(16) float lse_log2[Traits::kBlockM];  // +inf for a row that saw no key: P = 0
-  alignas(16) float delta[Traits::kBlockM];
-  alignas(16) int begin[Traits::kBlockM];
-  alignas(16) int end[Traits::kBlockM];
-};
 
 template <class Traits>
 struct BackwardShared {
@@ -64,54 +35,6 @@ struct BackwardShared {
   Barrier dq_full[Traits::kConsumers], dq_empty[Traits::kConsumers];
   int tile_begin, tile_end;  // query tiles that see the keys
 };
-
-// The keys of a block, and whose.
-struct KeyTile {
-  int row, kv_head, batch;
-};
-
-// Within a group of heads, first keys first: under a causal mask those are seen by the most
-// queries.
-template <class Traits>
-__device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
-  const int index = blockIdx.x;
-  const int group = index / (args.group * args.key_tiles);
-  const int in_group = index - group * args.group * args.key_tiles;
-  const int group_size = min(args.group, args.batch_kv_heads - group * args.group);
-  const int batch_head = group * args.group + in_group % group_size;
-  return {in_group / group_size * Traits::kBlockN, batch_head % args.num_kv_heads,
-          batch_head / args.num_kv_heads};
-}
-
-// Calls f(head, tile) for every query tile that the block meets, in the same order for every warp
-// that loads or stores. Last tile first: in causal masks too, all key tiles of a head then begin at
-// the same query tile, and a fixed order of their additions to dQ costs a short delay at the start
-// instead of a long wait. With grouped heads and a fixed order, a block takes the heads of a tile
-// one after the other: going through all tiles of a head first, it would meet the next head when
-// the blocks before it are still far from there.
-template <class Function>
-__device__ __forceinline__ void ForEachQueryTile(const BackwardArgs& args, const KeyTile& keys,
-                                                 int tile_begin, int tile_end, Function f) {
-  const int first_head = keys.kv_head * args.heads_per_kv;
-  if (args.heads_inside) {
-    for (int tile = tile_end - 1; tile >= tile_begin; --tile) {
-      for (int h = 0; h < args.heads_per_kv; ++h) f(first_head + h, tile);
-    }
-    return;
-  }
-  for (int h = 0; h < args.heads_per_kv; ++h) {
-    for (int tile = tile_end - 1; tile >= tile_begin; --tile) f(first_head + h, tile);
-  }
-}
-
-// Calls f() as often as ForEachQueryTile: for warps that follow the order of others.
-template <class Function>
-__device__ __forceinline__ void RepeatForQueryTiles(const BackwardArgs& args, int tile_begin,
-                                                    int tile_end, Function f) {
-  for (int h = 0; h < args.heads_per_kv; ++h) {
-    for (int tile = tile_end - 1; tile >= tile_begin; --tile) f();
-  }
-}
 
 template <class Traits>
 __device__ __forceinline__ void BackwardLoad(const BackwardArgs& args,
@@ -131,38 +54,7 @@ __device__ __forceinline__ void BackwardLoad(const BackwardArgs& args,
   });
 }
 
-template <class Traits>
-__device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args,
-                                                 BackwardShared<Traits>& shared,
-                                                 const KeyTile& keys) {
-  const int lane = threadIdx.x % kWarpSize;
-  RingSlot<Traits::kStages> slot;
-  ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int head, int tile) {
-    RowStatistics<Traits>& rows = shared.rows[slot.stage];
-    const int first = tile * Traits::kBlockM;
-    const int64_t offset =
-        (static_cast<int64_t>(keys.batch) * args.num_heads + head) * args.q_len + first;
-    Wait(&shared.rows_empty[slot.stage], slot.parity ^ 1);
-#pragma unroll
-    for (int i = lane; i < Traits::kBlockM; i += kWarpSize) {
-      const bool valid = first + i < args.q_len;
-      const float lse = valid ? args.lse[offset + i] : -INFINITY;
-      rows.lse_log2[i] = lse == -INFINITY ? INFINITY : lse * kLog2E;
-      rows.delta[i] = valid ? args.delta[offset + i] : 0.f;
-      if (Traits::kRanges) {
-        const int64_t row = keys.batch * args.visible.batch_stride + min(first + i, args.q_len - 1);
-        rows.begin[i] = args.visible.begin[row];
-        rows.end[i] = min(args.visible.end[row], args.k_len);
-      }
-    }
-    Arrive(&shared.rows_full[slot.stage]);
-    slot.Advance();
-  });
-}
-
-// dQ += a consumer's tile. When deterministic, key tiles add in ascending order: a block waits
-// until the count of additions to this part of dQ is the number of key tiles before its own. Those
-// belong to blocks launched earlier, so that somebody can always proceed.
+// dQ += a consumer's tile.
 template <class Traits>
 __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
                                                  BackwardShared<Traits>& shared,
@@ -170,24 +62,11 @@ __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
   int parity = 0;
   const int column = Traits::kHeadDim == 128 ? consumer * 64 : 0;
   const int row = Traits::kHeadDim == 128 ? 0 : consumer * Traits::kDqRows;
-  const bool ordered = args.dq_additions != nullptr;
   ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int head, int tile) {
-    int* additions = nullptr;
-    int turn = keys.row / Traits::kBlockN;
-    if (ordered) {
-      const int64_t batch_head = static_cast<int64_t>(keys.batch) * args.num_heads + head;
-      additions = args.dq_additions + (batch_head * args.query_tiles + tile) * 2 + consumer;
-      if (Traits::kRanges) {
-        const int begin =
-            args.visible.begin[keys.batch * args.visible.batch_stride + tile * Traits::kBlockM];
-        turn -= max(begin, 0) / Traits::kBlockN;
-      }
-    }
+    const DqTurn turn = MakeDqTurn<Traits>(args, keys, head, tile, consumer);
     Wait(&shared.dq_full[consumer], parity);
     parity ^= 1;
-    if (ordered) {
-      while (LoadAcquire(additions) != turn) continue;
-    }
+    turn.Wait();
 #pragma unroll
     for (int box = 0; box < 2; ++box) {
       TmaReduceAdd(args.dq,
@@ -197,31 +76,9 @@ __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
     BulkCommit();
     BulkWaitRead();
     Arrive(&shared.dq_empty[consumer]);
-    if (ordered) {
-      BulkWait();
-      AddRelease(additions, 1);
-    }
+    turn.Pass();
   });
   BulkWait();
-}
-
-// P^T = 0 where a query (a column) does not see a key (one of the thread's two rows).
-template <class Traits>
-__device__ __forceinline__ void MaskKeys(float (&p)[Traits::kBlockM / 2], int key, int k_len,
-                                         const RowStatistics<Traits>& rows) {
-#pragma unroll
-  for (int j = 0; j < Traits::kBlockM / 8; ++j) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int query = 8 * j + threadIdx.x % 4 * 2 + c;
-      const int begin = Traits::kRanges ? rows.begin[query] : 0;
-      const int end = Traits::kRanges ? rows.end[query] : k_len;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (key + 8 * r < begin || key + 8 * r >= end) p[4 * j + 2 * r + c] = 0;
-      }
-    }
-  }
 }
 
 template <class Traits>
@@ -275,16 +132,9 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
                                           false);  // dP^T = V dO^T
     WgmmaCommit();
 
-    // Whether every query of the tile sees every key.
-    const auto is_whole = [&] {
-      return Traits::kRanges
-                 ? rows.begin[kBlockM - 1] <= keys.row && rows.end[0] >= keys.row + kBlockN
-                 : keys.row + kBlockN <= args.k_len;
-    };
-
     // P^T = exp2(c S^T - lse)
     Wait(&shared.rows_full[slot.stage], slot.parity);
-    bool whole = kEarly && is_whole();
+    bool whole = kEarly && IsWhole<Traits>(args, keys, rows);
     WgmmaWait<1>();
     PinRegisters(p);
 #pragma unroll
@@ -296,7 +146,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
         p[4 * j + 2 * r + 1] = Exp2(fmaf(p[4 * j + 2 * r + 1], scale_log2, -lse.y));
       }
     }
-    if (!kEarly) whole = is_whole();
+    if (!kEarly) whole = IsWhole<Traits>(args, keys, rows);
     if (!whole) MaskKeys<Traits>(p, key, args.k_len, rows);
     PinRegisters(p);  // the exponentials stay on this side of the wait
 
@@ -388,18 +238,9 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   const int first = thread / kWarpSize % 4 * kWarpRows;
   const uint32_t staging = SharedAddress(&shared) + 2 * consumer * kPartBytes + first * kRowBytes;
   const int row = keys.row + consumer * kWgmmaM + first;
-  const float one[2] = {1, 1}, scale[2] = {args.scale, args.scale};
-  if (args.add) {
-    AddWarpRows<kHeadDim>(args.dv, staging, kBoxBytes, dv, one, thread_lane, row, keys.kv_head,
-                          keys.batch);
-    AddWarpRows<kHeadDim>(args.dk, staging + kPartBytes, kBoxBytes, dk, scale, thread_lane, row,
-                          keys.kv_head, keys.batch);
-  } else {
-    StoreWarpRows<kHeadDim>(args.dv, staging, kBoxBytes, dv, one, thread_lane, row, keys.kv_head,
-                            keys.batch);
-    StoreWarpRows<kHeadDim>(args.dk, staging + kPartBytes, kBoxBytes, dk, scale, thread_lane, row,
-                            keys.kv_head, keys.batch);
-  }
+  StoreGradient<kHeadDim>(args.add, args.dv, staging, kBoxBytes, dv, 1, thread_lane, row, keys);
+  StoreGradient<kHeadDim>(args.add, args.dk, staging + kPartBytes, kBoxBytes, dk, args.scale,
+                          thread_lane, row, keys);
   if (thread_lane == 0) BulkWaitRead();
 }
 
@@ -428,15 +269,10 @@ __global__ __launch_bounds__(Traits::kThreads,
     LoadTile(shared.k, args.k, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
     LoadTile(shared.v, args.v, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
   }
-  int2 rows = {0, args.q_len};
-  if (Traits::kRanges) {
-    const int64_t offset = keys.batch * args.visible.batch_stride;
-    rows = SeeingRows(args.visible.begin + offset, args.visible.end + offset, args.q_len, keys.row,
-                      min(keys.row + Traits::kBlockN, args.k_len));
-  }
+  const int2 tiles = SeeingTiles<Traits>(args, keys);
   if (threadIdx.x == 0) {
-    shared.tile_begin = rows.x < args.q_len ? rows.x / Traits::kBlockM : args.query_tiles;
-    shared.tile_end = (rows.y + Traits::kBlockM - 1) / Traits::kBlockM;
+    shared.tile_begin = tiles.x;
+    shared.tile_end = tiles.y;
   }
   __syncthreads();
   if (args.add && shared.tile_begin >= shared.tile_end) {  // nothing to add
@@ -461,55 +297,9 @@ __global__ __launch_bounds__(Traits::kThreads,
 
 template <class Traits>
 void LaunchBackward(const FlashBackwardParams& params, int32_t* counters) {
-  const FlashAttentionShape& shape = params.shape;
-  const DType gradient = params.assign ? DType::kBFloat16 : DType::kFloat32;
-  const auto map_q = [&](const AttentionOperand& tensor, DType dtype, int box_rows) {
-    return MakeTensorMap(tensor, dtype, shape, shape.q_len, shape.num_heads, box_rows);
-  };
-  const auto map_k = [&](const AttentionOperand& tensor, DType dtype, int box_rows) {
-    return MakeTensorMap(tensor, dtype, shape, shape.k_len, shape.num_kv_heads, box_rows);
-  };
-  BackwardArgs args;
-  args.k = map_k(params.k, DType::kBFloat16, Traits::kBlockN);
-  args.v = map_k(params.v, DType::kBFloat16, Traits::kBlockN);
-  args.q = args.dout = args.dq = args.k;  // without queries nobody uses them; dK and dV become zero
-  if (shape.q_len > 0) {
-    args.q = map_q(params.q, DType::kBFloat16, Traits::kBlockM);
-    args.dout = map_q(params.dout, DType::kBFloat16, Traits::kBlockM);
-    args.dq = map_q(params.dq, DType::kFloat32, Traits::kDqRows);
-  }
-  args.dk = map_k(params.dk, gradient, kWarpRows);
-  args.dv = map_k(params.dv, gradient, kWarpRows);
-  args.add = !params.assign;
-  args.lse = static_cast<const float*>(params.lse);
-  args.delta = static_cast<const float*>(params.delta);
-  args.visible = shape.visible;
-  args.q_len = static_cast<int>(shape.q_len);
-  args.k_len = static_cast<int>(shape.k_len);
-  args.num_heads = static_cast<int>(shape.num_heads);
-  args.num_kv_heads = static_cast<int>(shape.num_kv_heads);
-  args.batch_kv_heads = static_cast<int>(shape.batch * shape.num_kv_heads);
-  args.heads_per_kv = static_cast<int>(shape.num_heads / shape.num_kv_heads);
-  args.head_dim = static_cast<int>(shape.head_dim);
-  args.key_tiles = static_cast<int>((shape.k_len + Traits::kBlockN - 1) / Traits::kBlockN);
-  args.query_tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
-  args.scale = static_cast<float>(shape.softmax_scale);
-  args.heads_inside = params.deterministic && args.heads_per_kv > 1;
-  args.dq_additions = counters;
-  // Half of the L2 for the q, dout and fp32 dq of the heads under way.
-  constexpr int64_t kGroupBytes = 24 << 20;
-  const int64_t head_bytes =
-      std::max<int64_t>(1, shape.q_len) * Traits::kHeadDim * 8 * args.heads_per_kv;
-  args.group = Traits::kRanges ? HeadsPerGroup(args.batch_kv_heads, kGroupBytes / head_bytes) : 1;
-
-  constexpr int kSharedBytes = sizeof(BackwardShared<Traits>);
-  static_assert(kSharedBytes <= 227 * 1024, "more shared memory than a block can have");
-  const auto kernel = BackwardKernel<Traits>;
-  BURST_CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-  kernel<<<args.key_tiles * args.batch_kv_heads, Traits::kThreads, kSharedBytes,
-           cuda::CurrentStream()>>>(args);
-  BURST_CUDA_CHECK_LAUNCH("attention backward");
+  const BackwardArgs args = MakeBackwardArgs<Traits>(params, counters, Traits::kDqRows);
+  static_assert(sizeof(BackwardShared<Traits>) <= 227 * 1024, "more than a thread block can have");
+  LaunchOverKeys<Traits>(BackwardKernel<Traits>, sizeof(BackwardShared<Traits>), args);
 }
 
 template void LaunchBackward<BURST_VARIANT>(const FlashBackwardParams&, int32_t*);

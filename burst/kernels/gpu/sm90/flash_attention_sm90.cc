@@ -37,6 +37,7 @@ int64_t BackwardCounters(const FlashBackwardParams& params) {
   if (!params.deterministic) return 0;
   const FlashAttentionShape& shape = params.shape;
   const int64_t rows = shape.head_dim <= 64 ? BackwardD64Full::kBlockM : BackwardD128Full::kBlockM;
+  static_assert(BackwardD128Full::kBlockM == BackwardD256DkFull::kBlockM, "");
   return shape.batch * shape.num_heads * ((shape.q_len + rows - 1) / rows) * 2;
 }
 
@@ -44,12 +45,22 @@ void Backward(const FlashBackwardParams& params, int32_t* counters) {
   const FlashAttentionShape& shape = params.shape;
   if (shape.batch == 0 || shape.num_heads == 0 || shape.k_len == 0) return;
   const bool ranges = shape.visible.begin != nullptr && shape.q_len > 0;
-  if (shape.head_dim <= 64) {
-    return ranges ? LaunchBackward<BackwardD64Ranges>(params, counters)
-                  : LaunchBackward<BackwardD64Full>(params, counters);
+  const auto launch = [&](auto full_traits, auto ranges_traits) {
+    ranges ? LaunchBackward<decltype(ranges_traits)>(params, counters)
+           : LaunchBackward<decltype(full_traits)>(params, counters);
+  };
+  const auto launch_wide = [&](auto full_traits, auto ranges_traits) {
+    ranges ? LaunchWideBackward<decltype(ranges_traits)>(params, counters)
+           : LaunchWideBackward<decltype(full_traits)>(params, counters);
+  };
+  if (shape.head_dim <= 64) return launch(BackwardD64Full(), BackwardD64Ranges());
+  if (shape.head_dim <= 128) return launch(BackwardD128Full(), BackwardD128Ranges());
+  if (shape.head_dim <= 192) {
+    launch_wide(BackwardD192DvFull(), BackwardD192DvRanges());
+    return launch_wide(BackwardD192DkFull(), BackwardD192DkRanges());
   }
-  ranges ? LaunchBackward<BackwardD128Ranges>(params, counters)
-         : LaunchBackward<BackwardD128Full>(params, counters);
+  launch_wide(BackwardD256DvFull(), BackwardD256DvRanges());
+  launch_wide(BackwardD256DkFull(), BackwardD256DkRanges());
 }
 
 }  // namespace sm90

@@ -1,6 +1,6 @@
 // Attention on Hopper (wgmma, TMA): bfloat16 operands, float32 statistics and accumulation. Serves
-// any lengths and any head_dim that is a multiple of 8: the forward up to 256 (64, 96, 128, 192 and
-// 256 at full speed), the backward up to 128 (64 and 128).
+// any lengths and any head_dim that is a multiple of 8 up to 256 (64, 96 forward, 128, 192 and 256
+// at full speed).
 //
 // Semantics as in burst/kernels/flash_attention.h; what a call must satisfy is checked by
 // gpu/calls.cc. Queued on the thread's stream.
@@ -13,7 +13,7 @@
 namespace burst {
 namespace sm90 {
 
-inline constexpr int64_t kMaxForwardHeadDim = 256, kMaxBackwardHeadDim = 128;
+inline constexpr int64_t kMaxHeadDim = 256;
 inline constexpr int64_t kSharedBytes = 227 << 10;  // of a thread block, at most
 
 // The number of int32 counters that a call needs; zeros.

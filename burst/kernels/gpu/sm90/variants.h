@@ -89,5 +89,33 @@ using BackwardD128Ranges = BackwardTraits<128, 64, true>;
 template <class Traits>
 void LaunchBackward(const FlashBackwardParams& params, int32_t* counters);
 
+// Wide heads, whose dK and dV do not both fit into registers, take two passes: dV, then dK and dQ.
+template <int kHeadDim_, bool kDk_, bool kRanges_>
+struct WideBackwardTraits {
+  static constexpr int kHeadDim = kHeadDim_;  // padded with zeros by the TMA
+  static constexpr int kBlockM = 64;          // queries
+  static constexpr int kBlockN = 128;         // keys
+  static constexpr bool kDk = kDk_;           // the pass for dK and dQ; else that for dV
+  static constexpr int kStages = kDk && kHeadDim > 192 ? 1 : 2;
+  static constexpr bool kRanges = kRanges_;
+  static constexpr int kConsumers = 2;  // warpgroups
+  static constexpr int kConsumerWarps = kConsumers * 4;
+  static constexpr int kThreads = (kConsumers + 1) * 128;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+};
+
+using BackwardD192DvFull = WideBackwardTraits<192, false, false>;
+using BackwardD192DvRanges = WideBackwardTraits<192, false, true>;
+using BackwardD192DkFull = WideBackwardTraits<192, true, false>;
+using BackwardD192DkRanges = WideBackwardTraits<192, true, true>;
+using BackwardD256DvFull = WideBackwardTraits<256, false, false>;
+using BackwardD256DvRanges = WideBackwardTraits<256, false, true>;
+using BackwardD256DkFull = WideBackwardTraits<256, true, false>;
+using BackwardD256DkRanges = WideBackwardTraits<256, true, true>;
+
+template <class Traits>
+void LaunchWideBackward(const FlashBackwardParams& params, int32_t* counters);
+
 }  // namespace sm90
 }  // namespace burst

@@ -1,0 +1,264 @@
+// What the backward kernels share: a block's keys, the order of the query tiles it streams, their
+// statistics and masks, and what goes into global memory.
+#pragma once
+
+#include <algorithm>
+
+#include "burst/device/cuda.h"
+#include "burst/kernels/gpu/sm90/tensor_map.h"
+#include "burst/kernels/gpu/sm90/tile.cuh"
+#include "burst/kernels/gpu/sm90/variants.h"
+
+namespace burst {
+namespace sm90 {
+
+struct BackwardArgs {
+  CUtensorMap q, k, v, dout, dq;
+  CUtensorMap dk, dv;  // of kWarpRows rows
+  bool add;            // dk and dv, fp32; else they are bf16
+  const float* lse;
+  const float* delta;
+  KeyRanges visible;
+  int q_len, k_len, num_heads, batch_kv_heads, num_kv_heads, heads_per_kv, head_dim;
+  int key_tiles, query_tiles;  // of one head
+  int group;                   // KV heads whose tensors share the L2 cache
+  float scale;
+  bool heads_inside;  // the order of ForEachQueryTile
+  int* dq_additions;  // [batch, num_heads, query_tiles, 2], zero at the start; null: any order
+};
+
+// What the softmax's backward needs of each query row.
+template <class Traits>
+struct RowStatistics {
+  alignas(16) float lse_log2[Traits::kBlockM];  // +inf for a row that saw no key: P = 0
+  alignas(16) float delta[Traits::kBlockM];
+  alignas(16) int begin[Traits::kBlockM];
+  alignas(16) int end[Traits::kBlockM];
+};
+
+// The keys of a block, and whose.
+struct KeyTile {
+  int row, kv_head, batch;
+};
+
+// Within a group of heads, first keys first: under a causal mask those are seen by the most
+// queries.
+template <class Traits>
+__device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
+  const int index = blockIdx.x;
+  const int group = index / (args.group * args.key_tiles);
+  const int in_group = index - group * args.group * args.key_tiles;
+  const int group_size = min(args.group, args.batch_kv_heads - group * args.group);
+  const int batch_head = group * args.group + in_group % group_size;
+  return {in_group / group_size * Traits::kBlockN, batch_head % args.num_kv_heads,
+          batch_head / args.num_kv_heads};
+}
+
+// Calls f(head, tile) for every query tile that the block meets, in the same order for every warp
+// that loads or stores. Last tile first: in causal masks too, all key tiles of a head then begin at
+// the same query tile, and a fixed order of their additions to dQ costs a short delay at the start
+// instead of a long wait. With grouped heads and a fixed order, a block takes the heads of a tile
+// one after the other: going through all tiles of a head first, it would meet the next head when
+// the blocks before it are still far from there.
+template <class Function>
+__device__ __forceinline__ void ForEachQueryTile(const BackwardArgs& args, const KeyTile& keys,
+                                                 int tile_begin, int tile_end, Function f) {
+  const int first_head = keys.kv_head * args.heads_per_kv;
+  if (args.heads_inside) {
+    for (int tile = tile_end - 1; tile >= tile_begin; --tile) {
+      for (int h = 0; h < args.heads_per_kv; ++h) f(first_head + h, tile);
+    }
+    return;
+  }
+  for (int h = 0; h < args.heads_per_kv; ++h) {
+    for (int tile = tile_end - 1; tile >= tile_begin; --tile) f(first_head + h, tile);
+  }
+}
+
+// Calls f() as often as ForEachQueryTile: for warps that follow the order of others.
+template <class Function>
+__device__ __forceinline__ void RepeatForQueryTiles(const BackwardArgs& args, int tile_begin,
+                                                    int tile_end, Function f) {
+  for (int h = 0; h < args.heads_per_kv; ++h) {
+    for (int tile = tile_end - 1; tile >= tile_begin; --tile) f();
+  }
+}
+
+// Once a warp. The statistics and ranges of every query tile that the block meets.
+template <class Traits, class Shared>
+__device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Shared& shared,
+                                                 const KeyTile& keys) {
+  const int lane = threadIdx.x % kWarpSize;
+  RingSlot<Traits::kStages> slot;
+  ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int head, int tile) {
+    RowStatistics<Traits>& rows = shared.rows[slot.stage];
+    const int first = tile * Traits::kBlockM;
+    const int64_t offset =
+        (static_cast<int64_t>(keys.batch) * args.num_heads + head) * args.q_len + first;
+    Wait(&shared.rows_empty[slot.stage], slot.parity ^ 1);
+#pragma unroll
+    for (int i = lane; i < Traits::kBlockM; i += kWarpSize) {
+      const bool valid = first + i < args.q_len;
+      const float lse = valid ? args.lse[offset + i] : -INFINITY;
+      rows.lse_log2[i] = lse == -INFINITY ? INFINITY : lse * kLog2E;
+      rows.delta[i] = valid ? args.delta[offset + i] : 0.f;
+      if (Traits::kRanges) {
+        const int64_t row = keys.batch * args.visible.batch_stride + min(first + i, args.q_len - 1);
+        rows.begin[i] = args.visible.begin[row];
+        rows.end[i] = min(args.visible.end[row], args.k_len);
+      }
+    }
+    Arrive(&shared.rows_full[slot.stage]);
+    slot.Advance();
+  });
+}
+
+// P^T = 0 where a query (a column) does not see a key (one of the thread's two rows).
+template <class Traits>
+__device__ __forceinline__ void MaskKeys(float (&p)[Traits::kBlockM / 2], int key, int k_len,
+                                         const RowStatistics<Traits>& rows) {
+#pragma unroll
+  for (int j = 0; j < Traits::kBlockM / 8; ++j) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int query = 8 * j + threadIdx.x % 4 * 2 + c;
+      const int begin = Traits::kRanges ? rows.begin[query] : 0;
+      const int end = Traits::kRanges ? rows.end[query] : k_len;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (key + 8 * r < begin || key + 8 * r >= end) p[4 * j + 2 * r + c] = 0;
+      }
+    }
+  }
+}
+
+
+// The query tiles that see the keys: [x, y). By the whole block.
+template <class Traits>
+__device__ __forceinline__ int2 SeeingTiles(const BackwardArgs& args, const KeyTile& keys) {
+  int2 rows = {0, args.q_len};
+  if (Traits::kRanges) {
+    const int64_t offset = keys.batch * args.visible.batch_stride;
+    rows = SeeingRows(args.visible.begin + offset, args.visible.end + offset, args.q_len, keys.row,
+                      min(keys.row + Traits::kBlockN, args.k_len));
+  }
+  return {rows.x < args.q_len ? rows.x / Traits::kBlockM : args.query_tiles,
+          (rows.y + Traits::kBlockM - 1) / Traits::kBlockM};
+}
+
+// Whether every query of the tile sees every key of the block.
+template <class Traits>
+__device__ __forceinline__ bool IsWhole(const BackwardArgs& args, const KeyTile& keys,
+                                        const RowStatistics<Traits>& rows) {
+  return Traits::kRanges ? rows.begin[Traits::kBlockM - 1] <= keys.row &&
+                               rows.end[0] >= keys.row + Traits::kBlockN
+                         : keys.row + Traits::kBlockN <= args.k_len;
+}
+
+// The order of additions to a part of dQ. When deterministic, key tiles add in ascending order: a
+// block waits until the count of additions to this part is the number of key tiles before its own.
+// Those belong to blocks launched earlier, so that somebody can always proceed.
+struct DqTurn {
+  int* additions;  // null: any order
+  int turn;
+
+  __device__ __forceinline__ void Wait() const {
+    if (additions == nullptr) return;
+    while (LoadAcquire(additions) != turn) continue;
+  }
+  // Once the additions have been made.
+  __device__ __forceinline__ void Pass() const {
+    if (additions == nullptr) return;
+    BulkWait();
+    AddRelease(additions, 1);
+  }
+};
+
+template <class Traits>
+__device__ __forceinline__ DqTurn MakeDqTurn(const BackwardArgs& args, const KeyTile& keys, int head,
+                                             int tile, int part) {
+  if (args.dq_additions == nullptr) return {nullptr, 0};
+  const int64_t batch_head = static_cast<int64_t>(keys.batch) * args.num_heads + head;
+  int turn = keys.row / Traits::kBlockN;
+  if (Traits::kRanges) {
+    const int begin =
+        args.visible.begin[keys.batch * args.visible.batch_stride + tile * Traits::kBlockM];
+    turn -= max(begin, 0) / Traits::kBlockN;
+  }
+  return {args.dq_additions + (batch_head * args.query_tiles + tile) * 2 + part, turn};
+}
+
+// A warp's rows of dK or dV, times factor, to global memory by the TMA.
+template <int kColumns>
+__device__ __forceinline__ void StoreGradient(bool add, const CUtensorMap& map, uint32_t staging,
+                                              int block_bytes, const float (&d)[kColumns / 2],
+                                              float factor, int lane, int row,
+                                              const KeyTile& keys) {
+  const float factors[2] = {factor, factor};
+  if (add) {
+    AddWarpRows<kColumns>(map, staging, block_bytes, d, factors, lane, row, keys.kv_head,
+                          keys.batch);
+  } else {
+    StoreWarpRows<kColumns>(map, staging, block_bytes, d, factors, lane, row, keys.kv_head,
+                            keys.batch);
+  }
+}
+
+// dq_rows: of a box of dQ.
+template <class Traits>
+BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counters, int dq_rows) {
+  const FlashAttentionShape& shape = params.shape;
+  const DType gradient = params.assign ? DType::kBFloat16 : DType::kFloat32;
+  const auto map_q = [&](const AttentionOperand& tensor, DType dtype, int box_rows) {
+    return MakeTensorMap(tensor, dtype, shape, shape.q_len, shape.num_heads, box_rows);
+  };
+  const auto map_k = [&](const AttentionOperand& tensor, DType dtype, int box_rows) {
+    return MakeTensorMap(tensor, dtype, shape, shape.k_len, shape.num_kv_heads, box_rows);
+  };
+  BackwardArgs args;
+  args.k = map_k(params.k, DType::kBFloat16, Traits::kBlockN);
+  args.v = map_k(params.v, DType::kBFloat16, Traits::kBlockN);
+  args.q = args.dout = args.dq = args.k;  // without queries nobody uses them; dK and dV become zero
+  if (shape.q_len > 0) {
+    args.q = map_q(params.q, DType::kBFloat16, Traits::kBlockM);
+    args.dout = map_q(params.dout, DType::kBFloat16, Traits::kBlockM);
+    args.dq = map_q(params.dq, DType::kFloat32, dq_rows);
+  }
+  args.dk = map_k(params.dk, gradient, kWarpRows);
+  args.dv = map_k(params.dv, gradient, kWarpRows);
+  args.add = !params.assign;
+  args.lse = static_cast<const float*>(params.lse);
+  args.delta = static_cast<const float*>(params.delta);
+  args.visible = shape.visible;
+  args.q_len = static_cast<int>(shape.q_len);
+  args.k_len = static_cast<int>(shape.k_len);
+  args.num_heads = static_cast<int>(shape.num_heads);
+  args.num_kv_heads = static_cast<int>(shape.num_kv_heads);
+  args.batch_kv_heads = static_cast<int>(shape.batch * shape.num_kv_heads);
+  args.heads_per_kv = static_cast<int>(shape.num_heads / shape.num_kv_heads);
+  args.head_dim = static_cast<int>(shape.head_dim);
+  args.key_tiles = static_cast<int>((shape.k_len + Traits::kBlockN - 1) / Traits::kBlockN);
+  args.query_tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
+  args.scale = static_cast<float>(shape.softmax_scale);
+  args.heads_inside = params.deterministic && args.heads_per_kv > 1;
+  args.dq_additions = counters;
+  // Half of the L2 for the q, dout and fp32 dq of the heads under way.
+  constexpr int64_t kGroupBytes = 24 << 20;
+  const int64_t head_bytes =
+      std::max<int64_t>(1, shape.q_len) * Traits::kHeadDim * 8 * args.heads_per_kv;
+  args.group = Traits::kRanges ? HeadsPerGroup(args.batch_kv_heads, kGroupBytes / head_bytes) : 1;
+  return args;
+}
+
+// A thread block for every key tile.
+template <class Traits>
+void LaunchOverKeys(void (*kernel)(BackwardArgs), size_t shared_bytes, const BackwardArgs& args) {
+  BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(shared_bytes)));
+  kernel<<<args.key_tiles * args.batch_kv_heads, Traits::kThreads, shared_bytes,
+           cuda::CurrentStream()>>>(args);
+  BURST_CUDA_CHECK_LAUNCH("attention backward");
+}
+
+}  // namespace sm90
+}  // namespace burst

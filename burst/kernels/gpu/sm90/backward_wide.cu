@@ -1,0 +1,397 @@
+// The backward of wide heads. dK and dV of 64 keys would take 2 x 128 registers of each thread at a
+// head_dim of 256, so it takes two passes, each over the same tiles as backward.cu:
+//
+//   dV      S^T = K Q^T, P^T = exp2(c S^T - lse), dV += P^T dO
+//   dK, dQ  S^T and P^T again, dP^T = V dO^T, dS^T = P^T (dP^T - delta),
+//           dK += dS^T Q, dQ = dS K                                   added in global memory
+//
+// Six matmuls instead of five. In the first pass the consumers need nothing from each other, and
+// one's exponentials run beside the other's matmuls. In the second they exchange dS through shared
+// memory and share dQ by columns of the head.
+// Producer warpgroup: as in backward.cu.
+//
+// Compiled once for every variant in variants.h.
+#include <cstddef>
+#include <type_traits>
+
+#include "burst/kernels/gpu/sm90/backward.cuh"
+
+namespace burst {
+namespace sm90 {
+namespace {
+
+template <class Traits>
+struct WideShared {
+  struct Nothing {};
+  template <class T>
+  using IfDk = std::conditional_t<Traits::kDk, T, Nothing>;
+  struct DqPart {  // of a consumer: kBlockM rows of 32 columns, in the TMA's swizzle
+    alignas(1024) float data[Traits::kBlockM * kFloatBoxColumns];
+  };
+
+  Tile<Traits::kBlockN, Traits::kHeadDim> k;
+  IfDk<Tile<Traits::kBlockN, Traits::kHeadDim>> v;
+  Tile<Traits::kBlockM, Traits::kHeadDim> q[Traits::kStages];
+  Tile<Traits::kBlockM, Traits::kHeadDim> dout[Traits::kStages];
+  IfDk<Tile<Traits::kBlockM, Traits::kBlockN>> ds;
+  IfDk<DqPart> dq[Traits::kConsumers];
+  RowStatistics<Traits> rows[Traits::kStages];
+  Barrier kv_full;
+  Barrier q_full[Traits::kStages], q_empty[Traits::kStages];
+  Barrier dout_full[Traits::kStages], dout_empty[Traits::kStages];
+  Barrier rows_full[Traits::kStages], rows_empty[Traits::kStages];
+  Barrier dq_full[Traits::kConsumers], dq_empty[Traits::kConsumers];
+  int tile_begin, tile_end;  // query tiles that see the keys
+};
+
+// A consumer's columns of dQ: part 0 is 64 of the first 128, part 1 half of the others.
+template <class Traits>
+struct DqParts {
+  static constexpr int kSecond = (Traits::kHeadDim - 128) / 2;  // the columns of part 1
+  static_assert(kSecond == 64 || kSecond == 32, "");
+  __device__ __forceinline__ static int Column(int part, int consumer) {
+    return part == 0 ? consumer * 64 : 128 + consumer * kSecond;
+  }
+};
+
+template <class Traits>
+__device__ __forceinline__ void WideLoad(const BackwardArgs& args, WideShared<Traits>& shared,
+                                         const KeyTile& keys) {
+  using QTile = Tile<Traits::kBlockM, Traits::kHeadDim>;
+  RingSlot<Traits::kStages> slot;
+  ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int head, int tile) {
+    const auto load = [&](QTile& to, const CUtensorMap& from, Barrier* full, Barrier* empty) {
+      Wait(empty, slot.parity ^ 1);
+      ArriveExpectBytes(full, QTile::kBytes);
+      LoadTile(to, from, full, tile * Traits::kBlockM, head, keys.batch);
+    };
+    const auto load_q = [&] {
+      load(shared.q[slot.stage], args.q, &shared.q_full[slot.stage], &shared.q_empty[slot.stage]);
+    };
+    // In the order in which they are needed and, before, free.
+    if (!Traits::kDk) load_q();
+    load(shared.dout[slot.stage], args.dout, &shared.dout_full[slot.stage],
+         &shared.dout_empty[slot.stage]);
+    if (Traits::kDk) load_q();
+    slot.Advance();
+  });
+}
+
+// dQ += a consumer's columns.
+template <class Traits>
+__device__ __forceinline__ void WideReduceDq(const BackwardArgs& args, WideShared<Traits>& shared,
+                                             const KeyTile& keys, int consumer) {
+  int parity = 0;
+  ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int head, int tile) {
+    const DqTurn turn = MakeDqTurn<Traits>(args, keys, head, tile, consumer);
+    for (int part = 0; part < 2; ++part) {
+      const int column = DqParts<Traits>::Column(part, consumer);
+      const int columns = part == 0 ? 64 : DqParts<Traits>::kSecond;
+      for (int box = 0; box < columns; box += kFloatBoxColumns) {
+        Wait(&shared.dq_full[consumer], parity);
+        parity ^= 1;
+        if (part == 0 && box == 0) turn.Wait();
+        TmaReduceAdd(args.dq, SharedAddress(shared.dq[consumer].data), column + box,
+                     tile * Traits::kBlockM, head, keys.batch);
+        BulkCommit();
+        BulkWaitRead();
+        Arrive(&shared.dq_empty[consumer]);
+      }
+    }
+    turn.Pass();
+  });
+  BulkWait();
+}
+
+// S^T -> P^T, where the mask allows.
+template <class Traits>
+__device__ __forceinline__ void Exponentiate(const BackwardArgs& args, const KeyTile& keys, int key,
+                                             float scale_log2, bool whole,
+                                             const RowStatistics<Traits>& rows,
+                                             float (&p)[Traits::kBlockM / 2]) {
+#pragma unroll
+  for (int j = 0; j < Traits::kBlockM / 8; ++j) {
+    const float2 lse = *reinterpret_cast<const float2*>(&rows.lse_log2[8 * j + threadIdx.x % 4 * 2]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      p[4 * j + 2 * r] = Exp2(fmaf(p[4 * j + 2 * r], scale_log2, -lse.x));
+      p[4 * j + 2 * r + 1] = Exp2(fmaf(p[4 * j + 2 * r + 1], scale_log2, -lse.y));
+    }
+  }
+  if (!whole) MaskKeys<Traits>(p, key, args.k_len, rows);
+}
+
+// dV of the consumer's 64 keys.
+template <class Traits>
+__device__ __forceinline__ void ConsumeDv(const BackwardArgs& args, WideShared<Traits>& shared,
+                                          const KeyTile& keys, int consumer,
+                                          float (&dv)[Traits::kHeadDim / 2]) {
+  constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
+  using QTile = Tile<kBlockM, kHeadDim>;
+  using KTile = Tile<Traits::kBlockN, kHeadDim>;
+  const int lane = threadIdx.x % kWarpSize, warp = WarpUniform(threadIdx.x / kWarpSize % 4);
+  const int key = keys.row + consumer * 64 + warp * 16 + lane / 4;  // and key + 8
+  const float scale_log2 = args.scale * kLog2E;
+  RingSlot<Traits::kStages> q_slot, dout_slot;
+  float p[kBlockM / 2];  // P^T: [64, kBlockM]
+  uint32_t p_operand[kBlockM / 4];
+
+  const auto issue_s = [&] {  // S^T = K Q^T
+    Wait(&shared.q_full[q_slot.stage], q_slot.parity);
+    WgmmaFence();
+    MatmulSharedShared<kBlockM, kHeadDim>(p, shared.k.At(consumer * 64), KTile::kBlockBytes,
+                                          shared.q[q_slot.stage].At(0), QTile::kBlockBytes, false);
+    WgmmaCommit();
+  };
+  const auto issue_dv = [&] {  // dV += P^T dO
+    Wait(&shared.dout_full[dout_slot.stage], dout_slot.parity);
+    PinRegisters(p_operand);
+    WgmmaFence();
+    MatmulRegisterShared<kHeadDim, kBlockM, Major::kMN>(
+        dv, p_operand, shared.dout[dout_slot.stage].At(0), QTile::kBlockBytes, true);
+    WgmmaCommit();
+  };
+  const auto exponentiate = [&] {  // once S^T is there
+    const RowStatistics<Traits>& rows = shared.rows[q_slot.stage];
+    PinRegisters(p);
+    ArriveWarp(&shared.q_empty[q_slot.stage]);
+    Wait(&shared.rows_full[q_slot.stage], q_slot.parity);
+    Exponentiate<Traits>(args, keys, key, scale_log2, IsWhole<Traits>(args, keys, rows), rows, p);
+    Arrive(&shared.rows_empty[q_slot.stage]);  // every thread for itself, as in backward.cu
+    q_slot.Advance();
+  };
+  const auto finish_dv = [&] {
+    WgmmaWait<0>();
+    PinRegisters(dv);
+    ArriveWarp(&shared.dout_empty[dout_slot.stage]);
+    dout_slot.Advance();
+  };
+
+  const int tiles = args.heads_per_kv * (shared.tile_end - shared.tile_begin);
+  if (tiles <= 0) return;
+  issue_s();
+  WgmmaWait<0>();
+  exponentiate();
+  PackOperand(p, p_operand);
+  // The exponentials of a tile run beside the matmul with the one before.
+#pragma unroll 1
+  for (int tile = 1; tile < tiles; ++tile) {
+    issue_s();
+    issue_dv();
+    WgmmaWait<1>();
+    exponentiate();
+    PinRegisters(p);  // the exponentials stay on this side of the wait
+    finish_dv();
+    PackOperand(p, p_operand);
+  }
+  issue_dv();
+  finish_dv();
+}
+
+// dK of the consumer's 64 keys, and its columns of dQ.
+template <class Traits>
+__device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<Traits>& shared,
+                                          const KeyTile& keys, int consumer,
+                                          float (&dk)[Traits::kHeadDim / 2]) {
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  constexpr int kHeadDim = Traits::kHeadDim, kSecond = DqParts<Traits>::kSecond;
+  using QTile = Tile<kBlockM, kHeadDim>;
+  using KTile = Tile<kBlockN, kHeadDim>;
+  using DsTile = Tile<kBlockM, kBlockN>;
+  constexpr int kExchangeBarrier = 1, kReadBarrier = 2;
+  const int lane = threadIdx.x % kWarpSize, warp = WarpUniform(threadIdx.x / kWarpSize % 4);
+  const int key = keys.row + consumer * 64 + warp * 16 + lane / 4;  // and key + 8
+  const float scale_log2 = args.scale * kLog2E;
+  // Where this lane's row of each 8x8 matrix of dS goes (stmatrix), and its elements of dQ.
+  const uint32_t ds_store = SharedAddress(shared.ds.At(0, consumer)) +
+                            (lane / 16 * 8 + lane % 8) * kRowBytes +
+                            ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
+  const uint32_t dq_store = SharedAddress(shared.dq[consumer].data) +
+                            (warp * kWarpRows + lane / 4) * kRowBytes +
+                            ((lane % 4 / 2) ^ (lane / 4)) * 16 + lane % 2 * 8;
+  RingSlot<Traits::kStages> slot;
+  int dq_parity = 1;
+
+  const auto store_dq = [&](const auto& dq) {
+    constexpr int kColumns = sizeof(dq) / sizeof(float) * 2;
+#pragma unroll
+    for (int box = 0; box < kColumns / kFloatBoxColumns; ++box) {
+      Wait(&shared.dq_empty[consumer], dq_parity);
+      dq_parity ^= 1;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int i = 16 * box + 4 * j + 2 * r;
+          StoreShared((dq_store ^ (j * 32)) + r * 8 * kRowBytes, dq[i] * args.scale,
+                      dq[i + 1] * args.scale);
+        }
+      }
+      FenceProxyAsync();
+      Arrive(&shared.dq_full[consumer]);
+    }
+  };
+
+  RepeatForQueryTiles(args, shared.tile_begin, shared.tile_end, [&] {
+    const QTile& q = shared.q[slot.stage];
+    const RowStatistics<Traits>& rows = shared.rows[slot.stage];
+    float p[kBlockM / 2], ds[kBlockM / 2];  // P^T, dS^T: [64, kBlockM]
+    uint32_t ds_operand[kBlockM / 4];
+    Wait(&shared.dout_full[slot.stage], slot.parity);
+    WgmmaFence();
+    MatmulSharedShared<kBlockM, kHeadDim>(ds, shared.v.At(consumer * 64), KTile::kBlockBytes,
+                                          shared.dout[slot.stage].At(0), QTile::kBlockBytes,
+                                          false);  // dP^T = V dO^T
+    WgmmaCommit();
+    Wait(&shared.q_full[slot.stage], slot.parity);
+    WgmmaFence();
+    MatmulSharedShared<kBlockM, kHeadDim>(p, shared.k.At(consumer * 64), KTile::kBlockBytes,
+                                          q.At(0), QTile::kBlockBytes, false);  // S^T = K Q^T
+    WgmmaCommit();
+    Wait(&shared.rows_full[slot.stage], slot.parity);
+    const bool whole = IsWhole<Traits>(args, keys, rows);
+    WgmmaWait<1>();
+    PinRegisters(ds);
+    ArriveWarp(&shared.dout_empty[slot.stage]);
+    WgmmaWait<0>();
+    PinRegisters(p);
+    Exponentiate<Traits>(args, keys, key, scale_log2, whole, rows, p);
+#pragma unroll
+    for (int j = 0; j < kBlockM / 8; ++j) {
+      const float2 delta = *reinterpret_cast<const float2*>(&rows.delta[8 * j + lane % 4 * 2]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int i = 4 * j + 2 * r;
+        ds[i] = p[i] * (ds[i] - delta.x);
+        ds[i + 1] = p[i + 1] * (ds[i + 1] - delta.y);
+      }
+    }
+    Arrive(&shared.rows_empty[slot.stage]);
+    PackOperand(ds, ds_operand);
+    NamedBarrierSync(kReadBarrier, 2 * kWarpgroupSize);  // of the last tile's dS
+#pragma unroll
+    for (int k = 0; k < kBlockM / 16; ++k) {
+      StoreMatrixTransposed(ds_store + k * 16 * kRowBytes, ds_operand[4 * k],
+                            ds_operand[4 * k + 1], ds_operand[4 * k + 2], ds_operand[4 * k + 3]);
+    }
+    FenceProxyAsync();
+    NamedBarrierSync(kExchangeBarrier, 2 * kWarpgroupSize);
+
+    // dQ = dS K, dK += dS^T Q
+    float dq[32], second_dq[kSecond / 2];
+    PinRegisters(ds_operand);
+    WgmmaFence();
+    MatmulSharedShared<64, kBlockN, Major::kK, Major::kMN>(dq, shared.ds.At(0), DsTile::kBlockBytes,
+                                                           shared.k.At(0, consumer),
+                                                           KTile::kBlockBytes, false);
+    WgmmaCommit();
+    MatmulRegisterShared<kHeadDim, kBlockM, Major::kMN>(dk, ds_operand, q.At(0), QTile::kBlockBytes,
+                                                        true);
+    WgmmaCommit();
+    WgmmaWait<1>();
+    PinRegisters(dq);
+    store_dq(dq);
+    WgmmaFence();
+    MatmulSharedShared<kSecond, kBlockN, Major::kK, Major::kMN>(
+        second_dq, shared.ds.At(0), DsTile::kBlockBytes,
+        kSecond == 64 ? shared.k.At(0, 2 + consumer) : shared.k.At(0, 2) + consumer * kSecond,
+        KTile::kBlockBytes, false);
+    WgmmaCommit();
+    WgmmaWait<1>();
+    PinRegisters(dk);
+    ArriveWarp(&shared.q_empty[slot.stage]);
+    WgmmaWait<0>();
+    PinRegisters(second_dq);
+    store_dq(second_dq);
+    slot.Advance();
+  });
+}
+
+template <class Traits>
+__global__ __launch_bounds__(Traits::kThreads,
+                             1) void WideBackwardKernel(const __grid_constant__ BackwardArgs args) {
+  using KTile = Tile<Traits::kBlockN, Traits::kHeadDim>;
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  auto& shared = *reinterpret_cast<WideShared<Traits>*>(shared_bytes);
+  const KeyTile keys = MakeKeyTile<Traits>(args);
+  if (threadIdx.x == 0) {
+    InitBarrier(&shared.kv_full, 1);
+    for (int stage = 0; stage < Traits::kStages; ++stage) {
+      InitBarrier(&shared.q_full[stage], 1);
+      InitBarrier(&shared.q_empty[stage], Traits::kConsumerWarps);
+      InitBarrier(&shared.dout_full[stage], 1);
+      InitBarrier(&shared.dout_empty[stage], Traits::kConsumerWarps);
+      InitBarrier(&shared.rows_full[stage], kWarpSize);
+      InitBarrier(&shared.rows_empty[stage], Traits::kConsumers * kWarpgroupSize);
+    }
+    for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
+      InitBarrier(&shared.dq_full[consumer], kWarpgroupSize);
+      InitBarrier(&shared.dq_empty[consumer], 1);
+    }
+    FenceBarrierInit();
+    ArriveExpectBytes(&shared.kv_full, (Traits::kDk ? 2 : 1) * KTile::kBytes);
+    LoadTile(shared.k, args.k, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
+    if constexpr (Traits::kDk) {
+      LoadTile(shared.v, args.v, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
+    }
+  }
+  const int2 tiles = SeeingTiles<Traits>(args, keys);
+  if (threadIdx.x == 0) {
+    shared.tile_begin = tiles.x;
+    shared.tile_end = tiles.y;
+  }
+  __syncthreads();
+  if (args.add && shared.tile_begin >= shared.tile_end) {  // nothing to add
+    Wait(&shared.kv_full, 0);
+    return;
+  }
+  const int warpgroup = WarpUniform(threadIdx.x / kWarpgroupSize);
+  if (warpgroup == 0) {
+    DecreaseRegisters<Traits::kProducerRegisters>();
+    const int warp = threadIdx.x / kWarpSize;
+    const bool first_lane = threadIdx.x % kWarpSize == 0;
+    if (warp == 0 && first_lane) WideLoad<Traits>(args, shared, keys);
+    if (warp == 1) BackwardLoadRows<Traits>(args, shared, keys);
+    if constexpr (Traits::kDk) {
+      if (warp >= 2 && first_lane) WideReduceDq<Traits>(args, shared, keys, warp - 2);
+    }
+  } else {
+    IncreaseRegisters<Traits::kConsumerRegisters>();
+    const int consumer = warpgroup - 1;
+    float sum[Traits::kHeadDim / 2];  // dV or dK: [64, kHeadDim]
+#pragma unroll
+    for (int i = 0; i < Traits::kHeadDim / 2; ++i) sum[i] = 0;
+    Wait(&shared.kv_full, 0);
+    if constexpr (Traits::kDk) {
+      ConsumeDk<Traits>(args, shared, keys, consumer, sum);
+    } else {
+      ConsumeDv<Traits>(args, shared, keys, consumer, sum);
+    }
+    // The sum leaves from where K, V, Q and dO were, once nobody reads these any more.
+    NamedBarrierSync(1, 2 * kWarpgroupSize);
+    constexpr int kPartBytes = kWgmmaM * Traits::kHeadDim * sizeof(float);  // of a consumer
+    static_assert(Traits::kConsumers * kPartBytes <= offsetof(WideShared<Traits>, ds), "");
+    const int thread = ThreadIndexAgain();
+    const int first = thread / kWarpSize % 4 * kWarpRows;
+    StoreGradient<Traits::kHeadDim>(
+        args.add, Traits::kDk ? args.dk : args.dv,
+        SharedAddress(&shared) + consumer * kPartBytes + first * kRowBytes, kWgmmaM * kRowBytes, sum,
+        Traits::kDk ? args.scale : 1, thread % kWarpSize, keys.row + consumer * kWgmmaM + first,
+        keys);
+    if (thread % kWarpSize == 0) BulkWaitRead();
+  }
+}
+
+}  // namespace
+
+template <class Traits>
+void LaunchWideBackward(const FlashBackwardParams& params, int32_t* counters) {
+  const BackwardArgs args = MakeBackwardArgs<Traits>(params, counters, Traits::kBlockM);
+  static_assert(sizeof(WideShared<Traits>) <= 227 * 1024, "more than a thread block can have");
+  LaunchOverKeys<Traits>(WideBackwardKernel<Traits>, sizeof(WideShared<Traits>), args);
+}
+
+template void LaunchWideBackward<BURST_VARIANT>(const FlashBackwardParams&, int32_t*);
+
+}  // namespace sm90
+}  // namespace burst
