@@ -125,8 +125,9 @@ absl::StatusOr<ShardScan> ScanShards(const std::vector<Shard>& shards) {
   std::atomic<int64_t> next{0};
   const int32_t end_of_text = shards.empty() ? -1 : shards[0].header().end_of_text;
   const auto scan_piece = [&](const Piece& piece, std::vector<int32_t>* tokens) -> absl::Status {
+    tokens->resize(piece.count);
     BURST_RETURN_IF_ERROR(shards[piece.shard].Read(piece.begin, piece.count, tokens->data()));
-    const auto begin = tokens->begin(), end = begin + piece.count;
+    const auto begin = tokens->begin(), end = tokens->end();
     int32_t largest = 0;  // this loop vectorizes
     for (auto it = begin; it != end; ++it) largest = std::max(largest, *it);
     const auto start = std::find(begin + (piece.position == 0 ? 1 : 0), end, end_of_text);
@@ -142,7 +143,7 @@ absl::StatusOr<ShardScan> ScanShards(const std::vector<Shard>& shards) {
     return absl::OkStatus();
   };
   ParallelTasks(NumThreads(), [&](int64_t) {
-    std::vector<int32_t> tokens(kPiece);
+    std::vector<int32_t> tokens;
     for (int64_t i = next++; i < static_cast<int64_t>(pieces.size()); i = next++) {
       const absl::Status status = scan_piece(pieces[i], &tokens);
       if (status.ok()) continue;

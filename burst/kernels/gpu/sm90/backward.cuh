@@ -132,7 +132,6 @@ __device__ __forceinline__ void MaskKeys(float (&p)[Traits::kBlockM / 2], int ke
   }
 }
 
-
 // The query tiles that see the keys: [x, y). By the whole block.
 template <class Traits>
 __device__ __forceinline__ int2 SeeingTiles(const BackwardArgs& args, const KeyTile& keys) {
@@ -175,8 +174,8 @@ struct DqTurn {
 };
 
 template <class Traits>
-__device__ __forceinline__ DqTurn MakeDqTurn(const BackwardArgs& args, const KeyTile& keys, int head,
-                                             int tile, int part) {
+__device__ __forceinline__ DqTurn MakeDqTurn(const BackwardArgs& args, const KeyTile& keys,
+                                             int head, int tile, int part) {
   if (args.dq_additions == nullptr) return {nullptr, 0};
   const int64_t batch_head = static_cast<int64_t>(keys.batch) * args.num_heads + head;
   int turn = keys.row / Traits::kBlockN;

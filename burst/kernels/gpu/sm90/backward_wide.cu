@@ -111,7 +111,8 @@ __device__ __forceinline__ void Exponentiate(const BackwardArgs& args, const Key
                                              float (&p)[Traits::kBlockM / 2]) {
 #pragma unroll
   for (int j = 0; j < Traits::kBlockM / 8; ++j) {
-    const float2 lse = *reinterpret_cast<const float2*>(&rows.lse_log2[8 * j + threadIdx.x % 4 * 2]);
+    const float2 lse =
+        *reinterpret_cast<const float2*>(&rows.lse_log2[8 * j + threadIdx.x % 4 * 2]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       p[4 * j + 2 * r] = Exp2(fmaf(p[4 * j + 2 * r], scale_log2, -lse.x));
@@ -271,8 +272,8 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
     NamedBarrierSync(kReadBarrier, 2 * kWarpgroupSize);  // of the last tile's dS
 #pragma unroll
     for (int k = 0; k < kBlockM / 16; ++k) {
-      StoreMatrixTransposed(ds_store + k * 16 * kRowBytes, ds_operand[4 * k],
-                            ds_operand[4 * k + 1], ds_operand[4 * k + 2], ds_operand[4 * k + 3]);
+      StoreMatrixTransposed(ds_store + k * 16 * kRowBytes, ds_operand[4 * k], ds_operand[4 * k + 1],
+                            ds_operand[4 * k + 2], ds_operand[4 * k + 3]);
     }
     FenceProxyAsync();
     NamedBarrierSync(kExchangeBarrier, 2 * kWarpgroupSize);
@@ -375,9 +376,9 @@ __global__ __launch_bounds__(Traits::kThreads,
     const int first = thread / kWarpSize % 4 * kWarpRows;
     StoreGradient<Traits::kHeadDim>(
         args.add, Traits::kDk ? args.dk : args.dv,
-        SharedAddress(&shared) + consumer * kPartBytes + first * kRowBytes, kWgmmaM * kRowBytes, sum,
-        Traits::kDk ? args.scale : 1, thread % kWarpSize, keys.row + consumer * kWgmmaM + first,
-        keys);
+        SharedAddress(&shared) + consumer * kPartBytes + first * kRowBytes, kWgmmaM * kRowBytes,
+        sum, Traits::kDk ? args.scale : 1, thread % kWarpSize,
+        keys.row + consumer * kWgmmaM + first, keys);
     if (thread % kWarpSize == 0) BulkWaitRead();
   }
 }
