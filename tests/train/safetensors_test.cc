@@ -18,6 +18,7 @@
 
 #include "absl/strings/match.h"
 #include "burst/base/parallel.h"
+#include "tests/testing/subprocess.h"
 
 namespace burst {
 namespace {
@@ -26,13 +27,7 @@ namespace fs = std::filesystem;
 
 class SafetensorsTest : public testing::Test {
  protected:
-  void SetUp() override {
-    const fs::path folder = fs::path(testing::TempDir()) /
-                            testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder);
-    fs::create_directories(folder);
-    path_ = (folder / "tensors").string();
-  }
+  void SetUp() override { path_ = FreshTestFolder() + "/tensors"; }
 
   absl::Status WriteSample() const {
     return WriteSafetensors(path_,

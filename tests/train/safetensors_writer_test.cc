@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "tests/testing/subprocess.h"
 #include "train/checkpoint/safetensors.h"
 
 namespace burst {
@@ -22,13 +23,7 @@ namespace fs = std::filesystem;
 
 class SafetensorsWriterTest : public testing::Test {
  protected:
-  void SetUp() override {
-    const fs::path folder = fs::path(testing::TempDir()) /
-                            testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder);
-    fs::create_directories(folder);
-    path_ = (folder / "tensors").string();
-  }
+  void SetUp() override { path_ = FreshTestFolder() + "/tensors"; }
 
   std::string Content() const {
     std::ifstream file(path_, std::ios::binary);
