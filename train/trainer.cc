@@ -14,6 +14,7 @@
 #include "burst/device/device.h"
 #include "burst/device/event.h"
 #include "burst/device/memory.h"
+#include "burst/device/profiler.h"
 #include "model/tensor_parallel.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/generate/generate.h"
@@ -160,12 +161,16 @@ absl::Status Trainer::Train() {
   BURST_RETURN_IF_ERROR(MakeUpEvaluation());
   bool saved = true;
   snapshot_ = MakeSnapshot();
+  std::unique_ptr<ProfiledRange> profiled;
   while (step_ < config_.steps && !stop_) {
     const int64_t steps = step_ + 1;
     // Unless something comes between, or this may be the step that ends the run.
-    const bool enqueue_next =
-        !EvaluatesAfter(steps) && !SavesAfter(steps) && skipped_ + 1 < kMaxSkippedSteps;
+    const bool enqueue_next = !EvaluatesAfter(steps) && !SavesAfter(steps) &&
+                              steps + 1 != config_.profile_first && steps != config_.profile_last &&
+                              skipped_ + 1 < kMaxSkippedSteps;
+    if (steps == config_.profile_first) profiled = Profile(model_->device());
     BURST_ASSIGN_OR_RETURN(StepMetrics metrics, Step(step_, enqueue_next));
+    if (steps == config_.profile_last) profiled.reset();
     step_ = steps;
     skipped_ = metrics.skipped ? skipped_ + 1 : 0;
     last_val_loss_.reset();

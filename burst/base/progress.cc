@@ -33,6 +33,7 @@ std::string Describe(const ProgressPlace& place) {
 
 void RankProgress::Reach(const ProgressPlace& place) {
   place_ = place;
+  if (listener_ != nullptr) listener_->Reached(place);
   step_.store(place.step, kRelaxed);
   phase_.store(place.phase, kRelaxed);
   layer_.store(place.layer, kRelaxed);

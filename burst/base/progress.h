@@ -40,6 +40,14 @@ class DeviceMarks {
   virtual std::string Describe() const = 0;
 };
 
+// Told of every place that a rank reaches, on the rank's thread: a profiler's ranges
+// (burst/device/profiler.h).
+class ProgressListener {
+ public:
+  virtual ~ProgressListener() = default;
+  virtual void Reached(const ProgressPlace& place) = 0;
+};
+
 class RankProgress {
  public:
   explicit RankProgress(int rank) : rank_(rank) {}
@@ -49,7 +57,8 @@ class RankProgress {
   const ProgressPlace& place() const { return place_; }
   void Reach(const ProgressPlace& place);
   void Wait(const char* what, const char* channel, int peer, int64_t bytes);
-  void set_device(DeviceMarks* device);  // null: none any more
+  void set_device(DeviceMarks* device);                                    // null: none any more
+  void set_listener(ProgressListener* listener) { listener_ = listener; }  // null: none any more
   DeviceMarks* device() const { return device_.load(kRelaxed); }
 
   // Any thread.
@@ -64,6 +73,7 @@ class RankProgress {
 
   const int rank_;
   ProgressPlace place_;  // the rank's own view of what follows
+  ProgressListener* listener_ = nullptr;
   std::atomic<uint64_t> events_{0};
   std::atomic<int64_t> step_{-1};
   std::atomic<const char*> phase_{"start"};

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/faults/fault_run.h"
+#include "tests/testing/sanitizers.h"
 
 namespace burst {
 namespace {
@@ -9,15 +10,18 @@ namespace {
 class Launchers : public FaultTest {
  protected:
   // A step takes much longer than the second that mpirun grants.
-  const Arguments slow_ = {"--steps=2",       "--eval_every=0", "--checkpoint_every=0",
-                           "--seqlen=256",    "--batch=16",     "--accumulate=10",
-                           "--warmup=0",      "--threads=1",    "--model=llama_tiny",
-                           "--precision=fp32"};
+  const Arguments slow_ = {
+      "--steps=2",       "--eval_every=0", "--checkpoint_every=0",
+      "--seqlen=256",    "--batch=16",     absl::StrCat("--accumulate=", kSlowdown == 1 ? 10 : 3),
+      "--warmup=0",      "--threads=1",    "--model=llama_tiny",
+      "--precision=fp32"};
   const Arguments threads_ = {"--ranks=2", "--comm=threads"};
   // All steps take longer than that second.
-  const Arguments fast_ = {"--steps=4000", "--eval_every=0", "--checkpoint_every=0", "--threads=1"};
+  const size_t fast_steps_ = 4000 / kSlowdown;
+  const Arguments fast_ = {absl::StrCat("--steps=", fast_steps_), "--eval_every=0",
+                           "--checkpoint_every=0", "--threads=1"};
   // Steps of less than a millisecond, and a line for each: mpirun reads none while it ends a job.
-  const Arguments tiny_ = {"--steps=8000",
+  const Arguments tiny_ = {absl::StrCat("--steps=", 8000 / kSlowdown),
                            "--eval_every=0",
                            "--checkpoint_every=0",
                            "--threads=1",
@@ -97,7 +101,7 @@ TEST_F(Launchers, TorchrunAndSrunGrantSomeSeconds) {
     EXPECT_NE(result.exit_code, 0) << run;
     EXPECT_TRUE(Says(result, "stopped after step")) << run << result.out << result.err;
     EXPECT_FALSE(Says(result, "launcher: killed")) << run;
-    EXPECT_LT(Rows(run).size(), 4000u);
+    EXPECT_LT(Rows(run).size(), fast_steps_);
     ExpectContinues(run, Plus(fast_, threads_));
   }
 }

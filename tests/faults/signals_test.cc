@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/faults/fault_run.h"
+#include "tests/testing/sanitizers.h"
 
 namespace burst {
 namespace {
@@ -46,7 +47,9 @@ TEST_F(Signals, BeforeTheFirstStepTheyEndTheProcessAtOnce) {
 }
 
 TEST_F(Signals, InAStepItIsFinishedAndSaved) {
-  const Arguments options = {"--steps=1500", "--checkpoint_every=0", "--eval_every=0"};
+  const size_t steps = 1500 / kSlowdown;
+  const Arguments options = {absl::StrCat("--steps=", steps), "--checkpoint_every=0",
+                             "--eval_every=0"};
   MakeStraight(options);
   for (const int number : kSignals) {
     const std::string run = NameOf(number, "step");
@@ -58,7 +61,7 @@ TEST_F(Signals, InAStepItIsFinishedAndSaved) {
     EXPECT_EQ(result.err, "");
     EXPECT_TRUE(Says(result, "stops after this step")) << result.out;
     EXPECT_TRUE(Says(result, "stopped after step")) << result.out;
-    EXPECT_LT(Rows(run).size(), 1500u);
+    EXPECT_LT(Rows(run).size(), steps);
     ExpectContinues(run, options);
   }
 }
@@ -73,7 +76,7 @@ TEST_F(Signals, InAnEvaluationItIsMadeUpFor) {
                              "--checkpoint_every=0",
                              "--seqlen=16",
                              "--val_data=validation.txt",
-                             "--eval_batches=1000",
+                             absl::StrCat("--eval_batches=", 1000 / kSlowdown),
                              "--warmup=0"};
   MakeStraight(options);
   for (const int number : kSignals) {
@@ -112,9 +115,16 @@ TEST_F(Signals, InTheSampleTheRunIsComplete) {
 class SlowStep : public Signals {
  protected:
   // Some seconds on one core.
-  Arguments options_ = {"--steps=3",  "--eval_every=0",    "--checkpoint_every=1", "--seqlen=256",
-                        "--batch=16", "--accumulate=2",    "--warmup=0",           "--threads=1",
-                        "--ranks=1",  "--model=llama_tiny"};
+  Arguments options_ = {"--steps=3",
+                        "--eval_every=0",
+                        "--checkpoint_every=1",
+                        "--seqlen=256",
+                        absl::StrCat("--batch=", kSlowdown == 1 ? 16 : 8),
+                        absl::StrCat("--accumulate=", kSlowdown == 1 ? 2 : 1),
+                        "--warmup=0",
+                        "--threads=1",
+                        "--ranks=1",
+                        "--model=llama_tiny"};
 };
 
 TEST_F(SlowStep, AskedAgainItEndsAtOnceAndTheLastCheckpointIsWhole) {

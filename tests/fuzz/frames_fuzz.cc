@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -98,7 +99,11 @@ class Wire {
  private:
   bool Poll(short events) const {
     pollfd polled = {fd_, events, 0};
-    return poll(&polled, 1, lawful && !failed ? 600000 : 20) > 0 && (polled.revents & POLLHUP) == 0;
+    int ready;
+    do {  // libFuzzer's timer interrupts it
+      ready = poll(&polled, 1, lawful && !failed ? 600000 : 20);
+    } while (ready < 0 && errno == EINTR);
+    return ready > 0 && (polled.revents & POLLHUP) == 0;
   }
 
   const int fd_;

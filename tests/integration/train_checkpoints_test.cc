@@ -14,12 +14,16 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/integration/train_cli.h"
+#include "tests/testing/sanitizers.h"
 
 namespace burst {
 namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
+
+// Steps of a run that can be interrupted before its end.
+constexpr size_t kLongRun = 300 / kSlowdown;
 
 // Large enough that writing its checkpoint takes a while.
 constexpr char kSlowToSave[] =
@@ -132,16 +136,17 @@ TEST_F(TrainCli, ResumedOnOtherRanksTheRunIsTheSameToRounding) {
 }
 
 TEST_F(TrainCli, InterruptedTheRunLeavesACheckpointToContinueFrom) {
-  ExpectSuccess(Train({"--steps=300", "--eval_every=0", "--out=straight"}));
+  const std::string all_steps = absl::StrCat("--steps=", kLongRun);
+  ExpectSuccess(Train({all_steps, "--eval_every=0", "--out=straight"}));
   for (int number : {SIGINT, SIGTERM}) {
     const std::string run = absl::StrCat("signal", number);
-    Subprocess process(TrainCommand({"--steps=300", "--eval_every=0", "--out=" + run}), {folder_});
+    Subprocess process(TrainCommand({all_steps, "--eval_every=0", "--out=" + run}), {folder_});
     WaitUntil([&] { return Metrics(run).size() >= 3; });
     process.Signal(number);
     const Result result = process.Wait();
     EXPECT_EQ(result.exit_code, 128 + number) << result.err;
     EXPECT_TRUE(absl::StrContains(result.out, "--resume")) << result.out;
-    EXPECT_LT(Metrics(run).size(), 300u);
+    EXPECT_LT(Metrics(run).size(), kLongRun);
     EXPECT_TRUE(fs::exists(Path(run + "/loss.svg")));
     ExpectSuccess(Generate({"--checkpoint=" + run, "--tokens=5"}));
     ExpectSuccess(Train({"--resume", "--out=" + run}));
@@ -166,20 +171,21 @@ TEST_F(TrainCli, TensorParallelRunsResumeAnywhere) {
       return Train(with({steps, "--out=" + out, spread[0], spread[1], spread[2], "--sample=20"}));
     };
     const std::string straight = "straight_" + strategy;
-    const Result result = straight_run("--steps=300", straight);
+    const std::string all_steps = absl::StrCat("--steps=", kLongRun);
+    const Result result = straight_run(all_steps, straight);
     ExpectSuccess(result);
     EXPECT_TRUE(absl::StrContains(result.out, "x 4 tensor parallel")) << result.out;
     EXPECT_TRUE(absl::StrContains(result.out, "A sample:")) << result.out;
     ExpectSuccess(Generate({"--checkpoint=" + straight, "--tokens=5"}));
 
     const std::string stopped = "stopped_" + strategy;
-    Subprocess process(TrainCommand(with({"--steps=300", "--out=" + stopped, spread[0], spread[1],
+    Subprocess process(TrainCommand(with({all_steps, "--out=" + stopped, spread[0], spread[1],
                                           spread[2], "--sample=20"})),
                        {folder_});
     WaitUntil([&] { return Metrics(stopped).size() >= 3; });
     process.Signal(SIGINT);
     EXPECT_EQ(process.Wait().exit_code, 128 + SIGINT);
-    EXPECT_LT(Metrics(stopped).size(), 300u);
+    EXPECT_LT(Metrics(stopped).size(), kLongRun);
     ExpectSuccess(Train({"--resume", "--out=" + stopped, four_heads, "--sample=20"}));
     ExpectSameRun(straight, stopped);
 

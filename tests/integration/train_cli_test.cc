@@ -18,6 +18,15 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
+// Of TensorBoard.
+int EventFiles(const std::string& folder) {
+  int files = 0;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    files += absl::StartsWith(entry.path().filename().string(), "events.out.tfevents.");
+  }
+  return files;
+}
+
 TEST_F(TrainCli, RunLeavesItsFolder) {
   const Result result = Train({"--steps=6", "--eval_every=3", "--out=run", "--sample=20"});
   ExpectSuccess(result);
@@ -38,11 +47,20 @@ TEST_F(TrainCli, RunLeavesItsFolder) {
   EXPECT_TRUE(absl::StrContains(ReadAll(Path("run/loss.svg")), "</svg>"));
   EXPECT_TRUE(Temporaries("run").empty());
 
+  EXPECT_EQ(EventFiles(Path("run")), 0);
+
   // The configuration makes the same run again.
   ExpectSuccess(
       Subprocess({ProgramPath("train/train"), "--config=run/config.json", "--out=again"}, {folder_})
           .Wait());
   ExpectSameRun("run", "again");
+}
+
+TEST_F(TrainCli, TensorBoardReadsAFileOfEachStart) {
+  ExpectSuccess(Train({"--steps=2", "--eval_every=2", "--tensorboard", "--out=run"}));
+  EXPECT_EQ(EventFiles(Path("run")), 1);
+  ExpectSuccess(Train({"--steps=3", "--eval_every=2", "--resume", "--out=run"}));
+  EXPECT_EQ(EventFiles(Path("run")), 2);
 }
 
 TEST_F(TrainCli, Version) {

@@ -3,12 +3,17 @@
 
     pip install torch transformers safetensors
     bazel build //train //train:import //train:export //tests/interop:logits
-    tests/interop/hf_parity.py [--models=llama,gpt2] [--device=cpu]
+    tests/interop/hf_parity.py [--models=llama,gpt2] [--device=cpu] [--ranks=1]
 
 For each model: transformers saves it, in one file and in several; the logits of both are equal to
 1e-4 (float32); the losses of 20 training steps from it are those of torch's AdamW; it is imported,
 exported, and loaded again by transformers, with the same bytes in every tensor; a trained run is
 exported, and transformers' loss is that of the run's next step. Exit code 1 if something differs.
+
+With --device=cuda only what a GPU computes is compared: logits in float32 and bfloat16, and the
+training. A bfloat16 error is that to transformers in float64; it may be at most that of
+transformers' own bfloat16 on the same GPU, by root mean square. head_dims that are no multiple of 8
+are left out: GPUs do not take them.
 """
 
 import argparse
@@ -42,9 +47,9 @@ def program(name):
     return ROOT / "bazel-bin" / name
 
 
-def logits_here(directory, tokens, folder):
+def logits_here(directory, tokens, folder, *dtype):
     (folder / "tokens.json").write_text(json.dumps(tokens.tolist()))
-    run(program("tests/interop/logits"), directory, folder / "tokens.json", folder / "logits")
+    run(program("tests/interop/logits"), directory, folder / "tokens.json", folder / "logits", *dtype)
     return load_file(folder / "logits")["logits"]
 
 
@@ -111,6 +116,22 @@ def train_here(directory, data, folder, args):
     return [json.loads(row)["loss"] for row in rows]
 
 
+def check_gpu_logits(name, directory, tokens, folder, failures):
+    exact = hf_models.make(name).double()
+    with torch.no_grad():
+        exact = exact(tokens).logits
+    check_logits("logits, fp32", logits_here(directory, tokens, folder, "fp32").double(), exact,
+                 failures)
+    half = hf_models.make(name).to("cuda", torch.bfloat16)
+    there = logits_there(half, tokens.cuda()).cpu().double()
+    here = logits_here(directory, tokens, folder, "bf16").double()
+    ours, theirs = ((logits - exact).square().mean().sqrt().item() for logits in (here, there))
+    ok = ours <= theirs
+    print(f"  {'logits, bf16':28} {ours:.1e}, transformers {theirs:.1e}{'' if ok else '  WORSE'}")
+    if not ok:
+        failures.append("logits, bf16")
+
+
 def weights_of(directory):
     tensors = {}
     for path in sorted(pathlib.Path(directory).glob("*.safetensors")):
@@ -128,10 +149,65 @@ def check_same(what, before, after, failures):
         failures.append(what)
 
 
+def check_files(name, model, tokens, there, folder, failures):
+    """Logits from every form of the directory; import and export."""
+    if len(list((folder / "many").glob("*.safetensors"))) < 2:
+        failures.append("the model is too small for several files")
+    check_logits("logits", logits_here(folder / "one", tokens, folder), there, failures)
+    check_logits(
+        "logits, several files", logits_here(folder / "many", tokens, folder), there, failures
+    )
+
+    # There and back.
+    run(program("train/huggingface/import"), folder / "one", f"--out={folder / 'in'}")
+    check_logits("logits of the import", logits_here(folder / "in", tokens, folder), there,
+                 failures)
+    for file_mb, out in (5000, "out"), (1, "outs"):
+        run(program("train/huggingface/export"), folder / "in", f"--out={folder / out}",
+            f"--file_mb={file_mb}")
+    before = weights_of(folder / "one")
+    check_same("exported tensors", before, weights_of(folder / "out"), failures)
+    one, out = (folder / d / "model.safetensors" for d in ("one", "out"))
+    print(f"  {'exported file':28} {'the same' if one.read_bytes() == out.read_bytes() else 'other bytes'}")
+    if not (folder / "out" / "tokenizer.json").exists():
+        failures.append("the tokenizer is lost")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "out", attn_implementation="eager"
+    )
+    check_logits("loaded by transformers", logits_there(loaded, tokens), there, failures)
+
+    # Without what the model came with, config.json is made anew.
+    for kept in (folder / "in" / "huggingface").glob("*"):
+        kept.unlink()
+    run(program("train/huggingface/export"), folder / "in", f"--out={folder / 'bare'}")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "bare", attn_implementation="eager"
+    )
+    check_logits("with a config.json of ours", logits_there(loaded, tokens), there, failures)
+
+    # Other dtypes.
+    half = hf_models.make(name).to(torch.bfloat16)
+    half.save_pretrained(folder / "bf16")
+    run(program("train/huggingface/import"), folder / "bf16", f"--out={folder / 'in16'}")
+    run(program("train/huggingface/export"), folder / "in16", f"--out={folder / 'out16'}")
+    check_same("bfloat16, there and back", weights_of(folder / "bf16"),
+               weights_of(folder / "out16"), failures)
+    hf_models.make(name).to(torch.float16).save_pretrained(folder / "f16")
+    run(program("train/huggingface/import"), folder / "f16", f"--out={folder / 'inf16'}")
+    run(program("train/huggingface/export"), folder / "inf16", f"--out={folder / 'outf16'}")
+    check_same("float16, there and back", weights_of(folder / "f16"),
+               weights_of(folder / "outf16"), failures)
+
+
 def check_model(name, args):
     print(name)
     failures = []
     model = hf_models.make(name)
+    head_dim = getattr(model.config, "head_dim", None)
+    head_dim = head_dim or model.config.hidden_size // model.config.num_attention_heads
+    if args.device == "cuda" and head_dim % 8 != 0:
+        print(f"  left out: a head_dim of {head_dim}")
+        return []
     vocab = model.config.vocab_size
     generator = torch.Generator().manual_seed(7)
     tokens = torch.randint(vocab, (2, 60), generator=generator)
@@ -142,52 +218,10 @@ def check_model(name, args):
         model.save_pretrained(folder / "one")
         model.save_pretrained(folder / "many", max_shard_size="30KB")
         (folder / "one" / "tokenizer.json").write_text('{"of": "the model"}')
-        if len(list((folder / "many").glob("*.safetensors"))) < 2:
-            failures.append("the model is too small for several files")
-        check_logits("logits", logits_here(folder / "one", tokens, folder), there, failures)
-        check_logits(
-            "logits, several files", logits_here(folder / "many", tokens, folder), there, failures
-        )
-
-        # There and back.
-        run(program("train/huggingface/import"), folder / "one", f"--out={folder / 'in'}")
-        check_logits("logits of the import", logits_here(folder / "in", tokens, folder), there,
-                     failures)
-        for file_mb, out in (5000, "out"), (1, "outs"):
-            run(program("train/huggingface/export"), folder / "in", f"--out={folder / out}",
-                f"--file_mb={file_mb}")
-        before = weights_of(folder / "one")
-        check_same("exported tensors", before, weights_of(folder / "out"), failures)
-        one, out = (folder / d / "model.safetensors" for d in ("one", "out"))
-        print(f"  {'exported file':28} {'the same' if one.read_bytes() == out.read_bytes() else 'other bytes'}")
-        if not (folder / "out" / "tokenizer.json").exists():
-            failures.append("the tokenizer is lost")
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(
-            folder / "out", attn_implementation="eager"
-        )
-        check_logits("loaded by transformers", logits_there(loaded, tokens), there, failures)
-
-        # Without what the model came with, config.json is made anew.
-        for kept in (folder / "in" / "huggingface").glob("*"):
-            kept.unlink()
-        run(program("train/huggingface/export"), folder / "in", f"--out={folder / 'bare'}")
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(
-            folder / "bare", attn_implementation="eager"
-        )
-        check_logits("with a config.json of ours", logits_there(loaded, tokens), there, failures)
-
-        # Other dtypes.
-        half = hf_models.make(name).to(torch.bfloat16)
-        half.save_pretrained(folder / "bf16")
-        run(program("train/huggingface/import"), folder / "bf16", f"--out={folder / 'in16'}")
-        run(program("train/huggingface/export"), folder / "in16", f"--out={folder / 'out16'}")
-        check_same("bfloat16, there and back", weights_of(folder / "bf16"),
-                   weights_of(folder / "out16"), failures)
-        hf_models.make(name).to(torch.float16).save_pretrained(folder / "f16")
-        run(program("train/huggingface/import"), folder / "f16", f"--out={folder / 'inf16'}")
-        run(program("train/huggingface/export"), folder / "inf16", f"--out={folder / 'outf16'}")
-        check_same("float16, there and back", weights_of(folder / "f16"),
-                   weights_of(folder / "outf16"), failures)
+        if args.device == "cuda":
+            check_gpu_logits(name, folder / "one", tokens, folder, failures)
+        else:
+            check_files(name, model, tokens, there, folder, failures)
 
         # Training.
         here = train_here(folder / "one", data, folder, args)

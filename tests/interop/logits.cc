@@ -1,8 +1,10 @@
-// Writes the logits of a Hugging Face directory, computed by this library in float32 on the CPU:
-// for hf_parity.py, which compares them with those of transformers.
+// Writes the logits of a Hugging Face directory, computed by this library: for hf_parity.py, which
+// compares them with those of transformers.
 //
-//   logits DIRECTORY TOKENS OUT      TOKENS: a JSON array of rows of tokens, of one length;
-//                                    OUT: a safetensors file with "logits" [rows, length, vocab]
+//   logits DIRECTORY TOKENS OUT [fp32|bf16]
+//
+// TOKENS: a JSON array of rows of tokens, of one length. OUT: a safetensors file with "logits",
+// float32 [rows, length, vocab]. On the CPU; with a dtype, on a GPU with activations in it.
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -18,6 +20,7 @@
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
+#include "burst/device/device.h"
 #include "model/transformer.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/huggingface/pretrained.h"
@@ -26,10 +29,10 @@ namespace burst {
 namespace {
 
 absl::Status WriteLogits(const std::string& directory, const std::string& tokens_path,
-                         const std::string& out) {
+                         const std::string& out, DType dtype, DeviceType device) {
   BURST_ASSIGN_OR_RETURN(const Pretrained pretrained, FindPretrained(directory));
   BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Transformer> model,
-                         Transformer::Create(pretrained.model, DType::kFloat32, std::nullopt));
+                         Transformer::Create(pretrained.model, dtype, std::nullopt, device));
   BURST_RETURN_IF_ERROR(LoadPretrained(pretrained, &model->parameters()));
 
   BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(tokens_path));
@@ -44,25 +47,35 @@ absl::Status WriteLogits(const std::string& directory, const std::string& tokens
   options.mask.window = pretrained.window;
   BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, nullptr));
   BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(shape[1]));
-  const SequenceBatch batch = {Tensor::FromVector(tokens, shape),
-                               Tensor::FromVector(positions, shape), Tensor(),
+  const SequenceBatch batch = {Tensor::FromVector(tokens, shape, device),
+                               Tensor::FromVector(positions, shape, device), Tensor(),
                                std::make_shared<RingSchedule>(std::move(schedule))};
   Tape tape(/*recording=*/false);
   const Variable logits = model->Logits(tape, *attention, batch);
   BURST_RETURN_IF_ERROR(tape.status());
-  return WriteSafetensors(out, {{"logits", logits.value()}}, {});
+  const Tensor result = logits.value().To(DeviceType::kCpu).To(DType::kFloat32);
+  return WriteSafetensors(out, {{"logits", result}}, {});
 }
 
 }  // namespace
 }  // namespace burst
 
 int main(int argc, char** argv) {
-  if (argc != 4) {
-    std::fprintf(stderr, "usage: logits DIRECTORY TOKENS OUT\n");
+  const std::string dtype = argc == 5 ? argv[4] : "";
+  if (argc < 4 || argc > 5 || (argc == 5 && dtype != "fp32" && dtype != "bf16")) {
+    std::fprintf(stderr, "usage: logits DIRECTORY TOKENS OUT [fp32|bf16]\n");
     return 2;
   }
+  const burst::DeviceType device =
+      dtype.empty() ? burst::DeviceType::kCpu : burst::DeviceType::kCuda;
+  if (device == burst::DeviceType::kCuda && burst::CudaDeviceCount() == 0) {
+    std::fprintf(stderr, "error: no GPU was found\n");
+    return 1;
+  }
   const burst::ScopedThreadPool pool(burst::NumCores());
-  const absl::Status status = burst::WriteLogits(argv[1], argv[2], argv[3]);
+  const absl::Status status = burst::WriteLogits(
+      argv[1], argv[2], argv[3], dtype == "bf16" ? burst::DType::kBFloat16 : burst::DType::kFloat32,
+      device);
   if (status.ok()) return 0;
   std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   return 1;

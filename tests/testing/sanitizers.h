@@ -1,6 +1,7 @@
 // What tests do otherwise under a sanitizer. Under the thread sanitizer everything takes ten times
 // as long: sweeps whose cases differ in sizes alone take fewer of them there, and say so. The
-// address sanitizer holds memory back that was freed.
+// address sanitizer holds memory back that was freed. Work that only has to last some time is
+// divided by kSlowdown.
 #pragma once
 
 #include <cstdio>
@@ -20,6 +21,9 @@ inline constexpr bool kAddressSanitizer = true;
 #else
 inline constexpr bool kAddressSanitizer = false;
 #endif
+
+// So many times as long, about.
+inline constexpr int kSlowdown = kThreadSanitizer ? 10 : kAddressSanitizer ? 4 : 1;
 
 // All cases; under the thread sanitizer the first `few`.
 template <typename T>

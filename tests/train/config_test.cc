@@ -55,7 +55,8 @@ TEST(TrainConfig, EveryOptionIsInTheHelpAndInTheJson) {
   const auto json = nlohmann::json::parse(options.ToJson());
   for (const Option& option : options.options()) {
     EXPECT_TRUE(absl::StrContains(help, "\n  --" + option.name)) << option.name;
-    const bool saved = option.name != "out" && option.name != "resume" && option.name != "config";
+    const bool saved = option.name != "out" && option.name != "resume" && option.name != "config" &&
+                       option.name != "profile_steps";
     EXPECT_EQ(json.contains(option.name), saved) << option.name;
   }
 }
@@ -385,6 +386,13 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--config=" + bad_value}, {"--config", "value.json", "--steps", "many"}},
       {{"--resume", "--out=/no/such/run"}, {"--resume", "/no/such/run"}},
       {{"--data="}, {"--data", "empty"}},
+      {{"--tokenizer=" + std::string(5000, 'x')}, {"--tokenizer", "xxx"}},
+      {{"--profile_steps=3"}, {"--profile_steps", "3", "--device=cuda"}},
+      {{"--profile_steps=3-"}, {"--profile_steps", "3-", "10-12"}},
+      {{"--profile_steps=4-3"}, {"--profile_steps", "4-3"}},
+      {{"--profile_steps=0-3"}, {"--profile_steps", "0-3"}},
+      {{"--profile_steps=1-2-3"}, {"--profile_steps", "1-2-3"}},
+      {{"--profile_steps=9-11", "--steps=10"}, {"--profile_steps", "9-11", "--steps=10"}},
   };
   for (const BadOption& bad : table) {
     const auto config = Resolve(bad.arguments, bad.launch);

@@ -171,6 +171,12 @@ OptionTable TrainOptions(TrainConfig* c) {
         "saved right after an evaluation.");
   t.Add("log_every", &c->log_every, kMayChange,
         "Steps between lines when the output is not a terminal.");
+  t.Add("tensorboard", &c->tensorboard, kMayChange,
+        "Also write the metrics as an event file of TensorBoard into the run's folder.");
+  t.Add("profile_steps", &c->profile_steps, kNotSaved,
+        "Steps to profile on a GPU, FIRST-LAST or one: the CUDA profiler runs during them, with an "
+        "NVTX range for each step, phase, layer and op; for `nsys profile "
+        "--capture-range=cudaProfilerApi`.");
   t.Add("sample", &c->sample, kMayChange,
         "Tokens to generate at the end. -1: 256; none for shards without --tokenizer.");
   return t;

@@ -69,6 +69,7 @@ struct PlainOptions {
   int64_t checkpoint_every = 200;  // 0: at the end only
   int64_t keep = 3;                // checkpoints, beside the best
   int64_t log_every = 10;
+  bool tensorboard = false;
 };
 
 // The options as they are given. -1 and kAuto mean "chosen by ResolveConfig", as the help says.
@@ -94,8 +95,9 @@ struct TrainConfig : PlainOptions {
   int64_t ranks_per_node = -1;  // -1: a launcher's; 0: one flat ring
   int64_t threads = -1;         // of each rank; -1: cores / ranks
 
-  std::string config;   // a file of options
-  int64_t sample = -1;  // tokens at the end; -1: 256 for text, 0 for shards
+  std::string config;         // a file of options
+  std::string profile_steps;  // "FIRST-LAST" or "STEP"; empty: none
+  int64_t sample = -1;        // tokens at the end; -1: 256 for text, 0 for shards
 };
 
 // The one table of options, with a row for each field of `config`.
@@ -128,6 +130,8 @@ struct ResolvedConfig : PlainOptions {
   int ranks_per_node = 0;         // of a sequence, in a double ring; 0: a flat one
   int threads = 1;                // of each rank
   std::optional<int64_t> sample;  // tokens at the end; none: what suits the data
+  int64_t profile_first = 0;      // steps that are profiled, from 1; 0: none
+  int64_t profile_last = 0;
 
   // What CreateAttention is told of the above.
   BurstAttentionOptions AttentionOptions() const;

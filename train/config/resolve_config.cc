@@ -5,9 +5,12 @@
 #include <numeric>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "burst/attention/ulysses_attention.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
@@ -332,6 +335,26 @@ absl::Status CheckRingGradDType(const ResolvedConfig& config) {
   return absl::OkStatus();
 }
 
+// "12" or "10-12".
+absl::Status ResolveProfile(const TrainConfig& c, ResolvedConfig* config) {
+  if (c.profile_steps.empty()) return absl::OkStatus();
+  const std::vector<std::string> ends = absl::StrSplit(c.profile_steps, '-');
+  if (ends.size() > 2 || !absl::SimpleAtoi(ends.front(), &config->profile_first) ||
+      !absl::SimpleAtoi(ends.back(), &config->profile_last) || config->profile_first < 1 ||
+      config->profile_last < config->profile_first) {
+    return InvalidOption("profile_steps", c.profile_steps,
+                         " is no range of steps; give one, such as 12, or two, such as 10-12");
+  }
+  if (config->profile_last > c.steps) {
+    return InvalidOption("profile_steps", c.profile_steps, " is beyond --steps=", c.steps);
+  }
+  if (config->device == DeviceType::kCpu) {
+    return InvalidOption("profile_steps", c.profile_steps,
+                         " needs --device=cuda; perf and others profile a CPU without help");
+  }
+  return absl::OkStatus();
+}
+
 // A double ring where the option says so, or where the launcher's processes are on several hosts
 // and a sequence's are on several of them, with the same number on each.
 absl::Status ResolveNodes(const TrainConfig& c, const Launch& launch, ResolvedConfig* config) {
@@ -401,7 +424,8 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   if (c.tokenizer.empty()) return InvalidOption("tokenizer", "is empty; give auto, char or a file");
   if (c.tokenizer != "auto" && c.tokenizer != "byte" && c.tokenizer != "char") {
     config.tokenizer_path = c.tokenizer = ResolvePath(c.tokenizer);
-    if (!std::filesystem::exists(c.tokenizer)) {
+    std::error_code error;  // a name too long for a file is none
+    if (!std::filesystem::exists(c.tokenizer, error)) {
       return InvalidOption("tokenizer", c.tokenizer,
                            " is neither auto, char or byte, nor a file or folder");
     }
@@ -423,6 +447,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   BURST_RETURN_IF_ERROR(ResolveStrategy(c, &config));
   BURST_RETURN_IF_ERROR(ResolveNodes(c, launch, &config));
   BURST_RETURN_IF_ERROR(CheckRingGradDType(config));
+  BURST_RETURN_IF_ERROR(ResolveProfile(c, &config));
   return config;
 }
 

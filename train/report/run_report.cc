@@ -100,6 +100,11 @@ absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Open(const TrainingSetup& 
   const ResolvedConfig& config = setup.config;
   BURST_ASSIGN_OR_RETURN(RunFolder folder, OpenFolder(setup));
   std::unique_ptr<RunReport> report(new RunReport(std::move(folder)));
+  if (config.tensorboard) {
+    BURST_ASSIGN_OR_RETURN(TensorBoardLog log,
+                           TensorBoardLog::Create(report->folder_.path(), facts.step));
+    report->tensorboard_.emplace(std::move(log));
+  }
   if (!prints) return report;
   BURST_ASSIGN_OR_RETURN(const int64_t parameters, Transformer::CountParameters(config.model));
   report->console_ = std::make_unique<Console>(config.steps, config.log_every, facts.throughput);
@@ -125,11 +130,14 @@ absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Open(const TrainingSetup& 
 }
 
 absl::Status RunReport::Record(const StepMetrics& metrics) {
-  return folder_.metrics().Append(metrics);
+  BURST_RETURN_IF_ERROR(folder_.metrics().Append(metrics));
+  return tensorboard_.has_value() ? tensorboard_->Append(metrics) : absl::OkStatus();
 }
 
 absl::Status RunReport::Evaluated(double val_loss) {
-  return folder_.metrics().SetLastValLoss(val_loss);
+  BURST_RETURN_IF_ERROR(folder_.metrics().SetLastValLoss(val_loss));
+  if (!tensorboard_.has_value()) return absl::OkStatus();
+  return tensorboard_->AppendValLoss(folder_.metrics().rows().back().step, val_loss);
 }
 
 bool RunReport::LacksEvaluation(int64_t step) const {

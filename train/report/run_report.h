@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "train/report/console.h"
 #include "train/report/metrics.h"
 #include "train/report/run_folder.h"
+#include "train/report/tensorboard.h"
 #include "train/setup.h"
 
 namespace burst {
@@ -32,8 +34,8 @@ class RunReport {
   RunFolder& folder() { return folder_; }
   bool prints() const { return console_ != nullptr; }
 
-  // A step's row of metrics.jsonl; its evaluation, in the last row; and whether the last row is of
-  // that step and lacks it.
+  // A step's row of metrics.jsonl (and TensorBoard's scalars); its evaluation, in the last row; and
+  // whether the last row is of that step and lacks it.
   absl::Status Record(const StepMetrics& metrics);
   absl::Status Evaluated(double val_loss);
   bool LacksEvaluation(int64_t step) const;
@@ -53,7 +55,8 @@ class RunReport {
   explicit RunReport(RunFolder folder) : folder_(std::move(folder)) {}
 
   RunFolder folder_;
-  std::unique_ptr<Console> console_;  // null: silent
+  std::unique_ptr<Console> console_;           // null: silent
+  std::optional<TensorBoardLog> tensorboard_;  // none: not asked for
   bool told_of_links_ = false;
 };
 

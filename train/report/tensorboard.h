@@ -1,0 +1,39 @@
+// The metrics of a run as TensorBoard reads them: an event file beside metrics.jsonl, in TFRecord
+// framing (tensorflow.org/tutorials/load_data/tfrecord), each record an Event of TensorFlow's
+// event.proto. `tensorboard --logdir=runs` shows the runs of a folder.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "train/report/metrics.h"
+
+namespace burst {
+
+class TensorBoardLog {
+ public:
+  // Makes a new file events.out.tfevents.<time>.<host>.<pid> in `folder`. A run that continues after
+  // `last_step` steps tells TensorBoard to drop what earlier files have of later ones.
+  static absl::StatusOr<TensorBoardLog> Create(const std::string& folder, int64_t last_step);
+  TensorBoardLog(TensorBoardLog&& other);
+  TensorBoardLog& operator=(TensorBoardLog&&) = delete;
+  ~TensorBoardLog();
+
+  // The scalars loss/train, lr, grad_norm, tokens_per_second and step_ms of a step; loss/validation
+  // if the row has it. Handed to the system in one piece: they outlive the process.
+  absl::Status Append(const StepMetrics& row);
+  absl::Status AppendValLoss(int64_t step, double val_loss);
+
+ private:
+  TensorBoardLog(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  absl::Status Write(absl::string_view event);
+
+  std::string path_;
+  int fd_ = -1;
+};
+
+}  // namespace burst
