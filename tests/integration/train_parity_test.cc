@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kSteps = kThreadSanitizer ? 10 : 50;
+constexpr int kSteps = kThreadSanitizer ? 10 : kAddressSanitizer ? 20 : 50;
 
 struct Run {
   std::string name;
