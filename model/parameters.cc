@@ -79,9 +79,16 @@ void Parameter::PutShard(int rank, const Tensor& shard, const Tensor& full) cons
                [](const Tensor& to, const Tensor& from) { to.CopyFrom(from); });
 }
 
+Tensor Parameter::OwnShard(const Tensor& full) const {
+  if (sharding.shards.empty()) return full;
+  const Tensor shard = Tensor::Empty(shape, full.dtype());
+  TakeShard(sharding.rank, full, shard);
+  return shard;
+}
+
 int ParameterList::Add(std::string name, const Shape& full_shape, double init_mean, double init_std,
                        bool decay, Variable* variable, const ParameterSharding& sharding) {
-  BURST_CHECK(values_.null()) << "Add after Allocate";
+  BURST_CHECK(!allocated_) << "Add after Allocate";
   Parameter parameter;
   parameter.name = std::move(name);
   parameter.full_shape = full_shape;
@@ -96,51 +103,191 @@ int ParameterList::Add(std::string name, const Shape& full_shape, double init_me
   return static_cast<int>(parameters_.size()) - 1;
 }
 
-void ParameterList::Allocate(DType dtype, DeviceType device) {
-  BURST_CHECK(values_.null()) << "Allocate twice";
-  const bool mixed = dtype == DType::kBFloat16;
-  values_ = Tensor::Zeros({numel_}, dtype, device);
-  masters_ = mixed ? Tensor::Zeros({numel_}, DType::kFloat32, device) : values_;
-  grads_ = Tensor::ZerosLike(masters_);
-  int64_t offset = 0;
-  for (int zone = 0; zone < kZones; ++zone) {
-    for (Parameter& parameter : parameters_) {
-      if (Zone(parameter.sharding) != zone) continue;
-      parameter.offset = offset;
-      offset += parameter.numel();
+// One unit, unless gradients are divided while they come: then as EndUnit says.
+void ParameterList::MakeUnits() {
+  // A piece begins where a GPU's vectorized loads can, whatever the unit.
+  constexpr int64_t kAlign = 64;
+  std::vector<int> ends = {size()};
+  if (sharding_.stage >= 2 && !unit_ends_.empty()) ends = unit_ends_;
+  BURST_CHECK_EQ(ends.back(), size()) << "parameters after the last EndUnit";
+  int first = 0;
+  int64_t begin = 0;
+  for (const int last : ends) {
+    ParameterUnit unit{first, last, begin, 0, 0, shard_numel_};
+    int64_t numel = 0;
+    for (int zone = 0; zone < kZones; ++zone) {
+      for (int i = first; i < last; ++i) {
+        Parameter& parameter = parameters_[i];
+        if (Zone(parameter.sharding) != zone) continue;
+        parameter.offset = begin + numel;
+        numel += parameter.numel();
+      }
     }
+    const int64_t ranks = sharding_.ranks, align = sharding_.stage > 0 ? kAlign : 1;
+    unit.piece = ((numel + ranks - 1) / ranks + align - 1) / align * align;
+    unit.numel = ranks * unit.piece;
+    units_.push_back(unit);
+    shard_numel_ += unit.piece;
+    begin += unit.numel;
+    first = last;
   }
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& parameter = parameters_[i];
-    const auto view = [&](const Tensor& flat) {
-      return flat.Slice(0, parameter.offset, parameter.numel()).View(parameter.shape);
-    };
-    parameter.variable = Variable(view(values_), view(grads_));
-    if (targets_[i] != nullptr) *targets_[i] = parameter.variable;
+}
+
+void ParameterList::Allocate(DType dtype, DeviceType device, const StateSharding& sharding) {
+  BURST_CHECK(!allocated_) << "Allocate twice";
+  BURST_CHECK(sharding.stage > 0 || sharding.ranks == 1);
+  allocated_ = true;
+  dtype_ = dtype;
+  device_ = device;
+  sharding_ = sharding;
+  MakeUnits();
+  const int stage = sharding.stage;
+  const int64_t whole = units_.back().begin + units_.back().numel;
+  const DType master = master_dtype();
+  values_ = Tensor::Zeros({stage < 3 ? whole : shard_numel_}, dtype, device);
+  grads_ = Tensor::Zeros({stage < 2 ? whole : shard_numel_}, master, device);
+  if (master != dtype) {
+    masters_ = Tensor::Zeros({shard_numel_}, master, device);
+  } else if (stage == 0 || stage == 3) {
+    masters_ = values_;
+  }
+  for (const ParameterUnit& unit : units_) {
+    for (int i = unit.first; i < unit.last; ++i) {
+      Parameter& parameter = parameters_[i];
+      const auto view = [&](const Tensor& flat, bool divided) {
+        if (divided) return Tensor::Null(parameter.shape, flat.dtype(), device);
+        return flat.Slice(0, parameter.offset, parameter.numel()).View(parameter.shape);
+      };
+      parameter.variable = Variable(view(values_, stage >= 3), view(grads_, stage >= 2));
+      if (targets_[i] != nullptr) *targets_[i] = parameter.variable;
+    }
   }
   targets_.clear();
 }
 
 void ParameterList::Initialize(uint64_t seed) {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
+  for (int i = 0; i < size(); ++i) {
     const Parameter& parameter = parameters_[i];
-    const Tensor master = masters_.Slice(0, parameter.offset, parameter.numel());
-    if (parameter.init_std == 0) {
-      master.Fill(parameter.init_mean);
-      continue;
-    }
     // Drawn on the CPU, so that every device starts from the same bits.
-    const bool in_place =
-        master.device() == DeviceType::kCpu && parameter.shape == parameter.full_shape;
-    const Tensor drawn = in_place ? master : Tensor::Empty(parameter.full_shape, master.dtype());
-    DispatchFloat(drawn.dtype(), [&](auto zero) {
-      using T = decltype(zero);
-      Draw<T>(seed, static_cast<int64_t>(i), parameter, drawn.data<T>());
-    });
-    if (in_place) continue;
-    parameter.TakeShard(parameter.sharding.rank, drawn, master.View(parameter.shape));
+    const bool in_place = sharding_.stage == 0 && device_ == DeviceType::kCpu &&
+                          parameter.shape == parameter.full_shape;
+    const Tensor drawn =
+        in_place ? Masters(i) : Tensor::Empty(parameter.full_shape, master_dtype());
+    if (parameter.init_std == 0) {
+      drawn.Fill(parameter.init_mean);
+    } else {
+      DispatchFloat(drawn.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        Draw<T>(seed, static_cast<int64_t>(i), parameter, drawn.data<T>());
+      });
+    }
+    if (!in_place) Set(i, parameter.OwnShard(drawn));
   }
-  RoundMasters();
+}
+
+// ---- The buffers and their pieces.
+
+Tensor ParameterList::values() const {
+  BURST_CHECK_LT(sharding_.stage, 3);
+  return values_.Slice(0, 0, numel_);
+}
+
+const Tensor& ParameterList::masters() const {
+  BURST_CHECK_EQ(sharding_.stage, 0);
+  return masters_;
+}
+
+ParameterPiece ParameterList::PieceOf(int index, int rank) const {
+  const Parameter& parameter = parameters_[index];
+  const auto unit = std::partition_point(units_.begin(), units_.end(),
+                                         [&](const ParameterUnit& u) { return u.last <= index; });
+  const int64_t piece_begin = unit->begin + rank * unit->piece;
+  const int64_t begin = std::max(parameter.offset, piece_begin);
+  const int64_t end = std::min(parameter.offset + parameter.numel(), piece_begin + unit->piece);
+  if (begin >= end) return {};
+  return {begin - parameter.offset, end - begin, unit->shard_begin + begin - piece_begin};
+}
+
+Tensor ParameterList::MasterPiece(int unit) const {
+  if (masters_.null()) return ValuePiece(unit);
+  return masters_.Slice(0, units_[unit].shard_begin, units_[unit].piece);
+}
+
+Tensor ParameterList::ValuePiece(int unit) const {
+  const ParameterUnit& u = units_[unit];
+  return values_.Slice(0, sharding_.stage < 3 ? u.begin + sharding_.rank * u.piece : u.shard_begin,
+                       u.piece);
+}
+
+Tensor ParameterList::GradPiece(int unit) const {
+  const ParameterUnit& u = units_[unit];
+  if (sharding_.stage >= 2) return grads_.Slice(0, u.shard_begin, u.piece);
+  (void)grads();  // writes the zeros that nothing was added to
+  return grads_.Slice(0, u.begin + sharding_.rank * u.piece, u.piece);
+}
+
+const Tensor& ParameterList::GradShard() const {
+  BURST_CHECK_GE(sharding_.stage, 2);
+  return grads_;
+}
+
+Tensor ParameterList::Values(int unit) const {
+  BURST_CHECK_LT(sharding_.stage, 3);
+  return values_.Slice(0, units_[unit].begin, units_[unit].numel);
+}
+
+Tensor ParameterList::Masters(int index) const {
+  const ParameterPiece piece = PieceOf(index, sharding_.rank);
+  if (!masters_.null()) return masters_.Slice(0, piece.at, piece.length);
+  return values_.Slice(0, parameters_[index].offset + piece.begin, piece.length);
+}
+
+void ParameterList::Set(int index, const Tensor& value) {
+  const Parameter& parameter = parameters_[index];
+  BURST_CHECK(value.shape() == parameter.shape && value.dtype() == master_dtype());
+  const Tensor flat = value.Contiguous().View({-1});
+  const ParameterPiece piece = PieceOf(index, sharding_.rank);
+  if (!masters_.null()) Masters(index).CopyFrom(flat.Slice(0, piece.begin, piece.length));
+  const bool rounded = dtype_ != master_dtype();
+  if (sharding_.stage == 1 || sharding_.stage == 2) {
+    const Tensor values = parameter.variable.value().View({-1});
+    rounded ? values.ConvertFrom(flat.To(device_)) : values.CopyFrom(flat);
+  } else if (rounded) {
+    values_.Slice(0, piece.at, piece.length).ConvertFrom(Masters(index));
+  }
+}
+
+Tensor ParameterList::PartOf(const Tensor& flat, const ParameterUnit& unit,
+                             const Parameter& parameter) const {
+  return flat.Slice(0, parameter.offset - unit.begin, parameter.numel()).View(parameter.shape);
+}
+
+void ParameterList::LendValues(int unit, const Tensor& flat) const {
+  for (int i = units_[unit].first; i < units_[unit].last; ++i) {
+    parameters_[i].variable.SetValue(PartOf(flat, units_[unit], parameters_[i]));
+  }
+}
+
+void ParameterList::ForgetValues(int unit) const {
+  for (int i = units_[unit].first; i < units_[unit].last; ++i) {
+    parameters_[i].variable.ForgetValue();
+  }
+}
+
+void ParameterList::LendGrads(int unit, const Tensor& flat) const {
+  for (int i = units_[unit].first; i < units_[unit].last; ++i) {
+    parameters_[i].variable.LendGrad(PartOf(flat, units_[unit], parameters_[i]));
+  }
+}
+
+void ParameterList::TakeGrads(int unit, const Tensor& flat) const {
+  int64_t used = 0;
+  for (int i = units_[unit].first; i < units_[unit].last; ++i) {
+    (void)parameters_[i].variable.grad();
+    parameters_[i].variable.ForgetGrad();
+    used += parameters_[i].numel();
+  }
+  flat.Slice(0, used, units_[unit].numel - used).Fill(0);
 }
 
 std::vector<ShardRange> ParameterList::Ranges(int first, int last) const {
@@ -181,14 +328,16 @@ std::vector<ShardRange> ParameterList::Ranges(int first, int last) const {
 }
 
 void ParameterList::RoundMasters() {
-  if (values_.dtype() != masters_.dtype()) values_.CopyFrom(masters_.To(values_.dtype()));
+  if (values_.dtype() != masters().dtype()) values_.CopyFrom(masters_.To(values_.dtype()));
 }
 
 void ParameterList::ZeroGrad() {
+  BURST_CHECK_LT(sharding_.stage, 2);
   for (const Parameter& parameter : parameters_) parameter.variable.ZeroGrad();
 }
 
 Tensor ParameterList::grads(int64_t begin, int64_t end) const {
+  BURST_CHECK_LT(sharding_.stage, 2);
   for (const Parameter& parameter : parameters_) {
     if (parameter.offset < end && parameter.offset + parameter.numel() > begin) {
       (void)parameter.variable.grad();  // writes the zeros that nothing was added to

@@ -8,6 +8,12 @@
 // list has this rank's shards; names, initial values and checkpoints are those of the full
 // parameters.
 //
+// ZeRO: what the ranks that have the same parameters would all keep, they can divide
+// (StateSharding). The flat order of the parameters is a row of units. Each is divided into as many
+// equal pieces as there are ranks, with padding at its end; rank r has the r-th piece of every
+// unit, one behind the other: its shard. So where an element is, is a function of the number of
+// ranks alone.
+//
 // Mixed precision: with bfloat16 values, the optimizer updates float32 master weights. The values
 // are their rounded copies, which the model computes with; gradients are accumulated in float32.
 #pragma once
@@ -60,6 +66,8 @@ struct Parameter {
   // Copies between the full parameter and a rank's shard of it, of any dtype and device.
   void TakeShard(int rank, const Tensor& full, const Tensor& shard) const;
   void PutShard(int rank, const Tensor& shard, const Tensor& full) const;
+  // This rank's shard of a full parameter: that itself where the parameter is not sharded.
+  Tensor OwnShard(const Tensor& full) const;
   Shape ShardShape(int rank) const;
 };
 
@@ -71,15 +79,47 @@ struct ShardRange {
   int reduce_ranks = 1;  // neighboring ranks over which its gradient is all-reduced: replicas or 1
 };
 
+// What of a model's state is divided over the ranks that have the same parameters (ZeRO,
+// Rajbhandari et al., arXiv 1910.02054).
+struct StateSharding {
+  // 0: nothing; 1: what the optimizer keeps, its moments and the master weights; 2: gradients, too;
+  // 3: and values.
+  int stage = 0;
+  int ranks = 1;
+  int rank = 0;  // this one
+};
+
+// A range of the flat order: parameters that are used together (the embeddings, a layer, what
+// follows the layers) where gradients or values are divided, else all of them.
+struct ParameterUnit {
+  int first = 0, last = 0;  // its parameters
+  int64_t begin = 0;        // in the flat order
+  int64_t numel = 0;        // padding included: `piece` for each of the ranks
+  int64_t piece = 0;
+  int64_t shard_begin = 0;  // of the piece in its rank's shard
+};
+
+// The elements [begin, begin + length) of a parameter that a rank has in its shard, from element
+// `at` of that on; length may be 0.
+struct ParameterPiece {
+  int64_t begin = 0;
+  int64_t length = 0;
+  int64_t at = 0;
+};
+
 class ParameterList {
  public:
   // Declares a parameter; returns its index. Allocate sets *variable, when given. Before Allocate.
   int Add(std::string name, const Shape& full_shape, double init_mean, double init_std, bool decay,
           Variable* variable = nullptr, const ParameterSharding& sharding = {});
+  // The parameters since the last call, or the first, are used together. Before Allocate; the last
+  // ones, too.
+  void EndUnit() { unit_ends_.push_back(size()); }
   // Makes the flat buffers and the variables; values and gradients are zero. float32, float64, or,
-  // on a GPU, bfloat16. In the buffers parameters follow each other as they were added, but sharded
-  // ones precede replicated ones, so that there are few ranges.
-  void Allocate(DType dtype, DeviceType device = DeviceType::kCpu);
+  // on a GPU, bfloat16. In a unit parameters follow each other as they were added, but sharded ones
+  // precede replicated ones, so that there are few ranges.
+  void Allocate(DType dtype, DeviceType device = DeviceType::kCpu,
+                const StateSharding& sharding = {});
   // Draws initial values, a function of (seed, index of the parameter, element) only.
   void Initialize(uint64_t seed);
   void ZeroGrad();
@@ -92,20 +132,67 @@ class ParameterList {
   // The parameters [first, last) as ranges of the flat buffers, increasing and as few as possible.
   std::vector<ShardRange> Ranges(int first, int last) const;
 
-  const Tensor& values() const { return values_; }  // [numel]
+  DType dtype() const { return dtype_; }  // of the values
+  DType master_dtype() const { return SumDType(dtype_); }
+  DeviceType device() const { return device_; }
+
+  // ---- The buffers, of ranks that divide nothing.
+
+  Tensor values() const;  // [numel]; also in the stages 1 and 2
   // [numel], what the optimizer updates and a checkpoint stores: values() itself, or float32 where
   // that is bfloat16. Call RoundMasters after writing to it.
-  const Tensor& masters() const { return masters_; }
-  Tensor grads() const { return grads(0, numel_); }  // [numel], dtype of masters
+  const Tensor& masters() const;
+  Tensor grads() const { return grads(0, numel_); }  // [numel], dtype of masters; also in stage 1
   // Elements [begin, end) of grads().
   Tensor grads(int64_t begin, int64_t end) const;
   // Rounds masters() into values(); does nothing where they are the same tensor.
   void RoundMasters();
 
+  // ---- The same of ranks that divide a state; any stage.
+
+  const StateSharding& sharding() const { return sharding_; }
+  const std::vector<ParameterUnit>& units() const { return units_; }
+  int64_t shard_numel() const { return shard_numel_; }
+  // A rank's piece of a parameter.
+  ParameterPiece PieceOf(int index, int rank) const;
+  // This rank's piece of a unit, [piece]: of the masters, of the gradients, and of the values,
+  // which is that of the masters unless these are rounded.
+  Tensor MasterPiece(int unit) const;
+  Tensor GradPiece(int unit) const;
+  Tensor ValuePiece(int unit) const;
+  const Tensor& GradShard() const;  // all pieces of the gradients, [shard_numel]; stages 2 and 3
+  // This rank's elements of a parameter's masters, [length] of its PieceOf.
+  Tensor Masters(int index) const;
+  // Sets a parameter's masters and values. value: this rank's whole [shape], as if nothing were
+  // divided, of the masters' dtype; on any device.
+  void Set(int index, const Tensor& value);
+
+  // Where a unit's values are whole, [numel of the unit]: in the stages 1 and 2.
+  Tensor Values(int unit) const;
+  // Stage 3: the values are in `flat`, [numel of the unit], until ForgetValues.
+  void LendValues(int unit, const Tensor& flat) const;
+  void ForgetValues(int unit) const;
+  // Stages 2 and 3: the gradients go into `flat`, which counts as zeros, until TakeGrads. That
+  // writes the zeros to which nothing was added.
+  void LendGrads(int unit, const Tensor& flat) const;
+  void TakeGrads(int unit, const Tensor& flat) const;
+
  private:
+  void MakeUnits();
+  Tensor PartOf(const Tensor& flat, const ParameterUnit& unit, const Parameter& parameter) const;
+
+  DType dtype_ = DType::kFloat32;
+  DeviceType device_ = DeviceType::kCpu;
+  StateSharding sharding_;
+  bool allocated_ = false;
+  std::vector<int> unit_ends_;
+  std::vector<ParameterUnit> units_;
+  int64_t shard_numel_ = 0;
   std::vector<Parameter> parameters_;
   std::vector<Variable*> targets_;  // what Allocate sets, by parameter
   int64_t numel_ = 0;
+  // [numel with padding], or where that kind is divided [shard_numel]; masters_: values_ if there
+  // is nothing to round and they are divided alike, null if they are pieces of whole values.
   Tensor values_, masters_, grads_;
 };
 

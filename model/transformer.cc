@@ -70,15 +70,13 @@ SequenceBatch SequenceBatch::To(DeviceType device) const {
           schedule};
 }
 
-absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(const ModelConfig& config,
-                                                                 DType dtype,
-                                                                 std::optional<uint64_t> seed,
-                                                                 DeviceType device,
-                                                                 const TensorParallel& parallel) {
+absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(
+    const ModelConfig& config, DType dtype, std::optional<uint64_t> seed, DeviceType device,
+    const TensorParallel& parallel, const StateSharding& sharding) {
   BURST_RETURN_IF_ERROR(CheckComplete(config));
   BURST_RETURN_IF_ERROR(TensorParallel::Check(config, parallel.ranks()));
   std::unique_ptr<Transformer> model(new Transformer(config.WithDefaults(), parallel));
-  model->parameters_.Allocate(dtype, device);
+  model->parameters_.Allocate(dtype, device, sharding);
   if (seed.has_value()) model->parameters_.Initialize(*seed);
   return model;
 }
@@ -106,10 +104,12 @@ Transformer::Transformer(const ModelConfig& config, const TensorParallel& parall
                     &position_embedding_, replicated);
   }
   for (int64_t layer = 0; layer < config.layers; ++layer) {
+    parameters_.EndUnit();
     first_parameter_.push_back(parameters_.size());
     blocks_.emplace_back(
         LayerScope{config_, parallel_, &parameters_, absl::StrCat("layers.", layer, ".")}, layer);
   }
+  parameters_.EndUnit();
   first_parameter_.push_back(parameters_.size());
   const LayerScope after_layers{config_, parallel_, &parameters_, ""};
   if (config.family == Family::kGpt2) {
@@ -120,6 +120,66 @@ Transformer::Transformer(const ModelConfig& config, const TensorParallel& parall
   if (!config.tied_embeddings) {
     parameters_.Add("head.weight", table, 0, kEmbeddingStd, true, &head_, replicated);
   }
+  parameters_.EndUnit();
+}
+
+// ---- The uses of the parameters. In a pass with a backward, the values of the last layer and of
+// what follows stay until their backward, which comes next.
+
+void Transformer::BeginEmbedding(Tape& tape) const {
+  if (use_ == nullptr) return;
+  use_->BeginValues(tape, 0, 1);
+  tape.OnBackward([this, &tape] { use_->EndGrads(tape, 0); });
+}
+
+void Transformer::EndEmbedding(Tape& tape) const {
+  if (use_ == nullptr) return;
+  use_->EndValues(0);
+  if (!config_.tied_embeddings) tape.OnBackward([this] { use_->BeginGrads(0); });
+}
+
+void Transformer::BeginLayer(Tape& tape, int layer) const {
+  if (use_ == nullptr) return;
+  const int unit = 1 + layer;
+  use_->BeginValues(tape, unit, unit + 1);
+  tape.OnBackward([this, &tape, unit] {
+    use_->EndGrads(tape, unit);
+    use_->EndValues(unit);
+  });
+}
+
+void Transformer::EndLayer(Tape& tape, int layer) const {
+  if (use_ == nullptr) return;
+  const int unit = 1 + layer;
+  const bool stays = tape.recording() && layer + 1 == static_cast<int>(blocks_.size());
+  if (!stays) use_->EndValues(unit);
+  tape.OnBackward([this, &tape, unit] {
+    use_->BeginValues(tape, unit, unit > 1 ? unit - 1 : -1);
+    use_->BeginGrads(unit);
+  });
+}
+
+void Transformer::BeginHead(Tape& tape) const {
+  if (use_ == nullptr) return;
+  const int unit = 1 + static_cast<int>(blocks_.size());
+  use_->BeginValues(tape, unit, config_.tied_embeddings ? 0 : -1);
+  tape.OnBackward([this, &tape, unit] {
+    use_->EndGrads(tape, unit);
+    use_->EndValues(unit);
+  });
+  if (config_.tied_embeddings) use_->BeginValues(tape, 0, -1);
+}
+
+void Transformer::EndHead(Tape& tape) const {
+  if (use_ == nullptr) return;
+  const int unit = 1 + static_cast<int>(blocks_.size());
+  const bool tied = config_.tied_embeddings;
+  if (tied) use_->EndValues(0);  // the loss has used them for its gradient, too
+  if (!tape.recording()) use_->EndValues(unit);
+  tape.OnBackward([this, unit, tied] {
+    use_->BeginGrads(unit);
+    if (tied) use_->BeginGrads(0);
+  });
 }
 
 Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions,
@@ -129,17 +189,22 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, cons
   };
   ReachOp(/*layer=*/-1, "embedding", /*on_device=*/true);
   on_backward(0, first_parameter_[0]);
+  BeginEmbedding(pass.tape);
   Variable x = config_.family == Family::kGpt2
                    ? Embedding(pass.tape, tokens, token_embedding_, positions, position_embedding_)
                    : Embedding(pass.tape, tokens, token_embedding_);
+  EndEmbedding(pass.tape);
   x = pass.parallel.ToLayers(pass.tape, pass.shard, x);
   x = Dropout(pass.tape, x, pass.DropoutAt(/*site=*/0));
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     on_backward(first_parameter_[layer], first_parameter_[layer + 1]);
+    BeginLayer(pass.tape, static_cast<int>(layer));
     x = Layer(pass, layer, x);
+    EndLayer(pass.tape, static_cast<int>(layer));
   }
   ReachOp(/*layer=*/-1, "head", /*on_device=*/true);
   on_backward(first_parameter_.back(), parameters_.size());
+  BeginHead(pass.tape);
   x = pass.parallel.FromLayers(pass.tape, pass.shard, x);
   return final_norm_->Forward(pass, x);
 }
@@ -169,7 +234,7 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
   };
   if (config_.family == Family::kLlama) {
     const Tensor positions = parallel_.AttentionPositions(tape, shard, batch.positions);
-    pass.rope = MakeRopeTable(positions, rope_angles_, parameters_.values().dtype());
+    pass.rope = MakeRopeTable(positions, rope_angles_, parameters_.dtype());
   }
   if (dropout.enabled) {
     const std::vector<int32_t>& positions = parallel_.StreamPositions(*shard);
@@ -183,11 +248,14 @@ Variable Transformer::Loss(Tape& tape, SequenceParallelAttention& attention,
                            const SequenceBatch& batch, double loss_scale, const DropoutKey& dropout,
                            const GradientsReady& ready) const {
   const Variable x = Hidden(tape, attention, batch, dropout, ready);
-  return LinearCrossEntropy(tape, x, head(), batch.targets, loss_scale);
+  const Variable loss = LinearCrossEntropy(tape, x, head(), batch.targets, loss_scale);
+  EndHead(tape);
+  return loss;
 }
 
 Variable Transformer::Logits(Tape& tape, SequenceParallelAttention& attention,
                              const SequenceBatch& batch) const {
+  BURST_CHECK(use_ == nullptr) << "for whole models";
   return Linear(tape, Hidden(tape, attention, batch, DropoutKey()), head());
 }
 
@@ -228,7 +296,7 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
     return Variable(AttendToCache(heads(0, q), cached, cache.window()));
   };
   if (config_.family == Family::kLlama) {
-    pass.rope = MakeRopeTable(positions, rope_angles_, parameters_.values().dtype());
+    pass.rope = MakeRopeTable(positions, rope_angles_, parameters_.dtype());
   }
   const Variable x = Hidden(pass, tokens.To(device()), positions);  // [batch, n, width]
   cache.Advance(n);

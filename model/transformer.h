@@ -18,6 +18,7 @@
 #include "model/kv_cache.h"
 #include "model/layers.h"
 #include "model/ops/ops.h"
+#include "model/parameter_use.h"
 #include "model/parameters.h"
 #include "model/tensor_parallel.h"
 
@@ -45,11 +46,12 @@ class Transformer {
   // filled. dtype as for ParameterList::Allocate. InvalidArgument for a config that does not
   // Validate or whose vocab (gpt2: context) is 0, or that `parallel` cannot shard. With `parallel`,
   // this is one rank's shard of the model; attention and batches must be of a tensor-parallel
-  // strategy.
+  // strategy. Of the stages 2 and 3 of `sharding`, set_parameter_use comes before the first pass.
   static absl::StatusOr<std::unique_ptr<Transformer>> Create(const ModelConfig& config, DType dtype,
                                                              std::optional<uint64_t> seed,
                                                              DeviceType device = DeviceType::kCpu,
-                                                             const TensorParallel& parallel = {});
+                                                             const TensorParallel& parallel = {},
+                                                             const StateSharding& sharding = {});
 
   // The whole parameters of such a model, without memory; vocab and context as for Create.
   static absl::StatusOr<std::vector<Parameter>> ParametersOf(const ModelConfig& config);
@@ -57,13 +59,16 @@ class Transformer {
   static absl::StatusOr<int64_t> CountParameters(const ModelConfig& config);
 
   const ModelConfig& config() const { return config_; }  // WithDefaults
-  DeviceType device() const { return parameters_.values().device(); }
-  DType dtype() const { return parameters_.values().dtype(); }  // of activations
+  DeviceType device() const { return parameters_.device(); }
+  DType dtype() const { return parameters_.dtype(); }  // of activations
   ParameterList& parameters() { return parameters_; }
   const ParameterList& parameters() const { return parameters_; }
 
   // What the layers save for the backward; kNone unless set.
   void set_recompute(Recompute recompute) { recompute_ = recompute; }
+
+  // Told of every use of the parameters; must outlive the passes. Null: nobody.
+  void set_parameter_use(ParameterUse* use) { use_ = use; }
 
   // loss_scale * (sum over this rank's targets of -log p(target)); a scalar. With loss_scale = 1 /
   // (targets of the whole global batch), the sum over ranks and micro-batches is the mean loss, and
@@ -72,7 +77,8 @@ class Transformer {
                 double loss_scale, const DropoutKey& dropout,
                 const GradientsReady& ready = nullptr) const;
 
-  // Logits [batch, length, vocab] of all tokens; for tests and evaluation of short inputs.
+  // Logits [batch, length, vocab] of all tokens; for tests and evaluation of short inputs. These
+  // and the two below are for models whose values are whole (not of stage 3).
   Variable Logits(Tape& tape, SequenceParallelAttention& attention,
                   const SequenceBatch& batch) const;
 
@@ -107,12 +113,22 @@ class Transformer {
 
   Variable Layer(const ForwardPass& pass, size_t layer, const Variable& x) const;
 
+  // The uses of the parameters in a pass, in the order of the forward; see use_. Unit 0 are the
+  // embeddings, then come the layers, then what follows them.
+  void BeginEmbedding(Tape& tape) const;
+  void EndEmbedding(Tape& tape) const;
+  void BeginLayer(Tape& tape, int layer) const;
+  void EndLayer(Tape& tape, int layer) const;
+  void BeginHead(Tape& tape) const;
+  void EndHead(Tape& tape) const;
+
   const Variable& head() const { return config_.tied_embeddings ? token_embedding_ : head_; }
 
   const ModelConfig config_;
   const TensorParallel parallel_;
   RopeAngles rope_angles_;  // llama
   Recompute recompute_ = Recompute::kNone;
+  ParameterUse* use_ = nullptr;
   ParameterList parameters_;
   Variable token_embedding_;     // [vocab, width]
   Variable position_embedding_;  // [context, width], gpt2

@@ -128,7 +128,8 @@ absl::StatusOr<TrainingSetup> PrepareTraining(const ResolvedConfig& config) {
   BURST_RETURN_IF_ERROR(FitVocabulary(setup.data, &setup.config.model));
   setup.config.model = setup.config.model.WithDefaults();
   BURST_ASSIGN_OR_RETURN(setup.data_fingerprint, FingerprintOf(setup.data));
-  setup.sample = setup.data.tokenizer.has_value() ? config.sample.value_or(256) : 0;
+  setup.sample =
+      setup.data.tokenizer.has_value() ? config.sample.value_or(config.zero == 3 ? 0 : 256) : 0;
   return setup;
 }
 

@@ -27,10 +27,14 @@ namespace {
 
 constexpr int kMaxSkippedSteps = 5;
 
+// In this rank's shard.
 std::vector<DecayRange> DecayRanges(const ParameterList& parameters) {
   std::vector<DecayRange> ranges;
-  for (const Parameter& p : parameters.all()) {
-    if (p.decay) ranges.push_back({p.offset, p.offset + p.numel()});
+  for (int i = 0; i < parameters.size(); ++i) {
+    const ParameterPiece piece = parameters.PieceOf(i, parameters.sharding().rank);
+    if (parameters[i].decay && piece.length > 0) {
+      ranges.push_back({piece.at, piece.at + piece.length});
+    }
   }
   std::sort(ranges.begin(), ranges.end(),
             [](const DecayRange& a, const DecayRange& b) { return a.begin < b.begin; });
@@ -81,25 +85,9 @@ absl::Status Trainer::Init(bool verbose) {
       sequence_ == nullptr && mesh.data == 1 ? comm_ : sequence_.get();
   BURST_ASSIGN_OR_RETURN(attention_, CreateAttention(config_.strategy, config_.AttentionOptions(),
                                                      config_.ulysses, sequence_group));
-  TensorParallel parallel;
-  if (tensor_parallel_) {
-    parallel = TensorParallel(sequence_.get(), config_.strategy == Strategy::kTpSp);
-  }
+  BURST_RETURN_IF_ERROR(CreateModel());
   const DeviceType device = config_.device;
   const uint64_t seed = static_cast<uint64_t>(config_.seed);
-  const bool loads = setup_.resumed.has_value() || config_.pretrained.has_value();
-  BURST_ASSIGN_OR_RETURN(
-      model_,
-      Transformer::Create(config_.model, config_.dtype,
-                          loads ? std::nullopt : std::optional<uint64_t>(seed), device, parallel));
-  model_->set_recompute(config_.recompute);
-  ParameterList& parameters = model_->parameters();
-  BURST_ASSIGN_OR_RETURN(
-      gradients_,
-      GradientReducer::Create(parameters, comm_, tensor_parallel_ ? sequence_.get() : nullptr));
-  optimizer_ = std::make_unique<AdamW>(
-      AdamWOptions{config_.beta1, config_.beta2, config_.eps, config_.weight_decay},
-      parameters.numel(), parameters.masters().dtype(), DecayRanges(parameters), device);
   for (auto& results : results_) results = std::make_unique<StepResults>(device);
 
   const SequenceSampler::Options sampler{config_.seqlen, seed, config_.packed};
@@ -115,6 +103,41 @@ absl::Status Trainer::Init(bool verbose) {
     BURST_RETURN_IF_ERROR(LoadWeights());
   }
   return OpenReport(verbose);
+}
+
+absl::Status Trainer::CreateModel() {
+  const Mesh& mesh = config_.mesh;
+  TensorParallel parallel;
+  if (tensor_parallel_) {
+    parallel = TensorParallel(sequence_.get(), config_.strategy == Strategy::kTpSp);
+  }
+  const DeviceType device = config_.device;
+  const bool loads = setup_.resumed.has_value() || config_.pretrained.has_value();
+  StateSharding sharding;
+  if (config_.zero > 0) {
+    sharding = {static_cast<int>(config_.zero), config_.state_ranks(),
+                tensor_parallel_ ? mesh.data_rank(comm_->rank()) : comm_->rank()};
+  }
+  BURST_ASSIGN_OR_RETURN(
+      model_,
+      Transformer::Create(
+          config_.model, config_.dtype,
+          loads ? std::nullopt : std::optional<uint64_t>(static_cast<uint64_t>(config_.seed)),
+          device, parallel, sharding));
+  model_->set_recompute(config_.recompute);
+  const ParameterList& parameters = model_->parameters();
+  Communicator* const group = tensor_parallel_ ? sequence_.get() : nullptr;
+  if (config_.zero < 2) {
+    BURST_ASSIGN_OR_RETURN(gradients_, GradientReducer::Create(parameters, comm_, group));
+  }
+  if (config_.zero > 0) {
+    BURST_ASSIGN_OR_RETURN(shards_, ShardedState::Create(parameters, comm_, group));
+    model_->set_parameter_use(shards_.get());
+  }
+  optimizer_ = std::make_unique<AdamW>(
+      AdamWOptions{config_.beta1, config_.beta2, config_.eps, config_.weight_decay},
+      parameters.shard_numel(), parameters.master_dtype(), DecayRanges(parameters), device);
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::Load() {
@@ -273,8 +296,7 @@ absl::Status Trainer::Enqueue(int64_t step, bool follows) {
   if (!follows) results.begin.Record();
 
   // Forward and backward; gradients accumulate over micro-batches.
-  ParameterList& parameters = model_->parameters();
-  parameters.ZeroGrad();
+  if (config_.zero < 2) model_->parameters().ZeroGrad();
   const int64_t micro_batches = config_.accumulate, first = step * micro_batches;
   BURST_ASSIGN_OR_RETURN(
       const int64_t num_targets,
@@ -289,19 +311,31 @@ absl::Status Trainer::Enqueue(int64_t step, bool follows) {
 
   const ScopedPhase update("update");
   // Reduction over ranks, of which the last backward has enqueued most, and the gradient's norm.
-  BURST_RETURN_IF_ERROR(gradients_->Finish(norm));
-  BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kCollective));
-
-  // Update.
+  BURST_RETURN_IF_ERROR(FinishGradients(norm));
   if (snapshot_ != nullptr) snapshot_->BeginChange();
-  ReachOp(/*layer=*/-1, "optimizer", /*on_device=*/true);
-  const Tensor rounded = model_->dtype() == DType::kBFloat16 ? parameters.values() : Tensor();
-  optimizer_->Step(parameters.masters(), rounded, parameters.grads(), loss_and_norm, config_.clip,
-                   enqueued_.back().lr);
+  BURST_RETURN_IF_ERROR(Update(loss_and_norm, enqueued_.back().lr));
 
   results.loss_and_norm.Post(loss_and_norm.raw_data(), loss_and_norm.size_bytes());
   results.end.Record();
   return absl::OkStatus();
+}
+
+absl::Status Trainer::FinishGradients(const Tensor& norm) {
+  BURST_RETURN_IF_ERROR(gradients_ != nullptr ? gradients_->Finish(norm) : shards_->Finish(norm));
+  return comm_->Wait(Channel::kCollective);
+}
+
+absl::Status Trainer::Update(const Tensor& loss_and_norm, double lr) {
+  ReachOp(/*layer=*/-1, "optimizer", /*on_device=*/true);
+  const ParameterList& parameters = model_->parameters();
+  const bool rounds = parameters.dtype() != parameters.master_dtype();
+  std::vector<AdamW::Part> parts;
+  for (int unit = 0; unit < static_cast<int>(parameters.units().size()); ++unit) {
+    parts.push_back({parameters.MasterPiece(unit), rounds ? parameters.ValuePiece(unit) : Tensor(),
+                     parameters.GradPiece(unit)});
+  }
+  optimizer_->Step(parts, loss_and_norm, config_.clip, lr);
+  return shards_ == nullptr ? absl::OkStatus() : shards_->GatherValues();
 }
 
 // Forward and backward of a micro-batch, by its number in the run. This rank's part of its loss
@@ -323,8 +357,10 @@ absl::Status Trainer::ForwardBackward(int64_t micro_batch, double loss_scale, co
     const absl::Status status = gradients_->Post(first, last);
     if (!status.ok()) tape.Fail(status);
   };
+  if (shards_ != nullptr) shards_->BeginMicroBatch(first);
+  const bool posts = last && gradients_ != nullptr;
   const Variable part =
-      model_->Loss(tape, *attention_, batch, loss_scale, dropout, last ? ready : nullptr);
+      model_->Loss(tape, *attention_, batch, loss_scale, dropout, posts ? ready : nullptr);
   BURST_RETURN_IF_ERROR(tape.status());
   if (first) {
     loss.ConvertFrom(part.value().View({1}));
@@ -410,13 +446,16 @@ absl::StatusOr<std::optional<double>> Trainer::Evaluate() {
     BURST_RETURN_IF_ERROR(AnyRankStops());
     if (stop_) return std::optional<double>();
     const auto [begin, end] = Share(std::min(config_.batch, total - first));
-    if (begin == end) continue;  // fewer sequences than groups
+    const bool idle = begin == end;          // fewer sequences than groups
+    if (idle && config_.zero < 3) continue;  // else it sends its part of the parameters
     BURST_ASSIGN_OR_RETURN(const GlobalBatch batch,
-                           validation_data_->Evaluation(first + begin, end - begin, total));
+                           idle ? validation_data_->Evaluation(first, 1, total)
+                                : validation_data_->Evaluation(first + begin, end - begin, total));
     BURST_ASSIGN_OR_RETURN(const SequenceBatch local, LocalBatch(batch));
     Tape tape(/*recording=*/false);
     const Variable loss = model_->Loss(tape, *attention_, local, /*loss_scale=*/1, DropoutKey());
     BURST_RETURN_IF_ERROR(tape.status());
+    if (idle) continue;
     sum.Add(loss.value().View({1}).To(DType::kFloat64));
     num_targets += batch.num_targets;
   }
@@ -436,11 +475,11 @@ bool Trainer::WeightsAreFinite() const {
   return std::all_of(first, first + masters.numel(), [](float x) { return std::isfinite(x); });
 }
 
-// With tensor parallelism several ranks have a part each of what is saved, and the state of a GPU
-// is not in the host's memory: such runs need as much time as they take.
+// With tensor parallelism and --zero several ranks have a part each of what is saved, and the state
+// of a GPU is not in the host's memory: such runs need as much time as they take.
 std::unique_ptr<SnapshotOnSignal> Trainer::MakeSnapshot() {
   if (report_ == nullptr || config_.comm == CommKind::kThreads || tensor_parallel_ ||
-      model_->device() != DeviceType::kCpu) {
+      shards_ != nullptr || model_->device() != DeviceType::kCpu) {
     return nullptr;
   }
   return std::make_unique<SnapshotOnSignal>([this] {
@@ -457,7 +496,7 @@ std::unique_ptr<SnapshotOnSignal> Trainer::MakeSnapshot() {
 absl::StatusOr<bool> Trainer::IsSound(const StepMetrics& last) {
   if (last.skipped) return false;
   const bool state_is_finite = StateIsFinite();
-  model_->parameters().ZeroGrad();
+  if (config_.zero < 2) model_->parameters().ZeroGrad();
   const Tensor results = Tensor::Empty({2}, DType::kFloat64, model_->device());
   const Tensor loss = results.Slice(0, 0, 1), norm = results.Slice(0, 1, 1);
   const int64_t micro_batch = step_ * config_.accumulate;
@@ -467,8 +506,7 @@ absl::StatusOr<bool> Trainer::IsSound(const StepMetrics& last) {
   const double loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, num_targets));
   BURST_RETURN_IF_ERROR(
       ForwardBackward(micro_batch, loss_scale, loss, /*first=*/true, /*last=*/true));
-  BURST_RETURN_IF_ERROR(gradients_->Finish(norm));
-  BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kCollective));
+  BURST_RETURN_IF_ERROR(FinishGradients(norm));
   BURST_RETURN_IF_ERROR(comm_->Barrier());  // as in AnyRankStops: all have enqueued it
   const bool sound = state_is_finite && AllFinite(results);
   BURST_ASSIGN_OR_RETURN(const bool ruined, OnAnyRank(!sound));
@@ -477,10 +515,14 @@ absl::StatusOr<bool> Trainer::IsSound(const StepMetrics& last) {
 
 // Of this rank: its weights and optimizer state.
 bool Trainer::StateIsFinite() const {
-  const Tensor norms = Tensor::Empty({3}, DType::kFloat64, model_->device());
-  L2Norm(model_->parameters().masters(), norms.Slice(0, 0, 1));
-  L2Norm(optimizer_->first_moment(), norms.Slice(0, 1, 1));
-  L2Norm(optimizer_->second_moment(), norms.Slice(0, 2, 1));
+  const ParameterList& parameters = model_->parameters();
+  const int units = static_cast<int>(parameters.units().size());
+  const Tensor norms = Tensor::Empty({units + 2}, DType::kFloat64, model_->device());
+  for (int unit = 0; unit < units; ++unit) {
+    L2Norm(parameters.MasterPiece(unit), norms.Slice(0, unit, 1));
+  }
+  L2Norm(optimizer_->first_moment(), norms.Slice(0, units, 1));
+  L2Norm(optimizer_->second_moment(), norms.Slice(0, units + 1, 1));
   return AllFinite(norms);
 }
 
@@ -495,9 +537,13 @@ absl::StatusOr<bool> Trainer::Checkpoint(const StepMetrics& last) {
 }
 
 absl::Status Trainer::Save(std::optional<double> val_loss) {
-  // Of the ranks of a model, those of the first.
-  Communicator* const group = tensor_parallel_ ? sequence_.get() : nullptr;
-  if (group == nullptr ? report_ == nullptr : data_rank_ > 0) return absl::OkStatus();
+  // With --zero all ranks; else of the ranks of a model, those of the first.
+  Communicator* group = tensor_parallel_ ? sequence_.get() : nullptr;
+  if (shards_ != nullptr) {
+    group = comm_;
+  } else if (group == nullptr ? report_ == nullptr : data_rank_ > 0) {
+    return absl::OkStatus();
+  }
   CheckpointInfo info;
   info.step = step_;
   info.updates = optimizer_->updates();
@@ -523,7 +569,7 @@ absl::StatusOr<std::string> Trainer::Sample() const {
   if (setup_.sample == 0 || !report_->prints()) return std::string();
   const Transformer* model = model_.get();
   std::unique_ptr<Transformer> whole;
-  if (tensor_parallel_) {  // this rank owns a part of the model only
+  if (tensor_parallel_ || config_.zero == 3) {  // this rank owns a part of the model only
     BURST_ASSIGN_OR_RETURN(
         whole, Transformer::Create(config_.model, config_.dtype, /*seed=*/0, config_.device));
     BURST_RETURN_IF_ERROR(

@@ -1,6 +1,7 @@
 // The trainer: one rank's part of a run. Every rank owns a whole replica of the model, or with
 // tensor parallelism its part of one, and its tokens of every sequence; losses and gradients are
-// reduced over ranks, so all replicas take the same step.
+// reduced over ranks, so all replicas take the same step. With --zero the ranks divide what they
+// would otherwise all have (ShardedState).
 #pragma once
 
 #include <array>
@@ -21,6 +22,7 @@
 #include "train/data/batch.h"
 #include "train/optimizer/adamw.h"
 #include "train/optimizer/gradient_reducer.h"
+#include "train/optimizer/sharded_state.h"
 #include "train/report/metrics.h"
 #include "train/report/run_report.h"
 #include "train/setup.h"
@@ -65,6 +67,7 @@ class Trainer {
 
   Trainer(const TrainingSetup& setup, Communicator* comm);
   absl::Status Init(bool verbose);
+  absl::Status CreateModel();  // and its optimizer
   absl::Status Load();         // the run that is resumed
   absl::Status LoadWeights();  // of a new run that starts from those of another model
   absl::Status OpenReport(bool verbose);
@@ -76,6 +79,10 @@ class Trainer {
   absl::Status AnyRankStops();
   absl::Status ForwardBackward(int64_t micro_batch, double loss_scale, const Tensor& loss,
                                bool first, bool last);
+  // Completes the reduction of the gradients; norm, [1] float64, becomes the whole gradient's.
+  absl::Status FinishGradients(const Tensor& norm);
+  // AdamW, and what the ranks exchange after it.
+  absl::Status Update(const Tensor& loss_and_norm, double lr);
   // The sequences of `count` that are this rank's group's share: [first, second).
   std::pair<int64_t, int64_t> Share(int64_t count) const;
   // This rank's tokens of `batch`, on its device.
@@ -105,7 +112,8 @@ class Trainer {
   bool tensor_parallel_ = false;            // several ranks own a model between them
   std::unique_ptr<SequenceParallelAttention> attention_;
   std::unique_ptr<Transformer> model_;
-  std::unique_ptr<GradientReducer> gradients_;
+  std::unique_ptr<GradientReducer> gradients_;  // null where shards_ reduces them
+  std::unique_ptr<ShardedState> shards_;        // with --zero, else null
   std::unique_ptr<AdamW> optimizer_;
   std::optional<SequenceSampler> training_data_, validation_data_;
   std::shared_ptr<const RingSchedule> schedule_;         // of every batch, unless packed

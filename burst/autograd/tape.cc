@@ -27,7 +27,7 @@ void Variable::AddGrad(const Tensor& contribution) const {
               contribution.dtype() == node_->value.dtype())
       << "gradient " << ToString(contribution.shape()) << " " << Name(contribution.dtype())
       << " for a value " << ToString(node_->value.shape()) << " " << Name(node_->value.dtype());
-  if (node_->grad.null()) {
+  if (node_->grad.null() && !node_->owned_grad) {
     node_->grad = contribution;
     node_->grad_is_shared = true;
     return;
@@ -52,6 +52,19 @@ void Variable::ClearGrad() const {
   node_->grad_is_zero = false;
 }
 
+void Variable::LendGrad(Tensor grad) const {
+  BURST_CHECK(node_->owned_grad && node_->grad.null() && grad.shape() == node_->grad.shape() &&
+              grad.dtype() == node_->grad.dtype());
+  node_->grad = std::move(grad);
+  node_->grad_is_zero = true;
+}
+
+void Variable::ForgetGrad() const {
+  BURST_CHECK(node_->owned_grad);
+  node_->grad = node_->grad.WithoutMemory();
+  node_->grad_is_zero = false;
+}
+
 const Tensor& Variable::GradToWrite(bool* add) const {
   *add = !node_->grad_is_zero;
   node_->grad_is_zero = false;
@@ -70,6 +83,7 @@ const Tensor& Variable::MutableGrad() const {
   BURST_CHECK(node_->requires_grad);
   if (node_->grad_is_zero) ClearGrad();
   if (node_->grad.null()) {
+    BURST_CHECK(!node_->owned_grad) << "a gradient that was not lent memory";
     node_->grad = Tensor::ZerosLike(node_->value);
   } else if (node_->grad_is_shared) {
     node_->grad = node_->grad.Clone();

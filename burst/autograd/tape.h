@@ -61,6 +61,11 @@ class Variable {
   // the first call of grad().
   void ZeroGrad() const;
 
+  // For a parameter whose gradient has memory only while a backward adds to it: from LendGrad on,
+  // where `grad` counts as zero whatever it holds, until ForgetGrad.
+  void LendGrad(Tensor grad) const;
+  void ForgetGrad() const;
+
   // Replaces the gradient, for backwards whose kernel reads grad() (which may be null) and writes
   // its sum with the contribution to another tensor. Not for parameters: their owner has the
   // buffer.

@@ -110,7 +110,8 @@ class Communicator {
   // has counts[r] elements and follows the part of rank r - 1.
   //
   // All-gather: every rank's `own` is copied into its part of `all` on all ranks. Contiguous, one
-  // dtype, not overlapping, the same device on every rank. A rank sends `own` to every other rank.
+  // dtype, the same device on every rank; `own` is its part of `all`, or does not overlap with
+  // that. A rank sends `own` to every other rank.
   virtual absl::Status PostAllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
                                           const Tensor& all);
   // Reduce-scatter: `own` becomes the sum over the ranks of this rank's part of `all`, which is

@@ -111,12 +111,17 @@ struct Tensor::Storage {
   const Allocation allocation;
 };
 
-Tensor Tensor::Empty(const Shape& shape, DType dtype, DeviceType device) {
+Tensor Tensor::Null(const Shape& shape, DType dtype, DeviceType device) {
   Tensor tensor;
   tensor.shape_ = shape;
   tensor.strides_ = ContiguousStrides(shape);
   tensor.dtype_ = dtype;
   tensor.device_ = device;
+  return tensor;
+}
+
+Tensor Tensor::Empty(const Shape& shape, DType dtype, DeviceType device) {
+  Tensor tensor = Null(shape, dtype, device);
   for (int64_t size : shape) BURST_CHECK_GE(size, 0);
   tensor.storage_ = std::make_shared<Storage>(device, tensor.size_bytes());
   return tensor;

@@ -100,6 +100,8 @@ class Tensor {
   Tensor Slice(int64_t axis, int64_t begin, int64_t length, int64_t step = 1) const;
   // The same shape, dtype and device; null.
   Tensor WithoutMemory() const;
+  // Such a tensor, of which there never was any memory.
+  static Tensor Null(const Shape& shape, DType dtype, DeviceType device);
   // A contiguous copy.
   Tensor Clone() const;
   // *this if contiguous, else a contiguous copy.

@@ -56,6 +56,49 @@ absl::Status PostedAllReduce(Communicator& comm, const CheckOptions& options) {
   return absl::OkStatus();
 }
 
+// A tensor divided among the ranks, in equal parts and others: gathered from a part of its own and
+// in place, and reduced.
+absl::Status Parts(Communicator& comm, const CheckOptions& options) {
+  const int ranks = comm.world_size();
+  for (const bool equal : {true, false}) {
+    std::vector<int64_t> counts, begins;
+    int64_t n = 0;
+    for (int r = 0; r < ranks; ++r) {
+      counts.push_back(equal ? 192 : 100 + 33 * r);
+      begins.push_back(n);
+      n += counts.back();
+    }
+    const int64_t begin = begins[comm.rank()], count = counts[comm.rank()];
+    std::vector<float> expected;  // the part of rank r, from its inputs
+    for (int r = 0; r < ranks; ++r) {
+      const auto part = SumInputs<float>(r, counts[r], DeviceType::kCpu).ToVector<float>();
+      expected.insert(expected.end(), part.begin(), part.end());
+    }
+    const Tensor own = SumInputs<float>(comm.rank(), count, options.device);
+    for (const bool in_place : {true, false}) {
+      const Tensor all = Tensor::Zeros({n}, DType::kFloat32, options.device);
+      const Tensor part = all.Slice(0, begin, count);
+      if (in_place) part.CopyFrom(own);
+      BURST_RETURN_IF_ERROR(comm.PostAllGatherParts(in_place ? part : own, counts, all));
+      BURST_RETURN_IF_ERROR(comm.Wait(Channel::kCollective));
+      EXPECT_EQ(all.ToVector<float>(), expected) << equal << in_place;
+    }
+    // Whole numbers, whose sums are exact in any order.
+    const Tensor all = Tensor::Empty({n}, DType::kFloat32);
+    for (int64_t i = 0; i < n; ++i)
+      all.data<float>()[i] = static_cast<float>(i * (comm.rank() + 1));
+    const Tensor sum = Tensor::Zeros({count}, DType::kFloat32, options.device);
+    BURST_RETURN_IF_ERROR(comm.PostReduceScatterSum(all.To(options.device), counts, sum));
+    BURST_RETURN_IF_ERROR(comm.Wait(Channel::kCollective));
+    std::vector<float> sums;
+    for (int64_t i = begin; i < begin + count; ++i) {
+      sums.push_back(static_cast<float>(i * (ranks * (ranks + 1) / 2)));
+    }
+    EXPECT_EQ(sum.ToVector<float>(), sums) << equal;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Broadcast(Communicator& comm, const CheckOptions& options) {
   for (int root = 0; root < comm.world_size(); ++root) {
     for (int64_t size : {0, 1, 1000, (1 << 20) + 1}) {
@@ -232,6 +275,7 @@ const std::vector<CommunicatorCheck>& CommunicatorChecks() {
       {"AllReduce", CheckAllReduce},
       {"AllReduceInPieces", CheckAllReduceInPieces},
       {"PostedAllReduce", PostedAllReduce},
+      {"Parts", Parts},
       {"Broadcast", Broadcast},
       {"AllGather", AllGather},
       {"Barrier", Barrier},

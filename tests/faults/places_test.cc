@@ -149,6 +149,30 @@ TEST_F(Places, ARankThatIsKilledInAPartedModel) {
   }
 }
 
+// Ranks that divide a model's state: a save needs all of them, and nobody has the others' parts.
+TEST_F(Places, ARankThatIsLostOrAskedToStopWithADividedState) {
+  const Arguments divided = {"--zero=3"};
+  FaultTest::SetUp();  // an empty folder
+  MakeStraight(Plus(straight_, divided));
+  const Place places[] = {{"save 8 20", 4, 0}, {"backward 6 3", 0, 6}};
+  for (Case& c : Cases(places, divided)) {
+    SCOPED_TRACE(c.run);
+    const bool stops = c.place.finished > 0;
+    StartAndPause(c);
+    (*c.processes)[c.victim].Signal(stops ? SIGTERM : SIGKILL);
+    if (stops) {
+      SleepMs(20);  // arrives, also where it only asks
+      c.processes->GoOn();
+      EXPECT_EQ(EndOf((*c.processes)[c.victim]).exit_code, 128 + SIGTERM);
+      ExpectOthersEnd(c, "", /*exit_code=*/0);
+    } else {
+      ExpectOthersEnd(c, Lost(c.victim) + "its connection closed");
+    }
+    EXPECT_EQ(SavedStep(c.run), stops ? c.place.finished : c.place.saved);
+    ExpectContinues(c.run, Plus(straight_, divided));
+  }
+}
+
 TEST_F(Places, AllRanksAreKilledAtOnce) {
   for (Case& c : Cases(kPlaces)) {
     if (c.victim != 0) continue;

@@ -1,6 +1,6 @@
 // Random small configurations of the trainer: model families, strategies, meshes, layouts, masks,
-// recomputation, accumulation, lengths from one token. Several ranks must train as one rank does,
-// to rounding, or refuse the configuration in a sentence that names an option.
+// recomputation, accumulation, what ranks divide, lengths from one token. Several ranks must train
+// as one rank does, to rounding, or refuse the configuration in a sentence that names an option.
 //
 //   random_training_test [--first=0] [--count=200] [--steps=3]
 //
@@ -126,6 +126,8 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   if (HasRing(c.strategy) && c.precision == Precision::kBf16 && draws.OneIn(2)) {
     c.ring_grad_dtype = RingGradDType::kBf16;
   }
+  const int64_t divide = IsTensorParallel(c.strategy) ? c.dp : c.dp * c.sp;
+  if (divide > 1) c.zero = draws.Between(0, 3);
   return result;
 }
 

@@ -165,6 +165,8 @@ TEST_P(TrainParity, ProcessesTrainAsThreadsDo) {
   }
   compare({"--ranks_per_node=2"}, true);
   compare({"--strategy=burst+ulysses", "--ulysses=2"}, true);
+  compare({"--zero=2", "--dp=2", "--batch=4"}, false);
+  compare({"--zero=3"}, true);
   for (const char* strategy : {"tp", "tp+sp"}) {
     compare({absl::StrCat("--strategy=", strategy), "--dp=2", "--batch=4"},
             /*over_mpi=*/strategy[2] == '+');

@@ -105,6 +105,50 @@ TEST(Parameters, InitialLossIsNearLogVocab) {
   }
 }
 
+// Every element is in one rank's shard, at a place of its own, whatever the stage and the ranks;
+// and a rank starts from the values that all start from.
+TEST(Parameters, PiecesOfRanksAreAllThereIs) {
+  for (const ModelConfig& config : {SmallLlama(false), SmallGpt2()}) {
+    const auto whole = *Transformer::Create(config, DType::kFloat32, 1);
+    for (int stage = 1; stage <= 3; ++stage) {
+      for (const int ranks : {1, 2, 3, 7}) {
+        SCOPED_TRACE(testing::Message() << "stage " << stage << ", " << ranks << " ranks");
+        std::vector<int64_t> next(whole->parameters().size());
+        for (int rank = 0; rank < ranks; ++rank) {
+          const auto model = *Transformer::Create(config, DType::kFloat32, 1, DeviceType::kCpu, {},
+                                                  {stage, ranks, rank});
+          const ParameterList& parameters = model->parameters();
+          EXPECT_EQ(parameters.units().size(), stage == 1 ? 1u : config.layers + 2u);
+          std::vector<bool> used(parameters.shard_numel());
+          for (int i = 0; i < parameters.size(); ++i) {
+            const ParameterPiece piece = parameters.PieceOf(i, rank);
+            if (piece.length == 0) continue;
+            EXPECT_EQ(piece.begin, next[i]) << "the rank before ends there";
+            next[i] += piece.length;
+            for (int64_t at = piece.at; at < piece.at + piece.length; ++at) {
+              EXPECT_FALSE(used[at]);
+              used[at] = true;
+            }
+            EXPECT_EQ(parameters.Masters(i).ToVector<float>(),
+                      whole->parameters()
+                          .Masters(i)
+                          .Slice(0, piece.begin, piece.length)
+                          .ToVector<float>());
+          }
+          if (stage == 3) continue;
+          for (int i = 0; i < parameters.size(); ++i) {
+            EXPECT_EQ(parameters.variable(i).value().ToVector<float>(),
+                      whole->parameters().variable(i).value().ToVector<float>());
+          }
+        }
+        for (int i = 0; i < whole->parameters().size(); ++i) {
+          EXPECT_EQ(next[i], whole->parameters()[i].numel()) << i;
+        }
+      }
+    }
+  }
+}
+
 TEST(Parameters, IncompleteConfigsAreErrors) {
   ModelConfig config = SmallLlama(false);
   config.vocab = 0;

@@ -113,6 +113,32 @@ TEST(AdamW, SameBitsForAnyNumberOfThreads) {
   for (const int threads : {2, 3, 5, 8}) EXPECT_EQ(update(threads), update(1)) << threads;
 }
 
+// Parts of any sizes, with other decay in each and bounds across them.
+TEST(AdamW, PartsAreUpdatedAsTheWhole) {
+  const int64_t n = 40000;
+  const std::vector<DecayRange> decay = {{0, 77}, {77, 16385}, {20001, 35003}, {39999, n}};
+  const auto update = [&](const std::vector<int64_t>& ends) {
+    const Tensor p = ToTensor<float>(Random(n, 0)), g = ToTensor<float>(Random(n, 1));
+    const Tensor compute = Tensor::Zeros({n}, DType::kBFloat16, kTestDevice);
+    AdamW optimizer({0.9, 0.95, 1e-8, 0.1}, n, DType::kFloat32, decay, kTestDevice);
+    std::vector<AdamW::Part> parts;
+    int64_t begin = 0;
+    for (const int64_t end : ends) {
+      const auto part = [&](const Tensor& all) { return all.Slice(0, begin, end - begin); };
+      parts.push_back({part(p), part(compute), part(g)});
+      begin = end;
+    }
+    for (int step = 0; step < 2; ++step) optimizer.Step(parts, LossAndNorm(1, 2), 1, 1e-2);
+    EXPECT_EQ(optimizer.updates(), 2);
+    return std::vector<std::vector<float>>{p.ToVector<float>(), compute.ToVector<float>(),
+                                           optimizer.first_moment().ToVector<float>(),
+                                           optimizer.second_moment().ToVector<float>()};
+  };
+  const auto whole = update({n});
+  EXPECT_TRUE(update({64, 64, 16384, 20032, n}) == whole);
+  EXPECT_TRUE(update({1, 78, 20000, 20003, n}) == whole) << "not aligned";
+}
+
 TEST(AdamW, ZeroGradientOnlyDecays) {
   const Tensor p = ToTensor<double>({1, 1});
   AdamW optimizer({0.9, 0.95, 1e-8, 0.5}, 2, DType::kFloat64, {{1, 2}}, kTestDevice);

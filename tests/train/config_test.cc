@@ -338,6 +338,11 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--ranks=4", "--sp=8"}, {"--sp", "8", "does not divide", "4"}},
       {{"--ranks=4", "--dp=2", "--sp=4"}, {"--dp", "2", "--sp=4", "4"}},
       {{"--dp=2", "--batch=3"}, {"--batch", "3", "--dp=2"}},
+      {{"--zero=4"}, {"--zero", "4", "0, 1, 2 or 3"}},
+      {{"--zero=-1"}, {"--zero", "-1", "0, 1, 2 or 3"}},
+      {{"--zero=2", "--ranks=1"}, {"--zero", "2", "one rank"}},
+      {{"--strategy=tp", "--ranks=2", "--zero=1", "--model=" + four_heads},
+       {"--zero", "1", "--strategy=tp", "--dp=1", "larger --dp"}},
       {{"--strategy=spiral"}, {"--strategy", "spiral", "single", "burst+ulysses"}},
       {{"--strategy=single", "--ranks=2"}, {"--strategy", "single", "2", "--sp=1"}},
       {{"--strategy=single", "--ring_backward=ring"},
@@ -404,6 +409,19 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
     }
     EXPECT_FALSE(absl::StrContains(config.status().message(), "\n")) << "one sentence";
   }
+}
+
+TEST(TrainConfig, TheStateIsDividedByThoseThatHaveTheSame) {
+  EXPECT_EQ(Resolve({})->zero, 0);
+  const auto ranks = [](const std::vector<std::string>& arguments) {
+    const auto config = Resolve(arguments);
+    EXPECT_EQ(config.status(), absl::OkStatus());
+    return config.ok() ? config->state_ranks() : 0;
+  };
+  EXPECT_EQ(ranks({"--zero=1", "--ranks=4"}), 4);
+  EXPECT_EQ(ranks({"--zero=2", "--dp=2", "--sp=3"}), 6);
+  EXPECT_EQ(ranks({"--zero=3", "--dp=4", "--sp=2", "--strategy=tp"}), 4);
+  EXPECT_EQ(ranks({"--zero=3", "--dp=4", "--sp=1", "--strategy=tp"}), 4);
 }
 
 TEST(TrainConfig, ResumeTakesTheRunsConfiguration) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -31,14 +33,25 @@ Tensor PartOf(const Tensor& flat, const Parameter& parameter) {
 struct Destination {
   std::string name;
   const Parameter& parameter;
-  Tensor tensor;
+  Tensor tensor;  // this rank's part, [shape]; or null, and
+  std::function<void(const Tensor& part)> take = nullptr;  // is given it, on the CPU
 
   bool whole() const {
-    return tensor.device() == DeviceType::kCpu && parameter.sharding.shards.empty();
+    return !tensor.null() && tensor.device() == DeviceType::kCpu &&
+           parameter.sharding.shards.empty();
   }
 };
 
-absl::Status ReadAll(const SafetensorsFile& file, const std::vector<Destination>& destinations) {
+// From the whole of a parameter to this rank's part.
+void Take(const Destination& to, const Tensor& whole) {
+  if (!to.tensor.null()) {
+    return to.parameter.TakeShard(to.parameter.sharding.rank, whole, to.tensor);
+  }
+  to.take(to.parameter.OwnShard(whole));
+}
+
+absl::Status ReadAll(const SafetensorsFile& file, DType dtype,
+                     const std::vector<Destination>& destinations) {
   constexpr auto kFinite = SafetensorsFile::Numbers::kFinite;
   for (size_t begin = 0, end; begin < destinations.size(); begin = end) {
     // Those that fit are read at once; whole tensors of which a part is wanted are staged.
@@ -48,14 +61,12 @@ absl::Status ReadAll(const SafetensorsFile& file, const std::vector<Destination>
       const Destination& to = destinations[end];
       const bool whole = to.whole();
       tensors.push_back(
-          {to.name, whole ? to.tensor : Tensor::Empty(to.parameter.full_shape, to.tensor.dtype())});
+          {to.name, whole ? to.tensor : Tensor::Empty(to.parameter.full_shape, dtype)});
       if (!whole) staged += tensors.back().tensor.size_bytes();
     }
     BURST_RETURN_IF_ERROR(file.Read(tensors, kFinite));
     for (size_t i = begin; i < end; ++i) {
-      const Destination& to = destinations[i];
-      if (to.whole()) continue;
-      to.parameter.TakeShard(to.parameter.sharding.rank, tensors[i - begin].tensor, to.tensor);
+      if (!destinations[i].whole()) Take(destinations[i], tensors[i - begin].tensor);
     }
   }
   return absl::OkStatus();
@@ -82,6 +93,68 @@ absl::StatusOr<Tensor> GatherWhole(const Parameter& parameter, const Tensor& par
   const Tensor whole = Tensor::Empty(parameter.full_shape, part.dtype());
   for (int r = 0; r < group->world_size(); ++r) parameter.PutShard(r, parts[r], whole);
   return whole;
+}
+
+// ---- Ranks that divide the state (StateSharding).
+
+constexpr int64_t kMessageElements = int64_t{16} << 20;  // of a message to rank 0, at most
+
+// Is given elements that follow each other, on the CPU.
+using Sink = std::function<absl::Status(const Tensor& elements)>;
+
+// The elements of a parameter, as tensor parallel rank `part` of `parts` has it, to rank 0 of the
+// world in their order. own: what this rank has of them (PieceOf), on any device.
+absl::Status SendPieces(const ParameterList& parameters, int index, const Tensor& own, int part,
+                        int parts, Communicator* world, const Sink& sink) {
+  for (int rank = 0; rank < parameters.sharding().ranks; ++rank) {
+    const int64_t length = parameters.PieceOf(index, rank).length;
+    const int owner = rank * parts + part;
+    for (int64_t at = 0; at < length; at += kMessageElements) {
+      const int64_t n = std::min(kMessageElements, length - at);
+      if (world->rank() == owner) {
+        const Tensor piece = own.Slice(0, at, n).To(DeviceType::kCpu);
+        if (owner == 0) {
+          BURST_RETURN_IF_ERROR(sink(piece));
+          continue;
+        }
+        const SendBuffer send = {piece.raw_data(), piece.size_bytes(), 0};
+        BURST_RETURN_IF_ERROR(world->Post(Channel::kCollective, {&send, 1}, {}));
+        BURST_RETURN_IF_ERROR(world->Wait(Channel::kCollective));
+      } else if (world->rank() == 0) {
+        const Tensor piece = Tensor::Empty({n}, own.dtype());
+        const ReceiveBuffer receive = {piece.raw_data(), piece.size_bytes(), owner};
+        BURST_RETURN_IF_ERROR(world->Post(Channel::kCollective, {}, {&receive, 1}));
+        BURST_RETURN_IF_ERROR(world->Wait(Channel::kCollective));
+        BURST_RETURN_IF_ERROR(sink(piece));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The whole of a parameter to rank 0, as SendPieces.
+absl::Status SendWhole(const ParameterList& parameters, int index, const Tensor& own,
+                       Communicator* world, const Sink& sink) {
+  const Parameter& parameter = parameters[index];
+  const int parts = world->world_size() / parameters.sharding().ranks;
+  if (parameter.sharding.shards.empty()) {
+    return SendPieces(parameters, index, own, /*part=*/0, parts, world, sink);
+  }
+  const bool receives = world->rank() == 0;
+  const Tensor whole = receives ? Tensor::Empty(parameter.full_shape, own.dtype()) : Tensor();
+  for (int part = 0; part < parts; ++part) {
+    const Tensor shard =
+        receives ? Tensor::Empty(parameter.ShardShape(part), own.dtype()) : Tensor();
+    int64_t at = 0;
+    BURST_RETURN_IF_ERROR(
+        SendPieces(parameters, index, own, part, parts, world, [&](const Tensor& elements) {
+          shard.View({-1}).Slice(0, at, elements.numel()).CopyFrom(elements);
+          at += elements.numel();
+          return absl::OkStatus();
+        }));
+    if (receives) parameter.PutShard(part, shard, whole);
+  }
+  return receives ? sink(whole) : absl::OkStatus();
 }
 
 absl::Status NotACheckpoint(absl::string_view why) {
@@ -198,11 +271,49 @@ StringMap Strings(const CheckpointInfo& info) {
   return metadata;
 }
 
+absl::Status SaveDivided(const std::string& path, const CheckpointInfo& info,
+                         const ParameterList& parameters, const AdamW& optimizer,
+                         Communicator* world) {
+  std::vector<SafetensorsWriter::Entry> entries;
+  for (const Parameter& p : parameters.all()) entries.push_back({p.name, "F32", p.full_shape});
+  for (const Parameter& p : parameters.all()) {
+    entries.push_back({"adam.m." + p.name, "F32", p.full_shape});
+    entries.push_back({"adam.v." + p.name, "F32", p.full_shape});
+  }
+  BURST_CHECK(parameters.master_dtype() == DType::kFloat32);
+  std::optional<SafetensorsWriter> writer;
+  if (world->rank() == 0) {
+    BURST_ASSIGN_OR_RETURN(SafetensorsWriter created,
+                           SafetensorsWriter::Create(path, std::move(entries), Strings(info),
+                                                     /*checksums=*/true));
+    writer.emplace(std::move(created));
+  }
+  const auto write = [&](const Tensor& elements) {
+    return writer->Write(elements.raw_data(), elements.size_bytes());
+  };
+  const auto send = [&](int i, const Tensor& own) {
+    return SendWhole(parameters, i, own, world, write);
+  };
+  for (int i = 0; i < parameters.size(); ++i) {
+    BURST_RETURN_IF_ERROR(send(i, parameters.Masters(i)));
+  }
+  for (int i = 0; i < parameters.size(); ++i) {
+    const ParameterPiece piece = parameters.PieceOf(i, parameters.sharding().rank);
+    for (const Tensor& moments : {optimizer.first_moment(), optimizer.second_moment()}) {
+      BURST_RETURN_IF_ERROR(send(i, moments.Slice(0, piece.at, piece.length)));
+    }
+  }
+  return writer.has_value() ? writer->Commit() : absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
                             const ParameterList& parameters, const AdamW& optimizer,
                             Communicator* group) {
+  if (parameters.sharding().stage > 0) {
+    return SaveDivided(path, info, parameters, optimizer, group);
+  }
   std::vector<NamedTensor> tensors;
   const auto add = [&](const std::string& prefix, const Parameter& parameter,
                        const Tensor& flat) -> absl::Status {
@@ -262,14 +373,30 @@ absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, 
         absl::StrCat(path, ": holds weights alone; a run can start from them with --model=FOLDER"));
   }
   std::vector<Destination> destinations;
-  for (const Parameter& p : parameters->all()) {
-    destinations.push_back({p.name, p, PartOf(parameters->masters(), p)});
+  const bool divided = parameters->sharding().stage > 0;
+  const auto add_moment = [&](const char* prefix, int i, const Tensor& moment) {
+    const Parameter& p = (*parameters)[i];
+    if (!divided) return destinations.push_back({prefix + p.name, p, PartOf(moment, p)});
+    const ParameterPiece piece = parameters->PieceOf(i, parameters->sharding().rank);
+    const Tensor own = moment.Slice(0, piece.at, piece.length);
+    destinations.push_back({prefix + p.name, p, Tensor(), [piece, own](const Tensor& part) {
+                              own.CopyFrom(part.View({-1}).Slice(0, piece.begin, piece.length));
+                            }});
+  };
+  for (int i = 0; i < parameters->size(); ++i) {
+    const Parameter& p = (*parameters)[i];
+    if (divided) {
+      destinations.push_back(
+          {p.name, p, Tensor(), [parameters, i](const Tensor& part) { parameters->Set(i, part); }});
+    } else {
+      destinations.push_back({p.name, p, PartOf(parameters->masters(), p)});
+    }
     if (optimizer == nullptr) continue;
-    destinations.push_back({"adam.m." + p.name, p, PartOf(optimizer->first_moment(), p)});
-    destinations.push_back({"adam.v." + p.name, p, PartOf(optimizer->second_moment(), p)});
+    add_moment("adam.m.", i, optimizer->first_moment());
+    add_moment("adam.v.", i, optimizer->second_moment());
   }
-  BURST_RETURN_IF_ERROR(ReadAll(file, destinations));
-  parameters->RoundMasters();
+  BURST_RETURN_IF_ERROR(ReadAll(file, parameters->master_dtype(), destinations));
+  if (!divided) parameters->RoundMasters();
   if (optimizer != nullptr) optimizer->set_updates(info.updates);
   return absl::OkStatus();
 }

@@ -35,7 +35,9 @@ struct CheckpointInfo {
 };
 
 // Atomic; ResourceExhausted when the disk is full, and what was there before stays. With parameters
-// that are spread over ranks, `group` is theirs: all call it, and rank 0 writes.
+// that are spread over ranks, `group` is theirs: all call it, and rank 0 writes. Where ranks divide
+// the state (StateSharding), `group` is all of them, data parallel x tensor parallel (Mesh): rank 0
+// receives a message at a time and writes it; with tensor parallelism, a parameter at a time.
 absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
                             const ParameterList& parameters, const AdamW& optimizer,
                             Communicator* group = nullptr);

@@ -111,6 +111,11 @@ OptionTable TrainOptions(TrainConfig* c) {
         "What the backward pass computes again, to save memory: none; full: each layer, of which "
         "only the input is stored; selective: the same but for attention, whose result is stored, "
         "too. Results do not depend on it.");
+  t.Add(
+      "zero", &c->zero, kMayChange,
+      "What the ranks that have the same parameters divide between them, to save memory (ZeRO). 1: "
+      "what the optimizer keeps; 2: gradients, too; 3: and the parameters themselves. 0: nothing. "
+      "With tp and tp+sp the groups of --dp divide it.");
   t.Add("ranks", &c->ranks, kMayChange,
         "Ranks: threads of this process (on cuda each owns one GPU), or a launcher's processes. "
         "-1: dp times sp; without them 2 threads (cuda: 1), or as many as there are processes.");
@@ -178,7 +183,8 @@ OptionTable TrainOptions(TrainConfig* c) {
         "NVTX range for each step, phase, layer and op; for `nsys profile "
         "--capture-range=cudaProfilerApi`.");
   t.Add("sample", &c->sample, kMayChange,
-        "Tokens to generate at the end. -1: 256; none for shards without --tokenizer.");
+        "Tokens to generate at the end. -1: 256; none for shards without --tokenizer, and with "
+        "--zero=3, where rank 0 would load the whole model for it.");
   return t;
 }
 

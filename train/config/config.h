@@ -55,6 +55,7 @@ struct PlainOptions {
   int64_t seed = 1;
 
   Recompute recompute = Recompute::kNone;
+  int64_t zero = 0;  // stage of StateSharding
   Strategy strategy = Strategy::kBurst;
   Layout layout = Layout::kZigzag;
   BackwardDirection ring_backward = BackwardDirection::kAuto;
@@ -133,6 +134,8 @@ struct ResolvedConfig : PlainOptions {
   int64_t profile_first = 0;      // steps that are profiled, from 1; 0: none
   int64_t profile_last = 0;
 
+  // The ranks that have the same parameters, and divide their state with `zero`.
+  int state_ranks() const;
   // What CreateAttention is told of the above.
   BurstAttentionOptions AttentionOptions() const;
 

@@ -46,6 +46,7 @@ absl::Status CheckRanges(const TrainConfig& c) {
   BURST_RETURN_IF_ERROR(AtLeast("log_every", c.log_every, 1));
   BURST_RETURN_IF_ERROR(AtLeast("patience", c.patience, 0));
   BURST_RETURN_IF_ERROR(AtLeast("sample", c.sample, -1));
+  if (c.zero < 0 || c.zero > 3) return InvalidOption("zero", c.zero, " is no stage; 0, 1, 2 or 3");
   if (c.ranks != -1) BURST_RETURN_IF_ERROR(AtLeast("ranks", c.ranks, 1));
   if (c.dp != -1) BURST_RETURN_IF_ERROR(AtLeast("dp", c.dp, 1));
   if (c.sp != -1) BURST_RETURN_IF_ERROR(AtLeast("sp", c.sp, 1));
@@ -321,6 +322,16 @@ absl::Status ResolveStrategy(const TrainConfig& c, ResolvedConfig* config) {
   return divide.ok() ? divide : InvalidOption("ulysses", divide.message());
 }
 
+absl::Status CheckZero(const ResolvedConfig& config) {
+  if (config.zero == 0 || config.state_ranks() > 1) return absl::OkStatus();
+  if (config.ranks == 1) {
+    return InvalidOption("zero", config.zero, " has nothing to divide on one rank; leave it out");
+  }
+  return InvalidOption(
+      "zero", config.zero, " has nothing to divide: with --strategy=", Name(config.strategy),
+      " and --dp=1 no two ranks have the same parameters; ", "give a larger --dp, or leave it out");
+}
+
 absl::Status CheckRingGradDType(const ResolvedConfig& config) {
   if (config.ring_grad_dtype == RingGradDType::kFp32) return absl::OkStatus();
   if (!HasRing(config.strategy)) {
@@ -386,6 +397,10 @@ absl::Status ResolveNodes(const TrainConfig& c, const Launch& launch, ResolvedCo
 
 }  // namespace
 
+int ResolvedConfig::state_ranks() const {
+  return IsTensorParallel(strategy) ? mesh.data : mesh.world_size();
+}
+
 BurstAttentionOptions ResolvedConfig::AttentionOptions() const {
   BurstAttentionOptions attention;
   attention.layout = layout;
@@ -448,6 +463,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   BURST_RETURN_IF_ERROR(ResolveNodes(c, launch, &config));
   BURST_RETURN_IF_ERROR(CheckRingGradDType(config));
   BURST_RETURN_IF_ERROR(ResolveProfile(c, &config));
+  BURST_RETURN_IF_ERROR(CheckZero(config));
   return config;
 }
 

@@ -171,11 +171,18 @@ absl::Status HuggingFaceDirectory::Read(const Parameter& parameter, const Tensor
 }
 
 absl::Status HuggingFaceDirectory::Load(ParameterList* parameters) const {
-  const Tensor masters = parameters->masters();
+  const bool divided = parameters->sharding().stage > 0;
   std::vector<std::vector<NamedTensor>> direct(files_.size());  // read where they belong
-  for (const Parameter& parameter : parameters->all()) {
-    const Tensor part = masters.Slice(0, parameter.offset, parameter.numel()).View(parameter.shape);
+  for (int i = 0; i < parameters->size(); ++i) {
+    const Parameter& parameter = (*parameters)[i];
     const std::vector<ForeignTensor> tensors = ForeignTensors(config_.model, parameter);
+    if (divided) {
+      const Tensor whole = Tensor::Empty(parameter.full_shape, parameters->master_dtype());
+      BURST_RETURN_IF_ERROR(Read(parameter, whole));
+      parameters->Set(i, parameter.OwnShard(whole));
+      continue;
+    }
+    const Tensor part = parameters->Masters(i).View(parameter.shape);
     const bool whole = part.device() == DeviceType::kCpu && parameter.sharding.shards.empty();
     if (whole && !tensors[0].transposed) {
       int64_t row = 0;
@@ -193,7 +200,7 @@ absl::Status HuggingFaceDirectory::Load(ParameterList* parameters) const {
   for (size_t i = 0; i < files_.size(); ++i) {
     BURST_RETURN_IF_ERROR(files_[i].ReadConverted(direct[i], kFinite));
   }
-  parameters->RoundMasters();
+  if (!divided) parameters->RoundMasters();
   return absl::OkStatus();
 }
 

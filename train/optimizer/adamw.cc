@@ -45,14 +45,16 @@ void UpdateRange(const Coefficients<T>& c, T keep, int64_t begin, int64_t end,
   }
 }
 
+// Elements `offset` of the state and after it; `decay` counts from the state's begin.
 template <typename T>
-void UpdateAll(const Coefficients<T>& c, const std::vector<DecayRange>& decay, int64_t n,
-               const T* g, T* p, T* m, T* v) {
+void UpdateAll(const Coefficients<T>& c, const std::vector<DecayRange>& decay, int64_t offset,
+               int64_t n, const T* g, T* p, T* m, T* v) {
   const auto update_block = [&](int64_t at, int64_t end) {
     auto range = std::partition_point(decay.begin(), decay.end(),
-                                      [at](const DecayRange& r) { return r.end <= at; });
-    for (; range != decay.end() && range->begin < end; ++range) {
-      const int64_t from = std::max(range->begin, at), to = std::min(range->end, end);
+                                      [&](const DecayRange& r) { return r.end <= offset + at; });
+    for (; range != decay.end() && range->begin < offset + end; ++range) {
+      const int64_t from = std::max(range->begin - offset, at);
+      const int64_t to = std::min(range->end - offset, end);
       UpdateRange<T>(c, T{1}, at, from, g, p, m, v);
       UpdateRange<T>(c, c.keep, from, to, g, p, m, v);
       at = to;
@@ -88,14 +90,25 @@ AdamW::AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vecto
   }
 }
 
-void AdamW::Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,
-                 const Tensor& loss_and_norm, double clip, double lr) {
-  for (const Tensor& tensor : {masters, grads}) {
-    BURST_CHECK(tensor.shape() == m_.shape() && tensor.dtype() == m_.dtype() &&
-                tensor.device() == m_.device() && tensor.is_contiguous());
+void AdamW::CheckParts(absl::Span<const Part> parts) const {
+  int64_t n = 0;
+  for (const Part& part : parts) {
+    n += part.masters.numel();
+    for (const Tensor& tensor : {part.masters, part.grads}) {
+      BURST_CHECK(tensor.ndim() == 1 && tensor.shape() == part.masters.shape() &&
+                  tensor.dtype() == m_.dtype() && tensor.device() == m_.device() &&
+                  tensor.is_contiguous());
+    }
+    BURST_CHECK(part.compute.null() ||
+                (part.compute.shape() == part.masters.shape() && part.compute.is_contiguous() &&
+                 part.compute.dtype() == DType::kBFloat16));
   }
-  BURST_CHECK(compute.null() || (compute.shape() == m_.shape() && compute.is_contiguous() &&
-                                 compute.dtype() == DType::kBFloat16));
+  BURST_CHECK_EQ(n, m_.numel());
+}
+
+void AdamW::Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, double clip,
+                 double lr) {
+  CheckParts(parts);
   BURST_CHECK(loss_and_norm.numel() == 2 && loss_and_norm.dtype() == DType::kFloat64 &&
               loss_and_norm.device() == m_.device());
   cuda::AdamWUpdate update;
@@ -106,19 +119,37 @@ void AdamW::Step(const Tensor& masters, const Tensor& compute, const Tensor& gra
   update.weight_decay = options_.weight_decay;
   update.clip = clip;
   if (m_.device() == DeviceType::kCuda) {
-    BURST_CUDA_CALL(cuda::AdamWStep(update, decay_bounds_, loss_and_norm, updates_, grads, masters,
-                                    m_, v_, compute));
+    std::vector<cuda::AdamWPart> flat;
+    int64_t offset = 0;
+    for (const Part& part : parts) {
+      const int64_t n = part.masters.numel();
+      flat.push_back({offset, part.grads, part.masters, m_.Slice(0, offset, n),
+                      v_.Slice(0, offset, n), part.compute});
+      offset += n;
+    }
+    BURST_CUDA_CALL(cuda::AdamWStep(update, decay_bounds_, loss_and_norm, updates_, flat));
     return;
   }
   const double loss = loss_and_norm.data<double>()[0], norm = loss_and_norm.data<double>()[1];
   if (!std::isfinite(loss) || !std::isfinite(norm)) return;
   const double t = ++updates_.data<double>()[0];
-  DispatchFloat(m_.dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    UpdateAll<T>(Coefficients<T>(update, t, norm), decay_, m_.numel(), grads.data<T>(),
-                 masters.data<T>(), m_.data<T>(), v_.data<T>());
-  });
-  if (!compute.null()) compute.CopyFrom(masters.To(DType::kBFloat16));
+  int64_t offset = 0;
+  for (const Part& part : parts) {
+    const int64_t n = part.masters.numel();
+    DispatchFloat(m_.dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      UpdateAll<T>(Coefficients<T>(update, t, norm), decay_, offset, n, part.grads.data<T>(),
+                   part.masters.data<T>(), m_.data<T>() + offset, v_.data<T>() + offset);
+    });
+    if (!part.compute.null()) part.compute.CopyFrom(part.masters.To(DType::kBFloat16));
+    offset += n;
+  }
+}
+
+void AdamW::Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,
+                 const Tensor& loss_and_norm, double clip, double lr) {
+  const Part part = {masters, compute, grads};
+  Step({&part, 1}, loss_and_norm, clip, lr);
 }
 
 int64_t AdamW::updates() const { return static_cast<int64_t>(updates_.ToVector<double>()[0]); }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -29,10 +30,17 @@ class AdamW {
   AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vector<DecayRange> decay,
         DeviceType device = DeviceType::kCpu);
 
-  // One update, number updates() + 1, of `masters` [numel] from `grads` [numel] times min(1, clip /
-  // norm) (clip 0: times 1); `compute` [numel] bfloat16, unless null, becomes the masters, rounded.
-  // loss_and_norm: [2] float64, on the same device: unless both are finite, nothing changes, and no
-  // update is counted.
+  // What is updated, in parts that follow each other in the state.
+  struct Part {
+    Tensor masters;  // [n]
+    Tensor compute;  // [n] bfloat16, or null
+    Tensor grads;    // [n]
+  };
+  // One update, number updates() + 1, of the parts' masters from their gradients times min(1, clip
+  // / norm) (clip 0: times 1); `compute`, unless null, becomes the masters, rounded. Every element
+  // is updated in the same way, whatever the parts. loss_and_norm: [2] float64, on the same device:
+  // unless both are finite, nothing changes, and no update is counted.
+  void Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, double clip, double lr);
   void Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,
             const Tensor& loss_and_norm, double clip, double lr);
 
@@ -43,6 +51,8 @@ class AdamW {
   void set_updates(int64_t updates) { updates_.Fill(static_cast<double>(updates)); }
 
  private:
+  void CheckParts(absl::Span<const Part> parts) const;
+
   const AdamWOptions options_;
   const std::vector<DecayRange> decay_;
   Tensor m_, v_;

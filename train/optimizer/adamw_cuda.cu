@@ -69,11 +69,11 @@ __device__ inline int BoundsUpTo(const double* bounds, int count, double at) {
   return low;
 }
 
-// N elements a vector; a block takes kThreads kVecsPerThread vectors in a row, nearly always of one
-// side of the bounds.
+// Of a part whose first element is number `offset`. N elements a vector; a block takes kThreads
+// kVecsPerThread vectors in a row, nearly always of one side of the bounds.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    AdamWKernel(int64_t n, const Coefficients<T>* __restrict__ update,
+    AdamWKernel(int64_t offset, int64_t n, const Coefficients<T>* __restrict__ update,
                 const double* __restrict__ bounds, int num_bounds,
                 const double* __restrict__ loss_and_norm, Flat<T> flat) {
   if (!isfinite(loss_and_norm[0]) || !isfinite(loss_and_norm[1])) return;
@@ -84,13 +84,13 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ int range[2];
   if (threadIdx.x < 2) {
     const int64_t at = threadIdx.x == 0 ? begin : min(n, begin + kBlock) - 1;
-    range[threadIdx.x] = BoundsUpTo(bounds, num_bounds, static_cast<double>(at));
+    range[threadIdx.x] = BoundsUpTo(bounds, num_bounds, static_cast<double>(offset + at));
   }
   __syncthreads();
   const int first_bound = range[0], last_bound = range[1];
   const auto decays = [&](int64_t i) {
     int bound = first_bound;
-    while (bound < last_bound && bounds[bound] <= static_cast<double>(i)) ++bound;
+    while (bound < last_bound && bounds[bound] <= static_cast<double>(offset + i)) ++bound;
     return bound % 2 == 1;
   };
 
@@ -191,35 +191,38 @@ __global__ void RootOfSumKernel(int n, const double* __restrict__ sums, double* 
 }  // namespace
 
 void AdamWStep(const AdamWUpdate& update, const Tensor& decay_bounds, const Tensor& loss_and_norm,
-               const Tensor& updates, const Tensor& grads, const Tensor& masters, const Tensor& m,
-               const Tensor& v, const Tensor& compute) {
-  const int64_t n = masters.numel();
-  if (n == 0) return;
-  const auto launch = [&](auto zero, auto vec_size) {
+               const Tensor& updates, absl::Span<const AdamWPart> parts) {
+  if (parts.empty()) return;
+  const DType dtype = parts[0].masters.dtype();
+  const auto launch = [&](const AdamWPart& part, const auto* coefficients, auto zero,
+                          auto vec_size) {
     using T = decltype(zero);
     constexpr int N = decltype(vec_size)::value;
     constexpr int64_t kBlock = int64_t{kThreads} * kVecsPerThread * N;
-    const Flat<T> flat = {Data<T>(grads), Data<T>(masters), Data<T>(m), Data<T>(v),
-                          Data<bf16>(compute)};
+    const int64_t n = part.masters.numel();
+    const Flat<T> flat = {Data<T>(part.grads), Data<T>(part.masters), Data<T>(part.m),
+                          Data<T>(part.v), Data<bf16>(part.compute)};
+    AdamWKernel<T, N><<<(n + kBlock - 1) / kBlock, kThreads, 0, CurrentStream()>>>(
+        part.offset, n, coefficients, Data<double>(decay_bounds),
+        static_cast<int>(decay_bounds.numel()), Data<double>(loss_and_norm), flat);
+    BURST_CUDA_CHECK_LAUNCH("AdamWStep");
+  };
+  DispatchFloat(dtype, [&](auto zero) {
+    using T = decltype(zero);
     constexpr int64_t kWords = sizeof(Coefficients<T>) / sizeof(T);
-    const Tensor memory = Tensor::Empty({kWords}, DTypeOf<T>::value, DeviceType::kCuda);
+    const Tensor memory = Tensor::Empty({kWords}, dtype, DeviceType::kCuda);
     auto* const coefficients = reinterpret_cast<Coefficients<T>*>(Data<T>(memory));
     BeginUpdateKernel<<<1, 1, 0, CurrentStream()>>>(update, Data<double>(loss_and_norm),
                                                     Data<double>(updates), coefficients);
     BURST_CUDA_CHECK_LAUNCH("AdamWStep");
-    AdamWKernel<T, N><<<(n + kBlock - 1) / kBlock, kThreads, 0, CurrentStream()>>>(
-        n, coefficients, Data<double>(decay_bounds), static_cast<int>(decay_bounds.numel()),
-        Data<double>(loss_and_norm), flat);
-    BURST_CUDA_CHECK_LAUNCH("AdamWStep");
-  };
-  const bool aligned = Aligned(grads, 16) && Aligned(masters, 16) && Aligned(m, 16) &&
-                       Aligned(v, 16) && Aligned(compute, 8);
-  DispatchFloat(masters.dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    if (aligned) {
-      launch(zero, std::integral_constant<int, kVecSize<T>>());
-    } else {
-      launch(zero, std::integral_constant<int, 1>());
+    for (const AdamWPart& part : parts) {
+      if (part.masters.numel() == 0) continue;
+      if (Aligned(part.grads, 16) && Aligned(part.masters, 16) && Aligned(part.m, 16) &&
+          Aligned(part.v, 16) && Aligned(part.compute, 8)) {
+        launch(part, coefficients, zero, std::integral_constant<int, kVecSize<T>>());
+      } else {
+        launch(part, coefficients, zero, std::integral_constant<int, 1>());
+      }
     }
   });
 }

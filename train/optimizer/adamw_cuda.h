@@ -1,6 +1,9 @@
 // AdamW and the norm of a gradient on a GPU: the kernels behind train/optimizer/adamw.h.
 #pragma once
 
+#include <cstdint>
+
+#include "absl/types/span.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -12,13 +15,18 @@ struct AdamWUpdate {
   double clip = 0;  // the largest norm; 0: no clipping
 };
 
-// Everything is [numel]: masters, grads, m and v of one of float32 and float64, compute bfloat16 or
-// null. decay_bounds: float64, increasing: weights decay from its elements 0, 2... up to its
-// elements 1, 3...; may be empty. loss_and_norm: [2] float64; nothing happens unless both are
-// finite. updates: [1] float64, the updates made, counts this one.
+// Everything is [n]: grads, masters, m and v of one of float32 and float64, compute bfloat16 or
+// null.
+struct AdamWPart {
+  int64_t offset = 0;  // of its first element among all that is updated
+  Tensor grads, masters, m, v, compute;
+};
+
+// decay_bounds: float64, increasing: weights decay from its elements 0, 2... up to its elements 1,
+// 3..., counted over all parts; may be empty. loss_and_norm: [2] float64; nothing happens unless
+// both are finite. updates: [1] float64, the updates made, counts this one.
 void AdamWStep(const AdamWUpdate& update, const Tensor& decay_bounds, const Tensor& loss_and_norm,
-               const Tensor& updates, const Tensor& grads, const Tensor& masters, const Tensor& m,
-               const Tensor& v, const Tensor& compute);
+               const Tensor& updates, absl::Span<const AdamWPart> parts);
 
 // norm [1] float64 = the Euclidean norm of x, contiguous, of a floating-point type. Summed in
 // double and in an order that depends on the number of elements and their type alone.

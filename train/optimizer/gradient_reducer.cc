@@ -42,7 +42,7 @@ absl::Status GradientReducer::Post(int first, int last) {
   }
   int64_t bytes = 0;
   for (int i = first_; i < last_; ++i) {
-    bytes += parameters_[i].numel() * SizeOf(parameters_.masters().dtype());
+    bytes += parameters_[i].numel() * SizeOf(parameters_.master_dtype());
   }
   return bytes < kMessageBytes ? absl::OkStatus() : Start();
 }

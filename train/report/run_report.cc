@@ -1,5 +1,9 @@
 #include "train/report/run_report.h"
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "burst/attention/strategy.h"
@@ -30,6 +34,15 @@ std::string Ranks(const ResolvedConfig& config) {
   return absl::StrFormat("%d = %d data parallel x %d %s parallel; %s", config.ranks,
                          config.mesh.data, config.mesh.sequence, tensor ? "tensor" : "sequence",
                          kind);
+}
+
+// What ranks divide; empty: nothing.
+std::string State(const ResolvedConfig& config) {
+  if (config.zero == 0) return "";
+  const char* const divided[] = {"", "optimizer", "optimizer and gradients",
+                                 "optimizer, gradients and parameters"};
+  return absl::StrFormat("%s divided over %d ranks (ZeRO %d), which save it together",
+                         divided[config.zero], config.state_ranks(), config.zero);
 }
 
 std::string Model(const ResolvedConfig& config) {
@@ -108,19 +121,22 @@ absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Open(const TrainingSetup& 
   if (!prints) return report;
   BURST_ASSIGN_OR_RETURN(const int64_t parameters, Transformer::CountParameters(config.model));
   report->console_ = std::make_unique<Console>(config.steps, config.log_every, facts.throughput);
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"data", setup.data.summary},
+      {"",
+       absl::StrFormat("trains on %s tokens, validates on %s", Thousands(setup.data.train.size()),
+                       Thousands(setup.data.validation.size()))},
+      {"model", Model(config)},
+      {"attention", Attention(config)},
+      {"ranks", Ranks(config)},
+      {"step", OfStep(config, facts.sequences_per_epoch)},
+      {"optimizer", Optimizer(config)},
+      {"machine", Machine(config, facts.throughput.peak_flops)},
+      {"run folder", report->folder_.path()}};
+  if (config.zero > 0) rows.insert(rows.begin() + 5, {"state", State(config)});
   report->console_->Table(absl::StrFormat("%s: %s, %s parameters", config.model_name,
                                           Name(config.model.family), Thousands(parameters)),
-                          {{"data", setup.data.summary},
-                           {"", absl::StrFormat("trains on %s tokens, validates on %s",
-                                                Thousands(setup.data.train.size()),
-                                                Thousands(setup.data.validation.size()))},
-                           {"model", Model(config)},
-                           {"attention", Attention(config)},
-                           {"ranks", Ranks(config)},
-                           {"step", OfStep(config, facts.sequences_per_epoch)},
-                           {"optimizer", Optimizer(config)},
-                           {"machine", Machine(config, facts.throughput.peak_flops)},
-                           {"run folder", report->folder_.path()}});
+                          rows);
   if (facts.step > 0) {
     report->console_->Print(absl::StrCat(
         "continuing after step ", facts.step,

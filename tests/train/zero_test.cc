@@ -1,0 +1,388 @@
+// Ranks that divide a model's state (--zero) train as those that do not: the same bits where sums
+// have the same order, else to rounding; in less memory; and their checkpoints are the same. On the
+// CPU and, compiled once more, on GPUs.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/status.h"
+#include "burst/comm/mesh.h"
+#include "burst/comm/thread/thread_communicator.h"
+#include "burst/device/memory.h"
+#include "model/tensor_parallel.h"
+#include "tests/testing/subprocess.h"
+#include "tests/testing/test_device.h"
+#include "tests/train/trainer_run.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/kept_checkpoints.h"
+#include "train/checkpoint/safetensors.h"
+#include "train/report/metrics.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kLlama[] =
+    R"({"family":"llama","layers":3,"width":32,"heads":4,"kv_heads":2,"ffn":48,"dropout":0.1})";
+constexpr char kTiedGpt2[] =
+    R"({"family":"gpt2","layers":2,"width":32,"heads":4,"ffn":64,"tied_embeddings":true})";
+
+// What a run computes.
+struct Results {
+  std::vector<double> losses, norms;
+  // Of every parameter, by tensor parallel rank: the masters, put together from the ranks' pieces.
+  std::vector<std::vector<std::vector<float>>> weights;
+
+  bool operator==(const Results& other) const {
+    return losses == other.losses && norms == other.norms && weights == other.weights;
+  }
+};
+
+class Zero : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = FreshTestFolder();
+    std::ofstream text(folder_ + "/text.txt");
+    for (int i = 0; i < 300; ++i) {
+      text << "sentence " << i * 7919 % 1000 << " of many\n" << (i % 4 == 3 ? "\n" : "");
+    }
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  TrainConfig Options() const {
+    TrainConfig options = SmallTraining(folder_, "run", kTestDevice);
+    options.precision = Precision::kFp32;
+    options.model = kLlama;
+    options.seqlen = 40;
+    options.batch = 6;
+    options.lr = 4e-3;
+    options.steps = 20;
+    options.warmup = 2;
+    options.threads = 1;
+    options.ranks = -1;
+    return options;
+  }
+
+  static Results Train(TrainConfig options, int64_t zero) {
+    options.zero = zero;
+    fs::remove_all(options.out);
+    Results results;
+    const int64_t parts = IsTensorParallel(options.strategy) ? options.sp : 1;
+    results.weights.resize(parts);
+    std::atomic<int> sized{0};
+    EXPECT_EQ(WithTrainers(options,
+                           [&](Trainer& trainer, int rank) -> absl::Status {
+                             const ParameterList& parameters = trainer.model().parameters();
+                             if (rank == 0) {
+                               for (auto& part : results.weights) {
+                                 for (const Parameter& p : parameters.all()) {
+                                   part.emplace_back(p.numel());
+                                 }
+                               }
+                               sized = 1;
+                             }
+                             for (int64_t step = 0; step < options.steps; ++step) {
+                               BURST_ASSIGN_OR_RETURN(
+                                   const StepMetrics row,
+                                   trainer.Step(step, step % 2 == 0 && step + 1 < options.steps));
+                               if (rank != 0) continue;
+                               results.losses.push_back(row.loss);
+                               results.norms.push_back(row.grad_norm);
+                             }
+                             // Every rank has been in steps with rank 0.
+                             EXPECT_EQ(sized, 1);
+                             for (int i = 0; i < parameters.size(); ++i) {
+                               const ParameterPiece piece =
+                                   parameters.PieceOf(i, parameters.sharding().rank);
+                               const std::vector<float> own =
+                                   parameters.Masters(i).ToVector<float>();
+                               const bool first_replica = zero > 0 || rank < parts;
+                               if (!first_replica) continue;
+                               std::copy(own.begin(), own.end(),
+                                         results.weights[rank % parts][i].begin() + piece.begin);
+                             }
+                             return absl::OkStatus();
+                           }),
+              absl::OkStatus());
+    return results;
+  }
+
+  // Sums of some thousand products in another order (tests/integration/random_training_test.cc).
+  static void ExpectEqualToRounding(const Results& results, const Results& expected) {
+    ASSERT_EQ(results.losses.size(), expected.losses.size());
+    for (size_t i = 0; i < results.losses.size(); ++i) {
+      EXPECT_NEAR(results.losses[i], expected.losses[i], 1e-5 * expected.losses[i]) << i;
+      EXPECT_NEAR(results.norms[i], expected.norms[i], 1e-3 * expected.norms[i]) << i;
+    }
+  }
+
+  std::string folder_;
+};
+
+struct Case {
+  Strategy strategy;
+  int64_t dp, sp;
+  const char* model = kLlama;
+  int64_t accumulate = 1;
+  Recompute recompute = Recompute::kNone;
+  bool packed = false;
+};
+
+// Stage 1 reduces what an undivided run reduces, in the same order, and updates every element once.
+// The stages 2 and 3 reduce the same as each other.
+TEST_F(Zero, EveryStageTakesTheSameSteps) {
+  const Case cases[] = {
+      {Strategy::kBurst, 1, 2},
+      {Strategy::kBurst, 3, 1, kTiedGpt2, /*accumulate=*/2, Recompute::kFull},
+      {Strategy::kRing, 2, 2, kLlama, 2, Recompute::kSelective, /*packed=*/true},
+      {Strategy::kUlysses, 1, 2, kTiedGpt2},
+      {Strategy::kBurstUlysses, 1, 4, kLlama, 1, Recompute::kNone, true},
+      {Strategy::kTp, 2, 2, kLlama, 2},
+      {Strategy::kTpSp, 2, 2, kTiedGpt2, 1, Recompute::kFull},
+      {Strategy::kTpSp, 2, 4,
+       R"({"family":"llama","layers":1,"width":32,"heads":4,"kv_heads":1,"ffn":48})"},
+  };
+  for (const Case& c : cases) {
+    if (kTestDevice == DeviceType::kCuda && c.dp * c.sp > CudaDeviceCount()) continue;
+    SCOPED_TRACE(absl::StrCat(Name(c.strategy), ", dp ", c.dp, ", sp ", c.sp));
+    TrainConfig options = Options();
+    options.strategy = c.strategy;
+    options.dp = c.dp;
+    options.sp = c.sp;
+    options.model = c.model;
+    options.accumulate = c.accumulate;
+    options.recompute = c.recompute;
+    options.packed = c.packed;
+    const Results whole = Train(options, 0);
+    EXPECT_LT(whole.losses.back(), 0.9 * whole.losses.front()) << "it learns";
+    EXPECT_TRUE(Train(options, 1) == whole);
+    const Results second = Train(options, 2);
+    ExpectEqualToRounding(second, whole);
+    EXPECT_TRUE(Train(options, 3) == second);
+  }
+}
+
+// Two ranks' sums have one order. The norm, which the stages 2 and 3 add up otherwise, is out of
+// it.
+TEST_F(Zero, TwoRanksHaveTheSameBitsInEveryStage) {
+  if (kTestDevice == DeviceType::kCuda && CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
+  for (const int64_t dp : {1, 2}) {
+    TrainConfig options = Options();
+    options.dp = dp;
+    options.sp = 2 / dp;
+    options.clip = 0;
+    if (kTestDevice == DeviceType::kCuda && dp == 2) options.precision = Precision::kBf16;
+    const Results whole = Train(options, 0);
+    for (const int64_t zero : {1, 2, 3}) {
+      const Results divided = Train(options, zero);
+      EXPECT_EQ(divided.losses, whole.losses) << zero;
+      EXPECT_TRUE(divided.weights == whole.weights) << zero;
+    }
+  }
+}
+
+// ---- Memory.
+
+// Of a rank: what it holds once it is ready, and the most that it uses in two steps. On the CPU,
+// where memory is that of all ranks, their mean.
+struct Memory {
+  double kept = 0, peak = 0, parameters = 0;
+};
+
+Memory MemoryOf(TrainConfig options, int64_t zero) {
+  options.zero = zero;
+  fs::remove_all(options.out);
+  const bool cuda = kTestDevice == DeviceType::kCuda;
+  const int ranks = static_cast<int>(options.dp * options.sp), share = cuda ? 1 : ranks;
+  const int64_t before = cuda ? 0 : GetMemoryStats(kTestDevice).bytes_in_use;
+  const auto bytes = [&](int64_t in_use) { return static_cast<double>(in_use - before) / share; };
+  Memory memory;
+  std::atomic<int> arrived{0};
+  std::atomic<bool> measured{false};
+  const auto status = WithTrainers(options, [&](Trainer& trainer, int rank) -> absl::Status {
+    ++arrived;
+    if (rank == 0) {
+      while (arrived < ranks) std::this_thread::yield();
+      memory.parameters = static_cast<double>(trainer.model().parameters().numel());
+      memory.kept = bytes(GetMemoryStats(kTestDevice).bytes_in_use);
+      ResetPeakMemory(kTestDevice);
+      measured = true;
+    }
+    while (!measured) std::this_thread::yield();
+    for (int64_t step = 0; step < 2; ++step) BURST_RETURN_IF_ERROR(trainer.Step(step).status());
+    if (rank == 0) memory.peak = bytes(GetMemoryStats(kTestDevice).peak_bytes);
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(status, absl::OkStatus());
+  return memory;
+}
+
+// Bytes of a parameter that is whole and of one that is divided, by stage.
+struct Bytes {
+  double whole, divided;
+};
+constexpr Bytes kFp32[] = {{16, 0}, {8, 8}, {4, 12}, {0, 16}};
+constexpr Bytes kBf16[] = {{18, 0}, {6, 12}, {2, 16}, {0, 18}};
+
+TEST_F(Zero, MemoryFallsAsTheFormulaSays) {
+  const bool cuda = kTestDevice == DeviceType::kCuda;
+  const int64_t width = cuda ? 1024 : 128, layers = 6;
+  TrainConfig options = Options();
+  options.model = absl::StrCat(R"({"family":"llama","tied_embeddings":false,"heads":8,"layers":)",
+                               layers, ",\"width\":", width, ",\"ffn\":", 3 * width, "}");
+  options.seqlen = 8;
+  options.batch = 4;
+  options.sp = 1;
+  const double layer = static_cast<double>(4 * width * width + 9 * width * width + 2 * width);
+  for (const int ranks : {2, 4}) {
+    if (cuda && ranks > CudaDeviceCount()) continue;
+    SCOPED_TRACE(absl::StrCat(ranks, " ranks"));
+    options.dp = ranks;
+    if (cuda) options.precision = Precision::kBf16;
+    const Memory whole = MemoryOf(options, 0);
+    // The CPU's allocator rounds sizes up, those of a half and of a quarter alike.
+    const Bytes* const bytes = cuda ? kBf16 : kFp32;
+    const double n = whole.kept / bytes[0].whole;
+    EXPECT_GE(n, 0.999 * whole.parameters);
+    EXPECT_LE(n, (cuda ? 1.01 : 1.125) * whole.parameters);
+    double peak = whole.peak;
+    for (const int zero : {1, 2, 3}) {
+      const Memory memory = MemoryOf(options, zero);
+      EXPECT_NEAR(memory.kept, n * (bytes[zero].whole + bytes[zero].divided / ranks),
+                  0.01 * whole.kept)
+          << zero;
+      // In a backward the gradients of two layers, one of them on its way to ranks that on the CPU
+      // hold as many pieces as there are ranks; values of a layer, the next and the last.
+      const double gradients = 4 * 3 * layer, values = (cuda ? 2 : 4) * 3 * layer;
+      const double in_flight = zero == 1 ? 0 : zero == 2 ? gradients : gradients + values;
+      EXPECT_LE(memory.peak, whole.peak - whole.kept + memory.kept + 1.125 * in_flight) << zero;
+      EXPECT_LT(memory.peak, peak) << "each stage needs less than the one before";
+      peak = memory.peak;
+      std::printf("%d ranks, stage %d: %.2f bytes a parameter kept, %.2f at the peak (of %.2f)\n",
+                  ranks, zero, memory.kept / memory.parameters, memory.peak / memory.parameters,
+                  whole.peak / memory.parameters);
+    }
+  }
+}
+
+// ---- Checkpoints.
+
+// Names and bytes of what a checkpoint holds.
+std::vector<std::pair<std::string, std::vector<float>>> TensorsOf(const std::string& path) {
+  std::vector<std::pair<std::string, std::vector<float>>> tensors;
+  const auto file = SafetensorsFile::Open(path);
+  EXPECT_EQ(file.status(), absl::OkStatus());
+  for (const std::string& name : file->names()) {
+    const Tensor tensor = Tensor::Empty(file->Find(name)->shape, DType::kFloat32);
+    const NamedTensor named = {name, tensor};
+    EXPECT_EQ(file->Read({&named, 1}), absl::OkStatus());
+    tensors.emplace_back(name, tensor.ToVector<float>());
+  }
+  return tensors;
+}
+
+// Whoever reads a checkpoint, in any stage and on any number of ranks, writes the same again.
+TEST_F(Zero, ACheckpointIsTheSameWhoeverWritesIt) {
+  for (const char* model : {kLlama, kTiedGpt2}) {
+    TrainConfig options = Options();
+    options.model = model;
+    options.sp = 1;
+    options.steps = 3;
+    fs::remove_all(options.out);
+    ASSERT_EQ(WithTrainers(options, [](Trainer& trainer, int) { return trainer.Train(); }),
+              absl::OkStatus());
+    const std::string path = CheckpointPath(options.out), again = folder_ + "/again";
+    const auto expected = TensorsOf(path);
+    const CheckpointInfo info = *ReadCheckpointInfo(path);
+    const struct {
+      int stage, ranks, parts;
+    } cases[] = {{1, 2, 1}, {2, 3, 1}, {3, 4, 1}, {3, 7, 1}, {1, 2, 2}, {2, 3, 2}, {3, 1, 4}};
+    for (const auto& c : cases) {
+      SCOPED_TRACE(absl::StrCat("stage ", c.stage, ", ", c.ranks, " ranks x ", c.parts));
+      const Mesh mesh{c.ranks, c.parts};
+      EXPECT_EQ(
+          RunRanks(c.ranks * c.parts,
+                   [&](Communicator& comm) -> absl::Status {
+                     BURST_ASSIGN_OR_RETURN(const auto group, SplitSequence(mesh, comm));
+                     const TensorParallel parallel =
+                         c.parts > 1 ? TensorParallel(group.get(), false) : TensorParallel();
+                     BURST_ASSIGN_OR_RETURN(
+                         const auto part,
+                         Transformer::Create(info.model, DType::kFloat32, std::nullopt,
+                                             DeviceType::kCpu, parallel,
+                                             {c.stage, c.ranks, mesh.data_rank(comm.rank())}));
+                     AdamW optimizer({}, part->parameters().shard_numel(), DType::kFloat32, {});
+                     BURST_RETURN_IF_ERROR(LoadCheckpoint(path, &part->parameters(), &optimizer));
+                     EXPECT_EQ(optimizer.updates(), 3);
+                     return SaveCheckpoint(again, info, part->parameters(), optimizer, &comm);
+                   }),
+          absl::OkStatus());
+      EXPECT_TRUE(TensorsOf(again) == expected);
+      EXPECT_EQ(VerifyCheckpoint(again).status(), absl::OkStatus());
+    }
+  }
+}
+
+// A run in three parts, each in another stage on other ranks.
+TEST_F(Zero, ResumesInAnyStageOnAnyRanks) {
+  TrainConfig options = Options();
+  options.schedule = LrShape::kConstant;
+  options.eval_every = 6;
+  options.eval_batches = 0;
+  options.seqlen = 36;  // 19 sequences of validation: the last batch is one, for several groups
+  const int max_ranks = kTestDevice == DeviceType::kCuda ? CudaDeviceCount() : 4;
+  const auto losses = [&](const std::string& out) {
+    const auto log = MetricsLog::Open(out + "/metrics.jsonl", 100);
+    std::vector<double> all;
+    for (const StepMetrics& row : log->rows()) {
+      all.push_back(row.loss);
+      // A part of a run evaluates after its last step, too.
+      const bool evaluates = row.step % options.eval_every == 0;
+      EXPECT_TRUE(row.val_loss.has_value() || !evaluates);
+      if (evaluates) all.push_back(row.val_loss.value_or(0));
+    }
+    return all;
+  };
+  const auto train = [](Trainer& trainer, int) { return trainer.Train(); };
+  options.steps = 24;
+  options.sp = 1;
+  ASSERT_EQ(WithTrainers(options, train), absl::OkStatus());
+  const std::vector<double> straight = losses(options.out);
+  const struct {
+    int64_t zero, dp, sp;
+  } parts[] = {{3, 3, 1}, {0, 1, 1}, {1, 1, 2}, {2, 2, 2}, {3, 1, 2}};
+  options.out += "_parts";
+  options.steps = 0;
+  for (const auto& part : parts) {
+    if (part.dp * part.sp > max_ranks) continue;
+    options.zero = part.zero;
+    options.dp = part.dp;
+    options.sp = part.sp;
+    options.resume = options.steps > 0;
+    options.steps += 4;
+    EXPECT_EQ(WithTrainers(options, train), absl::OkStatus()) << part.zero;
+  }
+  options.steps = 24;
+  options.resume = true;
+  EXPECT_EQ(WithTrainers(options, train), absl::OkStatus());
+  const std::vector<double> resumed = losses(options.out);
+  ASSERT_EQ(resumed.size(), straight.size());
+  for (size_t i = 0; i < resumed.size(); ++i) {
+    EXPECT_NEAR(resumed[i], straight[i], 1e-5 * straight[i]) << i;
+  }
+}
+
+}  // namespace
+}  // namespace burst

@@ -1,0 +1,164 @@
+#include "train/optimizer/sharded_state.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "burst/base/status.h"
+#include "train/optimizer/adamw.h"
+
+namespace burst {
+
+absl::StatusOr<std::unique_ptr<ShardedState>> ShardedState::Create(const ParameterList& parameters,
+                                                                   Communicator* world,
+                                                                   Communicator* group) {
+  std::unique_ptr<ShardedState> state(new ShardedState(parameters, world, group));
+  BURST_RETURN_IF_ERROR(state->Connect());
+  return state;
+}
+
+absl::Status ShardedState::Connect() {
+  gathered_.resize(parameters_.units().size());
+  grads_.resize(parameters_.units().size());
+  shards_ = world_;
+  if (group_ == nullptr) return absl::OkStatus();
+  BURST_ASSIGN_OR_RETURN(owned_, world_->Split(group_->rank(), world_->rank()));
+  shards_ = owned_.get();
+  if (parameters_.sharding().stage < 2) return absl::OkStatus();
+  for (const ShardRange& range : parameters_.Ranges(0, parameters_.size())) {
+    const int count = range.reduce_ranks;
+    if (count == 1 || neighbors_.count(count) > 0) continue;
+    BURST_ASSIGN_OR_RETURN(neighbors_[count],
+                           group_->Split(group_->rank() / count, group_->rank()));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<int64_t> ShardedState::Counts(int unit) const {
+  return std::vector<int64_t>(parameters_.sharding().ranks, parameters_.units()[unit].piece);
+}
+
+// Completes what was posted.
+absl::Status ShardedState::Wait() {
+  BURST_RETURN_IF_ERROR(shards_->Wait(Channel::kCollective));
+  for (Gathered& unit : gathered_) unit.arrived = !unit.values.null();
+  for (const Reduction& done : reductions_) {
+    if (!done.added.null()) parameters_.GradPiece(done.unit).Add(done.added);
+  }
+  reductions_.clear();
+  return absl::OkStatus();
+}
+
+// ---- Values.
+
+absl::Status ShardedState::GatherValues() {
+  if (parameters_.sharding().stage == 3) return absl::OkStatus();
+  for (int unit = 0; unit < static_cast<int>(parameters_.units().size()); ++unit) {
+    BURST_RETURN_IF_ERROR(shards_->PostAllGatherParts(parameters_.ValuePiece(unit), Counts(unit),
+                                                      parameters_.Values(unit)));
+  }
+  return shards_->Wait(Channel::kCollective);
+}
+
+absl::Status ShardedState::Gather(int unit) {
+  Gathered& gathered = gathered_[unit];
+  if (!gathered.values.null()) return absl::OkStatus();
+  gathered.values =
+      Tensor::Empty({parameters_.units()[unit].numel}, parameters_.dtype(), parameters_.device());
+  return shards_->PostAllGatherParts(parameters_.ValuePiece(unit), Counts(unit), gathered.values);
+}
+
+void ShardedState::BeginValues(Tape& tape, int unit, int next) {
+  if (parameters_.sharding().stage < 3) return;
+  Gathered& gathered = gathered_[unit];
+  absl::Status status = Gather(unit);
+  if (status.ok() && !gathered.arrived) status = Wait();
+  if (!std::exchange(gathered.lent, true)) parameters_.LendValues(unit, gathered.values);
+  if (status.ok() && next >= 0) status = Gather(next);
+  if (!status.ok()) tape.Fail(status);
+}
+
+void ShardedState::EndValues(int unit) {
+  if (parameters_.sharding().stage < 3) return;
+  if (gathered_[unit].lent) parameters_.ForgetValues(unit);
+  gathered_[unit] = Gathered();
+}
+
+// ---- Gradients.
+
+void ShardedState::BeginGrads(int unit) {
+  if (parameters_.sharding().stage < 2) return;
+  grads_[unit] = Tensor::Empty({parameters_.units()[unit].numel}, parameters_.master_dtype(),
+                               parameters_.device());
+  parameters_.LendGrads(unit, grads_[unit]);
+}
+
+void ShardedState::EndGrads(Tape& tape, int unit) {
+  if (parameters_.sharding().stage < 2) return;
+  const Tensor all = std::exchange(grads_[unit], Tensor());
+  parameters_.TakeGrads(unit, all);
+  const absl::Status status = Reduce(unit, all);
+  if (!status.ok()) tape.Fail(status);
+}
+
+// The unit before is waited for, so there are never more than two units' gradients.
+absl::Status ShardedState::Reduce(int unit, const Tensor& all) {
+  BURST_RETURN_IF_ERROR(ReduceOverNeighbors(unit, all));
+  BURST_RETURN_IF_ERROR(Wait());
+  const Tensor own = parameters_.GradPiece(unit);
+  const Tensor added = adds_ ? Tensor::EmptyLike(own) : Tensor();
+  reductions_.push_back({unit, all, added});
+  return shards_->PostReduceScatterSum(all, Counts(unit), adds_ ? added : own);
+}
+
+// Of what several ranks of a model have, each has a part of the gradient.
+absl::Status ShardedState::ReduceOverNeighbors(int unit, const Tensor& all) {
+  if (group_ == nullptr) return absl::OkStatus();
+  const ParameterUnit& u = parameters_.units()[unit];
+  for (const ShardRange& range : parameters_.Ranges(u.first, u.last)) {
+    if (range.reduce_ranks == 1) continue;
+    BURST_RETURN_IF_ERROR(
+        neighbors_.at(range.reduce_ranks)
+            ->PostAllReduceSum(all.Slice(0, range.begin - u.begin, range.end - range.begin)));
+  }
+  for (const auto& [count, among] : neighbors_) {
+    BURST_RETURN_IF_ERROR(among->Wait(Channel::kCollective));
+  }
+  return absl::OkStatus();
+}
+
+// What this rank counts of the model's gradient: its shard, or with tensor parallelism the ranges
+// of that; of what several ranks of a model have, the first counts. As many on every rank, some
+// null.
+std::vector<Tensor> ShardedState::CountedParts() const {
+  if (group_ == nullptr) return {parameters_.GradShard()};
+  std::vector<Tensor> parts;
+  for (const ParameterUnit& unit : parameters_.units()) {
+    const int64_t piece_begin = unit.begin + parameters_.sharding().rank * unit.piece;
+    for (const ShardRange& range : parameters_.Ranges(unit.first, unit.last)) {
+      const int64_t begin = std::max(range.begin, piece_begin);
+      const int64_t end = std::min(range.end, piece_begin + unit.piece);
+      const bool counts = begin < end && group_->rank() % range.replicas == 0;
+      parts.push_back(!counts ? Tensor()
+                              : parameters_.GradShard().Slice(
+                                    0, unit.shard_begin + begin - piece_begin, end - begin));
+    }
+  }
+  return parts;
+}
+
+// The norms of all ranks' parts, then that of these.
+absl::Status ShardedState::Finish(const Tensor& norm) {
+  BURST_RETURN_IF_ERROR(Wait());
+  const std::vector<Tensor> parts = CountedParts();
+  const int64_t count = static_cast<int64_t>(parts.size());
+  const Tensor norms =
+      Tensor::Zeros({world_->world_size() * count}, DType::kFloat64, norm.device());
+  for (int64_t i = 0; i < count; ++i) {
+    if (!parts[i].null()) L2Norm(parts[i], norms.Slice(0, world_->rank() * count + i, 1));
+  }
+  BURST_RETURN_IF_ERROR(world_->AllReduceSum(norms));
+  L2Norm(norms, norm);
+  return absl::OkStatus();
+}
+
+}  // namespace burst

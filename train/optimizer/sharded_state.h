@@ -1,0 +1,92 @@
+// What ranks exchange that divide the state of a model between them (ZeRO, Rajbhandari et al.,
+// arXiv 1910.02054; StateSharding says what is where). With tensor parallelism the ranks that have
+// the same shard of the model divide it, one of each group.
+//
+//   stage 1   after an update every rank's piece of the values is gathered by all. Gradients are
+//             those of a GradientReducer, whole on every rank.
+//   stage 2   the same; and the gradients of a unit have memory from the first contribution of a
+//             backward to the last. They are reduced then, each rank keeping its piece, while the
+//             backward continues. So it is after every micro-batch.
+//   stage 3   values have memory only while they are used. They are gathered one unit ahead of the
+//             forward and of the backward.
+//
+// Messages go on Channel::kCollective. Where that works beside the device (NCCL), it is waited for
+// when the next unit begins.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "burst/autograd/tape.h"
+#include "burst/comm/communicator.h"
+#include "burst/tensor/tensor.h"
+#include "model/parameter_use.h"
+#include "model/parameters.h"
+
+namespace burst {
+
+class ShardedState : public ParameterUse {
+ public:
+  // Collective in `world`, whose ranks are data parallel x tensor parallel (Mesh), `group` being
+  // this rank's of the latter; null without tensor parallelism. All must outlive the object.
+  static absl::StatusOr<std::unique_ptr<ShardedState>> Create(const ParameterList& parameters,
+                                                              Communicator* world,
+                                                              Communicator* group);
+
+  // After an update of the masters and of this rank's pieces of the values: all values follow.
+  absl::Status GatherValues();
+
+  // Stages 2 and 3. Before a micro-batch: its gradients take the place of those so far (`first`),
+  // or are added to them.
+  void BeginMicroBatch(bool first) { adds_ = !first; }
+  // Completes the reductions. norm, [1] float64 on the gradients' device, becomes that of the whole
+  // model's gradient, the same bits on every rank.
+  absl::Status Finish(const Tensor& norm);
+
+  void BeginValues(Tape& tape, int unit, int next) override;
+  void EndValues(int unit) override;
+  void BeginGrads(int unit) override;
+  void EndGrads(Tape& tape, int unit) override;
+
+ private:
+  // A unit's values while they are here.
+  struct Gathered {
+    Tensor values;  // null: they are not
+    bool arrived = false;
+    bool lent = false;
+  };
+  // A unit's gradients on their way.
+  struct Reduction {
+    int unit;
+    Tensor all;    // [numel of the unit]
+    Tensor added;  // [piece], to be added to what is there; null: it went there
+  };
+
+  ShardedState(const ParameterList& parameters, Communicator* world, Communicator* group)
+      : parameters_(parameters), world_(world), group_(group) {}
+  absl::Status Connect();
+  std::vector<int64_t> Counts(int unit) const;
+  absl::Status Gather(int unit);
+  absl::Status Reduce(int unit, const Tensor& all);
+  absl::Status ReduceOverNeighbors(int unit, const Tensor& all);
+  absl::Status Wait();
+  std::vector<Tensor> CountedParts() const;
+
+  const ParameterList& parameters_;
+  Communicator* const world_;
+  Communicator* const group_;
+  Communicator* shards_ = nullptr;  // the ranks that divide the state
+  // Of tensor parallelism, by ShardRange::reduce_ranks: so many neighbors of this rank.
+  std::map<int, std::unique_ptr<Communicator>> neighbors_;
+  std::unique_ptr<Communicator> owned_;
+  bool adds_ = false;
+  std::vector<Gathered> gathered_;     // by unit
+  std::vector<Tensor> grads_;          // by unit, while a backward adds to them
+  std::vector<Reduction> reductions_;  // posted, and not waited for
+};
+
+}  // namespace burst
