@@ -37,6 +37,7 @@ m sm90_flash_attention_test *Masks*:*NoKeys*
 m sm90_flash_attention_test *Grouped*:*Strides*:*GradientThroughLse*
 m sm90_flash_attention_test *Merge*
 r sm90_flash_attention_test *NoKeys*:*Merge*
+r sm90_flash_attention_test *ManyTiles*
 r sm90_flash_attention_test *Grouped*
 mr transformer_cuda_test Transformer.Llama*:Transformer.Gpt2*:Decode.*:Ranks.*
 mr recompute_cuda_test *

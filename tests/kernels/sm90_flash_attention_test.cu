@@ -231,6 +231,12 @@ TEST_P(FlashAttentionSm90Test, StridesAndOtherHeadDims) {
   }
 }
 
+// So many tiles that a thread block uses every place of its shared memory again. (For racecheck.)
+TEST_P(FlashAttentionSm90Test, ManyTilesABlock) {
+  Check(Problem(8, 300, 300, 40, 2, GetParam(), Causal(300, 300)));
+  Check(Problem(8, 300, 300, 40, 2, GetParam()));
+}
+
 TEST_P(FlashAttentionSm90Test, GradientThroughLse) {
   Problem p(2, 300, 300, 2, 1, GetParam(), Causal(300, 300));
   std::vector<float> dlse(p.lse.size());

@@ -288,7 +288,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
   const auto release_q = [&] {
     if (leaving == nullptr) return;
     if (thread % kWarpSize == 0) BulkWaitRead();
-    ArriveWarp(leaving);
+    Arrive(leaving);
     leaving = nullptr;
   };
 
@@ -373,7 +373,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       for (; block >= max(block_begin, whole_begin); --block) step(std::false_type());
 #pragma unroll 1
       for (; block >= block_begin; --block) step(std::true_type());
-      if (!Traits::kStoreByTma) ArriveWarp(&shared.q_empty[q_slot.stage]);
+      if (!Traits::kStoreByTma) Arrive(&shared.q_empty[q_slot.stage]);
       Wait(&shared.v_full[v_slot.stage], v_slot.parity);
       issue_o();
       WgmmaWait<0>();
@@ -381,7 +381,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       ArriveWarp(&shared.v_empty[v_slot.stage]);
       v_slot.Advance();
     } else {
-      if (!Traits::kStoreByTma) ArriveWarp(&shared.q_empty[q_slot.stage]);
+      if (!Traits::kStoreByTma) Arrive(&shared.q_empty[q_slot.stage]);
       release_q();
     }
     ForwardFinish<Traits>(args, tile, tile.row + row_in_tile, softmax, o,
@@ -403,7 +403,7 @@ __global__ __launch_bounds__(Traits::kThreads,
     PrefetchTensorMap(args.v);
     for (int stage = 0; stage < Traits::kQStages; ++stage) {
       InitBarrier(&shared.q_full[stage], 1);
-      InitBarrier(&shared.q_empty[stage], Traits::kConsumerWarps);
+      InitBarrier(&shared.q_empty[stage], Traits::kConsumers * kWarpgroupSize);
     }
     for (int stage = 0; stage < Traits::kStages; ++stage) {
       InitBarrier(&shared.k_full[stage], 1);
