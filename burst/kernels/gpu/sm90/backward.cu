@@ -7,7 +7,7 @@
 //   dQ^T = K^T dS^T         added to dQ in global memory
 //
 // Consumers: two warpgroups of 64 keys each. They exchange dS through shared memory, and share dQ^T
-// by columns of the head (kHeadDim 128) or by query rows (64).
+// by columns of the head (kHeadDim 96 and 128) or by query rows (64).
 // Producer warpgroup: warp 0 loads K, V once, Q, dO as a ring (TMA); warp 1 loads lse, delta and
 // the mask's ranges of the rows; warps 2 and 3 each add one consumer's dQ tile to global memory
 // (TMA reduction), in a fixed order when determinism is asked for.
@@ -60,8 +60,8 @@ __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
                                                  BackwardShared<Traits>& shared,
                                                  const KeyTile& keys, int consumer) {
   int parity = 0;
-  const int column = Traits::kHeadDim == 128 ? consumer * 64 : 0;
-  const int row = Traits::kHeadDim == 128 ? 0 : consumer * Traits::kDqRows;
+  const int column = Traits::kDqByColumns ? consumer * 64 : 0;
+  const int row = Traits::kDqByColumns ? 0 : consumer * Traits::kDqRows;
   ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int head, int tile) {
     const DqTurn turn = MakeDqTurn<Traits>(args, keys, head, tile, consumer);
     Wait(&shared.dq_full[consumer], parity);
@@ -69,6 +69,7 @@ __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
     turn.Wait();
 #pragma unroll
     for (int box = 0; box < 2; ++box) {
+      if (column + box * kFloatBoxColumns >= Traits::kHeadDim) break;
       TmaReduceAdd(args.dq,
                    SharedAddress(shared.dq[consumer] + box * Traits::kDqRows * kFloatBoxColumns),
                    column + box * kFloatBoxColumns, tile * Traits::kBlockM + row, head, keys.batch);
@@ -91,9 +92,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   using KTile = Tile<kBlockN, kHeadDim>;
   using DsTile = Tile<kBlockM, kBlockN>;
   constexpr int kExchangeBarrier = 1;
-  // At 64 the search for masks and the exchange of dS run before the matmuls that they could run
-  // beside. What it brings is near the noise: docs/kernels-notebook.md.
-  constexpr bool kEarly = kHeadDim == 64;
+  constexpr bool kEarly = Traits::kEarly;
   const int lane = threadIdx.x % kWarpSize, warp = WarpUniform(threadIdx.x / kWarpSize % 4);
   const int key = keys.row + consumer * 64 + warp * 16 + lane / 4;  // and key + 8
   const float scale_log2 = args.scale * kLog2E;
@@ -193,8 +192,9 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     PinRegisters(ds_operand);
     WgmmaFence();
     MatmulSharedShared<kDqRows, kBlockN, Major::kMN, Major::kK>(
-        dq, shared.k.At(0, kHeadDim == 128 ? consumer : 0), KTile::kBlockBytes,
-        shared.ds[buffer].At(kHeadDim == 128 ? 0 : consumer * kDqRows), DsTile::kBlockBytes, false);
+        dq, shared.k.At(0, Traits::kDqByColumns ? consumer : 0), KTile::kBlockBytes,
+        shared.ds[buffer].At(Traits::kDqByColumns ? 0 : consumer * kDqRows), DsTile::kBlockBytes,
+        false);
     WgmmaCommit();
     // dK += dS^T Q
     MatmulRegisterShared<kHeadDim, kBlockM, Major::kMN>(dk, ds_operand, q.At(0), QTile::kBlockBytes,

@@ -36,7 +36,10 @@ void Forward(const FlashForwardParams& params, int32_t* counters) {
 int64_t BackwardCounters(const FlashBackwardParams& params) {
   if (!params.deterministic) return 0;
   const FlashAttentionShape& shape = params.shape;
-  const int64_t rows = shape.head_dim <= 64 ? BackwardD64Full::kBlockM : BackwardD128Full::kBlockM;
+  const int64_t d = shape.head_dim;
+  const int64_t rows = d <= 64   ? BackwardD64Full::kBlockM
+                       : d <= 96 ? BackwardD96Full::kBlockM
+                                 : BackwardD128Full::kBlockM;
   static_assert(BackwardD128Full::kBlockM == BackwardD256DkFull::kBlockM, "");
   return shape.batch * shape.num_heads * ((shape.q_len + rows - 1) / rows) * 2;
 }
@@ -54,6 +57,7 @@ void Backward(const FlashBackwardParams& params, int32_t* counters) {
            : LaunchWideBackward<decltype(full_traits)>(params, counters);
   };
   if (shape.head_dim <= 64) return launch(BackwardD64Full(), BackwardD64Ranges());
+  if (shape.head_dim <= 96) return launch(BackwardD96Full(), BackwardD96Ranges());
   if (shape.head_dim <= 128) return launch(BackwardD128Full(), BackwardD128Ranges());
   if (shape.head_dim <= 192) {
     launch_wide(BackwardD192DvFull(), BackwardD192DvRanges());

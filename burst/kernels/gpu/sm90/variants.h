@@ -65,7 +65,7 @@ inline int HeadsPerGroup(int64_t heads, int64_t fit) {
   return static_cast<int>(fit);
 }
 
-template <int kHeadDim_, int kBlockM_, bool kRanges_>
+template <int kHeadDim_, int kBlockM_, bool kRanges_, bool kEarly_ = false>
 struct BackwardTraits {
   static constexpr int kHeadDim = kHeadDim_;  // padded with zeros by the TMA
   static constexpr int kBlockM = kBlockM_;    // queries
@@ -77,12 +77,17 @@ struct BackwardTraits {
   static constexpr int kThreads = (kConsumers + 1) * 128;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
+  // The search for masks and the exchange of dS before the matmuls that they could run beside.
+  static constexpr bool kEarly = kEarly_;
   // A consumer's part of dQ: kDqRows queries, 64 columns.
-  static constexpr int kDqRows = kHeadDim == 128 ? kBlockM : kBlockM / 2;
+  static constexpr bool kDqByColumns = kHeadDim > 64;
+  static constexpr int kDqRows = kDqByColumns ? kBlockM : kBlockM / 2;
 };
 
-using BackwardD64Full = BackwardTraits<64, 128, false>;
-using BackwardD64Ranges = BackwardTraits<64, 128, true>;
+using BackwardD64Full = BackwardTraits<64, 128, false, true>;
+using BackwardD64Ranges = BackwardTraits<64, 128, true, true>;
+using BackwardD96Full = BackwardTraits<96, 80, false, true>;
+using BackwardD96Ranges = BackwardTraits<96, 80, true>;
 using BackwardD128Full = BackwardTraits<128, 64, false>;
 using BackwardD128Ranges = BackwardTraits<128, 64, true>;
 
