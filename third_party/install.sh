@@ -14,6 +14,7 @@ packages=(
   libabsl-dev            # containers, status, strings
   nlohmann-json3-dev     # configurations, metrics, checkpoint headers
   libpcre2-dev           # tokenizers: the patterns that cut text into words
+  libsentencepiece-dev   # tokenizers: SentencePiece's
   libutf8proc-dev        # tokenizers: Unicode's normal forms
   libsodium-dev          # HMAC, by which the processes of a job know each other
   iproute2               # tests: hosts as network namespaces

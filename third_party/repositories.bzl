@@ -17,6 +17,7 @@ _DEBIAN = {
     "googletest": "/usr",
     "json": "/usr",
     "pcre2": "/usr",
+    "sentencepiece": "/usr",
     "sodium": "/usr",
     "utf8proc": "/usr",
     "xxhash": "/usr",

@@ -21,7 +21,7 @@ void CheckText(const std::shared_ptr<const BpeTokenizer>& tokenizer, const std::
                Specials specials) {
   BpeEncoder encoder(tokenizer, specials);
   std::string text;
-  encoder.AppendNormalized(given, &text);
+  encoder.AppendNormalized(given, /*begins=*/true, &text);
   std::vector<int32_t> tokens;
   const absl::StatusOr<size_t> end = encoder.EncodePieces(text, 0, text.size(), true, &tokens);
   if (!end.ok()) {

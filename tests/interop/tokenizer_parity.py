@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Compares //train:tokenize with tiktoken and tokenizers, token by token.
+"""Compares //train:tokenize with tiktoken, tokenizers and SentencePiece, token by token.
 
   bazel build -c opt //train:tokenize
-  pip install tiktoken tokenizers numpy
+  pip install tiktoken tokenizers sentencepiece numpy
   tests/interop/tokenizer_parity.py --tokenizer=FOLDER [--megabytes=110] [TEXT_OR_CODE ...]
 
-FOLDER holds tokenizer.json, or GPT-2's encoder.json and vocab.bpe. The data is mixed: the files that
+FOLDER holds tokenizer.model, tokenizer.json, or GPT-2's encoder.json and vocab.bpe. The data is mixed: the files that
 are named (folders: all files in them), which are text and code; random characters of all of Unicode;
 random words, spaces, digits, contractions and marks in many scripts; and bytes that are not UTF-8. Each
 part is a file, which is read in pieces by several threads.
 
 Of a text with bytes that are not UTF-8 the tokens are, in order, those of its parts: UTF-8 by itself,
 and each run of other bytes as one piece. Decoding must give the bytes again (in normal form C, if the
-tokenizer asks for that). Ends with 1 at the first difference.
+tokenizer asks for that). SentencePiece is given the whole of each part, whatever it is; decoding is its
+own, too. Ends with 1 at the first difference.
 """
 import argparse
 import json
@@ -24,6 +25,7 @@ import tempfile
 import unicodedata
 
 import numpy as np
+import sentencepiece
 import tiktoken
 import tokenizers
 
@@ -96,7 +98,15 @@ class Tokenizers:
         return [t.id for t in self.tokenizer.model.tokenize("".join(CHARACTERS[b] for b in data))]
 
 
+class SentencePiece:
+    def __init__(self, folder):
+        model = os.path.join(folder, "tokenizer.model")
+        self.processor = sentencepiece.SentencePieceProcessor(model_file=model)
+
+
 def expected_tokens(reference, data):
+    if isinstance(reference, SentencePiece):
+        return reference.processor.encode(data)
     runs = valid_runs(data)
     texts = iter(reference.encode([part.decode() for is_valid, part in runs if is_valid]))
     tokens = []
@@ -219,8 +229,11 @@ def main():
     parser.add_argument("paths", nargs="*")
     args = parser.parse_args()
 
-    has_json = os.path.exists(os.path.join(args.tokenizer, "tokenizer.json"))
-    reference = (Tokenizers if has_json else Tiktoken)(args.tokenizer)
+    def has(name):
+        return os.path.exists(os.path.join(args.tokenizer, name))
+
+    kind = SentencePiece if has("tokenizer.model") else Tokenizers if has("tokenizer.json") else Tiktoken
+    reference = kind(args.tokenizer)
     parts = parts_of(args.paths, args.megabytes, args.seed)
     with tempfile.TemporaryDirectory() as folder:
         data = os.path.join(folder, "data")

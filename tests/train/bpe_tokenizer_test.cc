@@ -24,7 +24,7 @@ using Json = nlohmann::json;
 
 std::string Normalized(const Tokenizer& tokenizer, absl::string_view text) {
   std::string normalized;
-  BpeEncoder(tokenizer.bpe(), Specials::kAreText).AppendNormalized(text, &normalized);
+  tokenizer.of_file()->MakeEncoder(Specials::kAreText)->AppendNormalized(text, true, &normalized);
   return normalized;
 }
 
@@ -79,18 +79,18 @@ TEST_P(Fixture, PiecesOfTextThatIsNotComplete) {
   const Tokenizer tokenizer = LoadFixture(GetParam());
   const std::string text =
       "The ring\n\n  <tool_call>x</tool_call>  12345\xE4\xBD\xA0\xFF\xFF don't\n \n\xC3\xA9 end...";
-  BpeEncoder encoder(tokenizer.bpe(), Specials::kAreText);
+  const auto encoder = tokenizer.of_file()->MakeEncoder(Specials::kAreText);
   int64_t known = 0;
   for (size_t limit = 1; limit <= text.size(); ++limit) {
     std::vector<int32_t> whole;
-    const auto end = encoder.EncodePieces(text, 0, limit, /*complete=*/true, &whole);
+    const auto end = encoder->EncodePieces(text, 0, limit, /*complete=*/true, &whole);
     ASSERT_TRUE(end.ok()) << end.status();
     for (size_t size = limit; size < text.size(); ++size) {
       std::vector<int32_t> tokens;
-      const auto part = encoder.EncodePieces(absl::string_view(text).substr(0, size), 0, limit,
-                                             /*complete=*/false, &tokens);
+      const auto part = encoder->EncodePieces(absl::string_view(text).substr(0, size), 0, limit,
+                                              /*complete=*/false, &tokens);
       ASSERT_TRUE(part.ok()) << part.status();
-      if (*part == BpeEncoder::kMore) continue;
+      if (*part == FileEncoder::kMore) continue;
       EXPECT_EQ(*part, *end) << limit << " of " << size;
       EXPECT_EQ(tokens, whole) << limit << " of " << size;
       ++known;
@@ -207,8 +207,9 @@ TEST(BpeTokenizer, Gpt2FilesThatAreWrong) {
   std::filesystem::remove(folder + "/vocab.bpe");
   EXPECT_TRUE(absl::StrContains(Tokenizer::Load(folder).status().message(), "vocab.bpe"));
   std::filesystem::remove(folder + "/encoder.json");
-  EXPECT_TRUE(absl::StrContains(Tokenizer::Load(folder).status().message(),
-                                "holds no tokenizer.json, nor encoder.json with vocab.bpe"));
+  EXPECT_TRUE(absl::StrContains(
+      Tokenizer::Load(folder).status().message(),
+      "holds no tokenizer.model, no tokenizer.json, nor encoder.json with vocab.bpe"));
 }
 
 // A pattern that needs exponential time ends with an error.

@@ -54,9 +54,11 @@ OptionTable TrainOptions(TrainConfig* c) {
         "What to validate on, of the same kind. Without it: the last tenth of --data.");
   t.Add(
       "tokenizer", &c->tokenizer, kMustAgree,
-      "char (the characters of the text), byte, or a file: tokenizer.json (Llama 3, Qwen, ...) or "
-      "a folder with it or with GPT-2's encoder.json and vocab.bpe. auto: char. Shards have tokens "
-      "already; with the file that they were made with, there is a sample of text.");
+      "char (the characters of the text), byte, or a file: tokenizer.model (Llama 2, Mistral, "
+      "...), "
+      "tokenizer.json (Llama 3, Qwen, ...), or a folder with one of them or with GPT-2's "
+      "encoder.json and vocab.bpe. auto: char. Shards have tokens already; with the file that they "
+      "were made with, there is a sample of text.");
   t.Add("packed", &c->packed, kMustAgree,
         "Attention ends at documents: files of a folder, blocks between blank lines of a single "
         "text, end-of-text tokens of shards.");

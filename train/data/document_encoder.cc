@@ -37,9 +37,10 @@ struct Result {
 
 // One thread's.
 struct Worker {
-  explicit Worker(const Tokenizer& tokenizer) : encoder(tokenizer.bpe(), Specials::kAreText) {}
+  explicit Worker(const Tokenizer& tokenizer)
+      : encoder(tokenizer.of_file()->MakeEncoder(Specials::kAreText)) {}
 
-  BpeEncoder encoder;
+  std::unique_ptr<FileEncoder> encoder;
   std::optional<InputFile> input;
   const SourceFile* open = nullptr;
 };
@@ -159,7 +160,7 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
   std::string text;  // normalized; each part of it by itself
   const auto append = [&](int64_t from, int64_t to) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const std::string bytes, Read(file, from, to, worker));
-    worker->encoder.AppendNormalized(bytes, &text);
+    worker->encoder->AppendNormalized(bytes, /*begins=*/from == 0, &text);
     return absl::OkStatus();
   };
   int64_t warm = first;
@@ -182,7 +183,7 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
   }
   const auto encode = [&](size_t from, size_t to, bool complete) -> absl::StatusOr<size_t> {
     const absl::StatusOr<size_t> end =
-        worker->encoder.EncodePieces(text, from, to, complete, &result.encoded.tokens);
+        worker->encoder->EncodePieces(text, from, to, complete, &result.encoded.tokens);
     if (end.ok()) return end;
     return sources_.Error(
         absl::Status(end.status().code(), absl::StrCat(file.path, ": ", end.status().message())));
@@ -201,11 +202,11 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
       tokens.clear();
     }
     size_t end = start;
-    if (start != BpeEncoder::kMore) {
+    if (start != FileEncoder::kMore) {
       BURST_ASSIGN_OR_RETURN(end,
                              encode(start, std::max(static_cast<size_t>(end_at), start), complete));
     }
-    if (end != BpeEncoder::kMore) {
+    if (end != FileEncoder::kMore) {
       result.begin = static_cast<int64_t>(start) - begin_at;
       result.end = static_cast<int64_t>(end) - end_at;
       break;
@@ -223,7 +224,8 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
   int64_t at = begin_at, token_end = begin_at + result.begin;
   for (; at < token_end; ++at) next_line(at);
   for (size_t i = 0; i < result.encoded.tokens.size(); ++i) {
-    token_end += static_cast<int64_t>(tokenizer_.bpe()->Bytes(result.encoded.tokens[i]).size());
+    token_end += static_cast<int64_t>(tokenizer_.of_file()->Length(
+        result.encoded.tokens[i], absl::string_view(text).substr(token_end)));
     for (; at < token_end; ++at) {
       const bool again = !starts.empty() && starts.back() == static_cast<int64_t>(i);
       if (next_line(at) && !again) starts.push_back(static_cast<int64_t>(i));
@@ -244,7 +246,7 @@ absl::Status DocumentEncoder::EncodeLine(absl::string_view line, Worker* worker,
         absl::StrCat("it has no text with the key '", format_.field, "' (--field)"));
   }
   encoded->starts.push_back(static_cast<int64_t>(encoded->tokens.size()));
-  return worker->encoder.Encode(found->get_ref<const std::string&>(), &encoded->tokens);
+  return worker->encoder->Encode(found->get_ref<const std::string&>(), &encoded->tokens);
 }
 
 // The lines that begin in a piece.
@@ -329,7 +331,7 @@ absl::Status EncodeDocuments(const Sources& sources, const Tokenizer& tokenizer,
                              const DocumentFormat& format, Progress* progress,
                              const std::function<absl::Status(const EncodedPiece&)>& sink,
                              int64_t piece_bytes) {
-  BURST_CHECK(tokenizer.bpe() != nullptr) << "a tokenizer without a file";
+  BURST_CHECK(tokenizer.of_file() != nullptr) << "a tokenizer without a file";
   BURST_CHECK_GT(piece_bytes, 0);
   return DocumentEncoder(sources, tokenizer, format, progress, piece_bytes).Run(sink);
 }

@@ -23,7 +23,7 @@ constexpr int kVersion = 2;
 
 // The tokenizer of a file is not described: it is given, and part of the file's name.
 std::string Describe(const EncodedTexts& texts) {
-  const bool given = texts.tokenizer.bpe() != nullptr;
+  const bool given = texts.tokenizer.of_file() != nullptr;
   Json json = {{"version", kVersion},
                {"token_bytes", texts.token_bytes},
                {"tokenizer", given ? "" : texts.tokenizer.ToJson()}};

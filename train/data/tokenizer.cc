@@ -6,12 +6,17 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "burst/base/json.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "train/data/utf8.h"
+#include "train/tokenizer/bpe_tokenizer.h"
+#include "train/tokenizer/sentencepiece_tokenizer.h"
 
 namespace burst {
 namespace {
@@ -45,11 +50,11 @@ Tokenizer::Tokenizer(Kind kind, std::vector<uint32_t> code_points, bool end_of_t
       size_(kind == Kind::kByte ? 256 : static_cast<int64_t>(code_points.size())),
       code_points_(std::move(code_points)) {}
 
-Tokenizer::Tokenizer(std::shared_ptr<const BpeTokenizer> bpe, std::string file)
-    : kind_(Kind::kBpe),
+Tokenizer::Tokenizer(Kind kind, std::shared_ptr<const FileTokenizer> of_file, std::string file)
+    : kind_(kind),
       has_end_of_text_(false),
-      size_(bpe->vocab()),
-      bpe_(std::move(bpe)),
+      size_(of_file->vocab()),
+      of_file_(std::move(of_file)),
       file_(std::make_shared<const std::string>(std::move(file))) {}
 
 Tokenizer Tokenizer::Byte(bool end_of_text) { return Tokenizer(Kind::kByte, {}, end_of_text); }
@@ -84,7 +89,13 @@ absl::StatusOr<Tokenizer> Tokenizer::OfCharacters(const std::vector<bool>& seen,
 absl::StatusOr<Tokenizer> Tokenizer::OfTokenizerJson(std::string text) {
   BURST_ASSIGN_OR_RETURN(std::shared_ptr<const BpeTokenizer> bpe,
                          BpeTokenizer::FromTokenizerJson(text));
-  return Tokenizer(std::move(bpe), std::move(text));
+  return Tokenizer(Kind::kBpe, std::move(bpe), std::move(text));
+}
+
+absl::StatusOr<Tokenizer> Tokenizer::OfTokenizerModel(std::string model) {
+  BURST_ASSIGN_OR_RETURN(std::shared_ptr<const SentencePieceTokenizer> tokenizer,
+                         SentencePieceTokenizer::FromModel(model));
+  return Tokenizer(Kind::kSentencePiece, std::move(tokenizer), std::move(model));
 }
 
 absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
@@ -98,7 +109,8 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
   if (fs::is_directory(path, error)) {
     constexpr const char* kGpt2Files[][2] = {{"encoder.json", "vocab.bpe"},
                                              {"vocab.json", "merges.txt"}};
-    file = in_folder("tokenizer.json");
+    file = in_folder("tokenizer.model");
+    if (!fs::exists(file, error)) file = in_folder("tokenizer.json");
     for (const auto& names : kGpt2Files) {
       const std::string encoder = in_folder(names[0]), merges = in_folder(names[1]);
       if (fs::exists(file, error) || !fs::exists(encoder, error)) continue;
@@ -114,11 +126,16 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
     }
     if (!fs::exists(file, error)) {
       return absl::NotFoundError(absl::StrCat(
-          "the folder ", path, " holds no tokenizer.json, nor encoder.json with vocab.bpe"));
+          "the folder ", path,
+          " holds no tokenizer.model, no tokenizer.json, nor encoder.json with vocab.bpe"));
     }
   }
   BURST_ASSIGN_OR_RETURN(std::string text, ReadFile(file));
-  absl::StatusOr<Tokenizer> tokenizer = OfTokenizerJson(std::move(text));
+  // A JSON object begins with a brace, the fields of a protocol buffer with none.
+  const bool is_json = absl::StartsWith(absl::StripLeadingAsciiWhitespace(text), "{");
+  absl::StatusOr<Tokenizer> tokenizer = is_json || !absl::EndsWith(file, ".model")
+                                            ? OfTokenizerJson(std::move(text))
+                                            : OfTokenizerModel(std::move(text));
   if (!tokenizer.ok()) return named(file, tokenizer.status());
   return tokenizer;
 }
@@ -131,18 +148,24 @@ const char* Tokenizer::name() const {
       return "char";
     case Kind::kBpe:
       return "bpe";
+    case Kind::kSentencePiece:
+      return "sentencepiece";
   }
   return "";
 }
 
+const char* Tokenizer::file_name() const {
+  return kind_ == Kind::kSentencePiece ? "tokenizer.model" : "tokenizer.json";
+}
+
 int32_t Tokenizer::end_of_text() const {
-  if (bpe_ != nullptr) return bpe_->end_of_text();
+  if (of_file_ != nullptr) return of_file_->end_of_text();
   return has_end_of_text_ ? static_cast<int32_t>(size_) : -1;
 }
 
 absl::Status Tokenizer::Encode(absl::string_view text, std::vector<int32_t>* tokens,
                                Specials specials) const {
-  if (bpe_ != nullptr) return BpeEncoder(bpe_, specials).Encode(text, tokens);
+  if (of_file_ != nullptr) return of_file_->MakeEncoder(specials)->Encode(text, tokens);
   if (kind_ == Kind::kByte) {
     for (char c : text) tokens->push_back(static_cast<unsigned char>(c));
     return absl::OkStatus();
@@ -166,8 +189,8 @@ std::string Tokenizer::Decode(absl::Span<const int32_t> tokens) const {
   std::string text;
   for (int32_t token : tokens) {
     if (token < 0 || token >= size_) continue;
-    if (bpe_ != nullptr) {
-      absl::StrAppend(&text, bpe_->Bytes(token));
+    if (of_file_ != nullptr) {
+      absl::StrAppend(&text, of_file_->Bytes(token));
     } else if (kind_ == Kind::kByte) {
       text.push_back(static_cast<char>(token));
     } else {
@@ -181,6 +204,7 @@ std::string Tokenizer::ToJson() const {
   nlohmann::json json = {{"kind", name()}, {"end_of_text", has_end_of_text_}};
   if (kind_ == Kind::kChar) json["code_points"] = code_points_;
   if (kind_ == Kind::kBpe) json["tokenizer_json"] = *file_;
+  if (kind_ == Kind::kSentencePiece) json["tokenizer_model"] = absl::Base64Escape(*file_);
   return json.dump();
 }
 
@@ -193,9 +217,14 @@ absl::StatusOr<Tokenizer> Tokenizer::FromJson(absl::string_view text) {
   }
   const bool end_of_text = json["end_of_text"];
   if (json["kind"] == "byte") return Byte(end_of_text);
-  if (json["kind"] == "bpe") {
-    if (!json.contains("tokenizer_json") || !json["tokenizer_json"].is_string()) return invalid();
-    absl::StatusOr<Tokenizer> tokenizer = OfTokenizerJson(json["tokenizer_json"]);
+  const bool is_bpe = json["kind"] == "bpe";
+  if (is_bpe || json["kind"] == "sentencepiece") {
+    const char* key = is_bpe ? "tokenizer_json" : "tokenizer_model";
+    if (!json.contains(key) || !json[key].is_string()) return invalid();
+    std::string file = json[key];
+    if (!is_bpe && !absl::Base64Unescape(std::string(file), &file)) return invalid();
+    absl::StatusOr<Tokenizer> tokenizer =
+        is_bpe ? OfTokenizerJson(std::move(file)) : OfTokenizerModel(std::move(file));
     if (!tokenizer.ok()) {
       return absl::DataLossError(absl::StrCat("its tokenizer: ", tokenizer.status().message()));
     }

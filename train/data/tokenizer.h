@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "train/tokenizer/bpe_tokenizer.h"
+#include "train/tokenizer/file_tokenizer.h"
 
 namespace burst {
 
@@ -20,7 +20,7 @@ absl::Status NotUtf8(int64_t offset);
 
 class Tokenizer {
  public:
-  enum class Kind { kByte, kChar, kBpe };
+  enum class Kind { kByte, kChar, kBpe, kSentencePiece };
 
   // 256 tokens. With end_of_text, one more that ends a document.
   static Tokenizer Byte(bool end_of_text);
@@ -31,8 +31,9 @@ class Tokenizer {
   // The code points that were seen, [kCodePoints] (utf8.h).
   static absl::StatusOr<Tokenizer> OfCharacters(const std::vector<bool>& seen, bool end_of_text);
 
-  // A tokenizer.json, or a folder with one or with GPT-2's two files: encoder.json and vocab.bpe,
-  // or vocab.json and merges.txt. Errors name the file and what is wrong.
+  // A tokenizer.model (SentencePiece) or a tokenizer.json (byte-level BPE), or a folder with one of
+  // them, of which the first counts, or with GPT-2's two files: encoder.json and vocab.bpe, or
+  // vocab.json and merges.txt. Errors name the file and what is wrong.
   static absl::StatusOr<Tokenizer> Load(const std::string& path);
 
   Kind kind() const { return kind_; }
@@ -44,18 +45,19 @@ class Tokenizer {
   // char: of each token, increasing; byte: none.
   const std::vector<uint32_t>& code_points() const { return code_points_; }
 
-  // bpe: otherwise null.
-  const std::shared_ptr<const BpeTokenizer>& bpe() const { return bpe_; }
-
-  // bpe: the text of the tokenizer.json, which was made of GPT-2's two files where these were
-  // given.
+  // That of a file; null for byte and char.
+  const std::shared_ptr<const FileTokenizer>& of_file() const { return of_file_; }
+  // The content of that file, and its name in a folder: tokenizer.json (made of GPT-2's two files
+  // where these were given) or tokenizer.model.
   const std::string& file() const { return *file_; }
+  const char* file_name() const;
 
   // Appends the tokens of `text`. InvalidArgument for a character that the vocabulary lacks.
   absl::Status Encode(absl::string_view text, std::vector<int32_t>* tokens,
                       Specials specials = Specials::kAreText) const;
-  // Ids beyond the vocabulary decode to nothing, and so does end-of-text, except that a file's
-  // special tokens have a text: with them, too, it is the inverse of Encode.
+  // Ids beyond the vocabulary decode to nothing, and so does end-of-text, except that the special
+  // tokens of a tokenizer.json have a text: with them, too, it is the inverse of Encode. That of
+  // SentencePiece puts a space before a text, which stays.
   std::string Decode(absl::Span<const int32_t> tokens) const;
 
   // For checkpoints: everything needed to make the same tokenizer again.
@@ -64,15 +66,16 @@ class Tokenizer {
 
  private:
   Tokenizer(Kind kind, std::vector<uint32_t> code_points, bool end_of_text);
-  Tokenizer(std::shared_ptr<const BpeTokenizer> bpe, std::string file);
+  Tokenizer(Kind kind, std::shared_ptr<const FileTokenizer> of_file, std::string file);
   static absl::StatusOr<Tokenizer> OfTokenizerJson(std::string text);
+  static absl::StatusOr<Tokenizer> OfTokenizerModel(std::string model);
 
   Kind kind_;
   bool has_end_of_text_;               // beside the tokens of `size_`
   int64_t size_;                       // tokens without end-of-text
   std::vector<uint32_t> code_points_;  // char: of each token, increasing
-  std::shared_ptr<const BpeTokenizer> bpe_;
-  std::shared_ptr<const std::string> file_;  // the tokenizer.json
+  std::shared_ptr<const FileTokenizer> of_file_;
+  std::shared_ptr<const std::string> file_;
 };
 
 }  // namespace burst

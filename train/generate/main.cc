@@ -38,9 +38,11 @@ OptionTable Options(GenerateConfig* c) {
   t.Add("checkpoint", &c->checkpoint, kMayChange,
         "A checkpoint, or the folder of the run that left it: then its newest one.");
   t.Add("prompt", &c->prompt, kMayChange, "What the text begins with. Without it: a line break.");
-  t.Add("tokenizer", &c->tokenizer, kMayChange,
-        "For a checkpoint without one: tokenizer.json, or a folder with it (an imported model's: "
-        "huggingface in the run's folder) or with GPT-2's encoder.json and vocab.bpe.");
+  t.Add(
+      "tokenizer", &c->tokenizer, kMayChange,
+      "For a checkpoint without one: tokenizer.model, tokenizer.json, or a folder with one of them "
+      "(an imported model's: huggingface in the run's folder) or with GPT-2's encoder.json and "
+      "vocab.bpe.");
   t.Add("tokens", &c->tokens, kMayChange, "Tokens to generate.");
   t.Add("temperature", &c->temperature, kMayChange,
         "Above 1: more surprising, below: less; 0: the likeliest.");

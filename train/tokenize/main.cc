@@ -27,10 +27,12 @@ OptionTable Options(Config* c) {
         "What to tokenize: a text file, a folder or a pattern; every file is a document. Of files "
         "that end in .jsonl every line is one.");
   t.Add("field", &c->field, kMayChange, "Of lines of JSON: the key of the text.");
-  t.Add("tokenizer", &c->tokenizer, kMayChange,
-        "tokenizer.json, or a folder with it or with GPT-2's encoder.json and vocab.bpe.");
+  t.Add(
+      "tokenizer", &c->tokenizer, kMayChange,
+      "tokenizer.model, tokenizer.json, or a folder with one of them or with GPT-2's encoder.json "
+      "and vocab.bpe.");
   t.Add("out", &c->out, kMayChange,
-        "The folder to make: train_000000.bin, ..., and tokenizer.json, for "
+        "The folder to make: train_000000.bin, ..., and the tokenizer's file, for "
         "//train --data='OUT/train_*.bin' --tokenizer=OUT.");
   t.Add("shard_tokens", &c->shard_tokens, kMayChange, "Tokens of a shard.");
   t.Add("val_tokens", &c->val_tokens, kMayChange,
@@ -44,7 +46,8 @@ OptionTable Options(Config* c) {
 
 absl::Status Check(const Config& c) {
   if (c.data.empty()) return InvalidOption("data", "give a text file, a folder or a pattern");
-  if (c.tokenizer.empty()) return InvalidOption("tokenizer", "give tokenizer.json or its folder");
+  if (c.tokenizer.empty())
+    return InvalidOption("tokenizer", "give tokenizer.model, tokenizer.json, or their folder");
   if (c.out.empty()) return InvalidOption("out", "give the folder to make");
   if (c.shard_tokens < 1 || c.shard_tokens > INT32_MAX) {
     return InvalidOption("shard_tokens", c.shard_tokens, " is not from 1 to ", INT32_MAX);

@@ -170,7 +170,8 @@ absl::StatusOr<TokenizeSummary> TokenizeToShards(const TokenizeConfig& config) {
     return sources.Error(absl::InvalidArgumentError("there is no text in it"));
   }
   BURST_RETURN_IF_ERROR(
-      Named("out", WriteFileAtomically(folder.part() + "/tokenizer.json", tokenizer->file())));
+      Named("out", WriteFileAtomically(absl::StrCat(folder.part(), "/", tokenizer->file_name()),
+                                       tokenizer->file())));
   BURST_RETURN_IF_ERROR(folder.Finish());
   return summary;
 }

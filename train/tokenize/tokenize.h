@@ -23,7 +23,7 @@ struct TokenizeSummary {
 };
 
 // Makes the folder `out` with train_000000.bin, ... , if asked for also val_000000.bin, ..., and
-// tokenizer.json. It gets its name when it is complete and on the disk; until then it is
+// the tokenizer's file. It gets its name when it is complete and on the disk; until then it is
 // `out`.part, which the next call removes if the process is killed. Works on all threads of the
 // caller's pool and shows progress. Errors name the option.
 absl::StatusOr<TokenizeSummary> TokenizeToShards(const TokenizeConfig& config);

@@ -60,6 +60,10 @@ absl::StatusOr<std::shared_ptr<const BpeTokenizer>> BpeTokenizer::FromTokenizerJ
   return std::shared_ptr<const BpeTokenizer>(std::move(tokenizer));
 }
 
+std::unique_ptr<FileEncoder> BpeTokenizer::MakeEncoder(Specials specials) const {
+  return std::make_unique<BpeEncoder>(shared_from_this(), specials);
+}
+
 BpeEncoder::BpeEncoder(std::shared_ptr<const BpeTokenizer> tokenizer, Specials specials)
     : tokenizer_(std::move(tokenizer)),
       added_(specials == Specials::kAreTokens ? tokenizer_->all_ : tokenizer_->not_special_),
@@ -83,7 +87,7 @@ BpeEncoder::Found BpeEncoder::FindAdded(absl::string_view text, size_t begin, si
   return {end, 0, -1};
 }
 
-void BpeEncoder::AppendNormalized(absl::string_view text, std::string* out) const {
+void BpeEncoder::AppendNormalized(absl::string_view text, bool /*begins*/, std::string* out) const {
   if (!tokenizer_->normalizes()) {
     absl::StrAppend(out, text);
     return;
@@ -161,15 +165,6 @@ absl::StatusOr<size_t> BpeEncoder::EncodePieces(absl::string_view text, size_t b
     if (at < limit && !part.complete) return kMore;
   }
   return at;
-}
-
-absl::Status BpeEncoder::Encode(absl::string_view text, std::vector<int32_t>* tokens) {
-  std::string normalized;
-  if (tokenizer_->normalizes()) {
-    AppendNormalized(text, &normalized);
-    text = normalized;
-  }
-  return EncodePieces(text, 0, text.size(), /*complete=*/true, tokens).status();
 }
 
 }  // namespace burst

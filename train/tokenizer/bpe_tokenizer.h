@@ -15,28 +15,25 @@
 #include "absl/strings/string_view.h"
 #include "train/tokenizer/bpe.h"
 #include "train/tokenizer/bpe_file.h"
+#include "train/tokenizer/file_tokenizer.h"
 #include "train/tokenizer/split_pattern.h"
 
 namespace burst {
 
-// What the text of a special token means in a text: itself, or the token. A special token in a
-// document is part of the document.
-enum class Specials { kAreText, kAreTokens };
-
 // Immutable; any thread may use it, through a BpeEncoder of its own.
-class BpeTokenizer {
+class BpeTokenizer : public FileTokenizer, public std::enable_shared_from_this<BpeTokenizer> {
  public:
   // InvalidArgument that says in which field what is wrong, or not supported.
   static absl::StatusOr<std::shared_ptr<const BpeTokenizer>> FromTokenizerJson(
       absl::string_view text);
 
-  int64_t vocab() const { return static_cast<int64_t>(file_.tokens.size()); }
-  // The token that separates documents, found by its name; -1: none.
-  int32_t end_of_text() const { return end_of_text_; }
-  // Empty for ids beyond the vocabulary, and for those that are not used.
-  absl::string_view Bytes(int32_t token) const {
+  int64_t vocab() const override { return static_cast<int64_t>(file_.tokens.size()); }
+  int32_t end_of_text() const override { return end_of_text_; }  // found by its name
+  absl::string_view Bytes(int32_t token) const override {
     return token < 0 || token >= vocab() ? absl::string_view() : file_.tokens[token];
   }
+  size_t Length(int32_t token, absl::string_view) const override { return Bytes(token).size(); }
+  std::unique_ptr<FileEncoder> MakeEncoder(Specials specials) const override;
   bool normalizes() const { return file_.nfc; }
 
  private:
@@ -60,26 +57,13 @@ class BpeTokenizer {
   int32_t end_of_text_ = -1;
 };
 
-class BpeEncoder {
+class BpeEncoder : public FileEncoder {
  public:
-  static constexpr size_t kMore = absl::string_view::npos;
-
   BpeEncoder(std::shared_ptr<const BpeTokenizer> tokenizer, Specials specials);
 
-  // Appends the tokens of a whole text.
-  absl::Status Encode(absl::string_view text, std::vector<int32_t>* tokens);
-
-  // For a text that is read in parts. Text in the form that pieces are made of: normalized, if the
-  // tokenizer does that. The form of two texts is that of their parts one after the other where the
-  // second one begins with an ASCII character.
-  void AppendNormalized(absl::string_view text, std::string* out) const;
-
-  // Appends the tokens of the pieces of a normalized text that begin in [begin, limit), where
-  // `begin` is the end of a piece; returns the end of the last one (`begin` if there is none). The
-  // pieces depend on no byte before `begin`. Unless `text` is `complete`, kMore if they depend on
-  // bytes that would follow it; what was appended is to be dropped then.
+  void AppendNormalized(absl::string_view text, bool begins, std::string* out) const override;
   absl::StatusOr<size_t> EncodePieces(absl::string_view text, size_t begin, size_t limit,
-                                      bool complete, std::vector<int32_t>* tokens);
+                                      bool complete, std::vector<int32_t>* tokens) override;
 
  private:
   // A part of the text that pieces do not reach across.

@@ -1,0 +1,190 @@
+// Tiny models of SentencePiece (tests/interop/make_sentencepiece_fixture.py), and what its library
+// makes of texts.
+#include "train/tokenizer/sentencepiece_tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_replace.h"
+#include "tests/testing/subprocess.h"
+#include "tests/train/tokenizer_fixture.h"
+#include "train/data/tokenizer.h"
+
+namespace burst {
+namespace {
+
+using Json = nlohmann::json;
+
+std::string ModelFile(const std::string& name) {
+  return ReadAll(TokenizerFixture("sentencepiece/" + name + "/tokenizer.model"));
+}
+
+class SentencePiece : public testing::TestWithParam<const char*> {
+ protected:
+  struct Row {
+    std::string text;
+    std::vector<int32_t> tokens;
+  };
+  static std::vector<Row> Expected() {
+    const Json expected = Json::parse(ReadAll(TokenizerFixture("sentencepiece/expected.json")));
+    std::vector<Row> rows;
+    for (const Json& row : expected[GetParam()]) {
+      rows.push_back({"", row[1]});
+      EXPECT_TRUE(absl::Base64Unescape(row[0].get<std::string>(), &rows.back().text));
+    }
+    EXPECT_GT(rows.size(), 80u);
+    return rows;
+  }
+  static bool AddsSpace() { return GetParam() != std::string("gemma"); }
+  // The text as it is given back: spaces for U+2581, and what is not UTF-8 replaced.
+  static std::string GivenBack(const Tokenizer& tokenizer, const std::string& text) {
+    std::string normalized;
+    tokenizer.of_file()->MakeEncoder(Specials::kAreText)->AppendNormalized(text, true, &normalized);
+    return absl::StrReplaceAll(normalized, {{"\xE2\x96\x81", " "}});
+  }
+
+  const Tokenizer tokenizer_ = LoadFixture("sentencepiece/" + std::string(GetParam()));
+};
+INSTANTIATE_TEST_SUITE_P(Models, SentencePiece,
+                         testing::Values("llama", "gemma", "unigram", "phrases"));
+
+TEST_P(SentencePiece, TokensAreTheLibrarys) {
+  for (const Row& row : Expected()) {
+    EXPECT_EQ(TokensOf(tokenizer_, row.text), row.tokens) << absl::CEscape(row.text);
+    // Once more, from what is remembered.
+    EXPECT_EQ(TokensOf(tokenizer_, row.text), row.tokens) << absl::CEscape(row.text);
+  }
+}
+
+TEST_P(SentencePiece, DecodesToTheTextBehindTheSpaceThatWasAdded) {
+  for (const Row& row : Expected()) {
+    const std::string text = tokenizer_.Decode(row.tokens);
+    EXPECT_EQ(text, GivenBack(tokenizer_, row.text)) << absl::CEscape(row.text);
+    const bool space = AddsSpace() && !row.text.empty();
+    EXPECT_EQ(absl::StartsWith(text, " "), space || absl::StartsWith(row.text, " ") ||
+                                               absl::StartsWith(row.text, "\xE2\x96\x81"));
+  }
+}
+
+// Lengths in the normalized text, which keeps U+2581 where it was.
+TEST_P(SentencePiece, LengthsOfTokensAddUpToTheText) {
+  for (const Row& row : Expected()) {
+    std::string normalized;
+    tokenizer_.of_file()
+        ->MakeEncoder(Specials::kAreText)
+        ->AppendNormalized(row.text, true, &normalized);
+    size_t at = 0;
+    for (const int32_t token : row.tokens) {
+      at += tokenizer_.of_file()->Length(token, absl::string_view(normalized).substr(at));
+    }
+    EXPECT_EQ(at, normalized.size()) << absl::CEscape(row.text);
+  }
+}
+
+// Text that is cut anywhere: either the words of the beginning are those of the whole, or more text
+// is asked for.
+TEST_P(SentencePiece, WordsOfTextThatIsNotComplete) {
+  std::string text;
+  const auto encoder = tokenizer_.of_file()->MakeEncoder(Specials::kAreText);
+  encoder->AppendNormalized("The ring  of the\n\n \xE2\x96\x81x\xC3\xA9 <s> 12   \n", true, &text);
+  int known = 0;
+  for (size_t limit = 1; limit <= text.size(); ++limit) {
+    std::vector<int32_t> whole;
+    const auto end = encoder->EncodePieces(text, 0, limit, /*complete=*/true, &whole);
+    ASSERT_TRUE(end.ok()) << end.status();
+    for (size_t size = limit; size < text.size(); ++size) {
+      if (size + 1 < text.size() && (text[size] & 0x80) != 0) continue;  // cuts are before ASCII
+      std::vector<int32_t> tokens;
+      const auto part = encoder->EncodePieces(absl::string_view(text).substr(0, size), 0, limit,
+                                              /*complete=*/false, &tokens);
+      ASSERT_TRUE(part.ok()) << part.status();
+      if (*part == FileEncoder::kMore) continue;
+      EXPECT_EQ(*part, *end) << limit << " of " << size;
+      EXPECT_EQ(tokens, whole) << limit << " of " << size;
+      ++known;
+    }
+  }
+  const bool one_piece =
+      GetParam() == std::string("unigram") || GetParam() == std::string("phrases");
+  EXPECT_EQ(known == 0, one_piece);
+}
+
+TEST_P(SentencePiece, ACheckpointHoldsIt) {
+  const auto again = Tokenizer::FromJson(tokenizer_.ToJson());
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->kind(), Tokenizer::Kind::kSentencePiece);
+  EXPECT_EQ(again->vocab(), tokenizer_.vocab());
+  EXPECT_EQ(again->end_of_text(), 2);  // </s>
+  EXPECT_EQ(again->ToJson(), tokenizer_.ToJson());
+  for (const Row& row : Expected()) EXPECT_EQ(TokensOf(*again, row.text), row.tokens);
+}
+
+TEST(SentencePieceTokenizer, ControlTokensAreTextUnlessAskedFor) {
+  for (const std::string name : {"llama", "gemma"}) {
+    const Tokenizer tokenizer = LoadFixture("sentencepiece/" + name);
+    const std::string text = "<s>the ring</s><s>of";
+    EXPECT_EQ(tokenizer.Decode(TokensOf(tokenizer, text)), (name == "llama" ? " " : "") + text);
+    std::vector<int32_t> expected = {1};
+    for (const int32_t token : TokensOf(tokenizer, "the ring")) expected.push_back(token);
+    expected.insert(expected.end(), {2, 1});
+    for (const int32_t token : TokensOf(tokenizer, "of")) expected.push_back(token);
+    EXPECT_EQ(TokensOf(tokenizer, text, Specials::kAreTokens), expected);
+    EXPECT_EQ(TokensOf(tokenizer, "</s>", Specials::kAreTokens), std::vector<int32_t>{2});
+  }
+}
+
+// A message that occurs twice is merged: the later fields count.
+std::string WithNormalizer(const std::string& fields) {
+  return ModelFile("llama") + "\x1a" + static_cast<char>(fields.size()) + fields;
+}
+std::string WithTrainer(const std::string& fields) {
+  return ModelFile("llama") + "\x12" + static_cast<char>(fields.size()) + fields;
+}
+
+TEST(SentencePieceTokenizer, WhatChangesTextIsRefusedByName) {
+  using namespace std::string_literals;
+  const struct {
+    std::string model;
+    const char* name;
+  } cases[] = {
+      {WithNormalizer("\x12\x01x"s), "precompiled_charsmap"},
+      {WithNormalizer("\x20\x01"s), "remove_extra_whitespaces"},
+      {WithNormalizer("\x28\x00"s), "escape_whitespaces"},
+      {WithTrainer("\xc0\x01\x01"s), "treat_whitespace_as_suffix"},
+      {WithTrainer("\x98\x02\x00"s), "byte_fallback"},
+  };
+  EXPECT_TRUE(SentencePieceTokenizer::FromModel(ModelFile("llama")).ok());
+  for (const auto& c : cases) {
+    const auto tokenizer = SentencePieceTokenizer::FromModel(c.model);
+    ASSERT_FALSE(tokenizer.ok()) << c.name;
+    EXPECT_TRUE(absl::StrContains(tokenizer.status().message(), c.name)) << tokenizer.status();
+  }
+}
+
+// Cut off anywhere, or with a byte changed: a tokenizer or an error, never a crash.
+TEST(SentencePieceTokenizer, DamagedFiles) {
+  const std::string model = ModelFile("llama");
+  for (const std::string& text : {std::string(), std::string("x"), std::string(100, '\xff')}) {
+    EXPECT_FALSE(SentencePieceTokenizer::FromModel(text).ok()) << absl::CEscape(text);
+  }
+  int good = 0;
+  for (size_t at = 0; at < model.size(); at += 7) {
+    good += SentencePieceTokenizer::FromModel(model.substr(0, at)).ok();
+    std::string changed = model;
+    changed[at] = static_cast<char>(changed[at] ^ (1 << at % 8));
+    const auto tokenizer = SentencePieceTokenizer::FromModel(changed);
+    if (!tokenizer.ok()) continue;
+    std::vector<int32_t> tokens;
+    EXPECT_TRUE(
+        (*tokenizer)->MakeEncoder(Specials::kAreTokens)->Encode("the <s> ring", &tokens).ok());
+  }
+  EXPECT_EQ(good, 0);
+}
+
+}  // namespace
+}  // namespace burst

@@ -1,0 +1,62 @@
+// A tokenizer that a file describes: byte-level BPE (bpe_tokenizer.h) or SentencePiece
+// (sentencepiece_tokenizer.h). Text is encoded in pieces, so that several threads can work on one
+// (docs/decisions/0011-tokens-do-not-depend-on-pieces.md).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace burst {
+
+// What the text of a special token means in a text: itself, or the token. A special token in a
+// document is part of the document.
+enum class Specials { kAreText, kAreTokens };
+
+// For one thread.
+class FileEncoder {
+ public:
+  static constexpr size_t kMore = absl::string_view::npos;
+
+  virtual ~FileEncoder() = default;
+
+  // Appends the tokens of a whole text.
+  absl::Status Encode(absl::string_view text, std::vector<int32_t>* tokens);
+
+  // For a text that is read in parts. Appends the form of `text` that pieces are made of:
+  // normalized, if the tokenizer does that. `begins`: it is the beginning of the whole text. The
+  // form of two parts is that of the first, then that of the second, where the second one begins
+  // with an ASCII character.
+  virtual void AppendNormalized(absl::string_view text, bool begins, std::string* out) const = 0;
+
+  // Appends the tokens of the pieces of a normalized text that begin in [begin, limit), where
+  // `begin` is the end of a piece; returns the end of the last one (`begin` if there is none). The
+  // pieces depend on no byte before `begin`. Unless `text` is `complete`, kMore if they depend on
+  // bytes that would follow it; what was appended is to be dropped then.
+  virtual absl::StatusOr<size_t> EncodePieces(absl::string_view text, size_t begin, size_t limit,
+                                              bool complete, std::vector<int32_t>* tokens) = 0;
+};
+
+// Immutable; any thread may use it, through a FileEncoder of its own, which keeps it alive.
+class FileTokenizer {
+ public:
+  virtual ~FileTokenizer() = default;
+
+  virtual int64_t vocab() const = 0;
+  // The token that separates documents; -1: none.
+  virtual int32_t end_of_text() const = 0;
+  // What it stands for in decoded text. Empty for ids beyond the vocabulary, and for those that are
+  // not used.
+  virtual absl::string_view Bytes(int32_t token) const = 0;
+  // How many bytes of the normalized text it stands for, where `text` begins with them.
+  virtual size_t Length(int32_t token, absl::string_view text) const = 0;
+  virtual std::unique_ptr<FileEncoder> MakeEncoder(Specials specials) const = 0;
+};
+
+}  // namespace burst

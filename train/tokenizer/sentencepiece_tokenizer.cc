@@ -1,0 +1,312 @@
+#include "train/tokenizer/sentencepiece_tokenizer.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "burst/base/status.h"
+#include "train/data/utf8.h"
+
+namespace burst {
+namespace {
+
+constexpr absl::string_view kSpaceSymbol = "\xE2\x96\x81";    // U+2581
+constexpr absl::string_view kNotACharacter = "\xEF\xBF\xBD";  // U+FFFD
+constexpr size_t kShortWord = 48, kMostKnownWords = 1 << 17;  // bytes; words
+constexpr int kByteTokens = 256;
+
+// Bytes of the space at a place of the text; 0: something else is there.
+size_t SpaceAt(absl::string_view text, size_t at) {
+  if (at >= text.size()) return 0;
+  if (text[at] == ' ') return 1;
+  if (text[at] != kSpaceSymbol[0]) return 0;
+  return absl::StartsWith(text.substr(at), kSpaceSymbol) ? kSpaceSymbol.size() : 0;
+}
+
+// ---- What the file says of itself (sentencepiece_model.proto), which the library does not tell.
+
+struct ModelFields {
+  bool is_bpe = false;  // else unigram, words or characters
+  bool byte_fallback = false, space_behind = false;
+  bool changes_characters = false, adds_space = true, removes_spaces = true, escapes_spaces = true;
+};
+
+// The fields of a message of protocol buffers: numbers, and bytes of strings and messages.
+class ProtoReader {
+ public:
+  explicit ProtoReader(absl::string_view bytes) : bytes_(bytes) {}
+
+  struct Field {
+    int number = 0;
+    uint64_t value = 0;       // of a varint
+    absl::string_view bytes;  // of what has a length
+  };
+  // None at the end, or where the bytes are no message.
+  std::optional<Field> Next() {
+    uint64_t key = 0;
+    if (bytes_.empty() || !Varint(&key)) return std::nullopt;
+    Field field;
+    field.number = static_cast<int>(key >> 3 & 0x1fffffff);
+    uint64_t length = 0;
+    switch (key & 7) {
+      case 0:
+        if (!Varint(&field.value)) return std::nullopt;
+        return field;
+      case 1:
+        length = 8;
+        break;
+      case 2:
+        if (!Varint(&length)) return std::nullopt;
+        break;
+      case 5:
+        length = 4;
+        break;
+      default:
+        bytes_ = "?";  // a group, which no such file has
+        return std::nullopt;
+    }
+    if (length > bytes_.size()) return std::nullopt;
+    field.bytes = bytes_.substr(0, length);
+    bytes_.remove_prefix(length);
+    return field;
+  }
+  bool whole() const { return bytes_.empty(); }
+
+ private:
+  bool Varint(uint64_t* value) {
+    *value = 0;
+    for (int shift = 0; shift < 64 && !bytes_.empty(); shift += 7) {
+      const auto byte = static_cast<uint8_t>(bytes_[0]);
+      bytes_.remove_prefix(1);
+      *value |= uint64_t{byte & 127u} << shift;
+      if (byte < 128) return true;
+    }
+    bytes_ = "?";
+    return false;
+  }
+
+  absl::string_view bytes_;
+};
+
+std::optional<ModelFields> ReadModelFields(absl::string_view model) {
+  ModelFields fields;
+  ProtoReader reader(model);
+  while (const auto part = reader.Next()) {
+    ProtoReader inner(part->bytes);
+    if (part->number == 2) {  // trainer_spec
+      while (const auto field = inner.Next()) {
+        if (field->number == 3) fields.is_bpe = field->value == 2;
+        if (field->number == 24) fields.space_behind = field->value != 0;
+        if (field->number == 35) fields.byte_fallback = field->value != 0;
+      }
+      if (!inner.whole()) return std::nullopt;
+    } else if (part->number == 3 || part->number == 5) {  // normalizer_spec, denormalizer_spec
+      while (const auto field = inner.Next()) {
+        if (field->number == 2) fields.changes_characters |= !field->bytes.empty();
+        if (part->number == 5) continue;
+        if (field->number == 3) fields.adds_space = field->value != 0;
+        if (field->number == 4) fields.removes_spaces = field->value != 0;
+        if (field->number == 5) fields.escapes_spaces = field->value != 0;
+      }
+      if (!inner.whole()) return std::nullopt;
+    }
+  }
+  if (!reader.whole()) return std::nullopt;
+  return fields;
+}
+
+absl::Status CheckSupported(const ModelFields& fields) {
+  const auto refuse = [](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " is not supported"));
+  };
+  if (fields.changes_characters) return refuse("normalizer_spec.precompiled_charsmap");
+  if (fields.removes_spaces) return refuse("normalizer_spec.remove_extra_whitespaces");
+  if (!fields.escapes_spaces) return refuse("normalizer_spec.escape_whitespaces = false");
+  if (fields.space_behind) return refuse("trainer_spec.treat_whitespace_as_suffix");
+  if (!fields.byte_fallback) return refuse("trainer_spec.byte_fallback = false");
+  return absl::OkStatus();
+}
+
+// Whether a space follows something else within the piece of the vocabulary.
+bool ReachesToASpace(absl::string_view piece) {
+  bool other = false;
+  for (size_t at = 0; at < piece.size();) {
+    const size_t space = SpaceAt(piece, at);
+    if (space > 0 && other) return true;
+    other = space == 0;
+    at += std::max<size_t>(1, space);
+  }
+  return false;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const SentencePieceTokenizer>> SentencePieceTokenizer::FromModel(
+    absl::string_view model) {
+  const std::optional<ModelFields> fields = ReadModelFields(model);
+  if (!fields.has_value() || model.empty()) {
+    return absl::InvalidArgumentError("not a model of SentencePiece");
+  }
+  BURST_RETURN_IF_ERROR(CheckSupported(*fields));
+  std::shared_ptr<SentencePieceTokenizer> tokenizer(new SentencePieceTokenizer());
+  SentencePieceLibrary& library = tokenizer->library_;
+  const std::string error = library.Load(std::string(model));
+  if (!error.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("not a model of SentencePiece: ", error));
+  }
+  tokenizer->adds_space_ = fields->adds_space;
+  tokenizer->pieces_are_words_ = fields->is_bpe;
+  int byte_tokens = 0;
+  for (int id = 0; id < library.size(); ++id) {
+    const std::string& piece = library.piece(id);
+    std::string bytes;
+    const SentencePieceLibrary::Kind kind = library.kind(id);
+    if (kind == SentencePieceLibrary::Kind::kControl) {
+      if (!piece.empty()) tokenizer->controls_.emplace_back(piece, id);
+    } else if (kind == SentencePieceLibrary::Kind::kByte) {  // "<0x0A>"
+      uint32_t byte = 0;
+      if (piece.size() == 6 && absl::SimpleHexAtoi(piece.substr(3, 2), &byte)) ++byte_tokens;
+      bytes.push_back(static_cast<char>(byte));
+    } else if (kind == SentencePieceLibrary::Kind::kText) {
+      if (ReachesToASpace(piece)) tokenizer->pieces_are_words_ = false;
+      for (size_t at = 0; at < piece.size();) {
+        const size_t space = SpaceAt(piece, at);
+        bytes.push_back(space > 0 ? ' ' : piece[at]);
+        at += std::max<size_t>(1, space);
+      }
+    }
+    tokenizer->bytes_.push_back(std::move(bytes));
+  }
+  if (byte_tokens != kByteTokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("it has tokens for ", byte_tokens, " of the 256 bytes"));
+  }
+  tokenizer->end_of_text_ = library.end_of_text();
+  return std::shared_ptr<const SentencePieceTokenizer>(std::move(tokenizer));
+}
+
+size_t SentencePieceTokenizer::Length(int32_t token, absl::string_view text) const {
+  size_t length = 0;
+  for (const char byte : Bytes(token)) {
+    length += byte == ' ' ? std::max<size_t>(1, SpaceAt(text, length)) : 1;
+  }
+  return std::min(length, text.size());
+}
+
+std::unique_ptr<FileEncoder> SentencePieceTokenizer::MakeEncoder(Specials specials) const {
+  return std::make_unique<SentencePieceEncoder>(shared_from_this(), specials);
+}
+
+// The first control token whose text begins at or after `begin`; of several the longest.
+SentencePieceEncoder::Control SentencePieceEncoder::FindControl(absl::string_view text,
+                                                                size_t begin) const {
+  Control first{text.size(), 0, -1};
+  if (specials_ == Specials::kAreText) return first;
+  for (const auto& [name, id] : tokenizer_->controls_) {
+    const size_t at = text.find(name, begin);
+    if (at == absl::string_view::npos) continue;
+    if (at < first.begin || (at == first.begin && name.size() > first.length)) {
+      first = {at, name.size(), id};
+    }
+  }
+  return first;
+}
+
+// The library adds its space to the text, and to the text after a control token.
+void SentencePieceEncoder::AppendNormalized(absl::string_view text, bool begins,
+                                            std::string* out) const {
+  for (size_t at = 0; at < text.size();) {
+    const Control control = FindControl(text, at);
+    const bool of_its_own = at > 0 || begins;
+    if (control.begin > at && of_its_own && tokenizer_->adds_space_) out->push_back(' ');
+    const absl::string_view part = text.substr(0, control.begin);
+    while (at < part.size()) {
+      size_t valid = at, next = at;  // ends of what is UTF-8
+      while (next < part.size() && NextCodePoint(part, &next) != kCodePoints) valid = next;
+      absl::StrAppend(out, part.substr(at, valid - at));
+      at = valid;
+      if (at == part.size()) break;
+      absl::StrAppend(out, kNotACharacter);
+      ++at;
+    }
+    absl::StrAppend(out, text.substr(control.begin, control.length));
+    at = control.begin + control.length;
+  }
+}
+
+// Spaces, then what is none.
+size_t SentencePieceEncoder::EndOfWord(absl::string_view text, size_t begin) const {
+  if (!tokenizer_->pieces_are_words_) return text.size();
+  size_t at = begin;
+  while (const size_t space = SpaceAt(text, at)) at += space;
+  while (at < text.size() && SpaceAt(text, at) == 0) ++at;
+  return at;
+}
+
+absl::StatusOr<size_t> SentencePieceEncoder::EncodePieces(absl::string_view text, size_t begin,
+                                                          size_t limit, bool complete,
+                                                          std::vector<int32_t>* tokens) {
+  size_t at = begin;
+  Control control = FindControl(text, at);
+  while (at < limit) {
+    if (control.begin < at) control = FindControl(text, at);
+    if (control.begin == at) {
+      tokens->push_back(control.token);
+      at += control.length;
+      continue;
+    }
+    const size_t end = EndOfWord(text.substr(0, control.begin), at);
+    if (end == text.size() && !complete) return kMore;
+    BURST_RETURN_IF_ERROR(AppendWord(text.substr(at, end - at), tokens));
+    at = end;
+  }
+  return at;
+}
+
+absl::Status SentencePieceEncoder::AppendWord(absl::string_view word,
+                                              std::vector<int32_t>* tokens) {
+  if (word.size() > kShortWord) return Ask(word, tokens);
+  const auto found = known_.find(word);
+  if (found != known_.end()) {
+    const auto begin = known_tokens_.begin() + found->second.begin;
+    tokens->insert(tokens->end(), begin, begin + found->second.count);
+    return absl::OkStatus();
+  }
+  const size_t before = tokens->size();
+  BURST_RETURN_IF_ERROR(Ask(word, tokens));
+  if (known_.size() == kMostKnownWords) {
+    known_.clear();
+    known_tokens_.clear();
+  }
+  known_[word] = {static_cast<uint32_t>(known_tokens_.size()),
+                  static_cast<uint32_t>(tokens->size() - before)};
+  known_tokens_.insert(known_tokens_.end(), tokens->begin() + before, tokens->end());
+  return absl::OkStatus();
+}
+
+absl::Status SentencePieceEncoder::Ask(absl::string_view word, std::vector<int32_t>* tokens) const {
+  const SentencePieceLibrary& library = tokenizer_->library_;
+  // The library adds a space, unless that leaves nothing.
+  if (tokenizer_->adds_space_) word.remove_prefix(SpaceAt(word, 0));
+  if (word.empty()) {
+    const int space = library.Find(std::string(kSpaceSymbol));
+    if (space >= 0) {
+      tokens->push_back(space);
+      return absl::OkStatus();
+    }
+    for (const char byte : kSpaceSymbol) {
+      const auto of_byte =
+          std::find(tokenizer_->bytes_.begin(), tokenizer_->bytes_.end(), std::string(1, byte));
+      tokens->push_back(static_cast<int32_t>(of_byte - tokenizer_->bytes_.begin()));
+    }
+    return absl::OkStatus();
+  }
+  const std::string error = library.Encode(word.data(), word.size(), tokens);
+  if (error.empty()) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("SentencePiece: ", error));
+}
+
+}  // namespace burst

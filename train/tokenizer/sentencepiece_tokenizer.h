@@ -1,0 +1,84 @@
+// SentencePiece (Kudo and Richardson, arXiv 1808.06226), by its own library: tokenizer.model of
+// Llama 2, Mistral, Gemma. Its tokens are those of the library's Encode for the whole text.
+//
+// Pieces of text are words: the library's tokens never reach from a character that is no space to a
+// space, unless the vocabulary says otherwise (then a text is one piece). A space, and the U+2581
+// that the library writes for it, are the same.
+//
+// Text is any bytes; a byte that is not UTF-8 becomes U+FFFD, as in the library.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "train/tokenizer/file_tokenizer.h"
+#include "train/tokenizer/sentencepiece_library.h"
+
+namespace burst {
+
+class SentencePieceTokenizer : public FileTokenizer,
+                               public std::enable_shared_from_this<SentencePieceTokenizer> {
+ public:
+  // `model`: a tokenizer.model. InvalidArgument for what is none, and for one that changes the text
+  // (normalization, extra spaces), has characters without tokens (no byte fallback), or writes
+  // spaces behind words: such text could not be given back.
+  static absl::StatusOr<std::shared_ptr<const SentencePieceTokenizer>> FromModel(
+      absl::string_view model);
+
+  int64_t vocab() const override { return static_cast<int64_t>(bytes_.size()); }
+  int32_t end_of_text() const override { return end_of_text_; }
+  // A space for U+2581; one token for each byte of a character without token. Of a text, the first
+  // token has the space that the library adds. Control tokens (<s>) stand for nothing.
+  absl::string_view Bytes(int32_t token) const override {
+    return token < 0 || token >= vocab() ? absl::string_view() : bytes_[token];
+  }
+  size_t Length(int32_t token, absl::string_view text) const override;
+  std::unique_ptr<FileEncoder> MakeEncoder(Specials specials) const override;
+
+ private:
+  friend class SentencePieceEncoder;
+
+  SentencePieceTokenizer() = default;
+
+  SentencePieceLibrary library_;
+  std::vector<std::string> bytes_;
+  std::vector<std::pair<std::string, int32_t>> controls_;  // text and id
+  int32_t end_of_text_ = -1;
+  bool adds_space_ = false;  // before the text
+  bool pieces_are_words_ = true;
+};
+
+class SentencePieceEncoder : public FileEncoder {
+ public:
+  SentencePieceEncoder(std::shared_ptr<const SentencePieceTokenizer> tokenizer, Specials specials)
+      : tokenizer_(std::move(tokenizer)), specials_(specials) {}
+
+  void AppendNormalized(absl::string_view text, bool begins, std::string* out) const override;
+  absl::StatusOr<size_t> EncodePieces(absl::string_view text, size_t begin, size_t limit,
+                                      bool complete, std::vector<int32_t>* tokens) override;
+
+ private:
+  struct Known {
+    uint32_t begin = 0, count = 0;  // in known_tokens_
+  };
+  struct Control {
+    size_t begin, length;
+    int32_t token;
+  };
+  Control FindControl(absl::string_view text, size_t begin) const;
+  size_t EndOfWord(absl::string_view text, size_t begin) const;
+  absl::Status AppendWord(absl::string_view word, std::vector<int32_t>* tokens);
+  absl::Status Ask(absl::string_view word, std::vector<int32_t>* tokens) const;
+
+  const std::shared_ptr<const SentencePieceTokenizer> tokenizer_;
+  const Specials specials_;
+  absl::flat_hash_map<std::string, Known> known_;  // short words
+  std::vector<int32_t> known_tokens_;
+};
+
+}  // namespace burst
