@@ -89,8 +89,9 @@ absl::StatusOr<TensorBoardLog> TensorBoardLog::Create(const std::string& folder,
                                                       int64_t last_step) {
   char host[256] = "host";
   gethostname(host, sizeof(host) - 1);
-  const std::string path = absl::StrCat(folder, "/events.out.tfevents.",
-                                        static_cast<int64_t>(SecondsSince1970()), ".", host, ".", getpid());
+  const std::string path =
+      absl::StrCat(folder, "/events.out.tfevents.", static_cast<int64_t>(SecondsSince1970()), ".",
+                   host, ".", getpid());
   // Never a file that is there: a process that had this number in this second wrote it.
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   TensorBoardLog log(path, fd);
@@ -101,8 +102,8 @@ absl::StatusOr<TensorBoardLog> TensorBoardLog::Create(const std::string& folder,
   if (last_step > 0) {
     // SessionLog: status = 1, START = 1. Events of this step and later ones in older files are
     // dropped.
-    BURST_RETURN_IF_ERROR(log.Write(Event(
-        last_step + 1, Field(7, kLengthDelimited, Field(1, kVarint, Varint(1))))));
+    BURST_RETURN_IF_ERROR(
+        log.Write(Event(last_step + 1, Field(7, kLengthDelimited, Field(1, kVarint, Varint(1))))));
   }
   return log;
 }
@@ -130,8 +131,7 @@ absl::Status TensorBoardLog::AppendValLoss(int64_t step, double val_loss) {
 // A record: length, its checksum, data, its checksum.
 absl::Status TensorBoardLog::Write(absl::string_view event) {
   const std::string length = Bytes(uint64_t{event.size()});
-  const std::string record =
-      absl::StrCat(length, Checksum(length), event, Checksum(event));
+  const std::string record = absl::StrCat(length, Checksum(length), event, Checksum(event));
   ssize_t written;
   do {
     written = write(fd_, record.data(), record.size());

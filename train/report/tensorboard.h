@@ -16,8 +16,8 @@ namespace burst {
 
 class TensorBoardLog {
  public:
-  // Makes a new file events.out.tfevents.<time>.<host>.<pid> in `folder`. A run that continues after
-  // `last_step` steps tells TensorBoard to drop what earlier files have of later ones.
+  // Makes a new file events.out.tfevents.<time>.<host>.<pid> in `folder`. A run that continues
+  // after `last_step` steps tells TensorBoard to drop what earlier files have of later ones.
   static absl::StatusOr<TensorBoardLog> Create(const std::string& folder, int64_t last_step);
   TensorBoardLog(TensorBoardLog&& other);
   TensorBoardLog& operator=(TensorBoardLog&&) = delete;
