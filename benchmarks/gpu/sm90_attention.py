@@ -3,6 +3,8 @@
 
     sm90_attention.py LIBRARY check [OPTION...]   errors against float64, ratio to cuDNN's error
     sm90_attention.py LIBRARY bench [OPTION...]   TFLOP/s, ratio to cuDNN's, same inputs, same run
+    sm90_attention.py LIBRARY decode [OPTION...]  few queries, many keys: bytes/s, ratio to a copy's and to
+                                                  those of PyTorch's kernels (cuDNN, FlashAttention-2)
 
 Options: forward (no backward), quick (up to 16K tokens), only=REGEX, FILE.json (where to write).
 
@@ -22,6 +24,7 @@ import sys
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
 PATTERN = ""  # only benchmarks whose label has a match
 
@@ -455,6 +458,66 @@ def bench(kernels, backward=True, quick=False):
     return rows
 
 
+# ---- Few queries against a cache of keys.
+
+def decode_case(kernels, batch, q_len, k_len, heads, kv_heads, dim):
+    """Bytes/s: those of K and V, read once; of a copy of as many bytes, those read and those written."""
+    label = f"b{batch} {q_len}x{k_len} {heads}/{kv_heads} D{dim}"
+    if not re.search(PATTERN, label):
+        return {}
+    q, k, v, _ = make(batch, q_len, k_len, heads, kv_heads, dim, 1.0)
+    ranges = causal(q_len, k_len) if q_len > 1 else None
+    scale = dim ** -0.5
+    out = torch.empty_like(q)
+    lse = torch.empty((batch, heads, q_len), device="cuda")
+    target = torch.empty_like(k)
+    kv_bytes = 4 * k.numel()
+    functions = {"ours": lambda: kernels.forward(q, k, v, scale, ranges, out, lse),
+                 "copy": lambda: target.copy_(k)}
+    masks = {SDPBackend.CUDNN_ATTENTION: None, SDPBackend.FLASH_ATTENTION: None}
+    if ranges:  # the last query sees the last key: FlashAttention's own mask; for cuDNN element by element
+        masks = {SDPBackend.CUDNN_ATTENTION: torch.arange(k_len, device="cuda")[None] < ranges[1][:, None],
+                 SDPBackend.FLASH_ATTENTION: causal_lower_right(q_len, k_len)}
+    def peer(backend):
+        with sdpa_kernel(backend), torch.no_grad():
+            return torch.nn.functional.scaled_dot_product_attention(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=masks[backend],
+                scale=scale, enable_gqa=heads != kv_heads)
+    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash2", SDPBackend.FLASH_ATTENTION)):
+        try:
+            expected = peer(backend).transpose(1, 2)
+        except (RuntimeError, ValueError):  # it does not serve such a call
+            continue
+        functions[name] = lambda backend=backend: peer(backend)
+        kernels.forward(q, k, v, scale, ranges, out, lse)
+        error = (out.float() - expected.float()).norm() / expected.float().norm()
+        assert error < 0.01, f"{label}: {name} computes something else: {error}"
+    times = dict(zip(functions, time_ms(list(functions.values()), 15)))
+    row = {"case": "decode", "batch": batch, "q_len": q_len, "k_len": k_len, "heads": heads,
+           "kv_heads": kv_heads, "dim": dim}
+    for name, ms in times.items():
+        row[name + "_ms"] = ms
+        row[name + "_gb_per_s"] = kv_bytes / ms / 1e6  # a copy reads half of these, and writes them
+    row["of_copy"] = row["ours_gb_per_s"] / row["copy_gb_per_s"]
+    print(f"{label:28} {times['ours'] * 1e3:9.1f} us {row['ours_gb_per_s']:7.0f} GB/s, copy "
+          f"{row['copy_gb_per_s']:6.0f}, of it {row['of_copy']:.3f};" +
+          "".join(f" {name} {times[name] / times['ours']:.2f} times as long"
+                  for name in ("cudnn", "flash2") if name in times), flush=True)
+    return row
+
+
+def decode(kernels):
+    rows = []
+    for batch, q_len, k_len, heads, kv_heads, dim in (
+            (8, 1, 131072, 64, 8, 128), (8, 4, 131072, 64, 8, 128), (8, 8, 131072, 64, 8, 128),
+            (1, 1, 131072, 64, 8, 128), (8, 1, 32768, 64, 8, 128), (8, 1, 8192, 64, 8, 128),
+            (64, 1, 8192, 64, 8, 128), (8, 1, 1024, 64, 8, 128), (1, 1, 1024, 32, 32, 128),
+            (8, 1, 65536, 16, 16, 128), (8, 16, 65536, 16, 16, 128), (8, 1, 131072, 64, 8, 64),
+            (8, 1, 65536, 64, 8, 256)):
+        rows.append(decode_case(kernels, batch, q_len, k_len, heads, kv_heads, dim))
+    return rows
+
+
 def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     kernels = Kernels(sys.argv[1])
@@ -474,6 +537,8 @@ def main():
     failed = 0
     if mode == "check":
         results["rows"], failed = check(kernels, backward)
+    elif mode == "decode":
+        results["rows"] = decode(kernels)
     else:
         results["rows"] = bench(kernels, backward, "quick" in options)
     results["rows"] = [row for row in results["rows"] if row]

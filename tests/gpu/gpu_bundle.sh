@@ -29,6 +29,7 @@ run ./ops_benchmark --benchmark_out=ops.json --benchmark_out_format=json
 [[ -z $data ]] || run ./convergence_benchmark --data="$data" --benchmark_filter=nanogpt_gpu
 run python3 sm90_attention.py ./libburst_sm90.so check errors.json
 run python3 sm90_attention.py ./libburst_sm90.so bench attention.json "$@"
+run python3 sm90_attention.py ./libburst_sm90.so decode decode.json
 run python3 gpu_train_step.py ./train_step_benchmark train_step.json
 ((${#failed[@]} == 0)) || { printf 'FAILED: %s\n' "${failed[@]}"; exit 1; }
 echo PASSED

@@ -1,5 +1,6 @@
 #include "burst/kernels/gpu/calls.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <sstream>
@@ -94,6 +95,7 @@ bool Serves(KernelFamily family, DType dtype, int64_t head_dim) {
       return (dtype == kFloat || dtype == DType::kFloat64) && head_dim <= simt::kMaxHeadDim &&
              simt::Fits(dtype, head_dim);
     case KernelFamily::kSm80:
+    case KernelFamily::kDecode:
       return dtype == kBf16 && head_dim % 8 == 0 && head_dim <= sm80::kMaxHeadDim &&
              capability >= 80;
     case KernelFamily::kSm90:
@@ -117,11 +119,29 @@ KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape) {
   return *family;
 }
 
+// Whether the forward is one of few queries, for which the other kernels read K and V once for
+// every head, in tiles that are mostly empty. The time of those grows with the heads, that of
+// sm80::Decode with the rows, so that the number of queries decides; and with few keys theirs start
+// sooner (measured: docs/kernels.md).
+bool IsDecoding(const FlashAttentionShape& shape) {
+  if (shape.dtype != kBf16 || shape.q_len > 16) return false;
+  const int64_t heads_per_kv = shape.num_heads / shape.num_kv_heads;
+  return shape.k_len * heads_per_kv >= std::max<int64_t>(256, 64 * shape.q_len);
+}
+
+void Decode(const FlashForwardParams& params) {
+  const int parts = sm80::DecodeParts(params.shape);
+  const int64_t floats = sm80::DecodeScratch(params.shape, parts);
+  const Tensor scratch =
+      floats == 0 ? Tensor() : Tensor::Empty({floats}, kFloat, DeviceType::kCuda);
+  sm80::Decode(params, parts, floats == 0 ? nullptr : static_cast<float*>(scratch.raw_data()));
+}
+
 }  // namespace
 
 MaybeFamily FamilyFor(MaybeFamily only, DType dtype, int64_t head_dim) {
+  if (only) return Serves(*only, dtype, head_dim) ? only : MaybeFamily();
   for (KernelFamily family : {KernelFamily::kSimt, KernelFamily::kSm90, KernelFamily::kSm80}) {
-    if (only && *only != family) continue;
     if (Serves(family, dtype, head_dim)) return family;
   }
   return {};
@@ -140,6 +160,9 @@ std::string NotServed(DType dtype, int64_t head_dim) {
 void Forward(MaybeFamily only, const FlashForwardParams& params) {
   const KernelFamily family = ServedBy(only, params.shape);
   CheckCall(params);
+  if (family == KernelFamily::kDecode || (!only && IsDecoding(params.shape))) {
+    return Decode(params);
+  }
   if (family == KernelFamily::kSimt) return simt::Forward(params);
   if (family == KernelFamily::kSm80) return sm80::Forward(params);
   const Tensor counters = Counters(sm90::ForwardCounters(params));
@@ -148,6 +171,7 @@ void Forward(MaybeFamily only, const FlashForwardParams& params) {
 
 void Backward(MaybeFamily only, const FlashBackwardParams& params) {
   const KernelFamily family = ServedBy(only, params.shape);
+  BURST_CHECK(family != KernelFamily::kDecode) << "the kernel for few queries has no backward";
   CheckCall(params);
   if (family == KernelFamily::kSimt) return simt::Backward(params);
   const FlashAttentionShape& s = params.shape;

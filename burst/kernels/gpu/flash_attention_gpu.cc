@@ -38,8 +38,18 @@ const AttentionKernels* GpuKernels() {
 
 const AttentionKernels* GpuKernels(KernelFamily family) {
   static const Kernels simt(KernelFamily::kSimt), sm80(KernelFamily::kSm80),
-      sm90(KernelFamily::kSm90);
-  return family == KernelFamily::kSimt ? &simt : family == KernelFamily::kSm80 ? &sm80 : &sm90;
+      sm90(KernelFamily::kSm90), decode(KernelFamily::kDecode);
+  switch (family) {
+    case KernelFamily::kSimt:
+      return &simt;
+    case KernelFamily::kSm80:
+      return &sm80;
+    case KernelFamily::kSm90:
+      return &sm90;
+    case KernelFamily::kDecode:
+      return &decode;
+  }
+  return nullptr;
 }
 
 void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend) {

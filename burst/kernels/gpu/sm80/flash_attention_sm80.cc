@@ -1,5 +1,8 @@
 #include "burst/kernels/gpu/sm80/flash_attention_sm80.h"
 
+#include <algorithm>
+
+#include "burst/device/cuda.h"
 #include "burst/kernels/gpu/common/shared_memory.h"
 #include "burst/kernels/gpu/sm80/variants.h"
 
@@ -20,6 +23,16 @@ auto WithBackward(int64_t head_dim, Use&& use) {
   return Fits<BackwardD256>() ? use(BackwardD256()) : use(BackwardD256Small());
 }
 
+// Calls use(Traits()) for the variant that serves few queries. Every tile of rows reads all keys,
+// so more rows take larger ones.
+template <class Use>
+auto WithDecode(const FlashAttentionShape& shape, Use&& use) {
+  const bool few = shape.q_len * (shape.num_heads / shape.num_kv_heads) <= DecodeD128::kRows;
+  if (shape.head_dim <= 64) return few ? use(DecodeD64()) : use(DecodeD64Rows32());
+  if (shape.head_dim <= 128) return few ? use(DecodeD128()) : use(DecodeD128Rows32());
+  return use(DecodeD256());
+}
+
 }  // namespace
 
 void Forward(const FlashForwardParams& params) {
@@ -27,6 +40,45 @@ void Forward(const FlashForwardParams& params) {
   if (params.shape.head_dim <= 128) return LaunchForward<ForwardD128>(params);
   if (Fits<ForwardD256>()) return LaunchForward<ForwardD256>(params);
   LaunchForward<ForwardD256Small>(params);
+}
+
+// As many parts as make the GPU's thread blocks, in one or more waves, finish earliest. One takes
+// the time of its keys and of about kStart more to start and to finish; fewer than kFewest keys are
+// not worth one.
+int DecodeParts(const FlashAttentionShape& shape) {
+  constexpr int64_t kStart = 160, kFewest = 256, kWaves = 8;
+  const int64_t rows = shape.q_len * (shape.num_heads / shape.num_kv_heads);
+  const int64_t tile_rows =
+      WithDecode(shape, [](auto traits) -> int64_t { return decltype(traits)::kRows; });
+  const int64_t tiles =
+      std::max<int64_t>(1, shape.batch * shape.num_kv_heads * ((rows + tile_rows - 1) / tile_rows));
+  const int64_t at_once =
+      cuda::CurrentContext().multiprocessors *
+      std::clamp<int64_t>(cuda::SharedMemoryPerBlock() / DecodeD128::kSharedBytes, 1, 2);
+  const int64_t most = std::max<int64_t>(1, shape.k_len / kFewest);
+  int64_t best = 1, best_time = 0;
+  for (int64_t filled = 1; filled <= kWaves; ++filled) {
+    const int64_t parts = std::clamp<int64_t>(filled * at_once / tiles, 1, most);
+    const int64_t waves = (tiles * parts + at_once - 1) / at_once;
+    const int64_t time = waves * ((shape.k_len + parts - 1) / parts + kStart);
+    if (filled > 1 && time >= best_time) continue;
+    best = parts;
+    best_time = time;
+  }
+  return static_cast<int>(best);
+}
+
+int64_t DecodeScratch(const FlashAttentionShape& shape, int parts) {
+  if (parts == 1) return 0;
+  const int64_t columns =
+      WithDecode(shape, [](auto traits) -> int64_t { return decltype(traits)::kHeadDim; });
+  return shape.batch * shape.num_heads * shape.q_len * parts * (columns + 1);
+}
+
+void Decode(const FlashForwardParams& params, int parts, float* scratch) {
+  const FlashAttentionShape& shape = params.shape;
+  if (shape.batch == 0 || shape.num_heads == 0 || shape.q_len == 0) return;
+  WithDecode(shape, [&](auto traits) { LaunchDecode<decltype(traits)>(params, parts, scratch); });
 }
 
 // One for every tile of queries: the key tiles whose additions to its dQ are done.

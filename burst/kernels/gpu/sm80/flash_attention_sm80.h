@@ -19,6 +19,15 @@ inline constexpr int64_t kMaxHeadDim = 256;
 int64_t BackwardCounters(const FlashBackwardParams& params);
 
 void Forward(const FlashForwardParams& params);
+
+// Forward for few queries and many keys: the keys of a KV head are shared out to `parts` blocks for
+// every 16 or 32 rows (queries times the heads of a group). Any call is served, most of them slower
+// than by Forward.
+int DecodeParts(const FlashAttentionShape& shape);
+// The floats of memory that so many parts need; none for one.
+int64_t DecodeScratch(const FlashAttentionShape& shape, int parts);
+void Decode(const FlashForwardParams& params, int parts, float* scratch);
+
 // dQ is float32 and always added to; dK and dV as params.assign says.
 void Backward(const FlashBackwardParams& params, int32_t* counters);
 

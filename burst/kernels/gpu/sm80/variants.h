@@ -32,6 +32,32 @@ static_assert(ForwardD256Small::kSharedBytes <= kSmallSharedBytes, "");
 template <class Traits>
 void LaunchForward(const FlashForwardParams& params);
 
+// Few queries. A warp has a ring of kSlots blocks of keys or values.
+template <int kHeadDimPadded, int kRowTiles>
+struct DecodeTraits {
+  static constexpr int kHeadDim = kHeadDimPadded;
+  static constexpr int kM = kRowTiles;
+  static constexpr int kRows = 16 * kM;  // queries times heads
+  static constexpr int kKeys = 16;       // of a block
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kStep = kWarps * kKeys;
+  static constexpr int kSlotBytes = kKeys * kHeadDim * 2;
+  static constexpr int kSlots = (24 << 10) / kSlotBytes;
+  static constexpr int kSharedBytes = kWarps * kSlots * kSlotBytes;
+  static_assert(kSharedBytes <= kSmallSharedBytes, "");
+};
+
+using DecodeD64 = DecodeTraits<64, 1>;
+using DecodeD64Rows32 = DecodeTraits<64, 2>;
+using DecodeD128 = DecodeTraits<128, 1>;
+using DecodeD128Rows32 = DecodeTraits<128, 2>;
+using DecodeD256 = DecodeTraits<256, 1>;
+
+// parts, scratch: of flash_attention_sm80.h.
+template <class Traits>
+void LaunchDecode(const FlashForwardParams& params, int parts, float* scratch);
+
 // Warps share out S and dP, [kBlockM, kBlockN], and dQ, [kBlockM, head_dim], as kWarpsM x (kWarps /
 // kWarpsM); dK and dV, [kBlockN, head_dim], as kWarpsN x (kWarps / kWarpsN).
 template <int kHeadDimPadded, int kQueries, int kKeys, int kQueryStages, int kSWarps, int kKWarps,
