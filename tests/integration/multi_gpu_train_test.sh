@@ -48,6 +48,8 @@ for precision in fp32 bf16; do
   compare recomputed.$precision one.$precision $tolerance
   run dp.$precision --precision=$precision --dp="$ranks"
   compare dp.$precision one.$precision $tolerance
+  run zero.$precision --precision=$precision --dp="$ranks" --zero=2
+  compare zero.$precision one.$precision $tolerance
   if ((ranks == 4)); then
     run nodes.$precision --precision=$precision --ranks=4 --ranks_per_node=2
     compare nodes.$precision one.$precision $tolerance
@@ -71,6 +73,9 @@ for precision in fp32 bf16; do
   start processes.$precision --precision=$precision --ranks_per_node=$nodes
   for pid in "${pids[@]}"; do wait "$pid" || { cat processes.$precision.*.log; fail "processes"; }; done
   compare processes.$precision one.$precision $tolerance
+  start zero_processes.$precision --precision=$precision --zero=3
+  for pid in "${pids[@]}"; do wait "$pid" || { cat zero_processes.$precision.*.log; fail "processes"; }; done
+  compare zero_processes.$precision one.$precision $tolerance
 done
 
 start killed --steps=100000 --eval_every=0 --checkpoint_every=20

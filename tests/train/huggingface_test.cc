@@ -113,6 +113,33 @@ TEST_F(HuggingFaceTest, OldDirectories) {
   }
 }
 
+// Ranks that divide a model's state keep their pieces of what they read, and the values.
+TEST_F(HuggingFaceTest, RanksThatDivideTheStateReadTheirPieces) {
+  for (const char* name : {"qwen3", "gpt2"}) {
+    Fake(name).WriteFiles(Path(name), 2);
+    const auto found = FindPretrained(Path(name));
+    ASSERT_TRUE(found.ok()) << found.status();
+    const auto whole = Load(Path(name), DType::kFloat32);
+    for (const int stage : {1, 2, 3}) {
+      for (int rank = 0; rank < 3; ++rank) {
+        const auto part = *Transformer::Create(found->model, DType::kFloat32, std::nullopt,
+                                               kTestDevice, {}, {stage, 3, rank});
+        ASSERT_EQ(LoadPretrained(*found, &part->parameters()), absl::OkStatus());
+        for (int i = 0; i < whole->parameters().size(); ++i) {
+          const ParameterPiece piece = part->parameters().PieceOf(i, rank);
+          const std::vector<float> all = whole->parameters().Masters(i).ToVector<float>();
+          EXPECT_EQ(part->parameters().Masters(i).ToVector<float>(),
+                    std::vector<float>(all.begin() + piece.begin,
+                                       all.begin() + piece.begin + piece.length));
+          if (stage == 3) continue;
+          EXPECT_EQ(part->parameters().variable(i).value().ToVector<float>(), all);
+        }
+      }
+    }
+    fs::remove_all(Path(name));
+  }
+}
+
 // A rank of several reads the parts that are its own.
 TEST_F(HuggingFaceTest, RanksOfTensorParallelismReadTheirParts) {
   for (const char* name : {"qwen2", "qwen3"}) {
