@@ -197,6 +197,12 @@ const Tensor& ParameterList::masters() const {
   return masters_;
 }
 
+ParameterList::KeptBytes ParameterList::kept_bytes() const {
+  const bool masters = dtype_ != master_dtype();
+  return {values_.size_bytes(), grads_.size_bytes(),
+          (masters ? 3 : 2) * shard_numel_ * SizeOf(master_dtype())};
+}
+
 ParameterPiece ParameterList::PieceOf(int index, int rank) const {
   const Parameter& parameter = parameters_[index];
   const auto unit = std::partition_point(units_.begin(), units_.end(),

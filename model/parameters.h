@@ -148,6 +148,13 @@ class ParameterList {
   // Rounds masters() into values(); does nothing where they are the same tensor.
   void RoundMasters();
 
+  // What this rank keeps, in bytes: values, gradients, and what AdamW needs besides them, two
+  // moments and masters that are not the values.
+  struct KeptBytes {
+    int64_t values = 0, gradients = 0, optimizer = 0;
+  };
+  KeptBytes kept_bytes() const;
+
   // ---- The same of ranks that divide a state; any stage.
 
   const StateSharding& sharding() const { return sharding_; }

@@ -164,6 +164,7 @@ absl::Status Trainer::OpenReport(bool verbose) {
   RunReport::Facts facts;
   facts.step = step_;
   facts.sequences_per_epoch = training_data_->per_epoch();
+  facts.kept = model_->parameters().kept_bytes();
   facts.throughput.flops_per_token = model_->TrainingFlopsPerToken(config_.seqlen);
   // The peak of all ranks at once, on the cores that the run will use.
   BURST_RETURN_IF_ERROR(comm_->Barrier());

@@ -199,6 +199,7 @@ TEST_F(Zero, TwoRanksHaveTheSameBitsInEveryStage) {
 // where memory is that of all ranks, their mean.
 struct Memory {
   double kept = 0, peak = 0, parameters = 0;
+  double told = 0;  // what ParameterList says that is kept
 };
 
 Memory MemoryOf(TrainConfig options, int64_t zero) {
@@ -217,6 +218,8 @@ Memory MemoryOf(TrainConfig options, int64_t zero) {
       while (arrived < ranks) std::this_thread::yield();
       memory.parameters = static_cast<double>(trainer.model().parameters().numel());
       memory.kept = bytes(GetMemoryStats(kTestDevice).bytes_in_use);
+      const auto told = trainer.model().parameters().kept_bytes();
+      memory.told = static_cast<double>(told.values + told.gradients + told.optimizer);
       ResetPeakMemory(kTestDevice);
       measured = true;
     }
@@ -265,6 +268,10 @@ TEST_F(Zero, MemoryFallsAsTheFormulaSays) {
       const Memory memory = MemoryOf(options, zero);
       EXPECT_NEAR(memory.kept - besides, n * (bytes[zero].whole + bytes[zero].divided / ranks),
                   0.01 * whole.kept)
+          << zero;
+      EXPECT_NEAR(memory.told,
+                  memory.parameters * (bytes[zero].whole + bytes[zero].divided / ranks),
+                  1e-3 * whole.kept)
           << zero;
       // In a backward the gradients of two layers, one of them on its way to ranks that on the CPU
       // hold as many pieces as there are ranks; values of a layer, the next and the last.
@@ -344,7 +351,7 @@ TEST_F(Zero, ResumesInAnyStageOnAnyRanks) {
   options.schedule = LrShape::kConstant;
   options.eval_every = 6;
   options.eval_batches = 0;
-  options.seqlen = 36;  // 19 sequences of validation: the last batch is one, for several groups
+  options.seqlen = 47;  // 13 sequences of validation: the last batch is one, for several groups
   const int max_ranks = kTestDevice == DeviceType::kCuda ? CudaDeviceCount() : 4;
   const auto losses = [&](const std::string& out) {
     const auto log = MetricsLog::Open(out + "/metrics.jsonl", 100);

@@ -36,13 +36,16 @@ std::string Ranks(const ResolvedConfig& config) {
                          kind);
 }
 
-// What ranks divide; empty: nothing.
-std::string State(const ResolvedConfig& config) {
-  if (config.zero == 0) return "";
-  const char* const divided[] = {"", "optimizer", "optimizer and gradients",
-                                 "optimizer, gradients and parameters"};
-  return absl::StrFormat("%s divided over %d ranks (ZeRO %d), which save it together",
-                         divided[config.zero], config.state_ranks(), config.zero);
+// What a rank keeps between steps, and what of it ranks divide.
+std::string State(const ResolvedConfig& config, const ParameterList::KeptBytes& kept) {
+  const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  const std::string text =
+      absl::StrFormat("%.1f MiB a rank: parameters %.1f, gradients %.1f, optimizer %.1f",
+                      mib(kept.values + kept.gradients + kept.optimizer), mib(kept.values),
+                      mib(kept.gradients), mib(kept.optimizer));
+  if (config.zero == 0) return text;
+  return absl::StrFormat("%s; divided over %d ranks (ZeRO %d), which save it together", text,
+                         config.state_ranks(), config.zero);
 }
 
 std::string Model(const ResolvedConfig& config) {
@@ -131,9 +134,9 @@ absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Open(const TrainingSetup& 
       {"ranks", Ranks(config)},
       {"step", OfStep(config, facts.sequences_per_epoch)},
       {"optimizer", Optimizer(config)},
+      {"state", State(config, facts.kept)},
       {"machine", Machine(config, facts.throughput.peak_flops)},
       {"run folder", report->folder_.path()}};
-  if (config.zero > 0) rows.insert(rows.begin() + 5, {"state", State(config)});
   report->console_->Table(absl::StrFormat("%s: %s, %s parameters", config.model_name,
                                           Name(config.model.family), Thousands(parameters)),
                           rows);

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "model/parameters.h"
 #include "train/report/console.h"
 #include "train/report/metrics.h"
 #include "train/report/run_folder.h"
@@ -25,6 +26,7 @@ class RunReport {
     int64_t step = 0;  // completed, of a resumed run
     int64_t sequences_per_epoch = 0;
     Throughput throughput;
+    ParameterList::KeptBytes kept;  // by rank 0
   };
 
   // Opens the run folder; with `prints`, prints a table of what will be trained on what.
