@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/faults/fault_run.h"
+#include "tests/testing/sanitizers.h"
 
 namespace burst {
 namespace {
@@ -72,11 +73,13 @@ TEST_F(Stuck, ProcessesOverSockets) {
 // Stopped and continued: time in which nothing ran is not counted.
 TEST_F(Stuck, AProcessThatWasStoppedForLongerGoesOn) {
   const Arguments options = {"--steps=400", "--eval_every=0", "--checkpoint_every=0"};
+  const int seconds = kSlowdown == 1 ? 2 : 5;  // in which each step is made, also on a busy machine
   MakeStraight(options);
-  Subprocess process(Command(Plus(options, {"--out=stopped", "--patience=1"})), {folder_});
+  Subprocess process(
+      Command(Plus(options, {"--out=stopped", absl::StrCat("--patience=", seconds)})), {folder_});
   AwaitRows("stopped", 3, process);
-  process.Stop();
-  SleepMs(3000);
+  ASSERT_TRUE(process.Stop());
+  SleepMs(2000 * seconds);
   process.Signal(SIGCONT);
   const Result result = EndOf(process);
   EXPECT_EQ(result.exit_code, 0) << result.err;

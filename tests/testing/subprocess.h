@@ -93,7 +93,7 @@ class Subprocess {
   // From now on a write beyond `bytes` of a file fails, as on a full disk.
   void LimitFiles(int64_t bytes) const {
     const rlimit limit = {static_cast<rlim_t>(bytes), RLIM_INFINITY};
-    prlimit(pid_, RLIMIT_FSIZE, &limit, nullptr);
+    if (pid_ > 0) prlimit(pid_, RLIMIT_FSIZE, &limit, nullptr);
   }
 
   // Whether the program has ended; Wait tells how.
@@ -102,11 +102,13 @@ class Subprocess {
     return pid_ == 0;
   }
 
-  // Stops the program and returns once it stands still.
-  void Stop() const {
+  // Stops the program; true once it stands still, false if it has ended.
+  bool Stop() {
+    if (pid_ <= 0) return false;
     kill(pid_, SIGSTOP);
-    int status;
-    waitpid(pid_, &status, WUNTRACED);
+    waitpid(pid_, &status_, WUNTRACED);
+    if (!WIFSTOPPED(status_)) pid_ = 0;
+    return pid_ > 0;
   }
 
   Result Wait() {
