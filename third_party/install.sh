@@ -45,7 +45,9 @@ if [ -r /etc/os-release ]; then
   version=$(. /etc/os-release && echo "${VERSION_ID:-}")
 fi
 case "$id $version" in
-  "debian 12" | "debian 13") ;;
+  "debian 12" | "debian 13")
+    # PyTorch for CPUs, for tests of the Python package; without it they say so and pass.
+    packages+=(python3-torch python3-venv) ;;
   "ubuntu 22.04" | "ubuntu 24.04")
     echo "third_party/install.sh: not tried on Ubuntu; its packages have Debian's names." >&2 ;;
   *)

@@ -115,6 +115,15 @@ absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
   return RingSchedule::Create(std::move(shard), options_.mask, documents, options_.ranks_per_node);
 }
 
+absl::StatusOr<RingSchedule> BurstAttention::Schedule(
+    const std::vector<std::vector<int32_t>>& positions, const DocumentStarts& documents) const {
+  BURST_ASSIGN_OR_RETURN(
+      TokenShard shard,
+      TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
+                         comm_ == nullptr ? 1 : comm_->world_size(), positions, group_));
+  return RingSchedule::Create(std::move(shard), options_.mask, documents, options_.ranks_per_node);
+}
+
 const AttentionKernels& BurstAttention::KernelsFor(const Tensor& q) const {
   return options_.kernels != nullptr ? *options_.kernels : KernelsOf(q.device());
 }

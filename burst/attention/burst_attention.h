@@ -25,6 +25,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -79,6 +80,8 @@ class BurstAttention : public SequenceParallelAttention {
   ~BurstAttention() override;
 
   absl::StatusOr<RingSchedule> Schedule(int64_t seqlen,
+                                        const DocumentStarts& documents = {}) const override;
+  absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
                                         const DocumentStarts& documents = {}) const override;
 
   // Results are accumulated over rounds in SumDType(dtype). `saved` is what Forward was given and

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,6 +23,10 @@ class SequenceParallelAttention {
   // The schedule for sequences of `seqlen` tokens (any number, also fewer than ranks). Build it
   // once and use it for every layer and step, or once for each batch of packed documents.
   virtual absl::StatusOr<RingSchedule> Schedule(int64_t seqlen,
+                                                const DocumentStarts& documents = {}) const = 0;
+  // The same for tokens that no layout describes: the global positions of every rank's tokens
+  // (TokenShard::Create).
+  virtual absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
                                                 const DocumentStarts& documents = {}) const = 0;
 
   // What Backward needs of Forward: q, k, v, out and lse of the tokens and heads that this rank
@@ -56,6 +61,16 @@ class SequenceParallelAttention {
   // between ranks, Restore does so again and is collective.
   virtual absl::Status Restore(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                                const Tensor& v, Saved* saved);
+
+  // For callers that keep Forward's tensors alone: *saved, without gradients, from what Forward was
+  // given and gave. Collective where Restore is; sends out and lse besides.
+  virtual absl::Status Rebuild(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                               const Tensor& v, const Tensor& out, const Tensor& lse,
+                               Saved* saved) {
+    saved->out = out;
+    saved->lse = lse;
+    return Restore(schedule, q, k, v, saved);
+  }
 
   // What this rank sent since creation or ResetStats, and how much of it to other nodes (0 without
   // ranks_per_node).

@@ -66,6 +66,11 @@ absl::StatusOr<RingSchedule> UlyssesAttention::Schedule(int64_t seqlen,
   return attention_->Schedule(seqlen, documents);
 }
 
+absl::StatusOr<RingSchedule> UlyssesAttention::Schedule(
+    const std::vector<std::vector<int32_t>>& positions, const DocumentStarts& documents) const {
+  return attention_->Schedule(positions, documents);
+}
+
 absl::Status UlyssesAttention::CheckSchedule(const RingSchedule& schedule) const {
   const RankGroup& group = schedule.shard().group();
   if (group.size == group_->world_size() && group.group_rank == group_->rank()) {
@@ -123,6 +128,20 @@ absl::Status UlyssesAttention::Restore(const RingSchedule& schedule, const Tenso
   BURST_RETURN_IF_ERROR(
       exchange_->Gather(schedule.shard(), {Heads(q), Heads(k), Heads(v)}, &qkv, &stats_.forward));
   return attention_->Restore(schedule, qkv[0], qkv[1], qkv[2], saved);
+}
+
+absl::Status UlyssesAttention::Rebuild(const RingSchedule& schedule, const Tensor& q,
+                                       const Tensor& k, const Tensor& v, const Tensor& out,
+                                       const Tensor& lse, Saved* saved) {
+  if (group_->world_size() == 1) return attention_->Rebuild(schedule, q, k, v, out, lse, saved);
+  BURST_RETURN_IF_ERROR(CheckHeadsDivide(q.dim(2), k.dim(2), group_->world_size()));
+  Tensors results;
+  BURST_RETURN_IF_ERROR(
+      exchange_->Gather(schedule.shard(), {Heads(out), LseHeads(lse)}, &results, &stats_.backward));
+  saved->out = results[0];
+  saved->lse = results[1];
+  saved->num_kv_heads = k.dim(2);
+  return Restore(schedule, q, k, v, saved);
 }
 
 absl::Status UlyssesAttention::Backward(const RingSchedule& schedule, const Saved& saved,

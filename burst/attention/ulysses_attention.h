@@ -21,6 +21,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -47,6 +48,8 @@ class UlyssesAttention : public SequenceParallelAttention {
 
   absl::StatusOr<RingSchedule> Schedule(int64_t seqlen,
                                         const DocumentStarts& documents = {}) const override;
+  absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
+                                        const DocumentStarts& documents = {}) const override;
 
   // InvalidArgument unless CheckHeadsDivide. `saved` keeps what was received, so that Backward need
   // not exchange it again.
@@ -57,6 +60,10 @@ class UlyssesAttention : public SequenceParallelAttention {
   // `saved` has out and lse of this rank's heads; q, k and v are exchanged again.
   absl::Status Restore(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Saved* saved) override;
+
+  absl::Status Rebuild(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                       const Tensor& v, const Tensor& out, const Tensor& lse,
+                       Saved* saved) override;
 
   // What the all-to-alls sent; for the ring see ring().stats().
   struct Stats {

@@ -3,14 +3,39 @@
 #pragma once
 
 #include <sstream>
+#include <stdexcept>
+#include <string>
 
 namespace burst {
 
-// Collects a message, then prints it with its place and aborts when destroyed.
+// For a library inside of another program, which it must not end (burst/c): while the object lives,
+// what would end the program because of this thread throws a FatalError instead. What was under way
+// is left as it is, and cannot be continued.
+class ScopedFatalErrors {
+ public:
+  ScopedFatalErrors();
+  ~ScopedFatalErrors();
+  ScopedFatalErrors(const ScopedFatalErrors&) = delete;
+  ScopedFatalErrors& operator=(const ScopedFatalErrors&) = delete;
+
+  static bool active();  // on the calling thread
+
+ private:
+  const bool outer_;
+};
+
+class FatalError : public std::runtime_error {
+ public:
+  explicit FatalError(const std::string& message, bool out_of_memory = false)
+      : std::runtime_error(message), out_of_memory(out_of_memory) {}
+  const bool out_of_memory;
+};
+
+// Collects a message, then prints it with its place and aborts (or throws) when destroyed.
 class FatalMessage {
  public:
   FatalMessage(const char* file, int line, const char* condition);
-  [[noreturn]] ~FatalMessage();
+  [[noreturn]] ~FatalMessage() noexcept(false);
   std::ostream& stream() { return stream_; }
 
  private:

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "burst/base/check.h"
@@ -92,9 +93,16 @@ void RunOnPool(ThreadPool* pool, const std::function<void(int)>& job) {
 
 }  // namespace
 
-ScopedThreadPool::ScopedThreadPool(int num_threads) : outer_(current_pool) {
+std::shared_ptr<ThreadPool> MakeThreadPool(int num_threads) {
   BURST_CHECK_GE(num_threads, 1);
-  if (num_threads > 1) pool_ = std::make_unique<ThreadPool>(num_threads);
+  return num_threads > 1 ? std::make_shared<ThreadPool>(num_threads) : nullptr;
+}
+
+ScopedThreadPool::ScopedThreadPool(int num_threads)
+    : ScopedThreadPool(MakeThreadPool(num_threads)) {}
+
+ScopedThreadPool::ScopedThreadPool(std::shared_ptr<ThreadPool> pool)
+    : pool_(std::move(pool)), outer_(current_pool) {
   current_pool = pool_.get();
 }
 

@@ -13,17 +13,21 @@ namespace burst {
 
 class ThreadPool;
 
+// A pool for several scopes, one after the other; null for one thread.
+std::shared_ptr<ThreadPool> MakeThreadPool(int num_threads);
+
 // A pool of `num_threads` threads, the caller among them, used by ParallelFor calls of this thread
 // for as long as the object lives.
 class ScopedThreadPool {
  public:
   explicit ScopedThreadPool(int num_threads);
+  explicit ScopedThreadPool(std::shared_ptr<ThreadPool> pool);
   ~ScopedThreadPool();
   ScopedThreadPool(const ScopedThreadPool&) = delete;
   ScopedThreadPool& operator=(const ScopedThreadPool&) = delete;
 
  private:
-  std::unique_ptr<ThreadPool> pool_;
+  const std::shared_ptr<ThreadPool> pool_;
   ThreadPool* outer_;
 };
 

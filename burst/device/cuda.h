@@ -48,10 +48,12 @@ struct Context {
 Context& CurrentContext();
 inline cudaStream_t CurrentStream() { return CurrentContext().stream; }
 
-// Ends the program with exit code 1 and a sentence that names the call, the rank and the device.
-// CUDA cannot be used after most of its errors.
+// Ends the program with exit code 1 and a sentence that names the call, the rank and the device
+// (ScopedFatalErrors: throws). CUDA cannot be used after most of its errors.
 [[noreturn]] void Fail(const char* call, const std::string& error);
 void Check(const char* call, cudaError_t error);
+// For destructors, which cannot throw: under ScopedFatalErrors errors are left to the next call.
+void CheckAtEnd(const char* call, cudaError_t error);
 
 }  // namespace cuda
 }  // namespace burst

@@ -3,9 +3,11 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "burst/base/check.h"
 #include "burst/device/code_loading.h"
 #include "burst/device/cuda.h"
 #include "burst/device/cuda_backend.h"
@@ -29,12 +31,16 @@ Contexts& GetContexts() {
   return *contexts;
 }
 
+// Without a stream.
 std::unique_ptr<Context> MakeContext(int device) {
   auto context = std::make_unique<Context>();
   context->device = device;
-  current = context.get();  // so that an error names the device
+  const struct Naming {  // so that an error names the device
+    Context* const outer = current;
+    ~Naming() { current = outer; }
+  } naming;
+  current = context.get();
   BURST_CUDA_CHECK(cudaSetDevice(device));
-  BURST_CUDA_CHECK(cudaStreamCreateWithFlags(&context->stream, cudaStreamNonBlocking));
   BURST_CUDA_CHECK(cudaEventCreateWithFlags(&context->event, cudaEventDisableTiming));
   int major = 0, minor = 0;
   BURST_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
@@ -77,6 +83,7 @@ Context* AcquireContext(int device) {
     return context;
   }
   std::unique_ptr<Context> context = MakeContext(device);
+  BURST_CUDA_CHECK(cudaStreamCreateWithFlags(&context->stream, cudaStreamNonBlocking));
   for (const auto& other : contexts.all) {
     if (other->device == device) continue;
     OpenMemory(device, other->device);
@@ -160,13 +167,14 @@ Context& CurrentContext() {
 }
 
 void Fail(const char* call, const std::string& error) {
-  std::fflush(stdout);
-  if (current == nullptr) {
-    std::fprintf(stderr, "error: %s: %s\n", call, error.c_str());
-  } else {
-    std::fprintf(stderr, "error: rank %d, cuda:%d: %s: %s\n", current->rank, current->device, call,
-                 error.c_str());
+  std::string message = std::string(call) + ": " + error;
+  if (current != nullptr) {
+    message = "rank " + std::to_string(current->rank) +
+              ", cuda:" + std::to_string(current->device) + ": " + message;
   }
+  if (ScopedFatalErrors::active()) throw FatalError(message, error.rfind("no memory", 0) == 0);
+  std::fflush(stdout);
+  std::fprintf(stderr, "error: %s\n", message.c_str());
   std::fflush(stderr);
   std::_Exit(1);
 }
@@ -175,9 +183,13 @@ void Check(const char* call, cudaError_t error) {
   if (error != cudaSuccess) Fail(call, cudaGetErrorString(error));
 }
 
+void CheckAtEnd(const char* call, cudaError_t error) {
+  if (!ScopedFatalErrors::active()) Check(call, error);
+}
+
 Allocation Allocate(size_t bytes) {
   Context& context = CurrentContext();
-  Allocation allocation{nullptr, bytes, DeviceType::kCuda, &context};
+  Allocation allocation{nullptr, bytes, DeviceType::kCuda, &context, nullptr};
   const cudaError_t error =
       cudaMallocAsync(&allocation.data, bytes == 0 ? 1 : bytes, context.stream);
   if (error == cudaErrorMemoryAllocation) {
@@ -192,7 +204,7 @@ Allocation Allocate(size_t bytes) {
 
 void Free(const Allocation& allocation) {
   const auto* context = static_cast<const Context*>(allocation.context);
-  BURST_CUDA_CHECK(cudaFreeAsync(allocation.data, context->stream));
+  CheckAtEnd("cudaFreeAsync", cudaFreeAsync(allocation.data, context->stream));
 }
 
 MemoryStats GetMemoryStats() {
@@ -274,10 +286,49 @@ ScopedCudaDevice::ScopedCudaDevice(int index, int rank) : outer_(cuda::current) 
   BURST_CUDA_CHECK(cudaSetDevice(index));
 }
 
+ScopedCudaDevice::ScopedCudaDevice(CallersGpu* gpu) : outer_(cuda::current), pooled_(false) {
+  if (outer_ == nullptr) (void)cudaGetDevice(&outer_device_);
+  cuda::current = static_cast<cuda::Context*>(gpu->context_);
+  (void)cudaSetDevice(cuda::current->device);
+}
+
 ScopedCudaDevice::~ScopedCudaDevice() {
-  cuda::ReleaseContext(cuda::current);
+  if (pooled_) cuda::ReleaseContext(cuda::current);
   cuda::current = static_cast<cuda::Context*>(outer_);
-  if (cuda::current != nullptr) (void)cudaSetDevice(cuda::current->device);
+  if (cuda::current != nullptr) outer_device_ = cuda::current->device;
+  if (outer_device_ >= 0) (void)cudaSetDevice(outer_device_);
+}
+
+CallersGpu::CallersGpu(int index, int rank) : context_(nullptr) {
+  int outer = -1;
+  (void)cudaGetDevice(&outer);
+  auto context = cuda::MakeContext(index);
+  context->rank = rank;
+  cudaEvent_t end = nullptr;
+  BURST_CUDA_CHECK(cudaEventCreateWithFlags(&end, cudaEventDisableTiming));
+  context_ = context.release();
+  end_ = end;
+  if (outer >= 0) (void)cudaSetDevice(outer);
+}
+
+CallersGpu::~CallersGpu() {
+  const auto* context = static_cast<cuda::Context*>(context_);
+  (void)cudaEventDestroy(static_cast<cudaEvent_t>(end_));
+  (void)cudaEventDestroy(context->event);
+  delete context;
+}
+
+void CallersGpu::SetStream(void* stream) {
+  auto* context = static_cast<cuda::Context*>(context_);
+  const auto next = static_cast<cudaStream_t>(stream);
+  if (next == context->stream) return;
+  BURST_CUDA_CHECK(cudaStreamWaitEvent(next, static_cast<cudaEvent_t>(end_), 0));
+  context->stream = next;
+}
+
+void CallersGpu::EndWork() {
+  const auto* context = static_cast<cuda::Context*>(context_);
+  BURST_CUDA_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(end_), context->stream));
 }
 
 }  // namespace burst

@@ -13,7 +13,12 @@ Anything CudaUnavailable() {
 
 std::string CudaDeviceName(int) { CudaUnavailable(); }
 ScopedCudaDevice::ScopedCudaDevice(int, int) { CudaUnavailable(); }
+ScopedCudaDevice::ScopedCudaDevice(CallersGpu*) { CudaUnavailable(); }
 ScopedCudaDevice::~ScopedCudaDevice() = default;
+CallersGpu::CallersGpu(int, int) : context_(nullptr) { CudaUnavailable(); }
+CallersGpu::~CallersGpu() = default;
+void CallersGpu::SetStream(void*) { CudaUnavailable(); }
+void CallersGpu::EndWork() { CudaUnavailable(); }
 
 namespace cuda {
 

@@ -22,17 +22,42 @@ int CudaDeviceCount();
 // "NVIDIA H200"; CudaDeviceCount() > index.
 std::string CudaDeviceName(int index);
 
+// A GPU with a stream that belongs to another program, for a library inside of it. One thread at a
+// time is bound to it.
+class CallersGpu {
+ public:
+  // CudaDeviceCount() > index. `rank` appears in error messages only.
+  explicit CallersGpu(int index, int rank = 0);
+  ~CallersGpu();  // what was queued must be done, or its memory not be used again
+  CallersGpu(const CallersGpu&) = delete;
+  CallersGpu& operator=(const CallersGpu&) = delete;
+
+  // The stream, a cudaStream_t, for the work that is queued from here on. It starts after all that
+  // was queued through this object on another one before. The first one: CUDA's default stream.
+  void SetStream(void* stream);
+  // Marks the end of work on the stream, which a SetStream of another one waits for.
+  void EndWork();
+
+ private:
+  friend class ScopedCudaDevice;
+  void* context_;
+  void* end_ = nullptr;  // an event
+};
+
 // Binds the calling thread to a GPU for as long as the object lives. `rank` appears in error
 // messages only.
 class ScopedCudaDevice {
  public:
   explicit ScopedCudaDevice(int index, int rank = 0);
+  explicit ScopedCudaDevice(CallersGpu* gpu);
   ~ScopedCudaDevice();
   ScopedCudaDevice(const ScopedCudaDevice&) = delete;
   ScopedCudaDevice& operator=(const ScopedCudaDevice&) = delete;
 
  private:
   void* outer_;
+  bool pooled_ = true;     // the context is for others afterwards
+  int outer_device_ = -1;  // CUDA's own notion, of a thread that was not bound
 };
 
 // Returns when all work that the calling thread has queued on the device is done.

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "burst/base/check.h"
@@ -93,15 +94,34 @@ Pool& CpuPool() {
   return *pool;
 }
 
+thread_local MemorySource* current_source = nullptr;
+
 }  // namespace
 
+ScopedMemorySource::ScopedMemorySource(MemorySource* source) : outer_(current_source) {
+  current_source = source;
+}
+ScopedMemorySource::~ScopedMemorySource() { current_source = outer_; }
+
 Allocation AllocateMemory(DeviceType device, size_t bytes) {
+  if (current_source != nullptr) {
+    void* const data = current_source->Allocate(bytes == 0 ? 1 : bytes);
+    if (data == nullptr) {
+      const std::string message = "out of memory: " + std::to_string(bytes) + " bytes on " +
+                                  Name(device) + " that the caller's allocator does not have";
+      if (ScopedFatalErrors::active()) throw FatalError(message, /*out_of_memory=*/true);
+      BURST_CHECK(false) << message;
+    }
+    return {data, bytes, device, nullptr, current_source};
+  }
   if (device == DeviceType::kCuda) return cuda::Allocate(bytes);
-  return {CpuPool().Allocate(bytes), bytes, device, nullptr};
+  return {CpuPool().Allocate(bytes), bytes, device, nullptr, nullptr};
 }
 
 void FreeMemory(const Allocation& allocation) {
-  if (allocation.device == DeviceType::kCuda) {
+  if (allocation.source != nullptr) {
+    allocation.source->Free(allocation.data);
+  } else if (allocation.device == DeviceType::kCuda) {
     cuda::Free(allocation);
   } else {
     CpuPool().Free(allocation.data, allocation.bytes);

@@ -21,11 +21,35 @@ struct MemoryStats {
   int64_t bytes_reserved = 0;  // taken from the system, in use or kept for reuse
 };
 
+// Memory of another program's instead of the pool's, for a library inside of it. Thread-safe; must
+// outlive what it gave.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  // At least `bytes` > 0 bytes, aligned as AllocateMemory's; null if there are none.
+  virtual void* Allocate(size_t bytes) = 0;
+  virtual void Free(void* data) = 0;
+};
+
+// What the calling thread allocates while the object lives, on any device, comes from `source`;
+// null: from the pool.
+class ScopedMemorySource {
+ public:
+  explicit ScopedMemorySource(MemorySource* source);
+  ~ScopedMemorySource();
+  ScopedMemorySource(const ScopedMemorySource&) = delete;
+  ScopedMemorySource& operator=(const ScopedMemorySource&) = delete;
+
+ private:
+  MemorySource* const outer_;
+};
+
 struct Allocation {
   void* data = nullptr;
   size_t bytes = 0;
   DeviceType device = DeviceType::kCpu;
-  void* context = nullptr;  // of a GPU: the device and stream it came from
+  void* context = nullptr;         // of a GPU: the device and stream it came from
+  MemorySource* source = nullptr;  // null: the pool
 };
 
 // At least `bytes` bytes aligned to 64 (GPU: 256), uninitialized. Never null; ends the program with

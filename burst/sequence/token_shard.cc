@@ -72,15 +72,49 @@ std::vector<int32_t> LocalPositions(Layout layout, int64_t seqlen, int rank, int
 
 absl::StatusOr<TokenShard> TokenShard::Create(int group_index, int num_groups, Layout layout,
                                               int64_t seqlen, const RankGroup& group) {
-  BURST_CHECK(num_groups > 0 && group_index >= 0 && group_index < num_groups)
-      << "group " << group_index << " of " << num_groups;
-  BURST_CHECK(group.size > 0 && group.group_rank >= 0 && group.group_rank < group.size)
-      << "rank " << group.group_rank << " of a group of " << group.size;
   constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
   if (seqlen < 0 || seqlen >= kLimit) {
     return absl::InvalidArgumentError(
         absl::StrCat("seqlen ", seqlen, " is not in [0, ", kLimit, ")"));
   }
+  return Make(group_index, num_groups, seqlen, group, [&](int rank) {
+    return LocalPositions(layout, seqlen, rank, num_groups * group.size);
+  });
+}
+
+absl::StatusOr<TokenShard> TokenShard::Create(int group_index, int num_groups,
+                                              const std::vector<std::vector<int32_t>>& positions,
+                                              const RankGroup& group) {
+  const int ranks = num_groups * group.size;
+  if (positions.size() != static_cast<size_t>(ranks)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("positions of ", positions.size(), " ranks for ", ranks));
+  }
+  size_t seqlen = 0;
+  for (const std::vector<int32_t>& local : positions) seqlen += local.size();
+  std::vector<bool> seen(seqlen);
+  for (int rank = 0; rank < ranks; ++rank) {
+    int64_t previous = -1;
+    for (const int32_t position : positions[rank]) {
+      if (position <= previous || static_cast<size_t>(position) >= seqlen || seen[position]) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "position ", position, " of rank ", rank,
+            " is out of order, there twice, or beyond the ", seqlen, " tokens of all ranks"));
+      }
+      previous = position;
+      seen[position] = true;
+    }
+  }
+  return Make(group_index, num_groups, static_cast<int64_t>(seqlen), group,
+              [&](int rank) { return positions[rank]; });
+}
+
+TokenShard TokenShard::Make(int group_index, int num_groups, int64_t seqlen, const RankGroup& group,
+                            const std::function<std::vector<int32_t>(int rank)>& positions_of) {
+  BURST_CHECK(num_groups > 0 && group_index >= 0 && group_index < num_groups)
+      << "group " << group_index << " of " << num_groups;
+  BURST_CHECK(group.size > 0 && group.group_rank >= 0 && group.group_rank < group.size)
+      << "rank " << group.group_rank << " of a group of " << group.size;
   TokenShard shard;
   shard.group_index_ = group_index;
   shard.seqlen_ = seqlen;
@@ -88,8 +122,7 @@ absl::StatusOr<TokenShard> TokenShard::Create(int group_index, int num_groups, L
   for (int index = 0; index < num_groups; ++index) {
     std::vector<int32_t>& positions = shard.positions_.emplace_back();
     for (int g = 0; g < group.size; ++g) {
-      std::vector<int32_t> local =
-          LocalPositions(layout, seqlen, index * group.size + g, num_groups * group.size);
+      std::vector<int32_t> local = positions_of(index * group.size + g);
       positions.insert(positions.end(), local.begin(), local.end());
       if (index == group_index) shard.local_.push_back(std::move(local));
     }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -52,6 +53,12 @@ class TokenShard {
   static absl::StatusOr<TokenShard> Create(int group_index, int num_groups, Layout layout,
                                            int64_t seqlen, const RankGroup& group = {});
 
+  // The same for tokens that are spread in another way: positions[rank], for all ranks, increasing,
+  // and every position of [0, seqlen) once. InvalidArgument if they are not so.
+  static absl::StatusOr<TokenShard> Create(int group_index, int num_groups,
+                                           const std::vector<std::vector<int32_t>>& positions,
+                                           const RankGroup& group = {});
+
   int group_index() const { return group_index_; }  // of this rank's group, in [0, num_groups())
   int num_groups() const { return static_cast<int>(positions_.size()); }
   const RankGroup& group() const { return group_; }
@@ -76,6 +83,8 @@ class TokenShard {
 
  private:
   TokenShard() = default;
+  static TokenShard Make(int group_index, int num_groups, int64_t seqlen, const RankGroup& group,
+                         const std::function<std::vector<int32_t>(int rank)>& positions_of);
 
   int group_index_ = 0;
   int64_t seqlen_ = 0;

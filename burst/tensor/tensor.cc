@@ -104,11 +104,15 @@ std::string ToString(const Shape& shape) {
 
 struct Tensor::Storage {
   Storage(DeviceType device, int64_t bytes) : allocation(AllocateMemory(device, bytes)) {}
-  ~Storage() { FreeMemory(allocation); }
+  explicit Storage(void* borrowed) : allocation{borrowed}, is_borrowed(true) {}
+  ~Storage() {
+    if (!is_borrowed) FreeMemory(allocation);
+  }
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
   const Allocation allocation;
+  const bool is_borrowed = false;
 };
 
 Tensor Tensor::Null(const Shape& shape, DType dtype, DeviceType device) {
@@ -124,6 +128,18 @@ Tensor Tensor::Empty(const Shape& shape, DType dtype, DeviceType device) {
   Tensor tensor = Null(shape, dtype, device);
   for (int64_t size : shape) BURST_CHECK_GE(size, 0);
   tensor.storage_ = std::make_shared<Storage>(device, tensor.size_bytes());
+  return tensor;
+}
+
+Tensor Tensor::Borrow(void* data, const Shape& shape, const Shape& strides, DType dtype,
+                      DeviceType device) {
+  BURST_CHECK_EQ(shape.size(), strides.size());
+  Tensor tensor;
+  tensor.shape_ = shape;
+  tensor.strides_ = strides;
+  tensor.dtype_ = dtype;
+  tensor.device_ = device;
+  tensor.storage_ = std::make_shared<Storage>(data);
   return tensor;
 }
 

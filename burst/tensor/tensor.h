@@ -68,6 +68,9 @@ class Tensor {
   static Tensor Zeros(const Shape& shape, DType dtype, DeviceType device = DeviceType::kCpu);
   static Tensor EmptyLike(const Tensor& other);  // shape, dtype and device of other; contiguous
   static Tensor ZerosLike(const Tensor& other);
+  // Memory of someone else's, which must outlive it. Strides in elements.
+  static Tensor Borrow(void* data, const Shape& shape, const Shape& strides, DType dtype,
+                       DeviceType device);
   template <typename T>
   static Tensor FromVector(const std::vector<T>& values, const Shape& shape,
                            DeviceType device = DeviceType::kCpu);

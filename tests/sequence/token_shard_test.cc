@@ -81,6 +81,31 @@ TEST(TokenShardTest, GroupsShareTheirTokens) {
   }
 }
 
+TEST(TokenShardTest, TakesPositionsThatNoLayoutGives) {
+  // Two documents of 4 and 2 tokens, each in zigzag order over two ranks.
+  const std::vector<std::vector<int32_t>> positions = {{0, 3, 4}, {1, 2, 5}};
+  const auto shard = TokenShard::Create(1, 2, positions);
+  ASSERT_TRUE(shard.ok()) << shard.status();
+  EXPECT_EQ(shard->seqlen(), 6);
+  EXPECT_EQ(shard->local_positions(), positions[1]);
+  EXPECT_EQ(shard->group_positions(0), positions[0]);
+  // As one group of two ranks, whose tokens are then all.
+  const auto group = TokenShard::Create(0, 1, positions, {2, 1});
+  ASSERT_TRUE(group.ok()) << group.status();
+  EXPECT_EQ(group->group_length(), 6);
+  EXPECT_EQ(group->local_positions(), positions[1]);
+
+  const std::vector<std::vector<std::vector<int32_t>>> wrong = {
+      {{0, 1}},            // of one rank only
+      {{0, 2, 1}, {3}},    // out of order
+      {{0, 1}, {1, 2}},    // there twice
+      {{0, 1}, {2, 4}},    // beyond the tokens that there are
+      {{-1, 0}, {1, 2}}};  // before them
+  for (const auto& positions : wrong) {
+    EXPECT_TRUE(absl::IsInvalidArgument(TokenShard::Create(0, 2, positions).status()));
+  }
+}
+
 TEST(TokenShardTest, RejectsALengthThatIsNoInt32) {
   EXPECT_FALSE(TokenShard::Create(0, 2, Layout::kZigzag, -1).ok());
   EXPECT_FALSE(TokenShard::Create(0, 2, Layout::kZigzag, std::numeric_limits<int32_t>::max()).ok());

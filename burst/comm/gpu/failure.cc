@@ -55,6 +55,7 @@ void FailureWatchdog::Watch() {
     free_ranks_();
     lock.lock();
   }
+  if (!ends_process_) return;
   if (changed_.wait_for(lock, kGrace, [this] { return done_; })) return;
   std::fflush(stdout);
   std::fprintf(stderr, "error: %s\n", std::string(state_->failure().message()).c_str());

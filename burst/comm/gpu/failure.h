@@ -28,16 +28,18 @@ class FailureState {
 };
 
 // While ranks work: looks for errors in the background. After a failure, gives the ranks some
-// seconds to return; then it prints the failure and ends the program with exit code 1.
+// seconds to return; then it prints the failure and ends the program with exit code 1, unless it is
+// told not to.
 class FailureWatchdog {
  public:
   // background_error() returns an error that no call has returned, or OK. After a failure,
   // free_ranks() ends the waits of this process's ranks for their GPUs; it may be null.
   FailureWatchdog(FailureState* state, std::function<absl::Status()> background_error,
-                  std::function<void()> free_ranks)
+                  std::function<void()> free_ranks, bool ends_process = true)
       : state_(state),
         background_error_(std::move(background_error)),
         free_ranks_(std::move(free_ranks)),
+        ends_process_(ends_process),
         thread_([this] { Watch(); }) {}
   ~FailureWatchdog();
 
@@ -50,6 +52,7 @@ class FailureWatchdog {
   FailureState* const state_;
   const std::function<absl::Status()> background_error_;
   const std::function<void()> free_ranks_;
+  const bool ends_process_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool done_ = false;

@@ -52,11 +52,12 @@ ncclDataType_t NcclType(DType dtype) {
 // What the ranks of this process share.
 struct GpuWorld {
   // `in_threads`: all ranks are threads of this process.
-  explicit GpuWorld(bool in_threads)
+  explicit GpuWorld(bool in_threads, bool ends_process = true)
       : in_threads(in_threads),
         watchdog(
             &failure, [this] { return links.AsyncError(); },
-            in_threads ? [this] { links.Abort(); } : std::function<void()>()) {}
+            in_threads || !ends_process ? [this] { links.Abort(); } : std::function<void()>(),
+            ends_process) {}
 
   const bool in_threads;
   FailureState failure;
@@ -70,8 +71,9 @@ class GpuCommunicator : public Communicator {
   // Collective. `host` connects the same ranks; `host` and `world` must outlive the communicator.
   static absl::StatusOr<std::unique_ptr<GpuCommunicator>> Create(Communicator* host,
                                                                  GpuWorld* world);
-  // Between processes: of what `launch` describes.
-  static absl::StatusOr<std::unique_ptr<GpuCommunicator>> Create(const ProcessLaunch& launch);
+  // Between processes: over what `connect` makes.
+  static absl::StatusOr<std::unique_ptr<GpuCommunicator>> Create(const HostConnector& connect,
+                                                                 bool ends_process);
   ~GpuCommunicator() override;
 
   int rank() const override { return host_->rank(); }
@@ -216,14 +218,14 @@ absl::Status CheckGpusDiffer(Communicator& host) {
 }
 
 absl::StatusOr<std::unique_ptr<GpuCommunicator>> GpuCommunicator::Create(
-    const ProcessLaunch& launch) {
-  auto world = std::make_unique<GpuWorld>(/*in_threads=*/false);
+    const HostConnector& connect, bool ends_process) {
+  auto world = std::make_unique<GpuWorld>(/*in_threads=*/false, ends_process);
   TcpOptions options;
+  options.ends_process = ends_process;
   options.on_failure = [world = world.get()](const absl::Status& failure) {
     world->watchdog.Fail(failure);
   };
-  BURST_ASSIGN_OR_RETURN(std::unique_ptr<TcpCommunicator> host,
-                         TcpCommunicator::Create(launch, options));
+  BURST_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> host, connect(options));
   BURST_RETURN_IF_ERROR(CheckGpusDiffer(*host));
   BURST_ASSIGN_OR_RETURN(std::unique_ptr<GpuCommunicator> communicator,
                          Create(host.get(), world.get()));
@@ -238,13 +240,14 @@ GpuCommunicator::~GpuCommunicator() {
   copies_ = nullptr;
   for (Lane& lane : lanes_) {
     if (lane.stream == nullptr) continue;
-    if (lane.posted) Join(lane);
-    if (!world_->failure.failed()) BURST_CUDA_CHECK(cudaStreamSynchronize(lane.stream));
+    if (lane.posted && !world_->failure.failed()) Join(lane);
+    if (!world_->failure.failed())
+      cuda::CheckAtEnd("cudaStreamSynchronize", cudaStreamSynchronize(lane.stream));
     lane.link = nullptr;
     lane.marks = nullptr;
     cuda::RemoveMessageStream(lane.stream);
-    BURST_CUDA_CHECK(cudaEventDestroy(lane.done));
-    BURST_CUDA_CHECK(cudaStreamDestroy(lane.stream));
+    cuda::CheckAtEnd("cudaEventDestroy", cudaEventDestroy(lane.done));
+    cuda::CheckAtEnd("cudaStreamDestroy", cudaStreamDestroy(lane.stream));
   }
 }
 
@@ -485,8 +488,21 @@ absl::Status RunCudaRanks(int world_size, const std::function<absl::Status(Commu
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateGpuCommunicator(const ProcessLaunch& launch) {
+  BURST_ASSIGN_OR_RETURN(
+      std::unique_ptr<Communicator> communicator,
+      GpuCommunicator::Create(
+          [&launch](TcpOptions options) -> absl::StatusOr<std::unique_ptr<Communicator>> {
+            BURST_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> host,
+                                   TcpCommunicator::Create(launch, options));
+            return host;
+          },
+          /*ends_process=*/true));
+  return communicator;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateGpuCommunicator(const HostConnector& connect) {
   BURST_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
-                         GpuCommunicator::Create(launch));
+                         GpuCommunicator::Create(connect, /*ends_process=*/false));
   return communicator;
 }
 

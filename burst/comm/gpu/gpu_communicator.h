@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/launch/process_launch.h"
+#include "burst/comm/tcp/peer_connections.h"
 
 namespace burst {
 
@@ -37,6 +38,13 @@ absl::Status RunCudaRanks(int world_size, const std::function<absl::Status(Commu
 // makes no call, the program is ended. Unavailable if not all processes come; FailedPrecondition if
 // two processes use the same GPU.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateGpuCommunicator(const ProcessLaunch& launch);
+
+// The same for a library inside of another program, which it does not end: `connect` makes the
+// communicator of host memory, with the options it is given. After a failure NCCL's kernels end on
+// the GPU, calls return the error, and what the GPU has computed since is undefined.
+using HostConnector =
+    std::function<absl::StatusOr<std::unique_ptr<Communicator>>(TcpOptions options)>;
+absl::StatusOr<std::unique_ptr<Communicator>> CreateGpuCommunicator(const HostConnector& connect);
 
 // The GPU for this process: the one of its local rank, or the only one that the launcher lets it
 // see. FailedPrecondition if there is neither.

@@ -19,6 +19,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGpuCommunicator(const Proces
   return NoCuda();
 }
 
+absl::StatusOr<std::unique_ptr<Communicator>> CreateGpuCommunicator(const HostConnector&) {
+  return NoCuda();
+}
+
 absl::StatusOr<int> GpuOfProcess(const ProcessLaunch&) { return NoCuda(); }
 
 }  // namespace burst

@@ -111,13 +111,23 @@ absl::Status PeerConnections::Wait(const Transfer& transfer) {
                         Name(static_cast<Channel>(transfer.channel)), transfer.peer,
                         transfer.bytes);
   Lock lock(mutex_);
+  const auto begin = steady_clock::now();
+  const bool patient = options_.patience.count() == 0;
   while (true) {
     if (!failure_.ok()) return failure_;
     if (transfer.done) return absl::OkStatus();
     if (transfer.peer == rank_ || peers_[transfer.peer].finished) {
       return absl::NotFoundError("which has finished");
     }
-    changed_.wait(lock);
+    if (patient) {
+      changed_.wait(lock);
+    } else if (steady_clock::now() < begin + options_.patience) {
+      changed_.wait_until(lock, begin + options_.patience);
+    } else {
+      SetFailure(absl::UnavailableError(absl::StrCat(
+          Who(rank_), " waited ", Seconds(options_.patience), " s for rank ", transfer.peer)));
+      WakeThread();
+    }
   }
 }
 
@@ -201,10 +211,14 @@ void PeerConnections::DropTransfers() {
 
 void PeerConnections::GiveUp(const absl::Status& reason) {
   Lock lock(mutex_);
-  ending_ = true;
+  ending_ = options_.ends_process;
   if (failure_.ok()) {
     SetFailure(absl::UnavailableError(
         absl::StrCat(Who(rank_), " gave up: ", std::string(reason.message()))));
+  }
+  if (!options_.ends_process) {
+    lock.unlock();
+    return WakeThread();
   }
   std::fflush(stdout);
   std::fprintf(stderr, "error: %s\n", std::string(failure_.message()).c_str());

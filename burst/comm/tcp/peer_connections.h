@@ -42,6 +42,10 @@ struct TcpOptions {
   // gave up: ...".
   std::function<void(const absl::Status& failure)> on_failure;
   std::chrono::milliseconds grace{0};
+  // For a library inside of another program: false, and GiveUp only ends the job, not the process.
+  bool ends_process = true;
+  // How long a Wait waits for a rank that is alive, before it ends the job; 0: for ever.
+  std::chrono::milliseconds patience{0};
 };
 
 // A message that was posted. It stays where it is until it is done or cancelled.
@@ -79,9 +83,9 @@ class PeerConnections {
   // not finished, this is a failure of the job.
   void Cancel(Transfer* transfer);
 
-  // Ends the process; first tells the others that this rank gave up, unless another rank failed
-  // before.
-  [[noreturn]] void GiveUp(const absl::Status& reason);
+  // Ends the job: tells the others that this rank gave up, unless another rank failed before. Then
+  // ends the process (TcpOptions::ends_process).
+  void GiveUp(const absl::Status& reason);
 
  private:
   // A frame that leaves: `head` holds the header and, of short ones, the payload.

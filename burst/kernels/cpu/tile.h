@@ -28,7 +28,7 @@ constexpr int64_t TileStride(int64_t n) {
   return ((n + kLine - 1) / kLine | 1) * kLine;
 }
 
-// Scratch memory of a thread's tiles: kept from call to call, counted by the device's pool.
+// Scratch memory of a thread's tiles: kept from call to call, and so always the device's pool's.
 class ScratchSpace {
  public:
   // Buffer number `slot`, at least `count` elements, uninitialized, aligned to 64 bytes. Valid
@@ -38,6 +38,7 @@ class ScratchSpace {
     Tensor& tensor = slots_[slot];
     if (tensor.null() || tensor.dtype() != DTypeOf<T>::value || tensor.numel() < count) {
       tensor = Tensor();  // returned to the pool before the larger one is taken
+      const ScopedMemorySource pool(nullptr);
       tensor = Tensor::Empty({count}, DTypeOf<T>::value);
     }
     return tensor.data<T>();

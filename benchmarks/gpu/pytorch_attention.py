@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""burst.attention from PyTorch on GPUs, beside peers on the same inputs in the same run, in turns:
+
+  torchrun --nproc_per_node=2 benchmarks/gpu/pytorch_attention.py [--out=FILE] [--seqlens=32768,...]
+
+Over the ranks: the ring, 32 heads of 128, bf16, forward and backward. On one GPU (rank 0, the others
+wait): 16 x 2,048 and 64 x 1,024, beside scaled_dot_product_attention with cuDNN. The host's time of a
+call, while the GPU is busy. PEERS=DIR: a folder with ring_flash_attn and burst_attn, which then run too.
+Medians of GPU times, the slowest rank's.
+"""
+
+import json
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import burst
+
+HEADS, HEAD_DIM = 32, 128
+
+
+def milliseconds(functions, repeats):
+    """Medians by name, the functions in turns, each after all ranks have come."""
+    times = {name: [] for name in functions}
+    for i in range(repeats + 1):
+        for name, function in functions.items():
+            dist.barrier()
+            torch.cuda.synchronize()
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            function()
+            end.record()
+            torch.cuda.synchronize()
+            slowest = torch.tensor([begin.elapsed_time(end)], device="cuda")
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            if i > 0:
+                times[name].append(slowest.item())
+    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+
+
+def peers():
+    """name: function(q, k, v, causal), of what PEERS holds."""
+    found = {}
+    if not os.environ.get("PEERS"):
+        return found
+    sys.path.insert(0, os.environ["PEERS"])
+    try:
+        import ring_flash_attn as rfa
+        found["ring-flash-attention"] = lambda q, k, v, causal: (
+            rfa.zigzag_ring_flash_attn_func if causal else rfa.ring_flash_attn_func)(q, k, v, causal=causal)
+    except Exception as error:
+        print("no ring_flash_attn:", repr(error)[:200], flush=True)
+    try:
+        from burst_attn import burst_attn_func
+        found["published"] = lambda q, k, v, causal: burst_attn_func(
+            q, k, v, None, "cuda", causal, False, False, None)
+    except Exception as error:
+        print("no burst_attn:", repr(error)[:200], flush=True)
+    return found
+
+
+def ring(group, seqlen, causal, repeats):
+    ranks = dist.get_world_size()
+    shape = (1, seqlen // ranks, HEADS, HEAD_DIM)
+    q, k, v, dout = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    for x in (q, k, v):
+        x.requires_grad_()
+    layout = "zigzag" if causal else "contiguous"
+
+    def ours(deterministic):
+        return lambda q, k, v, causal: burst.attention(
+            q, k, v, causal=causal, group=group, layout=layout, deterministic=deterministic, seqlen=seqlen)
+
+    sides = {"burst": ours(True), "burst, deterministic=False": ours(False), **peers()}
+
+    def both(function):
+        def run():
+            torch.autograd.grad(function(q, k, v, causal), (q, k, v), dout)
+        return run
+
+    def forward(function):
+        def run():
+            with torch.no_grad():
+                function(q, k, v, causal)
+        return run
+
+    flops = 4 * seqlen * seqlen * HEADS * HEAD_DIM / (2 if causal else 1) / ranks
+    times = milliseconds({name: both(side) for name, side in sides.items()}, repeats)
+    forwards = milliseconds({name: forward(side) for name, side in sides.items()}, repeats)
+    return {"case": "ring", "tokens": seqlen, "ranks": ranks, "causal": causal,
+            "both_ms": times, "forward_ms": forwards,
+            "both_tflops_per_gpu": {name: 3.5 * flops / ms / 1e9 for name, ms in times.items()}}
+
+
+def one_gpu(batch, seqlen, heads, head_dim, causal, repeats):
+    shape = (batch, seqlen, heads, head_dim)
+    q, k, v, dout = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    for x in (q, k, v):
+        x.requires_grad_()
+
+    def ours(deterministic):
+        return lambda: burst.attention(q, k, v, causal=causal, deterministic=deterministic)
+
+    def cudnn():
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(
+                *(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal).transpose(1, 2)
+
+    sides = {"burst": ours(True), "burst, deterministic=False": ours(False), "cudnn": cudnn}
+
+    def forward(side):
+        def run():
+            with torch.no_grad():
+                for _ in range(10):
+                    side()
+        return run
+
+    def both(side):
+        def run():
+            for _ in range(10):
+                torch.autograd.grad(side(), (q, k, v), dout)
+        return run
+
+    flops = 4 * batch * seqlen * seqlen * heads * head_dim / (2 if causal else 1)
+    result = {"case": "one GPU", "shape": shape, "causal": causal}
+    for what, wrap, factor in (("forward", forward, 1), ("both", both, 3.5)):
+        times = milliseconds({name: wrap(side) for name, side in sides.items()}, repeats)
+        result[what + "_ms"] = {name: ms / 10 for name, ms in times.items()}
+        result[what + "_tflops"] = {name: factor * flops / ms * 10 / 1e9 for name, ms in times.items()}
+    return result
+
+
+def host(group, ranks):
+    """Microseconds of the host for a call, the GPU being busy with something else."""
+    shape = (1, 2048, 8, 128)
+    q, k, v, dout = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    for x in (q, k, v):
+        x.requires_grad_()
+    result = {"case": "host time of a call, microseconds", "ranks": ranks}
+    arguments = dict(group=group, seqlen=2048 * ranks)
+
+    def measure(function):
+        times = []
+        for _ in range(20):
+            dist.barrier()
+            torch.cuda.synchronize()
+            torch.cuda._sleep(20_000_000)  # some 10 ms
+            begin = time.perf_counter()
+            function()
+            times.append(1e6 * (time.perf_counter() - begin))
+        return sorted(times)[len(times) // 2]
+
+    def forward():
+        with torch.no_grad():
+            burst.attention(q, k, v, **arguments)
+
+    outs = [burst.attention(q, k, v, **arguments) for _ in range(20)]
+    result["forward"] = measure(forward)
+    result["backward"] = measure(lambda: torch.autograd.grad(outs.pop(), (q, k, v), dout))
+    return result
+
+
+def main():
+    options = dict(argument[2:].split("=") for argument in sys.argv[1:])
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl")
+    group = dist.group.WORLD
+    ranks = dist.get_world_size()
+    rows = []
+
+    def add(row):
+        rows.append(row)
+        if rank == 0:
+            print(json.dumps(row), flush=True)
+
+    add(host(None, 1))
+    add(host(group, ranks))
+    for batch, seqlen, heads, head_dim in ((16, 2048, 16, 128), (64, 1024, 12, 64)):
+        add(one_gpu(batch, seqlen, heads, head_dim, True, 5))
+    for seqlen in [int(n) for n in options.get("seqlens", "4096,32768").split(",")]:
+        for causal in (False, True):
+            add(ring(group, seqlen, causal, int(options.get("repeats", 5))))
+    if rank == 0 and "out" in options:
+        with open(options["out"], "w") as file:
+            json.dump({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
+                       "date": time.strftime("%Y-%m-%d"), "rows": rows}, file, indent=1)
+    burst.disconnect()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,332 @@
+// Attention of burst.h.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "burst/attention/strategy.h"
+#include "burst/base/status.h"
+#include "burst/c/objects.h"
+#include "burst/sequence/token_shard.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+namespace c {
+namespace {
+
+std::string Or(const char* text, const char* otherwise) {
+  return text == nullptr ? otherwise : text;
+}
+
+absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context> context,
+                                                         std::shared_ptr<Comm> comm,
+                                                         const burst_attention_options& given) {
+  if (given.struct_bytes < sizeof(given)) {
+    return absl::InvalidArgumentError(absl::StrCat("attention options of ", given.struct_bytes,
+                                                   " bytes, expected ", sizeof(given)));
+  }
+  BURST_ASSIGN_OR_RETURN(const Strategy strategy, ParseStrategy(Or(given.strategy, "burst")));
+  if (IsTensorParallel(strategy)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "strategy: ", Name(strategy), " is a matter of a model's layers, not of attention"));
+  }
+  BurstAttentionOptions options;
+  BURST_ASSIGN_OR_RETURN(options.layout, ParseLayout(Or(given.layout, "zigzag")));
+  BURST_ASSIGN_OR_RETURN(options.backward, ParseBackwardDirection(Or(given.backward, "auto")));
+  BURST_ASSIGN_OR_RETURN(options.ring_grad_dtype,
+                         ParseRingGradDType(Or(given.ring_grad_dtype, "fp32")));
+  options.mask.causal = given.causal != 0;
+  options.mask.window = given.window;
+  options.softmax_scale = given.softmax_scale;
+  options.deterministic = given.deterministic != 0;
+  options.ranks_per_node = given.ranks_per_node;
+  auto attention = std::make_shared<Attention>(std::move(context));
+  attention->comm = std::move(comm);
+  Communicator* const ranks =
+      attention->comm == nullptr ? nullptr : attention->comm->communicator.get();
+  const Use use(attention->context.get());
+  BURST_ASSIGN_OR_RETURN(attention->attention,
+                         CreateAttention(ranks == nullptr ? Strategy::kSingle : strategy, options,
+                                         given.group_size, ranks));
+  return attention;
+}
+
+DocumentStarts Documents(int64_t rows, const int64_t* starts, const int32_t* positions) {
+  DocumentStarts documents;
+  for (int64_t row = 0; row < rows; ++row) {
+    documents.emplace_back(positions, positions + starts[row]);
+    positions += starts[row];
+  }
+  return documents;
+}
+
+burst_schedule* Wrap(const burst_attention& attention, RingSchedule made) {
+  auto schedule = std::make_shared<Schedule>();
+  schedule->context = attention.value->context;
+  schedule->schedule = std::make_shared<RingSchedule>(std::move(made));
+  return new burst_schedule{std::move(schedule)};
+}
+
+// A view of the caller's tensor. Strides that are never used, of dimensions of one or of a tensor
+// without elements, become those of a contiguous tensor.
+absl::StatusOr<Tensor> View(const char* name, const burst_tensor* tensor, int dims,
+                            DeviceType device) {
+  if (tensor == nullptr) return absl::InvalidArgumentError(absl::StrCat(name, " is null"));
+  if (tensor->dims != dims) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has ", tensor->dims, " dimensions, expected ", dims));
+  }
+  const Shape shape(tensor->shape, tensor->shape + dims);
+  Shape strides(tensor->strides, tensor->strides + dims);
+  DType dtype;
+  switch (tensor->dtype) {
+    case BURST_FLOAT32:
+      dtype = DType::kFloat32;
+      break;
+    case BURST_FLOAT64:
+      dtype = DType::kFloat64;
+      break;
+    case BURST_BFLOAT16:
+      dtype = DType::kBFloat16;
+      break;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(name, " has the dtype ",
+                                                     static_cast<int>(tensor->dtype),
+                                                     ", which is none of burst_dtype"));
+  }
+  int64_t elements = 1;
+  for (int i = 0; i < dims; ++i) {
+    if (shape[i] < 0 || strides[i] < 0) {
+      return absl::InvalidArgumentError(absl::StrCat(name, " has shape ", ToString(shape),
+                                                     " and strides ", ToString(strides),
+                                                     ": none may be negative"));
+    }
+    elements *= shape[i];
+  }
+  for (int i = dims - 1; i >= 0; --i) {
+    if (elements == 0 || shape[i] == 1) {
+      strides[i] = i == dims - 1 ? 1 : strides[i + 1] * shape[i + 1];
+    }
+  }
+  if (dims == 4 && strides[3] != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has strides ", ToString(strides), ": the last must be 1"));
+  }
+  if (elements > 0 && tensor->data == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " has no data"));
+  }
+  return Tensor::Borrow(tensor->data, shape, strides, dtype, device);
+}
+
+// Runs call() -> absl::Status, a collective. Once something was sent, the other ranks cannot go on
+// without this one, and must learn of its error.
+template <typename Call>
+absl::Status Collective(const Attention& attention, Call&& call) {
+  Communicator* const ranks =
+      attention.comm == nullptr ? nullptr : attention.comm->communicator.get();
+  if (ranks == nullptr) return call();
+  const int64_t before =
+      attention.attention->bytes_sent().forward + attention.attention->bytes_sent().backward;
+  const auto has_sent = [&] {
+    return attention.attention->bytes_sent().forward + attention.attention->bytes_sent().backward !=
+           before;
+  };
+  try {
+    const absl::Status status = call();
+    if (!status.ok() && (has_sent() || !absl::IsInvalidArgument(status))) ranks->Abort(status);
+    return status;
+  } catch (const std::exception& error) {
+    ranks->Abort(absl::InternalError(error.what()));
+    throw;
+  }
+}
+
+// Named views of the arguments of a call; the first error is kept.
+class Views {
+ public:
+  explicit Views(DeviceType device) : device_(device) {}
+  Tensor operator()(const char* name, const burst_tensor* tensor, int dims) {
+    absl::StatusOr<Tensor> view = View(name, tensor, dims, device_);
+    status.Update(view.status());
+    return view.ok() ? *std::move(view) : Tensor();
+  }
+  absl::Status status;
+
+ private:
+  const DeviceType device_;
+};
+
+// InvalidArgument, naming the tensor, unless it has the shape and dtype.
+absl::Status CheckLike(const char* name, const Tensor& tensor, const Shape& shape, DType dtype) {
+  if (tensor.shape() == shape && tensor.dtype() == dtype) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " is ", Name(tensor.dtype()), " ",
+                                                 ToString(tensor.shape()), ", expected ",
+                                                 Name(dtype), " ", ToString(shape)));
+}
+
+absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                         const Tensor& v) {
+  if (k.dim(0) != q.dim(0) || k.dim(1) != q.dim(1) || k.dim(3) != q.dim(3) ||
+      k.dtype() != q.dtype()) {
+    return absl::InvalidArgumentError(absl::StrCat("k is ", Name(k.dtype()), " ",
+                                                   ToString(k.shape()), ", which does not fit q, ",
+                                                   Name(q.dtype()), " ", ToString(q.shape())));
+  }
+  BURST_RETURN_IF_ERROR(CheckLike("v", v, k.shape(), k.dtype()));
+  if (q.dim(1) != schedule.shard().local_length()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("q has ", q.dim(1), " tokens; this rank has ", schedule.shard().local_length(),
+                     " of the schedule's ", schedule.shard().seqlen()));
+  }
+  return CheckAttentionInputs(q, k, v);
+}
+
+absl::Status CheckLse(const char* name, const Tensor& lse, const Tensor& q) {
+  BURST_RETURN_IF_ERROR(CheckLike(name, lse, LseShape(q), SumDType(q.dtype())));
+  if (lse.is_contiguous()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " must be contiguous"));
+}
+
+}  // namespace
+}  // namespace c
+}  // namespace burst
+
+using burst::Tensor;
+using burst::c::Guard;
+using burst::c::Use;
+
+extern "C" {
+
+burst_code burst_attention_create(burst_context* context, burst_comm* comm,
+                                  const burst_attention_options* options,
+                                  burst_attention** attention) {
+  return Guard([&]() -> absl::Status {
+    if (comm != nullptr && comm->value->context != context->value) {
+      return absl::InvalidArgumentError("comm: made with another context");
+    }
+    BURST_ASSIGN_OR_RETURN(
+        auto made,
+        burst::c::MakeAttention(context->value, comm == nullptr ? nullptr : comm->value, *options));
+    *attention = new burst_attention{std::move(made)};
+    return absl::OkStatus();
+  });
+}
+
+void burst_attention_destroy(burst_attention* attention) {
+  (void)Guard([&] {
+    delete attention;
+    return absl::OkStatus();
+  });
+}
+
+burst_code burst_schedule_create(const burst_attention* attention, int64_t seqlen,
+                                 int64_t documents, const int64_t* starts, const int32_t* positions,
+                                 burst_schedule** schedule) {
+  return Guard([&]() -> absl::Status {
+    BURST_ASSIGN_OR_RETURN(burst::RingSchedule made,
+                           attention->value->attention->Schedule(
+                               seqlen, burst::c::Documents(documents, starts, positions)));
+    *schedule = burst::c::Wrap(*attention, std::move(made));
+    return absl::OkStatus();
+  });
+}
+
+burst_code burst_schedule_create_at(const burst_attention* attention, const int64_t* lengths,
+                                    const int32_t* tokens, int64_t documents, const int64_t* starts,
+                                    const int32_t* positions, burst_schedule** schedule) {
+  return Guard([&]() -> absl::Status {
+    const int size = attention->value->comm == nullptr ? 1 : attention->value->comm->size;
+    BURST_ASSIGN_OR_RETURN(
+        burst::RingSchedule made,
+        attention->value->attention->Schedule(burst::c::Documents(size, lengths, tokens),
+                                              burst::c::Documents(documents, starts, positions)));
+    *schedule = burst::c::Wrap(*attention, std::move(made));
+    return absl::OkStatus();
+  });
+}
+
+void burst_schedule_destroy(burst_schedule* schedule) {
+  (void)Guard([&] {
+    delete schedule;
+    return absl::OkStatus();
+  });
+}
+
+burst_code burst_positions(const char* layout, int64_t seqlen, int32_t rank, int32_t size,
+                           int64_t* length, int32_t* positions) {
+  return Guard([&]() -> absl::Status {
+    BURST_ASSIGN_OR_RETURN(const burst::Layout spread,
+                           burst::ParseLayout(burst::c::Or(layout, "zigzag")));
+    if (seqlen < 0 || seqlen > INT32_MAX || size < 1 || rank < 0 || rank >= size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("seqlen ", seqlen, ", rank ", rank, " of ", size));
+    }
+    const std::vector<int32_t> local = burst::LocalPositions(spread, seqlen, rank, size);
+    *length = static_cast<int64_t>(local.size());
+    if (positions != nullptr) std::copy(local.begin(), local.end(), positions);
+    return absl::OkStatus();
+  });
+}
+
+burst_code burst_forward(burst_attention* attention, const burst_schedule* schedule,
+                         const burst_tensor* q, const burst_tensor* k, const burst_tensor* v,
+                         const burst_tensor* out, const burst_tensor* lse) {
+  return Guard([&]() -> absl::Status {
+    const burst::RingSchedule& tokens = *schedule->value->schedule;
+    burst::c::Views view(attention->value->context->device);
+    const Tensor queries = view("q", q, 4), keys = view("k", k, 4), values = view("v", v, 4);
+    Tensor result = view("out", out, 4), sums = view("lse", lse, 3);
+    BURST_RETURN_IF_ERROR(view.status);
+    Use use(attention->value->context.get());
+    BURST_RETURN_IF_ERROR(burst::c::CheckInputs(tokens, queries, keys, values));
+    BURST_RETURN_IF_ERROR(burst::c::CheckLike("out", result, queries.shape(), queries.dtype()));
+    BURST_RETURN_IF_ERROR(burst::c::CheckLse("lse", sums, queries));
+    BURST_RETURN_IF_ERROR(burst::c::Collective(*attention->value, [&] {
+      return attention->value->attention->Forward(tokens, queries, keys, values, &result, &sums,
+                                                  /*saved=*/nullptr);
+    }));
+    use.End();
+    return absl::OkStatus();
+  });
+}
+
+burst_code burst_backward(burst_attention* attention, const burst_schedule* schedule,
+                          const burst_tensor* q, const burst_tensor* k, const burst_tensor* v,
+                          const burst_tensor* out, const burst_tensor* lse,
+                          const burst_tensor* dout, const burst_tensor* dlse,
+                          const burst_tensor* dq, const burst_tensor* dk, const burst_tensor* dv) {
+  return Guard([&]() -> absl::Status {
+    const burst::RingSchedule& tokens = *schedule->value->schedule;
+    burst::c::Views view(attention->value->context->device);
+    const Tensor queries = view("q", q, 4), keys = view("k", k, 4), values = view("v", v, 4);
+    const Tensor result = view("out", out, 4), sums = view("lse", lse, 3);
+    const Tensor dresult = view("dout", dout, 4);
+    const Tensor dsums = dlse == nullptr ? Tensor() : view("dlse", dlse, 3);
+    Tensor dqueries = view("dq", dq, 4), dkeys = view("dk", dk, 4), dvalues = view("dv", dv, 4);
+    BURST_RETURN_IF_ERROR(view.status);
+    Use use(attention->value->context.get());
+    const auto check = [&](const char* name, const Tensor& tensor, const Tensor& like) {
+      return burst::c::CheckLike(name, tensor, like.shape(), like.dtype());
+    };
+    BURST_RETURN_IF_ERROR(burst::c::CheckInputs(tokens, queries, keys, values));
+    BURST_RETURN_IF_ERROR(check("out", result, queries));
+    BURST_RETURN_IF_ERROR(check("dout", dresult, queries));
+    BURST_RETURN_IF_ERROR(check("dq", dqueries, queries));
+    BURST_RETURN_IF_ERROR(check("dk", dkeys, keys));
+    BURST_RETURN_IF_ERROR(check("dv", dvalues, values));
+    BURST_RETURN_IF_ERROR(burst::c::CheckLse("lse", sums, queries));
+    if (!dsums.null()) BURST_RETURN_IF_ERROR(burst::c::CheckLse("dlse", dsums, queries));
+    BURST_RETURN_IF_ERROR(burst::c::Collective(*attention->value, [&]() -> absl::Status {
+      burst::SequenceParallelAttention::Saved saved;
+      BURST_RETURN_IF_ERROR(attention->value->attention->Rebuild(tokens, queries, keys, values,
+                                                                 result, sums, &saved));
+      saved.dout = dresult;
+      saved.dlse = dsums;
+      return attention->value->attention->Backward(tokens, saved, &dqueries, &dkeys, &dvalues);
+    }));
+    use.End();
+    return absl::OkStatus();
+  });
+}
+
+}  // extern "C"

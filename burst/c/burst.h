@@ -1,0 +1,192 @@
+/* Burst for other languages and frameworks: attention over a sequence that is spread over ranks,
+ * each a process with a CPU or a GPU. C99; the library is libburst.so. burst/attention says what is
+ * computed; the names here are those of its headers.
+ *
+ *   burst_context* context;   a device, the caller's stream and, if wanted, the caller's memory
+ *   burst_comm* comm;         the ranks of one group, from an id that the caller distributes
+ *   burst_attention* ring;    what to compute and how to spread it
+ *   burst_schedule* tokens;   which tokens each rank has
+ *   burst_forward(ring, tokens, &q, &k, &v, &out, &lse);
+ *   burst_backward(ring, tokens, &q, &k, &v, &out, &lse, &dout, NULL, &dq, &dk, &dv);
+ *
+ * Every function that can fail returns a burst_code; burst_last_error() says why. Nothing is
+ * thrown, and the library does not end the process.
+ *
+ * A comm belongs to one set of ranks, and all of them make the same calls on it, and on what was
+ * made from it, in the same order; those marked "collective" wait for one another. Objects are used
+ * by one thread at a time, not always the same one. They can be destroyed in any order: each keeps
+ * what it was made from. A process that was forked must not use or destroy its parent's objects,
+ * except that destroying them does nothing there.
+ *
+ * On a GPU calls queue work on the context's stream and return; the memory of their tensors must
+ * stay as it is until that work is done. Of a lost rank all others learn at their next call, within
+ * half a minute; what their GPUs computed meanwhile is undefined.
+ */
+#ifndef BURST_C_BURST_H_
+#define BURST_C_BURST_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Grows with every change; what a program compiled for an older number uses stays as it was.
+ * Structs begin with their size, so that later fields can be told to be absent. */
+#define BURST_C_VERSION 1
+int32_t burst_c_version(void);         /* of the library */
+const char* burst_version(void);       /* "0.1.0" */
+int32_t burst_cuda_device_count(void); /* GPUs; 0 also in a library built without CUDA */
+
+typedef enum burst_code {
+  BURST_OK = 0,
+  BURST_INVALID_ARGUMENT = 1, /* nothing was done */
+  BURST_UNAVAILABLE = 2, /* a rank was lost, gave up or did not come; the comm is of no more use */
+  BURST_OUT_OF_MEMORY = 3, /* as below; a smaller call, on a new comm, may succeed */
+  BURST_UNSUPPORTED = 4,   /* by this build or machine */
+  BURST_INTERNAL = 5       /* an error of CUDA or of the library; of a comm the other ranks learn */
+} burst_code;
+
+/* What the last call of this thread that failed said; until the next one that fails. */
+const char* burst_last_error(void);
+
+/* ---- Context */
+
+typedef enum burst_device { BURST_CPU = 0, BURST_CUDA = 1 } burst_device;
+typedef enum burst_dtype {
+  BURST_FLOAT32 = 0,
+  BURST_FLOAT64 = 1,
+  BURST_BFLOAT16 = 2 /* on GPUs */
+} burst_dtype;
+
+typedef struct burst_context burst_context;
+
+typedef struct burst_context_options {
+  size_t struct_bytes; /* sizeof(burst_context_options) */
+  burst_device device;
+  int32_t index; /* of the GPU, among those that the process sees */
+  /* For memory between and during calls; both null: the library's own pool. allocate returns memory
+   * of the device, aligned to 64 bytes (GPU: 256), or null. On a GPU the memory is used on the
+   * stream that is current then. `user` is given to both. */
+  void* (*allocate)(size_t bytes, void* user);
+  void (*release)(void* data, void* user);
+  void* user;
+} burst_context_options;
+
+burst_code burst_context_create(const burst_context_options* options, burst_context** context);
+void burst_context_destroy(burst_context* context);
+
+/* GPU: the stream (a cudaStream_t) for what is queued from here on. It waits for what was queued on
+ * the one before. At first it is CUDA's default stream. */
+burst_code burst_context_set_stream(burst_context* context, void* stream);
+/* CPU: threads that compute, the caller included; at first 1. Results do not depend on it. */
+burst_code burst_context_set_threads(burst_context* context, int32_t threads);
+
+/* ---- Ranks */
+
+/* Names a group that is about to meet. Made by its rank 0; the caller brings it to the others, and
+ * to nobody else: it holds the secret by which they know each other. For one burst_comm_create. */
+typedef struct burst_unique_id {
+  char bytes[192];
+} burst_unique_id;
+
+/* In the process that will be rank 0. `address`: a numeric address of this host that the hosts of
+ * the other ranks can reach; null: all ranks are on this host. */
+burst_code burst_unique_id_create(const char* address, burst_unique_id* id);
+
+typedef struct burst_comm burst_comm;
+
+/* Collective. The ranks are connected by TCP, on GPUs also by NCCL, each with a GPU of its own: the
+ * NCCL that the process has loaded, else libnccl.so.2. `timeout_s`: how long ranks wait for one
+ * another, here and in later calls, before the group fails; 0: three minutes here, later for ever.
+ */
+burst_code burst_comm_create(burst_context* context, const burst_unique_id* id, int32_t rank,
+                             int32_t size, double timeout_s, burst_comm** comm);
+/* Waits, on a GPU, for work that uses it. The other ranks can finish what does not need this one.
+ */
+void burst_comm_destroy(burst_comm* comm);
+/* Tells the other ranks that this one cannot go on; their calls return BURST_UNAVAILABLE. */
+burst_code burst_comm_abort(burst_comm* comm, const char* reason);
+/* Collective. `bytes` of every rank, in host memory, in order of rank: all is size * bytes long. */
+burst_code burst_comm_all_gather(burst_comm* comm, const void* mine, int64_t bytes, void* all);
+
+/* ---- Attention */
+
+typedef struct burst_attention_options {
+  size_t struct_bytes;         /* sizeof(burst_attention_options) */
+  const char* strategy;        /* "burst", "ring", "ulysses", "burst+ulysses"; null: "burst" */
+  const char* layout;          /* "zigzag", "contiguous", "striped"; null: "zigzag" */
+  const char* backward;        /* "auto", "burst", "ring"; null: "auto" */
+  const char* ring_grad_dtype; /* "fp32", "bf16"; null: "fp32" */
+  int32_t causal;              /* a token sees itself and earlier ones */
+  int64_t window;              /* > 0: it sees tokens less than so many positions away */
+  double softmax_scale;        /* 0: 1 / sqrt(head_dim) */
+  int32_t deterministic;       /* 0: a faster backward on GPUs, whose last bits vary */
+  int32_t group_size;          /* burst+ulysses: ranks that divide the heads */
+  int32_t ranks_per_node;      /* > 0: a double ring of nodes of so many ranks; 0: a flat ring */
+} burst_attention_options;
+
+typedef struct burst_attention burst_attention;
+
+/* Collective if `comm` is given; null: one rank, which has the whole sequence. Keeps the ring's
+ * buffers between calls. */
+burst_code burst_attention_create(burst_context* context, burst_comm* comm,
+                                  const burst_attention_options* options,
+                                  burst_attention** attention);
+void burst_attention_destroy(burst_attention* attention);
+
+typedef struct burst_schedule burst_schedule;
+
+/* For sequences of `seqlen` tokens, as the layout spreads them. `documents`: rows of packed
+ * documents in a batch, or 1 for the same in all rows, or 0: none; row r has starts[r] documents,
+ * whose first positions follow those of the rows before in `positions`, increasing; position 0
+ * always starts one. A token sees its own document only. No communication; the same on every rank.
+ */
+burst_code burst_schedule_create(const burst_attention* attention, int64_t seqlen,
+                                 int64_t documents, const int64_t* starts, const int32_t* positions,
+                                 burst_schedule** schedule);
+/* For tokens that no layout describes: rank r has lengths[r] of them, at positions that increase
+ * and follow those of the ranks before in `tokens`; all together are [0, seqlen), each once. */
+burst_code burst_schedule_create_at(const burst_attention* attention, const int64_t* lengths,
+                                    const int32_t* tokens, int64_t documents, const int64_t* starts,
+                                    const int32_t* positions, burst_schedule** schedule);
+void burst_schedule_destroy(burst_schedule* schedule);
+
+/* The positions of a rank's tokens under a layout, increasing; null `positions`: their number only.
+ */
+burst_code burst_positions(const char* layout, int64_t seqlen, int32_t rank, int32_t size,
+                           int64_t* length, int32_t* positions);
+
+/* A tensor on the context's device. Strides in elements; unused dimensions are ignored. */
+typedef struct burst_tensor {
+  void* data;
+  burst_dtype dtype;
+  int32_t dims;
+  int64_t shape[4];
+  int64_t strides[4];
+} burst_tensor;
+
+/* Collective.
+ *   q         [batch, length, heads, head_dim] of this rank's tokens, in order of position; last
+ *             stride 1
+ *   k, v      [batch, length, kv_heads, head_dim]; kv_heads divides heads
+ *   out       like q; assigned
+ *   lse       [batch, heads, length], contiguous, of float32 for bfloat16, else of q's dtype: the
+ *             natural log of the softmax's denominator, -inf where no key is seen; assigned */
+burst_code burst_forward(burst_attention* attention, const burst_schedule* schedule,
+                         const burst_tensor* q, const burst_tensor* k, const burst_tensor* v,
+                         const burst_tensor* out, const burst_tensor* lse);
+/* Collective. What burst_forward was given and gave; dout, like out; dlse, like lse, or null: zero.
+ * Assigns dq, dk and dv, like q, k and v. */
+burst_code burst_backward(burst_attention* attention, const burst_schedule* schedule,
+                          const burst_tensor* q, const burst_tensor* k, const burst_tensor* v,
+                          const burst_tensor* out, const burst_tensor* lse,
+                          const burst_tensor* dout, const burst_tensor* dlse,
+                          const burst_tensor* dq, const burst_tensor* dk, const burst_tensor* dv);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* BURST_C_BURST_H_ */

@@ -1,0 +1,202 @@
+// Ranks of burst.h: the unique id, and the connections that it leads to.
+#include <sys/random.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "burst/base/status.h"
+#include "burst/c/objects.h"
+#include "burst/comm/gpu/gpu_communicator.h"
+#include "burst/comm/launch/process_launch.h"
+#include "burst/comm/tcp/rendezvous.h"
+#include "burst/comm/tcp/tcp_communicator.h"
+
+namespace burst {
+namespace c {
+namespace {
+
+// What a burst_unique_id holds.
+struct Place {
+  char magic[8];
+  int32_t port;
+  int32_t several_hosts;
+  char token[65];    // hexadecimal
+  char address[64];  // numeric
+};
+static_assert(sizeof(Place) <= sizeof(burst_unique_id), "the id's size is part of the interface");
+constexpr char kMagic[8] = "burst01";
+
+// The sockets on which ranks 0 of this process wait for their groups, by token.
+struct Listeners {
+  std::mutex mutex;
+  std::map<std::string, Socket> sockets;
+};
+Listeners& GetListeners() {
+  static auto* listeners = new Listeners;
+  return *listeners;
+}
+
+absl::Status MakeId(const char* address, burst_unique_id* id) {
+  const std::string host = address == nullptr ? "127.0.0.1" : address;
+  if (!IsNumericAddress(host) || host.size() >= sizeof(Place::address)) {
+    return absl::InvalidArgumentError(absl::StrCat("address: ", host, " is no numeric address"));
+  }
+  char random[32];
+  if (getrandom(random, sizeof(random), 0) != sizeof(random)) {
+    return absl::InternalError("the system has no random numbers");
+  }
+  const std::string token = absl::BytesToHexString(absl::string_view(random, sizeof(random)));
+  BURST_ASSIGN_OR_RETURN(Socket listener, Listen(host, 0));
+  Place place = {};
+  std::memcpy(place.magic, kMagic, sizeof(kMagic));
+  place.port = listener.port();
+  place.several_hosts = address != nullptr && !IsLoopbackAddress(host);
+  std::memcpy(place.token, token.c_str(), token.size());
+  std::memcpy(place.address, host.c_str(), host.size());
+  Listeners& listeners = GetListeners();
+  std::lock_guard<std::mutex> lock(listeners.mutex);
+  listeners.sockets[token] = std::move(listener);
+  std::memset(id, 0, sizeof(*id));
+  std::memcpy(id, &place, sizeof(place));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Socket> TakeListener(const std::string& token) {
+  Listeners& listeners = GetListeners();
+  std::lock_guard<std::mutex> lock(listeners.mutex);
+  const auto found = listeners.sockets.find(token);
+  if (found == listeners.sockets.end()) {
+    return absl::InvalidArgumentError("id: rank 0 uses an id once, in the process that made it");
+  }
+  Socket listener = std::move(found->second);
+  listeners.sockets.erase(found);
+  return listener;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> Meet(const Place& place, int rank, int size,
+                                                   double timeout_s, TcpOptions tcp) {
+  RendezvousOptions options;
+  options.rank = rank;
+  options.world_size = size;
+  options.several_hosts = place.several_hosts != 0;
+  options.address = place.address;
+  options.port = place.port;
+  options.num_ports = 1;
+  options.job = "burst.h";
+  options.token = [token = std::string(place.token)] { return token; };
+  const auto patience =
+      std::chrono::milliseconds(static_cast<int64_t>(std::ceil(1000 * timeout_s)));
+  if (patience.count() > 0) options.timeout = patience;
+  Socket listener;
+  if (rank == 0) {
+    BURST_ASSIGN_OR_RETURN(listener, TakeListener(place.token));
+  }
+  BURST_ASSIGN_OR_RETURN(Connections connections, Rendezvous(options, std::move(listener)));
+  tcp.ends_process = false;
+  tcp.patience = patience;
+  return std::unique_ptr<Communicator>(
+      TcpCommunicator::Create(rank, std::move(connections.sockets), tcp));
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> Connect(const Context& context, const Place& place,
+                                                      int rank, int size, double timeout_s) {
+  const auto meet = [&](const TcpOptions& tcp) { return Meet(place, rank, size, timeout_s, tcp); };
+  if (context.device == DeviceType::kCpu) return meet({});
+  return CreateGpuCommunicator(meet);
+}
+
+absl::StatusOr<std::shared_ptr<Comm>> MakeComm(std::shared_ptr<Context> context,
+                                               const burst_unique_id* id, int rank, int size,
+                                               double timeout_s) {
+  if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", rank, " of ", size, " ranks: there can be 1 to ", kMaxRanks));
+  }
+  if (!(timeout_s >= 0 && timeout_s < 1e9)) {
+    return absl::InvalidArgumentError(absl::StrCat("timeout_s: ", timeout_s, " is no time"));
+  }
+  auto comm = std::make_shared<Comm>(std::move(context));
+  comm->rank = rank;
+  comm->size = size;
+  if (size == 1) return comm;
+  Place place;
+  std::memcpy(&place, id, sizeof(place));
+  if (std::memcmp(place.magic, kMagic, sizeof(kMagic)) != 0 || place.token[64] != '\0' ||
+      place.address[sizeof(place.address) - 1] != '\0') {
+    return absl::InvalidArgumentError("id: burst_unique_id_create did not make it");
+  }
+  const Use use(comm->context.get());
+  BURST_ASSIGN_OR_RETURN(auto communicator, Connect(*comm->context, place, rank, size, timeout_s));
+  comm->communicator = std::move(communicator);
+  return comm;
+}
+
+absl::Status AllGather(const Comm& comm, const char* mine, int64_t bytes, char* all) {
+  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("bytes: ", bytes));
+  std::memmove(all + comm.rank * bytes, mine, bytes);
+  if (comm.communicator == nullptr) return absl::OkStatus();
+  std::vector<SendBuffer> sends;
+  std::vector<ReceiveBuffer> receives;
+  for (int peer = 0; peer < comm.size; ++peer) {
+    if (peer == comm.rank) continue;
+    sends.push_back({mine, bytes, peer});
+    receives.push_back({all + peer * bytes, bytes, peer});
+  }
+  BURST_RETURN_IF_ERROR(comm.communicator->Post(Channel::kCollective, sends, receives));
+  return comm.communicator->Wait(Channel::kCollective);
+}
+
+}  // namespace
+}  // namespace c
+}  // namespace burst
+
+using burst::c::Guard;
+using burst::c::Use;
+
+extern "C" {
+
+burst_code burst_unique_id_create(const char* address, burst_unique_id* id) {
+  return Guard([&] { return burst::c::MakeId(address, id); });
+}
+
+burst_code burst_comm_create(burst_context* context, const burst_unique_id* id, int32_t rank,
+                             int32_t size, double timeout_s, burst_comm** comm) {
+  return Guard([&]() -> absl::Status {
+    BURST_ASSIGN_OR_RETURN(auto made,
+                           burst::c::MakeComm(context->value, id, rank, size, timeout_s));
+    *comm = new burst_comm{std::move(made)};
+    return absl::OkStatus();
+  });
+}
+
+void burst_comm_destroy(burst_comm* comm) {
+  (void)Guard([&] {
+    delete comm;
+    return absl::OkStatus();
+  });
+}
+
+burst_code burst_comm_abort(burst_comm* comm, const char* reason) {
+  return Guard([&] {
+    if (comm->value->communicator != nullptr) {
+      comm->value->communicator->Abort(absl::CancelledError(reason));
+    }
+    return absl::OkStatus();
+  });
+}
+
+burst_code burst_comm_all_gather(burst_comm* comm, const void* mine, int64_t bytes, void* all) {
+  return Guard([&] {
+    const Use use(comm->value->context.get());
+    return burst::c::AllGather(*comm->value, static_cast<const char*>(mine), bytes,
+                               static_cast<char*>(all));
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,53 @@
+// What libburst.so needs to be one file that loads anywhere.
+//
+// Debian's static archives of Abseil are compiled for programs: what has thread_local variables in
+// them cannot be linked into a shared library, or makes it one that needs room in every thread's
+// static block, which a process that is running may not have. Two such members are needed, Cord
+// (for a Status's payloads, which nothing here has) and sysinfo; with these definitions the linker
+// leaves both out. //tests/c:library_test fails where another Abseil needs others.
+#include <absl/base/config.h>
+#include <absl/base/internal/sysinfo.h>
+#include <absl/strings/cord.h>
+#include <absl/strings/internal/cordz_info.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+namespace absl {
+ABSL_NAMESPACE_BEGIN
+
+void Cord::DestroyCordSlow() { std::abort(); }
+bool Cord::EqualsImpl(const Cord&, size_t) const { std::abort(); }
+Cord::operator std::string() const { std::abort(); }
+void Cord::InlineRep::UnrefTree() { std::abort(); }
+
+namespace cord_internal {
+void CordzInfo::MaybeTrackCordImpl(InlineData&, const InlineData&, MethodIdentifier) {
+  std::abort();
+}
+}  // namespace cord_internal
+
+namespace base_internal {
+double NominalCPUFrequency() { return 1.0; }
+int NumCPUs() { return static_cast<int>(std::thread::hardware_concurrency()); }
+pid_t GetTID() { return static_cast<pid_t>(syscall(SYS_gettid)); }
+pid_t GetCachedTID() {
+  static thread_local const pid_t id = GetTID();
+  return id;
+}
+}  // namespace base_internal
+
+ABSL_NAMESPACE_END
+}  // namespace absl
+
+// For libstdc++'s random_device, which nothing here uses: glibc has it from 2.36 on only.
+extern "C" __attribute__((visibility("hidden"))) uint32_t arc4random() {
+  uint32_t number = 0;
+  (void)!getrandom(&number, sizeof(number), 0);
+  return number;
+}

@@ -1,0 +1,163 @@
+"""libburst.so through ctypes: burst/c/burst.h in Python, and errors as exceptions."""
+
+import ctypes
+import os
+import threading
+from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
+
+_VERSION = 1  # BURST_C_VERSION
+
+
+class BurstError(RuntimeError):
+    """The library, CUDA or NCCL failed, or the machine or the build lacks something."""
+
+
+class RankLostError(BurstError):
+    """Another rank of the group was lost, gave up, or did not come in time."""
+
+
+class OutOfMemoryError(BurstError):
+    """The device, or the host, has no memory left for a call."""
+
+
+_EXCEPTIONS = {1: ValueError, 2: RankLostError, 3: OutOfMemoryError, 4: BurstError, 5: BurstError}
+
+
+class ContextOptions(ctypes.Structure):
+    ALLOCATE = ctypes.CFUNCTYPE(c_void_p, c_size_t, c_void_p)
+    RELEASE = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("device", c_int32),
+        ("index", c_int32),
+        ("allocate", ALLOCATE),
+        ("release", RELEASE),
+        ("user", c_void_p),
+    ]
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("bytes", c_char * 192)]
+
+
+class AttentionOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("strategy", c_char_p),
+        ("layout", c_char_p),
+        ("backward", c_char_p),
+        ("ring_grad_dtype", c_char_p),
+        ("causal", c_int32),
+        ("window", c_int64),
+        ("softmax_scale", c_double),
+        ("deterministic", c_int32),
+        ("group_size", c_int32),
+        ("ranks_per_node", c_int32),
+    ]
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("dtype", c_int32),
+        ("dims", c_int32),
+        ("shape", c_int64 * 4),
+        ("strides", c_int64 * 4),
+    ]
+
+
+_T = POINTER(Tensor)
+_HANDLE = POINTER(c_void_p)
+_FUNCTIONS = {
+    "burst_context_create": [POINTER(ContextOptions), _HANDLE],
+    "burst_context_set_stream": [c_void_p, c_void_p],
+    "burst_context_set_threads": [c_void_p, c_int32],
+    "burst_unique_id_create": [c_char_p, POINTER(UniqueId)],
+    "burst_comm_create": [c_void_p, POINTER(UniqueId), c_int32, c_int32, c_double, _HANDLE],
+    "burst_comm_abort": [c_void_p, c_char_p],
+    "burst_comm_all_gather": [c_void_p, c_void_p, c_int64, c_void_p],
+    "burst_attention_create": [c_void_p, c_void_p, POINTER(AttentionOptions), _HANDLE],
+    "burst_schedule_create": [
+        c_void_p, c_int64, c_int64, POINTER(c_int64), POINTER(c_int32), _HANDLE],
+    "burst_schedule_create_at": [
+        c_void_p, POINTER(c_int64), POINTER(c_int32), c_int64, POINTER(c_int64), POINTER(c_int32),
+        _HANDLE],
+    "burst_positions": [
+        c_char_p, c_int64, c_int32, c_int32, POINTER(c_int64), POINTER(c_int32)],
+    "burst_forward": [c_void_p, c_void_p] + [_T] * 5,
+    "burst_backward": [c_void_p, c_void_p] + [_T] * 10,
+}
+_DESTROYERS = ["context", "comm", "attention", "schedule"]
+
+_lock = threading.Lock()
+_library = None
+
+
+def library():
+    """The loaded library, a ctypes.CDLL: $BURST_LIBRARY, or the one beside this file."""
+    global _library
+    if _library is None:
+        with _lock:
+            if _library is None:
+                _library = _load()
+    return _library
+
+
+def _load():
+    here = os.path.dirname(os.path.abspath(__file__))
+    path = os.environ.get("BURST_LIBRARY") or os.path.join(here, "libburst.so")
+    loaded = ctypes.CDLL(path)
+    loaded.burst_last_error.restype = c_char_p
+    loaded.burst_version.restype = c_char_p
+    if loaded.burst_c_version() < _VERSION:
+        raise ImportError("%s has version %d of the C interface, this package needs %d" %
+                          (path, loaded.burst_c_version(), _VERSION))
+    for name, arguments in _FUNCTIONS.items():
+        getattr(loaded, name).argtypes = arguments
+    for kind in _DESTROYERS:
+        destroy = getattr(loaded, "burst_%s_destroy" % kind)
+        destroy.argtypes, destroy.restype = [c_void_p], None
+    return loaded
+
+
+def check(code):
+    """Raises what a function's code stands for."""
+    if code != 0:
+        message = library().burst_last_error().decode(errors="replace")
+        raise _EXCEPTIONS.get(code, BurstError)(message)
+
+
+class Handle:
+    """An object of the library, destroyed with this one. `keeps`: what must live as long."""
+
+    def __init__(self, kind, value, keeps=None):
+        self.value, self._keeps = value, keeps
+        self._destroy = getattr(library(), "burst_%s_destroy" % kind)
+
+    def __del__(self):
+        value, self.value = getattr(self, "value", None), None
+        if value:
+            self._destroy(value)
+
+
+def create(kind, *arguments, function=None, keeps=None):
+    """The object that burst_<kind>_create, or `function`, makes of the arguments."""
+    value = c_void_p()
+    name = function or "burst_%s_create" % kind
+    check(getattr(library(), name)(*arguments, byref(value)))
+    return Handle(kind, value.value, keeps)
+
+
+def positions(layout, seqlen, rank, size):
+    """The positions of a rank's tokens, increasing: a ctypes array of int32."""
+    length = c_int64()
+    check(library().burst_positions(layout.encode(), seqlen, rank, size, byref(length), None))
+    result = (c_int32 * max(1, length.value))()
+    check(library().burst_positions(layout.encode(), seqlen, rank, size, byref(length), result))
+    return result, length.value
+
+
+def local_length(layout, seqlen, rank, size):
+    length = c_int64()
+    check(library().burst_positions(layout.encode(), seqlen, rank, size, byref(length), None))
+    return length.value

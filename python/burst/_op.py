@@ -1,0 +1,65 @@
+"""The custom operators burst::forward and burst::backward (torch >= 2.4), for torch.compile and for
+selective activation checkpointing, which see operators only."""
+
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from . import _attention
+
+
+@torch.library.custom_op("burst::forward", mutates_args=())
+def forward(q: Tensor, k: Tensor, v: Tensor, call: int, ranks: int,
+            needs_grad: bool) -> Tuple[Tensor, Tensor, Tensor]:
+    out, lse, lengths, _ = _attention.forward(q, k, v, _attention.call_number(call), needs_grad)
+    return out, lse, torch.tensor(lengths, dtype=torch.int64)
+
+
+@forward.register_fake
+def _(q, k, v, call, ranks, needs_grad):
+    lse = q.new_empty(_attention.lse_shape(q), dtype=_attention.lse_dtype(q))
+    lengths = torch.empty((ranks,), dtype=torch.int64, device="cpu")
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device), lse, lengths
+
+
+@torch.library.custom_op("burst::backward", mutates_args=())
+def backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, lengths: Tensor, dout: Tensor,
+             dlse: Optional[Tensor], call: int) -> Tuple[Tensor, Tensor, Tensor]:
+    state = _attention.state_of(_attention.call_number(call), q, lengths.tolist())
+    dq, dk, dv = _attention.backward(q, k, v, out, lse, dout.to(out.dtype), dlse, state)
+    return dq, dk, dv
+
+
+@backward.register_fake
+def _(q, k, v, out, lse, lengths, dout, dlse, call):
+    return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+
+
+def _keep(ctx, inputs, output):
+    q, k, v, ctx.call, _, _ = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, dout, dlse, _):
+    q, k, v, out, lse, lengths = ctx.saved_tensors
+    if dout is None:
+        dout = torch.zeros_like(out)
+    gradients = torch.ops.burst.backward(q, k, v, out, lse, lengths, dout, dlse, ctx.call)
+    return (*gradients, None, None, None)
+
+
+forward.register_autograd(_differentiate, setup_context=_keep)
+
+
+def is_wanted():
+    """Whether somebody looks at operators: torch.compile, or a dispatch mode."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch.utils._python_dispatch._get_current_dispatch_mode() is not None
+
+
+def apply(q, k, v, call, ranks, needs_grad):
+    out, lse, _ = torch.ops.burst.forward(q, k, v, call, ranks, needs_grad)
+    return out, lse

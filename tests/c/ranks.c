@@ -1,0 +1,205 @@
+/* Burst from C: processes that share a sequence, each with a part of it, and compare what they get
+ * with the whole sequence on one rank. argv[1]: the number of processes. Prints "ok" and exits with
+ * 0, or says what is wrong. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "burst/c/burst.h"
+
+enum { kBatch = 2, kSeqlen = 37, kHeads = 4, kKvHeads = 2, kHeadDim = 8 };
+
+#define CHECK(call)                                                                      \
+  do {                                                                                   \
+    const burst_code code = (call);                                                      \
+    if (code != BURST_OK) {                                                              \
+      fprintf(stderr, "%s: %d: %s\n", #call, (int)code, burst_last_error());             \
+      exit(1);                                                                           \
+    }                                                                                    \
+  } while (0)
+
+/* Any fixed numbers: of the tensor, the batch row, the position, the head and the channel. */
+static double Value(int tensor, int64_t row, int64_t position, int64_t head, int64_t channel) {
+  return sin(1.0 + tensor + 3.7 * (double)row + 1.3 * (double)position + 0.9 * (double)head +
+             0.31 * (double)(channel * channel));
+}
+
+typedef struct {
+  burst_tensor view;
+  double* data;
+} Array;
+
+static Array Make(int64_t length, int64_t heads) {
+  Array array;
+  memset(&array, 0, sizeof(array));
+  const int64_t shape[4] = {kBatch, length, heads, kHeadDim};
+  array.data = (double*)calloc((size_t)(kBatch * length * heads * kHeadDim + 1), sizeof(double));
+  array.view.data = array.data;
+  array.view.dtype = BURST_FLOAT64;
+  array.view.dims = 4;
+  for (int i = 3; i >= 0; --i) {
+    array.view.shape[i] = shape[i];
+    array.view.strides[i] = i == 3 ? 1 : array.view.strides[i + 1] * shape[i + 1];
+  }
+  return array;
+}
+
+static Array MakeLse(int64_t length) {
+  Array array = Make(length, kHeads);
+  const int64_t shape[3] = {kBatch, kHeads, length};
+  array.view.dims = 3;
+  for (int i = 2; i >= 0; --i) {
+    array.view.shape[i] = shape[i];
+    array.view.strides[i] = i == 2 ? 1 : array.view.strides[i + 1] * shape[i + 1];
+  }
+  return array;
+}
+
+static Array Filled(int tensor, const int32_t* positions, int64_t length, int64_t heads) {
+  Array array = Make(length, heads);
+  double* at = array.data;
+  for (int64_t b = 0; b < kBatch; ++b)
+    for (int64_t i = 0; i < length; ++i)
+      for (int64_t h = 0; h < heads; ++h)
+        for (int64_t c = 0; c < kHeadDim; ++c) *at++ = Value(tensor, b, positions[i], h, c);
+  return array;
+}
+
+/* out, dq, dk, dv of this rank's tokens. */
+typedef struct {
+  int64_t length;
+  int32_t positions[kSeqlen];
+  Array results[4];
+} Attended;
+
+static Attended Attend(burst_context* context, burst_comm* comm, int rank, int size) {
+  Attended attended;
+  burst_attention_options options;
+  memset(&options, 0, sizeof(options));
+  options.struct_bytes = sizeof(options);
+  options.causal = 1;
+  options.deterministic = 1;
+  burst_attention* attention = NULL;
+  burst_schedule* schedule = NULL;
+  CHECK(burst_attention_create(context, comm, &options, &attention));
+  CHECK(burst_schedule_create(attention, kSeqlen, 0, NULL, NULL, &schedule));
+  CHECK(burst_positions("zigzag", kSeqlen, rank, size, &attended.length, attended.positions));
+  const int64_t n = attended.length;
+  const Array q = Filled(0, attended.positions, n, kHeads);
+  const Array k = Filled(1, attended.positions, n, kKvHeads);
+  const Array v = Filled(2, attended.positions, n, kKvHeads);
+  const Array dout = Filled(3, attended.positions, n, kHeads);
+  const Array out = Make(n, kHeads), lse = MakeLse(n), dq = Make(n, kHeads);
+  const Array dk = Make(n, kKvHeads), dv = Make(n, kKvHeads);
+  CHECK(burst_forward(attention, schedule, &q.view, &k.view, &v.view, &out.view, &lse.view));
+  CHECK(burst_backward(attention, schedule, &q.view, &k.view, &v.view, &out.view, &lse.view,
+                       &dout.view, &lse.view, &dq.view, &dk.view, &dv.view));
+  attended.results[0] = out;
+  attended.results[1] = dq;
+  attended.results[2] = dk;
+  attended.results[3] = dv;
+  /* An error of the arguments is a code and a sentence that names the argument. */
+  burst_tensor wrong = k.view;
+  wrong.shape[3] = kHeadDim - 1;
+  if (burst_forward(attention, schedule, &q.view, &wrong, &v.view, &out.view, &lse.view) !=
+          BURST_INVALID_ARGUMENT ||
+      strncmp(burst_last_error(), "k is ", 5) != 0) {
+    fprintf(stderr, "a wrong k: %s\n", burst_last_error());
+    exit(1);
+  }
+  burst_schedule_destroy(schedule);
+  burst_attention_destroy(attention);
+  free(q.data), free(k.data), free(v.data), free(dout.data), free(lse.data);
+  return attended;
+}
+
+static int64_t allocated = 0;
+static void* Allocate(size_t bytes, void* user) {
+  void* data = NULL;
+  ++*(int64_t*)user;
+  return posix_memalign(&data, 64, bytes) == 0 ? data : NULL;
+}
+static void Release(void* data, void* user) {
+  --*(int64_t*)user;
+  free(data);
+}
+
+static burst_context* MakeContext(int own_memory) {
+  burst_context_options options;
+  memset(&options, 0, sizeof(options));
+  options.struct_bytes = sizeof(options);
+  options.device = BURST_CPU;
+  if (own_memory) {
+    options.allocate = Allocate;
+    options.release = Release;
+    options.user = &allocated;
+  }
+  burst_context* context = NULL;
+  CHECK(burst_context_create(&options, &context));
+  CHECK(burst_context_set_threads(context, 2));
+  return context;
+}
+
+static int Rank(int rank, int size, int id_from) {
+  burst_unique_id id;
+  if (id_from >= 0 && read(id_from, &id, sizeof(id)) != (ssize_t)sizeof(id)) return 1;
+  burst_context* context = MakeContext(rank % 2);
+  burst_comm* comm = NULL;
+  CHECK(burst_comm_create(context, &id, rank, size, 30, &comm));
+  int32_t ranks[64];
+  const int32_t mine = rank;
+  CHECK(burst_comm_all_gather(comm, &mine, sizeof(mine), ranks));
+  const Attended part = Attend(context, comm, rank, size), whole = Attend(context, NULL, 0, 1);
+  double worst = 0;
+  for (int r = 0; r < 4; ++r) {
+    const int64_t width = part.results[r].view.shape[2] * kHeadDim;
+    for (int64_t b = 0; b < kBatch; ++b)
+      for (int64_t i = 0; i < part.length; ++i)
+        for (int64_t c = 0; c < width; ++c) {
+          const double have = part.results[r].data[(b * part.length + i) * width + c];
+          const double want = whole.results[r].data[(b * kSeqlen + part.positions[i]) * width + c];
+          worst = fmax(worst, fabs(have - want));
+        }
+    free(part.results[r].data), free(whole.results[r].data);
+  }
+  burst_context_destroy(context); /* in any order */
+  burst_comm_destroy(comm);
+  if (worst > 1e-13 || ranks[size - 1] != size - 1 || allocated != 0) {
+    fprintf(stderr, "rank %d: off by %g, %ld blocks are left\n", rank, worst, (long)allocated);
+    return 1;
+  }
+  return 0;
+}
+
+int main(int argc, char** argv) {
+  const int size = argc > 1 ? atoi(argv[1]) : 3;
+  if (burst_c_version() != BURST_C_VERSION || size < 1 || size > 64) return 2;
+  int pipes[64];
+  pid_t children[64];
+  for (int rank = 1; rank < size; ++rank) {
+    int ends[2];
+    if (pipe(ends) != 0) return 1;
+    pipes[rank] = ends[1];
+    children[rank] = fork();
+    if (children[rank] == 0) return Rank(rank, size, ends[0]);
+  }
+  /* After the forks: threads of the library do not survive one. */
+  burst_unique_id id;
+  CHECK(burst_unique_id_create(NULL, &id));
+  int own[2];
+  if (pipe(own) != 0) return 1;
+  pipes[0] = own[1];
+  for (int rank = 0; rank < size; ++rank)
+    if (write(pipes[rank], &id, sizeof(id)) != (ssize_t)sizeof(id)) return 1;
+  int failed = Rank(0, size, own[0]);
+  for (int rank = 1; rank < size; ++rank) {
+    int status = 0;
+    waitpid(children[rank], &status, 0);
+    failed |= status != 0;
+  }
+  if (!failed) printf("ok\n");
+  return failed;
+}

@@ -1,0 +1,171 @@
+"""burst.attention against naive attention in double: layouts, masks, heads, strategies, gradients."""
+
+import unittest
+
+import torch
+
+import burst
+from harness import main, naive, normal, run_ranks
+
+# Double precision: sums of a few hundred products of numbers below 5, in another order. 2^-53 each,
+# a thousand of them, times 5 * 5 * 10 for what the softmax's scores magnify.
+TOLERANCE = 1000 * 2**-53 * 250
+
+
+class Problem:
+    """q, k, v of a whole sequence, and what a loss of (out, lse) makes of them."""
+
+    def __init__(self, batch, seqlen, heads, kv_heads, head_dim, **mask):
+        self.mask = mask
+        self.inputs = [normal(name, batch, seqlen, h, head_dim)
+                       for name, h in (("q", heads), ("k", kv_heads), ("v", kv_heads))]
+        self.dout, self.dlse = normal("o", batch, seqlen, heads, head_dim), normal("l", batch, heads, seqlen)
+
+    def expected(self):
+        inputs = [x.clone().requires_grad_() for x in self.inputs]
+        out, lse = naive(*inputs, **self.mask)
+        lse_seen = lse.masked_fill(lse.isinf(), 0)
+        loss = (out * self.dout).sum() + (lse_seen * self.dlse).sum()
+        return [out.detach(), lse.detach()] + list(torch.autograd.grad(loss, inputs))
+
+    def on_rank(self, group, layout="zigzag", dtype=torch.float64, prepare=lambda x: x, **arguments):
+        """The same of this rank's tokens, through burst."""
+        local = [prepare(burst.shard(x.to(dtype), 1, group, layout)).requires_grad_() for x in self.inputs]
+        mask = dict(self.mask)
+        starts = mask.pop("starts", None)
+        out, lse = burst.attention(*local, group=group, layout=layout, documents=starts, return_lse=True,
+                                   **mask, **arguments)
+        dout = burst.shard(self.dout.to(dtype), 1, group, layout)
+        dlse = burst.shard(self.dlse.to(dtype), 2, group, layout)
+        loss = (out * dout).sum() + (lse * dlse).sum()
+        return [out.detach(), lse.detach()] + list(torch.autograd.grad(loss, local))
+
+
+def compare(problem, group, layout="zigzag", tolerance=TOLERANCE, **arguments):
+    expected = problem.expected()
+    actual = problem.on_rank(group, layout, **arguments)
+    for name, want, have in zip(("out", "lse", "dq", "dk", "dv"), expected, actual):
+        want = burst.shard(want, 2 if name == "lse" else 1, group, layout)
+        assert have.shape == want.shape, (name, have.shape, want.shape)
+        error = (have.double() - want).abs().max().item() if want.numel() else 0.0
+        assert error <= tolerance, "%s is off by %g with %s %s %s" % (
+            name, error, layout, problem.mask, arguments)
+
+
+MASKS = [dict(causal=True), dict(causal=False), dict(causal=True, window=5),
+         dict(causal=False, window=4), dict(causal=True, starts=[[0, 6, 7, 20]]),
+         dict(causal=False, starts=[[3, 17], [0, 11]]), dict(causal=True, softmax_scale=0.7)]
+
+
+def every_layout_and_mask(rank, group):
+    for layout in ("zigzag", "contiguous", "striped"):
+        for mask in MASKS:
+            compare(Problem(2, 29, 4, 2, 8, **mask), group, layout)
+
+
+def every_strategy(rank, group):
+    for arguments in (dict(strategy="ring"), dict(strategy="ulysses"), dict(backward="burst"),
+                      dict(backward="ring"), dict(ulysses_size=2), dict(ranks_per_node=2),
+                      dict(ulysses_size=2, ranks_per_node=2)):
+        for mask in MASKS[:1] + MASKS[4:5]:
+            compare(Problem(1, 30, 4, 4, 8, **mask), group, **arguments)
+
+
+def heads_and_lengths(rank, group):
+    for seqlen in (1, 2, 3, 7, 64):  # also fewer tokens than ranks
+        for heads, kv_heads in ((1, 1), (6, 1), (6, 3)):
+            compare(Problem(1, seqlen, heads, kv_heads, 5), group)
+
+
+def packed_and_float32(rank, group):
+    problem = Problem(1, 41, 4, 2, 16, starts=[[0, 10, 33]])
+    layout = "striped"
+    q, k, v = (burst.shard(x[0], 0, group, layout) for x in problem.inputs)
+    out, lse = burst.attention(q, k, v, cu_seqlens=torch.tensor([0, 10, 10, 33, 41]), group=group,
+                               layout=layout, return_lse=True)
+    want_out, want_lse = problem.expected()[:2]
+    torch.testing.assert_close(out, burst.shard(want_out[0], 0, group, layout), atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(lse, burst.shard(want_lse[0], 1, group, layout), atol=TOLERANCE, rtol=0)
+    # float32: the same bound with 2^-24.
+    compare(problem, group, layout, dtype=torch.float32, tolerance=TOLERANCE * 2**29)
+
+
+def strided_operands(rank, group):
+    # Slices of a packed projection, and a last stride that is not 1.
+    problem = Problem(2, 24, 4, 4, 8)
+    qkv = torch.stack([burst.shard(x, 1, group) for x in problem.inputs], 2).requires_grad_()
+    out = burst.attention(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], group=group)
+    out.backward(burst.shard(problem.dout, 1, group).expand_as(out))
+    want = Problem(2, 24, 4, 4, 8)
+    want.dlse = torch.zeros_like(want.dlse)
+    for i, gradient in enumerate(want.expected()[2:]):
+        torch.testing.assert_close(qkv.grad[:, :, i], burst.shard(gradient, 1, group),
+                                   atol=TOLERANCE, rtol=0)
+    compare(problem, group, prepare=lambda x: x.transpose(1, 3).contiguous().transpose(1, 3))
+    local = [burst.shard(x, 1, group).requires_grad_() for x in problem.inputs]
+    want = None
+    for _ in range(5):  # gradients whose strides are all 0, and such that are contiguous
+        results = burst.attention(*local, group=group, return_lse=True)
+        if want is None:
+            want = torch.autograd.grad(results, local, [torch.ones_like(x) for x in results])
+        else:
+            have = torch.autograd.grad(sum(x.sum() for x in results), local)
+            for a, b in zip(have, want):
+                torch.testing.assert_close(a, b, atol=0, rtol=0)
+
+
+class AttentionTest(unittest.TestCase):
+    def test_every_layout_and_mask(self):
+        for size in (1, 2, 3, 4):
+            with self.subTest(size=size):
+                run_ranks(size, every_layout_and_mask)
+
+    def test_every_strategy(self):
+        run_ranks(4, every_strategy)
+
+    def test_heads_and_lengths(self):
+        run_ranks(3, heads_and_lengths)
+
+    def test_packed_and_float32(self):
+        run_ranks(2, packed_and_float32)
+
+    def test_strided_operands(self):
+        run_ranks(2, strided_operands)
+
+    def test_gradcheck(self):
+        def body(rank, group):
+            inputs = [normal(name, 1, 5, h, 3).requires_grad_() for name, h in (("q", 2), ("k", 1), ("v", 1))]
+            for arguments in (dict(), dict(causal=False), dict(window=2), dict(documents=[0, 3])):
+                assert torch.autograd.gradcheck(
+                    lambda *x: burst.attention(*x, return_lse=True, **arguments), inputs)
+        run_ranks(1, body)
+
+    def test_without_a_group_it_is_flash_attention(self):
+        def body(rank, group):
+            q, k, v = (normal(name, 2, 33, 4, 8) for name in "qkv")
+            want = torch.nn.functional.scaled_dot_product_attention(
+                *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True).transpose(1, 2) if hasattr(
+                    torch.nn.functional, "scaled_dot_product_attention") else naive(q, k, v)[0]
+            torch.testing.assert_close(burst.attention(q, k, v), want, atol=TOLERANCE, rtol=0)
+        run_ranks(1, body)
+
+    def test_shard_and_unshard(self):
+        def body(rank, group):
+            for layout in ("zigzag", "contiguous", "striped"):
+                for n in (2, 9, 24):
+                    x = normal("x", 2, n, 3).requires_grad_()
+                    own = burst.shard(x, 1, group, layout)
+                    where = burst.positions(n, group, layout)
+                    assert torch.equal(own, x[:, where]) and torch.equal(where, where.sort()[0])
+                    whole = burst.unshard(own, 1, group, layout)
+                    assert torch.equal(whole, x)
+                    # Every rank's loss has every rank's part: three times the gradient.
+                    whole.backward(normal("g", 2, n, 3))
+                    want = torch.zeros_like(x)
+                    want[:, where] = 3 * normal("g", 2, n, 3)[:, where]
+                    torch.testing.assert_close(x.grad, want)
+        run_ranks(3, body)
+
+
+if __name__ == "__main__":
+    main()

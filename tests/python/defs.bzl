@@ -1,0 +1,16 @@
+"""python_test: foo_test.py, run by run.sh."""
+
+def python_test(name, size = "medium", data = []):
+    native.sh_test(
+        name = name,
+        size = size,
+        srcs = ["run.sh"],
+        args = [name + ".py"],
+        data = data + [
+            "harness.py",
+            name + ".py",
+            "//burst/c:libburst.so",
+            "//python:package",
+        ],
+        tags = ["cpu:2"],
+    )

@@ -1,0 +1,204 @@
+"""burst.attention on GPUs, by hand on a machine that has them:
+
+  torchrun --nproc_per_node=2 tests/python/gpu_checks.py     # PYTHONPATH: python, tests/python
+
+Parity with naive attention over layouts, masks, strategies and dtypes; streams, one NCCL, torch.compile,
+memory. With --lose, rank 1 is killed and the others must say so. Prints what was checked; exit code 0
+if all is well.
+"""
+
+import os
+import signal
+import sys
+import time
+import traceback
+
+import torch
+import torch.distributed as dist
+
+import burst
+from harness import normal
+
+
+def naive(q, k, v, dtype, causal=True, window=0, starts=None):
+    """In the given dtype, rounding after each of its steps: what a plain implementation does."""
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    at = torch.arange(q.shape[1], device=q.device)
+    distance = at[:, None] - at[None, :]
+    hidden = torch.zeros_like(distance, dtype=torch.bool)
+    if causal:
+        hidden |= distance < 0
+    if window:
+        hidden |= distance.abs() >= window
+    if starts:
+        of = torch.bucketize(at, torch.tensor(starts[1:], device=q.device), right=True)
+        hidden |= of[:, None] != of[None, :]
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[3]**-0.5
+    scores = scores.masked_fill(hidden, float("-inf"))
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v), scores.logsumexp(-1)
+
+
+MASKS = [dict(causal=True), dict(causal=False), dict(causal=True, window=100),
+         dict(causal=True, starts=[0, 77, 300])]
+
+
+class Problem:
+    def __init__(self, device, seqlen, heads, kv_heads, head_dim, dtype, **mask):
+        self.mask, self.dtype = mask, dtype
+        self.inputs = [normal(name, 1, seqlen, h, head_dim).to(device).to(dtype)
+                       for name, h in (("q", heads), ("k", kv_heads), ("v", kv_heads))]
+        self.dout = normal("o", 1, seqlen, heads, head_dim).to(device).to(dtype)
+        self.dlse = normal("l", 1, heads, seqlen).to(device)
+
+    def results(self, dtype):
+        inputs = [x.to(dtype).requires_grad_() for x in self.inputs]
+        out, lse = naive(*inputs, dtype, **self.mask)
+        loss = (out * self.dout.to(dtype)).sum() + (lse * self.dlse.to(dtype)).sum()
+        return [out.detach(), lse.detach(), *torch.autograd.grad(loss, inputs)]
+
+    def burst(self, group, layout, **arguments):
+        local = [burst.shard(x, 1, group, layout).requires_grad_() for x in self.inputs]
+        mask = dict(self.mask)
+        starts = mask.pop("starts", None)
+        out, lse = burst.attention(*local, group=group, layout=layout, documents=starts, return_lse=True,
+                                   **mask, **arguments)
+        loss = (out * burst.shard(self.dout, 1, group, layout)).sum() + (
+            lse * burst.shard(self.dlse, 2, group, layout).to(lse.dtype)).sum()
+        return [out.detach(), lse.detach(), *torch.autograd.grad(loss, local)]
+
+
+def error(have, want):
+    return ((have.double() - want.double()).norm() / want.double().norm()).item()
+
+
+def parity(device, group):
+    """Errors in the norm, relative. bf16: within 1.25 times those of a naive computation in bf16; the
+    others to 1e-5 (float32) and 1e-12 (double)."""
+    checked, worst = 0, 0.0
+    for dtype, seqlen, head_dims in ((torch.bfloat16, 509, (128, 64)), (torch.float32, 200, (32,)),
+                                     (torch.float64, 200, (32,))):
+        for head_dim in head_dims:
+            for kv_heads in (4, 2):
+                for mask in MASKS:
+                    problem = Problem(device, seqlen, 4, kv_heads, head_dim, dtype, **mask)
+                    want = problem.results(torch.float64)
+                    plain = problem.results(dtype) if dtype == torch.bfloat16 else None
+                    for layout, arguments in (("zigzag", {}), ("contiguous", {}), ("striped", {}),
+                                              ("zigzag", dict(strategy="ring")),
+                                              ("zigzag", dict(backward="burst")),
+                                              ("striped", dict(strategy="ulysses")),
+                                              ("zigzag", dict(deterministic=False))):
+                        have = problem.burst(group, layout, **arguments)
+                        for i, name in enumerate(("out", "lse", "dq", "dk", "dv")):
+                            cut = burst.shard(want[i], 2 if i == 1 else 1, group, layout)
+                            off = error(have[i], cut)
+                            if plain is not None:
+                                bound = 1.25 * error(plain[i].double(), want[i]) + 1e-6
+                            else:
+                                bound = 1e-5 if dtype == torch.float32 else 1e-12
+                            worst = max(worst, off / bound)
+                            assert off <= bound, (name, off, bound, dtype, layout, mask, arguments)
+                        checked += 1
+    return "%d cases; the largest error is %.2f of its bound" % (checked, worst)
+
+
+def bits(device, group):
+    problem = Problem(device, 4096, 4, 2, 128, torch.bfloat16)
+    first = problem.burst(group, "zigzag")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    for i in range(6):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream if i % 2 else torch.cuda.current_stream()):
+            again = problem.burst(group, "zigzag")
+        torch.cuda.current_stream().wait_stream(stream)
+        for a, b in zip(first, again):
+            assert torch.equal(a, b), i
+    return "the same on two streams, six times"
+
+
+def compiled(device, group):
+    problem = Problem(device, 512, 4, 2, 128, torch.bfloat16)
+    local = [burst.shard(x, 1, group).requires_grad_() for x in problem.inputs]
+
+    def function(q, k, v):
+        return burst.attention(2 * q, k, v, group=group).float().sin().sum()
+
+    want = torch.autograd.grad(function(*local), local)
+    have = torch.autograd.grad(torch.compile(function, fullgraph=True, backend="aot_eager")(*local), local)
+    for a, b in zip(have, want):
+        assert torch.equal(a, b)
+    return "the bits of eager"
+
+
+def one_nccl(device, group):
+    with open("/proc/self/maps") as maps:
+        libraries = {line.split()[-1] for line in maps if "nccl" in line.rsplit("/", 1)[-1]}
+    assert len(libraries) <= 1, libraries
+    return ", ".join(os.path.basename(library) for library in libraries) or "none"
+
+
+def memory(device, group):
+    """Of forward and backward beyond inputs, outputs and the ring's buffers, in MiB."""
+    seqlen, heads = 16384, 16
+    x = torch.randn(1, seqlen // 2, heads, 128, device=device, dtype=torch.bfloat16)
+    q, k, v = (x.clone().requires_grad_() for _ in range(3))
+    dout = torch.randn_like(x)
+    burst.attention(q, k, v, group=group).backward(dout)
+    q.grad = k.grad = v.grad = None
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    out = burst.attention(q, k, v, group=group)
+    forward = torch.cuda.max_memory_allocated() - before
+    out.backward(dout)
+    peak = torch.cuda.max_memory_allocated() - before
+    one = x.numel() * 2
+    return "a tensor is %d MiB; forward takes %.2f of it, both %.2f" % (one >> 20, forward / one, peak / one)
+
+
+def lost(device, group):
+    q, k, v = (torch.randn(1, 4096, 8, 128, device=device, dtype=torch.bfloat16) for _ in range(3))
+    burst.attention(q, k, v, group=group)
+    torch.cuda.synchronize()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        for _ in range(100000):
+            burst.attention(q, k, v, group=group)
+    except burst.RankLostError as raised:
+        print("lost: after %.1f s: %s" % (time.monotonic() - begin, raised), flush=True)
+    torch.cuda.synchronize()
+    burst.attention(q, k, v)  # alone it works
+    torch.cuda.synchronize()
+    print("lost: alone it works, %.1f s" % (time.monotonic() - begin), flush=True)
+    os._exit(0)
+
+
+def main():
+    rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl")
+    group = dist.group.WORLD
+    burst.connect(group, device, timeout=60)
+    if "--lose" in sys.argv:
+        lost(device, group)
+    failed = False
+    for check in (parity, bits, compiled, one_nccl, memory):
+        begin = time.monotonic()
+        try:
+            said = check(device, group)
+        except Exception:
+            said, failed = traceback.format_exc(), True
+        if rank == 0 or failed:
+            print("%s: %s (%.1f s)" % (check.__name__, said, time.monotonic() - begin), flush=True)
+    burst.disconnect()
+    dist.destroy_process_group()
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

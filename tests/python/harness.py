@@ -1,0 +1,105 @@
+"""Ranks as processes for tests of the Python package, naive attention to compare with, and a runner
+whose closing lines are GoogleTest's, which .ci/run counts."""
+
+import faulthandler
+import math
+import os
+import signal
+import sys
+import tempfile
+import traceback
+import unittest
+
+import torch
+import torch.distributed as dist
+
+PATIENCE = 100  # seconds for a group of ranks
+
+
+def run_ranks(size, body, expect=None):
+    """Runs body(rank, group) in `size` new processes, which are connected by gloo. Fails with what
+    they raise. expect: exit codes by rank, where they are not all 0."""
+    folder = tempfile.TemporaryDirectory(prefix="burst-")
+    store = os.path.join(folder.name, "store")
+    children = []
+    for rank in range(size):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            _child(rank, size, body, store, writing)
+        os.close(writing)
+        children.append((pid, reading))
+    failures = []
+    for rank, (pid, reading) in enumerate(children):
+        with os.fdopen(reading, errors="replace") as pipe:
+            text = pipe.read()
+        status = os.waitpid(pid, 0)[1]
+        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        if code != (expect or {}).get(rank, 0):
+            failures.append("rank %d of %d ended with %d\n%s" % (rank, size, code, text))
+    if failures:
+        raise AssertionError("\n".join(failures))
+
+
+def _child(rank, size, body, store, writing):
+    code = 1
+    try:
+        signal.alarm(PATIENCE)
+        faulthandler.enable(file=sys.stderr)
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=size)
+        body(rank, dist.group.WORLD)
+        import burst
+        burst.disconnect()
+        code = 0
+    except BaseException:
+        os.write(writing, traceback.format_exc().encode()[-60000:])
+    finally:
+        os._exit(code)
+
+
+def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None):
+    """(out, lse) by the definition: [batch, tokens, heads, head_dim]. starts: rows of documents."""
+    n, heads = q.shape[1], q.shape[2]
+    k, v = (x.repeat_interleave(heads // x.shape[2], 2) for x in (k, v))
+    scale = softmax_scale or 1 / math.sqrt(q.shape[3])
+    at = torch.arange(n)
+    distance = at[:, None] - at[None, :]
+    hidden = torch.zeros(q.shape[0], n, n, dtype=torch.bool)
+    if causal:
+        hidden |= distance < 0
+    if window:
+        hidden |= distance.abs() >= window
+    for row in range(q.shape[0] if starts else 0):
+        of = torch.bucketize(at, torch.tensor(sorted(set(starts[row % len(starts)]) - {0})), right=True)
+        hidden[row] |= of[:, None] != of[None, :]
+    scores = scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+    scores = scores.masked_fill(hidden[:, None], -math.inf)
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v), scores.logsumexp(-1)
+
+
+def normal(name, *shape):
+    """Standard normal numbers in double, the same in every process for a name."""
+    generator = torch.Generator().manual_seed(sum(name.encode()) + 1000 * sum(shape))
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+class _Result(unittest.TextTestResult):
+    passed = 0
+
+    def addSuccess(self, test):
+        self.passed += 1
+        super().addSuccess(test)
+
+
+def main():
+    program = unittest.main(
+        exit=False, verbosity=2,
+        testRunner=unittest.TextTestRunner(stream=sys.stdout, resultclass=_Result, verbosity=2))
+    failed = len(program.result.failures) + len(program.result.errors)
+    print("[  PASSED  ] %d tests." % program.result.passed)
+    if failed:
+        print(" %d FAILED TEST%s" % (failed, "" if failed == 1 else "S"))
+    sys.exit(failed > 0 or program.result.passed == 0)

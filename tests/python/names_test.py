@@ -1,0 +1,216 @@
+"""Functions with the names and arguments of others, and what newer versions of torch and transformers
+add: compiled graphs, selective checkpointing, attention of transformers' models."""
+
+import functools
+import inspect
+import unittest
+
+import torch
+import torch.distributed as dist
+
+import burst
+from burst import burst_attn, ring_flash_attn
+from harness import main, naive, normal, run_ranks
+
+LAYOUTS = {"ring": "contiguous", "zigzag_ring": "zigzag", "stripe": "striped"}
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, atol=1e-11, rtol=0)
+
+
+def gradients_close(loss, inputs, want_loss, want_inputs, cut):
+    want = torch.autograd.grad(want_loss, want_inputs)
+    for a, b in zip(torch.autograd.grad(loss, inputs), want):
+        close(a, cut(b))
+
+
+def ring_flash_attn_batch(rank, group):
+    whole = [normal(name, 2, 24, 4, 8).requires_grad_() for name in "qkv"]
+    for name, layout in LAYOUTS.items():
+        function = getattr(ring_flash_attn, name + "_flash_attn_func")
+        cut = functools.partial(burst.shard, dim=1, group=group, layout=layout)
+        for arguments, mask in ((dict(), dict(causal=False)), (dict(causal=True), dict()),
+                                (dict(causal=True, window_size=(3, 0)), dict(window=4)),
+                                (dict(window_size=(3, 3)), dict(causal=False, window=4)),
+                                (dict(window_size=(3, 0)), dict(window=4)),
+                                (dict(softmax_scale=0.3), dict(causal=False, softmax_scale=0.3))):
+            local = [cut(x).detach().requires_grad_() for x in whole]
+            out, lse, nothing = function(*local, return_attn_probs=True, **arguments)
+            want, want_lse = naive(*whole, **mask)
+            close(out, cut(want))
+            close(lse, burst.shard(want_lse, 2, group, layout))
+            assert nothing is None
+            gradients_close(out.sin().sum(), local, want.sin().sum(), whole, cut)
+        packed = getattr(ring_flash_attn, name + "_flash_attn_qkvpacked_func")
+        close(packed(torch.stack(local, 2), 0.0, None, True, group=group), function(*local, causal=True))
+        packed = getattr(ring_flash_attn, name + "_flash_attn_kvpacked_func")
+        close(packed(local[0], torch.stack(local[1:], 2), causal=True), function(*local, causal=True))
+        for wrong in (dict(dropout_p=0.1), dict(alibi_slopes=torch.ones(4)), dict(window_size=(3, 1))):
+            try:
+                function(*local, **wrong)
+            except ValueError as raised:
+                assert str(raised).startswith(next(iter(wrong))), raised
+            else:
+                raise AssertionError(wrong)
+
+
+def ring_flash_attn_varlen(rank, group):
+    size = dist.get_world_size(group)
+    bounds = [0, 2 * size, 8 * size, 8 * size, 12 * size]
+    whole = [normal(name, bounds[-1], 4, 8).requires_grad_() for name in "qkv"]
+
+    def cut(x, zigzag):
+        parts = []
+        for begin, end in zip(bounds, bounds[1:]):
+            chunks = x[begin:end].chunk(2 * size if zigzag else size) if end > begin else []
+            if chunks:
+                parts += [chunks[rank], chunks[2 * size - 1 - rank]] if zigzag else [chunks[rank]]
+        return torch.cat(parts)
+
+    for name in ("ring", "zigzag_ring"):
+        for causal in (True, False):
+            mine = functools.partial(cut, zigzag=name == "zigzag_ring")
+            local = [mine(x).detach().requires_grad_() for x in whole]
+            own = torch.tensor(bounds, dtype=torch.int32) // size
+            function = getattr(ring_flash_attn, name + "_flash_attn_varlen_func")
+            out, lse, _ = function(*local, own, 6, causal=causal, return_attn_probs=True, group=group)
+            want, want_lse = naive(*(x[None] for x in whole), causal=causal, starts=[bounds[:-1]])
+            close(out, mine(want[0]))
+            close(lse, mine(want_lse[0].t()).t())
+            gradients_close(out.sin().sum(), local, want.sin().sum(), whole, mine)
+            packed = getattr(ring_flash_attn, name + "_flash_attn_varlen_qkvpacked_func")
+            close(packed(torch.stack(local, 1), own, 6, causal=causal), out)
+
+
+def published(rank, group):
+    whole = [normal(name, 1, 24, 4, 8).requires_grad_() for name in "qkv"]
+    for apply, layout in ((burst_attn.OpBurstAttn.apply, "zigzag"),
+                          (burst_attn.OpBurstAttnStrip.apply, "striped")):
+        cut = functools.partial(burst.shard, dim=1, group=group, layout=layout)
+        for causal in (False, True):
+            local = [cut(x).detach().requires_grad_() for x in whole]
+            out = apply(*local, None, "cuda", causal, True, True, None)
+            want = naive(*whole, causal=causal)[0]
+            close(out, cut(want))
+            gradients_close(out.sin().sum(), local, want.sin().sum(), whole, cut)
+            heads_first = [x.transpose(1, 2) for x in local]
+            close(apply(*heads_first, 0.5, None, causal).transpose(1, 2),
+                  cut(naive(*whole, causal=causal, softmax_scale=0.5)[0]))
+    nodes = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    across = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    local = [burst.shard(x, 1, group) for x in whole]
+    close(burst_attn.burst_attn_func(*local, causal=True,
+                                     double_group=[nodes[rank // 2], across[rank % 2]]),
+          burst.shard(naive(*whole)[0], 1, group))
+
+
+def compiled(rank, group):
+    inputs = [burst.shard(normal(name, 1, 24, 4, 8), 1, group).requires_grad_() for name in "qkv"]
+
+    def with_lse(q, k, v):
+        out, lse = burst.attention(2 * q, k, v, group=group, return_lse=True)
+        return out.sin().sum() + lse.sum()
+
+    def with_documents(q, k, v):
+        return burst.attention(q, k, v, group=group, documents=[0, 5], window=4).sin().sum()
+
+    def packed(q, k, v):
+        return burst.attention(q[0], k[0], v[0], group=group, strategy="ulysses").sin().sum()
+
+    for function in (with_lse, with_documents, packed):
+        graph = torch.compile(function, fullgraph=True, backend="aot_eager")
+        want = torch.autograd.grad(function(*inputs), inputs)
+        for a, b in zip(torch.autograd.grad(graph(*inputs), inputs), want):
+            close(a, b)
+    with torch.no_grad():
+        close(torch.compile(with_lse, fullgraph=True, backend="aot_eager")(*inputs), with_lse(*inputs))
+
+
+def selective_checkpointing(rank, group):
+    """With the operator's outputs kept, attention runs once."""
+    from torch.utils import checkpoint
+    inputs = [burst.shard(normal(name, 1, 24, 4, 8), 1, group).requires_grad_() for name in "qkv"]
+
+    def function(q, k, v):
+        return burst.attention(q.sin(), k, v, group=group).sin().sum()
+
+    want = torch.autograd.grad(function(*inputs), inputs)
+    runs, forward = [], burst._attention.forward
+    burst._attention.forward = lambda *arguments: runs.append(0) or forward(*arguments)
+    keep = [torch.ops.burst.forward.default]
+    out = checkpoint.checkpoint(
+        function, *inputs, use_reentrant=False,
+        context_fn=functools.partial(checkpoint.create_selective_checkpoint_contexts, keep))
+    have = torch.autograd.grad(out, inputs)
+    assert len(runs) == 1, len(runs)
+    for a, b in zip(have, want):
+        close(a, b)
+
+
+def model_of_transformers(rank, group):
+    import transformers
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=50, max_position_embeddings=64)
+    config._attn_implementation = "sdpa"
+    model = transformers.LlamaForCausalLM(config).double()
+    tokens = torch.randint(50, (2, 26))
+    labels = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
+    want = model(input_ids=tokens, use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(want.flatten(0, 1), labels.flatten(), reduction="sum")
+    gradients = torch.autograd.grad(loss, model.parameters())
+    burst.register(group)
+    model.set_attn_implementation("burst")
+    own = burst.positions(26, group)
+    have = model(input_ids=tokens[:, own], position_ids=own[None], use_cache=False).logits
+    # The model's norms and rotations are in float32: 2^-24 each, of values below 4.
+    close = functools.partial(torch.testing.assert_close, atol=2e-6, rtol=0)
+    close(have, want[:, own])
+    loss = torch.nn.functional.cross_entropy(have.flatten(0, 1), labels[:, own].flatten(), reduction="sum")
+    for gradient, parts in zip(gradients, torch.autograd.grad(loss, model.parameters())):
+        dist.all_reduce(parts, group=group)
+        close(parts, gradient)
+
+
+class NamesTest(unittest.TestCase):
+    def test_ring_flash_attn_batch(self):
+        run_ranks(2, ring_flash_attn_batch)
+
+    def test_ring_flash_attn_varlen(self):
+        run_ranks(3, ring_flash_attn_varlen)
+
+    def test_published(self):
+        run_ranks(4, published)
+
+    def test_arguments(self):
+        """The published lists, in order."""
+        own = list(inspect.signature(burst_attn.burst_attn_func).parameters)
+        self.assertEqual(own, ["q", "k", "v", "softmax_scale", "flash", "causal", "optimize_bwd_comm",
+                               "deterministic", "process_group", "double_group"])
+        tail = ["dropout_p", "softmax_scale", "causal", "window_size", "alibi_slopes", "deterministic",
+                "return_attn_probs", "group"]
+        own = list(inspect.signature(ring_flash_attn.stripe_flash_attn_kvpacked_func).parameters)
+        self.assertEqual(own, ["q", "kv"] + tail)
+        own = list(inspect.signature(ring_flash_attn.zigzag_ring_flash_attn_varlen_func).parameters)
+        self.assertEqual(own, ["q", "k", "v", "cu_seqlens", "max_seqlen"] + tail)
+
+    @unittest.skipUnless(hasattr(torch.library, "custom_op"), "operators need torch 2.4")
+    def test_compiled(self):
+        run_ranks(2, compiled)
+
+    @unittest.skipUnless(hasattr(torch.library, "custom_op"), "operators need torch 2.4")
+    def test_selective_checkpointing(self):
+        run_ranks(2, selective_checkpointing)
+
+    def test_model_of_transformers(self):
+        try:
+            import transformers  # noqa: F401
+        except ImportError:
+            self.skipTest("there is no transformers")
+        run_ranks(2, model_of_transformers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""What goes wrong, and what surrounds a call: errors, lost ranks, several groups, autograd's ways."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+import burst
+from harness import main, naive, normal, run_ranks
+
+
+def inputs(group, seqlen=24, heads=4, kv_heads=2, head_dim=8, layout="zigzag"):
+    return [burst.shard(normal(name, 1, seqlen, h, head_dim), 1, group, layout)
+            for name, h in (("q", heads), ("k", kv_heads), ("v", kv_heads))]
+
+
+def message_of(error, function):
+    try:
+        function()
+    except error as raised:
+        return str(raised)
+    raise AssertionError("no %s" % error.__name__)
+
+
+def wrong_arguments(rank, group):
+    """Each is an error that names the argument, on every rank, and the next call works."""
+    q, k, v = inputs(group)
+
+    def says(text, error=ValueError, q=q, k=k, v=v, **arguments):
+        message = message_of(error, lambda: burst.attention(q, k, v, group=group, **arguments))
+        assert text in message, (text, message)
+
+    says("k has the shape [1, ", k=k[:, :-1])
+    says("v has the shape", v=v[..., :4])
+    says("v has 1 heads, k has 2", v=v[:, :, :1])
+    says("k has 2 heads, which do not divide q's 3", q=q[:, :, :3])
+    says("q is torch.float16 on cpu", q=q.half())
+    says("k is torch.float32, q is torch.float64", k=k.float())
+    says("q has the shape [1, ", q=q[..., 0, 0])
+    says("k is a list", error=TypeError if group is None or rank == 0 else (TypeError, ValueError), k=[1])
+    says("layout: there is no 'diagonal'", layout="diagonal")
+    says("strategy: there is no 'tp'", strategy="tp")
+    says("window: -1", window=-1)
+    says("window: 2.5", window=2.5)
+    says("softmax_scale: nan", softmax_scale=float("nan"))
+    says("ring_grad_dtype: there is no 'fp8'", ring_grad_dtype="fp8")
+    says("ring_grad_dtype: bf16 is for bfloat16", ring_grad_dtype=torch.bfloat16)
+    says("backward: there is no", backward="forward")
+    says("seqlen is 25, the ranks have 24", seqlen=25)
+    says("cu_seqlens must begin with 0", cu_seqlens=[1, 24])
+    says("documents and cu_seqlens", cu_seqlens=[0, 24], documents=[0, 3])
+    says("document start 24", documents=[0, 24])
+    says("documents of 2 rows", documents=[[0, 4], [0, 5]])
+    if dist.get_world_size(group) > 1:
+        says("the layout contiguous gives it", layout="contiguous", q=q[:, :-2 * rank or None],
+             k=k[:, :-2 * rank or None], v=v[:, :-2 * rank or None])
+        burst.attention(q, k, v, group=group)
+        own = [x[:, :(9, 7, 8)[rank]] for x in inputs(group, seqlen=27)]  # as many together as before
+        says("the layout zigzag gives it 8 of 24", q=own[0], k=own[1], v=own[2])
+        says("groups of 5 ranks do not divide 3", ulysses_size=5)
+        says("cannot be shared by groups of 3", strategy="ulysses")
+        says("ranks_per_node: 2 does not divide", ranks_per_node=2)
+    gradient = torch.ones(1, 5, 4, 8, dtype=torch.float64)
+    out = burst.attention(q.requires_grad_(), k, v, group=group)
+    message_of(RuntimeError, lambda: out.backward(gradient))
+    burst.attention(q, k, v, group=group)
+
+
+def ranks_that_differ(rank, group):
+    q, k, v = inputs(group)
+    for name, arguments in (("causal", dict(causal=rank == 1)), ("window", dict(window=rank)),
+                            ("layout", dict(layout=("zigzag", "striped", "zigzag")[rank])),
+                            ("documents", dict(documents=[0, 3 + rank])),
+                            ("deterministic", dict(deterministic=rank != 2))):
+        message = message_of(ValueError, lambda: burst.attention(q, k, v, group=group, **arguments))
+        assert message.startswith(name + ": the ranks differ"), message
+    head_dim = 8 - 4 * (rank == 2)
+    message = message_of(ValueError, lambda: burst.attention(
+        q[..., :head_dim], k[..., :head_dim], v[..., :head_dim], group=group))
+    assert message.startswith("head_dim: the ranks differ"), message
+    # An error of one rank is an error on all, with the rank's number.
+    message = message_of(ValueError, lambda: burst.attention(
+        q, k if rank != 1 else k.float(), v, group=group))
+    assert "k is torch.float32" in message and (rank == 1 or message.startswith("rank 1: ")), message
+    message = message_of(ValueError, lambda: burst.attention(
+        q.detach().requires_grad_(rank == 0), k, v, group=group))
+    assert message.startswith("requires_grad"), message
+    burst.attention(q, k, v, group=group)
+
+
+def lost(rank, group, how):
+    q, k, v = inputs(group, seqlen=600)
+    burst.attention(q, k, v, group=group)
+    if rank == 1:
+        if how == "exits":
+            os._exit(7)
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    message = ""
+    try:
+        for _ in range(1000):
+            burst.attention(q, k, v, group=group)
+    except burst.RankLostError as raised:
+        message = str(raised)
+    assert "rank 1 of 3 was lost" in message, message
+    assert time.monotonic() - begin < 60
+    # Nothing works on the group any more, and says so; alone it does.
+    message_of(burst.RankLostError, lambda: burst.attention(q, k, v, group=group))
+    burst.attention(q, k, v)
+
+
+def late(rank, group):
+    burst.connect(group, "cpu", timeout=2)
+    q, k, v = inputs(group)
+    burst.attention(q, k, v, group=group)
+    if rank == 1:
+        time.sleep(5)
+    message = message_of(burst.RankLostError, lambda: burst.attention(q, k, v, group=group))
+    assert "waited 2 s for rank 1" in message, message
+
+
+def several_groups(rank, group):
+    """Two pairs and all four at once, in one process; results of each are its own."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    pair = pairs[rank // 2]
+    for _ in range(2):
+        for ranks in (pair, group):
+            q, k, v = (normal(name, 1, 24, 2, 8) for name in "qkv")
+            out = burst.attention(*(burst.shard(x, 1, ranks) for x in (q, k, v)), group=ranks)
+            torch.testing.assert_close(burst.unshard(out, 1, ranks), naive(q, k, v)[0])
+    message = message_of(ValueError, lambda: burst.attention(q, k, v, group=pairs[1 - rank // 2]))
+    assert "this process is not in it" in message, message
+    burst.disconnect(pair)
+    burst.attention(*(burst.shard(x, 1, pair) for x in (q, k, v)), group=pair)
+
+
+def autograds_ways(rank, group):
+    q, k, v = (x.requires_grad_() for x in inputs(group))
+    run = lambda *x: burst.attention(*x, group=group)  # noqa: E731
+    want = torch.autograd.grad(run(q, k, v).square().sum(), (q, k, v))
+    for reentrant in (False, True):
+        out = checkpoint(run, q, k, v, use_reentrant=reentrant)
+        gradients = torch.autograd.grad if not reentrant else None
+        if gradients:
+            have = gradients(out.square().sum(), (q, k, v))
+        else:
+            out.square().sum().backward()
+            have = [x.grad for x in (q, k, v)]
+        for a, b in zip(want, have):
+            torch.testing.assert_close(a, b, atol=0, rtol=0)
+    with torch.inference_mode():
+        out = run(*(x.detach().clone() for x in (q, k, v)))
+        assert out.is_inference()
+    with torch.no_grad():
+        assert not run(q, k, v).requires_grad
+    # Gradients of a part of the inputs, of lse alone, and twice through one graph.
+    out, lse = burst.attention(q, k.detach(), v.detach(), group=group, return_lse=True)
+    torch.autograd.grad(lse.sum(), q, retain_graph=True)
+    torch.autograd.grad(out.sum(), q)
+    message_of(RuntimeError, lambda: torch.autograd.grad(  # there is no second derivative
+        torch.autograd.grad(run(q, k, v).square().sum(), q, create_graph=True)[0].sum(), k))
+    # In another thread, as autograd's own are.
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run(q, k, v).detach()))
+    thread.start()
+    thread.join()
+    torch.testing.assert_close(results[0], run(q, k, v).detach(), atol=0, rtol=0)
+    # Several threads compute the same bits.
+    torch.set_num_threads(3)
+    torch.testing.assert_close(results[0], run(q, k, v).detach(), atol=0, rtol=0)
+
+
+class RanksTest(unittest.TestCase):
+    def test_wrong_arguments(self):
+        run_ranks(3, wrong_arguments)
+        run_ranks(1, lambda rank, group: wrong_arguments(rank, None))
+
+    def test_ranks_that_differ(self):
+        run_ranks(3, ranks_that_differ)
+
+    def test_a_rank_that_is_killed(self):
+        run_ranks(3, lambda rank, group: lost(rank, group, "killed"), expect={1: -signal.SIGKILL})
+
+    def test_a_rank_that_exits(self):
+        run_ranks(3, lambda rank, group: lost(rank, group, "exits"), expect={1: 7})
+
+    def test_a_rank_that_is_late(self):
+        run_ranks(2, late)
+
+    def test_several_groups(self):
+        run_ranks(4, several_groups)
+
+    def test_autograds_ways(self):
+        run_ranks(2, autograds_ways)
+        run_ranks(1, autograds_ways)
+
+    def test_a_forked_process(self):
+        """What a data loader's worker inherits is left alone when it ends."""
+        def body(rank, group):
+            q, k, v = inputs(group)
+            burst.attention(q, k, v, group=group)
+            child = os.fork()
+            if child == 0:
+                burst.disconnect()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            burst.attention(q, k, v, group=group)
+        run_ranks(2, body)
+
+    def test_the_end_of_a_program(self):
+        """An ordinary end, without disconnect, is quiet."""
+        program = ("import torch, torch.distributed as dist, burst, sys, os\n"
+                   "rank = int(sys.argv[1])\n"
+                   "dist.init_process_group('gloo', init_method='file://' + sys.argv[2], rank=rank,"
+                   " world_size=2)\n"
+                   "x = torch.ones(1, 4, 1, 8)\n"
+                   "burst.attention(x, x, x, group=dist.group.WORLD)\n"
+                   "print('done')\n")
+        with tempfile.TemporaryDirectory() as folder:
+            store = os.path.join(folder, "store")
+            ranks = [subprocess.Popen([sys.executable, "-c", program, str(rank), store],
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                     for rank in range(2)]
+            for rank in ranks:
+                out, err = rank.communicate(timeout=60)
+                self.assertEqual((rank.returncode, out, err), (0, "done\n", ""))
+
+
+if __name__ == "__main__":
+    main()

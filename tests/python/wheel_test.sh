@@ -1,0 +1,38 @@
+#!/bin/bash
+# The wheel, installed by pip into a new virtual environment, runs the example over two ranks. Torch
+# comes from the Python around it.
+set -euo pipefail
+
+here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+wheel=$(ls "$PWD"/python/burst_attention-*.whl)
+python=${BURST_PYTHON:-/usr/bin/python3}
+if ! "$python" -c 'import torch, ensurepip' 2>/dev/null; then
+  echo "$python has no torch or no venv: nothing was tested (third_party/install.sh installs them)"
+  exit 0
+fi
+
+work=$TEST_TMPDIR/venv
+trap 'rm -rf "$work"' EXIT
+"$python" -m venv --system-site-packages "$work"
+"$work/bin/pip" install --quiet --no-index --no-deps --no-compile "$wheel"
+unset PYTHONPATH BURST_LIBRARY
+export OMP_NUM_THREADS=1
+cd "$work"
+"$work/bin/python" -c '
+import burst
+import sys
+assert burst.__file__.startswith(sys.prefix), burst.__file__
+print("burst", burst.__version__)'
+# What torchrun sets: that of torch 1.13 does not work with Python 3.11.
+export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1
+MASTER_PORT=$("$work/bin/python" -c '
+import socket
+s = socket.socket()
+s.bind(("127.0.0.1", 0))
+print(s.getsockname()[1])')
+export MASTER_PORT
+RANK=1 LOCAL_RANK=1 "$work/bin/python" "$here/../../examples/attention.py" &
+output=$(RANK=0 LOCAL_RANK=0 "$work/bin/python" "$here/../../examples/attention.py")
+wait $!
+echo "$output"
+grep -q "^1,024 tokens over 2 ranks: out is off by .*e-1[0-9]" <<<"$output"
