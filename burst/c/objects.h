@@ -46,7 +46,9 @@ struct Context {
 class Use {
  public:
   explicit Use(Context* context)
-      : context_(*context), memory_(context->memory.get()), threads_(context->threads) {
+      : context_(*context),
+        memory_(context->memory.get(), context->device),
+        threads_(context->threads) {
     if (context->gpu != nullptr) device_ = std::make_unique<ScopedCudaDevice>(context->gpu.get());
   }
   // Later calls on another stream come after this one. Destructors alone cannot report an error.

@@ -95,16 +95,22 @@ Pool& CpuPool() {
 }
 
 thread_local MemorySource* current_source = nullptr;
+thread_local DeviceType source_device = DeviceType::kCpu;
 
 }  // namespace
 
-ScopedMemorySource::ScopedMemorySource(MemorySource* source) : outer_(current_source) {
+ScopedMemorySource::ScopedMemorySource(MemorySource* source, DeviceType device)
+    : outer_(current_source), outer_device_(source_device) {
   current_source = source;
+  source_device = device;
 }
-ScopedMemorySource::~ScopedMemorySource() { current_source = outer_; }
+ScopedMemorySource::~ScopedMemorySource() {
+  current_source = outer_;
+  source_device = outer_device_;
+}
 
 Allocation AllocateMemory(DeviceType device, size_t bytes) {
-  if (current_source != nullptr) {
+  if (current_source != nullptr && device == source_device) {
     void* const data = current_source->Allocate(bytes == 0 ? 1 : bytes);
     if (data == nullptr) {
       const std::string message = "out of memory: " + std::to_string(bytes) + " bytes on " +

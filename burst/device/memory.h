@@ -31,17 +31,18 @@ class MemorySource {
   virtual void Free(void* data) = 0;
 };
 
-// What the calling thread allocates while the object lives, on any device, comes from `source`;
-// null: from the pool.
+// What the calling thread allocates on `device` while the object lives comes from `source`; null,
+// and on other devices: from the pool.
 class ScopedMemorySource {
  public:
-  explicit ScopedMemorySource(MemorySource* source);
+  explicit ScopedMemorySource(MemorySource* source, DeviceType device = DeviceType::kCpu);
   ~ScopedMemorySource();
   ScopedMemorySource(const ScopedMemorySource&) = delete;
   ScopedMemorySource& operator=(const ScopedMemorySource&) = delete;
 
  private:
   MemorySource* const outer_;
+  const DeviceType outer_device_;
 };
 
 struct Allocation {

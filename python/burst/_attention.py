@@ -20,11 +20,12 @@ class Call:
 
     Made by make_call, which normalizes them; two equal calls are one object."""
 
-    __slots__ = ("group", "options", "documents", "seqlen", "tokens", "text", "checked")
+    __slots__ = ("group", "options", "documents", "seqlen", "promised", "tokens", "text", "checked")
 
-    def __init__(self, group, options, documents, seqlen, tokens):
+    def __init__(self, group, options, documents, seqlen, promised, tokens):
         self.group, self.options = group, options
         self.documents, self.seqlen, self.tokens = documents, seqlen, tokens
+        self.promised = promised  # the caller gave seqlen: ranks compare arguments once
         self.checked = False  # whether the options are known to be good
         fields = list(options) + [("seqlen", seqlen), ("documents", _digest(documents)),
                                   ("token positions", _digest(tokens))]
@@ -62,13 +63,14 @@ def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layou
                ("ring_grad_dtype", _grad_dtype_name(ring_grad_dtype)),
                ("deterministic", bool(deterministic)), ("backward", backward),
                ("ulysses_size", ulysses_size), ("ranks_per_node", ranks_per_node))
+    promised = seqlen is not None
     documents, seqlen = _documents(documents, cu_seqlens, seqlen)
-    key = (id(group), options, documents, seqlen, tokens)
+    key = (id(group), options, documents, seqlen, promised, tokens)
     call = _calls.get(key)
     if call is None:
         if len(_calls) >= 4096:  # every batch has documents of its own
             _calls.clear()
-        call = _calls[key] = Call(group, options, documents, seqlen, tokens)
+        call = _calls[key] = Call(group, options, documents, seqlen, promised, tokens)
     if given is not None:
         _calls[given] = call
     return call
@@ -175,6 +177,13 @@ def _agree(ranks, call, q, k, v, needs_grad):
         if error is not None:
             raise error
         return [q.shape[1]]
+    if call.promised and call in ranks.agreed:
+        if error is not None:  # the others do not ask
+            ranks.fail(error)
+            raise error
+        lengths = ranks.agreed[call].get((q.shape, k.shape[2], q.dtype, needs_grad))
+        if lengths is not None:
+            return lengths
     if error is not None:
         text = "E" + str(error)
     else:
@@ -192,7 +201,12 @@ def _agree(ranks, call, q, k, v, needs_grad):
             if mine != theirs:
                 raise ValueError("%s: the ranks differ: %r on rank %d, %r on rank %d" % (
                     mine.split("=")[0], mine.split("=")[1], ranks.rank, theirs.split("=")[1], rank))
-    return [int(other.split(";")[0]) for other in texts]
+    lengths = [int(other.split(";")[0]) for other in texts]
+    if call.promised:
+        if len(ranks.agreed) >= _CACHED_SCHEDULES:
+            ranks.agreed.clear()  # on all ranks alike
+        ranks.agreed.setdefault(call, {})[q.shape, k.shape[2], q.dtype, needs_grad] = lengths
+    return lengths
 
 
 def _int64s(values):
@@ -260,9 +274,7 @@ def _ready(tensor):
 
 
 def _view(tensor):
-    dims = tensor.dim()
-    return _library.Tensor(tensor.data_ptr(), _DTYPES[tensor.dtype], dims,
-                           tuple(tensor.shape), tuple(tensor.stride()))
+    return tensor.data_ptr(), _DTYPES[tensor.dtype], tensor.shape, tensor.stride()
 
 
 class State:
@@ -303,8 +315,8 @@ def forward(q, k, v, call, needs_grad):
         q, k, v = _ready(q), _ready(k), _ready(v)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty(lse_shape(q), dtype=lse_dtype(q), device=q.device)
-        check(library().burst_forward(state.attention.value, state.schedule.value,
-                                      *[_view(tensor) for tensor in (q, k, v, out, lse)]))
+        views, _kept = _library.tensors([_view(tensor) for tensor in (q, k, v, out, lse)])
+        check(library().burst_forward(state.attention.value, state.schedule.value, *views))
     return out, lse, lengths, state
 
 
@@ -316,8 +328,9 @@ def backward(q, k, v, out, lse, dout, dlse, state):
         q, k, v, out, dout = map(_ready, (q, k, v, out, dout))
         lse, dlse = lse.contiguous(), None if dlse is None else dlse.contiguous()
         gradients = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v)]
-        views = [None if tensor is None else _view(tensor)  # of tensors that live until the call ends
-                 for tensor in (q, k, v, out, lse, dout, dlse, *gradients)]
+        views, _kept = _library.tensors(  # of tensors that live until the call ends
+            [None if tensor is None else _view(tensor)
+             for tensor in (q, k, v, out, lse, dout, dlse, *gradients)])
         check(library().burst_backward(state.attention.value, state.schedule.value, *views))
     return gradients
 
@@ -405,7 +418,9 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
     ulysses_size   so many neighboring ranks divide the heads, and such groups form the ring
     ranks_per_node a double ring over nodes of so many ranks
     backward       what goes around in the backward: "burst" (queries), "ring" (keys), "auto"
-    seqlen         the length of the whole sequence, to be checked
+    seqlen         the length of the whole sequence. A promise that the ranks pass the same arguments:
+                   they are compared in the first such call, and not again, which saves a round of
+                   messages between the hosts
 
     Every rank of the group makes the same calls in the same order. ValueError or TypeError, on all
     ranks, for arguments that are wrong or differ between them; RankLostError where a rank is lost.

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import struct
 import threading
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
 
@@ -56,17 +57,29 @@ class AttentionOptions(ctypes.Structure):
     ]
 
 
-class Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", c_void_p),
-        ("dtype", c_int32),
-        ("dims", c_int32),
-        ("shape", c_int64 * 4),
-        ("strides", c_int64 * 4),
-    ]
+# burst_tensor: data, dtype, dims, shape, strides.
+TENSOR = struct.Struct("=Qii4q4q")
 
 
-_T = POINTER(Tensor)
+def tensors(values):
+    """burst_tensors, of (data, dtype, shape, strides) or None each: what to pass for them, and the
+    buffer that they are in."""
+    buffer = ctypes.create_string_buffer(TENSOR.size * len(values))
+    address, pointers = ctypes.addressof(buffer), []
+    for i, value in enumerate(values):
+        if value is None:
+            pointers.append(None)
+            continue
+        data, dtype, shape, strides = value
+        if len(shape) == 4:
+            TENSOR.pack_into(buffer, TENSOR.size * i, data, dtype, 4, *shape, *strides)
+        else:
+            TENSOR.pack_into(buffer, TENSOR.size * i, data, dtype, 3, *shape, 0, *strides, 0)
+        pointers.append(address + TENSOR.size * i)
+    return pointers, buffer
+
+
+_T = c_void_p
 _HANDLE = POINTER(c_void_p)
 _FUNCTIONS = {
     "burst_context_create": [POINTER(ContextOptions), _HANDLE],

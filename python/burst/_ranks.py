@@ -14,6 +14,14 @@ from ._library import UniqueId, check, create, library
 _MESSAGE_BYTES = 768  # what ranks tell each other before a call
 
 
+def _raw_stream(index):
+    """torch's current stream of a GPU, a number; without making an object of it where torch can."""
+    try:
+        return torch._C._cuda_getCurrentRawStream(index)
+    except AttributeError:
+        return torch.cuda.current_stream(index).cuda_stream
+
+
 class _TorchMemory:
     """Memory of a GPU from torch's caching allocator, for the library's workspace.
 
@@ -29,9 +37,9 @@ class _TorchMemory:
             block = torch.empty(size, dtype=torch.uint8, device=self._device)
         except Exception:  # out of memory: the library says so
             return None
-        stream = torch.cuda.current_stream(self._device)
-        self._blocks[block.data_ptr()] = (block, stream.cuda_stream)
-        return block.data_ptr()
+        data = block.data_ptr()
+        self._blocks[data] = (block, _raw_stream(self._device.index))
+        return data
 
     def _free(self, data, _):
         block, stream = self._blocks.pop(data)
@@ -58,7 +66,7 @@ class Device:
     def enter(self):
         """Before a call: work goes to torch's current stream, or to torch's number of threads."""
         if self.device.type == "cuda":
-            stream = torch.cuda.current_stream(self.device).cuda_stream
+            stream = _raw_stream(self.device.index)
             if stream != self._stream:
                 check(library().burst_context_set_stream(self.handle.value, stream))
                 self._stream = self._memory.used = stream
@@ -79,7 +87,7 @@ class Ranks:
             self.rank, self.size = torch.distributed.get_rank(group), _size(group)
         if self.size > 1:
             self._connect(timeout)
-        self.attentions, self.states = {}, {}
+        self.attentions, self.states, self.agreed = {}, {}, {}
         self._mine = ctypes.create_string_buffer(_MESSAGE_BYTES)
         self._all = ctypes.create_string_buffer(_MESSAGE_BYTES * self.size)
 
@@ -128,7 +136,7 @@ class Ranks:
             library().burst_comm_abort(self.comm.value, str(reason).encode(errors="replace"))
 
     def close(self):
-        self.attentions, self.states, self.comm = {}, {}, None
+        self.attentions, self.states, self.agreed, self.comm = {}, {}, {}, None
 
 
 def _size(group):

@@ -40,7 +40,7 @@ def naive(q, k, v, dtype, causal=True, window=0, starts=None):
 
 
 MASKS = [dict(causal=True), dict(causal=False), dict(causal=True, window=100),
-         dict(causal=True, starts=[0, 77, 300])]
+         dict(causal=True, starts=[0, 77, 150])]
 
 
 class Problem:

@@ -96,6 +96,28 @@ def ranks_that_differ(rank, group):
     burst.attention(q, k, v, group=group)
 
 
+def promised(rank, group):
+    """With seqlen ranks compare their arguments once; what is wrong later still ends all of them."""
+    q, k, v = inputs(group)
+    compared, exchange = [], burst._ranks.Ranks.exchange
+    burst._ranks.Ranks.exchange = lambda ranks, text: compared.append(0) or exchange(ranks, text)
+    want = burst.attention(q, k, v, group=group)
+    for _ in range(3):
+        torch.testing.assert_close(burst.attention(q, k, v, group=group, seqlen=24), want, atol=0, rtol=0)
+    assert len(compared) == 2, compared
+    q.requires_grad_()
+    for _ in range(2):
+        burst.attention(q, k, v, group=group, seqlen=24).sum().backward()
+    assert len(compared) == 3, compared
+    dist.barrier()  # no rank is in the middle of a call
+    if rank == 1:
+        message_of(ValueError, lambda: burst.attention(q, k.float(), v, group=group, seqlen=24))
+    else:
+        message = message_of(burst.RankLostError,
+                             lambda: burst.attention(q, k, v, group=group, seqlen=24))
+        assert "rank 1 of 3 gave up: k is torch.float32, q is torch.float64" in message, message
+
+
 def lost(rank, group, how):
     q, k, v = inputs(group, seqlen=600)
     burst.attention(q, k, v, group=group)
@@ -185,6 +207,9 @@ class RanksTest(unittest.TestCase):
 
     def test_ranks_that_differ(self):
         run_ranks(3, ranks_that_differ)
+
+    def test_promised(self):
+        run_ranks(3, promised)
 
     def test_a_rank_that_is_killed(self):
         run_ranks(3, lambda rank, group: lost(rank, group, "killed"), expect={1: -signal.SIGKILL})

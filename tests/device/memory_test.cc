@@ -1,0 +1,92 @@
+// Memory of another program's, and errors that must not end it.
+#include "burst/device/memory.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <set>
+#include <vector>
+
+#include "burst/base/check.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+namespace {
+
+class Counting : public MemorySource {
+ public:
+  void* Allocate(size_t bytes) override {
+    if (bytes > limit) return nullptr;
+    return *live.insert(std::aligned_alloc(64, (bytes + 63) / 64 * 64)).first;
+  }
+  void Free(void* data) override {
+    EXPECT_EQ(live.erase(data), 1u);
+    std::free(data);
+  }
+
+  std::set<void*> live;
+  size_t limit = 1 << 20;
+};
+
+TEST(MemorySource, ServesItsThreadItsDeviceAndItsScope) {
+  Counting source;
+  const Tensor before = Tensor::Zeros({8}, DType::kFloat32);
+  Tensor inside;
+  {
+    const ScopedMemorySource scope(&source);
+    inside = Tensor::Zeros({8}, DType::kFloat32);
+    EXPECT_EQ(source.live.count(inside.raw_data()), 1u);
+    {
+      // Of another device: what passes through the host on its way is the pool's.
+      const ScopedMemorySource other(&source, DeviceType::kCuda);
+      const Tensor on_host = Tensor::Zeros({8}, DType::kFloat32);
+      EXPECT_EQ(source.live.size(), 1u);
+    }
+    {
+      const ScopedMemorySource pool(nullptr);
+      const Tensor of_pool = Tensor::Zeros({8}, DType::kFloat32);
+      EXPECT_EQ(source.live.size(), 1u);
+    }
+    Tensor::EmptyLike(before);  // freed at once
+    EXPECT_EQ(source.live.size(), 1u);
+  }
+  const Tensor after = Tensor::Zeros({8}, DType::kFloat32);
+  EXPECT_EQ(source.live.size(), 1u);
+  inside = Tensor();  // goes back to where it came from
+  EXPECT_TRUE(source.live.empty());
+}
+
+TEST(FatalErrors, AreThrownWhereTheProgramMustNotEnd) {
+  EXPECT_FALSE(ScopedFatalErrors::active());
+  {
+    const ScopedFatalErrors scope;
+    EXPECT_TRUE(ScopedFatalErrors::active());
+    EXPECT_THROW(BURST_CHECK_EQ(1, 2) << "one is not two", FatalError);
+    Counting source;
+    source.limit = 100;
+    const ScopedMemorySource memory(&source);
+    try {
+      Tensor::Empty({1000}, DType::kFloat32);
+      ADD_FAILURE() << "there was memory";
+    } catch (const FatalError& error) {
+      EXPECT_TRUE(error.out_of_memory) << error.what();
+    }
+    EXPECT_TRUE(source.live.empty());
+  }
+  EXPECT_FALSE(ScopedFatalErrors::active());
+}
+
+TEST(Borrow, IsAViewOfMemoryThatIsNotItsOwn) {
+  float numbers[6] = {0, 1, 2, 3, 4, 5};
+  {
+    const Tensor transposed =
+        Tensor::Borrow(numbers, {3, 2}, {1, 3}, DType::kFloat32, DeviceType::kCpu);
+    EXPECT_EQ(transposed.ToVector<float>(), (std::vector<float>{0, 3, 1, 4, 2, 5}));
+    transposed.Slice(0, 0, 1).CopyFrom(Tensor::FromVector<float>({7, 8}, {1, 2}));
+  }
+  EXPECT_EQ(numbers[0], 7);
+  EXPECT_EQ(numbers[3], 8);
+}
+
+}  // namespace
+}  // namespace burst
