@@ -283,19 +283,34 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
     WgmmaCommit();
   };
 
+  // Frees a Q, and with it the description of the tile before: whoever read that.
+  const auto free_q = [](Barrier* barrier) {
+    Traits::kOneLaneReads ? ArriveWarp(barrier) : Arrive(barrier);
+  };
   // With kStoreByTma, the barrier of the Q that O of the last tile is leaving from.
   Barrier* leaving = nullptr;
   const auto release_q = [&] {
     if (leaving == nullptr) return;
     if (thread % kWarpSize == 0) BulkWaitRead();
-    Arrive(leaving);
+    free_q(leaving);
     leaving = nullptr;
   };
 
   for (;; q_slot.Advance()) {
     Wait(&shared.q_full[q_slot.stage], q_slot.parity);
-    const TileInfo& tile = shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity];
+    const TileInfo& place = shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity];
+    TileInfo own;
+    const TileInfo& tile = Traits::kOneLaneReads ? own : place;
+    if constexpr (Traits::kOneLaneReads) own.batch = ReadByOneLane(place.batch);
     if (tile.batch < 0) break;
+    if constexpr (Traits::kOneLaneReads) {
+      own.row = ReadByOneLane(place.row);
+      own.head = ReadByOneLane(place.head);
+      own.block_begin = ReadByOneLane(place.block_begin);
+      own.block_end = ReadByOneLane(place.block_end);
+      own.whole_begin = ReadByOneLane(place.whole_begin);
+      own.whole_end = ReadByOneLane(place.whole_end);
+    }
     const int row_in_tile = consumer * kWgmmaM + thread / kWarpSize * 16 + thread % kWarpSize / 4;
     const int block_begin = tile.block_begin;
     const int whole_begin = tile.whole_begin, whole_end = tile.whole_end;
@@ -373,7 +388,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       for (; block >= max(block_begin, whole_begin); --block) step(std::false_type());
 #pragma unroll 1
       for (; block >= block_begin; --block) step(std::true_type());
-      if (!Traits::kStoreByTma) Arrive(&shared.q_empty[q_slot.stage]);
+      if (!Traits::kStoreByTma) free_q(&shared.q_empty[q_slot.stage]);
       Wait(&shared.v_full[v_slot.stage], v_slot.parity);
       issue_o();
       WgmmaWait<0>();
@@ -381,8 +396,13 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       ArriveWarp(&shared.v_empty[v_slot.stage]);
       v_slot.Advance();
     } else {
-      if (!Traits::kStoreByTma) Arrive(&shared.q_empty[q_slot.stage]);
+      if (!Traits::kStoreByTma) free_q(&shared.q_empty[q_slot.stage]);
       release_q();
+    }
+    if constexpr (Traits::kOneLaneReads) {  // again: no register holds them in between
+      own.batch = ReadByOneLane(place.batch);
+      own.row = ReadByOneLane(place.row);
+      own.head = ReadByOneLane(place.head);
     }
     ForwardFinish<Traits>(args, tile, tile.row + row_in_tile, softmax, o,
                           SharedAddress(shared.q[q_slot.stage].At(consumer * kWgmmaM +
@@ -403,7 +423,9 @@ __global__ __launch_bounds__(Traits::kThreads,
     PrefetchTensorMap(args.v);
     for (int stage = 0; stage < Traits::kQStages; ++stage) {
       InitBarrier(&shared.q_full[stage], 1);
-      InitBarrier(&shared.q_empty[stage], Traits::kConsumers * kWarpgroupSize);
+      InitBarrier(&shared.q_empty[stage], Traits::kOneLaneReads
+                                              ? Traits::kConsumerWarps
+                                              : Traits::kConsumers * kWarpgroupSize);
     }
     for (int stage = 0; stage < Traits::kStages; ++stage) {
       InitBarrier(&shared.k_full[stage], 1);

@@ -207,6 +207,13 @@ __device__ __forceinline__ void DecreaseRegisters() {
 
 // ---- Shared memory.
 
+// An int of shared memory, read by one lane for its warp.
+__device__ __forceinline__ int ReadByOneLane(const int& x) {
+  int value = 0;
+  if (threadIdx.x % kWarpSize == 0) value = *const_cast<const volatile int*>(&x);
+  return __shfl_sync(0xffffffff, value, 0);
+}
+
 // Stores four 8x8 matrices of bf16: lane l gives the address of row l % 8 of the matrix l / 8.
 __device__ __forceinline__ void StoreMatrix(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
                                             uint32_t d) {

@@ -24,6 +24,9 @@ struct ForwardTraits {
   // K and V of a wide head fill a good part of the L2 cache, and tiles under a mask read them at
   // different times: nothing else is to displace them.
   static constexpr bool kKeepKeys = kRanges && kHeadDim > 128;
+  // One lane of a warp reads a tile's description for all, and frees it. Elsewhere every lane does
+  // so for itself, which here takes 2 to 4 % longer.
+  static constexpr bool kOneLaneReads = kRanges && kHeadDim > 192;
   static constexpr int kConsumerWarps = kConsumers * 4;
   static constexpr int kThreads = (kConsumers + 1) * 128;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
