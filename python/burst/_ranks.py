@@ -195,7 +195,7 @@ def size_of(group):
     return 1 if group is None else _size(_process_group(group))
 
 
-_ranks, _lock = {}, threading.Lock()  # by the group's id (None: alone) and the device
+_ranks = {}  # by the group's id (None: alone) and the device
 
 
 def ranks_of(group, tensor, timeout=None):
@@ -206,10 +206,8 @@ def ranks_of(group, tensor, timeout=None):
     device = tensor.device
     key = (group and id(group), device.type, device.index)  # the group is kept, so its id is its own
     found = _ranks.get(key)
-    if found is None:
-        with _lock:
-            found = _ranks.get(key) or Ranks(device, group, timeout)
-            _ranks[key] = found
+    if found is None:  # no lock: threads that connect different groups must not wait for each other
+        found = _ranks.setdefault(key, Ranks(device, group, timeout))
     elif timeout is not None:
         raise ValueError("group: its ranks are connected already; burst.disconnect(group) comes first")
     return found

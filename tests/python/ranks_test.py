@@ -158,6 +158,26 @@ def several_groups(rank, group):
             q, k, v = (normal(name, 1, 24, 2, 8) for name in "qkv")
             out = burst.attention(*(burst.shard(x, 1, ranks) for x in (q, k, v)), group=ranks)
             torch.testing.assert_close(burst.unshard(out, 1, ranks), naive(q, k, v)[0])
+    # Two threads, each with a group of its own, whose ranks come to them in different orders.
+    more = [dist.new_group([0, 1, 2, 3]) for _ in range(2)]
+    results = [None, None]
+
+    def work(index):
+        time.sleep(0.2 * ((rank + index) % 2))
+        own = [burst.shard(x, 1, more[index]) for x in (q, k, v)]
+        for _ in range(5):
+            results[index] = burst.attention(*own, group=more[index])
+
+    # The gloo groups connect first: torch itself wants them in one order.
+    for index in range(2):
+        burst.connect(more[index], "cpu")
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        torch.testing.assert_close(result, burst.shard(naive(q, k, v)[0], 1, group))
     message = message_of(ValueError, lambda: burst.attention(q, k, v, group=pairs[1 - rank // 2]))
     assert "this process is not in it" in message, message
     burst.disconnect(pair)
