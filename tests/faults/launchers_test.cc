@@ -12,7 +12,7 @@ class Launchers : public FaultTest {
   // A step takes much longer than the second that mpirun grants.
   const Arguments slow_ = {
       "--steps=2",       "--eval_every=0", "--checkpoint_every=0",
-      "--seqlen=256",    "--batch=16",     absl::StrCat("--accumulate=", kSlowdown == 1 ? 10 : 3),
+      "--seqlen=256",    "--batch=16",     absl::StrCat("--accumulate=", 10 / kSlowdown),
       "--warmup=0",      "--threads=1",    "--model=llama_tiny",
       "--precision=fp32"};
   const Arguments threads_ = {"--ranks=2", "--comm=threads"};
@@ -126,8 +126,10 @@ TEST_F(Launchers, TorchrunKillsInTheMiddleOfAStepAndTheStepsBeforeItAreKept) {
 // finish their step.
 TEST_F(Launchers, MpirunGrantsWhatItIsTold) {
   if (mpirun_.empty()) GTEST_SKIP() << "built without Open MPI";
+  const size_t all = kSlowdown == 1 ? 20 : 5;
+  const std::string steps = absl::StrCat("--steps=", all);
   // SIGTERM comes after three seconds, SIGKILL after three more; a step takes half a second.
-  const Arguments options = Plus(slow_, {"--strategy=tp", "--accumulate=1", "--steps=20"});
+  const Arguments options = Plus(slow_, {"--strategy=tp", "--accumulate=1", steps});
   MakeStraight(Plus(options, threads_));
   Subprocess process(Mpirun({"--mca", "odls_base_sigkill_timeout", "3"}, options),
                      {folder_, /*mpi=*/true});
@@ -135,7 +137,7 @@ TEST_F(Launchers, MpirunGrantsWhatItIsTold) {
   process.Signal(SIGINT);
   EndOf(process);
   ASSERT_TRUE(HasCheckpoint("mpi"));
-  if (Rows("mpi").size() == 20) GTEST_SKIP() << "all steps here are shorter than three seconds";
+  if (Rows("mpi").size() == all) GTEST_SKIP() << "all steps here are shorter than three seconds";
   ExpectContinues("mpi", Plus(options, threads_));
 }
 
