@@ -153,6 +153,11 @@ absl::Status FindResumed(TrainingSetup* setup) {
     return absl::FailedPreconditionError(absl::StrCat("--steps: the run has made ", found->step,
                                                       " steps already; give more than that"));
   }
+  if (config.profile_first > 0 && config.profile_first <= found->step) {
+    return absl::FailedPreconditionError(absl::StrCat("--profile_steps: it begins with step ",
+                                                      config.profile_first, "; the run has made ",
+                                                      found->step, " steps already"));
+  }
   setup->resumed = *std::move(found);
   return absl::OkStatus();
 }
