@@ -21,6 +21,7 @@ std::string Or(const char* text, const char* otherwise) {
 absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context> context,
                                                          std::shared_ptr<Comm> comm,
                                                          const burst_attention_options& given) {
+  BURST_RETURN_IF_ERROR(CheckNotFinished(comm.get()));
   if (given.struct_bytes < sizeof(given)) {
     return absl::InvalidArgumentError(absl::StrCat("attention options of ", given.struct_bytes,
                                                    " bytes, expected ", sizeof(given)));
@@ -48,6 +49,12 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
   BURST_ASSIGN_OR_RETURN(attention->attention,
                          CreateAttention(ranks == nullptr ? Strategy::kSingle : strategy, options,
                                          given.group_size, ranks));
+  if (ranks != nullptr) {
+    auto& made = attention->comm->attentions;
+    made.erase(std::remove_if(made.begin(), made.end(), [](const auto& a) { return a.expired(); }),
+               made.end());
+    made.push_back(attention);
+  }
   return attention;
 }
 
@@ -223,6 +230,7 @@ burst_code burst_schedule_create(const burst_attention* attention, int64_t seqle
                                  int64_t documents, const int64_t* starts, const int32_t* positions,
                                  burst_schedule** schedule) {
   return Guard([&]() -> absl::Status {
+    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(attention->value->comm.get()));
     BURST_ASSIGN_OR_RETURN(burst::RingSchedule made,
                            attention->value->attention->Schedule(
                                seqlen, burst::c::Documents(documents, starts, positions)));
@@ -235,6 +243,7 @@ burst_code burst_schedule_create_at(const burst_attention* attention, const int6
                                     const int32_t* tokens, int64_t documents, const int64_t* starts,
                                     const int32_t* positions, burst_schedule** schedule) {
   return Guard([&]() -> absl::Status {
+    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(attention->value->comm.get()));
     const int size = attention->value->comm == nullptr ? 1 : attention->value->comm->size;
     BURST_ASSIGN_OR_RETURN(
         burst::RingSchedule made,
@@ -272,6 +281,7 @@ burst_code burst_forward(burst_attention* attention, const burst_schedule* sched
                          const burst_tensor* q, const burst_tensor* k, const burst_tensor* v,
                          const burst_tensor* out, const burst_tensor* lse) {
   return Guard([&]() -> absl::Status {
+    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(attention->value->comm.get()));
     const burst::RingSchedule& tokens = *schedule->value->schedule;
     burst::c::Views view(attention->value->context->device);
     const Tensor queries = view("q", q, 4), keys = view("k", k, 4), values = view("v", v, 4);
@@ -296,6 +306,7 @@ burst_code burst_backward(burst_attention* attention, const burst_schedule* sche
                           const burst_tensor* dout, const burst_tensor* dlse,
                           const burst_tensor* dq, const burst_tensor* dk, const burst_tensor* dv) {
   return Guard([&]() -> absl::Status {
+    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(attention->value->comm.get()));
     const burst::RingSchedule& tokens = *schedule->value->schedule;
     burst::c::Views view(attention->value->context->device);
     const Tensor queries = view("q", q, 4), keys = view("k", k, 4), values = view("v", v, 4);

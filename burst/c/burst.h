@@ -34,7 +34,7 @@ extern "C" {
 
 /* Grows with every change; what a program compiled for an older number uses stays as it was.
  * Structs begin with their size, so that later fields can be told to be absent. */
-#define BURST_C_VERSION 1
+#define BURST_C_VERSION 2
 int32_t burst_c_version(void);         /* of the library */
 const char* burst_version(void);       /* "0.1.0" */
 int32_t burst_cuda_device_count(void); /* GPUs; 0 also in a library built without CUDA */
@@ -106,6 +106,10 @@ burst_code burst_comm_create(burst_context* context, const burst_unique_id* id, 
 /* Waits, on a GPU, for work that uses it. The other ranks can finish what does not need this one.
  */
 void burst_comm_destroy(burst_comm* comm);
+/* This rank makes no more calls: frees what it keeps for the others, of the attentions made from
+ * `comm` too, and lets them know that it was not lost. Later calls on these return
+ * BURST_INVALID_ARGUMENT. Before a process ends, this or the destruction of all of them. */
+burst_code burst_comm_finish(burst_comm* comm);
 /* Tells the other ranks that this one cannot go on; their calls return BURST_UNAVAILABLE. */
 burst_code burst_comm_abort(burst_comm* comm, const char* reason);
 /* Collective. `bytes` of every rank, in host memory, in order of rank: all is size * bytes long. */

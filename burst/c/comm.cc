@@ -138,6 +138,7 @@ absl::StatusOr<std::shared_ptr<Comm>> MakeComm(std::shared_ptr<Context> context,
 }
 
 absl::Status AllGather(const Comm& comm, const char* mine, int64_t bytes, char* all) {
+  BURST_RETURN_IF_ERROR(CheckNotFinished(&comm));
   if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("bytes: ", bytes));
   std::memmove(all + comm.rank * bytes, mine, bytes);
   if (comm.communicator == nullptr) return absl::OkStatus();
@@ -153,6 +154,19 @@ absl::Status AllGather(const Comm& comm, const char* mine, int64_t bytes, char* 
 }
 
 }  // namespace
+
+// Strategies hold groups that were split from the communicator, and with them its connections:
+// only once all are gone do the other ranks learn that this one has finished.
+void Comm::Finish() {
+  finished = true;
+  for (const std::weak_ptr<Attention>& made : attentions) {
+    const std::shared_ptr<Attention> attention = made.lock();
+    if (attention != nullptr) Destroy(context, &attention->attention);
+  }
+  attentions.clear();
+  Destroy(context, &communicator);
+}
+
 }  // namespace c
 }  // namespace burst
 
@@ -178,6 +192,13 @@ burst_code burst_comm_create(burst_context* context, const burst_unique_id* id, 
 void burst_comm_destroy(burst_comm* comm) {
   (void)Guard([&] {
     delete comm;
+    return absl::OkStatus();
+  });
+}
+
+burst_code burst_comm_finish(burst_comm* comm) {
+  return Guard([&] {
+    comm->value->Finish();
     return absl::OkStatus();
   });
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "burst/attention/ring/schedule.h"
@@ -76,21 +77,32 @@ void Destroy(const std::shared_ptr<Context>& context, std::shared_ptr<T>* pointe
   pointer->reset();
 }
 
+struct Attention;
+
 struct Comm {
   explicit Comm(std::shared_ptr<Context> context) : context(std::move(context)) {}
   ~Comm() { Destroy(context, &communicator); }
+  void Finish();
   const std::shared_ptr<Context> context;
-  std::shared_ptr<Communicator> communicator;  // null: one rank
+  std::shared_ptr<Communicator> communicator;        // null: one rank, or finished
+  std::vector<std::weak_ptr<Attention>> attentions;  // those made from it; some may be gone
   int rank = 0, size = 1;
+  bool finished = false;
 };
 
 struct Attention {
   explicit Attention(std::shared_ptr<Context> context) : context(std::move(context)) {}
   ~Attention() { Destroy(context, &attention); }
   const std::shared_ptr<Context> context;
-  std::shared_ptr<Comm> comm;  // null: one rank
-  std::shared_ptr<SequenceParallelAttention> attention;
+  std::shared_ptr<Comm> comm;                            // null: one rank
+  std::shared_ptr<SequenceParallelAttention> attention;  // null: its comm has finished
 };
+
+// InvalidArgument if burst_comm_finish was called.
+inline absl::Status CheckNotFinished(const Comm* comm) {
+  if (comm == nullptr || !comm->finished) return absl::OkStatus();
+  return absl::InvalidArgumentError("comm: it has finished (burst_comm_finish)");
+}
 
 struct Schedule {
   ~Schedule() { Destroy(context, &schedule); }

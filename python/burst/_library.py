@@ -6,7 +6,7 @@ import struct
 import threading
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
 
-_VERSION = 1  # BURST_C_VERSION
+_VERSION = 2  # BURST_C_VERSION
 
 
 class BurstError(RuntimeError):
@@ -87,6 +87,7 @@ _FUNCTIONS = {
     "burst_context_set_threads": [c_void_p, c_int32],
     "burst_unique_id_create": [c_char_p, POINTER(UniqueId)],
     "burst_comm_create": [c_void_p, POINTER(UniqueId), c_int32, c_int32, c_double, _HANDLE],
+    "burst_comm_finish": [c_void_p],
     "burst_comm_abort": [c_void_p, c_char_p],
     "burst_comm_all_gather": [c_void_p, c_void_p, c_int64, c_void_p],
     "burst_attention_create": [c_void_p, c_void_p, POINTER(AttentionOptions), _HANDLE],

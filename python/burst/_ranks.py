@@ -136,6 +136,9 @@ class Ranks:
             library().burst_comm_abort(self.comm.value, str(reason).encode(errors="replace"))
 
     def close(self):
+        if self.comm is not None:  # at once, whoever still holds an attention: a graph, a traceback
+            with self.device.lock:
+                library().burst_comm_finish(self.comm.value)
         self.attentions, self.states, self.agreed, self.comm = {}, {}, {}, None
 
 
@@ -235,7 +238,8 @@ def connect(group, device, timeout=None):
 
 
 def disconnect(group=None):
-    """Frees what Burst keeps for a group (None: for all of them). The group itself is not touched."""
+    """Frees what Burst keeps for a group (None: for all of them). The group itself is not touched.
+    Backwards of earlier calls are refused then. Done at the end of a program by itself."""
     if group is not None:
         group = _process_group(group)
     for key in list(_ranks):

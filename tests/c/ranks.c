@@ -165,6 +165,21 @@ static int Rank(int rank, int size, int id_from) {
         }
     free(part.results[r].data), free(whole.results[r].data);
   }
+  /* An attention that is left does not keep the others waiting once this rank has finished. */
+  burst_attention_options options;
+  memset(&options, 0, sizeof(options));
+  options.struct_bytes = sizeof(options);
+  burst_attention* left = NULL;
+  burst_schedule* schedule = NULL;
+  CHECK(burst_attention_create(context, comm, &options, &left));
+  CHECK(burst_comm_finish(comm));
+  if (burst_schedule_create(left, kSeqlen, 0, NULL, NULL, &schedule) != BURST_INVALID_ARGUMENT ||
+      burst_comm_all_gather(comm, &mine, sizeof(mine), ranks) != BURST_INVALID_ARGUMENT ||
+      strcmp(burst_last_error(), "comm: it has finished (burst_comm_finish)") != 0) {
+    fprintf(stderr, "after burst_comm_finish: %s\n", burst_last_error());
+    return 1;
+  }
+  burst_attention_destroy(left);
   burst_context_destroy(context); /* in any order */
   burst_comm_destroy(comm);
   if (worst > 1e-13 || ranks[size - 1] != size - 1 || allocated != 0) {

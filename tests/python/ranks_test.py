@@ -139,6 +139,19 @@ def lost(rank, group, how):
     burst.attention(q, k, v)
 
 
+def finished(rank, group):
+    """A rank that disconnects was not lost, whatever still holds a graph of an earlier call."""
+    q, k, v = inputs(group)
+    out = burst.attention(q.requires_grad_(), k, v, group=group)
+    if rank == 0:
+        burst.disconnect(group)
+        message = message_of(ValueError, out.sum().backward)
+        assert "comm: it has finished" in message, message
+        return
+    message = message_of(burst.RankLostError, lambda: burst.attention(q, k, v, group=group))
+    assert "waits for rank 0, which has finished" in message, message
+
+
 def late(rank, group):
     burst.connect(group, "cpu", timeout=2)
     q, k, v = inputs(group)
@@ -236,6 +249,9 @@ class RanksTest(unittest.TestCase):
 
     def test_a_rank_that_exits(self):
         run_ranks(3, lambda rank, group: lost(rank, group, "exits"), expect={1: 7})
+
+    def test_a_rank_that_has_finished(self):
+        run_ranks(2, finished)
 
     def test_a_rank_that_is_late(self):
         run_ranks(2, late)
