@@ -25,8 +25,8 @@ class GeluFeedForward : public FeedForward {
       : up_(scope, "ffn.up", {scope.config.ffn}, 1, /*has_bias=*/true),
         down_(scope, "ffn.down", scope.config.ffn, 1) {}
 
-  Variable Forward(const ForwardPass& pass, const Variable& x,
-                   const Variable& residual) const override {
+  Variable Forward(const ForwardPass& pass, const Variable& x, const Variable& residual,
+                   ResultUse use) const override {
     const LinearParameters &up = up_.parameters(), &down = down_.parameters();
     return pass.parallel.RowParallel(
         pass.tape, pass.shard, down.bias, residual,
@@ -35,7 +35,7 @@ class GeluFeedForward : public FeedForward {
               pass.tape, pass.shard, x,
               [&](const Variable& all, const std::function<void()>& dx_done) {
                 return GeluMlp(pass.tape, all, up.weight, up.bias, down.weight, down_bias, addend,
-                               dx_done);
+                               dx_done, use);
               });
         });
   }
@@ -52,9 +52,9 @@ class SwiGluFeedForward : public FeedForward {
       : gate_up_(scope, "ffn.gate_up", {scope.config.ffn, scope.config.ffn}, 1, /*has_bias=*/false),
         down_(scope, "ffn.down", scope.config.ffn, 1) {}
 
-  Variable Forward(const ForwardPass& pass, const Variable& x,
-                   const Variable& residual) const override {
-    return down_.Forward(pass, SwiGlu(pass.tape, gate_up_.Forward(pass, x)), residual);
+  Variable Forward(const ForwardPass& pass, const Variable& x, const Variable& residual,
+                   ResultUse use) const override {
+    return down_.Forward(pass, SwiGlu(pass.tape, gate_up_.Forward(pass, x)), residual, use);
   }
 
  private:
@@ -131,6 +131,22 @@ void Block::MakeLlama(const LayerScope& scope) {
   ffn_ = std::make_unique<SwiGluFeedForward>(scope);
 }
 
+Variable Block::FeedForwardBranch(const ForwardPass& pass, const Variable& x,
+                                  const Variable& residual) const {
+  const bool adds = residual.defined();  // it is x then, and the result that of the layer
+  const bool unread = adds && pass.tape.result_is_unread();
+  const auto branch = [this, pass, adds](Tape& tape, const Variable& x, bool unread) {
+    const ForwardPass on = pass.On(tape, /*kept=*/nullptr);
+    return ffn_->Forward(on, ffn_norm_->Forward(on, x), adds ? x : Variable(),
+                         unread ? ResultUse::kUnread : ResultUse::kRead);
+  };
+  if (pass.ffn_chunk == 0) return branch(pass.tape, x, unread);
+  return RecomputeInChunks(
+      pass.tape, x, pass.ffn_chunk,
+      [branch](Tape& tape, const Variable& x) { return branch(tape, x, tape.result_is_unread()); },
+      unread);
+}
+
 Variable Block::Forward(const ForwardPass& pass, const Variable& x) const {
   const int layer = static_cast<int>(layer_);
   ReachOp(layer, "projections", /*on_device=*/true);
@@ -138,9 +154,8 @@ Variable Block::Forward(const ForwardPass& pass, const Variable& x) const {
     return attention_->Forward(pass, attention_norm_->Forward(pass, x), residual);
   });
   ReachOp(layer, "feed-forward");
-  return AddBranch(pass, h, 2 + 2 * layer_, [&](const Variable& residual) {
-    return ffn_->Forward(pass, ffn_norm_->Forward(pass, h), residual);
-  });
+  return AddBranch(pass, h, 2 + 2 * layer_,
+                   [&](const Variable& residual) { return FeedForwardBranch(pass, h, residual); });
 }
 
 }  // namespace burst

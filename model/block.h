@@ -35,12 +35,12 @@ class SelfAttention {
   RowParallelLinear out_;
 };
 
-// residual + ffn(x), shapes as for SelfAttention.
+// residual + ffn(x), shapes as for SelfAttention. `use`: of the result (ops.h).
 class FeedForward {
  public:
   virtual ~FeedForward() = default;
-  virtual Variable Forward(const ForwardPass& pass, const Variable& x,
-                           const Variable& residual) const = 0;
+  virtual Variable Forward(const ForwardPass& pass, const Variable& x, const Variable& residual,
+                           ResultUse use) const = 0;
 };
 
 class Block {
@@ -54,6 +54,9 @@ class Block {
  private:
   void MakeGpt2(const LayerScope& scope);
   void MakeLlama(const LayerScope& scope);
+  // residual + ffn(norm(x))
+  Variable FeedForwardBranch(const ForwardPass& pass, const Variable& x,
+                             const Variable& residual) const;
 
   int64_t layer_;
   std::unique_ptr<Normalization> attention_norm_;

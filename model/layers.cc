@@ -72,10 +72,11 @@ RowParallelLinear::RowParallelLinear(const LayerScope& scope, const std::string&
 }
 
 Variable RowParallelLinear::Forward(const ForwardPass& pass, const Variable& x,
-                                    const Variable& residual) const {
+                                    const Variable& residual, ResultUse use) const {
   return pass.parallel.RowParallel(pass.tape, pass.shard, parameters_.bias, residual,
                                    [&](const Variable& bias, const Variable& addend) {
-                                     return Linear(pass.tape, x, parameters_.weight, bias, addend);
+                                     return Linear(pass.tape, x, parameters_.weight, bias, addend,
+                                                   /*dx_done=*/nullptr, use);
                                    });
 }
 

@@ -39,11 +39,12 @@ struct ForwardPass {
   Tensor global_positions = {};  // [length] int32, of dropout
   // Of the layer, where it runs twice and attention shall not (AttentionOp); else null.
   std::shared_ptr<KeptAttention> kept_attention = nullptr;
+  int64_t ffn_chunk = 0;  // tokens that a feed-forward takes at a time (RecomputeInChunks); 0: all
 
   // The same on another tape, for one layer.
   ForwardPass On(Tape& other, std::shared_ptr<KeptAttention> kept) const {
-    return {other,   parallel,         shard,          attend, rope, dropout_rate,
-            dropout, global_positions, std::move(kept)};
+    return {other,   parallel,         shard,           attend,   rope, dropout_rate,
+            dropout, global_positions, std::move(kept), ffn_chunk};
   }
   // A place where dropout applies. 0 is the embedding; 1 + 2 l and 2 + 2 l are the attention and
   // the feed-forward of layer l.
@@ -133,7 +134,8 @@ class RowParallelLinear {
 
   // x: [batch, all tokens, this rank's channels].
   // residual (may be undefined) and result: [batch, length, width].
-  Variable Forward(const ForwardPass& pass, const Variable& x, const Variable& residual) const;
+  Variable Forward(const ForwardPass& pass, const Variable& x, const Variable& residual,
+                   ResultUse use = ResultUse::kRead) const;
 
   const LinearParameters& parameters() const { return parameters_; }
 

@@ -161,13 +161,16 @@ void TensorParallel::EndColumns(Tape& tape, const Shard& shard, const Variable& 
 Variable TensorParallel::SumRows(Tape& tape, const Shard& shard, const Variable& partial,
                                  const Variable& residual) const {
   Tensor sum = partial.value();
-  if (sequence_parallel_) {
+  if (sum.null()) {  // ResultUse::kUnread
+    const int64_t length = sequence_parallel_ ? shard->local_length() : sum.dim(1);
+    sum = Tensor::Null({sum.dim(0), length, sum.dim(2)}, sum.dtype(), sum.device());
+  } else if (sequence_parallel_) {
     sum = ReduceScatter(tape, *shard, sum);
     partial.ForgetValue();  // no backward reads a GEMM's result
   } else {
     AllReduce(tape, sum);
   }
-  if (residual.defined()) sum.Add(residual.value());
+  if (residual.defined() && !sum.null()) sum.Add(residual.value());
   const Variable y = tape.Output(sum, {partial, residual});
   if (!tape.NeedsGrad({partial, residual})) return y;
   tape.Record("sum_rows", {y}, [=, &tape] {

@@ -182,6 +182,11 @@ void Transformer::EndHead(Tape& tape) const {
   });
 }
 
+void Transformer::set_ffn_chunk(int64_t tokens) {
+  BURST_CHECK(tokens == 0 || parallel_.ranks() == 1) << "a tensor-parallel layer in chunks";
+  ffn_chunk_ = tokens;
+}
+
 Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions,
                              const GradientsReady& ready) const {
   const auto on_backward = [&](int first, int last) {
@@ -211,7 +216,8 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, cons
 
 Variable Transformer::Layer(const ForwardPass& pass, size_t layer, const Variable& x) const {
   const Block& block = blocks_[layer];
-  if (recompute_ == Recompute::kNone || !pass.tape.recording()) return block.Forward(pass, x);
+  const bool keeps = recompute_ == Recompute::kNone || layer % recompute_every_ != 0;
+  if (keeps || !pass.tape.recording()) return block.Forward(pass, x);
   const auto kept =
       recompute_ == Recompute::kSelective ? std::make_shared<KeptAttention>() : nullptr;
   return RecomputeInBackward(pass.tape, x, [&block, pass, kept](Tape& tape, const Variable& x) {
@@ -225,6 +231,7 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
   const auto& schedule = batch.schedule;
   const std::shared_ptr<const TokenShard> shard(schedule, &schedule->shard());
   ForwardPass pass{tape, parallel_, shard};
+  pass.ffn_chunk = ffn_chunk_;
   pass.dropout_rate = config_.dropout;
   pass.dropout = dropout;
   // A recomputation calls it later, on its own tape.
@@ -287,6 +294,7 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
   positions = positions.To(device());
   Tape tape(/*recording=*/false);
   ForwardPass pass{tape, parallel_, /*shard=*/nullptr};
+  pass.ffn_chunk = ffn_chunk_;
   pass.attend = [&](const ForwardPass&, int64_t layer, const Variable& qkv) {
     const auto heads = [&](int64_t first, int64_t count) {
       return qkv.value().Slice(2, first, count);

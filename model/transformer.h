@@ -64,8 +64,16 @@ class Transformer {
   ParameterList& parameters() { return parameters_; }
   const ParameterList& parameters() const { return parameters_; }
 
-  // What the layers save for the backward; kNone unless set.
-  void set_recompute(Recompute recompute) { recompute_ = recompute; }
+  // What the layers save for the backward; kNone unless set. Of every `every` layers the first one
+  // recomputes, the others save all.
+  void set_recompute(Recompute recompute, int64_t every = 1) {
+    recompute_ = recompute;
+    recompute_every_ = every;
+  }
+  // Feed-forwards, with their normalization, take so many tokens at a time and save nothing: the
+  // backward computes them again (RecomputeInChunks). 0, unless set: all at once. Not with tensor
+  // parallelism.
+  void set_ffn_chunk(int64_t tokens);
 
   // Told of every use of the parameters; must outlive the passes. Null: nobody.
   void set_parameter_use(ParameterUse* use) { use_ = use; }
@@ -128,6 +136,8 @@ class Transformer {
   const TensorParallel parallel_;
   RopeAngles rope_angles_;  // llama
   Recompute recompute_ = Recompute::kNone;
+  int64_t recompute_every_ = 1;
+  int64_t ffn_chunk_ = 0;
   ParameterUse* use_ = nullptr;
   ParameterList parameters_;
   Variable token_embedding_;     // [vocab, width]

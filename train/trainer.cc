@@ -118,7 +118,8 @@ absl::Status Trainer::CreateModel() {
           config_.model, config_.dtype,
           loads ? std::nullopt : std::optional<uint64_t>(static_cast<uint64_t>(config_.seed)),
           device, parallel, sharding));
-  model_->set_recompute(config_.recompute);
+  model_->set_recompute(config_.recompute, config_.recompute_every);
+  model_->set_ffn_chunk(config_.ffn_chunk);
   const ParameterList& parameters = model_->parameters();
   Communicator* const group = tensor_parallel_ ? sequence_.get() : nullptr;
   if (config_.zero < 2) {

@@ -153,29 +153,87 @@ void Tape::RunBackward() {
   nodes_.clear();
 }
 
+namespace {
+
+// The value of the function and whether it has a gradient. On a tape that records, the function's
+// own tape does, too: where an op saves something for its backward, it may use another kernel, with
+// other roundings. That tape ends here.
+Variable FirstRun(Tape& tape, const TapeFunction& function, const Variable& x) {
+  Tape first(tape.recording());
+  first.Watch(tape.watcher());
+  const Variable result = function(first, x);
+  if (!first.status().ok()) tape.Fail(first.status());
+  return Variable(result.value(), result.requires_grad());
+}
+
+}  // namespace
+
+// The second run, and its backward: adds to the gradient of `input` and of the parameters.
+absl::Status GradientsAgain(Tape& tape, const TapeFunction& function, const Variable& input,
+                            const Tensor& output_grad) {
+  Tape second;
+  second.Watch(tape.watcher());
+  second.result_is_unread_ = tape.watcher() == nullptr;
+  const Variable result = function(second, input);
+  return second.Backward({result}, {output_grad});
+}
+
 Variable RecomputeInBackward(Tape& tape, const Variable& x, TapeFunction function) {
   if (!tape.recording()) return function(tape, x);
-  // This tape records, too: where an op saves something for its backward, it may use another
-  // kernel, with other roundings. The tape ends before the second one begins.
-  Variable y;
-  {
-    Tape first;
-    first.Watch(tape.watcher());
-    const Variable result = function(first, x);
-    if (!first.status().ok()) tape.Fail(first.status());
-    y = Variable(result.value(), result.requires_grad());
-  }
+  const Variable y = FirstRun(tape, function, x);
   if (!y.requires_grad()) return y;
 
   tape.Record("recompute", {y}, [&tape, x, y, function = std::move(function)] {
-    Tape second;
-    second.Watch(tape.watcher());
     // Its gradient is what this node contributes to that of x.
     const Variable input(x.value(), x.requires_grad());
-    const Variable result = function(second, input);
-    const absl::Status status = second.Backward({result}, {y.grad()});
+    const absl::Status status = GradientsAgain(tape, function, input, y.grad());
     if (!status.ok()) return tape.Fail(status);
     if (input.requires_grad() && !input.grad().null()) x.AddGrad(input.grad());
+  });
+  return y;
+}
+
+Variable RecomputeInChunks(Tape& tape, const Variable& x, int64_t chunk, TapeFunction function,
+                           bool unread) {
+  BURST_CHECK(chunk >= 1 && x.value().is_contiguous() && x.value().dim(-1) > 0)
+      << "chunks of " << chunk << " rows of " << ToString(x.shape());
+  const int64_t width = x.value().dim(-1), rows = x.value().numel() / width;
+  // visit(part), for every chunk; part(tensor): its rows of a tensor like x.
+  const auto for_each_chunk = [=](const auto& visit) {
+    for (int64_t begin = 0; begin < rows; begin += chunk) {
+      visit([=, size = std::min(chunk, rows - begin)](const Tensor& all) {
+        return all.View({1, rows, width}).Slice(1, begin, size);
+      });
+    }
+  };
+  Tensor value;
+  bool requires_grad = tape.recording();
+  if (unread) {
+    value = x.value().WithoutMemory();
+  } else {
+    value = Tensor::EmptyLike(x.value());
+    for_each_chunk([&](const auto& part) {
+      const Variable y = FirstRun(tape, function, Variable(part(x.value()), x.requires_grad()));
+      part(value).CopyFrom(y.value());
+      requires_grad &= y.requires_grad();
+    });
+  }
+  const Variable y(value, requires_grad);
+  if (!requires_grad) return y;
+
+  tape.Record("recompute_chunks", {y}, [&tape, x, y, for_each_chunk, function] {
+    const Tensor dy = y.grad().Contiguous();
+    const Tensor dx = x.requires_grad() ? Tensor::EmptyLike(x.value()) : Tensor();
+    absl::Status status;
+    for_each_chunk([&](const auto& part) {
+      if (!status.ok()) return;
+      const Variable input(part(x.value()), x.requires_grad());
+      status = GradientsAgain(tape, function, input, part(dy));
+      if (dx.null()) return;
+      input.grad().null() ? part(dx).Fill(0) : part(dx).CopyFrom(input.grad());
+    });
+    if (!status.ok()) return tape.Fail(status);
+    if (!dx.null()) x.AddGrad(dx);
   });
   return y;
 }

@@ -91,6 +91,11 @@ class Variable {
   std::shared_ptr<Node> node_;
 };
 
+class Tape;
+// y = function(tape, x): its ops go onto the tape they are given, and may read parameters besides
+// x.
+using TapeFunction = std::function<Variable(Tape& tape, const Variable& x)>;
+
 class Tape {
  public:
   // A tape that does not record runs forwards only: nothing is saved (evaluation, generation).
@@ -99,6 +104,8 @@ class Tape {
   Tape& operator=(const Tape&) = delete;
 
   bool recording() const { return recording_; }
+  // Of the second run of a recomputation (below): nobody reads the value that the function returns.
+  bool result_is_unread() const { return result_is_unread_; }
 
   // Whether an op over these inputs must record a node and save what its backward needs.
   bool NeedsGrad(std::initializer_list<Variable> inputs) const;
@@ -145,7 +152,11 @@ class Tape {
   };
   void RunBackward();
 
+  friend absl::Status GradientsAgain(Tape& tape, const TapeFunction& function,
+                                     const Variable& input, const Tensor& output_grad);
+
   const bool recording_;
+  bool result_is_unread_ = false;
   std::vector<Node> nodes_;
   Watcher watcher_;
   absl::Status status_;
@@ -154,10 +165,6 @@ class Tape {
 // ---- Recomputation in the backward, or gradient checkpointing (Chen et al., "Training Deep Nets
 // with Sublinear Memory Cost", arXiv 1604.06174): only the input of a part of a model is kept; what
 // happens between input and output is computed once more when the backward gets there.
-
-// y = function(tape, x): its ops go onto the tape they are given, and may read parameters besides
-// x.
-using TapeFunction = std::function<Variable(Tape& tape, const Variable& x)>;
 
 // function(tape, x) as one node of the tape, which keeps x and what the function itself keeps. The
 // function runs twice: now, on a tape that is thrown away, and in the backward, on a second one,
@@ -168,6 +175,18 @@ using TapeFunction = std::function<Variable(Tape& tape, const Variable& x)>;
 // Values and gradients are, to the bit, those without recomputation, as far as the ops themselves
 // are reproducible. A watcher of the tape sees the function's values in both runs, so it may change
 // them. What the function reports with Tape::Fail is reported to the tape.
+//
+// In the second run, unless there is a watcher, the tape's result_is_unread() is true: the op that
+// makes the function's result may leave out its value (Variable::ForgetValue), which no backward
+// reads.
 Variable RecomputeInBackward(Tape& tape, const Variable& x, TapeFunction function);
+
+// The same for a function that treats every row by itself, and whose result has the shape of what
+// it is given: [1, chunk, width], `chunk` rows of x (the last time fewer), in both runs. What it
+// allocates then does not grow with x. In chunks, too, on a tape that does not record.
+// x: [..., width], contiguous, any number of rows. Gradients of parameters are sums over chunks:
+// those without chunks up to rounding. `unread`: y gets no value, only a gradient.
+Variable RecomputeInChunks(Tape& tape, const Variable& x, int64_t chunk, TapeFunction function,
+                           bool unread = false);
 
 }  // namespace burst

@@ -59,18 +59,22 @@ Shape OutputShape(const Shape& x, int64_t in, int64_t out) {
 }  // namespace
 
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
-                const Variable& residual, const std::function<void()>& dx_done) {
+                const Variable& residual, const std::function<void()>& dx_done, ResultUse use) {
   const int64_t out = weight.value().dim(0), in = weight.value().dim(1);
   const Shape shape = OutputShape(x.shape(), in, out);
   if (residual.defined()) {
     BURST_CHECK(residual.shape() == shape && residual.value().is_contiguous());
   }
   if (x.value().device() == DeviceType::kCuda) {
-    return BURST_CUDA_CALL(cuda::Linear(tape, x, weight, bias, residual, shape, dx_done));
+    return BURST_CUDA_CALL(cuda::Linear(tape, x, weight, bias, residual, shape, dx_done, use));
   }
+  const DType dtype = x.value().dtype();
   const Variable y =
-      tape.Output(Tensor::Empty(shape, x.value().dtype()), {x, weight, bias, residual});
-  DispatchFloat(x.value().dtype(), [&](auto zero) {
+      tape.Output(use == ResultUse::kUnread ? Tensor::Null(shape, dtype, DeviceType::kCpu)
+                                            : Tensor::Empty(shape, dtype),
+                  {x, weight, bias, residual});
+  DispatchFloat(dtype, [&](auto zero) {
+    if (use == ResultUse::kUnread) return;
     using T = decltype(zero);
     LinearForward(AsMatrix<T>(x.value(), in), AsMatrix<T>(weight.value(), in),
                   bias.defined() ? bias.value().data<T>() : nullptr,
@@ -107,12 +111,13 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
 
 Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,
                  const Variable& down, const Variable& down_bias, const Variable& residual,
-                 const std::function<void()>& dx_done) {
+                 const std::function<void()>& dx_done, ResultUse use) {
   if (x.value().device() == DeviceType::kCuda && x.value().dtype() == DType::kBFloat16) {
-    return BURST_CUDA_CALL(cuda::GeluMlp(tape, x, up, up_bias, down, down_bias, residual, dx_done));
+    return BURST_CUDA_CALL(
+        cuda::GeluMlp(tape, x, up, up_bias, down, down_bias, residual, dx_done, use));
   }
   const Variable hidden = Gelu(tape, Linear(tape, x, up, up_bias, {}, dx_done));
-  return Linear(tape, hidden, down, down_bias, residual);
+  return Linear(tape, hidden, down, down_bias, residual, nullptr, use);
 }
 
 }  // namespace burst

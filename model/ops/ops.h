@@ -42,16 +42,20 @@ namespace burst {
 //
 // `dx_done`, unless null, is called in the backward when dx is complete and before x is read for
 // dweight: the caller may send dx from there, and put x back (Variable::SetValue).
+//
+// With ResultUse::kUnread y has no memory and is not computed; its gradient flows as ever.
+enum class ResultUse { kRead, kUnread };
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias = {},
-                const Variable& residual = {}, const std::function<void()>& dx_done = nullptr);
+                const Variable& residual = {}, const std::function<void()>& dx_done = nullptr,
+                ResultUse use = ResultUse::kRead);
 
 // The feed-forward of GPT-2: y = gelu(x up^T + up_bias) down^T + down_bias + residual. One op, so
 // that in bfloat16 on a GPU the GEMMs apply GELU and the biases themselves.
 // x: [..., width]; up: [ffn, width]; up_bias: [ffn]; down: [width, ffn]; down_bias: [width] or
-// undefined; residual (may be undefined), y: [..., width]. `dx_done` as for Linear.
+// undefined; residual (may be undefined), y: [..., width]. `dx_done` and `use` as for Linear.
 Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,
                  const Variable& down, const Variable& down_bias, const Variable& residual = {},
-                 const std::function<void()>& dx_done = nullptr);
+                 const std::function<void()>& dx_done = nullptr, ResultUse use = ResultUse::kRead);
 
 // ---- Normalization over the last axis. x, y: [..., width]; weight, bias: [width].
 

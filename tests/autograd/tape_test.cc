@@ -205,6 +205,78 @@ TEST(RecomputeTest, AWatcherSeesBothRuns) {
                                          "recompute", "multiply", "multiply"));
 }
 
+// y = w x + x for each row [1, n, 2], where w is one number; the numbers of rows are recorded.
+TapeFunction RowsTimes(const Variable& weight, std::vector<int64_t>* sizes, int* unread) {
+  return [=](Tape& tape, const Variable& x) {
+    sizes->push_back(x.value().dim(1));
+    *unread += tape.result_is_unread();
+    const Variable y = tape.Output(x.value().Clone(), {x, weight});
+    y.value().Scale(1 + Value(weight.value()));
+    if (tape.NeedsGrad({x, weight})) {
+      tape.Record("rows_times", {y}, [=] {
+        const Tensor dx = y.grad().Clone(), dy = y.grad().Clone();
+        dx.Scale(1 + Value(weight.value()));
+        x.AddGrad(dx);
+        double sum = 0;
+        for (int64_t i = 0; i < dy.numel(); ++i)
+          sum += dy.data<double>()[i] * x.value().data<double>()[i];
+        weight.AddGrad(Scalar(sum));
+      });
+    }
+    return y;
+  };
+}
+
+TEST(RecomputeTest, ChunksHaveTheGradientsOfTheWhole) {
+  const std::vector<double> values = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10},
+                            up = {1, 0, 2, 1, 1, 3, 1, 0, 2, 2};
+  for (const int64_t chunk : {1, 2, 3, 5, 7}) {
+    for (const bool unread : {false, true}) {
+      Tape tape;
+      const Variable x(Tensor::FromVector<double>(values, {1, 5, 2}), true),
+          weight(Scalar(3), true);
+      std::vector<int64_t> sizes;
+      int unread_runs = 0;
+      const Variable y =
+          RecomputeInChunks(tape, x, chunk, RowsTimes(weight, &sizes, &unread_runs), unread);
+      const int64_t chunks = (5 + chunk - 1) / chunk;
+      EXPECT_EQ(y.value().null(), unread);
+      EXPECT_EQ(y.shape(), x.shape());
+      ASSERT_EQ(sizes.size(), unread ? 0 : chunks);
+      EXPECT_EQ(unread_runs, 0);
+      for (int64_t i = 0; !unread && i < 10; ++i)
+        EXPECT_EQ(y.value().data<double>()[i], 4 * values[i]);
+      EXPECT_EQ(tape.num_nodes(), 1);
+      ASSERT_TRUE(tape.Backward({y}, {Tensor::FromVector<double>(up, {1, 5, 2})}).ok());
+      EXPECT_EQ(unread_runs, chunks) << "the second runs alone";
+      EXPECT_EQ(sizes.back(), 5 - (chunks - 1) * chunk);
+      double dweight = 0;
+      for (int64_t i = 0; i < 10; ++i) {
+        EXPECT_EQ(x.grad().data<double>()[i], 4 * up[i]);
+        dweight += up[i] * values[i];
+      }
+      EXPECT_EQ(Value(weight.grad()), dweight);
+    }
+  }
+}
+
+TEST(RecomputeTest, ChunksOfNothingAndWithoutGradients) {
+  std::vector<int64_t> sizes;
+  int unread = 0;
+  const Variable weight(Scalar(3), true);
+  Tape tape;
+  const Variable none(Tensor::Zeros({2, 0, 2}, DType::kFloat64), true);
+  const Variable y = RecomputeInChunks(tape, none, 4, RowsTimes(weight, &sizes, &unread));
+  ASSERT_TRUE(tape.Backward({y}, {Tensor::Zeros({2, 0, 2}, DType::kFloat64)}).ok());
+  EXPECT_TRUE(sizes.empty());
+  Tape inference(false);
+  const Variable x(Tensor::FromVector<double>({1, 2, 3, 4, 5, 6}, {3, 1, 2}));
+  const Variable z = RecomputeInChunks(inference, x, 2, RowsTimes(weight, &sizes, &unread));
+  EXPECT_EQ(z.value().ToVector<double>(), (std::vector<double>{4, 8, 12, 16, 20, 24}));
+  EXPECT_EQ(sizes, (std::vector<int64_t>{2, 1}));
+  EXPECT_FALSE(z.requires_grad());
+}
+
 TEST(RecomputeTest, FailuresAreTheTapes) {
   for (const int failing_run : {1, 2}) {
     Tape tape;

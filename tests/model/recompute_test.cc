@@ -3,6 +3,8 @@
 // shapes say. (The op on the tape by itself is in tape_test, whole runs are in trainer_test.)
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -41,9 +43,16 @@ struct Step {
   int64_t forward_bytes = 0, backward_bytes = 0;  // sent for attention
 };
 
-absl::StatusOr<Step> TakeStep(Recompute recompute, SequenceParallelAttention& attention,
+struct Saving {
+  Recompute recompute = Recompute::kNone;
+  int64_t every = 1;
+  int64_t ffn_chunk = 0;
+};
+
+absl::StatusOr<Step> TakeStep(const Saving& saving, SequenceParallelAttention& attention,
                               const SequenceBatch& batch, Transformer& model) {
-  model.set_recompute(recompute);
+  model.set_recompute(saving.recompute, saving.every);
+  model.set_ffn_chunk(saving.ffn_chunk);
   model.parameters().ZeroGrad();
   attention.ResetStats();
   DropoutKey dropout;
@@ -61,6 +70,17 @@ absl::StatusOr<Step> TakeStep(Recompute recompute, SequenceParallelAttention& at
   step.forward_bytes = attention.bytes_sent().forward;
   step.backward_bytes = attention.bytes_sent().backward;
   return step;
+}
+
+// Every difference is at most `bound` of the largest value.
+void ExpectNear(const Values& have, const Values& want, double bound) {
+  ASSERT_EQ(have.size(), want.size());
+  double largest = 0, worst = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    largest = std::max(largest, std::abs(want[i]));
+    worst = std::max(worst, std::abs(have[i] - want[i]));
+  }
+  EXPECT_LE(worst, bound * largest);
 }
 
 struct Ranks {
@@ -85,10 +105,10 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
   const Text text = RandomText(/*vocab=*/13, /*packed=*/ranks.length > 5, ranks.length);
   BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(text.length, text.documents));
   const SequenceBatch batch = Cut(text, std::make_shared<RingSchedule>(std::move(schedule)));
-  BURST_ASSIGN_OR_RETURN(const Step kept, TakeStep(Recompute::kNone, *attention, batch, *model));
+  BURST_ASSIGN_OR_RETURN(const Step kept, TakeStep({}, *attention, batch, *model));
   for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
     SCOPED_TRACE(Name(recompute));
-    BURST_ASSIGN_OR_RETURN(const Step again, TakeStep(recompute, *attention, batch, *model));
+    BURST_ASSIGN_OR_RETURN(const Step again, TakeStep({recompute}, *attention, batch, *model));
     EXPECT_EQ(again.loss, kept.loss);
     EXPECT_EQ(again.gradients, kept.gradients);
     EXPECT_EQ(again.ready, std::vector<int>(again.ready.size(), 1));
@@ -103,6 +123,26 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
       const int64_t qkv = config.heads + 2 * config.kv_heads, all = qkv + config.heads;
       EXPECT_EQ(again.forward_bytes * all, kept.forward_bytes * (all + qkv));
     }
+    BURST_ASSIGN_OR_RETURN(const Step half, TakeStep({recompute, 2}, *attention, batch, *model));
+    EXPECT_EQ(half.loss, kept.loss);
+    EXPECT_EQ(half.gradients, kept.gradients);
+    if (recompute == Recompute::kFull) {  // of the layers 0, 1 and 2 not the middle one
+      EXPECT_EQ(3 * half.forward_bytes, 5 * kept.forward_bytes);
+    }
+  }
+  if (parallel.ranks() > 1) return absl::OkStatus();
+  // Chunks change roundings alone, and recomputation of layers changes nothing about them.
+  BURST_ASSIGN_OR_RETURN(const Step chunked,
+                         TakeStep({Recompute::kNone, 1, 5}, *attention, batch, *model));
+  const double bound = dtype == DType::kFloat64 ? 1e-12 : dtype == DType::kFloat32 ? 1e-4 : 0.05;
+  ExpectNear(chunked.loss, kept.loss, bound);
+  ExpectNear(chunked.gradients, kept.gradients, bound);
+  EXPECT_EQ(chunked.ready, std::vector<int>(chunked.ready.size(), 1));
+  for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
+    BURST_ASSIGN_OR_RETURN(const Step again,
+                           TakeStep({recompute, 1, 5}, *attention, batch, *model));
+    EXPECT_EQ(again.loss, chunked.loss);
+    EXPECT_EQ(again.gradients, chunked.gradients);
   }
   return absl::OkStatus();
 }
@@ -139,9 +179,10 @@ struct Memory {
   int64_t kept = 0, peak = 0;
 };
 
-Memory MemoryOfStep(Recompute recompute, SequenceParallelAttention& attention,
+Memory MemoryOfStep(const Saving& saving, SequenceParallelAttention& attention,
                     const SequenceBatch& batch, Transformer& model) {
-  model.set_recompute(recompute);
+  model.set_recompute(saving.recompute, saving.every);
+  model.set_ffn_chunk(saving.ffn_chunk);
   const int64_t before = GetMemoryStats(kTestDevice).bytes_in_use;
   ResetPeakMemory(kTestDevice);
   Memory memory;
@@ -162,12 +203,12 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   const auto model =
       *Transformer::Create(config, DType::kFloat64, /*seed=*/3, kTestDevice, TensorParallel());
   const SingleRank single(RandomText(config.vocab, /*packed=*/false, /*length=*/256));
-  const auto measure = [&](Recompute recompute) {
-    return MemoryOfStep(recompute, *single.attention, single.batch, *model);
+  const auto measure = [&](const Saving& saving) {
+    return MemoryOfStep(saving, *single.attention, single.batch, *model);
   };
-  measure(Recompute::kNone);  // buffers that stay
-  const Memory none = measure(Recompute::kNone), full = measure(Recompute::kFull);
-  const Memory selective = measure(Recompute::kSelective);
+  measure({});  // buffers that stay
+  const Memory none = measure({}), full = measure({Recompute::kFull});
+  const Memory selective = measure({Recompute::kSelective});
 
   // Of one layer's forward, for each token: both normalizations with 1 / rms, the projected heads,
   // the same after RoPE, out and lse, the residual stream after either branch, gate and up, the
@@ -178,6 +219,12 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   const int64_t unit = 2 * 256 * 8;  // bytes of a channel: tokens, double
   EXPECT_EQ(none.kept - full.kept, config.layers * (all - stream) * unit);
   EXPECT_EQ(none.kept - selective.kept, config.layers * (all - stream - result) * unit);
+  // Half of the layers.
+  const Memory half = measure({Recompute::kFull, 2});
+  EXPECT_EQ(none.kept - half.kept, config.layers / 2 * (all - stream) * unit);
+  // Feed-forwards in chunks keep neither their normalization nor what has ffn channels.
+  const Memory chunks = measure({Recompute::kNone, 1, 32});
+  EXPECT_EQ(none.kept - chunks.kept, config.layers * ((w + 1) + 3 * config.ffn) * unit);
   // At most one layer is there whole; and with it, for as long as its backward takes, its result's
   // two values, of the first run and the second, and their gradient.
   const int64_t others = config.layers - 1;
@@ -186,6 +233,49 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   testing::Test::RecordProperty("peak_none", none.peak);
   testing::Test::RecordProperty("peak_selective", selective.peak);
   testing::Test::RecordProperty("peak_full", full.peak);
+}
+
+// Of a feed-forward in chunks no buffer grows with tokens * ffn, in the forward, the backward and
+// without a tape.
+TEST(Recompute, ChunksBoundTheMemoryOfAFeedForward) {
+  constexpr int64_t kChunk = 32, kTokens = 2 * 256;
+  for (const Family family : {Family::kLlama, Family::kGpt2}) {
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kFull, Recompute::kSelective}) {
+      SCOPED_TRACE(testing::Message() << Name(recompute) << (family == Family::kGpt2));
+      const auto peak = [&](int64_t ffn, int64_t chunk, bool recording) {
+        ModelConfig config = Model(family);
+        config.layers = 2;
+        config.context = kTokens / 2;
+        config.dropout = 0;
+        config.ffn = ffn;
+        const auto model =
+            *Transformer::Create(config, DType::kFloat64, /*seed=*/3, kTestDevice, {});
+        const SingleRank single(RandomText(config.vocab, /*packed=*/false, kTokens / 2));
+        for (int run = 0;; ++run) {  // the first one leaves buffers that stay
+          int64_t bytes = 0;
+          if (recording) {
+            bytes =
+                MemoryOfStep({recompute, 1, chunk}, *single.attention, single.batch, *model).peak;
+          } else {
+            model->set_ffn_chunk(chunk);
+            const int64_t before = GetMemoryStats(kTestDevice).bytes_in_use;
+            ResetPeakMemory(kTestDevice);
+            Tape tape(/*recording=*/false);
+            model->Logits(tape, *single.attention, single.batch);
+            bytes = GetMemoryStats(kTestDevice).peak_bytes - before;
+          }
+          if (run == 1) return bytes;
+        }
+      };
+      // With a tape: up to three tensors of ffn channels, their gradients, and copies of two.
+      const int64_t small = 64, large = 1024, more = (large - small) * sizeof(double);
+      EXPECT_LE(peak(large, kChunk, true) - peak(small, kChunk, true), 8 * kChunk * more);
+      EXPECT_GE(peak(large, 0, true) - peak(small, 0, true), 2 * kTokens * more);
+      if (recompute != Recompute::kNone) continue;
+      EXPECT_LE(peak(large, kChunk, false) - peak(small, kChunk, false), 3 * kChunk * more);
+      EXPECT_GE(peak(large, 0, false) - peak(small, 0, false), kTokens * more);
+    }
+  }
 }
 
 TEST(Recompute, EvaluationKeepsNothing) {

@@ -269,6 +269,10 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--lr=nan"}, {"--lr", "nan"}},
       {{"--packed=maybe"}, {"--packed", "'maybe'", "true or false"}},
       {{"--recompute=half"}, {"--recompute", "half", "none, full or selective"}},
+      {{"--recompute=full", "--recompute_every=0"}, {"--recompute_every", "0", "at least 1"}},
+      {{"--recompute_every=2"}, {"--recompute_every", "2", "--recompute=full or selective"}},
+      {{"--ffn_chunk=-1"}, {"--ffn_chunk", "-1", "at least 0"}},
+      {{"--ffn_chunk=64", "--strategy=tp"}, {"--ffn_chunk", "64", "--strategy=tp", "leave it out"}},
       {{"--layout=zigzig"}, {"--layout", "zigzig", "contiguous", "zigzag", "striped"}},
       {{"--ring_backward=up"}, {"--ring_backward", "up", "auto", "burst", "ring"}},
       {{"--schedule=step"}, {"--schedule", "'step'", "use cosine, linear, constant or wsd"}},
@@ -453,8 +457,9 @@ TEST(TrainConfig, ResumeRefusesAnotherRun) {
     EXPECT_TRUE(absl::StrContains(status.message(), option.substr(0, option.find('=')) + ": "))
         << status;
   }
-  const auto after = Resolve({"--steps=2000", "--lr=1e-3", "--ranks=7", "--layout=striped",
-                              "--eval_every=1", "--sample=3", "--recompute=selective"});
+  const auto after =
+      Resolve({"--steps=2000", "--lr=1e-3", "--ranks=7", "--layout=striped", "--eval_every=1",
+               "--sample=3", "--recompute=selective", "--recompute_every=2", "--ffn_chunk=100"});
   ASSERT_TRUE(after.ok()) << after.status();
   EXPECT_EQ(after->CheckResume(before), absl::OkStatus());
 }

@@ -113,6 +113,12 @@ OptionTable TrainOptions(TrainConfig* c) {
         "What the backward pass computes again, to save memory: none; full: each layer, of which "
         "only the input is stored; selective: the same but for attention, whose result is stored, "
         "too. Results do not depend on it.");
+  t.Add("recompute_every", &c->recompute_every, kMayChange,
+        "With --recompute: only one of so many layers computes again, the others store all.");
+  t.Add("ffn_chunk", &c->ffn_chunk, kMayChange,
+        "Feed-forwards take so many tokens at a time and store nothing; the backward pass computes "
+        "them again. Memory then does not grow with tokens times ffn. Results change by roundings. "
+        "0: all tokens at once.");
   t.Add(
       "zero", &c->zero, kMayChange,
       "What the ranks that have the same parameters divide between them, to save memory (ZeRO). 1: "

@@ -46,6 +46,12 @@ absl::Status CheckRanges(const TrainConfig& c) {
   BURST_RETURN_IF_ERROR(AtLeast("log_every", c.log_every, 1));
   BURST_RETURN_IF_ERROR(AtLeast("patience", c.patience, 0));
   BURST_RETURN_IF_ERROR(AtLeast("sample", c.sample, -1));
+  BURST_RETURN_IF_ERROR(AtLeast("recompute_every", c.recompute_every, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("ffn_chunk", c.ffn_chunk, 0));
+  if (c.recompute_every > 1 && c.recompute == Recompute::kNone) {
+    return InvalidOption("recompute_every", c.recompute_every,
+                         " has no effect without --recompute=full or selective");
+  }
   if (c.zero < 0 || c.zero > 3) return InvalidOption("zero", c.zero, " is no stage; 0, 1, 2 or 3");
   if (c.ranks != -1) BURST_RETURN_IF_ERROR(AtLeast("ranks", c.ranks, 1));
   if (c.dp != -1) BURST_RETURN_IF_ERROR(AtLeast("dp", c.dp, 1));
@@ -307,6 +313,10 @@ absl::Status ResolveStrategy(const TrainConfig& c, ResolvedConfig* config) {
   if (IsTensorParallel(c.strategy)) {
     const absl::Status fits = TensorParallel::Check(model, sp);
     if (!fits.ok()) return InvalidOption("strategy", name, ": ", fits.message(), "; or burst");
+    if (c.ffn_chunk > 0 && sp > 1) {
+      return InvalidOption("ffn_chunk", c.ffn_chunk, " is not for --strategy=", name,
+                           ", which exchanges all tokens around a feed-forward; leave it out");
+    }
   }
   if (c.strategy == Strategy::kUlysses) {
     const absl::Status divide = CheckHeadsDivide(model.heads, model.kv_heads, sp);

@@ -50,10 +50,16 @@ std::string State(const ResolvedConfig& config, const ParameterList::KeptBytes& 
 
 std::string Model(const ResolvedConfig& config) {
   const ModelConfig& m = config.model;
-  const std::string recomputed =
-      config.recompute == Recompute::kNone
-          ? ""
-          : absl::StrFormat("; %s recomputation in the backward pass", Name(config.recompute));
+  std::string recomputed;
+  if (config.recompute != Recompute::kNone) {
+    recomputed = absl::StrFormat("; %s recomputation in the backward pass", Name(config.recompute));
+    if (config.recompute_every > 1) {
+      absl::StrAppend(&recomputed, " of one layer in ", config.recompute_every);
+    }
+  }
+  if (config.ffn_chunk > 0) {
+    absl::StrAppend(&recomputed, "; feed-forwards of ", config.ffn_chunk, " tokens at a time");
+  }
   const std::string weights =
       config.pretrained.has_value() ? absl::StrCat("; weights of ", config.pretrained->path) : "";
   return absl::StrFormat("%d layers, width %d, %d heads (%d KV heads), vocabulary %d%s%s", m.layers,

@@ -20,6 +20,7 @@ namespace burst {
 
 class Tape;
 class Variable;
+enum class ResultUse;  // ops.h
 
 // The mask of one dropout site: what is the same for all its elements.
 struct DropoutMask {
@@ -122,12 +123,12 @@ void ScaleInto(const Tensor& y, const Tensor& x, const Tensor& factor, bool add)
 
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
                 const Variable& residual, const Shape& y_shape,
-                const std::function<void()>& dx_done);
+                const std::function<void()>& dx_done, ResultUse use);
 
 // bfloat16 only.
 Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,
                  const Variable& down, const Variable& down_bias, const Variable& residual,
-                 const std::function<void()>& dx_done);
+                 const std::function<void()>& dx_done, ResultUse use);
 
 Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weight,
                             const Tensor& targets, double scale, int64_t chunk);

@@ -4,6 +4,7 @@
 #include "burst/autograd/tape.h"
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/cuda/matmul.h"
+#include "model/ops/ops.h"
 
 namespace burst {
 namespace cuda {
@@ -54,9 +55,11 @@ void InputBackward(const Tensor& dy, const Variable& x, const Variable& weight) 
   AddGemm(x, in, gemm);
 }
 
-// y = x W^T + bias + residual
-void LinearForward(const Tensor& x, const Variable& weight, const Variable& bias,
-                   const Variable& residual, const Tensor& y) {
+// y = x W^T + bias + residual, of the given shape; unread: null.
+Tensor LinearForward(const Tensor& x, const Variable& weight, const Variable& bias,
+                     const Variable& residual, const Shape& shape, ResultUse use) {
+  if (use == ResultUse::kUnread) return Tensor::Null(shape, x.dtype(), DeviceType::kCuda);
+  const Tensor y = Tensor::Empty(shape, x.dtype(), DeviceType::kCuda);
   const int64_t out = weight.value().dim(0), in = weight.value().dim(1);
   const bool fused = bias.defined() && x.dtype() == DType::kBFloat16;
   MatMulParams gemm;
@@ -70,16 +73,16 @@ void LinearForward(const Tensor& x, const Variable& weight, const Variable& bias
   }
   MatMul(gemm);
   if (bias.defined() && !fused) AddBias(y, bias.value());
+  return y;
 }
 
 }  // namespace
 
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
                 const Variable& residual, const Shape& y_shape,
-                const std::function<void()>& dx_done) {
-  const Variable y = tape.Output(Tensor::Empty(y_shape, x.value().dtype(), DeviceType::kCuda),
+                const std::function<void()>& dx_done, ResultUse use) {
+  const Variable y = tape.Output(LinearForward(x.value(), weight, bias, residual, y_shape, use),
                                  {x, weight, bias, residual});
-  LinearForward(x.value(), weight, bias, residual, y.value());
   if (!tape.NeedsGrad({x, weight, bias, residual})) return y;
 
   // dx += dy W, dW += dy^T x, dbias += sum of dy, dresidual += dy
@@ -95,7 +98,7 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
 
 Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,
                  const Variable& down, const Variable& down_bias, const Variable& residual,
-                 const std::function<void()>& dx_done) {
+                 const std::function<void()>& dx_done, ResultUse use) {
   const int64_t ffn = up.value().dim(0), width = up.value().dim(1);
   Shape shape = x.shape();
   shape.back() = ffn;
@@ -113,9 +116,8 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
   MatMul(gemm);
 
   shape.back() = down.value().dim(0);
-  const Variable y = tape.Output(Tensor::Empty(shape, x.value().dtype(), DeviceType::kCuda),
+  const Variable y = tape.Output(LinearForward(hidden, down, down_bias, residual, shape, use),
                                  {x, up, up_bias, down, down_bias, residual});
-  LinearForward(hidden, down, down_bias, residual, y.value());
   if (!needs_grad) return y;
 
   // ddown += dy^T hidden, dpre = (dy down) gelu'(pre), dup_bias += sum of dpre,
