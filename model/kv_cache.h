@@ -1,10 +1,15 @@
 // The KV cache of a model that generates text: keys and values of all tokens so far, so that the
-// next token costs the work of one token.
+// next token costs the work of one token. Ranks may share it: each has the keys and values of some
+// of the tokens, and no two those of the same one.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "burst/attention/cached_attention.h"
+#include "burst/comm/communicator.h"
+#include "burst/sequence/token_shard.h"
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
 
@@ -13,32 +18,52 @@ namespace burst {
 class KvCache {
  public:
   // For `batch` sequences of one length. `window` is the attention window that the model was
-  // trained with; 0: none.
+  // trained with; 0: none. `ranks`, who share the cache, must outlive it; null: nobody.
   KvCache(const ModelConfig& config, int64_t batch, DType dtype, int64_t window = 0,
-          DeviceType device = DeviceType::kCpu);
+          DeviceType device = DeviceType::kCpu, Communicator* ranks = nullptr);
 
   int64_t batch() const { return batch_; }
-  int64_t length() const { return length_; }  // tokens in the cache
+  int64_t length() const { return length_; }  // tokens in the cache, of all ranks
   int64_t window() const { return window_; }
-  void Clear() { length_ = 0; }
+  Communicator* ranks() const { return ranks_; }
+  void Clear();
 
-  // Used by Transformer::Decode. Append writes a layer's keys and values [batch, n, kv_heads,
-  // head_dim] after the first length() tokens and returns all of them, [batch, length() + n,
-  // kv_heads, head_dim]. Advance then adds n to length(), once for all layers.
+  // Memory for `tokens` of this rank, so that it does not grow before there are more of them.
+  void Reserve(int64_t tokens);
+
+  // ---- Used by Transformer.
+
+  // Whether this rank keeps the tokens that come next: it is the first one of those that have the
+  // fewest.
+  bool KeepsNext() const;
+  // Attention of the n tokens that come next; before Advance.
+  CachedAttention AttentionOfNext(int64_t n) const;
+
   struct KeysAndValues {
-    Tensor k, v;
+    Tensor k, v;  // [batch, tokens of this rank, kv_heads, head_dim]
   };
+  // Writes a layer's keys and values [batch, n, kv_heads, head_dim] after those of this rank's
+  // tokens and returns all of them. n = 0: only returns them.
   KeysAndValues Append(int64_t layer, const Tensor& k, const Tensor& v);
-  void Advance(int64_t n) { length_ += n; }
+  // Counts the n tokens that every layer was given, on the rank that KeepsNext; on all ranks alike.
+  void Advance(int64_t n);
+  // The same for an empty cache and a whole sequence, of which every rank keeps its tokens.
+  // Collective.
+  absl::Status Advance(const TokenShard& shard);
 
  private:
+  void Grow(Tensor* all, int64_t capacity) const;
+
   const int64_t batch_;
   const int64_t kv_heads_;
   const int64_t head_dim_;
   const DType dtype_;
   const DeviceType device_;
   const int64_t window_;
+  Communicator* const ranks_;
   int64_t length_ = 0;
+  std::vector<int64_t> lengths_;       // tokens of every rank
+  std::vector<int32_t> positions_;     // of this rank's tokens, increasing
   std::vector<KeysAndValues> layers_;  // [batch, capacity, kv_heads, head_dim] each
 };
 

@@ -1,14 +1,12 @@
 #include "model/transformer.h"
 
-#include <algorithm>
-#include <cmath>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "burst/attention/cached_attention.h"
 #include "burst/autograd/tape.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
-#include "burst/kernels/flash_attention.h"
 #include "model/ops/ops.h"
 
 namespace burst {
@@ -16,40 +14,6 @@ namespace {
 
 // Standard deviation of the embeddings' initial weights (and with them of a tied head): GPT-2's.
 constexpr double kEmbeddingStd = 0.02;
-
-// Attention of the newest n tokens to all tokens in the cache.
-// q: [batch, n, heads, head_dim], k, v: [batch, length, kv_heads, head_dim]
-Tensor AttendToCache(const Tensor& q, const KvCache::KeysAndValues& cached, int64_t window) {
-  const int64_t n = q.dim(1), length = cached.k.dim(1);
-  std::vector<int32_t> ranges(2 * n, 0);  // begin, end
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t position = length - n + i;
-    ranges[n + i] = static_cast<int32_t>(position + 1);
-    if (window > 0) ranges[i] = static_cast<int32_t>(std::max<int64_t>(0, position + 1 - window));
-  }
-  const Tensor visible = Tensor::FromVector<int32_t>(ranges, {2, n}, q.device());
-  const auto* begin = static_cast<const int32_t*>(visible.raw_data());
-  const Tensor out = Tensor::EmptyLike(q);
-  const Tensor lse = Tensor::Empty({q.dim(0), q.dim(2), n}, SumDType(q.dtype()), q.device());
-  FlashForwardParams params;
-  params.shape.batch = q.dim(0);
-  params.shape.q_len = n;
-  params.shape.k_len = length;
-  params.shape.num_heads = q.dim(2);
-  params.shape.num_kv_heads = cached.k.dim(2);
-  params.shape.head_dim = q.dim(3);
-  params.shape.softmax_scale = 1 / std::sqrt(static_cast<double>(q.dim(3)));
-  params.shape.dtype = q.dtype();
-  params.shape.visible = {begin, begin + n, /*batch_stride=*/0};
-  params.q = Operand(q);
-  params.k = Operand(cached.k);
-  params.v = Operand(cached.v);
-  params.out = Operand(out);
-  params.lse = lse.raw_data();
-  params.out_dtype = out.dtype();
-  KernelsOf(q.device()).Forward(params);
-  return out;
-}
 
 absl::Status CheckComplete(const ModelConfig& config) {
   BURST_RETURN_IF_ERROR(config.Validate());
@@ -227,7 +191,7 @@ Variable Transformer::Layer(const ForwardPass& pass, size_t layer, const Variabl
 
 Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
                              const SequenceBatch& batch, const DropoutKey& dropout,
-                             const GradientsReady& ready) const {
+                             const GradientsReady& ready, KvCache* cache) const {
   const auto& schedule = batch.schedule;
   const std::shared_ptr<const TokenShard> shard(schedule, &schedule->shard());
   ForwardPass pass{tape, parallel_, shard};
@@ -235,7 +199,12 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
   pass.dropout_rate = config_.dropout;
   pass.dropout = dropout;
   // A recomputation calls it later, on its own tape.
-  pass.attend = [this, &attention, schedule](const ForwardPass& of, int64_t, const Variable& qkv) {
+  pass.attend = [this, &attention, schedule, cache](const ForwardPass& of, int64_t layer,
+                                                    const Variable& qkv) {
+    if (cache != nullptr) {
+      const int64_t q = config_.heads, kv = config_.kv_heads;
+      cache->Append(layer, qkv.value().Slice(2, q, kv), qkv.value().Slice(2, q + kv, kv));
+    }
     return AttentionOp(of.tape, attention, schedule, qkv, parallel_.LocalCount(config_.heads),
                        parallel_.LocalCount(config_.kv_heads), of.kept_attention.get());
   };
@@ -267,11 +236,19 @@ Variable Transformer::Logits(Tape& tape, SequenceParallelAttention& attention,
 }
 
 absl::StatusOr<Tensor> Transformer::NextTokenLogits(SequenceParallelAttention& attention,
-                                                    const SequenceBatch& batch) const {
-  Tape tape(/*recording=*/false);
-  const Variable x = Hidden(tape, attention, batch, DropoutKey());  // [batch, length, width]
-  BURST_RETURN_IF_ERROR(tape.status());
+                                                    const SequenceBatch& batch,
+                                                    KvCache* cache) const {
   const TokenShard& shard = batch.schedule->shard();
+  if (cache != nullptr) {
+    BURST_CHECK(parallel_.ranks() == 1 && cache->length() == 0 &&
+                cache->batch() == batch.tokens.dim(0));
+    cache->Reserve(shard.local_length());
+  }
+  Tape tape(/*recording=*/false);
+  // [batch, length, width]
+  const Variable x = Hidden(tape, attention, batch, DropoutKey(), /*ready=*/nullptr, cache);
+  BURST_RETURN_IF_ERROR(tape.status());
+  if (cache != nullptr) BURST_RETURN_IF_ERROR(cache->Advance(shard));
   const std::vector<int32_t>& positions = shard.local_positions();
   if (positions.empty() || positions.back() + 1 != shard.seqlen()) return Tensor();
   const Variable last(x.value().Slice(1, x.value().dim(1) - 1, 1).Contiguous());
@@ -292,6 +269,9 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
     positions.data<int32_t>()[i] = static_cast<int32_t>(start + i % n);
   }
   positions = positions.To(device());
+  const CachedAttention attention = cache.AttentionOfNext(n);
+  const int64_t kept = cache.KeepsNext() ? n : 0;  // of the tokens, by this rank
+  absl::Status status;
   Tape tape(/*recording=*/false);
   ForwardPass pass{tape, parallel_, /*shard=*/nullptr};
   pass.ffn_chunk = ffn_chunk_;
@@ -300,13 +280,20 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
       return qkv.value().Slice(2, first, count);
     };
     const int64_t q = config_.heads, kv = config_.kv_heads;
-    const auto cached = cache.Append(layer, heads(q, kv), heads(q + kv, kv));
-    return Variable(AttendToCache(heads(0, q), cached, cache.window()));
+    const auto cached =
+        cache.Append(layer, heads(q, kv).Slice(1, 0, kept), heads(q + kv, kv).Slice(1, 0, kept));
+    if (status.ok()) {
+      const absl::StatusOr<Tensor> out = attention.Forward(heads(0, q), cached.k, cached.v);
+      if (out.ok()) return Variable(*out);
+      status = out.status();
+    }
+    return Variable(Tensor::Zeros({batch, n, q, config_.head_dim}, dtype(), device()));
   };
   if (config_.family == Family::kLlama) {
     pass.rope = MakeRopeTable(positions, rope_angles_, parameters_.dtype());
   }
   const Variable x = Hidden(pass, tokens.To(device()), positions);  // [batch, n, width]
+  BURST_RETURN_IF_ERROR(status);
   cache.Advance(n);
   const Variable last(x.value().Slice(1, n - 1, 1).Contiguous());
   return Linear(tape, last, head()).value().View({batch, config_.vocab});

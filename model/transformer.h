@@ -91,13 +91,17 @@ class Transformer {
                   const SequenceBatch& batch) const;
 
   // Prefill of a prompt over all ranks: the logits [batch, vocab] of the sequence's last token on
-  // the rank that has it, null on the others. Collective, no gradient.
+  // the rank that has it, null on the others. Collective, no gradient. `cache`, unless null: is
+  // empty, and shared by these ranks; every rank keeps the keys and values of its tokens there.
   absl::StatusOr<Tensor> NextTokenLogits(SequenceParallelAttention& attention,
-                                         const SequenceBatch& batch) const;
+                                         const SequenceBatch& batch,
+                                         KvCache* cache = nullptr) const;
 
   // Appends tokens [batch, n] (int32, n >= 1, below the vocab; on any device) to the cache and
-  // returns the logits of the last one, [batch, vocab]. Single rank with the whole model, no
-  // gradient. OutOfRange, with the cache as it was, when a gpt2 model would grow past its context.
+  // returns the logits of the last one, [batch, vocab]. No gradient. Collective for ranks that
+  // share the cache: each has the whole model and is given the same tokens; all return the same.
+  // OutOfRange, with the cache as it was, when a gpt2 model would grow past its context; the
+  // communicator's error for a failed transfer.
   absl::StatusOr<Tensor> Decode(KvCache& cache, const Tensor& tokens) const;
 
   // Multiply-add FLOPs (2 per multiply-add) of a forward and backward pass per token: 6 x (the
@@ -117,7 +121,8 @@ class Transformer {
   Variable Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions,
                   const GradientsReady& ready = nullptr) const;
   Variable Hidden(Tape& tape, SequenceParallelAttention& attention, const SequenceBatch& batch,
-                  const DropoutKey& dropout, const GradientsReady& ready = nullptr) const;
+                  const DropoutKey& dropout, const GradientsReady& ready = nullptr,
+                  KvCache* cache = nullptr) const;
 
   Variable Layer(const ForwardPass& pass, size_t layer, const Variable& x) const;
 

@@ -67,6 +67,31 @@ TEST_F(TokenizerCli, TrainsOnShards) {
   ExpectError(Train(arguments), 1, {"--tokenizer", "381 tokens", "404"});
 }
 
+// A model of transformers' folder, exported by a run: the run's own text.
+TEST_F(TokenizerCli, GeneratesFromAHuggingFaceDirectory) {
+  ExpectSuccess(Train({"--tokenizer=tiny", "--steps=5", "--eval_every=0", "--out=run"}));
+  const Result exported =
+      Subprocess({ProgramPath("train/huggingface/export"), "run", "--out=home"}, {folder_}).Wait();
+  ExpectSuccess(exported);
+  const auto text = [&](const std::string& from, const std::string& more) {
+    const Result result =
+        Generate({"--checkpoint=" + from, "--prompt=line", "--tokens=20", "--temperature=0", more});
+    ExpectSuccess(result);
+    return result.out;
+  };
+  const std::string expected = text("run", "--ranks=1");
+  EXPECT_EQ(text("home", "--tokenizer=tiny"), expected);
+  ExpectError(Generate({"--checkpoint=home"}), 1, {"--checkpoint", "home", "give --tokenizer"});
+  for (const auto& file : fs::directory_iterator(Path("tiny"))) {
+    fs::copy(file, fs::path(Path("home")) / file.path().filename());
+  }
+  EXPECT_EQ(text("home", "--ranks=1"), expected);
+  EXPECT_EQ(text("home", "--ranks=3"), expected);
+  fs::resize_file(Path("home/model.safetensors"), 1000);
+  ExpectError(Generate({"--checkpoint=home"}), 1,
+              {"--checkpoint", "home/model.safetensors", "truncated"});
+}
+
 TEST_F(TokenizerCli, Errors) {
   ExpectError(Tokenize({"--data=text.txt", "--tokenizer=tiny"}), 2, {"--out"});
   ExpectError(Tokenize({"--data=text.txt", "--out=a"}), 2, {"--tokenizer"});

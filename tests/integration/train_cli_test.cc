@@ -244,6 +244,18 @@ TEST_F(TrainCli, GenerationIsAFunctionOfItsSeed) {
   EXPECT_NE(text({"--prompt=line ", "--seed=4"}), once);
   EXPECT_EQ(text({"--temperature=0", "--seed=1"}), text({"--temperature=0", "--seed=2"}));
   EXPECT_EQ(text({"--top_k=1", "--seed=1"}), text({"--temperature=0"}));
+  // Ranks share the keys and values. The text grows beyond the 32 tokens of training, so that its
+  // end is read afresh, and begins with fewer tokens than ranks, and with many.
+  for (const char* prompt : {"--prompt=l", "--prompt=line 12 of a text\nline"}) {
+    const std::string alone = text({"--temperature=0", prompt});
+    EXPECT_EQ(text({"--temperature=0", prompt, "--ranks=2"}), alone);
+    EXPECT_EQ(text({"--temperature=0", prompt, "--ranks=3", "--layout=striped"}), alone);
+  }
+  ExpectError(Generate({"--checkpoint=run", "--ranks=0"}), 2, {"--ranks", "0", "at least 1"});
+  ExpectError(Generate({"--checkpoint=run", "--ranks=5000"}), 2, {"--ranks", "5000", "at most"});
+  ExpectError(Generate({"--checkpoint=run", "--layout=round"}), 2, {"--layout", "round"});
+  ExpectError(Generate({"--checkpoint=run", "--device=cpu", "--precision=bf16"}), 2,
+              {"--precision", "bf16"});
   ExpectError(Generate({"--checkpoint=run", "--prompt=\xE2\x82\xAC"}), 1, {"--prompt", "U+20AC"});
   ExpectError(Generate({"--checkpoint=run", "--temperature=-1"}), 2, {"--temperature"});
   ExpectError(Generate({"--checkpoint=run", "--top_k=-1"}), 2, {"--top_k"});

@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include "model/config.h"
 #include "model/kv_cache.h"
 #include "model/ops/ops.h"
+#include "tests/attention/sequence_problem.h"
 #include "tests/model/naive_transformer.h"
 #include "tests/model/small_models.h"
 #include "tests/testing/gradient_check.h"
@@ -299,6 +301,74 @@ TEST(Decode, EqualsForward) {
   ExpectDecodeEqualsForward(SmallLlama(true), 20, 5);
   ExpectDecodeEqualsForward(SmallQwen(), 20, 5);
   ExpectDecodeEqualsForward(SmallGpt2(), 12, 0);
+}
+
+// Ranks that share the cache: a prefill over all of them, then tokens one or a few at a time. Every
+// rank has one rank's logits, and all have the same bits; each keeps its part of the tokens.
+void ExpectSharedCache(const ModelConfig& config, Layout layout, int ranks, int64_t prompt,
+                       int64_t window) {
+  SCOPED_TRACE(testing::Message() << Name(layout) << ", " << ranks << " ranks, prompt of " << prompt
+                                  << ", window " << window);
+  const int64_t length = prompt + 9;
+  const Text text = RandomText(config.vocab, false, length);
+  const Values all = Logits(*MakeModel(config), text, window);
+  const auto expect_equal = [&](const Tensor& logits, int64_t position) {
+    Values expected;
+    for (int64_t row = 0; row < text.batch; ++row) {
+      const auto begin = all.begin() + (row * length + position) * config.vocab;
+      expected.insert(expected.end(), begin, begin + config.vocab);
+    }
+    ExpectClose(logits.ToVector<double>(), expected, kDoubleTolerance);
+  };
+  Text beginning = text;
+  beginning.length = prompt;
+  beginning.tokens = TokensOf(text, 0, prompt).ToVector<int32_t>();
+  beginning.positions.clear();
+  for (int64_t i = 0; i < text.batch * prompt; ++i) {
+    beginning.positions.push_back(static_cast<int32_t>(i % prompt));
+  }
+  beginning.targets.assign(text.batch * prompt, -1);
+  std::vector<Values> last(ranks);
+  std::vector<int64_t> tokens(ranks);
+  const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
+    BurstAttentionOptions options;
+    options.layout = layout;
+    options.mask.window = window;
+    BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
+    BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(prompt));
+    const auto own = MakeModel(config);
+    KvCache cache(config, text.batch, DType::kFloat64, window, kTestDevice, &comm);
+    const SequenceBatch batch = Cut(beginning, std::make_shared<RingSchedule>(std::move(schedule)));
+    BURST_ASSIGN_OR_RETURN(const Tensor first, own->NextTokenLogits(*attention, batch, &cache));
+    if (!first.null()) expect_equal(first, prompt - 1);
+    for (const int64_t n : {1, 1, 3, 1, 2, 1}) {
+      const int64_t begin = cache.length();
+      BURST_ASSIGN_OR_RETURN(const Tensor next, own->Decode(cache, TokensOf(text, begin, n)));
+      expect_equal(next, begin + n - 1);
+      last[comm.rank()] = next.ToVector<double>();
+    }
+    EXPECT_EQ(cache.length(), length);
+    const Tensor none = Tensor::Empty(
+        {text.batch, 0, config.WithDefaults().kv_heads, config.WithDefaults().head_dim},
+        DType::kFloat64, kTestDevice);
+    tokens[comm.rank()] = cache.Append(0, none, none).k.dim(1);
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+  for (const Values& logits : last) EXPECT_EQ(logits, last[0]);
+  EXPECT_EQ(std::accumulate(tokens.begin(), tokens.end(), int64_t{0}), length);
+  const auto [fewest, most] = std::minmax_element(tokens.begin(), tokens.end());
+  EXPECT_LE(*most - *fewest, 3) << "as many as came at once";
+}
+
+TEST(Decode, RanksShareTheCache) {
+  for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+    ExpectSharedCache(SmallLlama(false), layout, 2, 20, 0);
+    ExpectSharedCache(SmallLlama(true), layout, 3, 70, 0);
+    ExpectSharedCache(SmallQwen(), layout, 4, 11, 6);
+    ExpectSharedCache(SmallGpt2(), layout, 3, 3, 0);
+    ExpectSharedCache(SmallLlama(false), layout, 4, 2, 3);  // ranks without a token
+  }
 }
 
 TEST(Decode, Gpt2StopsAtItsContext) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <numeric>
 #include <string>
 
@@ -16,6 +17,30 @@ namespace burst {
 namespace {
 
 constexpr uint64_t kSamplingStream = uint64_t{0x5A3B1E} << 32;
+
+// The tokens go through the model, spread over the ranks. The logits [1, vocab] of the last one, on
+// rank 0.
+absl::StatusOr<Tensor> Prefill(const Transformer& model, const GenerationRanks& ranks,
+                               const std::vector<int32_t>& tokens, KvCache* cache) {
+  BURST_ASSIGN_OR_RETURN(RingSchedule made,
+                         ranks.attention->Schedule(static_cast<int64_t>(tokens.size())));
+  const auto schedule = std::make_shared<RingSchedule>(std::move(made));
+  const std::vector<int32_t>& positions = schedule->shard().local_positions();
+  std::vector<int32_t> own;
+  for (const int32_t position : positions) own.push_back(tokens[position]);
+  const Shape shape = {1, static_cast<int64_t>(own.size())};
+  const SequenceBatch batch = {Tensor::FromVector(own, shape), Tensor::FromVector(positions, shape),
+                               /*targets=*/Tensor(), schedule};
+  BURST_ASSIGN_OR_RETURN(Tensor logits,
+                         model.NextTokenLogits(*ranks.attention, batch.To(model.device()), cache));
+  // One rank has them.
+  BURST_ASSIGN_OR_RETURN(const std::vector<double> has, ranks.comm->AllGather(!logits.null()));
+  const int owner = static_cast<int>(std::find(has.begin(), has.end(), 1) - has.begin());
+  logits = logits.null() ? Tensor::Empty({1, model.config().vocab}, model.dtype())
+                         : logits.To(DeviceType::kCpu);
+  BURST_RETURN_IF_ERROR(ranks.comm->Broadcast(logits, owner));
+  return logits;
+}
 
 }  // namespace
 
@@ -80,31 +105,47 @@ absl::StatusOr<std::vector<int32_t>> EncodePrompt(const Tokenizer& tokenizer,
 
 absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
                       const std::vector<int32_t>& prompt, const GenerationOptions& options,
-                      const std::function<bool(absl::string_view)>& emit) {
+                      const std::function<bool(absl::string_view)>& emit,
+                      const std::optional<GenerationRanks>& ranks) {
   BURST_CHECK(!prompt.empty() && options.context >= 1);
-  KvCache cache(model.config(), /*batch=*/1, model.dtype(), options.window, model.device());
+  Communicator* const comm = ranks.has_value() ? ranks->comm : nullptr;
+  KvCache cache(model.config(), /*batch=*/1, model.dtype(), options.window, model.device(), comm);
   std::vector<int32_t> text = prompt;
   CharacterStream stream;
+  // What rank 0 decides: the next token; -1: this is the end.
+  const auto choose = [&](const Tensor& logits, int64_t index) {
+    // The model's vocabulary may be larger than the tokenizer's.
+    const std::vector<float> known =
+        logits.View({-1}).Slice(0, 0, tokenizer.vocab()).ToVector<float>();
+    const int32_t token = SampleToken(known, options.sampling, index);
+    if (token == tokenizer.end_of_text()) return -1;
+    const std::string characters = stream.Append(tokenizer.Decode({token}));
+    if (characters.empty() || emit(characters)) return token;
+    stream.Rest();  // nobody wants it
+    return -1;
+  };
   int64_t read = 0;  // tokens of the text that have been through the model
-  for (int64_t i = 0; i < options.tokens; ++i) {
+  bool stopped = false;
+  for (int64_t i = 0; i < options.tokens && !stopped; ++i) {
     int64_t length = static_cast<int64_t>(text.size());
     if (cache.length() + length - read > options.context) {
       // Beyond what it was trained on, the model reads the end of the text afresh.
       cache.Clear();
       read = length - std::min(length, std::max<int64_t>(1, options.context / 2));
     }
-    const Tensor tokens = Tensor::FromVector(std::vector<int32_t>(text.begin() + read, text.end()),
-                                             {1, length - read});
-    BURST_ASSIGN_OR_RETURN(const Tensor logits, model.Decode(cache, tokens));
+    const std::vector<int32_t> unread(text.begin() + read, text.end());
+    Tensor logits;
+    if (comm != nullptr && cache.length() == 0) {
+      BURST_ASSIGN_OR_RETURN(logits, Prefill(model, *ranks, unread, &cache));
+    } else {
+      BURST_ASSIGN_OR_RETURN(logits,
+                             model.Decode(cache, Tensor::FromVector(unread, {1, length - read})));
+    }
     read = length;
-    // The model's vocabulary may be larger than the tokenizer's.
-    const std::vector<float> known =
-        logits.View({-1}).Slice(0, 0, tokenizer.vocab()).ToVector<float>();
-    const int32_t token = SampleToken(known, options.sampling, i);
-    if (token == tokenizer.end_of_text()) break;
-    text.push_back(token);
-    const std::string characters = stream.Append(tokenizer.Decode({token}));
-    if (!characters.empty() && !emit(characters)) return absl::OkStatus();
+    int32_t token = comm == nullptr || comm->rank() == 0 ? choose(logits, i) : 0;
+    if (comm != nullptr) BURST_RETURN_IF_ERROR(comm->Broadcast(&token, sizeof(token), /*root=*/0));
+    stopped = token < 0;
+    if (!stopped) text.push_back(token);
   }
   const std::string rest = stream.Rest();
   if (!rest.empty()) emit(rest);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "burst/attention/sequence_parallel_attention.h"
+#include "burst/comm/communicator.h"
 #include "model/transformer.h"
 #include "train/data/tokenizer.h"
 
@@ -50,10 +53,19 @@ class CharacterStream {
 absl::StatusOr<std::vector<int32_t>> EncodePrompt(const Tokenizer& tokenizer,
                                                   absl::string_view prompt);
 
+// Ranks that generate one text together: each has the whole model, and the keys and values of its
+// share of the tokens, as `attention` spreads them (not a tensor-parallel one).
+struct GenerationRanks {
+  Communicator* comm;
+  SequenceParallelAttention* attention;
+};
+
 // Calls `emit` with the text after `prompt` (at least one token), as soon as its characters are
-// whole, until it returns false.
+// whole, until it returns false. With `ranks` collective, with the same arguments on all; only rank
+// 0 calls `emit`.
 absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
                       const std::vector<int32_t>& prompt, const GenerationOptions& options,
-                      const std::function<bool(absl::string_view)>& emit);
+                      const std::function<bool(absl::string_view)>& emit,
+                      const std::optional<GenerationRanks>& ranks = std::nullopt);
 
 }  // namespace burst

@@ -1,26 +1,39 @@
-// bazel run //train:generate: text from a checkpoint.
+// bazel run //train:generate: text from a checkpoint or a Hugging Face directory.
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "burst/attention/burst_attention.h"
+#include "burst/base/check.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "burst/cli/options.h"
 #include "burst/cli/process.h"
+#include "burst/comm/communicator.h"
+#include "burst/comm/gpu/gpu_communicator.h"
+#include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/device.h"
+#include "model/ops/cuda/matmul.h"
 #include "model/transformer.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/kept_checkpoints.h"
 #include "train/config/config.h"
 #include "train/data/tokenizer.h"
 #include "train/generate/generate.h"
+#include "train/huggingface/pretrained.h"
 
 namespace burst {
 namespace {
+
+constexpr int64_t kFfnChunk = 8192;  // tokens
 
 struct GenerateConfig {
   std::string checkpoint, prompt, tokenizer;
@@ -28,6 +41,7 @@ struct GenerateConfig {
   double temperature = 0.8;
   int64_t top_k = 0;
   int64_t seed = 1;
+  int64_t ranks = 1;
   TrainConfig train;  // the options that are those of //train
 };
 
@@ -36,7 +50,8 @@ OptionTable Options(GenerateConfig* c) {
   OptionTable t;
   t.Group("Options");
   t.Add("checkpoint", &c->checkpoint, kMayChange,
-        "A checkpoint, or the folder of the run that left it: then its newest one.");
+        "A checkpoint, or the folder of the run that left it: then its newest one. Or a Hugging "
+        "Face directory.");
   t.Add("prompt", &c->prompt, kMayChange, "What the text begins with. Without it: a line break.");
   t.Add(
       "tokenizer", &c->tokenizer, kMayChange,
@@ -48,7 +63,12 @@ OptionTable Options(GenerateConfig* c) {
         "Above 1: more surprising, below: less; 0: the likeliest.");
   t.Add("top_k", &c->top_k, kMayChange, "Choose among the k likeliest tokens; 0: among all.");
   t.Add("seed", &c->seed, kMayChange, "Another seed, another text.");
+  t.Add("ranks", &c->ranks, kMayChange,
+        "Ranks that generate together: threads, on cuda each with its own GPU. The tokens, and the "
+        "memory of their keys and values, are spread over them; each has the whole model.");
+  t.AddShared(TrainOptions(&c->train), "layout");
   t.AddShared(TrainOptions(&c->train), "device");
+  t.AddShared(TrainOptions(&c->train), "precision");
   return t;
 }
 
@@ -60,43 +80,111 @@ absl::Status Check(const GenerateConfig& c) {
   if (c.temperature < 0) return InvalidOption("temperature", "must be at least 0");
   if (c.top_k < 0) return InvalidOption("top_k", "must be at least 0");
   if (c.seed < 0) return InvalidOption("seed", "must be at least 0");
-  return ResolveDevice(c.train.device, CudaDeviceCount()).status();
+  return absl::OkStatus();
 }
 
-// The checkpoint's, or the one that is given.
-absl::StatusOr<Tokenizer> FindTokenizer(const GenerateConfig& c, const std::string& path,
-                                        const CheckpointInfo& info) {
-  if (c.tokenizer.empty()) {
-    if (info.tokenizer.has_value()) return *info.tokenizer;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--checkpoint: ", path, " holds no tokenizer to write text with; give --tokenizer"));
+// Where and how the model runs.
+struct Place {
+  DeviceType device;
+  DType dtype = DType::kFloat32;
+  int ranks = 1;
+};
+
+absl::StatusOr<Place> FindPlace(const GenerateConfig& c) {
+  Place place;
+  const int gpus = CudaDeviceCount();
+  BURST_ASSIGN_OR_RETURN(place.device, ResolveDevice(c.train.device, gpus));
+  const bool cuda = place.device == DeviceType::kCuda;
+  const Precision precision = c.train.precision;
+  if (!cuda && precision != Precision::kAuto && precision != Precision::kFp32) {
+    return InvalidOption("precision", Name(precision),
+                         " needs --device=cuda; the CPU computes in fp32");
   }
-  absl::StatusOr<Tokenizer> given = Tokenizer::Load(ResolvePath(c.tokenizer));
-  if (!given.ok()) return InvalidOption("tokenizer", given.status().message());
-  if (given->vocab() <= info.model.vocab) return given;
-  return InvalidOption("tokenizer", "it has ", given->vocab(), " tokens, more than the ",
-                       info.model.vocab, " of the model");
+  if (cuda && (precision == Precision::kAuto || precision == Precision::kBf16)) {
+    place.dtype = DType::kBFloat16;
+  }
+  if (precision == Precision::kTf32) BURST_CUDA_CALL(cuda::AllowTf32(true));
+  if (c.ranks < 1) return InvalidOption("ranks", c.ranks, " is too small; it must be at least 1");
+  const int most = cuda ? gpus : std::min(kMaxRanks, 64 * NumCores());
+  if (c.ranks > most) {
+    return InvalidOption("ranks", c.ranks, " are too many here: at most ", most,
+                         cuda ? ", one for each GPU" : "");
+  }
+  place.ranks = static_cast<int>(c.ranks);
+  return place;
 }
 
-absl::Status Run(const GenerateConfig& c) {
-  std::string path = ResolvePath(c.checkpoint);
-  std::error_code error;  // a path that cannot be followed is told of when it is opened
-  if (std::filesystem::is_directory(path, error)) path = CheckpointPath(path);
-  const auto unusable = [&](const absl::Status& status) {
+// A model with weights: a checkpoint, or a Hugging Face directory.
+struct Source {
+  std::string path;
+  std::optional<Pretrained> directory;
+  ModelConfig model;
+  int64_t context = 0, window = 0;
+  std::optional<Tokenizer> tokenizer;
+
+  absl::Status Load(ParameterList* parameters) const {
+    if (directory.has_value()) return LoadPretrained(*directory, parameters);
+    return LoadCheckpoint(path, parameters, /*optimizer=*/nullptr);
+  }
+  // An error of reading it, and, of a run's checkpoint, which other one is good.
+  absl::Status Unusable(const absl::Status& status) const {
     return WithAnotherCheckpoint(
         absl::Status(status.code(), absl::StrCat("--checkpoint: ", status.message())), path,
         "$NAME beside it, of step $STEP, is good");
-  };
-  const absl::StatusOr<CheckpointInfo> found = ReadCheckpointInfo(path);
-  if (!found.ok()) return unusable(found.status());
-  const CheckpointInfo& info = *found;
-  BURST_ASSIGN_OR_RETURN(const Tokenizer tokenizer, FindTokenizer(c, path, info));
-  BURST_ASSIGN_OR_RETURN(const DeviceType device, ResolveDevice(c.train.device, CudaDeviceCount()));
-  BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Transformer> model,
-                         Transformer::Create(info.model, DType::kFloat32, /*seed=*/0, device));
-  const absl::Status loaded = LoadCheckpoint(path, &model->parameters(), nullptr);
-  if (!loaded.ok()) return unusable(loaded);
+  }
+};
 
+// A folder of a run has checkpoints, and a config.json of another kind.
+bool IsHuggingFaceDirectory(const std::filesystem::path& path) {
+  std::error_code error;  // a path that cannot be followed is told of when it is opened
+  return std::filesystem::is_directory(path, error) && !HoldsCheckpoints(path.string()) &&
+         (std::filesystem::exists(path / "model.safetensors", error) ||
+          std::filesystem::exists(path / "model.safetensors.index.json", error));
+}
+
+absl::StatusOr<Source> FindSource(const GenerateConfig& c) {
+  Source source;
+  source.path = ResolvePath(c.checkpoint);
+  if (IsHuggingFaceDirectory(source.path)) {
+    absl::StatusOr<Pretrained> found = FindPretrained(source.path);
+    if (!found.ok()) return source.Unusable(found.status());
+    source.model = found->model;
+    source.context = found->model.context;
+    source.window = found->window;
+    source.directory = *std::move(found);
+    if (!c.tokenizer.empty()) return source;
+    absl::StatusOr<Tokenizer> tokenizer = Tokenizer::Load(source.path);
+    if (tokenizer.ok()) source.tokenizer = *std::move(tokenizer);
+    return source;
+  }
+  std::error_code error;
+  if (std::filesystem::is_directory(source.path, error)) source.path = CheckpointPath(source.path);
+  const absl::StatusOr<CheckpointInfo> info = ReadCheckpointInfo(source.path);
+  if (!info.ok()) return source.Unusable(info.status());
+  source.model = info->model;
+  source.context = info->seqlen;
+  source.window = info->window;
+  source.tokenizer = info->tokenizer;
+  return source;
+}
+
+// The model's own, or the one that is given.
+absl::StatusOr<Tokenizer> FindTokenizer(const GenerateConfig& c, const Source& source) {
+  if (c.tokenizer.empty()) {
+    if (source.tokenizer.has_value()) return *source.tokenizer;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--checkpoint: ", source.path, " holds no tokenizer to write text with; give --tokenizer"));
+  }
+  absl::StatusOr<Tokenizer> given = Tokenizer::Load(ResolvePath(c.tokenizer));
+  if (!given.ok()) return InvalidOption("tokenizer", given.status().message());
+  if (given->vocab() <= source.model.vocab) return given;
+  return InvalidOption("tokenizer", "it has ", given->vocab(), " tokens, more than the ",
+                       source.model.vocab, " of the model");
+}
+
+absl::Status Run(const GenerateConfig& c, const Place& place) {
+  BURST_ASSIGN_OR_RETURN(const Source source, FindSource(c));
+  BURST_ASSIGN_OR_RETURN(const Tokenizer tokenizer, FindTokenizer(c, source));
   absl::StatusOr<std::vector<int32_t>> tokens = EncodePrompt(tokenizer, c.prompt);
   if (!tokens.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--prompt: ", tokens.status().message()));
@@ -104,14 +192,40 @@ absl::Status Run(const GenerateConfig& c) {
   GenerationOptions options;
   options.sampling = {c.temperature, c.top_k, static_cast<uint64_t>(c.seed)};
   options.tokens = c.tokens;
-  options.context = info.seqlen;
-  options.window = info.window;
+  options.context = source.context;
+  options.window = source.window;
   const auto print = [](absl::string_view text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     return std::fflush(stdout) == 0;
   };
-  print(c.prompt);
-  BURST_RETURN_IF_ERROR(Generate(*model, tokenizer, *tokens, options, print));
+  const auto generate = [&](Communicator* comm) -> absl::Status {
+    BURST_ASSIGN_OR_RETURN(
+        const std::unique_ptr<Transformer> model,
+        Transformer::Create(source.model, place.dtype, /*seed=*/std::nullopt, place.device));
+    const absl::Status loaded = source.Load(&model->parameters());
+    if (!loaded.ok()) return source.Unusable(loaded);
+    // So that the memory of a long prompt does not grow with its tokens times ffn.
+    model->set_ffn_chunk(kFfnChunk);
+    if (comm == nullptr || comm->rank() == 0) print(c.prompt);
+    if (comm == nullptr) return Generate(*model, tokenizer, *tokens, options, print);
+    BurstAttentionOptions attention_options;
+    attention_options.layout = c.train.layout;
+    attention_options.mask.window = source.window;
+    BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(attention_options, comm));
+    return Generate(*model, tokenizer, *tokens, options, print,
+                    GenerationRanks{comm, attention.get()});
+  };
+  if (place.ranks == 1) {
+    const ScopedThreadPool pool(NumCores());
+    BURST_RETURN_IF_ERROR(generate(nullptr));
+  } else {
+    const auto with_pool = [&](Communicator& comm) {
+      const ScopedThreadPool pool(std::max(1, NumCores() / place.ranks));
+      return generate(&comm);
+    };
+    BURST_RETURN_IF_ERROR(place.device == DeviceType::kCuda ? RunCudaRanks(place.ranks, with_pool)
+                                                            : RunRanks(place.ranks, with_pool));
+  }
   print("\n");
   return absl::OkStatus();
 }
@@ -120,14 +234,15 @@ int Main(int argc, char** argv) {
   GenerateConfig config;
   OptionTable options = Options(&config);
   const std::string help = options.Help(
-      "Generates text from a checkpoint of //train.\n\n"
+      "Generates text from a checkpoint of //train or a Hugging Face directory.\n\n"
       "  bazel run //train:generate -- --checkpoint=runs/NAME --prompt='And'\n");
   if (PrintHelpOrVersion(argc, argv, help)) return 0;
   absl::Status usage = options.ParseArguments(argc, argv);
   if (usage.ok()) usage = Check(config);
   if (!usage.ok()) return ExitCode(usage, kExitBadUsage);
-  const ScopedThreadPool pool(NumCores());
-  const absl::Status status = Run(config);
+  const absl::StatusOr<Place> place = FindPlace(config);
+  if (!place.ok()) return ExitCode(place.status(), kExitBadUsage);
+  const absl::Status status = Run(config, *place);
   return status.ok() ? 0 : ExitCode(status, kExitFailure);
 }
 

@@ -62,5 +62,7 @@ void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend) {
   Convert(from, addend, Operand(to));
 }
 
+void FlashMerge(const Tensor& parts, const Tensor& out) { MergeParts(parts, out); }
+
 }  // namespace cuda
 }  // namespace burst

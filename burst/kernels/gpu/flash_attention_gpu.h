@@ -19,8 +19,9 @@ const AttentionKernels* GpuKernels();
 // Those of one family, for tests and benchmarks.
 const AttentionKernels* GpuKernels(KernelFamily family);
 
-// FlashConvert on a GPU.
+// FlashConvert and FlashMerge on a GPU.
 void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend);
+void FlashMerge(const Tensor& parts, const Tensor& out);
 
 }  // namespace cuda
 }  // namespace burst

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "burst/kernels/gpu/common/elementwise.h"
+#include "burst/kernels/merge.h"
 #include "burst/tensor/dispatch.cuh"
 
 namespace burst {
@@ -118,6 +119,26 @@ __global__ __launch_bounds__(kThreads) void ConvertKernel(
   }
 }
 
+// A thread block for a row of out; all threads find the same weights.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void MergeKernel(const Accumulator<T>* parts, int sets,
+                                                        int64_t stride, int64_t rows, int q_len,
+                                                        int heads, int head_dim, T* out) {
+  using A = Accumulator<T>;
+  const int64_t row = blockIdx.x, token = row / heads;
+  const int64_t b = token / q_len, i = token % q_len, h = row % heads;
+  const A* const lses = parts + rows * head_dim + (b * heads + h) * q_len + i;
+  for (int c = threadIdx.x; c < head_dim; c += kThreads) {
+    A sum = 0, lse = -INFINITY;
+    for (int set = 0; set < sets; ++set) {
+      const MergeWeights<A> merged = Merge(lse, lses[set * stride]);
+      sum = sum * merged.a + parts[set * stride + row * head_dim + c] * merged.b;
+      lse = merged.lse;
+    }
+    out[row * head_dim + c] = ConvertTo<T>(sum);
+  }
+}
+
 // Whether every row begins at a multiple of 16 bytes and consists of whole vectors of `vec`
 // elements.
 bool InVectors(const AttentionOperand& operand, int64_t head_dim, int64_t element_bytes,
@@ -193,6 +214,19 @@ void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& t
   if (params.head_dim <= 8 * kVec) return LaunchConvert<kVec, 8>(params, wide);
   if (params.head_dim <= 16 * kVec) return LaunchConvert<kVec, 16>(params, wide);
   LaunchConvert<kVec, 32>(params, wide);
+}
+
+void MergeParts(const Tensor& parts, const Tensor& out) {
+  const int64_t rows = out.numel() / out.dim(3);
+  BURST_CHECK_LT(rows, int64_t{1} << 31);
+  DispatchDtype(out.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    MergeKernel<T><<<static_cast<unsigned>(rows), kThreads, 0, CurrentStream()>>>(
+        static_cast<const Accumulator<T>*>(parts.raw_data()), static_cast<int>(parts.dim(0)),
+        parts.dim(1), rows, static_cast<int>(out.dim(1)), static_cast<int>(out.dim(2)),
+        static_cast<int>(out.dim(3)), static_cast<T*>(out.raw_data()));
+    BURST_CUDA_CHECK_LAUNCH("attention merge");
+  });
 }
 
 }  // namespace cuda

@@ -14,5 +14,8 @@ void Delta(const FlashDeltaParams& params);
 // strides. addend: null, or float32 or bfloat16, of any strides too.
 void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& to);
 
+// FlashMerge.
+void MergeParts(const Tensor& parts, const Tensor& out);
+
 }  // namespace cuda
 }  // namespace burst

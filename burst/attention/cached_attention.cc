@@ -1,0 +1,74 @@
+#include "burst/attention/cached_attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "burst/base/status.h"
+#include "burst/kernels/flash_attention.h"
+
+namespace burst {
+
+CachedAttention::CachedAttention(const std::vector<int32_t>& positions, bool has_newest,
+                                 int64_t begin, int64_t n, int64_t window, DeviceType device,
+                                 Communicator* ranks)
+    : ranks_(ranks != nullptr && ranks->world_size() > 1 ? ranks : nullptr) {
+  const int64_t older = static_cast<int64_t>(positions.size());
+  // This rank's keys at positions below `position`.
+  const auto keys_below = [&](int64_t position) {
+    const auto found = std::lower_bound(positions.begin(), positions.end(), position);
+    const int64_t newest = has_newest ? std::max<int64_t>(0, position - begin) : 0;
+    return static_cast<int32_t>(found - positions.begin() + newest);
+  };
+  std::vector<int32_t> visible(2 * n, 0);
+  for (int64_t i = 0; i < n; ++i) {
+    if (window > 0) visible[i] = keys_below(std::max<int64_t>(0, begin + i + 1 - window));
+    visible[n + i] = has_newest ? static_cast<int32_t>(older + i + 1) : static_cast<int32_t>(older);
+  }
+  visible_ = Tensor::FromVector<int32_t>(visible, {2, n}, device);
+}
+
+absl::StatusOr<Tensor> CachedAttention::Forward(const Tensor& q, const Tensor& k,
+                                                const Tensor& v) const {
+  const int64_t batch = q.dim(0), n = q.dim(1), heads = q.dim(2), head_dim = q.dim(3);
+  const int64_t rows = batch * n * heads;
+  const Tensor out = Tensor::EmptyLike(q);
+  const DType sum_dtype = SumDType(q.dtype());
+  const auto* begin = static_cast<const int32_t*>(visible_.raw_data());
+  FlashForwardParams params;
+  params.shape.batch = batch;
+  params.shape.q_len = n;
+  params.shape.k_len = k.dim(1);
+  params.shape.num_heads = heads;
+  params.shape.num_kv_heads = k.dim(2);
+  params.shape.head_dim = head_dim;
+  params.shape.softmax_scale = 1 / std::sqrt(static_cast<double>(head_dim));
+  params.shape.dtype = q.dtype();
+  params.shape.visible = {begin, begin + n, /*batch_stride=*/0};
+  params.q = Operand(q);
+  params.k = Operand(k);
+  params.v = Operand(v);
+  if (ranks_ == nullptr) {
+    const Tensor lse = Tensor::Empty({rows}, sum_dtype, q.device());
+    params.out = Operand(out);
+    params.lse = lse.raw_data();
+    params.out_dtype = out.dtype();
+    KernelsOf(q.device()).Forward(params);
+    return out;
+  }
+  // Of every rank its part's out and lse.
+  const int64_t count = rows * (head_dim + 1), ranks = ranks_->world_size();
+  const Tensor parts = Tensor::Empty({ranks, count}, sum_dtype, q.device());
+  const Tensor own = parts.Slice(0, ranks_->rank(), 1).View({count});
+  const Tensor own_out = own.Slice(0, 0, rows * head_dim).View({batch, n, heads, head_dim});
+  params.out = Operand(own_out);
+  params.lse = own.Slice(0, rows * head_dim, rows).raw_data();
+  params.out_dtype = sum_dtype;
+  KernelsOf(q.device()).Forward(params);
+  const std::vector<int64_t> counts(ranks, count);
+  BURST_RETURN_IF_ERROR(ranks_->PostAllGatherParts(own, counts, parts.View({ranks * count})));
+  BURST_RETURN_IF_ERROR(ranks_->Wait(Channel::kCollective));
+  FlashMerge(parts, out);
+  return out;
+}
+
+}  // namespace burst

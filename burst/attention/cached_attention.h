@@ -1,0 +1,36 @@
+// Attention of the newest tokens of a sequence to the keys and values of all tokens so far, as in
+// generation. The ranks of a group may share these: every rank has the same queries, attends to the
+// keys that it has, and receives what the others found; the parts are merged by their lse (as in
+// Flash-Decoding, Dao et al., 2023, where thread blocks share the keys).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "burst/comm/communicator.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+class CachedAttention {
+ public:
+  // For queries at the positions [begin, begin + n) of a sequence. `positions`: those below `begin`
+  // whose keys this rank has, increasing; with `has_newest` it has those of the n newest tokens,
+  // too. `window`: a query sees keys less than so many positions away; 0: all. `ranks`: who share
+  // the keys; null: nobody.
+  CachedAttention(const std::vector<int32_t>& positions, bool has_newest, int64_t begin, int64_t n,
+                  int64_t window, DeviceType device, Communicator* ranks);
+
+  // q: [batch, n, heads, head_dim]; k, v: [batch, keys of this rank, kv_heads, head_dim], in order
+  // of position. The result is like q, contiguous. Collective with `ranks`: every rank sends
+  // batch * n * heads * (head_dim + 1) numbers of SumDType(dtype) to every other one, and all get
+  // the same bits (GPUs of one model).
+  absl::StatusOr<Tensor> Forward(const Tensor& q, const Tensor& k, const Tensor& v) const;
+
+ private:
+  Communicator* const ranks_;
+  Tensor visible_;  // [2, n]: begin and end of the keys that each query sees, on the device
+};
+
+}  // namespace burst
