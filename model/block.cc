@@ -134,17 +134,15 @@ void Block::MakeLlama(const LayerScope& scope) {
 Variable Block::FeedForwardBranch(const ForwardPass& pass, const Variable& x,
                                   const Variable& residual) const {
   const bool adds = residual.defined();  // it is x then, and the result that of the layer
-  const bool unread = adds && pass.tape.result_is_unread();
-  const auto branch = [this, pass, adds](Tape& tape, const Variable& x, bool unread) {
+  const ResultUse use = adds ? pass.tape.result_use() : ResultUse::kRead;
+  const auto branch = [this, pass, adds](Tape& tape, const Variable& x, ResultUse use) {
     const ForwardPass on = pass.On(tape, /*kept=*/nullptr);
-    return ffn_->Forward(on, ffn_norm_->Forward(on, x), adds ? x : Variable(),
-                         unread ? ResultUse::kUnread : ResultUse::kRead);
+    return ffn_->Forward(on, ffn_norm_->Forward(on, x), adds ? x : Variable(), use);
   };
-  if (pass.ffn_chunk == 0) return branch(pass.tape, x, unread);
+  if (pass.ffn_chunk == 0) return branch(pass.tape, x, use);
   return RecomputeInChunks(
       pass.tape, x, pass.ffn_chunk,
-      [branch](Tape& tape, const Variable& x) { return branch(tape, x, tape.result_is_unread()); },
-      unread);
+      [branch](Tape& tape, const Variable& x) { return branch(tape, x, tape.result_use()); }, use);
 }
 
 Variable Block::Forward(const ForwardPass& pass, const Variable& x) const {

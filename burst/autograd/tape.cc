@@ -173,7 +173,7 @@ absl::Status GradientsAgain(Tape& tape, const TapeFunction& function, const Vari
                             const Tensor& output_grad) {
   Tape second;
   second.Watch(tape.watcher());
-  second.result_is_unread_ = tape.watcher() == nullptr;
+  if (tape.watcher() == nullptr) second.result_use_ = ResultUse::kUnread;
   const Variable result = function(second, input);
   return second.Backward({result}, {output_grad});
 }
@@ -194,7 +194,7 @@ Variable RecomputeInBackward(Tape& tape, const Variable& x, TapeFunction functio
 }
 
 Variable RecomputeInChunks(Tape& tape, const Variable& x, int64_t chunk, TapeFunction function,
-                           bool unread) {
+                           ResultUse use) {
   BURST_CHECK(chunk >= 1 && x.value().is_contiguous() && x.value().dim(-1) > 0)
       << "chunks of " << chunk << " rows of " << ToString(x.shape());
   const int64_t width = x.value().dim(-1), rows = x.value().numel() / width;
@@ -208,7 +208,7 @@ Variable RecomputeInChunks(Tape& tape, const Variable& x, int64_t chunk, TapeFun
   };
   Tensor value;
   bool requires_grad = tape.recording();
-  if (unread) {
+  if (use == ResultUse::kUnread) {
     value = x.value().WithoutMemory();
   } else {
     value = Tensor::EmptyLike(x.value());

@@ -96,6 +96,10 @@ class Tape;
 // x.
 using TapeFunction = std::function<Variable(Tape& tape, const Variable& x)>;
 
+// Whether anybody reads the value of a result. One that is unread needs no value, only a gradient:
+// it is null (Tensor::Null).
+enum class ResultUse { kRead, kUnread };
+
 class Tape {
  public:
   // A tape that does not record runs forwards only: nothing is saved (evaluation, generation).
@@ -104,8 +108,8 @@ class Tape {
   Tape& operator=(const Tape&) = delete;
 
   bool recording() const { return recording_; }
-  // Of the second run of a recomputation (below): nobody reads the value that the function returns.
-  bool result_is_unread() const { return result_is_unread_; }
+  // Of the result of a whole function: in the second run of a recomputation (below) it is unread.
+  ResultUse result_use() const { return result_use_; }
 
   // Whether an op over these inputs must record a node and save what its backward needs.
   bool NeedsGrad(std::initializer_list<Variable> inputs) const;
@@ -156,7 +160,7 @@ class Tape {
                                      const Variable& input, const Tensor& output_grad);
 
   const bool recording_;
-  bool result_is_unread_ = false;
+  ResultUse result_use_ = ResultUse::kRead;
   std::vector<Node> nodes_;
   Watcher watcher_;
   absl::Status status_;
@@ -176,17 +180,16 @@ class Tape {
 // are reproducible. A watcher of the tape sees the function's values in both runs, so it may change
 // them. What the function reports with Tape::Fail is reported to the tape.
 //
-// In the second run, unless there is a watcher, the tape's result_is_unread() is true: the op that
-// makes the function's result may leave out its value (Variable::ForgetValue), which no backward
-// reads.
+// In the second run, unless there is a watcher, the tape's result_use() is kUnread: the op that
+// makes the function's result may leave out its value.
 Variable RecomputeInBackward(Tape& tape, const Variable& x, TapeFunction function);
 
 // The same for a function that treats every row by itself, and whose result has the shape of what
 // it is given: [1, chunk, width], `chunk` rows of x (the last time fewer), in both runs. What it
 // allocates then does not grow with x. In chunks, too, on a tape that does not record.
 // x: [..., width], contiguous, any number of rows. Gradients of parameters are sums over chunks:
-// those without chunks up to rounding. `unread`: y gets no value, only a gradient.
+// those without chunks up to rounding. `use`: of y.
 Variable RecomputeInChunks(Tape& tape, const Variable& x, int64_t chunk, TapeFunction function,
-                           bool unread = false);
+                           ResultUse use = ResultUse::kRead);
 
 }  // namespace burst

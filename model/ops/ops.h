@@ -44,7 +44,6 @@ namespace burst {
 // dweight: the caller may send dx from there, and put x back (Variable::SetValue).
 //
 // With ResultUse::kUnread y has no memory and is not computed; its gradient flows as ever.
-enum class ResultUse { kRead, kUnread };
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias = {},
                 const Variable& residual = {}, const std::function<void()>& dx_done = nullptr,
                 ResultUse use = ResultUse::kRead);

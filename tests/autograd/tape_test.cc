@@ -209,7 +209,7 @@ TEST(RecomputeTest, AWatcherSeesBothRuns) {
 TapeFunction RowsTimes(const Variable& weight, std::vector<int64_t>* sizes, int* unread) {
   return [=](Tape& tape, const Variable& x) {
     sizes->push_back(x.value().dim(1));
-    *unread += tape.result_is_unread();
+    *unread += tape.result_use() == ResultUse::kUnread;
     const Variable y = tape.Output(x.value().Clone(), {x, weight});
     y.value().Scale(1 + Value(weight.value()));
     if (tape.NeedsGrad({x, weight})) {
@@ -231,14 +231,15 @@ TEST(RecomputeTest, ChunksHaveTheGradientsOfTheWhole) {
   const std::vector<double> values = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10},
                             up = {1, 0, 2, 1, 1, 3, 1, 0, 2, 2};
   for (const int64_t chunk : {1, 2, 3, 5, 7}) {
-    for (const bool unread : {false, true}) {
+    for (const ResultUse use : {ResultUse::kRead, ResultUse::kUnread}) {
+      const bool unread = use == ResultUse::kUnread;
       Tape tape;
       const Variable x(Tensor::FromVector<double>(values, {1, 5, 2}), true),
           weight(Scalar(3), true);
       std::vector<int64_t> sizes;
       int unread_runs = 0;
       const Variable y =
-          RecomputeInChunks(tape, x, chunk, RowsTimes(weight, &sizes, &unread_runs), unread);
+          RecomputeInChunks(tape, x, chunk, RowsTimes(weight, &sizes, &unread_runs), use);
       const int64_t chunks = (5 + chunk - 1) / chunk;
       EXPECT_EQ(y.value().null(), unread);
       EXPECT_EQ(y.shape(), x.shape());

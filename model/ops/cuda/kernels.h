@@ -20,7 +20,7 @@ namespace burst {
 
 class Tape;
 class Variable;
-enum class ResultUse;  // ops.h
+enum class ResultUse;  // burst/autograd/tape.h
 
 // The mask of one dropout site: what is the same for all its elements.
 struct DropoutMask {

@@ -4,7 +4,6 @@
 #include "burst/autograd/tape.h"
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/cuda/matmul.h"
-#include "model/ops/ops.h"
 
 namespace burst {
 namespace cuda {
