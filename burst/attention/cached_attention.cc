@@ -55,8 +55,10 @@ absl::StatusOr<Tensor> CachedAttention::Forward(const Tensor& q, const Tensor& k
     KernelsOf(q.device()).Forward(params);
     return out;
   }
-  // Of every rank its part's out and lse.
-  const int64_t count = rows * (head_dim + 1), ranks = ranks_->world_size();
+  // Of every rank its part's out and lse, each beginning where kernels store vectors.
+  constexpr int64_t kAlign = 32;
+  const int64_t count = (rows * (head_dim + 1) + kAlign - 1) / kAlign * kAlign;
+  const int64_t ranks = ranks_->world_size();
   const Tensor parts = Tensor::Empty({ranks, count}, sum_dtype, q.device());
   const Tensor own = parts.Slice(0, ranks_->rank(), 1).View({count});
   const Tensor own_out = own.Slice(0, 0, rows * head_dim).View({batch, n, heads, head_dim});

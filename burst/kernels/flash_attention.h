@@ -125,9 +125,10 @@ const AttentionKernels& KernelsOf(DeviceType device);
 void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend = Tensor());
 
 // out = attention to all keys, from that to each of `n` disjoint sets of them; the sets are merged
-// in order. out: [batch, q_len, num_heads, head_dim], contiguous; parts: [n, rows * (head_dim + 1)]
-// contiguous, of SumDType(out's dtype), where rows = batch * q_len * num_heads: of every set first
-// its out, then its lse [batch, num_heads, q_len]. A row that sees no key becomes 0.
+// in order. out: [batch, q_len, num_heads, head_dim], contiguous; parts: [n, at least rows *
+// (head_dim + 1)], contiguous, of SumDType(out's dtype), where rows = batch * q_len * num_heads: of
+// every set first its out, then its lse [batch, num_heads, q_len]. A row that sees no key becomes
+// 0.
 void FlashMerge(const Tensor& parts, const Tensor& out);
 
 }  // namespace burst
