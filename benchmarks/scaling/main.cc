@@ -81,6 +81,13 @@ ReportRow About(const ScalingOptions& options) {
       about["steps"] = options.train.steps;
       about["data"] = options.train.data;
       about["model"] = options.train.model;
+      if (options.train.recompute_every > 1) about["every"] = options.train.recompute_every;
+      if (options.train.ffn_chunk > 0) about["ffn_chunk"] = options.train.ffn_chunk;
+      if (options.train.zero > 0) about["zero"] = options.train.zero;
+      break;
+    case Experiment::kGeneration:
+      about["generated"] = options.tokens;
+      about["model"] = options.train.model;
       break;
     case Experiment::kPrefill:
       about["model"] = options.train.model;
@@ -125,6 +132,8 @@ Plan PlanOf(const ScalingOptions& options) {
               RunErrorExperiment};
     case Experiment::kPrefill:
       return {PrefillColumns(), "latency_ms", "time to first token, ms", 1, RunPrefillExperiment};
+    case Experiment::kGeneration:
+      return {GenerationColumns(), "token_ms", "a token, ms", 1, RunGenerationExperiment};
     case Experiment::kTraining:
       break;
   }

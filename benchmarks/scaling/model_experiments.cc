@@ -15,6 +15,7 @@
 #include "burst/base/status.h"
 #include "burst/comm/launch/process_launch.h"
 #include "burst/device/memory.h"
+#include "model/kv_cache.h"
 #include "model/tensor_parallel.h"
 #include "model/transformer.h"
 #include "train/launch.h"
@@ -63,6 +64,8 @@ TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
   config.batch = c.batch;
   config.seqlen = c.seqlen;
   config.recompute = c.recompute;
+  if (c.recompute == Recompute::kNone) config.recompute_every = 1;
+  if (c.ranks == 1) config.zero = 0;
   config.ranks = c.ranks;
   config.strategy = c.strategy;
   config.layout = options.problem.options(c.strategy).layout;
@@ -136,6 +139,7 @@ absl::Status MeasurePrefill(const ResolvedConfig& config, const ModelConfig& sha
   }
   BURST_ASSIGN_OR_RETURN(const auto model, Transformer::Create(shape, config.dtype, /*seed=*/1,
                                                                config.device, parallel));
+  model->set_ffn_chunk(config.ffn_chunk);
   BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(config.seqlen));
   const SequenceBatch prompt = RandomPrompt(
       config.batch, shape.vocab, std::make_shared<const RingSchedule>(std::move(schedule)));
@@ -152,6 +156,54 @@ absl::Status MeasurePrefill(const ResolvedConfig& config, const ModelConfig& sha
   }
   result->seconds = Median(seconds);
   result->peak_mib = PeakMiB(config.device, comm.world_size());
+  return comm.Barrier();
+}
+
+// ---- Generation.
+
+struct Generation {
+  double first_seconds = 0, token_seconds = 0;
+  double cache_mib = 0;
+  double bytes_per_second = 0;
+};
+
+absl::Status MeasureGeneration(const ResolvedConfig& config, const ModelConfig& shape,
+                               int64_t tokens, Communicator& comm, Generation* result) {
+  BURST_ASSIGN_OR_RETURN(
+      const auto attention,
+      CreateAttention(config.strategy, config.AttentionOptions(), config.ulysses, &comm));
+  BURST_ASSIGN_OR_RETURN(const auto model,
+                         Transformer::Create(shape, config.dtype, /*seed=*/1, config.device));
+  BURST_ASSIGN_OR_RETURN(RingSchedule made, attention->Schedule(config.seqlen));
+  const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
+  const SequenceBatch prompt = RandomPrompt(config.batch, shape.vocab, schedule).To(config.device);
+  std::optional<KvCache> cache;
+  for (int repeat = 0; repeat < 2; ++repeat) {  // the first one for fresh memory
+    cache.emplace(shape, config.batch, config.dtype, config.window, config.device, &comm);
+    cache->Reserve(schedule->shard().local_length() + tokens / comm.world_size() + 2);
+    BURST_RETURN_IF_ERROR(comm.Barrier());
+    const Stopwatch stopwatch;
+    BURST_RETURN_IF_ERROR(model->NextTokenLogits(*attention, prompt, &*cache).status());
+    SynchronizeDevice(config.device);
+    BURST_RETURN_IF_ERROR(comm.Barrier());
+    result->first_seconds = stopwatch.Seconds();
+  }
+  const Tensor next = Tensor::Zeros({config.batch, 1}, DType::kInt32);
+  std::vector<double> seconds;
+  for (int64_t token = 0; token <= tokens; ++token) {
+    const Stopwatch stopwatch;
+    BURST_RETURN_IF_ERROR(model->Decode(*cache, next).status());
+    SynchronizeDevice(config.device);
+    if (token > 0) seconds.push_back(stopwatch.Seconds());
+  }
+  result->token_seconds = Median(seconds);
+  const ModelConfig full = shape.WithDefaults();
+  const double cache_bytes = 2.0 * full.layers * config.batch * schedule->shard().local_length() *
+                             full.kv_heads * full.head_dim * SizeOf(config.dtype);
+  const double weight_bytes =
+      static_cast<double>(model->parameters().numel()) * SizeOf(config.dtype);
+  result->cache_mib = cache_bytes / (1 << 20);
+  result->bytes_per_second = (cache_bytes + weight_bytes) / result->token_seconds;
   return comm.Barrier();
 }
 
@@ -216,7 +268,7 @@ double Most(const std::vector<Measurement>& ranks, double Measurement::*field) {
 }  // namespace
 
 absl::Status CheckModelExperiment(const ScalingOptions& options) {
-  if (options.experiment != Experiment::kPrefill && options.experiment != Experiment::kTraining) {
+  if (options.experiment == Experiment::kAttention || options.experiment == Experiment::kError) {
     return absl::OkStatus();
   }
   for (const Case& c : Cases(options)) {
@@ -252,6 +304,44 @@ absl::StatusOr<std::vector<ReportRow>> RunPrefillExperiment(
     row["latency_ms"] = 1e3 * seconds;
     row["tokens_per_second"] = static_cast<double>(c.batch * c.seqlen) / seconds;
     row["peak_mib_per_rank"] = Most(measured, &Prefill::peak_mib);
+    rows.push_back(row);
+    on_row(row);
+  }
+  return rows;
+}
+
+std::vector<ReportColumn> GenerationColumns() {
+  return {{"strategy", "strategy"},
+          {"ranks", "ranks"},
+          {"batch", "batch"},
+          {"seqlen", "tokens"},
+          {"first_ms", "first ms", 2},
+          {"token_ms", "token ms", 3},
+          {"tokens_per_second", "tokens/s", 1},
+          {"cache_mib_per_rank", "cache MiB", 1},
+          {"gb_per_second_per_rank", "GB/s", 1}};
+}
+
+absl::StatusOr<std::vector<ReportRow>> RunGenerationExperiment(
+    const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row) {
+  std::vector<ReportRow> rows;
+  for (const Case& c : Cases(options)) {
+    BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, Resolve(ConfigOf(options, c)));
+    ModelConfig shape = config.model;
+    if (shape.vocab == 0) shape.vocab = 256;
+    // GPT-2's positions of the generated tokens are learned, too.
+    if (shape.family == Family::kGpt2) shape.context = c.seqlen + options.tokens + 1;
+    std::vector<Generation> measured(c.ranks);
+    BURST_RETURN_IF_ERROR(RunRanksInProcess(config, [&](Communicator& comm) {
+      return MeasureGeneration(config, shape, options.tokens, comm, &measured[comm.rank()]);
+    }));
+    ReportRow row = RowOf(c);
+    const double seconds = Most(measured, &Generation::token_seconds);
+    row["first_ms"] = 1e3 * Most(measured, &Generation::first_seconds);
+    row["token_ms"] = 1e3 * seconds;
+    row["tokens_per_second"] = static_cast<double>(c.batch) / seconds;
+    row["cache_mib_per_rank"] = Most(measured, &Generation::cache_mib);
+    row["gb_per_second_per_rank"] = 1e-9 * Most(measured, &Generation::bytes_per_second);
     rows.push_back(row);
     on_row(row);
   }

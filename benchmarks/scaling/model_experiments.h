@@ -1,4 +1,4 @@
-// Whole models over ranks: prefill (time to first token) and training.
+// Whole models over ranks: prefill (time to first token), generation and training.
 #pragma once
 
 #include <functional>
@@ -19,6 +19,13 @@ absl::Status CheckModelExperiment(const ScalingOptions& options);
 // 256.
 std::vector<ReportColumn> PrefillColumns();
 absl::StatusOr<std::vector<ReportRow>> RunPrefillExperiment(
+    const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);
+
+// A prompt of `seqlen` tokens, read over the ranks, and tokens after it, one at a time, without the
+// choice of one: milliseconds to the first and of the median of the others; of a rank the memory of
+// its keys and values, and the rate at which it reads these and the weights, as every token must.
+std::vector<ReportColumn> GenerationColumns();
+absl::StatusOr<std::vector<ReportRow>> RunGenerationExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);
 
 // Milliseconds of the median step (all but the first), tokens a second and the peak memory of a

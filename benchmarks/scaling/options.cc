@@ -37,6 +37,7 @@ absl::StatusOr<DTypeChoice> ParseDType(absl::string_view text) {
 constexpr EnumName<Experiment> kExperiments[] = {{Experiment::kAttention, "attention"},
                                                  {Experiment::kError, "error"},
                                                  {Experiment::kPrefill, "prefill"},
+                                                 {Experiment::kGeneration, "generation"},
                                                  {Experiment::kTraining, "training"}};
 absl::StatusOr<Experiment> ParseExperiment(absl::string_view text) {
   return ParseName("experiment", text, kExperiments);
@@ -68,6 +69,7 @@ struct ScalingConfig {
   std::vector<int64_t> tile_keys;  // empty: the kernels' own
   DTypeChoice dtype = DTypeChoice::kAuto;
   std::vector<Recompute> recompute = {Recompute::kNone};
+  int64_t tokens = 16;
   int64_t repeats = 3;
   bool compare = true;
   std::string out = "runs/scaling";
@@ -80,8 +82,8 @@ OptionTable Options(ScalingConfig* c) {
   t.Group("What");
   t.Add("experiment", &c->experiment, ParseExperiment, kMayChange,
         "attention (time, memory and bytes of attention alone), error (of its results, against "
-        "double precision), prefill (time to first token of a whole model) or training (time, "
-        "memory and loss of whole steps).");
+        "double precision), prefill (time to first token of a whole model), generation (that, and "
+        "the time of a token after it) or training (time, memory and loss of whole steps).");
   t.AddList("strategies", &c->strategies, ParseStrategy, kMayChange,
             absl::StrCat(train["strategy"].help,
                          " A list. Of attention alone, what tp and tp+sp send around it counts as "
@@ -120,6 +122,11 @@ OptionTable Options(ScalingConfig* c) {
   t.AddShared(train, "steps", "Of training alone.");
   t.AddList("recompute", &c->recompute, ParseRecompute, kMayChange,
             absl::StrCat(train["recompute"].help, " A list. Of training alone."));
+  t.AddShared(train, "recompute_every", "Of training alone.");
+  t.AddShared(train, "ffn_chunk", "Not of generation.");
+  t.AddShared(train, "zero", "Of training alone.");
+  t.Add("tokens", &c->tokens, kMayChange,
+        "Tokens to generate, after one that is not timed; the median counts. Of generation alone.");
 
   t.Group("How");
   t.AddShared(train, "device");
@@ -136,15 +143,18 @@ OptionTable Options(ScalingConfig* c) {
 // Options that only some experiments use must not be given to others.
 absl::Status CheckUsed(const OptionTable& table, Experiment experiment) {
   constexpr auto kAttention = Experiment::kAttention, kError = Experiment::kError,
-                 kPrefill = Experiment::kPrefill, kTraining = Experiment::kTraining;
+                 kPrefill = Experiment::kPrefill, kGeneration = Experiment::kGeneration,
+                 kTraining = Experiment::kTraining;
   const struct {
     std::vector<const char*> options;
     std::vector<Experiment> experiments;
   } used[] = {
       {{"heads", "kv_heads", "head_dim", "mask", "tiles", "tile_keys", "dtype"},
        {kAttention, kError}},
-      {{"model"}, {kPrefill, kTraining}},
-      {{"data", "steps", "recompute"}, {kTraining}},
+      {{"model"}, {kPrefill, kGeneration, kTraining}},
+      {{"ffn_chunk"}, {kPrefill, kTraining}},
+      {{"tokens"}, {kGeneration}},
+      {{"data", "steps", "recompute", "recompute_every", "zero"}, {kTraining}},
       {{"repeats"}, {kAttention, kPrefill}},
       {{"compare"}, {kAttention}},
   };
@@ -174,6 +184,11 @@ absl::Status CheckStrategies(const OptionTable& table, const ScalingConfig& c) {
       return InvalidOption(option, "not used by any of --strategies; it is for rings");
     }
   }
+  if (c.experiment == Experiment::kGeneration && any(IsTensorParallel)) {
+    return InvalidOption("strategies",
+                         "tp and tp+sp divide the model, not its keys and values; they are not for "
+                         "--experiment=generation");
+  }
   if (c.experiment == Experiment::kError && any(IsTensorParallel)) {
     return InvalidOption("strategies",
                          "tp and tp+sp compute each head as single does, with its errors; they are "
@@ -197,6 +212,7 @@ absl::Status CheckRanges(const ScalingConfig& c) {
   // The first step allocates memory and is not timed.
   BURST_RETURN_IF_ERROR(AtLeast(2, "steps", t.steps));
   if (t.threads != -1) BURST_RETURN_IF_ERROR(AtLeast(1, "threads", t.threads));
+  BURST_RETURN_IF_ERROR(AtLeast(1, "tokens", c.tokens));
   BURST_RETURN_IF_ERROR(AtLeast(1, "repeats", c.repeats));
   if (c.strategies.empty()) return InvalidOption("strategies", "at least one is needed");
   if (c.recompute.empty()) return InvalidOption("recompute", "at least one is needed");
@@ -262,6 +278,7 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
   options.problem = ResolveProblem(c, device);
   options.tile_keys = unless_given(&c.tile_keys, {0});
   options.recompute = c.recompute;
+  options.tokens = c.tokens;
   options.repeats = c.repeats;
   options.compare = c.compare;
   options.out = ResolvePath(c.out);

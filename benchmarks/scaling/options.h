@@ -14,10 +14,11 @@
 namespace burst {
 
 enum class Experiment {
-  kAttention,  // time, memory, bytes of attention alone
-  kError,      // of attention's results, against double precision
-  kPrefill,    // latency of a whole model's prefill
-  kTraining,   // time, memory and loss of whole training steps
+  kAttention,   // time, memory, bytes of attention alone
+  kError,       // of attention's results, against double precision
+  kPrefill,     // latency of a whole model's prefill
+  kGeneration,  // the same, and of the tokens after it, whose keys and values ranks share
+  kTraining,    // time, memory and loss of whole training steps
 };
 const char* Name(Experiment experiment);
 
@@ -32,7 +33,8 @@ struct ScalingOptions {
   TrainConfig train;
   std::vector<Recompute> recompute;
 
-  int threads = 1;  // of each rank, on the CPU
+  int threads = 1;     // of each rank, on the CPU
+  int64_t tokens = 1;  // that are generated
   int64_t repeats = 1;
   bool compare = true;
   std::string out;  // absolute

@@ -83,21 +83,25 @@ absl::StatusOr<double> LossAfterTraining(Layout layout, int64_t window, int step
   return result;
 }
 
+// Learning takes minutes under a sanitizer, and the same code runs for a few steps in train_parity.
+constexpr bool kSanitized = kThreadSanitizer || kAddressSanitizer;
+
 class CopyTask : public testing::TestWithParam<Layout> {};
 
 TEST_P(CopyTask, IsSolvedOverFourRanks) {
+  if (kSanitized) GTEST_SKIP() << "not under sanitizers";
   const auto loss = LossAfterTraining(GetParam(), /*window=*/0, 400);
   ASSERT_TRUE(loss.ok()) << loss.status();
   EXPECT_LT(*loss, 0.05);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Layouts, CopyTask,
-    testing::ValuesIn(CasesOrFew({Layout::kZigzag, Layout::kContiguous, Layout::kStriped}, 1)),
-    [](const auto& info) { return std::string(Name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Layouts, CopyTask,
+                         testing::Values(Layout::kZigzag, Layout::kContiguous, Layout::kStriped),
+                         [](const auto& info) { return std::string(Name(info.param)); });
 
 // The control: with a window too short to see the first half, nothing can be learned.
 TEST(CopyTaskControl, IsNotSolvedWithoutLongRangeAttention) {
+  if (kSanitized) GTEST_SKIP() << "not under sanitizers";
   const auto loss = LossAfterTraining(Layout::kContiguous, /*window=*/32, 100);
   ASSERT_TRUE(loss.ok()) << loss.status();
   EXPECT_GT(*loss, 0.9 * std::log(kVocab));

@@ -182,6 +182,27 @@ TEST_F(Scaling, PrefillOfAModel) {
   for (const Json& row : rows) EXPECT_GT(row["latency_ms"], 0);
 }
 
+TEST_F(Scaling, GenerationOfAModel) {
+  for (const std::string family : {"llama", "gpt2"}) {
+    const std::string model = absl::StrCat(
+        R"(--model={"layers":2,"width":16,"heads":2,"ffn":32,"family":")", family, "\"}");
+    ExpectSuccess(Run({"--experiment=generation", model, "--seqlens=64", "--ranks=2,3",
+                       "--strategies=single,burst", "--tokens=5", "--out=OUT"}));
+    const Json rows = Rows("generation");
+    ASSERT_EQ(rows.size(), 3u);
+    for (const Json& row : rows) {
+      EXPECT_GT(row["first_ms"], 0);
+      EXPECT_GT(row["token_ms"], 0);
+    }
+    // Keys and values of 64 tokens, 2 layers, 16 channels, in fp32; of 3 ranks zigzag's first has
+    // the longest chunks.
+    const double all = 2.0 * 2 * 64 * 16 * 4 / (1 << 20);
+    EXPECT_DOUBLE_EQ(rows[0]["cache_mib_per_rank"], all);
+    EXPECT_DOUBLE_EQ(rows[1]["cache_mib_per_rank"], all / 2);
+    EXPECT_DOUBLE_EQ(rows[2]["cache_mib_per_rank"], all * 22 / 64);
+  }
+}
+
 TEST_F(Scaling, TrainingHasTheLossesOfOneRank) {
   std::string text;
   for (int i = 0; i < 400; ++i) absl::StrAppend(&text, "line ", i * 7919 % 1000, " of a text\n");
@@ -263,6 +284,11 @@ TEST_F(Scaling, ErrorsNameTheirOption) {
       {{"--recompute=full", "--experiment=prefill"}, {"--recompute", "prefill"}},
       {{"--recompute=full", "--experiment=error"}, {"--recompute", "error"}},
       {{"--experiment=speed"}, {"--experiment", "prefill"}},
+      {{"--experiment=generation", "--strategies=tp"}, {"--strategies", "tp", "generation"}},
+      {{"--experiment=generation", "--tokens=0"}, {"--tokens", "0 is less than 1"}},
+      {{"--experiment=prefill", "--tokens=4"}, {"--tokens", "--experiment=prefill"}},
+      {{"--zero=1"}, {"--zero", "--experiment=attention"}},
+      {{"--ffn_chunk=1", "--experiment=generation"}, {"--ffn_chunk", "generation"}},
       {{"--model=d12"}, {"--model", "--experiment=attention"}},
       {{"--experiment=training", "--heads=8"}, {"--heads", "--experiment=training"}},
       {{"--experiment=prefill", "--model=nonsense"}, {"--model", "nonsense"}},
