@@ -128,11 +128,13 @@ TEST_F(Launchers, MpirunGrantsWhatItIsTold) {
   if (mpirun_.empty()) GTEST_SKIP() << "built without Open MPI";
   const size_t all = kSlowdown == 1 ? 20 : 5;
   const std::string steps = absl::StrCat("--steps=", all);
-  // SIGTERM comes after three seconds, SIGKILL after three more; a step takes half a second.
+  // SIGTERM comes after three seconds, SIGKILL after three more; a step takes half a second. All
+  // are longer under a sanitizer.
   const Arguments options = Plus(slow_, {"--strategy=tp", "--accumulate=1", steps});
   MakeStraight(Plus(options, threads_));
-  Subprocess process(Mpirun({"--mca", "odls_base_sigkill_timeout", "3"}, options),
-                     {folder_, /*mpi=*/true});
+  Subprocess process(
+      Mpirun({"--mca", "odls_base_sigkill_timeout", absl::StrCat(3 * kSlowdown)}, options),
+      {folder_, /*mpi=*/true});
   AwaitRows("mpi", 1, process);
   process.Signal(SIGINT);
   EndOf(process);
