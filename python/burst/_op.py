@@ -6,19 +6,19 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
-from . import _attention
+from . import _call
 
 
 @torch.library.custom_op("burst::forward", mutates_args=())
 def forward(q: Tensor, k: Tensor, v: Tensor, call: int, ranks: int,
             needs_grad: bool) -> Tuple[Tensor, Tensor, Tensor]:
-    out, lse, lengths, _ = _attention.forward(q, k, v, _attention.call_number(call), needs_grad)
+    out, lse, lengths, _ = _call.forward(q, k, v, _call.call_of(call), needs_grad)
     return out, lse, torch.tensor(lengths, dtype=torch.int64)
 
 
 @forward.register_fake
 def _(q, k, v, call, ranks, needs_grad):
-    lse = q.new_empty(_attention.lse_shape(q), dtype=_attention.lse_dtype(q))
+    lse = q.new_empty(_call.lse_shape(q), dtype=_call.lse_dtype(q))
     lengths = torch.empty((ranks,), dtype=torch.int64, device="cpu")
     return torch.empty(q.shape, dtype=q.dtype, device=q.device), lse, lengths
 
@@ -26,8 +26,8 @@ def _(q, k, v, call, ranks, needs_grad):
 @torch.library.custom_op("burst::backward", mutates_args=())
 def backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, lengths: Tensor, dout: Tensor,
              dlse: Optional[Tensor], call: int) -> Tuple[Tensor, Tensor, Tensor]:
-    state = _attention.state_of(_attention.call_number(call), q, lengths.tolist())
-    dq, dk, dv = _attention.backward(q, k, v, out, lse, dout.to(out.dtype), dlse, state)
+    state = _call.state_of(_call.call_of(call), q, lengths.tolist())
+    dq, dk, dv = _call.backward(q, k, v, out, lse, dout.to(out.dtype), dlse, state)
     return dq, dk, dv
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from . import _library
-from ._attention import LAYOUTS
+from ._call import LAYOUTS
 from ._ranks import _process_group
 
 

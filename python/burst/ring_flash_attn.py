@@ -10,7 +10,8 @@ llama3_flash_attn_varlen_func and the adapters are not here; burst.attention wit
 burst.register do what they are for.
 """
 
-from ._attention import _list, apply, attention, make_call
+from ._attention import apply, attention
+from ._call import list_of, make_call
 from .burst_attn import _world
 
 import torch
@@ -74,7 +75,7 @@ def _varlen(zigzag, q, k, v, cu_seqlens, dropout_p, softmax_scale, causal, windo
             deterministic, return_attn_probs, group):
     _check(dropout_p, alibi_slopes)
     group = _world(group)
-    bounds = tuple(int(bound) for bound in _list(cu_seqlens))
+    bounds = tuple(int(bound) for bound in list_of(cu_seqlens))
     if zigzag and any((end - begin) % 2 for begin, end in zip(bounds, bounds[1:])):
         raise ValueError("cu_seqlens: zigzag parts have two chunks each, and a document has an odd "
                          "number of tokens here")

@@ -136,8 +136,8 @@ def selective_checkpointing(rank, group):
         return burst.attention(q.sin(), k, v, group=group).sin().sum()
 
     want = torch.autograd.grad(function(*inputs), inputs)
-    runs, forward = [], burst._attention.forward
-    burst._attention.forward = lambda *arguments: runs.append(0) or forward(*arguments)
+    runs, forward = [], burst._call.forward
+    burst._call.forward = lambda *arguments: runs.append(0) or forward(*arguments)
     keep = [torch.ops.burst.forward.default]
     out = checkpoint.checkpoint(
         function, *inputs, use_reentrant=False,

@@ -1,0 +1,352 @@
+"""A call of attention(), without autograd: its arguments, their checks, the agreement of the ranks, and
+what the library is told."""
+
+import ctypes
+import hashlib
+import math
+
+import torch
+
+from . import _library, _ranks
+from ._library import check, create, library
+
+LAYOUTS = ("zigzag", "contiguous", "striped")
+STRATEGIES = ("burst", "ring", "ulysses", "burst+ulysses")
+_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+_CACHED_SCHEDULES = 64
+
+
+class Call:
+    """What to compute and over which ranks: all of attention()'s arguments but the tensors.
+
+    Made by make_call, which normalizes them; two equal calls are one object."""
+
+    __slots__ = ("group", "options", "documents", "seqlen", "promised", "tokens", "text", "checked")
+
+    def __init__(self, group, options, documents, seqlen, promised, tokens):
+        self.group, self.options = group, options
+        self.documents, self.seqlen, self.tokens = documents, seqlen, tokens
+        self.promised = promised  # the caller gave seqlen: ranks compare arguments once
+        self.checked = False  # whether the options are known to be good
+        fields = list(options) + [("seqlen", seqlen), ("documents", _digest(documents)),
+                                  ("token positions", _digest(tokens))]
+        self.text = ";".join("%s=%s" % field for field in fields)
+
+
+def _digest(value):
+    if value is None:
+        return None
+    return hashlib.sha1(repr(value).encode()).hexdigest()[:12]
+
+
+_calls = {}
+_numbers, _by_number = {}, []  # of calls that are arguments of operators
+
+
+def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layout, strategy,
+              ring_grad_dtype, deterministic, backward, ulysses_size, ranks_per_node, seqlen,
+              tokens=None):
+    """The Call of these arguments. Errors are kept in it for the call itself, where all ranks of the
+    group learn of them."""
+    given = None
+    if documents is None and cu_seqlens is None and tokens is None:  # the usual case: look first
+        given = (id(group), causal, softmax_scale, window, layout, strategy, ring_grad_dtype,
+                 deterministic, backward, ulysses_size, ranks_per_node, seqlen)
+        try:
+            found = _calls.get(given)
+        except TypeError:  # something that cannot be an option
+            given = found = None
+        if found is not None:
+            return found
+    options = (("causal", bool(causal)),
+               ("softmax_scale", None if softmax_scale is None else float(softmax_scale)),
+               ("window", window), ("layout", layout), ("strategy", strategy),
+               ("ring_grad_dtype", _grad_dtype_name(ring_grad_dtype)),
+               ("deterministic", bool(deterministic)), ("backward", backward),
+               ("ulysses_size", ulysses_size), ("ranks_per_node", ranks_per_node))
+    promised = seqlen is not None
+    documents, seqlen = _documents(documents, cu_seqlens, seqlen)
+    key = (id(group), options, documents, seqlen, promised, tokens)
+    call = _calls.get(key)
+    if call is None:
+        if len(_calls) >= 4096:  # every batch has documents of its own
+            _calls.clear()
+        call = _calls[key] = Call(group, options, documents, seqlen, promised, tokens)
+    if given is not None:
+        _calls[given] = call
+    return call
+
+
+def number_of(call):
+    """The number by which an operator is given a Call; call_of is its inverse."""
+    if call not in _numbers:
+        _numbers[call] = len(_by_number)
+        _by_number.append(call)
+    return _numbers[call]
+
+
+def call_of(number):
+    return _by_number[number]
+
+
+def _grad_dtype_name(dtype):
+    names = {None: "fp32", torch.float32: "fp32", torch.bfloat16: "bf16"}
+    return names.get(dtype, dtype) if not isinstance(dtype, str) else dtype
+
+
+def list_of(values):
+    return values.tolist() if isinstance(values, torch.Tensor) else list(values)
+
+
+def _documents(documents, cu_seqlens, seqlen):
+    """Rows of document starts as nested tuples, or None; and the length that cu_seqlens gives."""
+    if cu_seqlens is not None:
+        if documents is not None:
+            return ("documents and cu_seqlens say the same; give one of them",), seqlen
+        bounds = [int(bound) for bound in list_of(cu_seqlens)]
+        if len(bounds) < 2 or bounds[0] != 0 or any(a > b for a, b in zip(bounds, bounds[1:])):
+            return ("cu_seqlens must begin with 0 and not decrease",), seqlen
+        if seqlen is not None and bounds[-1] != seqlen:
+            return ("cu_seqlens ends with %d, seqlen is %d" % (bounds[-1], seqlen),), seqlen
+        starts = sorted(set(bounds[:-1]) - {bounds[-1]}) if bounds[-1] else []
+        return (tuple(starts),), bounds[-1]
+    if documents is None:
+        return None, seqlen
+    rows = list_of(documents)
+    if rows and not isinstance(rows[0], (list, tuple, torch.Tensor)):
+        rows = [rows]
+    return tuple(tuple(int(start) for start in list_of(row)) for row in rows), seqlen
+
+
+def _check_options(call):
+    options = dict(call.options)
+    if call.documents is not None:
+        for row in call.documents:
+            if isinstance(row, str):
+                raise ValueError(row)
+    for name, known in (("layout", LAYOUTS), ("strategy", STRATEGIES),
+                        ("ring_grad_dtype", ("fp32", "bf16")), ("backward", ("auto", "burst", "ring"))):
+        if options[name] not in known:
+            raise ValueError("%s: there is no %r, only %s" %
+                             (name, options[name], ", ".join(map(repr, known))))
+    for name in ("window", "ulysses_size", "ranks_per_node"):
+        if not isinstance(options[name], int) or options[name] < 0:
+            raise ValueError("%s: %r is no number of at least 0" % (name, options[name]))
+    scale = options["softmax_scale"]
+    if scale is not None and not (math.isfinite(scale) and scale > 0):
+        raise ValueError("softmax_scale: %r is not positive and finite" % scale)
+
+
+def _check_tensors(q, k, v):
+    try:
+        if (q.dtype == k.dtype == v.dtype and q.dtype in _DTYPES and k.shape == v.shape and
+                q.device == k.device == v.device and q.dim() == k.dim() == 4):
+            (batch, tokens, heads, head_dim), (*like_q, kv_heads, kv_dim) = q.shape, k.shape
+            if (like_q == [batch, tokens] and kv_dim == head_dim and kv_heads > 0 and
+                    heads % kv_heads == 0 and (q.dtype != torch.bfloat16 or q.is_cuda)):
+                return
+    except AttributeError:
+        pass
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError("%s is a %s, no torch.Tensor" % (name, type(tensor).__name__))
+        if tensor.dim() != 4:
+            raise ValueError("%s has the shape %s; expected [batch, tokens, heads, head_dim] or "
+                             "[tokens, heads, head_dim]" % (name, list(tensor.shape)))
+        if tensor.dtype not in _DTYPES or (tensor.dtype == torch.bfloat16 and
+                                           tensor.device.type == "cpu"):
+            raise ValueError("%s is %s on %s; Burst takes float32, float64 and, on GPUs, bfloat16" %
+                             (name, tensor.dtype, tensor.device))
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype != q.dtype:
+            raise ValueError("%s is %s, q is %s" % (name, tensor.dtype, q.dtype))
+        if tensor.device != q.device:
+            raise ValueError("%s is on %s, q is on %s" % (name, tensor.device, q.device))
+        if tensor.shape[:2] != q.shape[:2] or tensor.shape[3] != q.shape[3]:
+            raise ValueError("%s has the shape %s, which does not fit q's %s: batch, tokens and "
+                             "head_dim must be equal" % (name, list(tensor.shape), list(q.shape)))
+    if k.shape[2] != v.shape[2]:
+        raise ValueError("v has %d heads, k has %d" % (v.shape[2], k.shape[2]))
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2] != 0:
+        raise ValueError("k has %d heads, which do not divide q's %d" % (k.shape[2], q.shape[2]))
+
+
+def _agree(ranks, call, q, k, v, needs_grad):
+    """Checks this rank's arguments and compares them with the others'. Returns the tokens of each
+    rank. What is wrong on one rank is an error on all of them."""
+    error = None
+    try:
+        if not call.checked:
+            _check_options(call)
+            call.checked = True
+        _check_tensors(q, k, v)
+    except (TypeError, ValueError) as raised:
+        error = raised
+    if ranks.size == 1:
+        if error is not None:
+            raise error
+        return [q.shape[1]]
+    if call.promised and call in ranks.agreed:
+        if error is not None:  # the others do not ask
+            ranks.fail(error)
+            raise error
+        lengths = ranks.agreed[call].get((q.shape, k.shape[2], q.dtype, needs_grad))
+        if lengths is not None:
+            return lengths
+    if error is not None:
+        text = "E" + str(error)
+    else:
+        text = "%d;batch=%d;heads=%d;kv heads=%d;head_dim=%d;dtype=%s;requires_grad=%s;%s" % (
+            q.shape[1], q.shape[0], q.shape[2], k.shape[2], q.shape[3], q.dtype, needs_grad, call.text)
+    texts = ranks.exchange(text)
+    if error is not None:
+        raise error
+    for rank, other in enumerate(texts):
+        if other.startswith("E"):
+            raise ValueError("rank %d: %s" % (rank, other[1:]))
+    own = text.split(";")
+    for rank, other in enumerate(texts):
+        for mine, theirs in zip(own[1:], other.split(";")[1:]):
+            if mine != theirs:
+                raise ValueError("%s: the ranks differ: %r on rank %d, %r on rank %d" % (
+                    mine.split("=")[0], mine.split("=")[1], ranks.rank, theirs.split("=")[1], rank))
+    lengths = [int(other.split(";")[0]) for other in texts]
+    if call.promised:
+        if len(ranks.agreed) >= _CACHED_SCHEDULES:
+            ranks.agreed.clear()  # on all ranks alike
+        ranks.agreed.setdefault(call, {})[q.shape, k.shape[2], q.dtype, needs_grad] = lengths
+    return lengths
+
+
+def _int64s(values):
+    return (ctypes.c_int64 * max(1, len(values)))(*values)
+
+
+def _int32s(values):
+    return (ctypes.c_int32 * max(1, len(values)))(*values)
+
+
+def _attention_of(ranks, call):
+    found = ranks.attentions.get(call.options)
+    if found is None:
+        options = dict(call.options)
+        strategy = options["strategy"]
+        if strategy == "burst" and options["ulysses_size"] > 1:
+            strategy = "burst+ulysses"
+        given = _library.AttentionOptions(
+            struct_bytes=ctypes.sizeof(_library.AttentionOptions), strategy=strategy.encode(),
+            layout=options["layout"].encode(), backward=options["backward"].encode(),
+            ring_grad_dtype=options["ring_grad_dtype"].encode(), causal=options["causal"],
+            window=options["window"], softmax_scale=options["softmax_scale"] or 0,
+            deterministic=options["deterministic"], group_size=options["ulysses_size"],
+            ranks_per_node=options["ranks_per_node"])
+        found = ranks.attentions[call.options] = create(
+            "attention", ranks.device.handle.value, ranks.comm and ranks.comm.value,
+            ctypes.byref(given), keeps=ranks.device.handle)
+    return found
+
+
+def _schedule_of(ranks, call, lengths):
+    seqlen = sum(lengths)
+    if call.seqlen is not None and call.seqlen != seqlen:
+        raise ValueError("seqlen is %d, the ranks have %d tokens together" % (call.seqlen, seqlen))
+    attention = _attention_of(ranks, call)
+    rows = call.documents or ()
+    documents = (len(rows), _int64s([len(row) for row in rows]),
+                 _int32s([start for row in rows for start in row]))
+    if call.tokens is not None:
+        schedule = create("schedule", attention.value, _int64s([len(own) for own in call.tokens]),
+                          _int32s([token for own in call.tokens for token in own]), *documents,
+                          function="burst_schedule_create_at", keeps=ranks.device.handle)
+    else:
+        layout = dict(call.options)["layout"]
+        for rank, length in enumerate(lengths):
+            share = _library.local_length(layout, seqlen, rank, ranks.size)
+            if length != share:
+                raise ValueError("q has %d tokens on rank %d; the layout %s gives it %d of %d" %
+                                 (length, rank, layout, share, seqlen))
+        schedule = create("schedule", attention.value, seqlen, *documents, keeps=ranks.device.handle)
+    return schedule
+
+
+def _ready(tensor):
+    """The tensor, or a copy whose strides the kernels take."""
+    if tensor.stride(3) != 1 and tensor.shape[3] > 1:
+        return tensor.contiguous()
+    if tensor.dtype == torch.bfloat16:  # rows begin at multiples of 16 bytes, and are not the same
+        odd = tensor.data_ptr() % 16 != 0
+        for size, stride in zip(tensor.shape[:3], tensor.stride()[:3]):
+            odd = odd or (size > 1 and (stride % 8 != 0 or stride == 0))
+        if odd:
+            return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
+
+
+def _view(tensor):
+    return tensor.data_ptr(), _DTYPES[tensor.dtype], tensor.shape, tensor.stride()
+
+
+class State:
+    """What the backward of a call needs besides tensors."""
+
+    __slots__ = ("ranks", "attention", "schedule")
+
+    def __init__(self, ranks, attention, schedule):
+        self.ranks, self.attention, self.schedule = ranks, attention, schedule
+
+
+def _state(ranks, call, lengths):
+    key = (id(call), *lengths)  # the Call is kept
+    found = ranks.states.get(key)
+    if found is None:
+        found = (State(ranks, _attention_of(ranks, call), _schedule_of(ranks, call, lengths)), call)
+        if len(ranks.states) >= _CACHED_SCHEDULES:
+            ranks.states.pop(next(iter(ranks.states)))  # the oldest
+        ranks.states[key] = found
+    return found[0]
+
+
+def state_of(call, tensor, lengths):
+    """For a backward that has kept no State."""
+    ranks = _ranks.ranks_of(call.group, tensor)
+    with ranks.device.lock:
+        ranks.device.enter()
+        return _state(ranks, call, lengths)
+
+
+def forward(q, k, v, call, needs_grad):
+    """out, lse, the tokens of every rank and the State. Collective."""
+    ranks = _ranks.ranks_of(call.group, q)
+    with ranks.device.lock:
+        ranks.device.enter()
+        lengths = _agree(ranks, call, q, k, v, needs_grad)
+        state = _state(ranks, call, lengths)
+        q, k, v = _ready(q), _ready(k), _ready(v)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        lse = torch.empty(lse_shape(q), dtype=lse_dtype(q), device=q.device)
+        views, _kept = _library.tensors([_view(tensor) for tensor in (q, k, v, out, lse)])
+        check(library().burst_forward(state.attention.value, state.schedule.value, *views))
+    return out, lse, lengths, state
+
+
+def backward(q, k, v, out, lse, dout, dlse, state):
+    """dq, dk and dv. Collective; dlse may be None."""
+    device = state.ranks.device
+    with device.lock:
+        device.enter()
+        q, k, v, out, dout = map(_ready, (q, k, v, out, dout))
+        lse, dlse = lse.contiguous(), None if dlse is None else dlse.contiguous()
+        gradients = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v)]
+        views, _kept = _library.tensors(  # of tensors that live until the call ends
+            [None if tensor is None else _view(tensor)
+             for tensor in (q, k, v, out, lse, dout, dlse, *gradients)])
+        check(library().burst_backward(state.attention.value, state.schedule.value, *views))
+    return gradients
+
+
+def lse_shape(q):
+    return (q.shape[0], q.shape[2], q.shape[1])
+
+
+def lse_dtype(q):
+    return torch.float32 if q.dtype == torch.bfloat16 else q.dtype
