@@ -102,4 +102,4 @@ def main():
     print("[  PASSED  ] %d tests." % program.result.passed)
     if failed:
         print(" %d FAILED TEST%s" % (failed, "" if failed == 1 else "S"))
-    sys.exit(failed > 0 or program.result.passed == 0)
+    sys.exit(failed > 0 or program.result.passed + len(program.result.skipped) == 0)
