@@ -62,9 +62,21 @@ TEST_F(HuggingFaceCli, ThereAndBackAndTrainedFurther) {
   // A run from a folder keeps what belongs to the model, and is one like any other.
   ExpectSuccess(Train({"--model=home", "--out=more", "--steps=2", "--eval_every=0"}));
   EXPECT_EQ(ReadAll(Path("more/huggingface/tokenizer.json")), kTokenizer);
-  ExpectSuccess(
-      Subprocess({ProgramPath("train/train"), "--resume", "--out=more", "--steps=4"}, {folder_})
-          .Wait());
+  const auto resume = [&](const std::string& run) {
+    return Subprocess({ProgramPath("train/train"), "--resume", "--out=" + run, "--steps=4"},
+                      {folder_})
+        .Wait();
+  };
+  fs::copy(Path("more"), Path("later"), fs::copy_options::recursive);
+  ExpectSuccess(resume("more"));
+  // Also when the folder that it began with is gone: the checkpoint has the model.
+  fs::rename(Path("home"), Path("elsewhere"));
+  const Result later = resume("later");
+  ExpectSuccess(later);
+  EXPECT_TRUE(absl::StrContains(later.out, "home, which is gone")) << later.out;
+  EXPECT_TRUE(SplitCheckpoint(Checkpoint("later")).second ==
+              SplitCheckpoint(Checkpoint("more")).second);
+  fs::rename(Path("elsewhere"), Path("home"));
   ExpectSuccess(Run("export", {"more", "--out=home2"}));
   EXPECT_EQ(ReadAll(Path("home2/tokenizer.json")), kTokenizer);
   EXPECT_EQ(ReadAll(Path("home2/config.json")), ReadAll(Path("home/config.json")));

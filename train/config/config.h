@@ -121,7 +121,8 @@ struct ResolvedConfig : PlainOptions {
   ModelConfig model;                         // dropout is the run's; its vocab may still be 0
   std::string model_name;                    // for people: the preset, the file's name, or "custom"
   std::optional<Pretrained> pretrained;      // whose weights a new run starts from
-  int64_t window = 0;                        // keys that a query sees; 0: all before it
+  std::string lost_folder;  // of --model, where a resumed run began and which is not there any more
+  int64_t window = 0;       // keys that a query sees; 0: all before it
   LrSchedule lr;
   DeviceType device = DeviceType::kCpu;
   DType dtype = DType::kFloat32;  // of activations

@@ -15,6 +15,8 @@
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "model/tensor_parallel.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/kept_checkpoints.h"
 #include "train/config/config.h"
 
 namespace burst {
@@ -251,7 +253,8 @@ absl::StatusOr<Pretrained> FindPretrainedOption(const std::string& folder) {
 // The model that c->model names; a file's name is replaced by what it holds, so that the
 // configuration stands alone. A folder with weights stays what it is: they are too large.
 absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
-                                      std::optional<Pretrained>* pretrained) {
+                                      std::optional<Pretrained>* pretrained,
+                                      std::string* lost_folder) {
   std::error_code error;  // what cannot be seen is no folder
   if (c->model.empty()) return InvalidOption("model", "is empty; presets: ", ModelPresetNames());
   absl::StatusOr<ModelConfig> model;
@@ -262,6 +265,14 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
     *name = path.filename().string();
     BURST_ASSIGN_OR_RETURN(*pretrained, FindPretrainedOption(path.string()));
     model = (*pretrained)->model;
+  } else if (c->resume && c->model[0] == '/' && !std::filesystem::exists(c->model, error) &&
+             HoldsCheckpoints(ResolvePath(c->out))) {
+    // What the run began with is gone. Its checkpoint has the weights, and says of which model.
+    *lost_folder = c->model;
+    *name = std::filesystem::path(c->model).filename().string();
+    BURST_ASSIGN_OR_RETURN(const CheckpointInfo info,
+                           ReadCheckpointInfo(CheckpointPath(ResolvePath(c->out))));
+    model = info.model;
   } else if (c->model[0] == '{') {
     *name = "custom";
     model = ModelConfigFromJson(c->model);
@@ -455,7 +466,8 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
                            " is neither auto, char or byte, nor a file or folder");
     }
   }
-  BURST_ASSIGN_OR_RETURN(config.model, ReadModel(&c, &config.model_name, &config.pretrained));
+  BURST_ASSIGN_OR_RETURN(
+      config.model, ReadModel(&c, &config.model_name, &config.pretrained, &config.lost_folder));
   static_cast<PlainOptions&>(config) = c;
   config.window = c.window;
   if (c.window == -1) config.window = config.pretrained ? config.pretrained->window : 0;

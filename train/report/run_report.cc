@@ -61,7 +61,10 @@ std::string Model(const ResolvedConfig& config) {
     absl::StrAppend(&recomputed, "; feed-forwards of ", config.ffn_chunk, " tokens at a time");
   }
   const std::string weights =
-      config.pretrained.has_value() ? absl::StrCat("; weights of ", config.pretrained->path) : "";
+      config.pretrained.has_value() ? absl::StrCat("; weights of ", config.pretrained->path)
+      : !config.lost_folder.empty()
+          ? absl::StrCat("; began with ", config.lost_folder, ", which is gone")
+          : "";
   return absl::StrFormat("%d layers, width %d, %d heads (%d KV heads), vocabulary %d%s%s", m.layers,
                          m.width, m.heads, m.kv_heads > 0 ? m.kv_heads : m.heads, m.vocab, weights,
                          recomputed);
