@@ -25,7 +25,6 @@ class KvCache {
   int64_t batch() const { return batch_; }
   int64_t length() const { return length_; }  // tokens in the cache, of all ranks
   int64_t window() const { return window_; }
-  Communicator* ranks() const { return ranks_; }
   void Clear();
 
   // Memory for `tokens` of this rank, so that it does not grow before there are more of them.

@@ -176,6 +176,15 @@ absl::Status CheckStrategies(const OptionTable& table, const ScalingConfig& c) {
   if (table.Given("ring_backward") && !any(HasDirections)) {
     return InvalidOption("ring_backward", "not used by any of --strategies");
   }
+  const bool recomputes = std::any_of(c.recompute.begin(), c.recompute.end(),
+                                      [](Recompute r) { return r != Recompute::kNone; });
+  if (table.Given("recompute_every") && !recomputes) {
+    return InvalidOption("recompute_every", "not used without --recompute=full or selective");
+  }
+  const bool several = c.ranks.empty() || *std::max_element(c.ranks.begin(), c.ranks.end()) > 1;
+  if (table.Given("zero") && !(several && any([](Strategy s) { return s != Strategy::kSingle; }))) {
+    return InvalidOption("zero", "not used on one rank");
+  }
   if (table.Given("ulysses") && !any([](Strategy s) { return s == Strategy::kBurstUlysses; })) {
     return InvalidOption("ulysses", "not used by any of --strategies; it is for burst+ulysses");
   }

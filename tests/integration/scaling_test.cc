@@ -288,6 +288,8 @@ TEST_F(Scaling, ErrorsNameTheirOption) {
       {{"--experiment=generation", "--tokens=0"}, {"--tokens", "0 is less than 1"}},
       {{"--experiment=prefill", "--tokens=4"}, {"--tokens", "--experiment=prefill"}},
       {{"--zero=1"}, {"--zero", "--experiment=attention"}},
+      {{"--zero=1", "--experiment=training", "--strategies=single"}, {"--zero", "one rank"}},
+      {{"--recompute_every=2", "--experiment=training"}, {"--recompute_every", "--recompute=full"}},
       {{"--ffn_chunk=1", "--experiment=generation"}, {"--ffn_chunk", "generation"}},
       {{"--model=d12"}, {"--model", "--experiment=attention"}},
       {{"--experiment=training", "--heads=8"}, {"--heads", "--experiment=training"}},

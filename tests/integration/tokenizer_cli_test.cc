@@ -82,6 +82,10 @@ TEST_F(TokenizerCli, GeneratesFromAHuggingFaceDirectory) {
   const std::string expected = text("run", "--ranks=1");
   EXPECT_EQ(text("home", "--tokenizer=tiny"), expected);
   ExpectError(Generate({"--checkpoint=home"}), 1, {"--checkpoint", "home", "give --tokenizer"});
+  Write("home/tokenizer.json", "{");
+  ExpectError(Generate({"--checkpoint=home"}), 1,
+              {"--checkpoint", "home/tokenizer.json", "JSON", "give --tokenizer"});
+  fs::remove(Path("home/tokenizer.json"));
   for (const auto& file : fs::directory_iterator(Path("tiny"))) {
     fs::copy(file, fs::path(Path("home")) / file.path().filename());
   }

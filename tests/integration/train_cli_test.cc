@@ -254,6 +254,7 @@ TEST_F(TrainCli, GenerationIsAFunctionOfItsSeed) {
   ExpectError(Generate({"--checkpoint=run", "--ranks=0"}), 2, {"--ranks", "0", "at least 1"});
   ExpectError(Generate({"--checkpoint=run", "--ranks=5000"}), 2, {"--ranks", "5000", "at most"});
   ExpectError(Generate({"--checkpoint=run", "--layout=round"}), 2, {"--layout", "round"});
+  ExpectError(Generate({"--checkpoint=run", "--layout=striped"}), 2, {"--layout", "--ranks=1"});
   ExpectError(Generate({"--checkpoint=run", "--device=cpu", "--precision=bf16"}), 2,
               {"--precision", "bf16"});
   ExpectError(Generate({"--checkpoint=run", "--prompt=\xE2\x82\xAC"}), 1, {"--prompt", "U+20AC"});

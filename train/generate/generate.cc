@@ -19,7 +19,7 @@ namespace {
 constexpr uint64_t kSamplingStream = uint64_t{0x5A3B1E} << 32;
 
 // The tokens go through the model, spread over the ranks. The logits [1, vocab] of the last one, on
-// rank 0.
+// all ranks, in host memory.
 absl::StatusOr<Tensor> Prefill(const Transformer& model, const GenerationRanks& ranks,
                                const std::vector<int32_t>& tokens, KvCache* cache) {
   BURST_ASSIGN_OR_RETURN(RingSchedule made,

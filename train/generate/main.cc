@@ -121,6 +121,7 @@ struct Source {
   ModelConfig model;
   int64_t context = 0, window = 0;
   std::optional<Tokenizer> tokenizer;
+  absl::Status tokenizer_error;  // why a directory's own is none
 
   absl::Status Load(ParameterList* parameters) const {
     if (directory.has_value()) return LoadPretrained(*directory, parameters);
@@ -154,6 +155,7 @@ absl::StatusOr<Source> FindSource(const GenerateConfig& c) {
     source.directory = *std::move(found);
     if (!c.tokenizer.empty()) return source;
     absl::StatusOr<Tokenizer> tokenizer = Tokenizer::Load(source.path);
+    source.tokenizer_error = tokenizer.status();
     if (tokenizer.ok()) source.tokenizer = *std::move(tokenizer);
     return source;
   }
@@ -172,6 +174,10 @@ absl::StatusOr<Source> FindSource(const GenerateConfig& c) {
 absl::StatusOr<Tokenizer> FindTokenizer(const GenerateConfig& c, const Source& source) {
   if (c.tokenizer.empty()) {
     if (source.tokenizer.has_value()) return *source.tokenizer;
+    if (!source.tokenizer_error.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--checkpoint: ", source.tokenizer_error.message(), "; give --tokenizer"));
+    }
     return absl::InvalidArgumentError(absl::StrCat(
         "--checkpoint: ", source.path, " holds no tokenizer to write text with; give --tokenizer"));
   }
@@ -239,6 +245,9 @@ int Main(int argc, char** argv) {
   if (PrintHelpOrVersion(argc, argv, help)) return 0;
   absl::Status usage = options.ParseArguments(argc, argv);
   if (usage.ok()) usage = Check(config);
+  if (usage.ok() && config.ranks == 1 && options.Given("layout")) {
+    usage = InvalidOption("layout", Name(config.train.layout), " has no effect with --ranks=1");
+  }
   if (!usage.ok()) return ExitCode(usage, kExitBadUsage);
   const absl::StatusOr<Place> place = FindPlace(config);
   if (!place.ok()) return ExitCode(place.status(), kExitBadUsage);
