@@ -166,17 +166,17 @@ Variable FirstRun(Tape& tape, const TapeFunction& function, const Variable& x) {
   return Variable(result.value(), result.requires_grad());
 }
 
-}  // namespace
-
 // The second run, and its backward: adds to the gradient of `input` and of the parameters.
 absl::Status GradientsAgain(Tape& tape, const TapeFunction& function, const Variable& input,
                             const Tensor& output_grad) {
-  Tape second;
+  const bool watched = tape.watcher() != nullptr;
+  Tape second(/*recording=*/true, watched ? ResultUse::kRead : ResultUse::kUnread);
   second.Watch(tape.watcher());
-  if (tape.watcher() == nullptr) second.result_use_ = ResultUse::kUnread;
   const Variable result = function(second, input);
   return second.Backward({result}, {output_grad});
 }
+
+}  // namespace
 
 Variable RecomputeInBackward(Tape& tape, const Variable& x, TapeFunction function) {
   if (!tape.recording()) return function(tape, x);

@@ -103,12 +103,14 @@ enum class ResultUse { kRead, kUnread };
 class Tape {
  public:
   // A tape that does not record runs forwards only: nothing is saved (evaluation, generation).
-  explicit Tape(bool recording = true) : recording_(recording) {}
+  // `result_use`: of the result of the function whose ops it takes.
+  explicit Tape(bool recording = true, ResultUse result_use = ResultUse::kRead)
+      : recording_(recording), result_use_(result_use) {}
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
   bool recording() const { return recording_; }
-  // Of the result of a whole function: in the second run of a recomputation (below) it is unread.
+  // kUnread in the second run of a recomputation (below).
   ResultUse result_use() const { return result_use_; }
 
   // Whether an op over these inputs must record a node and save what its backward needs.
@@ -156,11 +158,8 @@ class Tape {
   };
   void RunBackward();
 
-  friend absl::Status GradientsAgain(Tape& tape, const TapeFunction& function,
-                                     const Variable& input, const Tensor& output_grad);
-
   const bool recording_;
-  ResultUse result_use_ = ResultUse::kRead;
+  const ResultUse result_use_;
   std::vector<Node> nodes_;
   Watcher watcher_;
   absl::Status status_;
