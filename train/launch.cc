@@ -69,13 +69,15 @@ absl::StatusOr<TrainingSetup> PrepareUnwatched(const ResolvedConfig& config) {
 // meanwhile is named by the others, and reading may take one of them longer than another.
 absl::Status TrainProcess(const ResolvedConfig& config, Communicator* comm) {
   absl::StatusOr<TrainingSetup> setup = PrepareUnwatched(config);
+  std::optional<ScopedRankProgress> progress;
+  // Over MPI nothing else tells a rank that has stopped from one that reads for long.
+  if (config.comm == CommKind::kMpi) progress.emplace(comm->rank());
   BURST_RETURN_IF_ERROR(AgreeOn(setup.status(), comm));
   absl::Status status;
   if (comm->rank() == 0) status = LockResumed(setup->config, &setup->lock);
   BURST_RETURN_IF_ERROR(AgreeOn(status, comm));
   BURST_RETURN_IF_ERROR(AgreeOn(FindResumed(&*setup), comm));
   // Not before: others may have waited while this one loaded data.
-  std::optional<ScopedRankProgress> progress;
   if (current_progress == nullptr) progress.emplace(comm->rank());
   BURST_RETURN_IF_ERROR(AgreeOnNodes(comm, &setup->config));
   const ScopedThreadPool pool(setup->config.threads);
@@ -107,7 +109,13 @@ absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
     BURST_RETURN_IF_ERROR(FindResumed(&setup));
     return RunRanksInProcess(config, [&](Communicator& comm) { return TrainRank(setup, &comm); });
   }
-  if (config.comm == CommKind::kMpi) return TrainProcess(config, mpi);
+  if (config.comm == CommKind::kMpi) {
+    BURST_RETURN_IF_ERROR(TrainProcess(config, mpi));
+    // MPI's own end waits for all ranks as well, but unwatched.
+    const ScopedRankProgress progress(mpi->rank());
+    const ScopedPhase phase("exit");
+    return AgreeOn(absl::OkStatus(), mpi);
+  }
 
   BURST_ASSIGN_OR_RETURN(auto launch, DetectProcessLaunch(std::getenv));
   if (config.patience > 0) {

@@ -126,11 +126,12 @@ TEST_F(Launchers, TorchrunKillsInTheMiddleOfAStepAndTheStepsBeforeItAreKept) {
 // finish their step.
 TEST_F(Launchers, MpirunGrantsWhatItIsTold) {
   if (mpirun_.empty()) GTEST_SKIP() << "built without Open MPI";
-  const size_t all = kSlowdown == 1 ? 20 : 5;
-  const std::string steps = absl::StrCat("--steps=", all);
-  // SIGTERM comes after three seconds, SIGKILL after three more; a step takes half a second. All
-  // are longer under a sanitizer.
-  const Arguments options = Plus(slow_, {"--strategy=tp", "--accumulate=1", steps});
+  const size_t all = 20;
+  // SIGTERM comes after three seconds, SIGKILL after three more; a step takes half a second. Under
+  // a sanitizer a step is smaller, and the times are longer.
+  const Arguments options =
+      Plus(slow_, {"--strategy=tp", "--accumulate=1", absl::StrCat("--batch=", 16 / kSlowdown),
+                   absl::StrCat("--steps=", all)});
   MakeStraight(Plus(options, threads_));
   Subprocess process(
       Mpirun({"--mca", "odls_base_sigkill_timeout", absl::StrCat(3 * kSlowdown)}, options),

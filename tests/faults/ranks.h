@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -18,7 +19,8 @@ namespace burst {
 
 class Ranks {
  public:
-  // `command`: FaultTest::Command's, of which the options count. `name`: of the run, for its files.
+  // `command`: FaultTest::Command's, of which the options count: without a --device=cuda the ranks
+  // are on CPUs. `name`: of the run, for its files.
   Ranks(std::string folder, std::string name, int size, Arguments command)
       : folder_(std::move(folder)),
         name_(std::move(name)),
@@ -26,7 +28,9 @@ class Ranks {
         command_(std::move(command)),
         port_(NextPort()) {
     command_[0] = ProgramPath("tests/faults/pausing_train");
-    command_.push_back("--comm=tcp");
+    const bool cuda =
+        std::find(command_.begin(), command_.end(), "--device=cuda") != command_.end();
+    if (!cuda) command_.push_back("--comm=tcp");
   }
 
   int size() const { return size_; }

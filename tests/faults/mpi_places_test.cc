@@ -1,0 +1,215 @@
+// mpi_places_test [--ranks=N]: ranks under mpirun, of which one is killed, stopped or asked to stop
+// at every place of its work (places.h), or mpirun itself is killed. Every process ends, what
+// happened is said, and the run continues with the bits of an undisturbed one.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "tests/faults/fault_run.h"
+#include "tests/faults/places.h"
+
+namespace burst {
+namespace {
+
+int ranks = 2;
+
+class MpiPlaces : public FaultTest {
+ protected:
+  struct Case {
+    Place place;
+    int victim;
+    std::string run;
+    std::unique_ptr<Subprocess> mpirun;
+    std::vector<pid_t> pids;  // of the ranks
+  };
+
+  void SetUp() override {
+    if (mpirun_.empty()) GTEST_SKIP() << "built without Open MPI";
+    FaultTest::SetUp();
+    MakeStraight(straight_);
+  }
+
+  // Every place and rank, of which this one has part.
+  std::vector<Case> Cases() const {
+    std::vector<Case> cases;
+    for (const Place& place : kPlaces) {
+      for (int victim = 0; victim < (place.of_rank0 ? 1 : ranks); ++victim) {
+        cases.push_back({place, victim, NameOf(place, victim), nullptr, {}});
+      }
+    }
+    return cases;
+  }
+
+  // Starts the ranks; returns when the victim stands still at the place.
+  void StartAndPause(Case& c, const Arguments& more = {}) const {
+    // A shell that becomes the program tells its number first.
+    const Arguments program = {
+        "bash", "-c", "echo $$ >" + Path(c.run) + ".pid.$OMPI_COMM_WORLD_RANK; exec \"$@\"",
+        "rank"};
+    Arguments train = Plus(Command(Plus(options_, {"--comm=mpi", "--out=" + c.run})), more);
+    train[0] = ProgramPath("tests/faults/pausing_train");
+    Arguments command = {mpirun_, "--oversubscribe"};
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (rank > 0) command.push_back(":");
+      command = Plus(command, {"-np", "1", "env"});
+      if (rank == c.victim) {
+        command = Plus(command, {absl::StrCat("PAUSE_AT=", c.place.at), "PAUSE_FILE=" + Pause(c)});
+      }
+      command = Plus(Plus(command, program), train);
+    }
+    c.mpirun = std::make_unique<Subprocess>(
+        command, Subprocess::Options{folder_, /*mpi=*/true, "." + c.run});
+    while (access(Pause(c).c_str(), F_OK) != 0 && !c.mpirun->Ended()) SleepMs(1);
+    ASSERT_FALSE(c.mpirun->Ended()) << "never comes to " << c.place.at << c.mpirun->Wait().err;
+    for (int rank = 0; rank < ranks; ++rank) {
+      pid_t pid = 0;
+      while (pid == 0) {
+        SleepMs(1);
+        std::ifstream(absl::StrCat(Path(c.run), ".pid.", rank)) >> pid;
+      }
+      c.pids.push_back(pid);
+    }
+    // It may be at its exit while rank 0 still makes sure that the last step can be saved.
+    while (IsIn(c.place, "exit") && SavedStep(c.run) < 24) SleepMs(1);
+  }
+
+  std::string Pause(const Case& c) const { return Path(c.run) + ".pause"; }
+
+  // Every rank ends. One that nobody has waited for yet has ended, too.
+  static void ExpectRanksEnd(const Case& c) {
+    const int64_t end = NowMs() + kEndsWithinMs;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::string stat = absl::StrCat("/proc/", c.pids[rank], "/stat");
+      const auto runs = [&] {
+        const std::string text = ReadAll(stat);
+        return !text.empty() && !absl::StrContains(text, ") Z ");
+      };
+      while (runs() && NowMs() < end) SleepMs(5);
+      EXPECT_FALSE(runs()) << "rank " << rank << " hangs";
+    }
+  }
+
+  // Continues the run. At least `least` steps were saved, and at most `most`: ranks that mpirun
+  // asks to end save the last step that they have.
+  void ExpectContinuesAfter(const Case& c, int64_t least, int64_t most) const {
+    // The process that saves for a rank that is being killed belongs to nobody.
+    for (int i = 0; i < 1000 && least > 0 && SavedStep(c.run) < least; ++i) SleepMs(10);
+    if (most == 24 && SavedStep(c.run) == 24) {
+      EXPECT_TRUE(Weights(c.run) == Weights("straight")) << "weights or optimizer differ";
+      EXPECT_EQ(Rows(c.run), Rows("straight"));
+      return;
+    }
+    ExpectContinues(c.run, straight_);
+    constexpr absl::string_view kSays = "continuing after step ";
+    const std::string out = ReadAll(Path("stdout"));
+    const size_t at = out.find(std::string(kSays));
+    int64_t step = 0;
+    if (at != std::string::npos) {
+      const std::string number = out.substr(at + kSays.size());
+      ASSERT_TRUE(
+          absl::SimpleAtoi(number.substr(0, number.find_first_not_of("0123456789")), &step));
+    }
+    EXPECT_GE(step, least) << out;
+    EXPECT_LE(step, most) << out;
+  }
+
+  // The last step that all ranks have finished at a place.
+  static int64_t Finished(const Place& place) {
+    const std::vector<std::string> words = absl::StrSplit(place.at, ' ');
+    int64_t step = 0;
+    EXPECT_TRUE(absl::SimpleAtoi(words[1], &step));
+    const bool is_in_it =
+        IsIn(place, "forward") || IsIn(place, "backward") || IsIn(place, "update");
+    return is_in_it ? step - 1 : step;
+  }
+
+  const std::string mpirun_ = BURST_MPIRUN;
+  const Arguments options_ = {"--threads=1"};
+  // The same ranks in one process.
+  const Arguments straight_ = Plus(options_, {absl::StrCat("--ranks=", ranks), "--comm=threads"});
+};
+
+// mpirun names it and ends the others.
+TEST_F(MpiPlaces, ARankThatIsKilled) {
+  for (Case& c : Cases()) {
+    SCOPED_TRACE(c.run);
+    StartAndPause(c);
+    kill(c.pids[c.victim], SIGKILL);
+    const Result result = EndOf(*c.mpirun);
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_TRUE(Says(result, absl::StrCat("process rank ", c.victim, " ")) &&
+                Says(result, "signal 9"))
+        << result.out << result.err;
+    ExpectRanksEnd(c);
+    ExpectContinuesAfter(c, c.place.saved, Finished(c.place));
+  }
+}
+
+// Nobody is left to end the ranks: they go on, or notice it and end.
+TEST_F(MpiPlaces, MpirunIsKilled) {
+  for (Case& c : Cases()) {
+    SCOPED_TRACE(c.run);
+    StartAndPause(c);
+    c.mpirun->Signal(SIGKILL);
+    EndOf(*c.mpirun);
+    SleepMs(300);
+    std::remove(Pause(c).c_str());
+    ExpectRanksEnd(c);
+    ExpectContinuesAfter(c, c.place.saved, 24);
+  }
+}
+
+// SIGSTOP for longer than the others have patience.
+TEST_F(MpiPlaces, ARankThatIsStoppedForGood) {
+  std::vector<Case> cases = Cases();
+  for (Case& c : cases) {
+    SCOPED_TRACE(c.run);
+    StartAndPause(c, {"--patience=6"});
+    kill(c.pids[c.victim], SIGSTOP);
+  }
+  for (Case& c : cases) {
+    SCOPED_TRACE(c.run);
+    const Result result = EndOf(*c.mpirun);
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_TRUE(Says(result, "error: no rank has made progress for 6 s"))
+        << result.out << result.err;
+    ExpectRanksEnd(c);
+    ExpectContinuesAfter(c, c.place.saved, Finished(c.place));
+  }
+}
+
+// One rank is asked to stop, and all do: after the step, with a checkpoint.
+TEST_F(MpiPlaces, ARankThatIsAskedToStop) {
+  for (Case& c : Cases()) {
+    SCOPED_TRACE(c.run);
+    StartAndPause(c);
+    kill(c.pids[c.victim], SIGTERM);
+    SleepMs(20);  // arrives, also where it only asks
+    std::remove(Pause(c).c_str());
+    const Result result = EndOf(*c.mpirun);
+    EXPECT_NE(result.exit_code, 0) << result.out << result.err;
+    ExpectRanksEnd(c);
+    ExpectContinuesAfter(c, c.place.finished, c.place.finished);
+  }
+}
+
+}  // namespace
+}  // namespace burst
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view argument = argv[i];
+    if (!absl::ConsumePrefix(&argument, "--ranks=") || !absl::SimpleAtoi(argument, &burst::ranks)) {
+      return 2;
+    }
+  }
+  return RUN_ALL_TESTS();
+}
