@@ -38,14 +38,12 @@ class Ranks {
   // A process, which need not be the only one that says it is this rank.
   std::unique_ptr<Subprocess> Process(int rank, const Arguments& environment = {},
                                       const Arguments& options = {}) {
-    const Arguments start = {"env",
-                             absl::StrCat("RANK=", rank),
-                             absl::StrCat("LOCAL_RANK=", rank),
+    const Arguments start = {"env", absl::StrCat("RANK=", rank), absl::StrCat("LOCAL_RANK=", rank),
                              absl::StrCat("WORLD_SIZE=", size_),
-                             absl::StrCat("LOCAL_WORLD_SIZE=", size_),
-                             "MASTER_ADDR=localhost",
+                             absl::StrCat("LOCAL_WORLD_SIZE=", size_), "MASTER_ADDR=localhost",
                              absl::StrCat("MASTER_PORT=", port_),
-                             absl::StrCat("BURST_TOKEN=a token of this test's ", port_)};
+                             // Other tests' jobs may try the same port.
+                             absl::StrCat("BURST_TOKEN=a token of test ", getpid(), ".", port_)};
     const std::string file = absl::StrCat(".", name_, ".", started_++);
     return std::make_unique<Subprocess>(Plus(Plus(start, environment), Plus(command_, options)),
                                         Subprocess::Options{folder_, /*mpi=*/false, file});
