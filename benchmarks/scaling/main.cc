@@ -13,13 +13,13 @@
 #include "benchmarks/scaling/error_experiment.h"
 #include "benchmarks/scaling/model_experiments.h"
 #include "benchmarks/scaling/options.h"
-#include "benchmarks/scaling/ranks.h"
 #include "benchmarks/scaling/report.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "burst/cli/options.h"
 #include "burst/cli/process.h"
 #include "burst/comm/launch/process_launch.h"
+#include "burst/comm/launched_ranks.h"
 #include "burst/device/device.h"
 
 namespace burst {
@@ -174,7 +174,7 @@ int Main(int argc, char** argv) {
   absl::Status usage = options.status();
   if (usage.ok()) usage = CheckModelExperiment(*options);
   if (!usage.ok()) return RefuseUsage(usage, ProcessRank());
-  const auto processes = BenchmarkProcesses::Create(options->problem.device);
+  const auto processes = LaunchedRanks::Connect(options->problem.device);
   if (!processes.ok()) return ExitCode(processes.status(), kExitFailure);
   if (*processes == nullptr) {
     const absl::Status status = Run(*options);

@@ -1,31 +1,15 @@
 #include "benchmarks/scaling/ranks.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <memory>
 
 #include "burst/base/parallel.h"
 #include "burst/base/philox.h"
 #include "burst/base/status.h"
 #include "burst/comm/gpu/gpu_communicator.h"
-#include "burst/comm/launch/process_launch.h"
-#include "burst/comm/tcp/tcp_communicator.h"
 #include "burst/comm/thread/thread_communicator.h"
 
 namespace burst {
-
-absl::StatusOr<std::unique_ptr<BenchmarkProcesses>> BenchmarkProcesses::Create(DeviceType device) {
-  BURST_ASSIGN_OR_RETURN(const auto launch, DetectProcessLaunch(std::getenv));
-  if (!launch.has_value() || launch->world_size == 1) return nullptr;
-  auto processes = std::make_unique<BenchmarkProcesses>();
-  if (device == DeviceType::kCuda) {
-    BURST_ASSIGN_OR_RETURN(const int gpu, GpuOfProcess(*launch));
-    processes->gpu_.emplace(gpu, launch->rank);
-    BURST_ASSIGN_OR_RETURN(processes->comm_, CreateGpuCommunicator(*launch));
-  } else {
-    BURST_ASSIGN_OR_RETURN(processes->comm_, TcpCommunicator::Create(*launch, TcpOptions()));
-  }
-  return processes;
-}
 
 absl::Status RunBenchmarkRanks(DeviceType device, int ranks, int threads, bool share_gpus,
                                Communicator* processes,

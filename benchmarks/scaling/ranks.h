@@ -4,29 +4,13 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <optional>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "burst/comm/communicator.h"
 #include "burst/device/device.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
-
-// The processes that mpirun, torchrun or srun started, this one among them: over NCCL, with a GPU
-// each, or over sockets.
-class BenchmarkProcesses {
- public:
-  // Collective; null if no launcher started more than one.
-  static absl::StatusOr<std::unique_ptr<BenchmarkProcesses>> Create(DeviceType device);
-  Communicator& comm() { return *comm_; }
-
- private:
-  std::optional<ScopedCudaDevice> gpu_;
-  std::unique_ptr<Communicator> comm_;
-};
 
 // Runs body(communicator) on ranks and returns the first error. They are threads of this process:
 // on the CPU with a pool of `threads` each, on cuda with a GPU each, or, with `share_gpus` and

@@ -251,6 +251,20 @@ TEST_F(TrainCli, GenerationIsAFunctionOfItsSeed) {
     EXPECT_EQ(text({"--temperature=0", prompt, "--ranks=2"}), alone);
     EXPECT_EQ(text({"--temperature=0", prompt, "--ranks=3", "--layout=striped"}), alone);
   }
+  // Ranks as processes: rank 0 writes. A start that no --ranks fits, and an error of all.
+  const auto processes = [&](std::vector<std::string> more) {
+    std::vector<std::string> command = {ProgramPath("tests/faults/launcher.sh"), "torchrun", "2",
+                                        "5", ProgramPath("train/generate/generate")};
+    command.insert(command.end(), base.begin(), base.end());
+    command.insert(command.end(), more.begin(), more.end());
+    return Subprocess(command, {folder_}).Wait();
+  };
+  const std::string prompt = "--prompt=line 12 of a text\nline";
+  const Result together = processes({"--temperature=0", prompt, "--layout=striped"});
+  ExpectSuccess(together);
+  EXPECT_EQ(together.out, text({"--temperature=0", prompt}));
+  ExpectError(processes({"--ranks=3"}), 2, {"--ranks", "3", "2 processes", "torchrun"});
+  ExpectError(processes({"--prompt=\xE2\x82\xAC"}), 1, {"--prompt", "U+20AC"});
   ExpectError(Generate({"--checkpoint=run", "--ranks=0"}), 2, {"--ranks", "0", "at least 1"});
   ExpectError(Generate({"--checkpoint=run", "--ranks=5000"}), 2, {"--ranks", "5000", "at most"});
   ExpectError(Generate({"--checkpoint=run", "--layout=round"}), 2, {"--layout", "round"});

@@ -19,6 +19,8 @@
 #include "burst/cli/process.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/gpu/gpu_communicator.h"
+#include "burst/comm/launch/process_launch.h"
+#include "burst/comm/launched_ranks.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/device.h"
 #include "model/ops/cuda/matmul.h"
@@ -41,7 +43,7 @@ struct GenerateConfig {
   double temperature = 0.8;
   int64_t top_k = 0;
   int64_t seed = 1;
-  int64_t ranks = 1;
+  int64_t ranks = -1;
   TrainConfig train;  // the options that are those of //train
 };
 
@@ -63,9 +65,11 @@ OptionTable Options(GenerateConfig* c) {
         "Above 1: more surprising, below: less; 0: the likeliest.");
   t.Add("top_k", &c->top_k, kMayChange, "Choose among the k likeliest tokens; 0: among all.");
   t.Add("seed", &c->seed, kMayChange, "Another seed, another text.");
-  t.Add("ranks", &c->ranks, kMayChange,
-        "Ranks that generate together: threads, on cuda each with its own GPU. The tokens, and the "
-        "memory of their keys and values, are spread over them; each has the whole model.");
+  t.Add(
+      "ranks", &c->ranks, kMayChange,
+      "Ranks that generate together: threads, on cuda each with its own GPU; or the processes that "
+      "mpirun, torchrun or srun started. The tokens, and the memory of their keys and values, are "
+      "spread over them; each has the whole model. -1: the processes, else 1.");
   t.AddShared(TrainOptions(&c->train), "layout");
   t.AddShared(TrainOptions(&c->train), "device");
   t.AddShared(TrainOptions(&c->train), "precision");
@@ -88,12 +92,14 @@ struct Place {
   DeviceType device;
   DType dtype = DType::kFloat32;
   int ranks = 1;
+  int threads = 1;         // of each rank, on the CPU
+  bool processes = false;  // the ranks are those of a launcher, else threads
 };
 
-absl::StatusOr<Place> FindPlace(const GenerateConfig& c) {
+absl::StatusOr<Place> FindPlace(const GenerateConfig& c, const Launch& launch) {
   Place place;
-  const int gpus = CudaDeviceCount();
-  BURST_ASSIGN_OR_RETURN(place.device, ResolveDevice(c.train.device, gpus));
+  BURST_RETURN_IF_ERROR(launch.error);
+  BURST_ASSIGN_OR_RETURN(place.device, ResolveDevice(c.train.device, launch.gpus));
   const bool cuda = place.device == DeviceType::kCuda;
   const Precision precision = c.train.precision;
   if (!cuda && precision != Precision::kAuto && precision != Precision::kFp32) {
@@ -104,13 +110,27 @@ absl::StatusOr<Place> FindPlace(const GenerateConfig& c) {
     place.dtype = DType::kBFloat16;
   }
   if (precision == Precision::kTf32) BURST_CUDA_CALL(cuda::AllowTf32(true));
-  if (c.ranks < 1) return InvalidOption("ranks", c.ranks, " is too small; it must be at least 1");
-  const int most = cuda ? gpus : std::min(kMaxRanks, 64 * NumCores());
+  place.processes = launch.processes > 1;
+  if (place.processes) {
+    BURST_RETURN_IF_ERROR(launch.token_error);
+    if (c.ranks != -1 && c.ranks != launch.processes) {
+      return InvalidOption("ranks", c.ranks, " does not agree with the ", launch.processes,
+                           " processes that ", launch.launcher, " started; leave it out");
+    }
+    place.ranks = launch.processes;
+    place.threads = launch.cores;
+    return place;
+  }
+  if (c.ranks < 1 && c.ranks != -1) {
+    return InvalidOption("ranks", c.ranks, " is too small; it must be at least 1");
+  }
+  const int most = cuda ? launch.gpus : std::min(kMaxRanks, 64 * launch.cores);
   if (c.ranks > most) {
     return InvalidOption("ranks", c.ranks, " are too many here: at most ", most,
                          cuda ? ", one for each GPU" : "");
   }
-  place.ranks = static_cast<int>(c.ranks);
+  place.ranks = static_cast<int>(std::max<int64_t>(1, c.ranks));
+  place.threads = std::max(1, launch.cores / place.ranks);
   return place;
 }
 
@@ -188,7 +208,8 @@ absl::StatusOr<Tokenizer> FindTokenizer(const GenerateConfig& c, const Source& s
                        source.model.vocab, " of the model");
 }
 
-absl::Status Run(const GenerateConfig& c, const Place& place) {
+// `processes`: where the ranks are processes, this one's; else null.
+absl::Status Run(const GenerateConfig& c, const Place& place, Communicator* processes) {
   BURST_ASSIGN_OR_RETURN(const Source source, FindSource(c));
   BURST_ASSIGN_OR_RETURN(const Tokenizer tokenizer, FindTokenizer(c, source));
   absl::StatusOr<std::vector<int32_t>> tokens = EncodePrompt(tokenizer, c.prompt);
@@ -221,18 +242,20 @@ absl::Status Run(const GenerateConfig& c, const Place& place) {
     return Generate(*model, tokenizer, *tokens, options, print,
                     GenerationRanks{comm, attention.get()});
   };
-  if (place.ranks == 1) {
-    const ScopedThreadPool pool(NumCores());
+  const auto with_pool = [&](Communicator& comm) {
+    const ScopedThreadPool pool(place.threads);
+    return generate(&comm);
+  };
+  if (processes != nullptr) {
+    BURST_RETURN_IF_ERROR(with_pool(*processes));
+  } else if (place.ranks == 1) {
+    const ScopedThreadPool pool(place.threads);
     BURST_RETURN_IF_ERROR(generate(nullptr));
   } else {
-    const auto with_pool = [&](Communicator& comm) {
-      const ScopedThreadPool pool(std::max(1, NumCores() / place.ranks));
-      return generate(&comm);
-    };
     BURST_RETURN_IF_ERROR(place.device == DeviceType::kCuda ? RunCudaRanks(place.ranks, with_pool)
                                                             : RunRanks(place.ranks, with_pool));
   }
-  print("\n");
+  if (processes == nullptr || processes->rank() == 0) print("\n");
   return absl::OkStatus();
 }
 
@@ -245,14 +268,24 @@ int Main(int argc, char** argv) {
   if (PrintHelpOrVersion(argc, argv, help)) return 0;
   absl::Status usage = options.ParseArguments(argc, argv);
   if (usage.ok()) usage = Check(config);
-  if (usage.ok() && config.ranks == 1 && options.Given("layout")) {
+  absl::StatusOr<Place> place;
+  if (usage.ok()) {
+    place = FindPlace(config, DetectLaunch(/*mpi=*/nullptr));
+    usage = place.status();
+  }
+  if (usage.ok() && place->ranks == 1 && options.Given("layout")) {
     usage = InvalidOption("layout", Name(config.train.layout), " has no effect with --ranks=1");
   }
-  if (!usage.ok()) return ExitCode(usage, kExitBadUsage);
-  const absl::StatusOr<Place> place = FindPlace(config);
-  if (!place.ok()) return ExitCode(place.status(), kExitBadUsage);
-  const absl::Status status = Run(config, *place);
-  return status.ok() ? 0 : ExitCode(status, kExitFailure);
+  if (!usage.ok()) return RefuseUsage(usage, ProcessRank());
+  const auto processes = LaunchedRanks::Connect(place->device);
+  if (!processes.ok()) return ExitCode(processes.status(), kExitFailure);
+  Communicator* const comm = *processes == nullptr ? nullptr : &(*processes)->comm();
+  const absl::Status status = Run(config, *place, comm);
+  if (status.ok()) return 0;
+  if (comm == nullptr) return ExitCode(status, kExitFailure);
+  if (comm->rank() > 0) LetOthersReport();  // most errors are those of all processes
+  comm->Abort(status);                      // does not return
+  return kExitFailure;
 }
 
 }  // namespace

@@ -1,0 +1,27 @@
+// The processes of a launcher as ranks, for programs that want no more than a communicator.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "burst/comm/communicator.h"
+#include "burst/device/device.h"
+
+namespace burst {
+
+// The processes that mpirun, torchrun or srun started, this one among them: on cuda over NCCL, with
+// a GPU each, which is the calling thread's while this lives; else over sockets.
+class LaunchedRanks {
+ public:
+  // Collective; null if no launcher started more than one.
+  static absl::StatusOr<std::unique_ptr<LaunchedRanks>> Connect(DeviceType device);
+  Communicator& comm() { return *comm_; }
+
+ private:
+  std::optional<ScopedCudaDevice> gpu_;
+  std::unique_ptr<Communicator> comm_;
+};
+
+}  // namespace burst
