@@ -108,11 +108,25 @@ absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::Create(
 
 absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
                                                       const DocumentStarts& documents) const {
-  BURST_ASSIGN_OR_RETURN(TokenShard shard,
-                         TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
-                                            comm_ == nullptr ? 1 : comm_->world_size(),
-                                            options_.layout, seqlen, group_));
+  BURST_ASSIGN_OR_RETURN(TokenShard shard, Shard(options_.layout, seqlen));
   return RingSchedule::Create(std::move(shard), options_.mask, documents, options_.ranks_per_node);
+}
+
+absl::StatusOr<RingSchedule> BurstAttention::CrossSchedule(int64_t q_seqlen, int64_t k_seqlen,
+                                                           std::optional<Layout> k_layout) const {
+  if (options_.mask.causal || options_.mask.window > 0) {
+    return absl::InvalidArgumentError(
+        "cross-attention has no order between queries and keys: mask must be neither causal nor "
+        "a window");
+  }
+  BURST_ASSIGN_OR_RETURN(TokenShard queries, Shard(options_.layout, q_seqlen));
+  BURST_ASSIGN_OR_RETURN(TokenShard keys, Shard(k_layout.value_or(options_.layout), k_seqlen));
+  return RingSchedule::CreateCross(std::move(queries), std::move(keys), options_.ranks_per_node);
+}
+
+absl::StatusOr<TokenShard> BurstAttention::Shard(Layout layout, int64_t seqlen) const {
+  return TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
+                            comm_ == nullptr ? 1 : comm_->world_size(), layout, seqlen, group_);
 }
 
 absl::StatusOr<RingSchedule> BurstAttention::Schedule(
@@ -151,6 +165,11 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " has ",
                                                    schedule.shard().group_length(),
                                                    " tokens of this schedule, q has ", q.dim(1)));
+  }
+  if (k.dim(1) != schedule.key_shard().group_length()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", rank, " has ", schedule.key_shard().group_length(),
+        schedule.is_cross() ? " keys" : " tokens", " of this schedule, k has ", k.dim(1)));
   }
   if (schedule.document_rows() > 1 && schedule.document_rows() != q.dim(0)) {
     return absl::InvalidArgumentError(
@@ -217,7 +236,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   const Ring::Block block = {{keys[0], kSeqAxis}, {keys[1], kSeqAxis}};
   bool merge = false;
   BURST_RETURN_IF_ERROR(ring_->Run(
-      schedule.shard(), route, block, /*gradients=*/nullptr,
+      schedule.key_shard(), route, block, /*gradients=*/nullptr,
       [&](int source, Ring::Part, const Ring::Tensors& kv, const Ring::Tensors&) {
         FlashForwardParams params;
         params.shape = KernelShape(options_, schedule.for_keys_of(source), q, kv[0]);
@@ -345,7 +364,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     const Ring::Block block = {{keys[0], kSeqAxis}, {keys[1], kSeqAxis}};
     gradients.own = {{dk_sum, kSeqAxis}, {dv_sum, kSeqAxis}};
     BURST_RETURN_IF_ERROR(ring_->Run(
-        schedule.shard(), schedule.kv_route(), block, &gradients,
+        schedule.key_shard(), schedule.kv_route(), block, &gradients,
         [&](int source, Ring::Part part, const Ring::Tensors& keys, const Ring::Tensors& dkv) {
           kernel(part, schedule.for_keys_of(source), own_queries, keys, dq_sum, dkv[0], dkv[1]);
         },

@@ -25,6 +25,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -83,6 +84,9 @@ class BurstAttention : public SequenceParallelAttention {
                                         const DocumentStarts& documents = {}) const override;
   absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
                                         const DocumentStarts& documents = {}) const override;
+  absl::StatusOr<RingSchedule> CrossSchedule(
+      int64_t q_seqlen, int64_t k_seqlen,
+      std::optional<Layout> k_layout = std::nullopt) const override;
 
   // Results are accumulated over rounds in SumDType(dtype). `saved` is what Forward was given and
   // gave: callers may as well put it together from those. InvalidArgument for a ring_grad_dtype
@@ -121,6 +125,7 @@ class BurstAttention : public SequenceParallelAttention {
   absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                            const Tensor& v) const;
   absl::Status CheckSaved(const Saved& saved) const;
+  absl::StatusOr<TokenShard> Shard(Layout layout, int64_t seqlen) const;
   Ring::Tensors ForSending(Ring::Tensors tensors) const;
   const AttentionKernels& KernelsFor(const Tensor& q) const;
 

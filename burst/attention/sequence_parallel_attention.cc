@@ -113,8 +113,8 @@ absl::Status SequenceParallelAttention::Restore(const RingSchedule&, const Tenso
 
 absl::Status CheckAttentionInputs(const Tensor& q, const Tensor& k, const Tensor& v) {
   if (q.ndim() != 4 || k.ndim() != 4 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
-      q.dim(1) != k.dim(1) || q.dim(3) != k.dim(3) || q.dtype() != k.dtype() ||
-      q.dtype() != v.dtype() || q.device() != k.device() || q.device() != v.device()) {
+      q.dim(3) != k.dim(3) || q.dtype() != k.dtype() || q.dtype() != v.dtype() ||
+      q.device() != k.device() || q.device() != v.device()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "q ", ToString(q.shape()), ", k ", ToString(k.shape()), ", v ", ToString(v.shape()),
         " do not fit: expected [batch, length, heads, head_dim] of one dtype on one device"));

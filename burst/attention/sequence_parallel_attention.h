@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,6 +29,11 @@ class SequenceParallelAttention {
   // (TokenShard::Create).
   virtual absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
                                                 const DocumentStarts& documents = {}) const = 0;
+  // Cross-attention: q is of one sequence, of `q_seqlen` tokens in the attention's layout, k and v
+  // of another, of `k_seqlen` in `k_layout` (null: the same layout). Every query sees every key.
+  // InvalidArgument unless the attention's mask is full.
+  virtual absl::StatusOr<RingSchedule> CrossSchedule(
+      int64_t q_seqlen, int64_t k_seqlen, std::optional<Layout> k_layout = std::nullopt) const = 0;
 
   // What Backward needs of Forward: q, k, v, out and lse of the tokens and heads that this rank
   // computed, which depend on the strategy. The caller adds the gradients of Forward's outputs:
@@ -42,7 +48,8 @@ class SequenceParallelAttention {
   // q:    [batch, length, num_heads, head_dim] of this rank's tokens, schedule.shard()
   //       .local_positions(), in order of position; innermost stride 1; float32, float64 or, on a
   //       GPU, bfloat16
-  // k, v: [batch, length, num_kv_heads, head_dim]; num_kv_heads divides num_heads
+  // k, v: [batch, length, num_kv_heads, head_dim]; num_kv_heads divides num_heads. Of
+  //       cross-attention, of the tokens of schedule.key_shard()
   // out:  like q, may be strided too; allocated when null
   // lse:  [batch, num_heads, length] of SumDType(dtype): the natural log of the softmax's
   //       denominator, -inf for a query that sees no key; allocated when null

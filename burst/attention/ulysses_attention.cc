@@ -71,6 +71,11 @@ absl::StatusOr<RingSchedule> UlyssesAttention::Schedule(
   return attention_->Schedule(positions, documents);
 }
 
+absl::StatusOr<RingSchedule> UlyssesAttention::CrossSchedule(int64_t q_seqlen, int64_t k_seqlen,
+                                                             std::optional<Layout> k_layout) const {
+  return attention_->CrossSchedule(q_seqlen, k_seqlen, k_layout);
+}
+
 absl::Status UlyssesAttention::CheckSchedule(const RingSchedule& schedule) const {
   const RankGroup& group = schedule.shard().group();
   if (group.size == group_->world_size() && group.group_rank == group_->rank()) {
@@ -79,6 +84,21 @@ absl::Status UlyssesAttention::CheckSchedule(const RingSchedule& schedule) const
   return absl::InvalidArgumentError(absl::StrCat("the schedule is for rank ", group.group_rank,
                                                  " of groups of ", group.size, ", this is rank ",
                                                  group_->rank(), " of ", group_->world_size()));
+}
+
+// Queries and keys of two sequences take two exchanges.
+absl::Status UlyssesAttention::GatherHeads(const RingSchedule& schedule, const Tensor& q,
+                                           const Tensor& k, const Tensor& v, Tensors* qkv) {
+  if (!schedule.is_cross()) {
+    return exchange_->Gather(schedule.shard(), {Heads(q), Heads(k), Heads(v)}, qkv,
+                             &stats_.forward);
+  }
+  Tensors kv;
+  BURST_RETURN_IF_ERROR(exchange_->Gather(schedule.shard(), {Heads(q)}, qkv, &stats_.forward));
+  BURST_RETURN_IF_ERROR(
+      exchange_->Gather(schedule.key_shard(), {Heads(k), Heads(v)}, &kv, &stats_.forward));
+  qkv->insert(qkv->end(), kv.begin(), kv.end());
+  return absl::OkStatus();
 }
 
 // q, k, v of this rank's tokens and all heads -> of the group's tokens and this rank's heads;
@@ -92,10 +112,12 @@ absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tenso
   }
   BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
   BURST_RETURN_IF_ERROR(CheckHeadsDivide(q.dim(2), k.dim(2), group_->world_size()));
-  const int64_t length = schedule.shard().local_length();
-  if (q.dim(1) != length) {
+  const int64_t q_length = schedule.shard().local_length();
+  const int64_t k_length = schedule.key_shard().local_length();
+  if (q.dim(1) != q_length || k.dim(1) != k_length) {
     return absl::InvalidArgumentError(
-        absl::StrCat("this rank has ", length, " local tokens in the schedule, q has ", q.dim(1)));
+        absl::StrCat("this rank has ", q_length, " local tokens in the schedule, and keys of ",
+                     k_length, "; q has ", q.dim(1), ", k has ", k.dim(1)));
   }
   BURST_RETURN_IF_ERROR(EnsureOutput("out", q.shape(), q.dtype(), q.device(), out));
   if (lse != nullptr) {
@@ -103,8 +125,7 @@ absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tenso
   }
 
   Tensors qkv;
-  BURST_RETURN_IF_ERROR(
-      exchange_->Gather(schedule.shard(), {Heads(q), Heads(k), Heads(v)}, &qkv, &stats_.forward));
+  BURST_RETURN_IF_ERROR(GatherHeads(schedule, q, k, v, &qkv));
   Tensor heads_out, heads_lse;
   BURST_RETURN_IF_ERROR(
       attention_->Forward(schedule, qkv[0], qkv[1], qkv[2], &heads_out, &heads_lse));
@@ -125,8 +146,7 @@ absl::Status UlyssesAttention::Restore(const RingSchedule& schedule, const Tenso
                                        const Tensor& k, const Tensor& v, Saved* saved) {
   if (group_->world_size() == 1) return attention_->Restore(schedule, q, k, v, saved);
   Tensors qkv;
-  BURST_RETURN_IF_ERROR(
-      exchange_->Gather(schedule.shard(), {Heads(q), Heads(k), Heads(v)}, &qkv, &stats_.forward));
+  BURST_RETURN_IF_ERROR(GatherHeads(schedule, q, k, v, &qkv));
   return attention_->Restore(schedule, qkv[0], qkv[1], qkv[2], saved);
 }
 
@@ -165,6 +185,7 @@ absl::Status UlyssesAttention::Backward(const RingSchedule& schedule, const Save
                                                    " does not fit ", ToString(LseShape(dout))));
   }
   BURST_RETURN_IF_ERROR(EnsureOutput("dq", shape, dtype, device, dq));
+  shape[1] = schedule.key_shard().local_length();
   shape[2] = saved.num_kv_heads;
   BURST_RETURN_IF_ERROR(EnsureOutput("dk", shape, dtype, device, dk));
   BURST_RETURN_IF_ERROR(EnsureOutput("dv", shape, dtype, device, dv));
@@ -179,8 +200,14 @@ absl::Status UlyssesAttention::Backward(const RingSchedule& schedule, const Save
   Tensors gradients(3);
   BURST_RETURN_IF_ERROR(
       attention_->Backward(schedule, heads, &gradients[0], &gradients[1], &gradients[2]));
-  return exchange_->Scatter(schedule.shard(), gradients, {Heads(*dq), Heads(*dk), Heads(*dv)},
-                            &stats_.backward);
+  if (!schedule.is_cross()) {
+    return exchange_->Scatter(schedule.shard(), gradients, {Heads(*dq), Heads(*dk), Heads(*dv)},
+                              &stats_.backward);
+  }
+  BURST_RETURN_IF_ERROR(
+      exchange_->Scatter(schedule.shard(), {gradients[0]}, {Heads(*dq)}, &stats_.backward));
+  return exchange_->Scatter(schedule.key_shard(), {gradients[1], gradients[2]},
+                            {Heads(*dk), Heads(*dv)}, &stats_.backward);
 }
 
 UlyssesAttention::BytesSent UlyssesAttention::bytes_sent() const {

@@ -21,8 +21,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "burst/attention/burst_attention.h"
@@ -50,6 +52,9 @@ class UlyssesAttention : public SequenceParallelAttention {
                                         const DocumentStarts& documents = {}) const override;
   absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
                                         const DocumentStarts& documents = {}) const override;
+  absl::StatusOr<RingSchedule> CrossSchedule(
+      int64_t q_seqlen, int64_t k_seqlen,
+      std::optional<Layout> k_layout = std::nullopt) const override;
 
   // InvalidArgument unless CheckHeadsDivide. `saved` keeps what was received, so that Backward need
   // not exchange it again.
@@ -78,6 +83,9 @@ class UlyssesAttention : public SequenceParallelAttention {
  private:
   UlyssesAttention() = default;
   absl::Status CheckSchedule(const RingSchedule& schedule) const;
+  // All heads of this rank's tokens -> this rank's heads of the group's tokens.
+  absl::Status GatherHeads(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                           const Tensor& v, absl::InlinedVector<Tensor, 3>* qkv);
 
   std::unique_ptr<Communicator> group_, ring_;
   std::unique_ptr<HeadExchange> exchange_;

@@ -29,23 +29,45 @@ absl::Status Validate(int64_t seqlen, const AttentionMask& mask, const DocumentS
 absl::StatusOr<RingSchedule> RingSchedule::Create(TokenShard tokens, const AttentionMask& mask,
                                                   const DocumentStarts& documents,
                                                   int ranks_per_node) {
-  const int rank = tokens.group_index(), world_size = tokens.num_groups();
-  BURST_CHECK(ranks_per_node >= 0 && (ranks_per_node == 0 || world_size % ranks_per_node == 0))
-      << world_size << " ranks in nodes of " << ranks_per_node;
   const absl::Status valid = Validate(tokens.seqlen(), mask, documents);
   if (!valid.ok()) return valid;
-
-  const int per_node = ranks_per_node == 0 ? world_size : ranks_per_node;
   RingSchedule schedule(std::move(tokens));
-  const TokenShard& shard = schedule.shard_;
-  schedule.document_rows_ = static_cast<int64_t>(documents.size());
-  std::vector<int64_t> lengths;
+  schedule.Fill(mask, documents, ranks_per_node);
+  return schedule;
+}
+
+absl::StatusOr<RingSchedule> RingSchedule::CreateCross(TokenShard queries, TokenShard keys,
+                                                       int ranks_per_node) {
+  if (queries.group_index() != keys.group_index() || queries.num_groups() != keys.num_groups() ||
+      queries.group().size != keys.group().size ||
+      queries.group().group_rank != keys.group().group_rank) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the queries are for rank ", queries.group_index(), " of ",
+                     queries.num_groups(), ", the keys for rank ", keys.group_index(), " of ",
+                     keys.num_groups(), ", or their groups of ranks differ"));
+  }
+  RingSchedule schedule(std::move(queries));
+  schedule.keys_ = std::move(keys);
+  schedule.Fill({/*causal=*/false, /*window=*/0}, /*documents=*/{}, ranks_per_node);
+  return schedule;
+}
+
+void RingSchedule::Fill(const AttentionMask& mask, const DocumentStarts& documents,
+                        int ranks_per_node) {
+  const TokenShard &queries = shard(), &keys = key_shard();
+  const int rank = queries.group_index(), world_size = queries.num_groups();
+  BURST_CHECK(ranks_per_node >= 0 && (ranks_per_node == 0 || world_size % ranks_per_node == 0))
+      << world_size << " ranks in nodes of " << ranks_per_node;
+  const int per_node = ranks_per_node == 0 ? world_size : ranks_per_node;
+  document_rows_ = static_cast<int64_t>(documents.size());
+  std::vector<int64_t> query_lengths, key_lengths;
   for (int r = 0; r < world_size; ++r) {
-    const std::vector<int32_t>&own = shard.group_positions(rank),
-          &theirs = shard.group_positions(r);
-    schedule.for_keys_of_.push_back(ComputeVisibleKeys(mask, documents, own, theirs));
-    schedule.for_queries_of_.push_back(ComputeVisibleKeys(mask, documents, theirs, own));
-    lengths.push_back(shard.group_length(r));
+    for_keys_of_.push_back(ComputeVisibleKeys(mask, documents, queries.group_positions(rank),
+                                              keys.group_positions(r)));
+    for_queries_of_.push_back(ComputeVisibleKeys(mask, documents, queries.group_positions(r),
+                                                 keys.group_positions(rank)));
+    query_lengths.push_back(queries.group_length(r));
+    key_lengths.push_back(keys.group_length(r));
   }
 
   // sees[q * world_size + k]: some query of rank q sees a key of rank k.
@@ -53,16 +75,15 @@ absl::StatusOr<RingSchedule> RingSchedule::Create(TokenShard tokens, const Atten
   for (int q = 0; q < world_size; ++q) {
     for (int k = 0; k < world_size; ++k) {
       sees[q * world_size + k] =
-          SeesAny(mask, documents, shard.group_positions(q), shard.group_positions(k));
+          SeesAny(mask, documents, queries.group_positions(q), keys.group_positions(k));
     }
   }
-  schedule.kv_route_ = MakeRingRoute(rank, per_node, lengths, [&](int block, int host) {
+  kv_route_ = MakeRingRoute(rank, per_node, key_lengths, [&](int block, int host) {
     return static_cast<bool>(sees[host * world_size + block]);
   });
-  schedule.query_route_ = MakeRingRoute(rank, per_node, lengths, [&](int block, int host) {
+  query_route_ = MakeRingRoute(rank, per_node, query_lengths, [&](int block, int host) {
     return static_cast<bool>(sees[block * world_size + host]);
   });
-  return schedule;
 }
 
 }  // namespace burst

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -23,8 +24,15 @@ class RingSchedule {
                                              const DocumentStarts& documents = {},
                                              int ranks_per_node = 0);
 
+  // Cross-attention: the queries are tokens of one sequence, the keys of another. Every query sees
+  // every key. InvalidArgument if the two are not for the same rank of the same ring.
+  static absl::StatusOr<RingSchedule> CreateCross(TokenShard queries, TokenShard keys,
+                                                  int ranks_per_node = 0);
+
   // The tokens of each rank of the ring. A rank of the ring may be a group of ranks (Ulysses).
-  const TokenShard& shard() const { return shard_; }
+  const TokenShard& shard() const { return shard_; }  // the queries
+  const TokenShard& key_shard() const { return keys_.has_value() ? *keys_ : shard_; }
+  bool is_cross() const { return keys_.has_value(); }  // the keys are of another sequence
   int ranks_per_node() const { return kv_route_.ranks_per_node; }  // all ranks in a flat ring
   // Batch rows the documents were given for; 0: the same mask for every row.
   int64_t document_rows() const { return document_rows_; }
@@ -41,8 +49,11 @@ class RingSchedule {
 
  private:
   explicit RingSchedule(TokenShard shard) : shard_(std::move(shard)) {}
+  // From the tokens: masks and routes.
+  void Fill(const AttentionMask& mask, const DocumentStarts& documents, int ranks_per_node);
 
   TokenShard shard_;
+  std::optional<TokenShard> keys_;  // if they are of another sequence
   int64_t document_rows_ = 0;
   std::vector<VisibleKeys> for_keys_of_, for_queries_of_;
   RingRoute kv_route_, query_route_;

@@ -1,0 +1,184 @@
+// Cross-attention over ranks: queries of one sequence, keys and values of another, each spread in
+// its own layout; as an op on the tape, against naive attention in double precision.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "burst/attention/burst_attention.h"
+#include "burst/attention/sequence_parallel_attention.h"
+#include "burst/attention/strategy.h"
+#include "burst/autograd/tape.h"
+#include "burst/base/status.h"
+#include "burst/comm/communicator.h"
+#include "tests/attention/sequence_problem.h"
+#include "tests/testing/attention_reference.h"
+#include "tests/testing/test_device.h"
+
+namespace burst {
+namespace {
+
+constexpr int64_t kBatch = 2, kHeads = 4, kKvHeads = 2, kHeadDim = 8;
+
+Inputs CrossInputs(int64_t q_len, int64_t k_len) {
+  const auto of = [&](int64_t length) {
+    return RandomInputs(kBatch, length, kHeads, kKvHeads, kHeadDim, DType::kFloat64, length);
+  };
+  Inputs inputs = of(q_len);
+  const Inputs keys = of(k_len);
+  inputs.k = keys.k;
+  inputs.v = keys.v;
+  return inputs;
+}
+
+struct How {
+  Strategy strategy = Strategy::kBurst;
+  int ranks = 1;
+  int group_size = 1;
+  int ranks_per_node = 0;
+  Layout q_layout = Layout::kZigzag;
+  std::optional<Layout> k_layout = std::nullopt;
+  BackwardDirection backward = BackwardDirection::kAuto;
+
+  std::string Text() const {
+    return absl::StrCat(Name(strategy), ", ", ranks, " ranks, groups of ", group_size,
+                        ", nodes of ", ranks_per_node, ", ", Name(q_layout), ", backward ",
+                        Name(backward));
+  }
+};
+
+// What all ranks together send.
+struct Bytes {
+  int64_t forward = 0, backward = 0;
+};
+
+void ExpectMatches(const How& how, const Inputs& inputs, Bytes* bytes = nullptr) {
+  SCOPED_TRACE(testing::Message() << how.Text() << ", " << inputs.q.dim(1) << " queries, "
+                                  << inputs.k.dim(1) << " keys");
+  BurstAttentionOptions options;
+  options.layout = how.q_layout;
+  options.mask.causal = false;
+  options.backward = how.backward;
+  options.ranks_per_node = how.ranks_per_node;
+  const AttentionResults actual = EmptyResults(inputs);
+  std::vector<SequenceParallelAttention::BytesSent> sent(how.ranks);
+  const absl::Status status = RunTestRanks(how.ranks, [&](Communicator& comm) -> absl::Status {
+    BURST_ASSIGN_OR_RETURN(const auto attention,
+                           CreateAttention(how.strategy, options, how.group_size, &comm));
+    BURST_ASSIGN_OR_RETURN(RingSchedule made, attention->CrossSchedule(
+                                                  inputs.q.dim(1), inputs.k.dim(1), how.k_layout));
+    const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
+    const std::vector<int32_t>& queries = schedule->shard().local_positions();
+    const std::vector<int32_t>& keys = schedule->key_shard().local_positions();
+    Tape tape;
+    const Variable q(TakeRows(inputs.q, queries), true), k(TakeRows(inputs.k, keys), true),
+        v(TakeRows(inputs.v, keys), true);
+    Variable lse;
+    const Variable out = AttentionOp(tape, *attention, schedule, q, k, v, &lse);
+    BURST_RETURN_IF_ERROR(tape.Backward(
+        {out, lse}, {TakeRows(inputs.dout, queries), TakeColumns(inputs.dlse, queries)}));
+    PutRows(out.value(), queries, actual.out);
+    PutColumns(lse.value(), queries, actual.lse);
+    PutRows(q.grad(), queries, actual.dq);
+    PutRows(k.grad(), keys, actual.dk);
+    PutRows(v.grad(), keys, actual.dv);
+    sent[comm.rank()] = attention->bytes_sent();
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+  ExpectClose(actual, Reference(inputs, {false, 0}, {}, 1 / std::sqrt(double{kHeadDim})), 1e-12);
+  for (const auto& rank : sent) {
+    if (bytes == nullptr) break;
+    bytes->forward += rank.forward;
+    bytes->backward += rank.backward;
+  }
+}
+
+// Fewer tokens than ranks on either side, lengths that no rank count divides.
+constexpr std::pair<int64_t, int64_t> kLengths[] = {{1, 7}, {5, 3}, {61, 20}, {20, 61}, {40, 40}};
+
+TEST(CrossAttentionTest, RingsOfEveryLayout) {
+  for (const auto& [q_len, k_len] : kLengths) {
+    const Inputs inputs = CrossInputs(q_len, k_len);
+    for (int ranks : {1, 2, 3, 4, 8}) {
+      for (Layout q_layout : kLayouts) {
+        for (Layout k_layout : kLayouts) {
+          for (BackwardDirection backward : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
+            How how;
+            how.ranks = ranks;
+            how.q_layout = q_layout;
+            how.k_layout = k_layout;
+            how.backward = backward;
+            ExpectMatches(how, inputs);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CrossAttentionTest, OtherStrategiesAndADoubleRing) {
+  for (const auto& [q_len, k_len] : kLengths) {
+    const Inputs inputs = CrossInputs(q_len, k_len);
+    ExpectMatches({Strategy::kRing, 3}, inputs);
+    ExpectMatches({Strategy::kUlysses, 4, 4}, inputs);
+    ExpectMatches({Strategy::kBurstUlysses, 4, 2}, inputs);
+    ExpectMatches({Strategy::kBurst, 4, 1, /*ranks_per_node=*/2}, inputs);
+    How striped{Strategy::kBurstUlysses, 4, 2};
+    striped.k_layout = Layout::kStriped;
+    ExpectMatches(striped, inputs);
+  }
+}
+
+// A block visits every other rank, and its gradient comes back by as many transfers. The backward
+// takes the direction of fewer bytes: with few keys these go around, with few queries those.
+TEST(CrossAttentionTest, BytesEqualTheFormulas) {
+  constexpr int64_t kSize = sizeof(double), kG = 4;
+  constexpr int64_t kOfQuery = kSize * kHeads * (3 * kHeadDim + 2);  // Q, dO, dQ; lse, delta
+  constexpr int64_t kOfKey = kSize * kKvHeads * 4 * kHeadDim;        // K, V, dK, dV
+  for (const auto& [q_len, k_len] : {std::pair<int64_t, int64_t>{128, 16}, {16, 128}}) {
+    How how;
+    how.ranks = kG;
+    Bytes bytes;
+    ExpectMatches(how, CrossInputs(q_len, k_len), &bytes);
+    EXPECT_EQ(bytes.forward, kBatch * (kG - 1) * k_len * kOfKey / 2);
+    EXPECT_EQ(bytes.backward,
+              kBatch * (kG - 1) * (q_len < k_len ? q_len * kOfQuery : k_len * kOfKey));
+  }
+}
+
+TEST(CrossAttentionTest, ErrorsNameWhatDoesNotFit) {
+  const auto masked = *BurstAttention::Create({}, nullptr);
+  EXPECT_TRUE(absl::StrContains(masked->CrossSchedule(4, 4).status().message(), "causal"));
+  BurstAttentionOptions options;
+  options.mask.causal = false;
+  const auto attention = *BurstAttention::Create(options, nullptr);
+  EXPECT_FALSE(attention->CrossSchedule(4, -1).ok());
+  const RingSchedule schedule = *attention->CrossSchedule(4, 6);
+  const Inputs fits = CrossInputs(4, 6), other = CrossInputs(4, 5);
+  Tensor out, lse;
+  const auto forward = [&](const RingSchedule& of, const Inputs& inputs) {
+    return attention->Forward(of, inputs.q.To(kTestDevice), inputs.k.To(kTestDevice),
+                              inputs.v.To(kTestDevice), &out, &lse);
+  };
+  EXPECT_TRUE(forward(schedule, fits).ok());
+  EXPECT_TRUE(absl::StrContains(forward(schedule, other).message(), "6 keys"));
+  EXPECT_TRUE(absl::StrContains(forward(*attention->Schedule(4), fits).message(), "k has 6"));
+
+  const auto shard = [](int rank, int ranks) {
+    return *TokenShard::Create(rank, ranks, Layout::kZigzag, /*seqlen=*/8);
+  };
+  EXPECT_FALSE(RingSchedule::CreateCross(shard(0, 2), shard(1, 2)).ok());
+  EXPECT_FALSE(RingSchedule::CreateCross(shard(0, 2), shard(0, 3)).ok());
+}
+
+}  // namespace
+}  // namespace burst
