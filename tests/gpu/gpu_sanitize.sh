@@ -47,14 +47,15 @@ m cuda_train_test *Resume*
 m trainer_cuda_test *Recomputation*
 END
 )
-# Of several ranks.
+# Of several ranks; what takes longest comes last.
 all_gpus=$(cat <<'END'
-mr ring_cuda_test *
+mr communicator_cuda_test All/SharedGpus*:Nccl.Checks
 mr attention_op_cuda_test *
+mr tensor_parallel_cuda_test *OverNccl:*MovesAndSums*
+mr ring_cuda_test *
+mr cross_attention_cuda_test *Other*:*Bytes*
 mr burst_attention_cuda_test *OverNccl:*BFloat16:*Batched*
 mr strategy_cuda_test *OverNccl:*Batched*
-mr tensor_parallel_cuda_test *OverNccl:*MovesAndSums*
-mr communicator_cuda_test All/SharedGpus*:Nccl.Checks
 END
 )
 
