@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -40,21 +39,12 @@ void LeaveConnections() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd) dup2(open("/dev/null", O_RDWR), fd);
 }
 
-// A thread to which no request to stop is delivered: handling one may wait for a reader of stdout.
-std::thread StartWithoutSignals(std::function<void()> work) {
-  sigset_t requests, before;
-  sigemptyset(&requests);
-  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP}) sigaddset(&requests, signal);
-  pthread_sigmask(SIG_BLOCK, &requests, &before);
-  std::thread thread(std::move(work));
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
-}
-
 }  // namespace
 
-SnapshotOnSignal::SnapshotOnSignal(std::function<absl::Status()> save)
-    : save_(std::move(save)), thread_(StartWithoutSignals([this] { Watch(); })) {}
+SnapshotOnSignal::SnapshotOnSignal(std::function<absl::Status()> save, std::function<bool()> busy)
+    : save_(std::move(save)),
+      busy_(std::move(busy)),
+      thread_(StartWithoutSignals([this] { Watch(); })) {}
 
 SnapshotOnSignal::~SnapshotOnSignal() {
   done_.store(true);
@@ -73,12 +63,19 @@ void SnapshotOnSignal::AwaitSave() {
   child_ = 0;
 }
 
+bool SnapshotOnSignal::LockedAndIdle() {
+  if (!mutex_.try_lock()) return false;
+  if (!busy_()) return true;
+  mutex_.unlock();
+  return false;
+}
+
 void SnapshotOnSignal::Watch() {
   while (!done_.load()) {
     std::this_thread::sleep_for(kPollInterval);
     if (InterruptSignal() == 0) continue;
     // Not while the state changes; and not if this process itself comes to its save before.
-    while (!mutex_.try_lock()) {
+    while (!LockedAndIdle()) {
       if (done_.load()) return;
       std::this_thread::sleep_for(kPollInterval);
     }

@@ -20,8 +20,9 @@ class SnapshotOnSignal {
  public:
   // When a signal asks the process to stop (InterruptSignal), and nothing changes the state, `save`
   // runs in a process of its own, which is not in this one's process group. It may use no
-  // communicator and no thread but its own.
-  explicit SnapshotOnSignal(std::function<absl::Status()> save);
+  // communicator and no thread but its own. It does not begin while `busy`, from any thread: this
+  // process still writes an older save. Only between BeginSave and EndChange that may begin.
+  SnapshotOnSignal(std::function<absl::Status()> save, std::function<bool()> busy);
   ~SnapshotOnSignal();
   SnapshotOnSignal(const SnapshotOnSignal&) = delete;
   SnapshotOnSignal& operator=(const SnapshotOnSignal&) = delete;
@@ -34,10 +35,12 @@ class SnapshotOnSignal {
 
  private:
   void Watch();
+  bool LockedAndIdle();  // if so, the mutex is locked
   void Save();
   void AwaitSave();
 
   const std::function<absl::Status()> save_;
+  const std::function<bool()> busy_;
   std::mutex mutex_;
   std::unique_lock<std::mutex> change_{mutex_, std::defer_lock};
   std::atomic<bool> done_{false};

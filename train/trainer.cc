@@ -16,7 +16,6 @@
 #include "burst/device/memory.h"
 #include "burst/device/profiler.h"
 #include "model/tensor_parallel.h"
-#include "train/checkpoint/checkpoint.h"
 #include "train/huggingface/pretrained.h"
 #include "train/report/peak_flops.h"
 #include "train/report/run_folder.h"
@@ -132,6 +131,10 @@ absl::Status Trainer::CreateModel() {
   optimizer_ = std::make_unique<AdamW>(
       AdamWOptions{config_.beta1, config_.beta2, config_.eps, config_.weight_decay},
       parameters.shard_numel(), parameters.master_dtype(), DecayRanges(parameters), device);
+  if (comm_->rank() == 0 && !tensor_parallel_ && shards_ == nullptr) {
+    copy_ = std::make_unique<StateCopy>(parameters, OwnState(parameters));
+    if (device == DeviceType::kCuda) copy_->Reserve();
+  }
   return absl::OkStatus();
 }
 
@@ -194,6 +197,7 @@ absl::Status Trainer::Train() {
     skipped_ = metrics.skipped ? skipped_ + 1 : 0;
     last_val_loss_.reset();
     if (report_ != nullptr) BURST_RETURN_IF_ERROR(report_->Record(metrics));
+    if (!writing_.busy()) BURST_RETURN_IF_ERROR(AwaitSave());
     if (snapshot_ != nullptr) snapshot_->EndChange();
     if (EvaluatesAfter(steps)) BURST_RETURN_IF_ERROR(EvaluateStep(&metrics));
     saved = true;
@@ -209,6 +213,7 @@ absl::Status Trainer::Train() {
                                     kMaxSkippedSteps, " steps, to step ", step_));
     }
   }
+  BURST_RETURN_IF_ERROR(AwaitSave());
   if (!saved && !stop_) {
     return NotFinite(absl::StrCat("the model is not finite after step ", step_, ", the last one"));
   }
@@ -259,12 +264,14 @@ bool Trainer::SavesAfter(int64_t steps) const {
 
 // Every rank comes here at once; rank 0 returns the error, the others wait until its failure ends
 // them.
-absl::Status Trainer::NotFinite(absl::string_view what) const {
+absl::Status Trainer::NotFinite(absl::string_view what) {
+  const absl::Status written = AwaitSave();
   if (comm_->rank() != 0) BURST_RETURN_IF_ERROR(comm_->Barrier());
   std::string error =
       absl::StrCat(what, "; try a lower --lr, a longer --warmup or a smaller --clip");
   const int64_t saved = report_ == nullptr ? 0 : report_->folder().checkpoints().newest_step();
   if (saved > 0) absl::StrAppend(&error, "; --resume continues after step ", saved);
+  if (!written.ok()) absl::StrAppend(&error, "; the last save failed: ", written.message());
   return absl::AbortedError(error);
 }
 

@@ -7,10 +7,12 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -18,6 +20,9 @@
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
 #include "model/transformer.h"
+#include "train/checkpoint/background_task.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/state_copy.h"
 #include "train/config/config.h"
 #include "train/data/batch.h"
 #include "train/optimizer/adamw.h"
@@ -99,8 +104,18 @@ class Trainer {
   absl::StatusOr<bool> IsSound(const StepMetrics& last);
   bool StateIsFinite() const;
   absl::StatusOr<bool> Checkpoint(const StepMetrics& last);
+  // Saves are written while training goes on, one at a time: the next one waits for it.
   absl::Status Save(std::optional<double> val_loss);
-  absl::Status NotFinite(absl::string_view what) const;
+  absl::Status SaveTogether(const CheckpointInfo& info);  // of ranks that have a part each
+  absl::Status SaveForked();                              // all of it at once, by a forked process
+  // The result of the save that is being written; OK if there is none.
+  absl::Status AwaitSave();
+  CheckpointInfo Info(std::optional<double> val_loss) const;
+  using WriteFile = std::function<absl::Status(const std::string& path)>;
+  // In the run's folder; and the plot. On any thread.
+  absl::Status Keep(const CheckpointInfo& info, const std::vector<StepMetrics>& rows,
+                    const WriteFile& write);
+  absl::Status NotFinite(absl::string_view what);
   // A text by the model as it was just saved; empty where there is nothing to print. Rank 0's.
   absl::StatusOr<std::string> Sample() const;
 
@@ -121,9 +136,11 @@ class Trainer {
   std::array<std::unique_ptr<StepResults>, 3> results_;  // by step: those two, and the one before
   bool follows_ = false;               // the next call of Step is for the next step
   std::unique_ptr<RunReport> report_;  // rank 0's
+  std::unique_ptr<StateCopy> copy_;    // of a rank that saves alone
+  BackgroundTask writing_;             // uses both
   std::unique_ptr<SnapshotOnSignal> snapshot_;
   int64_t step_ = 0;                     // completed
-  int64_t saved_step_ = 0;               // what the newest checkpoint has
+  int64_t saved_step_ = 0;               // what the newest checkpoint has, or will have
   int skipped_ = 0;                      // steps since the last one that was finite
   std::optional<double> last_val_loss_;  // after the last step
   bool stop_ = false;                    // a signal asked some rank to

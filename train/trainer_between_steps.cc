@@ -71,11 +71,13 @@ std::unique_ptr<SnapshotOnSignal> Trainer::MakeSnapshot() {
       shards_ != nullptr || model_->device() != DeviceType::kCpu) {
     return nullptr;
   }
-  return std::make_unique<SnapshotOnSignal>([this] {
-    // By itself a rank cannot make sure of more; older checkpoints stay.
-    const bool good = skipped_ == 0 && WeightsAreFinite();
-    return good && step_ > saved_step_ ? Save(last_val_loss_) : absl::OkStatus();
-  });
+  return std::make_unique<SnapshotOnSignal>(
+      [this] {
+        // By itself a rank cannot make sure of more; older checkpoints stay.
+        const bool good = skipped_ == 0 && WeightsAreFinite();
+        return good && step_ > saved_step_ ? SaveForked() : absl::OkStatus();
+      },
+      [this] { return writing_.busy(); });
 }
 
 // Whether a run can continue from the model as it is: its last step was finite, and so are all
@@ -115,8 +117,8 @@ bool Trainer::StateIsFinite() const {
   return AllFinite(norms);
 }
 
-// Saves the model after step `last`, with which nothing is enqueued. False, and nothing changes, if
-// it is not sound.
+// Begins to save the model after step `last`, with which nothing is enqueued. False, and nothing
+// changes, if it is not sound.
 absl::StatusOr<bool> Trainer::Checkpoint(const StepMetrics& last) {
   const ScopedPhase phase("save");
   BURST_ASSIGN_OR_RETURN(const bool sound, IsSound(last));
@@ -126,13 +128,57 @@ absl::StatusOr<bool> Trainer::Checkpoint(const StepMetrics& last) {
 }
 
 absl::Status Trainer::Save(std::optional<double> val_loss) {
+  BURST_RETURN_IF_ERROR(AwaitSave());
+  const CheckpointInfo info = Info(val_loss);
+  if (tensor_parallel_ || shards_ != nullptr) return SaveTogether(info);
+  if (report_ == nullptr) return absl::OkStatus();
+  copy_->Take(*optimizer_);
+  saved_step_ = step_;
+  writing_.Start([this, info, rows = report_->folder().metrics().rows()] {
+    return Keep(info, rows,
+                [&](const std::string& path) { return WriteCheckpoint(path, info, *copy_); });
+  });
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::SaveTogether(const CheckpointInfo& info) {
   // With --zero all ranks; else of the ranks of a model, those of the first.
-  Communicator* group = tensor_parallel_ ? sequence_.get() : nullptr;
-  if (shards_ != nullptr) {
-    group = comm_;
-  } else if (group == nullptr ? report_ == nullptr : data_rank_ > 0) {
-    return absl::OkStatus();
-  }
+  Communicator* const group = shards_ != nullptr ? comm_ : sequence_.get();
+  if (shards_ == nullptr && data_rank_ > 0) return absl::OkStatus();
+  const WriteFile save = [&](const std::string& path) {
+    return SaveCheckpoint(path, info, model_->parameters(), *optimizer_, group);
+  };
+  if (report_ == nullptr) return save("");
+  BURST_RETURN_IF_ERROR(Keep(info, report_->folder().metrics().rows(), save));
+  saved_step_ = step_;
+  report_->Saved();
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::SaveForked() {
+  const CheckpointInfo info = Info(last_val_loss_);
+  return Keep(info, report_->folder().metrics().rows(), [&](const std::string& path) {
+    return SaveCheckpoint(path, info, model_->parameters(), *optimizer_);
+  });
+}
+
+absl::Status Trainer::AwaitSave() {
+  if (!writing_.started()) return absl::OkStatus();
+  const ScopedPhase phase("save");
+  const ScopedWait wait("waits for the checkpoint to be written");
+  BURST_RETURN_IF_ERROR(writing_.Wait());
+  report_->Saved();
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Keep(const CheckpointInfo& info, const std::vector<StepMetrics>& rows,
+                           const WriteFile& write) {
+  RunFolder& folder = report_->folder();
+  BURST_RETURN_IF_ERROR(folder.Save(info, write));
+  return folder.Plot(config_.model_name, rows);
+}
+
+CheckpointInfo Trainer::Info(std::optional<double> val_loss) const {
   CheckpointInfo info;
   info.step = step_;
   info.updates = optimizer_->updates();
@@ -143,14 +189,7 @@ absl::Status Trainer::Save(std::optional<double> val_loss) {
   info.config = config_.ToJson();
   info.data_fingerprint = setup_.data_fingerprint;
   info.val_loss = val_loss;
-  const auto save = [&](const std::string& path) {
-    return SaveCheckpoint(path, info, model_->parameters(), *optimizer_, group);
-  };
-  if (report_ == nullptr) return save("");
-  BURST_RETURN_IF_ERROR(report_->folder().Save(info, save));
-  saved_step_ = step_;
-  report_->Saved();
-  return report_->folder().Plot(config_.model_name);
+  return info;
 }
 
 absl::StatusOr<std::string> Trainer::Sample() const {

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <utility>
 
 namespace burst {
 namespace {
@@ -115,5 +116,15 @@ StopsBetweenSteps::StopsBetweenSteps() {
 StopsBetweenSteps::~StopsBetweenSteps() { --stops_between_steps; }
 
 int InterruptSignal() { return received.load(std::memory_order_relaxed); }
+
+std::thread StartWithoutSignals(std::function<void()> work) {
+  sigset_t requests, before;
+  sigemptyset(&requests);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP}) sigaddset(&requests, signal);
+  pthread_sigmask(SIG_BLOCK, &requests, &before);
+  std::thread thread(std::move(work));
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread;
+}
 
 }  // namespace burst

@@ -1,6 +1,9 @@
 // How a program ends: on an error, or when it is asked to stop.
 #pragma once
 
+#include <functional>
+#include <thread>
+
 #include "absl/status/status.h"
 
 namespace burst {
@@ -42,5 +45,9 @@ class StopsBetweenSteps {
 
 // The signal that asked the process to stop; 0 while none has.
 int InterruptSignal();
+
+// A thread to which none of these signals is delivered: handling one may wait for a reader of
+// stdout.
+std::thread StartWithoutSignals(std::function<void()> work);
 
 }  // namespace burst

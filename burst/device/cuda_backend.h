@@ -18,5 +18,8 @@ void* TakeReadback();
 void GiveReadbackBack(void* readback);
 void PostReadback(void* readback, const void* from, size_t bytes);
 const void* WaitForReadback(void* readback);
+// Null where the system has none to give.
+void* AllocatePageLocked(size_t bytes);
+void FreePageLocked(void* memory);
 }  // namespace cuda
 }  // namespace burst

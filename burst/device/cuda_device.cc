@@ -262,6 +262,15 @@ const void* WaitForReadback(void* readback) {
   return from->bytes;
 }
 
+void* AllocatePageLocked(size_t bytes) {
+  void* memory = nullptr;
+  if (cudaHostAlloc(&memory, bytes, cudaHostAllocPortable) == cudaSuccess) return memory;
+  (void)cudaGetLastError();
+  return nullptr;
+}
+
+void FreePageLocked(void* memory) { BURST_CUDA_CHECK(cudaFreeHost(memory)); }
+
 }  // namespace cuda
 
 int CudaDeviceCount() {

@@ -32,6 +32,8 @@ void* TakeReadback() { CudaUnavailable(); }
 void GiveReadbackBack(void*) { CudaUnavailable(); }
 void PostReadback(void*, const void*, size_t) { CudaUnavailable(); }
 const void* WaitForReadback(void*) { CudaUnavailable(); }
+void* AllocatePageLocked(size_t) { CudaUnavailable(); }
+void FreePageLocked(void*) { CudaUnavailable(); }
 
 }  // namespace cuda
 }  // namespace burst

@@ -44,4 +44,13 @@ const void* Readback::Wait() const {
   return page_locked_ != nullptr ? cuda::WaitForReadback(page_locked_) : bytes_;
 }
 
+HostBuffer::HostBuffer(DeviceType device, size_t bytes) {
+  if (device == DeviceType::kCuda && bytes > 0) page_locked_ = cuda::AllocatePageLocked(bytes);
+  if (page_locked_ == nullptr) ordinary_.reset(new char[bytes]);
+}
+
+HostBuffer::~HostBuffer() {
+  if (page_locked_ != nullptr) cuda::FreePageLocked(page_locked_);
+}
+
 }  // namespace burst

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdlib>
+#include <memory>
 #include <string>
 
 namespace burst {
@@ -88,6 +89,23 @@ class Readback {
  private:
   void* page_locked_ = nullptr;        // the destination for a GPU
   alignas(16) char bytes_[kMaxBytes];  // the destination for the CPU
+};
+
+// Memory of the host for large copies from a device: page-locked for a GPU, where the system has
+// such memory to give, else ordinary. To be made and freed while no rank waits for another's
+// kernels: page-locking may wait for all GPUs of the process.
+class HostBuffer {
+ public:
+  HostBuffer(DeviceType device, size_t bytes);
+  ~HostBuffer();
+  HostBuffer(const HostBuffer&) = delete;
+  HostBuffer& operator=(const HostBuffer&) = delete;
+
+  void* data() const { return page_locked_ != nullptr ? page_locked_ : ordinary_.get(); }
+
+ private:
+  void* page_locked_ = nullptr;
+  std::unique_ptr<char[]> ordinary_;
 };
 
 }  // namespace burst

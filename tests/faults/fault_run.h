@@ -97,6 +97,12 @@ class FaultTest : public testing::Test {
     while (Rows(run).size() < rows && !process.Ended()) SleepMs(1);
   }
 
+  // Whether that step is the run's last, and has been evaluated.
+  bool HasEvaluated(const std::string& run, size_t step) const {
+    const auto rows = Rows(run);
+    return rows.size() == step && rows.back().contains("val_loss");
+  }
+
   // Makes the run that nothing happens to, in the folder "straight".
   void MakeStraight(const Arguments& more) const {
     const Result result = Run(Plus(more, {"--out=straight"}));

@@ -5,7 +5,8 @@
 //   PAUSE_AT="backward 5 3"   the third event of phase "backward" in step 5: the begin of a phase,
 //   of
 //                             an op, of a wait for a message. Step 0: before the first one
-//   PAUSE_AT="write 8 2"      the second write into a file that replaces another, after step 8
+//   PAUSE_AT="write 8 2"      the second write into a file that replaces another, after step 8: by
+//                             the thread that writes the checkpoint, while the rank goes on
 //   PAUSE_AT="data 0 1"       before the data is read
 //   PAUSE_AT="exit 24 1"      the run's part of this rank is done after step 24
 //   PAUSE_FILE=path           is made there; the process goes on once it is gone
@@ -13,6 +14,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <sstream>
@@ -22,6 +24,7 @@
 #include "absl/status/statusor.h"
 #include "burst/base/progress.h"
 #include "burst/cli/files.h"
+#include "train/checkpoint/state_copy.h"
 #include "train/config/config.h"
 #include "train/setup.h"
 
@@ -42,7 +45,7 @@ struct Pause {
 
 void Reached(const std::string& phase, int64_t step) {
   static const Pause* const pause = new Pause;
-  static int events = 0;  // of one thread: the rank's
+  static std::atomic<int> events{0};
   if (pause->file == nullptr || phase != pause->phase || step != pause->step) return;
   if (++events != pause->number) return;
   close(open(pause->file, O_CREAT | O_WRONLY, 0644));
@@ -91,12 +94,22 @@ void WrapWait(RankProgress* object, const char* what, const char* channel, int p
   if (what != nullptr) ReachedItsPlace();
 }
 
+// The step whose state is being written beside the following ones.
+std::atomic<int64_t> saved_step{0};
+
+void RealTake(StateCopy*, const AdamW&) asm("__real__ZN5burst9StateCopy4TakeERKNS_5AdamWE");
+void WrapTake(StateCopy*, const AdamW&) asm("__wrap__ZN5burst9StateCopy4TakeERKNS_5AdamWE");
+void WrapTake(StateCopy* object, const AdamW& optimizer) {
+  saved_step.store(Step());
+  RealTake(object, optimizer);
+}
+
 absl::Status RealWrite(AtomicFile*, const void*,
                        int64_t) asm("__real__ZN5burst10AtomicFile5WriteEPKvl");
 absl::Status WrapWrite(AtomicFile*, const void*,
                        int64_t) asm("__wrap__ZN5burst10AtomicFile5WriteEPKvl");
 absl::Status WrapWrite(AtomicFile* object, const void* data, int64_t bytes) {
-  if (current_progress != nullptr) Reached("write", Step());
+  Reached("write", current_progress != nullptr ? Step() : saved_step.load());
   return RealWrite(object, data, bytes);
 }
 

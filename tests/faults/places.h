@@ -12,7 +12,8 @@
 
 namespace burst {
 
-// A rank may begin a step while rank 0 saves the one before, but not two.
+// Rank 0 writes a checkpoint beside the steps that follow, and comes no further than to the next
+// save.
 struct Place {
   const char* at;    // as in pausing_train.cc
   int64_t saved;     // the step whose checkpoint is there
@@ -24,7 +25,7 @@ constexpr Place kPlaces[] = {
     {"data 0 1", 0, 0},    {"start 0 4", 0, 0},
     {"forward 6 3", 4, 6}, {"backward 6 3", 4, 6},
     {"update 7 1", 4, 7},  {"evaluation 8 3", 4, 8},
-    {"save 8 1", 4, 9},    {"write 12 3", 8, 13, /*of_rank0=*/true},
+    {"save 8 1", 4, 9},    {"write 12 3", 8, 17, /*of_rank0=*/true},
     {"exit 24 1", 24, 24},
 };
 

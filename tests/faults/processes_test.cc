@@ -203,6 +203,7 @@ TEST_F(Processes, AFullDisk) {
     }
     Ranks ranks = RanksOf(2, "disk/run");
     ranks.StartAndPause(0, c.place);
+    while (SavedStep("disk/run") < c.saved && !ranks[0].Ended()) SleepMs(1);
     std::ofstream(filler, std::ios::binary) << std::string(5 << 20, 'x');
     ranks.GoOn();
     if (c.saved == 24) {

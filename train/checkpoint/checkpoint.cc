@@ -333,6 +333,22 @@ absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
   return WriteSafetensors(path, tensors, Strings(info));
 }
 
+absl::Status WriteCheckpoint(const std::string& path, const CheckpointInfo& info,
+                             const StateCopy& state) {
+  const std::vector<StateCopy::Part> parts = state.parts();
+  std::vector<SafetensorsWriter::Entry> entries;
+  for (const StateCopy::Part& part : parts) {
+    entries.push_back({part.name, "F32", state.ParameterOf(part).full_shape});
+  }
+  BURST_ASSIGN_OR_RETURN(SafetensorsWriter writer,
+                         SafetensorsWriter::Create(path, std::move(entries), Strings(info),
+                                                   /*checksums=*/true));
+  for (const StateCopy::Part& part : parts) {
+    BURST_RETURN_IF_ERROR(writer.Write(part.elements, part.bytes));
+  }
+  return writer.Commit();
+}
+
 absl::Status SaveWeights(const std::string& path, const CheckpointInfo& info,
                          const std::vector<Parameter>& parameters, const ReadParameter& read) {
   BURST_CHECK_EQ(info.step, 0);

@@ -16,6 +16,7 @@
 #include "burst/comm/communicator.h"
 #include "model/config.h"
 #include "model/parameters.h"
+#include "train/checkpoint/state_copy.h"
 #include "train/data/tokenizer.h"
 #include "train/optimizer/adamw.h"
 
@@ -41,6 +42,10 @@ struct CheckpointInfo {
 absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
                             const ParameterList& parameters, const AdamW& optimizer,
                             Communicator* group = nullptr);
+
+// The same of a copy of the whole state (OwnState of a rank that has all of it), on any thread.
+absl::Status WriteCheckpoint(const std::string& path, const CheckpointInfo& info,
+                             const StateCopy& state);
 
 // Writes weights alone, as of step 0: read(parameter, whole) fills each of the parameters (those of
 // info.model, whole), float32 on the CPU, one at a time. Atomic, as SaveCheckpoint.

@@ -122,9 +122,8 @@ absl::Status RunFolder::Save(const CheckpointInfo& info,
   return checkpoints_.Save(info.step, info.val_loss, write);
 }
 
-absl::Status RunFolder::Plot(const std::string& title) const {
-  return WriteFileAtomically((fs::path(path_) / "loss.svg").string(),
-                             LossPlotSvg(title, metrics_.rows()));
+absl::Status RunFolder::Plot(const std::string& title, const std::vector<StepMetrics>& rows) const {
+  return WriteFileAtomically((fs::path(path_) / "loss.svg").string(), LossPlotSvg(title, rows));
 }
 
 }  // namespace burst

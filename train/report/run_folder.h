@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -47,12 +48,13 @@ class RunFolder {
   const MetricsLog& metrics() const { return metrics_; }
   const KeptCheckpoints& checkpoints() const { return checkpoints_; }
 
-  // Keeps a checkpoint that `write` writes to a path, atomically.
+  // Keeps a checkpoint that `write` writes to a path, atomically. On any thread, one at a time;
+  // metrics() may be written to meanwhile, checkpoints() not be looked at.
   absl::Status Save(const CheckpointInfo& info,
                     const std::function<absl::Status(const std::string& path)>& write);
 
-  // Draws loss.svg from the metrics so far.
-  absl::Status Plot(const std::string& title) const;
+  // Draws loss.svg from these metrics.
+  absl::Status Plot(const std::string& title, const std::vector<StepMetrics>& rows) const;
 
  private:
   static absl::StatusOr<RunFolder> Open(const ResolvedConfig& config, std::string path,

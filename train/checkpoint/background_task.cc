@@ -1,0 +1,27 @@
+#include "train/checkpoint/background_task.h"
+
+#include <utility>
+
+#include "burst/base/check.h"
+#include "burst/cli/process.h"
+
+namespace burst {
+
+BackgroundTask::~BackgroundTask() { Wait().IgnoreError(); }
+
+void BackgroundTask::Start(std::function<absl::Status()> task) {
+  BURST_CHECK(!started()) << "the task before has not been waited for";
+  busy_.store(true);
+  thread_ = StartWithoutSignals([this, task = std::move(task)] {
+    result_ = task();
+    busy_.store(false);
+  });
+}
+
+absl::Status BackgroundTask::Wait() {
+  if (!started()) return absl::OkStatus();
+  thread_.join();
+  return std::exchange(result_, absl::OkStatus());
+}
+
+}  // namespace burst

@@ -1,0 +1,71 @@
+#include "train/checkpoint/state_copy.h"
+
+#include <utility>
+
+#include "burst/base/check.h"
+
+namespace burst {
+
+std::vector<StateRange> OwnState(const ParameterList& parameters) {
+  std::vector<StateRange> ranges;
+  for (int i = 0; i < parameters.size(); ++i) {
+    const ParameterPiece piece = parameters.PieceOf(i, parameters.sharding().rank);
+    ranges.push_back({i, piece.begin, piece.length});
+  }
+  return ranges;
+}
+
+StateCopy::StateCopy(const ParameterList& parameters, std::vector<StateRange> ranges)
+    : parameters_(parameters), ranges_(std::move(ranges)) {
+  BURST_CHECK(parameters.master_dtype() == DType::kFloat32);
+  for (const StateRange& range : ranges_) numel_ += range.length;
+}
+
+void StateCopy::Reserve() {
+  if (buffer_ != nullptr) return;
+  buffer_ = std::make_unique<HostBuffer>(parameters_.device(), 3 * numel_ * sizeof(float));
+}
+
+void StateCopy::Take(const AdamW& optimizer) {
+  Reserve();
+  auto* to = static_cast<char*>(buffer_->data());
+  const auto copy = [&](const Tensor& from) {
+    CopyMemory(to, DeviceType::kCpu, from.raw_data(), from.device(),
+               static_cast<size_t>(from.size_bytes()));
+    to += from.size_bytes();
+  };
+  for (const StateRange& range : ranges_) {
+    if (range.length == 0) continue;
+    const int64_t begin =
+        range.begin - parameters_.PieceOf(range.parameter, parameters_.sharding().rank).begin;
+    copy(parameters_.Masters(range.parameter).Slice(0, begin, range.length));
+  }
+  for (const StateRange& range : ranges_) {
+    if (range.length == 0) continue;
+    const ParameterPiece piece = parameters_.PieceOf(range.parameter, parameters_.sharding().rank);
+    BURST_CHECK(range.begin >= piece.begin &&
+                range.begin + range.length <= piece.begin + piece.length);
+    const int64_t at = piece.at + range.begin - piece.begin;
+    copy(optimizer.first_moment().Slice(0, at, range.length));
+    copy(optimizer.second_moment().Slice(0, at, range.length));
+  }
+}
+
+std::vector<StateCopy::Part> StateCopy::parts() const {
+  BURST_CHECK(buffer_ != nullptr) << "nothing was copied yet";
+  const auto* from = static_cast<const char*>(buffer_->data());
+  std::vector<Part> parts;
+  const auto add = [&](const char* prefix, size_t range) {
+    const int64_t bytes = ranges_[range].length * static_cast<int64_t>(sizeof(float));
+    parts.push_back({prefix + parameters_[ranges_[range].parameter].name, range, from, bytes});
+    from += bytes;
+  };
+  for (size_t i = 0; i < ranges_.size(); ++i) add("", i);
+  for (size_t i = 0; i < ranges_.size(); ++i) {
+    add("adam.m.", i);
+    add("adam.v.", i);
+  }
+  return parts;
+}
+
+}  // namespace burst
