@@ -16,6 +16,8 @@
 #include "burst/device/memory.h"
 #include "burst/device/profiler.h"
 #include "model/tensor_parallel.h"
+#include "train/checkpoint/checkpoint_set.h"
+#include "train/checkpoint/kept_checkpoints.h"
 #include "train/huggingface/pretrained.h"
 #include "train/report/peak_flops.h"
 #include "train/report/run_folder.h"
@@ -131,21 +133,29 @@ absl::Status Trainer::CreateModel() {
   optimizer_ = std::make_unique<AdamW>(
       AdamWOptions{config_.beta1, config_.beta2, config_.eps, config_.weight_decay},
       parameters.shard_numel(), parameters.master_dtype(), DecayRanges(parameters), device);
-  if (comm_->rank() == 0 && !tensor_parallel_ && shards_ == nullptr) {
+  if (config_.checkpoint_sets) {
+    const int parts = tensor_parallel_ ? mesh.sequence : 1, rank = comm_->rank();
+    copy_ = std::make_unique<StateCopy>(
+        parameters,
+        ShareOfState(parameters, rank / parts, mesh.world_size() / parts, rank % parts, parts));
+  } else if (comm_->rank() == 0 && !tensor_parallel_ && shards_ == nullptr) {
     copy_ = std::make_unique<StateCopy>(parameters, OwnState(parameters));
-    if (device == DeviceType::kCuda) copy_->Reserve();
   }
+  if (copy_ != nullptr && device == DeviceType::kCuda) copy_->Reserve();
   return absl::OkStatus();
 }
 
 absl::Status Trainer::Load() {
   const std::string path = CheckpointPath(config_.out);
   const absl::Status loaded = LoadCheckpoint(path, &model_->parameters(), optimizer_.get());
-  const absl::Status status = AgreeOn(loaded, comm_);
-  if (status.ok()) return status;
-  // One rank tells of it; the others wait until its failure ends them.
-  if (absl::IsCancelled(status)) BURST_RETURN_IF_ERROR(comm_->Barrier());
-  return CannotResume(status, path);
+  const absl::Status status = AgreeOrWait(loaded);
+  return status.ok() ? status : CannotResume(status, path);
+}
+
+absl::Status Trainer::AgreeOrWait(const absl::Status& status) {
+  const absl::Status agreed = AgreeOn(status, comm_);
+  if (absl::IsCancelled(agreed)) BURST_RETURN_IF_ERROR(comm_->Barrier());
+  return agreed;
 }
 
 absl::Status Trainer::LoadWeights() {
@@ -153,9 +163,7 @@ absl::Status Trainer::LoadWeights() {
   if (!loaded.ok()) {
     loaded = absl::Status(loaded.code(), absl::StrCat("--model: ", loaded.message()));
   }
-  const absl::Status status = AgreeOn(loaded, comm_);
-  if (absl::IsCancelled(status)) BURST_RETURN_IF_ERROR(comm_->Barrier());  // as in Load
-  return status;
+  return AgreeOrWait(loaded);
 }
 
 absl::Status Trainer::OpenReport(bool verbose) {
@@ -170,9 +178,10 @@ absl::Status Trainer::OpenReport(bool verbose) {
   const Tensor peak = Tensor::FromVector<double>({own}, {1});
   BURST_RETURN_IF_ERROR(comm_->AllReduceSum(peak));
   facts.throughput.peak_flops = peak.data<double>()[0];
-  if (comm_->rank() != 0) return absl::OkStatus();
-  BURST_ASSIGN_OR_RETURN(report_, RunReport::Open(setup_, facts, verbose));
-  return absl::OkStatus();
+  if (comm_->rank() == 0) {
+    BURST_ASSIGN_OR_RETURN(report_, RunReport::Open(setup_, facts, verbose));
+  }
+  return config_.checkpoint_sets ? ShareRunPath() : absl::OkStatus();
 }
 
 // ---- The run.
@@ -197,7 +206,7 @@ absl::Status Trainer::Train() {
     skipped_ = metrics.skipped ? skipped_ + 1 : 0;
     last_val_loss_.reset();
     if (report_ != nullptr) BURST_RETURN_IF_ERROR(report_->Record(metrics));
-    if (!writing_.busy()) BURST_RETURN_IF_ERROR(AwaitSave());
+    if (!set_.has_value() && !writing_.busy()) BURST_RETURN_IF_ERROR(AwaitWriting());
     if (snapshot_ != nullptr) snapshot_->EndChange();
     if (EvaluatesAfter(steps)) BURST_RETURN_IF_ERROR(EvaluateStep(&metrics));
     saved = true;
@@ -380,8 +389,12 @@ absl::Status Trainer::ForwardBackward(int64_t micro_batch, double loss_scale, co
 // enqueued that.
 absl::Status Trainer::AnyRankStops() {
   const ScopedPhase phase("agreement whether to stop");
-  BURST_ASSIGN_OR_RETURN(const bool asked, OnAnyRank(InterruptSignal() != 0));
-  stop_ = stop_ || asked;
+  const Tensor sums = Tensor::FromVector<double>(
+      {InterruptSignal() != 0 ? 1.0 : 0.0, writing_.busy() ? 1.0 : 0.0}, {2});
+  BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sums));
+  stop_ = stop_ || sums.data<double>()[0] > 0;
+  // All ranks know of a set, or none.
+  if (set_.has_value() && sums.data<double>()[1] == 0) return CompleteSet();
   return absl::OkStatus();
 }
 

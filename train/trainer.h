@@ -104,12 +104,23 @@ class Trainer {
   absl::StatusOr<bool> IsSound(const StepMetrics& last);
   bool StateIsFinite() const;
   absl::StatusOr<bool> Checkpoint(const StepMetrics& last);
-  // Saves are written while training goes on, one at a time: the next one waits for it.
+  // Saves are written while training goes on, one at a time: the next one waits for it. Collective
+  // where ranks write a set.
   absl::Status Save(std::optional<double> val_loss);
   absl::Status SaveTogether(const CheckpointInfo& info);  // of ranks that have a part each
-  absl::Status SaveForked();                              // all of it at once, by a forked process
-  // The result of the save that is being written; OK if there is none.
+  absl::Status SaveSet(const CheckpointInfo& info);       // this rank's part of it
+  // Waits for this rank's part, and once all ranks have written theirs begins to write the index.
+  // Collective.
+  absl::Status CompleteSet();
+  // As AgreeOn; one rank tells of the failure, the others wait until it ends them.
+  absl::Status AgreeOrWait(const absl::Status& status);
+  absl::Status SaveForked();  // all of it at once, by a forked process
+  // The result of the save that is being written; OK if there is none. Collective as Save.
   absl::Status AwaitSave();
+  absl::Status AwaitWriting();  // what this rank's thread writes
+  absl::Status ShareRunPath();  // rank 0's run folder, to all
+  absl::StatusOr<std::string> ShareString(const std::string& text);  // rank 0's; collective
+  absl::Status NotShared(const std::string& path) const;
   CheckpointInfo Info(std::optional<double> val_loss) const;
   using WriteFile = std::function<absl::Status(const std::string& path)>;
   // In the run's folder; and the plot. On any thread.
@@ -136,8 +147,16 @@ class Trainer {
   std::array<std::unique_ptr<StepResults>, 3> results_;  // by step: those two, and the one before
   bool follows_ = false;               // the next call of Step is for the next step
   std::unique_ptr<RunReport> report_;  // rank 0's
-  std::unique_ptr<StateCopy> copy_;    // of a rank that saves alone
-  BackgroundTask writing_;             // uses both
+  std::unique_ptr<StateCopy> copy_;    // of what this rank writes; null if rank 0 gathers it
+  // The set that is being written, until all its files are.
+  struct SetInProgress {
+    std::string name;
+    CheckpointInfo info;
+    std::vector<StepMetrics> rows;  // rank 0's
+  };
+  std::optional<SetInProgress> set_;
+  std::string run_path_;    // where sets lie
+  BackgroundTask writing_;  // uses both
   std::unique_ptr<SnapshotOnSignal> snapshot_;
   int64_t step_ = 0;                     // completed
   int64_t saved_step_ = 0;               // what the newest checkpoint has, or will have

@@ -2,6 +2,9 @@
 // its model, checkpoints, the sample.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <system_error>
+#include <utility>
 
 #include "burst/autograd/tape.h"
 #include "burst/base/progress.h"
@@ -9,6 +12,8 @@
 #include "burst/cli/process.h"
 #include "burst/device/device.h"
 #include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/checkpoint_set.h"
+#include "train/checkpoint/kept_checkpoints.h"
 #include "train/generate/generate.h"
 #include "train/report/run_folder.h"
 #include "train/trainer.h"
@@ -64,11 +69,12 @@ bool Trainer::WeightsAreFinite() const {
   return std::all_of(first, first + masters.numel(), [](float x) { return std::isfinite(x); });
 }
 
-// With tensor parallelism and --zero several ranks have a part each of what is saved, and the state
-// of a GPU is not in the host's memory: such runs need as much time as they take.
+// With tensor parallelism and --zero several ranks have a part each of what is saved, they need one
+// another for a set, and the state of a GPU is not in the host's memory: such runs need as much
+// time as they take.
 std::unique_ptr<SnapshotOnSignal> Trainer::MakeSnapshot() {
   if (report_ == nullptr || config_.comm == CommKind::kThreads || tensor_parallel_ ||
-      shards_ != nullptr || model_->device() != DeviceType::kCpu) {
+      shards_ != nullptr || config_.checkpoint_sets || model_->device() != DeviceType::kCpu) {
     return nullptr;
   }
   return std::make_unique<SnapshotOnSignal>(
@@ -130,6 +136,7 @@ absl::StatusOr<bool> Trainer::Checkpoint(const StepMetrics& last) {
 absl::Status Trainer::Save(std::optional<double> val_loss) {
   BURST_RETURN_IF_ERROR(AwaitSave());
   const CheckpointInfo info = Info(val_loss);
+  if (config_.checkpoint_sets) return SaveSet(info);
   if (tensor_parallel_ || shards_ != nullptr) return SaveTogether(info);
   if (report_ == nullptr) return absl::OkStatus();
   copy_->Take(*optimizer_);
@@ -162,13 +169,82 @@ absl::Status Trainer::SaveForked() {
   });
 }
 
+absl::Status Trainer::SaveSet(const CheckpointInfo& info) {
+  absl::StatusOr<std::string> made;
+  if (report_ != nullptr) made = MakeSet(run_path_, step_);
+  absl::Status status = report_ == nullptr ? absl::OkStatus() : made.status();
+  BURST_ASSIGN_OR_RETURN(const std::string name, ShareString(made.ok() ? *made : ""));
+  const std::string set = (std::filesystem::path(run_path_) / name).string();
+  std::error_code error;
+  if (!name.empty() && !std::filesystem::is_directory(set, error)) status = NotShared(set);
+  BURST_RETURN_IF_ERROR(AgreeOrWait(status));
+  copy_->Take(*optimizer_);
+  saved_step_ = step_;
+  set_ = {name, info, {}};
+  if (report_ != nullptr) set_->rows = report_->folder().metrics().rows();
+  writing_.Start([this, path = SetFilePath(set, comm_->rank(), comm_->world_size())] {
+    return WriteSetFile(path, *copy_);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::CompleteSet() {
+  BURST_RETURN_IF_ERROR(AgreeOrWait(AwaitWriting()));
+  const SetInProgress set = *std::exchange(set_, std::nullopt);
+  if (report_ == nullptr) return absl::OkStatus();
+  writing_.Start([this, set, files = comm_->world_size()] {
+    return Keep(set.info, set.rows, [&](const std::string& path) {
+      return WriteCheckpointIndex(path, set.info, set.name, files);
+    });
+  });
+  return absl::OkStatus();
+}
+
 absl::Status Trainer::AwaitSave() {
+  if (set_.has_value()) BURST_RETURN_IF_ERROR(CompleteSet());
+  return AwaitWriting();
+}
+
+absl::Status Trainer::AwaitWriting() {
   if (!writing_.started()) return absl::OkStatus();
   const ScopedPhase phase("save");
   const ScopedWait wait("waits for the checkpoint to be written");
   BURST_RETURN_IF_ERROR(writing_.Wait());
-  report_->Saved();
+  if (report_ != nullptr) report_->Saved();
   return absl::OkStatus();
+}
+
+absl::Status Trainer::ShareRunPath() {
+  std::error_code error;
+  std::string own;
+  if (report_ != nullptr) own = std::filesystem::absolute(report_->folder().path(), error).string();
+  BURST_ASSIGN_OR_RETURN(run_path_, ShareString(own));
+  // Whatever lies there, rank 0 has just written that.
+  const std::string settings = (std::filesystem::path(run_path_) / "config.json").string();
+  const bool seen = std::filesystem::exists(settings, error);
+  return AgreeOrWait(seen ? absl::OkStatus() : NotShared(run_path_));
+}
+
+absl::Status Trainer::NotShared(const std::string& path) const {
+  return absl::FailedPreconditionError(
+      absl::StrCat("--checkpoint_files: rank ", comm_->rank(), " does not see ", path,
+                   ", which rank 0 made; ranks on several hosts write their shares of a checkpoint "
+                   "to a file system that all of them see: give --out there, or "
+                   "--checkpoint_files=one"));
+}
+
+absl::StatusOr<std::string> Trainer::ShareString(const std::string& text) {
+  const bool own = comm_->rank() == 0;
+  BURST_ASSIGN_OR_RETURN(const std::vector<double> sizes,
+                         comm_->AllGather(static_cast<double>(text.size())));
+  std::vector<double> bytes(static_cast<size_t>(sizes[0]));
+  if (bytes.empty()) return std::string();
+  for (size_t i = 0; own && i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(text[i]);
+  const Tensor sum = Tensor::FromVector<double>(bytes, {static_cast<int64_t>(bytes.size())});
+  BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sum));
+  std::string shared;
+  for (const double byte : sum.ToVector<double>()) shared.push_back(static_cast<char>(byte));
+  return shared;
 }
 
 absl::Status Trainer::Keep(const CheckpointInfo& info, const std::vector<StepMetrics>& rows,

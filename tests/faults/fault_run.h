@@ -126,15 +126,20 @@ class FaultTest : public testing::Test {
     return std::filesystem::exists(Path(run) + "/checkpoint.safetensors");
   }
 
+  // A safetensors file's header; null for what is none.
+  static nlohmann::json Header(const std::string& file) {
+    uint64_t header = 0;
+    if (file.size() < sizeof(header)) return nullptr;
+    std::memcpy(&header, file.data(), sizeof(header));
+    if (file.size() < sizeof(header) + header) return nullptr;
+    return nlohmann::json::parse(file.substr(sizeof(header), header), nullptr,
+                                 /*exceptions=*/false);
+  }
+
   // The step that the newest checkpoint is of; 0 without one.
   int64_t SavedStep(const std::string& run) const {
     if (!HasCheckpoint(run)) return 0;
-    const std::string file = ReadAll(Path(run) + "/checkpoint.safetensors");
-    uint64_t header = 0;
-    std::memcpy(&header, file.data(), std::min(file.size(), sizeof(header)));
-    const auto json =
-        nlohmann::json::parse(file.substr(std::min(file.size(), sizeof(header)), header), nullptr,
-                              /*exceptions=*/false);
+    const auto json = Header(ReadAll(Path(run) + "/checkpoint.safetensors"));
     int64_t step = 0;
     const bool is_number = json.is_object() &&
                            absl::SimpleAtoi(json["__metadata__"]["step"].get<std::string>(), &step);
@@ -142,13 +147,28 @@ class FaultTest : public testing::Test {
     return step;
   }
 
-  // What the checkpoint holds behind its header: weights and optimizer.
+  // What the checkpoint, or each file of the set that it names, holds behind its header: weights
+  // and optimizer.
   std::string Weights(const std::string& run) const {
     const std::string file = ReadAll(Path(run) + "/checkpoint.safetensors");
+    const auto header = Header(file);
+    if (!header.is_object()) return file;
+    if (!header["__metadata__"].contains("set")) return file.substr(DataBegin(file));
+    const auto set = nlohmann::json::parse(header["__metadata__"]["set"].get<std::string>());
+    std::string all;
+    for (const auto& part : set["files"]) {
+      const std::string content = ReadAll(Path(run) + "/" + set["folder"].get<std::string>() + "/" +
+                                          part["name"].get<std::string>());
+      EXPECT_TRUE(Header(content).is_object()) << part;
+      all += content.substr(DataBegin(content));
+    }
+    return all;
+  }
+
+  static size_t DataBegin(const std::string& file) {
     uint64_t header = 0;
-    if (file.size() < sizeof(header)) return file;
     std::memcpy(&header, file.data(), sizeof(header));
-    return file.size() < sizeof(header) + header ? file : file.substr(sizeof(header) + header);
+    return sizeof(header) + header;
   }
 
   std::string folder_;

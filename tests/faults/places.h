@@ -19,6 +19,9 @@ struct Place {
   int64_t saved;     // the step whose checkpoint is there
   int64_t finished;  // the step whose checkpoint is there after the run was asked to stop; 0: none
   bool of_rank0 = false;
+  // Every rank writes its part of a checkpoint, which is complete when all have agreed that theirs
+  // is written: at the latest in the next save. Until then the one before is the newest.
+  bool set = false;
 };
 
 constexpr Place kPlaces[] = {

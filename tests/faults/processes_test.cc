@@ -186,6 +186,54 @@ TEST_F(Processes, CallsThatFailAtRank0) {
   EXPECT_TRUE(Weights(absl::StrCat("fails", number - 1)) == Weights("straight"));
 }
 
+// Of a set, of which each rank writes a file and rank 0 the index: whoever fails says so, and the
+// set before is there.
+TEST_F(Processes, CallsThatFailInASet) {
+  const Arguments divided = {"--zero=2"};
+  MakeStraight(Plus(Straight(2), divided));
+  const struct {
+    int rank;
+    const char* fault;
+    const char* file;
+  } cases[] = {{0, "write:checkpoint-8.set:1:ENOSPC", "checkpoint-8.set/00001-of-00002"},
+               {1, "write:checkpoint-8.set:3:tear", "checkpoint-8.set/00002-of-00002"},
+               {1, "fsync:checkpoint-8.set:1:EIO", "checkpoint-8.set/00002-of-00002"},
+               {1, "rename:checkpoint-8.set:1:EIO", "checkpoint-8.set/00002-of-00002"},
+               {0, "rename:checkpoint.safetensors:2:EIO", "checkpoint.safetensors"}};
+  int number = 0;
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.fault);
+    const std::string run = absl::StrCat("set", number++);
+    Ranks ranks = RanksOf(2, run, divided);
+    ranks.Start(c.rank, {"LD_PRELOAD=" + ProgramPath("tests/faults/libfaulty_calls.so"),
+                         absl::StrCat("FAULT=", c.fault)});
+    ExpectFails(ranks[c.rank], c.file);
+    ExpectFails(ranks[1 - c.rank], absl::StrCat("error: rank ", c.rank, " of 2 gave up: "));
+    EXPECT_EQ(SavedStep(run), 4);
+    EXPECT_TRUE(std::filesystem::exists(Path(run) + "/checkpoint-8.set"));
+    ExpectContinues(run, Plus(Straight(2), divided));
+  }
+}
+
+// A host that has another folder of the same name.
+TEST_F(Processes, ARunFolderThatNotAllRanksSee) {
+  const std::string out = Path("apart");
+  std::filesystem::create_directory(out);
+  const Arguments elsewhere = {
+      "unshare", "-m", "sh", "-c", "mount -t tmpfs none \"$0\" && exec \"$@\"", out};
+  if (Subprocess(Plus(elsewhere, {"true"}), {folder_}).Wait().exit_code != 0) {
+    GTEST_SKIP() << "mounting a tmpfs is not permitted here";
+  }
+  Ranks ranks = RanksOf(2, "apart", {"--zero=1"});
+  ranks.Start(1, elsewhere);
+  ExpectFails(ranks[1], "--checkpoint_files: rank 1 does not see ");
+  ExpectFails(ranks[0], "error: rank 1 of 2 gave up: ");
+  Ranks gathered = RanksOf(2, "apart", {"--zero=1", "--checkpoint_files=one"});
+  gathered.Start(1, elsewhere);
+  for (int rank = 0; rank < 2; ++rank) ExpectEndsWell(gathered[rank]);
+  EXPECT_EQ(SavedStep("apart"), 24);
+}
+
 // A small one in memory, full from a place on.
 TEST_F(Processes, AFullDisk) {
   MakeStraight(Straight(2));

@@ -113,5 +113,24 @@ TEST_F(HuggingFaceCli, ErrorsAreOneSentence) {
               {"--model", "home/model.safetensors", "truncated"});
 }
 
+// A set of files of several ranks leaves as one file does, and a run starts from it.
+TEST_F(HuggingFaceCli, ASetIsExportedAndStartedFrom) {
+  const std::vector<std::string> options = {"--steps=4", "--eval_every=0", "--ranks=2"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), options.begin(), options.end());
+    return more;
+  };
+  ExpectSuccess(Train(with({"--out=one"})));
+  ExpectSuccess(Train(with({"--out=set", "--zero=1"})));  // the same bits
+  ASSERT_TRUE(std::filesystem::exists(Path("set/checkpoint-4.set")));
+  for (const char* run : {"one", "set"}) {
+    ExpectSuccess(Run("export", {run, absl::StrCat("--out=home_", run)}));
+    ExpectSuccess(Train(with({absl::StrCat("--model=", run), absl::StrCat("--out=from_", run)})));
+  }
+  EXPECT_TRUE(ReadAll(Path("home_one/model.safetensors")) ==
+              ReadAll(Path("home_set/model.safetensors")));
+  ExpectSameWeights("from_one", "from_set");
+}
+
 }  // namespace
 }  // namespace burst

@@ -403,6 +403,88 @@ TEST_F(TrainCli, ACheckpointThatIsNotGoodIsRefusedAndAnOlderOneNamed) {
   ExpectSameRun("straight", "run");
 }
 
+// Ranks that divide the state write a file each. Names, --keep, the best, errors and bits are those
+// of a run that writes one; whoever does not divide it continues.
+TEST_F(TrainCli, ASetOfFilesIsKeptContinuedAndRefusedAsOne) {
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--schedule=constant", "--eval_every=4", "--checkpoint_every=2"});
+    return more;
+  };
+  const std::string divided = "--zero=2", ranks = "--ranks=3";
+  using List = std::vector<std::string>;
+  ExpectSuccess(Train(with({divided, ranks, "--steps=12", "--out=straight"})));
+  ExpectSuccess(Train(with({divided, ranks, "--steps=8", "--out=run"})));
+  const List kept = {"checkpoint-4.safetensors", "checkpoint-4.set", "checkpoint-6.safetensors",
+                     "checkpoint-6.set",         "checkpoint-8.set", "checkpoint.safetensors"};
+  EXPECT_EQ(Names("run", "checkpoint", ""), kept);
+  ExpectSuccess(Generate({"--checkpoint=run", "--tokens=5"}));
+  ExpectSuccess(Generate({"--checkpoint=run/best.safetensors", "--tokens=5"}));
+
+  // Any file that changed or is gone, and the index.
+  const std::string set = "run/checkpoint-8.set";
+  List files = Names(set, "", "");
+  EXPECT_EQ(files, (List{"00001-of-00003.safetensors", "00002-of-00003.safetensors",
+                         "00003-of-00003.safetensors"}));
+  for (std::string& file : files) file = "checkpoint-8.set/" + file;
+  files.push_back("checkpoint.safetensors");
+  const std::string advice = "continue after step 6, rename checkpoint-6.safetensors";
+  for (const std::string& file : files) {
+    SCOPED_TRACE(file);
+    const std::string name = "run/" + file, good = ReadAll(Path(name));
+    for (const size_t at : {good.size() - 2, good.size() / 2, size_t{20}}) {
+      std::string bad = good;
+      bad[at] = static_cast<char>(bad[at] ^ 1);
+      Write(name, bad);
+      ExpectError(Train({"--resume", "--out=run", "--steps=12"}), 1, {"--resume", file, advice});
+    }
+    Write(name, good.substr(0, good.size() / 2));
+    ExpectError(Train({"--resume", "--out=run", "--steps=12", "--ranks=1", "--zero=0"}), 1,
+                {"--resume", file, "truncated", advice});
+    ExpectError(Generate({"--checkpoint=run"}), 1, {file, "checkpoint-6.safetensors"});
+    if (file != files.back()) {
+      fs::remove(Path(name));
+      ExpectError(Train({"--resume", "--out=run", "--steps=12"}), 1,
+                  {"--resume", file, "is missing", advice});
+      // Another run's file.
+      fs::copy_file(Path("straight/checkpoint-10.set/" + fs::path(file).filename().string()),
+                    Path(name));
+      ExpectError(Train({"--resume", "--out=run", "--steps=12"}), 1,
+                  {"--resume", file, "not the file that was saved", advice});
+    }
+    Write(name, good);
+  }
+
+  // What a killed process left of a set is removed; the bits are the straight run's.
+  fs::create_directory(Path("run/checkpoint-10.set"));
+  Write("run/checkpoint-10.set/00001-of-00003.safetensors", "torn");
+  fs::create_directory(Path("run/checkpoint-7-2.set"));
+  fs::create_directory(Path("run/checkpoint-x.set"));
+  ExpectSuccess(Train({"--resume", "--out=run", "--steps=12"}));
+  EXPECT_FALSE(fs::exists(Path("run/checkpoint-7-2.set")));
+  EXPECT_TRUE(fs::exists(Path("run/checkpoint-x.set"))) << "not one of ours";
+  ExpectSameRun("straight", "run");
+
+  // On other ranks, as one file, and as a set again.
+  ExpectSuccess(Train({"--resume", "--out=run", "--steps=14", "--ranks=2", "--zero=0"}));
+  EXPECT_FALSE(fs::exists(Path("run/checkpoint-14.set")));
+  ExpectSuccess(
+      Train({"--resume", "--out=run", "--steps=16", "--ranks=2", "--checkpoint_files=ranks"}));
+  EXPECT_EQ(Names("run/checkpoint-16.set", "", "").size(), 2u);
+  ExpectSuccess(Train({"--resume", "--out=run", "--steps=18", "--ranks=4", "--zero=3",
+                       "--checkpoint_files=one", "--keep=1"}));
+  EXPECT_EQ(Names("run", "checkpoint", ".safetensors"), List{"checkpoint.safetensors"});
+  ExpectSuccess(Train({"--out=other", "--steps=2", "--ranks=1", "--checkpoint_files=ranks"}));
+  EXPECT_EQ(Names("other", "checkpoint", ""), List{"checkpoint.safetensors"});
+  ExpectError(Train({"--checkpoint_files=many", "--out=other"}), 2, {"--checkpoint_files", "many"});
+
+  // A step that is made again, while the index of the first time is there.
+  fs::copy(Path("straight"), Path("again"), fs::copy_options::recursive);
+  fs::rename(Path("again/checkpoint-8.safetensors"), Path("again/checkpoint.safetensors"));
+  ExpectSuccess(Train({"--resume", "--out=again", "--steps=12"}));
+  ExpectSameWeights("straight", "again");
+  ASSERT_TRUE(fs::exists(Path("again/checkpoint-10-2.set"))) << "beside the first one, until then";
+}
+
 TEST_F(TrainCli, ACheckpointOfAnOlderVersionIsContinuedWithAWord) {
   ExpectSuccess(Train({"--steps=4", "--eval_every=0", "--schedule=constant", "--out=straight"}));
   ExpectSuccess(Train({"--steps=2", "--eval_every=0", "--schedule=constant", "--out=run"}));

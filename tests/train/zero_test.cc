@@ -25,8 +25,10 @@
 #include "tests/testing/test_device.h"
 #include "tests/train/trainer_run.h"
 #include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/checkpoint_set.h"
 #include "train/checkpoint/kept_checkpoints.h"
 #include "train/checkpoint/safetensors.h"
+#include "train/checkpoint/state_copy.h"
 #include "train/report/metrics.h"
 
 namespace burst {
@@ -342,6 +344,103 @@ TEST_F(Zero, ACheckpointIsTheSameWhoeverWritesIt) {
           absl::OkStatus());
       EXPECT_TRUE(TensorsOf(again) == expected);
       EXPECT_EQ(VerifyCheckpoint(again).status(), absl::OkStatus());
+    }
+  }
+}
+
+// Stage, ranks that divide the state or, in stage 0, have the same, and tensor parallel ranks.
+struct Division {
+  int stage, ranks, parts;
+};
+
+// Calls body(model, optimizer, its rank of `ranks`, the group, world) on ranks that load `path`.
+template <typename Body>
+absl::Status OnRanksThatLoad(const std::string& path, const ModelConfig& model, const Division& d,
+                             const Body& body) {
+  const Mesh mesh{d.ranks, d.parts};
+  return RunRanks(d.ranks * d.parts, [&](Communicator& comm) -> absl::Status {
+    BURST_ASSIGN_OR_RETURN(const auto group, SplitSequence(mesh, comm));
+    const TensorParallel parallel =
+        d.parts > 1 ? TensorParallel(group.get(), false) : TensorParallel();
+    const int number = mesh.data_rank(comm.rank());
+    const StateSharding sharding =
+        d.stage == 0 ? StateSharding() : StateSharding{d.stage, d.ranks, number};
+    BURST_ASSIGN_OR_RETURN(
+        const auto part, Transformer::Create(model, DType::kFloat32, std::nullopt, DeviceType::kCpu,
+                                             parallel, sharding));
+    AdamW optimizer({}, part->parameters().shard_numel(), DType::kFloat32, {});
+    BURST_RETURN_IF_ERROR(LoadCheckpoint(path, &part->parameters(), &optimizer));
+    return body(part->parameters(), optimizer, number, comm);
+  });
+}
+
+// Of a set: every rank writes its part, any other ranks read what they need of it.
+TEST_F(Zero, ASetIsTheSameWhoeverWritesAndReadsIt) {
+  const std::string one =
+      R"({"family":"llama","layers":1,"width":32,"heads":4,"kv_heads":1,"ffn":48})";
+  for (const std::string& model : {std::string(kTiedGpt2), one}) {
+    TrainConfig options = Options();
+    options.model = model;
+    options.sp = 1;
+    options.steps = 2;
+    fs::remove_all(options.out);
+    ASSERT_EQ(WithTrainers(options, [](Trainer& trainer, int) { return trainer.Train(); }),
+              absl::OkStatus());
+    const std::string path = CheckpointPath(options.out), again = folder_ + "/again",
+                      index = folder_ + "/index";
+    const auto expected = TensorsOf(path);
+    const CheckpointInfo info = *ReadCheckpointInfo(path);
+    const Division divisions[] = {{0, 1, 1}, {0, 3, 1}, {0, 1, 2}, {0, 2, 4}, {1, 2, 1},
+                                  {2, 3, 2}, {3, 8, 1}, {3, 2, 2}, {3, 2, 4}};
+    for (const Division& writer : divisions) {
+      SCOPED_TRACE(absl::StrCat("written in stage ", writer.stage, " by ", writer.ranks, " x ",
+                                writer.parts));
+      const int files = writer.ranks * writer.parts;
+      const std::string set = folder_ + "/" + SetName(2, 1);
+      fs::remove_all(set);
+      fs::create_directory(set);
+      std::atomic<int64_t> most{0}, all{0};
+      ASSERT_EQ(OnRanksThatLoad(path, info.model, writer,
+                                [&](const ParameterList& parameters, const AdamW& optimizer,
+                                    int number, Communicator& comm) {
+                                  StateCopy copy(
+                                      parameters,
+                                      ShareOfState(parameters, number, writer.ranks,
+                                                   comm.rank() % writer.parts, writer.parts));
+                                  copy.Take(optimizer);
+                                  int64_t own = 0;
+                                  for (const StateRange& range : copy.ranges()) own += range.length;
+                                  all += own;
+                                  for (int64_t before = most; before < own;) {
+                                    most.compare_exchange_weak(before, own);
+                                  }
+                                  return WriteSetFile(SetFilePath(set, comm.rank(), files), copy);
+                                }),
+                absl::OkStatus());
+      // Nobody writes much more than the others.
+      EXPECT_LE(most, 1.5 * static_cast<double>(all) / files);
+      ASSERT_EQ(WriteCheckpointIndex(index, info, SetName(2, 1), files), absl::OkStatus());
+      EXPECT_EQ(VerifyCheckpoint(index).status(), absl::OkStatus());
+      for (const Division& reader : divisions) {
+        SCOPED_TRACE(absl::StrCat("read in stage ", reader.stage, " by ", reader.ranks, " x ",
+                                  reader.parts));
+        fs::remove(again);
+        EXPECT_EQ(OnRanksThatLoad(index, info.model, reader,
+                                  [&](const ParameterList& parameters, const AdamW& optimizer, int,
+                                      Communicator& comm) -> absl::Status {
+                                    EXPECT_EQ(optimizer.updates(), 2);
+                                    if (reader.stage > 0 || reader.ranks == 1) {
+                                      return SaveCheckpoint(again, info, parameters, optimizer,
+                                                            &comm);
+                                    }
+                                    if (comm.rank() > 0 || reader.parts > 1)
+                                      return absl::OkStatus();
+                                    return SaveCheckpoint(again, info, parameters, optimizer);
+                                  }),
+                  absl::OkStatus());
+        if (reader.stage == 0 && reader.ranks > 1 && reader.parts > 1) continue;
+        EXPECT_TRUE(TensorsOf(again) == expected);
+      }
     }
   }
 }

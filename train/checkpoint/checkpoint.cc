@@ -14,6 +14,7 @@
 #include "burst/base/check.h"
 #include "burst/base/status.h"
 #include "model/transformer.h"
+#include "train/checkpoint/checkpoint_set.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/checkpoint/safetensors_writer.h"
 
@@ -29,11 +30,12 @@ Tensor PartOf(const Tensor& flat, const Parameter& parameter) {
   return flat.Slice(0, parameter.offset, parameter.numel()).View(parameter.shape);
 }
 
-// A tensor of the file and where this rank's part of it lives.
+// A tensor of the checkpoint and where this rank's part of it lives.
 struct Destination {
   std::string name;
   const Parameter& parameter;
-  Tensor tensor;  // this rank's part, [shape]; or null, and
+  Tensor tensor;          // this rank's part, [shape]; or null, and
+  ParameterPiece wanted;  // so much of it counts
   std::function<void(const Tensor& part)> take = nullptr;  // is given it, on the CPU
 
   bool whole() const {
@@ -50,23 +52,22 @@ void Take(const Destination& to, const Tensor& whole) {
   to.take(to.parameter.OwnShard(whole));
 }
 
-absl::Status ReadAll(const SafetensorsFile& file, DType dtype,
+absl::Status ReadAll(const CheckpointReader& reader, DType dtype,
                      const std::vector<Destination>& destinations) {
-  constexpr auto kFinite = SafetensorsFile::Numbers::kFinite;
   for (size_t begin = 0, end; begin < destinations.size(); begin = end) {
     // Those that fit are read at once; whole tensors of which a part is wanted are staged.
-    std::vector<NamedTensor> tensors;
+    std::vector<CheckpointReader::Wanted> tensors;
     int64_t staged = 0;
     for (end = begin; end < destinations.size() && staged < kStagedBytes; ++end) {
       const Destination& to = destinations[end];
       const bool whole = to.whole();
-      tensors.push_back(
-          {to.name, whole ? to.tensor : Tensor::Empty(to.parameter.full_shape, dtype)});
-      if (!whole) staged += tensors.back().tensor.size_bytes();
+      tensors.push_back({to.name, whole ? to.tensor : Tensor::Empty(to.parameter.full_shape, dtype),
+                         PartOfParameter(to.parameter, to.wanted.begin, to.wanted.length)});
+      if (!whole) staged += tensors.back().whole.size_bytes();
     }
-    BURST_RETURN_IF_ERROR(file.Read(tensors, kFinite));
+    BURST_RETURN_IF_ERROR(reader.Read(tensors));
     for (size_t i = begin; i < end; ++i) {
-      if (!destinations[i].whole()) Take(destinations[i], tensors[i - begin].tensor);
+      if (!destinations[i].whole()) Take(destinations[i], tensors[i - begin].whole);
     }
   }
   return absl::OkStatus();
@@ -163,7 +164,7 @@ absl::Status NotACheckpoint(absl::string_view why) {
 
 // Whether the file's tensors can be those of the model and its optimizer; before memory for them is
 // asked for.
-absl::Status CheckFits(const ModelConfig& given, bool weights_alone, const SafetensorsFile& file) {
+absl::Status CheckFits(const ModelConfig& given, bool weights_alone, const CheckpointReader& file) {
   const int copies = weights_alone ? 1 : 3;
   const ModelConfig model = given.WithDefaults();
   const auto real = [](int64_t n) { return static_cast<double>(n); };
@@ -183,7 +184,7 @@ absl::Status CheckFits(const ModelConfig& given, bool weights_alone, const Safet
 }
 
 // Whether the optimizer's state is not there.
-bool HoldsWeightsAlone(const SafetensorsFile& file) {
+bool HoldsWeightsAlone(const CheckpointReader& file) {
   const std::vector<std::string> names = file.names();
   return std::none_of(names.begin(), names.end(),
                       [](const std::string& name) { return absl::StartsWith(name, "adam."); });
@@ -216,7 +217,7 @@ absl::Status ReadNumbers(const StringMap& metadata, bool weights_alone, Checkpoi
   return absl::OkStatus();
 }
 
-absl::Status ReadInfo(const SafetensorsFile& file, CheckpointInfo* info) {
+absl::Status ReadInfo(const CheckpointReader& file, CheckpointInfo* info) {
   const StringMap& metadata = file.metadata();
   const bool weights_alone = HoldsWeightsAlone(file);
   const auto get = [&](const char* key) {
@@ -250,7 +251,7 @@ absl::Status ReadInfo(const SafetensorsFile& file, CheckpointInfo* info) {
   return absl::OkStatus();
 }
 
-absl::Status ReadInfo(const std::string& path, const SafetensorsFile& file, CheckpointInfo* info) {
+absl::Status ReadInfo(const std::string& path, const CheckpointReader& file, CheckpointInfo* info) {
   const absl::Status status = ReadInfo(file, info);
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
@@ -349,6 +350,11 @@ absl::Status WriteCheckpoint(const std::string& path, const CheckpointInfo& info
   return writer.Commit();
 }
 
+absl::Status WriteCheckpointIndex(const std::string& path, const CheckpointInfo& info,
+                                  const std::string& set, int files) {
+  return WriteSetIndex(path, Strings(info), set, files);
+}
+
 absl::Status SaveWeights(const std::string& path, const CheckpointInfo& info,
                          const std::vector<Parameter>& parameters, const ReadParameter& read) {
   BURST_CHECK_EQ(info.step, 0);
@@ -366,22 +372,22 @@ absl::Status SaveWeights(const std::string& path, const CheckpointInfo& info,
 }
 
 absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(const std::string& path) {
-  BURST_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(path));
+  BURST_ASSIGN_OR_RETURN(const CheckpointReader file, CheckpointReader::Open(path));
   CheckpointInfo info;
   BURST_RETURN_IF_ERROR(ReadInfo(path, file, &info));
   return info;
 }
 
 absl::StatusOr<CheckpointInfo> VerifyCheckpoint(const std::string& path) {
-  BURST_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(path));
+  BURST_ASSIGN_OR_RETURN(const CheckpointReader file, CheckpointReader::Open(path));
   CheckpointInfo info;
   BURST_RETURN_IF_ERROR(ReadInfo(path, file, &info));
-  BURST_RETURN_IF_ERROR(file.Verify(SafetensorsFile::Numbers::kFinite));
+  BURST_RETURN_IF_ERROR(file.Verify());
   return info;
 }
 
 absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, AdamW* optimizer) {
-  BURST_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(path));
+  BURST_ASSIGN_OR_RETURN(const CheckpointReader file, CheckpointReader::Open(path));
   CheckpointInfo info;
   BURST_RETURN_IF_ERROR(ReadInfo(path, file, &info));
   if (optimizer != nullptr && info.step == 0) {
@@ -392,20 +398,25 @@ absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, 
   const bool divided = parameters->sharding().stage > 0;
   const auto add_moment = [&](const char* prefix, int i, const Tensor& moment) {
     const Parameter& p = (*parameters)[i];
-    if (!divided) return destinations.push_back({prefix + p.name, p, PartOf(moment, p)});
     const ParameterPiece piece = parameters->PieceOf(i, parameters->sharding().rank);
+    if (!divided) return destinations.push_back({prefix + p.name, p, PartOf(moment, p), piece});
     const Tensor own = moment.Slice(0, piece.at, piece.length);
-    destinations.push_back({prefix + p.name, p, Tensor(), [piece, own](const Tensor& part) {
+    destinations.push_back({prefix + p.name, p, Tensor(), piece, [piece, own](const Tensor& part) {
                               own.CopyFrom(part.View({-1}).Slice(0, piece.begin, piece.length));
                             }});
   };
   for (int i = 0; i < parameters->size(); ++i) {
     const Parameter& p = (*parameters)[i];
+    const ParameterPiece all = {0, p.numel(), 0};
     if (divided) {
-      destinations.push_back(
-          {p.name, p, Tensor(), [parameters, i](const Tensor& part) { parameters->Set(i, part); }});
+      // Values that are not divided are set, too.
+      const ParameterPiece wanted = parameters->sharding().stage < 3
+                                        ? all
+                                        : parameters->PieceOf(i, parameters->sharding().rank);
+      destinations.push_back({p.name, p, Tensor(), wanted,
+                              [parameters, i](const Tensor& part) { parameters->Set(i, part); }});
     } else {
-      destinations.push_back({p.name, p, PartOf(parameters->masters(), p)});
+      destinations.push_back({p.name, p, PartOf(parameters->masters(), p), all});
     }
     if (optimizer == nullptr) continue;
     add_moment("adam.m.", i, optimizer->first_moment());

@@ -1,5 +1,6 @@
-// A run's state in one file: parameters by name, AdamW's moments as adam.m.<name> and
-// adam.v.<name>, and what is needed to continue or to generate, as strings.
+// A run's state in one file, or in a set of files (checkpoint_set.h): parameters by name, AdamW's
+// moments as adam.m.<name> and adam.v.<name>, and what is needed to continue or to generate, as
+// strings.
 //
 // Data order and dropout are functions of (seed, step), so no generator state is saved; and the
 // file holds whole parameters, so it does not know how many ranks wrote it.
@@ -46,6 +47,11 @@ absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
 // The same of a copy of the whole state (OwnState of a rank that has all of it), on any thread.
 absl::Status WriteCheckpoint(const std::string& path, const CheckpointInfo& info,
                              const StateCopy& state);
+
+// The index of a set, the folder `set` beside `path`, to which its ranks have written
+// (checkpoint_set.h). What reads a checkpoint reads either.
+absl::Status WriteCheckpointIndex(const std::string& path, const CheckpointInfo& info,
+                                  const std::string& set, int files);
 
 // Writes weights alone, as of step 0: read(parameter, whole) fills each of the parameters (those of
 // info.model, whole), float32 on the CPU, one at a time. Atomic, as SaveCheckpoint.

@@ -8,13 +8,17 @@
 #include <filesystem>
 #include <functional>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
+#include "train/checkpoint/checkpoint_set.h"
+#include "train/checkpoint/safetensors.h"
 
 namespace burst {
 namespace {
@@ -79,6 +83,63 @@ absl::Status WithAnotherCheckpoint(const absl::Status& error, const std::string&
   return error;
 }
 
+absl::StatusOr<std::string> MakeSet(const std::string& folder, int64_t step) {
+  for (int64_t number = 1;; ++number) {
+    const std::string name = SetName(step, number), path = (fs::path(folder) / name).string();
+    std::error_code error;
+    if (fs::create_directory(path, error)) {
+      BURST_RETURN_IF_ERROR(SyncFolder(folder));
+      return name;
+    }
+    if (error && error != std::errc::file_exists) {
+      const bool full = error == std::errc::no_space_on_device;
+      return absl::Status(full ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kInternal,
+                          absl::StrCat("cannot make ", path, ": ", error.message()));
+    }
+  }
+}
+
+absl::Status RemoveUnusedSets(const std::string& folder) {
+  std::vector<std::string> sets;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    absl::string_view rest = name;
+    if (!absl::ConsumePrefix(&rest, "checkpoint-") || !absl::ConsumeSuffix(&rest, ".set")) continue;
+    const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(rest, '-');
+    int64_t step = 0, number = 1;
+    if (absl::SimpleAtoi(parts.first, &step) &&
+        (parts.second.empty() || absl::SimpleAtoi(parts.second, &number)) &&
+        name == SetName(step, number)) {
+      sets.push_back(name);
+    }
+  }
+  if (sets.empty()) return absl::OkStatus();
+  std::vector<std::string> checkpoints = {CheckpointPath(folder), BestCheckpointPath(folder)};
+  for (const int64_t step : OlderSteps(folder)) {
+    checkpoints.push_back(OlderCheckpointPath(folder, step));
+  }
+  std::vector<std::string> used;
+  for (const std::string& path : checkpoints) {
+    const absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(path);
+    if (absl::IsNotFound(file.status())) continue;
+    if (!file.ok()) return absl::OkStatus();
+    const std::optional<std::string> set = SetOfIndex(*file);
+    if (set.has_value()) used.push_back(*set);
+  }
+  for (const std::string& set : sets) {
+    if (std::find(used.begin(), used.end(), set) != used.end()) continue;
+    const fs::path path = fs::path(folder) / set;
+    fs::remove_all(path, error);
+    if (error) {
+      return absl::InternalError(
+          absl::StrCat("cannot remove ", path.string(), ": ", error.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
 KeptCheckpoints::KeptCheckpoints(std::string folder, int64_t keep, const CheckpointInfo* resumed)
     : folder_(std::move(folder)), keep_(keep) {
   if (resumed == nullptr) return;
@@ -107,6 +168,7 @@ absl::Status KeptCheckpoints::Save(
   newest_loss_ = val_loss;
   BURST_RETURN_IF_ERROR(LinkIfBest());
   BURST_RETURN_IF_ERROR(RemoveOld(step));
+  BURST_RETURN_IF_ERROR(RemoveUnusedSets(folder_));
   return SyncFolder(folder_);
 }
 

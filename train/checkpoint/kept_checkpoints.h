@@ -11,6 +11,9 @@
 // - from the first save on there is a checkpoint.safetensors, of the last step that was saved;
 // - a checkpoint loses its last name only after a newer one is complete and has its name.
 //
+// Any of them may be the index of a set (checkpoint_set.h), whose folder, checkpoint-<step>.set, is
+// removed with the last of the names that lead to it.
+//
 // A save gives checkpoint.safetensors the second name checkpoint-<step>.safetensors, writes the new
 // one under a temporary name, renames it to checkpoint.safetensors, gives it the name
 // best.safetensors if it is the best, and then removes what is too old. So a folder holds up to
@@ -26,6 +29,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "train/checkpoint/checkpoint.h"
 
 namespace burst {
@@ -43,6 +47,13 @@ bool HoldsCheckpoints(const std::string& folder);
 // "$NAME" and "$STEP" being its name and step.
 absl::Status WithAnotherCheckpoint(const absl::Status& error, const std::string& path,
                                    const std::string& how);
+
+// Makes the folder of a new set; returns its name.
+absl::StatusOr<std::string> MakeSet(const std::string& folder, int64_t step);
+// Removes sets that no checkpoint of the folder names: those that a process left which was killed
+// while it saved, or whose checkpoints are gone. Nothing, while a checkpoint there is damaged: it
+// may be the one that names a set. None may be being written.
+absl::Status RemoveUnusedSets(const std::string& folder);
 
 class KeptCheckpoints {
  public:

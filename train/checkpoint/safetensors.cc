@@ -170,6 +170,8 @@ SafetensorsFile::SafetensorsFile(SafetensorsFile&& other)
       fd_(std::exchange(other.fd_, -1)),
       metadata_(std::move(other.metadata_)),
       has_checksums_(other.has_checksums_),
+      header_checksum_(std::move(other.header_checksum_)),
+      file_bytes_(other.file_bytes_),
       entries_(std::move(other.entries_)) {}
 
 SafetensorsFile::~SafetensorsFile() {
@@ -181,7 +183,7 @@ absl::Status SafetensorsFile::ReadHeader() {
   if (fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
     return absl::DataLossError("not a regular file");
   }
-  const int64_t file_bytes = info.st_size;
+  const int64_t file_bytes = file_bytes_ = info.st_size;
   uint64_t length = 0;
   if (file_bytes < static_cast<int64_t>(sizeof(length))) {
     return absl::DataLossError(absl::StrCat("truncated: ", file_bytes, " bytes"));
@@ -278,6 +280,7 @@ absl::Status SafetensorsFile::TakeChecksums() {
   for (auto it = metadata_.begin(); it != metadata_.end();) {
     absl::string_view name = it->first;
     if (name == kHeaderChecksum) {
+      header_checksum_ = it->second;
       it = metadata_.erase(it);
     } else if (absl::ConsumePrefix(&name, kTensorChecksum)) {
       const auto entry = entries_.find(std::string(name));

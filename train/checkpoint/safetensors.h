@@ -45,6 +45,8 @@ class SafetensorsFile {
 
   const StringMap& metadata() const { return metadata_; }  // without the checksums
   bool has_checksums() const { return has_checksums_; }
+  const std::string& header_checksum() const { return header_checksum_; }  // empty: none
+  int64_t file_bytes() const { return file_bytes_; }
   std::vector<std::string> names() const;
   struct Entry {
     std::string dtype;  // the format's name: "F32", "BF16", "F16", ...
@@ -85,6 +87,8 @@ class SafetensorsFile {
   int fd_ = -1;
   StringMap metadata_;
   bool has_checksums_ = false;
+  std::string header_checksum_;
+  int64_t file_bytes_ = 0;
   std::map<std::string, Entry> entries_;
 };
 

@@ -22,6 +22,14 @@ constexpr EnumName<Precision> kPrecisions[] = {{Precision::kAuto, "auto"},
                                                {Precision::kTf32, "tf32"},
                                                {Precision::kBf16, "bf16"}};
 
+constexpr EnumName<CheckpointFiles> kCheckpointFiles[] = {{CheckpointFiles::kAuto, "auto"},
+                                                          {CheckpointFiles::kOne, "one"},
+                                                          {CheckpointFiles::kRanks, "ranks"}};
+
+absl::StatusOr<CheckpointFiles> ParseCheckpointFiles(absl::string_view text) {
+  return ParseName("number of files", text, kCheckpointFiles);
+}
+
 absl::StatusOr<CommChoice> ParseComm(absl::string_view text) {
   return ParseName("transport", text, kComms);
 }
@@ -33,6 +41,7 @@ absl::StatusOr<Precision> ParsePrecision(absl::string_view text) {
 }  // namespace
 
 const char* Name(CommChoice comm) { return NameOf(comm, kComms); }
+const char* Name(CheckpointFiles files) { return NameOf(files, kCheckpointFiles); }
 const char* Name(DeviceChoice device) { return NameOf(device, kDevices); }
 const char* Name(Precision precision) { return NameOf(precision, kPrecisions); }
 
@@ -179,6 +188,11 @@ OptionTable TrainOptions(TrainConfig* c) {
         "Batches of an evaluation, spread evenly over the validation data; 0: all of it.");
   t.Add("checkpoint_every", &c->checkpoint_every, kMayChange,
         "Steps between checkpoints; 0: one at the end.");
+  t.Add(
+      "checkpoint_files", &c->checkpoint_files, ParseCheckpointFiles, kMayChange,
+      "one: rank 0 writes a checkpoint as one file; ranks: each rank writes its share of it, into "
+      "a folder that all ranks see. auto: ranks with --zero or tensor parallelism, else one. Any "
+      "run continues from either.");
   t.Add("keep", &c->keep, kMayChange,
         "Checkpoints to keep, the newest ones; and the best by validation loss of those that are "
         "saved right after an evaluation.");

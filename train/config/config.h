@@ -29,7 +29,10 @@ namespace burst {
 enum class CommChoice { kAuto, kThreads, kTcp, kMpi, kNccl };
 enum class DeviceChoice { kAuto, kCpu, kCuda };       // kAuto: a GPU where there is one
 enum class Precision { kAuto, kFp32, kTf32, kBf16 };  // kAuto: bf16 on GPUs, fp32 on the CPU
+// Of a checkpoint: kAuto: one of each rank where ranks have a part each of the state.
+enum class CheckpointFiles { kAuto, kOne, kRanks };
 const char* Name(CommChoice comm);
+const char* Name(CheckpointFiles files);
 const char* Name(DeviceChoice device);
 const char* Name(Precision precision);
 absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text);
@@ -98,6 +101,8 @@ struct TrainConfig : PlainOptions {
   int64_t ranks_per_node = -1;  // -1: a launcher's; 0: one flat ring
   int64_t threads = -1;         // of each rank; -1: cores / ranks
 
+  CheckpointFiles checkpoint_files = CheckpointFiles::kAuto;
+
   std::string config;         // a file of options
   std::string profile_steps;  // "FIRST-LAST" or "STEP"; empty: none
   int64_t sample = -1;        // tokens at the end; -1: 256 for text, 0 for shards
@@ -133,6 +138,7 @@ struct ResolvedConfig : PlainOptions {
   int ulysses = 1;                // ranks of a sequence that share heads, for kBurstUlysses
   int ranks_per_node = 0;         // of a sequence, in a double ring; 0: a flat one
   int threads = 1;                // of each rank
+  bool checkpoint_sets = false;   // checkpoints of a file of each rank
   std::optional<int64_t> sample;  // tokens at the end; none: what suits the data
   int64_t profile_first = 0;      // steps that are profiled, from 1; 0: none
   int64_t profile_last = 0;

@@ -486,6 +486,11 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   BURST_RETURN_IF_ERROR(CheckRingGradDType(config));
   BURST_RETURN_IF_ERROR(ResolveProfile(c, &config));
   BURST_RETURN_IF_ERROR(CheckZero(config));
+  const bool parted =
+      config.zero > 0 || (IsTensorParallel(config.strategy) && config.mesh.sequence > 1);
+  config.checkpoint_sets =
+      config.ranks > 1 && (c.checkpoint_files == CheckpointFiles::kRanks ||
+                           (c.checkpoint_files == CheckpointFiles::kAuto && parted));
   return config;
 }
 

@@ -16,6 +16,7 @@
 #include "burst/cli/files.h"
 #include "model/transformer.h"
 #include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/checkpoint_set.h"
 #include "train/checkpoint/kept_checkpoints.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/checkpoint/safetensors_writer.h"
@@ -97,7 +98,7 @@ std::vector<std::vector<Piece>> Files(std::vector<Piece> pieces, int64_t file_by
 // of one.
 class ParameterReader {
  public:
-  explicit ParameterReader(const SafetensorsFile& file) : file_(file) {}
+  explicit ParameterReader(const CheckpointReader& checkpoint) : checkpoint_(checkpoint) {}
 
   absl::StatusOr<Tensor> Read(const Parameter& parameter) {
     const std::string layer = parameter.name.substr(0, parameter.name.find('.', sizeof("layers.")));
@@ -106,13 +107,14 @@ class ParameterReader {
     Tensor& tensor = kept_[parameter.name];
     if (!tensor.null()) return tensor;
     tensor = Tensor::Empty(parameter.full_shape, DType::kFloat32);
-    const NamedTensor named = {parameter.name, tensor};
-    BURST_RETURN_IF_ERROR(file_.Read({&named, 1}, SafetensorsFile::Numbers::kFinite));
+    const CheckpointReader::Wanted wanted = {parameter.name, tensor,
+                                             PartOfParameter(parameter, 0, tensor.numel())};
+    BURST_RETURN_IF_ERROR(checkpoint_.Read({&wanted, 1}));
     return tensor;
   }
 
  private:
-  const SafetensorsFile& file_;
+  const CheckpointReader& checkpoint_;
   std::string layer_;
   std::map<std::string, Tensor> kept_;
 };
@@ -229,7 +231,7 @@ absl::Status ImportHuggingFace(const std::string& directory, const std::string& 
 absl::Status ExportHuggingFace(const std::string& checkpoint, const std::string& out,
                                const ExportOptions& options) {
   BURST_ASSIGN_OR_RETURN(const CheckpointInfo info, ReadCheckpointInfo(checkpoint));
-  BURST_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(checkpoint));
+  BURST_ASSIGN_OR_RETURN(const CheckpointReader file, CheckpointReader::Open(checkpoint));
   const std::string companions = CompanionsOf(checkpoint);
   BURST_ASSIGN_OR_RETURN(
       const DTypeNames dtype,

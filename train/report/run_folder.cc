@@ -108,6 +108,7 @@ absl::StatusOr<RunFolder> RunFolder::Open(const ResolvedConfig& config, std::str
          {settings, rows, plot, CheckpointPath(path), BestCheckpointPath(path)}) {
       BURST_RETURN_IF_ERROR(RemoveTemporaries(file));
     }
+    BURST_RETURN_IF_ERROR(RemoveUnusedSets(path));
   }
   BURST_RETURN_IF_ERROR(WriteFileAtomically(settings, config.ToJson()));
   BURST_ASSIGN_OR_RETURN(MetricsLog metrics,
