@@ -106,17 +106,23 @@ TEST_F(Kills, NothingIsLostOfOneProcess) {
   });
 }
 
-TEST_F(Kills, NothingIsLostOfSeveralProcesses) {
+class ManyKills : public Kills, public testing::WithParamInterface<const char*> {};
+
+// The parameter: an option of the run.
+TEST_P(ManyKills, NothingIsLostOfSeveralProcesses) {
   int number = 0;
-  NothingIsLost({absl::StrCat("--ranks=", ranks), "--comm=threads"}, [&](const Arguments& options) {
+  const Arguments straight = {absl::StrCat("--ranks=", ranks), "--comm=threads", GetParam()};
+  NothingIsLost(straight, [&](const Arguments& options) {
     // Others than those of the run before, whose ports may still be in use.
     Ranks run(folder_, absl::StrCat("killed", number++), ranks,
-              Command(Plus(options, {"--patience=10"})));
+              Command(Plus(options, {"--patience=10", GetParam()})));
     Processes processes;
     for (int rank = 0; rank < ranks; ++rank) processes.push_back(run.Process(rank));
     return processes;
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(OneFileAndASet, ManyKills, testing::Values("--zero=0", "--zero=2"));
 
 }  // namespace
 }  // namespace burst

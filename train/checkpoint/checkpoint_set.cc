@@ -139,7 +139,7 @@ std::optional<TensorPart> FromJson(const Json& json, int64_t length) {
       }
       part.slices.emplace_back(slice[0].get<int64_t>(), slice[1].get<int64_t>());
       const auto& [first, n] = part.slices.back();
-      if (n == 0 || first + n > dim) return std::nullopt;
+      if (first + n > dim) return std::nullopt;
       width += n;
       if (width > dim) return std::nullopt;
     }

@@ -1,11 +1,10 @@
 // A checkpoint that several ranks wrote, each its part at once with the others: a set.
 //
-//   checkpoint.safetensors     the index: a safetensors file without tensors, whose strings are
-//   those
-//                              of any checkpoint (checkpoint.h), and "set": JSON with the folder's
-//                              name, and of each file name, bytes and the checksum of its header
-//   checkpoint-12.set/         00001-of-00004.safetensors, ...: a file of each rank. A tensor is a
-//                              part of the one of its name, flat; the string "parts" says which
+//   checkpoint.safetensors   the index: a safetensors file without tensors, whose strings are
+//                            those of any checkpoint (checkpoint.h), and "set": JSON with the
+//                            folder's name, and of each file name, bytes and header's checksum
+//   checkpoint-12.set/       00001-of-00004.safetensors, ...: a file of each rank. A tensor is a
+//                            part of the one of its name, flat; the string "parts" says which
 //
 // The index is written last, when all files are flushed to the disk: it makes the set a checkpoint.
 // A parameter's part is a range of the row of its elements; with tensor parallelism of the elements
