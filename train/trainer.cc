@@ -141,7 +141,6 @@ absl::Status Trainer::CreateModel() {
   } else if (comm_->rank() == 0 && !tensor_parallel_ && shards_ == nullptr) {
     copy_ = std::make_unique<StateCopy>(parameters, OwnState(parameters));
   }
-  if (copy_ != nullptr && device == DeviceType::kCuda) copy_->Reserve();
   return absl::OkStatus();
 }
 
@@ -189,6 +188,11 @@ absl::Status Trainer::OpenReport(bool verbose) {
 absl::Status Trainer::Train() {
   const StopsBetweenSteps asks;
   const auto start = std::chrono::steady_clock::now();
+  if (model_->device() == DeviceType::kCuda) {
+    // Page-locking may wait for all GPUs of the process, which must not wait for other ranks then.
+    if (copy_ != nullptr) copy_->Reserve();
+    BURST_RETURN_IF_ERROR(comm_->Barrier());
+  }
   BURST_RETURN_IF_ERROR(MakeUpEvaluation());
   bool saved = true;
   snapshot_ = MakeSnapshot();
