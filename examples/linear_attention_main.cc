@@ -8,29 +8,17 @@
 #include <cstdio>
 #include <vector>
 
-#include "burst/base/philox.h"
 #include "burst/base/status.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "burst/sequence/token_shard.h"
 #include "examples/linear_attention.h"
+#include "examples/random_rows.h"
 
 namespace {
 
 using namespace burst;  // NOLINT: an example reads better without prefixes
 
 constexpr int64_t kHeadDim = 16;
-
-// Rows of an endless matrix of random numbers: a token has the same row on any number of ranks.
-Matrix RandomRows(uint64_t stream, const std::vector<int32_t>& positions) {
-  Matrix matrix(static_cast<int64_t>(positions.size()), kHeadDim);
-  for (int64_t i = 0; i < matrix.rows; ++i) {
-    for (int64_t c = 0; c < kHeadDim; ++c) {
-      const PhiloxCounter bits = Philox(/*key=*/1, stream, positions[i] * kHeadDim + c);
-      matrix[i][c] = NormalFromBits(bits[0], bits[1])[0];
-    }
-  }
-  return matrix;
-}
 
 // *dk: of all tokens; the ranks write their rows. *bytes: what a rank sent at most, both ways.
 absl::Status Run(int ranks, int64_t seqlen, Matrix* dk, int64_t* bytes) {
@@ -39,7 +27,8 @@ absl::Status Run(int ranks, int64_t seqlen, Matrix* dk, int64_t* bytes) {
   BURST_RETURN_IF_ERROR(RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
     const std::vector<int32_t> own =
         LocalPositions(Layout::kContiguous, seqlen, comm.rank(), ranks);
-    const Matrix q = RandomRows(0, own), k = RandomRows(1, own), v = RandomRows(2, own);
+    const Matrix q = RandomRows(0, own, kHeadDim), k = RandomRows(1, own, kHeadDim),
+                 v = RandomRows(2, own, kHeadDim);
     Matrix out, dq, own_dk, dv;
     LinearAttentionState state;
     BURST_RETURN_IF_ERROR(LinearAttentionForward(q, k, v, comm, &out, &state));

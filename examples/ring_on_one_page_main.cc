@@ -6,10 +6,10 @@
 #include <cmath>
 #include <cstdio>
 
-#include "burst/base/philox.h"
 #include "burst/base/status.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "burst/sequence/token_shard.h"
+#include "examples/random_rows.h"
 #include "examples/ring_on_one_page.h"
 
 namespace {
@@ -17,18 +17,6 @@ namespace {
 using namespace burst;  // NOLINT: an example reads better without prefixes
 
 constexpr int64_t kSeqlen = 256, kHeadDim = 16;
-
-// Rows of an endless matrix of random numbers: a token has the same row on any number of ranks.
-Matrix RandomRows(uint64_t stream, const std::vector<int32_t>& positions) {
-  Matrix matrix(static_cast<int64_t>(positions.size()), kHeadDim);
-  for (int64_t i = 0; i < matrix.rows; ++i) {
-    for (int64_t c = 0; c < kHeadDim; ++c) {
-      const PhiloxCounter bits = Philox(/*key=*/1, stream, positions[i] * kHeadDim + c);
-      matrix[i][c] = NormalFromBits(bits[0], bits[1])[0];
-    }
-  }
-  return matrix;
-}
 
 // Attention over `ranks` ranks. *dq: of all tokens; the ranks write their rows.
 absl::Status Run(int ranks, Matrix* dq) {
@@ -40,7 +28,8 @@ absl::Status Run(int ranks, Matrix* dq) {
   tokens.sees = [](int32_t q, int32_t k) { return k <= q; };  // causal
   return RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
     const std::vector<int32_t>& own = tokens.positions[comm.rank()];
-    const Matrix q = RandomRows(0, own), k = RandomRows(1, own), v = RandomRows(2, own);
+    const Matrix q = RandomRows(0, own, kHeadDim), k = RandomRows(1, own, kHeadDim),
+                 v = RandomRows(2, own, kHeadDim);
     Matrix out, lse, own_dq, dk, dv;
     BURST_RETURN_IF_ERROR(RingForward(tokens, q, k, v, comm, &out, &lse));
     BURST_RETURN_IF_ERROR(  // of the loss sum(out^2) / 2

@@ -234,16 +234,11 @@ absl::Status Trainer::NotShared(const std::string& path) const {
 }
 
 absl::StatusOr<std::string> Trainer::ShareString(const std::string& text) {
-  const bool own = comm_->rank() == 0;
-  BURST_ASSIGN_OR_RETURN(const std::vector<double> sizes,
-                         comm_->AllGather(static_cast<double>(text.size())));
-  std::vector<double> bytes(static_cast<size_t>(sizes[0]));
-  if (bytes.empty()) return std::string();
-  for (size_t i = 0; own && i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(text[i]);
-  const Tensor sum = Tensor::FromVector<double>(bytes, {static_cast<int64_t>(bytes.size())});
-  BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sum));
-  std::string shared;
-  for (const double byte : sum.ToVector<double>()) shared.push_back(static_cast<char>(byte));
+  std::string shared = text;
+  auto bytes = static_cast<int64_t>(shared.size());
+  BURST_RETURN_IF_ERROR(comm_->Broadcast(&bytes, sizeof(bytes), /*root=*/0));
+  shared.resize(bytes);
+  BURST_RETURN_IF_ERROR(comm_->Broadcast(shared.data(), bytes, /*root=*/0));
   return shared;
 }
 

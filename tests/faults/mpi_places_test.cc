@@ -109,12 +109,12 @@ class MpiPlaces : public FaultTest {
       return;
     }
     ExpectContinues(c.run, straight_);
-    constexpr absl::string_view kSays = "continuing after step ";
+    const std::string says = "continuing after step ";
     const std::string out = ReadAll(Path("stdout"));
-    const size_t at = out.find(std::string(kSays));
+    const size_t at = out.find(says);
     int64_t step = 0;
     if (at != std::string::npos) {
-      const std::string number = out.substr(at + kSays.size());
+      const std::string number = out.substr(at + says.size());
       ASSERT_TRUE(
           absl::SimpleAtoi(number.substr(0, number.find_first_not_of("0123456789")), &step));
     }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <sstream>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -38,7 +37,7 @@ inline bool IsIn(const Place& place, const char* phase) {
 
 inline bool IsBeforeTheSteps(const Place& place) { return place.saved + place.finished == 0; }
 
-// Ends the names of a case's files.
+// The name of a case's run.
 inline std::string NameOf(const Place& place, int victim) {
   return absl::StrCat(absl::StrReplaceAll(place.at, {{" ", "_"}}), ".", victim);
 }

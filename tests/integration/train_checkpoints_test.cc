@@ -473,8 +473,8 @@ TEST_F(TrainCli, ASetOfFilesIsKeptContinuedAndRefusedAsOne) {
   ExpectSuccess(Train({"--resume", "--out=run", "--steps=18", "--ranks=4", "--zero=3",
                        "--checkpoint_files=one", "--keep=1"}));
   EXPECT_EQ(Names("run", "checkpoint", ".safetensors"), List{"checkpoint.safetensors"});
-  ExpectSuccess(Train({"--out=other", "--steps=2", "--ranks=1", "--checkpoint_files=ranks"}));
-  EXPECT_EQ(Names("other", "checkpoint", ""), List{"checkpoint.safetensors"});
+  ExpectError(Train({"--out=other", "--steps=2", "--ranks=1", "--checkpoint_files=ranks"}), 2,
+              {"--checkpoint_files", "one rank", "auto"});
   ExpectError(Train({"--checkpoint_files=many", "--out=other"}), 2, {"--checkpoint_files", "many"});
 
   // A step that is made again, while the index of the first time is there.

@@ -191,8 +191,8 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add(
       "checkpoint_files", &c->checkpoint_files, ParseCheckpointFiles, kMayChange,
       "one: rank 0 writes a checkpoint as one file; ranks: each rank writes its share of it, into "
-      "a folder that all ranks see. auto: ranks with --zero or tensor parallelism, else one. Any "
-      "run continues from either.");
+      "a folder that all ranks see; with several ranks. auto: ranks with --zero or tensor "
+      "parallelism, else one. Any run continues from either.");
   t.Add("keep", &c->keep, kMayChange,
         "Checkpoints to keep, the newest ones; and the best by validation loss of those that are "
         "saved right after an evaluation.");

@@ -488,9 +488,11 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   BURST_RETURN_IF_ERROR(CheckZero(config));
   const bool parted =
       config.zero > 0 || (IsTensorParallel(config.strategy) && config.mesh.sequence > 1);
-  config.checkpoint_sets =
-      config.ranks > 1 && (c.checkpoint_files == CheckpointFiles::kRanks ||
-                           (c.checkpoint_files == CheckpointFiles::kAuto && parted));
+  config.checkpoint_sets = c.checkpoint_files == CheckpointFiles::kRanks ||
+                           (c.checkpoint_files == CheckpointFiles::kAuto && parted);
+  if (config.checkpoint_sets && config.ranks == 1) {
+    return InvalidOption("checkpoint_files", "ranks has no effect on one rank; give auto");
+  }
   return config;
 }
 
