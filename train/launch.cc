@@ -22,6 +22,7 @@
 #include "burst/device/device.h"
 #include "burst/device/progress.h"
 #include "model/ops/cuda/matmul.h"
+#include "train/plan/check_run.h"
 #include "train/report/run_folder.h"
 #include "train/setup.h"
 #include "train/trainer.h"
@@ -65,6 +66,13 @@ absl::StatusOr<TrainingSetup> PrepareUnwatched(const ResolvedConfig& config) {
   return PrepareTraining(config);
 }
 
+// Before the ranks wait for each other; on one of them.
+absl::Status CheckMemory(TrainingSetup* setup) {
+  if (setup->config.device == DeviceType::kCpu || !setup->config.plan) return absl::OkStatus();
+  const ScopedPhase phase("plan");
+  return CheckRunFits(setup);
+}
+
 // This process is a rank. The processes are connected before they read data: one that is lost
 // meanwhile is named by the others, and reading may take one of them longer than another.
 absl::Status TrainProcess(const ResolvedConfig& config, Communicator* comm) {
@@ -80,6 +88,8 @@ absl::Status TrainProcess(const ResolvedConfig& config, Communicator* comm) {
   // Not before: others may have waited while this one loaded data.
   if (current_progress == nullptr) progress.emplace(comm->rank());
   BURST_RETURN_IF_ERROR(AgreeOnNodes(comm, &setup->config));
+  if (comm->rank() == 0) status = CheckMemory(&*setup);
+  BURST_RETURN_IF_ERROR(AgreeOn(status, comm));
   const ScopedThreadPool pool(setup->config.threads);
   status = TrainRank(*setup, comm);
   if (!status.ok()) comm->Abort(status);
@@ -102,11 +112,15 @@ absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
   std::optional<Watchdog> watchdog;
   const std::chrono::seconds patience(std::min(config.patience, kForEver));
   if (config.patience > 0) watchdog.emplace(patience);
-  if (config.tf32) BURST_CUDA_CALL(cuda::AllowTf32(true));
+  if (config.tf32) cuda::AllowTf32(true);
   if (config.comm == CommKind::kThreads) {
     BURST_ASSIGN_OR_RETURN(TrainingSetup setup, PrepareTraining(config));
     BURST_RETURN_IF_ERROR(LockResumed(config, &setup.lock));
     BURST_RETURN_IF_ERROR(FindResumed(&setup));
+    if (config.device == DeviceType::kCuda) {
+      const ScopedCudaDevice first(0);
+      BURST_RETURN_IF_ERROR(CheckMemory(&setup));
+    }
     return RunRanksInProcess(config, [&](Communicator& comm) { return TrainRank(setup, &comm); });
   }
   if (config.comm == CommKind::kMpi) {

@@ -21,6 +21,9 @@ struct TrainingSetup {
   std::string data_fingerprint;
   int64_t sample = 0;                     // tokens to generate at the end; 0 without a tokenizer
   std::optional<CheckpointInfo> resumed;  // the checkpoint to continue from
+  std::string plan;                       // what a step should take, for people; empty: unknown
+  // On simulated GPUs: the model's weights are never made, and nothing is written. Only steps.
+  bool simulated = false;
   std::optional<RunLock> lock;  // on its folder, in rank 0's process; none: not yet locked
 };
 

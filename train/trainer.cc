@@ -91,6 +91,7 @@ absl::Status Trainer::Init(bool verbose) {
     BURST_ASSIGN_OR_RETURN(validation_data_,
                            SequenceSampler::Create(setup_.data.validation, sampler));
   }
+  if (setup_.simulated) return absl::OkStatus();
   if (setup_.resumed.has_value()) {
     BURST_RETURN_IF_ERROR(Load());
     step_ = saved_step_ = setup_.resumed->step;
@@ -107,7 +108,8 @@ absl::Status Trainer::CreateModel() {
     parallel = TensorParallel(sequence_.get(), config_.strategy == Strategy::kTpSp);
   }
   const DeviceType device = config_.device;
-  const bool loads = setup_.resumed.has_value() || config_.pretrained.has_value();
+  const bool draws =
+      !setup_.resumed.has_value() && !config_.pretrained.has_value() && !setup_.simulated;
   StateSharding sharding;
   if (config_.zero > 0) {
     sharding = {static_cast<int>(config_.zero), config_.state_ranks(),
@@ -117,7 +119,7 @@ absl::Status Trainer::CreateModel() {
       model_,
       Transformer::Create(
           config_.model, config_.dtype,
-          loads ? std::nullopt : std::optional<uint64_t>(static_cast<uint64_t>(config_.seed)),
+          draws ? std::optional<uint64_t>(static_cast<uint64_t>(config_.seed)) : std::nullopt,
           device, parallel, sharding));
   model_->set_recompute(config_.recompute, config_.recompute_every);
   model_->set_ffn_chunk(config_.ffn_chunk);

@@ -288,6 +288,13 @@ std::string CudaDeviceName(int index) {
   return properties.name;
 }
 
+int64_t CudaFreeMemory() {
+  (void)cuda::CurrentContext();
+  size_t free = 0, total = 0;
+  BURST_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return static_cast<int64_t>(free);
+}
+
 ScopedCudaDevice::ScopedCudaDevice(int index, int rank) : outer_(cuda::current) {
   cuda::Context* context = cuda::AcquireContext(index);
   cuda::current = context;

@@ -4,27 +4,43 @@
 
 #include "burst/base/check.h"
 #include "burst/device/cuda_backend.h"
+#include "burst/device/simulated_gpu.h"
 
 namespace burst {
 
 const char* Name(DeviceType device) { return device == DeviceType::kCpu ? "cpu" : "cuda"; }
 
 void SynchronizeDevice(DeviceType device) {
-  if (device == DeviceType::kCuda) cuda::Synchronize();
+  if (device == DeviceType::kCuda && SimulatedGpu::Current() == nullptr) cuda::Synchronize();
 }
+
+namespace {
+
+// Of what the host can read and write; a copy takes no time.
+void SimulateCopy(void* to, const void* from, size_t bytes) {
+  const bool readable = SimulatedGpu::IsBacked(from), writable = SimulatedGpu::IsBacked(to);
+  if (readable && writable) std::memcpy(to, from, bytes);
+  if (!readable && writable) std::memset(to, 0, bytes);
+}
+
+}  // namespace
 
 void CopyMemory(void* to, DeviceType to_device, const void* from, DeviceType from_device,
                 size_t bytes) {
   if (bytes == 0) return;
   if (to_device == DeviceType::kCpu && from_device == DeviceType::kCpu) {
     std::memcpy(to, from, bytes);
+  } else if (SimulatedGpu::Current() != nullptr) {
+    SimulateCopy(to, from, bytes);
   } else {
     cuda::Copy(to, to_device, from, from_device, bytes);
   }
 }
 
 Readback::Readback(DeviceType device) {
-  if (device == DeviceType::kCuda) page_locked_ = cuda::TakeReadback();
+  if (device == DeviceType::kCuda && SimulatedGpu::Current() == nullptr) {
+    page_locked_ = cuda::TakeReadback();
+  }
 }
 
 Readback::~Readback() {
@@ -35,6 +51,8 @@ void Readback::Post(const void* from, size_t bytes) {
   BURST_CHECK(bytes <= kMaxBytes);
   if (page_locked_ != nullptr) {
     cuda::PostReadback(page_locked_, from, bytes);
+  } else if (SimulatedGpu::Current() != nullptr) {
+    std::memset(bytes_, 0, bytes);  // nobody has computed what is there
   } else {
     std::memcpy(bytes_, from, bytes);
   }
@@ -45,7 +63,9 @@ const void* Readback::Wait() const {
 }
 
 HostBuffer::HostBuffer(DeviceType device, size_t bytes) {
-  if (device == DeviceType::kCuda && bytes > 0) page_locked_ = cuda::AllocatePageLocked(bytes);
+  if (device == DeviceType::kCuda && bytes > 0 && SimulatedGpu::Current() == nullptr) {
+    page_locked_ = cuda::AllocatePageLocked(bytes);
+  }
   if (page_locked_ == nullptr) ordinary_.reset(new char[bytes]);
 }
 

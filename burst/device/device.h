@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -22,6 +23,9 @@ int CudaDeviceCount();
 
 // "NVIDIA H200"; CudaDeviceCount() > index.
 std::string CudaDeviceName(int index);
+
+// Of the calling thread's GPU: bytes that nobody has allocated.
+int64_t CudaFreeMemory();
 
 // A GPU with a stream that belongs to another program, for a library inside of it. One thread at a
 // time is bound to it.

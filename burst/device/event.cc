@@ -1,5 +1,7 @@
 #include "burst/device/event.h"
 
+#include "burst/device/simulated_gpu.h"
+
 #ifdef BURST_WITH_CUDA
 #include "burst/device/cuda.h"
 #endif
@@ -35,7 +37,9 @@ double SecondsBetween(void* begin, void* end) {
 #endif
 
 DeviceEvent::DeviceEvent(DeviceType device) {
-  if (device == DeviceType::kCuda) event_ = BURST_CUDA_CALL(cuda::MakeEvent());
+  if (device == DeviceType::kCuda && SimulatedGpu::Current() == nullptr) {
+    event_ = BURST_CUDA_CALL(cuda::MakeEvent());
+  }
 }
 
 DeviceEvent::~DeviceEvent() {
@@ -43,10 +47,14 @@ DeviceEvent::~DeviceEvent() {
 }
 
 void DeviceEvent::Record() {
-  if (event_ == nullptr) {
-    time_ = std::chrono::steady_clock::now();
-  } else {
+  if (event_ != nullptr) {
     BURST_CUDA_CALL(cuda::RecordEvent(event_));
+  } else if (const SimulatedGpu* const gpu = SimulatedGpu::Current(); gpu != nullptr) {
+    using Clock = std::chrono::steady_clock;
+    const std::chrono::duration<double> now(gpu->now());
+    time_ = Clock::time_point(std::chrono::duration_cast<Clock::duration>(now));
+  } else {
+    time_ = std::chrono::steady_clock::now();
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "burst/base/check.h"
 #include "burst/device/cuda_backend.h"
+#include "burst/device/simulated_gpu.h"
 
 // The sanitizer build turns the pool off, so that every tensor has red zones of its own.
 #ifndef BURST_MEMORY_POOL
@@ -135,10 +136,14 @@ void FreeMemory(const Allocation& allocation) {
 }
 
 MemoryStats GetMemoryStats(DeviceType device) {
+  const SimulatedGpu* const simulated = SimulatedGpu::Current();
+  if (device == DeviceType::kCuda && simulated != nullptr) return simulated->memory();
   return device == DeviceType::kCuda ? cuda::GetMemoryStats() : CpuPool().stats();
 }
 
 void ResetPeakMemory(DeviceType device) {
+  SimulatedGpu* const simulated = SimulatedGpu::Current();
+  if (device == DeviceType::kCuda && simulated != nullptr) return simulated->ResetPeak();
   device == DeviceType::kCuda ? cuda::ResetPeakMemory() : CpuPool().ResetPeak();
 }
 

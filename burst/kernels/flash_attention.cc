@@ -8,12 +8,16 @@
 #include "burst/kernels/cpu/flash_attention_cpu.h"
 #include "burst/kernels/gpu/flash_attention_gpu.h"
 #include "burst/kernels/merge.h"
+#include "burst/kernels/simulated_attention.h"
+#include "burst/tensor/gpu_kernel.h"
 
 namespace burst {
 
 const AttentionKernels& KernelsOf(DeviceType device) {
   static const CpuAttentionKernels cpu;
   if (device == DeviceType::kCpu) return cpu;
+  static const SimulatedAttentionKernels simulated;
+  if (SimulatedGpu::Current() != nullptr) return simulated;
   const AttentionKernels* gpu = BURST_CUDA_CALL(cuda::GpuKernels());
   return *gpu;
 }
@@ -25,7 +29,7 @@ void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend) {
     if (!addend.null()) from.Add(addend);
     return to.CopyFrom(from.To(to.dtype()));
   }
-  BURST_CUDA_CALL(cuda::FlashConvert(from, to, addend));
+  BURST_GPU_KERNEL(FlashConvert, from, to, addend);
 }
 
 namespace {
@@ -60,7 +64,7 @@ void FlashMerge(const Tensor& parts, const Tensor& out) {
               parts.dim(1) >= out.numel() / out.dim(3) * (out.dim(3) + 1))
       << ToString(parts.shape()) << " merged to " << ToString(out.shape());
   if (out.device() == DeviceType::kCuda) {
-    BURST_CUDA_CALL(cuda::FlashMerge(parts, out));
+    BURST_GPU_KERNEL(FlashMerge, parts, out);
     return;
   }
   out.dtype() == DType::kFloat64 ? MergeParts<double>(parts, out) : MergeParts<float>(parts, out);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "burst/base/parallel.h"
+#include "burst/tensor/gpu_kernel.h"
 #include "burst/tensor/tensor_cuda.h"
 
 namespace burst {
@@ -248,7 +249,7 @@ void Tensor::CopyFrom(const Tensor& source) const {
   }
   if (device_ == DeviceType::kCuda) {
     const TensorCopy copy = {source, *this};
-    BURST_CUDA_CALL(cuda::CopyAll({&copy, 1}));
+    BURST_GPU_KERNEL(CopyAll, absl::Span<const TensorCopy>(&copy, 1));
     return;
   }
   if (is_contiguous() && source.is_contiguous()) {
@@ -282,7 +283,7 @@ void Tensor::ConvertFrom(const Tensor& source) const {
       << ToString(shape_) << " from " << ToString(source.shape_);
   if (source.dtype_ == dtype_) return CopyFrom(source);
   if (device_ == DeviceType::kCuda) {
-    BURST_CUDA_CALL(cuda::Convert(source, *this));
+    BURST_GPU_KERNEL(Convert, source, *this);
     return;
   }
   Dispatch(source.dtype_, [&](auto from) {
@@ -304,7 +305,7 @@ Tensor Tensor::To(DeviceType device) const {
 void Tensor::Fill(double value) const {
   BURST_CHECK(is_contiguous());
   if (device_ == DeviceType::kCuda) {
-    BURST_CUDA_CALL(cuda::Fill(*this, value));
+    BURST_GPU_KERNEL(Fill, *this, value);
     return;
   }
   if (value == 0 && !std::signbit(value)) {
@@ -322,7 +323,7 @@ void Tensor::Add(const Tensor& other) const {
               other.is_contiguous())
       << ToString(shape_) << " += " << ToString(other.shape_);
   if (device_ == DeviceType::kCuda) {
-    BURST_CUDA_CALL(cuda::Add(*this, other));
+    BURST_GPU_KERNEL(Add, *this, other);
     return;
   }
   if (dtype_ == DType::kFloat32 && other.dtype_ == DType::kBFloat16) return Add(other.To(dtype_));
@@ -339,7 +340,7 @@ void Tensor::Add(const Tensor& other) const {
 void Tensor::Scale(double factor) const {
   BURST_CHECK(is_contiguous());
   if (device_ == DeviceType::kCuda) {
-    BURST_CUDA_CALL(cuda::Scale(*this, factor));
+    BURST_GPU_KERNEL(Scale, *this, factor);
     return;
   }
   DispatchFloat(dtype_, [&](auto zero) {
@@ -360,7 +361,7 @@ void CopyAll(absl::Span<const TensorCopy> copies) {
         << ToString(copy.from.shape()) << " to " << ToString(copy.to.shape());
   }
   if (device == DeviceType::kCuda) {
-    BURST_CUDA_CALL(cuda::CopyAll(copies));
+    BURST_GPU_KERNEL(CopyAll, copies);
     return;
   }
   for (const TensorCopy& copy : copies) copy.to.CopyFrom(copy.from);

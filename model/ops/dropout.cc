@@ -4,6 +4,7 @@
 
 #include "burst/base/parallel.h"
 #include "burst/base/philox.h"
+#include "burst/tensor/gpu_kernel.h"
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/ops.h"
 
@@ -58,7 +59,7 @@ void ApplyOnCpu(const DropoutMask& mask, const int32_t* positions, const Shape& 
 void Apply(const DropoutSite& site, const Tensor& x, const Tensor& residual, const Tensor& y) {
   const DropoutMask mask = MaskOf(site);
   if (x.device() == DeviceType::kCuda) {
-    BURST_CUDA_CALL(cuda::DropoutApply(mask, site.positions, x, residual, y));
+    BURST_GPU_KERNEL(DropoutApply, mask, site.positions, x, residual, y);
     return;
   }
   DispatchFloat(x.dtype(), [&](auto zero) {

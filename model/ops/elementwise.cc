@@ -1,4 +1,5 @@
 #include "burst/base/parallel.h"
+#include "burst/tensor/gpu_kernel.h"
 #include "model/ops/arrays.h"
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/ops.h"
@@ -11,7 +12,7 @@ Variable Add(Tape& tape, const Variable& a, const Variable& b) {
   BURST_CHECK(a.shape() == b.shape() && a.value().is_contiguous() && b.value().is_contiguous());
   const Variable y = tape.Output(Tensor::EmptyLike(a.value()), {a, b});
   if (y.value().device() == DeviceType::kCuda) {
-    BURST_CUDA_CALL(cuda::AddForward(a.value(), b.value(), y.value()));
+    BURST_GPU_KERNEL(AddForward, a.value(), b.value(), y.value());
   } else {
     DispatchFloat(y.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
@@ -69,7 +70,7 @@ Variable Gelu(Tape& tape, const Variable& x) {
   const Variable y = tape.Output(Tensor::EmptyLike(x.value()), {x});
   const bool on_gpu = x.value().device() == DeviceType::kCuda;
   if (on_gpu) {
-    BURST_CUDA_CALL(cuda::GeluForward(x.value(), y.value()));
+    BURST_GPU_KERNEL(GeluForward, x.value(), y.value());
   } else {
     DispatchFloat(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
@@ -81,7 +82,7 @@ Variable Gelu(Tape& tape, const Variable& x) {
   tape.Record("gelu", {y}, [=] {
     const Tensor dy = y.grad().Contiguous(), dx = Tensor::EmptyLike(dy);
     if (on_gpu) {
-      BURST_CUDA_CALL(cuda::GeluBackward(x.value(), dy, dx));
+      BURST_GPU_KERNEL(GeluBackward, x.value(), dy, dx);
     } else {
       DispatchFloat(dy.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -138,7 +139,7 @@ Variable SwiGlu(Tape& tape, const Variable& gate_up) {
       Tensor::Empty(shape, gate_up.value().dtype(), gate_up.value().device()), {gate_up});
   const bool on_gpu = gate_up.value().device() == DeviceType::kCuda;
   if (on_gpu) {
-    BURST_CUDA_CALL(cuda::SwiGluForward(gate_up.value(), y.value()));
+    BURST_GPU_KERNEL(SwiGluForward, gate_up.value(), y.value());
   } else {
     DispatchFloat(gate_up.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
@@ -150,7 +151,7 @@ Variable SwiGlu(Tape& tape, const Variable& gate_up) {
   tape.Record("swiglu", {y}, [=] {
     const Tensor dy = y.grad().Contiguous(), dgate_up = Tensor::EmptyLike(gate_up.value());
     if (on_gpu) {
-      BURST_CUDA_CALL(cuda::SwiGluBackward(gate_up.value(), dy, dgate_up));
+      BURST_GPU_KERNEL(SwiGluBackward, gate_up.value(), dy, dgate_up);
     } else {
       DispatchFloat(dy.dtype(), [&](auto zero) {
         using T = decltype(zero);

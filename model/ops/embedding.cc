@@ -1,5 +1,6 @@
 
 #include "burst/base/parallel.h"
+#include "burst/tensor/gpu_kernel.h"
 #include "model/ops/arrays.h"
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/ops.h"
@@ -42,16 +43,16 @@ Variable EmbeddingOnGpu(Tape& tape, const Tensor& ids, const Variable& table,
   const Variable y = tape.Output(
       Tensor::Empty(shape, table.value().dtype(), table.value().device()), {table, position_table});
   const Tensor places = position_table.defined() ? position_table.value() : Tensor();
-  BURST_CUDA_CALL(cuda::EmbeddingForward(ids, table.value(), positions, places, y.value()));
+  BURST_GPU_KERNEL(EmbeddingForward, ids, table.value(), positions, places, y.value());
   if (!tape.NeedsGrad({table, position_table})) return y;
 
   tape.Record("embedding", {y}, [=] {
     const Tensor dy = y.grad().Contiguous();
     if (table.requires_grad()) {
-      BURST_CUDA_CALL(cuda::EmbeddingBackward(ids, dy, table.MutableGrad()));
+      BURST_GPU_KERNEL(EmbeddingBackward, ids, dy, table.MutableGrad());
     }
     if (position_table.defined() && position_table.requires_grad()) {
-      BURST_CUDA_CALL(cuda::EmbeddingBackward(positions, dy, position_table.MutableGrad()));
+      BURST_GPU_KERNEL(EmbeddingBackward, positions, dy, position_table.MutableGrad());
     }
   });
   return y;

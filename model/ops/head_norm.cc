@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "burst/base/parallel.h"
+#include "burst/tensor/gpu_kernel.h"
 #include "model/ops/arrays.h"
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/gradients.h"
@@ -86,7 +87,7 @@ Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& quer
   for (const Group& group : groups) {
     if (on_gpu) {  // the kernel takes rows behind each other
       const Tensor from = of(x.value(), group).Contiguous(), to = Tensor::EmptyLike(from);
-      BURST_CUDA_CALL(cuda::RmsNormForward(from, group.weight.value(), eps, to, group.rstd));
+      BURST_GPU_KERNEL(RmsNormForward, from, group.weight.value(), eps, to, group.rstd);
       of(result, group).CopyFrom(to);
       continue;
     }
@@ -105,9 +106,9 @@ Variable RmsNormHeads(Tape& tape, const Variable& x, const NormalizedHeads& quer
       if (on_gpu) {
         const Tensor from = of(x.value(), group).Contiguous();
         const Tensor dfrom = Tensor::EmptyLike(from);
-        BURST_CUDA_CALL(cuda::RmsNormBackward(from, group.weight.value(), group.rstd,
-                                              of(dy, group).Contiguous(), /*before=*/Tensor(),
-                                              dfrom, WantedGrad(group.weight)));
+        BURST_GPU_KERNEL(RmsNormBackward, from, group.weight.value(), group.rstd,
+                         of(dy, group).Contiguous(), /*before=*/Tensor(), dfrom,
+                         WantedGrad(group.weight));
         of(dx, group).CopyFrom(dfrom);
         continue;
       }

@@ -66,7 +66,7 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
     BURST_CHECK(residual.shape() == shape && residual.value().is_contiguous());
   }
   if (x.value().device() == DeviceType::kCuda) {
-    return BURST_CUDA_CALL(cuda::Linear(tape, x, weight, bias, residual, shape, dx_done, use));
+    return cuda::Linear(tape, x, weight, bias, residual, shape, dx_done, use);
   }
   const DType dtype = x.value().dtype();
   const Variable y =
@@ -113,8 +113,7 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
                  const Variable& down, const Variable& down_bias, const Variable& residual,
                  const std::function<void()>& dx_done, ResultUse use) {
   if (x.value().device() == DeviceType::kCuda && x.value().dtype() == DType::kBFloat16) {
-    return BURST_CUDA_CALL(
-        cuda::GeluMlp(tape, x, up, up_bias, down, down_bias, residual, dx_done, use));
+    return cuda::GeluMlp(tape, x, up, up_bias, down, down_bias, residual, dx_done, use);
   }
   const Variable hidden = Gelu(tape, Linear(tape, x, up, up_bias, {}, dx_done));
   return Linear(tape, hidden, down, down_bias, residual, nullptr, use);

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "burst/base/parallel.h"
+#include "burst/tensor/gpu_kernel.h"
 #include "model/ops/arrays.h"
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/gradients.h"
@@ -53,7 +54,7 @@ Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double e
   const Tensor rstd =
       Tensor::Empty({rows}, cuda::AccumulatorDType(x.value().dtype()), x.value().device());
   if (on_gpu) {
-    BURST_CUDA_CALL(cuda::RmsNormForward(x.value(), weight.value(), eps, y.value(), rstd));
+    BURST_GPU_KERNEL(RmsNormForward, x.value(), weight.value(), eps, y.value(), rstd);
   } else {
     DispatchFloat(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
@@ -67,8 +68,8 @@ Variable RmsNorm(Tape& tape, const Variable& x, const Variable& weight, double e
     const Tensor dy = y.grad().Contiguous();
     if (on_gpu) {
       const GradInPassing dx(x);
-      BURST_CUDA_CALL(cuda::RmsNormBackward(x.value(), weight.value(), rstd, dy, dx.before(),
-                                            dx.sum(), WantedGrad(weight)));
+      BURST_GPU_KERNEL(RmsNormBackward, x.value(), weight.value(), rstd, dy, dx.before(), dx.sum(),
+                       WantedGrad(weight));
       return dx.Set();
     }
     DispatchFloat(x.value().dtype(), [&](auto zero) {
@@ -135,8 +136,8 @@ Variable LayerNorm(Tape& tape, const Variable& x, const Variable& weight, const 
       Tensor::Empty({rows}, cuda::AccumulatorDType(x.value().dtype()), x.value().device());
   const Tensor rstd = Tensor::EmptyLike(mean);
   if (on_gpu) {
-    BURST_CUDA_CALL(cuda::LayerNormForward(x.value(), weight.value(), bias.value(), eps, y.value(),
-                                           mean, rstd));
+    BURST_GPU_KERNEL(LayerNormForward, x.value(), weight.value(), bias.value(), eps, y.value(),
+                     mean, rstd);
   } else {
     DispatchFloat(x.value().dtype(), [&](auto zero) {
       using T = decltype(zero);
@@ -151,9 +152,8 @@ Variable LayerNorm(Tape& tape, const Variable& x, const Variable& weight, const 
     const Tensor dy = y.grad().Contiguous();
     if (on_gpu) {
       const GradInPassing dx(x);
-      BURST_CUDA_CALL(cuda::LayerNormBackward(x.value(), weight.value(), mean, rstd, dy,
-                                              dx.before(), dx.sum(), WantedGrad(weight),
-                                              WantedGrad(bias)));
+      BURST_GPU_KERNEL(LayerNormBackward, x.value(), weight.value(), mean, rstd, dy, dx.before(),
+                       dx.sum(), WantedGrad(weight), WantedGrad(bias));
       return dx.Set();
     }
     DispatchFloat(x.value().dtype(), [&](auto zero) {

@@ -11,14 +11,14 @@
 // Where the code is, by family:
 //
 //   CPU, checks, tape    GPU kernels (cuda/)                  ops
-//   linear.cc            linear.cc, bias.cu; matmul.{h,cc}    Linear, GeluMlp
+//   linear.cc            gemm_ops.cc, bias.cu; matmul.{h,cc}  Linear, GeluMlp
 //   normalization.cc     normalization.{cu,cuh}               RmsNorm, LayerNorm
 //   head_norm.cc         the same                             RmsNormHeads
 //   elementwise.cc       elementwise.cu                       Add, Gelu, SwiGlu
 //   rope.cc              rope.cu                              Rope
 //   embedding.cc         embedding.cu                         Embedding
 //   dropout.cc           dropout.cu                           Dropout
-//   cross_entropy.cc     linear.cc, cross_entropy.cu          LinearCrossEntropy
+//   cross_entropy.cc     gemm_ops.cc, cross_entropy.cu        LinearCrossEntropy
 //
 // cuda/kernels.h declares the GPU functions that these call.
 #pragma once

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "burst/base/parallel.h"
+#include "burst/tensor/gpu_kernel.h"
 #include "model/ops/arrays.h"
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/ops.h"
@@ -77,8 +78,8 @@ std::shared_ptr<const RopeTable> MakeRopeTable(const Tensor& positions, const Ro
       Tensor::Empty({positions.numel(), half}, cuda::AccumulatorDType(dtype), positions.device());
   table->sin = Tensor::EmptyLike(table->cos);
   if (positions.device() == DeviceType::kCuda) {
-    BURST_CUDA_CALL(
-        cuda::RopeCosSin(positions, angles.frequencies, angles.amplitude, table->cos, table->sin));
+    BURST_GPU_KERNEL(RopeCosSin, positions, angles.frequencies, angles.amplitude, table->cos,
+                     table->sin);
   } else {
     DispatchFloat(table->cos.dtype(),
                   [&](auto zero) { FillTable<decltype(zero)>(positions, angles, *table); });
@@ -96,7 +97,7 @@ Variable Rope(Tape& tape, const Variable& x, std::shared_ptr<const RopeTable> ta
   const auto rotate = [table, heads, rotated](double sign, const Tensor& from) {
     const Tensor to = Tensor::EmptyLike(from);
     if (from.device() == DeviceType::kCuda) {
-      BURST_CUDA_CALL(cuda::RopeRotate(from, table->cos, table->sin, rotated, sign, to));
+      BURST_GPU_KERNEL(RopeRotate, from, table->cos, table->sin, rotated, sign, to);
       return to;
     }
     DispatchFloat(from.dtype(), [&](auto zero) {

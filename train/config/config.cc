@@ -174,6 +174,10 @@ OptionTable TrainOptions(TrainConfig* c) {
         "is. 0: it waits without end. Processes of a launcher wait as long for one another to "
         "come, at most 180.");
 
+  t.Add("plan", &c->plan, kMayChange,
+        "On cuda, a step that does not fit a GPU's memory is refused before the first one, with "
+        "what to change (//train:plan). --noplan: it is tried.");
+
   t.Group("Output");
   t.Add("out", &c->out, kNotSaved,
         "Folder for metrics.jsonl, config.json, checkpoints and loss.svg. Without it: "

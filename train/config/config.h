@@ -67,6 +67,7 @@ struct PlainOptions {
   RingGradDType ring_grad_dtype = RingGradDType::kFp32;
   bool deterministic = true;
   int64_t patience = 600;  // seconds; 0: without end
+  bool plan = true;        // a step that does not fit a GPU is refused before the first one
 
   std::string out;  // empty: runs/<model>-<number>
   bool resume = false;

@@ -343,6 +343,11 @@ absl::Status ResolveStrategy(const TrainConfig& c, ResolvedConfig* config) {
   return divide.ok() ? divide : InvalidOption("ulysses", divide.message());
 }
 
+absl::Status CheckPlan(const TrainConfig& c, const ResolvedConfig& config) {
+  if (c.plan || config.device == DeviceType::kCuda) return absl::OkStatus();
+  return InvalidOption("plan", "has no effect on the CPU; leave --noplan out");
+}
+
 absl::Status CheckZero(const ResolvedConfig& config) {
   if (config.zero == 0 || config.state_ranks() > 1) return absl::OkStatus();
   if (config.ranks == 1) {
@@ -486,6 +491,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   BURST_RETURN_IF_ERROR(CheckRingGradDType(config));
   BURST_RETURN_IF_ERROR(ResolveProfile(c, &config));
   BURST_RETURN_IF_ERROR(CheckZero(config));
+  BURST_RETURN_IF_ERROR(CheckPlan(c, config));
   const bool parted =
       config.zero > 0 || (IsTensorParallel(config.strategy) && config.mesh.sequence > 1);
   config.checkpoint_sets = c.checkpoint_files == CheckpointFiles::kRanks ||

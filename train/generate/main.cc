@@ -109,7 +109,7 @@ absl::StatusOr<Place> FindPlace(const GenerateConfig& c, const Launch& launch) {
   if (cuda && (precision == Precision::kAuto || precision == Precision::kBf16)) {
     place.dtype = DType::kBFloat16;
   }
-  if (precision == Precision::kTf32) BURST_CUDA_CALL(cuda::AllowTf32(true));
+  if (precision == Precision::kTf32) cuda::AllowTf32(true);
   place.processes = launch.processes > 1;
   if (place.processes) {
     BURST_RETURN_IF_ERROR(launch.token_error);

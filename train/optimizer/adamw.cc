@@ -6,6 +6,7 @@
 
 #include "burst/base/check.h"
 #include "burst/base/parallel.h"
+#include "burst/tensor/gpu_kernel.h"
 #include "train/optimizer/adamw_cuda.h"
 
 namespace burst {
@@ -127,7 +128,8 @@ void AdamW::Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, doub
                       v_.Slice(0, offset, n), part.compute});
       offset += n;
     }
-    BURST_CUDA_CALL(cuda::AdamWStep(update, decay_bounds_, loss_and_norm, updates_, flat));
+    BURST_GPU_KERNEL(AdamWStep, update, decay_bounds_, loss_and_norm, updates_,
+                     absl::MakeConstSpan(flat));
     return;
   }
   const double loss = loss_and_norm.data<double>()[0], norm = loss_and_norm.data<double>()[1];
@@ -158,7 +160,7 @@ void L2Norm(const Tensor& tensor, const Tensor& norm) {
   BURST_CHECK(norm.numel() == 1 && norm.dtype() == DType::kFloat64 &&
               norm.device() == tensor.device());
   if (tensor.device() == DeviceType::kCuda) {
-    BURST_CUDA_CALL(cuda::L2Norm(tensor, norm));
+    BURST_GPU_KERNEL(L2Norm, tensor, norm);
     return;
   }
   const int64_t n = tensor.numel();

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "burst/tensor/gpu_kernel.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -21,6 +22,17 @@ struct AdamWPart {
   int64_t offset = 0;  // of its first element among all that is updated
   Tensor grads, masters, m, v, compute;
 };
+// The masters and both moments are read and written.
+inline KernelWork WorkOf(absl::Span<const AdamWPart> parts) {
+  KernelWork work;
+  for (const AdamWPart& part : parts) {
+    for (const Tensor& twice : {part.masters, part.m, part.v}) {
+      work.bytes += 2 * burst::WorkOf(twice).bytes;
+    }
+    work.bytes += burst::WorkOf(part.grads).bytes + burst::WorkOf(part.compute).bytes;
+  }
+  return work;
+}
 
 // decay_bounds: float64, increasing: weights decay from its elements 0, 2... up to its elements 1,
 // 3..., counted over all parts; may be empty. loss_and_norm: [2] float64; nothing happens unless

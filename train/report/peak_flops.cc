@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "burst/base/philox.h"
+#include "burst/tensor/gpu_kernel.h"
 #include "model/ops/cuda/matmul.h"
 #include "model/ops/matmul.h"
 
@@ -68,8 +69,8 @@ double MeasurePeakFlops(DeviceType device, DType dtype) {
   };
   const Tensor a = matrix(1), b = matrix(2), c = Tensor::EmptyLike(a);
   return BestRate(kSize, [&] {
-    BURST_CUDA_CALL(cuda::MatMul(
-        {cuda::AsMatrix(a, kSize), cuda::AsMatrix(b, kSize), cuda::AsMatrix(c, kSize)}));
+    BURST_GPU_KERNEL(MatMul, cuda::MatMulParams{cuda::AsMatrix(a, kSize), cuda::AsMatrix(b, kSize),
+                                                cuda::AsMatrix(c, kSize)});
     SynchronizeDevice(device);
   });
 }

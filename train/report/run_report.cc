@@ -146,6 +146,7 @@ absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Open(const TrainingSetup& 
       {"state", State(config, facts.kept)},
       {"machine", Machine(config, facts.throughput.peak_flops)},
       {"run folder", report->folder_.path()}};
+  if (!setup.plan.empty()) rows.insert(rows.end() - 2, {"planned", setup.plan});
   report->console_->Table(absl::StrFormat("%s: %s, %s parameters", config.model_name,
                                           Name(config.model.family), Thousands(parameters)),
                           rows);

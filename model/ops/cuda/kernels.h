@@ -14,6 +14,7 @@
 #include <functional>
 #include <vector>
 
+#include "burst/tensor/gpu_kernel.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -42,6 +43,7 @@ struct ParameterGrad {
   Tensor sum;       // null: not wanted
   bool add = true;  // accumulate into `sum`; else overwrite it
 };
+inline KernelWork WorkOf(const ParameterGrad& grad) { return burst::WorkOf(grad.sum); }
 
 // --- Normalization. x, y, dy, dx: [rows, width]; mean, rstd: [rows] of the
 // accumulator type. dx = (`before`, unless null) + the gradient through the normalization:
@@ -119,7 +121,8 @@ void ScaleBy(const Tensor& y, const Tensor& factor);
 // y = factor x, or with `add` y += that; y: float32 or float64; x: like y.
 void ScaleInto(const Tensor& y, const Tensor& x, const Tensor& factor, bool add);
 
-// --- The ops that consist of GEMMs: the same as in ops.h, forward and backward (linear.cc).
+// --- The ops that consist of GEMMs: the same as in ops.h, forward and backward
+// (gemm_ops.cc). In every build: a simulated GPU runs them, too.
 
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
                 const Variable& residual, const Shape& y_shape,

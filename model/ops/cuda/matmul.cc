@@ -2,7 +2,6 @@
 
 #include <cublasLt.h>
 
-#include <atomic>
 #include <map>
 #include <string>
 #include <tuple>
@@ -15,10 +14,6 @@
 namespace burst {
 namespace cuda {
 namespace {
-
-constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // what cuBLAS recommends for Hopper
-
-std::atomic<bool> allow_tf32{false};
 
 void CheckCublas(const char* call, cublasStatus_t status) {
   if (status != CUBLAS_STATUS_SUCCESS) Fail(call, cublasLtGetStatusName(status));
@@ -80,7 +75,7 @@ class Cublas {
   Cublas() {
     AwaitOtherRanks();  // cuBLASLt loads code already now
     BURST_CUBLAS_CHECK(cublasLtCreate(&handle_));
-    workspace_ = AllocateMemory(DeviceType::kCuda, kWorkspaceBytes);
+    workspace_ = AllocateMemory(DeviceType::kCuda, kMatMulWorkspaceBytes);
   }
 
   void Run(const MatMulParams& p) {
@@ -98,7 +93,7 @@ class Cublas {
     BURST_CUBLAS_CHECK(cublasLtMatmul(
         handle_, plan.operation, is_double ? static_cast<const void*>(&alpha64) : &alpha, p.b.data,
         plan.b, p.a.data, plan.a, is_double ? static_cast<const void*>(&beta64) : &beta, addend,
-        plan.c, p.c.data, plan.c, &plan.algorithm, workspace_.data, kWorkspaceBytes,
+        plan.c, p.c.data, plan.c, &plan.algorithm, workspace_.data, kMatMulWorkspaceBytes,
         CurrentStream()));
   }
 
@@ -110,7 +105,7 @@ class Cublas {
           const_cast<const void*>(p.c.data), p.addend, const_cast<const void*>(p.pre)}) {
       alignment = std::min(alignment, Alignment(data));
     }
-    const bool tf32 = allow_tf32;
+    const bool tf32 = Tf32IsAllowed();
     const PlanKey key{p.c.rows,         p.c.cols,   p.a.cols,       p.a.stride,
                       p.b.stride,       p.c.stride, p.a.transposed, p.b.transposed,
                       p.a.dtype,        p.c.dtype,  p.epilogue,     p.addend != nullptr,
@@ -154,7 +149,7 @@ class Cublas {
       BURST_CUBLAS_CHECK(
           cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
     };
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMatMulWorkspaceBytes);
     // Partial results over parts of k stay in the accumulator's type: rounding them to bf16 would
     // cost more than rounding the result.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -199,19 +194,6 @@ void EmptyGemm(const MatMulParams& p) {
 
 }  // namespace
 
-Matrix Matrix::Rows(int64_t begin, int64_t end) const {
-  Matrix part = *this;
-  part.data = static_cast<char*>(data) + begin * (transposed ? 1 : stride) * SizeOf(dtype);
-  part.rows = end - begin;
-  return part;
-}
-
-Matrix AsMatrix(const Tensor& tensor, int64_t cols) {
-  BURST_CHECK(tensor.is_contiguous() && cols > 0 && tensor.numel() % cols == 0)
-      << ToString(tensor.shape()) << " as rows of " << cols;
-  return {tensor.raw_data(), tensor.dtype(), tensor.numel() / cols, cols, cols, false};
-}
-
 void MatMul(const MatMulParams& p) {
   BURST_CHECK(p.a.rows == p.c.rows && p.b.cols == p.c.cols && p.a.cols == p.b.rows &&
               !p.c.transposed)
@@ -226,8 +208,6 @@ void MatMul(const MatMulParams& p) {
   if (p.a.cols == 0) return EmptyGemm(p);
   CurrentContext().Get<Cublas>().Run(p);
 }
-
-void AllowTf32(bool allow) { allow_tf32 = allow; }
 
 }  // namespace cuda
 }  // namespace burst

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "burst/tensor/gpu_kernel.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -45,9 +46,16 @@ struct MatMulParams {
 };
 void MatMul(const MatMulParams& params);
 
+// Of the calling thread's simulated GPU.
+KernelWork WorkOf(const MatMulParams& params);
+
+// What the first GEMM of a GPU takes for all of them: what cuBLAS recommends for Hopper.
+constexpr size_t kMatMulWorkspaceBytes = size_t{32} << 20;
+
 // Whether float32 GEMMs may round their operands to TF32 (10 bits of mantissa): faster, and off
 // unless asked for. For the whole process.
 void AllowTf32(bool allow);
+bool Tf32IsAllowed();
 
 }  // namespace cuda
 }  // namespace burst

@@ -1,7 +1,8 @@
-// Linear, GeluMlp and LinearCrossEntropy on a GPU.
+// Linear, GeluMlp and LinearCrossEntropy on a GPU: which GEMMs and kernels, and their memory.
 #include <algorithm>
 
 #include "burst/autograd/tape.h"
+#include "burst/tensor/gpu_kernel.h"
 #include "model/ops/cuda/kernels.h"
 #include "model/ops/cuda/matmul.h"
 
@@ -16,13 +17,13 @@ void AddGemm(const Variable& x, int64_t cols, MatMulParams gemm) {
     bool add = false;
     gemm.c = AsMatrix(x.GradToWrite(&add), cols);
     if (add) gemm.addend = gemm.c.data;
-    return MatMul(gemm);
+    return BURST_GPU_KERNEL(MatMul, gemm);
   }
   const Tensor before = x.grad().null() ? Tensor() : x.grad().Contiguous();
   const Tensor sum = Tensor::EmptyLike(x.value());
   gemm.c = AsMatrix(sum, cols);
   gemm.addend = before.null() ? nullptr : before.raw_data();
-  MatMul(gemm);
+  BURST_GPU_KERNEL(MatMul, gemm);
   x.SetGrad(sum);
 }
 
@@ -38,9 +39,9 @@ void WeightBackward(const Tensor& dy, const Tensor& x, const Variable& weight,
   bool add = false;
   const Tensor& grad = bias.GradToWrite(&add);
   const DType accumulator = dy.dtype() == DType::kBFloat16 ? DType::kFloat32 : dy.dtype();
-  if (grad.dtype() == accumulator) return ColumnSums(dy, grad, add);
+  if (grad.dtype() == accumulator) return BURST_GPU_KERNEL(ColumnSums, dy, grad, add);
   const Tensor sums = Tensor::Empty({out}, accumulator, DeviceType::kCuda);
-  ColumnSums(dy, sums, /*add=*/false);
+  BURST_GPU_KERNEL(ColumnSums, dy, sums, /*add=*/false);
   add ? grad.Add(sums.To(grad.dtype())) : grad.ConvertFrom(sums);
 }
 
@@ -70,8 +71,8 @@ Tensor LinearForward(const Tensor& x, const Variable& weight, const Variable& bi
     gemm.epilogue = Epilogue::kBias;
     gemm.vector = bias.value().raw_data();
   }
-  MatMul(gemm);
-  if (bias.defined() && !fused) AddBias(y, bias.value());
+  BURST_GPU_KERNEL(MatMul, gemm);
+  if (bias.defined() && !fused) BURST_GPU_KERNEL(AddBias, y, bias.value());
   return y;
 }
 
@@ -112,7 +113,7 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
   gemm.epilogue = Epilogue::kGelu;
   gemm.vector = up_bias.value().raw_data();
   gemm.pre = needs_grad ? pre.raw_data() : nullptr;
-  MatMul(gemm);
+  BURST_GPU_KERNEL(MatMul, gemm);
 
   shape.back() = down.value().dim(0);
   const Variable y = tape.Output(LinearForward(hidden, down, down_bias, residual, shape, use),
@@ -131,7 +132,7 @@ Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variab
     gemm.c = AsMatrix(dpre, ffn);
     gemm.epilogue = Epilogue::kGeluBackward;
     gemm.pre = pre.raw_data();
-    MatMul(gemm);
+    BURST_GPU_KERNEL(MatMul, gemm);
     InputBackward(dpre, x, up);
     if (dx_done != nullptr) dx_done();
     WeightBackward(dpre, x.value(), up, up_bias);
@@ -182,34 +183,36 @@ Variable LinearCrossEntropy(Tape& tape, const Variable& x, const Variable& weigh
     const int64_t rows = std::min(chunk, tokens - begin);
     const Matrix x_rows = all.Rows(begin, begin + rows);
     const Matrix l{logits.raw_data(), dtype, rows, stride, stride, false};
-    MatMul({x_rows, w.Transposed(), l});
-    SoftmaxCrossEntropy(logits, rows, vocab, stride,
-                        static_cast<const int32_t*>(targets.raw_data()) + begin, scale, needs_grad,
-                        static_cast<char*>(losses.raw_data()) + begin * SizeOf(sum_dtype));
-    if (dx_wanted) MatMul({l, w, AsMatrix(dx, width).Rows(begin, begin + rows)});
+    BURST_GPU_KERNEL(MatMul, MatMulParams{x_rows, w.Transposed(), l});
+    BURST_GPU_KERNEL(SoftmaxCrossEntropy, logits, rows, vocab, stride,
+                     static_cast<const int32_t*>(targets.raw_data()) + begin, scale, needs_grad,
+                     static_cast<char*>(losses.raw_data()) + begin * SizeOf(sum_dtype));
+    if (dx_wanted) {
+      BURST_GPU_KERNEL(MatMul, MatMulParams{l, w, AsMatrix(dx, width).Rows(begin, begin + rows)});
+    }
     if (dweight_wanted) {
       MatMulParams gemm{l.Transposed(), x_rows, AsMatrix(padded_dweight, width)};
       if (begin > 0) gemm.addend = gemm.c.data;
-      MatMul(gemm);
+      BURST_GPU_KERNEL(MatMul, gemm);
     }
   }
-  SumLosses(losses, scale, loss.value());
+  BURST_GPU_KERNEL(SumLosses, losses, scale, loss.value());
   if (!needs_grad) return loss;
 
   tape.Record("cross_entropy", {loss}, [=] {
     const Tensor upstream = loss.grad();  // nearly always 1, which needs no scaling
     const Tensor dweight = dweight_wanted ? padded_dweight.Slice(0, 0, vocab) : Tensor();
     if (dx_wanted) {
-      ScaleBy(dx, upstream);
+      BURST_GPU_KERNEL(ScaleBy, dx, upstream);
       x.AddGrad(dx);
     }
     if (!dweight_wanted) return;
     if (weight.is_parameter()) {
       bool add = false;
       const Tensor& grad = weight.GradToWrite(&add);
-      ScaleInto(grad, dweight, upstream, add);
+      BURST_GPU_KERNEL(ScaleInto, grad, dweight, upstream, add);
     } else {
-      ScaleBy(dweight, upstream);
+      BURST_GPU_KERNEL(ScaleBy, dweight, upstream);
       weight.AddGrad(dweight.To(dtype));
     }
   });

@@ -1,0 +1,123 @@
+#include "burst/device/simulated_gpu.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "burst/base/check.h"
+#include "burst/base/progress.h"
+
+namespace burst {
+namespace {
+
+// No program has memory from here on: whoever reads or writes at such an address ends.
+constexpr uintptr_t kNowhere = uintptr_t{1} << 62;
+constexpr int64_t kGranule = 512;  // CUDA rounds allocations up to multiples of this
+constexpr size_t kAlignment = 256;
+
+thread_local SimulatedGpu* current = nullptr;
+
+using Place = std::pair<const char*, const char*>;  // phase and op
+
+Place Here() {
+  const RankProgress* const progress = current_progress;
+  if (progress == nullptr) return {"start", nullptr};
+  return {progress->place().phase, progress->place().op};
+}
+
+std::string Describe(const Place& place) {
+  const auto [phase, op] = place;
+  return op == nullptr ? phase : std::string(phase) + ", " + op;
+}
+
+}  // namespace
+
+SimulatedGpu::SimulatedGpu(const GpuModel& model) : model_(model), next_address_(kNowhere) {}
+
+SimulatedGpu::~SimulatedGpu() {
+  for (const auto& [data, block] : blocks_) {
+    if (IsBacked(data)) std::free(data);
+  }
+}
+
+SimulatedGpu* SimulatedGpu::Current() { return current; }
+
+void SimulatedGpu::RunKernel(double bytes, double seconds) {
+  const double time = model_.kernel_seconds + std::max(bytes / model_.bandwidth, seconds);
+  now_ += time;
+  kernel_seconds_[Here()] += time;
+}
+
+void SimulatedGpu::WaitUntil(double time) { now_ = std::max(now_, time); }
+
+bool SimulatedGpu::IsBacked(const void* data) {
+  return reinterpret_cast<uintptr_t>(data) < kNowhere;
+}
+
+void* SimulatedGpu::Allocate(size_t bytes) {
+  const size_t size = (bytes + kGranule - 1) / kGranule * kGranule;
+  const Place place = Here();
+  std::lock_guard<std::mutex> lock(mutex_);
+  void* data = nullptr;
+  if (size <= kBackedBytes) {
+    BURST_CHECK_EQ(posix_memalign(&data, kAlignment, size), 0);
+  } else {
+    data = reinterpret_cast<void*>(next_address_);
+    next_address_ += size;
+  }
+  blocks_[data] = {static_cast<int64_t>(size), place};
+  by_place_[place] += static_cast<int64_t>(size);
+  stats_.bytes_in_use += static_cast<int64_t>(size);
+  stats_.bytes_reserved = std::max(stats_.bytes_reserved, stats_.bytes_in_use);
+  if (stats_.bytes_in_use > stats_.peak_bytes) {
+    stats_.peak_bytes = stats_.bytes_in_use;
+    is_peak_ = true;
+  }
+  return data;
+}
+
+void SimulatedGpu::Free(void* data) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto block = blocks_.find(data);
+  BURST_CHECK(block != blocks_.end()) << "freed twice, or another GPU's";
+  if (is_peak_) at_peak_ = by_place_;
+  is_peak_ = false;
+  stats_.bytes_in_use -= block->second.bytes;
+  by_place_[block->second.place] -= block->second.bytes;
+  if (IsBacked(data)) std::free(data);
+  blocks_.erase(block);
+}
+
+MemoryStats SimulatedGpu::memory() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return stats_;
+}
+
+void SimulatedGpu::ResetPeak() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  stats_.peak_bytes = stats_.bytes_in_use;
+  is_peak_ = true;
+}
+
+std::map<std::string, int64_t> SimulatedGpu::AtPeak() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::map<std::string, int64_t> result;
+  for (const auto& [place, bytes] : is_peak_ ? by_place_ : at_peak_) {
+    if (bytes > 0) result[Describe(place)] += bytes;
+  }
+  return result;
+}
+
+std::map<std::string, double> SimulatedGpu::KernelSeconds() const {
+  std::map<std::string, double> result;
+  for (const auto& [place, seconds] : kernel_seconds_) result[Describe(place)] += seconds;
+  return result;
+}
+
+ScopedSimulatedGpu::ScopedSimulatedGpu(SimulatedGpu* gpu)
+    : outer_(current), memory_(gpu, DeviceType::kCuda) {
+  current = gpu;
+}
+
+ScopedSimulatedGpu::~ScopedSimulatedGpu() { current = outer_; }
+
+}  // namespace burst

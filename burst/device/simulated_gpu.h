@@ -1,0 +1,102 @@
+// A GPU that is not there. Code that runs on a thread bound to one does all it would do on a real
+// GPU: it allocates, launches kernels, exchanges messages. But memory is only counted, a kernel
+// computes nothing, and a clock says when each would end. So the memory and the time of a training
+// step are known without a GPU, and without a second description of the step (//train:plan).
+//
+// In every build, with CUDA or without.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "burst/device/memory.h"
+
+namespace burst {
+
+// What a GPU can do. Rates are those that large kernels reach, not a data sheet's peaks.
+struct GpuModel {
+  std::string name;      // "H200"
+  double memory = 0;     // bytes that a program can allocate
+  double bandwidth = 0;  // bytes/s, read and written together
+  double bf16 = 0;       // FLOP/s of matrix products, by the dtype of their operands
+  double tf32 = 0;
+  double fp32 = 0;
+  double attention_forward = 0;  // FLOP/s in bf16, of the pairs of query and key that are visible
+  double attention_backward = 0;
+  double links = 0;            // bytes/s to other GPUs of its node, and as many from them
+  double network = 0;          // bytes/s to other nodes, likewise
+  double kernel_seconds = 0;   // of the shortest kernel
+  double message_seconds = 0;  // of the shortest message
+};
+
+// One rank's. Its clock starts at 0 and moves by what the rank's thread does. Memory may be freed
+// from any thread; all else belongs to the rank's.
+class SimulatedGpu : public MemorySource {
+ public:
+  explicit SimulatedGpu(const GpuModel& model);
+  ~SimulatedGpu() override;
+  SimulatedGpu(const SimulatedGpu&) = delete;
+  SimulatedGpu& operator=(const SimulatedGpu&) = delete;
+
+  // The calling thread's; null if it is bound to none.
+  static SimulatedGpu* Current();
+
+  const GpuModel& model() const { return model_; }
+
+  // --- Time, in seconds.
+  double now() const { return now_; }
+  // A kernel that moves so many bytes of memory, and computes for so many seconds.
+  void RunKernel(double bytes, double seconds);
+  void WaitUntil(double time);
+  // Of kernels, by the place of the rank that launched them ("forward, attention";
+  // burst/base/progress.h).
+  std::map<std::string, double> KernelSeconds() const;
+
+  // --- Memory. What is at most kBackedBytes long can be written and read by the host (masks,
+  // tokens); the addresses of the rest cannot.
+  static constexpr size_t kBackedBytes = size_t{64} << 20;
+  static bool IsBacked(const void* data);
+  void* Allocate(size_t bytes) override;
+  void Free(void* data) override;
+  MemoryStats memory() const;
+  void ResetPeak();
+  // What was allocated at the peak: bytes by the place that took them.
+  std::map<std::string, int64_t> AtPeak() const;
+
+ private:
+  using Place = std::pair<const char*, const char*>;  // phase and op
+  struct Block {
+    int64_t bytes;
+    Place place;
+  };
+
+  const GpuModel model_;
+  double now_ = 0;
+  std::map<Place, double> kernel_seconds_;
+  mutable std::mutex mutex_;
+  uintptr_t next_address_;  // of what is not backed
+  std::unordered_map<void*, Block> blocks_;
+  std::map<Place, int64_t> by_place_, at_peak_;
+  bool is_peak_ = false;  // nothing was freed since the peak, and at_peak_ is of an earlier one
+  MemoryStats stats_;
+};
+
+// Binds the calling thread to a simulated GPU for as long as the object lives. All that the thread
+// made on it must be gone before.
+class ScopedSimulatedGpu {
+ public:
+  explicit ScopedSimulatedGpu(SimulatedGpu* gpu);
+  ~ScopedSimulatedGpu();
+  ScopedSimulatedGpu(const ScopedSimulatedGpu&) = delete;
+  ScopedSimulatedGpu& operator=(const ScopedSimulatedGpu&) = delete;
+
+ private:
+  SimulatedGpu* const outer_;
+  ScopedMemorySource memory_;
+};
+
+}  // namespace burst

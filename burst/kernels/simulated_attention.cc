@@ -1,0 +1,88 @@
+#include "burst/kernels/simulated_attention.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "burst/device/simulated_gpu.h"
+
+namespace burst {
+namespace {
+
+// What is measured of the GPU's kernels (benchmarks/results/attention_h200.json).
+constexpr int64_t kTile = 128;  // queries, and keys, of a tile, which is computed as a whole
+// To begin and end a tile of queries (forward) or keys (backward) takes as long as so many tiles.
+constexpr double kForwardEnds = 0.7, kBackwardEnds = 2.2;
+// Of their rate, where heads have 64 channels or fewer.
+constexpr double kNarrowForward = 0.75, kNarrowBackward = 0.9;
+
+int64_t Tiles(int64_t n) { return (n + kTile - 1) / kTile; }
+
+// Pairs of a tile of queries and a tile of keys where some see each other, over batch and heads.
+double VisibleTiles(const FlashAttentionShape& s) {
+  const int64_t all_heads = s.batch * s.num_heads;
+  if (s.visible.begin == nullptr) return 1.0 * all_heads * Tiles(s.q_len) * Tiles(s.k_len);
+  const int64_t rows = s.visible.batch_stride == 0 ? 1 : s.batch;
+  int64_t tiles = 0;
+  for (int64_t b = 0; b < rows; ++b) {
+    const int32_t* const begins = s.visible.begin + b * s.visible.batch_stride;
+    const int32_t* const ends = s.visible.end + b * s.visible.batch_stride;
+    for (int64_t first = 0; first < s.q_len; first += kTile) {
+      const int64_t last = std::min(first + kTile, s.q_len) - 1;
+      if (begins[first] < ends[last]) tiles += Tiles(ends[last]) - begins[first] / kTile;
+    }
+  }
+  return static_cast<double>(tiles) * all_heads / rows;
+}
+
+// `products`: matrix products of a pair of tiles, at `rate` FLOP/s in bf16. Beside them, what is
+// like q and like k is read or written so many times.
+void Run(const FlashAttentionShape& s, int products, double tiles, double rate, int q_like,
+         int k_like) {
+  SimulatedGpu& gpu = *SimulatedGpu::Current();
+  const double flops = 2.0 * products * tiles * kTile * kTile * s.head_dim;
+  const double row_bytes = 1.0 * s.batch * s.head_dim * SizeOf(s.dtype);
+  gpu.RunKernel(row_bytes * (q_like * s.q_len * s.num_heads + k_like * s.k_len * s.num_kv_heads),
+                flops / (s.dtype == DType::kBFloat16 ? rate : gpu.model().fp32));
+}
+
+bool IsNarrow(const FlashAttentionShape& s) { return s.head_dim <= 64; }
+
+}  // namespace
+
+absl::Status SimulatedAttentionKernels::Check(DeviceType device, DType dtype,
+                                              int64_t head_dim) const {
+  const bool served = dtype == DType::kBFloat16 ? head_dim % 8 == 0 : true;
+  if (device == DeviceType::kCuda && head_dim >= 1 && head_dim <= 256 && served) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("no attention kernel for ", Name(dtype),
+                                                 " with head_dim ", head_dim, " on a GPU"));
+}
+
+void SimulatedAttentionKernels::Forward(const FlashForwardParams& params) const {
+  const FlashAttentionShape& s = params.shape;
+  const double ends = kForwardEnds * s.batch * s.num_heads * Tiles(s.q_len);
+  const double rate = SimulatedGpu::Current()->model().attention_forward;
+  Run(s, /*products=*/2, VisibleTiles(s) + ends, IsNarrow(s) ? kNarrowForward * rate : rate,
+      /*q_like=*/params.merge ? 4 : 2, /*k_like=*/2);
+}
+
+void SimulatedAttentionKernels::Delta(const FlashDeltaParams& params) const {
+  Run(params.shape, /*products=*/0, /*tiles=*/0, /*rate=*/1, /*q_like=*/2, /*k_like=*/0);
+}
+
+void SimulatedAttentionKernels::Backward(const FlashBackwardParams& params) const {
+  const FlashAttentionShape& s = params.shape;
+  // As in gpu/calls.cc.
+  Tensor dq;
+  if (params.assign && s.dtype == DType::kBFloat16) {
+    dq = Tensor::Empty({s.batch, s.q_len, s.num_heads, s.head_dim}, DType::kFloat32,
+                       DeviceType::kCuda);
+  }
+  const double ends = kBackwardEnds * s.batch * s.num_heads * Tiles(s.k_len);
+  const double rate = SimulatedGpu::Current()->model().attention_backward;
+  Run(s, /*products=*/5, VisibleTiles(s) + ends, IsNarrow(s) ? kNarrowBackward * rate : rate,
+      /*q_like=*/dq.null() ? 6 : 9, /*k_like=*/params.assign ? 4 : 10);
+}
+
+}  // namespace burst

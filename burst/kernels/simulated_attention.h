@@ -1,0 +1,17 @@
+// Attention on a simulated GPU (burst/device/simulated_gpu.h): the scratch memory of the GPU's
+// kernels (gpu/calls.cc), and the time of the pairs of query and key that are visible.
+#pragma once
+
+#include "burst/kernels/flash_attention.h"
+
+namespace burst {
+
+class SimulatedAttentionKernels : public AttentionKernels {
+ public:
+  absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const override;
+  void Forward(const FlashForwardParams& params) const override;
+  void Delta(const FlashDeltaParams& params) const override;
+  void Backward(const FlashBackwardParams& params) const override;
+};
+
+}  // namespace burst

@@ -1,0 +1,30 @@
+#include "train/plan/check_run.h"
+
+#include "absl/strings/str_format.h"
+#include "burst/base/status.h"
+#include "burst/device/device.h"
+#include "train/plan/fit.h"
+#include "train/plan/gpu_models.h"
+#include "train/plan/plan.h"
+
+namespace burst {
+
+absl::Status CheckRunFits(TrainingSetup* setup) {
+  const absl::StatusOr<GpuModel> known = FindGpuModelOf(CudaDeviceName(0));
+  // The memory of a step is the same on all GPUs; its time is told where the rates are known.
+  BURST_ASSIGN_OR_RETURN(GpuModel gpu, known.ok() ? known : FindGpuModel("H100"));
+  gpu.memory = static_cast<double>(CudaFreeMemory());
+  const int per_node = setup->config.ranks_per_node;
+  const TrainingSetup question = PlanOf(*setup);
+  BURST_ASSIGN_OR_RETURN(const StepPlan plan, PlanStep(question, gpu, per_node));
+  setup->plan =
+      absl::StrFormat("%.1f GiB of the %.1f free on a GPU",
+                      static_cast<double>(plan.peak_bytes) / (1 << 30), gpu.memory / (1 << 30));
+  if (known.ok()) {
+    absl::StrAppendFormat(&setup->plan, "; %.3g s a step, %.0f tokens/s a GPU", plan.step_seconds,
+                          plan.tokens_per_second);
+  }
+  return CheckFits(question, plan, gpu, per_node);
+}
+
+}  // namespace burst

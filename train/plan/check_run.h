@@ -1,0 +1,14 @@
+// A run's step against the memory of the GPU that is there.
+#pragma once
+
+#include "absl/status/status.h"
+#include "train/setup.h"
+
+namespace burst {
+
+// For a run on GPUs, before its ranks start; in one process of it. ResourceExhausted, with what to
+// change, for a step that does not fit into the memory that is free on the calling thread's GPU.
+// Fills setup->plan.
+absl::Status CheckRunFits(TrainingSetup* setup);
+
+}  // namespace burst

@@ -1,0 +1,50 @@
+#include "train/plan/gpu_models.h"
+
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace burst {
+namespace {
+
+constexpr double kGiB = double{1 << 30};
+
+// Measured with this project's own benchmarks (benchmarks/results): the rates of a 1B model's
+// products (dense_h200.json), of attention with head_dim 128 (attention_h200.json), of kernels
+// that only move memory (ops_h200.json), and of the ring's messages (scaling_2_h200.json). The
+// network is a data sheet's, of 400 Gbit/s a GPU. The memory is what CUDA leaves to a program.
+const std::vector<GpuModel>& GpuModels() {
+  static const auto* const models = new std::vector<GpuModel>{
+      {"H200", 139 * kGiB, 3.8e12, 680e12, 350e12, 45e12, 650e12, 575e12, 340e9, 45e9, 4e-6, 8e-6},
+      {"H100", 78 * kGiB, 2.8e12, 660e12, 340e12, 45e12, 590e12, 510e12, 340e9, 45e9, 4e-6, 10e-6},
+  };
+  return *models;
+}
+
+absl::Status NoSuchModel(absl::string_view name) {
+  std::string names;
+  for (const GpuModel& model : GpuModels()) {
+    absl::StrAppend(&names, names.empty() ? "" : ", ", model.name);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("the rates of ", name, " are not known; known are ", names));
+}
+
+}  // namespace
+
+absl::StatusOr<GpuModel> FindGpuModel(absl::string_view name) {
+  for (const GpuModel& model : GpuModels()) {
+    if (model.name == name) return model;
+  }
+  return NoSuchModel(name);
+}
+
+absl::StatusOr<GpuModel> FindGpuModelOf(const std::string& full_name) {
+  for (const GpuModel& model : GpuModels()) {
+    if (absl::StrContains(full_name, model.name)) return model;
+  }
+  return NoSuchModel(full_name);
+}
+
+}  // namespace burst

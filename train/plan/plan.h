@@ -1,0 +1,52 @@
+// What a training step will take, before there is a GPU: the trainer's own step, run on simulated
+// GPUs (burst/device/simulated_gpu.h). Everything that decides about memory and order is the code
+// that trains; only kernels and links are models.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "burst/device/simulated_gpu.h"
+#include "train/config/config.h"
+#include "train/setup.h"
+
+namespace burst {
+
+// Of the rank that needs most. In bytes and seconds.
+struct StepPlan {
+  int64_t parameters = 0, gradients = 0, optimizer = 0;  // kept between steps
+  int64_t peak_bytes = 0;                                // within a step, those included
+  template <typename T>
+  struct Part {
+    std::string place;  // what takes it: "forward, attention"
+    T amount = 0;
+  };
+  std::vector<Part<int64_t>> at_peak;  // of peak_bytes; largest first
+
+  double step_seconds = 0;
+  double kernel_seconds = 0;           // of the busiest rank, in which kernels run
+  std::vector<Part<double>> by_place;  // of kernel_seconds; largest first
+  double tokens_per_second = 0;        // a GPU
+};
+
+// Memory that a plan does not see: of the communication library, of pages between allocations, of
+// kernels that need scratch for a moment.
+constexpr int64_t kUnplannedBytes = int64_t{1} << 30;
+
+// A setup for plans: the data of the run; or, where the model says its own vocabulary and attention
+// does not end at documents, none.
+absl::StatusOr<TrainingSetup> PreparePlan(const ResolvedConfig& config);
+TrainingSetup PlanOf(const TrainingSetup& run);
+
+// `setup`: one of the above; the config's device is cuda. `gpus_per_node`: that fast links connect;
+// 0: all.
+absl::StatusOr<StepPlan> PlanStep(const TrainingSetup& setup, const GpuModel& gpu,
+                                  int gpus_per_node);
+
+inline bool Fits(const StepPlan& plan, const GpuModel& gpu) {
+  return static_cast<double>(plan.peak_bytes + kUnplannedBytes) <= gpu.memory;
+}
+
+}  // namespace burst
