@@ -1,9 +1,10 @@
-// Communicator: a group of ranks that exchange memory. One interface, four implementations:
+// Communicator: a group of ranks that exchange memory. One interface, several implementations:
 //
 //   thread/  ranks are threads of one process                  host memory; GPU memory for tests
 //   gpu/     ranks own one GPU each, as threads or processes   GPU memory and host memory
 //   tcp/     ranks are processes, connected by sockets         host memory
 //   mpi/     ranks are processes under mpirun                  host memory
+//   simulated/  ranks are threads with simulated GPUs          times alone, no memory
 //
 // Sender and receiver use the same kind of memory. GPU memory is ordered by the calling thread's
 // stream: a Post sends and receives once all work queued before it is done, and work queued after a

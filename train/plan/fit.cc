@@ -13,111 +13,131 @@ namespace {
 
 constexpr int64_t kFfnChunk = 16384;  // tokens: long enough for GEMMs at their full rate
 
+constexpr int kOptions = 3;  // that may be changed
+
 struct Candidate {
   ResolvedConfig config;
   std::string options;
   int changes = 0;
 };
 
-// All combinations, the given one first.
-std::vector<Candidate> Candidates(const ResolvedConfig& given, const Choices& choices) {
-  std::vector<int64_t> stages = {given.zero};
-  for (int64_t stage = 0; stage <= 3 && choices.zero && given.state_ranks() > 1; ++stage) {
-    if (stage != given.zero) stages.push_back(stage);
-  }
-  std::vector<Recompute> recomputes = {given.recompute};
-  for (Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
-    if (choices.recompute && recompute != given.recompute) recomputes.push_back(recompute);
+// What may be chosen for each option, by growing time and shrinking memory.
+struct Ranges {
+  std::vector<Recompute> recomputes;
+  std::vector<int64_t> chunks, stages;
+};
+
+Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
+  Ranges ranges{{given.recompute}, {given.ffn_chunk}, {given.zero}};
+  if (choices.recompute) {
+    ranges.recomputes = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
   }
   const int64_t local_tokens = given.batch / given.mesh.data * given.seqlen / given.mesh.sequence;
   const bool tensor_parallel = IsTensorParallel(given.strategy) && given.mesh.sequence > 1;
-  std::vector<int64_t> chunks = {given.ffn_chunk};
   if (choices.ffn_chunk && given.ffn_chunk == 0 && !tensor_parallel && local_tokens > kFfnChunk) {
-    chunks.push_back(kFfnChunk);
+    ranges.chunks.push_back(kFfnChunk);
   }
-  std::vector<Candidate> candidates;
-  for (const Recompute recompute : recomputes) {
-    for (const int64_t chunk : chunks) {
-      for (const int64_t stage : stages) {
-        Candidate candidate{given, "", 0};
-        candidate.config.zero = stage;
-        candidate.config.recompute = recompute;
-        if (recompute == Recompute::kNone) candidate.config.recompute_every = 1;
-        candidate.config.ffn_chunk = chunk;
-        const auto add = [&](bool changed, const std::string& option) {
-          if (!changed) return;
-          absl::StrAppend(&candidate.options, candidate.options.empty() ? "" : " ", option);
-          ++candidate.changes;
-        };
-        add(recompute != given.recompute, absl::StrCat("--recompute=", Name(recompute)));
-        add(chunk != given.ffn_chunk, absl::StrCat("--ffn_chunk=", chunk));
-        add(stage != given.zero, absl::StrCat("--zero=", stage));
-        candidates.push_back(std::move(candidate));
-      }
-    }
-  }
-  return candidates;
+  if (choices.zero && given.state_ranks() > 1) ranges.stages = {0, 1, 2, 3};
+  return ranges;
 }
 
-// better(a, b): whether plan a is to be preferred.
-template <typename Better>
-absl::StatusOr<FittedPlan> Best(const TrainingSetup& given, const GpuModel& gpu, int gpus_per_node,
-                                const Choices& choices, Better better) {
-  TrainingSetup setup = PlanOf(given);
-  std::optional<FittedPlan> best;
-  int best_changes = 0;
-  for (const Candidate& candidate : Candidates(given.config, choices)) {
-    setup.config = candidate.config;
-    BURST_ASSIGN_OR_RETURN(StepPlan plan, PlanStep(setup, gpu, gpus_per_node));
-    const bool fits = Fits(plan, gpu);
-    if (best.has_value()) {
-      const bool best_fits = Fits(best->plan, gpu);
-      if (best_fits && !fits) continue;
-      if (best_fits == fits && !(fits ? better(plan, candidate.changes, best->plan, best_changes)
-                                      : plan.peak_bytes < best->plan.peak_bytes)) {
-        continue;
-      }
-    }
-    best = FittedPlan{candidate.options, std::move(plan)};
-    best_changes = candidate.changes;
-  }
-  return *std::move(best);
+Candidate MakeCandidate(const ResolvedConfig& given, Recompute recompute, int64_t chunk,
+                        int64_t stage) {
+  Candidate candidate{given, "", 0};
+  candidate.config.recompute = recompute;
+  if (recompute == Recompute::kNone) candidate.config.recompute_every = 1;
+  candidate.config.ffn_chunk = chunk;
+  candidate.config.zero = stage;
+  const auto add = [&](bool changed, const std::string& option) {
+    if (!changed) return;
+    absl::StrAppend(&candidate.options, candidate.options.empty() ? "" : " ", option);
+    ++candidate.changes;
+  };
+  add(recompute != given.recompute, absl::StrCat("--recompute=", Name(recompute)));
+  add(chunk != given.ffn_chunk, absl::StrCat("--ffn_chunk=", chunk));
+  add(stage != given.zero, absl::StrCat("--zero=", stage));
+  return candidate;
+}
+
+absl::StatusOr<FittedPlan> PlanCandidate(const TrainingSetup& setup, const GpuModel& gpu,
+                                         int gpus_per_node, const Candidate& candidate) {
+  TrainingSetup changed = PlanOf(setup);
+  changed.config = candidate.config;
+  BURST_ASSIGN_OR_RETURN(StepPlan plan, PlanStep(changed, gpu, gpus_per_node));
+  return FittedPlan{candidate.options, std::move(plan)};
 }
 
 std::string Gib(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
 
 }  // namespace
 
+// More recomputation takes more time, whatever the rest; so the first kind of it with a step that
+// fits has the fastest one. Of a kind, the largest stage and chunks need least memory.
 absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& gpu,
                                    int gpus_per_node, const Choices& choices) {
-  return Best(setup, gpu, gpus_per_node, choices,
-              [](const StepPlan& a, int, const StepPlan& b, int) {
-                return a.step_seconds < b.step_seconds;
-              });
+  const Ranges ranges = RangesOf(setup.config, choices);
+  std::optional<FittedPlan> best;
+  for (const Recompute recompute : ranges.recomputes) {
+    const auto plan = [&](int64_t chunk, int64_t stage) {
+      return PlanCandidate(setup, gpu, gpus_per_node,
+                           MakeCandidate(setup.config, recompute, chunk, stage));
+    };
+    BURST_ASSIGN_OR_RETURN(best, plan(ranges.chunks.back(), ranges.stages.back()));
+    if (!Fits(best->plan, gpu)) continue;
+    for (const int64_t chunk : ranges.chunks) {
+      for (const int64_t stage : ranges.stages) {
+        BURST_ASSIGN_OR_RETURN(FittedPlan other, plan(chunk, stage));
+        if (!Fits(other.plan, gpu)) continue;
+        if (other.plan.step_seconds < best->plan.step_seconds) best = std::move(other);
+      }
+    }
+    break;
+  }
+  return *std::move(best);
 }
 
 absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const GpuModel& gpu,
                        int gpus_per_node) {
   if (Fits(plan, gpu)) return absl::OkStatus();
-  BURST_ASSIGN_OR_RETURN(
-      const FittedPlan best,
-      Best(setup, gpu, gpus_per_node, {true, true, true},
-           [](const StepPlan& a, int a_changes, const StepPlan& b, int b_changes) {
-             return a_changes != b_changes ? a_changes < b_changes
-                                           : a.step_seconds < b.step_seconds;
-           }));
   const double needed = plan.peak_bytes, unplanned = kUnplannedBytes;
   const std::string error =
       absl::StrCat("a step needs ", Gib(needed), " of a GPU that has ", Gib(gpu.memory), " (",
                    Gib(unplanned), " of them for what is not planned)");
-  const double least = best.plan.peak_bytes;
-  if (Fits(best.plan, gpu)) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(error, "; with ", best.options, " it needs ", Gib(least)));
+
+  const Ranges ranges = RangesOf(setup.config, {true, true, true});
+  const Candidate smallest = MakeCandidate(setup.config, ranges.recomputes.back(),
+                                           ranges.chunks.back(), ranges.stages.back());
+  BURST_ASSIGN_OR_RETURN(const FittedPlan least,
+                         PlanCandidate(setup, gpu, gpus_per_node, smallest));
+  if (!Fits(least.plan, gpu)) {
+    const std::string at_least = least.options.empty() ? ""
+                                                       : absl::StrCat("; with ", least.options, " ",
+                                                                      Gib(least.plan.peak_bytes));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        error, at_least, "; more GPUs, a shorter --seqlen or a smaller --batch need less"));
   }
-  return absl::ResourceExhaustedError(absl::StrCat(
-      error, best.options.empty() ? "" : absl::StrCat("; with ", best.options, " ", Gib(least)),
-      "; more GPUs, a shorter --seqlen or a smaller --batch need less"));
+  for (int changes = 1; changes <= kOptions; ++changes) {
+    std::optional<FittedPlan> best;
+    for (const Recompute recompute : ranges.recomputes) {
+      for (const int64_t chunk : ranges.chunks) {
+        for (const int64_t stage : ranges.stages) {
+          const Candidate candidate = MakeCandidate(setup.config, recompute, chunk, stage);
+          if (candidate.changes != changes) continue;
+          BURST_ASSIGN_OR_RETURN(FittedPlan other,
+                                 PlanCandidate(setup, gpu, gpus_per_node, candidate));
+          if (!Fits(other.plan, gpu)) continue;
+          if (!best.has_value() || other.plan.step_seconds < best->plan.step_seconds) {
+            best = std::move(other);
+          }
+        }
+      }
+    }
+    if (best.has_value()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(error, "; with ", best->options, " it needs ", Gib(best->plan.peak_bytes)));
+    }
+  }
+  return absl::ResourceExhaustedError(error);
 }
 
 }  // namespace burst

@@ -16,8 +16,8 @@ constexpr double kGiB = double{1 << 30};
 // network is a data sheet's, of 400 Gbit/s a GPU. The memory is what CUDA leaves to a program.
 const std::vector<GpuModel>& GpuModels() {
   static const auto* const models = new std::vector<GpuModel>{
-      {"H200", 139 * kGiB, 3.8e12, 680e12, 350e12, 45e12, 650e12, 575e12, 340e9, 45e9, 4e-6, 8e-6},
-      {"H100", 78 * kGiB, 2.8e12, 660e12, 340e12, 45e12, 590e12, 510e12, 340e9, 45e9, 4e-6, 10e-6},
+      {"H200", 139 * kGiB, 3.8e12, 705e12, 350e12, 45e12, 650e12, 575e12, 340e9, 45e9, 4e-6, 8e-6},
+      {"H100", 78 * kGiB, 2.8e12, 670e12, 340e12, 45e12, 590e12, 510e12, 340e9, 45e9, 4e-6, 10e-6},
   };
   return *models;
 }

@@ -32,7 +32,10 @@ bool Tf32IsAllowed() { return allow_tf32; }
 
 KernelWork WorkOf(const MatMulParams& p) {
   const GpuModel& gpu = SimulatedGpu::Current()->model();
-  const double flops = 2.0 * p.c.rows * p.c.cols * p.a.cols;
+  // To begin and end a tile of c takes as long as so many columns of a (d12 beside llama_1b in
+  // benchmarks/results/dense_h200.json).
+  constexpr int kEnds = 64;
+  const double flops = 2.0 * p.c.rows * p.c.cols * (p.a.cols + kEnds);
   const double rate = p.a.dtype == DType::kBFloat16 ? gpu.bf16 : allow_tf32 ? gpu.tf32 : gpu.fp32;
   const int more = (p.addend != nullptr) + (p.pre != nullptr);  // matrices like c
   return {Bytes(p.a) + Bytes(p.b) + (1 + more) * Bytes(p.c), flops / rate};

@@ -1,0 +1,76 @@
+// //train:plan as a program.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/integration/train_cli.h"
+
+namespace burst {
+namespace {
+
+class PlanCli : public TrainCli {
+ protected:
+  Result Plan(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), ProgramPath("train/plan/plan"));
+    return Subprocess(arguments, {folder_}).Wait();
+  }
+};
+
+TEST_F(PlanCli, SaysMemoryAndTimeByPart) {
+  const Result result = Plan({"--model=llama_1b", "--seqlen=16384", "--batch=1", "--gpus=2xH200"});
+  ExpectSuccess(result);
+  for (const char* part : {"parameters", "gradients", "optimizer", "of forward, feed-forward",
+                           "peak", " of 139.0", "of backward, attention", "tokens/s a GPU"}) {
+    EXPECT_TRUE(absl::StrContains(result.out, part)) << part << "\n" << result.out;
+  }
+}
+
+// Nothing is trained: no run folder, and no text where the model has a vocabulary.
+TEST_F(PlanCli, WritesNothing) {
+  std::filesystem::remove(Path("text.txt"));
+  ExpectSuccess(Plan({"--model=d12", "--seqlen=1024", "--data=text.txt"}));
+  EXPECT_FALSE(std::filesystem::exists(Path("runs")));
+  EXPECT_FALSE(std::filesystem::exists(Path(".data-cache")));
+}
+
+// A model of characters has as many as the text, and documents end where the text says.
+TEST_F(PlanCli, ReadsTheTextWhereItMatters) {
+  const std::string model = absl::StrCat("--model=", kTinyModel);
+  ExpectSuccess(Plan({model, "--data=text.txt", "--seqlen=32"}));
+  ExpectSuccess(Plan({model, "--data=text.txt", "--seqlen=32", "--packed"}));
+  ExpectError(Plan({model, "--data=nowhere.txt", "--seqlen=32"}), 1, {"--data", "nowhere.txt"});
+}
+
+TEST_F(PlanCli, RefusesWhatDoesNotFitAndSaysWhatWould) {
+  const std::vector<std::string> large = {"--model=llama_1b", "--seqlen=131072", "--batch=1",
+                                          "--gpus=1xH200"};
+  ExpectError(Plan(large), 1,
+              {"a step needs 19", " of a GPU that has 139.0 GiB", "with --ffn_chunk=16384 it needs"});
+  std::vector<std::string> fit = large;
+  fit.push_back("--fit");
+  const Result result = Plan(fit);
+  ExpectSuccess(result);
+  EXPECT_TRUE(absl::StrContains(result.out, "With --ffn_chunk=16384")) << result.out;
+}
+
+TEST_F(PlanCli, PrintsATable) {
+  const Result result = Plan({"--model=llama_1b", "--batch=1", "--gpus=1xH100",
+                              "--seqlens=32768,131072", "--counts=1,2", "--fit"});
+  ExpectSuccess(result);
+  for (const char* row : {" 32768      1 ", " 32768      2 ", "131072      1 ", "131072      2 "}) {
+    EXPECT_TRUE(absl::StrContains(result.out, row)) << row << "\n" << result.out;
+  }
+}
+
+TEST_F(PlanCli, RefusesOptionsByName) {
+  ExpectError(Plan({"--gpus=4"}), 1, {"--gpus", "4xH200"});
+  ExpectError(Plan({"--out=run"}), 2, {"out"});
+  ExpectError(Plan({"--counts=0"}), 2, {"--counts", "at least 1"});
+  EXPECT_TRUE(absl::StrContains(Plan({"--help"}).out, "--gpus_per_node"));
+}
+
+}  // namespace
+}  // namespace burst

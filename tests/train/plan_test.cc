@@ -1,0 +1,269 @@
+// Plans against what was measured on GPUs, against the step that they stand for, and against
+// formulas.
+#include "train/plan/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
+#include "burst/base/parallel.h"
+#include "burst/base/status.h"
+#include "burst/comm/simulated/simulated_communicator.h"
+#include "burst/comm/thread/thread_communicator.h"
+#include "train/plan/fit.h"
+#include "train/plan/gpu_models.h"
+#include "train/plan/plan_options.h"
+#include "train/trainer.h"
+
+namespace burst {
+namespace {
+
+constexpr double kGiB = double{1 << 30};
+// A small Llama whose tokens nobody needs to read.
+constexpr char kSmall[] =
+    "--model={\"family\":\"llama\",\"layers\":4,\"width\":256,\"heads\":4,\"kv_heads\":2,"
+    "\"ffn\":1024,\"vocab\":512,\"dropout\":0}";
+
+struct Question {
+  TrainingSetup setup;
+  GpuModel gpu;
+};
+
+absl::StatusOr<Question> Ask(const std::vector<std::string>& arguments) {
+  PlanOptions options;
+  OptionTable table = PlanOptionTable(&options);
+  std::vector<std::string> words = arguments;
+  words.insert(words.begin(), "plan");
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  BURST_RETURN_IF_ERROR(table.ParseArguments(static_cast<int>(argv.size()), argv.data()));
+  int64_t count = 0;
+  Question question;
+  BURST_ASSIGN_OR_RETURN(question.gpu, GpuOf(options, &count));
+  BURST_ASSIGN_OR_RETURN(const ResolvedConfig config,
+                         ConfigOf(options, count, options.train.seqlen));
+  BURST_ASSIGN_OR_RETURN(question.setup, PreparePlan(config));
+  return question;
+}
+
+StepPlan PlanFor(const std::vector<std::string>& arguments) {
+  const absl::StatusOr<Question> question = Ask(arguments);
+  EXPECT_TRUE(question.ok()) << question.status();
+  absl::StatusOr<StepPlan> plan = PlanStep(question->setup, question->gpu, /*gpus_per_node=*/8);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return *std::move(plan);
+}
+
+StepPlan PlanFor(std::vector<std::string> arguments, const std::vector<std::string>& more) {
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return PlanFor(arguments);
+}
+
+// benchmarks/results/plan_h200.json says where each row is from.
+TEST(Plan, AgreesWithWhatWasMeasured) {
+  constexpr double kShortest = 0.05;  // s: below it, gaps between kernels count
+  nlohmann::json results;
+  std::ifstream("benchmarks/results/plan_h200.json") >> results;
+  ASSERT_GE(results["rows"].size(), 12u);
+  int close = 0;
+  for (const auto& row : results["rows"]) {
+    const std::vector<std::string> options = row["options"];
+    const StepPlan plan = PlanFor(options);
+    const double gib = static_cast<double>(plan.peak_bytes) / kGiB;
+    const double measured = row["GiB"], rate = row["tokens_per_second"];
+    std::printf("%6.1f GiB, measured %6.1f; %7.0f tokens/s, measured %7.0f: %s\n", gib, measured,
+                plan.tokens_per_second, rate, absl::StrJoin(options, " ").substr(0, 100).c_str());
+    EXPECT_NEAR(gib / measured, 1, 0.05) << row;
+    if (plan.step_seconds < kShortest) continue;
+    EXPECT_NEAR(plan.tokens_per_second / rate, 1, 0.15) << row;
+    close += std::abs(plan.tokens_per_second / rate - 1) <= 0.1;
+  }
+  EXPECT_GE(close, 15);
+}
+
+// The messages of the simulated step are those of the real one on CPUs, to the byte.
+TEST(Plan, SendsWhatTheRealStepSends) {
+  using Sent = std::vector<std::array<int64_t, kNumChannels>>;  // by rank
+  const auto count = [](Communicator& comm, const TrainingSetup& setup, Sent* sent) {
+    const ScopedThreadPool pool(1);
+    BURST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(setup, &comm, /*verbose=*/false));
+    BURST_RETURN_IF_ERROR(trainer->Step(0).status());
+    comm.ResetStats();
+    BURST_RETURN_IF_ERROR(trainer->Step(1).status());
+    (*sent)[comm.rank()] = comm.stats().bytes_sent;
+    return absl::OkStatus();
+  };
+  const std::vector<std::vector<std::string>> cases = {
+      {"--strategy=burst"},
+      {"--strategy=ring"},
+      {"--strategy=burst", "--layout=striped", "--recompute=selective"},
+      {"--strategy=burst", "--recompute=full", "--accumulate=2"},
+      {"--strategy=burst", "--window=20", "--layout=contiguous"},
+      {"--strategy=burst", "--ring_backward=ring", "--zero=1"},
+  };
+  for (const std::vector<std::string>& options : cases) {
+    std::vector<std::string> arguments = {kSmall, "--gpus=4xH200", "--seqlen=64", "--batch=4",
+                                          "--precision=fp32"};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    const absl::StatusOr<Question> question = Ask(arguments);
+    ASSERT_TRUE(question.ok()) << question.status();
+    TrainingSetup setup = question->setup;
+    const int ranks = setup.config.ranks;
+    Sent simulated(ranks), real(ranks);
+    absl::Status status = RunSimulatedRanks(
+        ranks, 0, question->gpu,
+        [&](Communicator& comm, SimulatedGpu&) { return count(comm, setup, &simulated); });
+    ASSERT_TRUE(status.ok()) << status;
+    setup.config.device = DeviceType::kCpu;
+    status = RunRanks(ranks, [&](Communicator& comm) { return count(comm, setup, &real); });
+    ASSERT_TRUE(status.ok()) << status;
+    int64_t bytes = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      bytes += real[rank][0];
+      for (const Channel channel : {Channel::kRead, Channel::kGradient}) {
+        const int c = static_cast<int>(channel);
+        EXPECT_EQ(simulated[rank][c], real[rank][c])
+            << Name(channel) << " of rank " << rank << ": " << absl::StrJoin(options, " ");
+      }
+    }
+    EXPECT_GT(bytes, 0) << absl::StrJoin(options, " ");
+  }
+}
+
+TEST(Plan, KeepsAndDividesTheState) {
+  const std::vector<std::string> small = {kSmall, "--gpus=4xH200", "--seqlen=256", "--batch=1"};
+  const StepPlan whole = PlanFor(small), zero1 = PlanFor(small, {"--zero=1"}),
+                 zero3 = PlanFor(small, {"--zero=3"});
+  const int64_t n = whole.parameters / 2;  // bf16
+  EXPECT_EQ(whole.gradients, 4 * n);
+  EXPECT_EQ(whole.optimizer, 12 * n);
+  EXPECT_NEAR(zero1.optimizer, 3 * n, 0.01 * n);
+  EXPECT_EQ(zero1.gradients, 4 * n);
+  EXPECT_NEAR(zero3.parameters + zero3.gradients + zero3.optimizer, 4.5 * n, 0.02 * n);
+  EXPECT_LT(zero3.peak_bytes, zero1.peak_bytes);
+  EXPECT_LT(zero1.peak_bytes, whole.peak_bytes);
+}
+
+// By the shapes: a layer keeps so many bytes of a token in bf16, out and lse among them.
+TEST(Plan, RecomputationTradesTimeForMemory) {
+  const std::vector<std::string> small = {kSmall, "--gpus=1xH200", "--seqlen=32768", "--batch=1"};
+  const StepPlan none = PlanFor(small), selective = PlanFor(small, {"--recompute=selective"}),
+                 full = PlanFor(small, {"--recompute=full"});
+  EXPECT_GT(none.peak_bytes, selective.peak_bytes);
+  EXPECT_GT(selective.peak_bytes, full.peak_bytes);
+  EXPECT_LT(none.step_seconds, selective.step_seconds);
+  EXPECT_LT(selective.step_seconds, full.step_seconds);
+  // What selective keeps beside full's: out in bf16 and lse in fp32 of four layers.
+  const double kept = 4 * 32768 * (256 * 2 + 4 * 4);
+  EXPECT_NEAR(selective.peak_bytes - full.peak_bytes, kept, 0.3 * kept);
+}
+
+TEST(Plan, SlowLinksAndTheNetworkTakeLonger) {
+  const std::vector<std::string> small = {kSmall, "--gpus=4xH200", "--seqlen=16384", "--batch=1"};
+  const StepPlan fast = PlanFor(small), slow = PlanFor(small, {"--links=1"});
+  EXPECT_GT(slow.step_seconds, 2 * fast.step_seconds);
+  EXPECT_EQ(slow.peak_bytes, fast.peak_bytes);
+  const absl::StatusOr<Question> nodes = Ask(small);
+  ASSERT_TRUE(nodes.ok());
+  GpuModel gpu = nodes->gpu;
+  gpu.network = 1e9;
+  const absl::StatusOr<StepPlan> two_nodes = PlanStep(nodes->setup, gpu, /*gpus_per_node=*/2);
+  ASSERT_TRUE(two_nodes.ok());
+  EXPECT_GT(two_nodes->step_seconds, 1.5 * fast.step_seconds);
+}
+
+// Contiguous causal: the last rank has most to do, and the others wait for it.
+TEST(Plan, WaitsForTheBusiestRank) {
+  const std::vector<std::string> small = {kSmall, "--gpus=4xH200", "--seqlen=65536", "--batch=1"};
+  const StepPlan even = PlanFor(small, {"--layout=zigzag"}),
+                 uneven = PlanFor(small, {"--layout=contiguous"});
+  EXPECT_GT(uneven.step_seconds, 1.3 * even.step_seconds);
+}
+
+TEST(Fit, TakesTheFastestThatFits) {
+  const std::vector<std::string> small = {kSmall, "--gpus=2xH200", "--seqlen=131072", "--batch=1"};
+  const absl::StatusOr<Question> question = Ask(small);
+  ASSERT_TRUE(question.ok()) << question.status();
+  GpuModel gpu = question->gpu;
+  const StepPlan given = PlanFor(small), full = PlanFor(small, {"--recompute=full", "--zero=3"});
+  const Choices all = {true, true, true};
+  const auto fit = [&](int64_t memory, const Choices& choices) {
+    gpu.memory = static_cast<double>(memory + kUnplannedBytes);
+    absl::StatusOr<FittedPlan> fitted = FitStep(question->setup, gpu, 0, choices);
+    EXPECT_TRUE(fitted.ok()) << fitted.status();
+    return *std::move(fitted);
+  };
+  // With enough memory nothing is recomputed.
+  EXPECT_FALSE(absl::StrContains(fit(2 * given.peak_bytes, all).options, "recompute"));
+  // Never slower for more memory, and what is chosen fits.
+  double seconds = 0;
+  for (double share : {1.2, 0.8, 0.6, 0.4}) {
+    const FittedPlan fitted = fit(static_cast<int64_t>(share * given.peak_bytes), all);
+    if (!Fits(fitted.plan, gpu)) break;
+    EXPECT_GE(fitted.plan.step_seconds, seconds);
+    seconds = fitted.plan.step_seconds;
+  }
+  EXPECT_GT(seconds, 0);
+  // Only what may be chosen is.
+  const FittedPlan chosen = fit(full.peak_bytes, {/*zero=*/true, false, false});
+  EXPECT_FALSE(absl::StrContains(chosen.options, "recompute")) << chosen.options;
+  EXPECT_FALSE(Fits(chosen.plan, gpu));
+}
+
+TEST(Fit, NamesTheSmallestChange) {
+  const std::vector<std::string> small = {kSmall, "--gpus=1xH200", "--seqlen=32768", "--batch=1"};
+  const absl::StatusOr<Question> question = Ask(small);
+  ASSERT_TRUE(question.ok()) << question.status();
+  GpuModel gpu = question->gpu;
+  const StepPlan plan = PlanFor(small), selective = PlanFor(small, {"--recompute=selective"});
+  gpu.memory = static_cast<double>(plan.peak_bytes + kUnplannedBytes);
+  EXPECT_TRUE(CheckFits(question->setup, plan, gpu, 0).ok());
+  gpu.memory = static_cast<double>(selective.peak_bytes + kUnplannedBytes);
+  absl::Status status = CheckFits(question->setup, plan, gpu, 0);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(absl::StrContains(status.message(), "; with --recompute=selective it needs "))
+      << status;
+  gpu.memory = kUnplannedBytes;
+  status = CheckFits(question->setup, plan, gpu, 0);
+  EXPECT_TRUE(absl::StrContains(status.message(), "more GPUs, a shorter --seqlen")) << status;
+}
+
+TEST(GpuModels, AreKnownByName) {
+  EXPECT_EQ(FindGpuModel("H200")->name, "H200");
+  EXPECT_EQ(FindGpuModelOf("NVIDIA H100 80GB HBM3")->name, "H100");
+  const absl::Status unknown = FindGpuModel("V100").status();
+  EXPECT_EQ(unknown.message(), "the rates of V100 are not known; known are H200, H100");
+}
+
+TEST(PlanOptions, AreRefusedByName) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"--gpus=four"}, "--gpus: four is no number of GPUs"},
+      {{"--gpus=0xH200"}, "--gpus: 0xH200"},
+      {{"--gpus=4xV100"}, "--gpus: the rates of V100 are not known"},
+      {{"--gpus=257xH200"}, "--gpus: 257 are too many"},
+      {{"--links=0"}, "--links: 0 must be above 0"},
+      {{"--memory=-3"}, "--memory: -3"},
+      {{"--gpus_per_node=0"}, "--gpus_per_node: 0"},
+      {{"--zero=3"}, "--zero: 3 has nothing to divide"},
+      {{"--steps=3"}, "steps"},
+      {{"--model=/nowhere"}, "--model"},
+  };
+  for (const auto& [arguments, message] : cases) {
+    std::vector<std::string> all = {kSmall};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    const absl::Status status = Ask(all).status();
+    EXPECT_TRUE(absl::StrContains(status.message(), message)) << arguments[0] << ": " << status;
+  }
+}
+
+}  // namespace
+}  // namespace burst

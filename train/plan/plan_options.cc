@@ -1,0 +1,97 @@
+#include "train/plan/plan_options.h"
+
+#include <tuple>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "burst/comm/launch/process_launch.h"
+#include "train/plan/gpu_models.h"
+
+namespace burst {
+namespace {
+
+constexpr double kGiB = double{1 << 30};
+
+constexpr int64_t kMostGpus = 256;  // each is a thread, with masks of its own
+
+absl::StatusOr<int64_t> ParseCount(absl::string_view text) {
+  int64_t number = 0;
+  if (absl::SimpleAtoi(text, &number) && number >= 1) return number;
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", text, "' is not a whole number of at least 1"));
+}
+
+}  // namespace
+
+// Everything that //train takes, but for what a plan has no use for.
+OptionTable PlanOptionTable(PlanOptions* c) {
+  constexpr OnResume kMayChange = OnResume::kMayChange;  // nothing is resumed here
+  const OptionTable train = TrainOptions(&c->train);
+  OptionTable t;
+  t.Group("The GPUs");
+  t.Add("gpus", &c->gpus, kMayChange,
+        "How many, and which: 4xH200. Each is a rank. H100 and H200 are known.");
+  t.Add("gpus_per_node", &c->gpus_per_node, kMayChange,
+        "GPUs that fast links connect; others reach each other over the network.");
+  t.Add("memory", &c->memory, kMayChange, "GiB that a GPU has for a program. -1: the model's own.");
+  t.Add("links", &c->links, kMayChange,
+        "GB/s that a GPU sends to others of its node, while it receives as many. -1: the model's.");
+  t.Add("network", &c->network, kMayChange,
+        "GB/s that a GPU sends to other nodes, while it receives as many. -1: 45.");
+  t.Group("The question");
+  t.Add("fit", &c->fit, kMayChange,
+        "Chooses --zero, --recompute and --ffn_chunk, where they are not given, so that the step "
+        "is the fastest one that fits.");
+  t.AddList("seqlens", &c->seqlens, ParseCount, kMayChange,
+            "A table over these lengths, in place of --seqlen.");
+  t.AddList("counts", &c->counts, ParseCount, kMayChange,
+            "A table over these numbers of GPUs, in place of that in --gpus.");
+  t.Group("The step, as //train takes it");
+  for (const char* name : {"model",           "window",         "dropout",      "data",
+                           "tokenizer",       "packed",         "seqlen",       "batch",
+                           "accumulate",      "precision",      "dp",           "sp",
+                           "strategy",        "layout",         "ulysses",      "ring_backward",
+                           "ring_grad_dtype", "ranks_per_node", "recompute",    "recompute_every",
+                           "ffn_chunk",       "zero",           "deterministic"}) {
+    t.AddShared(train, name);
+  }
+  return t;
+}
+
+// "4xH200"
+absl::StatusOr<GpuModel> GpuOf(const PlanOptions& c, int64_t* count) {
+  const std::vector<std::string> parts = absl::StrSplit(c.gpus, absl::MaxSplits('x', 1));
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], count) || *count < 1) {
+    return InvalidOption("gpus", c.gpus, " is no number of GPUs of a kind, such as 4xH200");
+  }
+  absl::StatusOr<GpuModel> gpu = FindGpuModel(parts[1]);
+  if (!gpu.ok()) return InvalidOption("gpus", gpu.status().message());
+  for (const auto& [name, value, unit, field] :
+       {std::tuple("memory", c.memory, kGiB, &gpu->memory),
+        std::tuple("links", c.links, 1e9, &gpu->links),
+        std::tuple("network", c.network, 1e9, &gpu->network)}) {
+    if (value != -1 && value <= 0) return InvalidOption(name, value, " must be above 0, or -1");
+    if (value != -1) *field = value * unit;
+  }
+  if (c.gpus_per_node < 1) {
+    return InvalidOption("gpus_per_node", c.gpus_per_node, " is too small; it must be at least 1");
+  }
+  return gpu;
+}
+
+absl::StatusOr<ResolvedConfig> ConfigOf(const PlanOptions& c, int64_t gpus, int64_t seqlen) {
+  if (gpus > kMostGpus) {
+    return InvalidOption("gpus", gpus, " are too many to simulate; at most ", kMostGpus);
+  }
+  TrainConfig train = c.train;
+  train.device = DeviceChoice::kCuda;
+  train.eval_every = 0;
+  train.ranks = gpus;
+  train.seqlen = seqlen;
+  Launch launch;
+  launch.gpus = static_cast<int>(gpus);
+  return ResolveConfig(train, launch);
+}
+
+}  // namespace burst

@@ -1,0 +1,33 @@
+// What //train:plan is asked: the GPUs, and the step.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "burst/cli/options.h"
+#include "burst/device/simulated_gpu.h"
+#include "train/config/config.h"
+
+namespace burst {
+
+struct PlanOptions {
+  std::string gpus = "1xH200";
+  int64_t gpus_per_node = 8;
+  double memory = -1, links = -1, network = -1;  // -1: the GPU's own
+  bool fit = false;
+  std::vector<int64_t> seqlens, counts;  // empty: train.seqlen; what `gpus` says
+  TrainConfig train;                     // the options that are those of //train
+};
+
+// Refers to `options`, which must outlive it.
+OptionTable PlanOptionTable(PlanOptions* options);
+
+// The GPU that the options describe, and how many there are.
+absl::StatusOr<GpuModel> GpuOf(const PlanOptions& options, int64_t* count);
+
+// The step as //train would make it on so many GPUs.
+absl::StatusOr<ResolvedConfig> ConfigOf(const PlanOptions& options, int64_t gpus, int64_t seqlen);
+
+}  // namespace burst
