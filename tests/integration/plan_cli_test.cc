@@ -47,8 +47,9 @@ TEST_F(PlanCli, ReadsTheTextWhereItMatters) {
 TEST_F(PlanCli, RefusesWhatDoesNotFitAndSaysWhatWould) {
   const std::vector<std::string> large = {"--model=llama_1b", "--seqlen=131072", "--batch=1",
                                           "--gpus=1xH200"};
-  ExpectError(Plan(large), 1,
-              {"a step needs 19", " of a GPU that has 139.0 GiB", "with --ffn_chunk=16384 it needs"});
+  ExpectError(
+      Plan(large), 1,
+      {"a step needs 19", " of a GPU that has 139.0 GiB", "with --ffn_chunk=16384 it needs"});
   std::vector<std::string> fit = large;
   fit.push_back("--fit");
   const Result result = Plan(fit);
@@ -65,8 +66,22 @@ TEST_F(PlanCli, PrintsATable) {
   }
 }
 
+TEST_F(PlanCli, DrawsTheTable) {
+  ExpectSuccess(Plan({"--model=llama_1b", "--batch=1", "--seqlens=1024,4096,16384", "--counts=1,2",
+                      "--gpus=1xH200", "--plot=cost.svg"}));
+  const std::string svg = ReadAll(Path("cost.svg"));
+  for (const char* part : {"<svg", "Seconds of a step on H200", "1 GPU<", "2 GPUs<", "tokens"}) {
+    EXPECT_TRUE(absl::StrContains(svg, part)) << part;
+  }
+  ExpectError(Plan({"--model=d12", "--plot=cost.svg"}), 2, {"--plot", "--seqlens"});
+  ExpectError(Plan({"--model=llama_1b", "--batch=1", "--seqlens=131072", "--plot=cost.svg"}), 1,
+              {"--plot", "no step fits"});
+  ExpectError(Plan({"--model=d12", "--seqlens=1024", "--plot=no/cost.svg"}), 1,
+              {"--plot", "no/cost.svg"});
+}
+
 TEST_F(PlanCli, RefusesOptionsByName) {
-  ExpectError(Plan({"--gpus=4"}), 1, {"--gpus", "4xH200"});
+  ExpectError(Plan({"--gpus=4"}), 2, {"--gpus", "4xH200"});
   ExpectError(Plan({"--out=run"}), 2, {"out"});
   ExpectError(Plan({"--counts=0"}), 2, {"--counts", "at least 1"});
   EXPECT_TRUE(absl::StrContains(Plan({"--help"}).out, "--gpus_per_node"));

@@ -1,12 +1,16 @@
 // bazel run //train:plan: the memory and the time of a training step, without its GPUs.
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "burst/base/status.h"
+#include "burst/cli/files.h"
+#include "burst/cli/line_plot.h"
 #include "burst/cli/options.h"
 #include "burst/cli/process.h"
 #include "train/plan/fit.h"
@@ -47,42 +51,104 @@ void PrintPlan(const StepPlan& plan, const GpuModel& gpu) {
   row("tokens/s a GPU", absl::StrFormat("%.0f", plan.tokens_per_second));
 }
 
-absl::Status Run(const PlanOptions& c, const OptionTable& options) {
-  int64_t count = 0;
-  BURST_ASSIGN_OR_RETURN(const GpuModel gpu, GpuOf(c, &count));
-  const int per_node = static_cast<int>(c.gpus_per_node);
-  const bool is_table = !c.seqlens.empty() || !c.counts.empty();
-  const std::vector<int64_t> seqlens =
-      c.seqlens.empty() ? std::vector<int64_t>{c.train.seqlen} : c.seqlens;
-  const std::vector<int64_t> counts = c.counts.empty() ? std::vector<int64_t>{count} : c.counts;
+// One line of the table.
+struct Row {
+  int64_t seqlen, gpus;
+  FittedPlan fitted;
+  bool fits;
+};
+
+void PrintRow(const Row& row) {
+  const StepPlan& plan = row.fitted.plan;
+  std::printf("%10lld %6lld %10s %10.4g %15.0f  %s%s\n", static_cast<long long>(row.seqlen),
+              static_cast<long long>(row.gpus), Gib(plan.peak_bytes).c_str(), plan.step_seconds,
+              plan.tokens_per_second, row.fits ? "" : "does not fit ", row.fitted.options.c_str());
+  std::fflush(stdout);
+}
+
+// Seconds of a step that fits over the length, a curve for each number of GPUs.
+absl::Status Draw(const std::vector<Row>& rows, const std::string& gpu, const std::string& path) {
+  LinePlot plot;
+  plot.title = absl::StrCat("Seconds of a step on ", gpu, ", where it fits");
+  plot.x_label = "tokens";
+  plot.y_label = "seconds";
+  plot.log_x = true;
+  plot.from_zero = true;
+  std::map<int64_t, Curve> curves;
+  for (const Row& row : rows) {
+    if (!row.fits) continue;
+    curves[row.gpus].push_back({static_cast<double>(row.seqlen), row.fitted.plan.step_seconds});
+  }
+  for (auto& [gpus, points] : curves) {
+    std::sort(points.begin(), points.end(), [](auto a, auto b) { return a.x < b.x; });
+    PlotSeries series;
+    series.color = static_cast<int>(plot.series.size()) % kPlotColors;
+    series.label = absl::StrCat(gpus, gpus == 1 ? " GPU" : " GPUs");
+    series.points = std::move(points);
+    series.dots = true;
+    plot.series.push_back(std::move(series));
+  }
+  if (plot.series.empty()) return InvalidOption("plot", "there is nothing to draw: no step fits");
+  const absl::Status written = WriteFileAtomically(path, LinePlotSvg(plot));
+  return written.ok() ? written : InvalidOption("plot", written.message());
+}
+
+// What is to be planned.
+struct Question {
+  GpuModel gpu;
+  int gpus_per_node = 0;
   Choices choices;
-  choices.zero = c.fit && !options.Given("zero");
-  choices.recompute = c.fit && !options.Given("recompute") && !options.Given("recompute_every");
-  choices.ffn_chunk = c.fit && !options.Given("ffn_chunk");
-  if (is_table) {
+  bool is_table = false;
+  std::vector<ResolvedConfig> steps;  // one, unless it is a table
+  std::string plot;
+};
+
+absl::StatusOr<Question> ReadOptions(const PlanOptions& c, const OptionTable& options) {
+  Question question;
+  int64_t count = 0;
+  BURST_ASSIGN_OR_RETURN(question.gpu, GpuOf(c, &count));
+  question.gpus_per_node = static_cast<int>(c.gpus_per_node);
+  question.choices.zero = c.fit && !options.Given("zero");
+  question.choices.recompute =
+      c.fit && !options.Given("recompute") && !options.Given("recompute_every");
+  question.choices.ffn_chunk = c.fit && !options.Given("ffn_chunk");
+  question.is_table = !c.seqlens.empty() || !c.counts.empty();
+  if (!question.is_table && !c.plot.empty()) {
+    return InvalidOption("plot", "draws a table; give --seqlens");
+  }
+  question.plot = ResolvePath(c.plot);
+  const std::vector<int64_t> seqlen = {c.train.seqlen}, gpus = {count};
+  for (const int64_t tokens : c.seqlens.empty() ? seqlen : c.seqlens) {
+    for (const int64_t number : c.counts.empty() ? gpus : c.counts) {
+      BURST_ASSIGN_OR_RETURN(ResolvedConfig step, ConfigOf(c, number, tokens));
+      question.steps.push_back(std::move(step));
+    }
+  }
+  return question;
+}
+
+absl::Status Answer(const Question& question) {
+  const GpuModel& gpu = question.gpu;
+  std::vector<Row> rows;
+  if (question.is_table) {
     std::printf("%10s %6s %10s %10s %15s\n", "tokens", "GPUs", "GiB a GPU", "seconds",
                 "tokens/s a GPU");
   }
-  for (const int64_t seqlen : seqlens) {
-    for (const int64_t gpus : counts) {
-      BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, ConfigOf(c, gpus, seqlen));
-      BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PreparePlan(config));
-      BURST_ASSIGN_OR_RETURN(const FittedPlan fitted, FitStep(setup, gpu, per_node, choices));
-      const StepPlan& plan = fitted.plan;
-      if (is_table) {
-        std::printf("%10lld %6lld %10s %10.4g %15.0f  %s%s\n", static_cast<long long>(seqlen),
-                    static_cast<long long>(gpus), Gib(plan.peak_bytes).c_str(), plan.step_seconds,
-                    plan.tokens_per_second, Fits(plan, gpu) ? "" : "does not fit ",
-                    fitted.options.c_str());
-        std::fflush(stdout);
-        continue;
-      }
-      PrintPlan(plan, gpu);
-      BURST_RETURN_IF_ERROR(CheckFits(setup, plan, gpu, per_node));
-      if (!fitted.options.empty()) std::printf("With %s\n", fitted.options.c_str());
+  for (const ResolvedConfig& step : question.steps) {
+    BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PreparePlan(step));
+    BURST_ASSIGN_OR_RETURN(FittedPlan fitted,
+                           FitStep(setup, gpu, question.gpus_per_node, question.choices));
+    const bool fits = Fits(fitted.plan, gpu);
+    if (question.is_table) {
+      rows.push_back({step.seqlen, step.ranks, std::move(fitted), fits});
+      PrintRow(rows.back());
+      continue;
     }
+    PrintPlan(fitted.plan, gpu);
+    BURST_RETURN_IF_ERROR(CheckFits(setup, fitted.plan, gpu, question.gpus_per_node));
+    if (!fitted.options.empty()) std::printf("With %s\n", fitted.options.c_str());
   }
-  return absl::OkStatus();
+  return question.plot.empty() ? absl::OkStatus() : Draw(rows, gpu.name, question.plot);
 }
 
 int Main(int argc, char** argv) {
@@ -94,7 +160,9 @@ int Main(int argc, char** argv) {
   if (PrintHelpOrVersion(argc, argv, help)) return 0;
   const absl::Status usage = options.ParseArguments(argc, argv);
   if (!usage.ok()) return RefuseUsage(usage, ProcessRank());
-  const absl::Status status = Run(config, options);
+  const absl::StatusOr<Question> question = ReadOptions(config, options);
+  if (!question.ok()) return RefuseUsage(question.status(), ProcessRank());
+  const absl::Status status = Answer(*question);
   return status.ok() ? 0 : ExitCode(status, kExitFailure);
 }
 

@@ -31,6 +31,9 @@ struct StepPlan {
   double tokens_per_second = 0;        // a GPU
 };
 
+// Ranks of a plan, at most: each is a thread, with masks of its own.
+constexpr int kMostPlannedRanks = 256;
+
 // Memory that a plan does not see: of the communication library, of pages between allocations, of
 // kernels that need scratch for a moment.
 constexpr int64_t kUnplannedBytes = int64_t{1} << 30;

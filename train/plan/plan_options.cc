@@ -7,13 +7,12 @@
 #include "absl/strings/str_split.h"
 #include "burst/comm/launch/process_launch.h"
 #include "train/plan/gpu_models.h"
+#include "train/plan/plan.h"
 
 namespace burst {
 namespace {
 
 constexpr double kGiB = double{1 << 30};
-
-constexpr int64_t kMostGpus = 256;  // each is a thread, with masks of its own
 
 absl::StatusOr<int64_t> ParseCount(absl::string_view text) {
   int64_t number = 0;
@@ -47,6 +46,8 @@ OptionTable PlanOptionTable(PlanOptions* c) {
             "A table over these lengths, in place of --seqlen.");
   t.AddList("counts", &c->counts, ParseCount, kMayChange,
             "A table over these numbers of GPUs, in place of that in --gpus.");
+  t.Add("plot", &c->plot, kMayChange,
+        "An SVG file for the table: seconds of a step over its length, by number of GPUs.");
   t.Group("The step, as //train takes it");
   for (const char* name : {"model",           "window",         "dropout",      "data",
                            "tokenizer",       "packed",         "seqlen",       "batch",
@@ -81,8 +82,8 @@ absl::StatusOr<GpuModel> GpuOf(const PlanOptions& c, int64_t* count) {
 }
 
 absl::StatusOr<ResolvedConfig> ConfigOf(const PlanOptions& c, int64_t gpus, int64_t seqlen) {
-  if (gpus > kMostGpus) {
-    return InvalidOption("gpus", gpus, " are too many to simulate; at most ", kMostGpus);
+  if (gpus > kMostPlannedRanks) {
+    return InvalidOption("gpus", gpus, " are too many to simulate; at most ", kMostPlannedRanks);
   }
   TrainConfig train = c.train;
   train.device = DeviceChoice::kCuda;

@@ -18,6 +18,7 @@ struct PlanOptions {
   double memory = -1, links = -1, network = -1;  // -1: the GPU's own
   bool fit = false;
   std::vector<int64_t> seqlens, counts;  // empty: train.seqlen; what `gpus` says
+  std::string plot;                      // path of a picture of the table; empty: none
   TrainConfig train;                     // the options that are those of //train
 };
 
