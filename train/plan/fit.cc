@@ -86,6 +86,7 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
     if (!Fits(best->plan, gpu)) continue;
     for (const int64_t chunk : ranges.chunks) {
       for (const int64_t stage : ranges.stages) {
+        if (chunk == ranges.chunks.back() && stage == ranges.stages.back()) continue;  // `best`
         BURST_ASSIGN_OR_RETURN(FittedPlan other, plan(chunk, stage));
         if (!Fits(other.plan, gpu)) continue;
         if (other.plan.step_seconds < best->plan.step_seconds) best = std::move(other);
