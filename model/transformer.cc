@@ -146,6 +146,19 @@ void Transformer::EndHead(Tape& tape) const {
   });
 }
 
+void Transformer::set_offload(bool offload) {
+  copies_ = offload ? std::make_unique<HostCopies>(device()) : nullptr;
+}
+
+void Transformer::ReserveOffload(int64_t tokens) {
+  int64_t layers = 0;
+  for (size_t layer = 0; layer + 1 < blocks_.size(); ++layer) layers += Recomputes(layer);
+  const int64_t value_bytes = tokens * SizeOf(dtype());
+  const int64_t channels = parallel_.LocalCount(config_.heads) * config_.head_dim;
+  copies_->Reserve(layers, value_bytes * config_.width);
+  if (recompute_ == Recompute::kSelective) copies_->Reserve(layers, value_bytes * channels);
+}
+
 void Transformer::set_ffn_chunk(int64_t tokens) {
   BURST_CHECK(tokens == 0 || parallel_.ranks() == 1) << "a tensor-parallel layer in chunks";
   ffn_chunk_ = tokens;
@@ -165,10 +178,16 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, cons
   EndEmbedding(pass.tape);
   x = pass.parallel.ToLayers(pass.tape, pass.shard, x);
   x = Dropout(pass.tape, x, pass.DropoutAt(/*site=*/0));
+  const auto offloaded = std::make_shared<OffloadedLayers>(blocks_.size());
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     on_backward(first_parameter_[layer], first_parameter_[layer + 1]);
     BeginLayer(pass.tape, static_cast<int>(layer));
-    x = Layer(pass, layer, x);
+    const Variable input = x;
+    std::shared_ptr<KeptAttention> kept;
+    x = Layer(pass, layer, input, &kept);
+    if (copies_ != nullptr && pass.tape.recording()) {
+      Offload(pass.tape, layer, input, kept, offloaded);
+    }
     EndLayer(pass.tape, static_cast<int>(layer));
   }
   ReachOp(/*layer=*/-1, "head", /*on_device=*/true);
@@ -178,14 +197,34 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, cons
   return final_norm_->Forward(pass, x);
 }
 
-Variable Transformer::Layer(const ForwardPass& pass, size_t layer, const Variable& x) const {
+bool Transformer::Recomputes(size_t layer) const {
+  return recompute_ != Recompute::kNone && layer % recompute_every_ == 0;
+}
+
+Variable Transformer::Layer(const ForwardPass& pass, size_t layer, const Variable& x,
+                            std::shared_ptr<KeptAttention>* kept) const {
   const Block& block = blocks_[layer];
-  const bool keeps = recompute_ == Recompute::kNone || layer % recompute_every_ != 0;
-  if (keeps || !pass.tape.recording()) return block.Forward(pass, x);
-  const auto kept =
-      recompute_ == Recompute::kSelective ? std::make_shared<KeptAttention>() : nullptr;
-  return RecomputeInBackward(pass.tape, x, [&block, pass, kept](Tape& tape, const Variable& x) {
-    return block.Forward(pass.On(tape, kept), x);
+  if (!Recomputes(layer) || !pass.tape.recording()) return block.Forward(pass, x);
+  if (recompute_ == Recompute::kSelective) *kept = std::make_shared<KeptAttention>();
+  return RecomputeInBackward(pass.tape, x,
+                             [&block, pass, kept = *kept](Tape& tape, const Variable& x) {
+                               return block.Forward(pass.On(tape, kept), x);
+                             });
+}
+
+// After the layer's forward is queued. The layer before has had that long to copy what it keeps;
+// its memory is free from here on. The last layer's backward comes next: it keeps what it has.
+void Transformer::Offload(Tape& tape, size_t layer, const Variable& input,
+                          const std::shared_ptr<KeptAttention>& kept,
+                          const std::shared_ptr<OffloadedLayers>& layers) const {
+  if (Recomputes(layer) && layer + 1 < blocks_.size() && input.value().is_contiguous()) {
+    (*layers)[layer] = std::make_unique<OffloadedLayer>(*copies_, input, kept);
+  }
+  if (layer > 0 && (*layers)[layer - 1] != nullptr) (*layers)[layer - 1]->Release();
+  tape.OnBackward([layers, layer] {
+    // Gone then, or the input and its gradient would stay until the tape ends.
+    if (const auto own = std::move((*layers)[layer]); own != nullptr) own->Restore();
+    if (layer > 0 && (*layers)[layer - 1] != nullptr) (*layers)[layer - 1]->Fetch();
   });
 }
 

@@ -12,11 +12,13 @@
 #include "absl/status/statusor.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/autograd/tape.h"
+#include "burst/tensor/host_copies.h"
 #include "burst/tensor/tensor.h"
 #include "model/block.h"
 #include "model/config.h"
 #include "model/kv_cache.h"
 #include "model/layers.h"
+#include "model/offloaded_layer.h"
 #include "model/ops/ops.h"
 #include "model/parameter_use.h"
 #include "model/parameters.h"
@@ -75,6 +77,13 @@ class Transformer {
   // parallelism.
   void set_ffn_chunk(int64_t tokens);
 
+  // What recomputing layers keep, their input and attention's result, waits in the host's memory
+  // for the backward. Of no effect on layers that save all. Unless set, it stays on the device.
+  void set_offload(bool offload);
+  // Memory of the host for that, for passes of so many tokens on this rank; HostCopies says when.
+  void ReserveOffload(int64_t tokens);
+  int64_t offload_bytes() const { return copies_ == nullptr ? 0 : copies_->host_bytes(); }
+
   // Told of every use of the parameters; must outlive the passes. Null: nobody.
   void set_parameter_use(ParameterUse* use) { use_ = use; }
 
@@ -124,7 +133,15 @@ class Transformer {
                   const DropoutKey& dropout, const GradientsReady& ready = nullptr,
                   KvCache* cache = nullptr) const;
 
-  Variable Layer(const ForwardPass& pass, size_t layer, const Variable& x) const;
+  bool Recomputes(size_t layer) const;
+  // kept: becomes what a recomputing layer keeps of attention; null if nothing.
+  Variable Layer(const ForwardPass& pass, size_t layer, const Variable& x,
+                 std::shared_ptr<KeptAttention>* kept) const;
+  // Of a pass, by layer; null: the backward finds everything on the device.
+  using OffloadedLayers = std::vector<std::unique_ptr<OffloadedLayer>>;
+  void Offload(Tape& tape, size_t layer, const Variable& input,
+               const std::shared_ptr<KeptAttention>& kept,
+               const std::shared_ptr<OffloadedLayers>& layers) const;
 
   // The uses of the parameters in a pass, in the order of the forward; see use_. Unit 0 are the
   // embeddings, then come the layers, then what follows them.
@@ -143,6 +160,7 @@ class Transformer {
   Recompute recompute_ = Recompute::kNone;
   int64_t recompute_every_ = 1;
   int64_t ffn_chunk_ = 0;
+  std::unique_ptr<HostCopies> copies_;  // with offload, else null
   ParameterUse* use_ = nullptr;
   ParameterList parameters_;
   Variable token_embedding_;     // [vocab, width]

@@ -123,6 +123,13 @@ absl::Status Trainer::CreateModel() {
           device, parallel, sharding));
   model_->set_recompute(config_.recompute, config_.recompute_every);
   model_->set_ffn_chunk(config_.ffn_chunk);
+  if (config_.offload == Offload::kActivations) {
+    // Before any rank waits for another's kernels, as page-locking wants it.
+    const int ranks = config_.strategy == Strategy::kTp ? 1 : mesh.sequence;
+    const int64_t length = std::min(config_.seqlen, (config_.seqlen + ranks - 1) / ranks + 1);
+    model_->set_offload(true);
+    model_->ReserveOffload(config_.batch / mesh.data * length);
+  }
   const ParameterList& parameters = model_->parameters();
   Communicator* const group = tensor_parallel_ ? sequence_.get() : nullptr;
   if (config_.zero < 2) {

@@ -63,9 +63,8 @@ const void* Readback::Wait() const {
 }
 
 HostBuffer::HostBuffer(DeviceType device, size_t bytes) {
-  if (device == DeviceType::kCuda && bytes > 0 && SimulatedGpu::Current() == nullptr) {
-    page_locked_ = cuda::AllocatePageLocked(bytes);
-  }
+  if (device == DeviceType::kCuda && SimulatedGpu::Current() != nullptr) return;
+  if (device == DeviceType::kCuda && bytes > 0) page_locked_ = cuda::AllocatePageLocked(bytes);
   if (page_locked_ == nullptr) ordinary_.reset(new char[bytes]);
 }
 

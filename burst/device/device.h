@@ -97,7 +97,7 @@ class Readback {
 
 // Memory of the host for large copies from a device: page-locked for a GPU, where the system has
 // such memory to give, else ordinary. To be made and freed while no rank waits for another's
-// kernels: page-locking may wait for all GPUs of the process.
+// kernels: page-locking may wait for all GPUs of the process. For a simulated GPU: none.
 class HostBuffer {
  public:
   HostBuffer(DeviceType device, size_t bytes);

@@ -29,6 +29,7 @@ struct GpuModel {
   double attention_backward = 0;
   double links = 0;            // bytes/s to other GPUs of its node, and as many from them
   double network = 0;          // bytes/s to other nodes, likewise
+  double host_link = 0;        // bytes/s to the host\'s page-locked memory, or from it
   double kernel_seconds = 0;   // of the shortest kernel
   double message_seconds = 0;  // of the shortest message
 };

@@ -167,6 +167,30 @@ TEST(Plan, RecomputationTradesTimeForMemory) {
   EXPECT_NEAR(selective.peak_bytes - full.peak_bytes, kept, 0.3 * kept);
 }
 
+// Two tensors a layer but the last one, in bf16, are away until the backward; behind fast links
+// nobody waits for them.
+TEST(Plan, OffloadedActivationsAreInTheHostsMemory) {
+  const std::vector<std::string> small = {kSmall, "--gpus=1xH200", "--seqlen=131072", "--batch=1",
+                                          "--recompute=selective"};
+  const absl::StatusOr<Question> question = Ask(small);
+  std::vector<std::string> arguments = small;
+  arguments.push_back("--offload=activations");
+  absl::StatusOr<Question> away = Ask(arguments);
+  ASSERT_TRUE(question.ok() && away.ok()) << question.status() << away.status();
+  const StepPlan here = *PlanStep(question->setup, question->gpu, 0);
+  away->gpu.host_link = 1e12;
+  const StepPlan fast = *PlanStep(away->setup, away->gpu, 0);
+  const int64_t bytes = 3 * 2 * 131072 * 256 * 2;
+  EXPECT_EQ(here.host_bytes, 0);
+  EXPECT_NEAR(fast.host_bytes, bytes, 0.001 * bytes);
+  EXPECT_LT(fast.peak_bytes, here.peak_bytes);
+  EXPECT_NEAR(fast.step_seconds / here.step_seconds, 1, 0.01);
+  away->gpu.host_link = 1e9;  // there and back
+  const StepPlan slow = *PlanStep(away->setup, away->gpu, 0);
+  EXPECT_GT(slow.step_seconds, bytes / 1e9);
+  EXPECT_EQ(slow.peak_bytes, fast.peak_bytes);
+}
+
 TEST(Plan, SlowLinksAndTheNetworkTakeLonger) {
   const std::vector<std::string> small = {kSmall, "--gpus=4xH200", "--seqlen=16384", "--batch=1"};
   const StepPlan fast = PlanFor(small), slow = PlanFor(small, {"--links=1"});
@@ -195,7 +219,7 @@ TEST(Fit, TakesTheFastestThatFits) {
   ASSERT_TRUE(question.ok()) << question.status();
   GpuModel gpu = question->gpu;
   const StepPlan given = PlanFor(small), full = PlanFor(small, {"--recompute=full", "--zero=3"});
-  const Choices all = {true, true, true};
+  const Choices all = {true, true, true, true};
   const auto fit = [&](int64_t memory, const Choices& choices) {
     gpu.memory = static_cast<double>(memory + kUnplannedBytes);
     absl::StatusOr<FittedPlan> fitted = FitStep(question->setup, gpu, 0, choices);
@@ -214,7 +238,7 @@ TEST(Fit, TakesTheFastestThatFits) {
   }
   EXPECT_GT(seconds, 0);
   // Only what may be chosen is.
-  const FittedPlan chosen = fit(full.peak_bytes, {/*zero=*/true, false, false});
+  const FittedPlan chosen = fit(full.peak_bytes, {/*zero=*/true, false, false, false});
   EXPECT_FALSE(absl::StrContains(chosen.options, "recompute")) << chosen.options;
   EXPECT_FALSE(Fits(chosen.plan, gpu));
 }
@@ -254,6 +278,7 @@ TEST(PlanOptions, AreRefusedByName) {
       {{"--memory=-3"}, "--memory: -3"},
       {{"--gpus_per_node=0"}, "--gpus_per_node: 0"},
       {{"--zero=3"}, "--zero: 3 has nothing to divide"},
+      {{"--offload=activations"}, "give --recompute"},
       {{"--steps=3"}, "steps"},
       {{"--model=/nowhere"}, "--model"},
   };

@@ -231,6 +231,10 @@ TEST_F(TrainerTest, RecomputationTakesTheSameSteps) {
             << Name(recompute) << ", " << Name(c.strategy) << ", dp " << c.dp << ", sp " << c.sp
             << ", " << model;
         ++compared;
+        if (kTestDevice == DeviceType::kCpu) continue;
+        options.offload = Offload::kActivations;
+        EXPECT_TRUE(run(recompute) == stored) << Name(recompute) << ", offloaded, " << model;
+        options.offload = Offload::kNone;
       }
     }
   }

@@ -26,6 +26,12 @@ constexpr EnumName<CheckpointFiles> kCheckpointFiles[] = {{CheckpointFiles::kAut
                                                           {CheckpointFiles::kOne, "one"},
                                                           {CheckpointFiles::kRanks, "ranks"}};
 
+constexpr EnumName<Offload> kOffloads[] = {{Offload::kNone, "none"},
+                                           {Offload::kActivations, "activations"}};
+absl::StatusOr<Offload> ParseOffload(absl::string_view text) {
+  return ParseName("offload", text, kOffloads);
+}
+
 absl::StatusOr<CheckpointFiles> ParseCheckpointFiles(absl::string_view text) {
   return ParseName("number of files", text, kCheckpointFiles);
 }
@@ -41,6 +47,7 @@ absl::StatusOr<Precision> ParsePrecision(absl::string_view text) {
 }  // namespace
 
 const char* Name(CommChoice comm) { return NameOf(comm, kComms); }
+const char* Name(Offload offload) { return NameOf(offload, kOffloads); }
 const char* Name(CheckpointFiles files) { return NameOf(files, kCheckpointFiles); }
 const char* Name(DeviceChoice device) { return NameOf(device, kDevices); }
 const char* Name(Precision precision) { return NameOf(precision, kPrecisions); }
@@ -128,6 +135,9 @@ OptionTable TrainOptions(TrainConfig* c) {
         "Feed-forwards take so many tokens at a time and store nothing; the backward pass computes "
         "them again. Memory then does not grow with tokens times ffn. Results change by roundings. "
         "0: all tokens at once.");
+  t.Add("offload", &c->offload, ParseOffload, kMayChange,
+        "With --recompute, on cuda. activations: what layers keep waits for the backward in the "
+        "host's memory; the copies run beside the kernels. none: it stays on the GPU.");
   t.Add(
       "zero", &c->zero, kMayChange,
       "What the ranks that have the same parameters divide between them, to save memory (ZeRO). 1: "

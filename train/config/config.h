@@ -29,10 +29,12 @@ namespace burst {
 enum class CommChoice { kAuto, kThreads, kTcp, kMpi, kNccl };
 enum class DeviceChoice { kAuto, kCpu, kCuda };       // kAuto: a GPU where there is one
 enum class Precision { kAuto, kFp32, kTf32, kBf16 };  // kAuto: bf16 on GPUs, fp32 on the CPU
+enum class Offload { kNone, kActivations };           // what waits in the host's memory
 // Of a checkpoint: kAuto: one of each rank where ranks have a part each of the state.
 enum class CheckpointFiles { kAuto, kOne, kRanks };
 const char* Name(CommChoice comm);
 const char* Name(CheckpointFiles files);
+const char* Name(Offload offload);
 const char* Name(DeviceChoice device);
 const char* Name(Precision precision);
 absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text);
@@ -60,7 +62,8 @@ struct PlainOptions {
   Recompute recompute = Recompute::kNone;
   int64_t recompute_every = 1;  // layers
   int64_t ffn_chunk = 0;        // tokens; 0: all
-  int64_t zero = 0;             // stage of StateSharding
+  Offload offload = Offload::kNone;
+  int64_t zero = 0;  // stage of StateSharding
   Strategy strategy = Strategy::kBurst;
   Layout layout = Layout::kZigzag;
   BackwardDirection ring_backward = BackwardDirection::kAuto;

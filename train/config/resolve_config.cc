@@ -343,6 +343,16 @@ absl::Status ResolveStrategy(const TrainConfig& c, ResolvedConfig* config) {
   return divide.ok() ? divide : InvalidOption("ulysses", divide.message());
 }
 
+absl::Status CheckOffload(const ResolvedConfig& config) {
+  if (config.offload == Offload::kNone) return absl::OkStatus();
+  const char* name = Name(config.offload);
+  if (config.device == DeviceType::kCpu) {
+    return InvalidOption("offload", name, " needs --device=cuda; the CPU's memory is the host's");
+  }
+  if (config.recompute != Recompute::kNone) return absl::OkStatus();
+  return InvalidOption("offload", name, " is of what recomputing layers keep; give --recompute");
+}
+
 absl::Status CheckPlan(const TrainConfig& c, const ResolvedConfig& config) {
   if (c.plan || config.device == DeviceType::kCuda) return absl::OkStatus();
   return InvalidOption("plan", "has no effect on the CPU; leave --noplan out");
@@ -491,6 +501,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   BURST_RETURN_IF_ERROR(CheckRingGradDType(config));
   BURST_RETURN_IF_ERROR(ResolveProfile(c, &config));
   BURST_RETURN_IF_ERROR(CheckZero(config));
+  BURST_RETURN_IF_ERROR(CheckOffload(config));
   BURST_RETURN_IF_ERROR(CheckPlan(c, config));
   const bool parted =
       config.zero > 0 || (IsTensorParallel(config.strategy) && config.mesh.sequence > 1);

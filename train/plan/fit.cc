@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kFfnChunk = 16384;  // tokens: long enough for GEMMs at their full rate
 
-constexpr int kOptions = 3;  // that may be changed
+constexpr int kOptions = 4;  // that may be changed
 
 struct Candidate {
   ResolvedConfig config;
@@ -25,10 +25,11 @@ struct Candidate {
 struct Ranges {
   std::vector<Recompute> recomputes;
   std::vector<int64_t> chunks, stages;
+  std::vector<Offload> offloads;
 };
 
 Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
-  Ranges ranges{{given.recompute}, {given.ffn_chunk}, {given.zero}};
+  Ranges ranges{{given.recompute}, {given.ffn_chunk}, {given.zero}, {given.offload}};
   if (choices.recompute) {
     ranges.recomputes = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
   }
@@ -38,14 +39,20 @@ Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
     ranges.chunks.push_back(kFfnChunk);
   }
   if (choices.zero && given.state_ranks() > 1) ranges.stages = {0, 1, 2, 3};
+  if (choices.offload) ranges.offloads = {Offload::kNone, Offload::kActivations};
   return ranges;
 }
 
+// Without recomputation nothing is offloaded.
 Candidate MakeCandidate(const ResolvedConfig& given, Recompute recompute, int64_t chunk,
-                        int64_t stage) {
+                        int64_t stage, Offload offload) {
   Candidate candidate{given, "", 0};
   candidate.config.recompute = recompute;
-  if (recompute == Recompute::kNone) candidate.config.recompute_every = 1;
+  if (recompute == Recompute::kNone) {
+    candidate.config.recompute_every = 1;
+    offload = Offload::kNone;
+  }
+  candidate.config.offload = offload;
   candidate.config.ffn_chunk = chunk;
   candidate.config.zero = stage;
   const auto add = [&](bool changed, const std::string& option) {
@@ -56,6 +63,7 @@ Candidate MakeCandidate(const ResolvedConfig& given, Recompute recompute, int64_
   add(recompute != given.recompute, absl::StrCat("--recompute=", Name(recompute)));
   add(chunk != given.ffn_chunk, absl::StrCat("--ffn_chunk=", chunk));
   add(stage != given.zero, absl::StrCat("--zero=", stage));
+  add(offload != given.offload, absl::StrCat("--offload=", Name(offload)));
   return candidate;
 }
 
@@ -72,24 +80,27 @@ std::string Gib(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 <<
 }  // namespace
 
 // More recomputation takes more time, whatever the rest; so the first kind of it with a step that
-// fits has the fastest one. Of a kind, the largest stage and chunks need least memory.
+// fits has the fastest one. Of a kind, the largest stage and chunks need least memory, offloaded.
 absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& gpu,
                                    int gpus_per_node, const Choices& choices) {
   const Ranges ranges = RangesOf(setup.config, choices);
   std::optional<FittedPlan> best;
   for (const Recompute recompute : ranges.recomputes) {
-    const auto plan = [&](int64_t chunk, int64_t stage) {
+    const auto plan = [&](int64_t chunk, int64_t stage, Offload offload) {
       return PlanCandidate(setup, gpu, gpus_per_node,
-                           MakeCandidate(setup.config, recompute, chunk, stage));
+                           MakeCandidate(setup.config, recompute, chunk, stage, offload));
     };
-    BURST_ASSIGN_OR_RETURN(best, plan(ranges.chunks.back(), ranges.stages.back()));
+    BURST_ASSIGN_OR_RETURN(
+        best, plan(ranges.chunks.back(), ranges.stages.back(), ranges.offloads.back()));
     if (!Fits(best->plan, gpu)) continue;
-    for (const int64_t chunk : ranges.chunks) {
-      for (const int64_t stage : ranges.stages) {
-        if (chunk == ranges.chunks.back() && stage == ranges.stages.back()) continue;  // `best`
-        BURST_ASSIGN_OR_RETURN(FittedPlan other, plan(chunk, stage));
-        if (!Fits(other.plan, gpu)) continue;
-        if (other.plan.step_seconds < best->plan.step_seconds) best = std::move(other);
+    for (const Offload offload : ranges.offloads) {
+      if (recompute == Recompute::kNone && offload != ranges.offloads.front()) continue;
+      for (const int64_t chunk : ranges.chunks) {
+        for (const int64_t stage : ranges.stages) {
+          BURST_ASSIGN_OR_RETURN(FittedPlan other, plan(chunk, stage, offload));
+          if (!Fits(other.plan, gpu)) continue;
+          if (other.plan.step_seconds < best->plan.step_seconds) best = std::move(other);
+        }
       }
     }
     break;
@@ -105,9 +116,10 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
       absl::StrCat("a step needs ", Gib(needed), " of a GPU that has ", Gib(gpu.memory), " (",
                    Gib(unplanned), " of them for what is not planned)");
 
-  const Ranges ranges = RangesOf(setup.config, {true, true, true});
-  const Candidate smallest = MakeCandidate(setup.config, ranges.recomputes.back(),
-                                           ranges.chunks.back(), ranges.stages.back());
+  const Ranges ranges = RangesOf(setup.config, {true, true, true, true});
+  const Candidate smallest =
+      MakeCandidate(setup.config, ranges.recomputes.back(), ranges.chunks.back(),
+                    ranges.stages.back(), ranges.offloads.back());
   BURST_ASSIGN_OR_RETURN(const FittedPlan least,
                          PlanCandidate(setup, gpu, gpus_per_node, smallest));
   if (!Fits(least.plan, gpu)) {
@@ -122,13 +134,17 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
     for (const Recompute recompute : ranges.recomputes) {
       for (const int64_t chunk : ranges.chunks) {
         for (const int64_t stage : ranges.stages) {
-          const Candidate candidate = MakeCandidate(setup.config, recompute, chunk, stage);
-          if (candidate.changes != changes) continue;
-          BURST_ASSIGN_OR_RETURN(FittedPlan other,
-                                 PlanCandidate(setup, gpu, gpus_per_node, candidate));
-          if (!Fits(other.plan, gpu)) continue;
-          if (!best.has_value() || other.plan.step_seconds < best->plan.step_seconds) {
-            best = std::move(other);
+          for (const Offload offload : ranges.offloads) {
+            if (recompute == Recompute::kNone && offload != Offload::kNone) continue;
+            const Candidate candidate =
+                MakeCandidate(setup.config, recompute, chunk, stage, offload);
+            if (candidate.changes != changes) continue;
+            BURST_ASSIGN_OR_RETURN(FittedPlan other,
+                                   PlanCandidate(setup, gpu, gpus_per_node, candidate));
+            if (!Fits(other.plan, gpu)) continue;
+            if (!best.has_value() || other.plan.step_seconds < best->plan.step_seconds) {
+              best = std::move(other);
+            }
           }
         }
       }

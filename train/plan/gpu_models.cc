@@ -13,11 +13,14 @@ constexpr double kGiB = double{1 << 30};
 // Measured with this project's own benchmarks (benchmarks/results): the rates of a 1B model's
 // products (dense_h200.json), of attention with head_dim 128 (attention_h200.json), of kernels
 // that only move memory (ops_h200.json), and of the ring's messages (scaling_2_h200.json). The
-// network is a data sheet's, of 400 Gbit/s a GPU. The memory is what CUDA leaves to a program.
+// network is a data sheet's, of 400 Gbit/s a GPU, as is the host's link, PCIe 5 x 16. The memory is
+// what CUDA leaves to a program.
 const std::vector<GpuModel>& GpuModels() {
   static const auto* const models = new std::vector<GpuModel>{
-      {"H200", 139 * kGiB, 3.8e12, 705e12, 350e12, 45e12, 650e12, 575e12, 340e9, 45e9, 4e-6, 8e-6},
-      {"H100", 78 * kGiB, 2.8e12, 670e12, 340e12, 45e12, 590e12, 510e12, 340e9, 45e9, 4e-6, 10e-6},
+      {"H200", 139 * kGiB, 3.8e12, 705e12, 350e12, 45e12, 650e12, 575e12, 340e9, 45e9, 50e9, 4e-6,
+       8e-6},
+      {"H100", 78 * kGiB, 2.8e12, 670e12, 340e12, 45e12, 590e12, 510e12, 340e9, 45e9, 50e9, 4e-6,
+       10e-6},
   };
   return *models;
 }

@@ -41,6 +41,7 @@ void PrintPlan(const StepPlan& plan, const GpuModel& gpu) {
   }
   row("peak", absl::StrCat(Gib(plan.peak_bytes), " of ", Gib(static_cast<int64_t>(gpu.memory)),
                            Fits(plan, gpu) ? "" : ": does not fit"));
+  if (plan.host_bytes > 0) row("of the host's memory", Gib(plan.host_bytes));
   std::printf("Time of a step\n");
   row("seconds", absl::StrFormat("%.4g", plan.step_seconds));
   row("of them kernels", absl::StrFormat("%.4g", plan.kernel_seconds));
@@ -112,6 +113,7 @@ absl::StatusOr<Question> ReadOptions(const PlanOptions& c, const OptionTable& op
   question.choices.recompute =
       c.fit && !options.Given("recompute") && !options.Given("recompute_every");
   question.choices.ffn_chunk = c.fit && !options.Given("ffn_chunk");
+  question.choices.offload = c.fit && !options.Given("offload");
   question.is_table = !c.seqlens.empty() || !c.counts.empty();
   if (!question.is_table && !c.plot.empty()) {
     return InvalidOption("plot", "draws a table; give --seqlens");

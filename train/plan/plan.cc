@@ -62,6 +62,7 @@ absl::Status MeasureRank(const TrainingSetup& setup, Communicator& comm, Simulat
   plan->parameters = kept.values;
   plan->gradients = kept.gradients;
   plan->optimizer = kept.optimizer;
+  plan->host_bytes = trainer->model().offload_bytes();
   plan->peak_bytes = gpu.memory().peak_bytes;
   plan->at_peak = LargestFirst(gpu.AtPeak());
   plan->step_seconds = 1e-3 * metrics.step_ms;

@@ -18,6 +18,7 @@ namespace burst {
 struct StepPlan {
   int64_t parameters = 0, gradients = 0, optimizer = 0;  // kept between steps
   int64_t peak_bytes = 0;                                // within a step, those included
+  int64_t host_bytes = 0;  // page-locked memory of the host, for what is offloaded
   template <typename T>
   struct Part {
     std::string place;  // what takes it: "forward, attention"

@@ -40,7 +40,8 @@ OptionTable PlanOptionTable(PlanOptions* c) {
         "GB/s that a GPU sends to other nodes, while it receives as many. -1: 45.");
   t.Group("The question");
   t.Add("fit", &c->fit, kMayChange,
-        "Chooses --zero, --recompute and --ffn_chunk, where they are not given, so that the step "
+        "Chooses --zero, --recompute, --ffn_chunk and --offload, where they are not given, so that "
+        "the step "
         "is the fastest one that fits.");
   t.AddList("seqlens", &c->seqlens, ParseCount, kMayChange,
             "A table over these lengths, in place of --seqlen.");
@@ -49,12 +50,12 @@ OptionTable PlanOptionTable(PlanOptions* c) {
   t.Add("plot", &c->plot, kMayChange,
         "An SVG file for the table: seconds of a step over its length, by number of GPUs.");
   t.Group("The step, as //train takes it");
-  for (const char* name : {"model",           "window",         "dropout",      "data",
-                           "tokenizer",       "packed",         "seqlen",       "batch",
-                           "accumulate",      "precision",      "dp",           "sp",
-                           "strategy",        "layout",         "ulysses",      "ring_backward",
-                           "ring_grad_dtype", "ranks_per_node", "recompute",    "recompute_every",
-                           "ffn_chunk",       "zero",           "deterministic"}) {
+  for (const char* name : {"model",           "window",         "dropout",   "data",
+                           "tokenizer",       "packed",         "seqlen",    "batch",
+                           "accumulate",      "precision",      "dp",        "sp",
+                           "strategy",        "layout",         "ulysses",   "ring_backward",
+                           "ring_grad_dtype", "ranks_per_node", "recompute", "recompute_every",
+                           "ffn_chunk",       "offload",        "zero",      "deterministic"}) {
     t.AddShared(train, name);
   }
   return t;

@@ -1,0 +1,35 @@
+// What a recomputing layer keeps between its forward and its backward, its input and attention's
+// result, in the host's memory meanwhile.
+#pragma once
+
+#include <memory>
+
+#include "burst/attention/sequence_parallel_attention.h"
+#include "burst/autograd/tape.h"
+#include "burst/tensor/host_copies.h"
+
+namespace burst {
+
+class OffloadedLayer {
+ public:
+  // Begins the copies. x: contiguous, read by nobody but the layer; kept: null, or what its first
+  // run has left.
+  OffloadedLayer(HostCopies& copies, const Variable& x, std::shared_ptr<KeptAttention> kept);
+
+  // Frees the device's memory for work that is queued from here on, after the copies.
+  void Release();
+  // Begins the copies back.
+  void Fetch();
+  // Puts everything back where it was, for work that is queued from here on.
+  void Restore();
+
+ private:
+  const Variable x_;
+  const std::shared_ptr<KeptAttention> kept_;
+  bool released_ = false;
+  // Null: not stored. `saved`: kept_->saved.out, if it is not kept_->out.
+  std::unique_ptr<HostCopies::Stored> stored_x_, stored_out_, stored_saved_;
+  bool saved_is_out_ = false;
+};
+
+}  // namespace burst
