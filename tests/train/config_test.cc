@@ -271,7 +271,7 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--recompute=half"}, {"--recompute", "half", "none, full or selective"}},
       {{"--recompute=full", "--recompute_every=0"}, {"--recompute_every", "0", "at least 1"}},
       {{"--recompute=full", "--offload=activations"}, {"--offload", "--device=cuda"}},
-      {{"--offload=optimizer"}, {"--offload", "none, activations"}},
+      {{"--offload=optimizer"}, {"--offload", "none or activations"}},
       {{"--noplan"}, {"--plan", "--noplan"}},
       {{"--recompute_every=2"}, {"--recompute_every", "2", "--recompute=full or selective"}},
       {{"--ffn_chunk=-1"}, {"--ffn_chunk", "-1", "at least 0"}},
