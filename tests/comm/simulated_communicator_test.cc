@@ -143,6 +143,22 @@ TEST(SimulatedCommunicator, CollectivesUseTheNetworkOfAllRanksOfANode) {
   });
 }
 
+// To oneself: no link is used.
+TEST(SimulatedCommunicator, ARankSendsToItself) {
+  OnRanks(2, 0, [](Communicator& comm, SimulatedGpu& gpu) {
+    const Tensor a = OnGpu(1 << 20), b = OnGpu(1 << 20);
+    for (int i = 0; i < 3; ++i) {
+      const SendBuffer send = {a.raw_data(), a.size_bytes(), comm.rank(), DeviceType::kCuda};
+      const ReceiveBuffer receive = {b.raw_data(), b.size_bytes(), comm.rank(), DeviceType::kCuda};
+      BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send, 1}, {&receive, 1}));
+    }
+    BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
+    EXPECT_NEAR(gpu.now(), 3 * kMessage, 1e-12);
+    EXPECT_EQ(comm.stats().bytes_sent[0], 0);
+    return absl::OkStatus();
+  });
+}
+
 TEST(SimulatedCommunicator, HostsExchangeWhatTheySay) {
   OnRanks(4, 0, [](Communicator& comm, SimulatedGpu& gpu) -> absl::Status {
     const Tensor sum = Tensor::FromVector<double>({1.0 + comm.rank()}, {1});

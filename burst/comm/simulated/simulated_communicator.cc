@@ -83,9 +83,11 @@ class SimulatedCommunicator : public Communicator {
     transfer.begin = gpu_->now();
     transfer.received.assign(receives.size(), 0);
     Traffic out, in;
+    bool between_gpus = false;
     std::vector<SendBuffer> host_sends(sends.begin(), sends.end());
     for (SendBuffer& send : host_sends) {
       if (send.device == DeviceType::kCpu) continue;
+      between_gpus = true;
       out.Add(*this, send.peer, send.bytes);
       send = {&transfer.begin, sizeof(double), send.peer};
     }
@@ -93,14 +95,13 @@ class SimulatedCommunicator : public Communicator {
     for (size_t i = 0; i < host_receives.size(); ++i) {
       ReceiveBuffer& receive = host_receives[i];
       if (receive.device == DeviceType::kCpu) continue;
+      between_gpus = true;
       in.Add(*this, receive.peer, receive.bytes);
       receive = {&transfer.received[i], sizeof(double), receive.peer};
     }
     transfer.seconds = std::max(out.Seconds(gpu_->model()), in.Seconds(gpu_->model()));
-    const bool on_hosts_alone = out.bytes() + in.bytes() == 0;
-    const absl::Status status = hosts_->Post(channel, host_sends, host_receives);
-    if (on_hosts_alone) transfers.pop_back();
-    return status;
+    if (!between_gpus) transfers.pop_back();
+    return hosts_->Post(channel, host_sends, host_receives);
   }
 
  private:
@@ -118,7 +119,6 @@ class SimulatedCommunicator : public Communicator {
       if (peer == comm.rank()) return;
       (comm.NodeOf(peer) == comm.NodeOf(comm.rank()) ? near : far) += static_cast<double>(bytes);
     }
-    double bytes() const { return near + far; }
     double Seconds(const GpuModel& gpu) const {
       return std::max(near / gpu.links, far == 0 ? 0 : far / gpu.network);
     }
