@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/enum_names.h"
 #include "burst/base/status.h"
@@ -41,13 +40,6 @@ constexpr EnumName<Experiment> kExperiments[] = {{Experiment::kAttention, "atten
                                                  {Experiment::kTraining, "training"}};
 absl::StatusOr<Experiment> ParseExperiment(absl::string_view text) {
   return ParseName("experiment", text, kExperiments);
-}
-
-absl::StatusOr<int64_t> ParseCount(absl::string_view text) {
-  int64_t number = 0;
-  if (absl::SimpleAtoi(text, &number) && number >= 1) return number;
-  return absl::InvalidArgumentError(
-      absl::StrCat("'", text, "' is not a whole number of at least 1"));
 }
 
 // The options as they are given.

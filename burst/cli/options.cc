@@ -57,6 +57,13 @@ absl::Status ParseOption(absl::string_view text, int64_t* value) {
   return Parsed(absl::SimpleAtoi(text, &number), text, number, "a whole number", value);
 }
 
+absl::StatusOr<int64_t> ParseCount(absl::string_view text) {
+  int64_t number = 0;
+  if (absl::SimpleAtoi(text, &number) && number >= 1) return number;
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", text, "' is not a whole number of at least 1"));
+}
+
 absl::Status ParseOption(absl::string_view text, double* value) {
   double number = 0;
   const bool valid = absl::SimpleAtod(text, &number) && std::isfinite(number);

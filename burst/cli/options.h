@@ -49,6 +49,9 @@ absl::Status ParseOption(absl::string_view text, int64_t* value);
 absl::Status ParseOption(absl::string_view text, double* value);  // finite
 absl::Status ParseOption(absl::string_view text, bool* value);
 
+// An element of a list.
+absl::StatusOr<int64_t> ParseCount(absl::string_view text);  // a whole number of at least 1
+
 // And back.
 std::string PrintOption(const std::string& value);
 std::string PrintOption(int64_t value);

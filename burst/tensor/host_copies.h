@@ -26,8 +26,8 @@ class HostCopies {
   HostCopies(const HostCopies&) = delete;
   HostCopies& operator=(const HostCopies&) = delete;
 
-  // Makes memory for so many more tensors at once, of at most so many bytes each. While no rank waits
-  // for another's kernels, as HostBuffer says; what Store lacks then it makes itself.
+  // Makes memory for so many more tensors at once, of at most so many bytes each. While no rank
+  // waits for another's kernels, as HostBuffer says; what Store lacks then it makes itself.
   void Reserve(int64_t count, int64_t bytes);
   int64_t host_bytes() const;
 

@@ -14,13 +14,6 @@ namespace {
 
 constexpr double kGiB = double{1 << 30};
 
-absl::StatusOr<int64_t> ParseCount(absl::string_view text) {
-  int64_t number = 0;
-  if (absl::SimpleAtoi(text, &number) && number >= 1) return number;
-  return absl::InvalidArgumentError(
-      absl::StrCat("'", text, "' is not a whole number of at least 1"));
-}
-
 }  // namespace
 
 // Everything that //train takes, but for what a plan has no use for.
