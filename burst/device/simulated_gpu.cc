@@ -1,7 +1,8 @@
 #include "burst/device/simulated_gpu.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
-#include <cstdlib>
 
 #include "burst/base/check.h"
 #include "burst/base/progress.h"
@@ -12,7 +13,6 @@ namespace {
 // No program has memory from here on: whoever reads or writes at such an address ends.
 constexpr uintptr_t kNowhere = uintptr_t{1} << 62;
 constexpr int64_t kGranule = 512;  // CUDA rounds allocations up to multiples of this
-constexpr size_t kAlignment = 256;
 
 thread_local SimulatedGpu* current = nullptr;
 
@@ -22,6 +22,14 @@ Place Here() {
   const RankProgress* const progress = current_progress;
   if (progress == nullptr) return {"start", nullptr};
   return {progress->place().phase, progress->place().op};
+}
+
+// Pages that the host has only from when they are written.
+void* TakePages(size_t bytes) {
+  void* const pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  BURST_CHECK(pages != MAP_FAILED) << "no addresses for " << bytes << " bytes";
+  return pages;
 }
 
 std::string Describe(const Place& place) {
@@ -35,7 +43,7 @@ SimulatedGpu::SimulatedGpu(const GpuModel& model) : model_(model), next_address_
 
 SimulatedGpu::~SimulatedGpu() {
   for (const auto& [data, block] : blocks_) {
-    if (IsBacked(data)) std::free(data);
+    if (IsBacked(data)) munmap(data, block.bytes);
   }
 }
 
@@ -59,7 +67,7 @@ void* SimulatedGpu::Allocate(size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   void* data = nullptr;
   if (size <= kBackedBytes) {
-    BURST_CHECK_EQ(posix_memalign(&data, kAlignment, size), 0);
+    data = TakePages(size);
   } else {
     data = reinterpret_cast<void*>(next_address_);
     next_address_ += size;
@@ -83,7 +91,7 @@ void SimulatedGpu::Free(void* data) {
   is_peak_ = false;
   stats_.bytes_in_use -= block->second.bytes;
   by_place_[block->second.place] -= block->second.bytes;
-  if (IsBacked(data)) std::free(data);
+  if (IsBacked(data)) munmap(data, block->second.bytes);
   blocks_.erase(block);
 }
 

@@ -8,9 +8,14 @@
 #include "train/plan/plan.h"
 
 namespace burst {
+namespace {
+
+constexpr int kMostCheckedRanks = 32;  // a plan for more takes longer than one waits for a start
+
+}  // namespace
 
 absl::Status CheckRunFits(TrainingSetup* setup) {
-  if (setup->config.ranks > kMostPlannedRanks) return absl::OkStatus();
+  if (setup->config.ranks > kMostCheckedRanks) return absl::OkStatus();
   const absl::StatusOr<GpuModel> known = FindGpuModelOf(CudaDeviceName(0));
   // The memory of a step is the same on all GPUs; its time is told where the rates are known.
   BURST_ASSIGN_OR_RETURN(GpuModel gpu, known.ok() ? known : FindGpuModel("H100"));

@@ -8,7 +8,7 @@ namespace burst {
 
 // For a run on GPUs, before its ranks start; in one process of it. ResourceExhausted, with what to
 // change, for a step that does not fit into the memory that is free on the calling thread's GPU.
-// Fills setup->plan. Runs of more ranks than a plan can have are not looked at.
+// Fills setup->plan. Runs of more than 32 ranks are not looked at.
 absl::Status CheckRunFits(TrainingSetup* setup);
 
 }  // namespace burst
