@@ -9,7 +9,7 @@
 
 namespace burst {
 
-// By name: "H100" or "H200". Another name is an error that lists them.
+// By name: "H100" (by data sheets) or "H200" (measured). Another name is an error that lists them.
 absl::StatusOr<GpuModel> FindGpuModel(absl::string_view name);
 // The one that a GPU's full name ("NVIDIA H200") is of, by the same names.
 absl::StatusOr<GpuModel> FindGpuModelOf(const std::string& full_name);

@@ -23,7 +23,8 @@ OptionTable PlanOptionTable(PlanOptions* c) {
   OptionTable t;
   t.Group("The GPUs");
   t.Add("gpus", &c->gpus, kMayChange,
-        "How many, and which: 4xH200. Each is a rank. H100 and H200 are known.");
+        "How many, and which: 4xH200. Each is a rank. H100 (by data sheets) and H200 (measured) "
+        "are known.");
   t.Add("gpus_per_node", &c->gpus_per_node, kMayChange,
         "GPUs that fast links connect; others reach each other over the network.");
   t.Add("memory", &c->memory, kMayChange, "GiB that a GPU has for a program. -1: the model's own.");
