@@ -150,13 +150,13 @@ void Transformer::set_offload(bool offload) {
   copies_ = offload ? std::make_unique<HostCopies>(device()) : nullptr;
 }
 
-void Transformer::ReserveOffload(int64_t tokens) {
+void Transformer::ReserveOffload(int64_t tokens, int64_t attended, int results) {
   int64_t layers = 0;
   for (size_t layer = 0; layer + 1 < blocks_.size(); ++layer) layers += Recomputes(layer);
-  const int64_t value_bytes = tokens * SizeOf(dtype());
   const int64_t channels = parallel_.LocalCount(config_.heads) * config_.head_dim;
-  copies_->Reserve(layers, value_bytes * config_.width);
-  if (recompute_ == Recompute::kSelective) copies_->Reserve(layers, value_bytes * channels);
+  copies_->Reserve(layers, tokens * config_.width * SizeOf(dtype()));
+  if (recompute_ != Recompute::kSelective) return;
+  copies_->Reserve(results * layers, attended * channels * SizeOf(dtype()));
 }
 
 void Transformer::set_ffn_chunk(int64_t tokens) {

@@ -80,8 +80,9 @@ class Transformer {
   // What recomputing layers keep, their input and attention's result, waits in the host's memory
   // for the backward. Of no effect on layers that save all. Unless set, it stays on the device.
   void set_offload(bool offload);
-  // Memory of the host for that, for passes of so many tokens on this rank; HostCopies says when.
-  void ReserveOffload(int64_t tokens);
+  // Memory of the host for that, for passes of so many tokens on this rank, whose attention has its
+  // result for `attended` tokens and keeps it so many times; HostCopies says when.
+  void ReserveOffload(int64_t tokens, int64_t attended, int results);
   int64_t offload_bytes() const { return copies_ == nullptr ? 0 : copies_->host_bytes(); }
 
   // Told of every use of the parameters; must outlive the passes. Null: nobody.

@@ -124,11 +124,18 @@ absl::Status Trainer::CreateModel() {
   model_->set_recompute(config_.recompute, config_.recompute_every);
   model_->set_ffn_chunk(config_.ffn_chunk);
   if (config_.offload == Offload::kActivations) {
-    // Before any rank waits for another's kernels, as page-locking wants it.
+    // Before any rank waits for another's kernels, as page-locking wants it. A rank has at most one
+    // token more than an equal share, rounded up.
     const int ranks = config_.strategy == Strategy::kTp ? 1 : mesh.sequence;
     const int64_t length = std::min(config_.seqlen, (config_.seqlen + ranks - 1) / ranks + 1);
+    // Ulysses keeps its result for the heads that it computed, too.
+    const bool exchanges = config_.strategy == Strategy::kUlysses ||
+                           (config_.strategy == Strategy::kBurstUlysses && config_.ulysses > 1);
+    const int64_t sequences = config_.batch / mesh.data;
     model_->set_offload(true);
-    model_->ReserveOffload(config_.batch / mesh.data * length);
+    model_->ReserveOffload(sequences * length,
+                           sequences * (tensor_parallel_ ? config_.seqlen : length),
+                           exchanges && mesh.sequence > 1 ? 2 : 1);
   }
   const ParameterList& parameters = model_->parameters();
   Communicator* const group = tensor_parallel_ ? sequence_.get() : nullptr;

@@ -236,8 +236,8 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   // Half of the layers.
   const Memory half = measure({Recompute::kFull, 2});
   EXPECT_EQ(none.kept - half.kept, config.layers / 2 * (all - stream) * unit);
-  // In the host's memory: all but what the last layer keeps, whose backward comes next. On the CPU
-  // it counts as the host's own, for which nobody keeps a count here.
+  // In the host's memory is all but what the last layer keeps, whose backward comes next. It is not
+  // among the device's, not even on the CPU: HostBuffer takes none of the pool.
   const Memory full_away = measure({Recompute::kFull, 1, 0, true});
   EXPECT_EQ(full.kept - full_away.kept, (config.layers - 1) * stream * unit);
   EXPECT_EQ(model->offload_bytes(), (config.layers - 1) * stream * unit);

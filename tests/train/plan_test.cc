@@ -191,6 +191,29 @@ TEST(Plan, OffloadedActivationsAreInTheHostsMemory) {
   EXPECT_EQ(slow.peak_bytes, fast.peak_bytes);
 }
 
+// The host's memory is made before the first step, as much as every strategy needs: a step that
+// needs more makes it itself, and shows here.
+TEST(Plan, OffloadsMemoryIsMadeAtTheStart) {
+  constexpr int64_t kTokens = 4096, kLayers = 3, kBytes = 2;  // all layers but the last one, bf16
+  const auto host_bytes = [](const std::string& strategy, const std::string& recompute) {
+    return static_cast<double>(
+        PlanFor({kSmall, "--gpus=2xH200", "--seqlen=4096", "--batch=1", "--offload=activations",
+                 "--strategy=" + strategy, "--recompute=" + recompute})
+            .host_bytes);
+  };
+  const double half = kLayers * kTokens / 2 * 256 * kBytes;  // width, and channels of all heads
+  for (const char* strategy : {"burst", "ring", "ulysses", "burst+ulysses", "tp+sp"}) {
+    EXPECT_NEAR(host_bytes(strategy, "full") / half, 1, 0.01) << strategy;
+  }
+  EXPECT_NEAR(host_bytes("tp", "full") / half, 2, 0.01);
+  for (const char* strategy : {"burst", "ring", "tp+sp"}) {  // tp+sp: half of the heads, all tokens
+    EXPECT_NEAR(host_bytes(strategy, "selective") / half, 2, 0.01) << strategy;
+  }
+  EXPECT_NEAR(host_bytes("ulysses", "selective") / half, 3, 0.01);
+  EXPECT_NEAR(host_bytes("burst+ulysses", "selective") / half, 3, 0.01);
+  EXPECT_NEAR(host_bytes("tp", "selective") / half, 3, 0.01);
+}
+
 TEST(Plan, SlowLinksAndTheNetworkTakeLonger) {
   const std::vector<std::string> small = {kSmall, "--gpus=4xH200", "--seqlen=16384", "--batch=1"};
   const StepPlan fast = PlanFor(small), slow = PlanFor(small, {"--links=1"});
@@ -203,6 +226,21 @@ TEST(Plan, SlowLinksAndTheNetworkTakeLonger) {
   const absl::StatusOr<StepPlan> two_nodes = PlanStep(nodes->setup, gpu, /*gpus_per_node=*/2);
   ASSERT_TRUE(two_nodes.ok());
   EXPECT_GT(two_nodes->step_seconds, 1.5 * fast.step_seconds);
+}
+
+// As a launcher's job would: a double ring where nodes have as many GPUs each.
+TEST(Plan, NodesMakeADoubleRing) {
+  const auto per_node = [](const std::string& gpus, const std::string& more) {
+    const absl::StatusOr<Question> question =
+        Ask({kSmall, "--gpus=" + gpus, "--seqlen=256", "--batch=1", more});
+    EXPECT_TRUE(question.ok()) << question.status();
+    return question->setup.config.ranks_per_node;
+  };
+  EXPECT_EQ(per_node("8xH200", "--zero=1"), 0);
+  EXPECT_EQ(per_node("16xH200", "--zero=1"), 8);
+  EXPECT_EQ(per_node("16xH200", "--gpus_per_node=4"), 4);
+  EXPECT_EQ(per_node("12xH200", "--zero=1"), 0);
+  EXPECT_EQ(per_node("16xH200", "--ranks_per_node=0"), 0);
 }
 
 // Contiguous causal: the last rank has most to do, and the others wait for it.

@@ -44,12 +44,14 @@ OptionTable PlanOptionTable(PlanOptions* c) {
   t.Add("plot", &c->plot, kMayChange,
         "An SVG file for the table: seconds of a step over its length, by number of GPUs.");
   t.Group("The step, as //train takes it");
-  for (const char* name : {"model",           "window",         "dropout",   "data",
-                           "tokenizer",       "packed",         "seqlen",    "batch",
-                           "accumulate",      "precision",      "dp",        "sp",
-                           "strategy",        "layout",         "ulysses",   "ring_backward",
-                           "ring_grad_dtype", "ranks_per_node", "recompute", "recompute_every",
-                           "ffn_chunk",       "offload",        "zero",      "deterministic"}) {
+  for (const char* name : {"model", "window", "dropout"}) t.AddShared(train, name);
+  constexpr char kUnread[] = "Of no effect where the model says its vocabulary, unless --packed.";
+  t.AddShared(train, "data", kUnread);
+  t.AddShared(train, "tokenizer", kUnread);
+  for (const char* name :
+       {"packed", "seqlen", "batch", "accumulate", "precision", "dp", "sp", "strategy", "layout",
+        "ulysses", "ring_backward", "ring_grad_dtype", "ranks_per_node", "recompute",
+        "recompute_every", "ffn_chunk", "offload", "zero", "deterministic"}) {
     t.AddShared(train, name);
   }
   return t;
@@ -87,6 +89,10 @@ absl::StatusOr<ResolvedConfig> ConfigOf(const PlanOptions& c, int64_t gpus, int6
   train.seqlen = seqlen;
   Launch launch;
   launch.gpus = static_cast<int>(gpus);
+  if (gpus > c.gpus_per_node) {  // as a launcher starts a process on each
+    launch.processes = static_cast<int>(gpus);
+    if (gpus % c.gpus_per_node == 0) launch.ranks_per_node = static_cast<int>(c.gpus_per_node);
+  }
   return ResolveConfig(train, launch);
 }
 
