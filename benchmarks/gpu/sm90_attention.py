@@ -6,11 +6,12 @@
     sm90_attention.py LIBRARY decode [OPTION...]  few queries, many keys: bytes/s, ratio to a copy's and to
                                                   those of PyTorch's kernels (cuDNN, FlashAttention-2)
 
-Options: forward (no backward), quick (up to 16K tokens), only=REGEX, FILE.json (where to write).
+Options: float16 (else bfloat16), forward (no backward), quick (up to 16K tokens), only=REGEX, FILE.json
+(where to write).
 
 FLOP: forward 4 * batch * heads * head_dim * (visible query-key pairs), backward 2.5 times that.
 Times: CUDA events, median. Ours and cuDNN's runs alternate. The backward includes everything from
-(out, dout) to bf16 gradients: delta, clearing dQ, the main kernel, converting dQ: the calls that training makes.
+(out, dout) to gradients of 16 bits: delta, clearing dQ, the main kernel, converting dQ: the calls that training makes.
 """
 
 import ctypes
@@ -27,6 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 PATTERN = ""  # only benchmarks whose label has a match
+DTYPE = torch.bfloat16
 
 
 class Operand(ctypes.Structure):
@@ -59,7 +61,7 @@ class BackwardParams(ctypes.Structure):  # FlashBackwardParams
                 ("deterministic", ctypes.c_bool)]
 
 
-DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 3}
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 3, torch.float16: 4}
 
 
 def operand(tensor):  # [batch, seqlen, heads, head_dim]
@@ -136,8 +138,9 @@ def visible_pairs(q, k, ranges):
 
 # ---- Reference in float64, one head at a time, and what rounding may do to each element.
 #
-# Operands of matmuls are bf16, so P and dS are rounded before their second matmul, and out, dQ,
-# dK, dV at the end: each by a factor within 1 +- U. Matmuls accumulate in fp32: an element of S, of
+# Operands of matmuls are of 16 bits, so P and dS are rounded before their second matmul, and out, dQ,
+# dK, dV at the end: each by a factor within 1 +- U, and in float16, whose smallest numbers are few, by
+# another SMALL. Matmuls accumulate in fp32: an element of S, of
 # dP, of the gradients is off by at most FP32 times the sum of its terms' absolute values (up to 256,
 # truncated to 24 bits), and P, through S, by a factor within 1 +- EXPONENT (|S| stays under 2^8).
 # delta is taken from the rounded out. Hence
@@ -145,11 +148,13 @@ def visible_pairs(q, k, ranges):
 #   |d dS|  <= U |dS| + P (EXPONENT |dP - delta| + FP32 |dO| |V|^T + |dO| . |d out|)
 #   |d dQ|  <= scale |d dS| |K| + U |dQ|, and dK alike; |d dV| <= (U + EXPONENT) P^T |dO| + U |dV|
 # up to products of two of these, for which the whole is taken 2 % larger.
-U, FP32, EXPONENT = 2.0 ** -8, 2.0 ** -16, 2.0 ** -10
+ROUNDING = {torch.bfloat16: (2.0 ** -8, 0.0), torch.float16: (2.0 ** -11, 2.0 ** -25)}  # U, SMALL
+FP32, EXPONENT = 2.0 ** -16, 2.0 ** -10
 
 
 def reference(q, k, v, scale, ranges, dout=None, dlse=None):
     """The truth, and "bound_" + name: the most that the roundings may put an element off."""
+    U, SMALL = ROUNDING[q.dtype]
     batch, q_len, heads, _ = q.shape
     k_len, group = k.shape[1], q.shape[2] // k.shape[2]
     out = torch.zeros(q.shape, dtype=torch.float64, device="cuda")
@@ -173,7 +178,8 @@ def reference(q, k, v, scale, ranges, dout=None, dlse=None):
             lse[b, h] = torch.logsumexp(s, 1)
             p = torch.exp(s - lse[b, h][:, None]).nan_to_num_(0.0)
             out[b, :, h] = p @ vd
-            bound["out"][b, :, h] = (U + 2 * EXPONENT) * (p @ vd.abs()) + U * out[b, :, h].abs()
+            bound["out"][b, :, h] = ((U + 2 * EXPONENT) * (p @ vd.abs()) + U * out[b, :, h].abs() +
+                                     SMALL * vd.abs().sum(0) + SMALL)
             if dout is not None:
                 do = dout[b, :, h].double()
                 dp = do @ vd.T
@@ -186,12 +192,13 @@ def reference(q, k, v, scale, ranges, dout=None, dlse=None):
                 dv[b, :, h // group] += p.T @ do
                 off = p * (EXPONENT * (dp - delta[:, None]).abs() + FP32 * (do.abs() @ vd.T.abs()) +
                            (do.abs() * bound["out"][b, :, h]).sum(1)[:, None])
-                off = U * ds.abs() + scale * off
-                bound["dq"][b, :, h] = off @ kd.abs() + U * dq[b, :, h].abs()
+                off = U * ds.abs() + scale * (off + SMALL)
+                bound["dq"][b, :, h] = off @ kd.abs() + U * dq[b, :, h].abs() + SMALL
                 bound["dk"][b, :, h // group] += off.T @ qd.abs()
-                bound["dv"][b, :, h // group] += (U + EXPONENT) * (p.T @ do.abs())
-    bound["dk"] += U * dk.abs()
-    bound["dv"] += U * dv.abs()
+                bound["dv"][b, :, h // group] += ((U + EXPONENT) * (p.T @ do.abs()) +
+                                                      SMALL * do.abs().sum(0))
+    bound["dk"] += U * dk.abs() + SMALL
+    bound["dv"] += U * dv.abs() + SMALL
     result = {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
     return {**result, **{"bound_" + name: 1.02 * x for name, x in bound.items()}}
 
@@ -216,20 +223,20 @@ def make(batch, q_len, k_len, heads, kv_heads, dim, magnitude, seed=0, padding=0
     g = torch.Generator(device="cuda").manual_seed(seed)
     def tensor(length, count):
         x = magnitude * torch.randn((batch, length, count, dim + padding), device="cuda", generator=g)
-        return x.bfloat16()[..., :dim]
+        return x.to(DTYPE)[..., :dim]
     return tensor(q_len, heads), tensor(k_len, kv_heads), tensor(k_len, kv_heads), tensor(q_len, heads)
 
 
 def run_ours(kernels, q, k, v, scale, ranges, dout=None, deterministic=False, dlse=None):
     poison = math.nan
-    out = torch.full(q.shape, poison, dtype=torch.bfloat16, device="cuda")
+    out = torch.full(q.shape, poison, dtype=DTYPE, device="cuda")
     lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), poison, device="cuda")
     kernels.forward(q, k, v, scale, ranges, out, lse)
     result = {"out": out, "lse": lse}
     if dout is not None:
-        dq = torch.full(q.shape, poison, dtype=torch.bfloat16, device="cuda")
-        dk = torch.full(k.shape, poison, dtype=torch.bfloat16, device="cuda")
-        dv = torch.full(k.shape, poison, dtype=torch.bfloat16, device="cuda")
+        dq = torch.full(q.shape, poison, dtype=DTYPE, device="cuda")
+        dk = torch.full(k.shape, poison, dtype=DTYPE, device="cuda")
+        dv = torch.full(k.shape, poison, dtype=DTYPE, device="cuda")
         delta = torch.full_like(lse, poison)
         kernels.backward(q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta,
                          deterministic=deterministic, dlse=dlse)
@@ -361,7 +368,7 @@ def bench_case(kernels, name, batch, length, heads, kv_heads, dim, mask, ranges,
     if compare:
         functions.append(lambda: cudnn_forward(q, k, v, scale, mask == "causal"))
         if dim == 128 and name == "long":  # the limit, under the same power and heat
-            a, b = (torch.randn((8192, 8192), device="cuda").bfloat16() for _ in range(2))
+            a, b = (torch.randn((8192, 8192), device="cuda").to(DTYPE) for _ in range(2))
             functions.append(lambda: a @ b)
     else:  # our own causal kernel; its time per attended pair is the yardstick of the other masks
         other = causal(length, length)
@@ -417,7 +424,7 @@ def bench_case(kernels, name, batch, length, heads, kv_heads, dim, mask, ranges,
 
 
 def matmul_tflops():
-    a, b = (torch.randn((8192, 8192), device="cuda").bfloat16() for _ in range(2))
+    a, b = (torch.randn((8192, 8192), device="cuda").to(DTYPE) for _ in range(2))
     ms, = time_ms([lambda: a @ b], 20)
     return 2 * 8192 ** 3 / ms / 1e9
 
@@ -523,7 +530,9 @@ def main():
     kernels = Kernels(sys.argv[1])
     mode = sys.argv[2]
     options = sys.argv[3:]
-    global PATTERN
+    global PATTERN, DTYPE
+    if "float16" in options:
+        DTYPE = torch.float16
     for option in options:
         if option.startswith("only="):
             PATTERN = option[5:]
@@ -533,7 +542,7 @@ def main():
         "gpu": torch.cuda.get_device_name(),
         "driver": subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
                                  capture_output=True, text=True).stdout.strip(),
-        "torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
+        "dtype": str(DTYPE), "torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
     failed = 0
     if mode == "check":
         results["rows"], failed = check(kernels, backward)

@@ -14,7 +14,7 @@ Variable::Variable(Tensor value, bool requires_grad) : node_(std::make_shared<No
 }
 
 Variable::Variable(Tensor value, Tensor grad) : Variable(std::move(value), true) {
-  const bool widened = node_->value.dtype() == DType::kBFloat16 && grad.dtype() == DType::kFloat32;
+  const bool widened = Is16Bit(node_->value.dtype()) && grad.dtype() == DType::kFloat32;
   BURST_CHECK(node_->value.shape() == grad.shape() &&
               (node_->value.dtype() == grad.dtype() || widened));
   node_->grad = std::move(grad);

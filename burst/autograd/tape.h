@@ -31,7 +31,7 @@ class Variable {
   // A leaf. With requires_grad, backward functions add to its gradient.
   explicit Variable(Tensor value, bool requires_grad = false);
   // A parameter: its gradient is accumulated into `grad`, over many tapes, until its owner calls
-  // ZeroGrad. grad: the shape of value and its dtype; float32, too, for a bfloat16 value.
+  // ZeroGrad. grad: the shape of value and its dtype; float32, too, for a value of 16 bits.
   Variable(Tensor value, Tensor grad);
 
   bool defined() const { return node_ != nullptr; }

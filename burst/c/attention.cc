@@ -96,6 +96,9 @@ absl::StatusOr<Tensor> View(const char* name, const burst_tensor* tensor, int di
     case BURST_BFLOAT16:
       dtype = DType::kBFloat16;
       break;
+    case BURST_FLOAT16:
+      dtype = DType::kFloat16;
+      break;
     default:
       return absl::InvalidArgumentError(absl::StrCat(name, " has the dtype ",
                                                      static_cast<int>(tensor->dtype),

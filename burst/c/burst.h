@@ -57,7 +57,8 @@ typedef enum burst_device { BURST_CPU = 0, BURST_CUDA = 1 } burst_device;
 typedef enum burst_dtype {
   BURST_FLOAT32 = 0,
   BURST_FLOAT64 = 1,
-  BURST_BFLOAT16 = 2 /* on GPUs */
+  BURST_BFLOAT16 = 2, /* on GPUs */
+  BURST_FLOAT16 = 3   /* on GPUs */
 } burst_dtype;
 
 typedef struct burst_context burst_context;
@@ -176,8 +177,8 @@ typedef struct burst_tensor {
  *             stride 1
  *   k, v      [batch, length, kv_heads, head_dim]; kv_heads divides heads
  *   out       like q; assigned
- *   lse       [batch, heads, length], contiguous, of float32 for bfloat16, else of q's dtype: the
- *             natural log of the softmax's denominator, -inf where no key is seen; assigned */
+ *   lse       [batch, heads, length], contiguous, of float32 for tensors of 16 bits, else of q's
+ * dtype: the natural log of the softmax's denominator, -inf where no key is seen; assigned */
 burst_code burst_forward(burst_attention* attention, const burst_schedule* schedule,
                          const burst_tensor* q, const burst_tensor* k, const burst_tensor* v,
                          const burst_tensor* out, const burst_tensor* lse);

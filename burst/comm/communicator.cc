@@ -187,7 +187,7 @@ absl::Status Communicator::PostReduceScatterSum(const Tensor& all, absl::Span<co
   }
   BURST_RETURN_IF_ERROR(Post(Channel::kCollective, sends, receives));
   BURST_RETURN_IF_ERROR(Wait(Channel::kCollective));
-  const bool widened = own.dtype() == DType::kBFloat16;
+  const bool widened = Is16Bit(own.dtype());
   const Tensor sum = widened ? received[0].To(DType::kFloat32) : result;
   if (!widened) sum.CopyFrom(received[0]);
   for (int r = 1; r < size; ++r) sum.Add(received[r]);

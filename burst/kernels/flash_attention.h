@@ -47,7 +47,7 @@ struct FlashAttentionShape {
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;
   double softmax_scale = 0;
-  // Of q, k, v and dout: float32, float64, or, on a GPU, bfloat16.
+  // Of q, k, v and dout: float32, float64, or, on a GPU, bfloat16 or float16.
   DType dtype = DType::kFloat32;
   KeyRanges visible;  // arrays on the device of the kernel
 };
@@ -62,9 +62,9 @@ struct FlashForwardParams {
   AttentionOperand out;  // like q
   void* lse = nullptr;   // [batch, num_heads, q_len], contiguous
   bool merge = false;
-  // bfloat16 or float32; read for bfloat16 inputs only, else out is of dtype.
+  // shape.dtype or float32; read for inputs of 16 bits only, else out is of their dtype.
   DType out_dtype = DType::kFloat32;
-  // For bfloat16 inputs: what is merged with, float32, like q. Null data: `out` itself.
+  // For inputs of 16 bits: what is merged with, float32, like q. Null data: `out` itself.
   AttentionOperand sum = {};
   // On a GPU: a block for every tile of queries, so that kernels of streams with a higher priority
   // (NCCL's) start as soon as some tile is done. Costs up to 3 %.
@@ -121,7 +121,7 @@ const AttentionKernels& KernelsOf(DeviceType device);
 
 // to = from + addend, converted: accumulated results to their final dtype. [batch, seqlen,
 // num_heads, head_dim], innermost stride 1. `addend`: null, or, with `from` contiguous, contiguous
-// like it and of its dtype or bfloat16; `from` may be changed then.
+// like it and of its dtype or that of `to`; `from` may be changed then.
 void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend = Tensor());
 
 // out = attention to all keys, from that to each of `n` disjoint sets of them; the sets are merged

@@ -34,7 +34,7 @@ double VisibleTiles(const FlashAttentionShape& s) {
   return static_cast<double>(tiles) * all_heads / rows;
 }
 
-// `products`: matrix products of a pair of tiles, at `rate` FLOP/s in bf16. Beside them, what is
+// `products`: matrix products of a pair of tiles, at `rate` FLOP/s in 16 bits. Beside them, what is
 // like q and like k is read or written so many times.
 void Run(const FlashAttentionShape& s, int products, double tiles, double rate, int q_like,
          int k_like) {
@@ -42,7 +42,7 @@ void Run(const FlashAttentionShape& s, int products, double tiles, double rate, 
   const double flops = 2.0 * products * tiles * kTile * kTile * s.head_dim;
   const double row_bytes = 1.0 * s.batch * s.head_dim * SizeOf(s.dtype);
   gpu.RunKernel(row_bytes * (q_like * s.q_len * s.num_heads + k_like * s.k_len * s.num_kv_heads),
-                flops / (s.dtype == DType::kBFloat16 ? rate : gpu.model().fp32));
+                flops / (Is16Bit(s.dtype) ? rate : gpu.model().fp32));
 }
 
 bool IsNarrow(const FlashAttentionShape& s) { return s.head_dim <= 64; }
@@ -51,7 +51,7 @@ bool IsNarrow(const FlashAttentionShape& s) { return s.head_dim <= 64; }
 
 absl::Status SimulatedAttentionKernels::Check(DeviceType device, DType dtype,
                                               int64_t head_dim) const {
-  const bool served = dtype == DType::kBFloat16 ? head_dim % 8 == 0 : true;
+  const bool served = Is16Bit(dtype) ? head_dim % 8 == 0 : true;
   if (device == DeviceType::kCuda && head_dim >= 1 && head_dim <= 256 && served) {
     return absl::OkStatus();
   }
@@ -75,7 +75,7 @@ void SimulatedAttentionKernels::Backward(const FlashBackwardParams& params) cons
   const FlashAttentionShape& s = params.shape;
   // As in gpu/calls.cc.
   Tensor dq;
-  if (params.assign && s.dtype == DType::kBFloat16) {
+  if (params.assign && Is16Bit(s.dtype)) {
     dq = Tensor::Empty({s.batch, s.q_len, s.num_heads, s.head_dim}, DType::kFloat32,
                        DeviceType::kCuda);
   }

@@ -46,7 +46,7 @@ HeadExchange::Messages::Messages(int rank, int size, DeviceType device,
                                  const std::vector<DType>& dtypes,
                                  const std::function<Shape(size_t tensor, int peer)>& shape)
     : parts_(dtypes.size(), std::vector<Tensor>(size)), messages_(size) {
-  for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16}) {
+  for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
     int64_t total = 0;
     for (size_t i = 0; i < dtypes.size(); ++i) {
       for (int peer = 0; peer < size; ++peer) {

@@ -1,7 +1,8 @@
-// For .cu files: from a runtime dtype to a template argument, and arithmetic on bfloat16.
+// For .cu files: from a runtime dtype to a template argument, and arithmetic on types of 16 bits.
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "burst/base/check.h"
 #include "burst/device/cuda.h"
@@ -11,6 +12,7 @@ namespace burst {
 namespace cuda {
 
 using bf16 = __nv_bfloat16;
+using fp16 = __half;
 
 // Calls function(T{}) with T = float, double or bf16.
 template <typename Function>
@@ -23,18 +25,30 @@ void DispatchDtype(DType dtype, Function&& function) {
     case DType::kBFloat16:
       return function(bf16{});
     case DType::kInt32:
+    case DType::kFloat16:
       break;
   }
-  BURST_CHECK(false) << "expected a floating-point tensor, got " << Name(dtype);
+  BURST_CHECK(false) << "expected a float32, float64 or bfloat16 tensor, got " << Name(dtype);
 }
 
-// What a kernel computes in: bf16 is a type of memory only.
+// The same, or T = fp16: for what attention needs. Models are not computed in it.
+template <typename Function>
+void DispatchDtypeOrFp16(DType dtype, Function&& function) {
+  if (dtype == DType::kFloat16) return function(fp16{});
+  DispatchDtype(dtype, function);
+}
+
+// What a kernel computes in: bf16 and fp16 are types of memory only.
 template <typename T>
 struct AccumulatorOf {
   using type = T;
 };
 template <>
 struct AccumulatorOf<bf16> {
+  using type = float;
+};
+template <>
+struct AccumulatorOf<fp16> {
   using type = float;
 };
 template <typename T>
@@ -59,6 +73,22 @@ __device__ inline float ConvertTo<float, bf16>(bf16 value) {
 template <>
 __device__ inline double ConvertTo<double, bf16>(bf16 value) {
   return __bfloat162float(value);
+}
+template <>
+__device__ inline fp16 ConvertTo<fp16, double>(double value) {
+  return __float2half(static_cast<float>(value));
+}
+template <>
+__device__ inline fp16 ConvertTo<fp16, float>(float value) {
+  return __float2half(value);
+}
+template <>
+__device__ inline float ConvertTo<float, fp16>(fp16 value) {
+  return __half2float(value);
+}
+template <>
+__device__ inline double ConvertTo<double, fp16>(fp16 value) {
+  return __half2float(value);
 }
 
 // First element of a tensor of T on a GPU.

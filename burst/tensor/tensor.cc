@@ -1,5 +1,6 @@
 #include "burst/tensor/tensor.h"
 
+#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -50,6 +51,7 @@ template <typename Function>
 auto Dispatch(DType dtype, Function&& function) {
   if (dtype == DType::kInt32) return function(int32_t{});
   if (dtype == DType::kBFloat16) return function(BFloat16{});
+  if (dtype == DType::kFloat16) return function(Float16{});
   return DispatchFloat(dtype, function);
 }
 
@@ -61,10 +63,15 @@ BFloat16 ToBFloat16(float value) {
   return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
-// A double is rounded to float first: bfloat16 is a type of results that were floats.
+// A double is rounded to float first: types of 16 bits are of results that were floats.
 template <typename To, typename From>
 To Convert(From value) {
-  if constexpr (std::is_same_v<From, BFloat16>) {
+  namespace half_impl = Eigen::half_impl;
+  if constexpr (std::is_same_v<From, Float16>) {
+    return Convert<To>(half_impl::half_to_float(half_impl::raw_uint16_to_half(value.bits)));
+  } else if constexpr (std::is_same_v<To, Float16>) {
+    return {half_impl::float_to_half_rtne(Convert<float>(value)).x};
+  } else if constexpr (std::is_same_v<From, BFloat16>) {
     const uint32_t bits = uint32_t{value.bits} << 16;
     float result;
     std::memcpy(&result, &bits, sizeof(result));
@@ -79,11 +86,13 @@ To Convert(From value) {
 }  // namespace
 
 int64_t SizeOf(DType dtype) {
-  if (dtype == DType::kBFloat16) return 2;
+  if (Is16Bit(dtype)) return 2;
   return dtype == DType::kFloat64 ? 8 : 4;
 }
 
-DType SumDType(DType dtype) { return dtype == DType::kBFloat16 ? DType::kFloat32 : dtype; }
+bool Is16Bit(DType dtype) { return dtype == DType::kBFloat16 || dtype == DType::kFloat16; }
+
+DType SumDType(DType dtype) { return Is16Bit(dtype) ? DType::kFloat32 : dtype; }
 
 const char* Name(DType dtype) {
   switch (dtype) {
@@ -95,6 +104,8 @@ const char* Name(DType dtype) {
       return "int32";
     case DType::kBFloat16:
       return "bfloat16";
+    case DType::kFloat16:
+      return "float16";
   }
   return "?";
 }
@@ -326,7 +337,7 @@ void Tensor::Add(const Tensor& other) const {
     BURST_GPU_KERNEL(Add, *this, other);
     return;
   }
-  if (dtype_ == DType::kFloat32 && other.dtype_ == DType::kBFloat16) return Add(other.To(dtype_));
+  if (dtype_ == DType::kFloat32 && Is16Bit(other.dtype_)) return Add(other.To(dtype_));
   DispatchFloat(dtype_, [&](auto zero) {
     using T = decltype(zero);
     T* y = data<T>();

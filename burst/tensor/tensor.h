@@ -21,18 +21,24 @@
 
 namespace burst {
 
-enum class DType { kFloat32, kFloat64, kInt32, kBFloat16 };
+enum class DType { kFloat32, kFloat64, kInt32, kBFloat16, kFloat16 };
 
-// The upper half of a float. The CPU converts to and from it (Tensor::To) and computes in the
-// others.
+// The upper half of a float, and IEEE 754's binary16. The CPU converts to and from them
+// (Tensor::To) and computes in the others.
 struct BFloat16 {
+  uint16_t bits = 0;
+};
+struct Float16 {
   uint16_t bits = 0;
 };
 
 int64_t SizeOf(DType dtype);    // bytes of an element
 const char* Name(DType dtype);  // "float32"
 
-// The dtype in which elements are accumulated: float32 for bfloat16, else the dtype itself.
+// bfloat16 or float16.
+bool Is16Bit(DType dtype);
+
+// The dtype in which elements are accumulated: float32 for those of 16 bits, else the dtype itself.
 DType SumDType(DType dtype);
 
 template <typename T>
@@ -52,6 +58,10 @@ struct DTypeOf<int32_t> {
 template <>
 struct DTypeOf<BFloat16> {
   static constexpr DType value = DType::kBFloat16;
+};
+template <>
+struct DTypeOf<Float16> {
+  static constexpr DType value = DType::kFloat16;
 };
 
 using Shape = absl::InlinedVector<int64_t, 6>;
@@ -117,8 +127,8 @@ class Tensor {
   Tensor To(DType dtype) const;
   Tensor To(DeviceType device) const;
   void Fill(double value) const;
-  // this += other, same shape, both contiguous; same dtype, except that a bfloat16 may be added to
-  // a float32.
+  // this += other, same shape, both contiguous; same dtype, except that a bfloat16 or float16 may
+  // be added to a float32.
   void Add(const Tensor& other) const;
   // this *= factor; contiguous.
   void Scale(double factor) const;

@@ -85,8 +85,8 @@ void ScaleTyped(const Tensor& y, double factor) {
 }  // namespace
 
 void Convert(const Tensor& from, const Tensor& to) {
-  DispatchDtype(from.dtype(), [&](auto source) {
-    DispatchDtype(to.dtype(), [&](auto target) {
+  DispatchDtypeOrFp16(from.dtype(), [&](auto source) {
+    DispatchDtypeOrFp16(to.dtype(), [&](auto target) {
       using From = decltype(source);
       using To = decltype(target);
       if constexpr (!std::is_same_v<From, To>) {
@@ -102,23 +102,25 @@ void Fill(const Tensor& tensor, double value) {
     return;
   }
   if (tensor.dtype() == DType::kInt32) return FillTyped<int32_t>(tensor, value);
-  DispatchDtype(tensor.dtype(), [&](auto zero) { FillTyped<decltype(zero)>(tensor, value); });
+  DispatchDtypeOrFp16(tensor.dtype(), [&](auto zero) { FillTyped<decltype(zero)>(tensor, value); });
 }
 
 void Add(const Tensor& y, const Tensor& x) {
-  if (y.dtype() == DType::kFloat32 && x.dtype() == DType::kBFloat16) {
-    LaunchConvert<true>(y.numel(), Data<bf16>(x), Data<float>(y));
-    return;
+  if (y.dtype() == DType::kFloat32 && Is16Bit(x.dtype())) {
+    if (x.dtype() == DType::kFloat16) {
+      return LaunchConvert<true>(y.numel(), Data<fp16>(x), Data<float>(y));
+    }
+    return LaunchConvert<true>(y.numel(), Data<bf16>(x), Data<float>(y));
   }
   BURST_CHECK(x.dtype() == y.dtype()) << Name(y.dtype()) << " += " << Name(x.dtype());
-  DispatchDtype(y.dtype(), [&](auto zero) {
+  DispatchDtypeOrFp16(y.dtype(), [&](auto zero) {
     using T = decltype(zero);
     LaunchConvert<true>(y.numel(), Data<T>(x), Data<T>(y));
   });
 }
 
 void Scale(const Tensor& y, double factor) {
-  DispatchDtype(y.dtype(), [&](auto zero) { ScaleTyped<decltype(zero)>(y, factor); });
+  DispatchDtypeOrFp16(y.dtype(), [&](auto zero) { ScaleTyped<decltype(zero)>(y, factor); });
 }
 
 }  // namespace cuda

@@ -3,7 +3,7 @@
 import torch
 
 from . import _ranks
-from ._call import backward, forward, make_call, number_of
+from ._call import backward, check_sinks, forward, make_call, number_of
 
 _op = None
 if hasattr(torch.library, "custom_op"):
@@ -12,8 +12,8 @@ if hasattr(torch.library, "custom_op"):
 
 class AttentionFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, call, needs_grad):
-        out, lse, _, state = forward(q, k, v, call, needs_grad)
+    def forward(ctx, q, k, v, call, needs_grad, sinks):
+        out, lse, _, state = forward(q, k, v, call, needs_grad, sinks)
         ctx.set_materialize_grads(False)
         if needs_grad:
             ctx.save_for_backward(q, k, v, out, lse)
@@ -26,14 +26,15 @@ class AttentionFunction(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
-        return (*backward(q, k, v, out, lse, dout.to(out.dtype), dlse, ctx.state), None, None)
+        return (*backward(q, k, v, out, lse, dout.to(out.dtype), dlse, ctx.state), None, None, None)
 
 
-def apply(q, k, v, call):
-    """(out, lse) of [batch, tokens, heads, head_dim], differentiable."""
+def apply(q, k, v, call, sinks=None):
+    """(out, lse) of [batch, tokens, heads, head_dim], differentiable; sinks are checked, not added."""
     needs_grad = torch.is_grad_enabled() and any(
         isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in (q, k, v))
-    return AttentionFunction.apply(q, k, v, call, needs_grad)
+    checked = sinks.detach() if isinstance(sinks, torch.Tensor) else sinks
+    return AttentionFunction.apply(q, k, v, call, needs_grad, checked)
 
 
 def _constant_call(group, *arguments):
@@ -46,18 +47,27 @@ if hasattr(torch.library, "custom_op"):
     _constant_call = assume_constant_result(_constant_call)
 
 
-def _apply_arguments(q, k, v, *arguments):
+def _apply_arguments(q, k, v, sinks, *arguments):
     if _op is None or not _op.is_wanted():
-        return apply(q, k, v, make_call(*arguments))
+        return apply(q, k, v, make_call(*arguments), sinks)
+    if sinks is not None:
+        check_sinks(sinks, q)
     number, ranks = _constant_call(*arguments)
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     return _op.apply(q, k, v, number, ranks, needs_grad)
 
 
+def _add_sinks(out, lse, sinks):
+    """(out, lse) of a softmax that has one more logit a head, whose value is zero."""
+    whole = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+    share = torch.exp(lse - whole)  # of the softmax that the keys keep
+    return (out * share.transpose(1, 2).unsqueeze(3)).to(out.dtype), whole
+
+
 def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=None,
               cu_seqlens=None, group=None, layout="zigzag", ring_grad_dtype=None,
               deterministic=True, return_lse=False, strategy="burst", ulysses_size=0,
-              ranks_per_node=0, backward="auto", seqlen=None):
+              ranks_per_node=0, backward="auto", sinks=None, seqlen=None):
     """Exact attention over a sequence whose tokens are spread over the ranks of a group.
 
     q:     [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim]
@@ -81,6 +91,8 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
     ulysses_size   so many neighboring ranks divide the heads, and such groups form the ring
     ranks_per_node a double ring over nodes of so many ranks
     backward       what goes around in the backward: "burst" (queries), "ring" (keys), "auto"
+    sinks          [heads], learnable: one more logit of each head's softmax, without a value (the sinks
+                   of gpt-oss). Their gradient is of this rank's queries: sum it over the group
     seqlen         the length of the whole sequence. A promise that the ranks pass the same arguments:
                    they are compared in the first such call, and not again, which saves a round of
                    messages between the hosts
@@ -92,9 +104,11 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
     if packed:
         q, k, v = (tensor.unsqueeze(0) if isinstance(tensor, torch.Tensor) and tensor.dim() == 3
                    else tensor for tensor in (q, k, v))
-    out, lse = _apply_arguments(q, k, v, group, causal, softmax_scale, window, documents, cu_seqlens,
+    out, lse = _apply_arguments(q, k, v, sinks, group, causal, softmax_scale, window, documents, cu_seqlens,
                                 layout, strategy, ring_grad_dtype, deterministic, backward,
                                 ulysses_size, ranks_per_node, seqlen)
+    if sinks is not None:
+        out, lse = _add_sinks(out, lse, sinks)
     if packed:
         out, lse = out.squeeze(0), lse.squeeze(0)
     return (out, lse) if return_lse else out

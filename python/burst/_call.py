@@ -12,7 +12,8 @@ from ._library import check, create, library
 
 LAYOUTS = ("zigzag", "contiguous", "striped")
 STRATEGIES = ("burst", "ring", "ulysses", "burst+ulysses")
-_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+_OF_16_BITS = (torch.bfloat16, torch.float16)
 _CACHED_SCHEDULES = 64
 
 
@@ -143,7 +144,7 @@ def _check_tensors(q, k, v):
                 q.device == k.device == v.device and q.dim() == k.dim() == 4):
             (batch, tokens, heads, head_dim), (*like_q, kv_heads, kv_dim) = q.shape, k.shape
             if (like_q == [batch, tokens] and kv_dim == head_dim and kv_heads > 0 and
-                    heads % kv_heads == 0 and (q.dtype != torch.bfloat16 or q.is_cuda)):
+                    heads % kv_heads == 0 and (q.dtype not in _OF_16_BITS or q.is_cuda)):
                 return
     except AttributeError:
         pass
@@ -153,10 +154,10 @@ def _check_tensors(q, k, v):
         if tensor.dim() != 4:
             raise ValueError("%s has the shape %s; expected [batch, tokens, heads, head_dim] or "
                              "[tokens, heads, head_dim]" % (name, list(tensor.shape)))
-        if tensor.dtype not in _DTYPES or (tensor.dtype == torch.bfloat16 and
+        if tensor.dtype not in _DTYPES or (tensor.dtype in _OF_16_BITS and
                                            tensor.device.type == "cpu"):
-            raise ValueError("%s is %s on %s; Burst takes float32, float64 and, on GPUs, bfloat16" %
-                             (name, tensor.dtype, tensor.device))
+            raise ValueError("%s is %s on %s; Burst takes float32, float64 and, on GPUs, bfloat16 "
+                             "and float16" % (name, tensor.dtype, tensor.device))
     for name, tensor in (("k", k), ("v", v)):
         if tensor.dtype != q.dtype:
             raise ValueError("%s is %s, q is %s" % (name, tensor.dtype, q.dtype))
@@ -171,7 +172,18 @@ def _check_tensors(q, k, v):
         raise ValueError("k has %d heads, which do not divide q's %d" % (k.shape[2], q.shape[2]))
 
 
-def _agree(ranks, call, q, k, v, needs_grad):
+def check_sinks(sinks, q):
+    if not isinstance(sinks, torch.Tensor):
+        raise TypeError("sinks is a %s, no torch.Tensor" % type(sinks).__name__)
+    if sinks.shape != (q.shape[2],):
+        raise ValueError("sinks has the shape %s; expected [heads], here [%d]" %
+                         (list(sinks.shape), q.shape[2]))
+    if not sinks.is_floating_point() or sinks.device != q.device:
+        raise ValueError("sinks is %s on %s; expected floating-point numbers on %s, where q is" %
+                         (sinks.dtype, sinks.device, q.device))
+
+
+def _agree(ranks, call, q, k, v, sinks, needs_grad):
     """Checks this rank's arguments and compares them with the others'. Returns the tokens of each
     rank. What is wrong on one rank is an error on all of them."""
     error = None
@@ -180,6 +192,8 @@ def _agree(ranks, call, q, k, v, needs_grad):
             _check_options(call)
             call.checked = True
         _check_tensors(q, k, v)
+        if sinks is not None:
+            check_sinks(sinks, q)
     except (TypeError, ValueError) as raised:
         error = raised
     if ranks.size == 1:
@@ -273,7 +287,7 @@ def _ready(tensor):
     """The tensor, or a copy whose strides the kernels take."""
     if tensor.stride(3) != 1 and tensor.shape[3] > 1:
         return tensor.contiguous()
-    if tensor.dtype == torch.bfloat16:  # rows begin at multiples of 16 bytes, and are not the same
+    if tensor.dtype in _OF_16_BITS:  # rows begin at multiples of 16 bytes, and are not the same
         odd = tensor.data_ptr() % 16 != 0
         for size, stride in zip(tensor.shape[:3], tensor.stride()[:3]):
             odd = odd or (size > 1 and (stride % 8 != 0 or stride == 0))
@@ -314,12 +328,12 @@ def state_of(call, tensor, lengths):
         return _state(ranks, call, lengths)
 
 
-def forward(q, k, v, call, needs_grad):
-    """out, lse, the tokens of every rank and the State. Collective."""
+def forward(q, k, v, call, needs_grad, sinks=None):
+    """out, lse, the tokens of every rank and the State. Collective. sinks are checked, not added."""
     ranks = _ranks.ranks_of(call.group, q)
     with ranks.device.lock:
         ranks.device.enter()
-        lengths = _agree(ranks, call, q, k, v, needs_grad)
+        lengths = _agree(ranks, call, q, k, v, sinks, needs_grad)
         state = _state(ranks, call, lengths)
         q, k, v = _ready(q), _ready(k), _ready(v)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -349,4 +363,4 @@ def lse_shape(q):
 
 
 def lse_dtype(q):
-    return torch.float32 if q.dtype == torch.bfloat16 else q.dtype
+    return torch.float32 if q.dtype in _OF_16_BITS else q.dtype

@@ -12,26 +12,30 @@ def register(group=None, layout="zigzag", name="burst", **arguments):
         model(input_ids=input_ids[:, own], position_ids=own[None], use_cache=False)
 
     `arguments`: those of burst.attention (documents, strategy, ...). Models without padding and
-    without a cache; a sliding window of the model is honored.
+    without a cache; a sliding window and sinks of the model are honored, capped logits refused.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     from ._attention import attention
 
     def forward(module, query, key, value, attention_mask, scaling=None, dropout=0.0,
-                sliding_window=None, is_causal=None, **_):
+                sliding_window=None, is_causal=None, softcap=None, s_aux=None, position_bias=None, **_):
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ValueError("attention_mask: sequences with padding; pack documents instead "
                              "(documents=...)")
         if dropout:
             raise ValueError("dropout: %r; there is no dropout in attention here" % dropout)
+        if softcap is not None:
+            raise ValueError("softcap: %r; logits are not capped here" % softcap)
+        if position_bias is not None:
+            raise ValueError("position_bias: nothing is added to logits here")
         if query.shape[2] != key.shape[2]:
             raise ValueError("key has %d tokens, query %d: a cache of keys; set use_cache=False" %
                              (key.shape[2], query.shape[2]))
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
         given = dict(causal=is_causal, softmax_scale=scaling, window=sliding_window or 0,
-                     group=group, layout=layout)
+                     sinks=s_aux, group=group, layout=layout)
         given.update(arguments)
         out = attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **given)
         return out, None

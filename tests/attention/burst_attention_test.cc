@@ -352,23 +352,23 @@ TEST(BurstAttentionTest, OverNccl) {
   }
 }
 
-// bfloat16 on a ring: partial results and gradients in transit are float32, so errors are bounded
-// by those of a naive computation in bfloat16, as in flash_attention_bf16_test.
-TEST(BurstAttentionTest, BFloat16) {
-  const DType bf16 = DType::kBFloat16;
+// bfloat16 and float16 on a ring: partial results and gradients in transit are float32, so errors
+// are bounded by those of a naive computation in that dtype, as in flash_attention_16bit_test.
+void CheckOf16Bits(DType dtype) {
+  const double rounding = dtype == DType::kFloat16 ? 0x1p-12 : 0x1p-9;
   const int64_t batch = 2, seqlen = 150, heads = 4, kv_heads = 2, head_dim = 64;
   Inputs inputs = RandomInputs(batch, seqlen, heads, kv_heads, head_dim, DType::kFloat32, 4);
-  for (Tensor* x : {&inputs.q, &inputs.k, &inputs.v, &inputs.dout}) *x = x->To(bf16);
+  for (Tensor* x : {&inputs.q, &inputs.k, &inputs.v, &inputs.dout}) *x = x->To(dtype);
   const auto causal = [](int64_t, int64_t i, int64_t j) { return j <= i; };
   const auto reference = [&](DType rounded_to) {
     return NaiveAttention(inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, 0.125, causal,
                           rounded_to);
   };
-  const AttentionResults expected = reference(DType::kFloat64), naive = reference(bf16);
+  const AttentionResults expected = reference(DType::kFloat64), naive = reference(dtype);
   // A result is rounded once; a gradient that is sent in bfloat16 is, besides, at every transfer.
   const auto no_worse = [&](const Tensor& actual, const Tensor& bound, const Tensor& truth,
                             int roundings) {
-    EXPECT_LE(RelativeError(actual, truth), 2 * RelativeError(bound, truth) + roundings * 0x1p-9);
+    EXPECT_LE(RelativeError(actual, truth), 2 * RelativeError(bound, truth) + roundings * rounding);
   };
   for (const auto& [world_size, per_node, direction, ring_grad_dtype] :
        {std::tuple(1, 0, BackwardDirection::kBurst, RingGradDType::kFp32),
@@ -380,6 +380,7 @@ TEST(BurstAttentionTest, BFloat16) {
         std::tuple(4, 2, BackwardDirection::kRing, RingGradDType::kBf16)}) {
     SCOPED_TRACE(testing::Message() << world_size << " ranks, " << per_node << " a node, "
                                     << Name(direction) << ", " << Name(ring_grad_dtype));
+    if (ring_grad_dtype == RingGradDType::kBf16 && dtype != DType::kBFloat16) continue;
     BurstAttentionOptions options;
     options.backward = direction;
     options.ranks_per_node = per_node;
@@ -408,6 +409,9 @@ TEST(BurstAttentionTest, BFloat16) {
               tokens * (burst ? hq : 2 * hk) * (ring_grad_dtype == RingGradDType::kBf16 ? 2 : 4));
   }
 }
+
+TEST(BurstAttentionTest, BFloat16) { CheckOf16Bits(DType::kBFloat16); }
+TEST(BurstAttentionTest, Float16) { CheckOf16Bits(DType::kFloat16); }
 #endif
 
 TEST(BurstAttentionTest, ErrorsAreClear) {

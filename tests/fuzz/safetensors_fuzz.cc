@@ -18,15 +18,16 @@ namespace {
 
 // Others are known to the format, but there is no tensor of them.
 bool IsTensorDType(const std::string& name) {
-  return name == "F32" || name == "F64" || name == "I32" || name == "BF16";
+  return name == "F32" || name == "F64" || name == "I32" || name == "BF16" || name == "F16";
 }
 
 DType DTypeOfName(const std::string& name) {
   if (name == "F32") return DType::kFloat32;
   if (name == "F64") return DType::kFloat64;
   if (name == "I32") return DType::kInt32;
-  BURST_CHECK_EQ(name, "BF16");
-  return DType::kBFloat16;
+  if (name == "BF16") return DType::kBFloat16;
+  BURST_CHECK_EQ(name, "F16");
+  return DType::kFloat16;
 }
 
 std::string Bytes(const Tensor& tensor) {

@@ -30,9 +30,9 @@ mr matmul_cuda_test *-*SameBits*
 mr ops_bf16_test *Rounded*:*Edges*
 mr adamw_cuda_test *
 mr flash_attention_cuda_test Short/SweepTest*_d64_70x33:Short/SweepTest*_d7_*:*DTypeTest*
-mr flash_attention_bf16_test Short/*_d64_70x33:Short/*_d128_70x33:Wide/*_d192_70x33
-mr flash_attention_bf16_test FewQueries*3x2049*
-m flash_attention_bf16_test *StridedOperands*:*BlocksOfKeys*
+mr flash_attention_16bit_test Short/*_d64_70x33:Short/*_d128_70x33:Wide/*_d192_70x33
+mr flash_attention_16bit_test FewQueries*3x2049*
+m flash_attention_16bit_test *StridedOperands*:*BlocksOfKeys*
 mr sm90_wgmma_test *
 m sm90_flash_attention_test *Masks*:*NoKeys*
 m sm90_flash_attention_test *Grouped*:*Strides*:*GradientThroughLse*

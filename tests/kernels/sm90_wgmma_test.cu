@@ -1,5 +1,7 @@
 // One tile through TMA, wgmma and back: every operand form the kernels use, against a plain
 // matmul.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -13,6 +15,23 @@ namespace burst {
 namespace sm90 {
 namespace {
 
+// The elements by their bits, as CUDA converts them.
+template <class Element>
+uint16_t BitsOf(float value);
+template <>
+uint16_t BitsOf<BFloat16>(float value) {
+  return __bfloat16_as_ushort(__float2bfloat16(value));
+}
+template <>
+uint16_t BitsOf<Float16>(float value) {
+  return __half_as_ushort(__float2half(value));
+}
+template <class Element>
+__host__ __device__ float FloatOf(uint16_t bits) {
+  return std::is_same_v<Element, Float16> ? __half2float(__ushort_as_half(bits))
+                                          : __bfloat162float(__ushort_as_bfloat16(bits));
+}
+
 enum class Form { kSharedShared, kRegisterShared };
 
 struct Maps {
@@ -21,7 +40,7 @@ struct Maps {
 
 // d[64, N] = A B. Stored tensors: a is [64, K] when K-major, [K, 64] when MN-major; b is [N, K]
 // when K-major, [K, N] when MN-major.
-template <Form kForm, Major kMajorA, Major kMajorB, int kN, int kK>
+template <class Element, Form kForm, Major kMajorA, Major kMajorB, int kN, int kK>
 __global__ void MatmulKernel(const __grid_constant__ Maps maps, float* d) {
   using ATile = Tile<kMajorA == Major::kK ? 64 : kK, kMajorA == Major::kK ? kK : 64>;
   using BTile =
@@ -44,8 +63,8 @@ __global__ void MatmulKernel(const __grid_constant__ Maps maps, float* d) {
   float accumulators[kN / 2] = {};
   if constexpr (kForm == Form::kSharedShared) {
     WgmmaFence();
-    MatmulSharedShared<kN, kK, kMajorA, kMajorB>(accumulators, a.At(0), ATile::kBlockBytes, b.At(0),
-                                                 BTile::kBlockBytes, false);
+    MatmulSharedShared<Element, kN, kK, kMajorA, kMajorB>(accumulators, a.At(0), ATile::kBlockBytes,
+                                                          b.At(0), BTile::kBlockBytes, false);
   } else {
     // The accumulator layout of A's columns, read back through the swizzle.
     float values[kK / 2];
@@ -54,15 +73,15 @@ __global__ void MatmulKernel(const __grid_constant__ Maps maps, float* d) {
         const int r = row + i / 2 * 8, column = j * 8 + lane % 4 * 2 + i % 2;
         const int chunk = column % 64 / 8;
         values[4 * j + i] =
-            __bfloat162float(a.At(r, column / 64)[(chunk ^ (r % 8)) * 8 + column % 8]);
+            FloatOf<Element>(a.At(r, column / 64)[(chunk ^ (r % 8)) * 8 + column % 8]);
       }
     }
     uint32_t operand[kK / 4];
-    PackOperand(values, operand);
+    PackOperand<Element>(values, operand);
     PinRegisters(operand);
     WgmmaFence();
-    MatmulRegisterShared<kN, kK, kMajorB>(accumulators, operand, b.At(0), BTile::kBlockBytes,
-                                          false);
+    MatmulRegisterShared<Element, kN, kK, kMajorB>(accumulators, operand, b.At(0),
+                                                   BTile::kBlockBytes, false);
   }
   WgmmaCommit();
   WgmmaWait<0>();
@@ -83,28 +102,28 @@ T* ToDevice(const std::vector<T>& host) {
   return static_cast<T*>(device);
 }
 
-template <Form kForm, Major kMajorA, Major kMajorB, int kN, int kK>
-void CheckMatmul() {
+template <class Element, Form kForm, Major kMajorA, Major kMajorB, int kN, int kK>
+void CheckMatmulOf() {
   // Small integers: every sum is exact, so one wrong element shows.
   std::mt19937 random(kN * 1000 + kK);
   std::uniform_int_distribution<int> digit(-4, 4);
-  std::vector<bf16> a(64 * kK), b(kN * kK);
-  for (bf16& x : a) x = __float2bfloat16(static_cast<float>(digit(random)));
-  for (bf16& x : b) x = __float2bfloat16(static_cast<float>(digit(random)));
-  bf16* a_device = ToDevice(a);
-  bf16* b_device = ToDevice(b);
+  std::vector<uint16_t> a(64 * kK), b(kN * kK);
+  for (uint16_t& x : a) x = BitsOf<Element>(static_cast<float>(digit(random)));
+  for (uint16_t& x : b) x = BitsOf<Element>(static_cast<float>(digit(random)));
+  uint16_t* a_device = ToDevice(a);
+  uint16_t* b_device = ToDevice(b);
   float* d_device = ToDevice(std::vector<float>(64 * kN, 1e30f));
 
   constexpr int kARows = kMajorA == Major::kK ? 64 : kK, kAColumns = 64 * kK / kARows;
   constexpr int kBRows = kMajorB == Major::kK ? kN : kK, kBColumns = kN * kK / kBRows;
-  const auto map = [](bf16* data, int rows, int columns) {
+  const auto map = [](uint16_t* data, int rows, int columns) {
     FlashAttentionShape shape;
     shape.batch = 1;
     shape.head_dim = columns;
-    return MakeTensorMap({data, 0, columns, 0}, DType::kBFloat16, shape, rows, 1, rows);
+    return MakeTensorMap({data, 0, columns, 0}, DTypeOf<Element>::value, shape, rows, 1, rows);
   };
   const Maps maps = {map(a_device, kARows, kAColumns), map(b_device, kBRows, kBColumns)};
-  const auto kernel = MatmulKernel<kForm, kMajorA, kMajorB, kN, kK>;
+  const auto kernel = MatmulKernel<Element, kForm, kMajorA, kMajorB, kN, kK>;
   constexpr int kPaddedN = (kN + 63) / 64 * 64, kPaddedK = (kK + 63) / 64 * 64;
   constexpr int kBytes = (64 + kPaddedN) * kPaddedK * 2 + 2048;
   ASSERT_EQ(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
@@ -118,8 +137,8 @@ void CheckMatmul() {
     for (int j = 0; j < kN; ++j) {
       float expected = 0;
       for (int k = 0; k < kK; ++k) {
-        expected += __bfloat162float(kMajorA == Major::kK ? a[i * kK + k] : a[k * 64 + i]) *
-                    __bfloat162float(kMajorB == Major::kK ? b[j * kK + k] : b[k * kN + j]);
+        expected += FloatOf<Element>(kMajorA == Major::kK ? a[i * kK + k] : a[k * 64 + i]) *
+                    FloatOf<Element>(kMajorB == Major::kK ? b[j * kK + k] : b[k * kN + j]);
       }
       ASSERT_EQ(d[i * kN + j], expected) << "row " << i << " column " << j;
     }
@@ -127,6 +146,12 @@ void CheckMatmul() {
   cudaFree(a_device);
   cudaFree(b_device);
   cudaFree(d_device);
+}
+
+template <Form kForm, Major kMajorA, Major kMajorB, int kN, int kK>
+void CheckMatmul() {
+  CheckMatmulOf<BFloat16, kForm, kMajorA, kMajorB, kN, kK>();
+  CheckMatmulOf<Float16, kForm, kMajorA, kMajorB, kN, kK>();
 }
 
 constexpr Form kSS = Form::kSharedShared, kRS = Form::kRegisterShared;

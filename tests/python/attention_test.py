@@ -3,6 +3,7 @@
 import unittest
 
 import torch
+import torch.distributed as dist
 
 import burst
 from harness import main, naive, normal, run_ranks
@@ -39,6 +40,15 @@ class Problem:
         dlse = burst.shard(self.dlse.to(dtype), 2, group, layout)
         loss = (out * dout).sum() + (lse * dlse).sum()
         return [out.detach(), lse.detach()] + list(torch.autograd.grad(loss, local))
+
+
+    def sinks_gradient(self, group, sinks):
+        local = [burst.shard(x, 1, group) for x in self.inputs]
+        mask = dict(self.mask)
+        out, lse = burst.attention(*local, group=group, documents=mask.pop("starts", None), sinks=sinks,
+                                   return_lse=True, **mask)
+        loss = (out * burst.shard(self.dout, 1, group)).sum()
+        return torch.autograd.grad(loss + (lse * burst.shard(self.dlse, 2, group)).sum(), [sinks])
 
 
 def compare(problem, group, layout="zigzag", tolerance=TOLERANCE, **arguments):
@@ -90,6 +100,22 @@ def packed_and_float32(rank, group):
     compare(problem, group, layout, dtype=torch.float32, tolerance=TOLERANCE * 2**29)
 
 
+def with_sinks(rank, group):
+    for heads, kv_heads, mask in ((4, 2, dict()), (3, 3, dict(causal=False, window=4)),
+                                  (2, 1, dict(starts=[[0, 6, 20]]))):
+        problem = Problem(2, 27, heads, kv_heads, 8, **mask)
+        whole = [x.clone().requires_grad_() for x in problem.inputs + [normal("s", heads)]]
+        out, lse = naive(*whole[:3], sinks=whole[3], **mask)
+        loss = (out * problem.dout).sum() + (lse * problem.dlse).sum()
+        *gradients, dsinks = torch.autograd.grad(loss, whole)
+        problem.expected = lambda: [out.detach(), lse.detach()] + gradients
+        sinks = normal("s", heads).requires_grad_()
+        compare(problem, group, sinks=sinks)
+        own, = problem.sinks_gradient(group, sinks)  # of this rank's queries
+        dist.all_reduce(own, group=group)
+        assert (own - dsinks).abs().max() <= TOLERANCE
+
+
 def strided_operands(rank, group):
     # Slices of a packed projection, and a last stride that is not 1.
     problem = Problem(2, 24, 4, 4, 8)
@@ -128,6 +154,11 @@ class AttentionTest(unittest.TestCase):
 
     def test_packed_and_float32(self):
         run_ranks(2, packed_and_float32)
+
+    def test_sinks(self):
+        for size in (1, 3):
+            with self.subTest(size=size):
+                run_ranks(size, with_sinks)
 
     def test_strided_operands(self):
         run_ranks(2, strided_operands)

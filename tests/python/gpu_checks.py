@@ -73,17 +73,17 @@ def error(have, want):
 
 
 def parity(device, group):
-    """Errors in the norm, relative. bf16: within 1.25 times those of a naive computation in bf16; the
-    others to 1e-5 (float32) and 1e-12 (double)."""
+    """Errors in the norm, relative. bf16 and fp16: within 1.25 times those of a naive computation in
+    it; the others to 1e-5 (float32) and 1e-12 (double)."""
     checked, worst = 0, 0.0
-    for dtype, seqlen, head_dims in ((torch.bfloat16, 509, (128, 64)), (torch.float32, 200, (32,)),
-                                     (torch.float64, 200, (32,))):
+    for dtype, seqlen, head_dims in ((torch.bfloat16, 509, (128, 64)), (torch.float16, 509, (128,)),
+                                     (torch.float32, 200, (32,)), (torch.float64, 200, (32,))):
         for head_dim in head_dims:
             for kv_heads in (4, 2):
                 for mask in MASKS:
                     problem = Problem(device, seqlen, 4, kv_heads, head_dim, dtype, **mask)
                     want = problem.results(torch.float64)
-                    plain = problem.results(dtype) if dtype == torch.bfloat16 else None
+                    plain = problem.results(dtype) if dtype.itemsize == 2 else None
                     for layout, arguments in (("zigzag", {}), ("contiguous", {}), ("striped", {}),
                                               ("zigzag", dict(strategy="ring")),
                                               ("zigzag", dict(backward="burst")),

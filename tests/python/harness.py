@@ -60,8 +60,9 @@ def _child(rank, size, body, store, writing):
         os._exit(code)
 
 
-def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None):
-    """(out, lse) by the definition: [batch, tokens, heads, head_dim]. starts: rows of documents."""
+def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None, sinks=None):
+    """(out, lse) by the definition: [batch, tokens, heads, head_dim]. starts: rows of documents;
+    sinks: one more column of scores, [heads]."""
     n, heads = q.shape[1], q.shape[2]
     k, v = (x.repeat_interleave(heads // x.shape[2], 2) for x in (k, v))
     scale = softmax_scale or 1 / math.sqrt(q.shape[3])
@@ -77,7 +78,10 @@ def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None):
         hidden[row] |= of[:, None] != of[None, :]
     scores = scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
     scores = scores.masked_fill(hidden[:, None], -math.inf)
-    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v), scores.logsumexp(-1)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], 3)
+    weights = scores.softmax(-1)[..., :n]
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v), scores.logsumexp(-1)
 
 
 def normal(name, *shape):

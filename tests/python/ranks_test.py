@@ -59,6 +59,10 @@ def wrong_arguments(rank, group):
     says("documents and cu_seqlens", cu_seqlens=[0, 24], documents=[0, 3])
     says("document start 24", documents=[0, 24])
     says("documents of 2 rows", documents=[[0, 4], [0, 5]])
+    says("sinks is a list", error=TypeError if group is None or rank == 0 else (TypeError, ValueError),
+         sinks=[1.0, 2.0])
+    says("sinks has the shape [3]", sinks=torch.zeros(3))
+    says("sinks is torch.int64", sinks=torch.zeros(q.shape[2], dtype=torch.int64))
     if dist.get_world_size(group) > 1:
         says("the layout contiguous gives it", layout="contiguous", q=q[:, :-2 * rank or None],
              k=k[:, :-2 * rank or None], v=v[:, :-2 * rank or None])

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -70,7 +71,7 @@ Case MakeCase(DType dtype, int64_t batch, int64_t rows, int64_t heads, int64_t d
 
 TEST(CopyAll, IsEveryCopy) {
   std::vector<Case> cases;
-  for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16}) {
+  for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
     for (int64_t dim : {1, 3, 8, 64}) {
       for (int64_t rows : {1, 7, 130}) {
         for (const auto& [begin, step] : {std::pair(0, 1), std::pair(0, 2), std::pair(0, 3)}) {
@@ -110,6 +111,49 @@ TEST(ConvertFrom, RoundsAndAdds) {
   x.Add(narrow);
   const std::vector<float> sum = x.ToVector<float>();
   for (size_t i = 0; i < values.size(); ++i) EXPECT_EQ(sum[i], values[i] + rounded[i]);
+}
+
+// Every float16 there is, and the floats between any two neighbors where rounding turns.
+TEST(ConvertFrom, Float16) {
+  std::vector<float> values;  // all that are finite and not negative, by IEEE 754's definition
+  for (int exponent = 0; exponent < 31; ++exponent) {
+    for (int fraction = 0; fraction < 1024; ++fraction) {
+      values.push_back(exponent == 0 ? std::ldexp(fraction, -24)
+                                     : std::ldexp(1024 + fraction, exponent - 25));
+    }
+  }
+  EXPECT_EQ(values.back(), 65504);
+  std::vector<float> from, to;
+  const auto expect = [&](float x, float rounded) {
+    for (float sign : {1.f, -1.f}) {
+      from.push_back(sign * x);
+      to.push_back(sign * rounded);
+    }
+  };
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (size_t i = 0; i < values.size(); ++i) {
+    const bool is_last = i + 1 == values.size();
+    const float next = is_last ? infinity : values[i + 1];
+    const float middle = (values[i] + (is_last ? 65536 : next)) / 2;
+    expect(values[i], values[i]);
+    expect(std::nextafter(middle, 0.f), values[i]);
+    expect(middle, i % 2 == 0 ? values[i] : next);  // ties to even
+    expect(std::nextafter(middle, infinity), next);
+  }
+  expect(1e30f, infinity);
+  expect(infinity, infinity);
+  expect(1e-30f, 0);
+  const Tensor x =
+      Tensor::FromVector<float>(from, {static_cast<int64_t>(from.size())}, kTestDevice);
+  const Tensor narrow = x.To(DType::kFloat16);
+  const std::vector<float> rounded = narrow.To(DType::kFloat32).ToVector<float>();
+  for (size_t i = 0; i < from.size(); ++i) {
+    ASSERT_EQ(rounded[i], to[i]) << from[i];
+    ASSERT_EQ(std::signbit(rounded[i]), std::signbit(to[i])) << from[i];
+  }
+  EXPECT_EQ(narrow.To(DeviceType::kCpu).ToVector<float>(), to) << "read by the CPU";
+  x.Fill(std::numeric_limits<double>::quiet_NaN());
+  for (float nan : x.To(DType::kFloat16).ToVector<float>()) ASSERT_TRUE(std::isnan(nan));
 }
 
 }  // namespace

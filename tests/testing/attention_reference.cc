@@ -49,12 +49,21 @@ double ToBFloat16(double x) {
   return value;
 }
 
+double ToFloat16(double x) {
+  if (x == 0 || !std::isfinite(x)) return x;
+  const int exponent = std::max(std::ilogb(x), -14);  // of subnormal numbers: -14
+  const double place = std::ldexp(1.0, exponent - 10);
+  return std::nearbyint(x / place) * place;
+}
+
 }  // namespace
 
 AttentionResults NaiveAttention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
                                 const Tensor& dout_in, const Tensor& dlse_in, double softmax_scale,
                                 const Visible& visible, DType dtype) {
-  const auto rounded = [=](double x) { return dtype == DType::kBFloat16 ? ToBFloat16(x) : x; };
+  const auto rounded = [=](double x) {
+    return dtype == DType::kBFloat16 ? ToBFloat16(x) : dtype == DType::kFloat16 ? ToFloat16(x) : x;
+  };
   const auto on_cpu = [](const Tensor& x) { return x.To(DeviceType::kCpu).To(DType::kFloat64); };
   const Tensor q = on_cpu(q_in), k = on_cpu(k_in), v = on_cpu(v_in);
   const Tensor dout = on_cpu(dout_in), dlse = on_cpu(dlse_in);

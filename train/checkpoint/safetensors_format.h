@@ -33,6 +33,8 @@ inline const char* SafetensorsName(DType dtype) {
       return "I32";
     case DType::kBFloat16:
       return "BF16";
+    case DType::kFloat16:
+      return "F16";
   }
   return "";
 }

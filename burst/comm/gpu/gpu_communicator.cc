@@ -42,6 +42,8 @@ ncclDataType_t NcclType(DType dtype) {
       return ncclFloat64;
     case DType::kBFloat16:
       return ncclBfloat16;
+    case DType::kFloat16:
+      return ncclFloat16;
     case DType::kInt32:
       break;
   }

@@ -17,7 +17,6 @@ namespace burst {
 namespace cuda {
 namespace {
 
-constexpr DType kBf16 = DType::kBFloat16;
 constexpr DType kFloat = DType::kFloat32;
 
 // ---- What a call must satisfy.
@@ -45,26 +44,28 @@ void CheckOperand(const char* name, const AttentionOperand& operand, DType dtype
               fits(batch, operand.batch_stride) && fits(seqlen, operand.seq_stride) &&
               fits(heads, operand.head_stride))
       << name << ": the rows of " << Name(dtype)
-      << " tensors must begin at multiples of 16 bytes in bfloat16 attention";
+      << " tensors must begin at multiples of 16 bytes in attention on tensor cores";
 }
 
-// Of bfloat16 attention.
+// Of attention on tensor cores.
 void CheckInputs(const FlashAttentionShape& s, const AttentionOperand& q, const AttentionOperand& k,
                  const AttentionOperand& v) {
-  BURST_CHECK(s.softmax_scale > 0) << "bfloat16 attention needs a positive softmax_scale";
-  CheckOperand("q", q, kBf16, s.batch, s.q_len, s.num_heads);
-  CheckOperand("k", k, kBf16, s.batch, s.k_len, s.num_kv_heads);
-  CheckOperand("v", v, kBf16, s.batch, s.k_len, s.num_kv_heads);
+  BURST_CHECK(s.softmax_scale > 0) << Name(s.dtype) << " attention needs a positive softmax_scale";
+  CheckOperand("q", q, s.dtype, s.batch, s.q_len, s.num_heads);
+  CheckOperand("k", k, s.dtype, s.batch, s.k_len, s.num_kv_heads);
+  CheckOperand("v", v, s.dtype, s.batch, s.k_len, s.num_kv_heads);
 }
 
 void CheckCall(const FlashForwardParams& params) {
   const FlashAttentionShape& s = params.shape;
   CheckShape(s);
-  if (s.dtype != kBf16) {
+  if (!Is16Bit(s.dtype)) {
     BURST_CHECK(params.sum.data == nullptr) << Name(s.dtype) << " is merged in place";
     return;
   }
   CheckInputs(s, params.q, params.k, params.v);
+  BURST_CHECK(params.out_dtype == s.dtype || params.out_dtype == kFloat)
+      << "out is " << Name(params.out_dtype) << ", q is " << Name(s.dtype);
   CheckOperand("out", params.out, params.out_dtype, s.batch, s.q_len, s.num_heads);
   if (!params.merge) return;
   if (params.sum.data != nullptr) {
@@ -77,10 +78,10 @@ void CheckCall(const FlashForwardParams& params) {
 void CheckCall(const FlashBackwardParams& params) {
   const FlashAttentionShape& s = params.shape;
   CheckShape(s);
-  if (s.dtype != kBf16) return;
-  const DType dtype = params.assign ? kBf16 : kFloat;
+  if (!Is16Bit(s.dtype)) return;
+  const DType dtype = params.assign ? s.dtype : kFloat;
   CheckInputs(s, params.q, params.k, params.v);
-  CheckOperand("dout", params.dout, kBf16, s.batch, s.q_len, s.num_heads);
+  CheckOperand("dout", params.dout, s.dtype, s.batch, s.q_len, s.num_heads);
   CheckOperand("dq", params.dq, dtype, s.batch, s.q_len, s.num_heads);
   CheckOperand("dk", params.dk, dtype, s.batch, s.k_len, s.num_kv_heads);
   CheckOperand("dv", params.dv, dtype, s.batch, s.k_len, s.num_kv_heads);
@@ -96,10 +97,10 @@ bool Serves(KernelFamily family, DType dtype, int64_t head_dim) {
              simt::Fits(dtype, head_dim);
     case KernelFamily::kSm80:
     case KernelFamily::kDecode:
-      return dtype == kBf16 && head_dim % 8 == 0 && head_dim <= sm80::kMaxHeadDim &&
+      return Is16Bit(dtype) && head_dim % 8 == 0 && head_dim <= sm80::kMaxHeadDim &&
              capability >= 80;
     case KernelFamily::kSm90:
-      return dtype == kBf16 && head_dim % 8 == 0 && head_dim <= sm90::kMaxHeadDim &&
+      return Is16Bit(dtype) && head_dim % 8 == 0 && head_dim <= sm90::kMaxHeadDim &&
              capability == 90 && SharedMemoryPerBlock() >= sm90::kSharedBytes;
   }
   return false;
@@ -109,8 +110,8 @@ bool Serves(KernelFamily family, DType dtype, int64_t head_dim) {
 Tensor Counters(int64_t count) {
   return count == 0 ? Tensor() : Tensor::Zeros({count}, DType::kInt32, DeviceType::kCuda);
 }
-int32_t* DataOf(const Tensor& counters) {
-  return counters.null() ? nullptr : static_cast<int32_t*>(counters.raw_data());
+int32_t* DataOf(const Tensor& words) {
+  return words.null() ? nullptr : static_cast<int32_t*>(words.raw_data());
 }
 
 KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape) {
@@ -124,7 +125,7 @@ KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape) {
 // sm80::Decode with the rows, so that the number of queries decides; and with few keys theirs start
 // sooner (measured: docs/kernels.md).
 bool IsDecoding(const FlashAttentionShape& shape) {
-  if (shape.dtype != kBf16 || shape.q_len > 16) return false;
+  if (!Is16Bit(shape.dtype) || shape.q_len > 16) return false;
   const int64_t heads_per_kv = shape.num_heads / shape.num_kv_heads;
   return shape.k_len * heads_per_kv >= std::max<int64_t>(256, 64 * shape.q_len);
 }
@@ -153,7 +154,7 @@ std::string NotServed(DType dtype, int64_t head_dim) {
        << " on a GPU of compute capability " << CurrentContext().compute_capability / 10.0
        << " with " << SharedMemoryPerBlock() / 1024
        << " KB of shared memory a block: float32 goes up to 256, float64 too where a block has "
-          "131 KB, else to 128; bfloat16 needs a multiple of 8 up to 256 and 8.0";
+          "131 KB, else to 128; bfloat16 and float16 need a multiple of 8 up to 256 and 8.0";
   return text.str();
 }
 
@@ -187,9 +188,12 @@ void Backward(MaybeFamily only, const FlashBackwardParams& params) {
     sm80::Backward(own, DataOf(counters));
   } else {
     const Tensor counters = Counters(sm90::BackwardCounters(own));
-    sm90::Backward(own, DataOf(counters));
+    const int64_t count = sm90::BackwardQueryTiles(own);
+    const Tensor query_tiles =
+        count == 0 ? Tensor() : Tensor::Empty({count}, DType::kInt32, DeviceType::kCuda);
+    sm90::Backward(own, DataOf(counters), DataOf(query_tiles));
   }
-  if (params.assign) Convert(dq, /*addend=*/{}, params.dq);
+  if (params.assign) Convert(dq, /*addend=*/{}, params.dq, s.dtype);
 }
 
 }  // namespace cuda

@@ -57,9 +57,9 @@ void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend) {
     if (!addend.null()) from.Add(addend);
     return to.CopyFrom(from);
   }
-  BURST_CHECK(from.dtype() == DType::kFloat32 && to.dtype() == DType::kBFloat16)
+  BURST_CHECK(from.dtype() == DType::kFloat32 && Is16Bit(to.dtype()))
       << Name(from.dtype()) << " to " << Name(to.dtype());
-  Convert(from, addend, Operand(to));
+  Convert(from, addend, Operand(to), to.dtype());
 }
 
 void FlashMerge(const Tensor& parts, const Tensor& out) { MergeParts(parts, out); }

@@ -3,7 +3,6 @@
 // eight columns the two from 2 (l % 4).
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -17,9 +16,9 @@ namespace cuda {
 // Row `kHalf` (0: l / 4, 1: l / 4 + 8) of a warp's accumulators, times `factor`, to 16-bit memory.
 // Four lanes hold a row, each two columns of every eight; a 4x4 transpose among them gives each
 // lane eight columns in sequence, so that every store is 16 bytes.
-template <int kHalf, int kColumns>
-__device__ __forceinline__ void StoreRowBf16(const float (&d)[kColumns / 2], float factor,
-                                             __nv_bfloat16* row, bool valid, int head_dim) {
+template <class Element, int kHalf, int kColumns>
+__device__ __forceinline__ void StoreRowElements(const float (&d)[kColumns / 2], float factor,
+                                                 Element* row, bool valid, int head_dim) {
   const int lane = threadIdx.x % 4;
 #pragma unroll
   for (int group = 0; group < kColumns / 32; ++group) {
@@ -27,7 +26,7 @@ __device__ __forceinline__ void StoreRowBf16(const float (&d)[kColumns / 2], flo
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int i = (group * 4 + j) * 4 + 2 * kHalf;
-      own[j] = PackBf16(d[i] * factor, d[i + 1] * factor);
+      own[j] = Pack<Element>(d[i] * factor, d[i + 1] * factor);
     }
     // Exchange with the lane at distance 1, then 2: element j of lane i becomes element i of lane
     // j.
@@ -81,8 +80,8 @@ __device__ __forceinline__ void LoadRowFloat(const float* row, bool valid, int h
 }
 
 // Both rows of the thread: d * factor to the row at `offset` of an operand and the one 8 rows
-// below.
-template <int kColumns>
+// below, of fp32 or of Element.
+template <class Element, int kColumns>
 __device__ __forceinline__ void StoreRows(bool is_float, const float (&d)[kColumns / 2],
                                           const float (&factor)[2], const AttentionOperand& operand,
                                           int64_t offset, const bool (&valid)[2], int head_dim) {
@@ -91,9 +90,10 @@ __device__ __forceinline__ void StoreRows(bool is_float, const float (&d)[kColum
     StoreRowFloat<0, kColumns>(d, factor[0], row, valid[0], head_dim);
     StoreRowFloat<1, kColumns>(d, factor[1], row + 8 * operand.seq_stride, valid[1], head_dim);
   } else {
-    auto* row = static_cast<__nv_bfloat16*>(operand.data) + offset;
-    StoreRowBf16<0, kColumns>(d, factor[0], row, valid[0], head_dim);
-    StoreRowBf16<1, kColumns>(d, factor[1], row + 8 * operand.seq_stride, valid[1], head_dim);
+    auto* row = static_cast<Element*>(operand.data) + offset;
+    StoreRowElements<Element, 0, kColumns>(d, factor[0], row, valid[0], head_dim);
+    StoreRowElements<Element, 1, kColumns>(d, factor[1], row + 8 * operand.seq_stride, valid[1],
+                                           head_dim);
   }
 }
 

@@ -97,7 +97,7 @@ struct ConvertParams {
   uint32_t seqlen, num_heads;
 };
 
-template <int kVec, int kLanes, typename Addend>
+template <int kVec, int kLanes, typename Addend, typename To>
 __global__ __launch_bounds__(kThreads) void ConvertKernel(
     const __grid_constant__ ConvertParams params) {
   const Row<kLanes> row(params.seqlen * params.num_heads, params.num_heads);
@@ -111,10 +111,10 @@ __global__ __launch_bounds__(kThreads) void ConvertKernel(
       if (params.addend.data != nullptr) {
         AddVec(row.template Of<const Addend>(params.addend, b) + c, sum);
       }
-      Vec<bf16, kVec> y;
+      Vec<To, kVec> y;
 #pragma unroll
-      for (int j = 0; j < kVec; ++j) y[j] = ConvertTo<bf16>(sum[j]);
-      *reinterpret_cast<Vec<bf16, kVec>*>(row.template Of<bf16>(params.to, b) + c) = y;
+      for (int j = 0; j < kVec; ++j) y[j] = ConvertTo<To>(sum[j]);
+      *reinterpret_cast<Vec<To, kVec>*>(row.template Of<To>(params.to, b) + c) = y;
     }
   }
 }
@@ -167,10 +167,10 @@ void LaunchDelta(const FlashDeltaParams& params) {
   BURST_CUDA_CHECK_LAUNCH("attention delta");
 }
 
-template <int kVec, int kLanes>
+template <typename To, int kVec, int kLanes>
 void LaunchConvert(const ConvertParams& params, bool addend_is_float) {
-  const auto kernel =
-      addend_is_float ? ConvertKernel<kVec, kLanes, float> : ConvertKernel<kVec, kLanes, bf16>;
+  const auto kernel = addend_is_float ? ConvertKernel<kVec, kLanes, float, To>
+                                      : ConvertKernel<kVec, kLanes, To, To>;
   const int64_t rows = static_cast<int64_t>(params.seqlen) * params.num_heads;
   kernel<<<Grid(params.batch, rows, Row<kLanes>::kPerBlock), kThreads, 0, CurrentStream()>>>(
       params);
@@ -183,7 +183,7 @@ void LaunchConvert(const ConvertParams& params, bool addend_is_float) {
 void Delta(const FlashDeltaParams& params) {
   const FlashAttentionShape& shape = params.shape;
   if (shape.batch * shape.q_len * shape.num_heads == 0) return;
-  DispatchDtype(shape.dtype, [&](auto zero) {
+  DispatchDtypeOrFp16(shape.dtype, [&](auto zero) {
     using T = decltype(zero);
     const int64_t vectors = shape.head_dim * static_cast<int64_t>(sizeof(T)) / 16;
     if (vectors <= 8) return LaunchDelta<T, 8>(params);
@@ -192,11 +192,10 @@ void Delta(const FlashDeltaParams& params) {
   });
 }
 
-void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& to) {
+void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& to, DType dtype) {
   if (from.numel() == 0) return;
   const bool adds = !addend.null(), wide = adds && addend.dtype() == DType::kFloat32;
-  BURST_CHECK(!adds ||
-              (addend.shape() == from.shape() && (wide || addend.dtype() == DType::kBFloat16)));
+  BURST_CHECK(!adds || (addend.shape() == from.shape() && (wide || addend.dtype() == dtype)));
   ConvertParams params;
   params.from = Operand(from);
   if (adds) params.addend = Operand(addend);
@@ -206,20 +205,24 @@ void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& t
   params.num_heads = static_cast<uint32_t>(from.dim(2));
   params.head_dim = static_cast<int>(from.dim(3));
   constexpr int kVec = 8;
-  if (!InVectors(params.from, params.head_dim, sizeof(float), kVec) ||
-      !InVectors(to, params.head_dim, sizeof(bf16), kVec) ||
-      (adds && !InVectors(params.addend, params.head_dim, SizeOf(addend.dtype()), kVec))) {
-    return LaunchConvert<1, 32>(params, wide);
-  }
-  if (params.head_dim <= 8 * kVec) return LaunchConvert<kVec, 8>(params, wide);
-  if (params.head_dim <= 16 * kVec) return LaunchConvert<kVec, 16>(params, wide);
-  LaunchConvert<kVec, 32>(params, wide);
+  const bool vectorized =
+      InVectors(params.from, params.head_dim, sizeof(float), kVec) &&
+      InVectors(to, params.head_dim, SizeOf(dtype), kVec) &&
+      (!adds || InVectors(params.addend, params.head_dim, SizeOf(addend.dtype()), kVec));
+  const auto launch = [&](auto element) {
+    using To = decltype(element);
+    if (!vectorized) return LaunchConvert<To, 1, 32>(params, wide);
+    if (params.head_dim <= 8 * kVec) return LaunchConvert<To, kVec, 8>(params, wide);
+    if (params.head_dim <= 16 * kVec) return LaunchConvert<To, kVec, 16>(params, wide);
+    LaunchConvert<To, kVec, 32>(params, wide);
+  };
+  dtype == DType::kFloat16 ? launch(fp16{}) : launch(bf16{});
 }
 
 void MergeParts(const Tensor& parts, const Tensor& out) {
   const int64_t rows = out.numel() / out.dim(3);
   BURST_CHECK_LT(rows, int64_t{1} << 31);
-  DispatchDtype(out.dtype(), [&](auto zero) {
+  DispatchDtypeOrFp16(out.dtype(), [&](auto zero) {
     using T = decltype(zero);
     MergeKernel<T><<<static_cast<unsigned>(rows), kThreads, 0, CurrentStream()>>>(
         static_cast<const Accumulator<T>*>(parts.raw_data()), static_cast<int>(parts.dim(0)),

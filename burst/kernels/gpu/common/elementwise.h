@@ -7,12 +7,12 @@
 namespace burst {
 namespace cuda {
 
-// FlashDeltaParams: float32, float64 or bfloat16 operands of any strides.
+// FlashDeltaParams: operands of any floating-point dtype and strides.
 void Delta(const FlashDeltaParams& params);
 
-// to = from + addend [batch, seqlen, num_heads, head_dim]; float32 to bfloat16, both of any
-// strides. addend: null, or float32 or bfloat16, of any strides too.
-void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& to);
+// to = from + addend [batch, seqlen, num_heads, head_dim]; float32 to `dtype`, bfloat16 or float16,
+// both of any strides. addend: null, or of float32 or `dtype`, of any strides too.
+void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& to, DType dtype);
 
 // FlashMerge.
 void MergeParts(const Tensor& parts, const Tensor& out);

@@ -1,10 +1,12 @@
 // Instructions that Ampere's and Hopper's kernels both use, one function each.
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
+
+#include "burst/tensor/tensor.h"
 
 namespace burst {
 namespace cuda {
@@ -18,10 +20,16 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
-// (low, high) -> two bf16 in a register, round to nearest even.
-__device__ __forceinline__ uint32_t PackBf16(float low, float high) {
+// (low, high) -> two of Element, BFloat16 or Float16, in a register, round to nearest even.
+template <class Element>
+__device__ __forceinline__ uint32_t Pack(float low, float high) {
+  static_assert(std::is_same_v<Element, BFloat16> || std::is_same_v<Element, Float16>, "");
   uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  if constexpr (std::is_same_v<Element, Float16>) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
   return packed;
 }
 

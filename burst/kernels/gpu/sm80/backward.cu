@@ -129,6 +129,7 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
     const __grid_constant__ FlashBackwardParams params, int key_tiles, int query_tiles,
     int* counters) {
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  using Element = typename Traits::Element;
   constexpr int kHeadDim = Traits::kHeadDim, kThreads = Traits::kThreads;
   constexpr int kSM = Traits::kSRows / 16, kSN = Traits::kSColumns / 8;
   constexpr int kDkM = Traits::kDkRows / 16, kDkN = Traits::kDkColumns / 8;
@@ -185,9 +186,9 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
 
     float s[kSM][kSN][4], dp[kSM][kSN][4];
     Clear<kSM, kSN>(s);
-    Multiply<kHeadDim>(A<kHeadDim>(stage.q, s_row), B<kHeadDim>(k_tile, s_column), s);
+    Multiply<Element, kHeadDim>(A<kHeadDim>(stage.q, s_row), B<kHeadDim>(k_tile, s_column), s);
     Clear<kSM, kSN>(dp);
-    Multiply<kHeadDim>(A<kHeadDim>(stage.dout, s_row), B<kHeadDim>(v_tile, s_column), dp);
+    Multiply<Element, kHeadDim>(A<kHeadDim>(stage.dout, s_row), B<kHeadDim>(v_tile, s_column), dp);
     const int first = step.tile * kBlockM;
     if (!KeySpan(visible, first + s_row, Traits::kSRows, q_len)
              .Contains(key + s_column, Traits::kSColumns)) {
@@ -212,12 +213,14 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
         }
       }
     }
-    StoreToTile<kBlockN>(s, p_tile, s_row, s_column);
-    StoreToTile<kBlockN>(dp, ds_tile, s_row, s_column);
+    StoreToTile<Element, kBlockN>(s, p_tile, s_row, s_column);
+    StoreToTile<Element, kBlockN>(dp, ds_tile, s_row, s_column);
     __syncthreads();  // P and dS are there
 
-    Multiply<kBlockM>(AT<kBlockN>(p_tile, 0, dk_row), BT<kHeadDim>(stage.dout, 0, dk_column), dv);
-    Multiply<kBlockM>(AT<kBlockN>(ds_tile, 0, dk_row), BT<kHeadDim>(stage.q, 0, dk_column), dk);
+    Multiply<Element, kBlockM>(AT<kBlockN>(p_tile, 0, dk_row),
+                               BT<kHeadDim>(stage.dout, 0, dk_column), dv);
+    Multiply<Element, kBlockM>(AT<kBlockN>(ds_tile, 0, dk_row), BT<kHeadDim>(stage.q, 0, dk_column),
+                               dk);
     if (Traits::kStages == 1 && !is_last) {
       __syncthreads();  // nobody reads Q and dO any more
       LoadStage<Traits>(params, b, next.h, next.tile, stages);
@@ -225,7 +228,7 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
     }
     float dq[kSM][Traits::kDqColumns / 8][4];
     Clear<kSM, Traits::kDqColumns / 8>(dq);
-    Multiply<kBlockN>(A<kBlockN>(ds_tile, s_row), BT<kHeadDim>(k_tile, 0, dq_column), dq);
+    Multiply<Element, kBlockN>(A<kBlockN>(ds_tile, s_row), BT<kHeadDim>(k_tile, 0, dq_column), dq);
     int* counter = nullptr;
     int turn = 0;
     if (counters != nullptr) {
@@ -248,9 +251,10 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
       MergeRows<Traits::kDkColumns>(params.dv, rows, one, one, dv[m]);
       MergeRows<Traits::kDkColumns>(params.dk, rows, scales, one, dk[m]);
     }
-    StoreRows<Traits::kDkColumns>(!params.assign, dv[m], one, params.dv, rows);
-    StoreRows<Traits::kDkColumns>(!params.assign, dk[m], params.assign ? scales : one, params.dk,
-                                  rows);
+    StoreRows<typename Traits::Element, Traits::kDkColumns>(!params.assign, dv[m], one, params.dv,
+                                                            rows);
+    StoreRows<typename Traits::Element, Traits::kDkColumns>(
+        !params.assign, dk[m], params.assign ? scales : one, params.dk, rows);
   }
 }
 
@@ -270,7 +274,10 @@ void LaunchBackward(const FlashBackwardParams& params, int32_t* counters) {
   BURST_CUDA_CHECK_LAUNCH("attention backward");
 }
 
-template void LaunchBackward<BURST_VARIANT>(const FlashBackwardParams&, int32_t*);
+template void LaunchBackward<Variants<BFloat16>::BURST_VARIANT>(const FlashBackwardParams&,
+                                                                int32_t*);
+template void LaunchBackward<Variants<Float16>::BURST_VARIANT>(const FlashBackwardParams&,
+                                                               int32_t*);
 
 }  // namespace sm80
 }  // namespace burst

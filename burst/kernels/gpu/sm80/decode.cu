@@ -73,11 +73,11 @@ template <class Traits>
 class BlockLoader {
  public:
   __device__ __forceinline__ BlockLoader(const AttentionOperand& operand, int b, int head, int row)
-      : source_(Head<const bf16>(operand, b, head).row(row + FirstRow()) + Column()) {}
+      : source_(Head<const uint16_t>(operand, b, head).row(row + FirstRow()) + Column()) {}
 
   __device__ __forceinline__ void Load(int64_t stride, int rows, int head_dim, uint32_t slot) {
     const int rows_left = Column() < head_dim ? rows - FirstRow() : 0;
-    const bf16* source = source_;
+    const uint16_t* source = source_;
 #pragma unroll
     for (int i = 0; i < Traits::kKeys; i += kRowsAtOnce) {
       CopyAsync16(TileAddress<Traits::kHeadDim>(slot, FirstRow() + i, Column()), source,
@@ -93,7 +93,7 @@ class BlockLoader {
   __device__ __forceinline__ static int FirstRow() { return threadIdx.x % 32 / kPieces; }
   __device__ __forceinline__ static int Column() { return threadIdx.x % kPieces * 8; }
 
-  const bf16* source_;
+  const uint16_t* source_;
 };
 
 // The rows of Q as operands of a warp's matmul, from global memory; rows beyond the last are zeros.
@@ -106,7 +106,7 @@ struct Queries {
     for (int eight = 0; eight < Traits::kRows / 8; ++eight) {
       const int i = first_row + lane / 4 + 8 * eight;
       const Row row(shape, kv_head, min(i, args.rows - 1));
-      const bf16* source = Head<const bf16>(args.params.q, b, row.head).row(row.query);
+      const uint16_t* source = Head<const uint16_t>(args.params.q, b, row.head).row(row.query);
 #pragma unroll
       for (int k = 0; k < Traits::kHeadDim / 8; ++k) {
         const int column = 8 * k + lane % 4 * 2;
@@ -196,7 +196,7 @@ struct Merged {
 };
 
 // The row's divided result to its place, merged with that of earlier calls.
-template <int kHeadDim>
+template <class Element, int kHeadDim>
 __device__ __forceinline__ void StoreRow(const DecodeArgs& args, int b, const Row& row,
                                          Merged<kHeadDim>& merged) {
   const FlashForwardParams& params = args.params;
@@ -224,8 +224,8 @@ __device__ __forceinline__ void StoreRow(const DecodeArgs& args, int b, const Ro
     if (params.out_dtype == DType::kFloat32) {
       *reinterpret_cast<float2*>(static_cast<float*>(params.out.data) + offset + column) = x;
     } else {
-      *reinterpret_cast<uint32_t*>(static_cast<bf16*>(params.out.data) + offset + column) =
-          PackBf16(x.x, x.y);
+      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(params.out.data) + offset + column) =
+          Pack<Element>(x.x, x.y);
     }
   }
 }
@@ -271,7 +271,7 @@ __device__ __forceinline__ void Finish(const DecodeArgs& args, WarpResults<Trait
     }
     merged.Divide();
     if (args.parts == 1) {
-      StoreRow(args, work.b, row, merged);
+      StoreRow<typename Traits::Element>(args, work.b, row, merged);
       continue;
     }
     const int64_t index = row.Index(shape, work.b) * args.parts + work.part;
@@ -286,6 +286,7 @@ __device__ __forceinline__ void Finish(const DecodeArgs& args, WarpResults<Trait
 template <class Traits>
 __global__ __launch_bounds__(Traits::kThreads,
                              2) void DecodeKernel(const __grid_constant__ DecodeArgs args) {
+  using Element = typename Traits::Element;
   constexpr int kHeadDim = Traits::kHeadDim, kM = Traits::kM;
   constexpr int kSlots = Traits::kSlots, kStep = Traits::kStep;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -347,13 +348,13 @@ __global__ __launch_bounds__(Traits::kThreads,
   for (int block = 0; block < blocks; ++block) {
     float s[kM][Traits::kKeys / 8][4];
     Clear<kM, Traits::kKeys / 8>(s);
-    Multiply<kHeadDim>(queries, B<kHeadDim>(use(2 * block), 0), s);
+    Multiply<Element, kHeadDim>(queries, B<kHeadDim>(use(2 * block), 0), s);
     const int key = begin + block * kStep;
     if (key < ranges.all_begin || key + Traits::kKeys > ranges.all_end) {
       MaskRows<Traits>(args, key, s);
     }
     Update(c, s, softmax, o);
-    MultiplyAccumulators(s, BT<kHeadDim>(use(2 * block + 1), 0), o);
+    MultiplyAccumulators<Element>(s, BT<kHeadDim>(use(2 * block + 1), 0), o);
   }
   WaitCopies<0>();
   __syncthreads();  // nobody uses the rings any more
@@ -393,7 +394,8 @@ __global__ __launch_bounds__(Traits::kThreads) void MergeParts(
   row.query = static_cast<int>(blockIdx.x % shape.q_len);
   const int64_t batch_head = blockIdx.x / shape.q_len;
   row.head = static_cast<int>(batch_head % shape.num_heads);
-  StoreRow(args, static_cast<int>(batch_head / shape.num_heads), row, all);
+  StoreRow<typename Traits::Element>(args, static_cast<int>(batch_head / shape.num_heads), row,
+                                     all);
 }
 
 }  // namespace
@@ -421,7 +423,10 @@ void LaunchDecode(const FlashForwardParams& params, int parts, float* scratch) {
   BURST_CUDA_CHECK_LAUNCH("attention of few queries, merge");
 }
 
-template void LaunchDecode<BURST_VARIANT>(const FlashForwardParams&, int, float*);
+template void LaunchDecode<Variants<BFloat16>::BURST_VARIANT>(const FlashForwardParams&, int,
+                                                              float*);
+template void LaunchDecode<Variants<Float16>::BURST_VARIANT>(const FlashForwardParams&, int,
+                                                             float*);
 
 }  // namespace sm80
 }  // namespace burst

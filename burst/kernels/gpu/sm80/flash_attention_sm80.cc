@@ -15,31 +15,58 @@ bool Fits() {
   return Traits::kSharedBytes <= cuda::SharedMemoryPerBlock();
 }
 
+// Calls use(Variants<Element>()) for the dtype's.
+template <class Use>
+auto WithVariants(DType dtype, Use&& use) {
+  return dtype == DType::kFloat16 ? use(Variants<Float16>()) : use(Variants<BFloat16>());
+}
+
 // Calls use(Traits()) for the variant that serves a backward on this GPU.
 template <class Use>
-auto WithBackward(int64_t head_dim, Use&& use) {
-  if (head_dim <= 64) return Fits<BackwardD64>() ? use(BackwardD64()) : use(BackwardD64Small());
-  if (head_dim <= 128) return Fits<BackwardD128>() ? use(BackwardD128()) : use(BackwardD128Small());
-  return Fits<BackwardD256>() ? use(BackwardD256()) : use(BackwardD256Small());
+auto WithBackward(const FlashAttentionShape& shape, Use&& use) {
+  return WithVariants(shape.dtype, [&](auto variants) {
+    using V = decltype(variants);
+    using D64 = typename V::BackwardD64;
+    using D128 = typename V::BackwardD128;
+    using D256 = typename V::BackwardD256;
+    if (shape.head_dim <= 64) {
+      return Fits<D64>() ? use(D64()) : use(typename V::BackwardD64Small());
+    }
+    if (shape.head_dim <= 128) {
+      return Fits<D128>() ? use(D128()) : use(typename V::BackwardD128Small());
+    }
+    return Fits<D256>() ? use(D256()) : use(typename V::BackwardD256Small());
+  });
 }
 
 // Calls use(Traits()) for the variant that serves few queries. Every tile of rows reads all keys,
 // so more rows take larger ones.
 template <class Use>
 auto WithDecode(const FlashAttentionShape& shape, Use&& use) {
-  const bool few = shape.q_len * (shape.num_heads / shape.num_kv_heads) <= DecodeD128::kRows;
-  if (shape.head_dim <= 64) return few ? use(DecodeD64()) : use(DecodeD64Rows32());
-  if (shape.head_dim <= 128) return few ? use(DecodeD128()) : use(DecodeD128Rows32());
-  return use(DecodeD256());
+  return WithVariants(shape.dtype, [&](auto variants) {
+    using V = decltype(variants);
+    const int64_t rows = shape.q_len * (shape.num_heads / shape.num_kv_heads);
+    const bool few = rows <= V::DecodeD128::kRows;
+    if (shape.head_dim <= 64) {
+      return few ? use(typename V::DecodeD64()) : use(typename V::DecodeD64Rows32());
+    }
+    if (shape.head_dim <= 128) {
+      return few ? use(typename V::DecodeD128()) : use(typename V::DecodeD128Rows32());
+    }
+    return use(typename V::DecodeD256());
+  });
 }
 
 }  // namespace
 
 void Forward(const FlashForwardParams& params) {
-  if (params.shape.head_dim <= 64) return LaunchForward<ForwardD64>(params);
-  if (params.shape.head_dim <= 128) return LaunchForward<ForwardD128>(params);
-  if (Fits<ForwardD256>()) return LaunchForward<ForwardD256>(params);
-  LaunchForward<ForwardD256Small>(params);
+  WithVariants(params.shape.dtype, [&](auto variants) {
+    using V = decltype(variants);
+    if (params.shape.head_dim <= 64) return LaunchForward<typename V::ForwardD64>(params);
+    if (params.shape.head_dim <= 128) return LaunchForward<typename V::ForwardD128>(params);
+    if (Fits<typename V::ForwardD256>()) return LaunchForward<typename V::ForwardD256>(params);
+    LaunchForward<typename V::ForwardD256Small>(params);
+  });
 }
 
 // As many parts as make the GPU's thread blocks, in one or more waves, finish earliest. One takes
@@ -54,7 +81,8 @@ int DecodeParts(const FlashAttentionShape& shape) {
       std::max<int64_t>(1, shape.batch * shape.num_kv_heads * ((rows + tile_rows - 1) / tile_rows));
   const int64_t at_once =
       cuda::CurrentContext().multiprocessors *
-      std::clamp<int64_t>(cuda::SharedMemoryPerBlock() / DecodeD128::kSharedBytes, 1, 2);
+      std::clamp<int64_t>(
+          cuda::SharedMemoryPerBlock() / Variants<BFloat16>::DecodeD128::kSharedBytes, 1, 2);
   const int64_t most = std::max<int64_t>(1, shape.k_len / kFewest);
   int64_t best = 1, best_time = 0;
   for (int64_t filled = 1; filled <= kWaves; ++filled) {
@@ -85,13 +113,13 @@ void Decode(const FlashForwardParams& params, int parts, float* scratch) {
 int64_t BackwardCounters(const FlashBackwardParams& params) {
   if (!params.deterministic) return 0;
   const FlashAttentionShape& shape = params.shape;
-  const int64_t rows = WithBackward(
-      shape.head_dim, [](auto traits) -> int64_t { return decltype(traits)::kBlockM; });
+  const int64_t rows =
+      WithBackward(shape, [](auto traits) -> int64_t { return decltype(traits)::kBlockM; });
   return shape.batch * shape.num_heads * ((shape.q_len + rows - 1) / rows);
 }
 
 void Backward(const FlashBackwardParams& params, int32_t* counters) {
-  WithBackward(params.shape.head_dim,
+  WithBackward(params.shape,
                [&](auto traits) { LaunchBackward<decltype(traits)>(params, counters); });
 }
 

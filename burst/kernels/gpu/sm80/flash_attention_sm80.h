@@ -1,6 +1,6 @@
-// Attention on Ampere and later (mma.sync): bfloat16 operands, float32 statistics and accumulation.
-// Serves any head_dim that is a multiple of 8 up to 256 (64, 128 and 256 at full speed), any
-// lengths.
+// Attention on Ampere and later (mma.sync): bfloat16 or float16 operands, float32 statistics and
+// accumulation. Serves any head_dim that is a multiple of 8 up to 256 (64, 128 and 256 at full
+// speed), any lengths.
 //
 // Semantics as in burst/kernels/flash_attention.h; what a call must satisfy is checked by
 // gpu/calls.cc. Queued on the thread's stream.

@@ -72,7 +72,8 @@ __device__ __forceinline__ void Finish(const FlashForwardParams& params, int til
                           o[m]);
       factor[0] = factor[1] = 1;
     }
-    StoreRows<kHeadDim>(params.out_dtype == DType::kFloat32, o[m], factor, params.out, rows);
+    StoreRows<typename Traits::Element, kHeadDim>(params.out_dtype == DType::kFloat32, o[m], factor,
+                                                  params.out, rows);
   }
 }
 
@@ -80,6 +81,7 @@ template <class Traits>
 __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
     const __grid_constant__ FlashForwardParams params, int tiles) {
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kM = Traits::kM;
+  using Element = typename Traits::Element;
   constexpr int kHeadDim = Traits::kHeadDim, kThreads = Traits::kThreads;
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t q_tile = SharedAddress(shared);
@@ -121,7 +123,7 @@ __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
     CommitCopies();
     float s[kM][kBlockN / 8][4];
     Clear<kM, kBlockN / 8>(s);
-    Multiply<kHeadDim>(A<kHeadDim>(q_tile, warp_row), B<kHeadDim>(k_tile, 0), s);
+    Multiply<Element, kHeadDim>(A<kHeadDim>(q_tile, warp_row), B<kHeadDim>(k_tile, 0), s);
     WaitCopies<0>();
     __syncthreads();  // V is here, and nobody reads K any more
     k.Advance(params.k.seq_stride);
@@ -134,7 +136,7 @@ __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
       MaskScores(Visible(shape, again.b), again.first + warp_row, q_len, key, s);
     }
     Update(c, s, softmax, o);
-    MultiplyAccumulators(s, BT<kHeadDim>(v_tile, 0), o);
+    MultiplyAccumulators<Element>(s, BT<kHeadDim>(v_tile, 0), o);
   }
 
   Finish<Traits>(params, tiles, softmax, o);
@@ -155,7 +157,8 @@ void LaunchForward(const FlashForwardParams& params) {
   BURST_CUDA_CHECK_LAUNCH("attention forward");
 }
 
-template void LaunchForward<BURST_VARIANT>(const FlashForwardParams&);
+template void LaunchForward<Variants<BFloat16>::BURST_VARIANT>(const FlashForwardParams&);
+template void LaunchForward<Variants<Float16>::BURST_VARIANT>(const FlashForwardParams&);
 
 }  // namespace sm80
 }  // namespace burst

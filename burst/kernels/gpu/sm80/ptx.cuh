@@ -2,17 +2,16 @@
 // memory, matrix loads, mma. Names follow the PTX ISA.
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "burst/kernels/gpu/common/ptx.cuh"
 
 namespace burst {
 namespace sm80 {
 
-using bf16 = __nv_bfloat16;
 using cuda::LoadAcquire;
 using cuda::SharedAddress;
 
@@ -40,9 +39,9 @@ __device__ __forceinline__ void WaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Four 8x8 matrices of bf16; lane l gives the address of row l % 8 of matrix l / 8. In d[i], lane l
-// gets of matrix i the elements (l / 4, 2 (l % 4)) and the next; transposed, (2 (l % 4), l / 4) and
-// the one below.
+// Four 8x8 matrices of elements of 16 bits; lane l gives the address of row l % 8 of matrix l / 8.
+// In d[i], lane l gets of matrix i the elements (l / 4, 2 (l % 4)) and the next; transposed, (2 (l
+// % 4), l / 4) and the one below.
 __device__ __forceinline__ void LoadMatrices(uint32_t address, uint32_t (&d)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -56,13 +55,21 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t address, uint32_
                : "memory");
 }
 
-// d[16, 8] += a[16, 16] b[16, 8]
+// d[16, 8] += a[16, 16] b[16, 8], a and b of Element, BFloat16 or Float16.
+template <class Element>
 __device__ __forceinline__ void Mma(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                                     float (&d)[4]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#define BURST_MMA(type)                                                      \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                 \
+      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                       \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+  if constexpr (std::is_same_v<Element, Float16>) {
+    BURST_MMA("f16");
+  } else {
+    BURST_MMA("bf16");
+  }
+#undef BURST_MMA
 }
 
 __device__ __forceinline__ void StoreShared(uint32_t address, uint32_t x) {

@@ -1,4 +1,5 @@
-// Tiles of bf16 in shared memory, matmuls of them, and their loads.
+// Tiles in shared memory of elements of 16 bits, matmuls of them, and their loads. Element:
+// BFloat16 or Float16.
 //
 // A tile has rows of kColumns (a multiple of 64); the 16-byte piece c of row r lies where piece
 // c ^ (r % 8) would, so that eight rows of one column of pieces, which is what a matrix load reads,
@@ -20,7 +21,7 @@ using cuda::Exp2;
 using cuda::Head;
 using cuda::kLn2;
 using cuda::kLog2E;
-using cuda::PackBf16;
+using cuda::Pack;
 using cuda::Visible;
 
 // What the number of a 16-byte piece of a row is exclusive-ored with, so that eight rows' pieces
@@ -113,7 +114,7 @@ __device__ __forceinline__ void Clear(Accumulators<kM, kN>& d) {
 }
 
 // d += a b, the depth of kK; the warp's part of a and b begins at 0.
-template <int kK, int kM, int kN, class A, class B>
+template <class Element, int kK, int kM, int kN, class A, class B>
 __device__ __forceinline__ void Multiply(const A& a, const B& b, float (&d)[kM][kN][4]) {
 #pragma unroll
   for (int k = 0; k < kK; k += 16) {
@@ -126,15 +127,15 @@ __device__ __forceinline__ void Multiply(const A& a, const B& b, float (&d)[kM][
       b.Load(8 * n, k, b_part);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        Mma(a_part[m], b_part[0], b_part[1], d[m][n]);
-        Mma(a_part[m], b_part[2], b_part[3], d[m][n + 1]);
+        Mma<Element>(a_part[m], b_part[0], b_part[1], d[m][n]);
+        Mma<Element>(a_part[m], b_part[2], b_part[3], d[m][n + 1]);
       }
     }
   }
 }
 
-// The same with a from the accumulators of another matmul, [16 kM, 8 kP], rounded to bf16.
-template <int kM, int kN, int kP, class B>
+// The same with a from the accumulators of another matmul, [16 kM, 8 kP], rounded to Element.
+template <class Element, int kM, int kN, int kP, class B>
 __device__ __forceinline__ void MultiplyAccumulators(const float (&a)[kM][kP][4], const B& b,
                                                      float (&d)[kM][kN][4]) {
   uint32_t a_part[kP / 2][kM][4];
@@ -142,10 +143,10 @@ __device__ __forceinline__ void MultiplyAccumulators(const float (&a)[kM][kP][4]
   for (int k = 0; k < kP; k += 2) {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      a_part[k / 2][m][0] = PackBf16(a[m][k][0], a[m][k][1]);
-      a_part[k / 2][m][1] = PackBf16(a[m][k][2], a[m][k][3]);
-      a_part[k / 2][m][2] = PackBf16(a[m][k + 1][0], a[m][k + 1][1]);
-      a_part[k / 2][m][3] = PackBf16(a[m][k + 1][2], a[m][k + 1][3]);
+      a_part[k / 2][m][0] = Pack<Element>(a[m][k][0], a[m][k][1]);
+      a_part[k / 2][m][1] = Pack<Element>(a[m][k][2], a[m][k][3]);
+      a_part[k / 2][m][2] = Pack<Element>(a[m][k + 1][0], a[m][k + 1][1]);
+      a_part[k / 2][m][3] = Pack<Element>(a[m][k + 1][2], a[m][k + 1][3]);
     }
   }
 #pragma unroll
@@ -156,15 +157,15 @@ __device__ __forceinline__ void MultiplyAccumulators(const float (&a)[kM][kP][4]
       b.Load(8 * n, 16 * k, b_part);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        Mma(a_part[k][m], b_part[0], b_part[1], d[m][n]);
-        Mma(a_part[k][m], b_part[2], b_part[3], d[m][n + 1]);
+        Mma<Element>(a_part[k][m], b_part[0], b_part[1], d[m][n]);
+        Mma<Element>(a_part[k][m], b_part[2], b_part[3], d[m][n + 1]);
       }
     }
   }
 }
 
-// The warp's [16 kM, 8 kN] part of a tile, as bf16; it begins at (row, column).
-template <int kColumns, int kM, int kN>
+// The warp's [16 kM, 8 kN] part of a tile, as Element; it begins at (row, column).
+template <class Element, int kColumns, int kM, int kN>
 __device__ __forceinline__ void StoreToTile(const float (&d)[kM][kN][4], uint32_t tile, int row,
                                             int column) {
   const int lane = threadIdx.x % 32;
@@ -177,7 +178,7 @@ __device__ __forceinline__ void StoreToTile(const float (&d)[kM][kN][4], uint32_
         const uint32_t address =
             TileAddress<kColumns>(tile, row + 16 * m + 8 * half + lane / 4, column + 8 * n) +
             lane % 4 * 4;
-        StoreShared(address, PackBf16(d[m][n][2 * half], d[m][n][2 * half + 1]));
+        StoreShared(address, Pack<Element>(d[m][n][2 * half], d[m][n][2 * half + 1]));
       }
     }
   }
@@ -191,14 +192,14 @@ class TileLoader {
   // Of rows that begin at `first`.
   __device__ __forceinline__ TileLoader(const AttentionOperand& operand, int64_t b, int64_t h,
                                         int first)
-      : source_(Head<bf16>(operand, b, h).row(first + Row()) + Column()) {}
+      : source_(Head<uint16_t>(operand, b, h).row(first + Row()) + Column()) {}
 
   // Begins the copy of a tile; zeros from row `rows` and column head_dim on.
   __device__ __forceinline__ void Load(int64_t stride, int rows, int head_dim,
                                        uint32_t tile) const {
     const uint32_t target = TileAddress<kColumns>(tile, Row(), Column());
     const int rows_left = Column() < head_dim ? rows - Row() : 0;
-    const bf16* source = source_;
+    const uint16_t* source = source_;
 #pragma unroll
     for (int i = 0; i < kRows; i += kRowsAtOnce) {
       const uint32_t to = kRowsAtOnce % 8 == 0 ? target + i * (kColumns * 2)
@@ -218,7 +219,7 @@ class TileLoader {
   __device__ __forceinline__ static int Row() { return threadIdx.x / kPieces; }
   __device__ __forceinline__ static int Column() { return threadIdx.x % kPieces * 8; }
 
-  const bf16* source_;
+  const uint16_t* source_;
 };
 
 // The keys that every one of the queries [first, first + rows) sees; queries from q_len on see what
@@ -299,16 +300,16 @@ __device__ __forceinline__ void MergeRows(const AttentionOperand& operand, const
 }
 
 // d * factor to memory.
-template <int kColumns>
+template <class Element, int kColumns>
 __device__ __forceinline__ void StoreRows(bool is_float, const float (&d)[kColumns / 8][4],
                                           const float (&factor)[2], const AttentionOperand& operand,
                                           const RowPair& rows) {
   float flat[kColumns / 2];
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) flat[i] = d[i / 4][i % 4];
-  cuda::StoreRows<kColumns>(is_float, flat, factor, operand,
-                            cuda::Offset(operand, rows.b, rows.h, rows.row) + rows.column,
-                            rows.valid, rows.columns());
+  cuda::StoreRows<Element, kColumns>(is_float, flat, factor, operand,
+                                     cuda::Offset(operand, rows.b, rows.h, rows.row) + rows.column,
+                                     rows.valid, rows.columns());
 }
 
 }  // namespace sm80

@@ -1,7 +1,7 @@
-// The compiled variants of Ampere's kernels, and their launches. BUILD compiles forward.cu and
-// backward.cu once for each of them. "Small" ones need at most 99 KB of shared memory, which is
-// what a thread block may have on compute capability 8.6, 8.9 and 12.0; they serve GPUs that have
-// no room for the others.
+// The compiled variants of Ampere's kernels, and their launches. BUILD compiles a source once for
+// each of its variants, for both types of Element: BFloat16 and Float16. "Small" ones need at most
+// 99 KB of shared memory, which is what a thread block may have on compute capability 8.6, 8.9
+// and 12.0; they serve GPUs that have no room for the others.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,9 @@ namespace sm80 {
 
 inline constexpr int kSmallSharedBytes = 99 << 10;
 
-template <int kHeadDimPadded, int kRows, int kKeys, int kWarps>
+template <class ElementType, int kHeadDimPadded, int kRows, int kKeys, int kWarps>
 struct ForwardTraits {
+  using Element = ElementType;
   static constexpr int kHeadDim = kHeadDimPadded;
   static constexpr int kBlockM = kRows, kBlockN = kKeys;
   static constexpr int kThreads = kWarps * 32;
@@ -22,19 +23,13 @@ struct ForwardTraits {
   static constexpr int kSharedBytes = (kBlockM + 2 * kBlockN) * kHeadDim * 2;
 };
 
-using ForwardD64 = ForwardTraits<64, 128, 128, 4>;
-using ForwardD128 = ForwardTraits<128, 128, 64, 4>;
-using ForwardD256 = ForwardTraits<256, 128, 64, 8>;
-using ForwardD256Small = ForwardTraits<256, 128, 32, 8>;
-static_assert(ForwardD128::kSharedBytes <= kSmallSharedBytes, "");
-static_assert(ForwardD256Small::kSharedBytes <= kSmallSharedBytes, "");
-
 template <class Traits>
 void LaunchForward(const FlashForwardParams& params);
 
 // Few queries. A warp has a ring of kSlots blocks of keys or values.
-template <int kHeadDimPadded, int kRowTiles>
+template <class ElementType, int kHeadDimPadded, int kRowTiles>
 struct DecodeTraits {
+  using Element = ElementType;
   static constexpr int kHeadDim = kHeadDimPadded;
   static constexpr int kM = kRowTiles;
   static constexpr int kRows = 16 * kM;  // queries times heads
@@ -48,21 +43,16 @@ struct DecodeTraits {
   static_assert(kSharedBytes <= kSmallSharedBytes, "");
 };
 
-using DecodeD64 = DecodeTraits<64, 1>;
-using DecodeD64Rows32 = DecodeTraits<64, 2>;
-using DecodeD128 = DecodeTraits<128, 1>;
-using DecodeD128Rows32 = DecodeTraits<128, 2>;
-using DecodeD256 = DecodeTraits<256, 1>;
-
 // parts, scratch: of flash_attention_sm80.h.
 template <class Traits>
 void LaunchDecode(const FlashForwardParams& params, int parts, float* scratch);
 
 // Warps share out S and dP, [kBlockM, kBlockN], and dQ, [kBlockM, head_dim], as kWarpsM x (kWarps /
 // kWarpsM); dK and dV, [kBlockN, head_dim], as kWarpsN x (kWarps / kWarpsN).
-template <int kHeadDimPadded, int kQueries, int kKeys, int kQueryStages, int kSWarps, int kKWarps,
-          int kAllWarps = 8>
+template <class ElementType, int kHeadDimPadded, int kQueries, int kKeys, int kQueryStages,
+          int kSWarps, int kKWarps, int kAllWarps = 8>
 struct BackwardTraits {
+  using Element = ElementType;
   static constexpr int kHeadDim = kHeadDimPadded;
   static constexpr int kBlockM = kQueries, kBlockN = kKeys;
   static constexpr int kStages = kQueryStages;  // of Q, dO and the statistics
@@ -84,19 +74,35 @@ struct BackwardTraits {
       2 * kKTile + 2 * kScoreTile + kStages * 2 * (kQTile + kStatistic);
 };
 
-using BackwardD64 = BackwardTraits<64, 128, 128, 2, 4, 4>;
-using BackwardD128 = BackwardTraits<128, 64, 128, 2, 2, 4>;
-using BackwardD256 = BackwardTraits<256, 64, 64, 1, 2, 2>;
-using BackwardD64Small = BackwardTraits<64, 64, 128, 2, 2, 4>;
-using BackwardD128Small = BackwardTraits<128, 64, 64, 1, 2, 2>;
-using BackwardD256Small = BackwardTraits<256, 32, 32, 1, 2, 2, 4>;
-static_assert(BackwardD64Small::kSharedBytes <= kSmallSharedBytes, "");
-static_assert(BackwardD128Small::kSharedBytes <= kSmallSharedBytes, "");
-static_assert(BackwardD256Small::kSharedBytes <= kSmallSharedBytes, "");
-
 // counters: those that flash_attention_sm80.h asks for.
 template <class Traits>
 void LaunchBackward(const FlashBackwardParams& params, int32_t* counters);
+
+// The variants for Element: BFloat16 or Float16.
+template <class Element>
+struct Variants {
+  using ForwardD64 = ForwardTraits<Element, 64, 128, 128, 4>;
+  using ForwardD128 = ForwardTraits<Element, 128, 128, 64, 4>;
+  using ForwardD256 = ForwardTraits<Element, 256, 128, 64, 8>;
+  using ForwardD256Small = ForwardTraits<Element, 256, 128, 32, 8>;
+  using DecodeD64 = DecodeTraits<Element, 64, 1>;
+  using DecodeD64Rows32 = DecodeTraits<Element, 64, 2>;
+  using DecodeD128 = DecodeTraits<Element, 128, 1>;
+  using DecodeD128Rows32 = DecodeTraits<Element, 128, 2>;
+  using DecodeD256 = DecodeTraits<Element, 256, 1>;
+
+  using BackwardD64 = BackwardTraits<Element, 64, 128, 128, 2, 4, 4>;
+  using BackwardD128 = BackwardTraits<Element, 128, 64, 128, 2, 2, 4>;
+  using BackwardD256 = BackwardTraits<Element, 256, 64, 64, 1, 2, 2>;
+  using BackwardD64Small = BackwardTraits<Element, 64, 64, 128, 2, 2, 4>;
+  using BackwardD128Small = BackwardTraits<Element, 128, 64, 64, 1, 2, 2>;
+  using BackwardD256Small = BackwardTraits<Element, 256, 32, 32, 1, 2, 2, 4>;
+};
+static_assert(Variants<BFloat16>::ForwardD128::kSharedBytes <= kSmallSharedBytes, "");
+static_assert(Variants<BFloat16>::ForwardD256Small::kSharedBytes <= kSmallSharedBytes, "");
+static_assert(Variants<BFloat16>::BackwardD64Small::kSharedBytes <= kSmallSharedBytes, "");
+static_assert(Variants<BFloat16>::BackwardD128Small::kSharedBytes <= kSmallSharedBytes, "");
+static_assert(Variants<BFloat16>::BackwardD256Small::kSharedBytes <= kSmallSharedBytes, "");
 
 }  // namespace sm80
 }  // namespace burst

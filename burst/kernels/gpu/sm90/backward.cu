@@ -33,7 +33,7 @@ struct BackwardShared {
   Barrier dout_full[Traits::kStages], dout_empty[Traits::kStages];
   Barrier rows_full[Traits::kStages], rows_empty[Traits::kStages];
   Barrier dq_full[Traits::kConsumers], dq_empty[Traits::kConsumers];
-  int tile_begin, tile_end;  // query tiles that see the keys
+  QueryTiles tiles;  // of the keys
 };
 
 template <class Traits>
@@ -41,7 +41,7 @@ __device__ __forceinline__ void BackwardLoad(const BackwardArgs& args,
                                              BackwardShared<Traits>& shared, const KeyTile& keys) {
   using QTile = Tile<Traits::kBlockM, Traits::kHeadDim>;
   RingSlot<Traits::kStages> slot;
-  ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int head, int tile) {
+  ForEachQueryTile(args, keys, shared.tiles.begin, shared.tiles.end, [&](int head, int tile) {
     Wait(&shared.q_empty[slot.stage], slot.parity ^ 1);
     ArriveExpectBytes(&shared.q_full[slot.stage], QTile::kBytes);
     LoadTile(shared.q[slot.stage], args.q, &shared.q_full[slot.stage], tile * Traits::kBlockM, head,
@@ -62,7 +62,7 @@ __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
   int parity = 0;
   const int column = Traits::kDqByColumns ? consumer * 64 : 0;
   const int row = Traits::kDqByColumns ? 0 : consumer * Traits::kDqRows;
-  ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int head, int tile) {
+  ForEachQueryTile(args, keys, shared.tiles.begin, shared.tiles.end, [&](int head, int tile) {
     const DqTurn turn = MakeDqTurn<Traits>(args, keys, head, tile, consumer);
     Wait(&shared.dq_full[consumer], parity);
     parity ^= 1;
@@ -87,6 +87,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
                                                 BackwardShared<Traits>& shared, const KeyTile& keys,
                                                 int consumer) {
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  using Element = typename Traits::Element;
   constexpr int kHeadDim = Traits::kHeadDim, kDqRows = Traits::kDqRows;
   using QTile = Tile<kBlockM, kHeadDim>;
   using KTile = Tile<kBlockN, kHeadDim>;
@@ -112,7 +113,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   int dq_parity = 1, buffer = 0;
 
   Wait(&shared.kv_full, 0);
-  RepeatForQueryTiles(args, shared.tile_begin, shared.tile_end, [&] {
+  RepeatForQueryTiles(args, shared.tiles.begin, shared.tiles.end, [&] {
     const QTile& q = shared.q[slot.stage];
     const QTile& dout = shared.dout[slot.stage];
     const RowStatistics<Traits>& rows = shared.rows[slot.stage];
@@ -121,14 +122,15 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
 
     Wait(&shared.q_full[slot.stage], slot.parity);
     WgmmaFence();
-    MatmulSharedShared<kBlockM, kHeadDim>(p, shared.k.At(consumer * 64), KTile::kBlockBytes,
-                                          q.At(0), QTile::kBlockBytes, false);  // S^T = K Q^T
+    MatmulSharedShared<Element, kBlockM, kHeadDim>(p, shared.k.At(consumer * 64),
+                                                   KTile::kBlockBytes, q.At(0), QTile::kBlockBytes,
+                                                   false);  // S^T = K Q^T
     WgmmaCommit();
     Wait(&shared.dout_full[slot.stage], slot.parity);
     WgmmaFence();
-    MatmulSharedShared<kBlockM, kHeadDim>(ds, shared.v.At(consumer * 64), KTile::kBlockBytes,
-                                          dout.At(0), QTile::kBlockBytes,
-                                          false);  // dP^T = V dO^T
+    MatmulSharedShared<Element, kBlockM, kHeadDim>(
+        ds, shared.v.At(consumer * 64), KTile::kBlockBytes, dout.At(0), QTile::kBlockBytes,
+        false);  // dP^T = V dO^T
     WgmmaCommit();
 
     // P^T = exp2(c S^T - lse)
@@ -167,7 +169,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     Arrive(&shared.rows_empty[slot.stage]);
 
     // dV += P^T dO. (Issued before dS it would overlap, but the registers it holds cost more.)
-    PackOperand(ds, ds_operand);
+    PackOperand<Element>(ds, ds_operand);
     const auto store_ds = [&] {  // for the other consumer
 #pragma unroll
       for (int k = 0; k < kBlockM / 16; ++k) {
@@ -178,11 +180,11 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
       FenceProxyAsync();
     };
     if (kEarly) store_ds();
-    PackOperand(p, p_operand);
+    PackOperand<Element>(p, p_operand);
     PinRegisters(p_operand);
     WgmmaFence();
-    MatmulRegisterShared<kHeadDim, kBlockM, Major::kMN>(dv, p_operand, dout.At(0),
-                                                        QTile::kBlockBytes, true);
+    MatmulRegisterShared<Element, kHeadDim, kBlockM, Major::kMN>(dv, p_operand, dout.At(0),
+                                                                 QTile::kBlockBytes, true);
     WgmmaCommit();
     if (!kEarly) store_ds();
     NamedBarrierSync(kExchangeBarrier, 2 * kWarpgroupSize);
@@ -191,14 +193,14 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     float dq[kDqRows / 2];  // [64, kDqRows]
     PinRegisters(ds_operand);
     WgmmaFence();
-    MatmulSharedShared<kDqRows, kBlockN, Major::kMN, Major::kK>(
+    MatmulSharedShared<Element, kDqRows, kBlockN, Major::kMN, Major::kK>(
         dq, shared.k.At(0, Traits::kDqByColumns ? consumer : 0), KTile::kBlockBytes,
         shared.ds[buffer].At(Traits::kDqByColumns ? 0 : consumer * kDqRows), DsTile::kBlockBytes,
         false);
     WgmmaCommit();
     // dK += dS^T Q
-    MatmulRegisterShared<kHeadDim, kBlockM, Major::kMN>(dk, ds_operand, q.At(0), QTile::kBlockBytes,
-                                                        true);
+    MatmulRegisterShared<Element, kHeadDim, kBlockM, Major::kMN>(dk, ds_operand, q.At(0),
+                                                                 QTile::kBlockBytes, true);
     WgmmaCommit();
 
     WgmmaWait<2>();
@@ -238,9 +240,10 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   const int first = thread / kWarpSize % 4 * kWarpRows;
   const uint32_t staging = SharedAddress(&shared) + 2 * consumer * kPartBytes + first * kRowBytes;
   const int row = keys.row + consumer * kWgmmaM + first;
-  StoreGradient<kHeadDim>(args.add, args.dv, staging, kBoxBytes, dv, 1, thread_lane, row, keys);
-  StoreGradient<kHeadDim>(args.add, args.dk, staging + kPartBytes, kBoxBytes, dk, args.scale,
-                          thread_lane, row, keys);
+  StoreGradient<Element, kHeadDim>(args.add, args.dv, staging, kBoxBytes, dv, 1, thread_lane, row,
+                                   keys);
+  StoreGradient<Element, kHeadDim>(args.add, args.dk, staging + kPartBytes, kBoxBytes, dk,
+                                   args.scale, thread_lane, row, keys);
   if (thread_lane == 0) BulkWaitRead();
 }
 
@@ -269,13 +272,9 @@ __global__ __launch_bounds__(Traits::kThreads,
     LoadTile(shared.k, args.k, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
     LoadTile(shared.v, args.v, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
   }
-  const int2 tiles = SeeingTiles<Traits>(args, keys);
-  if (threadIdx.x == 0) {
-    shared.tile_begin = tiles.x;
-    shared.tile_end = tiles.y;
-  }
+  if (threadIdx.x == 0) shared.tiles = QueryTilesOf<Traits>(args, keys);
   __syncthreads();
-  if (args.add && shared.tile_begin >= shared.tile_end) {  // nothing to add
+  if (args.add && shared.tiles.begin >= shared.tiles.end) {  // nothing to add
     Wait(&shared.kv_full, 0);
     return;
   }
@@ -296,13 +295,18 @@ __global__ __launch_bounds__(Traits::kThreads,
 }  // namespace
 
 template <class Traits>
-void LaunchBackward(const FlashBackwardParams& params, int32_t* counters) {
-  const BackwardArgs args = MakeBackwardArgs<Traits>(params, counters, Traits::kDqRows);
+void LaunchBackward(const FlashBackwardParams& params, int32_t* counters, int32_t* query_tiles) {
+  const BackwardArgs args =
+      MakeBackwardArgs<Traits>(params, counters, query_tiles, Traits::kDqRows);
   static_assert(sizeof(BackwardShared<Traits>) <= 227 * 1024, "more than a thread block can have");
+  LaunchFindQueryTiles<Traits>(args);
   LaunchOverKeys<Traits>(BackwardKernel<Traits>, sizeof(BackwardShared<Traits>), args);
 }
 
-template void LaunchBackward<BURST_VARIANT>(const FlashBackwardParams&, int32_t*);
+template void LaunchBackward<Variants<BFloat16>::BURST_VARIANT>(const FlashBackwardParams&,
+                                                                int32_t*, int32_t*);
+template void LaunchBackward<Variants<Float16>::BURST_VARIANT>(const FlashBackwardParams&, int32_t*,
+                                                               int32_t*);
 
 }  // namespace sm90
 }  // namespace burst

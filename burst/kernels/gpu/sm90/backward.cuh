@@ -12,14 +12,22 @@
 namespace burst {
 namespace sm90 {
 
+// The query tiles that see some key of a tile of keys, [begin, end), and those of which every query
+// sees every key, [whole_begin, whole_end).
+struct alignas(16) QueryTiles {
+  int begin, end;
+  int whole_begin, whole_end;
+};
+
 struct BackwardArgs {
   CUtensorMap q, k, v, dout, dq;
   CUtensorMap dk, dv;  // of kWarpRows rows
-  bool add;            // dk and dv, fp32; else they are bf16
+  bool add;            // dk and dv, fp32; else they are of Element
   const float* lse;
   const float* delta;
   KeyRanges visible;
-  int q_len, k_len, num_heads, batch_kv_heads, num_kv_heads, heads_per_kv, head_dim;
+  QueryTiles* query_tiles_of;  // with a mask: [batch or 1, key_tiles]
+  int q_len, k_len, num_heads, batch, batch_kv_heads, num_kv_heads, heads_per_kv, head_dim;
   int key_tiles, query_tiles;  // of one head
   int group;                   // KV heads whose tensors share the L2 cache
   float scale;
@@ -34,6 +42,7 @@ struct RowStatistics {
   alignas(16) float delta[Traits::kBlockM];
   alignas(16) int begin[Traits::kBlockM];
   alignas(16) int end[Traits::kBlockM];
+  int whole;  // every query sees every key of the block; else begin and end hold
 };
 
 // The keys of a block, and whose.
@@ -90,8 +99,10 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Share
                                                  const KeyTile& keys) {
   const int lane = threadIdx.x % kWarpSize;
   RingSlot<Traits::kStages> slot;
-  ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int head, int tile) {
+  const QueryTiles tiles = shared.tiles;
+  ForEachQueryTile(args, keys, tiles.begin, tiles.end, [&](int head, int tile) {
     RowStatistics<Traits>& rows = shared.rows[slot.stage];
+    const bool whole = tile >= tiles.whole_begin && tile < tiles.whole_end;
     const int first = tile * Traits::kBlockM;
     const int64_t offset =
         (static_cast<int64_t>(keys.batch) * args.num_heads + head) * args.q_len + first;
@@ -102,12 +113,16 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Share
       const float lse = valid ? args.lse[offset + i] : -INFINITY;
       rows.lse_log2[i] = lse == -INFINITY ? INFINITY : lse * kLog2E;
       rows.delta[i] = valid ? args.delta[offset + i] : 0.f;
-      if (Traits::kRanges) {
+    }
+    if (Traits::kRanges && !whole) {
+#pragma unroll
+      for (int i = lane; i < Traits::kBlockM; i += kWarpSize) {
         const int64_t row = keys.batch * args.visible.batch_stride + min(first + i, args.q_len - 1);
         rows.begin[i] = args.visible.begin[row];
         rows.end[i] = min(args.visible.end[row], args.k_len);
       }
     }
+    if (lane == 0) rows.whole = whole;
     Arrive(&shared.rows_full[slot.stage]);
     slot.Advance();
   });
@@ -132,26 +147,74 @@ __device__ __forceinline__ void MaskKeys(float (&p)[Traits::kBlockM / 2], int ke
   }
 }
 
-// The query tiles that see the keys: [x, y). By the whole block.
-template <class Traits>
-__device__ __forceinline__ int2 SeeingTiles(const BackwardArgs& args, const KeyTile& keys) {
-  int2 rows = {0, args.q_len};
-  if (Traits::kRanges) {
-    const int64_t offset = keys.batch * args.visible.batch_stride;
-    rows = SeeingRows(args.visible.begin + offset, args.visible.end + offset, args.q_len, keys.row,
-                      min(keys.row + Traits::kBlockN, args.k_len));
+// The first index of non-decreasing values[0, n) whose value is at least `bound`; n if there is
+// none.
+__device__ __forceinline__ int LowerBound(const int32_t* values, int n, int bound) {
+  int low = 0;
+  while (low < n) {
+    const int middle = low + (n - low) / 2;
+    if (values[middle] < bound) {
+      low = middle + 1;
+    } else {
+      n = middle;
+    }
   }
-  return {rows.x < args.q_len ? rows.x / Traits::kBlockM : args.query_tiles,
-          (rows.y + Traits::kBlockM - 1) / Traits::kBlockM};
+  return low;
+}
+
+// A thread for every tile of keys. begin and end do not decrease: a range of rows sees some key of
+// the tile, and a range of rows all of them.
+template <class Traits>
+__global__ void FindQueryTiles(const __grid_constant__ BackwardArgs args, int count) {
+  const int index = blockIdx.x * blockDim.x + threadIdx.x;
+  if (index >= count) return;
+  const int64_t offset = index / args.key_tiles * args.visible.batch_stride;
+  const int32_t *begin = args.visible.begin + offset, *end = args.visible.end + offset;
+  const int first_key = index % args.key_tiles * Traits::kBlockN;
+  const int last_key = min(first_key + Traits::kBlockN, args.k_len) - 1;
+  const int first = LowerBound(end, args.q_len, first_key + 1);
+  const int last = LowerBound(begin, args.q_len, last_key + 1);
+  const int whole_first = LowerBound(end, args.q_len, last_key + 1);
+  const int whole_last = LowerBound(begin, args.q_len, first_key + 1);
+  constexpr int kBlockM = Traits::kBlockM;
+  QueryTiles tiles;
+  tiles.begin = first < args.q_len ? first / kBlockM : args.query_tiles;
+  tiles.end = (last + kBlockM - 1) / kBlockM;
+  tiles.whole_begin = (whole_first + kBlockM - 1) / kBlockM;
+  tiles.whole_end = whole_last == args.q_len ? args.query_tiles : whole_last / kBlockM;
+  // Of the last keys there are fewer than the tile has room for, and what is there is masked.
+  if (last_key + 1 < first_key + Traits::kBlockN) tiles.whole_end = 0;
+  args.query_tiles_of[index] = tiles;
+}
+
+template <class Traits>
+void LaunchFindQueryTiles(const BackwardArgs& args) {
+  if (!Traits::kRanges) return;
+  constexpr int kThreads = 128;
+  const int count = args.key_tiles * (args.visible.batch_stride == 0 ? 1 : args.batch);
+  FindQueryTiles<Traits>
+      <<<(count + kThreads - 1) / kThreads, kThreads, 0, cuda::CurrentStream()>>>(args, count);
+  BURST_CUDA_CHECK_LAUNCH("attention backward, tiles");
+}
+
+template <class Traits>
+__device__ __forceinline__ QueryTiles QueryTilesOf(const BackwardArgs& args, const KeyTile& keys) {
+  if (!Traits::kRanges) {
+    const int whole = keys.row + Traits::kBlockN <= args.k_len ? args.query_tiles : 0;
+    return {0, args.query_tiles, 0, whole};
+  }
+  const int batch = args.visible.batch_stride == 0 ? 0 : keys.batch;
+  const int4 tiles =
+      __ldg(reinterpret_cast<const int4*>(args.query_tiles_of) +
+            static_cast<int64_t>(batch) * args.key_tiles + keys.row / Traits::kBlockN);
+  return {tiles.x, tiles.y, tiles.z, tiles.w};
 }
 
 // Whether every query of the tile sees every key of the block.
 template <class Traits>
 __device__ __forceinline__ bool IsWhole(const BackwardArgs& args, const KeyTile& keys,
                                         const RowStatistics<Traits>& rows) {
-  return Traits::kRanges ? rows.begin[Traits::kBlockM - 1] <= keys.row &&
-                               rows.end[0] >= keys.row + Traits::kBlockN
-                         : keys.row + Traits::kBlockN <= args.k_len;
+  return Traits::kRanges ? rows.whole != 0 : keys.row + Traits::kBlockN <= args.k_len;
 }
 
 // The order of additions to a part of dQ. When deterministic, key tiles add in ascending order: a
@@ -188,7 +251,7 @@ __device__ __forceinline__ DqTurn MakeDqTurn(const BackwardArgs& args, const Key
 }
 
 // A warp's rows of dK or dV, times factor, to global memory by the TMA.
-template <int kColumns>
+template <class Element, int kColumns>
 __device__ __forceinline__ void StoreGradient(bool add, const CUtensorMap& map, uint32_t staging,
                                               int block_bytes, const float (&d)[kColumns / 2],
                                               float factor, int lane, int row,
@@ -198,16 +261,17 @@ __device__ __forceinline__ void StoreGradient(bool add, const CUtensorMap& map, 
     AddWarpRows<kColumns>(map, staging, block_bytes, d, factors, lane, row, keys.kv_head,
                           keys.batch);
   } else {
-    StoreWarpRows<kColumns>(map, staging, block_bytes, d, factors, lane, row, keys.kv_head,
-                            keys.batch);
+    StoreWarpRows<Element, kColumns>(map, staging, block_bytes, d, factors, lane, row, keys.kv_head,
+                                     keys.batch);
   }
 }
 
 // dq_rows: of a box of dQ.
 template <class Traits>
-BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counters, int dq_rows) {
+BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counters,
+                              int32_t* query_tiles, int dq_rows) {
   const FlashAttentionShape& shape = params.shape;
-  const DType gradient = params.assign ? DType::kBFloat16 : DType::kFloat32;
+  const DType gradient = params.assign ? shape.dtype : DType::kFloat32;
   const auto map_q = [&](const AttentionOperand& tensor, DType dtype, int box_rows) {
     return MakeTensorMap(tensor, dtype, shape, shape.q_len, shape.num_heads, box_rows);
   };
@@ -215,12 +279,12 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counte
     return MakeTensorMap(tensor, dtype, shape, shape.k_len, shape.num_kv_heads, box_rows);
   };
   BackwardArgs args;
-  args.k = map_k(params.k, DType::kBFloat16, Traits::kBlockN);
-  args.v = map_k(params.v, DType::kBFloat16, Traits::kBlockN);
+  args.k = map_k(params.k, shape.dtype, Traits::kBlockN);
+  args.v = map_k(params.v, shape.dtype, Traits::kBlockN);
   args.q = args.dout = args.dq = args.k;  // without queries nobody uses them; dK and dV become zero
   if (shape.q_len > 0) {
-    args.q = map_q(params.q, DType::kBFloat16, Traits::kBlockM);
-    args.dout = map_q(params.dout, DType::kBFloat16, Traits::kBlockM);
+    args.q = map_q(params.q, shape.dtype, Traits::kBlockM);
+    args.dout = map_q(params.dout, shape.dtype, Traits::kBlockM);
     args.dq = map_q(params.dq, DType::kFloat32, dq_rows);
   }
   args.dk = map_k(params.dk, gradient, kWarpRows);
@@ -229,6 +293,8 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counte
   args.lse = static_cast<const float*>(params.lse);
   args.delta = static_cast<const float*>(params.delta);
   args.visible = shape.visible;
+  args.query_tiles_of = reinterpret_cast<QueryTiles*>(query_tiles);
+  args.batch = static_cast<int>(shape.batch);
   args.q_len = static_cast<int>(shape.q_len);
   args.k_len = static_cast<int>(shape.k_len);
   args.num_heads = static_cast<int>(shape.num_heads);

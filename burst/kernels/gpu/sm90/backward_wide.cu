@@ -41,7 +41,7 @@ struct WideShared {
   Barrier dout_full[Traits::kStages], dout_empty[Traits::kStages];
   Barrier rows_full[Traits::kStages], rows_empty[Traits::kStages];
   Barrier dq_full[Traits::kConsumers], dq_empty[Traits::kConsumers];
-  int tile_begin, tile_end;  // query tiles that see the keys
+  QueryTiles tiles;  // of the keys
 };
 
 // A consumer's columns of dQ: part 0 is 64 of the first 128, part 1 half of the others.
@@ -59,7 +59,7 @@ __device__ __forceinline__ void WideLoad(const BackwardArgs& args, WideShared<Tr
                                          const KeyTile& keys) {
   using QTile = Tile<Traits::kBlockM, Traits::kHeadDim>;
   RingSlot<Traits::kStages> slot;
-  ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int head, int tile) {
+  ForEachQueryTile(args, keys, shared.tiles.begin, shared.tiles.end, [&](int head, int tile) {
     const auto load = [&](QTile& to, const CUtensorMap& from, Barrier* full, Barrier* empty) {
       Wait(empty, slot.parity ^ 1);
       ArriveExpectBytes(full, QTile::kBytes);
@@ -82,7 +82,7 @@ template <class Traits>
 __device__ __forceinline__ void WideReduceDq(const BackwardArgs& args, WideShared<Traits>& shared,
                                              const KeyTile& keys, int consumer) {
   int parity = 0;
-  ForEachQueryTile(args, keys, shared.tile_begin, shared.tile_end, [&](int head, int tile) {
+  ForEachQueryTile(args, keys, shared.tiles.begin, shared.tiles.end, [&](int head, int tile) {
     const DqTurn turn = MakeDqTurn<Traits>(args, keys, head, tile, consumer);
     for (int part = 0; part < 2; ++part) {
       const int column = DqParts<Traits>::Column(part, consumer);
@@ -127,6 +127,7 @@ template <class Traits>
 __device__ __forceinline__ void ConsumeDv(const BackwardArgs& args, WideShared<Traits>& shared,
                                           const KeyTile& keys, int consumer,
                                           float (&dv)[Traits::kHeadDim / 2]) {
+  using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
   using QTile = Tile<kBlockM, kHeadDim>;
   using KTile = Tile<Traits::kBlockN, kHeadDim>;
@@ -140,15 +141,16 @@ __device__ __forceinline__ void ConsumeDv(const BackwardArgs& args, WideShared<T
   const auto issue_s = [&] {  // S^T = K Q^T
     Wait(&shared.q_full[q_slot.stage], q_slot.parity);
     WgmmaFence();
-    MatmulSharedShared<kBlockM, kHeadDim>(p, shared.k.At(consumer * 64), KTile::kBlockBytes,
-                                          shared.q[q_slot.stage].At(0), QTile::kBlockBytes, false);
+    MatmulSharedShared<Element, kBlockM, kHeadDim>(p, shared.k.At(consumer * 64),
+                                                   KTile::kBlockBytes, shared.q[q_slot.stage].At(0),
+                                                   QTile::kBlockBytes, false);
     WgmmaCommit();
   };
   const auto issue_dv = [&] {  // dV += P^T dO
     Wait(&shared.dout_full[dout_slot.stage], dout_slot.parity);
     PinRegisters(p_operand);
     WgmmaFence();
-    MatmulRegisterShared<kHeadDim, kBlockM, Major::kMN>(
+    MatmulRegisterShared<Element, kHeadDim, kBlockM, Major::kMN>(
         dv, p_operand, shared.dout[dout_slot.stage].At(0), QTile::kBlockBytes, true);
     WgmmaCommit();
   };
@@ -168,12 +170,12 @@ __device__ __forceinline__ void ConsumeDv(const BackwardArgs& args, WideShared<T
     dout_slot.Advance();
   };
 
-  const int tiles = args.heads_per_kv * (shared.tile_end - shared.tile_begin);
+  const int tiles = args.heads_per_kv * (shared.tiles.end - shared.tiles.begin);
   if (tiles <= 0) return;
   issue_s();
   WgmmaWait<0>();
   exponentiate();
-  PackOperand(p, p_operand);
+  PackOperand<Element>(p, p_operand);
   // The exponentials of a tile run beside the matmul with the one before.
 #pragma unroll 1
   for (int tile = 1; tile < tiles; ++tile) {
@@ -183,7 +185,7 @@ __device__ __forceinline__ void ConsumeDv(const BackwardArgs& args, WideShared<T
     exponentiate();
     PinRegisters(p);  // the exponentials stay on this side of the wait
     finish_dv();
-    PackOperand(p, p_operand);
+    PackOperand<Element>(p, p_operand);
   }
   issue_dv();
   finish_dv();
@@ -195,6 +197,7 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
                                           const KeyTile& keys, int consumer,
                                           float (&dk)[Traits::kHeadDim / 2]) {
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  using Element = typename Traits::Element;
   constexpr int kHeadDim = Traits::kHeadDim, kSecond = DqParts<Traits>::kSecond;
   using QTile = Tile<kBlockM, kHeadDim>;
   using KTile = Tile<kBlockN, kHeadDim>;
@@ -233,21 +236,23 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
     }
   };
 
-  RepeatForQueryTiles(args, shared.tile_begin, shared.tile_end, [&] {
+  RepeatForQueryTiles(args, shared.tiles.begin, shared.tiles.end, [&] {
     const QTile& q = shared.q[slot.stage];
     const RowStatistics<Traits>& rows = shared.rows[slot.stage];
     float p[kBlockM / 2], ds[kBlockM / 2];  // P^T, dS^T: [64, kBlockM]
     uint32_t ds_operand[kBlockM / 4];
     Wait(&shared.dout_full[slot.stage], slot.parity);
     WgmmaFence();
-    MatmulSharedShared<kBlockM, kHeadDim>(ds, shared.v.At(consumer * 64), KTile::kBlockBytes,
-                                          shared.dout[slot.stage].At(0), QTile::kBlockBytes,
-                                          false);  // dP^T = V dO^T
+    MatmulSharedShared<Element, kBlockM, kHeadDim>(
+        ds, shared.v.At(consumer * 64), KTile::kBlockBytes, shared.dout[slot.stage].At(0),
+        QTile::kBlockBytes,
+        false);  // dP^T = V dO^T
     WgmmaCommit();
     Wait(&shared.q_full[slot.stage], slot.parity);
     WgmmaFence();
-    MatmulSharedShared<kBlockM, kHeadDim>(p, shared.k.At(consumer * 64), KTile::kBlockBytes,
-                                          q.At(0), QTile::kBlockBytes, false);  // S^T = K Q^T
+    MatmulSharedShared<Element, kBlockM, kHeadDim>(p, shared.k.At(consumer * 64),
+                                                   KTile::kBlockBytes, q.At(0), QTile::kBlockBytes,
+                                                   false);  // S^T = K Q^T
     WgmmaCommit();
     Wait(&shared.rows_full[slot.stage], slot.parity);
     const bool whole = IsWhole<Traits>(args, keys, rows);
@@ -268,7 +273,7 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
       }
     }
     Arrive(&shared.rows_empty[slot.stage]);
-    PackOperand(ds, ds_operand);
+    PackOperand<Element>(ds, ds_operand);
     NamedBarrierSync(kReadBarrier, 2 * kWarpgroupSize);  // of the last tile's dS
 #pragma unroll
     for (int k = 0; k < kBlockM / 16; ++k) {
@@ -282,18 +287,18 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
     float dq[32], second_dq[kSecond / 2];
     PinRegisters(ds_operand);
     WgmmaFence();
-    MatmulSharedShared<64, kBlockN, Major::kK, Major::kMN>(dq, shared.ds.At(0), DsTile::kBlockBytes,
-                                                           shared.k.At(0, consumer),
-                                                           KTile::kBlockBytes, false);
+    MatmulSharedShared<Element, 64, kBlockN, Major::kK, Major::kMN>(
+        dq, shared.ds.At(0), DsTile::kBlockBytes, shared.k.At(0, consumer), KTile::kBlockBytes,
+        false);
     WgmmaCommit();
-    MatmulRegisterShared<kHeadDim, kBlockM, Major::kMN>(dk, ds_operand, q.At(0), QTile::kBlockBytes,
-                                                        true);
+    MatmulRegisterShared<Element, kHeadDim, kBlockM, Major::kMN>(dk, ds_operand, q.At(0),
+                                                                 QTile::kBlockBytes, true);
     WgmmaCommit();
     WgmmaWait<1>();
     PinRegisters(dq);
     store_dq(dq);
     WgmmaFence();
-    MatmulSharedShared<kSecond, kBlockN, Major::kK, Major::kMN>(
+    MatmulSharedShared<Element, kSecond, kBlockN, Major::kK, Major::kMN>(
         second_dq, shared.ds.At(0), DsTile::kBlockBytes,
         kSecond == 64 ? shared.k.At(0, 2 + consumer) : shared.k.At(0, 2) + consumer * kSecond,
         KTile::kBlockBytes, false);
@@ -336,13 +341,9 @@ __global__ __launch_bounds__(Traits::kThreads,
       LoadTile(shared.v, args.v, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
     }
   }
-  const int2 tiles = SeeingTiles<Traits>(args, keys);
-  if (threadIdx.x == 0) {
-    shared.tile_begin = tiles.x;
-    shared.tile_end = tiles.y;
-  }
+  if (threadIdx.x == 0) shared.tiles = QueryTilesOf<Traits>(args, keys);
   __syncthreads();
-  if (args.add && shared.tile_begin >= shared.tile_end) {  // nothing to add
+  if (args.add && shared.tiles.begin >= shared.tiles.end) {  // nothing to add
     Wait(&shared.kv_full, 0);
     return;
   }
@@ -374,7 +375,7 @@ __global__ __launch_bounds__(Traits::kThreads,
     static_assert(Traits::kConsumers * kPartBytes <= offsetof(WideShared<Traits>, ds), "");
     const int thread = ThreadIndexAgain();
     const int first = thread / kWarpSize % 4 * kWarpRows;
-    StoreGradient<Traits::kHeadDim>(
+    StoreGradient<typename Traits::Element, Traits::kHeadDim>(
         args.add, Traits::kDk ? args.dk : args.dv,
         SharedAddress(&shared) + consumer * kPartBytes + first * kRowBytes, kWgmmaM * kRowBytes,
         sum, Traits::kDk ? args.scale : 1, thread % kWarpSize,
@@ -386,13 +387,19 @@ __global__ __launch_bounds__(Traits::kThreads,
 }  // namespace
 
 template <class Traits>
-void LaunchWideBackward(const FlashBackwardParams& params, int32_t* counters) {
-  const BackwardArgs args = MakeBackwardArgs<Traits>(params, counters, Traits::kBlockM);
+void LaunchWideBackward(const FlashBackwardParams& params, int32_t* counters,
+                        int32_t* query_tiles) {
+  const BackwardArgs args =
+      MakeBackwardArgs<Traits>(params, counters, query_tiles, Traits::kBlockM);
   static_assert(sizeof(WideShared<Traits>) <= 227 * 1024, "more than a thread block can have");
+  if (!Traits::kDk) LaunchFindQueryTiles<Traits>(args);  // for both passes
   LaunchOverKeys<Traits>(WideBackwardKernel<Traits>, sizeof(WideShared<Traits>), args);
 }
 
-template void LaunchWideBackward<BURST_VARIANT>(const FlashBackwardParams&, int32_t*);
+template void LaunchWideBackward<Variants<BFloat16>::BURST_VARIANT>(const FlashBackwardParams&,
+                                                                    int32_t*, int32_t*);
+template void LaunchWideBackward<Variants<Float16>::BURST_VARIANT>(const FlashBackwardParams&,
+                                                                   int32_t*, int32_t*);
 
 }  // namespace sm90
 }  // namespace burst

@@ -4,6 +4,60 @@
 
 namespace burst {
 namespace sm90 {
+namespace {
+
+template <class Element>
+void ForwardOf(const FlashForwardParams& params, int32_t* counters) {
+  using V = Variants<Element>;
+  const FlashAttentionShape& shape = params.shape;
+  const bool ranges = shape.visible.begin != nullptr;
+  const auto launch = [&](auto full_traits, auto ranges_traits) {
+    ranges ? LaunchForward<decltype(ranges_traits)>(params, counters)
+           : LaunchForward<decltype(full_traits)>(params, counters);
+  };
+  const int64_t d = shape.head_dim, k_len = shape.k_len;
+  if (d <= 64 && k_len <= 1024) {
+    return launch(typename V::ForwardD64FullShort(), typename V::ForwardD64RangesShort());
+  }
+  if (d <= 64) return launch(typename V::ForwardD64Full(), typename V::ForwardD64Ranges());
+  if (d <= 96 && k_len <= (ranges ? 4096 : 1024)) {
+    return launch(typename V::ForwardD96FullShort(), typename V::ForwardD96RangesShort());
+  }
+  if (d <= 96) return launch(typename V::ForwardD96Full(), typename V::ForwardD96Ranges());
+  if (d <= 128 && k_len <= 1024) {
+    return launch(typename V::ForwardD128FullShort(), typename V::ForwardD128Ranges());
+  }
+  if (d <= 128) return launch(typename V::ForwardD128Full(), typename V::ForwardD128Ranges());
+  if (d <= 192) return launch(typename V::ForwardD192Full(), typename V::ForwardD192Ranges());
+  launch(typename V::ForwardD256Full(), typename V::ForwardD256Ranges());
+}
+
+template <class Element>
+void BackwardOf(const FlashBackwardParams& params, int32_t* counters, int32_t* query_tiles) {
+  using V = Variants<Element>;
+  const FlashAttentionShape& shape = params.shape;
+  const bool ranges = shape.visible.begin != nullptr && shape.q_len > 0;
+  const auto launch = [&](auto full_traits, auto ranges_traits) {
+    ranges ? LaunchBackward<decltype(ranges_traits)>(params, counters, query_tiles)
+           : LaunchBackward<decltype(full_traits)>(params, counters, query_tiles);
+  };
+  const auto launch_wide = [&](auto full_traits, auto ranges_traits) {
+    ranges ? LaunchWideBackward<decltype(ranges_traits)>(params, counters, query_tiles)
+           : LaunchWideBackward<decltype(full_traits)>(params, counters, query_tiles);
+  };
+  const int64_t d = shape.head_dim;
+  if (d <= 64) return launch(typename V::BackwardD64Full(), typename V::BackwardD64Ranges());
+  if (d <= 96) return launch(typename V::BackwardD96Full(), typename V::BackwardD96Ranges());
+  if (d <= 128) return launch(typename V::BackwardD128Full(), typename V::BackwardD128Ranges());
+  if (d <= 192) {
+    launch_wide(typename V::BackwardD192DvFull(), typename V::BackwardD192DvRanges());
+    return launch_wide(typename V::BackwardD192DkFull(), typename V::BackwardD192DkRanges());
+  }
+  launch_wide(typename V::BackwardD256DvFull(), typename V::BackwardD256DvRanges());
+  launch_wide(typename V::BackwardD256DkFull(), typename V::BackwardD256DkRanges());
+}
+
+}  // namespace
 
 // Blocks draw tiles from a counter; without a mask they stride. The other one counts those that
 // are done.
@@ -14,57 +68,41 @@ int64_t ForwardCounters(const FlashForwardParams& params) {
 void Forward(const FlashForwardParams& params, int32_t* counters) {
   const FlashAttentionShape& shape = params.shape;
   if (shape.batch == 0 || shape.num_heads == 0 || shape.q_len == 0) return;
-  const bool ranges = shape.visible.begin != nullptr;
-  const auto launch = [&](auto full_traits, auto ranges_traits) {
-    ranges ? LaunchForward<decltype(ranges_traits)>(params, counters)
-           : LaunchForward<decltype(full_traits)>(params, counters);
-  };
-  const int64_t d = shape.head_dim, k_len = shape.k_len;
-  if (d <= 64 && k_len <= 1024) return launch(ForwardD64FullShort(), ForwardD64RangesShort());
-  if (d <= 64) return launch(ForwardD64Full(), ForwardD64Ranges());
-  if (d <= 96 && k_len <= (ranges ? 4096 : 1024)) {
-    return launch(ForwardD96FullShort(), ForwardD96RangesShort());
-  }
-  if (d <= 96) return launch(ForwardD96Full(), ForwardD96Ranges());
-  if (d <= 128 && k_len <= 1024) return launch(ForwardD128FullShort(), ForwardD128Ranges());
-  if (d <= 128) return launch(ForwardD128Full(), ForwardD128Ranges());
-  if (d <= 192) return launch(ForwardD192Full(), ForwardD192Ranges());
-  launch(ForwardD256Full(), ForwardD256Ranges());
+  shape.dtype == DType::kFloat16 ? ForwardOf<Float16>(params, counters)
+                                 : ForwardOf<BFloat16>(params, counters);
 }
 
 // Two for every tile of queries: the key tiles whose additions to each half of its dQ are done.
 int64_t BackwardCounters(const FlashBackwardParams& params) {
   if (!params.deterministic) return 0;
+  using V = Variants<BFloat16>;
   const FlashAttentionShape& shape = params.shape;
   const int64_t d = shape.head_dim;
-  const int64_t rows = d <= 64   ? BackwardD64Full::kBlockM
-                       : d <= 96 ? BackwardD96Full::kBlockM
-                                 : BackwardD128Full::kBlockM;
-  static_assert(BackwardD128Full::kBlockM == BackwardD256DkFull::kBlockM, "");
+  const int64_t rows = d <= 64   ? V::BackwardD64Full::kBlockM
+                       : d <= 96 ? V::BackwardD96Full::kBlockM
+                                 : V::BackwardD128Full::kBlockM;
+  static_assert(V::BackwardD128Full::kBlockM == V::BackwardD256DkFull::kBlockM, "");
   return shape.batch * shape.num_heads * ((shape.q_len + rows - 1) / rows) * 2;
 }
 
-void Backward(const FlashBackwardParams& params, int32_t* counters) {
+// Four for every tile of keys.
+int64_t BackwardQueryTiles(const FlashBackwardParams& params) {
+  using V = Variants<BFloat16>;
+  const FlashAttentionShape& shape = params.shape;
+  if (shape.visible.begin == nullptr) return 0;
+  constexpr int64_t kRows = V::BackwardD128Full::kBlockN;
+  static_assert(kRows == V::BackwardD64Full::kBlockN && kRows == V::BackwardD96Full::kBlockN &&
+                    kRows == V::BackwardD256DkFull::kBlockN,
+                "");
+  const int64_t batch = shape.visible.batch_stride == 0 ? 1 : shape.batch;
+  return batch * ((shape.k_len + kRows - 1) / kRows) * 4;
+}
+
+void Backward(const FlashBackwardParams& params, int32_t* counters, int32_t* query_tiles) {
   const FlashAttentionShape& shape = params.shape;
   if (shape.batch == 0 || shape.num_heads == 0 || shape.k_len == 0) return;
-  const bool ranges = shape.visible.begin != nullptr && shape.q_len > 0;
-  const auto launch = [&](auto full_traits, auto ranges_traits) {
-    ranges ? LaunchBackward<decltype(ranges_traits)>(params, counters)
-           : LaunchBackward<decltype(full_traits)>(params, counters);
-  };
-  const auto launch_wide = [&](auto full_traits, auto ranges_traits) {
-    ranges ? LaunchWideBackward<decltype(ranges_traits)>(params, counters)
-           : LaunchWideBackward<decltype(full_traits)>(params, counters);
-  };
-  if (shape.head_dim <= 64) return launch(BackwardD64Full(), BackwardD64Ranges());
-  if (shape.head_dim <= 96) return launch(BackwardD96Full(), BackwardD96Ranges());
-  if (shape.head_dim <= 128) return launch(BackwardD128Full(), BackwardD128Ranges());
-  if (shape.head_dim <= 192) {
-    launch_wide(BackwardD192DvFull(), BackwardD192DvRanges());
-    return launch_wide(BackwardD192DkFull(), BackwardD192DkRanges());
-  }
-  launch_wide(BackwardD256DvFull(), BackwardD256DvRanges());
-  launch_wide(BackwardD256DkFull(), BackwardD256DkRanges());
+  shape.dtype == DType::kFloat16 ? BackwardOf<Float16>(params, counters, query_tiles)
+                                 : BackwardOf<BFloat16>(params, counters, query_tiles);
 }
 
 }  // namespace sm90

@@ -1,6 +1,6 @@
-// Attention on Hopper (wgmma, TMA): bfloat16 operands, float32 statistics and accumulation. Serves
-// any lengths and any head_dim that is a multiple of 8 up to 256 (64, 96 forward, 128, 192 and 256
-// at full speed).
+// Attention on Hopper (wgmma, TMA): bfloat16 or float16 operands, float32 statistics and
+// accumulation. Serves any lengths and any head_dim that is a multiple of 8 up to 256 (64, 96
+// forward, 128, 192 and 256 at full speed).
 //
 // Semantics as in burst/kernels/flash_attention.h; what a call must satisfy is checked by
 // gpu/calls.cc. Queued on the thread's stream.
@@ -22,7 +22,9 @@ int64_t BackwardCounters(const FlashBackwardParams& params);
 
 void Forward(const FlashForwardParams& params, int32_t* counters);
 // dQ is float32 and always added to; dK and dV as params.assign says.
-void Backward(const FlashBackwardParams& params, int32_t* counters);
+// query_tiles: memory for so many int32, for which query tiles see a tile of keys.
+int64_t BackwardQueryTiles(const FlashBackwardParams& params);
+void Backward(const FlashBackwardParams& params, int32_t* counters, int32_t* query_tiles);
 
 }  // namespace sm90
 }  // namespace burst

@@ -44,7 +44,7 @@ struct ForwardCounters {
 
 struct ForwardArgs {
   CUtensorMap q, k, v;
-  CUtensorMap out_map;  // of kWarpRows rows; only when stored as bf16, for StoreWarpRows
+  CUtensorMap out_map;  // of kWarpRows rows; only when stored as Element, for StoreWarpRows
   AttentionOperand out;
   bool out_is_float;
   bool merge;
@@ -222,6 +222,7 @@ __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const Til
                                               const float (&o)[Traits::kHeadDim / 2],
                                               uint32_t staging) {
   constexpr int kHeadDim = Traits::kHeadDim;
+  using Element = typename Traits::Element;
   float* lse_row = LseRow(args, tile, first_row);
   bool valid[2];
   float factor[2];
@@ -241,18 +242,21 @@ __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const Til
     if (threadIdx.x % 4 == 0 && valid[r]) lse_row[8 * r] = lse;
   }
   if (Traits::kStoreByTma && !args.out_is_float) {
-    StoreWarpRows<kHeadDim>(args.out_map, staging, Tile<Traits::kBlockM, kHeadDim>::kBlockBytes, o,
-                            factor, threadIdx.x % kWarpSize, first_row, tile.head, tile.batch);
+    StoreWarpRows<Element, kHeadDim>(args.out_map, staging,
+                                     Tile<Traits::kBlockM, kHeadDim>::kBlockBytes, o, factor,
+                                     threadIdx.x % kWarpSize, first_row, tile.head, tile.batch);
     return;
   }
   const int64_t offset = Offset(args.out, tile.batch, tile.head, first_row);
-  StoreRows<kHeadDim>(args.out_is_float, o, factor, args.out, offset, valid, args.head_dim);
+  StoreRows<Element, kHeadDim>(args.out_is_float, o, factor, args.out, offset, valid,
+                               args.head_dim);
 }
 
 template <class Traits>
 __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
                                                ForwardShared<Traits>& shared, int consumer) {
   constexpr int kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
+  using Element = typename Traits::Element;
   using QTile = Tile<Traits::kBlockM, kHeadDim>;
   using KTile = Tile<kBlockN, kHeadDim>;
   constexpr int kTurnThreads = 2 * kWarpgroupSize;
@@ -265,21 +269,21 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
 
   float s[kBlockN / 2];     // [64, kBlockN]
   float o[kHeadDim / 2];    // [64, kHeadDim]
-  uint32_t p[kBlockN / 4];  // bf16 [64, kBlockN]
+  uint32_t p[kBlockN / 4];  // [64, kBlockN] of Element
   OnlineSoftmax softmax;
 
   const auto issue_s = [&] {  // S = Q K^T
     WgmmaFence();
-    MatmulSharedShared<kBlockN, kHeadDim>(s, shared.q[q_slot.stage].At(consumer * kWgmmaM),
-                                          QTile::kBlockBytes, shared.k[k_slot.stage].At(0),
-                                          KTile::kBlockBytes, false);
+    MatmulSharedShared<Element, kBlockN, kHeadDim>(s, shared.q[q_slot.stage].At(consumer * kWgmmaM),
+                                                   QTile::kBlockBytes, shared.k[k_slot.stage].At(0),
+                                                   KTile::kBlockBytes, false);
     WgmmaCommit();
   };
   const auto issue_o = [&] {  // O += P V
     PinRegisters(p);
     WgmmaFence();
-    MatmulRegisterShared<kHeadDim, kBlockN, Major::kMN>(o, p, shared.v[v_slot.stage].At(0),
-                                                        KTile::kBlockBytes, true);
+    MatmulRegisterShared<Element, kHeadDim, kBlockN, Major::kMN>(o, p, shared.v[v_slot.stage].At(0),
+                                                                 KTile::kBlockBytes, true);
     WgmmaCommit();
   };
 
@@ -356,7 +360,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       softmax.Exponentiate(0, s, scale_log2);
       softmax.Exponentiate(1, s, scale_log2);
       if (args.merge) softmax.Rescale(o);
-      PackOperand(s, p);
+      PackOperand<Element>(s, p);
       // Row 0's exponentials run beside the matmul with V, row 1's after it.
       const auto step = [&](auto masked) {
         constexpr bool kMasked = decltype(masked)::value;
@@ -381,7 +385,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
         v_slot.Advance();
         softmax.Exponentiate(1, s, scale_log2);
         softmax.Rescale(o);
-        PackOperand(s, p);
+        PackOperand<Element>(s, p);
       };
       for (--block; block >= max(block_begin, whole_end); --block) step(std::true_type());
 #pragma unroll 1
@@ -453,7 +457,7 @@ void LaunchForward(const FlashForwardParams& params, int32_t* counters) {
   const FlashAttentionShape& shape = params.shape;
   const auto map = [&](const AttentionOperand& tensor, int64_t seqlen, int64_t heads,
                        int box_rows) {
-    return MakeTensorMap(tensor, DType::kBFloat16, shape, seqlen, heads, box_rows);
+    return MakeTensorMap(tensor, shape.dtype, shape, seqlen, heads, box_rows);
   };
   ForwardArgs args;
   args.q = map(params.q, shape.q_len, shape.num_heads, Traits::kBlockM);
@@ -504,7 +508,8 @@ void LaunchForward(const FlashForwardParams& params, int32_t* counters) {
   BURST_CUDA_CHECK_LAUNCH("attention forward");
 }
 
-template void LaunchForward<BURST_VARIANT>(const FlashForwardParams&, int32_t*);
+template void LaunchForward<Variants<BFloat16>::BURST_VARIANT>(const FlashForwardParams&, int32_t*);
+template void LaunchForward<Variants<Float16>::BURST_VARIANT>(const FlashForwardParams&, int32_t*);
 
 }  // namespace sm90
 }  // namespace burst

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cuda.h>
-#include <cuda_bf16.h>
 
 #include <cstdint>
 
@@ -12,10 +11,9 @@
 namespace burst {
 namespace sm90 {
 
-using bf16 = __nv_bfloat16;
 using cuda::Exp2;
 using cuda::LoadAcquire;
-using cuda::PackBf16;
+using cuda::Pack;
 using cuda::SharedAddress;
 
 constexpr int kWarpSize = 32;
@@ -214,7 +212,8 @@ __device__ __forceinline__ int ReadByOneLane(const int& x) {
   return __shfl_sync(0xffffffff, value, 0);
 }
 
-// Stores four 8x8 matrices of bf16: lane l gives the address of row l % 8 of the matrix l / 8.
+// Stores four 8x8 matrices of elements of 16 bits: lane l gives the address of row l % 8 of the
+// matrix l / 8.
 __device__ __forceinline__ void StoreMatrix(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
                                             uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
@@ -222,8 +221,8 @@ __device__ __forceinline__ void StoreMatrix(uint32_t address, uint32_t a, uint32
                : "memory");
 }
 
-// Stores four 8x8 matrices of bf16, each transposed: lane l gives the address of row l % 8 of the
-// transposed matrix l / 8.
+// Stores four 8x8 matrices of such elements, each transposed: lane l gives the address of row l % 8
+// of the transposed matrix l / 8.
 __device__ __forceinline__ void StoreMatrixTransposed(uint32_t address, uint32_t a, uint32_t b,
                                                       uint32_t c, uint32_t d) {
   asm volatile(

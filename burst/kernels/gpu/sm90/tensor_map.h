@@ -10,10 +10,10 @@
 namespace burst {
 namespace sm90 {
 
-// `tensor`: [batch, seqlen, num_heads, head_dim] of bfloat16 or float32; batch and head_dim are
-// those of `shape`. A copy moves box_rows rows of 128 bytes of one head to a block of shared memory
-// in the 128-byte swizzle (wgmma.cuh). Reads beyond the tensor give zeros; writes beyond it are
-// dropped.
+// `tensor`: [batch, seqlen, num_heads, head_dim] of bfloat16, float16 or float32; batch and
+// head_dim are those of `shape`. A copy moves box_rows rows of 128 bytes of one head to a block of
+// shared memory in the 128-byte swizzle (wgmma.cuh). Reads beyond the tensor give zeros; writes
+// beyond it are dropped.
 CUtensorMap MakeTensorMap(const AttentionOperand& tensor, DType dtype,
                           const FlashAttentionShape& shape, int64_t seqlen, int64_t num_heads,
                           int box_rows);

@@ -19,17 +19,17 @@ __host__ __device__ constexpr int ColumnBlocks(int columns) {
   return (columns + kBlockColumns - 1) / kBlockColumns;
 }
 
-// A bf16 tile [kRows, kColumns], in whole blocks.
+// A tile [kRows, kColumns] of elements of 16 bits, in whole blocks.
 template <int kRows, int kColumns>
 struct Tile {
   static constexpr int kBlocks = ColumnBlocks(kColumns);
   static constexpr int kBlockBytes = kRows * kRowBytes;
   static constexpr int kBytes = kBlockBytes * kBlocks;
 
-  alignas(1024) bf16 data[kRows * kBlocks * kBlockColumns];
+  alignas(1024) uint16_t data[kRows * kBlocks * kBlockColumns];
 
   // The first row and the column block of a part of the tile.
-  __device__ __forceinline__ const bf16* At(int row, int block = 0) const {
+  __device__ __forceinline__ const uint16_t* At(int row, int block = 0) const {
     return data + (block * kRows + row) * kBlockColumns;
   }
 };
@@ -45,46 +45,13 @@ __device__ __forceinline__ void LoadTile(Tile<kRows, kColumns>& tile, const CUte
   }
 }
 
-// The first index of non-decreasing values[0, high) with values[index] >= bound, by a whole block:
-// a step divides the range by the number of threads.
-struct LowerBound {
-  const int32_t* values;
-  int bound, low, high;
-
-  __device__ __forceinline__ int Step() const { return (high - low + blockDim.x - 1) / blockDim.x; }
-  __device__ __forceinline__ bool Done() const { return low >= high; }
-  __device__ __forceinline__ bool IsBelow() const {
-    const int64_t probe = low + static_cast<int64_t>(threadIdx.x) * Step();
-    return probe < high && values[probe] < bound;
-  }
-  // count: of the threads whose value is below the bound; they are the first ones.
-  __device__ __forceinline__ void Narrow(int count) {
-    const int step = Step();
-    high =
-        static_cast<int>(min(static_cast<int64_t>(high), low + static_cast<int64_t>(count) * step));
-    if (count > 0) low += (count - 1) * step + 1;
-  }
-};
-
-// The rows of queries that see a key of [key_begin, key_end): [first, last).
-__device__ __forceinline__ int2 SeeingRows(const int32_t* begin, const int32_t* end, int q_len,
-                                           int key_begin, int key_end) {
-  LowerBound first{end, key_begin + 1, 0, q_len}, last{begin, key_end, 0, q_len};
-  while (!first.Done() || !last.Done()) {
-    const bool first_below = first.IsBelow(), last_below = last.IsBelow();
-    first.Narrow(__syncthreads_count(first_below));
-    last.Narrow(__syncthreads_count(last_below));
-  }
-  return {first.low, last.low};
-}
-
 constexpr int kWarpRows = 16;  // of a warp's accumulators
 
-// The warp's rows of d * factor (of each of the thread's two rows) -> bf16 rows of a swizzled tile,
-// whose blocks of 64 columns are block_bytes apart, and from there to global memory by the TMA,
-// which leaves out what lies beyond the tensor. row: the warp's first; staging: its place in shared
-// memory, free again after BulkWaitRead of lane 0.
-template <int kColumns>
+// The warp's rows of d * factor (of each of the thread's two rows) -> rows of Element of a swizzled
+// tile, whose blocks of 64 columns are block_bytes apart, and from there to global memory by the
+// TMA, which leaves out what lies beyond the tensor. row: the warp's first; staging: its place in
+// shared memory, free again after BulkWaitRead of lane 0.
+template <class Element, int kColumns>
 __device__ __forceinline__ void StoreWarpRows(const CUtensorMap& map, uint32_t staging,
                                               int block_bytes, const float (&d)[kColumns / 2],
                                               const float (&factor)[2], int lane, int row, int head,
@@ -95,7 +62,7 @@ __device__ __forceinline__ void StoreWarpRows(const CUtensorMap& map, uint32_t s
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int i = 8 * k + 2 * j;
-      packed[j] = cuda::PackBf16(d[i] * factor[j % 2], d[i + 1] * factor[j % 2]);
+      packed[j] = Pack<Element>(d[i] * factor[j % 2], d[i + 1] * factor[j % 2]);
     }
     StoreMatrix(staging + k / 4 * block_bytes + lane % 16 * kRowBytes +
                     ((k % 4 * 2 + lane / 16) ^ (lane % 8)) * 16,

@@ -1,5 +1,5 @@
-// The compiled variants of the Hopper kernels, and their launches. BUILD compiles forward.cu and
-// backward.cu once for each of them.
+// The compiled variants of the Hopper kernels, and their launches. BUILD compiles a source once for
+// each of its variants, for both types of Element: BFloat16 and Float16.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,10 @@
 namespace burst {
 namespace sm90 {
 
-template <int kHeadDim_, int kConsumers_, int kBlockN_, int kQStages_, int kStages_, bool kRanges_>
+template <class Element_, int kHeadDim_, int kConsumers_, int kBlockN_, int kQStages_, int kStages_,
+          bool kRanges_>
 struct ForwardTraits {
+  using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;       // padded with zeros by the TMA
   static constexpr int kConsumers = kConsumers_;   // warpgroups
   static constexpr int kBlockM = kConsumers * 64;  // queries
@@ -33,26 +35,6 @@ struct ForwardTraits {
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
 };
 
-// Tiles of 192 rows read K and V from the L2 cache a third less often than tiles of 128, which
-// waste fewer rows of short sequences.
-using ForwardD64Full = ForwardTraits<64, 3, 128, 2, 4, false>;
-using ForwardD64Ranges = ForwardTraits<64, 3, 128, 2, 4, true>;
-using ForwardD64FullShort = ForwardTraits<64, 2, 128, 2, 4, false>;
-using ForwardD64RangesShort = ForwardTraits<64, 2, 128, 2, 4, true>;
-using ForwardD96Full = ForwardTraits<96, 3, 112, 1, 3, false>;
-using ForwardD96Ranges = ForwardTraits<96, 3, 112, 1, 3, true>;
-using ForwardD96FullShort = ForwardTraits<96, 2, 128, 2, 2, false>;
-using ForwardD96RangesShort = ForwardTraits<96, 2, 128, 2, 2, true>;
-using ForwardD128Full = ForwardTraits<128, 2, 176, 1, 2, false>;
-// With few keys a second buffer for Q is worth more than longer key blocks.
-using ForwardD128FullShort = ForwardTraits<128, 2, 128, 2, 2, false>;
-using ForwardD128Ranges = ForwardTraits<128, 2, 128, 2, 2, true>;
-// The widest: O takes 96 or 128 registers a thread, Q 48 or 64 KB.
-using ForwardD192Full = ForwardTraits<192, 2, 112, 1, 2, false>;
-using ForwardD192Ranges = ForwardTraits<192, 2, 112, 1, 2, true>;
-using ForwardD256Full = ForwardTraits<256, 2, 80, 1, 2, false>;
-using ForwardD256Ranges = ForwardTraits<256, 2, 80, 1, 2, true>;
-
 // counters: those that flash_attention_sm90.h asks for.
 template <class Traits>
 void LaunchForward(const FlashForwardParams& params, int32_t* counters);
@@ -68,8 +50,9 @@ inline int HeadsPerGroup(int64_t heads, int64_t fit) {
   return static_cast<int>(fit);
 }
 
-template <int kHeadDim_, int kBlockM_, bool kRanges_, bool kEarly_ = false>
+template <class Element_, int kHeadDim_, int kBlockM_, bool kRanges_, bool kEarly_ = false>
 struct BackwardTraits {
+  using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;  // padded with zeros by the TMA
   static constexpr int kBlockM = kBlockM_;    // queries
   static constexpr int kBlockN = 128;         // keys
@@ -87,19 +70,14 @@ struct BackwardTraits {
   static constexpr int kDqRows = kDqByColumns ? kBlockM : kBlockM / 2;
 };
 
-using BackwardD64Full = BackwardTraits<64, 128, false, true>;
-using BackwardD64Ranges = BackwardTraits<64, 128, true, true>;
-using BackwardD96Full = BackwardTraits<96, 80, false, true>;
-using BackwardD96Ranges = BackwardTraits<96, 80, true>;
-using BackwardD128Full = BackwardTraits<128, 64, false>;
-using BackwardD128Ranges = BackwardTraits<128, 64, true>;
-
+// counters, query_tiles: those that flash_attention_sm90.h asks for.
 template <class Traits>
-void LaunchBackward(const FlashBackwardParams& params, int32_t* counters);
+void LaunchBackward(const FlashBackwardParams& params, int32_t* counters, int32_t* query_tiles);
 
 // Wide heads, whose dK and dV do not both fit into registers, take two passes: dV, then dK and dQ.
-template <int kHeadDim_, bool kDk_, bool kRanges_>
+template <class Element_, int kHeadDim_, bool kDk_, bool kRanges_>
 struct WideBackwardTraits {
+  using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;  // padded with zeros by the TMA
   static constexpr int kBlockM = 64;          // queries
   static constexpr int kBlockN = 128;         // keys
@@ -113,17 +91,48 @@ struct WideBackwardTraits {
   static constexpr int kConsumerRegisters = 232;
 };
 
-using BackwardD192DvFull = WideBackwardTraits<192, false, false>;
-using BackwardD192DvRanges = WideBackwardTraits<192, false, true>;
-using BackwardD192DkFull = WideBackwardTraits<192, true, false>;
-using BackwardD192DkRanges = WideBackwardTraits<192, true, true>;
-using BackwardD256DvFull = WideBackwardTraits<256, false, false>;
-using BackwardD256DvRanges = WideBackwardTraits<256, false, true>;
-using BackwardD256DkFull = WideBackwardTraits<256, true, false>;
-using BackwardD256DkRanges = WideBackwardTraits<256, true, true>;
-
 template <class Traits>
-void LaunchWideBackward(const FlashBackwardParams& params, int32_t* counters);
+void LaunchWideBackward(const FlashBackwardParams& params, int32_t* counters, int32_t* query_tiles);
+
+// The variants for Element: BFloat16 or Float16.
+template <class Element>
+struct Variants {
+  // Tiles of 192 rows read K and V from the L2 cache a third less often than tiles of 128, which
+  // waste fewer rows of short sequences.
+  using ForwardD64Full = ForwardTraits<Element, 64, 3, 128, 2, 4, false>;
+  using ForwardD64Ranges = ForwardTraits<Element, 64, 3, 128, 2, 4, true>;
+  using ForwardD64FullShort = ForwardTraits<Element, 64, 2, 128, 2, 4, false>;
+  using ForwardD64RangesShort = ForwardTraits<Element, 64, 2, 128, 2, 4, true>;
+  using ForwardD96Full = ForwardTraits<Element, 96, 3, 112, 1, 3, false>;
+  using ForwardD96Ranges = ForwardTraits<Element, 96, 3, 112, 1, 3, true>;
+  using ForwardD96FullShort = ForwardTraits<Element, 96, 2, 128, 2, 2, false>;
+  using ForwardD96RangesShort = ForwardTraits<Element, 96, 2, 128, 2, 2, true>;
+  using ForwardD128Full = ForwardTraits<Element, 128, 2, 176, 1, 2, false>;
+  // With few keys a second buffer for Q is worth more than longer key blocks.
+  using ForwardD128FullShort = ForwardTraits<Element, 128, 2, 128, 2, 2, false>;
+  using ForwardD128Ranges = ForwardTraits<Element, 128, 2, 128, 2, 2, true>;
+  // The widest: O takes 96 or 128 registers a thread, Q 48 or 64 KB.
+  using ForwardD192Full = ForwardTraits<Element, 192, 2, 112, 1, 2, false>;
+  using ForwardD192Ranges = ForwardTraits<Element, 192, 2, 112, 1, 2, true>;
+  using ForwardD256Full = ForwardTraits<Element, 256, 2, 80, 1, 2, false>;
+  using ForwardD256Ranges = ForwardTraits<Element, 256, 2, 80, 1, 2, true>;
+
+  using BackwardD64Full = BackwardTraits<Element, 64, 128, false, true>;
+  using BackwardD64Ranges = BackwardTraits<Element, 64, 128, true, true>;
+  using BackwardD96Full = BackwardTraits<Element, 96, 80, false, true>;
+  using BackwardD96Ranges = BackwardTraits<Element, 96, 80, true>;
+  using BackwardD128Full = BackwardTraits<Element, 128, 64, false>;
+  using BackwardD128Ranges = BackwardTraits<Element, 128, 64, true>;
+
+  using BackwardD192DvFull = WideBackwardTraits<Element, 192, false, false>;
+  using BackwardD192DvRanges = WideBackwardTraits<Element, 192, false, true>;
+  using BackwardD192DkFull = WideBackwardTraits<Element, 192, true, false>;
+  using BackwardD192DkRanges = WideBackwardTraits<Element, 192, true, true>;
+  using BackwardD256DvFull = WideBackwardTraits<Element, 256, false, false>;
+  using BackwardD256DvRanges = WideBackwardTraits<Element, 256, false, true>;
+  using BackwardD256DkFull = WideBackwardTraits<Element, 256, true, false>;
+  using BackwardD256DkRanges = WideBackwardTraits<Element, 256, true, true>;
+};
 
 }  // namespace sm90
 }  // namespace burst

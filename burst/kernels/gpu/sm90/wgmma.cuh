@@ -1,15 +1,17 @@
-// Warpgroup matmuls: D[64, N] += A[64, K] B[K, N], bf16 operands, fp32 accumulators.
+// Warpgroup matmuls: D[64, N] += A[64, K] B[K, N], operands of Element, BFloat16 or Float16, fp32
+// accumulators.
 //
 // Tiles in shared memory. A tile of R rows and C columns is C/64 blocks (rounded up), each
-// R rows of 64 bf16 (128 bytes) in the 128-byte swizzle the TMA writes: the 16-byte chunk c of row
-// r lies at r * 128 + (c ^ (r % 8)) * 16. Blocks are 1024-byte aligned. An operand reads such a
+// R rows of 64 elements (128 bytes) in the 128-byte swizzle the TMA writes: the 16-byte chunk c of
+// row r lies at r * 128 + (c ^ (r % 8)) * 16. Blocks are 1024-byte aligned. An operand reads such a
 // tile
 //   K-major:  rows are the M (or N) index, columns the K index;
 //   MN-major: rows are the K index, columns the M (or N) index.
 //
 // Accumulators. Thread t of the warpgroup (warp w = t / 32, lane l) holds in d[4 j + 2 r + c] the
-// element (16 w + l / 4 + 8 r, 8 j + 2 (l % 4) + c). Packed to bf16 in pairs, d[8 k .. 8 k + 7] is
-// this thread's part of an A operand's columns 16 k .. 16 k + 15: no shuffle between two matmuls.
+// element (16 w + l / 4 + 8 r, 8 j + 2 (l % 4) + c). Packed to Element in pairs, d[8 k .. 8 k + 7]
+// is this thread's part of an A operand's columns 16 k .. 16 k + 15: no shuffle between two
+// matmuls.
 #pragma once
 
 #include "burst/kernels/gpu/sm90/ptx.cuh"
@@ -17,7 +19,7 @@
 namespace burst {
 namespace sm90 {
 
-constexpr int kBlockColumns = 64;             // bf16 elements in a swizzled row
+constexpr int kBlockColumns = 64;             // elements in a swizzled row
 constexpr int kRowBytes = kBlockColumns * 2;  // 128
 constexpr int kWgmmaM = 64;
 constexpr int kWgmmaK = 16;
@@ -69,10 +71,10 @@ __device__ __forceinline__ void PinRegisters(uint32_t (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-// Wgmma<N>::SharedShared<kTransposeA, kTransposeB>(d, a, b, accumulate): A and B from shared
-// memory. Wgmma<N>::RegisterShared<kTransposeB>(d, a, b, accumulate): A from registers. kTranspose:
-// MN-major.
-template <int kN>
+// Wgmma<Element, N>::SharedShared<kTransposeA, kTransposeB>(d, a, b, accumulate): A and B from
+// shared memory. Wgmma<Element, N>::RegisterShared<kTransposeB>(d, a, b, accumulate): A from
+// registers. kTranspose: MN-major.
+template <class Element, int kN>
 struct Wgmma;
 
 // clang-format off
@@ -113,14 +115,17 @@ struct Wgmma;
 #define BURST_REGISTERS_15 BURST_REGISTERS_14, BURST_EIGHT(120)
 
 // The operands after the N / 2 accumulators are numbered r0, r1, ...
-#define BURST_WGMMA(N, LAST, r0, r1, r2, r3, r4, r5, r6)                                          \
+#define BURST_WGMMA(N, LAST, r0, r1, r2, r3, r4, r5, r6)                    \
+  BURST_WGMMA_OF(BFloat16, "bf16", N, LAST, r0, r1, r2, r3, r4, r5, r6);    \
+  BURST_WGMMA_OF(Float16, "f16", N, LAST, r0, r1, r2, r3, r4, r5, r6)
+#define BURST_WGMMA_OF(ELEMENT, TYPE, N, LAST, r0, r1, r2, r3, r4, r5, r6)                        \
   template <>                                                                                     \
-  struct Wgmma<N> {                                                                               \
+  struct Wgmma<ELEMENT, N> {                                                                      \
     template <int kTransposeA, int kTransposeB>                                                   \
     __device__ __forceinline__ static void SharedShared(float (&d)[N / 2], uint64_t a,            \
                                                         uint64_t b, int accumulate) {             \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r2 ", 0;\n"                              \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {"                   \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {"           \
                    BURST_NAMES_##LAST "}, %" #r0 ", %" #r1 ", p, 1, 1, %" #r3 ", %" #r4 ";\n}\n"  \
                    : BURST_REGISTERS_##LAST                                                       \
                    : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposeA), "n"(kTransposeB));        \
@@ -130,7 +135,7 @@ struct Wgmma;
                                                           const uint32_t* a, uint64_t b,          \
                                                           int accumulate) {                       \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r5 ", 0;\n"                              \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {"                   \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {"           \
                    BURST_NAMES_##LAST "}, {%" #r0 ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4        \
                    ", p, 1, 1, %" #r6 ";\n}\n"                                                    \
                    : BURST_REGISTERS_##LAST                                                       \
@@ -153,7 +158,7 @@ BURST_WGMMA(256, 15, 128, 129, 130, 131, 132, 133, 134);
 
 // D = (accumulate ? D : 0) + A B over kK, A and B tiles in shared memory whose 64-column blocks are
 // a_block_bytes and b_block_bytes apart. Asynchronous: commit, then wait.
-template <int kN, int kK, Major kMajorA = Major::kK, Major kMajorB = Major::kK>
+template <class Element, int kN, int kK, Major kMajorA = Major::kK, Major kMajorB = Major::kK>
 __device__ __forceinline__ void MatmulSharedShared(float (&d)[kN / 2], const void* a,
                                                    int a_block_bytes, const void* b,
                                                    int b_block_bytes, bool accumulate) {
@@ -161,31 +166,31 @@ __device__ __forceinline__ void MatmulSharedShared(float (&d)[kN / 2], const voi
   const uint64_t b_descriptor = Descriptor(b, kMajorB == Major::kMN ? b_block_bytes : 16);
 #pragma unroll
   for (int k = 0; k < kK / kWgmmaK; ++k) {
-    Wgmma<kN>::template SharedShared<kMajorA == Major::kMN, kMajorB == Major::kMN>(
+    Wgmma<Element, kN>::template SharedShared<kMajorA == Major::kMN, kMajorB == Major::kMN>(
         d, a_descriptor + (StepBytes<kMajorA>(k, a_block_bytes) >> 4),
         b_descriptor + (StepBytes<kMajorB>(k, b_block_bytes) >> 4), accumulate || k > 0);
   }
 }
 
 // The same with A, [64, kK], in registers: a[4 k .. 4 k + 3] are its columns 16 k .. 16 k + 15.
-template <int kN, int kK, Major kMajorB>
+template <class Element, int kN, int kK, Major kMajorB>
 __device__ __forceinline__ void MatmulRegisterShared(float (&d)[kN / 2],
                                                      const uint32_t (&a)[kK / 4], const void* b,
                                                      int b_block_bytes, bool accumulate) {
   const uint64_t b_descriptor = Descriptor(b, kMajorB == Major::kMN ? b_block_bytes : 16);
 #pragma unroll
   for (int k = 0; k < kK / kWgmmaK; ++k) {
-    Wgmma<kN>::template RegisterShared<kMajorB == Major::kMN>(
+    Wgmma<Element, kN>::template RegisterShared<kMajorB == Major::kMN>(
         d, &a[4 * k], b_descriptor + (StepBytes<kMajorB>(k, b_block_bytes) >> 4),
         accumulate || k > 0);
   }
 }
 
 // Accumulators [64, kN] -> the A operand [64, kN] of the next matmul.
-template <int kCount>
+template <class Element, int kCount>
 __device__ __forceinline__ void PackOperand(const float (&d)[kCount], uint32_t (&a)[kCount / 2]) {
 #pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) a[i] = PackBf16(d[2 * i], d[2 * i + 1]);
+  for (int i = 0; i < kCount / 2; ++i) a[i] = Pack<Element>(d[2 * i], d[2 * i + 1]);
 }
 
 }  // namespace sm90

@@ -1,9 +1,10 @@
-// bfloat16 attention on the GPU against naive attention in double precision on the same rounded
-// inputs. The kernels keep sums and scores in float32 and round P, dS and the results only, so the
-// root mean square of no error may exceed that of a naive computation that rounds everything,
-// measured on the very same problem, by more than one rounding to bfloat16 (2^-9 / sqrt(3)): with
-// few rows the naive computation may be lucky. The largest error is a single draw of either: it may
-// be twice the naive one and a rounding (2^-9 of the largest element).
+// bfloat16 and float16 attention on the GPU against naive attention in double precision on the same
+// rounded inputs. The kernels keep sums and scores in float32 and round P, dS and the results only,
+// so the root mean square of no error may exceed that of a naive computation that rounds
+// everything, measured on the very same problem, by more than one rounding (u / sqrt(3), u = 2^-9
+// in bfloat16, 2^-12 in float16): with few rows the naive computation may be lucky. The largest
+// error is a single draw of either: it may be twice the naive one and a rounding (u of the largest
+// element).
 
 #include <gtest/gtest.h>
 
@@ -23,14 +24,17 @@ namespace burst {
 namespace {
 
 constexpr DeviceType kCuda = DeviceType::kCuda;
-constexpr DType kBf16 = DType::kBFloat16, kFloat = DType::kFloat32;
+constexpr DType kBf16 = DType::kBFloat16, kFp16 = DType::kFloat16, kFloat = DType::kFloat32;
 
 // Those that the device chooses, those for any tensor cores, and those for few queries, which have
-// no backward of their own.
+// no backward of their own; with the dtype that they are tried in.
 struct Kernels {
   const char* name;
   const AttentionKernels& (*get)();
   bool forward_only = false;
+  DType dtype = kBf16;
+  Kernels In(DType other) const { return {name, get, forward_only, other}; }
+  std::string Name() const { return std::string(name) + (dtype == kFp16 ? "Fp16" : ""); }
   void forward(const FlashForwardParams& params) const { get().Forward(params); }
   void backward(const FlashBackwardParams& params) const {
     (forward_only ? KernelsOf(kCuda) : get()).Backward(params);
@@ -46,9 +50,9 @@ constexpr Kernels kDecode = {
     []() -> const AttentionKernels& { return *cuda::GpuKernels(cuda::KernelFamily::kDecode); },
     /*forward_only=*/true};
 
-Problem MakeProblem(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads,
-                    int64_t d, MaskKind kind) {
-  return Problem(batch, q_len, k_len, heads, kv_heads, d, kind, kBf16, /*magnitude=*/1.5);
+Problem MakeProblem(DType dtype, int64_t batch, int64_t q_len, int64_t k_len, int64_t heads,
+                    int64_t kv_heads, int64_t d, MaskKind kind) {
+  return Problem(batch, q_len, k_len, heads, kv_heads, d, kind, dtype, /*magnitude=*/1.5);
 }
 
 Tensor PoisonedSum(const Tensor& like) {
@@ -80,12 +84,12 @@ Tensor Delta(const Problem& problem, const Tensor& out) {
   return delta;
 }
 
-// A single block of keys: everything assigned, in bfloat16.
+// A single block of keys: everything assigned, in the inputs' dtype.
 AttentionResults RunOnce(const Kernels& kernels, const Problem& problem, bool deterministic) {
   const AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse), Poisoned(problem.q),
                                    Poisoned(problem.k), Poisoned(problem.v)};
   kernels.forward({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
-                   Operand(result.out), result.lse.raw_data(), /*merge=*/false, kBf16});
+                   Operand(result.out), result.lse.raw_data(), /*merge=*/false, problem.q.dtype()});
   const Tensor delta = Delta(problem, result.out);
   FlashBackwardParams params = BackwardParams(problem, result, delta);
   params.assign = true;
@@ -107,16 +111,18 @@ void ExpectNoWorse(const char* name, const Tensor& actual, const Tensor& naive,
                    const Tensor& expected, int64_t draws = 1000) {
   if (expected.numel() == 0) return;
   const double luck = draws < 8 ? 2 : 1;
-  EXPECT_LE(RelativeError(actual, expected), 2 * RelativeError(naive, expected) + 0x1p-9) << name;
+  const double rounding = actual.dtype() == kFp16 ? 0x1p-12 : 0x1p-9;
+  EXPECT_LE(RelativeError(actual, expected), 2 * RelativeError(naive, expected) + rounding) << name;
   const double n = static_cast<double>(expected.numel());
   const double rms = std::sqrt(SquaredError(expected, Tensor::ZerosLike(expected)) / n);
   EXPECT_LE(std::sqrt(SquaredError(actual, expected) / n),
-            luck * std::sqrt(SquaredError(naive, expected) / n) + 0x1p-9 / std::sqrt(3.0) * rms)
+            luck * std::sqrt(SquaredError(naive, expected) / n) + rounding / std::sqrt(3.0) * rms)
       << name << ", root mean square";
 }
 
 void ExpectNoWorse(const AttentionResults& result, const Problem& problem) {
-  const AttentionResults expected = problem.Reference(), naive = problem.Reference(kBf16);
+  const AttentionResults expected = problem.Reference(),
+                         naive = problem.Reference(problem.q.dtype());
   // lse is float32, of products that are summed in float32.
   EXPECT_LE(RelativeError(result.lse, expected.lse), 1e-5) << "lse";
   ExpectNoWorse("out", result.out, naive.out, expected.out);
@@ -140,8 +146,8 @@ class SweepTest : public testing::TestWithParam<Case> {};
 TEST_P(SweepTest, NoWorseThanNaive) {
   const auto [kernels, heads, d, lengths, kind] = GetParam();
   const int64_t batch = lengths.q_len < 100 ? 2 : 1;
-  const Problem problem =
-      MakeProblem(batch, lengths.q_len, lengths.k_len, heads.heads, heads.kv_heads, d, kind);
+  const Problem problem = MakeProblem(kernels.dtype, batch, lengths.q_len, lengths.k_len,
+                                      heads.heads, heads.kv_heads, d, kind);
   const AttentionResults result = RunOnce(kernels, problem, /*deterministic=*/true);
   ExpectNoWorse(result, problem);
   ExpectBitwiseEqual(RunOnce(kernels, problem, true), result);
@@ -151,7 +157,7 @@ TEST_P(SweepTest, NoWorseThanNaive) {
 std::string SweepName(const testing::TestParamInfo<Case>& info) {
   const auto [kernels, heads, d, lengths, kind] = info.param;
   std::ostringstream name;
-  name << kernels.name << "_" << kind << "_heads" << heads.heads << "on" << heads.kv_heads << "_d"
+  name << kernels.Name() << "_" << kind << "_heads" << heads.heads << "on" << heads.kv_heads << "_d"
        << d << "_" << lengths.q_len << "x" << lengths.k_len;
   return name.str();
 }
@@ -191,29 +197,56 @@ INSTANTIATE_TEST_SUITE_P(FewQueries, SweepTest,
                                           kAllMasks),
                          SweepName);
 
+// float16: the same kernels with another type of operands.
+INSTANTIATE_TEST_SUITE_P(ShortFp16, SweepTest,
+                         testing::Combine(testing::Values(kChosen.In(kFp16), kSm80.In(kFp16),
+                                                          kDecode.In(kFp16)),
+                                          testing::Values(Heads{3, 1}), testing::Values(8, 64, 80),
+                                          testing::Values(Lengths{0, 5}, Lengths{5, 0},
+                                                          Lengths{1, 129}, Lengths{70, 33}),
+                                          testing::Values(MaskKind::kFull, MaskKind::kCausal)),
+                         SweepName);
+INSTANTIATE_TEST_SUITE_P(
+    LongFp16, SweepTest,
+    testing::Combine(testing::Values(kChosen.In(kFp16), kSm80.In(kFp16), kDecode.In(kFp16)),
+                     testing::Values(Heads{4, 2}), testing::Values(64, 96, 128, 192, 256),
+                     testing::Values(Lengths{131, 517}), kAllMasks),
+    SweepName);
+INSTANTIATE_TEST_SUITE_P(FewQueriesFp16, SweepTest,
+                         testing::Combine(testing::Values(kDecode.In(kFp16)),
+                                          testing::Values(Heads{16, 2}),
+                                          testing::Values(64, 128, 256),
+                                          testing::Values(Lengths{1, 1500}, Lengths{3, 2049}),
+                                          testing::Values(MaskKind::kFull, MaskKind::kDocuments)),
+                         SweepName);
+
 class KernelsTest : public testing::TestWithParam<Kernels> {};
-INSTANTIATE_TEST_SUITE_P(All, KernelsTest, testing::Values(kChosen, kSm80, kDecode),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(All, KernelsTest,
+                         testing::Values(kChosen, kSm80, kDecode, kChosen.In(kFp16),
+                                         kSm80.In(kFp16), kDecode.In(kFp16)),
+                         [](const auto& info) { return info.param.Name(); });
 
 TEST_P(KernelsTest, EveryLength) {
   for (int64_t d : {64, 128, 256}) {
     for (int64_t length = 1; length <= 290; length += d == 128 && length < 140 ? 1 : 7) {
       SCOPED_TRACE(testing::Message() << d << " " << length);
-      const Problem problem = MakeProblem(1, length, length, 1, 1, d, MaskKind::kCausal);
+      const Problem problem =
+          MakeProblem(GetParam().dtype, 1, length, length, 1, 1, d, MaskKind::kCausal);
       ExpectNoWorse(RunOnce(GetParam(), problem, true), problem);
     }
   }
 }
 
 // Blocks of keys in any order, merged in float32, are the attention over all keys; the last of them
-// leaves the sum, or bfloat16 beside it.
+// leaves the sum, or beside it the result in the inputs' dtype.
 TEST_P(KernelsTest, BlocksOfKeysMerge) {
   constexpr int64_t kBatch = 2, kLength = 310;
   for (MaskKind kind : {MaskKind::kFull, MaskKind::kCausal, MaskKind::kRandom}) {
     for (int64_t d : {64, 128, 200}) {
       const bool in_place = d == 64 || kind == MaskKind::kCausal;
       SCOPED_TRACE(testing::Message() << kind << " " << d << (in_place ? " in place" : ""));
-      const Problem problem = MakeProblem(kBatch, kLength, kLength, 4, 2, d, kind);
+      const Problem problem =
+          MakeProblem(GetParam().dtype, kBatch, kLength, kLength, 4, 2, d, kind);
       const std::vector<std::array<int64_t, 2>> blocks = {
           {200, 310}, {7, 8}, {0, 7}, {8, 8}, {8, 200}};
       const auto zeros = [](const Tensor& like) {
@@ -234,7 +267,7 @@ TEST_P(KernelsTest, BlocksOfKeysMerge) {
         params.non_persistent = i % 2 == 1;
         GetParam().forward(params);
       }
-      const Tensor delta = Delta(problem, result.out.To(kBf16));
+      const Tensor delta = Delta(problem, result.out.To(problem.q.dtype()));
       for (const auto& [begin, end] : blocks) {
         const KeyBlock block(problem, begin, end);
         FlashBackwardParams params = BackwardParams(problem, result, delta);
@@ -257,7 +290,7 @@ TEST(FewQueriesTest, ReadsNoKeyThatNobodySees) {
   for (int64_t d : {64, 128, 256}) {
     for (int64_t q_len : {1, 5}) {
       SCOPED_TRACE(testing::Message() << d << " " << q_len);
-      Problem problem = MakeProblem(2, q_len, kKeys, 8, 2, d, MaskKind::kFull);
+      Problem problem = MakeProblem(kBf16, 2, q_len, kKeys, 8, 2, d, MaskKind::kFull);
       problem.mask.begin.assign(q_len, kBegin);
       problem.mask.end.assign(q_len, kEnd);
       problem.mask.visible = [](int64_t, int64_t, int64_t j) { return kBegin <= j && j < kEnd; };
@@ -298,10 +331,12 @@ TEST_P(KernelsTest, StridedOperands) {
   constexpr int64_t kBatch = 2, kSeqlen = 150, kHeads = 4, kKvHeads = 2;
   constexpr int64_t kPacked = kHeads + 2 * kKvHeads;
   for (int64_t d : {24, 128, 256}) {
-    Problem problem = MakeProblem(kBatch, kSeqlen, kSeqlen, kHeads, kKvHeads, d, MaskKind::kCausal);
+    const DType dtype = GetParam().dtype;
+    Problem problem =
+        MakeProblem(dtype, kBatch, kSeqlen, kSeqlen, kHeads, kKvHeads, d, MaskKind::kCausal);
     const AttentionResults expected = RunOnce(GetParam(), problem, true);
     const auto frame = [&](int64_t heads) {
-      const Tensor tensor = Tensor::Empty({kBatch, kSeqlen, heads, d}, kBf16, kCuda);
+      const Tensor tensor = Tensor::Empty({kBatch, kSeqlen, heads, d}, dtype, kCuda);
       tensor.Fill(42);
       return tensor;
     };
@@ -318,7 +353,7 @@ TEST_P(KernelsTest, StridedOperands) {
     const AttentionResults result = {out.Slice(2, 1, kHeads), Poisoned(problem.dlse), part(dqkv, 0),
                                      part(dqkv, 1), part(dqkv, 2)};
     GetParam().forward({problem.shape(), Operand(problem.q), Operand(problem.k), Operand(problem.v),
-                        Operand(result.out), result.lse.raw_data(), false, kBf16});
+                        Operand(result.out), result.lse.raw_data(), false, dtype});
     const Tensor delta = Delta(problem, result.out);
     FlashBackwardParams params = BackwardParams(problem, result, delta);
     params.assign = true;
@@ -330,9 +365,13 @@ TEST_P(KernelsTest, StridedOperands) {
   }
 }
 
-// Four million tokens in one call, and 2^31 elements in a tensor: a few rows against the reference
-// on the slice of keys that they see.
-TEST_P(KernelsTest, FourMillionTokens) {
+class FourMillionTokensTest : public testing::TestWithParam<Kernels> {};
+INSTANTIATE_TEST_SUITE_P(All, FourMillionTokensTest, testing::Values(kChosen, kSm80, kDecode),
+                         [](const auto& info) { return info.param.Name(); });
+
+// In one call, and 2^31 elements in a tensor: a few rows against the reference on the slice of keys
+// that they see.
+TEST_P(FourMillionTokensTest, NoWorseThanNaive) {
   constexpr int64_t kLength = 1 << 22, kHeads = 8, kDim = 64, kWindow = 300, kDrawn = 1 << 20;
   const auto random = [](int64_t heads, uint64_t stream) {  // a million numbers, over and over
     const Tensor drawn = RandomNormal({kDrawn}, kFloat, 1, stream).To(kCuda).To(kBf16);
@@ -388,6 +427,8 @@ TEST_P(KernelsTest, FourMillionTokens) {
 
 TEST(CheckTest, SaysWhatIsNotServed) {
   EXPECT_TRUE(KernelsOf(kCuda).Check(kCuda, kBf16, 128).ok());
+  EXPECT_TRUE(KernelsOf(kCuda).Check(kCuda, kFp16, 128).ok());
+  EXPECT_FALSE(KernelsOf(kCuda).Check(kCuda, kFp16, 20).ok());
   EXPECT_TRUE(KernelsOf(kCuda).Check(kCuda, DType::kFloat64, 7).ok());
   EXPECT_FALSE(KernelsOf(kCuda).Check(kCuda, kBf16, 20).ok());
   EXPECT_FALSE(KernelsOf(kCuda).Check(kCuda, kBf16, 264).ok());
