@@ -40,7 +40,8 @@ class Shape(ctypes.Structure):  # FlashAttentionShape
     _fields_ = [(name, ctypes.c_int64) for name in
                 ("batch", "q_len", "k_len", "num_heads", "num_kv_heads", "head_dim")] + [
         ("softmax_scale", ctypes.c_double), ("dtype", ctypes.c_int), ("begin", ctypes.c_void_p),
-        ("end", ctypes.c_void_p), ("ranges_batch_stride", ctypes.c_int64)]
+        ("end", ctypes.c_void_p), ("ranges_batch_stride", ctypes.c_int64),
+        ("most_queries", ctypes.c_int64)]
 
 
 class ForwardParams(ctypes.Structure):  # FlashForwardParams
@@ -73,6 +74,17 @@ def pointer(tensor):
     return None if tensor is None else tensor.data_ptr()
 
 
+def most_queries(begin, end):
+    """KeyRanges::most_queries, as training's masks have it; found once."""
+    if begin is None or begin.dim() != 1:
+        return 0  # not known
+    if not hasattr(begin, "most_queries"):
+        first = torch.searchsorted(end, begin, right=True)  # query that sees the key `begin`
+        rows = torch.arange(len(begin), device=begin.device)
+        begin.most_queries = torch.where(begin < end, rows - first + 1, 0).max().item()
+    return begin.most_queries
+
+
 class Kernels:
     """The calls that training makes. What they refuse ends the process with a sentence."""
 
@@ -87,7 +99,8 @@ class Kernels:
         begin, end = ranges if ranges else (None, None)
         stride = begin.stride(0) if begin is not None and begin.dim() == 2 else 0
         return Shape(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], scale,
-                     DTYPES[q.dtype], pointer(begin), pointer(end), stride)
+                     DTYPES[q.dtype], pointer(begin), pointer(end), stride, most_queries(begin, end))
+
 
     def forward(self, q, k, v, scale, ranges, out, lse):
         self._call("forward", ForwardParams(

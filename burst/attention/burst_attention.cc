@@ -295,7 +295,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   const Tensor delta = Tensor::Empty(LseShape(q), sum_dtype, q.device());
   const Tensor dlse = saved.dlse.null() ? Tensor() : saved.dlse.Contiguous();
   FlashDeltaParams delta_params;
-  delta_params.shape = KernelShape(options_, VisibleKeys{{}, {}, 1, 0, 0, true, {}}, q, saved.k);
+  delta_params.shape = KernelShape(options_, VisibleKeys{{}, {}, 1, 0, 0, true, 0, {}}, q, saved.k);
   delta_params.out = Operand(saved.out);
   delta_params.dout = Operand(saved.dout);
   delta_params.dlse = dlse.null() ? nullptr : dlse.raw_data();

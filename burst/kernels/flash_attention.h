@@ -36,6 +36,9 @@ struct KeyRanges {
   const int32_t* begin = nullptr;  // [batch, q_len], rows batch_stride apart
   const int32_t* end = nullptr;
   int64_t batch_stride = 0;  // 0: the same for the whole batch
+  // Of any key, the queries from the first to the last that sees it are no more than so many: how
+  // near to each other the work on neighboring keys is. 0: not known.
+  int64_t most_queries = 0;
 };
 
 struct FlashAttentionShape {

@@ -69,8 +69,9 @@ TEST(ScheduleTest, VisibleKeysMatchTheDefinition) {
               const VisibleKeys& visible = schedule->for_keys_of(source);
               const auto& queries = schedule->shard().group_positions(rank);
               const auto& keys = schedule->shard().group_positions(source);
-              int64_t pairs = 0;
+              int64_t pairs = 0, most_queries = 0;
               for (int64_t row = 0; row < visible.rows; ++row) {
+                std::vector<size_t> first(keys.size(), queries.size());  // that sees each key
                 for (size_t i = 0; i < queries.size(); ++i) {
                   const int64_t at = row * visible.q_len + i;
                   if (i > 0) {
@@ -84,10 +85,14 @@ TEST(ScheduleTest, VisibleKeysMatchTheDefinition) {
                                         static_cast<int32_t>(j) < visible.end[at];
                     ASSERT_EQ(actual, expected) << c.name << " " << queries[i] << " " << keys[j];
                     pairs += expected;
+                    if (!expected) continue;
+                    first[j] = std::min(first[j], i);
+                    most_queries = std::max(most_queries, static_cast<int64_t>(i - first[j] + 1));
                   }
                 }
               }
               EXPECT_EQ(visible.pairs, pairs);
+              EXPECT_EQ(visible.most_queries, most_queries);
               EXPECT_EQ(visible.all,
                         pairs == visible.rows * static_cast<int64_t>(queries.size() * keys.size()));
             }

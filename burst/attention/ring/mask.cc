@@ -54,14 +54,14 @@ int64_t NumRows(const DocumentStarts& documents) {
 KeyRanges VisibleKeys::ranges(DeviceType device) const {
   if (all) return {};
   const int64_t batch_stride = rows == 1 ? 0 : q_len;
-  if (device == DeviceType::kCpu) return {begin.data(), end.data(), batch_stride};
+  if (device == DeviceType::kCpu) return {begin.data(), end.data(), batch_stride, most_queries};
   if (on_gpu.null()) {
     std::vector<int32_t> both = begin;
     both.insert(both.end(), end.begin(), end.end());
     on_gpu = Tensor::FromVector(both, {2, rows, q_len}, device);
   }
   const auto* data = static_cast<const int32_t*>(on_gpu.raw_data());
-  return {data, data + rows * q_len, batch_stride};
+  return {data, data + rows * q_len, batch_stride, most_queries};
 }
 
 VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& documents,
@@ -72,11 +72,17 @@ VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& 
   visible.begin.resize(visible.rows * visible.q_len);
   visible.end.resize(visible.rows * visible.q_len);
   for (int64_t row = 0; row < visible.rows; ++row) {
+    int32_t* const begins = visible.begin.data() + row * visible.q_len;
+    int32_t* const ends = visible.end.data() + row * visible.q_len;
+    int64_t first = 0;  // query that sees the key `begin`
     ForEachQuery(mask, Row(documents, row), q_positions, k_positions,
                  [&](int64_t i, int64_t begin, int64_t end) {
-                   visible.begin[row * visible.q_len + i] = static_cast<int32_t>(begin);
-                   visible.end[row * visible.q_len + i] = static_cast<int32_t>(end);
-                   visible.pairs += std::max<int64_t>(0, end - begin);
+                   begins[i] = static_cast<int32_t>(begin);
+                   ends[i] = static_cast<int32_t>(end);
+                   if (begin >= end) return true;
+                   visible.pairs += end - begin;
+                   while (ends[first] <= begin) ++first;
+                   visible.most_queries = std::max(visible.most_queries, i - first + 1);
                    return true;
                  });
   }

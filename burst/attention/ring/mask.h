@@ -25,8 +25,9 @@ struct VisibleKeys {
   std::vector<int32_t> begin, end;  // [rows, q_len]; rows is 1, or batch with documents
   int64_t rows = 1;
   int64_t q_len = 0;
-  int64_t pairs = 0;  // (query, key) pairs seen, summed over rows
-  bool all = false;   // every query sees every key
+  int64_t pairs = 0;         // (query, key) pairs seen, summed over rows
+  bool all = false;          // every query sees every key
+  int64_t most_queries = 0;  // of any key, from the first to the last that sees it
 
   mutable Tensor on_gpu;  // [2, rows, q_len]: begin and end, copied there at their first use
 

@@ -30,6 +30,7 @@ struct BackwardArgs {
   int q_len, k_len, num_heads, batch, batch_kv_heads, num_kv_heads, heads_per_kv, head_dim;
   int key_tiles, query_tiles;  // of one head
   int group;                   // KV heads whose tensors share the L2 cache
+  int reversed_groups;  // the first so many groups of heads have the order of KeyTile::reversed
   float scale;
   bool heads_inside;  // the order of ForEachQueryTile
   int* dq_additions;  // [batch, num_heads, query_tiles, 2], zero at the start; null: any order
@@ -46,12 +47,21 @@ struct RowStatistics {
 };
 
 // The keys of a block, and whose.
+//
+// Blocks begin with the first keys, which under a causal mask the most queries see, and go through
+// query tiles from the last one, where the blocks of a head then begin together. A fixed order of
+// their additions to dQ, by ascending keys, makes each wait until the one before has added its
+// first tile: which takes about as long as a step, for every block of a head in turn. So with a
+// mask and a fixed order all of this is `reversed`: last keys first, query tiles from the first
+// one, additions by descending keys. Blocks of a causal mask or of documents then begin at
+// different query tiles, and meet at none. (With grouped heads each goes through a head after the
+// other, all in the same order.) Only the last group of heads keeps the longest blocks
+// first, so that all multiprocessors are busy to the end.
 struct KeyTile {
   int row, kv_head, batch;
+  bool reversed;
 };
 
-// Within a group of heads, first keys first: under a causal mask those are seen by the most
-// queries.
 template <class Traits>
 __device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
   const int index = blockIdx.x;
@@ -59,28 +69,30 @@ __device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
   const int in_group = index - group * args.group * args.key_tiles;
   const int group_size = min(args.group, args.batch_kv_heads - group * args.group);
   const int batch_head = group * args.group + in_group % group_size;
-  return {in_group / group_size * Traits::kBlockN, batch_head % args.num_kv_heads,
-          batch_head / args.num_kv_heads};
+  const bool reversed = Traits::kRanges && group < args.reversed_groups;
+  const int nth = in_group / group_size;
+  return {(reversed ? args.key_tiles - 1 - nth : nth) * Traits::kBlockN,
+          batch_head % args.num_kv_heads, batch_head / args.num_kv_heads, reversed};
 }
 
 // Calls f(head, tile) for every query tile that the block meets, in the same order for every warp
-// that loads or stores. Last tile first: in causal masks too, all key tiles of a head then begin at
-// the same query tile, and a fixed order of their additions to dQ costs a short delay at the start
-// instead of a long wait. With grouped heads and a fixed order, a block takes the heads of a tile
-// one after the other: going through all tiles of a head first, it would meet the next head when
-// the blocks before it are still far from there.
+// that loads or stores. With grouped heads and a fixed order of additions, a block takes the heads
+// of a tile one after the other: going through all tiles of a head first, it would meet the next
+// head when the blocks before it are still far from there.
 template <class Function>
 __device__ __forceinline__ void ForEachQueryTile(const BackwardArgs& args, const KeyTile& keys,
                                                  int tile_begin, int tile_end, Function f) {
   const int first_head = keys.kv_head * args.heads_per_kv;
-  if (args.heads_inside) {
-    for (int tile = tile_end - 1; tile >= tile_begin; --tile) {
-      for (int h = 0; h < args.heads_per_kv; ++h) f(first_head + h, tile);
+  const auto nth = [&](int i) { return keys.reversed ? i : tile_begin + tile_end - 1 - i; };
+  if (args.heads_inside && !keys.reversed) {
+    for (int i = tile_begin; i < tile_end; ++i) {
+      for (int h = 0; h < args.heads_per_kv; ++h) f(first_head + h, nth(i));
     }
     return;
   }
   for (int h = 0; h < args.heads_per_kv; ++h) {
-    for (int tile = tile_end - 1; tile >= tile_begin; --tile) f(first_head + h, tile);
+#pragma unroll 1
+    for (int i = tile_begin; i < tile_end; ++i) f(first_head + h, nth(i));
   }
 }
 
@@ -217,9 +229,10 @@ __device__ __forceinline__ bool IsWhole(const BackwardArgs& args, const KeyTile&
   return Traits::kRanges ? rows.whole != 0 : keys.row + Traits::kBlockN <= args.k_len;
 }
 
-// The order of additions to a part of dQ. When deterministic, key tiles add in ascending order: a
-// block waits until the count of additions to this part is the number of key tiles before its own.
-// Those belong to blocks launched earlier, so that somebody can always proceed.
+// The order of additions to a part of dQ. When deterministic, the tiles of keys that see its
+// queries add in the order of their blocks: a block waits until the count of additions to this part
+// is the number of those before its own. They are launched earlier, so that somebody can always
+// proceed.
 struct DqTurn {
   int* additions;  // null: any order
   int turn;
@@ -241,12 +254,18 @@ __device__ __forceinline__ DqTurn MakeDqTurn(const BackwardArgs& args, const Key
                                              int head, int tile, int part) {
   if (args.dq_additions == nullptr) return {nullptr, 0};
   const int64_t batch_head = static_cast<int64_t>(keys.batch) * args.num_heads + head;
-  int turn = keys.row / Traits::kBlockN;
+  const int own = keys.row / Traits::kBlockN;
+  int first = 0;  // in the order of blocks
   if (Traits::kRanges) {
-    const int begin =
-        args.visible.begin[keys.batch * args.visible.batch_stride + tile * Traits::kBlockM];
-    turn -= max(begin, 0) / Traits::kBlockN;
+    const int64_t offset = keys.batch * args.visible.batch_stride;
+    if (keys.reversed) {
+      const int last_query = min((tile + 1) * Traits::kBlockM, args.q_len) - 1;
+      first = (min(args.visible.end[offset + last_query], args.k_len) - 1) / Traits::kBlockN;
+    } else {
+      first = max(args.visible.begin[offset + tile * Traits::kBlockM], 0) / Traits::kBlockN;
+    }
   }
+  const int turn = keys.reversed ? first - own : own - first;
   return {args.dq_additions + (batch_head * args.query_tiles + tile) * 2 + part, turn};
 }
 
@@ -309,9 +328,16 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counte
   args.dq_additions = counters;
   // Half of the L2 for the q, dout and fp32 dq of the heads under way.
   constexpr int64_t kGroupBytes = 24 << 20;
-  const int64_t head_bytes =
-      std::max<int64_t>(1, shape.q_len) * Traits::kHeadDim * 8 * args.heads_per_kv;
+  const int64_t row_bytes = int64_t{Traits::kHeadDim} * 8 * args.heads_per_kv;
+  const int64_t head_bytes = std::max<int64_t>(1, shape.q_len) * row_bytes;
   args.group = Traits::kRanges ? HeadsPerGroup(args.batch_kv_heads, kGroupBytes / head_bytes) : 1;
+  // Reversed, the blocks of a head read different query tiles at the same time. Measured faster
+  // while what all of them read stays in the L2 cache.
+  const int64_t limit = (args.heads_per_kv == 1 ? 36 : 20) << 20;
+  const int64_t most_queries = shape.visible.most_queries;
+  const bool reversed = Traits::kRanges && params.deterministic &&
+                        (most_queries == 0 ? shape.q_len : most_queries) * row_bytes <= limit;
+  args.reversed_groups = reversed ? (args.batch_kv_heads + args.group - 1) / args.group - 1 : 0;
   return args;
 }
 

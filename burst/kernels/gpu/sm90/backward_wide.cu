@@ -389,10 +389,12 @@ __global__ __launch_bounds__(Traits::kThreads,
 template <class Traits>
 void LaunchWideBackward(const FlashBackwardParams& params, int32_t* counters,
                         int32_t* query_tiles) {
-  const BackwardArgs args =
-      MakeBackwardArgs<Traits>(params, counters, query_tiles, Traits::kBlockM);
+  BackwardArgs args = MakeBackwardArgs<Traits>(params, counters, query_tiles, Traits::kBlockM);
   static_assert(sizeof(WideShared<Traits>) <= 227 * 1024, "more than a thread block can have");
-  if (!Traits::kDk) LaunchFindQueryTiles<Traits>(args);  // for both passes
+  if (!Traits::kDk) {
+    args.reversed_groups = 0;            // dV has no order of additions
+    LaunchFindQueryTiles<Traits>(args);  // for both passes
+  }
   LaunchOverKeys<Traits>(WideBackwardKernel<Traits>, sizeof(WideShared<Traits>), args);
 }
 
