@@ -39,6 +39,10 @@ def apply(q, k, v, call, sinks=None):
 
 def _constant_call(group, *arguments):
     """The number of the Call and of its ranks: constants of a compiled graph."""
+    try:
+        group = object.__getattribute__(group, "real_obj")  # torch 2.15 traces with a stand-in
+    except AttributeError:
+        pass
     return number_of(make_call(group, *arguments)), _ranks.size_of(group)
 
 

@@ -148,30 +148,68 @@ def selective_checkpointing(rank, group):
         close(a, b)
 
 
-def model_of_transformers(rank, group):
-    import transformers
-    torch.manual_seed(1)
-    config = transformers.LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=50, max_position_embeddings=64)
-    config._attn_implementation = "sdpa"
-    model = transformers.LlamaForCausalLM(config).double()
+def check_model(model, group, tolerance):
+    """Logits and gradients over the group are those of one rank with the model's own attention."""
     tokens = torch.randint(50, (2, 26))
     labels = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
     want = model(input_ids=tokens, use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(want.flatten(0, 1), labels.flatten(), reduction="sum")
-    gradients = torch.autograd.grad(loss, model.parameters())
-    burst.register(group)
+    gradients = torch.autograd.grad(loss, model.parameters(), allow_unused=True)
     model.set_attn_implementation("burst")
     own = burst.positions(26, group)
     have = model(input_ids=tokens[:, own], position_ids=own[None], use_cache=False).logits
-    # The model's norms and rotations are in float32: 2^-24 each, of values below 4.
-    close = functools.partial(torch.testing.assert_close, atol=2e-6, rtol=0)
+    close = functools.partial(torch.testing.assert_close, atol=tolerance, rtol=0)
     close(have, want[:, own])
     loss = torch.nn.functional.cross_entropy(have.flatten(0, 1), labels[:, own].flatten(), reduction="sum")
-    for gradient, parts in zip(gradients, torch.autograd.grad(loss, model.parameters())):
-        dist.all_reduce(parts, group=group)
-        close(parts, gradient)
+    for gradient, parts in zip(gradients, torch.autograd.grad(loss, model.parameters(), allow_unused=True)):
+        assert (gradient is None) == (parts is None)
+        if gradient is not None:
+            dist.all_reduce(parts, group=group)
+            close(parts, gradient)
+
+
+SMALL = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, vocab_size=50, max_position_embeddings=64)
+
+
+def model_of_transformers(rank, group):
+    import transformers
+    burst.register(group)
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(**SMALL)
+    config._attn_implementation = "sdpa"
+    # The model's norms and rotations are in float32: 2^-24 each, of values below 4.
+    check_model(transformers.LlamaForCausalLM(config).double(), group, 2e-6)
+
+
+def model_with_sinks(rank, group):
+    import transformers
+    burst.register(group)
+    torch.manual_seed(1)
+    config = transformers.GptOssConfig(**SMALL, head_dim=8, sliding_window=8, num_local_experts=1,
+                                       num_experts_per_tok=1)
+    config._attn_implementation = "eager"
+    model = transformers.GptOssForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("sinks"):
+                parameter.normal_()
+    # Its experts need float32: 2^-24 of sums of a few hundred products that are below 4.
+    check_model(model, group, 2**-24 * 4 * 300)
+
+
+def model_with_capped_logits(rank, group):
+    import transformers
+    burst.register(group)
+    model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**SMALL, head_dim=8))
+    model.set_attn_implementation("burst")
+    own = burst.positions(26, group)
+    try:
+        model(input_ids=own[None], position_ids=own[None], use_cache=False)
+    except ValueError as raised:
+        assert str(raised).startswith("softcap: 50"), raised
+    else:
+        raise AssertionError("logits without their cap")
 
 
 class NamesTest(unittest.TestCase):
@@ -204,12 +242,15 @@ class NamesTest(unittest.TestCase):
     def test_selective_checkpointing(self):
         run_ranks(2, selective_checkpointing)
 
-    def test_model_of_transformers(self):
+    def test_models_of_transformers(self):
         try:
-            import transformers  # noqa: F401
+            import transformers
         except ImportError:
             self.skipTest("there is no transformers")
         run_ranks(2, model_of_transformers)
+        if hasattr(transformers, "GptOssConfig"):
+            run_ranks(2, model_with_sinks)
+        run_ranks(2, model_with_capped_logits)
 
 
 if __name__ == "__main__":
