@@ -47,7 +47,7 @@ class SequenceParallelAttention {
   //
   // q:    [batch, length, num_heads, head_dim] of this rank's tokens, schedule.shard()
   //       .local_positions(), in order of position; innermost stride 1; float32, float64 or, on a
-  //       GPU, bfloat16
+  //       GPU, bfloat16 or float16
   // k, v: [batch, length, num_kv_heads, head_dim]; num_kv_heads divides num_heads. Of
   //       cross-attention, of the tokens of schedule.key_shard()
   // out:  like q, may be strided too; allocated when null

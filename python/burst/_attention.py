@@ -108,9 +108,9 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
     if packed:
         q, k, v = (tensor.unsqueeze(0) if isinstance(tensor, torch.Tensor) and tensor.dim() == 3
                    else tensor for tensor in (q, k, v))
-    out, lse = _apply_arguments(q, k, v, sinks, group, causal, softmax_scale, window, documents, cu_seqlens,
-                                layout, strategy, ring_grad_dtype, deterministic, backward,
-                                ulysses_size, ranks_per_node, seqlen)
+    out, lse = _apply_arguments(q, k, v, sinks, group, causal, softmax_scale, window, documents,
+                                cu_seqlens, layout, strategy, ring_grad_dtype, deterministic,
+                                backward, ulysses_size, ranks_per_node, seqlen)
     if sinks is not None:
         out, lse = _add_sinks(out, lse, sinks)
     if packed:

@@ -52,7 +52,7 @@ struct RowStatistics {
 // query tiles from the last one, where the blocks of a head then begin together. A fixed order of
 // their additions to dQ, by ascending keys, makes each wait until the one before has added its
 // first tile: which takes about as long as a step, for every block of a head in turn. So with a
-// mask and a fixed order all of this is `reversed`: last keys first, query tiles from the first
+// mask and a fixed order all of this may be `reversed`: last keys first, query tiles from the first
 // one, additions by descending keys. Blocks of a causal mask or of documents then begin at
 // different query tiles, and meet at none. (With grouped heads each goes through a head after the
 // other, all in the same order.) Only the last group of heads keeps the longest blocks
