@@ -147,7 +147,8 @@ void ParameterList::Allocate(DType dtype, DeviceType device, const StateSharding
   values_ = Tensor::Zeros({stage < 3 ? whole : shard_numel_}, dtype, device);
   grads_ = Tensor::Zeros({stage < 2 ? whole : shard_numel_}, master, device);
   if (master != dtype) {
-    masters_ = Tensor::Zeros({shard_numel_}, master, device);
+    masters_ = sharding.optimizer_on_host ? Tensor::ZerosOnHost({shard_numel_}, master, device)
+                                          : Tensor::Zeros({shard_numel_}, master, device);
   } else if (stage == 0 || stage == 3) {
     masters_ = values_;
   }
@@ -199,8 +200,10 @@ const Tensor& ParameterList::masters() const {
 
 ParameterList::KeptBytes ParameterList::kept_bytes() const {
   const bool masters = dtype_ != master_dtype();
-  return {values_.size_bytes(), grads_.size_bytes(),
-          (masters ? 3 : 2) * shard_numel_ * SizeOf(master_dtype())};
+  const int64_t optimizer = (masters ? 3 : 2) * shard_numel_ * SizeOf(master_dtype());
+  const bool on_host = sharding_.optimizer_on_host;
+  return {values_.size_bytes(), grads_.size_bytes(), on_host ? 0 : optimizer,
+          on_host ? optimizer : 0};
 }
 
 ParameterPiece ParameterList::PieceOf(int index, int rank) const {
@@ -259,7 +262,7 @@ void ParameterList::Set(int index, const Tensor& value) {
     const Tensor values = parameter.variable.value().View({-1});
     rounded ? values.ConvertFrom(flat.To(device_)) : values.CopyFrom(flat);
   } else if (rounded) {
-    values_.Slice(0, piece.at, piece.length).ConvertFrom(Masters(index));
+    values_.Slice(0, piece.at, piece.length).ConvertFrom(Masters(index).To(device_));
   }
 }
 
@@ -334,7 +337,11 @@ std::vector<ShardRange> ParameterList::Ranges(int first, int last) const {
 }
 
 void ParameterList::RoundMasters() {
-  if (values_.dtype() != masters().dtype()) values_.CopyFrom(masters_.To(values_.dtype()));
+  if (values_.dtype() == masters().dtype()) return;
+  for (const Parameter& p : parameters_) {  // one at a time, for masters that are on the host
+    const Tensor masters = masters_.Slice(0, p.offset, p.numel());
+    values_.Slice(0, p.offset, p.numel()).ConvertFrom(masters.To(device_));
+  }
 }
 
 void ParameterList::ZeroGrad() {

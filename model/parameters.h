@@ -80,13 +80,16 @@ struct ShardRange {
 };
 
 // What of a model's state is divided over the ranks that have the same parameters (ZeRO,
-// Rajbhandari et al., arXiv 1910.02054).
+// Rajbhandari et al., arXiv 1910.02054), and what is not in the device's memory.
 struct StateSharding {
   // 0: nothing; 1: what the optimizer keeps, its moments and the master weights; 2: gradients, too;
   // 3: and values.
   int stage = 0;
   int ranks = 1;
   int rank = 0;  // this one
+  // What the optimizer keeps is in the host's memory: its moments, and master weights that are not
+  // the values themselves.
+  bool optimizer_on_host = false;
 };
 
 // A range of the flat order: parameters that are used together (the embeddings, a layer, what
@@ -140,7 +143,8 @@ class ParameterList {
 
   Tensor values() const;  // [numel]; also in the stages 1 and 2
   // [numel], what the optimizer updates and a checkpoint stores: values() itself, or float32 where
-  // that is bfloat16. Call RoundMasters after writing to it.
+  // that is bfloat16, in the device's memory or the host's (StateSharding::optimizer_on_host). Call
+  // RoundMasters after writing to it.
   const Tensor& masters() const;
   Tensor grads() const { return grads(0, numel_); }  // [numel], dtype of masters; also in stage 1
   // Elements [begin, end) of grads().
@@ -149,9 +153,10 @@ class ParameterList {
   void RoundMasters();
 
   // What this rank keeps, in bytes: values, gradients, and what AdamW needs besides them, two
-  // moments and masters that are not the values.
+  // moments and masters that are not the values; in the device's memory, or the host's.
   struct KeptBytes {
     int64_t values = 0, gradients = 0, optimizer = 0;
+    int64_t optimizer_on_host = 0;
   };
   KeptBytes kept_bytes() const;
 

@@ -27,6 +27,15 @@ namespace {
 
 constexpr int kMaxSkippedSteps = 5;
 
+// Elements of an offloaded state that go to the GPU at a time, of so many in all. Long enough that
+// launches and latencies are little beside the host's link, short enough that the first and the
+// last, which go alone, are little beside the rest, and that three of them are no memory to speak
+// of: at most 48 MiB each.
+int64_t StreamedElements(int64_t numel) {
+  constexpr int64_t kLeast = int64_t{64} << 10, kMost = int64_t{4} << 20, kPieces = 64;
+  return std::clamp(numel / kPieces / 64 * 64, kLeast, kMost);
+}
+
 // In this rank's shard.
 std::vector<DecayRange> DecayRanges(const ParameterList& parameters) {
   std::vector<DecayRange> ranges;
@@ -115,6 +124,7 @@ absl::Status Trainer::CreateModel() {
     sharding = {static_cast<int>(config_.zero), config_.state_ranks(),
                 tensor_parallel_ ? mesh.data_rank(comm_->rank()) : comm_->rank()};
   }
+  sharding.optimizer_on_host = OffloadsOptimizer(config_.offload);
   BURST_ASSIGN_OR_RETURN(
       model_,
       Transformer::Create(
@@ -123,7 +133,7 @@ absl::Status Trainer::CreateModel() {
           device, parallel, sharding));
   model_->set_recompute(config_.recompute, config_.recompute_every);
   model_->set_ffn_chunk(config_.ffn_chunk);
-  if (config_.offload == Offload::kActivations) {
+  if (OffloadsActivations(config_.offload)) {
     // Before any rank waits for another's kernels, as page-locking wants it. A rank has at most one
     // token more than an equal share, rounded up.
     const int ranks = config_.strategy == Strategy::kTp ? 1 : mesh.sequence;
@@ -148,7 +158,8 @@ absl::Status Trainer::CreateModel() {
   }
   optimizer_ = std::make_unique<AdamW>(
       AdamWOptions{config_.beta1, config_.beta2, config_.eps, config_.weight_decay},
-      parameters.shard_numel(), parameters.master_dtype(), DecayRanges(parameters), device);
+      parameters.shard_numel(), parameters.master_dtype(), DecayRanges(parameters), device,
+      sharding.optimizer_on_host ? StreamedElements(parameters.shard_numel()) : 0);
   if (config_.checkpoint_sets) {
     const int parts = tensor_parallel_ ? mesh.sequence : 1, rank = comm_->rank();
     copy_ = std::make_unique<StateCopy>(
@@ -197,6 +208,11 @@ absl::Status Trainer::OpenReport(bool verbose) {
     BURST_ASSIGN_OR_RETURN(report_, RunReport::Open(setup_, facts, verbose));
   }
   return config_.checkpoint_sets ? ShareRunPath() : absl::OkStatus();
+}
+
+int64_t Trainer::host_bytes() const {
+  return model_->offload_bytes() + model_->parameters().kept_bytes().optimizer_on_host +
+         (copy_ == nullptr ? 0 : copy_->bytes());
 }
 
 // ---- The run.
@@ -345,6 +361,10 @@ absl::Status Trainer::Enqueue(int64_t step, bool follows) {
   // Reduction over ranks, of which the last backward has enqueued most, and the gradient's norm.
   BURST_RETURN_IF_ERROR(FinishGradients(norm));
   if (snapshot_ != nullptr) snapshot_->BeginChange();
+  if (copy_ != nullptr && copy_->in_place()) {
+    const ScopedWait wait("waits for the checkpoint to be written, before the next update");
+    writing_.Finish();
+  }
   BURST_RETURN_IF_ERROR(Update(loss_and_norm, enqueued_.back().lr));
 
   results.loss_and_norm.Post(loss_and_norm.raw_data(), loss_and_norm.size_bytes());

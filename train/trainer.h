@@ -60,6 +60,8 @@ class Trainer {
   absl::StatusOr<std::optional<double>> Evaluate();
 
   const Transformer& model() const { return *model_; }
+  // Of this rank, page-locked: what is offloaded, and the copy that a save takes.
+  int64_t host_bytes() const;
 
  private:
   // A step that the device has the work of.

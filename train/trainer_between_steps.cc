@@ -113,14 +113,19 @@ absl::StatusOr<bool> Trainer::IsSound(const StepMetrics& last) {
 // Of this rank: its weights and optimizer state.
 bool Trainer::StateIsFinite() const {
   const ParameterList& parameters = model_->parameters();
-  const int units = static_cast<int>(parameters.units().size());
-  const Tensor norms = Tensor::Empty({units + 2}, DType::kFloat64, model_->device());
-  for (int unit = 0; unit < units; ++unit) {
-    L2Norm(parameters.MasterPiece(unit), norms.Slice(0, unit, 1));
+  std::vector<Tensor> state = {optimizer_->first_moment(), optimizer_->second_moment()};
+  for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
+    state.push_back(parameters.MasterPiece(static_cast<int>(unit)));
   }
-  L2Norm(optimizer_->first_moment(), norms.Slice(0, units, 1));
-  L2Norm(optimizer_->second_moment(), norms.Slice(0, units + 1, 1));
-  return AllFinite(norms);
+  const auto count = static_cast<int64_t>(state.size());
+  SynchronizeDevice(model_->device());  // what is in the host's memory is there then
+  const Tensor norms = Tensor::Zeros({count}, DType::kFloat64, model_->device());
+  const Tensor on_host = Tensor::Zeros({count}, DType::kFloat64);
+  for (int64_t i = 0; i < count; ++i) {
+    const bool here = state[i].device() == DeviceType::kCpu;
+    L2Norm(state[i], (here ? on_host : norms).Slice(0, i, 1));
+  }
+  return AllFinite(norms) && AllFinite(on_host);
 }
 
 // Begins to save the model after step `last`, with which nothing is enqueued. False, and nothing

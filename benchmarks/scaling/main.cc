@@ -84,6 +84,7 @@ ReportRow About(const ScalingOptions& options) {
       if (options.train.recompute_every > 1) about["every"] = options.train.recompute_every;
       if (options.train.ffn_chunk > 0) about["ffn_chunk"] = options.train.ffn_chunk;
       if (options.train.zero > 0) about["zero"] = options.train.zero;
+      if (options.train.offload != Offload::kNone) about["offload"] = Name(options.train.offload);
       break;
     case Experiment::kGeneration:
       about["generated"] = options.tokens;

@@ -64,7 +64,11 @@ TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
   config.batch = c.batch;
   config.seqlen = c.seqlen;
   config.recompute = c.recompute;
-  if (c.recompute == Recompute::kNone) config.recompute_every = 1;
+  if (c.recompute == Recompute::kNone) {
+    config.recompute_every = 1;
+    const bool optimizer = OffloadsOptimizer(config.offload);
+    config.offload = optimizer ? Offload::kOptimizer : Offload::kNone;
+  }
   if (c.ranks == 1) config.zero = 0;
   config.ranks = c.ranks;
   config.strategy = c.strategy;

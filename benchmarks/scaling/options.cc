@@ -117,6 +117,7 @@ OptionTable Options(ScalingConfig* c) {
   t.AddShared(train, "recompute_every", "Of training alone.");
   t.AddShared(train, "ffn_chunk", "Not of generation.");
   t.AddShared(train, "zero", "Of training alone.");
+  t.AddShared(train, "offload", "Of training alone.");
   t.Add("tokens", &c->tokens, kMayChange,
         "Tokens to generate, after one that is not timed; the median counts. Of generation alone.");
 
@@ -146,7 +147,7 @@ absl::Status CheckUsed(const OptionTable& table, Experiment experiment) {
       {{"model"}, {kPrefill, kGeneration, kTraining}},
       {{"ffn_chunk"}, {kPrefill, kTraining}},
       {{"tokens"}, {kGeneration}},
-      {{"data", "steps", "recompute", "recompute_every", "zero"}, {kTraining}},
+      {{"data", "steps", "recompute", "recompute_every", "zero", "offload"}, {kTraining}},
       {{"repeats"}, {kAttention, kPrefill}},
       {{"compare"}, {kAttention}},
   };
@@ -172,6 +173,10 @@ absl::Status CheckStrategies(const OptionTable& table, const ScalingConfig& c) {
                                       [](Recompute r) { return r != Recompute::kNone; });
   if (table.Given("recompute_every") && !recomputes) {
     return InvalidOption("recompute_every", "not used without --recompute=full or selective");
+  }
+  if (OffloadsActivations(c.train.offload) && !recomputes) {
+    return InvalidOption("offload", Name(c.train.offload),
+                         " is not used without --recompute=full or selective; give optimizer");
   }
   const bool several = c.ranks.empty() || *std::max_element(c.ranks.begin(), c.ranks.end()) > 1;
   if (table.Given("zero") && !(several && any([](Strategy s) { return s != Strategy::kSingle; }))) {

@@ -1,5 +1,8 @@
 #include "burst/device/device.h"
 
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <cstring>
 
 #include "burst/base/check.h"
@@ -63,13 +66,25 @@ const void* Readback::Wait() const {
 }
 
 HostBuffer::HostBuffer(DeviceType device, size_t bytes) {
-  if (device == DeviceType::kCuda && SimulatedGpu::Current() != nullptr) return;
+  if (device == DeviceType::kCuda && SimulatedGpu::Current() != nullptr) {
+    bytes_ = std::max<size_t>(bytes, 1);
+    reserved_ =
+        mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    BURST_CHECK(reserved_ != MAP_FAILED) << "no addresses for " << bytes << " bytes";
+    return;
+  }
   if (device == DeviceType::kCuda && bytes > 0) page_locked_ = cuda::AllocatePageLocked(bytes);
   if (page_locked_ == nullptr) ordinary_.reset(new char[bytes]);
 }
 
 HostBuffer::~HostBuffer() {
   if (page_locked_ != nullptr) cuda::FreePageLocked(page_locked_);
+  if (reserved_ != nullptr) munmap(reserved_, bytes_);
+}
+
+void* HostBuffer::data() const {
+  if (page_locked_ != nullptr) return page_locked_;
+  return reserved_ != nullptr ? reserved_ : ordinary_.get();
 }
 
 }  // namespace burst

@@ -97,7 +97,8 @@ class Readback {
 
 // Memory of the host for large copies from a device: page-locked for a GPU, where the system has
 // such memory to give, else ordinary. To be made and freed while no rank waits for another's
-// kernels: page-locking may wait for all GPUs of the process. For a simulated GPU: none.
+// kernels: page-locking may wait for all GPUs of the process. For a simulated GPU: addresses
+// without memory.
 class HostBuffer {
  public:
   HostBuffer(DeviceType device, size_t bytes);
@@ -105,11 +106,15 @@ class HostBuffer {
   HostBuffer(const HostBuffer&) = delete;
   HostBuffer& operator=(const HostBuffer&) = delete;
 
-  void* data() const { return page_locked_ != nullptr ? page_locked_ : ordinary_.get(); }
+  void* data() const;
+  bool has_memory() const { return reserved_ == nullptr; }
 
  private:
+  // One of them.
   void* page_locked_ = nullptr;
   std::unique_ptr<char[]> ordinary_;
+  void* reserved_ = nullptr;  // [bytes_], for a simulated GPU
+  size_t bytes_ = 0;
 };
 
 }  // namespace burst

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <string>
@@ -27,11 +28,12 @@ struct GpuModel {
   double fp32 = 0;
   double attention_forward = 0;  // FLOP/s in bf16, of the pairs of query and key that are visible
   double attention_backward = 0;
-  double links = 0;            // bytes/s to other GPUs of its node, and as many from them
-  double network = 0;          // bytes/s to other nodes, likewise
-  double host_link = 0;        // bytes/s to the host\'s page-locked memory, or from it
-  double kernel_seconds = 0;   // of the shortest kernel
-  double message_seconds = 0;  // of the shortest message
+  double links = 0;      // bytes/s to other GPUs of its node, and as many from them
+  double network = 0;    // bytes/s to other nodes, likewise
+  double host_link = 0;  // bytes/s to the host's page-locked memory, or from it
+  double host_memory = std::numeric_limits<double>::infinity();  // bytes of it, for this GPU
+  double kernel_seconds = 0;                                     // of the shortest kernel
+  double message_seconds = 0;                                    // of the shortest message
 };
 
 // One rank's. Its clock starts at 0 and moves by what the rank's thread does. Memory may be freed

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "burst/base/parallel.h"
+#include "burst/device/device.h"
 #include "burst/tensor/gpu_kernel.h"
 #include "burst/tensor/tensor_cuda.h"
 
@@ -116,15 +118,18 @@ std::string ToString(const Shape& shape) {
 
 struct Tensor::Storage {
   Storage(DeviceType device, int64_t bytes) : allocation(AllocateMemory(device, bytes)) {}
-  explicit Storage(void* borrowed) : allocation{borrowed}, is_borrowed(true) {}
+  explicit Storage(void* borrowed) : allocation{borrowed}, is_pooled(false) {}
+  explicit Storage(std::unique_ptr<HostBuffer> buffer)
+      : allocation{buffer->data()}, is_pooled(false), buffer(std::move(buffer)) {}
   ~Storage() {
-    if (!is_borrowed) FreeMemory(allocation);
+    if (is_pooled) FreeMemory(allocation);
   }
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
   const Allocation allocation;
-  const bool is_borrowed = false;
+  const bool is_pooled = true;
+  const std::unique_ptr<HostBuffer> buffer;
 };
 
 Tensor Tensor::Null(const Shape& shape, DType dtype, DeviceType device) {
@@ -158,6 +163,19 @@ Tensor Tensor::Borrow(void* data, const Shape& shape, const Shape& strides, DTyp
 Tensor Tensor::Zeros(const Shape& shape, DType dtype, DeviceType device) {
   Tensor tensor = Empty(shape, dtype, device);
   tensor.Fill(0);
+  return tensor;
+}
+
+Tensor Tensor::ZerosOnHost(const Shape& shape, DType dtype, DeviceType device) {
+  Tensor tensor = Null(shape, dtype, DeviceType::kCpu);
+  auto buffer = std::make_unique<HostBuffer>(device, tensor.size_bytes());
+  const bool has_memory = buffer->has_memory();
+  tensor.storage_ = std::make_shared<Storage>(std::move(buffer));
+  if (has_memory) {
+    ParallelFor(tensor.size_bytes(), 4 * kGrain, [&](int64_t begin, int64_t end) {
+      std::memset(static_cast<char*>(tensor.raw_data()) + begin, 0, end - begin);
+    });
+  }
   return tensor;
 }
 

@@ -76,6 +76,8 @@ class Tensor {
   // A contiguous tensor of its own memory. Empty leaves the elements uninitialized.
   static Tensor Empty(const Shape& shape, DType dtype, DeviceType device = DeviceType::kCpu);
   static Tensor Zeros(const Shape& shape, DType dtype, DeviceType device = DeviceType::kCpu);
+  // In the host's memory, page-locked for copies from and to `device` (HostBuffer).
+  static Tensor ZerosOnHost(const Shape& shape, DType dtype, DeviceType device);
   static Tensor EmptyLike(const Tensor& other);  // shape, dtype and device of other; contiguous
   static Tensor ZerosLike(const Tensor& other);
   // Memory of someone else's, which must outlive it. Strides in elements.

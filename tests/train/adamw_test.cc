@@ -139,6 +139,52 @@ TEST(AdamW, PartsAreUpdatedAsTheWhole) {
   EXPECT_TRUE(update({1, 78, 20000, 20003, n}) == whole) << "not aligned";
 }
 
+// Pieces that are shorter than parts and longer, one and many in a part.
+TEST(AdamW, StateInTheHostsMemoryTakesTheSameSteps) {
+  const int64_t n = 40000;
+  const std::vector<DecayRange> decay = {{0, 77}, {77, 16385}, {20001, 35003}, {39999, n}};
+  for (const bool rounds : {true, false}) {
+    const auto update = [&](const std::vector<int64_t>& ends, int64_t streamed) {
+      const bool on_host = streamed > 0 && rounds;
+      const Tensor p = on_host ? Tensor::ZerosOnHost({n}, DType::kFloat32, kTestDevice)
+                               : Tensor::Zeros({n}, DType::kFloat32, kTestDevice);
+      p.CopyFrom(ToTensor<float>(Random(n, 0)));
+      const Tensor compute = rounds ? Tensor::Zeros({n}, DType::kBFloat16, kTestDevice) : Tensor();
+      AdamW optimizer({0.9, 0.95, 1e-8, 0.1}, n, DType::kFloat32, decay, kTestDevice, streamed);
+      EXPECT_EQ(optimizer.first_moment().device(), streamed > 0 ? DeviceType::kCpu : kTestDevice);
+      const double steps[][2] = {{1, 2}, {std::nan(""), 2}, {1, 0.5}};  // of the second, nothing
+      std::vector<std::vector<float>> results;
+      for (int step = 0; step < 3; ++step) {
+        const Tensor g = ToTensor<float>(Random(n, step + 1));
+        std::vector<AdamW::Part> parts;
+        int64_t begin = 0;
+        for (const int64_t end : ends) {
+          const auto part = [&](const Tensor& all) {
+            return all.null() ? all : all.Slice(0, begin, end - begin);
+          };
+          parts.push_back({part(p), part(compute), part(g)});
+          begin = end;
+        }
+        optimizer.Step(parts, LossAndNorm(steps[step][0], steps[step][1]), 1, 1e-2);
+        SynchronizeDevice(kTestDevice);
+        results.push_back(p.ToVector<float>());
+        if (rounds) results.push_back(compute.ToVector<float>());
+        results.push_back(optimizer.first_moment().ToVector<float>());
+        results.push_back(optimizer.second_moment().ToVector<float>());
+      }
+      EXPECT_EQ(optimizer.updates(), 2);
+      return results;
+    };
+    for (const std::vector<int64_t>& ends :
+         {std::vector<int64_t>{n}, {64, 64, 16384, 20032, n}, {1, 78, 20000, 20003, n}}) {
+      const auto here = update(ends, 0);
+      for (const int64_t streamed : {64, 4096, 20032, 1 << 20}) {
+        EXPECT_TRUE(update(ends, streamed) == here) << streamed << ", " << ends.size() << " parts";
+      }
+    }
+  }
+}
+
 TEST(AdamW, ZeroGradientOnlyDecays) {
   const Tensor p = ToTensor<double>({1, 1});
   AdamW optimizer({0.9, 0.95, 1e-8, 0.5}, 2, DType::kFloat64, {{1, 2}}, kTestDevice);

@@ -31,6 +31,23 @@ TEST(BackgroundTask, RunsBesideItsCallerAndGivesItsResultOnce) {
   }
 }
 
+TEST(BackgroundTask, FinishesAndKeepsItsResult) {
+  BackgroundTask task;
+  task.Finish();
+  std::atomic<bool> done{false};
+  task.Start([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    done = true;
+    return absl::DataLossError("no room");
+  });
+  task.Finish();
+  EXPECT_TRUE(done);
+  EXPECT_TRUE(task.started());
+  task.Finish();
+  EXPECT_EQ(task.Wait(), absl::DataLossError("no room"));
+  EXPECT_FALSE(task.started());
+}
+
 TEST(BackgroundTask, ItsEndIsWaitedFor) {
   std::atomic<bool> done{false};
   {

@@ -32,13 +32,16 @@ inline TrainConfig SmallTraining(const std::string& folder, const std::string& o
   return options;
 }
 
-// Runs body(trainer, rank) on every rank; the first error.
+// Runs body(trainer, rank) on every rank; the first error. `change`: of what the options became,
+// for what they refuse on a CPU.
 inline absl::Status WithTrainers(const TrainConfig& options,
-                                 const std::function<absl::Status(Trainer&, int rank)>& body) {
+                                 const std::function<absl::Status(Trainer&, int rank)>& body,
+                                 const std::function<void(ResolvedConfig*)>& change = nullptr) {
   Launch launch;
   launch.cores = NumCores();
   launch.gpus = CudaDeviceCount();
-  BURST_ASSIGN_OR_RETURN(const ResolvedConfig config, ResolveConfig(options, launch));
+  BURST_ASSIGN_OR_RETURN(ResolvedConfig config, ResolveConfig(options, launch));
+  if (change != nullptr) change(&config);
   BURST_ASSIGN_OR_RETURN(TrainingSetup setup, PrepareTraining(config));
   BURST_RETURN_IF_ERROR(FindResumed(&setup));
   return RunRanksInProcess(config, [&](Communicator& comm) -> absl::Status {

@@ -77,46 +77,47 @@ class Zero : public testing::Test {
     return options;
   }
 
-  static Results Train(TrainConfig options, int64_t zero) {
+  static Results Train(TrainConfig options, int64_t zero, Offload offload = Offload::kNone) {
     options.zero = zero;
     fs::remove_all(options.out);
     Results results;
     const int64_t parts = IsTensorParallel(options.strategy) ? options.sp : 1;
     results.weights.resize(parts);
     std::atomic<int> sized{0};
-    EXPECT_EQ(WithTrainers(options,
-                           [&](Trainer& trainer, int rank) -> absl::Status {
-                             const ParameterList& parameters = trainer.model().parameters();
-                             if (rank == 0) {
-                               for (auto& part : results.weights) {
-                                 for (const Parameter& p : parameters.all()) {
-                                   part.emplace_back(p.numel());
-                                 }
-                               }
-                               sized = 1;
-                             }
-                             for (int64_t step = 0; step < options.steps; ++step) {
-                               BURST_ASSIGN_OR_RETURN(
-                                   const StepMetrics row,
-                                   trainer.Step(step, step % 2 == 0 && step + 1 < options.steps));
-                               if (rank != 0) continue;
-                               results.losses.push_back(row.loss);
-                               results.norms.push_back(row.grad_norm);
-                             }
-                             // Every rank has been in steps with rank 0.
-                             EXPECT_EQ(sized, 1);
-                             for (int i = 0; i < parameters.size(); ++i) {
-                               const ParameterPiece piece =
-                                   parameters.PieceOf(i, parameters.sharding().rank);
-                               const std::vector<float> own =
-                                   parameters.Masters(i).ToVector<float>();
-                               const bool first_replica = zero > 0 || rank < parts;
-                               if (!first_replica) continue;
-                               std::copy(own.begin(), own.end(),
-                                         results.weights[rank % parts][i].begin() + piece.begin);
-                             }
-                             return absl::OkStatus();
-                           }),
+    EXPECT_EQ(WithTrainers(
+                  options,
+                  [&](Trainer& trainer, int rank) -> absl::Status {
+                    const ParameterList& parameters = trainer.model().parameters();
+                    if (rank == 0) {
+                      for (auto& part : results.weights) {
+                        for (const Parameter& p : parameters.all()) {
+                          part.emplace_back(p.numel());
+                        }
+                      }
+                      sized = 1;
+                    }
+                    for (int64_t step = 0; step < options.steps; ++step) {
+                      BURST_ASSIGN_OR_RETURN(
+                          const StepMetrics row,
+                          trainer.Step(step, step % 2 == 0 && step + 1 < options.steps));
+                      if (rank != 0) continue;
+                      results.losses.push_back(row.loss);
+                      results.norms.push_back(row.grad_norm);
+                    }
+                    // Every rank has been in steps with rank 0.
+                    EXPECT_EQ(sized, 1);
+                    for (int i = 0; i < parameters.size(); ++i) {
+                      const ParameterPiece piece =
+                          parameters.PieceOf(i, parameters.sharding().rank);
+                      const std::vector<float> own = parameters.Masters(i).ToVector<float>();
+                      const bool first_replica = zero > 0 || rank < parts;
+                      if (!first_replica) continue;
+                      std::copy(own.begin(), own.end(),
+                                results.weights[rank % parts][i].begin() + piece.begin);
+                    }
+                    return absl::OkStatus();
+                  },
+                  [&](ResolvedConfig* config) { config->offload = offload; }),
               absl::OkStatus());
     return results;
   }
@@ -191,6 +192,24 @@ TEST_F(Zero, TwoRanksHaveTheSameBitsInEveryStage) {
       const Results divided = Train(options, zero);
       EXPECT_EQ(divided.losses, whole.losses) << zero;
       EXPECT_TRUE(divided.weights == whole.weights) << zero;
+    }
+  }
+}
+
+// A state in the host's memory, divided or not, takes the same steps.
+TEST_F(Zero, AnOffloadedOptimizerTakesTheSameSteps) {
+  const int most = kTestDevice == DeviceType::kCuda ? CudaDeviceCount() : 4;
+  for (const int dp : {1, 2, 4}) {
+    if (dp > most) continue;
+    TrainConfig options = Options();
+    options.dp = dp;
+    options.sp = 1;
+    options.batch = 4;
+    options.steps = 6;
+    if (kTestDevice == DeviceType::kCuda) options.precision = Precision::kBf16;
+    for (int64_t zero = 0; zero <= (dp > 1 ? 3 : 0); ++zero) {
+      EXPECT_TRUE(Train(options, zero, Offload::kOptimizer) == Train(options, zero))
+          << dp << " ranks, stage " << zero;
     }
   }
 }
@@ -304,6 +323,62 @@ std::vector<std::pair<std::string, std::vector<float>>> TensorsOf(const std::str
     tensors.emplace_back(name, tensor.ToVector<float>());
   }
   return tensors;
+}
+
+// Masters and moments, from a file or a set.
+std::vector<std::vector<float>> StateOf(const std::string& path) {
+  EXPECT_EQ(VerifyCheckpoint(path).status(), absl::OkStatus());
+  const CheckpointInfo info = *ReadCheckpointInfo(path);
+  const auto model =
+      Transformer::Create(info.model, DType::kFloat32, std::nullopt, DeviceType::kCpu);
+  EXPECT_EQ(model.status(), absl::OkStatus());
+  ParameterList& parameters = (*model)->parameters();
+  AdamW optimizer({}, parameters.numel(), DType::kFloat32, {});
+  EXPECT_EQ(LoadCheckpoint(path, &parameters, &optimizer), absl::OkStatus());
+  return {parameters.masters().ToVector<float>(), optimizer.first_moment().ToVector<float>(),
+          optimizer.second_moment().ToVector<float>()};
+}
+
+// What is in the host's memory is written where it lies, so the next step's update waits. This
+// model takes far longer to write than to update.
+TEST_F(Zero, AnOffloadedOptimizerIsSavedBeforeTheNextUpdate) {
+  TrainConfig options = Options();
+  options.model =
+      R"({"family":"llama","layers":1,"width":512,"heads":4,"kv_heads":2,"ffn":4096,"dropout":0})";
+  options.seqlen = 8;
+  options.batch = 2;
+  options.steps = 5;
+  options.checkpoint_every = 1;
+  options.keep = 5;
+  if (kTestDevice == DeviceType::kCuda) options.precision = Precision::kBf16;
+  const int most = kTestDevice == DeviceType::kCuda ? CudaDeviceCount() : 2;
+  for (const int dp : {1, 2}) {
+    if (dp > most) continue;
+    options.dp = dp;
+    options.sp = 1;
+    options.zero = dp > 1 ? 2 : 0;
+    const auto run = [&](const std::string& out, Offload offload, int64_t steps, bool resume) {
+      options.out = folder_ + "/" + out;
+      options.steps = steps;
+      options.resume = resume;
+      options.schedule = LrShape::kConstant;
+      EXPECT_EQ(WithTrainers(
+                    options, [](Trainer& trainer, int) { return trainer.Train(); },
+                    [&](ResolvedConfig* config) { config->offload = offload; }),
+                absl::OkStatus());
+    };
+    const std::string here = absl::StrCat("here", dp), away = absl::StrCat("away", dp);
+    run(here, Offload::kNone, 5, false);
+    run(away, Offload::kOptimizer, 3, false);
+    run(away, Offload::kOptimizer, 5, true);  // resumed
+    for (int step = 1; step <= 5; ++step) {
+      const std::string name = step == 5 ? "/checkpoint.safetensors"
+                                         : absl::StrCat("/checkpoint-", step, ".safetensors");
+      EXPECT_TRUE(StateOf(absl::StrCat(folder_, "/", here, name)) ==
+                  StateOf(absl::StrCat(folder_, "/", away, name)))
+          << "step " << step << ", " << dp << " ranks";
+    }
+  }
 }
 
 // Whoever reads a checkpoint, in any stage and on any number of ranks, writes the same again.

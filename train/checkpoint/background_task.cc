@@ -11,6 +11,7 @@ BackgroundTask::~BackgroundTask() { Wait().IgnoreError(); }
 
 void BackgroundTask::Start(std::function<absl::Status()> task) {
   BURST_CHECK(!started()) << "the task before has not been waited for";
+  started_ = true;
   busy_.store(true);
   thread_ = StartWithoutSignals([this, task = std::move(task)] {
     result_ = task();
@@ -18,9 +19,13 @@ void BackgroundTask::Start(std::function<absl::Status()> task) {
   });
 }
 
+void BackgroundTask::Finish() {
+  if (thread_.joinable()) thread_.join();
+}
+
 absl::Status BackgroundTask::Wait() {
-  if (!started()) return absl::OkStatus();
-  thread_.join();
+  Finish();
+  started_ = false;
   return std::exchange(result_, absl::OkStatus());
 }
 

@@ -22,13 +22,16 @@ class BackgroundTask {
   // it.
   void Start(std::function<absl::Status()> task);
   // Whether a task has been started whose result nobody has waited for.
-  bool started() const { return thread_.joinable(); }
+  bool started() const { return started_; }
   // Whether a task is at work. From any thread.
   bool busy() const { return busy_.load(); }
+  // Waits for the task; its result stays.
+  void Finish();
   // Waits, and returns the task's result; OK if none was started since the last call.
   absl::Status Wait();
 
  private:
+  bool started_ = false;
   std::atomic<bool> busy_{false};
   absl::Status result_;  // the thread's, until it ends
   std::thread thread_;

@@ -21,44 +21,53 @@ StateCopy::StateCopy(const ParameterList& parameters, std::vector<StateRange> ra
   for (const StateRange& range : ranges_) numel_ += range.length;
 }
 
+int64_t StateCopy::bytes() const {
+  const bool masters_in_place = in_place() && parameters_.dtype() != parameters_.master_dtype();
+  const int copied = (masters_in_place ? 0 : 1) + (in_place() ? 0 : 2);
+  return copied * numel_ * static_cast<int64_t>(sizeof(float));
+}
+
 void StateCopy::Reserve() {
-  if (buffer_ != nullptr) return;
-  buffer_ = std::make_unique<HostBuffer>(parameters_.device(), 3 * numel_ * sizeof(float));
+  if (buffer_ == nullptr) buffer_ = std::make_unique<HostBuffer>(parameters_.device(), bytes());
 }
 
 void StateCopy::Take(const AdamW& optimizer) {
   Reserve();
+  SynchronizeDevice(parameters_.device());
+  elements_.clear();
   auto* to = static_cast<char*>(buffer_->data());
-  const auto copy = [&](const Tensor& from) {
+  const auto take = [&](const Tensor& from) {
+    if (in_place() && from.device() == DeviceType::kCpu) {
+      elements_.push_back(from.raw_data());
+      return;
+    }
     CopyMemory(to, DeviceType::kCpu, from.raw_data(), from.device(),
                static_cast<size_t>(from.size_bytes()));
+    elements_.push_back(to);
     to += from.size_bytes();
   };
   for (const StateRange& range : ranges_) {
-    if (range.length == 0) continue;
     const int64_t begin =
         range.begin - parameters_.PieceOf(range.parameter, parameters_.sharding().rank).begin;
-    copy(parameters_.Masters(range.parameter).Slice(0, begin, range.length));
+    take(parameters_.Masters(range.parameter).Slice(0, begin, range.length));
   }
   for (const StateRange& range : ranges_) {
-    if (range.length == 0) continue;
     const ParameterPiece piece = parameters_.PieceOf(range.parameter, parameters_.sharding().rank);
-    BURST_CHECK(range.begin >= piece.begin &&
-                range.begin + range.length <= piece.begin + piece.length);
+    BURST_CHECK(range.length == 0 || (range.begin >= piece.begin &&
+                                      range.begin + range.length <= piece.begin + piece.length));
     const int64_t at = piece.at + range.begin - piece.begin;
-    copy(optimizer.first_moment().Slice(0, at, range.length));
-    copy(optimizer.second_moment().Slice(0, at, range.length));
+    take(optimizer.first_moment().Slice(0, at, range.length));
+    take(optimizer.second_moment().Slice(0, at, range.length));
   }
 }
 
 std::vector<StateCopy::Part> StateCopy::parts() const {
   BURST_CHECK(buffer_ != nullptr) << "nothing was copied yet";
-  const auto* from = static_cast<const char*>(buffer_->data());
   std::vector<Part> parts;
   const auto add = [&](const char* prefix, size_t range) {
     const int64_t bytes = ranges_[range].length * static_cast<int64_t>(sizeof(float));
-    parts.push_back({prefix + parameters_[ranges_[range].parameter].name, range, from, bytes});
-    from += bytes;
+    parts.push_back({prefix + parameters_[ranges_[range].parameter].name, range,
+                     elements_[parts.size()], bytes});
   };
   for (size_t i = 0; i < ranges_.size(); ++i) add("", i);
   for (size_t i = 0; i < ranges_.size(); ++i) {

@@ -1,5 +1,6 @@
 // A copy of what a rank writes of a model's state: taken between two steps, written while the next
-// ones go on.
+// ones go on. What a GPU's rank has in the host's memory (--offload) is not copied: it is written
+// before the next update.
 #pragma once
 
 #include <cstdint>
@@ -28,18 +29,22 @@ class StateCopy {
   // `parameters`, whose masters are float32, must outlive the object; this rank has the ranges.
   StateCopy(const ParameterList& parameters, std::vector<StateRange> ranges);
 
-  // Makes room in the host's memory, page-locked for a GPU's state: 12 bytes an element, kept from
-  // then on. Where ranks share a process, before they wait for one another's kernels.
+  // Makes room in the host's memory, page-locked for a GPU's state: bytes(), kept from then on.
+  // Where ranks share a process, before they wait for one another's kernels.
   void Reserve();
+  int64_t bytes() const;  // 12 an element, less what is not copied
   // Copies masters and moments as they are now; waits for the device. Reserves if need be.
   void Take(const AdamW& optimizer);
+  // Whether parts() are of the state itself, in part, which must not be updated until they are
+  // written.
+  bool in_place() const { return parameters_.sharding().optimizer_on_host; }
 
   const std::vector<StateRange>& ranges() const { return ranges_; }
   // In a checkpoint's order: the ranges' masters, then for each the first and the second moment.
   struct Part {
     std::string name;      // "layers.0.ffn.up.weight", "adam.m.layers.0.ffn.up.weight"
     size_t range = 0;      // its index
-    const void* elements;  // of the last Take
+    const void* elements;  // as of the last Take
     int64_t bytes = 0;
   };
   std::vector<Part> parts() const;
@@ -52,6 +57,7 @@ class StateCopy {
   const std::vector<StateRange> ranges_;
   int64_t numel_ = 0;  // of the ranges
   std::unique_ptr<HostBuffer> buffer_;
+  std::vector<const void*> elements_;  // of the last Take, in the order of parts()
 };
 
 }  // namespace burst

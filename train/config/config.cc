@@ -27,7 +27,9 @@ constexpr EnumName<CheckpointFiles> kCheckpointFiles[] = {{CheckpointFiles::kAut
                                                           {CheckpointFiles::kRanks, "ranks"}};
 
 constexpr EnumName<Offload> kOffloads[] = {{Offload::kNone, "none"},
-                                           {Offload::kActivations, "activations"}};
+                                           {Offload::kActivations, "activations"},
+                                           {Offload::kOptimizer, "optimizer"},
+                                           {Offload::kAll, "all"}};
 absl::StatusOr<Offload> ParseOffload(absl::string_view text) {
   return ParseName("offload", text, kOffloads);
 }
@@ -135,9 +137,12 @@ OptionTable TrainOptions(TrainConfig* c) {
         "Feed-forwards take so many tokens at a time and store nothing; the backward pass computes "
         "them again. Memory then does not grow with tokens times ffn. Results change by roundings. "
         "0: all tokens at once.");
-  t.Add("offload", &c->offload, ParseOffload, kMayChange,
-        "With --recompute, on cuda. activations: what layers keep waits for the backward in the "
-        "host's memory; the copies run beside the kernels. none: it stays on the GPU.");
+  t.Add(
+      "offload", &c->offload, ParseOffload, kMayChange,
+      "On cuda, what is in the host's memory. activations, with --recompute: what layers keep "
+      "waits there for the backward; the copies run beside the kernels. optimizer: AdamW's moments "
+      "and the fp32 master weights; the update streams them through the GPU. all: both. none: all "
+      "stays on the GPU. Results do not depend on it.");
   t.Add(
       "zero", &c->zero, kMayChange,
       "What the ranks that have the same parameters divide between them, to save memory (ZeRO). 1: "

@@ -29,7 +29,13 @@ namespace burst {
 enum class CommChoice { kAuto, kThreads, kTcp, kMpi, kNccl };
 enum class DeviceChoice { kAuto, kCpu, kCuda };       // kAuto: a GPU where there is one
 enum class Precision { kAuto, kFp32, kTf32, kBf16 };  // kAuto: bf16 on GPUs, fp32 on the CPU
-enum class Offload { kNone, kActivations };           // what waits in the host's memory
+enum class Offload { kNone, kActivations, kOptimizer, kAll };  // what is in the host's memory
+inline bool OffloadsActivations(Offload offload) {
+  return offload == Offload::kActivations || offload == Offload::kAll;
+}
+inline bool OffloadsOptimizer(Offload offload) {
+  return offload == Offload::kOptimizer || offload == Offload::kAll;
+}
 // Of a checkpoint: kAuto: one of each rank where ranks have a part each of the state.
 enum class CheckpointFiles { kAuto, kOne, kRanks };
 const char* Name(CommChoice comm);

@@ -349,8 +349,11 @@ absl::Status CheckOffload(const ResolvedConfig& config) {
   if (config.device == DeviceType::kCpu) {
     return InvalidOption("offload", name, " needs --device=cuda; the CPU's memory is the host's");
   }
-  if (config.recompute != Recompute::kNone) return absl::OkStatus();
-  return InvalidOption("offload", name, " is of what recomputing layers keep; give --recompute");
+  if (config.recompute != Recompute::kNone || !OffloadsActivations(config.offload)) {
+    return absl::OkStatus();
+  }
+  return InvalidOption("offload", name,
+                       " is of what recomputing layers keep; give --recompute, or optimizer");
 }
 
 absl::Status CheckPlan(const TrainConfig& c, const ResolvedConfig& config) {

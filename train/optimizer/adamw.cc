@@ -8,6 +8,7 @@
 #include "burst/base/parallel.h"
 #include "burst/tensor/gpu_kernel.h"
 #include "train/optimizer/adamw_cuda.h"
+#include "train/optimizer/state_stream.h"
 
 namespace burst {
 namespace {
@@ -69,15 +70,59 @@ void UpdateAll(const Coefficients<T>& c, const std::vector<DecayRange>& decay, i
   });
 }
 
+// An update that has begun: what it does to a part of the state.
+class BegunUpdate {
+ public:
+  BegunUpdate(const cuda::AdamWUpdate& update, DType dtype, const std::vector<DecayRange>& decay,
+              const Tensor& decay_bounds, const Tensor& loss_and_norm, const Tensor& updates)
+      : update_(update), decay_(decay), decay_bounds_(decay_bounds), loss_and_norm_(loss_and_norm) {
+    if (updates.device() == DeviceType::kCuda) {
+      coefficients_ = Tensor::Empty({cuda::kAdamWCoefficients}, dtype, DeviceType::kCuda);
+      BURST_GPU_KERNEL(BeginAdamWStep, update, loss_and_norm, updates, coefficients_);
+      return;
+    }
+    const double *loss = loss_and_norm.data<double>(), *norm = loss + 1;
+    if (!std::isfinite(*loss) || !std::isfinite(*norm)) return;
+    number_ = ++updates.data<double>()[0];
+    norm_ = *norm;
+  }
+
+  void Apply(const cuda::AdamWPart& part) const {
+    if (!coefficients_.null()) {
+      BURST_GPU_KERNEL(AdamWStep, coefficients_, decay_bounds_, loss_and_norm_, part);
+      return;
+    }
+    if (number_ == 0) return;
+    DispatchFloat(part.m.dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      UpdateAll<T>(Coefficients<T>(update_, number_, norm_), decay_, part.offset, part.m.numel(),
+                   part.grads.data<T>(), part.masters.data<T>(), part.m.data<T>(),
+                   part.v.data<T>());
+    });
+    if (!part.compute.null()) part.compute.CopyFrom(part.masters.To(DType::kBFloat16));
+  }
+
+ private:
+  const cuda::AdamWUpdate& update_;
+  const std::vector<DecayRange>& decay_;
+  const Tensor &decay_bounds_, &loss_and_norm_;
+  Tensor coefficients_;           // on a GPU
+  double number_ = 0, norm_ = 0;  // on the CPU; 0: there is no update
+};
+
 }  // namespace
 
 AdamW::AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vector<DecayRange> decay,
-             DeviceType device)
+             DeviceType device, int64_t streamed)
     : options_(options),
       decay_(std::move(decay)),
-      m_(Tensor::Zeros({numel}, dtype, device)),
-      v_(Tensor::Zeros({numel}, dtype, device)),
+      device_(device),
       updates_(Tensor::Zeros({1}, DType::kFloat64, device)) {
+  for (Tensor* moment : {&m_, &v_}) {
+    *moment = streamed > 0 ? Tensor::ZerosOnHost({numel}, dtype, device)
+                           : Tensor::Zeros({numel}, dtype, device);
+  }
+  if (streamed > 0) stream_ = std::make_unique<StateStream>(device, streamed);
   int64_t last = 0;
   std::vector<double> bounds;
   for (const DecayRange& range : decay_) {
@@ -91,18 +136,22 @@ AdamW::AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vecto
   }
 }
 
+AdamW::~AdamW() = default;
+
 void AdamW::CheckParts(absl::Span<const Part> parts) const {
   int64_t n = 0;
   for (const Part& part : parts) {
     n += part.masters.numel();
+    const bool on_host = stream_ != nullptr && !part.compute.null();
+    BURST_CHECK(part.masters.device() == (on_host ? DeviceType::kCpu : device_));
+    BURST_CHECK(part.grads.device() == device_);
     for (const Tensor& tensor : {part.masters, part.grads}) {
       BURST_CHECK(tensor.ndim() == 1 && tensor.shape() == part.masters.shape() &&
-                  tensor.dtype() == m_.dtype() && tensor.device() == m_.device() &&
-                  tensor.is_contiguous());
+                  tensor.dtype() == m_.dtype() && tensor.is_contiguous());
     }
     BURST_CHECK(part.compute.null() ||
                 (part.compute.shape() == part.masters.shape() && part.compute.is_contiguous() &&
-                 part.compute.dtype() == DType::kBFloat16));
+                 part.compute.dtype() == DType::kBFloat16 && part.compute.device() == device_));
   }
   BURST_CHECK_EQ(n, m_.numel());
 }
@@ -111,41 +160,26 @@ void AdamW::Step(absl::Span<const Part> parts, const Tensor& loss_and_norm, doub
                  double lr) {
   CheckParts(parts);
   BURST_CHECK(loss_and_norm.numel() == 2 && loss_and_norm.dtype() == DType::kFloat64 &&
-              loss_and_norm.device() == m_.device());
-  cuda::AdamWUpdate update;
-  update.beta1 = options_.beta1;
-  update.beta2 = options_.beta2;
-  update.eps = options_.eps;
-  update.lr = lr;
-  update.weight_decay = options_.weight_decay;
-  update.clip = clip;
-  if (m_.device() == DeviceType::kCuda) {
-    std::vector<cuda::AdamWPart> flat;
-    int64_t offset = 0;
-    for (const Part& part : parts) {
-      const int64_t n = part.masters.numel();
-      flat.push_back({offset, part.grads, part.masters, m_.Slice(0, offset, n),
-                      v_.Slice(0, offset, n), part.compute});
-      offset += n;
-    }
-    BURST_GPU_KERNEL(AdamWStep, update, decay_bounds_, loss_and_norm, updates_,
-                     absl::MakeConstSpan(flat));
-    return;
-  }
-  const double loss = loss_and_norm.data<double>()[0], norm = loss_and_norm.data<double>()[1];
-  if (!std::isfinite(loss) || !std::isfinite(norm)) return;
-  const double t = ++updates_.data<double>()[0];
+              loss_and_norm.device() == device_);
+  cuda::AdamWUpdate numbers;
+  numbers.beta1 = options_.beta1;
+  numbers.beta2 = options_.beta2;
+  numbers.eps = options_.eps;
+  numbers.lr = lr;
+  numbers.weight_decay = options_.weight_decay;
+  numbers.clip = clip;
+  std::vector<cuda::AdamWPart> with_state;
   int64_t offset = 0;
   for (const Part& part : parts) {
     const int64_t n = part.masters.numel();
-    DispatchFloat(m_.dtype(), [&](auto zero) {
-      using T = decltype(zero);
-      UpdateAll<T>(Coefficients<T>(update, t, norm), decay_, offset, n, part.grads.data<T>(),
-                   part.masters.data<T>(), m_.data<T>() + offset, v_.data<T>() + offset);
-    });
-    if (!part.compute.null()) part.compute.CopyFrom(part.masters.To(DType::kBFloat16));
+    with_state.push_back({offset, part.grads, part.masters, m_.Slice(0, offset, n),
+                          v_.Slice(0, offset, n), part.compute});
     offset += n;
   }
+  const BegunUpdate update(numbers, m_.dtype(), decay_, decay_bounds_, loss_and_norm, updates_);
+  const auto apply = [&](const cuda::AdamWPart& part) { update.Apply(part); };
+  if (stream_ != nullptr) return stream_->Update(with_state, apply);
+  for (const cuda::AdamWPart& part : with_state) apply(part);
 }
 
 void AdamW::Step(const Tensor& masters, const Tensor& compute, const Tensor& grads,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -23,12 +24,20 @@ struct DecayRange {
   int64_t end = 0;
 };
 
+class StateStream;  // train/optimizer/state_stream.h
+
 class AdamW {
  public:
   // For a buffer of `numel` elements of float32 or float64; `decay` is increasing and disjoint.
   // State starts at 0.
+  //
+  // streamed > 0 (a multiple of 64): the moments are in the host's memory, page-locked, as are the
+  // masters of parts that have `compute` (both Tensor::ZerosOnHost). An update streams them through
+  // the device, so many elements at a time, and makes the same bits. To be read when the device has
+  // done what is queued (SynchronizeDevice).
   AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vector<DecayRange> decay,
-        DeviceType device = DeviceType::kCpu);
+        DeviceType device = DeviceType::kCpu, int64_t streamed = 0);
+  ~AdamW();
 
   // What is updated, in parts that follow each other in the state.
   struct Part {
@@ -55,9 +64,11 @@ class AdamW {
 
   const AdamWOptions options_;
   const std::vector<DecayRange> decay_;
+  const DeviceType device_;
   Tensor m_, v_;
   Tensor updates_;       // [1] float64, exact to 2^53: the host does not know which steps made one
   Tensor decay_bounds_;  // of a GPU: begin, end, begin, end... likewise
+  std::unique_ptr<StateStream> stream_;  // null: everything is on the device
 };
 
 // norm, [1] float64 on the tensor's device, becomes its Euclidean norm: summed in double and in a

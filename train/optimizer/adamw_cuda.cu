@@ -190,39 +190,41 @@ __global__ void RootOfSumKernel(int n, const double* __restrict__ sums, double* 
 
 }  // namespace
 
-void AdamWStep(const AdamWUpdate& update, const Tensor& decay_bounds, const Tensor& loss_and_norm,
-               const Tensor& updates, absl::Span<const AdamWPart> parts) {
-  if (parts.empty()) return;
-  const DType dtype = parts[0].masters.dtype();
-  const auto launch = [&](const AdamWPart& part, const auto* coefficients, auto zero,
-                          auto vec_size) {
+void BeginAdamWStep(const AdamWUpdate& update, const Tensor& loss_and_norm, const Tensor& updates,
+                    const Tensor& coefficients) {
+  DispatchFloat(coefficients.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    static_assert(sizeof(Coefficients<T>) == kAdamWCoefficients * sizeof(T));
+    BeginUpdateKernel<<<1, 1, 0, CurrentStream()>>>(
+        update, Data<double>(loss_and_norm), Data<double>(updates),
+        reinterpret_cast<Coefficients<T>*>(Data<T>(coefficients)));
+    BURST_CUDA_CHECK_LAUNCH("BeginAdamWStep");
+  });
+}
+
+void AdamWStep(const Tensor& coefficients, const Tensor& decay_bounds, const Tensor& loss_and_norm,
+               const AdamWPart& part) {
+  const int64_t n = part.masters.numel();
+  if (n == 0) return;
+  const auto launch = [&](auto zero, auto vec_size) {
     using T = decltype(zero);
     constexpr int N = decltype(vec_size)::value;
     constexpr int64_t kBlock = int64_t{kThreads} * kVecsPerThread * N;
-    const int64_t n = part.masters.numel();
     const Flat<T> flat = {Data<T>(part.grads), Data<T>(part.masters), Data<T>(part.m),
                           Data<T>(part.v), Data<bf16>(part.compute)};
     AdamWKernel<T, N><<<(n + kBlock - 1) / kBlock, kThreads, 0, CurrentStream()>>>(
-        part.offset, n, coefficients, Data<double>(decay_bounds),
-        static_cast<int>(decay_bounds.numel()), Data<double>(loss_and_norm), flat);
+        part.offset, n, reinterpret_cast<const Coefficients<T>*>(Data<T>(coefficients)),
+        Data<double>(decay_bounds), static_cast<int>(decay_bounds.numel()),
+        Data<double>(loss_and_norm), flat);
     BURST_CUDA_CHECK_LAUNCH("AdamWStep");
   };
-  DispatchFloat(dtype, [&](auto zero) {
+  DispatchFloat(part.masters.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    constexpr int64_t kWords = sizeof(Coefficients<T>) / sizeof(T);
-    const Tensor memory = Tensor::Empty({kWords}, dtype, DeviceType::kCuda);
-    auto* const coefficients = reinterpret_cast<Coefficients<T>*>(Data<T>(memory));
-    BeginUpdateKernel<<<1, 1, 0, CurrentStream()>>>(update, Data<double>(loss_and_norm),
-                                                    Data<double>(updates), coefficients);
-    BURST_CUDA_CHECK_LAUNCH("AdamWStep");
-    for (const AdamWPart& part : parts) {
-      if (part.masters.numel() == 0) continue;
-      if (Aligned(part.grads, 16) && Aligned(part.masters, 16) && Aligned(part.m, 16) &&
-          Aligned(part.v, 16) && Aligned(part.compute, 8)) {
-        launch(part, coefficients, zero, std::integral_constant<int, kVecSize<T>>());
-      } else {
-        launch(part, coefficients, zero, std::integral_constant<int, 1>());
-      }
+    if (Aligned(part.grads, 16) && Aligned(part.masters, 16) && Aligned(part.m, 16) &&
+        Aligned(part.v, 16) && Aligned(part.compute, 8)) {
+      launch(zero, std::integral_constant<int, kVecSize<T>>());
+    } else {
+      launch(zero, std::integral_constant<int, 1>());
     }
   });
 }

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "absl/types/span.h"
 #include "burst/tensor/gpu_kernel.h"
 #include "burst/tensor/tensor.h"
 
@@ -23,22 +22,26 @@ struct AdamWPart {
   Tensor grads, masters, m, v, compute;
 };
 // The masters and both moments are read and written.
-inline KernelWork WorkOf(absl::Span<const AdamWPart> parts) {
+inline KernelWork WorkOf(const AdamWPart& part) {
   KernelWork work;
-  for (const AdamWPart& part : parts) {
-    for (const Tensor& twice : {part.masters, part.m, part.v}) {
-      work.bytes += 2 * burst::WorkOf(twice).bytes;
-    }
-    work.bytes += burst::WorkOf(part.grads).bytes + burst::WorkOf(part.compute).bytes;
+  for (const Tensor& twice : {part.masters, part.m, part.v}) {
+    work.bytes += 2 * burst::WorkOf(twice).bytes;
   }
+  work.bytes += burst::WorkOf(part.grads).bytes + burst::WorkOf(part.compute).bytes;
   return work;
 }
 
-// decay_bounds: float64, increasing: weights decay from its elements 0, 2... up to its elements 1,
-// 3..., counted over all parts; may be empty. loss_and_norm: [2] float64; nothing happens unless
-// both are finite. updates: [1] float64, the updates made, counts this one.
-void AdamWStep(const AdamWUpdate& update, const Tensor& decay_bounds, const Tensor& loss_and_norm,
-               const Tensor& updates, absl::Span<const AdamWPart> parts);
+// An update begins: updates, [1] float64, the updates made, counts it, and coefficients,
+// [kAdamWCoefficients] of the masters' dtype, are what all its parts need. loss_and_norm: [2]
+// float64; nothing happens unless both are finite, here and in AdamWStep.
+constexpr int64_t kAdamWCoefficients = 9;
+void BeginAdamWStep(const AdamWUpdate& update, const Tensor& loss_and_norm, const Tensor& updates,
+                    const Tensor& coefficients);
+
+// Of one part. decay_bounds: float64, increasing: weights decay from its elements 0, 2... up to its
+// elements 1, 3..., counted over all parts; may be empty.
+void AdamWStep(const Tensor& coefficients, const Tensor& decay_bounds, const Tensor& loss_and_norm,
+               const AdamWPart& part);
 
 // norm [1] float64 = the Euclidean norm of x, contiguous, of a floating-point type. Summed in
 // double and in an order that depends on the number of elements and their type alone.

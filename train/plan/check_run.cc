@@ -1,6 +1,9 @@
 #include "train/plan/check_run.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_format.h"
+#include "burst/base/host_memory.h"
 #include "burst/base/status.h"
 #include "burst/device/device.h"
 #include "train/plan/fit.h"
@@ -21,6 +24,8 @@ absl::Status CheckRunFits(TrainingSetup* setup) {
   BURST_ASSIGN_OR_RETURN(GpuModel gpu, known.ok() ? known : FindGpuModel("H100"));
   gpu.memory = static_cast<double>(CudaFreeMemory());
   const int per_node = setup->config.ranks_per_node;
+  const int on_this_node = std::max(per_node, std::min(setup->config.ranks, CudaDeviceCount()));
+  gpu.host_memory = static_cast<double>(FreeHostMemory()) / on_this_node;
   const TrainingSetup question = PlanOf(*setup);
   BURST_ASSIGN_OR_RETURN(const StepPlan plan, PlanStep(question, gpu, per_node));
   setup->plan =

@@ -39,18 +39,20 @@ Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
     ranges.chunks.push_back(kFfnChunk);
   }
   if (choices.zero && given.state_ranks() > 1) ranges.stages = {0, 1, 2, 3};
-  if (choices.offload) ranges.offloads = {Offload::kNone, Offload::kActivations};
+  if (choices.offload) {
+    ranges.offloads = {Offload::kNone, Offload::kActivations, Offload::kOptimizer, Offload::kAll};
+  }
   return ranges;
 }
 
-// Without recomputation nothing is offloaded.
+// Without recomputation activations stay on the GPU.
 Candidate MakeCandidate(const ResolvedConfig& given, Recompute recompute, int64_t chunk,
                         int64_t stage, Offload offload) {
   Candidate candidate{given, "", 0};
   candidate.config.recompute = recompute;
   if (recompute == Recompute::kNone) {
     candidate.config.recompute_every = 1;
-    offload = Offload::kNone;
+    offload = OffloadsOptimizer(offload) ? Offload::kOptimizer : Offload::kNone;
   }
   candidate.config.offload = offload;
   candidate.config.ffn_chunk = chunk;
@@ -75,35 +77,75 @@ absl::StatusOr<FittedPlan> PlanCandidate(const TrainingSetup& setup, const GpuMo
   return FittedPlan{candidate.options, std::move(plan)};
 }
 
+// Whether a candidate with these two differs from those without the offload.
+bool Applies(Offload offload, Recompute recompute, const Ranges& ranges) {
+  return recompute != Recompute::kNone || !OffloadsActivations(offload) ||
+         ranges.offloads.size() == 1;
+}
+
 std::string Gib(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
+
+// Of the GPU, and of the host where that is what lacks.
+std::string Amounts(const StepPlan& plan, const GpuModel& gpu) {
+  const std::string amount = Gib(static_cast<double>(plan.peak_bytes));
+  const auto host = static_cast<double>(plan.host_bytes);
+  if (host <= gpu.host_memory) return amount;
+  return absl::StrCat(amount, " and ", Gib(host), " of the host's memory");
+}
+
+std::string Needs(const StepPlan& plan, const GpuModel& gpu) {
+  const double unplanned = kUnplannedBytes;
+  std::string text =
+      absl::StrCat(Gib(static_cast<double>(plan.peak_bytes)), " of a GPU that has ",
+                   Gib(gpu.memory), " (", Gib(unplanned), " of them for what is not planned)");
+  const auto host = static_cast<double>(plan.host_bytes);
+  if (host <= gpu.host_memory) return text;
+  return absl::StrCat(text, " and ", Gib(host), " of the host's memory, which has ",
+                      Gib(gpu.host_memory), " for each GPU");
+}
 
 }  // namespace
 
-// More recomputation takes more time, whatever the rest; so the first kind of it with a step that
-// fits has the fastest one. Of a kind, the largest stage and chunks need least memory, offloaded.
+// More recomputation takes more time, whatever the rest, but an offloaded optimizer: so nothing
+// comes after the first kind of it with a step that fits without one. Of a kind, the largest stage
+// and chunks need least memory.
 absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& gpu,
                                    int gpus_per_node, const Choices& choices) {
   const Ranges ranges = RangesOf(setup.config, choices);
-  std::optional<FittedPlan> best;
+  std::optional<FittedPlan> best;  // or, while none fits, the smallest
+  const auto consider = [&](FittedPlan other) {
+    const bool fits = Fits(other.plan, gpu), had = best.has_value() && Fits(best->plan, gpu);
+    const auto better = [&] {
+      if (!best.has_value() || fits != had) return fits || !had;
+      return fits ? other.plan.step_seconds < best->plan.step_seconds
+                  : other.plan.peak_bytes < best->plan.peak_bytes;
+    };
+    if (better()) best = std::move(other);
+    return fits;
+  };
   for (const Recompute recompute : ranges.recomputes) {
     const auto plan = [&](int64_t chunk, int64_t stage, Offload offload) {
       return PlanCandidate(setup, gpu, gpus_per_node,
                            MakeCandidate(setup.config, recompute, chunk, stage, offload));
     };
-    BURST_ASSIGN_OR_RETURN(
-        best, plan(ranges.chunks.back(), ranges.stages.back(), ranges.offloads.back()));
-    if (!Fits(best->plan, gpu)) continue;
+    bool found = false;
     for (const Offload offload : ranges.offloads) {
-      if (recompute == Recompute::kNone && offload != ranges.offloads.front()) continue;
+      if (found && OffloadsOptimizer(offload)) break;  // which costs time that nothing here saves
+      if (!Applies(offload, recompute, ranges)) continue;
+      BURST_ASSIGN_OR_RETURN(FittedPlan least,
+                             plan(ranges.chunks.back(), ranges.stages.back(), offload));
+      if (!consider(std::move(least))) continue;
+      found = true;
       for (const int64_t chunk : ranges.chunks) {
         for (const int64_t stage : ranges.stages) {
+          if (chunk == ranges.chunks.back() && stage == ranges.stages.back()) continue;
           BURST_ASSIGN_OR_RETURN(FittedPlan other, plan(chunk, stage, offload));
-          if (!Fits(other.plan, gpu)) continue;
-          if (other.plan.step_seconds < best->plan.step_seconds) best = std::move(other);
+          consider(std::move(other));
         }
       }
+      if (OffloadsOptimizer(offload)) found = false;
     }
-    break;
+    if (found) break;
   }
   return *std::move(best);
 }
@@ -111,21 +153,26 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
 absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const GpuModel& gpu,
                        int gpus_per_node) {
   if (Fits(plan, gpu)) return absl::OkStatus();
-  const double needed = plan.peak_bytes, unplanned = kUnplannedBytes;
-  const std::string error =
-      absl::StrCat("a step needs ", Gib(needed), " of a GPU that has ", Gib(gpu.memory), " (",
-                   Gib(unplanned), " of them for what is not planned)");
-
+  const std::string error = absl::StrCat("a step needs ", Needs(plan, gpu));
   const Ranges ranges = RangesOf(setup.config, {true, true, true, true});
-  const Candidate smallest =
-      MakeCandidate(setup.config, ranges.recomputes.back(), ranges.chunks.back(),
-                    ranges.stages.back(), ranges.offloads.back());
-  BURST_ASSIGN_OR_RETURN(const FittedPlan least,
-                         PlanCandidate(setup, gpu, gpus_per_node, smallest));
-  if (!Fits(least.plan, gpu)) {
-    const std::string at_least = least.options.empty() ? ""
-                                                       : absl::StrCat("; with ", least.options, " ",
-                                                                      Gib(least.plan.peak_bytes));
+  std::optional<FittedPlan> least;
+  for (const Offload offload : ranges.offloads) {
+    BURST_ASSIGN_OR_RETURN(
+        FittedPlan other,
+        PlanCandidate(setup, gpu, gpus_per_node,
+                      MakeCandidate(setup.config, ranges.recomputes.back(), ranges.chunks.back(),
+                                    ranges.stages.back(), offload)));
+    const bool fits = Fits(other.plan, gpu);
+    if (fits || !least.has_value() || other.plan.peak_bytes < least->plan.peak_bytes) {
+      least = std::move(other);
+    }
+    if (fits) break;
+  }
+  if (!Fits(least->plan, gpu)) {
+    const std::string at_least =
+        least->options.empty()
+            ? ""
+            : absl::StrCat("; with ", least->options, " ", Amounts(least->plan, gpu));
     return absl::ResourceExhaustedError(absl::StrCat(
         error, at_least, "; more GPUs, a shorter --seqlen or a smaller --batch need less"));
   }
@@ -135,7 +182,7 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
       for (const int64_t chunk : ranges.chunks) {
         for (const int64_t stage : ranges.stages) {
           for (const Offload offload : ranges.offloads) {
-            if (recompute == Recompute::kNone && offload != Offload::kNone) continue;
+            if (!Applies(offload, recompute, ranges)) continue;
             const Candidate candidate =
                 MakeCandidate(setup.config, recompute, chunk, stage, offload);
             if (candidate.changes != changes) continue;
@@ -151,7 +198,7 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
     }
     if (best.has_value()) {
       return absl::ResourceExhaustedError(
-          absl::StrCat(error, "; with ", best->options, " it needs ", Gib(best->plan.peak_bytes)));
+          absl::StrCat(error, "; with ", best->options, " it needs ", Amounts(best->plan, gpu)));
     }
   }
   return absl::ResourceExhaustedError(error);

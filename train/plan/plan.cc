@@ -62,7 +62,7 @@ absl::Status MeasureRank(const TrainingSetup& setup, Communicator& comm, Simulat
   plan->parameters = kept.values;
   plan->gradients = kept.gradients;
   plan->optimizer = kept.optimizer;
-  plan->host_bytes = trainer->model().offload_bytes();
+  plan->host_bytes = trainer->host_bytes();
   plan->peak_bytes = gpu.memory().peak_bytes;
   plan->at_peak = LargestFirst(gpu.AtPeak());
   plan->step_seconds = 1e-3 * metrics.step_ms;
@@ -79,6 +79,7 @@ absl::StatusOr<StepPlan> PlanStep(const TrainingSetup& setup, const GpuModel& gp
   std::mutex mutex;
   StepPlan worst;
   double seconds = 0;
+  int64_t host_bytes = 0;
   StepPlan busiest;
   BURST_RETURN_IF_ERROR(RunSimulatedRanks(
       setup.config.ranks, gpus_per_node, gpu, [&](Communicator& comm, SimulatedGpu& own) {
@@ -86,12 +87,14 @@ absl::StatusOr<StepPlan> PlanStep(const TrainingSetup& setup, const GpuModel& gp
         BURST_RETURN_IF_ERROR(MeasureRank(setup, comm, own, &plan));
         std::lock_guard<std::mutex> lock(mutex);
         seconds = std::max(seconds, plan.step_seconds);
+        host_bytes = std::max(host_bytes, plan.host_bytes);
         if (plan.kernel_seconds > busiest.kernel_seconds) busiest = plan;
         if (plan.peak_bytes > worst.peak_bytes) worst = std::move(plan);
         return absl::OkStatus();
       }));
   worst.tokens_per_second *= worst.step_seconds / seconds;
   worst.step_seconds = seconds;
+  worst.host_bytes = host_bytes;
   worst.kernel_seconds = busiest.kernel_seconds;
   worst.by_place = std::move(busiest.by_place);
   return worst;

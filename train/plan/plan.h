@@ -18,7 +18,8 @@ namespace burst {
 struct StepPlan {
   int64_t parameters = 0, gradients = 0, optimizer = 0;  // kept between steps
   int64_t peak_bytes = 0;                                // within a step, those included
-  int64_t host_bytes = 0;  // page-locked memory of the host, for what is offloaded
+  // Page-locked memory of the host: what is offloaded, and the copy of the state that a save takes.
+  int64_t host_bytes = 0;
   template <typename T>
   struct Part {
     std::string place;  // what takes it: "forward, attention"
@@ -50,7 +51,8 @@ absl::StatusOr<StepPlan> PlanStep(const TrainingSetup& setup, const GpuModel& gp
                                   int gpus_per_node);
 
 inline bool Fits(const StepPlan& plan, const GpuModel& gpu) {
-  return static_cast<double>(plan.peak_bytes + kUnplannedBytes) <= gpu.memory;
+  return static_cast<double>(plan.peak_bytes + kUnplannedBytes) <= gpu.memory &&
+         static_cast<double>(plan.host_bytes) <= gpu.host_memory;
 }
 
 }  // namespace burst

@@ -28,6 +28,8 @@ OptionTable PlanOptionTable(PlanOptions* c) {
   t.Add("gpus_per_node", &c->gpus_per_node, kMayChange,
         "GPUs that fast links connect; others reach each other over the network.");
   t.Add("memory", &c->memory, kMayChange, "GiB that a GPU has for a program. -1: the model's own.");
+  t.Add("host_memory", &c->host_memory, kMayChange,
+        "GiB of the host's memory for each GPU. -1: as much as the step needs.");
   t.Add("links", &c->links, kMayChange,
         "GB/s that a GPU sends to others of its node, while it receives as many. -1: the model's.");
   t.Add("network", &c->network, kMayChange,
@@ -35,8 +37,7 @@ OptionTable PlanOptionTable(PlanOptions* c) {
   t.Group("The question");
   t.Add("fit", &c->fit, kMayChange,
         "Chooses --zero, --recompute, --ffn_chunk and --offload, where they are not given, so that "
-        "the step "
-        "is the fastest one that fits.");
+        "the step is the fastest one that fits.");
   t.AddList("seqlens", &c->seqlens, ParseCount, kMayChange,
             "A table over these lengths, in place of --seqlen.");
   t.AddList("counts", &c->counts, ParseCount, kMayChange,
@@ -67,6 +68,7 @@ absl::StatusOr<GpuModel> GpuOf(const PlanOptions& c, int64_t* count) {
   if (!gpu.ok()) return InvalidOption("gpus", gpu.status().message());
   for (const auto& [name, value, unit, field] :
        {std::tuple("memory", c.memory, kGiB, &gpu->memory),
+        std::tuple("host_memory", c.host_memory, kGiB, &gpu->host_memory),
         std::tuple("links", c.links, 1e9, &gpu->links),
         std::tuple("network", c.network, 1e9, &gpu->network)}) {
     if (value != -1 && value <= 0) return InvalidOption(name, value, " must be above 0, or -1");

@@ -16,6 +16,7 @@ struct PlanOptions {
   std::string gpus = "1xH200";
   int64_t gpus_per_node = 8;
   double memory = -1, links = -1, network = -1;  // -1: the GPU's own
+  double host_memory = -1;                       // -1: as much as is needed
   bool fit = false;
   std::vector<int64_t> seqlens, counts;  // empty: train.seqlen; what `gpus` says
   std::string plot;                      // path of a picture of the table; empty: none

@@ -39,10 +39,14 @@ std::string Ranks(const ResolvedConfig& config) {
 // What a rank keeps between steps, and what of it ranks divide.
 std::string State(const ResolvedConfig& config, const ParameterList::KeptBytes& kept) {
   const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
-  const std::string text =
+  std::string text =
       absl::StrFormat("%.1f MiB a rank: parameters %.1f, gradients %.1f, optimizer %.1f",
                       mib(kept.values + kept.gradients + kept.optimizer), mib(kept.values),
                       mib(kept.gradients), mib(kept.optimizer));
+  if (kept.optimizer_on_host > 0) {
+    absl::StrAppendFormat(&text, "; in the host's memory: optimizer %.1f",
+                          mib(kept.optimizer_on_host));
+  }
   if (config.zero == 0) return text;
   return absl::StrFormat("%s; divided over %d ranks (ZeRO %d), which save it together", text,
                          config.state_ranks(), config.zero);
