@@ -2,6 +2,7 @@
 
 #include <functional>
 
+#include "burst/base/check.h"
 #include "burst/base/progress.h"
 #include "model/ops/ops.h"
 
@@ -76,37 +77,85 @@ Variable AddBranch(const ForwardPass& pass, const Variable& x, int64_t dropout_s
 SelfAttention::SelfAttention(const LayerScope& scope, int64_t layer, Rotation rotation)
     : layer_(layer),
       head_dim_(scope.config.head_dim),
-      rotated_heads_(rotation == Rotation::kNone
-                         ? 0
-                         : scope.parallel.LocalCount(scope.config.heads) +
-                               scope.parallel.LocalCount(scope.config.kv_heads)),
+      rotates_(rotation == Rotation::kRope),
+      heads_(scope.parallel.LocalCount(scope.config.heads)),
+      kv_heads_(scope.parallel.LocalCount(scope.config.kv_heads)),
       qkv_(scope, "attention.qkv",
            {scope.config.heads, scope.config.kv_heads, scope.config.kv_heads}, head_dim_,
            scope.config.has_biases() || scope.config.qkv_bias),
-      query_norm_{{}, scope.parallel.LocalCount(scope.config.heads)},
-      key_norm_{{}, scope.parallel.LocalCount(scope.config.kv_heads)},
       norm_eps_(scope.config.norm_eps),
       out_(scope, "attention.out", scope.config.heads, head_dim_) {
   if (!scope.config.qk_norm) return;
   // A rank's heads give a part of the gradient.
   const ParameterSharding replicated = scope.parallel.Replicated();
-  scope.Add("attention.q_norm.weight", {head_dim_}, 1, 0, false, replicated, &query_norm_.weight);
-  scope.Add("attention.k_norm.weight", {head_dim_}, 1, 0, false, replicated, &key_norm_.weight);
+  scope.Add("attention.q_norm.weight", {head_dim_}, 1, 0, false, replicated, &query_norm_);
+  scope.Add("attention.k_norm.weight", {head_dim_}, 1, 0, false, replicated, &key_norm_);
 }
 
-Variable SelfAttention::Forward(const ForwardPass& pass, const Variable& x,
-                                const Variable& residual) const {
-  const Variable projected = qkv_.Forward(pass, x);  // [batch, length, channels of all heads]
+Variable SelfAttention::Forward(const ForwardPass& pass, const Normalization& norm,
+                                const Variable& x, const Variable& residual) const {
+  const bool in_groups = pass.head_chunk > 0 && pass.head_chunk < kv_heads_;
+  const Variable out = in_groups ? AttendInGroups(pass, norm, x)
+                                 : Attend(pass, qkv_.Forward(pass, norm.Forward(pass, x)), {});
+  const Shape& shape = out.shape();
+  return out_.Forward(pass, Reshape(pass.tape, out, {shape[0], shape[1], shape[2] * head_dim_}),
+                      residual);
+}
+
+// Where tokens go through the projections in chunks, these normalize them, too, for every group
+// again; so that of all tokens nothing of the width is there but x and its gradient.
+Variable SelfAttention::AttendInGroups(const ForwardPass& pass, const Normalization& norm,
+                                       const Variable& x) const {
+  BURST_CHECK(pass.parallel.ranks() == 1 && kv_heads_ % pass.head_chunk == 0);
+  const int64_t count = kv_heads_ / pass.head_chunk;
+  const bool in_chunks = pass.ffn_chunk > 0;
+  std::shared_ptr<KeptAttention> kept = pass.kept_attention;
+  if (kept == nullptr && pass.tape.recording()) kept = std::make_shared<KeptAttention>();
+  std::vector<TapeFunction> groups;
+  for (int64_t i = 0; i < count; ++i) {
+    groups.push_back([this, pass, kept, norm = in_chunks ? &norm : nullptr,
+                      group = HeadGroup{i, count}](Tape& tape, const Variable& x) {
+      return AttendGroup(pass.On(tape, kept), norm, x, group);
+    });
+  }
+  const Variable out = RecomputeInParts(
+      pass.tape, in_chunks ? x : norm.Forward(pass, x), std::move(groups), /*axis=*/2,
+      {x.shape()[0], x.shape()[1], heads_, head_dim_}, kept == nullptr ? Tensor() : kept->out);
+  if (kept != nullptr) kept->out = out.value();
+  return out;
+}
+
+Variable SelfAttention::AttendGroup(const ForwardPass& pass, const Normalization* norm,
+                                    const Variable& x, const HeadGroup& group) const {
+  const int64_t heads = heads_ / group.count, kv_heads = kv_heads_ / group.count, i = group.index;
+  const int64_t d = head_dim_, keys = heads_ * d, values = keys + kv_heads_ * d;
+  const std::vector<RowRange> rows = {{i * heads * d, heads * d},
+                                      {keys + i * kv_heads * d, kv_heads * d},
+                                      {values + i * kv_heads * d, kv_heads * d}};
+  const LinearParameters& all = qkv_.parameters();
+  const Variable weight = SelectRows(pass.tape, all.weight, rows);
+  const Variable bias = all.bias.defined() ? SelectRows(pass.tape, all.bias, rows) : Variable();
+  if (norm == nullptr) return Attend(pass, Linear(pass.tape, x, weight, bias), group);
+  const auto project = [pass, norm, weight, bias](Tape& tape, const Variable& x) {
+    return Linear(tape, norm->Forward(pass.On(tape, nullptr), x), weight, bias);
+  };
+  return Attend(
+      pass,
+      RecomputeInChunks(pass.tape, x, pass.ffn_chunk, project, ResultUse::kRead, weight.shape()[0]),
+      group);
+}
+
+Variable SelfAttention::Attend(const ForwardPass& pass, const Variable& projected,
+                               const HeadGroup& group) const {
   const Shape& shape = projected.shape();
+  const int64_t heads = heads_ / group.count, kv_heads = kv_heads_ / group.count;
   Variable qkv =
       Reshape(pass.tape, projected, {shape[0], shape[1], shape[2] / head_dim_, head_dim_});
-  if (query_norm_.weight.defined()) {
-    qkv = RmsNormHeads(pass.tape, qkv, query_norm_, key_norm_, norm_eps_);
+  if (query_norm_.defined()) {
+    qkv = RmsNormHeads(pass.tape, qkv, {query_norm_, heads}, {key_norm_, kv_heads}, norm_eps_);
   }
-  if (rotated_heads_ > 0) qkv = Rope(pass.tape, qkv, pass.rope, rotated_heads_);
-  const Variable out = pass.attend(pass, layer_, qkv);
-  const int64_t channels = out.shape()[2] * head_dim_;
-  return out_.Forward(pass, Reshape(pass.tape, out, {shape[0], shape[1], channels}), residual);
+  if (rotates_) qkv = Rope(pass.tape, qkv, pass.rope, heads + kv_heads);
+  return pass.attend(pass, layer_, qkv, group);
 }
 
 Block::Block(const LayerScope& scope, int64_t layer) : layer_(layer) {
@@ -149,7 +198,7 @@ Variable Block::Forward(const ForwardPass& pass, const Variable& x) const {
   const int layer = static_cast<int>(layer_);
   ReachOp(layer, "projections", /*on_device=*/true);
   const Variable h = AddBranch(pass, x, 1 + 2 * layer_, [&](const Variable& residual) {
-    return attention_->Forward(pass, attention_norm_->Forward(pass, x), residual);
+    return attention_->Forward(pass, *attention_norm_, x, residual);
   });
   ReachOp(layer, "feed-forward");
   return AddBranch(pass, h, 2 + 2 * layer_,

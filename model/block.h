@@ -14,23 +14,32 @@
 
 namespace burst {
 
-// residual + attention(x): projections of all heads, normalization of queries and keys (qk_norm),
-// RoPE (llama), causal attention, projection out.
+// residual + attention(norm(x)): projections of all heads, normalization of queries and keys
+// (qk_norm), RoPE (llama), causal attention, projection out.
 class SelfAttention {
  public:
   enum class Rotation { kNone, kRope };
   SelfAttention(const LayerScope& scope, int64_t layer, Rotation rotation);
 
   // x, residual (may be undefined), result: [batch, length, width].
-  Variable Forward(const ForwardPass& pass, const Variable& x, const Variable& residual) const;
+  Variable Forward(const ForwardPass& pass, const Normalization& norm, const Variable& x,
+                   const Variable& residual) const;
 
  private:
+  // The result of all heads, [batch, length, heads, head_dim], group by group; of a group, from x
+  // or, without `norm`, from norm(x); of heads that are projected, [batch, length, channels].
+  Variable AttendInGroups(const ForwardPass& pass, const Normalization& norm,
+                          const Variable& x) const;
+  Variable AttendGroup(const ForwardPass& pass, const Normalization* norm, const Variable& x,
+                       const HeadGroup& group) const;
+  Variable Attend(const ForwardPass& pass, const Variable& projected, const HeadGroup& group) const;
+
   const int64_t layer_;
   const int64_t head_dim_;
-  const int64_t rotated_heads_;  // of this rank: queries and keys, or none
-  ColumnParallelLinear qkv_;     // the query heads, then the KV heads' keys, then their values
-  // With qk_norm: of this rank's query heads and of its KV heads' keys.
-  NormalizedHeads query_norm_, key_norm_;
+  const bool rotates_;
+  const int64_t heads_, kv_heads_;  // of this rank
+  ColumnParallelLinear qkv_;        // the query heads, then the KV heads' keys, then their values
+  Variable query_norm_, key_norm_;  // [head_dim]; with qk_norm
   const double norm_eps_;
   RowParallelLinear out_;
 };

@@ -30,9 +30,10 @@ struct ForwardPass {
   const TensorParallel& parallel;
   std::shared_ptr<const TokenShard> shard;
   // Queries, keys and values of a layer, [batch, length, heads + 2 kv_heads, head_dim], to its
-  // attention's output, [batch, length, heads, head_dim].
-  std::function<Variable(const ForwardPass& pass, int64_t layer, const Variable& qkv)> attend =
-      nullptr;
+  // attention's output, [batch, length, heads, head_dim]; of all heads, or of a group of them.
+  std::function<Variable(const ForwardPass& pass, int64_t layer, const Variable& qkv,
+                         const HeadGroup& group)>
+      attend = nullptr;
   std::shared_ptr<const RopeTable> rope = nullptr;  // llama
   double dropout_rate = 0;
   DropoutKey dropout = {};
@@ -40,11 +41,14 @@ struct ForwardPass {
   // Of the layer, where it runs twice and attention shall not (AttentionOp); else null.
   std::shared_ptr<KeptAttention> kept_attention = nullptr;
   int64_t ffn_chunk = 0;  // tokens that a feed-forward takes at a time (RecomputeInChunks); 0: all
+  // KV heads, with their query heads, that attention takes at a time (RecomputeInParts); 0: all. On
+  // one rank of a model.
+  int64_t head_chunk = 0;
 
   // The same on another tape, for one layer.
   ForwardPass On(Tape& other, std::shared_ptr<KeptAttention> kept) const {
-    return {other,   parallel,         shard,           attend,   rope, dropout_rate,
-            dropout, global_positions, std::move(kept), ffn_chunk};
+    return {other,   parallel,         shard,           attend,    rope,      dropout_rate,
+            dropout, global_positions, std::move(kept), ffn_chunk, head_chunk};
   }
   // A place where dropout applies. 0 is the embedding; 1 + 2 l and 2 + 2 l are the attention and
   // the feed-forward of layer l.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/autograd/tape.h"
@@ -27,9 +28,9 @@ class OffloadedLayer {
   const Variable x_;
   const std::shared_ptr<KeptAttention> kept_;
   bool released_ = false;
-  // Null: not stored. `saved`: kept_->saved.out, if it is not kept_->out.
-  std::unique_ptr<HostCopies::Stored> stored_x_, stored_out_, stored_saved_;
-  bool saved_is_out_ = false;
+  // Null: not stored.
+  std::unique_ptr<HostCopies::Stored> stored_x_, stored_out_;
+  std::vector<std::unique_ptr<HostCopies::Stored>> stored_saved_;  // kept_->saved[...].out
 };
 
 }  // namespace burst

@@ -102,23 +102,26 @@ void Transformer::EndEmbedding(Tape& tape) const {
   if (!config_.tied_embeddings) tape.OnBackward([this] { use_->BeginGrads(0); });
 }
 
-void Transformer::BeginLayer(Tape& tape, int layer) const {
+void Transformer::BeginLayer(Tape& tape, size_t layer, bool prefetches) const {
   if (use_ == nullptr) return;
-  const int unit = 1 + layer;
-  use_->BeginValues(tape, unit, unit + 1);
+  const int unit = 1 + static_cast<int>(layer);
+  use_->BeginValues(tape, unit, prefetches ? unit + 1 : -1);
   tape.OnBackward([this, &tape, unit] {
     use_->EndGrads(tape, unit);
     use_->EndValues(unit);
   });
 }
 
-void Transformer::EndLayer(Tape& tape, int layer) const {
+void Transformer::EndLayer(Tape& tape, size_t layer, bool backward_follows) const {
   if (use_ == nullptr) return;
-  const int unit = 1 + layer;
-  const bool stays = tape.recording() && layer + 1 == static_cast<int>(blocks_.size());
-  if (!stays) use_->EndValues(unit);
-  tape.OnBackward([this, &tape, unit] {
-    use_->BeginValues(tape, unit, unit > 1 ? unit - 1 : -1);
+  const int unit = 1 + static_cast<int>(layer);
+  if (!backward_follows) use_->EndValues(unit);
+  // Before the first layer of a segment the backward computes the segment before it, from its first
+  // layer on.
+  const bool begins = layer % segment_ == 0;
+  const int next = layer == 0 ? -1 : unit - (begins ? static_cast<int>(segment_) : 1);
+  tape.OnBackward([this, &tape, unit, next] {
+    use_->BeginValues(tape, unit, next);
     use_->BeginGrads(unit);
   });
 }
@@ -151,17 +154,27 @@ void Transformer::set_offload(bool offload) {
 }
 
 void Transformer::ReserveOffload(int64_t tokens, int64_t attended, int results) {
-  int64_t layers = 0;
-  for (size_t layer = 0; layer + 1 < blocks_.size(); ++layer) layers += Recomputes(layer);
+  int64_t segments = 0;
+  for (size_t i = 0; i * segment_ < blocks_.size(); ++i) segments += Offloads(i);
   const int64_t channels = parallel_.LocalCount(config_.heads) * config_.head_dim;
-  copies_->Reserve(layers, tokens * config_.width * SizeOf(dtype()));
-  if (recompute_ != Recompute::kSelective) return;
-  copies_->Reserve(results * layers, attended * channels * SizeOf(dtype()));
+  copies_->Reserve(segments, tokens * config_.width * SizeOf(dtype()));
+  if (recompute_ != Recompute::kSelective || segment_ > 1) return;
+  const int64_t bytes = attended * channels * SizeOf(dtype());
+  copies_->Reserve(segments, bytes);
+  if (results == 1) return;
+  const int64_t groups = head_chunk_ == 0 ? 1 : config_.kv_heads / head_chunk_;
+  copies_->Reserve((results - 1) * segments * groups, bytes / groups);
 }
 
 void Transformer::set_ffn_chunk(int64_t tokens) {
   BURST_CHECK(tokens == 0 || parallel_.ranks() == 1) << "a tensor-parallel layer in chunks";
   ffn_chunk_ = tokens;
+}
+
+void Transformer::set_head_chunk(int64_t kv_heads) {
+  BURST_CHECK(kv_heads == 0 || (parallel_.ranks() == 1 && config_.kv_heads % kv_heads == 0))
+      << kv_heads << " of " << config_.kv_heads << " KV heads at a time";
+  head_chunk_ = kv_heads;
 }
 
 Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions,
@@ -179,22 +192,55 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, cons
   x = pass.parallel.ToLayers(pass.tape, pass.shard, x);
   x = Dropout(pass.tape, x, pass.DropoutAt(/*site=*/0));
   const auto offloaded = std::make_shared<OffloadedLayers>(blocks_.size());
-  for (size_t layer = 0; layer < blocks_.size(); ++layer) {
-    on_backward(first_parameter_[layer], first_parameter_[layer + 1]);
-    BeginLayer(pass.tape, static_cast<int>(layer));
+  for (size_t first = 0; first < blocks_.size(); first += segment_) {
     const Variable input = x;
     std::shared_ptr<KeptAttention> kept;
-    x = Layer(pass, layer, input, &kept);
+    x = Segment(pass, first, input, ready, &kept);
     if (copies_ != nullptr && pass.tape.recording()) {
-      Offload(pass.tape, layer, input, kept, offloaded);
+      Offload(pass.tape, first / segment_, input, kept, offloaded);
     }
-    EndLayer(pass.tape, static_cast<int>(layer));
+    // When the backward comes to the segment, those who read its result have done so.
+    pass.tape.OnBackward([x] { x.ForgetValue(); });
   }
   ReachOp(/*layer=*/-1, "head", /*on_device=*/true);
   on_backward(first_parameter_.back(), parameters_.size());
   BeginHead(pass.tape);
   x = pass.parallel.FromLayers(pass.tape, pass.shard, x);
   return final_norm_->Forward(pass, x);
+}
+
+Variable Transformer::Segment(const ForwardPass& pass, size_t first, const Variable& x,
+                              const GradientsReady& ready,
+                              std::shared_ptr<KeptAttention>* kept) const {
+  if (segment_ == 1 || !pass.tape.recording()) {
+    return LayersOfSegment(pass, first, /*again=*/false, x, ready, kept);
+  }
+  const auto runs = std::make_shared<int>(0);
+  return RecomputeInBackward(
+      pass.tape, x, [this, pass, first, ready, runs](Tape& tape, const Variable& x) {
+        std::shared_ptr<KeptAttention> kept;  // by the layer alone, until its own backward
+        const bool again = ++*runs > 1;
+        return LayersOfSegment(pass.On(tape, nullptr), first, again, x, ready, &kept);
+      });
+}
+
+Variable Transformer::LayersOfSegment(const ForwardPass& pass, size_t first, bool again, Variable x,
+                                      const GradientsReady& ready,
+                                      std::shared_ptr<KeptAttention>* kept) const {
+  const size_t end = EndOfSegment(first);
+  for (size_t layer = first; layer < end; ++layer) {
+    if (ready != nullptr) {
+      pass.tape.OnBackward(
+          [ready, first_parameter = first_parameter_[layer],
+           end_parameter = first_parameter_[layer + 1]] { ready(first_parameter, end_parameter); });
+    }
+    const bool ends = again && layer + 1 == end;
+    BeginLayer(pass.tape, layer, /*prefetches=*/!ends);
+    x = Layer(pass, layer, x, kept);
+    if (segment_ > 1) pass.tape.OnBackward([x] { x.ForgetValue(); });
+    EndLayer(pass.tape, layer, ends || (pass.tape.recording() && layer + 1 == blocks_.size()));
+  }
+  return x;
 }
 
 bool Transformer::Recomputes(size_t layer) const {
@@ -212,19 +258,19 @@ Variable Transformer::Layer(const ForwardPass& pass, size_t layer, const Variabl
                              });
 }
 
-// After the layer's forward is queued. The layer before has had that long to copy what it keeps;
-// its memory is free from here on. The last layer's backward comes next: it keeps what it has.
-void Transformer::Offload(Tape& tape, size_t layer, const Variable& input,
+// After the segment's forward is queued. The one before has had that long to copy what it keeps;
+// its memory is free from here on. The last one's backward comes next: it keeps what it has.
+void Transformer::Offload(Tape& tape, size_t segment, const Variable& input,
                           const std::shared_ptr<KeptAttention>& kept,
-                          const std::shared_ptr<OffloadedLayers>& layers) const {
-  if (Recomputes(layer) && layer + 1 < blocks_.size() && input.value().is_contiguous()) {
-    (*layers)[layer] = std::make_unique<OffloadedLayer>(*copies_, input, kept);
+                          const std::shared_ptr<OffloadedLayers>& segments) const {
+  if (Offloads(segment) && input.value().is_contiguous()) {
+    (*segments)[segment] = std::make_unique<OffloadedLayer>(*copies_, input, kept);
   }
-  if (layer > 0 && (*layers)[layer - 1] != nullptr) (*layers)[layer - 1]->Release();
-  tape.OnBackward([layers, layer] {
+  if (segment > 0 && (*segments)[segment - 1] != nullptr) (*segments)[segment - 1]->Release();
+  tape.OnBackward([segments, segment] {
     // Gone then, or the input and its gradient would stay until the tape ends.
-    if (const auto own = std::move((*layers)[layer]); own != nullptr) own->Restore();
-    if (layer > 0 && (*layers)[layer - 1] != nullptr) (*layers)[layer - 1]->Fetch();
+    if (const auto own = std::move((*segments)[segment]); own != nullptr) own->Restore();
+    if (segment > 0 && (*segments)[segment - 1] != nullptr) (*segments)[segment - 1]->Fetch();
   });
 }
 
@@ -235,17 +281,19 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
   const std::shared_ptr<const TokenShard> shard(schedule, &schedule->shard());
   ForwardPass pass{tape, parallel_, shard};
   pass.ffn_chunk = ffn_chunk_;
+  pass.head_chunk = cache == nullptr ? head_chunk_ : 0;
   pass.dropout_rate = config_.dropout;
   pass.dropout = dropout;
   // A recomputation calls it later, on its own tape.
   pass.attend = [this, &attention, schedule, cache](const ForwardPass& of, int64_t layer,
-                                                    const Variable& qkv) {
+                                                    const Variable& qkv, const HeadGroup& group) {
     if (cache != nullptr) {
       const int64_t q = config_.heads, kv = config_.kv_heads;
       cache->Append(layer, qkv.value().Slice(2, q, kv), qkv.value().Slice(2, q + kv, kv));
     }
-    return AttentionOp(of.tape, attention, schedule, qkv, parallel_.LocalCount(config_.heads),
-                       parallel_.LocalCount(config_.kv_heads), of.kept_attention.get());
+    return AttentionOp(
+        of.tape, attention, schedule, qkv, parallel_.LocalCount(config_.heads) / group.count,
+        parallel_.LocalCount(config_.kv_heads) / group.count, of.kept_attention.get(), group);
   };
   if (config_.family == Family::kLlama) {
     const Tensor positions = parallel_.AttentionPositions(tape, shard, batch.positions);
@@ -314,7 +362,7 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
   Tape tape(/*recording=*/false);
   ForwardPass pass{tape, parallel_, /*shard=*/nullptr};
   pass.ffn_chunk = ffn_chunk_;
-  pass.attend = [&](const ForwardPass&, int64_t layer, const Variable& qkv) {
+  pass.attend = [&](const ForwardPass&, int64_t layer, const Variable& qkv, const HeadGroup&) {
     const auto heads = [&](int64_t first, int64_t count) {
       return qkv.value().Slice(2, first, count);
     };

@@ -3,6 +3,7 @@
 // do.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -67,15 +68,23 @@ class Transformer {
   const ParameterList& parameters() const { return parameters_; }
 
   // What the layers save for the backward; kNone unless set. Of every `every` layers the first one
-  // recomputes, the others save all.
-  void set_recompute(Recompute recompute, int64_t every = 1) {
+  // recomputes, the others save all. segment > 1 (every is 1 then): of so many layers in a row only
+  // the input of the first one is saved, until the backward computes the row again, now with what
+  // `recompute` says.
+  void set_recompute(Recompute recompute, int64_t every = 1, int64_t segment = 1) {
+    BURST_CHECK(segment == 1 || (recompute != Recompute::kNone && every == 1));
     recompute_ = recompute;
     recompute_every_ = every;
+    segment_ = static_cast<size_t>(segment);
   }
   // Feed-forwards, with their normalization, take so many tokens at a time and save nothing: the
   // backward computes them again (RecomputeInChunks). 0, unless set: all at once. Not with tensor
   // parallelism.
   void set_ffn_chunk(int64_t tokens);
+  // Attention takes so many KV heads, with their query heads, at a time, from their projection on;
+  // of a group nothing is saved but its result (RecomputeInParts). 0, unless set: all at once.
+  // Divides the KV heads. Not with tensor parallelism, nor in a pass that fills a cache.
+  void set_head_chunk(int64_t kv_heads);
 
   // What recomputing layers keep, their input and attention's result, waits in the host's memory
   // for the backward. Of no effect on layers that save all. Unless set, it stays on the device.
@@ -134,22 +143,32 @@ class Transformer {
                   const DropoutKey& dropout, const GradientsReady& ready = nullptr,
                   KvCache* cache = nullptr) const;
 
+  // The layers are taken in segments, of one each unless these are set. kept: as Layer's, of one.
+  Variable Segment(const ForwardPass& pass, size_t first, const Variable& x,
+                   const GradientsReady& ready, std::shared_ptr<KeptAttention>* kept) const;
+  // `again`: the backward follows at once.
+  Variable LayersOfSegment(const ForwardPass& pass, size_t first, bool again, Variable x,
+                           const GradientsReady& ready, std::shared_ptr<KeptAttention>* kept) const;
+  size_t EndOfSegment(size_t first) const { return std::min(first + segment_, blocks_.size()); }
   bool Recomputes(size_t layer) const;
+  bool Offloads(size_t segment) const {
+    return Recomputes(segment * segment_) && (segment + 1) * segment_ < blocks_.size();
+  }
   // kept: becomes what a recomputing layer keeps of attention; null if nothing.
   Variable Layer(const ForwardPass& pass, size_t layer, const Variable& x,
                  std::shared_ptr<KeptAttention>* kept) const;
-  // Of a pass, by layer; null: the backward finds everything on the device.
+  // Of a pass, by segment; null: the backward finds everything on the device.
   using OffloadedLayers = std::vector<std::unique_ptr<OffloadedLayer>>;
-  void Offload(Tape& tape, size_t layer, const Variable& input,
+  void Offload(Tape& tape, size_t segment, const Variable& input,
                const std::shared_ptr<KeptAttention>& kept,
-               const std::shared_ptr<OffloadedLayers>& layers) const;
+               const std::shared_ptr<OffloadedLayers>& segments) const;
 
   // The uses of the parameters in a pass, in the order of the forward; see use_. Unit 0 are the
   // embeddings, then come the layers, then what follows them.
   void BeginEmbedding(Tape& tape) const;
   void EndEmbedding(Tape& tape) const;
-  void BeginLayer(Tape& tape, int layer) const;
-  void EndLayer(Tape& tape, int layer) const;
+  void BeginLayer(Tape& tape, size_t layer, bool prefetches) const;
+  void EndLayer(Tape& tape, size_t layer, bool backward_follows) const;
   void BeginHead(Tape& tape) const;
   void EndHead(Tape& tape) const;
 
@@ -160,7 +179,8 @@ class Transformer {
   RopeAngles rope_angles_;  // llama
   Recompute recompute_ = Recompute::kNone;
   int64_t recompute_every_ = 1;
-  int64_t ffn_chunk_ = 0;
+  size_t segment_ = 1;
+  int64_t ffn_chunk_ = 0, head_chunk_ = 0;
   std::unique_ptr<HostCopies> copies_;  // with offload, else null
   ParameterUse* use_ = nullptr;
   ParameterList parameters_;

@@ -131,8 +131,9 @@ absl::Status Trainer::CreateModel() {
           config_.model, config_.dtype,
           draws ? std::optional<uint64_t>(static_cast<uint64_t>(config_.seed)) : std::nullopt,
           device, parallel, sharding));
-  model_->set_recompute(config_.recompute, config_.recompute_every);
+  model_->set_recompute(config_.recompute, config_.recompute_every, config_.recompute_segment);
   model_->set_ffn_chunk(config_.ffn_chunk);
+  model_->set_head_chunk(config_.head_chunk);
   if (OffloadsActivations(config_.offload)) {
     // Before any rank waits for another's kernels, as page-locking wants it. A rank has at most one
     // token more than an equal share, rounded up.

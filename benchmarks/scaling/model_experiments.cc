@@ -65,7 +65,7 @@ TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
   config.seqlen = c.seqlen;
   config.recompute = c.recompute;
   if (c.recompute == Recompute::kNone) {
-    config.recompute_every = 1;
+    config.recompute_every = config.recompute_segment = 1;
     const bool optimizer = OffloadsOptimizer(config.offload);
     config.offload = optimizer ? Offload::kOptimizer : Offload::kNone;
   }

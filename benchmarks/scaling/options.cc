@@ -115,7 +115,9 @@ OptionTable Options(ScalingConfig* c) {
   t.AddList("recompute", &c->recompute, ParseRecompute, kMayChange,
             absl::StrCat(train["recompute"].help, " A list. Of training alone."));
   t.AddShared(train, "recompute_every", "Of training alone.");
+  t.AddShared(train, "recompute_segment", "Of training alone.");
   t.AddShared(train, "ffn_chunk", "Not of generation.");
+  t.AddShared(train, "head_chunk", "Of training alone.");
   t.AddShared(train, "zero", "Of training alone.");
   t.AddShared(train, "offload", "Of training alone.");
   t.Add("tokens", &c->tokens, kMayChange,
@@ -147,7 +149,9 @@ absl::Status CheckUsed(const OptionTable& table, Experiment experiment) {
       {{"model"}, {kPrefill, kGeneration, kTraining}},
       {{"ffn_chunk"}, {kPrefill, kTraining}},
       {{"tokens"}, {kGeneration}},
-      {{"data", "steps", "recompute", "recompute_every", "zero", "offload"}, {kTraining}},
+      {{"data", "steps", "recompute", "recompute_every", "recompute_segment", "zero", "offload",
+        "head_chunk"},
+       {kTraining}},
       {{"repeats"}, {kAttention, kPrefill}},
       {{"compare"}, {kAttention}},
   };
@@ -171,8 +175,9 @@ absl::Status CheckStrategies(const OptionTable& table, const ScalingConfig& c) {
   }
   const bool recomputes = std::any_of(c.recompute.begin(), c.recompute.end(),
                                       [](Recompute r) { return r != Recompute::kNone; });
-  if (table.Given("recompute_every") && !recomputes) {
-    return InvalidOption("recompute_every", "not used without --recompute=full or selective");
+  for (const char* const option : {"recompute_every", "recompute_segment"}) {
+    if (!table.Given(option) || recomputes) continue;
+    return InvalidOption(option, "not used without --recompute=full or selective");
   }
   if (OffloadsActivations(c.train.offload) && !recomputes) {
     return InvalidOption("offload", Name(c.train.offload),

@@ -1,5 +1,6 @@
 #include "burst/attention/sequence_parallel_attention.h"
 
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,24 @@ void ForwardOnTape(Tape& tape, SequenceParallelAttention& attention, const RingS
   tape.Fail(status);
   *out = Tensor::Zeros(q.shape(), q.dtype(), q.device());
   if (lse != nullptr) *lse = Tensor::Zeros(LseShape(q), SumDType(q.dtype()), q.device());
+}
+
+void Keep(const Tensor& out, const Saved& saved, const HeadGroup& group, KeptAttention* kept) {
+  kept->saved.resize(group.count);
+  Saved& own = kept->saved[group.index];
+  own = saved;
+  own.q = own.k = own.v = Tensor();
+  if (!own.out.null() && own.out.raw_data() == out.raw_data()) own.out = Tensor();
+  if (group.count == 1) kept->out = out;
+}
+
+std::pair<Tensor, Saved> TakeKept(KeptAttention* kept, int64_t num_heads, const HeadGroup& group) {
+  const Tensor out =
+      group.count == 1 ? kept->out : kept->out.Slice(2, group.index * num_heads, num_heads);
+  Saved saved = std::exchange(kept->saved[group.index], {});
+  if (saved.out.null()) saved.out = out;
+  if (group.index + 1 == group.count) kept->out = Tensor();
+  return {out, std::move(saved)};
 }
 
 }  // namespace
@@ -62,7 +81,8 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
 
 Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
                      std::shared_ptr<const RingSchedule> schedule, const Variable& qkv,
-                     int64_t num_heads, int64_t num_kv_heads, KeptAttention* kept) {
+                     int64_t num_heads, int64_t num_kv_heads, KeptAttention* kept,
+                     const HeadGroup& group) {
   BURST_CHECK(qkv.value().ndim() == 4 && qkv.value().dim(2) == num_heads + 2 * num_kv_heads)
       << "qkv " << ToString(qkv.shape()) << " for " << num_heads << " heads and " << num_kv_heads
       << " KV heads";
@@ -75,17 +95,13 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
   Tensor out_value;
   Saved saved;
   if (kept != nullptr && !kept->out.null()) {
-    out_value = std::exchange(kept->out, {});
-    saved = std::exchange(kept->saved, {});
+    std::tie(out_value, saved) = TakeKept(kept, num_heads, group);
     const absl::Status status = attention.Restore(*schedule, q, k, v, &saved);
     if (!status.ok()) tape.Fail(status);
   } else {
     ForwardOnTape(tape, attention, *schedule, q, k, v, &out_value, /*lse=*/nullptr,
                   needs_grad || kept != nullptr ? &saved : nullptr);
-    if (kept != nullptr) {
-      *kept = {out_value, saved};
-      kept->saved.q = kept->saved.k = kept->saved.v = Tensor();
-    }
+    if (kept != nullptr) Keep(out_value, saved, group, kept);
   }
   const Variable out = tape.Output(out_value, {qkv});
   if (!needs_grad) return out;

@@ -99,8 +99,16 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
 // attention to the second, so that attention itself runs once. A second run would be expensive and,
 // over a ring, send K and V again, while out and lse are as small as one activation.
 struct KeptAttention {
-  Tensor out;                              // null: nothing is kept yet
-  SequenceParallelAttention::Saved saved;  // without q, k, v
+  Tensor out;  // of all heads; null: nothing is kept yet
+  // Without q, k, v, of every group of heads that attention takes at a time. Its `out` is null
+  // where that is the group's heads of `out` above.
+  std::vector<SequenceParallelAttention::Saved> saved;
+};
+
+// One of the groups of heads that a layer's attention takes one after another.
+struct HeadGroup {
+  int64_t index = 0;
+  int64_t count = 1;
 };
 
 // The same on the packed output of one projection, qkv [batch, length, num_heads + 2 num_kv_heads,
@@ -108,10 +116,12 @@ struct KeptAttention {
 // is copied. out: [batch, length, num_heads, head_dim].
 //
 // With `kept`, the first of two runs on the same qkv leaves its result there. The second, which is
-// the one that is differentiated, takes it.
+// the one that is differentiated, takes it. If these heads are one `group` of several, the caller
+// puts kept->out together between the runs, and each takes its part.
 Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
                      std::shared_ptr<const RingSchedule> schedule, const Variable& qkv,
-                     int64_t num_heads, int64_t num_kv_heads, KeptAttention* kept = nullptr);
+                     int64_t num_heads, int64_t num_kv_heads, KeptAttention* kept = nullptr,
+                     const HeadGroup& group = {});
 
 // ---- What all strategies share.
 //

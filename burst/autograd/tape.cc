@@ -39,7 +39,12 @@ void Variable::SetGrad(Tensor sum) const {
   BURST_CHECK(node_->requires_grad && !node_->owned_grad);
   BURST_CHECK(sum.shape() == node_->value.shape() && sum.dtype() == node_->value.dtype());
   node_->grad = std::move(sum);
-  node_->grad_is_shared = true;
+  node_->grad_is_shared = false;
+}
+
+Tensor Variable::TakeGrad() const {
+  BURST_CHECK(!node_->owned_grad);
+  return std::exchange(node_->grad, Tensor());
 }
 
 void Variable::ZeroGrad() const {
@@ -134,6 +139,14 @@ absl::Status Tape::Backward(const std::vector<Variable>& outputs,
   return status_;
 }
 
+absl::Status Tape::BackwardAndForget(Variable output, Tensor grad) {
+  output.AddGrad(grad);
+  grad = Tensor();
+  output = Variable();
+  RunBackward();
+  return status_;
+}
+
 void Tape::RunBackward() {
   while (!nodes_.empty() && status_.ok()) {
     Node node = std::move(nodes_.back());
@@ -168,12 +181,12 @@ Variable FirstRun(Tape& tape, const TapeFunction& function, const Variable& x) {
 
 // The second run, and its backward: adds to the gradient of `input` and of the parameters.
 absl::Status GradientsAgain(Tape& tape, const TapeFunction& function, const Variable& input,
-                            const Tensor& output_grad) {
+                            Tensor output_grad) {
   const bool watched = tape.watcher() != nullptr;
   Tape second(/*recording=*/true, watched ? ResultUse::kRead : ResultUse::kUnread);
   second.Watch(tape.watcher());
-  const Variable result = function(second, input);
-  return second.Backward({result}, {output_grad});
+  Variable result = function(second, input);
+  return second.BackwardAndForget(std::move(result), std::move(output_grad));
 }
 
 }  // namespace
@@ -186,7 +199,7 @@ Variable RecomputeInBackward(Tape& tape, const Variable& x, TapeFunction functio
   tape.Record("recompute", {y}, [&tape, x, y, function = std::move(function)] {
     // Its gradient is what this node contributes to that of x.
     const Variable input(x.value(), x.requires_grad());
-    const absl::Status status = GradientsAgain(tape, function, input, y.grad());
+    const absl::Status status = GradientsAgain(tape, function, input, y.TakeGrad());
     if (!status.ok()) return tape.Fail(status);
     if (input.requires_grad() && !input.grad().null()) x.AddGrad(input.grad());
   });
@@ -194,24 +207,26 @@ Variable RecomputeInBackward(Tape& tape, const Variable& x, TapeFunction functio
 }
 
 Variable RecomputeInChunks(Tape& tape, const Variable& x, int64_t chunk, TapeFunction function,
-                           ResultUse use) {
-  BURST_CHECK(chunk >= 1 && x.value().is_contiguous() && x.value().dim(-1) > 0)
+                           ResultUse use, int64_t result_width) {
+  const int64_t width = x.value().dim(-1);
+  BURST_CHECK(chunk >= 1 && x.value().is_contiguous() && width > 0)
       << "chunks of " << chunk << " rows of " << ToString(x.shape());
-  const int64_t width = x.value().dim(-1), rows = x.value().numel() / width;
-  // visit(part), for every chunk; part(tensor): its rows of a tensor like x.
+  if (result_width == -1) result_width = width;
+  const int64_t rows = x.value().numel() / width;
+  // visit(part), for every chunk; part(tensor): its rows of a tensor like x or y.
   const auto for_each_chunk = [=](const auto& visit) {
     for (int64_t begin = 0; begin < rows; begin += chunk) {
       visit([=, size = std::min(chunk, rows - begin)](const Tensor& all) {
-        return all.View({1, rows, width}).Slice(1, begin, size);
+        return all.View({1, rows, all.dim(-1)}).Slice(1, begin, size);
       });
     }
   };
-  Tensor value;
+  Shape shape = x.shape();
+  shape.back() = result_width;
+  Tensor value = Tensor::Null(shape, x.value().dtype(), x.value().device());
   bool requires_grad = tape.recording();
-  if (use == ResultUse::kUnread) {
-    value = x.value().WithoutMemory();
-  } else {
-    value = Tensor::EmptyLike(x.value());
+  if (use == ResultUse::kRead) {
+    value = Tensor::EmptyLike(value);
     for_each_chunk([&](const auto& part) {
       const Variable y = FirstRun(tape, function, Variable(part(x.value()), x.requires_grad()));
       part(value).CopyFrom(y.value());
@@ -223,17 +238,57 @@ Variable RecomputeInChunks(Tape& tape, const Variable& x, int64_t chunk, TapeFun
 
   tape.Record("recompute_chunks", {y}, [&tape, x, y, for_each_chunk, function] {
     const Tensor dy = y.grad().Contiguous();
-    const Tensor dx = x.requires_grad() ? Tensor::EmptyLike(x.value()) : Tensor();
+    // Assigned, unless x has a gradient already.
+    const bool adds = x.requires_grad() && !x.grad().null();
+    const Tensor dx = !x.requires_grad() ? Tensor()
+                      : adds             ? x.MutableGrad()
+                                         : Tensor::EmptyLike(x.value());
     absl::Status status;
     for_each_chunk([&](const auto& part) {
       if (!status.ok()) return;
       const Variable input(part(x.value()), x.requires_grad());
       status = GradientsAgain(tape, function, input, part(dy));
       if (dx.null()) return;
-      input.grad().null() ? part(dx).Fill(0) : part(dx).CopyFrom(input.grad());
+      if (adds) {
+        if (!input.grad().null()) part(dx).Add(input.grad().Contiguous());
+      } else {
+        input.grad().null() ? part(dx).Fill(0) : part(dx).CopyFrom(input.grad());
+      }
     });
     if (!status.ok()) return tape.Fail(status);
-    if (!dx.null()) x.AddGrad(dx);
+    if (!dx.null() && !adds) x.SetGrad(dx);
+  });
+  return y;
+}
+
+Variable RecomputeInParts(Tape& tape, const Variable& x, std::vector<TapeFunction> parts,
+                          int64_t axis, const Shape& shape, Tensor known) {
+  const auto count = static_cast<int64_t>(parts.size());
+  BURST_CHECK(count >= 1 && shape[axis] % count == 0)
+      << count << " parts of " << ToString(shape) << " along axis " << axis;
+  const auto part_of = [axis, size = shape[axis] / count](const Tensor& all, int64_t i) {
+    return all.Slice(axis, i * size, size);
+  };
+  bool requires_grad = tape.recording();
+  Tensor value = std::move(known);
+  if (value.null()) {
+    value = Tensor::Empty(shape, x.value().dtype(), x.value().device());
+    for (int64_t i = 0; i < count; ++i) {
+      const Variable y = FirstRun(tape, parts[i], x);
+      part_of(value, i).CopyFrom(y.value());
+      requires_grad &= y.requires_grad();
+    }
+  }
+  BURST_CHECK(value.shape() == shape);
+  const Variable y(value, requires_grad);
+  if (!requires_grad) return y;
+
+  tape.Record("recompute_parts", {y}, [&tape, x, y, part_of, parts = std::move(parts)] {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const absl::Status status = GradientsAgain(
+          tape, parts[i], x, part_of(y.grad(), static_cast<int64_t>(i)).Contiguous());
+      if (!status.ok()) return tape.Fail(status);
+    }
   });
   return y;
 }

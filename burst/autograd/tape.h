@@ -67,9 +67,13 @@ class Variable {
   void ForgetGrad() const;
 
   // Replaces the gradient, for backwards whose kernel reads grad() (which may be null) and writes
-  // its sum with the contribution to another tensor. Not for parameters: their owner has the
-  // buffer.
+  // its sum with the contribution to another tensor, which nobody else uses. Not for parameters:
+  // their owner has the buffer.
   void SetGrad(Tensor sum) const;
+  // Whether there is a gradient, and nobody else uses its memory: it may be written in place.
+  bool owns_grad() const { return !node_->grad.null() && !node_->grad_is_shared; }
+  // The gradient, which the variable has no longer. Not for parameters.
+  Tensor TakeGrad() const;
   bool is_parameter() const { return node_->owned_grad; }
 
   // Frees the memory of a value that no backward reads, or that is computed again before one does.
@@ -135,6 +139,8 @@ class Tape {
   // The same for outputs with given gradients: d outputs[i] = grads[i].
   [[nodiscard]] absl::Status Backward(const std::vector<Variable>& outputs,
                                       const std::vector<Tensor>& grads);
+  // The same for one output; neither is kept longer than the ops need it.
+  [[nodiscard]] absl::Status BackwardAndForget(Variable output, Tensor grad);
 
   // To inspect what ops compute (for a NaN, say), or to change it: `watcher` is called with every
   // output that is recorded, then, during the backward, with its gradient once that is complete.
@@ -183,12 +189,19 @@ class Tape {
 // makes the function's result may leave out its value.
 Variable RecomputeInBackward(Tape& tape, const Variable& x, TapeFunction function);
 
-// The same for a function that treats every row by itself, and whose result has the shape of what
-// it is given: [1, chunk, width], `chunk` rows of x (the last time fewer), in both runs. What it
-// allocates then does not grow with x. In chunks, too, on a tape that does not record.
-// x: [..., width], contiguous, any number of rows. Gradients of parameters are sums over chunks:
-// those without chunks up to rounding. `use`: of y.
+// The same for a function that treats every row by itself. It is given [1, chunk, width], `chunk`
+// rows of x (the last time fewer), in both runs, and makes [1, chunk, result_width] of them (-1:
+// width). What it allocates then does not grow with x. In chunks, too, on a tape that does not
+// record. x: [..., width], contiguous, any number of rows; y: [..., result_width]. Gradients of
+// parameters are sums over chunks: those without chunks up to rounding. `use`: of y.
 Variable RecomputeInChunks(Tape& tape, const Variable& x, int64_t chunk, TapeFunction function,
-                           ResultUse use = ResultUse::kRead);
+                           ResultUse use = ResultUse::kRead, int64_t result_width = -1);
+
+// Several functions of the same x, one after another in both runs: y is their results side by side
+// along `axis`, equal in size there. What one of them allocates is free again for the next. The
+// gradient of x is summed over them in order, in its dtype and its place. `known`, unless null: y,
+// which the first runs need not compute.
+Variable RecomputeInParts(Tape& tape, const Variable& x, std::vector<TapeFunction> parts,
+                          int64_t axis, const Shape& shape, Tensor known = {});
 
 }  // namespace burst

@@ -12,6 +12,7 @@
 //
 //   CPU, checks, tape    GPU kernels (cuda/)                  ops
 //   linear.cc            gemm_ops.cc, bias.cu; matmul.{h,cc}  Linear, GeluMlp
+//   rows.cc              (copies)                             SelectRows
 //   normalization.cc     normalization.{cu,cuh}               RmsNorm, LayerNorm
 //   head_norm.cc         the same                             RmsNormHeads
 //   elementwise.cc       elementwise.cu                       Add, Gelu, SwiGlu
@@ -26,6 +27,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "burst/autograd/tape.h"
 #include "burst/tensor/tensor.h"
@@ -55,6 +57,15 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
 Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,
                  const Variable& down, const Variable& down_bias, const Variable& residual = {},
                  const std::function<void()>& dx_done = nullptr, ResultUse use = ResultUse::kRead);
+
+// y = those rows of x, one range behind the other. For a parameter that several ops use in parts:
+// the gradient of y adds to its rows, in the dtype of gradients. x: [rows, ...]; y: [the sum of the
+// lengths, ...].
+struct RowRange {
+  int64_t begin = 0;
+  int64_t length = 0;
+};
+Variable SelectRows(Tape& tape, const Variable& x, const std::vector<RowRange>& ranges);
 
 // ---- Normalization over the last axis. x, y: [..., width]; weight, bias: [width].
 

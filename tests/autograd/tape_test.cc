@@ -261,6 +261,51 @@ TEST(RecomputeTest, ChunksHaveTheGradientsOfTheWhole) {
   }
 }
 
+// y = [w x, 2 w x], each half by a function of its own.
+TEST(RecomputeTest, PartsHaveTheGradientsOfTheWhole) {
+  for (const bool known : {false, true}) {
+    Tape tape;
+    const Variable x(Tensor::FromVector<double>({1, 2, 3}, {3, 1}), true), weight(Scalar(3), true);
+    std::vector<int> runs(2);
+    std::vector<TapeFunction> parts;
+    for (int i = 0; i < 2; ++i) {
+      parts.push_back([=, &runs](Tape& tape, const Variable& x) {
+        ++runs[i];
+        const Variable y = tape.Output(x.value().Clone(), {x, weight});
+        y.value().Scale((i + 1) * Value(weight.value()));
+        if (!tape.NeedsGrad({x, weight})) return y;
+        tape.Record("part", {y}, [=] {
+          const Tensor dx = y.grad().Clone();
+          double sum = 0;
+          for (int64_t row = 0; row < 3; ++row) {
+            sum += (i + 1) * dx.data<double>()[row] * x.value().data<double>()[row];
+          }
+          dx.Scale((i + 1) * Value(weight.value()));
+          x.AddGrad(dx);
+          weight.AddGrad(Scalar(sum));
+        });
+        return y;
+      });
+    }
+    const std::vector<double> values = {3, 6, 6, 12, 9, 18}, up = {1, 10, 2, 20, 3, 30};
+    const Tensor before = known ? Tensor::FromVector<double>(values, {3, 2}) : Tensor();
+    const Variable y = RecomputeInParts(tape, x, parts, /*axis=*/1, {3, 2}, before);
+    EXPECT_EQ(y.value().ToVector<double>(), values);
+    EXPECT_THAT(runs, testing::Each(known ? 0 : 1));
+    EXPECT_EQ(tape.num_nodes(), 1);
+    ASSERT_TRUE(tape.Backward({y}, {Tensor::FromVector<double>(up, {3, 2})}).ok());
+    EXPECT_THAT(runs, testing::Each(known ? 1 : 2));
+    EXPECT_EQ(x.grad().ToVector<double>(), (std::vector<double>{63, 126, 189}));
+    EXPECT_EQ(Value(weight.grad()), 1 * 21 + 2 * 42 + 3 * 63);
+
+    Tape inference(/*recording=*/false);
+    const Variable z = RecomputeInParts(inference, x, parts, /*axis=*/1, {3, 2});
+    EXPECT_EQ(z.value().ToVector<double>(), values);
+    EXPECT_FALSE(z.requires_grad());
+    EXPECT_EQ(inference.num_nodes(), 0);
+  }
+}
+
 TEST(RecomputeTest, ChunksOfNothingAndWithoutGradients) {
   std::vector<int64_t> sizes;
   int unread = 0;

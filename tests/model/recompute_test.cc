@@ -48,11 +48,14 @@ struct Saving {
   int64_t every = 1;
   int64_t ffn_chunk = 0;
   bool offload = false;
+  int64_t head_chunk = 0;
+  int64_t segment = 1;
 };
 
 void Set(const Saving& saving, Transformer* model) {
-  model->set_recompute(saving.recompute, saving.every);
+  model->set_recompute(saving.recompute, saving.every, saving.segment);
   model->set_ffn_chunk(saving.ffn_chunk);
+  model->set_head_chunk(saving.head_chunk);
   if (saving.offload != (model->offload_bytes() > 0)) model->set_offload(saving.offload);
 }
 
@@ -145,6 +148,22 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
       EXPECT_EQ(offloaded.backward_bytes, kept.backward_bytes);
     }
   }
+  // Of two layers in a row, and the third by itself, the first one's input is kept.
+  for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
+    for (const bool offload : {false, true}) {
+      BURST_ASSIGN_OR_RETURN(const Step rows,
+                             TakeStep({recompute, 1, 0, offload, 0, 2}, *attention, batch, *model));
+      EXPECT_EQ(rows.loss, kept.loss);
+      EXPECT_EQ(rows.gradients, kept.gradients);
+      EXPECT_EQ(rows.ready, std::vector<int>(rows.ready.size(), 1));
+      EXPECT_EQ(rows.backward_bytes, kept.backward_bytes);
+      if (recompute == Recompute::kFull) {
+        EXPECT_EQ(rows.forward_bytes, 3 * kept.forward_bytes);
+      } else if (HasRing(ranks.strategy) && ranks.group == 1) {
+        EXPECT_EQ(rows.forward_bytes, 2 * kept.forward_bytes);
+      }
+    }
+  }
   if (parallel.ranks() > 1) return absl::OkStatus();
   // Chunks change roundings alone, and recomputation of layers changes nothing about them.
   BURST_ASSIGN_OR_RETURN(const Step chunked,
@@ -158,6 +177,48 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
                            TakeStep({recompute, 1, 5}, *attention, batch, *model));
     EXPECT_EQ(again.loss, chunked.loss);
     EXPECT_EQ(again.gradients, chunked.gradients);
+  }
+  // So do groups of heads. They are projected once more, but attended to once; K and V, and their
+  // gradients, go around a ring once.
+  const ModelConfig config = Model(family);
+  const int64_t group = config.kv_heads / 2;
+  const bool exchanges =
+      ranks.strategy == Strategy::kUlysses || ranks.strategy == Strategy::kBurstUlysses;
+  if (exchanges && config.heads / 2 % (ranks.group > 1 ? ranks.group : ranks.ranks) != 0) {
+    return absl::OkStatus();  // a group is too small to be divided
+  }
+  BURST_ASSIGN_OR_RETURN(const Step grouped, TakeStep({Recompute::kNone, 1, 0, false, group},
+                                                      *attention, batch, *model));
+  ExpectNear(grouped.loss, kept.loss, bound);
+  ExpectNear(grouped.gradients, kept.gradients, bound);
+  EXPECT_EQ(grouped.ready, std::vector<int>(grouped.ready.size(), 1));
+  if (!exchanges) {  // with them ranks may share a KV head, and send it more often
+    EXPECT_EQ(grouped.forward_bytes, kept.forward_bytes);
+    EXPECT_EQ(grouped.backward_bytes, kept.backward_bytes);
+  }
+  for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
+    for (const bool offload : {false, true}) {
+      BURST_ASSIGN_OR_RETURN(
+          const Step again, TakeStep({recompute, 1, 0, offload, group}, *attention, batch, *model));
+      EXPECT_EQ(again.loss, grouped.loss) << Name(recompute);
+      EXPECT_EQ(again.gradients, grouped.gradients) << Name(recompute);
+      EXPECT_EQ(again.backward_bytes, grouped.backward_bytes);
+      if (exchanges) continue;
+      EXPECT_EQ(again.forward_bytes,
+                (recompute == Recompute::kFull ? 2 : 1) * grouped.forward_bytes);
+    }
+  }
+  // Of which tokens go through the projections in chunks.
+  BURST_ASSIGN_OR_RETURN(
+      const Step both, TakeStep({Recompute::kNone, 1, 5, false, group}, *attention, batch, *model));
+  ExpectNear(both.loss, kept.loss, bound);
+  ExpectNear(both.gradients, kept.gradients, bound);
+  EXPECT_EQ(both.ready, std::vector<int>(both.ready.size(), 1));
+  for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
+    BURST_ASSIGN_OR_RETURN(const Step again,
+                           TakeStep({recompute, 1, 5, true, group}, *attention, batch, *model));
+    EXPECT_EQ(again.loss, both.loss);
+    EXPECT_EQ(again.gradients, both.gradients);
   }
   return absl::OkStatus();
 }
@@ -236,6 +297,11 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   // Half of the layers.
   const Memory half = measure({Recompute::kFull, 2});
   EXPECT_EQ(none.kept - half.kept, config.layers / 2 * (all - stream) * unit);
+  // Of every four layers the first one's input.
+  const Memory rows = measure({Recompute::kSelective, 1, 0, false, 0, 4});
+  EXPECT_EQ(full.kept - rows.kept, config.layers * 3 / 4 * stream * unit);
+  const Memory rows_away = measure({Recompute::kSelective, 1, 0, true, 0, 4});
+  EXPECT_EQ(rows.kept - rows_away.kept, (config.layers / 4 - 1) * stream * unit);
   // In the host's memory is all but what the last layer keeps, whose backward comes next. It is not
   // among the device's, not even on the CPU: HostBuffer takes none of the pool.
   const Memory full_away = measure({Recompute::kFull, 1, 0, true});
@@ -298,6 +364,58 @@ TEST(Recompute, ChunksBoundTheMemoryOfAFeedForward) {
       EXPECT_LE(peak(large, kChunk, false) - peak(small, kChunk, false), 3 * kChunk * more);
       EXPECT_GE(peak(large, 0, false) - peak(small, 0, false), kTokens * more);
     }
+  }
+}
+
+// Of a layer in groups of heads and chunks of tokens, so many tensors of the width are there at
+// most, each of all tokens: its input and result, the branch's between them, attention's, and the
+// gradients of the last two. Whatever the heads and the ffn are.
+TEST(Recompute, GroupsAndChunksLeaveAFewTensorsOfTheWidth) {
+  constexpr int64_t kTokens = 2 * 1024, kHeads = 8, kChunk = 32;
+  const auto peak = [&](int64_t width) {
+    ModelConfig config = Model(Family::kLlama);
+    config.layers = 1;
+    config.heads = config.kv_heads = kHeads;
+    config.width = width;
+    config.ffn = 4 * width;
+    config.dropout = 0;
+    const auto model = *Transformer::Create(config, DType::kFloat64, /*seed=*/3, kTestDevice, {});
+    const SingleRank single(RandomText(config.vocab, /*packed=*/false, kTokens / 2));
+    const Saving saving = {Recompute::kFull, 1, kChunk, false, 1};
+    MemoryOfStep(saving, *single.attention, single.batch, *model);  // buffers that stay
+    return MemoryOfStep(saving, *single.attention, single.batch, *model).peak;
+  };
+  const int64_t more = 64 * kTokens * static_cast<int64_t>(sizeof(double));
+  // A group has an eighth of the width: as above 14 tensors of it. A chunk is little.
+  EXPECT_LE(peak(128) - peak(64), (6 + 14.0 / kHeads + 0.5) * static_cast<double>(more));
+}
+
+// Of attention in groups of heads nothing grows with all of them but its result, its gradient, and
+// the projections' parameters.
+TEST(Recompute, GroupsOfHeadsBoundTheMemoryOfAttention) {
+  constexpr int64_t kTokens = 2 * 256, kHeads = 8;
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kFull, Recompute::kSelective}) {
+    SCOPED_TRACE(Name(recompute));
+    const auto peak = [&](int64_t head_dim, int64_t head_chunk) {
+      ModelConfig config = Model(Family::kLlama);
+      config.layers = 1;
+      config.heads = config.kv_heads = kHeads;
+      config.head_dim = head_dim;
+      config.dropout = 0;
+      const auto model = *Transformer::Create(config, DType::kFloat64, /*seed=*/3, kTestDevice, {});
+      const SingleRank single(RandomText(config.vocab, /*packed=*/false, kTokens / 2));
+      const Saving saving = {recompute, 1, 0, false, head_chunk};
+      MemoryOfStep(saving, *single.attention, single.batch, *model);  // buffers that stay
+      return MemoryOfStep(saving, *single.attention, single.batch, *model).peak;
+    };
+    const int64_t small = 16, large = 64;
+    const int64_t more = (large - small) * kTokens * static_cast<int64_t>(sizeof(double));
+    const int64_t grouped = peak(large, 1) - peak(small, 1), all = peak(large, 0) - peak(small, 0);
+    // The result and its gradient; of a group q, k, v, the same rotated, their gradients before and
+    // after the rotation, its result and that one's gradient.
+    EXPECT_LE(grouped, (2 * kHeads + 14) * more);
+    // The result and its gradient, q, k, v, rotated, and their gradients.
+    EXPECT_GE(all, (2 + 6) * kHeads * more);
   }
 }
 

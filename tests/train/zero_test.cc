@@ -141,6 +141,7 @@ struct Case {
   int64_t accumulate = 1;
   Recompute recompute = Recompute::kNone;
   bool packed = false;
+  int64_t segment = 1;
 };
 
 // Stage 1 reduces what an undivided run reduces, in the same order, and updates every element once.
@@ -151,6 +152,8 @@ TEST_F(Zero, EveryStageTakesTheSameSteps) {
       {Strategy::kBurst, 3, 1, kTiedGpt2, /*accumulate=*/2, Recompute::kFull},
       {Strategy::kRing, 2, 2, kLlama, 2, Recompute::kSelective, /*packed=*/true},
       {Strategy::kUlysses, 1, 2, kTiedGpt2},
+      {Strategy::kBurst, 2, 2, kLlama, 2, Recompute::kFull, false, /*segment=*/2},
+      {Strategy::kBurst, 2, 1, kTiedGpt2, 1, Recompute::kSelective, false, /*segment=*/2},
       {Strategy::kBurstUlysses, 1, 4, kLlama, 1, Recompute::kNone, true},
       {Strategy::kTp, 2, 2, kLlama, 2},
       {Strategy::kTpSp, 2, 2, kTiedGpt2, 1, Recompute::kFull},
@@ -167,6 +170,7 @@ TEST_F(Zero, EveryStageTakesTheSameSteps) {
     options.model = c.model;
     options.accumulate = c.accumulate;
     options.recompute = c.recompute;
+    options.recompute_segment = c.segment;
     options.packed = c.packed;
     const Results whole = Train(options, 0);
     EXPECT_LT(whole.losses.back(), 0.9 * whole.losses.front()) << "it learns";

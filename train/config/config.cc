@@ -133,10 +133,20 @@ OptionTable TrainOptions(TrainConfig* c) {
         "too. Results do not depend on it.");
   t.Add("recompute_every", &c->recompute_every, kMayChange,
         "With --recompute: only one of so many layers computes again, the others store all.");
+  t.Add(
+      "recompute_segment", &c->recompute_segment, kMayChange,
+      "With --recompute: of so many layers in a row only the input of the first one is stored. The "
+      "backward pass computes the row again, of which each layer then stores what --recompute "
+      "says, for its own backward. Results do not depend on it.");
   t.Add("ffn_chunk", &c->ffn_chunk, kMayChange,
         "Feed-forwards take so many tokens at a time and store nothing; the backward pass computes "
         "them again. Memory then does not grow with tokens times ffn. Results change by roundings. "
         "0: all tokens at once.");
+  t.Add(
+      "head_chunk", &c->head_chunk, kMayChange,
+      "Attention takes so many KV heads, with their query heads, at a time, from their projection "
+      "on; the backward pass projects them again. What attention needs besides its result then is "
+      "that of these heads. Results change by roundings. 0: all heads at once.");
   t.Add(
       "offload", &c->offload, ParseOffload, kMayChange,
       "On cuda, what is in the host's memory. activations, with --recompute: what layers keep "

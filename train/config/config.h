@@ -66,8 +66,10 @@ struct PlainOptions {
   int64_t seed = 1;
 
   Recompute recompute = Recompute::kNone;
-  int64_t recompute_every = 1;  // layers
-  int64_t ffn_chunk = 0;        // tokens; 0: all
+  int64_t recompute_every = 1;    // layers
+  int64_t recompute_segment = 1;  // layers
+  int64_t ffn_chunk = 0;          // tokens; 0: all
+  int64_t head_chunk = 0;         // KV heads; 0: all
   Offload offload = Offload::kNone;
   int64_t zero = 0;  // stage of StateSharding
   Strategy strategy = Strategy::kBurst;

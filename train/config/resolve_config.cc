@@ -49,10 +49,16 @@ absl::Status CheckRanges(const TrainConfig& c) {
   BURST_RETURN_IF_ERROR(AtLeast("patience", c.patience, 0));
   BURST_RETURN_IF_ERROR(AtLeast("sample", c.sample, -1));
   BURST_RETURN_IF_ERROR(AtLeast("recompute_every", c.recompute_every, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("recompute_segment", c.recompute_segment, 1));
   BURST_RETURN_IF_ERROR(AtLeast("ffn_chunk", c.ffn_chunk, 0));
+  BURST_RETURN_IF_ERROR(AtLeast("head_chunk", c.head_chunk, 0));
   if (c.recompute_every > 1 && c.recompute == Recompute::kNone) {
     return InvalidOption("recompute_every", c.recompute_every,
                          " has no effect without --recompute=full or selective");
+  }
+  if (c.recompute_segment > 1 && (c.recompute == Recompute::kNone || c.recompute_every > 1)) {
+    return InvalidOption("recompute_segment", c.recompute_segment,
+                         " needs --recompute=full or selective, of every layer");
   }
   if (c.zero < 0 || c.zero > 3) return InvalidOption("zero", c.zero, " is no stage; 0, 1, 2 or 3");
   if (c.ranks != -1) BURST_RETURN_IF_ERROR(AtLeast("ranks", c.ranks, 1));
@@ -328,18 +334,30 @@ absl::Status ResolveStrategy(const TrainConfig& c, ResolvedConfig* config) {
       return InvalidOption("ffn_chunk", c.ffn_chunk, " is not for --strategy=", name,
                            ", which exchanges all tokens around a feed-forward; leave it out");
     }
+    if (c.head_chunk > 0 && sp > 1) {
+      return InvalidOption("head_chunk", c.head_chunk, " is not for --strategy=", name,
+                           ", which divides the heads between ranks; leave it out");
+    }
+  }
+  // Of the heads that attention takes at a time.
+  const int64_t kv_heads = c.head_chunk > 0 ? c.head_chunk : model.kv_heads;
+  const int64_t heads = model.heads / model.kv_heads * kv_heads;
+  if (model.kv_heads % kv_heads != 0) {
+    return InvalidOption("head_chunk", c.head_chunk, " does not divide the ", model.kv_heads,
+                         " KV heads");
   }
   if (c.strategy == Strategy::kUlysses) {
-    const absl::Status divide = CheckHeadsDivide(model.heads, model.kv_heads, sp);
-    if (!divide.ok()) return InvalidOption("strategy", "ulysses: ", divide.message(), ", or burst");
+    const absl::Status divide = CheckHeadsDivide(heads, kv_heads, sp);
+    const char* const option = c.head_chunk > 0 ? "head_chunk" : "strategy";
+    if (!divide.ok()) return InvalidOption(option, "ulysses: ", divide.message(), ", or burst");
   }
   if (c.strategy != Strategy::kBurstUlysses) return absl::OkStatus();
-  const int64_t most = std::gcd<int64_t>(sp, model.kv_heads);
+  const int64_t most = std::gcd<int64_t>(sp, kv_heads);
   if (c.ulysses != -1 && sp % c.ulysses != 0) {
     return InvalidOption("ulysses", c.ulysses, " does not divide the ", sp, " ranks of a sequence");
   }
   config->ulysses = static_cast<int>(c.ulysses != -1 ? c.ulysses : most);
-  const absl::Status divide = CheckHeadsDivide(model.heads, model.kv_heads, config->ulysses);
+  const absl::Status divide = CheckHeadsDivide(heads, kv_heads, config->ulysses);
   return divide.ok() ? divide : InvalidOption("ulysses", divide.message());
 }
 

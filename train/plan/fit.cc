@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kFfnChunk = 16384;  // tokens: long enough for GEMMs at their full rate
 
-constexpr int kOptions = 4;  // that may be changed
+constexpr int kOptions = 5;  // that may be changed
 
 struct Candidate {
   ResolvedConfig config;
@@ -21,22 +21,43 @@ struct Candidate {
   int changes = 0;
 };
 
+struct Chunks {
+  int64_t ffn = 0, heads = 0;
+  bool operator==(const Chunks& other) const { return ffn == other.ffn && heads == other.heads; }
+};
+
 // What may be chosen for each option, by growing time and shrinking memory.
 struct Ranges {
   std::vector<Recompute> recomputes;
-  std::vector<int64_t> chunks, stages;
+  std::vector<Chunks> chunks;
+  std::vector<int64_t> stages;
   std::vector<Offload> offloads;
 };
 
+// The fewest KV heads that attention can take at a time: as many as Ulysses divides.
+int64_t FewestKvHeads(const ResolvedConfig& config) {
+  const int64_t kv_heads = config.model.WithDefaults().kv_heads;
+  const int64_t ranks = config.strategy == Strategy::kUlysses        ? config.mesh.sequence
+                        : config.strategy == Strategy::kBurstUlysses ? config.ulysses
+                                                                     : 1;
+  return kv_heads % ranks == 0 ? ranks : kv_heads;
+}
+
 Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
-  Ranges ranges{{given.recompute}, {given.ffn_chunk}, {given.zero}, {given.offload}};
+  Ranges ranges{
+      {given.recompute}, {{given.ffn_chunk, given.head_chunk}}, {given.zero}, {given.offload}};
   if (choices.recompute) {
     ranges.recomputes = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
   }
   const int64_t local_tokens = given.batch / given.mesh.data * given.seqlen / given.mesh.sequence;
   const bool tensor_parallel = IsTensorParallel(given.strategy) && given.mesh.sequence > 1;
   if (choices.ffn_chunk && given.ffn_chunk == 0 && !tensor_parallel && local_tokens > kFfnChunk) {
-    ranges.chunks.push_back(kFfnChunk);
+    ranges.chunks.push_back({kFfnChunk, given.head_chunk});
+  }
+  const int64_t fewest = FewestKvHeads(given);
+  if (choices.head_chunk && given.head_chunk == 0 && !tensor_parallel &&
+      fewest < given.model.WithDefaults().kv_heads) {
+    ranges.chunks.push_back({ranges.chunks.back().ffn, fewest});
   }
   if (choices.zero && given.state_ranks() > 1) ranges.stages = {0, 1, 2, 3};
   if (choices.offload) {
@@ -46,16 +67,17 @@ Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
 }
 
 // Without recomputation activations stay on the GPU.
-Candidate MakeCandidate(const ResolvedConfig& given, Recompute recompute, int64_t chunk,
+Candidate MakeCandidate(const ResolvedConfig& given, Recompute recompute, const Chunks& chunks,
                         int64_t stage, Offload offload) {
   Candidate candidate{given, "", 0};
   candidate.config.recompute = recompute;
   if (recompute == Recompute::kNone) {
-    candidate.config.recompute_every = 1;
+    candidate.config.recompute_every = candidate.config.recompute_segment = 1;
     offload = OffloadsOptimizer(offload) ? Offload::kOptimizer : Offload::kNone;
   }
   candidate.config.offload = offload;
-  candidate.config.ffn_chunk = chunk;
+  candidate.config.ffn_chunk = chunks.ffn;
+  candidate.config.head_chunk = chunks.heads;
   candidate.config.zero = stage;
   const auto add = [&](bool changed, const std::string& option) {
     if (!changed) return;
@@ -63,7 +85,8 @@ Candidate MakeCandidate(const ResolvedConfig& given, Recompute recompute, int64_
     ++candidate.changes;
   };
   add(recompute != given.recompute, absl::StrCat("--recompute=", Name(recompute)));
-  add(chunk != given.ffn_chunk, absl::StrCat("--ffn_chunk=", chunk));
+  add(chunks.ffn != given.ffn_chunk, absl::StrCat("--ffn_chunk=", chunks.ffn));
+  add(chunks.heads != given.head_chunk, absl::StrCat("--head_chunk=", chunks.heads));
   add(stage != given.zero, absl::StrCat("--zero=", stage));
   add(offload != given.offload, absl::StrCat("--offload=", Name(offload)));
   return candidate;
@@ -107,8 +130,8 @@ std::string Needs(const StepPlan& plan, const GpuModel& gpu) {
 }  // namespace
 
 // More recomputation takes more time, whatever the rest, but an offloaded optimizer: so nothing
-// comes after the first kind of it with a step that fits without one. Of a kind, the largest stage
-// and chunks need least memory.
+// comes after the first kind of it with a step that fits without one. The largest stage needs least
+// memory.
 absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& gpu,
                                    int gpus_per_node, const Choices& choices) {
   const Ranges ranges = RangesOf(setup.config, choices);
@@ -124,26 +147,24 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
     return fits;
   };
   for (const Recompute recompute : ranges.recomputes) {
-    const auto plan = [&](int64_t chunk, int64_t stage, Offload offload) {
+    const auto plan = [&](const Chunks& chunks, int64_t stage, Offload offload) {
       return PlanCandidate(setup, gpu, gpus_per_node,
-                           MakeCandidate(setup.config, recompute, chunk, stage, offload));
+                           MakeCandidate(setup.config, recompute, chunks, stage, offload));
     };
     bool found = false;
     for (const Offload offload : ranges.offloads) {
       if (found && OffloadsOptimizer(offload)) break;  // which costs time that nothing here saves
       if (!Applies(offload, recompute, ranges)) continue;
-      BURST_ASSIGN_OR_RETURN(FittedPlan least,
-                             plan(ranges.chunks.back(), ranges.stages.back(), offload));
-      if (!consider(std::move(least))) continue;
-      found = true;
-      for (const int64_t chunk : ranges.chunks) {
+      for (const Chunks& chunks : ranges.chunks) {
+        BURST_ASSIGN_OR_RETURN(FittedPlan least, plan(chunks, ranges.stages.back(), offload));
+        if (!consider(std::move(least))) continue;
+        found |= !OffloadsOptimizer(offload);
         for (const int64_t stage : ranges.stages) {
-          if (chunk == ranges.chunks.back() && stage == ranges.stages.back()) continue;
-          BURST_ASSIGN_OR_RETURN(FittedPlan other, plan(chunk, stage, offload));
+          if (stage == ranges.stages.back()) continue;
+          BURST_ASSIGN_OR_RETURN(FittedPlan other, plan(chunks, stage, offload));
           consider(std::move(other));
         }
       }
-      if (OffloadsOptimizer(offload)) found = false;
     }
     if (found) break;
   }
@@ -154,19 +175,21 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
                        int gpus_per_node) {
   if (Fits(plan, gpu)) return absl::OkStatus();
   const std::string error = absl::StrCat("a step needs ", Needs(plan, gpu));
-  const Ranges ranges = RangesOf(setup.config, {true, true, true, true});
+  const Ranges ranges = RangesOf(setup.config, {true, true, true, true, true});
   std::optional<FittedPlan> least;
+  const auto fits = [&] { return least.has_value() && Fits(least->plan, gpu); };
   for (const Offload offload : ranges.offloads) {
-    BURST_ASSIGN_OR_RETURN(
-        FittedPlan other,
-        PlanCandidate(setup, gpu, gpus_per_node,
-                      MakeCandidate(setup.config, ranges.recomputes.back(), ranges.chunks.back(),
-                                    ranges.stages.back(), offload)));
-    const bool fits = Fits(other.plan, gpu);
-    if (fits || !least.has_value() || other.plan.peak_bytes < least->plan.peak_bytes) {
-      least = std::move(other);
+    for (const Chunks& chunks : ranges.chunks) {
+      if (fits()) break;
+      BURST_ASSIGN_OR_RETURN(FittedPlan other,
+                             PlanCandidate(setup, gpu, gpus_per_node,
+                                           MakeCandidate(setup.config, ranges.recomputes.back(),
+                                                         chunks, ranges.stages.back(), offload)));
+      if (!least.has_value() || Fits(other.plan, gpu) ||
+          other.plan.peak_bytes < least->plan.peak_bytes) {
+        least = std::move(other);
+      }
     }
-    if (fits) break;
   }
   if (!Fits(least->plan, gpu)) {
     const std::string at_least =
@@ -179,12 +202,12 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
   for (int changes = 1; changes <= kOptions; ++changes) {
     std::optional<FittedPlan> best;
     for (const Recompute recompute : ranges.recomputes) {
-      for (const int64_t chunk : ranges.chunks) {
+      for (const Chunks& chunks : ranges.chunks) {
         for (const int64_t stage : ranges.stages) {
           for (const Offload offload : ranges.offloads) {
             if (!Applies(offload, recompute, ranges)) continue;
             const Candidate candidate =
-                MakeCandidate(setup.config, recompute, chunk, stage, offload);
+                MakeCandidate(setup.config, recompute, chunks, stage, offload);
             if (candidate.changes != changes) continue;
             BURST_ASSIGN_OR_RETURN(FittedPlan other,
                                    PlanCandidate(setup, gpu, gpus_per_node, candidate));

@@ -10,7 +10,7 @@ namespace burst {
 
 // Which options may be chosen; the others stay.
 struct Choices {
-  bool zero = false, recompute = false, ffn_chunk = false, offload = false;
+  bool zero = false, recompute = false, ffn_chunk = false, head_chunk = false, offload = false;
 };
 
 struct FittedPlan {

@@ -36,8 +36,8 @@ OptionTable PlanOptionTable(PlanOptions* c) {
         "GB/s that a GPU sends to other nodes, while it receives as many. -1: 45.");
   t.Group("The question");
   t.Add("fit", &c->fit, kMayChange,
-        "Chooses --zero, --recompute, --ffn_chunk and --offload, where they are not given, so that "
-        "the step is the fastest one that fits.");
+        "Chooses --zero, --recompute, --ffn_chunk, --head_chunk and --offload, where they are not "
+        "given, so that the step is the fastest one that fits.");
   t.AddList("seqlens", &c->seqlens, ParseCount, kMayChange,
             "A table over these lengths, in place of --seqlen.");
   t.AddList("counts", &c->counts, ParseCount, kMayChange,
@@ -49,10 +49,27 @@ OptionTable PlanOptionTable(PlanOptions* c) {
   constexpr char kUnread[] = "Of no effect where the model says its vocabulary, unless --packed.";
   t.AddShared(train, "data", kUnread);
   t.AddShared(train, "tokenizer", kUnread);
-  for (const char* name :
-       {"packed", "seqlen", "batch", "accumulate", "precision", "dp", "sp", "strategy", "layout",
-        "ulysses", "ring_backward", "ring_grad_dtype", "ranks_per_node", "recompute",
-        "recompute_every", "ffn_chunk", "offload", "zero", "deterministic"}) {
+  for (const char* name : {"packed",
+                           "seqlen",
+                           "batch",
+                           "accumulate",
+                           "precision",
+                           "dp",
+                           "sp",
+                           "strategy",
+                           "layout",
+                           "ulysses",
+                           "ring_backward",
+                           "ring_grad_dtype",
+                           "ranks_per_node",
+                           "recompute",
+                           "recompute_every",
+                           "recompute_segment",
+                           "ffn_chunk",
+                           "head_chunk",
+                           "offload",
+                           "zero",
+                           "deterministic"}) {
     t.AddShared(train, name);
   }
   return t;

@@ -60,9 +60,15 @@ std::string Model(const ResolvedConfig& config) {
     if (config.recompute_every > 1) {
       absl::StrAppend(&recomputed, " of one layer in ", config.recompute_every);
     }
+    if (config.recompute_segment > 1) {
+      absl::StrAppend(&recomputed, " of ", config.recompute_segment, " layers in a row");
+    }
   }
   if (config.ffn_chunk > 0) {
     absl::StrAppend(&recomputed, "; feed-forwards of ", config.ffn_chunk, " tokens at a time");
+  }
+  if (config.head_chunk > 0) {
+    absl::StrAppend(&recomputed, "; attention of ", config.head_chunk, " KV heads at a time");
   }
   const std::string weights =
       config.pretrained.has_value() ? absl::StrCat("; weights of ", config.pretrained->path)

@@ -10,13 +10,18 @@ namespace burst {
 namespace cuda {
 namespace {
 
-// grad of x += a b, [rows, cols]. The GEMM itself adds the gradient so far: in place in a
-// parameter's buffer, else into a new tensor.
+// grad of x += a b, [rows, cols]. The GEMM itself adds the gradient so far: in place, unless
+// somebody else uses its memory.
 void AddGemm(const Variable& x, int64_t cols, MatMulParams gemm) {
   if (x.is_parameter()) {
     bool add = false;
     gemm.c = AsMatrix(x.GradToWrite(&add), cols);
     if (add) gemm.addend = gemm.c.data;
+    return BURST_GPU_KERNEL(MatMul, gemm);
+  }
+  if (x.owns_grad() && x.grad().is_contiguous()) {
+    gemm.c = AsMatrix(x.MutableGrad(), cols);
+    gemm.addend = gemm.c.data;
     return BURST_GPU_KERNEL(MatMul, gemm);
   }
   const Tensor before = x.grad().null() ? Tensor() : x.grad().Contiguous();

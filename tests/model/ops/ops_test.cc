@@ -328,6 +328,35 @@ TEST(Activations, FloatAgreesWithDouble) {
 
 // --- embedding, add -----------------------------------------------------------------------------
 
+// Rows that two results share get both gradients; a parameter's is in float32 where it is bfloat16.
+TEST(SelectRows, ValuesAndGradients) {
+  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kBFloat16}) {
+    if (dtype == DType::kBFloat16 && kTestDevice == DeviceType::kCpu) continue;
+    const Tensor value = Tensor::FromVector<float>({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {5, 2})
+                             .To(dtype)
+                             .To(kTestDevice);
+    const Tensor grad = Tensor::Zeros({5, 2}, SumDType(dtype), kTestDevice);
+    grad.Fill(100);
+    const Variable weight(value, grad);
+    Tape tape;
+    const Variable a = SelectRows(tape, weight, {{3, 2}, {0, 1}});
+    const Variable b = SelectRows(tape, weight, {{4, 1}});
+    EXPECT_EQ(ValuesOf(a), (Values{7, 8, 9, 10, 1, 2}));
+    EXPECT_EQ(ValuesOf(b), (Values{9, 10}));
+    const auto ones = [&](const Variable& y) {
+      const Tensor dy = Tensor::Empty(y.shape(), SumDType(dtype), kTestDevice);
+      dy.Fill(1);
+      return dy;
+    };
+    a.MutableGrad().Add(ones(a));
+    b.MutableGrad().Add(ones(b));
+    b.MutableGrad().Add(ones(b));
+    const Variable scalar(Tensor::Zeros({1}, DType::kFloat64, kTestDevice), true);
+    ASSERT_TRUE(tape.Backward(scalar).ok());
+    EXPECT_EQ(grad.ToVector<double>(), (Values{101, 101, 100, 100, 100, 100, 101, 101, 103, 103}));
+  }
+}
+
 TEST(Embedding, ValuesAndGradients) {
   const Tensor ids = Ints({3, 0, 3, 1, 4, 3}, {2, 3});
   const Variable table = Leaf(RandomTensor({5, 70}, 1));
