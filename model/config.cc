@@ -194,8 +194,10 @@ nlohmann::ordered_json ToJsonObject(const ModelConfig& config) {
   return object;
 }
 
-constexpr EnumName<Recompute> kRecomputes[] = {
-    {Recompute::kNone, "none"}, {Recompute::kFull, "full"}, {Recompute::kSelective, "selective"}};
+constexpr EnumName<Recompute> kRecomputes[] = {{Recompute::kNone, "none"},
+                                               {Recompute::kFull, "full"},
+                                               {Recompute::kSelective, "selective"},
+                                               {Recompute::kSequence, "sequence"}};
 
 }  // namespace
 

@@ -57,7 +57,7 @@ struct ModelConfig {
 };
 
 // What a layer's forward saves for its backward, which computes the rest again
-// (burst/autograd/tape.h). Results do not depend on it.
+// (burst/autograd/tape.h). Results do not depend on it; with kSequence to rounding.
 enum class Recompute {
   kNone,  // all activations; nothing is computed again
   kFull,  // the layer's input (Chen et al., arXiv 1604.06174)
@@ -65,8 +65,11 @@ enum class Recompute {
   // size (Korthikanti et al., arXiv 2205.05198). For long sequences that is attention (BurstEngine,
   // arXiv 2509.19836).
   kSelective,
+  // The same of the sequence's later half alone: under a causal mask the earlier one's attention is
+  // a quarter of the whole (BurstEngine).
+  kSequence,
 };
-absl::StatusOr<Recompute> ParseRecompute(absl::string_view name);  // "none", "full", "selective"
+absl::StatusOr<Recompute> ParseRecompute(absl::string_view name);  // "none", "selective", ...
 const char* Name(Recompute recompute);
 
 // A named preset: nanogpt_cpu, nanogpt_gpu, d12, llama_tiny, ... An unknown name is an error that

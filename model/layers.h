@@ -44,11 +44,14 @@ struct ForwardPass {
   // KV heads, with their query heads, that attention takes at a time (RecomputeInParts); 0: all. On
   // one rank of a model.
   int64_t head_chunk = 0;
+  // Of the tokens whose attention a recomputation computes again (KeptAttention::again); null:
+  // none.
+  std::shared_ptr<const RingSchedule> recomputed_schedule = nullptr;
 
   // The same on another tape, for one layer.
   ForwardPass On(Tape& other, std::shared_ptr<KeptAttention> kept) const {
-    return {other,   parallel,         shard,           attend,    rope,      dropout_rate,
-            dropout, global_positions, std::move(kept), ffn_chunk, head_chunk};
+    return {other,   parallel,         shard,           attend,    rope,       dropout_rate,
+            dropout, global_positions, std::move(kept), ffn_chunk, head_chunk, recomputed_schedule};
   }
   // A place where dropout applies. 0 is the embedding; 1 + 2 l and 2 + 2 l are the attention and
   // the feed-forward of layer l.

@@ -158,7 +158,7 @@ void Transformer::ReserveOffload(int64_t tokens, int64_t attended, int results) 
   for (size_t i = 0; i * segment_ < blocks_.size(); ++i) segments += Offloads(i);
   const int64_t channels = parallel_.LocalCount(config_.heads) * config_.head_dim;
   copies_->Reserve(segments, tokens * config_.width * SizeOf(dtype()));
-  if (recompute_ != Recompute::kSelective || segment_ > 1) return;
+  if (!KeepsAttention() || segment_ > 1) return;
   const int64_t bytes = attended * channels * SizeOf(dtype());
   copies_->Reserve(segments, bytes);
   if (results == 1) return;
@@ -251,7 +251,10 @@ Variable Transformer::Layer(const ForwardPass& pass, size_t layer, const Variabl
                             std::shared_ptr<KeptAttention>* kept) const {
   const Block& block = blocks_[layer];
   if (!Recomputes(layer) || !pass.tape.recording()) return block.Forward(pass, x);
-  if (recompute_ == Recompute::kSelective) *kept = std::make_shared<KeptAttention>();
+  if (KeepsAttention()) {
+    *kept = std::make_shared<KeptAttention>();
+    (*kept)->again = pass.recomputed_schedule;
+  }
   return RecomputeInBackward(pass.tape, x,
                              [&block, pass, kept = *kept](Tape& tape, const Variable& x) {
                                return block.Forward(pass.On(tape, kept), x);
@@ -284,6 +287,13 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
   pass.head_chunk = cache == nullptr ? head_chunk_ : 0;
   pass.dropout_rate = config_.dropout;
   pass.dropout = dropout;
+  if (recompute_ == Recompute::kSequence && tape.recording()) {
+    if (prefix_of_ != schedule) {
+      prefix_ = std::make_shared<const RingSchedule>(schedule->Prefix(shard->seqlen() / 2));
+      prefix_of_ = schedule;
+    }
+    pass.recomputed_schedule = prefix_;
+  }
   // A recomputation calls it later, on its own tape.
   pass.attend = [this, &attention, schedule, cache](const ForwardPass& of, int64_t layer,
                                                     const Variable& qkv, const HeadGroup& group) {

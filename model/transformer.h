@@ -151,6 +151,9 @@ class Transformer {
                            const GradientsReady& ready, std::shared_ptr<KeptAttention>* kept) const;
   size_t EndOfSegment(size_t first) const { return std::min(first + segment_, blocks_.size()); }
   bool Recomputes(size_t layer) const;
+  bool KeepsAttention() const {
+    return recompute_ == Recompute::kSelective || recompute_ == Recompute::kSequence;
+  }
   bool Offloads(size_t segment) const {
     return Recomputes(segment * segment_) && (segment + 1) * segment_ < blocks_.size();
   }
@@ -180,6 +183,8 @@ class Transformer {
   Recompute recompute_ = Recompute::kNone;
   int64_t recompute_every_ = 1;
   size_t segment_ = 1;
+  // With kSequence, of the last pass's schedule: that of its earlier half.
+  mutable std::shared_ptr<const RingSchedule> prefix_, prefix_of_;
   int64_t ffn_chunk_ = 0, head_chunk_ = 0;
   std::unique_ptr<HostCopies> copies_;  // with offload, else null
   ParameterUse* use_ = nullptr;

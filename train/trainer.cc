@@ -143,10 +143,14 @@ absl::Status Trainer::CreateModel() {
     const bool exchanges = config_.strategy == Strategy::kUlysses ||
                            (config_.strategy == Strategy::kBurstUlysses && config_.ulysses > 1);
     const int64_t sequences = config_.batch / mesh.data;
+    int64_t attended = tensor_parallel_ ? config_.seqlen : length;
+    const bool keeps_half = config_.recompute == Recompute::kSequence;
+    if (keeps_half && (tensor_parallel_ || config_.layout != Layout::kContiguous)) {
+      attended = attended / 2 + 1;
+    }
     model_->set_offload(true);
-    model_->ReserveOffload(sequences * length,
-                           sequences * (tensor_parallel_ ? config_.seqlen : length),
-                           exchanges && mesh.sequence > 1 ? 2 : 1);
+    model_->ReserveOffload(sequences * length, sequences * attended,
+                           exchanges && mesh.sequence > 1 && !keeps_half ? 2 : 1);
   }
   const ParameterList& parameters = model_->parameters();
   Communicator* const group = tensor_parallel_ ? sequence_.get() : nullptr;

@@ -177,11 +177,11 @@ absl::Status CheckStrategies(const OptionTable& table, const ScalingConfig& c) {
                                       [](Recompute r) { return r != Recompute::kNone; });
   for (const char* const option : {"recompute_every", "recompute_segment"}) {
     if (!table.Given(option) || recomputes) continue;
-    return InvalidOption(option, "not used without --recompute=full or selective");
+    return InvalidOption(option, "not used without --recompute");
   }
   if (OffloadsActivations(c.train.offload) && !recomputes) {
     return InvalidOption("offload", Name(c.train.offload),
-                         " is not used without --recompute=full or selective; give optimizer");
+                         " is not used without --recompute; give optimizer");
   }
   const bool several = c.ranks.empty() || *std::max_element(c.ranks.begin(), c.ranks.end()) > 1;
   if (table.Given("zero") && !(several && any([](Strategy s) { return s != Strategy::kSingle; }))) {

@@ -45,6 +45,44 @@ std::pair<Tensor, Saved> TakeKept(KeptAttention* kept, int64_t num_heads, const 
   return {out, std::move(saved)};
 }
 
+// Of q's tokens, those of the schedule: the strategy has a rank's tokens, or its group's.
+int64_t TokensOf(const RingSchedule& part, const RingSchedule& all, const Tensor& q) {
+  return q.dim(1) == all.shard().local_length() ? part.shard().local_length()
+                                                : part.shard().group_length();
+}
+
+// The first of two runs. Its result's end is copied, so that the rest is free.
+Tensor ForwardAndKeepEnd(Tape& tape, SequenceParallelAttention& attention,
+                         const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                         const Tensor& v, KeptAttention* kept) {
+  Tensor out, lse;
+  ForwardOnTape(tape, attention, schedule, q, k, v, &out, &lse, /*saved=*/nullptr);
+  const int64_t begin = TokensOf(*kept->again, schedule, q), count = q.dim(1) - begin;
+  kept->out = out.Slice(1, begin, count).Clone();
+  kept->saved.resize(1);
+  kept->saved[0].lse = lse.Slice(2, begin, count).Clone();
+  return out;
+}
+
+// The second run: computes the begin of the result, and puts what was kept behind it.
+Tensor ForwardAgain(Tape& tape, SequenceParallelAttention& attention, const RingSchedule& schedule,
+                    const Tensor& q, const Tensor& k, const Tensor& v, KeptAttention* kept,
+                    Saved* saved) {
+  const int64_t begin = TokensOf(*kept->again, schedule, q), count = q.dim(1) - begin;
+  const auto first = [begin](const Tensor& all) { return all.Slice(1, 0, begin); };
+  const Tensor out = Tensor::Empty(q.shape(), q.dtype(), q.device());
+  const Tensor lse = Tensor::Empty(LseShape(q), SumDType(q.dtype()), q.device());
+  Tensor first_out = first(out), first_lse;
+  ForwardOnTape(tape, attention, *kept->again, first(q), first(k), first(v), &first_out, &first_lse,
+                /*saved=*/nullptr);
+  lse.Slice(2, 0, begin).CopyFrom(first_lse);
+  out.Slice(1, begin, count).CopyFrom(std::exchange(kept->out, {}));
+  lse.Slice(2, begin, count).CopyFrom(std::exchange(kept->saved[0].lse, {}));
+  const absl::Status status = attention.Rebuild(schedule, q, k, v, out, lse, saved);
+  if (!status.ok()) tape.Fail(status);
+  return out;
+}
+
 }  // namespace
 
 Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
@@ -94,7 +132,12 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
   const Tensor q = heads(qkv.value(), 0), k = heads(qkv.value(), 1), v = heads(qkv.value(), 2);
   Tensor out_value;
   Saved saved;
-  if (kept != nullptr && !kept->out.null()) {
+  const bool is_kept = kept != nullptr && !kept->out.null();
+  if (kept != nullptr && kept->again != nullptr) {
+    BURST_CHECK_EQ(group.count, 1);
+    out_value = is_kept ? ForwardAgain(tape, attention, *schedule, q, k, v, kept, &saved)
+                        : ForwardAndKeepEnd(tape, attention, *schedule, q, k, v, kept);
+  } else if (is_kept) {
     std::tie(out_value, saved) = TakeKept(kept, num_heads, group);
     const absl::Status status = attention.Restore(*schedule, q, k, v, &saved);
     if (!status.ok()) tape.Fail(status);

@@ -103,6 +103,10 @@ struct KeptAttention {
   // Without q, k, v, of every group of heads that attention takes at a time. Its `out` is null
   // where that is the group's heads of `out` above.
   std::vector<SequenceParallelAttention::Saved> saved;
+  // Sequence-level (BurstEngine, arXiv 2509.19836): `out` and lse are of the tokens behind those of
+  // this schedule, which are computed again. A prefix of the whole schedule (RingSchedule::Prefix);
+  // null: `out` is of all tokens. Not of groups of heads.
+  std::shared_ptr<const RingSchedule> again;
 };
 
 // One of the groups of heads that a layer's attention takes one after another.

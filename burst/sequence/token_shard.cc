@@ -134,6 +134,23 @@ TokenShard TokenShard::Make(int group_index, int num_groups, int64_t seqlen, con
   return shard;
 }
 
+TokenShard TokenShard::Prefix(int64_t tokens) const {
+  BURST_CHECK(tokens >= 0 && tokens <= seqlen_) << tokens << " of " << seqlen_ << " tokens";
+  TokenShard prefix = *this;
+  prefix.seqlen_ = tokens;
+  for (auto* const lists : {&prefix.positions_, &prefix.local_}) {
+    for (std::vector<int32_t>& positions : *lists) {
+      positions.erase(std::lower_bound(positions.begin(), positions.end(), tokens),
+                      positions.end());
+    }
+  }
+  prefix.runs_.clear();
+  for (const std::vector<int32_t>& local : prefix.local_) {
+    prefix.runs_.push_back(FindRuns(local, prefix.positions_[group_index_]));
+  }
+  return prefix;
+}
+
 int64_t TokenShard::max_group_length() const {
   int64_t longest = 0;
   for (const std::vector<int32_t>& positions : positions_) {

@@ -59,6 +59,9 @@ class TokenShard {
                                            const std::vector<std::vector<int32_t>>& positions,
                                            const RankGroup& group = {});
 
+  // The first `tokens` tokens of the sequence alone, on the ranks that have them.
+  TokenShard Prefix(int64_t tokens) const;
+
   int group_index() const { return group_index_; }  // of this rank's group, in [0, num_groups())
   int num_groups() const { return static_cast<int>(positions_.size()); }
   const RankGroup& group() const { return group_; }

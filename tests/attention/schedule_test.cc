@@ -311,6 +311,44 @@ TEST(ScheduleTest, ContiguousWindowIsSentOnlyAsFarAsItReaches) {
   EXPECT_EQ(schedule->kv_route().block_tokens.total(), 7 * 16);
 }
 
+// As if the sequence ended there.
+TEST(ScheduleTest, APrefixIsAShorterSequence) {
+  for (const MaskCase& c : MaskCases()) {
+    if (!c.mask.causal) continue;
+    for (const Layout layout : kLayouts) {
+      for (const int world_size : kWorldSizes) {
+        const int64_t seqlen = 33;
+        for (const int64_t tokens : {0, 1, 16, 32, 33}) {
+          std::vector<std::vector<int32_t>> positions;
+          for (int rank = 0; rank < world_size; ++rank) {
+            positions.push_back(LocalPositions(layout, seqlen, rank, world_size));
+            auto& own = positions.back();
+            own.erase(std::lower_bound(own.begin(), own.end(), tokens), own.end());
+          }
+          for (int rank = 0; rank < world_size; ++rank) {
+            const auto whole =
+                RingSchedule::Create(*TokenShard::Create(rank, world_size, layout, seqlen), c.mask,
+                                     Clip(c.documents, seqlen));
+            const auto expected =
+                RingSchedule::Create(*TokenShard::Create(rank, world_size, positions), c.mask,
+                                     Clip(c.documents, tokens));
+            ASSERT_TRUE(whole.ok() && expected.ok());
+            const RingSchedule prefix = whole->Prefix(tokens);
+            EXPECT_EQ(prefix.shard().seqlen(), tokens);
+            EXPECT_EQ(prefix.shard().local_positions(), positions[rank]);
+            EXPECT_EQ(prefix.document_rows(), expected->document_rows());
+            for (int source = 0; source < world_size; ++source) {
+              const VisibleKeys &a = prefix.for_keys_of(source), &b = expected->for_keys_of(source);
+              EXPECT_EQ(a.begin, b.begin) << c.name;
+              EXPECT_EQ(a.end, b.end) << c.name;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(ScheduleTest, RejectsWhatItCannotServe) {
   const AttentionMask mask;
   const TokenShard shard = *TokenShard::Create(0, 2, Layout::kZigzag, 8);

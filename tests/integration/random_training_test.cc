@@ -117,7 +117,8 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
                                       Strategy::kTp, Strategy::kTpSp});
   if (c.strategy == Strategy::kSingle) c.sp = 1;
   c.layout = draws.OneOf<Layout>({Layout::kContiguous, Layout::kZigzag, Layout::kStriped});
-  c.recompute = draws.OneOf<Recompute>({Recompute::kNone, Recompute::kFull, Recompute::kSelective});
+  c.recompute = draws.OneOf<Recompute>(
+      {Recompute::kNone, Recompute::kFull, Recompute::kSelective, Recompute::kSequence});
   c.deterministic = draws.OneIn(2);
   if (HasDirections(c.strategy)) {
     c.ring_backward = draws.OneOf<BackwardDirection>(
@@ -139,7 +140,8 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   if (!(IsTensorParallel(c.strategy) && c.sp > 1) && draws.OneIn(3)) {
     c.ffn_chunk = draws.Between(1, c.seqlen + 1);
   }
-  if (!(IsTensorParallel(c.strategy) && c.sp > 1) && draws.OneIn(3)) {
+  if (!(IsTensorParallel(c.strategy) && c.sp > 1) && c.recompute != Recompute::kSequence &&
+      draws.OneIn(3)) {
     c.head_chunk = kv_heads % 2 == 0 && draws.OneIn(2) ? kv_heads / 2 : 1;
   }
   return result;

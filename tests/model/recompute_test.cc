@@ -148,6 +148,20 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
       EXPECT_EQ(offloaded.backward_bytes, kept.backward_bytes);
     }
   }
+  const bool exchanges =
+      ranks.strategy == Strategy::kUlysses || ranks.strategy == Strategy::kBurstUlysses;
+  // Attention's result is kept of the later half alone; for the other one blocks go around again.
+  const double bound = dtype == DType::kFloat64 ? 1e-12 : dtype == DType::kFloat32 ? 1e-4 : 0.05;
+  for (const Saving& saving : {Saving{Recompute::kSequence}, Saving{Recompute::kSequence, 2},
+                               Saving{Recompute::kSequence, 1, 0, true},
+                               Saving{Recompute::kSequence, 1, 0, false, 0, 2}}) {
+    BURST_ASSIGN_OR_RETURN(const Step late, TakeStep(saving, *attention, batch, *model));
+    EXPECT_EQ(late.loss, kept.loss);
+    ExpectNear(late.gradients, kept.gradients, bound);
+    EXPECT_EQ(late.ready, std::vector<int>(late.ready.size(), 1));
+    if (exchanges) continue;  // out and lse are gathered again
+    EXPECT_EQ(late.backward_bytes, kept.backward_bytes);
+  }
   // Of two layers in a row, and the third by itself, the first one's input is kept.
   for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
     for (const bool offload : {false, true}) {
@@ -168,7 +182,6 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
   // Chunks change roundings alone, and recomputation of layers changes nothing about them.
   BURST_ASSIGN_OR_RETURN(const Step chunked,
                          TakeStep({Recompute::kNone, 1, 5}, *attention, batch, *model));
-  const double bound = dtype == DType::kFloat64 ? 1e-12 : dtype == DType::kFloat32 ? 1e-4 : 0.05;
   ExpectNear(chunked.loss, kept.loss, bound);
   ExpectNear(chunked.gradients, kept.gradients, bound);
   EXPECT_EQ(chunked.ready, std::vector<int>(chunked.ready.size(), 1));
@@ -182,8 +195,6 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
   // gradients, go around a ring once.
   const ModelConfig config = Model(family);
   const int64_t group = config.kv_heads / 2;
-  const bool exchanges =
-      ranks.strategy == Strategy::kUlysses || ranks.strategy == Strategy::kBurstUlysses;
   if (exchanges && config.heads / 2 % (ranks.group > 1 ? ranks.group : ranks.ranks) != 0) {
     return absl::OkStatus();  // a group is too small to be divided
   }
@@ -250,6 +261,31 @@ TEST(Recompute, LossAndGradientsAreTheSameBits) {
   }
 }
 
+// The earlier half's keys and values go around once more, in every layer.
+TEST(Recompute, OfHalfOfTheSequenceSendsHalfAgain) {
+  for (const int ranks : {2, 4}) {
+    if (kTestDevice == DeviceType::kCuda && ranks > CudaDeviceCount()) continue;
+    const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
+      BurstAttentionOptions options;
+      options.layout = Layout::kStriped;
+      BURST_ASSIGN_OR_RETURN(const auto attention,
+                             CreateAttention(Strategy::kBurst, options, 1, &comm));
+      const ModelConfig config = Model(Family::kLlama);
+      const auto model = MakeModel(config);
+      const Text text = RandomText(config.vocab, /*packed=*/false, /*length=*/24);
+      BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(text.length));
+      const SequenceBatch batch = Cut(text, std::make_shared<RingSchedule>(std::move(schedule)));
+      BURST_ASSIGN_OR_RETURN(const Step kept, TakeStep({}, *attention, batch, *model));
+      BURST_ASSIGN_OR_RETURN(const Step late,
+                             TakeStep({Recompute::kSequence}, *attention, batch, *model));
+      EXPECT_GT(kept.forward_bytes, 0);
+      EXPECT_EQ(2 * late.forward_bytes, 3 * kept.forward_bytes);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 // What is in use beyond what was before: with the tape, before the backward; and at most.
 struct Memory {
   int64_t kept = 0, peak = 0;
@@ -294,6 +330,10 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   const int64_t unit = 2 * 256 * 8;  // bytes of a channel: tokens, double
   EXPECT_EQ(none.kept - full.kept, config.layers * (all - stream) * unit);
   EXPECT_EQ(none.kept - selective.kept, config.layers * (all - stream - result) * unit);
+  // Of attention's result, the later half of the tokens.
+  const Memory sequence = measure({Recompute::kSequence});
+  EXPECT_EQ(none.kept - sequence.kept,
+            config.layers * (all - stream) * unit - config.layers * result * unit / 2);
   // Half of the layers.
   const Memory half = measure({Recompute::kFull, 2});
   EXPECT_EQ(none.kept - half.kept, config.layers / 2 * (all - stream) * unit);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -75,6 +76,36 @@ TEST(TokenShardTest, GroupsShareTheirTokens) {
             std::sort(together.begin(), together.end());
             EXPECT_EQ(together, all);
           }
+        }
+      }
+    }
+  }
+}
+
+TEST(TokenShardTest, APrefixHasTheFirstTokensOfEachRank) {
+  constexpr int kRing = 2, kSize = 3;
+  for (const Layout layout : kLayouts) {
+    for (const int64_t tokens : {0, 1, 32, 64}) {
+      std::vector<std::vector<int32_t>> positions;
+      for (int rank = 0; rank < kRing * kSize; ++rank) {
+        positions.push_back(LocalPositions(layout, 64, rank, kRing * kSize));
+        auto& own = positions.back();
+        own.erase(std::lower_bound(own.begin(), own.end(), tokens), own.end());
+      }
+      const RankGroup group{kSize, 1};
+      const TokenShard prefix = TokenShard::Create(1, kRing, layout, 64, group)->Prefix(tokens);
+      const TokenShard expected = *TokenShard::Create(1, kRing, positions, group);
+      EXPECT_EQ(prefix.seqlen(), tokens);
+      for (int index = 0; index < kRing; ++index) {
+        EXPECT_EQ(prefix.group_positions(index), expected.group_positions(index));
+      }
+      for (int rank = 0; rank < kSize; ++rank) {
+        EXPECT_EQ(prefix.local_positions(rank), expected.local_positions(rank));
+        ASSERT_EQ(prefix.runs(rank).size(), expected.runs(rank).size());
+        for (size_t i = 0; i < prefix.runs(rank).size(); ++i) {
+          const TokenRun &a = prefix.runs(rank)[i], &b = expected.runs(rank)[i];
+          EXPECT_EQ(std::tie(a.first, a.begin, a.count, a.step),
+                    std::tie(b.first, b.begin, b.count, b.step));
         }
       }
     }

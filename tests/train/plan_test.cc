@@ -162,11 +162,14 @@ TEST(Plan, KeepsAndDividesTheState) {
 TEST(Plan, RecomputationTradesTimeForMemory) {
   const std::vector<std::string> small = {kSmall, "--gpus=1xH200", "--seqlen=32768", "--batch=1"};
   const StepPlan none = PlanFor(small), selective = PlanFor(small, {"--recompute=selective"}),
+                 sequence = PlanFor(small, {"--recompute=sequence"}),
                  full = PlanFor(small, {"--recompute=full"});
   EXPECT_GT(none.peak_bytes, selective.peak_bytes);
-  EXPECT_GT(selective.peak_bytes, full.peak_bytes);
+  EXPECT_GT(selective.peak_bytes, sequence.peak_bytes);
+  EXPECT_GT(sequence.peak_bytes, full.peak_bytes);
   EXPECT_LT(none.step_seconds, selective.step_seconds);
-  EXPECT_LT(selective.step_seconds, full.step_seconds);
+  EXPECT_LT(selective.step_seconds, sequence.step_seconds);
+  EXPECT_LT(sequence.step_seconds, full.step_seconds);
   // What selective keeps beside full's: out in bf16 and lse in fp32 of four layers.
   const double kept = 4 * 32768 * (256 * 2 + 4 * 4);
   EXPECT_NEAR(selective.peak_bytes - full.peak_bytes, kept, 0.3 * kept);

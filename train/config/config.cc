@@ -127,10 +127,12 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add("precision", &c->precision, ParsePrecision, kMayChange,
         "fp32, tf32 (fp32 whose GEMMs round their factors) or bf16 (with fp32 master weights, "
         "accumulators and gradients). auto: bf16 on GPUs, fp32 on the CPU.");
-  t.Add("recompute", &c->recompute, ParseRecompute, kMayChange,
-        "What the backward pass computes again, to save memory: none; full: each layer, of which "
-        "only the input is stored; selective: the same but for attention, whose result is stored, "
-        "too. Results do not depend on it.");
+  t.Add(
+      "recompute", &c->recompute, ParseRecompute, kMayChange,
+      "What the backward pass computes again, to save memory: none; full: each layer, of which "
+      "only the input is stored; selective: the same but for attention, whose result is stored, "
+      "too; sequence: the same, but of the sequence's later half alone, for the earlier half is a "
+      "quarter of the attention. Results do not depend on it, with sequence to rounding.");
   t.Add("recompute_every", &c->recompute_every, kMayChange,
         "With --recompute: only one of so many layers computes again, the others store all.");
   t.Add(

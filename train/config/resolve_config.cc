@@ -54,11 +54,16 @@ absl::Status CheckRanges(const TrainConfig& c) {
   BURST_RETURN_IF_ERROR(AtLeast("head_chunk", c.head_chunk, 0));
   if (c.recompute_every > 1 && c.recompute == Recompute::kNone) {
     return InvalidOption("recompute_every", c.recompute_every,
-                         " has no effect without --recompute=full or selective");
+                         " has no effect without --recompute");
+  }
+  if (c.recompute == Recompute::kSequence && c.head_chunk > 0) {
+    return InvalidOption("recompute",
+                         "sequence is not for attention in groups of heads; leave "
+                         "--head_chunk out, or give selective or full");
   }
   if (c.recompute_segment > 1 && (c.recompute == Recompute::kNone || c.recompute_every > 1)) {
     return InvalidOption("recompute_segment", c.recompute_segment,
-                         " needs --recompute=full or selective, of every layer");
+                         " needs --recompute, of every layer");
   }
   if (c.zero < 0 || c.zero > 3) return InvalidOption("zero", c.zero, " is no stage; 0, 1, 2 or 3");
   if (c.ranks != -1) BURST_RETURN_IF_ERROR(AtLeast("ranks", c.ranks, 1));

@@ -47,7 +47,8 @@ Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
   Ranges ranges{
       {given.recompute}, {{given.ffn_chunk, given.head_chunk}}, {given.zero}, {given.offload}};
   if (choices.recompute) {
-    ranges.recomputes = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
+    ranges.recomputes = {Recompute::kNone, Recompute::kSelective, Recompute::kSequence,
+                         Recompute::kFull};
   }
   const int64_t local_tokens = given.batch / given.mesh.data * given.seqlen / given.mesh.sequence;
   const bool tensor_parallel = IsTensorParallel(given.strategy) && given.mesh.sequence > 1;
@@ -106,6 +107,11 @@ bool Applies(Offload offload, Recompute recompute, const Ranges& ranges) {
          ranges.offloads.size() == 1;
 }
 
+// Whether the two can be given together.
+bool Applies(const Chunks& chunks, Recompute recompute, const Ranges& ranges) {
+  return recompute != Recompute::kSequence || chunks.heads == 0 || ranges.recomputes.size() == 1;
+}
+
 std::string Gib(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
 
 // Of the GPU, and of the host where that is what lacks.
@@ -156,6 +162,7 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
       if (found && OffloadsOptimizer(offload)) break;  // which costs time that nothing here saves
       if (!Applies(offload, recompute, ranges)) continue;
       for (const Chunks& chunks : ranges.chunks) {
+        if (!Applies(chunks, recompute, ranges)) continue;
         BURST_ASSIGN_OR_RETURN(FittedPlan least, plan(chunks, ranges.stages.back(), offload));
         if (!consider(std::move(least))) continue;
         found |= !OffloadsOptimizer(offload);
@@ -205,7 +212,9 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
       for (const Chunks& chunks : ranges.chunks) {
         for (const int64_t stage : ranges.stages) {
           for (const Offload offload : ranges.offloads) {
-            if (!Applies(offload, recompute, ranges)) continue;
+            if (!Applies(offload, recompute, ranges) || !Applies(chunks, recompute, ranges)) {
+              continue;
+            }
             const Candidate candidate =
                 MakeCandidate(setup.config, recompute, chunks, stage, offload);
             if (candidate.changes != changes) continue;

@@ -1,5 +1,6 @@
 #include "burst/attention/ring/schedule.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -52,12 +53,25 @@ absl::StatusOr<RingSchedule> RingSchedule::CreateCross(TokenShard queries, Token
   return schedule;
 }
 
+RingSchedule RingSchedule::Prefix(int64_t tokens) const {
+  BURST_CHECK(mask_.causal && !is_cross());
+  DocumentStarts documents = documents_;
+  for (std::vector<int32_t>& starts : documents) {
+    starts.erase(std::lower_bound(starts.begin(), starts.end(), tokens), starts.end());
+  }
+  RingSchedule prefix(shard_.Prefix(tokens));
+  prefix.Fill(mask_, documents, ranks_per_node());
+  return prefix;
+}
+
 void RingSchedule::Fill(const AttentionMask& mask, const DocumentStarts& documents,
                         int ranks_per_node) {
   const TokenShard &queries = shard(), &keys = key_shard();
   const int rank = queries.group_index(), world_size = queries.num_groups();
   BURST_CHECK(ranks_per_node >= 0 && (ranks_per_node == 0 || world_size % ranks_per_node == 0))
       << world_size << " ranks in nodes of " << ranks_per_node;
+  mask_ = mask;
+  documents_ = documents;
   const int per_node = ranks_per_node == 0 ? world_size : ranks_per_node;
   document_rows_ = static_cast<int64_t>(documents.size());
   std::vector<int64_t> query_lengths, key_lengths;

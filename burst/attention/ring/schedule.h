@@ -29,6 +29,9 @@ class RingSchedule {
   static absl::StatusOr<RingSchedule> CreateCross(TokenShard queries, TokenShard keys,
                                                   int ranks_per_node = 0);
 
+  // Attention of the first `tokens` tokens alone, which see no others: the mask is causal.
+  RingSchedule Prefix(int64_t tokens) const;
+
   // The tokens of each rank of the ring. A rank of the ring may be a group of ranks (Ulysses).
   const TokenShard& shard() const { return shard_; }  // the queries
   const TokenShard& key_shard() const { return keys_.has_value() ? *keys_ : shard_; }
@@ -52,6 +55,8 @@ class RingSchedule {
   // From the tokens: masks and routes.
   void Fill(const AttentionMask& mask, const DocumentStarts& documents, int ranks_per_node);
 
+  AttentionMask mask_;
+  DocumentStarts documents_;
   TokenShard shard_;
   std::optional<TokenShard> keys_;  // if they are of another sequence
   int64_t document_rows_ = 0;
