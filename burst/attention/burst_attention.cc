@@ -107,9 +107,11 @@ absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::Create(
 }
 
 absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
-                                                      const DocumentStarts& documents) const {
+                                                      const DocumentStarts& documents,
+                                                      const Spans& spans) const {
   BURST_ASSIGN_OR_RETURN(TokenShard shard, Shard(options_.layout, seqlen));
-  return RingSchedule::Create(std::move(shard), options_.mask, documents, options_.ranks_per_node);
+  return RingSchedule::Create(std::move(shard), options_.mask, documents, options_.ranks_per_node,
+                              spans);
 }
 
 absl::StatusOr<RingSchedule> BurstAttention::CrossSchedule(int64_t q_seqlen, int64_t k_seqlen,
@@ -130,12 +132,14 @@ absl::StatusOr<TokenShard> BurstAttention::Shard(Layout layout, int64_t seqlen) 
 }
 
 absl::StatusOr<RingSchedule> BurstAttention::Schedule(
-    const std::vector<std::vector<int32_t>>& positions, const DocumentStarts& documents) const {
+    const std::vector<std::vector<int32_t>>& positions, const DocumentStarts& documents,
+    const Spans& spans) const {
   BURST_ASSIGN_OR_RETURN(
       TokenShard shard,
       TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
                          comm_ == nullptr ? 1 : comm_->world_size(), positions, group_));
-  return RingSchedule::Create(std::move(shard), options_.mask, documents, options_.ranks_per_node);
+  return RingSchedule::Create(std::move(shard), options_.mask, documents, options_.ranks_per_node,
+                              spans);
 }
 
 const AttentionKernels& BurstAttention::KernelsFor(const Tensor& q) const {
@@ -171,9 +175,9 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
         "rank ", rank, " has ", schedule.key_shard().group_length(),
         schedule.is_cross() ? " keys" : " tokens", " of this schedule, k has ", k.dim(1)));
   }
-  if (schedule.document_rows() > 1 && schedule.document_rows() != q.dim(0)) {
+  if (schedule.rows() > 1 && schedule.rows() != q.dim(0)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("documents of ", schedule.document_rows(), " rows for a batch of ", q.dim(0)));
+        absl::StrCat("documents or spans of ", schedule.rows(), " rows for a batch of ", q.dim(0)));
   }
   return absl::OkStatus();
 }

@@ -80,10 +80,11 @@ class BurstAttention : public SequenceParallelAttention {
       const BurstAttentionOptions& options, Communicator* comm, const RankGroup& group = {});
   ~BurstAttention() override;
 
-  absl::StatusOr<RingSchedule> Schedule(int64_t seqlen,
-                                        const DocumentStarts& documents = {}) const override;
+  absl::StatusOr<RingSchedule> Schedule(int64_t seqlen, const DocumentStarts& documents = {},
+                                        const Spans& spans = {}) const override;
   absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
-                                        const DocumentStarts& documents = {}) const override;
+                                        const DocumentStarts& documents = {},
+                                        const Spans& spans = {}) const override;
   absl::StatusOr<RingSchedule> CrossSchedule(
       int64_t q_seqlen, int64_t k_seqlen,
       std::optional<Layout> k_layout = std::nullopt) const override;

@@ -22,13 +22,15 @@ class SequenceParallelAttention {
   virtual ~SequenceParallelAttention() = default;
 
   // The schedule for sequences of `seqlen` tokens (any number, also fewer than ranks). Build it
-  // once and use it for every layer and step, or once for each batch of packed documents.
+  // once and use it for every layer and step, or once for each batch of packed documents or spans.
   virtual absl::StatusOr<RingSchedule> Schedule(int64_t seqlen,
-                                                const DocumentStarts& documents = {}) const = 0;
+                                                const DocumentStarts& documents = {},
+                                                const Spans& spans = {}) const = 0;
   // The same for tokens that no layout describes: the global positions of every rank's tokens
   // (TokenShard::Create).
   virtual absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
-                                                const DocumentStarts& documents = {}) const = 0;
+                                                const DocumentStarts& documents = {},
+                                                const Spans& spans = {}) const = 0;
   // Cross-attention: q is of one sequence, of `q_seqlen` tokens in the attention's layout, k and v
   // of another, of `k_seqlen` in `k_layout` (null: the same layout). Every query sees every key.
   // InvalidArgument unless the attention's mask is full.

@@ -62,13 +62,15 @@ absl::StatusOr<std::unique_ptr<UlyssesAttention>> UlyssesAttention::Create(
 }
 
 absl::StatusOr<RingSchedule> UlyssesAttention::Schedule(int64_t seqlen,
-                                                        const DocumentStarts& documents) const {
-  return attention_->Schedule(seqlen, documents);
+                                                        const DocumentStarts& documents,
+                                                        const Spans& spans) const {
+  return attention_->Schedule(seqlen, documents, spans);
 }
 
 absl::StatusOr<RingSchedule> UlyssesAttention::Schedule(
-    const std::vector<std::vector<int32_t>>& positions, const DocumentStarts& documents) const {
-  return attention_->Schedule(positions, documents);
+    const std::vector<std::vector<int32_t>>& positions, const DocumentStarts& documents,
+    const Spans& spans) const {
+  return attention_->Schedule(positions, documents, spans);
 }
 
 absl::StatusOr<RingSchedule> UlyssesAttention::CrossSchedule(int64_t q_seqlen, int64_t k_seqlen,

@@ -67,6 +67,16 @@ DocumentStarts Documents(int64_t rows, const int64_t* starts, const int32_t* pos
   return documents;
 }
 
+Spans SpansOf(int64_t rows, const int64_t* counts, const int32_t* bounds) {
+  Spans spans(rows);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < counts[row]; ++i, bounds += 2) {
+      spans[row].push_back({bounds[0], bounds[1]});
+    }
+  }
+  return spans;
+}
+
 burst_schedule* Wrap(const burst_attention& attention, RingSchedule made) {
   auto schedule = std::make_shared<Schedule>();
   schedule->context = attention.value->context;
@@ -232,26 +242,34 @@ void burst_attention_destroy(burst_attention* attention) {
 burst_code burst_schedule_create(const burst_attention* attention, int64_t seqlen,
                                  int64_t documents, const int64_t* starts, const int32_t* positions,
                                  burst_schedule** schedule) {
-  return Guard([&]() -> absl::Status {
-    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(attention->value->comm.get()));
-    BURST_ASSIGN_OR_RETURN(burst::RingSchedule made,
-                           attention->value->attention->Schedule(
-                               seqlen, burst::c::Documents(documents, starts, positions)));
-    *schedule = burst::c::Wrap(*attention, std::move(made));
-    return absl::OkStatus();
-  });
+  return burst_schedule_create_with_spans(attention, seqlen, nullptr, nullptr, documents, starts,
+                                          positions, 0, nullptr, nullptr, schedule);
 }
 
 burst_code burst_schedule_create_at(const burst_attention* attention, const int64_t* lengths,
                                     const int32_t* tokens, int64_t documents, const int64_t* starts,
                                     const int32_t* positions, burst_schedule** schedule) {
+  return burst_schedule_create_with_spans(attention, 0, lengths, tokens, documents, starts,
+                                          positions, 0, nullptr, nullptr, schedule);
+}
+
+burst_code burst_schedule_create_with_spans(const burst_attention* attention, int64_t seqlen,
+                                            const int64_t* lengths, const int32_t* tokens,
+                                            int64_t documents, const int64_t* starts,
+                                            const int32_t* positions, int64_t rows,
+                                            const int64_t* spans, const int32_t* bounds,
+                                            burst_schedule** schedule) {
   return Guard([&]() -> absl::Status {
-    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(attention->value->comm.get()));
-    const int size = attention->value->comm == nullptr ? 1 : attention->value->comm->size;
+    const burst::c::Attention& of = *attention->value;
+    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(of.comm.get()));
+    const burst::DocumentStarts in_rows = burst::c::Documents(documents, starts, positions);
+    const burst::Spans given = burst::c::SpansOf(rows, spans, bounds);
+    const int size = of.comm == nullptr ? 1 : of.comm->size;
     BURST_ASSIGN_OR_RETURN(
         burst::RingSchedule made,
-        attention->value->attention->Schedule(burst::c::Documents(size, lengths, tokens),
-                                              burst::c::Documents(documents, starts, positions)));
+        lengths == nullptr
+            ? of.attention->Schedule(seqlen, in_rows, given)
+            : of.attention->Schedule(burst::c::Documents(size, lengths, tokens), in_rows, given));
     *schedule = burst::c::Wrap(*attention, std::move(made));
     return absl::OkStatus();
   });

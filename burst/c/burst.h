@@ -34,7 +34,7 @@ extern "C" {
 
 /* Grows with every change; what a program compiled for an older number uses stays as it was.
  * Structs begin with their size, so that later fields can be told to be absent. */
-#define BURST_C_VERSION 2
+#define BURST_C_VERSION 3
 int32_t burst_c_version(void);         /* of the library */
 const char* burst_version(void);       /* "0.1.0" */
 int32_t burst_cuda_device_count(void); /* GPUs; 0 also in a library built without CUDA */
@@ -156,6 +156,17 @@ burst_code burst_schedule_create(const burst_attention* attention, int64_t seqle
 burst_code burst_schedule_create_at(const burst_attention* attention, const int64_t* lengths,
                                     const int32_t* tokens, int64_t documents, const int64_t* starts,
                                     const int32_t* positions, burst_schedule** schedule);
+/* As the one above or, if `lengths` is null, as burst_schedule_create. Besides there are spans,
+ * tokens that see one another whatever the mask says, of `rows` rows of a batch, or 1 for the same
+ * in all rows, or 0: none; row r has spans[r] of them, of the positions [begin, end) each, whose
+ * begins and ends follow those of the rows before in `bounds`; a row's are increasing and disjoint,
+ * and each is within a document. Since version 3. */
+burst_code burst_schedule_create_with_spans(const burst_attention* attention, int64_t seqlen,
+                                            const int64_t* lengths, const int32_t* tokens,
+                                            int64_t documents, const int64_t* starts,
+                                            const int32_t* positions, int64_t rows,
+                                            const int64_t* spans, const int32_t* bounds,
+                                            burst_schedule** schedule);
 void burst_schedule_destroy(burst_schedule* schedule);
 
 /* The positions of a rank's tokens under a layout, increasing; null `positions`: their number only.

@@ -28,10 +28,10 @@ struct AttentionOperand {
 AttentionOperand Operand(const Tensor& tensor);
 
 // Query row i sees the keys begin[i] <= j < end[i]. Every mask this library knows (causal, sliding
-// window, packed documents, in contiguous, zigzag and striped layouts) has this form, because a
-// rank holds its tokens in order of their global position. begin and end are both non-decreasing in
-// i, so the rows of a tile see [begin[first], end[last]), and a key tile is seen by a range of
-// rows. A row with begin >= end sees nothing. Null: every row sees every key.
+// window, packed documents, spans, in contiguous, zigzag and striped layouts) has this form,
+// because a rank holds its tokens in order of their global position. begin and end are both
+// non-decreasing in i, so the rows of a tile see [begin[first], end[last]), and a key tile is seen
+// by a range of rows. A row with begin >= end sees nothing. Null: every row sees every key.
 struct KeyRanges {
   const int32_t* begin = nullptr;  // [batch, q_len], rows batch_stride apart
   const int32_t* end = nullptr;

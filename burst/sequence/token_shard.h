@@ -31,6 +31,14 @@ std::vector<int32_t> LocalPositions(Layout layout, int64_t seqlen, int rank, int
 // Position 0 always starts one. Empty: no boundaries.
 using DocumentStarts = std::vector<std::vector<int32_t>>;
 
+// Spans: tokens that see one another whatever else the mask says, such as an image in a causal
+// text, the prompt of a prefix-LM, or the blocks of block-causal attention. For each batch row the
+// positions [begin, end), increasing and disjoint. Empty: none.
+struct Span {
+  int32_t begin = 0, end = 0;
+};
+using Spans = std::vector<std::vector<Span>>;
+
 // Neighboring ranks that exchange tokens among themselves (Ulysses, tensor parallelism) and act
 // toward all others as one: rank index * size + group_rank of all ranks belongs to group `index`.
 struct RankGroup {

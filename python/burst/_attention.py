@@ -71,7 +71,7 @@ def _add_sinks(out, lse, sinks):
 def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=None,
               cu_seqlens=None, group=None, layout="zigzag", ring_grad_dtype=None,
               deterministic=True, return_lse=False, strategy="burst", ulysses_size=0,
-              ranks_per_node=0, backward="auto", sinks=None, seqlen=None):
+              ranks_per_node=0, backward="auto", sinks=None, seqlen=None, spans=None):
     """Exact attention over a sequence whose tokens are spread over the ranks of a group.
 
     q:     [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim]
@@ -101,6 +101,11 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
                    they are compared in the first such call, and not again, which saves a round of
                    messages between the hosts
 
+    spans          pairs (begin, end) of positions in the whole sequence, for all rows of the batch, or a
+                   list of them for each row: their tokens see one another, whatever `causal` and
+                   `window` say. An image in a text; the prompt of a prefix-LM; the blocks of
+                   block-causal attention. Each is within a document
+
     Every rank of the group makes the same calls in the same order. ValueError or TypeError, on all
     ranks, for arguments that are wrong or differ between them; RankLostError where a rank is lost.
     """
@@ -110,7 +115,7 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
                    else tensor for tensor in (q, k, v))
     out, lse = _apply_arguments(q, k, v, sinks, group, causal, softmax_scale, window, documents,
                                 cu_seqlens, layout, strategy, ring_grad_dtype, deterministic,
-                                backward, ulysses_size, ranks_per_node, seqlen)
+                                backward, ulysses_size, ranks_per_node, seqlen, spans)
     if sinks is not None:
         out, lse = _add_sinks(out, lse, sinks)
     if packed:

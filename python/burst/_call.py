@@ -22,15 +22,16 @@ class Call:
 
     Made by make_call, which normalizes them; two equal calls are one object."""
 
-    __slots__ = ("group", "options", "documents", "seqlen", "promised", "tokens", "text", "checked")
+    __slots__ = ("group", "options", "documents", "seqlen", "promised", "tokens", "spans", "text",
+                 "checked")
 
-    def __init__(self, group, options, documents, seqlen, promised, tokens):
+    def __init__(self, group, options, documents, seqlen, promised, tokens, spans):
         self.group, self.options = group, options
-        self.documents, self.seqlen, self.tokens = documents, seqlen, tokens
+        self.documents, self.seqlen, self.tokens, self.spans = documents, seqlen, tokens, spans
         self.promised = promised  # the caller gave seqlen: ranks compare arguments once
         self.checked = False  # whether the options are known to be good
         fields = list(options) + [("seqlen", seqlen), ("documents", _digest(documents)),
-                                  ("token positions", _digest(tokens))]
+                                  ("token positions", _digest(tokens)), ("spans", _digest(spans))]
         self.text = ";".join("%s=%s" % field for field in fields)
 
 
@@ -46,11 +47,11 @@ _numbers, _by_number = {}, []  # of calls that are arguments of operators
 
 def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layout, strategy,
               ring_grad_dtype, deterministic, backward, ulysses_size, ranks_per_node, seqlen,
-              tokens=None):
+              spans=None, tokens=None):
     """The Call of these arguments. Errors are kept in it for the call itself, where all ranks of the
     group learn of them."""
     given = None
-    if documents is None and cu_seqlens is None and tokens is None:  # the usual case: look first
+    if documents is None and cu_seqlens is None and tokens is None and spans is None:  # the usual case: look first
         given = (id(group), causal, softmax_scale, window, layout, strategy, ring_grad_dtype,
                  deterministic, backward, ulysses_size, ranks_per_node, seqlen)
         try:
@@ -67,12 +68,13 @@ def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layou
                ("ulysses_size", ulysses_size), ("ranks_per_node", ranks_per_node))
     promised = seqlen is not None
     documents, seqlen = _documents(documents, cu_seqlens, seqlen)
-    key = (id(group), options, documents, seqlen, promised, tokens)
+    spans = _spans(spans)
+    key = (id(group), options, documents, seqlen, promised, tokens, spans)
     call = _calls.get(key)
     if call is None:
         if len(_calls) >= 4096:  # every batch has documents of its own
             _calls.clear()
-        call = _calls[key] = Call(group, options, documents, seqlen, promised, tokens)
+        call = _calls[key] = Call(group, options, documents, seqlen, promised, tokens, spans)
     if given is not None:
         _calls[given] = call
     return call
@@ -119,8 +121,29 @@ def _documents(documents, cu_seqlens, seqlen):
     return tuple(tuple(int(start) for start in list_of(row)) for row in rows), seqlen
 
 
+def _spans(spans):
+    """Rows of pairs as nested tuples, or None; a text for what are none."""
+    if spans is None:
+        return None
+    try:
+        rows = list_of(spans)
+        if all(_is_pair(row) for row in rows):
+            rows = [rows]
+        rows = [[list_of(span) for span in list_of(row)] for row in rows]
+        return tuple(tuple((int(begin), int(end)) for begin, end in row) for row in rows)
+    except (TypeError, ValueError):
+        return "spans: %r are no pairs (begin, end), nor a list of them for each row" % (spans,)
+
+
+def _is_pair(span):
+    values = list_of(span)
+    return len(values) == 2 and not any(isinstance(value, (list, tuple)) for value in values)
+
+
 def _check_options(call):
     options = dict(call.options)
+    if isinstance(call.spans, str):
+        raise ValueError(call.spans)
     if call.documents is not None:
         for row in call.documents:
             if isinstance(row, str):
@@ -268,10 +291,10 @@ def _schedule_of(ranks, call, lengths):
     rows = call.documents or ()
     documents = (len(rows), _int64s([len(row) for row in rows]),
                  _int32s([start for row in rows for start in row]))
+    lengths_and_tokens = None, None
     if call.tokens is not None:
-        schedule = create("schedule", attention.value, _int64s([len(own) for own in call.tokens]),
-                          _int32s([token for own in call.tokens for token in own]), *documents,
-                          function="burst_schedule_create_at", keeps=ranks.device.handle)
+        lengths_and_tokens = (_int64s([len(own) for own in call.tokens]),
+                              _int32s([token for own in call.tokens for token in own]))
     else:
         layout = dict(call.options)["layout"]
         for rank, length in enumerate(lengths):
@@ -279,8 +302,11 @@ def _schedule_of(ranks, call, lengths):
             if length != share:
                 raise ValueError("q has %d tokens on rank %d; the layout %s gives it %d of %d" %
                                  (length, rank, layout, share, seqlen))
-        schedule = create("schedule", attention.value, seqlen, *documents, keeps=ranks.device.handle)
-    return schedule
+    rows = call.spans or ()
+    spans = (len(rows), _int64s([len(row) for row in rows]),
+             _int32s([bound for row in rows for span in row for bound in span]))
+    return create("schedule", attention.value, seqlen, *lengths_and_tokens, *documents, *spans,
+                  function="burst_schedule_create_with_spans", keeps=ranks.device.handle)
 
 
 def _ready(tensor):

@@ -6,7 +6,7 @@ import struct
 import threading
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
 
-_VERSION = 2  # BURST_C_VERSION
+_VERSION = 3  # BURST_C_VERSION
 
 
 class BurstError(RuntimeError):
@@ -96,6 +96,9 @@ _FUNCTIONS = {
     "burst_schedule_create_at": [
         c_void_p, POINTER(c_int64), POINTER(c_int32), c_int64, POINTER(c_int64), POINTER(c_int32),
         _HANDLE],
+    "burst_schedule_create_with_spans": [
+        c_void_p, c_int64, POINTER(c_int64), POINTER(c_int32), c_int64, POINTER(c_int64),
+        POINTER(c_int32), c_int64, POINTER(c_int64), POINTER(c_int32), _HANDLE],
     "burst_positions": [
         c_char_p, c_int64, c_int32, c_int32, POINTER(c_int64), POINTER(c_int32)],
     "burst_forward": [c_void_p, c_void_p] + [_T] * 5,

@@ -16,6 +16,7 @@ struct MaskCase {
   const char* name;
   AttentionMask mask;
   DocumentStarts documents;  // clipped to the sequence
+  Spans spans = {};          // likewise
 };
 
 std::vector<MaskCase> MaskCases() {
@@ -27,7 +28,13 @@ std::vector<MaskCase> MaskCases() {
           {"window of any size", {true, INT64_MAX}, {}},
           {"packed", {true, 0}, {{0, 3, 4, 11, 26}, {9}, {0, 1, 2, 30}}},
           {"packed window", {true, 4}, {{5, 12}, {}, {1}}},
-          {"packed full", {false, 0}, {{2, 20}}}};
+          {"packed full", {false, 0}, {{2, 20}}},
+          {"prefix", {true, 0}, {}, {{{0, 9}}}},
+          {"packed prefixes", {true, 0}, {{0, 3, 11}}, {{{0, 2}, {3, 9}, {11, 30}}}},
+          {"images", {true, 0}, {}, {{{1, 4}, {4, 5}, {12, 33}}, {}, {{0, 33}}}},
+          {"images under a window", {true, 4}, {{0, 20}}, {{{3, 13}, {20, 31}}}},
+          {"images under a two-sided window", {false, 3}, {}, {{{2, 16}}}},
+          {"blocks", {true, 0}, {}, {{{0, 8}, {8, 16}, {16, 24}, {24, 32}}}}};
 }
 
 DocumentStarts Clip(const DocumentStarts& documents, int64_t seqlen) {
@@ -39,7 +46,17 @@ DocumentStarts Clip(const DocumentStarts& documents, int64_t seqlen) {
   return clipped;
 }
 
-// The definition, in global positions.
+Spans Clip(const Spans& spans, int64_t seqlen) {
+  Spans clipped = spans;
+  for (auto& row : clipped) {
+    for (Span& span : row) span.end = std::min(span.end, static_cast<int32_t>(seqlen));
+    row.erase(std::remove_if(row.begin(), row.end(), [](Span s) { return s.begin >= s.end; }),
+              row.end());
+  }
+  return clipped;
+}
+
+// The definition, in global positions; of documents alone,
 bool Visible(const AttentionMask& mask, const std::vector<int32_t>* starts, int32_t q, int32_t k) {
   if (mask.causal && k > q) return false;
   if (mask.window > 0 && std::abs(q - k) >= mask.window) return false;
@@ -49,6 +66,20 @@ bool Visible(const AttentionMask& mask, const std::vector<int32_t>* starts, int3
     }
   }
   return true;
+}
+
+// and with the spans of a row.
+bool Visible(const MaskCase& c, int64_t seqlen, int64_t row, int32_t q, int32_t k) {
+  const DocumentStarts documents = Clip(c.documents, seqlen);
+  const auto of_row = [row](const auto& rows) -> const auto& {
+    return rows[rows.size() == 1 ? 0 : row];
+  };
+  if (Visible(c.mask, documents.empty() ? nullptr : &of_row(documents), q, k)) return true;
+  const Spans spans = Clip(c.spans, seqlen);
+  if (spans.empty()) return false;
+  return std::any_of(of_row(spans).begin(), of_row(spans).end(), [&](const Span& span) {
+    return span.begin <= std::min(q, k) && std::max(q, k) < span.end;
+  });
 }
 
 constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
@@ -63,7 +94,8 @@ TEST(ScheduleTest, VisibleKeysMatchTheDefinition) {
           const DocumentStarts documents = Clip(c.documents, seqlen);
           for (int rank = 0; rank < world_size; ++rank) {
             const auto schedule = RingSchedule::Create(
-                *TokenShard::Create(rank, world_size, layout, seqlen), c.mask, documents);
+                *TokenShard::Create(rank, world_size, layout, seqlen), c.mask, documents,
+                /*ranks_per_node=*/0, Clip(c.spans, seqlen));
             ASSERT_TRUE(schedule.ok()) << schedule.status();
             for (int source = 0; source < world_size; ++source) {
               const VisibleKeys& visible = schedule->for_keys_of(source);
@@ -79,8 +111,7 @@ TEST(ScheduleTest, VisibleKeysMatchTheDefinition) {
                     EXPECT_GE(visible.end[at], visible.end[at - 1]);
                   }
                   for (size_t j = 0; j < keys.size(); ++j) {
-                    const bool expected = Visible(
-                        c.mask, documents.empty() ? nullptr : &documents[row], queries[i], keys[j]);
+                    const bool expected = Visible(c, seqlen, row, queries[i], keys[j]);
                     const bool actual = static_cast<int32_t>(j) >= visible.begin[at] &&
                                         static_cast<int32_t>(j) < visible.end[at];
                     ASSERT_EQ(actual, expected) << c.name << " " << queries[i] << " " << keys[j];
@@ -257,7 +288,7 @@ TEST(ScheduleTest, BlocksAndGradientsArriveWhereTheyAreNeeded) {
           for (int rank = 0; rank < world_size; ++rank) {
             schedules.push_back(
                 *RingSchedule::Create(*TokenShard::Create(rank, world_size, layout, seqlen), c.mask,
-                                      Clip(c.documents, seqlen), per_node));
+                                      Clip(c.documents, seqlen), per_node, Clip(c.spans, seqlen)));
           }
           SimulateRoute(schedules, /*queries_are_sent=*/false);
           SimulateRoute(schedules, /*queries_are_sent=*/true);
@@ -314,7 +345,7 @@ TEST(ScheduleTest, ContiguousWindowIsSentOnlyAsFarAsItReaches) {
 // As if the sequence ended there.
 TEST(ScheduleTest, APrefixIsAShorterSequence) {
   for (const MaskCase& c : MaskCases()) {
-    if (!c.mask.causal) continue;
+    if (!c.mask.causal || !c.spans.empty()) continue;
     for (const Layout layout : kLayouts) {
       for (const int world_size : kWorldSizes) {
         const int64_t seqlen = 33;
@@ -336,7 +367,7 @@ TEST(ScheduleTest, APrefixIsAShorterSequence) {
             const RingSchedule prefix = whole->Prefix(tokens);
             EXPECT_EQ(prefix.shard().seqlen(), tokens);
             EXPECT_EQ(prefix.shard().local_positions(), positions[rank]);
-            EXPECT_EQ(prefix.document_rows(), expected->document_rows());
+            EXPECT_EQ(prefix.rows(), expected->rows());
             for (int source = 0; source < world_size; ++source) {
               const VisibleKeys &a = prefix.for_keys_of(source), &b = expected->for_keys_of(source);
               EXPECT_EQ(a.begin, b.begin) << c.name;
@@ -347,6 +378,28 @@ TEST(ScheduleTest, APrefixIsAShorterSequence) {
       }
     }
   }
+}
+
+TEST(ScheduleTest, RejectsSpansThatAreNone) {
+  const TokenShard shard = *TokenShard::Create(0, 1, Layout::kContiguous, 20);
+  const auto message = [&](const Spans& spans, const DocumentStarts& documents = {}) {
+    const absl::Status status =
+        RingSchedule::Create(shard, AttentionMask(), documents, 0, spans).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  const std::string order = " is empty, out of order or beyond the sequence of 20 tokens";
+  EXPECT_EQ(message({{{3, 3}}}), "span [3, 3) of row 0" + order);
+  EXPECT_EQ(message({{}, {{-1, 2}}}), "span [-1, 2) of row 1" + order);
+  EXPECT_EQ(message({{{3, 21}}}), "span [3, 21) of row 0" + order);
+  EXPECT_EQ(message({{{3, 9}, {8, 12}}}), "span [8, 12) of row 0" + order);
+  const std::string beyond = "span [3, 9) of row 0 goes beyond its document, which ends at 7";
+  EXPECT_EQ(message({{{3, 9}}}, {{0, 7, 12}}), beyond);
+  EXPECT_EQ(message({{{3, 9}}}, {{0, 3, 9}, {7}}), beyond) << "one row of spans, for all";
+  EXPECT_EQ(message({{{3, 9}}, {}}, {{7}}), beyond) << "one row of documents, for all";
+  EXPECT_EQ(message({{}, {}}, {{0}, {1}, {2}}), "documents of 3 rows, but spans of 2");
+  EXPECT_TRUE(
+      RingSchedule::Create(shard, AttentionMask(), {{3, 9}, {7}}, 0, {{{3, 9}}, {{7, 20}}}).ok());
 }
 
 TEST(ScheduleTest, RejectsWhatItCannotServe) {

@@ -97,6 +97,15 @@ inline AttentionResults EmptyResults(const Inputs& inputs) {
   return results;
 }
 
+// Whether q and k are in one span of row b, or of the only row.
+inline bool InOneSpan(const Spans& spans, int64_t b, int64_t q, int64_t k) {
+  if (spans.empty()) return false;
+  for (const Span& span : spans[spans.size() == 1 ? 0 : b]) {
+    if (span.begin <= std::min(q, k) && std::max(q, k) < span.end) return true;
+  }
+  return false;
+}
+
 inline bool Visible(const AttentionMask& mask, const DocumentStarts& documents, int64_t b,
                     int64_t q, int64_t k) {
   if (mask.causal && k > q) return false;
@@ -110,10 +119,12 @@ inline bool Visible(const AttentionMask& mask, const DocumentStarts& documents, 
 }
 
 inline AttentionResults Reference(const Inputs& inputs, const AttentionMask& mask,
-                                  const DocumentStarts& documents, double softmax_scale) {
-  return NaiveAttention(
-      inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, softmax_scale,
-      [&](int64_t b, int64_t i, int64_t j) { return Visible(mask, documents, b, i, j); });
+                                  const DocumentStarts& documents, double softmax_scale,
+                                  const Spans& spans = {}) {
+  return NaiveAttention(inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, softmax_scale,
+                        [&](int64_t b, int64_t i, int64_t j) {
+                          return Visible(mask, documents, b, i, j) || InOneSpan(spans, b, i, j);
+                        });
 }
 
 struct NamedMask {

@@ -23,12 +23,12 @@ namespace {
 
 // Forward and backward of one rank, which writes its part of the results.
 absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, int group_size,
-                     const Inputs& inputs, const DocumentStarts& documents,
+                     const Inputs& inputs, const DocumentStarts& documents, const Spans& spans,
                      const AttentionResults& results, Communicator& comm) {
   BURST_ASSIGN_OR_RETURN(const auto attention,
                          CreateAttention(strategy, options, group_size, &comm));
   BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
-                         attention->Schedule(inputs.q.dim(1), documents));
+                         attention->Schedule(inputs.q.dim(1), documents, spans));
   const std::vector<int32_t>& positions = schedule.shard().local_positions();
   SequenceParallelAttention::Saved saved;
   Tensor out, lse, dq, dk, dv;
@@ -47,11 +47,11 @@ absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, in
 }
 
 AttentionResults RunStrategy(Strategy strategy, const BurstAttentionOptions& options, int ranks,
-                             int group_size, const Inputs& inputs,
-                             const DocumentStarts& documents) {
+                             int group_size, const Inputs& inputs, const DocumentStarts& documents,
+                             const Spans& spans = {}) {
   const AttentionResults results = EmptyResults(inputs);
   const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) {
-    return RunRank(strategy, options, group_size, inputs, documents, results, comm);
+    return RunRank(strategy, options, group_size, inputs, documents, spans, results, comm);
   });
   EXPECT_TRUE(status.ok()) << status;
   return results;
@@ -148,6 +148,48 @@ TEST(StrategyTest, DoublePrecisionAndBatchedDocuments) {
         const AttentionResults actual = RunStrategy(Strategy::kBurstUlysses, options, /*ranks=*/6,
                                                     /*group_size=*/3, inputs, documents);
         ExpectClose(actual, expected, 1e-13 * seqlen);
+      }
+    }
+  }
+}
+
+// Spans of rows of their own and of one row, with documents and without: images in a text, a
+// prefix-LM, block-causal attention.
+TEST(StrategyTest, SpansAreSeenWhole) {
+  const int64_t batch = 2, seqlen = 150;
+  const Inputs inputs = RandomInputs(batch, seqlen, 4, 2, 16, DType::kFloat64, 6);
+  Spans blocks(1);
+  for (int32_t begin = 0; begin < seqlen; begin += 40) {
+    blocks[0].push_back({begin, std::min<int32_t>(begin + 40, seqlen)});
+  }
+  const struct {
+    AttentionMask mask;
+    DocumentStarts documents;
+    Spans spans;
+  } cases[] = {{{true, 0}, {}, {{{3, 20}, {20, 21}, {90, 149}}, {{60, 140}}}},
+               {{true, 0}, {{0, 50}, {130}}, {{{0, 30}, {50, 70}}, {{0, 100}, {140, 150}}}},
+               {{true, 0}, {}, blocks},
+               {{true, 25}, {{0, 50, 100}}, {{{10, 45}}, {}}},
+               {{false, 9}, {}, {{{70, 120}}}}};
+  for (const auto& c : cases) {
+    const AttentionResults expected = Reference(inputs, c.mask, c.documents, 0.25, c.spans);
+    for (const Layout layout : kLayouts) {
+      for (BackwardDirection direction : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
+        BurstAttentionOptions options;
+        options.mask = c.mask;
+        options.layout = layout;
+        const auto check = [&](Strategy strategy, int ranks, int group_size) {
+          options.backward = HasDirections(strategy) ? direction : BackwardDirection::kAuto;
+          SCOPED_TRACE(testing::Message() << "case " << &c - cases << " " << Name(strategy) << " "
+                                          << Name(layout) << " ranks " << ranks);
+          ExpectClose(
+              RunStrategy(strategy, options, ranks, group_size, inputs, c.documents, c.spans),
+              expected, 1e-13 * seqlen);
+        };
+        check(Strategy::kSingle, 1, 1);
+        check(Strategy::kBurst, 3, 1);
+        check(Strategy::kUlysses, 2, 1);
+        check(Strategy::kBurstUlysses, 4, 2);
       }
     }
   }

@@ -64,7 +64,9 @@ def compare(problem, group, layout="zigzag", tolerance=TOLERANCE, **arguments):
 
 MASKS = [dict(causal=True), dict(causal=False), dict(causal=True, window=5),
          dict(causal=False, window=4), dict(causal=True, starts=[[0, 6, 7, 20]]),
-         dict(causal=False, starts=[[3, 17], [0, 11]]), dict(causal=True, softmax_scale=0.7)]
+         dict(causal=False, starts=[[3, 17], [0, 11]]), dict(causal=True, softmax_scale=0.7),
+         dict(spans=[[(0, 9), (20, 21)], [(4, 28)]]), dict(window=4, spans=[[(3, 17)]]),
+         dict(starts=[[0, 6, 20]], spans=[[(6, 15)], []])]
 
 
 def every_layout_and_mask(rank, group):
@@ -166,7 +168,8 @@ class AttentionTest(unittest.TestCase):
     def test_gradcheck(self):
         def body(rank, group):
             inputs = [normal(name, 1, 5, h, 3).requires_grad_() for name, h in (("q", 2), ("k", 1), ("v", 1))]
-            for arguments in (dict(), dict(causal=False), dict(window=2), dict(documents=[0, 3])):
+            for arguments in (dict(), dict(causal=False), dict(window=2), dict(documents=[0, 3]),
+                              dict(spans=[(1, 4)])):
                 assert torch.autograd.gradcheck(
                     lambda *x: burst.attention(*x, return_lse=True, **arguments), inputs)
         run_ranks(1, body)

@@ -60,9 +60,9 @@ def _child(rank, size, body, store, writing):
         os._exit(code)
 
 
-def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None, sinks=None):
+def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None, sinks=None, spans=()):
     """(out, lse) by the definition: [batch, tokens, heads, head_dim]. starts: rows of documents;
-    sinks: one more column of scores, [heads]."""
+    sinks: one more column of scores, [heads]; spans: rows of pairs."""
     n, heads = q.shape[1], q.shape[2]
     k, v = (x.repeat_interleave(heads // x.shape[2], 2) for x in (k, v))
     scale = softmax_scale or 1 / math.sqrt(q.shape[3])
@@ -76,6 +76,9 @@ def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None, si
     for row in range(q.shape[0] if starts else 0):
         of = torch.bucketize(at, torch.tensor(sorted(set(starts[row % len(starts)]) - {0})), right=True)
         hidden[row] |= of[:, None] != of[None, :]
+    for row in range(q.shape[0] if spans else 0):
+        for begin, end in spans[row % len(spans)]:
+            hidden[row, begin:end, begin:end] = False
     scores = scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
     scores = scores.masked_fill(hidden[:, None], -math.inf)
     if sinks is not None:

@@ -58,7 +58,11 @@ def wrong_arguments(rank, group):
     says("cu_seqlens must begin with 0", cu_seqlens=[1, 24])
     says("documents and cu_seqlens", cu_seqlens=[0, 24], documents=[0, 3])
     says("document start 24", documents=[0, 24])
-    says("documents of 2 rows", documents=[[0, 4], [0, 5]])
+    says("documents or spans of 2 rows", documents=[[0, 4], [0, 5]])
+    says("documents or spans of 2 rows", spans=[[(0, 4)], [(0, 5)]])
+    says("are no pairs", spans=[1, 2, 3])
+    says("span [3, 9) of row 0 is empty, out of order or beyond", spans=[(0, 4), (3, 9)])
+    says("goes beyond its document, which ends at 4", documents=[0, 4], spans=[(2, 6)])
     says("sinks is a list", error=TypeError if group is None or rank == 0 else (TypeError, ValueError),
          sinks=[1.0, 2.0])
     says("sinks has the shape [3]", sinks=torch.zeros(3))
@@ -83,6 +87,7 @@ def ranks_that_differ(rank, group):
     for name, arguments in (("causal", dict(causal=rank == 1)), ("window", dict(window=rank)),
                             ("layout", dict(layout=("zigzag", "striped", "zigzag")[rank])),
                             ("documents", dict(documents=[0, 3 + rank])),
+                            ("spans", dict(spans=[(0, 3 + rank)])),
                             ("deterministic", dict(deterministic=rank != 2))):
         message = message_of(ValueError, lambda: burst.attention(q, k, v, group=group, **arguments))
         assert message.startswith(name + ": the ranks differ"), message

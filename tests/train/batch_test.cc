@@ -207,7 +207,7 @@ TEST(SequenceSampler, PackedDocumentsRestartPositionsAndKeepTheirTargets) {
   EXPECT_EQ(positions, (std::vector<int32_t>{0, 1, 2, 0, 0, 1, 2, 3, 4, 5}));
   EXPECT_EQ(batch.targets[11], 12);
   // The ring takes the documents as they are.
-  EXPECT_EQ(Schedule(1, 3, Layout::kZigzag, 10, batch.documents)->document_rows(), 4);
+  EXPECT_EQ(Schedule(1, 3, Layout::kZigzag, 10, batch.documents)->rows(), 4);
   // Unpacked, the same sampler ignore documents.
   const GlobalBatch plain = *Make(span, 10).Evaluation(0, 4, 4);
   EXPECT_TRUE(plain.documents.empty());

@@ -10,15 +10,34 @@ using Positions = std::vector<int32_t>;
 
 constexpr int64_t kInfinity = std::numeric_limits<int32_t>::max();
 
+// The mask of a batch row. Null: no documents, no spans.
+struct RowMask {
+  const AttentionMask& mask;
+  const Positions* document_starts;
+  const std::vector<Span>* spans;
+
+  RowMask(const AttentionMask& mask, const DocumentStarts& documents, const Spans& spans,
+          int64_t row)
+      : mask(mask), document_starts(Row(documents, row)), spans(Row(spans, row)) {}
+
+ private:
+  template <typename List>
+  static const List* Row(const std::vector<List>& rows, int64_t row) {
+    return rows.empty() ? nullptr : &rows[rows.size() == 1 ? 0 : row];
+  }
+};
+
 // Calls visit(i, begin, end) for every query i: it sees the keys begin <= j < end of k_positions.
 // Stops when visit returns false. Linear, because both bounds only move forward.
 template <typename Visit>
-void ForEachQuery(const AttentionMask& mask, const Positions* document_starts,
-                  const Positions& q_positions, const Positions& k_positions, Visit visit) {
+void ForEachQuery(const RowMask& row, const Positions& q_positions, const Positions& k_positions,
+                  Visit visit) {
+  const AttentionMask& mask = row.mask;
+  const Positions* const document_starts = row.document_starts;
   const int64_t k_len = static_cast<int64_t>(k_positions.size());
   const int64_t window = std::min(mask.window, kInfinity);
   int64_t begin = 0, end = 0;
-  size_t next_document = 0;
+  size_t next_document = 0, next_span = 0;
   int64_t document_begin = 0, document_end = kInfinity;
   for (size_t i = 0; i < q_positions.size(); ++i) {
     const int64_t q = q_positions[i];
@@ -35,21 +54,25 @@ void ForEachQuery(const AttentionMask& mask, const Positions* document_starts,
       lower = std::max(lower, q - window + 1);
       upper = std::min(upper, q + window);
     }
+    if (row.spans != nullptr) {
+      const std::vector<Span>& spans = *row.spans;
+      while (next_span < spans.size() && spans[next_span].end <= q) ++next_span;
+      if (next_span < spans.size() && spans[next_span].begin <= q) {
+        lower = std::min(lower, std::max<int64_t>(spans[next_span].begin, document_begin));
+        upper = std::max(upper, std::min<int64_t>(spans[next_span].end, document_end));
+      }
+    }
     while (begin < k_len && k_positions[begin] < lower) ++begin;
     while (end < k_len && k_positions[end] < upper) ++end;
     if (!visit(i, begin, end)) return;
   }
 }
 
-const Positions* Row(const DocumentStarts& documents, int64_t row) {
-  return documents.empty() ? nullptr : &documents[row];
-}
-
-int64_t NumRows(const DocumentStarts& documents) {
-  return documents.empty() ? 1 : static_cast<int64_t>(documents.size());
-}
-
 }  // namespace
+
+int64_t NumRows(const DocumentStarts& documents, const Spans& spans) {
+  return static_cast<int64_t>(std::max<size_t>({1, documents.size(), spans.size()}));
+}
 
 KeyRanges VisibleKeys::ranges(DeviceType device) const {
   if (all) return {};
@@ -65,9 +88,10 @@ KeyRanges VisibleKeys::ranges(DeviceType device) const {
 }
 
 VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& documents,
-                               const Positions& q_positions, const Positions& k_positions) {
+                               const Spans& spans, const Positions& q_positions,
+                               const Positions& k_positions) {
   VisibleKeys visible;
-  visible.rows = NumRows(documents);
+  visible.rows = NumRows(documents, spans);
   visible.q_len = static_cast<int64_t>(q_positions.size());
   visible.begin.resize(visible.rows * visible.q_len);
   visible.end.resize(visible.rows * visible.q_len);
@@ -75,7 +99,7 @@ VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& 
     int32_t* const begins = visible.begin.data() + row * visible.q_len;
     int32_t* const ends = visible.end.data() + row * visible.q_len;
     int64_t first = 0;  // query that sees the key `begin`
-    ForEachQuery(mask, Row(documents, row), q_positions, k_positions,
+    ForEachQuery(RowMask(mask, documents, spans, row), q_positions, k_positions,
                  [&](int64_t i, int64_t begin, int64_t end) {
                    begins[i] = static_cast<int32_t>(begin);
                    ends[i] = static_cast<int32_t>(end);
@@ -91,11 +115,11 @@ VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& 
   return visible;
 }
 
-bool SeesAny(const AttentionMask& mask, const DocumentStarts& documents,
+bool SeesAny(const AttentionMask& mask, const DocumentStarts& documents, const Spans& spans,
              const Positions& q_positions, const Positions& k_positions) {
   bool any = false;
-  for (int64_t row = 0; row < NumRows(documents) && !any; ++row) {
-    ForEachQuery(mask, Row(documents, row), q_positions, k_positions,
+  for (int64_t row = 0; row < NumRows(documents, spans) && !any; ++row) {
+    ForEachQuery(RowMask(mask, documents, spans, row), q_positions, k_positions,
                  [&](int64_t, int64_t begin, int64_t end) {
                    any = begin < end;
                    return !any;

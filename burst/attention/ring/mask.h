@@ -15,14 +15,18 @@ namespace burst {
 struct AttentionMask {
   bool causal = true;  // p <= q
   int64_t window = 0;  // sliding window: |q - p| < window; 0: no limit
-  // With packed documents (DocumentStarts) it sees keys of its own document only, besides.
+  // With packed documents (DocumentStarts) it sees keys of its own document only, besides; with
+  // spans (Spans) those of its own span of that document, too, whatever the two above say.
 };
+
+// Rows that lists of documents and of spans are for; a list of one row is for all.
+int64_t NumRows(const DocumentStarts& documents, const Spans& spans);
 
 // The mask between a block of queries and a block of keys. Query i sees the keys
 // begin[i] <= j < end[i] of the block: both blocks are in order of position, so that the keys that
 // a query sees are neighbors.
 struct VisibleKeys {
-  std::vector<int32_t> begin, end;  // [rows, q_len]; rows is 1, or batch with documents
+  std::vector<int32_t> begin, end;  // [rows, q_len]; rows: 1, or batch with documents or spans
   int64_t rows = 1;
   int64_t q_len = 0;
   int64_t pairs = 0;         // (query, key) pairs seen, summed over rows
@@ -37,13 +41,13 @@ struct VisibleKeys {
   KeyRanges ranges(DeviceType device = DeviceType::kCpu) const;
 };
 
-// Both lists of positions are increasing. O(queries + keys) for each row of documents.
+// Both lists of positions are increasing. O(queries + keys) for each row.
 VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& documents,
-                               const std::vector<int32_t>& q_positions,
+                               const Spans& spans, const std::vector<int32_t>& q_positions,
                                const std::vector<int32_t>& k_positions);
 
 // Whether some query sees some key: !ComputeVisibleKeys(...).none(), sooner.
-bool SeesAny(const AttentionMask& mask, const DocumentStarts& documents,
+bool SeesAny(const AttentionMask& mask, const DocumentStarts& documents, const Spans& spans,
              const std::vector<int32_t>& q_positions, const std::vector<int32_t>& k_positions);
 
 }  // namespace burst

@@ -1,13 +1,41 @@
 #include "burst/attention/ring/schedule.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
+#include "burst/base/status.h"
 
 namespace burst {
 namespace {
+
+absl::Status ValidateSpans(int64_t seqlen, const DocumentStarts& documents, const Spans& spans) {
+  if (documents.size() > 1 && spans.size() > 1 && documents.size() != spans.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("documents of ", documents.size(), " rows, but spans of ", spans.size()));
+  }
+  for (size_t row = 0; row < spans.size(); ++row) {
+    int32_t last = 0;
+    for (const Span& span : spans[row]) {
+      const std::string text = absl::StrCat("span [", span.begin, ", ", span.end, ") of row ", row);
+      if (span.begin < last || span.end <= span.begin || span.end > seqlen) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            text, " is empty, out of order or beyond the sequence of ", seqlen, " tokens"));
+      }
+      last = span.end;
+      for (size_t i = 0; i < documents.size(); ++i) {
+        if (spans.size() > 1 && documents.size() > 1 && i != row) continue;
+        const auto next = std::upper_bound(documents[i].begin(), documents[i].end(), span.begin);
+        if (next == documents[i].end() || *next >= span.end) continue;
+        return absl::InvalidArgumentError(
+            absl::StrCat(text, " goes beyond its document, which ends at ", *next));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::Status Validate(int64_t seqlen, const AttentionMask& mask, const DocumentStarts& documents) {
   if (mask.window < 0) {
@@ -29,11 +57,11 @@ absl::Status Validate(int64_t seqlen, const AttentionMask& mask, const DocumentS
 
 absl::StatusOr<RingSchedule> RingSchedule::Create(TokenShard tokens, const AttentionMask& mask,
                                                   const DocumentStarts& documents,
-                                                  int ranks_per_node) {
-  const absl::Status valid = Validate(tokens.seqlen(), mask, documents);
-  if (!valid.ok()) return valid;
-  RingSchedule schedule(std::move(tokens));
-  schedule.Fill(mask, documents, ranks_per_node);
+                                                  int ranks_per_node, const Spans& spans) {
+  BURST_RETURN_IF_ERROR(Validate(tokens.seqlen(), mask, documents));
+  BURST_RETURN_IF_ERROR(ValidateSpans(tokens.seqlen(), documents, spans));
+  RingSchedule schedule(std::move(tokens), mask, documents, spans);
+  schedule.Fill(ranks_per_node);
   return schedule;
 }
 
@@ -47,39 +75,35 @@ absl::StatusOr<RingSchedule> RingSchedule::CreateCross(TokenShard queries, Token
                      queries.num_groups(), ", the keys for rank ", keys.group_index(), " of ",
                      keys.num_groups(), ", or their groups of ranks differ"));
   }
-  RingSchedule schedule(std::move(queries));
+  RingSchedule schedule(std::move(queries), {/*causal=*/false, /*window=*/0}, {}, {});
   schedule.keys_ = std::move(keys);
-  schedule.Fill({/*causal=*/false, /*window=*/0}, /*documents=*/{}, ranks_per_node);
+  schedule.Fill(ranks_per_node);
   return schedule;
 }
 
 RingSchedule RingSchedule::Prefix(int64_t tokens) const {
-  BURST_CHECK(mask_.causal && !is_cross());
+  BURST_CHECK(mask_.causal && spans_.empty() && !is_cross());
   DocumentStarts documents = documents_;
   for (std::vector<int32_t>& starts : documents) {
     starts.erase(std::lower_bound(starts.begin(), starts.end(), tokens), starts.end());
   }
-  RingSchedule prefix(shard_.Prefix(tokens));
-  prefix.Fill(mask_, documents, ranks_per_node());
+  RingSchedule prefix(shard_.Prefix(tokens), mask_, documents, /*spans=*/{});
+  prefix.Fill(ranks_per_node());
   return prefix;
 }
 
-void RingSchedule::Fill(const AttentionMask& mask, const DocumentStarts& documents,
-                        int ranks_per_node) {
+void RingSchedule::Fill(int ranks_per_node) {
   const TokenShard &queries = shard(), &keys = key_shard();
   const int rank = queries.group_index(), world_size = queries.num_groups();
   BURST_CHECK(ranks_per_node >= 0 && (ranks_per_node == 0 || world_size % ranks_per_node == 0))
       << world_size << " ranks in nodes of " << ranks_per_node;
-  mask_ = mask;
-  documents_ = documents;
   const int per_node = ranks_per_node == 0 ? world_size : ranks_per_node;
-  document_rows_ = static_cast<int64_t>(documents.size());
   std::vector<int64_t> query_lengths, key_lengths;
   for (int r = 0; r < world_size; ++r) {
-    for_keys_of_.push_back(ComputeVisibleKeys(mask, documents, queries.group_positions(rank),
-                                              keys.group_positions(r)));
-    for_queries_of_.push_back(ComputeVisibleKeys(mask, documents, queries.group_positions(r),
-                                                 keys.group_positions(rank)));
+    for_keys_of_.push_back(ComputeVisibleKeys(
+        mask_, documents_, spans_, queries.group_positions(rank), keys.group_positions(r)));
+    for_queries_of_.push_back(ComputeVisibleKeys(
+        mask_, documents_, spans_, queries.group_positions(r), keys.group_positions(rank)));
     query_lengths.push_back(queries.group_length(r));
     key_lengths.push_back(keys.group_length(r));
   }
@@ -89,7 +113,7 @@ void RingSchedule::Fill(const AttentionMask& mask, const DocumentStarts& documen
   for (int q = 0; q < world_size; ++q) {
     for (int k = 0; k < world_size; ++k) {
       sees[q * world_size + k] =
-          SeesAny(mask, documents, queries.group_positions(q), keys.group_positions(k));
+          SeesAny(mask_, documents_, spans_, queries.group_positions(q), keys.group_positions(k));
     }
   }
   kv_route_ = MakeRingRoute(rank, per_node, key_lengths, [&](int block, int host) {

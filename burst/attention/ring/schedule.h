@@ -19,17 +19,19 @@ namespace burst {
 class RingSchedule {
  public:
   // `ranks_per_node`: ranks of the ring on each node, which divide shard.num_groups(); 0: a flat
-  // ring. InvalidArgument for a negative window, or documents that are out of order or range.
+  // ring. InvalidArgument for a negative window, for documents or spans that are out of order or
+  // range or not of as many rows, and for a span that is not within a document.
   static absl::StatusOr<RingSchedule> Create(TokenShard shard, const AttentionMask& mask,
                                              const DocumentStarts& documents = {},
-                                             int ranks_per_node = 0);
+                                             int ranks_per_node = 0, const Spans& spans = {});
 
   // Cross-attention: the queries are tokens of one sequence, the keys of another. Every query sees
   // every key. InvalidArgument if the two are not for the same rank of the same ring.
   static absl::StatusOr<RingSchedule> CreateCross(TokenShard queries, TokenShard keys,
                                                   int ranks_per_node = 0);
 
-  // Attention of the first `tokens` tokens alone, which see no others: the mask is causal.
+  // Attention of the first `tokens` tokens alone, which see no others: the mask is causal, without
+  // spans.
   RingSchedule Prefix(int64_t tokens) const;
 
   // The tokens of each rank of the ring. A rank of the ring may be a group of ranks (Ulysses).
@@ -37,8 +39,8 @@ class RingSchedule {
   const TokenShard& key_shard() const { return keys_.has_value() ? *keys_ : shard_; }
   bool is_cross() const { return keys_.has_value(); }  // the keys are of another sequence
   int ranks_per_node() const { return kv_route_.ranks_per_node; }  // all ranks in a flat ring
-  // Batch rows the documents were given for; 0: the same mask for every row.
-  int64_t document_rows() const { return document_rows_; }
+  // Batch rows that documents and spans were given for; 1: the same mask for every row.
+  int64_t rows() const { return NumRows(documents_, spans_); }
 
   // The mask of this rank's queries with the keys of rank `source`.
   const VisibleKeys& for_keys_of(int source) const { return for_keys_of_[source]; }
@@ -51,15 +53,17 @@ class RingSchedule {
   const RingRoute& query_route() const { return query_route_; }
 
  private:
-  explicit RingSchedule(TokenShard shard) : shard_(std::move(shard)) {}
+  RingSchedule(TokenShard shard, const AttentionMask& mask, const DocumentStarts& documents,
+               const Spans& spans)
+      : mask_(mask), documents_(documents), spans_(spans), shard_(std::move(shard)) {}
   // From the tokens: masks and routes.
-  void Fill(const AttentionMask& mask, const DocumentStarts& documents, int ranks_per_node);
+  void Fill(int ranks_per_node);
 
   AttentionMask mask_;
   DocumentStarts documents_;
+  Spans spans_;
   TokenShard shard_;
   std::optional<TokenShard> keys_;  // if they are of another sequence
-  int64_t document_rows_ = 0;
   std::vector<VisibleKeys> for_keys_of_, for_queries_of_;
   RingRoute kv_route_, query_route_;
 };
