@@ -1,9 +1,9 @@
-// Schedules of random rings: mask, layout, documents, length, ranks, groups and nodes. Every rank's
-// mask is compared with its definition, pair by pair. Then all ranks walk their routes together, as
-// Ring::Run posts and awaits transfers: each message has a receiver and a length that both ends
-// know, none waits in a circle, each visible (query, key) pair is computed on exactly one rank in
-// exactly one round with a block that is there, and the gradients that return to an owner hold
-// every part once.
+// Schedules of random rings: mask, layout, documents, spans, length, ranks, groups and nodes. Every
+// rank's mask is compared with its definition, pair by pair. Then all ranks walk their routes
+// together, as Ring::Run posts and awaits transfers: each message has a receiver and a length that
+// both ends know, none waits in a circle, each visible (query, key) pair is computed on exactly one
+// rank in exactly one round with a block that is there, and the gradients that return to an owner
+// hold every part once.
 #include <algorithm>
 #include <cstdlib>
 #include <deque>
@@ -27,7 +27,36 @@ struct Problem {
   Layout layout = Layout::kContiguous;
   AttentionMask mask;
   DocumentStarts documents;
+  Spans spans;
+
+  size_t rows() const { return std::max({size_t{1}, documents.size(), spans.size()}); }
 };
+
+// A row of lists that may be one for all rows; null: there are none.
+template <typename List>
+const List* RowOf(const std::vector<List>& rows, size_t row) {
+  return rows.empty() ? nullptr : &rows[rows.size() == 1 ? 0 : row];
+}
+
+// Disjoint spans, which end with the documents of their rows at the latest.
+void ReadSpans(FuzzInput* input, Problem* p) {
+  const size_t documents = p->documents.size(), rows = input->Integer(0, 3);
+  p->spans.resize(documents > 1 && rows > 1 ? documents : rows);
+  for (size_t row = 0; row < p->spans.size(); ++row) {
+    int64_t begin = 0;
+    while ((begin += input->Integer(0, 15)) < p->seqlen) {
+      int64_t end = std::min(p->seqlen, begin + 1 + input->Integer(0, 31));
+      for (size_t d = 0; d < documents; ++d) {
+        if (p->spans.size() > 1 && documents > 1 && d != row) continue;
+        for (const int32_t start : p->documents[d]) {
+          if (start > begin) end = std::min<int64_t>(end, start);
+        }
+      }
+      p->spans[row].push_back({static_cast<int32_t>(begin), static_cast<int32_t>(end)});
+      begin = end;
+    }
+  }
+}
 
 Problem Read(FuzzInput* input) {
   constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
@@ -52,18 +81,23 @@ Problem Read(FuzzInput* input) {
       starts.push_back(static_cast<int32_t>(start));
     }
   }
+  ReadSpans(input, &p);
   return p;
 }
 
-// The definition, in global positions. `row`: of the documents.
+// The definition, in global positions.
 bool Visible(const Problem& p, size_t row, int64_t q, int64_t k) {
+  if (const std::vector<Span>* const spans = RowOf(p.spans, row); spans != nullptr) {
+    for (const Span& span : *spans) {
+      if (span.begin <= std::min(q, k) && std::max(q, k) < span.end) return true;
+    }
+  }
   if (p.mask.causal && k > q) return false;
   if (p.mask.window > 0 && std::abs(q - k) >= p.mask.window) return false;
-  if (p.documents.empty()) return true;
-  for (int32_t start : p.documents[row]) {
-    if ((q < start) != (k < start)) return false;
-  }
-  return true;
+  const std::vector<int32_t>* const starts = RowOf(p.documents, row);
+  if (starts == nullptr) return true;
+  return std::none_of(starts->begin(), starts->end(),
+                      [=](int32_t start) { return (q < start) != (k < start); });
 }
 
 // The pairs that a rank sees of another's keys; checks `visible` on the way.
@@ -71,7 +105,7 @@ int64_t CheckMask(const Problem& p, const TokenShard& shard, int q_rank, int k_r
                   const VisibleKeys& visible) {
   const std::vector<int32_t>& queries = shard.group_positions(q_rank);
   const std::vector<int32_t>& keys = shard.group_positions(k_rank);
-  const size_t rows = p.documents.empty() ? 1 : p.documents.size();
+  const size_t rows = p.rows();
   BURST_CHECK_EQ(visible.rows, static_cast<int64_t>(rows));
   BURST_CHECK_EQ(visible.q_len, static_cast<int64_t>(queries.size()));
   int64_t pairs = 0;
@@ -333,6 +367,25 @@ class Walk {
   PerLink<int64_t> tokens_sent_[2];  // of blocks, of gradients
 };
 
+// Of the first `tokens` tokens alone.
+void CheckPrefix(Problem p, int64_t tokens, const std::vector<RingSchedule>& schedules) {
+  p.seqlen = tokens;  // documents that begin behind it part no tokens before it
+  std::vector<TokenShard> shards;
+  std::vector<RingSchedule> prefixes;
+  for (const RingSchedule& schedule : schedules) {
+    prefixes.push_back(schedule.Prefix(tokens));
+    shards.push_back(prefixes.back().shard());
+  }
+  CheckShards(p, shards);
+  for (int q = 0; q < p.ranks; ++q) {
+    for (int k = 0; k < p.ranks; ++k) {
+      CheckMask(p, shards[q], q, k, prefixes[q].for_keys_of(k));
+    }
+  }
+  Walk(prefixes, /*queries_are_sent=*/false, /*has_gradients=*/true);
+  Walk(prefixes, /*queries_are_sent=*/true, /*has_gradients=*/true);
+}
+
 }  // namespace
 
 void FuzzOne(const uint8_t* data, size_t size) {
@@ -344,7 +397,7 @@ void FuzzOne(const uint8_t* data, size_t size) {
     shards.push_back(
         *TokenShard::Create(rank, p.ranks, p.layout, p.seqlen, {p.group, rank % p.group}));
     absl::StatusOr<RingSchedule> schedule =
-        RingSchedule::Create(shards.back(), p.mask, p.documents, p.per_node);
+        RingSchedule::Create(shards.back(), p.mask, p.documents, p.per_node, p.spans);
     BURST_CHECK(schedule.ok()) << schedule.status().message();
     BURST_CHECK_EQ(schedule->ranks_per_node(), p.per_node == 0 ? p.ranks : p.per_node);
     schedules.push_back(*std::move(schedule));
@@ -357,7 +410,7 @@ void FuzzOne(const uint8_t* data, size_t size) {
       CheckMask(p, shards[q], q, k, schedules[k].for_queries_of(q));
     }
   }
-  for (size_t row = 0; row < std::max<size_t>(1, p.documents.size()); ++row) {
+  for (size_t row = 0; row < p.rows(); ++row) {
     for (int64_t q = 0; q < p.seqlen; ++q) {
       for (int64_t k = 0; k < p.seqlen; ++k) expected += Visible(p, row, q, k);
     }
@@ -366,6 +419,7 @@ void FuzzOne(const uint8_t* data, size_t size) {
   Walk(schedules, /*queries_are_sent=*/false, /*has_gradients=*/false);
   Walk(schedules, /*queries_are_sent=*/false, /*has_gradients=*/true);
   Walk(schedules, /*queries_are_sent=*/true, /*has_gradients=*/true);
+  if (p.mask.causal && p.spans.empty()) CheckPrefix(p, input.Integer(0, p.seqlen), schedules);
 }
 
 }  // namespace burst
