@@ -3,7 +3,7 @@
 // together, as Ring::Run posts and awaits transfers: each message has a receiver and a length that
 // both ends know, none waits in a circle, each visible (query, key) pair is computed on exactly one
 // rank in exactly one round with a block that is there, and the gradients that return to an owner
-// hold every part once.
+// hold every part once. A causal schedule's prefix likewise.
 #include <algorithm>
 #include <cstdlib>
 #include <deque>
