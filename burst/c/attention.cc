@@ -1,5 +1,6 @@
 // Attention of burst.h.
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -186,8 +187,8 @@ absl::Status CheckLike(const char* name, const Tensor& tensor, const Shape& shap
 
 absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                          const Tensor& v) {
-  if (k.dim(0) != q.dim(0) || k.dim(1) != q.dim(1) || k.dim(3) != q.dim(3) ||
-      k.dtype() != q.dtype()) {
+  if (k.dim(0) != q.dim(0) || k.dim(3) != q.dim(3) || k.dtype() != q.dtype() ||
+      (!schedule.is_cross() && k.dim(1) != q.dim(1))) {
     return absl::InvalidArgumentError(absl::StrCat("k is ", Name(k.dtype()), " ",
                                                    ToString(k.shape()), ", which does not fit q, ",
                                                    Name(q.dtype()), " ", ToString(q.shape())));
@@ -197,6 +198,11 @@ absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Te
     return absl::InvalidArgumentError(
         absl::StrCat("q has ", q.dim(1), " tokens; this rank has ", schedule.shard().local_length(),
                      " of the schedule's ", schedule.shard().seqlen()));
+  }
+  if (k.dim(1) != schedule.key_shard().local_length()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "k has ", k.dim(1), " tokens; this rank has ", schedule.key_shard().local_length(),
+        " of the schedule's ", schedule.key_shard().seqlen(), " keys"));
   }
   return CheckAttentionInputs(q, k, v);
 }
@@ -270,6 +276,23 @@ burst_code burst_schedule_create_with_spans(const burst_attention* attention, in
         lengths == nullptr
             ? of.attention->Schedule(seqlen, in_rows, given)
             : of.attention->Schedule(burst::c::Documents(size, lengths, tokens), in_rows, given));
+    *schedule = burst::c::Wrap(*attention, std::move(made));
+    return absl::OkStatus();
+  });
+}
+
+burst_code burst_schedule_create_cross(const burst_attention* attention, int64_t q_seqlen,
+                                       int64_t k_seqlen, const char* k_layout,
+                                       burst_schedule** schedule) {
+  return Guard([&]() -> absl::Status {
+    const burst::c::Attention& of = *attention->value;
+    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(of.comm.get()));
+    std::optional<burst::Layout> layout;
+    if (k_layout != nullptr) {
+      BURST_ASSIGN_OR_RETURN(layout, burst::ParseLayout(k_layout));
+    }
+    BURST_ASSIGN_OR_RETURN(burst::RingSchedule made,
+                           of.attention->CrossSchedule(q_seqlen, k_seqlen, layout));
     *schedule = burst::c::Wrap(*attention, std::move(made));
     return absl::OkStatus();
   });

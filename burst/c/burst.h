@@ -167,6 +167,13 @@ burst_code burst_schedule_create_with_spans(const burst_attention* attention, in
                                             const int32_t* positions, int64_t rows,
                                             const int64_t* spans, const int32_t* bounds,
                                             burst_schedule** schedule);
+/* Of cross-attention: queries of a sequence of q_seqlen tokens in the attention's layout see all
+ * keys of another, of k_seqlen tokens in `k_layout` (null: the same layout). The attention is
+ * neither causal nor has a window; k and v, and their gradients, are of this rank's keys. Since
+ * version 3. */
+burst_code burst_schedule_create_cross(const burst_attention* attention, int64_t q_seqlen,
+                                       int64_t k_seqlen, const char* k_layout,
+                                       burst_schedule** schedule);
 void burst_schedule_destroy(burst_schedule* schedule);
 
 /* The positions of a rank's tokens under a layout, increasing; null `positions`: their number only.
@@ -186,7 +193,8 @@ typedef struct burst_tensor {
 /* Collective.
  *   q         [batch, length, heads, head_dim] of this rank's tokens, in order of position; last
  *             stride 1
- *   k, v      [batch, length, kv_heads, head_dim]; kv_heads divides heads
+ *   k, v      [batch, length, kv_heads, head_dim]; kv_heads divides heads; of cross-attention, of
+ *             this rank's keys
  *   out       like q; assigned
  *   lse       [batch, heads, length], contiguous, of float32 for tensors of 16 bits, else of q's
  * dtype: the natural log of the softmax's denominator, -inf where no key is seen; assigned */

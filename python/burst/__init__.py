@@ -6,7 +6,7 @@
     out = burst.attention(q, k, v, causal=True, group=group)   # [batch, own tokens, heads, head_dim]
 """
 
-from ._attention import attention, ulysses_attention
+from ._attention import attention, cross_attention, ulysses_attention
 from ._library import BurstError, OutOfMemoryError, RankLostError
 from ._ranks import connect, disconnect
 from ._transformers import register
@@ -14,6 +14,6 @@ from .layout import positions, shard, unshard
 
 __version__ = "0.1.0"
 __all__ = [
-    "BurstError", "OutOfMemoryError", "RankLostError", "attention", "connect", "disconnect",
-    "positions", "register", "shard", "ulysses_attention", "unshard",
+    "BurstError", "OutOfMemoryError", "RankLostError", "attention", "connect", "cross_attention",
+    "disconnect", "positions", "register", "shard", "ulysses_attention", "unshard",
 ]

@@ -38,12 +38,13 @@ def apply(q, k, v, call, sinks=None):
 
 
 def _constant_call(group, *arguments):
-    """The number of the Call and of its ranks: constants of a compiled graph."""
+    """The number of the Call, and of lengths that it returns: constants of a compiled graph."""
     try:
         group = object.__getattribute__(group, "real_obj")  # torch 2.15 traces with a stand-in
     except AttributeError:
         pass
-    return number_of(make_call(group, *arguments)), _ranks.size_of(group)
+    call = make_call(group, *arguments)
+    return number_of(call), (2 if call.cross else 1) * _ranks.size_of(group)
 
 
 if hasattr(torch.library, "custom_op"):
@@ -109,18 +110,39 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
     Every rank of the group makes the same calls in the same order. ValueError or TypeError, on all
     ranks, for arguments that are wrong or differ between them; RankLostError where a rank is lost.
     """
+    return _attend(q, k, v, sinks, return_lse, group, causal, softmax_scale, window, documents,
+                   cu_seqlens, layout, strategy, ring_grad_dtype, deterministic, backward,
+                   ulysses_size, ranks_per_node, seqlen, spans)
+
+
+def _attend(q, k, v, sinks, return_lse, *arguments):
     packed = isinstance(q, torch.Tensor) and q.dim() == 3
     if packed:
         q, k, v = (tensor.unsqueeze(0) if isinstance(tensor, torch.Tensor) and tensor.dim() == 3
                    else tensor for tensor in (q, k, v))
-    out, lse = _apply_arguments(q, k, v, sinks, group, causal, softmax_scale, window, documents,
-                                cu_seqlens, layout, strategy, ring_grad_dtype, deterministic,
-                                backward, ulysses_size, ranks_per_node, seqlen, spans)
+    out, lse = _apply_arguments(q, k, v, sinks, *arguments)
     if sinks is not None:
         out, lse = _add_sinks(out, lse, sinks)
     if packed:
         out, lse = out.squeeze(0), lse.squeeze(0)
     return (out, lse) if return_lse else out
+
+
+def cross_attention(q, k, v, *, softmax_scale=None, group=None, layout="zigzag", key_layout=None,
+                    ring_grad_dtype=None, deterministic=True, return_lse=False, strategy="burst",
+                    ulysses_size=0, ranks_per_node=0, backward="auto", sinks=None, seqlen=None):
+    """Every query of one sequence sees every key of another; each is spread over the same ranks.
+
+    q:     [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim]: those
+           that `layout` gives it
+    k, v:  the same with kv_heads heads, and this rank's keys: those that `key_layout` (default:
+           `layout`) gives it of the other sequence, of any length
+
+    seqlen is the length of the queries' sequence, and a promise as attention's, whose arguments the
+    others are. backward="auto" sends queries or keys around, whichever are fewer bytes."""
+    return _attend(q, k, v, sinks, return_lse, group, False, softmax_scale, 0, None, None, layout,
+                   strategy, ring_grad_dtype, deterministic, backward, ulysses_size, ranks_per_node,
+                   seqlen, None, None, True, key_layout)
 
 
 def ulysses_attention(q, k, v, **arguments):

@@ -22,12 +22,13 @@ class Call:
 
     Made by make_call, which normalizes them; two equal calls are one object."""
 
-    __slots__ = ("group", "options", "documents", "seqlen", "promised", "tokens", "spans", "text",
-                 "checked")
+    __slots__ = ("group", "options", "documents", "seqlen", "promised", "tokens", "spans", "cross",
+                 "text", "checked")
 
     def __init__(self, group, options, documents, seqlen, promised, tokens, spans):
         self.group, self.options = group, options
         self.documents, self.seqlen, self.tokens, self.spans = documents, seqlen, tokens, spans
+        self.cross = dict(options)["cross"]  # keys of another sequence
         self.promised = promised  # the caller gave seqlen: ranks compare arguments once
         self.checked = False  # whether the options are known to be good
         fields = list(options) + [("seqlen", seqlen), ("documents", _digest(documents)),
@@ -47,11 +48,12 @@ _numbers, _by_number = {}, []  # of calls that are arguments of operators
 
 def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layout, strategy,
               ring_grad_dtype, deterministic, backward, ulysses_size, ranks_per_node, seqlen,
-              spans=None, tokens=None):
+              spans=None, tokens=None, cross=False, key_layout=None):
     """The Call of these arguments. Errors are kept in it for the call itself, where all ranks of the
     group learn of them."""
     given = None
-    if documents is None and cu_seqlens is None and tokens is None and spans is None:  # the usual case: look first
+    if documents is None and cu_seqlens is None and tokens is None and spans is None and not cross:
+        # the usual case: look first
         given = (id(group), causal, softmax_scale, window, layout, strategy, ring_grad_dtype,
                  deterministic, backward, ulysses_size, ranks_per_node, seqlen)
         try:
@@ -65,7 +67,8 @@ def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layou
                ("window", window), ("layout", layout), ("strategy", strategy),
                ("ring_grad_dtype", _grad_dtype_name(ring_grad_dtype)),
                ("deterministic", bool(deterministic)), ("backward", backward),
-               ("ulysses_size", ulysses_size), ("ranks_per_node", ranks_per_node))
+               ("ulysses_size", ulysses_size), ("ranks_per_node", ranks_per_node), ("cross", cross),
+               ("key_layout", key_layout))
     promised = seqlen is not None
     documents, seqlen = _documents(documents, cu_seqlens, seqlen)
     spans = _spans(spans)
@@ -149,7 +152,7 @@ def _check_options(call):
             if isinstance(row, str):
                 raise ValueError(row)
     for name, known in (("layout", LAYOUTS), ("strategy", STRATEGIES),
-                        ("ring_grad_dtype", ("fp32", "bf16")), ("backward", ("auto", "burst", "ring"))):
+                        ("key_layout", (None, *LAYOUTS)), ("ring_grad_dtype", ("fp32", "bf16")), ("backward", ("auto", "burst", "ring"))):
         if options[name] not in known:
             raise ValueError("%s: there is no %r, only %s" %
                              (name, options[name], ", ".join(map(repr, known))))
@@ -161,12 +164,12 @@ def _check_options(call):
         raise ValueError("softmax_scale: %r is not positive and finite" % scale)
 
 
-def _check_tensors(q, k, v):
+def _check_tensors(q, k, v, cross):
     try:
         if (q.dtype == k.dtype == v.dtype and q.dtype in _DTYPES and k.shape == v.shape and
                 q.device == k.device == v.device and q.dim() == k.dim() == 4):
-            (batch, tokens, heads, head_dim), (*like_q, kv_heads, kv_dim) = q.shape, k.shape
-            if (like_q == [batch, tokens] and kv_dim == head_dim and kv_heads > 0 and
+            (batch, tokens, heads, head_dim), (kv_batch, keys, kv_heads, kv_dim) = q.shape, k.shape
+            if (kv_batch == batch and (cross or keys == tokens) and kv_dim == head_dim and kv_heads > 0 and
                     heads % kv_heads == 0 and (q.dtype not in _OF_16_BITS or q.is_cuda)):
                 return
     except AttributeError:
@@ -186,9 +189,13 @@ def _check_tensors(q, k, v):
             raise ValueError("%s is %s, q is %s" % (name, tensor.dtype, q.dtype))
         if tensor.device != q.device:
             raise ValueError("%s is on %s, q is on %s" % (name, tensor.device, q.device))
-        if tensor.shape[:2] != q.shape[:2] or tensor.shape[3] != q.shape[3]:
-            raise ValueError("%s has the shape %s, which does not fit q's %s: batch, tokens and "
-                             "head_dim must be equal" % (name, list(tensor.shape), list(q.shape)))
+        if (tensor.shape[0] != q.shape[0] or tensor.shape[3] != q.shape[3] or
+                (not cross and tensor.shape[1] != q.shape[1])):
+            raise ValueError("%s has the shape %s, which does not fit q's %s: %s and head_dim must be "
+                             "equal" % (name, list(tensor.shape), list(q.shape),
+                                        "batch" if cross else "batch, tokens"))
+    if cross and k.shape[1] != v.shape[1]:
+        raise ValueError("v has %d tokens, k has %d" % (v.shape[1], k.shape[1]))
     if k.shape[2] != v.shape[2]:
         raise ValueError("v has %d heads, k has %d" % (v.shape[2], k.shape[2]))
     if k.shape[2] == 0 or q.shape[2] % k.shape[2] != 0:
@@ -208,13 +215,14 @@ def check_sinks(sinks, q):
 
 def _agree(ranks, call, q, k, v, sinks, needs_grad):
     """Checks this rank's arguments and compares them with the others'. Returns the tokens of each
-    rank. What is wrong on one rank is an error on all of them."""
+    rank; of cross-attention those of q, then those of k. What is wrong on one rank is an error on all
+    of them."""
     error = None
     try:
         if not call.checked:
             _check_options(call)
             call.checked = True
-        _check_tensors(q, k, v)
+        _check_tensors(q, k, v, call.cross)
         if sinks is not None:
             check_sinks(sinks, q)
     except (TypeError, ValueError) as raised:
@@ -222,19 +230,19 @@ def _agree(ranks, call, q, k, v, sinks, needs_grad):
     if ranks.size == 1:
         if error is not None:
             raise error
-        return [q.shape[1]]
+        return [q.shape[1], k.shape[1]] if call.cross else [q.shape[1]]
     if call.promised and call in ranks.agreed:
         if error is not None:  # the others do not ask
             ranks.fail(error)
             raise error
-        lengths = ranks.agreed[call].get((q.shape, k.shape[2], q.dtype, needs_grad))
+        lengths = ranks.agreed[call].get((q.shape, k.shape[1:3], q.dtype, needs_grad))
         if lengths is not None:
             return lengths
     if error is not None:
         text = "E" + str(error)
     else:
-        text = "%d;batch=%d;heads=%d;kv heads=%d;head_dim=%d;dtype=%s;requires_grad=%s;%s" % (
-            q.shape[1], q.shape[0], q.shape[2], k.shape[2], q.shape[3], q.dtype, needs_grad, call.text)
+        text = "%d,%d;batch=%d;heads=%d;kv heads=%d;head_dim=%d;dtype=%s;requires_grad=%s;%s" % (
+            q.shape[1], k.shape[1], q.shape[0], q.shape[2], k.shape[2], q.shape[3], q.dtype, needs_grad, call.text)
     texts = ranks.exchange(text)
     if error is not None:
         raise error
@@ -247,11 +255,14 @@ def _agree(ranks, call, q, k, v, sinks, needs_grad):
             if mine != theirs:
                 raise ValueError("%s: the ranks differ: %r on rank %d, %r on rank %d" % (
                     mine.split("=")[0], mine.split("=")[1], ranks.rank, theirs.split("=")[1], rank))
-    lengths = [int(other.split(";")[0]) for other in texts]
+    pairs = [other.split(";")[0].split(",") for other in texts]
+    lengths = [int(tokens) for tokens, _ in pairs]
+    if call.cross:
+        lengths += [int(keys) for _, keys in pairs]
     if call.promised:
         if len(ranks.agreed) >= _CACHED_SCHEDULES:
             ranks.agreed.clear()  # on all ranks alike
-        ranks.agreed.setdefault(call, {})[q.shape, k.shape[2], q.dtype, needs_grad] = lengths
+        ranks.agreed.setdefault(call, {})[q.shape, k.shape[1:3], q.dtype, needs_grad] = lengths
     return lengths
 
 
@@ -283,7 +294,16 @@ def _attention_of(ranks, call):
     return found
 
 
+def _check_lengths(ranks, name, layout, lengths):
+    for rank, length in enumerate(lengths):
+        share = _library.local_length(layout, sum(lengths), rank, ranks.size)
+        if length != share:
+            raise ValueError("%s has %d tokens on rank %d; the layout %s gives it %d of %d" %
+                             (name, length, rank, layout, share, sum(lengths)))
+
+
 def _schedule_of(ranks, call, lengths):
+    lengths, keys = lengths[:ranks.size], lengths[ranks.size:]
     seqlen = sum(lengths)
     if call.seqlen is not None and call.seqlen != seqlen:
         raise ValueError("seqlen is %d, the ranks have %d tokens together" % (call.seqlen, seqlen))
@@ -296,12 +316,13 @@ def _schedule_of(ranks, call, lengths):
         lengths_and_tokens = (_int64s([len(own) for own in call.tokens]),
                               _int32s([token for own in call.tokens for token in own]))
     else:
-        layout = dict(call.options)["layout"]
-        for rank, length in enumerate(lengths):
-            share = _library.local_length(layout, seqlen, rank, ranks.size)
-            if length != share:
-                raise ValueError("q has %d tokens on rank %d; the layout %s gives it %d of %d" %
-                                 (length, rank, layout, share, seqlen))
+        options = dict(call.options)
+        _check_lengths(ranks, "q", options["layout"], lengths)
+        if call.cross:
+            key_layout = options["key_layout"] or options["layout"]
+            _check_lengths(ranks, "k", key_layout, keys)
+            return create("schedule", attention.value, seqlen, sum(keys), key_layout.encode(),
+                          function="burst_schedule_create_cross", keeps=ranks.device.handle)
     rows = call.spans or ()
     spans = (len(rows), _int64s([len(row) for row in rows]),
              _int32s([bound for row in rows for span in row for bound in span]))
@@ -355,7 +376,7 @@ def state_of(call, tensor, lengths):
 
 
 def forward(q, k, v, call, needs_grad, sinks=None):
-    """out, lse, the tokens of every rank and the State. Collective. sinks are checked, not added."""
+    """out, lse, the tokens of every rank (as _agree) and the State. Collective. sinks are checked, not added."""
     ranks = _ranks.ranks_of(call.group, q)
     with ranks.device.lock:
         ranks.device.enter()

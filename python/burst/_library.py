@@ -99,6 +99,7 @@ _FUNCTIONS = {
     "burst_schedule_create_with_spans": [
         c_void_p, c_int64, POINTER(c_int64), POINTER(c_int32), c_int64, POINTER(c_int64),
         POINTER(c_int32), c_int64, POINTER(c_int64), POINTER(c_int32), _HANDLE],
+    "burst_schedule_create_cross": [c_void_p, c_int64, c_int64, c_char_p, _HANDLE],
     "burst_positions": [
         c_char_p, c_int64, c_int32, c_int32, POINTER(c_int64), POINTER(c_int32)],
     "burst_forward": [c_void_p, c_void_p] + [_T] * 5,

@@ -118,6 +118,39 @@ def with_sinks(rank, group):
         assert (own - dsinks).abs().max() <= TOLERANCE
 
 
+def across_sequences(rank, group):
+    for tokens, keys, heads, kv_heads in ((29, 12, 4, 2), (3, 40, 2, 2), (24, 24, 6, 2), (5, 1, 1, 1)):
+        for arguments in (dict(), dict(layout="striped", key_layout="contiguous"), dict(backward="ring"),
+                          dict(backward="burst", key_layout="striped"), dict(ranks_per_node=2),
+                          dict(strategy="ring", layout="contiguous"), dict(strategy="ulysses"),
+                          dict(ulysses_size=2, key_layout="striped"), dict(seqlen=tokens)):
+            size = dist.get_world_size(group)
+            if size == 1 and set(arguments) - {"layout", "key_layout", "seqlen"}:
+                continue
+            groups = arguments.get("ulysses_size", size if "strategy" in arguments else 1)
+            if arguments.get("strategy") != "ring" and (heads % groups or (
+                    kv_heads % groups and groups % kv_heads)):
+                continue
+            layout = arguments.get("layout", "zigzag")
+            key_layout = arguments.get("key_layout") or layout
+            whole = [normal(name, 2, n, h, 8).requires_grad_() for name, n, h in (
+                ("q", tokens, heads), ("k", keys, kv_heads), ("v", keys, kv_heads))]
+            dout, dlse = normal("o", 2, tokens, heads, 8), normal("l", 2, heads, tokens)
+            out, lse = naive(*whole, causal=False)
+            want = [out, lse] + list(torch.autograd.grad([out, lse], whole, [dout, dlse]))
+            layouts = (layout, key_layout, key_layout)
+            local = [burst.shard(x.detach(), 1, group, of).requires_grad_()
+                     for x, of in zip(whole, layouts)]
+            out, lse = burst.cross_attention(*local, group=group, return_lse=True, **arguments)
+            have = [out, lse] + list(torch.autograd.grad([out, lse], local, [
+                burst.shard(dout, 1, group, layout), burst.shard(dlse, 2, group, layout)]))
+            for name, a, b, of in zip(("out", "lse", "dq", "dk", "dv"), want, have,
+                                      (layout, layout, *layouts)):
+                a = burst.shard(a.detach(), 2 if name == "lse" else 1, group, of)
+                assert a.shape == b.shape, (name, a.shape, b.shape)
+                assert a.numel() == 0 or (a - b.detach()).abs().max() <= TOLERANCE, (name, arguments)
+
+
 def strided_operands(rank, group):
     # Slices of a packed projection, and a last stride that is not 1.
     problem = Problem(2, 24, 4, 4, 8)
@@ -161,6 +194,11 @@ class AttentionTest(unittest.TestCase):
         for size in (1, 3):
             with self.subTest(size=size):
                 run_ranks(size, with_sinks)
+
+    def test_across_sequences(self):
+        for size in (1, 2, 4):
+            with self.subTest(size=size):
+                run_ranks(size, across_sequences)
 
     def test_strided_operands(self):
         run_ranks(2, strided_operands)

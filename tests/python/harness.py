@@ -63,12 +63,12 @@ def _child(rank, size, body, store, writing):
 def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None, sinks=None, spans=()):
     """(out, lse) by the definition: [batch, tokens, heads, head_dim]. starts: rows of documents;
     sinks: one more column of scores, [heads]; spans: rows of pairs."""
-    n, heads = q.shape[1], q.shape[2]
+    n, keys, heads = q.shape[1], k.shape[1], q.shape[2]
     k, v = (x.repeat_interleave(heads // x.shape[2], 2) for x in (k, v))
     scale = softmax_scale or 1 / math.sqrt(q.shape[3])
     at = torch.arange(n)
-    distance = at[:, None] - at[None, :]
-    hidden = torch.zeros(q.shape[0], n, n, dtype=torch.bool)
+    distance = at[:, None] - torch.arange(keys)[None, :]
+    hidden = torch.zeros(q.shape[0], n, keys, dtype=torch.bool)
     if causal:
         hidden |= distance < 0
     if window:
@@ -83,7 +83,7 @@ def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None, si
     scores = scores.masked_fill(hidden[:, None], -math.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], 3)
-    weights = scores.softmax(-1)[..., :n]
+    weights = scores.softmax(-1)[..., :keys]
     return torch.einsum("bhqk,bkhd->bqhd", weights, v), scores.logsumexp(-1)
 
 

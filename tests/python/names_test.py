@@ -118,7 +118,14 @@ def compiled(rank, group):
     def packed(q, k, v):
         return burst.attention(q[0], k[0], v[0], group=group, strategy="ulysses").sin().sum()
 
-    for function in (with_lse, with_documents, packed):
+    def with_spans(q, k, v):
+        return burst.attention(q, k, v, group=group, spans=[(2, 9)]).sin().sum()
+
+    def across(q, k, v):
+        shorter = slice(0, 4)
+        return burst.cross_attention(q, k[:, shorter], v[:, shorter], group=group).sin().sum()
+
+    for function in (with_lse, with_documents, packed, with_spans, across):
         graph = torch.compile(function, fullgraph=True, backend="aot_eager")
         want = torch.autograd.grad(function(*inputs), inputs)
         for a, b in zip(torch.autograd.grad(graph(*inputs), inputs), want):

@@ -65,6 +65,13 @@ def wrong_arguments(rank, group):
     says("goes beyond its document, which ends at 4", documents=[0, 4], spans=[(2, 6)])
     says("sinks is a list", error=TypeError if group is None or rank == 0 else (TypeError, ValueError),
          sinks=[1.0, 2.0])
+    def crossed(text, k=k, v=v, **arguments):
+        message = message_of(ValueError, lambda: burst.cross_attention(q, k, v, group=group, **arguments))
+        assert text in message, (text, message)
+
+    crossed("v has", v=torch.cat([v, v], 1))
+    crossed("batch and head_dim must be equal", k=k[..., :4], v=v[..., :4])
+    crossed("key_layout: there is no 'zagzig'", key_layout="zagzig")
     says("sinks has the shape [3]", sinks=torch.zeros(3))
     says("sinks is torch.int64", sinks=torch.zeros(q.shape[2], dtype=torch.int64))
     if dist.get_world_size(group) > 1:
