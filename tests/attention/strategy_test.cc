@@ -276,8 +276,8 @@ TEST(StrategyTest, OverNccl) {
           const int size = 1 << i;
           BurstAttentionOptions of_size = options;  // two nodes, where that leaves a ring
           if (size < ranks) of_size.ranks_per_node = ranks / 2;
-          BURST_RETURN_IF_ERROR(
-              RunRank(Strategy::kBurstUlysses, of_size, size, inputs, starts, results[i], comm));
+          BURST_RETURN_IF_ERROR(RunRank(Strategy::kBurstUlysses, of_size, size, inputs, starts,
+                                        /*spans=*/{}, results[i], comm));
         }
         return comm.Barrier();
       });
