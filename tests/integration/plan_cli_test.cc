@@ -57,6 +57,18 @@ TEST_F(PlanCli, RefusesWhatDoesNotFitAndSaysWhatWould) {
   EXPECT_TRUE(absl::StrContains(result.out, "With --ffn_chunk=16384")) << result.out;
 }
 
+TEST_F(PlanCli, ChoosesTheMesh) {
+  std::vector<std::string> step = {"--model=llama_1b", "--batch=4", "--seqlen=2048",
+                                   "--gpus=4xH200", "--fit"};
+  const Result chosen = Plan(step);
+  ExpectSuccess(chosen);
+  EXPECT_TRUE(absl::StrContains(chosen.out, "With --dp=4 --sp=1")) << chosen.out;
+  step.push_back("--sp=2");  // as given
+  const Result given = Plan(step);
+  ExpectSuccess(given);
+  EXPECT_FALSE(absl::StrContains(given.out, "--dp")) << given.out;
+}
+
 TEST_F(PlanCli, PrintsATable) {
   const Result result = Plan({"--model=llama_1b", "--batch=1", "--gpus=1xH100",
                               "--seqlens=32768,131072", "--counts=1,2", "--fit"});

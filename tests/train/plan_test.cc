@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -374,6 +375,39 @@ TEST(Fit, NamesTheSmallestChange) {
   gpu.memory = kUnplannedBytes;
   status = CheckFits(question->setup, plan, gpu, 0);
   EXPECT_TRUE(absl::StrContains(status.message(), "more GPUs, a shorter --seqlen")) << status;
+}
+
+// Four GPUs and two sequences: four of a sequence each way, or two groups; one token's heads divide
+// by two, not by four.
+TEST(Meshes, AreThoseThatTheTrainerTakes) {
+  PlanOptions options;
+  options.gpus = "4xH200";
+  options.train.batch = 2;
+  options.train.seqlen = 256;
+  options.train.model =
+      R"({"family":"llama","layers":1,"width":128,"heads":2,"kv_heads":2,"ffn":128,"vocab":64})";
+  const auto meshes = [&](bool mesh, bool strategy) {
+    const auto choices = MeshesOf(options, 4, 256, mesh, strategy);
+    EXPECT_TRUE(choices.ok()) << choices.status();
+    std::vector<std::string> texts;
+    for (const MeshChoice& choice : *choices) {
+      EXPECT_EQ(choice.config.ranks, 4);
+      EXPECT_EQ(choice.config.batch, 2);
+      texts.push_back(choice.options);
+    }
+    std::sort(texts.begin(), texts.end());
+    return texts;
+  };
+  using Texts = std::vector<std::string>;
+  EXPECT_EQ(meshes(false, false), (Texts{""}));
+  EXPECT_EQ(meshes(true, false), (Texts{"", "--dp=2 --sp=2"}));
+  EXPECT_EQ(meshes(false, true), (Texts{"", "--strategy=burst+ulysses"}));
+  EXPECT_EQ(meshes(true, true),
+            (Texts{"", "--dp=2 --sp=2", "--dp=2 --sp=2 --strategy=burst+ulysses",
+                   "--dp=2 --sp=2 --strategy=tp+sp", "--dp=2 --sp=2 --strategy=ulysses",
+                   "--strategy=burst+ulysses"}));
+  options.train.sp = 3;
+  EXPECT_FALSE(MeshesOf(options, 4, 256, true, true).ok()) << "what is given is refused";
 }
 
 TEST(GpuModels, AreKnownByName) {

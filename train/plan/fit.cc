@@ -143,13 +143,8 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
   const Ranges ranges = RangesOf(setup.config, choices);
   std::optional<FittedPlan> best;  // or, while none fits, the smallest
   const auto consider = [&](FittedPlan other) {
-    const bool fits = Fits(other.plan, gpu), had = best.has_value() && Fits(best->plan, gpu);
-    const auto better = [&] {
-      if (!best.has_value() || fits != had) return fits || !had;
-      return fits ? other.plan.step_seconds < best->plan.step_seconds
-                  : other.plan.peak_bytes < best->plan.peak_bytes;
-    };
-    if (better()) best = std::move(other);
+    const bool fits = Fits(other.plan, gpu);
+    if (!best.has_value() || IsBetter(other.plan, best->plan, gpu)) best = std::move(other);
     return fits;
   };
   for (const Recompute recompute : ranges.recomputes) {

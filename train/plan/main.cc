@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -100,7 +101,7 @@ struct Question {
   int gpus_per_node = 0;
   Choices choices;
   bool is_table = false;
-  std::vector<ResolvedConfig> steps;  // one, unless it is a table
+  std::vector<std::vector<MeshChoice>> steps;  // one, unless it is a table; each in some ways
   std::string plot;
 };
 
@@ -124,7 +125,10 @@ absl::StatusOr<Question> ReadOptions(const PlanOptions& c, const OptionTable& op
   const std::vector<int64_t> seqlen = {c.train.seqlen}, gpus = {count};
   for (const int64_t tokens : c.seqlens.empty() ? seqlen : c.seqlens) {
     for (const int64_t number : c.counts.empty() ? gpus : c.counts) {
-      BURST_ASSIGN_OR_RETURN(ResolvedConfig step, ConfigOf(c, number, tokens));
+      const bool mesh = c.fit && !options.Given("dp") && !options.Given("sp");
+      const bool strategy = c.fit && !options.Given("strategy") && !options.Given("ulysses") &&
+                            !options.Given("ring_backward") && !options.Given("ranks_per_node");
+      BURST_ASSIGN_OR_RETURN(auto step, MeshesOf(c, number, tokens, mesh, strategy));
       question.steps.push_back(std::move(step));
     }
   }
@@ -138,18 +142,30 @@ absl::Status Answer(const Question& question) {
     std::printf("%10s %6s %10s %10s %15s\n", "tokens", "GPUs", "GiB a GPU", "seconds",
                 "tokens/s a GPU");
   }
-  for (const ResolvedConfig& step : question.steps) {
-    BURST_ASSIGN_OR_RETURN(const TrainingSetup setup, PreparePlan(step));
-    BURST_ASSIGN_OR_RETURN(FittedPlan fitted,
-                           FitStep(setup, gpu, question.gpus_per_node, question.choices));
+  for (const std::vector<MeshChoice>& step : question.steps) {
+    std::optional<TrainingSetup> setup;
+    FittedPlan fitted;
+    for (const MeshChoice& choice : step) {
+      BURST_ASSIGN_OR_RETURN(TrainingSetup other_setup, PreparePlan(choice.config));
+      BURST_ASSIGN_OR_RETURN(FittedPlan other,
+                             FitStep(other_setup, gpu, question.gpus_per_node, question.choices));
+      if (setup.has_value() && !IsBetter(other.plan, fitted.plan, gpu)) continue;
+      if (!choice.options.empty()) {
+        other.options =
+            absl::StrCat(choice.options, other.options.empty() ? "" : " ", other.options);
+      }
+      fitted = std::move(other);
+      setup = std::move(other_setup);
+    }
     const bool fits = Fits(fitted.plan, gpu);
     if (question.is_table) {
-      rows.push_back({step.seqlen, step.ranks, std::move(fitted), fits});
+      const ResolvedConfig& config = setup->config;
+      rows.push_back({config.seqlen, config.ranks, std::move(fitted), fits});
       PrintRow(rows.back());
       continue;
     }
     PrintPlan(fitted.plan, gpu);
-    BURST_RETURN_IF_ERROR(CheckFits(setup, fitted.plan, gpu, question.gpus_per_node));
+    BURST_RETURN_IF_ERROR(CheckFits(*setup, fitted.plan, gpu, question.gpus_per_node));
     if (!fitted.options.empty()) std::printf("With %s\n", fitted.options.c_str());
   }
   return question.plot.empty() ? absl::OkStatus() : Draw(rows, gpu.name, question.plot);

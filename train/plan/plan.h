@@ -55,4 +55,11 @@ inline bool Fits(const StepPlan& plan, const GpuModel& gpu) {
          static_cast<double>(plan.host_bytes) <= gpu.host_memory;
 }
 
+// The faster of two that fit; the one that fits; the smaller of two that do not.
+inline bool IsBetter(const StepPlan& plan, const StepPlan& than, const GpuModel& gpu) {
+  const bool fits = Fits(plan, gpu);
+  if (fits != Fits(than, gpu)) return fits;
+  return fits ? plan.step_seconds < than.step_seconds : plan.peak_bytes < than.peak_bytes;
+}
+
 }  // namespace burst

@@ -1,6 +1,8 @@
 #include "train/plan/plan_options.h"
 
+#include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -36,8 +38,8 @@ OptionTable PlanOptionTable(PlanOptions* c) {
         "GB/s that a GPU sends to other nodes, while it receives as many. -1: 45.");
   t.Group("The question");
   t.Add("fit", &c->fit, kMayChange,
-        "Chooses --zero, --recompute, --ffn_chunk, --head_chunk and --offload, where they are not "
-        "given, so that the step is the fastest one that fits.");
+        "Chooses --dp and --sp, --strategy, --zero, --recompute, --ffn_chunk, --head_chunk and "
+        "--offload, where they are not given, so that the step is the fastest one that fits.");
   t.AddList("seqlens", &c->seqlens, ParseCount, kMayChange,
             "A table over these lengths, in place of --seqlen.");
   t.AddList("counts", &c->counts, ParseCount, kMayChange,
@@ -113,6 +115,41 @@ absl::StatusOr<ResolvedConfig> ConfigOf(const PlanOptions& c, int64_t gpus, int6
     if (gpus % c.gpus_per_node == 0) launch.ranks_per_node = static_cast<int>(c.gpus_per_node);
   }
   return ResolveConfig(train, launch);
+}
+
+absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& c, int64_t gpus, int64_t seqlen,
+                                                 bool mesh, bool strategy) {
+  std::vector<MeshChoice> choices;
+  BURST_ASSIGN_OR_RETURN(ResolvedConfig given, ConfigOf(c, gpus, seqlen));
+  const int given_dp = given.mesh.data;
+  const Strategy given_strategy = given.strategy;
+  choices.push_back({std::move(given), ""});
+  for (int64_t dp = 1; dp <= gpus; ++dp) {
+    if (gpus % dp != 0 || (!mesh && dp != given_dp)) continue;
+    for (const Strategy kind : {given_strategy, Strategy::kBurst, Strategy::kBurstUlysses,
+                                Strategy::kUlysses, Strategy::kTpSp}) {
+      const bool same = kind == given_strategy;
+      if (!same && (!strategy || dp == gpus)) continue;
+      if (same && dp == given_dp) continue;
+      const auto is_it = [&](const MeshChoice& choice) {
+        return choice.config.mesh.data == dp && choice.config.strategy == kind;
+      };
+      if (std::any_of(choices.begin(), choices.end(), is_it)) continue;
+      PlanOptions changed = c;
+      changed.train.dp = dp;
+      changed.train.sp = gpus / dp;
+      changed.train.strategy = kind;
+      absl::StatusOr<ResolvedConfig> config = ConfigOf(changed, gpus, seqlen);
+      if (!config.ok()) continue;
+      std::string options;
+      if (dp != given_dp) options = absl::StrCat("--dp=", dp, " --sp=", gpus / dp);
+      if (!same) {
+        absl::StrAppend(&options, options.empty() ? "" : " ", "--strategy=", Name(kind));
+      }
+      choices.push_back({*std::move(config), std::move(options)});
+    }
+  }
+  return choices;
 }
 
 }  // namespace burst

@@ -32,4 +32,14 @@ absl::StatusOr<GpuModel> GpuOf(const PlanOptions& options, int64_t* count);
 // The step as //train would make it on so many GPUs.
 absl::StatusOr<ResolvedConfig> ConfigOf(const PlanOptions& options, int64_t gpus, int64_t seqlen);
 
+// The same step, of the same batch, with its GPUs put to other uses.
+struct MeshChoice {
+  ResolvedConfig config;
+  std::string options;  // "--dp=2 --sp=4 --strategy=ulysses"; of the first, ConfigOf's: none
+};
+// Every number of data-parallel groups, if the mesh may be chosen, with every strategy that may be
+// the fastest, if that may; those that ResolveConfig refuses are left out.
+absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& options, int64_t gpus,
+                                                 int64_t seqlen, bool mesh, bool strategy);
+
 }  // namespace burst
