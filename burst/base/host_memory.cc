@@ -21,17 +21,21 @@ std::optional<int64_t> NumberIn(const std::string& path, const std::string& word
   return std::nullopt;  // "max", too
 }
 
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
 // What a control group's limit leaves; version 2, then 1.
 int64_t LeftInGroup(const std::string& folder) {
-  constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
-  for (const auto& [limit_name, used_name, cache_name] :
-       {std::tuple("memory.max", "memory.current", "inactive_file"),
-        std::tuple("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")}) {
+  for (const auto& [limit_name, used_name, of_all] :
+       {std::tuple("memory.max", "memory.current", ""),
+        std::tuple("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")}) {
     const std::optional<int64_t> limit = NumberIn(folder + limit_name, "");
     const std::optional<int64_t> used = NumberIn(folder + used_name, "");
     if (!limit.has_value() || !used.has_value()) continue;
-    const int64_t cache = NumberIn(folder + "memory.stat", cache_name).value_or(0);
-    return std::max<int64_t>(0, *limit - (*used - cache));
+    int64_t caches = 0;
+    for (const char* const cache : {"inactive_file", "active_file"}) {
+      caches += NumberIn(folder + "memory.stat", std::string(of_all) + cache).value_or(0);
+    }
+    return std::max<int64_t>(0, *limit - (*used - caches));
   }
   return kNoLimit;
 }
@@ -40,7 +44,8 @@ int64_t LeftInGroup(const std::string& folder) {
 
 int64_t FreeHostMemory(const std::string& root) {
   constexpr int64_t kKiB = 1024;
-  int64_t free = kKiB * NumberIn(root + "proc/meminfo", "MemAvailable:").value_or(0);
+  const std::optional<int64_t> available = NumberIn(root + "proc/meminfo", "MemAvailable:");
+  int64_t free = available.has_value() ? kKiB * *available : kNoLimit;
   // This process's groups, "0::/user.slice/job" and "4:memory:/job", and those that they are in.
   std::ifstream groups(root + "proc/self/cgroup");
   std::string line;

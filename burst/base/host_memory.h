@@ -7,7 +7,8 @@
 namespace burst {
 
 // Bytes that this process can still take: what the system has to give, and no more than the limits
-// of its control groups (a container's, a batch job's) leave. Caches of files count as free.
+// of its control groups (a container's, a batch job's) leave. Caches of files count as free, and
+// what no file says as no limit.
 // `root`: where proc and sys are.
 int64_t FreeHostMemory(const std::string& root = "/");
 

@@ -107,14 +107,15 @@ class HostBuffer {
   HostBuffer& operator=(const HostBuffer&) = delete;
 
   void* data() const;
-  bool has_memory() const { return reserved_ == nullptr; }
+  bool has_memory() const { return !simulated_; }
 
  private:
   // One of them.
   void* page_locked_ = nullptr;
   std::unique_ptr<char[]> ordinary_;
-  void* reserved_ = nullptr;  // [bytes_], for a simulated GPU
+  void* reserved_ = nullptr;  // [bytes_]; null also where there are no addresses to give
   size_t bytes_ = 0;
+  bool simulated_ = false;
 };
 
 }  // namespace burst

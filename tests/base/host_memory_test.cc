@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 
 namespace burst {
@@ -36,13 +37,18 @@ TEST_F(HostMemory, IsTheSystemsWithoutLimits) {
   EXPECT_EQ(Free(), 800 * 1024);
 }
 
+TEST_F(HostMemory, IsUnlimitedWhereNothingIsSaid) {
+  fs::remove_all(root_ / "proc");
+  EXPECT_EQ(Free(), std::numeric_limits<int64_t>::max());
+}
+
 TEST_F(HostMemory, IsLimitedByControlGroups) {
   Write("proc/self/cgroup", "0::/slice/job\n");
   Write("sys/fs/cgroup/slice/job/memory.max", "500000\n");
   Write("sys/fs/cgroup/slice/job/memory.current", "200000\n");
   EXPECT_EQ(Free(), 300000);
-  Write("sys/fs/cgroup/slice/job/memory.stat", "anon 7\ninactive_file 50000\n");
-  EXPECT_EQ(Free(), 350000) << "caches are free";
+  Write("sys/fs/cgroup/slice/job/memory.stat", "anon 7\ninactive_file 50000\nactive_file 6000\n");
+  EXPECT_EQ(Free(), 356000) << "caches are free";
   Write("sys/fs/cgroup/slice/memory.max", "400000\n");
   Write("sys/fs/cgroup/slice/memory.current", "390000\n");
   EXPECT_EQ(Free(), 10000) << "the group around it";
