@@ -359,6 +359,27 @@ TEST(Fit, OffloadsTheOptimizerWhereNothingElseFits) {
   EXPECT_TRUE(absl::StrContains(status.message(), "more GPUs, a shorter --seqlen")) << status;
 }
 
+// Where layers' inputs are more than the host has room for, rows of layers keep one.
+TEST(Fit, KeepsAnInputOfSeveralLayersWhereTheHostLacksMemory) {
+  const absl::StatusOr<Question> question =
+      Ask({kSmall, "--gpus=1xH200", "--seqlen=131072", "--batch=1", "--recompute=full",
+           "--offload=activations", "--ffn_chunk=16384"});
+  ASSERT_TRUE(question.ok()) << question.status();
+  Question rows = *question;
+  rows.setup.config.recompute_segment = 2;
+  const StepPlan given = *PlanStep(question->setup, question->gpu, 0);
+  const StepPlan in_rows = *PlanStep(rows.setup, question->gpu, 0);
+  ASSERT_LT(in_rows.host_bytes, given.host_bytes);
+  GpuModel gpu = question->gpu;
+  gpu.memory = static_cast<double>(in_rows.peak_bytes + kUnplannedBytes);
+  gpu.host_memory = static_cast<double>(in_rows.host_bytes);
+  const FittedPlan fitted =
+      *FitStep(question->setup, gpu, 0, {false, /*recompute=*/true, false, false, false});
+  EXPECT_EQ(fitted.options, "--recompute_segment=2");
+  const absl::Status status = CheckFits(question->setup, given, gpu, 0);
+  EXPECT_TRUE(absl::StrContains(status.message(), " it needs ")) << status;
+}
+
 TEST(Fit, NamesTheSmallestChange) {
   const std::vector<std::string> small = {kSmall, "--gpus=1xH200", "--seqlen=32768", "--batch=1"};
   const absl::StatusOr<Question> question = Ask(small);

@@ -1,5 +1,6 @@
 #include "train/plan/fit.h"
 
+#include <chrono>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,7 +14,10 @@ namespace {
 
 constexpr int64_t kFfnChunk = 16384;  // tokens: long enough for GEMMs at their full rate
 
-constexpr int kOptions = 5;  // that may be changed
+constexpr int kOptions = 7;  // that may be changed
+
+// For the search for the fewest changes; after it, what is known to fit.
+constexpr std::chrono::seconds kMostSearch{30};
 
 struct Candidate {
   ResolvedConfig config;
@@ -21,14 +25,20 @@ struct Candidate {
   int changes = 0;
 };
 
+struct Recomputation {
+  Recompute kind = Recompute::kNone;
+  int64_t segment = 1;
+};
+
 struct Chunks {
   int64_t ffn = 0, heads = 0;
   bool operator==(const Chunks& other) const { return ffn == other.ffn && heads == other.heads; }
 };
 
-// What may be chosen for each option, by growing time and shrinking memory.
+// What may be chosen for each option, by growing time and shrinking memory; that of segments is the
+// host's, with offloaded activations.
 struct Ranges {
-  std::vector<Recompute> recomputes;
+  std::vector<Recomputation> recomputes;
   std::vector<Chunks> chunks;
   std::vector<int64_t> stages;
   std::vector<Offload> offloads;
@@ -44,11 +54,16 @@ int64_t FewestKvHeads(const ResolvedConfig& config) {
 }
 
 Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
-  Ranges ranges{
-      {given.recompute}, {{given.ffn_chunk, given.head_chunk}}, {given.zero}, {given.offload}};
+  Ranges ranges{{{given.recompute, given.recompute_segment}},
+                {{given.ffn_chunk, given.head_chunk}},
+                {given.zero},
+                {given.offload}};
   if (choices.recompute) {
-    ranges.recomputes = {Recompute::kNone, Recompute::kSelective, Recompute::kSequence,
-                         Recompute::kFull};
+    ranges.recomputes = {
+        {Recompute::kNone}, {Recompute::kSelective}, {Recompute::kSequence}, {Recompute::kFull}};
+    for (int64_t segment = 2; 2 * segment <= given.model.layers && segment <= 8; segment *= 2) {
+      ranges.recomputes.push_back({Recompute::kFull, segment});
+    }
   }
   const int64_t local_tokens = given.batch / given.mesh.data * given.seqlen / given.mesh.sequence;
   const bool tensor_parallel = IsTensorParallel(given.strategy) && given.mesh.sequence > 1;
@@ -68,12 +83,15 @@ Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
 }
 
 // Without recomputation activations stay on the GPU.
-Candidate MakeCandidate(const ResolvedConfig& given, Recompute recompute, const Chunks& chunks,
-                        int64_t stage, Offload offload) {
+Candidate MakeCandidate(const ResolvedConfig& given, const Recomputation& recompute,
+                        const Chunks& chunks, int64_t stage, Offload offload) {
   Candidate candidate{given, "", 0};
-  candidate.config.recompute = recompute;
-  if (recompute == Recompute::kNone) {
-    candidate.config.recompute_every = candidate.config.recompute_segment = 1;
+  candidate.config.recompute = recompute.kind;
+  candidate.config.recompute_segment = recompute.segment;
+  if (recompute.kind == Recompute::kNone || recompute.segment > 1) {
+    candidate.config.recompute_every = 1;
+  }
+  if (recompute.kind == Recompute::kNone) {
     offload = OffloadsOptimizer(offload) ? Offload::kOptimizer : Offload::kNone;
   }
   candidate.config.offload = offload;
@@ -85,7 +103,12 @@ Candidate MakeCandidate(const ResolvedConfig& given, Recompute recompute, const 
     absl::StrAppend(&candidate.options, candidate.options.empty() ? "" : " ", option);
     ++candidate.changes;
   };
-  add(recompute != given.recompute, absl::StrCat("--recompute=", Name(recompute)));
+  add(recompute.kind != given.recompute, absl::StrCat("--recompute=", Name(recompute.kind)));
+  add(recompute.segment != given.recompute_segment,
+      absl::StrCat("--recompute_segment=", recompute.segment));
+  add(candidate.config.recompute_every != given.recompute_every &&
+          recompute.kind != Recompute::kNone,
+      "--recompute_every=1");
   add(chunks.ffn != given.ffn_chunk, absl::StrCat("--ffn_chunk=", chunks.ffn));
   add(chunks.heads != given.head_chunk, absl::StrCat("--head_chunk=", chunks.heads));
   add(stage != given.zero, absl::StrCat("--zero=", stage));
@@ -102,14 +125,15 @@ absl::StatusOr<FittedPlan> PlanCandidate(const TrainingSetup& setup, const GpuMo
 }
 
 // Whether a candidate with these two differs from those without the offload.
-bool Applies(Offload offload, Recompute recompute, const Ranges& ranges) {
-  return recompute != Recompute::kNone || !OffloadsActivations(offload) ||
+bool Applies(Offload offload, const Recomputation& recompute, const Ranges& ranges) {
+  return recompute.kind != Recompute::kNone || !OffloadsActivations(offload) ||
          ranges.offloads.size() == 1;
 }
 
 // Whether the two can be given together.
-bool Applies(const Chunks& chunks, Recompute recompute, const Ranges& ranges) {
-  return recompute != Recompute::kSequence || chunks.heads == 0 || ranges.recomputes.size() == 1;
+bool Applies(const Chunks& chunks, const Recomputation& recompute, const Ranges& ranges) {
+  return recompute.kind != Recompute::kSequence || chunks.heads == 0 ||
+         ranges.recomputes.size() == 1;
 }
 
 std::string Gib(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
@@ -147,7 +171,7 @@ absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& g
     if (!best.has_value() || IsBetter(other.plan, best->plan, gpu)) best = std::move(other);
     return fits;
   };
-  for (const Recompute recompute : ranges.recomputes) {
+  for (const Recomputation& recompute : ranges.recomputes) {
     const auto plan = [&](const Chunks& chunks, int64_t stage, Offload offload) {
       return PlanCandidate(setup, gpu, gpus_per_node,
                            MakeCandidate(setup.config, recompute, chunks, stage, offload));
@@ -179,17 +203,17 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
   const std::string error = absl::StrCat("a step needs ", Needs(plan, gpu));
   const Ranges ranges = RangesOf(setup.config, {true, true, true, true, true});
   std::optional<FittedPlan> least;
-  const auto fits = [&] { return least.has_value() && Fits(least->plan, gpu); };
-  for (const Offload offload : ranges.offloads) {
-    for (const Chunks& chunks : ranges.chunks) {
-      if (fits()) break;
-      BURST_ASSIGN_OR_RETURN(FittedPlan other,
-                             PlanCandidate(setup, gpu, gpus_per_node,
-                                           MakeCandidate(setup.config, ranges.recomputes.back(),
-                                                         chunks, ranges.stages.back(), offload)));
-      if (!least.has_value() || Fits(other.plan, gpu) ||
-          other.plan.peak_bytes < least->plan.peak_bytes) {
-        least = std::move(other);
+  for (const Recomputation& recompute : ranges.recomputes) {
+    if (recompute.kind != ranges.recomputes.back().kind) continue;
+    for (const Offload offload : ranges.offloads) {
+      for (const Chunks& chunks : ranges.chunks) {
+        const bool enough = least.has_value() && Fits(least->plan, gpu);
+        if (enough || (recompute.segment > 1 && !(chunks == ranges.chunks.back()))) continue;
+        const Candidate candidate =
+            MakeCandidate(setup.config, recompute, chunks, ranges.stages.back(), offload);
+        BURST_ASSIGN_OR_RETURN(FittedPlan other,
+                               PlanCandidate(setup, gpu, gpus_per_node, candidate));
+        if (!least.has_value() || IsBetter(other.plan, least->plan, gpu)) least = std::move(other);
       }
     }
   }
@@ -201,9 +225,11 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
     return absl::ResourceExhaustedError(absl::StrCat(
         error, at_least, "; more GPUs, a shorter --seqlen or a smaller --batch need less"));
   }
-  for (int changes = 1; changes <= kOptions; ++changes) {
+  const auto deadline = std::chrono::steady_clock::now() + kMostSearch;
+  const auto in_time = [&] { return std::chrono::steady_clock::now() < deadline; };
+  for (int changes = 1; changes <= kOptions && in_time(); ++changes) {
     std::optional<FittedPlan> best;
-    for (const Recompute recompute : ranges.recomputes) {
+    for (const Recomputation& recompute : ranges.recomputes) {
       for (const Chunks& chunks : ranges.chunks) {
         for (const int64_t stage : ranges.stages) {
           for (const Offload offload : ranges.offloads) {
@@ -212,7 +238,7 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
             }
             const Candidate candidate =
                 MakeCandidate(setup.config, recompute, chunks, stage, offload);
-            if (candidate.changes != changes) continue;
+            if (candidate.changes != changes || !in_time()) continue;
             BURST_ASSIGN_OR_RETURN(FittedPlan other,
                                    PlanCandidate(setup, gpu, gpus_per_node, candidate));
             if (!Fits(other.plan, gpu)) continue;
@@ -224,11 +250,12 @@ absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const G
       }
     }
     if (best.has_value()) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(error, "; with ", best->options, " it needs ", Amounts(best->plan, gpu)));
+      least = std::move(best);
+      break;
     }
   }
-  return absl::ResourceExhaustedError(error);
+  return absl::ResourceExhaustedError(
+      absl::StrCat(error, "; with ", least->options, " it needs ", Amounts(least->plan, gpu)));
 }
 
 }  // namespace burst
