@@ -247,7 +247,8 @@ absl::Status Trainer::Train() {
     skipped_ = metrics.skipped ? skipped_ + 1 : 0;
     last_val_loss_.reset();
     if (report_ != nullptr) BURST_RETURN_IF_ERROR(report_->Record(metrics));
-    if (!set_.has_value() && !writing_.busy()) BURST_RETURN_IF_ERROR(AwaitWriting());
+    const bool written = writing_.started() && !writing_.busy();
+    if (written && !set_.has_value()) BURST_RETURN_IF_ERROR(EndWriting());
     if (snapshot_ != nullptr) snapshot_->EndChange();
     if (EvaluatesAfter(steps)) BURST_RETURN_IF_ERROR(EvaluateStep(&metrics));
     saved = true;

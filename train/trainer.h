@@ -120,6 +120,7 @@ class Trainer {
   // The result of the save that is being written; OK if there is none. Collective as Save.
   absl::Status AwaitSave();
   absl::Status AwaitWriting();  // what this rank's thread writes
+  absl::Status EndWriting();    // the same, if that was written already
   absl::Status ShareRunPath();  // rank 0's run folder, to all
   absl::StatusOr<std::string> ShareString(const std::string& text);  // rank 0's; collective
   absl::Status NotShared(const std::string& path) const;

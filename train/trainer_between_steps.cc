@@ -214,6 +214,10 @@ absl::Status Trainer::AwaitWriting() {
   if (!writing_.started()) return absl::OkStatus();
   const ScopedPhase phase("save");
   const ScopedWait wait("waits for the checkpoint to be written");
+  return EndWriting();
+}
+
+absl::Status Trainer::EndWriting() {
   BURST_RETURN_IF_ERROR(writing_.Wait());
   if (report_ != nullptr) report_->Saved();
   return absl::OkStatus();
