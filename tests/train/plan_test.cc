@@ -248,6 +248,15 @@ TEST(Plan, AnOffloadedOptimizerIsInTheHostsMemory) {
             kept.step_seconds + 65 * away->gpu.kernel_seconds);
 }
 
+// Where all ranks have the whole state, one of them copies it for a save; they share the host.
+TEST(Plan, TheCopyOfASaveCountsOnce) {
+  const std::vector<std::string> wide = {kWide, "--seqlen=256", "--batch=4", "--sp=1"};
+  const StepPlan one = PlanFor(wide, {"--gpus=1xH200"}), four = PlanFor(wide, {"--gpus=4xH200"});
+  EXPECT_EQ(one.host_bytes, one.optimizer);
+  EXPECT_EQ(four.optimizer, one.optimizer);
+  EXPECT_EQ(four.host_bytes, one.optimizer / 4);
+}
+
 // What train/README.md says of Llama 3.1 8B's shape. A window, for a step of minutes; the memory is
 // the same without.
 TEST(Plan, MillionsOfTokensFit) {
@@ -398,8 +407,8 @@ TEST(Fit, NamesTheSmallestChange) {
   EXPECT_TRUE(absl::StrContains(status.message(), "more GPUs, a shorter --seqlen")) << status;
 }
 
-// Four GPUs and two sequences: four of a sequence each way, or two groups; one token's heads divide
-// by two, not by four.
+// Two sequences on four GPUs: four GPUs for each, or two groups of two. The model has two heads, so
+// four ranks cannot divide them.
 TEST(Meshes, AreThoseThatTheTrainerTakes) {
   PlanOptions options;
   options.gpus = "4xH200";

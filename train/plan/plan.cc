@@ -87,14 +87,14 @@ absl::StatusOr<StepPlan> PlanStep(const TrainingSetup& setup, const GpuModel& gp
         BURST_RETURN_IF_ERROR(MeasureRank(setup, comm, own, &plan));
         std::lock_guard<std::mutex> lock(mutex);
         seconds = std::max(seconds, plan.step_seconds);
-        host_bytes = std::max(host_bytes, plan.host_bytes);
+        host_bytes += plan.host_bytes;
         if (plan.kernel_seconds > busiest.kernel_seconds) busiest = plan;
         if (plan.peak_bytes > worst.peak_bytes) worst = std::move(plan);
         return absl::OkStatus();
       }));
   worst.tokens_per_second *= worst.step_seconds / seconds;
   worst.step_seconds = seconds;
-  worst.host_bytes = host_bytes;
+  worst.host_bytes = host_bytes / setup.config.ranks;
   worst.kernel_seconds = busiest.kernel_seconds;
   worst.by_place = std::move(busiest.by_place);
   return worst;

@@ -19,6 +19,7 @@ struct StepPlan {
   int64_t parameters = 0, gradients = 0, optimizer = 0;  // kept between steps
   int64_t peak_bytes = 0;                                // within a step, those included
   // Page-locked memory of the host: what is offloaded, and the copy of the state that a save takes.
+  // The mean of all ranks, which share a host's memory: rank 0 may be the only one that saves.
   int64_t host_bytes = 0;
   template <typename T>
   struct Part {
