@@ -17,6 +17,8 @@ constexpr EnumName<BackwardDirection> kBackwardDirections[] = {{BackwardDirectio
 constexpr EnumName<RingGradDType> kRingGradDTypes[] = {{RingGradDType::kFp32, "fp32"},
                                                        {RingGradDType::kBf16, "bf16"}};
 
+constexpr char kSlicesAreTheMask[] = "slices are the whole mask";
+
 FlashAttentionShape KernelShape(const BurstAttentionOptions& options, const VisibleKeys& visible,
                                 const Tensor& q, const Tensor& k) {
   FlashAttentionShape shape;
@@ -114,13 +116,30 @@ absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
                               spans);
 }
 
+absl::Status BurstAttention::CheckFullMask(absl::string_view reason) const {
+  if (!options_.mask.causal && options_.mask.window == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(reason, ": mask must be neither causal nor a window"));
+}
+
+absl::StatusOr<RingSchedule> BurstAttention::SlicedSchedule(int64_t seqlen,
+                                                            const MaskSlices& slices) const {
+  BURST_RETURN_IF_ERROR(CheckFullMask(kSlicesAreTheMask));
+  BURST_ASSIGN_OR_RETURN(TokenShard shard, Shard(options_.layout, seqlen));
+  return RingSchedule::CreateSliced(std::move(shard), slices, options_.ranks_per_node);
+}
+
+absl::StatusOr<RingSchedule> BurstAttention::SlicedSchedule(
+    const std::vector<std::vector<int32_t>>& positions, const MaskSlices& slices) const {
+  BURST_RETURN_IF_ERROR(CheckFullMask(kSlicesAreTheMask));
+  BURST_ASSIGN_OR_RETURN(TokenShard shard, Shard(positions));
+  return RingSchedule::CreateSliced(std::move(shard), slices, options_.ranks_per_node);
+}
+
 absl::StatusOr<RingSchedule> BurstAttention::CrossSchedule(int64_t q_seqlen, int64_t k_seqlen,
                                                            std::optional<Layout> k_layout) const {
-  if (options_.mask.causal || options_.mask.window > 0) {
-    return absl::InvalidArgumentError(
-        "cross-attention has no order between queries and keys: mask must be neither causal nor "
-        "a window");
-  }
+  BURST_RETURN_IF_ERROR(
+      CheckFullMask("cross-attention has no order between queries and keys"));
   BURST_ASSIGN_OR_RETURN(TokenShard queries, Shard(options_.layout, q_seqlen));
   BURST_ASSIGN_OR_RETURN(TokenShard keys, Shard(k_layout.value_or(options_.layout), k_seqlen));
   return RingSchedule::CreateCross(std::move(queries), std::move(keys), options_.ranks_per_node);
@@ -131,13 +150,16 @@ absl::StatusOr<TokenShard> BurstAttention::Shard(Layout layout, int64_t seqlen) 
                             comm_ == nullptr ? 1 : comm_->world_size(), layout, seqlen, group_);
 }
 
+absl::StatusOr<TokenShard> BurstAttention::Shard(
+    const std::vector<std::vector<int32_t>>& positions) const {
+  return TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
+                            comm_ == nullptr ? 1 : comm_->world_size(), positions, group_);
+}
+
 absl::StatusOr<RingSchedule> BurstAttention::Schedule(
     const std::vector<std::vector<int32_t>>& positions, const DocumentStarts& documents,
     const Spans& spans) const {
-  BURST_ASSIGN_OR_RETURN(
-      TokenShard shard,
-      TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
-                         comm_ == nullptr ? 1 : comm_->world_size(), positions, group_));
+  BURST_ASSIGN_OR_RETURN(TokenShard shard, Shard(positions));
   return RingSchedule::Create(std::move(shard), options_.mask, documents, options_.ranks_per_node,
                               spans);
 }
@@ -229,12 +251,17 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), sum_dtype, q.device(), lse));
   if (!lse->is_contiguous()) return absl::InvalidArgumentError("lse must be contiguous");
 
-  // Q stays, K and V visit the ranks. Each round: (O, lse) <- merge((O, lse), attention(Q, K, V)).
-  // Where O is accumulated in another dtype, the last round converts it.
+  // Q stays, K and V visit the ranks. In each round, and for each part of its mask:
+  // (O, lse) <- merge((O, lse), attention(Q, K, V)). Where O is accumulated in another dtype, the
+  // last call converts it.
   const RingRoute& route = schedule.kv_route();
-  auto rounds_left = 1 + std::count_if(route.rounds.begin() + 1, route.rounds.end(),
-                                       [](const RingRound& round) { return round.compute; });
-  const bool in_place = rounds_left == 1 || q.dtype() == sum_dtype;
+  const int rank = schedule.shard().group_index();
+  size_t calls_left = schedule.for_keys_of(rank).parts.size();
+  for (size_t i = 1; i < route.rounds.size(); ++i) {
+    const RingRound& round = route.rounds[i];
+    if (round.compute) calls_left += schedule.for_keys_of(round.source).parts.size();
+  }
+  const bool in_place = calls_left == 1 || q.dtype() == sum_dtype;
   const Tensor sum = in_place ? *out : Tensor::Empty(q.shape(), sum_dtype, q.device());
   const Ring::Tensors keys = ForSending({k, v});
   const Ring::Block block = {{keys[0], kSeqAxis}, {keys[1], kSeqAxis}};
@@ -243,19 +270,21 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
       schedule.key_shard(), route, block, /*gradients=*/nullptr,
       [&](int source, Ring::Part, const Ring::Tensors& kv, const Ring::Tensors&) {
         FlashForwardParams params;
-        params.shape = KernelShape(options_, schedule.for_keys_of(source), q, kv[0]);
         params.q = Operand(q);
         params.k = Operand(kv[0]);
         params.v = Operand(kv[1]);
-        const Tensor& result = --rounds_left == 0 ? *out : sum;
-        params.out = Operand(result);
-        params.out_dtype = result.dtype();
         params.lse = lse->raw_data();
-        params.merge = merge;
-        if (merge && !in_place) params.sum = Operand(sum);
         params.non_persistent = comm_ != nullptr && comm_->messages_are_kernels();
-        KernelsFor(q).Forward(params);
-        merge = true;
+        for (const VisibleKeys& part : schedule.for_keys_of(source).parts) {
+          const Tensor& result = --calls_left == 0 ? *out : sum;
+          params.shape = KernelShape(options_, part, q, kv[0]);
+          params.out = Operand(result);
+          params.out_dtype = result.dtype();
+          params.merge = merge;
+          if (merge && !in_place) params.sum = Operand(sum);
+          KernelsFor(q).Forward(params);
+          merge = true;
+        }
       },
       &stats_.forward));
   if (saved != nullptr) *saved = {q, k, v, *out, *lse, {}, {}};
@@ -306,9 +335,10 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   delta_params.delta = delta.raw_data();
   KernelsFor(q).Delta(delta_params);
 
-  // One rank: one call that assigns the gradients where they belong. Else they are accumulated over
-  // the rounds, in place where dtype and strides allow.
-  const bool assign = schedule.shard().num_groups() == 1;
+  // One rank and one part: one call that assigns the gradients where they belong. Else they are
+  // accumulated over the calls, in place where dtype and strides allow.
+  const bool assign =
+      schedule.shard().num_groups() == 1 && schedule.for_keys_of(0).parts.size() == 1;
   const auto sum_of = [&](const Tensor& gradient) {
     if (assign) return gradient;
     const Tensor sum = gradient.dtype() == sum_dtype && gradient.is_contiguous()
@@ -319,7 +349,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   };
   const Tensor dq_sum = sum_of(*dq), dk_sum = sum_of(*dk), dv_sum = sum_of(*dv);
 
-  const auto kernel = [&](Ring::Part part, const VisibleKeys& visible, const Ring::Tensors& queries,
+  const auto kernel = [&](Ring::Part part, const BlockMask& mask, const Ring::Tensors& queries,
                           const Ring::Tensors& keys, const Tensor& dq, const Tensor& dk,
                           const Tensor& dv) {
     const Heads heads = HeadsOf(part, schedule.ranks_per_node() == schedule.shard().num_groups(),
@@ -328,7 +358,6 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     const Tensor their_q = heads.OfQueries(queries[0]), their_k = heads.OfKeys(keys[0]);
     const Tensor lse = heads.OfRows(queries[2]), delta = heads.OfRows(queries[3]);
     FlashBackwardParams params;
-    params.shape = KernelShape(options_, visible, their_q, their_k);
     params.q = Operand(their_q);
     params.dout = Operand(heads.OfQueries(queries[1]));
     params.lse = lse.raw_data();
@@ -340,7 +369,10 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     params.dv = Operand(heads.OfKeys(dv));
     params.assign = assign;
     params.deterministic = options_.deterministic;
-    KernelsFor(q).Backward(params);
+    for (const VisibleKeys& visible : mask.parts) {
+      params.shape = KernelShape(options_, visible, their_q, their_k);
+      KernelsFor(q).Backward(params);
+    }
   };
   const bool burst = Direction(schedule, q.dim(2), saved.k.dim(2), q.dim(3), q.dtype()) ==
                      BackwardDirection::kBurst;

@@ -85,6 +85,10 @@ class BurstAttention : public SequenceParallelAttention {
   absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
                                         const DocumentStarts& documents = {},
                                         const Spans& spans = {}) const override;
+  absl::StatusOr<RingSchedule> SlicedSchedule(int64_t seqlen,
+                                              const MaskSlices& slices) const override;
+  absl::StatusOr<RingSchedule> SlicedSchedule(const std::vector<std::vector<int32_t>>& positions,
+                                              const MaskSlices& slices) const override;
   absl::StatusOr<RingSchedule> CrossSchedule(
       int64_t q_seqlen, int64_t k_seqlen,
       std::optional<Layout> k_layout = std::nullopt) const override;
@@ -126,7 +130,9 @@ class BurstAttention : public SequenceParallelAttention {
   absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                            const Tensor& v) const;
   absl::Status CheckSaved(const Saved& saved) const;
+  absl::Status CheckFullMask(absl::string_view reason) const;
   absl::StatusOr<TokenShard> Shard(Layout layout, int64_t seqlen) const;
+  absl::StatusOr<TokenShard> Shard(const std::vector<std::vector<int32_t>>& positions) const;
   Ring::Tensors ForSending(Ring::Tensors tensors) const;
   const AttentionKernels& KernelsFor(const Tensor& q) const;
 

@@ -31,6 +31,12 @@ class SequenceParallelAttention {
   virtual absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
                                                 const DocumentStarts& documents = {},
                                                 const Spans& spans = {}) const = 0;
+  // A mask of any shape (slices.h), in place of the attention's, which must be full: neither causal
+  // nor a window. Else InvalidArgument.
+  virtual absl::StatusOr<RingSchedule> SlicedSchedule(int64_t seqlen,
+                                                      const MaskSlices& slices) const = 0;
+  virtual absl::StatusOr<RingSchedule> SlicedSchedule(
+      const std::vector<std::vector<int32_t>>& positions, const MaskSlices& slices) const = 0;
   // Cross-attention: q is of one sequence, of `q_seqlen` tokens in the attention's layout, k and v
   // of another, of `k_seqlen` in `k_layout` (null: the same layout). Every query sees every key.
   // InvalidArgument unless the attention's mask is full.

@@ -73,6 +73,16 @@ absl::StatusOr<RingSchedule> UlyssesAttention::Schedule(
   return attention_->Schedule(positions, documents, spans);
 }
 
+absl::StatusOr<RingSchedule> UlyssesAttention::SlicedSchedule(int64_t seqlen,
+                                                              const MaskSlices& slices) const {
+  return attention_->SlicedSchedule(seqlen, slices);
+}
+
+absl::StatusOr<RingSchedule> UlyssesAttention::SlicedSchedule(
+    const std::vector<std::vector<int32_t>>& positions, const MaskSlices& slices) const {
+  return attention_->SlicedSchedule(positions, slices);
+}
+
 absl::StatusOr<RingSchedule> UlyssesAttention::CrossSchedule(int64_t q_seqlen, int64_t k_seqlen,
                                                              std::optional<Layout> k_layout) const {
   return attention_->CrossSchedule(q_seqlen, k_seqlen, k_layout);

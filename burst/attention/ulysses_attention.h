@@ -53,6 +53,10 @@ class UlyssesAttention : public SequenceParallelAttention {
   absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
                                         const DocumentStarts& documents = {},
                                         const Spans& spans = {}) const override;
+  absl::StatusOr<RingSchedule> SlicedSchedule(int64_t seqlen,
+                                              const MaskSlices& slices) const override;
+  absl::StatusOr<RingSchedule> SlicedSchedule(const std::vector<std::vector<int32_t>>& positions,
+                                              const MaskSlices& slices) const override;
   absl::StatusOr<RingSchedule> CrossSchedule(
       int64_t q_seqlen, int64_t k_seqlen,
       std::optional<Layout> k_layout = std::nullopt) const override;

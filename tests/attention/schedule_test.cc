@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <random>
 #include <set>
+#include <string>
 
 namespace burst {
 namespace {
@@ -17,7 +19,43 @@ struct MaskCase {
   AttentionMask mask;
   DocumentStarts documents;  // clipped to the sequence
   Spans spans = {};          // likewise
+  MaskSlices slices = {};    // likewise; instead of all that
 };
+
+constexpr SliceKind kKinds[] = {SliceKind::kFull, SliceKind::kCausal, SliceKind::kInverseCausal,
+                                SliceKind::kBand};
+
+// Slices of any place and size, which overlap, in rows of their own.
+MaskSlices RandomSlices(unsigned seed) {
+  std::mt19937 random(seed);
+  const auto below = [&](int n) { return static_cast<int32_t>(random() % n); };
+  MaskSlices slices(1 + below(3));
+  for (std::vector<MaskSlice>& row : slices) {
+    for (int n = below(12); n > 0; --n) {
+      const int32_t q = below(33), k = below(33);
+      row.push_back({q, q + 1 + below(33 - q), k, k + 1 + below(33 - k), kKinds[below(4)]});
+    }
+  }
+  return slices;
+}
+
+// Three answers to one prompt of nine tokens, each of which sees the prompt and itself.
+MaskSlices Tree() {
+  return {{{0, 9, 0, 9, SliceKind::kCausal},
+           {9, 33, 0, 9, SliceKind::kFull},
+           {9, 15, 9, 15, SliceKind::kCausal},
+           {15, 16, 15, 16, SliceKind::kCausal},
+           {16, 33, 16, 33, SliceKind::kCausal}}};
+}
+
+// A causal window of 6, and all see the tokens 0, 1 and 17, as these see all before them.
+MaskSlices GlobalTokensAndWindow() {
+  return {{{0, 6, 0, 6, SliceKind::kCausal},
+           {5, 33, 0, 33, SliceKind::kBand},
+           {0, 33, 0, 2, SliceKind::kFull},
+           {17, 33, 17, 18, SliceKind::kFull},
+           {17, 18, 0, 18, SliceKind::kCausal}}};
+}
 
 std::vector<MaskCase> MaskCases() {
   return {{"full", {false, 0}, {}},
@@ -34,7 +72,13 @@ std::vector<MaskCase> MaskCases() {
           {"images", {true, 0}, {}, {{{1, 4}, {4, 5}, {12, 33}}, {}, {{0, 33}}}},
           {"images under a window", {true, 4}, {{0, 20}}, {{{3, 13}, {20, 31}}}},
           {"images under a two-sided window", {false, 3}, {}, {{{2, 16}}}},
-          {"blocks", {true, 0}, {}, {{{0, 8}, {8, 16}, {16, 24}, {24, 32}}}}};
+          {"blocks", {true, 0}, {}, {{{0, 8}, {8, 16}, {16, 24}, {24, 32}}}},
+          {"tree", {}, {}, {}, Tree()},
+          {"global tokens and a window", {}, {}, {}, GlobalTokensAndWindow()},
+          {"one slice", {}, {}, {}, {{{3, 20, 8, 25, SliceKind::kBand}}, {}}},
+          {"slices 1", {}, {}, {}, RandomSlices(1)},
+          {"slices 2", {}, {}, {}, RandomSlices(2)},
+          {"slices 3", {}, {}, {}, RandomSlices(3)}};
 }
 
 DocumentStarts Clip(const DocumentStarts& documents, int64_t seqlen) {
@@ -56,6 +100,18 @@ Spans Clip(const Spans& spans, int64_t seqlen) {
   return clipped;
 }
 
+// Of the slices, those that are inside.
+MaskSlices Clip(const MaskSlices& slices, int64_t seqlen) {
+  const auto n = static_cast<int32_t>(seqlen);
+  MaskSlices clipped = slices;
+  for (auto& row : clipped) {
+    row.erase(std::remove_if(row.begin(), row.end(),
+                             [n](const MaskSlice& s) { return s.q_end > n || s.k_end > n; }),
+              row.end());
+  }
+  return clipped;
+}
+
 // The definition, in global positions; of documents alone,
 bool Visible(const AttentionMask& mask, const std::vector<int32_t>* starts, int32_t q, int32_t k) {
   if (mask.causal && k > q) return false;
@@ -68,8 +124,21 @@ bool Visible(const AttentionMask& mask, const std::vector<int32_t>* starts, int3
   return true;
 }
 
-// and with the spans of a row.
+bool Visible(const MaskSlice& s, int32_t q, int32_t k) {
+  if (q < s.q_begin || q >= s.q_end || k < s.k_begin || k >= s.k_end) return false;
+  const bool causal = k - s.k_end <= q - s.q_end, inverse = k - s.k_begin >= q - s.q_begin;
+  return (causal || s.kind == SliceKind::kFull || s.kind == SliceKind::kInverseCausal) &&
+         (inverse || s.kind == SliceKind::kFull || s.kind == SliceKind::kCausal);
+}
+
+// and with the spans or slices of a row.
 bool Visible(const MaskCase& c, int64_t seqlen, int64_t row, int32_t q, int32_t k) {
+  if (!c.slices.empty()) {
+    const MaskSlices slices = Clip(c.slices, seqlen);
+    const auto& of_row = slices[slices.size() == 1 ? 0 : row];
+    return std::any_of(of_row.begin(), of_row.end(),
+                       [&](const MaskSlice& slice) { return Visible(slice, q, k); });
+  }
   const DocumentStarts documents = Clip(c.documents, seqlen);
   const auto of_row = [row](const auto& rows) -> const auto& {
     return rows[rows.size() == 1 ? 0 : row];
@@ -82,50 +151,72 @@ bool Visible(const MaskCase& c, int64_t seqlen, int64_t row, int32_t q, int32_t 
   });
 }
 
+RingSchedule Schedule(const MaskCase& c, const TokenShard& shard, int per_node = 0) {
+  const int64_t seqlen = shard.seqlen();
+  auto schedule = c.slices.empty()
+                      ? RingSchedule::Create(shard, c.mask, Clip(c.documents, seqlen), per_node,
+                                             Clip(c.spans, seqlen))
+                      : RingSchedule::CreateSliced(shard, Clip(c.slices, seqlen), per_node);
+  EXPECT_TRUE(schedule.ok()) << schedule.status();
+  return *std::move(schedule);
+}
+
 constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
 constexpr int64_t kLengths[] = {0, 1, 2, 5, 7, 16, 33};
 constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 
-TEST(ScheduleTest, VisibleKeysMatchTheDefinition) {
+// The mask of a rank's queries and another's keys, which it returns: every pair that is visible is in
+// one of its parts, and no other; and what the parts say of themselves.
+const BlockMask& CheckMask(const MaskCase& c, const RingSchedule& schedule, int rank, int source) {
+  const BlockMask& mask = schedule.for_keys_of(source);
+  const auto& queries = schedule.shard().group_positions(rank);
+  const auto& keys = schedule.shard().group_positions(source);
+  std::vector<int> seen(schedule.rows() * queries.size() * keys.size());
+  EXPECT_TRUE(c.slices.size() > 0 || mask.parts.size() == 1);
+  for (const VisibleKeys& visible : mask.parts) {
+    EXPECT_EQ(visible.rows, schedule.rows());
+    int64_t pairs = 0, most_queries = 0;
+    for (int64_t row = 0; row < visible.rows; ++row) {
+      std::vector<size_t> first(keys.size(), queries.size());  // that sees each key
+      for (size_t i = 0; i < queries.size(); ++i) {
+        const int64_t at = row * visible.q_len + i;
+        if (i > 0) {
+          EXPECT_GE(visible.begin[at], visible.begin[at - 1]);
+          EXPECT_GE(visible.end[at], visible.end[at - 1]);
+        }
+        for (int32_t j = visible.begin[at]; j < visible.end[at]; ++j) {
+          ++seen[at * keys.size() + j];
+          ++pairs;
+          first[j] = std::min(first[j], i);
+          most_queries = std::max(most_queries, static_cast<int64_t>(i - first[j] + 1));
+        }
+      }
+    }
+    EXPECT_EQ(visible.pairs, pairs);
+    EXPECT_EQ(visible.most_queries, most_queries);
+    EXPECT_EQ(visible.all, pairs == static_cast<int64_t>(seen.size()));
+    EXPECT_TRUE(pairs > 0 || mask.parts.size() == 1) << "a part of nothing";
+  }
+  for (size_t n = 0; n < seen.size(); ++n) {
+    const size_t row = n / keys.size() / queries.size(), i = n / keys.size() % queries.size(),
+                 j = n % keys.size();
+    EXPECT_EQ(seen[n], Visible(c, schedule.shard().seqlen(), row, queries[i], keys[j]))
+        << c.name << " " << queries[i] << " " << keys[j];
+  }
+  return mask;
+}
+
+TEST(ScheduleTest, MasksMatchTheDefinition) {
   for (const MaskCase& c : MaskCases()) {
     for (Layout layout : kLayouts) {
       for (int64_t seqlen : kLengths) {
         for (int world_size : kWorldSizes) {
-          const DocumentStarts documents = Clip(c.documents, seqlen);
           for (int rank = 0; rank < world_size; ++rank) {
-            const auto schedule = RingSchedule::Create(
-                *TokenShard::Create(rank, world_size, layout, seqlen), c.mask, documents,
-                /*ranks_per_node=*/0, Clip(c.spans, seqlen));
-            ASSERT_TRUE(schedule.ok()) << schedule.status();
+            const RingSchedule schedule =
+                Schedule(c, *TokenShard::Create(rank, world_size, layout, seqlen));
             for (int source = 0; source < world_size; ++source) {
-              const VisibleKeys& visible = schedule->for_keys_of(source);
-              const auto& queries = schedule->shard().group_positions(rank);
-              const auto& keys = schedule->shard().group_positions(source);
-              int64_t pairs = 0, most_queries = 0;
-              for (int64_t row = 0; row < visible.rows; ++row) {
-                std::vector<size_t> first(keys.size(), queries.size());  // that sees each key
-                for (size_t i = 0; i < queries.size(); ++i) {
-                  const int64_t at = row * visible.q_len + i;
-                  if (i > 0) {
-                    EXPECT_GE(visible.begin[at], visible.begin[at - 1]);
-                    EXPECT_GE(visible.end[at], visible.end[at - 1]);
-                  }
-                  for (size_t j = 0; j < keys.size(); ++j) {
-                    const bool expected = Visible(c, seqlen, row, queries[i], keys[j]);
-                    const bool actual = static_cast<int32_t>(j) >= visible.begin[at] &&
-                                        static_cast<int32_t>(j) < visible.end[at];
-                    ASSERT_EQ(actual, expected) << c.name << " " << queries[i] << " " << keys[j];
-                    pairs += expected;
-                    if (!expected) continue;
-                    first[j] = std::min(first[j], i);
-                    most_queries = std::max(most_queries, static_cast<int64_t>(i - first[j] + 1));
-                  }
-                }
-              }
-              EXPECT_EQ(visible.pairs, pairs);
-              EXPECT_EQ(visible.most_queries, most_queries);
-              EXPECT_EQ(visible.all,
-                        pairs == visible.rows * static_cast<int64_t>(queries.size() * keys.size()));
+              CheckMask(c, schedule, rank, source);
+              if (HasFailure()) return;
             }
           }
         }
@@ -260,8 +351,8 @@ void SimulateRoute(const std::vector<RingSchedule>& schedules, bool queries_are_
     }
     std::set<int> expected;
     for (int other = 0; other < world_size; ++other) {
-      const VisibleKeys& keys = queries_are_sent ? schedules[other].for_queries_of(rank)
-                                                 : schedules[other].for_keys_of(rank);
+      const BlockMask& keys = queries_are_sent ? schedules[other].for_queries_of(rank)
+                                               : schedules[other].for_keys_of(rank);
       if (other != rank && !keys.none()) expected.insert(other);
     }
     EXPECT_EQ(returned[rank], expected);
@@ -287,8 +378,7 @@ TEST(ScheduleTest, BlocksAndGradientsArriveWhereTheyAreNeeded) {
           std::vector<RingSchedule> schedules;
           for (int rank = 0; rank < world_size; ++rank) {
             schedules.push_back(
-                *RingSchedule::Create(*TokenShard::Create(rank, world_size, layout, seqlen), c.mask,
-                                      Clip(c.documents, seqlen), per_node, Clip(c.spans, seqlen)));
+                Schedule(c, *TokenShard::Create(rank, world_size, layout, seqlen), per_node));
           }
           SimulateRoute(schedules, /*queries_are_sent=*/false);
           SimulateRoute(schedules, /*queries_are_sent=*/true);
@@ -345,7 +435,7 @@ TEST(ScheduleTest, ContiguousWindowIsSentOnlyAsFarAsItReaches) {
 // As if the sequence ended there.
 TEST(ScheduleTest, APrefixIsAShorterSequence) {
   for (const MaskCase& c : MaskCases()) {
-    if (!c.mask.causal || !c.spans.empty()) continue;
+    if (!c.mask.causal || !c.spans.empty() || !c.slices.empty()) continue;
     for (const Layout layout : kLayouts) {
       for (const int world_size : kWorldSizes) {
         const int64_t seqlen = 33;
@@ -369,7 +459,8 @@ TEST(ScheduleTest, APrefixIsAShorterSequence) {
             EXPECT_EQ(prefix.shard().local_positions(), positions[rank]);
             EXPECT_EQ(prefix.rows(), expected->rows());
             for (int source = 0; source < world_size; ++source) {
-              const VisibleKeys &a = prefix.for_keys_of(source), &b = expected->for_keys_of(source);
+              const VisibleKeys &a = prefix.for_keys_of(source).parts[0],
+                                &b = expected->for_keys_of(source).parts[0];
               EXPECT_EQ(a.begin, b.begin) << c.name;
               EXPECT_EQ(a.end, b.end) << c.name;
             }
@@ -378,6 +469,51 @@ TEST(ScheduleTest, APrefixIsAShorterSequence) {
       }
     }
   }
+}
+
+// What a query sees is one or two intervals in these masks, and they take as few calls of a kernel.
+TEST(ScheduleTest, SlicesTakeFewParts) {
+  const auto parts = [](const MaskSlices& slices, Layout layout, int world_size) {
+    size_t most = 0;
+    for (int rank = 0; rank < world_size; ++rank) {
+      const RingSchedule schedule = *RingSchedule::CreateSliced(
+          *TokenShard::Create(rank, world_size, layout, 33), slices);
+      for (int source = 0; source < world_size; ++source) {
+        most = std::max(most, schedule.for_keys_of(source).parts.size());
+      }
+    }
+    return most;
+  };
+  for (const Layout layout : kLayouts) {
+    for (const int world_size : {1, 2, 4}) {
+      SCOPED_TRACE(testing::Message() << Name(layout) << " " << world_size);
+      EXPECT_EQ(parts({{{0, 33, 0, 33, SliceKind::kCausal}}}, layout, world_size), 1);
+      EXPECT_LE(parts(Tree(), layout, world_size), 2);
+      // Two sinks in front of a window.
+      EXPECT_LE(parts({{{0, 6, 0, 6, SliceKind::kCausal},
+                        {5, 33, 0, 33, SliceKind::kBand},
+                        {2, 33, 0, 2, SliceKind::kFull}}},
+                      layout, world_size),
+                2);
+      EXPECT_LE(parts(GlobalTokensAndWindow(), layout, world_size), 4);
+    }
+  }
+}
+
+TEST(ScheduleTest, RejectsSlicesThatAreNone) {
+  const TokenShard shard = *TokenShard::Create(0, 1, Layout::kContiguous, 20);
+  const auto message = [&](const MaskSlices& slices) {
+    const absl::Status status = RingSchedule::CreateSliced(shard, slices).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_EQ(message({}), "slices are given, but of no rows");
+  const std::string beyond = " is empty or beyond the sequence of 20 tokens";
+  EXPECT_EQ(message({{}, {{0, 0, 0, 5}}}), "slice of queries [0, 0) and keys [0, 5) of row 1" + beyond);
+  EXPECT_EQ(message({{{0, 5, 9, 8}}}), "slice of queries [0, 5) and keys [9, 8) of row 0" + beyond);
+  EXPECT_EQ(message({{{-1, 5, 0, 8}}}), "slice of queries [-1, 5) and keys [0, 8) of row 0" + beyond);
+  EXPECT_EQ(message({{{0, 5, 0, 21}}}), "slice of queries [0, 5) and keys [0, 21) of row 0" + beyond);
+  EXPECT_TRUE(RingSchedule::CreateSliced(shard, {{}}).ok()) << "nobody sees anything";
 }
 
 TEST(ScheduleTest, RejectsSpansThatAreNone) {

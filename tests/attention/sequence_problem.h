@@ -106,6 +106,19 @@ inline bool InOneSpan(const Spans& spans, int64_t b, int64_t q, int64_t k) {
   return false;
 }
 
+// Whether a slice of row b, or of the only row, shows k to q.
+inline bool Visible(const MaskSlices& slices, int64_t b, int64_t q, int64_t k) {
+  for (const MaskSlice& s : slices[slices.size() == 1 ? 0 : b]) {
+    if (q < s.q_begin || q >= s.q_end || k < s.k_begin || k >= s.k_end) continue;
+    const bool causal = s.kind == SliceKind::kCausal || s.kind == SliceKind::kBand;
+    const bool inverse = s.kind == SliceKind::kInverseCausal || s.kind == SliceKind::kBand;
+    if (causal && k - s.k_end > q - s.q_end) continue;
+    if (inverse && k - s.k_begin < q - s.q_begin) continue;
+    return true;
+  }
+  return false;
+}
+
 inline bool Visible(const AttentionMask& mask, const DocumentStarts& documents, int64_t b,
                     int64_t q, int64_t k) {
   if (mask.causal && k > q) return false;

@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,14 +23,16 @@
 namespace burst {
 namespace {
 
+using MakeSchedule =
+    std::function<absl::StatusOr<RingSchedule>(const SequenceParallelAttention&, int64_t seqlen)>;
+
 // Forward and backward of one rank, which writes its part of the results.
 absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, int group_size,
-                     const Inputs& inputs, const DocumentStarts& documents, const Spans& spans,
+                     const Inputs& inputs, const MakeSchedule& make,
                      const AttentionResults& results, Communicator& comm) {
   BURST_ASSIGN_OR_RETURN(const auto attention,
                          CreateAttention(strategy, options, group_size, &comm));
-  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
-                         attention->Schedule(inputs.q.dim(1), documents, spans));
+  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, make(*attention, inputs.q.dim(1)));
   const std::vector<int32_t>& positions = schedule.shard().local_positions();
   SequenceParallelAttention::Saved saved;
   Tensor out, lse, dq, dk, dv;
@@ -47,14 +51,22 @@ absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, in
 }
 
 AttentionResults RunStrategy(Strategy strategy, const BurstAttentionOptions& options, int ranks,
-                             int group_size, const Inputs& inputs, const DocumentStarts& documents,
-                             const Spans& spans = {}) {
+                             int group_size, const Inputs& inputs, const MakeSchedule& make) {
   const AttentionResults results = EmptyResults(inputs);
   const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) {
-    return RunRank(strategy, options, group_size, inputs, documents, spans, results, comm);
+    return RunRank(strategy, options, group_size, inputs, make, results, comm);
   });
   EXPECT_TRUE(status.ok()) << status;
   return results;
+}
+
+AttentionResults RunStrategy(Strategy strategy, const BurstAttentionOptions& options, int ranks,
+                             int group_size, const Inputs& inputs, const DocumentStarts& documents,
+                             const Spans& spans = {}) {
+  return RunStrategy(strategy, options, ranks, group_size, inputs,
+                     [&](const SequenceParallelAttention& attention, int64_t seqlen) {
+                       return attention.Schedule(seqlen, documents, spans);
+                     });
 }
 
 class StrategySweep : public testing::TestWithParam<std::pair<int, int>> {};  // heads, kv heads
@@ -195,11 +207,97 @@ TEST(StrategyTest, SpansAreSeenWhole) {
   }
 }
 
+// Trees, global tokens beside a window, sparse blocks, slices at random.
+TEST(StrategyTest, SlicesAreTheMask) {
+  const int64_t batch = 2, seqlen = 150;
+  const Inputs inputs = RandomInputs(batch, seqlen, 4, 2, 16, DType::kFloat64, 8);
+  constexpr SliceKind kFull = SliceKind::kFull, kCausal = SliceKind::kCausal,
+                      kBand = SliceKind::kBand;
+  MaskSlices blocks(1), random(batch);
+  std::mt19937 bits(3);
+  const auto below = [&](int n) { return static_cast<int32_t>(bits() % n); };
+  for (int32_t q = 0; q < seqlen; q += 10) {
+    for (int32_t k = 0; k < seqlen; k += 10) {
+      if (below(5) == 0) blocks[0].push_back({q, q + 10, k, k + 10, kFull});
+    }
+  }
+  for (std::vector<MaskSlice>& row : random) {
+    for (int n = 0; n < 9; ++n) {
+      const int32_t q = below(seqlen), k = below(seqlen);
+      row.push_back({q, q + 1 + below(seqlen - q), k, k + 1 + below(seqlen - k),
+                     static_cast<SliceKind>(below(4))});
+    }
+  }
+  const std::vector<MaskSlice> tree = {{0, 40, 0, 40, kCausal},
+                                       {40, 150, 0, 40, kFull},
+                                       {40, 71, 40, 71, kCausal},
+                                       {71, 72, 71, 72, kCausal},
+                                       {72, 150, 72, 150, kCausal}};
+  const std::vector<MaskSlice> global = {{0, 20, 0, 20, kCausal},
+                                         {19, 150, 0, 150, kBand},
+                                         {0, 150, 0, 3, kFull},
+                                         {77, 150, 77, 78, kFull},
+                                         {77, 78, 0, 78, kFull}};
+  const MaskSlices cases[] = {{tree}, {tree, global}, {global}, blocks, random, {{}, tree}};
+  for (const MaskSlices& slices : cases) {
+    const AttentionResults expected =
+        NaiveAttention(inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, 0.25,
+                       [&](int64_t b, int64_t i, int64_t j) { return Visible(slices, b, i, j); });
+    for (const Layout layout : kLayouts) {
+      for (BackwardDirection direction : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
+        BurstAttentionOptions options;
+        options.mask.causal = false;
+        options.layout = layout;
+        const auto check = [&](Strategy strategy, int ranks, int group_size) {
+          options.backward = HasDirections(strategy) ? direction : BackwardDirection::kAuto;
+          SCOPED_TRACE(testing::Message() << "case " << &slices - cases << " " << Name(strategy)
+                                          << " " << Name(layout) << " ranks " << ranks);
+          const AttentionResults actual =
+              RunStrategy(strategy, options, ranks, group_size, inputs,
+                          [&](const SequenceParallelAttention& attention, int64_t length) {
+                            return attention.SlicedSchedule(length, slices);
+                          });
+          ExpectClose(actual, expected, 1e-13 * seqlen);
+        };
+        check(Strategy::kSingle, 1, 1);
+        check(Strategy::kBurst, 3, 1);
+        check(Strategy::kUlysses, 2, 1);
+        check(Strategy::kBurstUlysses, 4, 2);
+      }
+    }
+  }
+}
+
+TEST(StrategyTest, SlicesOfOneCallHaveTheBitsOfThatMask) {
+  const Inputs inputs = RandomInputs(1, 333, 4, 2, 32, DType::kFloat32, 9);
+  BurstAttentionOptions causal, full;
+  full.mask.causal = false;
+  for (const int ranks : {1, 3}) {
+    const AttentionResults expected =
+        RunStrategy(Strategy::kBurst, causal, ranks, 1, inputs, DocumentStarts());
+    const AttentionResults actual =
+        RunStrategy(Strategy::kBurst, full, ranks, 1, inputs,
+                    [](const SequenceParallelAttention& attention, int64_t seqlen) {
+                      const auto n = static_cast<int32_t>(seqlen);
+                      return attention.SlicedSchedule(seqlen, {{{0, n, 0, n, SliceKind::kCausal}}});
+                    });
+    ExpectBitwiseEqual(actual, expected);
+  }
+}
+
+TEST(StrategyTest, SlicesBesideAnotherMaskAreRefused) {
+  const auto attention = CreateAttention(Strategy::kSingle, BurstAttentionOptions(), 1, nullptr);
+  ASSERT_TRUE(attention.ok());
+  const absl::Status status = (*attention)->SlicedSchedule(8, {{{0, 8, 0, 8}}}).status();
+  EXPECT_EQ(status.message(),
+            "slices are the whole mask: mask must be neither causal nor a window");
+}
+
 TEST(StrategyTest, BitwiseEqualFromRunToRun) {
   const Inputs inputs = RandomInputs(1, 333, 4, 2, 32, DType::kFloat32, 3);
   for (int group_size : {2, 4}) {
-    const AttentionResults a = RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, {});
-    const AttentionResults b = RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, {});
+    const AttentionResults a = RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, DocumentStarts());
+    const AttentionResults b = RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, DocumentStarts());
     ExpectBitwiseEqual(a, b);
   }
 }

@@ -1,4 +1,4 @@
-// Schedules of random rings: mask, layout, documents, spans, length, ranks, groups and nodes. Every
+// Schedules of random rings: mask, layout, documents, spans or slices, length, ranks, groups and nodes. Every
 // rank's mask is compared with its definition, pair by pair. Then all ranks walk their routes
 // together, as Ring::Run posts and awaits transfers: each message has a receiver and a length that
 // both ends know, none waits in a circle, each visible (query, key) pair is computed on exactly one
@@ -28,8 +28,11 @@ struct Problem {
   AttentionMask mask;
   DocumentStarts documents;
   Spans spans;
+  MaskSlices slices;  // if there are any, the three above are of no effect
 
-  size_t rows() const { return std::max({size_t{1}, documents.size(), spans.size()}); }
+  size_t rows() const {
+    return slices.empty() ? std::max({size_t{1}, documents.size(), spans.size()}) : slices.size();
+  }
 };
 
 // A row of lists that may be one for all rows; null: there are none.
@@ -58,6 +61,24 @@ void ReadSpans(FuzzInput* input, Problem* p) {
   }
 }
 
+void ReadSlices(FuzzInput* input, Problem* p) {
+  constexpr SliceKind kKinds[] = {SliceKind::kFull, SliceKind::kCausal, SliceKind::kInverseCausal,
+                                  SliceKind::kBand};
+  p->slices.resize(input->Integer(0, 3));
+  const auto range = [&](int32_t* begin, int32_t* end) {
+    *begin = static_cast<int32_t>(input->Integer(0, p->seqlen - 1));
+    *end = static_cast<int32_t>(input->Integer(*begin + 1, p->seqlen));
+  };
+  for (std::vector<MaskSlice>& row : p->slices) {
+    row.resize(input->Integer(0, 9));
+    for (MaskSlice& slice : row) {
+      range(&slice.q_begin, &slice.q_end);
+      range(&slice.k_begin, &slice.k_end);
+      slice.kind = input->Pick(kKinds);
+    }
+  }
+}
+
 Problem Read(FuzzInput* input) {
   constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
   Problem p;
@@ -82,11 +103,23 @@ Problem Read(FuzzInput* input) {
     }
   }
   ReadSpans(input, &p);
+  if (p.seqlen > 0) ReadSlices(input, &p);
   return p;
 }
 
 // The definition, in global positions.
+bool Visible(const MaskSlice& s, int64_t q, int64_t k) {
+  if (q < s.q_begin || q >= s.q_end || k < s.k_begin || k >= s.k_end) return false;
+  const bool causal = s.kind == SliceKind::kCausal || s.kind == SliceKind::kBand;
+  const bool inverse = s.kind == SliceKind::kInverseCausal || s.kind == SliceKind::kBand;
+  return (!causal || k - s.k_end <= q - s.q_end) && (!inverse || k - s.k_begin >= q - s.q_begin);
+}
+
 bool Visible(const Problem& p, size_t row, int64_t q, int64_t k) {
+  if (const std::vector<MaskSlice>* const slices = RowOf(p.slices, row); slices != nullptr) {
+    return std::any_of(slices->begin(), slices->end(),
+                       [=](const MaskSlice& slice) { return Visible(slice, q, k); });
+  }
   if (const std::vector<Span>* const spans = RowOf(p.spans, row); spans != nullptr) {
     for (const Span& span : *spans) {
       if (span.begin <= std::min(q, k) && std::max(q, k) < span.end) return true;
@@ -100,31 +133,38 @@ bool Visible(const Problem& p, size_t row, int64_t q, int64_t k) {
                       [=](int32_t start) { return (q < start) != (k < start); });
 }
 
-// The pairs that a rank sees of another's keys; checks `visible` on the way.
+// The pairs that a rank sees of another's keys; checks `mask` on the way.
 int64_t CheckMask(const Problem& p, const TokenShard& shard, int q_rank, int k_rank,
-                  const VisibleKeys& visible) {
+                  const BlockMask& mask) {
   const std::vector<int32_t>& queries = shard.group_positions(q_rank);
   const std::vector<int32_t>& keys = shard.group_positions(k_rank);
-  const size_t rows = p.rows();
-  BURST_CHECK_EQ(visible.rows, static_cast<int64_t>(rows));
-  BURST_CHECK_EQ(visible.q_len, static_cast<int64_t>(queries.size()));
-  int64_t pairs = 0;
-  for (size_t row = 0; row < rows; ++row) {
-    for (size_t i = 0; i < queries.size(); ++i) {
-      const int64_t begin = visible.begin[row * queries.size() + i];
-      const int64_t end = visible.end[row * queries.size() + i];
-      BURST_CHECK(0 <= begin && end <= static_cast<int64_t>(keys.size()));
-      for (int64_t j = 0; j < static_cast<int64_t>(keys.size()); ++j) {
-        const bool expected = Visible(p, row, queries[i], keys[j]);
-        BURST_CHECK_EQ(begin <= j && j < end, expected)
-            << "query at " << queries[i] << ", key at " << keys[j];
-        pairs += expected;
+  const size_t rows = p.rows(), all = rows * queries.size() * keys.size();
+  BURST_CHECK(mask.parts.size() == 1 || !p.slices.empty());
+  std::vector<int> seen(all);
+  for (const VisibleKeys& visible : mask.parts) {
+    BURST_CHECK_EQ(visible.rows, static_cast<int64_t>(rows));
+    BURST_CHECK_EQ(visible.q_len, static_cast<int64_t>(queries.size()));
+    int64_t pairs = 0;
+    for (size_t row = 0; row < rows; ++row) {
+      int64_t begin = 0, end = 0;
+      for (size_t i = 0; i < queries.size(); ++i) {
+        const size_t at = row * queries.size() + i;
+        BURST_CHECK(begin <= visible.begin[at] && end <= visible.end[at]) << "order";
+        begin = visible.begin[at];
+        end = visible.end[at];
+        BURST_CHECK(end <= static_cast<int64_t>(keys.size()));
+        for (int64_t j = begin; j < end; ++j, ++pairs) ++seen[at * keys.size() + j];
       }
     }
+    BURST_CHECK_EQ(visible.pairs, pairs);
+    BURST_CHECK_EQ(visible.all, pairs == static_cast<int64_t>(all));
   }
-  BURST_CHECK_EQ(visible.pairs, pairs);
-  BURST_CHECK_EQ(visible.all, pairs == static_cast<int64_t>(rows * queries.size() * keys.size()));
-  return pairs;
+  for (size_t n = 0; n < all; ++n) {
+    const size_t j = n % keys.size(), i = n / keys.size() % queries.size();
+    BURST_CHECK_EQ(seen[n], Visible(p, n / keys.size() / queries.size(), queries[i], keys[j]))
+        << "query at " << queries[i] << ", key at " << keys[j];
+  }
+  return mask.pairs();
 }
 
 // Every position is on one rank; a group's runs lead to its ranks' tokens.
@@ -214,7 +254,7 @@ class Walk {
   const RingRoute& Route(int rank) const {
     return queries_are_sent_ ? schedules_[rank].query_route() : schedules_[rank].kv_route();
   }
-  const VisibleKeys& Work(int host, int block) const {
+  const BlockMask& Work(int host, int block) const {
     return queries_are_sent_ ? schedules_[host].for_queries_of(block)
                              : schedules_[host].for_keys_of(block);
   }
@@ -397,7 +437,9 @@ void FuzzOne(const uint8_t* data, size_t size) {
     shards.push_back(
         *TokenShard::Create(rank, p.ranks, p.layout, p.seqlen, {p.group, rank % p.group}));
     absl::StatusOr<RingSchedule> schedule =
-        RingSchedule::Create(shards.back(), p.mask, p.documents, p.per_node, p.spans);
+        p.slices.empty()
+            ? RingSchedule::Create(shards.back(), p.mask, p.documents, p.per_node, p.spans)
+            : RingSchedule::CreateSliced(shards.back(), p.slices, p.per_node);
     BURST_CHECK(schedule.ok()) << schedule.status().message();
     BURST_CHECK_EQ(schedule->ranks_per_node(), p.per_node == 0 ? p.ranks : p.per_node);
     schedules.push_back(*std::move(schedule));
@@ -419,7 +461,9 @@ void FuzzOne(const uint8_t* data, size_t size) {
   Walk(schedules, /*queries_are_sent=*/false, /*has_gradients=*/false);
   Walk(schedules, /*queries_are_sent=*/false, /*has_gradients=*/true);
   Walk(schedules, /*queries_are_sent=*/true, /*has_gradients=*/true);
-  if (p.mask.causal && p.spans.empty()) CheckPrefix(p, input.Integer(0, p.seqlen), schedules);
+  if (p.mask.causal && p.spans.empty() && p.slices.empty()) {
+    CheckPrefix(p, input.Integer(0, p.seqlen), schedules);
+  }
 }
 
 }  // namespace burst

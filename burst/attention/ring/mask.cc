@@ -87,31 +87,53 @@ KeyRanges VisibleKeys::ranges(DeviceType device) const {
   return {data, data + rows * q_len, batch_stride, most_queries};
 }
 
+VisibleKeys EmptyKeys(int64_t rows, int64_t q_len) {
+  VisibleKeys keys;
+  keys.rows = rows;
+  keys.q_len = q_len;
+  keys.begin.resize(rows * q_len);
+  keys.end.resize(rows * q_len);
+  return keys;
+}
+
+void VisibleKeys::Count(int64_t k_len) {
+  pairs = most_queries = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int32_t* const begins = begin.data() + row * q_len;
+    const int32_t* const ends = end.data() + row * q_len;
+    int64_t first = 0;  // query that sees the key begins[i]
+    for (int64_t i = 0; i < q_len; ++i) {
+      if (begins[i] >= ends[i]) continue;
+      pairs += ends[i] - begins[i];
+      while (ends[first] <= begins[i]) ++first;
+      most_queries = std::max(most_queries, i - first + 1);
+    }
+  }
+  all = pairs == rows * q_len * k_len;
+}
+
+int64_t BlockMask::pairs() const {
+  int64_t sum = 0;
+  for (const VisibleKeys& part : parts) sum += part.pairs;
+  return sum;
+}
+
 VisibleKeys ComputeVisibleKeys(const AttentionMask& mask, const DocumentStarts& documents,
                                const Spans& spans, const Positions& q_positions,
                                const Positions& k_positions) {
-  VisibleKeys visible;
-  visible.rows = NumRows(documents, spans);
-  visible.q_len = static_cast<int64_t>(q_positions.size());
-  visible.begin.resize(visible.rows * visible.q_len);
-  visible.end.resize(visible.rows * visible.q_len);
+  VisibleKeys visible =
+      EmptyKeys(NumRows(documents, spans), static_cast<int64_t>(q_positions.size()));
   for (int64_t row = 0; row < visible.rows; ++row) {
     int32_t* const begins = visible.begin.data() + row * visible.q_len;
     int32_t* const ends = visible.end.data() + row * visible.q_len;
-    int64_t first = 0;  // query that sees the key `begin`
     ForEachQuery(RowMask(mask, documents, spans, row), q_positions, k_positions,
                  [&](int64_t i, int64_t begin, int64_t end) {
                    begins[i] = static_cast<int32_t>(begin);
                    ends[i] = static_cast<int32_t>(end);
-                   if (begin >= end) return true;
-                   visible.pairs += end - begin;
-                   while (ends[first] <= begin) ++first;
-                   visible.most_queries = std::max(visible.most_queries, i - first + 1);
                    return true;
                  });
   }
-  visible.all =
-      visible.pairs == visible.rows * visible.q_len * static_cast<int64_t>(k_positions.size());
+  visible.Count(static_cast<int64_t>(k_positions.size()));
   return visible;
 }
 

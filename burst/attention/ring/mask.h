@@ -22,9 +22,8 @@ struct AttentionMask {
 // Rows that lists of documents and of spans are for; a list of one row is for all.
 int64_t NumRows(const DocumentStarts& documents, const Spans& spans);
 
-// The mask between a block of queries and a block of keys. Query i sees the keys
-// begin[i] <= j < end[i] of the block: both blocks are in order of position, so that the keys that
-// a query sees are neighbors.
+// A mask between a block of queries and a block of keys, of which query i sees the keys
+// begin[i] <= j < end[i]. begin and end never decrease within a row (KeyRanges).
 struct VisibleKeys {
   std::vector<int32_t> begin, end;  // [rows, q_len]; rows: 1, or batch with documents or spans
   int64_t rows = 1;
@@ -39,6 +38,21 @@ struct VisibleKeys {
   // For the kernels of a device: points into begin and end, or into their copy on the GPU. There
   // is one copy, since a schedule serves one rank on one device.
   KeyRanges ranges(DeviceType device = DeviceType::kCpu) const;
+  // Sets pairs, all and most_queries, from begin and end.
+  void Count(int64_t k_len);
+};
+
+// Nobody sees anything.
+VisibleKeys EmptyKeys(int64_t rows, int64_t q_len);
+
+// The mask between a block of queries and a block of keys: the union of disjoint parts, at least
+// one. One part is all that a window, documents and spans need: blocks are in order of position, so
+// that the keys which a query sees are neighbors. Slices (slices.h) may need more.
+struct BlockMask {
+  std::vector<VisibleKeys> parts;
+
+  int64_t pairs() const;
+  bool none() const { return pairs() == 0; }
 };
 
 // Both lists of positions are increasing. O(queries + keys) for each row.

@@ -65,6 +65,15 @@ absl::StatusOr<RingSchedule> RingSchedule::Create(TokenShard tokens, const Atten
   return schedule;
 }
 
+absl::StatusOr<RingSchedule> RingSchedule::CreateSliced(TokenShard shard, MaskSlices slices,
+                                                        int ranks_per_node) {
+  BURST_RETURN_IF_ERROR(CheckSlices(shard.seqlen(), slices));
+  RingSchedule schedule(std::move(shard), {/*causal=*/false, /*window=*/0}, {}, {});
+  schedule.slices_ = std::move(slices);
+  schedule.Fill(ranks_per_node);
+  return schedule;
+}
+
 absl::StatusOr<RingSchedule> RingSchedule::CreateCross(TokenShard queries, TokenShard keys,
                                                        int ranks_per_node) {
   if (queries.group_index() != keys.group_index() || queries.num_groups() != keys.num_groups() ||
@@ -82,7 +91,7 @@ absl::StatusOr<RingSchedule> RingSchedule::CreateCross(TokenShard queries, Token
 }
 
 RingSchedule RingSchedule::Prefix(int64_t tokens) const {
-  BURST_CHECK(mask_.causal && spans_.empty() && !is_cross());
+  BURST_CHECK(mask_.causal && spans_.empty() && slices_.empty() && !is_cross());
   DocumentStarts documents = documents_;
   for (std::vector<int32_t>& starts : documents) {
     starts.erase(std::lower_bound(starts.begin(), starts.end(), tokens), starts.end());
@@ -90,6 +99,20 @@ RingSchedule RingSchedule::Prefix(int64_t tokens) const {
   RingSchedule prefix(shard_.Prefix(tokens), mask_, documents, /*spans=*/{});
   prefix.Fill(ranks_per_node());
   return prefix;
+}
+
+BlockMask RingSchedule::MaskBetween(int query_rank, int key_rank) const {
+  const auto &queries = shard().group_positions(query_rank),
+             &keys = key_shard().group_positions(key_rank);
+  if (!slices_.empty()) return ComputeVisibleKeys(slices_, queries, keys);
+  return {{ComputeVisibleKeys(mask_, documents_, spans_, queries, keys)}};
+}
+
+bool RingSchedule::SeesAnyOf(int query_rank, int key_rank) const {
+  const auto &queries = shard().group_positions(query_rank),
+             &keys = key_shard().group_positions(key_rank);
+  if (!slices_.empty()) return SeesAny(slices_, queries, keys);
+  return SeesAny(mask_, documents_, spans_, queries, keys);
 }
 
 void RingSchedule::Fill(int ranks_per_node) {
@@ -100,10 +123,8 @@ void RingSchedule::Fill(int ranks_per_node) {
   const int per_node = ranks_per_node == 0 ? world_size : ranks_per_node;
   std::vector<int64_t> query_lengths, key_lengths;
   for (int r = 0; r < world_size; ++r) {
-    for_keys_of_.push_back(ComputeVisibleKeys(
-        mask_, documents_, spans_, queries.group_positions(rank), keys.group_positions(r)));
-    for_queries_of_.push_back(ComputeVisibleKeys(
-        mask_, documents_, spans_, queries.group_positions(r), keys.group_positions(rank)));
+    for_keys_of_.push_back(MaskBetween(rank, r));
+    for_queries_of_.push_back(MaskBetween(r, rank));
     query_lengths.push_back(queries.group_length(r));
     key_lengths.push_back(keys.group_length(r));
   }
@@ -111,10 +132,7 @@ void RingSchedule::Fill(int ranks_per_node) {
   // sees[q * world_size + k]: some query of rank q sees a key of rank k.
   std::vector<bool> sees(world_size * world_size);
   for (int q = 0; q < world_size; ++q) {
-    for (int k = 0; k < world_size; ++k) {
-      sees[q * world_size + k] =
-          SeesAny(mask_, documents_, spans_, queries.group_positions(q), keys.group_positions(k));
-    }
+    for (int k = 0; k < world_size; ++k) sees[q * world_size + k] = SeesAnyOf(q, k);
   }
   kv_route_ = MakeRingRoute(rank, per_node, key_lengths, [&](int block, int host) {
     return static_cast<bool>(sees[host * world_size + block]);

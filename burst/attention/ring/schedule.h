@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "burst/attention/ring/mask.h"
 #include "burst/attention/ring/route.h"
+#include "burst/attention/ring/slices.h"
 #include "burst/sequence/token_shard.h"
 
 namespace burst {
@@ -25,13 +26,17 @@ class RingSchedule {
                                              const DocumentStarts& documents = {},
                                              int ranks_per_node = 0, const Spans& spans = {});
 
+  // A mask of any shape. InvalidArgument for what CheckSlices refuses.
+  static absl::StatusOr<RingSchedule> CreateSliced(TokenShard shard, MaskSlices slices,
+                                                   int ranks_per_node = 0);
+
   // Cross-attention: the queries are tokens of one sequence, the keys of another. Every query sees
   // every key. InvalidArgument if the two are not for the same rank of the same ring.
   static absl::StatusOr<RingSchedule> CreateCross(TokenShard queries, TokenShard keys,
                                                   int ranks_per_node = 0);
 
   // Attention of the first `tokens` tokens alone, which see no others: the mask is causal, without
-  // spans.
+  // spans or slices.
   RingSchedule Prefix(int64_t tokens) const;
 
   // The tokens of each rank of the ring. A rank of the ring may be a group of ranks (Ulysses).
@@ -39,13 +44,15 @@ class RingSchedule {
   const TokenShard& key_shard() const { return keys_.has_value() ? *keys_ : shard_; }
   bool is_cross() const { return keys_.has_value(); }  // the keys are of another sequence
   int ranks_per_node() const { return kv_route_.ranks_per_node; }  // all ranks in a flat ring
-  // Batch rows that documents and spans were given for; 1: the same mask for every row.
-  int64_t rows() const { return NumRows(documents_, spans_); }
+  // Batch rows that documents, spans or slices were given for; 1: the same mask for every row.
+  int64_t rows() const {
+    return slices_.empty() ? NumRows(documents_, spans_) : static_cast<int64_t>(slices_.size());
+  }
 
   // The mask of this rank's queries with the keys of rank `source`.
-  const VisibleKeys& for_keys_of(int source) const { return for_keys_of_[source]; }
+  const BlockMask& for_keys_of(int source) const { return for_keys_of_[source]; }
   // The mask of the queries of rank `source` with this rank's keys.
-  const VisibleKeys& for_queries_of(int source) const { return for_queries_of_[source]; }
+  const BlockMask& for_queries_of(int source) const { return for_queries_of_[source]; }
 
   // Blocks of K and V: the forward, and RingAttention's backward with dK, dV.
   const RingRoute& kv_route() const { return kv_route_; }
@@ -58,13 +65,17 @@ class RingSchedule {
       : mask_(mask), documents_(documents), spans_(spans), shard_(std::move(shard)) {}
   // From the tokens: masks and routes.
   void Fill(int ranks_per_node);
+  // Between the queries of one rank and the keys of another.
+  BlockMask MaskBetween(int query_rank, int key_rank) const;
+  bool SeesAnyOf(int query_rank, int key_rank) const;
 
   AttentionMask mask_;
   DocumentStarts documents_;
   Spans spans_;
+  MaskSlices slices_;  // if there are any, the three above say nothing
   TokenShard shard_;
   std::optional<TokenShard> keys_;  // if they are of another sequence
-  std::vector<VisibleKeys> for_keys_of_, for_queries_of_;
+  std::vector<BlockMask> for_keys_of_, for_queries_of_;
   RingRoute kv_route_, query_route_;
 };
 
