@@ -199,7 +199,7 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
   }
   if (schedule.rows() > 1 && schedule.rows() != q.dim(0)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("documents or spans of ", schedule.rows(), " rows for a batch of ", q.dim(0)));
+        absl::StrCat("documents, spans or slices of ", schedule.rows(), " rows for a batch of ", q.dim(0)));
   }
   return absl::OkStatus();
 }

@@ -78,6 +78,27 @@ Spans SpansOf(int64_t rows, const int64_t* counts, const int32_t* bounds) {
   return spans;
 }
 
+static_assert(static_cast<int>(SliceKind::kFull) == BURST_SLICE_FULL &&
+              static_cast<int>(SliceKind::kCausal) == BURST_SLICE_CAUSAL &&
+              static_cast<int>(SliceKind::kInverseCausal) == BURST_SLICE_INVERSE_CAUSAL &&
+              static_cast<int>(SliceKind::kBand) == BURST_SLICE_BAND);
+
+absl::StatusOr<MaskSlices> SlicesOf(int64_t rows, const int64_t* counts, const burst_slice* next) {
+  MaskSlices slices(rows);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < counts[row]; ++i, ++next) {
+      if (next->kind < BURST_SLICE_FULL || next->kind > BURST_SLICE_BAND) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("slice ", i, " of row ", row, " is of kind ", next->kind,
+                         ", which there is not"));
+      }
+      slices[row].push_back({next->q_begin, next->q_end, next->k_begin, next->k_end,
+                             static_cast<SliceKind>(next->kind)});
+    }
+  }
+  return slices;
+}
+
 burst_schedule* Wrap(const burst_attention& attention, RingSchedule made) {
   auto schedule = std::make_shared<Schedule>();
   schedule->context = attention.value->context;
@@ -293,6 +314,25 @@ burst_code burst_schedule_create_cross(const burst_attention* attention, int64_t
     }
     BURST_ASSIGN_OR_RETURN(burst::RingSchedule made,
                            of.attention->CrossSchedule(q_seqlen, k_seqlen, layout));
+    *schedule = burst::c::Wrap(*attention, std::move(made));
+    return absl::OkStatus();
+  });
+}
+
+burst_code burst_schedule_create_sliced(const burst_attention* attention, int64_t seqlen,
+                                        const int64_t* lengths, const int32_t* tokens, int64_t rows,
+                                        const int64_t* counts, const burst_slice* slices,
+                                        burst_schedule** schedule) {
+  return Guard([&]() -> absl::Status {
+    const burst::c::Attention& of = *attention->value;
+    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(of.comm.get()));
+    BURST_ASSIGN_OR_RETURN(const burst::MaskSlices given, burst::c::SlicesOf(rows, counts, slices));
+    const int size = of.comm == nullptr ? 1 : of.comm->size;
+    BURST_ASSIGN_OR_RETURN(
+        burst::RingSchedule made,
+        lengths == nullptr
+            ? of.attention->SlicedSchedule(seqlen, given)
+            : of.attention->SlicedSchedule(burst::c::Documents(size, lengths, tokens), given));
     *schedule = burst::c::Wrap(*attention, std::move(made));
     return absl::OkStatus();
   });

@@ -34,7 +34,7 @@ extern "C" {
 
 /* Grows with every change; what a program compiled for an older number uses stays as it was.
  * Structs begin with their size, so that later fields can be told to be absent. */
-#define BURST_C_VERSION 3
+#define BURST_C_VERSION 4
 int32_t burst_c_version(void);         /* of the library */
 const char* burst_version(void);       /* "0.1.0" */
 int32_t burst_cuda_device_count(void); /* GPUs; 0 also in a library built without CUDA */
@@ -174,6 +174,27 @@ burst_code burst_schedule_create_with_spans(const burst_attention* attention, in
 burst_code burst_schedule_create_cross(const burst_attention* attention, int64_t q_seqlen,
                                        int64_t k_seqlen, const char* k_layout,
                                        burst_schedule** schedule);
+/* A part of a mask of any shape: the queries at the positions [q_begin, q_end) see the keys at
+ * [k_begin, k_end), which may reach beyond the sequence. Slices may overlap. */
+typedef enum burst_slice_kind {
+  BURST_SLICE_FULL = 0,
+  BURST_SLICE_CAUSAL = 1,         /* of these keys p those with p - k_end <= q - q_end */
+  BURST_SLICE_INVERSE_CAUSAL = 2, /* p - k_begin >= q - q_begin */
+  BURST_SLICE_BAND = 3            /* both */
+} burst_slice_kind;
+typedef struct burst_slice {
+  int32_t q_begin, q_end, k_begin, k_end;
+  int32_t kind;
+} burst_slice;
+
+/* The mask is the union of slices: of `rows` rows of a batch, or 1 for the same in all rows; row r
+ * has counts[r] of them, which follow those of the rows before. The attention is neither causal nor
+ * has a window. `lengths` and `tokens` as burst_schedule_create_at takes them, or null: by the
+ * layout. Since version 4. */
+burst_code burst_schedule_create_sliced(const burst_attention* attention, int64_t seqlen,
+                                        const int64_t* lengths, const int32_t* tokens, int64_t rows,
+                                        const int64_t* counts, const burst_slice* slices,
+                                        burst_schedule** schedule);
 void burst_schedule_destroy(burst_schedule* schedule);
 
 /* The positions of a rank's tokens under a layout, increasing; null `positions`: their number only.

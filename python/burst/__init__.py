@@ -6,6 +6,7 @@
     out = burst.attention(q, k, v, causal=True, group=group)   # [batch, own tokens, heads, head_dim]
 """
 
+from . import masks
 from ._attention import attention, cross_attention, ulysses_attention
 from ._library import BurstError, OutOfMemoryError, RankLostError
 from ._ranks import connect, disconnect
@@ -15,5 +16,5 @@ from .layout import positions, shard, unshard
 __version__ = "0.1.0"
 __all__ = [
     "BurstError", "OutOfMemoryError", "RankLostError", "attention", "connect", "cross_attention",
-    "disconnect", "positions", "register", "shard", "ulysses_attention", "unshard",
+    "disconnect", "masks", "positions", "register", "shard", "ulysses_attention", "unshard",
 ]

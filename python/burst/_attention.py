@@ -72,7 +72,8 @@ def _add_sinks(out, lse, sinks):
 def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=None,
               cu_seqlens=None, group=None, layout="zigzag", ring_grad_dtype=None,
               deterministic=True, return_lse=False, strategy="burst", ulysses_size=0,
-              ranks_per_node=0, backward="auto", sinks=None, seqlen=None, spans=None):
+              ranks_per_node=0, backward="auto", sinks=None, seqlen=None, spans=None,
+              slices=None):
     """Exact attention over a sequence whose tokens are spread over the ranks of a group.
 
     q:     [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim]
@@ -106,13 +107,18 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
                    list of them for each row: their tokens see one another, whatever `causal` and
                    `window` say. An image in a text; the prompt of a prefix-LM; the blocks of
                    block-causal attention. Each is within a document
+    slices         with causal=False: a mask of any shape, the union of (q_begin, q_end, k_begin, k_end,
+                   kind) for all rows of the batch, or a list of them for each row. The queries at the
+                   positions from q_begin to q_end see those keys: "full"; "causal": the last query
+                   all, each before it one less; "inverse_causal": the first query all, each after it
+                   one less; "band": both. burst.masks makes some: trees, global tokens, blocks
 
     Every rank of the group makes the same calls in the same order. ValueError or TypeError, on all
     ranks, for arguments that are wrong or differ between them; RankLostError where a rank is lost.
     """
     return _attend(q, k, v, sinks, return_lse, group, causal, softmax_scale, window, documents,
                    cu_seqlens, layout, strategy, ring_grad_dtype, deterministic, backward,
-                   ulysses_size, ranks_per_node, seqlen, spans)
+                   ulysses_size, ranks_per_node, seqlen, spans, None, False, None, slices)
 
 
 def _attend(q, k, v, sinks, return_lse, *arguments):

@@ -14,6 +14,7 @@ LAYOUTS = ("zigzag", "contiguous", "striped")
 STRATEGIES = ("burst", "ring", "ulysses", "burst+ulysses")
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _OF_16_BITS = (torch.bfloat16, torch.float16)
+SLICE_KINDS = ("full", "causal", "inverse_causal", "band")
 _CACHED_SCHEDULES = 64
 
 
@@ -22,17 +23,19 @@ class Call:
 
     Made by make_call, which normalizes them; two equal calls are one object."""
 
-    __slots__ = ("group", "options", "documents", "seqlen", "promised", "tokens", "spans", "cross",
-                 "text", "checked")
+    __slots__ = ("group", "options", "documents", "seqlen", "promised", "tokens", "spans", "slices",
+                 "cross", "text", "checked")
 
-    def __init__(self, group, options, documents, seqlen, promised, tokens, spans):
+    def __init__(self, group, options, documents, seqlen, promised, tokens, spans, slices):
         self.group, self.options = group, options
-        self.documents, self.seqlen, self.tokens, self.spans = documents, seqlen, tokens, spans
+        self.documents, self.seqlen, self.tokens = documents, seqlen, tokens
+        self.spans, self.slices = spans, slices
         self.cross = dict(options)["cross"]  # keys of another sequence
         self.promised = promised  # the caller gave seqlen: ranks compare arguments once
         self.checked = False  # whether the options are known to be good
         fields = list(options) + [("seqlen", seqlen), ("documents", _digest(documents)),
-                                  ("token positions", _digest(tokens)), ("spans", _digest(spans))]
+                                  ("token positions", _digest(tokens)), ("spans", _digest(spans)),
+                                  ("slices", _digest(slices))]
         self.text = ";".join("%s=%s" % field for field in fields)
 
 
@@ -48,12 +51,12 @@ _numbers, _by_number = {}, []  # of calls that are arguments of operators
 
 def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layout, strategy,
               ring_grad_dtype, deterministic, backward, ulysses_size, ranks_per_node, seqlen,
-              spans=None, tokens=None, cross=False, key_layout=None):
+              spans=None, tokens=None, cross=False, key_layout=None, slices=None):
     """The Call of these arguments. Errors are kept in it for the call itself, where all ranks of the
     group learn of them."""
     given = None
-    if documents is None and cu_seqlens is None and tokens is None and spans is None and not cross:
-        # the usual case: look first
+    if (documents is None and cu_seqlens is None and tokens is None and spans is None and
+            slices is None and not cross):  # the usual case: look first
         given = (id(group), causal, softmax_scale, window, layout, strategy, ring_grad_dtype,
                  deterministic, backward, ulysses_size, ranks_per_node, seqlen)
         try:
@@ -71,13 +74,14 @@ def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layou
                ("key_layout", key_layout))
     promised = seqlen is not None
     documents, seqlen = _documents(documents, cu_seqlens, seqlen)
-    spans = _spans(spans)
-    key = (id(group), options, documents, seqlen, promised, tokens, spans)
+    spans, slices = _spans(spans), _slices(slices)
+    key = (id(group), options, documents, seqlen, promised, tokens, spans, slices)
     call = _calls.get(key)
     if call is None:
         if len(_calls) >= 4096:  # every batch has documents of its own
             _calls.clear()
-        call = _calls[key] = Call(group, options, documents, seqlen, promised, tokens, spans)
+        call = _calls[key] = Call(group, options, documents, seqlen, promised, tokens, spans,
+                                  slices)
     if given is not None:
         _calls[given] = call
     return call
@@ -130,7 +134,7 @@ def _spans(spans):
         return None
     try:
         rows = list_of(spans)
-        if all(_is_pair(row) for row in rows):
+        if all(_is_flat(row, 2) for row in rows):
             rows = [rows]
         rows = [[list_of(span) for span in list_of(row)] for row in rows]
         return tuple(tuple((int(begin), int(end)) for begin, end in row) for row in rows)
@@ -138,15 +142,45 @@ def _spans(spans):
         return "spans: %r are no pairs (begin, end), nor a list of them for each row" % (spans,)
 
 
-def _is_pair(span):
-    values = list_of(span)
-    return len(values) == 2 and not any(isinstance(value, (list, tuple)) for value in values)
+def _slices(slices):
+    """Rows of slices as nested tuples, the kinds as numbers, or None; a text for what are none."""
+    if slices is None:
+        return None
+    try:
+        rows = list_of(slices)
+        if rows and all(_is_flat(row, 5) for row in rows):
+            rows = [rows]
+        return tuple(tuple(_slice(values) for values in list_of(row)) for row in rows)
+    except (TypeError, ValueError):
+        text = repr(slices)
+        return ("slices: %s are no (q_begin, q_end, k_begin, k_end, kind) with a kind of %s, nor a "
+                "list of them for each row" %
+                (text if len(text) < 200 else text[:200] + "...", ", ".join(SLICE_KINDS)))
+
+
+def _slice(values):
+    *bounds, kind = list_of(values)
+    if len(bounds) != 4:
+        raise ValueError
+    return tuple(int(bound) for bound in bounds) + (SLICE_KINDS.index(kind),)
+
+
+def _is_flat(values, length):
+    values = list_of(values)
+    return len(values) == length and not any(isinstance(value, (list, tuple)) for value in values)
 
 
 def _check_options(call):
     options = dict(call.options)
-    if isinstance(call.spans, str):
-        raise ValueError(call.spans)
+    for texts in (call.spans, call.slices):
+        if isinstance(texts, str):
+            raise ValueError(texts)
+    if call.slices is not None:
+        for name in ("causal", "window", "documents", "spans"):
+            if options.get(name) or (name in ("documents", "spans") and
+                                     getattr(call, name) is not None):
+                raise ValueError("slices are the whole mask: no %s beside them%s" %
+                                 (name, " (causal=False)" if name == "causal" else ""))
     if call.documents is not None:
         for row in call.documents:
             if isinstance(row, str):
@@ -323,6 +357,11 @@ def _schedule_of(ranks, call, lengths):
             _check_lengths(ranks, "k", key_layout, keys)
             return create("schedule", attention.value, seqlen, sum(keys), key_layout.encode(),
                           function="burst_schedule_create_cross", keeps=ranks.device.handle)
+    if call.slices is not None:
+        return create("schedule", attention.value, seqlen, *lengths_and_tokens, len(call.slices),
+                      _int64s([len(row) for row in call.slices]),
+                      _int32s([value for row in call.slices for part in row for value in part]),
+                      function="burst_schedule_create_sliced", keeps=ranks.device.handle)
     rows = call.spans or ()
     spans = (len(rows), _int64s([len(row) for row in rows]),
              _int32s([bound for row in rows for span in row for bound in span]))

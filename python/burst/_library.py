@@ -6,7 +6,7 @@ import struct
 import threading
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
 
-_VERSION = 3  # BURST_C_VERSION
+_VERSION = 4  # BURST_C_VERSION
 
 
 class BurstError(RuntimeError):
@@ -99,6 +99,9 @@ _FUNCTIONS = {
     "burst_schedule_create_with_spans": [
         c_void_p, c_int64, POINTER(c_int64), POINTER(c_int32), c_int64, POINTER(c_int64),
         POINTER(c_int32), c_int64, POINTER(c_int64), POINTER(c_int32), _HANDLE],
+    "burst_schedule_create_sliced": [
+        c_void_p, c_int64, POINTER(c_int64), POINTER(c_int32), c_int64, POINTER(c_int64),
+        POINTER(c_int32), _HANDLE],  # the slices as five numbers each
     "burst_schedule_create_cross": [c_void_p, c_int64, c_int64, c_char_p, _HANDLE],
     "burst_positions": [
         c_char_p, c_int64, c_int32, c_int32, POINTER(c_int64), POINTER(c_int32)],

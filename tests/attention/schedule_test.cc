@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <random>
 #include <set>
 #include <string>
@@ -32,29 +33,11 @@ MaskSlices RandomSlices(unsigned seed) {
   MaskSlices slices(1 + below(3));
   for (std::vector<MaskSlice>& row : slices) {
     for (int n = below(12); n > 0; --n) {
-      const int32_t q = below(33), k = below(33);
-      row.push_back({q, q + 1 + below(33 - q), k, k + 1 + below(33 - k), kKinds[below(4)]});
+      const int32_t q = below(33), k = below(66) - 33;
+      row.push_back({q, q + 1 + below(33 - q), k, k + 1 + below(66), kKinds[below(4)]});
     }
   }
   return slices;
-}
-
-// Three answers to one prompt of nine tokens, each of which sees the prompt and itself.
-MaskSlices Tree() {
-  return {{{0, 9, 0, 9, SliceKind::kCausal},
-           {9, 33, 0, 9, SliceKind::kFull},
-           {9, 15, 9, 15, SliceKind::kCausal},
-           {15, 16, 15, 16, SliceKind::kCausal},
-           {16, 33, 16, 33, SliceKind::kCausal}}};
-}
-
-// A causal window of 6, and all see the tokens 0, 1 and 17, as these see all before them.
-MaskSlices GlobalTokensAndWindow() {
-  return {{{0, 6, 0, 6, SliceKind::kCausal},
-           {5, 33, 0, 33, SliceKind::kBand},
-           {0, 33, 0, 2, SliceKind::kFull},
-           {17, 33, 17, 18, SliceKind::kFull},
-           {17, 18, 0, 18, SliceKind::kCausal}}};
 }
 
 std::vector<MaskCase> MaskCases() {
@@ -73,8 +56,10 @@ std::vector<MaskCase> MaskCases() {
           {"images under a window", {true, 4}, {{0, 20}}, {{{3, 13}, {20, 31}}}},
           {"images under a two-sided window", {false, 3}, {}, {{{2, 16}}}},
           {"blocks", {true, 0}, {}, {{{0, 8}, {8, 16}, {16, 24}, {24, 32}}}},
-          {"tree", {}, {}, {}, Tree()},
-          {"global tokens and a window", {}, {}, {}, GlobalTokensAndWindow()},
+          {"tree", {}, {}, {}, {TreeSlices(9, {6, 1, 17})}},
+          {"global tokens", {}, {}, {}, {WindowWithGlobalTokens(33, 6, {0, 1, 17}, true)}},
+          {"global tokens", {}, {}, {}, {WindowWithGlobalTokens(33, 3, {5, 16, 17, 32}, false)}},
+          {"blocks", {}, {}, {}, {BlockSlices(33, 4, {{0}, {0, 1}, {7}, {}, {3, 4}}, true)}},
           {"one slice", {}, {}, {}, {{{3, 20, 8, 25, SliceKind::kBand}}, {}}},
           {"slices 1", {}, {}, {}, RandomSlices(1)},
           {"slices 2", {}, {}, {}, RandomSlices(2)},
@@ -100,13 +85,13 @@ Spans Clip(const Spans& spans, int64_t seqlen) {
   return clipped;
 }
 
-// Of the slices, those that are inside.
+// Of the slices, those whose queries are inside.
 MaskSlices Clip(const MaskSlices& slices, int64_t seqlen) {
   const auto n = static_cast<int32_t>(seqlen);
   MaskSlices clipped = slices;
   for (auto& row : clipped) {
     row.erase(std::remove_if(row.begin(), row.end(),
-                             [n](const MaskSlice& s) { return s.q_end > n || s.k_end > n; }),
+                             [n](const MaskSlice& s) { return s.q_end > n; }),
               row.end());
   }
   return clipped;
@@ -488,15 +473,49 @@ TEST(ScheduleTest, SlicesTakeFewParts) {
     for (const int world_size : {1, 2, 4}) {
       SCOPED_TRACE(testing::Message() << Name(layout) << " " << world_size);
       EXPECT_EQ(parts({{{0, 33, 0, 33, SliceKind::kCausal}}}, layout, world_size), 1);
-      EXPECT_LE(parts(Tree(), layout, world_size), 2);
-      // Two sinks in front of a window.
-      EXPECT_LE(parts({{{0, 6, 0, 6, SliceKind::kCausal},
-                        {5, 33, 0, 33, SliceKind::kBand},
-                        {2, 33, 0, 2, SliceKind::kFull}}},
-                      layout, world_size),
-                2);
-      EXPECT_LE(parts(GlobalTokensAndWindow(), layout, world_size), 4);
+      EXPECT_LE(parts({TreeSlices(9, {6, 1, 17})}, layout, world_size), 2);
+      EXPECT_LE(parts({WindowWithGlobalTokens(33, 6, {0, 1}, true)}, layout, world_size), 2);
+      EXPECT_LE(parts({WindowWithGlobalTokens(33, 6, {0, 1, 17}, true)}, layout, world_size), 4);
     }
+  }
+}
+
+// By their definitions, token by token.
+TEST(ScheduleTest, NamedSlices) {
+  const int32_t n = 33;
+  const auto expect = [&](const char* name, const std::vector<MaskSlice>& slices,
+                          const std::function<bool(int32_t q, int32_t k)>& visible) {
+    ASSERT_TRUE(CheckSlices(n, {slices}).ok()) << name;
+    for (int32_t q = 0; q < n; ++q) {
+      for (int32_t k = 0; k < n; ++k) {
+        EXPECT_EQ(std::any_of(slices.begin(), slices.end(),
+                              [&](const MaskSlice& slice) { return Visible(slice, q, k); }),
+                  visible(q, k))
+            << name << ", query " << q << ", key " << k;
+      }
+    }
+  };
+  const auto answer = [](int32_t at) { return at < 9 ? 0 : at < 15 ? 1 : at < 16 ? 2 : 3; };
+  expect("tree", TreeSlices(9, {6, 0, 1, 17}), [&](int32_t q, int32_t k) {
+    return k <= q && (answer(k) == 0 || answer(k) == answer(q));
+  });
+  expect("answers without a prompt", TreeSlices(0, {9, 6, 1, 17}),
+         [&](int32_t q, int32_t k) { return k <= q && answer(k) == answer(q); });
+  const std::set<int32_t> global = {2, 3, 17, 32};
+  for (const bool causal : {false, true}) {
+    for (const int32_t window : {1, 5, 33, 50}) {
+      expect("window", WindowWithGlobalTokens(n, window, {2, 3, 17, 32}, causal),
+             [&](int32_t q, int32_t k) {
+               return (!causal || k <= q) &&
+                      (std::abs(q - k) < window || global.count(q) > 0 || global.count(k) > 0);
+             });
+    }
+    const std::vector<std::vector<int32_t>> blocks = {{0}, {0, 1}, {}, {2}, {4, 3, 0}};
+    expect("blocks", BlockSlices(n, 7, blocks, causal), [&](int32_t q, int32_t k) {
+      const auto& seen = blocks[q / 7];
+      return std::count(seen.begin(), seen.end(), k / 7) > 0 &&
+             (!causal || k / 7 != q / 7 || k <= q);
+    });
   }
 }
 
@@ -512,7 +531,7 @@ TEST(ScheduleTest, RejectsSlicesThatAreNone) {
   EXPECT_EQ(message({{}, {{0, 0, 0, 5}}}), "slice of queries [0, 0) and keys [0, 5) of row 1" + beyond);
   EXPECT_EQ(message({{{0, 5, 9, 8}}}), "slice of queries [0, 5) and keys [9, 8) of row 0" + beyond);
   EXPECT_EQ(message({{{-1, 5, 0, 8}}}), "slice of queries [-1, 5) and keys [0, 8) of row 0" + beyond);
-  EXPECT_EQ(message({{{0, 5, 0, 21}}}), "slice of queries [0, 5) and keys [0, 21) of row 0" + beyond);
+  EXPECT_EQ(message({{{0, 21, 0, 5}}}), "slice of queries [0, 21) and keys [0, 5) of row 0" + beyond);
   EXPECT_TRUE(RingSchedule::CreateSliced(shard, {{}}).ok()) << "nobody sees anything";
 }
 

@@ -211,16 +211,18 @@ TEST(StrategyTest, SpansAreSeenWhole) {
 TEST(StrategyTest, SlicesAreTheMask) {
   const int64_t batch = 2, seqlen = 150;
   const Inputs inputs = RandomInputs(batch, seqlen, 4, 2, 16, DType::kFloat64, 8);
-  constexpr SliceKind kFull = SliceKind::kFull, kCausal = SliceKind::kCausal,
-                      kBand = SliceKind::kBand;
-  MaskSlices blocks(1), random(batch);
   std::mt19937 bits(3);
   const auto below = [&](int n) { return static_cast<int32_t>(bits() % n); };
-  for (int32_t q = 0; q < seqlen; q += 10) {
-    for (int32_t k = 0; k < seqlen; k += 10) {
-      if (below(5) == 0) blocks[0].push_back({q, q + 10, k, k + 10, kFull});
+  std::vector<std::vector<int32_t>> sparse(15);
+  for (auto& key_blocks : sparse) {
+    for (int32_t k = 0; k < 15; ++k) {
+      if (below(5) == 0) key_blocks.push_back(k);
     }
   }
+  const std::vector<MaskSlice> tree = TreeSlices(40, {31, 1, 78}),
+                               global = WindowWithGlobalTokens(150, 20, {0, 1, 2, 77}, true),
+                               blocks = BlockSlices(150, 10, sparse, /*causal=*/false);
+  MaskSlices random(batch);
   for (std::vector<MaskSlice>& row : random) {
     for (int n = 0; n < 9; ++n) {
       const int32_t q = below(seqlen), k = below(seqlen);
@@ -228,17 +230,7 @@ TEST(StrategyTest, SlicesAreTheMask) {
                      static_cast<SliceKind>(below(4))});
     }
   }
-  const std::vector<MaskSlice> tree = {{0, 40, 0, 40, kCausal},
-                                       {40, 150, 0, 40, kFull},
-                                       {40, 71, 40, 71, kCausal},
-                                       {71, 72, 71, 72, kCausal},
-                                       {72, 150, 72, 150, kCausal}};
-  const std::vector<MaskSlice> global = {{0, 20, 0, 20, kCausal},
-                                         {19, 150, 0, 150, kBand},
-                                         {0, 150, 0, 3, kFull},
-                                         {77, 150, 77, 78, kFull},
-                                         {77, 78, 0, 78, kFull}};
-  const MaskSlices cases[] = {{tree}, {tree, global}, {global}, blocks, random, {{}, tree}};
+  const MaskSlices cases[] = {{tree}, {tree, global}, {global}, {blocks}, random, {{}, tree}};
   for (const MaskSlices& slices : cases) {
     const AttentionResults expected =
         NaiveAttention(inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, 0.25,

@@ -65,15 +65,15 @@ void ReadSlices(FuzzInput* input, Problem* p) {
   constexpr SliceKind kKinds[] = {SliceKind::kFull, SliceKind::kCausal, SliceKind::kInverseCausal,
                                   SliceKind::kBand};
   p->slices.resize(input->Integer(0, 3));
-  const auto range = [&](int32_t* begin, int32_t* end) {
-    *begin = static_cast<int32_t>(input->Integer(0, p->seqlen - 1));
-    *end = static_cast<int32_t>(input->Integer(*begin + 1, p->seqlen));
+  const auto range = [&](int64_t first, int64_t last, int32_t* begin, int32_t* end) {
+    *begin = static_cast<int32_t>(input->Integer(first, last - 1));
+    *end = static_cast<int32_t>(input->Integer(*begin + 1, last));
   };
   for (std::vector<MaskSlice>& row : p->slices) {
     row.resize(input->Integer(0, 9));
     for (MaskSlice& slice : row) {
-      range(&slice.q_begin, &slice.q_end);
-      range(&slice.k_begin, &slice.k_end);
+      range(0, p->seqlen, &slice.q_begin, &slice.q_end);
+      range(-p->seqlen, 2 * p->seqlen, &slice.k_begin, &slice.k_end);
       slice.kind = input->Pick(kKinds);
     }
   }

@@ -66,7 +66,15 @@ MASKS = [dict(causal=True), dict(causal=False), dict(causal=True, window=5),
          dict(causal=False, window=4), dict(causal=True, starts=[[0, 6, 7, 20]]),
          dict(causal=False, starts=[[3, 17], [0, 11]]), dict(causal=True, softmax_scale=0.7),
          dict(spans=[[(0, 9), (20, 21)], [(4, 28)]]), dict(window=4, spans=[[(3, 17)]]),
-         dict(starts=[[0, 6, 20]], spans=[[(6, 15)], []])]
+         dict(starts=[[0, 6, 20]], spans=[[(6, 15)], []]),
+         dict(causal=False, slices=[burst.masks.tree(9, [7, 0, 1, 12])]),
+         dict(causal=False, slices=[burst.masks.window_with_global_tokens(29, 4, [0, 1, 13]),
+                                    burst.masks.window_with_global_tokens(29, 3, [9], causal=True)]),
+         dict(causal=False, slices=[burst.masks.blocks(29, 5, [[0], [0, 4], [1, 2], [3], [4], [0, 5]],
+                                                       causal=True)]),
+         dict(causal=False, slices=[[(0, 29, 3, 29, "inverse_causal"), (2, 29, 2, 20, "causal"),
+                                     (5, 29, 0, 3, "full")],
+                                    [(0, 29, -9, 29, "band"), (3, 11, 15, 29, "causal")]])]
 
 
 def every_layout_and_mask(rank, group):
@@ -75,12 +83,27 @@ def every_layout_and_mask(rank, group):
             compare(Problem(2, 29, 4, 2, 8, **mask), group, layout)
 
 
+def queries_in_no_slice(rank, group):
+    """They see nothing: out is 0, lse -inf, and no gradient comes from them."""
+    problem = Problem(1, 12, 2, 2, 8, causal=False, slices=[[(0, 8, 0, 12, "full")]])
+    out, lse, dq, dk, dv = problem.on_rank(group)
+    at = torch.tensor(burst.positions(12, group))
+    blind = at >= 8
+    assert (out[:, blind] == 0).all() and (lse[:, :, blind] == -float("inf")).all()
+    assert (dq[:, blind] == 0).all() and dq.isfinite().all()
+    q, k, v = (x.clone().requires_grad_() for x in problem.inputs)
+    want, want_lse = naive(q[:, :8], k, v, causal=False)
+    loss = (want * problem.dout[:, :8]).sum() + (want_lse * problem.dlse[:, :, :8]).sum()
+    for have, want in zip((dk, dv), torch.autograd.grad(loss, (k, v))):
+        torch.testing.assert_close(have, burst.shard(want, 1, group), atol=TOLERANCE, rtol=0)
+
+
 def every_strategy(rank, group):
     for arguments in (dict(strategy="ring"), dict(strategy="ulysses"), dict(backward="burst"),
                       dict(backward="ring"), dict(ulysses_size=2), dict(ranks_per_node=2),
                       dict(ulysses_size=2, ranks_per_node=2)):
-        for mask in MASKS[:1] + MASKS[4:5]:
-            compare(Problem(1, 30, 4, 4, 8, **mask), group, **arguments)
+        for mask in MASKS[:1] + MASKS[4:5] + MASKS[10:11]:
+            compare(Problem(1, 29, 4, 4, 8, **mask), group, **arguments)
 
 
 def heads_and_lengths(rank, group):
@@ -195,6 +218,11 @@ class AttentionTest(unittest.TestCase):
             with self.subTest(size=size):
                 run_ranks(size, with_sinks)
 
+    def test_queries_in_no_slice(self):
+        for size in (1, 3):
+            with self.subTest(size=size):
+                run_ranks(size, queries_in_no_slice)
+
     def test_across_sequences(self):
         for size in (1, 2, 4):
             with self.subTest(size=size):
@@ -207,7 +235,8 @@ class AttentionTest(unittest.TestCase):
         def body(rank, group):
             inputs = [normal(name, 1, 5, h, 3).requires_grad_() for name, h in (("q", 2), ("k", 1), ("v", 1))]
             for arguments in (dict(), dict(causal=False), dict(window=2), dict(documents=[0, 3]),
-                              dict(spans=[(1, 4)])):
+                              dict(spans=[(1, 4)]),
+                              dict(causal=False, slices=burst.masks.tree(2, [2, 1]))):
                 assert torch.autograd.gradcheck(
                     lambda *x: burst.attention(*x, return_lse=True, **arguments), inputs)
         run_ranks(1, body)

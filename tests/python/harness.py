@@ -60,9 +60,10 @@ def _child(rank, size, body, store, writing):
         os._exit(code)
 
 
-def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None, sinks=None, spans=()):
+def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None, sinks=None, spans=(),
+          slices=()):
     """(out, lse) by the definition: [batch, tokens, heads, head_dim]. starts: rows of documents;
-    sinks: one more column of scores, [heads]; spans: rows of pairs."""
+    sinks: one more column of scores, [heads]; spans: rows of pairs; slices: rows of them."""
     n, keys, heads = q.shape[1], k.shape[1], q.shape[2]
     k, v = (x.repeat_interleave(heads // x.shape[2], 2) for x in (k, v))
     scale = softmax_scale or 1 / math.sqrt(q.shape[3])
@@ -79,6 +80,17 @@ def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None, si
     for row in range(q.shape[0] if spans else 0):
         for begin, end in spans[row % len(spans)]:
             hidden[row, begin:end, begin:end] = False
+    for row in range(q.shape[0] if slices else 0):
+        shown = torch.zeros(n, keys, dtype=torch.bool)
+        for q_begin, q_end, k_begin, k_end, kind in slices[row % len(slices)]:
+            at, to = torch.arange(n)[:, None], torch.arange(keys)[None, :]
+            part = (q_begin <= at) & (at < q_end) & (k_begin <= to) & (to < k_end)
+            if kind in ("causal", "band"):
+                part &= to - k_end <= at - q_end
+            if kind in ("inverse_causal", "band"):
+                part &= to - k_begin >= at - q_begin
+            shown |= part
+        hidden[row] |= ~shown
     scores = scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
     scores = scores.masked_fill(hidden[:, None], -math.inf)
     if sinks is not None:

@@ -121,11 +121,15 @@ def compiled(rank, group):
     def with_spans(q, k, v):
         return burst.attention(q, k, v, group=group, spans=[(2, 9)]).sin().sum()
 
+    def with_slices(q, k, v):
+        slices = burst.masks.tree(2, [3, 1])
+        return burst.attention(q, k, v, group=group, causal=False, slices=slices).sin().sum()
+
     def across(q, k, v):
         shorter = slice(0, 4)
         return burst.cross_attention(q, k[:, shorter], v[:, shorter], group=group).sin().sum()
 
-    for function in (with_lse, with_documents, packed, with_spans, across):
+    for function in (with_lse, with_documents, packed, with_spans, with_slices, across):
         graph = torch.compile(function, fullgraph=True, backend="aot_eager")
         want = torch.autograd.grad(function(*inputs), inputs)
         for a, b in zip(torch.autograd.grad(graph(*inputs), inputs), want):

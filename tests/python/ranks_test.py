@@ -58,11 +58,23 @@ def wrong_arguments(rank, group):
     says("cu_seqlens must begin with 0", cu_seqlens=[1, 24])
     says("documents and cu_seqlens", cu_seqlens=[0, 24], documents=[0, 3])
     says("document start 24", documents=[0, 24])
-    says("documents or spans of 2 rows", documents=[[0, 4], [0, 5]])
-    says("documents or spans of 2 rows", spans=[[(0, 4)], [(0, 5)]])
+    says("documents, spans or slices of 2 rows", documents=[[0, 4], [0, 5]])
+    says("documents, spans or slices of 2 rows", spans=[[(0, 4)], [(0, 5)]])
     says("are no pairs", spans=[1, 2, 3])
     says("span [3, 9) of row 0 is empty, out of order or beyond", spans=[(0, 4), (3, 9)])
     says("goes beyond its document, which ends at 4", documents=[0, 4], spans=[(2, 6)])
+    says("slices are the whole mask: no causal beside them (causal=False)",
+         slices=[(0, 4, 0, 4, "full")])
+    says("slices are the whole mask: no window", causal=False, window=3, slices=[])
+    says("slices are the whole mask: no spans", causal=False, spans=[(0, 4)], slices=[])
+    says("slices are the whole mask: no documents", causal=False, documents=[0], slices=[])
+    says("slices: [(0, 4, 0, 4)] are no (q_begin", causal=False, slices=[(0, 4, 0, 4)])
+    says("with a kind of full, causal, inverse_causal, band", causal=False,
+         slices=[(0, 4, 0, 4, "half")])
+    says("slice of queries [0, 25) and keys [0, 4) of row 0 is empty or beyond", causal=False,
+         slices=[(0, 25, 0, 4, "full")])
+    says("slices are given, but of no rows", causal=False, slices=[])
+    says("documents, spans or slices of 2 rows", causal=False, slices=[[], [(0, 4, 0, 4, "full")]])
     says("sinks is a list", error=TypeError if group is None or rank == 0 else (TypeError, ValueError),
          sinks=[1.0, 2.0])
     def crossed(text, k=k, v=v, **arguments):
@@ -95,6 +107,7 @@ def ranks_that_differ(rank, group):
                             ("layout", dict(layout=("zigzag", "striped", "zigzag")[rank])),
                             ("documents", dict(documents=[0, 3 + rank])),
                             ("spans", dict(spans=[(0, 3 + rank)])),
+                            ("slices", dict(causal=False, slices=[(0, 4, 0, 3 + rank, "full")])),
                             ("deterministic", dict(deterministic=rank != 2))):
         message = message_of(ValueError, lambda: burst.attention(q, k, v, group=group, **arguments))
         assert message.startswith(name + ": the ranks differ"), message

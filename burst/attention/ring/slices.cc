@@ -116,14 +116,67 @@ class Parts {
 
 }  // namespace
 
+std::vector<MaskSlice> TreeSlices(int32_t prompt, const std::vector<int32_t>& answers) {
+  std::vector<MaskSlice> slices = {{0, prompt, 0, prompt, SliceKind::kCausal}};
+  int32_t begin = prompt;
+  for (const int32_t answer : answers) {
+    const int32_t end = begin + answer;
+    slices.push_back({begin, end, 0, prompt, SliceKind::kFull});
+    slices.push_back({begin, end, begin, end, SliceKind::kCausal});
+    begin = end;
+  }
+  slices.erase(std::remove_if(slices.begin(), slices.end(),
+                              [](const MaskSlice& slice) {
+                                return slice.q_begin == slice.q_end || slice.k_begin == slice.k_end;
+                              }),
+               slices.end());
+  return slices;
+}
+
+std::vector<MaskSlice> WindowWithGlobalTokens(int32_t seqlen, int32_t window,
+                                              const std::vector<int32_t>& global, bool causal) {
+  const int32_t after = causal ? 0 : window - 1;
+  std::vector<MaskSlice> slices = {{0, seqlen, 1 - window, seqlen + after, SliceKind::kBand}};
+  for (size_t i = 0; i < global.size();) {
+    const int32_t begin = global[i];
+    int32_t end = begin;
+    while (i < global.size() && global[i] == end) ++i, ++end;
+    if (causal) {
+      slices.push_back({begin, end, begin, end, SliceKind::kCausal});
+      if (end < seqlen) slices.push_back({end, seqlen, begin, end, SliceKind::kFull});
+      if (begin > 0) slices.push_back({begin, end, 0, begin, SliceKind::kFull});
+    } else {
+      slices.push_back({0, seqlen, begin, end, SliceKind::kFull});
+      slices.push_back({begin, end, 0, seqlen, SliceKind::kFull});
+    }
+  }
+  return slices;
+}
+
+std::vector<MaskSlice> BlockSlices(int32_t seqlen, int32_t size,
+                                   const std::vector<std::vector<int32_t>>& key_blocks,
+                                   bool causal) {
+  std::vector<MaskSlice> slices;
+  for (int32_t i = 0; i < static_cast<int32_t>(key_blocks.size()); ++i) {
+    const int32_t q_begin = i * size, q_end = std::min(seqlen, q_begin + size);
+    for (const int32_t block : key_blocks[i]) {
+      const int32_t k_begin = block * size, k_end = std::min(seqlen, k_begin + size);
+      const bool diagonal = causal && block == i;
+      slices.push_back(
+          {q_begin, q_end, k_begin, k_end, diagonal ? SliceKind::kCausal : SliceKind::kFull});
+    }
+  }
+  return slices;
+}
+
 absl::Status CheckSlices(int64_t seqlen, const MaskSlices& slices) {
   if (slices.empty()) return absl::InvalidArgumentError("slices are given, but of no rows");
   for (size_t row = 0; row < slices.size(); ++row) {
     for (const MaskSlice& slice : slices[row]) {
-      const auto inside = [&](int32_t begin, int32_t end) {
-        return begin >= 0 && begin < end && end <= seqlen;
-      };
-      if (inside(slice.q_begin, slice.q_end) && inside(slice.k_begin, slice.k_end)) continue;
+      if (slice.q_begin >= 0 && slice.q_begin < slice.q_end && slice.q_end <= seqlen &&
+          slice.k_begin < slice.k_end) {
+        continue;
+      }
       return absl::InvalidArgumentError(
           absl::StrCat("slice of queries [", slice.q_begin, ", ", slice.q_end, ") and keys [",
                        slice.k_begin, ", ", slice.k_end, ") of row ", row,

@@ -25,7 +25,8 @@ enum class SliceKind {
 };
 
 // The queries at the positions [q_begin, q_end) see keys at [k_begin, k_end), positions in the
-// whole sequence. Slices may overlap: a key that two of them show is seen once.
+// whole sequence. The range of keys may reach beyond it, for a diagonal that begins or ends there.
+// Slices may overlap: a key that two of them show is seen once.
 struct MaskSlice {
   int32_t q_begin = 0, q_end = 0, k_begin = 0, k_end = 0;
   SliceKind kind = SliceKind::kFull;
@@ -34,7 +35,22 @@ struct MaskSlice {
 // The slices of each batch row; one row: for all. A query in no slice sees nothing.
 using MaskSlices = std::vector<std::vector<MaskSlice>>;
 
-// InvalidArgument for a slice that is empty or beyond the sequence, and for no rows.
+// Causal answers to one causal prompt, one after another: each sees the prompt and itself. In tokens.
+std::vector<MaskSlice> TreeSlices(int32_t prompt, const std::vector<int32_t>& answers);
+
+// |q - p| < window, and besides all tokens see the `global` ones (positions, increasing), and these
+// see all: Longformer (Beltagy et al., arXiv 2004.05150). With `causal` nobody sees what is after it.
+std::vector<MaskSlice> WindowWithGlobalTokens(int32_t seqlen, int32_t window,
+                                              const std::vector<int32_t>& global, bool causal);
+
+// Sparse blocks of `size` x `size` tokens, as BigBird's (Zaheer et al., arXiv 2007.14062):
+// key_blocks[i] are those that the queries of block i see, numbers from 0; with `causal` only the
+// keys up to the query in its own block.
+std::vector<MaskSlice> BlockSlices(int32_t seqlen, int32_t size,
+                                   const std::vector<std::vector<int32_t>>& key_blocks, bool causal);
+
+// InvalidArgument for a slice that is empty or whose queries are beyond the sequence, and for no
+// rows.
 absl::Status CheckSlices(int64_t seqlen, const MaskSlices& slices);
 
 // The mask between the tokens of two ranks. Both lists of positions are increasing. O(intervals *
