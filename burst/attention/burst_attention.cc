@@ -138,8 +138,7 @@ absl::StatusOr<RingSchedule> BurstAttention::SlicedSchedule(
 
 absl::StatusOr<RingSchedule> BurstAttention::CrossSchedule(int64_t q_seqlen, int64_t k_seqlen,
                                                            std::optional<Layout> k_layout) const {
-  BURST_RETURN_IF_ERROR(
-      CheckFullMask("cross-attention has no order between queries and keys"));
+  BURST_RETURN_IF_ERROR(CheckFullMask("cross-attention has no order between queries and keys"));
   BURST_ASSIGN_OR_RETURN(TokenShard queries, Shard(options_.layout, q_seqlen));
   BURST_ASSIGN_OR_RETURN(TokenShard keys, Shard(k_layout.value_or(options_.layout), k_seqlen));
   return RingSchedule::CreateCross(std::move(queries), std::move(keys), options_.ranks_per_node);
@@ -198,8 +197,8 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
         schedule.is_cross() ? " keys" : " tokens", " of this schedule, k has ", k.dim(1)));
   }
   if (schedule.rows() > 1 && schedule.rows() != q.dim(0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("documents, spans or slices of ", schedule.rows(), " rows for a batch of ", q.dim(0)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "documents, spans or slices of ", schedule.rows(), " rows for a batch of ", q.dim(0)));
   }
   return absl::OkStatus();
 }

@@ -88,9 +88,8 @@ absl::StatusOr<MaskSlices> SlicesOf(int64_t rows, const int64_t* counts, const b
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t i = 0; i < counts[row]; ++i, ++next) {
       if (next->kind < BURST_SLICE_FULL || next->kind > BURST_SLICE_BAND) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("slice ", i, " of row ", row, " is of kind ", next->kind,
-                         ", which there is not"));
+        return absl::InvalidArgumentError(absl::StrCat("slice ", i, " of row ", row, " is of kind ",
+                                                       next->kind, ", which there is not"));
       }
       slices[row].push_back({next->q_begin, next->q_end, next->k_begin, next->k_end,
                              static_cast<SliceKind>(next->kind)});

@@ -90,9 +90,9 @@ MaskSlices Clip(const MaskSlices& slices, int64_t seqlen) {
   const auto n = static_cast<int32_t>(seqlen);
   MaskSlices clipped = slices;
   for (auto& row : clipped) {
-    row.erase(std::remove_if(row.begin(), row.end(),
-                             [n](const MaskSlice& s) { return s.q_end > n; }),
-              row.end());
+    row.erase(
+        std::remove_if(row.begin(), row.end(), [n](const MaskSlice& s) { return s.q_end > n; }),
+        row.end());
   }
   return clipped;
 }
@@ -150,8 +150,8 @@ constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kSt
 constexpr int64_t kLengths[] = {0, 1, 2, 5, 7, 16, 33};
 constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 
-// The mask of a rank's queries and another's keys, which it returns: every pair that is visible is in
-// one of its parts, and no other; and what the parts say of themselves.
+// The mask of a rank's queries and another's keys, which it returns: every pair that is visible is
+// in one of its parts, and no other; and what the parts say of themselves.
 const BlockMask& CheckMask(const MaskCase& c, const RingSchedule& schedule, int rank, int source) {
   const BlockMask& mask = schedule.for_keys_of(source);
   const auto& queries = schedule.shard().group_positions(rank);
@@ -461,8 +461,8 @@ TEST(ScheduleTest, SlicesTakeFewParts) {
   const auto parts = [](const MaskSlices& slices, Layout layout, int world_size) {
     size_t most = 0;
     for (int rank = 0; rank < world_size; ++rank) {
-      const RingSchedule schedule = *RingSchedule::CreateSliced(
-          *TokenShard::Create(rank, world_size, layout, 33), slices);
+      const RingSchedule schedule =
+          *RingSchedule::CreateSliced(*TokenShard::Create(rank, world_size, layout, 33), slices);
       for (int source = 0; source < world_size; ++source) {
         most = std::max(most, schedule.for_keys_of(source).parts.size());
       }
@@ -528,10 +528,13 @@ TEST(ScheduleTest, RejectsSlicesThatAreNone) {
   };
   EXPECT_EQ(message({}), "slices are given, but of no rows");
   const std::string beyond = " is empty or beyond the sequence of 20 tokens";
-  EXPECT_EQ(message({{}, {{0, 0, 0, 5}}}), "slice of queries [0, 0) and keys [0, 5) of row 1" + beyond);
+  EXPECT_EQ(message({{}, {{0, 0, 0, 5}}}),
+            "slice of queries [0, 0) and keys [0, 5) of row 1" + beyond);
   EXPECT_EQ(message({{{0, 5, 9, 8}}}), "slice of queries [0, 5) and keys [9, 8) of row 0" + beyond);
-  EXPECT_EQ(message({{{-1, 5, 0, 8}}}), "slice of queries [-1, 5) and keys [0, 8) of row 0" + beyond);
-  EXPECT_EQ(message({{{0, 21, 0, 5}}}), "slice of queries [0, 21) and keys [0, 5) of row 0" + beyond);
+  EXPECT_EQ(message({{{-1, 5, 0, 8}}}),
+            "slice of queries [-1, 5) and keys [0, 8) of row 0" + beyond);
+  EXPECT_EQ(message({{{0, 21, 0, 5}}}),
+            "slice of queries [0, 21) and keys [0, 5) of row 0" + beyond);
   EXPECT_TRUE(RingSchedule::CreateSliced(shard, {{}}).ok()) << "nobody sees anything";
 }
 

@@ -288,8 +288,10 @@ TEST(StrategyTest, SlicesBesideAnotherMaskAreRefused) {
 TEST(StrategyTest, BitwiseEqualFromRunToRun) {
   const Inputs inputs = RandomInputs(1, 333, 4, 2, 32, DType::kFloat32, 3);
   for (int group_size : {2, 4}) {
-    const AttentionResults a = RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, DocumentStarts());
-    const AttentionResults b = RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, DocumentStarts());
+    const AttentionResults a =
+        RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, DocumentStarts());
+    const AttentionResults b =
+        RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, DocumentStarts());
     ExpectBitwiseEqual(a, b);
   }
 }

@@ -1,9 +1,9 @@
-// Schedules of random rings: mask, layout, documents, spans or slices, length, ranks, groups and nodes. Every
-// rank's mask is compared with its definition, pair by pair. Then all ranks walk their routes
-// together, as Ring::Run posts and awaits transfers: each message has a receiver and a length that
-// both ends know, none waits in a circle, each visible (query, key) pair is computed on exactly one
-// rank in exactly one round with a block that is there, and the gradients that return to an owner
-// hold every part once. A causal schedule's prefix likewise.
+// Schedules of random rings: mask, layout, documents, spans or slices, length, ranks, groups and
+// nodes. Every rank's mask is compared with its definition, pair by pair. Then all ranks walk their
+// routes together, as Ring::Run posts and awaits transfers: each message has a receiver and a
+// length that both ends know, none waits in a circle, each visible (query, key) pair is computed on
+// exactly one rank in exactly one round with a block that is there, and the gradients that return
+// to an owner hold every part once. A causal schedule's prefix likewise.
 #include <algorithm>
 #include <cstdlib>
 #include <deque>

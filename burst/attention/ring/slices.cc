@@ -36,7 +36,8 @@ Interval InBlock(const Interval& positions, const Positions& k_positions) {
 
 using Intervals = absl::InlinedVector<Interval, 8>;
 
-// Calls visit(i, intervals) for every query i: the keys that it sees, increasing, with gaps between.
+// Calls visit(i, intervals) for every query i: the keys that it sees, increasing, with gaps
+// between.
 template <typename Visit>
 void ForEachQuery(std::vector<MaskSlice> slices, const Positions& q_positions,
                   const Positions& k_positions, Visit visit) {
@@ -69,8 +70,8 @@ void ForEachQuery(std::vector<MaskSlice> slices, const Positions& q_positions,
   }
 }
 
-// Deals the intervals of a batch row's queries to parts, such that neither begins nor ends of a part
-// ever decrease; a new part where an interval fits into none.
+// Deals the intervals of a batch row's queries to parts, such that neither begins nor ends of a
+// part ever decrease; a new part where an interval fits into none.
 class Parts {
  public:
   Parts(int64_t rows, int64_t q_len, std::vector<VisibleKeys>* parts)
@@ -194,9 +195,8 @@ BlockMask ComputeVisibleKeys(const MaskSlices& slices, const Positions& q_positi
   Parts parts(rows, q_len, &mask.parts);
   for (int64_t row = 0; row < rows; ++row) {
     parts.BeginRow(row);
-    ForEachQuery(
-        slices[row], q_positions, k_positions,
-        [&](int64_t query, const Intervals& intervals) { parts.Add(query, intervals); });
+    ForEachQuery(slices[row], q_positions, k_positions,
+                 [&](int64_t query, const Intervals& intervals) { parts.Add(query, intervals); });
   }
   for (VisibleKeys& part : mask.parts) part.Count(static_cast<int64_t>(k_positions.size()));
   return mask;

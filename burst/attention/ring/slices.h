@@ -35,11 +35,13 @@ struct MaskSlice {
 // The slices of each batch row; one row: for all. A query in no slice sees nothing.
 using MaskSlices = std::vector<std::vector<MaskSlice>>;
 
-// Causal answers to one causal prompt, one after another: each sees the prompt and itself. In tokens.
+// Causal answers to one causal prompt, one after another: each sees the prompt and itself. In
+// tokens.
 std::vector<MaskSlice> TreeSlices(int32_t prompt, const std::vector<int32_t>& answers);
 
 // |q - p| < window, and besides all tokens see the `global` ones (positions, increasing), and these
-// see all: Longformer (Beltagy et al., arXiv 2004.05150). With `causal` nobody sees what is after it.
+// see all: Longformer (Beltagy et al., arXiv 2004.05150). With `causal` nobody sees what is after
+// it.
 std::vector<MaskSlice> WindowWithGlobalTokens(int32_t seqlen, int32_t window,
                                               const std::vector<int32_t>& global, bool causal);
 
@@ -47,7 +49,8 @@ std::vector<MaskSlice> WindowWithGlobalTokens(int32_t seqlen, int32_t window,
 // key_blocks[i] are those that the queries of block i see, numbers from 0; with `causal` only the
 // keys up to the query in its own block.
 std::vector<MaskSlice> BlockSlices(int32_t seqlen, int32_t size,
-                                   const std::vector<std::vector<int32_t>>& key_blocks, bool causal);
+                                   const std::vector<std::vector<int32_t>>& key_blocks,
+                                   bool causal);
 
 // InvalidArgument for a slice that is empty or whose queries are beyond the sequence, and for no
 // rows.
