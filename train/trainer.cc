@@ -145,7 +145,8 @@ absl::Status Trainer::CreateModel() {
     const int64_t sequences = config_.batch / mesh.data;
     int64_t attended = tensor_parallel_ ? config_.seqlen : length;
     const bool keeps_half = config_.recompute == Recompute::kSequence;
-    if (keeps_half && (tensor_parallel_ || config_.layout != Layout::kContiguous)) {
+    if (keeps_half && (tensor_parallel_ || config_.layout == Layout::kZigzag ||
+                       config_.layout == Layout::kStriped)) {
       attended = attended / 2 + 1;
     }
     model_->set_offload(true);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "burst/attention/ring/balance.h"
 #include "burst/base/enum_names.h"
 #include "burst/base/status.h"
 
@@ -37,6 +38,38 @@ FlashAttentionShape KernelShape(const BurstAttentionOptions& options, const Visi
 
 constexpr int kSeqAxis = 1, kHeadAxis = 2;        // of [batch, seqlen, heads, head_dim]
 constexpr int kLseSeqAxis = 2, kLseHeadAxis = 1;  // of [batch, heads, seqlen]
+
+// The rows of a block that a ring sends, in contiguous memory.
+Tensor TakeRows(const Tensor& block, int axis, const std::vector<BlockRows>& rows) {
+  Shape shape = block.shape();
+  shape[axis] = 0;
+  for (const BlockRows& range : rows) shape[axis] += range.count;
+  const Tensor taken = Tensor::Empty(shape, block.dtype(), block.device());
+  std::vector<TensorCopy> copies;
+  int64_t at = 0;
+  for (const BlockRows& range : rows) {
+    copies.push_back(
+        {block.Slice(axis, range.begin, range.count), taken.Slice(axis, at, range.count)});
+    at += range.count;
+  }
+  CopyAll(copies);
+  return taken;
+}
+
+// Adds to those rows of a block.
+void AddToRows(const Tensor& addend, const Tensor& block, int axis,
+               const std::vector<BlockRows>& rows) {
+  const Tensor sum = TakeRows(block, axis, rows);
+  sum.Add(addend);
+  std::vector<TensorCopy> copies;
+  int64_t at = 0;
+  for (const BlockRows& range : rows) {
+    copies.push_back(
+        {sum.Slice(axis, at, range.count), block.Slice(axis, range.begin, range.count)});
+    at += range.count;
+  }
+  CopyAll(copies);
+}
 
 // The heads that belong to a part of a block's work: whole groups of query heads that share a KV
 // head; where there is one KV head, some of its query heads (their gradients add up). A division by
@@ -111,9 +144,19 @@ absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::Create(
 absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
                                                       const DocumentStarts& documents,
                                                       const Spans& spans) const {
-  BURST_ASSIGN_OR_RETURN(TokenShard shard, Shard(options_.layout, seqlen));
+  const bool balanced = options_.layout == Layout::kBalanced && !documents.empty() && seqlen > 0 &&
+                        seqlen < INT32_MAX;
+  BURST_ASSIGN_OR_RETURN(TokenShard shard, balanced ? BalancedShard(seqlen, documents)
+                                                    : Shard(options_.layout, seqlen));
   return RingSchedule::Create(std::move(shard), options_.mask, documents, options_.ranks_per_node,
                               spans);
+}
+
+absl::StatusOr<TokenShard> BurstAttention::BalancedShard(int64_t seqlen,
+                                                         const DocumentStarts& documents) const {
+  BURST_RETURN_IF_ERROR(CheckDocuments(seqlen, documents));
+  const int groups = comm_ == nullptr ? 1 : comm_->world_size();
+  return Shard(BalancedPositions(options_.mask, documents, seqlen, groups, group_.size));
 }
 
 absl::Status BurstAttention::CheckFullMask(absl::string_view reason) const {
@@ -227,17 +270,21 @@ BurstAttention::BytesSent BurstAttention::bytes_sent() const {
           backward.bytes(Link::kInter)};
 }
 
-// The same tensors in contiguous memory, which is what a ring sends.
-Ring::Tensors BurstAttention::ForSending(Ring::Tensors tensors) const {
-  if (comm_ == nullptr || comm_->world_size() == 1) return tensors;
+// Contiguous, which is what a ring sends: the tensors, or some rows of them.
+Ring::Block BurstAttention::ForSending(Ring::Block block,
+                                       const std::vector<BlockRows>* rows) const {
+  if (comm_ == nullptr || comm_->world_size() == 1) return block;
   absl::InlinedVector<TensorCopy, 4> copies;
-  for (Tensor& tensor : tensors) {
-    if (tensor.is_contiguous()) continue;
-    copies.push_back({tensor, Tensor::EmptyLike(tensor)});
-    tensor = copies.back().to;
+  for (Ring::BlockTensor& own : block) {
+    if (rows != nullptr) {
+      own.tensor = TakeRows(own.tensor, own.length_axis, *rows);
+    } else if (!own.tensor.is_contiguous()) {
+      copies.push_back({own.tensor, Tensor::EmptyLike(own.tensor)});
+      own.tensor = copies.back().to;
+    }
   }
   CopyAll(copies);
-  return tensors;
+  return block;
 }
 
 absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
@@ -262,12 +309,13 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   }
   const bool in_place = calls_left == 1 || q.dtype() == sum_dtype;
   const Tensor sum = in_place ? *out : Tensor::Empty(q.shape(), sum_dtype, q.device());
-  const Ring::Tensors keys = ForSending({k, v});
-  const Ring::Block block = {{keys[0], kSeqAxis}, {keys[1], kSeqAxis}};
+  const Ring::Block block = ForSending({{k, kSeqAxis}, {v, kSeqAxis}}, schedule.key_rows());
   bool merge = false;
   BURST_RETURN_IF_ERROR(ring_->Run(
-      schedule.key_shard(), route, block, /*gradients=*/nullptr,
-      [&](int source, Ring::Part, const Ring::Tensors& kv, const Ring::Tensors&) {
+      route, block, /*gradients=*/nullptr,
+      [&](int source, Ring::Part, const Ring::Tensors& visiting, const Ring::Tensors&) {
+        const bool own_rows = source == rank && schedule.key_rows() != nullptr;
+        const Ring::Tensors kv = own_rows ? Ring::Tensors{k, v} : visiting;
         FlashForwardParams params;
         params.q = Operand(q);
         params.k = Operand(kv[0]);
@@ -377,33 +425,64 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
                      BackwardDirection::kBurst;
   Ring::BlockGradients gradients;
   gradients.in_transit = RingGradDTypeOf(q.dtype());
+  // Of a block of which only some rows are sent, the gradients that come back are of those, and are
+  // added to the others at the end.
+  const std::vector<BlockRows>* const rows = burst ? schedule.query_rows() : schedule.key_rows();
+  Ring::Block own_sums;
+  if (burst) {
+    own_sums = {{dq_sum, kSeqAxis}};
+  } else {
+    own_sums = {{dk_sum, kSeqAxis}, {dv_sum, kSeqAxis}};
+  }
+  gradients.own = own_sums;
+  if (rows != nullptr) {
+    for (Ring::BlockTensor& own : gradients.own) {
+      Shape shape = own.tensor.shape();
+      shape[kSeqAxis] = (burst ? schedule.query_route() : schedule.kv_route())
+                            .lengths[schedule.shard().group_index()];
+      own.tensor = Tensor::Zeros(shape, own.tensor.dtype(), own.tensor.device());
+    }
+  }
+  const auto is_own = [&](int source) {
+    return rows != nullptr && source == schedule.shard().group_index();
+  };
+  const Tensor row_lse = saved.lse.Contiguous();
   if (burst) {
     // K, V, dK, dV stay. Q, dO, lse, delta visit the ranks, and dQ follows them.
     const Ring::Tensors own_keys = {saved.k, saved.v};
-    const Ring::Tensors queries = ForSending({q, saved.dout});
-    const Ring::Block block = {{queries[0], kSeqAxis},
-                               {queries[1], kSeqAxis},
-                               {saved.lse.Contiguous(), kLseSeqAxis},
-                               {delta, kLseSeqAxis}};
-    gradients.own = {{dq_sum, kSeqAxis}};
+    const Ring::Tensors own_queries = {q, saved.dout, row_lse, delta};
+    const Ring::Block block = ForSending(
+        {{q, kSeqAxis}, {saved.dout, kSeqAxis}, {row_lse, kLseSeqAxis}, {delta, kLseSeqAxis}},
+        rows);
     BURST_RETURN_IF_ERROR(ring_->Run(
-        schedule.shard(), schedule.query_route(), block, &gradients,
-        [&](int source, Ring::Part part, const Ring::Tensors& queries, const Ring::Tensors& dq) {
-          kernel(part, schedule.for_queries_of(source), queries, own_keys, dq[0], dk_sum, dv_sum);
+        schedule.query_route(), block, &gradients,
+        [&](int source, Ring::Part part, const Ring::Tensors& visiting, const Ring::Tensors& dq) {
+          const bool own = is_own(source);
+          kernel(part, schedule.for_queries_of(source), own ? own_queries : visiting, own_keys,
+                 own ? dq_sum : dq[0], dk_sum, dv_sum);
         },
         &stats_.backward));
   } else {
     // Q, dO, lse, delta, dQ stay. K and V visit the ranks, and dK and dV follow them.
-    const Ring::Tensors own_queries = {q, saved.dout, saved.lse.Contiguous(), delta};
-    const Ring::Tensors keys = ForSending({saved.k, saved.v});
-    const Ring::Block block = {{keys[0], kSeqAxis}, {keys[1], kSeqAxis}};
-    gradients.own = {{dk_sum, kSeqAxis}, {dv_sum, kSeqAxis}};
+    const Ring::Tensors own_queries = {q, saved.dout, row_lse, delta};
+    const Ring::Tensors own_keys = {saved.k, saved.v};
+    const Ring::Block block = ForSending({{saved.k, kSeqAxis}, {saved.v, kSeqAxis}}, rows);
     BURST_RETURN_IF_ERROR(ring_->Run(
-        schedule.key_shard(), schedule.kv_route(), block, &gradients,
-        [&](int source, Ring::Part part, const Ring::Tensors& keys, const Ring::Tensors& dkv) {
-          kernel(part, schedule.for_keys_of(source), own_queries, keys, dq_sum, dkv[0], dkv[1]);
+        schedule.kv_route(), block, &gradients,
+        [&](int source, Ring::Part part, const Ring::Tensors& visiting, const Ring::Tensors& dkv) {
+          const bool own = is_own(source);
+          kernel(part, schedule.for_keys_of(source), own_queries, own ? own_keys : visiting, dq_sum,
+                 own ? dk_sum : dkv[0], own ? dv_sum : dkv[1]);
         },
         &stats_.backward));
+  }
+  if (rows != nullptr) {
+    for (size_t i = 0; i < own_sums.size(); ++i) {
+      const Tensor& returned = gradients.own[i].tensor;
+      if (!gradients.last.empty()) returned.Add(gradients.last[i]);
+      if (returned.numel() > 0) AddToRows(returned, own_sums[i].tensor, kSeqAxis, *rows);
+    }
+    gradients.last.clear();
   }
   const auto finish = [](const Tensor& sum, const Tensor& gradient, const Tensor& last) {
     if (sum.raw_data() != gradient.raw_data()) {

@@ -132,8 +132,9 @@ class BurstAttention : public SequenceParallelAttention {
   absl::Status CheckSaved(const Saved& saved) const;
   absl::Status CheckFullMask(absl::string_view reason) const;
   absl::StatusOr<TokenShard> Shard(Layout layout, int64_t seqlen) const;
+  absl::StatusOr<TokenShard> BalancedShard(int64_t seqlen, const DocumentStarts& documents) const;
   absl::StatusOr<TokenShard> Shard(const std::vector<std::vector<int32_t>>& positions) const;
-  Ring::Tensors ForSending(Ring::Tensors tensors) const;
+  Ring::Block ForSending(Ring::Block block, const std::vector<BlockRows>* rows) const;
   const AttentionKernels& KernelsFor(const Tensor& q) const;
 
   const BurstAttentionOptions options_;

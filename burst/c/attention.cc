@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "burst/attention/ring/balance.h"
 #include "burst/attention/strategy.h"
 #include "burst/base/status.h"
 #include "burst/c/objects.h"
@@ -356,6 +357,27 @@ burst_code burst_positions(const char* layout, int64_t seqlen, int32_t rank, int
     const std::vector<int32_t> local = burst::LocalPositions(spread, seqlen, rank, size);
     *length = static_cast<int64_t>(local.size());
     if (positions != nullptr) std::copy(local.begin(), local.end(), positions);
+    return absl::OkStatus();
+  });
+}
+
+burst_code burst_balanced_positions(int64_t seqlen, int32_t causal, int64_t window,
+                                    int64_t documents, const int64_t* starts,
+                                    const int32_t* positions, int32_t rank, int32_t size,
+                                    int32_t group_size, int64_t* length, int32_t* tokens) {
+  return Guard([&]() -> absl::Status {
+    if (seqlen < 0 || seqlen >= INT32_MAX || window < 0 || size < 1 || rank < 0 || rank >= size ||
+        group_size < 1 || size % group_size != 0) {
+      return absl::InvalidArgumentError(absl::StrCat("seqlen ", seqlen, ", window ", window,
+                                                     ", rank ", rank, " of ", size,
+                                                     " in groups of ", group_size));
+    }
+    const burst::DocumentStarts given = burst::c::Documents(documents, starts, positions);
+    BURST_RETURN_IF_ERROR(burst::CheckDocuments(seqlen, given));
+    const std::vector<int32_t> local = burst::BalancedPositions(
+        {causal != 0, window}, given, seqlen, size / group_size, group_size)[rank];
+    *length = static_cast<int64_t>(local.size());
+    if (tokens != nullptr) std::copy(local.begin(), local.end(), tokens);
     return absl::OkStatus();
   });
 }

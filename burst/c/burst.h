@@ -198,9 +198,17 @@ burst_code burst_schedule_create_sliced(const burst_attention* attention, int64_
 void burst_schedule_destroy(burst_schedule* schedule);
 
 /* The positions of a rank's tokens under a layout, increasing; null `positions`: their number only.
- */
+ * Of the layout "balanced" without documents, and their number with them. */
 burst_code burst_positions(const char* layout, int64_t seqlen, int32_t rank, int32_t size,
                            int64_t* length, int32_t* positions);
+
+/* Of the layout "balanced", with packed documents as burst_schedule_create takes them: it deals
+ * them to the ranks by the work of this mask (window 0: none). `group_size`: ranks that divide the
+ * heads (of ulysses all, of burst+ulysses those of a group, else 1). Since version 4. */
+burst_code burst_balanced_positions(int64_t seqlen, int32_t causal, int64_t window,
+                                    int64_t documents, const int64_t* starts,
+                                    const int32_t* positions, int32_t rank, int32_t size,
+                                    int32_t group_size, int64_t* length, int32_t* tokens);
 
 /* A tensor on the context's device. Strides in elements; unused dimensions are ignored. */
 typedef struct burst_tensor {

@@ -13,13 +13,23 @@ namespace {
 
 constexpr EnumName<Layout> kLayouts[] = {{Layout::kContiguous, "contiguous"},
                                          {Layout::kZigzag, "zigzag"},
-                                         {Layout::kStriped, "striped"}};
+                                         {Layout::kStriped, "striped"},
+                                         {Layout::kBalanced, "balanced"}};
 
-// Appends the positions of chunk `index` of `chunks` nearly equal ones.
+// Where chunk `index` of `chunks` nearly equal ones begins.
+int64_t ChunkBegin(int64_t seqlen, int64_t index, int64_t chunks) {
+  return seqlen * index / chunks;
+}
+
 void AppendChunk(int64_t seqlen, int64_t index, int64_t chunks, std::vector<int32_t>* positions) {
-  const int64_t begin = seqlen * index / chunks;
-  const int64_t end = seqlen * (index + 1) / chunks;
-  for (int64_t t = begin; t < end; ++t) positions->push_back(static_cast<int32_t>(t));
+  const int64_t end = ChunkBegin(seqlen, index + 1, chunks);
+  for (int64_t t = ChunkBegin(seqlen, index, chunks); t < end; ++t) {
+    positions->push_back(static_cast<int32_t>(t));
+  }
+}
+
+int64_t ChunkLength(int64_t seqlen, int64_t index, int64_t chunks) {
+  return ChunkBegin(seqlen, index + 1, chunks) - ChunkBegin(seqlen, index, chunks);
 }
 
 // Where the positions `local` are among `all`; both increase. Every layout needs but a few runs.
@@ -58,6 +68,7 @@ std::vector<int32_t> LocalPositions(Layout layout, int64_t seqlen, int rank, int
       AppendChunk(seqlen, rank, world_size, &positions);
       break;
     case Layout::kZigzag:
+    case Layout::kBalanced:
       AppendChunk(seqlen, rank, 2 * world_size, &positions);
       AppendChunk(seqlen, 2 * world_size - 1 - rank, 2 * world_size, &positions);
       break;
@@ -68,6 +79,21 @@ std::vector<int32_t> LocalPositions(Layout layout, int64_t seqlen, int rank, int
       break;
   }
   return positions;
+}
+
+int64_t LocalLength(Layout layout, int64_t seqlen, int rank, int world_size) {
+  BURST_CHECK(world_size > 0 && rank >= 0 && rank < world_size);
+  switch (layout) {
+    case Layout::kContiguous:
+      return ChunkLength(seqlen, rank, world_size);
+    case Layout::kZigzag:
+    case Layout::kBalanced:
+      return ChunkLength(seqlen, rank, 2 * world_size) +
+             ChunkLength(seqlen, 2 * world_size - 1 - rank, 2 * world_size);
+    case Layout::kStriped:
+      return (seqlen - rank + world_size - 1) / world_size;
+  }
+  return 0;
 }
 
 absl::StatusOr<TokenShard> TokenShard::Create(int group_index, int num_groups, Layout layout,

@@ -5,6 +5,10 @@
 //   zigzag      it is cut into 2G chunks; rank r has chunks r and 2G-1-r, so that under a causal
 //               mask every rank has the same work.
 //   striped     rank r has the tokens t with t mod G = r (Brandon et al., arXiv 2311.09431).
+//   balanced    as zigzag, unless there are packed documents: these are dealt to the ranks as a
+//   whole
+//               where that gives every rank nearly the same work (BalancedPositions,
+//               burst/attention/ring/balance.h). The lengths are those of zigzag.
 //
 // The length need not be divisible: chunks differ by at most one token, and some may be empty.
 #pragma once
@@ -18,14 +22,15 @@
 
 namespace burst {
 
-enum class Layout { kContiguous, kZigzag, kStriped };
+enum class Layout { kContiguous, kZigzag, kStriped, kBalanced };
 
-absl::StatusOr<Layout> ParseLayout(absl::string_view name);  // "contiguous", "zigzag", "striped"
+absl::StatusOr<Layout> ParseLayout(absl::string_view name);  // "contiguous", "zigzag", ...
 const char* Name(Layout layout);
 
-// The global positions of the tokens on `rank`, increasing. Every position of [0, seqlen) is on
-// exactly one of the world_size ranks.
+// The global positions of the tokens on `rank`, increasing, and their number. Every position of [0,
+// seqlen) is on exactly one of the world_size ranks. Without packed documents.
 std::vector<int32_t> LocalPositions(Layout layout, int64_t seqlen, int rank, int world_size);
+int64_t LocalLength(Layout layout, int64_t seqlen, int rank, int world_size);
 
 // Packed documents: for each batch row the global positions where a document starts, increasing.
 // Position 0 always starts one. Empty: no boundaries.

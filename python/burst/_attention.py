@@ -88,7 +88,8 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
     cu_seqlens     the same as flash_attn's: [0, end of the first, ..., end of the sequence]
     group          a torch.distributed group or one-dimensional DeviceMesh; None: one rank. The first
                    call with a group connects its ranks
-    layout         "zigzag", "contiguous" or "striped"
+    layout         "zigzag", "contiguous", "striped", or "balanced": packed documents are dealt to ranks
+                   as a whole where that gives each nearly the same work, and zigzag without documents
     ring_grad_dtype   torch.bfloat16 halves what gradients cost on the way, and rounds them
     deterministic  False: a faster backward on GPUs, whose last bits vary
     return_lse     returns (out, lse), lse [batch, heads, tokens], packed [heads, tokens]: the log of

@@ -10,7 +10,7 @@ import torch
 from . import _library, _ranks
 from ._library import check, create, library
 
-LAYOUTS = ("zigzag", "contiguous", "striped")
+LAYOUTS = ("zigzag", "contiguous", "striped", "balanced")
 STRATEGIES = ("burst", "ring", "ulysses", "burst+ulysses")
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _OF_16_BITS = (torch.bfloat16, torch.float16)
@@ -73,7 +73,7 @@ def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layou
                ("ulysses_size", ulysses_size), ("ranks_per_node", ranks_per_node), ("cross", cross),
                ("key_layout", key_layout))
     promised = seqlen is not None
-    documents, seqlen = _documents(documents, cu_seqlens, seqlen)
+    documents, seqlen = rows_of_documents(documents, cu_seqlens, seqlen)
     spans, slices = _spans(spans), _slices(slices)
     key = (id(group), options, documents, seqlen, promised, tokens, spans, slices)
     call = _calls.get(key)
@@ -108,7 +108,7 @@ def list_of(values):
     return values.tolist() if isinstance(values, torch.Tensor) else list(values)
 
 
-def _documents(documents, cu_seqlens, seqlen):
+def rows_of_documents(documents, cu_seqlens, seqlen):
     """Rows of document starts as nested tuples, or None; and the length that cu_seqlens gives."""
     if cu_seqlens is not None:
         if documents is not None:

@@ -105,6 +105,9 @@ _FUNCTIONS = {
     "burst_schedule_create_cross": [c_void_p, c_int64, c_int64, c_char_p, _HANDLE],
     "burst_positions": [
         c_char_p, c_int64, c_int32, c_int32, POINTER(c_int64), POINTER(c_int32)],
+    "burst_balanced_positions": [
+        c_int64, c_int32, c_int64, c_int64, POINTER(c_int64), POINTER(c_int32), c_int32, c_int32,
+        c_int32, POINTER(c_int64), POINTER(c_int32)],
     "burst_forward": [c_void_p, c_void_p] + [_T] * 5,
     "burst_backward": [c_void_p, c_void_p] + [_T] * 10,
 }
@@ -175,6 +178,18 @@ def positions(layout, seqlen, rank, size):
     check(library().burst_positions(layout.encode(), seqlen, rank, size, byref(length), None))
     result = (c_int32 * max(1, length.value))()
     check(library().burst_positions(layout.encode(), seqlen, rank, size, byref(length), result))
+    return result, length.value
+
+
+def balanced_positions(seqlen, causal, window, documents, rank, size, group_size):
+    """The same of the layout "balanced"; documents: rows of starts."""
+    length = c_int64()
+    starts = [start for row in documents for start in row]
+    result = (c_int32 * max(1, local_length("balanced", seqlen, rank, size)))()
+    check(library().burst_balanced_positions(
+        seqlen, causal, window, len(documents),
+        (c_int64 * max(1, len(documents)))(*[len(row) for row in documents]),
+        (c_int32 * max(1, len(starts)))(*starts), rank, size, group_size, byref(length), result))
     return result, length.value
 
 

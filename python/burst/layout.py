@@ -3,7 +3,7 @@
 import torch
 
 from . import _library
-from ._call import LAYOUTS
+from ._call import LAYOUTS, rows_of_documents
 from ._ranks import _process_group
 
 
@@ -19,32 +19,53 @@ def _check_layout(layout):
         raise ValueError("layout: there is no %r, only %s" % (layout, ", ".join(map(repr, LAYOUTS))))
 
 
-def positions(seqlen, group=None, layout="zigzag", device=None, rank=None):
+def positions(seqlen, group=None, layout="zigzag", device=None, rank=None, **packed):
     """The positions, in a sequence of `seqlen` tokens, of this rank's (or `rank`'s) tokens: an int64
-    tensor that increases. They are what position embeddings take."""
+    tensor that increases. They are what position embeddings take.
+
+    The layout "balanced" depends on the attention: pass it the same documents or cu_seqlens, causal,
+    window and ulysses_size (with strategy="ulysses": the number of ranks)."""
     _check_layout(layout)
     own, size = _rank_and_size(group)
-    values, length = _library.positions(layout, seqlen, own if rank is None else rank, size)
+    rank = own if rank is None else rank
+    documents, options = _packed(layout, seqlen, **packed)
+    if documents is None:
+        values, length = _library.positions(layout, seqlen, rank, size)
+    else:
+        causal, window, group_size = options
+        values, length = _library.balanced_positions(seqlen, causal, window, documents, rank, size,
+                                                     group_size or 1)
     return torch.tensor(values[:length], dtype=torch.int64, device=device)
 
 
-def shard(x, dim=1, group=None, layout="zigzag"):
+def _packed(layout, seqlen, documents=None, cu_seqlens=None, causal=True, window=0, ulysses_size=0):
+    """(Rows of document starts, what else counts), or (None, None) if tokens do not depend on them."""
+    if layout != "balanced" or (documents is None and cu_seqlens is None):
+        return None, None
+    documents, _ = rows_of_documents(documents, cu_seqlens, seqlen)
+    for row in documents:
+        if isinstance(row, str):
+            raise ValueError(row)
+    return documents, (causal, window, ulysses_size)
+
+
+def shard(x, dim=1, group=None, layout="zigzag", **packed):
     """This rank's part of x, a tensor of the whole sequence, along `dim`. Tokens, labels and position
-    ids are all cut in the same way. Differentiable."""
+    ids are all cut in the same way. Differentiable. `packed`: see positions."""
     if group is None:
         return x
-    return x.index_select(dim, positions(x.shape[dim], group, layout, x.device))
+    return x.index_select(dim, positions(x.shape[dim], group, layout, x.device, **packed))
 
 
 class _Unshard(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, dim, group, layout):
+    def forward(ctx, x, dim, group, layout, packed):
         dist = torch.distributed
         size = dist.get_world_size(group)
         lengths = [None] * size
         dist.all_gather_object(lengths, x.shape[dim], group=group)
         seqlen, longest = sum(lengths), max(lengths)
-        ctx.dim, ctx.group, ctx.layout, ctx.seqlen = dim, group, layout, seqlen
+        ctx.dim, ctx.group, ctx.layout, ctx.seqlen, ctx.packed = dim, group, layout, seqlen, packed
         moved = x.movedim(dim, 0)
         padded = moved.new_zeros((longest,) + tuple(moved.shape[1:]))
         padded[:moved.shape[0]] = moved
@@ -52,7 +73,7 @@ class _Unshard(torch.autograd.Function):
         dist.all_gather(parts, padded, group=group)
         whole = moved.new_empty((seqlen,) + tuple(moved.shape[1:]))
         for rank, part in enumerate(parts):
-            where = positions(seqlen, group, layout, x.device, rank)
+            where = positions(seqlen, group, layout, x.device, rank, **packed)
             if len(where) != lengths[rank]:
                 raise ValueError("x has %d tokens on rank %d; the layout %s gives it %d of %d" %
                                  (lengths[rank], rank, layout, len(where), seqlen))
@@ -63,14 +84,15 @@ class _Unshard(torch.autograd.Function):
     def backward(ctx, gradient):
         total = gradient.contiguous().clone()
         torch.distributed.all_reduce(total, group=ctx.group)
-        where = positions(ctx.seqlen, ctx.group, ctx.layout, gradient.device)
-        return total.index_select(ctx.dim, where), None, None, None
+        where = positions(ctx.seqlen, ctx.group, ctx.layout, gradient.device, **ctx.packed)
+        return total.index_select(ctx.dim, where), None, None, None, None
 
 
-def unshard(x, dim=1, group=None, layout="zigzag"):
+def unshard(x, dim=1, group=None, layout="zigzag", **packed):
     """The whole tensor on every rank, from every rank's part; the reverse of shard. Collective, over
-    the group itself. Differentiable: the gradients of all ranks are added up."""
+    the group itself. Differentiable: the gradients of all ranks are added up. `packed`:
+    see positions."""
     _check_layout(layout)
     if group is None:
         return x
-    return _Unshard.apply(x, dim % x.dim(), _process_group(group), layout)
+    return _Unshard.apply(x, dim % x.dim(), _process_group(group), layout, packed)

@@ -45,23 +45,22 @@ absl::Status RunRank(const Case& c, int64_t seqlen, Communicator& comm, Tensor* 
       RingSchedule::Create(*TokenShard::Create(comm.rank(), c.ranks, c.layout, seqlen), c.mask, {},
                            c.per_node));
   Ring ring(&comm, between_nodes.get());
-  const Tensor block =
-      Tensor::Empty({1, schedule.shard().group_length(), 1}, DType::kFloat32, kTestDevice);
+  const int64_t length = schedule.query_route().lengths[comm.rank()];
+  const Tensor block = Tensor::Empty({1, length, 1}, DType::kFloat32, kTestDevice);
   block.Fill(comm.rank());
   for (int run = 0; run < 2; ++run) {
     *traffic = RingTraffic();
-    const Tensor gradient =
-        Tensor::Zeros({1, schedule.shard().group_length(), kWidth}, DType::kFloat32, kTestDevice);
+    const Tensor gradient = Tensor::Zeros({1, length, kWidth}, DType::kFloat32, kTestDevice);
     Ring::BlockGradients gradients;
     gradients.own = {{gradient, 1}};
     gradients.in_transit = c.in_transit;
     BURST_RETURN_IF_ERROR(ring.Run(
-        schedule.shard(), schedule.query_route(), {{block, 1}}, &gradients,
+        schedule.query_route(), {{block, 1}}, &gradients,
         [&](int source, Ring::Part part, const Ring::Tensors& visiting, const Ring::Tensors& sums) {
           for (float owner : visiting[0].ToVector<float>()) EXPECT_EQ(owner, source);
           // This rank's own block is computed in two calls: half each.
           EXPECT_EQ(part == Ring::Part::kWhole, source != comm.rank());
-          const Tensor term = Part(source, comm.rank(), schedule.shard().group_length(source));
+          const Tensor term = Part(source, comm.rank(), schedule.query_route().lengths[source]);
           if (source == comm.rank()) term.Scale(0.5);
           sums[0].Add(term.To(kTestDevice));
         },
@@ -96,13 +95,13 @@ TEST(Ring, GradientsAreSumsAndCountTheirBytes) {
             const RingSchedule schedule = *RingSchedule::Create(
                 *TokenShard::Create(rank, ranks, layout, seqlen), mask, {}, per_node);
             for (Link link : kLinks) gradient_bytes[link] += traffic[rank].gradients[link].bytes;
-            std::vector<double> expected(schedule.shard().group_length() * kWidth);
+            const int64_t length = schedule.query_route().lengths[rank];
+            std::vector<double> expected(length * kWidth);
             double magnitude = 0;  // bounds every partial sum
             std::vector<double> absolute(expected.size());
             for (int host = 0; host < ranks; ++host) {
               if (host != rank && schedule.for_keys_of(host).none()) continue;
-              const std::vector<float> part =
-                  Part(rank, host, schedule.shard().group_length()).ToVector<float>();
+              const std::vector<float> part = Part(rank, host, length).ToVector<float>();
               for (size_t i = 0; i < part.size(); ++i) {
                 expected[i] += part[i];
                 absolute[i] += std::fabs(part[i]);

@@ -150,12 +150,10 @@ constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kSt
 constexpr int64_t kLengths[] = {0, 1, 2, 5, 7, 16, 33};
 constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 
-// The mask of a rank's queries and another's keys, which it returns: every pair that is visible is
-// in one of its parts, and no other; and what the parts say of themselves.
-const BlockMask& CheckMask(const MaskCase& c, const RingSchedule& schedule, int rank, int source) {
-  const BlockMask& mask = schedule.for_keys_of(source);
-  const auto& queries = schedule.shard().group_positions(rank);
-  const auto& keys = schedule.shard().group_positions(source);
+// Every visible pair of these queries and keys is in one of the mask's parts, and no other; and
+// what the parts say of themselves.
+void CheckMask(const MaskCase& c, const RingSchedule& schedule, const std::vector<int32_t>& queries,
+               const std::vector<int32_t>& keys, const BlockMask& mask) {
   std::vector<int> seen(schedule.rows() * queries.size() * keys.size());
   EXPECT_TRUE(c.slices.size() > 0 || mask.parts.size() == 1);
   for (const VisibleKeys& visible : mask.parts) {
@@ -188,7 +186,35 @@ const BlockMask& CheckMask(const MaskCase& c, const RingSchedule& schedule, int 
     EXPECT_EQ(seen[n], Visible(c, schedule.shard().seqlen(), row, queries[i], keys[j]))
         << c.name << " " << queries[i] << " " << keys[j];
   }
-  return mask;
+}
+
+// What a rank sends of `all` its tokens: those that others need, in order, and where they are.
+void CheckSent(const MaskCase& c, const RingSchedule& schedule, int rank, bool keys) {
+  const auto& all = schedule.shard().group_positions(rank);
+  const auto& sent = keys ? schedule.keys_sent_by(rank) : schedule.queries_sent_by(rank);
+  EXPECT_TRUE(std::includes(all.begin(), all.end(), sent.begin(), sent.end()));
+  EXPECT_EQ((keys ? schedule.kv_route() : schedule.query_route()).lengths[rank],
+            static_cast<int64_t>(sent.size()));
+  for (int other = 0; other < schedule.shard().num_groups(); ++other) {
+    for (const int32_t there : schedule.shard().group_positions(other)) {
+      for (const int32_t here : all) {
+        if (other == rank || std::binary_search(sent.begin(), sent.end(), here)) continue;
+        for (int64_t row = 0; row < schedule.rows(); ++row) {
+          EXPECT_FALSE(
+              Visible(c, schedule.shard().seqlen(), row, keys ? there : here, keys ? here : there))
+              << c.name << ": " << here << " is not sent";
+        }
+      }
+    }
+  }
+  if (rank != schedule.shard().group_index()) return;
+  const auto* const rows = keys ? schedule.key_rows() : schedule.query_rows();
+  EXPECT_TRUE(rows != nullptr || sent == all);
+  std::vector<int32_t> in_rows;
+  for (const BlockRows& range : rows == nullptr ? FindRows(all, all) : *rows) {
+    for (int64_t i = 0; i < range.count; ++i) in_rows.push_back(all[range.begin + i]);
+  }
+  EXPECT_EQ(in_rows, sent);
 }
 
 TEST(ScheduleTest, MasksMatchTheDefinition) {
@@ -200,7 +226,13 @@ TEST(ScheduleTest, MasksMatchTheDefinition) {
             const RingSchedule schedule =
                 Schedule(c, *TokenShard::Create(rank, world_size, layout, seqlen));
             for (int source = 0; source < world_size; ++source) {
-              CheckMask(c, schedule, rank, source);
+              const auto &own = schedule.shard().group_positions(rank),
+                         &keys = source == rank ? own : schedule.keys_sent_by(source),
+                         &queries = source == rank ? own : schedule.queries_sent_by(source);
+              CheckMask(c, schedule, own, keys, schedule.for_keys_of(source));
+              CheckMask(c, schedule, queries, own, schedule.for_queries_of(source));
+              CheckSent(c, schedule, source, /*keys=*/true);
+              CheckSent(c, schedule, source, /*keys=*/false);
               if (HasFailure()) return;
             }
           }
@@ -224,7 +256,7 @@ void SimulateRoute(const std::vector<RingSchedule>& schedules, bool queries_are_
     EXPECT_NE(from, to);
     EXPECT_EQ(from / per_node == to / per_node, link == Link::kIntra);
   };
-  const auto length = [&](int rank) { return schedules[0].shard().group_length(rank); };
+  const auto length = [&](int rank) { return route(0).lengths[rank]; };
 
   struct Message {
     int source;                // whose block
@@ -415,6 +447,34 @@ TEST(ScheduleTest, ContiguousWindowIsSentOnlyAsFarAsItReaches) {
   ASSERT_TRUE(schedule.ok());
   // The block of every rank but the last, one transfer.
   EXPECT_EQ(schedule->kv_route().block_tokens.total(), 7 * 16);
+}
+
+TEST(ScheduleTest, DocumentsOfOneRankAreNotSent) {
+  // 4 ranks of 32 tokens. Rank 0 has a document and a half, the others share one with a neighbor.
+  const AttentionMask causal = {true, 0};
+  const DocumentStarts documents = {{0, 20, 40, 90, 96}};
+  const RingSchedule schedule =
+      *RingSchedule::Create(*TokenShard::Create(1, 4, Layout::kContiguous, 128), causal, documents);
+  const auto range = [](int32_t begin, int32_t end) {
+    std::vector<int32_t> positions;
+    for (int32_t t = begin; t < end; ++t) positions.push_back(t);
+    return positions;
+  };
+  EXPECT_EQ(schedule.keys_sent_by(0), range(20, 32)) << "of the document that goes on";
+  EXPECT_EQ(schedule.queries_sent_by(0), range(0, 0)) << "nothing is before them";
+  EXPECT_EQ(schedule.keys_sent_by(1), range(40, 64));
+  EXPECT_EQ(schedule.queries_sent_by(1), range(32, 40));
+  EXPECT_EQ(schedule.keys_sent_by(2), range(0, 0));
+  EXPECT_EQ(schedule.queries_sent_by(2), range(64, 96)) << "26 of 32: all";
+  EXPECT_EQ(schedule.keys_sent_by(3), range(0, 0));
+  EXPECT_EQ(schedule.kv_route().block_tokens.total(), 12 + 24);
+  // A window reaches 7 tokens into the neighbor.
+  const RingSchedule window =
+      *RingSchedule::Create(*TokenShard::Create(1, 4, Layout::kContiguous, 128), {true, 8});
+  EXPECT_EQ(window.keys_sent_by(0), range(25, 32));
+  EXPECT_EQ(window.queries_sent_by(1), range(32, 39));
+  EXPECT_EQ(window.kv_route().block_tokens.total(), 3 * 7);
+  EXPECT_EQ(window.query_route().block_tokens.total(), 3 * 7);
 }
 
 // As if the sequence ended there.

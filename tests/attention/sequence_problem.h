@@ -20,7 +20,8 @@
 
 namespace burst {
 
-inline constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
+inline constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped,
+                                      Layout::kBalanced};
 
 // Rows `positions` of a global [batch, seqlen, ...] tensor, and the other way round.
 inline Tensor TakeRows(const Tensor& global, const std::vector<int32_t>& positions) {

@@ -133,11 +133,9 @@ bool Visible(const Problem& p, size_t row, int64_t q, int64_t k) {
                       [=](int32_t start) { return (q < start) != (k < start); });
 }
 
-// The pairs that a rank sees of another's keys; checks `mask` on the way.
-int64_t CheckMask(const Problem& p, const TokenShard& shard, int q_rank, int k_rank,
-                  const BlockMask& mask) {
-  const std::vector<int32_t>& queries = shard.group_positions(q_rank);
-  const std::vector<int32_t>& keys = shard.group_positions(k_rank);
+// The visible pairs of these queries and keys; checks `mask` on the way.
+int64_t CheckMask(const Problem& p, const std::vector<int32_t>& queries,
+                  const std::vector<int32_t>& keys, const BlockMask& mask) {
   const size_t rows = p.rows(), all = rows * queries.size() * keys.size();
   BURST_CHECK(mask.parts.size() == 1 || !p.slices.empty());
   std::vector<int> seen(all);
@@ -165,6 +163,18 @@ int64_t CheckMask(const Problem& p, const TokenShard& shard, int q_rank, int k_r
         << "query at " << queries[i] << ", key at " << keys[j];
   }
   return mask.pairs();
+}
+
+// The pairs that queries of rank q see of keys of rank k, where the keys are sent and where the
+// queries are: as many as if nothing were left out.
+int64_t CheckMasks(const Problem& p, const std::vector<RingSchedule>& schedules, int q, int k) {
+  const auto &queries = schedules[q].shard().group_positions(q),
+             &keys = schedules[k].shard().group_positions(k);
+  const int64_t pairs = CheckMask(p, queries, q == k ? keys : schedules[q].keys_sent_by(k),
+                                  schedules[q].for_keys_of(k));
+  BURST_CHECK_EQ(pairs, CheckMask(p, q == k ? queries : schedules[k].queries_sent_by(q), keys,
+                                  schedules[k].for_queries_of(q)));
+  return pairs;
 }
 
 // Every position is on one rank; a group's runs lead to its ranks' tokens.
@@ -259,7 +269,7 @@ class Walk {
                              : schedules_[host].for_keys_of(block);
   }
   // Tokens of a block as `rank` knows them.
-  int64_t Length(int rank, int block) const { return schedules_[rank].shard().group_length(block); }
+  int64_t Length(int rank, int block) const { return Route(rank).lengths[block]; }
   bool FirstInNode(int round) const { return round % Route(0).ranks_per_node == 0; }
   Channel& At(int rank, Link link, Kind kind) {
     return kind == Kind::kBlock ? states_[rank].blocks[link] : states_[rank].gradients[link];
@@ -419,7 +429,7 @@ void CheckPrefix(Problem p, int64_t tokens, const std::vector<RingSchedule>& sch
   CheckShards(p, shards);
   for (int q = 0; q < p.ranks; ++q) {
     for (int k = 0; k < p.ranks; ++k) {
-      CheckMask(p, shards[q], q, k, prefixes[q].for_keys_of(k));
+      CheckMasks(p, prefixes, q, k);
     }
   }
   Walk(prefixes, /*queries_are_sent=*/false, /*has_gradients=*/true);
@@ -448,8 +458,7 @@ void FuzzOne(const uint8_t* data, size_t size) {
   int64_t pairs = 0, expected = 0;
   for (int q = 0; q < p.ranks; ++q) {
     for (int k = 0; k < p.ranks; ++k) {
-      pairs += CheckMask(p, shards[q], q, k, schedules[q].for_keys_of(k));
-      CheckMask(p, shards[q], q, k, schedules[k].for_queries_of(q));
+      pairs += CheckMasks(p, schedules, q, k);
     }
   }
   for (size_t row = 0; row < p.rows(); ++row) {

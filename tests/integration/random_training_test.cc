@@ -116,7 +116,8 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
                                       Strategy::kRing, Strategy::kUlysses, Strategy::kBurstUlysses,
                                       Strategy::kTp, Strategy::kTpSp});
   if (c.strategy == Strategy::kSingle) c.sp = 1;
-  c.layout = draws.OneOf<Layout>({Layout::kContiguous, Layout::kZigzag, Layout::kStriped});
+  c.layout = draws.OneOf<Layout>(
+      {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kBalanced});
   c.recompute = draws.OneOf<Recompute>(
       {Recompute::kNone, Recompute::kFull, Recompute::kSelective, Recompute::kSequence});
   c.deterministic = draws.OneIn(2);

@@ -362,7 +362,8 @@ void ExpectSharedCache(const ModelConfig& config, Layout layout, int ranks, int6
 }
 
 TEST(Decode, RanksShareTheCache) {
-  for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+  for (const Layout layout :
+       {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kBalanced}) {
     ExpectSharedCache(SmallLlama(false), layout, 2, 20, 0);
     ExpectSharedCache(SmallLlama(true), layout, 3, 70, 0);
     ExpectSharedCache(SmallQwen(), layout, 4, 11, 6);
@@ -415,7 +416,8 @@ void ExpectRanksAgree(const ModelConfig& config, Layout layout, int ranks, int64
 }
 
 TEST(Ranks, LossAndGradientsAreThoseOfOneRank) {
-  for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+  for (const Layout layout :
+       {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kBalanced}) {
     for (const int ranks : {2, 3}) {
       ExpectRanksAgree(SmallLlama(false), layout, ranks, 9);
       ExpectRanksAgree(SmallQwen(), layout, ranks, 9);
@@ -455,7 +457,8 @@ void ExpectNextTokenLogits(const ModelConfig& config, Layout layout, int ranks) 
 }
 
 TEST(Ranks, NextTokenLogitsAreThoseOfDecode) {
-  for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+  for (const Layout layout :
+       {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kBalanced}) {
     for (const int ranks : {1, 2, 12}) {
       ExpectNextTokenLogits(SmallLlama(false), layout, ranks);
       ExpectNextTokenLogits(SmallGpt2(), layout, ranks);

@@ -29,15 +29,26 @@ class Problem:
         loss = (out * self.dout).sum() + (lse_seen * self.dlse).sum()
         return [out.detach(), lse.detach()] + list(torch.autograd.grad(loss, inputs))
 
+    def packed(self, layout, group, arguments):
+        """What tells shard where the layout "balanced" has which tokens."""
+        if layout != "balanced":
+            return {}
+        size = dist.get_world_size(group) if arguments.get("strategy") == "ulysses" else 0
+        return dict(documents=self.mask.get("starts"), causal=self.mask.get("causal", True),
+                    window=self.mask.get("window", 0),
+                    ulysses_size=arguments.get("ulysses_size", size))
+
     def on_rank(self, group, layout="zigzag", dtype=torch.float64, prepare=lambda x: x, **arguments):
         """The same of this rank's tokens, through burst."""
-        local = [prepare(burst.shard(x.to(dtype), 1, group, layout)).requires_grad_() for x in self.inputs]
+        packed = self.packed(layout, group, arguments)
+        local = [prepare(burst.shard(x.to(dtype), 1, group, layout, **packed)).requires_grad_()
+                 for x in self.inputs]
         mask = dict(self.mask)
         starts = mask.pop("starts", None)
         out, lse = burst.attention(*local, group=group, layout=layout, documents=starts, return_lse=True,
                                    **mask, **arguments)
-        dout = burst.shard(self.dout.to(dtype), 1, group, layout)
-        dlse = burst.shard(self.dlse.to(dtype), 2, group, layout)
+        dout = burst.shard(self.dout.to(dtype), 1, group, layout, **packed)
+        dlse = burst.shard(self.dlse.to(dtype), 2, group, layout, **packed)
         loss = (out * dout).sum() + (lse * dlse).sum()
         return [out.detach(), lse.detach()] + list(torch.autograd.grad(loss, local))
 
@@ -55,7 +66,8 @@ def compare(problem, group, layout="zigzag", tolerance=TOLERANCE, **arguments):
     expected = problem.expected()
     actual = problem.on_rank(group, layout, **arguments)
     for name, want, have in zip(("out", "lse", "dq", "dk", "dv"), expected, actual):
-        want = burst.shard(want, 2 if name == "lse" else 1, group, layout)
+        want = burst.shard(want, 2 if name == "lse" else 1, group, layout,
+                           **problem.packed(layout, group, arguments))
         assert have.shape == want.shape, (name, have.shape, want.shape)
         error = (have.double() - want).abs().max().item() if want.numel() else 0.0
         assert error <= tolerance, "%s is off by %g with %s %s %s" % (
@@ -78,7 +90,7 @@ MASKS = [dict(causal=True), dict(causal=False), dict(causal=True, window=5),
 
 
 def every_layout_and_mask(rank, group):
-    for layout in ("zigzag", "contiguous", "striped"):
+    for layout in ("zigzag", "contiguous", "striped", "balanced"):
         for mask in MASKS:
             compare(Problem(2, 29, 4, 2, 8, **mask), group, layout)
 
@@ -104,6 +116,7 @@ def every_strategy(rank, group):
                       dict(ulysses_size=2, ranks_per_node=2)):
         for mask in MASKS[:1] + MASKS[4:5] + MASKS[10:11]:
             compare(Problem(1, 29, 4, 4, 8, **mask), group, **arguments)
+            compare(Problem(1, 29, 4, 4, 8, **mask), group, "balanced", **arguments)
 
 
 def heads_and_lengths(rank, group):
@@ -252,13 +265,15 @@ class AttentionTest(unittest.TestCase):
 
     def test_shard_and_unshard(self):
         def body(rank, group):
-            for layout in ("zigzag", "contiguous", "striped"):
+            for layout, packed in (("zigzag", {}), ("contiguous", {}), ("striped", {}),
+                                   ("balanced", {}), ("balanced", dict(documents=[0, 1])),
+                                   ("balanced", dict(documents=[[0], [1]], window=2))):
                 for n in (2, 9, 24):
                     x = normal("x", 2, n, 3).requires_grad_()
-                    own = burst.shard(x, 1, group, layout)
-                    where = burst.positions(n, group, layout)
+                    own = burst.shard(x, 1, group, layout, **packed)
+                    where = burst.positions(n, group, layout, **packed)
                     assert torch.equal(own, x[:, where]) and torch.equal(where, where.sort()[0])
-                    whole = burst.unshard(own, 1, group, layout)
+                    whole = burst.unshard(own, 1, group, layout, **packed)
                     assert torch.equal(whole, x)
                     # Every rank's loss has every rank's part: three times the gradient.
                     whole.backward(normal("g", 2, n, 3))

@@ -12,7 +12,8 @@
 namespace burst {
 namespace {
 
-constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
+constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped,
+                               Layout::kBalanced};
 constexpr int64_t kLengths[] = {0, 1, 2, 5, 7, 16, 33};
 constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 
@@ -22,9 +23,12 @@ TEST(LayoutTest, EveryPositionIsOnOneRankInOrder) {
       for (int world_size : kWorldSizes) {
         std::set<int32_t> seen;
         size_t shortest = seqlen, longest = 0;
+        const bool two_chunks = layout == Layout::kZigzag || layout == Layout::kBalanced;
         for (int rank = 0; rank < world_size; ++rank) {
           const auto positions = LocalPositions(layout, seqlen, rank, world_size);
           EXPECT_TRUE(std::is_sorted(positions.begin(), positions.end()));
+          EXPECT_EQ(LocalLength(layout, seqlen, rank, world_size),
+                    static_cast<int64_t>(positions.size()));
           for (int32_t p : positions) {
             EXPECT_TRUE(p >= 0 && p < seqlen && seen.insert(p).second) << p;
           }
@@ -32,7 +36,7 @@ TEST(LayoutTest, EveryPositionIsOnOneRankInOrder) {
           longest = std::max(longest, positions.size());
         }
         EXPECT_EQ(static_cast<int64_t>(seen.size()), seqlen);
-        EXPECT_LE(longest - shortest, layout == Layout::kZigzag ? 2u : 1u);
+        EXPECT_LE(longest - shortest, two_chunks ? 2u : 1u);
       }
     }
   }

@@ -186,7 +186,9 @@ OptionTable TrainOptions(TrainConfig* c) {
         "blocks go around inside the nodes while others are sent to the next node. 0: one flat "
         "ring. -1: what a launcher says of its hosts.");
   t.Add("layout", &c->layout, ParseLayout, kMayChange,
-        "How a sequence is spread over ranks: contiguous, zigzag or striped.");
+        "How a sequence is spread over ranks: contiguous, zigzag, striped or, with --packed, "
+        "balanced (whole documents where that gives every rank nearly the same work; else "
+        "zigzag).");
   t.Add("ring_backward", &c->ring_backward, ParseBackwardDirection, kMayChange,
         "What goes around the ring in the backward pass of burst and burst+ulysses: queries "
         "(burst), keys and values (ring), or auto: what is fewer bytes.");

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/strings/str_cat.h"
+
 namespace burst {
 namespace {
 
@@ -69,6 +71,19 @@ void ForEachQuery(const RowMask& row, const Positions& q_positions, const Positi
 }
 
 }  // namespace
+
+absl::Status CheckDocuments(int64_t seqlen, const DocumentStarts& documents) {
+  for (const std::vector<int32_t>& starts : documents) {
+    for (size_t i = 0; i < starts.size(); ++i) {
+      if (starts[i] < 0 || starts[i] >= seqlen || (i > 0 && starts[i] <= starts[i - 1])) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("document start ", starts[i], " (number ", i,
+                         ") is out of order or beyond the sequence of ", seqlen, " tokens"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
 
 int64_t NumRows(const DocumentStarts& documents, const Spans& spans) {
   return static_cast<int64_t>(std::max<size_t>({1, documents.size(), spans.size()}));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "burst/kernels/flash_attention.h"
 #include "burst/sequence/token_shard.h"
 #include "burst/tensor/tensor.h"
@@ -18,6 +19,9 @@ struct AttentionMask {
   // With packed documents (DocumentStarts) it sees keys of its own document only, besides; with
   // spans (Spans) those of its own span of that document, too, whatever the two above say.
 };
+
+// InvalidArgument for starts that are out of order or beyond the sequence.
+absl::Status CheckDocuments(int64_t seqlen, const DocumentStarts& documents);
 
 // Rows that lists of documents and of spans are for; a list of one row is for all.
 int64_t NumRows(const DocumentStarts& documents, const Spans& spans);

@@ -1,5 +1,6 @@
 #include "burst/attention/ring/ring.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "burst/base/check.h"
@@ -18,6 +19,10 @@ Ring::Tensors Own(const Ring::Block& block) {
   Ring::Tensors tensors;
   for (const Ring::BlockTensor& own : block) tensors.push_back(own.tensor);
   return tensors;
+}
+
+int64_t Longest(const RingRoute& route) {
+  return *std::max_element(route.lengths.begin(), route.lengths.end());
 }
 
 void AddTo(const Ring::Tensors& sum, const Ring::Tensors& terms) {
@@ -81,10 +86,10 @@ absl::Status Ring::Wait(Link link, Channel channel) {
 // link, and one that arrived a round before its block is computed.
 class Ring::GradientTransfers {
  public:
-  GradientTransfers(Ring* ring, const TokenShard& shard, const Block& own, DType in_transit,
+  GradientTransfers(Ring* ring, const RingRoute& route, const Block& own, DType in_transit,
                     RingTraffic* traffic)
       : ring_(*ring),
-        shard_(shard),
+        route_(route),
         own_(own),
         in_transit_(in_transit),
         converts_(!own.empty() && in_transit != own[0].tensor.dtype()),
@@ -123,7 +128,7 @@ class Ring::GradientTransfers {
     Buffer in = std::exchange(in_[link], {});
     if (in.empty()) return absl::OkStatus();
     const int arrived = arriving_[link];
-    if (arrived == shard_.group_index()) {
+    if (arrived == route_.rank) {
       AddTo(Own(own_), View(in, arrived));
     } else if (arrived != source) {
       BURST_CHECK(early_.empty());
@@ -143,10 +148,10 @@ class Ring::GradientTransfers {
     for (Link link : kLinks) {
       BURST_RETURN_IF_ERROR(Complete(link));
       if (in_[link].empty()) continue;
-      BURST_CHECK(arriving_[link] == shard_.group_index() && last->empty());
+      BURST_CHECK(arriving_[link] == route_.rank && last->empty());
       Free(&ring_.last_);
       std::swap(ring_.last_, in_[link]);
-      *last = View(ring_.last_, shard_.group_index());
+      *last = View(ring_.last_, route_.rank);
     }
     return absl::OkStatus();
   }
@@ -194,17 +199,17 @@ class Ring::GradientTransfers {
   }
 
   Tensors View(const Buffer& buffer, int source) const {
-    return ViewFor(own_, buffer, shard_.group_length(source));
+    return ViewFor(own_, buffer, route_.lengths[source]);
   }
   Buffer Take() {
     Buffer buffer = TakeFrom(&ring_.free_);
-    Reserve(own_, shard_.max_group_length(), &buffer, in_transit_);
+    Reserve(own_, Longest(route_), &buffer, in_transit_);
     return buffer;
   }
   void Free(Buffer* buffer) { FreeTo(&ring_.free_, buffer); }
   void TakeSum() {
     sum_ = TakeFrom(&free_sums_);
-    Reserve(own_, shard_.max_group_length(), &sum_);
+    Reserve(own_, Longest(route_), &sum_);
   }
   void FreeSum() { FreeTo(&free_sums_, &sum_); }
   // What has arrived becomes the sum, in place unless it was sent in another dtype.
@@ -221,7 +226,7 @@ class Ring::GradientTransfers {
   }
 
   Ring& ring_;
-  const TokenShard& shard_;
+  const RingRoute& route_;
   const Block& own_;
   const DType in_transit_;
   const bool converts_;  // sums have another dtype than gradients in transit
@@ -234,10 +239,10 @@ class Ring::GradientTransfers {
   int early_source_ = -1;
 };
 
-absl::Status Ring::Run(const TokenShard& shard, const RingRoute& route, const Block& block,
-                       BlockGradients* gradients, const Compute& compute, RingTraffic* traffic) {
-  const int rank = shard.group_index();
-  const int world_size = shard.num_groups(), ranks_per_node = route.ranks_per_node;
+absl::Status Ring::Run(const RingRoute& route, const Block& block, BlockGradients* gradients,
+                       const Compute& compute, RingTraffic* traffic) {
+  const int rank = route.rank, ranks_per_node = route.ranks_per_node;
+  const auto world_size = static_cast<int>(route.lengths.size());
   const bool has_gradients = gradients != nullptr;
   const Tensors own = Own(block), own_gradients = has_gradients ? Own(gradients->own) : Tensors();
   if (has_gradients) gradients->last.clear();
@@ -248,12 +253,12 @@ absl::Status Ring::Run(const TokenShard& shard, const RingRoute& route, const Bl
     return absl::OkStatus();
   }
   const auto make_room = [&](Buffer* buffer, int source) {
-    Reserve(block, shard.max_group_length(), buffer);
-    return ViewFor(block, *buffer, shard.group_length(source));
+    Reserve(block, Longest(route), buffer);
+    return ViewFor(block, *buffer, route.lengths[source]);
   };
   std::optional<GradientTransfers> transfers;
   if (has_gradients) {
-    transfers.emplace(this, shard, gradients->own, gradients->in_transit, traffic);
+    transfers.emplace(this, route, gradients->own, gradients->in_transit, traffic);
   }
   Tensors previous, current = own, next_node;  // blocks of rounds t - 1, t, and of the next node
   for (int t = 0; t < world_size; ++t) {

@@ -11,7 +11,6 @@
 #include "absl/status/status.h"
 #include "burst/attention/ring/route.h"
 #include "burst/comm/communicator.h"
-#include "burst/sequence/token_shard.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -37,7 +36,7 @@ class Ring {
   using Tensors = absl::InlinedVector<Tensor, 4>;
 
   // A tensor of this rank's block. The same tensor of another rank differs only in its length along
-  // length_axis: the tokens of that rank.
+  // length_axis: route.lengths[rank] tokens.
   struct BlockTensor {
     Tensor tensor;
     int length_axis;
@@ -72,10 +71,10 @@ class Ring {
       : comm_(comm), between_nodes_(between_nodes) {}
 
   // Collective. Calls compute for every round of `route` that has work, this rank's own block
-  // first, while the transfers of the next round run. `shard` gives the lengths of all ranks'
-  // blocks. `gradients` may be null: a forward. Adds to *traffic. A failed transfer is returned.
-  absl::Status Run(const TokenShard& shard, const RingRoute& route, const Block& block,
-                   BlockGradients* gradients, const Compute& compute, RingTraffic* traffic);
+  // first, while the transfers of the next round run. `gradients` may be null: a forward. Adds to
+  // *traffic. A failed transfer is returned.
+  absl::Status Run(const RingRoute& route, const Block& block, BlockGradients* gradients,
+                   const Compute& compute, RingTraffic* traffic);
 
  private:
   // Reusable memory for the tensors of any rank's block; empty: none.

@@ -84,6 +84,8 @@ RingRoute MakeRingRoute(int rank, int ranks_per_node, const std::vector<int64_t>
       << world_size << " in nodes of " << ranks_per_node;
   const Itinerary itinerary(world_size, ranks_per_node);
   RingRoute route;
+  route.rank = rank;
+  route.lengths = lengths;
   route.ranks_per_node = ranks_per_node;
   std::vector<Path> paths;
   for (int block = 0; block < world_size; ++block) {

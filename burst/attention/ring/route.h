@@ -84,6 +84,8 @@ struct RingRound {
 
 // All rounds of one rank. Round 0 is its own block.
 struct RingRoute {
+  int rank = 0;
+  std::vector<int64_t> lengths;  // of every rank's block: the tokens of it that are sent
   std::vector<RingRound> rounds;
   int ranks_per_node = 1;  // L; all ranks in a flat ring
   // Tokens that all ranks together send. Times the bytes of a token: the bytes they send.
@@ -91,7 +93,8 @@ struct RingRoute {
 };
 
 // The route of `rank` among lengths.size() ranks, a multiple of ranks_per_node. `lengths`: tokens
-// of each rank's block. needed(block, host): the block of rank `block` has work on rank `host`.
+// of each rank's block that are sent. needed(block, host): the block of rank `block` has work on
+// rank `host`.
 RingRoute MakeRingRoute(int rank, int ranks_per_node, const std::vector<int64_t>& lengths,
                         const std::function<bool(int block, int host)>& needed);
 

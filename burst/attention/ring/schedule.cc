@@ -37,28 +37,15 @@ absl::Status ValidateSpans(int64_t seqlen, const DocumentStarts& documents, cons
   return absl::OkStatus();
 }
 
-absl::Status Validate(int64_t seqlen, const AttentionMask& mask, const DocumentStarts& documents) {
-  if (mask.window < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("window ", mask.window, " is negative"));
-  }
-  for (const std::vector<int32_t>& starts : documents) {
-    for (size_t i = 0; i < starts.size(); ++i) {
-      if (starts[i] < 0 || starts[i] >= seqlen || (i > 0 && starts[i] <= starts[i - 1])) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("document start ", starts[i], " (number ", i,
-                         ") is out of order or beyond the sequence of ", seqlen, " tokens"));
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<RingSchedule> RingSchedule::Create(TokenShard tokens, const AttentionMask& mask,
                                                   const DocumentStarts& documents,
                                                   int ranks_per_node, const Spans& spans) {
-  BURST_RETURN_IF_ERROR(Validate(tokens.seqlen(), mask, documents));
+  if (mask.window < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("window ", mask.window, " is negative"));
+  }
+  BURST_RETURN_IF_ERROR(CheckDocuments(tokens.seqlen(), documents));
   BURST_RETURN_IF_ERROR(ValidateSpans(tokens.seqlen(), documents, spans));
   RingSchedule schedule(std::move(tokens), mask, documents, spans);
   schedule.Fill(ranks_per_node);
@@ -101,9 +88,8 @@ RingSchedule RingSchedule::Prefix(int64_t tokens) const {
   return prefix;
 }
 
-BlockMask RingSchedule::MaskBetween(int query_rank, int key_rank) const {
-  const auto &queries = shard().group_positions(query_rank),
-             &keys = key_shard().group_positions(key_rank);
+BlockMask RingSchedule::MaskBetween(const std::vector<int32_t>& queries,
+                                    const std::vector<int32_t>& keys) const {
   if (!slices_.empty()) return ComputeVisibleKeys(slices_, queries, keys);
   return {{ComputeVisibleKeys(mask_, documents_, spans_, queries, keys)}};
 }
@@ -115,18 +101,43 @@ bool RingSchedule::SeesAnyOf(int query_rank, int key_rank) const {
   return SeesAny(mask_, documents_, spans_, queries, keys);
 }
 
+const std::vector<int32_t>& RingSchedule::keys_sent_by(int source) const {
+  return kv_.sent[source].has_value() ? *kv_.sent[source] : key_shard().group_positions(source);
+}
+
+const std::vector<int32_t>& RingSchedule::queries_sent_by(int source) const {
+  return queries_.sent[source].has_value() ? *queries_.sent[source]
+                                           : shard().group_positions(source);
+}
+
+void RingSchedule::FillSent(BlockOf block, const TokenShard& tokens, Blocks* blocks) const {
+  blocks->sent.resize(tokens.num_groups());
+  if (!slices_.empty() || is_cross() || tokens.num_groups() == 1) return;
+  for (int r = 0; r < tokens.num_groups(); ++r) {
+    blocks->sent[r] = NeededElsewhere(block, mask_, documents_, spans_, tokens.seqlen(),
+                                      tokens.group_positions(r));
+  }
+  const int rank = tokens.group_index();
+  if (!blocks->sent[rank].has_value()) return;
+  blocks->rows = FindRows(*blocks->sent[rank], tokens.group_positions(rank));
+}
+
 void RingSchedule::Fill(int ranks_per_node) {
   const TokenShard &queries = shard(), &keys = key_shard();
   const int rank = queries.group_index(), world_size = queries.num_groups();
   BURST_CHECK(ranks_per_node >= 0 && (ranks_per_node == 0 || world_size % ranks_per_node == 0))
       << world_size << " ranks in nodes of " << ranks_per_node;
   const int per_node = ranks_per_node == 0 ? world_size : ranks_per_node;
+  FillSent(BlockOf::kKeys, keys, &kv_);
+  FillSent(BlockOf::kQueries, queries, &queries_);
   std::vector<int64_t> query_lengths, key_lengths;
   for (int r = 0; r < world_size; ++r) {
-    for_keys_of_.push_back(MaskBetween(rank, r));
-    for_queries_of_.push_back(MaskBetween(r, rank));
-    query_lengths.push_back(queries.group_length(r));
-    key_lengths.push_back(keys.group_length(r));
+    for_keys_of_.push_back(MaskBetween(queries.group_positions(rank),
+                                       r == rank ? keys.group_positions(r) : keys_sent_by(r)));
+    for_queries_of_.push_back(MaskBetween(
+        r == rank ? queries.group_positions(r) : queries_sent_by(r), keys.group_positions(rank)));
+    query_lengths.push_back(static_cast<int64_t>(queries_sent_by(r).size()));
+    key_lengths.push_back(static_cast<int64_t>(keys_sent_by(r).size()));
   }
 
   // sees[q * world_size + k]: some query of rank q sees a key of rank k.
@@ -134,10 +145,10 @@ void RingSchedule::Fill(int ranks_per_node) {
   for (int q = 0; q < world_size; ++q) {
     for (int k = 0; k < world_size; ++k) sees[q * world_size + k] = SeesAnyOf(q, k);
   }
-  kv_route_ = MakeRingRoute(rank, per_node, key_lengths, [&](int block, int host) {
+  kv_.route = MakeRingRoute(rank, per_node, key_lengths, [&](int block, int host) {
     return static_cast<bool>(sees[host * world_size + block]);
   });
-  query_route_ = MakeRingRoute(rank, per_node, query_lengths, [&](int block, int host) {
+  queries_.route = MakeRingRoute(rank, per_node, query_lengths, [&](int block, int host) {
     return static_cast<bool>(sees[block * world_size + host]);
   });
 }

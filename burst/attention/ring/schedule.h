@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "burst/attention/ring/mask.h"
 #include "burst/attention/ring/route.h"
+#include "burst/attention/ring/sent_tokens.h"
 #include "burst/attention/ring/slices.h"
 #include "burst/sequence/token_shard.h"
 
@@ -43,30 +44,48 @@ class RingSchedule {
   const TokenShard& shard() const { return shard_; }  // the queries
   const TokenShard& key_shard() const { return keys_.has_value() ? *keys_ : shard_; }
   bool is_cross() const { return keys_.has_value(); }  // the keys are of another sequence
-  int ranks_per_node() const { return kv_route_.ranks_per_node; }  // all ranks in a flat ring
+  int ranks_per_node() const { return kv_.route.ranks_per_node; }  // all ranks in a flat ring
   // Batch rows that documents, spans or slices were given for; 1: the same mask for every row.
   int64_t rows() const {
     return slices_.empty() ? NumRows(documents_, spans_) : static_cast<int64_t>(slices_.size());
   }
 
-  // The mask of this rank's queries with the keys of rank `source`.
-  const BlockMask& for_keys_of(int source) const { return for_keys_of_[source]; }
-  // The mask of the queries of rank `source` with this rank's keys.
-  const BlockMask& for_queries_of(int source) const { return for_queries_of_[source]; }
-
   // Blocks of K and V: the forward, and RingAttention's backward with dK, dV.
-  const RingRoute& kv_route() const { return kv_route_; }
+  const RingRoute& kv_route() const { return kv_.route; }
   // Blocks of Q, dO, lse and delta: BurstAttention's backward with dQ.
-  const RingRoute& query_route() const { return query_route_; }
+  const RingRoute& query_route() const { return queries_.route; }
+
+  // The keys, and queries, that rank `source` sends: positions, increasing. All that it has, unless
+  // the others need few of them (sent_tokens.h).
+  const std::vector<int32_t>& keys_sent_by(int source) const;
+  const std::vector<int32_t>& queries_sent_by(int source) const;
+  // Where those of this rank are in its block. Null: it sends all of it.
+  const std::vector<BlockRows>* key_rows() const { return kv_.rows ? &*kv_.rows : nullptr; }
+  const std::vector<BlockRows>* query_rows() const {
+    return queries_.rows ? &*queries_.rows : nullptr;
+  }
+
+  // The mask of this rank's queries with the keys that rank `source` sends, or with its own.
+  const BlockMask& for_keys_of(int source) const { return for_keys_of_[source]; }
+  // The mask of the queries that rank `source` sends, or its own, with this rank's keys.
+  const BlockMask& for_queries_of(int source) const { return for_queries_of_[source]; }
 
  private:
   RingSchedule(TokenShard shard, const AttentionMask& mask, const DocumentStarts& documents,
                const Spans& spans)
       : mask_(mask), documents_(documents), spans_(spans), shard_(std::move(shard)) {}
+  // Blocks of keys, or of queries: what travels, and how.
+  struct Blocks {
+    RingRoute route;
+    std::vector<std::optional<std::vector<int32_t>>> sent;  // by rank; null: all it has
+    std::optional<std::vector<BlockRows>> rows;             // of this rank; null: all
+  };
+
   // From the tokens: masks and routes.
   void Fill(int ranks_per_node);
-  // Between the queries of one rank and the keys of another.
-  BlockMask MaskBetween(int query_rank, int key_rank) const;
+  void FillSent(BlockOf block, const TokenShard& tokens, Blocks* blocks) const;
+  BlockMask MaskBetween(const std::vector<int32_t>& queries,
+                        const std::vector<int32_t>& keys) const;
   bool SeesAnyOf(int query_rank, int key_rank) const;
 
   AttentionMask mask_;
@@ -76,7 +95,7 @@ class RingSchedule {
   TokenShard shard_;
   std::optional<TokenShard> keys_;  // if they are of another sequence
   std::vector<BlockMask> for_keys_of_, for_queries_of_;
-  RingRoute kv_route_, query_route_;
+  Blocks kv_, queries_;
 };
 
 }  // namespace burst

@@ -1,0 +1,382 @@
+#include "burst/attention/ring/balance.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "burst/base/check.h"
+
+namespace burst {
+namespace {
+
+// Consecutive tokens that had better be on one rank: a document or, where rows of a batch have
+// documents of their own, a chunk.
+struct Unit {
+  int32_t begin, end;
+  int64_t pairs;  // (query, key) pairs that its queries see
+};
+
+struct Piece {
+  int32_t begin, end;
+  int rank;
+};
+
+// The pairs seen by the first n queries of a document, whose window is nowhere cut off at its end.
+int64_t CausalPairs(int64_t n, int64_t window) {
+  const int64_t rising = std::min(n, window);
+  return rising * (rising + 1) / 2 + (n - rising) * window;
+}
+
+// The pairs seen by the queries [begin, end) of a document of `length` tokens.
+int64_t Pairs(const AttentionMask& mask, int64_t begin, int64_t end, int64_t length) {
+  const int64_t window = mask.window > 0 ? std::min(mask.window, length) : length;
+  const int64_t before = CausalPairs(end, window) - CausalPairs(begin, window);
+  if (mask.causal) return before;
+  // What is behind a query is what is before it, seen from the document's end; itself is in both.
+  return before + CausalPairs(length - begin, window) - CausalPairs(length - end, window) -
+         (end - begin);
+}
+
+// The pairs seen by the queries [begin, end) of a sequence.
+int64_t PairsOfRow(const AttentionMask& mask, const std::vector<int32_t>& starts, int64_t seqlen,
+                int64_t begin, int64_t end) {
+  int64_t pairs = 0;
+  auto next = std::upper_bound(starts.begin(), starts.end(), begin);
+  for (int64_t at = begin; at < end; ++next) {
+    const int64_t document = next == starts.begin() ? 0 : *(next - 1);
+    const int64_t document_end = next == starts.end() ? seqlen : *next;
+    const int64_t last = std::min(end, document_end);
+    pairs += Pairs(mask, at - document, last - document, document_end - document);
+    at = last;
+  }
+  return pairs;
+}
+
+// Those with the most work first; where equal, the first.
+template <typename PairsOf>
+std::vector<Unit> MakeUnits(const DocumentStarts& documents, int64_t seqlen, int ranks,
+                            const PairsOf& pairs_of) {
+  std::vector<int64_t> bounds = {0};
+  if (documents.size() == 1) {
+    for (const int32_t start : documents[0]) {
+      if (start > 0) bounds.push_back(start);
+    }
+  } else {
+    constexpr int64_t kChunksOfARank = 32;
+    const int64_t chunks = std::min(seqlen, kChunksOfARank * ranks);
+    for (int64_t i = 1; i < chunks; ++i) bounds.push_back(seqlen * i / chunks);
+  }
+  bounds.push_back(seqlen);
+  std::vector<Unit> units;
+  for (size_t i = 0; i + 1 < bounds.size(); ++i) {
+    if (bounds[i] == bounds[i + 1]) continue;
+    units.push_back({static_cast<int32_t>(bounds[i]), static_cast<int32_t>(bounds[i + 1]),
+                     pairs_of(bounds[i], bounds[i + 1])});
+  }
+  std::stable_sort(units.begin(), units.end(),
+                   [](const Unit& a, const Unit& b) { return a.pairs > b.pairs; });
+  return units;
+}
+
+// A division of the tokens, and what is said for it.
+struct Division {
+  std::vector<Piece> pieces;
+  double busiest = std::numeric_limits<double>::infinity();  // work of the busiest rank, of the mean
+  int64_t sent = 0;  // tokens that ranks send, an estimate
+};
+
+// What has to be divided.
+struct Problem {
+  const AttentionMask& mask;
+  const DocumentStarts& documents;
+  const int64_t seqlen;
+  std::vector<int64_t> room;  // by rank: tokens that it gets
+
+  int ranks() const { return static_cast<int>(room.size()); }
+  // Seen by the queries [begin, end), in all rows.
+  int64_t PairsOf(int64_t begin, int64_t end) const {
+    int64_t pairs = 0;
+    for (const std::vector<int32_t>& starts : documents) {
+      pairs += PairsOfRow(mask, starts, seqlen, begin, end);
+    }
+    return pairs;
+  }
+};
+
+// Those with the most work first; where equal, the first.
+std::vector<Unit> MakeUnits(const Problem& problem) {
+  std::vector<int64_t> bounds = {0};
+  if (problem.documents.size() == 1) {
+    for (const int32_t start : problem.documents[0]) {
+      if (start > 0) bounds.push_back(start);
+    }
+  } else {
+    constexpr int64_t kChunksOfARank = 32;
+    const int64_t chunks = std::min(problem.seqlen, kChunksOfARank * problem.ranks());
+    for (int64_t i = 1; i < chunks; ++i) bounds.push_back(problem.seqlen * i / chunks);
+  }
+  bounds.push_back(problem.seqlen);
+  std::vector<Unit> units;
+  for (size_t i = 0; i + 1 < bounds.size(); ++i) {
+    units.push_back({static_cast<int32_t>(bounds[i]), static_cast<int32_t>(bounds[i + 1]),
+                     problem.PairsOf(bounds[i], bounds[i + 1])});
+  }
+  std::stable_sort(units.begin(), units.end(),
+                   [](const Unit& a, const Unit& b) { return a.pairs > b.pairs; });
+  return units;
+}
+
+// One attempt to deal the units.
+class Dealer {
+ public:
+  Dealer(const Problem& problem, int64_t mean)
+      : problem_(problem),
+        ranks_(problem.ranks()),
+        mean_(mean),
+        room_(problem.room),
+        pairs_(problem.room.size()) {}
+
+  // A unit with more than 1 / fineness of a rank's work is spread over several ranks.
+  void Deal(const std::vector<Unit>& units, double fineness) {
+    for (const Unit& unit : units) {
+      const double shares = std::ceil(fineness * static_cast<double>(unit.pairs) /
+                                      static_cast<double>(mean_));
+      Spread(unit, static_cast<int>(std::clamp(shares, 1.0, 1.0 * ranks_)));
+    }
+    for (const Piece& piece : left_) Fill(piece);
+  }
+
+  Division division() const {
+    const int64_t most = *std::max_element(pairs_.begin(), pairs_.end());
+    return {pieces_, static_cast<double>(most) / static_cast<double>(mean_)};
+  }
+
+ private:
+  static int64_t Length(const Unit& unit) { return unit.end - unit.begin; }
+
+  // Whether the pieces of several ranks take turns, forth and back: where later queries see more.
+  bool IsZigzag(const Unit& unit, int count) const {
+    return problem_.mask.causal && count > 1 &&
+           (problem_.mask.window == 0 || problem_.mask.window > Length(unit) / count);
+  }
+
+  // Over `count` neighboring ranks or, if they have no room, over more. What has no room is left.
+  void Spread(const Unit& unit, int count) {
+    std::vector<int64_t> shares;
+    for (int first = -1; first < 0 && count <= ranks_; ++count) {
+      const int chunks = IsZigzag(unit, count) ? 2 * count : count;
+      const auto member = [&](int chunk) { return std::min(chunk, 2 * count - 1 - chunk); };
+      const auto begin = [&](int chunk) { return Length(unit) * chunk / chunks; };
+      shares.assign(count, 0);
+      for (int i = 0; i < chunks; ++i) shares[member(i)] += begin(i + 1) - begin(i);
+      first = FindRoom(shares);
+      if (first < 0 && count == 1) break;  // a short one fills a gap
+      if (first < 0 && count < ranks_) continue;
+      for (int i = 0; i < chunks; ++i) {
+        const int rank = (std::max(first, 0) + member(i)) % ranks_;
+        const int64_t end = std::min(begin(i + 1), begin(i) + room_[rank]);
+        Give(unit, begin(i), end, rank);
+        Leave(unit, end, begin(i + 1));
+      }
+      return;
+    }
+    Leave(unit, 0, Length(unit));
+  }
+
+  // Neighboring ranks with room for such shares, the busiest of which has the least work; -1: none.
+  int FindRoom(const std::vector<int64_t>& shares) const {
+    const auto count = static_cast<int>(shares.size());
+    int best = -1;
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (int first = 0; first < (count == ranks_ ? 1 : ranks_); ++first) {
+      int64_t busiest = 0;
+      bool fits = true;
+      for (int i = 0; i < count && fits; ++i) {
+        const int rank = (first + i) % ranks_;
+        fits = room_[rank] >= shares[i];
+        busiest = std::max(busiest, pairs_[rank]);
+      }
+      if (!fits || busiest >= least) continue;
+      best = first;
+      least = busiest;
+    }
+    return best;
+  }
+
+  // In pieces, to whoever has room, the least busy first.
+  void Fill(const Piece& piece) {
+    for (int64_t begin = piece.begin; begin < piece.end;) {
+      int best = -1;
+      for (int rank = 0; rank < ranks_; ++rank) {
+        if (room_[rank] > 0 && (best < 0 || pairs_[rank] < pairs_[best])) best = rank;
+      }
+      BURST_CHECK(best >= 0);
+      const int64_t end = std::min<int64_t>(piece.end, begin + room_[best]);
+      Give(begin, end, problem_.PairsOf(begin, end), best);
+      begin = end;
+    }
+  }
+
+  // Its tokens [begin, end).
+  void Give(const Unit& unit, int64_t begin, int64_t end, int rank) {
+    begin += unit.begin;
+    end += unit.begin;
+    const bool whole = begin == unit.begin && end == unit.end;
+    Give(begin, end, whole ? unit.pairs : problem_.PairsOf(begin, end), rank);
+  }
+  void Give(int64_t begin, int64_t end, int64_t pairs, int rank) {
+    if (begin == end) return;
+    pieces_.push_back({static_cast<int32_t>(begin), static_cast<int32_t>(end), rank});
+    room_[rank] -= end - begin;
+    pairs_[rank] += pairs;
+  }
+  void Leave(const Unit& unit, int64_t begin, int64_t end) {
+    if (begin == end) return;
+    left_.push_back(
+        {static_cast<int32_t>(unit.begin + begin), static_cast<int32_t>(unit.begin + end), -1});
+  }
+
+  const Problem& problem_;
+  const int ranks_;
+  const int64_t mean_;
+  std::vector<int64_t> room_, pairs_;  // by rank: tokens that it lacks, work that it has
+  std::vector<Piece> pieces_, left_;
+};
+
+// The contiguous or the zigzag layout.
+Division InLayout(const Problem& problem, Layout layout, int64_t mean) {
+  Division division;
+  std::vector<int64_t> pairs(problem.ranks());
+  const int chunks = (layout == Layout::kZigzag ? 2 : 1) * problem.ranks();
+  int64_t begin = 0, end = 0;
+  for (int i = 0; i < chunks; ++i, begin = end) {
+    const int rank = std::min(i, 2 * problem.ranks() - 1 - i);
+    // In both each rank has as many tokens as in zigzag.
+    end = layout == Layout::kZigzag ? problem.seqlen * (i + 1) / chunks : end + problem.room[rank];
+    if (begin == end) continue;
+    division.pieces.push_back({static_cast<int32_t>(begin), static_cast<int32_t>(end), rank});
+    pairs[rank] += problem.PairsOf(begin, end);
+  }
+  division.busiest = static_cast<double>(*std::max_element(pairs.begin(), pairs.end())) /
+                     static_cast<double>(mean);
+  return division;
+}
+
+// How many tokens the ranks of a flat ring send: those of a rank that queries elsewhere see, within a
+// document and the window, as far as the last rank that needs some, in each direction. Of several
+// rows, and of several pieces that the same queries see, an upper bound.
+int64_t EstimateSent(const Problem& problem, const std::vector<Piece>& in_order) {
+  const int ranks = problem.ranks();
+  const int64_t window = problem.mask.window > 0 ? problem.mask.window : problem.seqlen;
+  std::vector<int64_t> tokens(ranks);
+  std::vector<int> forward(ranks), back(ranks);  // how far
+  for (const std::vector<int32_t>& starts : problem.documents) {
+    for (size_t i = 0; i < in_order.size(); ++i) {
+      const Piece& piece = in_order[i];
+      int64_t needed = 0;
+      const auto seen_from = [&](const Piece& other, int64_t distance, int64_t length) {
+        if (other.rank == piece.rank) return;
+        needed = std::max(needed, std::min(length, window - 1 - distance));
+        const int offset = (other.rank - piece.rank + ranks) % ranks;
+        int& reach = offset <= ranks / 2 ? forward[piece.rank] : back[piece.rank];
+        reach = std::max(reach, offset <= ranks / 2 ? offset : ranks - offset);
+      };
+      // Queries behind it, of the document that it ends in.
+      const auto next = std::lower_bound(starts.begin(), starts.end(), piece.end);
+      const int64_t last_end = next == starts.end() ? problem.seqlen : *next;
+      const int64_t last_begin = next == starts.begin() ? 0 : *(next - 1);
+      for (size_t j = i + 1; j < in_order.size(); ++j) {
+        const int64_t distance = in_order[j].begin - piece.end;
+        if (in_order[j].begin >= last_end || distance >= window - 1) break;
+        seen_from(in_order[j], distance,
+                  piece.end - std::max<int64_t>(piece.begin, last_begin));
+      }
+      // Queries before it, of the document that it begins in.
+      const auto first = std::upper_bound(starts.begin(), starts.end(), piece.begin);
+      const int64_t first_begin = first == starts.begin() ? 0 : *(first - 1);
+      const int64_t first_end = first == starts.end() ? problem.seqlen : *first;
+      for (size_t j = problem.mask.causal ? 0 : i; j-- > 0;) {
+        const int64_t distance = piece.begin - in_order[j].end;
+        if (in_order[j].end <= first_begin || distance >= window - 1) break;
+        seen_from(in_order[j], distance, std::min<int64_t>(piece.end, first_end) - piece.begin);
+      }
+      tokens[piece.rank] += needed;
+    }
+  }
+  int64_t sent = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    sent += std::min(tokens[rank], problem.room[rank]) * (forward[rank] + back[rank]);
+  }
+  return sent;
+}
+
+Division Divide(const Problem& problem) {
+  const std::vector<Unit> units = MakeUnits(problem);
+  int64_t total = 0;
+  for (const Unit& unit : units) total += unit.pairs;
+  const int64_t mean = std::max<int64_t>(1, total / problem.ranks());
+  constexpr double kBalanced = 1.05;
+  Division best;
+  const auto consider = [&](Division division) {
+    const bool balanced = division.busiest <= kBalanced, was = best.busiest <= kBalanced;
+    if (balanced || !was) {
+      std::sort(division.pieces.begin(), division.pieces.end(),
+                [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+      if (balanced) division.sent = EstimateSent(problem, division.pieces);
+      const bool better = balanced == was ? (balanced ? division.sent < best.sent
+                                                      : division.busiest < best.busiest)
+                                          : balanced;
+      if (better) best = std::move(division);
+    }
+    return balanced;
+  };
+  for (const Layout layout : {Layout::kZigzag, Layout::kContiguous}) {
+    consider(InLayout(problem, layout, mean));
+  }
+  for (const double fineness : {1., 1.5, 2., 3., 4., 6., 8., 12., 16., 24., 32., 64., 128.}) {
+    Dealer dealer(problem, mean);
+    dealer.Deal(units, fineness);
+    if (consider(dealer.division())) break;
+  }
+  return best;
+}
+
+}  // namespace
+
+std::vector<std::vector<int32_t>> BalancedPositions(const AttentionMask& mask,
+                                                    const DocumentStarts& documents, int64_t seqlen,
+                                                    int groups, int group_size) {
+  const int ranks = groups * group_size;
+  std::vector<std::vector<int32_t>> positions(ranks);
+  if (documents.empty()) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      positions[rank] = LocalPositions(Layout::kZigzag, seqlen, rank, ranks);
+    }
+    return positions;
+  }
+  std::vector<int64_t> length;
+  Problem problem = {mask, documents, seqlen, std::vector<int64_t>(groups)};
+  for (int rank = 0; rank < ranks; ++rank) {
+    length.push_back(LocalLength(Layout::kZigzag, seqlen, rank, ranks));
+    problem.room[rank / group_size] += length[rank];
+    positions[rank].reserve(length[rank]);
+  }
+  std::vector<int> next(groups);  // of a group: the rank that is not full yet
+  for (int group = 0; group < groups; ++group) next[group] = group * group_size;
+  for (const Piece& piece : Divide(problem).pieces) {
+    for (int32_t begin = piece.begin; begin < piece.end;) {
+      int& rank = next[piece.rank];
+      std::vector<int32_t>& own = positions[rank];
+      const auto at = static_cast<int64_t>(own.size());
+      const int64_t count = std::min<int64_t>(piece.end - begin, length[rank] - at);
+      own.resize(at + count);
+      std::iota(own.begin() + at, own.end(), begin);
+      begin += static_cast<int32_t>(count);
+      if (at + count == length[rank]) ++rank;
+    }
+  }
+  return positions;
+}
+
+}  // namespace burst

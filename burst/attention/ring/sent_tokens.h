@@ -1,0 +1,33 @@
+// Which tokens of a rank's block a ring sends. Under a window or with packed documents other ranks
+// need few of them: a document that is on one rank never leaves it, and of a window only the edge
+// does.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "burst/attention/ring/mask.h"
+#include "burst/sequence/token_shard.h"
+
+namespace burst {
+
+enum class BlockOf { kKeys, kQueries };
+
+// The tokens of a rank that others need, of the rank's `positions`, increasing: keys that queries of
+// others see, or queries that see keys of others. Null: send all of them, because most are needed or
+// they are in many pieces. O(positions) for each row.
+std::optional<std::vector<int32_t>> NeededElsewhere(BlockOf block, const AttentionMask& mask,
+                                                    const DocumentStarts& documents,
+                                                    const Spans& spans, int64_t seqlen,
+                                                    const std::vector<int32_t>& positions);
+
+// Rows of a block that follow each other.
+struct BlockRows {
+  int64_t begin, count;
+};
+
+// Where the positions `some` are among `all`; both increase.
+std::vector<BlockRows> FindRows(const std::vector<int32_t>& some, const std::vector<int32_t>& all);
+
+}  // namespace burst
