@@ -1,5 +1,5 @@
-// The layout "balanced": every token once, equal numbers of them, and the work of the ranks, counted
-// pair by pair from their schedules.
+// The layout "balanced": every token once, equal numbers of them, and the work of the ranks,
+// counted pair by pair from their schedules.
 
 #include "burst/attention/ring/balance.h"
 
@@ -37,8 +37,8 @@ std::vector<RingSchedule> Schedules(const std::vector<std::vector<int32_t>>& pos
   std::vector<RingSchedule> schedules;
   const auto ranks = static_cast<int>(positions.size());
   for (int rank = 0; rank < ranks; ++rank) {
-    schedules.push_back(*RingSchedule::Create(*TokenShard::Create(rank, ranks, positions), mask,
-                                              documents));
+    schedules.push_back(
+        *RingSchedule::Create(*TokenShard::Create(rank, ranks, positions), mask, documents));
   }
   return schedules;
 }
@@ -95,7 +95,8 @@ TEST(Balance, EveryTokenIsOnOneRankAndRanksHaveEquallyMany) {
 }
 
 TEST(Balance, WithoutDocumentsItIsZigzag) {
-  for (const DocumentStarts& documents : {DocumentStarts{}, DocumentStarts{{}}, DocumentStarts{{0}}}) {
+  for (const DocumentStarts& documents :
+       {DocumentStarts{}, DocumentStarts{{}}, DocumentStarts{{0}}}) {
     for (const int ranks : {1, 3, 4}) {
       EXPECT_EQ(BalancedPositions({true, 0}, documents, 100, ranks),
                 InLayout(Layout::kZigzag, 100, ranks));
@@ -103,24 +104,23 @@ TEST(Balance, WithoutDocumentsItIsZigzag) {
   }
 }
 
-// Long tails of 8 and of 128 thousand tokens; the longest document at most a quarter of them, and any
-// length. The busiest rank's work is within 5 % of the mean; less is sent than of any other layout
-// that is as balanced.
+// Long tails of 8 and of 128 thousand tokens; the longest document at most a quarter of them, and
+// any length. The busiest rank's work is within 5 % of the mean; less is sent than of any other
+// layout that is as balanced.
 TEST(Balance, TheBusiestRankIsWithinFivePercentOfTheMean) {
   for (const int64_t seqlen : {8192, 131072}) {
     for (const int ranks : {2, 3, 4, 8}) {
       for (const int64_t longest : {seqlen / 4, seqlen}) {
         for (unsigned seed = 0; seed < 4; ++seed) {
-          for (const AttentionMask& mask :
-               {AttentionMask{true, 0}, AttentionMask{true, 700}, AttentionMask{false, 0},
-                AttentionMask{false, 300}}) {
+          for (const AttentionMask& mask : {AttentionMask{true, 0}, AttentionMask{true, 700},
+                                            AttentionMask{false, 0}, AttentionMask{false, 300}}) {
             SCOPED_TRACE(testing::Message()
                          << seqlen << " tokens, " << ranks << " ranks, longest " << longest
                          << ", seed " << seed << ", window " << mask.window);
             const DocumentStarts documents = {
                 LongTailed(seqlen, static_cast<double>(seqlen) / 200, 1.5, longest, seed)};
-            const auto balanced = Schedules(BalancedPositions(mask, documents, seqlen, ranks), mask,
-                                            documents);
+            const auto balanced =
+                Schedules(BalancedPositions(mask, documents, seqlen, ranks), mask, documents);
             EXPECT_LE(Busiest(balanced), 1.05);
             const int64_t sent = balanced[0].kv_route().block_tokens.total();
             for (const Layout layout : {Layout::kZigzag, Layout::kStriped, Layout::kContiguous}) {
@@ -160,8 +160,8 @@ TEST(Balance, DocumentsThatFitAreNotSent) {
       for (int64_t at = 0; at < seqlen; at += length) {
         documents[0].push_back(static_cast<int32_t>(at));
       }
-      const auto schedules = Schedules(BalancedPositions({true, 0}, documents, seqlen, ranks),
-                                       {true, 0}, documents);
+      const auto schedules =
+          Schedules(BalancedPositions({true, 0}, documents, seqlen, ranks), {true, 0}, documents);
       EXPECT_DOUBLE_EQ(Busiest(schedules), 1);
       EXPECT_EQ(schedules[0].kv_route().block_tokens.total(), 0);
       EXPECT_EQ(schedules[0].query_route().block_tokens.total(), 0);

@@ -111,6 +111,25 @@ TEST_P(TrainParity, FourRanksTrainAsOneDoes) {
   }
 }
 
+// Documents are dealt to the ranks, of one row and of three; as threads and as processes.
+TEST_P(TrainParity, BalancedDocumentsTrainAsOneRankDoes) {
+  if (GetParam().name.find("Packed") == std::string::npos) GTEST_SKIP() << "for packed documents";
+  for (const char* batch : {"--batch=1", "--batch=3"}) {
+    SCOPED_TRACE(batch);
+    const std::vector<double> one = Losses({}, {batch, "--seqlen=400", "--window=0", "--ranks=1"});
+    for (const char* strategy : {"--strategy=burst", "--strategy=ring", "--ulysses=2"}) {
+      std::vector<std::string> options = {
+          batch, "--seqlen=400", "--window=0", "--layout=balanced", "--ranks=4", strategy};
+      if (strategy[2] == 'u') options.push_back("--strategy=burst+ulysses");
+      const std::vector<double> balanced = Losses({}, options);
+      ExpectEqual(balanced, one);
+      if (strategy[2] == 'u') {
+        EXPECT_EQ(Losses(AsTorchrun(4), options), balanced);
+      }
+    }
+  }
+}
+
 // Two nodes of two ranks.
 TEST_P(TrainParity, ADoubleRingTrainsAsOneRankDoes) {
   const std::vector<double> one = Losses({}, {"--ranks=1"});

@@ -40,7 +40,7 @@ int64_t Pairs(const AttentionMask& mask, int64_t begin, int64_t end, int64_t len
 
 // The pairs seen by the queries [begin, end) of a sequence.
 int64_t PairsOfRow(const AttentionMask& mask, const std::vector<int32_t>& starts, int64_t seqlen,
-                int64_t begin, int64_t end) {
+                   int64_t begin, int64_t end) {
   int64_t pairs = 0;
   auto next = std::upper_bound(starts.begin(), starts.end(), begin);
   for (int64_t at = begin; at < end; ++next) {
@@ -82,8 +82,9 @@ std::vector<Unit> MakeUnits(const DocumentStarts& documents, int64_t seqlen, int
 // A division of the tokens, and what is said for it.
 struct Division {
   std::vector<Piece> pieces;
-  double busiest = std::numeric_limits<double>::infinity();  // work of the busiest rank, of the mean
-  int64_t sent = 0;  // tokens that ranks send, an estimate
+  double busiest =
+      std::numeric_limits<double>::infinity();  // work of the busiest rank, of the mean
+  int64_t sent = 0;                             // tokens that ranks send, an estimate
 };
 
 // What has to be divided.
@@ -140,8 +141,8 @@ class Dealer {
   // A unit with more than 1 / fineness of a rank's work is spread over several ranks.
   void Deal(const std::vector<Unit>& units, double fineness) {
     for (const Unit& unit : units) {
-      const double shares = std::ceil(fineness * static_cast<double>(unit.pairs) /
-                                      static_cast<double>(mean_));
+      const double shares =
+          std::ceil(fineness * static_cast<double>(unit.pairs) / static_cast<double>(mean_));
       Spread(unit, static_cast<int>(std::clamp(shares, 1.0, 1.0 * ranks_)));
     }
     for (const Piece& piece : left_) Fill(piece);
@@ -263,8 +264,8 @@ Division InLayout(const Problem& problem, Layout layout, int64_t mean) {
   return division;
 }
 
-// How many tokens the ranks of a flat ring send: those of a rank that queries elsewhere see, within a
-// document and the window, as far as the last rank that needs some, in each direction. Of several
+// How many tokens the ranks of a flat ring send: those of a rank that queries elsewhere see, within
+// a document and the window, as far as the last rank that needs some, in each direction. Of several
 // rows, and of several pieces that the same queries see, an upper bound.
 int64_t EstimateSent(const Problem& problem, const std::vector<Piece>& in_order) {
   const int ranks = problem.ranks();
@@ -289,8 +290,7 @@ int64_t EstimateSent(const Problem& problem, const std::vector<Piece>& in_order)
       for (size_t j = i + 1; j < in_order.size(); ++j) {
         const int64_t distance = in_order[j].begin - piece.end;
         if (in_order[j].begin >= last_end || distance >= window - 1) break;
-        seen_from(in_order[j], distance,
-                  piece.end - std::max<int64_t>(piece.begin, last_begin));
+        seen_from(in_order[j], distance, piece.end - std::max<int64_t>(piece.begin, last_begin));
       }
       // Queries before it, of the document that it begins in.
       const auto first = std::upper_bound(starts.begin(), starts.end(), piece.begin);
@@ -324,9 +324,9 @@ Division Divide(const Problem& problem) {
       std::sort(division.pieces.begin(), division.pieces.end(),
                 [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
       if (balanced) division.sent = EstimateSent(problem, division.pieces);
-      const bool better = balanced == was ? (balanced ? division.sent < best.sent
-                                                      : division.busiest < best.busiest)
-                                          : balanced;
+      const bool better =
+          balanced == was ? (balanced ? division.sent < best.sent : division.busiest < best.busiest)
+                          : balanced;
       if (better) best = std::move(division);
     }
     return balanced;

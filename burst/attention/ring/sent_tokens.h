@@ -14,9 +14,9 @@ namespace burst {
 
 enum class BlockOf { kKeys, kQueries };
 
-// The tokens of a rank that others need, of the rank's `positions`, increasing: keys that queries of
-// others see, or queries that see keys of others. Null: send all of them, because most are needed or
-// they are in many pieces. O(positions) for each row.
+// The tokens of a rank that others need, of the rank's `positions`, increasing: keys that queries
+// of others see, or queries that see keys of others. Null: send all of them, because most are
+// needed or they are in many pieces. O(positions) for each row.
 std::optional<std::vector<int32_t>> NeededElsewhere(BlockOf block, const AttentionMask& mask,
                                                     const DocumentStarts& documents,
                                                     const Spans& spans, int64_t seqlen,
