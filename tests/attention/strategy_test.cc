@@ -26,6 +26,12 @@ namespace {
 using MakeSchedule =
     std::function<absl::StatusOr<RingSchedule>(const SequenceParallelAttention&, int64_t seqlen)>;
 
+MakeSchedule Packed(const DocumentStarts& documents, const Spans& spans = {}) {
+  return [&](const SequenceParallelAttention& attention, int64_t seqlen) {
+    return attention.Schedule(seqlen, documents, spans);
+  };
+}
+
 // Forward and backward of one rank, which writes its part of the results.
 absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, int group_size,
                      const Inputs& inputs, const MakeSchedule& make,
@@ -63,10 +69,7 @@ AttentionResults RunStrategy(Strategy strategy, const BurstAttentionOptions& opt
 AttentionResults RunStrategy(Strategy strategy, const BurstAttentionOptions& options, int ranks,
                              int group_size, const Inputs& inputs, const DocumentStarts& documents,
                              const Spans& spans = {}) {
-  return RunStrategy(strategy, options, ranks, group_size, inputs,
-                     [&](const SequenceParallelAttention& attention, int64_t seqlen) {
-                       return attention.Schedule(seqlen, documents, spans);
-                     });
+  return RunStrategy(strategy, options, ranks, group_size, inputs, Packed(documents, spans));
 }
 
 class StrategySweep : public testing::TestWithParam<std::pair<int, int>> {};  // heads, kv heads
@@ -368,8 +371,8 @@ TEST(StrategyTest, OverNccl) {
           const int size = 1 << i;
           BurstAttentionOptions of_size = options;  // two nodes, where that leaves a ring
           if (size < ranks) of_size.ranks_per_node = ranks / 2;
-          BURST_RETURN_IF_ERROR(RunRank(Strategy::kBurstUlysses, of_size, size, inputs, starts,
-                                        /*spans=*/{}, results[i], comm));
+          BURST_RETURN_IF_ERROR(RunRank(Strategy::kBurstUlysses, of_size, size, inputs,
+                                        Packed(starts), results[i], comm));
         }
         return comm.Barrier();
       });
