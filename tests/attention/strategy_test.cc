@@ -27,7 +27,7 @@ using MakeSchedule =
     std::function<absl::StatusOr<RingSchedule>(const SequenceParallelAttention&, int64_t seqlen)>;
 
 MakeSchedule Packed(const DocumentStarts& documents, const Spans& spans = {}) {
-  return [&](const SequenceParallelAttention& attention, int64_t seqlen) {
+  return [documents, spans](const SequenceParallelAttention& attention, int64_t seqlen) {
     return attention.Schedule(seqlen, documents, spans);
   };
 }
