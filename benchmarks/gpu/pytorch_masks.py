@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""burst.attention with masks of several intervals on one GPU, beside its own causal mask and beside
+FlexAttention (compiled) with the same mask, on the same inputs in the same run, in turns:
+
+  benchmarks/gpu/pytorch_masks.py [--out=FILE] [--seqlen=32768]
+
+32 heads of 128, bf16, forward and backward; TFLOP/s by the visible pairs. The error of ours against
+float64, by the same mask on 2,048 tokens, and how far the two are apart. Medians of GPU times.
+"""
+
+import argparse
+import json
+import random
+
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import burst
+
+HEADS, HEAD_DIM = 32, 128
+
+
+def visible(slices, n, device):
+    """The mask as a tensor [n, n]."""
+    at, to = torch.arange(n, device=device)[:, None], torch.arange(n, device=device)[None, :]
+    shown = torch.zeros(n, n, dtype=torch.bool, device=device)
+    for q_begin, q_end, k_begin, k_end, kind in slices:
+        rows = slice(q_begin, q_end)
+        part = ((k_begin <= to) & (to < k_end)).expand(q_end - q_begin, n)
+        if kind in ("causal", "band"):
+            part = part & (to - k_end <= at[rows] - q_end)
+        if kind in ("inverse_causal", "band"):
+            part = part & (to - k_begin >= at[rows] - q_begin)
+        shown[rows] |= part
+    return shown
+
+
+def masks(n):
+    """Name: slices, and the same as FlexAttention's function of query and key."""
+    prompt, answer, window = n // 4, n // 8, n // 8
+
+    def tree(b, h, q, k):
+        return (q >= k) & ((k < prompt) | ((q - prompt) // answer == (k - prompt) // answer))
+
+    def with_globals(b, h, q, k):
+        return (q >= k) & ((q - k < window) | (k < 64))
+
+    def both_ways(b, h, q, k):
+        return ((q - k).abs() < window) | (k < 64) | (q < 64)
+
+    made = {
+        "tree: a prompt of n / 4, six answers": (burst.masks.tree(prompt, [answer] * 6), tree),
+        "window of n / 8, 64 global tokens": (
+            burst.masks.window_with_global_tokens(n, window, range(64), causal=True), with_globals),
+        "the same, both ways": (burst.masks.window_with_global_tokens(n, window, range(64)), both_ways),
+    }
+    numbers = random.Random(1)
+    for size in (1024, 128):
+        count = n // size
+        if count < 10:
+            continue
+        chosen = [sorted({i, *numbers.sample(range(count), count // 10)}) for i in range(count)]
+        table = torch.zeros(count, count, dtype=torch.bool, device="cuda")
+        for i, keys in enumerate(chosen):
+            table[i, keys] = True
+        made["a tenth of blocks of %d" % size] = (
+            burst.masks.blocks(n, size, chosen),
+            lambda b, h, q, k, table=table, size=size: table[q // size, k // size])
+    return made
+
+
+def milliseconds(functions, repeats):
+    """Medians by name, the functions in turns."""
+    times = {name: [] for name in functions}
+    for i in range(repeats + 1):
+        for name, function in functions.items():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize()
+            begin.record()
+            function()
+            end.record()
+            torch.cuda.synchronize()
+            if i > 0:
+                times[name].append(begin.elapsed_time(end))
+    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+
+
+def inputs(n):
+    generator = torch.Generator("cuda").manual_seed(1)
+    made = [torch.randn(1, n, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16, generator=generator)
+            for _ in range(4)]
+    return [x.requires_grad_() for x in made[:3]], made[3]
+
+
+def both(function, tensors, dout):
+    def call():
+        torch.autograd.grad(function(*tensors), tensors, dout)
+    return call
+
+
+compiled = torch.compile(flex_attention, dynamic=False)
+
+
+def flex(mask_mod, n):
+    block_mask = create_block_mask(mask_mod, None, None, n, n, "cuda")
+
+    def call(q, k, v):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return compiled(q, k, v, block_mask=block_mask).transpose(1, 2)
+    return call
+
+
+def difference(have, want):
+    return max(((a.double() - b.double()).norm() / b.double().norm()).item() for a, b in zip(have, want))
+
+
+def results(function, tensors, dout):
+    out = function(*tensors)
+    return [out.detach(), *torch.autograd.grad(out, tensors, dout.to(out.dtype))]
+
+
+def error(slices, n):
+    """Of out, dq, dk and dv against float64: the largest relative one, in the norm."""
+    tensors, dout = inputs(n)
+    shown = visible(slices, n, "cuda")
+
+    def naive(q, k, v):
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * HEAD_DIM**-0.5
+        return torch.einsum("bhqk,bkhd->bqhd", scores.masked_fill(~shown, float("-inf")).softmax(-1), v)
+
+    want = results(naive, [x.detach().double().requires_grad_() for x in tensors], dout)
+    return difference(results(lambda *x: burst.attention(*x, causal=False, slices=slices), tensors, dout),
+                      want)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out")
+    parser.add_argument("--seqlen", type=int, default=32768)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    n, rows = options.seqlen, []
+    tensors, dout = inputs(n)
+    small = masks(2048)
+    for name, (slices, mask_mod) in masks(n).items():
+        pairs = visible(slices, n, "cuda").sum().item()
+        ours = lambda *x: burst.attention(*x, causal=False, slices=slices)
+        sides = {"burst": ours, "burst, causal": lambda *x: burst.attention(*x),
+                 "FlexAttention": flex(mask_mod, n)}
+        apart = difference(results(ours, tensors, dout), results(sides["FlexAttention"], tensors, dout))
+        ms = milliseconds({side: both(function, tensors, dout) for side, function in sides.items()},
+                          options.repeats)
+        forward = milliseconds({side: (lambda function=function: function(*tensors))
+                                for side, function in sides.items()}, options.repeats)
+        row = {"mask": name, "tokens": n, "density": pairs / n**2, "apart": apart}
+        if name in small:
+            row["error"] = error(small[name][0], 2048)
+        for which, found, factor in (("forward", forward, 4), ("both", ms, 14)):
+            for side, time in found.items():
+                counted = n * (n + 1) / 2 if side == "burst, causal" else pairs
+                row["%s, %s" % (side, which)] = {
+                    "ms": time, "TFLOP/s": factor * HEADS * HEAD_DIM * counted / time * 1e-9}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    if options.out:
+        with open(options.out, "w") as file:
+            json.dump({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, file,
+                      indent=1)
+
+
+if __name__ == "__main__":
+    main()
