@@ -74,6 +74,7 @@ void* SimulatedGpu::Allocate(size_t bytes) {
   }
   blocks_[data] = {static_cast<int64_t>(size), place};
   by_place_[place] += static_cast<int64_t>(size);
+  largest_allocation_ = std::max(largest_allocation_, static_cast<int64_t>(size));
   stats_.bytes_in_use += static_cast<int64_t>(size);
   stats_.bytes_reserved = std::max(stats_.bytes_reserved, stats_.bytes_in_use);
   if (stats_.bytes_in_use > stats_.peak_bytes) {
@@ -100,8 +101,14 @@ MemoryStats SimulatedGpu::memory() const {
   return stats_;
 }
 
+int64_t SimulatedGpu::largest_allocation() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return largest_allocation_;
+}
+
 void SimulatedGpu::ResetPeak() {
   std::lock_guard<std::mutex> lock(mutex_);
+  largest_allocation_ = 0;
   stats_.peak_bytes = stats_.bytes_in_use;
   is_peak_ = true;
 }

@@ -66,6 +66,7 @@ class SimulatedGpu : public MemorySource {
   void* Allocate(size_t bytes) override;
   void Free(void* data) override;
   MemoryStats memory() const;
+  int64_t largest_allocation() const;  // since the last ResetPeak
   void ResetPeak();
   // What was allocated at the peak: bytes by the place that took them.
   std::map<std::string, int64_t> AtPeak() const;
@@ -84,6 +85,7 @@ class SimulatedGpu : public MemorySource {
   uintptr_t next_address_;  // of what is not backed
   std::unordered_map<void*, Block> blocks_;
   std::map<Place, int64_t> by_place_, at_peak_;
+  int64_t largest_allocation_ = 0;
   bool is_peak_ = false;  // nothing was freed since the peak, and at_peak_ is of an earlier one
   MemoryStats stats_;
 };

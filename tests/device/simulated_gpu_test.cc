@@ -42,8 +42,10 @@ TEST(SimulatedGpu, CountsMemoryAsCudaWould) {
   EXPECT_EQ(gpu.memory().bytes_in_use, 0);
   EXPECT_EQ(gpu.memory().peak_bytes, 512 + 201 * kMiB);
   EXPECT_EQ(GetMemoryStats(DeviceType::kCuda).peak_bytes, 512 + 201 * kMiB);
+  EXPECT_EQ(gpu.largest_allocation(), 200 * kMiB);
   ResetPeakMemory(DeviceType::kCuda);
   EXPECT_EQ(gpu.memory().peak_bytes, 0);
+  EXPECT_EQ(gpu.largest_allocation(), 0);
 }
 
 // 40 TB, of which the host has no page.

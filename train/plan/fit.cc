@@ -147,7 +147,7 @@ std::string Amounts(const StepPlan& plan, const GpuModel& gpu) {
 }
 
 std::string Needs(const StepPlan& plan, const GpuModel& gpu) {
-  const double unplanned = kUnplannedBytes;
+  const auto unplanned = static_cast<double>(UnplannedBytes(plan));
   std::string text =
       absl::StrCat(Gib(static_cast<double>(plan.peak_bytes)), " of a GPU that has ",
                    Gib(gpu.memory), " (", Gib(unplanned), " of them for what is not planned)");

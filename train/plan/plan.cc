@@ -64,6 +64,7 @@ absl::Status MeasureRank(const TrainingSetup& setup, Communicator& comm, Simulat
   plan->optimizer = kept.optimizer;
   plan->host_bytes = trainer->host_bytes();
   plan->peak_bytes = gpu.memory().peak_bytes;
+  plan->largest_tensor = gpu.largest_allocation();
   plan->at_peak = LargestFirst(gpu.AtPeak());
   plan->step_seconds = 1e-3 * metrics.step_ms;
   plan->by_place = LargestFirst(kernels);

@@ -3,6 +3,7 @@
 // that trains; only kernels and links are models.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ namespace burst {
 struct StepPlan {
   int64_t parameters = 0, gradients = 0, optimizer = 0;  // kept between steps
   int64_t peak_bytes = 0;                                // within a step, those included
+  int64_t largest_tensor = 0;                            // that a step allocates, in bytes
   // Page-locked memory of the host: what is offloaded, and the copy of the state that a save takes.
   // The mean of all ranks, which share a host's memory: rank 0 may be the only one that saves.
   int64_t host_bytes = 0;
@@ -37,9 +39,13 @@ struct StepPlan {
 // Ranks of a plan, at most: each is a thread, with masks of its own.
 constexpr int kMostPlannedRanks = 256;
 
-// Memory that a plan does not see: of the communication library, of pages between allocations, of
-// kernels that need scratch for a moment.
+// Memory that a plan does not see: of the communication library, of kernels that need scratch for a
+// moment, and of gaps between allocations. These are at most as large as a step's largest tensor,
+// which is what a gap is too small for.
 constexpr int64_t kUnplannedBytes = int64_t{1} << 30;
+inline int64_t UnplannedBytes(const StepPlan& plan) {
+  return std::max(kUnplannedBytes, plan.largest_tensor);
+}
 
 // A setup for plans: the data of the run; or, where the model says its own vocabulary and attention
 // does not end at documents, none.
@@ -52,7 +58,7 @@ absl::StatusOr<StepPlan> PlanStep(const TrainingSetup& setup, const GpuModel& gp
                                   int gpus_per_node);
 
 inline bool Fits(const StepPlan& plan, const GpuModel& gpu) {
-  return static_cast<double>(plan.peak_bytes + kUnplannedBytes) <= gpu.memory &&
+  return static_cast<double>(plan.peak_bytes + UnplannedBytes(plan)) <= gpu.memory &&
          static_cast<double>(plan.host_bytes) <= gpu.host_memory;
 }
 
