@@ -160,9 +160,10 @@ def _slices(slices):
 
 def _slice(values):
     *bounds, kind = list_of(values)
-    if len(bounds) != 4:
+    bounds = tuple(int(bound) for bound in bounds)
+    if len(bounds) != 4 or any(not -2**31 <= bound < 2**31 for bound in bounds):
         raise ValueError
-    return tuple(int(bound) for bound in bounds) + (SLICE_KINDS.index(kind),)
+    return bounds + (SLICE_KINDS.index(kind),)
 
 
 def _is_flat(values, length):

@@ -20,6 +20,7 @@ def tree(prompt, answers):
 def window_with_global_tokens(seqlen, window, global_tokens=(), causal=False):
     """A token sees those less than `window` positions away; besides, all see the global tokens, which
     see all (Longformer). With `causal` nobody sees what is after it."""
+    window = min(window, seqlen)  # no two tokens are farther apart
     after = 0 if causal else window - 1
     slices = [(0, seqlen, 1 - window, seqlen + after, "band")]
     for begin, end in _runs(global_tokens):

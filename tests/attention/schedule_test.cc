@@ -563,7 +563,7 @@ TEST(ScheduleTest, NamedSlices) {
          [&](int32_t q, int32_t k) { return k <= q && answer(k) == answer(q); });
   const std::set<int32_t> global = {2, 3, 17, 32};
   for (const bool causal : {false, true}) {
-    for (const int32_t window : {1, 5, 33, 50}) {
+    for (const int32_t window : {1, 5, 33, 50, INT32_MAX}) {
       expect("window", WindowWithGlobalTokens(n, window, {2, 3, 17, 32}, causal),
              [&](int32_t q, int32_t k) {
                return (!causal || k <= q) &&

@@ -71,6 +71,7 @@ def wrong_arguments(rank, group):
     says("slices: [(0, 4, 0, 4)] are no (q_begin", causal=False, slices=[(0, 4, 0, 4)])
     says("with a kind of full, causal, inverse_causal, band", causal=False,
          slices=[(0, 4, 0, 4, "half")])
+    says("are no (q_begin", causal=False, slices=[(0, 4, 0, 2**31, "full")])
     says("slice of queries [0, 25) and keys [0, 4) of row 0 is empty or beyond", causal=False,
          slices=[(0, 25, 0, 4, "full")])
     says("slices are given, but of no rows", causal=False, slices=[])

@@ -53,38 +53,12 @@ int64_t PairsOfRow(const AttentionMask& mask, const std::vector<int32_t>& starts
   return pairs;
 }
 
-// Those with the most work first; where equal, the first.
-template <typename PairsOf>
-std::vector<Unit> MakeUnits(const DocumentStarts& documents, int64_t seqlen, int ranks,
-                            const PairsOf& pairs_of) {
-  std::vector<int64_t> bounds = {0};
-  if (documents.size() == 1) {
-    for (const int32_t start : documents[0]) {
-      if (start > 0) bounds.push_back(start);
-    }
-  } else {
-    constexpr int64_t kChunksOfARank = 32;
-    const int64_t chunks = std::min(seqlen, kChunksOfARank * ranks);
-    for (int64_t i = 1; i < chunks; ++i) bounds.push_back(seqlen * i / chunks);
-  }
-  bounds.push_back(seqlen);
-  std::vector<Unit> units;
-  for (size_t i = 0; i + 1 < bounds.size(); ++i) {
-    if (bounds[i] == bounds[i + 1]) continue;
-    units.push_back({static_cast<int32_t>(bounds[i]), static_cast<int32_t>(bounds[i + 1]),
-                     pairs_of(bounds[i], bounds[i + 1])});
-  }
-  std::stable_sort(units.begin(), units.end(),
-                   [](const Unit& a, const Unit& b) { return a.pairs > b.pairs; });
-  return units;
-}
-
-// A division of the tokens, and what is said for it.
+// A division of the tokens.
 struct Division {
   std::vector<Piece> pieces;
-  double busiest =
-      std::numeric_limits<double>::infinity();  // work of the busiest rank, of the mean
-  int64_t sent = 0;                             // tokens that ranks send, an estimate
+  // The work of the busiest rank, of the mean; and how many tokens ranks send, an estimate.
+  double busiest = std::numeric_limits<double>::infinity();
+  int64_t sent = 0;
 };
 
 // What has to be divided.

@@ -136,6 +136,7 @@ std::vector<MaskSlice> TreeSlices(int32_t prompt, const std::vector<int32_t>& an
 
 std::vector<MaskSlice> WindowWithGlobalTokens(int32_t seqlen, int32_t window,
                                               const std::vector<int32_t>& global, bool causal) {
+  window = std::min(window, seqlen);  // no two tokens are farther apart
   const int32_t after = causal ? 0 : window - 1;
   std::vector<MaskSlice> slices = {{0, seqlen, 1 - window, seqlen + after, SliceKind::kBand}};
   for (size_t i = 0; i < global.size();) {
