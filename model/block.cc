@@ -95,8 +95,22 @@ SelfAttention::SelfAttention(const LayerScope& scope, int64_t layer, Rotation ro
 Variable SelfAttention::Forward(const ForwardPass& pass, const Normalization& norm,
                                 const Variable& x, const Variable& residual) const {
   const bool in_groups = pass.head_chunk > 0 && pass.head_chunk < kv_heads_;
-  const Variable out = in_groups ? AttendInGroups(pass, norm, x)
-                                 : Attend(pass, qkv_.Forward(pass, norm.Forward(pass, x)), {});
+  const Variable out =
+      in_groups ? AttendInGroups(pass, norm, x) : Attend(pass, Project(pass, norm, x));
+  return ProjectOut(pass, out, residual);
+}
+
+Variable SelfAttention::Project(const ForwardPass& pass, const Normalization& norm,
+                                const Variable& x) const {
+  return Heads(pass, qkv_.Forward(pass, norm.Forward(pass, x)), {});
+}
+
+Variable SelfAttention::Attend(const ForwardPass& pass, const Variable& qkv) const {
+  return pass.attend(pass, layer_, qkv, {});
+}
+
+Variable SelfAttention::ProjectOut(const ForwardPass& pass, const Variable& out,
+                                   const Variable& residual) const {
   const Shape& shape = out.shape();
   return out_.Forward(pass, Reshape(pass.tape, out, {shape[0], shape[1], shape[2] * head_dim_}),
                       residual);
@@ -135,18 +149,19 @@ Variable SelfAttention::AttendGroup(const ForwardPass& pass, const Normalization
   const LinearParameters& all = qkv_.parameters();
   const Variable weight = SelectRows(pass.tape, all.weight, rows);
   const Variable bias = all.bias.defined() ? SelectRows(pass.tape, all.bias, rows) : Variable();
-  if (norm == nullptr) return Attend(pass, Linear(pass.tape, x, weight, bias), group);
+  const auto attend = [&](const Variable& projected) {
+    return pass.attend(pass, layer_, Heads(pass, projected, group), group);
+  };
+  if (norm == nullptr) return attend(Linear(pass.tape, x, weight, bias));
   const auto project = [pass, norm, weight, bias](Tape& tape, const Variable& x) {
     return Linear(tape, norm->Forward(pass.On(tape, nullptr), x), weight, bias);
   };
-  return Attend(
-      pass,
-      RecomputeInChunks(pass.tape, x, pass.ffn_chunk, project, ResultUse::kRead, weight.shape()[0]),
-      group);
+  return attend(RecomputeInChunks(pass.tape, x, pass.ffn_chunk, project, ResultUse::kRead,
+                                  weight.shape()[0]));
 }
 
-Variable SelfAttention::Attend(const ForwardPass& pass, const Variable& projected,
-                               const HeadGroup& group) const {
+Variable SelfAttention::Heads(const ForwardPass& pass, const Variable& projected,
+                              const HeadGroup& group) const {
   const Shape& shape = projected.shape();
   const int64_t heads = heads_ / group.count, kv_heads = kv_heads_ / group.count;
   Variable qkv =
@@ -154,8 +169,7 @@ Variable SelfAttention::Attend(const ForwardPass& pass, const Variable& projecte
   if (query_norm_.defined()) {
     qkv = RmsNormHeads(pass.tape, qkv, {query_norm_, heads}, {key_norm_, kv_heads}, norm_eps_);
   }
-  if (rotates_) qkv = Rope(pass.tape, qkv, pass.rope, heads + kv_heads);
-  return pass.attend(pass, layer_, qkv, group);
+  return rotates_ ? Rope(pass.tape, qkv, pass.rope, heads + kv_heads) : qkv;
 }
 
 Block::Block(const LayerScope& scope, int64_t layer) : layer_(layer) {
@@ -194,15 +208,43 @@ Variable Block::FeedForwardBranch(const ForwardPass& pass, const Variable& x,
       [branch](Tape& tape, const Variable& x) { return branch(tape, x, tape.result_use()); }, use);
 }
 
+Variable Block::AddFeedForward(const ForwardPass& pass, const Variable& h) const {
+  ReachOp(static_cast<int>(layer_), "feed-forward");
+  return AddBranch(pass, h, 2 + 2 * layer_,
+                   [&](const Variable& residual) { return FeedForwardBranch(pass, h, residual); });
+}
+
+// The same steps, those before attention and those behind it chunk by chunk.
+Variable Block::ForwardInChunks(const ForwardPass& pass, const Variable& x) const {
+  const DType dtype = x.value().dtype();
+  const DeviceType device = x.value().device();
+  ReachOp(static_cast<int>(layer_), "projections", /*on_device=*/true);
+  const Variable qkv = pass.InChunks(
+      {x}, attention_->ProjectedShape(), dtype, device,
+      [&](const ForwardPass& of_chunk, const std::vector<Variable>& inputs) {
+        return attention_->Project(of_chunk, *attention_norm_, inputs[0]);
+      });
+  const Variable out = attention_->Attend(pass, qkv);
+  return pass.InChunks(
+      {x, out}, {x.shape().back()}, dtype, device,
+      [&](const ForwardPass& of_chunk, const std::vector<Variable>& inputs) {
+        const Variable h =
+            AddBranch(of_chunk, inputs[0], 1 + 2 * layer_, [&](const Variable& residual) {
+              return attention_->ProjectOut(of_chunk, inputs[1], residual);
+            });
+        return AddFeedForward(of_chunk, h);
+      },
+      pass.tape.result_use());
+}
+
 Variable Block::Forward(const ForwardPass& pass, const Variable& x) const {
+  if (pass.chunks != nullptr) return ForwardInChunks(pass, x);
   const int layer = static_cast<int>(layer_);
   ReachOp(layer, "projections", /*on_device=*/true);
   const Variable h = AddBranch(pass, x, 1 + 2 * layer_, [&](const Variable& residual) {
     return attention_->Forward(pass, *attention_norm_, x, residual);
   });
-  ReachOp(layer, "feed-forward");
-  return AddBranch(pass, h, 2 + 2 * layer_,
-                   [&](const Variable& residual) { return FeedForwardBranch(pass, h, residual); });
+  return AddFeedForward(pass, h);
 }
 
 }  // namespace burst

@@ -25,14 +25,23 @@ class SelfAttention {
   Variable Forward(const ForwardPass& pass, const Normalization& norm, const Variable& x,
                    const Variable& residual) const;
 
+  // The three parts of it, for passes in chunks. What attention takes of norm(x): [batch, length,
+  // heads + 2 kv_heads, head_dim].
+  Variable Project(const ForwardPass& pass, const Normalization& norm, const Variable& x) const;
+  Variable Attend(const ForwardPass& pass, const Variable& qkv) const;
+  // out: attention's result, [batch, length, heads, head_dim].
+  Variable ProjectOut(const ForwardPass& pass, const Variable& out, const Variable& residual) const;
+  Shape ProjectedShape() const { return {heads_ + 2 * kv_heads_, head_dim_}; }
+
  private:
   // The result of all heads, [batch, length, heads, head_dim], group by group; of a group, from x
-  // or, without `norm`, from norm(x); of heads that are projected, [batch, length, channels].
+  // or, without `norm`, from norm(x).
   Variable AttendInGroups(const ForwardPass& pass, const Normalization& norm,
                           const Variable& x) const;
   Variable AttendGroup(const ForwardPass& pass, const Normalization* norm, const Variable& x,
                        const HeadGroup& group) const;
-  Variable Attend(const ForwardPass& pass, const Variable& projected, const HeadGroup& group) const;
+  // Heads as attention takes them, of those that are projected: [batch, length, channels].
+  Variable Heads(const ForwardPass& pass, const Variable& projected, const HeadGroup& group) const;
 
   const int64_t layer_;
   const int64_t head_dim_;
@@ -61,6 +70,9 @@ class Block {
   Variable Forward(const ForwardPass& pass, const Variable& x) const;
 
  private:
+  Variable ForwardInChunks(const ForwardPass& pass, const Variable& x) const;
+  // h + dropout(ffn(norm(h))).
+  Variable AddFeedForward(const ForwardPass& pass, const Variable& h) const;
   void MakeGpt2(const LayerScope& scope);
   void MakeLlama(const LayerScope& scope);
   // residual + ffn(norm(x))

@@ -6,6 +6,32 @@
 #include "model/ops/ops.h"
 
 namespace burst {
+
+ForwardPass ForwardPass::Of(const TokenChunk& chunk, Tape& other) const {
+  ForwardPass pass = On(other, /*kept=*/nullptr);
+  pass.chunks = nullptr;
+  if (rope != nullptr) {
+    const int64_t first = chunk.row * chunks->length + chunk.begin;
+    pass.rope = std::make_shared<const RopeTable>(RopeTable{
+        rope->cos.Slice(0, first, chunk.length), rope->sin.Slice(0, first, chunk.length)});
+  }
+  pass.dropout.first_row += chunk.row;
+  if (!global_positions.null()) {
+    pass.global_positions = global_positions.Slice(0, chunk.begin, chunk.length);
+  }
+  return pass;
+}
+
+Variable ForwardPass::InChunks(const std::vector<Variable>& inputs, const Shape& trailing,
+                               DType dtype, DeviceType device, const ChunkStep& step,
+                               ResultUse use) const {
+  return burst::InChunks(
+      tape, inputs, *chunks, trailing, dtype, device,
+      [this, &step](Tape& tape, const std::vector<Variable>& inputs, const TokenChunk& chunk) {
+        return step(Of(chunk, tape), inputs);
+      },
+      use);
+}
 namespace {
 
 void AddLinear(const LayerScope& scope, const std::string& name, int64_t out, int64_t in,

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "burst/attention/sequence_parallel_attention.h"
+#include "burst/autograd/chunks.h"
 #include "burst/autograd/tape.h"
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
@@ -47,12 +48,33 @@ struct ForwardPass {
   // Of the tokens whose attention a recomputation computes again (KeptAttention::again); null:
   // none.
   std::shared_ptr<const RingSchedule> recomputed_schedule = nullptr;
+  // Of a pass that takes its tokens in chunks everywhere but in attention (set_exact); else null.
+  std::shared_ptr<const ChunkOptions> chunks = nullptr;
 
   // The same on another tape, for one layer.
   ForwardPass On(Tape& other, std::shared_ptr<KeptAttention> kept) const {
-    return {other,   parallel,         shard,           attend,    rope,       dropout_rate,
-            dropout, global_positions, std::move(kept), ffn_chunk, head_chunk, recomputed_schedule};
+    return {other,
+            parallel,
+            shard,
+            attend,
+            rope,
+            dropout_rate,
+            dropout,
+            global_positions,
+            std::move(kept),
+            ffn_chunk,
+            head_chunk,
+            recomputed_schedule,
+            chunks};
   }
+  // The same for one of its chunks, which [1, chunk, ...] tensors are given for.
+  ForwardPass Of(const TokenChunk& chunk, Tape& other) const;
+  // InChunks of functions that make [1, chunk, trailing...] on such a pass.
+  using ChunkStep = std::function<Variable(const ForwardPass& of_chunk,
+                                           const std::vector<Variable>& inputs)>;
+  Variable InChunks(const std::vector<Variable>& inputs, const Shape& trailing, DType dtype,
+                    DeviceType device, const ChunkStep& step,
+                    ResultUse use = ResultUse::kRead) const;
   // A place where dropout applies. 0 is the embedding; 1 + 2 l and 2 + 2 l are the attention and
   // the feed-forward of layer l.
   DropoutSite DropoutAt(int64_t site) const {

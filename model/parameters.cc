@@ -202,7 +202,8 @@ ParameterList::KeptBytes ParameterList::kept_bytes() const {
   const bool masters = dtype_ != master_dtype();
   const int64_t optimizer = (masters ? 3 : 2) * shard_numel_ * SizeOf(master_dtype());
   const bool on_host = sharding_.optimizer_on_host;
-  return {values_.size_bytes(), grads_.size_bytes(), on_host ? 0 : optimizer,
+  const int64_t sums = exact_sums_.null() ? 0 : exact_sums_.size_bytes();
+  return {values_.size_bytes(), grads_.size_bytes() + sums, on_host ? 0 : optimizer,
           on_host ? optimizer : 0};
 }
 
@@ -347,6 +348,30 @@ void ParameterList::RoundMasters() {
 void ParameterList::ZeroGrad() {
   BURST_CHECK_LT(sharding_.stage, 2);
   for (const Parameter& parameter : parameters_) parameter.variable.ZeroGrad();
+  if (sums_grads_exactly()) exact_sums_.Fill(0);
+}
+
+void ParameterList::SumGradsExactly(const ExactGrid& grid) {
+  BURST_CHECK(allocated_ && sharding_.stage == 0);
+  exact_sums_ = Tensor::Zeros({numel_}, DType::kFloat64, device_);
+  exact_grid_ = grid;
+  ZeroGrad();
+}
+
+void ParameterList::AddGradsToSums() const {
+  for (const Parameter& p : parameters_) {
+    if (p.variable.grad_is_zero()) continue;
+    AddExactly(p.variable.grad(), exact_grid_, exact_sums(p.offset, p.offset + p.numel()));
+    p.variable.ZeroGrad();
+  }
+}
+
+void ParameterList::RoundSums() const {
+  for (const Parameter& p : parameters_) {
+    bool add = false;
+    const Tensor gradient = p.variable.GradToWrite(&add).View({-1});
+    gradient.ConvertFrom(exact_sums(p.offset, p.offset + p.numel()));
+  }
 }
 
 Tensor ParameterList::grads(int64_t begin, int64_t end) const {

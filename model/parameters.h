@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "burst/autograd/tape.h"
+#include "burst/tensor/exact_sum.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -127,6 +128,21 @@ class ParameterList {
   void Initialize(uint64_t seed);
   void ZeroGrad();
 
+  // ---- Gradients whose bits do not depend on the order of their contributions, on ranks that
+  // divide nothing: float64 sums, to which what has come together in a gradient is added exactly.
+
+  // From now on; the sums are zero. After Allocate.
+  void SumGradsExactly(const ExactGrid& grid);
+  bool sums_grads_exactly() const { return !exact_sums_.null(); }
+  // Adds every gradient to its sum, and makes it zero.
+  void AddGradsToSums() const;
+  // Elements [begin, end) of the sums.
+  Tensor exact_sums(int64_t begin, int64_t end) const {
+    return exact_sums_.Slice(0, begin, end - begin);
+  }
+  // Gradients become their sums, rounded to their dtype.
+  void RoundSums() const;
+
   const Parameter& operator[](int index) const { return parameters_[index]; }
   const Variable& variable(int index) const { return parameters_[index].variable; }
   const std::vector<Parameter>& all() const { return parameters_; }
@@ -206,6 +222,8 @@ class ParameterList {
   // [numel with padding], or where that kind is divided [shard_numel]; masters_: values_ if there
   // is nothing to round and they are divided alike, null if they are pieces of whole values.
   Tensor values_, masters_, grads_;
+  Tensor exact_sums_;  // [numel] float64, or null
+  ExactGrid exact_grid_;
 };
 
 }  // namespace burst

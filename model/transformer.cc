@@ -1,5 +1,6 @@
 #include "model/transformer.h"
 
+#include <cmath>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -172,7 +173,7 @@ void Transformer::set_ffn_chunk(int64_t tokens) {
 }
 
 void Transformer::set_head_chunk(int64_t kv_heads) {
-  BURST_CHECK(kv_heads == 0 || (parallel_.ranks() == 1 && config_.kv_heads % kv_heads == 0))
+  BURST_CHECK(kv_heads == 0 || (parallel_.ranks() == 1 && exact_chunk_ == 0 && config_.kv_heads % kv_heads == 0))
       << kv_heads << " of " << config_.kv_heads << " KV heads at a time";
   head_chunk_ = kv_heads;
 }
@@ -184,13 +185,7 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, cons
   };
   ReachOp(/*layer=*/-1, "embedding", /*on_device=*/true);
   on_backward(0, first_parameter_[0]);
-  BeginEmbedding(pass.tape);
-  Variable x = config_.family == Family::kGpt2
-                   ? Embedding(pass.tape, tokens, token_embedding_, positions, position_embedding_)
-                   : Embedding(pass.tape, tokens, token_embedding_);
-  EndEmbedding(pass.tape);
-  x = pass.parallel.ToLayers(pass.tape, pass.shard, x);
-  x = Dropout(pass.tape, x, pass.DropoutAt(/*site=*/0));
+  Variable x = Embed(pass, tokens, positions);
   const auto offloaded = std::make_shared<OffloadedLayers>(blocks_.size());
   for (size_t first = 0; first < blocks_.size(); first += segment_) {
     const Variable input = x;
@@ -206,7 +201,30 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, cons
   on_backward(first_parameter_.back(), parameters_.size());
   BeginHead(pass.tape);
   x = pass.parallel.FromLayers(pass.tape, pass.shard, x);
-  return final_norm_->Forward(pass, x);
+  if (pass.chunks == nullptr) return final_norm_->Forward(pass, x);
+  return pass.InChunks({x}, {config_.width}, dtype(), device(),
+                       [this](const ForwardPass& of_chunk, const std::vector<Variable>& inputs) {
+                         return final_norm_->Forward(of_chunk, inputs[0]);
+                       });
+}
+
+// Token (and position) embeddings with their dropout.
+Variable Transformer::Embed(const ForwardPass& pass, const Tensor& tokens,
+                            const Tensor& positions) const {
+  if (pass.chunks != nullptr) {
+    return burst::InChunks(
+        pass.tape, {}, *pass.chunks, {config_.width}, dtype(), device(),
+        [&](Tape& tape, const std::vector<Variable>&, const TokenChunk& chunk) {
+          return Embed(pass.Of(chunk, tape), chunk.Of(tokens), chunk.Of(positions));
+        });
+  }
+  BeginEmbedding(pass.tape);
+  Variable x = config_.family == Family::kGpt2
+                   ? Embedding(pass.tape, tokens, token_embedding_, positions, position_embedding_)
+                   : Embedding(pass.tape, tokens, token_embedding_);
+  EndEmbedding(pass.tape);
+  x = pass.parallel.ToLayers(pass.tape, pass.shard, x);
+  return Dropout(pass.tape, x, pass.DropoutAt(/*site=*/0));
 }
 
 Variable Transformer::Segment(const ForwardPass& pass, size_t first, const Variable& x,
@@ -283,6 +301,7 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
   const auto& schedule = batch.schedule;
   const std::shared_ptr<const TokenShard> shard(schedule, &schedule->shard());
   ForwardPass pass{tape, parallel_, shard};
+  if (schedule->chunks() != nullptr && cache == nullptr) pass.chunks = Chunks(batch);
   pass.ffn_chunk = ffn_chunk_;
   pass.head_chunk = cache == nullptr ? head_chunk_ : 0;
   pass.dropout_rate = config_.dropout;
@@ -321,9 +340,41 @@ Variable Transformer::Loss(Tape& tape, SequenceParallelAttention& attention,
                            const SequenceBatch& batch, double loss_scale, const DropoutKey& dropout,
                            const GradientsReady& ready) const {
   const Variable x = Hidden(tape, attention, batch, dropout, ready);
+  if (batch.schedule->chunks() != nullptr) return LossInChunks(tape, x, batch.targets, loss_scale, Chunks(batch));
   const Variable loss = LinearCrossEntropy(tape, x, head(), batch.targets, loss_scale);
   EndHead(tape);
   return loss;
+}
+
+void Transformer::set_exact(int64_t chunk, int64_t tokens) {
+  BURST_CHECK(chunk >= 1 && tokens >= 1 && parallel_.ranks() == 1 && head_chunk_ == 0);
+  exact_chunk_ = chunk;
+  exact_tokens_ = tokens;
+  // The gradient of the mean loss: a contribution of each chunk, two where the table of the
+  // embeddings is the head. Elements up to 2048, by steps of 1e-12.
+  parameters_.SumGradsExactly(ExactGrid::For(0x1p-40, 2 * (tokens / chunk + 1)));
+}
+
+std::shared_ptr<const ChunkOptions> Transformer::Chunks(const SequenceBatch& batch) const {
+  auto chunks = std::make_shared<ChunkOptions>();
+  chunks->batch = batch.tokens.dim(0);
+  chunks->length = batch.tokens.dim(1);
+  chunks->chunk = exact_chunk_;
+  chunks->chunk_done = [this] { parameters_.AddGradsToSums(); };
+  return chunks;
+}
+
+// The grid is as fine as sums of 2^12 a token allow, on average.
+Variable Transformer::LossInChunks(Tape& tape, const Variable& x, const Tensor& targets,
+                                   double loss_scale,
+                                   const std::shared_ptr<const ChunkOptions>& chunks) const {
+  const int64_t count = exact_tokens_ / exact_chunk_ + 1;
+  const int most = std::ilogb(loss_scale) + 1 + std::ilogb(static_cast<double>(exact_tokens_)) + 1;
+  return SumOfChunks(
+      tape, {x}, *chunks, device(), ExactGrid::For(std::ldexp(1, most + 12 - 52), count),
+      [&](Tape& tape, const std::vector<Variable>& inputs, const TokenChunk& chunk) {
+        return LinearCrossEntropy(tape, inputs[0], head(), chunk.Of(targets), loss_scale);
+      });
 }
 
 Variable Transformer::Logits(Tape& tape, SequenceParallelAttention& attention,

@@ -86,6 +86,13 @@ class Transformer {
   // Divides the KV heads. Not with tensor parallelism, nor in a pass that fills a cache.
   void set_head_chunk(int64_t kv_heads);
 
+  // All but attention takes so many tokens of a sequence at a time, and every sum over tokens is
+  // exact: losses and gradients then have the same bits however sequences and their chunks, which
+  // divide a rank's tokens, are spread over ranks; with an attention that has them, too
+  // (ExactAttention). `tokens`: of a step, of all ranks. Gradients are complete in
+  // parameters().exact_sums(). Not with tensor parallelism, nor set_head_chunk.
+  void set_exact(int64_t chunk, int64_t tokens);
+
   // What recomputing layers keep, their input and attention's result, waits in the host's memory
   // for the backward. Of no effect on layers that save all. Unless set, it stays on the device.
   void set_offload(bool offload);
@@ -143,6 +150,12 @@ class Transformer {
                   const DropoutKey& dropout, const GradientsReady& ready = nullptr,
                   KvCache* cache = nullptr) const;
 
+  Variable Embed(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions) const;
+  // Of set_exact.
+  std::shared_ptr<const ChunkOptions> Chunks(const SequenceBatch& batch) const;
+  Variable LossInChunks(Tape& tape, const Variable& x, const Tensor& targets, double loss_scale,
+                        const std::shared_ptr<const ChunkOptions>& chunks) const;
+
   // The layers are taken in segments, of one each unless these are set. kept: as Layer's, of one.
   Variable Segment(const ForwardPass& pass, size_t first, const Variable& x,
                    const GradientsReady& ready, std::shared_ptr<KeptAttention>* kept) const;
@@ -186,6 +199,7 @@ class Transformer {
   // With kSequence, of the last pass's schedule: that of its earlier half.
   mutable std::shared_ptr<const RingSchedule> prefix_, prefix_of_;
   int64_t ffn_chunk_ = 0, head_chunk_ = 0;
+  int64_t exact_chunk_ = 0, exact_tokens_ = 0;  // of set_exact; 0: not set
   std::unique_ptr<HostCopies> copies_;  // with offload, else null
   ParameterUse* use_ = nullptr;
   ParameterList parameters_;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "burst/attention/exact_attention.h"
 #include "burst/attention/strategy.h"
 #include "burst/autograd/tape.h"
 #include "burst/base/progress.h"
@@ -87,8 +88,7 @@ absl::Status Trainer::Init(bool verbose) {
   }
   Communicator* const sequence_group =
       sequence_ == nullptr && mesh.data == 1 ? comm_ : sequence_.get();
-  BURST_ASSIGN_OR_RETURN(attention_, CreateAttention(config_.strategy, config_.AttentionOptions(),
-                                                     config_.ulysses, sequence_group));
+  BURST_RETURN_IF_ERROR(MakeAttention(sequence_group));
   BURST_RETURN_IF_ERROR(CreateModel());
   const DeviceType device = config_.device;
   const uint64_t seed = static_cast<uint64_t>(config_.seed);
@@ -108,6 +108,25 @@ absl::Status Trainer::Init(bool verbose) {
     BURST_RETURN_IF_ERROR(LoadWeights());
   }
   return OpenReport(verbose);
+}
+
+absl::Status Trainer::MakeAttention(Communicator* group) {
+  if (!config_.exact) {
+    BURST_ASSIGN_OR_RETURN(attention_, CreateAttention(config_.strategy, config_.AttentionOptions(),
+                                                       config_.ulysses, group));
+    return absl::OkStatus();
+  }
+  ExactAttentionOptions options;
+  options.layout = config_.layout;
+  options.mask.window = config_.window;
+  options.chunk = config_.exact_chunk;
+  // Gradients of the mean loss of so many tokens, or fewer. A part of dK or dV has elements up to
+  // 2^22 / chunks of those of one token whose loss is all there is, by steps of 2^-30.
+  const int exponent = std::ilogb(static_cast<double>(step_tokens())) + 1;
+  options.grid =
+      ExactGrid::For(std::ldexp(1.0, -30 - exponent), config_.seqlen / config_.exact_chunk);
+  BURST_ASSIGN_OR_RETURN(attention_, ExactAttention::Create(options, group));
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::CreateModel() {
@@ -136,9 +155,11 @@ absl::Status Trainer::CreateModel() {
   model_->set_head_chunk(config_.head_chunk);
   if (OffloadsActivations(config_.offload)) {
     // Before any rank waits for another's kernels, as page-locking wants it. A rank has at most one
-    // token more than an equal share, rounded up.
+    // token, or chunk, more than an equal share, rounded up.
     const int ranks = config_.strategy == Strategy::kTp ? 1 : mesh.sequence;
-    const int64_t length = std::min(config_.seqlen, (config_.seqlen + ranks - 1) / ranks + 1);
+    const int64_t step = config_.exact ? config_.exact_chunk : 1;
+    const int64_t share = (config_.seqlen / step + ranks - 1) / ranks + 1;
+    const int64_t length = std::min(config_.seqlen, share * step);
     // Ulysses keeps its result for the heads that it computed, too.
     const bool exchanges = config_.strategy == Strategy::kUlysses ||
                            (config_.strategy == Strategy::kBurstUlysses && config_.ulysses > 1);
@@ -153,6 +174,7 @@ absl::Status Trainer::CreateModel() {
     model_->ReserveOffload(sequences * length, sequences * attended,
                            exchanges && mesh.sequence > 1 && !keeps_half ? 2 : 1);
   }
+  if (config_.exact) model_->set_exact(config_.exact_chunk, step_tokens());
   const ParameterList& parameters = model_->parameters();
   Communicator* const group = tensor_parallel_ ? sequence_.get() : nullptr;
   if (config_.zero < 2) {
@@ -472,10 +494,9 @@ absl::StatusOr<StepMetrics> Trainer::Complete() {
   const double seconds =
       own.end.SecondsSince(done.follows ? results(done.step - 1).end : own.begin);
   wait.reset();
-  const int64_t step_tokens = config_.accumulate * config_.batch * config_.seqlen;
   metrics.step = done.step + 1;
-  metrics.tokens = metrics.step * step_tokens;
-  metrics.tokens_per_second = static_cast<double>(step_tokens) / seconds;
+  metrics.tokens = metrics.step * step_tokens();
+  metrics.tokens_per_second = static_cast<double>(step_tokens()) / seconds;
   metrics.step_ms = 1e3 * seconds;
   return metrics;
 }

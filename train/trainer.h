@@ -74,6 +74,7 @@ class Trainer {
 
   Trainer(const TrainingSetup& setup, Communicator* comm);
   absl::Status Init(bool verbose);
+  absl::Status MakeAttention(Communicator* group);
   absl::Status CreateModel();  // and its optimizer
   absl::Status Load();         // the run that is resumed
   absl::Status LoadWeights();  // of a new run that starts from those of another model
@@ -90,6 +91,8 @@ class Trainer {
   absl::Status FinishGradients(const Tensor& norm);
   // AdamW, and what the ranks exchange after it.
   absl::Status Update(const Tensor& loss_and_norm, double lr);
+  // Of all ranks.
+  int64_t step_tokens() const { return config_.accumulate * config_.batch * config_.seqlen; }
   // The sequences of `count` that are this rank's group's share: [first, second).
   std::pair<int64_t, int64_t> Share(int64_t count) const;
   // This rank's tokens of `batch`, on its device.

@@ -220,6 +220,9 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
   }
   const int rank = comm_ == nullptr ? 0 : comm_->rank();
   const int world_size = comm_ == nullptr ? 1 : comm_->world_size();
+  if (schedule.chunks() != nullptr) {
+    return absl::InvalidArgumentError("the schedule is one in chunks, not that of a ring");
+  }
   if (schedule.shard().group_index() != rank || schedule.shard().num_groups() != world_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("the schedule is for rank ", schedule.shard().group_index(), " of ",

@@ -61,6 +61,9 @@ class Variable {
   // the first call of grad().
   void ZeroGrad() const;
 
+  // Whether nothing was added to a parameter's gradient since ZeroGrad.
+  bool grad_is_zero() const { return node_->grad_is_zero; }
+
   // For a parameter whose gradient has memory only while a backward adds to it: from LendGrad on,
   // where `grad` counts as zero whatever it holds, until ForgetGrad.
   void LendGrad(Tensor grad) const;

@@ -198,6 +198,15 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add("threads", &c->threads, kMayChange, "Threads of each rank on the CPU. -1: cores / ranks.");
   t.Add("deterministic", &c->deterministic, kMayChange,
         "Bitwise equal from run to run. CPU kernels always are; others may be faster without.");
+  t.Add("exact", &c->exact, kMustAgree,
+        "The same bits on any number of ranks, in any layout: losses, gradients and weights, also "
+        "of a run that is resumed on other ranks. Costs time, and memory for the keys and values "
+        "of all tokens and for a second gradient in fp64 (docs/decisions/0019). For --strategy "
+        "burst and single, without --zero, --head_chunk and --recompute=sequence.");
+  t.Add("exact_chunk", &c->exact_chunk, kMustAgree,
+        "With --exact: the tokens of a chunk, which no rank divides. The bits depend on it. A "
+        "multiple of 16 that divides --seqlen. 0: the largest up to 4096 that leaves 8 chunks or "
+        "more; where there is none, the smallest.");
   t.Add("patience", &c->patience, kMayChange,
         "Seconds without progress on any rank after which the run ends and says where every rank "
         "is. 0: it waits without end. Processes of a launcher wait as long for one another to "

@@ -77,6 +77,8 @@ struct PlainOptions {
   BackwardDirection ring_backward = BackwardDirection::kAuto;
   RingGradDType ring_grad_dtype = RingGradDType::kFp32;
   bool deterministic = true;
+  bool exact = false;
+  int64_t exact_chunk = 0;  // tokens; 0 becomes a divisor of seqlen, unless exact is false
   int64_t patience = 600;  // seconds; 0: without end
   bool plan = true;        // a step that does not fit a GPU is refused before the first one
 

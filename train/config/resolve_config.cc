@@ -394,6 +394,56 @@ absl::Status CheckZero(const ResolvedConfig& config) {
       " and --dp=1 no two ranks have the same parameters; ", "give a larger --dp, or leave it out");
 }
 
+// 0: no multiple of 16 divides seqlen.
+int64_t DefaultExactChunk(int64_t seqlen) {
+  constexpr int64_t kStep = 16, kMost = 4096, kLeastChunks = 8;
+  int64_t smallest = 0, largest = 0;
+  for (int64_t chunk = kStep; chunk <= std::min(seqlen, kMost); chunk += kStep) {
+    if (seqlen % chunk != 0) continue;
+    if (smallest == 0) smallest = chunk;
+    if (seqlen / chunk >= kLeastChunks) largest = chunk;
+  }
+  return largest > 0 ? largest : smallest;
+}
+
+absl::Status ResolveExact(const TrainConfig& c, ResolvedConfig* config) {
+  if (!c.exact) {
+    if (c.exact_chunk == 0) return absl::OkStatus();
+    return InvalidOption("exact_chunk", c.exact_chunk, " has no effect without --exact");
+  }
+  const auto not_with = [](const char* option, const auto& value, const char* instead) {
+    return InvalidOption(option, value, " is not for --exact; ", instead);
+  };
+  if (c.strategy != Strategy::kBurst && c.strategy != Strategy::kSingle) {
+    return not_with("strategy", Name(c.strategy), "leave it out: ranks gather keys and values");
+  }
+  if (c.zero > 0) return not_with("zero", c.zero, "every rank has the whole state");
+  if (c.head_chunk > 0) return not_with("head_chunk", c.head_chunk, "leave it out");
+  if (c.recompute == Recompute::kSequence) {
+    return not_with("recompute", Name(c.recompute), "give selective or full");
+  }
+  if (!c.deterministic) return not_with("deterministic", "false", "leave it out");
+  if (c.ring_backward != BackwardDirection::kAuto) {
+    return not_with("ring_backward", Name(c.ring_backward), "leave it out: there is no ring");
+  }
+  if (c.ring_grad_dtype != RingGradDType::kFp32) {
+    return not_with("ring_grad_dtype", Name(c.ring_grad_dtype), "leave it out: there is no ring");
+  }
+  if (c.ranks_per_node > 0) {
+    return not_with("ranks_per_node", c.ranks_per_node, "leave it out: there is no ring");
+  }
+  if (c.exact_chunk == 0) {
+    config->exact_chunk = DefaultExactChunk(c.seqlen);
+    if (config->exact_chunk > 0) return absl::OkStatus();
+    return InvalidOption("seqlen", c.seqlen, " is not for --exact, which takes multiples of 16");
+  }
+  if (c.exact_chunk > 0 && c.exact_chunk % 16 == 0 && c.seqlen % c.exact_chunk == 0) {
+    return absl::OkStatus();
+  }
+  return InvalidOption("exact_chunk", c.exact_chunk,
+                       " must be a multiple of 16 that divides --seqlen=", c.seqlen);
+}
+
 absl::Status CheckRingGradDType(const ResolvedConfig& config) {
   if (config.ring_grad_dtype == RingGradDType::kFp32) return absl::OkStatus();
   if (!HasRing(config.strategy)) {
@@ -523,6 +573,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   BURST_RETURN_IF_ERROR(ResolveMesh(c, &config));
   BURST_RETURN_IF_ERROR(CheckModelFitsDevice(config));
   BURST_RETURN_IF_ERROR(ResolveStrategy(c, &config));
+  BURST_RETURN_IF_ERROR(ResolveExact(c, &config));
   BURST_RETURN_IF_ERROR(ResolveNodes(c, launch, &config));
   BURST_RETURN_IF_ERROR(CheckRingGradDType(config));
   BURST_RETURN_IF_ERROR(ResolveProfile(c, &config));

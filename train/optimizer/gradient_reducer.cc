@@ -56,7 +56,9 @@ absl::Status GradientReducer::Start() {
   }
   for (const ShardRange& range : ranges) {
     Communicator* const among = group_ == nullptr ? world_ : among_.at(range.reduce_ranks);
-    BURST_RETURN_IF_ERROR(among->PostAllReduceSum(parameters_.grads(range.begin, range.end)));
+    BURST_RETURN_IF_ERROR(among->PostAllReduceSum(
+        parameters_.sums_grads_exactly() ? parameters_.exact_sums(range.begin, range.end)
+                                         : parameters_.grads(range.begin, range.end)));
   }
   first_ = last_ = 0;
   return absl::OkStatus();
@@ -72,11 +74,13 @@ absl::Status GradientReducer::Wait() {
 
 absl::Status GradientReducer::Finish(const Tensor& norm) {
   BURST_RETURN_IF_ERROR(Start());
-  const bool beside = group_ == nullptr && world_->world_size() > 1 &&
+  const bool exact = parameters_.sums_grads_exactly();
+  const bool beside = group_ == nullptr && !exact && world_->world_size() > 1 &&
                       norm.device() == DeviceType::kCuda && last_message_ < parameters_.numel();
   if (beside) return NormBesideLastMessage(norm);
   BURST_RETURN_IF_ERROR(Wait());
   if (group_ != nullptr) return NormOfParts(norm);
+  if (exact) parameters_.RoundSums();
   L2Norm(parameters_.grads(), norm);
   return absl::OkStatus();
 }

@@ -1,4 +1,6 @@
-// The reduction of gradients over ranks, and the norm of the whole model's gradient.
+// The reduction of gradients over ranks, and the norm of the whole model's gradient. Where the
+// parameters sum their gradients exactly (ParameterList::SumGradsExactly) the sums are reduced, and
+// the gradients rounded from them.
 //
 // Without tensor parallelism every rank has a part of every gradient. With it, a parameter may be
 // spread over the ranks of a group: a rank's gradient of it is reduced over the groups (data

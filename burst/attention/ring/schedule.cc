@@ -37,16 +37,21 @@ absl::Status ValidateSpans(int64_t seqlen, const DocumentStarts& documents, cons
   return absl::OkStatus();
 }
 
+absl::Status ValidateMask(int64_t seqlen, const AttentionMask& mask,
+                          const DocumentStarts& documents, const Spans& spans) {
+  if (mask.window < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("window ", mask.window, " is negative"));
+  }
+  BURST_RETURN_IF_ERROR(CheckDocuments(seqlen, documents));
+  return ValidateSpans(seqlen, documents, spans);
+}
+
 }  // namespace
 
 absl::StatusOr<RingSchedule> RingSchedule::Create(TokenShard tokens, const AttentionMask& mask,
                                                   const DocumentStarts& documents,
                                                   int ranks_per_node, const Spans& spans) {
-  if (mask.window < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("window ", mask.window, " is negative"));
-  }
-  BURST_RETURN_IF_ERROR(CheckDocuments(tokens.seqlen(), documents));
-  BURST_RETURN_IF_ERROR(ValidateSpans(tokens.seqlen(), documents, spans));
+  BURST_RETURN_IF_ERROR(ValidateMask(tokens.seqlen(), mask, documents, spans));
   RingSchedule schedule(std::move(tokens), mask, documents, spans);
   schedule.Fill(ranks_per_node);
   return schedule;
@@ -74,6 +79,31 @@ absl::StatusOr<RingSchedule> RingSchedule::CreateCross(TokenShard queries, Token
   RingSchedule schedule(std::move(queries), {/*causal=*/false, /*window=*/0}, {}, {});
   schedule.keys_ = std::move(keys);
   schedule.Fill(ranks_per_node);
+  return schedule;
+}
+
+absl::StatusOr<RingSchedule> RingSchedule::CreateInChunks(TokenShard tokens, int64_t chunk,
+                                                          const AttentionMask& mask,
+                                                          const DocumentStarts& documents,
+                                                          const Spans& spans) {
+  BURST_RETURN_IF_ERROR(ValidateMask(tokens.seqlen(), mask, documents, spans));
+  for (int rank = 0; rank < tokens.num_groups(); ++rank) {
+    const std::vector<int32_t>& positions = tokens.group_positions(rank);
+    for (size_t i = 0; i < positions.size(); ++i) {
+      const size_t first = i / chunk * chunk;
+      if (positions.size() % chunk == 0 && positions[first] % chunk == 0 &&
+          positions[i] - positions[first] == static_cast<int64_t>(i - first)) {
+        continue;
+      }
+      return absl::InvalidArgumentError(
+          absl::StrCat("the tokens of rank ", rank, " are no whole chunks of ", chunk));
+    }
+  }
+  RingSchedule schedule(std::move(tokens), mask, documents, spans);
+  const TokenShard& shard = schedule.shard_;
+  schedule.chunks_ = ComputeChunkMasks(mask, documents, spans, shard.local_positions(),
+                                       shard.seqlen(), chunk);
+  schedule.kv_.route.ranks_per_node = schedule.queries_.route.ranks_per_node = shard.num_groups();
   return schedule;
 }
 

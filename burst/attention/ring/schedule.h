@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "burst/attention/ring/chunk_masks.h"
 #include "burst/attention/ring/mask.h"
 #include "burst/attention/ring/route.h"
 #include "burst/attention/ring/sent_tokens.h"
@@ -36,6 +37,14 @@ class RingSchedule {
   static absl::StatusOr<RingSchedule> CreateCross(TokenShard queries, TokenShard keys,
                                                   int ranks_per_node = 0);
 
+  // For attention that takes queries in chunks of `chunk` tokens and sends all keys to all ranks
+  // (ExactAttention): no routes and no masks between ranks. InvalidArgument as for Create, and for
+  // tokens that are no whole chunks.
+  static absl::StatusOr<RingSchedule> CreateInChunks(TokenShard shard, int64_t chunk,
+                                                     const AttentionMask& mask,
+                                                     const DocumentStarts& documents = {},
+                                                     const Spans& spans = {});
+
   // Attention of the first `tokens` tokens alone, which see no others: the mask is causal, without
   // spans or slices.
   RingSchedule Prefix(int64_t tokens) const;
@@ -49,6 +58,9 @@ class RingSchedule {
   int64_t rows() const {
     return slices_.empty() ? NumRows(documents_, spans_) : static_cast<int64_t>(slices_.size());
   }
+
+  // The masks of CreateInChunks; null for a ring's schedule.
+  const ChunkMasks* chunks() const { return chunks_.has_value() ? &*chunks_ : nullptr; }
 
   // Blocks of K and V: the forward, and RingAttention's backward with dK, dV.
   const RingRoute& kv_route() const { return kv_.route; }
@@ -96,6 +108,7 @@ class RingSchedule {
   std::optional<TokenShard> keys_;  // if they are of another sequence
   std::vector<BlockMask> for_keys_of_, for_queries_of_;
   Blocks kv_, queries_;
+  std::optional<ChunkMasks> chunks_;
 };
 
 }  // namespace burst

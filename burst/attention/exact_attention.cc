@@ -1,0 +1,314 @@
+#include "burst/attention/exact_attention.h"
+
+#include <cmath>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "burst/attention/ring/chunk_masks.h"
+#include "burst/base/status.h"
+#include "burst/kernels/flash_attention.h"
+
+namespace burst {
+namespace {
+
+constexpr int kPartAxis = 0, kTokenAxis = 2;  // of [K and V, batch, tokens, kv_heads, head_dim]
+
+// K and V of some tokens, one behind the other.
+Shape KeysShape(const Tensor& k, int64_t tokens) {
+  return {2, k.dim(0), tokens, k.dim(2), k.dim(3)};
+}
+
+// Copies between the tokens of all ranks, each rank's in memory of its own behind that of the one
+// before, and those of the sequence in order.
+enum class Direction { kToSequence, kToRanks };
+void Reorder(const TokenShard& shard, Direction direction, const Tensor& by_rank,
+             const Tensor& in_order) {
+  std::vector<TensorCopy> copies;
+  int64_t at = 0;
+  for (int rank = 0; rank < shard.num_groups(); ++rank) {
+    const std::vector<int32_t>& positions = shard.group_positions(rank);
+    const auto length = static_cast<int64_t>(positions.size());
+    Shape shape = in_order.shape();
+    shape[kTokenAxis] = length;
+    const int64_t numel = std::accumulate(shape.begin(), shape.end(), int64_t{1},
+                                          [](int64_t a, int64_t b) { return a * b; });
+    const Tensor own = by_rank.Slice(0, at, numel).View(shape);
+    at += numel;
+    for (int64_t begin = 0, end = 0; begin < length; begin = end) {
+      while (end < length && positions[end] == positions[begin] + (end - begin)) ++end;
+      const Tensor part = own.Slice(kTokenAxis, begin, end - begin);
+      const Tensor place = in_order.Slice(kTokenAxis, positions[begin], end - begin);
+      direction == Direction::kToSequence ? copies.push_back({part, place})
+                                          : copies.push_back({place, part});
+    }
+  }
+  CopyAll(copies);
+}
+
+// Elements of every rank's part.
+std::vector<int64_t> Counts(const TokenShard& shard, int64_t per_token) {
+  std::vector<int64_t> counts;
+  for (int rank = 0; rank < shard.num_groups(); ++rank) {
+    counts.push_back(shard.group_length(rank) * per_token);
+  }
+  return counts;
+}
+
+// A chunk of queries in one batch row, and the keys that it sees.
+struct Call {
+  int64_t row, begin;  // of the queries
+  ChunkMasks::Keys keys;
+  FlashAttentionShape shape;
+};
+
+template <typename Visit>
+void ForEachChunk(const ChunkMasks& masks, double softmax_scale, const Tensor& q, const Tensor& k,
+                  Visit visit) {
+  FlashAttentionShape shape;
+  shape.batch = 1;
+  shape.q_len = masks.chunk;
+  shape.num_heads = q.dim(2);
+  shape.num_kv_heads = k.dim(2);
+  shape.head_dim = q.dim(3);
+  shape.softmax_scale =
+      softmax_scale != 0 ? softmax_scale : 1 / std::sqrt(static_cast<double>(q.dim(3)));
+  shape.dtype = q.dtype();
+  for (int64_t row = 0; row < q.dim(0); ++row) {
+    for (int64_t i = 0; i < masks.count; ++i) {
+      const ChunkMasks::Keys keys = masks.KeysOf(row, i);
+      shape.k_len = keys.length;
+      shape.visible = masks.RangesOf(row, i, q.device());
+      visit(Call{row, i * masks.chunk, keys, shape});
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ExactAttention>> ExactAttention::Create(
+    const ExactAttentionOptions& options, Communicator* comm) {
+  if (options.chunk < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("a chunk of ", options.chunk, " tokens"));
+  }
+  if (options.mask.window < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("window ", options.mask.window, " is negative"));
+  }
+  if (!std::isfinite(options.softmax_scale)) {
+    return absl::InvalidArgumentError("softmax_scale is not finite");
+  }
+  return std::unique_ptr<ExactAttention>(new ExactAttention(options, comm));
+}
+
+absl::StatusOr<RingSchedule> ExactAttention::Schedule(int64_t seqlen,
+                                                      const DocumentStarts& documents,
+                                                      const Spans& spans) const {
+  if (seqlen < 0 || seqlen > INT32_MAX || seqlen % options_.chunk != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunks of ", options_.chunk, " tokens do not divide ", seqlen));
+  }
+  BURST_RETURN_IF_ERROR(CheckDocuments(seqlen, documents));
+  return Schedule(
+      ChunkPositions(options_.layout, options_.mask, documents, seqlen, options_.chunk, ranks()),
+      documents, spans);
+}
+
+absl::StatusOr<RingSchedule> ExactAttention::Schedule(
+    const std::vector<std::vector<int32_t>>& positions, const DocumentStarts& documents,
+    const Spans& spans) const {
+  BURST_ASSIGN_OR_RETURN(
+      TokenShard shard,
+      TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(), ranks(), positions));
+  return RingSchedule::CreateInChunks(std::move(shard), options_.chunk, options_.mask, documents,
+                                      spans);
+}
+
+absl::StatusOr<RingSchedule> ExactAttention::SlicedSchedule(int64_t, const MaskSlices&) const {
+  return absl::UnimplementedError("exact attention takes no slices");
+}
+
+absl::StatusOr<RingSchedule> ExactAttention::SlicedSchedule(
+    const std::vector<std::vector<int32_t>>&, const MaskSlices&) const {
+  return absl::UnimplementedError("exact attention takes no slices");
+}
+
+absl::StatusOr<RingSchedule> ExactAttention::CrossSchedule(int64_t, int64_t,
+                                                           std::optional<Layout>) const {
+  return absl::UnimplementedError("exact attention is of one sequence");
+}
+
+absl::Status ExactAttention::CheckInputs(const RingSchedule& schedule, const Tensor& q,
+                                         const Tensor& k, const Tensor& v) const {
+  BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
+  const TokenShard& shard = schedule.shard();
+  const int rank = comm_ == nullptr ? 0 : comm_->rank();
+  if (schedule.chunks() == nullptr || schedule.chunks()->chunk != options_.chunk ||
+      shard.group_index() != rank || shard.num_groups() != ranks()) {
+    return absl::InvalidArgumentError("the schedule is of another attention or another rank");
+  }
+  if (q.dim(1) != shard.local_length() || k.dim(1) != shard.local_length()) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " has ", shard.local_length(),
+                                                   " tokens of this schedule, q has ", q.dim(1),
+                                                   " and k ", k.dim(1)));
+  }
+  if (schedule.chunks()->rows > 1 && schedule.chunks()->rows != q.dim(0)) {
+    return absl::InvalidArgumentError(absl::StrCat("documents or spans of ",
+                                                   schedule.chunks()->rows,
+                                                   " rows for a batch of ", q.dim(0)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ExactAttention::GatherKeys(const RingSchedule& schedule, const Tensor& k,
+                                        const Tensor& v, Tensor* all_k, Tensor* all_v) {
+  if (ranks() == 1) {
+    *all_k = k;
+    *all_v = v;
+    return absl::OkStatus();
+  }
+  const TokenShard& shard = schedule.shard();
+  const Tensor own = Tensor::Empty(KeysShape(k, k.dim(1)), k.dtype(), k.device());
+  CopyAll({{k, own.Slice(kPartAxis, 0, 1).View(k.shape())},
+           {v, own.Slice(kPartAxis, 1, 1).View(v.shape())}});
+  const Tensor all = Tensor::Empty(KeysShape(k, shard.seqlen()), k.dtype(), k.device());
+  const Tensor by_rank = Tensor::Empty({all.numel()}, k.dtype(), k.device());
+  BURST_RETURN_IF_ERROR(comm_->PostAllGatherParts(
+      own.View({-1}), Counts(shard, 2 * k.dim(0) * k.dim(2) * k.dim(3)), by_rank));
+  BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kCollective));
+  Reorder(shard, Direction::kToSequence, by_rank, all);
+  const Shape shape = {k.dim(0), shard.seqlen(), k.dim(2), k.dim(3)};
+  *all_k = all.Slice(kPartAxis, 0, 1).View(shape);
+  *all_v = all.Slice(kPartAxis, 1, 1).View(shape);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensor> ExactAttention::ReduceKeyGrads(const RingSchedule& schedule,
+                                                      const Tensor& sums) {
+  if (ranks() == 1) return sums;
+  const TokenShard& shard = schedule.shard();
+  const Tensor by_rank = Tensor::Empty({sums.numel()}, sums.dtype(), sums.device());
+  Reorder(shard, Direction::kToRanks, by_rank, sums);
+  Shape shape = sums.shape();
+  shape[kTokenAxis] = shard.local_length();
+  const Tensor own = Tensor::Empty(shape, sums.dtype(), sums.device());
+  BURST_RETURN_IF_ERROR(comm_->PostReduceScatterSum(
+      by_rank, Counts(shard, 2 * sums.dim(1) * sums.dim(3) * sums.dim(4)), own.View({-1})));
+  BURST_RETURN_IF_ERROR(comm_->Wait(Channel::kCollective));
+  return own;
+}
+
+absl::Status ExactAttention::Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                                     const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) {
+  Tensor own_lse;
+  if (lse == nullptr) lse = &own_lse;
+  const DType sum_dtype = SumDType(q.dtype());
+  BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, v));
+  BURST_RETURN_IF_ERROR(EnsureOutput("out", q.shape(), q.dtype(), q.device(), out));
+  BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), sum_dtype, q.device(), lse));
+  Tensor all_k, all_v;
+  const int64_t sent = comm_ == nullptr ? 0 : comm_->stats().bytes_sent[2];
+  BURST_RETURN_IF_ERROR(GatherKeys(schedule, k, v, &all_k, &all_v));
+  if (comm_ != nullptr) sent_.forward += comm_->stats().bytes_sent[2] - sent;
+
+  // The kernels write lse contiguous, chunk by chunk.
+  const ChunkMasks& masks = *schedule.chunks();
+  const Tensor chunk_lse = Tensor::Empty({q.dim(0), masks.count, q.dim(2), masks.chunk}, sum_dtype,
+                                         q.device());
+  std::vector<TensorCopy> copies;
+  ForEachChunk(masks, options_.softmax_scale, q, k, [&](const Call& call) {
+    const auto of_chunk = [&](const Tensor& all) {
+      return all.Slice(0, call.row, 1).Slice(1, call.begin, masks.chunk);
+    };
+    const auto keys = [&](const Tensor& all) {
+      return all.Slice(0, call.row, 1).Slice(1, call.keys.begin, call.keys.length);
+    };
+    const Tensor part = chunk_lse.Slice(0, call.row, 1).Slice(1, call.begin / masks.chunk, 1);
+    FlashForwardParams params;
+    params.shape = call.shape;
+    params.q = Operand(of_chunk(q));
+    params.k = Operand(keys(all_k));
+    params.v = Operand(keys(all_v));
+    params.out = Operand(of_chunk(*out));
+    params.out_dtype = q.dtype();
+    params.lse = part.raw_data();
+    KernelsOf(q.device()).Forward(params);
+    copies.push_back({part.View({1, q.dim(2), masks.chunk}),
+                      lse->Slice(0, call.row, 1).Slice(2, call.begin, masks.chunk)});
+  });
+  CopyAll(copies);
+  if (saved != nullptr) *saved = {q, k, v, *out, *lse, {}, {}};
+  return absl::OkStatus();
+}
+
+absl::Status ExactAttention::Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq,
+                                      Tensor* dk, Tensor* dv) {
+  const Tensor &q = saved.q, &k = saved.k;
+  const DType sum_dtype = SumDType(q.dtype());
+  BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, saved.v));
+  BURST_RETURN_IF_ERROR(EnsureOutput("dq", q.shape(), q.dtype(), q.device(), dq));
+  BURST_RETURN_IF_ERROR(EnsureOutput("dk", k.shape(), k.dtype(), k.device(), dk));
+  BURST_RETURN_IF_ERROR(EnsureOutput("dv", k.shape(), k.dtype(), k.device(), dv));
+  Tensor all_k, all_v;
+  const int64_t sent = comm_ == nullptr ? 0 : comm_->stats().bytes_sent[2];
+  BURST_RETURN_IF_ERROR(GatherKeys(schedule, k, saved.v, &all_k, &all_v));
+
+  const ChunkMasks& masks = *schedule.chunks();
+  const Tensor sums =
+      Tensor::Zeros(KeysShape(k, schedule.shard().seqlen()), DType::kFloat64, q.device());
+  ForEachChunk(masks, options_.softmax_scale, q, k, [&](const Call& call) {
+    const auto of_chunk = [&](const Tensor& all) {
+      return all.Slice(0, call.row, 1).Slice(1, call.begin, masks.chunk);
+    };
+    const auto keys = [&](const Tensor& all) {
+      return all.Slice(0, call.row, 1).Slice(1, call.keys.begin, call.keys.length);
+    };
+    const auto rows = [&](const Tensor& all) {  // of lse and what is like it
+      return all.Slice(0, call.row, 1).Slice(2, call.begin, masks.chunk).Contiguous();
+    };
+    const Tensor own_q = of_chunk(q), lse = rows(saved.lse);
+    const Tensor dlse = saved.dlse.null() ? Tensor() : rows(saved.dlse);
+    const Tensor delta = Tensor::EmptyLike(lse);
+    FlashDeltaParams of_delta;
+    of_delta.shape = call.shape;
+    of_delta.out = Operand(of_chunk(saved.out));
+    of_delta.dout = Operand(of_chunk(saved.dout));
+    of_delta.dlse = dlse.null() ? nullptr : dlse.raw_data();
+    of_delta.delta = delta.raw_data();
+    const AttentionKernels& kernels = KernelsOf(q.device());
+    kernels.Delta(of_delta);
+
+    const Tensor own_dq = Tensor::Zeros(own_q.shape(), sum_dtype, q.device());
+    const Tensor own_dkv = Tensor::Zeros(
+        {2, call.keys.length, k.dim(2), k.dim(3)}, sum_dtype, q.device());
+    const auto gradient = [&](int part) {
+      return own_dkv.Slice(0, part, 1).View({1, call.keys.length, k.dim(2), k.dim(3)});
+    };
+    FlashBackwardParams params;
+    params.shape = call.shape;
+    params.q = Operand(own_q);
+    params.k = Operand(keys(all_k));
+    params.v = Operand(keys(all_v));
+    params.dout = Operand(of_chunk(saved.dout));
+    params.lse = lse.raw_data();
+    params.delta = delta.raw_data();
+    params.dq = Operand(own_dq);
+    params.dk = Operand(gradient(0));
+    params.dv = Operand(gradient(1));
+    kernels.Backward(params);
+    FlashConvert(own_dq, of_chunk(*dq));
+    for (int part = 0; part < 2; ++part) {
+      AddExactly(gradient(part), options_.grid,
+                 keys(sums.Slice(kPartAxis, part, 1)
+                          .View({k.dim(0), schedule.shard().seqlen(), k.dim(2), k.dim(3)})));
+    }
+  });
+  BURST_ASSIGN_OR_RETURN(const Tensor own, ReduceKeyGrads(schedule, sums));
+  if (comm_ != nullptr) sent_.backward += comm_->stats().bytes_sent[2] - sent;
+  const Tensor converted = own.To(k.dtype());
+  dk->CopyFrom(converted.Slice(kPartAxis, 0, 1).View(k.shape()));
+  dv->CopyFrom(converted.Slice(kPartAxis, 1, 1).View(k.shape()));
+  return absl::OkStatus();
+}
+
+}  // namespace burst

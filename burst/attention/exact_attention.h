@@ -1,0 +1,86 @@
+// Attention whose results are the same bits on any number of ranks, in any layout.
+//
+// A sequence is divided into chunks of a fixed number of tokens, of which a rank has some. Ranks
+// gather the keys and values of the whole sequence. A kernel is called for every chunk of queries
+// with the keys that it sees, so a call never depends on who else is there:
+//   forward   out, lse of a chunk: one call
+//   backward  dQ of a chunk: one call; the call's parts of dK and dV are added exactly
+//             (burst/tensor/exact_sum.h) to those of the other chunks, on this rank and on others
+//
+// This is for comparing runs and finding errors, not for the longest sequences: every rank needs
+// room for K and V of all tokens, and for their gradients in float64. A rank sends as many keys and
+// values as in a ring, and gradients of twice the bytes.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "burst/attention/sequence_parallel_attention.h"
+#include "burst/comm/communicator.h"
+#include "burst/tensor/exact_sum.h"
+
+namespace burst {
+
+struct ExactAttentionOptions {
+  Layout layout = Layout::kZigzag;  // of whole chunks
+  AttentionMask mask;
+  double softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
+  int64_t chunk = 0;         // tokens; must divide the length of every sequence
+  // What the chunks' parts of dK and dV are rounded to, in the scale of the gradients that a caller
+  // works with: ExactGrid::For(unit, chunks of a sequence).
+  ExactGrid grid;
+};
+
+class ExactAttention : public SequenceParallelAttention {
+ public:
+  // `comm` must outlive the object; null: a single rank. InvalidArgument for bad options.
+  static absl::StatusOr<std::unique_ptr<ExactAttention>> Create(
+      const ExactAttentionOptions& options, Communicator* comm);
+
+  // InvalidArgument for a length that the chunk does not divide.
+  absl::StatusOr<RingSchedule> Schedule(int64_t seqlen, const DocumentStarts& documents = {},
+                                        const Spans& spans = {}) const override;
+  // InvalidArgument unless the positions of every rank are whole chunks.
+  absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
+                                        const DocumentStarts& documents = {},
+                                        const Spans& spans = {}) const override;
+  // Unimplemented, these three.
+  absl::StatusOr<RingSchedule> SlicedSchedule(int64_t seqlen,
+                                              const MaskSlices& slices) const override;
+  absl::StatusOr<RingSchedule> SlicedSchedule(const std::vector<std::vector<int32_t>>& positions,
+                                              const MaskSlices& slices) const override;
+  absl::StatusOr<RingSchedule> CrossSchedule(
+      int64_t q_seqlen, int64_t k_seqlen,
+      std::optional<Layout> k_layout = std::nullopt) const override;
+
+  absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                       const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override;
+  absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
+                        Tensor* dv) override;
+
+  BytesSent bytes_sent() const override { return sent_; }
+  void ResetStats() override { sent_ = BytesSent(); }
+
+ private:
+  ExactAttention(const ExactAttentionOptions& options, Communicator* comm)
+      : options_(options), comm_(comm) {}
+
+  int ranks() const { return comm_ == nullptr ? 1 : comm_->world_size(); }
+  absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                           const Tensor& v) const;
+  // K and V of this rank's tokens -> of all tokens, in order of position.
+  absl::Status GatherKeys(const RingSchedule& schedule, const Tensor& k, const Tensor& v,
+                          Tensor* all_k, Tensor* all_v);
+  // Their gradients' sums of all tokens, [2, batch, seqlen, kv_heads, head_dim] float64 -> the sums
+  // over the ranks of those of this rank's tokens.
+  absl::StatusOr<Tensor> ReduceKeyGrads(const RingSchedule& schedule, const Tensor& sums);
+
+  const ExactAttentionOptions options_;
+  Communicator* const comm_;
+  BytesSent sent_;
+};
+
+}  // namespace burst

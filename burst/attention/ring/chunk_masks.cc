@@ -1,0 +1,87 @@
+#include "burst/attention/ring/chunk_masks.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "burst/attention/ring/balance.h"
+#include "burst/base/check.h"
+
+namespace burst {
+namespace {
+
+// Documents as chunks see them: one starts where a chunk does in which a document starts.
+DocumentStarts ChunksOf(DocumentStarts documents, int64_t chunk) {
+  for (std::vector<int32_t>& starts : documents) {
+    for (int32_t& start : starts) start /= static_cast<int32_t>(chunk);
+    starts.erase(std::unique(starts.begin(), starts.end()), starts.end());
+  }
+  return documents;
+}
+
+}  // namespace
+
+KeyRanges ChunkMasks::RangesOf(int64_t row, int64_t index, DeviceType device) const {
+  KeyRanges ranges = visible.ranges(device);
+  const int64_t first = (rows == 1 ? 0 : row) * visible.q_len + index * chunk;
+  ranges.begin += first;
+  ranges.end += first;
+  ranges.batch_stride = 0;
+  return ranges;
+}
+
+ChunkMasks ComputeChunkMasks(const AttentionMask& mask, const DocumentStarts& documents,
+                             const Spans& spans, const std::vector<int32_t>& positions,
+                             int64_t seqlen, int64_t chunk) {
+  std::vector<int32_t> all(seqlen);
+  std::iota(all.begin(), all.end(), 0);
+  ChunkMasks masks;
+  masks.chunk = chunk;
+  masks.visible = ComputeVisibleKeys(mask, documents, spans, positions, all);
+  masks.visible.all = false;  // RangesOf counts on begin and end
+  masks.visible.most_queries = 0;
+  masks.rows = masks.visible.rows;
+  masks.count = static_cast<int64_t>(positions.size()) / chunk;
+  for (int64_t i = 0; i < static_cast<int64_t>(positions.size()); ++i) {
+    BURST_CHECK_EQ(positions[i], positions[i / chunk * chunk] + i % chunk) << "no whole chunks";
+  }
+  for (int64_t first = 0; first < masks.rows * masks.visible.q_len; first += chunk) {
+    int32_t* const begins = masks.visible.begin.data() + first;
+    int32_t* const ends = masks.visible.end.data() + first;
+    // Neither begins nor ends ever decrease.
+    const int32_t begin = begins[0], end = std::max(begin, ends[chunk - 1]);
+    masks.keys.push_back({begin, end - begin});
+    for (int64_t i = 0; i < chunk; ++i) {
+      begins[i] -= begin;
+      ends[i] -= begin;
+    }
+  }
+  return masks;
+}
+
+std::vector<std::vector<int32_t>> ChunkPositions(Layout layout, const AttentionMask& mask,
+                                                 const DocumentStarts& documents, int64_t seqlen,
+                                                 int64_t chunk, int ranks) {
+  BURST_CHECK(chunk >= 1 && seqlen % chunk == 0) << seqlen << " tokens in chunks of " << chunk;
+  const int64_t chunks = seqlen / chunk;
+  std::vector<std::vector<int32_t>> owned(ranks);
+  if (layout == Layout::kBalanced && !documents.empty() && chunks > 0) {
+    const AttentionMask of_chunks{mask.causal, (mask.window + chunk - 1) / chunk};
+    owned = BalancedPositions(of_chunks, ChunksOf(documents, chunk), chunks, ranks);
+  } else {
+    for (int rank = 0; rank < ranks; ++rank) {
+      owned[rank] = LocalPositions(layout, chunks, rank, ranks);
+    }
+  }
+  std::vector<std::vector<int32_t>> positions(ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (const int32_t index : owned[rank]) {
+      for (int64_t i = 0; i < chunk; ++i) {
+        positions[rank].push_back(static_cast<int32_t>(index * chunk + i));
+      }
+    }
+  }
+  return positions;
+}
+
+}  // namespace burst

@@ -1,0 +1,12 @@
+// What exact_sum.cc does on a GPU, queued on the calling thread's stream.
+#pragma once
+
+#include "burst/tensor/exact_sum.h"
+
+namespace burst {
+namespace cuda {
+
+void AddExactly(const Tensor& terms, const ExactGrid& grid, const Tensor& sum);
+
+}  // namespace cuda
+}  // namespace burst
