@@ -128,8 +128,8 @@ class ParameterList {
   void Initialize(uint64_t seed);
   void ZeroGrad();
 
-  // ---- Gradients whose bits do not depend on the order of their contributions, on ranks that
-  // divide nothing: float64 sums, to which what has come together in a gradient is added exactly.
+  // ---- Gradients whose bits do not depend on the order of their contributions, in the stages 0
+  // and 1: float64 sums, to which what has come together in a gradient is added exactly.
 
   // From now on; the sums are zero. After Allocate.
   void SumGradsExactly(const ExactGrid& grid);

@@ -202,7 +202,7 @@ OptionTable TrainOptions(TrainConfig* c) {
         "The same bits on any number of ranks, in any layout: losses, gradients and weights, also "
         "of a run that is resumed on other ranks. Costs time, and memory for the keys and values "
         "of all tokens and for a second gradient in fp64 (docs/decisions/0019). For --strategy "
-        "burst and single, without --zero, --head_chunk and --recompute=sequence.");
+        "burst and single; not for --zero=2 and 3, --head_chunk and --recompute=sequence.");
   t.Add("exact_chunk", &c->exact_chunk, kMustAgree,
         "With --exact: the tokens of a chunk, which no rank divides. The bits depend on it. A "
         "multiple of 16 that divides --seqlen. 0: the largest up to 4096 that leaves 8 chunks or "

@@ -417,7 +417,7 @@ absl::Status ResolveExact(const TrainConfig& c, ResolvedConfig* config) {
   if (c.strategy != Strategy::kBurst && c.strategy != Strategy::kSingle) {
     return not_with("strategy", Name(c.strategy), "leave it out: ranks gather keys and values");
   }
-  if (c.zero > 0) return not_with("zero", c.zero, "every rank has the whole state");
+  if (c.zero > 1) return not_with("zero", c.zero, "give 0 or 1: every rank has all gradients");
   if (c.head_chunk > 0) return not_with("head_chunk", c.head_chunk, "leave it out");
   if (c.recompute == Recompute::kSequence) {
     return not_with("recompute", Name(c.recompute), "give selective or full");

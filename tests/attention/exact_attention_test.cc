@@ -1,0 +1,160 @@
+// ExactAttention on ranks, on the device: the attention that a naive one in double precision
+// computes, and the same bits on any number of ranks, in every layout.
+#include "burst/attention/exact_attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "burst/attention/burst_attention.h"
+#include "burst/base/status.h"
+#include "burst/comm/communicator.h"
+#include "tests/attention/sequence_problem.h"
+#include "tests/testing/attention_reference.h"
+#include "tests/testing/test_device.h"
+
+namespace burst {
+namespace {
+
+// The inputs' gradients are of numbers near 1, and dK and dV of a hundred or so of them.
+ExactAttentionOptions Options(const AttentionMask& mask, int64_t chunk, int64_t seqlen) {
+  ExactAttentionOptions options;
+  options.mask = mask;
+  options.chunk = chunk;
+  options.grid = ExactGrid::For(0x1p-34, seqlen / chunk);
+  return options;
+}
+
+AttentionResults Attend(const Inputs& inputs, ExactAttentionOptions options, Layout layout,
+                        int ranks, const DocumentStarts& documents, const Spans& spans = {}) {
+  options.layout = layout;
+  const AttentionResults results = EmptyResults(inputs);
+  const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
+    BURST_ASSIGN_OR_RETURN(const auto attention, ExactAttention::Create(options, &comm));
+    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+                           attention->Schedule(inputs.q.dim(1), documents, spans));
+    const std::vector<int32_t>& positions = schedule.shard().local_positions();
+    Tensor out, lse, dq, dk, dv;
+    SequenceParallelAttention::Saved saved;
+    BURST_RETURN_IF_ERROR(attention->Forward(schedule, TakeRows(inputs.q, positions),
+                                             TakeRows(inputs.k, positions),
+                                             TakeRows(inputs.v, positions), &out, &lse, &saved));
+    saved.dout = TakeRows(inputs.dout, positions);
+    const Tensor dlse = TakeColumns(inputs.dlse, positions);
+    saved.dlse = Is16Bit(dlse.dtype()) ? dlse.To(DType::kFloat32) : dlse;
+    BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
+    PutRows(out, positions, results.out);
+    PutColumns(Is16Bit(inputs.q.dtype()) ? lse.To(inputs.q.dtype()) : lse, positions, results.lse);
+    PutRows(dq, positions, results.dq);
+    PutRows(dk, positions, results.dk);
+    PutRows(dv, positions, results.dv);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return results;
+}
+
+// Two rows with documents of their own.
+DocumentStarts Documents(const NamedMask& mask, int64_t seqlen) {
+  if (!mask.packed) return {};
+  return {MixedDocuments(seqlen)[0], {0, 1, static_cast<int32_t>(seqlen / 2)}};
+}
+
+class ExactAttentionTest : public testing::TestWithParam<NamedMask> {};
+INSTANTIATE_TEST_SUITE_P(Masks, ExactAttentionTest, testing::ValuesIn(kMasks),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+constexpr int64_t kBatch = 2, kSeqlen = 192, kChunk = 16, kHeads = 4, kKvHeads = 2;
+
+// Grouped heads. 2^-35 of every part of dK and dV is rounded away, of 12 chunks, where gradients
+// are near 1.
+TEST_P(ExactAttentionTest, IsAttentionInDouble) {
+  const int64_t head_dim = 8;
+  const Inputs inputs =
+      RandomInputs(kBatch, kSeqlen, kHeads, kKvHeads, head_dim, DType::kFloat64, 1);
+  const DocumentStarts documents = Documents(GetParam(), kSeqlen);
+  const AttentionResults expected = Reference(inputs, GetParam().mask, documents,
+                                              1 / std::sqrt(static_cast<double>(head_dim)));
+  for (const int ranks : {1, 3}) {
+    const AttentionResults actual = Attend(inputs, Options(GetParam().mask, kChunk, kSeqlen),
+                                           Layout::kZigzag, ranks, documents);
+    ExpectClose({actual.out, actual.lse, actual.dq, expected.dk, expected.dv}, expected, 1e-12);
+    ExpectClose(actual, expected, kSeqlen / kChunk * 0x1p-35);
+  }
+}
+
+// More ranks than chunks, too.
+TEST_P(ExactAttentionTest, HasTheSameBitsOnAnyRanks) {
+  std::vector<DType> dtypes = {DType::kFloat32};
+  if (kTestDevice == DeviceType::kCuda) dtypes = {DType::kFloat32, DType::kBFloat16};
+  for (const DType dtype : dtypes) {
+    const int64_t head_dim = kTestDevice == DeviceType::kCuda ? 64 : 20;
+    const Inputs inputs = RandomInputs(kBatch, kSeqlen, kHeads, kKvHeads, head_dim, dtype, 2);
+    const DocumentStarts documents = Documents(GetParam(), kSeqlen);
+    const ExactAttentionOptions options = Options(GetParam().mask, kChunk, kSeqlen);
+    const AttentionResults one = Attend(inputs, options, Layout::kContiguous, 1, documents);
+    for (const int ranks : {2, 3, 4, 8, 13}) {
+      for (const Layout layout : kLayouts) {
+        SCOPED_TRACE(absl::StrCat(Name(dtype), ", ", ranks, " ranks, ", Name(layout)));
+        ExpectBitwiseEqual(Attend(inputs, options, layout, ranks, documents), one);
+      }
+    }
+  }
+}
+
+// A row's results do not depend on the rows beside it: what data parallel ranks need.
+TEST_P(ExactAttentionTest, HasTheSameBitsInAnyBatch) {
+  const DType dtype = kTestDevice == DeviceType::kCuda ? DType::kBFloat16 : DType::kFloat32;
+  const int64_t head_dim = kTestDevice == DeviceType::kCuda ? 128 : 20;
+  const Inputs inputs = RandomInputs(kBatch, kSeqlen, kHeads, kKvHeads, head_dim, dtype, 3);
+  const DocumentStarts documents = Documents(GetParam(), kSeqlen);
+  const ExactAttentionOptions options = Options(GetParam().mask, kChunk, kSeqlen);
+  const AttentionResults both = Attend(inputs, options, Layout::kZigzag, 2, documents);
+  for (int64_t row = 0; row < kBatch; ++row) {
+    const auto of_row = [row](const Tensor& all) { return all.Slice(0, row, 1).Contiguous(); };
+    const Inputs alone = {of_row(inputs.q), of_row(inputs.k), of_row(inputs.v),
+                          of_row(inputs.dout), of_row(inputs.dlse)};
+    DocumentStarts own;
+    if (!documents.empty()) own = {documents[row]};
+    ExpectBitwiseEqual(Attend(alone, options, Layout::kStriped, 3, own),
+                       {of_row(both.out), of_row(both.lse), of_row(both.dq), of_row(both.dk),
+                        of_row(both.dv)});
+  }
+}
+
+TEST(ExactAttentionErrors, AreClear) {
+  const auto contains = [](const absl::Status& status, const char* text) {
+    return absl::StrContains(status.message(), text);
+  };
+  ExactAttentionOptions options = Options({}, 16, 64);
+  options.chunk = 0;
+  EXPECT_TRUE(contains(ExactAttention::Create(options, nullptr).status(), "chunk of 0"));
+  options.chunk = 16;
+  const auto attention = *ExactAttention::Create(options, nullptr);
+  EXPECT_TRUE(contains(attention->Schedule(40).status(), "chunks of 16 tokens do not divide 40"));
+  EXPECT_TRUE(contains(attention->Schedule({{0, 1, 2, 3, 4, 5, 6, 7}}).status(), "whole chunks"));
+  EXPECT_EQ(attention->SlicedSchedule(64, {}).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(attention->CrossSchedule(64, 32).status().code(), absl::StatusCode::kUnimplemented);
+  // Schedules of one are not for the other.
+  const auto ring = *BurstAttention::Create({}, nullptr);
+  const Inputs inputs = RandomInputs(1, 32, 2, 2, 8, DType::kFloat32, 4);
+  const auto forward = [&](SequenceParallelAttention& of, const RingSchedule& schedule) {
+    Tensor out, lse;
+    const auto on_device = [](const Tensor& t) { return t.To(kTestDevice); };
+    return of.Forward(schedule, on_device(inputs.q), on_device(inputs.k), on_device(inputs.v), &out,
+                      &lse, nullptr);
+  };
+  EXPECT_TRUE(contains(forward(*attention, *ring->Schedule(32)), "another attention"));
+  EXPECT_TRUE(contains(forward(*ring, *attention->Schedule(32)), "in chunks"));
+  EXPECT_TRUE(contains(forward(*attention, *attention->Schedule(48)), "48 tokens"));
+}
+
+}  // namespace
+}  // namespace burst
