@@ -11,7 +11,8 @@
 // the peak of tensor memory. gpu_train_step.py runs those beside PyTorch.
 //
 // On GPUs a step is deterministic by default (as --deterministic of //train); names that end in
-// _nondeterministic allow kernels that add in any order.
+// _nondeterministic allow kernels that add in any order. Names with _exact have the same bits on any
+// number of ranks (--exact), in chunks of the number of tokens that follows, or of the default.
 
 #include <benchmark/benchmark.h>
 #include <unistd.h>
@@ -21,6 +22,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -78,12 +80,21 @@ void WriteText(const std::string& path, int64_t characters) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
+// What is not as by default.
+struct Settings {
+  bool deterministic = true;
+  bool exact = false;
+  int64_t exact_chunk = 0;
+};
+
 absl::StatusOr<TrainingSetup> Prepare(const Folder& folder, const std::string& model, int64_t batch,
                                       int64_t seqlen, int64_t ranks, DeviceChoice device,
-                                      bool deterministic) {
+                                      const Settings& settings) {
   TrainConfig options;
   options.device = device;
-  options.deterministic = deterministic;
+  options.deterministic = settings.deterministic;
+  options.exact = settings.exact;
+  options.exact_chunk = settings.exact_chunk;
   if (model == "d12" || model == "llama_1b") {
     options.data = folder / "tokens.bin";
     WriteShard(options.data, std::max<int64_t>(1 << 17, 4 * batch * seqlen),
@@ -107,10 +118,11 @@ absl::StatusOr<TrainingSetup> Prepare(const Folder& folder, const std::string& m
 }
 
 void TrainStep(benchmark::State& state, const std::string& model, int64_t batch, int64_t seqlen,
-               int64_t ranks, DeviceChoice device = DeviceChoice::kCpu, bool deterministic = true) {
+               int64_t ranks, DeviceChoice device = DeviceChoice::kCpu,
+               const Settings& settings = {}) {
   const Folder folder;
   const absl::StatusOr<TrainingSetup> setup =
-      Prepare(folder, model, batch, seqlen, ranks, device, deterministic);
+      Prepare(folder, model, batch, seqlen, ranks, device, settings);
   if (!setup.ok()) return state.SkipWithError(setup.status().ToString().c_str());
   const bool cuda = device == DeviceChoice::kCuda;
   double peak = 0;
@@ -179,16 +191,25 @@ BENCHMARK_CAPTURE(TrainStep, llama_tiny_ring_of_2, "llama_tiny", 8, 256, 2)
     ->Unit(benchmark::kMillisecond)
     ->UseRealTime()
     ->MinTime(3);
+BENCHMARK_CAPTURE(TrainStep, llama_tiny_2_ranks_exact, "llama_tiny", 8, 256, 2, DeviceChoice::kCpu,
+                  Settings{true, true, 0})
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime()
+    ->MinTime(3);
 
-// By default, bitwise reproducible, and as PyTorch trains by default.
-void RegisterCuda(const std::string& model, int64_t batch, int64_t seqlen) {
-  for (const bool deterministic : {true, false}) {
-    const std::string name =
-        absl::StrCat("TrainStep/cuda_", model, deterministic ? "" : "_nondeterministic");
-    benchmark::RegisterBenchmark(name.c_str(),
-                                 [=](benchmark::State& state) {
+// By default, bitwise reproducible; as PyTorch trains by default; and exact, in such chunks.
+void RegisterCuda(const std::string& model, int64_t batch, int64_t seqlen,
+                  const std::vector<int64_t>& exact_chunks) {
+  std::vector<std::pair<std::string, Settings>> all = {{"", {}}, {"_nondeterministic", {false}}};
+  for (const int64_t chunk : exact_chunks) {
+    all.push_back({absl::StrCat("_exact", chunk == 0 ? "" : absl::StrCat("_", chunk)),
+                   {true, true, chunk}});
+  }
+  for (const auto& [suffix, settings] : all) {
+    benchmark::RegisterBenchmark(absl::StrCat("TrainStep/cuda_", model, suffix).c_str(),
+                                 [=, settings = settings](benchmark::State& state) {
                                    TrainStep(state, model, batch, seqlen, /*ranks=*/1,
-                                             DeviceChoice::kCuda, deterministic);
+                                             DeviceChoice::kCuda, settings);
                                  })
         ->Unit(benchmark::kMillisecond)
         ->UseRealTime()
@@ -203,8 +224,8 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   if (burst::CudaDeviceCount() > 0) {
-    burst::RegisterCuda("d12", 64, 1024);
-    burst::RegisterCuda("llama_1b", 1, 16384);
+    burst::RegisterCuda("d12", 64, 1024, {0, 1024});
+    burst::RegisterCuda("llama_1b", 1, 16384, {0, 4096, 16384});
   }
   benchmark::RunSpecifiedBenchmarks();
 }
