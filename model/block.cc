@@ -219,11 +219,11 @@ Variable Block::ForwardInChunks(const ForwardPass& pass, const Variable& x) cons
   const DType dtype = x.value().dtype();
   const DeviceType device = x.value().device();
   ReachOp(static_cast<int>(layer_), "projections", /*on_device=*/true);
-  const Variable qkv = pass.InChunks(
-      {x}, attention_->ProjectedShape(), dtype, device,
-      [&](const ForwardPass& of_chunk, const std::vector<Variable>& inputs) {
-        return attention_->Project(of_chunk, *attention_norm_, inputs[0]);
-      });
+  const Variable qkv =
+      pass.InChunks({x}, attention_->ProjectedShape(), dtype, device,
+                    [&](const ForwardPass& of_chunk, const std::vector<Variable>& inputs) {
+                      return attention_->Project(of_chunk, *attention_norm_, inputs[0]);
+                    });
   const Variable out = attention_->Attend(pass, qkv);
   return pass.InChunks(
       {x, out}, {x.shape().back()}, dtype, device,

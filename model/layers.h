@@ -53,25 +53,15 @@ struct ForwardPass {
 
   // The same on another tape, for one layer.
   ForwardPass On(Tape& other, std::shared_ptr<KeptAttention> kept) const {
-    return {other,
-            parallel,
-            shard,
-            attend,
-            rope,
-            dropout_rate,
-            dropout,
-            global_positions,
-            std::move(kept),
-            ffn_chunk,
-            head_chunk,
-            recomputed_schedule,
+    return {other,   parallel,         shard,           attend,    rope,       dropout_rate,
+            dropout, global_positions, std::move(kept), ffn_chunk, head_chunk, recomputed_schedule,
             chunks};
   }
   // The same for one of its chunks, which [1, chunk, ...] tensors are given for.
   ForwardPass Of(const TokenChunk& chunk, Tape& other) const;
   // InChunks of functions that make [1, chunk, trailing...] on such a pass.
-  using ChunkStep = std::function<Variable(const ForwardPass& of_chunk,
-                                           const std::vector<Variable>& inputs)>;
+  using ChunkStep =
+      std::function<Variable(const ForwardPass& of_chunk, const std::vector<Variable>& inputs)>;
   Variable InChunks(const std::vector<Variable>& inputs, const Shape& trailing, DType dtype,
                     DeviceType device, const ChunkStep& step,
                     ResultUse use = ResultUse::kRead) const;

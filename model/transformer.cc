@@ -173,7 +173,8 @@ void Transformer::set_ffn_chunk(int64_t tokens) {
 }
 
 void Transformer::set_head_chunk(int64_t kv_heads) {
-  BURST_CHECK(kv_heads == 0 || (parallel_.ranks() == 1 && exact_chunk_ == 0 && config_.kv_heads % kv_heads == 0))
+  BURST_CHECK(kv_heads == 0 ||
+              (parallel_.ranks() == 1 && exact_chunk_ == 0 && config_.kv_heads % kv_heads == 0))
       << kv_heads << " of " << config_.kv_heads << " KV heads at a time";
   head_chunk_ = kv_heads;
 }
@@ -212,11 +213,11 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, cons
 Variable Transformer::Embed(const ForwardPass& pass, const Tensor& tokens,
                             const Tensor& positions) const {
   if (pass.chunks != nullptr) {
-    return burst::InChunks(
-        pass.tape, {}, *pass.chunks, {config_.width}, dtype(), device(),
-        [&](Tape& tape, const std::vector<Variable>&, const TokenChunk& chunk) {
-          return Embed(pass.Of(chunk, tape), chunk.Of(tokens), chunk.Of(positions));
-        });
+    return burst::InChunks(pass.tape, {}, *pass.chunks, {config_.width}, dtype(), device(),
+                           [&](Tape& tape, const std::vector<Variable>&, const TokenChunk& chunk) {
+                             return Embed(pass.Of(chunk, tape), chunk.Of(tokens),
+                                          chunk.Of(positions));
+                           });
   }
   BeginEmbedding(pass.tape);
   Variable x = config_.family == Family::kGpt2
@@ -340,7 +341,8 @@ Variable Transformer::Loss(Tape& tape, SequenceParallelAttention& attention,
                            const SequenceBatch& batch, double loss_scale, const DropoutKey& dropout,
                            const GradientsReady& ready) const {
   const Variable x = Hidden(tape, attention, batch, dropout, ready);
-  if (batch.schedule->chunks() != nullptr) return LossInChunks(tape, x, batch.targets, loss_scale, Chunks(batch));
+  if (batch.schedule->chunks() != nullptr)
+    return LossInChunks(tape, x, batch.targets, loss_scale, Chunks(batch));
   const Variable loss = LinearCrossEntropy(tape, x, head(), batch.targets, loss_scale);
   EndHead(tape);
   return loss;

@@ -200,7 +200,7 @@ class Transformer {
   mutable std::shared_ptr<const RingSchedule> prefix_, prefix_of_;
   int64_t ffn_chunk_ = 0, head_chunk_ = 0;
   int64_t exact_chunk_ = 0, exact_tokens_ = 0;  // of set_exact; 0: not set
-  std::unique_ptr<HostCopies> copies_;  // with offload, else null
+  std::unique_ptr<HostCopies> copies_;          // with offload, else null
   ParameterUse* use_ = nullptr;
   ParameterList parameters_;
   Variable token_embedding_;     // [vocab, width]

@@ -11,8 +11,8 @@
 // the peak of tensor memory. gpu_train_step.py runs those beside PyTorch.
 //
 // On GPUs a step is deterministic by default (as --deterministic of //train); names that end in
-// _nondeterministic allow kernels that add in any order. Names with _exact have the same bits on any
-// number of ranks (--exact), in chunks of the number of tokens that follows, or of the default.
+// _nondeterministic allow kernels that add in any order. Names with _exact have the same bits on
+// any number of ranks (--exact), in chunks of the number of tokens that follows, or of the default.
 
 #include <benchmark/benchmark.h>
 #include <unistd.h>
@@ -202,8 +202,8 @@ void RegisterCuda(const std::string& model, int64_t batch, int64_t seqlen,
                   const std::vector<int64_t>& exact_chunks) {
   std::vector<std::pair<std::string, Settings>> all = {{"", {}}, {"_nondeterministic", {false}}};
   for (const int64_t chunk : exact_chunks) {
-    all.push_back({absl::StrCat("_exact", chunk == 0 ? "" : absl::StrCat("_", chunk)),
-                   {true, true, chunk}});
+    all.push_back(
+        {absl::StrCat("_exact", chunk == 0 ? "" : absl::StrCat("_", chunk)), {true, true, chunk}});
   }
   for (const auto& [suffix, settings] : all) {
     benchmark::RegisterBenchmark(absl::StrCat("TrainStep/cuda_", model, suffix).c_str(),

@@ -117,9 +117,8 @@ absl::StatusOr<RingSchedule> ExactAttention::Schedule(int64_t seqlen,
 absl::StatusOr<RingSchedule> ExactAttention::Schedule(
     const std::vector<std::vector<int32_t>>& positions, const DocumentStarts& documents,
     const Spans& spans) const {
-  BURST_ASSIGN_OR_RETURN(
-      TokenShard shard,
-      TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(), ranks(), positions));
+  BURST_ASSIGN_OR_RETURN(TokenShard shard, TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
+                                                              ranks(), positions));
   return RingSchedule::CreateInChunks(std::move(shard), options_.chunk, options_.mask, documents,
                                       spans);
 }
@@ -153,9 +152,8 @@ absl::Status ExactAttention::CheckInputs(const RingSchedule& schedule, const Ten
                                                    " and k ", k.dim(1)));
   }
   if (schedule.chunks()->rows > 1 && schedule.chunks()->rows != q.dim(0)) {
-    return absl::InvalidArgumentError(absl::StrCat("documents or spans of ",
-                                                   schedule.chunks()->rows,
-                                                   " rows for a batch of ", q.dim(0)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "documents or spans of ", schedule.chunks()->rows, " rows for a batch of ", q.dim(0)));
   }
   return absl::OkStatus();
 }
@@ -213,8 +211,8 @@ absl::Status ExactAttention::Forward(const RingSchedule& schedule, const Tensor&
 
   // The kernels write lse contiguous, chunk by chunk.
   const ChunkMasks& masks = *schedule.chunks();
-  const Tensor chunk_lse = Tensor::Empty({q.dim(0), masks.count, q.dim(2), masks.chunk}, sum_dtype,
-                                         q.device());
+  const Tensor chunk_lse =
+      Tensor::Empty({q.dim(0), masks.count, q.dim(2), masks.chunk}, sum_dtype, q.device());
   std::vector<TensorCopy> copies;
   ForEachChunk(masks, options_.softmax_scale, q, k, [&](const Call& call) {
     const auto of_chunk = [&](const Tensor& all) {
@@ -279,8 +277,8 @@ absl::Status ExactAttention::Backward(const RingSchedule& schedule, const Saved&
     kernels.Delta(of_delta);
 
     const Tensor own_dq = Tensor::Zeros(own_q.shape(), sum_dtype, q.device());
-    const Tensor own_dkv = Tensor::Zeros(
-        {2, call.keys.length, k.dim(2), k.dim(3)}, sum_dtype, q.device());
+    const Tensor own_dkv =
+        Tensor::Zeros({2, call.keys.length, k.dim(2), k.dim(3)}, sum_dtype, q.device());
     const auto gradient = [&](int part) {
       return own_dkv.Slice(0, part, 1).View({1, call.keys.length, k.dim(2), k.dim(3)});
     };

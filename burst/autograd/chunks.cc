@@ -117,9 +117,8 @@ Variable InChunks(Tape& tape, const std::vector<Variable>& inputs, const ChunkOp
 
   tape.Record("chunks", {y}, [&tape, inputs, options, y, runs] {
     const Tensor dy = y.grad().Contiguous();
-    BackwardChunks(tape, inputs, options, runs.get(), [&](const ChunkRun& run) {
-      return run.chunk.Of(dy).View(run.result.shape());
-    });
+    BackwardChunks(tape, inputs, options, runs.get(),
+                   [&](const ChunkRun& run) { return run.chunk.Of(dy).View(run.result.shape()); });
   });
   return y;
 }
@@ -127,16 +126,14 @@ Variable InChunks(Tape& tape, const std::vector<Variable>& inputs, const ChunkOp
 Variable SumOfChunks(Tape& tape, const std::vector<Variable>& inputs, const ChunkOptions& options,
                      DeviceType device, const ExactGrid& grid, const ChunkFunction& function) {
   const Tensor sum = Tensor::Zeros({}, DType::kFloat64, device);
-  const auto runs =
-      RunChunks(tape, inputs, options, ResultUse::kRead, function,
-                [&](ChunkRun& run) { AddExactly(run.result.value(), grid, sum); });
+  const auto runs = RunChunks(tape, inputs, options, ResultUse::kRead, function,
+                              [&](ChunkRun& run) { AddExactly(run.result.value(), grid, sum); });
   const Variable y(sum, RequiresGrad(tape, *runs));
   if (!y.requires_grad()) return y;
 
   tape.Record("sum_of_chunks", {y}, [&tape, inputs, options, y, runs] {
-    BackwardChunks(tape, inputs, options, runs.get(), [&](const ChunkRun& run) {
-      return y.grad().To(run.result.value().dtype());
-    });
+    BackwardChunks(tape, inputs, options, runs.get(),
+                   [&](const ChunkRun& run) { return y.grad().To(run.result.value().dtype()); });
   });
   return y;
 }

@@ -10,7 +10,8 @@ constexpr int kThreads = 256, kVec = 4;
 template <typename T>
 __device__ __forceinline__ double RoundTerm(T value, double shift, double largest) {
   const double term = value;
-  return fabs(term) <= largest ? (term + shift) - shift : __longlong_as_double(0x7ff8000000000000ll);
+  return fabs(term) <= largest ? (term + shift) - shift
+                               : __longlong_as_double(0x7ff8000000000000ll);
 }
 
 // In vectors of four terms, which are read and written 32 bytes of sums at a time.
@@ -23,7 +24,8 @@ __global__ void AddExactlyKernel(int64_t n, const T* __restrict__ terms, double 
     T own[kVec];
 #pragma unroll
     for (int j = 0; j < kVec; j += kVecSize<T>) {
-      const auto part = reinterpret_cast<const Vec<T, kVecSize<T>>*>(terms + i * kVec)[j / kVecSize<T>];
+      const auto part =
+          reinterpret_cast<const Vec<T, kVecSize<T>>*>(terms + i * kVec)[j / kVecSize<T>];
 #pragma unroll
       for (int k = 0; k < kVecSize<T>; ++k) own[j + k] = part[k];
     }

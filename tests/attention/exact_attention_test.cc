@@ -80,8 +80,8 @@ TEST_P(ExactAttentionTest, IsAttentionInDouble) {
   const Inputs inputs =
       RandomInputs(kBatch, kSeqlen, kHeads, kKvHeads, head_dim, DType::kFloat64, 1);
   const DocumentStarts documents = Documents(GetParam(), kSeqlen);
-  const AttentionResults expected = Reference(inputs, GetParam().mask, documents,
-                                              1 / std::sqrt(static_cast<double>(head_dim)));
+  const AttentionResults expected =
+      Reference(inputs, GetParam().mask, documents, 1 / std::sqrt(static_cast<double>(head_dim)));
   for (const int ranks : {1, 3}) {
     const AttentionResults actual = Attend(inputs, Options(GetParam().mask, kChunk, kSeqlen),
                                            Layout::kZigzag, ranks, documents);
@@ -119,13 +119,13 @@ TEST_P(ExactAttentionTest, HasTheSameBitsInAnyBatch) {
   const AttentionResults both = Attend(inputs, options, Layout::kZigzag, 2, documents);
   for (int64_t row = 0; row < kBatch; ++row) {
     const auto of_row = [row](const Tensor& all) { return all.Slice(0, row, 1).Contiguous(); };
-    const Inputs alone = {of_row(inputs.q), of_row(inputs.k), of_row(inputs.v),
-                          of_row(inputs.dout), of_row(inputs.dlse)};
+    const Inputs alone = {of_row(inputs.q), of_row(inputs.k), of_row(inputs.v), of_row(inputs.dout),
+                          of_row(inputs.dlse)};
     DocumentStarts own;
     if (!documents.empty()) own = {documents[row]};
-    ExpectBitwiseEqual(Attend(alone, options, Layout::kStriped, 3, own),
-                       {of_row(both.out), of_row(both.lse), of_row(both.dq), of_row(both.dk),
-                        of_row(both.dv)});
+    ExpectBitwiseEqual(
+        Attend(alone, options, Layout::kStriped, 3, own),
+        {of_row(both.out), of_row(both.lse), of_row(both.dq), of_row(both.dk), of_row(both.dv)});
   }
 }
 

@@ -116,15 +116,15 @@ TEST(ChunksTest, KnowTheirTokens) {
   for (int64_t i = 0; i < numbers.numel(); ++i) numbers.data<double>()[i] = i;
   std::vector<double> seen;
   Tape tape(/*recording=*/false);
-  const Variable y = InChunks(tape, {}, {kBatch, kLength, 3, nullptr}, {}, DType::kFloat64,
-                              DeviceType::kCpu,
-                              [&](Tape&, const std::vector<Variable>&, const TokenChunk& chunk) {
-                                EXPECT_EQ(chunk.length, 3);
-                                const Tensor own = chunk.Of(numbers);
-                                EXPECT_EQ(own.shape(), Shape({1, 3}));
-                                seen.push_back(own.ToVector<double>()[0]);
-                                return Variable(own);
-                              });
+  const Variable y =
+      InChunks(tape, {}, {kBatch, kLength, 3, nullptr}, {}, DType::kFloat64, DeviceType::kCpu,
+               [&](Tape&, const std::vector<Variable>&, const TokenChunk& chunk) {
+                 EXPECT_EQ(chunk.length, 3);
+                 const Tensor own = chunk.Of(numbers);
+                 EXPECT_EQ(own.shape(), Shape({1, 3}));
+                 seen.push_back(own.ToVector<double>()[0]);
+                 return Variable(own);
+               });
   EXPECT_EQ(seen, std::vector<double>({0, 3, 6, 9}));
   EXPECT_EQ(y.value().ToVector<double>(), numbers.ToVector<double>());
   EXPECT_FALSE(y.requires_grad());
@@ -139,11 +139,11 @@ TEST(ChunksTest, OfNoTokensHaveABackward) {
   const Variable y = tape.Output(x.value(), {x});
   bool reached = false;
   tape.Record("exchange", {y}, [&] { reached = true; });
-  const Variable loss = SumOfChunks(
-      tape, {y}, {kBatch, 0, 3, nullptr}, DeviceType::kCpu, ExactGrid::For(1, 1),
-      [](Tape& tape, const std::vector<Variable>& in, const TokenChunk&) {
-        return Total(tape, in[0]);
-      });
+  const Variable loss =
+      SumOfChunks(tape, {y}, {kBatch, 0, 3, nullptr}, DeviceType::kCpu, ExactGrid::For(1, 1),
+                  [](Tape& tape, const std::vector<Variable>& in, const TokenChunk&) {
+                    return Total(tape, in[0]);
+                  });
   EXPECT_EQ(loss.value().data<double>()[0], 0);
   EXPECT_EQ(tape.Backward(loss), absl::OkStatus());
   EXPECT_TRUE(ran && reached);

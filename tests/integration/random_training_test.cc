@@ -65,6 +65,27 @@ struct Case {
   TrainConfig reference;  // the same training on one rank, all else by default
 };
 
+// Both are to have the same bits then.
+void MakeExact(Draws& draws, Case* drawn) {
+  TrainConfig& c = drawn->config;
+  c.exact = true;
+  c.exact_chunk = 16 * draws.Between(1, 2);
+  c.seqlen = c.exact_chunk * draws.Between(1, 5);
+  if (c.strategy != Strategy::kSingle) c.strategy = Strategy::kBurst;
+  c.ring_backward = BackwardDirection::kAuto;
+  c.ring_grad_dtype = RingGradDType::kFp32;
+  c.ranks_per_node = c.ulysses = -1;
+  c.deterministic = true;
+  c.head_chunk = 0;
+  c.zero = c.dp * c.sp > 1 ? draws.Between(0, 1) : 0;
+  if (c.recompute == Recompute::kSequence) c.recompute = Recompute::kSelective;
+  TrainConfig& one = drawn->reference;
+  one.exact = true;
+  one.exact_chunk = c.exact_chunk;
+  one.seqlen = c.seqlen;
+  one.ffn_chunk = c.ffn_chunk;  // another sum
+}
+
 Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   Draws draws(number);
   const bool cuda = kTestDevice == DeviceType::kCuda;
@@ -148,6 +169,7 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
       draws.OneIn(3)) {
     c.head_chunk = kv_heads % 2 == 0 && draws.OneIn(2) ? kv_heads / 2 : 1;
   }
+  if (draws.OneIn(5)) MakeExact(draws, &result);
   return result;
 }
 
@@ -254,6 +276,10 @@ TEST_P(RandomTraining, ManyRanksTrainAsOneOrRefuseInASentence) {
     ASSERT_TRUE(many.ok()) << many.status();
     const absl::StatusOr<Results> one = Train(drawn.reference);
     ASSERT_TRUE(one.ok()) << one.status();
+    if (drawn.config.exact) {
+      EXPECT_EQ(many->losses, one->losses);
+      EXPECT_EQ(many->norms, one->norms);
+    }
     const Tolerance tolerance = ToleranceOf(drawn.config.precision);
     const double loss = Worst(many->losses, one->losses, 1) / tolerance.loss;
     const double norm = Worst(many->norms, one->norms, 1e-3) / tolerance.norm;

@@ -65,8 +65,8 @@ Text LongText(const Case& c, int64_t vocab) {
     const std::vector<int32_t> copy = *all;
     all->insert(all->end(), copy.begin(), copy.end());
   }
-  if (c.packed) text.documents.insert(text.documents.end(), text.documents.begin(),
-                                      text.documents.end());
+  if (c.packed)
+    text.documents.insert(text.documents.end(), text.documents.begin(), text.documents.end());
   return text;
 }
 
@@ -82,8 +82,8 @@ Text Rows(const Text& text, int64_t first, int64_t count) {
   cut(&part.positions);
   cut(&part.targets);
   if (!text.documents.empty()) {
-    part.documents = DocumentStarts(text.documents.begin() + first,
-                                    text.documents.begin() + first + count);
+    part.documents =
+        DocumentStarts(text.documents.begin() + first, text.documents.begin() + first + count);
   }
   return part;
 }
@@ -93,9 +93,7 @@ struct Results {
   std::vector<double> gradients;
 };
 
-DropoutKey Key(int64_t first_row) {
-  return {/*seed=*/5, /*step=*/7, /*enabled=*/true, first_row};
-}
+DropoutKey Key(int64_t first_row) { return {/*seed=*/5, /*step=*/7, /*enabled=*/true, first_row}; }
 
 // The sums of all ranks.
 Results Exact(const Case& c, DType dtype, const Mesh& mesh, Layout layout) {
@@ -118,8 +116,8 @@ Results Exact(const Case& c, DType dtype, const Mesh& mesh, Layout layout) {
         model->set_ffn_chunk(c.ffn_chunk);
         const int64_t rows = text.batch / mesh.data, first = mesh.data_rank(comm.rank()) * rows;
         const Text own = Rows(text, first, rows);
-        const SequenceBatch batch = Cut(own, std::make_shared<RingSchedule>(
-                                                 *attention->Schedule(kLength, own.documents)));
+        const SequenceBatch batch =
+            Cut(own, std::make_shared<RingSchedule>(*attention->Schedule(kLength, own.documents)));
         model->parameters().ZeroGrad();
         Tape tape;
         const Variable loss = model->Loss(tape, *attention, batch, 1.0 / tokens, Key(first));
@@ -144,8 +142,8 @@ Results Plain(const Case& c, DType dtype) {
   const SingleRank one(text);
   const auto model = MakeModel(config, dtype);
   Tape tape;
-  const Variable loss = model->Loss(tape, *one.attention, one.batch,
-                                    1.0 / (text.batch * text.length), Key(0));
+  const Variable loss =
+      model->Loss(tape, *one.attention, one.batch, 1.0 / (text.batch * text.length), Key(0));
   const double value = loss.value().ToVector<double>()[0];
   EXPECT_EQ(tape.Backward(loss), absl::OkStatus());
   return {value, model->parameters().grads().ToVector<double>()};
@@ -178,11 +176,11 @@ TEST_P(ExactModel, HasTheSameBitsOnAnyMesh) {
   for (const DType dtype : dtypes) {
     const Results one = Exact(GetParam(), dtype, {1, 1}, Layout::kZigzag);
     EXPECT_GT(one.loss, 0.5);
-    for (const Mesh& mesh : {Mesh{1, 2}, Mesh{1, 3}, Mesh{1, 8}, Mesh{2, 1}, Mesh{4, 1},
-                             Mesh{2, 2}}) {
+    for (const Mesh& mesh :
+         {Mesh{1, 2}, Mesh{1, 3}, Mesh{1, 8}, Mesh{2, 1}, Mesh{4, 1}, Mesh{2, 2}}) {
       for (const Layout layout : kLayouts) {
-        SCOPED_TRACE(absl::StrCat(Name(dtype), ", ", mesh.data, " x ", mesh.sequence, ", ",
-                                  Name(layout)));
+        SCOPED_TRACE(
+            absl::StrCat(Name(dtype), ", ", mesh.data, " x ", mesh.sequence, ", ", Name(layout)));
         const Results other = Exact(GetParam(), dtype, mesh, layout);
         EXPECT_EQ(other.loss, one.loss);
         EXPECT_TRUE(other.gradients == one.gradients);

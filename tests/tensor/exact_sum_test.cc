@@ -35,8 +35,8 @@ Tensor OnDevice(const std::vector<double>& values, DType dtype) {
   return tensor.To(dtype).To(kTestDevice);
 }
 
-std::vector<double> Sum(const std::vector<std::vector<double>>& terms, const std::vector<int>& order,
-                        const ExactGrid& grid, DType dtype) {
+std::vector<double> Sum(const std::vector<std::vector<double>>& terms,
+                        const std::vector<int>& order, const ExactGrid& grid, DType dtype) {
   const Tensor sum =
       Tensor::Zeros({static_cast<int64_t>(terms[0].size())}, DType::kFloat64, kTestDevice);
   for (const int t : order) AddExactly(OnDevice(terms[t], dtype), grid, sum);
@@ -104,8 +104,8 @@ TEST_P(ExactSum, OfTheLargestTermsIsExact) {
 TEST_P(ExactSum, IsNotANumberWhereATermIsTooLarge) {
   const ExactGrid grid = ExactGrid::For(0x1p-40, 4);
   const double infinity = std::numeric_limits<double>::infinity();
-  for (const double bad : {1.01 * grid.largest, -1.01 * grid.largest, infinity, -infinity,
-                           std::nan("")}) {
+  for (const double bad :
+       {1.01 * grid.largest, -1.01 * grid.largest, infinity, -infinity, std::nan("")}) {
     for (const int64_t n : {1, 8}) {
       const Tensor sum = Tensor::Zeros({n}, DType::kFloat64, kTestDevice);
       std::vector<double> terms(n, 0.25);

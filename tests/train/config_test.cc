@@ -281,6 +281,18 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
        {"--recompute_segment", "2", "every layer"}},
       {{"--ffn_chunk=-1"}, {"--ffn_chunk", "-1", "at least 0"}},
       {{"--recompute=sequence", "--head_chunk=1"}, {"--recompute", "sequence", "--head_chunk"}},
+      {{"--exact_chunk=16"}, {"--exact_chunk", "16", "without --exact"}},
+      {{"--exact", "--exact_chunk=24"}, {"--exact_chunk", "24", "multiple of 16", "--seqlen=256"}},
+      {{"--exact", "--exact_chunk=48"}, {"--exact_chunk", "48", "multiple of 16", "--seqlen=256"}},
+      {{"--exact", "--exact_chunk=-16"}, {"--exact_chunk", "-16", "multiple of 16"}},
+      {{"--exact", "--seqlen=100"}, {"--seqlen", "100", "--exact", "multiples of 16"}},
+      {{"--exact", "--strategy=ulysses"}, {"--strategy", "ulysses", "--exact"}},
+      {{"--exact", "--zero=2", "--ranks=2"}, {"--zero", "2", "--exact", "0 or 1"}},
+      {{"--exact", "--head_chunk=1"}, {"--head_chunk", "1", "--exact"}},
+      {{"--exact", "--recompute=sequence"}, {"--recompute", "sequence", "--exact"}},
+      {{"--exact", "--deterministic=false"}, {"--deterministic", "--exact"}},
+      {{"--exact", "--ring_backward=ring"}, {"--ring_backward", "ring", "--exact"}},
+      {{"--exact", "--ranks_per_node=2", "--ranks=4"}, {"--ranks_per_node", "2", "--exact"}},
       {{"--head_chunk=-1"}, {"--head_chunk", "-1", "at least 0"}},
       {{"--head_chunk=4"}, {"--head_chunk", "4 does not divide the 2 KV heads"}},
       {{"--head_chunk=1", "--strategy=tp"}, {"--head_chunk", "1", "--strategy=tp", "leave it out"}},
@@ -426,6 +438,24 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
     }
     EXPECT_FALSE(absl::StrContains(config.status().message(), "\n")) << "one sentence";
   }
+}
+
+// A multiple of 16 that divides the sequence, of which there are 8 where that can be.
+TEST(TrainConfig, AnExactRunHasChunks) {
+  const auto chunk = [](int64_t seqlen) {
+    const auto config = Resolve({"--exact", absl::StrCat("--seqlen=", seqlen)});
+    EXPECT_EQ(config.status(), absl::OkStatus());
+    return config.ok() ? config->exact_chunk : 0;
+  };
+  EXPECT_EQ(chunk(16), 16);
+  EXPECT_EQ(chunk(96), 16);
+  EXPECT_EQ(chunk(256), 32);
+  EXPECT_EQ(chunk(1024), 128);
+  EXPECT_EQ(chunk(16384), 2048);
+  EXPECT_EQ(chunk(16 * 1009), 16);  // a prime number of them
+  EXPECT_EQ(chunk(1 << 20), 8192);
+  EXPECT_EQ(Resolve({})->exact_chunk, 0);
+  EXPECT_EQ(Resolve({"--exact", "--exact_chunk=64"})->exact_chunk, 64);
 }
 
 TEST(TrainConfig, TheStateIsDividedByThoseThatHaveTheSame) {

@@ -73,9 +73,9 @@ class ExactTraining : public testing::Test {
   // All that the run has made so far.
   static Results Train(const TrainConfig& options) {
     if (!options.resume) fs::remove_all(options.out);
-    EXPECT_EQ(
-        WithTrainers(options, [](Trainer& trainer, int) -> absl::Status { return trainer.Train(); }),
-        absl::OkStatus());
+    EXPECT_EQ(WithTrainers(options,
+                           [](Trainer& trainer, int) -> absl::Status { return trainer.Train(); }),
+              absl::OkStatus());
     Results results;
     std::istringstream lines(ReadAll(options.out + "/metrics.jsonl"));
     for (std::string line; std::getline(lines, line);) {
@@ -115,10 +115,21 @@ TEST_F(ExactTraining, HasTheSameBitsOnAnyRanks) {
     EXPECT_LT(one.losses.back(), 0.8 * one.losses.front()) << "it learns";
   }
   options.ranks = -1;
-  const MeshOption meshes[] = {
-      {1, 2}, {1, 2, Layout::kContiguous}, {1, 3}, {1, 3, Layout::kStriped}, {1, 4},
-      {1, 4, Layout::kStriped}, {1, 8}, {1, 8, Layout::kContiguous}, {2, 1}, {3, 1}, {4, 1}, {8, 1},
-      {2, 3}, {3, 2, Layout::kStriped}, {2, 2, Layout::kContiguous, /*zero=*/1}};
+  const MeshOption meshes[] = {{1, 2},
+                               {1, 2, Layout::kContiguous},
+                               {1, 3},
+                               {1, 3, Layout::kStriped},
+                               {1, 4},
+                               {1, 4, Layout::kStriped},
+                               {1, 8},
+                               {1, 8, Layout::kContiguous},
+                               {2, 1},
+                               {3, 1},
+                               {4, 1},
+                               {8, 1},
+                               {2, 3},
+                               {3, 2, Layout::kStriped},
+                               {2, 2, Layout::kContiguous, /*zero=*/1}};
   for (const MeshOption& mesh : meshes) {
     if (!Runs(mesh.dp * mesh.sp)) continue;
     SCOPED_TRACE(absl::StrCat(mesh.dp, " x ", mesh.sp, ", ", Name(mesh.layout)));
@@ -207,8 +218,8 @@ TEST_F(ExactTraining, DependsOnTheChunk) {
   options.exact_chunk = 64;
   options.resume = true;
   options.steps = 6;
-  const absl::Status status = WithTrainers(
-      options, [](Trainer& trainer, int) -> absl::Status { return trainer.Train(); });
+  const absl::Status status =
+      WithTrainers(options, [](Trainer& trainer, int) -> absl::Status { return trainer.Train(); });
   EXPECT_TRUE(absl::StrContains(status.message(), "exact_chunk")) << status;
 }
 

@@ -79,8 +79,8 @@ struct PlainOptions {
   bool deterministic = true;
   bool exact = false;
   int64_t exact_chunk = 0;  // tokens; 0 becomes a divisor of seqlen, unless exact is false
-  int64_t patience = 600;  // seconds; 0: without end
-  bool plan = true;        // a step that does not fit a GPU is refused before the first one
+  int64_t patience = 600;   // seconds; 0: without end
+  bool plan = true;         // a step that does not fit a GPU is refused before the first one
 
   std::string out;  // empty: runs/<model>-<number>
   bool resume = false;

@@ -396,7 +396,7 @@ absl::Status CheckZero(const ResolvedConfig& config) {
 
 // 0: no multiple of 16 divides seqlen.
 int64_t DefaultExactChunk(int64_t seqlen) {
-  constexpr int64_t kStep = 16, kMost = 4096, kLeastChunks = 8;
+  constexpr int64_t kStep = 16, kMost = 8192, kLeastChunks = 8;
   int64_t smallest = 0, largest = 0;
   for (int64_t chunk = kStep; chunk <= std::min(seqlen, kMost); chunk += kStep) {
     if (seqlen % chunk != 0) continue;

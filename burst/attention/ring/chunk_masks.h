@@ -16,9 +16,9 @@ struct ChunkMasks {
     int64_t begin = 0, length = 0;
   };
 
-  int64_t chunk = 0;  // tokens of a chunk
-  int64_t rows = 1;   // batch rows that there are masks for; 1: the same for all
-  int64_t count = 0;  // chunks of this rank
+  int64_t chunk = 0;       // tokens of a chunk
+  int64_t rows = 1;        // batch rows that there are masks for; 1: the same for all
+  int64_t count = 0;       // chunks of this rank
   std::vector<Keys> keys;  // [rows, count]
   // Of all queries, [rows, count * chunk]; begin and end are counted from the chunk's first key.
   VisibleKeys visible;

@@ -101,8 +101,8 @@ absl::StatusOr<RingSchedule> RingSchedule::CreateInChunks(TokenShard tokens, int
   }
   RingSchedule schedule(std::move(tokens), mask, documents, spans);
   const TokenShard& shard = schedule.shard_;
-  schedule.chunks_ = ComputeChunkMasks(mask, documents, spans, shard.local_positions(),
-                                       shard.seqlen(), chunk);
+  schedule.chunks_ =
+      ComputeChunkMasks(mask, documents, spans, shard.local_positions(), shard.seqlen(), chunk);
   schedule.kv_.route.ranks_per_node = schedule.queries_.route.ranks_per_node = shard.num_groups();
   return schedule;
 }
