@@ -12,8 +12,9 @@ ForwardPass ForwardPass::Of(const TokenChunk& chunk, Tape& other) const {
   pass.chunks = nullptr;
   if (rope != nullptr) {
     const int64_t first = chunk.row * chunks->length + chunk.begin;
-    pass.rope = std::make_shared<const RopeTable>(RopeTable{
-        rope->cos.Slice(0, first, chunk.length), rope->sin.Slice(0, first, chunk.length)});
+    const int64_t count = chunk.rows * chunk.length;
+    pass.rope = std::make_shared<const RopeTable>(
+        RopeTable{rope->cos.Slice(0, first, count), rope->sin.Slice(0, first, count)});
   }
   pass.dropout.first_row += chunk.row;
   if (!global_positions.null()) {

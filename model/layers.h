@@ -57,9 +57,9 @@ struct ForwardPass {
             dropout, global_positions, std::move(kept), ffn_chunk, head_chunk, recomputed_schedule,
             chunks};
   }
-  // The same for one of its chunks, which [1, chunk, ...] tensors are given for.
+  // The same for one of its chunks.
   ForwardPass Of(const TokenChunk& chunk, Tape& other) const;
-  // InChunks of functions that make [1, chunk, trailing...] on such a pass.
+  // InChunks of functions that take, and make, a chunk's rows and tokens on such a pass.
   using ChunkStep =
       std::function<Variable(const ForwardPass& of_chunk, const std::vector<Variable>& inputs)>;
   Variable InChunks(const std::vector<Variable>& inputs, const Shape& trailing, DType dtype,

@@ -361,7 +361,9 @@ std::shared_ptr<const ChunkOptions> Transformer::Chunks(const SequenceBatch& bat
   auto chunks = std::make_shared<ChunkOptions>();
   chunks->batch = batch.tokens.dim(0);
   chunks->length = batch.tokens.dim(1);
-  chunks->chunk = exact_chunk_;
+  const int64_t seqlen = batch.schedule->shard().seqlen();
+  chunks->tokens = std::min(exact_chunk_, seqlen);
+  chunks->rows = exact_chunk_ / chunks->tokens;
   chunks->chunk_done = [this] { parameters_.AddGradsToSums(); };
   return chunks;
 }

@@ -86,10 +86,10 @@ class Transformer {
   // Divides the KV heads. Not with tensor parallelism, nor in a pass that fills a cache.
   void set_head_chunk(int64_t kv_heads);
 
-  // All but attention takes so many tokens of a sequence at a time, and every sum over tokens is
-  // exact: losses and gradients then have the same bits however sequences and their chunks, which
-  // divide a rank's tokens, are spread over ranks; with an attention that has them, too
-  // (ExactAttention). `tokens`: of a step, of all ranks. Gradients are complete in
+  // All but attention takes so many tokens at a time: of a sequence, or so many whole sequences.
+  // And every sum over tokens is exact: losses and gradients then have the same bits however these
+  // chunks, which divide a rank's tokens, are spread over ranks; with an attention that has them,
+  // too (ExactAttention). `tokens`: of a step, of all ranks. Gradients are complete in
   // parameters().exact_sums(). Not with tensor parallelism, nor set_head_chunk.
   void set_exact(int64_t chunk, int64_t tokens);
 

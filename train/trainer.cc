@@ -119,12 +119,12 @@ absl::Status Trainer::MakeAttention(Communicator* group) {
   ExactAttentionOptions options;
   options.layout = config_.layout;
   options.mask.window = config_.window;
-  options.chunk = config_.exact_chunk;
+  options.chunk = std::min(config_.exact_chunk, config_.seqlen);
+  options.rows = config_.exact_chunk / options.chunk;
   // Gradients of the mean loss of so many tokens, or fewer. A part of dK or dV has elements up to
   // 2^22 / chunks of those of one token whose loss is all there is, by steps of 2^-30.
   const int exponent = std::ilogb(static_cast<double>(step_tokens())) + 1;
-  options.grid =
-      ExactGrid::For(std::ldexp(1.0, -30 - exponent), config_.seqlen / config_.exact_chunk);
+  options.grid = ExactGrid::For(std::ldexp(1.0, -30 - exponent), config_.seqlen / options.chunk);
   BURST_ASSIGN_OR_RETURN(attention_, ExactAttention::Create(options, group));
   return absl::OkStatus();
 }
@@ -157,7 +157,7 @@ absl::Status Trainer::CreateModel() {
     // Before any rank waits for another's kernels, as page-locking wants it. A rank has at most one
     // token, or chunk, more than an equal share, rounded up.
     const int ranks = config_.strategy == Strategy::kTp ? 1 : mesh.sequence;
-    const int64_t step = config_.exact ? config_.exact_chunk : 1;
+    const int64_t step = config_.exact ? std::min(config_.exact_chunk, config_.seqlen) : 1;
     const int64_t share = (config_.seqlen / step + ranks - 1) / ranks + 1;
     const int64_t length = std::min(config_.seqlen, share * step);
     // Ulysses keeps its result for the heads that it computed, too.
@@ -503,7 +503,12 @@ absl::StatusOr<StepMetrics> Trainer::Complete() {
 
 std::pair<int64_t, int64_t> Trainer::Share(int64_t count) const {
   const int64_t groups = config_.mesh.data;
-  return {count * data_rank_ / groups, count * (data_rank_ + 1) / groups};
+  // In an exact run a group has whole chunks, of which the last one may be shorter.
+  const int64_t rows =
+      config_.exact ? std::max<int64_t>(1, config_.exact_chunk / config_.seqlen) : 1;
+  const int64_t chunks = (count + rows - 1) / rows;
+  const auto begin = [&](int64_t group) { return std::min(count, chunks * group / groups * rows); };
+  return {begin(data_rank_), begin(data_rank_ + 1)};
 }
 
 absl::StatusOr<SequenceBatch> Trainer::LocalBatch(const GlobalBatch& batch) {

@@ -224,8 +224,8 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   if (burst::CudaDeviceCount() > 0) {
-    burst::RegisterCuda("d12", 64, 1024, {0, 1024});
-    burst::RegisterCuda("llama_1b", 1, 16384, {0, 4096, 16384});
+    burst::RegisterCuda("d12", 64, 1024, {1024, 16384});
+    burst::RegisterCuda("llama_1b", 1, 16384, {0, 4096, 8192});
   }
   benchmark::RunSpecifiedBenchmarks();
 }

@@ -1,5 +1,6 @@
 #include "burst/attention/exact_attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <utility>
@@ -56,31 +57,43 @@ std::vector<int64_t> Counts(const TokenShard& shard, int64_t per_token) {
   return counts;
 }
 
-// A chunk of queries in one batch row, and the keys that it sees.
+// A chunk of queries, and the keys that it sees. What it has of tensors whose axes are batch rows
+// and tokens, or rows, heads and tokens:
 struct Call {
-  int64_t row, begin;  // of the queries
+  int64_t row, rows;      // of the batch
+  int64_t begin, length;  // of the queries
   ChunkMasks::Keys keys;
   FlashAttentionShape shape;
+
+  Tensor Queries(const Tensor& all) const {
+    return all.Slice(0, row, rows).Slice(1, begin, length);
+  }
+  Tensor Keys(const Tensor& all) const {
+    return all.Slice(0, row, rows).Slice(1, keys.begin, keys.length);
+  }
+  Tensor Statistics(const Tensor& all) const {
+    return all.Slice(0, row, rows).Slice(2, begin, length);
+  }
 };
 
 template <typename Visit>
-void ForEachChunk(const ChunkMasks& masks, double softmax_scale, const Tensor& q, const Tensor& k,
-                  Visit visit) {
+void ForEachCall(const ChunkMasks& masks, const ExactAttentionOptions& options, const Tensor& q,
+                 const Tensor& k, Visit visit) {
   FlashAttentionShape shape;
-  shape.batch = 1;
   shape.q_len = masks.chunk;
   shape.num_heads = q.dim(2);
   shape.num_kv_heads = k.dim(2);
   shape.head_dim = q.dim(3);
-  shape.softmax_scale =
-      softmax_scale != 0 ? softmax_scale : 1 / std::sqrt(static_cast<double>(q.dim(3)));
+  shape.softmax_scale = options.softmax_scale != 0 ? options.softmax_scale
+                                                   : 1 / std::sqrt(static_cast<double>(q.dim(3)));
   shape.dtype = q.dtype();
-  for (int64_t row = 0; row < q.dim(0); ++row) {
+  for (int64_t row = 0; row < q.dim(0); row += options.rows) {
+    shape.batch = std::min(options.rows, q.dim(0) - row);
     for (int64_t i = 0; i < masks.count; ++i) {
       const ChunkMasks::Keys keys = masks.KeysOf(row, i);
       shape.k_len = keys.length;
       shape.visible = masks.RangesOf(row, i, q.device());
-      visit(Call{row, i * masks.chunk, keys, shape});
+      visit(Call{row, shape.batch, i * masks.chunk, masks.chunk, keys, shape});
     }
   }
 }
@@ -89,8 +102,9 @@ void ForEachChunk(const ChunkMasks& masks, double softmax_scale, const Tensor& q
 
 absl::StatusOr<std::unique_ptr<ExactAttention>> ExactAttention::Create(
     const ExactAttentionOptions& options, Communicator* comm) {
-  if (options.chunk < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("a chunk of ", options.chunk, " tokens"));
+  if (options.chunk < 1 || options.rows < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a chunk of ", options.chunk, " tokens of ", options.rows, " rows"));
   }
   if (options.mask.window < 0) {
     return absl::InvalidArgumentError(absl::StrCat("window ", options.mask.window, " is negative"));
@@ -150,6 +164,11 @@ absl::Status ExactAttention::CheckInputs(const RingSchedule& schedule, const Ten
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " has ", shard.local_length(),
                                                    " tokens of this schedule, q has ", q.dim(1),
                                                    " and k ", k.dim(1)));
+  }
+  if (options_.rows > 1 && shard.seqlen() != options_.chunk) {
+    return absl::InvalidArgumentError(absl::StrCat("a chunk of ", options_.rows, " sequences of ",
+                                                   options_.chunk, " tokens, these have ",
+                                                   shard.seqlen()));
   }
   if (schedule.chunks()->rows > 1 && schedule.chunks()->rows != q.dim(0)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -214,25 +233,19 @@ absl::Status ExactAttention::Forward(const RingSchedule& schedule, const Tensor&
   const Tensor chunk_lse =
       Tensor::Empty({q.dim(0), masks.count, q.dim(2), masks.chunk}, sum_dtype, q.device());
   std::vector<TensorCopy> copies;
-  ForEachChunk(masks, options_.softmax_scale, q, k, [&](const Call& call) {
-    const auto of_chunk = [&](const Tensor& all) {
-      return all.Slice(0, call.row, 1).Slice(1, call.begin, masks.chunk);
-    };
-    const auto keys = [&](const Tensor& all) {
-      return all.Slice(0, call.row, 1).Slice(1, call.keys.begin, call.keys.length);
-    };
-    const Tensor part = chunk_lse.Slice(0, call.row, 1).Slice(1, call.begin / masks.chunk, 1);
+  ForEachCall(masks, options_, q, k, [&](const Call& call) {
+    const Tensor part =
+        chunk_lse.Slice(0, call.row, call.rows).Slice(1, call.begin / masks.chunk, 1);
     FlashForwardParams params;
     params.shape = call.shape;
-    params.q = Operand(of_chunk(q));
-    params.k = Operand(keys(all_k));
-    params.v = Operand(keys(all_v));
-    params.out = Operand(of_chunk(*out));
+    params.q = Operand(call.Queries(q));
+    params.k = Operand(call.Keys(all_k));
+    params.v = Operand(call.Keys(all_v));
+    params.out = Operand(call.Queries(*out));
     params.out_dtype = q.dtype();
     params.lse = part.raw_data();
     KernelsOf(q.device()).Forward(params);
-    copies.push_back({part.View({1, q.dim(2), masks.chunk}),
-                      lse->Slice(0, call.row, 1).Slice(2, call.begin, masks.chunk)});
+    copies.push_back({part.View({call.rows, q.dim(2), masks.chunk}), call.Statistics(*lse)});
   });
   CopyAll(copies);
   if (saved != nullptr) *saved = {q, k, v, *out, *lse, {}, {}};
@@ -254,52 +267,42 @@ absl::Status ExactAttention::Backward(const RingSchedule& schedule, const Saved&
   const ChunkMasks& masks = *schedule.chunks();
   const Tensor sums =
       Tensor::Zeros(KeysShape(k, schedule.shard().seqlen()), DType::kFloat64, q.device());
-  ForEachChunk(masks, options_.softmax_scale, q, k, [&](const Call& call) {
-    const auto of_chunk = [&](const Tensor& all) {
-      return all.Slice(0, call.row, 1).Slice(1, call.begin, masks.chunk);
-    };
-    const auto keys = [&](const Tensor& all) {
-      return all.Slice(0, call.row, 1).Slice(1, call.keys.begin, call.keys.length);
-    };
-    const auto rows = [&](const Tensor& all) {  // of lse and what is like it
-      return all.Slice(0, call.row, 1).Slice(2, call.begin, masks.chunk).Contiguous();
-    };
-    const Tensor own_q = of_chunk(q), lse = rows(saved.lse);
-    const Tensor dlse = saved.dlse.null() ? Tensor() : rows(saved.dlse);
+  const AttentionKernels& kernels = KernelsOf(q.device());
+  ForEachCall(masks, options_, q, k, [&](const Call& call) {
+    const Tensor own_q = call.Queries(q), lse = call.Statistics(saved.lse).Contiguous();
+    const Tensor dlse = saved.dlse.null() ? Tensor() : call.Statistics(saved.dlse).Contiguous();
     const Tensor delta = Tensor::EmptyLike(lse);
     FlashDeltaParams of_delta;
     of_delta.shape = call.shape;
-    of_delta.out = Operand(of_chunk(saved.out));
-    of_delta.dout = Operand(of_chunk(saved.dout));
+    of_delta.out = Operand(call.Queries(saved.out));
+    of_delta.dout = Operand(call.Queries(saved.dout));
     of_delta.dlse = dlse.null() ? nullptr : dlse.raw_data();
     of_delta.delta = delta.raw_data();
-    const AttentionKernels& kernels = KernelsOf(q.device());
     kernels.Delta(of_delta);
 
     const Tensor own_dq = Tensor::Zeros(own_q.shape(), sum_dtype, q.device());
-    const Tensor own_dkv =
-        Tensor::Zeros({2, call.keys.length, k.dim(2), k.dim(3)}, sum_dtype, q.device());
-    const auto gradient = [&](int part) {
-      return own_dkv.Slice(0, part, 1).View({1, call.keys.length, k.dim(2), k.dim(3)});
-    };
+    const Shape key_shape = {call.rows, call.keys.length, k.dim(2), k.dim(3)};
+    const Tensor own_dk = Tensor::Zeros(key_shape, sum_dtype, q.device());
+    const Tensor own_dv = Tensor::Zeros(key_shape, sum_dtype, q.device());
     FlashBackwardParams params;
     params.shape = call.shape;
     params.q = Operand(own_q);
-    params.k = Operand(keys(all_k));
-    params.v = Operand(keys(all_v));
-    params.dout = Operand(of_chunk(saved.dout));
+    params.k = Operand(call.Keys(all_k));
+    params.v = Operand(call.Keys(all_v));
+    params.dout = Operand(call.Queries(saved.dout));
     params.lse = lse.raw_data();
     params.delta = delta.raw_data();
     params.dq = Operand(own_dq);
-    params.dk = Operand(gradient(0));
-    params.dv = Operand(gradient(1));
+    params.dk = Operand(own_dk);
+    params.dv = Operand(own_dv);
     kernels.Backward(params);
-    FlashConvert(own_dq, of_chunk(*dq));
-    for (int part = 0; part < 2; ++part) {
-      AddExactly(gradient(part), options_.grid,
-                 keys(sums.Slice(kPartAxis, part, 1)
-                          .View({k.dim(0), schedule.shard().seqlen(), k.dim(2), k.dim(3)})));
-    }
+    FlashConvert(own_dq, call.Queries(*dq));
+    const auto add = [&](const Tensor& gradient, int part) {
+      const Shape all = {k.dim(0), schedule.shard().seqlen(), k.dim(2), k.dim(3)};
+      AddExactly(gradient, options_.grid, call.Keys(sums.Slice(kPartAxis, part, 1).View(all)));
+    };
+    add(own_dk, 0);
+    add(own_dv, 1);
   });
   BURST_ASSIGN_OR_RETURN(const Tensor own, ReduceKeyGrads(schedule, sums));
   if (comm_ != nullptr) sent_.backward += comm_->stats().bytes_sent[2] - sent;

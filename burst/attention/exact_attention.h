@@ -29,6 +29,9 @@ struct ExactAttentionOptions {
   AttentionMask mask;
   double softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
   int64_t chunk = 0;         // tokens; must divide the length of every sequence
+  // Batch rows that a call takes at a time, the last one fewer; more than one if a chunk is a whole
+  // sequence.
+  int64_t rows = 1;
   // What the chunks' parts of dK and dV are rounded to, in the scale of the gradients that a caller
   // works with: ExactGrid::For(unit, chunks of a sequence).
   ExactGrid grid;

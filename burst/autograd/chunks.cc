@@ -11,129 +11,160 @@ namespace {
 
 // The function's run on one chunk: its own leaves and tape, kept for the backward.
 struct ChunkRun {
-  ChunkRun(bool recording, ResultUse use) : tape(recording, use) {}
+  ChunkRun(const TokenChunk& of, bool recording, ResultUse use) : chunk(of), tape(recording, use) {}
 
-  TokenChunk chunk;
+  const TokenChunk chunk;
   Tape tape;
   std::vector<Variable> inputs;
   Variable result;
 };
-using ChunkRuns = std::vector<std::unique_ptr<ChunkRun>>;
 
-// Runs the function on every chunk in order. visit(run) takes the result's value.
-template <typename Visit>
-std::shared_ptr<ChunkRuns> RunChunks(Tape& tape, const std::vector<Variable>& inputs,
-                                     const ChunkOptions& options, ResultUse use,
-                                     const ChunkFunction& function, const Visit& visit) {
-  BURST_CHECK(options.chunk >= 1 && options.length % options.chunk == 0)
-      << options.length << " tokens in chunks of " << options.chunk;
+void Check(const std::vector<Variable>& inputs, const ChunkOptions& options) {
+  BURST_CHECK(options.tokens >= 1 && options.length % options.tokens == 0 &&
+              (options.rows == 1 || options.length == options.tokens || options.length == 0))
+      << options.length << " tokens in chunks of " << options.rows << " times " << options.tokens;
   for (const Variable& x : inputs) {
     BURST_CHECK(x.value().is_contiguous() && x.value().dim(0) == options.batch &&
                 x.value().dim(1) == options.length)
         << ToString(x.shape()) << " for a batch of " << options.batch << " with " << options.length
         << " tokens";
   }
-  auto runs = std::make_shared<ChunkRuns>();
-  for (int64_t row = 0; row < options.batch; ++row) {
-    for (int64_t begin = 0; begin < options.length; begin += options.chunk) {
-      auto run = std::make_unique<ChunkRun>(tape.recording(), use);
-      run->chunk = {row, begin, options.chunk};
-      run->tape.Watch(tape.watcher());
-      for (const Variable& x : inputs) {
-        run->inputs.emplace_back(run->chunk.Of(x.value()), x.requires_grad());
-      }
-      run->result = function(run->tape, run->inputs, run->chunk);
-      if (!run->tape.status().ok()) tape.Fail(run->tape.status());
-      visit(*run);
-      if (tape.recording()) runs->push_back(std::move(run));
-    }
-  }
-  return runs;
 }
 
-// Their backwards, the last one first; grad_of(run): the gradient of its result. Each run is gone
-// after its backward.
-template <typename GradOf>
-void BackwardChunks(Tape& tape, const std::vector<Variable>& inputs, const ChunkOptions& options,
-                    ChunkRuns* runs, const GradOf& grad_of) {
-  // The gradient that an input has already goes through the chunks, whose ops add to it.
-  std::vector<Tensor> before, gradients;
-  for (const Variable& x : inputs) {
-    before.push_back(x.requires_grad() && !x.grad().null() ? x.grad().Contiguous() : Tensor());
-    gradients.push_back(x.requires_grad() ? Tensor::EmptyLike(x.value()) : Tensor());
-  }
-  for (; !runs->empty(); runs->pop_back()) {
-    ChunkRun& run = *runs->back();
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      if (!before[i].null()) run.inputs[i].AddGrad(run.chunk.Of(before[i]));
+// visit(chunk), in order.
+template <typename Visit>
+void ForEachChunk(const ChunkOptions& options, const Visit& visit) {
+  for (int64_t row = 0; row < options.batch; row += options.rows) {
+    for (int64_t begin = 0; begin < options.length; begin += options.tokens) {
+      visit(TokenChunk{row, std::min(options.rows, options.batch - row), begin, options.tokens});
     }
-    const Tensor grad = grad_of(run);
+  }
+}
+
+std::unique_ptr<ChunkRun> Run(Tape& tape, const std::vector<Variable>& inputs,
+                              const TokenChunk& chunk, ResultUse use,
+                              const ChunkFunction& function) {
+  auto run = std::make_unique<ChunkRun>(chunk, tape.recording(), use);
+  run->tape.Watch(tape.watcher());
+  for (const Variable& x : inputs) {
+    run->inputs.emplace_back(chunk.Of(x.value()), x.requires_grad());
+  }
+  run->result = function(run->tape, run->inputs, chunk);
+  if (!run->tape.status().ok()) tape.Fail(run->tape.status());
+  return run;
+}
+
+// The gradients of the inputs, which the backwards of the chunks fill.
+class InputGradients {
+ public:
+  // A gradient that an input has already goes through the chunks, whose ops add to it.
+  explicit InputGradients(const std::vector<Variable>& inputs) : inputs_(inputs) {
+    for (const Variable& x : inputs) {
+      before_.push_back(x.requires_grad() && !x.grad().null() ? x.grad().Contiguous() : Tensor());
+      sums_.push_back(x.requires_grad() ? Tensor::EmptyLike(x.value()) : Tensor());
+    }
+  }
+
+  // The backward of a run, whose result has the gradient `grad`.
+  absl::Status Add(ChunkRun& run, const Tensor& grad) const {
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      if (!before_[i].null()) run.inputs[i].AddGrad(run.chunk.Of(before_[i]));
+    }
     const absl::Status status = run.tape.BackwardAndForget(std::move(run.result), grad);
-    if (!status.ok()) return tape.Fail(status);
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      if (gradients[i].null()) continue;
-      const Tensor part = run.chunk.Of(gradients[i]), &own = run.inputs[i].grad();
+    if (!status.ok()) return status;
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      if (sums_[i].null()) continue;
+      const Tensor part = run.chunk.Of(sums_[i]), &own = run.inputs[i].grad();
       own.null() ? part.Fill(0) : part.CopyFrom(own);
     }
-    if (options.chunk_done != nullptr) options.chunk_done();
+    return status;
   }
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!gradients[i].null()) inputs[i].SetGrad(gradients[i]);
-  }
-}
 
-// A rank without tokens takes part in the backward, too, for the sake of the others.
-bool RequiresGrad(const Tape& tape, const ChunkRuns& runs) {
-  return tape.recording() && (runs.empty() || std::any_of(runs.begin(), runs.end(), [](auto& run) {
-                                return run->result.requires_grad();
-                              }));
-}
+  // To the inputs, once all have been added.
+  void Set() const {
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      if (!sums_[i].null()) inputs_[i].SetGrad(sums_[i]);
+    }
+  }
+
+ private:
+  const std::vector<Variable> inputs_;
+  std::vector<Tensor> before_, sums_;
+};
 
 }  // namespace
 
 Tensor TokenChunk::Of(const Tensor& all) const {
   Shape shape = all.shape();
-  shape[0] = 1;
+  shape[0] = rows;
   shape[1] = length;
-  return all.Slice(0, row, 1).Slice(1, begin, length).View(shape);
+  return all.Slice(0, row, rows).Slice(1, begin, length).View(shape);
 }
 
 Variable InChunks(Tape& tape, const std::vector<Variable>& inputs, const ChunkOptions& options,
                   const Shape& trailing, DType dtype, DeviceType device,
                   const ChunkFunction& function, ResultUse use) {
+  Check(inputs, options);
   Shape shape = {options.batch, options.length};
   shape.insert(shape.end(), trailing.begin(), trailing.end());
   const bool read = use == ResultUse::kRead;
   const Tensor value =
       read ? Tensor::Empty(shape, dtype, device) : Tensor::Null(shape, dtype, device);
-  const auto runs = RunChunks(tape, inputs, options, use, function, [&](ChunkRun& run) {
-    if (!read) return;
-    const Tensor part = run.chunk.Of(value);
-    part.CopyFrom(run.result.value().View(part.shape()));
-    run.result.ForgetValue();
+  const auto runs = std::make_shared<std::vector<std::unique_ptr<ChunkRun>>>();
+  ForEachChunk(options, [&](const TokenChunk& chunk) {
+    auto run = Run(tape, inputs, chunk, use, function);
+    if (read) {
+      const Tensor part = chunk.Of(value);
+      part.CopyFrom(run->result.value().View(part.shape()));
+      run->result.ForgetValue();
+    }
+    if (tape.recording()) runs->push_back(std::move(run));
   });
-  const Variable y(value, RequiresGrad(tape, *runs));
-  if (!y.requires_grad()) return y;
+  // A rank without tokens takes part in the backward, too, for the sake of the others.
+  const bool requires_grad =
+      tape.recording() && (runs->empty() || std::any_of(runs->begin(), runs->end(), [](auto& run) {
+                             return run->result.requires_grad();
+                           }));
+  const Variable y(value, requires_grad);
+  if (!requires_grad) return y;
 
   tape.Record("chunks", {y}, [&tape, inputs, options, y, runs] {
     const Tensor dy = y.grad().Contiguous();
-    BackwardChunks(tape, inputs, options, runs.get(),
-                   [&](const ChunkRun& run) { return run.chunk.Of(dy).View(run.result.shape()); });
+    const InputGradients gradients(inputs);
+    for (; !runs->empty(); runs->pop_back()) {  // each is gone after its backward
+      ChunkRun& run = *runs->back();
+      const absl::Status status = gradients.Add(run, run.chunk.Of(dy).View(run.result.shape()));
+      if (!status.ok()) return tape.Fail(status);
+      if (options.chunk_done != nullptr) options.chunk_done();
+    }
+    gradients.Set();
   });
   return y;
 }
 
 Variable SumOfChunks(Tape& tape, const std::vector<Variable>& inputs, const ChunkOptions& options,
                      DeviceType device, const ExactGrid& grid, const ChunkFunction& function) {
+  Check(inputs, options);
   const Tensor sum = Tensor::Zeros({}, DType::kFloat64, device);
-  const auto runs = RunChunks(tape, inputs, options, ResultUse::kRead, function,
-                              [&](ChunkRun& run) { AddExactly(run.result.value(), grid, sum); });
-  const Variable y(sum, RequiresGrad(tape, *runs));
-  if (!y.requires_grad()) return y;
+  const auto gradients =
+      tape.recording() ? std::make_shared<const InputGradients>(inputs) : nullptr;
+  ForEachChunk(options, [&](const TokenChunk& chunk) {
+    const auto run = Run(tape, inputs, chunk, ResultUse::kRead, function);
+    const Tensor loss = run->result.value();
+    AddExactly(loss, grid, sum);
+    if (gradients == nullptr || !run->result.requires_grad() || !tape.status().ok()) return;
+    const Tensor one = Tensor::EmptyLike(loss);
+    one.Fill(1);
+    const absl::Status status = gradients->Add(*run, one);
+    if (!status.ok()) return tape.Fail(status);
+    if (options.chunk_done != nullptr) options.chunk_done();
+  });
+  const Variable y(sum, tape.recording());
+  if (!tape.recording()) return y;
 
-  tape.Record("sum_of_chunks", {y}, [&tape, inputs, options, y, runs] {
-    BackwardChunks(tape, inputs, options, runs.get(),
-                   [&](const ChunkRun& run) { return y.grad().To(run.result.value().dtype()); });
+  tape.Record("sum_of_chunks", {y}, [y, gradients] {
+    BURST_CHECK(y.grad().device() != DeviceType::kCpu || y.grad().data<double>()[0] == 1);
+    gradients->Set();
   });
   return y;
 }

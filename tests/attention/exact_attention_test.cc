@@ -35,7 +35,12 @@ ExactAttentionOptions Options(const AttentionMask& mask, int64_t chunk, int64_t 
 AttentionResults Attend(const Inputs& inputs, ExactAttentionOptions options, Layout layout,
                         int ranks, const DocumentStarts& documents, const Spans& spans = {}) {
   options.layout = layout;
-  const AttentionResults results = EmptyResults(inputs);
+  // What has 16 bits is compared in float32.
+  const DType results_dtype = SumDType(inputs.q.dtype());
+  const auto widened = [=](const Tensor& tensor) { return tensor.To(results_dtype); };
+  const AttentionResults results =
+      EmptyResults({widened(inputs.q), widened(inputs.k), widened(inputs.v), widened(inputs.dout),
+                    widened(inputs.dlse)});
   const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention, ExactAttention::Create(options, &comm));
     BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
@@ -47,14 +52,13 @@ AttentionResults Attend(const Inputs& inputs, ExactAttentionOptions options, Lay
                                              TakeRows(inputs.k, positions),
                                              TakeRows(inputs.v, positions), &out, &lse, &saved));
     saved.dout = TakeRows(inputs.dout, positions);
-    const Tensor dlse = TakeColumns(inputs.dlse, positions);
-    saved.dlse = Is16Bit(dlse.dtype()) ? dlse.To(DType::kFloat32) : dlse;
+    saved.dlse = widened(TakeColumns(inputs.dlse, positions));
     BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
-    PutRows(out, positions, results.out);
-    PutColumns(Is16Bit(inputs.q.dtype()) ? lse.To(inputs.q.dtype()) : lse, positions, results.lse);
-    PutRows(dq, positions, results.dq);
-    PutRows(dk, positions, results.dk);
-    PutRows(dv, positions, results.dv);
+    PutRows(widened(out), positions, results.out);
+    PutColumns(lse, positions, results.lse);
+    PutRows(widened(dq), positions, results.dq);
+    PutRows(widened(dk), positions, results.dk);
+    PutRows(widened(dv), positions, results.dv);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -129,6 +133,23 @@ TEST_P(ExactAttentionTest, HasTheSameBitsInAnyBatch) {
   }
 }
 
+// Chunks of whole sequences: two of three, and one.
+TEST_P(ExactAttentionTest, TakesSeveralSequencesAtATime) {
+  const Inputs inputs = RandomInputs(3, kSeqlen, kHeads, kKvHeads, 8, DType::kFloat64, 5);
+  DocumentStarts documents = Documents(GetParam(), kSeqlen);
+  if (!documents.empty()) documents.push_back({0, 100});
+  ExactAttentionOptions options = Options(GetParam().mask, kSeqlen, kSeqlen);
+  const AttentionResults expected =
+      Reference(inputs, GetParam().mask, documents, 1 / std::sqrt(8.0));
+  const AttentionResults one = Attend(inputs, options, Layout::kZigzag, 1, documents);
+  ExpectClose(one, expected, 1e-10);
+  options.rows = 2;
+  ExpectClose(Attend(inputs, options, Layout::kZigzag, 1, documents), expected, 1e-10);
+  // A rank has all, the others have nothing.
+  ExpectBitwiseEqual(Attend(inputs, options, Layout::kZigzag, 3, documents),
+                     Attend(inputs, options, Layout::kZigzag, 1, documents));
+}
+
 TEST(ExactAttentionErrors, AreClear) {
   const auto contains = [](const absl::Status& status, const char* text) {
     return absl::StrContains(status.message(), text);
@@ -154,6 +175,9 @@ TEST(ExactAttentionErrors, AreClear) {
   EXPECT_TRUE(contains(forward(*attention, *ring->Schedule(32)), "another attention"));
   EXPECT_TRUE(contains(forward(*ring, *attention->Schedule(32)), "in chunks"));
   EXPECT_TRUE(contains(forward(*attention, *attention->Schedule(48)), "48 tokens"));
+  options.rows = 2;
+  const auto two = *ExactAttention::Create(options, nullptr);
+  EXPECT_TRUE(contains(forward(*two, *two->Schedule(32)), "2 sequences of 16 tokens"));
 }
 
 }  // namespace

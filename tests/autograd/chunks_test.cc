@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "burst/base/philox.h"
@@ -70,8 +71,9 @@ Results WithoutChunks(const Tensor& x_value, const Tensor& z_value) {
           loss.value().data<double>()[0]};
 }
 
-Results WithChunks(const Tensor& x_value, const Tensor& z_value, int64_t chunk, int* done) {
-  ChunkOptions options{kBatch, kLength, chunk, [done] { ++*done; }};
+Results WithChunks(const Tensor& x_value, const Tensor& z_value, int64_t chunk, int64_t rows,
+                   int* done) {
+  ChunkOptions options{kBatch, kLength, chunk, rows, [done] { ++*done; }};
   Tape tape;
   const Variable x(x_value, true), z(z_value, true);
   const Variable product =
@@ -99,15 +101,17 @@ Results WithChunks(const Tensor& x_value, const Tensor& z_value, int64_t chunk, 
 TEST(ChunksTest, AreTheWholeFunction) {
   const Tensor x = Random({kBatch, kLength, kWidth}, 1), z = Random({kBatch, kLength, kWidth}, 2);
   const Results expected = WithoutChunks(x, z);
-  for (const int64_t chunk : {1, 2, 3, 6}) {
+  // So many tokens of so many sequences.
+  for (const auto& [chunk, rows] :
+       {std::pair<int64_t, int64_t>{1, 1}, {2, 1}, {3, 1}, {6, 1}, {6, 2}, {6, 3}}) {
     int done = 0;
-    const Results actual = WithChunks(x, z, chunk, &done);
+    const Results actual = WithChunks(x, z, chunk, rows, &done);
     EXPECT_EQ(actual.y, expected.y) << chunk;
     EXPECT_EQ(actual.dx, expected.dx) << chunk;
     EXPECT_EQ(actual.dz, expected.dz) << chunk;
     // At most 12 chunks, each rounded by half a unit.
     EXPECT_NEAR(actual.loss, expected.loss, 12 * 0x1p-45 + 1e-14) << chunk;
-    EXPECT_EQ(done, 3 * kBatch * kLength / chunk);
+    EXPECT_EQ(done, 3 * (kLength / chunk) * ((kBatch + rows - 1) / rows));
   }
 }
 
@@ -117,7 +121,7 @@ TEST(ChunksTest, KnowTheirTokens) {
   std::vector<double> seen;
   Tape tape(/*recording=*/false);
   const Variable y =
-      InChunks(tape, {}, {kBatch, kLength, 3, nullptr}, {}, DType::kFloat64, DeviceType::kCpu,
+      InChunks(tape, {}, {kBatch, kLength, 3, 1, nullptr}, {}, DType::kFloat64, DeviceType::kCpu,
                [&](Tape&, const std::vector<Variable>&, const TokenChunk& chunk) {
                  EXPECT_EQ(chunk.length, 3);
                  const Tensor own = chunk.Of(numbers);
@@ -140,7 +144,7 @@ TEST(ChunksTest, OfNoTokensHaveABackward) {
   bool reached = false;
   tape.Record("exchange", {y}, [&] { reached = true; });
   const Variable loss =
-      SumOfChunks(tape, {y}, {kBatch, 0, 3, nullptr}, DeviceType::kCpu, ExactGrid::For(1, 1),
+      SumOfChunks(tape, {y}, {kBatch, 0, 3, 1, nullptr}, DeviceType::kCpu, ExactGrid::For(1, 1),
                   [](Tape& tape, const std::vector<Variable>& in, const TokenChunk&) {
                     return Total(tape, in[0]);
                   });
@@ -154,7 +158,7 @@ TEST(ChunksTest, LeaveOutAResultThatNobodyReads) {
   Tape tape(/*recording=*/true, ResultUse::kUnread);
   const Variable x(Random({kBatch, kLength, kWidth}, 1), true);
   const Variable y = InChunks(
-      tape, {x}, {kBatch, kLength, 2, nullptr}, {kWidth}, DType::kFloat64, DeviceType::kCpu,
+      tape, {x}, {kBatch, kLength, 2, 1, nullptr}, {kWidth}, DType::kFloat64, DeviceType::kCpu,
       [](Tape& tape, const std::vector<Variable>& inputs, const TokenChunk&) {
         EXPECT_EQ(tape.result_use(), ResultUse::kUnread);
         return Multiply(tape, inputs[0], inputs[0]);

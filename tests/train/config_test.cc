@@ -284,6 +284,9 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--exact_chunk=16"}, {"--exact_chunk", "16", "without --exact"}},
       {{"--exact", "--exact_chunk=24"}, {"--exact_chunk", "24", "multiple of 16", "--seqlen=256"}},
       {{"--exact", "--exact_chunk=48"}, {"--exact_chunk", "48", "multiple of 16", "--seqlen=256"}},
+      {{"--exact", "--exact_chunk=768"},
+       {"--exact_chunk", "768", "3 sequences", "do not divide the 8 of --batch=8"}},
+      {{"--exact", "--exact_chunk=1024", "--dp=4"}, {"--exact_chunk", "the 2 of --batch=8"}},
       {{"--exact", "--exact_chunk=-16"}, {"--exact_chunk", "-16", "multiple of 16"}},
       {{"--exact", "--seqlen=100"}, {"--seqlen", "100", "--exact", "multiples of 16"}},
       {{"--exact", "--strategy=ulysses"}, {"--strategy", "ulysses", "--exact"}},
@@ -456,6 +459,7 @@ TEST(TrainConfig, AnExactRunHasChunks) {
   EXPECT_EQ(chunk(1 << 20), 8192);
   EXPECT_EQ(Resolve({})->exact_chunk, 0);
   EXPECT_EQ(Resolve({"--exact", "--exact_chunk=64"})->exact_chunk, 64);
+  EXPECT_EQ(Resolve({"--exact", "--exact_chunk=1024", "--dp=2"})->exact_chunk, 1024);
 }
 
 TEST(TrainConfig, TheStateIsDividedByThoseThatHaveTheSame) {

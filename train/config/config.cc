@@ -205,8 +205,9 @@ OptionTable TrainOptions(TrainConfig* c) {
         "burst and single; not for --zero=2 and 3, --head_chunk and --recompute=sequence.");
   t.Add("exact_chunk", &c->exact_chunk, kMustAgree,
         "With --exact: the tokens of a chunk, which no rank divides. The bits depend on it. A "
-        "multiple of 16 that divides --seqlen. 0: the largest up to 8192 that leaves 8 chunks or "
-        "more; where there is none, the smallest.");
+        "multiple of 16 that divides --seqlen, or a multiple of that: whole sequences, for data "
+        "parallel ranks. Longer chunks are faster. 0: the largest divisor up to 8192 that leaves 8 "
+        "chunks or more; where there is none, the smallest.");
   t.Add("patience", &c->patience, kMayChange,
         "Seconds without progress on any rank after which the run ends and says where every rank "
         "is. 0: it waits without end. Processes of a launcher wait as long for one another to "

@@ -78,7 +78,7 @@ struct PlainOptions {
   RingGradDType ring_grad_dtype = RingGradDType::kFp32;
   bool deterministic = true;
   bool exact = false;
-  int64_t exact_chunk = 0;  // tokens; 0 becomes a divisor of seqlen, unless exact is false
+  int64_t exact_chunk = 0;  // tokens; 0 becomes a divisor of seqlen where `exact`
   int64_t patience = 600;   // seconds; 0: without end
   bool plan = true;         // a step that does not fit a GPU is refused before the first one
 

@@ -437,11 +437,17 @@ absl::Status ResolveExact(const TrainConfig& c, ResolvedConfig* config) {
     if (config->exact_chunk > 0) return absl::OkStatus();
     return InvalidOption("seqlen", c.seqlen, " is not for --exact, which takes multiples of 16");
   }
-  if (c.exact_chunk > 0 && c.exact_chunk % 16 == 0 && c.seqlen % c.exact_chunk == 0) {
-    return absl::OkStatus();
+  const bool divides = c.exact_chunk > 0 && c.seqlen % c.exact_chunk == 0;
+  if (c.exact_chunk < 0 || c.exact_chunk % 16 != 0 || (!divides && c.exact_chunk % c.seqlen != 0)) {
+    return InvalidOption("exact_chunk", c.exact_chunk,
+                         " must be a multiple of 16 that divides --seqlen=", c.seqlen,
+                         ", or a multiple of that");
   }
-  return InvalidOption("exact_chunk", c.exact_chunk,
-                       " must be a multiple of 16 that divides --seqlen=", c.seqlen);
+  const int64_t sequences = c.exact_chunk / c.seqlen, share = c.batch / config->mesh.data;
+  if (divides || share % sequences == 0) return absl::OkStatus();
+  return InvalidOption("exact_chunk", c.exact_chunk, " is ", sequences,
+                       " sequences, which do not divide the ", share, " of --batch=", c.batch,
+                       " that are a rank's");
 }
 
 absl::Status CheckRingGradDType(const ResolvedConfig& config) {

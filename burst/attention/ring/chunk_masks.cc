@@ -26,7 +26,7 @@ KeyRanges ChunkMasks::RangesOf(int64_t row, int64_t index, DeviceType device) co
   const int64_t first = (rows == 1 ? 0 : row) * visible.q_len + index * chunk;
   ranges.begin += first;
   ranges.end += first;
-  ranges.batch_stride = 0;
+  ranges.batch_stride = rows == 1 ? 0 : visible.q_len;
   return ranges;
 }
 
@@ -49,7 +49,9 @@ ChunkMasks ComputeChunkMasks(const AttentionMask& mask, const DocumentStarts& do
     int32_t* const begins = masks.visible.begin.data() + first;
     int32_t* const ends = masks.visible.end.data() + first;
     // Neither begins nor ends ever decrease.
-    const int32_t begin = begins[0], end = std::max(begin, ends[chunk - 1]);
+    const bool whole = chunk == seqlen;
+    const int32_t begin = whole ? 0 : begins[0];
+    const int32_t end = whole ? static_cast<int32_t>(seqlen) : std::max(begin, ends[chunk - 1]);
     masks.keys.push_back({begin, end - begin});
     for (int64_t i = 0; i < chunk; ++i) {
       begins[i] -= begin;

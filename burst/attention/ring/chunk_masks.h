@@ -20,13 +20,15 @@ struct ChunkMasks {
   int64_t rows = 1;        // batch rows that there are masks for; 1: the same for all
   int64_t count = 0;       // chunks of this rank
   std::vector<Keys> keys;  // [rows, count]
-  // Of all queries, [rows, count * chunk]; begin and end are counted from the chunk's first key.
+  // Of all queries, [rows, count * chunk]; begin and end are counted from the chunk's first key. A
+  // chunk that is a whole sequence has all keys.
   VisibleKeys visible;
 
   const Keys& KeysOf(int64_t row, int64_t index) const {
     return keys[(rows == 1 ? 0 : row) * count + index];
   }
-  // For the kernels: that of one chunk in one batch row.
+  // For the kernels: that of one chunk in one batch row, or, if it is the whole sequence, in the
+  // rows from that one on.
   KeyRanges RangesOf(int64_t row, int64_t index, DeviceType device) const;
 };
 
