@@ -348,22 +348,36 @@ void ParameterList::RoundMasters() {
 void ParameterList::ZeroGrad() {
   BURST_CHECK_LT(sharding_.stage, 2);
   for (const Parameter& parameter : parameters_) parameter.variable.ZeroGrad();
-  if (sums_grads_exactly()) exact_sums_.Fill(0);
+  sum_is_zero_.assign(sum_is_zero_.size(), true);
 }
 
 void ParameterList::SumGradsExactly(const ExactGrid& grid) {
   BURST_CHECK(allocated_ && sharding_.stage < 2);
-  exact_sums_ = Tensor::Zeros({numel_}, DType::kFloat64, device_);
+  exact_sums_ = Tensor::Empty({numel_}, DType::kFloat64, device_);
+  sum_is_zero_.resize(parameters_.size());
   exact_grid_ = grid;
   ZeroGrad();
 }
 
 void ParameterList::AddGradsToSums() const {
-  for (const Parameter& p : parameters_) {
+  for (int i = 0; i < size(); ++i) {
+    const Parameter& p = parameters_[i];
     if (p.variable.grad_is_zero()) continue;
-    AddExactly(p.variable.grad(), exact_grid_, exact_sums(p.offset, p.offset + p.numel()));
+    AddExactly(p.variable.grad(), exact_grid_, exact_sums_.Slice(0, p.offset, p.numel()),
+               /*assign=*/sum_is_zero_[i]);
+    sum_is_zero_[i] = false;
     p.variable.ZeroGrad();
   }
+}
+
+Tensor ParameterList::exact_sums(int64_t begin, int64_t end) const {
+  for (int i = 0; i < size(); ++i) {
+    const Parameter& p = parameters_[i];
+    if (!sum_is_zero_[i] || p.offset >= end || p.offset + p.numel() <= begin) continue;
+    exact_sums_.Slice(0, p.offset, p.numel()).Fill(0);
+    sum_is_zero_[i] = false;
+  }
+  return exact_sums_.Slice(0, begin, end - begin);
 }
 
 void ParameterList::RoundSums() const {

@@ -136,10 +136,8 @@ class ParameterList {
   bool sums_grads_exactly() const { return !exact_sums_.null(); }
   // Adds every gradient to its sum, and makes it zero.
   void AddGradsToSums() const;
-  // Elements [begin, end) of the sums.
-  Tensor exact_sums(int64_t begin, int64_t end) const {
-    return exact_sums_.Slice(0, begin, end - begin);
-  }
+  // Elements [begin, end) of the sums, of whole parameters.
+  Tensor exact_sums(int64_t begin, int64_t end) const;
   // Gradients become their sums, rounded to their dtype.
   void RoundSums() const;
 
@@ -223,6 +221,8 @@ class ParameterList {
   // is nothing to round and they are divided alike, null if they are pieces of whole values.
   Tensor values_, masters_, grads_;
   Tensor exact_sums_;  // [numel] float64, or null
+  // By parameter: its sum is zero, whatever its memory says. It is written by the first gradient.
+  mutable std::vector<bool> sum_is_zero_;
   ExactGrid exact_grid_;
 };
 

@@ -13,13 +13,14 @@ namespace {
 
 // The compiler may not see through it: x + shift - shift is x rounded, not x.
 template <typename T>
-void AddOnCpu(int64_t n, const T* terms, const ExactGrid& grid, double* sum) {
+void AddOnCpu(int64_t n, const T* terms, const ExactGrid& grid, double* sum, bool assign) {
   const double shift = 1.5 * 0x1p52 * grid.unit, largest = grid.largest;
   ParallelFor(n, 1 << 14, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const double term = terms[i];
-      const double rounded = (term + shift) - shift;
-      sum[i] += std::abs(term) <= largest ? rounded : std::numeric_limits<double>::quiet_NaN();
+      const double rounded = std::abs(term) <= largest ? (term + shift) - shift
+                                                       : std::numeric_limits<double>::quiet_NaN();
+      sum[i] = assign ? rounded : sum[i] + rounded;
     }
   });
 }
@@ -35,15 +36,16 @@ ExactGrid ExactGrid::For(double unit, int64_t terms) {
   return {unit, 0x1p52 * unit / bound};
 }
 
-void AddExactly(const Tensor& terms, const ExactGrid& grid, const Tensor& sum) {
+void AddExactly(const Tensor& terms, const ExactGrid& grid, const Tensor& sum, bool assign) {
   BURST_CHECK(terms.numel() == sum.numel() && sum.dtype() == DType::kFloat64 &&
               terms.is_contiguous() && sum.is_contiguous() && terms.device() == sum.device())
       << Name(terms.dtype()) << " " << ToString(terms.shape()) << " to " << Name(sum.dtype()) << " "
       << ToString(sum.shape());
-  if (sum.device() == DeviceType::kCuda) return BURST_GPU_KERNEL(AddExactly, terms, grid, sum);
+  if (sum.device() == DeviceType::kCuda)
+    return BURST_GPU_KERNEL(AddExactly, terms, grid, sum, assign);
   DispatchFloat(terms.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    AddOnCpu(terms.numel(), terms.data<T>(), grid, sum.data<double>());
+    AddOnCpu(terms.numel(), terms.data<T>(), grid, sum.data<double>(), assign);
   });
 }
 

@@ -6,7 +6,7 @@
 namespace burst {
 namespace cuda {
 
-void AddExactly(const Tensor& terms, const ExactGrid& grid, const Tensor& sum);
+void AddExactly(const Tensor& terms, const ExactGrid& grid, const Tensor& sum, bool assign);
 
 }  // namespace cuda
 }  // namespace burst

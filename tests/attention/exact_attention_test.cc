@@ -23,6 +23,15 @@
 namespace burst {
 namespace {
 
+constexpr int64_t kBatch = 2, kSeqlen = 192, kChunk = 16, kHeads = 4, kKvHeads = 2;
+
+Inputs InputsOf(int64_t batch, int64_t head_dim, DType dtype, uint64_t seed) {
+  const Inputs drawn = RandomInputs(batch, kSeqlen, kHeads, kKvHeads, head_dim,
+                                    Is16Bit(dtype) ? DType::kFloat32 : dtype, seed);
+  return {drawn.q.To(dtype), drawn.k.To(dtype), drawn.v.To(dtype), drawn.dout.To(dtype),
+          drawn.dlse};
+}
+
 // The inputs' gradients are of numbers near 1, and dK and dV of a hundred or so of them.
 ExactAttentionOptions Options(const AttentionMask& mask, int64_t chunk, int64_t seqlen) {
   ExactAttentionOptions options;
@@ -75,14 +84,11 @@ class ExactAttentionTest : public testing::TestWithParam<NamedMask> {};
 INSTANTIATE_TEST_SUITE_P(Masks, ExactAttentionTest, testing::ValuesIn(kMasks),
                          [](const auto& info) { return std::string(info.param.name); });
 
-constexpr int64_t kBatch = 2, kSeqlen = 192, kChunk = 16, kHeads = 4, kKvHeads = 2;
-
 // Grouped heads. 2^-35 of every part of dK and dV is rounded away, of 12 chunks, where gradients
 // are near 1.
 TEST_P(ExactAttentionTest, IsAttentionInDouble) {
   const int64_t head_dim = 8;
-  const Inputs inputs =
-      RandomInputs(kBatch, kSeqlen, kHeads, kKvHeads, head_dim, DType::kFloat64, 1);
+  const Inputs inputs = InputsOf(kBatch, head_dim, DType::kFloat64, 1);
   const DocumentStarts documents = Documents(GetParam(), kSeqlen);
   const AttentionResults expected =
       Reference(inputs, GetParam().mask, documents, 1 / std::sqrt(static_cast<double>(head_dim)));
@@ -100,7 +106,7 @@ TEST_P(ExactAttentionTest, HasTheSameBitsOnAnyRanks) {
   if (kTestDevice == DeviceType::kCuda) dtypes = {DType::kFloat32, DType::kBFloat16};
   for (const DType dtype : dtypes) {
     const int64_t head_dim = kTestDevice == DeviceType::kCuda ? 64 : 20;
-    const Inputs inputs = RandomInputs(kBatch, kSeqlen, kHeads, kKvHeads, head_dim, dtype, 2);
+    const Inputs inputs = InputsOf(kBatch, head_dim, dtype, 2);
     const DocumentStarts documents = Documents(GetParam(), kSeqlen);
     const ExactAttentionOptions options = Options(GetParam().mask, kChunk, kSeqlen);
     const AttentionResults one = Attend(inputs, options, Layout::kContiguous, 1, documents);
@@ -117,7 +123,7 @@ TEST_P(ExactAttentionTest, HasTheSameBitsOnAnyRanks) {
 TEST_P(ExactAttentionTest, HasTheSameBitsInAnyBatch) {
   const DType dtype = kTestDevice == DeviceType::kCuda ? DType::kBFloat16 : DType::kFloat32;
   const int64_t head_dim = kTestDevice == DeviceType::kCuda ? 128 : 20;
-  const Inputs inputs = RandomInputs(kBatch, kSeqlen, kHeads, kKvHeads, head_dim, dtype, 3);
+  const Inputs inputs = InputsOf(kBatch, head_dim, dtype, 3);
   const DocumentStarts documents = Documents(GetParam(), kSeqlen);
   const ExactAttentionOptions options = Options(GetParam().mask, kChunk, kSeqlen);
   const AttentionResults both = Attend(inputs, options, Layout::kZigzag, 2, documents);
@@ -135,7 +141,7 @@ TEST_P(ExactAttentionTest, HasTheSameBitsInAnyBatch) {
 
 // Chunks of whole sequences: two of three, and one.
 TEST_P(ExactAttentionTest, TakesSeveralSequencesAtATime) {
-  const Inputs inputs = RandomInputs(3, kSeqlen, kHeads, kKvHeads, 8, DType::kFloat64, 5);
+  const Inputs inputs = InputsOf(3, 8, DType::kFloat64, 5);
   DocumentStarts documents = Documents(GetParam(), kSeqlen);
   if (!documents.empty()) documents.push_back({0, 100});
   ExactAttentionOptions options = Options(GetParam().mask, kSeqlen, kSeqlen);

@@ -121,6 +121,17 @@ TEST_P(ExactSum, IsNotANumberWhereATermIsTooLarge) {
   }
 }
 
+TEST_P(ExactSum, MayBeAssigned) {
+  const ExactGrid grid = ExactGrid::For(0x1p-40, 4);
+  for (const int64_t n : {1, 8, 9}) {
+    const Tensor sum = Tensor::Empty({n}, DType::kFloat64, kTestDevice);
+    sum.Fill(std::nan(""));
+    AddExactly(OnDevice(std::vector<double>(n, 0.5), GetParam()), grid, sum, /*assign=*/true);
+    AddExactly(OnDevice(std::vector<double>(n, 0.25), GetParam()), grid, sum);
+    EXPECT_EQ(sum.ToVector<double>(), std::vector<double>(n, 0.75));
+  }
+}
+
 TEST(ExactGridTest, LeavesRoomForAllTerms) {
   for (const int64_t terms : {1, 2, 3, 1000, 1024}) {
     const ExactGrid grid = ExactGrid::For(0x1p-40, terms);
