@@ -33,6 +33,7 @@ Variable ForwardPass::InChunks(const std::vector<Variable>& inputs, const Shape&
       },
       use);
 }
+
 namespace {
 
 void AddLinear(const LayerScope& scope, const std::string& name, int64_t out, int64_t in,

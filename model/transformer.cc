@@ -341,8 +341,9 @@ Variable Transformer::Loss(Tape& tape, SequenceParallelAttention& attention,
                            const SequenceBatch& batch, double loss_scale, const DropoutKey& dropout,
                            const GradientsReady& ready) const {
   const Variable x = Hidden(tape, attention, batch, dropout, ready);
-  if (batch.schedule->chunks() != nullptr)
+  if (batch.schedule->chunks() != nullptr) {
     return LossInChunks(tape, x, batch.targets, loss_scale, Chunks(batch));
+  }
   const Variable loss = LinearCrossEntropy(tape, x, head(), batch.targets, loss_scale);
   EndHead(tape);
   return loss;
@@ -353,7 +354,7 @@ void Transformer::set_exact(int64_t chunk, int64_t tokens) {
   exact_chunk_ = chunk;
   exact_tokens_ = tokens;
   // The gradient of the mean loss: a contribution of each chunk, two where the table of the
-  // embeddings is the head. Elements up to 2048, by steps of 1e-12.
+  // embeddings is the head. Sums of elements up to 2^11 at least, by steps of 9e-13.
   parameters_.SumGradsExactly(ExactGrid::For(0x1p-40, 2 * (tokens / chunk + 1)));
 }
 
@@ -368,7 +369,7 @@ std::shared_ptr<const ChunkOptions> Transformer::Chunks(const SequenceBatch& bat
   return chunks;
 }
 
-// The grid is as fine as sums of 2^12 a token allow, on average.
+// The grid is as fine as sums of 2^12 nats a token allow, on average.
 Variable Transformer::LossInChunks(Tape& tape, const Variable& x, const Tensor& targets,
                                    double loss_scale,
                                    const std::shared_ptr<const ChunkOptions>& chunks) const {

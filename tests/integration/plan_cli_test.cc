@@ -28,6 +28,21 @@ TEST_F(PlanCli, SaysMemoryAndTimeByPart) {
   }
 }
 
+// An exact run needs a second gradient, in fp64, and more time; what does not fit is told options
+// that it takes.
+TEST_F(PlanCli, PlansExactRuns) {
+  const Result exact = Plan({"--model=llama_1b", "--seqlen=16384", "--batch=1", "--gpus=2xH200",
+                             "--exact", "--exact_chunk=8192"});
+  ExpectSuccess(exact);
+  EXPECT_TRUE(absl::StrContains(exact.out, "peak")) << exact.out;
+  const Result refused = Plan({"--model=llama_1b", "--seqlen=16384", "--batch=1", "--gpus=2xH200",
+                               "--exact", "--exact_chunk=8192", "--memory=35"});
+  EXPECT_NE(refused.exit_code, 0);
+  for (const char* option : {"--zero=2", "--zero=3", "--head_chunk", "--recompute=sequence"}) {
+    EXPECT_FALSE(absl::StrContains(refused.err, option)) << refused.err;
+  }
+}
+
 // Nothing is trained: no run folder, and no text where the model has a vocabulary.
 TEST_F(PlanCli, WritesNothing) {
   std::filesystem::remove(Path("text.txt"));
@@ -95,6 +110,7 @@ TEST_F(PlanCli, DrawsTheTable) {
 TEST_F(PlanCli, RefusesOptionsByName) {
   ExpectError(Plan({"--gpus=4"}), 2, {"--gpus", "4xH200"});
   ExpectError(Plan({"--out=run"}), 2, {"out"});
+  ExpectError(Plan({"--fit", "--exact"}), 2, {"--fit", "--exact"});
   ExpectError(Plan({"--counts=0"}), 2, {"--counts", "at least 1"});
   EXPECT_TRUE(absl::StrContains(Plan({"--help"}).out, "--gpus_per_node"));
 }

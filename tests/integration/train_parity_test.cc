@@ -205,6 +205,20 @@ TEST_P(TrainParity, RecomputationTrainsAsItself) {
   EXPECT_EQ(Losses(start, {"--comm=tcp", "--recompute=selective"}), expected);
 }
 
+// --exact: one rank's bits, on any ranks; as threads, and as processes over sockets and MPI.
+TEST_P(TrainParity, AnExactRunHasTheBitsOfOneRank) {
+  const std::string mpirun = BURST_MPIRUN;
+  std::vector<std::string> options = {"--exact", "--seqlen=96", "--batch=4", "--ranks=1"};
+  const std::vector<double> one = Losses({}, options);
+  options.back() = "--dp=2";
+  EXPECT_EQ(Losses(AsTorchrun(4), options), one);
+  options.back() = "--layout=striped";
+  EXPECT_EQ(Losses(AsTorchrun(3), options), one);
+  if (mpirun.empty()) return;
+  options.push_back("--comm=mpi");
+  EXPECT_EQ(Losses({mpirun, "--oversubscribe", "-np", "3"}, options), one);
+}
+
 TEST(TrainUnderMpirun, ErrorsArePrintedOnce) {
   const std::string mpirun = BURST_MPIRUN, folder = testing::TempDir();
   if (mpirun.empty()) GTEST_SKIP() << "built without Open MPI";

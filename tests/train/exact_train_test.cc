@@ -153,6 +153,7 @@ TEST_F(ExactTraining, OfPackedDocumentsHasTheSameBits) {
   const Results one = Train(options);
   options.ranks = -1;
   options.recompute = Recompute::kSelective;
+  if (kTestDevice == DeviceType::kCuda) options.offload = Offload::kAll;
   for (const MeshOption& mesh :
        {MeshOption{1, 1}, {1, 3, Layout::kBalanced}, {2, 2, Layout::kBalanced}, {3, 2}}) {
     if (!Runs(mesh.dp * mesh.sp)) continue;

@@ -59,8 +59,9 @@ Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
                 {given.zero},
                 {given.offload}};
   if (choices.recompute) {
-    ranges.recomputes = {
-        {Recompute::kNone}, {Recompute::kSelective}, {Recompute::kSequence}, {Recompute::kFull}};
+    ranges.recomputes = {{Recompute::kNone}, {Recompute::kSelective}};
+    if (!given.exact) ranges.recomputes.push_back({Recompute::kSequence});
+    ranges.recomputes.push_back({Recompute::kFull});
     for (int64_t segment = 2; 2 * segment <= given.model.layers && segment <= 8; segment *= 2) {
       ranges.recomputes.push_back({Recompute::kFull, segment});
     }
@@ -71,11 +72,13 @@ Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
     ranges.chunks.push_back({kFfnChunk, given.head_chunk});
   }
   const int64_t fewest = FewestKvHeads(given);
-  if (choices.head_chunk && given.head_chunk == 0 && !tensor_parallel &&
+  if (choices.head_chunk && given.head_chunk == 0 && !tensor_parallel && !given.exact &&
       fewest < given.model.WithDefaults().kv_heads) {
     ranges.chunks.push_back({ranges.chunks.back().ffn, fewest});
   }
-  if (choices.zero && given.state_ranks() > 1) ranges.stages = {0, 1, 2, 3};
+  if (choices.zero && given.state_ranks() > 1) {
+    ranges.stages = given.exact ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{0, 1, 2, 3};
+  }
   if (choices.offload) {
     ranges.offloads = {Offload::kNone, Offload::kActivations, Offload::kOptimizer, Offload::kAll};
   }

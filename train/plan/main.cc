@@ -117,6 +117,9 @@ absl::StatusOr<Question> ReadOptions(const PlanOptions& c, const OptionTable& op
   question.choices.ffn_chunk = c.fit && !options.Given("ffn_chunk");
   question.choices.head_chunk = c.fit && !options.Given("head_chunk");
   question.choices.offload = c.fit && !options.Given("offload");
+  if (c.fit && c.train.exact) {
+    return InvalidOption("fit", "is not for --exact, whose results its choices would change");
+  }
   question.is_table = !c.seqlens.empty() || !c.counts.empty();
   if (!question.is_table && !c.plot.empty()) {
     return InvalidOption("plot", "draws a table; give --seqlens");

@@ -71,7 +71,9 @@ OptionTable PlanOptionTable(PlanOptions* c) {
                            "head_chunk",
                            "offload",
                            "zero",
-                           "deterministic"}) {
+                           "deterministic",
+                           "exact",
+                           "exact_chunk"}) {
     t.AddShared(train, name);
   }
   return t;
