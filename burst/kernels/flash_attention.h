@@ -41,6 +41,27 @@ struct KeyRanges {
   int64_t most_queries = 0;
 };
 
+// Which keys the queries see, by blocks: of a grid of kListBlock queries by kListBlock keys,
+// counted from the first query and the first key, the queries of a block see all keys of a key
+// block or none. (The last block of each has what is left.) For masks that are sparse in blocks, of
+// which a row sees many intervals: a loop over a list takes the place of a loop over an interval.
+// All arrays null: no such mask.
+inline constexpr int64_t kListBlock = 128;
+
+struct KeyBlocks {
+  // Query block i sees the key blocks key_list[key_begin[i]], ..., key_list[key_begin[i + 1] - 1],
+  // increasing.
+  const int32_t* key_begin = nullptr;  // [batch, query blocks + 1], rows key_stride apart
+  const int32_t* key_list = nullptr;
+  // Key block j is seen by the query blocks query_list[query_begin[j]], ..., and is the
+  // place_list[query_begin[j]]-th, ..., of the list of each, counted from 0. On the CPU they are
+  // increasing; on a GPU in any order, in which a backward walks them.
+  const int32_t* query_begin = nullptr;  // [batch, key blocks + 1], rows query_stride apart
+  const int32_t* query_list = nullptr;
+  const int32_t* place_list = nullptr;
+  int64_t key_stride = 0, query_stride = 0;  // 0: the same for the whole batch
+};
+
 struct FlashAttentionShape {
   int64_t batch = 0;
   int64_t q_len = 0;  // any length, also 0
@@ -52,7 +73,8 @@ struct FlashAttentionShape {
   double softmax_scale = 0;
   // Of q, k, v and dout: float32, float64, or, on a GPU, bfloat16 or float16.
   DType dtype = DType::kFloat32;
-  KeyRanges visible;  // arrays on the device of the kernel
+  KeyRanges visible;      // arrays on the device of the kernel
+  KeyBlocks blocks = {};  // likewise; one of the two at most
 };
 
 // out, lse <- merge((sum, lse), attention(q, k, v)), or attention(q, k, v) when merge is false. A
@@ -77,7 +99,7 @@ struct FlashForwardParams {
 // delta = rowsum(dout * out) - dlse: what the softmax's backward subtracts. Once per backward,
 // before the other calls, so that a ring need not send out.
 struct FlashDeltaParams {
-  FlashAttentionShape shape;  // k_len, num_kv_heads, visible unused
+  FlashAttentionShape shape;  // k_len, num_kv_heads and the mask unused
   AttentionOperand out;
   AttentionOperand dout;
   const void* dlse = nullptr;  // [batch, num_heads, q_len]; null: zero
@@ -109,6 +131,9 @@ class AttentionKernels {
   virtual ~AttentionKernels() = default;
   // Whether they serve such tensors: InvalidArgument with the reason.
   virtual absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const = 0;
+  // Whether they take FlashAttentionShape::blocks, of such tensors. Who calls others gives them the
+  // same mask by ranges, in several calls.
+  virtual bool TakesBlocks(DType dtype, int64_t head_dim) const = 0;
   // On a GPU these are queued on the thread's stream.
   virtual void Forward(const FlashForwardParams& params) const = 0;
   virtual void Delta(const FlashDeltaParams& params) const = 0;

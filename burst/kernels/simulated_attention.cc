@@ -20,6 +20,12 @@ int64_t Tiles(int64_t n) { return (n + kTile - 1) / kTile; }
 // Pairs of a tile of queries and a tile of keys where some see each other, over batch and heads.
 double VisibleTiles(const FlashAttentionShape& s) {
   const int64_t all_heads = s.batch * s.num_heads;
+  if (s.blocks.key_begin != nullptr) {
+    static_assert(kTile == kListBlock, "");
+    const int64_t rows = s.blocks.key_stride == 0 ? 1 : s.batch;
+    const int32_t listed = s.blocks.key_begin[rows * (Tiles(s.q_len) + 1) - 1];
+    return static_cast<double>(listed) * all_heads / rows;
+  }
   if (s.visible.begin == nullptr) return 1.0 * all_heads * Tiles(s.q_len) * Tiles(s.k_len);
   const int64_t rows = s.visible.batch_stride == 0 ? 1 : s.batch;
   int64_t tiles = 0;

@@ -21,10 +21,11 @@ inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // ---- Masks: the ranges that the kernels take, and the same said in another way.
 
-enum class MaskKind { kFull, kCausal, kWindow, kDocuments, kGap, kRandom };
+enum class MaskKind { kFull, kCausal, kWindow, kDocuments, kGap, kRandom, kBlocks };
 
 inline std::ostream& operator<<(std::ostream& out, MaskKind kind) {
-  constexpr const char* kNames[] = {"Full", "Causal", "Window", "Documents", "Gap", "Random"};
+  constexpr const char* kNames[] = {"Full", "Causal", "Window", "Documents",
+                                    "Gap",  "Random", "Blocks"};
   return out << kNames[static_cast<int>(kind)];
 }
 
@@ -33,6 +34,10 @@ struct TestMask {
   int64_t batch_stride = 0;
   std::function<bool(int64_t b, int64_t i, int64_t j)> visible;
   mutable Tensor on_device[2];  // begin and end, copied there by the first call of ranges()
+  // Or lists of blocks: key_begin, key_list, query_begin, query_list, place_list of KeyBlocks.
+  std::vector<int32_t> lists[5];
+  int64_t list_strides[2] = {0, 0};
+  mutable Tensor lists_on_device[5];
 
   // Valid as long as the object.
   KeyRanges ranges() const {
@@ -44,6 +49,53 @@ struct TestMask {
     }
     return {static_cast<const int32_t*>(on_device[0].raw_data()),
             static_cast<const int32_t*>(on_device[1].raw_data()), batch_stride};
+  }
+  // Likewise.
+  KeyBlocks blocks() const {
+    if (lists[0].empty()) return {};
+    const int32_t* data[5];
+    for (int n = 0; n < 5; ++n) {
+      if (lists_on_device[n].null()) {
+        const int64_t size = static_cast<int64_t>(lists[n].size());
+        lists_on_device[n] = Tensor::FromVector(lists[n], {size}, kTestDevice);
+      }
+      data[n] = static_cast<const int32_t*>(lists_on_device[n].raw_data());
+    }
+    return {data[0], data[1], data[2], data[3], data[4], list_strides[0], list_strides[1]};
+  }
+
+  // The blocks of queries that see blocks of keys, of kListBlock; rows: 1 or batch.
+  void SetBlocks(int64_t rows, int64_t q_len, int64_t k_len,
+                 const std::function<bool(int64_t b, int64_t i, int64_t j)>& shown) {
+    const auto blocks = [](int64_t n) { return (n + kListBlock - 1) / kListBlock; };
+    auto& [key_begin, key_list, query_begin, query_list, place_list] = lists;
+    if (rows > 1) list_strides[0] = blocks(q_len) + 1, list_strides[1] = blocks(k_len) + 1;
+    const auto end = [](const std::vector<int32_t>& list) {
+      return static_cast<int32_t>(list.size());
+    };
+    for (int64_t b = 0; b < rows; ++b) {
+      key_begin.push_back(end(key_list));
+      for (int64_t i = 0; i < blocks(q_len); ++i) {
+        for (int64_t j = 0; j < blocks(k_len); ++j) {
+          if (shown(b, i, j)) key_list.push_back(static_cast<int32_t>(j));
+        }
+        key_begin.push_back(end(key_list));
+      }
+      query_begin.push_back(end(query_list));
+      for (int64_t j = 0; j < blocks(k_len); ++j) {
+        for (int64_t i = 0; i < blocks(q_len); ++i) {
+          if (!shown(b, i, j)) continue;
+          query_list.push_back(static_cast<int32_t>(i));
+          int32_t place = 0;
+          for (int64_t before = 0; before < j; ++before) place += shown(b, i, before);
+          place_list.push_back(place);
+        }
+        query_begin.push_back(end(query_list));
+      }
+    }
+    visible = [=](int64_t b, int64_t i, int64_t j) {
+      return shown(rows == 1 ? 0 : b, i / kListBlock, j / kListBlock);
+    };
   }
 };
 
@@ -114,6 +166,11 @@ inline TestMask MakeMask(MaskKind kind, int64_t batch, int64_t q_len, int64_t k_
         return begin[b * q_len + i] <= j && j < end[b * q_len + i];
       };
       break;
+    case MaskKind::kBlocks:  // a third of them, others in every batch row
+      mask.SetBlocks(batch, q_len, k_len, [](int64_t b, int64_t i, int64_t j) {
+        return RandomBelow(3, 30 + b, 1000 * i + j) == 0;
+      });
+      break;
   }
   return mask;
 }
@@ -136,8 +193,8 @@ struct Problem {
   }
 
   FlashAttentionShape shape() const {
-    return {q.dim(0), q.dim(1),      k.dim(1),  q.dim(2),     k.dim(2),
-            q.dim(3), softmax_scale, q.dtype(), mask.ranges()};
+    return {q.dim(0), q.dim(1),      k.dim(1),  q.dim(2),      k.dim(2),
+            q.dim(3), softmax_scale, q.dtype(), mask.ranges(), mask.blocks()};
   }
 
   AttentionResults Reference(DType rounded_to = DType::kFloat64) const {

@@ -145,6 +145,9 @@ class SweepTest : public testing::TestWithParam<Case> {};
 
 TEST_P(SweepTest, NoWorseThanNaive) {
   const auto [kernels, heads, d, lengths, kind] = GetParam();
+  if (kind == MaskKind::kBlocks && !kernels.get().TakesBlocks(kernels.dtype, d)) {
+    GTEST_SKIP() << "Hopper's take lists of blocks";
+  }
   const int64_t batch = lengths.q_len < 100 ? 2 : 1;
   const Problem problem = MakeProblem(kernels.dtype, batch, lengths.q_len, lengths.k_len,
                                       heads.heads, heads.kv_heads, d, kind);
@@ -187,6 +190,17 @@ INSTANTIATE_TEST_SUITE_P(Long, SweepTest,
                                           testing::Values(Lengths{300, 300}, Lengths{131, 517}),
                                           kAllMasks),
                          SweepName);
+
+// Lists of blocks: query and key blocks that are whole or not, lists that are empty.
+INSTANTIATE_TEST_SUITE_P(
+    Lists, SweepTest,
+    testing::Combine(testing::Values(kChosen, kChosen.In(kFp16)),
+                     testing::Values(Heads{2, 2}, Heads{4, 2}, Heads{3, 1}),
+                     testing::Values(40, 64, 72, 96, 128, 192, 200, 256),
+                     testing::Values(Lengths{0, 5}, Lengths{5, 0}, Lengths{1, 129}, Lengths{70, 33},
+                                     Lengths{128, 128}, Lengths{131, 517}, Lengths{900, 1150}),
+                     testing::Values(MaskKind::kBlocks)),
+    SweepName);
 
 // Few queries and many keys: those of a KV head in several parts.
 INSTANTIATE_TEST_SUITE_P(FewQueries, SweepTest,
@@ -279,6 +293,68 @@ TEST_P(KernelsTest, BlocksOfKeysMerge) {
         GetParam().backward(params);
       }
       ExpectNoWorse(result, problem);
+    }
+  }
+}
+
+// Lists of blocks in several calls, some of them without a block, and beside them the rest of the
+// mask by ranges: merged as blocks of keys are.
+TEST(ListsTest, CallsAddUp) {
+  constexpr int64_t kBatch = 2, kQueries = 500, kKeys = 1100, kCalls = 4;
+  for (int64_t d : {64, 96, 128, 192, 256}) {
+    for (DType dtype : {kBf16, kFp16}) {
+      if (!kChosen.get().TakesBlocks(dtype, d)) GTEST_SKIP() << "Hopper's take lists of blocks";
+      for (bool in_place : {false, true}) {
+        SCOPED_TRACE(testing::Message() << d << " " << Name(dtype) << " " << in_place);
+        Problem problem = MakeProblem(dtype, kBatch, kQueries, kKeys, 4, 2, d, MaskKind::kBlocks);
+        // Beside what the lists show: the first 30 keys of what they do not, in the last call.
+        const auto listed = problem.mask.visible;
+        const auto in_lists = [=](int64_t b, int64_t i, int64_t j) {
+          return j >= kListBlock && listed(b, i, j);
+        };
+        problem.mask.visible = [=](int64_t b, int64_t i, int64_t j) {
+          return j < 30 || in_lists(b, i, j);
+        };
+        std::vector<TestMask> masks(kCalls + 1);
+        std::vector<FlashAttentionShape> shapes(kCalls + 1, problem.shape());
+        for (int64_t call = 0; call < kCalls; ++call) {
+          masks[call].SetBlocks(kBatch, kQueries, kKeys, [=](int64_t b, int64_t i, int64_t j) {
+            return j % (kCalls - 1) == call && in_lists(b, i * kListBlock, j * kListBlock);
+          });
+          shapes[call].blocks = masks[call].blocks();
+        }
+        masks[kCalls].begin.assign(kQueries, 0);
+        masks[kCalls].end.assign(kQueries, 30);
+        shapes[kCalls].blocks = {};
+        shapes[kCalls].visible = masks[kCalls].ranges();
+        // The ranges in the middle, so that the last call is one of lists.
+        std::swap(shapes[1], shapes[kCalls]);
+
+        const auto zeros = [](const Tensor& like) {
+          return Tensor::Zeros(like.shape(), kFloat, kCuda);
+        };
+        AttentionResults result = {PoisonedSum(problem.q), Poisoned(problem.dlse), zeros(problem.q),
+                                   zeros(problem.k), zeros(problem.v)};
+        const Tensor sum = result.out;
+        for (size_t i = 0; i < shapes.size(); ++i) {
+          const bool converts = i + 1 == shapes.size() && !in_place;
+          if (converts) result.out = Poisoned(problem.q);
+          FlashForwardParams params = {shapes[i],           Operand(problem.q),
+                                       Operand(problem.k),  Operand(problem.v),
+                                       Operand(result.out), result.lse.raw_data(),
+                                       /*merge=*/i > 0,     result.out.dtype()};
+          if (converts) params.sum = Operand(sum);
+          params.non_persistent = i % 2 == 1;
+          kChosen.forward(params);
+        }
+        const Tensor delta = Delta(problem, result.out.To(dtype));
+        for (const FlashAttentionShape& shape : shapes) {
+          FlashBackwardParams params = BackwardParams(problem, result, delta);
+          params.shape = shape;
+          kChosen.backward(params);
+        }
+        ExpectNoWorse(result, problem);
+      }
     }
   }
 }

@@ -71,6 +71,10 @@ TEST_P(SweepTest, EqualsNaiveAttention) {
       EXPECT_TRUE(kTestDevice == DeviceType::kCuda && dtype == DType::kFloat64 && d > 128);
       continue;
     }
+    if (kind == MaskKind::kBlocks && !Kernels().TakesBlocks(dtype, d)) {
+      EXPECT_EQ(kTestDevice, DeviceType::kCuda);
+      continue;
+    }
     const Problem problem(batch, lengths.q_len, lengths.k_len, heads.heads, heads.kv_heads, d, kind,
                           dtype);
     // The inputs are the same numbers in both precisions.
@@ -117,6 +121,17 @@ INSTANTIATE_TEST_SUITE_P(Wide, SweepTest,
                                           testing::Values(1, 128, 200, 256),
                                           testing::Values(Lengths{260, 300}),
                                           testing::Values(MaskKind::kFull, MaskKind::kCausal)),
+                         SweepName);
+
+// Lists of blocks.
+INSTANTIATE_TEST_SUITE_P(Lists, SweepTest,
+                         testing::Combine(testing::Values(Heads{2, 2}, Heads{3, 1}),
+                                          testing::Values(7, 64, 80),
+                                          testing::Values(Lengths{0, 5}, Lengths{5, 0},
+                                                          Lengths{1, 129}, Lengths{70, 33},
+                                                          Lengths{128, 128}, Lengths{131, 300},
+                                                          Lengths{700, 250}, Lengths{900, 1100}),
+                                          testing::Values(MaskKind::kBlocks)),
                          SweepName);
 
 // ---- Tiles of other sizes.
@@ -202,6 +217,56 @@ TEST(EveryTileTest, TheirOwnSizesAreThoseOfThePage) {
   };
   ExpectBitwiseEqual(gradients(128), own);
   EXPECT_NE(gradients(1).dq.ToVector<float>(), own.dq.ToVector<float>());
+}
+
+// ---- Lists of blocks.
+
+// In several calls, some of them without a block: out and lse are merged, gradients added up.
+TEST(ListsTest, CallsAddUp) {
+  for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
+    SCOPED_TRACE(Name(dtype));
+    if (!Kernels().TakesBlocks(dtype, 20)) GTEST_SKIP() << "no kernels for lists";
+    constexpr int64_t kBatch = 2, kQueries = 500, kKeys = 700, kCalls = 4;
+    const Problem problem(kBatch, kQueries, kKeys, 4, 2, 20, MaskKind::kBlocks, dtype);
+    AttentionResults result = {Poisoned(problem.q), Poisoned(problem.dlse),
+                               Tensor::ZerosLike(problem.q), Tensor::ZerosLike(problem.k),
+                               Tensor::ZerosLike(problem.v)};
+    std::vector<TestMask> masks(kCalls);
+    const auto visible = problem.mask.visible;
+    for (int64_t call = 0; call < kCalls; ++call) {
+      masks[call].SetBlocks(kBatch, kQueries, kKeys, [=](int64_t b, int64_t i, int64_t j) {
+        return j % (kCalls - 1) == call && visible(b, i * kListBlock, j * kListBlock);
+      });
+      FlashAttentionShape shape = problem.shape();
+      shape.blocks = masks[call].blocks();
+      Kernels().Forward({shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                         Operand(result.out), result.lse.raw_data(), /*merge=*/call > 0});
+    }
+    const Tensor delta = Poisoned(problem.dlse);
+    Kernels().Delta({problem.shape(), Operand(result.out), Operand(problem.dout),
+                     problem.dlse.raw_data(), delta.raw_data()});
+    for (const TestMask& mask : masks) {
+      FlashAttentionShape shape = problem.shape();
+      shape.blocks = mask.blocks();
+      Kernels().Backward({shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                          Operand(problem.dout), result.lse.raw_data(), delta.raw_data(),
+                          Operand(result.dq), Operand(result.dk), Operand(result.dv)});
+    }
+    ExpectClose(result, problem.Reference(), Tolerance(dtype));
+  }
+}
+
+// The same bits with any number of threads.
+TEST(ListsTest, ThreadsChangeNoBit) {
+  if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "threads are the CPU's";
+  const Problem problem(1, 900, 1100, 3, 1, 16, MaskKind::kBlocks, DType::kFloat32);
+  AttentionResults one;
+  for (int threads : {1, 2, 5}) {
+    const ScopedThreadPool pool(threads);
+    const AttentionResults result = RunKernels(problem);
+    if (threads == 1) one = result;
+    ExpectBitwiseEqual(result, one);
+  }
 }
 
 // ---- What the sweep does not reach.

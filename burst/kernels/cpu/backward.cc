@@ -67,8 +67,9 @@ class BackwardTask {
     return (shape_.k_len + keys - 1) / keys;
   }
 
-  // The spans, by number, that some query of the chunk sees.
+  // The spans, by number, that some query of the chunk sees; with lists all of them.
   Range Spans(int64_t b, Range chunk) const {
+    if (shape_.blocks.key_begin != nullptr) return {0, num_spans()};
     const Range keys = Mask(shape_, b).Keys(chunk, {0, shape_.k_len});
     const int64_t span = kSpanTiles * tile_keys_;
     if (keys.begin == keys.end) return {0, 0};
@@ -99,6 +100,11 @@ class BackwardTask {
 
     const Mask mask(shape_, b);
     for (int64_t span = spans.begin; span < spans.end; ++span) {
+      if (!Meet(b, chunk, span)) {
+        before_dq(span);
+        done(span);
+        continue;
+      }
       std::fill_n(tiles.dq, rows * stride_, T{0});
       for (int64_t tile = span * kSpanTiles; tile < (span + 1) * kSpanTiles; ++tile) {
         const int64_t begin = std::min(shape_.k_len, tile * tile_keys_);
@@ -121,12 +127,32 @@ class BackwardTask {
     T *s, *dp;                       // [kBlockM, tile_keys]
   };
 
+  // With lists: the blocks of queries, of a chunk, that see a tile of keys.
+  BlockList SeenBy(int64_t b, Range chunk, int64_t tile) const {
+    if (tile * kListBlock >= shape_.k_len) return {};
+    static_assert(kChunk % kListBlock == 0 && kBlockM == kListBlock, "");
+    return Blocks(shape_, b).QueriesOf(tile).Within(chunk.begin / kListBlock,
+                                                    (chunk.end + kListBlock - 1) / kListBlock);
+  }
+
+  // Whether queries of the chunk may see keys of the span.
+  bool Meet(int64_t b, Range chunk, int64_t span) const {
+    if (shape_.blocks.key_begin == nullptr) return true;
+    bool some = false;
+    for (int64_t tile = span * kSpanTiles; tile < (span + 1) * kSpanTiles; ++tile) {
+      some |= !SeenBy(b, chunk, tile).empty();
+    }
+    return some;
+  }
+
   // One tile of keys and the queries of the chunk.
   template <typename BeforeDkv>
   void RunKeys(const Mask& mask, int64_t b, int64_t h, Range chunk, Range keys,
                BeforeDkv before_dkv, const Tiles& tiles) const {
     const Range queries = mask.Queries(chunk, keys);
-    if (queries.begin == queries.end) return;
+    const bool lists = shape_.blocks.key_begin != nullptr;
+    const BlockList list = lists ? SeenBy(b, chunk, keys.begin / kListBlock) : BlockList();
+    if (queries.begin == queries.end || (lists && list.empty())) return;
     const int64_t num_keys = keys.end - keys.begin;
     const int64_t kv_head = h / (shape_.num_heads / shape_.num_kv_heads);
     const Head<T> k(params_.k, b, kv_head), v(params_.v, b, kv_head);
@@ -137,8 +163,13 @@ class BackwardTask {
     CopyTileTransposed(v, keys.begin, num_keys, d_, T{1}, tiles.v_transposed, score_stride_);
     std::fill_n(tiles.dk, num_keys * stride_, T{0});
     std::fill_n(tiles.dv, num_keys * stride_, T{0});
-    for (int64_t i = queries.begin; i < queries.end; i += kBlockM) {
+    const auto step = [&](int64_t i) {
       Step(mask, b, h, chunk.begin, {i, std::min(i + kBlockM, queries.end)}, keys, tiles);
+    };
+    if (lists) {
+      for (const int32_t* block = list.begin; block < list.end; ++block) step(*block * kListBlock);
+    } else {
+      for (int64_t i = queries.begin; i < queries.end; i += kBlockM) step(i);
     }
     before_dkv();
     AddTile(tiles.dk, stride_, num_keys, d_, scale, Head<T>(params_.dk, b, kv_head), keys.begin);

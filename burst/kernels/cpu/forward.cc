@@ -20,7 +20,7 @@ namespace burst {
 namespace cpu {
 namespace {
 
-constexpr int64_t kBlockM = 192;   // queries of a task
+constexpr int64_t kBlockM = 192;   // queries of a task, at most; with lists those of a block
 constexpr int64_t kTileKeys = 96;  // keys of a step
 constexpr int kPanelVectors = 4;   // queries whose scores stay in the first-level cache
 
@@ -82,7 +82,10 @@ class ForwardTask {
         d_(shape_.head_dim),
         stride_(TileStride<T>(d_)),
         tile_keys_(TileKeys(shape_, tile_keys, kTileKeys)),
-        tiles_((shape_.q_len + kBlockM - 1) / kBlockM) {}
+        rows_(shape_.blocks.key_begin == nullptr ? kBlockM : kListBlock),
+        tiles_((shape_.q_len + rows_ - 1) / rows_) {
+    static_assert(kListBlock <= kBlockM, "");
+  }
 
   int64_t num_tasks() const { return shape_.batch * shape_.num_heads * tiles_; }
 
@@ -91,7 +94,7 @@ class ForwardTask {
     const int64_t tile = tiles_ - 1 - task % tiles_;
     const int64_t h = task / tiles_ % shape_.num_heads;
     const int64_t b = task / tiles_ / shape_.num_heads;
-    const Range queries = {tile * kBlockM, std::min(shape_.q_len, (tile + 1) * kBlockM)};
+    const Range queries = {tile * rows_, std::min(shape_.q_len, (tile + 1) * rows_)};
     const Mask mask(shape_, b);
 
     ScratchSpace& scratch = ThreadScratch();
@@ -109,18 +112,27 @@ class ForwardTask {
 
     const int64_t kv_head = h / (shape_.num_heads / shape_.num_kv_heads);
     const Head<T> k(params_.k, b, kv_head), v(params_.v, b, kv_head);
-    const Range all = mask.Keys(queries, {0, shape_.k_len});
-    for (int64_t j = all.begin; j < all.end; j += tile_keys_) {
-      const Range keys = {j, std::min(j + tile_keys_, all.end)};
+    const auto step = [&](Range keys) {
       Range seeing = mask.Queries(queries, keys);
-      if (seeing.begin == seeing.end) continue;
+      if (seeing.begin == seeing.end) return;
       // Whole vectors of the tile.
       seeing.begin -= (seeing.begin - queries.begin) % kLanes<T>;
       seeing.end =
           std::min(queries.end, queries.begin + RoundUpToLanes<T>(seeing.end - queries.begin));
-      CopyTile(k, j, keys.end - j, d_, T{1}, tiles.k, stride_);
-      CopyTile(v, j, keys.end - j, d_, T{1}, tiles.v, stride_);
+      CopyTile(k, keys.begin, keys.end - keys.begin, d_, T{1}, tiles.k, stride_);
+      CopyTile(v, keys.begin, keys.end - keys.begin, d_, T{1}, tiles.v, stride_);
       Step(mask, queries.begin, seeing, keys, &tiles);
+    };
+    if (shape_.blocks.key_begin != nullptr) {
+      const BlockList list = Blocks(shape_, b).KeysOf(tile);
+      for (const int32_t* block = list.begin; block < list.end; ++block) {
+        step({*block * kListBlock, std::min(shape_.k_len, (*block + 1) * kListBlock)});
+      }
+    } else {
+      const Range all = mask.Keys(queries, {0, shape_.k_len});
+      for (int64_t j = all.begin; j < all.end; j += tile_keys_) {
+        step({j, std::min(j + tile_keys_, all.end)});
+      }
     }
     Finish(tiles, b, h, queries);
   }
@@ -217,6 +229,7 @@ class ForwardTask {
   const int64_t d_;
   const int64_t stride_;
   const int64_t tile_keys_;
+  const int64_t rows_;  // queries of a task
   const int64_t tiles_;
 };
 

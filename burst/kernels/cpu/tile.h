@@ -54,7 +54,9 @@ inline ScratchSpace& ThreadScratch() {
 }
 
 // The keys of a tile: the kernel's own number, or the one asked for, but not more than there are.
+// With lists tiles of keys are their blocks.
 inline int64_t TileKeys(const FlashAttentionShape& shape, int64_t asked, int64_t own) {
+  if (shape.blocks.key_begin != nullptr) return kListBlock;
   return asked == 0 ? own : std::clamp<int64_t>(shape.k_len, 1, asked);
 }
 
@@ -114,7 +116,43 @@ struct Range {
   int64_t end;
 };
 
-// The mask of one batch row. As begin and end only grow, the keys that a range of queries sees lie
+// Some blocks of a grid, by number, increasing.
+struct BlockList {
+  const int32_t* begin = nullptr;
+  const int32_t* end = nullptr;
+
+  // Those of [first, last).
+  BlockList Within(int64_t first, int64_t last) const {
+    return {std::lower_bound(begin, end, first), std::lower_bound(begin, end, last)};
+  }
+  bool empty() const { return begin == end; }
+};
+
+// A mask of lists, of one batch row.
+class Blocks {
+ public:
+  Blocks(const FlashAttentionShape& shape, int64_t b)
+      : lists_(shape.blocks),
+        key_begin_(lists_.key_begin + b * lists_.key_stride),
+        query_begin_(lists_.query_begin + b * lists_.query_stride) {}
+
+  BlockList KeysOf(int64_t query_block) const {
+    return {lists_.key_list + key_begin_[query_block],
+            lists_.key_list + key_begin_[query_block + 1]};
+  }
+  BlockList QueriesOf(int64_t key_block) const {
+    return {lists_.query_list + query_begin_[key_block],
+            lists_.query_list + query_begin_[key_block + 1]};
+  }
+
+ private:
+  const KeyBlocks lists_;
+  const int32_t* const key_begin_;
+  const int32_t* const query_begin_;
+};
+
+// The mask of one batch row, by ranges; with lists of blocks, or without a mask, every query sees
+// every key. As begin and end only grow, the keys that a range of queries sees lie
 // in one range, and the queries that see some of a range of keys lie in one range as well.
 class Mask {
  public:

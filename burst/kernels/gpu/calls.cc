@@ -30,6 +30,8 @@ void CheckShape(const FlashAttentionShape& shape) {
       << shape.num_kv_heads << " KV heads do not divide " << shape.num_heads << " query heads";
   BURST_CHECK((shape.visible.begin == nullptr) == (shape.visible.end == nullptr))
       << "a mask needs both begin and end";
+  BURST_CHECK(shape.visible.begin == nullptr || shape.blocks.key_begin == nullptr)
+      << "a mask is ranges or lists of blocks, not both";
 }
 
 // The kernels for tensor cores read 16 bytes at a time. The stride of a dimension of one is never
@@ -117,6 +119,8 @@ int32_t* DataOf(const Tensor& words) {
 KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape) {
   const MaybeFamily family = FamilyFor(only, shape.dtype, shape.head_dim);
   BURST_CHECK(family.has_value()) << NotServed(shape.dtype, shape.head_dim);
+  BURST_CHECK(shape.blocks.key_begin == nullptr || *family == KernelFamily::kSm90)
+      << "only the kernels for Hopper take lists of blocks";
   return *family;
 }
 
@@ -125,7 +129,7 @@ KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape) {
 // sm80::Decode with the rows, so that the number of queries decides; and with few keys theirs start
 // sooner (measured: docs/kernels.md).
 bool IsDecoding(const FlashAttentionShape& shape) {
-  if (!Is16Bit(shape.dtype) || shape.q_len > 16) return false;
+  if (!Is16Bit(shape.dtype) || shape.q_len > 16 || shape.blocks.key_begin != nullptr) return false;
   const int64_t heads_per_kv = shape.num_heads / shape.num_kv_heads;
   return shape.k_len * heads_per_kv >= std::max<int64_t>(256, 64 * shape.q_len);
 }
@@ -156,6 +160,10 @@ std::string NotServed(DType dtype, int64_t head_dim) {
        << " KB of shared memory a block: float32 goes up to 256, float64 too where a block has "
           "131 KB, else to 128; bfloat16 and float16 need a multiple of 8 up to 256 and 8.0";
   return text.str();
+}
+
+bool TakesBlocks(MaybeFamily only, DType dtype, int64_t head_dim) {
+  return FamilyFor(only, dtype, head_dim) == KernelFamily::kSm90;
 }
 
 void Forward(MaybeFamily only, const FlashForwardParams& params) {

@@ -21,6 +21,9 @@ class Kernels : public AttentionKernels {
     if (FamilyFor(only_, dtype, head_dim)) return absl::OkStatus();
     return absl::InvalidArgumentError(NotServed(dtype, head_dim));
   }
+  bool TakesBlocks(DType dtype, int64_t head_dim) const override {
+    return cuda::TakesBlocks(only_, dtype, head_dim);
+  }
   void Forward(const FlashForwardParams& params) const override { cuda::Forward(only_, params); }
   void Delta(const FlashDeltaParams& params) const override { cuda::Delta(params); }
   void Backward(const FlashBackwardParams& params) const override { cuda::Backward(only_, params); }

@@ -162,6 +162,7 @@ class Naive : public AttentionKernels {
     }
     return KernelsOf(device).Check(device, dtype, head_dim);
   }
+  bool TakesBlocks(DType, int64_t) const override { return false; }
   void Forward(const FlashForwardParams& params) const override {
     DispatchFloat(params.shape.dtype, [&](auto zero) { ForwardOf<decltype(zero)>(params); });
   }

@@ -21,6 +21,7 @@ class Tiled : public AttentionKernels {
     }
     return KernelsOf(device).Check(device, dtype, head_dim);
   }
+  bool TakesBlocks(DType, int64_t) const override { return true; }
   void Forward(const FlashForwardParams& params) const override {
     cpu::Forward(params, tile_keys_);
   }

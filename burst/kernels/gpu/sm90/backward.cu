@@ -10,7 +10,8 @@
 // by columns of the head (kHeadDim 96 and 128) or by query rows (64).
 // Producer warpgroup: warp 0 loads K, V once, Q, dO as a ring (TMA); warp 1 loads lse, delta and
 // the mask's ranges of the rows; warps 2 and 3 each add one consumer's dQ tile to global memory
-// (TMA reduction), in a fixed order when determinism is asked for.
+// (TMA reduction), in a fixed order when determinism is asked for; with lists both consumers' tiles
+// by turns.
 //
 // Compiled once for every variant in variants.h.
 #include "burst/kernels/gpu/sm90/backward.cuh"
@@ -26,13 +27,14 @@ struct BackwardShared {
   Tile<Traits::kBlockM, Traits::kHeadDim> dout[Traits::kStages];
   Tile<Traits::kBlockM, Traits::kBlockN> ds[2];
   // Each consumer's [64 / 32][kDqRows][32], in the TMA's swizzle.
-  alignas(1024) float dq[Traits::kConsumers][Traits::kDqRows * 64];
+  alignas(1024) float dq[Traits::kConsumers * Traits::kDqBuffers][Traits::kDqRows * 64];
   RowStatistics<Traits> rows[Traits::kStages];
   Barrier kv_full;
   Barrier q_full[Traits::kStages], q_empty[Traits::kStages];
   Barrier dout_full[Traits::kStages], dout_empty[Traits::kStages];
   Barrier rows_full[Traits::kStages], rows_empty[Traits::kStages];
-  Barrier dq_full[Traits::kConsumers], dq_empty[Traits::kConsumers];
+  Barrier dq_full[Traits::kConsumers * Traits::kDqTurns];
+  Barrier dq_empty[Traits::kConsumers * Traits::kDqBuffers];
   QueryTiles tiles;  // of the keys
 };
 
@@ -41,7 +43,8 @@ __device__ __forceinline__ void BackwardLoad(const BackwardArgs& args,
                                              BackwardShared<Traits>& shared, const KeyTile& keys) {
   using QTile = Tile<Traits::kBlockM, Traits::kHeadDim>;
   RingSlot<Traits::kStages> slot;
-  ForEachQueryTile(args, keys, shared.tiles.begin, shared.tiles.end, [&](int head, int tile) {
+  const QueryTiles& tiles = shared.tiles;
+  ForEachQueryTile<Traits>(args, keys, tiles.begin, tiles.end, [&](int head, int tile, int) {
     Wait(&shared.q_empty[slot.stage], slot.parity ^ 1);
     ArriveExpectBytes(&shared.q_full[slot.stage], QTile::kBytes);
     LoadTile(shared.q[slot.stage], args.q, &shared.q_full[slot.stage], tile * Traits::kBlockM, head,
@@ -54,27 +57,67 @@ __device__ __forceinline__ void BackwardLoad(const BackwardArgs& args,
   });
 }
 
+// dQ += a consumer's part, which lies in shared.dq[slot].
+template <class Traits>
+__device__ __forceinline__ void AddDq(const BackwardArgs& args, BackwardShared<Traits>& shared,
+                                      int consumer, int slot, int head, int tile, int batch) {
+  const int column = Traits::kDqByColumns ? consumer * 64 : 0;
+  const int row = Traits::kDqByColumns ? 0 : consumer * Traits::kDqRows;
+#pragma unroll
+  for (int box = 0; box < 2; ++box) {
+    if (column + box * kFloatBoxColumns >= Traits::kHeadDim) break;
+    TmaReduceAdd(args.dq, SharedAddress(shared.dq[slot] + box * Traits::kDqRows * kFloatBoxColumns),
+                 column + box * kFloatBoxColumns, tile * Traits::kBlockM + row, head, batch);
+  }
+  BulkCommit();
+}
+
+// dQ += the tiles of both consumers, for every other query tile. With lists a block seldom meets
+// query tiles in the order of its neighbors, and what it is late it can only catch up if one
+// addition need not be complete before the next one begins.
+template <class Traits>
+__device__ __forceinline__ void BackwardReduceEveryOther(const BackwardArgs& args,
+                                                         BackwardShared<Traits>& shared,
+                                                         const KeyTile& keys, int first) {
+  int parity = 0, step = 0;
+  const int slot = Traits::kDqBuffers > 1 ? first * Traits::kConsumers : 0;
+  const QueryTiles& tiles = shared.tiles;
+  ForEachQueryTile<Traits>(args, keys, tiles.begin, tiles.end, [&](int head, int tile, int place) {
+    if (step++ % 2 != first) return;
+    const DqTurn turn = MakeDqTurn<Traits>(args, keys, head, tile, place, 0);
+#pragma unroll
+    for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
+      Wait(&shared.dq_full[first * Traits::kConsumers + consumer], parity);
+    }
+    parity ^= 1;
+    turn.Wait();
+#pragma unroll
+    for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
+      AddDq<Traits>(args, shared, consumer, slot + consumer, head, tile, keys.batch);
+    }
+    BulkWaitRead();
+#pragma unroll
+    for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
+      Arrive(&shared.dq_empty[slot + consumer]);
+    }
+    turn.Pass();
+  });
+  BulkWait();
+}
+
 // dQ += a consumer's tile.
 template <class Traits>
 __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
                                                  BackwardShared<Traits>& shared,
                                                  const KeyTile& keys, int consumer) {
   int parity = 0;
-  const int column = Traits::kDqByColumns ? consumer * 64 : 0;
-  const int row = Traits::kDqByColumns ? 0 : consumer * Traits::kDqRows;
-  ForEachQueryTile(args, keys, shared.tiles.begin, shared.tiles.end, [&](int head, int tile) {
-    const DqTurn turn = MakeDqTurn<Traits>(args, keys, head, tile, consumer);
+  const QueryTiles& tiles = shared.tiles;
+  ForEachQueryTile<Traits>(args, keys, tiles.begin, tiles.end, [&](int head, int tile, int place) {
+    const DqTurn turn = MakeDqTurn<Traits>(args, keys, head, tile, place, consumer);
     Wait(&shared.dq_full[consumer], parity);
     parity ^= 1;
     turn.Wait();
-#pragma unroll
-    for (int box = 0; box < 2; ++box) {
-      if (column + box * kFloatBoxColumns >= Traits::kHeadDim) break;
-      TmaReduceAdd(args.dq,
-                   SharedAddress(shared.dq[consumer] + box * Traits::kDqRows * kFloatBoxColumns),
-                   column + box * kFloatBoxColumns, tile * Traits::kBlockM + row, head, keys.batch);
-    }
-    BulkCommit();
+    AddDq<Traits>(args, shared, consumer, consumer, head, tile, keys.batch);
     BulkWaitRead();
     Arrive(&shared.dq_empty[consumer]);
     turn.Pass();
@@ -208,21 +251,28 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     ArriveWarp(&shared.dout_empty[slot.stage]);
     WgmmaWait<1>();
     PinRegisters(dq);
-    Wait(&shared.dq_empty[consumer], dq_parity);
-    dq_parity ^= 1;
+    uint32_t dq_to = dq_store;
+    if constexpr (Traits::kDqBuffers > 1) {
+      Wait(&shared.dq_empty[consumer + buffer * Traits::kConsumers], dq_parity);
+      dq_parity ^= buffer;
+      dq_to += buffer * static_cast<int>(Traits::kConsumers * sizeof(shared.dq[0]));
+    } else {
+      Wait(&shared.dq_empty[consumer], dq_parity);
+      dq_parity ^= 1;
+    }
 #pragma unroll
     for (int j = 0; j < kDqRows / 8; ++j) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          StoreShared((dq_store ^ (r * 32) ^ (c * 16)) + c * 128 + j * 8 * 128,
+          StoreShared((dq_to ^ (r * 32) ^ (c * 16)) + c * 128 + j * 8 * 128,
                       dq[4 * j + 2 * r + c] * args.scale);
         }
       }
     }
     FenceProxyAsync();
-    Arrive(&shared.dq_full[consumer]);
+    Arrive(&shared.dq_full[consumer + (Traits::kDqTurns > 1 ? buffer * Traits::kConsumers : 0)]);
     WgmmaWait<0>();
     PinRegisters(dk);
     ArriveWarp(&shared.q_empty[slot.stage]);
@@ -264,8 +314,12 @@ __global__ __launch_bounds__(Traits::kThreads,
       InitBarrier(&shared.rows_empty[stage], Traits::kConsumers * kWarpgroupSize);
     }
     for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
-      InitBarrier(&shared.dq_full[consumer], kWarpgroupSize);
-      InitBarrier(&shared.dq_empty[consumer], 1);
+      for (int turn = 0; turn < Traits::kDqTurns; ++turn) {
+        InitBarrier(&shared.dq_full[turn * Traits::kConsumers + consumer], kWarpgroupSize);
+      }
+      for (int slot = 0; slot < Traits::kDqBuffers; ++slot) {
+        InitBarrier(&shared.dq_empty[slot * Traits::kConsumers + consumer], 1);
+      }
     }
     FenceBarrierInit();
     ArriveExpectBytes(&shared.kv_full, 2 * Tile<Traits::kBlockN, Traits::kHeadDim>::kBytes);
@@ -285,7 +339,13 @@ __global__ __launch_bounds__(Traits::kThreads,
     const bool first_lane = threadIdx.x % kWarpSize == 0;
     if (warp == 0 && first_lane) BackwardLoad<Traits>(args, shared, keys);
     if (warp == 1) BackwardLoadRows<Traits>(args, shared, keys);
-    if (warp >= 2 && first_lane) BackwardReduceDq<Traits>(args, shared, keys, warp - 2);
+    if (warp >= 2 && first_lane) {
+      if constexpr (Traits::kDqTurns > 1) {
+        BackwardReduceEveryOther<Traits>(args, shared, keys, warp - 2);
+      } else {
+        BackwardReduceDq<Traits>(args, shared, keys, warp - 2);
+      }
+    }
   } else {
     IncreaseRegisters<Traits::kConsumerRegisters>();
     BackwardConsume<Traits>(args, shared, keys, warpgroup - 1);

@@ -13,7 +13,8 @@ namespace burst {
 namespace sm90 {
 
 // The query tiles that see some key of a tile of keys, [begin, end), and those of which every query
-// sees every key, [whole_begin, whole_end).
+// sees every key, [whole_begin, whole_end). With lists: places in KeyBlocks::query_list, kListParts
+// for each of its.
 struct alignas(16) QueryTiles {
   int begin, end;
   int whole_begin, whole_end;
@@ -26,7 +27,8 @@ struct BackwardArgs {
   const float* lse;
   const float* delta;
   KeyRanges visible;
-  QueryTiles* query_tiles_of;  // with a mask: [batch or 1, key_tiles]
+  KeyBlocks blocks;
+  QueryTiles* query_tiles_of;  // with ranges: [batch or 1, key_tiles]
   int q_len, k_len, num_heads, batch, batch_kv_heads, num_kv_heads, heads_per_kv, head_dim;
   int key_tiles, query_tiles;  // of one head
   int group;                   // KV heads whose tensors share the L2 cache
@@ -75,24 +77,33 @@ __device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
           batch_head % args.num_kv_heads, batch_head / args.num_kv_heads, reversed};
 }
 
-// Calls f(head, tile) for every query tile that the block meets, in the same order for every warp
-// that loads or stores. With grouped heads and a fixed order of additions, a block takes the heads
-// of a tile one after the other: going through all tiles of a head first, it would meet the next
-// head when the blocks before it are still far from there.
-template <class Function>
+// Calls f(head, tile, place) for every query tile that the block meets, in the same order for every
+// warp that loads or stores; the tile is at that place of the list, or itself the place. With
+// grouped heads and a fixed order of additions, a block takes the heads of a tile one after the
+// other: going through all tiles of a head first, it would meet the next head when the blocks
+// before it are still far from there.
+template <class Traits, class Function>
 __device__ __forceinline__ void ForEachQueryTile(const BackwardArgs& args, const KeyTile& keys,
                                                  int tile_begin, int tile_end, Function f) {
   const int first_head = keys.kv_head * args.heads_per_kv;
-  const auto nth = [&](int i) { return keys.reversed ? i : tile_begin + tile_end - 1 - i; };
+  const auto visit = [&](int head, int i) {
+    const int place = keys.reversed || Traits::kLists ? i : tile_begin + tile_end - 1 - i;
+    int tile = place;
+    if constexpr (Traits::kLists) {
+      constexpr int kParts = Traits::kListParts;
+      tile = __ldg(args.blocks.query_list + place / kParts) * kParts + place % kParts;
+    }
+    f(head, tile, place);
+  };
   if (args.heads_inside && !keys.reversed) {
     for (int i = tile_begin; i < tile_end; ++i) {
-      for (int h = 0; h < args.heads_per_kv; ++h) f(first_head + h, nth(i));
+      for (int h = 0; h < args.heads_per_kv; ++h) visit(first_head + h, i);
     }
     return;
   }
   for (int h = 0; h < args.heads_per_kv; ++h) {
 #pragma unroll 1
-    for (int i = tile_begin; i < tile_end; ++i) f(first_head + h, nth(i));
+    for (int i = tile_begin; i < tile_end; ++i) visit(first_head + h, i);
   }
 }
 
@@ -112,7 +123,7 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Share
   const int lane = threadIdx.x % kWarpSize;
   RingSlot<Traits::kStages> slot;
   const QueryTiles tiles = shared.tiles;
-  ForEachQueryTile(args, keys, tiles.begin, tiles.end, [&](int head, int tile) {
+  ForEachQueryTile<Traits>(args, keys, tiles.begin, tiles.end, [&](int head, int tile, int) {
     RowStatistics<Traits>& rows = shared.rows[slot.stage];
     const bool whole = tile >= tiles.whole_begin && tile < tiles.whole_end;
     const int first = tile * Traits::kBlockM;
@@ -211,6 +222,11 @@ void LaunchFindQueryTiles(const BackwardArgs& args) {
 
 template <class Traits>
 __device__ __forceinline__ QueryTiles QueryTilesOf(const BackwardArgs& args, const KeyTile& keys) {
+  if (Traits::kLists) {
+    const int32_t* begin = args.blocks.query_begin + keys.batch * args.blocks.query_stride +
+                           keys.row / Traits::kBlockN;
+    return {begin[0] * Traits::kListParts, begin[1] * Traits::kListParts, 0, 0};
+  }
   if (!Traits::kRanges) {
     const int whole = keys.row + Traits::kBlockN <= args.k_len ? args.query_tiles : 0;
     return {0, args.query_tiles, 0, whole};
@@ -232,7 +248,7 @@ __device__ __forceinline__ bool IsWhole(const BackwardArgs& args, const KeyTile&
 // The order of additions to a part of dQ. When deterministic, the tiles of keys that see its
 // queries add in the order of their blocks: a block waits until the count of additions to this part
 // is the number of those before its own. They are launched earlier, so that somebody can always
-// proceed.
+// proceed. With lists that number is the block's place in the list of the queries.
 struct DqTurn {
   int* additions;  // null: any order
   int turn;
@@ -251,9 +267,15 @@ struct DqTurn {
 
 template <class Traits>
 __device__ __forceinline__ DqTurn MakeDqTurn(const BackwardArgs& args, const KeyTile& keys,
-                                             int head, int tile, int part) {
+                                             int head, int tile, int place, int part) {
   if (args.dq_additions == nullptr) return {nullptr, 0};
+  // Of the last queries there may be fewer than a list's block has tiles for.
+  if (Traits::kLists && tile >= args.query_tiles) return {nullptr, 0};
   const int64_t batch_head = static_cast<int64_t>(keys.batch) * args.num_heads + head;
+  if constexpr (Traits::kLists) {
+    return {args.dq_additions + (batch_head * args.query_tiles + tile) * 2 + part,
+            __ldg(args.blocks.place_list + place / Traits::kListParts)};
+  }
   const int own = keys.row / Traits::kBlockN;
   int first = 0;  // in the order of blocks
   if (Traits::kRanges) {
@@ -312,6 +334,7 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counte
   args.lse = static_cast<const float*>(params.lse);
   args.delta = static_cast<const float*>(params.delta);
   args.visible = shape.visible;
+  args.blocks = shape.blocks;
   args.query_tiles_of = reinterpret_cast<QueryTiles*>(query_tiles);
   args.batch = static_cast<int>(shape.batch);
   args.q_len = static_cast<int>(shape.q_len);
@@ -330,7 +353,13 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counte
   constexpr int64_t kGroupBytes = 24 << 20;
   const int64_t row_bytes = int64_t{Traits::kHeadDim} * 8 * args.heads_per_kv;
   const int64_t head_bytes = std::max<int64_t>(1, shape.q_len) * row_bytes;
-  args.group = Traits::kRanges ? HeadsPerGroup(args.batch_kv_heads, kGroupBytes / head_bytes) : 1;
+  args.group = Traits::kMasked ? HeadsPerGroup(args.batch_kv_heads, kGroupBytes / head_bytes) : 1;
+  // With lists and a fixed order more heads at a time, so that fewer blocks meet at a query tile,
+  // though not all of what they read stays in the L2 cache.
+  if (Traits::kLists && params.deterministic) {
+    const int64_t fit = std::clamp<int64_t>((64 << 20) / head_bytes, 2, 4);
+    args.group = HeadsPerGroup(args.batch_kv_heads, fit);
+  }
   // Reversed, the blocks of a head read different query tiles at the same time. Measured faster
   // while what all of them read stays in the L2 cache.
   const int64_t limit = (args.heads_per_kv == 1 ? 36 : 20) << 20;

@@ -59,7 +59,8 @@ __device__ __forceinline__ void WideLoad(const BackwardArgs& args, WideShared<Tr
                                          const KeyTile& keys) {
   using QTile = Tile<Traits::kBlockM, Traits::kHeadDim>;
   RingSlot<Traits::kStages> slot;
-  ForEachQueryTile(args, keys, shared.tiles.begin, shared.tiles.end, [&](int head, int tile) {
+  const QueryTiles& tiles = shared.tiles;
+  ForEachQueryTile<Traits>(args, keys, tiles.begin, tiles.end, [&](int head, int tile, int) {
     const auto load = [&](QTile& to, const CUtensorMap& from, Barrier* full, Barrier* empty) {
       Wait(empty, slot.parity ^ 1);
       ArriveExpectBytes(full, QTile::kBytes);
@@ -82,8 +83,9 @@ template <class Traits>
 __device__ __forceinline__ void WideReduceDq(const BackwardArgs& args, WideShared<Traits>& shared,
                                              const KeyTile& keys, int consumer) {
   int parity = 0;
-  ForEachQueryTile(args, keys, shared.tiles.begin, shared.tiles.end, [&](int head, int tile) {
-    const DqTurn turn = MakeDqTurn<Traits>(args, keys, head, tile, consumer);
+  const QueryTiles& tiles = shared.tiles;
+  ForEachQueryTile<Traits>(args, keys, tiles.begin, tiles.end, [&](int head, int tile, int place) {
+    const DqTurn turn = MakeDqTurn<Traits>(args, keys, head, tile, place, consumer);
     for (int part = 0; part < 2; ++part) {
       const int column = DqParts<Traits>::Column(part, consumer);
       const int columns = part == 0 ? 64 : DqParts<Traits>::kSecond;

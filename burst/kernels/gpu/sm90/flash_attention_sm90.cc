@@ -10,12 +10,19 @@ template <class Element>
 void ForwardOf(const FlashForwardParams& params, int32_t* counters) {
   using V = Variants<Element>;
   const FlashAttentionShape& shape = params.shape;
+  const int64_t d = shape.head_dim, k_len = shape.k_len;
+  if (shape.blocks.key_begin != nullptr) {
+    if (d <= 64) return LaunchForward<typename V::ForwardD64Lists>(params, counters);
+    if (d <= 96) return LaunchForward<typename V::ForwardD96Lists>(params, counters);
+    if (d <= 128) return LaunchForward<typename V::ForwardD128Lists>(params, counters);
+    if (d <= 192) return LaunchForward<typename V::ForwardD192Lists>(params, counters);
+    return LaunchForward<typename V::ForwardD256Lists>(params, counters);
+  }
   const bool ranges = shape.visible.begin != nullptr;
   const auto launch = [&](auto full_traits, auto ranges_traits) {
     ranges ? LaunchForward<decltype(ranges_traits)>(params, counters)
            : LaunchForward<decltype(full_traits)>(params, counters);
   };
-  const int64_t d = shape.head_dim, k_len = shape.k_len;
   if (d <= 64 && k_len <= 1024) {
     return launch(typename V::ForwardD64FullShort(), typename V::ForwardD64RangesShort());
   }
@@ -37,24 +44,40 @@ void BackwardOf(const FlashBackwardParams& params, int32_t* counters, int32_t* q
   using V = Variants<Element>;
   const FlashAttentionShape& shape = params.shape;
   const bool ranges = shape.visible.begin != nullptr && shape.q_len > 0;
-  const auto launch = [&](auto full_traits, auto ranges_traits) {
+  const bool lists = shape.blocks.key_begin != nullptr && shape.q_len > 0;
+  const auto launch = [&](auto full_traits, auto ranges_traits, auto lists_traits) {
+    if (lists) return LaunchBackward<decltype(lists_traits)>(params, counters, query_tiles);
     ranges ? LaunchBackward<decltype(ranges_traits)>(params, counters, query_tiles)
            : LaunchBackward<decltype(full_traits)>(params, counters, query_tiles);
   };
-  const auto launch_wide = [&](auto full_traits, auto ranges_traits) {
+  const auto launch_wide = [&](auto full_traits, auto ranges_traits, auto lists_traits) {
+    if (lists) return LaunchWideBackward<decltype(lists_traits)>(params, counters, query_tiles);
     ranges ? LaunchWideBackward<decltype(ranges_traits)>(params, counters, query_tiles)
            : LaunchWideBackward<decltype(full_traits)>(params, counters, query_tiles);
   };
   const int64_t d = shape.head_dim;
-  if (d <= 64) return launch(typename V::BackwardD64Full(), typename V::BackwardD64Ranges());
-  if (d <= 96) return launch(typename V::BackwardD96Full(), typename V::BackwardD96Ranges());
-  if (d <= 128) return launch(typename V::BackwardD128Full(), typename V::BackwardD128Ranges());
-  if (d <= 192) {
-    launch_wide(typename V::BackwardD192DvFull(), typename V::BackwardD192DvRanges());
-    return launch_wide(typename V::BackwardD192DkFull(), typename V::BackwardD192DkRanges());
+  if (d <= 64) {
+    return launch(typename V::BackwardD64Full(), typename V::BackwardD64Ranges(),
+                  typename V::BackwardD64Lists());
   }
-  launch_wide(typename V::BackwardD256DvFull(), typename V::BackwardD256DvRanges());
-  launch_wide(typename V::BackwardD256DkFull(), typename V::BackwardD256DkRanges());
+  if (d <= 96) {
+    return launch(typename V::BackwardD96Full(), typename V::BackwardD96Ranges(),
+                  typename V::BackwardD96Lists());
+  }
+  if (d <= 128) {
+    return launch(typename V::BackwardD128Full(), typename V::BackwardD128Ranges(),
+                  typename V::BackwardD128Lists());
+  }
+  if (d <= 192) {
+    launch_wide(typename V::BackwardD192DvFull(), typename V::BackwardD192DvRanges(),
+                typename V::BackwardD192DvLists());
+    return launch_wide(typename V::BackwardD192DkFull(), typename V::BackwardD192DkRanges(),
+                       typename V::BackwardD192DkLists());
+  }
+  launch_wide(typename V::BackwardD256DvFull(), typename V::BackwardD256DvRanges(),
+              typename V::BackwardD256DvLists());
+  launch_wide(typename V::BackwardD256DkFull(), typename V::BackwardD256DkRanges(),
+              typename V::BackwardD256DkLists());
 }
 
 }  // namespace
@@ -62,7 +85,8 @@ void BackwardOf(const FlashBackwardParams& params, int32_t* counters, int32_t* q
 // Blocks draw tiles from a counter; without a mask they stride. The other one counts those that
 // are done.
 int64_t ForwardCounters(const FlashForwardParams& params) {
-  return params.shape.visible.begin == nullptr ? 0 : 2;
+  const FlashAttentionShape& shape = params.shape;
+  return shape.visible.begin == nullptr && shape.blocks.key_begin == nullptr ? 0 : 2;
 }
 
 void Forward(const FlashForwardParams& params, int32_t* counters) {
@@ -78,10 +102,13 @@ int64_t BackwardCounters(const FlashBackwardParams& params) {
   using V = Variants<BFloat16>;
   const FlashAttentionShape& shape = params.shape;
   const int64_t d = shape.head_dim;
-  const int64_t rows = d <= 64   ? V::BackwardD64Full::kBlockM
-                       : d <= 96 ? V::BackwardD96Full::kBlockM
-                                 : V::BackwardD128Full::kBlockM;
-  static_assert(V::BackwardD128Full::kBlockM == V::BackwardD256DkFull::kBlockM, "");
+  const bool lists = shape.blocks.key_begin != nullptr;
+  const int64_t rows = d <= 64             ? V::BackwardD64Full::kBlockM
+                       : d <= 96 && !lists ? V::BackwardD96Full::kBlockM
+                                           : V::BackwardD128Full::kBlockM;
+  static_assert(V::BackwardD128Full::kBlockM == V::BackwardD256DkFull::kBlockM &&
+                    V::BackwardD128Full::kBlockM == V::BackwardD96Lists::kBlockM,
+                "");
   return shape.batch * shape.num_heads * ((shape.q_len + rows - 1) / rows) * 2;
 }
 

@@ -13,7 +13,9 @@
 // sum = 1, as if their keys had been its first. It is loaded while the first S is computed.
 //
 // Blocks are persistent and draw tiles from a counter, longest first: under a causal mask the tiles
-// of the last rows see the most keys. Both sides walk exactly the key blocks TileInfo names.
+// of the last rows see the most keys. Both sides walk exactly the key blocks TileInfo names. With
+// lists these are places in the list of a tile's rows, and the producer looks up which keys they
+// are; the consumers need only know where the last, partial block of the keys is.
 //
 // Compiled once for every variant in variants.h.
 #include <algorithm>
@@ -30,7 +32,8 @@ namespace sm90 {
 namespace {
 
 // What a tile of query rows sees, in key blocks of kBlockN: those of [block_begin, block_end), and
-// the rows of the tile see every key of the blocks in [whole_begin, whole_end).
+// the rows of the tile see every key of the blocks in [whole_begin, whole_end). With lists: places
+// in KeyBlocks::key_list, kListParts for each of its.
 struct TileInfo {
   int row, head, kv_head, batch;  // batch < 0: no tile left
   int block_begin, block_end;     // begin <= end
@@ -52,6 +55,7 @@ struct ForwardArgs {
   AttentionOperand sum;  // fp32: what is merged with
   float* lse;
   KeyRanges visible;
+  KeyBlocks blocks;
   int q_len, k_len, num_heads, batch_heads, heads_per_kv, head_dim;
   int tiles, tile_rows;  // all tiles; those of one head
   int group;             // heads whose K and V share the L2 cache
@@ -98,6 +102,18 @@ __device__ __forceinline__ TileInfo MakeTile(const ForwardArgs& args, int index)
     tile.block_end = (min(end[last], args.k_len) + kBlockN - 1) / kBlockN;
     tile.whole_begin = (max(begin[last], 0) + kBlockN - 1) / kBlockN;
     tile.whole_end = min(end[tile.row], args.k_len) / kBlockN;
+  } else if (Traits::kLists) {
+    constexpr int kBlock = static_cast<int>(kListBlock), kParts = Traits::kListParts;
+    const int32_t* begin =
+        args.blocks.key_begin + tile.batch * args.blocks.key_stride + tile.row / kBlock;
+    tile.block_begin = tile.whole_begin = begin[0] * kParts;
+    tile.block_end = tile.whole_end = begin[1] * kParts;
+    const int left = args.k_len % kBlock;  // keys of the partial block
+    if (left > 0 && begin[0] < begin[1] &&
+        args.blocks.key_list[begin[1] - 1] == args.k_len / kBlock) {
+      tile.block_end -= kParts - (left + kBlockN - 1) / kBlockN;
+      tile.whole_end -= kParts - left / kBlockN;
+    }
   } else {
     tile.block_begin = tile.whole_begin = 0;
     tile.block_end = (args.k_len + kBlockN - 1) / kBlockN;
@@ -116,11 +132,18 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
                                                ForwardShared<Traits>& shared) {
   RingSlot<Traits::kQStages> q_slot;
   RingSlot<Traits::kStages> k_slot, v_slot;
+  const auto first_key = [&](int block) -> int {
+    if constexpr (Traits::kLists) {
+      constexpr int kParts = Traits::kListParts;
+      block = __ldg(args.blocks.key_list + block / kParts) * kParts + block % kParts;
+    }
+    return block * Traits::kBlockN;
+  };
   const auto load_k = [&](const TileInfo& tile, int block) {
     Barrier* full = &shared.k_full[k_slot.stage];
     Wait(&shared.k_empty[k_slot.stage], k_slot.parity ^ 1);
     ArriveExpectBytes(full, Tile<Traits::kBlockN, Traits::kHeadDim>::kBytes);
-    LoadTile<Traits::kKeepKeys>(shared.k[k_slot.stage], args.k, full, block * Traits::kBlockN,
+    LoadTile<Traits::kKeepKeys>(shared.k[k_slot.stage], args.k, full, first_key(block),
                                 tile.kv_head, tile.batch);
     k_slot.Advance();
   };
@@ -128,14 +151,14 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     Barrier* full = &shared.v_full[v_slot.stage];
     Wait(&shared.v_empty[v_slot.stage], v_slot.parity ^ 1);
     ArriveExpectBytes(full, Tile<Traits::kBlockN, Traits::kHeadDim>::kBytes);
-    LoadTile<Traits::kKeepKeys>(shared.v[v_slot.stage], args.v, full, block * Traits::kBlockN,
+    LoadTile<Traits::kKeepKeys>(shared.v[v_slot.stage], args.v, full, first_key(block),
                                 tile.kv_head, tile.batch);
     v_slot.Advance();
   };
 
   // Without a mask all tiles are equally long and need no counter.
   const auto after = [&](int index) -> int {
-    return Traits::kRanges ? gridDim.x + atomicAdd(&args.counters->next_tile, 1)
+    return Traits::kMasked ? gridDim.x + atomicAdd(&args.counters->next_tile, 1)
                            : index + gridDim.x;
   };
   // Beside three consumers the producer has few registers, and keeps its tiles in shared memory.
@@ -184,7 +207,7 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     index = next;
   }
   // The last block to finish leaves the counters as it found them.
-  if (Traits::kRanges && atomicAdd(&args.counters->finished_blocks, 1) == gridDim.x - 1) {
+  if (Traits::kMasked && atomicAdd(&args.counters->finished_blocks, 1) == gridDim.x - 1) {
     args.counters->next_tile = args.counters->finished_blocks = 0;
   }
 }
@@ -329,6 +352,11 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       }
     }
     const auto mask = [&](int block) {
+      if (Traits::kLists) {
+        const int keys = args.k_len % kBlockN, limit[2] = {keys, keys};
+        if (block >= whole_end) MaskRows<false>(s, 0, limit);
+        return;
+      }
       if (block >= whole_end) {
         const int limit[2] = {min(end[0], args.k_len), min(end[1], args.k_len)};
         MaskRows<false>(s, block * kBlockN, limit);
@@ -476,6 +504,7 @@ void LaunchForward(const FlashForwardParams& params, int32_t* counters) {
   args.skip_empty = args.out_is_float && args.sum.data == args.out.data;
   args.lse = static_cast<float*>(params.lse);
   args.visible = shape.visible;
+  args.blocks = shape.blocks;
   args.q_len = static_cast<int>(shape.q_len);
   args.k_len = static_cast<int>(shape.k_len);
   args.num_heads = static_cast<int>(shape.num_heads);
@@ -493,7 +522,7 @@ void LaunchForward(const FlashForwardParams& params, int32_t* counters) {
   constexpr int64_t kMaxGroup = 32;  // short sequences: measured faster than all that would fit
   const int64_t kv_bytes = std::max<int64_t>(1, shape.k_len) * Traits::kHeadDim * 4;
   const int64_t fit = std::min(kGroupBytes / kv_bytes, kMaxGroup);
-  args.group = Traits::kRanges
+  args.group = Traits::kMasked
                    ? HeadsPerGroup(args.batch_heads / args.heads_per_kv, fit) * args.heads_per_kv
                    : 1;
 

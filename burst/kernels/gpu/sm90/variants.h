@@ -10,8 +10,11 @@
 namespace burst {
 namespace sm90 {
 
+// The mask of a variant: every key, KeyRanges or KeyBlocks.
+enum class MaskForm { kFull, kRanges, kLists };
+
 template <class Element_, int kHeadDim_, int kConsumers_, int kBlockN_, int kQStages_, int kStages_,
-          bool kRanges_>
+          MaskForm kForm>
 struct ForwardTraits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;       // padded with zeros by the TMA
@@ -19,16 +22,20 @@ struct ForwardTraits {
   static constexpr int kBlockM = kConsumers * 64;  // queries
   static constexpr int kBlockN = kBlockN_;         // keys
   static constexpr int kQStages = kQStages_;
-  static constexpr int kStages = kStages_;   // of K and of V
-  static constexpr bool kRanges = kRanges_;  // the mask of KeyRanges; else every key
+  static constexpr int kStages = kStages_;  // of K and of V
+  static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
+  static constexpr bool kMasked = kRanges || kLists;
+  // Blocks of kBlockN keys in a block of a list.
+  static constexpr int kListParts = kListBlock / kBlockN;
+  static_assert(!kLists || (kBlockM == kListBlock && kListParts * kBlockN == kListBlock), "");
   // With a second buffer of Q, a warp's rows of O leave for global memory from where its Q was.
   static constexpr bool kStoreByTma = kHeadDim > 64 && kQStages > 1;
   // K and V of a wide head fill a good part of the L2 cache, and tiles under a mask read them at
   // different times: nothing else is to displace them.
-  static constexpr bool kKeepKeys = kRanges && kHeadDim > 128;
+  static constexpr bool kKeepKeys = kMasked && kHeadDim > 128;
   // One lane of a warp reads a tile's description for all, and frees it. Elsewhere every lane does
   // so for itself, which here takes 2 to 4 % longer.
-  static constexpr bool kOneLaneReads = kRanges && kHeadDim > 192;
+  static constexpr bool kOneLaneReads = kMasked && kHeadDim > 192;
   static constexpr int kConsumerWarps = kConsumers * 4;
   static constexpr int kThreads = (kConsumers + 1) * 128;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
@@ -50,14 +57,18 @@ inline int HeadsPerGroup(int64_t heads, int64_t fit) {
   return static_cast<int>(fit);
 }
 
-template <class Element_, int kHeadDim_, int kBlockM_, bool kRanges_, bool kEarly_ = false>
+template <class Element_, int kHeadDim_, int kBlockM_, MaskForm kForm, bool kEarly_ = false>
 struct BackwardTraits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;  // padded with zeros by the TMA
   static constexpr int kBlockM = kBlockM_;    // queries
   static constexpr int kBlockN = 128;         // keys
   static constexpr int kStages = 2;
-  static constexpr bool kRanges = kRanges_;
+  static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
+  static constexpr bool kMasked = kRanges || kLists;
+  // Tiles of kBlockM queries in a block of a list.
+  static constexpr int kListParts = kListBlock / kBlockM;
+  static_assert(!kLists || kListParts * kBlockM == kListBlock, "");
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kConsumerWarps = kConsumers * 4;
   static constexpr int kThreads = (kConsumers + 1) * 128;
@@ -68,6 +79,12 @@ struct BackwardTraits {
   // A consumer's part of dQ: kDqRows queries, 64 columns.
   static constexpr bool kDqByColumns = kHeadDim > 64;
   static constexpr int kDqRows = kDqByColumns ? kBlockM : kBlockM / 2;
+  // Two: the warps that add dQ to global memory take turns at the query tiles. One: each adds a
+  // consumer's part of every tile.
+  static constexpr int kDqTurns = kLists ? 2 : 1;
+  // With two, each warp has its own: a block may be two query tiles ahead of its turn. At a
+  // head_dim of 64 there is no room.
+  static constexpr int kDqBuffers = kLists && kHeadDim > 64 ? 2 : 1;
 };
 
 // counters, query_tiles: those that flash_attention_sm90.h asks for.
@@ -75,7 +92,7 @@ template <class Traits>
 void LaunchBackward(const FlashBackwardParams& params, int32_t* counters, int32_t* query_tiles);
 
 // Wide heads, whose dK and dV do not both fit into registers, take two passes: dV, then dK and dQ.
-template <class Element_, int kHeadDim_, bool kDk_, bool kRanges_>
+template <class Element_, int kHeadDim_, bool kDk_, MaskForm kForm>
 struct WideBackwardTraits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;  // padded with zeros by the TMA
@@ -83,7 +100,11 @@ struct WideBackwardTraits {
   static constexpr int kBlockN = 128;         // keys
   static constexpr bool kDk = kDk_;           // the pass for dK and dQ; else that for dV
   static constexpr int kStages = kDk && kHeadDim > 192 ? 1 : 2;
-  static constexpr bool kRanges = kRanges_;
+  static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
+  static constexpr bool kMasked = kRanges || kLists;
+  // Tiles of kBlockM queries in a block of a list.
+  static constexpr int kListParts = kListBlock / kBlockM;
+  static_assert(!kLists || kListParts * kBlockM == kListBlock, "");
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kConsumerWarps = kConsumers * 4;
   static constexpr int kThreads = (kConsumers + 1) * 128;
@@ -97,41 +118,57 @@ void LaunchWideBackward(const FlashBackwardParams& params, int32_t* counters, in
 // The variants for Element: BFloat16 or Float16.
 template <class Element>
 struct Variants {
+  static constexpr MaskForm kFull = MaskForm::kFull, kRanges = MaskForm::kRanges,
+                            kLists = MaskForm::kLists;
+
   // Tiles of 192 rows read K and V from the L2 cache a third less often than tiles of 128, which
   // waste fewer rows of short sequences.
-  using ForwardD64Full = ForwardTraits<Element, 64, 3, 128, 2, 4, false>;
-  using ForwardD64Ranges = ForwardTraits<Element, 64, 3, 128, 2, 4, true>;
-  using ForwardD64FullShort = ForwardTraits<Element, 64, 2, 128, 2, 4, false>;
-  using ForwardD64RangesShort = ForwardTraits<Element, 64, 2, 128, 2, 4, true>;
-  using ForwardD96Full = ForwardTraits<Element, 96, 3, 112, 1, 3, false>;
-  using ForwardD96Ranges = ForwardTraits<Element, 96, 3, 112, 1, 3, true>;
-  using ForwardD96FullShort = ForwardTraits<Element, 96, 2, 128, 2, 2, false>;
-  using ForwardD96RangesShort = ForwardTraits<Element, 96, 2, 128, 2, 2, true>;
-  using ForwardD128Full = ForwardTraits<Element, 128, 2, 176, 1, 2, false>;
+  using ForwardD64Full = ForwardTraits<Element, 64, 3, 128, 2, 4, kFull>;
+  using ForwardD64Ranges = ForwardTraits<Element, 64, 3, 128, 2, 4, kRanges>;
+  using ForwardD64FullShort = ForwardTraits<Element, 64, 2, 128, 2, 4, kFull>;
+  using ForwardD64RangesShort = ForwardTraits<Element, 64, 2, 128, 2, 4, kRanges>;
+  using ForwardD96Full = ForwardTraits<Element, 96, 3, 112, 1, 3, kFull>;
+  using ForwardD96Ranges = ForwardTraits<Element, 96, 3, 112, 1, 3, kRanges>;
+  using ForwardD96FullShort = ForwardTraits<Element, 96, 2, 128, 2, 2, kFull>;
+  using ForwardD96RangesShort = ForwardTraits<Element, 96, 2, 128, 2, 2, kRanges>;
+  using ForwardD128Full = ForwardTraits<Element, 128, 2, 176, 1, 2, kFull>;
   // With few keys a second buffer for Q is worth more than longer key blocks.
-  using ForwardD128FullShort = ForwardTraits<Element, 128, 2, 128, 2, 2, false>;
-  using ForwardD128Ranges = ForwardTraits<Element, 128, 2, 128, 2, 2, true>;
+  using ForwardD128FullShort = ForwardTraits<Element, 128, 2, 128, 2, 2, kFull>;
+  using ForwardD128Ranges = ForwardTraits<Element, 128, 2, 128, 2, 2, kRanges>;
   // The widest: O takes 96 or 128 registers a thread, Q 48 or 64 KB.
-  using ForwardD192Full = ForwardTraits<Element, 192, 2, 112, 1, 2, false>;
-  using ForwardD192Ranges = ForwardTraits<Element, 192, 2, 112, 1, 2, true>;
-  using ForwardD256Full = ForwardTraits<Element, 256, 2, 80, 1, 2, false>;
-  using ForwardD256Ranges = ForwardTraits<Element, 256, 2, 80, 1, 2, true>;
+  using ForwardD192Full = ForwardTraits<Element, 192, 2, 112, 1, 2, kFull>;
+  using ForwardD192Ranges = ForwardTraits<Element, 192, 2, 112, 1, 2, kRanges>;
+  using ForwardD256Full = ForwardTraits<Element, 256, 2, 80, 1, 2, kFull>;
+  using ForwardD256Ranges = ForwardTraits<Element, 256, 2, 80, 1, 2, kRanges>;
+  // Lists have blocks of 128 queries, and 128 keys, of which these take one or both halves.
+  using ForwardD64Lists = ForwardTraits<Element, 64, 2, 128, 2, 4, kLists>;
+  using ForwardD96Lists = ForwardTraits<Element, 96, 2, 128, 2, 2, kLists>;
+  using ForwardD128Lists = ForwardTraits<Element, 128, 2, 128, 2, 2, kLists>;
+  using ForwardD192Lists = ForwardTraits<Element, 192, 2, 64, 1, 2, kLists>;
+  using ForwardD256Lists = ForwardTraits<Element, 256, 2, 64, 1, 2, kLists>;
 
-  using BackwardD64Full = BackwardTraits<Element, 64, 128, false, true>;
-  using BackwardD64Ranges = BackwardTraits<Element, 64, 128, true, true>;
-  using BackwardD96Full = BackwardTraits<Element, 96, 80, false, true>;
-  using BackwardD96Ranges = BackwardTraits<Element, 96, 80, true>;
-  using BackwardD128Full = BackwardTraits<Element, 128, 64, false>;
-  using BackwardD128Ranges = BackwardTraits<Element, 128, 64, true>;
+  using BackwardD64Full = BackwardTraits<Element, 64, 128, kFull, true>;
+  using BackwardD64Ranges = BackwardTraits<Element, 64, 128, kRanges, true>;
+  using BackwardD96Full = BackwardTraits<Element, 96, 80, kFull, true>;
+  using BackwardD96Ranges = BackwardTraits<Element, 96, 80, kRanges>;
+  using BackwardD128Full = BackwardTraits<Element, 128, 64, kFull>;
+  using BackwardD128Ranges = BackwardTraits<Element, 128, 64, kRanges>;
+  using BackwardD64Lists = BackwardTraits<Element, 64, 128, kLists, true>;
+  using BackwardD96Lists = BackwardTraits<Element, 96, 64, kLists>;
+  using BackwardD128Lists = BackwardTraits<Element, 128, 64, kLists>;
 
-  using BackwardD192DvFull = WideBackwardTraits<Element, 192, false, false>;
-  using BackwardD192DvRanges = WideBackwardTraits<Element, 192, false, true>;
-  using BackwardD192DkFull = WideBackwardTraits<Element, 192, true, false>;
-  using BackwardD192DkRanges = WideBackwardTraits<Element, 192, true, true>;
-  using BackwardD256DvFull = WideBackwardTraits<Element, 256, false, false>;
-  using BackwardD256DvRanges = WideBackwardTraits<Element, 256, false, true>;
-  using BackwardD256DkFull = WideBackwardTraits<Element, 256, true, false>;
-  using BackwardD256DkRanges = WideBackwardTraits<Element, 256, true, true>;
+  using BackwardD192DvFull = WideBackwardTraits<Element, 192, false, kFull>;
+  using BackwardD192DvRanges = WideBackwardTraits<Element, 192, false, kRanges>;
+  using BackwardD192DkFull = WideBackwardTraits<Element, 192, true, kFull>;
+  using BackwardD192DkRanges = WideBackwardTraits<Element, 192, true, kRanges>;
+  using BackwardD192DvLists = WideBackwardTraits<Element, 192, false, kLists>;
+  using BackwardD192DkLists = WideBackwardTraits<Element, 192, true, kLists>;
+  using BackwardD256DvFull = WideBackwardTraits<Element, 256, false, kFull>;
+  using BackwardD256DvRanges = WideBackwardTraits<Element, 256, false, kRanges>;
+  using BackwardD256DkFull = WideBackwardTraits<Element, 256, true, kFull>;
+  using BackwardD256DkRanges = WideBackwardTraits<Element, 256, true, kRanges>;
+  using BackwardD256DvLists = WideBackwardTraits<Element, 256, false, kLists>;
+  using BackwardD256DkLists = WideBackwardTraits<Element, 256, true, kLists>;
 };
 
 }  // namespace sm90
