@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "burst/attention/ring/balance.h"
 #include "burst/base/enum_names.h"
@@ -20,8 +21,26 @@ constexpr EnumName<RingGradDType> kRingGradDTypes[] = {{RingGradDType::kFp32, "f
 
 constexpr char kSlicesAreTheMask[] = "slices are the whole mask";
 
-FlashAttentionShape KernelShape(const BurstAttentionOptions& options, const VisibleKeys& visible,
-                                const Tensor& q, const Tensor& k) {
+// A part of a mask, which is one call of the kernels: of intervals, or of blocks.
+struct MaskPart {
+  const VisibleKeys* keys;
+  const VisibleBlocks* blocks;
+};
+
+// takes_blocks: whether the kernels do.
+absl::InlinedVector<MaskPart, 4> PartsOf(const BlockMask& mask, bool takes_blocks) {
+  absl::InlinedVector<MaskPart, 4> parts;
+  if (!mask.blocks.none() && takes_blocks) parts.push_back({nullptr, &mask.blocks});
+  if (!mask.blocks.none() && !takes_blocks) {
+    for (const VisibleKeys& keys : mask.blocks.parts()) parts.push_back({&keys, nullptr});
+  }
+  for (const VisibleKeys& keys : mask.parts) parts.push_back({&keys, nullptr});
+  return parts;
+}
+
+// Without a mask.
+FlashAttentionShape KernelShape(const BurstAttentionOptions& options, const Tensor& q,
+                                const Tensor& k) {
   FlashAttentionShape shape;
   shape.batch = q.dim(0);
   shape.q_len = q.dim(1);
@@ -32,8 +51,12 @@ FlashAttentionShape KernelShape(const BurstAttentionOptions& options, const Visi
   shape.softmax_scale = options.softmax_scale != 0 ? options.softmax_scale
                                                    : 1 / std::sqrt(static_cast<double>(q.dim(3)));
   shape.dtype = q.dtype();
-  shape.visible = visible.ranges(q.device());
   return shape;
+}
+
+void SetMask(const MaskPart& part, DeviceType device, FlashAttentionShape* shape) {
+  shape->visible = part.keys != nullptr ? part.keys->ranges(device) : KeyRanges();
+  shape->blocks = part.blocks != nullptr ? part.blocks->lists(device) : KeyBlocks();
 }
 
 constexpr int kSeqAxis = 1, kHeadAxis = 2;        // of [batch, seqlen, heads, head_dim]
@@ -305,10 +328,15 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   // last call converts it.
   const RingRoute& route = schedule.kv_route();
   const int rank = schedule.shard().group_index();
-  size_t calls_left = schedule.for_keys_of(rank).parts.size();
+  const AttentionKernels& kernels = KernelsFor(q);
+  const bool takes_blocks = kernels.TakesBlocks(q.dtype(), q.dim(3));
+  const auto parts_of = [&](int source) {
+    return PartsOf(schedule.for_keys_of(source), takes_blocks);
+  };
+  size_t calls_left = parts_of(rank).size();
   for (size_t i = 1; i < route.rounds.size(); ++i) {
     const RingRound& round = route.rounds[i];
-    if (round.compute) calls_left += schedule.for_keys_of(round.source).parts.size();
+    if (round.compute) calls_left += parts_of(round.source).size();
   }
   const bool in_place = calls_left == 1 || q.dtype() == sum_dtype;
   const Tensor sum = in_place ? *out : Tensor::Empty(q.shape(), sum_dtype, q.device());
@@ -325,14 +353,15 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
         params.v = Operand(kv[1]);
         params.lse = lse->raw_data();
         params.non_persistent = comm_ != nullptr && comm_->messages_are_kernels();
-        for (const VisibleKeys& part : schedule.for_keys_of(source).parts) {
+        params.shape = KernelShape(options_, q, kv[0]);
+        for (const MaskPart& part : parts_of(source)) {
           const Tensor& result = --calls_left == 0 ? *out : sum;
-          params.shape = KernelShape(options_, part, q, kv[0]);
+          SetMask(part, q.device(), &params.shape);
           params.out = Operand(result);
           params.out_dtype = result.dtype();
           params.merge = merge;
           if (merge && !in_place) params.sum = Operand(sum);
-          KernelsFor(q).Forward(params);
+          kernels.Forward(params);
           merge = true;
         }
       },
@@ -378,17 +407,19 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   const Tensor delta = Tensor::Empty(LseShape(q), sum_dtype, q.device());
   const Tensor dlse = saved.dlse.null() ? Tensor() : saved.dlse.Contiguous();
   FlashDeltaParams delta_params;
-  delta_params.shape = KernelShape(options_, VisibleKeys{{}, {}, 1, 0, 0, true, 0, {}}, q, saved.k);
+  delta_params.shape = KernelShape(options_, q, saved.k);
   delta_params.out = Operand(saved.out);
   delta_params.dout = Operand(saved.dout);
   delta_params.dlse = dlse.null() ? nullptr : dlse.raw_data();
   delta_params.delta = delta.raw_data();
-  KernelsFor(q).Delta(delta_params);
+  const AttentionKernels& kernels = KernelsFor(q);
+  const bool takes_blocks = kernels.TakesBlocks(q.dtype(), q.dim(3));
+  kernels.Delta(delta_params);
 
   // One rank and one part: one call that assigns the gradients where they belong. Else they are
   // accumulated over the calls, in place where dtype and strides allow.
-  const bool assign =
-      schedule.shard().num_groups() == 1 && schedule.for_keys_of(0).parts.size() == 1;
+  const bool assign = schedule.shard().num_groups() == 1 &&
+                      PartsOf(schedule.for_keys_of(0), takes_blocks).size() == 1;
   const auto sum_of = [&](const Tensor& gradient) {
     if (assign) return gradient;
     const Tensor sum = gradient.dtype() == sum_dtype && gradient.is_contiguous()
@@ -419,9 +450,10 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     params.dv = Operand(heads.OfKeys(dv));
     params.assign = assign;
     params.deterministic = options_.deterministic;
-    for (const VisibleKeys& visible : mask.parts) {
-      params.shape = KernelShape(options_, visible, their_q, their_k);
-      KernelsFor(q).Backward(params);
+    params.shape = KernelShape(options_, their_q, their_k);
+    for (const MaskPart& visible : PartsOf(mask, takes_blocks)) {
+      SetMask(visible, q.device(), &params.shape);
+      kernels.Backward(params);
     }
   };
   const bool burst = Direction(schedule, q.dim(2), saved.k.dim(2), q.dim(3), q.dtype()) ==

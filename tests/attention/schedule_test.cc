@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <functional>
 #include <random>
@@ -150,6 +151,60 @@ constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kSt
 constexpr int64_t kLengths[] = {0, 1, 2, 5, 7, 16, 33};
 constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 
+// Adds what lists of blocks show to seen[row, query, key]. The lists of queries say the same as
+// those of keys, and so do the parts of intervals for kernels that take no lists.
+void AddBlocks(const VisibleBlocks& blocks, int64_t rows, int64_t q_len, int64_t k_len,
+               std::vector<int>* seen) {
+  if (blocks.none()) {
+    EXPECT_EQ(blocks.pairs, 0);
+    return;
+  }
+  EXPECT_EQ(blocks.rows, rows);
+  EXPECT_EQ(blocks.q_len, q_len);
+  EXPECT_EQ(blocks.k_len, k_len);
+  std::vector<int> shown(seen->size());
+  std::set<std::array<int64_t, 4>> by_queries, by_keys;  // row, query block, key block, place
+  int64_t pairs = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int32_t* begin = blocks.key_begin.data() + row * (blocks.query_blocks() + 1);
+    for (int64_t i = 0; i < blocks.query_blocks(); ++i) {
+      for (int64_t at = begin[i]; at < begin[i + 1]; ++at) {
+        const int64_t j = blocks.key_list[at];
+        EXPECT_TRUE(at == begin[i] || blocks.key_list[at - 1] < j) << "order";
+        by_queries.insert({row, i, j, at - begin[i]});
+        for (int64_t q = i * blocks.block; q < std::min(q_len, (i + 1) * blocks.block); ++q) {
+          for (int64_t k = j * blocks.block; k < std::min(k_len, (j + 1) * blocks.block); ++k) {
+            ++shown[(row * q_len + q) * k_len + k];
+            ++pairs;
+          }
+        }
+      }
+    }
+    begin = blocks.query_begin.data() + row * (blocks.key_blocks() + 1);
+    for (int64_t j = 0; j < blocks.key_blocks(); ++j) {
+      for (int64_t at = begin[j]; at < begin[j + 1]; ++at) {
+        const int64_t i = blocks.query_list[at];
+        EXPECT_TRUE(at == begin[j] || blocks.query_list[at - 1] < i) << "order";
+        by_keys.insert({row, i, j, blocks.place_list[at]});
+      }
+    }
+  }
+  EXPECT_EQ(blocks.pairs, pairs);
+  EXPECT_EQ(by_queries, by_keys);
+  EXPECT_EQ(by_queries.size(), blocks.key_list.size());
+  EXPECT_EQ(by_queries.size(), blocks.query_list.size());
+  std::vector<int> in_parts(seen->size());
+  for (const VisibleKeys& part : blocks.parts()) {
+    for (int64_t at = 0; at < rows * q_len; ++at) {
+      EXPECT_TRUE(at % q_len == 0 ||
+                  (part.begin[at - 1] <= part.begin[at] && part.end[at - 1] <= part.end[at]));
+      for (int32_t k = part.begin[at]; k < part.end[at]; ++k) ++in_parts[at * k_len + k];
+    }
+  }
+  EXPECT_EQ(in_parts, shown);
+  for (size_t n = 0; n < seen->size(); ++n) (*seen)[n] += shown[n];
+}
+
 // Every visible pair of these queries and keys is in one of the mask's parts, and no other; and
 // what the parts say of themselves.
 void CheckMask(const MaskCase& c, const RingSchedule& schedule, const std::vector<int32_t>& queries,
@@ -180,6 +235,8 @@ void CheckMask(const MaskCase& c, const RingSchedule& schedule, const std::vecto
     EXPECT_EQ(visible.all, pairs == static_cast<int64_t>(seen.size()));
     EXPECT_TRUE(pairs > 0 || mask.parts.size() == 1) << "a part of nothing";
   }
+  AddBlocks(mask.blocks, schedule.rows(), static_cast<int64_t>(queries.size()),
+            static_cast<int64_t>(keys.size()), &seen);
   for (size_t n = 0; n < seen.size(); ++n) {
     const size_t row = n / keys.size() / queries.size(), i = n / keys.size() % queries.size(),
                  j = n % keys.size();
@@ -537,6 +594,126 @@ TEST(ScheduleTest, SlicesTakeFewParts) {
       EXPECT_LE(parts({WindowWithGlobalTokens(33, 6, {0, 1}, true)}, layout, world_size), 2);
       EXPECT_LE(parts({WindowWithGlobalTokens(33, 6, {0, 1, 17}, true)}, layout, world_size), 4);
     }
+  }
+}
+
+// What these slices show, [n, n].
+std::vector<int> Shown(const std::vector<MaskSlice>& slices, int32_t n) {
+  std::vector<int> shown(static_cast<size_t>(n) * n);
+  for (const MaskSlice& slice : slices) {
+    for (int32_t q = slice.q_begin; q < slice.q_end; ++q) {
+      for (int32_t k = std::max(0, slice.k_begin); k < std::min(n, slice.k_end); ++k) {
+        if (Visible(slice, q, k)) shown[q * n + k] = 1;
+      }
+    }
+  }
+  return shown;
+}
+
+// Every visible pair is once in a part, and no other; returns the calls of a kernel.
+size_t CheckDivided(const MaskSlices& slices, int32_t n, const std::vector<int32_t>& queries,
+                    const std::vector<int32_t>& keys, const BlockMask& mask) {
+  const auto rows = static_cast<int64_t>(slices.size());
+  std::vector<int> seen(rows * queries.size() * keys.size()), expected;
+  for (const std::vector<MaskSlice>& row : slices) {
+    const std::vector<int> shown = Shown(row, n);
+    for (const int32_t q : queries) {
+      for (const int32_t k : keys) expected.push_back(shown[q * n + k]);
+    }
+  }
+  for (const VisibleKeys& part : mask.parts) {
+    for (size_t at = 0; at < rows * queries.size(); ++at) {
+      EXPECT_TRUE(at % queries.size() == 0 ||
+                  (part.begin[at - 1] <= part.begin[at] && part.end[at - 1] <= part.end[at]));
+      for (int32_t k = part.begin[at]; k < part.end[at]; ++k) ++seen[at * keys.size() + k];
+    }
+  }
+  AddBlocks(mask.blocks, rows, static_cast<int64_t>(queries.size()),
+            static_cast<int64_t>(keys.size()), &seen);
+  EXPECT_EQ(seen, expected);
+  return mask.parts.size() + !mask.blocks.none();
+}
+
+// With blocks so small that slices of a few tokens have whole ones, in every layout.
+TEST(ScheduleTest, WholeBlocksAreListed) {
+  constexpr int32_t kSeqlen = 33;
+  std::vector<MaskSlices> cases = {
+      {BlockSlices(kSeqlen, 4, {{0, 2, 5, 7}, {1, 4}, {0, 3, 6}}, true)}};
+  for (unsigned seed = 1; seed <= 40; ++seed) cases.push_back(RandomSlices(seed));
+  int masks_with_lists = 0;
+  for (const MaskSlices& slices : cases) {
+    for (const Layout layout : kLayouts) {
+      for (const int ranks : {1, 3}) {
+        const TokenShard shard = *TokenShard::Create(0, ranks, layout, kSeqlen);
+        for (int source = 0; source < ranks; ++source) {
+          const auto &queries = shard.group_positions(0), &keys = shard.group_positions(source);
+          size_t fewest = SIZE_MAX;
+          for (const int64_t block : {1, 2, 3, 5, 64}) {
+            SCOPED_TRACE(testing::Message() << "case " << &slices - cases.data() << " "
+                                            << Name(layout) << " " << ranks << " " << block);
+            const BlockMask mask = ComputeVisibleKeys(slices, queries, keys, block);
+            const size_t calls = CheckDivided(slices, kSeqlen, queries, keys, mask);
+            masks_with_lists += !mask.blocks.none();
+            if (block == 1) fewest = calls;  // then everything is whole: one call
+            EXPECT_EQ(fewest, 1u);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(masks_with_lists, 100);
+}
+
+// Sparse blocks of any size on the kernels' grid. What is whole there is one call.
+TEST(ScheduleTest, SparseBlocksAreLists) {
+  std::mt19937 random(5);
+  const auto chosen = [&](int32_t count) {
+    std::vector<std::vector<int32_t>> key_blocks(count);
+    for (int32_t i = 0; i < count; ++i) {
+      for (int32_t j = 0; j < count; ++j) {
+        if (i == j || random() % 3 == 0) key_blocks[i].push_back(j);
+      }
+    }
+    return key_blocks;
+  };
+  for (const int32_t seqlen : {1000, 1024}) {
+    for (const int32_t size : {64, 96, 100, 128, 130, 256}) {
+      for (const bool causal : {false, true}) {
+        const MaskSlices slices = {
+            BlockSlices(seqlen, size, chosen((seqlen + size - 1) / size), causal),
+            BlockSlices(seqlen, size, chosen((seqlen + size - 1) / size), causal)};
+        for (const Layout layout : kLayouts) {
+          for (const int ranks : {1, 2}) {
+            SCOPED_TRACE(testing::Message() << seqlen << " tokens, blocks of " << size << " "
+                                            << causal << " " << Name(layout) << " " << ranks);
+            const TokenShard shard = *TokenShard::Create(ranks - 1, ranks, layout, seqlen);
+            const RingSchedule schedule = *RingSchedule::CreateSliced(shard, slices);
+            const auto &queries = shard.group_positions(ranks - 1),
+                       &keys = shard.group_positions(0);
+            const BlockMask& mask = schedule.for_keys_of(0);
+            const size_t calls = CheckDivided(slices, seqlen, queries, keys, mask);
+            const bool whole = size % 128 == 0 && layout != Layout::kStriped;
+            if (whole && (ranks == 1 || seqlen == 1024)) {
+              EXPECT_TRUE(!mask.blocks.none() || size > 128);
+              EXPECT_LE(calls, causal ? 2u : 1u);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Windows and trees take few parts of intervals, and lists would not make them fewer.
+TEST(ScheduleTest, FewPartsNeedNoLists) {
+  const int32_t n = 2048;
+  for (const std::vector<MaskSlice>& slices :
+       {TreeSlices(512, {256, 300, 256, 724}), WindowWithGlobalTokens(n, 300, {0, 1, 2}, true),
+        WindowWithGlobalTokens(n, 300, {0, 1, 2}, false)}) {
+    const RingSchedule schedule =
+        *RingSchedule::CreateSliced(*TokenShard::Create(0, 1, Layout::kContiguous, n), {slices});
+    EXPECT_TRUE(schedule.for_keys_of(0).blocks.none());
+    EXPECT_LE(schedule.for_keys_of(0).parts.size(), 3u);
   }
 }
 

@@ -17,6 +17,7 @@
 #include "burst/base/status.h"
 #include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/device/device.h"
+#include "burst/kernels/study/study.h"
 #include "tests/attention/sequence_problem.h"
 #include "tests/testing/attention_reference.h"
 
@@ -259,6 +260,63 @@ TEST(StrategyTest, SlicesAreTheMask) {
         check(Strategy::kUlysses, 2, 1);
         check(Strategy::kBurstUlysses, 4, 2);
       }
+    }
+  }
+}
+
+// Sparse blocks, which are lists of the kernels' blocks where they are whole on these, and their
+// diagonals, edges and other slices by ranges; also in kernels that take no lists.
+TEST(StrategyTest, SparseBlocks) {
+  const int64_t batch = 2, seqlen = 900;
+  const Inputs inputs = RandomInputs(batch, seqlen, 4, 2, 16, DType::kFloat64, 10);
+  std::mt19937 bits(4);
+  const auto blocks = [&](int32_t size, bool causal) {
+    std::vector<std::vector<int32_t>> chosen((seqlen + size - 1) / size);
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      for (size_t j = 0; j < chosen.size(); ++j) {
+        if (i == j || bits() % 3 == 0) chosen[i].push_back(static_cast<int32_t>(j));
+      }
+    }
+    return BlockSlices(seqlen, size, chosen, causal);
+  };
+  std::vector<MaskSlice> mixed = blocks(128, true);
+  for (const MaskSlice& slice : WindowWithGlobalTokens(seqlen, 50, {0, 1, 500}, true)) {
+    mixed.push_back(slice);
+  }
+  const MaskSlices cases[] = {
+      {blocks(128, false)}, {blocks(128, true), blocks(256, true)}, {blocks(100, true)}, {mixed}};
+  for (const MaskSlices& slices : cases) {
+    const AttentionResults expected =
+        NaiveAttention(inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, 0.25,
+                       [&](int64_t b, int64_t i, int64_t j) { return Visible(slices, b, i, j); });
+    for (const Layout layout : kLayouts) {
+      BurstAttentionOptions options;
+      options.mask.causal = false;
+      options.layout = layout;
+      int lists = 0;
+      const auto check = [&](Strategy strategy, int ranks, int group_size) {
+        SCOPED_TRACE(testing::Message() << "case " << &slices - cases << " " << Name(strategy)
+                                        << " " << Name(layout) << " ranks " << ranks);
+        const AttentionResults actual =
+            RunStrategy(strategy, options, ranks, group_size, inputs,
+                        [&](const SequenceParallelAttention& attention, int64_t length) {
+                          auto schedule = attention.SlicedSchedule(length, slices);
+                          if (ranks == 1) lists += !schedule->for_keys_of(0).blocks.none();
+                          return schedule;
+                        });
+        ExpectClose(actual, expected, 1e-13 * seqlen);
+      };
+      check(Strategy::kSingle, 1, 1);
+      EXPECT_EQ(lists, &slices - cases == 2 ? 0 : 1);
+      for (BackwardDirection direction : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
+        options.backward = direction;
+        check(Strategy::kBurst, 3, 1);
+      }
+      options.backward = BackwardDirection::kAuto;
+      check(Strategy::kUlysses, 2, 1);
+      check(Strategy::kBurstUlysses, 4, 2);
+      options.kernels = &NaiveKernels();
+      if (kTestDevice == DeviceType::kCpu) check(Strategy::kSingle, 1, 1);
     }
   }
 }

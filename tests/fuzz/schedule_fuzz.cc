@@ -157,6 +157,34 @@ int64_t CheckMask(const Problem& p, const std::vector<int32_t>& queries,
     BURST_CHECK_EQ(visible.pairs, pairs);
     BURST_CHECK_EQ(visible.all, pairs == static_cast<int64_t>(all));
   }
+  const VisibleBlocks& blocks = mask.blocks;
+  BURST_CHECK(blocks.none() || !p.slices.empty());
+  std::set<std::tuple<size_t, int64_t, int64_t, int64_t>> listed;  // row, blocks, place
+  for (size_t row = 0; row < rows && !blocks.none(); ++row) {
+    const int32_t* begin = blocks.key_begin.data() + row * (blocks.query_blocks() + 1);
+    for (int64_t i = 0; i < blocks.query_blocks(); ++i) {
+      for (int64_t at = begin[i]; at < begin[i + 1]; ++at) {
+        const int64_t key = blocks.key_list[at] * blocks.block, query = i * blocks.block;
+        BURST_CHECK(at == begin[i] || blocks.key_list[at - 1] < blocks.key_list[at]) << "order";
+        listed.insert({row, i, blocks.key_list[at], at - begin[i]});
+        for (int64_t q = query; q < std::min(blocks.q_len, query + blocks.block); ++q) {
+          for (int64_t k = key; k < std::min(blocks.k_len, key + blocks.block); ++k) {
+            ++seen[(row * queries.size() + q) * keys.size() + k];
+          }
+        }
+      }
+    }
+    begin = blocks.query_begin.data() + row * (blocks.key_blocks() + 1);
+    for (int64_t j = 0; j < blocks.key_blocks(); ++j) {
+      for (int64_t at = begin[j]; at < begin[j + 1]; ++at) {
+        BURST_CHECK(at == begin[j] || blocks.query_list[at - 1] < blocks.query_list[at]) << "order";
+        BURST_CHECK_EQ(listed.erase({row, blocks.query_list[at], j, blocks.place_list[at]}), 1u);
+      }
+    }
+  }
+  BURST_CHECK(listed.empty());
+  BURST_CHECK_EQ(mask.pairs(),
+                 std::count_if(seen.begin(), seen.end(), [](int n) { return n > 0; }));
   for (size_t n = 0; n < all; ++n) {
     const size_t j = n % keys.size(), i = n / keys.size() % queries.size();
     BURST_CHECK_EQ(seen[n], Visible(p, n / keys.size() / queries.size(), queries[i], keys[j]))
@@ -172,6 +200,12 @@ int64_t CheckMasks(const Problem& p, const std::vector<RingSchedule>& schedules,
              &keys = schedules[k].shard().group_positions(k);
   const int64_t pairs = CheckMask(p, queries, q == k ? keys : schedules[q].keys_sent_by(k),
                                   schedules[q].for_keys_of(k));
+  if (!p.slices.empty()) {  // blocks as small as these sequences
+    for (const int64_t block : {2, 5}) {
+      BURST_CHECK_EQ(
+          pairs, CheckMask(p, queries, keys, ComputeVisibleKeys(p.slices, queries, keys, block)));
+    }
+  }
   BURST_CHECK_EQ(pairs, CheckMask(p, q == k ? queries : schedules[k].queries_sent_by(q), keys,
                                   schedules[k].for_queries_of(q)));
   return pairs;

@@ -128,7 +128,7 @@ void VisibleKeys::Count(int64_t k_len) {
 }
 
 int64_t BlockMask::pairs() const {
-  int64_t sum = 0;
+  int64_t sum = blocks.pairs;
   for (const VisibleKeys& part : parts) sum += part.pairs;
   return sum;
 }

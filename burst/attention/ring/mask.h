@@ -49,11 +49,43 @@ struct VisibleKeys {
 // Nobody sees anything.
 VisibleKeys EmptyKeys(int64_t rows, int64_t q_len);
 
-// The mask between a block of queries and a block of keys: the union of disjoint parts, at least
-// one. One part is all that a window, documents and spans need: blocks are in order of position, so
-// that the keys which a query sees are neighbors. Slices (slices.h) may need more.
+// Of such a mask, what is whole on a grid of `block` queries by `block` keys, as lists: see
+// KeyBlocks.
+struct VisibleBlocks {
+  // None, so far. Filled in by a BeginRow for every row and, for each of its query blocks, the key
+  // blocks in key_list and an EndQueryBlock; then Finish.
+  VisibleBlocks() = default;
+  VisibleBlocks(int64_t rows, int64_t q_len, int64_t k_len, int64_t block = kListBlock);
+  void BeginRow();
+  void EndQueryBlock();
+  void Finish();
+
+  int64_t rows = 1;
+  int64_t q_len = 0, k_len = 0, block = kListBlock;
+  std::vector<int32_t> key_begin;    // [rows, query_blocks() + 1]
+  std::vector<int32_t> query_begin;  // [rows, key_blocks() + 1]
+  std::vector<int32_t> key_list, query_list, place_list;
+  int64_t pairs = 0;  // (query, key) pairs seen, summed over rows
+
+  mutable Tensor on_gpu;                      // all lists, copied there at their first use
+  mutable std::vector<VisibleKeys> as_parts;  // made at the first use
+
+  bool none() const { return key_list.empty(); }
+  int64_t query_blocks() const { return (q_len + block - 1) / block; }
+  int64_t key_blocks() const { return (k_len + block - 1) / block; }
+  // For the kernels of a device; block is kListBlock. Points into the vectors or their copy.
+  KeyBlocks lists(DeviceType device = DeviceType::kCpu) const;
+  // The same for kernels that take no lists.
+  const std::vector<VisibleKeys>& parts() const;
+};
+
+// The mask between a block of queries and a block of keys: the union of disjoint parts, of one
+// interval a query or of whole blocks; at least one. One part of intervals is all that a window,
+// documents and spans need: blocks are in order of position, so that the keys which a query sees
+// are neighbors. Slices (slices.h) may need more.
 struct BlockMask {
   std::vector<VisibleKeys> parts;
+  VisibleBlocks blocks = {};
 
   int64_t pairs() const;
   bool none() const { return pairs() == 0; }

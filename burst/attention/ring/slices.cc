@@ -1,23 +1,26 @@
 #include "burst/attention/ring/slices.h"
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 #include <string>
+#include <utility>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "burst/attention/ring/interval_parts.h"
 
 namespace burst {
 namespace {
 
 using Positions = std::vector<int32_t>;
 
-struct Interval {
-  int64_t begin = 0, end = 0;  // of keys
-};
+// Masks that take more parts of intervals than so many are not divided so to the end before lists
+// are tried.
+constexpr int64_t kMostIntervals = 16;
 
 // Of the slice, which holds query position q; may be empty.
-Interval PositionsSeen(const MaskSlice& slice, int64_t q) {
-  Interval seen{slice.k_begin, slice.k_end};
+KeyInterval PositionsSeen(const MaskSlice& slice, int64_t q) {
+  KeyInterval seen{slice.k_begin, slice.k_end};
   if (slice.kind == SliceKind::kCausal || slice.kind == SliceKind::kBand) {
     seen.end = slice.k_end - (slice.q_end - 1 - q);
   }
@@ -27,93 +30,270 @@ Interval PositionsSeen(const MaskSlice& slice, int64_t q) {
   return seen;
 }
 
-// Of positions: the keys of a block, by number.
-Interval InBlock(const Interval& positions, const Positions& k_positions) {
-  const auto first = k_positions.begin(), last = k_positions.end();
+// Of positions: those of a block, by number.
+KeyInterval InBlock(const KeyInterval& positions, const Positions& block) {
+  const auto size = static_cast<int64_t>(block.size());
+  if (size == 0) return {0, 0};
+  if (block.back() - block.front() == size - 1) {  // neighbors all
+    return {std::clamp<int64_t>(positions.begin - block.front(), 0, size),
+            std::clamp<int64_t>(positions.end - block.front(), 0, size)};
+  }
+  const auto first = block.begin(), last = block.end();
   return {std::lower_bound(first, last, positions.begin) - first,
           std::lower_bound(first, last, positions.end) - first};
 }
 
-using Intervals = absl::InlinedVector<Interval, 8>;
-
-// Calls visit(i, intervals) for every query i: the keys that it sees, increasing, with gaps
-// between.
-template <typename Visit>
-void ForEachQuery(std::vector<MaskSlice> slices, const Positions& q_positions,
-                  const Positions& k_positions, Visit visit) {
-  std::sort(slices.begin(), slices.end(),
-            [](const MaskSlice& a, const MaskSlice& b) { return a.q_begin < b.q_begin; });
-  std::vector<MaskSlice> active;
-  size_t next = 0;
-  for (size_t i = 0; i < q_positions.size(); ++i) {
-    const int32_t q = q_positions[i];
-    while (next < slices.size() && slices[next].q_begin <= q) active.push_back(slices[next++]);
-    active.erase(std::remove_if(active.begin(), active.end(),
-                                [q](const MaskSlice& slice) { return slice.q_end <= q; }),
-                 active.end());
-    Intervals seen;
-    for (const MaskSlice& slice : active) {
-      const Interval keys = InBlock(PositionsSeen(slice, q), k_positions);
-      if (keys.begin < keys.end) seen.push_back(keys);
+// Sorts intervals and joins those that overlap or touch.
+void Join(KeyIntervals* intervals) {
+  std::sort(intervals->begin(), intervals->end(),
+            [](const KeyInterval& a, const KeyInterval& b) { return a.begin < b.begin; });
+  size_t count = 0;
+  for (const KeyInterval keys : *intervals) {
+    if (count == 0 || keys.begin > (*intervals)[count - 1].end) {
+      (*intervals)[count++] = keys;
+    } else {
+      (*intervals)[count - 1].end = std::max((*intervals)[count - 1].end, keys.end);
     }
-    std::sort(seen.begin(), seen.end(),
-              [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
-    Intervals disjoint;
-    for (const Interval& keys : seen) {
-      if (disjoint.empty() || keys.begin > disjoint.back().end) {
-        disjoint.push_back(keys);
-      } else {
-        disjoint.back().end = std::max(disjoint.back().end, keys.end);
-      }
-    }
-    visit(static_cast<int64_t>(i), disjoint);
   }
+  intervals->resize(count);
 }
 
-// Deals the intervals of a batch row's queries to parts, such that neither begins nor ends of a
-// part ever decrease; a new part where an interval fits into none.
-class Parts {
- public:
-  Parts(int64_t rows, int64_t q_len, std::vector<VisibleKeys>* parts)
-      : rows_(rows), q_len_(q_len), parts_(*parts) {}
+// What is in both.
+KeyIntervals Intersection(const KeyIntervals& a, const KeyIntervals& b) {
+  KeyIntervals both;
+  for (auto x = a.begin(), y = b.begin(); x != a.end() && y != b.end();) {
+    const int64_t begin = std::max(x->begin, y->begin), end = std::min(x->end, y->end);
+    if (begin < end) both.push_back({begin, end});
+    x->end < y->end ? ++x : ++y;
+  }
+  return both;
+}
 
-  void BeginRow(int64_t row) {
-    row_ = row;
-    last_.assign(parts_.size(), Interval());
+// Adds to `left` what is in `keys` and not in `taken`.
+void AddDifference(const KeyInterval& keys, const KeyIntervals& taken, KeyIntervals* left) {
+  int64_t begin = keys.begin;
+  auto next =
+      std::upper_bound(taken.begin(), taken.end(), begin,
+                       [](int64_t key, const KeyInterval& interval) { return key < interval.end; });
+  for (; next != taken.end() && next->begin < keys.end; ++next) {
+    if (begin < next->begin) left->push_back({begin, next->begin});
+    begin = next->end;
+  }
+  if (begin < keys.end) left->push_back({begin, keys.end});
+}
+
+KeyIntervals Difference(const KeyIntervals& intervals, const KeyIntervals& taken) {
+  KeyIntervals left;
+  for (const KeyInterval& keys : intervals) AddDifference(keys, taken, &left);
+  return left;
+}
+
+// The slices of a batch row between a block of queries and a block of keys, walked from the first
+// query to the last. Slices without diagonals show the same keys to a run of queries, and are
+// joined once for it.
+class RowWalk {
+ public:
+  RowWalk(const std::vector<MaskSlice>& slices, const Positions& q_positions,
+          const Positions& k_positions)
+      : q_positions_(q_positions), k_positions_(k_positions) {
+    for (const MaskSlice& slice : slices) {
+      const KeyInterval queries = InBlock({slice.q_begin, slice.q_end}, q_positions);
+      const KeyInterval keys = InBlock({slice.k_begin, slice.k_end}, k_positions);
+      if (queries.begin < queries.end && keys.begin < keys.end) {
+        slices_.push_back({slice, queries.begin, queries.end, keys});
+      }
+    }
+    std::sort(slices_.begin(), slices_.end(),
+              [](const Slice& a, const Slice& b) { return a.q_begin < b.q_begin; });
   }
 
-  void Add(int64_t query, const Intervals& intervals) {
-    absl::InlinedVector<bool, 8> taken(parts_.size(), false);
-    // From the last keys, each to the part whose keys are the nearest before: what moves forward
-    // with the queries stays in its part, and what stands still in another.
-    for (auto keys = intervals.rbegin(); keys != intervals.rend(); ++keys) {
-      size_t best = parts_.size();
-      for (size_t part = 0; part < parts_.size(); ++part) {
-        if (taken[part] || last_[part].begin > keys->begin || last_[part].end > keys->end) continue;
-        if (best == parts_.size() || last_[part].end > last_[best].end) best = part;
-      }
-      if (best == parts_.size()) {
-        parts_.push_back(EmptyKeys(rows_, q_len_));
-        last_.emplace_back();
-        taken.push_back(false);
-      }
-      taken[best] = true;
-      last_[best] = *keys;
+  // The queries [begin, end) see the keys `full` and those of the slices `others`, which have
+  // diagonals.
+  struct Run {
+    int64_t begin, end;
+    KeyIntervals full;
+    std::vector<const MaskSlice*> others;
+  };
+
+  // The queries from `begin` on that have the same slices, up to `limit`. Runs follow one another.
+  const Run& Next(int64_t begin, int64_t limit) {
+    if (begin >= run_end_) Enter(begin);
+    run_.begin = begin;
+    run_.end = std::min(run_end_, limit);
+    return run_;
+  }
+
+  // Adds what a query sees by slices with diagonals.
+  void AddOthers(const Run& run, int64_t query, const KeyIntervals& taken,
+                 KeyIntervals* seen) const {
+    for (const MaskSlice* slice : run.others) {
+      const KeyInterval keys = InBlock(PositionsSeen(*slice, q_positions_[query]), k_positions_);
+      if (keys.begin < keys.end) AddDifference(keys, taken, seen);
     }
-    for (size_t part = 0; part < parts_.size(); ++part) {
-      Interval& last = last_[part];
-      if (!taken[part]) last.begin = last.end = std::max(last.begin, last.end);
-      parts_[part].begin[row_ * q_len_ + query] = static_cast<int32_t>(last.begin);
-      parts_[part].end[row_ * q_len_ + query] = static_cast<int32_t>(last.end);
-    }
+    Join(seen);
   }
 
  private:
-  const int64_t rows_, q_len_;
-  std::vector<VisibleKeys>& parts_;
-  int64_t row_ = 0;
-  std::vector<Interval> last_;  // of each part, of the query before
+  struct Slice {
+    MaskSlice slice;
+    int64_t q_begin, q_end;  // of the block, by number
+    KeyInterval keys;
+  };
+
+  void Enter(int64_t begin) {
+    while (next_ < slices_.size() && slices_[next_].q_begin <= begin) {
+      active_.push_back(&slices_[next_++]);
+    }
+    active_.erase(std::remove_if(active_.begin(), active_.end(),
+                                 [=](const Slice* slice) { return slice->q_end <= begin; }),
+                  active_.end());
+    run_end_ =
+        next_ < slices_.size() ? slices_[next_].q_begin : static_cast<int64_t>(q_positions_.size());
+    run_.full.clear();
+    run_.others.clear();
+    for (const Slice* slice : active_) {
+      run_end_ = std::min(run_end_, slice->q_end);
+      if (slice->slice.kind == SliceKind::kFull) {
+        run_.full.push_back(slice->keys);
+      } else {
+        run_.others.push_back(&slice->slice);
+      }
+    }
+    Join(&run_.full);
+  }
+
+  const Positions &q_positions_, &k_positions_;
+  std::vector<Slice> slices_;
+  size_t next_ = 0;
+  std::vector<const Slice*> active_;
+  Run run_ = {};
+  int64_t run_end_ = 0;
 };
+
+// Calls visit(i, intervals) for every query i: the keys that it sees. Stops when visit returns
+// false.
+template <typename Visit>
+bool ForEachQuery(RowWalk* walk, int64_t q_len, Visit visit) {
+  for (int64_t begin = 0; begin < q_len;) {
+    const RowWalk::Run& run = walk->Next(begin, q_len);
+    for (int64_t i = run.begin; i < run.end; ++i) {
+      if (run.others.empty()) {
+        if (!visit(i, run.full)) return false;
+        continue;
+      }
+      KeyIntervals seen = run.full;
+      walk->AddOthers(run, i, /*taken=*/{}, &seen);
+      if (!visit(i, seen)) return false;
+    }
+    begin = run.end;
+  }
+  return true;
+}
+
+// Key blocks, by number, all of whose keys are in the intervals, and the keys of such blocks.
+KeyIntervals WholeBlocks(const KeyIntervals& intervals, int64_t block, int64_t k_len) {
+  KeyIntervals whole;
+  for (const KeyInterval& keys : intervals) {
+    const int64_t begin = (keys.begin + block - 1) / block;
+    const int64_t end = (keys.end == k_len ? keys.end + block - 1 : keys.end) / block;
+    if (begin < end) whole.push_back({begin, end});
+  }
+  return whole;
+}
+KeyIntervals KeysOf(KeyIntervals blocks, int64_t block, int64_t k_len) {
+  for (KeyInterval& keys : blocks) {
+    keys = {keys.begin * block, std::min(k_len, keys.end * block)};
+  }
+  return blocks;
+}
+
+// Of the queries of a block, which are runs of slices: the key blocks that all of them see whole,
+// and for each query what it sees beside these.
+struct QueryBlock {
+  KeyIntervals whole;
+  std::vector<KeyIntervals> rest;
+};
+
+QueryBlock DivideQueryBlock(RowWalk* walk, int64_t begin, int64_t end, int64_t block,
+                            int64_t k_len) {
+  std::vector<RowWalk::Run> runs;
+  for (int64_t i = begin; i < end; i = runs.back().end) runs.push_back(walk->Next(i, end));
+  QueryBlock divided;
+  divided.whole = WholeBlocks(runs[0].full, block, k_len);
+  bool diagonals = !runs[0].others.empty();
+  for (size_t n = 1; n < runs.size(); ++n) {
+    divided.whole = Intersection(divided.whole, WholeBlocks(runs[n].full, block, k_len));
+    diagonals |= !runs[n].others.empty();
+  }
+  // Slices with diagonals may complete more blocks; but those above need no longer be looked at.
+  const KeyIntervals taken = KeysOf(divided.whole, block, k_len);
+  for (const RowWalk::Run& run : runs) {
+    const KeyIntervals full = Difference(run.full, taken);
+    for (int64_t i = run.begin; i < run.end; ++i) {
+      divided.rest.push_back(full);
+      if (!run.others.empty()) walk->AddOthers(run, i, taken, &divided.rest.back());
+    }
+  }
+  if (!diagonals) return divided;
+  KeyIntervals more = WholeBlocks(divided.rest[0], block, k_len);
+  for (const KeyIntervals& rest : divided.rest) {
+    if (more.empty()) return divided;
+    more = Intersection(more, WholeBlocks(rest, block, k_len));
+  }
+  const KeyIntervals keys = KeysOf(more, block, k_len);
+  for (KeyIntervals& rest : divided.rest) rest = Difference(rest, keys);
+  divided.whole.insert(divided.whole.end(), more.begin(), more.end());
+  Join(&divided.whole);
+  return divided;
+}
+
+// Parts of intervals alone; null: there would be more than `most`.
+std::optional<BlockMask> ByIntervals(const MaskSlices& slices, const Positions& q_positions,
+                                     const Positions& k_positions, int64_t most) {
+  const auto rows = static_cast<int64_t>(slices.size());
+  const auto q_len = static_cast<int64_t>(q_positions.size());
+  BlockMask mask{{EmptyKeys(rows, q_len)}};
+  IntervalParts parts(rows, q_len, most, &mask.parts);
+  for (int64_t row = 0; row < rows; ++row) {
+    RowWalk walk(slices[row], q_positions, k_positions);
+    parts.BeginRow(row);
+    const bool fits = ForEachQuery(&walk, q_len, [&](int64_t query, const KeyIntervals& intervals) {
+      return parts.Add(query, intervals);
+    });
+    if (!fits) return std::nullopt;
+  }
+  return mask;
+}
+
+// Lists for what is whole, and up to `most` parts of intervals for the rest.
+std::optional<BlockMask> ByBlocks(const MaskSlices& slices, const Positions& q_positions,
+                                  const Positions& k_positions, int64_t block, int64_t most) {
+  const auto rows = static_cast<int64_t>(slices.size());
+  const auto q_len = static_cast<int64_t>(q_positions.size());
+  const auto k_len = static_cast<int64_t>(k_positions.size());
+  BlockMask mask{{}, VisibleBlocks(rows, q_len, k_len, block)};
+  IntervalParts parts(rows, q_len, most, &mask.parts);
+  for (int64_t row = 0; row < rows; ++row) {
+    RowWalk walk(slices[row], q_positions, k_positions);
+    parts.BeginRow(row);
+    mask.blocks.BeginRow();
+    for (int64_t begin = 0; begin < q_len; begin += block) {
+      const int64_t end = std::min(q_len, begin + block);
+      const QueryBlock divided = DivideQueryBlock(&walk, begin, end, block, k_len);
+      for (const KeyInterval& run : divided.whole) {
+        for (int64_t j = run.begin; j < run.end; ++j) {
+          mask.blocks.key_list.push_back(static_cast<int32_t>(j));
+        }
+      }
+      mask.blocks.EndQueryBlock();
+      for (int64_t i = begin; i < end; ++i) {
+        if (!parts.Add(i, divided.rest[i - begin])) return std::nullopt;
+      }
+    }
+  }
+  mask.blocks.Finish();
+  return mask;
+}
 
 }  // namespace
 
@@ -189,18 +369,18 @@ absl::Status CheckSlices(int64_t seqlen, const MaskSlices& slices) {
 }
 
 BlockMask ComputeVisibleKeys(const MaskSlices& slices, const Positions& q_positions,
-                             const Positions& k_positions) {
-  const auto rows = static_cast<int64_t>(slices.size());
-  const auto q_len = static_cast<int64_t>(q_positions.size());
-  BlockMask mask{{EmptyKeys(rows, q_len)}};
-  Parts parts(rows, q_len, &mask.parts);
-  for (int64_t row = 0; row < rows; ++row) {
-    parts.BeginRow(row);
-    ForEachQuery(slices[row], q_positions, k_positions,
-                 [&](int64_t query, const Intervals& intervals) { parts.Add(query, intervals); });
+                             const Positions& k_positions, int64_t block) {
+  const auto k_len = static_cast<int64_t>(k_positions.size());
+  std::optional<BlockMask> mask = ByIntervals(slices, q_positions, k_positions, kMostIntervals);
+  const auto calls = mask.has_value() ? static_cast<int64_t>(mask->parts.size())
+                                      : std::numeric_limits<int64_t>::max();
+  // Lists take a call themselves.
+  if (calls > 1) {
+    std::optional<BlockMask> listed = ByBlocks(slices, q_positions, k_positions, block, calls - 2);
+    if (listed.has_value()) mask = std::move(listed);
   }
-  for (VisibleKeys& part : mask.parts) part.Count(static_cast<int64_t>(k_positions.size()));
-  return mask;
+  for (VisibleKeys& part : mask->parts) part.Count(k_len);
+  return *std::move(mask);
 }
 
 bool SeesAny(const MaskSlices& slices, const Positions& q_positions, const Positions& k_positions) {
@@ -208,7 +388,7 @@ bool SeesAny(const MaskSlices& slices, const Positions& q_positions, const Posit
     for (const MaskSlice& slice : row) {
       auto q = std::lower_bound(q_positions.begin(), q_positions.end(), slice.q_begin);
       for (; q != q_positions.end() && *q < slice.q_end; ++q) {
-        const Interval keys = InBlock(PositionsSeen(slice, *q), k_positions);
+        const KeyInterval keys = InBlock(PositionsSeen(slice, *q), k_positions);
         if (keys.begin < keys.end) return true;
         if (slice.kind == SliceKind::kFull) break;  // the others see the same
       }

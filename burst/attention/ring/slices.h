@@ -2,9 +2,10 @@
 // one prompt, global tokens beside a window, sparse blocks.
 //
 // A query then sees several intervals of keys. The kernels take one interval a query, in
-// non-decreasing order (KeyRanges), so the mask is divided into parts of which each has that form,
-// and attention is one call for each part, merged as the blocks of a ring are. A tree or a window
-// with global tokens takes two or three parts; blocks at random take many.
+// non-decreasing order (KeyRanges), or lists of whole blocks (KeyBlocks). So the mask is divided
+// into parts of which each has one of these forms, and attention is one call for each part, merged
+// as the blocks of a ring are. A tree or a window with global tokens takes two or three parts of
+// intervals; sparse blocks are lists, with a part or two for diagonals and edges.
 #pragma once
 
 #include <cstdint>
@@ -56,10 +57,12 @@ std::vector<MaskSlice> BlockSlices(int32_t seqlen, int32_t size,
 // rows.
 absl::Status CheckSlices(int64_t seqlen, const MaskSlices& slices);
 
-// The mask between the tokens of two ranks. Both lists of positions are increasing. O(intervals *
-// (parts + log keys)).
+// The mask between the tokens of two ranks. Both lists of positions are increasing. Lists of whole
+// blocks, of `block` by `block`, where they make it fewer calls. O(slices * log keys + intervals *
+// parts), where slices without diagonals count once for a block of queries or a run that they begin
+// or end, others once for each query.
 BlockMask ComputeVisibleKeys(const MaskSlices& slices, const std::vector<int32_t>& q_positions,
-                             const std::vector<int32_t>& k_positions);
+                             const std::vector<int32_t>& k_positions, int64_t block = kListBlock);
 
 // Whether some query sees some key: !ComputeVisibleKeys(...).none(), sooner.
 bool SeesAny(const MaskSlices& slices, const std::vector<int32_t>& q_positions,
