@@ -9,6 +9,7 @@ import torch
 
 from . import _library, _ranks
 from ._library import check, create, library
+from .masks import Frozen
 
 LAYOUTS = ("zigzag", "contiguous", "striped", "balanced")
 STRATEGIES = ("burst", "ring", "ulysses", "burst+ulysses")
@@ -56,9 +57,9 @@ def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layou
     group learn of them."""
     given = None
     if (documents is None and cu_seqlens is None and tokens is None and spans is None and
-            slices is None and not cross):  # the usual case: look first
+            (slices is None or isinstance(slices, Frozen)) and not cross):  # the usual: look first
         given = (id(group), causal, softmax_scale, window, layout, strategy, ring_grad_dtype,
-                 deterministic, backward, ulysses_size, ranks_per_node, seqlen)
+                 deterministic, backward, ulysses_size, ranks_per_node, seqlen, slices)
         try:
             found = _calls.get(given)
         except TypeError:  # something that cannot be an option
@@ -146,6 +147,8 @@ def _slices(slices):
     """Rows of slices as nested tuples, the kinds as numbers, or None; a text for what are none."""
     if slices is None:
         return None
+    if isinstance(slices, Frozen):
+        slices = slices.slices
     try:
         rows = list_of(slices)
         if rows and all(_is_flat(row, 5) for row in rows):

@@ -1,6 +1,18 @@
 """Masks of any shape, for attention(..., causal=False, slices=...): lists of (q_begin, q_end, k_begin,
 k_end, kind) of positions in the whole sequence."""
 
+import copy
+
+
+class Frozen:
+    """Slices that do not change, for attention(slices=...), which looks at them once. A list it reads in
+    every call: of thousands, as sparse blocks have, that takes longer than the kernels."""
+
+    __slots__ = ("slices",)
+
+    def __init__(self, slices):
+        self.slices = copy.deepcopy(slices)
+
 
 def tree(prompt, answers):
     """Causal answers to one causal prompt, one after another: each sees the prompt and itself. In

@@ -249,7 +249,9 @@ class AttentionTest(unittest.TestCase):
             inputs = [normal(name, 1, 5, h, 3).requires_grad_() for name, h in (("q", 2), ("k", 1), ("v", 1))]
             for arguments in (dict(), dict(causal=False), dict(window=2), dict(documents=[0, 3]),
                               dict(spans=[(1, 4)]),
-                              dict(causal=False, slices=burst.masks.tree(2, [2, 1]))):
+                              dict(causal=False, slices=burst.masks.tree(2, [2, 1])),
+                              dict(causal=False,
+                                   slices=burst.masks.Frozen(burst.masks.tree(2, [2, 1])))):
                 assert torch.autograd.gradcheck(
                     lambda *x: burst.attention(*x, return_lse=True, **arguments), inputs)
         run_ranks(1, body)
