@@ -2,10 +2,12 @@
 """burst.attention with masks of several intervals on one GPU, beside its own causal mask and beside
 FlexAttention (compiled) with the same mask, on the same inputs in the same run, in turns:
 
-  benchmarks/gpu/pytorch_masks.py [--out=FILE] [--seqlen=32768]
+  benchmarks/gpu/pytorch_masks.py [--out=FILE] [--seqlen=32768,16384] [--head_dim=128,64]
 
-32 heads of 128, bf16, forward and backward; TFLOP/s by the visible pairs. The error of ours against
-float64, by the same mask on 2,048 tokens, and how far the two are apart. Medians of GPU times.
+32 heads, bf16, forward and backward, deterministic (the default) and free; TFLOP/s by the visible
+pairs. All masks with the first length and head_dim, those of sparse blocks with the others. The error
+of ours against float64, by the same mask on 2,048 tokens, and how far the two are apart. Medians of
+GPU times; masks are made outside of them.
 """
 
 import argparse
@@ -13,11 +15,13 @@ import json
 import random
 
 import torch
+import torch._functorch.config
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import burst
 
-HEADS, HEAD_DIM = 32, 128
+HEADS = 32
+torch._functorch.config.donated_buffer = False  # the timed backward is called again and again
 
 
 def visible(slices, n, device):
@@ -35,7 +39,7 @@ def visible(slices, n, device):
     return shown
 
 
-def masks(n):
+def masks(n, sparse_only=False):
     """Name: slices, and the same as FlexAttention's function of query and key."""
     prompt, answer, window = n // 4, n // 8, n // 8
 
@@ -48,7 +52,7 @@ def masks(n):
     def both_ways(b, h, q, k):
         return ((q - k).abs() < window) | (k < 64) | (q < 64)
 
-    made = {
+    made = {} if sparse_only else {
         "tree: a prompt of n / 4, six answers": (burst.masks.tree(prompt, [answer] * 6), tree),
         "window of n / 8, 64 global tokens": (
             burst.masks.window_with_global_tokens(n, window, range(64), causal=True), with_globals),
@@ -69,32 +73,36 @@ def masks(n):
     return made
 
 
-def milliseconds(functions, repeats):
-    """Medians by name, the functions in turns."""
+def milliseconds(functions, repeats, calls=4):
+    """Medians by name, the functions in turns, `calls` of each in a row: the GPU does not wait for the
+    host."""
     times = {name: [] for name in functions}
     for i in range(repeats + 1):
         for name, function in functions.items():
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch.cuda.synchronize()
             begin.record()
-            function()
+            for _ in range(calls):
+                function()
             end.record()
             torch.cuda.synchronize()
             if i > 0:
-                times[name].append(begin.elapsed_time(end))
+                times[name].append(begin.elapsed_time(end) / calls)
     return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
 
 
-def inputs(n):
+def inputs(n, head_dim):
     generator = torch.Generator("cuda").manual_seed(1)
-    made = [torch.randn(1, n, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16, generator=generator)
+    made = [torch.randn(1, n, HEADS, head_dim, device="cuda", dtype=torch.bfloat16, generator=generator)
             for _ in range(4)]
     return [x.requires_grad_() for x in made[:3]], made[3]
 
 
-def both(function, tensors, dout):
+def backward(function, tensors, dout):
+    out = function(*tensors)
+
     def call():
-        torch.autograd.grad(function(*tensors), tensors, dout)
+        torch.autograd.grad(out, tensors, dout, retain_graph=True)
     return call
 
 
@@ -102,6 +110,7 @@ compiled = torch.compile(flex_attention, dynamic=False)
 
 
 def flex(mask_mod, n):
+    torch._dynamo.reset()  # of too many masks it would compute the last ones without compiling
     block_mask = create_block_mask(mask_mod, None, None, n, n, "cuda")
 
     def call(q, k, v):
@@ -119,13 +128,13 @@ def results(function, tensors, dout):
     return [out.detach(), *torch.autograd.grad(out, tensors, dout.to(out.dtype))]
 
 
-def error(slices, n):
+def error(slices, n, head_dim):
     """Of out, dq, dk and dv against float64: the largest relative one, in the norm."""
-    tensors, dout = inputs(n)
+    tensors, dout = inputs(n, head_dim)
     shown = visible(slices, n, "cuda")
 
     def naive(q, k, v):
-        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * HEAD_DIM**-0.5
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * head_dim**-0.5
         return torch.einsum("bhqk,bkhd->bqhd", scores.masked_fill(~shown, float("-inf")).softmax(-1), v)
 
     want = results(naive, [x.detach().double().requires_grad_() for x in tensors], dout)
@@ -133,35 +142,51 @@ def error(slices, n):
                       want)
 
 
+def measure(name, slices, mask_mod, n, head_dim, repeats):
+    tensors, dout = inputs(n, head_dim)
+    pairs = visible(slices, n, "cuda").sum().item()
+    frozen = burst.masks.Frozen(slices)
+
+    def ours(deterministic):
+        return lambda *x: burst.attention(*x, causal=False, slices=frozen, deterministic=deterministic)
+
+    def causal(deterministic):
+        return lambda *x: burst.attention(*x, deterministic=deterministic)
+
+    flex_side = flex(mask_mod, n)
+    row = {"mask": name, "tokens": n, "head_dim": head_dim, "density": pairs / n**2,
+           "apart": difference(results(ours(True), tensors, dout), results(flex_side, tensors, dout))}
+    forward = {"burst": ours(True), "causal": causal(True), "FlexAttention": flex_side}
+    found = milliseconds({side: (lambda function=function: function(*tensors))
+                          for side, function in forward.items()}, repeats)
+    backwards = {**forward, "burst, free": ours(False), "causal, free": causal(False)}
+    back = milliseconds({side: backward(function, tensors, dout) for side, function in backwards.items()},
+                        repeats)
+    for which, times, products in (("forward", found, 4), ("backward", back, 10)):
+        for side, time in times.items():
+            counted = n * (n + 1) / 2 if side.startswith("causal") else pairs
+            row["%s, %s" % (which, side)] = {
+                "ms": time, "TFLOP/s": products * HEADS * head_dim * counted / time * 1e-9}
+    return row
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out")
-    parser.add_argument("--seqlen", type=int, default=32768)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seqlen", default="32768,16384")
+    parser.add_argument("--head_dim", default="128,64")
+    parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
-    n, rows = options.seqlen, []
-    tensors, dout = inputs(n)
-    small = masks(2048)
-    for name, (slices, mask_mod) in masks(n).items():
-        pairs = visible(slices, n, "cuda").sum().item()
-        ours = lambda *x: burst.attention(*x, causal=False, slices=slices)
-        sides = {"burst": ours, "burst, causal": lambda *x: burst.attention(*x),
-                 "FlexAttention": flex(mask_mod, n)}
-        apart = difference(results(ours, tensors, dout), results(sides["FlexAttention"], tensors, dout))
-        ms = milliseconds({side: both(function, tensors, dout) for side, function in sides.items()},
-                          options.repeats)
-        forward = milliseconds({side: (lambda function=function: function(*tensors))
-                                for side, function in sides.items()}, options.repeats)
-        row = {"mask": name, "tokens": n, "density": pairs / n**2, "apart": apart}
-        if name in small:
-            row["error"] = error(small[name][0], 2048)
-        for which, found, factor in (("forward", forward, 4), ("both", ms, 14)):
-            for side, time in found.items():
-                counted = n * (n + 1) / 2 if side == "burst, causal" else pairs
-                row["%s, %s" % (side, which)] = {
-                    "ms": time, "TFLOP/s": factor * HEADS * HEAD_DIM * counted / time * 1e-9}
-        rows.append(row)
-        print(json.dumps(row), flush=True)
+    rows = []
+    for head_dim in map(int, options.head_dim.split(",")):
+        for n in map(int, options.seqlen.split(",")):
+            small = masks(2048)
+            for name, (slices, mask_mod) in masks(n, sparse_only=len(rows) > 0).items():
+                row = measure(name, slices, mask_mod, n, head_dim, options.repeats)
+                if name in small:
+                    row["error"] = error(small[name][0], 2048, head_dim)
+                rows.append(row)
+                print(json.dumps(row), flush=True)
     if options.out:
         with open(options.out, "w") as file:
             json.dump({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, file,
