@@ -41,13 +41,16 @@ class Shape(ctypes.Structure):  # FlashAttentionShape
                 ("batch", "q_len", "k_len", "num_heads", "num_kv_heads", "head_dim")] + [
         ("softmax_scale", ctypes.c_double), ("dtype", ctypes.c_int), ("begin", ctypes.c_void_p),
         ("end", ctypes.c_void_p), ("ranges_batch_stride", ctypes.c_int64),
-        ("most_queries", ctypes.c_int64)]
+        ("most_queries", ctypes.c_int64), ("key_begin", ctypes.c_void_p),
+        ("key_list", ctypes.c_void_p), ("query_begin", ctypes.c_void_p),
+        ("query_list", ctypes.c_void_p), ("place_list", ctypes.c_void_p),
+        ("key_stride", ctypes.c_int64), ("query_stride", ctypes.c_int64)]
 
 
 class ForwardParams(ctypes.Structure):  # FlashForwardParams
     _fields_ = [("shape", Shape), ("q", Operand), ("k", Operand), ("v", Operand), ("out", Operand),
                 ("lse", ctypes.c_void_p), ("merge", ctypes.c_bool), ("out_dtype", ctypes.c_int),
-                ("sum", Operand), ("non_persistent", ctypes.c_bool)]
+                ("sum", Operand), ("non_persistent", ctypes.c_bool), ("fp8", ctypes.c_bool)]
 
 
 class DeltaParams(ctypes.Structure):  # FlashDeltaParams
@@ -102,10 +105,10 @@ class Kernels:
                      DTYPES[q.dtype], pointer(begin), pointer(end), stride, most_queries(begin, end))
 
 
-    def forward(self, q, k, v, scale, ranges, out, lse):
+    def forward(self, q, k, v, scale, ranges, out, lse, fp8=False):
         self._call("forward", ForwardParams(
             self.shape(q, k, scale, ranges), operand(q), operand(k), operand(v), operand(out),
-            pointer(lse), False, DTYPES[out.dtype], Operand(), False))
+            pointer(lse), False, DTYPES[out.dtype], Operand(), False, fp8))
 
     def backward(self, q, k, v, scale, ranges, out, lse, dout, dq, dk, dv, delta, dq_sum=None,
                  deterministic=False, dlse=None):

@@ -241,6 +241,9 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
     return absl::InvalidArgumentError(
         absl::StrCat("ring_grad_dtype: bf16 is for bfloat16 tensors, these are ", Name(q.dtype())));
   }
+  if (options_.fp8_forward) {
+    BURST_RETURN_IF_ERROR(KernelsFor(q).CheckFp8(q.device(), q.dtype(), q.dim(3)));
+  }
   const int rank = comm_ == nullptr ? 0 : comm_->rank();
   const int world_size = comm_ == nullptr ? 1 : comm_->world_size();
   if (schedule.chunks() != nullptr) {
@@ -354,6 +357,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
         params.lse = lse->raw_data();
         params.non_persistent = comm_ != nullptr && comm_->messages_are_kernels();
         params.shape = KernelShape(options_, q, kv[0]);
+        params.fp8 = options_.fp8_forward;
         for (const MaskPart& part : parts_of(source)) {
           const Tensor& result = --calls_left == 0 ? *out : sum;
           SetMask(part, q.device(), &params.shape);

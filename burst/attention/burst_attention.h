@@ -66,6 +66,8 @@ struct BurstAttentionOptions {
   // Bitwise the same gradients in every run. The CPU kernels always are; GPUs have a faster
   // backward without it.
   bool deterministic = true;
+  // The forward's matrix products in 8 bits (FlashForwardParams::fp8), the backward's as ever.
+  bool fp8_forward = false;
   // What computes each round; it must outlive the object. Null: the kernels of the tensors' device.
   const AttentionKernels* kernels = nullptr;
 };

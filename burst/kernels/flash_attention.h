@@ -94,6 +94,10 @@ struct FlashForwardParams {
   // On a GPU: a block for every tile of queries, so that kernels of streams with a higher priority
   // (NCCL's) start as soon as some tile is done. Costs up to 3 %.
   bool non_persistent = false;
+  // Q, K and V are rounded to 8 bits (e4m3, a scale for every 128 tokens of a head) and multiplied
+  // at twice the rate: for what AttentionKernels::CheckFp8 serves. Results, and the backward's
+  // inputs, are as ever. docs/kernels.md has the error.
+  bool fp8 = false;
 };
 
 // delta = rowsum(dout * out) - dlse: what the softmax's backward subtracts. Once per backward,
@@ -134,6 +138,10 @@ class AttentionKernels {
   // Whether they take FlashAttentionShape::blocks, of such tensors. Who calls others gives them the
   // same mask by ranges, in several calls.
   virtual bool TakesBlocks(DType dtype, int64_t head_dim) const = 0;
+  // Whether they take FlashForwardParams::fp8: InvalidArgument with the reason.
+  virtual absl::Status CheckFp8(DeviceType, DType, int64_t /*head_dim*/) const {
+    return absl::InvalidArgumentError("attention in fp8 needs a Hopper GPU and its kernels");
+  }
   // On a GPU these are queued on the thread's stream.
   virtual void Forward(const FlashForwardParams& params) const = 0;
   virtual void Delta(const FlashDeltaParams& params) const = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "burst/base/status.h"
 #include "burst/device/simulated_gpu.h"
 
 namespace burst {
@@ -14,6 +15,8 @@ constexpr int64_t kTile = 128;  // queries, and keys, of a tile, which is comput
 constexpr double kForwardEnds = 0.7, kBackwardEnds = 2.2;
 // Of their rate, where heads have 64 channels or fewer.
 constexpr double kNarrowForward = 0.75, kNarrowBackward = 0.9;
+// In fp8, which has twice the rate of the matrix products but not of the exponentials.
+constexpr double kFp8 = 1.4;
 
 int64_t Tiles(int64_t n) { return (n + kTile - 1) / kTile; }
 
@@ -65,10 +68,26 @@ absl::Status SimulatedAttentionKernels::Check(DeviceType device, DType dtype,
                                                  " with head_dim ", head_dim, " on a GPU"));
 }
 
+absl::Status SimulatedAttentionKernels::CheckFp8(DeviceType device, DType dtype,
+                                                 int64_t head_dim) const {
+  BURST_RETURN_IF_ERROR(Check(device, dtype, head_dim));
+  if (Is16Bit(dtype) && head_dim > 64 && head_dim <= 128) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("no attention in fp8 for ", Name(dtype), " with head_dim ", head_dim));
+}
+
 void SimulatedAttentionKernels::Forward(const FlashForwardParams& params) const {
   const FlashAttentionShape& s = params.shape;
   const double ends = kForwardEnds * s.batch * s.num_heads * Tiles(s.q_len);
-  const double rate = SimulatedGpu::Current()->model().attention_forward;
+  double rate = SimulatedGpu::Current()->model().attention_forward;
+  Tensor operands;
+  if (params.fp8) {  // as in gpu/calls.cc
+    const int64_t rows = s.q_len * s.num_heads + 2 * s.k_len * s.num_kv_heads;
+    operands = Tensor::Empty({s.batch * rows * kTile / 4}, DType::kInt32, DeviceType::kCuda);
+    rate *= kFp8;
+    const double row_bytes = 1.0 * s.batch * s.head_dim * SizeOf(s.dtype);
+    SimulatedGpu::Current()->RunKernel(1.5 * row_bytes * rows, 0);
+  }
   Run(s, /*products=*/2, VisibleTiles(s) + ends, IsNarrow(s) ? kNarrowForward * rate : rate,
       /*q_like=*/params.merge ? 4 : 2, /*k_like=*/2);
 }

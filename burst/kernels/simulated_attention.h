@@ -10,6 +10,7 @@ class SimulatedAttentionKernels : public AttentionKernels {
  public:
   absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const override;
   bool TakesBlocks(DType dtype, int64_t) const override { return Is16Bit(dtype); }
+  absl::Status CheckFp8(DeviceType device, DType dtype, int64_t head_dim) const override;
   void Forward(const FlashForwardParams& params) const override;
   void Delta(const FlashDeltaParams& params) const override;
   void Backward(const FlashBackwardParams& params) const override;

@@ -142,6 +142,13 @@ void Decode(const FlashForwardParams& params) {
   sm80::Decode(params, parts, floats == 0 ? nullptr : static_cast<float*>(scratch.raw_data()));
 }
 
+void Fp8Forward(const FlashForwardParams& params) {
+  const Tensor counters = Counters(sm90::ForwardCounters(params));
+  const Tensor scratch =
+      Tensor::Empty({sm90::Fp8Scratch(params) / 4}, DType::kInt32, DeviceType::kCuda);
+  sm90::Fp8Forward(params, DataOf(counters), static_cast<uint8_t*>(scratch.raw_data()));
+}
+
 }  // namespace
 
 MaybeFamily FamilyFor(MaybeFamily only, DType dtype, int64_t head_dim) {
@@ -162,6 +169,11 @@ std::string NotServed(DType dtype, int64_t head_dim) {
   return text.str();
 }
 
+bool TakesFp8(MaybeFamily only, DType dtype, int64_t head_dim) {
+  return TakesBlocks(only, dtype, head_dim) && head_dim >= sm90::kMinFp8HeadDim &&
+         head_dim <= sm90::kMaxFp8HeadDim;
+}
+
 bool TakesBlocks(MaybeFamily only, DType dtype, int64_t head_dim) {
   return FamilyFor(only, dtype, head_dim) == KernelFamily::kSm90;
 }
@@ -169,6 +181,12 @@ bool TakesBlocks(MaybeFamily only, DType dtype, int64_t head_dim) {
 void Forward(MaybeFamily only, const FlashForwardParams& params) {
   const KernelFamily family = ServedBy(only, params.shape);
   CheckCall(params);
+  if (params.fp8) {
+    BURST_CHECK(TakesFp8(only, params.shape.dtype, params.shape.head_dim))
+        << "no attention in fp8 for " << Name(params.shape.dtype) << " with head_dim "
+        << params.shape.head_dim;
+    return Fp8Forward(params);
+  }
   if (family == KernelFamily::kDecode || (!only && IsDecoding(params.shape))) {
     return Decode(params);
   }

@@ -20,6 +20,8 @@ MaybeFamily FamilyFor(MaybeFamily only, DType dtype, int64_t head_dim);
 std::string NotServed(DType dtype, int64_t head_dim);
 // Whether the kernels that serve them take FlashAttentionShape::blocks.
 bool TakesBlocks(MaybeFamily only, DType dtype, int64_t head_dim);
+// Whether they take FlashForwardParams::fp8.
+bool TakesFp8(MaybeFamily only, DType dtype, int64_t head_dim);
 
 void Forward(MaybeFamily only, const FlashForwardParams& params);
 void Backward(MaybeFamily only, const FlashBackwardParams& params);

@@ -1,9 +1,12 @@
 #include "burst/kernels/gpu/flash_attention_gpu.h"
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
+#include "burst/base/status.h"
 #include "burst/kernels/gpu/calls.h"
 #include "burst/kernels/gpu/common/elementwise.h"
+#include "burst/kernels/gpu/sm90/flash_attention_sm90.h"
 
 namespace burst {
 namespace cuda {
@@ -23,6 +26,14 @@ class Kernels : public AttentionKernels {
   }
   bool TakesBlocks(DType dtype, int64_t head_dim) const override {
     return cuda::TakesBlocks(only_, dtype, head_dim);
+  }
+  absl::Status CheckFp8(DeviceType device, DType dtype, int64_t head_dim) const override {
+    BURST_RETURN_IF_ERROR(Check(device, dtype, head_dim));
+    if (TakesFp8(only_, dtype, head_dim)) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention in fp8 is for bfloat16 and float16 with a head_dim from ",
+                     sm90::kMinFp8HeadDim, " to ", sm90::kMaxFp8HeadDim,
+                     " on a Hopper GPU, not for ", Name(dtype), " with head_dim ", head_dim));
   }
   void Forward(const FlashForwardParams& params) const override { cuda::Forward(only_, params); }
   void Delta(const FlashDeltaParams& params) const override { cuda::Delta(params); }

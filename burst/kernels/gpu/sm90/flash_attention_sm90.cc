@@ -1,5 +1,6 @@
 #include "burst/kernels/gpu/sm90/flash_attention_sm90.h"
 
+#include "burst/kernels/gpu/sm90/quantize_fp8.h"
 #include "burst/kernels/gpu/sm90/variants.h"
 
 namespace burst {
@@ -37,6 +38,19 @@ void ForwardOf(const FlashForwardParams& params, int32_t* counters) {
   if (d <= 128) return launch(typename V::ForwardD128Full(), typename V::ForwardD128Ranges());
   if (d <= 192) return launch(typename V::ForwardD192Full(), typename V::ForwardD192Ranges());
   launch(typename V::ForwardD256Full(), typename V::ForwardD256Ranges());
+}
+
+template <class Element>
+void Fp8ForwardOf(const FlashForwardParams& params, const Fp8Operands& operands,
+                  int32_t* counters) {
+  using V = Variants<Element>;
+  const FlashAttentionShape& shape = params.shape;
+  if (shape.blocks.key_begin != nullptr) {
+    return LaunchFp8Forward<typename V::ForwardFp8Lists>(params, operands, counters);
+  }
+  shape.visible.begin != nullptr
+      ? LaunchFp8Forward<typename V::ForwardFp8Ranges>(params, operands, counters)
+      : LaunchFp8Forward<typename V::ForwardFp8Full>(params, operands, counters);
 }
 
 template <class Element>
@@ -94,6 +108,17 @@ void Forward(const FlashForwardParams& params, int32_t* counters) {
   if (shape.batch == 0 || shape.num_heads == 0 || shape.q_len == 0) return;
   shape.dtype == DType::kFloat16 ? ForwardOf<Float16>(params, counters)
                                  : ForwardOf<BFloat16>(params, counters);
+}
+
+int64_t Fp8Scratch(const FlashForwardParams& params) { return Fp8OperandBytes(params.shape); }
+
+void Fp8Forward(const FlashForwardParams& params, int32_t* counters, uint8_t* scratch) {
+  const FlashAttentionShape& shape = params.shape;
+  if (shape.batch == 0 || shape.num_heads == 0 || shape.q_len == 0) return;
+  const Fp8Operands operands = Fp8OperandsIn(shape, scratch);
+  QuantizeFp8(params, operands);
+  shape.dtype == DType::kFloat16 ? Fp8ForwardOf<Float16>(params, operands, counters)
+                                 : Fp8ForwardOf<BFloat16>(params, operands, counters);
 }
 
 // Two for every tile of queries: the key tiles whose additions to each half of its dQ are done.

@@ -14,6 +14,8 @@ namespace burst {
 namespace sm90 {
 
 inline constexpr int64_t kMaxHeadDim = 256;
+// In fp8. Heads of 64 and less would gain little: their time is the exponentials'.
+inline constexpr int64_t kMinFp8HeadDim = 72, kMaxFp8HeadDim = 128;
 inline constexpr int64_t kSharedBytes = 227 << 10;  // of a thread block, at most
 
 // The number of int32 counters that a call needs; zeros.
@@ -21,6 +23,11 @@ int64_t ForwardCounters(const FlashForwardParams& params);
 int64_t BackwardCounters(const FlashBackwardParams& params);
 
 void Forward(const FlashForwardParams& params, int32_t* counters);
+
+// The same for params.fp8. scratch: memory for so many bytes, aligned to 256.
+int64_t Fp8Scratch(const FlashForwardParams& params);
+void Fp8Forward(const FlashForwardParams& params, int32_t* counters, uint8_t* scratch);
+
 // dQ is float32 and always added to; dK and dV as params.assign says.
 // query_tiles: memory for so many int32, for which query tiles see a tile of keys.
 int64_t BackwardQueryTiles(const FlashBackwardParams& params);

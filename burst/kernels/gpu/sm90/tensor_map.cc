@@ -22,39 +22,55 @@ Encode FindEncode() {
   return reinterpret_cast<Encode>(function);
 }
 
-}  // namespace
+struct Extents {
+  int64_t columns, rows, heads, batch;
+};
 
-CUtensorMap MakeTensorMap(const AttentionOperand& tensor, DType dtype,
-                          const FlashAttentionShape& shape, int64_t seqlen, int64_t num_heads,
-                          int box_rows) {
+CUtensorMap Make(const AttentionOperand& tensor, CUtensorMapDataType type, int64_t element_bytes,
+                 const Extents& of, int box_rows) {
   static const Encode encode = FindEncode();
-  const int64_t element_bytes = SizeOf(dtype);
   // The stride of a dimension of one element is never used, but must be valid.
   const auto stride_bytes = [&](int64_t extent, int64_t stride) {
     return static_cast<cuuint64_t>(extent == 1 ? 16 : stride * element_bytes);
   };
   const cuuint64_t extents[4] = {
-      static_cast<cuuint64_t>(shape.head_dim), static_cast<cuuint64_t>(seqlen),
-      static_cast<cuuint64_t>(num_heads), static_cast<cuuint64_t>(shape.batch)};
-  const cuuint64_t strides[3] = {stride_bytes(seqlen, tensor.seq_stride),
-                                 stride_bytes(num_heads, tensor.head_stride),
-                                 stride_bytes(shape.batch, tensor.batch_stride)};
+      static_cast<cuuint64_t>(of.columns), static_cast<cuuint64_t>(of.rows),
+      static_cast<cuuint64_t>(of.heads), static_cast<cuuint64_t>(of.batch)};
+  const cuuint64_t strides[3] = {stride_bytes(of.rows, tensor.seq_stride),
+                                 stride_bytes(of.heads, tensor.head_stride),
+                                 stride_bytes(of.batch, tensor.batch_stride)};
   const cuuint32_t box[4] = {static_cast<cuuint32_t>(128 / element_bytes),
                              static_cast<cuuint32_t>(box_rows), 1, 1};
   const cuuint32_t element_strides[4] = {1, 1, 1, 1};
-  const CUtensorMapDataType type = dtype == DType::kFloat32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                                   : dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                              : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   CUtensorMap map;
   const CUresult result =
       encode(&map, type, 4, tensor.data, extents, strides, box, element_strides,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   BURST_CHECK(result == CUDA_SUCCESS)
-      << "cuTensorMapEncodeTiled refuses a tensor of length " << seqlen << ", " << num_heads
+      << "cuTensorMapEncodeTiled refuses a tensor of length " << of.rows << ", " << of.heads
       << " heads and strides " << tensor.batch_stride << ", " << tensor.seq_stride << ", "
       << tensor.head_stride << ": error " << static_cast<int>(result);
   return map;
+}
+
+}  // namespace
+
+CUtensorMap MakeTensorMap(const AttentionOperand& tensor, DType dtype,
+                          const FlashAttentionShape& shape, int64_t seqlen, int64_t num_heads,
+                          int box_rows) {
+  const CUtensorMapDataType type = dtype == DType::kFloat32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                   : dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                              : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  return Make(tensor, type, SizeOf(dtype), {shape.head_dim, seqlen, num_heads, shape.batch},
+              box_rows);
+}
+
+CUtensorMap MakeByteTensorMap(void* data, int64_t columns, int64_t rows, int64_t num_heads,
+                              int64_t batch, int box_rows) {
+  const AttentionOperand tensor = {data, num_heads * rows * columns, columns, rows * columns};
+  return Make(tensor, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, {columns, rows, num_heads, batch},
+              box_rows);
 }
 
 }  // namespace sm90

@@ -18,5 +18,10 @@ CUtensorMap MakeTensorMap(const AttentionOperand& tensor, DType dtype,
                           const FlashAttentionShape& shape, int64_t seqlen, int64_t num_heads,
                           int box_rows);
 
+// The same for elements of one byte, [batch, num_heads, rows, columns], contiguous, columns a
+// multiple of 16.
+CUtensorMap MakeByteTensorMap(void* data, int64_t columns, int64_t rows, int64_t num_heads,
+                              int64_t batch, int box_rows);
+
 }  // namespace sm90
 }  // namespace burst

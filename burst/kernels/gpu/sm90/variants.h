@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "burst/kernels/flash_attention.h"
+#include "burst/kernels/gpu/sm90/quantize_fp8.h"
 
 namespace burst {
 namespace sm90 {
@@ -23,6 +24,7 @@ struct ForwardTraits {
   static constexpr int kBlockN = kBlockN_;         // keys
   static constexpr int kQStages = kQStages_;
   static constexpr int kStages = kStages_;  // of K and of V
+  static constexpr bool kFp8 = false;
   static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
   static constexpr bool kMasked = kRanges || kLists;
   // Blocks of kBlockN keys in a block of a list.
@@ -45,6 +47,34 @@ struct ForwardTraits {
 // counters: those that flash_attention_sm90.h asks for.
 template <class Traits>
 void LaunchForward(const FlashForwardParams& params, int32_t* counters);
+
+// Q, K and V as quantize_fp8.h has left them; Element is that of the result.
+template <class Element_, MaskForm kForm>
+struct Fp8ForwardTraits {
+  using Element = Element_;
+  static constexpr int kHeadDim = 128;             // padded with zeros by the quantization
+  static constexpr int kConsumers = 2;             // warpgroups
+  static constexpr int kBlockM = kConsumers * 64;  // queries
+  static constexpr int kBlockN = 128;              // keys
+  static constexpr int kQStages = 2;
+  static constexpr int kStages = 4;  // of K and of V
+  static constexpr bool kFp8 = true;
+  static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
+  static constexpr bool kMasked = kRanges || kLists;
+  static constexpr int kListParts = 1;
+  static_assert(kBlockM == kListBlock && kBlockN == kListBlock, "");
+  static constexpr bool kKeepKeys = false;
+  static constexpr bool kOneLaneReads = false;
+  static constexpr int kConsumerWarps = kConsumers * 4;
+  static constexpr int kThreads = (kConsumers + 1) * 128;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+};
+
+// operands: those of quantize_fp8.h.
+template <class Traits>
+void LaunchFp8Forward(const FlashForwardParams& params, const Fp8Operands& operands,
+                      int32_t* counters);
 
 // Heads to work on at the same time: about `fit`, as many as the L2 cache has room for, and if
 // possible a divisor of `heads`. A small last group would leave most multiprocessors idle at the
@@ -146,6 +176,10 @@ struct Variants {
   using ForwardD128Lists = ForwardTraits<Element, 128, 2, 128, 2, 2, kLists>;
   using ForwardD192Lists = ForwardTraits<Element, 192, 2, 64, 1, 2, kLists>;
   using ForwardD256Lists = ForwardTraits<Element, 256, 2, 64, 1, 2, kLists>;
+
+  using ForwardFp8Full = Fp8ForwardTraits<Element, kFull>;
+  using ForwardFp8Ranges = Fp8ForwardTraits<Element, kRanges>;
+  using ForwardFp8Lists = Fp8ForwardTraits<Element, kLists>;
 
   using BackwardD64Full = BackwardTraits<Element, 64, 128, kFull, true>;
   using BackwardD64Ranges = BackwardTraits<Element, 64, 128, kRanges, true>;

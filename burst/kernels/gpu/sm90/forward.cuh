@@ -1,0 +1,285 @@
+// What the forward kernels share: the tiles of queries and the order in which blocks draw them, and
+// the producer, which loads Q, K and V.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "burst/device/cuda.h"
+#include "burst/kernels/gpu/sm90/tile.cuh"
+#include "burst/kernels/gpu/sm90/variants.h"
+
+namespace burst {
+namespace sm90 {
+
+// What a tile of query rows sees, in key blocks of kBlockN: those of [block_begin, block_end), and
+// the rows of the tile see every key of the blocks in [whole_begin, whole_end). With lists: places
+// in KeyBlocks::key_list, kListParts for each of its.
+struct TileInfo {
+  int row, head, kv_head, batch;  // batch < 0: no tile left
+  int block_begin, block_end;     // begin <= end
+  int whole_begin, whole_end;
+};
+
+// Zero between calls.
+struct ForwardCounters {
+  unsigned next_tile, finished_blocks;
+};
+
+struct ForwardArgs {
+  CUtensorMap q, k, v;
+  CUtensorMap out_map;  // of kWarpRows rows; only when stored as Element, for StoreWarpRows
+  AttentionOperand out;
+  bool out_is_float;
+  bool merge;
+  bool skip_empty;       // tiles that see no key; merging in place they change nothing
+  AttentionOperand sum;  // fp32: what is merged with
+  float* lse;
+  KeyRanges visible;
+  KeyBlocks blocks;
+  int q_len, k_len, num_heads, batch_heads, heads_per_kv, head_dim;
+  int tiles, tile_rows;  // all tiles; those of one head
+  int group;             // heads whose K and V share the L2 cache
+  float scale, inverse_scale;
+  ForwardCounters* counters;
+};
+
+// The tiles of Q, K and V. Of e4m3, 128 elements are a row of 64 of 16 bits, and V is transposed.
+template <class Traits>
+struct ForwardTiles {
+  static constexpr int kColumns = Traits::kHeadDim / (Traits::kFp8 ? 2 : 1);
+  using Q = Tile<Traits::kBlockM, kColumns>;
+  using K = Tile<Traits::kBlockN, kColumns>;
+  using V = std::conditional_t<Traits::kFp8, Tile<Traits::kHeadDim, Traits::kBlockN / 2>, K>;
+};
+
+template <class Traits>
+struct ForwardShared {
+  typename ForwardTiles<Traits>::Q q[Traits::kQStages];
+  typename ForwardTiles<Traits>::K k[Traits::kStages];
+  typename ForwardTiles<Traits>::V v[Traits::kStages];
+  Barrier q_full[Traits::kQStages], q_empty[Traits::kQStages];
+  Barrier k_full[Traits::kStages], k_empty[Traits::kStages];
+  Barrier v_full[Traits::kStages], v_empty[Traits::kStages];
+  // Travels with q, twice as many: a tile's finish still reads its own when its q is free again.
+  TileInfo tile[2 * Traits::kQStages];
+  TileInfo next_tile;  // the producer's
+};
+
+// Within a group of heads: last rows first, and of equal rows head by head.
+template <class Traits>
+__device__ __forceinline__ TileInfo MakeTile(const ForwardArgs& args, int index) {
+  TileInfo tile;
+  if (index >= args.tiles) {
+    tile.batch = -1;
+    return tile;
+  }
+  const int group = index / (args.group * args.tile_rows);
+  const int in_group = index - group * args.group * args.tile_rows;
+  const int group_size = min(args.group, args.batch_heads - group * args.group);
+  const int batch_head = group * args.group + in_group % group_size;
+  tile.batch = batch_head / args.num_heads;
+  tile.head = batch_head % args.num_heads;
+  tile.kv_head = tile.head / args.heads_per_kv;
+  tile.row = (args.tile_rows - 1 - in_group / group_size) * Traits::kBlockM;
+
+  constexpr int kBlockN = Traits::kBlockN;
+  if (Traits::kRanges) {
+    const int last = min(tile.row + Traits::kBlockM, args.q_len) - 1;
+    const int32_t* begin = args.visible.begin + tile.batch * args.visible.batch_stride;
+    const int32_t* end = args.visible.end + tile.batch * args.visible.batch_stride;
+    tile.block_begin = max(begin[tile.row], 0) / kBlockN;
+    tile.block_end = (min(end[last], args.k_len) + kBlockN - 1) / kBlockN;
+    tile.whole_begin = (max(begin[last], 0) + kBlockN - 1) / kBlockN;
+    tile.whole_end = min(end[tile.row], args.k_len) / kBlockN;
+  } else if (Traits::kLists) {
+    constexpr int kBlock = static_cast<int>(kListBlock), kParts = Traits::kListParts;
+    const int32_t* begin =
+        args.blocks.key_begin + tile.batch * args.blocks.key_stride + tile.row / kBlock;
+    tile.block_begin = tile.whole_begin = begin[0] * kParts;
+    tile.block_end = tile.whole_end = begin[1] * kParts;
+    const int left = args.k_len % kBlock;  // keys of the partial block
+    if (left > 0 && begin[0] < begin[1] &&
+        args.blocks.key_list[begin[1] - 1] == args.k_len / kBlock) {
+      tile.block_end -= kParts - (left + kBlockN - 1) / kBlockN;
+      tile.whole_end -= kParts - left / kBlockN;
+    }
+  } else {
+    tile.block_begin = tile.whole_begin = 0;
+    tile.block_end = (args.k_len + kBlockN - 1) / kBlockN;
+    tile.whole_end = args.k_len / kBlockN;
+  }
+  tile.block_end = max(tile.block_end, tile.block_begin);
+  return tile;
+}
+
+__device__ __forceinline__ bool IsSkipped(const ForwardArgs& args, const TileInfo& tile) {
+  return args.skip_empty && tile.batch >= 0 && tile.block_begin >= tile.block_end;
+}
+
+template <class Traits>
+__device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
+                                               ForwardShared<Traits>& shared) {
+  RingSlot<Traits::kQStages> q_slot;
+  RingSlot<Traits::kStages> k_slot, v_slot;
+  const auto first_key = [&](int block) -> int {
+    if constexpr (Traits::kLists) {
+      constexpr int kParts = Traits::kListParts;
+      block = __ldg(args.blocks.key_list + block / kParts) * kParts + block % kParts;
+    }
+    return block * Traits::kBlockN;
+  };
+  const auto load_k = [&](const TileInfo& tile, int block) {
+    Barrier* full = &shared.k_full[k_slot.stage];
+    Wait(&shared.k_empty[k_slot.stage], k_slot.parity ^ 1);
+    ArriveExpectBytes(full, ForwardTiles<Traits>::K::kBytes);
+    LoadTile<Traits::kKeepKeys>(shared.k[k_slot.stage], args.k, full, first_key(block),
+                                tile.kv_head, tile.batch);
+    k_slot.Advance();
+  };
+  const auto load_v = [&](const TileInfo& tile, int block) {
+    Barrier* full = &shared.v_full[v_slot.stage];
+    Wait(&shared.v_empty[v_slot.stage], v_slot.parity ^ 1);
+    ArriveExpectBytes(full, ForwardTiles<Traits>::V::kBytes);
+    if constexpr (Traits::kFp8) {  // [head_dim, keys]
+      TmaLoad<Traits::kKeepKeys>(shared.v[v_slot.stage].data, args.v, full, first_key(block), 0,
+                                 tile.kv_head, tile.batch);
+    } else {
+      LoadTile<Traits::kKeepKeys>(shared.v[v_slot.stage], args.v, full, first_key(block),
+                                  tile.kv_head, tile.batch);
+    }
+    v_slot.Advance();
+  };
+
+  // Without a mask all tiles are equally long and need no counter.
+  const auto after = [&](int index) -> int {
+    return Traits::kMasked ? gridDim.x + atomicAdd(&args.counters->next_tile, 1)
+                           : index + gridDim.x;
+  };
+  // Where the consumers leave it few registers, the producer keeps its tiles in shared memory.
+  constexpr bool kInShared = Traits::kProducerRegisters < 40;
+  TileInfo own_tile, own_next_tile;
+  TileInfo& next_tile = kInShared ? shared.next_tile : own_next_tile;
+  const auto find = [&](int& index) {
+    TileInfo found = MakeTile<Traits>(args, index);
+    while (IsSkipped(args, found)) {
+      index = after(index);
+      found = MakeTile<Traits>(args, index);
+    }
+    next_tile = found;
+  };
+  int index = blockIdx.x;
+  find(index);
+  for (;;) {
+    int next = 0;
+    Barrier* q_full = &shared.q_full[q_slot.stage];
+    Wait(&shared.q_empty[q_slot.stage], q_slot.parity ^ 1);
+    TileInfo& shared_tile = shared.tile[q_slot.stage + Traits::kQStages * q_slot.parity];
+    shared_tile = next_tile;
+    if (!kInShared) own_tile = next_tile;
+    const TileInfo& tile = kInShared ? shared_tile : own_tile;
+    if (tile.batch < 0) {
+      Arrive(q_full);
+      break;
+    }
+    ArriveExpectBytes(q_full, ForwardTiles<Traits>::Q::kBytes);
+    LoadTile(shared.q[q_slot.stage], args.q, q_full, tile.row, tile.head, tile.batch);
+    q_slot.Advance();
+    // K runs one block ahead of V, as S runs ahead of O. The next tile is drawn late, so that the
+    // longest one left goes to the first block that is free, and yet early enough that finding it
+    // takes no time from the consumers, who have two blocks of keys to work on.
+    const int draw_at = min(tile.block_begin, tile.block_end - 1);
+#pragma unroll 1
+    for (int block = tile.block_end - 1; block >= tile.block_begin - 1; --block) {
+      if (block == draw_at) next = after(index);
+      if (block >= tile.block_begin) {
+        load_k(tile, block);
+      } else {
+        find(next);
+      }
+      if (block + 1 < tile.block_end) load_v(tile, block + 1);
+    }
+    index = next;
+  }
+  // The last block to finish leaves the counters as it found them.
+  if (Traits::kMasked && atomicAdd(&args.counters->finished_blocks, 1) == gridDim.x - 1) {
+    args.counters->next_tile = args.counters->finished_blocks = 0;
+  }
+}
+
+// Where lse of a thread's first row is.
+__device__ __forceinline__ float* LseRow(const ForwardArgs& args, const TileInfo& tile,
+                                         int first_row) {
+  return args.lse + (static_cast<int64_t>(tile.batch) * args.num_heads + tile.head) * args.q_len +
+         first_row;
+}
+
+// The barriers of a block, before any of its threads goes on.
+template <class Traits>
+__device__ __forceinline__ void InitForwardBarriers(ForwardShared<Traits>& shared) {
+  for (int stage = 0; stage < Traits::kQStages; ++stage) {
+    InitBarrier(&shared.q_full[stage], 1);
+    InitBarrier(&shared.q_empty[stage], Traits::kOneLaneReads
+                                            ? Traits::kConsumerWarps
+                                            : Traits::kConsumers * kWarpgroupSize);
+  }
+  for (int stage = 0; stage < Traits::kStages; ++stage) {
+    InitBarrier(&shared.k_full[stage], 1);
+    InitBarrier(&shared.k_empty[stage], Traits::kConsumerWarps);
+    InitBarrier(&shared.v_full[stage], 1);
+    InitBarrier(&shared.v_empty[stage], Traits::kConsumerWarps);
+  }
+  FenceBarrierInit();
+}
+
+// What a launch takes from the call; the tensor maps are the caller's. kv_row_bytes: of a key and its
+// value.
+template <class Traits>
+void SetForwardArgs(const FlashForwardParams& params, int32_t* counters, int64_t kv_row_bytes,
+                    ForwardArgs* args) {
+  const FlashAttentionShape& shape = params.shape;
+  args->out = params.out;
+  args->out_is_float = params.out_dtype == DType::kFloat32;
+  args->merge = params.merge;
+  if (params.merge) args->sum = params.sum.data == nullptr ? params.out : params.sum;
+  args->skip_empty = args->out_is_float && args->sum.data == args->out.data;
+  args->lse = static_cast<float*>(params.lse);
+  args->visible = shape.visible;
+  args->blocks = shape.blocks;
+  args->q_len = static_cast<int>(shape.q_len);
+  args->k_len = static_cast<int>(shape.k_len);
+  args->num_heads = static_cast<int>(shape.num_heads);
+  args->batch_heads = static_cast<int>(shape.batch * shape.num_heads);
+  args->heads_per_kv = static_cast<int>(shape.num_heads / shape.num_kv_heads);
+  args->head_dim = static_cast<int>(shape.head_dim);
+  args->tile_rows = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
+  args->tiles = args->tile_rows * args->batch_heads;
+  args->scale = static_cast<float>(shape.softmax_scale);
+  args->inverse_scale = 1 / args->scale;
+  args->counters = reinterpret_cast<ForwardCounters*>(counters);
+  // Half of the 50 to 60 MB of L2 for the keys and values of the heads under way. Without a mask
+  // all tiles are equally long, and one head after the other is best.
+  constexpr int64_t kGroupBytes = 24 << 20;
+  constexpr int64_t kMaxGroup = 32;  // short sequences: measured faster than all that would fit
+  const int64_t kv_bytes = std::max<int64_t>(1, shape.k_len) * kv_row_bytes;
+  const int64_t fit = std::min(kGroupBytes / kv_bytes, kMaxGroup);
+  args->group =
+      Traits::kMasked
+          ? HeadsPerGroup(args->batch_heads / args->heads_per_kv, fit) * args->heads_per_kv
+          : 1;
+}
+
+template <class Traits, class Args>
+void StartForward(void (*kernel)(Args), const Args& args, bool non_persistent) {
+  constexpr int kSharedBytes = sizeof(ForwardShared<Traits>);
+  static_assert(kSharedBytes <= 227 * 1024, "more shared memory than a block can have");
+  BURST_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  const int multiprocessors = cuda::CurrentContext().multiprocessors;
+  const int blocks = non_persistent ? args.tiles : std::min(args.tiles, multiprocessors);
+  kernel<<<blocks, Traits::kThreads, kSharedBytes, cuda::CurrentStream()>>>(args);
+  BURST_CUDA_CHECK_LAUNCH("attention forward");
+}
+
+}  // namespace sm90
+}  // namespace burst
