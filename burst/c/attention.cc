@@ -1,5 +1,7 @@
 // Attention of burst.h.
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -22,12 +24,16 @@ std::string Or(const char* text, const char* otherwise) {
 
 absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context> context,
                                                          std::shared_ptr<Comm> comm,
-                                                         const burst_attention_options& given) {
+                                                         const burst_attention_options& callers) {
   BURST_RETURN_IF_ERROR(CheckNotFinished(comm.get()));
-  if (given.struct_bytes < sizeof(given)) {
-    return absl::InvalidArgumentError(absl::StrCat("attention options of ", given.struct_bytes,
-                                                   " bytes, expected ", sizeof(given)));
+  // Version 4 ended before fp8_forward.
+  constexpr size_t kLeast = offsetof(burst_attention_options, fp8_forward);
+  if (callers.struct_bytes < kLeast) {
+    return absl::InvalidArgumentError(absl::StrCat("attention options of ", callers.struct_bytes,
+                                                   " bytes, expected ", kLeast, " at least"));
   }
+  burst_attention_options given = {};
+  std::memcpy(&given, &callers, std::min(callers.struct_bytes, sizeof(given)));
   BURST_ASSIGN_OR_RETURN(const Strategy strategy, ParseStrategy(Or(given.strategy, "burst")));
   if (IsTensorParallel(strategy)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -43,6 +49,7 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
   options.softmax_scale = given.softmax_scale;
   options.deterministic = given.deterministic != 0;
   options.ranks_per_node = given.ranks_per_node;
+  options.fp8_forward = given.fp8_forward != 0;
   auto attention = std::make_shared<Attention>(std::move(context));
   attention->comm = std::move(comm);
   Communicator* const ranks =

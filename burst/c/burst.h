@@ -34,7 +34,7 @@ extern "C" {
 
 /* Grows with every change; what a program compiled for an older number uses stays as it was.
  * Structs begin with their size, so that later fields can be told to be absent. */
-#define BURST_C_VERSION 4
+#define BURST_C_VERSION 5
 int32_t burst_c_version(void);         /* of the library */
 const char* burst_version(void);       /* "0.1.0" */
 int32_t burst_cuda_device_count(void); /* GPUs; 0 also in a library built without CUDA */
@@ -130,6 +130,9 @@ typedef struct burst_attention_options {
   int32_t deterministic;       /* 0: a faster backward on GPUs, whose last bits vary */
   int32_t group_size;          /* burst+ulysses: ranks that divide the heads */
   int32_t ranks_per_node;      /* > 0: a double ring of nodes of so many ranks; 0: a flat ring */
+  /* Since version 5. */
+  int32_t fp8_forward; /* 1: the forward's products in 8 bits (e4m3): Hopper GPUs, 16-bit tensors, a
+                        * head_dim from 72 to 128 */
 } burst_attention_options;
 
 typedef struct burst_attention burst_attention;

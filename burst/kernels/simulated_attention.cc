@@ -16,7 +16,7 @@ constexpr double kForwardEnds = 0.7, kBackwardEnds = 2.2;
 // Of their rate, where heads have 64 channels or fewer.
 constexpr double kNarrowForward = 0.75, kNarrowBackward = 0.9;
 // In fp8, which has twice the rate of the matrix products but not of the exponentials.
-constexpr double kFp8 = 1.4;
+constexpr double kFp8 = 1.1;
 
 int64_t Tiles(int64_t n) { return (n + kTile - 1) / kTile; }
 

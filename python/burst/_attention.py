@@ -73,7 +73,7 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
               cu_seqlens=None, group=None, layout="zigzag", ring_grad_dtype=None,
               deterministic=True, return_lse=False, strategy="burst", ulysses_size=0,
               ranks_per_node=0, backward="auto", sinks=None, seqlen=None, spans=None,
-              slices=None):
+              slices=None, fp8=False):
     """Exact attention over a sequence whose tokens are spread over the ranks of a group.
 
     q:     [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim]
@@ -113,13 +113,16 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
                    positions from q_begin to q_end see those keys: "full"; "causal": the last query
                    all, each before it one less; "inverse_causal": the first query all, each after it
                    one less; "band": both. burst.masks makes some: trees, global tokens, blocks
+    fp8            the forward's matrix products in 8 bits (e4m3), the backward's in 16: on Hopper GPUs,
+                   with a head_dim from 72 to 128. Faster where attention is long; docs/kernels.md has
+                   the error
 
     Every rank of the group makes the same calls in the same order. ValueError or TypeError, on all
     ranks, for arguments that are wrong or differ between them; RankLostError where a rank is lost.
     """
     return _attend(q, k, v, sinks, return_lse, group, causal, softmax_scale, window, documents,
                    cu_seqlens, layout, strategy, ring_grad_dtype, deterministic, backward,
-                   ulysses_size, ranks_per_node, seqlen, spans, None, False, None, slices)
+                   ulysses_size, ranks_per_node, seqlen, spans, None, False, None, slices, fp8)
 
 
 def _attend(q, k, v, sinks, return_lse, *arguments):

@@ -52,14 +52,14 @@ _numbers, _by_number = {}, []  # of calls that are arguments of operators
 
 def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layout, strategy,
               ring_grad_dtype, deterministic, backward, ulysses_size, ranks_per_node, seqlen,
-              spans=None, tokens=None, cross=False, key_layout=None, slices=None):
+              spans=None, tokens=None, cross=False, key_layout=None, slices=None, fp8=False):
     """The Call of these arguments. Errors are kept in it for the call itself, where all ranks of the
     group learn of them."""
     given = None
     if (documents is None and cu_seqlens is None and tokens is None and spans is None and
             (slices is None or isinstance(slices, Frozen)) and not cross):  # the usual: look first
         given = (id(group), causal, softmax_scale, window, layout, strategy, ring_grad_dtype,
-                 deterministic, backward, ulysses_size, ranks_per_node, seqlen, slices)
+                 deterministic, backward, ulysses_size, ranks_per_node, seqlen, slices, fp8)
         try:
             found = _calls.get(given)
         except TypeError:  # something that cannot be an option
@@ -72,7 +72,7 @@ def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layou
                ("ring_grad_dtype", _grad_dtype_name(ring_grad_dtype)),
                ("deterministic", bool(deterministic)), ("backward", backward),
                ("ulysses_size", ulysses_size), ("ranks_per_node", ranks_per_node), ("cross", cross),
-               ("key_layout", key_layout))
+               ("key_layout", key_layout), ("fp8", bool(fp8)))
     promised = seqlen is not None
     documents, seqlen = rows_of_documents(documents, cu_seqlens, seqlen)
     spans, slices = _spans(spans), _slices(slices)
@@ -325,7 +325,7 @@ def _attention_of(ranks, call):
             ring_grad_dtype=options["ring_grad_dtype"].encode(), causal=options["causal"],
             window=options["window"], softmax_scale=options["softmax_scale"] or 0,
             deterministic=options["deterministic"], group_size=options["ulysses_size"],
-            ranks_per_node=options["ranks_per_node"])
+            ranks_per_node=options["ranks_per_node"], fp8_forward=options["fp8"])
         found = ranks.attentions[call.options] = create(
             "attention", ranks.device.handle.value, ranks.comm and ranks.comm.value,
             ctypes.byref(given), keeps=ranks.device.handle)

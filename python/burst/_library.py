@@ -6,7 +6,7 @@ import struct
 import threading
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
 
-_VERSION = 4  # BURST_C_VERSION
+_VERSION = 5  # BURST_C_VERSION
 
 
 class BurstError(RuntimeError):
@@ -54,6 +54,7 @@ class AttentionOptions(ctypes.Structure):
         ("deterministic", c_int32),
         ("group_size", c_int32),
         ("ranks_per_node", c_int32),
+        ("fp8_forward", c_int32),
     ]
 
 

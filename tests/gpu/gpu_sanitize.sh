@@ -34,6 +34,7 @@ mr flash_attention_16bit_test Short/*_d64_70x33:Short/*_d128_70x33:Wide/*_d192_7
 mr flash_attention_16bit_test FewQueries*3x2049*
 m flash_attention_16bit_test *StridedOperands*:*BlocksOfKeys*
 mr sm90_wgmma_test *
+mr sm90_fp8_test *Merged*:*ListsOf*:*SameBits*
 m sm90_flash_attention_test *Masks*:*NoKeys*
 m sm90_flash_attention_test *Grouped*:*Strides*:*GradientThroughLse*
 m sm90_flash_attention_test *Merge*

@@ -63,5 +63,26 @@ TEST(SimulatedAttention, CountsListedBlocks) {
   }
 }
 
+// In fp8 attention is faster, for heads that its kernels serve.
+TEST(SimulatedAttention, Fp8IsFasterWhereItIsServed) {
+  constexpr int64_t kDim = 128, kLength = 1024;
+  SimulatedGpu gpu(Model());
+  const ScopedSimulatedGpu scoped(&gpu);
+  const AttentionKernels& kernels = KernelsOf(DeviceType::kCuda);
+  EXPECT_TRUE(kernels.CheckFp8(DeviceType::kCuda, DType::kBFloat16, kDim).ok());
+  EXPECT_FALSE(kernels.CheckFp8(DeviceType::kCuda, DType::kBFloat16, 64).ok());
+  EXPECT_FALSE(kernels.CheckFp8(DeviceType::kCuda, DType::kFloat32, kDim).ok());
+  FlashForwardParams params;
+  params.shape = {1, kLength, kLength, 2, 2, kDim, 1, DType::kBFloat16, {}};
+  const auto seconds = [&] {
+    const double start = gpu.now();
+    kernels.Forward(params);
+    return gpu.now() - start;
+  };
+  const double plain = seconds();
+  params.fp8 = true;
+  EXPECT_LT(seconds(), plain);
+}
+
 }  // namespace
 }  // namespace burst

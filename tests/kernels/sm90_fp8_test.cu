@@ -1,6 +1,6 @@
-// Attention on 8-bit operands (e4m3) on Hopper. Two steps, each against double precision: Q, K and V
-// become 8 bits (every element within half a unit of its last place), and the forward on those 8 bits
-// (P is rounded to e4m3, and the tensor cores' sums have few bits: the bounds below).
+// Attention on 8-bit operands (e4m3) on Hopper. Two steps, each against double precision: Q, K and
+// V become 8 bits (every element within half a unit of its last place), and the forward on those 8
+// bits (P is rounded to e4m3, and the tensor cores' sums have few bits: the bounds below).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,8 +25,7 @@ constexpr int64_t kDim = kFp8HeadDim;
 __host__ __device__ double Fp8Value(uint8_t bits) {
   const int exponent = bits >> 3 & 15, mantissa = bits & 7;
   if (exponent == 15 && mantissa == 7) return NAN;
-  const double magnitude =
-      exponent == 0 ? ldexp(mantissa, -9) : ldexp(8 + mantissa, exponent - 10);
+  const double magnitude = exponent == 0 ? ldexp(mantissa, -9) : ldexp(8 + mantissa, exponent - 10);
   return bits & 0x80 ? -magnitude : magnitude;
 }
 
@@ -56,7 +55,9 @@ FlashForwardParams Params(const Problem& p, void* out, DType out_dtype = DType::
 // The operands of a problem, on the GPU and here.
 struct Operands {
   explicit Operands(const Problem& p)
-      : shape(p.shape), memory(Fp8OperandBytes(p.shape)), on_gpu(Fp8OperandsIn(shape, memory.data())) {
+      : shape(p.shape),
+        memory(Fp8OperandBytes(p.shape)),
+        on_gpu(Fp8OperandsIn(shape, memory.data())) {
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     QuantizeFp8(Params(p, nullptr), on_gpu);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -73,8 +74,8 @@ struct Operands {
 
 // ---- Quantization.
 
-// H (signs * x) / sqrt(128): what the scales are for. The signs are found from the kernel's own result
-// on unit vectors, so that this knows only that there are some.
+// H (signs * x) / sqrt(128): what the scales are for. The signs are found from the kernel's own
+// result on unit vectors, so that this knows only that there are some.
 std::vector<double> Hadamard(std::vector<double> x, const std::vector<double>& signs) {
   std::vector<double> y(kDim);
   for (int64_t i = 0; i < kDim; ++i) {
@@ -127,7 +128,8 @@ void CheckQuantization(const Problem& p, const std::vector<double>& signs) {
       for (int64_t block = 0; block < Blocks(rows.length); ++block) {
         const double scale = scales[batch_head * Blocks(rows.length) + block];
         double top = 0;
-        for (int64_t i = block * kFp8Block; i < std::min((block + 1) * kFp8Block, rows.length); ++i) {
+        for (int64_t i = block * kFp8Block; i < std::min((block + 1) * kFp8Block, rows.length);
+             ++i) {
           std::vector<double> x(kDim);
           for (int64_t c = 0; c < kDim; ++c) x[c] = rows.At(b, h, i, c, s.head_dim);
           const std::vector<double> y = Hadamard(x, signs);
@@ -152,8 +154,9 @@ void CheckQuantization(const Problem& p, const std::vector<double>& signs) {
       for (int64_t c = 0; c < kDim; ++c) {
         const int64_t place = i / 16 * 16 + PlaceOfKey(static_cast<int>(i % 16));
         const uint8_t bits = operands.here.v[(batch_head * kDim + c) * padded + place];
-        ExpectRounded(v.At(batch_head / s.num_kv_heads, batch_head % s.num_kv_heads, i, c, s.head_dim),
-                      scale, bits);
+        ExpectRounded(
+            v.At(batch_head / s.num_kv_heads, batch_head % s.num_kv_heads, i, c, s.head_dim), scale,
+            bits);
       }
     }
   }
@@ -251,9 +254,8 @@ Result ResultOf(const Problem& p, const Buffer<T>& data) {
     for (int64_t i = 0; i < s.q_len; ++i) {
       for (int64_t h = 0; h < s.num_heads; ++h) {
         for (int64_t c = 0; c < s.head_dim; ++c) {
-          result.out[((b * s.num_heads + h) * s.q_len + i) * s.head_dim + c] =
-              static_cast<double>(
-                  static_cast<float>(packed[((b * s.q_len + i) * s.num_heads + h) * s.head_dim + c]));
+          result.out[((b * s.num_heads + h) * s.q_len + i) * s.head_dim + c] = static_cast<double>(
+              static_cast<float>(packed[((b * s.q_len + i) * s.num_heads + h) * s.head_dim + c]));
         }
       }
     }
@@ -274,10 +276,10 @@ Result RunFp8(Problem& p) {
 // at least 13 bits below the largest of its step.
 constexpr double kStepTerms = 4 * 33, kCut = 0x1p-13;
 
-// Of one element: P's rounding to 4 significant bits (by 2^-4 of P, or of 2^-14 of the largest P, where
-// e4m3's smallest numbers are); S wrong by delta, which changes every P by a factor
-// between exp(-delta) and exp(delta), and the sum alike; the sums of P V, cut, too; rounding to bf16.
-// Of all together: roundings that are independent of one another, each uniform within 2^-4 at most,
+// Of one element: P's rounding to 4 significant bits (by 2^-4 of P, or of 2^-14 of the largest P,
+// where e4m3's smallest numbers are); S wrong by delta, which changes every P by a factor between
+// exp(-delta) and exp(delta), and the sum alike; the sums of P V, cut, too; rounding to bf16. Of
+// all together: roundings that are independent of one another, each uniform within 2^-4 at most,
 // give a root mean square of 2^-4 / sqrt(3) times that of P V.
 void ExpectClose(const FlashAttentionShape& s, const Result& ours, const Truth& truth) {
   double errors = 0, squares = 0, roundings = 0;
@@ -319,7 +321,8 @@ TEST(Fp8Test, Lengths1To300) {
 }
 
 TEST(Fp8Test, Masks) {
-  for (int window : {1, 37, 128, 300}) Check(Problem(1, 700, 700, 2, 2, 128, Window(700, 700, window)));
+  for (int window : {1, 37, 128, 300})
+    Check(Problem(1, 700, 700, 2, 2, 128, Window(700, 700, window)));
   Check(Problem(2, 650, 650, 2, 1, 128, Documents({1, 100, 28, 300, 127, 94})));
   for (uint32_t seed = 1; seed <= 6; ++seed) {
     Check(Problem(2, 500, 430, 2, 2, 128, RandomRanges(2, 500, 430, seed)));
@@ -327,7 +330,8 @@ TEST(Fp8Test, Masks) {
 }
 
 TEST(Fp8Test, HeadsGroupsAndDims) {
-  for (int dim : {72, 80, 96, 120, 128}) Check(Problem(2, 300, 260, 6, 2, dim, Causal(300, 260), 8));
+  for (int dim : {72, 80, 96, 120, 128})
+    Check(Problem(2, 300, 260, 6, 2, dim, Causal(300, 260), 8));
   Check(Problem(3, 129, 1000, 8, 1, 128));
 }
 
@@ -349,8 +353,8 @@ TEST(Fp8Test, BlocksOfOtherMagnitudes) {
   Check(std::move(p));
 }
 
-// A mask in two calls, merged in fp32, is the mask in one: the keys of the second call begin a block,
-// so that the 8 bits are the same.
+// A mask in two calls, merged in fp32, is the mask in one: the keys of the second call begin a
+// block, so that the 8 bits are the same.
 TEST(Fp8Test, CallsAreMerged) {
   for (const Mask& mask : {Mask(), Causal(300, 640), RandomRanges(1, 300, 640, 3)}) {
     Problem p(1, 300, 640, 2, 1, 128, mask);
@@ -363,13 +367,15 @@ TEST(Fp8Test, CallsAreMerged) {
       parts[1].begin.push_back(std::max<int32_t>(0, mask.begin[i] - kFirst));
       parts[1].end.push_back(std::max<int32_t>(0, mask.end[i] - kFirst));
     }
-    const Buffer<int32_t> begin[2] = {Buffer<int32_t>(parts[0].begin), Buffer<int32_t>(parts[1].begin)};
+    const Buffer<int32_t> begin[2] = {Buffer<int32_t>(parts[0].begin),
+                                      Buffer<int32_t>(parts[1].begin)};
     const Buffer<int32_t> end[2] = {Buffer<int32_t>(parts[0].end), Buffer<int32_t>(parts[1].end)};
     Buffer<float> sum(p.QSize());
     Buffer<bf16> out(p.QSize());
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     for (int call = 0; call < 2; ++call) {
-      FlashForwardParams params = call == 0 ? Params(p, sum.data(), DType::kFloat32) : Params(p, out.data());
+      FlashForwardParams params =
+          call == 0 ? Params(p, sum.data(), DType::kFloat32) : Params(p, out.data());
       if (call == 1) {
         params.k.data = static_cast<bf16*>(p.k.data) + kFirst * p.k.seq_stride;
         params.v.data = static_cast<bf16*>(p.v.data) + kFirst * p.v.seq_stride;
@@ -389,7 +395,8 @@ TEST(Fp8Test, CallsAreMerged) {
   }
 }
 
-// Lists of blocks and ranges of the same mask walk the same blocks in the same order: the same bits.
+// Lists of blocks and ranges of the same mask walk the same blocks in the same order: the same
+// bits.
 TEST(Fp8Test, ListsOfBlocks) {
   constexpr int64_t kQ = 500, kK = 600;
   Mask mask;

@@ -198,6 +198,11 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add("threads", &c->threads, kMayChange, "Threads of each rank on the CPU. -1: cores / ranks.");
   t.Add("deterministic", &c->deterministic, kMayChange,
         "Bitwise equal from run to run. CPU kernels always are; others may be faster without.");
+  t.Add("attention_fp8", &c->attention_fp8, kMayChange,
+        "Attention's forward in 8 bits (e4m3), its backward in bf16: faster where sequences are "
+        "long, "
+        "with the error that docs/kernels.md shows. On Hopper GPUs, with --precision=bf16 and a "
+        "head_dim from 72 to 128; not with --exact.");
   t.Add("exact", &c->exact, kMustAgree,
         "The same bits on any number of ranks, in any layout: losses, gradients and weights, also "
         "of a run that is resumed on other ranks. Costs time, and memory for the keys and values "

@@ -77,6 +77,7 @@ struct PlainOptions {
   BackwardDirection ring_backward = BackwardDirection::kAuto;
   RingGradDType ring_grad_dtype = RingGradDType::kFp32;
   bool deterministic = true;
+  bool attention_fp8 = false;
   bool exact = false;
   int64_t exact_chunk = 0;  // tokens; 0 becomes a divisor of seqlen where `exact`
   int64_t patience = 600;   // seconds; 0: without end

@@ -464,6 +464,24 @@ absl::Status CheckRingGradDType(const ResolvedConfig& config) {
   return absl::OkStatus();
 }
 
+absl::Status CheckAttentionFp8(const ResolvedConfig& config) {
+  if (!config.attention_fp8) return absl::OkStatus();
+  if (config.device == DeviceType::kCpu) {
+    return InvalidOption("attention_fp8", "true needs --device=cuda and a Hopper GPU");
+  }
+  if (config.dtype != DType::kBFloat16) {
+    return InvalidOption("attention_fp8", "true is for --precision=bf16");
+  }
+  const int64_t head_dim = config.model.WithDefaults().head_dim;
+  if (head_dim < 72 || head_dim > 128) {
+    return InvalidOption("attention_fp8", "true is for a head_dim from 72 to 128, the model's is ",
+                         head_dim);
+  }
+  if (!config.exact) return absl::OkStatus();
+  return InvalidOption("attention_fp8", "true is not for --exact: scales are those of blocks of a ",
+                       "rank's tokens");
+}
+
 // "12" or "10-12".
 absl::Status ResolveProfile(const TrainConfig& c, ResolvedConfig* config) {
   if (c.profile_steps.empty()) return absl::OkStatus();
@@ -527,6 +545,7 @@ BurstAttentionOptions ResolvedConfig::AttentionOptions() const {
   attention.ring_grad_dtype = ring_grad_dtype;
   attention.ranks_per_node = ranks_per_node;
   attention.deterministic = deterministic;
+  attention.fp8_forward = attention_fp8;
   return attention;
 }
 
@@ -582,6 +601,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   BURST_RETURN_IF_ERROR(ResolveExact(c, &config));
   BURST_RETURN_IF_ERROR(ResolveNodes(c, launch, &config));
   BURST_RETURN_IF_ERROR(CheckRingGradDType(config));
+  BURST_RETURN_IF_ERROR(CheckAttentionFp8(config));
   BURST_RETURN_IF_ERROR(ResolveProfile(c, &config));
   BURST_RETURN_IF_ERROR(CheckZero(config));
   BURST_RETURN_IF_ERROR(CheckOffload(config));

@@ -72,6 +72,7 @@ OptionTable PlanOptionTable(PlanOptions* c) {
                            "offload",
                            "zero",
                            "deterministic",
+                           "attention_fp8",
                            "exact",
                            "exact_chunk"}) {
     t.AddShared(train, name);

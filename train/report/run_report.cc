@@ -98,6 +98,7 @@ std::string Attention(const ResolvedConfig& config) {
   if (config.ring_grad_dtype != RingGradDType::kFp32) {
     absl::StrAppend(&text, ", ", Name(config.ring_grad_dtype), " gradients in transit");
   }
+  if (config.attention_fp8) absl::StrAppend(&text, ", forward in fp8");
   return text;
 }
 

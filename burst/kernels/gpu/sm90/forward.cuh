@@ -232,8 +232,8 @@ __device__ __forceinline__ void InitForwardBarriers(ForwardShared<Traits>& share
   FenceBarrierInit();
 }
 
-// What a launch takes from the call; the tensor maps are the caller's. kv_row_bytes: of a key and its
-// value.
+// What a launch takes from the call; the tensor maps are the caller's. kv_row_bytes: of a key and
+// its value.
 template <class Traits>
 void SetForwardArgs(const FlashForwardParams& params, int32_t* counters, int64_t kv_row_bytes,
                     ForwardArgs* args) {
@@ -263,10 +263,9 @@ void SetForwardArgs(const FlashForwardParams& params, int32_t* counters, int64_t
   constexpr int64_t kMaxGroup = 32;  // short sequences: measured faster than all that would fit
   const int64_t kv_bytes = std::max<int64_t>(1, shape.k_len) * kv_row_bytes;
   const int64_t fit = std::min(kGroupBytes / kv_bytes, kMaxGroup);
-  args->group =
-      Traits::kMasked
-          ? HeadsPerGroup(args->batch_heads / args->heads_per_kv, fit) * args->heads_per_kv
-          : 1;
+  args->group = Traits::kMasked ? HeadsPerGroup(args->batch_heads / args->heads_per_kv, fit) *
+                                      args->heads_per_kv
+                                : 1;
 }
 
 template <class Traits, class Args>

@@ -114,13 +114,11 @@ __device__ __forceinline__ void Fp8ForwardFinish(const Fp8ForwardArgs& args, con
     const float sum = softmax.sum[r];
     valid[r] = first_row + 8 * r < args.q_len;
     factor[r] = sum > 0 ? __fdividef(v_scale, sum) : 0.f;
-    const float lse =
-        sum > 0 ? (softmax.max[r] - kLog2LargestP) * kLn2 + __logf(sum) : -INFINITY;
+    const float lse = sum > 0 ? (softmax.max[r] - kLog2LargestP) * kLn2 + __logf(sum) : -INFINITY;
     if (threadIdx.x % 4 == 0 && valid[r]) lse_row[8 * r] = lse;
   }
   StoreRows<Element, 128>(args.out_is_float, o, factor, args.out,
-                          Offset(args.out, tile.batch, tile.head, first_row), valid,
-                          args.head_dim);
+                          Offset(args.out, tile.batch, tile.head, first_row), valid, args.head_dim);
 }
 
 // The thread's first row, computed again wherever it is needed: no register holds it in between.
@@ -169,7 +167,7 @@ __device__ __forceinline__ void Fp8ForwardConsume(const Fp8ForwardArgs& args,
     const auto mask = [&](int block) {
       if (Traits::kRanges) {
         const int64_t first = tile.batch * args.visible.batch_stride;
-        const auto limits = [&](const int32_t* of_rows, int (&limit)[2]) {
+        const auto limits = [&](const int32_t* of_rows, int(&limit)[2]) {
           const int row = tile.row + RowInTile(consumer);
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
@@ -194,8 +192,8 @@ __device__ __forceinline__ void Fp8ForwardConsume(const Fp8ForwardArgs& args,
     };
 
     const int batch_head = tile.batch * args.num_heads + tile.head;
-    const float q_scale =
-        args.scale * kLog2E * __ldg(args.q_scales + batch_head * args.q_blocks + tile.row / kBlockN);
+    const float q_scale = args.scale * kLog2E *
+                          __ldg(args.q_scales + batch_head * args.q_blocks + tile.row / kBlockN);
     const int first_scale = batch_head / args.heads_per_kv * args.k_blocks;
     const auto key_block = [&](int block) -> int {
       if (Traits::kLists) block = __ldg(args.blocks.key_list + block);
@@ -260,7 +258,8 @@ __device__ __forceinline__ void Fp8ForwardConsume(const Fp8ForwardArgs& args,
         softmax.UpdateMax<kMasked>(1, s, scale);
         // After both maxima, which ptxas would else move behind the wait for P V. The exponentials,
         // behind it, run beside the additions to O.
-        ArriveWarpAfter(&shared.k_empty[stage(blocks)], softmax.correction[0] + softmax.correction[1]);
+        ArriveWarpAfter(&shared.k_empty[stage(blocks)],
+                        softmax.correction[0] + softmax.correction[1]);
         WgmmaWait<0>();
         PinRegisters(pv);
         ArriveWarp(&shared.v_empty[stage(blocks - 1)]);
@@ -288,8 +287,8 @@ __device__ __forceinline__ void Fp8ForwardConsume(const Fp8ForwardArgs& args,
     } else {
       Arrive(&shared.q_empty[q_stage()]);
     }
-    Fp8ForwardFinish<typename Traits::Element>(args, tile, tile.row + RowInTile(consumer), softmax, o,
-                                               v_scale);
+    Fp8ForwardFinish<typename Traits::Element>(args, tile, tile.row + RowInTile(consumer), softmax,
+                                               o, v_scale);
   }
 }
 

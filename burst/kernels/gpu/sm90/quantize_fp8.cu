@@ -1,5 +1,3 @@
-#include "burst/kernels/gpu/sm90/quantize_fp8.h"
-
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
@@ -8,6 +6,7 @@
 
 #include "burst/device/cuda.h"
 #include "burst/kernels/gpu/common/operand.cuh"
+#include "burst/kernels/gpu/sm90/quantize_fp8.h"
 
 namespace burst {
 namespace sm90 {
@@ -72,8 +71,8 @@ __device__ __forceinline__ void LoadRow(const QuantizeArgs& args, const Place& p
   uint4 bits = {0, 0, 0, 0};
   if (row < args.rows && column < args.head_dim) {
     const int64_t offset = cuda::Offset(args.from, place.batch, place.head, row) + column;
-    bits = __ldg(
-        reinterpret_cast<const uint4*>(static_cast<const Element*>(args.from.data) + offset));
+    bits =
+        __ldg(reinterpret_cast<const uint4*>(static_cast<const Element*>(args.from.data) + offset));
   }
   const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll

@@ -26,8 +26,8 @@ struct Fp8Operands {
   uint8_t* q = nullptr;  // [batch, num_heads, q_len, 128]
   uint8_t* k = nullptr;  // [batch, num_kv_heads, k_len, 128]
   uint8_t* v = nullptr;  // [batch, num_kv_heads, 128, k_len to whole blocks], beyond k_len zeros
-  float* q_scales = nullptr;                        // [batch, num_heads, blocks of q_len]
-  float *k_scales = nullptr, *v_scales = nullptr;   // [batch, num_kv_heads, blocks of k_len]
+  float* q_scales = nullptr;                       // [batch, num_heads, blocks of q_len]
+  float *k_scales = nullptr, *v_scales = nullptr;  // [batch, num_kv_heads, blocks of k_len]
 };
 
 // The bytes that they take, and where each is in so much memory, aligned to 256 bytes.
