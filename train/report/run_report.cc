@@ -31,9 +31,11 @@ std::string Ranks(const ResolvedConfig& config) {
                      : config.comm == CommKind::kTcp  ? "processes, TCP"
                                                       : "threads";
   const bool tensor = IsTensorParallel(config.strategy);
-  return absl::StrFormat("%d = %d data parallel x %d %s parallel; %s", config.ranks,
-                         config.mesh.data, config.mesh.sequence, tensor ? "tensor" : "sequence",
-                         kind);
+  const std::string stages =
+      config.mesh.stages == 1 ? "" : absl::StrFormat("%d pipeline stages x ", config.mesh.stages);
+  return absl::StrFormat("%d = %d data parallel x %s%d %s parallel; %s", config.ranks,
+                         config.mesh.data, stages, config.mesh.sequence,
+                         tensor ? "tensor" : "sequence", kind);
 }
 
 // What a rank keeps between steps, and what of it ranks divide.
