@@ -1,7 +1,5 @@
 // The schedules of a pipeline, executed: every stage takes its actions in order, as soon as what
 // they need is there.
-#include "train/pipeline/schedule.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "train/pipeline/schedule.h"
 
 namespace burst {
 namespace {

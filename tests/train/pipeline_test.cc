@@ -82,7 +82,7 @@ class PipelineTest : public testing::Test {
   }
 
   struct Results {
-    std::vector<double> losses, norms;  // of training; and of evaluations
+    std::vector<double> losses, norms;       // of training; and of evaluations
     std::vector<std::vector<double>> state;  // masters, and both moments
   };
 

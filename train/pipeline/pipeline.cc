@@ -135,8 +135,7 @@ absl::Status Pipeline::ForwardBackward(const Transformer& model,
     }
     BURST_ASSIGN_OR_RETURN(const MicroBatch own, micro_batch(action.micro_batch));
     pass = std::make_unique<Pass>(/*recording=*/true);
-    BURST_RETURN_IF_ERROR(
-        Forward(model, attention, action.chunk, own, loss_scale, pass.get()));
+    BURST_RETURN_IF_ERROR(Forward(model, attention, action.chunk, own, loss_scale, pass.get()));
     if (stage_ + 1 == num_stages_ && action.chunk + 1 == chunks_) {
       loss.Add(pass->output.value().View({1}).To(DType::kFloat64));
     }
