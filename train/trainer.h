@@ -1,7 +1,7 @@
 // The trainer: one rank's part of a run. Every rank owns a whole replica of the model, or with
-// tensor parallelism its part of one, and its tokens of every sequence; losses and gradients are
-// reduced over ranks, so all replicas take the same step. With --zero the ranks divide what they
-// would otherwise all have (ShardedState).
+// tensor parallelism its part of one, or of a pipeline the layers of its stage, and its tokens of
+// every sequence; losses and gradients are reduced over ranks, so all replicas take the same step.
+// With --zero the ranks divide what they would otherwise all have (ShardedState).
 #pragma once
 
 #include <array>
@@ -147,7 +147,7 @@ class Trainer {
 
   const TrainingSetup& setup_;
   const ResolvedConfig& config_;
-  Communicator* const comm_;  // all ranks: reduces losses and gradients
+  Communicator* const comm_;  // all ranks: reduces losses
   const int data_rank_;       // of this rank's group, which shares a part of the batch
   std::unique_ptr<Communicator> sequence_;   // the group's; null if comm_ is it, or this rank
   std::unique_ptr<Communicator> own_stage_;  // of a pipeline

@@ -128,6 +128,23 @@ TEST(Plan, ThePipelinesBubbleIsThatOfTheFormula) {
   }
 }
 
+// Where links are slow, a pipeline is the fastest mesh of many micro-batches, and it holds a part
+// of the model.
+TEST(Plan, APipelineIsFasterOverSlowLinks) {
+  const std::vector<std::string> step = {kWide, "--seqlen=4096", "--batch=1", "--accumulate=16"};
+  const auto on = [&](const std::vector<std::string>& mesh) {
+    std::vector<std::string> options = {"--gpus=2xH200", "--links=10"};
+    options.insert(options.end(), mesh.begin(), mesh.end());
+    return PlanFor(step, options);
+  };
+  const StepPlan stages = on({"--pp=2", "--sp=1"});
+  const StepPlan tensor = on({"--sp=2", "--strategy=tp+sp"});
+  const StepPlan one = PlanFor(step, {"--gpus=1xH200"});
+  EXPECT_LT(stages.step_seconds, 0.8 * tensor.step_seconds);
+  EXPECT_LT(stages.step_seconds, 0.9 * one.step_seconds);
+  EXPECT_NEAR(static_cast<double>(stages.parameters) / one.parameters, 0.5, 0.02);
+}
+
 // The messages of the simulated step are those of the real one on CPUs, to the byte.
 TEST(Plan, SendsWhatTheRealStepSends) {
   using Sent = std::vector<std::array<int64_t, kNumChannels>>;  // by rank
@@ -491,6 +508,12 @@ TEST(Meshes, AreThoseThatTheTrainerTakes) {
             (Texts{"", "--dp=2 --sp=2", "--dp=2 --sp=2 --strategy=burst+ulysses",
                    "--dp=2 --sp=2 --strategy=tp+sp", "--dp=2 --sp=2 --strategy=ulysses",
                    "--strategy=burst+ulysses"}));
+  // Micro-batches for three stages, layers for two.
+  options.train.accumulate = 3;
+  options.train.model =
+      R"({"family":"llama","layers":2,"width":128,"heads":2,"kv_heads":2,"ffn":128,"vocab":64})";
+  EXPECT_EQ(meshes(true, false),
+            (Texts{"", "--dp=1 --sp=2 --pp=2", "--dp=2 --sp=1 --pp=2", "--dp=2 --sp=2"}));
   options.train.sp = 3;
   EXPECT_FALSE(MeshesOf(options, 4, 256, true, true).ok()) << "what is given is refused";
 }
