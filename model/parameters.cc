@@ -86,11 +86,15 @@ Tensor Parameter::OwnShard(const Tensor& full) const {
   return shard;
 }
 
-int ParameterList::Add(std::string name, const Shape& full_shape, double init_mean, double init_std,
-                       bool decay, Variable* variable, const ParameterSharding& sharding) {
+void ParameterList::Add(std::string name, const Shape& full_shape, double init_mean,
+                        double init_std, bool decay, Variable* variable,
+                        const ParameterSharding& sharding) {
   BURST_CHECK(!allocated_) << "Add after Allocate";
+  const int64_t number = added_++;
+  if (elsewhere_) return;
   Parameter parameter;
   parameter.name = std::move(name);
+  parameter.number = number;
   parameter.full_shape = full_shape;
   parameter.sharding = sharding;
   parameter.shape = parameter.ShardShape(sharding.rank);
@@ -100,7 +104,6 @@ int ParameterList::Add(std::string name, const Shape& full_shape, double init_me
   numel_ += parameter.numel();
   parameters_.push_back(std::move(parameter));
   targets_.push_back(variable);
-  return static_cast<int>(parameters_.size()) - 1;
 }
 
 // One unit, unless gradients are divided while they come: then as EndUnit says.
@@ -179,7 +182,7 @@ void ParameterList::Initialize(uint64_t seed) {
     } else {
       DispatchFloat(drawn.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        Draw<T>(seed, static_cast<int64_t>(i), parameter, drawn.data<T>());
+        Draw<T>(seed, parameter.number, parameter, drawn.data<T>());
       });
     }
     if (!in_place) Set(i, parameter.OwnShard(drawn));

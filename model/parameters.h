@@ -59,6 +59,9 @@ struct Parameter {
   double init_std = 0;
   bool decay =
       false;  // weight decay applies (matrices and embeddings; not normalization and biases)
+  int64_t number = 0;  // in the list of the whole model
+  // Another stage of a pipeline has it, too, with the same gradient, and counts for both.
+  bool copy = false;
   int64_t offset = 0;  // elements from the start of the flat buffers
   Variable variable;   // value [shape], grad [shape]
   ParameterSharding sharding;
@@ -113,9 +116,14 @@ struct ParameterPiece {
 
 class ParameterList {
  public:
-  // Declares a parameter; returns its index. Allocate sets *variable, when given. Before Allocate.
-  int Add(std::string name, const Shape& full_shape, double init_mean, double init_std, bool decay,
-          Variable* variable = nullptr, const ParameterSharding& sharding = {});
+  // Declares a parameter. Allocate sets *variable, when given. Before Allocate.
+  void Add(std::string name, const Shape& full_shape, double init_mean, double init_std, bool decay,
+           Variable* variable = nullptr, const ParameterSharding& sharding = {});
+  // Whether another rank has the parameters that are added from now on, as ranks of a pipeline do:
+  // these are numbered, and nothing else. Before Allocate.
+  void set_elsewhere(bool elsewhere) { elsewhere_ = elsewhere; }
+  // The last parameter is a copy. Before Allocate.
+  void MarkCopy() { parameters_.back().copy = true; }
   // The parameters since the last call, or the first, are used together. Before Allocate; the last
   // ones, too.
   void EndUnit() { unit_ends_.push_back(size()); }
@@ -124,7 +132,7 @@ class ParameterList {
   // precede replicated ones, so that there are few ranges.
   void Allocate(DType dtype, DeviceType device = DeviceType::kCpu,
                 const StateSharding& sharding = {});
-  // Draws initial values, a function of (seed, index of the parameter, element) only.
+  // Draws initial values, a function of (seed, number of the parameter, element) only.
   void Initialize(uint64_t seed);
   void ZeroGrad();
 
@@ -211,6 +219,8 @@ class ParameterList {
   DeviceType device_ = DeviceType::kCpu;
   StateSharding sharding_;
   bool allocated_ = false;
+  bool elsewhere_ = false;
+  int64_t added_ = 0;  // of the whole model
   std::vector<int> unit_ends_;
   std::vector<ParameterUnit> units_;
   int64_t shard_numel_ = 0;

@@ -37,10 +37,10 @@ SequenceBatch SequenceBatch::To(DeviceType device) const {
 
 absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(
     const ModelConfig& config, DType dtype, std::optional<uint64_t> seed, DeviceType device,
-    const TensorParallel& parallel, const StateSharding& sharding) {
+    const TensorParallel& parallel, const StateSharding& sharding, const PipelinePart& part) {
   BURST_RETURN_IF_ERROR(CheckComplete(config));
   BURST_RETURN_IF_ERROR(TensorParallel::Check(config, parallel.ranks()));
-  std::unique_ptr<Transformer> model(new Transformer(config.WithDefaults(), parallel));
+  std::unique_ptr<Transformer> model(new Transformer(config.WithDefaults(), parallel, part));
   model->parameters_.Allocate(dtype, device, sharding);
   if (seed.has_value()) model->parameters_.Initialize(*seed);
   return model;
@@ -56,14 +56,20 @@ absl::StatusOr<int64_t> Transformer::CountParameters(const ModelConfig& config) 
   return Transformer(config.WithDefaults()).parameters_.numel();
 }
 
-Transformer::Transformer(const ModelConfig& config, const TensorParallel& parallel)
-    : config_(config), parallel_(parallel) {
+Transformer::Transformer(const ModelConfig& config, const TensorParallel& parallel,
+                         const PipelinePart& part)
+    : config_(config), parallel_(parallel), part_(part) {
+  BURST_CHECK(part.runs() <= config.layers) << part.runs() << " runs of layers";
   if (config.family == Family::kLlama) {
     rope_angles_ = MakeRopeAngles(config.head_dim, config.rope_theta, config.rope_scaling);
   }
   const Shape table = {config.vocab, config.width};
   const ParameterSharding replicated = parallel.Replicated();
+  const bool copies = part.HasLast() && !part.HasFirst() && config.tied_embeddings;
+  parameters_.set_elsewhere(!part.HasFirst() && !copies);
   parameters_.Add("embedding.tokens", table, 0, kEmbeddingStd, true, &token_embedding_, replicated);
+  if (copies) parameters_.MarkCopy();
+  parameters_.set_elsewhere(!part.HasFirst());
   if (config.family == Family::kGpt2) {
     parameters_.Add("embedding.positions", {config.context, config.width}, 0, kEmbeddingStd, true,
                     &position_embedding_, replicated);
@@ -71,11 +77,13 @@ Transformer::Transformer(const ModelConfig& config, const TensorParallel& parall
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     parameters_.EndUnit();
     first_parameter_.push_back(parameters_.size());
+    parameters_.set_elsewhere(!part.HasLayer(config.layers, layer));
     blocks_.emplace_back(
         LayerScope{config_, parallel_, &parameters_, absl::StrCat("layers.", layer, ".")}, layer);
   }
   parameters_.EndUnit();
   first_parameter_.push_back(parameters_.size());
+  parameters_.set_elsewhere(!part.HasLast());
   const LayerScope after_layers{config_, parallel_, &parameters_, ""};
   if (config.family == Family::kGpt2) {
     final_norm_ = std::make_unique<LayerNormalization>(after_layers, "final_norm", replicated);
@@ -186,22 +194,32 @@ Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, cons
   };
   ReachOp(/*layer=*/-1, "embedding", /*on_device=*/true);
   on_backward(0, first_parameter_[0]);
-  Variable x = Embed(pass, tokens, positions);
+  const Variable x = Layers(pass, {0, config_.layers}, Embed(pass, tokens, positions), ready);
+  ReachOp(/*layer=*/-1, "head", /*on_device=*/true);
+  on_backward(first_parameter_.back(), parameters_.size());
+  return FinalNorm(pass, x);
+}
+
+Variable Transformer::Layers(const ForwardPass& pass, const LayerRange& layers, Variable x,
+                             const GradientsReady& ready) const {
   const auto offloaded = std::make_shared<OffloadedLayers>(blocks_.size());
-  for (size_t first = 0; first < blocks_.size(); first += segment_) {
+  const auto end = static_cast<size_t>(layers.end);
+  for (auto first = static_cast<size_t>(layers.begin); first < end; first += segment_) {
     const Variable input = x;
     std::shared_ptr<KeptAttention> kept;
-    x = Segment(pass, first, input, ready, &kept);
+    x = Segment(pass, first, std::min(first + segment_, end), input, ready, &kept);
     if (copies_ != nullptr && pass.tape.recording()) {
       Offload(pass.tape, first / segment_, input, kept, offloaded);
     }
     // When the backward comes to the segment, those who read its result have done so.
     pass.tape.OnBackward([x] { x.ForgetValue(); });
   }
-  ReachOp(/*layer=*/-1, "head", /*on_device=*/true);
-  on_backward(first_parameter_.back(), parameters_.size());
+  return x;
+}
+
+Variable Transformer::FinalNorm(const ForwardPass& pass, const Variable& stream) const {
   BeginHead(pass.tape);
-  x = pass.parallel.FromLayers(pass.tape, pass.shard, x);
+  const Variable x = pass.parallel.FromLayers(pass.tape, pass.shard, stream);
   if (pass.chunks == nullptr) return final_norm_->Forward(pass, x);
   return pass.InChunks({x}, {config_.width}, dtype(), device(),
                        [this](const ForwardPass& of_chunk, const std::vector<Variable>& inputs) {
@@ -228,25 +246,24 @@ Variable Transformer::Embed(const ForwardPass& pass, const Tensor& tokens,
   return Dropout(pass.tape, x, pass.DropoutAt(/*site=*/0));
 }
 
-Variable Transformer::Segment(const ForwardPass& pass, size_t first, const Variable& x,
+Variable Transformer::Segment(const ForwardPass& pass, size_t first, size_t end, const Variable& x,
                               const GradientsReady& ready,
                               std::shared_ptr<KeptAttention>* kept) const {
   if (segment_ == 1 || !pass.tape.recording()) {
-    return LayersOfSegment(pass, first, /*again=*/false, x, ready, kept);
+    return LayersOfSegment(pass, first, end, /*again=*/false, x, ready, kept);
   }
   const auto runs = std::make_shared<int>(0);
   return RecomputeInBackward(
-      pass.tape, x, [this, pass, first, ready, runs](Tape& tape, const Variable& x) {
+      pass.tape, x, [this, pass, first, end, ready, runs](Tape& tape, const Variable& x) {
         std::shared_ptr<KeptAttention> kept;  // by the layer alone, until its own backward
         const bool again = ++*runs > 1;
-        return LayersOfSegment(pass.On(tape, nullptr), first, again, x, ready, &kept);
+        return LayersOfSegment(pass.On(tape, nullptr), first, end, again, x, ready, &kept);
       });
 }
 
-Variable Transformer::LayersOfSegment(const ForwardPass& pass, size_t first, bool again, Variable x,
-                                      const GradientsReady& ready,
+Variable Transformer::LayersOfSegment(const ForwardPass& pass, size_t first, size_t end, bool again,
+                                      Variable x, const GradientsReady& ready,
                                       std::shared_ptr<KeptAttention>* kept) const {
-  const size_t end = EndOfSegment(first);
   for (size_t layer = first; layer < end; ++layer) {
     if (ready != nullptr) {
       pass.tape.OnBackward(
@@ -296,9 +313,9 @@ void Transformer::Offload(Tape& tape, size_t segment, const Variable& input,
   });
 }
 
-Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
-                             const SequenceBatch& batch, const DropoutKey& dropout,
-                             const GradientsReady& ready, KvCache* cache) const {
+ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attention,
+                                  const SequenceBatch& batch, const DropoutKey& dropout,
+                                  KvCache* cache) const {
   const auto& schedule = batch.schedule;
   const std::shared_ptr<const TokenShard> shard(schedule, &schedule->shard());
   ForwardPass pass{tape, parallel_, shard};
@@ -334,7 +351,38 @@ Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
     pass.global_positions = Tensor::FromVector(positions, {static_cast<int64_t>(positions.size())},
                                                batch.tokens.device());
   }
-  return Hidden(pass, batch.tokens, batch.positions, ready);
+  return pass;
+}
+
+Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
+                             const SequenceBatch& batch, const DropoutKey& dropout,
+                             const GradientsReady& ready, KvCache* cache) const {
+  BURST_CHECK_EQ(part_.stages, 1) << "a stage of a pipeline has no pass of its own";
+  return Hidden(MakePass(tape, attention, batch, dropout, cache), batch.tokens, batch.positions,
+                ready);
+}
+
+Variable Transformer::ForwardChunk(Tape& tape, SequenceParallelAttention& attention,
+                                   const SequenceBatch& batch, int chunk, const Variable& input,
+                                   double loss_scale, const DropoutKey& dropout) const {
+  BURST_CHECK(exact_chunk_ == 0 && copies_ == nullptr);
+  const ForwardPass pass = MakePass(tape, attention, batch, dropout, /*cache=*/nullptr);
+  const Variable x =
+      Layers(pass, part_.Layers(config_.layers, chunk),
+             part_.IsFirst(chunk) ? Embed(pass, batch.tokens, batch.positions) : input,
+             /*ready=*/nullptr);
+  if (!part_.IsLast(chunk)) return x;
+  ReachOp(/*layer=*/-1, "head", /*on_device=*/true);
+  const Variable loss =
+      LinearCrossEntropy(tape, FinalNorm(pass, x), head(), batch.targets, loss_scale);
+  EndHead(tape);
+  return loss;
+}
+
+Shape Transformer::StreamShape(const SequenceBatch& batch) const {
+  const auto tokens =
+      static_cast<int64_t>(parallel_.StreamPositions(batch.schedule->shard()).size());
+  return {batch.tokens.dim(0), tokens, config_.width};
 }
 
 Variable Transformer::Loss(Tape& tape, SequenceParallelAttention& attention,

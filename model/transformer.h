@@ -23,6 +23,7 @@
 #include "model/ops/ops.h"
 #include "model/parameter_use.h"
 #include "model/parameters.h"
+#include "model/pipeline_part.h"
 #include "model/tensor_parallel.h"
 
 namespace burst {
@@ -50,11 +51,14 @@ class Transformer {
   // Validate or whose vocab (gpt2: context) is 0, or that `parallel` cannot shard. With `parallel`,
   // this is one rank's shard of the model; attention and batches must be of a tensor-parallel
   // strategy. Of the stages 2 and 3 of `sharding`, set_parameter_use comes before the first pass.
+  // With `part`, this is one stage of a pipeline; there are at least as many layers as runs of
+  // them. Tied embeddings are on the first and, as a copy (Parameter::copy), on the last stage.
   static absl::StatusOr<std::unique_ptr<Transformer>> Create(const ModelConfig& config, DType dtype,
                                                              std::optional<uint64_t> seed,
                                                              DeviceType device = DeviceType::kCpu,
                                                              const TensorParallel& parallel = {},
-                                                             const StateSharding& sharding = {});
+                                                             const StateSharding& sharding = {},
+                                                             const PipelinePart& part = {});
 
   // The whole parameters of such a model, without memory; vocab and context as for Create.
   static absl::StatusOr<std::vector<Parameter>> ParametersOf(const ModelConfig& config);
@@ -111,6 +115,16 @@ class Transformer {
                 double loss_scale, const DropoutKey& dropout,
                 const GradientsReady& ready = nullptr) const;
 
+  // A stage of a pipeline: the layers of one of its chunks, and what the model has before or after
+  // them. input: the result of the run of layers before, of StreamShape; undefined for the model's
+  // first run. Returns such a result; of the model's last run, Loss. Not with set_exact nor
+  // set_offload. The other passes are for models that are whole.
+  Variable ForwardChunk(Tape& tape, SequenceParallelAttention& attention,
+                        const SequenceBatch& batch, int chunk, const Variable& input,
+                        double loss_scale, const DropoutKey& dropout) const;
+  // Between layers on this rank: [batch, tokens, width].
+  Shape StreamShape(const SequenceBatch& batch) const;
+
   // Logits [batch, length, vocab] of all tokens; for tests and evaluation of short inputs. These
   // and the two below are for models whose values are whole (not of stage 3).
   Variable Logits(Tape& tape, SequenceParallelAttention& attention,
@@ -141,7 +155,11 @@ class Transformer {
 
  private:
   // Declares the parameters, without memory.
-  explicit Transformer(const ModelConfig& config, const TensorParallel& parallel = {});
+  explicit Transformer(const ModelConfig& config, const TensorParallel& parallel = {},
+                       const PipelinePart& part = {});
+
+  ForwardPass MakePass(Tape& tape, SequenceParallelAttention& attention, const SequenceBatch& batch,
+                       const DropoutKey& dropout, KvCache* cache) const;
 
   // The residual stream after the final normalization, [batch, length, width].
   Variable Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions,
@@ -151,18 +169,22 @@ class Transformer {
                   KvCache* cache = nullptr) const;
 
   Variable Embed(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions) const;
+  Variable Layers(const ForwardPass& pass, const LayerRange& layers, Variable x,
+                  const GradientsReady& ready) const;
+  Variable FinalNorm(const ForwardPass& pass, const Variable& x) const;
   // Of set_exact.
   std::shared_ptr<const ChunkOptions> Chunks(const SequenceBatch& batch) const;
   Variable LossInChunks(Tape& tape, const Variable& x, const Tensor& targets, double loss_scale,
                         const std::shared_ptr<const ChunkOptions>& chunks) const;
 
-  // The layers are taken in segments, of one each unless these are set. kept: as Layer's, of one.
-  Variable Segment(const ForwardPass& pass, size_t first, const Variable& x,
+  // The layers are taken in segments [first, end), of one each unless these are set. kept: as
+  // Layer's, of one.
+  Variable Segment(const ForwardPass& pass, size_t first, size_t end, const Variable& x,
                    const GradientsReady& ready, std::shared_ptr<KeptAttention>* kept) const;
   // `again`: the backward follows at once.
-  Variable LayersOfSegment(const ForwardPass& pass, size_t first, bool again, Variable x,
-                           const GradientsReady& ready, std::shared_ptr<KeptAttention>* kept) const;
-  size_t EndOfSegment(size_t first) const { return std::min(first + segment_, blocks_.size()); }
+  Variable LayersOfSegment(const ForwardPass& pass, size_t first, size_t end, bool again,
+                           Variable x, const GradientsReady& ready,
+                           std::shared_ptr<KeptAttention>* kept) const;
   bool Recomputes(size_t layer) const;
   bool KeepsAttention() const {
     return recompute_ == Recompute::kSelective || recompute_ == Recompute::kSequence;
@@ -192,6 +214,7 @@ class Transformer {
 
   const ModelConfig config_;
   const TensorParallel parallel_;
+  const PipelinePart part_;
   RopeAngles rope_angles_;  // llama
   Recompute recompute_ = Recompute::kNone;
   int64_t recompute_every_ = 1;

@@ -67,7 +67,8 @@ Trainer::Trainer(const TrainingSetup& setup, Communicator* comm)
     : setup_(setup),
       config_(setup.config),
       comm_(comm),
-      data_rank_(setup.config.mesh.data_rank(comm->rank())) {}
+      data_rank_(setup.config.mesh.data_rank(comm->rank())),
+      stage_(comm) {}
 
 Trainer::~Trainer() = default;
 
@@ -83,11 +84,17 @@ absl::Status Trainer::Init(bool verbose) {
   tensor_parallel_ = IsTensorParallel(config_.strategy) && mesh.sequence > 1;
   // The exchanges of tensor parallelism must not wait for the reductions of parameter gradients: a
   // communicator of their own.
-  if (mesh.sequence > 1 && (mesh.data > 1 || tensor_parallel_)) {
+  const bool groups = mesh.data > 1 || mesh.stages > 1;
+  if (mesh.sequence > 1 && (groups || tensor_parallel_)) {
     BURST_ASSIGN_OR_RETURN(sequence_, SplitSequence(mesh, *comm_));
   }
-  Communicator* const sequence_group =
-      sequence_ == nullptr && mesh.data == 1 ? comm_ : sequence_.get();
+  if (mesh.stages > 1) {
+    BURST_ASSIGN_OR_RETURN(own_stage_, comm_->Split(mesh.stage(comm_->rank()), comm_->rank()));
+    stage_ = own_stage_.get();
+    BURST_ASSIGN_OR_RETURN(pipeline_, Pipeline::Create(mesh, static_cast<int>(config_.pp_chunks),
+                                                       config_.model.tied_embeddings, comm_));
+  }
+  Communicator* const sequence_group = sequence_ == nullptr && !groups ? comm_ : sequence_.get();
   BURST_RETURN_IF_ERROR(MakeAttention(sequence_group));
   BURST_RETURN_IF_ERROR(CreateModel());
   const DeviceType device = config_.device;
@@ -141,7 +148,7 @@ absl::Status Trainer::CreateModel() {
   StateSharding sharding;
   if (config_.zero > 0) {
     sharding = {static_cast<int>(config_.zero), config_.state_ranks(),
-                tensor_parallel_ ? mesh.data_rank(comm_->rank()) : comm_->rank()};
+                tensor_parallel_ ? mesh.data_rank(comm_->rank()) : stage_->rank()};
   }
   sharding.optimizer_on_host = OffloadsOptimizer(config_.offload);
   BURST_ASSIGN_OR_RETURN(
@@ -149,7 +156,9 @@ absl::Status Trainer::CreateModel() {
       Transformer::Create(
           config_.model, config_.dtype,
           draws ? std::optional<uint64_t>(static_cast<uint64_t>(config_.seed)) : std::nullopt,
-          device, parallel, sharding));
+          device, parallel, sharding,
+          PipelinePart{mesh.stage(comm_->rank()), mesh.stages,
+                       static_cast<int>(config_.pp_chunks)}));
   model_->set_recompute(config_.recompute, config_.recompute_every, config_.recompute_segment);
   model_->set_ffn_chunk(config_.ffn_chunk);
   model_->set_head_chunk(config_.head_chunk);
@@ -178,10 +187,11 @@ absl::Status Trainer::CreateModel() {
   const ParameterList& parameters = model_->parameters();
   Communicator* const group = tensor_parallel_ ? sequence_.get() : nullptr;
   if (config_.zero < 2) {
-    BURST_ASSIGN_OR_RETURN(gradients_, GradientReducer::Create(parameters, comm_, group));
+    BURST_ASSIGN_OR_RETURN(gradients_, GradientReducer::Create(parameters, stage_, group));
+    if (pipeline_ != nullptr) gradients_->set_stages(pipeline_->stages(), pipeline_->tied());
   }
   if (config_.zero > 0) {
-    BURST_ASSIGN_OR_RETURN(shards_, ShardedState::Create(parameters, comm_, group));
+    BURST_ASSIGN_OR_RETURN(shards_, ShardedState::Create(parameters, stage_, group));
     model_->set_parameter_use(shards_.get());
   }
   optimizer_ = std::make_unique<AdamW>(
@@ -189,10 +199,10 @@ absl::Status Trainer::CreateModel() {
       parameters.shard_numel(), parameters.master_dtype(), DecayRanges(parameters), device,
       sharding.optimizer_on_host ? StreamedElements(parameters.shard_numel()) : 0);
   if (config_.checkpoint_sets) {
-    const int parts = tensor_parallel_ ? mesh.sequence : 1, rank = comm_->rank();
+    const int parts = tensor_parallel_ ? mesh.sequence : 1, rank = stage_->rank();
     copy_ = std::make_unique<StateCopy>(
         parameters,
-        ShareOfState(parameters, rank / parts, mesh.world_size() / parts, rank % parts, parts));
+        ShareOfState(parameters, rank / parts, mesh.stage_size() / parts, rank % parts, parts));
   } else if (comm_->rank() == 0 && !tensor_parallel_ && shards_ == nullptr) {
     copy_ = std::make_unique<StateCopy>(parameters, OwnState(parameters));
   }
@@ -381,10 +391,7 @@ absl::Status Trainer::Enqueue(int64_t step, bool follows) {
   const double loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, num_targets));
   const Tensor loss_and_norm = Tensor::Empty({2}, DType::kFloat64, model_->device());
   const Tensor loss = loss_and_norm.Slice(0, 0, 1), norm = loss_and_norm.Slice(0, 1, 1);
-  for (int64_t micro_batch = first; micro_batch < first + micro_batches; ++micro_batch) {
-    BURST_RETURN_IF_ERROR(ForwardBackward(micro_batch, loss_scale, loss, micro_batch == first,
-                                          micro_batch + 1 == first + micro_batches));
-  }
+  BURST_RETURN_IF_ERROR(ForwardBackward(first, micro_batches, loss_scale, loss));
 
   const ScopedPhase update("update");
   // Reduction over ranks, of which the last backward has enqueued most, and the gradient's norm.
@@ -419,20 +426,45 @@ absl::Status Trainer::Update(const Tensor& loss_and_norm, double lr) {
   return shards_ == nullptr ? absl::OkStatus() : shards_->GatherValues();
 }
 
+absl::Status Trainer::ForwardBackward(int64_t first, int64_t count, double loss_scale,
+                                      const Tensor& loss) {
+  if (pipeline_ != nullptr) return ForwardBackwardInPipeline(first, count, loss_scale, loss);
+  for (int64_t i = first; i < first + count; ++i) {
+    BURST_RETURN_IF_ERROR(
+        ForwardBackwardOne(i, loss_scale, loss, i == first, i + 1 == first + count));
+  }
+  return absl::OkStatus();
+}
+
+// The reductions begin when all gradients are complete: in which order they become so depends on
+// the stage.
+absl::Status Trainer::ForwardBackwardInPipeline(int64_t first, int64_t count, double loss_scale,
+                                                const Tensor& loss) {
+  BURST_RETURN_IF_ERROR(pipeline_->ForwardBackward(
+      *model_, *attention_, static_cast<int>(count),
+      [&](int number) { return MicroBatch(first + number); }, loss_scale, loss));
+  BURST_RETURN_IF_ERROR(comm_->PostAllReduceSum(loss));
+  return gradients_->Post(0, model_->parameters().size());
+}
+
+absl::StatusOr<Pipeline::MicroBatch> Trainer::MicroBatch(int64_t number) {
+  const auto [begin, end] = Share(config_.batch);
+  BURST_ASSIGN_OR_RETURN(const GlobalBatch sequences,
+                         training_data_->Training(number * config_.batch + begin, end - begin));
+  BURST_ASSIGN_OR_RETURN(SequenceBatch batch, LocalBatch(sequences));
+  const DropoutKey dropout{static_cast<uint64_t>(config_.seed), static_cast<uint64_t>(number),
+                           config_.model.dropout > 0, begin};
+  return Pipeline::MicroBatch{std::move(batch), dropout};
+}
+
 // Forward and backward of a micro-batch, by its number in the run. This rank's part of its loss
 // goes into `loss`, [1] float64, and its part of the gradients is added to what is there. `first`
 // and `last` of those whose gradients are accumulated: in the last one, the reduction of both over
 // ranks is enqueued as soon as they are complete, beside the rest of the backward.
-absl::Status Trainer::ForwardBackward(int64_t micro_batch, double loss_scale, const Tensor& loss,
-                                      bool first, bool last) {
-  const auto [begin, end] = Share(config_.batch);
-  BURST_ASSIGN_OR_RETURN(
-      const GlobalBatch sequences,
-      training_data_->Training(micro_batch * config_.batch + begin, end - begin));
-  BURST_ASSIGN_OR_RETURN(const SequenceBatch batch, LocalBatch(sequences));
+absl::Status Trainer::ForwardBackwardOne(int64_t micro_batch, double loss_scale, const Tensor& loss,
+                                         bool first, bool last) {
+  BURST_ASSIGN_OR_RETURN(const Pipeline::MicroBatch own, MicroBatch(micro_batch));
   std::optional<ScopedPhase> phase(std::in_place, "forward");
-  const DropoutKey dropout{static_cast<uint64_t>(config_.seed), static_cast<uint64_t>(micro_batch),
-                           config_.model.dropout > 0, begin};
   Tape tape;
   const GradientsReady ready = [&](int first, int last) {
     const absl::Status status = gradients_->Post(first, last);
@@ -441,7 +473,7 @@ absl::Status Trainer::ForwardBackward(int64_t micro_batch, double loss_scale, co
   if (shards_ != nullptr) shards_->BeginMicroBatch(first);
   const bool posts = last && gradients_ != nullptr;
   const Variable part =
-      model_->Loss(tape, *attention_, batch, loss_scale, dropout, posts ? ready : nullptr);
+      model_->Loss(tape, *attention_, own.batch, loss_scale, own.dropout, posts ? ready : nullptr);
   BURST_RETURN_IF_ERROR(tape.status());
   if (first) {
     loss.ConvertFrom(part.value().View({1}));

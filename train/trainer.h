@@ -1,7 +1,7 @@
 // The trainer: one rank's part of a run. Every rank owns a whole replica of the model, or with
-// tensor parallelism its part of one, and its tokens of every sequence; losses and gradients are
-// reduced over ranks, so all replicas take the same step. With --zero the ranks divide what they
-// would otherwise all have (ShardedState).
+// tensor parallelism its part of one, or of a pipeline the layers of its stage, and its tokens of
+// every sequence; losses and gradients are reduced over ranks, so all replicas take the same step.
+// With --zero the ranks divide what they would otherwise all have (ShardedState).
 #pragma once
 
 #include <array>
@@ -28,6 +28,7 @@
 #include "train/optimizer/adamw.h"
 #include "train/optimizer/gradient_reducer.h"
 #include "train/optimizer/sharded_state.h"
+#include "train/pipeline/pipeline.h"
 #include "train/report/metrics.h"
 #include "train/report/run_report.h"
 #include "train/setup.h"
@@ -85,8 +86,14 @@ class Trainer {
   // Whether the condition holds on some rank. Collective.
   absl::StatusOr<bool> OnAnyRank(bool condition);
   absl::Status AnyRankStops();
-  absl::Status ForwardBackward(int64_t micro_batch, double loss_scale, const Tensor& loss,
-                               bool first, bool last);
+  // Of so many micro-batches, from `first` on.
+  absl::Status ForwardBackward(int64_t first, int64_t count, double loss_scale, const Tensor& loss);
+  absl::Status ForwardBackwardOne(int64_t micro_batch, double loss_scale, const Tensor& loss,
+                                  bool first, bool last);
+  absl::Status ForwardBackwardInPipeline(int64_t first, int64_t count, double loss_scale,
+                                         const Tensor& loss);
+  // This rank's part of a micro-batch, and where its dropout is drawn.
+  absl::StatusOr<Pipeline::MicroBatch> MicroBatch(int64_t number);
   // Completes the reduction of the gradients; norm, [1] float64, becomes the whole gradient's.
   absl::Status FinishGradients(const Tensor& norm);
   // AdamW, and what the ranks exchange after it.
@@ -97,6 +104,8 @@ class Trainer {
   std::pair<int64_t, int64_t> Share(int64_t count) const;
   // This rank's tokens of `batch`, on its device.
   absl::StatusOr<SequenceBatch> LocalBatch(const GlobalBatch& batch);
+  // Of this rank's tokens, unscaled, without a gradient; null on a stage that does not compute it.
+  absl::StatusOr<Tensor> LossOf(const SequenceBatch& batch);
 
   // What comes after so many steps, before the next one.
   bool EvaluatesAfter(int64_t steps) const;
@@ -138,12 +147,15 @@ class Trainer {
 
   const TrainingSetup& setup_;
   const ResolvedConfig& config_;
-  Communicator* const comm_;  // all ranks: reduces losses and gradients
+  Communicator* const comm_;  // all ranks: reduces losses
   const int data_rank_;       // of this rank's group, which shares a part of the batch
-  std::unique_ptr<Communicator> sequence_;  // the group's; null if comm_ is it, or this rank
-  bool tensor_parallel_ = false;            // several ranks own a model between them
+  std::unique_ptr<Communicator> sequence_;   // the group's; null if comm_ is it, or this rank
+  std::unique_ptr<Communicator> own_stage_;  // of a pipeline
+  Communicator* stage_;           // the ranks that have the same layers: own_stage_, or comm_
+  bool tensor_parallel_ = false;  // several ranks own a model between them
   std::unique_ptr<SequenceParallelAttention> attention_;
   std::unique_ptr<Transformer> model_;
+  std::unique_ptr<Pipeline> pipeline_;          // null: one stage
   std::unique_ptr<GradientReducer> gradients_;  // null where shards_ reduces them
   std::unique_ptr<ShardedState> shards_;        // with --zero, else null
   std::unique_ptr<AdamW> optimizer_;

@@ -46,20 +46,27 @@ absl::StatusOr<std::optional<double>> Trainer::Evaluate() {
                            idle ? validation_data_->Evaluation(first, 1, total)
                                 : validation_data_->Evaluation(first + begin, end - begin, total));
     BURST_ASSIGN_OR_RETURN(const SequenceBatch local, LocalBatch(batch));
-    Tape tape(/*recording=*/false);
-    const Variable loss = model_->Loss(tape, *attention_, local, /*loss_scale=*/1, DropoutKey());
-    BURST_RETURN_IF_ERROR(tape.status());
+    BURST_ASSIGN_OR_RETURN(const Tensor loss, LossOf(local));
     if (idle) continue;
-    sum.Add(loss.value().View({1}).To(DType::kFloat64));
+    if (!loss.null()) sum.Add(loss.View({1}).To(DType::kFloat64));
     num_targets += batch.num_targets;
   }
-  // One rank of a group counts for it.
-  if (config_.mesh.sequence_rank(comm_->rank()) == 0) {
+  // One rank of a data-parallel group counts for it.
+  const Mesh& mesh = config_.mesh;
+  if (mesh.sequence_rank(comm_->rank()) == 0 && mesh.stage(comm_->rank()) == 0) {
     targets.Fill(static_cast<double>(num_targets));
   }
   BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sums));
   const std::vector<double> results = sums.ToVector<double>();
   return std::optional<double>(results[0] / std::max(1.0, results[1]));
+}
+
+absl::StatusOr<Tensor> Trainer::LossOf(const SequenceBatch& batch) {
+  if (pipeline_ != nullptr) return pipeline_->Loss(*model_, *attention_, batch);
+  Tape tape(/*recording=*/false);
+  const Variable loss = model_->Loss(tape, *attention_, batch, /*loss_scale=*/1, DropoutKey());
+  BURST_RETURN_IF_ERROR(tape.status());
+  return loss.value();
 }
 
 // Without memory of the pool, whose lock another thread may have held at the fork.
@@ -101,8 +108,7 @@ absl::StatusOr<bool> Trainer::IsSound(const StepMetrics& last) {
       const int64_t num_targets,
       training_data_->TrainingTargets(micro_batch * config_.batch, config_.batch));
   const double loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, num_targets));
-  BURST_RETURN_IF_ERROR(
-      ForwardBackward(micro_batch, loss_scale, loss, /*first=*/true, /*last=*/true));
+  BURST_RETURN_IF_ERROR(ForwardBackward(micro_batch, /*count=*/1, loss_scale, loss));
   BURST_RETURN_IF_ERROR(FinishGradients(norm));
   BURST_RETURN_IF_ERROR(comm_->Barrier());  // as in AnyRankStops: all have enqueued it
   const bool sound = state_is_finite && AllFinite(results);
@@ -277,7 +283,8 @@ absl::StatusOr<std::string> Trainer::Sample() const {
   if (setup_.sample == 0 || !report_->prints()) return std::string();
   const Transformer* model = model_.get();
   std::unique_ptr<Transformer> whole;
-  if (tensor_parallel_ || config_.zero == 3) {  // this rank owns a part of the model only
+  if (tensor_parallel_ || pipeline_ != nullptr ||
+      config_.zero == 3) {  // this rank owns a part of the model only
     BURST_ASSIGN_OR_RETURN(
         whole, Transformer::Create(config_.model, config_.dtype, /*seed=*/0, config_.device));
     BURST_RETURN_IF_ERROR(

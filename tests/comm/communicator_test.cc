@@ -317,6 +317,24 @@ TEST(ThreadCommunicator, LengthsMustAgree) {
   EXPECT_TRUE(absl::StrContains(sum.message(), "4 float32 on rank 0 and 5 float32 on rank 2"));
 }
 
+// Every rank has its own place, and the ranks of a stage are numbered as those of a mesh without
+// any.
+TEST(Mesh, RanksHaveTheirPlaces) {
+  const Mesh mesh = {/*data=*/3, /*sequence=*/2, /*stages=*/4};
+  EXPECT_EQ(mesh.world_size(), 24);
+  int rank = 0;
+  for (int data = 0; data < 3; ++data) {
+    for (int stage = 0; stage < 4; ++stage) {
+      for (int sequence = 0; sequence < 2; ++sequence, ++rank) {
+        EXPECT_EQ(mesh.data_rank(rank), data) << rank;
+        EXPECT_EQ(mesh.stage(rank), stage) << rank;
+        EXPECT_EQ(mesh.sequence_rank(rank), sequence) << rank;
+        EXPECT_EQ(mesh.rank_in_stage(rank), 2 * data + sequence) << rank;
+      }
+    }
+  }
+}
+
 // Six ranks as two rings of three: a ring's ranks are next to each other.
 TEST(Mesh, SequenceGroupsAreOfNeighbors) {
   const Mesh mesh = {/*data=*/2, /*sequence=*/3};

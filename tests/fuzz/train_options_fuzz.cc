@@ -73,7 +73,7 @@ void CheckResolved(const TrainConfig& config, const Launch& launch) {
   }
   const ResolvedConfig& c = *resolved;
   BURST_CHECK(c.ranks >= 1 && c.threads >= 1 && c.batch % c.mesh.data == 0);
-  BURST_CHECK_EQ(c.mesh.data * c.mesh.sequence, c.ranks);
+  BURST_CHECK_EQ(c.mesh.world_size(), c.ranks);
   BURST_CHECK(c.ulysses >= 1 && c.mesh.sequence % c.ulysses == 0);
   BURST_CHECK(c.ranks_per_node >= 0 &&
               (c.ranks_per_node == 0 || c.mesh.sequence % c.ranks_per_node == 0));

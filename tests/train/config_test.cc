@@ -378,6 +378,16 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--ranks=4", "--sp=8"}, {"--sp", "8", "does not divide", "4"}},
       {{"--ranks=4", "--dp=2", "--sp=4"}, {"--dp", "2", "--sp=4", "4"}},
       {{"--dp=2", "--batch=3"}, {"--batch", "3", "--dp=2"}},
+      {{"--pp=0"}, {"--pp", "0", "at least 1"}},
+      {{"--pp_chunks=2"}, {"--pp_chunks", "2", "--pp"}},
+      {{"--pp=2", "--ranks=3"}, {"--pp", "2", "divide", "3"}},
+      {{"--pp=2", "--ranks=8", "--dp=3"}, {"--dp", "3", "--pp", "4"}},
+      {{"--pp=512", "--dp=4"}, {"--pp", "512", "--dp", "1024"}},
+      {{"--pp=64"}, {"--pp", "64", "layers"}},
+      {{"--pp=2", "--pp_chunks=2", "--accumulate=3"}, {"--pp_chunks", "--pp=2", "--accumulate=3"}},
+      {{"--pp=2", "--zero=2", "--dp=2"}, {"--zero", "2", "--pp=2", "0 or 1"}},
+      {{"--pp=2", "--exact"}, {"--exact", "--pp=2"}},
+      {{"--pp=2", "--checkpoint_files=one"}, {"--checkpoint_files", "one", "--pp=2", "auto"}},
       {{"--zero=4"}, {"--zero", "4", "0, 1, 2 or 3"}},
       {{"--zero=-1"}, {"--zero", "-1", "0, 1, 2 or 3"}},
       {{"--zero=2", "--ranks=1"}, {"--zero", "2", "one rank"}},
@@ -478,6 +488,7 @@ TEST(TrainConfig, TheStateIsDividedByThoseThatHaveTheSame) {
     return config.ok() ? config->state_ranks() : 0;
   };
   EXPECT_EQ(ranks({"--zero=1", "--ranks=4"}), 4);
+  EXPECT_EQ(ranks({"--zero=1", "--ranks=8", "--pp=2"}), 4);
   EXPECT_EQ(ranks({"--zero=2", "--dp=2", "--sp=3"}), 6);
   EXPECT_EQ(ranks({"--zero=3", "--dp=4", "--sp=2", "--strategy=tp"}), 4);
   EXPECT_EQ(ranks({"--zero=3", "--dp=4", "--sp=1", "--strategy=tp"}), 4);

@@ -15,11 +15,13 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "burst/comm/simulated/simulated_communicator.h"
 #include "burst/comm/thread/thread_communicator.h"
+#include "train/pipeline/schedule.h"
 #include "train/plan/fit.h"
 #include "train/plan/gpu_models.h"
 #include "train/plan/plan_options.h"
@@ -94,6 +96,53 @@ TEST(Plan, AgreesWithWhatWasMeasured) {
     close += std::abs(plan.tokens_per_second / rate - 1) <= 0.1;
   }
   EXPECT_GE(close, 16);
+}
+
+// Of stages that compute for as long as one another: all layers are alike, and what the first and
+// the last stage have besides is 1/500 of the work. A step of m micro-batches takes m t, the
+// bubble, and an update, whose part of m t one GPU tells: it has no bubble, and p times the layers.
+// Messages are not free, by half a hundredth of a pass.
+TEST(Plan, ThePipelinesBubbleIsThatOfTheFormula) {
+  constexpr int kFew = 4, kMany = 12;
+  // What a step takes besides m t, over that.
+  const auto rest = [](int stages, int chunks) {
+    const auto seconds = [&](int micro_batches) {
+      const StepPlan plan =
+          PlanFor({"--model={\"family\":\"llama\",\"layers\":16,\"width\":2048,\"heads\":16,"
+                   "\"kv_heads\":16,\"ffn\":8192,\"vocab\":64,\"dropout\":0}",
+                   "--seqlen=8192", "--batch=1", "--sp=1", absl::StrCat("--gpus=", stages, "xH200"),
+                   absl::StrCat("--pp=", stages), absl::StrCat("--pp_chunks=", chunks),
+                   absl::StrCat("--accumulate=", micro_batches)});
+      return plan.step_seconds;
+    };
+    const double few = seconds(kFew), all = kFew * (seconds(kMany) - few) / (kMany - kFew);
+    return (few - all) / all;
+  };
+  const double update = rest(1, 1);
+  for (const auto& [stages, chunks] : {std::pair(2, 1), std::pair(4, 1), std::pair(4, 2)}) {
+    const double bubble = rest(stages, chunks) - update;
+    const double formula = PipelineBubble({stages, chunks, kFew});
+    std::printf("%d stages, %d chunks: bubble %.4f, formula %.4f\n", stages, chunks, bubble,
+                formula);
+    EXPECT_NEAR(bubble, formula, 0.02 * formula) << stages << " stages, " << chunks << " chunks";
+  }
+}
+
+// Where links are slow, a pipeline is the fastest mesh of many micro-batches, and it holds a part
+// of the model.
+TEST(Plan, APipelineIsFasterOverSlowLinks) {
+  const std::vector<std::string> step = {kWide, "--seqlen=4096", "--batch=1", "--accumulate=16"};
+  const auto on = [&](const std::vector<std::string>& mesh) {
+    std::vector<std::string> options = {"--gpus=2xH200", "--links=10"};
+    options.insert(options.end(), mesh.begin(), mesh.end());
+    return PlanFor(step, options);
+  };
+  const StepPlan stages = on({"--pp=2", "--sp=1"});
+  const StepPlan tensor = on({"--sp=2", "--strategy=tp+sp"});
+  const StepPlan one = PlanFor(step, {"--gpus=1xH200"});
+  EXPECT_LT(stages.step_seconds, 0.8 * tensor.step_seconds);
+  EXPECT_LT(stages.step_seconds, 0.9 * one.step_seconds);
+  EXPECT_NEAR(static_cast<double>(stages.parameters) / one.parameters, 0.5, 0.02);
 }
 
 // The messages of the simulated step are those of the real one on CPUs, to the byte.
@@ -469,6 +518,12 @@ TEST(Meshes, AreThoseThatTheTrainerTakes) {
             (Texts{"", "--dp=2 --sp=2", "--dp=2 --sp=2 --strategy=burst+ulysses",
                    "--dp=2 --sp=2 --strategy=tp+sp", "--dp=2 --sp=2 --strategy=ulysses",
                    "--strategy=burst+ulysses"}));
+  // Micro-batches for three stages, layers for two.
+  options.train.accumulate = 3;
+  options.train.model =
+      R"({"family":"llama","layers":2,"width":128,"heads":2,"kv_heads":2,"ffn":128,"vocab":64})";
+  EXPECT_EQ(meshes(true, false),
+            (Texts{"", "--dp=1 --sp=2 --pp=2", "--dp=2 --sp=1 --pp=2", "--dp=2 --sp=2"}));
   options.train.sp = 3;
   EXPECT_FALSE(MeshesOf(options, 4, 256, true, true).ok()) << "what is given is refused";
 }

@@ -185,6 +185,7 @@ std::vector<StateRange> ShareOfState(const ParameterList& parameters, int rank, 
     const int64_t begin = range.length * number / holders;
     range.length = range.length * (number + 1) / holders - begin;
     range.begin += begin;
+    if (parameters[range.parameter].copy) range.length = 0;
   }
   return shares;
 }

@@ -162,12 +162,20 @@ OptionTable TrainOptions(TrainConfig* c) {
       "With tp and tp+sp the groups of --dp divide it.");
   t.Add("ranks", &c->ranks, kMayChange,
         "Ranks: threads of this process (on cuda each owns one GPU), or a launcher's processes. "
-        "-1: dp times sp; without them 2 threads (cuda: 1), or as many as there are processes.");
+        "-1: dp times pp times sp; without them 2 threads (cuda: 1), or as many as there are "
+        "processes.");
   t.Add("dp", &c->dp, kMayChange,
-        "Data parallel: groups of ranks, each with its share of the batch. -1: ranks / sp.");
+        "Data parallel: groups of ranks, each with its share of the batch. -1: ranks / (pp sp).");
   t.Add("sp", &c->sp, kMayChange,
         "Sequence parallel: ranks of a group, the ring that shares every sequence; with tp and "
-        "tp+sp those that share the model. -1: ranks / dp.");
+        "tp+sp those that share the model. -1: ranks / (dp pp).");
+  t.Add("pp", &c->pp, kMayChange,
+        "Pipeline parallel: stages, each with a part of the layers. Micro-batches (--accumulate) "
+        "pass them one behind another; a stage is idle for (pp - 1) / (accumulate pp_chunks) of "
+        "the time in which it computes. dp times pp times sp are the ranks.");
+  t.Add("pp_chunks", &c->pp_chunks, kMayChange,
+        "Runs of layers of each stage of --pp. 1: the schedule 1F1B. More: the interleaved one, "
+        "which is idle for less time and sends more messages; --pp divides --accumulate.");
   t.Add("comm", &c->comm, ParseComm, kMayChange,
         "threads of this process; or processes that mpirun, torchrun or srun started: tcp (CPUs, "
         "sockets), mpi (CPUs, mpirun alone), nccl (each owns one GPU). auto: threads; under a "

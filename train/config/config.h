@@ -71,7 +71,9 @@ struct PlainOptions {
   int64_t ffn_chunk = 0;          // tokens; 0: all
   int64_t head_chunk = 0;         // KV heads; 0: all
   Offload offload = Offload::kNone;
-  int64_t zero = 0;  // stage of StateSharding
+  int64_t zero = 0;       // stage of StateSharding
+  int64_t pp = 1;         // pipeline stages
+  int64_t pp_chunks = 1;  // runs of layers of each
   Strategy strategy = Strategy::kBurst;
   Layout layout = Layout::kZigzag;
   BackwardDirection ring_backward = BackwardDirection::kAuto;
@@ -158,7 +160,7 @@ struct ResolvedConfig : PlainOptions {
   int64_t profile_first = 0;      // steps that are profiled, from 1; 0: none
   int64_t profile_last = 0;
 
-  // The ranks that have the same parameters, and divide their state with `zero`.
+  // The ranks that have the same parameters, of one stage, and divide their state with `zero`.
   int state_ranks() const;
   // What CreateAttention is told of the above.
   BurstAttentionOptions AttentionOptions() const;

@@ -81,6 +81,12 @@ absl::Status CheckRanges(const TrainConfig& c) {
   if (c.ranks > kMaxRanks) return InvalidOption("ranks", c.ranks, " is too large; at most 1024");
   if (c.dp > kMaxRanks) return InvalidOption("dp", c.dp, " is too large; at most 1024");
   if (c.sp > kMaxRanks) return InvalidOption("sp", c.sp, " is too large; at most 1024");
+  BURST_RETURN_IF_ERROR(AtLeast("pp", c.pp, 1));
+  BURST_RETURN_IF_ERROR(AtLeast("pp_chunks", c.pp_chunks, 1));
+  if (c.pp > kMaxRanks) return InvalidOption("pp", c.pp, " is too large; at most 1024");
+  if (std::max<int64_t>(1, c.dp) * std::max<int64_t>(1, c.sp) * c.pp > kMaxRanks && c.pp > 1) {
+    return InvalidOption("pp", c.pp, " times --dp and --sp is more than 1024 ranks");
+  }
   if (c.dp * c.sp > kMaxRanks) {
     return InvalidOption("dp", c.dp, " times --sp=", c.sp, " is ", c.dp * c.sp,
                          " ranks; at most 1024");
@@ -214,10 +220,12 @@ absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedCo
   config->ranks = static_cast<int>(c.ranks);
   config->threads = static_cast<int>(c.threads);
   if (config->comm == CommKind::kThreads) {
-    const bool cuda = config->device == DeviceType::kCuda, mesh = c.dp != -1 || c.sp != -1;
+    const bool cuda = config->device == DeviceType::kCuda,
+               mesh = c.dp != -1 || c.sp != -1 || c.pp > 1;
     if (c.ranks == -1) config->ranks = cuda || c.strategy == Strategy::kSingle ? 1 : 2;
     if (c.ranks == -1 && mesh) {
-      config->ranks = static_cast<int>(std::max<int64_t>(1, c.dp) * std::max<int64_t>(1, c.sp));
+      config->ranks =
+          static_cast<int>(std::max<int64_t>(1, c.dp) * c.pp * std::max<int64_t>(1, c.sp));
     }
     if (cuda && config->ranks > launch.gpus) {
       return InvalidOption("ranks", config->ranks, " are more than the ", launch.gpus,
@@ -238,20 +246,23 @@ absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedCo
 }
 
 absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
-  const int64_t ranks = config->ranks;
+  if (config->ranks % c.pp != 0) {
+    return InvalidOption("pp", c.pp, " does not divide the number of ranks, ", config->ranks);
+  }
+  const int64_t ranks = config->ranks / c.pp;  // of a stage
   const int64_t sp = c.sp != -1 ? c.sp : c.dp != -1 ? ranks / c.dp : ranks;
   const int64_t dp = c.dp != -1 ? c.dp : ranks / sp;
   if (dp * sp != ranks) {
     const bool given = c.dp != -1 && c.sp != -1;
     return InvalidOption(c.dp != -1 ? "dp" : "sp", c.dp != -1 ? c.dp : c.sp,
                          given ? absl::StrCat(" times --sp=", c.sp, " is not") : " does not divide",
-                         " the number of ranks, ", ranks);
+                         " the number of ranks", c.pp > 1 ? " of a stage of --pp, " : ", ", ranks);
   }
   if (c.batch % dp != 0) {
     return InvalidOption("batch", c.batch, " sequences cannot be shared equally by --dp=", dp,
                          " groups of ranks");
   }
-  config->mesh = {static_cast<int>(dp), static_cast<int>(sp)};
+  config->mesh = {static_cast<int>(dp), static_cast<int>(sp), static_cast<int>(c.pp)};
   return absl::OkStatus();
 }
 
@@ -394,6 +405,39 @@ absl::Status CheckZero(const ResolvedConfig& config) {
       " and --dp=1 no two ranks have the same parameters; ", "give a larger --dp, or leave it out");
 }
 
+// After the mesh and the model are known.
+absl::Status CheckPipeline(const TrainConfig& c, const ResolvedConfig& config) {
+  if (c.pp == 1) {
+    if (c.pp_chunks == 1) return absl::OkStatus();
+    return InvalidOption("pp_chunks", c.pp_chunks, " has no effect without --pp");
+  }
+  const int64_t layers = config.model.WithDefaults().layers;
+  if (c.pp > layers / c.pp_chunks) {
+    return InvalidOption("pp", c.pp, " stages of --pp_chunks=", c.pp_chunks,
+                         " are more runs of layers than the model has layers, ", layers);
+  }
+  if (c.pp_chunks > 1 && c.accumulate % c.pp != 0) {
+    return InvalidOption("pp_chunks", c.pp_chunks, " takes micro-batches in groups of --pp=", c.pp,
+                         ", which does not divide --accumulate=", c.accumulate);
+  }
+  const auto not_with = [&](const char* option, const auto& value, const char* instead) {
+    return InvalidOption(option, value, " is not for --pp=", c.pp, "; ", instead);
+  };
+  if (c.zero > 1) {
+    return not_with("zero", c.zero,
+                    "give 0 or 1: gradients of several micro-batches come in turn, and whole "
+                    "values serve all of them");
+  }
+  if (c.exact) return not_with("exact", "true", "leave one of them out");
+  if (OffloadsActivations(c.offload)) {
+    return not_with("offload", Name(c.offload), "give optimizer, or leave it out");
+  }
+  if (c.checkpoint_files == CheckpointFiles::kOne) {
+    return not_with("checkpoint_files", "one", "every stage writes its own: give auto");
+  }
+  return absl::OkStatus();
+}
+
 // 0: no multiple of 16 divides seqlen.
 int64_t DefaultExactChunk(int64_t seqlen) {
   constexpr int64_t kStep = 16, kMost = 8192, kLeastChunks = 8;
@@ -534,7 +578,7 @@ absl::Status ResolveNodes(const TrainConfig& c, const Launch& launch, ResolvedCo
 }  // namespace
 
 int ResolvedConfig::state_ranks() const {
-  return IsTensorParallel(strategy) ? mesh.data : mesh.world_size();
+  return IsTensorParallel(strategy) ? mesh.data : mesh.stage_size();
 }
 
 BurstAttentionOptions ResolvedConfig::AttentionOptions() const {
@@ -597,6 +641,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   BURST_RETURN_IF_ERROR(ResolveRanks(c, launch, &config));
   BURST_RETURN_IF_ERROR(ResolveMesh(c, &config));
   BURST_RETURN_IF_ERROR(CheckModelFitsDevice(config));
+  BURST_RETURN_IF_ERROR(CheckPipeline(c, config));
   BURST_RETURN_IF_ERROR(ResolveStrategy(c, &config));
   BURST_RETURN_IF_ERROR(ResolveExact(c, &config));
   BURST_RETURN_IF_ERROR(ResolveNodes(c, launch, &config));
@@ -606,8 +651,8 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   BURST_RETURN_IF_ERROR(CheckZero(config));
   BURST_RETURN_IF_ERROR(CheckOffload(config));
   BURST_RETURN_IF_ERROR(CheckPlan(c, config));
-  const bool parted =
-      config.zero > 0 || (IsTensorParallel(config.strategy) && config.mesh.sequence > 1);
+  const bool parted = config.zero > 0 || c.pp > 1 ||
+                      (IsTensorParallel(config.strategy) && config.mesh.sequence > 1);
   config.checkpoint_sets = c.checkpoint_files == CheckpointFiles::kRanks ||
                            (c.checkpoint_files == CheckpointFiles::kAuto && parted);
   if (config.checkpoint_sets && config.ranks == 1) {

@@ -75,10 +75,16 @@ absl::Status GradientReducer::Wait() {
 absl::Status GradientReducer::Finish(const Tensor& norm) {
   BURST_RETURN_IF_ERROR(Start());
   const bool exact = parameters_.sums_grads_exactly();
-  const bool beside = group_ == nullptr && !exact && world_->world_size() > 1 &&
-                      norm.device() == DeviceType::kCuda && last_message_ < parameters_.numel();
+  const bool beside = group_ == nullptr && stages_ == nullptr && !exact &&
+                      world_->world_size() > 1 && norm.device() == DeviceType::kCuda &&
+                      last_message_ < parameters_.numel();
   if (beside) return NormBesideLastMessage(norm);
   BURST_RETURN_IF_ERROR(Wait());
+  if (stages_ != nullptr) {
+    BURST_RETURN_IF_ERROR(AddTied());
+    BURST_RETURN_IF_ERROR(NormOfParts(norm));
+    return NormOfStages(norm);
+  }
   if (group_ != nullptr) return NormOfParts(norm);
   if (exact) parameters_.RoundSums();
   L2Norm(parameters_.grads(), norm);
@@ -95,20 +101,48 @@ absl::Status GradientReducer::NormBesideLastMessage(const Tensor& norm) {
   return absl::OkStatus();
 }
 
+// Both sides have the same bits afterward, and so have all ranks of both stages.
+absl::Status GradientReducer::AddTied() {
+  if (tied_ == nullptr) return absl::OkStatus();
+  // The first stage's first parameter, the last stage's copy of it.
+  return tied_->AllReduceSum(
+      parameters_.grads(parameters_[0].offset, parameters_[0].offset + parameters_[0].numel()));
+}
+
+std::vector<ShardRange> GradientReducer::CountedRanges() const {
+  std::vector<ShardRange> ranges;
+  for (int first = 0, last = 0; first < parameters_.size(); first = last + 1) {
+    for (last = first; last < parameters_.size() && !parameters_[last].copy;) ++last;
+    const std::vector<ShardRange> between = parameters_.Ranges(first, last);
+    ranges.insert(ranges.end(), between.begin(), between.end());
+  }
+  return ranges;
+}
+
 // sqrt(sum over ranges and ranks of |gradient|^2); of what several ranks own, the first counts.
 absl::Status GradientReducer::NormOfParts(const Tensor& norm) const {
   const Tensor grads = parameters_.grads();
-  const std::vector<ShardRange> ranges = parameters_.Ranges(0, parameters_.size());
+  const std::vector<ShardRange> ranges = CountedRanges();
   const int64_t count = static_cast<int64_t>(ranges.size());
-  const Tensor norms =
-      Tensor::Zeros({group_->world_size() * count}, DType::kFloat64, grads.device());
+  const int64_t rank = group_ == nullptr ? 0 : group_->rank();
+  const int64_t ranks = group_ == nullptr ? 1 : group_->world_size();
+  const Tensor norms = Tensor::Zeros({ranks * count}, DType::kFloat64, grads.device());
   for (int64_t i = 0; i < count; ++i) {
     const ShardRange& range = ranges[i];
-    if (group_->rank() % range.replicas != 0) continue;
+    if (rank % range.replicas != 0) continue;
     L2Norm(grads.Slice(0, range.begin, range.end - range.begin),
-           norms.Slice(0, group_->rank() * count + i, 1));
+           norms.Slice(0, rank * count + i, 1));
   }
-  BURST_RETURN_IF_ERROR(group_->AllReduceSum(norms));
+  if (group_ != nullptr) BURST_RETURN_IF_ERROR(group_->AllReduceSum(norms));
+  L2Norm(norms, norm);
+  return absl::OkStatus();
+}
+
+// Of the stages' norms, which every rank of a stage has.
+absl::Status GradientReducer::NormOfStages(const Tensor& norm) const {
+  const Tensor norms = Tensor::Zeros({stages_->world_size()}, DType::kFloat64, norm.device());
+  norms.Slice(0, stages_->rank(), 1).CopyFrom(norm);
+  BURST_RETURN_IF_ERROR(stages_->AllReduceSum(norms));
   L2Norm(norms, norm);
   return absl::OkStatus();
 }

@@ -5,6 +5,9 @@
 // Without tensor parallelism every rank has a part of every gradient. With it, a parameter may be
 // spread over the ranks of a group: a rank's gradient of it is reduced over the groups (data
 // parallel) only, and over those neighbors that own the same parameter (ParameterSharding).
+//
+// Of a pipeline a rank has the parameters of its stage. What two stages have both (Parameter::copy)
+// has a part of its gradient on each: the sums over the ranks of each stage are added up.
 #pragma once
 
 #include <map>
@@ -26,6 +29,12 @@ class GradientReducer {
   static absl::StatusOr<std::unique_ptr<GradientReducer>> Create(const ParameterList& parameters,
                                                                  Communicator* world,
                                                                  Communicator* group);
+  // In a pipeline, whose stage `world` is. stages: this rank's place in all stages. tied: in those
+  // that have a parameter in common with another one; else null. Before Post.
+  void set_stages(Communicator* stages, Communicator* tied) {
+    stages_ = stages;
+    tied_ = tied;
+  }
 
   // The gradients of the parameters [first, last) are complete, and may not be touched until Finish
   // returns. They are reduced with those of neighboring parameters in one message, which starts
@@ -43,12 +52,18 @@ class GradientReducer {
   absl::Status Wait();
   absl::Status NormBesideLastMessage(const Tensor& norm);
   absl::Status NormOfParts(const Tensor& norm) const;
+  absl::Status AddTied();  // gradients of what another stage has, too
+  absl::Status NormOfStages(const Tensor& norm) const;
+  // The ranges of all gradients that count for the norm.
+  std::vector<ShardRange> CountedRanges() const;
 
   const ParameterList& parameters_;
   int first_ = 0, last_ = 0;  // wait for neighbors
   int64_t last_message_ = 0;  // the last message of a step is of the first so many elements
   Communicator* const world_;
   Communicator* const group_;
+  Communicator* stages_ = nullptr;
+  Communicator* tied_ = nullptr;
   // By ShardRange::reduce_ranks: so many neighbors of this rank, and those in their place in the
   // other groups.
   std::map<int, Communicator*> among_;

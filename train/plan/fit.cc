@@ -77,10 +77,14 @@ Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
     ranges.chunks.push_back({ranges.chunks.back().ffn, fewest});
   }
   if (choices.zero && given.state_ranks() > 1) {
-    ranges.stages = given.exact ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{0, 1, 2, 3};
+    const bool whole_gradients = given.exact || given.mesh.stages > 1;
+    ranges.stages = whole_gradients ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{0, 1, 2, 3};
   }
   if (choices.offload) {
-    ranges.offloads = {Offload::kNone, Offload::kActivations, Offload::kOptimizer, Offload::kAll};
+    ranges.offloads = {Offload::kNone, Offload::kOptimizer};
+    if (given.mesh.stages == 1) {
+      ranges.offloads = {Offload::kNone, Offload::kActivations, Offload::kOptimizer, Offload::kAll};
+    }
   }
   return ranges;
 }

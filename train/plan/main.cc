@@ -128,7 +128,8 @@ absl::StatusOr<Question> ReadOptions(const PlanOptions& c, const OptionTable& op
   const std::vector<int64_t> seqlen = {c.train.seqlen}, gpus = {count};
   for (const int64_t tokens : c.seqlens.empty() ? seqlen : c.seqlens) {
     for (const int64_t number : c.counts.empty() ? gpus : c.counts) {
-      const bool mesh = c.fit && !options.Given("dp") && !options.Given("sp");
+      const bool mesh = c.fit && !options.Given("dp") && !options.Given("sp") &&
+                        !options.Given("pp") && !options.Given("pp_chunks");
       const bool strategy = c.fit && !options.Given("strategy") && !options.Given("ulysses") &&
                             !options.Given("ring_backward") && !options.Given("ranks_per_node");
       BURST_ASSIGN_OR_RETURN(auto step, MeshesOf(c, number, tokens, mesh, strategy));

@@ -11,6 +11,7 @@
 #include "burst/cli/text.h"
 #include "burst/device/device.h"
 #include "model/transformer.h"
+#include "train/pipeline/schedule.h"
 
 namespace burst {
 namespace {
@@ -31,9 +32,15 @@ std::string Ranks(const ResolvedConfig& config) {
                      : config.comm == CommKind::kTcp  ? "processes, TCP"
                                                       : "threads";
   const bool tensor = IsTensorParallel(config.strategy);
-  return absl::StrFormat("%d = %d data parallel x %d %s parallel; %s", config.ranks,
-                         config.mesh.data, config.mesh.sequence, tensor ? "tensor" : "sequence",
-                         kind);
+  const double bubble = PipelineBubble({config.mesh.stages, static_cast<int>(config.pp_chunks),
+                                        static_cast<int>(config.accumulate)});
+  const std::string stages =
+      config.mesh.stages == 1
+          ? ""
+          : absl::StrFormat("%d pipeline stages (bubble %.3g) x ", config.mesh.stages, bubble);
+  return absl::StrFormat("%d = %d data parallel x %s%d %s parallel; %s", config.ranks,
+                         config.mesh.data, stages, config.mesh.sequence,
+                         tensor ? "tensor" : "sequence", kind);
 }
 
 // What a rank keeps between steps, and what of it ranks divide.

@@ -1,0 +1,245 @@
+// Ranks that are stages of a pipeline (--pp), in all meshes, train as one rank does: losses,
+// gradient norms and the saved state are equal to rounding. On threads.
+#include "train/pipeline/pipeline.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/testing/subprocess.h"
+#include "tests/train/trainer_run.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/kept_checkpoints.h"
+#include "train/report/metrics.h"
+
+namespace burst {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kLlama[] =
+    R"({"family":"llama","layers":5,"width":16,"heads":2,"kv_heads":2,"ffn":24,"dropout":0.1})";
+constexpr char kTiedGpt2[] =
+    R"({"family":"gpt2","layers":4,"width":16,"heads":2,"ffn":32,"tied_embeddings":true,"dropout":0.1})";
+
+struct Case {
+  int64_t dp, pp, sp;
+  Strategy strategy = Strategy::kBurst;
+  int64_t zero = 0;
+  int64_t chunks = 1;
+  Recompute recompute = Recompute::kNone;
+  int64_t segment = 1;
+  bool packed = false;
+};
+
+class PipelineTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = FreshTestFolder();
+    std::ofstream text(folder_ + "/text.txt");
+    for (int i = 0; i < 300; ++i) {
+      text << "sentence " << i * 7919 % 1000 << " of many\n" << (i % 4 == 3 ? "\n" : "");
+    }
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  // With a large eps an update is a smooth function of the gradient, and rounding stays rounding.
+  TrainConfig Options(const Case& c, const std::string& out) const {
+    TrainConfig options = SmallTraining(folder_, out, DeviceType::kCpu);
+    options.precision = Precision::kFp32;
+    options.model = kLlama;
+    options.seqlen = 24;
+    options.batch = 4;
+    options.accumulate = 4;
+    options.lr = 4e-3;
+    options.eps = 1e-3;
+    options.steps = 4;
+    options.warmup = 1;
+    options.threads = 1;
+    options.ranks = -1;
+    options.eval_every = 2;
+    options.eval_batches = 2;
+    options.schedule = LrShape::kConstant;
+    Set(c, &options);
+    return options;
+  }
+  static void Set(const Case& c, TrainConfig* options) {
+    options->dp = c.dp;
+    options->pp = c.pp;
+    options->sp = c.sp;
+    options->strategy = c.strategy;
+    options->zero = c.zero;
+    options->pp_chunks = c.chunks;
+    options->recompute = c.recompute;
+    options->recompute_segment = c.segment;
+    options->packed = c.packed;
+  }
+
+  struct Results {
+    std::vector<double> losses, norms;       // of training; and of evaluations
+    std::vector<std::vector<double>> state;  // masters, and both moments
+  };
+
+  static absl::Status Train(const TrainConfig& options) {
+    return WithTrainers(options, [](Trainer& trainer, int) { return trainer.Train(); });
+  }
+
+  static Results ResultsOf(const TrainConfig& options) {
+    Results results;
+    const auto log = MetricsLog::Open(options.out + "/metrics.jsonl", 100);
+    EXPECT_EQ(log.status(), absl::OkStatus());
+    for (const StepMetrics& row : log->rows()) {
+      results.losses.push_back(row.loss);
+      results.norms.push_back(row.grad_norm);
+      if (row.val_loss.has_value()) results.losses.push_back(*row.val_loss);
+    }
+    const std::string path = CheckpointPath(options.out);
+    const auto info = VerifyCheckpoint(path);
+    EXPECT_EQ(info.status(), absl::OkStatus());
+    const auto model = Transformer::Create(info->model, DType::kFloat32, std::nullopt);
+    ParameterList& parameters = (*model)->parameters();
+    AdamW optimizer({}, parameters.numel(), DType::kFloat32, {});
+    EXPECT_EQ(LoadCheckpoint(path, &parameters, &optimizer), absl::OkStatus());
+    for (const Tensor& part :
+         {parameters.masters(), optimizer.first_moment(), optimizer.second_moment()}) {
+      results.state.push_back(part.ToVector<double>());
+    }
+    return results;
+  }
+
+  static Results RunOf(const TrainConfig& options) {
+    EXPECT_EQ(Train(options), absl::OkStatus());
+    return ResultsOf(options);
+  }
+
+  // |a - b| / |b|
+  static double RelativeDifference(const std::vector<double>& a, const std::vector<double>& b) {
+    EXPECT_EQ(a.size(), b.size());
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+      difference += (a[i] - b[i]) * (a[i] - b[i]);
+      norm += b[i] * b[i];
+    }
+    return std::sqrt(difference / norm);
+  }
+
+  // Sums of some thousand fp32 products in another order: 2^-24 sqrt(4096) = 4e-6, relative; the
+  // second moment has twice that of the gradient.
+  static void ExpectEqualToRounding(const Results& results, const Results& expected) {
+    EXPECT_GT(expected.losses.size(), 0u);
+    EXPECT_LT(RelativeDifference(results.losses, expected.losses), 4e-6);
+    EXPECT_LT(RelativeDifference(results.norms, expected.norms), 1e-5);
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_LT(RelativeDifference(results.state[i], expected.state[i]), 1e-5) << i;
+    }
+  }
+
+  std::string folder_;
+};
+
+std::string NameOf(const Case& c) {
+  return absl::StrCat("dp ", c.dp, ", pp ", c.pp, ", sp ", c.sp, ", ", Name(c.strategy), ", zero ",
+                      c.zero, ", ", c.chunks, " chunks");
+}
+
+TEST_F(PipelineTest, EveryMeshEqualsOneRank) {
+  for (const char* model : {kLlama, kTiedGpt2}) {
+    TrainConfig options = Options({1, 1, 1}, "one");
+    options.model = model;
+    fs::remove_all(options.out);
+    const Results one = RunOf(options);
+    for (int mesh = 1; mesh < 8; ++mesh) {
+      const int64_t dp = 1 + (mesh & 1), sp = 1 + (mesh >> 1 & 1), pp = 1 + (mesh >> 2 & 1);
+      if (pp == 1) continue;  // zero_test.cc, train_parity_test.cc
+      for (const Strategy strategy : {Strategy::kBurst, Strategy::kTp, Strategy::kTpSp}) {
+        if (sp == 1 && strategy != Strategy::kBurst) continue;
+        const int64_t same = IsTensorParallel(strategy) ? dp : dp * sp;  // ranks of a state
+        const Case c = {dp, pp, sp, strategy, same > 1 ? 1 : 0, 1 + mesh % 2};
+        SCOPED_TRACE(absl::StrCat(model, ", ", NameOf(c)));
+        TrainConfig options = Options(c, "mesh");
+        options.model = model;
+        fs::remove_all(options.out);
+        ExpectEqualToRounding(RunOf(options), one);
+      }
+    }
+  }
+}
+
+TEST_F(PipelineTest, OtherWaysToTrainEqualOneRank) {
+  const Case cases[] = {
+      {1, 4, 1},
+      {2, 4, 2},  // 16 ranks
+      {1, 2, 1, Strategy::kBurst, 0, /*chunks=*/2, Recompute::kFull},
+      {1, 2, 1, Strategy::kBurst, 0, 1, Recompute::kSelective, /*segment=*/2},
+      {1, 2, 2, Strategy::kRing, 0, 1, Recompute::kSelective, 1, /*packed=*/true},
+      {2, 2, 1, Strategy::kBurst, 0, 2, Recompute::kNone, 1, /*packed=*/true},
+  };
+  Results one[2];
+  for (const bool packed : {false, true}) {
+    Case c = {1, 1, 1};
+    c.packed = packed;
+    one[packed] = RunOf(Options(c, absl::StrCat("one", packed)));
+  }
+  for (const Case& c : cases) {
+    SCOPED_TRACE(NameOf(c));
+    const TrainConfig options = Options(c, "other");
+    fs::remove_all(options.out);
+    ExpectEqualToRounding(RunOf(options), one[c.packed]);
+  }
+}
+
+// One run in parts, each on another mesh, for a model whose first and last stage share a table.
+TEST_F(PipelineTest, ResumesOnAnyMesh) {
+  TrainConfig straight = Options({1, 1, 1}, "straight");
+  straight.model = kTiedGpt2;
+  straight.steps = 12;
+  const Results expected = RunOf(straight);
+  const Case parts[] = {{1, 2, 1},
+                        {2, 1, 1, Strategy::kBurst, 3},
+                        {1, 4, 1},
+                        {1, 2, 2, Strategy::kTp},
+                        {2, 2, 1, Strategy::kBurst, 1, 2},
+                        {1, 1, 1}};
+  TrainConfig options = Options(parts[0], "parts");
+  options.model = kTiedGpt2;
+  options.steps = 0;
+  for (const Case& part : parts) {
+    SCOPED_TRACE(NameOf(part));
+    Set(part, &options);
+    options.resume = options.steps > 0;
+    options.steps += 2;
+    ASSERT_EQ(Train(options), absl::OkStatus());
+  }
+  ExpectEqualToRounding(ResultsOf(options), expected);
+}
+
+// The copy of the embeddings on the last stage stays the same, to the bit.
+TEST_F(PipelineTest, TiedEmbeddingsAreTheSameOnBothStages) {
+  TrainConfig options = Options({3, 2, 1, Strategy::kBurst, 1}, "tied");
+  options.model = kTiedGpt2;
+  options.batch = 6;
+  options.eval_every = 0;
+  std::vector<std::vector<float>> tables(6);
+  ASSERT_EQ(WithTrainers(options,
+                         [&](Trainer& trainer, int rank) -> absl::Status {
+                           for (int64_t step = 0; step < options.steps; ++step) {
+                             BURST_RETURN_IF_ERROR(trainer.Step(step).status());
+                           }
+                           const Parameter& table = trainer.model().parameters()[0];
+                           EXPECT_EQ(table.name, "embedding.tokens");
+                           EXPECT_EQ(table.copy, rank % 2 == 1);
+                           tables[rank] = table.variable.value().ToVector<float>();
+                           return absl::OkStatus();
+                         }),
+            absl::OkStatus());
+  for (int rank = 1; rank < 6; ++rank) EXPECT_EQ(tables[rank], tables[0]) << rank;
+}
+
+}  // namespace
+}  // namespace burst

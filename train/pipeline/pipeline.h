@@ -1,0 +1,71 @@
+// The ranks of a pipeline: each has a stage, a part of the model's layers (PipelinePart), and sends
+// what its layers make to the rank of the next stage; the gradient of that comes back.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "burst/attention/sequence_parallel_attention.h"
+#include "burst/comm/communicator.h"
+#include "burst/comm/mesh.h"
+#include "model/transformer.h"
+
+namespace burst {
+
+class Pipeline {
+ public:
+  // Collective in `world`, of mesh.world_size() ranks and mesh.stages > 1 stages. tied: the first
+  // and the last stage have a copy each of the embeddings.
+  static absl::StatusOr<std::unique_ptr<Pipeline>> Create(const Mesh& mesh, int chunks, bool tied,
+                                                          Communicator* world);
+
+  ~Pipeline();
+
+  int stage() const { return stage_; }
+  // This rank's micro-batches and sequences, of every stage: ranked by stage.
+  Communicator* stages() const { return stages_.get(); }
+  // Of those, the first and the last stage, if they have the embeddings in common; null otherwise,
+  // and on other ranks.
+  Communicator* tied() const { return tied_.get(); }
+
+  struct MicroBatch {
+    SequenceBatch batch;
+    DropoutKey dropout;
+  };
+  using MicroBatchOf = std::function<absl::StatusOr<MicroBatch>(int number)>;
+
+  // Forward and backward passes of `micro_batches`, by the schedule (PipelineActions); the numbers
+  // of micro_batch are below it, and a number is asked for once for each chunk. Adds to the
+  // gradients of the model's parameters. loss, [1] float64, becomes this rank's part of the sum of
+  // their losses: zero on all stages but the last. Collective among stages().
+  absl::Status ForwardBackward(const Transformer& model, SequenceParallelAttention& attention,
+                               int micro_batches, const MicroBatchOf& micro_batch,
+                               double loss_scale, const Tensor& loss);
+
+  // The loss of a batch, unscaled and without a gradient; a scalar on the last stage, null on
+  // others. Collective among stages().
+  absl::StatusOr<Tensor> Loss(const Transformer& model, SequenceParallelAttention& attention,
+                              const SequenceBatch& batch);
+
+ private:
+  // Messages between this rank and one of a neighboring stage. What goes forward and what comes
+  // back have a channel each, and no other message is on these.
+  class Link;
+  struct Pass;  // a micro-batch's through a chunk, from its forward to its backward
+
+  Pipeline(const Mesh& mesh, int chunks, int rank);
+
+  absl::Status Forward(const Transformer& model, SequenceParallelAttention& attention, int chunk,
+                       const MicroBatch& micro_batch, double loss_scale, Pass* pass);
+  absl::Status Backward(const Transformer& model, int chunk, Pass* pass);
+  absl::Status WaitForSends();
+
+  const int stage_, num_stages_, chunks_;
+  std::unique_ptr<Communicator> stages_, tied_;
+  std::unique_ptr<Link> from_previous_, to_next_;  // null: there is none
+};
+
+}  // namespace burst

@@ -1,0 +1,39 @@
+// In which order a stage of a pipeline computes its parts of a step: a pure function.
+//
+// A model's layers are cut into stages x chunks runs of layers, one after another; run k belongs to
+// stage k % stages, as its chunk k / stages (PipelinePart). A micro-batch passes all runs forward
+// and then all of them backward. One chunk: 1F1B (Narayanan et al., PipeDream, 2019): a stage first
+// makes as many forward passes as there are stages behind it, then one forward and one backward in
+// turn. Several: the interleaved schedule of Narayanan et al., arXiv 2104.04473, section 2.2, which
+// takes micro-batches in groups of as many as there are stages.
+#pragma once
+
+#include <vector>
+
+namespace burst {
+
+struct PipelineShape {
+  int stages = 1;
+  int chunks = 1;         // of each stage
+  int micro_batches = 1;  // with several chunks: below `stages`, or a multiple of it
+};
+
+// The forward or the backward pass of a micro-batch through a chunk.
+struct PipelineAction {
+  bool forward = true;
+  int micro_batch = 0;
+  int chunk = 0;
+
+  bool operator==(const PipelineAction& other) const {
+    return forward == other.forward && micro_batch == other.micro_batch && chunk == other.chunk;
+  }
+};
+
+// All actions of a stage, in order.
+std::vector<PipelineAction> PipelineActions(const PipelineShape& shape, int stage);
+
+// The time in which a stage has nothing to do over the time in which it computes, where every run
+// of layers takes as long as the others and messages take none: (p - 1) / (v m).
+double PipelineBubble(const PipelineShape& shape);
+
+}  // namespace burst
