@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "burst/kernels/scores.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -73,8 +74,9 @@ struct FlashAttentionShape {
   double softmax_scale = 0;
   // Of q, k, v and dout: float32, float64, or, on a GPU, bfloat16 or float16.
   DType dtype = DType::kFloat32;
-  KeyRanges visible;      // arrays on the device of the kernel
-  KeyBlocks blocks = {};  // likewise; one of the two at most
+  KeyRanges visible;         // arrays on the device of the kernel
+  KeyBlocks blocks = {};     // likewise; one of the two at most
+  ScoreChanges scores = {};  // for kernels that say ChangesScores()
 };
 
 // out, lse <- merge((sum, lse), attention(q, k, v)), or attention(q, k, v) when merge is false. A
@@ -94,6 +96,9 @@ struct FlashForwardParams {
   // On a GPU: a block for every tile of queries, so that kernels of streams with a higher priority
   // (NCCL's) start as soon as some tile is done. Costs up to 3 %.
   bool non_persistent = false;
+  // [batch, num_heads], or null: each raised to the largest S (natural, after softcap and ALiBi) of
+  // a query and a key that it sees. For kernels that say ChangesScores().
+  float* max_logits = nullptr;
 };
 
 // delta = rowsum(dout * out) - dlse: what the softmax's backward subtracts. Once per backward,
@@ -134,6 +139,8 @@ class AttentionKernels {
   // Whether they take FlashAttentionShape::blocks, of such tensors. Who calls others gives them the
   // same mask by ranges, in several calls.
   virtual bool TakesBlocks(DType dtype, int64_t head_dim) const = 0;
+  // Whether they take FlashAttentionShape::scores and FlashForwardParams::max_logits.
+  virtual bool ChangesScores() const { return false; }
   // On a GPU these are queued on the thread's stream.
   virtual void Forward(const FlashForwardParams& params) const = 0;
   virtual void Delta(const FlashDeltaParams& params) const = 0;
