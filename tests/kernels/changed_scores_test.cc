@@ -91,10 +91,10 @@ struct Outcome {
 Outcome RunKernels(const Problem& problem, Changes changes) {
   FlashAttentionShape shape = problem.shape();
   shape.scores = changes.For(shape);
-  Outcome run = {{Poisoned(problem.q), Poisoned(problem.dlse), Tensor::ZerosLike(problem.q),
-              Tensor::ZerosLike(problem.k), Tensor::ZerosLike(problem.v)},
-             std::vector<float>(shape.batch * shape.num_heads,
-                                -std::numeric_limits<float>::infinity())};
+  Outcome run = {
+      {Poisoned(problem.q), Poisoned(problem.dlse), Tensor::ZerosLike(problem.q),
+       Tensor::ZerosLike(problem.k), Tensor::ZerosLike(problem.v)},
+      std::vector<float>(shape.batch * shape.num_heads, -std::numeric_limits<float>::infinity())};
   const AttentionResults& result = run.results;
   const Tensor delta = Poisoned(problem.dlse);
   FlashForwardParams forward = {shape,
@@ -117,8 +117,8 @@ Outcome RunKernels(const Problem& problem, Changes changes) {
 // and the sum, and the backward does so again: a weight's relative error is 4 eps x at most.
 double Tolerance(DType dtype, double largest_bias) {
   const bool is_float = dtype == DType::kFloat32;
-  const double eps = is_float ? std::numeric_limits<float>::epsilon()
-                              : std::numeric_limits<double>::epsilon();
+  const double eps =
+      is_float ? std::numeric_limits<float>::epsilon() : std::numeric_limits<double>::epsilon();
   return (is_float ? 1e-5 : 1e-13) + 4 * eps * largest_bias;
 }
 
@@ -127,7 +127,7 @@ class ChangedScoresTest : public testing::TestWithParam<MaskKind> {};
 TEST_P(ChangedScoresTest, EqualNaiveAttention) {
   const struct {
     int64_t q_len, k_len, heads, kv_heads, d;
-  } cases[] = {{1, 1, 1, 1, 16},      {7, 129, 3, 1, 7},  {70, 33, 4, 2, 20},
+  } cases[] = {{1, 1, 1, 1, 16},     {7, 129, 3, 1, 7},   {70, 33, 4, 2, 20},
                {131, 300, 2, 2, 64}, {300, 300, 2, 1, 8}, {5, 0, 2, 2, 16}};
   for (const auto& c : cases) {
     for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
