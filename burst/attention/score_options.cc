@@ -35,9 +35,9 @@ absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedu
                          int64_t num_heads, const AttentionKernels& kernels) {
   if (!options.any()) return absl::OkStatus();
   if (!kernels.ChangesScores()) {
-    const char* const name = options.softcap != 0             ? "softcap"
+    const char* const name = options.softcap != 0            ? "softcap"
                              : !options.alibi_slopes.empty() ? "alibi_slopes"
-                                                              : "dropout";
+                                                             : "dropout";
     return absl::InvalidArgumentError(
         absl::StrCat(name, ": these attention kernels do not change scores; those of CPUs do"));
   }

@@ -41,8 +41,8 @@ class RankScores {
              DeviceType device);
 
   // Of one call: its part of the rank's heads begins at `first_head`. Valid until the next one.
-  ScoreChanges For(const std::vector<int32_t>& q_positions,
-                   const std::vector<int32_t>& k_positions, int64_t first_head);
+  ScoreChanges For(const std::vector<int32_t>& q_positions, const std::vector<int32_t>& k_positions,
+                   int64_t first_head);
 
  private:
   const ScoreOptions& options_;

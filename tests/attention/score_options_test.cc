@@ -1,5 +1,5 @@
-// Softcap, ALiBi and dropout over ranks as threads, against naive attention in double precision over
-// the undivided sequence: heads and positions are those of the whole, whoever has them.
+// Softcap, ALiBi and dropout over ranks as threads, against naive attention in double precision
+// over the undivided sequence: heads and positions are those of the whole, whoever has them.
 
 #include "burst/attention/score_options.h"
 
@@ -101,8 +101,8 @@ absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, in
 }
 
 AttentionResults RunRanksOf(Strategy strategy, const BurstAttentionOptions& options, int ranks,
-                     int group_size, const Inputs& inputs, const DocumentStarts& documents = {},
-                     const MaskSlices& slices = {}) {
+                            int group_size, const Inputs& inputs,
+                            const DocumentStarts& documents = {}, const MaskSlices& slices = {}) {
   const AttentionResults results = EmptyResults(inputs);
   const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) {
     return RunRank(strategy, options, group_size, inputs, documents, slices, results, comm);
@@ -137,15 +137,14 @@ TEST_P(ScoreOptionsTest, DoNotDependOnTheRanks) {
       options.softmax_scale = 0.25;
       options.mask = of_mask;
       options.scores = GetParam().For(4);
-      const AttentionResults expected =
-          Expected(inputs, options.scores, [&](int64_t b, int64_t i, int64_t j) {
-            return Visible(of_mask, documents, b, i, j);
-          });
+      const AttentionResults expected = Expected(
+          inputs, options.scores,
+          [&](int64_t b, int64_t i, int64_t j) { return Visible(of_mask, documents, b, i, j); });
       const auto check = [&](Strategy strategy, int ranks, int group_size) {
         SCOPED_TRACE(testing::Message()
                      << mask.name << " " << kv_heads << " KV heads " << Name(strategy) << " "
-                     << Name(options.layout) << " " << ranks << " ranks in groups of "
-                     << group_size << ", " << Name(options.backward));
+                     << Name(options.layout) << " " << ranks << " ranks in groups of " << group_size
+                     << ", " << Name(options.backward));
         ExpectClose(RunRanksOf(strategy, options, ranks, group_size, inputs, documents), expected,
                     Tolerance(kSeqlen));
       };
