@@ -44,13 +44,17 @@ class Shape(ctypes.Structure):  # FlashAttentionShape
         ("most_queries", ctypes.c_int64), ("key_begin", ctypes.c_void_p),
         ("key_list", ctypes.c_void_p), ("query_begin", ctypes.c_void_p),
         ("query_list", ctypes.c_void_p), ("place_list", ctypes.c_void_p),
-        ("key_stride", ctypes.c_int64), ("query_stride", ctypes.c_int64)]
+        ("key_stride", ctypes.c_int64), ("query_stride", ctypes.c_int64),
+        ("softcap", ctypes.c_double), ("alibi_slopes", ctypes.c_void_p),
+        ("dropout", ctypes.c_double), ("seed", ctypes.c_uint64), ("first_head", ctypes.c_int64),
+        ("q_positions", ctypes.c_void_p), ("k_positions", ctypes.c_void_p)]
 
 
 class ForwardParams(ctypes.Structure):  # FlashForwardParams
     _fields_ = [("shape", Shape), ("q", Operand), ("k", Operand), ("v", Operand), ("out", Operand),
                 ("lse", ctypes.c_void_p), ("merge", ctypes.c_bool), ("out_dtype", ctypes.c_int),
-                ("sum", Operand), ("non_persistent", ctypes.c_bool), ("fp8", ctypes.c_bool)]
+                ("sum", Operand), ("non_persistent", ctypes.c_bool), ("fp8", ctypes.c_bool),
+                ("max_logits", ctypes.c_void_p)]
 
 
 class DeltaParams(ctypes.Structure):  # FlashDeltaParams

@@ -149,6 +149,7 @@ absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::Create(
   if (!std::isfinite(options.softmax_scale)) {
     return absl::InvalidArgumentError("softmax_scale is not finite");
   }
+  BURST_RETURN_IF_ERROR(CheckScoreOptions(options.scores));
   const int world_size = comm == nullptr ? 1 : comm->world_size();
   const int per_node = options.ranks_per_node;
   if (per_node < 0 || (per_node > 0 && world_size % per_node != 0)) {
@@ -272,7 +273,7 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
     return absl::InvalidArgumentError(absl::StrCat(
         "documents, spans or slices of ", schedule.rows(), " rows for a batch of ", q.dim(0)));
   }
-  return absl::OkStatus();
+  return CheckScores(options_.scores, schedule, q.dim(2) * group_.size, KernelsFor(q));
 }
 
 absl::Status BurstAttention::CheckSaved(const Saved& saved) const {
@@ -344,6 +345,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   const bool in_place = calls_left == 1 || q.dtype() == sum_dtype;
   const Tensor sum = in_place ? *out : Tensor::Empty(q.shape(), sum_dtype, q.device());
   const Ring::Block block = ForSending({{k, kSeqAxis}, {v, kSeqAxis}}, schedule.key_rows());
+  RankScores scores(options_.scores, dropout_seed(), group_, q.dim(kHeadAxis), q.device());
   bool merge = false;
   BURST_RETURN_IF_ERROR(ring_->Run(
       route, block, /*gradients=*/nullptr,
@@ -358,6 +360,10 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
         params.non_persistent = comm_ != nullptr && comm_->messages_are_kernels();
         params.shape = KernelShape(options_, q, kv[0]);
         params.fp8 = options_.fp8_forward;
+        params.shape.scores = scores.For(
+            schedule.shard().group_positions(rank),
+            own_rows ? schedule.key_shard().group_positions(rank) : schedule.keys_sent_by(source),
+            /*first_head=*/0);
         for (const MaskPart& part : parts_of(source)) {
           const Tensor& result = --calls_left == 0 ? *out : sum;
           SetMask(part, q.device(), &params.shape);
@@ -370,7 +376,9 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
         }
       },
       &stats_.forward));
-  if (saved != nullptr) *saved = {q, k, v, *out, *lse, {}, {}};
+  if (saved != nullptr) {
+    *saved = {q, k, v, *out, *lse, {}, {}, /*num_kv_heads=*/0, dropout_seed()};
+  }
   return absl::OkStatus();
 }
 
@@ -434,7 +442,10 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   };
   const Tensor dq_sum = sum_of(*dq), dk_sum = sum_of(*dk), dv_sum = sum_of(*dv);
 
-  const auto kernel = [&](Ring::Part part, const BlockMask& mask, const Ring::Tensors& queries,
+  RankScores scores(options_.scores, saved.dropout_seed, group_, q.dim(kHeadAxis), q.device());
+  using Positions = std::vector<int32_t>;
+  const auto kernel = [&](Ring::Part part, const BlockMask& mask, const Positions& q_positions,
+                          const Positions& k_positions, const Ring::Tensors& queries,
                           const Ring::Tensors& keys, const Tensor& dq, const Tensor& dk,
                           const Tensor& dv) {
     const Heads heads = HeadsOf(part, schedule.ranks_per_node() == schedule.shard().num_groups(),
@@ -455,6 +466,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     params.assign = assign;
     params.deterministic = options_.deterministic;
     params.shape = KernelShape(options_, their_q, their_k);
+    params.shape.scores = scores.For(q_positions, k_positions, heads.first);
     for (const MaskPart& visible : PartsOf(mask, takes_blocks)) {
       SetMask(visible, q.device(), &params.shape);
       kernels.Backward(params);
@@ -482,9 +494,10 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
       own.tensor = Tensor::Zeros(shape, own.tensor.dtype(), own.tensor.device());
     }
   }
-  const auto is_own = [&](int source) {
-    return rows != nullptr && source == schedule.shard().group_index();
-  };
+  const int rank = schedule.shard().group_index();
+  const auto is_own = [&](int source) { return rows != nullptr && source == rank; };
+  const Positions& own_q_positions = schedule.shard().group_positions(rank);
+  const Positions& own_k_positions = schedule.key_shard().group_positions(rank);
   const Tensor row_lse = saved.lse.Contiguous();
   if (burst) {
     // K, V, dK, dV stay. Q, dO, lse, delta visit the ranks, and dQ follows them.
@@ -497,8 +510,9 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
         schedule.query_route(), block, &gradients,
         [&](int source, Ring::Part part, const Ring::Tensors& visiting, const Ring::Tensors& dq) {
           const bool own = is_own(source);
-          kernel(part, schedule.for_queries_of(source), own ? own_queries : visiting, own_keys,
-                 own ? dq_sum : dq[0], dk_sum, dv_sum);
+          kernel(part, schedule.for_queries_of(source),
+                 own ? own_q_positions : schedule.queries_sent_by(source), own_k_positions,
+                 own ? own_queries : visiting, own_keys, own ? dq_sum : dq[0], dk_sum, dv_sum);
         },
         &stats_.backward));
   } else {
@@ -510,8 +524,9 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
         schedule.kv_route(), block, &gradients,
         [&](int source, Ring::Part part, const Ring::Tensors& visiting, const Ring::Tensors& dkv) {
           const bool own = is_own(source);
-          kernel(part, schedule.for_keys_of(source), own_queries, own ? own_keys : visiting, dq_sum,
-                 own ? dk_sum : dkv[0], own ? dv_sum : dkv[1]);
+          kernel(part, schedule.for_keys_of(source), own_q_positions,
+                 own ? own_k_positions : schedule.keys_sent_by(source), own_queries,
+                 own ? own_keys : visiting, dq_sum, own ? dk_sum : dkv[0], own ? dv_sum : dkv[1]);
         },
         &stats_.backward));
   }

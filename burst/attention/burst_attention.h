@@ -33,6 +33,7 @@
 #include "absl/strings/string_view.h"
 #include "burst/attention/ring/ring.h"
 #include "burst/attention/ring/schedule.h"
+#include "burst/attention/score_options.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
 #include "burst/kernels/flash_attention.h"
@@ -58,6 +59,7 @@ struct BurstAttentionOptions {
   Layout layout = Layout::kZigzag;
   AttentionMask mask;
   double softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
+  ScoreOptions scores;
   BackwardDirection backward = BackwardDirection::kAuto;
   RingGradDType ring_grad_dtype = RingGradDType::kFp32;
   // L > 0: a double ring (route.h) of nodes of L neighboring ranks; L divides the number of ranks.

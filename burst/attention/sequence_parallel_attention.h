@@ -49,7 +49,14 @@ class SequenceParallelAttention {
   struct Saved {
     Tensor q, k, v, out, lse, dout, dlse;
     int64_t num_kv_heads = 0;  // of Forward's k and v; 0: k's
+    uint64_t dropout_seed = 0;
   };
+
+  // Which weights Forward drops from now on, if it drops any: those of this seed (KeepsWeight,
+  // burst/kernels/scores.h). The same on all ranks of a sequence; another one for every layer, step
+  // and group of data-parallel ranks. Backward goes by the seed of its Forward.
+  void SetDropoutSeed(uint64_t seed) { dropout_seed_ = seed; }
+  uint64_t dropout_seed() const { return dropout_seed_; }
 
   // Collective, as Backward is.
   //
@@ -84,6 +91,7 @@ class SequenceParallelAttention {
                                Saved* saved) {
     saved->out = out;
     saved->lse = lse;
+    saved->dropout_seed = dropout_seed_;
     return Restore(schedule, q, k, v, saved);
   }
 
@@ -95,6 +103,9 @@ class SequenceParallelAttention {
   };
   virtual BytesSent bytes_sent() const = 0;
   virtual void ResetStats() = 0;
+
+ private:
+  uint64_t dropout_seed_ = 0;
 };
 
 // The op on the tape; out: like q. `schedule` is kept until the backward. A failed transfer is

@@ -119,6 +119,7 @@ absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tenso
                                        const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
                                        Saved* saved) {
   BURST_RETURN_IF_ERROR(CheckSchedule(schedule));
+  attention_->SetDropoutSeed(dropout_seed());
   if (group_->world_size() == 1) {
     return attention_->Forward(schedule, q, k, v, out, lse, saved);
   }
@@ -149,7 +150,9 @@ absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tenso
   }
   BURST_RETURN_IF_ERROR(exchange_->Scatter(schedule.shard(), results, own, &stats_.forward));
   if (saved != nullptr) {
-    *saved = {qkv[0], qkv[1], qkv[2], heads_out, heads_lse, {}, {}, /*num_kv_heads=*/k.dim(2)};
+    *saved = {qkv[0],        qkv[1], qkv[2], heads_out,
+              heads_lse,     {},     {},     /*num_kv_heads=*/k.dim(2),
+              dropout_seed()};
   }
   return absl::OkStatus();
 }
@@ -165,6 +168,7 @@ absl::Status UlyssesAttention::Restore(const RingSchedule& schedule, const Tenso
 absl::Status UlyssesAttention::Rebuild(const RingSchedule& schedule, const Tensor& q,
                                        const Tensor& k, const Tensor& v, const Tensor& out,
                                        const Tensor& lse, Saved* saved) {
+  attention_->SetDropoutSeed(dropout_seed());
   if (group_->world_size() == 1) return attention_->Rebuild(schedule, q, k, v, out, lse, saved);
   BURST_RETURN_IF_ERROR(CheckHeadsDivide(q.dim(2), k.dim(2), group_->world_size()));
   Tensors results;
@@ -173,6 +177,7 @@ absl::Status UlyssesAttention::Rebuild(const RingSchedule& schedule, const Tenso
   saved->out = results[0];
   saved->lse = results[1];
   saved->num_kv_heads = k.dim(2);
+  saved->dropout_seed = dropout_seed();
   return Restore(schedule, q, k, v, saved);
 }
 

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "burst/kernels/scores.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -73,8 +74,9 @@ struct FlashAttentionShape {
   double softmax_scale = 0;
   // Of q, k, v and dout: float32, float64, or, on a GPU, bfloat16 or float16.
   DType dtype = DType::kFloat32;
-  KeyRanges visible;      // arrays on the device of the kernel
-  KeyBlocks blocks = {};  // likewise; one of the two at most
+  KeyRanges visible;         // arrays on the device of the kernel
+  KeyBlocks blocks = {};     // likewise; one of the two at most
+  ScoreChanges scores = {};  // for kernels that say ChangesScores()
 };
 
 // out, lse <- merge((sum, lse), attention(q, k, v)), or attention(q, k, v) when merge is false. A
@@ -98,6 +100,9 @@ struct FlashForwardParams {
   // at twice the rate: for what AttentionKernels::CheckFp8 serves. Results, and the backward's
   // inputs, are as ever. docs/kernels.md has the error.
   bool fp8 = false;
+  // [batch, num_heads], or null: each raised to the largest S (natural, after softcap and ALiBi) of
+  // a query and a key that it sees. For kernels that say ChangesScores().
+  float* max_logits = nullptr;
 };
 
 // delta = rowsum(dout * out) - dlse: what the softmax's backward subtracts. Once per backward,
@@ -142,6 +147,8 @@ class AttentionKernels {
   virtual absl::Status CheckFp8(DeviceType, DType, int64_t /*head_dim*/) const {
     return absl::InvalidArgumentError("attention in fp8 needs a Hopper GPU and its kernels");
   }
+  // Whether they take FlashAttentionShape::scores and FlashForwardParams::max_logits.
+  virtual bool ChangesScores() const { return false; }
   // On a GPU these are queued on the thread's stream.
   virtual void Forward(const FlashForwardParams& params) const = 0;
   virtual void Delta(const FlashDeltaParams& params) const = 0;

@@ -60,7 +60,7 @@ double ToFloat16(double x) {
 
 AttentionResults NaiveAttention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
                                 const Tensor& dout_in, const Tensor& dlse_in, double softmax_scale,
-                                const Visible& visible, DType dtype) {
+                                const Visible& visible, DType dtype, const NaiveScores& scores) {
   const auto rounded = [=](double x) {
     return dtype == DType::kBFloat16 ? ToBFloat16(x) : dtype == DType::kFloat16 ? ToFloat16(x) : x;
   };
@@ -71,7 +71,11 @@ AttentionResults NaiveAttention(const Tensor& q_in, const Tensor& k_in, const Te
   const int64_t k_len = k.dim(1), group = heads / k.dim(2);
   AttentionResults result = {Tensor::ZerosLike(q), Tensor::ZerosLike(dlse), Tensor::ZerosLike(q),
                              Tensor::ZerosLike(k), Tensor::ZerosLike(v)};
-  std::vector<double> p(k_len);
+  std::vector<double> p(k_len), slope(k_len, 1);
+  const auto weight = [&](int64_t b, int64_t h, int64_t i, int64_t j) {
+    return scores.weight == nullptr ? 1 : scores.weight(b, h, i, j);
+  };
+  if (scores.max_logits != nullptr) scores.max_logits->assign(batch * heads, -kInfinity);
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < heads; ++h) {
       const Head Q(q, b, h), K(k, b, h / group), V(v, b, h / group), dO(dout, b, h);
@@ -82,7 +86,17 @@ AttentionResults NaiveAttention(const Tensor& q_in, const Tensor& k_in, const Te
         for (int64_t j = 0; j < k_len; ++j) {
           p[j] =
               visible(b, i, j) ? rounded(softmax_scale * Dot(Q.row(i), K.row(j), d)) : -kInfinity;
+          if (scores.softcap != 0 && visible(b, i, j)) {
+            const double tanh = std::tanh(p[j] / scores.softcap);
+            p[j] = scores.softcap * tanh;
+            slope[j] = 1 - tanh * tanh;
+          }
+          if (scores.bias != nullptr) p[j] += scores.bias(h, i, j);
           largest = std::max(largest, p[j]);
+        }
+        if (scores.max_logits != nullptr) {
+          double& max = (*scores.max_logits)[b * heads + h];
+          max = std::max(max, largest);
         }
         double& lse = result.lse.data<double>()[(b * heads + h) * q_len + i];
         lse = -kInfinity;
@@ -92,15 +106,17 @@ AttentionResults NaiveAttention(const Tensor& q_in, const Tensor& k_in, const Te
         lse = largest + std::log(sum);
         for (int64_t j = 0; j < k_len; ++j) {
           p[j] = rounded(p[j] / sum);
-          if (p[j] != 0) AddScaled(p[j], V.row(j), d, O.row(i));
+          if (p[j] != 0) AddScaled(weight(b, h, i, j) * p[j], V.row(j), d, O.row(i));
         }
         for (int64_t c = 0; c < d; ++c) O.row(i)[c] = rounded(O.row(i)[c]);
         const double delta =
             Dot(dO.row(i), O.row(i), d) - dlse.data<double>()[(b * heads + h) * q_len + i];
         for (int64_t j = 0; j < k_len; ++j) {
           if (p[j] == 0) continue;
-          const double ds = rounded(p[j] * (rounded(Dot(dO.row(i), V.row(j), d)) - delta));
-          AddScaled(p[j], dO.row(i), d, dV.row(j));
+          const double m = weight(b, h, i, j);
+          const double dp = m * rounded(Dot(dO.row(i), V.row(j), d));
+          const double ds = rounded(p[j] * (dp - delta) * slope[j]);
+          AddScaled(m * p[j], dO.row(i), d, dV.row(j));
           AddScaled(softmax_scale * ds, K.row(j), d, dQ.row(i));
           AddScaled(softmax_scale * ds, Q.row(i), d, dK.row(j));
         }

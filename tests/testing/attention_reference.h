@@ -4,10 +4,22 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <vector>
 
 #include "burst/tensor/tensor.h"
 
 namespace burst {
+
+// What changes scores and weights (burst/kernels/scores.h), said in another way.
+struct NaiveScores {
+  double softcap = 0;
+  // Added to the score of query i and key j of head h, and what multiplies its weight.
+  std::function<double(int64_t h, int64_t i, int64_t j)> bias = nullptr;
+  std::function<double(int64_t b, int64_t h, int64_t i, int64_t j)> weight = nullptr;
+  // If not null: becomes, of every batch row and head, the largest score.
+  std::vector<double>* max_logits = nullptr;
+};
 
 // What the forward and backward of an attention compute.
 struct AttentionResults {
@@ -29,7 +41,7 @@ struct AttentionResults {
 AttentionResults NaiveAttention(const Tensor& q, const Tensor& k, const Tensor& v,
                                 const Tensor& dout, const Tensor& dlse, double softmax_scale,
                                 const std::function<bool(int64_t b, int64_t i, int64_t j)>& visible,
-                                DType dtype = DType::kFloat64);
+                                DType dtype = DType::kFloat64, const NaiveScores& scores = {});
 
 // scale * standard normal, drawn by Philox from (seed, stream, element).
 Tensor RandomNormal(const Shape& shape, DType dtype, uint64_t seed, uint64_t stream,

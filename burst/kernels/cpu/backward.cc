@@ -13,6 +13,7 @@
 
 #include "burst/base/check.h"
 #include "burst/base/parallel.h"
+#include "burst/kernels/cpu/changed_scores.h"
 #include "burst/kernels/cpu/flash_attention_cpu.h"
 #include "burst/kernels/cpu/gemm.h"
 #include "burst/kernels/cpu/tile.h"
@@ -192,9 +193,15 @@ class BackwardTask {
     const int64_t statistics = (b * shape_.num_heads + h) * shape_.q_len;
     const T* lse = static_cast<const T*>(params_.lse) + statistics;
     const T* delta = static_cast<const T*>(params_.delta) + statistics;
+    const ChangedScores<T> changed(shape_, b, h);
     for (int64_t i = queries.begin; i < queries.end; ++i) {
       const Range seen = mask.Keys({i, i + 1}, keys);
       const int64_t offset = (i - queries.begin) * score_stride_;
+      if (shape_.scores.any()) {
+        changed.BackwardRow(i, seen, keys, columns, lse[i] * static_cast<T>(kLog2E), delta[i],
+                            tiles.s + offset, tiles.dp + offset);
+        continue;
+      }
       SoftmaxBackwardRow(columns, seen.begin - keys.begin, seen.end - keys.begin,
                          lse[i] * static_cast<T>(kLog2E), delta[i], tiles.s + offset,
                          tiles.dp + offset);

@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "burst/base/check.h"
 #include "burst/base/parallel.h"
+#include "burst/kernels/cpu/changed_scores.h"
 #include "burst/kernels/cpu/flash_attention_cpu.h"
 #include "burst/kernels/cpu/gemm.h"
 #include "burst/kernels/cpu/tile.h"
@@ -89,13 +91,15 @@ class ForwardTask {
 
   int64_t num_tasks() const { return shape_.batch * shape_.num_heads * tiles_; }
 
-  void Run(int64_t task) const {
+  // Returns the largest score of the task's queries, -inf if they see no key.
+  T Run(int64_t task) const {
     // The last tiles first: under a causal mask they have the most work.
     const int64_t tile = tiles_ - 1 - task % tiles_;
     const int64_t h = task / tiles_ % shape_.num_heads;
     const int64_t b = task / tiles_ / shape_.num_heads;
     const Range queries = {tile * rows_, std::min(shape_.q_len, (tile + 1) * rows_)};
     const Mask mask(shape_, b);
+    const ChangedScores<T> changed(shape_, b, h);
 
     ScratchSpace& scratch = ThreadScratch();
     Tiles tiles;
@@ -121,7 +125,7 @@ class ForwardTask {
           std::min(queries.end, queries.begin + RoundUpToLanes<T>(seeing.end - queries.begin));
       CopyTile(k, keys.begin, keys.end - keys.begin, d_, T{1}, tiles.k, stride_);
       CopyTile(v, keys.begin, keys.end - keys.begin, d_, T{1}, tiles.v, stride_);
-      Step(mask, queries.begin, seeing, keys, &tiles);
+      Step(mask, shape_.scores.any() ? &changed : nullptr, queries.begin, seeing, keys, &tiles);
     };
     if (shape_.blocks.key_begin != nullptr) {
       const BlockList list = Blocks(shape_, b).KeysOf(tile);
@@ -135,6 +139,8 @@ class ForwardTask {
       }
     }
     Finish(tiles, b, h, queries);
+    const T* const max = tiles.softmax.max;
+    return static_cast<T>(kLn2) * *std::max_element(max, max + (queries.end - queries.begin));
   }
 
  private:
@@ -149,8 +155,9 @@ class ForwardTask {
     RunningSoftmax<T> softmax;
   };
 
-  // O += P V for `queries`, whole vectors of the tile that starts at query i0.
-  void Step(const Mask& mask, int64_t i0, Range queries, Range keys, Tiles* tiles) const {
+  // O += P V for `queries`, whole vectors of the tile that starts at query i0. changed: or null.
+  void Step(const Mask& mask, const ChangedScores<T>* changed, int64_t i0, Range queries,
+            Range keys, Tiles* tiles) const {
     const int64_t num_keys = keys.end - keys.begin;
     const int64_t begin = queries.begin - i0, end = queries.end - i0;
     const bool full = mask.Full(queries, keys);
@@ -161,8 +168,11 @@ class ForwardTask {
       T* s = tiles->s + i;
       Gemm<Layout::kRows>(num_keys, columns, d_, tiles->k, stride_, tiles->q + i, kScoreStride, s,
                           kScoreStride, false);
-      if (!full) MaskPanel(mask, {i0 + i, std::min(i0 + i + columns, queries.end)}, keys, s);
+      const Range panel = {i0 + i, std::min(i0 + i + columns, queries.end)};
+      if (changed != nullptr) changed->ChangeScores(panel, keys, s, kScoreStride);
+      if (!full) MaskPanel(mask, panel, keys, s);
       UpdatePanel(num_keys, columns, s, i, &softmax);
+      if (changed != nullptr) changed->Drop(panel, keys, s, kScoreStride);
     }
     for (int64_t i = begin; i < end; ++i) {
       if (softmax.rescale[i] == 1) continue;
@@ -241,7 +251,15 @@ void Forward(const FlashForwardParams& params, int64_t tile_keys) {
   BURST_CHECK_EQ(params.shape.num_heads % params.shape.num_kv_heads, 0);
   DispatchFloat(params.shape.dtype, [&](auto zero) {
     const ForwardTask<decltype(zero)> task(params, tile_keys);
-    ParallelTasks(task.num_tasks(), [&](int64_t index) { task.Run(index); });
+    std::vector<decltype(zero)> largest(task.num_tasks());
+    ParallelTasks(task.num_tasks(), [&](int64_t index) { largest[index] = task.Run(index); });
+    if (params.max_logits == nullptr || largest.empty()) return;
+    const int64_t heads = params.shape.batch * params.shape.num_heads;
+    const auto tiles = static_cast<int64_t>(largest.size()) / heads;
+    for (int64_t index = 0; index < task.num_tasks(); ++index) {
+      float& max = params.max_logits[index / tiles];
+      max = std::max(max, static_cast<float>(largest[index]));
+    }
   });
 }
 

@@ -61,6 +61,7 @@ void CheckInputs(const FlashAttentionShape& s, const AttentionOperand& q, const 
 void CheckCall(const FlashForwardParams& params) {
   const FlashAttentionShape& s = params.shape;
   CheckShape(s);
+  BURST_CHECK(params.max_logits == nullptr) << "no attention kernel of a GPU gives max_logits";
   if (!Is16Bit(s.dtype)) {
     BURST_CHECK(params.sum.data == nullptr) << Name(s.dtype) << " is merged in place";
     return;
@@ -121,6 +122,7 @@ KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape) {
   BURST_CHECK(family.has_value()) << NotServed(shape.dtype, shape.head_dim);
   BURST_CHECK(shape.blocks.key_begin == nullptr || *family == KernelFamily::kSm90)
       << "only the kernels for Hopper take lists of blocks";
+  BURST_CHECK(!shape.scores.any()) << "no attention kernel of a GPU changes scores";
   return *family;
 }
 

@@ -1,0 +1,84 @@
+#include "burst/attention/score_options.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "burst/base/status.h"
+
+namespace burst {
+namespace {
+
+template <typename T>
+Tensor OnDevice(const std::vector<T>& values, DeviceType device) {
+  return Tensor::FromVector(values, {static_cast<int64_t>(values.size())}, device);
+}
+
+}  // namespace
+
+absl::Status CheckScoreOptions(const ScoreOptions& options) {
+  if (!std::isfinite(options.softcap) || options.softcap < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("softcap ", options.softcap, " is not a positive number, or 0 for none"));
+  }
+  if (!(options.dropout >= 0 && options.dropout < 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("dropout ", options.dropout, " is not in [0, 1)"));
+  }
+  for (float slope : options.alibi_slopes) {
+    if (std::isfinite(slope)) continue;
+    return absl::InvalidArgumentError("alibi_slopes: one is not finite");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedule,
+                         int64_t num_heads, const AttentionKernels& kernels) {
+  if (!options.any()) return absl::OkStatus();
+  if (!kernels.ChangesScores()) {
+    const char* const name = options.softcap != 0            ? "softcap"
+                             : !options.alibi_slopes.empty() ? "alibi_slopes"
+                                                             : "dropout";
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": these attention kernels do not change scores; those of CPUs do"));
+  }
+  if (options.alibi_slopes.empty()) return absl::OkStatus();
+  if (schedule.is_cross()) {
+    return absl::InvalidArgumentError(
+        "alibi_slopes: the queries and keys of cross-attention are of two sequences, which have no "
+        "distances");
+  }
+  if (static_cast<int64_t>(options.alibi_slopes.size()) != num_heads) {
+    return absl::InvalidArgumentError(absl::StrCat("alibi_slopes: ", options.alibi_slopes.size(),
+                                                   " slopes for ", num_heads, " query heads"));
+  }
+  return absl::OkStatus();
+}
+
+RankScores::RankScores(const ScoreOptions& options, uint64_t seed, const RankGroup& group,
+                       int64_t num_heads, DeviceType device)
+    : options_(options),
+      seed_(seed),
+      rank_head_(group.group_rank * num_heads),
+      device_(device),
+      slopes_(options.alibi_slopes.empty() ? Tensor() : OnDevice(options.alibi_slopes, device)) {}
+
+ScoreChanges RankScores::For(const std::vector<int32_t>& q_positions,
+                             const std::vector<int32_t>& k_positions, int64_t first_head) {
+  ScoreChanges changes;
+  if (!options_.any()) return changes;
+  changes.softcap = options_.softcap;
+  changes.dropout = options_.dropout;
+  changes.seed = seed_;
+  changes.first_head = rank_head_ + first_head;
+  if (!slopes_.null()) {
+    changes.alibi_slopes = static_cast<const float*>(slopes_.raw_data()) + changes.first_head;
+  }
+  if (slopes_.null() && options_.dropout == 0) return changes;
+  q_positions_ = OnDevice(q_positions, device_);
+  k_positions_ = OnDevice(k_positions, device_);
+  changes.q_positions = static_cast<const int32_t*>(q_positions_.raw_data());
+  changes.k_positions = static_cast<const int32_t*>(k_positions_.raw_data());
+  return changes;
+}
+
+}  // namespace burst

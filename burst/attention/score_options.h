@@ -1,0 +1,55 @@
+// What changes attention's scores and weights over ranks: softcap, ALiBi, dropout. The equations
+// are those of burst/kernels/scores.h. Heads and positions are counted in the whole model and the
+// whole sequence, so that the result does not depend on the ranks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "burst/attention/ring/schedule.h"
+#include "burst/kernels/flash_attention.h"
+#include "burst/sequence/token_shard.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+struct ScoreOptions {
+  double softcap = 0;  // 0: none
+  // Of all query heads, on all ranks, float32; AlibiSlopes gives the paper's. Empty: none.
+  std::vector<float> alibi_slopes = {};
+  // The probability that a weight is dropped; which, follows from
+  // SequenceParallelAttention::SetDropoutSeed. 0: none.
+  double dropout = 0;
+
+  bool any() const { return softcap != 0 || !alibi_slopes.empty() || dropout != 0; }
+};
+
+// InvalidArgument, which names the option, for values out of range.
+absl::Status CheckScoreOptions(const ScoreOptions& options);
+
+// The same for an attention of `num_heads` query heads in all, under a schedule, by kernels that
+// may not change scores.
+absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedule,
+                         int64_t num_heads, const AttentionKernels& kernels);
+
+// The changes for the calls of one Forward or Backward of a rank.
+class RankScores {
+ public:
+  // The rank has `num_heads` heads; the others of its group have as many each.
+  RankScores(const ScoreOptions& options, uint64_t seed, const RankGroup& group, int64_t num_heads,
+             DeviceType device);
+
+  // Of one call: its part of the rank's heads begins at `first_head`. Valid until the next one.
+  ScoreChanges For(const std::vector<int32_t>& q_positions, const std::vector<int32_t>& k_positions,
+                   int64_t first_head);
+
+ private:
+  const ScoreOptions& options_;
+  const uint64_t seed_;
+  const int64_t rank_head_;  // the number of the rank's first head
+  const DeviceType device_;
+  Tensor slopes_, q_positions_, k_positions_;
+};
+
+}  // namespace burst

@@ -1,0 +1,69 @@
+// What changes attention's scores and weights beside the mask. Of query i and key j of head h:
+//
+//   S = softmax_scale q_i k_j
+//   S <- softcap tanh(S / softcap)                 softcap (Gemma 2, arXiv 2408.00118)
+//   S <- S - slope[h] |position_i - position_j|    ALiBi (Press et al., arXiv 2108.12409)
+//   P = exp(S - lse);  O = (M * P) V               dropout of P; M: 0, or 1 / (1 - dropout)
+//
+// lse is that of P without dropout, so that calls over disjoint keys merge as ever. Backward, with
+// delta = rowsum(dO * O) as ever:
+//
+//   dV = (M * P)^T dO;  dS = P * (M * (dO V^T) - delta) * (1 - tanh^2);  slopes are constants
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "burst/base/philox.h"
+
+namespace burst {
+
+// Of one call of the kernels. Arrays on their device. All off by default.
+struct ScoreChanges {
+  double softcap = 0;                   // 0: none
+  const float* alibi_slopes = nullptr;  // [num_heads] of the call's query heads; null: none
+  double dropout = 0;                   // the probability that a weight is dropped, below 1
+  uint64_t seed = 0;                    // of dropout
+  int64_t first_head = 0;               // the number, among all query heads, of the call's first
+  // Of the call's queries and keys, the global positions, which ALiBi and dropout go by. Of packed
+  // documents, too: distances within a document are the same. Null: 0, 1, ...
+  const int32_t* q_positions = nullptr;  // [q_len]
+  const int32_t* k_positions = nullptr;  // [k_len]
+
+  bool any() const { return softcap != 0 || alibi_slopes != nullptr || dropout != 0; }
+};
+
+// Of 2^32 random words, how many drop a weight.
+inline uint32_t DropoutThreshold(double dropout) {
+  return static_cast<uint32_t>(std::min(std::round(dropout * 0x1p32), 0x1p32 - 1));
+}
+
+// Whether dropout keeps the weight of query head `head`, counted among all of them, of batch row
+// `row`, for global positions. A pure function of its arguments (decision 6), so that the dropped
+// weights are the same on any number of ranks, in any layout, on any device. One call of Philox
+// serves four neighboring keys.
+constexpr bool KeepsWeight(uint64_t seed, uint32_t threshold, int64_t row, int64_t head,
+                           int32_t q_position, int32_t k_position) {
+  const PhiloxCounter words = Philox(
+      seed, PhiloxCounter{static_cast<uint32_t>(k_position) >> 2, static_cast<uint32_t>(q_position),
+                          static_cast<uint32_t>(head), static_cast<uint32_t>(row)});
+  return words[k_position & 3] >= threshold;
+}
+
+// The paper's slopes: 2^(-8 (h + 1) / H) for H heads, a power of two. For other H those of the
+// largest power of two below, then every second one of twice that power (the authors' code).
+inline std::vector<float> AlibiSlopes(int64_t num_heads) {
+  int64_t power = 1;
+  while (2 * power <= num_heads) power *= 2;
+  std::vector<float> slopes;
+  for (int64_t h = 0; h < num_heads; ++h) {
+    const double exponent = h < power ? 8.0 * (h + 1) / power : 4.0 * (2 * (h - power) + 1) / power;
+    slopes.push_back(static_cast<float>(std::exp2(-exponent)));
+  }
+  return slopes;
+}
+
+}  // namespace burst

@@ -1,0 +1,252 @@
+// Softcap, ALiBi and dropout over ranks as threads, against naive attention in double precision
+// over the undivided sequence: heads and positions are those of the whole, whoever has them.
+
+#include "burst/attention/score_options.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "burst/attention/burst_attention.h"
+#include "burst/attention/strategy.h"
+#include "burst/base/philox.h"
+#include "burst/base/status.h"
+#include "burst/kernels/scores.h"
+#include "burst/kernels/study/study.h"
+#include "tests/attention/sequence_problem.h"
+#include "tests/testing/attention_reference.h"
+
+namespace burst {
+namespace {
+
+constexpr uint64_t kSeed = 77;
+
+NaiveScores Naive(const ScoreOptions& options) {
+  NaiveScores naive;
+  naive.softcap = options.softcap;
+  if (!options.alibi_slopes.empty()) {
+    naive.bias = [slopes = options.alibi_slopes](int64_t h, int64_t i, int64_t j) {
+      return -double{slopes[h]} * std::abs(i - j);
+    };
+  }
+  if (options.dropout != 0) {
+    naive.weight = [dropout = options.dropout](int64_t b, int64_t h, int64_t i, int64_t j) {
+      const auto word = [](int64_t n) { return static_cast<uint32_t>(n); };
+      const PhiloxCounter words = Philox(kSeed, {word(j / 4), word(i), word(h), word(b)});
+      return words[j % 4] * 0x1p-32 < dropout ? 0 : 1 / (1 - dropout);
+    };
+  }
+  return naive;
+}
+
+AttentionResults Expected(const Inputs& inputs, const ScoreOptions& scores,
+                          const std::function<bool(int64_t b, int64_t i, int64_t j)>& visible) {
+  return NaiveAttention(inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, 0.25, visible,
+                        DType::kFloat64, Naive(scores));
+}
+
+// Rounding of a sum over the keys, and that of a bias: 4 eps times the bias, of slope 1/2 at most
+// (tests/kernels/changed_scores_test.cc).
+double Tolerance(int64_t seqlen) {
+  return (1e-13 + 4 * 0.5 * std::numeric_limits<double>::epsilon()) * seqlen;
+}
+
+// What a rank has: with tensor parallelism its heads of all tokens, else all heads of its tokens.
+struct Part {
+  std::vector<int32_t> positions;
+  int rank = 0, ranks = 1;  // that divide the heads
+
+  Tensor Heads(const Tensor& tensor, int axis) const {
+    const int64_t count = tensor.dim(axis) / ranks;
+    return tensor.Slice(axis, rank * count, count);
+  }
+  Tensor Take(const Tensor& tensor) const { return TakeRows(Heads(tensor, 2), positions); }
+  void Put(const Tensor& own, const Tensor& all) const { PutRows(own, positions, Heads(all, 2)); }
+};
+
+absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, int group_size,
+                     const Inputs& inputs, const DocumentStarts& documents,
+                     const MaskSlices& slices, const AttentionResults& results,
+                     Communicator& comm) {
+  BURST_ASSIGN_OR_RETURN(const auto attention,
+                         CreateAttention(strategy, options, group_size, &comm));
+  const int64_t seqlen = inputs.q.dim(1);
+  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+                         slices.empty() ? attention->Schedule(seqlen, documents)
+                                        : attention->SlicedSchedule(seqlen, slices));
+  Part part = {schedule.shard().local_positions()};
+  if (IsTensorParallel(strategy)) {
+    part = {schedule.shard().group_positions(0), comm.rank(), comm.world_size()};
+  }
+  SequenceParallelAttention::Saved saved;
+  Tensor out, lse, dq, dk, dv;
+  attention->SetDropoutSeed(kSeed);
+  BURST_RETURN_IF_ERROR(attention->Forward(schedule, part.Take(inputs.q), part.Take(inputs.k),
+                                           part.Take(inputs.v), &out, &lse, &saved));
+  attention->SetDropoutSeed(kSeed + 1);  // of another Forward
+  saved.dout = part.Take(inputs.dout);
+  saved.dlse = TakeColumns(part.Heads(inputs.dlse, 1), part.positions);
+  BURST_RETURN_IF_ERROR(attention->Backward(schedule, saved, &dq, &dk, &dv));
+  part.Put(out, results.out);
+  PutColumns(lse, part.positions, part.Heads(results.lse, 1));
+  part.Put(dq, results.dq);
+  part.Put(dk, results.dk);
+  part.Put(dv, results.dv);
+  return absl::OkStatus();
+}
+
+AttentionResults RunRanksOf(Strategy strategy, const BurstAttentionOptions& options, int ranks,
+                            int group_size, const Inputs& inputs,
+                            const DocumentStarts& documents = {}, const MaskSlices& slices = {}) {
+  const AttentionResults results = EmptyResults(inputs);
+  const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) {
+    return RunRank(strategy, options, group_size, inputs, documents, slices, results, comm);
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return results;
+}
+
+struct Changes {
+  const char* name;
+  double softcap;
+  bool alibi;
+  double dropout;
+
+  ScoreOptions For(int64_t num_heads) const {
+    return {softcap, alibi ? AlibiSlopes(num_heads) : std::vector<float>(), dropout};
+  }
+};
+
+class ScoreOptionsTest : public testing::TestWithParam<Changes> {};
+
+// Ranks x strategies x layouts x masks x directions of the backward, two batch rows, grouped heads.
+TEST_P(ScoreOptionsTest, DoNotDependOnTheRanks) {
+  constexpr int64_t kSeqlen = 61;
+  for (int64_t kv_heads : {4, 2}) {
+    const Inputs inputs = RandomInputs(2, kSeqlen, 4, kv_heads, 16, DType::kFloat64, 3);
+    for (const NamedMask& mask : kMasks) {
+      const DocumentStarts documents = mask.packed ? MixedDocuments(kSeqlen) : DocumentStarts();
+      // A window of which rings send the edges only.
+      const AttentionMask of_mask = {mask.mask.causal, mask.mask.window == 0 ? 0 : 9};
+      BurstAttentionOptions options;
+      options.softmax_scale = 0.25;
+      options.mask = of_mask;
+      options.scores = GetParam().For(4);
+      const AttentionResults expected = Expected(
+          inputs, options.scores,
+          [&](int64_t b, int64_t i, int64_t j) { return Visible(of_mask, documents, b, i, j); });
+      const auto check = [&](Strategy strategy, int ranks, int group_size) {
+        SCOPED_TRACE(testing::Message()
+                     << mask.name << " " << kv_heads << " KV heads " << Name(strategy) << " "
+                     << Name(options.layout) << " " << ranks << " ranks in groups of " << group_size
+                     << ", " << Name(options.backward));
+        ExpectClose(RunRanksOf(strategy, options, ranks, group_size, inputs, documents), expected,
+                    Tolerance(kSeqlen));
+      };
+      for (Layout layout : kLayouts) {
+        options.layout = layout;
+        for (BackwardDirection direction : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
+          options.backward = direction;
+          for (int ranks : {1, 2, 3, 4}) check(Strategy::kBurst, ranks, 1);
+          check(Strategy::kBurstUlysses, 4, 2);
+        }
+        options.backward = BackwardDirection::kAuto;
+        check(Strategy::kRing, 3, 1);
+        check(Strategy::kUlysses, 4, 1);
+        check(Strategy::kTp, 2, 1);
+      }
+    }
+  }
+}
+
+// A mask of several parts, some of them lists of blocks.
+TEST_P(ScoreOptionsTest, WithSlices) {
+  constexpr int32_t kSeqlen = 600;
+  const Inputs inputs = RandomInputs(1, kSeqlen, 2, 1, 8, DType::kFloat64, 4);
+  const MaskSlices slices = {{{0, kSeqlen, 0, 100, SliceKind::kFull},
+                              {100, 500, 130, 470, SliceKind::kCausal},
+                              {256, 512, 384, 600, SliceKind::kFull}}};
+  BurstAttentionOptions options;
+  options.softmax_scale = 0.25;
+  options.mask = {/*causal=*/false, /*window=*/0};
+  options.scores = GetParam().For(2);
+  const AttentionResults expected =
+      Expected(inputs, options.scores,
+               [&](int64_t b, int64_t i, int64_t j) { return Visible(slices, b, i, j); });
+  for (Layout layout : {Layout::kContiguous, Layout::kZigzag}) {
+    options.layout = layout;
+    for (int ranks : {1, 2}) {
+      SCOPED_TRACE(testing::Message() << Name(layout) << " " << ranks << " ranks");
+      ExpectClose(RunRanksOf(Strategy::kBurst, options, ranks, 1, inputs, {}, slices), expected,
+                  Tolerance(kSeqlen));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ScoreOptionsTest,
+                         testing::Values(Changes{"Softcap", 1.5, false, 0},
+                                         Changes{"Alibi", 0, true, 0},
+                                         Changes{"Dropout", 0, false, 0.3},
+                                         Changes{"Together", 2.5, true, 0.1}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// ---- What is refused.
+
+void ExpectRefused(const absl::Status& status, const std::string& reason) {
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find(reason), std::string::npos) << status;
+}
+
+TEST(ScoreOptionsErrorsTest, OptionsOutOfRange) {
+  const auto create = [](const ScoreOptions& scores) {
+    BurstAttentionOptions options;
+    options.scores = scores;
+    return BurstAttention::Create(options, nullptr).status();
+  };
+  ExpectRefused(create({-1, {}, 0}), "softcap -1");
+  ExpectRefused(create({std::nan(""), {}, 0}), "softcap nan");
+  ExpectRefused(create({0, {}, 1}), "dropout 1 ");
+  ExpectRefused(create({0, {}, -0.5}), "dropout -0.5");
+  ExpectRefused(create({0, {std::numeric_limits<float>::infinity()}, 0}), "alibi_slopes");
+}
+
+absl::Status RunOneRank(const BurstAttentionOptions& options, bool cross) {
+  BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, nullptr));
+  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+                         cross ? attention->CrossSchedule(8, 8) : attention->Schedule(8));
+  const Inputs inputs = RandomInputs(1, 8, 4, 4, 8, DType::kFloat32, 1);
+  Tensor out, lse;
+  return attention->Forward(schedule, inputs.q, inputs.k, inputs.v, &out, &lse);
+}
+
+TEST(ScoreOptionsErrorsTest, WhatDoesNotFitACall) {
+  BurstAttentionOptions options;
+  options.mask = {/*causal=*/false, /*window=*/0};
+  options.scores.alibi_slopes = AlibiSlopes(3);
+  ExpectRefused(RunOneRank(options, false), "alibi_slopes: 3 slopes for 4 query heads");
+  options.scores.alibi_slopes = AlibiSlopes(4);
+  EXPECT_TRUE(RunOneRank(options, false).ok());
+  ExpectRefused(RunOneRank(options, true), "alibi_slopes: the queries and keys of cross-attention");
+  options.scores = {/*softcap=*/0, {}, /*dropout=*/0.5};
+  EXPECT_TRUE(RunOneRank(options, true).ok());
+}
+
+TEST(ScoreOptionsErrorsTest, KernelsThatDoNotChangeScores) {
+  BurstAttentionOptions options;
+  options.kernels = &TiledKernels(64);
+  EXPECT_TRUE(RunOneRank(options, false).ok());
+  options.scores = {/*softcap=*/3, {}, 0};
+  ExpectRefused(RunOneRank(options, false), "softcap: these attention kernels do not");
+  options.scores = {0, AlibiSlopes(4), 0};
+  ExpectRefused(RunOneRank(options, false), "alibi_slopes: these attention kernels do not");
+  options.scores = {0, {}, 0.5};
+  ExpectRefused(RunOneRank(options, false), "dropout: these attention kernels do not");
+}
+
+}  // namespace
+}  // namespace burst

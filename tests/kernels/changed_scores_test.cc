@@ -1,0 +1,270 @@
+// Softcap, ALiBi, dropout and the largest scores, against naive attention in double precision.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <sstream>
+#include <vector>
+
+#include "burst/base/parallel.h"
+#include "burst/base/philox.h"
+#include "burst/kernels/flash_attention.h"
+#include "burst/kernels/scores.h"
+#include "tests/kernels/attention_problem.h"
+#include "tests/testing/attention_reference.h"
+
+namespace burst {
+namespace {
+
+constexpr uint64_t kSeed = 0x123456789;
+
+const AttentionKernels& Kernels() { return KernelsOf(DeviceType::kCpu); }
+
+// The changes of a call, and the arrays that they point to.
+struct Changes {
+  const char* name;
+  double softcap = 0;
+  bool alibi = false;
+  double dropout = 0;
+  int64_t first_head = 0;
+  // Positions: `step` i + `first`; step 0: none are given, which means 0, 1, ...
+  int32_t step = 0, first = 0;
+
+  std::vector<float> slopes = {};
+  std::vector<int32_t> q_positions = {}, k_positions = {};
+
+  int32_t Position(int64_t i) const {
+    return static_cast<int32_t>(step == 0 ? i : step * i + first);
+  }
+
+  ScoreChanges For(const FlashAttentionShape& shape) {
+    slopes = AlibiSlopes(shape.num_heads);
+    q_positions.clear(), k_positions.clear();
+    for (int64_t i = 0; i < shape.q_len; ++i) q_positions.push_back(Position(i));
+    for (int64_t j = 0; j < shape.k_len; ++j) k_positions.push_back(Position(j));
+    ScoreChanges changes;
+    changes.softcap = softcap;
+    if (alibi) changes.alibi_slopes = slopes.data();
+    changes.dropout = dropout;
+    changes.seed = kSeed;
+    changes.first_head = first_head;
+    if (step != 0) changes.q_positions = q_positions.data();
+    if (step != 0) changes.k_positions = k_positions.data();
+    return changes;
+  }
+
+  NaiveScores Naive() const {
+    NaiveScores naive;
+    naive.softcap = softcap;
+    if (alibi) {
+      naive.bias = [this](int64_t h, int64_t i, int64_t j) {
+        return -double{slopes[h]} * std::abs(Position(i) - Position(j));
+      };
+    }
+    if (dropout != 0) {
+      naive.weight = [this](int64_t b, int64_t h, int64_t i, int64_t j) {
+        const auto j_position = static_cast<uint32_t>(Position(j));
+        const PhiloxCounter words =
+            Philox(kSeed, {j_position / 4, static_cast<uint32_t>(Position(i)),
+                           static_cast<uint32_t>(first_head + h), static_cast<uint32_t>(b)});
+        return words[j_position % 4] * 0x1p-32 < dropout ? 0 : 1 / (1 - dropout);
+      };
+    }
+    return naive;
+  }
+};
+
+const Changes kChanges[] = {
+    {"softcap", /*softcap=*/1.5},
+    {"alibi", 0, /*alibi=*/true},
+    {"dropout", 0, false, /*dropout=*/0.3},
+    {"all", 2.5, true, 0.1, /*first_head=*/5, /*step=*/3, /*first=*/7},
+};
+
+struct Outcome {
+  AttentionResults results;
+  std::vector<float> max_logits;
+};
+
+Outcome RunKernels(const Problem& problem, Changes changes) {
+  FlashAttentionShape shape = problem.shape();
+  shape.scores = changes.For(shape);
+  Outcome run = {
+      {Poisoned(problem.q), Poisoned(problem.dlse), Tensor::ZerosLike(problem.q),
+       Tensor::ZerosLike(problem.k), Tensor::ZerosLike(problem.v)},
+      std::vector<float>(shape.batch * shape.num_heads, -std::numeric_limits<float>::infinity())};
+  const AttentionResults& result = run.results;
+  const Tensor delta = Poisoned(problem.dlse);
+  FlashForwardParams forward = {shape,
+                                Operand(problem.q),
+                                Operand(problem.k),
+                                Operand(problem.v),
+                                Operand(result.out),
+                                result.lse.raw_data()};
+  forward.max_logits = run.max_logits.data();
+  Kernels().Forward(forward);
+  Kernels().Delta({shape, Operand(result.out), Operand(problem.dout), problem.dlse.raw_data(),
+                   delta.raw_data()});
+  Kernels().Backward({shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
+                      Operand(problem.dout), result.lse.raw_data(), delta.raw_data(),
+                      Operand(result.dq), Operand(result.dk), Operand(result.dv)});
+  return run;
+}
+
+// Scores of ordinary size as in flash_attention_test. A bias x is rounded in the slope, the product
+// and the sum, and the backward does so again: a weight's relative error is 4 eps x at most.
+double Tolerance(DType dtype, double largest_bias) {
+  const bool is_float = dtype == DType::kFloat32;
+  const double eps =
+      is_float ? std::numeric_limits<float>::epsilon() : std::numeric_limits<double>::epsilon();
+  return (is_float ? 1e-5 : 1e-13) + 4 * eps * largest_bias;
+}
+
+class ChangedScoresTest : public testing::TestWithParam<MaskKind> {};
+
+TEST_P(ChangedScoresTest, EqualNaiveAttention) {
+  const struct {
+    int64_t q_len, k_len, heads, kv_heads, d;
+  } cases[] = {{1, 1, 1, 1, 16},     {7, 129, 3, 1, 7},   {70, 33, 4, 2, 20},
+               {131, 300, 2, 2, 64}, {300, 300, 2, 1, 8}, {5, 0, 2, 2, 16}};
+  for (const auto& c : cases) {
+    for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
+      const Problem problem(2, c.q_len, c.k_len, c.heads, c.kv_heads, c.d, GetParam(), dtype);
+      for (Changes changes : kChanges) {
+        SCOPED_TRACE(testing::Message() << c.q_len << "x" << c.k_len << " d" << c.d << " "
+                                        << Name(dtype) << " " << changes.name);
+        const Outcome run = RunKernels(problem, changes);
+        changes.For(problem.shape());
+        NaiveScores naive = changes.Naive();
+        std::vector<double> max_logits;
+        naive.max_logits = &max_logits;
+        const AttentionResults expected =
+            NaiveAttention(problem.q, problem.k, problem.v, problem.dout, problem.dlse,
+                           problem.softmax_scale, problem.mask.visible, DType::kFloat64, naive);
+        const int64_t length = std::max<int64_t>(1, std::max(c.q_len, c.k_len));
+        const double largest = changes.alibi ? 0.5 * changes.Position(length) : 0;
+        ExpectClose(run.results, expected, Tolerance(dtype, largest));
+        for (size_t i = 0; i < max_logits.size(); ++i) {
+          if (std::isinf(max_logits[i])) {
+            EXPECT_EQ(run.max_logits[i], max_logits[i]);
+          } else {  // float32, whatever the inputs are
+            EXPECT_NEAR(run.max_logits[i], max_logits[i],
+                        Tolerance(DType::kFloat32, largest) * (1 + std::abs(max_logits[i])));
+          }
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Masks, ChangedScoresTest,
+                         testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kWindow,
+                                         MaskKind::kDocuments, MaskKind::kGap, MaskKind::kRandom,
+                                         MaskKind::kBlocks),
+                         [](const auto& info) {
+                           std::ostringstream name;
+                           name << info.param;
+                           return name.str();
+                         });
+
+// The gradients of L = sum(dout out) + sum(dlse lse) are central differences of it. Their error is
+// h^2 times a third derivative, and eps |L| / h.
+TEST(ChangedScoresTest, GradientsAreCentralDifferences) {
+  constexpr double kStep = 1e-5;
+  const Problem problem(2, 6, 9, 2, 1, 3, MaskKind::kCausal, DType::kFloat64);
+  const Changes changes = {"", /*softcap=*/0.7, /*alibi=*/true, /*dropout=*/0.25};
+  const auto loss = [&] {
+    const AttentionResults results = RunKernels(problem, changes).results;
+    double sum = 0;
+    for (int64_t i = 0; i < problem.dout.numel(); ++i) {
+      sum += problem.dout.data<double>()[i] * results.out.data<double>()[i];
+    }
+    for (int64_t i = 0; i < problem.dlse.numel(); ++i) {
+      sum += problem.dlse.data<double>()[i] * results.lse.data<double>()[i];
+    }
+    return sum;
+  };
+  const AttentionResults results = RunKernels(problem, changes).results;
+  const auto check = [&](const Tensor& input, const Tensor& gradient) {
+    for (int64_t i = 0; i < input.numel(); ++i) {
+      double& x = input.data<double>()[i];
+      const double before = x;
+      x = before + kStep;
+      const double above = loss();
+      x = before - kStep;
+      const double below = loss();
+      x = before;
+      ASSERT_NEAR(gradient.data<double>()[i], (above - below) / (2 * kStep), 1e-8) << i;
+    }
+  };
+  check(problem.q, results.dq);
+  check(problem.k, results.dk);
+  check(problem.v, results.dv);
+}
+
+TEST(ChangedScoresTest, ThreadsChangeNoBit) {
+  const Problem problem(1, 600, 700, 3, 1, 16, MaskKind::kCausal, DType::kFloat32);
+  Outcome one;
+  for (int threads : {1, 2, 5}) {
+    const ScopedThreadPool pool(threads);
+    const Outcome run = RunKernels(problem, kChanges[3]);
+    if (threads == 1) one = run;
+    ExpectBitwiseEqual(run.results, one.results);
+    EXPECT_EQ(run.max_logits, one.max_logits);
+  }
+}
+
+// The largest scores are raised, never lowered: of several calls, that of all.
+TEST(MaxLogitsTest, AreRaised) {
+  const Problem problem(1, 5, 5, 1, 1, 4, MaskKind::kFull, DType::kFloat32);
+  const Tensor out = Poisoned(problem.q), lse = Poisoned(problem.dlse);
+  FlashForwardParams params = {problem.shape(),    Operand(problem.q), Operand(problem.k),
+                               Operand(problem.v), Operand(out),       lse.raw_data()};
+  float max = 1000;
+  params.max_logits = &max;
+  Kernels().Forward(params);
+  EXPECT_EQ(max, 1000);
+}
+
+// Of n weights p n are dropped, within 5 standard deviations; two heads, rows, queries or seeds
+// agree as often as independent ones do.
+TEST(DropoutTest, KeepsAsManyAsItShould) {
+  constexpr int64_t kQueries = 300, kKeys = 301, kPairs = kQueries * kKeys;
+  const auto near = [](int64_t count, double probability) {
+    const double deviation = std::sqrt(kPairs * probability * (1 - probability));
+    EXPECT_NEAR(count, kPairs * probability, 5 * deviation + 1e-9) << probability;
+  };
+  for (double dropout : {0.001, 0.1, 0.5, 0.9}) {
+    const uint32_t threshold = DropoutThreshold(dropout);
+    int64_t dropped = 0, same_head = 0, same_row = 0, same_query = 0, same_seed = 0;
+    for (int32_t i = 0; i < kQueries; ++i) {
+      for (int32_t j = 0; j < kKeys; ++j) {
+        const bool kept = KeepsWeight(kSeed, threshold, 1, 2, i, j);
+        dropped += !kept;
+        same_head += kept == KeepsWeight(kSeed, threshold, 1, 3, i, j);
+        same_row += kept == KeepsWeight(kSeed, threshold, 2, 2, i, j);
+        same_query += kept == KeepsWeight(kSeed, threshold, 1, 2, i + kQueries, j);
+        same_seed += kept == KeepsWeight(kSeed + 1, threshold, 1, 2, i, j);
+      }
+    }
+    near(dropped, dropout);
+    const double agree = dropout * dropout + (1 - dropout) * (1 - dropout);
+    for (int64_t same : {same_head, same_row, same_query, same_seed}) near(same, agree);
+  }
+}
+
+TEST(AlibiSlopesTest, AreThoseOfThePaper) {
+  EXPECT_EQ(AlibiSlopes(1), std::vector<float>({0x1p-8f}));
+  EXPECT_EQ(AlibiSlopes(8), std::vector<float>({0x1p-1f, 0x1p-2f, 0x1p-3f, 0x1p-4f, 0x1p-5f,
+                                                0x1p-6f, 0x1p-7f, 0x1p-8f}));
+  // Of 16 heads every second one behind those of 8: 2^-0.5, 2^-1.5, ...
+  const std::vector<float> twelve = AlibiSlopes(12);
+  ASSERT_EQ(twelve.size(), 12);
+  EXPECT_EQ(std::vector<float>(twelve.begin(), twelve.begin() + 8), AlibiSlopes(8));
+  for (int m = 0; m < 4; ++m) EXPECT_EQ(twelve[8 + m], AlibiSlopes(16)[2 * m]);
+}
+
+}  // namespace
+}  // namespace burst
