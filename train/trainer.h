@@ -19,6 +19,8 @@
 #include "absl/strings/string_view.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
+#include "burst/device/device.h"
+#include "burst/device/event.h"
 #include "model/transformer.h"
 #include "train/checkpoint/background_task.h"
 #include "train/checkpoint/checkpoint.h"
@@ -71,7 +73,14 @@ class Trainer {
     double lr = 0;
     bool follows = false;  // straight on the step before
   };
-  struct StepResults;  // its loss and gradient norm, and when it began and ended
+  // Its loss and gradient norm, and when it began and ended.
+  struct StepResults {
+    explicit StepResults(DeviceType device) : loss_and_norm(device), begin(device), end(device) {}
+
+    Readback loss_and_norm;
+    DeviceEvent begin;  // of a step that does not follow another
+    DeviceEvent end;
+  };
 
   Trainer(const TrainingSetup& setup, Communicator* comm);
   absl::Status Init(bool verbose);
