@@ -93,6 +93,8 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   TrainConfig& c = result.config;
   c = SmallTraining(folder, "run", kTestDevice);
 
+  const int64_t stages = max_ranks > 1 && draws.OneIn(4) ? 2 : 1;
+
   // What is trained: the same in both.
   const bool gpt2 = draws.OneIn(2);
   const int64_t kv_heads = draws.OneOf<int64_t>({1, 1, 2, 2, 3, 4});
@@ -106,9 +108,10 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
                                ? ""
                                : absl::StrCat(",\"qkv_bias\":true,\"qk_norm\":true,\"head_dim\":",
                                               head_dim + (cuda ? 8 : 2));
-  c.model = absl::StrCat("{\"family\":\"", gpt2 ? "gpt2" : "llama",
-                         "\",\"layers\":", draws.Between(1, 2), ",\"width\":", heads * head_dim,
-                         ",\"heads\":", heads, ",\"kv_heads\":", kv_heads, ",\"ffn\":", ffn,
+  const int64_t layers = stages == 1 ? draws.Between(1, 2) : draws.Between(2, 4);
+  c.model = absl::StrCat("{\"family\":\"", gpt2 ? "gpt2" : "llama", "\",\"layers\":", layers,
+                         ",\"width\":", heads * head_dim, ",\"heads\":", heads,
+                         ",\"kv_heads\":", kv_heads, ",\"ffn\":", ffn,
                          ",\"tied_embeddings\":", draws.OneIn(2) ? "true" : "false", more, "}");
   c.dropout = draws.OneIn(3) ? 0.1 : 0;
   c.seqlen = draws.OneIn(3) ? draws.Between(1, 8) : draws.Between(9, cuda ? 300 : 90);
@@ -126,7 +129,8 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   if (cuda) {
     c.precision = draws.OneOf<Precision>({Precision::kFp32, Precision::kTf32, Precision::kBf16});
   }
-  c.dp = draws.OneIn(3) ? draws.Between(1, std::min(3, max_ranks)) : 1;
+  const int64_t most = max_ranks / stages;  // ranks of a stage
+  c.dp = draws.OneIn(3) ? draws.Between(1, std::min<int64_t>(3, most)) : 1;
   c.batch = c.dp * draws.Between(1, 2);
   result.reference = c;
   result.reference.dp = 1;
@@ -134,7 +138,9 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
 
   // How.
   c.ranks = -1;
-  c.sp = draws.Between(1, std::max<int64_t>(1, max_ranks / c.dp));
+  c.pp = stages;
+  if (stages > 1 && layers == 4 && c.accumulate == 2) c.pp_chunks = draws.Between(1, 2);
+  c.sp = draws.Between(1, std::max<int64_t>(1, most / c.dp));
   c.threads = draws.Between(1, 2);
   c.strategy = draws.OneOf<Strategy>({Strategy::kSingle, Strategy::kBurst, Strategy::kBurst,
                                       Strategy::kRing, Strategy::kUlysses, Strategy::kBurstUlysses,
@@ -155,11 +161,12 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
     c.ring_grad_dtype = RingGradDType::kBf16;
   }
   const int64_t divide = IsTensorParallel(c.strategy) ? c.dp : c.dp * c.sp;
-  if (divide > 1) c.zero = draws.Between(0, 3);
+  if (divide > 1) c.zero = draws.Between(0, stages > 1 ? 1 : 3);
   if (c.recompute != Recompute::kNone) {
     (draws.OneIn(3) ? c.recompute_segment : c.recompute_every) = draws.Between(1, 2);
   }
-  if (kTestDevice == DeviceType::kCuda && c.recompute != Recompute::kNone && draws.OneIn(2)) {
+  if (kTestDevice == DeviceType::kCuda && c.recompute != Recompute::kNone && stages == 1 &&
+      draws.OneIn(2)) {
     c.offload = Offload::kActivations;
   }
   if (!(IsTensorParallel(c.strategy) && c.sp > 1) && draws.OneIn(3)) {
@@ -169,7 +176,7 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
       draws.OneIn(3)) {
     c.head_chunk = kv_heads % 2 == 0 && draws.OneIn(2) ? kv_heads / 2 : 1;
   }
-  if (draws.OneIn(5)) MakeExact(draws, &result);
+  if (stages == 1 && draws.OneIn(5)) MakeExact(draws, &result);
   return result;
 }
 
