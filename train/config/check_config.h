@@ -1,0 +1,23 @@
+// What options must satisfy: ranges, and pairs that contradict each other. InvalidArgument that names
+// the option, its value and what would be valid.
+#pragma once
+
+#include "absl/status/status.h"
+#include "train/config/config.h"
+
+namespace burst {
+
+// Before anything else.
+absl::Status CheckRanges(const TrainConfig& config);
+
+// What the kernels of a GPU ask of a model. After the device, the dtype and the model are known.
+absl::Status CheckModelFitsDevice(const ResolvedConfig& config);
+
+// What --pp goes with. After the mesh and the model are known.
+absl::Status CheckPipeline(const TrainConfig& given, const ResolvedConfig& config);
+
+// Of a configuration that is resolved but for this: gradients in transit, attention in fp8, ZeRO,
+// offload, plans.
+absl::Status CheckContradictions(const TrainConfig& given, const ResolvedConfig& config);
+
+}  // namespace burst
