@@ -69,12 +69,14 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingSetup& se
 
 absl::Status Trainer::Init(bool verbose) {
   const Mesh& mesh = config_.mesh;
-  tensor_parallel_ = IsTensorParallel(config_.strategy) && mesh.sequence > 1;
+  const bool groups = mesh.data > 1 || mesh.stages > 1 || mesh.tensor > 1;
+  if (mesh.sequence > 1 && groups) {
+    BURST_ASSIGN_OR_RETURN(sequence_, SplitSequence(mesh, *comm_));
+  }
   // The exchanges of tensor parallelism must not wait for the reductions of parameter gradients: a
   // communicator of their own.
-  const bool groups = mesh.data > 1 || mesh.stages > 1;
-  if (mesh.sequence > 1 && (groups || tensor_parallel_)) {
-    BURST_ASSIGN_OR_RETURN(sequence_, SplitSequence(mesh, *comm_));
+  if (mesh.tensor > 1) {
+    BURST_ASSIGN_OR_RETURN(tensor_, SplitTensor(mesh, *comm_));
   }
   if (mesh.stages > 1) {
     BURST_ASSIGN_OR_RETURN(own_stage_, comm_->Split(mesh.stage(comm_->rank()), comm_->rank()));
@@ -82,8 +84,7 @@ absl::Status Trainer::Init(bool verbose) {
     BURST_ASSIGN_OR_RETURN(pipeline_, Pipeline::Create(mesh, static_cast<int>(config_.pp_chunks),
                                                        config_.model.tied_embeddings, comm_));
   }
-  Communicator* const sequence_group = sequence_ == nullptr && !groups ? comm_ : sequence_.get();
-  BURST_RETURN_IF_ERROR(MakeAttention(sequence_group));
+  BURST_RETURN_IF_ERROR(MakeAttention(groups ? sequence_.get() : comm_));
   BURST_RETURN_IF_ERROR(CreateModel());
   const DeviceType device = config_.device;
   const uint64_t seed = static_cast<uint64_t>(config_.seed);
@@ -107,8 +108,11 @@ absl::Status Trainer::Init(bool verbose) {
 
 absl::Status Trainer::MakeAttention(Communicator* group) {
   if (!config_.exact) {
-    BURST_ASSIGN_OR_RETURN(attention_, CreateAttention(config_.strategy, config_.AttentionOptions(),
-                                                       config_.ulysses, group));
+    const Mesh& mesh = config_.mesh;
+    const RankGroup tensor = {mesh.tensor, mesh.tensor_rank(comm_->rank())};
+    BURST_ASSIGN_OR_RETURN(attention_,
+                           CreateAttention(config_.AttentionStrategy(), config_.AttentionOptions(),
+                                           config_.ulysses, group, tensor));
     return absl::OkStatus();
   }
   ExactAttentionOptions options;
@@ -127,8 +131,8 @@ absl::Status Trainer::MakeAttention(Communicator* group) {
 absl::Status Trainer::CreateModel() {
   const Mesh& mesh = config_.mesh;
   TensorParallel parallel;
-  if (tensor_parallel_) {
-    parallel = TensorParallel(sequence_.get(), config_.strategy == Strategy::kTpSp);
+  if (tensor_ != nullptr) {
+    parallel = TensorParallel(tensor_.get(), config_.spreads_stream());
   }
   const DeviceType device = config_.device;
   const bool draws =
@@ -136,7 +140,7 @@ absl::Status Trainer::CreateModel() {
   StateSharding sharding;
   if (config_.zero > 0) {
     sharding = {static_cast<int>(config_.zero), config_.state_ranks(),
-                tensor_parallel_ ? mesh.data_rank(comm_->rank()) : stage_->rank()};
+                stage_->rank() / mesh.tensor};
   }
   sharding.optimizer_on_host = OffloadsOptimizer(config_.offload);
   BURST_ASSIGN_OR_RETURN(
@@ -153,7 +157,7 @@ absl::Status Trainer::CreateModel() {
   if (OffloadsActivations(config_.offload)) {
     // Before any rank waits for another's kernels, as page-locking wants it. A rank has at most one
     // token, or chunk, more than an equal share, rounded up.
-    const int ranks = config_.strategy == Strategy::kTp ? 1 : mesh.sequence;
+    const int ranks = mesh.sequence * (config_.spreads_stream() ? mesh.tensor : 1);
     const int64_t step = config_.exact ? std::min(config_.exact_chunk, config_.seqlen) : 1;
     const int64_t share = (config_.seqlen / step + ranks - 1) / ranks + 1;
     const int64_t length = std::min(config_.seqlen, share * step);
@@ -161,9 +165,10 @@ absl::Status Trainer::CreateModel() {
     const bool exchanges = config_.strategy == Strategy::kUlysses ||
                            (config_.strategy == Strategy::kBurstUlysses && config_.ulysses > 1);
     const int64_t sequences = config_.batch / mesh.data;
-    int64_t attended = tensor_parallel_ ? config_.seqlen : length;
+    int64_t attended = length;
+    if (mesh.tensor > 1) attended = std::min(config_.seqlen, share * ranks / mesh.sequence);
     const bool keeps_half = config_.recompute == Recompute::kSequence;
-    if (keeps_half && (tensor_parallel_ || config_.layout == Layout::kZigzag ||
+    if (keeps_half && (mesh.sequence == 1 || config_.layout == Layout::kZigzag ||
                        config_.layout == Layout::kStriped)) {
       attended = attended / 2 + 1;
     }
@@ -173,7 +178,7 @@ absl::Status Trainer::CreateModel() {
   }
   if (config_.exact) model_->set_exact(config_.exact_chunk, step_tokens());
   const ParameterList& parameters = model_->parameters();
-  Communicator* const group = tensor_parallel_ ? sequence_.get() : nullptr;
+  Communicator* const group = tensor_.get();
   if (config_.zero < 2) {
     BURST_ASSIGN_OR_RETURN(gradients_, GradientReducer::Create(parameters, stage_, group));
     if (pipeline_ != nullptr) gradients_->set_stages(pipeline_->stages(), pipeline_->tied());
@@ -187,11 +192,11 @@ absl::Status Trainer::CreateModel() {
       parameters.shard_numel(), parameters.master_dtype(), DecayRanges(parameters), device,
       sharding.optimizer_on_host ? StreamedElements(parameters.shard_numel()) : 0);
   if (config_.checkpoint_sets) {
-    const int parts = tensor_parallel_ ? mesh.sequence : 1, rank = stage_->rank();
+    const int parts = mesh.tensor, rank = stage_->rank();
     copy_ = std::make_unique<StateCopy>(
         parameters,
         ShareOfState(parameters, rank / parts, mesh.stage_size() / parts, rank % parts, parts));
-  } else if (comm_->rank() == 0 && !tensor_parallel_ && shards_ == nullptr) {
+  } else if (comm_->rank() == 0 && tensor_ == nullptr && shards_ == nullptr) {
     copy_ = std::make_unique<StateCopy>(parameters, OwnState(parameters));
   }
   return absl::OkStatus();

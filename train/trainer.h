@@ -158,10 +158,10 @@ class Trainer {
   const ResolvedConfig& config_;
   Communicator* const comm_;  // all ranks: reduces losses
   const int data_rank_;       // of this rank's group, which shares a part of the batch
-  std::unique_ptr<Communicator> sequence_;   // the group's; null if comm_ is it, or this rank
+  // This rank's groups in the mesh; null where it is alone, or for a sequence where comm_ is it.
+  std::unique_ptr<Communicator> sequence_, tensor_;
   std::unique_ptr<Communicator> own_stage_;  // of a pipeline
-  Communicator* stage_;           // the ranks that have the same layers: own_stage_, or comm_
-  bool tensor_parallel_ = false;  // several ranks own a model between them
+  Communicator* stage_;  // the ranks that have the same layers: own_stage_, or comm_
   std::unique_ptr<SequenceParallelAttention> attention_;
   std::unique_ptr<Transformer> model_;
   std::unique_ptr<Pipeline> pipeline_;          // null: one stage

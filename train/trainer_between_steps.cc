@@ -51,9 +51,9 @@ absl::StatusOr<std::optional<double>> Trainer::Evaluate() {
     if (!loss.null()) sum.Add(loss.View({1}).To(DType::kFloat64));
     num_targets += batch.num_targets;
   }
-  // One rank of a data-parallel group counts for it.
+  // The first rank of a data-parallel group counts for it.
   const Mesh& mesh = config_.mesh;
-  if (mesh.sequence_rank(comm_->rank()) == 0 && mesh.stage(comm_->rank()) == 0) {
+  if (comm_->rank() % (mesh.world_size() / mesh.data) == 0) {
     targets.Fill(static_cast<double>(num_targets));
   }
   BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sums));
@@ -80,7 +80,7 @@ bool Trainer::WeightsAreFinite() const {
 // another for a set, and the state of a GPU is not in the host's memory: such runs need as much
 // time as they take.
 std::unique_ptr<SnapshotOnSignal> Trainer::MakeSnapshot() {
-  if (report_ == nullptr || config_.comm == CommKind::kThreads || tensor_parallel_ ||
+  if (report_ == nullptr || config_.comm == CommKind::kThreads || tensor_ != nullptr ||
       shards_ != nullptr || config_.checkpoint_sets || model_->device() != DeviceType::kCpu) {
     return nullptr;
   }
@@ -148,7 +148,7 @@ absl::Status Trainer::Save(std::optional<double> val_loss) {
   BURST_RETURN_IF_ERROR(AwaitSave());
   const CheckpointInfo info = Info(val_loss);
   if (config_.checkpoint_sets) return SaveSet(info);
-  if (tensor_parallel_ || shards_ != nullptr) return SaveTogether(info);
+  if (tensor_ != nullptr || shards_ != nullptr) return SaveTogether(info);
   if (report_ == nullptr) return absl::OkStatus();
   copy_->Take(*optimizer_);
   saved_step_ = step_;
@@ -160,9 +160,9 @@ absl::Status Trainer::Save(std::optional<double> val_loss) {
 }
 
 absl::Status Trainer::SaveTogether(const CheckpointInfo& info) {
-  // With --zero all ranks; else of the ranks of a model, those of the first.
-  Communicator* const group = shards_ != nullptr ? comm_ : sequence_.get();
-  if (shards_ == nullptr && data_rank_ > 0) return absl::OkStatus();
+  // With --zero all ranks; else the first group of those that have a model between them.
+  Communicator* const group = shards_ != nullptr ? comm_ : tensor_.get();
+  if (shards_ == nullptr && comm_->rank() >= config_.mesh.tensor) return absl::OkStatus();
   const WriteFile save = [&](const std::string& path) {
     return SaveCheckpoint(path, info, model_->parameters(), *optimizer_, group);
   };
@@ -283,7 +283,7 @@ absl::StatusOr<std::string> Trainer::Sample() const {
   if (setup_.sample == 0 || !report_->prints()) return std::string();
   const Transformer* model = model_.get();
   std::unique_ptr<Transformer> whole;
-  if (tensor_parallel_ || pipeline_ != nullptr ||
+  if (tensor_ != nullptr || pipeline_ != nullptr ||
       config_.zero == 3) {  // this rank owns a part of the model only
     BURST_ASSIGN_OR_RETURN(
         whole, Transformer::Create(config_.model, config_.dtype, /*seed=*/0, config_.device));

@@ -24,7 +24,8 @@ absl::StatusOr<Strategy> ParseStrategy(absl::string_view name) {
 const char* Name(Strategy strategy) { return NameOf(strategy, kStrategies); }
 
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
-    Strategy strategy, const BurstAttentionOptions& options, int group_size, Communicator* comm) {
+    Strategy strategy, const BurstAttentionOptions& options, int group_size, Communicator* comm,
+    const RankGroup& tensor) {
   const BackwardDirection own =
       strategy == Strategy::kRing ? BackwardDirection::kRing : BackwardDirection::kAuto;
   if (!HasDirections(strategy) && options.backward != BackwardDirection::kAuto &&
@@ -35,6 +36,13 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
   if (!HasRing(strategy) && options.ranks_per_node != 0) {
     return absl::InvalidArgumentError(absl::StrCat("the strategy ", Name(strategy),
                                                    " has no ring, and no use for ranks_per_node"));
+  }
+  const bool beside =
+      strategy == Strategy::kSingle || strategy == Strategy::kBurst || strategy == Strategy::kRing;
+  if (tensor.size > 1 && !beside) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the strategy ", Name(strategy),
+        " is not for ranks that are groups of tensor parallelism; single, burst and ring are"));
   }
   if (comm == nullptr) strategy = Strategy::kSingle;
   if (strategy == Strategy::kSingle && comm != nullptr && comm->world_size() != 1) {
@@ -49,7 +57,7 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
   }
   BurstAttentionOptions ring = options;
   if (strategy == Strategy::kRing) ring.backward = BackwardDirection::kRing;
-  RankGroup group;
+  RankGroup group = tensor;
   if (IsTensorParallel(strategy)) {  // attention itself is that of one rank
     group = {comm->world_size(), comm->rank()};
     comm = nullptr;

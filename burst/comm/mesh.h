@@ -1,11 +1,13 @@
-// The mesh of ranks, data parallel x pipeline stages x sequence parallel: `data` groups of `stages`
-// groups of `sequence` ranks. Each data-parallel group has a share of the batch; each of its stages
-// has a part of the model's layers; the ranks of a stage, the sequence group, share every sequence.
-// They are consecutive, because neighbors have the fastest links:
+// The mesh of ranks, data parallel x pipeline stages x sequence parallel x tensor parallel: `data`
+// groups of `stages` groups of `sequence` groups of `tensor` ranks. Each data-parallel group has a
+// share of the batch; each of its stages has a part of the model's layers; the tensor groups of a
+// stage share every sequence; the ranks of a tensor group share the layers' weights. Those who send
+// each other the most are neighbors, because neighbors have the fastest links:
 //
-//   rank = (data_rank * stages + stage) * sequence + sequence_rank
+//   rank = ((data_rank * stages + stage) * sequence + sequence_rank) * tensor + tensor_rank
 //
-// Gradients are reduced over the ranks of a stage, in all data-parallel groups.
+// Gradients are reduced over the ranks of a stage, in all data-parallel groups; those of weights
+// that a tensor group shares, over the ranks with the same tensor_rank.
 #pragma once
 
 #include <memory>
@@ -20,22 +22,35 @@ struct Mesh {
   int data = 1;
   int sequence = 1;
   int stages = 1;
+  int tensor = 1;
 
-  int world_size() const { return data * stages * sequence; }
-  int data_rank(int rank) const { return rank / (stages * sequence); }
-  int stage(int rank) const { return rank / sequence % stages; }
-  int sequence_rank(int rank) const { return rank % sequence; }
-  // Among the ranks of its stage, of which there are data * sequence: a mesh without stages.
-  int stage_size() const { return data * sequence; }
-  int rank_in_stage(int rank) const { return data_rank(rank) * sequence + sequence_rank(rank); }
+  int world_size() const { return data * stages * sequence * tensor; }
+  int data_rank(int rank) const { return rank / (stages * sequence * tensor); }
+  int stage(int rank) const { return rank / (sequence * tensor) % stages; }
+  int sequence_rank(int rank) const { return rank / tensor % sequence; }
+  int tensor_rank(int rank) const { return rank % tensor; }
+  // Among the ranks of its stage, of which there are data * sequence * tensor: a mesh without
+  // stages.
+  int stage_size() const { return data * sequence * tensor; }
+  int rank_in_stage(int rank) const {
+    return (data_rank(rank) * sequence + sequence_rank(rank)) * tensor + tensor_rank(rank);
+  }
 };
 
-// This rank's sequence group, of mesh.sequence ranks. Collective, in a world of mesh.world_size()
-// ranks.
+// The ranks that share a sequence with this one and have the same tensor_rank, mesh.sequence of
+// them. Collective, in a world of mesh.world_size() ranks.
 inline absl::StatusOr<std::unique_ptr<Communicator>> SplitSequence(const Mesh& mesh,
                                                                    Communicator& world) {
   BURST_CHECK_EQ(world.world_size(), mesh.world_size());
-  return world.Split(world.rank() / mesh.sequence, mesh.sequence_rank(world.rank()));
+  const int rank = world.rank(), first = rank - mesh.sequence_rank(rank) * mesh.tensor;
+  return world.Split(first, mesh.sequence_rank(rank));
+}
+
+// This rank's tensor group, of mesh.tensor ranks. Collective as above.
+inline absl::StatusOr<std::unique_ptr<Communicator>> SplitTensor(const Mesh& mesh,
+                                                                 Communicator& world) {
+  BURST_CHECK_EQ(world.world_size(), mesh.world_size());
+  return world.Split(world.rank() / mesh.tensor, mesh.tensor_rank(world.rank()));
 }
 
 }  // namespace burst

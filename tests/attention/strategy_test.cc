@@ -481,6 +481,13 @@ TEST(StrategyTest, ErrorsAreClear) {
     EXPECT_NE(message(strategy, Direction::kRing, 2, 1).find("has no ring"), std::string::npos);
   }
 
+  for (Strategy strategy : {Strategy::kUlysses, Strategy::kBurstUlysses, Strategy::kTp}) {
+    const absl::Status status =
+        CreateAttention(strategy, {}, 1, /*comm=*/nullptr, RankGroup{2, 0}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("groups of tensor parallelism"), std::string::npos) << status;
+  }
+
   EXPECT_TRUE(CheckHeadsDivide(12, 3, 6).ok());
   EXPECT_NE(CheckHeadsDivide(12, 3, 4).message().find("; 1, 3, 6, 12 would do"), std::string::npos)
       << CheckHeadsDivide(12, 3, 4);

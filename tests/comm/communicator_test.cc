@@ -320,19 +320,41 @@ TEST(ThreadCommunicator, LengthsMustAgree) {
 // Every rank has its own place, and the ranks of a stage are numbered as those of a mesh without
 // any.
 TEST(Mesh, RanksHaveTheirPlaces) {
-  const Mesh mesh = {/*data=*/3, /*sequence=*/2, /*stages=*/4};
-  EXPECT_EQ(mesh.world_size(), 24);
+  const Mesh mesh = {/*data=*/3, /*sequence=*/2, /*stages=*/4, /*tensor=*/5};
+  EXPECT_EQ(mesh.world_size(), 120);
+  EXPECT_EQ(mesh.stage_size(), 30);
   int rank = 0;
   for (int data = 0; data < 3; ++data) {
     for (int stage = 0; stage < 4; ++stage) {
-      for (int sequence = 0; sequence < 2; ++sequence, ++rank) {
-        EXPECT_EQ(mesh.data_rank(rank), data) << rank;
-        EXPECT_EQ(mesh.stage(rank), stage) << rank;
-        EXPECT_EQ(mesh.sequence_rank(rank), sequence) << rank;
-        EXPECT_EQ(mesh.rank_in_stage(rank), 2 * data + sequence) << rank;
+      for (int sequence = 0; sequence < 2; ++sequence) {
+        for (int tensor = 0; tensor < 5; ++tensor, ++rank) {
+          EXPECT_EQ(mesh.data_rank(rank), data) << rank;
+          EXPECT_EQ(mesh.stage(rank), stage) << rank;
+          EXPECT_EQ(mesh.sequence_rank(rank), sequence) << rank;
+          EXPECT_EQ(mesh.tensor_rank(rank), tensor) << rank;
+          EXPECT_EQ(mesh.rank_in_stage(rank), 10 * data + 5 * sequence + tensor) << rank;
+        }
       }
     }
   }
+}
+
+// Two data-parallel groups of three tensor groups of two ranks.
+TEST(Mesh, TensorGroupsAreWithinSequences) {
+  const Mesh mesh = {/*data=*/2, /*sequence=*/3, /*stages=*/1, /*tensor=*/2};
+  EXPECT_EQ(RunRanks(mesh.world_size(),
+                     [&](Communicator& comm) -> absl::Status {
+                       BURST_ASSIGN_OR_RETURN(const auto sequence, SplitSequence(mesh, comm));
+                       BURST_ASSIGN_OR_RETURN(const auto tensor, SplitTensor(mesh, comm));
+                       const double r = comm.rank(), first = comm.rank() / 6 * 6 + comm.rank() % 2;
+                       BURST_ASSIGN_OR_RETURN(const auto ring, sequence->AllGather(r));
+                       EXPECT_EQ(ring, std::vector<double>({first, first + 2, first + 4}));
+                       const double even = comm.rank() / 2 * 2;
+                       BURST_ASSIGN_OR_RETURN(const auto pair, tensor->AllGather(r));
+                       EXPECT_EQ(pair, std::vector<double>({even, even + 1}));
+                       return absl::OkStatus();
+                     }),
+            absl::OkStatus());
 }
 
 // Six ranks as two rings of three: a ring's ranks are next to each other.

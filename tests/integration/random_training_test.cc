@@ -74,7 +74,7 @@ void MakeExact(Draws& draws, Case* drawn) {
   if (c.strategy != Strategy::kSingle) c.strategy = Strategy::kBurst;
   c.ring_backward = BackwardDirection::kAuto;
   c.ring_grad_dtype = RingGradDType::kFp32;
-  c.ranks_per_node = c.ulysses = -1;
+  c.ranks_per_node = c.ulysses = c.tp = -1;
   c.deterministic = true;
   c.head_chunk = 0;
   c.zero = c.dp * c.sp > 1 ? draws.Between(0, 1) : 0;
@@ -146,6 +146,10 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
                                       Strategy::kRing, Strategy::kUlysses, Strategy::kBurstUlysses,
                                       Strategy::kTp, Strategy::kTpSp});
   if (c.strategy == Strategy::kSingle) c.sp = 1;
+  const bool takes_tp = c.strategy == Strategy::kSingle || c.strategy == Strategy::kBurst ||
+                        c.strategy == Strategy::kRing;
+  if (takes_tp && c.dp * c.sp * 2 <= most && draws.OneIn(3)) c.tp = 2;
+  const bool tensor = c.tp > 1 || (IsTensorParallel(c.strategy) && c.sp > 1);
   c.layout = draws.OneOf<Layout>(
       {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kBalanced});
   c.recompute = draws.OneOf<Recompute>(
@@ -169,11 +173,10 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
       draws.OneIn(2)) {
     c.offload = Offload::kActivations;
   }
-  if (!(IsTensorParallel(c.strategy) && c.sp > 1) && draws.OneIn(3)) {
+  if (!tensor && draws.OneIn(3)) {
     c.ffn_chunk = draws.Between(1, c.seqlen + 1);
   }
-  if (!(IsTensorParallel(c.strategy) && c.sp > 1) && c.recompute != Recompute::kSequence &&
-      draws.OneIn(3)) {
+  if (!tensor && c.recompute != Recompute::kSequence && draws.OneIn(3)) {
     c.head_chunk = kv_heads % 2 == 0 && draws.OneIn(2) ? kv_heads / 2 : 1;
   }
   if (stages == 1 && draws.OneIn(5)) MakeExact(draws, &result);

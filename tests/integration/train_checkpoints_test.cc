@@ -260,6 +260,7 @@ TEST_F(TrainCli, DivergenceStopsTheRunAndKeepsTheLastGoodCheckpoint) {
 TEST_F(TrainCli, DivergenceOfManyRanksKeepsTheLastGoodCheckpoint) {
   const std::vector<std::string> meshes[] = {{"--strategy=tp", "--ranks=2"},
                                              {"--strategy=tp+sp", "--dp=2", "--sp=2"},
+                                             {"--tp=2", "--sp=2", "--checkpoint_files=one"},
                                              {"--strategy=burst", "--dp=2", "--sp=2"}};
   for (const auto& mesh : meshes) {
     SCOPED_TRACE(mesh[0]);

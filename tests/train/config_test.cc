@@ -166,15 +166,26 @@ TEST(TrainConfig, MeshOfRanks) {
   const auto mesh = [](const std::vector<std::string>& arguments, const Launch& launch = {1, 8}) {
     const auto config = Resolve(arguments, launch);
     EXPECT_TRUE(config.ok()) << config.status();
-    return config.ok() ? std::pair(config->mesh.data, config->mesh.sequence) : std::pair(0, 0);
+    return config.ok() ? std::tuple(config->mesh.data, config->mesh.stages, config->mesh.sequence,
+                                    config->mesh.tensor)
+                       : std::tuple(0, 0, 0, 0);
   };
-  EXPECT_EQ(mesh({"--ranks=4"}), std::pair(1, 4));
-  EXPECT_EQ(mesh({"--ranks=4", "--dp=2"}), std::pair(2, 2));
-  EXPECT_EQ(mesh({"--ranks=4", "--sp=1"}), std::pair(4, 1));
-  EXPECT_EQ(mesh({"--dp=2", "--sp=3"}), std::pair(2, 3));
-  EXPECT_EQ(mesh({"--dp=2"}), std::pair(2, 1));
-  EXPECT_EQ(mesh({"--sp=3"}), std::pair(1, 3));
-  EXPECT_EQ(mesh({"--dp=4"}, {8, 8, 8}), std::pair(4, 2));
+  EXPECT_EQ(mesh({"--ranks=4"}), std::tuple(1, 1, 4, 1));
+  EXPECT_EQ(mesh({"--ranks=4", "--dp=2"}), std::tuple(2, 1, 2, 1));
+  EXPECT_EQ(mesh({"--ranks=4", "--sp=1"}), std::tuple(4, 1, 1, 1));
+  EXPECT_EQ(mesh({"--dp=2", "--sp=3"}), std::tuple(2, 1, 3, 1));
+  EXPECT_EQ(mesh({"--dp=2"}), std::tuple(2, 1, 1, 1));
+  EXPECT_EQ(mesh({"--sp=3"}), std::tuple(1, 1, 3, 1));
+  EXPECT_EQ(mesh({"--dp=4"}, {8, 8, 8}), std::tuple(4, 1, 2, 1));
+  EXPECT_EQ(mesh({"--tp=2"}), std::tuple(1, 1, 1, 2));
+  EXPECT_EQ(mesh({"--tp=2", "--ranks=8"}), std::tuple(1, 1, 4, 2));
+  EXPECT_EQ(mesh({"--tp=2", "--ranks=8", "--dp=2"}), std::tuple(2, 1, 2, 2));
+  EXPECT_EQ(mesh({"--dp=2", "--sp=3", "--tp=2", "--pp=2"}), std::tuple(2, 2, 3, 2));
+  EXPECT_EQ(mesh({"--tp=2", "--strategy=single"}), std::tuple(1, 1, 1, 2));
+  // All ranks of a sequence: as many as --sp, --tp or the ranks say.
+  EXPECT_EQ(mesh({"--strategy=tp", "--sp=2", "--dp=3"}), std::tuple(3, 1, 1, 2));
+  EXPECT_EQ(mesh({"--strategy=tp", "--tp=2"}), std::tuple(1, 1, 1, 2));
+  EXPECT_EQ(mesh({"--strategy=tp+sp", "--ranks=4", "--dp=2"}), std::tuple(2, 1, 1, 2));
 }
 
 TEST(TrainConfig, StrategiesChooseTheirRanks) {
@@ -185,7 +196,8 @@ TEST(TrainConfig, StrategiesChooseTheirRanks) {
     all.push_back(model);
     const auto config = Resolve(all);
     EXPECT_TRUE(config.ok()) << config.status();
-    return config.ok() ? std::tuple(config->mesh.data, config->mesh.sequence, config->ulysses)
+    return config.ok() ? std::tuple(config->mesh.data, config->mesh.sequence * config->mesh.tensor,
+                                    config->ulysses)
                        : std::tuple(0, 0, 0);
   };
   EXPECT_EQ(resolve({"--strategy=single"}), std::tuple(1, 1, 1));
@@ -428,6 +440,20 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
        {"--strategy", "tp+sp", "ffn of 18", "4 ranks"}},
       {{"--strategy=tp", "--ring_backward=burst"}, {"--ring_backward", "burst", "--strategy=tp"}},
       {{"--strategy=tp+sp", "--ulysses=2"}, {"--ulysses", "--strategy=tp+sp"}},
+      {{"--tp=0"}, {"--tp", "0", "at least 1"}},
+      {{"--tp=2000"}, {"--tp", "2000", "at most 1024"}},
+      {{"--tp=64", "--sp=32"}, {"--tp", "64", "more than 1024 ranks"}},
+      {{"--tp=2", "--ranks=3"}, {"--tp", "2", "does not divide", "3"}},
+      {{"--tp=2", "--dp=3", "--ranks=8"}, {"--dp", "3", "does not divide", "by --tp, 4"}},
+      {{"--tp=2", "--sp=2", "--strategy=tp"}, {"--sp", "2", "--tp=2", "burst"}},
+      {{"--tp=2", "--sp=2", "--strategy=ulysses"}, {"--tp", "2", "--strategy=ulysses", "burst"}},
+      {{"--tp=3", "--model=" + four_heads},
+       {"--tp", "3", "4 heads (2 KV heads)", "3 ranks", "1, 2, 4 would do"}},
+      {{"--tp=2", "--ffn_chunk=64"}, {"--ffn_chunk", "64", "--tp=2", "leave it out"}},
+      {{"--tp=2", "--head_chunk=1"}, {"--head_chunk", "1", "--tp=2", "leave it out"}},
+      {{"--tp=2", "--zero=1"}, {"--zero", "1", "--tp=2", "--dp=1", "larger --dp"}},
+      {{"--tp=2", "--exact"}, {"--tp", "2", "--exact", "leave it out"}},
+      {{"--tp=2", "--sp=2", "--ranks_per_node=4"}, {"--ranks_per_node", "4", "2 ranks"}},
       // Models.
       {{"--model=llama_huge"}, {"--model", "llama_huge", "llama_tiny", "d12"}},
       {{"--model="}, {"--model", "llama_tiny"}},
@@ -495,6 +521,7 @@ TEST(TrainConfig, TheStateIsDividedByThoseThatHaveTheSame) {
   EXPECT_EQ(ranks({"--zero=2", "--dp=2", "--sp=3"}), 6);
   EXPECT_EQ(ranks({"--zero=3", "--dp=4", "--sp=2", "--strategy=tp"}), 4);
   EXPECT_EQ(ranks({"--zero=3", "--dp=4", "--sp=1", "--strategy=tp"}), 4);
+  EXPECT_EQ(ranks({"--zero=3", "--dp=2", "--sp=2", "--tp=2"}), 4);
 }
 
 TEST(TrainConfig, ResumeTakesTheRunsConfiguration) {

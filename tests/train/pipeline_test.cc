@@ -36,6 +36,7 @@ struct Case {
   Recompute recompute = Recompute::kNone;
   int64_t segment = 1;
   bool packed = false;
+  int64_t tp = -1;
 };
 
 class PipelineTest : public testing::Test {
@@ -79,6 +80,7 @@ class PipelineTest : public testing::Test {
     options->recompute = c.recompute;
     options->recompute_segment = c.segment;
     options->packed = c.packed;
+    options->tp = c.tp;
   }
 
   struct Results {
@@ -144,8 +146,8 @@ class PipelineTest : public testing::Test {
 };
 
 std::string NameOf(const Case& c) {
-  return absl::StrCat("dp ", c.dp, ", pp ", c.pp, ", sp ", c.sp, ", ", Name(c.strategy), ", zero ",
-                      c.zero, ", ", c.chunks, " chunks");
+  return absl::StrCat("dp ", c.dp, ", pp ", c.pp, ", sp ", c.sp, ", tp ", c.tp, ", ",
+                      Name(c.strategy), ", zero ", c.zero, ", ", c.chunks, " chunks");
 }
 
 TEST_F(PipelineTest, EveryMeshEqualsOneRank) {
@@ -154,13 +156,15 @@ TEST_F(PipelineTest, EveryMeshEqualsOneRank) {
     options.model = model;
     fs::remove_all(options.out);
     const Results one = RunOf(options);
-    for (int mesh = 1; mesh < 8; ++mesh) {
+    for (int mesh = 1; mesh < 16; ++mesh) {
       const int64_t dp = 1 + (mesh & 1), sp = 1 + (mesh >> 1 & 1), pp = 1 + (mesh >> 2 & 1);
-      if (pp == 1) continue;  // zero_test.cc, train_parity_test.cc
+      const int64_t tp = 1 + (mesh >> 3 & 1);
       for (const Strategy strategy : {Strategy::kBurst, Strategy::kTp, Strategy::kTpSp}) {
-        if (sp == 1 && strategy != Strategy::kBurst) continue;
+        if (strategy != Strategy::kBurst && (sp == 1 || tp == 2)) continue;
         const int64_t same = IsTensorParallel(strategy) ? dp : dp * sp;  // ranks of a state
-        const Case c = {dp, pp, sp, strategy, same > 1 ? 1 : 0, 1 + mesh % 2};
+        const int64_t zero = same == 1 ? 0 : pp == 1 ? 3 : 1;
+        Case c = {dp, pp, sp, strategy, zero, pp == 1 ? 1 : 1 + mesh % 2};
+        if (!IsTensorParallel(strategy)) c.tp = tp;
         SCOPED_TRACE(absl::StrCat(model, ", ", NameOf(c)));
         TrainConfig options = Options(c, "mesh");
         options.model = model;
@@ -179,6 +183,10 @@ TEST_F(PipelineTest, OtherWaysToTrainEqualOneRank) {
       {1, 2, 1, Strategy::kBurst, 0, 1, Recompute::kSelective, /*segment=*/2},
       {1, 2, 2, Strategy::kRing, 0, 1, Recompute::kSelective, 1, /*packed=*/true},
       {2, 2, 1, Strategy::kBurst, 0, 2, Recompute::kNone, 1, /*packed=*/true},
+      // A ring of tensor groups, also of unequal lengths.
+      {1, 1, 3, Strategy::kRing, 1, 1, Recompute::kSelective, 1, /*packed=*/true, /*tp=*/2},
+      {2, 2, 2, Strategy::kBurst, 1, 2, Recompute::kSequence, 1, false, /*tp=*/2},
+      {1, 1, 5, Strategy::kBurst, 2, 1, Recompute::kFull, /*segment=*/2, false, /*tp=*/2},
   };
   Results one[2];
   for (const bool packed : {false, true}) {
@@ -198,12 +206,13 @@ TEST_F(PipelineTest, OtherWaysToTrainEqualOneRank) {
 TEST_F(PipelineTest, ResumesOnAnyMesh) {
   TrainConfig straight = Options({1, 1, 1}, "straight");
   straight.model = kTiedGpt2;
-  straight.steps = 12;
+  straight.steps = 14;
   const Results expected = RunOf(straight);
   const Case parts[] = {{1, 2, 1},
                         {2, 1, 1, Strategy::kBurst, 3},
                         {1, 4, 1},
                         {1, 2, 2, Strategy::kTp},
+                        {1, 1, 2, Strategy::kBurst, 0, 1, Recompute::kNone, 1, false, /*tp=*/2},
                         {2, 2, 1, Strategy::kBurst, 1, 2},
                         {1, 1, 1}};
   TrainConfig options = Options(parts[0], "parts");

@@ -512,18 +512,20 @@ TEST(Meshes, AreThoseThatTheTrainerTakes) {
   };
   using Texts = std::vector<std::string>;
   EXPECT_EQ(meshes(false, false), (Texts{""}));
-  EXPECT_EQ(meshes(true, false), (Texts{"", "--dp=2 --sp=2"}));
+  EXPECT_EQ(meshes(true, false),
+            (Texts{"", "--dp=1 --sp=2 --tp=2", "--dp=2 --sp=1 --tp=2", "--dp=2 --sp=2"}));
   EXPECT_EQ(meshes(false, true), (Texts{"", "--strategy=burst+ulysses"}));
   EXPECT_EQ(meshes(true, true),
-            (Texts{"", "--dp=2 --sp=2", "--dp=2 --sp=2 --strategy=burst+ulysses",
-                   "--dp=2 --sp=2 --strategy=tp+sp", "--dp=2 --sp=2 --strategy=ulysses",
+            (Texts{"", "--dp=1 --sp=2 --tp=2", "--dp=2 --sp=1 --tp=2", "--dp=2 --sp=2",
+                   "--dp=2 --sp=2 --strategy=burst+ulysses", "--dp=2 --sp=2 --strategy=ulysses",
                    "--strategy=burst+ulysses"}));
   // Micro-batches for three stages, layers for two.
   options.train.accumulate = 3;
   options.train.model =
       R"({"family":"llama","layers":2,"width":128,"heads":2,"kv_heads":2,"ffn":128,"vocab":64})";
-  EXPECT_EQ(meshes(true, false),
-            (Texts{"", "--dp=1 --sp=2 --pp=2", "--dp=2 --sp=1 --pp=2", "--dp=2 --sp=2"}));
+  EXPECT_EQ(meshes(true, false), (Texts{"", "--dp=1 --sp=1 --pp=2 --tp=2", "--dp=1 --sp=2 --pp=2",
+                                        "--dp=1 --sp=2 --tp=2", "--dp=2 --sp=1 --pp=2",
+                                        "--dp=2 --sp=1 --tp=2", "--dp=2 --sp=2"}));
   options.train.sp = 3;
   EXPECT_FALSE(MeshesOf(options, 4, 256, true, true).ok()) << "what is given is refused";
 }

@@ -81,7 +81,9 @@ class Zero : public testing::Test {
     options.zero = zero;
     fs::remove_all(options.out);
     Results results;
-    const int64_t parts = IsTensorParallel(options.strategy) ? options.sp : 1;
+    const int64_t parts = IsTensorParallel(options.strategy) ? options.sp
+                          : options.tp > 0                   ? options.tp
+                                                             : 1;
     results.weights.resize(parts);
     std::atomic<int> sized{0};
     EXPECT_EQ(WithTrainers(
@@ -142,6 +144,7 @@ struct Case {
   Recompute recompute = Recompute::kNone;
   bool packed = false;
   int64_t segment = 1;
+  int64_t tp = -1;
 };
 
 // Stage 1 reduces what an undivided run reduces, in the same order, and updates every element once.
@@ -159,14 +162,19 @@ TEST_F(Zero, EveryStageTakesTheSameSteps) {
       {Strategy::kTpSp, 2, 2, kTiedGpt2, 1, Recompute::kFull},
       {Strategy::kTpSp, 2, 4,
        R"({"family":"llama","layers":1,"width":32,"heads":4,"kv_heads":1,"ffn":48})"},
+      {Strategy::kBurst, 2, 2, kTiedGpt2, 2, Recompute::kSelective, false, 1, /*tp=*/2},
   };
   for (const Case& c : cases) {
-    if (kTestDevice == DeviceType::kCuda && c.dp * c.sp > CudaDeviceCount()) continue;
+    if (kTestDevice == DeviceType::kCuda &&
+        c.dp * c.sp * std::max<int64_t>(1, c.tp) > CudaDeviceCount()) {
+      continue;
+    }
     SCOPED_TRACE(absl::StrCat(Name(c.strategy), ", dp ", c.dp, ", sp ", c.sp));
     TrainConfig options = Options();
     options.strategy = c.strategy;
     options.dp = c.dp;
     options.sp = c.sp;
+    options.tp = c.tp;
     options.model = c.model;
     options.accumulate = c.accumulate;
     options.recompute = c.recompute;

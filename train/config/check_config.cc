@@ -57,9 +57,12 @@ absl::Status CheckZero(const ResolvedConfig& config) {
   if (config.ranks == 1) {
     return InvalidOption("zero", config.zero, " has nothing to divide on one rank; leave it out");
   }
-  return InvalidOption(
-      "zero", config.zero, " has nothing to divide: with --strategy=", Name(config.strategy),
-      " and --dp=1 no two ranks have the same parameters; ", "give a larger --dp, or leave it out");
+  const std::string group = IsTensorParallel(config.strategy)
+                                ? absl::StrCat("--strategy=", Name(config.strategy))
+                                : absl::StrCat("--tp=", config.mesh.tensor);
+  return InvalidOption("zero", config.zero, " has nothing to divide: with ", group,
+                       " and --dp=1 no two ranks have the same parameters; ",
+                       "give a larger --dp, or leave it out");
 }
 
 absl::Status CheckOffload(const ResolvedConfig& config) {
@@ -118,6 +121,7 @@ absl::Status CheckRanges(const TrainConfig& c) {
   if (c.ranks != -1) BURST_RETURN_IF_ERROR(AtLeast("ranks", c.ranks, 1));
   if (c.dp != -1) BURST_RETURN_IF_ERROR(AtLeast("dp", c.dp, 1));
   if (c.sp != -1) BURST_RETURN_IF_ERROR(AtLeast("sp", c.sp, 1));
+  if (c.tp != -1) BURST_RETURN_IF_ERROR(AtLeast("tp", c.tp, 1));
   if (c.ulysses != -1) BURST_RETURN_IF_ERROR(AtLeast("ulysses", c.ulysses, 1));
   BURST_RETURN_IF_ERROR(AtLeast("ranks_per_node", c.ranks_per_node, -1));
   if (c.threads != -1) BURST_RETURN_IF_ERROR(AtLeast("threads", c.threads, 1));
@@ -133,12 +137,17 @@ absl::Status CheckRanges(const TrainConfig& c) {
   BURST_RETURN_IF_ERROR(AtLeast("pp", c.pp, 1));
   BURST_RETURN_IF_ERROR(AtLeast("pp_chunks", c.pp_chunks, 1));
   if (c.pp > kMaxRanks) return InvalidOption("pp", c.pp, " is too large; at most 1024");
-  if (std::max<int64_t>(1, c.dp) * std::max<int64_t>(1, c.sp) * c.pp > kMaxRanks && c.pp > 1) {
-    return InvalidOption("pp", c.pp, " times --dp and --sp is more than 1024 ranks");
-  }
+  if (c.tp > kMaxRanks) return InvalidOption("tp", c.tp, " is too large; at most 1024");
   if (c.dp * c.sp > kMaxRanks) {
     return InvalidOption("dp", c.dp, " times --sp=", c.sp, " is ", c.dp * c.sp,
                          " ranks; at most 1024");
+  }
+  const int64_t groups = std::max<int64_t>(1, c.dp) * std::max<int64_t>(1, c.sp);
+  if (groups * c.pp > kMaxRanks) {
+    return InvalidOption("pp", c.pp, " times --dp and --sp is more than 1024 ranks");
+  }
+  if (groups * c.pp * c.tp > kMaxRanks) {
+    return InvalidOption("tp", c.tp, " times --dp, --pp and --sp is more than 1024 ranks");
   }
   if (c.threads > 1024) return InvalidOption("threads", c.threads, " is too large; at most 1024");
 

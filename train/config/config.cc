@@ -159,20 +159,26 @@ OptionTable TrainOptions(TrainConfig* c) {
       "zero", &c->zero, kMayChange,
       "What the ranks that have the same parameters divide between them, to save memory (ZeRO). 1: "
       "what the optimizer keeps; 2: gradients, too; 3: and the parameters themselves. 0: nothing. "
-      "With tp and tp+sp the groups of --dp divide it.");
+      "Ranks of --tp have different ones.");
   t.Add("ranks", &c->ranks, kMayChange,
         "Ranks: threads of this process (on cuda each owns one GPU), or a launcher's processes. "
-        "-1: dp times pp times sp; without them 2 threads (cuda: 1), or as many as there are "
-        "processes.");
-  t.Add("dp", &c->dp, kMayChange,
-        "Data parallel: groups of ranks, each with its share of the batch. -1: ranks / (pp sp).");
+        "-1: dp times pp times sp times tp; without them 2 threads (cuda: 1), or as many as there "
+        "are processes.");
+  t.Add(
+      "dp", &c->dp, kMayChange,
+      "Data parallel: groups of ranks, each with its share of the batch. -1: ranks / (pp sp tp).");
   t.Add("sp", &c->sp, kMayChange,
-        "Sequence parallel: ranks of a group, the ring that shares every sequence; with tp and "
-        "tp+sp those that share the model. -1: ranks / (dp pp).");
+        "Sequence parallel: ranks of a group, the ring that shares every sequence. -1: ranks / (dp "
+        "pp tp).");
+  t.Add("tp", &c->tp, kMayChange,
+        "Tensor parallel: ranks of a group, which share the weights, the heads and the hidden "
+        "channels of the layers, and between the layers the tokens (as --strategy=tp+sp). Beside "
+        "--sp every rank of the ring is such a group. -1: 1, or with --strategy=tp and tp+sp "
+        "--sp, or ranks / (dp pp).");
   t.Add("pp", &c->pp, kMayChange,
         "Pipeline parallel: stages, each with a part of the layers. Micro-batches (--accumulate) "
         "pass them one behind another; a stage is idle for (pp - 1) / (accumulate pp_chunks) of "
-        "the time in which it computes. dp times pp times sp are the ranks.");
+        "the time in which it computes. dp times pp times sp times tp are the ranks.");
   t.Add("pp_chunks", &c->pp_chunks, kMayChange,
         "Runs of layers of each stage of --pp. 1: the schedule 1F1B. More: the interleaved one, "
         "which is idle for less time and sends more messages; --pp divides --accumulate.");
@@ -184,8 +190,9 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add("strategy", &c->strategy, ParseStrategy, kMayChange,
         "How a sequence's attention is spread over its ranks: single (one rank), burst (a ring), "
         "ring (RingAttention), ulysses (all-to-all over heads) or burst+ulysses (all-to-all in "
-        "groups, a ring of groups); or the whole model: tp (tensor parallel, as Megatron-LM) or "
-        "tp+sp (the same, with the tokens spread between its layers).");
+        "groups, a ring of groups); or not at all: tp (all ranks are tensor parallel, as in "
+        "Megatron-LM) or tp+sp (the same, with the tokens spread between the layers). --tp beside "
+        "single, burst and ring is both.");
   t.Add("ulysses", &c->ulysses, kMayChange,
         "Ranks of a group of burst+ulysses, which share the heads. -1: as many as divide the "
         "ranks and the KV heads.");

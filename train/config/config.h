@@ -111,8 +111,9 @@ struct TrainConfig : PlainOptions {
   DeviceChoice device = DeviceChoice::kAuto;
   Precision precision = Precision::kAuto;
   int64_t ranks = -1;  // -1: 2 threads, one GPU, or what a launcher started
-  int64_t dp = -1;     // -1: ranks / sp
-  int64_t sp = -1;     // -1: ranks / dp
+  int64_t dp = -1;     // -1: ranks / (pp sp tp)
+  int64_t sp = -1;     // -1: ranks / (dp pp tp)
+  int64_t tp = -1;     // -1: 1; of the strategies tp and tp+sp, ranks / (dp pp)
   CommChoice comm = CommChoice::kAuto;
   int64_t ulysses = -1;         // -1: as many as divide the ranks and the KV heads
   int64_t ranks_per_node = -1;  // -1: a launcher's; 0: one flat ring
@@ -161,7 +162,13 @@ struct ResolvedConfig : PlainOptions {
   int64_t profile_last = 0;
 
   // The ranks that have the same parameters, of one stage, and divide their state with `zero`.
-  int state_ranks() const;
+  int state_ranks() const { return mesh.stage_size() / mesh.tensor; }
+  // How attention is spread over the sequence groups. tp and tp+sp are meshes without one.
+  Strategy AttentionStrategy() const {
+    return IsTensorParallel(strategy) ? Strategy::kSingle : strategy;
+  }
+  // Whether the ranks of a tensor group divide the tokens between its GEMMs (TensorParallel).
+  bool spreads_stream() const { return strategy != Strategy::kTp; }
   // What CreateAttention is told of the above.
   BurstAttentionOptions AttentionOptions() const;
 

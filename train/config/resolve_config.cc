@@ -125,11 +125,11 @@ absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedCo
   config->threads = static_cast<int>(c.threads);
   if (config->comm == CommKind::kThreads) {
     const bool cuda = config->device == DeviceType::kCuda,
-               mesh = c.dp != -1 || c.sp != -1 || c.pp > 1;
+               mesh = c.dp != -1 || c.sp != -1 || c.tp != -1 || c.pp > 1;
     if (c.ranks == -1) config->ranks = cuda || c.strategy == Strategy::kSingle ? 1 : 2;
     if (c.ranks == -1 && mesh) {
-      config->ranks =
-          static_cast<int>(std::max<int64_t>(1, c.dp) * c.pp * std::max<int64_t>(1, c.sp));
+      config->ranks = static_cast<int>(std::max<int64_t>(1, c.dp) * c.pp *
+                                       std::max<int64_t>(1, c.sp) * std::max<int64_t>(1, c.tp));
     }
     if (cuda && config->ranks > launch.gpus) {
       return InvalidOption("ranks", config->ranks, " are more than the ", launch.gpus,
@@ -149,24 +149,68 @@ absl::Status ResolveRanks(const TrainConfig& c, const Launch& launch, ResolvedCo
   return CheckThreads(*config, 1, launch.cores);
 }
 
+// --strategy=tp and tp+sp say of all ranks that share a sequence what --tp says of some of them,
+// and may be given their number as --sp.
 absl::Status ResolveMesh(const TrainConfig& c, ResolvedConfig* config) {
   if (config->ranks % c.pp != 0) {
     return InvalidOption("pp", c.pp, " does not divide the number of ranks, ", config->ranks);
   }
-  const int64_t ranks = config->ranks / c.pp;  // of a stage
-  const int64_t sp = c.sp != -1 ? c.sp : c.dp != -1 ? ranks / c.dp : ranks;
+  const bool all_tensor = IsTensorParallel(c.strategy);
+  if (all_tensor && c.tp != -1 && c.sp != -1) {
+    return InvalidOption("sp", c.sp, " beside --tp=", c.tp, " needs a strategy for the ranks of a ",
+                         "sequence, such as burst; ", Name(c.strategy), " has none");
+  }
+  const int64_t tp = all_tensor || c.tp == -1 ? 1 : c.tp;
+  const char* const of = c.pp > 1 ? " of a stage of --pp, " : ", ";
+  int64_t ranks = config->ranks / c.pp;  // of a stage
+  if (ranks % tp != 0) {
+    return InvalidOption("tp", c.tp, " does not divide the number of ranks", of, ranks);
+  }
+  ranks /= tp;
+  const char* const name = all_tensor && c.tp != -1 ? "tp" : "sp";
+  const int64_t given_sp = all_tensor && c.tp != -1 ? c.tp : c.sp;
+  const int64_t sp = given_sp != -1 ? given_sp : c.dp != -1 ? ranks / c.dp : ranks;
   const int64_t dp = c.dp != -1 ? c.dp : ranks / sp;
   if (dp * sp != ranks) {
-    const bool given = c.dp != -1 && c.sp != -1;
-    return InvalidOption(c.dp != -1 ? "dp" : "sp", c.dp != -1 ? c.dp : c.sp,
-                         given ? absl::StrCat(" times --sp=", c.sp, " is not") : " does not divide",
-                         " the number of ranks", c.pp > 1 ? " of a stage of --pp, " : ", ", ranks);
+    const bool both = c.dp != -1 && given_sp != -1;
+    return InvalidOption(
+        c.dp != -1 ? "dp" : name, c.dp != -1 ? c.dp : given_sp,
+        both ? absl::StrCat(" times --", name, "=", sp, " is not") : " does not divide",
+        " the number of ranks", tp > 1 ? " by --tp" : "", of, ranks);
   }
   if (c.batch % dp != 0) {
     return InvalidOption("batch", c.batch, " sequences cannot be shared equally by --dp=", dp,
                          " groups of ranks");
   }
-  config->mesh = {static_cast<int>(dp), static_cast<int>(sp), static_cast<int>(c.pp)};
+  config->mesh.data = static_cast<int>(dp);
+  config->mesh.stages = static_cast<int>(c.pp);
+  config->mesh.sequence = static_cast<int>(all_tensor ? 1 : sp);
+  config->mesh.tensor = static_cast<int>(all_tensor ? sp : tp);
+  return absl::OkStatus();
+}
+
+// After the mesh and the model are known.
+absl::Status CheckTensorParallel(const TrainConfig& c, const ResolvedConfig& config) {
+  if (config.mesh.tensor == 1) return absl::OkStatus();
+  const bool all_tensor = IsTensorParallel(c.strategy);
+  const char* const option = all_tensor && c.tp == -1 ? "strategy" : "tp";
+  const std::string value =
+      all_tensor && c.tp == -1 ? Name(c.strategy) : absl::StrCat(config.mesh.tensor);
+  if (c.strategy == Strategy::kUlysses || c.strategy == Strategy::kBurstUlysses) {
+    return InvalidOption("tp", value, " is not for --strategy=", Name(c.strategy),
+                         ", which divides the heads, too; give burst or ring");
+  }
+  const absl::Status fits = TensorParallel::Check(config.model.WithDefaults(), config.mesh.tensor);
+  if (!fits.ok()) return InvalidOption(option, value, ": ", fits.message(), "; or burst");
+  const std::string with = absl::StrCat(" is not for --", option, "=", value);
+  if (c.ffn_chunk > 0) {
+    return InvalidOption("ffn_chunk", c.ffn_chunk, with,
+                         ", which exchanges all tokens around a feed-forward; leave it out");
+  }
+  if (c.head_chunk > 0) {
+    return InvalidOption("head_chunk", c.head_chunk, with,
+                         ", which divides the heads between ranks; leave it out");
+  }
   return absl::OkStatus();
 }
 
@@ -247,18 +291,6 @@ absl::Status ResolveStrategy(const TrainConfig& c, ResolvedConfig* config) {
     return InvalidOption("ulysses", c.ulysses, " has no effect with --strategy=", name,
                          "; it is for burst+ulysses");
   }
-  if (IsTensorParallel(c.strategy)) {
-    const absl::Status fits = TensorParallel::Check(model, sp);
-    if (!fits.ok()) return InvalidOption("strategy", name, ": ", fits.message(), "; or burst");
-    if (c.ffn_chunk > 0 && sp > 1) {
-      return InvalidOption("ffn_chunk", c.ffn_chunk, " is not for --strategy=", name,
-                           ", which exchanges all tokens around a feed-forward; leave it out");
-    }
-    if (c.head_chunk > 0 && sp > 1) {
-      return InvalidOption("head_chunk", c.head_chunk, " is not for --strategy=", name,
-                           ", which divides the heads between ranks; leave it out");
-    }
-  }
   // Of the heads that attention takes at a time.
   const int64_t kv_heads = c.head_chunk > 0 ? c.head_chunk : model.kv_heads;
   const int64_t heads = model.heads / model.kv_heads * kv_heads;
@@ -303,6 +335,9 @@ absl::Status ResolveExact(const TrainConfig& c, ResolvedConfig* config) {
   };
   if (c.strategy != Strategy::kBurst && c.strategy != Strategy::kSingle) {
     return not_with("strategy", Name(c.strategy), "leave it out: ranks gather keys and values");
+  }
+  if (config->mesh.tensor > 1) {
+    return not_with("tp", c.tp, "leave it out: its sums depend on the number of ranks");
   }
   if (c.zero > 1) return not_with("zero", c.zero, "give 0 or 1: every rank has all gradients");
   if (c.head_chunk > 0) return not_with("head_chunk", c.head_chunk, "leave it out");
@@ -358,11 +393,13 @@ absl::Status ResolveProfile(const TrainConfig& c, ResolvedConfig* config) {
 }
 
 // A double ring where the option says so, or where the launcher's processes are on several hosts
-// and a sequence's are on several of them, with the same number on each.
+// and a sequence's are on several of them, with the same number on each. A group of tensor
+// parallelism is one rank of a sequence.
 absl::Status ResolveNodes(const TrainConfig& c, const Launch& launch, ResolvedConfig* config) {
-  const int sp = config->mesh.sequence;
+  const int sp = config->mesh.sequence, tp = config->mesh.tensor;
   if (c.ranks_per_node == -1) {
-    const int64_t found = config->comm == CommKind::kThreads ? 0 : launch.ranks_per_node;
+    const bool whole = config->comm != CommKind::kThreads && launch.ranks_per_node % tp == 0;
+    const int64_t found = whole ? launch.ranks_per_node / tp : 0;
     if (HasRing(c.strategy) && found > 0 && found < sp && sp % found == 0 &&
         found % config->ulysses == 0) {
       config->ranks_per_node = static_cast<int>(found);
@@ -387,10 +424,6 @@ absl::Status ResolveNodes(const TrainConfig& c, const Launch& launch, ResolvedCo
 }
 
 }  // namespace
-
-int ResolvedConfig::state_ranks() const {
-  return IsTensorParallel(strategy) ? mesh.data : mesh.stage_size();
-}
 
 BurstAttentionOptions ResolvedConfig::AttentionOptions() const {
   BurstAttentionOptions attention;
@@ -453,13 +486,13 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   BURST_RETURN_IF_ERROR(ResolveMesh(c, &config));
   BURST_RETURN_IF_ERROR(CheckModelFitsDevice(config));
   BURST_RETURN_IF_ERROR(CheckPipeline(c, config));
+  BURST_RETURN_IF_ERROR(CheckTensorParallel(c, config));
   BURST_RETURN_IF_ERROR(ResolveStrategy(c, &config));
   BURST_RETURN_IF_ERROR(ResolveExact(c, &config));
   BURST_RETURN_IF_ERROR(ResolveNodes(c, launch, &config));
   BURST_RETURN_IF_ERROR(CheckContradictions(c, config));
   BURST_RETURN_IF_ERROR(ResolveProfile(c, &config));
-  const bool parted = config.zero > 0 || c.pp > 1 ||
-                      (IsTensorParallel(config.strategy) && config.mesh.sequence > 1);
+  const bool parted = config.zero > 0 || c.pp > 1 || config.mesh.tensor > 1;
   config.checkpoint_sets = c.checkpoint_files == CheckpointFiles::kRanks ||
                            (c.checkpoint_files == CheckpointFiles::kAuto && parted);
   if (config.checkpoint_sets && config.ranks == 1) {

@@ -67,7 +67,7 @@ Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
     }
   }
   const int64_t local_tokens = given.batch / given.mesh.data * given.seqlen / given.mesh.sequence;
-  const bool tensor_parallel = IsTensorParallel(given.strategy) && given.mesh.sequence > 1;
+  const bool tensor_parallel = given.mesh.tensor > 1;
   if (choices.ffn_chunk && given.ffn_chunk == 0 && !tensor_parallel && local_tokens > kFfnChunk) {
     ranges.chunks.push_back({kFfnChunk, given.head_chunk});
   }

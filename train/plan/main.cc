@@ -129,7 +129,7 @@ absl::StatusOr<Question> ReadOptions(const PlanOptions& c, const OptionTable& op
   for (const int64_t tokens : c.seqlens.empty() ? seqlen : c.seqlens) {
     for (const int64_t number : c.counts.empty() ? gpus : c.counts) {
       const bool mesh = c.fit && !options.Given("dp") && !options.Given("sp") &&
-                        !options.Given("pp") && !options.Given("pp_chunks");
+                        !options.Given("tp") && !options.Given("pp") && !options.Given("pp_chunks");
       const bool strategy = c.fit && !options.Given("strategy") && !options.Given("ulysses") &&
                             !options.Given("ring_backward") && !options.Given("ranks_per_node");
       BURST_ASSIGN_OR_RETURN(auto step, MeshesOf(c, number, tokens, mesh, strategy));

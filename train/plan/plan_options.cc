@@ -37,10 +37,10 @@ OptionTable PlanOptionTable(PlanOptions* c) {
   t.Add("network", &c->network, kMayChange,
         "GB/s that a GPU sends to other nodes, while it receives as many. -1: 45.");
   t.Group("The question");
-  t.Add(
-      "fit", &c->fit, kMayChange,
-      "Chooses --dp, --pp and --sp, --strategy, --zero, --recompute, --ffn_chunk, --head_chunk and "
-      "--offload, where they are not given, so that the step is the fastest one that fits.");
+  t.Add("fit", &c->fit, kMayChange,
+        "Chooses --dp, --pp, --sp and --tp, --strategy, --zero, --recompute, --ffn_chunk, "
+        "--head_chunk and "
+        "--offload, where they are not given, so that the step is the fastest one that fits.");
   t.AddList("seqlens", &c->seqlens, ParseCount, kMayChange,
             "A table over these lengths, in place of --seqlen.");
   t.AddList("counts", &c->counts, ParseCount, kMayChange,
@@ -59,6 +59,7 @@ OptionTable PlanOptionTable(PlanOptions* c) {
                            "precision",
                            "dp",
                            "sp",
+                           "tp",
                            "pp",
                            "pp_chunks",
                            "strategy",
@@ -127,42 +128,55 @@ absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& c, int64_t g
                                                  bool mesh, bool strategy) {
   std::vector<MeshChoice> choices;
   BURST_ASSIGN_OR_RETURN(ResolvedConfig given, ConfigOf(c, gpus, seqlen));
-  const int given_dp = given.mesh.data, given_pp = given.mesh.stages;
+  const Mesh given_mesh = given.mesh;
   const Strategy given_strategy = given.strategy;
   choices.push_back({std::move(given), ""});
-  const auto consider = [&](int64_t dp, int64_t pp) {
-    const int64_t sp = gpus / (dp * pp);
-    for (const Strategy kind : {given_strategy, Strategy::kBurst, Strategy::kBurstUlysses,
-                                Strategy::kUlysses, Strategy::kTpSp}) {
-      const bool same = kind == given_strategy;
-      if (!same && (!strategy || sp == 1)) continue;
-      if (same && dp == given_dp && pp == given_pp) continue;
-      const auto is_it = [&](const MeshChoice& choice) {
-        const Mesh& other = choice.config.mesh;
-        return other.data == dp && other.stages == pp && choice.config.strategy == kind;
-      };
-      if (std::any_of(choices.begin(), choices.end(), is_it)) continue;
-      PlanOptions changed = c;
-      changed.train.dp = dp;
-      changed.train.sp = sp;
-      changed.train.pp = pp;
-      changed.train.strategy = kind;
-      absl::StatusOr<ResolvedConfig> config = ConfigOf(changed, gpus, seqlen);
-      if (!config.ok()) continue;
-      std::string options;
-      if (dp != given_dp || pp != given_pp) options = absl::StrCat("--dp=", dp, " --sp=", sp);
-      if (pp != given_pp) absl::StrAppend(&options, " --pp=", pp);
-      if (!same) {
-        absl::StrAppend(&options, options.empty() ? "" : " ", "--strategy=", Name(kind));
-      }
-      choices.push_back({*std::move(config), std::move(options)});
+  const auto consider = [&](int64_t dp, int64_t pp, int64_t tp, Strategy kind) {
+    const int64_t sp = gpus / (dp * pp * tp);
+    PlanOptions changed = c;
+    changed.train.dp = dp;
+    changed.train.sp = sp;
+    changed.train.tp = IsTensorParallel(kind) ? -1 : tp;  // those take the ranks of --sp
+    changed.train.pp = pp;
+    changed.train.strategy = kind;
+    absl::StatusOr<ResolvedConfig> config = ConfigOf(changed, gpus, seqlen);
+    if (!config.ok()) return;
+    const auto is_it = [&](const MeshChoice& choice) {
+      const Mesh &a = choice.config.mesh, &b = config->mesh;
+      return a.data == b.data && a.stages == b.stages && a.tensor == b.tensor &&
+             choice.config.spreads_stream() == config->spreads_stream() &&
+             (choice.config.strategy == kind || b.sequence == 1);
+    };
+    if (std::any_of(choices.begin(), choices.end(), is_it)) return;
+    const Mesh& m = config->mesh;
+    std::string options;
+    if (m.data != given_mesh.data || m.stages != given_mesh.stages ||
+        m.tensor != given_mesh.tensor) {
+      options = absl::StrCat("--dp=", dp, " --sp=", sp);
     }
+    if (m.stages != given_mesh.stages) absl::StrAppend(&options, " --pp=", pp);
+    if (tp > 1 && m.tensor != given_mesh.tensor) absl::StrAppend(&options, " --tp=", tp);
+    if (kind != given_strategy) {
+      absl::StrAppend(&options, options.empty() ? "" : " ", "--strategy=", Name(kind));
+    }
+    choices.push_back({*std::move(config), std::move(options)});
   };
-  const int64_t most_stages = std::max<int64_t>(given_pp, mesh ? c.train.accumulate : 1);
+  // Tensor parallelism sends more than fits a network between nodes.
+  const int64_t given_tp = IsTensorParallel(given_strategy) ? 1 : given_mesh.tensor;
+  const int64_t most_stages = std::max<int64_t>(given_mesh.stages, mesh ? c.train.accumulate : 1);
+  const int64_t most_tensor = std::max(given_tp, mesh ? std::min(gpus, c.gpus_per_node) : 1);
   for (int64_t pp = 1; pp <= most_stages; ++pp) {
     for (int64_t dp = 1; dp * pp <= gpus; ++dp) {
-      if (gpus % (dp * pp) != 0) continue;
-      if (mesh || (dp == given_dp && pp == given_pp)) consider(dp, pp);
+      for (int64_t tp = 1; tp <= most_tensor && dp * pp * tp <= gpus; ++tp) {
+        const bool same = dp == given_mesh.data && pp == given_mesh.stages && tp == given_tp;
+        if (gpus % (dp * pp * tp) != 0 || (!mesh && !same)) continue;
+        if (tp == 1 || !IsTensorParallel(given_strategy)) consider(dp, pp, tp, given_strategy);
+        if (!strategy) continue;
+        for (const Strategy kind :
+             {Strategy::kBurst, Strategy::kBurstUlysses, Strategy::kUlysses}) {
+          consider(dp, pp, tp, kind);
+        }
+      }
     }
   }
   return choices;

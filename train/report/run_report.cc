@@ -31,16 +31,20 @@ std::string Ranks(const ResolvedConfig& config) {
                      : config.comm == CommKind::kNccl ? "processes, NCCL"
                      : config.comm == CommKind::kTcp  ? "processes, TCP"
                                                       : "threads";
-  const bool tensor = IsTensorParallel(config.strategy);
   const double bubble = PipelineBubble({config.mesh.stages, static_cast<int>(config.pp_chunks),
                                         static_cast<int>(config.accumulate)});
   const std::string stages =
       config.mesh.stages == 1
           ? ""
           : absl::StrFormat("%d pipeline stages (bubble %.3g) x ", config.mesh.stages, bubble);
-  return absl::StrFormat("%d = %d data parallel x %s%d %s parallel; %s", config.ranks,
-                         config.mesh.data, stages, config.mesh.sequence,
-                         tensor ? "tensor" : "sequence", kind);
+  const int sequence = config.mesh.sequence, tensor = config.mesh.tensor;
+  std::string groups;
+  if (sequence > 1 || tensor == 1) groups = absl::StrCat(sequence, " sequence parallel");
+  if (tensor > 1) {
+    absl::StrAppend(&groups, groups.empty() ? "" : " x ", tensor, " tensor parallel");
+  }
+  return absl::StrFormat("%d = %d data parallel x %s%s; %s", config.ranks, config.mesh.data, stages,
+                         groups, kind);
 }
 
 // What a rank keeps between steps, and what of it ranks divide.
@@ -92,7 +96,7 @@ std::string Attention(const ResolvedConfig& config) {
       absl::StrFormat("%d tokens, %s%s; %s over %d ranks, %s", config.seqlen,
                       config.window > 0 ? absl::StrCat("window of ", config.window) : "causal",
                       config.packed ? ", packed documents" : "", Name(config.layout),
-                      config.mesh.sequence, Name(config.strategy));
+                      config.mesh.sequence * config.mesh.tensor, Name(config.strategy));
   if (config.strategy == Strategy::kBurstUlysses) {
     absl::StrAppend(&text, " in groups of ", config.ulysses);
   }
