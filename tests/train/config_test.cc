@@ -183,7 +183,7 @@ TEST(TrainConfig, MeshOfRanks) {
   EXPECT_EQ(mesh({"--dp=2", "--sp=3", "--tp=2", "--pp=2"}), std::tuple(2, 2, 3, 2));
   EXPECT_EQ(mesh({"--tp=2", "--strategy=single"}), std::tuple(1, 1, 1, 2));
   // All ranks of a sequence: as many as --sp, --tp or the ranks say.
-  EXPECT_EQ(mesh({"--strategy=tp", "--sp=2", "--dp=3"}), std::tuple(3, 1, 1, 2));
+  EXPECT_EQ(mesh({"--strategy=tp", "--sp=2", "--dp=4"}), std::tuple(4, 1, 1, 2));
   EXPECT_EQ(mesh({"--strategy=tp", "--tp=2"}), std::tuple(1, 1, 1, 2));
   EXPECT_EQ(mesh({"--strategy=tp+sp", "--ranks=4", "--dp=2"}), std::tuple(2, 1, 1, 2));
 }
