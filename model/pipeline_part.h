@@ -30,11 +30,16 @@ struct PipelinePart {
     return {layers * run / runs(), layers * (run + 1) / runs()};
   }
   bool HasLayer(int64_t layers, int64_t layer) const {
+    const LayerRange run = RunOf(layers, layer);
+    return run.begin < run.end;
+  }
+  // Of the stage's runs, the one that has a layer; empty: none.
+  LayerRange RunOf(int64_t layers, int64_t layer) const {
     for (int chunk = 0; chunk < chunks; ++chunk) {
       const LayerRange own = Layers(layers, chunk);
-      if (own.begin <= layer && layer < own.end) return true;
+      if (own.begin <= layer && layer < own.end) return own;
     }
-    return false;
+    return {};
   }
 };
 

@@ -97,7 +97,8 @@ Transformer::Transformer(const ModelConfig& config, const TensorParallel& parall
 }
 
 // ---- The uses of the parameters. In a pass with a backward, the values of the last layer and of
-// what follows stay until their backward, which comes next.
+// what follows stay until their backward, which comes next. With several runs of layers on a stage
+// of a pipeline, another pass does.
 
 void Transformer::BeginEmbedding(Tape& tape) const {
   if (use_ == nullptr) return;
@@ -108,27 +109,33 @@ void Transformer::BeginEmbedding(Tape& tape) const {
 void Transformer::EndEmbedding(Tape& tape) const {
   if (use_ == nullptr) return;
   use_->EndValues(0);
-  if (!config_.tied_embeddings) tape.OnBackward([this] { use_->BeginGrads(0); });
+  // Else it has begun with the head's.
+  if (!config_.tied_embeddings || !part_.HasLast()) {
+    tape.OnBackward([this] { use_->BeginGrads(0); });
+  }
 }
 
 void Transformer::BeginLayer(Tape& tape, size_t layer, bool prefetches) const {
   if (use_ == nullptr) return;
   const int unit = 1 + static_cast<int>(layer);
-  use_->BeginValues(tape, unit, prefetches ? unit + 1 : -1);
+  const auto next = static_cast<int64_t>(layer) + 1;
+  const bool has_next = next == config_.layers || next < part_.RunOf(config_.layers, layer).end;
+  use_->BeginValues(tape, unit, prefetches && has_next ? unit + 1 : -1);
   tape.OnBackward([this, &tape, unit] {
     use_->EndGrads(tape, unit);
     use_->EndValues(unit);
   });
 }
 
-void Transformer::EndLayer(Tape& tape, size_t layer, bool backward_follows) const {
+void Transformer::EndLayer(Tape& tape, size_t layer, size_t segment, bool backward_follows) const {
   if (use_ == nullptr) return;
   const int unit = 1 + static_cast<int>(layer);
   if (!backward_follows) use_->EndValues(unit);
   // Before the first layer of a segment the backward computes the segment before it, from its first
   // layer on.
-  const bool begins = layer % segment_ == 0;
-  const int next = layer == 0 ? -1 : unit - (begins ? static_cast<int>(segment_) : 1);
+  const bool begins_run = static_cast<int64_t>(layer) == part_.RunOf(config_.layers, layer).begin;
+  const int step = layer == segment ? static_cast<int>(segment_) : 1;
+  const int next = begins_run ? -1 : unit - step;
   tape.OnBackward([this, &tape, unit, next] {
     use_->BeginValues(tape, unit, next);
     use_->BeginGrads(unit);
@@ -142,6 +149,7 @@ void Transformer::BeginHead(Tape& tape) const {
   tape.OnBackward([this, &tape, unit] {
     use_->EndGrads(tape, unit);
     use_->EndValues(unit);
+    if (config_.tied_embeddings && !part_.HasFirst()) use_->EndGrads(tape, 0);
   });
   if (config_.tied_embeddings) use_->BeginValues(tape, 0, -1);
 }
@@ -151,8 +159,10 @@ void Transformer::EndHead(Tape& tape) const {
   const int unit = 1 + static_cast<int>(blocks_.size());
   const bool tied = config_.tied_embeddings;
   if (tied) use_->EndValues(0);  // the loss has used them for its gradient, too
-  if (!tape.recording()) use_->EndValues(unit);
-  tape.OnBackward([this, unit, tied] {
+  const bool backward_follows = part_.chunks == 1;
+  if (!tape.recording() || !backward_follows) use_->EndValues(unit);
+  tape.OnBackward([this, &tape, unit, tied, backward_follows] {
+    if (!backward_follows) use_->BeginValues(tape, unit, unit - 1);
     use_->BeginGrads(unit);
     if (tied) use_->BeginGrads(0);
   });
@@ -274,7 +284,8 @@ Variable Transformer::LayersOfSegment(const ForwardPass& pass, size_t first, siz
     BeginLayer(pass.tape, layer, /*prefetches=*/!ends);
     x = Layer(pass, layer, x, kept);
     if (segment_ > 1) pass.tape.OnBackward([x] { x.ForgetValue(); });
-    EndLayer(pass.tape, layer, ends || (pass.tape.recording() && layer + 1 == blocks_.size()));
+    const bool is_last = layer + 1 == blocks_.size() && part_.chunks == 1;
+    EndLayer(pass.tape, layer, first, ends || (pass.tape.recording() && is_last));
   }
   return x;
 }

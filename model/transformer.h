@@ -206,7 +206,8 @@ class Transformer {
   void BeginEmbedding(Tape& tape) const;
   void EndEmbedding(Tape& tape) const;
   void BeginLayer(Tape& tape, size_t layer, bool prefetches) const;
-  void EndLayer(Tape& tape, size_t layer, bool backward_follows) const;
+  // segment: its first layer.
+  void EndLayer(Tape& tape, size_t layer, size_t segment, bool backward_follows) const;
   void BeginHead(Tape& tape) const;
   void EndHead(Tape& tape) const;
 

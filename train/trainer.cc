@@ -185,6 +185,7 @@ absl::Status Trainer::CreateModel() {
   }
   if (config_.zero > 0) {
     BURST_ASSIGN_OR_RETURN(shards_, ShardedState::Create(parameters, stage_, group));
+    if (pipeline_ != nullptr) shards_->set_stages(pipeline_->stages(), pipeline_->tied());
     model_->set_parameter_use(shards_.get());
   }
   optimizer_ = std::make_unique<AdamW>(

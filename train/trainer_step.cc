@@ -82,6 +82,7 @@ absl::Status Trainer::Update(const Tensor& loss_and_norm, double lr) {
 
 absl::Status Trainer::ForwardBackward(int64_t first, int64_t count, double loss_scale,
                                       const Tensor& loss) {
+  if (shards_ != nullptr) shards_->BeginStep();
   if (pipeline_ != nullptr) return ForwardBackwardInPipeline(first, count, loss_scale, loss);
   for (int64_t i = first; i < first + count; ++i) {
     BURST_RETURN_IF_ERROR(
@@ -98,7 +99,8 @@ absl::Status Trainer::ForwardBackwardInPipeline(int64_t first, int64_t count, do
       *model_, *attention_, static_cast<int>(count),
       [&](int number) { return MicroBatch(first + number); }, loss_scale, loss));
   BURST_RETURN_IF_ERROR(comm_->PostAllReduceSum(loss));
-  return gradients_->Post(0, model_->parameters().size());
+  return gradients_ == nullptr ? absl::OkStatus()
+                               : gradients_->Post(0, model_->parameters().size());
 }
 
 absl::StatusOr<Pipeline::MicroBatch> Trainer::MicroBatch(int64_t number) {
@@ -124,7 +126,6 @@ absl::Status Trainer::ForwardBackwardOne(int64_t micro_batch, double loss_scale,
     const absl::Status status = gradients_->Post(first, last);
     if (!status.ok()) tape.Fail(status);
   };
-  if (shards_ != nullptr) shards_->BeginMicroBatch(first);
   const bool posts = last && gradients_ != nullptr;
   const Variable part =
       model_->Loss(tape, *attention_, own.batch, loss_scale, own.dropout, posts ? ready : nullptr);

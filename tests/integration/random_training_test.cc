@@ -165,7 +165,7 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
     c.ring_grad_dtype = RingGradDType::kBf16;
   }
   const int64_t divide = IsTensorParallel(c.strategy) ? c.dp : c.dp * c.sp;
-  if (divide > 1) c.zero = draws.Between(0, stages > 1 ? 1 : 3);
+  if (divide > 1) c.zero = draws.Between(0, 3);
   if (c.recompute != Recompute::kNone) {
     (draws.OneIn(3) ? c.recompute_segment : c.recompute_every) = draws.Between(1, 2);
   }

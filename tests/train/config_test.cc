@@ -397,7 +397,7 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--pp=512", "--dp=4"}, {"--pp", "512", "--dp", "1024"}},
       {{"--pp=64"}, {"--pp", "64", "layers"}},
       {{"--pp=2", "--pp_chunks=2", "--accumulate=3"}, {"--pp_chunks", "--pp=2", "--accumulate=3"}},
-      {{"--pp=2", "--zero=2", "--dp=2"}, {"--zero", "2", "--pp=2", "0 or 1"}},
+      {{"--pp=2", "--zero=2", "--dp=2", "--model=d12"}, {"--zero", "2", "--pp=2", "0 or 1"}},
       {{"--pp=2", "--exact"}, {"--exact", "--pp=2"}},
       {{"--pp=2", "--device=cuda", "--recompute=full", "--offload=activations"},
        {"--offload", "activations", "--pp=2"},

@@ -162,7 +162,8 @@ TEST_F(PipelineTest, EveryMeshEqualsOneRank) {
       for (const Strategy strategy : {Strategy::kBurst, Strategy::kTp, Strategy::kTpSp}) {
         if (strategy != Strategy::kBurst && (sp == 1 || tp == 2)) continue;
         const int64_t same = IsTensorParallel(strategy) ? dp : dp * sp;  // ranks of a state
-        const int64_t zero = same == 1 ? 0 : pp == 1 ? 3 : 1;
+        const int64_t most = pp > 1 && model == kTiedGpt2 ? 1 : 3;
+        const int64_t zero = same == 1 ? 0 : std::min<int64_t>(most, 1 + mesh % 3);
         Case c = {dp, pp, sp, strategy, zero, pp == 1 ? 1 : 1 + mesh % 2};
         if (!IsTensorParallel(strategy)) c.tp = tp;
         SCOPED_TRACE(absl::StrCat(model, ", ", NameOf(c)));
@@ -186,6 +187,12 @@ TEST_F(PipelineTest, OtherWaysToTrainEqualOneRank) {
       // A ring of tensor groups, also of unequal lengths.
       {1, 1, 3, Strategy::kRing, 1, 1, Recompute::kSelective, 1, /*packed=*/true, /*tp=*/2},
       {2, 2, 2, Strategy::kBurst, 1, 2, Recompute::kSequence, 1, false, /*tp=*/2},
+      // Gradients and values that stages divide.
+      {2, 2, 1, Strategy::kBurst, 3},
+      {1, 2, 3, Strategy::kBurst, 2},
+      {2, 2, 1, Strategy::kBurst, 3, 2, Recompute::kFull, /*segment=*/2},
+      {2, 4, 1, Strategy::kBurst, 3, 1, Recompute::kSelective, 1, /*packed=*/true},
+      {2, 2, 1, Strategy::kTpSp, 3, 2},
       {1, 1, 5, Strategy::kBurst, 2, 1, Recompute::kFull, /*segment=*/2, false, /*tp=*/2},
   };
   Results one[2];
@@ -199,6 +206,27 @@ TEST_F(PipelineTest, OtherWaysToTrainEqualOneRank) {
     const TrainConfig options = Options(c, "other");
     fs::remove_all(options.out);
     ExpectEqualToRounding(RunOf(options), one[c.packed]);
+  }
+}
+
+// The first and the last stage have pieces of the same table.
+TEST_F(PipelineTest, TiedEmbeddingsAreDividedOnBothStages) {
+  constexpr char kTiedLlama[] =
+      R"({"family":"llama","layers":4,"width":16,"heads":2,"kv_heads":2,"ffn":24,"tied_embeddings":true})";
+  TrainConfig options = Options({1, 1, 1}, "one");
+  options.model = kTiedLlama;
+  const Results one = RunOf(options);
+  const Case cases[] = {{2, 2, 1, Strategy::kBurst, 3},
+                        {1, 2, 3, Strategy::kBurst, 2, /*chunks=*/2},
+                        {2, 2, 1, Strategy::kBurst, 3, 2, Recompute::kFull, /*segment=*/2},
+                        {2, 2, 2, Strategy::kTp, 3},
+                        {2, 2, 2, Strategy::kTpSp, 2}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(NameOf(c));
+    TrainConfig options = Options(c, "divided");
+    options.model = kTiedLlama;
+    fs::remove_all(options.out);
+    ExpectEqualToRounding(RunOf(options), one);
   }
 }
 

@@ -176,6 +176,11 @@ absl::Status CheckModelFitsDevice(const ResolvedConfig& config) {
                        " and at most ", kMost);
 }
 
+bool CanDivideGradients(const ResolvedConfig& config) {
+  const bool same_units = !config.model.tied_embeddings || config.model.family != Family::kGpt2;
+  return !config.exact && (config.mesh.stages == 1 || same_units);
+}
+
 absl::Status CheckPipeline(const TrainConfig& c, const ResolvedConfig& config) {
   if (c.pp == 1) {
     if (c.pp_chunks == 1) return absl::OkStatus();
@@ -193,10 +198,10 @@ absl::Status CheckPipeline(const TrainConfig& c, const ResolvedConfig& config) {
   const auto not_with = [&](const char* option, const auto& value, const char* instead) {
     return InvalidOption(option, value, " is not for --pp=", c.pp, "; ", instead);
   };
-  if (c.zero > 1) {
+  if (c.zero > 1 && !CanDivideGradients(config)) {
     return not_with("zero", c.zero,
-                    "give 0 or 1: gradients of several micro-batches come in turn, and whole "
-                    "values serve all of them");
+                    "give 0 or 1: this model's first stage has positions beside the embeddings "
+                    "that it shares with the last one, and pieces of both would not agree");
   }
   if (c.exact) return not_with("exact", "true", "leave one of them out");
   if (OffloadsActivations(c.offload)) {

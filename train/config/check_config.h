@@ -13,6 +13,11 @@ absl::Status CheckRanges(const TrainConfig& config);
 // What the kernels of a GPU ask of a model. After the device, the dtype and the model are known.
 absl::Status CheckModelFitsDevice(const ResolvedConfig& config);
 
+// Whether --zero=2 and 3 go with the rest: not with --exact, and over stages of a pipeline not
+// where the first and the last one share a part of a unit only (ParameterUnit), as a tied GPT-2's
+// do.
+bool CanDivideGradients(const ResolvedConfig& config);
+
 // What --pp goes with. After the mesh and the model are known.
 absl::Status CheckPipeline(const TrainConfig& given, const ResolvedConfig& config);
 

@@ -15,6 +15,14 @@ constexpr int64_t kMessageBytes = int64_t{48} << 20;
 
 }  // namespace
 
+absl::Status NormOfStages(Communicator* stages, const Tensor& norm) {
+  const Tensor norms = Tensor::Zeros({stages->world_size()}, DType::kFloat64, norm.device());
+  norms.Slice(0, stages->rank(), 1).CopyFrom(norm);
+  BURST_RETURN_IF_ERROR(stages->AllReduceSum(norms));
+  L2Norm(norms, norm);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
     const ParameterList& parameters, Communicator* world, Communicator* group) {
   std::unique_ptr<GradientReducer> reducer(new GradientReducer(parameters, world, group));
@@ -83,7 +91,7 @@ absl::Status GradientReducer::Finish(const Tensor& norm) {
   if (stages_ != nullptr) {
     BURST_RETURN_IF_ERROR(AddTied());
     BURST_RETURN_IF_ERROR(NormOfParts(norm));
-    return NormOfStages(norm);
+    return NormOfStages(stages_, norm);
   }
   if (group_ != nullptr) return NormOfParts(norm);
   if (exact) parameters_.RoundSums();
@@ -134,15 +142,6 @@ absl::Status GradientReducer::NormOfParts(const Tensor& norm) const {
            norms.Slice(0, rank * count + i, 1));
   }
   if (group_ != nullptr) BURST_RETURN_IF_ERROR(group_->AllReduceSum(norms));
-  L2Norm(norms, norm);
-  return absl::OkStatus();
-}
-
-// Of the stages' norms, which every rank of a stage has.
-absl::Status GradientReducer::NormOfStages(const Tensor& norm) const {
-  const Tensor norms = Tensor::Zeros({stages_->world_size()}, DType::kFloat64, norm.device());
-  norms.Slice(0, stages_->rank(), 1).CopyFrom(norm);
-  BURST_RETURN_IF_ERROR(stages_->AllReduceSum(norms));
   L2Norm(norms, norm);
   return absl::OkStatus();
 }

@@ -22,6 +22,10 @@
 
 namespace burst {
 
+// norm, [1] float64: of a stage's gradient, which every rank of the stage has; becomes that of all
+// stages. stages: this rank's place in all of them. Collective.
+absl::Status NormOfStages(Communicator* stages, const Tensor& norm);
+
 class GradientReducer {
  public:
   // Collective in `world`, whose ranks are data parallel x tensor parallel (Mesh), `group` being
@@ -53,7 +57,6 @@ class GradientReducer {
   absl::Status NormBesideLastMessage(const Tensor& norm);
   absl::Status NormOfParts(const Tensor& norm) const;
   absl::Status AddTied();  // gradients of what another stage has, too
-  absl::Status NormOfStages(const Tensor& norm) const;
   // The ranges of all gradients that count for the norm.
   std::vector<ShardRange> CountedRanges() const;
 

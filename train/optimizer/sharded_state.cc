@@ -5,6 +5,7 @@
 
 #include "burst/base/status.h"
 #include "train/optimizer/adamw.h"
+#include "train/optimizer/gradient_reducer.h"
 
 namespace burst {
 
@@ -19,6 +20,7 @@ absl::StatusOr<std::unique_ptr<ShardedState>> ShardedState::Create(const Paramet
 absl::Status ShardedState::Connect() {
   gathered_.resize(parameters_.units().size());
   grads_.resize(parameters_.units().size());
+  has_gradient_.resize(parameters_.units().size());
   shards_ = world_;
   if (group_ == nullptr) return absl::OkStatus();
   BURST_ASSIGN_OR_RETURN(owned_, world_->Split(group_->rank(), world_->rank()));
@@ -53,6 +55,7 @@ absl::Status ShardedState::Wait() {
 absl::Status ShardedState::GatherValues() {
   if (parameters_.sharding().stage == 3) return absl::OkStatus();
   for (int unit = 0; unit < static_cast<int>(parameters_.units().size()); ++unit) {
+    if (parameters_.units()[unit].piece == 0) continue;  // of another stage
     BURST_RETURN_IF_ERROR(shards_->PostAllGatherParts(parameters_.ValuePiece(unit), Counts(unit),
                                                       parameters_.Values(unit)));
   }
@@ -105,9 +108,11 @@ absl::Status ShardedState::Reduce(int unit, const Tensor& all) {
   BURST_RETURN_IF_ERROR(ReduceOverNeighbors(unit, all));
   BURST_RETURN_IF_ERROR(Wait());
   const Tensor own = parameters_.GradPiece(unit);
-  const Tensor added = adds_ ? Tensor::EmptyLike(own) : Tensor();
+  const bool adds = has_gradient_[unit];
+  has_gradient_[unit] = true;
+  const Tensor added = adds ? Tensor::EmptyLike(own) : Tensor();
   reductions_.push_back({unit, all, added});
-  return shards_->PostReduceScatterSum(all, Counts(unit), adds_ ? added : own);
+  return shards_->PostReduceScatterSum(all, Counts(unit), adds ? added : own);
 }
 
 // Of what several ranks of a model have, each has a part of the gradient.
@@ -127,28 +132,39 @@ absl::Status ShardedState::ReduceOverNeighbors(int unit, const Tensor& all) {
 }
 
 // What this rank counts of the model's gradient: its shard, or with tensor parallelism the ranges
-// of that; of what several ranks of a model have, the first counts. As many on every rank, some
-// null.
+// of that; of what several ranks of a model have, the first counts, and of what two stages have,
+// the first stage. As many on every rank of a stage, some null.
 std::vector<Tensor> ShardedState::CountedParts() const {
-  if (group_ == nullptr) return {parameters_.GradShard()};
   std::vector<Tensor> parts;
+  const auto own = [&](int64_t begin, int64_t end) {
+    return parameters_.GradShard().Slice(0, begin, end - begin);
+  };
+  if (group_ == nullptr) {
+    // A copy is all that its unit has.
+    const ParameterUnit& first = parameters_.units().front();
+    const bool copies = first.first < first.last && parameters_[first.first].copy;
+    return {own(copies ? first.piece : 0, parameters_.shard_numel())};
+  }
   for (const ParameterUnit& unit : parameters_.units()) {
+    if (unit.first < unit.last && parameters_[unit.first].copy) continue;
     const int64_t piece_begin = unit.begin + parameters_.sharding().rank * unit.piece;
     for (const ShardRange& range : parameters_.Ranges(unit.first, unit.last)) {
       const int64_t begin = std::max(range.begin, piece_begin);
       const int64_t end = std::min(range.end, piece_begin + unit.piece);
       const bool counts = begin < end && group_->rank() % range.replicas == 0;
       parts.push_back(!counts ? Tensor()
-                              : parameters_.GradShard().Slice(
-                                    0, unit.shard_begin + begin - piece_begin, end - begin));
+                              : own(unit.shard_begin + begin - piece_begin,
+                                    unit.shard_begin + end - piece_begin));
     }
   }
   return parts;
 }
 
-// The norms of all ranks' parts, then that of these.
+// The norms of all ranks' parts, then that of these; then that of the stages.
 absl::Status ShardedState::Finish(const Tensor& norm) {
   BURST_RETURN_IF_ERROR(Wait());
+  // The embeddings: a unit of the same pieces on both stages.
+  if (tied_ != nullptr) BURST_RETURN_IF_ERROR(tied_->AllReduceSum(parameters_.GradPiece(0)));
   const std::vector<Tensor> parts = CountedParts();
   const int64_t count = static_cast<int64_t>(parts.size());
   const Tensor norms =
@@ -158,7 +174,7 @@ absl::Status ShardedState::Finish(const Tensor& norm) {
   }
   BURST_RETURN_IF_ERROR(world_->AllReduceSum(norms));
   L2Norm(norms, norm);
-  return absl::OkStatus();
+  return stages_ == nullptr ? absl::OkStatus() : NormOfStages(stages_, norm);
 }
 
 }  // namespace burst

@@ -40,9 +40,15 @@ class ShardedState : public ParameterUse {
   // After an update of the masters and of this rank's pieces of the values: all values follow.
   absl::Status GatherValues();
 
-  // Stages 2 and 3. Before a micro-batch: its gradients take the place of those so far (`first`),
-  // or are added to them.
-  void BeginMicroBatch(bool first) { adds_ = !first; }
+  // In a pipeline, whose stage `world` is, as GradientReducer::set_stages; before the first step.
+  void set_stages(Communicator* stages, Communicator* tied) {
+    stages_ = stages;
+    tied_ = tied;
+  }
+
+  // Stages 2 and 3: the gradients of the micro-batches that follow take the place of those so far,
+  // and are added up.
+  void BeginStep() { has_gradient_.assign(has_gradient_.size(), false); }
   // Completes the reductions. norm, [1] float64 on the gradients' device, becomes that of the whole
   // model's gradient, the same bits on every rank.
   absl::Status Finish(const Tensor& norm);
@@ -80,10 +86,12 @@ class ShardedState : public ParameterUse {
   Communicator* const world_;
   Communicator* const group_;
   Communicator* shards_ = nullptr;  // the ranks that divide the state
+  Communicator* stages_ = nullptr;
+  Communicator* tied_ = nullptr;
   // Of tensor parallelism, by ShardRange::reduce_ranks: so many neighbors of this rank.
   std::map<int, std::unique_ptr<Communicator>> neighbors_;
   std::unique_ptr<Communicator> owned_;
-  bool adds_ = false;
+  std::vector<bool> has_gradient_;     // by unit: of an earlier micro-batch of this step
   std::vector<Gathered> gathered_;     // by unit
   std::vector<Tensor> grads_;          // by unit, while a backward adds to them
   std::vector<Reduction> reductions_;  // posted, and not waited for

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "burst/base/status.h"
+#include "train/config/check_config.h"
 
 namespace burst {
 namespace {
@@ -77,8 +78,8 @@ Ranges RangesOf(const ResolvedConfig& given, const Choices& choices) {
     ranges.chunks.push_back({ranges.chunks.back().ffn, fewest});
   }
   if (choices.zero && given.state_ranks() > 1) {
-    const bool whole_gradients = given.exact || given.mesh.stages > 1;
-    ranges.stages = whole_gradients ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{0, 1, 2, 3};
+    ranges.stages = {0, 1};
+    if (CanDivideGradients(given)) ranges.stages = {0, 1, 2, 3};
   }
   if (choices.offload) {
     ranges.offloads = {Offload::kNone, Offload::kOptimizer};
