@@ -97,6 +97,12 @@ absl::Status AgreeOn(const absl::Status& status, Communicator* comm) {
   return absl::CancelledError(absl::StrCat("rank ", first - failed.begin(), " failed"));
 }
 
+absl::Status AgreeOrWait(const absl::Status& status, Communicator* comm) {
+  const absl::Status agreed = AgreeOn(status, comm);
+  if (absl::IsCancelled(agreed)) BURST_RETURN_IF_ERROR(comm->Barrier());
+  return agreed;
+}
+
 absl::Status CannotResume(const absl::Status& error, const std::string& path) {
   return WithAnotherCheckpoint(
       absl::Status(error.code(), absl::StrCat("--resume: ", error.message())), path,

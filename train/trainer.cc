@@ -15,11 +15,10 @@
 #include "burst/device/memory.h"
 #include "burst/device/profiler.h"
 #include "model/tensor_parallel.h"
-#include "train/checkpoint/checkpoint_set.h"
+#include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/kept_checkpoints.h"
 #include "train/huggingface/pretrained.h"
 #include "train/report/peak_flops.h"
-#include "train/report/run_folder.h"
 
 namespace burst {
 namespace {
@@ -99,7 +98,7 @@ absl::Status Trainer::Init(bool verbose) {
   if (setup_.simulated) return absl::OkStatus();
   if (setup_.resumed.has_value()) {
     BURST_RETURN_IF_ERROR(Load());
-    step_ = saved_step_ = setup_.resumed->step;
+    step_ = setup_.resumed->step;
   } else if (config_.pretrained.has_value()) {
     BURST_RETURN_IF_ERROR(LoadWeights());
   }
@@ -192,28 +191,15 @@ absl::Status Trainer::CreateModel() {
       AdamWOptions{config_.beta1, config_.beta2, config_.eps, config_.weight_decay},
       parameters.shard_numel(), parameters.master_dtype(), DecayRanges(parameters), device,
       sharding.optimizer_on_host ? StreamedElements(parameters.shard_numel()) : 0);
-  if (config_.checkpoint_sets) {
-    const int parts = mesh.tensor, rank = stage_->rank();
-    copy_ = std::make_unique<StateCopy>(
-        parameters,
-        ShareOfState(parameters, rank / parts, mesh.stage_size() / parts, rank % parts, parts));
-  } else if (comm_->rank() == 0 && tensor_ == nullptr && shards_ == nullptr) {
-    copy_ = std::make_unique<StateCopy>(parameters, OwnState(parameters));
-  }
+  saver_ = std::make_unique<RunSaver>(setup_, comm_, tensor_.get(), parameters, *optimizer_);
   return absl::OkStatus();
 }
 
 absl::Status Trainer::Load() {
   const std::string path = CheckpointPath(config_.out);
   const absl::Status loaded = LoadCheckpoint(path, &model_->parameters(), optimizer_.get());
-  const absl::Status status = AgreeOrWait(loaded);
+  const absl::Status status = AgreeOrWait(loaded, comm_);
   return status.ok() ? status : CannotResume(status, path);
-}
-
-absl::Status Trainer::AgreeOrWait(const absl::Status& status) {
-  const absl::Status agreed = AgreeOn(status, comm_);
-  if (absl::IsCancelled(agreed)) BURST_RETURN_IF_ERROR(comm_->Barrier());
-  return agreed;
 }
 
 absl::Status Trainer::LoadWeights() {
@@ -221,7 +207,7 @@ absl::Status Trainer::LoadWeights() {
   if (!loaded.ok()) {
     loaded = absl::Status(loaded.code(), absl::StrCat("--model: ", loaded.message()));
   }
-  return AgreeOrWait(loaded);
+  return AgreeOrWait(loaded, comm_);
 }
 
 absl::Status Trainer::OpenReport(bool verbose) {
@@ -239,12 +225,12 @@ absl::Status Trainer::OpenReport(bool verbose) {
   if (comm_->rank() == 0) {
     BURST_ASSIGN_OR_RETURN(report_, RunReport::Open(setup_, facts, verbose));
   }
-  return config_.checkpoint_sets ? ShareRunPath() : absl::OkStatus();
+  return saver_->Open(report_.get());
 }
 
 int64_t Trainer::host_bytes() const {
   return model_->offload_bytes() + model_->parameters().kept_bytes().optimizer_on_host +
-         (copy_ == nullptr ? 0 : copy_->bytes());
+         saver_->host_bytes();
 }
 
 // ---- The run.
@@ -254,7 +240,7 @@ absl::Status Trainer::Train() {
   const auto start = std::chrono::steady_clock::now();
   if (model_->device() == DeviceType::kCuda) {
     // Page-locking may wait for all GPUs of the process, which must not wait for other ranks then.
-    if (copy_ != nullptr) copy_->Reserve();
+    saver_->Reserve();
     BURST_RETURN_IF_ERROR(comm_->Barrier());
   }
   BURST_RETURN_IF_ERROR(MakeUpEvaluation());
@@ -274,8 +260,7 @@ absl::Status Trainer::Train() {
     skipped_ = metrics.skipped ? skipped_ + 1 : 0;
     last_val_loss_.reset();
     if (report_ != nullptr) BURST_RETURN_IF_ERROR(report_->Record(metrics));
-    const bool written = writing_.started() && !writing_.busy();
-    if (written && !set_.has_value()) BURST_RETURN_IF_ERROR(EndWriting());
+    BURST_RETURN_IF_ERROR(saver_->EndWritten());
     if (snapshot_ != nullptr) snapshot_->EndChange();
     if (EvaluatesAfter(steps)) BURST_RETURN_IF_ERROR(EvaluateStep(&metrics));
     saved = true;
@@ -291,7 +276,7 @@ absl::Status Trainer::Train() {
                                     kMaxSkippedSteps, " steps, to step ", step_));
     }
   }
-  BURST_RETURN_IF_ERROR(AwaitSave());
+  BURST_RETURN_IF_ERROR(saver_->Await());
   if (!saved && !stop_) {
     return NotFinite(absl::StrCat("the model is not finite after step ", step_, ", the last one"));
   }
@@ -343,7 +328,7 @@ bool Trainer::SavesAfter(int64_t steps) const {
 // Every rank comes here at once; rank 0 returns the error, the others wait until its failure ends
 // them.
 absl::Status Trainer::NotFinite(absl::string_view what) {
-  const absl::Status written = AwaitSave();
+  const absl::Status written = saver_->Await();
   if (comm_->rank() != 0) BURST_RETURN_IF_ERROR(comm_->Barrier());
   std::string error =
       absl::StrCat(what, "; try a lower --lr, a longer --warmup or a smaller --clip");

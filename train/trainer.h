@@ -22,9 +22,6 @@
 #include "burst/device/device.h"
 #include "burst/device/event.h"
 #include "model/transformer.h"
-#include "train/checkpoint/background_task.h"
-#include "train/checkpoint/checkpoint.h"
-#include "train/checkpoint/state_copy.h"
 #include "train/config/config.h"
 #include "train/data/batch.h"
 #include "train/optimizer/adamw.h"
@@ -33,6 +30,7 @@
 #include "train/pipeline/pipeline.h"
 #include "train/report/metrics.h"
 #include "train/report/run_report.h"
+#include "train/run_saver.h"
 #include "train/setup.h"
 #include "train/snapshot.h"
 
@@ -127,29 +125,6 @@ class Trainer {
   absl::StatusOr<bool> IsSound(const StepMetrics& last);
   bool StateIsFinite() const;
   absl::StatusOr<bool> Checkpoint(const StepMetrics& last);
-  // Saves are written while training goes on, one at a time: the next one waits for it. Collective
-  // where ranks write a set.
-  absl::Status Save(std::optional<double> val_loss);
-  absl::Status SaveTogether(const CheckpointInfo& info);  // of ranks that have a part each
-  absl::Status SaveSet(const CheckpointInfo& info);       // this rank's part of it
-  // Waits for this rank's part, and once all ranks have written theirs begins to write the index.
-  // Collective.
-  absl::Status CompleteSet();
-  // As AgreeOn; one rank tells of the failure, the others wait until it ends them.
-  absl::Status AgreeOrWait(const absl::Status& status);
-  absl::Status SaveForked();  // all of it at once, by a forked process
-  // The result of the save that is being written; OK if there is none. Collective as Save.
-  absl::Status AwaitSave();
-  absl::Status AwaitWriting();  // what this rank's thread writes
-  absl::Status EndWriting();    // the same, if that was written already
-  absl::Status ShareRunPath();  // rank 0's run folder, to all
-  absl::StatusOr<std::string> ShareString(const std::string& text);  // rank 0's; collective
-  absl::Status NotShared(const std::string& path) const;
-  CheckpointInfo Info(std::optional<double> val_loss) const;
-  using WriteFile = std::function<absl::Status(const std::string& path)>;
-  // In the run's folder; and the plot. On any thread.
-  absl::Status Keep(const CheckpointInfo& info, const std::vector<StepMetrics>& rows,
-                    const WriteFile& write);
   absl::Status NotFinite(absl::string_view what);
   // A text by the model as it was just saved; empty where there is nothing to print. Rank 0's.
   absl::StatusOr<std::string> Sample() const;
@@ -174,19 +149,9 @@ class Trainer {
   std::array<std::unique_ptr<StepResults>, 3> results_;  // by step: those two, and the one before
   bool follows_ = false;               // the next call of Step is for the next step
   std::unique_ptr<RunReport> report_;  // rank 0's
-  std::unique_ptr<StateCopy> copy_;    // of what this rank writes; null if rank 0 gathers it
-  // The set that is being written, until all its files are.
-  struct SetInProgress {
-    std::string name;
-    CheckpointInfo info;
-    std::vector<StepMetrics> rows;  // rank 0's
-  };
-  std::optional<SetInProgress> set_;
-  std::string run_path_;    // where sets lie
-  BackgroundTask writing_;  // uses both
+  std::unique_ptr<RunSaver> saver_;
   std::unique_ptr<SnapshotOnSignal> snapshot_;
   int64_t step_ = 0;                     // completed
-  int64_t saved_step_ = 0;               // what the newest checkpoint has, or will have
   int skipped_ = 0;                      // steps since the last one that was finite
   std::optional<double> last_val_loss_;  // after the last step
   bool stop_ = false;                    // a signal asked some rank to

@@ -1,10 +1,7 @@
 // What the trainer does between steps and at the end: evaluations, whether a run can continue from
-// its model, checkpoints, the sample.
+// its model and is saved, the sample.
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <system_error>
-#include <utility>
 
 #include "burst/autograd/tape.h"
 #include "burst/base/progress.h"
@@ -12,10 +9,7 @@
 #include "burst/cli/process.h"
 #include "burst/device/device.h"
 #include "train/checkpoint/checkpoint.h"
-#include "train/checkpoint/checkpoint_set.h"
-#include "train/checkpoint/kept_checkpoints.h"
 #include "train/generate/generate.h"
-#include "train/report/run_folder.h"
 #include "train/trainer.h"
 
 namespace burst {
@@ -88,9 +82,10 @@ std::unique_ptr<SnapshotOnSignal> Trainer::MakeSnapshot() {
       [this] {
         // By itself a rank cannot make sure of more; older checkpoints stay.
         const bool good = skipped_ == 0 && WeightsAreFinite();
-        return good && step_ > saved_step_ ? SaveForked() : absl::OkStatus();
+        return good && step_ > saver_->saved_step() ? saver_->SaveForked(step_, last_val_loss_)
+                                                    : absl::OkStatus();
       },
-      [this] { return writing_.busy(); });
+      [this] { return saver_->busy(); });
 }
 
 // Whether a run can continue from the model as it is: its last step was finite, and so are all
@@ -140,142 +135,8 @@ absl::StatusOr<bool> Trainer::Checkpoint(const StepMetrics& last) {
   const ScopedPhase phase("save");
   BURST_ASSIGN_OR_RETURN(const bool sound, IsSound(last));
   if (!sound) return false;
-  BURST_RETURN_IF_ERROR(Save(last.val_loss));
+  BURST_RETURN_IF_ERROR(saver_->Save(step_, last.val_loss));
   return true;
-}
-
-absl::Status Trainer::Save(std::optional<double> val_loss) {
-  BURST_RETURN_IF_ERROR(AwaitSave());
-  const CheckpointInfo info = Info(val_loss);
-  if (config_.checkpoint_sets) return SaveSet(info);
-  if (tensor_ != nullptr || shards_ != nullptr) return SaveTogether(info);
-  if (report_ == nullptr) return absl::OkStatus();
-  copy_->Take(*optimizer_);
-  saved_step_ = step_;
-  writing_.Start([this, info, rows = report_->folder().metrics().rows()] {
-    return Keep(info, rows,
-                [&](const std::string& path) { return WriteCheckpoint(path, info, *copy_); });
-  });
-  return absl::OkStatus();
-}
-
-absl::Status Trainer::SaveTogether(const CheckpointInfo& info) {
-  // With --zero all ranks; else the first group of those that have a model between them.
-  Communicator* const group = shards_ != nullptr ? comm_ : tensor_.get();
-  if (shards_ == nullptr && comm_->rank() >= config_.mesh.tensor) return absl::OkStatus();
-  const WriteFile save = [&](const std::string& path) {
-    return SaveCheckpoint(path, info, model_->parameters(), *optimizer_, group);
-  };
-  if (report_ == nullptr) return save("");
-  BURST_RETURN_IF_ERROR(Keep(info, report_->folder().metrics().rows(), save));
-  saved_step_ = step_;
-  report_->Saved();
-  return absl::OkStatus();
-}
-
-absl::Status Trainer::SaveForked() {
-  const CheckpointInfo info = Info(last_val_loss_);
-  return Keep(info, report_->folder().metrics().rows(), [&](const std::string& path) {
-    return SaveCheckpoint(path, info, model_->parameters(), *optimizer_);
-  });
-}
-
-absl::Status Trainer::SaveSet(const CheckpointInfo& info) {
-  absl::StatusOr<std::string> made;
-  if (report_ != nullptr) made = MakeSet(run_path_, step_);
-  absl::Status status = report_ == nullptr ? absl::OkStatus() : made.status();
-  BURST_ASSIGN_OR_RETURN(const std::string name, ShareString(made.ok() ? *made : ""));
-  const std::string set = (std::filesystem::path(run_path_) / name).string();
-  std::error_code error;
-  if (!name.empty() && !std::filesystem::is_directory(set, error)) status = NotShared(set);
-  BURST_RETURN_IF_ERROR(AgreeOrWait(status));
-  copy_->Take(*optimizer_);
-  saved_step_ = step_;
-  set_ = {name, info, {}};
-  if (report_ != nullptr) set_->rows = report_->folder().metrics().rows();
-  writing_.Start([this, path = SetFilePath(set, comm_->rank(), comm_->world_size())] {
-    return WriteSetFile(path, *copy_);
-  });
-  return absl::OkStatus();
-}
-
-absl::Status Trainer::CompleteSet() {
-  BURST_RETURN_IF_ERROR(AgreeOrWait(AwaitWriting()));
-  const SetInProgress set = *std::exchange(set_, std::nullopt);
-  if (report_ == nullptr) return absl::OkStatus();
-  writing_.Start([this, set, files = comm_->world_size()] {
-    return Keep(set.info, set.rows, [&](const std::string& path) {
-      return WriteCheckpointIndex(path, set.info, set.name, files);
-    });
-  });
-  return absl::OkStatus();
-}
-
-absl::Status Trainer::AwaitSave() {
-  if (set_.has_value()) BURST_RETURN_IF_ERROR(CompleteSet());
-  return AwaitWriting();
-}
-
-absl::Status Trainer::AwaitWriting() {
-  if (!writing_.started()) return absl::OkStatus();
-  const ScopedPhase phase("save");
-  const ScopedWait wait("waits for the checkpoint to be written");
-  return EndWriting();
-}
-
-absl::Status Trainer::EndWriting() {
-  BURST_RETURN_IF_ERROR(writing_.Wait());
-  if (report_ != nullptr) report_->Saved();
-  return absl::OkStatus();
-}
-
-absl::Status Trainer::ShareRunPath() {
-  std::error_code error;
-  std::string own;
-  if (report_ != nullptr) own = std::filesystem::absolute(report_->folder().path(), error).string();
-  BURST_ASSIGN_OR_RETURN(run_path_, ShareString(own));
-  // Whatever lies there, rank 0 has just written that.
-  const std::string settings = (std::filesystem::path(run_path_) / "config.json").string();
-  const bool seen = std::filesystem::exists(settings, error);
-  return AgreeOrWait(seen ? absl::OkStatus() : NotShared(run_path_));
-}
-
-absl::Status Trainer::NotShared(const std::string& path) const {
-  return absl::FailedPreconditionError(
-      absl::StrCat("--checkpoint_files: rank ", comm_->rank(), " does not see ", path,
-                   ", which rank 0 made; ranks on several hosts write their shares of a checkpoint "
-                   "to a file system that all of them see: give --out there, or "
-                   "--checkpoint_files=one"));
-}
-
-absl::StatusOr<std::string> Trainer::ShareString(const std::string& text) {
-  std::string shared = text;
-  auto bytes = static_cast<int64_t>(shared.size());
-  BURST_RETURN_IF_ERROR(comm_->Broadcast(&bytes, sizeof(bytes), /*root=*/0));
-  shared.resize(bytes);
-  BURST_RETURN_IF_ERROR(comm_->Broadcast(shared.data(), bytes, /*root=*/0));
-  return shared;
-}
-
-absl::Status Trainer::Keep(const CheckpointInfo& info, const std::vector<StepMetrics>& rows,
-                           const WriteFile& write) {
-  RunFolder& folder = report_->folder();
-  BURST_RETURN_IF_ERROR(folder.Save(info, write));
-  return folder.Plot(config_.model_name, rows);
-}
-
-CheckpointInfo Trainer::Info(std::optional<double> val_loss) const {
-  CheckpointInfo info;
-  info.step = step_;
-  info.updates = optimizer_->updates();
-  info.seqlen = config_.seqlen;
-  info.window = config_.window;
-  info.model = config_.model;
-  info.tokenizer = setup_.data.tokenizer;
-  info.config = config_.ToJson();
-  info.data_fingerprint = setup_.data_fingerprint;
-  info.val_loss = val_loss;
-  return info;
 }
 
 absl::StatusOr<std::string> Trainer::Sample() const {

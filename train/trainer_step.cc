@@ -51,10 +51,7 @@ absl::Status Trainer::Enqueue(int64_t step, bool follows) {
   // Reduction over ranks, of which the last backward has enqueued most, and the gradient's norm.
   BURST_RETURN_IF_ERROR(FinishGradients(norm));
   if (snapshot_ != nullptr) snapshot_->BeginChange();
-  if (copy_ != nullptr && copy_->in_place()) {
-    const ScopedWait wait("waits for the checkpoint to be written, before the next update");
-    writing_.Finish();
-  }
+  saver_->BeforeUpdate();
   BURST_RETURN_IF_ERROR(Update(loss_and_norm, enqueued_.back().lr));
 
   results.loss_and_norm.Post(loss_and_norm.raw_data(), loss_and_norm.size_bytes());
@@ -146,11 +143,11 @@ absl::Status Trainer::ForwardBackwardOne(int64_t micro_batch, double loss_scale,
 absl::Status Trainer::AnyRankStops() {
   const ScopedPhase phase("agreement whether to stop");
   const Tensor sums = Tensor::FromVector<double>(
-      {InterruptSignal() != 0 ? 1.0 : 0.0, writing_.busy() ? 1.0 : 0.0}, {2});
+      {InterruptSignal() != 0 ? 1.0 : 0.0, saver_->busy() ? 1.0 : 0.0}, {2});
   BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sums));
   stop_ = stop_ || sums.data<double>()[0] > 0;
   // All ranks know of a set, or none.
-  if (set_.has_value() && sums.data<double>()[1] == 0) return CompleteSet();
+  if (saver_->has_set() && sums.data<double>()[1] == 0) return saver_->CompleteSet();
   return absl::OkStatus();
 }
 
