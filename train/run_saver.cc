@@ -166,7 +166,7 @@ absl::StatusOr<std::string> RunSaver::ShareString(const std::string& text) {
 }
 
 absl::Status RunSaver::Keep(const CheckpointInfo& info, const std::vector<StepMetrics>& rows,
-                           const WriteFile& write) {
+                            const WriteFile& write) {
   RunFolder& folder = report_->folder();
   BURST_RETURN_IF_ERROR(folder.Save(info, write));
   return folder.Plot(config_.model_name, rows);

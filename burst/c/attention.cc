@@ -50,6 +50,15 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
   options.deterministic = given.deterministic != 0;
   options.ranks_per_node = given.ranks_per_node;
   options.fp8_forward = given.fp8_forward != 0;
+  options.scores.softcap = given.softcap;
+  options.scores.dropout = given.dropout;
+  if (given.alibi_slopes != nullptr) {
+    if (given.alibi_heads < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("alibi_heads: ", given.alibi_heads, " is no number of slopes"));
+    }
+    options.scores.alibi_slopes.assign(given.alibi_slopes, given.alibi_slopes + given.alibi_heads);
+  }
   auto attention = std::make_shared<Attention>(std::move(context));
   attention->comm = std::move(comm);
   Communicator* const ranks =
@@ -269,6 +278,13 @@ burst_code burst_attention_create(burst_context* context, burst_comm* comm,
 void burst_attention_destroy(burst_attention* attention) {
   (void)Guard([&] {
     delete attention;
+    return absl::OkStatus();
+  });
+}
+
+burst_code burst_attention_set_dropout_seed(burst_attention* attention, uint64_t seed) {
+  return Guard([&] {
+    attention->value->attention->SetDropoutSeed(seed);
     return absl::OkStatus();
   });
 }

@@ -34,7 +34,7 @@ extern "C" {
 
 /* Grows with every change; what a program compiled for an older number uses stays as it was.
  * Structs begin with their size, so that later fields can be told to be absent. */
-#define BURST_C_VERSION 5
+#define BURST_C_VERSION 6
 int32_t burst_c_version(void);         /* of the library */
 const char* burst_version(void);       /* "0.1.0" */
 int32_t burst_cuda_device_count(void); /* GPUs; 0 also in a library built without CUDA */
@@ -133,6 +133,12 @@ typedef struct burst_attention_options {
   /* Since version 5. */
   int32_t fp8_forward; /* 1: the forward's products in 8 bits (e4m3): Hopper GPUs, 16-bit tensors, a
                         * head_dim from 72 to 128 */
+  /* Since version 6, on CPUs only so far; burst/kernels/scores.h has the equations. */
+  double softcap;      /* > 0: scores s become softcap tanh(s / softcap); 0: none */
+  int64_t alibi_heads; /* the length of alibi_slopes: query heads, on all ranks of ulysses, too */
+  const float* alibi_slopes; /* in the host's memory, copied: a score loses its head's slope times
+                              * the distance of the tokens; null: none */
+  double dropout;            /* the probability that a weight is dropped, below 1; 0: none */
 } burst_attention_options;
 
 typedef struct burst_attention burst_attention;
@@ -143,6 +149,11 @@ burst_code burst_attention_create(burst_context* context, burst_comm* comm,
                                   const burst_attention_options* options,
                                   burst_attention** attention);
 void burst_attention_destroy(burst_attention* attention);
+/* Which weights the calls of burst_forward from here on drop, and those of burst_backward, which
+ * must have the seed of their forward: a function of the seed and of a weight's row of the batch,
+ * head and positions. The same on all ranks of a sequence; another one for every layer and step. At
+ * first 0. Since version 6. */
+burst_code burst_attention_set_dropout_seed(burst_attention* attention, uint64_t seed);
 
 typedef struct burst_schedule burst_schedule;
 

@@ -12,9 +12,10 @@ from ._library import BurstError, OutOfMemoryError, RankLostError
 from ._ranks import connect, disconnect
 from ._transformers import register
 from .layout import positions, shard, unshard
+from .scores import alibi_slopes
 
 __version__ = "0.1.0"
 __all__ = [
-    "BurstError", "OutOfMemoryError", "RankLostError", "attention", "connect", "cross_attention",
+    "BurstError", "OutOfMemoryError", "RankLostError", "alibi_slopes", "attention", "connect", "cross_attention",
     "disconnect", "masks", "positions", "register", "shard", "ulysses_attention", "unshard",
 ]

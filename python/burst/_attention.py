@@ -4,6 +4,7 @@ import torch
 
 from . import _ranks
 from ._call import backward, check_sinks, forward, make_call, number_of
+from .scores import draw_seed, drops, scores_of
 
 _op = None
 if hasattr(torch.library, "custom_op"):
@@ -12,12 +13,12 @@ if hasattr(torch.library, "custom_op"):
 
 class AttentionFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, call, needs_grad, sinks):
-        out, lse, _, state = forward(q, k, v, call, needs_grad, sinks)
+    def forward(ctx, q, k, v, call, needs_grad, sinks, seed):
+        out, lse, _, state = forward(q, k, v, call, needs_grad, sinks, seed)
         ctx.set_materialize_grads(False)
         if needs_grad:
             ctx.save_for_backward(q, k, v, out, lse)
-            ctx.state = state
+            ctx.state, ctx.seed = state, seed
         return out, lse
 
     @staticmethod
@@ -26,15 +27,21 @@ class AttentionFunction(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
-        return (*backward(q, k, v, out, lse, dout.to(out.dtype), dlse, ctx.state), None, None, None)
+        gradients = backward(q, k, v, out, lse, dout.to(out.dtype), dlse, ctx.state, ctx.seed)
+        return (*gradients, None, None, None, None)
 
 
-def apply(q, k, v, call, sinks=None):
-    """(out, lse) of [batch, tokens, heads, head_dim], differentiable; sinks are checked, not added."""
+def apply(q, k, v, call, sinks=None, seed=None):
+    """(out, lse) of [batch, tokens, heads, head_dim], differentiable; sinks are checked, not added; seed: of
+    dropout, default: the next one that torch draws."""
+    if not drops(call.scores):
+        seed = None
+    elif seed is None:
+        seed = draw_seed().item()
     needs_grad = torch.is_grad_enabled() and any(
         isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in (q, k, v))
     checked = sinks.detach() if isinstance(sinks, torch.Tensor) else sinks
-    return AttentionFunction.apply(q, k, v, call, needs_grad, checked)
+    return AttentionFunction.apply(q, k, v, call, needs_grad, checked, seed)
 
 
 def _constant_call(group, *arguments):
@@ -52,14 +59,18 @@ if hasattr(torch.library, "custom_op"):
     _constant_call = assume_constant_result(_constant_call)
 
 
-def _apply_arguments(q, k, v, sinks, *arguments):
+def _apply_arguments(q, k, v, sinks, seed, *arguments):
     if _op is None or not _op.is_wanted():
-        return apply(q, k, v, make_call(*arguments), sinks)
+        return apply(q, k, v, make_call(*arguments), sinks, seed)
     if sinks is not None:
         check_sinks(sinks, q)
     number, ranks = _constant_call(*arguments)
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    return _op.apply(q, k, v, number, ranks, needs_grad)
+    if drops(arguments[-1]):
+        seed = draw_seed() if seed is None else torch.tensor([seed])
+    else:
+        seed = None
+    return _op.apply(q, k, v, number, ranks, needs_grad, seed)
 
 
 def _add_sinks(out, lse, sinks):
@@ -73,7 +84,8 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
               cu_seqlens=None, group=None, layout="zigzag", ring_grad_dtype=None,
               deterministic=True, return_lse=False, strategy="burst", ulysses_size=0,
               ranks_per_node=0, backward="auto", sinks=None, seqlen=None, spans=None,
-              slices=None, fp8=False):
+              slices=None, fp8=False, softcap=0.0, alibi_slopes=None, dropout_p=0.0,
+              dropout_seed=None):
     """Exact attention over a sequence whose tokens are spread over the ranks of a group.
 
     q:     [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim]
@@ -116,21 +128,31 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
     fp8            the forward's matrix products in 8 bits (e4m3), the backward's in 16: on Hopper GPUs,
                    with a head_dim from 72 to 128. Faster where attention is long; docs/kernels.md has
                    the error
+    softcap        > 0: scores s become softcap * tanh(s / softcap), as in Gemma 2. This and what follows:
+                   on CPUs only so far
+    alibi_slopes   [heads]: a score loses its head's slope times the distance of the tokens
+                   (burst.alibi_slopes makes those of the paper)
+    dropout_p      the probability that a weight is dropped; the others are divided by 1 - dropout_p, lse is
+                   that of all of them. Which are dropped depends on the seed, the row of the batch, the head
+                   and the positions, not on the ranks
+    dropout_seed   an integer, the same on all ranks. Default: the next number of torch's generator of the
+                   CPU, which must be in the same state on all of them (torch.manual_seed)
 
     Every rank of the group makes the same calls in the same order. ValueError or TypeError, on all
     ranks, for arguments that are wrong or differ between them; RankLostError where a rank is lost.
     """
-    return _attend(q, k, v, sinks, return_lse, group, causal, softmax_scale, window, documents,
+    scores = scores_of(softcap, alibi_slopes, dropout_p)
+    return _attend(q, k, v, sinks, dropout_seed, return_lse, group, causal, softmax_scale, window, documents,
                    cu_seqlens, layout, strategy, ring_grad_dtype, deterministic, backward,
-                   ulysses_size, ranks_per_node, seqlen, spans, None, False, None, slices, fp8)
+                   ulysses_size, ranks_per_node, seqlen, spans, None, False, None, slices, fp8, scores)
 
 
-def _attend(q, k, v, sinks, return_lse, *arguments):
+def _attend(q, k, v, sinks, seed, return_lse, *arguments):
     packed = isinstance(q, torch.Tensor) and q.dim() == 3
     if packed:
         q, k, v = (tensor.unsqueeze(0) if isinstance(tensor, torch.Tensor) and tensor.dim() == 3
                    else tensor for tensor in (q, k, v))
-    out, lse = _apply_arguments(q, k, v, sinks, *arguments)
+    out, lse = _apply_arguments(q, k, v, sinks, seed, *arguments)
     if sinks is not None:
         out, lse = _add_sinks(out, lse, sinks)
     if packed:
@@ -150,9 +172,9 @@ def cross_attention(q, k, v, *, softmax_scale=None, group=None, layout="zigzag",
 
     seqlen is the length of the queries' sequence, and a promise as attention's, whose arguments the
     others are. backward="auto" sends queries or keys around, whichever are fewer bytes."""
-    return _attend(q, k, v, sinks, return_lse, group, False, softmax_scale, 0, None, None, layout,
+    return _attend(q, k, v, sinks, None, return_lse, group, False, softmax_scale, 0, None, None, layout,
                    strategy, ring_grad_dtype, deterministic, backward, ulysses_size, ranks_per_node,
-                   seqlen, None, None, True, key_layout)
+                   seqlen, None, None, True, key_layout, None, False, None)
 
 
 def ulysses_attention(q, k, v, **arguments):

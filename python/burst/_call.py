@@ -10,6 +10,7 @@ import torch
 from . import _library, _ranks
 from ._library import check, create, library
 from .masks import Frozen
+from .scores import check_seed, drops
 
 LAYOUTS = ("zigzag", "contiguous", "striped", "balanced")
 STRATEGIES = ("burst", "ring", "ulysses", "burst+ulysses")
@@ -25,12 +26,13 @@ class Call:
     Made by make_call, which normalizes them; two equal calls are one object."""
 
     __slots__ = ("group", "options", "documents", "seqlen", "promised", "tokens", "spans", "slices",
-                 "cross", "text", "checked")
+                 "scores", "cross", "text", "checked")
 
-    def __init__(self, group, options, documents, seqlen, promised, tokens, spans, slices):
+    def __init__(self, group, options, documents, seqlen, promised, tokens, spans, slices, scores):
         self.group, self.options = group, options
         self.documents, self.seqlen, self.tokens = documents, seqlen, tokens
         self.spans, self.slices = spans, slices
+        self.scores = scores  # as scores_of gives it
         self.cross = dict(options)["cross"]  # keys of another sequence
         self.promised = promised  # the caller gave seqlen: ranks compare arguments once
         self.checked = False  # whether the options are known to be good
@@ -52,14 +54,15 @@ _numbers, _by_number = {}, []  # of calls that are arguments of operators
 
 def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layout, strategy,
               ring_grad_dtype, deterministic, backward, ulysses_size, ranks_per_node, seqlen,
-              spans=None, tokens=None, cross=False, key_layout=None, slices=None, fp8=False):
+              spans=None, tokens=None, cross=False, key_layout=None, slices=None, fp8=False,
+              scores=None):
     """The Call of these arguments. Errors are kept in it for the call itself, where all ranks of the
     group learn of them."""
     given = None
     if (documents is None and cu_seqlens is None and tokens is None and spans is None and
             (slices is None or isinstance(slices, Frozen)) and not cross):  # the usual: look first
         given = (id(group), causal, softmax_scale, window, layout, strategy, ring_grad_dtype,
-                 deterministic, backward, ulysses_size, ranks_per_node, seqlen, slices, fp8)
+                 deterministic, backward, ulysses_size, ranks_per_node, seqlen, slices, fp8, scores)
         try:
             found = _calls.get(given)
         except TypeError:  # something that cannot be an option
@@ -72,17 +75,19 @@ def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layou
                ("ring_grad_dtype", _grad_dtype_name(ring_grad_dtype)),
                ("deterministic", bool(deterministic)), ("backward", backward),
                ("ulysses_size", ulysses_size), ("ranks_per_node", ranks_per_node), ("cross", cross),
-               ("key_layout", key_layout), ("fp8", bool(fp8)))
+               ("key_layout", key_layout), ("fp8", bool(fp8)),
+               *zip(("softcap", "alibi_slopes", "dropout_p"),
+                    scores if isinstance(scores, tuple) else (0, None, 0)))
     promised = seqlen is not None
     documents, seqlen = rows_of_documents(documents, cu_seqlens, seqlen)
     spans, slices = _spans(spans), _slices(slices)
-    key = (id(group), options, documents, seqlen, promised, tokens, spans, slices)
+    key = (id(group), options, documents, seqlen, promised, tokens, spans, slices, scores)
     call = _calls.get(key)
     if call is None:
         if len(_calls) >= 4096:  # every batch has documents of its own
             _calls.clear()
         call = _calls[key] = Call(group, options, documents, seqlen, promised, tokens, spans,
-                                  slices)
+                                  slices, scores)
     if given is not None:
         _calls[given] = call
     return call
@@ -176,7 +181,7 @@ def _is_flat(values, length):
 
 def _check_options(call):
     options = dict(call.options)
-    for texts in (call.spans, call.slices):
+    for texts in (call.spans, call.slices, call.scores):
         if isinstance(texts, str):
             raise ValueError(texts)
     if call.slices is not None:
@@ -251,7 +256,7 @@ def check_sinks(sinks, q):
                          (sinks.dtype, sinks.device, q.device))
 
 
-def _agree(ranks, call, q, k, v, sinks, needs_grad):
+def _agree(ranks, call, q, k, v, sinks, needs_grad, seed):
     """Checks this rank's arguments and compares them with the others'. Returns the tokens of each
     rank; of cross-attention those of q, then those of k. What is wrong on one rank is an error on all
     of them."""
@@ -263,6 +268,8 @@ def _agree(ranks, call, q, k, v, sinks, needs_grad):
         _check_tensors(q, k, v, call.cross)
         if sinks is not None:
             check_sinks(sinks, q)
+        if seed is not None:
+            check_seed(seed)
     except (TypeError, ValueError) as raised:
         error = raised
     if ranks.size == 1:
@@ -279,8 +286,8 @@ def _agree(ranks, call, q, k, v, sinks, needs_grad):
     if error is not None:
         text = "E" + str(error)
     else:
-        text = "%d,%d;batch=%d;heads=%d;kv heads=%d;head_dim=%d;dtype=%s;requires_grad=%s;%s" % (
-            q.shape[1], k.shape[1], q.shape[0], q.shape[2], k.shape[2], q.shape[3], q.dtype, needs_grad, call.text)
+        text = "%d,%d;batch=%d;heads=%d;kv heads=%d;head_dim=%d;dtype=%s;requires_grad=%s;dropout_seed=%s;%s" % (
+            q.shape[1], k.shape[1], q.shape[0], q.shape[2], k.shape[2], q.shape[3], q.dtype, needs_grad, seed, call.text)
     texts = ranks.exchange(text)
     if error is not None:
         raise error
@@ -319,13 +326,16 @@ def _attention_of(ranks, call):
         strategy = options["strategy"]
         if strategy == "burst" and options["ulysses_size"] > 1:
             strategy = "burst+ulysses"
+        softcap, slopes, dropout = call.scores or (0, None, 0)
         given = _library.AttentionOptions(
             struct_bytes=ctypes.sizeof(_library.AttentionOptions), strategy=strategy.encode(),
             layout=options["layout"].encode(), backward=options["backward"].encode(),
             ring_grad_dtype=options["ring_grad_dtype"].encode(), causal=options["causal"],
             window=options["window"], softmax_scale=options["softmax_scale"] or 0,
             deterministic=options["deterministic"], group_size=options["ulysses_size"],
-            ranks_per_node=options["ranks_per_node"], fp8_forward=options["fp8"])
+            ranks_per_node=options["ranks_per_node"], fp8_forward=options["fp8"],
+            softcap=softcap, alibi_heads=len(slopes or ()),
+            alibi_slopes=(ctypes.c_float * len(slopes))(*slopes) if slopes else None, dropout=dropout)
         found = ranks.attentions[call.options] = create(
             "attention", ranks.device.handle.value, ranks.comm and ranks.comm.value,
             ctypes.byref(given), keeps=ranks.device.handle)
@@ -391,7 +401,7 @@ def _view(tensor):
 
 
 class State:
-    """What the backward of a call needs besides tensors."""
+    """What the backward of a call needs besides tensors and the seed of dropout."""
 
     __slots__ = ("ranks", "attention", "schedule")
 
@@ -418,13 +428,21 @@ def state_of(call, tensor, lengths):
         return _state(ranks, call, lengths)
 
 
-def forward(q, k, v, call, needs_grad, sinks=None):
-    """out, lse, the tokens of every rank (as _agree) and the State. Collective. sinks are checked, not added."""
+def _set_seed(state, seed):
+    if seed is not None:
+        check(library().burst_attention_set_dropout_seed(state.attention.value, seed))
+
+
+def forward(q, k, v, call, needs_grad, sinks=None, seed=None):
+    """out, lse, the tokens of every rank (as _agree) and the State. Collective. sinks are checked, not added;
+    seed: an integer where weights are dropped, else None."""
+    seed = seed if drops(call.scores) else None
     ranks = _ranks.ranks_of(call.group, q)
     with ranks.device.lock:
         ranks.device.enter()
-        lengths = _agree(ranks, call, q, k, v, sinks, needs_grad)
+        lengths = _agree(ranks, call, q, k, v, sinks, needs_grad, seed)
         state = _state(ranks, call, lengths)
+        _set_seed(state, seed)
         q, k, v = _ready(q), _ready(k), _ready(v)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty(lse_shape(q), dtype=lse_dtype(q), device=q.device)
@@ -433,11 +451,12 @@ def forward(q, k, v, call, needs_grad, sinks=None):
     return out, lse, lengths, state
 
 
-def backward(q, k, v, out, lse, dout, dlse, state):
-    """dq, dk and dv. Collective; dlse may be None."""
+def backward(q, k, v, out, lse, dout, dlse, state, seed=None):
+    """dq, dk and dv. Collective; dlse may be None; seed as forward had it."""
     device = state.ranks.device
     with device.lock:
         device.enter()
+        _set_seed(state, seed)
         q, k, v, out, dout = map(_ready, (q, k, v, out, dout))
         lse, dlse = lse.contiguous(), None if dlse is None else dlse.contiguous()
         gradients = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v)]

@@ -4,9 +4,10 @@ import ctypes
 import os
 import struct
 import threading
-from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import (POINTER, byref, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t,
+                    c_uint64, c_void_p)
 
-_VERSION = 5  # BURST_C_VERSION
+_VERSION = 6  # BURST_C_VERSION
 
 
 class BurstError(RuntimeError):
@@ -55,6 +56,10 @@ class AttentionOptions(ctypes.Structure):
         ("group_size", c_int32),
         ("ranks_per_node", c_int32),
         ("fp8_forward", c_int32),
+        ("softcap", c_double),
+        ("alibi_heads", c_int64),
+        ("alibi_slopes", POINTER(c_float)),
+        ("dropout", c_double),
     ]
 
 
@@ -92,6 +97,7 @@ _FUNCTIONS = {
     "burst_comm_abort": [c_void_p, c_char_p],
     "burst_comm_all_gather": [c_void_p, c_void_p, c_int64, c_void_p],
     "burst_attention_create": [c_void_p, c_void_p, POINTER(AttentionOptions), _HANDLE],
+    "burst_attention_set_dropout_seed": [c_void_p, c_uint64],
     "burst_schedule_create": [
         c_void_p, c_int64, c_int64, POINTER(c_int64), POINTER(c_int32), _HANDLE],
     "burst_schedule_create_at": [

@@ -9,15 +9,20 @@ from torch import Tensor
 from . import _call
 
 
+def _number(seed):
+    """Of dropout: [1], on the CPU, or None."""
+    return None if seed is None else seed.item()
+
+
 @torch.library.custom_op("burst::forward", mutates_args=())
 def forward(q: Tensor, k: Tensor, v: Tensor, call: int, ranks: int,
-            needs_grad: bool) -> Tuple[Tensor, Tensor, Tensor]:
-    out, lse, lengths, _ = _call.forward(q, k, v, _call.call_of(call), needs_grad)
+            needs_grad: bool, seed: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
+    out, lse, lengths, _ = _call.forward(q, k, v, _call.call_of(call), needs_grad, seed=_number(seed))
     return out, lse, torch.tensor(lengths, dtype=torch.int64)
 
 
 @forward.register_fake
-def _(q, k, v, call, ranks, needs_grad):
+def _(q, k, v, call, ranks, needs_grad, seed):
     lse = q.new_empty(_call.lse_shape(q), dtype=_call.lse_dtype(q))
     lengths = torch.empty((ranks,), dtype=torch.int64, device="cpu")
     return torch.empty(q.shape, dtype=q.dtype, device=q.device), lse, lengths
@@ -25,29 +30,30 @@ def _(q, k, v, call, ranks, needs_grad):
 
 @torch.library.custom_op("burst::backward", mutates_args=())
 def backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, lengths: Tensor, dout: Tensor,
-             dlse: Optional[Tensor], call: int) -> Tuple[Tensor, Tensor, Tensor]:
+             dlse: Optional[Tensor], call: int,
+             seed: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
     state = _call.state_of(_call.call_of(call), q, lengths.tolist())
-    dq, dk, dv = _call.backward(q, k, v, out, lse, dout.to(out.dtype), dlse, state)
+    dq, dk, dv = _call.backward(q, k, v, out, lse, dout.to(out.dtype), dlse, state, _number(seed))
     return dq, dk, dv
 
 
 @backward.register_fake
-def _(q, k, v, out, lse, lengths, dout, dlse, call):
+def _(q, k, v, out, lse, lengths, dout, dlse, call, seed):
     return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
 
 
 def _keep(ctx, inputs, output):
-    q, k, v, ctx.call, _, _ = inputs
-    ctx.save_for_backward(q, k, v, *output)
+    q, k, v, ctx.call, _, _, seed = inputs
+    ctx.save_for_backward(q, k, v, *output, seed)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx, dout, dlse, _):
-    q, k, v, out, lse, lengths = ctx.saved_tensors
+    q, k, v, out, lse, lengths, seed = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
-    gradients = torch.ops.burst.backward(q, k, v, out, lse, lengths, dout, dlse, ctx.call)
-    return (*gradients, None, None, None)
+    gradients = torch.ops.burst.backward(q, k, v, out, lse, lengths, dout, dlse, ctx.call, seed)
+    return (*gradients, None, None, None, None)
 
 
 forward.register_autograd(_differentiate, setup_context=_keep)
@@ -60,6 +66,6 @@ def is_wanted():
     return torch.utils._python_dispatch._get_current_dispatch_mode() is not None
 
 
-def apply(q, k, v, call, ranks, needs_grad):
-    out, lse, _ = torch.ops.burst.forward(q, k, v, call, ranks, needs_grad)
+def apply(q, k, v, call, ranks, needs_grad, seed):
+    out, lse, _ = torch.ops.burst.forward(q, k, v, call, ranks, needs_grad, seed)
     return out, lse

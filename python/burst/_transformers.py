@@ -12,7 +12,7 @@ def register(group=None, layout="zigzag", name="burst", **arguments):
         model(input_ids=input_ids[:, own], position_ids=own[None], use_cache=False)
 
     `arguments`: those of burst.attention (documents, strategy, ...). Models without padding and
-    without a cache; a sliding window and sinks of the model are honored, capped logits refused.
+    without a cache; a sliding window, sinks, dropout and capped logits of the model are honored, the last two on CPUs.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -23,10 +23,6 @@ def register(group=None, layout="zigzag", name="burst", **arguments):
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ValueError("attention_mask: sequences with padding; pack documents instead "
                              "(documents=...)")
-        if dropout:
-            raise ValueError("dropout: %r; there is no dropout in attention here" % dropout)
-        if softcap is not None:
-            raise ValueError("softcap: %r; logits are not capped here" % softcap)
         if position_bias is not None:
             raise ValueError("position_bias: nothing is added to logits here")
         if query.shape[2] != key.shape[2]:
@@ -35,7 +31,7 @@ def register(group=None, layout="zigzag", name="burst", **arguments):
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
         given = dict(causal=is_causal, softmax_scale=scaling, window=sliding_window or 0,
-                     sinks=s_aux, group=group, layout=layout)
+                     sinks=s_aux, group=group, layout=layout, softcap=softcap, dropout_p=dropout)
         given.update(arguments)
         out = attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **given)
         return out, None

@@ -4,7 +4,7 @@
 
 ring_ functions have contiguous parts, zigzag_ring_ and stripe_ theirs; the _varlen_ ones cut every
 packed document in that way, and take cu_seqlens of this rank's parts. group None: all ranks. Dropout
-and alibi_slopes are refused. return_attn_probs: (out, lse, None).
+and alibi_slopes are for CPUs. return_attn_probs: (out, lse, None).
 
 llama3_flash_attn_varlen_func and the adapters are not here; burst.attention with documents and
 burst.register do what they are for.
@@ -13,6 +13,7 @@ burst.register do what they are for.
 from ._attention import apply, attention
 from ._call import list_of, make_call
 from .burst_attn import _world
+from .scores import scores_of
 
 import torch
 
@@ -34,20 +35,12 @@ def _window(window_size, causal):
                      "the token itself" % (left, right))
 
 
-def _check(dropout_p, alibi_slopes):
-    if dropout_p:
-        raise ValueError("dropout_p: %r; there is no dropout in attention here" % dropout_p)
-    if alibi_slopes is not None:
-        raise ValueError("alibi_slopes: there are none here")
-
-
 def _batch(layout, q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes, deterministic,
            return_attn_probs, group):
-    _check(dropout_p, alibi_slopes)
     causal, window = _window(window_size, causal)
     out, lse = attention(q, k, v, causal=causal, softmax_scale=softmax_scale, window=window,
                          group=_world(group), layout=layout, deterministic=deterministic,
-                         return_lse=True)
+                         return_lse=True, alibi_slopes=alibi_slopes, dropout_p=dropout_p)
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -73,7 +66,6 @@ _known_tokens = {}
 
 def _varlen(zigzag, q, k, v, cu_seqlens, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
             deterministic, return_attn_probs, group):
-    _check(dropout_p, alibi_slopes)
     group = _world(group)
     bounds = tuple(int(bound) for bound in list_of(cu_seqlens))
     if zigzag and any((end - begin) % 2 for begin, end in zip(bounds, bounds[1:])):
@@ -89,7 +81,8 @@ def _varlen(zigzag, q, k, v, cu_seqlens, dropout_p, softmax_scale, causal, windo
     causal, window = _window(window_size, causal)
     call = make_call(group, causal, softmax_scale, window, None, [bound * size for bound in bounds],
                      "zigzag" if zigzag else "contiguous", "burst", None, deterministic, "auto", 0, 0,
-                     None, None, tokens)
+                     None, None, tokens, False, None, None, False,
+                     scores_of(0, alibi_slopes, dropout_p))
     out, lse = apply(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), call)
     out, lse = out.squeeze(0), lse.squeeze(0)
     return (out, lse, None) if return_attn_probs else out

@@ -4,6 +4,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 import burst
 from harness import main, naive, normal, run_ranks
@@ -138,6 +139,75 @@ def packed_and_float32(rank, group):
     compare(problem, group, layout, dtype=torch.float32, tolerance=TOLERANCE * 2**29)
 
 
+SLOPES = (0.5, 0.0, 0.25, 1.0)
+
+
+def changed_scores(rank, group):
+    for change in (dict(softcap=1.5), dict(alibi_slopes=SLOPES), dict(softcap=0.8, alibi_slopes=SLOPES)):
+        for layout, arguments in (("zigzag", {}), ("striped", dict(strategy="ring")),
+                                  ("contiguous", dict(strategy="ulysses")), ("balanced", {}),
+                                  ("zigzag", dict(ulysses_size=2))):
+            for mask in (dict(), dict(causal=False), dict(window=5, starts=[[0, 6, 20]]), MASKS[10]):
+                compare(Problem(2, 29, 4, 4, 8, **mask, **change), group, layout, **arguments)
+
+
+def dropped_weights(rank, group):
+    """With one-hot values out is the weights. What they say is dropped is so for any values."""
+    probability, seqlen = 0.3, 32
+    problem = Problem(2, seqlen, 4, 2, seqlen, window=20)
+    q, k, _ = problem.inputs
+    one_hot = torch.eye(seqlen, dtype=torch.float64)[None, :, None].expand(2, -1, 2, -1)
+    weights = burst.attention(q, k, one_hot, window=20, dropout_p=probability, dropout_seed=7)
+    whole, _ = naive(q, k, one_hot, window=20)
+    seen = whole > 0
+    kept = torch.where(seen, weights / whole, torch.zeros(()).double())
+    scaled = 1 / (1 - probability)
+    assert (((kept - scaled).abs() < TOLERANCE) | (kept == 0))[seen].all()
+    # Independent over rows, heads and pairs: within 5 standard deviations of a binomial.
+    keeps = kept > 0
+    count, expected = seen.sum().item(), 1 - probability
+    share = keeps[seen].double().mean().item()
+    assert abs(share - expected) < 5 * (probability * expected / count)**0.5, share
+    same = [keeps[0] == keeps[1], keeps[:, :, 0] == keeps[:, :, 1]]
+    for equal, shown in zip(same, (seen[0], seen[:, :, 0])):
+        both = probability**2 + expected**2
+        share = equal[shown].double().mean().item()
+        assert abs(share - both) < 5 * (both * (1 - both) / shown.sum().item())**0.5, share
+    problem.mask["kept"] = (keeps.double() * scaled).transpose(1, 2)  # [batch, heads, q, k]
+    want = problem.expected()
+    problem.expected = lambda: want
+    del problem.mask["kept"]
+    for layout in ("zigzag", "contiguous", "striped"):
+        for arguments in (dict(), dict(backward="ring"), dict(backward="burst"), dict(ulysses_size=2),
+                          dict(strategy="ring")):
+            if arguments and dist.get_world_size(group) == 1:
+                continue
+            compare(problem, group, layout, dropout_p=probability, dropout_seed=7, **arguments)
+
+
+def seeds(rank, group):
+    q, k, v = (burst.shard(x, 1, group) for x in Problem(1, 24, 4, 2, 8).inputs)
+
+    def drop(**arguments):
+        return burst.attention(q, k, v, group=group, dropout_p=0.5, **arguments)
+
+    first, second = drop(dropout_seed=1), drop(dropout_seed=2)
+    assert torch.equal(first, drop(dropout_seed=1)) and not torch.equal(first, second)
+    assert not torch.equal(drop(), drop()), "every call draws"
+    torch.manual_seed(5)
+    drawn = drop()
+    torch.manual_seed(5)
+    assert torch.equal(drawn, drop())
+    q.requires_grad_()
+    gradients = []
+    for wrapped in (False, True):  # a recomputation drops the same weights
+        torch.manual_seed(9)
+        out = checkpoint(drop, use_reentrant=False) if wrapped else drop()
+        burst.attention(q, k, v, group=group, dropout_p=0.5)  # others come between
+        gradients.append(torch.autograd.grad(out.square().sum(), q)[0])
+    assert torch.equal(*gradients)
+
+
 def with_sinks(rank, group):
     for heads, kv_heads, mask in ((4, 2, dict()), (3, 3, dict(causal=False, window=4)),
                                   (2, 1, dict(starts=[[0, 6, 20]]))):
@@ -225,6 +295,17 @@ class AttentionTest(unittest.TestCase):
 
     def test_packed_and_float32(self):
         run_ranks(2, packed_and_float32)
+
+    def test_changed_scores(self):
+        run_ranks(4, changed_scores)
+
+    def test_dropped_weights(self):
+        for size in (1, 4):
+            with self.subTest(ranks=size):
+                run_ranks(size, dropped_weights)
+
+    def test_seeds(self):
+        run_ranks(2, seeds)
 
     def test_sinks(self):
         for size in (1, 3):

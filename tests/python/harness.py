@@ -61,9 +61,10 @@ def _child(rank, size, body, store, writing):
 
 
 def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None, sinks=None, spans=(),
-          slices=()):
+          slices=(), softcap=0, alibi_slopes=None, kept=None):
     """(out, lse) by the definition: [batch, tokens, heads, head_dim]. starts: rows of documents;
-    sinks: one more column of scores, [heads]; spans: rows of pairs; slices: rows of them."""
+    sinks: one more column of scores, [heads]; spans: rows of pairs; slices: rows of them; alibi_slopes:
+    [heads]; kept: [batch, heads, tokens, keys], by which weights are multiplied."""
     n, keys, heads = q.shape[1], k.shape[1], q.shape[2]
     k, v = (x.repeat_interleave(heads // x.shape[2], 2) for x in (k, v))
     scale = softmax_scale or 1 / math.sqrt(q.shape[3])
@@ -92,10 +93,16 @@ def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None, si
             shown |= part
         hidden[row] |= ~shown
     scores = scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        scores = scores - torch.tensor(alibi_slopes, dtype=scores.dtype)[:, None, None] * distance.abs()
     scores = scores.masked_fill(hidden[:, None], -math.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], 3)
     weights = scores.softmax(-1)[..., :keys]
+    if kept is not None:
+        weights = weights * kept
     return torch.einsum("bhqk,bkhd->bqhd", weights, v), scores.logsumexp(-1)
 
 

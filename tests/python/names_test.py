@@ -34,6 +34,8 @@ def ring_flash_attn_batch(rank, group):
                                 (dict(causal=True, window_size=(3, 0)), dict(window=4)),
                                 (dict(window_size=(3, 3)), dict(causal=False, window=4)),
                                 (dict(window_size=(3, 0)), dict(window=4)),
+                                (dict(alibi_slopes=burst.alibi_slopes(4)),
+                                 dict(causal=False, alibi_slopes=burst.alibi_slopes(4).tolist())),
                                 (dict(softmax_scale=0.3), dict(causal=False, softmax_scale=0.3))):
             local = [cut(x).detach().requires_grad_() for x in whole]
             out, lse, nothing = function(*local, return_attn_probs=True, **arguments)
@@ -46,7 +48,12 @@ def ring_flash_attn_batch(rank, group):
         close(packed(torch.stack(local, 2), 0.0, None, True, group=group), function(*local, causal=True))
         packed = getattr(ring_flash_attn, name + "_flash_attn_kvpacked_func")
         close(packed(local[0], torch.stack(local[1:], 2), causal=True), function(*local, causal=True))
-        for wrong in (dict(dropout_p=0.1), dict(alibi_slopes=torch.ones(4)), dict(window_size=(3, 1))):
+        torch.manual_seed(3)
+        dropped = function(*local, 0.5)
+        torch.manual_seed(3)
+        close(dropped, burst.attention(*local, causal=False, dropout_p=0.5, group=group, layout=layout))
+        assert not torch.allclose(dropped, function(*local))
+        for wrong in (dict(dropout_p=1.5), dict(alibi_slopes=torch.ones(3)), dict(window_size=(3, 1))):
             try:
                 function(*local, **wrong)
             except ValueError as raised:
@@ -129,13 +136,27 @@ def compiled(rank, group):
         shorter = slice(0, 4)
         return burst.cross_attention(q, k[:, shorter], v[:, shorter], group=group).sin().sum()
 
-    for function in (with_lse, with_documents, packed, with_spans, with_slices, across):
+    def with_changed_scores(q, k, v):
+        return burst.attention(q, k, v, group=group, softcap=2.0, alibi_slopes=[0.5, 0.25, 0.1, 1.0],
+                               dropout_p=0.4, dropout_seed=8).sin().sum()
+
+    for function in (with_lse, with_documents, packed, with_spans, with_slices, across,
+                     with_changed_scores):
         graph = torch.compile(function, fullgraph=True, backend="aot_eager")
         want = torch.autograd.grad(function(*inputs), inputs)
         for a, b in zip(torch.autograd.grad(graph(*inputs), inputs), want):
             close(a, b)
     with torch.no_grad():
         close(torch.compile(with_lse, fullgraph=True, backend="aot_eager")(*inputs), with_lse(*inputs))
+    # The gradient is that of the weights that the forward dropped: out is linear in v.
+    drops = torch.compile(lambda v: burst.attention(*inputs[:2], v, group=group, dropout_p=0.5),
+                          fullgraph=True, backend="aot_eager")
+    out = drops(inputs[2])
+    weight = torch.ones_like(out)
+    whole = torch.stack([(torch.autograd.grad(out, inputs[2], weight)[0] * inputs[2]).sum(),
+                         (weight * out).sum()]).detach()
+    dist.all_reduce(whole, group=group)
+    close(whole[0], whole[1])
 
 
 def selective_checkpointing(rank, group):
@@ -148,7 +169,7 @@ def selective_checkpointing(rank, group):
 
     want = torch.autograd.grad(function(*inputs), inputs)
     runs, forward = [], burst._call.forward
-    burst._call.forward = lambda *arguments: runs.append(0) or forward(*arguments)
+    burst._call.forward = lambda *arguments, **named: runs.append(0) or forward(*arguments, **named)
     keep = [torch.ops.burst.forward.default]
     out = checkpoint.checkpoint(
         function, *inputs, use_reentrant=False,
@@ -212,15 +233,13 @@ def model_with_sinks(rank, group):
 def model_with_capped_logits(rank, group):
     import transformers
     burst.register(group)
-    model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**SMALL, head_dim=8))
-    model.set_attn_implementation("burst")
-    own = burst.positions(26, group)
-    try:
-        model(input_ids=own[None], position_ids=own[None], use_cache=False)
-    except ValueError as raised:
-        assert str(raised).startswith("softcap: 50"), raised
-    else:
-        raise AssertionError("logits without their cap")
+    torch.manual_seed(1)
+    config = transformers.Gemma2Config(**SMALL, head_dim=8, sliding_window=8, query_pre_attn_scalar=1,
+                                       attn_logit_softcapping=0.5)
+    config._attn_implementation = "eager"
+    model = transformers.Gemma2ForCausalLM(config)
+    # Its softmax is of float32: 2^-24 of sums of a few hundred products that are below 4.
+    check_model(model, group, 2**-24 * 4 * 300)
 
 
 class NamesTest(unittest.TestCase):
@@ -261,7 +280,8 @@ class NamesTest(unittest.TestCase):
         run_ranks(2, model_of_transformers)
         if hasattr(transformers, "GptOssConfig"):
             run_ranks(2, model_with_sinks)
-        run_ranks(2, model_with_capped_logits)
+        if hasattr(transformers, "Gemma2Config"):
+            run_ranks(2, model_with_capped_logits)
 
 
 if __name__ == "__main__":

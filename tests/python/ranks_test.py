@@ -76,6 +76,14 @@ def wrong_arguments(rank, group):
          slices=[(0, 25, 0, 4, "full")])
     says("slices are given, but of no rows", causal=False, slices=[])
     says("documents, spans or slices of 2 rows", causal=False, slices=[[], [(0, 4, 0, 4, "full")]])
+    says("softcap: -1 is no number of at least 0", softcap=-1)
+    says("softcap: nan", softcap=float("nan"))
+    says("alibi_slopes: 3.0 are no numbers", alibi_slopes=3.0)
+    says("alibi_slopes: one is not finite", alibi_slopes=[0.5, 1.0, float("inf"), 2.0])
+    says("alibi_slopes", alibi_slopes=torch.ones(3))
+    says("dropout_p: 1 is not in [0, 1)", dropout_p=1)
+    says("dropout_seed: -3 is no integer", dropout_p=0.5, dropout_seed=-3)
+    says("dropout_seed: 'x' is no integer", dropout_p=0.5, dropout_seed="x")
     says("sinks is a list", error=TypeError if group is None or rank == 0 else (TypeError, ValueError),
          sinks=[1.0, 2.0])
     def crossed(text, k=k, v=v, **arguments):
@@ -109,6 +117,10 @@ def ranks_that_differ(rank, group):
                             ("documents", dict(documents=[0, 3 + rank])),
                             ("spans", dict(spans=[(0, 3 + rank)])),
                             ("slices", dict(causal=False, slices=[(0, 4, 0, 3 + rank, "full")])),
+                            ("softcap", dict(softcap=rank)),
+                            ("alibi_slopes", dict(alibi_slopes=[1, 2, 3, rank])),
+                            ("dropout_p", dict(dropout_p=0.1 + 0.1 * rank, dropout_seed=3)),
+                            ("dropout_seed", dict(dropout_p=0.1, dropout_seed=rank)),
                             ("deterministic", dict(deterministic=rank != 2))):
         message = message_of(ValueError, lambda: burst.attention(q, k, v, group=group, **arguments))
         assert message.startswith(name + ": the ranks differ"), message
