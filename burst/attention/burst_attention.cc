@@ -346,6 +346,11 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   const Tensor sum = in_place ? *out : Tensor::Empty(q.shape(), sum_dtype, q.device());
   const Ring::Block block = ForSending({{k, kSeqAxis}, {v, kSeqAxis}}, schedule.key_rows());
   RankScores scores(options_.scores, dropout_seed(), group_, q.dim(kHeadAxis), q.device());
+  max_logits_ = Tensor();
+  if (options_.scores.max_logits) {
+    max_logits_ = Tensor::Empty({q.dim(0), q.dim(kHeadAxis)}, DType::kFloat32);
+    max_logits_.Fill(-HUGE_VAL);
+  }
   bool merge = false;
   BURST_RETURN_IF_ERROR(ring_->Run(
       route, block, /*gradients=*/nullptr,
@@ -360,6 +365,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
         params.non_persistent = comm_ != nullptr && comm_->messages_are_kernels();
         params.shape = KernelShape(options_, q, kv[0]);
         params.fp8 = options_.fp8_forward;
+        if (!max_logits_.null()) params.max_logits = max_logits_.data<float>();
         params.shape.scores = scores.For(
             schedule.shard().group_positions(rank),
             own_rows ? schedule.key_shard().group_positions(rank) : schedule.keys_sent_by(source),
@@ -376,6 +382,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
         }
       },
       &stats_.forward));
+  if (!max_logits_.null()) BURST_RETURN_IF_ERROR(MaxOverRanks(comm_, max_logits_));
   if (saved != nullptr) {
     *saved = {q, k, v, *out, *lse, {}, {}, /*num_kv_heads=*/0, dropout_seed()};
   }

@@ -1,5 +1,6 @@
 #include "burst/attention/score_options.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -31,13 +32,28 @@ absl::Status CheckScoreOptions(const ScoreOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status MaxOverRanks(Communicator* comm, const Tensor& own) {
+  if (comm == nullptr || comm->world_size() == 1) return absl::OkStatus();
+  const int64_t n = own.numel();
+  const Tensor all = Tensor::Empty({comm->world_size() * n}, own.dtype());
+  BURST_RETURN_IF_ERROR(
+      comm->PostAllGatherParts(own, std::vector<int64_t>(comm->world_size(), n), all));
+  BURST_RETURN_IF_ERROR(comm->Wait(Channel::kCollective));
+  float* const largest = own.data<float>();
+  for (int64_t i = 0; i < all.numel(); ++i) {
+    largest[i % n] = std::max(largest[i % n], all.data<float>()[i]);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedule,
                          int64_t num_heads, const AttentionKernels& kernels) {
   if (!options.any()) return absl::OkStatus();
   if (!kernels.ChangesScores()) {
     const char* const name = options.softcap != 0            ? "softcap"
                              : !options.alibi_slopes.empty() ? "alibi_slopes"
-                                                             : "dropout";
+                             : options.dropout != 0          ? "dropout"
+                                                             : "max_logits";
     return absl::InvalidArgumentError(
         absl::StrCat(name, ": these attention kernels do not change scores; those of CPUs do"));
   }

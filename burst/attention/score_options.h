@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "burst/attention/ring/schedule.h"
+#include "burst/comm/communicator.h"
 #include "burst/kernels/flash_attention.h"
 #include "burst/sequence/token_shard.h"
 #include "burst/tensor/tensor.h"
@@ -21,8 +22,10 @@ struct ScoreOptions {
   // The probability that a weight is dropped; which, follows from
   // SequenceParallelAttention::SetDropoutSeed. 0: none.
   double dropout = 0;
+  // Whether Forward gives the largest score of each head (SequenceParallelAttention::max_logits).
+  bool max_logits = false;
 
-  bool any() const { return softcap != 0 || !alibi_slopes.empty() || dropout != 0; }
+  bool any() const { return softcap != 0 || !alibi_slopes.empty() || dropout != 0 || max_logits; }
 };
 
 // InvalidArgument, which names the option, for values out of range.
@@ -32,6 +35,10 @@ absl::Status CheckScoreOptions(const ScoreOptions& options);
 // may not change scores.
 absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedule,
                          int64_t num_heads, const AttentionKernels& kernels);
+
+// own: [n] float32 of the host. Becomes the largest of all ranks' numbers, element by element; null
+// comm: of one rank. Collective.
+absl::Status MaxOverRanks(Communicator* comm, const Tensor& own);
 
 // The changes for the calls of one Forward or Backward of a rank.
 class RankScores {

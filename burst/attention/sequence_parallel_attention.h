@@ -58,6 +58,12 @@ class SequenceParallelAttention {
   void SetDropoutSeed(uint64_t seed) { dropout_seed_ = seed; }
   uint64_t dropout_seed() const { return dropout_seed_; }
 
+  // Of the last Forward, where its options ask for it (ScoreOptions): the largest score of each of
+  // its heads (natural, after softcap and ALiBi) over the queries and keys of all ranks, -inf where
+  // no query sees a key; [batch, num_heads] float32, the same on all ranks. For optimizers that
+  // clip it (Kimi K2, arXiv 2507.20534). Else null.
+  const Tensor& max_logits() const { return max_logits_; }
+
   // Collective, as Backward is.
   //
   // q:    [batch, length, num_heads, head_dim] of this rank's tokens, schedule.shard()
@@ -103,6 +109,9 @@ class SequenceParallelAttention {
   };
   virtual BytesSent bytes_sent() const = 0;
   virtual void ResetStats() = 0;
+
+ protected:
+  Tensor max_logits_;
 
  private:
   uint64_t dropout_seed_ = 0;

@@ -1,5 +1,6 @@
 #include "burst/attention/ulysses_attention.h"
 
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -121,7 +122,9 @@ absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tenso
   BURST_RETURN_IF_ERROR(CheckSchedule(schedule));
   attention_->SetDropoutSeed(dropout_seed());
   if (group_->world_size() == 1) {
-    return attention_->Forward(schedule, q, k, v, out, lse, saved);
+    const absl::Status status = attention_->Forward(schedule, q, k, v, out, lse, saved);
+    max_logits_ = attention_->max_logits();
+    return status;
   }
   BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
   BURST_RETURN_IF_ERROR(CheckHeadsDivide(q.dim(2), k.dim(2), group_->world_size()));
@@ -149,12 +152,25 @@ absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tenso
     own.push_back(LseHeads(*lse));
   }
   BURST_RETURN_IF_ERROR(exchange_->Scatter(schedule.shard(), results, own, &stats_.forward));
+  BURST_RETURN_IF_ERROR(GatherMaxLogits());
   if (saved != nullptr) {
     *saved = {qkv[0],        qkv[1], qkv[2], heads_out,
               heads_lse,     {},     {},     /*num_kv_heads=*/k.dim(2),
               dropout_seed()};
   }
   return absl::OkStatus();
+}
+
+// Of this rank's heads -> of all heads.
+absl::Status UlyssesAttention::GatherMaxLogits() {
+  max_logits_ = Tensor();
+  const Tensor& own = attention_->max_logits();
+  if (own.null()) return absl::OkStatus();
+  const int64_t heads = own.dim(1);
+  max_logits_ = Tensor::Empty({own.dim(0), heads * group_->world_size()}, own.dtype());
+  max_logits_.Fill(-HUGE_VAL);
+  max_logits_.Slice(1, group_->rank() * heads, heads).CopyFrom(own);
+  return MaxOverRanks(group_.get(), max_logits_);
 }
 
 absl::Status UlyssesAttention::Restore(const RingSchedule& schedule, const Tensor& q,

@@ -91,6 +91,7 @@ class UlyssesAttention : public SequenceParallelAttention {
   // All heads of this rank's tokens -> this rank's heads of the group's tokens.
   absl::Status GatherHeads(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                            const Tensor& v, absl::InlinedVector<Tensor, 3>* qkv);
+  absl::Status GatherMaxLogits();
 
   std::unique_ptr<Communicator> group_, ring_;
   std::unique_ptr<HeadExchange> exchange_;

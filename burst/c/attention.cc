@@ -52,6 +52,7 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
   options.fp8_forward = given.fp8_forward != 0;
   options.scores.softcap = given.softcap;
   options.scores.dropout = given.dropout;
+  options.scores.max_logits = given.max_logits != 0;
   if (given.alibi_slopes != nullptr) {
     if (given.alibi_heads < 1) {
       return absl::InvalidArgumentError(
@@ -424,6 +425,25 @@ burst_code burst_forward(burst_attention* attention, const burst_schedule* sched
                                                   /*saved=*/nullptr);
     }));
     use.End();
+    return absl::OkStatus();
+  });
+}
+
+burst_code burst_max_logits(const burst_attention* attention, const burst_tensor* max_logits) {
+  return Guard([&]() -> absl::Status {
+    const Tensor& given = attention->value->attention->max_logits();
+    if (given.null()) {
+      return absl::InvalidArgumentError(
+          "max_logits: no burst_forward of an attention whose options ask for it");
+    }
+    burst::c::Views view(given.device());
+    const Tensor result = view("max_logits", max_logits, 2);
+    BURST_RETURN_IF_ERROR(view.status);
+    BURST_RETURN_IF_ERROR(burst::c::CheckLike("max_logits", result, given.shape(), given.dtype()));
+    if (!result.is_contiguous()) {
+      return absl::InvalidArgumentError("max_logits must be contiguous");
+    }
+    result.CopyFrom(given);
     return absl::OkStatus();
   });
 }

@@ -139,6 +139,7 @@ typedef struct burst_attention_options {
   const float* alibi_slopes; /* in the host's memory, copied: a score loses its head's slope times
                               * the distance of the tokens; null: none */
   double dropout;            /* the probability that a weight is dropped, below 1; 0: none */
+  int32_t max_logits;        /* 1: burst_max_logits has something to give */
 } burst_attention_options;
 
 typedef struct burst_attention burst_attention;
@@ -244,6 +245,11 @@ typedef struct burst_tensor {
 burst_code burst_forward(burst_attention* attention, const burst_schedule* schedule,
                          const burst_tensor* q, const burst_tensor* k, const burst_tensor* v,
                          const burst_tensor* out, const burst_tensor* lse);
+/* Of the last burst_forward of an attention with `max_logits`: the largest score of each head,
+ * after softcap and ALiBi, over the queries and keys of all ranks; -inf where no query sees a key.
+ * Assigns max_logits [batch, heads], contiguous, float32; dims: 2. The same on all ranks. Since
+ * version 6. */
+burst_code burst_max_logits(const burst_attention* attention, const burst_tensor* max_logits);
 /* Collective. What burst_forward was given and gave; dout, like out; dlse, like lse, or null: zero.
  * Assigns dq, dk and dv, like q, k and v. */
 burst_code burst_backward(burst_attention* attention, const burst_schedule* schedule,

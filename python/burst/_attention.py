@@ -14,16 +14,17 @@ if hasattr(torch.library, "custom_op"):
 class AttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, call, needs_grad, sinks, seed):
-        out, lse, _, state = forward(q, k, v, call, needs_grad, sinks, seed)
+        out, lse, max_logit, _, state = forward(q, k, v, call, needs_grad, sinks, seed)
         ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(max_logit)
         if needs_grad:
             ctx.save_for_backward(q, k, v, out, lse)
             ctx.state, ctx.seed = state, seed
-        return out, lse
+        return out, lse, max_logit
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dout, dlse):
+    def backward(ctx, dout, dlse, _):
         q, k, v, out, lse = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
@@ -32,8 +33,8 @@ class AttentionFunction(torch.autograd.Function):
 
 
 def apply(q, k, v, call, sinks=None, seed=None):
-    """(out, lse) of [batch, tokens, heads, head_dim], differentiable; sinks are checked, not added; seed: of
-    dropout, default: the next one that torch draws."""
+    """(out, lse, largest scores) of [batch, tokens, heads, head_dim], the first two differentiable; sinks are
+    checked, not added; seed: of dropout, default: the next one that torch draws."""
     if not drops(call.scores):
         seed = None
     elif seed is None:
@@ -85,7 +86,7 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
               deterministic=True, return_lse=False, strategy="burst", ulysses_size=0,
               ranks_per_node=0, backward="auto", sinks=None, seqlen=None, spans=None,
               slices=None, fp8=False, softcap=0.0, alibi_slopes=None, dropout_p=0.0,
-              dropout_seed=None):
+              dropout_seed=None, return_max_logit=False):
     """Exact attention over a sequence whose tokens are spread over the ranks of a group.
 
     q:     [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim]
@@ -137,11 +138,14 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
                    and the positions, not on the ranks
     dropout_seed   an integer, the same on all ranks. Default: the next number of torch's generator of the
                    CPU, which must be in the same state on all of them (torch.manual_seed)
+    return_max_logit  returns (out, max_logit) or (out, lse, max_logit): [batch, heads], packed [heads], the
+                   largest score of each head over all ranks, after softcap and ALiBi, without sinks. Not
+                   differentiable: for optimizers that clip it
 
     Every rank of the group makes the same calls in the same order. ValueError or TypeError, on all
     ranks, for arguments that are wrong or differ between them; RankLostError where a rank is lost.
     """
-    scores = scores_of(softcap, alibi_slopes, dropout_p)
+    scores = scores_of(softcap, alibi_slopes, dropout_p, return_max_logit)
     return _attend(q, k, v, sinks, dropout_seed, return_lse, group, causal, softmax_scale, window, documents,
                    cu_seqlens, layout, strategy, ring_grad_dtype, deterministic, backward,
                    ulysses_size, ranks_per_node, seqlen, spans, None, False, None, slices, fp8, scores)
@@ -152,12 +156,15 @@ def _attend(q, k, v, sinks, seed, return_lse, *arguments):
     if packed:
         q, k, v = (tensor.unsqueeze(0) if isinstance(tensor, torch.Tensor) and tensor.dim() == 3
                    else tensor for tensor in (q, k, v))
-    out, lse = _apply_arguments(q, k, v, sinks, seed, *arguments)
+    out, lse, max_logit = _apply_arguments(q, k, v, sinks, seed, *arguments)
     if sinks is not None:
         out, lse = _add_sinks(out, lse, sinks)
     if packed:
         out, lse = out.squeeze(0), lse.squeeze(0)
-    return (out, lse) if return_lse else out
+    results = (out, lse) if return_lse else (out,)
+    if max_logit.dim() == 2:
+        results += (max_logit.squeeze(0) if packed else max_logit,)
+    return results if len(results) > 1 else out
 
 
 def cross_attention(q, k, v, *, softmax_scale=None, group=None, layout="zigzag", key_layout=None,

@@ -76,8 +76,8 @@ def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layou
                ("deterministic", bool(deterministic)), ("backward", backward),
                ("ulysses_size", ulysses_size), ("ranks_per_node", ranks_per_node), ("cross", cross),
                ("key_layout", key_layout), ("fp8", bool(fp8)),
-               *zip(("softcap", "alibi_slopes", "dropout_p"),
-                    scores if isinstance(scores, tuple) else (0, None, 0)))
+               *zip(("softcap", "alibi_slopes", "dropout_p", "return_max_logit"),
+                    scores if isinstance(scores, tuple) else (0, None, 0, False)))
     promised = seqlen is not None
     documents, seqlen = rows_of_documents(documents, cu_seqlens, seqlen)
     spans, slices = _spans(spans), _slices(slices)
@@ -326,7 +326,7 @@ def _attention_of(ranks, call):
         strategy = options["strategy"]
         if strategy == "burst" and options["ulysses_size"] > 1:
             strategy = "burst+ulysses"
-        softcap, slopes, dropout = call.scores or (0, None, 0)
+        softcap, slopes, dropout, max_logit = call.scores or (0, None, 0, False)
         given = _library.AttentionOptions(
             struct_bytes=ctypes.sizeof(_library.AttentionOptions), strategy=strategy.encode(),
             layout=options["layout"].encode(), backward=options["backward"].encode(),
@@ -335,7 +335,8 @@ def _attention_of(ranks, call):
             deterministic=options["deterministic"], group_size=options["ulysses_size"],
             ranks_per_node=options["ranks_per_node"], fp8_forward=options["fp8"],
             softcap=softcap, alibi_heads=len(slopes or ()),
-            alibi_slopes=(ctypes.c_float * len(slopes))(*slopes) if slopes else None, dropout=dropout)
+            alibi_slopes=(ctypes.c_float * len(slopes))(*slopes) if slopes else None, dropout=dropout,
+            max_logits=max_logit)
         found = ranks.attentions[call.options] = create(
             "attention", ranks.device.handle.value, ranks.comm and ranks.comm.value,
             ctypes.byref(given), keeps=ranks.device.handle)
@@ -434,8 +435,9 @@ def _set_seed(state, seed):
 
 
 def forward(q, k, v, call, needs_grad, sinks=None, seed=None):
-    """out, lse, the tokens of every rank (as _agree) and the State. Collective. sinks are checked, not added;
-    seed: an integer where weights are dropped, else None."""
+    """out, lse, the largest score of each head (empty where it is not asked for), the tokens of every rank
+    (as _agree) and the State. Collective. sinks are checked, not added; seed: an integer where weights are
+    dropped, else None."""
     seed = seed if drops(call.scores) else None
     ranks = _ranks.ranks_of(call.group, q)
     with ranks.device.lock:
@@ -448,7 +450,11 @@ def forward(q, k, v, call, needs_grad, sinks=None, seed=None):
         lse = torch.empty(lse_shape(q), dtype=lse_dtype(q), device=q.device)
         views, _kept = _library.tensors([_view(tensor) for tensor in (q, k, v, out, lse)])
         check(library().burst_forward(state.attention.value, state.schedule.value, *views))
-    return out, lse, lengths, state
+        max_logit = torch.empty(max_logit_shape(q, call), dtype=torch.float32)
+        if max_logit.dim() == 2:
+            views, _kept = _library.tensors([_view(max_logit)])
+            check(library().burst_max_logits(state.attention.value, *views))
+    return out, lse, max_logit, lengths, state
 
 
 def backward(q, k, v, out, lse, dout, dlse, state, seed=None):
@@ -469,6 +475,10 @@ def backward(q, k, v, out, lse, dout, dlse, state, seed=None):
 
 def lse_shape(q):
     return (q.shape[0], q.shape[2], q.shape[1])
+
+
+def max_logit_shape(q, call):
+    return (q.shape[0], q.shape[2]) if call.scores is not None and call.scores[3] else (0,)
 
 
 def lse_dtype(q):

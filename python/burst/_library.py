@@ -60,6 +60,7 @@ class AttentionOptions(ctypes.Structure):
         ("alibi_heads", c_int64),
         ("alibi_slopes", POINTER(c_float)),
         ("dropout", c_double),
+        ("max_logits", c_int32),
     ]
 
 
@@ -80,7 +81,9 @@ def tensors(values):
         if len(shape) == 4:
             TENSOR.pack_into(buffer, TENSOR.size * i, data, dtype, 4, *shape, *strides)
         else:
-            TENSOR.pack_into(buffer, TENSOR.size * i, data, dtype, 3, *shape, 0, *strides, 0)
+            rest = (0,) * (4 - len(shape))
+            TENSOR.pack_into(buffer, TENSOR.size * i, data, dtype, len(shape), *shape, *rest, *strides,
+                             *rest)
         pointers.append(address + TENSOR.size * i)
     return pointers, buffer
 
@@ -116,6 +119,7 @@ _FUNCTIONS = {
         c_int64, c_int32, c_int64, c_int64, POINTER(c_int64), POINTER(c_int32), c_int32, c_int32,
         c_int32, POINTER(c_int64), POINTER(c_int32)],
     "burst_forward": [c_void_p, c_void_p] + [_T] * 5,
+    "burst_max_logits": [c_void_p, _T],
     "burst_backward": [c_void_p, c_void_p] + [_T] * 10,
 }
 _DESTROYERS = ["context", "comm", "attention", "schedule"]

@@ -16,16 +16,17 @@ def _number(seed):
 
 @torch.library.custom_op("burst::forward", mutates_args=())
 def forward(q: Tensor, k: Tensor, v: Tensor, call: int, ranks: int,
-            needs_grad: bool, seed: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
-    out, lse, lengths, _ = _call.forward(q, k, v, _call.call_of(call), needs_grad, seed=_number(seed))
-    return out, lse, torch.tensor(lengths, dtype=torch.int64)
+            needs_grad: bool, seed: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    out, lse, max_logit, lengths, _ = _call.forward(q, k, v, _call.call_of(call), needs_grad, seed=_number(seed))
+    return out, lse, max_logit, torch.tensor(lengths, dtype=torch.int64)
 
 
 @forward.register_fake
 def _(q, k, v, call, ranks, needs_grad, seed):
     lse = q.new_empty(_call.lse_shape(q), dtype=_call.lse_dtype(q))
     lengths = torch.empty((ranks,), dtype=torch.int64, device="cpu")
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device), lse, lengths
+    max_logit = torch.empty(_call.max_logit_shape(q, _call.call_of(call)), device="cpu")
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device), lse, max_logit, lengths
 
 
 @torch.library.custom_op("burst::backward", mutates_args=())
@@ -44,11 +45,12 @@ def _(q, k, v, out, lse, lengths, dout, dlse, call, seed):
 
 def _keep(ctx, inputs, output):
     q, k, v, ctx.call, _, _, seed = inputs
-    ctx.save_for_backward(q, k, v, *output, seed)
+    out, lse, _, lengths = output
+    ctx.save_for_backward(q, k, v, out, lse, lengths, seed)
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx, dout, dlse, _):
+def _differentiate(ctx, dout, dlse, *_):
     q, k, v, out, lse, lengths, seed = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
@@ -67,5 +69,5 @@ def is_wanted():
 
 
 def apply(q, k, v, call, ranks, needs_grad, seed):
-    out, lse, _ = torch.ops.burst.forward(q, k, v, call, ranks, needs_grad, seed)
-    return out, lse
+    out, lse, max_logit, _ = torch.ops.burst.forward(q, k, v, call, ranks, needs_grad, seed)
+    return out, lse, max_logit

@@ -83,7 +83,7 @@ def _varlen(zigzag, q, k, v, cu_seqlens, dropout_p, softmax_scale, causal, windo
                      "zigzag" if zigzag else "contiguous", "burst", None, deterministic, "auto", 0, 0,
                      None, None, tokens, False, None, None, False,
                      scores_of(0, alibi_slopes, dropout_p))
-    out, lse = apply(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), call)
+    out, lse, _ = apply(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), call)
     out, lse = out.squeeze(0), lse.squeeze(0)
     return (out, lse, None) if return_attn_probs else out
 

@@ -15,9 +15,10 @@ def alibi_slopes(heads):
     return torch.tensor([2.0**-exponent for exponent in exponents])
 
 
-def scores_of(softcap, slopes, dropout_p):
-    """(softcap, slopes, dropout_p) as numbers, None where nothing changes; a text for what are none."""
-    if not softcap and slopes is None and not dropout_p:
+def scores_of(softcap, slopes, dropout_p, max_logit=False):
+    """(softcap, slopes, dropout_p, max_logit) as numbers, None for attention as ever; a text for what are
+    none."""
+    if not softcap and slopes is None and not dropout_p and not max_logit:
         return None
     if slopes is not None:
         try:
@@ -32,7 +33,7 @@ def scores_of(softcap, slopes, dropout_p):
         return "softcap: %r is no number of at least 0" % (softcap,)
     if not isinstance(dropout_p, (int, float)) or not 0 <= dropout_p < 1:
         return "dropout_p: %r is not in [0, 1)" % (dropout_p,)
-    return float(softcap), slopes, float(dropout_p)
+    return float(softcap), slopes, float(dropout_p), bool(max_logit)
 
 
 def drops(scores):

@@ -5,10 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -50,6 +52,36 @@ AttentionResults Expected(const Inputs& inputs, const ScoreOptions& scores,
                         DType::kFloat64, Naive(scores));
 }
 
+// The largest score of each head, [batch, heads], by its definition.
+std::vector<double> LargestScores(
+    const Inputs& inputs, const ScoreOptions& options,
+    const std::function<bool(int64_t b, int64_t i, int64_t j)>& visible) {
+  const int64_t length = inputs.q.dim(1), heads = inputs.q.dim(2), kv_heads = inputs.k.dim(2);
+  const int64_t d = inputs.q.dim(3);
+  std::vector<double> largest;
+  for (int64_t b = 0; b < inputs.q.dim(0); ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      double max = -HUGE_VAL;
+      for (int64_t i = 0; i < length; ++i) {
+        for (int64_t j = 0; j < length; ++j) {
+          if (!visible(b, i, j)) continue;
+          const int64_t kv_head = h / (heads / kv_heads);
+          const double* const q = inputs.q.data<double>() + ((b * length + i) * heads + h) * d;
+          const double* const k =
+              inputs.k.data<double>() + ((b * length + j) * kv_heads + kv_head) * d;
+          double score = std::inner_product(q, q + d, k, 0.0);
+          score *= 0.25;
+          if (options.softcap != 0) score = options.softcap * std::tanh(score / options.softcap);
+          if (!options.alibi_slopes.empty()) score -= options.alibi_slopes[h] * std::abs(i - j);
+          max = std::max(max, score);
+        }
+      }
+      largest.push_back(max);
+    }
+  }
+  return largest;
+}
+
 // Rounding of a sum over the keys, and that of a bias: 4 eps times the bias, of slope 1/2 at most
 // (tests/kernels/changed_scores_test.cc).
 double Tolerance(int64_t seqlen) {
@@ -72,7 +104,7 @@ struct Part {
 absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, int group_size,
                      const Inputs& inputs, const DocumentStarts& documents,
                      const MaskSlices& slices, const AttentionResults& results,
-                     Communicator& comm) {
+                     const std::vector<double>* largest, Communicator& comm) {
   BURST_ASSIGN_OR_RETURN(const auto attention,
                          CreateAttention(strategy, options, group_size, &comm));
   const int64_t seqlen = inputs.q.dim(1);
@@ -88,6 +120,15 @@ absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, in
   attention->SetDropoutSeed(kSeed);
   BURST_RETURN_IF_ERROR(attention->Forward(schedule, part.Take(inputs.q), part.Take(inputs.k),
                                            part.Take(inputs.v), &out, &lse, &saved));
+  if (largest != nullptr) {
+    const Tensor own = attention->max_logits();
+    const int64_t heads = inputs.q.dim(2), count = heads / part.ranks;
+    EXPECT_EQ(own.shape(), (Shape{inputs.q.dim(0), count}));
+    for (int64_t i = 0; i < own.numel(); ++i) {
+      const int64_t head = i / count * heads + part.rank * count + i % count;
+      EXPECT_NEAR(own.data<float>()[i], (*largest)[head], 1e-6 * (1 + std::abs((*largest)[head])));
+    }
+  }
   attention->SetDropoutSeed(kSeed + 1);  // of another Forward
   saved.dout = part.Take(inputs.dout);
   saved.dlse = TakeColumns(part.Heads(inputs.dlse, 1), part.positions);
@@ -102,10 +143,12 @@ absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, in
 
 AttentionResults RunRanksOf(Strategy strategy, const BurstAttentionOptions& options, int ranks,
                             int group_size, const Inputs& inputs,
-                            const DocumentStarts& documents = {}, const MaskSlices& slices = {}) {
+                            const DocumentStarts& documents = {}, const MaskSlices& slices = {},
+                            const std::vector<double>* largest = nullptr) {
   const AttentionResults results = EmptyResults(inputs);
   const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) {
-    return RunRank(strategy, options, group_size, inputs, documents, slices, results, comm);
+    return RunRank(strategy, options, group_size, inputs, documents, slices, results, largest,
+                   comm);
   });
   EXPECT_TRUE(status.ok()) << status;
   return results;
@@ -137,16 +180,20 @@ TEST_P(ScoreOptionsTest, DoNotDependOnTheRanks) {
       options.softmax_scale = 0.25;
       options.mask = of_mask;
       options.scores = GetParam().For(4);
-      const AttentionResults expected = Expected(
-          inputs, options.scores,
-          [&](int64_t b, int64_t i, int64_t j) { return Visible(of_mask, documents, b, i, j); });
+      const auto visible = [&](int64_t b, int64_t i, int64_t j) {
+        return Visible(of_mask, documents, b, i, j);
+      };
+      const AttentionResults expected = Expected(inputs, options.scores, visible);
+      const std::vector<double> largest = LargestScores(inputs, options.scores, visible);
+      options.scores.max_logits = true;
       const auto check = [&](Strategy strategy, int ranks, int group_size) {
         SCOPED_TRACE(testing::Message()
                      << mask.name << " " << kv_heads << " KV heads " << Name(strategy) << " "
                      << Name(options.layout) << " " << ranks << " ranks in groups of " << group_size
                      << ", " << Name(options.backward));
-        ExpectClose(RunRanksOf(strategy, options, ranks, group_size, inputs, documents), expected,
-                    Tolerance(kSeqlen));
+        ExpectClose(
+            RunRanksOf(strategy, options, ranks, group_size, inputs, documents, {}, &largest),
+            expected, Tolerance(kSeqlen));
       };
       for (Layout layout : kLayouts) {
         options.layout = layout;
@@ -192,7 +239,8 @@ INSTANTIATE_TEST_SUITE_P(All, ScoreOptionsTest,
                          testing::Values(Changes{"Softcap", 1.5, false, 0},
                                          Changes{"Alibi", 0, true, 0},
                                          Changes{"Dropout", 0, false, 0.3},
-                                         Changes{"Together", 2.5, true, 0.1}),
+                                         Changes{"Together", 2.5, true, 0.1},
+                                         Changes{"MaxLogitsAlone", 0, false, 0}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // ---- What is refused.
@@ -246,6 +294,8 @@ TEST(ScoreOptionsErrorsTest, KernelsThatDoNotChangeScores) {
   ExpectRefused(RunOneRank(options, false), "alibi_slopes: these attention kernels do not");
   options.scores = {0, {}, 0.5};
   ExpectRefused(RunOneRank(options, false), "dropout: these attention kernels do not");
+  options.scores = {0, {}, 0, /*max_logits=*/true};
+  ExpectRefused(RunOneRank(options, false), "max_logits: these attention kernels do not");
 }
 
 }  // namespace

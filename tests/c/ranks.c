@@ -74,6 +74,7 @@ typedef struct {
   int64_t length;
   int32_t positions[kSeqlen];
   Array results[4];
+  float largest; /* of the heads' largest scores, a sum with weights */
 } Attended;
 
 /* changed: with softcap, ALiBi and dropout. */
@@ -91,6 +92,7 @@ static Attended Attend(burst_context* context, burst_comm* comm, int rank, int s
   if (changed || version < 6) {
     options.softcap = 1.5;
     options.dropout = 0.3;
+    options.max_logits = 1;
     options.alibi_slopes = slopes;
     options.alibi_heads = kHeads;
   }
@@ -124,6 +126,22 @@ static Attended Attend(burst_context* context, burst_comm* comm, int rank, int s
           BURST_INVALID_ARGUMENT ||
       strncmp(burst_last_error(), "k is ", 5) != 0) {
     fprintf(stderr, "a wrong k: %s\n", burst_last_error());
+    exit(1);
+  }
+  float largest[kBatch * kHeads];
+  attended.largest = 0;
+  burst_tensor max_logits;
+  memset(&max_logits, 0, sizeof(max_logits));
+  max_logits.data = largest;
+  max_logits.dtype = BURST_FLOAT32;
+  max_logits.dims = 2;
+  max_logits.shape[0] = kBatch, max_logits.shape[1] = kHeads;
+  max_logits.strides[0] = kHeads, max_logits.strides[1] = 1;
+  if (changed) {
+    CHECK(burst_max_logits(attention, &max_logits));
+    for (int i = 0; i < kBatch * kHeads; ++i) attended.largest += largest[i] * (1 + i);
+  } else if (burst_max_logits(attention, &max_logits) != BURST_INVALID_ARGUMENT) {
+    fprintf(stderr, "there is no largest score\n");
     exit(1);
   }
   burst_schedule_destroy(schedule);
@@ -210,6 +228,7 @@ static int Rank(int rank, int size, int id_from) {
   Discard(&part), Discard(&whole);
   whole = Attend(context, NULL, 0, 1, 1);
   worst = fmax(worst, Difference(&changed, &whole));
+  worst = fmax(worst, fabs(changed.largest - whole.largest));
   Discard(&changed), Discard(&whole);
   /* An attention that is left does not keep the others waiting once this rank has finished. */
   burst_attention_options options;

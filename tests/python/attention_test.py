@@ -151,6 +151,23 @@ def changed_scores(rank, group):
                 compare(Problem(2, 29, 4, 4, 8, **mask, **change), group, layout, **arguments)
 
 
+def largest_scores(rank, group):
+    q, k, v = Problem(2, 29, 4, 4, 8).inputs
+    local = [burst.shard(x, 1, group) for x in (q, k, v)]
+    distance = torch.arange(29)[:, None] - torch.arange(29)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / 8**0.5
+    capped = torch.tanh(scores) - torch.tensor(SLOPES)[:, None, None] * distance.abs()
+    for want, arguments in ((scores, dict()), (capped, dict(softcap=1.0, alibi_slopes=SLOPES)),
+                            (scores, dict(strategy="ulysses")), (scores, dict(ulysses_size=2))):
+        want = want.masked_fill(distance < 0, -float("inf")).amax((2, 3)).float()
+        out, have = burst.attention(*local, group=group, return_max_logit=True, **arguments)
+        torch.testing.assert_close(have, want, atol=2**-23, rtol=2**-23)
+        assert torch.equal(out, burst.attention(*local, group=group, **arguments))
+    _, lse, have = burst.attention(*(x[0].requires_grad_() for x in local), group=group, return_lse=True,
+                                   return_max_logit=True)
+    assert have.shape == (4,) and lse.requires_grad and not have.requires_grad
+
+
 def dropped_weights(rank, group):
     """With one-hot values out is the weights. What they say is dropped is so for any values."""
     probability, seqlen = 0.3, 32
@@ -298,6 +315,9 @@ class AttentionTest(unittest.TestCase):
 
     def test_changed_scores(self):
         run_ranks(4, changed_scores)
+
+    def test_largest_scores(self):
+        run_ranks(4, largest_scores)
 
     def test_dropped_weights(self):
         for size in (1, 4):

@@ -140,8 +140,12 @@ def compiled(rank, group):
         return burst.attention(q, k, v, group=group, softcap=2.0, alibi_slopes=[0.5, 0.25, 0.1, 1.0],
                                dropout_p=0.4, dropout_seed=8).sin().sum()
 
+    def with_largest_score(q, k, v):
+        out, largest = burst.attention(q, k, v, group=group, return_max_logit=True)
+        return out.sin().sum() + largest.sum()
+
     for function in (with_lse, with_documents, packed, with_spans, with_slices, across,
-                     with_changed_scores):
+                     with_changed_scores, with_largest_score):
         graph = torch.compile(function, fullgraph=True, backend="aot_eager")
         want = torch.autograd.grad(function(*inputs), inputs)
         for a, b in zip(torch.autograd.grad(graph(*inputs), inputs), want):
