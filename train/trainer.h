@@ -30,6 +30,7 @@
 #include "train/optimizer/adamw.h"
 #include "train/optimizer/gradient_reducer.h"
 #include "train/optimizer/sharded_state.h"
+#include "train/pipeline/pass_times.h"
 #include "train/pipeline/pipeline.h"
 #include "train/report/metrics.h"
 #include "train/report/run_report.h"
@@ -75,11 +76,13 @@ class Trainer {
   };
   // Its loss and gradient norm, and when it began and ended.
   struct StepResults {
-    explicit StepResults(DeviceType device) : loss_and_norm(device), begin(device), end(device) {}
+    explicit StepResults(DeviceType device)
+        : loss_and_norm(device), begin(device), end(device), passes(device) {}
 
     Readback loss_and_norm;
     DeviceEvent begin;  // of a step that does not follow another
     DeviceEvent end;
+    PassTimes passes;  // of a pipeline
   };
 
   Trainer(const TrainingSetup& setup, Communicator* comm);
@@ -92,6 +95,8 @@ class Trainer {
 
   absl::Status Enqueue(int64_t step, bool follows);
   absl::StatusOr<StepMetrics> Complete();
+  // StepMetrics::pipeline_bubble. Waits until the device has ended the passes. Collective.
+  absl::StatusOr<double> PipelineBubbleOf(const PassTimes& passes);
   // Whether the condition holds on some rank. Collective.
   absl::StatusOr<bool> OnAnyRank(bool condition);
   absl::Status AnyRankStops();

@@ -96,7 +96,8 @@ absl::Status Trainer::ForwardBackwardInPipeline(int64_t first, int64_t count, do
                                                 const Tensor& loss) {
   BURST_RETURN_IF_ERROR(pipeline_->ForwardBackward(
       *model_, *attention_, static_cast<int>(count),
-      [&](int number) { return MicroBatch(first + number); }, loss_scale, loss));
+      [&](int number) { return MicroBatch(first + number); }, loss_scale, loss,
+      &results_[enqueued_.back().step % results_.size()]->passes));
   BURST_RETURN_IF_ERROR(comm_->PostAllReduceSum(loss));
   return gradients_->Post(0, model_->parameters().size());
 }
@@ -159,6 +160,14 @@ absl::StatusOr<bool> Trainer::OnAnyRank(bool condition) {
   return sum.data<double>()[0] > 0;
 }
 
+// The first stage makes the first pass of all and the last one: its span is that of every stage.
+absl::StatusOr<double> Trainer::PipelineBubbleOf(const PassTimes& passes) {
+  const double span = pipeline_->stage() == 0 ? config_.mesh.stages * passes.Span() : 0;
+  const Tensor sums = Tensor::FromVector<double>({span, passes.Busy()}, {2});
+  BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sums));
+  return sums.data<double>()[0] / sums.data<double>()[1] - 1;
+}
+
 // The results of the step that was enqueued first.
 absl::StatusOr<StepMetrics> Trainer::Complete() {
   const EnqueuedStep done = enqueued_.front();
@@ -184,6 +193,9 @@ absl::StatusOr<StepMetrics> Trainer::Complete() {
   metrics.tokens = metrics.step * step_tokens();
   metrics.tokens_per_second = static_cast<double>(step_tokens()) / seconds;
   metrics.step_ms = 1e3 * seconds;
+  if (pipeline_ != nullptr) {
+    BURST_ASSIGN_OR_RETURN(metrics.pipeline_bubble, PipelineBubbleOf(own.passes));
+  }
   return metrics;
 }
 

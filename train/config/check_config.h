@@ -1,5 +1,5 @@
-// What options must satisfy: ranges, and pairs that contradict each other. InvalidArgument that names
-// the option, its value and what would be valid.
+// What options must satisfy: ranges, and pairs that contradict each other. InvalidArgument that
+// names the option, its value and what would be valid.
 #pragma once
 
 #include "absl/status/status.h"
