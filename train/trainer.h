@@ -116,7 +116,7 @@ class Trainer {
   int64_t step_tokens() const { return config_.accumulate * config_.batch * config_.seqlen; }
   // The sequences of `count` that are this rank's group's share: [first, second).
   std::pair<int64_t, int64_t> Share(int64_t count) const;
-  // This rank's tokens of `batch`, on its device.
+  // This rank's tokens of `batch`, which were checked, on its device.
   absl::StatusOr<SequenceBatch> LocalBatch(const GlobalBatch& batch);
   // Of this rank's tokens, unscaled, without a gradient; null on a stage that does not compute it.
   absl::StatusOr<Tensor> LossOf(const SequenceBatch& batch);
@@ -174,6 +174,7 @@ class Trainer {
   std::unique_ptr<ShardedState> shards_;        // with --zero, else null
   std::unique_ptr<AdamW> optimizer_;
   std::optional<SequenceSampler> training_data_, validation_data_;
+  std::optional<GlobalBatch> sequences_;                 // of the last micro-batch
   std::shared_ptr<const RingSchedule> schedule_;         // of every batch, unless packed
   std::deque<EnqueuedStep> enqueued_;                    // and not yet completed; at most two
   std::array<std::unique_ptr<StepResults>, 3> results_;  // by step: those two, and the one before

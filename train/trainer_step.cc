@@ -104,9 +104,13 @@ absl::Status Trainer::ForwardBackwardInPipeline(int64_t first, int64_t count, do
 
 absl::StatusOr<Pipeline::MicroBatch> Trainer::MicroBatch(int64_t number) {
   const auto [begin, end] = Share(config_.batch);
-  BURST_ASSIGN_OR_RETURN(const GlobalBatch sequences,
-                         training_data_->Training(number * config_.batch + begin, end - begin));
-  BURST_ASSIGN_OR_RETURN(SequenceBatch batch, LocalBatch(sequences));
+  // To a plan all sequences are alike, but for their documents.
+  if (!setup_.simulated || config_.packed || !sequences_.has_value()) {
+    BURST_ASSIGN_OR_RETURN(sequences_,
+                           training_data_->Training(number * config_.batch + begin, end - begin));
+    BURST_RETURN_IF_ERROR(CheckTokens(*sequences_, config_.model.vocab));
+  }
+  BURST_ASSIGN_OR_RETURN(SequenceBatch batch, LocalBatch(*sequences_));
   const DropoutKey dropout{static_cast<uint64_t>(config_.seed), static_cast<uint64_t>(number),
                            config_.model.dropout > 0, begin};
   return Pipeline::MicroBatch{std::move(batch), dropout};
@@ -210,7 +214,6 @@ std::pair<int64_t, int64_t> Trainer::Share(int64_t count) const {
 }
 
 absl::StatusOr<SequenceBatch> Trainer::LocalBatch(const GlobalBatch& batch) {
-  BURST_RETURN_IF_ERROR(CheckTokens(batch, config_.model.vocab));
   if (schedule_ == nullptr || config_.packed) {
     BURST_ASSIGN_OR_RETURN(RingSchedule schedule,
                            attention_->Schedule(batch.seqlen, batch.documents));
