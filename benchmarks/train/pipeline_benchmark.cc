@@ -4,8 +4,8 @@
 //
 //   bazel run -c opt //benchmarks/train:pipeline_benchmark
 //
-// Each row is of the fastest of kSteps steps: the one that the machine's other work disturbed least.
-// That makes one stage slower for a moment, and others wait for it.
+// Each row is of the fastest of kSteps steps: the one that the machine's other work disturbed
+// least. That makes one stage slower for a moment, and others wait for it.
 #include <unistd.h>
 
 #include <algorithm>

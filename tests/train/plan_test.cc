@@ -549,6 +549,15 @@ TEST(Meshes, AreThoseThatTheTrainerTakes) {
       R"({"family":"llama","layers":2,"width":128,"heads":2,"kv_heads":2,"ffn":128,"vocab":64})";
   EXPECT_EQ(meshes(true, false),
             (Texts{"", "--dp=1 --sp=2 --pp=2", "--dp=2 --sp=1 --pp=2", "--dp=2 --sp=2"}));
+  // Chunks of a layer each, for micro-batches in groups of two.
+  options.train.accumulate = 2;
+  options.train.model =
+      R"({"family":"llama","layers":8,"width":128,"heads":2,"kv_heads":2,"ffn":128,"vocab":64})";
+  EXPECT_EQ(meshes(true, false),
+            (Texts{"", "--dp=1 --sp=2 --pp=2", "--dp=1 --sp=2 --pp=2 --pp_chunks=2",
+                   "--dp=1 --sp=2 --pp=2 --pp_chunks=4", "--dp=2 --sp=1 --pp=2",
+                   "--dp=2 --sp=1 --pp=2 --pp_chunks=2", "--dp=2 --sp=1 --pp=2 --pp_chunks=4",
+                   "--dp=2 --sp=2"}));
   options.train.sp = 3;
   EXPECT_FALSE(MeshesOf(options, 4, 256, true, true).ok()) << "what is given is refused";
 }

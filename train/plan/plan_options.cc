@@ -37,10 +37,10 @@ OptionTable PlanOptionTable(PlanOptions* c) {
   t.Add("network", &c->network, kMayChange,
         "GB/s that a GPU sends to other nodes, while it receives as many. -1: 45.");
   t.Group("The question");
-  t.Add(
-      "fit", &c->fit, kMayChange,
-      "Chooses --dp, --pp and --sp, --strategy, --zero, --recompute, --ffn_chunk, --head_chunk and "
-      "--offload, where they are not given, so that the step is the fastest one that fits.");
+  t.Add("fit", &c->fit, kMayChange,
+        "Chooses --dp, --pp, --pp_chunks and --sp, --strategy, --zero, --recompute, --ffn_chunk, "
+        "--head_chunk and "
+        "--offload, where they are not given, so that the step is the fastest one that fits.");
   t.AddList("seqlens", &c->seqlens, ParseCount, kMayChange,
             "A table over these lengths, in place of --seqlen.");
   t.AddList("counts", &c->counts, ParseCount, kMayChange,
@@ -128,30 +128,37 @@ absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& c, int64_t g
   std::vector<MeshChoice> choices;
   BURST_ASSIGN_OR_RETURN(ResolvedConfig given, ConfigOf(c, gpus, seqlen));
   const int given_dp = given.mesh.data, given_pp = given.mesh.stages;
+  const int64_t given_chunks = given.pp_chunks, layers = given.model.layers;
   const Strategy given_strategy = given.strategy;
   choices.push_back({std::move(given), ""});
-  const auto consider = [&](int64_t dp, int64_t pp) {
+  const auto consider = [&](int64_t dp, int64_t pp, int64_t chunks) {
     const int64_t sp = gpus / (dp * pp);
     for (const Strategy kind : {given_strategy, Strategy::kBurst, Strategy::kBurstUlysses,
                                 Strategy::kUlysses, Strategy::kTpSp}) {
       const bool same = kind == given_strategy;
       if (!same && (!strategy || sp == 1)) continue;
-      if (same && dp == given_dp && pp == given_pp) continue;
+      const bool same_mesh = dp == given_dp && pp == given_pp && chunks == given_chunks;
+      if (same && same_mesh) continue;
       const auto is_it = [&](const MeshChoice& choice) {
         const Mesh& other = choice.config.mesh;
-        return other.data == dp && other.stages == pp && choice.config.strategy == kind;
+        return other.data == dp && other.stages == pp && choice.config.pp_chunks == chunks &&
+               choice.config.strategy == kind;
       };
       if (std::any_of(choices.begin(), choices.end(), is_it)) continue;
       PlanOptions changed = c;
       changed.train.dp = dp;
       changed.train.sp = sp;
       changed.train.pp = pp;
+      changed.train.pp_chunks = chunks;
       changed.train.strategy = kind;
       absl::StatusOr<ResolvedConfig> config = ConfigOf(changed, gpus, seqlen);
       if (!config.ok()) continue;
       std::string options;
       if (dp != given_dp || pp != given_pp) options = absl::StrCat("--dp=", dp, " --sp=", sp);
       if (pp != given_pp) absl::StrAppend(&options, " --pp=", pp);
+      if (chunks != given_chunks) {
+        absl::StrAppend(&options, options.empty() ? "" : " ", "--pp_chunks=", chunks);
+      }
       if (!same) {
         absl::StrAppend(&options, options.empty() ? "" : " ", "--strategy=", Name(kind));
       }
@@ -162,7 +169,13 @@ absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& c, int64_t g
   for (int64_t pp = 1; pp <= most_stages; ++pp) {
     for (int64_t dp = 1; dp * pp <= gpus; ++dp) {
       if (gpus % (dp * pp) != 0) continue;
-      if (mesh || (dp == given_dp && pp == given_pp)) consider(dp, pp);
+      if (!mesh) {
+        if (dp == given_dp && pp == given_pp) consider(dp, pp, given_chunks);
+        continue;
+      }
+      for (int64_t chunks = 1; chunks == 1 || (pp > 1 && chunks * pp <= layers); chunks *= 2) {
+        consider(dp, pp, chunks);
+      }
     }
   }
   return choices;
