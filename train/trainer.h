@@ -27,6 +27,7 @@
 #include "train/optimizer/adamw.h"
 #include "train/optimizer/gradient_reducer.h"
 #include "train/optimizer/sharded_state.h"
+#include "train/pipeline/pass_times.h"
 #include "train/pipeline/pipeline.h"
 #include "train/report/metrics.h"
 #include "train/report/run_report.h"
@@ -73,11 +74,13 @@ class Trainer {
   };
   // Its loss and gradient norm, and when it began and ended.
   struct StepResults {
-    explicit StepResults(DeviceType device) : loss_and_norm(device), begin(device), end(device) {}
+    explicit StepResults(DeviceType device)
+        : loss_and_norm(device), begin(device), end(device), passes(device) {}
 
     Readback loss_and_norm;
     DeviceEvent begin;  // of a step that does not follow another
     DeviceEvent end;
+    PassTimes passes;  // of a pipeline
   };
 
   Trainer(const TrainingSetup& setup, Communicator* comm);
@@ -90,6 +93,8 @@ class Trainer {
 
   absl::Status Enqueue(int64_t step, bool follows);
   absl::StatusOr<StepMetrics> Complete();
+  // StepMetrics::pipeline_bubble. Waits until the device has ended the passes. Collective.
+  absl::StatusOr<double> PipelineBubbleOf(const PassTimes& passes);
   // Whether the condition holds on some rank. Collective.
   absl::StatusOr<bool> OnAnyRank(bool condition);
   absl::Status AnyRankStops();
@@ -109,7 +114,7 @@ class Trainer {
   int64_t step_tokens() const { return config_.accumulate * config_.batch * config_.seqlen; }
   // The sequences of `count` that are this rank's group's share: [first, second).
   std::pair<int64_t, int64_t> Share(int64_t count) const;
-  // This rank's tokens of `batch`, on its device.
+  // This rank's tokens of `batch`, which were checked, on its device.
   absl::StatusOr<SequenceBatch> LocalBatch(const GlobalBatch& batch);
   // Of this rank's tokens, unscaled, without a gradient; null on a stage that does not compute it.
   absl::StatusOr<Tensor> LossOf(const SequenceBatch& batch);
@@ -144,6 +149,7 @@ class Trainer {
   std::unique_ptr<ShardedState> shards_;        // with --zero, else null
   std::unique_ptr<AdamW> optimizer_;
   std::optional<SequenceSampler> training_data_, validation_data_;
+  std::optional<GlobalBatch> sequences_;                 // of the last micro-batch
   std::shared_ptr<const RingSchedule> schedule_;         // of every batch, unless packed
   std::deque<EnqueuedStep> enqueued_;                    // and not yet completed; at most two
   std::array<std::unique_ptr<StepResults>, 3> results_;  // by step: those two, and the one before

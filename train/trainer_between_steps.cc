@@ -39,6 +39,7 @@ absl::StatusOr<std::optional<double>> Trainer::Evaluate() {
     BURST_ASSIGN_OR_RETURN(const GlobalBatch batch,
                            idle ? validation_data_->Evaluation(first, 1, total)
                                 : validation_data_->Evaluation(first + begin, end - begin, total));
+    BURST_RETURN_IF_ERROR(CheckTokens(batch, config_.model.vocab));
     BURST_ASSIGN_OR_RETURN(const SequenceBatch local, LocalBatch(batch));
     BURST_ASSIGN_OR_RETURN(const Tensor loss, LossOf(local));
     if (idle) continue;

@@ -94,7 +94,8 @@ absl::Status Trainer::ForwardBackwardInPipeline(int64_t first, int64_t count, do
                                                 const Tensor& loss) {
   BURST_RETURN_IF_ERROR(pipeline_->ForwardBackward(
       *model_, *attention_, static_cast<int>(count),
-      [&](int number) { return MicroBatch(first + number); }, loss_scale, loss));
+      [&](int number) { return MicroBatch(first + number); }, loss_scale, loss,
+      &results_[enqueued_.back().step % results_.size()]->passes));
   BURST_RETURN_IF_ERROR(comm_->PostAllReduceSum(loss));
   return gradients_ == nullptr ? absl::OkStatus()
                                : gradients_->Post(0, model_->parameters().size());
@@ -102,9 +103,13 @@ absl::Status Trainer::ForwardBackwardInPipeline(int64_t first, int64_t count, do
 
 absl::StatusOr<Pipeline::MicroBatch> Trainer::MicroBatch(int64_t number) {
   const auto [begin, end] = Share(config_.batch);
-  BURST_ASSIGN_OR_RETURN(const GlobalBatch sequences,
-                         training_data_->Training(number * config_.batch + begin, end - begin));
-  BURST_ASSIGN_OR_RETURN(SequenceBatch batch, LocalBatch(sequences));
+  // To a plan all sequences are alike, but for their documents.
+  if (!setup_.simulated || config_.packed || !sequences_.has_value()) {
+    BURST_ASSIGN_OR_RETURN(sequences_,
+                           training_data_->Training(number * config_.batch + begin, end - begin));
+    BURST_RETURN_IF_ERROR(CheckTokens(*sequences_, config_.model.vocab));
+  }
+  BURST_ASSIGN_OR_RETURN(SequenceBatch batch, LocalBatch(*sequences_));
   const DropoutKey dropout{static_cast<uint64_t>(config_.seed), static_cast<uint64_t>(number),
                            config_.model.dropout > 0, begin};
   return Pipeline::MicroBatch{std::move(batch), dropout};
@@ -157,6 +162,14 @@ absl::StatusOr<bool> Trainer::OnAnyRank(bool condition) {
   return sum.data<double>()[0] > 0;
 }
 
+// The first stage makes the first pass of all and the last one: its span is that of every stage.
+absl::StatusOr<double> Trainer::PipelineBubbleOf(const PassTimes& passes) {
+  const double span = pipeline_->stage() == 0 ? config_.mesh.stages * passes.Span() : 0;
+  const Tensor sums = Tensor::FromVector<double>({span, passes.Busy()}, {2});
+  BURST_RETURN_IF_ERROR(comm_->AllReduceSum(sums));
+  return sums.data<double>()[0] / sums.data<double>()[1] - 1;
+}
+
 // The results of the step that was enqueued first.
 absl::StatusOr<StepMetrics> Trainer::Complete() {
   const EnqueuedStep done = enqueued_.front();
@@ -182,6 +195,9 @@ absl::StatusOr<StepMetrics> Trainer::Complete() {
   metrics.tokens = metrics.step * step_tokens();
   metrics.tokens_per_second = static_cast<double>(step_tokens()) / seconds;
   metrics.step_ms = 1e3 * seconds;
+  if (pipeline_ != nullptr) {
+    BURST_ASSIGN_OR_RETURN(metrics.pipeline_bubble, PipelineBubbleOf(own.passes));
+  }
   return metrics;
 }
 
@@ -196,7 +212,6 @@ std::pair<int64_t, int64_t> Trainer::Share(int64_t count) const {
 }
 
 absl::StatusOr<SequenceBatch> Trainer::LocalBatch(const GlobalBatch& batch) {
-  BURST_RETURN_IF_ERROR(CheckTokens(batch, config_.model.vocab));
   if (schedule_ == nullptr || config_.packed) {
     BURST_ASSIGN_OR_RETURN(RingSchedule schedule,
                            attention_->Schedule(batch.seqlen, batch.documents));

@@ -45,6 +45,9 @@ SimulatedGpu::~SimulatedGpu() {
   for (const auto& [data, block] : blocks_) {
     if (IsBacked(data)) munmap(data, block.bytes);
   }
+  for (const auto& [bytes, pages] : free_pages_) {
+    for (void* const data : pages) munmap(data, bytes);
+  }
 }
 
 SimulatedGpu* SimulatedGpu::Current() { return current; }
@@ -67,7 +70,13 @@ void* SimulatedGpu::Allocate(size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   void* data = nullptr;
   if (size <= kBackedBytes) {
-    data = TakePages(size);
+    std::vector<void*>& pages = free_pages_[size];
+    if (pages.empty()) {
+      data = TakePages(size);
+    } else {
+      data = pages.back();
+      pages.pop_back();
+    }
   } else {
     data = reinterpret_cast<void*>(next_address_);
     next_address_ += size;
@@ -92,7 +101,7 @@ void SimulatedGpu::Free(void* data) {
   is_peak_ = false;
   stats_.bytes_in_use -= block->second.bytes;
   by_place_[block->second.place] -= block->second.bytes;
-  if (IsBacked(data)) munmap(data, block->second.bytes);
+  if (IsBacked(data)) free_pages_[block->second.bytes].push_back(data);
   blocks_.erase(block);
 }
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "burst/device/memory.h"
 
@@ -60,7 +61,7 @@ class SimulatedGpu : public MemorySource {
   std::map<std::string, double> KernelSeconds() const;
 
   // --- Memory. What is at most kBackedBytes long can be written and read by the host (masks,
-  // tokens); the addresses of the rest cannot.
+  // tokens), and has any content at first; the addresses of the rest cannot.
   static constexpr size_t kBackedBytes = size_t{64} << 20;
   static bool IsBacked(const void* data);
   void* Allocate(size_t bytes) override;
@@ -84,6 +85,7 @@ class SimulatedGpu : public MemorySource {
   mutable std::mutex mutex_;
   uintptr_t next_address_;  // of what is not backed
   std::unordered_map<void*, Block> blocks_;
+  std::unordered_map<size_t, std::vector<void*>> free_pages_;  // backed, by bytes
   std::map<Place, int64_t> by_place_, at_peak_;
   int64_t largest_allocation_ = 0;
   bool is_peak_ = false;  // nothing was freed since the peak, and at_peak_ is of an earlier one

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -157,6 +159,66 @@ TEST(SimulatedCommunicator, ARankSendsToItself) {
     EXPECT_EQ(comm.stats().bytes_sent[0], 0);
     return absl::OkStatus();
   });
+}
+
+// A sender runs ahead of its receiver, to its end.
+TEST(SimulatedCommunicator, NobodyWaitsForAReceiver) {
+  std::atomic<bool> left{false};
+  OnRanks(2, 0, [&](Communicator& comm, SimulatedGpu& gpu) {
+    const Tensor a = OnGpu(1 << 20);
+    if (comm.rank() == 0) {
+      const SendBuffer send = {a.raw_data(), a.size_bytes(), 1, DeviceType::kCuda};
+      for (int i = 0; i < 3; ++i) {
+        BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {&send, 1}, {}));
+        BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
+      }
+      left = true;
+      return absl::OkStatus();
+    }
+    while (!left) std::this_thread::yield();
+    const ReceiveBuffer receive = {a.raw_data(), a.size_bytes(), 0, DeviceType::kCuda};
+    for (int i = 0; i < 3; ++i) {
+      BURST_RETURN_IF_ERROR(comm.Post(Channel::kRead, {}, {&receive, 1}));
+      BURST_RETURN_IF_ERROR(comm.Wait(Channel::kRead));
+    }
+    // The third was sent when the two before it had been.
+    EXPECT_NEAR(gpu.now(), 3 * (kMessage + 4 * (1 << 20) / kLinks), 1e-12);
+    return absl::OkStatus();
+  });
+}
+
+TEST(SimulatedCommunicator, AMessageMustFitItsReceiver) {
+  const absl::Status status =
+      RunSimulatedRanks(2, 0, Model(), [](Communicator& comm, SimulatedGpu&) -> absl::Status {
+        const Tensor a = OnGpu(1 << 10), b = OnGpu(1 << 9);
+        if (comm.rank() == 0) return Shift(comm, Channel::kRead, a, b);
+        BURST_RETURN_IF_ERROR(Shift(comm, Channel::kRead, a, b));
+        return comm.Wait(Channel::kRead);
+      });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), "rank 0 sends 4096 bytes to a buffer of 2048");
+}
+
+// A rank that fails, or ends, frees those that wait for its messages or for it in a collective; the
+// first error is returned.
+TEST(SimulatedCommunicator, WhoFailsFreesTheOthers) {
+  for (const bool collective : {false, true}) {
+    for (const bool fails : {false, true}) {
+      const absl::Status status =
+          RunSimulatedRanks(3, 0, Model(), [&](Communicator& comm, SimulatedGpu&) -> absl::Status {
+            if (comm.rank() == 1) {
+              return fails ? absl::ResourceExhaustedError("no room") : absl::OkStatus();
+            }
+            const Tensor a = OnGpu(1 << 10), b = OnGpu(1 << 10);
+            if (collective) return comm.AllReduceSum(a);
+            BURST_RETURN_IF_ERROR(Shift(comm, Channel::kRead, a, b));
+            return comm.Wait(Channel::kRead);
+          });
+      EXPECT_EQ(status.code(),
+                fails ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kUnavailable)
+          << status;
+    }
+  }
 }
 
 TEST(SimulatedCommunicator, HostsExchangeWhatTheySay) {

@@ -25,6 +25,7 @@ StepMetrics Row(int64_t step) {
   row.tokens_per_second = 1e4;
   row.step_ms = 10;
   if (step % 2 == 0) row.val_loss = row.loss + 0.1;
+  if (step == 3) row.pipeline_bubble = 0.125;
   return row;
 }
 
@@ -45,10 +46,15 @@ TEST(Metrics, OneObjectALineWrittenThrough) {
     EXPECT_EQ(json["step"], step);
     EXPECT_EQ(json["loss"].get<double>(), Row(step).loss) << "no digit is lost";
     EXPECT_EQ(json.contains("val_loss"), step == 2);
+    EXPECT_EQ(json.value("pipeline_bubble", 0.0), step == 3 ? 0.125 : 0.0);
     for (const char* key : {"tokens", "lr", "grad_norm", "tokens_per_second", "step_ms"}) {
       EXPECT_TRUE(json[key].is_number()) << key;
     }
   }
+  const auto resumed = MetricsLog::Open(path, 3);
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_FALSE(resumed->rows()[1].pipeline_bubble.has_value());
+  EXPECT_EQ(resumed->rows()[2].pipeline_bubble, 0.125);
 }
 
 TEST(Metrics, NotANumberIsNull) {

@@ -117,6 +117,11 @@ class PipelineTest : public testing::Test {
 
   static Results RunOf(const TrainConfig& options) {
     EXPECT_EQ(Train(options), absl::OkStatus());
+    const auto log = MetricsLog::Open(options.out + "/metrics.jsonl", 100);
+    for (const StepMetrics& row : log->rows()) {
+      EXPECT_EQ(row.pipeline_bubble.has_value(), options.pp > 1);
+      EXPECT_GT(row.pipeline_bubble.value_or(1), 0);
+    }
     return ResultsOf(options);
   }
 

@@ -128,6 +128,31 @@ TEST(Plan, ThePipelinesBubbleIsThatOfTheFormula) {
   }
 }
 
+// The same of the bubble that a step's metrics have, over links that take no time but a message's
+// shortest; without a pipeline there is none. What the last stage has besides its layers is 1/500
+// of the work, p/500 of a stage's: the p - 1 others wait for it. A hundredth is for messages.
+TEST(Plan, TheBubbleOfTheMetricsIsThatOfTheFormula) {
+  const std::vector<std::string> step = {
+      "--model={\"family\":\"llama\",\"layers\":16,\"width\":2048,\"heads\":16,\"kv_heads\":16,"
+      "\"ffn\":8192,\"vocab\":64,\"dropout\":0}",
+      "--seqlen=8192", "--batch=2", "--sp=1", "--links=1000000"};
+  EXPECT_FALSE(PlanFor(step, {"--gpus=1xH200", "--accumulate=2"}).pipeline_bubble.has_value());
+  const PipelineShape shapes[] = {{2, 1, 3}, {2, 4, 4}, {4, 1, 4}, {4, 2, 8}, {8, 1, 3}};
+  for (const PipelineShape& shape : shapes) {
+    for (const int dp : {1, 2}) {
+      const StepPlan plan = PlanFor(
+          step, {absl::StrCat("--gpus=", dp * shape.stages, "xH200"), absl::StrCat("--dp=", dp),
+                 absl::StrCat("--pp=", shape.stages), absl::StrCat("--pp_chunks=", shape.chunks),
+                 absl::StrCat("--accumulate=", shape.micro_batches)});
+      ASSERT_TRUE(plan.pipeline_bubble.has_value());
+      const double formula = PipelineBubble(shape);
+      std::printf("%d stages, %d chunks, %d micro-batches: bubble %.4f, formula %.4f\n",
+                  shape.stages, shape.chunks, shape.micro_batches, *plan.pipeline_bubble, formula);
+      EXPECT_NEAR(*plan.pipeline_bubble, formula, (shape.stages - 1) / 500.0 + 0.01 * formula);
+    }
+  }
+}
+
 // Where links are slow, a pipeline is the fastest mesh of many micro-batches, and it holds a part
 // of the model.
 TEST(Plan, APipelineIsFasterOverSlowLinks) {
@@ -526,6 +551,17 @@ TEST(Meshes, AreThoseThatTheTrainerTakes) {
   EXPECT_EQ(meshes(true, false), (Texts{"", "--dp=1 --sp=1 --pp=2 --tp=2", "--dp=1 --sp=2 --pp=2",
                                         "--dp=1 --sp=2 --tp=2", "--dp=2 --sp=1 --pp=2",
                                         "--dp=2 --sp=1 --tp=2", "--dp=2 --sp=2"}));
+  // Chunks of a layer each, for micro-batches in groups of two.
+  options.train.accumulate = 2;
+  options.train.model =
+      R"({"family":"llama","layers":8,"width":128,"heads":2,"kv_heads":2,"ffn":128,"vocab":64})";
+  EXPECT_EQ(meshes(true, false),
+            (Texts{"", "--dp=1 --sp=1 --pp=2 --pp_chunks=2 --tp=2",
+                   "--dp=1 --sp=1 --pp=2 --pp_chunks=4 --tp=2", "--dp=1 --sp=1 --pp=2 --tp=2",
+                   "--dp=1 --sp=2 --pp=2", "--dp=1 --sp=2 --pp=2 --pp_chunks=2",
+                   "--dp=1 --sp=2 --pp=2 --pp_chunks=4", "--dp=1 --sp=2 --tp=2",
+                   "--dp=2 --sp=1 --pp=2", "--dp=2 --sp=1 --pp=2 --pp_chunks=2",
+                   "--dp=2 --sp=1 --pp=2 --pp_chunks=4", "--dp=2 --sp=1 --tp=2", "--dp=2 --sp=2"}));
   options.train.sp = 3;
   EXPECT_FALSE(MeshesOf(options, 4, 256, true, true).ok()) << "what is given is refused";
 }

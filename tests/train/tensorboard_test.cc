@@ -160,6 +160,7 @@ TEST(TensorBoard, StepsAreScalars) {
   ASSERT_TRUE(log.ok()) << log.status();
   StepMetrics second = Row(300);
   second.val_loss = 2.5;
+  second.pipeline_bubble = 0.5;
   second.loss = std::nan("");
   ASSERT_TRUE(log->Append(Row(1)).ok());
   ASSERT_TRUE(log->Append(second).ok());
@@ -171,7 +172,7 @@ TEST(TensorBoard, StepsAreScalars) {
   // What every event file of TensorFlow begins with: a record of 24 bytes, and their checksum.
   EXPECT_EQ(file.substr(0, 12), std::string("\x18\0\0\0\0\0\0\0\xa3\x7fK\"", 12));
   const auto events = Events(file);
-  ASSERT_EQ(events.size(), 5u);
+  ASSERT_EQ(events.size(), 6u);
   EXPECT_EQ(Only(events[0], 3), "brain.Event:2");
   for (const auto& event : events) EXPECT_GT(At<double>(Only(event, 1), 0), 1.6e9) << "seconds";
 
@@ -184,8 +185,10 @@ TEST(TensorBoard, StepsAreScalars) {
   EXPECT_EQ(Only(events[2], 2), "300");
   EXPECT_TRUE(std::isnan(Scalars(events[2])["loss/train"]));
   EXPECT_EQ(Only(events[3], 2), "300");
-  EXPECT_EQ(Scalars(events[3]), (std::map<std::string, float>{{"loss/validation", 2.5f}}));
-  EXPECT_EQ(Only(events[4], 2), "301");
+  EXPECT_EQ(Scalars(events[3]), (std::map<std::string, float>{{"pipeline_bubble", 0.5f}}));
+  EXPECT_EQ(Only(events[4], 2), "300");
+  EXPECT_EQ(Scalars(events[4]), (std::map<std::string, float>{{"loss/validation", 2.5f}}));
+  EXPECT_EQ(Only(events[5], 2), "301");
 }
 
 // TensorBoard drops what earlier files have from the step on at which a session starts.

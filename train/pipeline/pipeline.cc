@@ -84,7 +84,7 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Create(const Mesh& mesh, int
 
 absl::Status Pipeline::Forward(const Transformer& model, SequenceParallelAttention& attention,
                                int chunk, const MicroBatch& micro_batch, double loss_scale,
-                               Pass* pass) {
+                               Pass* pass, PassTimes* times) {
   const ScopedPhase phase("forward");
   if (stage_ > 0 || chunk > 0) {
     const Tensor received =
@@ -92,23 +92,28 @@ absl::Status Pipeline::Forward(const Transformer& model, SequenceParallelAttenti
     BURST_RETURN_IF_ERROR(from_previous_->Receive(Channel::kRead, received));
     pass->input = Variable(received, /*requires_grad=*/pass->tape.recording());
   }
+  times->Begin();
   pass->output = model.ForwardChunk(pass->tape, attention, micro_batch.batch, chunk, pass->input,
                                     loss_scale, micro_batch.dropout);
   BURST_RETURN_IF_ERROR(pass->tape.status());
+  times->End();
   if (stage_ + 1 == num_stages_ && chunk + 1 == chunks_) return absl::OkStatus();
   return to_next_->Send(Channel::kRead, pass->output.value());
 }
 
-absl::Status Pipeline::Backward(const Transformer& model, int chunk, Pass* pass) {
+absl::Status Pipeline::Backward(const Transformer& model, int chunk, Pass* pass, PassTimes* times) {
   const ScopedPhase phase("backward");
   if (stage_ + 1 == num_stages_ && chunk + 1 == chunks_) {
+    times->Begin();
     BURST_RETURN_IF_ERROR(pass->tape.Backward(pass->output));
   } else {
     Tensor gradient = Tensor::Empty(pass->output.shape(), model.dtype(), model.device());
     BURST_RETURN_IF_ERROR(to_next_->Receive(Channel::kGradient, gradient));
+    times->Begin();
     BURST_RETURN_IF_ERROR(
         pass->tape.BackwardAndForget(std::exchange(pass->output, {}), std::move(gradient)));
   }
+  times->End();
   if (stage_ == 0 && chunk == 0) return absl::OkStatus();
   return from_previous_->Send(Channel::kGradient, pass->input.TakeGrad());
 }
@@ -122,20 +127,22 @@ absl::Status Pipeline::WaitForSends() {
 absl::Status Pipeline::ForwardBackward(const Transformer& model,
                                        SequenceParallelAttention& attention, int micro_batches,
                                        const MicroBatchOf& micro_batch, double loss_scale,
-                                       const Tensor& loss) {
+                                       const Tensor& loss, PassTimes* times) {
   loss.Fill(0);
+  times->Clear();
   std::map<std::pair<int, int>, std::unique_ptr<Pass>> passes;  // by micro-batch and chunk
   for (const PipelineAction& action :
        PipelineActions({num_stages_, chunks_, micro_batches}, stage_)) {
     std::unique_ptr<Pass>& pass = passes[{action.micro_batch, action.chunk}];
     if (!action.forward) {
-      BURST_RETURN_IF_ERROR(Backward(model, action.chunk, pass.get()));
+      BURST_RETURN_IF_ERROR(Backward(model, action.chunk, pass.get(), times));
       passes.erase({action.micro_batch, action.chunk});
       continue;
     }
     BURST_ASSIGN_OR_RETURN(const MicroBatch own, micro_batch(action.micro_batch));
     pass = std::make_unique<Pass>(/*recording=*/true);
-    BURST_RETURN_IF_ERROR(Forward(model, attention, action.chunk, own, loss_scale, pass.get()));
+    BURST_RETURN_IF_ERROR(
+        Forward(model, attention, action.chunk, own, loss_scale, pass.get(), times));
     if (stage_ + 1 == num_stages_ && action.chunk + 1 == chunks_) {
       loss.Add(pass->output.value().View({1}).To(DType::kFloat64));
     }
@@ -147,10 +154,11 @@ absl::StatusOr<Tensor> Pipeline::Loss(const Transformer& model,
                                       SequenceParallelAttention& attention,
                                       const SequenceBatch& batch) {
   Tensor loss;
+  PassTimes times(model.device());
   for (int chunk = 0; chunk < chunks_; ++chunk) {
     Pass pass(/*recording=*/false);
     BURST_RETURN_IF_ERROR(
-        Forward(model, attention, chunk, {batch, DropoutKey()}, /*loss_scale=*/1, &pass));
+        Forward(model, attention, chunk, {batch, DropoutKey()}, /*loss_scale=*/1, &pass, &times));
     if (stage_ + 1 == num_stages_ && chunk + 1 == chunks_) loss = pass.output.value();
   }
   BURST_RETURN_IF_ERROR(WaitForSends());

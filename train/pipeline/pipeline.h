@@ -12,6 +12,7 @@
 #include "burst/comm/communicator.h"
 #include "burst/comm/mesh.h"
 #include "model/transformer.h"
+#include "train/pipeline/pass_times.h"
 
 namespace burst {
 
@@ -40,10 +41,11 @@ class Pipeline {
   // Forward and backward passes of `micro_batches`, by the schedule (PipelineActions); the numbers
   // of micro_batch are below it, and a number is asked for once for each chunk. Adds to the
   // gradients of the model's parameters. loss, [1] float64, becomes this rank's part of the sum of
-  // their losses: zero on all stages but the last. Collective among stages().
+  // their losses: zero on all stages but the last. times: what the passes took; what came before is
+  // forgotten. Collective among stages().
   absl::Status ForwardBackward(const Transformer& model, SequenceParallelAttention& attention,
                                int micro_batches, const MicroBatchOf& micro_batch,
-                               double loss_scale, const Tensor& loss);
+                               double loss_scale, const Tensor& loss, PassTimes* times);
 
   // The loss of a batch, unscaled and without a gradient; a scalar on the last stage, null on
   // others. Collective among stages().
@@ -59,8 +61,9 @@ class Pipeline {
   Pipeline(const Mesh& mesh, int chunks, int rank);
 
   absl::Status Forward(const Transformer& model, SequenceParallelAttention& attention, int chunk,
-                       const MicroBatch& micro_batch, double loss_scale, Pass* pass);
-  absl::Status Backward(const Transformer& model, int chunk, Pass* pass);
+                       const MicroBatch& micro_batch, double loss_scale, Pass* pass,
+                       PassTimes* times);
+  absl::Status Backward(const Transformer& model, int chunk, Pass* pass, PassTimes* times);
   absl::Status WaitForSends();
 
   const int stage_, num_stages_, chunks_;

@@ -50,6 +50,9 @@ void PrintPlan(const StepPlan& plan, const GpuModel& gpu) {
     const auto& [place, seconds] = plan.by_place[i];
     row(absl::StrCat("  of ", place), absl::StrFormat("%.4g", seconds));
   }
+  if (plan.pipeline_bubble.has_value()) {
+    row("bubble", absl::StrFormat("%.1f%% of what stages compute", 100 * *plan.pipeline_bubble));
+  }
   row("tokens/s a GPU", absl::StrFormat("%.0f", plan.tokens_per_second));
 }
 

@@ -70,6 +70,7 @@ absl::Status MeasureRank(const TrainingSetup& setup, Communicator& comm, Simulat
   plan->by_place = LargestFirst(kernels);
   for (auto& part : plan->by_place) plan->kernel_seconds += part.amount /= 3;
   plan->tokens_per_second = metrics.tokens_per_second / comm.world_size();
+  plan->pipeline_bubble = metrics.pipeline_bubble;
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,9 +32,10 @@ struct StepPlan {
   std::vector<Part<int64_t>> at_peak;  // of peak_bytes; largest first
 
   double step_seconds = 0;
-  double kernel_seconds = 0;           // of the busiest rank, in which kernels run
-  std::vector<Part<double>> by_place;  // of kernel_seconds; largest first
-  double tokens_per_second = 0;        // a GPU
+  double kernel_seconds = 0;              // of the busiest rank, in which kernels run
+  std::vector<Part<double>> by_place;     // of kernel_seconds; largest first
+  double tokens_per_second = 0;           // a GPU
+  std::optional<double> pipeline_bubble;  // StepMetrics'
 };
 
 // Ranks of a plan, at most: each is a thread, with masks of its own.

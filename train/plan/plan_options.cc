@@ -38,7 +38,8 @@ OptionTable PlanOptionTable(PlanOptions* c) {
         "GB/s that a GPU sends to other nodes, while it receives as many. -1: 45.");
   t.Group("The question");
   t.Add("fit", &c->fit, kMayChange,
-        "Chooses --dp, --pp, --sp and --tp, --strategy, --zero, --recompute, --ffn_chunk, "
+        "Chooses --dp, --pp, --pp_chunks, --sp and --tp, --strategy, --zero, --recompute, "
+        "--ffn_chunk, "
         "--head_chunk and "
         "--offload, where they are not given, so that the step is the fastest one that fits.");
   t.AddList("seqlens", &c->seqlens, ParseCount, kMayChange,
@@ -129,52 +130,66 @@ absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& c, int64_t g
   std::vector<MeshChoice> choices;
   BURST_ASSIGN_OR_RETURN(ResolvedConfig given, ConfigOf(c, gpus, seqlen));
   const Mesh given_mesh = given.mesh;
+  const int64_t given_chunks = given.pp_chunks, layers = given.model.layers;
   const Strategy given_strategy = given.strategy;
   choices.push_back({std::move(given), ""});
-  const auto consider = [&](int64_t dp, int64_t pp, int64_t tp, Strategy kind) {
+  const auto consider = [&](int64_t dp, int64_t pp, int64_t chunks, int64_t tp, Strategy kind) {
     const int64_t sp = gpus / (dp * pp * tp);
     PlanOptions changed = c;
     changed.train.dp = dp;
     changed.train.sp = sp;
     changed.train.tp = IsTensorParallel(kind) ? -1 : tp;  // those take the ranks of --sp
     changed.train.pp = pp;
+    changed.train.pp_chunks = chunks;
     changed.train.strategy = kind;
     absl::StatusOr<ResolvedConfig> config = ConfigOf(changed, gpus, seqlen);
     if (!config.ok()) return;
+    const Mesh& m = config->mesh;
     const auto is_it = [&](const MeshChoice& choice) {
-      const Mesh &a = choice.config.mesh, &b = config->mesh;
-      return a.data == b.data && a.stages == b.stages && a.tensor == b.tensor &&
+      const Mesh& other = choice.config.mesh;
+      return other.data == m.data && other.stages == m.stages && other.tensor == m.tensor &&
+             choice.config.pp_chunks == chunks &&
              choice.config.spreads_stream() == config->spreads_stream() &&
-             (choice.config.strategy == kind || b.sequence == 1);
+             (choice.config.strategy == kind || m.sequence == 1);
     };
     if (std::any_of(choices.begin(), choices.end(), is_it)) return;
-    const Mesh& m = config->mesh;
     std::string options;
-    if (m.data != given_mesh.data || m.stages != given_mesh.stages ||
-        m.tensor != given_mesh.tensor) {
-      options = absl::StrCat("--dp=", dp, " --sp=", sp);
-    }
-    if (m.stages != given_mesh.stages) absl::StrAppend(&options, " --pp=", pp);
-    if (tp > 1 && m.tensor != given_mesh.tensor) absl::StrAppend(&options, " --tp=", tp);
-    if (kind != given_strategy) {
-      absl::StrAppend(&options, options.empty() ? "" : " ", "--strategy=", Name(kind));
-    }
+    const auto add = [&](bool adds, const std::string& option) {
+      if (adds) absl::StrAppend(&options, options.empty() ? "" : " ", option);
+    };
+    const bool other_stages = m.stages != given_mesh.stages;
+    const bool other_tensor = m.tensor != given_mesh.tensor;
+    add(m.data != given_mesh.data || other_stages || other_tensor,
+        absl::StrCat("--dp=", dp, " --sp=", sp));
+    add(other_stages, absl::StrCat("--pp=", pp));
+    add(chunks != given_chunks, absl::StrCat("--pp_chunks=", chunks));
+    add(tp > 1 && other_tensor, absl::StrCat("--tp=", tp));
+    add(kind != given_strategy, absl::StrCat("--strategy=", Name(kind)));
     choices.push_back({*std::move(config), std::move(options)});
   };
   // Tensor parallelism sends more than fits a network between nodes.
   const int64_t given_tp = IsTensorParallel(given_strategy) ? 1 : given_mesh.tensor;
   const int64_t most_stages = std::max<int64_t>(given_mesh.stages, mesh ? c.train.accumulate : 1);
   const int64_t most_tensor = std::max(given_tp, mesh ? std::min(gpus, c.gpus_per_node) : 1);
+  std::vector<Strategy> kinds = {given_strategy};
+  if (strategy) {
+    kinds.insert(kinds.end(), {Strategy::kBurst, Strategy::kBurstUlysses, Strategy::kUlysses});
+  }
+  const auto consider_all = [&](int64_t dp, int64_t pp, int64_t chunks, int64_t tp) {
+    for (const Strategy kind : kinds) {
+      if (tp == 1 || !IsTensorParallel(kind)) consider(dp, pp, chunks, tp, kind);
+    }
+  };
+  if (!mesh) {
+    consider_all(given_mesh.data, given_mesh.stages, given_chunks, given_tp);
+    return choices;
+  }
   for (int64_t pp = 1; pp <= most_stages; ++pp) {
     for (int64_t dp = 1; dp * pp <= gpus; ++dp) {
       for (int64_t tp = 1; tp <= most_tensor && dp * pp * tp <= gpus; ++tp) {
-        const bool same = dp == given_mesh.data && pp == given_mesh.stages && tp == given_tp;
-        if (gpus % (dp * pp * tp) != 0 || (!mesh && !same)) continue;
-        if (tp == 1 || !IsTensorParallel(given_strategy)) consider(dp, pp, tp, given_strategy);
-        if (!strategy) continue;
-        for (const Strategy kind :
-             {Strategy::kBurst, Strategy::kBurstUlysses, Strategy::kUlysses}) {
-          consider(dp, pp, tp, kind);
+        if (gpus % (dp * pp * tp) != 0) continue;
+        for (int64_t chunks = 1; chunks == 1 || (pp > 1 && chunks * pp <= layers); chunks *= 2) {
+          consider_all(dp, pp, chunks, tp);
         }
       }
     }

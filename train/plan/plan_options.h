@@ -37,9 +37,9 @@ struct MeshChoice {
   ResolvedConfig config;
   std::string options;  // "--dp=2 --sp=4 --strategy=ulysses"; of the first, ConfigOf's: none
 };
-// Every number of data-parallel groups and, up to --accumulate, of pipeline stages, if the mesh may
-// be chosen, with every strategy that may be the fastest, if that may; those that ResolveConfig
-// refuses are left out.
+// Every number of data-parallel groups and, up to --accumulate, of pipeline stages, with a power of
+// two of chunks each, if the mesh may be chosen, with every strategy that may be the fastest, if
+// that may; those that ResolveConfig refuses are left out.
 absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& options, int64_t gpus,
                                                  int64_t seqlen, bool mesh, bool strategy);
 

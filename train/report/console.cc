@@ -51,6 +51,9 @@ std::string Console::Progress(const StepMetrics& metrics) const {
                           per_flop * throughput_.flops_per_token.full,
                           per_flop * throughput_.flops_per_token.causal);
   }
+  if (metrics.pipeline_bubble.has_value()) {
+    absl::StrAppendFormat(&line, "  bubble %.1f%%", 100 * *metrics.pipeline_bubble);
+  }
   const int64_t done = metrics.step - first_step_;
   if (done > 0) {
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;

@@ -27,6 +27,7 @@ std::string ToLine(const StepMetrics& row) {
                {"loss", row.loss},           {"lr", row.lr},
                {"grad_norm", row.grad_norm}, {"tokens_per_second", row.tokens_per_second},
                {"step_ms", row.step_ms}};
+  if (row.pipeline_bubble.has_value()) json["pipeline_bubble"] = *row.pipeline_bubble;
   if (row.val_loss.has_value()) json["val_loss"] = *row.val_loss;
   if (row.skipped) json["skipped"] = true;
   return json.dump() + "\n";
@@ -52,6 +53,7 @@ std::optional<StepMetrics> FromLine(const std::string& line) {
   row.grad_norm = number("grad_norm");
   row.tokens_per_second = number("tokens_per_second");
   row.step_ms = number("step_ms");
+  if (json.contains("pipeline_bubble")) row.pipeline_bubble = number("pipeline_bubble");
   if (json.contains("val_loss")) row.val_loss = number("val_loss");
   row.skipped = json.contains("skipped");
   return row;

@@ -21,6 +21,11 @@ struct StepMetrics {
   double grad_norm = 0;  // before clipping
   double tokens_per_second = 0;
   double step_ms = 0;
+  // Of a pipeline: the time in which stages compute no pass over that in which they do, summed over
+  // ranks, from the begin of the first stage's first pass to the end of its last one. By the clocks
+  // of the devices; messages and slower stages count, where others wait for them. The formula's:
+  // PipelineBubble.
+  std::optional<double> pipeline_bubble;
   std::optional<double> val_loss;  // after the update
   bool skipped = false;            // not finite, so no update was made
 };

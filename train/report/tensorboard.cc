@@ -121,6 +121,10 @@ absl::Status TensorBoardLog::Append(const StepMetrics& row) {
                                                       {"grad_norm", row.grad_norm},
                                                       {"tokens_per_second", row.tokens_per_second},
                                                       {"step_ms", row.step_ms}})));
+  if (row.pipeline_bubble.has_value()) {
+    BURST_RETURN_IF_ERROR(
+        Write(SummaryEvent(row.step, {{"pipeline_bubble", *row.pipeline_bubble}})));
+  }
   return row.val_loss.has_value() ? AppendValLoss(row.step, *row.val_loss) : absl::OkStatus();
 }
 

@@ -23,8 +23,9 @@ class TensorBoardLog {
   TensorBoardLog& operator=(TensorBoardLog&&) = delete;
   ~TensorBoardLog();
 
-  // The scalars loss/train, lr, grad_norm, tokens_per_second and step_ms of a step; loss/validation
-  // if the row has it. Handed to the system in one piece: they outlive the process.
+  // The scalars loss/train, lr, grad_norm, tokens_per_second and step_ms of a step; pipeline_bubble
+  // and loss/validation if the row has them. Handed to the system in one piece: they outlive the
+  // process.
   absl::Status Append(const StepMetrics& row);
   absl::Status AppendValLoss(int64_t step, double val_loss);
 

@@ -4,50 +4,88 @@
 #include <array>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
+#include "burst/comm/simulated/simulated_times.h"
 #include "burst/comm/thread/thread_communicator.h"
 
 namespace burst {
 namespace {
 
-// Messages of GPU memory are carried out as messages of 8 bytes between hosts: the time from which
-// on the sender has them. Collectives begin when the last rank has come to them.
+using Group = SimulatedTimes::Group;
+
+std::vector<int> WorldRanks(const Communicator& group) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < group.world_size(); ++rank) ranks.push_back(group.WorldRank(rank));
+  return ranks;
+}
+
+// Of a message of GPU memory ranks exchange the time from which on the sender has it
+// (SimulatedTimes). Collectives begin when the last rank has come to them. What hosts tell each
+// other goes by threads.
 class SimulatedCommunicator : public Communicator {
  public:
-  SimulatedCommunicator(Communicator* hosts, SimulatedGpu* gpu, int ranks_per_node)
-      : hosts_(hosts), gpu_(gpu), ranks_per_node_(ranks_per_node) {}
-  SimulatedCommunicator(std::unique_ptr<Communicator> hosts, SimulatedGpu* gpu, int ranks_per_node)
-      : SimulatedCommunicator(hosts.get(), gpu, ranks_per_node) {
-    owned_ = std::move(hosts);
-  }
+  SimulatedCommunicator(Communicator* hosts, SimulatedTimes* times, std::shared_ptr<Group> group,
+                        SimulatedGpu* gpu, int ranks_per_node)
+      : hosts_(hosts),
+        times_(times),
+        group_(std::move(group)),
+        gpu_(gpu),
+        ranks_per_node_(ranks_per_node) {}
 
   int rank() const override { return hosts_->rank(); }
   int world_size() const override { return hosts_->world_size(); }
   int WorldRank(int rank) const override { return hosts_->WorldRank(rank); }
-  void Abort(const absl::Status& reason) override { hosts_->Abort(reason); }
+  void Abort(const absl::Status& reason) override {
+    hosts_->Abort(reason);
+    times_->Fail();
+  }
   absl::Status Barrier() override { return hosts_->Barrier(); }
 
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
     BURST_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> part, hosts_->Split(color, key));
+    const int64_t number = splits_++;
     if (part == nullptr) return part;
-    return std::make_unique<SimulatedCommunicator>(std::move(part), gpu_, ranks_per_node_);
+    auto comm = std::make_unique<SimulatedCommunicator>(
+        part.get(), times_, times_->MakeGroup(group_.get(), number, color, WorldRanks(*part)), gpu_,
+        ranks_per_node_);
+    comm->owned_ = std::move(part);
+    return comm;
   }
 
   absl::Status Wait(Channel channel) override {
     BURST_RETURN_IF_ERROR(hosts_->Wait(channel));
     const int c = static_cast<int>(channel);
-    std::deque<Transfer>& transfers = transfers_[c];
-    for (const Transfer& transfer : transfers) {
+    for (const Transfer& transfer : transfers_[c]) {
       double begin = std::max(transfer.begin, arrived_[c]);
-      for (const double sent : transfer.received) begin = std::max(begin, sent);
+      for (const ReceiveBuffer& receive : transfer.receives) {
+        SentMessage sent;
+        if (!times_->Receive(*group_, c, WorldRank(receive.peer), WorldRank(rank()), &sent)) {
+          return Alone(channel);
+        }
+        if (sent.bytes != receive.bytes) {
+          return absl::InvalidArgumentError(absl::StrCat("rank ", WorldRank(receive.peer),
+                                                         " sends ", sent.bytes,
+                                                         " bytes to a buffer of ", receive.bytes));
+        }
+        begin = std::max(begin, sent.time);
+      }
+      if (transfer.collective.has_value()) {
+        double last = 0;
+        if (!times_->AwaitAll(*group_, *transfer.collective, WorldRank(rank()), &last)) {
+          return Alone(channel);
+        }
+        begin = std::max(begin, last);
+      }
       arrived_[c] = begin + gpu_->model().message_seconds + transfer.seconds;
     }
     gpu_->WaitUntil(arrived_[c]);
-    transfers.clear();
+    transfers_[c].clear();
     return absl::OkStatus();
   }
 
@@ -77,39 +115,49 @@ class SimulatedCommunicator : public Communicator {
  protected:
   absl::Status DoPost(Channel channel, absl::Span<const SendBuffer> sends,
                       absl::Span<const ReceiveBuffer> receives) override {
-    std::deque<Transfer>& transfers = transfers_[static_cast<int>(channel)];
-    transfers.emplace_back();
-    Transfer& transfer = transfers.back();
+    const int c = static_cast<int>(channel);
+    Transfer transfer;
     transfer.begin = gpu_->now();
-    transfer.received.assign(receives.size(), 0);
     Traffic out, in;
-    bool between_gpus = false;
-    std::vector<SendBuffer> host_sends(sends.begin(), sends.end());
-    for (SendBuffer& send : host_sends) {
-      if (send.device == DeviceType::kCpu) continue;
-      between_gpus = true;
+    std::vector<SendBuffer> host_sends;
+    for (const SendBuffer& send : sends) {
+      if (send.device == DeviceType::kCpu) {
+        host_sends.push_back(send);
+        continue;
+      }
       out.Add(*this, send.peer, send.bytes);
-      send = {&transfer.begin, sizeof(double), send.peer};
+      times_->Send(*group_, c, WorldRank(rank()), WorldRank(send.peer),
+                   {transfer.begin, send.bytes});
     }
-    std::vector<ReceiveBuffer> host_receives(receives.begin(), receives.end());
-    for (size_t i = 0; i < host_receives.size(); ++i) {
-      ReceiveBuffer& receive = host_receives[i];
-      if (receive.device == DeviceType::kCpu) continue;
-      between_gpus = true;
+    std::vector<ReceiveBuffer> host_receives;
+    for (const ReceiveBuffer& receive : receives) {
+      if (receive.device == DeviceType::kCpu) {
+        host_receives.push_back(receive);
+        continue;
+      }
       in.Add(*this, receive.peer, receive.bytes);
-      receive = {&transfer.received[i], sizeof(double), receive.peer};
+      transfer.receives.push_back(receive);
     }
-    transfer.seconds = std::max(out.Seconds(gpu_->model()), in.Seconds(gpu_->model()));
-    if (!between_gpus) transfers.pop_back();
+    if (host_sends.size() + host_receives.size() < sends.size() + receives.size()) {
+      transfer.seconds = std::max(out.Seconds(gpu_->model()), in.Seconds(gpu_->model()));
+      transfers_[c].push_back(std::move(transfer));
+    }
     return hosts_->Post(channel, host_sends, host_receives);
   }
 
  private:
   struct Transfer {
-    double begin = 0;              // when this rank was ready
-    std::vector<double> received;  // when the senders were
-    double seconds = 0;            // on the links
+    double begin = 0;                     // when this rank was ready
+    std::vector<ReceiveBuffer> receives;  // whose senders are to be ready, too
+    std::optional<int64_t> collective;    // to which all ranks are to have come
+    double seconds = 0;                   // on the links
   };
+
+  // Of another rank nothing comes any more: why, the hosts know.
+  absl::Status Alone(Channel channel) {
+    BURST_RETURN_IF_ERROR(hosts_->Wait(channel));
+    return absl::UnavailableError("another rank ended before its message");
+  }
 
   // In one direction.
   struct Traffic {
@@ -133,21 +181,24 @@ class SimulatedCommunicator : public Communicator {
   absl::Status PostCollective(double bytes) {
     const int n = world_size();
     if (n == 1) return absl::OkStatus();
-    BURST_ASSIGN_OR_RETURN(const std::vector<double> ready, hosts_->AllGather(gpu_->now()));
+    const int64_t number = collectives_++;
+    times_->Come(*group_, number, gpu_->now());
     double rate = gpu_->model().links;
     int near = 0;
     for (int rank = 0; rank < n; ++rank) near += NodeOf(rank) == NodeOf(hosts_->rank());
     if (near < n) rate = std::min(rate, near * gpu_->model().network);
-    const double begin = *std::max_element(ready.begin(), ready.end());
     transfers_[static_cast<int>(Channel::kCollective)].push_back(
-        {begin, {}, bytes * (n - 1) / n / rate});
+        {gpu_->now(), {}, number, bytes * (n - 1) / n / rate});
     return absl::OkStatus();
   }
 
   std::unique_ptr<Communicator> owned_;
   Communicator* const hosts_;
+  SimulatedTimes* const times_;
+  const std::shared_ptr<Group> group_;
   SimulatedGpu* const gpu_;
   const int ranks_per_node_;
+  int64_t splits_ = 0, collectives_ = 0;                      // so far
   std::array<std::deque<Transfer>, kNumChannels> transfers_;  // posted, in order
   std::array<double, kNumChannels> arrived_ = {};             // when the channel's last one did
 };
@@ -157,12 +208,17 @@ class SimulatedCommunicator : public Communicator {
 absl::Status RunSimulatedRanks(
     int ranks, int ranks_per_node, const GpuModel& model,
     const std::function<absl::Status(Communicator&, SimulatedGpu&)>& body) {
+  SimulatedTimes times(ranks);
   return RunRanks(ranks, [&](Communicator& hosts) {
     SimulatedGpu gpu(model);
     const ScopedSimulatedGpu scoped(&gpu);
     const ScopedRankProgress progress(hosts.rank());
-    SimulatedCommunicator comm(&hosts, &gpu, ranks_per_node);
-    return body(comm, gpu);
+    SimulatedCommunicator comm(&hosts, &times, times.MakeGroup(nullptr, 0, 0, WorldRanks(hosts)),
+                               &gpu, ranks_per_node);
+    const absl::Status status = body(comm, gpu);
+    if (!status.ok()) comm.Abort(status);
+    times.Leave(hosts.rank());
+    return status;
   });
 }
 
