@@ -92,10 +92,11 @@ absl::Status Trainer::ForwardBackward(int64_t first, int64_t count, double loss_
 // the stage.
 absl::Status Trainer::ForwardBackwardInPipeline(int64_t first, int64_t count, double loss_scale,
                                                 const Tensor& loss) {
+  const int64_t step = first / config_.accumulate;  // of a step, or of IsSound before it
   BURST_RETURN_IF_ERROR(pipeline_->ForwardBackward(
       *model_, *attention_, static_cast<int>(count),
       [&](int number) { return MicroBatch(first + number); }, loss_scale, loss,
-      &results_[enqueued_.back().step % results_.size()]->passes));
+      &results_[step % results_.size()]->passes));
   BURST_RETURN_IF_ERROR(comm_->PostAllReduceSum(loss));
   return gradients_ == nullptr ? absl::OkStatus()
                                : gradients_->Post(0, model_->parameters().size());
