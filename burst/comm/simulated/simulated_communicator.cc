@@ -59,8 +59,9 @@ class SimulatedCommunicator : public Communicator {
   }
 
   absl::Status Wait(Channel channel) override {
-    BURST_RETURN_IF_ERROR(hosts_->Wait(channel));
     const int c = static_cast<int>(channel);
+    if (hosts_post_[c]) BURST_RETURN_IF_ERROR(hosts_->Wait(channel));
+    hosts_post_[c] = false;
     for (const Transfer& transfer : transfers_[c]) {
       double begin = std::max(transfer.begin, arrived_[c]);
       for (const ReceiveBuffer& receive : transfer.receives) {
@@ -142,6 +143,8 @@ class SimulatedCommunicator : public Communicator {
       transfer.seconds = std::max(out.Seconds(gpu_->model()), in.Seconds(gpu_->model()));
       transfers_[c].push_back(std::move(transfer));
     }
+    if (host_sends.empty() && host_receives.empty()) return absl::OkStatus();
+    hosts_post_[c] = true;
     return hosts_->Post(channel, host_sends, host_receives);
   }
 
@@ -200,6 +203,7 @@ class SimulatedCommunicator : public Communicator {
   const int ranks_per_node_;
   int64_t splits_ = 0, collectives_ = 0;                      // so far
   std::array<std::deque<Transfer>, kNumChannels> transfers_;  // posted, in order
+  std::array<bool, kNumChannels> hosts_post_ = {};            // since the last Wait
   std::array<double, kNumChannels> arrived_ = {};             // when the channel's last one did
 };
 
