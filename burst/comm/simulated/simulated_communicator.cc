@@ -59,8 +59,9 @@ class SimulatedCommunicator : public Communicator {
   }
 
   absl::Status Wait(Channel channel) override {
-    BURST_RETURN_IF_ERROR(hosts_->Wait(channel));
     const int c = static_cast<int>(channel);
+    if (hosts_post_[c]) BURST_RETURN_IF_ERROR(hosts_->Wait(channel));
+    hosts_post_[c] = false;
     for (const Transfer& transfer : transfers_[c]) {
       double begin = std::max(transfer.begin, arrived_[c]);
       for (const ReceiveBuffer& receive : transfer.receives) {
@@ -95,19 +96,28 @@ class SimulatedCommunicator : public Communicator {
     return Wait(Channel::kCollective);
   }
   absl::Status PostAllReduceSum(const Tensor& tensor) override {
-    if (tensor.device() == DeviceType::kCpu) return hosts_->PostAllReduceSum(tensor);
+    if (tensor.device() == DeviceType::kCpu) {
+      HostsPost(Channel::kCollective);
+      return hosts_->PostAllReduceSum(tensor);
+    }
     CountAllReduce(tensor.numel(), SizeOf(tensor.dtype()));
     return PostCollective(2.0 * tensor.size_bytes());
   }
   absl::Status PostAllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
                                   const Tensor& all) override {
-    if (all.device() == DeviceType::kCpu) return hosts_->PostAllGatherParts(own, counts, all);
+    if (all.device() == DeviceType::kCpu) {
+      HostsPost(Channel::kCollective);
+      return hosts_->PostAllGatherParts(own, counts, all);
+    }
     CountSent(Channel::kCollective, (world_size() - 1) * own.size_bytes(), world_size() - 1);
     return PostCollective(static_cast<double>(all.size_bytes()));
   }
   absl::Status PostReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
                                     const Tensor& own) override {
-    if (all.device() == DeviceType::kCpu) return hosts_->PostReduceScatterSum(all, counts, own);
+    if (all.device() == DeviceType::kCpu) {
+      HostsPost(Channel::kCollective);
+      return hosts_->PostReduceScatterSum(all, counts, own);
+    }
     CountSent(Channel::kCollective, all.size_bytes() - own.size_bytes(), world_size() - 1);
     return PostCollective(static_cast<double>(all.size_bytes()));
   }
@@ -142,6 +152,8 @@ class SimulatedCommunicator : public Communicator {
       transfer.seconds = std::max(out.Seconds(gpu_->model()), in.Seconds(gpu_->model()));
       transfers_[c].push_back(std::move(transfer));
     }
+    if (host_sends.empty() && host_receives.empty()) return absl::OkStatus();
+    HostsPost(channel);
     return hosts_->Post(channel, host_sends, host_receives);
   }
 
@@ -152,6 +164,8 @@ class SimulatedCommunicator : public Communicator {
     std::optional<int64_t> collective;    // to which all ranks are to have come
     double seconds = 0;                   // on the links
   };
+
+  void HostsPost(Channel channel) { hosts_post_[static_cast<int>(channel)] = true; }
 
   // Of another rank nothing comes any more: why, the hosts know.
   absl::Status Alone(Channel channel) {
@@ -200,6 +214,7 @@ class SimulatedCommunicator : public Communicator {
   const int ranks_per_node_;
   int64_t splits_ = 0, collectives_ = 0;                      // so far
   std::array<std::deque<Transfer>, kNumChannels> transfers_;  // posted, in order
+  std::array<bool, kNumChannels> hosts_post_ = {};            // since the last Wait
   std::array<double, kNumChannels> arrived_ = {};             // when the channel's last one did
 };
 

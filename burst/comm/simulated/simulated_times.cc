@@ -17,15 +17,18 @@ std::shared_ptr<SimulatedTimes::Group> SimulatedTimes::MakeGroup(const Group* pa
 }
 
 void SimulatedTimes::Send(Group& group, int channel, int from, int to, const SentMessage& message) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  group.messages[{channel, from, to}].push_back(message);
-  Wake(to);
+  std::unique_lock<std::mutex> lock(mutex_);
+  std::deque<SentMessage>& messages = group.messages[{channel, from, to}];
+  messages.push_back(message);
+  if (ranks_[to].awaited != &messages) return;
+  lock.unlock();  // else who is woken waits for it
+  ranks_[to].woken.notify_one();
 }
 
 bool SimulatedTimes::Receive(Group& group, int channel, int from, int to, SentMessage* message) {
   std::unique_lock<std::mutex> lock(mutex_);
   std::deque<SentMessage>& messages = group.messages[{channel, from, to}];
-  if (!Await(lock, to, {from}, [&] { return !messages.empty(); })) return false;
+  if (!Await(lock, to, &messages, {from}, [&] { return !messages.empty(); })) return false;
   *message = messages.front();
   messages.pop_front();
   return true;
@@ -36,14 +39,16 @@ void SimulatedTimes::Come(Group& group, int64_t number, double time) {
   Group::Collective& collective = group.collectives[number];
   collective.last = std::max(collective.last, time);
   if (++collective.came < group.ranks.size()) return;
-  for (const int rank : group.ranks) Wake(rank);
+  for (const int rank : group.ranks) {
+    if (ranks_[rank].awaited == &collective) ranks_[rank].woken.notify_one();
+  }
 }
 
 bool SimulatedTimes::AwaitAll(Group& group, int64_t number, int rank, double* last) {
   std::unique_lock<std::mutex> lock(mutex_);
   Group::Collective& collective = group.collectives[number];
   const auto all = [&] { return collective.came == group.ranks.size(); };
-  if (!Await(lock, rank, group.ranks, all)) return false;
+  if (!Await(lock, rank, &collective, group.ranks, all)) return false;
   *last = collective.last;
   if (++collective.read == group.ranks.size()) group.collectives.erase(number);
   return true;
@@ -62,21 +67,17 @@ void SimulatedTimes::Fail() {
 }
 
 template <typename Condition>
-bool SimulatedTimes::Await(std::unique_lock<std::mutex>& lock, int rank,
+bool SimulatedTimes::Await(std::unique_lock<std::mutex>& lock, int rank, const void* awaited,
                            const std::vector<int>& needed, const Condition& condition) {
   Rank& self = ranks_[rank];
   const auto left = [&](int other) { return ranks_[other].left; };
   while (!condition()) {
     if (failed_ || std::any_of(needed.begin(), needed.end(), left)) return false;
-    self.waits = true;
+    self.awaited = awaited;
     self.woken.wait(lock);
-    self.waits = false;
+    self.awaited = nullptr;
   }
   return true;
-}
-
-void SimulatedTimes::Wake(int rank) {
-  if (ranks_[rank].waits) ranks_[rank].woken.notify_one();
 }
 
 }  // namespace burst

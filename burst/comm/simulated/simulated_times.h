@@ -60,14 +60,15 @@ class SimulatedTimes {
  private:
   struct Rank {
     std::condition_variable woken;
-    bool waits = false, left = false;
+    const void* awaited = nullptr;  // what it waits for: of a group, messages or a collective
+    bool left = false;
   };
 
-  // Until the condition holds (true), or cannot any more because one of `needed` has left.
+  // Until the condition on what is awaited holds (true), or cannot any more because one of `needed`
+  // has left.
   template <typename Condition>
-  bool Await(std::unique_lock<std::mutex>& lock, int rank, const std::vector<int>& needed,
-             const Condition& condition);
-  void Wake(int rank);
+  bool Await(std::unique_lock<std::mutex>& lock, int rank, const void* awaited,
+             const std::vector<int>& needed, const Condition& condition);
 
   std::mutex mutex_;  // guards all below, and groups
   std::vector<Rank> ranks_;
