@@ -201,7 +201,9 @@ absl::Status CheckTensorParallel(const TrainConfig& c, const ResolvedConfig& con
                          ", which divides the heads, too; give burst or ring");
   }
   const absl::Status fits = TensorParallel::Check(config.model.WithDefaults(), config.mesh.tensor);
-  if (!fits.ok()) return InvalidOption(option, value, ": ", fits.message(), "; or burst");
+  if (!fits.ok()) {
+    return InvalidOption(option, value, ": ", fits.message(), all_tensor ? "; or burst" : "");
+  }
   const std::string with = absl::StrCat(" is not for --", option, "=", value);
   if (c.ffn_chunk > 0) {
     return InvalidOption("ffn_chunk", c.ffn_chunk, with,
