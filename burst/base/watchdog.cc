@@ -67,14 +67,14 @@ void Watchdog::Watch() {
     own = moved ? 0 : own + passed.count();
     idle_ms.store(own);
     world = std::min({own, world + passed.count(), elsewhere_ms.exchange(kNever)});
-    if (world >= patience_.count()) End(world);
+    if (world >= patience_.count()) End();
   }
 }
 
-void Watchdog::End(int64_t ms) {
+void Watchdog::End() {
   std::fflush(stdout);
   std::fprintf(stderr, "error: no rank has made progress for %.0f s (--patience)\n",
-               static_cast<double>(ms) / 1000);
+               static_cast<double>(patience_.count()) / 1000);
   ReportProgress();
   {
     std::lock_guard<std::mutex> lock(ask_mutex);

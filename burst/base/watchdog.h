@@ -25,7 +25,7 @@ class Watchdog {
 
  private:
   void Watch();
-  [[noreturn]] void End(int64_t idle_ms);
+  [[noreturn]] void End();
 
   const std::chrono::milliseconds patience_;
   std::mutex mutex_;
