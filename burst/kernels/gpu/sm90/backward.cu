@@ -7,7 +7,9 @@
 //   dQ^T = K^T dS^T         added to dQ in global memory
 //
 // Consumers: two warpgroups of 64 keys each. They exchange dS through shared memory, and share dQ^T
-// by columns of the head (kHeadDim 96 and 128) or by query rows (64).
+// by columns of the head (kHeadDim 96 and 128) or by query rows (64). dQ is computed a step late:
+// so neither waits for the other's dS, and the exponentials of one run beside the matmuls of the
+// other.
 // Producer warpgroup: warp 0 loads K, V once, Q, dO as a ring (TMA); warp 1 loads lse, delta and
 // the mask's ranges of the rows; warps 2 and 3 each add one consumer's dQ tile to global memory
 // (TMA reduction), in a fixed order when determinism is asked for; with lists both consumers' tiles
@@ -33,6 +35,7 @@ struct BackwardShared {
   Barrier q_full[Traits::kStages], q_empty[Traits::kStages];
   Barrier dout_full[Traits::kStages], dout_empty[Traits::kStages];
   Barrier rows_full[Traits::kStages], rows_empty[Traits::kStages];
+  Barrier ds_full[2];  // of both consumers
   Barrier dq_full[Traits::kConsumers * Traits::kDqTurns];
   Barrier dq_empty[Traits::kConsumers * Traits::kDqBuffers];
   QueryTiles tiles;  // of the keys
@@ -152,24 +155,62 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   float dk[kHeadDim / 2], dv[kHeadDim / 2];  // [64, kHeadDim]
 #pragma unroll
   for (int i = 0; i < kHeadDim / 2; ++i) dk[i] = dv[i] = 0;
-  RingSlot<Traits::kStages> slot;
-  int dq_parity = 1, buffer = 0;
+  static_assert(Traits::kStages == 2, "");
+  int step = 0;
+  // Read anew from threadIdx, it would come between the matmuls; at head_dim 128 that is no slower
+  // than another register.
+  int column = lane % 4 * 2;
+  if constexpr (kEarly) asm volatile("" : "+r"(column));
+
+  // dQ^T = K^T dS^T
+  const auto multiply_dq = [&](float(&dq)[kDqRows / 2], int n) {  // [64, kDqRows], of the n-th step
+    WgmmaFence();
+    MatmulSharedShared<Element, kDqRows, kBlockN, Major::kMN, Major::kK>(
+        dq, shared.k.At(0, Traits::kDqByColumns ? consumer : 0), KTile::kBlockBytes,
+        shared.ds[n % 2].At(Traits::kDqByColumns ? 0 : consumer * kDqRows), DsTile::kBlockBytes,
+        false);
+    WgmmaCommit();
+  };
+  const auto store_dq = [&](float(&dq)[kDqRows / 2], int n) {
+    const int buffer = n % 2;
+    uint32_t dq_to = dq_store;
+    if constexpr (Traits::kDqBuffers > 1) {
+      Wait(&shared.dq_empty[consumer + buffer * Traits::kConsumers], n / 2 % 2 ^ 1);
+      dq_to += buffer * static_cast<int>(Traits::kConsumers * sizeof(shared.dq[0]));
+    } else {
+      Wait(&shared.dq_empty[consumer], n % 2 ^ 1);
+    }
+#pragma unroll
+    for (int j = 0; j < kDqRows / 8; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          StoreShared((dq_to ^ (r * 32) ^ (c * 16)) + c * 128 + j * 8 * 128,
+                      dq[4 * j + 2 * r + c] * args.scale);
+        }
+      }
+    }
+    FenceProxyAsync();
+    Arrive(&shared.dq_full[consumer + (Traits::kDqTurns > 1 ? buffer * Traits::kConsumers : 0)]);
+  };
 
   Wait(&shared.kv_full, 0);
   RepeatForQueryTiles(args, shared.tiles.begin, shared.tiles.end, [&] {
-    const QTile& q = shared.q[slot.stage];
-    const QTile& dout = shared.dout[slot.stage];
-    const RowStatistics<Traits>& rows = shared.rows[slot.stage];
+    const int stage = step % 2, parity = step / 2 % 2;
+    const QTile& q = shared.q[stage];
+    const QTile& dout = shared.dout[stage];
+    const RowStatistics<Traits>& rows = shared.rows[stage];
     float p[kBlockM / 2], ds[kBlockM / 2];  // P^T, dS^T: [64, kBlockM]
     uint32_t p_operand[kBlockM / 4], ds_operand[kBlockM / 4];
 
-    Wait(&shared.q_full[slot.stage], slot.parity);
+    Wait(&shared.q_full[stage], parity);
     WgmmaFence();
     MatmulSharedShared<Element, kBlockM, kHeadDim>(p, shared.k.At(consumer * 64),
                                                    KTile::kBlockBytes, q.At(0), QTile::kBlockBytes,
                                                    false);  // S^T = K Q^T
     WgmmaCommit();
-    Wait(&shared.dout_full[slot.stage], slot.parity);
+    Wait(&shared.dout_full[stage], parity);
     WgmmaFence();
     MatmulSharedShared<Element, kBlockM, kHeadDim>(
         ds, shared.v.At(consumer * 64), KTile::kBlockBytes, dout.At(0), QTile::kBlockBytes,
@@ -177,13 +218,13 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     WgmmaCommit();
 
     // P^T = exp2(c S^T - lse)
-    Wait(&shared.rows_full[slot.stage], slot.parity);
+    Wait(&shared.rows_full[stage], parity);
     bool whole = kEarly && IsWhole<Traits>(args, keys, rows);
     WgmmaWait<1>();
     PinRegisters(p);
 #pragma unroll
     for (int j = 0; j < kBlockM / 8; ++j) {
-      const float2 lse = *reinterpret_cast<const float2*>(&rows.lse_log2[8 * j + lane % 4 * 2]);
+      const float2 lse = *reinterpret_cast<const float2*>(&rows.lse_log2[8 * j + column]);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         p[4 * j + 2 * r] = Exp2(fmaf(p[4 * j + 2 * r], scale_log2, -lse.x));
@@ -199,7 +240,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     PinRegisters(ds);
 #pragma unroll
     for (int j = 0; j < kBlockM / 8; ++j) {
-      const float2 delta = *reinterpret_cast<const float2*>(&rows.delta[8 * j + lane % 4 * 2]);
+      const float2 delta = *reinterpret_cast<const float2*>(&rows.delta[8 * j + column]);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int i = 4 * j + 2 * r;
@@ -209,76 +250,55 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     }
     // Every thread for itself. (For a warp, as with the tiles, one lane could; but these are
     // ordinary reads, which compute-sanitizer's racecheck follows thread by thread.)
-    Arrive(&shared.rows_empty[slot.stage]);
-
-    // dV += P^T dO. (Issued before dS it would overlap, but the registers it holds cost more.)
+    Arrive(&shared.rows_empty[stage]);
     PackOperand<Element>(ds, ds_operand);
-    const auto store_ds = [&] {  // for the other consumer
-#pragma unroll
-      for (int k = 0; k < kBlockM / 16; ++k) {
-        StoreMatrixTransposed(ds_store + buffer * DsTile::kBytes + k * 16 * kRowBytes,
-                              ds_operand[4 * k], ds_operand[4 * k + 1], ds_operand[4 * k + 2],
-                              ds_operand[4 * k + 3]);
-      }
-      FenceProxyAsync();
-    };
-    if (kEarly) store_ds();
     PackOperand<Element>(p, p_operand);
+    PinRegisters(ds_operand);
     PinRegisters(p_operand);
-    WgmmaFence();
+
+    // dQ of the step before. In the first step it is of what happens to lie there, and dropped: a
+    // branch around a matmul would make ptxas serialize all.
+    float dq[kDqRows / 2];
+    if (step > 0) Wait(&shared.ds_full[stage ^ 1], (step - 1) / 2 % 2);
+    multiply_dq(dq, step + 1);
+    // dV += P^T dO
     MatmulRegisterShared<Element, kHeadDim, kBlockM, Major::kMN>(dv, p_operand, dout.At(0),
                                                                  QTile::kBlockBytes, true);
-    WgmmaCommit();
-    if (!kEarly) store_ds();
-    NamedBarrierSync(kExchangeBarrier, 2 * kWarpgroupSize);
-
-    // dQ^T = K^T dS^T
-    float dq[kDqRows / 2];  // [64, kDqRows]
-    PinRegisters(ds_operand);
-    WgmmaFence();
-    MatmulSharedShared<Element, kDqRows, kBlockN, Major::kMN, Major::kK>(
-        dq, shared.k.At(0, Traits::kDqByColumns ? consumer : 0), KTile::kBlockBytes,
-        shared.ds[buffer].At(Traits::kDqByColumns ? 0 : consumer * kDqRows), DsTile::kBlockBytes,
-        false);
     WgmmaCommit();
     // dK += dS^T Q
     MatmulRegisterShared<Element, kHeadDim, kBlockM, Major::kMN>(dk, ds_operand, q.At(0),
                                                                  QTile::kBlockBytes, true);
     WgmmaCommit();
-
     WgmmaWait<2>();
-    PinRegisters(dv);
-    ArriveWarp(&shared.dout_empty[slot.stage]);
-    WgmmaWait<1>();
     PinRegisters(dq);
-    uint32_t dq_to = dq_store;
-    if constexpr (Traits::kDqBuffers > 1) {
-      Wait(&shared.dq_empty[consumer + buffer * Traits::kConsumers], dq_parity);
-      dq_parity ^= buffer;
-      dq_to += buffer * static_cast<int>(Traits::kConsumers * sizeof(shared.dq[0]));
-    } else {
-      Wait(&shared.dq_empty[consumer], dq_parity);
-      dq_parity ^= 1;
-    }
+    if (step > 0) store_dq(dq, step - 1);
+
+      // dS, for both consumers. This buffer's last readers were the matmuls for dQ of two steps
+      // ago, which every warp had completed before it arrived at the other buffer's barrier.
 #pragma unroll
-    for (int j = 0; j < kDqRows / 8; ++j) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          StoreShared((dq_to ^ (r * 32) ^ (c * 16)) + c * 128 + j * 8 * 128,
-                      dq[4 * j + 2 * r + c] * args.scale);
-        }
-      }
+    for (int k = 0; k < kBlockM / 16; ++k) {
+      StoreMatrixTransposed(ds_store + stage * DsTile::kBytes + k * 16 * kRowBytes,
+                            ds_operand[4 * k], ds_operand[4 * k + 1], ds_operand[4 * k + 2],
+                            ds_operand[4 * k + 3]);
     }
     FenceProxyAsync();
-    Arrive(&shared.dq_full[consumer + (Traits::kDqTurns > 1 ? buffer * Traits::kConsumers : 0)]);
+    ArriveWarp(&shared.ds_full[stage]);
+    WgmmaWait<1>();
+    PinRegisters(dv);
+    ArriveWarp(&shared.dout_empty[stage]);
     WgmmaWait<0>();
     PinRegisters(dk);
-    ArriveWarp(&shared.q_empty[slot.stage]);
-    slot.Advance();
-    buffer ^= 1;
+    ArriveWarp(&shared.q_empty[stage]);
+    ++step;
   });
+  if (step > 0) {
+    float dq[kDqRows / 2];
+    Wait(&shared.ds_full[(step - 1) % 2], (step - 1) / 2 % 2);
+    multiply_dq(dq, step - 1);
+    WgmmaWait<0>();
+    PinRegisters(dq);
+    store_dq(dq, step - 1);
+  }
 
   // dV and dK leave from where K, V, Q and dO were, once nobody reads these any more.
   NamedBarrierSync(kExchangeBarrier, 2 * kWarpgroupSize);
@@ -321,6 +341,7 @@ __global__ __launch_bounds__(Traits::kThreads,
         InitBarrier(&shared.dq_empty[slot * Traits::kConsumers + consumer], 1);
       }
     }
+    for (Barrier& full : shared.ds_full) InitBarrier(&full, Traits::kConsumerWarps);
     FenceBarrierInit();
     ArriveExpectBytes(&shared.kv_full, 2 * Tile<Traits::kBlockN, Traits::kHeadDim>::kBytes);
     LoadTile(shared.k, args.k, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
