@@ -273,7 +273,7 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
     return absl::InvalidArgumentError(absl::StrCat(
         "documents, spans or slices of ", schedule.rows(), " rows for a batch of ", q.dim(0)));
   }
-  return CheckScores(options_.scores, schedule, q.dim(2) * group_.size, KernelsFor(q));
+  return CheckScores(options_.scores, schedule, q, q.dim(2) * group_.size, KernelsFor(q));
 }
 
 absl::Status BurstAttention::CheckSaved(const Saved& saved) const {

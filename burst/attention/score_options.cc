@@ -46,16 +46,17 @@ absl::Status MaxOverRanks(Communicator* comm, const Tensor& own) {
   return absl::OkStatus();
 }
 
-absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedule,
+absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedule, const Tensor& q,
                          int64_t num_heads, const AttentionKernels& kernels) {
   if (!options.any()) return absl::OkStatus();
-  if (!kernels.ChangesScores()) {
+  if (!kernels.ChangesScores(q.dtype(), q.dim(3))) {
     const char* const name = options.softcap != 0            ? "softcap"
                              : !options.alibi_slopes.empty() ? "alibi_slopes"
                              : options.dropout != 0          ? "dropout"
                                                              : "max_logits";
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": these attention kernels do not change scores; those of CPUs do"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, ": these attention kernels do not change scores of ", Name(q.dtype()), " on a ",
+        Name(q.device()), "; those of CPUs do, and of GPUs those for float32 and float64"));
   }
   if (options.alibi_slopes.empty()) return absl::OkStatus();
   if (schedule.is_cross()) {

@@ -31,9 +31,9 @@ struct ScoreOptions {
 // InvalidArgument, which names the option, for values out of range.
 absl::Status CheckScoreOptions(const ScoreOptions& options);
 
-// The same for an attention of `num_heads` query heads in all, under a schedule, by kernels that
-// may not change scores.
-absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedule,
+// The same for an attention of `num_heads` query heads in all, of which this rank has q, under a
+// schedule, by kernels that may not change scores.
+absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedule, const Tensor& q,
                          int64_t num_heads, const AttentionKernels& kernels);
 
 // own: [n] float32 of the host. Becomes the largest of all ranks' numbers, element by element; null

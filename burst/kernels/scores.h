@@ -11,8 +11,6 @@
 //   dV = (M * P)^T dO;  dS = P * (M * (dO V^T) - delta) * (1 - tanh^2);  slopes are constants
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -37,8 +35,9 @@ struct ScoreChanges {
 };
 
 // Of 2^32 random words, how many drop a weight.
-inline uint32_t DropoutThreshold(double dropout) {
-  return static_cast<uint32_t>(std::min(std::round(dropout * 0x1p32), 0x1p32 - 1));
+constexpr uint32_t DropoutThreshold(double dropout) {
+  const double words = dropout * 0x1p32 + 0.5;
+  return words < 0x1p32 ? static_cast<uint32_t>(words) : ~uint32_t{0};
 }
 
 // Whether dropout keeps the weight of query head `head`, counted among all of them, of batch row

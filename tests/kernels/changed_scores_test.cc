@@ -12,15 +12,17 @@
 #include "burst/base/philox.h"
 #include "burst/kernels/flash_attention.h"
 #include "burst/kernels/scores.h"
+#include "burst/tensor/tensor.h"
 #include "tests/kernels/attention_problem.h"
 #include "tests/testing/attention_reference.h"
+#include "tests/testing/test_device.h"
 
 namespace burst {
 namespace {
 
 constexpr uint64_t kSeed = 0x123456789;
 
-const AttentionKernels& Kernels() { return KernelsOf(DeviceType::kCpu); }
+const AttentionKernels& Kernels() { return KernelsOf(kTestDevice); }
 
 // The changes of a call, and the arrays that they point to.
 struct Changes {
@@ -33,7 +35,7 @@ struct Changes {
   int32_t step = 0, first = 0;
 
   std::vector<float> slopes = {};
-  std::vector<int32_t> q_positions = {}, k_positions = {};
+  Tensor on_device[3] = {};  // slopes and positions of the last call of For
 
   int32_t Position(int64_t i) const {
     return static_cast<int32_t>(step == 0 ? i : step * i + first);
@@ -41,17 +43,24 @@ struct Changes {
 
   ScoreChanges For(const FlashAttentionShape& shape) {
     slopes = AlibiSlopes(shape.num_heads);
-    q_positions.clear(), k_positions.clear();
-    for (int64_t i = 0; i < shape.q_len; ++i) q_positions.push_back(Position(i));
-    for (int64_t j = 0; j < shape.k_len; ++j) k_positions.push_back(Position(j));
+    std::vector<int32_t> positions[2];
+    for (int64_t i = 0; i < shape.q_len; ++i) positions[0].push_back(Position(i));
+    for (int64_t j = 0; j < shape.k_len; ++j) positions[1].push_back(Position(j));
+    on_device[0] = Tensor::FromVector(slopes, {shape.num_heads}, kTestDevice);
+    on_device[1] = Tensor::FromVector(positions[0], {shape.q_len}, kTestDevice);
+    on_device[2] = Tensor::FromVector(positions[1], {shape.k_len}, kTestDevice);
     ScoreChanges changes;
     changes.softcap = softcap;
-    if (alibi) changes.alibi_slopes = slopes.data();
+    if (alibi) {
+      changes.alibi_slopes = static_cast<const float*>(on_device[0].raw_data());
+    }
     changes.dropout = dropout;
     changes.seed = kSeed;
     changes.first_head = first_head;
-    if (step != 0) changes.q_positions = q_positions.data();
-    if (step != 0) changes.k_positions = k_positions.data();
+    if (step != 0) {
+      changes.q_positions = static_cast<const int32_t*>(on_device[1].raw_data());
+      changes.k_positions = static_cast<const int32_t*>(on_device[2].raw_data());
+    }
     return changes;
   }
 
@@ -91,10 +100,12 @@ struct Outcome {
 Outcome RunKernels(const Problem& problem, Changes changes) {
   FlashAttentionShape shape = problem.shape();
   shape.scores = changes.For(shape);
-  Outcome run = {
-      {Poisoned(problem.q), Poisoned(problem.dlse), Tensor::ZerosLike(problem.q),
-       Tensor::ZerosLike(problem.k), Tensor::ZerosLike(problem.v)},
-      std::vector<float>(shape.batch * shape.num_heads, -std::numeric_limits<float>::infinity())};
+  Outcome run = {{Poisoned(problem.q), Poisoned(problem.dlse), Tensor::ZerosLike(problem.q),
+                  Tensor::ZerosLike(problem.k), Tensor::ZerosLike(problem.v)},
+                 {}};
+  const Tensor max_logits =
+      Tensor::Empty({shape.batch * shape.num_heads}, DType::kFloat32, kTestDevice);
+  max_logits.Fill(-std::numeric_limits<double>::infinity());
   const AttentionResults& result = run.results;
   const Tensor delta = Poisoned(problem.dlse);
   FlashForwardParams forward = {shape,
@@ -103,13 +114,14 @@ Outcome RunKernels(const Problem& problem, Changes changes) {
                                 Operand(problem.v),
                                 Operand(result.out),
                                 result.lse.raw_data()};
-  forward.max_logits = run.max_logits.data();
+  forward.max_logits = static_cast<float*>(max_logits.raw_data());
   Kernels().Forward(forward);
   Kernels().Delta({shape, Operand(result.out), Operand(problem.dout), problem.dlse.raw_data(),
                    delta.raw_data()});
   Kernels().Backward({shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
                       Operand(problem.dout), result.lse.raw_data(), delta.raw_data(),
                       Operand(result.dq), Operand(result.dk), Operand(result.dv)});
+  run.max_logits = max_logits.ToVector<float>();
   return run;
 }
 
@@ -131,6 +143,7 @@ TEST_P(ChangedScoresTest, EqualNaiveAttention) {
                {131, 300, 2, 2, 64}, {300, 300, 2, 1, 8}, {5, 0, 2, 2, 16}};
   for (const auto& c : cases) {
     for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
+      if (GetParam() == MaskKind::kBlocks && !Kernels().TakesBlocks(dtype, c.d)) continue;
       const Problem problem(2, c.q_len, c.k_len, c.heads, c.kv_heads, c.d, GetParam(), dtype);
       for (Changes changes : kChanges) {
         SCOPED_TRACE(testing::Message() << c.q_len << "x" << c.k_len << " d" << c.d << " "
@@ -172,6 +185,7 @@ INSTANTIATE_TEST_SUITE_P(Masks, ChangedScoresTest,
 // The gradients of L = sum(dout out) + sum(dlse lse) are central differences of it. Their error is
 // h^2 times a third derivative, and eps |L| / h.
 TEST(ChangedScoresTest, GradientsAreCentralDifferences) {
+  if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "the inputs are changed in place";
   constexpr double kStep = 1e-5;
   const Problem problem(2, 6, 9, 2, 1, 3, MaskKind::kCausal, DType::kFloat64);
   const Changes changes = {"", /*softcap=*/0.7, /*alibi=*/true, /*dropout=*/0.25};
@@ -205,6 +219,7 @@ TEST(ChangedScoresTest, GradientsAreCentralDifferences) {
 }
 
 TEST(ChangedScoresTest, ThreadsChangeNoBit) {
+  if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "threads are the CPU's";
   const Problem problem(1, 600, 700, 3, 1, 16, MaskKind::kCausal, DType::kFloat32);
   Outcome one;
   for (int threads : {1, 2, 5}) {
@@ -222,10 +237,10 @@ TEST(MaxLogitsTest, AreRaised) {
   const Tensor out = Poisoned(problem.q), lse = Poisoned(problem.dlse);
   FlashForwardParams params = {problem.shape(),    Operand(problem.q), Operand(problem.k),
                                Operand(problem.v), Operand(out),       lse.raw_data()};
-  float max = 1000;
-  params.max_logits = &max;
+  const Tensor max = Tensor::FromVector(std::vector<float>{1000}, {1}, kTestDevice);
+  params.max_logits = static_cast<float*>(max.raw_data());
   Kernels().Forward(params);
-  EXPECT_EQ(max, 1000);
+  EXPECT_EQ(max.ToVector<float>(), std::vector<float>{1000});
 }
 
 // Of n weights p n are dropped, within 5 standard deviations; two heads, rows, queries or seeds

@@ -61,7 +61,8 @@ void CheckInputs(const FlashAttentionShape& s, const AttentionOperand& q, const 
 void CheckCall(const FlashForwardParams& params) {
   const FlashAttentionShape& s = params.shape;
   CheckShape(s);
-  BURST_CHECK(params.max_logits == nullptr) << "no attention kernel of a GPU gives max_logits";
+  BURST_CHECK(params.max_logits == nullptr || !Is16Bit(s.dtype))
+      << "no attention kernel for " << Name(s.dtype) << " gives max_logits";
   if (!Is16Bit(s.dtype)) {
     BURST_CHECK(params.sum.data == nullptr) << Name(s.dtype) << " is merged in place";
     return;
@@ -122,7 +123,8 @@ KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape) {
   BURST_CHECK(family.has_value()) << NotServed(shape.dtype, shape.head_dim);
   BURST_CHECK(shape.blocks.key_begin == nullptr || *family == KernelFamily::kSm90)
       << "only the kernels for Hopper take lists of blocks";
-  BURST_CHECK(!shape.scores.any()) << "no attention kernel of a GPU changes scores";
+  BURST_CHECK(!shape.scores.any() || *family == KernelFamily::kSimt)
+      << "no attention kernel for " << Name(shape.dtype) << " changes scores";
   return *family;
 }
 
@@ -178,6 +180,10 @@ bool TakesFp8(MaybeFamily only, DType dtype, int64_t head_dim) {
 
 bool TakesBlocks(MaybeFamily only, DType dtype, int64_t head_dim) {
   return FamilyFor(only, dtype, head_dim) == KernelFamily::kSm90;
+}
+
+bool ChangesScores(MaybeFamily only, DType dtype, int64_t head_dim) {
+  return FamilyFor(only, dtype, head_dim) == KernelFamily::kSimt;
 }
 
 void Forward(MaybeFamily only, const FlashForwardParams& params) {
