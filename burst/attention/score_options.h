@@ -28,12 +28,15 @@ struct ScoreOptions {
   bool any() const { return softcap != 0 || !alibi_slopes.empty() || dropout != 0 || max_logits; }
 };
 
+// The name of the first option that is on.
+const char* NameOfFirst(const ScoreOptions& options);
+
 // InvalidArgument, which names the option, for values out of range.
 absl::Status CheckScoreOptions(const ScoreOptions& options);
 
-// The same for an attention of `num_heads` query heads in all, of which this rank has q, under a
-// schedule, by kernels that may not change scores.
-absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedule, const Tensor& q,
+// The same for an attention of `num_heads` query heads in all, under a schedule, by kernels that
+// may not change scores.
+absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedule,
                          int64_t num_heads, const AttentionKernels& kernels);
 
 // own: [n] float32 of the host. Becomes the largest of all ranks' numbers, element by element; null

@@ -147,9 +147,10 @@ class AttentionKernels {
   virtual absl::Status CheckFp8(DeviceType, DType, int64_t /*head_dim*/) const {
     return absl::InvalidArgumentError("attention in fp8 needs a Hopper GPU and its kernels");
   }
-  // Whether they take FlashAttentionShape::scores and FlashForwardParams::max_logits, of such
-  // tensors.
-  virtual bool ChangesScores(DType /*dtype*/, int64_t /*head_dim*/) const { return false; }
+  // Whether they take FlashAttentionShape::scores and FlashForwardParams::max_logits.
+  virtual bool ChangesScores() const { return false; }
+  // Whether they do so of FlashAttentionShape::blocks, too.
+  virtual bool ChangesScoresOfBlocks() const { return false; }
   // On a GPU these are queued on the thread's stream.
   virtual void Forward(const FlashForwardParams& params) const = 0;
   virtual void Delta(const FlashDeltaParams& params) const = 0;

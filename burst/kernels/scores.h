@@ -40,16 +40,21 @@ constexpr uint32_t DropoutThreshold(double dropout) {
   return words < 0x1p32 ? static_cast<uint32_t>(words) : ~uint32_t{0};
 }
 
+// The random words of the four keys whose positions are k_position's but for the last two bits.
+constexpr PhiloxCounter DropoutWords(uint64_t seed, int64_t row, int64_t head, int32_t q_position,
+                                     int32_t k_position) {
+  return Philox(
+      seed, PhiloxCounter{static_cast<uint32_t>(k_position) >> 2, static_cast<uint32_t>(q_position),
+                          static_cast<uint32_t>(head), static_cast<uint32_t>(row)});
+}
+
 // Whether dropout keeps the weight of query head `head`, counted among all of them, of batch row
 // `row`, for global positions. A pure function of its arguments (decision 6), so that the dropped
 // weights are the same on any number of ranks, in any layout, on any device. One call of Philox
 // serves four neighboring keys.
 constexpr bool KeepsWeight(uint64_t seed, uint32_t threshold, int64_t row, int64_t head,
                            int32_t q_position, int32_t k_position) {
-  const PhiloxCounter words = Philox(
-      seed, PhiloxCounter{static_cast<uint32_t>(k_position) >> 2, static_cast<uint32_t>(q_position),
-                          static_cast<uint32_t>(head), static_cast<uint32_t>(row)});
-  return words[k_position & 3] >= threshold;
+  return DropoutWords(seed, row, head, q_position, k_position)[k_position & 3] >= threshold;
 }
 
 // The paper's slopes: 2^(-8 (h + 1) / H) for H heads, a power of two. For other H those of the

@@ -1,4 +1,3 @@
-#include "burst/kernels/gpu/simt/changed_scores.cuh"
 #include "burst/kernels/gpu/simt/flash_attention_simt.h"
 #include "burst/kernels/gpu/simt/tile.cuh"
 

@@ -1,6 +1,5 @@
 #include <cmath>
 
-#include "burst/kernels/gpu/simt/changed_scores.cuh"
 #include "burst/kernels/gpu/simt/flash_attention_simt.h"
 #include "burst/kernels/gpu/simt/tile.cuh"
 #include "burst/kernels/merge.h"
@@ -121,7 +120,7 @@ __global__ __launch_bounds__(kThreads) void ForwardKernel(FlashForwardParams par
     if (x == 0) lse[i] = row_lse[r];
     if constexpr (kChanged) {
       if (x == 0 && params.max_logits != nullptr && largest[r] != kMinusInfinity) {
-        RaiseTo(static_cast<float>(largest[r]), params.max_logits + b * shape.num_heads + h);
+        cuda::RaiseTo(static_cast<float>(largest[r]), params.max_logits + b * shape.num_heads + h);
       }
     }
   }
