@@ -234,6 +234,12 @@ const AttentionKernels& BurstAttention::KernelsFor(const Tensor& q) const {
   return options_.kernels != nullptr ? *options_.kernels : KernelsOf(q.device());
 }
 
+bool BurstAttention::TakesBlocks(const Tensor& q) const {
+  const AttentionKernels& kernels = KernelsFor(q);
+  return kernels.TakesBlocks(q.dtype(), q.dim(3)) &&
+         (!options_.scores.any() || kernels.ChangesScoresOfBlocks());
+}
+
 absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Tensor& q,
                                          const Tensor& k, const Tensor& v) const {
   BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
@@ -241,6 +247,10 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
   if (options_.ring_grad_dtype == RingGradDType::kBf16 && q.dtype() != DType::kBFloat16) {
     return absl::InvalidArgumentError(
         absl::StrCat("ring_grad_dtype: bf16 is for bfloat16 tensors, these are ", Name(q.dtype())));
+  }
+  if (options_.fp8_forward && options_.scores.any()) {
+    return absl::InvalidArgumentError(absl::StrCat("fp8_forward: ", NameOfFirst(options_.scores),
+                                                   " needs the forward of 16 bits or more"));
   }
   if (options_.fp8_forward) {
     BURST_RETURN_IF_ERROR(KernelsFor(q).CheckFp8(q.device(), q.dtype(), q.dim(3)));
@@ -333,7 +343,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   const RingRoute& route = schedule.kv_route();
   const int rank = schedule.shard().group_index();
   const AttentionKernels& kernels = KernelsFor(q);
-  const bool takes_blocks = kernels.TakesBlocks(q.dtype(), q.dim(3));
+  const bool takes_blocks = TakesBlocks(q);
   const auto parts_of = [&](int source) {
     return PartsOf(schedule.for_keys_of(source), takes_blocks);
   };
@@ -348,7 +358,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   RankScores scores(options_.scores, dropout_seed(), group_, q.dim(kHeadAxis), q.device());
   max_logits_ = Tensor();
   if (options_.scores.max_logits) {
-    max_logits_ = Tensor::Empty({q.dim(0), q.dim(kHeadAxis)}, DType::kFloat32);
+    max_logits_ = Tensor::Empty({q.dim(0), q.dim(kHeadAxis)}, DType::kFloat32, q.device());
     max_logits_.Fill(-HUGE_VAL);
   }
   bool merge = false;
@@ -365,7 +375,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
         params.non_persistent = comm_ != nullptr && comm_->messages_are_kernels();
         params.shape = KernelShape(options_, q, kv[0]);
         params.fp8 = options_.fp8_forward;
-        if (!max_logits_.null()) params.max_logits = max_logits_.data<float>();
+        if (!max_logits_.null()) params.max_logits = static_cast<float*>(max_logits_.raw_data());
         params.shape.scores = scores.For(
             schedule.shard().group_positions(rank),
             own_rows ? schedule.key_shard().group_positions(rank) : schedule.keys_sent_by(source),
@@ -382,7 +392,10 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
         }
       },
       &stats_.forward));
-  if (!max_logits_.null()) BURST_RETURN_IF_ERROR(MaxOverRanks(comm_, max_logits_));
+  if (!max_logits_.null()) {
+    max_logits_ = max_logits_.To(DeviceType::kCpu);
+    BURST_RETURN_IF_ERROR(MaxOverRanks(comm_, max_logits_));
+  }
   if (saved != nullptr) {
     *saved = {q, k, v, *out, *lse, {}, {}, /*num_kv_heads=*/0, dropout_seed()};
   }
@@ -432,7 +445,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   delta_params.dlse = dlse.null() ? nullptr : dlse.raw_data();
   delta_params.delta = delta.raw_data();
   const AttentionKernels& kernels = KernelsFor(q);
-  const bool takes_blocks = kernels.TakesBlocks(q.dtype(), q.dim(3));
+  const bool takes_blocks = TakesBlocks(q);
   kernels.Delta(delta_params);
 
   // One rank and one part: one call that assigns the gradients where they belong. Else they are

@@ -140,6 +140,8 @@ class BurstAttention : public SequenceParallelAttention {
   absl::StatusOr<TokenShard> Shard(const std::vector<std::vector<int32_t>>& positions) const;
   Ring::Block ForSending(Ring::Block block, const std::vector<BlockRows>* rows) const;
   const AttentionKernels& KernelsFor(const Tensor& q) const;
+  // Whether masks that are sparse in blocks are given to the kernels as such.
+  bool TakesBlocks(const Tensor& q) const;
 
   const BurstAttentionOptions options_;
   Communicator* const comm_;

@@ -16,6 +16,13 @@ Tensor OnDevice(const std::vector<T>& values, DeviceType device) {
 
 }  // namespace
 
+const char* NameOfFirst(const ScoreOptions& options) {
+  return options.softcap != 0            ? "softcap"
+         : !options.alibi_slopes.empty() ? "alibi_slopes"
+         : options.dropout != 0          ? "dropout"
+                                         : "max_logits";
+}
+
 absl::Status CheckScoreOptions(const ScoreOptions& options) {
   if (!std::isfinite(options.softcap) || options.softcap < 0) {
     return absl::InvalidArgumentError(
@@ -50,12 +57,9 @@ absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedu
                          int64_t num_heads, const AttentionKernels& kernels) {
   if (!options.any()) return absl::OkStatus();
   if (!kernels.ChangesScores()) {
-    const char* const name = options.softcap != 0            ? "softcap"
-                             : !options.alibi_slopes.empty() ? "alibi_slopes"
-                             : options.dropout != 0          ? "dropout"
-                                                             : "max_logits";
     return absl::InvalidArgumentError(
-        absl::StrCat(name, ": these attention kernels do not change scores; those of CPUs do"));
+        absl::StrCat(NameOfFirst(options),
+                     ": these attention kernels do not change scores; those of CPUs and GPUs do"));
   }
   if (options.alibi_slopes.empty()) return absl::OkStatus();
   if (schedule.is_cross()) {

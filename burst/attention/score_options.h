@@ -28,6 +28,9 @@ struct ScoreOptions {
   bool any() const { return softcap != 0 || !alibi_slopes.empty() || dropout != 0 || max_logits; }
 };
 
+// The name of the first option that is on.
+const char* NameOfFirst(const ScoreOptions& options);
+
 // InvalidArgument, which names the option, for values out of range.
 absl::Status CheckScoreOptions(const ScoreOptions& options);
 

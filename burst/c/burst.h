@@ -133,7 +133,7 @@ typedef struct burst_attention_options {
   /* Since version 5. */
   int32_t fp8_forward; /* 1: the forward's products in 8 bits (e4m3): Hopper GPUs, 16-bit tensors, a
                         * head_dim from 72 to 128 */
-  /* Since version 6, on CPUs only so far; burst/kernels/scores.h has the equations. */
+  /* Since version 6, not with fp8_forward; burst/kernels/scores.h has the equations. */
   double softcap;      /* > 0: scores s become softcap tanh(s / softcap); 0: none */
   int64_t alibi_heads; /* the length of alibi_slopes: query heads, on all ranks of ulysses, too */
   const float* alibi_slopes; /* in the host's memory, copied: a score loses its head's slope times

@@ -149,6 +149,8 @@ class AttentionKernels {
   }
   // Whether they take FlashAttentionShape::scores and FlashForwardParams::max_logits.
   virtual bool ChangesScores() const { return false; }
+  // Whether they do so of FlashAttentionShape::blocks, too.
+  virtual bool ChangesScoresOfBlocks() const { return false; }
   // On a GPU these are queued on the thread's stream.
   virtual void Forward(const FlashForwardParams& params) const = 0;
   virtual void Delta(const FlashDeltaParams& params) const = 0;

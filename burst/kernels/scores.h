@@ -11,8 +11,6 @@
 //   dV = (M * P)^T dO;  dS = P * (M * (dO V^T) - delta) * (1 - tanh^2);  slopes are constants
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -37,8 +35,17 @@ struct ScoreChanges {
 };
 
 // Of 2^32 random words, how many drop a weight.
-inline uint32_t DropoutThreshold(double dropout) {
-  return static_cast<uint32_t>(std::min(std::round(dropout * 0x1p32), 0x1p32 - 1));
+constexpr uint32_t DropoutThreshold(double dropout) {
+  const double words = dropout * 0x1p32 + 0.5;
+  return words < 0x1p32 ? static_cast<uint32_t>(words) : ~uint32_t{0};
+}
+
+// The random words of the four keys whose positions are k_position's but for the last two bits.
+constexpr PhiloxCounter DropoutWords(uint64_t seed, int64_t row, int64_t head, int32_t q_position,
+                                     int32_t k_position) {
+  return Philox(
+      seed, PhiloxCounter{static_cast<uint32_t>(k_position) >> 2, static_cast<uint32_t>(q_position),
+                          static_cast<uint32_t>(head), static_cast<uint32_t>(row)});
 }
 
 // Whether dropout keeps the weight of query head `head`, counted among all of them, of batch row
@@ -47,10 +54,7 @@ inline uint32_t DropoutThreshold(double dropout) {
 // serves four neighboring keys.
 constexpr bool KeepsWeight(uint64_t seed, uint32_t threshold, int64_t row, int64_t head,
                            int32_t q_position, int32_t k_position) {
-  const PhiloxCounter words = Philox(
-      seed, PhiloxCounter{static_cast<uint32_t>(k_position) >> 2, static_cast<uint32_t>(q_position),
-                          static_cast<uint32_t>(head), static_cast<uint32_t>(row)});
-  return words[k_position & 3] >= threshold;
+  return DropoutWords(seed, row, head, q_position, k_position)[k_position & 3] >= threshold;
 }
 
 // The paper's slopes: 2^(-8 (h + 1) / H) for H heads, a power of two. For other H those of the

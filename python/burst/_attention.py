@@ -129,8 +129,8 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
     fp8            the forward's matrix products in 8 bits (e4m3), the backward's in 16: on Hopper GPUs,
                    with a head_dim from 72 to 128. Faster where attention is long; docs/kernels.md has
                    the error
-    softcap        > 0: scores s become softcap * tanh(s / softcap), as in Gemma 2. This and what follows:
-                   on CPUs only so far
+    softcap        > 0: scores s become softcap * tanh(s / softcap), as in Gemma 2. Neither this nor what
+                   follows goes with fp8
     alibi_slopes   [heads]: a score loses its head's slope times the distance of the tokens
                    (burst.alibi_slopes makes those of the paper)
     dropout_p      the probability that a weight is dropped; the others are divided by 1 - dropout_p, lse is

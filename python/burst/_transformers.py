@@ -12,7 +12,7 @@ def register(group=None, layout="zigzag", name="burst", **arguments):
         model(input_ids=input_ids[:, own], position_ids=own[None], use_cache=False)
 
     `arguments`: those of burst.attention (documents, strategy, ...). Models without padding and
-    without a cache; a sliding window, sinks, dropout and capped logits of the model are honored, the last two on CPUs.
+    without a cache; a sliding window, sinks, dropout and capped logits of the model are honored.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -284,6 +284,15 @@ TEST(ScoreOptionsErrorsTest, WhatDoesNotFitACall) {
   EXPECT_TRUE(RunOneRank(options, true).ok());
 }
 
+TEST(ScoreOptionsErrorsTest, EightBits) {
+  BurstAttentionOptions options;
+  options.fp8_forward = true;
+  options.scores = {/*softcap=*/3, {}, 0};
+  ExpectRefused(RunOneRank(options, false), "fp8_forward: softcap needs the forward of 16 bits");
+  options.scores = {0, {}, 0, /*max_logits=*/true};
+  ExpectRefused(RunOneRank(options, false), "fp8_forward: max_logits needs the forward of 16 bits");
+}
+
 TEST(ScoreOptionsErrorsTest, KernelsThatDoNotChangeScores) {
   BurstAttentionOptions options;
   options.kernels = &TiledKernels(64);

@@ -33,6 +33,8 @@ mr flash_attention_cuda_test Short/SweepTest*_d64_70x33:Short/SweepTest*_d7_*:*D
 mr flash_attention_16bit_test Short/*_d64_70x33:Short/*_d128_70x33:Wide/*_d192_70x33
 mr flash_attention_16bit_test FewQueries*3x2049*
 m flash_attention_16bit_test *StridedOperands*:*BlocksOfKeys*
+mr changed_scores_cuda_test *OfKeepsWeight*:*AreRaised*
+m changed_scores_cuda_test *EqualNaive*/Documents
 mr sm90_wgmma_test *
 mr sm90_fp8_test *Merged*:*ListsOf*:*SameBits*
 m sm90_flash_attention_test *Masks*:*NoKeys*

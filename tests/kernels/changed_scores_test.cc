@@ -12,15 +12,18 @@
 #include "burst/base/philox.h"
 #include "burst/kernels/flash_attention.h"
 #include "burst/kernels/scores.h"
+#include "burst/tensor/tensor.h"
 #include "tests/kernels/attention_problem.h"
+#include "tests/kernels/no_worse.h"
 #include "tests/testing/attention_reference.h"
+#include "tests/testing/test_device.h"
 
 namespace burst {
 namespace {
 
 constexpr uint64_t kSeed = 0x123456789;
 
-const AttentionKernels& Kernels() { return KernelsOf(DeviceType::kCpu); }
+const AttentionKernels& Kernels() { return KernelsOf(kTestDevice); }
 
 // The changes of a call, and the arrays that they point to.
 struct Changes {
@@ -33,7 +36,7 @@ struct Changes {
   int32_t step = 0, first = 0;
 
   std::vector<float> slopes = {};
-  std::vector<int32_t> q_positions = {}, k_positions = {};
+  Tensor on_device[3] = {};  // slopes and positions of the last call of For
 
   int32_t Position(int64_t i) const {
     return static_cast<int32_t>(step == 0 ? i : step * i + first);
@@ -41,17 +44,24 @@ struct Changes {
 
   ScoreChanges For(const FlashAttentionShape& shape) {
     slopes = AlibiSlopes(shape.num_heads);
-    q_positions.clear(), k_positions.clear();
-    for (int64_t i = 0; i < shape.q_len; ++i) q_positions.push_back(Position(i));
-    for (int64_t j = 0; j < shape.k_len; ++j) k_positions.push_back(Position(j));
+    std::vector<int32_t> positions[2];
+    for (int64_t i = 0; i < shape.q_len; ++i) positions[0].push_back(Position(i));
+    for (int64_t j = 0; j < shape.k_len; ++j) positions[1].push_back(Position(j));
+    on_device[0] = Tensor::FromVector(slopes, {shape.num_heads}, kTestDevice);
+    on_device[1] = Tensor::FromVector(positions[0], {shape.q_len}, kTestDevice);
+    on_device[2] = Tensor::FromVector(positions[1], {shape.k_len}, kTestDevice);
     ScoreChanges changes;
     changes.softcap = softcap;
-    if (alibi) changes.alibi_slopes = slopes.data();
+    if (alibi) {
+      changes.alibi_slopes = static_cast<const float*>(on_device[0].raw_data());
+    }
     changes.dropout = dropout;
     changes.seed = kSeed;
     changes.first_head = first_head;
-    if (step != 0) changes.q_positions = q_positions.data();
-    if (step != 0) changes.k_positions = k_positions.data();
+    if (step != 0) {
+      changes.q_positions = static_cast<const int32_t*>(on_device[1].raw_data());
+      changes.k_positions = static_cast<const int32_t*>(on_device[2].raw_data());
+    }
     return changes;
   }
 
@@ -91,10 +101,14 @@ struct Outcome {
 Outcome RunKernels(const Problem& problem, Changes changes) {
   FlashAttentionShape shape = problem.shape();
   shape.scores = changes.For(shape);
-  Outcome run = {
-      {Poisoned(problem.q), Poisoned(problem.dlse), Tensor::ZerosLike(problem.q),
-       Tensor::ZerosLike(problem.k), Tensor::ZerosLike(problem.v)},
-      std::vector<float>(shape.batch * shape.num_heads, -std::numeric_limits<float>::infinity())};
+  const bool assign = Is16Bit(problem.q.dtype());  // else added to zeros
+  const auto gradient = assign ? Poisoned : Tensor::ZerosLike;
+  Outcome run = {{Poisoned(problem.q), Poisoned(problem.dlse), gradient(problem.q),
+                  gradient(problem.k), gradient(problem.v)},
+                 {}};
+  const Tensor max_logits =
+      Tensor::Empty({shape.batch * shape.num_heads}, DType::kFloat32, kTestDevice);
+  max_logits.Fill(-std::numeric_limits<double>::infinity());
   const AttentionResults& result = run.results;
   const Tensor delta = Poisoned(problem.dlse);
   FlashForwardParams forward = {shape,
@@ -102,21 +116,25 @@ Outcome RunKernels(const Problem& problem, Changes changes) {
                                 Operand(problem.k),
                                 Operand(problem.v),
                                 Operand(result.out),
-                                result.lse.raw_data()};
-  forward.max_logits = run.max_logits.data();
+                                result.lse.raw_data(),
+                                /*merge=*/false,
+                                problem.q.dtype()};
+  forward.max_logits = static_cast<float*>(max_logits.raw_data());
   Kernels().Forward(forward);
   Kernels().Delta({shape, Operand(result.out), Operand(problem.dout), problem.dlse.raw_data(),
                    delta.raw_data()});
   Kernels().Backward({shape, Operand(problem.q), Operand(problem.k), Operand(problem.v),
                       Operand(problem.dout), result.lse.raw_data(), delta.raw_data(),
-                      Operand(result.dq), Operand(result.dk), Operand(result.dv)});
+                      Operand(result.dq), Operand(result.dk), Operand(result.dv), assign});
+  run.max_logits = max_logits.ToVector<float>();
   return run;
 }
 
 // Scores of ordinary size as in flash_attention_test. A bias x is rounded in the slope, the product
-// and the sum, and the backward does so again: a weight's relative error is 4 eps x at most.
+// and the sum, and the backward does so again: a weight's relative error is 4 eps x at most. Of 16
+// bits: that of what is float32, lse and the largest scores.
 double Tolerance(DType dtype, double largest_bias) {
-  const bool is_float = dtype == DType::kFloat32;
+  const bool is_float = dtype != DType::kFloat64;
   const double eps =
       is_float ? std::numeric_limits<float>::epsilon() : std::numeric_limits<double>::epsilon();
   return (is_float ? 1e-5 : 1e-13) + 4 * eps * largest_bias;
@@ -127,11 +145,18 @@ class ChangedScoresTest : public testing::TestWithParam<MaskKind> {};
 TEST_P(ChangedScoresTest, EqualNaiveAttention) {
   const struct {
     int64_t q_len, k_len, heads, kv_heads, d;
-  } cases[] = {{1, 1, 1, 1, 16},     {7, 129, 3, 1, 7},   {70, 33, 4, 2, 20},
-               {131, 300, 2, 2, 64}, {300, 300, 2, 1, 8}, {5, 0, 2, 2, 16}};
+  } cases[] = {{1, 1, 1, 1, 16},     {7, 129, 3, 1, 7},    {70, 33, 4, 2, 20},
+               {131, 300, 2, 2, 64}, {300, 300, 2, 1, 8},  {5, 0, 2, 2, 16},
+               {3, 600, 4, 1, 32},   {131, 200, 2, 1, 96}, {131, 131, 2, 2, 128},
+               {70, 200, 3, 1, 192}, {131, 131, 2, 1, 256}};
+  if (GetParam() == MaskKind::kBlocks && !Kernels().ChangesScoresOfBlocks()) {
+    GTEST_SKIP() << "the CPU's change scores under lists of blocks";
+  }
   for (const auto& c : cases) {
-    for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
-      const Problem problem(2, c.q_len, c.k_len, c.heads, c.kv_heads, c.d, GetParam(), dtype);
+    for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
+      if (!Kernels().Check(kTestDevice, dtype, c.d).ok()) continue;
+      const Problem problem(c.d < 96 ? 2 : 1, c.q_len, c.k_len, c.heads, c.kv_heads, c.d,
+                            GetParam(), dtype, /*magnitude=*/Is16Bit(dtype) ? 1.5 : 1);
       for (Changes changes : kChanges) {
         SCOPED_TRACE(testing::Message() << c.q_len << "x" << c.k_len << " d" << c.d << " "
                                         << Name(dtype) << " " << changes.name);
@@ -145,7 +170,15 @@ TEST_P(ChangedScoresTest, EqualNaiveAttention) {
                            problem.softmax_scale, problem.mask.visible, DType::kFloat64, naive);
         const int64_t length = std::max<int64_t>(1, std::max(c.q_len, c.k_len));
         const double largest = changes.alibi ? 0.5 * changes.Position(length) : 0;
-        ExpectClose(run.results, expected, Tolerance(dtype, largest));
+        if (Is16Bit(dtype)) {
+          naive.max_logits = nullptr;
+          ExpectNoWorse(run.results,
+                        NaiveAttention(problem.q, problem.k, problem.v, problem.dout, problem.dlse,
+                                       problem.softmax_scale, problem.mask.visible, dtype, naive),
+                        expected, Tolerance(dtype, largest));
+        } else {
+          ExpectClose(run.results, expected, Tolerance(dtype, largest));
+        }
         for (size_t i = 0; i < max_logits.size(); ++i) {
           if (std::isinf(max_logits[i])) {
             EXPECT_EQ(run.max_logits[i], max_logits[i]);
@@ -172,6 +205,7 @@ INSTANTIATE_TEST_SUITE_P(Masks, ChangedScoresTest,
 // The gradients of L = sum(dout out) + sum(dlse lse) are central differences of it. Their error is
 // h^2 times a third derivative, and eps |L| / h.
 TEST(ChangedScoresTest, GradientsAreCentralDifferences) {
+  if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "the inputs are changed in place";
   constexpr double kStep = 1e-5;
   const Problem problem(2, 6, 9, 2, 1, 3, MaskKind::kCausal, DType::kFloat64);
   const Changes changes = {"", /*softcap=*/0.7, /*alibi=*/true, /*dropout=*/0.25};
@@ -204,7 +238,48 @@ TEST(ChangedScoresTest, GradientsAreCentralDifferences) {
   check(problem.v, results.dv);
 }
 
+// With equal weights, and the unit matrix for V and dO, out and dV show which weights are dropped,
+// on any device and in any dtype.
+TEST(ChangedScoresTest, DropThoseOfKeepsWeight) {
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (int64_t d : {32, 64, 96, 128, 192, 256}) {
+      if (!Kernels().Check(kTestDevice, dtype, d).ok()) continue;
+      const int64_t n = d - 3;  // queries and keys
+      Problem problem(2, n, n, 3, 3, d, MaskKind::kFull, dtype);
+      problem.q.Fill(0);
+      std::vector<float> unit(2 * n * 3 * d);
+      for (int64_t i = 0; i < 2 * n * 3; ++i) unit[i * d + i / 3 % n] = 1;
+      problem.v = problem.dout =
+          Tensor::FromVector(unit, {2, n, 3, d}, DeviceType::kCpu).To(dtype).To(kTestDevice);
+      for (int32_t first : {0, 7, (1 << 24) + 1}) {
+        SCOPED_TRACE(testing::Message() << Name(dtype) << " d" << d << " " << first);
+        const Changes changes = {"",         0,    false, /*dropout=*/0.3, /*first_head=*/5,
+                                 /*step=*/1, first};
+        const AttentionResults results = RunKernels(problem, changes).results;
+        const std::vector<double> out = results.out.To(DeviceType::kCpu).ToVector<double>(),
+                                  dv = results.dv.To(DeviceType::kCpu).ToVector<double>();
+        int64_t wrong = 0;
+        for (int64_t b = 0; b < 2; ++b) {
+          for (int64_t h = 0; h < 3; ++h) {
+            for (int64_t i = 0; i < n; ++i) {
+              for (int64_t j = 0; j < n; ++j) {
+                const bool kept =
+                    KeepsWeight(kSeed, DropoutThreshold(0.3), b, changes.first_head + h,
+                                static_cast<int32_t>(i) + first, static_cast<int32_t>(j) + first);
+                wrong += (out[((b * n + i) * 3 + h) * d + j] != 0) != kept;
+                wrong += (dv[((b * n + j) * 3 + h) * d + i] != 0) != kept;
+              }
+            }
+          }
+        }
+        EXPECT_EQ(wrong, 0);
+      }
+    }
+  }
+}
+
 TEST(ChangedScoresTest, ThreadsChangeNoBit) {
+  if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "threads are the CPU's";
   const Problem problem(1, 600, 700, 3, 1, 16, MaskKind::kCausal, DType::kFloat32);
   Outcome one;
   for (int threads : {1, 2, 5}) {
@@ -216,16 +291,34 @@ TEST(ChangedScoresTest, ThreadsChangeNoBit) {
   }
 }
 
-// The largest scores are raised, never lowered: of several calls, that of all.
+// The largest scores are raised, never lowered: of several calls, that of all. -0 is above what is
+// negative.
 TEST(MaxLogitsTest, AreRaised) {
-  const Problem problem(1, 5, 5, 1, 1, 4, MaskKind::kFull, DType::kFloat32);
-  const Tensor out = Poisoned(problem.q), lse = Poisoned(problem.dlse);
-  FlashForwardParams params = {problem.shape(),    Operand(problem.q), Operand(problem.k),
-                               Operand(problem.v), Operand(out),       lse.raw_data()};
-  float max = 1000;
-  params.max_logits = &max;
-  Kernels().Forward(params);
-  EXPECT_EQ(max, 1000);
+  for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
+    if (!Kernels().Check(kTestDevice, dtype, 8).ok()) continue;
+    Problem problem(1, 5, 5, 1, 1, 8, MaskKind::kFull, dtype);
+    const auto raised = [&](float q, float k, float before) {
+      problem.q.Fill(q);
+      problem.k.Fill(k);
+      const Tensor out = Poisoned(problem.q), lse = Poisoned(problem.dlse);
+      FlashForwardParams params = {problem.shape(),    Operand(problem.q),
+                                   Operand(problem.k), Operand(problem.v),
+                                   Operand(out),       lse.raw_data(),
+                                   /*merge=*/false,    dtype};
+      const Tensor max = Tensor::FromVector(std::vector<float>{before}, {1}, kTestDevice);
+      params.max_logits = static_cast<float*>(max.raw_data());
+      Kernels().Forward(params);
+      return max.ToVector<float>()[0];
+    };
+    const auto score = static_cast<float>(8 * problem.softmax_scale);
+    EXPECT_EQ(raised(1, 1, 1000), 1000);
+    EXPECT_FLOAT_EQ(raised(1, 1, -1000), score);
+    EXPECT_FLOAT_EQ(raised(1, -1, -1000), -score);
+    EXPECT_FLOAT_EQ(raised(1, -1, -HUGE_VALF), -score);
+    EXPECT_EQ(raised(1, -1, 2), 2);
+    EXPECT_EQ(raised(0, -1, -2), 0);
+    EXPECT_EQ(raised(0, -1, 2), 2);
+  }
 }
 
 // Of n weights p n are dropped, within 5 standard deviations; two heads, rows, queries or seeds

@@ -1,10 +1,5 @@
 // bfloat16 and float16 attention on the GPU against naive attention in double precision on the same
-// rounded inputs. The kernels keep sums and scores in float32 and round P, dS and the results only,
-// so the root mean square of no error may exceed that of a naive computation that rounds
-// everything, measured on the very same problem, by more than one rounding (u / sqrt(3), u = 2^-9
-// in bfloat16, 2^-12 in float16): with few rows the naive computation may be lucky. The largest
-// error is a single draw of either: it may be twice the naive one and a rounding (u of the largest
-// element).
+// rounded inputs (no_worse.h).
 
 #include <gtest/gtest.h>
 
@@ -18,6 +13,7 @@
 #include "burst/kernels/gpu/flash_attention_gpu.h"
 #include "burst/tensor/tensor.h"
 #include "tests/kernels/attention_problem.h"
+#include "tests/kernels/no_worse.h"
 #include "tests/testing/attention_reference.h"
 
 namespace burst {
@@ -98,39 +94,8 @@ AttentionResults RunOnce(const Kernels& kernels, const Problem& problem, bool de
   return result;
 }
 
-double SquaredError(const Tensor& actual, const Tensor& expected) {
-  const std::vector<double> a = actual.ToVector<double>(), e = expected.ToVector<double>();
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - e[i]) * (a[i] - e[i]);
-  return sum;
-}
-
-// draws: the independent ones that the error is of. Of a few the naive computation's root mean
-// square may be small by luck: then ours may be twice as large, as the largest error.
-void ExpectNoWorse(const char* name, const Tensor& actual, const Tensor& naive,
-                   const Tensor& expected, int64_t draws = 1000) {
-  if (expected.numel() == 0) return;
-  const double luck = draws < 8 ? 2 : 1;
-  const double rounding = actual.dtype() == kFp16 ? 0x1p-12 : 0x1p-9;
-  EXPECT_LE(RelativeError(actual, expected), 2 * RelativeError(naive, expected) + rounding) << name;
-  const double n = static_cast<double>(expected.numel());
-  const double rms = std::sqrt(SquaredError(expected, Tensor::ZerosLike(expected)) / n);
-  EXPECT_LE(std::sqrt(SquaredError(actual, expected) / n),
-            luck * std::sqrt(SquaredError(naive, expected) / n) + rounding / std::sqrt(3.0) * rms)
-      << name << ", root mean square";
-}
-
 void ExpectNoWorse(const AttentionResults& result, const Problem& problem) {
-  const AttentionResults expected = problem.Reference(),
-                         naive = problem.Reference(problem.q.dtype());
-  // lse is float32, of products that are summed in float32.
-  EXPECT_LE(RelativeError(result.lse, expected.lse), 1e-5) << "lse";
-  ExpectNoWorse("out", result.out, naive.out, expected.out);
-  // The error of dq and dk contains that of delta, one number for every row of a head.
-  const int64_t rows = problem.dlse.numel();
-  ExpectNoWorse("dq", result.dq, naive.dq, expected.dq, rows);
-  ExpectNoWorse("dk", result.dk, naive.dk, expected.dk, rows);
-  ExpectNoWorse("dv", result.dv, naive.dv, expected.dv);
+  ExpectNoWorse(result, problem.Reference(problem.q.dtype()), problem.Reference());
 }
 
 struct Heads {

@@ -20,7 +20,7 @@ import burst
 from harness import normal
 
 
-def naive(q, k, v, dtype, causal=True, window=0, starts=None):
+def naive(q, k, v, dtype, causal=True, window=0, starts=None, softcap=0.0, alibi_slopes=None, kept=None):
     """In the given dtype, rounding after each of its steps: what a plain implementation does."""
     q, k, v = (x.to(dtype) for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
@@ -35,8 +35,16 @@ def naive(q, k, v, dtype, causal=True, window=0, starts=None):
         of = torch.bucketize(at, torch.tensor(starts[1:], device=q.device), right=True)
         hidden |= of[:, None] != of[None, :]
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[3]**-0.5
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        slopes = torch.tensor(alibi_slopes, device=q.device).to(dtype)
+        scores = scores - slopes[:, None, None] * distance.abs().to(dtype)
     scores = scores.masked_fill(hidden, float("-inf"))
-    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v), scores.logsumexp(-1)
+    weights = scores.softmax(-1)
+    if kept is not None:
+        weights = weights * kept.to(dtype)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v), scores.logsumexp(-1)
 
 
 MASKS = [dict(causal=True), dict(causal=False), dict(causal=True, window=100),
@@ -51,9 +59,9 @@ class Problem:
         self.dout = normal("o", 1, seqlen, heads, head_dim).to(device).to(dtype)
         self.dlse = normal("l", 1, heads, seqlen).to(device)
 
-    def results(self, dtype):
+    def results(self, dtype, **scores):
         inputs = [x.to(dtype).requires_grad_() for x in self.inputs]
-        out, lse = naive(*inputs, dtype, **self.mask)
+        out, lse = naive(*inputs, dtype, **self.mask, **scores)
         loss = (out * self.dout.to(dtype)).sum() + (lse * self.dlse.to(dtype)).sum()
         return [out.detach(), lse.detach(), *torch.autograd.grad(loss, inputs)]
 
@@ -100,6 +108,53 @@ def parity(device, group):
                             worst = max(worst, off / bound)
                             assert off <= bound, (name, off, bound, dtype, layout, mask, arguments)
                         checked += 1
+    return "%d cases; the largest error is %.2f of its bound" % (checked, worst)
+
+
+def changed_scores(device, group):
+    """Softcap, ALiBi and dropout. Which weights are dropped, CPUs say: out of equal ones with the unit
+    matrix for V, in one process."""
+    seqlen, heads, seed, probability = 253, 4, 11, 0.25
+    slopes = burst.alibi_slopes(heads).tolist()
+    zeros, unit = torch.zeros(1, seqlen, heads, seqlen), torch.eye(seqlen)[None, :, None].repeat(1, 1, heads, 1)
+    drop = dict(dropout_p=probability, dropout_seed=seed)
+    weights = burst.attention(zeros, zeros, unit, causal=False, **drop)
+    kept = ((weights > 0) / (1 - probability)).transpose(1, 2).to(device)
+    checked, worst = 0, 0.0
+    for dtype, head_dim in ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.bfloat16, 256),
+                            (torch.float16, 96), (torch.float32, 64), (torch.float64, 32)):
+        for mask in MASKS:
+            problem = Problem(device, seqlen, heads, 2, head_dim, dtype, **mask)
+            for scores, dropped in ((dict(softcap=1.5), None), (dict(alibi_slopes=slopes), None),
+                                    (dict(), kept), (dict(softcap=2.0, alibi_slopes=slopes), kept)):
+                arguments = dict(scores, **(drop if dropped is not None else {}))
+                want = problem.results(torch.float64, **scores, kept=dropped)
+                plain = problem.results(dtype, **scores, kept=dropped) if dtype.itemsize == 2 else None
+                for layout, strategy in (("zigzag", "burst"), ("striped", "ring"), ("contiguous", "ulysses")):
+                    have = problem.burst(group, layout, strategy=strategy, **arguments)
+                    for i, name in enumerate(("out", "lse", "dq", "dk", "dv")):
+                        off = error(have[i], burst.shard(want[i], 2 if i == 1 else 1, group, layout))
+                        if plain is not None:
+                            bound = 1.25 * error(plain[i].double(), want[i]) + 1e-6
+                        else:
+                            bound = 1e-5 if dtype == torch.float32 else 1e-12
+                        worst = max(worst, off / bound)
+                        assert off <= bound, (name, off, bound, dtype, layout, mask, arguments)
+                    checked += 1
+    problem = Problem(device, seqlen, heads, 2, 64, torch.float32)
+    local = [burst.shard(x, 1, group) for x in problem.inputs]
+    _, largest = burst.attention(*local, group=group, return_max_logit=True)
+    q, k, _ = problem.inputs
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.repeat_interleave(2, 2).double()) / 8
+    seen = torch.ones(seqlen, seqlen, dtype=torch.bool, device=device).tril()
+    want = scores.masked_fill(~seen, float("-inf")).amax((2, 3)).float().cpu()
+    torch.testing.assert_close(largest, want, atol=1e-5, rtol=1e-5)
+    try:
+        burst.attention(*(x.bfloat16() for x in local), group=group, fp8=True, softcap=1.0)
+    except ValueError as refused:
+        assert "softcap" in str(refused) and "fp8" in str(refused), refused
+    else:
+        raise AssertionError("fp8 with softcap was not refused")
     return "%d cases; the largest error is %.2f of its bound" % (checked, worst)
 
 
@@ -199,7 +254,7 @@ def main():
     if "--lose" in sys.argv:
         lost(device, group)
     failed = False
-    for check in (parity, bits, fp8, compiled, one_nccl, memory):
+    for check in (parity, changed_scores, bits, fp8, compiled, one_nccl, memory):
         begin = time.monotonic()
         try:
             said = check(device, group)

@@ -18,6 +18,7 @@ class CpuAttentionKernels : public AttentionKernels {
   absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const override;
   bool TakesBlocks(DType, int64_t) const override { return true; }
   bool ChangesScores() const override { return true; }
+  bool ChangesScoresOfBlocks() const override { return true; }
   void Forward(const FlashForwardParams& params) const override { cpu::Forward(params, 0); }
   void Delta(const FlashDeltaParams& params) const override { cpu::Delta(params); }
   void Backward(const FlashBackwardParams& params) const override { cpu::Backward(params, 0); }

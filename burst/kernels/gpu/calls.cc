@@ -61,7 +61,6 @@ void CheckInputs(const FlashAttentionShape& s, const AttentionOperand& q, const 
 void CheckCall(const FlashForwardParams& params) {
   const FlashAttentionShape& s = params.shape;
   CheckShape(s);
-  BURST_CHECK(params.max_logits == nullptr) << "no attention kernel of a GPU gives max_logits";
   if (!Is16Bit(s.dtype)) {
     BURST_CHECK(params.sum.data == nullptr) << Name(s.dtype) << " is merged in place";
     return;
@@ -117,12 +116,16 @@ int32_t* DataOf(const Tensor& words) {
   return words.null() ? nullptr : static_cast<int32_t*>(words.raw_data());
 }
 
-KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape) {
-  const MaybeFamily family = FamilyFor(only, shape.dtype, shape.head_dim);
+// changed: whether scores are changed or the largest is asked for, which Ampere's kernels do for
+// Hopper too.
+KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape, bool changed) {
+  MaybeFamily family = FamilyFor(only, shape.dtype, shape.head_dim);
   BURST_CHECK(family.has_value()) << NotServed(shape.dtype, shape.head_dim);
+  BURST_CHECK(!changed || ChangesScores(only))
+      << "the attention kernels for Hopper and for few queries do not change scores";
+  if (changed && *family == KernelFamily::kSm90) family = KernelFamily::kSm80;
   BURST_CHECK(shape.blocks.key_begin == nullptr || *family == KernelFamily::kSm90)
-      << "only the kernels for Hopper take lists of blocks";
-  BURST_CHECK(!shape.scores.any()) << "no attention kernel of a GPU changes scores";
+      << "only the kernels for Hopper take lists of blocks, and they do not change scores";
   return *family;
 }
 
@@ -180,16 +183,22 @@ bool TakesBlocks(MaybeFamily only, DType dtype, int64_t head_dim) {
   return FamilyFor(only, dtype, head_dim) == KernelFamily::kSm90;
 }
 
+bool ChangesScores(MaybeFamily only) {
+  return only != KernelFamily::kSm90 && only != KernelFamily::kDecode;
+}
+
 void Forward(MaybeFamily only, const FlashForwardParams& params) {
-  const KernelFamily family = ServedBy(only, params.shape);
+  const bool changed = params.shape.scores.any() || params.max_logits != nullptr;
+  const KernelFamily family = ServedBy(only, params.shape, changed);
   CheckCall(params);
   if (params.fp8) {
+    BURST_CHECK(!changed) << "attention in fp8 does not change scores";
     BURST_CHECK(TakesFp8(only, params.shape.dtype, params.shape.head_dim))
         << "no attention in fp8 for " << Name(params.shape.dtype) << " with head_dim "
         << params.shape.head_dim;
     return Fp8Forward(params);
   }
-  if (family == KernelFamily::kDecode || (!only && IsDecoding(params.shape))) {
+  if (family == KernelFamily::kDecode || (!only && !changed && IsDecoding(params.shape))) {
     return Decode(params);
   }
   if (family == KernelFamily::kSimt) return simt::Forward(params);
@@ -199,7 +208,7 @@ void Forward(MaybeFamily only, const FlashForwardParams& params) {
 }
 
 void Backward(MaybeFamily only, const FlashBackwardParams& params) {
-  const KernelFamily family = ServedBy(only, params.shape);
+  const KernelFamily family = ServedBy(only, params.shape, params.shape.scores.any());
   BURST_CHECK(family != KernelFamily::kDecode) << "the kernel for few queries has no backward";
   CheckCall(params);
   if (family == KernelFamily::kSimt) return simt::Backward(params);

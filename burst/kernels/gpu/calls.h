@@ -22,6 +22,9 @@ std::string NotServed(DType dtype, int64_t head_dim);
 bool TakesBlocks(MaybeFamily only, DType dtype, int64_t head_dim);
 // Whether they take FlashForwardParams::fp8.
 bool TakesFp8(MaybeFamily only, DType dtype, int64_t head_dim);
+// Whether they take FlashAttentionShape::scores and FlashForwardParams::max_logits, but not with
+// lists of blocks or fp8.
+bool ChangesScores(MaybeFamily only);
 
 void Forward(MaybeFamily only, const FlashForwardParams& params);
 void Backward(MaybeFamily only, const FlashBackwardParams& params);

@@ -35,6 +35,7 @@ class Kernels : public AttentionKernels {
                      sm90::kMinFp8HeadDim, " to ", sm90::kMaxFp8HeadDim,
                      " on a Hopper GPU, not for ", Name(dtype), " with head_dim ", head_dim));
   }
+  bool ChangesScores() const override { return cuda::ChangesScores(only_); }
   void Forward(const FlashForwardParams& params) const override { cuda::Forward(only_, params); }
   void Delta(const FlashDeltaParams& params) const override { cuda::Delta(params); }
   void Backward(const FlashBackwardParams& params) const override { cuda::Backward(only_, params); }

@@ -5,12 +5,25 @@ namespace burst {
 namespace simt {
 namespace {
 
-// P = exp(scale S - lse) and dS = P * (dP - delta), for a query that sees the key.
-template <typename T>
+// P = exp(scale S - lse) and dS = P * (dP - delta), for a query that sees the key. kChanged: of
+// query i and key j, with changed scores and weights (burst/kernels/scores.h); p is that of dV.
+template <typename T, bool kChanged>
 struct Probability {
-  __device__ Probability(T s, T dp, T scale, T lse, T delta, bool visible) {
-    p = visible && lse != -static_cast<T>(INFINITY) ? exp(scale * s - lse) : T{0};
-    ds = p * (dp - delta);
+  __device__ Probability(T s, T dp, T scale, T lse, T delta, bool visible,
+                         const ChangedScores<T>& changed, int64_t i, int64_t j) {
+    visible = visible && lse != -static_cast<T>(INFINITY);
+    if constexpr (kChanged) {
+      p = ds = 0;
+      if (!visible) return;
+      T slope;
+      p = exp(changed.Score(i, j, scale * s, &slope) - lse);
+      const T weight = changed.Weight(i, j);
+      ds = p * (weight * dp - delta) * slope;
+      p *= weight;
+    } else {
+      p = visible ? exp(scale * s - lse) : T{0};
+      ds = p * (dp - delta);
+    }
   }
   T p, ds;
 };
@@ -18,7 +31,7 @@ struct Probability {
 // A block owns a tile of queries and reads the keys and values tile by tile:
 //
 //   S = Q K^T;  dP = dO V^T;  P = exp(scale S - lse);  dS = P * (dP - delta);  dQ += scale dS K
-template <typename T, class Tile>
+template <typename T, class Tile, bool kChanged>
 __global__ __launch_bounds__(kThreads) void QueryGradientKernel(FlashBackwardParams params,
                                                                 int64_t tiles) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -38,6 +51,7 @@ __global__ __launch_bounds__(kThreads) void QueryGradientKernel(FlashBackwardPar
   const T scale = static_cast<T>(shape.softmax_scale);
   const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
   const Visible visible(shape, b);
+  const ChangedScores<T> changed(shape, b, h);
 
   int begin[kN], end[kN];
   T lse[kN], delta[kN];
@@ -69,7 +83,8 @@ __global__ __launch_bounds__(kThreads) void QueryGradientKernel(FlashBackwardPar
       for (int c = 0; c < kN; ++c) {
         const int j = key + x + kSide * c;
         s[r][c] =
-            Probability<T>(s[r][c], dp[r][c], scale, lse[r], delta[r], begin[r] <= j && j < end[r])
+            Probability<T, kChanged>(s[r][c], dp[r][c], scale, lse[r], delta[r],
+                                     begin[r] <= j && j < end[r], changed, first + y + kSide * r, j)
                 .ds;
       }
     }
@@ -91,7 +106,7 @@ __global__ __launch_bounds__(kThreads) void QueryGradientKernel(FlashBackwardPar
 // the group:
 //
 //   dV += P^T dO;  dK += scale dS^T Q
-template <typename T, class Tile>
+template <typename T, class Tile, bool kChanged>
 __global__ __launch_bounds__(kThreads) void KeyGradientKernel(FlashBackwardParams params,
                                                               int64_t tiles) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -119,6 +134,7 @@ __global__ __launch_bounds__(kThreads) void KeyGradientKernel(FlashBackwardParam
   const int64_t first_query = visible.FirstEndingAfter(shape.q_len, first);
   const int64_t last_query = visible.FirstBeginningAfter(shape.q_len, first + rows - 1);
   for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+    const ChangedScores<T> changed(shape, b, h);
     const T* lse = static_cast<const T*>(params.lse) + (b * shape.num_heads + h) * shape.q_len;
     const T* delta = static_cast<const T*>(params.delta) + (b * shape.num_heads + h) * shape.q_len;
     for (int64_t query = first_query; query < last_query; query += Tile::kRows) {
@@ -138,8 +154,8 @@ __global__ __launch_bounds__(kThreads) void KeyGradientKernel(FlashBackwardParam
 #pragma unroll
         for (int r = 0; r < kN; ++r) {
           const int j = first + y + kSide * r;
-          const Probability<T> probability(s[r][c], dp[r][c], scale, row_lse, row_delta,
-                                           begin <= j && j < end);
+          const Probability<T, kChanged> probability(s[r][c], dp[r][c], scale, row_lse, row_delta,
+                                                     begin <= j && j < end, changed, i, j);
           s[r][c] = probability.p;
           dp[r][c] = probability.ds;
         }
@@ -176,10 +192,11 @@ void Backward(const FlashBackwardParams& params) {
   DispatchTile(shape, [&](auto zero, auto tile) {
     using T = decltype(zero);
     using Tile = decltype(tile);
-    LaunchTiles(QueryGradientKernel<T, Tile>, params, Tile::kRows, shape.q_len, shape.num_heads,
-                Tile::kBackwardBytes);
-    LaunchTiles(KeyGradientKernel<T, Tile>, params, Tile::kRows, shape.k_len, shape.num_kv_heads,
-                Tile::kBackwardBytes);
+    const bool changed = shape.scores.any();
+    LaunchTiles(changed ? QueryGradientKernel<T, Tile, true> : QueryGradientKernel<T, Tile, false>,
+                params, Tile::kRows, shape.q_len, shape.num_heads, Tile::kBackwardBytes);
+    LaunchTiles(changed ? KeyGradientKernel<T, Tile, true> : KeyGradientKernel<T, Tile, false>,
+                params, Tile::kRows, shape.k_len, shape.num_kv_heads, Tile::kBackwardBytes);
   });
 }
 

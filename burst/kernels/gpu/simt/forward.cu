@@ -12,7 +12,9 @@ namespace {
 //
 //   S = scale Q K^T;  m' = max(m, rowmax S);  P = exp(S - m')
 //   l = l exp(m - m') + rowsum P;  O = O exp(m - m') + P V
-template <typename T, class Tile>
+//
+// kChanged: scores and weights are changed, or the largest is asked for (burst/kernels/scores.h).
+template <typename T, class Tile, bool kChanged>
 __global__ __launch_bounds__(kThreads) void ForwardKernel(FlashForwardParams params,
                                                           int64_t tiles) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -31,6 +33,7 @@ __global__ __launch_bounds__(kThreads) void ForwardKernel(FlashForwardParams par
   const T scale = static_cast<T>(shape.softmax_scale);
   const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
   const Visible visible(shape, b);
+  const ChangedScores<T> changed(shape, b, h);
 
   int begin[kN], end[kN];  // the keys that the thread's rows see
   T largest[kN], sum[kN];
@@ -59,6 +62,12 @@ __global__ __launch_bounds__(kThreads) void ForwardKernel(FlashForwardParams par
       for (int c = 0; c < kN; ++c) {
         const int j = key + x + kSide * c;
         s[r][c] = begin[r] <= j && j < end[r] ? scale * s[r][c] : kMinusInfinity;
+        if constexpr (kChanged) {
+          T slope;
+          if (begin[r] <= j && j < end[r]) {
+            s[r][c] = changed.Score(first + y + kSide * r, j, s[r][c], &slope);
+          }
+        }
         row_max = max(row_max, s[r][c]);
       }
       row_max = RowMax(row_max);
@@ -69,6 +78,9 @@ __global__ __launch_bounds__(kThreads) void ForwardKernel(FlashForwardParams par
       for (int c = 0; c < kN; ++c) {
         s[r][c] = exp(s[r][c] - shift);
         row_sum += s[r][c];
+        if constexpr (kChanged) {
+          if (s[r][c] != 0) s[r][c] *= changed.Weight(first + y + kSide * r, key + x + kSide * c);
+        }
       }
       sum[r] = sum[r] * rescale + RowSum(row_sum);
       largest[r] = row_max;
@@ -106,6 +118,11 @@ __global__ __launch_bounds__(kThreads) void ForwardKernel(FlashForwardParams par
     const int64_t i = first + y + kSide * r;
     StoreRow<Tile>(o[r], factor[r], keep[r], head_dim, out.row(i));
     if (x == 0) lse[i] = row_lse[r];
+    if constexpr (kChanged) {
+      if (x == 0 && params.max_logits != nullptr && largest[r] != kMinusInfinity) {
+        cuda::RaiseTo(static_cast<float>(largest[r]), params.max_logits + b * shape.num_heads + h);
+      }
+    }
   }
 }
 
@@ -115,8 +132,9 @@ void Forward(const FlashForwardParams& params) {
   DispatchTile(params.shape, [&](auto zero, auto tile) {
     using T = decltype(zero);
     using Tile = decltype(tile);
-    LaunchTiles(ForwardKernel<T, Tile>, params, Tile::kRows, params.shape.q_len,
-                params.shape.num_heads, Tile::kForwardBytes);
+    const bool changed = params.shape.scores.any() || params.max_logits != nullptr;
+    LaunchTiles(changed ? ForwardKernel<T, Tile, true> : ForwardKernel<T, Tile, false>, params,
+                Tile::kRows, params.shape.q_len, params.shape.num_heads, Tile::kForwardBytes);
   });
 }
 

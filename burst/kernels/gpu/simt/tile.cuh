@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "burst/kernels/flash_attention.h"
+#include "burst/kernels/gpu/common/changed_scores.cuh"
 #include "burst/kernels/gpu/common/operand.cuh"
 #include "burst/kernels/gpu/common/shared_memory.h"
 #include "burst/tensor/dispatch.cuh"
@@ -15,6 +16,7 @@
 namespace burst {
 namespace simt {
 
+using cuda::ChangedScores;
 using cuda::Head;
 using cuda::Visible;
 

@@ -11,6 +11,9 @@
 // counter of those that have. All blocks walk the query tiles from the last one, so that they wait
 // for each other at the start only, and always for blocks of smaller index.
 //
+// Traits::kChanged: scores are changed and weights dropped (burst/kernels/scores.h); dV is
+// multiplied by 1 / (1 - dropout) at the end.
+//
 // Compiled once for every variant in variants.h.
 #include <cmath>
 
@@ -190,25 +193,44 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
     Clear<kSM, kSN>(dp);
     Multiply<Element, kHeadDim>(A<kHeadDim>(stage.dout, s_row), B<kHeadDim>(v_tile, s_column), dp);
     const int first = step.tile * kBlockM;
-    if (!KeySpan(visible, first + s_row, Traits::kSRows, q_len)
-             .Contains(key + s_column, Traits::kSColumns)) {
-      MaskScores(visible, first + s_row, q_len, key + s_column, s);
-    }
+    if constexpr (Traits::kChanged) {
+      const ChangedScores<float> changed(shape, b, step.h);
+      const ChangedRows<kSM> rows(changed, visible, first + s_row, q_len);
+      rows.template ForEach<kSN>(changed, key + s_column, k_len,
+                                 [&](int m, int n, int e, bool sees, bool kept, auto change) {
+                                   const int row = s_row + 16 * m + e / 2 * 8 + lane / 4;
+                                   const float lse = LoadShared(stage.lse + row * 4);
+                                   const float delta = LoadShared(stage.delta + row * 4);
+                                   float slope, p = 0, ds = 0;
+                                   if (sees && lse != -INFINITY) {
+                                     p = Exp2((change(scale * s[m][n][e], &slope) - lse) * kLog2E);
+                                     ds = p * ((kept ? changed.kept() * dp[m][n][e] : 0) - delta) *
+                                          slope;
+                                   }
+                                   s[m][n][e] = kept ? p : 0;
+                                   dp[m][n][e] = ds;
+                                 });
+    } else {
+      if (!KeySpan(visible, first + s_row, Traits::kSRows, q_len)
+               .Contains(key + s_column, Traits::kSColumns)) {
+        MaskScores(visible, first + s_row, q_len, key + s_column, s);
+      }
 #pragma unroll
-    for (int m = 0; m < kSM; ++m) {
+      for (int m = 0; m < kSM; ++m) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = s_row + 16 * m + 8 * half + lane / 4;
-        const float row_lse = LoadShared(stage.lse + row * 4);
-        const float delta = LoadShared(stage.delta + row * 4);
-        // A query that sees nothing: P = 2^-inf. Those from q_len on: all zeros, dS and dO too.
-        const float lse = row_lse == -INFINITY ? INFINITY : row_lse * kLog2E;
+        for (int half = 0; half < 2; ++half) {
+          const int row = s_row + 16 * m + 8 * half + lane / 4;
+          const float row_lse = LoadShared(stage.lse + row * 4);
+          const float delta = LoadShared(stage.delta + row * 4);
+          // A query that sees nothing: P = 2^-inf. Those from q_len on: all zeros, dS and dO too.
+          const float lse = row_lse == -INFINITY ? INFINITY : row_lse * kLog2E;
 #pragma unroll
-        for (int n = 0; n < kSN; ++n) {
+          for (int n = 0; n < kSN; ++n) {
 #pragma unroll
-          for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            s[m][n][i] = Exp2(fmaf(s[m][n][i], c, -lse));
-            dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - delta);
+            for (int i = 2 * half; i < 2 * half + 2; ++i) {
+              s[m][n][i] = Exp2(fmaf(s[m][n][i], c, -lse));
+              dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - delta);
+            }
           }
         }
       }
@@ -241,6 +263,17 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
     if (counters != nullptr) PassTurn(counter, turn);
   }
 
+  if constexpr (Traits::kChanged) {
+    const float kept = ChangedScores<float>(shape, b, kv_head * group).kept();
+#pragma unroll
+    for (int m = 0; m < kDkM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kDkN; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) dv[m][n][i] *= kept;
+      }
+    }
+  }
   const float one[2] = {1, 1}, scales[2] = {scale, scale};
 #pragma unroll
   for (int m = 0; m < kDkM; ++m) {

@@ -29,6 +29,12 @@ auto WithBackward(const FlashAttentionShape& shape, Use&& use) {
     using D64 = typename V::BackwardD64;
     using D128 = typename V::BackwardD128;
     using D256 = typename V::BackwardD256;
+    if (shape.scores.any()) {
+      using Wide = typename V::BackwardD256Changed;
+      if (shape.head_dim <= 64) return use(typename V::BackwardD64Changed());
+      if (shape.head_dim <= 128) return use(typename V::BackwardD128Changed());
+      return Fits<Wide>() ? use(Wide()) : use(typename V::BackwardD256SmallChanged());
+    }
     if (shape.head_dim <= 64) {
       return Fits<D64>() ? use(D64()) : use(typename V::BackwardD64Small());
     }
@@ -62,6 +68,11 @@ auto WithDecode(const FlashAttentionShape& shape, Use&& use) {
 void Forward(const FlashForwardParams& params) {
   WithVariants(params.shape.dtype, [&](auto variants) {
     using V = decltype(variants);
+    if (params.shape.scores.any() || params.max_logits != nullptr) {
+      if (params.shape.head_dim <= 64) return LaunchForward<typename V::ForwardD64Changed>(params);
+      if (params.shape.head_dim <= 128) return LaunchForward<typename V::ForwardD128Changed>(params);
+      return LaunchForward<typename V::ForwardD256Changed>(params);
+    }
     if (params.shape.head_dim <= 64) return LaunchForward<typename V::ForwardD64>(params);
     if (params.shape.head_dim <= 128) return LaunchForward<typename V::ForwardD128>(params);
     if (Fits<typename V::ForwardD256>()) return LaunchForward<typename V::ForwardD256>(params);

@@ -5,6 +5,9 @@
 //   S = Q K^T;  m' = max(m, rowmax S);  P = 2^(c S - c m'), c = softmax_scale log2 e
 //   l = l 2^(c m - c m') + rowsum P;  O = O 2^(c m - c m') + P V
 //
+// Traits::kChanged: S is changed and the softmax_scale is in it (burst/kernels/scores.h); weights
+// are dropped from P behind l, and O is multiplied by 1 / (1 - dropout) at the end.
+//
 // Compiled once for every variant in variants.h.
 #include <cmath>
 
@@ -54,8 +57,13 @@ __device__ __forceinline__ void Finish(const FlashForwardParams& params, int til
       float row_lse = -INFINITY;
       factor[half] = keep[half] = 0;
       if (sum != 0) {
-        row_lse = softmax.max[m][half] * static_cast<float>(shape.softmax_scale) + logf(sum);
-        factor[half] = 1 / sum;
+        if constexpr (Traits::kChanged) {
+          row_lse = softmax.max[m][half] + logf(sum);
+          factor[half] = ChangedScores<float>(shape, index.b, index.h).kept() / sum;
+        } else {
+          row_lse = softmax.max[m][half] * static_cast<float>(shape.softmax_scale) + logf(sum);
+          factor[half] = 1 / sum;
+        }
       }
       if (params.merge && valid[half]) {
         const MergeWeights<float> weights = Merge(lse[i], row_lse);
@@ -75,6 +83,19 @@ __device__ __forceinline__ void Finish(const FlashForwardParams& params, int til
     StoreRows<typename Traits::Element, kHeadDim>(params.out_dtype == DType::kFloat32, o[m], factor,
                                                   params.out, rows);
   }
+}
+
+// *largest = max(*largest, the warp's); rows that see nothing, and those from q_len on, have -inf.
+template <int kM>
+__device__ __forceinline__ void RaiseToLargest(const Softmax<kM>& softmax, float* largest) {
+  float max = -INFINITY;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) max = fmaxf(max, fmaxf(softmax.max[m][0], softmax.max[m][1]));
+#pragma unroll
+  for (int lanes = 4; lanes < 32; lanes *= 2) {  // the four of a row have the same
+    max = fmaxf(max, __shfl_xor_sync(0xffffffff, max, lanes));
+  }
+  if (threadIdx.x % 32 == 0 && max != -INFINITY) cuda::RaiseTo(max, largest);
 }
 
 template <class Traits>
@@ -131,14 +152,37 @@ __global__ __launch_bounds__(Traits::kThreads) void ForwardKernel(
       k.Load(params.k.seq_stride, k_len - key - kBlockN, head_dim, k_tile);
     }
     CommitCopies();
-    if (!all_see.Contains(key, kBlockN)) {
-      const TileIndex again(shape, tiles, kBlockM);
-      MaskScores(Visible(shape, again.b), again.first + warp_row, q_len, key, s);
+    if constexpr (Traits::kChanged) {
+      const ChangedScores<float> changed(shape, b, index.h);
+      const ChangedRows<kM> rows(changed, visible, first + warp_row, q_len);
+      const float scale = static_cast<float>(shape.softmax_scale);
+      rows.template ForEach<kBlockN / 8>(
+          changed, key, k_len, [&](int m, int n, int e, bool sees, bool, auto change) {
+            float slope;
+            s[m][n][e] = sees ? change(scale * s[m][n][e], &slope) : -INFINITY;
+          });
+      Update(kLog2E, s, softmax, o);
+      if (changed.drops()) {
+        rows.template ForEach<kBlockN / 8>(changed, key, k_len,
+                                           [&](int m, int n, int e, bool, bool kept, auto) {
+                                             if (!kept) s[m][n][e] = 0;
+                                           });
+      }
+    } else {
+      if (!all_see.Contains(key, kBlockN)) {
+        const TileIndex again(shape, tiles, kBlockM);
+        MaskScores(Visible(shape, again.b), again.first + warp_row, q_len, key, s);
+      }
+      Update(c, s, softmax, o);
     }
-    Update(c, s, softmax, o);
     MultiplyAccumulators<Element>(s, BT<kHeadDim>(v_tile, 0), o);
   }
 
+  if constexpr (Traits::kChanged) {
+    if (params.max_logits != nullptr) {
+      RaiseToLargest(softmax, params.max_logits + b * shape.num_heads + index.h);
+    }
+  }
   Finish<Traits>(params, tiles, softmax, o);
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "burst/kernels/gpu/common/accumulator.cuh"
+#include "burst/kernels/gpu/common/changed_scores.cuh"
 #include "burst/kernels/gpu/common/operand.cuh"
 #include "burst/kernels/gpu/sm80/ptx.cuh"
 #include "burst/tensor/dispatch.cuh"
@@ -17,6 +18,7 @@
 namespace burst {
 namespace sm80 {
 
+using cuda::ChangedScores;
 using cuda::Exp2;
 using cuda::Head;
 using cuda::kLn2;
@@ -256,6 +258,58 @@ __device__ __forceinline__ void MaskScores(const Visible& visible, int first, in
     }
   }
 }
+
+// The queries of a lane and of a warp's part of S, and the keys that each sees, for changed scores.
+// A query from q_len on sees nothing.
+template <int kM>
+struct ChangedRows {
+  __device__ __forceinline__ ChangedRows(const ChangedScores<float>& changed,
+                                         const Visible& visible, int first, int q_len) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = first + 16 * m + 8 * half + static_cast<int>(threadIdx.x) % 32 / 4;
+        const bool valid = i < q_len;
+        position[m][half] = valid ? changed.QueryPosition(i) : 0;
+        begin[m][half] = valid ? visible.begin(i) : 0;
+        end[m][half] = valid ? visible.end(i) : 0;
+      }
+    }
+  }
+  // Calls use(m, n, e, visible, kept, change) for every element e, in columns 8 n + ..., of S from
+  // key `key` on, where change(score, &slope) is ChangedScores::Score.
+  template <int kN, class Use>
+  __device__ __forceinline__ void ForEach(const ChangedScores<float>& changed, int key, int k_len,
+                                          Use&& use) const {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      const int j = key + 8 * n + static_cast<int>(threadIdx.x) % 4 * 2;
+      int32_t keys[2];
+#pragma unroll
+      for (int c = 0; c < 2; ++c) keys[c] = j + c < k_len ? changed.KeyPosition(j + c) : 0;
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int32_t query = position[m][half];
+          bool kept[2] = {true, true};
+          if (changed.drops()) changed.KeepsPair(query, keys, kept);
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const bool visible = begin[m][half] <= j + c && j + c < end[m][half];
+            use(m, n, 2 * half + c, visible, kept[c], [&](float score, float* slope) {
+              return changed.ScoreAt(query, keys[c], score, slope);
+            });
+          }
+        }
+      }
+    }
+  }
+
+  int32_t position[kM][2];
+  int begin[kM][2], end[kM][2];
+};
 
 // Over the four lanes of a row.
 __device__ __forceinline__ float RowMax(float x) {

@@ -20,6 +20,7 @@ struct ForwardTraits {
   static constexpr int kBlockM = kRows, kBlockN = kKeys;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kM = kBlockM / (16 * kWarps);  // row tiles of a warp
+  static constexpr bool kChanged = false;
   static constexpr int kSharedBytes = (kBlockM + 2 * kBlockN) * kHeadDim * 2;
 };
 
@@ -59,6 +60,7 @@ struct BackwardTraits {
   static constexpr int kWarps = kAllWarps;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kWarpsM = kSWarps, kWarpsN = kKWarps;
+  static constexpr bool kChanged = false;
 
   static constexpr int kSRows = kBlockM / kWarpsM, kSColumns = kBlockN / (kWarps / kWarpsM);
   static constexpr int kDqColumns = kHeadDim / (kWarps / kWarpsM);
@@ -77,6 +79,12 @@ struct BackwardTraits {
 // counters: those that flash_attention_sm80.h asks for.
 template <class Traits>
 void LaunchBackward(const FlashBackwardParams& params, int32_t* counters);
+
+// The same with changed scores and weights, and the largest score (burst/kernels/scores.h).
+template <class Plain>
+struct Changed : Plain {
+  static constexpr bool kChanged = true;
+};
 
 // The variants for Element: BFloat16 or Float16.
 template <class Element>
@@ -97,6 +105,16 @@ struct Variants {
   using BackwardD64Small = BackwardTraits<Element, 64, 64, 128, 2, 2, 4>;
   using BackwardD128Small = BackwardTraits<Element, 128, 64, 64, 1, 2, 2>;
   using BackwardD256Small = BackwardTraits<Element, 256, 32, 32, 1, 2, 2, 4>;
+
+  // What changes scores needs registers: smaller tiles. They fit every GPU, BackwardD256Changed only
+  // those that BackwardD256 fits.
+  using ForwardD64Changed = Changed<ForwardTraits<Element, 64, 64, 64, 4>>;
+  using ForwardD128Changed = Changed<ForwardTraits<Element, 128, 64, 64, 4>>;
+  using ForwardD256Changed = Changed<ForwardD256Small>;
+  using BackwardD64Changed = Changed<BackwardD64Small>;
+  using BackwardD128Changed = Changed<BackwardD128Small>;
+  using BackwardD256Changed = Changed<BackwardD256>;
+  using BackwardD256SmallChanged = Changed<BackwardD256Small>;
 };
 static_assert(Variants<BFloat16>::ForwardD128::kSharedBytes <= kSmallSharedBytes, "");
 static_assert(Variants<BFloat16>::ForwardD256Small::kSharedBytes <= kSmallSharedBytes, "");

@@ -1,0 +1,54 @@
+// Kernels for bfloat16 and float16 keep sums and scores in float32 and round P, dS and the results
+// only, so the root mean square of no error may exceed that of a naive computation that rounds
+// everything, measured on the very same problem, by more than one rounding (u / sqrt(3), u = 2^-9
+// in bfloat16, 2^-12 in float16): with few rows the naive computation may be lucky. The largest
+// error is a single draw of either: it may be twice the naive one and a rounding (u of the largest
+// element).
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "burst/tensor/tensor.h"
+#include "tests/testing/attention_reference.h"
+
+namespace burst {
+
+inline double SquaredError(const Tensor& actual, const Tensor& expected) {
+  const std::vector<double> a = actual.ToVector<double>(), e = expected.ToVector<double>();
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - e[i]) * (a[i] - e[i]);
+  return sum;
+}
+
+// draws: the independent ones that the error is of. Of a few the naive computation's root mean
+// square may be small by luck: then ours may be twice as large, as the largest error.
+inline void ExpectNoWorse(const char* name, const Tensor& actual, const Tensor& naive,
+                          const Tensor& expected, int64_t draws = 1000) {
+  if (expected.numel() == 0) return;
+  const double luck = draws < 8 ? 2 : 1;
+  const double rounding = actual.dtype() == DType::kFloat16 ? 0x1p-12 : 0x1p-9;
+  EXPECT_LE(RelativeError(actual, expected), 2 * RelativeError(naive, expected) + rounding) << name;
+  const double n = static_cast<double>(expected.numel());
+  const double rms = std::sqrt(SquaredError(expected, Tensor::ZerosLike(expected)) / n);
+  EXPECT_LE(std::sqrt(SquaredError(actual, expected) / n),
+            luck * std::sqrt(SquaredError(naive, expected) / n) + rounding / std::sqrt(3.0) * rms)
+      << name << ", root mean square";
+}
+
+// naive: in the inputs' dtype. lse_tolerance: of products and sums in float32.
+inline void ExpectNoWorse(const AttentionResults& result, const AttentionResults& naive,
+                          const AttentionResults& expected, double lse_tolerance = 1e-5) {
+  EXPECT_LE(RelativeError(result.lse, expected.lse), lse_tolerance) << "lse";
+  ExpectNoWorse("out", result.out, naive.out, expected.out);
+  // The error of dq and dk contains that of delta, one number for every row of a head.
+  const int64_t rows = expected.lse.numel();
+  ExpectNoWorse("dq", result.dq, naive.dq, expected.dq, rows);
+  ExpectNoWorse("dk", result.dk, naive.dk, expected.dk, rows);
+  ExpectNoWorse("dv", result.dv, naive.dv, expected.dv);
+}
+
+}  // namespace burst
