@@ -34,6 +34,10 @@ ModelConfig Model(Family family) {
   config.vocab = 13;
   config.context = 24;
   config.dropout = 0.25;
+  if (kTestDevice == DeviceType::kCpu) {
+    config.attention_dropout = 0.2;
+    config.attention_softcap = 1.5;
+  }
   return config;
 }
 
