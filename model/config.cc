@@ -27,6 +27,8 @@ void VisitFields(Config& config, Visitor visit) {
   visit("context", config.context);
   visit("tied_embeddings", config.tied_embeddings);
   visit("dropout", config.dropout);
+  visit("attention_dropout", config.attention_dropout);
+  visit("attention_softcap", config.attention_softcap);
   visit("qkv_bias", config.qkv_bias);
   visit("qk_norm", config.qk_norm);
   visit("rope_theta", config.rope_theta);
@@ -241,6 +243,12 @@ absl::Status ModelConfig::Validate() const {
     return Invalid("rope_theta", rope_theta, "above 1 with yarn");
   }
   if (!(dropout >= 0 && dropout < 1)) return Invalid("dropout", dropout, "in [0, 1)");
+  if (!(attention_dropout >= 0 && attention_dropout < 1)) {
+    return Invalid("attention_dropout", attention_dropout, "in [0, 1)");
+  }
+  if (!(attention_softcap >= 0 && std::isfinite(attention_softcap))) {
+    return Invalid("attention_softcap", attention_softcap, "above 0, or 0 for none");
+  }
   if (!(rope_theta >= 1 && std::isfinite(rope_theta))) {
     return Invalid("rope_theta", rope_theta, "at least 1");
   }

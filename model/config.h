@@ -34,8 +34,11 @@ struct ModelConfig {
   int64_t context = 0;
   bool tied_embeddings = false;  // the head shares the token embedding
   double dropout = 0;            // on the embedding and on each residual branch
-  bool qkv_bias = false;         // llama: biases of the projections to queries, keys and values
-  bool qk_norm = false;          // llama: RMSNorm of each query's and key's head before RoPE
+  double attention_dropout = 0;  // of attention's weights, in training
+  // c > 0: attention's scores s become c tanh(s / c) (Gemma 2, arXiv 2408.00118). 0: they stay.
+  double attention_softcap = 0;
+  bool qkv_bias = false;  // llama: biases of the projections to queries, keys and values
+  bool qk_norm = false;   // llama: RMSNorm of each query's and key's head before RoPE
   double rope_theta = 10000;
   RopeScaling rope_scaling;
   double norm_eps = 1e-5;

@@ -16,6 +16,7 @@ KvCache::KvCache(const ModelConfig& config, int64_t batch, DType dtype, int64_t 
       dtype_(dtype),
       device_(device),
       window_(window),
+      softcap_(config.attention_softcap),
       ranks_(ranks),
       lengths_(ranks == nullptr ? 1 : ranks->world_size()),
       layers_(config.layers) {
@@ -50,7 +51,7 @@ bool KvCache::KeepsNext() const {
 }
 
 CachedAttention KvCache::AttentionOfNext(int64_t n) const {
-  return CachedAttention(positions_, KeepsNext(), length_, n, window_, device_, ranks_);
+  return CachedAttention(positions_, KeepsNext(), length_, n, window_, softcap_, device_, ranks_);
 }
 
 KvCache::KeysAndValues KvCache::Append(int64_t layer, const Tensor& k, const Tensor& v) {

@@ -59,6 +59,7 @@ class KvCache {
   const DType dtype_;
   const DeviceType device_;
   const int64_t window_;
+  const double softcap_;
   Communicator* const ranks_;
   int64_t length_ = 0;
   std::vector<int64_t> lengths_;       // tokens of every rank

@@ -327,6 +327,11 @@ void Transformer::Offload(Tape& tape, size_t segment, const Variable& input,
 ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attention,
                                   const SequenceBatch& batch, const DropoutKey& dropout,
                                   KvCache* cache) const {
+  const ScoreOptions scores = attention.scores();
+  BURST_CHECK_EQ(scores.softcap, config_.attention_softcap) << "the model's, and attention's";
+  BURST_CHECK(!dropout.enabled || scores.dropout == config_.attention_dropout)
+      << "the model drops " << config_.attention_dropout << " of the weights, attention "
+      << scores.dropout;
   const auto& schedule = batch.schedule;
   const std::shared_ptr<const TokenShard> shard(schedule, &schedule->shard());
   ForwardPass pass{tape, parallel_, shard};
@@ -349,9 +354,12 @@ ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attenti
       const int64_t q = config_.heads, kv = config_.kv_heads;
       cache->Append(layer, qkv.value().Slice(2, q, kv), qkv.value().Slice(2, q + kv, kv));
     }
-    return AttentionOp(
-        of.tape, attention, schedule, qkv, parallel_.LocalCount(config_.heads) / group.count,
-        parallel_.LocalCount(config_.kv_heads) / group.count, of.kept_attention.get(), group);
+    const int64_t heads = parallel_.LocalCount(config_.heads) / group.count;
+    const int64_t kv_heads = parallel_.LocalCount(config_.kv_heads) / group.count;
+    attention.SetDropout({AttentionDropoutSeed(of.dropout, layer), of.dropout.first_row,
+                          /*first_head=*/group.index * heads, of.dropout.enabled});
+    return AttentionOp(of.tape, attention, schedule, qkv, heads, kv_heads, of.kept_attention.get(),
+                       group);
   };
   if (config_.family == Family::kLlama) {
     const Tensor positions = parallel_.AttentionPositions(tape, shard, batch.positions);

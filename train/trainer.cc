@@ -14,6 +14,7 @@
 #include "burst/device/device.h"
 #include "burst/device/memory.h"
 #include "burst/device/profiler.h"
+#include "burst/kernels/flash_attention.h"
 #include "model/tensor_parallel.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/kept_checkpoints.h"
@@ -106,6 +107,13 @@ absl::Status Trainer::Init(bool verbose) {
 }
 
 absl::Status Trainer::MakeAttention(Communicator* group) {
+  const ScoreOptions scores = config_.AttentionOptions().scores;
+  if (scores.any() && !KernelsOf(config_.device).ChangesScores()) {
+    const bool caps = scores.softcap != 0;
+    return InvalidOption(caps ? "attention_softcap" : "attention_dropout",
+                         caps ? scores.softcap : scores.dropout,
+                         " is for attention on the CPU; give --device=cpu, or 0");
+  }
   if (!config_.exact) {
     const Mesh& mesh = config_.mesh;
     const RankGroup tensor = {mesh.tensor, mesh.tensor_rank(comm_->rank())};

@@ -111,8 +111,9 @@ absl::StatusOr<Pipeline::MicroBatch> Trainer::MicroBatch(int64_t number) {
     BURST_RETURN_IF_ERROR(CheckTokens(*sequences_, config_.model.vocab));
   }
   BURST_ASSIGN_OR_RETURN(SequenceBatch batch, LocalBatch(*sequences_));
+  const bool drops = config_.model.dropout > 0 || config_.model.attention_dropout > 0;
   const DropoutKey dropout{static_cast<uint64_t>(config_.seed), static_cast<uint64_t>(number),
-                           config_.model.dropout > 0, begin};
+                           drops, begin};
   return Pipeline::MicroBatch{std::move(batch), dropout};
 }
 

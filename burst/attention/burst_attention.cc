@@ -355,7 +355,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   const bool in_place = calls_left == 1 || q.dtype() == sum_dtype;
   const Tensor sum = in_place ? *out : Tensor::Empty(q.shape(), sum_dtype, q.device());
   const Ring::Block block = ForSending({{k, kSeqAxis}, {v, kSeqAxis}}, schedule.key_rows());
-  RankScores scores(options_.scores, dropout_seed(), group_, q.dim(kHeadAxis), q.device());
+  RankScores scores(options_.scores, dropout(), group_, q.dim(kHeadAxis), q.device());
   max_logits_ = Tensor();
   if (options_.scores.max_logits) {
     max_logits_ = Tensor::Empty({q.dim(0), q.dim(kHeadAxis)}, DType::kFloat32, q.device());
@@ -397,7 +397,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
     BURST_RETURN_IF_ERROR(MaxOverRanks(comm_, max_logits_));
   }
   if (saved != nullptr) {
-    *saved = {q, k, v, *out, *lse, {}, {}, /*num_kv_heads=*/0, dropout_seed()};
+    *saved = {q, k, v, *out, *lse, {}, {}, /*num_kv_heads=*/0, dropout()};
   }
   return absl::OkStatus();
 }
@@ -462,7 +462,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   };
   const Tensor dq_sum = sum_of(*dq), dk_sum = sum_of(*dk), dv_sum = sum_of(*dv);
 
-  RankScores scores(options_.scores, saved.dropout_seed, group_, q.dim(kHeadAxis), q.device());
+  RankScores scores(options_.scores, saved.dropout, group_, q.dim(kHeadAxis), q.device());
   using Positions = std::vector<int32_t>;
   const auto kernel = [&](Ring::Part part, const BlockMask& mask, const Positions& q_positions,
                           const Positions& k_positions, const Ring::Tensors& queries,

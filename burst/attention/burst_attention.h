@@ -109,6 +109,8 @@ class BurstAttention : public SequenceParallelAttention {
   absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
                         Tensor* dv) override;
 
+  ScoreOptions scores() const override { return options_.scores; }
+
   // The direction Backward takes: that of the options, or the one in which all ranks together send
   // fewer bytes under this schedule.
   BackwardDirection Direction(const RingSchedule& schedule, int64_t num_heads, int64_t num_kv_heads,

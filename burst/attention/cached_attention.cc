@@ -3,15 +3,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 #include "burst/kernels/flash_attention.h"
 
 namespace burst {
 
 CachedAttention::CachedAttention(const std::vector<int32_t>& positions, bool has_newest,
-                                 int64_t begin, int64_t n, int64_t window, DeviceType device,
-                                 Communicator* ranks)
-    : ranks_(ranks != nullptr && ranks->world_size() > 1 ? ranks : nullptr) {
+                                 int64_t begin, int64_t n, int64_t window, double softcap,
+                                 DeviceType device, Communicator* ranks)
+    : softcap_(softcap), ranks_(ranks != nullptr && ranks->world_size() > 1 ? ranks : nullptr) {
   const int64_t older = static_cast<int64_t>(positions.size());
   // This rank's keys at positions below `position`.
   const auto keys_below = [&](int64_t position) {
@@ -31,6 +32,11 @@ absl::StatusOr<Tensor> CachedAttention::Forward(const Tensor& q, const Tensor& k
                                                 const Tensor& v) const {
   const int64_t batch = q.dim(0), n = q.dim(1), heads = q.dim(2), head_dim = q.dim(3);
   const int64_t rows = batch * n * heads;
+  if (softcap_ != 0 && !KernelsOf(q.device()).ChangesScores()) {
+    return absl::InvalidArgumentError(absl::StrCat("softcap: the attention kernels of ",
+                                                   Name(q.device()),
+                                                   " do not change scores; those of CPUs do"));
+  }
   const Tensor out = Tensor::EmptyLike(q);
   const DType sum_dtype = SumDType(q.dtype());
   const auto* begin = static_cast<const int32_t*>(visible_.raw_data());
@@ -43,6 +49,7 @@ absl::StatusOr<Tensor> CachedAttention::Forward(const Tensor& q, const Tensor& k
   params.shape.head_dim = head_dim;
   params.shape.softmax_scale = 1 / std::sqrt(static_cast<double>(head_dim));
   params.shape.dtype = q.dtype();
+  params.shape.scores.softcap = softcap_;
   params.shape.visible = {begin, begin + n, /*batch_stride=*/0};
   params.q = Operand(q);
   params.k = Operand(k);

@@ -17,18 +17,19 @@ class CachedAttention {
  public:
   // For queries at the positions [begin, begin + n) of a sequence. `positions`: those below `begin`
   // whose keys this rank has, increasing; with `has_newest` it has those of the n newest tokens,
-  // too. `window`: a query sees keys less than so many positions away; 0: all. `ranks`: who share
-  // the keys; null: nobody.
+  // too. `window`: a query sees keys less than so many positions away; 0: all. `softcap` of the
+  // scores (ScoreOptions). `ranks`: who share the keys; null: nobody.
   CachedAttention(const std::vector<int32_t>& positions, bool has_newest, int64_t begin, int64_t n,
-                  int64_t window, DeviceType device, Communicator* ranks);
+                  int64_t window, double softcap, DeviceType device, Communicator* ranks);
 
   // q: [batch, n, heads, head_dim]; k, v: [batch, keys of this rank, kv_heads, head_dim], in order
   // of position. The result is like q, contiguous. Collective with `ranks`: every rank sends
   // batch * n * heads * (head_dim + 1) numbers of SumDType(dtype) to every other one, and all get
-  // the same bits (GPUs of one model).
+  // the same bits (GPUs of one model). InvalidArgument for a softcap where no kernel serves it.
   absl::StatusOr<Tensor> Forward(const Tensor& q, const Tensor& k, const Tensor& v) const;
 
  private:
+  const double softcap_;
   Communicator* const ranks_;
   Tensor visible_;  // [2, n]: begin and end of the keys that each query sees, on the device
 };

@@ -74,11 +74,11 @@ absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedu
   return absl::OkStatus();
 }
 
-RankScores::RankScores(const ScoreOptions& options, uint64_t seed, const RankGroup& group,
-                       int64_t num_heads, DeviceType device)
+RankScores::RankScores(const ScoreOptions& options, const WeightDropout& dropout,
+                       const RankGroup& group, int64_t num_heads, DeviceType device)
     : options_(options),
-      seed_(seed),
-      rank_head_(group.group_rank * num_heads),
+      dropout_(dropout),
+      rank_head_(dropout.first_head + group.group_rank * num_heads),
       device_(device),
       slopes_(options.alibi_slopes.empty() ? Tensor() : OnDevice(options.alibi_slopes, device)) {}
 
@@ -87,13 +87,14 @@ ScoreChanges RankScores::For(const std::vector<int32_t>& q_positions,
   ScoreChanges changes;
   if (!options_.any()) return changes;
   changes.softcap = options_.softcap;
-  changes.dropout = options_.dropout;
-  changes.seed = seed_;
+  changes.dropout = dropout_.enabled ? options_.dropout : 0;
+  changes.seed = dropout_.seed;
+  changes.first_row = dropout_.first_row;
   changes.first_head = rank_head_ + first_head;
   if (!slopes_.null()) {
     changes.alibi_slopes = static_cast<const float*>(slopes_.raw_data()) + changes.first_head;
   }
-  if (slopes_.null() && options_.dropout == 0) return changes;
+  if (slopes_.null() && changes.dropout == 0) return changes;
   q_positions_ = OnDevice(q_positions, device_);
   k_positions_ = OnDevice(k_positions, device_);
   changes.q_positions = static_cast<const int32_t*>(q_positions_.raw_data());

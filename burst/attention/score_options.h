@@ -20,7 +20,7 @@ struct ScoreOptions {
   // Of all query heads, on all ranks, float32; AlibiSlopes gives the paper's. Empty: none.
   std::vector<float> alibi_slopes = {};
   // The probability that a weight is dropped; which, follows from
-  // SequenceParallelAttention::SetDropoutSeed. 0: none.
+  // SequenceParallelAttention::SetDropout. 0: none.
   double dropout = 0;
   // Whether Forward gives the largest score of each head (SequenceParallelAttention::max_logits).
   bool max_logits = false;
@@ -30,6 +30,15 @@ struct ScoreOptions {
 
 // The name of the first option that is on.
 const char* NameOfFirst(const ScoreOptions& options);
+
+// Which weights a call drops, if ScoreOptions says that it drops any: KeepsWeight
+// (burst/kernels/scores.h) of this seed, and of rows and heads counted from these on.
+struct WeightDropout {
+  uint64_t seed = 0;
+  int64_t first_row = 0;   // the number of the first batch row, over data-parallel ranks
+  int64_t first_head = 0;  // the number of q's first head, where attention takes some of a layer's
+  bool enabled = true;     // false: drops none, as in evaluation
+};
 
 // InvalidArgument, which names the option, for values out of range.
 absl::Status CheckScoreOptions(const ScoreOptions& options);
@@ -47,8 +56,8 @@ absl::Status MaxOverRanks(Communicator* comm, const Tensor& own);
 class RankScores {
  public:
   // The rank has `num_heads` heads; the others of its group have as many each.
-  RankScores(const ScoreOptions& options, uint64_t seed, const RankGroup& group, int64_t num_heads,
-             DeviceType device);
+  RankScores(const ScoreOptions& options, const WeightDropout& dropout, const RankGroup& group,
+             int64_t num_heads, DeviceType device);
 
   // Of one call: its part of the rank's heads begins at `first_head`. Valid until the next one.
   ScoreChanges For(const std::vector<int32_t>& q_positions, const std::vector<int32_t>& k_positions,
@@ -56,7 +65,7 @@ class RankScores {
 
  private:
   const ScoreOptions& options_;
-  const uint64_t seed_;
+  const WeightDropout dropout_;
   const int64_t rank_head_;  // the number of the rank's first head
   const DeviceType device_;
   Tensor slopes_, q_positions_, k_positions_;

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "burst/attention/ring/schedule.h"
+#include "burst/attention/score_options.h"
 #include "burst/autograd/tape.h"
 #include "burst/tensor/tensor.h"
 
@@ -49,14 +50,17 @@ class SequenceParallelAttention {
   struct Saved {
     Tensor q, k, v, out, lse, dout, dlse;
     int64_t num_kv_heads = 0;  // of Forward's k and v; 0: k's
-    uint64_t dropout_seed = 0;
+    WeightDropout dropout = {};
   };
 
-  // Which weights Forward drops from now on, if it drops any: those of this seed (KeepsWeight,
-  // burst/kernels/scores.h). The same on all ranks of a sequence; another one for every layer, step
-  // and group of data-parallel ranks. Backward goes by the seed of its Forward.
-  void SetDropoutSeed(uint64_t seed) { dropout_seed_ = seed; }
-  uint64_t dropout_seed() const { return dropout_seed_; }
+  // How it changes scores; the model's softcap has to be among it.
+  virtual ScoreOptions scores() const { return {}; }
+
+  // Which weights Forward drops from now on, if it drops any. The same on all ranks of a sequence;
+  // another seed for every layer and micro-batch. Backward goes by that of its Forward.
+  void SetDropout(const WeightDropout& dropout) { dropout_ = dropout; }
+  void SetDropoutSeed(uint64_t seed) { dropout_ = {seed}; }  // of rows and heads from 0 on
+  const WeightDropout& dropout() const { return dropout_; }
 
   // Of the last Forward, where its options ask for it (ScoreOptions): the largest score of each of
   // its heads (natural, after softcap and ALiBi) over the queries and keys of all ranks, -inf where
@@ -97,7 +101,7 @@ class SequenceParallelAttention {
                                Saved* saved) {
     saved->out = out;
     saved->lse = lse;
-    saved->dropout_seed = dropout_seed_;
+    saved->dropout = dropout_;
     return Restore(schedule, q, k, v, saved);
   }
 
@@ -114,7 +118,7 @@ class SequenceParallelAttention {
   Tensor max_logits_;
 
  private:
-  uint64_t dropout_seed_ = 0;
+  WeightDropout dropout_;
 };
 
 // The op on the tape; out: like q. `schedule` is kept until the backward. A failed transfer is

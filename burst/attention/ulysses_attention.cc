@@ -120,7 +120,7 @@ absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tenso
                                        const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
                                        Saved* saved) {
   BURST_RETURN_IF_ERROR(CheckSchedule(schedule));
-  attention_->SetDropoutSeed(dropout_seed());
+  attention_->SetDropout(dropout());
   if (group_->world_size() == 1) {
     const absl::Status status = attention_->Forward(schedule, q, k, v, out, lse, saved);
     max_logits_ = attention_->max_logits();
@@ -154,9 +154,8 @@ absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tenso
   BURST_RETURN_IF_ERROR(exchange_->Scatter(schedule.shard(), results, own, &stats_.forward));
   BURST_RETURN_IF_ERROR(GatherMaxLogits());
   if (saved != nullptr) {
-    *saved = {qkv[0],        qkv[1], qkv[2], heads_out,
-              heads_lse,     {},     {},     /*num_kv_heads=*/k.dim(2),
-              dropout_seed()};
+    *saved = {qkv[0],   qkv[1], qkv[2], heads_out, heads_lse, {}, {}, /*num_kv_heads=*/k.dim(2),
+              dropout()};
   }
   return absl::OkStatus();
 }
@@ -184,7 +183,7 @@ absl::Status UlyssesAttention::Restore(const RingSchedule& schedule, const Tenso
 absl::Status UlyssesAttention::Rebuild(const RingSchedule& schedule, const Tensor& q,
                                        const Tensor& k, const Tensor& v, const Tensor& out,
                                        const Tensor& lse, Saved* saved) {
-  attention_->SetDropoutSeed(dropout_seed());
+  attention_->SetDropout(dropout());
   if (group_->world_size() == 1) return attention_->Rebuild(schedule, q, k, v, out, lse, saved);
   BURST_RETURN_IF_ERROR(CheckHeadsDivide(q.dim(2), k.dim(2), group_->world_size()));
   Tensors results;
@@ -193,7 +192,7 @@ absl::Status UlyssesAttention::Rebuild(const RingSchedule& schedule, const Tenso
   saved->out = results[0];
   saved->lse = results[1];
   saved->num_kv_heads = k.dim(2);
-  saved->dropout_seed = dropout_seed();
+  saved->dropout = dropout();
   return Restore(schedule, q, k, v, saved);
 }
 

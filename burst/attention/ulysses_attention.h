@@ -80,6 +80,7 @@ class UlyssesAttention : public SequenceParallelAttention {
     ExchangeTraffic forward, backward;
   };
   const Stats& stats() const { return stats_; }
+  ScoreOptions scores() const override { return attention_->scores(); }
   BytesSent bytes_sent() const override;  // both
   void ResetStats() override;
 

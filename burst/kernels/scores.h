@@ -26,6 +26,7 @@ struct ScoreChanges {
   double dropout = 0;                   // the probability that a weight is dropped, below 1
   uint64_t seed = 0;                    // of dropout
   int64_t first_head = 0;               // the number, among all query heads, of the call's first
+  int64_t first_row = 0;                // the number, for dropout, of the call's first batch row
   // Of the call's queries and keys, the global positions, which ALiBi and dropout go by. Of packed
   // documents, too: distances within a document are the same. Null: 0, 1, ...
   const int32_t* q_positions = nullptr;  // [q_len]

@@ -14,7 +14,8 @@ namespace {
 // The random words of channels 64 tile + [0, 64): channel 64 tile + 16 w + i takes word w of
 // counter 16 tile + i, an order in which the loop vectorizes without shuffles.
 constexpr int64_t kChannels = 64;
-constexpr uint64_t kKeyStream = uint64_t{0xd} << 60;  // apart from other uses of the seed
+// Apart from each other and from other uses of the seed.
+constexpr uint64_t kKeyStream = uint64_t{0xd} << 60, kAttentionStream = uint64_t{0xa} << 60;
 void RandomWords(uint64_t key, uint32_t row, uint32_t position, uint32_t tile, uint32_t* words) {
   for (uint32_t i = 0; i < 16; ++i) {
     const PhiloxCounter random = Philox(key, PhiloxCounter{16 * tile + i, position, row, 0});
@@ -22,11 +23,16 @@ void RandomWords(uint64_t key, uint32_t row, uint32_t position, uint32_t tile, u
   }
 }
 
+// The key of a place of a forward pass, by its number.
+uint64_t KeyOf(const DropoutKey& key, uint64_t place) {
+  const PhiloxCounter mixed = Philox(key.seed, place, key.step);
+  return uint64_t{mixed[0]} << 32 | mixed[1];
+}
+
 // The rate in effect is the threshold's.
 DropoutMask MaskOf(const DropoutSite& site) {
-  const PhiloxCounter mixed = Philox(site.key.seed, kKeyStream + site.site, site.key.step);
   DropoutMask mask;
-  mask.key = uint64_t{mixed[0]} << 32 | mixed[1];
+  mask.key = KeyOf(site.key, kKeyStream + site.site);
   mask.threshold = static_cast<uint32_t>(
       std::min<double>(std::round(site.rate * 0x1p32), std::numeric_limits<uint32_t>::max()));
   mask.scale = 1 / (1 - mask.threshold * 0x1p-32);
@@ -70,6 +76,10 @@ void Apply(const DropoutSite& site, const Tensor& x, const Tensor& residual, con
 }
 
 }  // namespace
+
+uint64_t AttentionDropoutSeed(const DropoutKey& key, int64_t layer) {
+  return KeyOf(key, kAttentionStream + layer);
+}
 
 Variable Dropout(Tape& tape, const Variable& x, const DropoutSite& site, const Variable& residual) {
   if (!site.active()) return residual.defined() ? Add(tape, residual, x) : x;

@@ -155,6 +155,10 @@ struct DropoutSite {
   bool active() const { return key.enabled && rate > 0; }
 };
 
+// The seed of attention's dropped weights in a layer (KeepsWeight, burst/kernels/scores.h), which
+// rows, heads and positions complete.
+uint64_t AttentionDropoutSeed(const DropoutKey& key, int64_t layer);
+
 // y = residual + mask x / (1 - rate), where mask is 1 with probability 1 - rate, else 0. Without a
 // residual: y = mask x / (1 - rate). When the site is not active, mask = 1 and rate = 0.
 // x, residual, y: [batch, length, width].

@@ -243,6 +243,52 @@ INSTANTIATE_TEST_SUITE_P(All, ScoreOptionsTest,
                                          Changes{"MaxLogitsAlone", 0, false, 0}),
                          [](const auto& info) { return std::string(info.param.name); });
 
+// Rows and heads are counted from the numbers that a caller gives: some of them in a call of their
+// own drop what they drop among all.
+TEST(DropoutTest, CountsFromTheFirstRowAndHead) {
+  const Inputs inputs = RandomInputs(3, 21, 4, 4, 8, DType::kFloat64, 6);
+  BurstAttentionOptions options;
+  options.scores.dropout = 0.4;
+  const auto attention = *BurstAttention::Create(options, nullptr);
+  const RingSchedule schedule = *attention->Schedule(21);
+  struct Run {
+    Tensor out, dq, dk, dv;
+  };
+  const auto run = [&](const WeightDropout& dropout, int64_t row, int64_t head) {
+    const auto part = [&](const Tensor& t) {
+      return t.Slice(0, row, 3 - row).Slice(2, head, 4 - head).Contiguous();
+    };
+    Run result;
+    Tensor lse;
+    SequenceParallelAttention::Saved saved;
+    attention->SetDropout(dropout);
+    EXPECT_TRUE(attention
+                    ->Forward(schedule, part(inputs.q), part(inputs.k), part(inputs.v), &result.out,
+                              &lse, &saved)
+                    .ok());
+    saved.dout = part(inputs.dout);
+    attention->SetDropout({});  // of another Forward
+    EXPECT_TRUE(attention->Backward(schedule, saved, &result.dq, &result.dk, &result.dv).ok());
+    return result;
+  };
+  const Run all = run({kSeed}, 0, 0), some = run({kSeed, /*first_row=*/1, /*first_head=*/2}, 1, 2);
+  for (const auto& [whole, part] : {std::pair(all.out, some.out), std::pair(all.dq, some.dq),
+                                    std::pair(all.dk, some.dk), std::pair(all.dv, some.dv)}) {
+    const std::vector<double> expected =
+        whole.Slice(0, 1, 2).Slice(2, 2, 2).Contiguous().ToVector<double>();
+    const std::vector<double> actual = part.ToVector<double>();
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t i = 0; i < actual.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-13) << i;
+  }
+  // Not enabled, it drops nothing.
+  const Run none = run({kSeed, 0, 0, /*enabled=*/false}, 0, 0);
+  const auto plain = *BurstAttention::Create({}, nullptr);
+  Tensor out, lse;
+  ASSERT_TRUE(plain->Forward(schedule, inputs.q, inputs.k, inputs.v, &out, &lse).ok());
+  EXPECT_EQ(none.out.ToVector<double>(), out.ToVector<double>());
+  EXPECT_NE(all.out.ToVector<double>(), out.ToVector<double>());
+}
+
 // ---- What is refused.
 
 void ExpectRefused(const absl::Status& status, const std::string& reason) {

@@ -20,10 +20,13 @@ class NaiveTransformer {
   using Values = std::vector<double>;
 
  public:
+  // Of attention's weight of a query and a key, what dropout multiplies it by.
+  using WeightFactor =
+      std::function<double(int64_t layer, int64_t row, int64_t head, int64_t query, int64_t key)>;
   // mask(site): the factors [batch, length, width] that dropout applies at a site; none by default.
   NaiveTransformer(const Transformer& model, const Text& text,
-                   std::function<Values(int64_t)> mask = nullptr)
-      : config_(model.config()), text_(text), mask_(std::move(mask)) {
+                   std::function<Values(int64_t)> mask = nullptr, WeightFactor weight = nullptr)
+      : config_(model.config()), text_(text), mask_(std::move(mask)), weight_(std::move(weight)) {
     for (const Parameter& parameter : model.parameters().all()) {
       parameters_[parameter.name] = parameter.variable.value().ToVector<double>();
     }
@@ -151,8 +154,11 @@ class NaiveTransformer {
         for (int64_t s = t - Position(row, t); s <= t; ++s) {  // from the document's start
           double score = 0;
           for (int64_t i = 0; i < d; ++i) score += q[t][head * d + i] * k[s][kv_head * d + i];
-          weights.push_back(std::exp(score / std::sqrt(double(d))));
+          score /= std::sqrt(double(d));
+          const double cap = config_.attention_softcap;
+          weights.push_back(std::exp(cap == 0 ? score : cap * std::tanh(score / cap)));
           total += weights.back();
+          if (weight_ != nullptr) weights.back() *= weight_(layer, row, head, t, s);
         }
         for (size_t j = 0; j < weights.size(); ++j) {
           for (int64_t i = 0; i < d; ++i) {
@@ -180,6 +186,7 @@ class NaiveTransformer {
   const ModelConfig config_;
   const Text& text_;
   const std::function<Values(int64_t)> mask_;
+  const WeightFactor weight_;
   std::map<std::string, Values> parameters_;
 };
 

@@ -112,10 +112,16 @@ inline SequenceBatch Cut(const Text& text, std::shared_ptr<const RingSchedule> s
   return {cut(text.tokens), cut(text.positions), cut(text.targets), std::move(schedule)};
 }
 
+// What a model's attention is told.
+inline ScoreOptions ScoresOf(const ModelConfig& config) {
+  return {config.attention_softcap, {}, config.attention_dropout};
+}
+
 struct SingleRank {
-  explicit SingleRank(const Text& text, int64_t window = 0) {
+  explicit SingleRank(const Text& text, int64_t window = 0, const ScoreOptions& scores = {}) {
     BurstAttentionOptions options;
     options.mask.window = window;
+    options.scores = scores;
     attention = *BurstAttention::Create(options, nullptr);
     batch = Cut(text,
                 std::make_shared<RingSchedule>(*attention->Schedule(text.length, text.documents)));

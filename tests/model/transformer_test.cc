@@ -35,7 +35,7 @@ namespace {
 using Values = std::vector<double>;
 
 Values Logits(const Transformer& model, const Text& text, int64_t window = 0) {
-  SingleRank single(text, window);
+  SingleRank single(text, window, ScoresOf(model.config()));
   Tape tape(/*recording=*/false);
   const Variable logits = model.Logits(tape, *single.attention, single.batch);
   EXPECT_TRUE(tape.status().ok()) << tape.status();
@@ -151,14 +151,74 @@ TEST(Transformer, DropoutAppliesToTheEmbeddingAndToEachBranch) {
   }
 }
 
+// The models whose attention has a softcap and drops weights. Scores are of order 1.
+std::vector<ModelConfig> ModelsOfChangedScores() {
+  std::vector<ModelConfig> models = {SmallLlama(false), SmallQwen(), SmallGpt2(0.3)};
+  for (ModelConfig& config : models) {
+    config.attention_softcap = 0.8;
+    config.attention_dropout = 0.3;
+  }
+  return models;
+}
+
+TEST(Transformer, SoftcapEqualsNaive) {
+  if (kTestDevice == DeviceType::kCuda) GTEST_SKIP() << "kernels of CPUs";
+  for (const ModelConfig& config : ModelsOfChangedScores()) {
+    for (const bool packed : {false, true}) {
+      const auto model = MakeModel(config);
+      const Text text = RandomText(config.vocab, packed);
+      ExpectClose(Logits(*model, text), NaiveTransformer(*model, text).Logits(), kDoubleTolerance);
+    }
+  }
+}
+
+// Of batch rows from 5 on, as of a data-parallel rank. Chunks of heads take weights from the same.
+TEST(Transformer, AttentionDropsWeightsByTheirPlace) {
+  if (kTestDevice == DeviceType::kCuda) GTEST_SKIP() << "kernels of CPUs";
+  constexpr int64_t kFirstRow = 5;
+  for (ModelConfig config : ModelsOfChangedScores()) {
+    config.dropout = 0;
+    const auto model = MakeModel(config);
+    const Text text = RandomText(config.vocab, true);
+    SingleRank single(text, 0, ScoresOf(config));
+    DropoutKey key;
+    key.seed = 8;
+    key.step = 9;
+    key.first_row = kFirstRow;
+    const auto weight = [&](int64_t layer, int64_t row, int64_t head, int64_t t, int64_t s) {
+      const PhiloxCounter mixed = Philox(key.seed, (uint64_t{0xa} << 60) + layer, key.step);
+      const auto word = [](int64_t n) { return static_cast<uint32_t>(n); };
+      const PhiloxCounter words = Philox(uint64_t{mixed[0]} << 32 | mixed[1],
+                                         {word(s / 4), word(t), word(head), word(row + kFirstRow)});
+      const double rate = config.attention_dropout;
+      return words[s % 4] * 0x1p-32 < rate ? 0 : 1 / (1 - rate);
+    };
+    const double without = LossOf(NaiveTransformer(*model, text).Logits(), text);
+    const double with = LossOf(NaiveTransformer(*model, text, nullptr, weight).Logits(), text);
+    EXPECT_GT(std::abs(with - without), 1e-3 * without);
+    for (const int64_t head_chunk : {0, 1}) {
+      model->set_head_chunk(head_chunk);
+      for (const bool enabled : {false, true}) {
+        key.enabled = enabled;
+        Tape tape(false);
+        const Variable loss = model->Loss(tape, *single.attention, single.batch, 1, key);
+        EXPECT_NEAR(loss.value().ToVector<double>()[0], enabled ? with : without,
+                    kDoubleTolerance * without);
+      }
+    }
+  }
+}
+
 // --- gradients
 // ------------------------------------------------------------------------------------
 
-void CheckModelGradients(const ModelConfig& config, Recompute recompute = Recompute::kNone) {
+void CheckModelGradients(const ModelConfig& config, Recompute recompute = Recompute::kNone,
+                         int64_t head_chunk = 0) {
   const auto model = MakeModel(config);
   model->set_recompute(recompute);
+  model->set_head_chunk(head_chunk);
   const Text text = RandomText(config.vocab, /*packed=*/true, /*length=*/6);
-  SingleRank single(text);
+  SingleRank single(text, /*window=*/0, ScoresOf(config));
   DropoutKey dropout;
   dropout.enabled = true;
   std::vector<NamedLeaf> leaves;
@@ -176,6 +236,14 @@ TEST(TransformerGradients, LlamaUntied) { CheckModelGradients(SmallLlama(false))
 TEST(TransformerGradients, LlamaTied) { CheckModelGradients(SmallLlama(true)); }
 TEST(TransformerGradients, Qwen) { CheckModelGradients(SmallQwen()); }
 TEST(TransformerGradients, Gpt2WithDropout) { CheckModelGradients(SmallGpt2(0.3)); }
+TEST(TransformerGradients, ChangedScores) {
+  if (kTestDevice == DeviceType::kCuda) GTEST_SKIP() << "kernels of CPUs";
+  for (const ModelConfig& config : ModelsOfChangedScores()) {
+    CheckModelGradients(config);
+    CheckModelGradients(config, Recompute::kFull);
+    CheckModelGradients(config, Recompute::kSelective, /*head_chunk=*/1);
+  }
+}
 TEST(TransformerGradients, Recomputed) {
   CheckModelGradients(SmallLlama(true), Recompute::kFull);
   CheckModelGradients(SmallQwen(true), Recompute::kFull);
@@ -301,6 +369,10 @@ TEST(Decode, EqualsForward) {
   ExpectDecodeEqualsForward(SmallLlama(true), 20, 5);
   ExpectDecodeEqualsForward(SmallQwen(), 20, 5);
   ExpectDecodeEqualsForward(SmallGpt2(), 12, 0);
+  if (kTestDevice == DeviceType::kCuda) return;
+  for (const ModelConfig& config : ModelsOfChangedScores()) {
+    ExpectDecodeEqualsForward(config, 12, 5);
+  }
 }
 
 // Ranks that share the cache: a prefill over all of them, then tokens one or a few at a time. Every
@@ -334,6 +406,7 @@ void ExpectSharedCache(const ModelConfig& config, Layout layout, int ranks, int6
     BurstAttentionOptions options;
     options.layout = layout;
     options.mask.window = window;
+    options.scores.softcap = config.attention_softcap;
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
     BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(prompt));
     const auto own = MakeModel(config);
@@ -368,6 +441,9 @@ TEST(Decode, RanksShareTheCache) {
     ExpectSharedCache(SmallLlama(true), layout, 3, 70, 0);
     ExpectSharedCache(SmallQwen(), layout, 4, 11, 6);
     ExpectSharedCache(SmallGpt2(), layout, 3, 3, 0);
+    if (kTestDevice == DeviceType::kCpu) {
+      ExpectSharedCache(ModelsOfChangedScores()[0], layout, 3, 20, 0);
+    }
     ExpectSharedCache(SmallLlama(false), layout, 4, 2, 3);  // ranks without a token
   }
 }
@@ -392,7 +468,7 @@ TEST(Decode, Gpt2StopsAtItsContext) {
 void ExpectRanksAgree(const ModelConfig& config, Layout layout, int ranks, int64_t length) {
   const Text text = RandomText(config.vocab, /*packed=*/length > 5, length);
   const auto model = MakeModel(config);
-  SingleRank single(text);
+  SingleRank single(text, /*window=*/0, ScoresOf(config));
   const LossAndGradients expected = Step(*model, *single.attention, single.batch, 0.1);
 
   LossAndGradients sum{0, Values(expected.gradients.size(), 0)};
@@ -400,6 +476,7 @@ void ExpectRanksAgree(const ModelConfig& config, Layout layout, int ranks, int64
   const absl::Status status = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
     BurstAttentionOptions options;
     options.layout = layout;
+    options.scores = ScoresOf(config);
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
     BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(text.length, text.documents));
     const auto own = MakeModel(config);
@@ -422,6 +499,10 @@ TEST(Ranks, LossAndGradientsAreThoseOfOneRank) {
       ExpectRanksAgree(SmallLlama(false), layout, ranks, 9);
       ExpectRanksAgree(SmallQwen(), layout, ranks, 9);
       ExpectRanksAgree(SmallGpt2(0.3), layout, ranks, 9);
+      if (kTestDevice == DeviceType::kCuda) continue;
+      for (const ModelConfig& config : ModelsOfChangedScores()) {
+        ExpectRanksAgree(config, layout, ranks, 9);
+      }
     }
     ExpectRanksAgree(SmallLlama(true), layout, /*ranks=*/4, /*length=*/3);
     ExpectRanksAgree(SmallGpt2(0.3), layout, /*ranks=*/4, /*length=*/3);

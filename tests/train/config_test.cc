@@ -72,6 +72,21 @@ TEST(TrainConfig, DefaultsResolve) {
   EXPECT_GT(config->lr.warmup, 0);
 }
 
+TEST(TrainConfig, ChangedScoresAreTheModelsUnlessGiven) {
+  const std::string model =
+      R"(--model={"layers":1,"width":8,"heads":2,"attention_dropout":0.25,"attention_softcap":50})";
+  const auto own = Resolve({model}),
+             given = Resolve({model, "--attention_dropout=0", "--attention_softcap=20"});
+  ASSERT_TRUE(own.ok() && given.ok()) << own.status() << given.status();
+  EXPECT_EQ(own->model.attention_dropout, 0.25);
+  EXPECT_EQ(own->model.attention_softcap, 50);
+  EXPECT_EQ(own->AttentionOptions().scores.dropout, 0.25);
+  EXPECT_EQ(own->AttentionOptions().scores.softcap, 50);
+  EXPECT_EQ(given->AttentionOptions().scores.dropout, 0);
+  EXPECT_EQ(given->AttentionOptions().scores.softcap, 20);
+  EXPECT_FALSE(Resolve({})->AttentionOptions().scores.any());
+}
+
 TEST(TrainConfig, WaysToWriteAnOption) {
   const auto config = Parse({"--steps=7", "-lr", "0.5", "--packed", "--nodeterministic", "--layout",
                              "striped", "--dropout", "-1"});
@@ -298,6 +313,12 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
        {"--attention_fp8", "--precision=bf16"},
        {1, 8, 4}},
       {{"--attention_fp8", "--device=cuda"}, {"--attention_fp8", "72 to 128", "is 32"}, {1, 8, 4}},
+      {{"--attention_fp8", "--device=cuda", "--model=llama_1b", "--attention_softcap=30"},
+       {"--attention_softcap", "30", "--attention_fp8"},
+       {1, 8, 4}},
+      {{"--attention_fp8", "--device=cuda", "--model=llama_1b", "--attention_dropout=0.1"},
+       {"--attention_dropout", "0.1", "--attention_fp8"},
+       {1, 8, 4}},
       {{"--attention_fp8", "--device=cuda", "--model=llama_1b", "--exact"},
        {"--attention_fp8", "--exact"},
        {1, 8, 4}},
@@ -349,6 +370,10 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--patience=-1"}, {"--patience", "at least 0"}},
       {{"--sample=-2"}, {"--sample"}},
       {{"--dropout=1"}, {"--dropout", "1", "[0, 1)"}},
+      {{"--attention_dropout=1"}, {"--attention_dropout", "1", "[0, 1)"}},
+      {{"--attention_softcap=-2"}, {"--attention_softcap", "-2", "[0, inf)"}},
+      {{"--attention_dropout=0.1", "--exact"}, {"--attention_dropout", "0.1", "--exact"}},
+      {{"--attention_softcap=30", "--exact"}, {"--attention_softcap", "30", "--exact"}},
       {{"--beta1=1"}, {"--beta1"}},
       {{"--beta2=-0.1"}, {"--beta2"}},
       {{"--weight_decay=-1"}, {"--weight_decay"}},
@@ -542,9 +567,10 @@ TEST(TrainConfig, ResumeRefusesAnotherRun) {
   const auto run = Resolve({});
   ASSERT_TRUE(run.ok()) << run.status();
   const std::string before = run->ToJson();
-  for (const char* given : {"--seqlen=3", "--batch=3", "--accumulate=3", "--seed=3", "--packed",
-                            "--window=3", "--tokenizer=byte", "--weight_decay=3", "--beta1=0.3",
-                            "--beta2=0.3", "--eps=0.25", "--dropout=0.3"}) {
+  for (const char* given :
+       {"--seqlen=3", "--batch=3", "--accumulate=3", "--seed=3", "--packed", "--window=3",
+        "--tokenizer=byte", "--weight_decay=3", "--beta1=0.3", "--beta2=0.3", "--eps=0.25",
+        "--dropout=0.3", "--attention_dropout=0.3", "--attention_softcap=3"}) {
     const auto after = Resolve({given});
     ASSERT_TRUE(after.ok()) << after.status();
     const absl::Status status = after->CheckResume(before);

@@ -228,6 +228,12 @@ TEST(HuggingFaceConfig, ModelsOfNoFamilyAreRefused) {
   config = *ParseHuggingFaceConfig(kGpt2);
   config.window = 64;
   EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()), HasSubstr("window"));
+  for (const char* json : {kGpt2, kLlama31}) {
+    config = *ParseHuggingFaceConfig(json);
+    config.model.attention_softcap = 50;
+    EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
+                HasSubstr("attention_softcap"));
+  }
 }
 
 TEST(HuggingFaceConfig, WithAnotherDType) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "burst/attention/strategy.h"
 #include "burst/base/status.h"
@@ -50,6 +51,17 @@ absl::Status CheckAttentionFp8(const ResolvedConfig& config) {
   if (!config.exact) return absl::OkStatus();
   return InvalidOption("attention_fp8", "true is not for --exact: scales are those of blocks of a ",
                        "rank's tokens");
+}
+
+absl::Status CheckAttentionScores(const ResolvedConfig& config) {
+  const ModelConfig& model = config.model;
+  if (!config.exact && !config.attention_fp8) return absl::OkStatus();
+  const char* const with = config.exact ? "--exact" : "--attention_fp8";
+  for (const auto& [option, value] : {std::pair("attention_softcap", model.attention_softcap),
+                                      std::pair("attention_dropout", model.attention_dropout)}) {
+    if (value != 0) return InvalidOption(option, value, " is not for ", with, "; give 0");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckZero(const ResolvedConfig& config) {
@@ -152,6 +164,12 @@ absl::Status CheckRanges(const TrainConfig& c) {
   if (c.threads > 1024) return InvalidOption("threads", c.threads, " is too large; at most 1024");
 
   if (c.dropout != -1) BURST_RETURN_IF_ERROR(InRange("dropout", c.dropout, 0, 1));
+  if (c.attention_dropout != -1) {
+    BURST_RETURN_IF_ERROR(InRange("attention_dropout", c.attention_dropout, 0, 1));
+  }
+  if (c.attention_softcap != -1) {
+    BURST_RETURN_IF_ERROR(InRange("attention_softcap", c.attention_softcap, 0, HUGE_VAL));
+  }
   BURST_RETURN_IF_ERROR(InRange("beta1", c.beta1, 0, 1));
   BURST_RETURN_IF_ERROR(InRange("beta2", c.beta2, 0, 1));
   BURST_RETURN_IF_ERROR(InRange("weight_decay", c.weight_decay, 0, HUGE_VAL));
@@ -216,6 +234,7 @@ absl::Status CheckPipeline(const TrainConfig& c, const ResolvedConfig& config) {
 absl::Status CheckContradictions(const TrainConfig& given, const ResolvedConfig& config) {
   BURST_RETURN_IF_ERROR(CheckRingGradDType(config));
   BURST_RETURN_IF_ERROR(CheckAttentionFp8(config));
+  BURST_RETURN_IF_ERROR(CheckAttentionScores(config));
   BURST_RETURN_IF_ERROR(CheckZero(config));
   BURST_RETURN_IF_ERROR(CheckOffload(config));
   return CheckPlan(given, config);

@@ -90,11 +90,18 @@ OptionTable TrainOptions(TrainConfig* c) {
         "A preset (llama_tiny, nanogpt_cpu, nanogpt_gpu, d12, ...); a JSON file (or JSON itself) "
         "with family, layers, width, heads; unless the defaults will do also kv_heads, head_dim, "
         "ffn, "
-        "vocab, context, tied_embeddings, dropout, qkv_bias, qk_norm, rope_theta, rope_scaling, "
+        "vocab, context, tied_embeddings, dropout, attention_dropout, "
+        "attention_softcap, qkv_bias, qk_norm, rope_theta, rope_scaling, "
         "norm_eps, init_std; or a folder with weights to start from: a Hugging Face directory, or "
         "the "
         "folder of an import or a run.");
   t.Add("dropout", &c->dropout, kMustAgree, "Dropout in [0, 1). -1: the model's own.");
+  t.Add("attention_dropout", &c->attention_dropout, kMustAgree,
+        "Dropout of attention's weights, in [0, 1). -1: the model's own. Not with --exact and "
+        "--attention_fp8.");
+  t.Add("attention_softcap", &c->attention_softcap, kMustAgree,
+        "c: attention's scores s become c tanh(s / c), in training, evaluation and generation, as "
+        "in Gemma 2. 0: they stay. -1: the model's own. Not with --exact and --attention_fp8.");
   t.Add("seqlen", &c->seqlen, kMustAgree,
         "Tokens of a sequence; any number, also one that the ranks do not divide.");
   t.Add("window", &c->window, kMustAgree,

@@ -101,6 +101,8 @@ struct TrainConfig : PlainOptions {
 
   std::string model = "llama_tiny";  // a preset, a JSON file, JSON itself, or a folder with weights
   double dropout = -1;               // -1: the model's
+  double attention_dropout = -1;     // -1: the model's
+  double attention_softcap = -1;     // 0: none; -1: the model's
   int64_t window = -1;               // 0: none; -1: the model's
 
   double lr = 2e-3;
@@ -141,7 +143,7 @@ enum class CommKind { kThreads, kTcp, kMpi, kNccl };
 struct ResolvedConfig : PlainOptions {
   std::optional<Tokenizer::Kind> tokenizer;  // none: that of a file, or what suits the data
   std::string tokenizer_path;                // empty: none
-  ModelConfig model;                         // dropout is the run's; its vocab may still be 0
+  ModelConfig model;                         // dropouts are the run's; its vocab may still be 0
   std::string model_name;                    // for people: the preset, the file's name, or "custom"
   std::optional<Pretrained> pretrained;      // whose weights a new run starts from
   std::string lost_folder;  // of --model, where a resumed run began and which is not there any more

@@ -262,6 +262,8 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
   }
   if (!model.ok()) return InvalidOption("model", model.status().message());
   if (c->dropout != -1) model->dropout = c->dropout;
+  if (c->attention_dropout != -1) model->attention_dropout = c->attention_dropout;
+  if (c->attention_softcap != -1) model->attention_softcap = c->attention_softcap;
   const absl::Status valid = model->Validate();
   if (!valid.ok()) return InvalidOption("model", valid.message());
   if (model->family == Family::kGpt2) {
@@ -431,6 +433,8 @@ BurstAttentionOptions ResolvedConfig::AttentionOptions() const {
   BurstAttentionOptions attention;
   attention.layout = layout;
   attention.mask.window = window;
+  attention.scores.softcap = model.attention_softcap;
+  attention.scores.dropout = model.attention_dropout;
   attention.backward = ring_backward;
   attention.ring_grad_dtype = ring_grad_dtype;
   attention.ranks_per_node = ranks_per_node;

@@ -25,7 +25,7 @@ const std::set<std::string>& WithoutInfluence() {
       "chunk_size_feed_forward",
       // Slices of GEMMs, whose sum is the same.
       "pretraining_tp",
-      // Of training: --dropout says it here.
+      // Of training: --dropout and --attention_dropout say it here.
       "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout",
       "initializer_range",
       // Of a classifier on top of GPT-2.

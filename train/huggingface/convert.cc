@@ -188,6 +188,7 @@ absl::StatusOr<std::string> ConfigJson(const CheckpointInfo& info, const std::st
     absl::StatusOr<HuggingFaceConfig> before = ParseHuggingFaceConfig(*kept);
     if (before.ok()) {
       before->model.dropout = config.model.dropout;
+      before->model.attention_dropout = config.model.attention_dropout;
       before->model.init_std = config.model.init_std;
       if (ModelDifference(before->model, config.model).empty() && before->window == config.window) {
         return WithDType(*kept, dtype);

@@ -56,7 +56,7 @@ absl::StatusOr<Json> Gpt2(const HuggingFaceConfig& config) {
               {"layer_norm_epsilon", m.norm_eps},
               {"embd_pdrop", m.dropout},
               {"resid_pdrop", m.dropout},
-              {"attn_pdrop", 0.0},
+              {"attn_pdrop", m.attention_dropout},
               {"tie_word_embeddings", m.tied_embeddings}};
 }
 
@@ -102,6 +102,7 @@ absl::StatusOr<Json> LlamaLike(const HuggingFaceConfig& config) {
 absl::StatusOr<std::string> MakeHuggingFaceConfig(const HuggingFaceConfig& given) {
   HuggingFaceConfig config = given;
   config.model = given.model.WithDefaults();
+  if (config.model.attention_softcap != 0) return NoFamily("attention_softcap");
   BURST_ASSIGN_OR_RETURN(Json json,
                          config.model.family == Family::kGpt2 ? Gpt2(config) : LlamaLike(config));
   json["torch_dtype"] = config.dtype.empty() ? "float32" : config.dtype;

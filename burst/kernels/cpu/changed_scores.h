@@ -19,7 +19,7 @@ class ChangedScores {
  public:
   ChangedScores(const FlashAttentionShape& shape, int64_t b, int64_t h)
       : changes_(shape.scores),
-        row_(b),
+        row_(changes_.first_row + b),
         head_(changes_.first_head + h),
         cap_(static_cast<T>(changes_.softcap * kLog2E)),
         slope_(changes_.alibi_slopes == nullptr
