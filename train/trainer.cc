@@ -107,13 +107,6 @@ absl::Status Trainer::Init(bool verbose) {
 }
 
 absl::Status Trainer::MakeAttention(Communicator* group) {
-  const ScoreOptions scores = config_.AttentionOptions().scores;
-  if (scores.any() && !KernelsOf(config_.device).ChangesScores()) {
-    const bool caps = scores.softcap != 0;
-    return InvalidOption(caps ? "attention_softcap" : "attention_dropout",
-                         caps ? scores.softcap : scores.dropout,
-                         " is for attention on the CPU; give --device=cpu, or 0");
-  }
   if (!config_.exact) {
     const Mesh& mesh = config_.mesh;
     const RankGroup tensor = {mesh.tensor, mesh.tensor_rank(comm_->rank())};

@@ -34,8 +34,7 @@ absl::StatusOr<Tensor> CachedAttention::Forward(const Tensor& q, const Tensor& k
   const int64_t rows = batch * n * heads;
   if (softcap_ != 0 && !KernelsOf(q.device()).ChangesScores()) {
     return absl::InvalidArgumentError(absl::StrCat("softcap: the attention kernels of ",
-                                                   Name(q.device()),
-                                                   " do not change scores; those of CPUs do"));
+                                                   Name(q.device()), " do not change scores"));
   }
   const Tensor out = Tensor::EmptyLike(q);
   const DType sum_dtype = SumDType(q.dtype());

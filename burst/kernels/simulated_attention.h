@@ -10,6 +10,7 @@ class SimulatedAttentionKernels : public AttentionKernels {
  public:
   absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const override;
   bool TakesBlocks(DType dtype, int64_t) const override { return Is16Bit(dtype); }
+  bool ChangesScores() const override { return true; }  // in the time of calls that do not
   absl::Status CheckFp8(DeviceType device, DType dtype, int64_t head_dim) const override;
   void Forward(const FlashForwardParams& params) const override;
   void Delta(const FlashDeltaParams& params) const override;

@@ -16,7 +16,7 @@ class ChangedScores {
  public:
   __device__ ChangedScores(const FlashAttentionShape& shape, int64_t b, int64_t h)
       : changes_(shape.scores),
-        row_(b),
+        row_(changes_.first_row + b),
         head_(changes_.first_head + h),
         cap_(static_cast<T>(changes_.softcap)),
         slope_(changes_.alibi_slopes == nullptr ? T{0} : static_cast<T>(changes_.alibi_slopes[h])),
