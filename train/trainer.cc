@@ -14,7 +14,6 @@
 #include "burst/device/device.h"
 #include "burst/device/memory.h"
 #include "burst/device/profiler.h"
-#include "burst/kernels/flash_attention.h"
 #include "model/tensor_parallel.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/kept_checkpoints.h"
