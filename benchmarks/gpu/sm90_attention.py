@@ -46,7 +46,7 @@ class Shape(ctypes.Structure):  # FlashAttentionShape
         ("query_list", ctypes.c_void_p), ("place_list", ctypes.c_void_p),
         ("key_stride", ctypes.c_int64), ("query_stride", ctypes.c_int64),
         ("softcap", ctypes.c_double), ("alibi_slopes", ctypes.c_void_p),
-        ("dropout", ctypes.c_double), ("seed", ctypes.c_uint64), ("first_head", ctypes.c_int64),
+        ("dropout", ctypes.c_double), ("seed", ctypes.c_uint64), ("first_head", ctypes.c_int64), ("first_row", ctypes.c_int64),
         ("q_positions", ctypes.c_void_p), ("k_positions", ctypes.c_void_p)]
 
 

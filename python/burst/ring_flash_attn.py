@@ -3,8 +3,8 @@
     from burst.ring_flash_attn import zigzag_ring_flash_attn_func
 
 ring_ functions have contiguous parts, zigzag_ring_ and stripe_ theirs; the _varlen_ ones cut every
-packed document in that way, and take cu_seqlens of this rank's parts. group None: all ranks. Dropout
-and alibi_slopes are for CPUs. return_attn_probs: (out, lse, None).
+packed document in that way, and take cu_seqlens of this rank's parts. group None: all ranks.
+return_attn_probs: (out, lse, None).
 
 llama3_flash_attn_varlen_func and the adapters are not here; burst.attention with documents and
 burst.register do what they are for.
