@@ -127,8 +127,8 @@ TEST_F(Launchers, TorchrunKillsInTheMiddleOfAStepAndTheStepsBeforeItAreKept) {
 TEST_F(Launchers, MpirunGrantsWhatItIsTold) {
   if (mpirun_.empty()) GTEST_SKIP() << "built without Open MPI";
   const size_t all = 20;
-  // SIGTERM comes after three seconds, SIGKILL after ten more; a step takes half a second, on a busy
-  // machine several. Under a sanitizer a step is smaller, and the times are longer.
+  // SIGTERM comes after three seconds, SIGKILL after ten more; a step takes half a second, on a
+  // busy machine several. Under a sanitizer a step is smaller, and the times are longer.
   const Arguments options =
       Plus(slow_, {"--strategy=tp", "--accumulate=1", absl::StrCat("--batch=", 16 / kSlowdown),
                    absl::StrCat("--steps=", all)});
