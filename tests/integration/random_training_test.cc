@@ -180,7 +180,7 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
     c.head_chunk = kv_heads % 2 == 0 && draws.OneIn(2) ? kv_heads / 2 : 1;
   }
   if (stages == 1 && draws.OneIn(5)) MakeExact(draws, &result);
-  if (!cuda && !c.exact) {
+  if (!c.exact) {
     TrainConfig& one = result.reference;
     c.attention_dropout = one.attention_dropout = draws.OneIn(3) ? 0.2 : -1;
     c.attention_softcap = one.attention_softcap = draws.OneIn(3) ? 0.5 : -1;

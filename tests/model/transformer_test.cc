@@ -162,7 +162,6 @@ std::vector<ModelConfig> ModelsOfChangedScores() {
 }
 
 TEST(Transformer, SoftcapEqualsNaive) {
-  if (kTestDevice == DeviceType::kCuda) GTEST_SKIP() << "kernels of CPUs";
   for (const ModelConfig& config : ModelsOfChangedScores()) {
     for (const bool packed : {false, true}) {
       const auto model = MakeModel(config);
@@ -174,7 +173,6 @@ TEST(Transformer, SoftcapEqualsNaive) {
 
 // Of batch rows from 5 on, as of a data-parallel rank. Chunks of heads take weights from the same.
 TEST(Transformer, AttentionDropsWeightsByTheirPlace) {
-  if (kTestDevice == DeviceType::kCuda) GTEST_SKIP() << "kernels of CPUs";
   constexpr int64_t kFirstRow = 5;
   for (ModelConfig config : ModelsOfChangedScores()) {
     config.dropout = 0;
@@ -237,7 +235,6 @@ TEST(TransformerGradients, LlamaTied) { CheckModelGradients(SmallLlama(true)); }
 TEST(TransformerGradients, Qwen) { CheckModelGradients(SmallQwen()); }
 TEST(TransformerGradients, Gpt2WithDropout) { CheckModelGradients(SmallGpt2(0.3)); }
 TEST(TransformerGradients, ChangedScores) {
-  if (kTestDevice == DeviceType::kCuda) GTEST_SKIP() << "kernels of CPUs";
   for (const ModelConfig& config : ModelsOfChangedScores()) {
     CheckModelGradients(config);
     CheckModelGradients(config, Recompute::kFull);
@@ -369,7 +366,6 @@ TEST(Decode, EqualsForward) {
   ExpectDecodeEqualsForward(SmallLlama(true), 20, 5);
   ExpectDecodeEqualsForward(SmallQwen(), 20, 5);
   ExpectDecodeEqualsForward(SmallGpt2(), 12, 0);
-  if (kTestDevice == DeviceType::kCuda) return;
   for (const ModelConfig& config : ModelsOfChangedScores()) {
     ExpectDecodeEqualsForward(config, 12, 5);
   }
@@ -499,7 +495,6 @@ TEST(Ranks, LossAndGradientsAreThoseOfOneRank) {
       ExpectRanksAgree(SmallLlama(false), layout, ranks, 9);
       ExpectRanksAgree(SmallQwen(), layout, ranks, 9);
       ExpectRanksAgree(SmallGpt2(0.3), layout, ranks, 9);
-      if (kTestDevice == DeviceType::kCuda) continue;
       for (const ModelConfig& config : ModelsOfChangedScores()) {
         ExpectRanksAgree(config, layout, ranks, 9);
       }

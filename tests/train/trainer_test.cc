@@ -168,7 +168,6 @@ TEST_F(TrainerTest, StepTimesAddUpToTheTimeOfTheLoop) {
 // A run in two parts sees the batches, and takes the steps, of one in one go.
 TEST_F(TrainerTest, ResumesWhereItStopped) {
   for (const bool changed_scores : {false, true}) {
-    if (changed_scores && kTestDevice == DeviceType::kCuda) continue;
     TrainConfig options = Options(absl::StrCat("parts", changed_scores));
     options.schedule = LrShape::kConstant;
     options.steps = 7;
@@ -193,7 +192,6 @@ TEST_F(TrainerTest, ResumesWhereItStopped) {
 // Training drops attention's weights, evaluation does not; a softcap is of both. A rate of 0 is
 // none.
 TEST_F(TrainerTest, ChangedScoresInTrainingAndEvaluation) {
-  if (kTestDevice == DeviceType::kCuda) GTEST_SKIP() << "kernels of CPUs";
   int runs = 0;
   // The validation loss of the initial weights, then the loss of the first step.
   const auto losses = [&](double dropout, double softcap) {
@@ -237,7 +235,6 @@ TEST_F(TrainerTest, RecomputationTakesTheSameSteps) {
   for (const auto& c : cases) {
     if (kTestDevice == DeviceType::kCuda && c.dp * c.sp > CudaDeviceCount()) continue;
     for (const std::string model : models) {
-      if (kTestDevice == DeviceType::kCuda && absl::StrContains(model, "attention")) continue;
       TrainConfig options = Options("recompute");
       options.model = model;
       options.packed = true;

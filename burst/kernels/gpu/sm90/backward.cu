@@ -11,9 +11,9 @@
 // so neither waits for the other's dS, and the exponentials of one run beside the matmuls of the
 // other.
 // Producer warpgroup: warp 0 loads K, V once, Q, dO as a ring (TMA); warp 1 loads lse, delta and
-// the mask's ranges of the rows; warps 2 and 3 each add one consumer's dQ tile to global memory
-// (TMA reduction), in a fixed order when determinism is asked for; with lists both consumers' tiles
-// by turns.
+// the mask's ranges of the rows, and finds where dQ goes, and when; warps 2 and 3 each add one
+// consumer's dQ tile to global memory (TMA reduction), in a fixed order when determinism is asked
+// for; with lists both consumers' tiles by turns.
 //
 // Compiled once for every variant in variants.h.
 #include "burst/kernels/gpu/sm90/backward.cuh"
@@ -31,7 +31,9 @@ struct BackwardShared {
   // Each consumer's [64 / 32][kDqRows][32], in the TMA's swizzle.
   alignas(1024) float dq[Traits::kConsumers * Traits::kDqBuffers][Traits::kDqRows * 64];
   RowStatistics<Traits> rows[Traits::kStages];
+  DqStep dq_steps[kDqSteps];
   Barrier kv_full;
+  // With kOneBarrier those of q are also those of dout and rows.
   Barrier q_full[Traits::kStages], q_empty[Traits::kStages];
   Barrier dout_full[Traits::kStages], dout_empty[Traits::kStages];
   Barrier rows_full[Traits::kStages], rows_empty[Traits::kStages];
@@ -46,16 +48,19 @@ __device__ __forceinline__ void BackwardLoad(const BackwardArgs& args,
                                              BackwardShared<Traits>& shared, const KeyTile& keys) {
   using QTile = Tile<Traits::kBlockM, Traits::kHeadDim>;
   RingSlot<Traits::kStages> slot;
-  const QueryTiles& tiles = shared.tiles;
-  ForEachQueryTile<Traits>(args, keys, tiles.begin, tiles.end, [&](int head, int tile, int) {
-    Wait(&shared.q_empty[slot.stage], slot.parity ^ 1);
-    ArriveExpectBytes(&shared.q_full[slot.stage], QTile::kBytes);
-    LoadTile(shared.q[slot.stage], args.q, &shared.q_full[slot.stage], tile * Traits::kBlockM, head,
-             keys.batch);
-    Wait(&shared.dout_empty[slot.stage], slot.parity ^ 1);
-    ArriveExpectBytes(&shared.dout_full[slot.stage], QTile::kBytes);
-    LoadTile(shared.dout[slot.stage], args.dout, &shared.dout_full[slot.stage],
-             tile * Traits::kBlockM, head, keys.batch);
+  ForEachQueryTile<Traits>(args, keys, shared.tiles, [&](int head, int tile, int) {
+    constexpr bool kOne = Traits::kOneBarrier;
+    const int row = tile * Traits::kBlockM, stage = slot.stage;
+    Barrier* const q_full = &shared.q_full[stage];
+    Barrier* const dout_full = kOne ? q_full : &shared.dout_full[stage];
+    Wait(&shared.q_empty[stage], slot.parity ^ 1);
+    ArriveExpectBytes(q_full, kOne ? 2 * QTile::kBytes : QTile::kBytes);
+    LoadTile(shared.q[stage], args.q, q_full, row, head, keys.batch);
+    if constexpr (!kOne) {
+      Wait(&shared.dout_empty[stage], slot.parity ^ 1);
+      ArriveExpectBytes(dout_full, QTile::kBytes);
+    }
+    LoadTile(shared.dout[stage], args.dout, dout_full, row, head, keys.batch);
     slot.Advance();
   });
 }
@@ -63,68 +68,49 @@ __device__ __forceinline__ void BackwardLoad(const BackwardArgs& args,
 // dQ += a consumer's part, which lies in shared.dq[slot].
 template <class Traits>
 __device__ __forceinline__ void AddDq(const BackwardArgs& args, BackwardShared<Traits>& shared,
-                                      int consumer, int slot, int head, int tile, int batch) {
+                                      int consumer, int slot, const DqStep& step, int batch) {
   const int column = Traits::kDqByColumns ? consumer * 64 : 0;
   const int row = Traits::kDqByColumns ? 0 : consumer * Traits::kDqRows;
 #pragma unroll
   for (int box = 0; box < 2; ++box) {
     if (column + box * kFloatBoxColumns >= Traits::kHeadDim) break;
     TmaReduceAdd(args.dq, SharedAddress(shared.dq[slot] + box * Traits::kDqRows * kFloatBoxColumns),
-                 column + box * kFloatBoxColumns, tile * Traits::kBlockM + row, head, batch);
+                 column + box * kFloatBoxColumns, step.row + row, step.head, batch);
   }
   BulkCommit();
 }
 
-// dQ += the tiles of both consumers, for every other query tile. With lists a block seldom meets
-// query tiles in the order of its neighbors, and what it is late it can only catch up if one
-// addition need not be complete before the next one begins.
-template <class Traits>
-__device__ __forceinline__ void BackwardReduceEveryOther(const BackwardArgs& args,
-                                                         BackwardShared<Traits>& shared,
-                                                         const KeyTile& keys, int first) {
-  int parity = 0, step = 0;
-  const int slot = Traits::kDqBuffers > 1 ? first * Traits::kConsumers : 0;
-  const QueryTiles& tiles = shared.tiles;
-  ForEachQueryTile<Traits>(args, keys, tiles.begin, tiles.end, [&](int head, int tile, int place) {
-    if (step++ % 2 != first) return;
-    const DqTurn turn = MakeDqTurn<Traits>(args, keys, head, tile, place, 0);
-#pragma unroll
-    for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
-      Wait(&shared.dq_full[first * Traits::kConsumers + consumer], parity);
-    }
-    parity ^= 1;
-    turn.Wait();
-#pragma unroll
-    for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
-      AddDq<Traits>(args, shared, consumer, slot + consumer, head, tile, keys.batch);
-    }
-    BulkWaitRead();
-#pragma unroll
-    for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
-      Arrive(&shared.dq_empty[slot + consumer]);
-    }
-    turn.Pass();
-  });
-  BulkWait();
-}
-
-// dQ += a consumer's tile.
+// dQ += what `which` of the two warps for this adds: a consumer's tile of every step or, with
+// kDqTurns, both consumers' tiles of every other step. With lists a block seldom meets query tiles
+// in the order of its neighbors, and what it is late it can only catch up if one addition need not
+// be complete before the next one begins.
 template <class Traits>
 __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
                                                  BackwardShared<Traits>& shared,
-                                                 const KeyTile& keys, int consumer) {
+                                                 const KeyTile& keys, int which) {
+  constexpr bool kTurns = Traits::kDqTurns > 1;
+  constexpr int kTiles = kTurns ? Traits::kConsumers : 1;
+  const int first_consumer = kTurns ? 0 : which;
+  const int first_full = kTurns ? which * Traits::kConsumers : which;
+  const int first_slot = Traits::kDqBuffers > 1 ? first_full : first_consumer;
+  const int steps = StepsOf(args, shared.tiles);
   int parity = 0;
-  const QueryTiles& tiles = shared.tiles;
-  ForEachQueryTile<Traits>(args, keys, tiles.begin, tiles.end, [&](int head, int tile, int place) {
-    const DqTurn turn = MakeDqTurn<Traits>(args, keys, head, tile, place, consumer);
-    Wait(&shared.dq_full[consumer], parity);
+#pragma unroll 1
+  for (int step = kTurns ? which : 0; step < steps; step += Traits::kDqTurns) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) Wait(&shared.dq_full[first_full + i], parity);
     parity ^= 1;
-    turn.Wait();
-    AddDq<Traits>(args, shared, consumer, consumer, head, tile, keys.batch);
-    BulkWaitRead();
-    Arrive(&shared.dq_empty[consumer]);
-    turn.Pass();
-  });
+    const DqStep at = shared.dq_steps[step % kDqSteps];
+    AddInTurn(args, at, first_consumer, [&] {
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        AddDq<Traits>(args, shared, first_consumer + i, first_slot + i, at, keys.batch);
+      }
+      BulkWaitRead();
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) Arrive(&shared.dq_empty[first_slot + i]);
+    });
+  }
   BulkWait();
 }
 
@@ -139,7 +125,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   using KTile = Tile<kBlockN, kHeadDim>;
   using DsTile = Tile<kBlockM, kBlockN>;
   constexpr int kExchangeBarrier = 1;
-  constexpr bool kEarly = Traits::kEarly;
+  constexpr bool kEarly = Traits::kEarly, kOne = Traits::kOneBarrier;
   const int lane = threadIdx.x % kWarpSize, warp = WarpUniform(threadIdx.x / kWarpSize % 4);
   const int key = keys.row + consumer * 64 + warp * 16 + lane / 4;  // and key + 8
   const float scale_log2 = args.scale * kLog2E;
@@ -157,10 +143,13 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   for (int i = 0; i < kHeadDim / 2; ++i) dk[i] = dv[i] = 0;
   static_assert(Traits::kStages == 2, "");
   int step = 0;
-  // Read anew from threadIdx, it would come between the matmuls; at head_dim 128 that is no slower
-  // than another register.
+  // Read anew from threadIdx, it would come between the matmuls.
   int column = lane % 4 * 2;
-  if constexpr (kEarly) asm volatile("" : "+r"(column));
+  asm volatile("" : "+r"(column));
+  // What a lane needs of each two queries.
+  const auto rows_of = [&](const float* statistics, int j) {
+    return *reinterpret_cast<const float2*>(&statistics[8 * j + column]);
+  };
 
   // dQ^T = K^T dS^T
   const auto multiply_dq = [&](float(&dq)[kDqRows / 2], int n) {  // [64, kDqRows], of the n-th step
@@ -171,7 +160,9 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
         false);
     WgmmaCommit();
   };
+  // To be followed by a fence, and give_dq.
   const auto store_dq = [&](float(&dq)[kDqRows / 2], int n) {
+    const float factor = Traits::kScaleDs ? 1 : args.scale;
     const int buffer = n % 2;
     uint32_t dq_to = dq_store;
     if constexpr (Traits::kDqBuffers > 1) {
@@ -187,16 +178,17 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           StoreShared((dq_to ^ (r * 32) ^ (c * 16)) + c * 128 + j * 8 * 128,
-                      dq[4 * j + 2 * r + c] * args.scale);
+                      dq[4 * j + 2 * r + c] * factor);
         }
       }
     }
-    FenceProxyAsync();
-    Arrive(&shared.dq_full[consumer + (Traits::kDqTurns > 1 ? buffer * Traits::kConsumers : 0)]);
+  };
+  const auto give_dq = [&](int n) {
+    Arrive(&shared.dq_full[consumer + (Traits::kDqTurns > 1 ? n % 2 * Traits::kConsumers : 0)]);
   };
 
   Wait(&shared.kv_full, 0);
-  RepeatForQueryTiles(args, shared.tiles.begin, shared.tiles.end, [&] {
+  for (int left = StepsOf(args, shared.tiles); left > 0; --left) {
     const int stage = step % 2, parity = step / 2 % 2;
     const QTile& q = shared.q[stage];
     const QTile& dout = shared.dout[stage];
@@ -210,7 +202,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
                                                    KTile::kBlockBytes, q.At(0), QTile::kBlockBytes,
                                                    false);  // S^T = K Q^T
     WgmmaCommit();
-    Wait(&shared.dout_full[stage], parity);
+    if constexpr (!kOne) Wait(&shared.dout_full[stage], parity);
     WgmmaFence();
     MatmulSharedShared<Element, kBlockM, kHeadDim>(
         ds, shared.v.At(consumer * 64), KTile::kBlockBytes, dout.At(0), QTile::kBlockBytes,
@@ -218,17 +210,22 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     WgmmaCommit();
 
     // P^T = exp2(c S^T - lse)
-    Wait(&shared.rows_full[stage], parity);
+    if constexpr (!kOne) Wait(&shared.rows_full[stage], parity);
+    float2 lse[kBlockM / 8], delta[kBlockM / 8];
+    if constexpr (Traits::kRowsEarly) {
+#pragma unroll
+      for (int j = 0; j < kBlockM / 8; ++j) Pin(lse[j] = rows_of(rows.lse_log2, j));
+    }
     bool whole = kEarly && IsWhole<Traits>(args, keys, rows);
     WgmmaWait<1>();
     PinRegisters(p);
 #pragma unroll
     for (int j = 0; j < kBlockM / 8; ++j) {
-      const float2 lse = *reinterpret_cast<const float2*>(&rows.lse_log2[8 * j + column]);
+      if constexpr (!Traits::kRowsEarly) lse[j] = rows_of(rows.lse_log2, j);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        p[4 * j + 2 * r] = Exp2(fmaf(p[4 * j + 2 * r], scale_log2, -lse.x));
-        p[4 * j + 2 * r + 1] = Exp2(fmaf(p[4 * j + 2 * r + 1], scale_log2, -lse.y));
+        p[4 * j + 2 * r] = Exp2(fmaf(p[4 * j + 2 * r], scale_log2, -lse[j].x));
+        p[4 * j + 2 * r + 1] = Exp2(fmaf(p[4 * j + 2 * r + 1], scale_log2, -lse[j].y));
       }
     }
     if (!kEarly) whole = IsWhole<Traits>(args, keys, rows);
@@ -236,21 +233,26 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     PinRegisters(p);  // the exponentials stay on this side of the wait
 
     // dS^T = P^T (dP^T - delta)
+    if constexpr (Traits::kRowsEarly) {
+#pragma unroll
+      for (int j = 0; j < kBlockM / 8; ++j) Pin(delta[j] = rows_of(rows.delta, j));
+    }
     WgmmaWait<0>();
     PinRegisters(ds);
 #pragma unroll
     for (int j = 0; j < kBlockM / 8; ++j) {
-      const float2 delta = *reinterpret_cast<const float2*>(&rows.delta[8 * j + column]);
+      if constexpr (!Traits::kRowsEarly) delta[j] = rows_of(rows.delta, j);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int i = 4 * j + 2 * r;
-        ds[i] = p[i] * (ds[i] - delta.x);
-        ds[i + 1] = p[i + 1] * (ds[i + 1] - delta.y);
+        const float factor = Traits::kScaleDs ? args.scale : 1;
+        ds[i] = p[i] * fmaf(ds[i], factor, -delta[j].x);
+        ds[i + 1] = p[i + 1] * fmaf(ds[i + 1], factor, -delta[j].y);
       }
     }
     // Every thread for itself. (For a warp, as with the tiles, one lane could; but these are
     // ordinary reads, which compute-sanitizer's racecheck follows thread by thread.)
-    Arrive(&shared.rows_empty[stage]);
+    if constexpr (!kOne) Arrive(&shared.rows_empty[stage]);
     PackOperand<Element>(ds, ds_operand);
     PackOperand<Element>(p, p_operand);
     PinRegisters(ds_operand);
@@ -281,16 +283,24 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
                             ds_operand[4 * k], ds_operand[4 * k + 1], ds_operand[4 * k + 2],
                             ds_operand[4 * k + 3]);
     }
-    FenceProxyAsync();
+    FenceProxyAsync();  // of dQ and dS
+    if (step > 0) give_dq(step - 1);
     ArriveWarp(&shared.ds_full[stage]);
-    WgmmaWait<1>();
-    PinRegisters(dv);
-    ArriveWarp(&shared.dout_empty[stage]);
+    if constexpr (!kOne) {
+      WgmmaWait<1>();
+      PinRegisters(dv);
+      ArriveWarp(&shared.dout_empty[stage]);
+    }
     WgmmaWait<0>();
+    PinRegisters(dv);
     PinRegisters(dk);
-    ArriveWarp(&shared.q_empty[stage]);
+    if constexpr (kOne) {
+      Arrive(&shared.q_empty[stage]);
+    } else {
+      ArriveWarp(&shared.q_empty[stage]);
+    }
     ++step;
-  });
+  }
   if (step > 0) {
     float dq[kDqRows / 2];
     Wait(&shared.ds_full[(step - 1) % 2], (step - 1) / 2 % 2);
@@ -298,6 +308,8 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     WgmmaWait<0>();
     PinRegisters(dq);
     store_dq(dq, step - 1);
+    FenceProxyAsync();
+    give_dq(step - 1);
   }
 
   // dV and dK leave from where K, V, Q and dO were, once nobody reads these any more.
@@ -313,7 +325,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   StoreGradient<Element, kHeadDim>(args.add, args.dv, staging, kBoxBytes, dv, 1, thread_lane, row,
                                    keys);
   StoreGradient<Element, kHeadDim>(args.add, args.dk, staging + kPartBytes, kBoxBytes, dk,
-                                   args.scale, thread_lane, row, keys);
+                                   Traits::kScaleDs ? 1 : args.scale, thread_lane, row, keys);
   if (thread_lane == 0) BulkWaitRead();
 }
 
@@ -326,8 +338,10 @@ __global__ __launch_bounds__(Traits::kThreads,
   if (threadIdx.x == 0) {
     InitBarrier(&shared.kv_full, 1);
     for (int stage = 0; stage < Traits::kStages; ++stage) {
-      InitBarrier(&shared.q_full[stage], 1);
-      InitBarrier(&shared.q_empty[stage], Traits::kConsumerWarps);
+      constexpr bool kOne = Traits::kOneBarrier;
+      InitBarrier(&shared.q_full[stage], kOne ? 1 + kWarpSize : 1);
+      InitBarrier(&shared.q_empty[stage],
+                  kOne ? Traits::kConsumers * kWarpgroupSize : Traits::kConsumerWarps);
       InitBarrier(&shared.dout_full[stage], 1);
       InitBarrier(&shared.dout_empty[stage], Traits::kConsumerWarps);
       InitBarrier(&shared.rows_full[stage], kWarpSize);
@@ -359,13 +373,14 @@ __global__ __launch_bounds__(Traits::kThreads,
     const int warp = threadIdx.x / kWarpSize;
     const bool first_lane = threadIdx.x % kWarpSize == 0;
     if (warp == 0 && first_lane) BackwardLoad<Traits>(args, shared, keys);
-    if (warp == 1) BackwardLoadRows<Traits>(args, shared, keys);
+    if (warp == 1) {
+      constexpr bool kOne = Traits::kOneBarrier;
+      BackwardLoadRows<Traits>(args, shared, keys, kOne ? shared.q_full : shared.rows_full,
+                               kOne ? shared.q_empty : shared.rows_empty,
+                               Traits::kScaleDs ? args.scale : 1);
+    }
     if (warp >= 2 && first_lane) {
-      if constexpr (Traits::kDqTurns > 1) {
-        BackwardReduceEveryOther<Traits>(args, shared, keys, warp - 2);
-      } else {
-        BackwardReduceDq<Traits>(args, shared, keys, warp - 2);
-      }
+      BackwardReduceDq<Traits>(args, shared, keys, warp - 2);
     }
   } else {
     IncreaseRegisters<Traits::kConsumerRegisters>();

@@ -77,78 +77,40 @@ __device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
           batch_head % args.num_kv_heads, batch_head / args.num_kv_heads, reversed};
 }
 
+// A step of a block is a query tile of one head.
+__device__ __forceinline__ int StepsOf(const BackwardArgs& args, const QueryTiles& tiles) {
+  return max(0, tiles.end - tiles.begin) * args.heads_per_kv;
+}
+
 // Calls f(head, tile, place) for every query tile that the block meets, in the same order for every
-// warp that loads or stores; the tile is at that place of the list, or itself the place. With
+// warp that calls it; the tile is at that place of the list, or itself the place. With
 // grouped heads and a fixed order of additions, a block takes the heads of a tile one after the
 // other: going through all tiles of a head first, it would meet the next head when the blocks
-// before it are still far from there.
+// before it are still far from there. (One loop, with few registers, for all of this.)
 template <class Traits, class Function>
 __device__ __forceinline__ void ForEachQueryTile(const BackwardArgs& args, const KeyTile& keys,
-                                                 int tile_begin, int tile_end, Function f) {
-  const int first_head = keys.kv_head * args.heads_per_kv;
-  const auto visit = [&](int head, int i) {
-    const int place = keys.reversed || Traits::kLists ? i : tile_begin + tile_end - 1 - i;
+                                                 const QueryTiles& tiles, Function f) {
+  const bool heads_inside = args.heads_inside && !keys.reversed;
+  int i = tiles.begin, head = 0;
+#pragma unroll 1
+  for (int left = StepsOf(args, tiles); left > 0; --left) {
+    const int place = keys.reversed || Traits::kLists ? i : tiles.begin + tiles.end - 1 - i;
     int tile = place;
     if constexpr (Traits::kLists) {
       constexpr int kParts = Traits::kListParts;
       tile = __ldg(args.blocks.query_list + place / kParts) * kParts + place % kParts;
     }
-    f(head, tile, place);
-  };
-  if (args.heads_inside && !keys.reversed) {
-    for (int i = tile_begin; i < tile_end; ++i) {
-      for (int h = 0; h < args.heads_per_kv; ++h) visit(first_head + h, i);
-    }
-    return;
-  }
-  for (int h = 0; h < args.heads_per_kv; ++h) {
-#pragma unroll 1
-    for (int i = tile_begin; i < tile_end; ++i) visit(first_head + h, i);
-  }
-}
-
-// Calls f() as often as ForEachQueryTile: for warps that follow the order of others.
-template <class Function>
-__device__ __forceinline__ void RepeatForQueryTiles(const BackwardArgs& args, int tile_begin,
-                                                    int tile_end, Function f) {
-  for (int h = 0; h < args.heads_per_kv; ++h) {
-    for (int tile = tile_end - 1; tile >= tile_begin; --tile) f();
-  }
-}
-
-// Once a warp. The statistics and ranges of every query tile that the block meets.
-template <class Traits, class Shared>
-__device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Shared& shared,
-                                                 const KeyTile& keys) {
-  const int lane = threadIdx.x % kWarpSize;
-  RingSlot<Traits::kStages> slot;
-  const QueryTiles tiles = shared.tiles;
-  ForEachQueryTile<Traits>(args, keys, tiles.begin, tiles.end, [&](int head, int tile, int) {
-    RowStatistics<Traits>& rows = shared.rows[slot.stage];
-    const bool whole = tile >= tiles.whole_begin && tile < tiles.whole_end;
-    const int first = tile * Traits::kBlockM;
-    const int64_t offset =
-        (static_cast<int64_t>(keys.batch) * args.num_heads + head) * args.q_len + first;
-    Wait(&shared.rows_empty[slot.stage], slot.parity ^ 1);
-#pragma unroll
-    for (int i = lane; i < Traits::kBlockM; i += kWarpSize) {
-      const bool valid = first + i < args.q_len;
-      const float lse = valid ? args.lse[offset + i] : -INFINITY;
-      rows.lse_log2[i] = lse == -INFINITY ? INFINITY : lse * kLog2E;
-      rows.delta[i] = valid ? args.delta[offset + i] : 0.f;
-    }
-    if (Traits::kRanges && !whole) {
-#pragma unroll
-      for (int i = lane; i < Traits::kBlockM; i += kWarpSize) {
-        const int64_t row = keys.batch * args.visible.batch_stride + min(first + i, args.q_len - 1);
-        rows.begin[i] = args.visible.begin[row];
-        rows.end[i] = min(args.visible.end[row], args.k_len);
+    f(keys.kv_head * args.heads_per_kv + head, tile, place);
+    if (heads_inside) {
+      if (++head == args.heads_per_kv) {
+        head = 0;
+        ++i;
       }
+    } else if (++i == tiles.end) {
+      i = tiles.begin;
+      ++head;
     }
-    if (lane == 0) rows.whole = whole;
-    Arrive(&shared.rows_full[slot.stage]);
-    slot.Advance();
-  });
+  }
 }
 
 // P^T = 0 where a query (a column) does not see a key (one of the thread's two rows).
@@ -170,35 +132,51 @@ __device__ __forceinline__ void MaskKeys(float (&p)[Traits::kBlockM / 2], int ke
   }
 }
 
-// The first index of non-decreasing values[0, n) whose value is at least `bound`; n if there is
-// none.
-__device__ __forceinline__ int LowerBound(const int32_t* values, int n, int bound) {
-  int low = 0;
-  while (low < n) {
-    const int middle = low + (n - low) / 2;
-    if (values[middle] < bound) {
-      low = middle + 1;
-    } else {
-      n = middle;
+// The first index of each of the non-decreasing values[i][0, n) whose value is at least bounds[i];
+// n if there is none. By a whole warp, all searches at a time.
+template <int kCount>
+__device__ __forceinline__ void LowerBounds(const int32_t* const (&values)[kCount],
+                                            const int (&bounds)[kCount], int n,
+                                            int (&first)[kCount]) {
+  const int lane = threadIdx.x % kWarpSize;
+  int length[kCount];  // first + length bounds the answer
+  bool open = n > 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) first[i] = 0, length[i] = n;
+  while (open) {
+    bool below[kCount];
+    int stride[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      stride[i] = max(1, (length[i] + kWarpSize - 1) / kWarpSize);
+      const int at = (lane + 1) * stride[i] - 1;  // the last of the lane's part
+      below[i] = at < length[i] && values[i][first[i] + at] < bounds[i];
+    }
+    open = false;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int skip = __popc(__ballot_sync(~0u, below[i])) * stride[i];
+      first[i] += skip;
+      length[i] = min(stride[i] - 1, length[i] - skip);
+      open = open || length[i] > 0;
     }
   }
-  return low;
 }
 
-// A thread for every tile of keys. begin and end do not decrease: a range of rows sees some key of
+// A warp for every tile of keys. begin and end do not decrease: a range of rows sees some key of
 // the tile, and a range of rows all of them.
 template <class Traits>
 __global__ void FindQueryTiles(const __grid_constant__ BackwardArgs args, int count) {
-  const int index = blockIdx.x * blockDim.x + threadIdx.x;
+  const int index = (blockIdx.x * blockDim.x + threadIdx.x) / kWarpSize;
   if (index >= count) return;
   const int64_t offset = index / args.key_tiles * args.visible.batch_stride;
   const int32_t *begin = args.visible.begin + offset, *end = args.visible.end + offset;
   const int first_key = index % args.key_tiles * Traits::kBlockN;
   const int last_key = min(first_key + Traits::kBlockN, args.k_len) - 1;
-  const int first = LowerBound(end, args.q_len, first_key + 1);
-  const int last = LowerBound(begin, args.q_len, last_key + 1);
-  const int whole_first = LowerBound(end, args.q_len, last_key + 1);
-  const int whole_last = LowerBound(begin, args.q_len, first_key + 1);
+  int found[4];
+  LowerBounds<4>({end, begin, end, begin},
+                 {first_key + 1, last_key + 1, last_key + 1, first_key + 1}, args.q_len, found);
+  const auto [first, last, whole_first, whole_last] = found;
   constexpr int kBlockM = Traits::kBlockM;
   QueryTiles tiles;
   tiles.begin = first < args.q_len ? first / kBlockM : args.query_tiles;
@@ -207,16 +185,16 @@ __global__ void FindQueryTiles(const __grid_constant__ BackwardArgs args, int co
   tiles.whole_end = whole_last == args.q_len ? args.query_tiles : whole_last / kBlockM;
   // Of the last keys there are fewer than the tile has room for, and what is there is masked.
   if (last_key + 1 < first_key + Traits::kBlockN) tiles.whole_end = 0;
-  args.query_tiles_of[index] = tiles;
+  if (threadIdx.x % kWarpSize == 0) args.query_tiles_of[index] = tiles;
 }
 
 template <class Traits>
 void LaunchFindQueryTiles(const BackwardArgs& args) {
   if (!Traits::kRanges) return;
-  constexpr int kThreads = 128;
+  constexpr int kTilesPerBlock = 4;
   const int count = args.key_tiles * (args.visible.batch_stride == 0 ? 1 : args.batch);
-  FindQueryTiles<Traits>
-      <<<(count + kThreads - 1) / kThreads, kThreads, 0, cuda::CurrentStream()>>>(args, count);
+  FindQueryTiles<Traits><<<(count + kTilesPerBlock - 1) / kTilesPerBlock,
+                           kTilesPerBlock * kWarpSize, 0, cuda::CurrentStream()>>>(args, count);
   BURST_CUDA_CHECK_LAUNCH("attention backward, tiles");
 }
 
@@ -245,50 +223,105 @@ __device__ __forceinline__ bool IsWhole(const BackwardArgs& args, const KeyTile&
   return Traits::kRanges ? rows.whole != 0 : keys.row + Traits::kBlockN <= args.k_len;
 }
 
-// The order of additions to a part of dQ. When deterministic, the tiles of keys that see its
-// queries add in the order of their blocks: a block waits until the count of additions to this part
-// is the number of those before its own. They are launched earlier, so that somebody can always
-// proceed. With lists that number is the block's place in the list of the queries.
-struct DqTurn {
-  int* additions;  // null: any order
+// What a step adds to dQ, and its turn. When deterministic, the tiles of keys that see its queries
+// add in the order of their blocks: a block waits until the count of additions to this part is the
+// number of those before its own. They are launched earlier, so that somebody can always proceed.
+// With lists that number is the block's place in the list of the queries.
+struct alignas(16) DqStep {
+  int row, head;
+  int counter;  // in BackwardArgs::dq_additions, that of part 0; negative: in any order
   int turn;
-
-  __device__ __forceinline__ void Wait() const {
-    if (additions == nullptr) return;
-    while (LoadAcquire(additions) != turn) continue;
-  }
-  // Once the additions have been made.
-  __device__ __forceinline__ void Pass() const {
-    if (additions == nullptr) return;
-    BulkWait();
-    AddRelease(additions, 1);
-  }
 };
 
+// Steps whose DqStep is kept. The rows of a step are loaded at most two steps ahead of the matmuls,
+// dQ leaves at most four steps behind them.
+constexpr int kDqSteps = 8;
+
 template <class Traits>
-__device__ __forceinline__ DqTurn MakeDqTurn(const BackwardArgs& args, const KeyTile& keys,
-                                             int head, int tile, int place, int part) {
-  if (args.dq_additions == nullptr) return {nullptr, 0};
+__device__ __forceinline__ DqStep MakeDqStep(const BackwardArgs& args, const KeyTile& keys,
+                                             int head, int tile, int place) {
+  DqStep step = {tile * Traits::kBlockM, head, -1, 0};
+  if (args.dq_additions == nullptr) return step;
   // Of the last queries there may be fewer than a list's block has tiles for.
-  if (Traits::kLists && tile >= args.query_tiles) return {nullptr, 0};
-  const int64_t batch_head = static_cast<int64_t>(keys.batch) * args.num_heads + head;
+  if (Traits::kLists && tile >= args.query_tiles) return step;
+  step.counter = ((keys.batch * args.num_heads + head) * args.query_tiles + tile) * 2;
   if constexpr (Traits::kLists) {
-    return {args.dq_additions + (batch_head * args.query_tiles + tile) * 2 + part,
-            __ldg(args.blocks.place_list + place / Traits::kListParts)};
+    step.turn = __ldg(args.blocks.place_list + place / Traits::kListParts);
+    return step;
   }
   const int own = keys.row / Traits::kBlockN;
-  int first = 0;  // in the order of blocks
-  if (Traits::kRanges) {
+  step.turn = own;  // less the first of the blocks that see the tile
+  if constexpr (Traits::kRanges) {
     const int64_t offset = keys.batch * args.visible.batch_stride;
     if (keys.reversed) {
       const int last_query = min((tile + 1) * Traits::kBlockM, args.q_len) - 1;
-      first = (min(args.visible.end[offset + last_query], args.k_len) - 1) / Traits::kBlockN;
+      step.turn =
+          (min(args.visible.end[offset + last_query], args.k_len) - 1) / Traits::kBlockN - own;
     } else {
-      first = max(args.visible.begin[offset + tile * Traits::kBlockM], 0) / Traits::kBlockN;
+      step.turn -= max(args.visible.begin[offset + tile * Traits::kBlockM], 0) / Traits::kBlockN;
     }
   }
-  const int turn = keys.reversed ? first - own : own - first;
-  return {args.dq_additions + (batch_head * args.query_tiles + tile) * 2 + part, turn};
+  return step;
+}
+
+// Once the dQ of the step lies in shared memory: add() adds it to global memory, when it is its
+// turn, by TMA reductions, whose source it gives back before it returns.
+template <class Function>
+__device__ __forceinline__ void AddInTurn(const BackwardArgs& args, const DqStep& step, int part,
+                                          Function add) {
+  int* const additions = args.dq_additions + step.counter + part;
+  const bool in_turn = args.dq_additions != nullptr && step.counter >= 0;
+  if (in_turn) {
+    while (LoadAcquire(additions) != step.turn) continue;
+  }
+  add();
+  if (in_turn) {
+    BulkWait();
+    AddRelease(additions, 1);
+  }
+}
+
+// Once a warp. For every step of the block the statistics and ranges of its rows, into shared.rows,
+// and its DqStep. full and empty: the barriers of a stage. delta is stored times delta_factor.
+template <class Traits, class Shared>
+__device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Shared& shared,
+                                                 const KeyTile& keys, Barrier* full, Barrier* empty,
+                                                 float delta_factor) {
+  // A lane has two or four rows; of three the registers of a loop are too few.
+  constexpr int kUnroll = Traits::kBlockM % 64 == 0 ? 4 : 1;
+  const int lane = threadIdx.x % kWarpSize;
+  RingSlot<Traits::kStages> slot;
+  int step = 0;
+  const QueryTiles& tiles = shared.tiles;
+  ForEachQueryTile<Traits>(args, keys, tiles, [&](int head, int tile, int place) {
+    RowStatistics<Traits>& rows = shared.rows[slot.stage];
+    const bool whole = tile >= tiles.whole_begin && tile < tiles.whole_end;
+    const int first = tile * Traits::kBlockM;
+    // Of fewer than 2^32 rows: so many do not fit into a GPU's memory.
+    const uint32_t offset = (keys.batch * args.num_heads + head) * uint32_t(args.q_len) + first;
+    const DqStep dq_step = MakeDqStep<Traits>(args, keys, head, tile, place);
+    Wait(&empty[slot.stage], slot.parity ^ 1);
+    if (lane == 0) shared.dq_steps[step % kDqSteps] = dq_step;
+    ++step;
+#pragma unroll(kUnroll)
+    for (int i = lane; i < Traits::kBlockM; i += kWarpSize) {
+      const bool valid = first + i < args.q_len;
+      const float lse = valid ? args.lse[offset + i] : -INFINITY;
+      rows.lse_log2[i] = lse == -INFINITY ? INFINITY : lse * kLog2E;
+      rows.delta[i] = valid ? args.delta[offset + i] * delta_factor : 0.f;
+    }
+    if (Traits::kRanges && !whole) {
+#pragma unroll(kUnroll)
+      for (int i = lane; i < Traits::kBlockM; i += kWarpSize) {
+        const int64_t row = keys.batch * args.visible.batch_stride + min(first + i, args.q_len - 1);
+        rows.begin[i] = args.visible.begin[row];
+        rows.end[i] = min(args.visible.end[row], args.k_len);
+      }
+    }
+    if (lane == 0) rows.whole = whole;
+    Arrive(&full[slot.stage]);
+    slot.Advance();
+  });
 }
 
 // A warp's rows of dK or dV, times factor, to global memory by the TMA.
@@ -349,23 +382,33 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counte
   args.scale = static_cast<float>(shape.softmax_scale);
   args.heads_inside = params.deterministic && args.heads_per_kv > 1;
   args.dq_additions = counters;
-  // Half of the L2 for the q, dout and fp32 dq of the heads under way.
-  constexpr int64_t kGroupBytes = 24 << 20;
   const int64_t row_bytes = int64_t{Traits::kHeadDim} * 8 * args.heads_per_kv;
   const int64_t head_bytes = std::max<int64_t>(1, shape.q_len) * row_bytes;
-  args.group = Traits::kMasked ? HeadsPerGroup(args.batch_kv_heads, kGroupBytes / head_bytes) : 1;
-  // With lists and a fixed order more heads at a time, so that fewer blocks meet at a query tile,
-  // though not all of what they read stays in the L2 cache.
-  if (Traits::kLists && params.deterministic) {
-    const int64_t fit = std::clamp<int64_t>((64 << 20) / head_bytes, 2, 4);
-    args.group = HeadsPerGroup(args.batch_kv_heads, fit);
-  }
   // Reversed, the blocks of a head read different query tiles at the same time. Measured faster
   // while what all of them read stays in the L2 cache.
   const int64_t limit = (args.heads_per_kv == 1 ? 36 : 20) << 20;
   const int64_t most_queries = shape.visible.most_queries;
   const bool reversed = Traits::kRanges && params.deterministic &&
                         (most_queries == 0 ? shape.q_len : most_queries) * row_bytes <= limit;
+  // Half of the L2 for the q, dout and fp32 dq of the heads under way. Without a mask the blocks of
+  // a head stay at the same query tile.
+  const auto within = [&](int64_t mib) { return (mib << 20) / head_bytes; };
+  int64_t fit = Traits::kMasked ? within(24) : 1;
+  if (params.deterministic) {
+    // More, so that fewer blocks meet at a query tile, though not all of what they read stays in
+    // the L2 cache. Reversed they do not meet; but of short sequences very many would fit, and the
+    // last group, which is not reversed, be long.
+    if (Traits::kLists) {
+      fit = std::clamp<int64_t>(within(64), 2, 4);
+    } else if (reversed) {
+      fit = std::min<int64_t>(fit, 8);
+    } else if (args.heads_inside) {
+      fit = std::clamp<int64_t>(within(128), 1, 8);
+    } else if (!Traits::kMasked) {
+      fit = std::clamp<int64_t>(within(32), 1, 8);
+    }
+  }
+  args.group = HeadsPerGroup(args.batch_kv_heads, fit);
   args.reversed_groups = reversed ? (args.batch_kv_heads + args.group - 1) / args.group - 1 : 0;
   return args;
 }

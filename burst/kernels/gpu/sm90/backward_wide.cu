@@ -41,6 +41,7 @@ struct WideShared {
   Barrier dout_full[Traits::kStages], dout_empty[Traits::kStages];
   Barrier rows_full[Traits::kStages], rows_empty[Traits::kStages];
   Barrier dq_full[Traits::kConsumers], dq_empty[Traits::kConsumers];
+  DqStep dq_steps[kDqSteps];
   QueryTiles tiles;  // of the keys
 };
 
@@ -59,8 +60,7 @@ __device__ __forceinline__ void WideLoad(const BackwardArgs& args, WideShared<Tr
                                          const KeyTile& keys) {
   using QTile = Tile<Traits::kBlockM, Traits::kHeadDim>;
   RingSlot<Traits::kStages> slot;
-  const QueryTiles& tiles = shared.tiles;
-  ForEachQueryTile<Traits>(args, keys, tiles.begin, tiles.end, [&](int head, int tile, int) {
+  ForEachQueryTile<Traits>(args, keys, shared.tiles, [&](int head, int tile, int) {
     const auto load = [&](QTile& to, const CUtensorMap& from, Barrier* full, Barrier* empty) {
       Wait(empty, slot.parity ^ 1);
       ArriveExpectBytes(full, QTile::kBytes);
@@ -82,26 +82,28 @@ __device__ __forceinline__ void WideLoad(const BackwardArgs& args, WideShared<Tr
 template <class Traits>
 __device__ __forceinline__ void WideReduceDq(const BackwardArgs& args, WideShared<Traits>& shared,
                                              const KeyTile& keys, int consumer) {
+  const int steps = StepsOf(args, shared.tiles);
   int parity = 0;
-  const QueryTiles& tiles = shared.tiles;
-  ForEachQueryTile<Traits>(args, keys, tiles.begin, tiles.end, [&](int head, int tile, int place) {
-    const DqTurn turn = MakeDqTurn<Traits>(args, keys, head, tile, place, consumer);
-    for (int part = 0; part < 2; ++part) {
-      const int column = DqParts<Traits>::Column(part, consumer);
-      const int columns = part == 0 ? 64 : DqParts<Traits>::kSecond;
-      for (int box = 0; box < columns; box += kFloatBoxColumns) {
-        Wait(&shared.dq_full[consumer], parity);
-        parity ^= 1;
-        if (part == 0 && box == 0) turn.Wait();
-        TmaReduceAdd(args.dq, SharedAddress(shared.dq[consumer].data), column + box,
-                     tile * Traits::kBlockM, head, keys.batch);
-        BulkCommit();
-        BulkWaitRead();
-        Arrive(&shared.dq_empty[consumer]);
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    Wait(&shared.dq_full[consumer], parity);
+    const DqStep at = shared.dq_steps[step % kDqSteps];
+    AddInTurn(args, at, consumer, [&] {
+      for (int part = 0; part < 2; ++part) {
+        const int column = DqParts<Traits>::Column(part, consumer);
+        const int columns = part == 0 ? 64 : DqParts<Traits>::kSecond;
+        for (int box = 0; box < columns; box += kFloatBoxColumns) {
+          if (part > 0 || box > 0) Wait(&shared.dq_full[consumer], parity);
+          parity ^= 1;
+          TmaReduceAdd(args.dq, SharedAddress(shared.dq[consumer].data), column + box, at.row,
+                       at.head, keys.batch);
+          BulkCommit();
+          BulkWaitRead();
+          Arrive(&shared.dq_empty[consumer]);
+        }
       }
-    }
-    turn.Pass();
-  });
+    });
+  }
   BulkWait();
 }
 
@@ -238,7 +240,7 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
     }
   };
 
-  RepeatForQueryTiles(args, shared.tiles.begin, shared.tiles.end, [&] {
+  for (int left = StepsOf(args, shared.tiles); left > 0; --left) {
     const QTile& q = shared.q[slot.stage];
     const RowStatistics<Traits>& rows = shared.rows[slot.stage];
     float p[kBlockM / 2], ds[kBlockM / 2];  // P^T, dS^T: [64, kBlockM]
@@ -312,7 +314,7 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
     PinRegisters(second_dq);
     store_dq(second_dq);
     slot.Advance();
-  });
+  }
 }
 
 template <class Traits>
@@ -355,7 +357,9 @@ __global__ __launch_bounds__(Traits::kThreads,
     const int warp = threadIdx.x / kWarpSize;
     const bool first_lane = threadIdx.x % kWarpSize == 0;
     if (warp == 0 && first_lane) WideLoad<Traits>(args, shared, keys);
-    if (warp == 1) BackwardLoadRows<Traits>(args, shared, keys);
+    if (warp == 1) {
+      BackwardLoadRows<Traits>(args, shared, keys, shared.rows_full, shared.rows_empty, 1);
+    }
     if constexpr (Traits::kDk) {
       if (warp >= 2 && first_lane) WideReduceDq<Traits>(args, shared, keys, warp - 2);
     }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "burst/kernels/flash_attention.h"
 #include "burst/kernels/gpu/sm90/quantize_fp8.h"
@@ -102,10 +103,17 @@ struct BackwardTraits {
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kConsumerWarps = kConsumers * 4;
   static constexpr int kThreads = (kConsumers + 1) * 128;
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
-  // The search for masks and the exchange of dS before the matmuls that they could run beside.
+  static constexpr int kProducerRegisters = kHeadDim > 96 ? 24 : 40;
+  static constexpr int kConsumerRegisters = kHeadDim > 96 ? 240 : 232;
+  // The search for masks before the matmuls that it could run beside.
   static constexpr bool kEarly = kEarly_;
+  // Q, dO and what is needed of the rows are waited for, and given back, together. At a head_dim of
+  // 64 short sequences gain more by beginning as soon as Q is there.
+  static constexpr bool kOneBarrier = kHeadDim > 64;
+  // lse and delta into registers before the matmuls are waited for, where there is room.
+  static constexpr bool kRowsEarly = kHeadDim > 64;
+  // dS times the softmax's scale, instead of dQ and dK. Not in fp16, whose numbers end at 2^-24.
+  static constexpr bool kScaleDs = std::is_same<Element, BFloat16>::value;
   // A consumer's part of dQ: kDqRows queries, 64 columns.
   static constexpr bool kDqByColumns = kHeadDim > 64;
   static constexpr int kDqRows = kDqByColumns ? kBlockM : kBlockM / 2;

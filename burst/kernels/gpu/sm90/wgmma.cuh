@@ -71,6 +71,11 @@ __device__ __forceinline__ void PinRegisters(uint32_t (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
+// The value is computed, or loaded, before this point.
+__device__ __forceinline__ void Pin(const float2& value) {
+  asm volatile("" ::"f"(value.x), "f"(value.y));
+}
+
 // Wgmma<Element, N>::SharedShared<kTransposeA, kTransposeB>(d, a, b, accumulate): A and B from
 // shared memory. Wgmma<Element, N>::RegisterShared<kTransposeB>(d, a, b, accumulate): A from
 // registers. kTranspose: MN-major.
