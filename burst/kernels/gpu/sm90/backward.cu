@@ -6,10 +6,10 @@
 //   dV  += P^T dO           dK  += dS^T Q                  P^T, dS^T straight from registers
 //   dQ^T = K^T dS^T         added to dQ in global memory
 //
-// Consumers: two warpgroups of 64 keys each. They exchange dS through shared memory, and share dQ^T
-// by columns of the head (kHeadDim 96 and 128) or by query rows (64). dQ is computed a step late:
-// so neither waits for the other's dS, and the exponentials of one run beside the matmuls of the
-// other.
+// Consumers: two warpgroups of 64 keys each, which keep a part of their V in registers. They
+// exchange dS through shared memory, and share dQ^T by columns of the head (kHeadDim 96 and 128) or
+// by query rows (64). dQ is computed a step late: so neither waits for the other's dS, and the
+// exponentials of one run beside the matmuls of the other.
 // Producer warpgroup: warp 0 loads K, V once, Q, dO as a ring (TMA); warp 1 loads lse, delta and
 // the mask's ranges of the rows, and finds where dQ goes, and when; warps 2 and 3 each add one
 // consumer's dQ tile to global memory (TMA reduction), in a fixed order when determinism is asked
@@ -188,6 +188,8 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   };
 
   Wait(&shared.kv_full, 0);
+  uint32_t v_operand[4 * Traits::kValueSteps];
+  LoadOperand(shared.v, consumer * 64, v_operand);
   for (int left = StepsOf(args, shared.tiles); left > 0; --left) {
     const int stage = step % 2, parity = step / 2 % 2;
     const QTile& q = shared.q[stage];
@@ -204,9 +206,9 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     WgmmaCommit();
     if constexpr (!kOne) Wait(&shared.dout_full[stage], parity);
     WgmmaFence();
-    MatmulSharedShared<Element, kBlockM, kHeadDim>(
-        ds, shared.v.At(consumer * 64), KTile::kBlockBytes, dout.At(0), QTile::kBlockBytes,
-        false);  // dP^T = V dO^T
+    MatmulPartlyFromRegisters<Element, kBlockM, kHeadDim>(ds, v_operand, shared.v.At(consumer * 64),
+                                                          KTile::kBlockBytes, dout.At(0),
+                                                          QTile::kBlockBytes);  // dP^T = V dO^T
     WgmmaCommit();
 
     // P^T = exp2(c S^T - lse)

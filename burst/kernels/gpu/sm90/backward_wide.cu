@@ -7,7 +7,9 @@
 //
 // Six matmuls instead of five. In the first pass the consumers need nothing from each other, and
 // one's exponentials run beside the other's matmuls. In the second they exchange dS through shared
-// memory and share dQ by columns of the head.
+// memory and share dQ by columns of the head. Up to a head_dim of 192 (kLateDq) dQ is computed a
+// step late, as in backward.cu, and consumers keep their V in registers, as the A operand of every
+// dP^T: the bandwidth of shared memory bounds this pass. V's place there is dQ's from then on.
 // Producer warpgroup: as in backward.cu.
 //
 // Compiled once for every variant in variants.h.
@@ -29,20 +31,33 @@ struct WideShared {
     alignas(1024) float data[Traits::kBlockM * kFloatBoxColumns];
   };
 
+  IfDk<Tile<Traits::kBlockN, Traits::kHeadDim>> v;  // with kLateDq also dQ, see Dq
   Tile<Traits::kBlockN, Traits::kHeadDim> k;
-  IfDk<Tile<Traits::kBlockN, Traits::kHeadDim>> v;
   Tile<Traits::kBlockM, Traits::kHeadDim> q[Traits::kStages];
   Tile<Traits::kBlockM, Traits::kHeadDim> dout[Traits::kStages];
-  IfDk<Tile<Traits::kBlockM, Traits::kBlockN>> ds;
-  IfDk<DqPart> dq[Traits::kConsumers];
+  IfDk<Tile<Traits::kBlockM, Traits::kBlockN>> ds[Traits::kLateDq ? 2 : 1];
+  std::conditional_t<Traits::kDk && !Traits::kLateDq, DqPart, Nothing> dq[Traits::kConsumers];
   RowStatistics<Traits> rows[Traits::kStages];
   Barrier kv_full;
+  // With kLateDq those of q are also those of dout and rows.
   Barrier q_full[Traits::kStages], q_empty[Traits::kStages];
   Barrier dout_full[Traits::kStages], dout_empty[Traits::kStages];
   Barrier rows_full[Traits::kStages], rows_empty[Traits::kStages];
   Barrier dq_full[Traits::kConsumers], dq_empty[Traits::kConsumers];
+  Barrier ds_full[2];  // of both consumers
   DqStep dq_steps[kDqSteps];
   QueryTiles tiles;  // of the keys
+
+  // Where a consumer leaves its columns of dQ: with kLateDq all of them, else one box of 32.
+  __device__ __forceinline__ uint32_t Dq(int consumer) const {
+    if constexpr (Traits::kLateDq) {
+      constexpr int kBoxes = Traits::kHeadDim / Traits::kConsumers / kFloatBoxColumns;
+      static_assert(Traits::kConsumers * kBoxes * sizeof(DqPart) <= sizeof(v), "");
+      return SharedAddress(&v) + consumer * kBoxes * static_cast<int>(sizeof(DqPart));
+    } else {
+      return SharedAddress(&dq[consumer]);
+    }
+  }
 };
 
 // A consumer's columns of dQ: part 0 is 64 of the first 128, part 1 half of the others.
@@ -61,6 +76,15 @@ __device__ __forceinline__ void WideLoad(const BackwardArgs& args, WideShared<Tr
   using QTile = Tile<Traits::kBlockM, Traits::kHeadDim>;
   RingSlot<Traits::kStages> slot;
   ForEachQueryTile<Traits>(args, keys, shared.tiles, [&](int head, int tile, int) {
+    if constexpr (Traits::kLateDq) {
+      Barrier* const full = &shared.q_full[slot.stage];
+      Wait(&shared.q_empty[slot.stage], slot.parity ^ 1);
+      ArriveExpectBytes(full, 2 * QTile::kBytes);
+      LoadTile(shared.q[slot.stage], args.q, full, tile * Traits::kBlockM, head, keys.batch);
+      LoadTile(shared.dout[slot.stage], args.dout, full, tile * Traits::kBlockM, head, keys.batch);
+      slot.Advance();
+      return;
+    }
     const auto load = [&](QTile& to, const CUtensorMap& from, Barrier* full, Barrier* empty) {
       Wait(empty, slot.parity ^ 1);
       ArriveExpectBytes(full, QTile::kBytes);
@@ -89,14 +113,28 @@ __device__ __forceinline__ void WideReduceDq(const BackwardArgs& args, WideShare
     Wait(&shared.dq_full[consumer], parity);
     const DqStep at = shared.dq_steps[step % kDqSteps];
     AddInTurn(args, at, consumer, [&] {
+      if constexpr (Traits::kLateDq) {
+        parity ^= 1;
+        constexpr int kBoxBytes = Traits::kBlockM * kRowBytes;
+#pragma unroll
+        for (int box = 0; box < (64 + DqParts<Traits>::kSecond) / kFloatBoxColumns; ++box) {
+          const int column =
+              DqParts<Traits>::Column(box / 2, consumer) + box % 2 * kFloatBoxColumns;
+          TmaReduceAdd(args.dq, shared.Dq(consumer) + box * kBoxBytes, column, at.row, at.head,
+                       keys.batch);
+        }
+        BulkCommit();
+        BulkWaitRead();
+        Arrive(&shared.dq_empty[consumer]);
+        return;
+      }
       for (int part = 0; part < 2; ++part) {
         const int column = DqParts<Traits>::Column(part, consumer);
         const int columns = part == 0 ? 64 : DqParts<Traits>::kSecond;
         for (int box = 0; box < columns; box += kFloatBoxColumns) {
           if (part > 0 || box > 0) Wait(&shared.dq_full[consumer], parity);
           parity ^= 1;
-          TmaReduceAdd(args.dq, SharedAddress(shared.dq[consumer].data), column + box, at.row,
-                       at.head, keys.batch);
+          TmaReduceAdd(args.dq, shared.Dq(consumer), column + box, at.row, at.head, keys.batch);
           BulkCommit();
           BulkWaitRead();
           Arrive(&shared.dq_empty[consumer]);
@@ -211,11 +249,10 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
   const int key = keys.row + consumer * 64 + warp * 16 + lane / 4;  // and key + 8
   const float scale_log2 = args.scale * kLog2E;
   // Where this lane's row of each 8x8 matrix of dS goes (stmatrix), and its elements of dQ.
-  const uint32_t ds_store = SharedAddress(shared.ds.At(0, consumer)) +
+  const uint32_t ds_store = SharedAddress(shared.ds[0].At(0, consumer)) +
                             (lane / 16 * 8 + lane % 8) * kRowBytes +
                             ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
-  const uint32_t dq_store = SharedAddress(shared.dq[consumer].data) +
-                            (warp * kWarpRows + lane / 4) * kRowBytes +
+  const uint32_t dq_store = shared.Dq(consumer) + (warp * kWarpRows + lane / 4) * kRowBytes +
                             ((lane % 4 / 2) ^ (lane / 4)) * 16 + lane % 2 * 8;
   RingSlot<Traits::kStages> slot;
   int dq_parity = 1;
@@ -292,7 +329,7 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
     PinRegisters(ds_operand);
     WgmmaFence();
     MatmulSharedShared<Element, 64, kBlockN, Major::kK, Major::kMN>(
-        dq, shared.ds.At(0), DsTile::kBlockBytes, shared.k.At(0, consumer), KTile::kBlockBytes,
+        dq, shared.ds[0].At(0), DsTile::kBlockBytes, shared.k.At(0, consumer), KTile::kBlockBytes,
         false);
     WgmmaCommit();
     MatmulRegisterShared<Element, kHeadDim, kBlockM, Major::kMN>(dk, ds_operand, q.At(0),
@@ -303,7 +340,7 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
     store_dq(dq);
     WgmmaFence();
     MatmulSharedShared<Element, kSecond, kBlockN, Major::kK, Major::kMN>(
-        second_dq, shared.ds.At(0), DsTile::kBlockBytes,
+        second_dq, shared.ds[0].At(0), DsTile::kBlockBytes,
         kSecond == 64 ? shared.k.At(0, 2 + consumer) : shared.k.At(0, 2) + consumer * kSecond,
         KTile::kBlockBytes, false);
     WgmmaCommit();
@@ -317,6 +354,137 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
   }
 }
 
+// The same; dQ is computed a step late.
+template <class Traits>
+__device__ __forceinline__ void ConsumeDkLate(const BackwardArgs& args, WideShared<Traits>& shared,
+                                              const KeyTile& keys, int consumer,
+                                              float (&dk)[Traits::kHeadDim / 2]) {
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  using Element = typename Traits::Element;
+  constexpr int kHeadDim = Traits::kHeadDim, kSecond = DqParts<Traits>::kSecond;
+  using QTile = Tile<kBlockM, kHeadDim>;
+  using KTile = Tile<kBlockN, kHeadDim>;
+  using DsTile = Tile<kBlockM, kBlockN>;
+  constexpr int kReadBarrier = 2;
+  const int lane = threadIdx.x % kWarpSize, warp = WarpUniform(threadIdx.x / kWarpSize % 4);
+  const int key = keys.row + consumer * 64 + warp * 16 + lane / 4;  // and key + 8
+  const float scale_log2 = args.scale * kLog2E;
+  // Where this lane's row of each 8x8 matrix of dS goes (stmatrix), and its elements of dQ.
+  const uint32_t ds_store = SharedAddress(shared.ds[0].At(0, consumer)) +
+                            (lane / 16 * 8 + lane % 8) * kRowBytes +
+                            ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
+  const uint32_t dq_store = shared.Dq(consumer) + (warp * kWarpRows + lane / 4) * kRowBytes +
+                            ((lane % 4 / 2) ^ (lane / 4)) * 16 + lane % 2 * 8;
+  uint32_t v_operand[kHeadDim / 4];
+  LoadOperand(shared.v, consumer * 64, v_operand);
+  NamedBarrierSync(kReadBarrier, 2 * kWarpgroupSize);  // from here on V's place is dQ's
+  float first_dq[32], second_dq[kSecond / 2];
+  int step = 0;
+
+  const auto multiply_dq = [&](int n) {  // dQ = dS K, of the n-th step
+    const DsTile& ds = shared.ds[n % 2];
+    WgmmaFence();
+    MatmulSharedShared<Element, 64, kBlockN, Major::kK, Major::kMN>(
+        first_dq, ds.At(0), DsTile::kBlockBytes, shared.k.At(0, consumer), KTile::kBlockBytes,
+        false);
+    MatmulSharedShared<Element, kSecond, kBlockN, Major::kK, Major::kMN>(
+        second_dq, ds.At(0), DsTile::kBlockBytes, shared.k.At(0, 2) + consumer * kSecond,
+        KTile::kBlockBytes, false);
+    WgmmaCommit();
+  };
+  const auto store_dq = [&](int n) {  // to be followed by a fence, and an arrival
+    const float factor = Traits::kScaleDs ? 1 : args.scale;
+    PinRegisters(first_dq);
+    PinRegisters(second_dq);
+    Wait(&shared.dq_empty[consumer], n % 2 ^ 1);
+    const auto store_box = [&](int box, const float* dq) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int i = 4 * j + 2 * r;
+          StoreShared((dq_store ^ (j * 32)) + r * 8 * kRowBytes + box * kBlockM * kRowBytes,
+                      dq[i] * factor, dq[i + 1] * factor);
+        }
+      }
+    };
+    store_box(0, first_dq);
+    store_box(1, first_dq + 16);
+    store_box(2, second_dq);
+  };
+
+#pragma unroll 1
+  for (int left = StepsOf(args, shared.tiles); left > 0; --left) {
+    const int stage = step % 2;
+    const QTile& q = shared.q[stage];
+    const RowStatistics<Traits>& rows = shared.rows[stage];
+    float p[kBlockM / 2], ds[kBlockM / 2];  // P^T, dS^T: [64, kBlockM]
+    uint32_t ds_operand[kBlockM / 4];
+    Wait(&shared.q_full[stage], step / 2 % 2);
+    WgmmaFence();
+    MatmulSharedShared<Element, kBlockM, kHeadDim>(p, shared.k.At(consumer * 64),
+                                                   KTile::kBlockBytes, q.At(0), QTile::kBlockBytes,
+                                                   false);  // S^T = K Q^T
+    WgmmaCommit();
+    MatmulRegisterShared<Element, kBlockM, kHeadDim, Major::kK>(
+        ds, v_operand, shared.dout[stage].At(0), QTile::kBlockBytes, false);  // dP^T = V dO^T
+    WgmmaCommit();
+    WgmmaWait<1>();
+    PinRegisters(p);
+    Exponentiate<Traits>(args, keys, key, scale_log2, IsWhole<Traits>(args, keys, rows), rows, p);
+    PinRegisters(p);  // the exponentials stay on this side of the wait
+    WgmmaWait<0>();
+    PinRegisters(ds);
+#pragma unroll
+    for (int j = 0; j < kBlockM / 8; ++j) {
+      const float2 delta = *reinterpret_cast<const float2*>(&rows.delta[8 * j + lane % 4 * 2]);
+      const float factor = Traits::kScaleDs ? args.scale : 1;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int i = 4 * j + 2 * r;
+        ds[i] = p[i] * fmaf(ds[i], factor, -delta.x);
+        ds[i + 1] = p[i + 1] * fmaf(ds[i + 1], factor, -delta.y);
+      }
+    }
+    PackOperand<Element>(ds, ds_operand);
+    PinRegisters(ds_operand);
+
+    // dQ of the step before; in the first step of what happens to lie there, and dropped, as in
+    // backward.cu. dK += dS^T Q
+    if (step > 0) Wait(&shared.ds_full[stage ^ 1], (step - 1) / 2 % 2);
+    multiply_dq(step + 1);
+    MatmulRegisterShared<Element, kHeadDim, kBlockM, Major::kMN>(dk, ds_operand, q.At(0),
+                                                                 QTile::kBlockBytes, true);
+    WgmmaCommit();
+    WgmmaWait<1>();
+    PinRegisters(first_dq);
+    PinRegisters(second_dq);
+    if (step > 0) store_dq(step - 1);
+      // dS, for both consumers; who read this buffer last is done, as in backward.cu.
+#pragma unroll
+    for (int k = 0; k < kBlockM / 16; ++k) {
+      StoreMatrixTransposed(ds_store + stage * DsTile::kBytes + k * 16 * kRowBytes,
+                            ds_operand[4 * k], ds_operand[4 * k + 1], ds_operand[4 * k + 2],
+                            ds_operand[4 * k + 3]);
+    }
+    FenceProxyAsync();  // of dQ and dS
+    if (step > 0) Arrive(&shared.dq_full[consumer]);
+    ArriveWarp(&shared.ds_full[stage]);
+    WgmmaWait<0>();
+    PinRegisters(dk);
+    Arrive(&shared.q_empty[stage]);
+    ++step;
+  }
+  if (step > 0) {
+    Wait(&shared.ds_full[(step - 1) % 2], (step - 1) / 2 % 2);
+    multiply_dq(step - 1);
+    WgmmaWait<0>();
+    store_dq(step - 1);
+    FenceProxyAsync();
+    Arrive(&shared.dq_full[consumer]);
+  }
+}
+
 template <class Traits>
 __global__ __launch_bounds__(Traits::kThreads,
                              1) void WideBackwardKernel(const __grid_constant__ BackwardArgs args) {
@@ -327,8 +495,10 @@ __global__ __launch_bounds__(Traits::kThreads,
   if (threadIdx.x == 0) {
     InitBarrier(&shared.kv_full, 1);
     for (int stage = 0; stage < Traits::kStages; ++stage) {
-      InitBarrier(&shared.q_full[stage], 1);
-      InitBarrier(&shared.q_empty[stage], Traits::kConsumerWarps);
+      constexpr bool kLate = Traits::kLateDq;
+      InitBarrier(&shared.q_full[stage], kLate ? 1 + kWarpSize : 1);
+      InitBarrier(&shared.q_empty[stage],
+                  kLate ? Traits::kConsumers * kWarpgroupSize : Traits::kConsumerWarps);
       InitBarrier(&shared.dout_full[stage], 1);
       InitBarrier(&shared.dout_empty[stage], Traits::kConsumerWarps);
       InitBarrier(&shared.rows_full[stage], kWarpSize);
@@ -338,6 +508,7 @@ __global__ __launch_bounds__(Traits::kThreads,
       InitBarrier(&shared.dq_full[consumer], kWarpgroupSize);
       InitBarrier(&shared.dq_empty[consumer], 1);
     }
+    for (Barrier& full : shared.ds_full) InitBarrier(&full, Traits::kConsumerWarps);
     FenceBarrierInit();
     ArriveExpectBytes(&shared.kv_full, (Traits::kDk ? 2 : 1) * KTile::kBytes);
     LoadTile(shared.k, args.k, &shared.kv_full, keys.row, keys.kv_head, keys.batch);
@@ -358,7 +529,10 @@ __global__ __launch_bounds__(Traits::kThreads,
     const bool first_lane = threadIdx.x % kWarpSize == 0;
     if (warp == 0 && first_lane) WideLoad<Traits>(args, shared, keys);
     if (warp == 1) {
-      BackwardLoadRows<Traits>(args, shared, keys, shared.rows_full, shared.rows_empty, 1);
+      constexpr bool kLate = Traits::kLateDq;
+      BackwardLoadRows<Traits>(args, shared, keys, kLate ? shared.q_full : shared.rows_full,
+                               kLate ? shared.q_empty : shared.rows_empty,
+                               Traits::kScaleDs ? args.scale : 1);
     }
     if constexpr (Traits::kDk) {
       if (warp >= 2 && first_lane) WideReduceDq<Traits>(args, shared, keys, warp - 2);
@@ -370,21 +544,25 @@ __global__ __launch_bounds__(Traits::kThreads,
 #pragma unroll
     for (int i = 0; i < Traits::kHeadDim / 2; ++i) sum[i] = 0;
     Wait(&shared.kv_full, 0);
-    if constexpr (Traits::kDk) {
+    if constexpr (Traits::kLateDq) {
+      ConsumeDkLate<Traits>(args, shared, keys, consumer, sum);
+    } else if constexpr (Traits::kDk) {
       ConsumeDk<Traits>(args, shared, keys, consumer, sum);
     } else {
       ConsumeDv<Traits>(args, shared, keys, consumer, sum);
     }
-    // The sum leaves from where K, V, Q and dO were, once nobody reads these any more.
+    // The sum leaves from where K, Q and dO were, once nobody reads these any more.
     NamedBarrierSync(1, 2 * kWarpgroupSize);
     constexpr int kPartBytes = kWgmmaM * Traits::kHeadDim * sizeof(float);  // of a consumer
-    static_assert(Traits::kConsumers * kPartBytes <= offsetof(WideShared<Traits>, ds), "");
+    static_assert(Traits::kConsumers * kPartBytes <=
+                      offsetof(WideShared<Traits>, ds) - offsetof(WideShared<Traits>, k),
+                  "");
     const int thread = ThreadIndexAgain();
     const int first = thread / kWarpSize % 4 * kWarpRows;
     StoreGradient<typename Traits::Element, Traits::kHeadDim>(
         args.add, Traits::kDk ? args.dk : args.dv,
-        SharedAddress(&shared) + consumer * kPartBytes + first * kRowBytes, kWgmmaM * kRowBytes,
-        sum, Traits::kDk ? args.scale : 1, thread % kWarpSize,
+        SharedAddress(&shared.k) + consumer * kPartBytes + first * kRowBytes, kWgmmaM * kRowBytes,
+        sum, Traits::kDk && !Traits::kScaleDs ? args.scale : 1, thread % kWarpSize,
         keys.row + consumer * kWgmmaM + first, keys);
     if (thread % kWarpSize == 0) BulkWaitRead();
   }

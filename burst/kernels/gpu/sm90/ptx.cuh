@@ -231,6 +231,15 @@ __device__ __forceinline__ void StoreMatrixTransposed(uint32_t address, uint32_t
       : "memory");
 }
 
+// Loads four 8x8 matrices of elements of 16 bits: lane l gives the address of row l % 8 of the
+// matrix l / 8, and has elements 2 (l % 4) and the next of row l / 4 of each.
+__device__ __forceinline__ void LoadMatrix(uint32_t address, uint32_t (&d)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(address)
+               : "memory");
+}
+
 __device__ __forceinline__ void StoreShared(uint32_t address, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }

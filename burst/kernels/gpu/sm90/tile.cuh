@@ -47,6 +47,26 @@ __device__ __forceinline__ void LoadTile(Tile<kRows, kColumns>& tile, const CUte
 
 constexpr int kWarpRows = 16;  // of a warp's accumulators
 
+// Rows row .. row + 63 of a tile, the first 4 kCount columns, as an A operand of the
+// warpgroup.
+template <int kRows, int kColumns, int kCount>
+__device__ __forceinline__ void LoadOperand(const Tile<kRows, kColumns>& tile, int row,
+                                            uint32_t (&operand)[kCount]) {
+  using TileType = Tile<kRows, kColumns>;
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
+  row += warp * kWarpRows + lane % kWarpRows;
+#pragma unroll
+  for (int k = 0; k < kCount / 4; ++k) {
+    uint32_t columns[4];
+    LoadMatrix(SharedAddress(tile.data) + k / 4 * TileType::kBlockBytes + row * kRowBytes +
+                   ((k % 4 * 2 + lane / kWarpRows) ^ (row % 8)) * 16,
+               columns);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) operand[4 * k + i] = columns[i];
+  }
+  PinRegisters(operand);
+}
+
 // The warp's rows of d * factor (of each of the thread's two rows) -> rows of Element of a swizzled
 // tile, whose blocks of 64 columns are block_bytes apart, and from there to global memory by the
 // TMA, which leaves out what lies beyond the tensor. row: the warp's first; staging: its place in

@@ -114,6 +114,10 @@ struct BackwardTraits {
   static constexpr bool kRowsEarly = kHeadDim > 64;
   // dS times the softmax's scale, instead of dQ and dK. Not in fp16, whose numbers end at 2^-24.
   static constexpr bool kScaleDs = std::is_same<Element, BFloat16>::value;
+  // V is the A operand of every dP^T, and the bandwidth of shared memory a bound: of so many
+  // groups of 16 columns consumers keep it in registers. As measured, where there is room for more,
+  // too.
+  static constexpr int kValueSteps = kHeadDim <= 64 ? 3 : kHeadDim <= 96 ? 6 : kMasked ? 5 : 4;
   // A consumer's part of dQ: kDqRows queries, 64 columns.
   static constexpr bool kDqByColumns = kHeadDim > 64;
   static constexpr int kDqRows = kDqByColumns ? kBlockM : kBlockM / 2;
@@ -137,6 +141,8 @@ struct WideBackwardTraits {
   static constexpr int kBlockM = 64;          // queries
   static constexpr int kBlockN = 128;         // keys
   static constexpr bool kDk = kDk_;           // the pass for dK and dQ; else that for dV
+  // dQ a step after what it is made of, and V in registers.
+  static constexpr bool kLateDq = kDk && kHeadDim <= 192;
   static constexpr int kStages = kDk && kHeadDim > 192 ? 1 : 2;
   static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;
   static constexpr bool kMasked = kRanges || kLists;
@@ -146,8 +152,9 @@ struct WideBackwardTraits {
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kConsumerWarps = kConsumers * 4;
   static constexpr int kThreads = (kConsumers + 1) * 128;
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = kLateDq ? 24 : 40;
+  static constexpr int kConsumerRegisters = kLateDq ? 240 : 232;
+  static constexpr bool kScaleDs = kLateDq && std::is_same<Element, BFloat16>::value;
 };
 
 template <class Traits>

@@ -191,6 +191,25 @@ __device__ __forceinline__ void MatmulRegisterShared(float (&d)[kN / 2],
   }
 }
 
+// D = A B with A and B K-major; the first columns of A in registers, all of it in shared memory.
+template <class Element, int kN, int kK, int kCount>
+__device__ __forceinline__ void MatmulPartlyFromRegisters(float (&d)[kN / 2],
+                                                          const uint32_t (&a_registers)[kCount],
+                                                          const void* a, int a_block_bytes,
+                                                          const void* b, int b_block_bytes) {
+  const uint64_t a_descriptor = Descriptor(a), b_descriptor = Descriptor(b);
+#pragma unroll
+  for (int k = 0; k < kK / kWgmmaK; ++k) {
+    const uint64_t b_step = b_descriptor + (StepBytes<Major::kK>(k, b_block_bytes) >> 4);
+    if (k < kCount / 4) {
+      Wgmma<Element, kN>::template RegisterShared<false>(d, &a_registers[4 * k], b_step, k > 0);
+    } else {
+      Wgmma<Element, kN>::template SharedShared<false, false>(
+          d, a_descriptor + (StepBytes<Major::kK>(k, a_block_bytes) >> 4), b_step, k > 0);
+    }
+  }
+}
+
 // Accumulators [64, kN] -> the A operand [64, kN] of the next matmul.
 template <class Element, int kCount>
 __device__ __forceinline__ void PackOperand(const float (&d)[kCount], uint32_t (&a)[kCount / 2]) {
