@@ -66,8 +66,7 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
       attention->comm == nullptr ? nullptr : attention->comm->communicator.get();
   const Use use(attention->context.get());
   BURST_ASSIGN_OR_RETURN(attention->attention,
-                         CreateAttention(ranks == nullptr ? Strategy::kSingle : strategy, options,
-                                         given.group_size, ranks));
+                         CreateAttention(strategy, options, given.group_size, ranks));
   if (ranks != nullptr) {
     auto& made = attention->comm->attentions;
     made.erase(std::remove_if(made.begin(), made.end(), [](const auto& a) { return a.expired(); }),

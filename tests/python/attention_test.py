@@ -120,6 +120,13 @@ def every_strategy(rank, group):
             compare(Problem(1, 29, 4, 4, 8, **mask), group, "balanced", **arguments)
 
 
+def every_strategy_of_one_rank(rank, group):
+    """What is said for a ring holds, or means nothing, for one rank; nothing is refused."""
+    for arguments in (dict(strategy="ring"), dict(strategy="ulysses"), dict(backward="burst"),
+                      dict(backward="ring"), dict(ulysses_size=1), dict(ranks_per_node=1)):
+        compare(Problem(1, 29, 4, 4, 8), group, **arguments)
+
+
 def heads_and_lengths(rank, group):
     for seqlen in (1, 2, 3, 7, 64):  # also fewer tokens than ranks
         for heads, kv_heads in ((1, 1), (6, 1), (6, 3)):
@@ -306,6 +313,7 @@ class AttentionTest(unittest.TestCase):
 
     def test_every_strategy(self):
         run_ranks(4, every_strategy)
+        run_ranks(1, every_strategy_of_one_rank)
 
     def test_heads_and_lengths(self):
         run_ranks(3, heads_and_lengths)

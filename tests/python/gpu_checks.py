@@ -119,7 +119,7 @@ def changed_scores(device, group):
     zeros, unit = torch.zeros(1, seqlen, heads, seqlen), torch.eye(seqlen)[None, :, None].repeat(1, 1, heads, 1)
     drop = dict(dropout_p=probability, dropout_seed=seed)
     weights = burst.attention(zeros, zeros, unit, causal=False, **drop)
-    kept = ((weights > 0) / (1 - probability)).transpose(1, 2).to(device)
+    kept = ((weights > 0).double() / (1 - probability)).transpose(1, 2).to(device)
     checked, worst = 0, 0.0
     for dtype, head_dim in ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.bfloat16, 256),
                             (torch.float16, 96), (torch.float32, 64), (torch.float64, 32)):
