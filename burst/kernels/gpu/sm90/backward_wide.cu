@@ -259,6 +259,7 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
 
   const auto store_dq = [&](const auto& dq) {
     constexpr int kColumns = sizeof(dq) / sizeof(float) * 2;
+    const float factor = Traits::kScaleDs ? 1 : args.scale;
 #pragma unroll
     for (int box = 0; box < kColumns / kFloatBoxColumns; ++box) {
       Wait(&shared.dq_empty[consumer], dq_parity);
@@ -268,8 +269,8 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const int i = 16 * box + 4 * j + 2 * r;
-          StoreShared((dq_store ^ (j * 32)) + r * 8 * kRowBytes, dq[i] * args.scale,
-                      dq[i + 1] * args.scale);
+          StoreShared((dq_store ^ (j * 32)) + r * 8 * kRowBytes, dq[i] * factor,
+                      dq[i + 1] * factor);
         }
       }
       FenceProxyAsync();
@@ -306,11 +307,12 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
 #pragma unroll
     for (int j = 0; j < kBlockM / 8; ++j) {
       const float2 delta = *reinterpret_cast<const float2*>(&rows.delta[8 * j + lane % 4 * 2]);
+      const float factor = Traits::kScaleDs ? args.scale : 1;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int i = 4 * j + 2 * r;
-        ds[i] = p[i] * (ds[i] - delta.x);
-        ds[i + 1] = p[i + 1] * (ds[i + 1] - delta.y);
+        ds[i] = p[i] * fmaf(ds[i], factor, -delta.x);
+        ds[i + 1] = p[i + 1] * fmaf(ds[i + 1], factor, -delta.y);
       }
     }
     Arrive(&shared.rows_empty[slot.stage]);

@@ -154,7 +154,7 @@ struct WideBackwardTraits {
   static constexpr int kThreads = (kConsumers + 1) * 128;
   static constexpr int kProducerRegisters = kLateDq ? 24 : 40;
   static constexpr int kConsumerRegisters = kLateDq ? 240 : 232;
-  static constexpr bool kScaleDs = kLateDq && std::is_same<Element, BFloat16>::value;
+  static constexpr bool kScaleDs = kDk && std::is_same<Element, BFloat16>::value;  // as above
 };
 
 template <class Traits>
