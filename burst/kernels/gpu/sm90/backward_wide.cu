@@ -60,13 +60,15 @@ struct WideShared {
   }
 };
 
-// A consumer's columns of dQ: part 0 is 64 of the first 128, part 1 half of the others.
+// A consumer's columns of dQ: 64 of the first 128, and kSecond, half, of the others; in boxes
+// of 32.
 template <class Traits>
 struct DqParts {
-  static constexpr int kSecond = (Traits::kHeadDim - 128) / 2;  // the columns of part 1
+  static constexpr int kSecond = (Traits::kHeadDim - 128) / 2;
+  static constexpr int kBoxes = (64 + kSecond) / kFloatBoxColumns;
   static_assert(kSecond == 64 || kSecond == 32, "");
-  __device__ __forceinline__ static int Column(int part, int consumer) {
-    return part == 0 ? consumer * 64 : 128 + consumer * kSecond;
+  __device__ __forceinline__ static int Column(int box, int consumer) {
+    return (box < 2 ? consumer * 64 : 64 + consumer * kSecond) + box * kFloatBoxColumns;
   }
 };
 
@@ -113,31 +115,28 @@ __device__ __forceinline__ void WideReduceDq(const BackwardArgs& args, WideShare
     Wait(&shared.dq_full[consumer], parity);
     const DqStep at = shared.dq_steps[step % kDqSteps];
     AddInTurn(args, at, consumer, [&] {
-      if constexpr (Traits::kLateDq) {
-        parity ^= 1;
-        constexpr int kBoxBytes = Traits::kBlockM * kRowBytes;
-#pragma unroll
-        for (int box = 0; box < (64 + DqParts<Traits>::kSecond) / kFloatBoxColumns; ++box) {
-          const int column =
-              DqParts<Traits>::Column(box / 2, consumer) + box % 2 * kFloatBoxColumns;
-          TmaReduceAdd(args.dq, shared.Dq(consumer) + box * kBoxBytes, column, at.row, at.head,
-                       keys.batch);
-        }
+      constexpr int kBoxes = DqParts<Traits>::kBoxes, kBoxBytes = Traits::kBlockM * kRowBytes;
+      const auto add = [&](int box, uint32_t from) {
+        TmaReduceAdd(args.dq, from, DqParts<Traits>::Column(box, consumer), at.row, at.head,
+                     keys.batch);
+      };
+      const auto give_back = [&] {
         BulkCommit();
         BulkWaitRead();
         Arrive(&shared.dq_empty[consumer]);
-        return;
-      }
-      for (int part = 0; part < 2; ++part) {
-        const int column = DqParts<Traits>::Column(part, consumer);
-        const int columns = part == 0 ? 64 : DqParts<Traits>::kSecond;
-        for (int box = 0; box < columns; box += kFloatBoxColumns) {
-          if (part > 0 || box > 0) Wait(&shared.dq_full[consumer], parity);
+      };
+      if constexpr (Traits::kLateDq) {  // all boxes at once
+        parity ^= 1;
+#pragma unroll
+        for (int box = 0; box < kBoxes; ++box) add(box, shared.Dq(consumer) + box * kBoxBytes);
+        give_back();
+      } else {  // one after the other
+#pragma unroll
+        for (int box = 0; box < kBoxes; ++box) {
+          if (box > 0) Wait(&shared.dq_full[consumer], parity);
           parity ^= 1;
-          TmaReduceAdd(args.dq, shared.Dq(consumer), column + box, at.row, at.head, keys.batch);
-          BulkCommit();
-          BulkWaitRead();
-          Arrive(&shared.dq_empty[consumer]);
+          add(box, shared.Dq(consumer));
+          give_back();
         }
       }
     });
@@ -233,14 +232,76 @@ __device__ __forceinline__ void ConsumeDv(const BackwardArgs& args, WideShared<T
   finish_dv();
 }
 
-// dK of the consumer's 64 keys, and its columns of dQ.
+// Where a lane's row of each 8x8 matrix of dS goes (stmatrix), in the first 16 queries.
+template <class Traits>
+__device__ __forceinline__ uint32_t DsPlace(const WideShared<Traits>& shared, int consumer,
+                                            int warp, int lane) {
+  return SharedAddress(shared.ds[0].At(0, consumer)) + (lane / 16 * 8 + lane % 8) * kRowBytes +
+         ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
+}
+
+template <class Traits>
+__device__ __forceinline__ void StoreDs(uint32_t place, const uint32_t (&ds)[Traits::kBlockM / 4]) {
+#pragma unroll
+  for (int k = 0; k < Traits::kBlockM / 16; ++k) {
+    StoreMatrixTransposed(place + k * 16 * kRowBytes, ds[4 * k], ds[4 * k + 1], ds[4 * k + 2],
+                          ds[4 * k + 3]);
+  }
+}
+
+// Where a lane's elements of a box of dQ go.
+template <class Traits>
+__device__ __forceinline__ uint32_t DqPlace(const WideShared<Traits>& shared, int consumer,
+                                            int warp, int lane) {
+  return shared.Dq(consumer) + (warp * kWarpRows + lane / 4) * kRowBytes +
+         ((lane % 4 / 2) ^ (lane / 4)) * 16 + lane % 2 * 8;
+}
+
+// 32 columns of dQ, times the softmax's scale if dS was not. box: of several that lie one behind
+// the other.
+template <class Traits>
+__device__ __forceinline__ void StoreDqBox(const BackwardArgs& args, uint32_t place, int box,
+                                           const float* dq) {
+  const float factor = Traits::kScaleDs ? 1 : args.scale;
+#pragma unroll
+  for (int j = 0; j < kFloatBoxColumns / 8; ++j) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int i = 4 * j + 2 * r;
+      StoreShared((place ^ (j * 32)) + (box * Traits::kBlockM + r * 8) * kRowBytes, dq[i] * factor,
+                  dq[i + 1] * factor);
+    }
+  }
+}
+
+// dP^T -> dS^T = P^T (dP^T - delta)
+template <class Traits>
+__device__ __forceinline__ void ScoreGradients(const BackwardArgs& args,
+                                               const RowStatistics<Traits>& rows, int lane,
+                                               const float (&p)[Traits::kBlockM / 2],
+                                               float (&ds)[Traits::kBlockM / 2]) {
+  const float factor = Traits::kScaleDs ? args.scale : 1;
+#pragma unroll
+  for (int j = 0; j < Traits::kBlockM / 8; ++j) {
+    const float2 delta = *reinterpret_cast<const float2*>(&rows.delta[8 * j + lane % 4 * 2]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int i = 4 * j + 2 * r;
+      ds[i] = p[i] * fmaf(ds[i], factor, -delta.x);
+      ds[i + 1] = p[i + 1] * fmaf(ds[i + 1], factor, -delta.y);
+    }
+  }
+}
+
+// dK of the consumer's 64 keys, and its columns of dQ, at a head_dim of 256.
 template <class Traits>
 __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<Traits>& shared,
                                           const KeyTile& keys, int consumer,
                                           float (&dk)[Traits::kHeadDim / 2]) {
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   using Element = typename Traits::Element;
-  constexpr int kHeadDim = Traits::kHeadDim, kSecond = DqParts<Traits>::kSecond;
+  constexpr int kHeadDim = Traits::kHeadDim;
+  static_assert(DqParts<Traits>::kSecond == 64, "");
   using QTile = Tile<kBlockM, kHeadDim>;
   using KTile = Tile<kBlockN, kHeadDim>;
   using DsTile = Tile<kBlockM, kBlockN>;
@@ -248,31 +309,17 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
   const int lane = threadIdx.x % kWarpSize, warp = WarpUniform(threadIdx.x / kWarpSize % 4);
   const int key = keys.row + consumer * 64 + warp * 16 + lane / 4;  // and key + 8
   const float scale_log2 = args.scale * kLog2E;
-  // Where this lane's row of each 8x8 matrix of dS goes (stmatrix), and its elements of dQ.
-  const uint32_t ds_store = SharedAddress(shared.ds[0].At(0, consumer)) +
-                            (lane / 16 * 8 + lane % 8) * kRowBytes +
-                            ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
-  const uint32_t dq_store = shared.Dq(consumer) + (warp * kWarpRows + lane / 4) * kRowBytes +
-                            ((lane % 4 / 2) ^ (lane / 4)) * 16 + lane % 2 * 8;
+  const uint32_t ds_place = DsPlace(shared, consumer, warp, lane);
+  const uint32_t dq_place = DqPlace(shared, consumer, warp, lane);
   RingSlot<Traits::kStages> slot;
   int dq_parity = 1;
 
-  const auto store_dq = [&](const auto& dq) {
-    constexpr int kColumns = sizeof(dq) / sizeof(float) * 2;
-    const float factor = Traits::kScaleDs ? 1 : args.scale;
+  const auto store_dq = [&](const float(&dq)[32]) {  // two boxes
 #pragma unroll
-    for (int box = 0; box < kColumns / kFloatBoxColumns; ++box) {
+    for (int box = 0; box < 2; ++box) {
       Wait(&shared.dq_empty[consumer], dq_parity);
       dq_parity ^= 1;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int i = 16 * box + 4 * j + 2 * r;
-          StoreShared((dq_store ^ (j * 32)) + r * 8 * kRowBytes, dq[i] * factor,
-                      dq[i + 1] * factor);
-        }
-      }
+      StoreDqBox<Traits>(args, dq_place, 0, dq + 16 * box);
       FenceProxyAsync();
       Arrive(&shared.dq_full[consumer]);
     }
@@ -304,30 +351,16 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
     WgmmaWait<0>();
     PinRegisters(p);
     Exponentiate<Traits>(args, keys, key, scale_log2, whole, rows, p);
-#pragma unroll
-    for (int j = 0; j < kBlockM / 8; ++j) {
-      const float2 delta = *reinterpret_cast<const float2*>(&rows.delta[8 * j + lane % 4 * 2]);
-      const float factor = Traits::kScaleDs ? args.scale : 1;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int i = 4 * j + 2 * r;
-        ds[i] = p[i] * fmaf(ds[i], factor, -delta.x);
-        ds[i + 1] = p[i + 1] * fmaf(ds[i + 1], factor, -delta.y);
-      }
-    }
+    ScoreGradients<Traits>(args, rows, lane, p, ds);
     Arrive(&shared.rows_empty[slot.stage]);
     PackOperand<Element>(ds, ds_operand);
     NamedBarrierSync(kReadBarrier, 2 * kWarpgroupSize);  // of the last tile's dS
-#pragma unroll
-    for (int k = 0; k < kBlockM / 16; ++k) {
-      StoreMatrixTransposed(ds_store + k * 16 * kRowBytes, ds_operand[4 * k], ds_operand[4 * k + 1],
-                            ds_operand[4 * k + 2], ds_operand[4 * k + 3]);
-    }
+    StoreDs<Traits>(ds_place, ds_operand);
     FenceProxyAsync();
     NamedBarrierSync(kExchangeBarrier, 2 * kWarpgroupSize);
 
     // dQ = dS K, dK += dS^T Q
-    float dq[32], second_dq[kSecond / 2];
+    float dq[32], second_dq[32];
     PinRegisters(ds_operand);
     WgmmaFence();
     MatmulSharedShared<Element, 64, kBlockN, Major::kK, Major::kMN>(
@@ -341,9 +374,8 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
     PinRegisters(dq);
     store_dq(dq);
     WgmmaFence();
-    MatmulSharedShared<Element, kSecond, kBlockN, Major::kK, Major::kMN>(
-        second_dq, shared.ds[0].At(0), DsTile::kBlockBytes,
-        kSecond == 64 ? shared.k.At(0, 2 + consumer) : shared.k.At(0, 2) + consumer * kSecond,
+    MatmulSharedShared<Element, 64, kBlockN, Major::kK, Major::kMN>(
+        second_dq, shared.ds[0].At(0), DsTile::kBlockBytes, shared.k.At(0, 2 + consumer),
         KTile::kBlockBytes, false);
     WgmmaCommit();
     WgmmaWait<1>();
@@ -356,7 +388,7 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
   }
 }
 
-// The same; dQ is computed a step late.
+// The same, with dQ a step late and V in registers.
 template <class Traits>
 __device__ __forceinline__ void ConsumeDkLate(const BackwardArgs& args, WideShared<Traits>& shared,
                                               const KeyTile& keys, int consumer,
@@ -371,12 +403,8 @@ __device__ __forceinline__ void ConsumeDkLate(const BackwardArgs& args, WideShar
   const int lane = threadIdx.x % kWarpSize, warp = WarpUniform(threadIdx.x / kWarpSize % 4);
   const int key = keys.row + consumer * 64 + warp * 16 + lane / 4;  // and key + 8
   const float scale_log2 = args.scale * kLog2E;
-  // Where this lane's row of each 8x8 matrix of dS goes (stmatrix), and its elements of dQ.
-  const uint32_t ds_store = SharedAddress(shared.ds[0].At(0, consumer)) +
-                            (lane / 16 * 8 + lane % 8) * kRowBytes +
-                            ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
-  const uint32_t dq_store = shared.Dq(consumer) + (warp * kWarpRows + lane / 4) * kRowBytes +
-                            ((lane % 4 / 2) ^ (lane / 4)) * 16 + lane % 2 * 8;
+  const uint32_t ds_place = DsPlace(shared, consumer, warp, lane);
+  const uint32_t dq_place = DqPlace(shared, consumer, warp, lane);
   uint32_t v_operand[kHeadDim / 4];
   LoadOperand(shared.v, consumer * 64, v_operand);
   NamedBarrierSync(kReadBarrier, 2 * kWarpgroupSize);  // from here on V's place is dQ's
@@ -395,24 +423,12 @@ __device__ __forceinline__ void ConsumeDkLate(const BackwardArgs& args, WideShar
     WgmmaCommit();
   };
   const auto store_dq = [&](int n) {  // to be followed by a fence, and an arrival
-    const float factor = Traits::kScaleDs ? 1 : args.scale;
     PinRegisters(first_dq);
     PinRegisters(second_dq);
     Wait(&shared.dq_empty[consumer], n % 2 ^ 1);
-    const auto store_box = [&](int box, const float* dq) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int i = 4 * j + 2 * r;
-          StoreShared((dq_store ^ (j * 32)) + r * 8 * kRowBytes + box * kBlockM * kRowBytes,
-                      dq[i] * factor, dq[i + 1] * factor);
-        }
-      }
-    };
-    store_box(0, first_dq);
-    store_box(1, first_dq + 16);
-    store_box(2, second_dq);
+    StoreDqBox<Traits>(args, dq_place, 0, first_dq);
+    StoreDqBox<Traits>(args, dq_place, 1, first_dq + 16);
+    StoreDqBox<Traits>(args, dq_place, 2, second_dq);
   };
 
 #pragma unroll 1
@@ -437,17 +453,7 @@ __device__ __forceinline__ void ConsumeDkLate(const BackwardArgs& args, WideShar
     PinRegisters(p);  // the exponentials stay on this side of the wait
     WgmmaWait<0>();
     PinRegisters(ds);
-#pragma unroll
-    for (int j = 0; j < kBlockM / 8; ++j) {
-      const float2 delta = *reinterpret_cast<const float2*>(&rows.delta[8 * j + lane % 4 * 2]);
-      const float factor = Traits::kScaleDs ? args.scale : 1;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int i = 4 * j + 2 * r;
-        ds[i] = p[i] * fmaf(ds[i], factor, -delta.x);
-        ds[i + 1] = p[i + 1] * fmaf(ds[i + 1], factor, -delta.y);
-      }
-    }
+    ScoreGradients<Traits>(args, rows, lane, p, ds);
     PackOperand<Element>(ds, ds_operand);
     PinRegisters(ds_operand);
 
@@ -462,13 +468,8 @@ __device__ __forceinline__ void ConsumeDkLate(const BackwardArgs& args, WideShar
     PinRegisters(first_dq);
     PinRegisters(second_dq);
     if (step > 0) store_dq(step - 1);
-      // dS, for both consumers; who read this buffer last is done, as in backward.cu.
-#pragma unroll
-    for (int k = 0; k < kBlockM / 16; ++k) {
-      StoreMatrixTransposed(ds_store + stage * DsTile::kBytes + k * 16 * kRowBytes,
-                            ds_operand[4 * k], ds_operand[4 * k + 1], ds_operand[4 * k + 2],
-                            ds_operand[4 * k + 3]);
-    }
+    // dS, for both consumers; who read this buffer last is done, as in backward.cu.
+    StoreDs<Traits>(ds_place + stage * DsTile::kBytes, ds_operand);
     FenceProxyAsync();  // of dQ and dS
     if (step > 0) Arrive(&shared.dq_full[consumer]);
     ArriveWarp(&shared.ds_full[stage]);
