@@ -70,7 +70,8 @@ void Forward(const FlashForwardParams& params) {
     using V = decltype(variants);
     if (params.shape.scores.any() || params.max_logits != nullptr) {
       if (params.shape.head_dim <= 64) return LaunchForward<typename V::ForwardD64Changed>(params);
-      if (params.shape.head_dim <= 128) return LaunchForward<typename V::ForwardD128Changed>(params);
+      if (params.shape.head_dim <= 128)
+        return LaunchForward<typename V::ForwardD128Changed>(params);
       return LaunchForward<typename V::ForwardD256Changed>(params);
     }
     if (params.shape.head_dim <= 64) return LaunchForward<typename V::ForwardD64>(params);

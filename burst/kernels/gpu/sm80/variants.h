@@ -106,8 +106,8 @@ struct Variants {
   using BackwardD128Small = BackwardTraits<Element, 128, 64, 64, 1, 2, 2>;
   using BackwardD256Small = BackwardTraits<Element, 256, 32, 32, 1, 2, 2, 4>;
 
-  // What changes scores needs registers: smaller tiles. They fit every GPU, BackwardD256Changed only
-  // those that BackwardD256 fits.
+  // What changes scores needs registers: smaller tiles. They fit every GPU, BackwardD256Changed
+  // only those that BackwardD256 fits.
   using ForwardD64Changed = Changed<ForwardTraits<Element, 64, 64, 64, 4>>;
   using ForwardD128Changed = Changed<ForwardTraits<Element, 128, 64, 64, 4>>;
   using ForwardD256Changed = Changed<ForwardD256Small>;
