@@ -216,6 +216,18 @@ TEST_F(HuggingFaceTest, WhatIsWrittenIsRead) {
   ExpectWritten(windowed);
 }
 
+TEST(HuggingFaceConfig, DropoutOfWeightsIsWrittenInTheFamilysName) {
+  const std::pair<const char*, const char*> cases[] = {
+      {kGpt2, "attn_pdrop"}, {kLlama31, "attention_dropout"}, {kQwen, "attention_dropout"}};
+  for (const auto& [json, name] : cases) {
+    HuggingFaceConfig config = *ParseHuggingFaceConfig(json);
+    config.model.attention_dropout = 0.25;
+    const auto written = MakeHuggingFaceConfig(config);
+    ASSERT_TRUE(written.ok()) << written.status();
+    EXPECT_EQ(Json::parse(*written)[name], 0.25) << name;
+  }
+}
+
 TEST(HuggingFaceConfig, ModelsOfNoFamilyAreRefused) {
   auto config = *ParseHuggingFaceConfig(kQwen);
   config.model.qk_norm = true;

@@ -86,6 +86,7 @@ absl::StatusOr<Json> LlamaLike(const HuggingFaceConfig& config) {
                {"rms_norm_eps", m.norm_eps},
                {"rope_theta", m.rope_theta},
                {"rope_scaling", Scaling(m.rope_scaling)},
+               {"attention_dropout", m.attention_dropout},
                {"tie_word_embeddings", m.tied_embeddings}};
   if (qwen) {
     json["use_sliding_window"] = window;
