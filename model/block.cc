@@ -85,6 +85,10 @@ SelfAttention::SelfAttention(const LayerScope& scope, int64_t layer, Rotation ro
            scope.config.has_biases() || scope.config.qkv_bias),
       norm_eps_(scope.config.norm_eps),
       out_(scope, "attention.out", scope.config.heads, head_dim_) {
+  if (scope.config.attention_sinks) {
+    const ParameterSharding by_heads = scope.parallel.Sharded(/*axis=*/0, {scope.config.heads}, 1);
+    scope.Add("attention.sinks", {scope.config.heads}, 0, 0, false, by_heads, &sinks_);
+  }
   if (!scope.config.qk_norm) return;
   // A rank's heads give a part of the gradient.
   const ParameterSharding replicated = scope.parallel.Replicated();
@@ -106,7 +110,7 @@ Variable SelfAttention::Project(const ForwardPass& pass, const Normalization& no
 }
 
 Variable SelfAttention::Attend(const ForwardPass& pass, const Variable& qkv) const {
-  return pass.attend(pass, layer_, qkv, {});
+  return pass.attend(pass, layer_, qkv, sinks_, {});
 }
 
 Variable SelfAttention::ProjectOut(const ForwardPass& pass, const Variable& out,
@@ -149,8 +153,10 @@ Variable SelfAttention::AttendGroup(const ForwardPass& pass, const Normalization
   const LinearParameters& all = qkv_.parameters();
   const Variable weight = SelectRows(pass.tape, all.weight, rows);
   const Variable bias = all.bias.defined() ? SelectRows(pass.tape, all.bias, rows) : Variable();
+  const Variable sinks =
+      sinks_.defined() ? SelectRows(pass.tape, sinks_, {{i * heads, heads}}) : Variable();
   const auto attend = [&](const Variable& projected) {
-    return pass.attend(pass, layer_, Heads(pass, projected, group), group);
+    return pass.attend(pass, layer_, Heads(pass, projected, group), sinks, group);
   };
   if (norm == nullptr) return attend(Linear(pass.tape, x, weight, bias));
   const auto project = [pass, norm, weight, bias](Tape& tape, const Variable& x) {

@@ -15,7 +15,7 @@
 namespace burst {
 
 // residual + attention(norm(x)): projections of all heads, normalization of queries and keys
-// (qk_norm), RoPE (llama), causal attention, projection out.
+// (qk_norm), RoPE (llama), causal attention (with attention_sinks), projection out.
 class SelfAttention {
  public:
   enum class Rotation { kNone, kRope };
@@ -50,6 +50,7 @@ class SelfAttention {
   ColumnParallelLinear qkv_;        // the query heads, then the KV heads' keys, then their values
   Variable query_norm_, key_norm_;  // [head_dim]; with qk_norm
   const double norm_eps_;
+  Variable sinks_;  // [heads]; with attention_sinks
   RowParallelLinear out_;
 };
 

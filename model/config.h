@@ -37,6 +37,7 @@ struct ModelConfig {
   double attention_dropout = 0;  // of attention's weights, in training
   // c > 0: attention's scores s become c tanh(s / c) (Gemma 2, arXiv 2408.00118). 0: they stay.
   double attention_softcap = 0;
+  bool attention_sinks = false;
   bool qkv_bias = false;  // llama: biases of the projections to queries, keys and values
   bool qk_norm = false;   // llama: RMSNorm of each query's and key's head before RoPE
   double rope_theta = 10000;

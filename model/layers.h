@@ -32,8 +32,9 @@ struct ForwardPass {
   std::shared_ptr<const TokenShard> shard;
   // Queries, keys and values of a layer, [batch, length, heads + 2 kv_heads, head_dim], to its
   // attention's output, [batch, length, heads, head_dim]; of all heads, or of a group of them.
+  // sinks: of these heads, [heads], or undefined.
   std::function<Variable(const ForwardPass& pass, int64_t layer, const Variable& qkv,
-                         const HeadGroup& group)>
+                         const Variable& sinks, const HeadGroup& group)>
       attend = nullptr;
   std::shared_ptr<const RopeTable> rope = nullptr;  // llama
   double dropout_rate = 0;

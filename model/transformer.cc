@@ -349,7 +349,8 @@ ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attenti
   }
   // A recomputation calls it later, on its own tape.
   pass.attend = [this, &attention, schedule, cache](const ForwardPass& of, int64_t layer,
-                                                    const Variable& qkv, const HeadGroup& group) {
+                                                    const Variable& qkv, const Variable& sinks,
+                                                    const HeadGroup& group) {
     if (cache != nullptr) {
       const int64_t q = config_.heads, kv = config_.kv_heads;
       cache->Append(layer, qkv.value().Slice(2, q, kv), qkv.value().Slice(2, q + kv, kv));
@@ -359,7 +360,7 @@ ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attenti
     attention.SetDropout({AttentionDropoutSeed(of.dropout, layer), of.dropout.first_row,
                           /*first_head=*/group.index * heads, of.dropout.enabled});
     return AttentionOp(of.tape, attention, schedule, qkv, heads, kv_heads, of.kept_attention.get(),
-                       group);
+                       group, {sinks, of.chunks == nullptr ? nullptr : of.chunks->chunk_done});
   };
   if (config_.family == Family::kLlama) {
     const Tensor positions = parallel_.AttentionPositions(tape, shard, batch.positions);
@@ -495,7 +496,8 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
   Tape tape(/*recording=*/false);
   ForwardPass pass{tape, parallel_, /*shard=*/nullptr};
   pass.ffn_chunk = ffn_chunk_;
-  pass.attend = [&](const ForwardPass&, int64_t layer, const Variable& qkv, const HeadGroup&) {
+  pass.attend = [&](const ForwardPass&, int64_t layer, const Variable& qkv, const Variable& sinks,
+                    const HeadGroup&) {
     const auto heads = [&](int64_t first, int64_t count) {
       return qkv.value().Slice(2, first, count);
     };
@@ -503,7 +505,8 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
     const auto cached =
         cache.Append(layer, heads(q, kv).Slice(1, 0, kept), heads(q + kv, kv).Slice(1, 0, kept));
     if (status.ok()) {
-      const absl::StatusOr<Tensor> out = attention.Forward(heads(0, q), cached.k, cached.v);
+      const absl::StatusOr<Tensor> out = attention.Forward(
+          heads(0, q), cached.k, cached.v, sinks.defined() ? sinks.value() : Tensor());
       if (out.ok()) return Variable(*out);
       status = out.status();
     }

@@ -336,10 +336,11 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   BURST_RETURN_IF_ERROR(EnsureOutput("out", q.shape(), q.dtype(), q.device(), out));
   BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), sum_dtype, q.device(), lse));
   if (!lse->is_contiguous()) return absl::InvalidArgumentError("lse must be contiguous");
+  BURST_RETURN_IF_ERROR(CheckSinks(sinks(), q));
 
   // Q stays, K and V visit the ranks. In each round, and for each part of its mask:
-  // (O, lse) <- merge((O, lse), attention(Q, K, V)). Where O is accumulated in another dtype, the
-  // last call converts it.
+  // (O, lse) <- merge((O, lse), attention(Q, K, V)). The first call counts the sinks in. Where O is
+  // accumulated in another dtype, the last call converts it.
   const RingRoute& route = schedule.kv_route();
   const int rank = schedule.shard().group_index();
   const AttentionKernels& kernels = KernelsFor(q);
@@ -386,6 +387,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
           params.out = Operand(result);
           params.out_dtype = result.dtype();
           params.merge = merge;
+          params.sinks = merge || sinks().null() ? nullptr : sinks().raw_data();
           if (merge && !in_place) params.sum = Operand(sum);
           kernels.Forward(params);
           merge = true;
@@ -397,7 +399,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
     BURST_RETURN_IF_ERROR(MaxOverRanks(comm_, max_logits_));
   }
   if (saved != nullptr) {
-    *saved = {q, k, v, *out, *lse, {}, {}, /*num_kv_heads=*/0, dropout()};
+    *saved = {q, k, v, *out, *lse, {}, {}, /*num_kv_heads=*/0, dropout(), sinks()};
   }
   return absl::OkStatus();
 }
@@ -426,7 +428,7 @@ BackwardDirection BurstAttention::Direction(const RingSchedule& schedule, int64_
 }
 
 absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq,
-                                      Tensor* dk, Tensor* dv) {
+                                      Tensor* dk, Tensor* dv, Tensor* dsinks) {
   const Tensor& q = saved.q;
   const DType sum_dtype = SumDType(q.dtype());
   BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, saved.k, saved.v));
@@ -447,6 +449,11 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   const AttentionKernels& kernels = KernelsFor(q);
   const bool takes_blocks = TakesBlocks(q);
   kernels.Delta(delta_params);
+  if (dsinks != nullptr) {
+    BURST_RETURN_IF_ERROR(CheckSinks(saved.sinks, q, /*needed=*/true));
+    *dsinks = Tensor::Empty({1, q.dim(2)}, sum_dtype, q.device());
+    FlashSinkGrads(saved.lse.Contiguous(), delta, saved.sinks, dsinks->View({q.dim(2)}));
+  }
 
   // One rank and one part: one call that assigns the gradients where they belong. Else they are
   // accumulated over the calls, in place where dtype and strides allow.

@@ -106,8 +106,9 @@ class BurstAttention : public SequenceParallelAttention {
                        const Tensor& v, Tensor* out, Tensor* lse) {
     return Forward(schedule, q, k, v, out, lse, /*saved=*/nullptr);
   }
+  using SequenceParallelAttention::Backward;
   absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
-                        Tensor* dv) override;
+                        Tensor* dv, Tensor* dsinks) override;
 
   ScoreOptions scores() const override { return options_.scores; }
 

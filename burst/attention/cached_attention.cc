@@ -28,8 +28,8 @@ CachedAttention::CachedAttention(const std::vector<int32_t>& positions, bool has
   visible_ = Tensor::FromVector<int32_t>(visible, {2, n}, device);
 }
 
-absl::StatusOr<Tensor> CachedAttention::Forward(const Tensor& q, const Tensor& k,
-                                                const Tensor& v) const {
+absl::StatusOr<Tensor> CachedAttention::Forward(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                const Tensor& given_sinks) const {
   const int64_t batch = q.dim(0), n = q.dim(1), heads = q.dim(2), head_dim = q.dim(3);
   const int64_t rows = batch * n * heads;
   if (softcap_ != 0 && !KernelsOf(q.device()).ChangesScores()) {
@@ -38,6 +38,7 @@ absl::StatusOr<Tensor> CachedAttention::Forward(const Tensor& q, const Tensor& k
   }
   const Tensor out = Tensor::EmptyLike(q);
   const DType sum_dtype = SumDType(q.dtype());
+  const Tensor sinks = given_sinks.null() ? Tensor() : given_sinks.To(sum_dtype);
   const auto* begin = static_cast<const int32_t*>(visible_.raw_data());
   FlashForwardParams params;
   params.shape.batch = batch;
@@ -57,6 +58,7 @@ absl::StatusOr<Tensor> CachedAttention::Forward(const Tensor& q, const Tensor& k
     const Tensor lse = Tensor::Empty({rows}, sum_dtype, q.device());
     params.out = Operand(out);
     params.lse = lse.raw_data();
+    if (!sinks.null()) params.sinks = sinks.raw_data();
     params.out_dtype = out.dtype();
     KernelsOf(q.device()).Forward(params);
     return out;
@@ -75,7 +77,7 @@ absl::StatusOr<Tensor> CachedAttention::Forward(const Tensor& q, const Tensor& k
   const std::vector<int64_t> counts(ranks, count);
   BURST_RETURN_IF_ERROR(ranks_->PostAllGatherParts(own, counts, parts.View({ranks * count})));
   BURST_RETURN_IF_ERROR(ranks_->Wait(Channel::kCollective));
-  FlashMerge(parts, out);
+  FlashMerge(parts, out, sinks);
   return out;
 }
 

@@ -23,10 +23,12 @@ class CachedAttention {
                   int64_t window, double softcap, DeviceType device, Communicator* ranks);
 
   // q: [batch, n, heads, head_dim]; k, v: [batch, keys of this rank, kv_heads, head_dim], in order
-  // of position. The result is like q, contiguous. Collective with `ranks`: every rank sends
-  // batch * n * heads * (head_dim + 1) numbers of SumDType(dtype) to every other one, and all get
-  // the same bits (GPUs of one model). InvalidArgument for a softcap where no kernel serves it.
-  absl::StatusOr<Tensor> Forward(const Tensor& q, const Tensor& k, const Tensor& v) const;
+  // of position; sinks: [heads] (FlashForwardParams::sinks) of any floating dtype, or null. The
+  // result is like q, contiguous. Collective with `ranks`: every rank sends batch * n * heads *
+  // (head_dim + 1) numbers of SumDType(dtype) to every other one, and all get the same bits (GPUs
+  // of one model). InvalidArgument for a softcap where no kernel serves it.
+  absl::StatusOr<Tensor> Forward(const Tensor& q, const Tensor& k, const Tensor& v,
+                                 const Tensor& sinks = Tensor()) const;
 
  private:
   const double softcap_;

@@ -223,6 +223,7 @@ absl::Status ExactAttention::Forward(const RingSchedule& schedule, const Tensor&
   BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, v));
   BURST_RETURN_IF_ERROR(EnsureOutput("out", q.shape(), q.dtype(), q.device(), out));
   BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), sum_dtype, q.device(), lse));
+  BURST_RETURN_IF_ERROR(CheckSinks(sinks(), q));
   Tensor all_k, all_v;
   const int64_t sent = comm_ == nullptr ? 0 : comm_->stats().bytes_sent[2];
   BURST_RETURN_IF_ERROR(GatherKeys(schedule, k, v, &all_k, &all_v));
@@ -244,16 +245,19 @@ absl::Status ExactAttention::Forward(const RingSchedule& schedule, const Tensor&
     params.out = Operand(call.Queries(*out));
     params.out_dtype = q.dtype();
     params.lse = part.raw_data();
+    if (!sinks().null()) params.sinks = sinks().raw_data();
     KernelsOf(q.device()).Forward(params);
     copies.push_back({part.View({call.rows, q.dim(2), masks.chunk}), call.Statistics(*lse)});
   });
   CopyAll(copies);
-  if (saved != nullptr) *saved = {q, k, v, *out, *lse, {}, {}};
+  if (saved != nullptr) {
+    *saved = {q, k, v, *out, *lse, {}, {}, /*num_kv_heads=*/0, dropout(), sinks()};
+  }
   return absl::OkStatus();
 }
 
 absl::Status ExactAttention::Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq,
-                                      Tensor* dk, Tensor* dv) {
+                                      Tensor* dk, Tensor* dv, Tensor* dsinks) {
   const Tensor &q = saved.q, &k = saved.k;
   const DType sum_dtype = SumDType(q.dtype());
   BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, saved.v));
@@ -268,6 +272,12 @@ absl::Status ExactAttention::Backward(const RingSchedule& schedule, const Saved&
   const Tensor sums =
       Tensor::Zeros(KeysShape(k, schedule.shard().seqlen()), DType::kFloat64, q.device());
   const AttentionKernels& kernels = KernelsOf(q.device());
+  int64_t part = 0;
+  if (dsinks != nullptr) {
+    BURST_RETURN_IF_ERROR(CheckSinks(saved.sinks, q, /*needed=*/true));
+    const int64_t calls = (q.dim(0) + options_.rows - 1) / options_.rows * masks.count;
+    *dsinks = Tensor::Empty({calls, q.dim(2)}, sum_dtype, q.device());
+  }
   ForEachCall(masks, options_, q, k, [&](const Call& call) {
     const Tensor own_q = call.Queries(q), lse = call.Statistics(saved.lse).Contiguous();
     const Tensor dlse = saved.dlse.null() ? Tensor() : call.Statistics(saved.dlse).Contiguous();
@@ -279,6 +289,10 @@ absl::Status ExactAttention::Backward(const RingSchedule& schedule, const Saved&
     of_delta.dlse = dlse.null() ? nullptr : dlse.raw_data();
     of_delta.delta = delta.raw_data();
     kernels.Delta(of_delta);
+    if (dsinks != nullptr) {
+      FlashSinkGrads(lse, delta, saved.sinks, dsinks->Slice(0, part, 1).View({q.dim(2)}));
+      ++part;
+    }
 
     const Tensor own_dq = Tensor::Zeros(own_q.shape(), sum_dtype, q.device());
     const Shape key_shape = {call.rows, call.keys.length, k.dim(2), k.dim(3)};

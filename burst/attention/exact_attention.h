@@ -61,8 +61,9 @@ class ExactAttention : public SequenceParallelAttention {
 
   absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override;
+  using SequenceParallelAttention::Backward;
   absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
-                        Tensor* dv) override;
+                        Tensor* dv, Tensor* dsinks) override;
 
   BytesSent bytes_sent() const override { return sent_; }
   void ResetStats() override { sent_ = BytesSent(); }

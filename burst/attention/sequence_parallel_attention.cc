@@ -27,6 +27,32 @@ void ForwardOnTape(Tape& tape, SequenceParallelAttention& attention, const RingS
   if (lse != nullptr) *lse = Tensor::Zeros(LseShape(q), SumDType(q.dtype()), q.device());
 }
 
+// Of the op's sinks, what Forward takes. A copy: a parameter's memory need not last until Backward.
+Tensor ValuesOf(const AttentionSinks& sinks) {
+  if (!sinks.logits.defined()) return Tensor();
+  const Tensor& logits = sinks.logits.value();
+  const DType dtype = SumDType(logits.dtype());
+  return logits.dtype() == dtype ? logits.Clone() : logits.To(dtype);
+}
+
+// Backward for the tape, which adds to the gradient of the sinks, too.
+absl::Status BackwardOnTape(SequenceParallelAttention& attention, const RingSchedule& schedule,
+                            const Saved& saved, const AttentionSinks& sinks, Tensor* dq, Tensor* dk,
+                            Tensor* dv) {
+  ReachOp(CurrentLayer(), "attention", /*on_device=*/true);
+  if (!sinks.logits.defined() || !sinks.logits.requires_grad()) {
+    return attention.Backward(schedule, saved, dq, dk, dv);
+  }
+  Tensor dsinks;
+  BURST_RETURN_IF_ERROR(attention.Backward(schedule, saved, dq, dk, dv, &dsinks));
+  for (int64_t part = 0; part < dsinks.dim(0); ++part) {
+    const Tensor& sum = sinks.logits.MutableGrad();
+    sum.Add(dsinks.Slice(0, part, 1).View(sum.shape()).To(sum.dtype()));
+    if (sinks.part_done != nullptr) sinks.part_done();
+  }
+  return absl::OkStatus();
+}
+
 void Keep(const Tensor& out, const Saved& saved, const HeadGroup& group, KeptAttention* kept) {
   kept->saved.resize(group.count);
   Saved& own = kept->saved[group.index];
@@ -87,28 +113,29 @@ Tensor ForwardAgain(Tape& tape, SequenceParallelAttention& attention, const Ring
 
 Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
                      std::shared_ptr<const RingSchedule> schedule, const Variable& q,
-                     const Variable& k, const Variable& v, Variable* lse) {
-  const bool needs_grad = tape.NeedsGrad({q, k, v});
+                     const Variable& k, const Variable& v, Variable* lse,
+                     const AttentionSinks& sinks) {
+  const bool needs_grad = tape.NeedsGrad({q, k, v, sinks.logits});
+  attention.SetSinks(ValuesOf(sinks));
   Tensor out_value, lse_value;
   Saved saved;
   ForwardOnTape(tape, attention, *schedule, q.value(), k.value(), v.value(), &out_value,
                 lse != nullptr ? &lse_value : nullptr, needs_grad ? &saved : nullptr);
-  const Variable out = tape.Output(out_value, {q, k, v});
+  const Variable out = tape.Output(out_value, {q, k, v, sinks.logits});
   std::vector<Variable> outputs = {out};
   if (lse != nullptr) {
-    *lse = tape.Output(lse_value, {q, k, v});
+    *lse = tape.Output(lse_value, {q, k, v, sinks.logits});
     outputs.push_back(*lse);
   }
   if (!needs_grad) return out;
 
-  tape.Record("attention", outputs, [&tape, &attention, schedule, q, k, v, outputs, saved] {
+  tape.Record("attention", outputs, [&tape, &attention, schedule, q, k, v, outputs, saved, sinks] {
     const Variable& out = outputs[0];
     Saved given = saved;
     given.dout = out.grad().null() ? Tensor::ZerosLike(out.value()) : out.grad();
     if (outputs.size() > 1) given.dlse = outputs[1].grad();
     Tensor dq, dk, dv;
-    ReachOp(CurrentLayer(), "attention", /*on_device=*/true);
-    const absl::Status status = attention.Backward(*schedule, given, &dq, &dk, &dv);
+    const absl::Status status = BackwardOnTape(attention, *schedule, given, sinks, &dq, &dk, &dv);
     if (!status.ok()) return tape.Fail(status);
     q.AddGrad(dq);
     k.AddGrad(dk);
@@ -120,7 +147,7 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
 Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
                      std::shared_ptr<const RingSchedule> schedule, const Variable& qkv,
                      int64_t num_heads, int64_t num_kv_heads, KeptAttention* kept,
-                     const HeadGroup& group) {
+                     const HeadGroup& group, const AttentionSinks& sinks) {
   BURST_CHECK(qkv.value().ndim() == 4 && qkv.value().dim(2) == num_heads + 2 * num_kv_heads)
       << "qkv " << ToString(qkv.shape()) << " for " << num_heads << " heads and " << num_kv_heads
       << " KV heads";
@@ -128,7 +155,8 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
     if (part == 0) return packed.Slice(2, 0, num_heads);
     return packed.Slice(2, num_heads + (part - 1) * num_kv_heads, num_kv_heads);
   };
-  const bool needs_grad = tape.NeedsGrad({qkv});
+  const bool needs_grad = tape.NeedsGrad({qkv, sinks.logits});
+  attention.SetSinks(ValuesOf(sinks));
   const Tensor q = heads(qkv.value(), 0), k = heads(qkv.value(), 1), v = heads(qkv.value(), 2);
   Tensor out_value;
   Saved saved;
@@ -146,16 +174,15 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
                   needs_grad || kept != nullptr ? &saved : nullptr);
     if (kept != nullptr) Keep(out_value, saved, group, kept);
   }
-  const Variable out = tape.Output(out_value, {qkv});
+  const Variable out = tape.Output(out_value, {qkv, sinks.logits});
   if (!needs_grad) return out;
 
-  tape.Record("attention", {out}, [&tape, &attention, schedule, qkv, heads, out, saved] {
+  tape.Record("attention", {out}, [&tape, &attention, schedule, qkv, heads, out, saved, sinks] {
     const Tensor dqkv = Tensor::EmptyLike(qkv.value());
     Tensor dq = heads(dqkv, 0), dk = heads(dqkv, 1), dv = heads(dqkv, 2);
     Saved given = saved;
     given.dout = out.grad();
-    ReachOp(CurrentLayer(), "attention", /*on_device=*/true);
-    const absl::Status status = attention.Backward(*schedule, given, &dq, &dk, &dv);
+    const absl::Status status = BackwardOnTape(attention, *schedule, given, sinks, &dq, &dk, &dv);
     if (!status.ok()) return tape.Fail(status);
     qkv.AddGrad(dqkv);
   });
@@ -184,6 +211,20 @@ absl::Status CheckAttentionInputs(const Tensor& q, const Tensor& k, const Tensor
         absl::StrCat(k.dim(2), " KV heads do not divide ", q.dim(2), " query heads"));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckSinks(const Tensor& sinks, const Tensor& q, bool needed) {
+  if (needed && sinks.null()) {
+    return absl::InvalidArgumentError("dsinks of an attention without sinks");
+  }
+  const DType dtype = SumDType(q.dtype());
+  if (sinks.null() || (sinks.shape() == Shape{q.dim(2)} && sinks.dtype() == dtype &&
+                       sinks.device() == q.device() && sinks.is_contiguous())) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "sinks must be a ", Name(dtype), " tensor ", ToString({q.dim(2)}), " on ", Name(q.device()),
+      ", not ", Name(sinks.dtype()), " ", ToString(sinks.shape()), " on ", Name(sinks.device())));
 }
 
 absl::Status EnsureOutput(const char* name, const Shape& shape, DType dtype, DeviceType device,

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -44,6 +45,11 @@ class SequenceParallelAttention {
   virtual absl::StatusOr<RingSchedule> CrossSchedule(
       int64_t q_seqlen, int64_t k_seqlen, std::optional<Layout> k_layout = std::nullopt) const = 0;
 
+  // The attention sinks of Forward from now on (FlashForwardParams::sinks), one for each head of q:
+  // [num_heads] of SumDType(dtype of q), on its device; null: none.
+  void SetSinks(const Tensor& sinks) { sinks_ = sinks; }
+  const Tensor& sinks() const { return sinks_; }
+
   // What Backward needs of Forward: q, k, v, out and lse of the tokens and heads that this rank
   // computed, which depend on the strategy. The caller adds the gradients of Forward's outputs:
   // dout, like out, and dlse, like lse (null: zero).
@@ -51,6 +57,7 @@ class SequenceParallelAttention {
     Tensor q, k, v, out, lse, dout, dlse;
     int64_t num_kv_heads = 0;  // of Forward's k and v; 0: k's
     WeightDropout dropout = {};
+    Tensor sinks = {};  // Forward's; they are in out and lse, and only dsinks needs them
   };
 
   // How it changes scores; the model's softcap has to be among it.
@@ -85,8 +92,14 @@ class SequenceParallelAttention {
                                const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) = 0;
 
   // Assigns dq, dk, dv (like q, k, v; allocated when null; may be strided: slices of one tensor).
+  // dsinks: null, or becomes [parts, num_heads], whose sum over parts and ranks is the gradient of
+  // the sinks. One part, but for ExactAttention, which has one for each of its calls.
   virtual absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq,
-                                Tensor* dk, Tensor* dv) = 0;
+                                Tensor* dk, Tensor* dv, Tensor* dsinks) = 0;
+  absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
+                        Tensor* dv) {
+    return Backward(schedule, saved, dq, dk, dv, /*dsinks=*/nullptr);
+  }
 
   // For a Backward after a recomputation, which has kept `saved` of Forward without q, k and v:
   // puts q, k and v, equal to those of Forward, back into *saved. Where Forward exchanges them
@@ -102,6 +115,7 @@ class SequenceParallelAttention {
     saved->out = out;
     saved->lse = lse;
     saved->dropout = dropout_;
+    saved->sinks = sinks_;
     return Restore(schedule, q, k, v, saved);
   }
 
@@ -119,13 +133,23 @@ class SequenceParallelAttention {
 
  private:
   WeightDropout dropout_;
+  Tensor sinks_;
+};
+
+// The attention sinks of an op on the tape. They are SetSinks of what the op calls.
+struct AttentionSinks {
+  Variable logits = {};  // [num_heads], of the dtype of q or of SumDType of that; undefined: none
+  // Called when a part of their gradient (SequenceParallelAttention::Backward) is added, as
+  // ChunkOptions::chunk_done is for a chunk's.
+  std::function<void()> part_done = nullptr;
 };
 
 // The op on the tape; out: like q. `schedule` is kept until the backward. A failed transfer is
 // reported through tape.status(). With `lse`, the log-sum-exp is returned too, and differentiable.
 Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
                      std::shared_ptr<const RingSchedule> schedule, const Variable& q,
-                     const Variable& k, const Variable& v, Variable* lse = nullptr);
+                     const Variable& k, const Variable& v, Variable* lse = nullptr,
+                     const AttentionSinks& sinks = {});
 
 // What a recomputation (RecomputeInBackward, burst/autograd/tape.h) takes from the first run of an
 // attention to the second, so that attention itself runs once. A second run would be expensive and,
@@ -157,10 +181,12 @@ struct HeadGroup {
 Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
                      std::shared_ptr<const RingSchedule> schedule, const Variable& qkv,
                      int64_t num_heads, int64_t num_kv_heads, KeptAttention* kept = nullptr,
-                     const HeadGroup& group = {});
+                     const HeadGroup& group = {}, const AttentionSinks& sinks = {});
 
 // ---- What all strategies share.
 //
+// InvalidArgument unless sinks are as SetSinks says; `needed`: and not null.
+absl::Status CheckSinks(const Tensor& sinks, const Tensor& q, bool needed = false);
 // InvalidArgument unless q, k, v fit together, as Forward says.
 absl::Status CheckAttentionInputs(const Tensor& q, const Tensor& k, const Tensor& v);
 // Makes *output a tensor of the given shape, or checks that it is one, contiguous along the last

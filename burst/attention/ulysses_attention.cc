@@ -122,12 +122,15 @@ absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tenso
   BURST_RETURN_IF_ERROR(CheckSchedule(schedule));
   attention_->SetDropout(dropout());
   if (group_->world_size() == 1) {
+    attention_->SetSinks(sinks());
     const absl::Status status = attention_->Forward(schedule, q, k, v, out, lse, saved);
     max_logits_ = attention_->max_logits();
     return status;
   }
   BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
   BURST_RETURN_IF_ERROR(CheckHeadsDivide(q.dim(2), k.dim(2), group_->world_size()));
+  BURST_RETURN_IF_ERROR(CheckSinks(sinks(), q));
+  attention_->SetSinks(OwnHeads(sinks()));
   const int64_t q_length = schedule.shard().local_length();
   const int64_t k_length = schedule.key_shard().local_length();
   if (q.dim(1) != q_length || k.dim(1) != k_length) {
@@ -154,10 +157,16 @@ absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tenso
   BURST_RETURN_IF_ERROR(exchange_->Scatter(schedule.shard(), results, own, &stats_.forward));
   BURST_RETURN_IF_ERROR(GatherMaxLogits());
   if (saved != nullptr) {
-    *saved = {qkv[0],   qkv[1], qkv[2], heads_out, heads_lse, {}, {}, /*num_kv_heads=*/k.dim(2),
-              dropout()};
+    *saved = {qkv[0],    qkv[1], qkv[2], heads_out, heads_lse, {}, {}, /*num_kv_heads=*/k.dim(2),
+              dropout(), sinks()};
   }
   return absl::OkStatus();
+}
+
+Tensor UlyssesAttention::OwnHeads(const Tensor& sinks) const {
+  if (sinks.null()) return sinks;
+  const int64_t heads = sinks.dim(0) / group_->world_size();
+  return sinks.Slice(0, group_->rank() * heads, heads);
 }
 
 // Of this rank's heads -> of all heads.
@@ -193,13 +202,14 @@ absl::Status UlyssesAttention::Rebuild(const RingSchedule& schedule, const Tenso
   saved->lse = results[1];
   saved->num_kv_heads = k.dim(2);
   saved->dropout = dropout();
+  saved->sinks = sinks();
   return Restore(schedule, q, k, v, saved);
 }
 
 absl::Status UlyssesAttention::Backward(const RingSchedule& schedule, const Saved& saved,
-                                        Tensor* dq, Tensor* dk, Tensor* dv) {
+                                        Tensor* dq, Tensor* dk, Tensor* dv, Tensor* dsinks) {
   BURST_RETURN_IF_ERROR(CheckSchedule(schedule));
-  if (group_->world_size() == 1) return attention_->Backward(schedule, saved, dq, dk, dv);
+  if (group_->world_size() == 1) return attention_->Backward(schedule, saved, dq, dk, dv, dsinks);
   const Tensor& dout = saved.dout;
   const int64_t num_heads = saved.q.dim(2) * group_->world_size();
   const int64_t length = schedule.shard().local_length();
@@ -229,9 +239,16 @@ absl::Status UlyssesAttention::Backward(const RingSchedule& schedule, const Save
   Saved heads = saved;
   heads.dout = gathered[0];
   if (!saved.dlse.null()) heads.dlse = gathered[1];
+  heads.sinks = OwnHeads(saved.sinks);
   Tensors gradients(3);
-  BURST_RETURN_IF_ERROR(
-      attention_->Backward(schedule, heads, &gradients[0], &gradients[1], &gradients[2]));
+  Tensor own_dsinks;
+  BURST_RETURN_IF_ERROR(attention_->Backward(schedule, heads, &gradients[0], &gradients[1],
+                                             &gradients[2],
+                                             dsinks == nullptr ? nullptr : &own_dsinks));
+  if (dsinks != nullptr) {  // the group's other ranks have those of the other heads
+    *dsinks = Tensor::Zeros({1, num_heads}, sum_dtype, device);
+    OwnHeads(dsinks->View({num_heads})).CopyFrom(own_dsinks.View({-1}));
+  }
   if (!schedule.is_cross()) {
     return exchange_->Scatter(schedule.shard(), gradients, {Heads(*dq), Heads(*dk), Heads(*dv)},
                               &stats_.backward);

@@ -65,8 +65,9 @@ class UlyssesAttention : public SequenceParallelAttention {
   // not exchange it again.
   absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override;
+  using SequenceParallelAttention::Backward;
   absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
-                        Tensor* dv) override;
+                        Tensor* dv, Tensor* dsinks) override;
   // `saved` has out and lse of this rank's heads; q, k and v are exchanged again.
   absl::Status Restore(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Saved* saved) override;
@@ -93,6 +94,7 @@ class UlyssesAttention : public SequenceParallelAttention {
   absl::Status GatherHeads(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                            const Tensor& v, absl::InlinedVector<Tensor, 3>* qkv);
   absl::Status GatherMaxLogits();
+  Tensor OwnHeads(const Tensor& sinks) const;  // of all heads -> of those that this rank computes
 
   std::unique_ptr<Communicator> group_, ring_;
   std::unique_ptr<HeadExchange> exchange_;

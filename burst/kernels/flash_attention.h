@@ -80,7 +80,7 @@ struct FlashAttentionShape {
 };
 
 // out, lse <- merge((sum, lse), attention(q, k, v)), or attention(q, k, v) when merge is false. A
-// row that has seen no key gets out = 0 and lse = -inf.
+// row that has seen no key gets out = 0 and lse = -inf, or its sink.
 struct FlashForwardParams {
   FlashAttentionShape shape;
   AttentionOperand q;    // [batch, q_len, num_heads, head_dim]
@@ -103,6 +103,13 @@ struct FlashForwardParams {
   // [batch, num_heads], or null: each raised to the largest S (natural, after softcap and ALiBi) of
   // a query and a key that it sees. For kernels that say ChangesScores().
   float* max_logits = nullptr;
+  // Attention sinks: a logit for each query head that takes part in the softmax and has no value
+  // (gpt-oss, arXiv 2508.10925; "off-by-one" attention, Miller 2023, is a sink of 0):
+  //   lse = log(exp(sink) + sum exp S), O = exp(S - lse) V.
+  // [num_heads] of SumDType(shape.dtype); null: none. For the first call of several, which does not
+  // merge: the others merge with it. The backward needs lse and out, which have the sinks in them,
+  // and nothing more; FlashSinkGrads gives the sinks' own gradients.
+  const void* sinks = nullptr;
 };
 
 // delta = rowsum(dout * out) - dlse: what the softmax's backward subtracts. Once per backward,
@@ -169,11 +176,18 @@ const AttentionKernels& KernelsOf(DeviceType device);
 // like it and of its dtype or that of `to`; `from` may be changed then.
 void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend = Tensor());
 
+// The gradients of the sinks, from what FlashForwardParams and FlashDeltaParams say:
+//   dsinks[h] = -sum over b, i of exp(sinks[h] - lse[b, h, i]) delta[b, h, i]
+// 0 for a sink of -inf. lse, delta: [batch, num_heads, q_len]; sinks, dsinks: [num_heads];
+// contiguous, of one dtype, float32 or float64. Added up in float64, in an order that depends on the shape alone.
+void FlashSinkGrads(const Tensor& lse, const Tensor& delta, const Tensor& sinks,
+                    const Tensor& dsinks);
+
 // out = attention to all keys, from that to each of `n` disjoint sets of them; the sets are merged
 // in order. out: [batch, q_len, num_heads, head_dim], contiguous; parts: [n, at least rows *
 // (head_dim + 1)], contiguous, of SumDType(out's dtype), where rows = batch * q_len * num_heads: of
 // every set first its out, then its lse [batch, num_heads, q_len]. A row that sees no key becomes
-// 0.
-void FlashMerge(const Tensor& parts, const Tensor& out);
+// 0. `sinks` as in FlashForwardParams, for all sets once; null: none.
+void FlashMerge(const Tensor& parts, const Tensor& out, const Tensor& sinks = Tensor());
 
 }  // namespace burst

@@ -5,12 +5,17 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "burst/attention/burst_attention.h"
+#include "burst/attention/exact_attention.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/attention/strategy.h"
 #include "burst/autograd/tape.h"
@@ -98,6 +103,178 @@ TEST(AttentionOpTest, Packed) {
     ASSERT_TRUE(status.ok()) << status;
     ExpectClose(actual, expected, 1e-12);
   }
+}
+
+// ---- Sinks: on any ranks those of the naive attention, whose keys have one more without a value.
+
+struct WithSinks {
+  AttentionResults results;
+  std::vector<double> dsinks;
+};
+
+WithSinks NaiveWithSinks(const Inputs& inputs, const std::vector<double>& sinks,
+                         const std::function<bool(int64_t b, int64_t i, int64_t j)>& visible) {
+  WithSinks naive;
+  NaiveScores scores;
+  scores.sinks = sinks;
+  scores.dsinks = &naive.dsinks;
+  naive.results = NaiveAttention(inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse,
+                                 1 / std::sqrt(static_cast<double>(kHeadDim)), visible,
+                                 DType::kFloat64, scores);
+  return naive;
+}
+
+using MakeAttention =
+    std::function<absl::StatusOr<std::unique_ptr<SequenceParallelAttention>>(Communicator& comm)>;
+using MakeSchedule =
+    std::function<absl::StatusOr<RingSchedule>(const SequenceParallelAttention& attention)>;
+
+// The op with lse on all ranks; the sinks' gradient is added up over them.
+WithSinks RunWithSinks(int ranks, const Inputs& inputs, const std::vector<double>& sinks,
+                       const MakeAttention& make_attention, const MakeSchedule& make_schedule) {
+  WithSinks run = {EmptyResults(inputs), std::vector<double>(sinks.size(), 0)};
+  std::mutex mutex;
+  const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
+    BURST_ASSIGN_OR_RETURN(const auto attention, make_attention(comm));
+    BURST_ASSIGN_OR_RETURN(RingSchedule made, make_schedule(*attention));
+    const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
+    const std::vector<int32_t>& positions = schedule->shard().local_positions();
+    const auto take = [&](const Tensor& all) { return Variable(TakeRows(all, positions), true); };
+    const Variable q = take(inputs.q), k = take(inputs.k), v = take(inputs.v);
+    const Variable logits(Tensor::FromVector(sinks, {kHeads}, DeviceType::kCpu).To(kTestDevice),
+                          true);
+    int64_t parts = 0;
+    Tape tape;
+    Variable lse;
+    const Variable out =
+        AttentionOp(tape, *attention, schedule, q, k, v, &lse, {logits, [&] { ++parts; }});
+    BURST_RETURN_IF_ERROR(tape.Backward(
+        {out, lse}, {TakeRows(inputs.dout, positions), TakeColumns(inputs.dlse, positions)}));
+    EXPECT_GE(parts, 1);
+    PutRows(out.value(), positions, run.results.out);
+    PutColumns(lse.value(), positions, run.results.lse);
+    PutRows(q.grad(), positions, run.results.dq);
+    PutRows(k.grad(), positions, run.results.dk);
+    PutRows(v.grad(), positions, run.results.dv);
+    const std::vector<double> own = logits.grad().To(DeviceType::kCpu).ToVector<double>();
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (size_t h = 0; h < own.size(); ++h) run.dsinks[h] += own[h];
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return run;
+}
+
+void ExpectClose(const WithSinks& actual, const WithSinks& expected, double tolerance) {
+  ExpectClose(actual.results, expected.results, tolerance);
+  for (size_t h = 0; h < expected.dsinks.size(); ++h) {
+    EXPECT_NEAR(actual.dsinks[h], expected.dsinks[h],
+                tolerance * (1 + std::abs(expected.dsinks[h])))
+        << "head " << h;
+  }
+}
+
+constexpr double kSinks[] = {0.7, -1.5, 9, 0};
+
+TEST(AttentionSinksTest, OnAnyRanksAreThoseOfOne) {
+  const int64_t seqlen = 37;
+  const std::vector<double> sinks(std::begin(kSinks), std::end(kSinks));
+  const Inputs inputs = RandomInputs(2, seqlen, kHeads, kKvHeads, kHeadDim, DType::kFloat64, 8);
+  for (const NamedMask& mask : kMasks) {
+    const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
+    const WithSinks expected = NaiveWithSinks(inputs, sinks, [&](int64_t b, int64_t i, int64_t j) {
+      return Visible(mask.mask, documents, b, i, j);
+    });
+    for (const auto& [strategy, ranks, group_size] :
+         {std::tuple(Strategy::kSingle, 1, 1), std::tuple(Strategy::kBurst, 3, 1),
+          std::tuple(Strategy::kRing, 3, 1), std::tuple(Strategy::kUlysses, 2, 1),
+          std::tuple(Strategy::kBurstUlysses, 4, 2), std::tuple(Strategy::kBurstUlysses, 4, 4)}) {
+      for (const Layout layout : kLayouts) {
+        SCOPED_TRACE(testing::Message() << mask.name << " " << Name(strategy) << " " << Name(layout)
+                                        << " ranks " << ranks);
+        BurstAttentionOptions options;
+        options.mask = mask.mask;
+        options.layout = layout;
+        if (strategy == Strategy::kBurst) options.backward = BackwardDirection::kBurst;
+        const auto make = [&, strategy = strategy, group_size = group_size](Communicator& comm) {
+          return CreateAttention(strategy, options, group_size, &comm);
+        };
+        ExpectClose(RunWithSinks(ranks, inputs, sinks, make,
+                                 [&](const SequenceParallelAttention& attention) {
+                                   return attention.Schedule(seqlen, documents);
+                                 }),
+                    expected, 1e-12);
+      }
+    }
+  }
+}
+
+// Slices, which take several calls of a kernel in a round, and rows that see no key.
+TEST(AttentionSinksTest, CountOnceUnderSlices) {
+  const int64_t seqlen = 60;
+  const std::vector<double> sinks(std::begin(kSinks), std::end(kSinks));
+  const Inputs inputs = RandomInputs(1, seqlen, kHeads, kKvHeads, kHeadDim, DType::kFloat64, 9);
+  const MaskSlices slices = {{{0, 20, 40, 60}, {10, 50, 3, 9}, {10, 50, 20, 35}, {15, 30, 50, 60}}};
+  const WithSinks expected = NaiveWithSinks(
+      inputs, sinks, [&](int64_t b, int64_t i, int64_t j) { return Visible(slices, b, i, j); });
+  for (int ranks : {1, 3}) {
+    BurstAttentionOptions options;
+    options.mask.causal = false;
+    ExpectClose(RunWithSinks(
+                    ranks, inputs, sinks,
+                    [&](Communicator& comm) {
+                      return CreateAttention(Strategy::kBurst, options, 1, &comm);
+                    },
+                    [&](const SequenceParallelAttention& attention) {
+                      return attention.SlicedSchedule(seqlen, slices);
+                    }),
+                expected, 1e-12);
+  }
+}
+
+// In chunks the gradients come in parts, one for each.
+TEST(AttentionSinksTest, OfExactAttention) {
+  const int64_t seqlen = 48;
+  const std::vector<double> sinks(std::begin(kSinks), std::end(kSinks));
+  const Inputs inputs = RandomInputs(2, seqlen, kHeads, kKvHeads, kHeadDim, DType::kFloat64, 9);
+  const WithSinks expected =
+      NaiveWithSinks(inputs, sinks, [](int64_t, int64_t i, int64_t j) { return j <= i; });
+  for (int ranks : {1, 3}) {
+    ExactAttentionOptions options;
+    options.chunk = 8;
+    options.grid = ExactGrid::For(0x1p-44, 2 * seqlen / options.chunk);
+    ExpectClose(
+        RunWithSinks(
+            ranks, inputs, sinks,
+            [&](Communicator& comm) -> absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> {
+              return ExactAttention::Create(options, &comm);
+            },
+            [&](const SequenceParallelAttention& attention) { return attention.Schedule(seqlen); }),
+        expected, 1e-11);
+  }
+}
+
+TEST(AttentionSinksTest, ThatDoNotFitAreRefused) {
+  const int64_t seqlen = 5;
+  const auto attention = *BurstAttention::Create({}, nullptr);
+  const RingSchedule schedule = *attention->Schedule(seqlen);
+  const Tensor q = Tensor::Zeros({1, seqlen, kHeads, kHeadDim}, DType::kFloat32, kTestDevice);
+  Tensor out, lse;
+  SequenceParallelAttention::Saved saved;
+  for (const Tensor& sinks : {Tensor::Zeros({kHeads + 1}, DType::kFloat32, kTestDevice),
+                              Tensor::Zeros({kHeads}, DType::kFloat64, kTestDevice)}) {
+    attention->SetSinks(sinks);
+    const absl::Status status = attention->Forward(schedule, q, q, q, &out, &lse, &saved);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("sinks must be a float32 tensor [4]"), std::string::npos)
+        << status;
+  }
+  attention->SetSinks(Tensor());
+  ASSERT_TRUE(attention->Forward(schedule, q, q, q, &out, &lse, &saved).ok());
+  saved.dout = q;
+  Tensor dq, dk, dv, dsinks;
+  EXPECT_EQ(attention->Backward(schedule, saved, &dq, &dk, &dv, &dsinks).message(),
+            "dsinks of an attention without sinks");
 }
 
 }  // namespace

@@ -49,11 +49,18 @@ ModelConfig OnDevice(ModelConfig config) {
   return config;
 }
 
+ModelConfig WithSinks(ModelConfig config) {
+  config.attention_sinks = true;
+  return config;
+}
+
 std::vector<Case> Cases() {
   return {{"Llama", SmallLlama(false)},
           {"PackedLlamaTied", SmallLlama(true), true},
           {"Qwen", SmallQwen(), true, Recompute::kSelective},
           {"Gpt2WithDropout", SmallGpt2(0.2), false, Recompute::kFull},
+          {"QwenWithSinks", WithSinks(SmallQwen()), true, Recompute::kSelective},
+          {"Gpt2WithSinks", WithSinks(SmallGpt2(0.2)), false, Recompute::kFull},
           {"Gpt2InChunks", SmallGpt2(0), true, Recompute::kNone, 10}};
 }
 

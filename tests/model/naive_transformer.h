@@ -151,6 +151,9 @@ class NaiveTransformer {
         const int64_t kv_head = head * config_.kv_heads / config_.heads;
         Values weights;
         double total = 0;
+        if (config_.attention_sinks) {
+          total = std::exp(parameters_[prefix + "attention.sinks"][head]);
+        }
         for (int64_t s = t - Position(row, t); s <= t; ++s) {  // from the document's start
           double score = 0;
           for (int64_t i = 0; i < d; ++i) score += q[t][head * d + i] * k[s][kv_head * d + i];

@@ -147,12 +147,19 @@ ModelConfig LlamaOfKeyHeads(int64_t kv_heads, double dropout = 0) {
   return config;
 }
 
+ModelConfig WithSinks(ModelConfig config) {
+  config.attention_sinks = true;
+  return config;
+}
+
 TEST(TensorParallel, LossAndGradientsAreThoseOfOneRank) {
   for (const Strategy strategy : kBoth) {
     for (const Layout layout : kLayouts) {
       ExpectRanksAgree(strategy, SmallLlama(false), layout, 2, 9);
       ExpectRanksAgree(strategy, SmallQwen(), layout, 4, 9);  // KV heads on two ranks each
       ExpectRanksAgree(strategy, Gpt2OfHeads(4, 0.3), layout, 4, 9);
+      ExpectRanksAgree(strategy, WithSinks(SmallQwen()), layout, 4, 9);
+      ExpectRanksAgree(strategy, WithSinks(Gpt2OfHeads(4, 0)), layout, 2, 9);
     }
     ExpectRanksAgree(strategy, SmallLlama(true), Layout::kZigzag, 1, 9);
     ExpectRanksAgree(strategy, SmallLlama(true), Layout::kZigzag, 2, 8);  // parts of one length

@@ -151,14 +151,57 @@ TEST(Transformer, DropoutAppliesToTheEmbeddingAndToEachBranch) {
   }
 }
 
-// The models whose attention has a softcap and drops weights. Scores are of order 1.
+// The models whose attention has a softcap and drops weights, two of them beside sinks. Scores are
+// of order 1.
 std::vector<ModelConfig> ModelsOfChangedScores() {
   std::vector<ModelConfig> models = {SmallLlama(false), SmallQwen(), SmallGpt2(0.3)};
   for (ModelConfig& config : models) {
     config.attention_softcap = 0.8;
     config.attention_dropout = 0.3;
   }
+  models[1].attention_sinks = models[2].attention_sinks = true;
   return models;
+}
+
+// Those whose attention has sinks; their logits are of order 1 (MakeModel).
+std::vector<ModelConfig> ModelsWithSinks() {
+  std::vector<ModelConfig> models = {SmallLlama(false), SmallQwen(), SmallGpt2(0.3)};
+  for (ModelConfig& config : models) config.attention_sinks = true;
+  return models;
+}
+
+TEST(Transformer, SinksEqualNaive) {
+  for (const ModelConfig& config : ModelsWithSinks()) {
+    for (const bool packed : {false, true}) {
+      const auto model = MakeModel(config);
+      const Text text = RandomText(config.vocab, packed);
+      const Values expected = NaiveTransformer(*model, text).Logits();
+      for (const int64_t head_chunk : {0, 1}) {
+        model->set_head_chunk(head_chunk);
+        ExpectClose(Logits(*model, text), expected, kDoubleTolerance);
+      }
+    }
+  }
+}
+
+// Every query head has one, of 0 at first, which the optimizer does not decay.
+TEST(Transformer, SinksAreParametersOfTheHeads) {
+  for (const ModelConfig& config : ModelsWithSinks()) {
+    const auto model = *Transformer::Create(config, DType::kFloat64, /*seed=*/3, kTestDevice);
+    int64_t found = 0;
+    for (const Parameter& p : model->parameters().all()) {
+      if (p.name.find("attention.sinks") == std::string::npos) continue;
+      ++found;
+      EXPECT_EQ(p.shape, Shape{config.heads});
+      EXPECT_FALSE(p.decay);
+      EXPECT_EQ(p.variable.value().ToVector<double>(), Values(config.heads, 0));
+    }
+    EXPECT_EQ(found, config.layers);
+    ModelConfig without = config;
+    without.attention_sinks = false;
+    EXPECT_EQ(*Transformer::CountParameters(config),
+              *Transformer::CountParameters(without) + config.layers * config.heads);
+  }
 }
 
 TEST(Transformer, SoftcapEqualsNaive) {
@@ -239,6 +282,14 @@ TEST(TransformerGradients, ChangedScores) {
     CheckModelGradients(config);
     CheckModelGradients(config, Recompute::kFull);
     CheckModelGradients(config, Recompute::kSelective, /*head_chunk=*/1);
+  }
+}
+TEST(TransformerGradients, Sinks) {
+  for (const ModelConfig& config : ModelsWithSinks()) {
+    CheckModelGradients(config);
+    CheckModelGradients(config, Recompute::kFull);
+    CheckModelGradients(config, Recompute::kSelective, /*head_chunk=*/1);
+    CheckModelGradients(config, Recompute::kSequence);
   }
 }
 TEST(TransformerGradients, Recomputed) {
@@ -369,6 +420,7 @@ TEST(Decode, EqualsForward) {
   for (const ModelConfig& config : ModelsOfChangedScores()) {
     ExpectDecodeEqualsForward(config, 12, 5);
   }
+  for (const ModelConfig& config : ModelsWithSinks()) ExpectDecodeEqualsForward(config, 12, 5);
 }
 
 // Ranks that share the cache: a prefill over all of them, then tokens one or a few at a time. Every
@@ -437,6 +489,7 @@ TEST(Decode, RanksShareTheCache) {
     ExpectSharedCache(SmallLlama(true), layout, 3, 70, 0);
     ExpectSharedCache(SmallQwen(), layout, 4, 11, 6);
     ExpectSharedCache(SmallGpt2(), layout, 3, 3, 0);
+    ExpectSharedCache(ModelsWithSinks()[0], layout, 3, 20, 0);
     if (kTestDevice == DeviceType::kCpu) {
       ExpectSharedCache(ModelsOfChangedScores()[0], layout, 3, 20, 0);
     }
@@ -496,6 +549,9 @@ TEST(Ranks, LossAndGradientsAreThoseOfOneRank) {
       ExpectRanksAgree(SmallQwen(), layout, ranks, 9);
       ExpectRanksAgree(SmallGpt2(0.3), layout, ranks, 9);
       for (const ModelConfig& config : ModelsOfChangedScores()) {
+        ExpectRanksAgree(config, layout, ranks, 9);
+      }
+      for (const ModelConfig& config : ModelsWithSinks()) {
         ExpectRanksAgree(config, layout, ranks, 9);
       }
     }

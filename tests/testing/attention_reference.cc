@@ -75,6 +75,10 @@ AttentionResults NaiveAttention(const Tensor& q_in, const Tensor& k_in, const Te
   const auto weight = [&](int64_t b, int64_t h, int64_t i, int64_t j) {
     return scores.weight == nullptr ? 1 : scores.weight(b, h, i, j);
   };
+  const bool has_sinks = !scores.sinks.empty();
+  for (std::vector<double>* sums : {scores.dsinks, scores.dsinks_terms}) {
+    if (sums != nullptr) sums->assign(heads, 0);
+  }
   if (scores.max_logits != nullptr) scores.max_logits->assign(batch * heads, -kInfinity);
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < heads; ++h) {
@@ -100,8 +104,10 @@ AttentionResults NaiveAttention(const Tensor& q_in, const Tensor& k_in, const Te
         }
         double& lse = result.lse.data<double>()[(b * heads + h) * q_len + i];
         lse = -kInfinity;
+        const double sink = has_sinks ? scores.sinks[h] : -kInfinity;
+        largest = std::max(largest, sink);
         if (largest == -kInfinity) continue;
-        double sum = 0;
+        double sum = std::exp(sink - largest);
         for (int64_t j = 0; j < k_len; ++j) sum += p[j] = std::exp(p[j] - largest);
         lse = largest + std::log(sum);
         for (int64_t j = 0; j < k_len; ++j) {
@@ -109,8 +115,15 @@ AttentionResults NaiveAttention(const Tensor& q_in, const Tensor& k_in, const Te
           if (p[j] != 0) AddScaled(weight(b, h, i, j) * p[j], V.row(j), d, O.row(i));
         }
         for (int64_t c = 0; c < d; ++c) O.row(i)[c] = rounded(O.row(i)[c]);
-        const double delta =
-            Dot(dO.row(i), O.row(i), d) - dlse.data<double>()[(b * heads + h) * q_len + i];
+        const double lse_gradient = dlse.data<double>()[(b * heads + h) * q_len + i];
+        const double delta = Dot(dO.row(i), O.row(i), d) - lse_gradient;
+        if (scores.dsinks != nullptr) {
+          double terms = std::abs(lse_gradient);
+          for (int64_t c = 0; c < d; ++c) terms += std::abs(dO.row(i)[c] * O.row(i)[c]);
+          const double sink_weight = std::exp(sink - lse);
+          (*scores.dsinks)[h] -= sink_weight * delta;
+          if (scores.dsinks_terms != nullptr) (*scores.dsinks_terms)[h] += sink_weight * terms;
+        }
         for (int64_t j = 0; j < k_len; ++j) {
           if (p[j] == 0) continue;
           const double m = weight(b, h, i, j);

@@ -17,6 +17,13 @@ struct NaiveScores {
   // Added to the score of query i and key j of head h, and what multiplies its weight.
   std::function<double(int64_t h, int64_t i, int64_t j)> bias = nullptr;
   std::function<double(int64_t b, int64_t h, int64_t i, int64_t j)> weight = nullptr;
+  // Of every head, the logit of a sink: a key whose value is zero, which every query sees. Empty:
+  // none.
+  std::vector<double> sinks = {};
+  // If not null: becomes, of every head, the gradient of its sink; with that, the sum of what it
+  // adds up, each product of dout and out and each dlse by its absolute value.
+  std::vector<double>* dsinks = nullptr;
+  std::vector<double>* dsinks_terms = nullptr;
   // If not null: becomes, of every batch row and head, the largest score.
   std::vector<double>* max_logits = nullptr;
 };

@@ -215,13 +215,16 @@ class ForwardTask {
     const Head<T> out(params_.out, b, h);
     T* lse = static_cast<T*>(params_.lse) + (b * shape_.num_heads + h) * shape_.q_len;
     for (int64_t i = queries.begin; i < queries.end; ++i) {
-      const T max = tiles.softmax.max[i - queries.begin],
-              sum = tiles.softmax.sum[i - queries.begin];
+      T max = tiles.softmax.max[i - queries.begin] * static_cast<T>(kLn2),
+        sum = tiles.softmax.sum[i - queries.begin], keep = 1;
+      if (params_.sinks != nullptr) {
+        keep = AddSink(static_cast<const T*>(params_.sinks)[h], &max, &sum);
+      }
       const T* o = tiles.o + (i - queries.begin) * stride_;
       T* row = out.row(i);
       const bool seen = sum != 0;
-      const T row_lse = seen ? max * static_cast<T>(kLn2) + std::log(sum) : kMinusInfinity<T>;
-      const T inverse = seen ? 1 / sum : 0;
+      const T row_lse = seen ? max + std::log(sum) : kMinusInfinity<T>;
+      const T inverse = seen ? keep / sum : 0;
       if (params_.merge) {
         const MergeWeights<T> weights = Merge(lse[i], row_lse);
         const T weight = inverse * weights.b;
@@ -247,6 +250,7 @@ class ForwardTask {
 
 void Forward(const FlashForwardParams& params, int64_t tile_keys) {
   BURST_CHECK(params.sum.data == nullptr) << Name(params.shape.dtype) << " is merged in place";
+  BURST_CHECK(params.sinks == nullptr || !params.merge) << "sinks are for the first call";
   BURST_CHECK_GT(params.shape.num_kv_heads, 0);
   BURST_CHECK_EQ(params.shape.num_heads % params.shape.num_kv_heads, 0);
   DispatchFloat(params.shape.dtype, [&](auto zero) {

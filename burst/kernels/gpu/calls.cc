@@ -61,6 +61,7 @@ void CheckInputs(const FlashAttentionShape& s, const AttentionOperand& q, const 
 void CheckCall(const FlashForwardParams& params) {
   const FlashAttentionShape& s = params.shape;
   CheckShape(s);
+  BURST_CHECK(params.sinks == nullptr || !params.merge) << "sinks are for the first call";
   if (!Is16Bit(s.dtype)) {
     BURST_CHECK(params.sum.data == nullptr) << Name(s.dtype) << " is merged in place";
     return;

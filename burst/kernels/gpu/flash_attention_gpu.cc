@@ -77,7 +77,14 @@ void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend) {
   Convert(from, addend, Operand(to), to.dtype());
 }
 
-void FlashMerge(const Tensor& parts, const Tensor& out) { MergeParts(parts, out); }
+void FlashMerge(const Tensor& parts, const Tensor& out, const Tensor& sinks) {
+  MergeParts(parts, out, sinks);
+}
+
+void FlashSinkGrads(const Tensor& lse, const Tensor& delta, const Tensor& sinks,
+                    const Tensor& dsinks) {
+  SinkGrads(lse, delta, sinks, dsinks);
+}
 
 }  // namespace cuda
 }  // namespace burst

@@ -19,9 +19,11 @@ const AttentionKernels* GpuKernels();
 // Those of one family, for tests and benchmarks.
 const AttentionKernels* GpuKernels(KernelFamily family);
 
-// FlashConvert and FlashMerge on a GPU.
+// Those of burst/kernels/flash_attention.h, on a GPU.
 void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend);
-void FlashMerge(const Tensor& parts, const Tensor& out);
+void FlashMerge(const Tensor& parts, const Tensor& out, const Tensor& sinks);
+void FlashSinkGrads(const Tensor& lse, const Tensor& delta, const Tensor& sinks,
+                    const Tensor& dsinks);
 
 }  // namespace cuda
 }  // namespace burst

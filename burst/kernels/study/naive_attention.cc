@@ -95,6 +95,9 @@ void ForwardOf(const FlashForwardParams& params) {
         const T largest = seen.maxCoeff();
         row_lse[i] = largest + std::log((seen - largest).exp().sum());
       }
+      if (params.sinks != nullptr) {
+        row_lse[i] = Merge(row_lse[i], static_cast<const T*>(params.sinks)[h]).lse;
+      }
       Exponentials(visible, row_lse[i], p.row(i));
     }
     const Matrix<T> partial = p * v;

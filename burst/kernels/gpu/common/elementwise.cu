@@ -121,7 +121,8 @@ __global__ __launch_bounds__(kThreads) void ConvertKernel(
 
 // A thread block for a row of out; all threads find the same weights.
 template <typename T>
-__global__ __launch_bounds__(kThreads) void MergeKernel(const Accumulator<T>* parts, int sets,
+__global__ __launch_bounds__(kThreads) void MergeKernel(const Accumulator<T>* parts,
+                                                        const Accumulator<T>* sinks, int sets,
                                                         int64_t stride, int64_t rows, int q_len,
                                                         int heads, int head_dim, T* out) {
   using A = Accumulator<T>;
@@ -129,7 +130,7 @@ __global__ __launch_bounds__(kThreads) void MergeKernel(const Accumulator<T>* pa
   const int64_t b = token / q_len, i = token % q_len, h = row % heads;
   const A* const lses = parts + rows * head_dim + (b * heads + h) * q_len + i;
   for (int c = threadIdx.x; c < head_dim; c += kThreads) {
-    A sum = 0, lse = -INFINITY;
+    A sum = 0, lse = sinks == nullptr ? A(-INFINITY) : sinks[h];
     for (int set = 0; set < sets; ++set) {
       const MergeWeights<A> merged = Merge(lse, lses[set * stride]);
       sum = sum * merged.a + parts[set * stride + row * head_dim + c] * merged.b;
@@ -137,6 +138,30 @@ __global__ __launch_bounds__(kThreads) void MergeKernel(const Accumulator<T>* pa
     }
     out[row * head_dim + c] = ConvertTo<T>(sum);
   }
+}
+
+// A thread block for a head: a thread adds up every kThreads-th row, and a tree adds up the
+// threads.
+template <typename A>
+__global__ __launch_bounds__(kThreads) void SinkGradsKernel(const A* lse, const A* delta,
+                                                            const A* sinks, int batch, int q_len,
+                                                            A* dsinks) {
+  __shared__ double sums[kThreads];
+  const int64_t h = blockIdx.x, heads = gridDim.x;
+  const A sink = sinks[h];
+  double sum = 0;
+  for (int64_t b = 0; b < batch && sink != -INFINITY; ++b) {
+    const int64_t first = (b * heads + h) * q_len;
+    for (int64_t i = threadIdx.x; i < q_len; i += kThreads) {
+      sum -= double{exp(sink - lse[first + i])} * delta[first + i];
+    }
+  }
+  sums[threadIdx.x] = sum;
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) dsinks[h] = static_cast<A>(sums[0]);
 }
 
 // Whether every row begins at a multiple of 16 bytes and consists of whole vectors of `vec`
@@ -219,17 +244,31 @@ void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& t
   dtype == DType::kFloat16 ? launch(fp16{}) : launch(bf16{});
 }
 
-void MergeParts(const Tensor& parts, const Tensor& out) {
+void MergeParts(const Tensor& parts, const Tensor& out, const Tensor& sinks) {
   const int64_t rows = out.numel() / out.dim(3);
   BURST_CHECK_LT(rows, int64_t{1} << 31);
   DispatchDtypeOrFp16(out.dtype(), [&](auto zero) {
     using T = decltype(zero);
     MergeKernel<T><<<static_cast<unsigned>(rows), kThreads, 0, CurrentStream()>>>(
-        static_cast<const Accumulator<T>*>(parts.raw_data()), static_cast<int>(parts.dim(0)),
-        parts.dim(1), rows, static_cast<int>(out.dim(1)), static_cast<int>(out.dim(2)),
-        static_cast<int>(out.dim(3)), static_cast<T*>(out.raw_data()));
+        static_cast<const Accumulator<T>*>(parts.raw_data()),
+        sinks.null() ? nullptr : static_cast<const Accumulator<T>*>(sinks.raw_data()),
+        static_cast<int>(parts.dim(0)), parts.dim(1), rows, static_cast<int>(out.dim(1)),
+        static_cast<int>(out.dim(2)), static_cast<int>(out.dim(3)),
+        static_cast<T*>(out.raw_data()));
     BURST_CUDA_CHECK_LAUNCH("attention merge");
   });
+}
+
+void SinkGrads(const Tensor& lse, const Tensor& delta, const Tensor& sinks, const Tensor& dsinks) {
+  const auto launch = [&](auto zero) {
+    using A = decltype(zero);
+    const auto data = [](const Tensor& tensor) { return static_cast<A*>(tensor.raw_data()); };
+    SinkGradsKernel<A><<<static_cast<unsigned>(sinks.numel()), kThreads, 0, CurrentStream()>>>(
+        data(lse), data(delta), data(sinks), static_cast<int>(lse.dim(0)),
+        static_cast<int>(lse.dim(2)), data(dsinks));
+  };
+  lse.dtype() == DType::kFloat64 ? launch(double{}) : launch(float{});
+  BURST_CUDA_CHECK_LAUNCH("gradients of attention sinks");
 }
 
 }  // namespace cuda

@@ -15,7 +15,10 @@ void Delta(const FlashDeltaParams& params);
 void Convert(const Tensor& from, const Tensor& addend, const AttentionOperand& to, DType dtype);
 
 // FlashMerge.
-void MergeParts(const Tensor& parts, const Tensor& out);
+void MergeParts(const Tensor& parts, const Tensor& out, const Tensor& sinks);
+
+// FlashSinkGrads.
+void SinkGrads(const Tensor& lse, const Tensor& delta, const Tensor& sinks, const Tensor& dsinks);
 
 }  // namespace cuda
 }  // namespace burst

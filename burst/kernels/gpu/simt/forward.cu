@@ -101,8 +101,12 @@ __global__ __launch_bounds__(kThreads) void ForwardKernel(FlashForwardParams par
   T row_lse[kN], factor[kN], keep[kN];
 #pragma unroll
   for (int r = 0; r < kN; ++r) {
-    row_lse[r] = sum[r] == 0 ? kMinusInfinity : largest[r] + log(sum[r]);
-    factor[r] = sum[r] == 0 ? T{0} : 1 / sum[r];
+    T max = largest[r], total = sum[r], scale = 1;
+    if (params.sinks != nullptr) {
+      scale = AddSink(static_cast<const T*>(params.sinks)[h], &max, &total);
+    }
+    row_lse[r] = total == 0 ? kMinusInfinity : max + log(total);
+    factor[r] = total == 0 ? T{0} : scale / total;
     keep[r] = 0;
     if (params.merge && y + kSide * r < rows) {
       const MergeWeights<T> weights = Merge(lse[first + y + kSide * r], row_lse[r]);

@@ -184,10 +184,15 @@ struct Merged {
       o[j] = {fmaf(o[j].x, keep, weight * x.x), fmaf(o[j].y, keep, weight * x.y)};
     }
   }
-  __device__ __forceinline__ void Divide() {
-    const float factor = sum > 0 ? 1 / sum : 0.f;
+  __device__ __forceinline__ void Divide(float scale = 1) {
+    const float factor = sum > 0 ? scale / sum : 0.f;
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) o[j] = {o[j].x * factor, o[j].y * factor};
+  }
+  // All parts, with the head's sink.
+  __device__ __forceinline__ void DivideAll(const FlashForwardParams& params, int head) {
+    const auto* sinks = static_cast<const float*>(params.sinks);
+    Divide(sinks == nullptr ? 1.f : AddSink(sinks[head], &max, &sum));
   }
   __device__ __forceinline__ float Lse() const { return sum > 0 ? max + logf(sum) : -INFINITY; }
 
@@ -269,11 +274,12 @@ __device__ __forceinline__ void Finish(const DecodeArgs& args, WarpResults<Trait
     for (int w = 0; w < Traits::kWarps; ++w) {
       merged.Add(results.max[w][i], results.sum[w][i], results.o[w][i]);
     }
-    merged.Divide();
     if (args.parts == 1) {
+      merged.DivideAll(args.params, row.head);
       StoreRow<typename Traits::Element>(args, work.b, row, merged);
       continue;
     }
+    merged.Divide();
     const int64_t index = row.Index(shape, work.b) * args.parts + work.part;
     if (lane == 0) args.lse[index] = merged.Lse();
 #pragma unroll
@@ -389,11 +395,11 @@ __global__ __launch_bounds__(Traits::kThreads) void MergeParts(
   if (warp > 0) return;
   Merged<kHeadDim> all;
   for (int w = 0; w < Traits::kWarps; ++w) all.Add(max[w], sum[w], o[w]);
-  all.Divide();
   Row row(shape, 0, 0);
   row.query = static_cast<int>(blockIdx.x % shape.q_len);
   const int64_t batch_head = blockIdx.x / shape.q_len;
   row.head = static_cast<int>(batch_head % shape.num_heads);
+  all.DivideAll(args.params, row.head);
   StoreRow<typename Traits::Element>(args, static_cast<int>(batch_head / shape.num_heads), row,
                                      all);
 }

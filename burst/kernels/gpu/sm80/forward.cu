@@ -53,18 +53,18 @@ __device__ __forceinline__ void Finish(const FlashForwardParams& params, int til
     for (int half = 0; half < 2; ++half) {
       const int i = row + 8 * half;
       valid[half] = i < q_len;
-      const float sum = RowSum(softmax.sum[m][half]);
-      float row_lse = -INFINITY;
-      factor[half] = keep[half] = 0;
-      if (sum != 0) {
-        if constexpr (Traits::kChanged) {
-          row_lse = softmax.max[m][half] + logf(sum);
-          factor[half] = ChangedScores<float>(shape, index.b, index.h).kept() / sum;
-        } else {
-          row_lse = softmax.max[m][half] * static_cast<float>(shape.softmax_scale) + logf(sum);
-          factor[half] = 1 / sum;
-        }
+      float max = softmax.max[m][half], sum = RowSum(softmax.sum[m][half]), scale = 1;
+      if constexpr (Traits::kChanged) {
+        scale = ChangedScores<float>(shape, index.b, index.h).kept();
+      } else {
+        max *= static_cast<float>(shape.softmax_scale);
       }
+      if (params.sinks != nullptr) {
+        scale *= AddSink(static_cast<const float*>(params.sinks)[index.h], &max, &sum);
+      }
+      float row_lse = sum != 0 ? max + logf(sum) : -INFINITY;
+      factor[half] = sum != 0 ? scale / sum : 0;
+      keep[half] = 0;
       if (params.merge && valid[half]) {
         const MergeWeights<float> weights = Merge(lse[i], row_lse);
         row_lse = weights.lse;

@@ -67,10 +67,11 @@ __device__ __forceinline__ void ForwardFinish(const ForwardArgs& args, const Til
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float sum = softmax.sum[r];
+    float max = softmax.max[r] * args.scale, sum = softmax.sum[r];
+    const float keep = AddSinkOf(args, tile, &max, &sum);
     valid[r] = first_row + 8 * r < args.q_len;
-    factor[r] = sum > 0 ? __fdividef(1.f, sum) : 0.f;
-    const float lse = sum > 0 ? softmax.max[r] * args.scale + __logf(sum) : -INFINITY;
+    factor[r] = sum > 0 ? __fdividef(keep, sum) : 0.f;
+    const float lse = sum > 0 ? max + __logf(sum) : -INFINITY;
     if (threadIdx.x % 4 == 0 && valid[r]) lse_row[8 * r] = lse;
   }
   if (Traits::kStoreByTma && !args.out_is_float) {

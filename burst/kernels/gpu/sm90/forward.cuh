@@ -8,6 +8,7 @@
 #include "burst/device/cuda.h"
 #include "burst/kernels/gpu/sm90/tile.cuh"
 #include "burst/kernels/gpu/sm90/variants.h"
+#include "burst/kernels/merge.h"
 
 namespace burst {
 namespace sm90 {
@@ -35,6 +36,7 @@ struct ForwardArgs {
   bool skip_empty;       // tiles that see no key; merging in place they change nothing
   AttentionOperand sum;  // fp32: what is merged with
   float* lse;
+  const float* sinks;
   KeyRanges visible;
   KeyBlocks blocks;
   int q_len, k_len, num_heads, batch_heads, heads_per_kv, head_dim;
@@ -214,6 +216,13 @@ __device__ __forceinline__ float* LseRow(const ForwardArgs& args, const TileInfo
          first_row;
 }
 
+// A row's maximum (natural, after softmax_scale) and sum with the head's sink; what the row's O is
+// to be multiplied by.
+__device__ __forceinline__ float AddSinkOf(const ForwardArgs& args, const TileInfo& tile,
+                                           float* max, float* sum) {
+  return args.sinks == nullptr ? 1.f : AddSink(__ldg(args.sinks + tile.head), max, sum);
+}
+
 // The barriers of a block, before any of its threads goes on.
 template <class Traits>
 __device__ __forceinline__ void InitForwardBarriers(ForwardShared<Traits>& shared) {
@@ -244,6 +253,7 @@ void SetForwardArgs(const FlashForwardParams& params, int32_t* counters, int64_t
   if (params.merge) args->sum = params.sum.data == nullptr ? params.out : params.sum;
   args->skip_empty = args->out_is_float && args->sum.data == args->out.data;
   args->lse = static_cast<float*>(params.lse);
+  args->sinks = static_cast<const float*>(params.sinks);
   args->visible = shape.visible;
   args->blocks = shape.blocks;
   args->q_len = static_cast<int>(shape.q_len);

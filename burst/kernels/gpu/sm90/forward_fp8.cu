@@ -111,10 +111,11 @@ __device__ __forceinline__ void Fp8ForwardFinish(const Fp8ForwardArgs& args, con
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float sum = softmax.sum[r];
+    float max = (softmax.max[r] - kLog2LargestP) * kLn2, sum = softmax.sum[r];
+    const float keep = AddSinkOf(args, tile, &max, &sum);
     valid[r] = first_row + 8 * r < args.q_len;
-    factor[r] = sum > 0 ? __fdividef(v_scale, sum) : 0.f;
-    const float lse = sum > 0 ? (softmax.max[r] - kLog2LargestP) * kLn2 + __logf(sum) : -INFINITY;
+    factor[r] = sum > 0 ? __fdividef(keep * v_scale, sum) : 0.f;
+    const float lse = sum > 0 ? max + __logf(sum) : -INFINITY;
     if (threadIdx.x % 4 == 0 && valid[r]) lse_row[8 * r] = lse;
   }
   StoreRows<Element, 128>(args.out_is_float, o, factor, args.out,
