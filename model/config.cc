@@ -29,6 +29,7 @@ void VisitFields(Config& config, Visitor visit) {
   visit("dropout", config.dropout);
   visit("attention_dropout", config.attention_dropout);
   visit("attention_softcap", config.attention_softcap);
+  visit("attention_sinks", config.attention_sinks);
   visit("qkv_bias", config.qkv_bias);
   visit("qk_norm", config.qk_norm);
   visit("rope_theta", config.rope_theta);

@@ -37,6 +37,8 @@ struct ModelConfig {
   double attention_dropout = 0;  // of attention's weights, in training
   // c > 0: attention's scores s become c tanh(s / c) (Gemma 2, arXiv 2408.00118). 0: they stay.
   double attention_softcap = 0;
+  // A learned logit of each query head takes part in attention's softmax and has no value: a head
+  // may attend to nothing (gpt-oss, arXiv 2508.10925).
   bool attention_sinks = false;
   bool qkv_bias = false;  // llama: biases of the projections to queries, keys and values
   bool qk_norm = false;   // llama: RMSNorm of each query's and key's head before RoPE

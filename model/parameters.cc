@@ -110,6 +110,8 @@ void ParameterList::Add(std::string name, const Shape& full_shape, double init_m
 void ParameterList::MakeUnits() {
   // A piece begins where a GPU's vectorized loads can, whatever the unit.
   constexpr int64_t kAlign = 64;
+  // So does a parameter: one that is not made of whole vectors of 16 bytes comes behind the others.
+  constexpr int64_t kVector = 8;
   std::vector<int> ends = {size()};
   if (sharding_.stage >= 2 && !unit_ends_.empty()) ends = unit_ends_;
   BURST_CHECK_EQ(ends.back(), size()) << "parameters after the last EndUnit";
@@ -118,10 +120,11 @@ void ParameterList::MakeUnits() {
   for (const int last : ends) {
     ParameterUnit unit{first, last, begin, 0, 0, shard_numel_};
     int64_t numel = 0;
-    for (int zone = 0; zone < kZones; ++zone) {
+    for (int zone = 0; zone < 2 * kZones; ++zone) {
       for (int i = first; i < last; ++i) {
         Parameter& parameter = parameters_[i];
-        if (Zone(parameter.sharding) != zone) continue;
+        const bool in_vectors = parameter.numel() % kVector == 0;
+        if (Zone(parameter.sharding) + (in_vectors ? 0 : kZones) != zone) continue;
         parameter.offset = begin + numel;
         numel += parameter.numel();
       }

@@ -129,7 +129,8 @@ class ParameterList {
   void EndUnit() { unit_ends_.push_back(size()); }
   // Makes the flat buffers and the variables; values and gradients are zero. float32, float64, or,
   // on a GPU, bfloat16. In a unit parameters follow each other as they were added, but sharded ones
-  // precede replicated ones, so that there are few ranges.
+  // precede replicated ones, so that there are few ranges, and those whose length is not a multiple
+  // of 8 come last, so that the others begin where a GPU's vectorized loads and GEMMs can.
   void Allocate(DType dtype, DeviceType device = DeviceType::kCpu,
                 const StateSharding& sharding = {});
   // Draws initial values, a function of (seed, number of the parameter, element) only.

@@ -185,6 +185,7 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
     c.attention_dropout = one.attention_dropout = draws.OneIn(3) ? 0.2 : -1;
     c.attention_softcap = one.attention_softcap = draws.OneIn(3) ? 0.5 : -1;
   }
+  c.attention_sinks = result.reference.attention_sinks = draws.OneIn(3);
   return result;
 }
 

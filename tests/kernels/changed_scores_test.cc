@@ -140,23 +140,6 @@ double Tolerance(DType dtype, double largest_bias) {
   return (is_float ? 1e-5 : 1e-13) + 4 * eps * largest_bias;
 }
 
-// With ALiBi one key has nearly all of most rows' weight. There dP and delta cancel, in a naive
-// computation to the bit, here but for the rounding of out, of which delta is: an element of dq, a
-// mean of keys, is off by at most u scale max |K| max_row |dO| . |out|.
-double OffByDelta(const Problem& problem, const AttentionResults& expected) {
-  const double u = problem.q.dtype() == DType::kFloat16 ? 0x1p-12 : 0x1p-9;
-  const std::vector<double> out = expected.out.ToVector<double>(),
-                            dout = problem.dout.ToVector<double>();
-  const int64_t d = problem.q.dim(3);
-  double largest = 0;
-  for (size_t row = 0; row < out.size(); row += d) {
-    double sum = 0;
-    for (int64_t i = 0; i < d; ++i) sum += std::abs(out[row + i] * dout[row + i]);
-    largest = std::max(largest, sum);
-  }
-  return u * problem.softmax_scale * LargestOf(problem.k) * largest;
-}
-
 class ChangedScoresTest : public testing::TestWithParam<MaskKind> {};
 
 TEST_P(ChangedScoresTest, EqualNaiveAttention) {
@@ -194,7 +177,7 @@ TEST_P(ChangedScoresTest, EqualNaiveAttention) {
                                        problem.softmax_scale, problem.mask.visible, dtype, naive),
                         expected, Tolerance(dtype, largest),
                         changes.alibi ? problem.q.dim(0) * c.q_len : 0,
-                        changes.alibi ? OffByDelta(problem, expected) : 0);
+                        changes.alibi ? OffByDelta(problem, expected, problem.k) : 0);
         } else {
           ExpectClose(run.results, expected, Tolerance(dtype, largest));
         }

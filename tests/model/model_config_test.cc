@@ -43,7 +43,7 @@ TEST(ModelConfig, ReadsEveryField) {
   const auto config = ModelConfigFromJson(
       R"({"family": "llama", "layers": 1, "width": 24, "heads": 6, "kv_heads": 3, "ffn": 40,
           "vocab": 100, "context": 7, "tied_embeddings": true, "dropout": 0.25,
-          "attention_dropout": 0.125, "attention_softcap": 50,
+          "attention_dropout": 0.125, "attention_softcap": 50, "attention_sinks": true,
           "rope_theta": 500000, "norm_eps": 1e-6, "init_std": 0.03, "head_dim": 10,
           "qkv_bias": true, "qk_norm": true,
           "rope_scaling": {"kind": "llama3", "factor": 8, "first_context": 8192, "low": 2}})");
@@ -60,6 +60,7 @@ TEST(ModelConfig, ReadsEveryField) {
   EXPECT_EQ(config->dropout, 0.25);
   EXPECT_EQ(config->attention_dropout, 0.125);
   EXPECT_EQ(config->attention_softcap, 50);
+  EXPECT_TRUE(config->attention_sinks);
   EXPECT_EQ(config->rope_theta, 500000);
   EXPECT_EQ(config->norm_eps, 1e-6);
   EXPECT_EQ(config->init_std, 0.03);
@@ -100,6 +101,7 @@ TEST(ModelConfig, ErrorsNameKeyAndValue) {
            {With(R"("dropout": -0.1)"), "dropout is -0.1", "[0, 1)"},
            {With(R"("attention_dropout": 1)"), "attention_dropout is 1", "[0, 1)"},
            {With(R"("attention_softcap": -3)"), "attention_softcap is -3", "above 0"},
+           {With(R"("attention_sinks": 1)"), "attention_sinks is 1", "true or false"},
            {With(R"("dropout": "much")"), "dropout is \"much\"", "a number"},
            {With(R"("vocab": 1.5)"), "vocab is 1.5", "integer"},
            {With(R"("vocab": 18446744073709551615)"), "vocab is 18446744073709551615", "integer"},

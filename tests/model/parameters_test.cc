@@ -149,6 +149,27 @@ TEST(Parameters, PiecesOfRanksAreAllThereIs) {
   }
 }
 
+// A parameter made of whole vectors of 16 bytes begins at one, whatever is beside it: the 12 sinks
+// of a layer of GPT-2 displace nothing.
+TEST(Parameters, VectorsAreNotDisplaced) {
+  ModelConfig config = SmallGpt2();
+  config.width = 96;
+  config.heads = 12;
+  config.ffn = 384;
+  config.attention_sinks = true;
+  for (int stage = 0; stage <= 3; ++stage) {
+    const auto model = *Transformer::Create(config, DType::kFloat32, 1, DeviceType::kCpu, {},
+                                            {stage, stage == 0 ? 1 : 2, 0});
+    int64_t whole = 0;
+    for (const Parameter& p : model->parameters().all()) {
+      if (p.numel() % 8 != 0) continue;
+      EXPECT_EQ(p.offset % 8, 0) << p.name << ", stage " << stage;
+      ++whole;
+    }
+    EXPECT_EQ(whole, model->parameters().size() - config.layers) << "all but the sinks";
+  }
+}
+
 TEST(Parameters, IncompleteConfigsAreErrors) {
   ModelConfig config = SmallLlama(false);
   config.vocab = 0;

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -253,8 +254,9 @@ TEST(Transformer, AttentionDropsWeightsByTheirPlace) {
 // --- gradients
 // ------------------------------------------------------------------------------------
 
+// Of the parameters whose names have `part` in them.
 void CheckModelGradients(const ModelConfig& config, Recompute recompute = Recompute::kNone,
-                         int64_t head_chunk = 0) {
+                         int64_t head_chunk = 0, const std::string& part = "") {
   const auto model = MakeModel(config);
   model->set_recompute(recompute);
   model->set_head_chunk(head_chunk);
@@ -264,6 +266,7 @@ void CheckModelGradients(const ModelConfig& config, Recompute recompute = Recomp
   dropout.enabled = true;
   std::vector<NamedLeaf> leaves;
   for (const Parameter& parameter : model->parameters().all()) {
+    if (parameter.name.find(part) == std::string::npos) continue;
     leaves.push_back({parameter.name, parameter.variable});
   }
   // Normalization over a dozen channels have large higher derivatives: a smaller step.
@@ -287,9 +290,9 @@ TEST(TransformerGradients, ChangedScores) {
 TEST(TransformerGradients, Sinks) {
   for (const ModelConfig& config : ModelsWithSinks()) {
     CheckModelGradients(config);
-    CheckModelGradients(config, Recompute::kFull);
-    CheckModelGradients(config, Recompute::kSelective, /*head_chunk=*/1);
-    CheckModelGradients(config, Recompute::kSequence);
+    CheckModelGradients(config, Recompute::kFull, 0, "sinks");
+    CheckModelGradients(config, Recompute::kSelective, /*head_chunk=*/1, "sinks");
+    CheckModelGradients(config, Recompute::kSequence, 0, "sinks");
   }
 }
 TEST(TransformerGradients, Recomputed) {

@@ -87,6 +87,21 @@ TEST(TrainConfig, ChangedScoresAreTheModelsUnlessGiven) {
   EXPECT_FALSE(Resolve({})->AttentionOptions().scores.any());
 }
 
+TEST(TrainConfig, SinksAreTheModelsOrGiven) {
+  const std::string with = R"(--model={"layers":1,"width":8,"heads":2,"attention_sinks":true})",
+                    without = R"(--model={"layers":1,"width":8,"heads":2})";
+  for (const auto& [model, given, has] :
+       {std::tuple(with, "--noattention_sinks", true), std::tuple(with, "--attention_sinks", true),
+        std::tuple(without, "--attention_sinks", true),
+        std::tuple(without, "--noattention_sinks", false),
+        std::tuple(std::string("--model=nanogpt_cpu"), "--attention_sinks", true)}) {
+    const auto config = Resolve({model, given});
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->model.attention_sinks, has) << model << " " << given;
+  }
+  EXPECT_TRUE(Resolve({"--attention_sinks", "--exact"}).ok());
+}
+
 TEST(TrainConfig, WaysToWriteAnOption) {
   const auto config = Parse({"--steps=7", "-lr", "0.5", "--packed", "--nodeterministic", "--layout",
                              "striped", "--dropout", "-1"});
@@ -567,10 +582,10 @@ TEST(TrainConfig, ResumeRefusesAnotherRun) {
   const auto run = Resolve({});
   ASSERT_TRUE(run.ok()) << run.status();
   const std::string before = run->ToJson();
-  for (const char* given :
-       {"--seqlen=3", "--batch=3", "--accumulate=3", "--seed=3", "--packed", "--window=3",
-        "--tokenizer=byte", "--weight_decay=3", "--beta1=0.3", "--beta2=0.3", "--eps=0.25",
-        "--dropout=0.3", "--attention_dropout=0.3", "--attention_softcap=3"}) {
+  for (const char* given : {"--seqlen=3", "--batch=3", "--accumulate=3", "--seed=3", "--packed",
+                            "--window=3", "--tokenizer=byte", "--weight_decay=3", "--beta1=0.3",
+                            "--beta2=0.3", "--eps=0.25", "--dropout=0.3", "--attention_dropout=0.3",
+                            "--attention_softcap=3", "--attention_sinks=true"}) {
     const auto after = Resolve({given});
     ASSERT_TRUE(after.ok()) << after.status();
     const absl::Status status = after->CheckResume(before);

@@ -30,7 +30,8 @@ constexpr int64_t kSteps = kThreadSanitizer ? 5 : 50;
 constexpr char kLlama[] =
     R"({"family":"llama","layers":2,"width":32,"heads":4,"kv_heads":2,"ffn":48,"dropout":0.1})";
 constexpr char kGpt2[] =
-    R"({"family":"gpt2","layers":2,"width":32,"heads":4,"ffn":64,"tied_embeddings":true})";
+    R"({"family":"gpt2","layers":2,"width":32,"heads":4,"ffn":64,"tied_embeddings":true,)"
+    R"("attention_sinks":true})";
 
 class ExactTraining : public testing::Test {
  protected:

@@ -245,6 +245,10 @@ TEST(HuggingFaceConfig, ModelsOfNoFamilyAreRefused) {
     config.model.attention_softcap = 50;
     EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
                 HasSubstr("attention_softcap"));
+    config.model.attention_softcap = 0;
+    config.model.attention_sinks = true;
+    EXPECT_THAT(std::string(MakeHuggingFaceConfig(config).status().message()),
+                HasSubstr("attention_sinks"));
   }
 }
 

@@ -205,6 +205,7 @@ TEST_F(PipelineTest, OtherWaysToTrainEqualOneRank) {
     TrainConfig options = Options(c, out);
     options.attention_dropout = 0.2;
     options.attention_softcap = 0.5;
+    options.attention_sinks = true;
     return options;
   };
   Results one[2];

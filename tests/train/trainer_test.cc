@@ -174,6 +174,7 @@ TEST_F(TrainerTest, ResumesWhereItStopped) {
     if (changed_scores) {
       options.attention_dropout = 0.2;
       options.attention_softcap = 2;
+      options.attention_sinks = true;
     }
     const TrainConfig first = options;
     const auto train = [](Trainer& trainer) { return trainer.Train(); };
@@ -225,7 +226,9 @@ TEST_F(TrainerTest, RecomputationTakesTheSameSteps) {
       R"({"family":"llama","layers":2,"width":64,"heads":4,"kv_heads":2,"ffn":128,"dropout":0.2})",
       R"({"family":"gpt2","layers":2,"width":64,"heads":4,"ffn":128,"dropout":0.2})",
       R"({"family":"llama","layers":2,"width":64,"heads":4,"kv_heads":2,"ffn":128,)"
-      R"("attention_dropout":0.2,"attention_softcap":2})"};
+      R"("attention_dropout":0.2,"attention_softcap":2})",
+      R"({"family":"llama","layers":2,"width":64,"heads":4,"kv_heads":2,"ffn":128,)"
+      R"("attention_sinks":true})"};
   const struct {
     Strategy strategy;
     int dp, sp;

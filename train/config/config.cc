@@ -91,7 +91,7 @@ OptionTable TrainOptions(TrainConfig* c) {
         "with family, layers, width, heads; unless the defaults will do also kv_heads, head_dim, "
         "ffn, "
         "vocab, context, tied_embeddings, dropout, attention_dropout, "
-        "attention_softcap, qkv_bias, qk_norm, rope_theta, rope_scaling, "
+        "attention_softcap, attention_sinks, qkv_bias, qk_norm, rope_theta, rope_scaling, "
         "norm_eps, init_std; or a folder with weights to start from: a Hugging Face directory, or "
         "the "
         "folder of an import or a run.");
@@ -102,6 +102,9 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add("attention_softcap", &c->attention_softcap, kMustAgree,
         "c: attention's scores s become c tanh(s / c), in training, evaluation and generation, as "
         "in Gemma 2. 0: they stay. -1: the model's own. Not with --exact and --attention_fp8.");
+  t.Add("attention_sinks", &c->attention_sinks, kMustAgree,
+        "A learned logit of each query head takes part in attention's softmax and has no value, as "
+        "in gpt-oss. false: as the model has it.");
   t.Add("seqlen", &c->seqlen, kMustAgree,
         "Tokens of a sequence; any number, also one that the ranks do not divide.");
   t.Add("window", &c->window, kMustAgree,

@@ -103,6 +103,7 @@ struct TrainConfig : PlainOptions {
   double dropout = -1;               // -1: the model's
   double attention_dropout = -1;     // -1: the model's
   double attention_softcap = -1;     // 0: none; -1: the model's
+  bool attention_sinks = false;      // true: also where the model's JSON or preset has none
   int64_t window = -1;               // 0: none; -1: the model's
 
   double lr = 2e-3;

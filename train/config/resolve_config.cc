@@ -264,6 +264,11 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
   if (c->dropout != -1) model->dropout = c->dropout;
   if (c->attention_dropout != -1) model->attention_dropout = c->attention_dropout;
   if (c->attention_softcap != -1) model->attention_softcap = c->attention_softcap;
+  if (c->attention_sinks && !model->attention_sinks && pretrained->has_value()) {
+    return InvalidOption("attention_sinks", "true is not for the weights of --model=", *name,
+                         ", which have no sinks; leave it out");
+  }
+  if (c->attention_sinks) model->attention_sinks = true;
   const absl::Status valid = model->Validate();
   if (!valid.ok()) return InvalidOption("model", valid.message());
   if (model->family == Family::kGpt2) {

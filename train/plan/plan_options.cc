@@ -49,8 +49,10 @@ OptionTable PlanOptionTable(PlanOptions* c) {
   t.Add("plot", &c->plot, kMayChange,
         "An SVG file for the table: seconds of a step over its length, by number of GPUs.");
   t.Group("The step, as //train takes it");
-  for (const char* name : {"model", "window", "dropout", "attention_dropout", "attention_softcap"})
+  for (const char* name : {"model", "window", "dropout", "attention_dropout", "attention_softcap",
+                           "attention_sinks"}) {
     t.AddShared(train, name);
+  }
   constexpr char kUnread[] = "Of no effect where the model says its vocabulary, unless --packed.";
   t.AddShared(train, "data", kUnread);
   t.AddShared(train, "tokenizer", kUnread);

@@ -112,6 +112,7 @@ std::string Attention(const ResolvedConfig& config) {
   if (config.attention_fp8) absl::StrAppend(&text, ", forward in fp8");
   const ModelConfig& model = config.model;
   if (model.attention_softcap > 0) absl::StrAppend(&text, ", softcap ", model.attention_softcap);
+  if (model.attention_sinks) absl::StrAppend(&text, ", sinks");
   if (model.attention_dropout > 0) absl::StrAppend(&text, ", dropout ", model.attention_dropout);
   return text;
 }
