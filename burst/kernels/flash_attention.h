@@ -179,7 +179,8 @@ void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend = T
 // The gradients of the sinks, from what FlashForwardParams and FlashDeltaParams say:
 //   dsinks[h] = -sum over b, i of exp(sinks[h] - lse[b, h, i]) delta[b, h, i]
 // 0 for a sink of -inf. lse, delta: [batch, num_heads, q_len]; sinks, dsinks: [num_heads];
-// contiguous, of one dtype, float32 or float64. Added up in float64, in an order that depends on the shape alone.
+// contiguous, of one dtype, float32 or float64. Added up in float64, in an order that depends on
+// the shape alone.
 void FlashSinkGrads(const Tensor& lse, const Tensor& delta, const Tensor& sinks,
                     const Tensor& dsinks);
 
