@@ -415,7 +415,7 @@ burst_code burst_forward(burst_attention* attention, const burst_schedule* sched
     const Tensor queries = view("q", q, 4), keys = view("k", k, 4), values = view("v", v, 4);
     Tensor result = view("out", out, 4), sums = view("lse", lse, 3);
     BURST_RETURN_IF_ERROR(view.status);
-    Use use(attention->value->context.get());
+    Use use(attention->value->context.get(), /*queues=*/true);
     BURST_RETURN_IF_ERROR(burst::c::CheckInputs(tokens, queries, keys, values));
     BURST_RETURN_IF_ERROR(burst::c::CheckLike("out", result, queries.shape(), queries.dtype()));
     BURST_RETURN_IF_ERROR(burst::c::CheckLse("lse", sums, queries));
@@ -462,7 +462,7 @@ burst_code burst_backward(burst_attention* attention, const burst_schedule* sche
     const Tensor dsums = dlse == nullptr ? Tensor() : view("dlse", dlse, 3);
     Tensor dqueries = view("dq", dq, 4), dkeys = view("dk", dk, 4), dvalues = view("dv", dv, 4);
     BURST_RETURN_IF_ERROR(view.status);
-    Use use(attention->value->context.get());
+    Use use(attention->value->context.get(), /*queues=*/true);
     const auto check = [&](const char* name, const Tensor& tensor, const Tensor& like) {
       return burst::c::CheckLike(name, tensor, like.shape(), like.dtype());
     };

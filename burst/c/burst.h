@@ -69,7 +69,8 @@ typedef struct burst_context_options {
   int32_t index; /* of the GPU, among those that the process sees */
   /* For memory between and during calls; both null: the library's own pool. allocate returns memory
    * of the device, aligned to 64 bytes (GPU: 256), or null. On a GPU the memory is used on the
-   * stream that is current then. `user` is given to both. */
+   * stream that is current then; blocks of up to 1 MiB are kept for later calls, until the context
+   * and all that was made from it are gone. `user` is given to both. */
   void* (*allocate)(size_t bytes, void* user);
   void (*release)(void* data, void* user);
   void* user;

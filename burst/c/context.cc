@@ -24,7 +24,10 @@ absl::StatusOr<std::shared_ptr<Context>> MakeContext(const burst_context_options
   std::shared_ptr<Context> context(new Context, [](Context* made) {
     if (getpid() == made->process) delete made;
   });
-  if (options.allocate != nullptr) context->memory = std::make_unique<CallersMemory>(options);
+  if (options.allocate != nullptr) {
+    context->callers_memory = std::make_unique<CallersMemory>(options);
+    context->memory = std::make_unique<SmallBlocks>(context->callers_memory.get());
+  }
   if (options.device == BURST_CPU) return context;
   if (options.device != BURST_CUDA) {
     return absl::InvalidArgumentError(absl::StrCat("there is no device ", options.device));

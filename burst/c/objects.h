@@ -17,6 +17,7 @@
 #include "burst/comm/communicator.h"
 #include "burst/device/device.h"
 #include "burst/device/memory.h"
+#include "burst/device/small_blocks.h"
 
 namespace burst {
 namespace c {
@@ -37,28 +38,40 @@ class CallersMemory : public MemorySource {
 // A device, and how threads use it. Members are destroyed in reverse: memory last.
 struct Context {
   DeviceType device = DeviceType::kCpu;
-  std::unique_ptr<CallersMemory> memory;  // null: the pool
-  std::unique_ptr<CallersGpu> gpu;        // null: the CPU
-  std::shared_ptr<ThreadPool> threads;    // null: one
+  std::unique_ptr<CallersMemory> callers_memory;  // null: the pool
+  std::unique_ptr<SmallBlocks> memory;            // of it
+  std::unique_ptr<CallersGpu> gpu;                // null: the CPU
+  std::shared_ptr<ThreadPool> threads;            // null: one
   const pid_t process = getpid();
 };
 
 // While it lives, the calling thread works for a context.
 class Use {
  public:
-  explicit Use(Context* context)
+  // queues: whether work is queued that later calls, on whatever stream, come after.
+  explicit Use(Context* context, bool queues = false)
       : context_(*context),
+        queues_(queues),
         memory_(context->memory.get(), context->device),
         threads_(context->threads) {
     if (context->gpu != nullptr) device_ = std::make_unique<ScopedCudaDevice>(context->gpu.get());
   }
-  // Later calls on another stream come after this one. Destructors alone cannot report an error.
+  // After a failure, too, later calls come after what was queued: they may be given its memory.
+  ~Use() {
+    try {
+      if (queues_) End();
+    } catch (const FatalError&) {  // the failure itself is reported
+    }
+  }
+  // The end of what is queued. Destructors alone cannot report an error.
   void End() {
+    queues_ = false;
     if (context_.gpu != nullptr) context_.gpu->EndWork();
   }
 
  private:
   Context& context_;
+  bool queues_;
   const ScopedFatalErrors fatal_errors_;
   const ScopedMemorySource memory_;
   const ScopedThreadPool threads_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "burst/base/check.h"
+#include "burst/device/small_blocks.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
@@ -53,6 +54,35 @@ TEST(MemorySource, ServesItsThreadItsDeviceAndItsScope) {
   const Tensor after = Tensor::Zeros({8}, DType::kFloat32);
   EXPECT_EQ(source.live.size(), 1u);
   inside = Tensor();  // goes back to where it came from
+  EXPECT_TRUE(source.live.empty());
+}
+
+TEST(SmallBlocks, AreKeptAndLargeOnesAreNot) {
+  Counting source;
+  source.limit = 4 * SmallBlocks::kLargest;
+  {
+    SmallBlocks blocks(&source);
+    void* const first = blocks.Allocate(1000);
+    void* const second = blocks.Allocate(1000);
+    EXPECT_NE(first, second);
+    blocks.Free(first);
+    EXPECT_EQ(blocks.Allocate(600), first);  // of the same 1,024 bytes
+    blocks.Free(first);
+    void* const larger = blocks.Allocate(1025);
+    EXPECT_NE(larger, first);
+    EXPECT_EQ(source.live.size(), 3u);
+    void* const largest = blocks.Allocate(SmallBlocks::kLargest);
+    void* const too_large = blocks.Allocate(SmallBlocks::kLargest + 1);
+    EXPECT_EQ(source.live.size(), 5u);
+    blocks.Free(too_large);
+    EXPECT_EQ(source.live.size(), 4u);
+    for (void* block : {second, larger, largest}) blocks.Free(block);
+    EXPECT_EQ(source.live.size(), 4u);
+    source.limit = 0;  // the kept ones are there yet
+    EXPECT_EQ(blocks.Allocate(SmallBlocks::kLargest), largest);
+    EXPECT_EQ(blocks.Allocate(SmallBlocks::kLargest), nullptr);
+    blocks.Free(largest);
+  }
   EXPECT_TRUE(source.live.empty());
 }
 
