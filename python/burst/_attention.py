@@ -16,7 +16,8 @@ class AttentionFunction(torch.autograd.Function):
     def forward(ctx, q, k, v, call, needs_grad, sinks, seed):
         out, lse, max_logit, _, state = forward(q, k, v, call, needs_grad, sinks, seed)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(max_logit)
+        if max_logit is not None:
+            ctx.mark_non_differentiable(max_logit)
         if needs_grad:
             ctx.save_for_backward(q, k, v, out, lse)
             ctx.state, ctx.seed = state, seed
@@ -33,8 +34,8 @@ class AttentionFunction(torch.autograd.Function):
 
 
 def apply(q, k, v, call, sinks=None, seed=None):
-    """(out, lse, largest scores) of [batch, tokens, heads, head_dim], the first two differentiable; sinks are
-    checked, not added; seed: of dropout, default: the next one that torch draws."""
+    """(out, lse, largest scores or None) of [batch, tokens, heads, head_dim], the first two differentiable;
+    sinks are checked, not added; seed: of dropout, default: the next one that torch draws."""
     if not drops(call.scores):
         seed = None
     elif seed is None:
@@ -162,7 +163,7 @@ def _attend(q, k, v, sinks, seed, return_lse, *arguments):
     if packed:
         out, lse = out.squeeze(0), lse.squeeze(0)
     results = (out, lse) if return_lse else (out,)
-    if max_logit.dim() == 2:
+    if max_logit is not None:
         results += (max_logit.squeeze(0) if packed else max_logit,)
     return results if len(results) > 1 else out
 

@@ -386,6 +386,8 @@ def _schedule_of(ranks, call, lengths):
 
 def _ready(tensor):
     """The tensor, or a copy whose strides the kernels take."""
+    if tensor.is_contiguous() and tensor.shape[3] % 8 == 0 and tensor.data_ptr() % 16 == 0:
+        return tensor
     if tensor.stride(3) != 1 and tensor.shape[3] > 1:
         return tensor.contiguous()
     if tensor.dtype in _OF_16_BITS:  # rows begin at multiples of 16 bytes, and are not the same
@@ -398,7 +400,14 @@ def _ready(tensor):
 
 
 def _view(tensor):
-    return tensor.data_ptr(), _DTYPES[tensor.dtype], tensor.shape, tensor.stride()
+    """The numbers of a burst_tensor."""
+    shape = tensor.shape
+    rest = (0,) * (4 - len(shape))
+    return (tensor.data_ptr(), _DTYPES[tensor.dtype], len(shape), *shape, *rest, *tensor.stride(), *rest)
+
+
+def _empty_like(tensor):
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 class State:
@@ -435,7 +444,7 @@ def _set_seed(state, seed):
 
 
 def forward(q, k, v, call, needs_grad, sinks=None, seed=None):
-    """out, lse, the largest score of each head (empty where it is not asked for), the tokens of every rank
+    """out, lse, the largest score of each head (None where it is not asked for), the tokens of every rank
     (as _agree) and the State. Collective. sinks are checked, not added; seed: an integer where weights are
     dropped, else None."""
     seed = seed if drops(call.scores) else None
@@ -446,14 +455,16 @@ def forward(q, k, v, call, needs_grad, sinks=None, seed=None):
         state = _state(ranks, call, lengths)
         _set_seed(state, seed)
         q, k, v = _ready(q), _ready(k), _ready(v)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        lse = torch.empty(lse_shape(q), dtype=lse_dtype(q), device=q.device)
-        views, _kept = _library.tensors([_view(tensor) for tensor in (q, k, v, out, lse)])
-        check(library().burst_forward(state.attention.value, state.schedule.value, *views))
-        max_logit = torch.empty(max_logit_shape(q, call), dtype=torch.float32)
-        if max_logit.dim() == 2:
-            views, _kept = _library.tensors([_view(max_logit)])
-            check(library().burst_max_logits(state.attention.value, *views))
+        out, lse = _empty_like(q), q.new_empty(lse_shape(q), dtype=lse_dtype(q))
+        tensors = ranks.device.tensors[5]
+        tensors.set(*_view(q), *_view(k), *_view(v), *_view(out), *_view(lse))
+        check(library().burst_forward(state.attention.value, state.schedule.value, *tensors.pointers))
+        max_logit = None
+        if asks_for_max_logit(call):
+            max_logit = torch.empty(max_logit_shape(q), dtype=torch.float32)
+            tensors = ranks.device.tensors[1]
+            tensors.set(*_view(max_logit))
+            check(library().burst_max_logits(state.attention.value, *tensors.pointers))
     return out, lse, max_logit, lengths, state
 
 
@@ -465,20 +476,28 @@ def backward(q, k, v, out, lse, dout, dlse, state, seed=None):
         _set_seed(state, seed)
         q, k, v, out, dout = map(_ready, (q, k, v, out, dout))
         lse, dlse = lse.contiguous(), None if dlse is None else dlse.contiguous()
-        gradients = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v)]
-        views, _kept = _library.tensors(  # of tensors that live until the call ends
-            [None if tensor is None else _view(tensor)
-             for tensor in (q, k, v, out, lse, dout, dlse, *gradients)])
-        check(library().burst_backward(state.attention.value, state.schedule.value, *views))
-    return gradients
+        dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
+        sums = () if dlse is None else _view(dlse)
+        tensors = device.tensors[9 if dlse is None else 10]
+        tensors.set(*_view(q), *_view(k), *_view(v), *_view(out), *_view(lse), *_view(dout), *sums,
+                    *_view(dq), *_view(dk), *_view(dv))
+        pointers = tensors.pointers
+        if dlse is None:
+            pointers = (*pointers[:6], None, *pointers[6:])
+        check(library().burst_backward(state.attention.value, state.schedule.value, *pointers))
+    return dq, dk, dv
 
 
 def lse_shape(q):
     return (q.shape[0], q.shape[2], q.shape[1])
 
 
-def max_logit_shape(q, call):
-    return (q.shape[0], q.shape[2]) if call.scores is not None and call.scores[3] else (0,)
+def asks_for_max_logit(call):
+    return call.scores is not None and call.scores[3]
+
+
+def max_logit_shape(q):
+    return (q.shape[0], q.shape[2])
 
 
 def lse_dtype(q):

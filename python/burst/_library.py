@@ -64,28 +64,20 @@ class AttentionOptions(ctypes.Structure):
     ]
 
 
-# burst_tensor: data, dtype, dims, shape, strides.
-TENSOR = struct.Struct("=Qii4q4q")
+class Tensors:
+    """Room for so many burst_tensors (data, dtype, dims, four of shape, four of strides), used again
+    and again; `pointers`: what to pass for them."""
 
+    def __init__(self, count):
+        one = "Qii4q4q"
+        self._struct, size = struct.Struct("=" + count * one), struct.calcsize("=" + one)
+        self._buffer = ctypes.create_string_buffer(self._struct.size)
+        address = ctypes.addressof(self._buffer)
+        self.pointers = tuple(address + size * i for i in range(count))
 
-def tensors(values):
-    """burst_tensors, of (data, dtype, shape, strides) or None each: what to pass for them, and the
-    buffer that they are in."""
-    buffer = ctypes.create_string_buffer(TENSOR.size * len(values))
-    address, pointers = ctypes.addressof(buffer), []
-    for i, value in enumerate(values):
-        if value is None:
-            pointers.append(None)
-            continue
-        data, dtype, shape, strides = value
-        if len(shape) == 4:
-            TENSOR.pack_into(buffer, TENSOR.size * i, data, dtype, 4, *shape, *strides)
-        else:
-            rest = (0,) * (4 - len(shape))
-            TENSOR.pack_into(buffer, TENSOR.size * i, data, dtype, len(shape), *shape, *rest, *strides,
-                             *rest)
-        pointers.append(address + TENSOR.size * i)
-    return pointers, buffer
+    def set(self, *numbers):
+        """To these, 11 for each."""
+        self._struct.pack_into(self._buffer, 0, *numbers)
 
 
 _T = c_void_p

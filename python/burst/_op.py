@@ -18,6 +18,8 @@ def _number(seed):
 def forward(q: Tensor, k: Tensor, v: Tensor, call: int, ranks: int,
             needs_grad: bool, seed: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     out, lse, max_logit, lengths, _ = _call.forward(q, k, v, _call.call_of(call), needs_grad, seed=_number(seed))
+    if max_logit is None:
+        max_logit = torch.empty((0,))
     return out, lse, max_logit, torch.tensor(lengths, dtype=torch.int64)
 
 
@@ -25,7 +27,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: int, ranks: int,
 def _(q, k, v, call, ranks, needs_grad, seed):
     lse = q.new_empty(_call.lse_shape(q), dtype=_call.lse_dtype(q))
     lengths = torch.empty((ranks,), dtype=torch.int64, device="cpu")
-    max_logit = torch.empty(_call.max_logit_shape(q, _call.call_of(call)), device="cpu")
+    asked = _call.asks_for_max_logit(_call.call_of(call))
+    max_logit = torch.empty(_call.max_logit_shape(q) if asked else (0,), device="cpu")
     return torch.empty(q.shape, dtype=q.dtype, device=q.device), lse, max_logit, lengths
 
 
@@ -70,4 +73,4 @@ def is_wanted():
 
 def apply(q, k, v, call, ranks, needs_grad, seed):
     out, lse, max_logit, _ = torch.ops.burst.forward(q, k, v, call, ranks, needs_grad, seed)
-    return out, lse, max_logit
+    return out, lse, max_logit if max_logit.dim() == 2 else None

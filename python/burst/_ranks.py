@@ -62,6 +62,7 @@ class Device:
             options.allocate, options.release = memory.allocate, memory.release
         self.handle = create("context", ctypes.byref(options), keeps=self._memory)
         self.lock = threading.RLock()
+        self.tensors = {count: _library.Tensors(count) for count in (1, 5, 9, 10)}  # of a call
 
     def enter(self):
         """Before a call: work goes to torch's current stream, or to torch's number of threads."""
