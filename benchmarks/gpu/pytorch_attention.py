@@ -3,12 +3,14 @@
 
   torchrun --nproc_per_node=2 benchmarks/gpu/pytorch_attention.py [--out=FILE] [--seqlens=32768,...]
 
-Over the ranks: the ring, 32 heads of 128, bf16, forward and backward. On one GPU (rank 0, the others
-wait): 16 x 2,048 and 64 x 1,024, beside scaled_dot_product_attention with cuDNN. The host's time of a
-call, while the GPU is busy. PEERS=DIR: a folder with ring_flash_attn and burst_attn, which then run too.
-Medians of GPU times, the slowest rank's.
+Over the ranks: the ring, 32 heads of 128, bf16, forward and backward, beside torch's context_parallel
+with cuDNN (causal only). On one GPU (rank 0, the others wait): 16 x 2,048 and 64 x 1,024, beside
+scaled_dot_product_attention with cuDNN. The host's time of a call, while the GPU is busy: after a
+barrier, and of calls in a row. PEERS=DIR: a folder with ring_flash_attn and burst_attn, which then run
+too. Medians of GPU times, the slowest rank's.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -63,11 +65,40 @@ def peers():
     return found
 
 
+def cudnn(q, k, v, causal):
+    """Of [batch, heads, tokens, head_dim]."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def context_parallel():
+    """Within it cudnn() is over all ranks, of tensors that are cut as burst's zigzag layout cuts them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel as parallel
+    ranks = dist.get_world_size()
+    return parallel(init_device_mesh("cuda", (ranks,)),  # what it wants to cut: something
+                    buffers=[torch.zeros(2 * ranks, device="cuda")], buffer_seq_dims=[0])
+
+
 def ring(group, seqlen, causal, repeats):
+    with contextlib.ExitStack() as stack:
+        torchs = {}
+        if causal:
+            try:
+                stack.enter_context(context_parallel())
+                torchs["torch context_parallel"] = cudnn
+            except Exception as error:
+                print("no context_parallel:", repr(error)[:200], flush=True)
+        return ring_beside(torchs, group, seqlen, causal, repeats)
+
+
+def ring_beside(torchs, group, seqlen, causal, repeats):
+    """torchs: name: function as cudnn()."""
     ranks = dist.get_world_size()
     shape = (1, seqlen // ranks, HEADS, HEAD_DIM)
-    q, k, v, dout = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    for x in (q, k, v):
+    tensors = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+    heads_first = [x.transpose(1, 2).contiguous() for x in tensors] if torchs else []
+    for x in (*tensors[:3], *heads_first[:3]):
         x.requires_grad_()
     layout = "zigzag" if causal else "contiguous"
 
@@ -75,24 +106,38 @@ def ring(group, seqlen, causal, repeats):
         return lambda q, k, v, causal: burst.attention(
             q, k, v, causal=causal, group=group, layout=layout, deterministic=deterministic, seqlen=seqlen)
 
-    sides = {"burst": ours(True), "burst, deterministic=False": ours(False), **peers()}
+    functions = {"burst": ours(True), "burst, deterministic=False": ours(False), **peers(), **torchs}
+    out, difference, sides = None, {}, {}
+    for name, function in functions.items():
+        given = heads_first if name in torchs else tensors
+        try:
+            with torch.no_grad():
+                result = function(*given[:3], causal)
+        except Exception as error:  # out of memory; another version of torch
+            print("not %s: %s" % (name, repr(error)[:200]), flush=True)
+            continue
+        result = result.transpose(1, 2) if name in torchs else result
+        out = result if out is None else out
+        difference[name] = (result - out).abs().max().item()
+        sides[name] = (function, given)
+    del out, result
 
-    def both(function):
+    def both(function, given):
         def run():
-            torch.autograd.grad(function(q, k, v, causal), (q, k, v), dout)
+            torch.autograd.grad(function(*given[:3], causal), given[:3], given[3])
         return run
 
-    def forward(function):
+    def forward(function, given):
         def run():
             with torch.no_grad():
-                function(q, k, v, causal)
+                function(*given[:3], causal)
         return run
 
     flops = 4 * seqlen * seqlen * HEADS * HEAD_DIM / (2 if causal else 1) / ranks
-    times = milliseconds({name: both(side) for name, side in sides.items()}, repeats)
-    forwards = milliseconds({name: forward(side) for name, side in sides.items()}, repeats)
+    times = milliseconds({name: both(*side) for name, side in sides.items()}, repeats)
+    forwards = milliseconds({name: forward(*side) for name, side in sides.items()}, repeats)
     return {"case": "ring", "tokens": seqlen, "ranks": ranks, "causal": causal,
-            "both_ms": times, "forward_ms": forwards,
+            "largest_difference_of_out": difference, "both_ms": times, "forward_ms": forwards,
             "both_tflops_per_gpu": {name: 3.5 * flops / ms / 1e9 for name, ms in times.items()}}
 
 
@@ -105,12 +150,10 @@ def one_gpu(batch, seqlen, heads, head_dim, causal, repeats):
     def ours(deterministic):
         return lambda: burst.attention(q, k, v, causal=causal, deterministic=deterministic)
 
-    def cudnn():
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return torch.nn.functional.scaled_dot_product_attention(
-                *(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal).transpose(1, 2)
+    def theirs():
+        return cudnn(*(x.transpose(1, 2) for x in (q, k, v)), causal).transpose(1, 2)
 
-    sides = {"burst": ours(True), "burst, deterministic=False": ours(False), "cudnn": cudnn}
+    sides = {"burst": ours(True), "burst, deterministic=False": ours(False), "cudnn": theirs}
 
     def forward(side):
         def run():
@@ -143,24 +186,27 @@ def host(group, ranks):
     result = {"case": "host time of a call, microseconds", "ranks": ranks}
     arguments = dict(group=group, seqlen=2048 * ranks)
 
-    def measure(function):
+    def measure(function, calls):
         times = []
         for _ in range(20):
             dist.barrier()
             torch.cuda.synchronize()
             torch.cuda._sleep(20_000_000)  # some 10 ms
             begin = time.perf_counter()
-            function()
-            times.append(1e6 * (time.perf_counter() - begin))
+            for _ in range(calls):
+                function()
+            times.append(1e6 * (time.perf_counter() - begin) / calls)
         return sorted(times)[len(times) // 2]
 
     def forward():
         with torch.no_grad():
             burst.attention(q, k, v, **arguments)
 
-    outs = [burst.attention(q, k, v, **arguments) for _ in range(20)]
-    result["forward"] = measure(forward)
-    result["backward"] = measure(lambda: torch.autograd.grad(outs.pop(), (q, k, v), dout))
+    for what, calls in (("after a barrier", 1), ("in a row", 16)):
+        outs = [burst.attention(q, k, v, **arguments) for _ in range(20 * calls)]
+        result[what] = {
+            "forward": measure(forward, calls),
+            "backward": measure(lambda: torch.autograd.grad(outs.pop(), (q, k, v), dout), calls)}
     return result
 
 
