@@ -62,11 +62,17 @@ class DeltaParams(ctypes.Structure):  # FlashDeltaParams
                 ("delta", ctypes.c_void_p)]
 
 
+class HeadRange(ctypes.Structure):
+    _fields_ = [("begin", ctypes.c_int64), ("end", ctypes.c_int64)]
+
+
 class BackwardParams(ctypes.Structure):  # FlashBackwardParams
     _fields_ = [("shape", Shape), ("q", Operand), ("k", Operand), ("v", Operand),
                 ("dout", Operand), ("lse", ctypes.c_void_p), ("delta", ctypes.c_void_p),
                 ("dq", Operand), ("dk", Operand), ("dv", Operand), ("assign", ctypes.c_bool),
-                ("deterministic", ctypes.c_bool)]
+                ("deterministic", ctypes.c_bool), ("first_dq", HeadRange),
+                ("first_dkv", HeadRange), ("last_dkv", HeadRange), ("dk_out", Operand),
+                ("dv_out", Operand)]
 
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 3, torch.float16: 4}

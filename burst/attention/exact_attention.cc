@@ -294,10 +294,10 @@ absl::Status ExactAttention::Backward(const RingSchedule& schedule, const Saved&
       ++part;
     }
 
-    const Tensor own_dq = Tensor::Zeros(own_q.shape(), sum_dtype, q.device());
+    const Tensor own_dq = Tensor::Empty(own_q.shape(), sum_dtype, q.device());
     const Shape key_shape = {call.rows, call.keys.length, k.dim(2), k.dim(3)};
-    const Tensor own_dk = Tensor::Zeros(key_shape, sum_dtype, q.device());
-    const Tensor own_dv = Tensor::Zeros(key_shape, sum_dtype, q.device());
+    const Tensor own_dk = Tensor::Empty(key_shape, sum_dtype, q.device());
+    const Tensor own_dv = Tensor::Empty(key_shape, sum_dtype, q.device());
     FlashBackwardParams params;
     params.shape = call.shape;
     params.q = Operand(own_q);
@@ -309,6 +309,8 @@ absl::Status ExactAttention::Backward(const RingSchedule& schedule, const Saved&
     params.dq = Operand(own_dq);
     params.dk = Operand(own_dk);
     params.dv = Operand(own_dv);
+    params.first_dq = {0, q.dim(2)};
+    params.first_dkv = {0, k.dim(2)};
     kernels.Backward(params);
     FlashConvert(own_dq, call.Queries(*dq));
     const auto add = [&](const Tensor& gradient, int part) {

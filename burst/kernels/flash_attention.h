@@ -122,6 +122,13 @@ struct FlashDeltaParams {
   void* delta = nullptr;       // [batch, num_heads, q_len]
 };
 
+// Heads begin, ..., end - 1 of a tensor; none by default.
+struct HeadRange {
+  int64_t begin = 0, end = 0;
+  constexpr bool has(int64_t head) const { return begin <= head && head < end; }
+  constexpr bool empty() const { return begin >= end; }
+};
+
 // P = exp(S - lse), dV += P^T dO, dS = P * (dO V^T - delta),
 // dQ += softmax_scale dS K, dK += softmax_scale dS^T Q, dK and dV accumulated over the query
 // heads of a KV head.
@@ -134,10 +141,17 @@ struct FlashBackwardParams {
   AttentionOperand dq;          // like q
   AttentionOperand dk, dv;      // like k
   // True: the gradients are of dtype and are assigned, for a single call. False: they are of
-  // SumDType(dtype) and are added to.
+  // SumDType(dtype) and are added to, as the ranges below say.
   bool assign = false;
   // Bitwise the same in every run. The CPU kernels always are.
   bool deterministic = true;
+  // Of several calls, the first for some heads assigns their sums, whatever was there: dQ of these
+  // query heads, dK and dV of these KV heads.
+  HeadRange first_dq = {}, first_dkv = {};
+  // For inputs of 16 bits: the last of several calls for some KV heads. What these get in all is
+  // assigned to dk_out and dv_out, like k and of dtype; their sums in dk and dv are only read.
+  HeadRange last_dkv = {};
+  AttentionOperand dk_out = {}, dv_out = {};
 };
 
 // The kernels of a device, or others that compute the same (burst/kernels/study). Stateless; any

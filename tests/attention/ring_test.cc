@@ -56,13 +56,19 @@ absl::Status RunRank(const Case& c, int64_t seqlen, Communicator& comm, Tensor* 
     gradients.in_transit = c.in_transit;
     BURST_RETURN_IF_ERROR(ring.Run(
         schedule.query_route(), {{block, 1}}, &gradients,
-        [&](int source, Ring::Part part, const Ring::Tensors& visiting, const Ring::Tensors& sums) {
+        [&](int source, Ring::Part part, const Ring::Tensors& visiting, const Ring::Sums& sums) {
           for (float owner : visiting[0].ToVector<float>()) EXPECT_EQ(owner, source);
           // This rank's own block is computed in two calls: half each.
           EXPECT_EQ(part == Ring::Part::kWhole, source != comm.rank());
           const Tensor term = Part(source, comm.rank(), schedule.query_route().lengths[source]);
           if (source == comm.rank()) term.Scale(0.5);
-          sums[0].Add(term.To(kTestDevice));
+          const Tensor& sum = sums.tensors[0];
+          if (sums.first) {
+            EXPECT_NE(source, comm.rank());
+            sum.CopyFrom(term.To(kTestDevice));
+          } else {
+            sum.Add(term.To(kTestDevice));
+          }
         },
         traffic));
     if (!gradients.last.empty()) gradient.Add(gradients.last[0]);

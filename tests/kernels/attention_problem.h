@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -241,5 +242,87 @@ inline Tensor Poisoned(const Tensor& like) {
   tensor.Fill(kNaN);
   return tensor;
 }
+
+// A backward in several calls, as in a ring: each has a part of the mask for some KV heads and
+// their query heads, and these begin and end in different calls. Between the parts and beyond them
+// there are queries that see nothing.
+class BackwardInParts {
+ public:
+  // Gives the problem its mask.
+  explicit BackwardInParts(Problem* problem) : problem_(*problem) {
+    const auto q_len = static_cast<int32_t>(problem->q.dim(1));
+    const auto k_len = static_cast<int32_t>(problem->k.dim(1));
+    const int32_t none = q_len / 5, last = q_len - q_len / 6;  // queries
+    problem->mask = TestMask();
+    for (int32_t i = 0; i < q_len; ++i) {
+      const int32_t end = i < last ? std::clamp(i - none, 0, k_len) : k_len;
+      const int32_t begin = i < last ? 0 : k_len;
+      const int32_t middle = std::max(begin, end - k_len / 4);
+      const std::array<TestMask*, 3> masks = {&problem->mask, &parts_[0], &parts_[1]};
+      const std::array<int32_t, 3> begins = {begin, begin, middle}, ends = {end, middle, end};
+      for (int n = 0; n < 3; ++n) {
+        masks[n]->begin.push_back(begins[n]);
+        masks[n]->end.push_back(ends[n]);
+      }
+    }
+    problem->mask.visible = [begin = problem->mask.begin, end = problem->mask.end](
+                                int64_t, int64_t i, int64_t j) {
+      return begin[i] <= j && j < end[i];
+    };
+  }
+
+  // dk_out and dv_out: null, or what the last call for a KV head assigns (last_dkv); the sums are
+  // poisoned before.
+  void Run(const AttentionResults& sums, const Tensor& lse, const Tensor& delta,
+           const Tensor& dk_out, const Tensor& dv_out, bool deterministic,
+           const std::function<void(const FlashBackwardParams&)>& backward) const {
+    const int64_t kv_heads = problem_.k.dim(2), group = problem_.q.dim(2) / kv_heads;
+    const int64_t half = kv_heads / 2;
+    struct Call {
+      int part;
+      HeadRange heads, first, last;  // KV heads; of the two others counted from the first of heads
+    };
+    for (const Call& call :
+         {Call{0, {0, half}, {0, half}, {}}, Call{1, {0, kv_heads}, {half, kv_heads}, {0, half}},
+          Call{0, {half, kv_heads}, {}, {0, kv_heads - half}}}) {
+      const int64_t first = call.heads.begin, count = call.heads.end - first;
+      const auto queries = [&](const Tensor& t) {
+        return t.Slice(2, first * group, count * group);
+      };
+      const auto keys = [&](const Tensor& t) { return t.Slice(2, first, count); };
+      const auto rows = [&](const Tensor& t) {
+        return t.Slice(1, first * group, count * group).Contiguous();
+      };
+      const Tensor their_lse = rows(lse), their_delta = rows(delta);
+      FlashBackwardParams params;
+      params.shape = problem_.shape();
+      params.shape.num_heads = count * group;
+      params.shape.num_kv_heads = count;
+      params.shape.visible = parts_[call.part].ranges();
+      params.q = Operand(queries(problem_.q));
+      params.k = Operand(keys(problem_.k));
+      params.v = Operand(keys(problem_.v));
+      params.dout = Operand(queries(problem_.dout));
+      params.lse = their_lse.raw_data();
+      params.delta = their_delta.raw_data();
+      params.dq = Operand(queries(sums.dq));
+      params.dk = Operand(keys(sums.dk));
+      params.dv = Operand(keys(sums.dv));
+      params.deterministic = deterministic;
+      params.first_dq = {call.first.begin * group, call.first.end * group};
+      params.first_dkv = call.first;
+      if (!dk_out.null()) {
+        params.last_dkv = call.last;
+        params.dk_out = Operand(keys(dk_out));
+        params.dv_out = Operand(keys(dv_out));
+      }
+      backward(params);
+    }
+  }
+
+ private:
+  const Problem& problem_;
+  TestMask parts_[2];
+};
 
 }  // namespace burst

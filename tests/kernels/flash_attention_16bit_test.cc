@@ -262,6 +262,36 @@ TEST_P(KernelsTest, BlocksOfKeysMerge) {
   }
 }
 
+// Heads whose gradients begin and end in different calls, in float32 and, of dK and dV, in the
+// inputs' dtype in the end.
+TEST_P(KernelsTest, HeadsBeginAndEndInDifferentCalls) {
+  for (int64_t d : {40, 64, 96, 128, 192, 256}) {
+    for (bool deterministic : {false, true}) {
+      SCOPED_TRACE(testing::Message() << d << (deterministic ? " deterministic" : ""));
+      Problem problem = MakeProblem(GetParam().dtype, 1, 400, 300, 4, 2, d, MaskKind::kFull);
+      const BackwardInParts parts(&problem);
+      const AttentionResults once = RunOnce(GetParam(), problem, true);
+      const Tensor delta = Delta(problem, once.out);
+      const auto run = [&](bool converts) {
+        const Tensor dk = converts ? Poisoned(problem.k) : Tensor();
+        const Tensor dv = converts ? Poisoned(problem.v) : Tensor();
+        const AttentionResults sums = {once.out, once.lse, PoisonedSum(problem.q),
+                                       PoisonedSum(problem.k), PoisonedSum(problem.v)};
+        parts.Run(sums, once.lse, delta, dk, dv, deterministic,
+                  [&](const FlashBackwardParams& params) { GetParam().backward(params); });
+        return AttentionResults{sums.out, sums.lse, sums.dq, converts ? dk : sums.dk,
+                                converts ? dv : sums.dv};
+      };
+      const AttentionResults sums = run(false), results = run(true);
+      ExpectNoWorse(results, problem);
+      // The sums, rounded once.
+      ExpectBitwiseEqual({once.out, once.lse, once.dq, sums.dk.To(problem.k.dtype()),
+                          sums.dv.To(problem.v.dtype())},
+                         {once.out, once.lse, once.dq, results.dk, results.dv});
+    }
+  }
+}
+
 // Lists of blocks in several calls, some of them without a block, and beside them the rest of the
 // mask by ranges: merged as blocks of keys are.
 TEST(ListsTest, CallsAddUp) {

@@ -386,6 +386,26 @@ TEST_P(DTypeTest, GradientsAccumulate) {
   EXPECT_LE(RelativeError(dv, once.dv), Tolerance(GetParam()));
 }
 
+// The first call for a head assigns its gradients, whatever was there.
+TEST_P(DTypeTest, HeadsBeginInDifferentCalls) {
+  for (int64_t d : {16, 40}) {
+    Problem problem(2, 150, 110, 8, 4, d, MaskKind::kFull, GetParam());
+    const BackwardInParts parts(&problem);
+    const AttentionResults once = RunKernels(problem);
+    const Tensor delta = Poisoned(problem.dlse);
+    Kernels().Delta({problem.shape(), Operand(once.out), Operand(problem.dout),
+                     problem.dlse.raw_data(), delta.raw_data()});
+    for (const AttentionKernels* kernels : {&Kernels(), &NaiveKernels()}) {
+      if (!kernels->Check(kTestDevice, GetParam(), d).ok()) continue;
+      const AttentionResults sums = {once.out, once.lse, Poisoned(problem.q), Poisoned(problem.k),
+                                     Poisoned(problem.v)};
+      parts.Run(sums, once.lse, delta, Tensor(), Tensor(), /*deterministic=*/true,
+                [&](const FlashBackwardParams& params) { kernels->Backward(params); });
+      ExpectClose(sums, problem.Reference(), Tolerance(GetParam()));
+    }
+  }
+}
+
 // The same bits as zeros added to, in whatever memory, and strided.
 TEST_P(DTypeTest, GradientsAreAssigned) {
   for (const Lengths lengths : {Lengths{90, 90}, Lengths{0, 9}, Lengths{9, 0}, Lengths{300, 40}}) {

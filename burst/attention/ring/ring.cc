@@ -113,13 +113,11 @@ class Ring::GradientTransfers {
     BeginSum(source, &early_);
   }
 
-  // What this rank's part is added to: what other ranks have added so far, or zero.
-  Tensors Sum(int source) {
-    if (!sum_.empty()) return View(sum_, source);
-    TakeSum();
-    const Tensors sum = View(sum_, source);
-    for (const Tensor& gradient : sum) gradient.Fill(0);
-    return sum;
+  // What this rank's part is added to: what other ranks have added so far, if any.
+  Sums Sum(int source) {
+    const bool first = sum_.empty();
+    if (first) TakeSum();
+    return {View(sum_, source), first};
   }
 
   // Completes the transfers on a link at the end of the round of `source`.
@@ -244,7 +242,8 @@ absl::Status Ring::Run(const RingRoute& route, const Block& block, BlockGradient
   const int rank = route.rank, ranks_per_node = route.ranks_per_node;
   const auto world_size = static_cast<int>(route.lengths.size());
   const bool has_gradients = gradients != nullptr;
-  const Tensors own = Own(block), own_gradients = has_gradients ? Own(gradients->own) : Tensors();
+  const Tensors own = Own(block);
+  const Sums own_gradients = has_gradients ? Sums{Own(gradients->own)} : Sums();
   if (has_gradients) gradients->last.clear();
   BURST_CHECK(world_size == ranks_per_node || between_nodes_ != nullptr);
   if (world_size == 1) {
@@ -285,7 +284,7 @@ absl::Status Ring::Run(const RingRoute& route, const Block& block, BlockGradient
       compute(rank, has_gradients ? Part::kFirst : Part::kWhole, current, own_gradients);
     } else if (round.compute) {
       compute(round.source, Part::kWhole, current,
-              has_gradients ? transfers->Sum(round.source) : Tensors());
+              has_gradients ? transfers->Sum(round.source) : Sums());
     }
     ++(t == 0 || round.compute ? traffic->rounds_computed : traffic->rounds_skipped);
 

@@ -45,7 +45,8 @@ class Ring {
 
   // The gradients of a block's tensors.
   struct BlockGradients {
-    Block own;         // of this rank's block, to be accumulated into
+    // Of this rank's block, to be accumulated into. Zeros, where OwnGradientReturnsEarly(route).
+    Block own;
     DType in_transit;  // dtype while sent: that of `own`, or bfloat16 where `own` is float32.
                        // Every rank accumulates in the dtype of `own`
     // Assigned by Run: the part of the gradients that arrived last and is not in `own` yet, of
@@ -59,10 +60,15 @@ class Ring {
   // what belongs to which.
   enum class Part { kWhole, kFirst, kSecond };
 
-  // Computes the round in which the block of rank `source` is here, and adds to `gradients`: those
-  // of that block, empty without gradients.
+  // The gradients of the block that is here; none in a forward.
+  struct Sums {
+    Tensors tensors;
+    bool first = false;  // of another rank's block: nothing is in them yet, they are to be assigned
+  };
+
+  // Computes the round in which the block of rank `source` is here, and adds to its gradients.
   using Compute =
-      std::function<void(int source, Part part, const Tensors& block, const Tensors& gradients)>;
+      std::function<void(int source, Part part, const Tensors& block, const Sums& gradients)>;
 
   // Two communicators of the same ranks: `comm` within nodes, `between_nodes` between them, so that
   // neither waits for the other. Both must outlive the object. Null: a single rank, or a single

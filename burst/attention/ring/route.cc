@@ -133,4 +133,13 @@ RingRoute MakeRingRoute(int rank, int ranks_per_node, const std::vector<int64_t>
   return route;
 }
 
+bool OwnGradientReturnsEarly(const RingRoute& route) {
+  for (size_t t = 0; t + 1 < route.rounds.size(); ++t) {
+    for (Link link : kLinks) {
+      if (route.rounds[t].gradient[link].arriving == route.rank) return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace burst

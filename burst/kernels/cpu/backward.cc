@@ -225,12 +225,13 @@ class BackwardTask {
 
 // operand [batch, length, heads, head_dim] = 0
 template <typename T>
-void Clear(const FlashAttentionShape& shape, int64_t length, int64_t heads,
+void Clear(const FlashAttentionShape& shape, int64_t length, const HeadRange& heads,
            const AttentionOperand& operand) {
+  if (heads.empty()) return;
   constexpr int64_t kGrain = 256;  // rows a thread takes at least
   ParallelFor(shape.batch * length, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
-      for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t h = heads.begin; h < heads.end; ++h) {
         T* row = Head<T>(operand, index / length, h).row(index % length);
         std::fill_n(row, shape.head_dim, T{0});
       }
@@ -347,11 +348,11 @@ class SharedHeads {
 template <typename T>
 void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys) {
   const FlashAttentionShape& shape = params.shape;
-  if (params.assign) {
-    Clear<T>(shape, shape.q_len, shape.num_heads, params.dq);
-    Clear<T>(shape, shape.k_len, shape.num_kv_heads, params.dk);
-    Clear<T>(shape, shape.k_len, shape.num_kv_heads, params.dv);
-  }
+  const HeadRange first_dq = params.assign ? HeadRange{0, shape.num_heads} : params.first_dq;
+  const HeadRange first_dkv = params.assign ? HeadRange{0, shape.num_kv_heads} : params.first_dkv;
+  Clear<T>(shape, shape.q_len, first_dq, params.dq);
+  Clear<T>(shape, shape.k_len, first_dkv, params.dk);
+  Clear<T>(shape, shape.k_len, first_dkv, params.dv);
   const BackwardTask<T> task(params, tile_keys);
   const int64_t steps =
       (shape.q_len + kChunk - 1) / kChunk * (shape.num_heads / shape.num_kv_heads);
@@ -375,6 +376,7 @@ void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys) {
 void Backward(const FlashBackwardParams& params, int64_t tile_keys) {
   BURST_CHECK_GT(params.shape.num_kv_heads, 0);
   BURST_CHECK_EQ(params.shape.num_heads % params.shape.num_kv_heads, 0);
+  BURST_CHECK(params.last_dkv.empty()) << "sums are of the inputs' dtype, nothing is converted";
   DispatchFloat(params.shape.dtype,
                 [&](auto zero) { BackwardOf<decltype(zero)>(params, tile_keys); });
 }

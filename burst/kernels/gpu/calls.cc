@@ -81,13 +81,20 @@ void CheckCall(const FlashForwardParams& params) {
 void CheckCall(const FlashBackwardParams& params) {
   const FlashAttentionShape& s = params.shape;
   CheckShape(s);
-  if (!Is16Bit(s.dtype)) return;
+  if (!Is16Bit(s.dtype)) {
+    BURST_CHECK(params.last_dkv.empty()) << Name(s.dtype) << " gradients are added up in place";
+    return;
+  }
   const DType dtype = params.assign ? s.dtype : kFloat;
   CheckInputs(s, params.q, params.k, params.v);
   CheckOperand("dout", params.dout, s.dtype, s.batch, s.q_len, s.num_heads);
   CheckOperand("dq", params.dq, dtype, s.batch, s.q_len, s.num_heads);
   CheckOperand("dk", params.dk, dtype, s.batch, s.k_len, s.num_kv_heads);
   CheckOperand("dv", params.dv, dtype, s.batch, s.k_len, s.num_kv_heads);
+  if (params.last_dkv.empty()) return;
+  BURST_CHECK(!params.assign) << "a single call has no last one";
+  CheckOperand("dk_out", params.dk_out, s.dtype, s.batch, s.k_len, s.num_kv_heads);
+  CheckOperand("dv_out", params.dv_out, s.dtype, s.batch, s.k_len, s.num_kv_heads);
 }
 
 // ---- The choice.
@@ -109,7 +116,11 @@ bool Serves(KernelFamily family, DType dtype, int64_t head_dim) {
   return false;
 }
 
-// Counters that the blocks of a kernel share; zeros, no memory for none.
+// So many words of memory; null for none.
+Tensor Words(int64_t count) {
+  return count == 0 ? Tensor() : Tensor::Empty({count}, DType::kInt32, DeviceType::kCuda);
+}
+// Counters that the blocks of a kernel share: zeros.
 Tensor Counters(int64_t count) {
   return count == 0 ? Tensor() : Tensor::Zeros({count}, DType::kInt32, DeviceType::kCuda);
 }
@@ -138,6 +149,29 @@ bool IsDecoding(const FlashAttentionShape& shape) {
   if (!Is16Bit(shape.dtype) || shape.q_len > 16 || shape.blocks.key_begin != nullptr) return false;
   const int64_t heads_per_kv = shape.num_heads / shape.num_kv_heads;
   return shape.k_len * heads_per_kv >= std::max<int64_t>(256, 64 * shape.q_len);
+}
+
+// Zeros for these heads of fp32 [batch, q_len, num_heads, head_dim].
+void ClearHeads(const FlashAttentionShape& shape, const AttentionOperand& dq,
+                const HeadRange& heads) {
+  if (heads.empty() || shape.batch == 0 || shape.q_len == 0) return;
+  BURST_CHECK(shape.num_heads == 1 || dq.head_stride == shape.head_dim)
+      << "the heads of a sum of dq must lie one after the other";
+  const int64_t row_bytes = dq.seq_stride * SizeOf(kFloat);
+  const int64_t bytes = (heads.end - heads.begin) * shape.head_dim * SizeOf(kFloat);
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    float* first =
+        static_cast<float*>(dq.data) + b * dq.batch_stride + heads.begin * dq.head_stride;
+    if (bytes == row_bytes) {
+      // Rows without gaps, as far as they go on.
+      const bool all = dq.batch_stride == shape.q_len * dq.seq_stride;
+      const int64_t rows = all ? shape.batch * shape.q_len : shape.q_len;
+      BURST_CUDA_CHECK(cudaMemsetAsync(first, 0, rows * row_bytes, CurrentStream()));
+      if (all) return;
+    } else {
+      BURST_CUDA_CHECK(cudaMemset2DAsync(first, row_bytes, 0, bytes, shape.q_len, CurrentStream()));
+    }
+  }
 }
 
 void Decode(const FlashForwardParams& params) {
@@ -218,17 +252,20 @@ void Backward(MaybeFamily only, const FlashBackwardParams& params) {
   FlashBackwardParams own = params;
   Tensor dq;
   if (params.assign) {
-    dq = Tensor::Zeros({s.batch, s.q_len, s.num_heads, s.head_dim}, kFloat, DeviceType::kCuda);
+    dq = Tensor::Empty({s.batch, s.q_len, s.num_heads, s.head_dim}, kFloat, DeviceType::kCuda);
     own.dq = Operand(dq);
+    own.first_dq = {0, s.num_heads};
+  }
+  if (family != KernelFamily::kSm90 || !sm90::AssignsDq(own)) {
+    ClearHeads(s, own.dq, own.first_dq);
+    own.first_dq = {};
   }
   if (family == KernelFamily::kSm80) {
     const Tensor counters = Counters(sm80::BackwardCounters(own));
     sm80::Backward(own, DataOf(counters));
   } else {
-    const Tensor counters = Counters(sm90::BackwardCounters(own));
-    const int64_t count = sm90::BackwardQueryTiles(own);
-    const Tensor query_tiles =
-        count == 0 ? Tensor() : Tensor::Empty({count}, DType::kInt32, DeviceType::kCuda);
+    const Tensor counters = Words(sm90::BackwardCounters(own));
+    const Tensor query_tiles = Words(sm90::BackwardQueryTiles(own));
     sm90::Backward(own, DataOf(counters), DataOf(query_tiles));
   }
   if (params.assign) Convert(dq, /*addend=*/{}, params.dq, s.dtype);

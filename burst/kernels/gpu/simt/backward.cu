@@ -94,10 +94,11 @@ __global__ __launch_bounds__(kThreads) void QueryGradientKernel(FlashBackwardPar
     __syncthreads();
   }
   const Head<T> target(params.dq, b, h);
+  const bool assigned = params.assign || params.first_dq.has(h);
 #pragma unroll
   for (int r = 0; r < kN; ++r) {
     if (y + kSide * r >= rows) continue;
-    StoreRow<Tile>(dq[r], scale, params.assign ? T{0} : T{1}, head_dim,
+    StoreRow<Tile>(dq[r], scale, assigned ? T{0} : T{1}, head_dim,
                    target.row(first + y + kSide * r));
   }
 }
@@ -171,7 +172,7 @@ __global__ __launch_bounds__(kThreads) void KeyGradientKernel(FlashBackwardParam
     }
   }
   const Head<T> dk_target(params.dk, b, kv_head), dv_target(params.dv, b, kv_head);
-  const T keep = params.assign ? T{0} : T{1};
+  const T keep = params.assign || params.first_dkv.has(kv_head) ? T{0} : T{1};
 #pragma unroll
   for (int r = 0; r < kN; ++r) {
     if (y + kSide * r >= rows) continue;

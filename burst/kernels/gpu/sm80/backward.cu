@@ -274,20 +274,23 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
       }
     }
   }
+  const bool first = params.assign || params.first_dkv.has(kv_head);
+  const bool last = params.last_dkv.has(kv_head), result = params.assign || last;
+  const AttentionOperand& dk_to = last ? params.dk_out : params.dk;
+  const AttentionOperand& dv_to = last ? params.dv_out : params.dv;
   const float one[2] = {1, 1}, scales[2] = {scale, scale};
 #pragma unroll
   for (int m = 0; m < kDkM; ++m) {
     const int row = key + dk_row + 16 * m + lane / 4;
     const bool valid[2] = {row < k_len, row + 8 < k_len};
     const RowPair rows{b, kv_head, row, valid, head_dim, dk_column};
-    if (!params.assign) {
+    if (!first) {
       MergeRows<Traits::kDkColumns>(params.dv, rows, one, one, dv[m]);
       MergeRows<Traits::kDkColumns>(params.dk, rows, scales, one, dk[m]);
     }
-    StoreRows<typename Traits::Element, Traits::kDkColumns>(!params.assign, dv[m], one, params.dv,
-                                                            rows);
-    StoreRows<typename Traits::Element, Traits::kDkColumns>(
-        !params.assign, dk[m], params.assign ? scales : one, params.dk, rows);
+    StoreRows<typename Traits::Element, Traits::kDkColumns>(!result, dv[m], one, dv_to, rows);
+    StoreRows<typename Traits::Element, Traits::kDkColumns>(!result, dk[m], first ? scales : one,
+                                                            dk_to, rows);
   }
 }
 

@@ -28,7 +28,7 @@ int DecodeParts(const FlashAttentionShape& shape);
 int64_t DecodeScratch(const FlashAttentionShape& shape, int parts);
 void Decode(const FlashForwardParams& params, int parts, float* scratch);
 
-// dQ is float32 and always added to; dK and dV as params.assign says.
+// dQ is float32 and added to; params.first_dq is not read.
 void Backward(const FlashBackwardParams& params, int32_t* counters);
 
 }  // namespace sm80

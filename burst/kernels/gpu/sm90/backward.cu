@@ -65,17 +65,18 @@ __device__ __forceinline__ void BackwardLoad(const BackwardArgs& args,
   });
 }
 
-// dQ += a consumer's part, which lies in shared.dq[slot].
-template <class Traits>
-__device__ __forceinline__ void AddDq(const BackwardArgs& args, BackwardShared<Traits>& shared,
-                                      int consumer, int slot, const DqStep& step, int batch) {
+// dQ = or dQ += a consumer's part, which lies in shared.dq[slot].
+template <class Traits, bool kAdd>
+__device__ __forceinline__ void StoreDq(const BackwardArgs& args, BackwardShared<Traits>& shared,
+                                        int consumer, int slot, const DqStep& step, int batch) {
   const int column = Traits::kDqByColumns ? consumer * 64 : 0;
   const int row = Traits::kDqByColumns ? 0 : consumer * Traits::kDqRows;
 #pragma unroll
   for (int box = 0; box < 2; ++box) {
     if (column + box * kFloatBoxColumns >= Traits::kHeadDim) break;
-    TmaReduceAdd(args.dq, SharedAddress(shared.dq[slot] + box * Traits::kDqRows * kFloatBoxColumns),
-                 column + box * kFloatBoxColumns, step.row + row, step.head, batch);
+    StoreOrAdd(kAdd, args.dq,
+               SharedAddress(shared.dq[slot] + box * Traits::kDqRows * kFloatBoxColumns),
+               column + box * kFloatBoxColumns, step.row + row, step.head, batch);
   }
   BulkCommit();
 }
@@ -101,10 +102,10 @@ __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
     for (int i = 0; i < kTiles; ++i) Wait(&shared.dq_full[first_full + i], parity);
     parity ^= 1;
     const DqStep at = shared.dq_steps[step % kDqSteps];
-    AddInTurn(args, at, first_consumer, [&] {
+    AddInTurn(args, at, first_consumer, [&](auto add) {
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
-        AddDq<Traits>(args, shared, first_consumer + i, first_slot + i, at, keys.batch);
+        StoreDq<Traits, add()>(args, shared, first_consumer + i, first_slot + i, at, keys.batch);
       }
       BulkWaitRead();
 #pragma unroll
@@ -324,10 +325,11 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   const int first = thread / kWarpSize % 4 * kWarpRows;
   const uint32_t staging = SharedAddress(&shared) + 2 * consumer * kPartBytes + first * kRowBytes;
   const int row = keys.row + consumer * kWgmmaM + first;
-  StoreGradient<Element, kHeadDim>(args.add, args.dv, staging, kBoxBytes, dv, 1, thread_lane, row,
-                                   keys);
-  StoreGradient<Element, kHeadDim>(args.add, args.dk, staging + kPartBytes, kBoxBytes, dk,
-                                   Traits::kScaleDs ? 1 : args.scale, thread_lane, row, keys);
+  StoreGradient<Element, kHeadDim>(args, args.dv, args.dv_sum, args.dv_out, staging, kBoxBytes, dv,
+                                   1, thread_lane, row, keys);
+  StoreGradient<Element, kHeadDim>(args, args.dk, args.dk_sum, args.dk_out, staging + kPartBytes,
+                                   kBoxBytes, dk, Traits::kScaleDs ? 1 : args.scale, thread_lane,
+                                   row, keys);
   if (thread_lane == 0) BulkWaitRead();
 }
 
@@ -365,7 +367,7 @@ __global__ __launch_bounds__(Traits::kThreads,
   }
   if (threadIdx.x == 0) shared.tiles = QueryTilesOf<Traits>(args, keys);
   __syncthreads();
-  if (args.add && shared.tiles.begin >= shared.tiles.end) {  // nothing to add
+  if (shared.tiles.begin >= shared.tiles.end && !StoresUnseen(args, keys)) {  // nothing to add
     Wait(&shared.kv_full, 0);
     return;
   }
@@ -397,7 +399,7 @@ void LaunchBackward(const FlashBackwardParams& params, int32_t* counters, int32_
   const BackwardArgs args =
       MakeBackwardArgs<Traits>(params, counters, query_tiles, Traits::kDqRows);
   static_assert(sizeof(BackwardShared<Traits>) <= 227 * 1024, "more than a thread block can have");
-  LaunchFindQueryTiles<Traits>(args);
+  LaunchPrepare<Traits>(args);
   LaunchOverKeys<Traits>(BackwardKernel<Traits>, sizeof(BackwardShared<Traits>), args);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "burst/device/cuda.h"
 #include "burst/kernels/gpu/sm90/tensor_map.h"
@@ -20,10 +21,20 @@ struct alignas(16) QueryTiles {
   int whole_begin, whole_end;
 };
 
+// HeadRange in few registers.
+struct Heads {
+  int begin = 0, end = 0;
+
+  Heads() = default;
+  explicit Heads(const HeadRange& heads)
+      : begin(static_cast<int>(heads.begin)), end(static_cast<int>(heads.end)) {}
+  __host__ __device__ bool empty() const { return begin >= end; }
+  __device__ bool has(int head) const { return begin <= head && head < end; }
+};
+
 struct BackwardArgs {
   CUtensorMap q, k, v, dout, dq;
-  CUtensorMap dk, dv;  // of kWarpRows rows
-  bool add;            // dk and dv, fp32; else they are of Element
+  CUtensorMap dk, dv;  // their sums, fp32, of kWarpRows rows
   const float* lse;
   const float* delta;
   KeyRanges visible;
@@ -35,7 +46,13 @@ struct BackwardArgs {
   int reversed_groups;  // the first so many groups of heads have the order of KeyTile::reversed
   float scale;
   bool heads_inside;  // the order of ForEachQueryTile
-  int* dq_additions;  // [batch, num_heads, query_tiles, 2], zero at the start; null: any order
+  int* dq_additions;  // [batch, num_heads, query_tiles, 2], cleared by Prepare; null: any order
+  Heads first_dq;     // of these query heads the first addition to dQ assigns it
+  // Of these KV heads dK and dV begin here, the sums are assigned; or end here: what is in the sums
+  // is added to this part of them, and the results are stored.
+  Heads first_dkv, last_dkv;
+  AttentionOperand dq_sum, dk_sum, dv_sum;
+  CUtensorMap dk_out, dv_out;  // the results, of Element, likewise
 };
 
 // What the softmax's backward needs of each query row.
@@ -163,12 +180,10 @@ __device__ __forceinline__ void LowerBounds(const int32_t* const (&values)[kCoun
   }
 }
 
-// A warp for every tile of keys. begin and end do not decrease: a range of rows sees some key of
-// the tile, and a range of rows all of them.
+// By a whole warp. begin and end do not decrease: a range of rows sees some key of the tile, and a
+// range of rows all of them.
 template <class Traits>
-__global__ void FindQueryTiles(const __grid_constant__ BackwardArgs args, int count) {
-  const int index = (blockIdx.x * blockDim.x + threadIdx.x) / kWarpSize;
-  if (index >= count) return;
+__device__ __forceinline__ void FindQueryTiles(const BackwardArgs& args, int index) {
   const int64_t offset = index / args.key_tiles * args.visible.batch_stride;
   const int32_t *begin = args.visible.begin + offset, *end = args.visible.end + offset;
   const int first_key = index % args.key_tiles * Traits::kBlockN;
@@ -188,14 +203,74 @@ __global__ void FindQueryTiles(const __grid_constant__ BackwardArgs args, int co
   if (threadIdx.x % kWarpSize == 0) args.query_tiles_of[index] = tiles;
 }
 
+// Whether some tile of keys adds to dQ of the query tile.
 template <class Traits>
-void LaunchFindQueryTiles(const BackwardArgs& args) {
-  if (!Traits::kRanges) return;
-  constexpr int kTilesPerBlock = 4;
-  const int count = args.key_tiles * (args.visible.batch_stride == 0 ? 1 : args.batch);
-  FindQueryTiles<Traits><<<(count + kTilesPerBlock - 1) / kTilesPerBlock,
-                           kTilesPerBlock * kWarpSize, 0, cuda::CurrentStream()>>>(args, count);
-  BURST_CUDA_CHECK_LAUNCH("attention backward, tiles");
+__device__ __forceinline__ bool IsSeen(const BackwardArgs& args, int batch, int tile) {
+  if (Traits::kLists) {
+    const int32_t* begin =
+        args.blocks.key_begin + batch * args.blocks.key_stride + tile / Traits::kListParts;
+    return begin[0] < begin[1];
+  }
+  // As FindQueryTiles finds them: the tile of the first key that the first query sees, or none.
+  const int64_t offset = batch * args.visible.batch_stride;
+  const int last_query = min((tile + 1) * Traits::kBlockM, args.q_len) - 1;
+  const int first_key = max(args.visible.begin[offset + tile * Traits::kBlockM], 0);
+  return first_key < args.k_len &&
+         args.visible.end[offset + last_query] > first_key / Traits::kBlockN * Traits::kBlockN;
+}
+
+// Zeros where dQ is to be assigned and no tile of keys does it. By a whole warp.
+template <class Traits>
+__device__ __forceinline__ void ClearUnseen(const BackwardArgs& args, bool one_mask, int index) {
+  const int tile = index % args.query_tiles, mask = index / args.query_tiles;
+  if (IsSeen<Traits>(args, mask, tile)) return;
+  const int end = min((tile + 1) * Traits::kBlockM, args.q_len);
+  const int last_batch = one_mask ? args.batch : mask + 1;
+  for (int batch = mask; batch < last_batch; ++batch) {
+    for (int row = tile * Traits::kBlockM; row < end; ++row) {
+      for (int head = args.first_dq.begin; head < args.first_dq.end; ++head) {
+        float* dq = static_cast<float*>(args.dq_sum.data) + Offset(args.dq_sum, batch, head, row);
+        for (int i = threadIdx.x % kWarpSize * 4; i < args.head_dim; i += kWarpSize * 4) {
+          *reinterpret_cast<float4*>(dq + i) = {0, 0, 0, 0};
+        }
+      }
+    }
+  }
+}
+
+// Before the backward itself, under a mask: a warp for every tile of keys whose query tiles are to
+// be found, and one for every query tile whose dQ may have to be cleared; all clear the counters.
+template <class Traits>
+__global__ void Prepare(const __grid_constant__ BackwardArgs args, int key_tiles, int query_tiles,
+                        bool one_mask, int counters) {
+  const int thread = blockIdx.x * blockDim.x + threadIdx.x;
+  for (int i = thread; i < counters; i += gridDim.x * blockDim.x) args.dq_additions[i] = 0;
+  int index = thread / kWarpSize;
+  if (index < key_tiles) return FindQueryTiles<Traits>(args, index);
+  index -= key_tiles;
+  if (index < query_tiles) ClearUnseen<Traits>(args, one_mask, index);
+}
+
+template <class Traits>
+void LaunchPrepare(const BackwardArgs& args) {
+  const int counters =
+      args.dq_additions == nullptr ? 0 : args.batch * args.num_heads * args.query_tiles * 2;
+  if (!Traits::kMasked) {
+    if (counters == 0) return;
+    BURST_CUDA_CHECK(
+        cudaMemsetAsync(args.dq_additions, 0, counters * sizeof(int32_t), cuda::CurrentStream()));
+    return;
+  }
+  constexpr int kWarpsPerBlock = 4, kClearingWarps = 256;
+  const bool one_mask = (Traits::kLists ? args.blocks.key_stride : args.visible.batch_stride) == 0;
+  const int masks = one_mask ? 1 : args.batch;
+  const int key_tiles = Traits::kRanges ? masks * args.key_tiles : 0;
+  const int query_tiles = args.first_dq.empty() ? 0 : masks * args.query_tiles;
+  const int warps =
+      std::max(key_tiles + query_tiles, std::min(counters / kWarpSize + 1, kClearingWarps));
+  Prepare<Traits><<<(warps + kWarpsPerBlock - 1) / kWarpsPerBlock, kWarpsPerBlock * kWarpSize, 0,
+                    cuda::CurrentStream()>>>(args, key_tiles, query_tiles, one_mask, counters);
+  BURST_CUDA_CHECK_LAUNCH("attention backward, preparation");
 }
 
 template <class Traits>
@@ -223,10 +298,10 @@ __device__ __forceinline__ bool IsWhole(const BackwardArgs& args, const KeyTile&
   return Traits::kRanges ? rows.whole != 0 : keys.row + Traits::kBlockN <= args.k_len;
 }
 
-// What a step adds to dQ, and its turn. When deterministic, the tiles of keys that see its queries
-// add in the order of their blocks: a block waits until the count of additions to this part is the
-// number of those before its own. They are launched earlier, so that somebody can always proceed.
-// With lists that number is the block's place in the list of the queries.
+// What a step adds to dQ, and its turn. When deterministic, the tiles of keys that see its
+// queries add in the order of their blocks: a block waits until the count of additions to this
+// part is the number of those before its own. They are launched earlier, so that somebody can
+// always proceed. With lists that number is the block's place in the list of the queries.
 struct alignas(16) DqStep {
   int row, head;
   int counter;  // in BackwardArgs::dq_additions, that of part 0; negative: in any order
@@ -264,25 +339,31 @@ __device__ __forceinline__ DqStep MakeDqStep(const BackwardArgs& args, const Key
   return step;
 }
 
-// Once the dQ of the step lies in shared memory: add() adds it to global memory, when it is its
-// turn, by TMA reductions, whose source it gives back before it returns.
+// Once the dQ of the step lies in shared memory: store(add) adds it to global memory, when it is
+// its turn, or, the first where dQ is assigned, stores it; by the TMA, whose source it gives back
+// before it returns. Between two additions of a fixed order nothing is decided: add is a constant.
 template <class Function>
 __device__ __forceinline__ void AddInTurn(const BackwardArgs& args, const DqStep& step, int part,
-                                          Function add) {
+                                          Function store) {
   int* const additions = args.dq_additions + step.counter + part;
   const bool in_turn = args.dq_additions != nullptr && step.counter >= 0;
-  if (in_turn) {
-    while (LoadAcquire(additions) != step.turn) continue;
+  if (in_turn && step.turn == 0 && args.first_dq.has(step.head)) {
+    store(std::false_type());
+  } else {
+    if (in_turn) {
+      while (LoadAcquire(additions) != step.turn) continue;
+    }
+    store(std::true_type());
   }
-  add();
   if (in_turn) {
     BulkWait();
     AddRelease(additions, 1);
   }
 }
 
-// Once a warp. For every step of the block the statistics and ranges of its rows, into shared.rows,
-// and its DqStep. full and empty: the barriers of a stage. delta is stored times delta_factor.
+// Once a warp. For every step of the block the statistics and ranges of its rows, into
+// shared.rows, and its DqStep. full and empty: the barriers of a stage. delta is stored times
+// delta_factor.
 template <class Traits, class Shared>
 __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Shared& shared,
                                                  const KeyTile& keys, Barrier* full, Barrier* empty,
@@ -290,19 +371,21 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Share
   // A lane has two or four rows; of three the registers of a loop are too few.
   constexpr int kUnroll = Traits::kBlockM % 64 == 0 ? 4 : 1;
   const int lane = threadIdx.x % kWarpSize;
-  RingSlot<Traits::kStages> slot;
   int step = 0;
   const QueryTiles& tiles = shared.tiles;
   ForEachQueryTile<Traits>(args, keys, tiles, [&](int head, int tile, int place) {
-    RowStatistics<Traits>& rows = shared.rows[slot.stage];
+    const int stage = step % Traits::kStages;
+    RowStatistics<Traits>& rows = shared.rows[stage];
     const bool whole = tile >= tiles.whole_begin && tile < tiles.whole_end;
     const int first = tile * Traits::kBlockM;
     // Of fewer than 2^32 rows: so many do not fit into a GPU's memory.
     const uint32_t offset = (keys.batch * args.num_heads + head) * uint32_t(args.q_len) + first;
     const DqStep dq_step = MakeDqStep<Traits>(args, keys, head, tile, place);
-    Wait(&empty[slot.stage], slot.parity ^ 1);
-    if (lane == 0) shared.dq_steps[step % kDqSteps] = dq_step;
-    ++step;
+    Wait(&empty[stage], step / Traits::kStages % 2 ^ 1);
+    if (lane == 0) {
+      shared.dq_steps[step % kDqSteps] = dq_step;
+      rows.whole = whole;
+    }
 #pragma unroll(kUnroll)
     for (int i = lane; i < Traits::kBlockM; i += kWarpSize) {
       const bool valid = first + i < args.q_len;
@@ -313,31 +396,70 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Share
     if (Traits::kRanges && !whole) {
 #pragma unroll(kUnroll)
       for (int i = lane; i < Traits::kBlockM; i += kWarpSize) {
-        const int64_t row = keys.batch * args.visible.batch_stride + min(first + i, args.q_len - 1);
+        // Of fewer than 2^32 rows, as above.
+        const uint32_t row = keys.batch * static_cast<uint32_t>(args.visible.batch_stride) +
+                             min(first + i, args.q_len - 1);
         rows.begin[i] = args.visible.begin[row];
         rows.end[i] = min(args.visible.end[row], args.k_len);
       }
     }
-    if (lane == 0) rows.whole = whole;
-    Arrive(&full[slot.stage]);
-    slot.Advance();
+    Arrive(&full[stage]);
+    ++step;
   });
+}
+
+// d = d * factor + the warp's rows of the sums: two rows of a thread. Rounded as in an addition
+// to memory.
+template <int kColumns>
+__device__ __forceinline__ void AddSums(const BackwardArgs& args, const AttentionOperand& sums,
+                                        float factor, int lane, int row, const KeyTile& keys,
+                                        float (&d)[kColumns / 2]) {
+  const int first_column = lane % 4 * 2;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int key = row + lane / 4 + 8 * r;
+    const int columns = key < args.k_len ? args.head_dim - first_column : 0;
+    const float* from = static_cast<const float*>(sums.data) +
+                        Offset(sums, keys.batch, keys.kv_head, key) + first_column;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      if (j % 8 == 0) __syncwarp();  // or ptxas loads more ahead than there are registers
+      float2 sum = {0, 0};
+      if (8 * j < columns) sum = __ldcg(reinterpret_cast<const float2*>(from + 8 * j));
+      float& x = d[4 * j + 2 * r];
+      float& y = d[4 * j + 2 * r + 1];
+      x = __fadd_rn(sum.x, __fmul_rn(x, factor));
+      y = __fadd_rn(sum.y, __fmul_rn(y, factor));
+    }
+  }
 }
 
 // A warp's rows of dK or dV, times factor, to global memory by the TMA.
 template <class Element, int kColumns>
-__device__ __forceinline__ void StoreGradient(bool add, const CUtensorMap& map, uint32_t staging,
-                                              int block_bytes, const float (&d)[kColumns / 2],
+__device__ __forceinline__ void StoreGradient(const BackwardArgs& args, const CUtensorMap& sum_map,
+                                              const AttentionOperand& sums,
+                                              const CUtensorMap& out_map, uint32_t staging,
+                                              int block_bytes, float (&d)[kColumns / 2],
                                               float factor, int lane, int row,
                                               const KeyTile& keys) {
-  const float factors[2] = {factor, factor};
-  if (add) {
-    AddWarpRows<kColumns>(map, staging, block_bytes, d, factors, lane, row, keys.kv_head,
-                          keys.batch);
-  } else {
-    StoreWarpRows<Element, kColumns>(map, staging, block_bytes, d, factors, lane, row, keys.kv_head,
-                                     keys.batch);
+  const bool first = args.first_dkv.has(keys.kv_head);
+  if (!args.last_dkv.has(keys.kv_head)) {
+    const float factors[2] = {factor, factor};
+    return StoreFloatWarpRows<kColumns>(!first, sum_map, staging, block_bytes, d, factors, lane,
+                                        row, keys.kv_head, keys.batch);
   }
+  if (!first) {
+    AddSums<kColumns>(args, sums, factor, lane, row, keys, d);
+    factor = 1;
+  }
+  const float factors[2] = {factor, factor};
+  StoreWarpRows<Element, kColumns>(out_map, staging, block_bytes, d, factors, lane, row,
+                                   keys.kv_head, keys.batch);
+}
+
+// Whether a block that no query sees has something to do: zeros to assign, sums to convert.
+__device__ __forceinline__ bool StoresUnseen(const BackwardArgs& args, const KeyTile& keys) {
+  return args.first_dkv.has(keys.kv_head) || args.last_dkv.has(keys.kv_head);
 }
 
 // dq_rows: of a box of dQ.
@@ -345,7 +467,6 @@ template <class Traits>
 BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counters,
                               int32_t* query_tiles, int dq_rows) {
   const FlashAttentionShape& shape = params.shape;
-  const DType gradient = params.assign ? shape.dtype : DType::kFloat32;
   const auto map_q = [&](const AttentionOperand& tensor, DType dtype, int box_rows) {
     return MakeTensorMap(tensor, dtype, shape, shape.q_len, shape.num_heads, box_rows);
   };
@@ -361,9 +482,25 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counte
     args.dout = map_q(params.dout, shape.dtype, Traits::kBlockM);
     args.dq = map_q(params.dq, DType::kFloat32, dq_rows);
   }
-  args.dk = map_k(params.dk, gradient, kWarpRows);
-  args.dv = map_k(params.dv, gradient, kWarpRows);
-  args.add = !params.assign;
+  // Without sums, or without results, nobody uses the maps of these.
+  const HeadRange all_kv_heads = {0, shape.num_kv_heads};
+  args.first_dkv = Heads(params.assign ? all_kv_heads : params.first_dkv);
+  args.last_dkv = Heads(params.assign ? all_kv_heads : params.last_dkv);
+  const AttentionOperand& dk_out = params.assign ? params.dk : params.dk_out;
+  const AttentionOperand& dv_out = params.assign ? params.dv : params.dv_out;
+  args.dk = args.dv = args.dk_out = args.dv_out = args.k;
+  if (!args.last_dkv.empty()) {
+    args.dk_out = map_k(dk_out, shape.dtype, kWarpRows);
+    args.dv_out = map_k(dv_out, shape.dtype, kWarpRows);
+  }
+  if (!params.assign) {
+    args.dk = map_k(params.dk, DType::kFloat32, kWarpRows);
+    args.dv = map_k(params.dv, DType::kFloat32, kWarpRows);
+  }
+  args.dk_sum = params.dk;
+  args.dv_sum = params.dv;
+  args.first_dq = Heads(params.first_dq);
+  args.dq_sum = params.dq;
   args.lse = static_cast<const float*>(params.lse);
   args.delta = static_cast<const float*>(params.delta);
   args.visible = shape.visible;
@@ -390,14 +527,14 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counte
   const int64_t most_queries = shape.visible.most_queries;
   const bool reversed = Traits::kRanges && params.deterministic &&
                         (most_queries == 0 ? shape.q_len : most_queries) * row_bytes <= limit;
-  // Half of the L2 for the q, dout and fp32 dq of the heads under way. Without a mask the blocks of
-  // a head stay at the same query tile.
+  // Half of the L2 for the q, dout and fp32 dq of the heads under way. Without a mask the blocks
+  // of a head stay at the same query tile.
   const auto within = [&](int64_t mib) { return (mib << 20) / head_bytes; };
   int64_t fit = Traits::kMasked ? within(24) : 1;
   if (params.deterministic) {
     // More, so that fewer blocks meet at a query tile, though not all of what they read stays in
-    // the L2 cache. Reversed they do not meet; but of short sequences very many would fit, and the
-    // last group, which is not reversed, be long.
+    // the L2 cache. Reversed they do not meet; but of short sequences very many would fit, and
+    // the last group, which is not reversed, be long.
     if (Traits::kLists) {
       fit = std::clamp<int64_t>(within(64), 2, 4);
     } else if (reversed) {

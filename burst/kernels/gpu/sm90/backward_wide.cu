@@ -114,11 +114,11 @@ __device__ __forceinline__ void WideReduceDq(const BackwardArgs& args, WideShare
   for (int step = 0; step < steps; ++step) {
     Wait(&shared.dq_full[consumer], parity);
     const DqStep at = shared.dq_steps[step % kDqSteps];
-    AddInTurn(args, at, consumer, [&] {
+    AddInTurn(args, at, consumer, [&](auto add) {
       constexpr int kBoxes = DqParts<Traits>::kBoxes, kBoxBytes = Traits::kBlockM * kRowBytes;
-      const auto add = [&](int box, uint32_t from) {
-        TmaReduceAdd(args.dq, from, DqParts<Traits>::Column(box, consumer), at.row, at.head,
-                     keys.batch);
+      const auto store = [&](int box, uint32_t from) {
+        StoreOrAdd(add(), args.dq, from, DqParts<Traits>::Column(box, consumer), at.row, at.head,
+                   keys.batch);
       };
       const auto give_back = [&] {
         BulkCommit();
@@ -128,14 +128,14 @@ __device__ __forceinline__ void WideReduceDq(const BackwardArgs& args, WideShare
       if constexpr (Traits::kLateDq) {  // all boxes at once
         parity ^= 1;
 #pragma unroll
-        for (int box = 0; box < kBoxes; ++box) add(box, shared.Dq(consumer) + box * kBoxBytes);
+        for (int box = 0; box < kBoxes; ++box) store(box, shared.Dq(consumer) + box * kBoxBytes);
         give_back();
       } else {  // one after the other
 #pragma unroll
         for (int box = 0; box < kBoxes; ++box) {
           if (box > 0) Wait(&shared.dq_full[consumer], parity);
           parity ^= 1;
-          add(box, shared.Dq(consumer));
+          store(box, shared.Dq(consumer));
           give_back();
         }
       }
@@ -521,7 +521,7 @@ __global__ __launch_bounds__(Traits::kThreads,
   }
   if (threadIdx.x == 0) shared.tiles = QueryTilesOf<Traits>(args, keys);
   __syncthreads();
-  if (args.add && shared.tiles.begin >= shared.tiles.end) {  // nothing to add
+  if (shared.tiles.begin >= shared.tiles.end && !StoresUnseen(args, keys)) {  // nothing to add
     Wait(&shared.kv_full, 0);
     return;
   }
@@ -563,7 +563,8 @@ __global__ __launch_bounds__(Traits::kThreads,
     const int thread = ThreadIndexAgain();
     const int first = thread / kWarpSize % 4 * kWarpRows;
     StoreGradient<typename Traits::Element, Traits::kHeadDim>(
-        args.add, Traits::kDk ? args.dk : args.dv,
+        args, Traits::kDk ? args.dk : args.dv, Traits::kDk ? args.dk_sum : args.dv_sum,
+        Traits::kDk ? args.dk_out : args.dv_out,
         SharedAddress(&shared.k) + consumer * kPartBytes + first * kRowBytes, kWgmmaM * kRowBytes,
         sum, Traits::kDk && !Traits::kScaleDs ? args.scale : 1, thread % kWarpSize,
         keys.row + consumer * kWgmmaM + first, keys);
@@ -579,8 +580,8 @@ void LaunchWideBackward(const FlashBackwardParams& params, int32_t* counters,
   BackwardArgs args = MakeBackwardArgs<Traits>(params, counters, query_tiles, Traits::kBlockM);
   static_assert(sizeof(WideShared<Traits>) <= 227 * 1024, "more than a thread block can have");
   if (!Traits::kDk) {
-    args.reversed_groups = 0;            // dV has no order of additions
-    LaunchFindQueryTiles<Traits>(args);  // for both passes
+    args.reversed_groups = 0;     // dV has no order of additions
+    LaunchPrepare<Traits>(args);  // for both passes
   }
   LaunchOverKeys<Traits>(WideBackwardKernel<Traits>, sizeof(WideShared<Traits>), args);
 }

@@ -137,6 +137,10 @@ int64_t BackwardCounters(const FlashBackwardParams& params) {
   return shape.batch * shape.num_heads * ((shape.q_len + rows - 1) / rows) * 2;
 }
 
+bool AssignsDq(const FlashBackwardParams& params) {
+  return params.deterministic && params.shape.k_len > 0;
+}
+
 // Four for every tile of keys.
 int64_t BackwardQueryTiles(const FlashBackwardParams& params) {
   using V = Variants<BFloat16>;

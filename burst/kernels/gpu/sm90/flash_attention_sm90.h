@@ -18,7 +18,7 @@ inline constexpr int64_t kMaxHeadDim = 256;
 inline constexpr int64_t kMinFp8HeadDim = 72, kMaxFp8HeadDim = 128;
 inline constexpr int64_t kSharedBytes = 227 << 10;  // of a thread block, at most
 
-// The number of int32 counters that a call needs; zeros.
+// The number of int32 counters that a call needs: of a forward zeros, of a backward any memory.
 int64_t ForwardCounters(const FlashForwardParams& params);
 int64_t BackwardCounters(const FlashBackwardParams& params);
 
@@ -28,7 +28,11 @@ void Forward(const FlashForwardParams& params, int32_t* counters);
 int64_t Fp8Scratch(const FlashForwardParams& params);
 void Fp8Forward(const FlashForwardParams& params, int32_t* counters, uint8_t* scratch);
 
-// dQ is float32 and always added to; dK and dV as params.assign says.
+// Whether the kernels can assign dQ: in a fixed order somebody is the first to add to a tile. Else
+// params.first_dq must be empty.
+bool AssignsDq(const FlashBackwardParams& params);
+
+// dQ is float32; params.assign is of dK and dV.
 // query_tiles: memory for so many int32, for which query tiles see a tile of keys.
 int64_t BackwardQueryTiles(const FlashBackwardParams& params);
 void Backward(const FlashBackwardParams& params, int32_t* counters, int32_t* query_tiles);

@@ -137,6 +137,13 @@ __device__ __forceinline__ void TmaReduceAdd(const CUtensorMap& map, uint32_t sh
       : "memory");
 }
 
+// global = shared, or global += shared, in fp32; complete after BulkWait.
+__device__ __forceinline__ void StoreOrAdd(bool add, const CUtensorMap& map, uint32_t shared,
+                                           int column, int row, int head, int batch) {
+  add ? TmaReduceAdd(map, shared, column, row, head, batch)
+      : TmaStore(map, shared, column, row, head, batch);
+}
+
 __device__ __forceinline__ void BulkCommit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

@@ -101,12 +101,13 @@ __device__ __forceinline__ void StoreWarpRows(const CUtensorMap& map, uint32_t s
 
 constexpr int kFloatBoxColumns = 32;  // fp32 in a swizzled row
 
-// The same, added to fp32 rows in global memory; the tile's blocks are of 32 columns.
+// The same to fp32 rows in global memory, assigned or added; the tile's blocks are of 32 columns.
 template <int kColumns>
-__device__ __forceinline__ void AddWarpRows(const CUtensorMap& map, uint32_t staging,
-                                            int block_bytes, const float (&d)[kColumns / 2],
-                                            const float (&factor)[2], int lane, int row, int head,
-                                            int batch) {
+__device__ __forceinline__ void StoreFloatWarpRows(bool add, const CUtensorMap& map,
+                                                   uint32_t staging, int block_bytes,
+                                                   const float (&d)[kColumns / 2],
+                                                   const float (&factor)[2], int lane, int row,
+                                                   int head, int batch) {
   const uint32_t place =
       staging + lane / 4 * kRowBytes + ((lane % 4 / 2) ^ (lane / 4)) * 16 + lane % 2 * 8;
 #pragma unroll
@@ -122,7 +123,8 @@ __device__ __forceinline__ void AddWarpRows(const CUtensorMap& map, uint32_t sta
   if (lane == 0) {
 #pragma unroll
     for (int block = 0; block < kColumns / kFloatBoxColumns; ++block) {
-      TmaReduceAdd(map, staging + block * block_bytes, block * kFloatBoxColumns, row, head, batch);
+      StoreOrAdd(add, map, staging + block * block_bytes, block * kFloatBoxColumns, row, head,
+                 batch);
     }
     BulkCommit();
   }
