@@ -1,5 +1,5 @@
-// How a block of a ring is given to the kernels. Between burst_attention.cc, the forward, and
-// burst_attention_backward.cc.
+// How a block of a ring is given to the kernels: what burst_attention.cc (the forward) and
+// burst_attention_backward.cc share.
 #pragma once
 
 #include <cstdint>

@@ -77,6 +77,23 @@ absl::Status RunRank(const Case& c, int64_t seqlen, Communicator& comm, Tensor* 
   return absl::OkStatus();
 }
 
+// Whoever owns the gradient assigns it in the first call only where nothing is added to it before.
+TEST(Ring, OwnGradientsReturnEarlyFromOtherNodes) {
+  const auto always = [](int, int) { return true; };
+  for (int ranks : {1, 2, 3, 4, 8}) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_FALSE(OwnGradientReturnsEarly(
+          MakeRingRoute(rank, ranks, std::vector<int64_t>(ranks, 5), always)));
+    }
+  }
+  for (const auto& [ranks, per_node] : {std::pair(4, 2), std::pair(6, 3), std::pair(6, 2)}) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_TRUE(OwnGradientReturnsEarly(
+          MakeRingRoute(rank, per_node, std::vector<int64_t>(ranks, 5), always)));
+    }
+  }
+}
+
 TEST(Ring, GradientsAreSumsAndCountTheirBytes) {
   const int64_t seqlen = 50;
   for (const auto& [ranks, per_node] :

@@ -298,10 +298,10 @@ __device__ __forceinline__ bool IsWhole(const BackwardArgs& args, const KeyTile&
   return Traits::kRanges ? rows.whole != 0 : keys.row + Traits::kBlockN <= args.k_len;
 }
 
-// What a step adds to dQ, and its turn. When deterministic, the tiles of keys that see its
-// queries add in the order of their blocks: a block waits until the count of additions to this
-// part is the number of those before its own. They are launched earlier, so that somebody can
-// always proceed. With lists that number is the block's place in the list of the queries.
+// What a step adds to dQ, and its turn. When deterministic, the tiles of keys that see its queries
+// add in the order of their blocks: a block waits until the count of additions to this part is the
+// number of those before its own. They are launched earlier, so that somebody can always proceed.
+// With lists that number is the block's place in the list of the queries.
 struct alignas(16) DqStep {
   int row, head;
   int counter;  // in BackwardArgs::dq_additions, that of part 0; negative: in any order
@@ -361,9 +361,8 @@ __device__ __forceinline__ void AddInTurn(const BackwardArgs& args, const DqStep
   }
 }
 
-// Once a warp. For every step of the block the statistics and ranges of its rows, into
-// shared.rows, and its DqStep. full and empty: the barriers of a stage. delta is stored times
-// delta_factor.
+// Once a warp. For every step of the block the statistics and ranges of its rows, into shared.rows,
+// and its DqStep. full and empty: the barriers of a stage. delta is stored times delta_factor.
 template <class Traits, class Shared>
 __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Shared& shared,
                                                  const KeyTile& keys, Barrier* full, Barrier* empty,
@@ -527,14 +526,14 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counte
   const int64_t most_queries = shape.visible.most_queries;
   const bool reversed = Traits::kRanges && params.deterministic &&
                         (most_queries == 0 ? shape.q_len : most_queries) * row_bytes <= limit;
-  // Half of the L2 for the q, dout and fp32 dq of the heads under way. Without a mask the blocks
-  // of a head stay at the same query tile.
+  // Half of the L2 for the q, dout and fp32 dq of the heads under way. Without a mask the blocks of
+  // a head stay at the same query tile.
   const auto within = [&](int64_t mib) { return (mib << 20) / head_bytes; };
   int64_t fit = Traits::kMasked ? within(24) : 1;
   if (params.deterministic) {
     // More, so that fewer blocks meet at a query tile, though not all of what they read stays in
-    // the L2 cache. Reversed they do not meet; but of short sequences very many would fit, and
-    // the last group, which is not reversed, be long.
+    // the L2 cache. Reversed they do not meet; but of short sequences very many would fit, and the
+    // last group, which is not reversed, be long.
     if (Traits::kLists) {
       fit = std::clamp<int64_t>(within(64), 2, 4);
     } else if (reversed) {
