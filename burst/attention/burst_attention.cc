@@ -243,7 +243,8 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
 
   // Q stays, K and V visit the ranks. In each round, and for each part of its mask:
   // (O, lse) <- merge((O, lse), attention(Q, K, V)). The first call counts the sinks in. Where O is
-  // accumulated in another dtype, the last call converts it.
+  // accumulated in another dtype, the last call converts it; but not if few queries see its keys:
+  // a call in place leaves the others alone, and a copy converts them sooner than it would.
   const RingRoute& route = schedule.kv_route();
   const int rank = schedule.shard().group_index();
   const AttentionKernels& kernels = KernelsFor(q);
@@ -265,7 +266,10 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
     max_logits_ = Tensor::Empty({q.dim(0), q.dim(kHeadAxis)}, DType::kFloat32, q.device());
     max_logits_.Fill(-HUGE_VAL);
   }
-  bool merge = false;
+  const auto converts = [&](const MaskPart& part) {
+    return part.keys == nullptr || 8 * part.keys->seeing >= part.keys->rows * part.keys->q_len;
+  };
+  bool merge = false, converted = in_place;
   BURST_RETURN_IF_ERROR(ring_->Run(
       route, block, /*gradients=*/nullptr,
       [&](int source, Ring::Part, const Ring::Tensors& visiting, const Ring::Sums&) {
@@ -285,7 +289,8 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
             own_rows ? schedule.key_shard().group_positions(rank) : schedule.keys_sent_by(source),
             /*first_head=*/0);
         for (const MaskPart& part : parts_of(source)) {
-          const Tensor& result = --calls_left == 0 ? *out : sum;
+          converted = converted || (--calls_left == 0 && converts(part));
+          const Tensor& result = converted ? *out : sum;
           SetMask(part, q.device(), &params.shape);
           params.out = Operand(result);
           params.out_dtype = result.dtype();
@@ -297,6 +302,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
         }
       },
       &stats_.forward));
+  if (!converted) FlashConvert(sum, *out);
   if (!max_logits_.null()) {
     max_logits_ = max_logits_.To(DeviceType::kCpu);
     BURST_RETURN_IF_ERROR(MaxOverRanks(comm_, max_logits_));

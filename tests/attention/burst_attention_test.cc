@@ -418,6 +418,40 @@ void CheckOf16Bits(DType dtype) {
 
 TEST(BurstAttentionTest, BFloat16) { CheckOf16Bits(DType::kBFloat16); }
 TEST(BurstAttentionTest, Float16) { CheckOf16Bits(DType::kFloat16); }
+
+// A document reaches ten tokens into the other rank's part: the call with that rank's keys, the
+// last one, leaves the other queries alone, whose sums are converted all the same.
+TEST(BurstAttentionTest, FewQueriesSeeTheLastBlock) {
+  Inputs inputs = RandomInputs(/*batch=*/2, /*seqlen=*/600, /*heads=*/4, /*kv_heads=*/2,
+                               /*head_dim=*/64, DType::kFloat32, 5);
+  for (Tensor* x : {&inputs.q, &inputs.k, &inputs.v, &inputs.dout}) *x = x->To(DType::kBFloat16);
+  const auto document = [](int64_t i) { return i < 290 ? 0 : i < 310 ? 1 : 2; };
+  const auto visible = [&](int64_t, int64_t i, int64_t j) {
+    return j <= i && document(i) == document(j);
+  };
+  const auto reference = [&](DType rounded_to) {
+    return NaiveAttention(inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, 0.125, visible,
+                          rounded_to);
+  };
+  const AttentionResults expected = reference(DType::kFloat64), naive = reference(DType::kBFloat16);
+  const auto no_worse = [](const Tensor& actual, const Tensor& bound, const Tensor& truth) {
+    EXPECT_LE(RelativeError(actual, truth), 2 * RelativeError(bound, truth) + 0x1p-9);
+  };
+  for (const BackwardDirection direction : kDirections) {
+    SCOPED_TRACE(Name(direction));
+    BurstAttentionOptions options;
+    options.layout = Layout::kContiguous;
+    options.backward = direction;
+    AttentionResults actual;
+    const absl::Status status = RunRing(2, options, inputs, {{0, 290, 310}}, &actual);
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_LE(RelativeError(actual.lse, expected.lse), 1e-5);
+    no_worse(actual.out, naive.out, expected.out);
+    no_worse(actual.dq, naive.dq, expected.dq);
+    no_worse(actual.dk, naive.dk, expected.dk);
+    no_worse(actual.dv, naive.dv, expected.dv);
+  }
+}
 #endif
 
 TEST(BurstAttentionTest, ErrorsAreClear) {

@@ -213,7 +213,7 @@ void CheckMask(const MaskCase& c, const RingSchedule& schedule, const std::vecto
   EXPECT_TRUE(c.slices.size() > 0 || mask.parts.size() == 1);
   for (const VisibleKeys& visible : mask.parts) {
     EXPECT_EQ(visible.rows, schedule.rows());
-    int64_t pairs = 0, most_queries = 0;
+    int64_t pairs = 0, seeing = 0, most_queries = 0;
     for (int64_t row = 0; row < visible.rows; ++row) {
       std::vector<size_t> first(keys.size(), queries.size());  // that sees each key
       for (size_t i = 0; i < queries.size(); ++i) {
@@ -222,6 +222,7 @@ void CheckMask(const MaskCase& c, const RingSchedule& schedule, const std::vecto
           EXPECT_GE(visible.begin[at], visible.begin[at - 1]);
           EXPECT_GE(visible.end[at], visible.end[at - 1]);
         }
+        seeing += visible.begin[at] < visible.end[at];
         for (int32_t j = visible.begin[at]; j < visible.end[at]; ++j) {
           ++seen[at * keys.size() + j];
           ++pairs;
@@ -231,6 +232,7 @@ void CheckMask(const MaskCase& c, const RingSchedule& schedule, const std::vecto
       }
     }
     EXPECT_EQ(visible.pairs, pairs);
+    EXPECT_EQ(visible.seeing, seeing);
     EXPECT_EQ(visible.most_queries, most_queries);
     EXPECT_EQ(visible.all, pairs == static_cast<int64_t>(seen.size()));
     EXPECT_TRUE(pairs > 0 || mask.parts.size() == 1) << "a part of nothing";

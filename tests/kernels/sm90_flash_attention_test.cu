@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <random>
 #include <string>
@@ -209,6 +210,22 @@ TEST_P(FlashAttentionSm90Test, Masks) {
   Check(Problem(1, 1500, 1500, 2, 1, dim, Window(1500, 1500, 300)));
   Check(Problem(1, 1749, 1749, 2, 2, dim, Documents({1, 600, 28, 1000, 120})));
   Check(Problem(2, 700, 2100, 2, 1, dim, RandomRanges(2, 700, 2100, 9)), true);
+  // Documents of which only some have keys here, and those end and begin within a tile of keys.
+  Mask parts;
+  for (const auto [queries, begin, end] : std::vector<std::array<int, 3>>{{90, 0, 0},
+                                                                          {300, 0, 70},
+                                                                          {500, 70, 70},
+                                                                          {200, 70, 190},
+                                                                          {610, 190, 190},
+                                                                          {100, 190, 230},
+                                                                          {40, 230, 230}}) {
+    parts.begin.insert(parts.begin.end(), queries, begin);
+    parts.end.insert(parts.end.end(), queries, end);
+  }
+  for (const bool deterministic : {false, true}) {
+    Check(Problem(2, 1840, 230, 4, 4, dim, parts), deterministic);
+    Check(Problem(1, 1840, 400, 4, 1, dim, parts), deterministic);
+  }
   // Nobody sees anything.
   Check(Problem(1, 200, 300, 1, 1, dim,
                 {std::vector<int32_t>(200, 150), std::vector<int32_t>(200, 150)}));

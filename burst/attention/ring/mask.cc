@@ -112,7 +112,7 @@ VisibleKeys EmptyKeys(int64_t rows, int64_t q_len) {
 }
 
 void VisibleKeys::Count(int64_t k_len) {
-  pairs = most_queries = 0;
+  pairs = seeing = most_queries = 0;
   for (int64_t row = 0; row < rows; ++row) {
     const int32_t* const begins = begin.data() + row * q_len;
     const int32_t* const ends = end.data() + row * q_len;
@@ -120,6 +120,7 @@ void VisibleKeys::Count(int64_t k_len) {
     for (int64_t i = 0; i < q_len; ++i) {
       if (begins[i] >= ends[i]) continue;
       pairs += ends[i] - begins[i];
+      ++seeing;
       while (ends[first] <= begins[i]) ++first;
       most_queries = std::max(most_queries, i - first + 1);
     }

@@ -33,6 +33,7 @@ struct VisibleKeys {
   int64_t rows = 1;
   int64_t q_len = 0;
   int64_t pairs = 0;         // (query, key) pairs seen, summed over rows
+  int64_t seeing = 0;        // queries that see some key, summed over rows
   bool all = false;          // every query sees every key
   int64_t most_queries = 0;  // of any key, from the first to the last that sees it
 
@@ -42,7 +43,7 @@ struct VisibleKeys {
   // For the kernels of a device: points into begin and end, or into their copy on the GPU. There
   // is one copy, since a schedule serves one rank on one device.
   KeyRanges ranges(DeviceType device = DeviceType::kCpu) const;
-  // Sets pairs, all and most_queries, from begin and end.
+  // Sets pairs, seeing, all and most_queries, from begin and end.
   void Count(int64_t k_len);
 };
 

@@ -367,7 +367,7 @@ __global__ __launch_bounds__(Traits::kThreads,
   }
   if (threadIdx.x == 0) shared.tiles = QueryTilesOf<Traits>(args, keys);
   __syncthreads();
-  if (shared.tiles.begin >= shared.tiles.end && !StoresUnseen(args, keys)) {  // nothing to add
+  if (StepsOf(args, shared.tiles) == 0 && !StoresUnseen(args, keys)) {  // nothing to add
     Wait(&shared.kv_full, 0);
     return;
   }

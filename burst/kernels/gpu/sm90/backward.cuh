@@ -13,12 +13,14 @@
 namespace burst {
 namespace sm90 {
 
-// The query tiles that see some key of a tile of keys, [begin, end), and those of which every query
-// sees every key, [whole_begin, whole_end). With lists: places in KeyBlocks::query_list, kListParts
-// for each of its.
+// The query tiles that see some key of a tile of keys, [begin, end) without gap tiles from
+// gap_begin on, and those of which every query sees every key, [whole_begin, whole_end). With
+// lists: places in KeyBlocks::query_list, kListParts for each of its.
 struct alignas(16) QueryTiles {
   int begin, end;
   int whole_begin, whole_end;
+  int gap_begin, gap;  // of queries that see no key at all
+  int unused[2];
 };
 
 // HeadRange in few registers.
@@ -96,7 +98,7 @@ __device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
 
 // A step of a block is a query tile of one head.
 __device__ __forceinline__ int StepsOf(const BackwardArgs& args, const QueryTiles& tiles) {
-  return max(0, tiles.end - tiles.begin) * args.heads_per_kv;
+  return max(0, tiles.end - tiles.begin - tiles.gap) * args.heads_per_kv;
 }
 
 // Calls f(head, tile, place) for every query tile that the block meets, in the same order for every
@@ -111,7 +113,13 @@ __device__ __forceinline__ void ForEachQueryTile(const BackwardArgs& args, const
   int i = tiles.begin, head = 0;
 #pragma unroll 1
   for (int left = StepsOf(args, tiles); left > 0; --left) {
-    const int place = keys.reversed || Traits::kLists ? i : tiles.begin + tiles.end - 1 - i;
+    int place = i;
+    if (!keys.reversed && !Traits::kLists) {
+      place = tiles.begin + tiles.end - 1 - i;
+      if (Traits::kRanges && place < tiles.gap_begin + tiles.gap) place -= tiles.gap;
+    } else if (Traits::kRanges && place >= tiles.gap_begin) {
+      place += tiles.gap;
+    }
     int tile = place;
     if constexpr (Traits::kLists) {
       constexpr int kParts = Traits::kListParts;
@@ -123,7 +131,7 @@ __device__ __forceinline__ void ForEachQueryTile(const BackwardArgs& args, const
         head = 0;
         ++i;
       }
-    } else if (++i == tiles.end) {
+    } else if (++i == tiles.end - tiles.gap) {
       i = tiles.begin;
       ++head;
     }
@@ -191,7 +199,7 @@ __device__ __forceinline__ void FindQueryTiles(const BackwardArgs& args, int ind
   int found[4];
   LowerBounds<4>({end, begin, end, begin},
                  {first_key + 1, last_key + 1, last_key + 1, first_key + 1}, args.q_len, found);
-  const auto [first, last, whole_first, whole_last] = found;
+  const int first = found[0], last = found[1], whole_first = found[2], whole_last = found[3];
   constexpr int kBlockM = Traits::kBlockM;
   QueryTiles tiles;
   tiles.begin = first < args.q_len ? first / kBlockM : args.query_tiles;
@@ -200,10 +208,29 @@ __device__ __forceinline__ void FindQueryTiles(const BackwardArgs& args, int ind
   tiles.whole_end = whole_last == args.q_len ? args.query_tiles : whole_last / kBlockM;
   // Of the last keys there are fewer than the tile has room for, and what is there is masked.
   if (last_key + 1 < first_key + Traits::kBlockN) tiles.whole_end = 0;
+  // A tile in which the keys of one document end and those of another begin is met by all queries
+  // in between, which may be many that see none of the keys given (those of another rank, say):
+  // rows with begin >= x >= end, where the first document ends at x, or the last one begins. The
+  // longer of these two gaps is left out.
+  tiles.gap_begin = tiles.gap = 0;
+  if (first < last) {
+    const int after = end[first], before = begin[last - 1];
+    LowerBounds<4>({begin, end, begin, end}, {after, after + 1, before, before + 1}, args.q_len,
+                   found);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const int gap_begin = max((found[i] + kBlockM - 1) / kBlockM, tiles.begin);
+      const int gap_end = min(found[i + 1] / kBlockM, tiles.end);
+      if (gap_end - gap_begin <= tiles.gap) continue;
+      tiles.gap_begin = gap_begin;
+      tiles.gap = gap_end - gap_begin;
+    }
+  }
   if (threadIdx.x % kWarpSize == 0) args.query_tiles_of[index] = tiles;
 }
 
-// Whether some tile of keys adds to dQ of the query tile.
+// Whether some query of the tile sees a key. If none does, a tile of keys that meets it all the
+// same adds zeros to dQ, or assigns them.
 template <class Traits>
 __device__ __forceinline__ bool IsSeen(const BackwardArgs& args, int batch, int tile) {
   if (Traits::kLists) {
@@ -211,24 +238,32 @@ __device__ __forceinline__ bool IsSeen(const BackwardArgs& args, int batch, int 
         args.blocks.key_begin + batch * args.blocks.key_stride + tile / Traits::kListParts;
     return begin[0] < begin[1];
   }
-  // As FindQueryTiles finds them: the tile of the first key that the first query sees, or none.
   const int64_t offset = batch * args.visible.batch_stride;
   const int last_query = min((tile + 1) * Traits::kBlockM, args.q_len) - 1;
   const int first_key = max(args.visible.begin[offset + tile * Traits::kBlockM], 0);
-  return first_key < args.k_len &&
-         args.visible.end[offset + last_query] > first_key / Traits::kBlockN * Traits::kBlockN;
+  return first_key < args.k_len && args.visible.end[offset + last_query] > first_key;
 }
 
-// Zeros where dQ is to be assigned and no tile of keys does it. By a whole warp.
+// A warp clears dQ of a query tile for so many heads.
+constexpr int kHeadsPerClearing = 4;
+__host__ __device__ inline int ClearingsPerTile(const BackwardArgs& args) {
+  return (args.first_dq.end - args.first_dq.begin + kHeadsPerClearing - 1) / kHeadsPerClearing;
+}
+
+// Zeros where dQ is to be assigned and no query sees a key. By a whole warp.
 template <class Traits>
 __device__ __forceinline__ void ClearUnseen(const BackwardArgs& args, bool one_mask, int index) {
-  const int tile = index % args.query_tiles, mask = index / args.query_tiles;
+  const int parts = ClearingsPerTile(args);
+  const int tile = index % args.query_tiles, part = index / args.query_tiles % parts;
+  const int mask = index / args.query_tiles / parts;
   if (IsSeen<Traits>(args, mask, tile)) return;
   const int end = min((tile + 1) * Traits::kBlockM, args.q_len);
   const int last_batch = one_mask ? args.batch : mask + 1;
+  const int first_head = args.first_dq.begin + part * kHeadsPerClearing;
+  const int last_head = min(first_head + kHeadsPerClearing, args.first_dq.end);
   for (int batch = mask; batch < last_batch; ++batch) {
     for (int row = tile * Traits::kBlockM; row < end; ++row) {
-      for (int head = args.first_dq.begin; head < args.first_dq.end; ++head) {
+      for (int head = first_head; head < last_head; ++head) {
         float* dq = static_cast<float*>(args.dq_sum.data) + Offset(args.dq_sum, batch, head, row);
         for (int i = threadIdx.x % kWarpSize * 4; i < args.head_dim; i += kWarpSize * 4) {
           *reinterpret_cast<float4*>(dq + i) = {0, 0, 0, 0};
@@ -239,16 +274,17 @@ __device__ __forceinline__ void ClearUnseen(const BackwardArgs& args, bool one_m
 }
 
 // Before the backward itself, under a mask: a warp for every tile of keys whose query tiles are to
-// be found, and one for every query tile whose dQ may have to be cleared; all clear the counters.
+// be found, and one for some heads of every query tile, whose dQ may have to be cleared; all clear
+// the counters.
 template <class Traits>
-__global__ void Prepare(const __grid_constant__ BackwardArgs args, int key_tiles, int query_tiles,
+__global__ void Prepare(const __grid_constant__ BackwardArgs args, int key_tiles, int clearings,
                         bool one_mask, int counters) {
   const int thread = blockIdx.x * blockDim.x + threadIdx.x;
   for (int i = thread; i < counters; i += gridDim.x * blockDim.x) args.dq_additions[i] = 0;
   int index = thread / kWarpSize;
   if (index < key_tiles) return FindQueryTiles<Traits>(args, index);
   index -= key_tiles;
-  if (index < query_tiles) ClearUnseen<Traits>(args, one_mask, index);
+  if (index < clearings) ClearUnseen<Traits>(args, one_mask, index);
 }
 
 template <class Traits>
@@ -265,11 +301,12 @@ void LaunchPrepare(const BackwardArgs& args) {
   const bool one_mask = (Traits::kLists ? args.blocks.key_stride : args.visible.batch_stride) == 0;
   const int masks = one_mask ? 1 : args.batch;
   const int key_tiles = Traits::kRanges ? masks * args.key_tiles : 0;
-  const int query_tiles = args.first_dq.empty() ? 0 : masks * args.query_tiles;
+  const int clearings =
+      args.first_dq.empty() ? 0 : masks * args.query_tiles * ClearingsPerTile(args);
   const int warps =
-      std::max(key_tiles + query_tiles, std::min(counters / kWarpSize + 1, kClearingWarps));
+      std::max(key_tiles + clearings, std::min(counters / kWarpSize + 1, kClearingWarps));
   Prepare<Traits><<<(warps + kWarpsPerBlock - 1) / kWarpsPerBlock, kWarpsPerBlock * kWarpSize, 0,
-                    cuda::CurrentStream()>>>(args, key_tiles, query_tiles, one_mask, counters);
+                    cuda::CurrentStream()>>>(args, key_tiles, clearings, one_mask, counters);
   BURST_CUDA_CHECK_LAUNCH("attention backward, preparation");
 }
 
@@ -278,17 +315,18 @@ __device__ __forceinline__ QueryTiles QueryTilesOf(const BackwardArgs& args, con
   if (Traits::kLists) {
     const int32_t* begin = args.blocks.query_begin + keys.batch * args.blocks.query_stride +
                            keys.row / Traits::kBlockN;
-    return {begin[0] * Traits::kListParts, begin[1] * Traits::kListParts, 0, 0};
+    return {begin[0] * Traits::kListParts, begin[1] * Traits::kListParts, 0, 0, 0, 0, {}};
   }
   if (!Traits::kRanges) {
     const int whole = keys.row + Traits::kBlockN <= args.k_len ? args.query_tiles : 0;
-    return {0, args.query_tiles, 0, whole};
+    return {0, args.query_tiles, 0, whole, 0, 0, {}};
   }
   const int batch = args.visible.batch_stride == 0 ? 0 : keys.batch;
-  const int4 tiles =
-      __ldg(reinterpret_cast<const int4*>(args.query_tiles_of) +
-            static_cast<int64_t>(batch) * args.key_tiles + keys.row / Traits::kBlockN);
-  return {tiles.x, tiles.y, tiles.z, tiles.w};
+  const int4* const of = reinterpret_cast<const int4*>(
+      args.query_tiles_of + static_cast<int64_t>(batch) * args.key_tiles +
+      keys.row / Traits::kBlockN);
+  const int4 tiles = __ldg(of), gap = __ldg(of + 1);
+  return {tiles.x, tiles.y, tiles.z, tiles.w, gap.x, gap.y, {}};
 }
 
 // Whether every query of the tile sees every key of the block.
@@ -518,31 +556,43 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counte
   args.scale = static_cast<float>(shape.softmax_scale);
   args.heads_inside = params.deterministic && args.heads_per_kv > 1;
   args.dq_additions = counters;
+  // Of a KV head: q, dout and fp32 dq of its query heads.
   const int64_t row_bytes = int64_t{Traits::kHeadDim} * 8 * args.heads_per_kv;
-  const int64_t head_bytes = std::max<int64_t>(1, shape.q_len) * row_bytes;
   // Reversed, the blocks of a head read different query tiles at the same time. Measured faster
   // while what all of them read stays in the L2 cache.
   const int64_t limit = (args.heads_per_kv == 1 ? 36 : 20) << 20;
-  const int64_t most_queries = shape.visible.most_queries;
-  const bool reversed = Traits::kRanges && params.deterministic &&
-                        (most_queries == 0 ? shape.q_len : most_queries) * row_bytes <= limit;
-  // Half of the L2 for the q, dout and fp32 dq of the heads under way. Without a mask the blocks of
-  // a head stay at the same query tile.
-  const auto within = [&](int64_t mib) { return (mib << 20) / head_bytes; };
-  int64_t fit = Traits::kMasked ? within(24) : 1;
+  const int64_t most_queries =
+      shape.visible.most_queries == 0 ? shape.q_len : shape.visible.most_queries;
+  const bool reversed =
+      Traits::kRanges && params.deterministic && most_queries * row_bytes <= limit;
+  const auto within = [](int64_t mib, int64_t bytes) {
+    return (mib << 20) / std::max<int64_t>(1, bytes);
+  };
+  // Half of the L2 for the heads under way. Without a mask the blocks of a head stay at the same
+  // query tile.
+  const int64_t kv_head_bytes = shape.q_len * row_bytes;
+  int64_t fit = Traits::kMasked ? within(24, kv_head_bytes) : 1;
   if (params.deterministic) {
     // More, so that fewer blocks meet at a query tile, though not all of what they read stays in
     // the L2 cache. Reversed they do not meet; but of short sequences very many would fit, and the
     // last group, which is not reversed, be long.
     if (Traits::kLists) {
-      fit = std::clamp<int64_t>(within(64), 2, 4);
+      fit = std::clamp<int64_t>(within(64, kv_head_bytes), 2, 4);
     } else if (reversed) {
       fit = std::min<int64_t>(fit, 8);
     } else if (args.heads_inside) {
-      fit = std::clamp<int64_t>(within(128), 1, 8);
+      // Of packed documents, or of another rank's keys, little is under way at a time. But if the
+      // blocks of a head alone fill the GPU twice, more heads only read more.
+      constexpr int64_t kMultiprocessors = 132;
+      const bool fills = args.key_tiles > 2 * kMultiprocessors;
+      fit =
+          std::clamp<int64_t>(within(256, (fills ? shape.q_len : most_queries) * row_bytes), 1, 8);
     } else if (!Traits::kMasked) {
-      fit = std::clamp<int64_t>(within(32), 1, 8);
+      fit = std::clamp<int64_t>(within(32, kv_head_bytes), 1, 8);
     }
+  } else if (Traits::kRanges) {
+    // Of every KV head one query head is under way.
+    fit = within(24, kv_head_bytes / args.heads_per_kv);
   }
   args.group = HeadsPerGroup(args.batch_kv_heads, fit);
   args.reversed_groups = reversed ? (args.batch_kv_heads + args.group - 1) / args.group - 1 : 0;

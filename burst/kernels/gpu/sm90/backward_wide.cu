@@ -211,7 +211,7 @@ __device__ __forceinline__ void ConsumeDv(const BackwardArgs& args, WideShared<T
     dout_slot.Advance();
   };
 
-  const int tiles = args.heads_per_kv * (shared.tiles.end - shared.tiles.begin);
+  const int tiles = StepsOf(args, shared.tiles);
   if (tiles <= 0) return;
   issue_s();
   WgmmaWait<0>();
@@ -521,7 +521,7 @@ __global__ __launch_bounds__(Traits::kThreads,
   }
   if (threadIdx.x == 0) shared.tiles = QueryTilesOf<Traits>(args, keys);
   __syncthreads();
-  if (shared.tiles.begin >= shared.tiles.end && !StoresUnseen(args, keys)) {  // nothing to add
+  if (StepsOf(args, shared.tiles) == 0 && !StoresUnseen(args, keys)) {  // nothing to add
     Wait(&shared.kv_full, 0);
     return;
   }

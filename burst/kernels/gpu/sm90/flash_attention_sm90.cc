@@ -141,7 +141,7 @@ bool AssignsDq(const FlashBackwardParams& params) {
   return params.deterministic && params.shape.k_len > 0;
 }
 
-// Four for every tile of keys.
+// Eight for every tile of keys.
 int64_t BackwardQueryTiles(const FlashBackwardParams& params) {
   using V = Variants<BFloat16>;
   const FlashAttentionShape& shape = params.shape;
@@ -151,7 +151,7 @@ int64_t BackwardQueryTiles(const FlashBackwardParams& params) {
                     kRows == V::BackwardD256DkFull::kBlockN,
                 "");
   const int64_t batch = shape.visible.batch_stride == 0 ? 1 : shape.batch;
-  return batch * ((shape.k_len + kRows - 1) / kRows) * 4;
+  return batch * ((shape.k_len + kRows - 1) / kRows) * 8;
 }
 
 void Backward(const FlashBackwardParams& params, int32_t* counters, int32_t* query_tiles) {
