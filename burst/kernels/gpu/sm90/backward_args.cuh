@@ -1,0 +1,158 @@
+// What the backward kernels are told, and how many heads they work on at the same time.
+#pragma once
+
+#include <algorithm>
+
+#include "burst/kernels/gpu/sm90/tensor_map.h"
+#include "burst/kernels/gpu/sm90/tile.cuh"
+#include "burst/kernels/gpu/sm90/variants.h"
+
+namespace burst {
+namespace sm90 {
+
+// The query tiles that see some key of a tile of keys, [begin, end) without gap tiles from
+// gap_begin on, and those of which every query sees every key, [whole_begin, whole_end). With
+// lists: places in KeyBlocks::query_list, kListParts for each of its.
+struct alignas(16) QueryTiles {
+  int begin, end;
+  int whole_begin, whole_end;
+  int gap_begin, gap;  // of queries that see no key at all
+  int unused[2];
+};
+
+// HeadRange in few registers.
+struct Heads {
+  int begin = 0, end = 0;
+
+  Heads() = default;
+  explicit Heads(const HeadRange& heads)
+      : begin(static_cast<int>(heads.begin)), end(static_cast<int>(heads.end)) {}
+  __host__ __device__ bool empty() const { return begin >= end; }
+  __device__ bool has(int head) const { return begin <= head && head < end; }
+};
+
+struct BackwardArgs {
+  CUtensorMap q, k, v, dout, dq;
+  CUtensorMap dk, dv;  // their sums, fp32, of kWarpRows rows
+  const float* lse;
+  const float* delta;
+  KeyRanges visible;
+  KeyBlocks blocks;
+  QueryTiles* query_tiles_of;  // with ranges: [batch or 1, key_tiles]
+  int q_len, k_len, num_heads, batch, batch_kv_heads, num_kv_heads, heads_per_kv, head_dim;
+  int key_tiles, query_tiles;  // of one head
+  int group;                   // KV heads whose tensors share the L2 cache
+  int reversed_groups;  // the first so many groups of heads have the order of KeyTile::reversed
+  float scale;
+  bool heads_inside;  // the order of ForEachQueryTile
+  int* dq_additions;  // [batch, num_heads, query_tiles, 2], cleared by Prepare; null: any order
+  Heads first_dq;     // of these query heads the first addition to dQ assigns it
+  // Of these KV heads dK and dV begin here, the sums are assigned; or end here: what is in the sums
+  // is added to this part of them, and the results are stored.
+  Heads first_dkv, last_dkv;
+  AttentionOperand dq_sum, dk_sum, dv_sum;
+  CUtensorMap dk_out, dv_out;  // the results, of Element, likewise
+};
+
+// dq_rows: of a box of dQ.
+template <class Traits>
+BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counters,
+                              int32_t* query_tiles, int dq_rows) {
+  const FlashAttentionShape& shape = params.shape;
+  const auto map_q = [&](const AttentionOperand& tensor, DType dtype, int box_rows) {
+    return MakeTensorMap(tensor, dtype, shape, shape.q_len, shape.num_heads, box_rows);
+  };
+  const auto map_k = [&](const AttentionOperand& tensor, DType dtype, int box_rows) {
+    return MakeTensorMap(tensor, dtype, shape, shape.k_len, shape.num_kv_heads, box_rows);
+  };
+  BackwardArgs args;
+  args.k = map_k(params.k, shape.dtype, Traits::kBlockN);
+  args.v = map_k(params.v, shape.dtype, Traits::kBlockN);
+  args.q = args.dout = args.dq = args.k;  // without queries nobody uses them; dK and dV become zero
+  if (shape.q_len > 0) {
+    args.q = map_q(params.q, shape.dtype, Traits::kBlockM);
+    args.dout = map_q(params.dout, shape.dtype, Traits::kBlockM);
+    args.dq = map_q(params.dq, DType::kFloat32, dq_rows);
+  }
+  // Without sums, or without results, nobody uses the maps of these.
+  const HeadRange all_kv_heads = {0, shape.num_kv_heads};
+  args.first_dkv = Heads(params.assign ? all_kv_heads : params.first_dkv);
+  args.last_dkv = Heads(params.assign ? all_kv_heads : params.last_dkv);
+  const AttentionOperand& dk_out = params.assign ? params.dk : params.dk_out;
+  const AttentionOperand& dv_out = params.assign ? params.dv : params.dv_out;
+  args.dk = args.dv = args.dk_out = args.dv_out = args.k;
+  if (!args.last_dkv.empty()) {
+    args.dk_out = map_k(dk_out, shape.dtype, kWarpRows);
+    args.dv_out = map_k(dv_out, shape.dtype, kWarpRows);
+  }
+  if (!params.assign) {
+    args.dk = map_k(params.dk, DType::kFloat32, kWarpRows);
+    args.dv = map_k(params.dv, DType::kFloat32, kWarpRows);
+  }
+  args.dk_sum = params.dk;
+  args.dv_sum = params.dv;
+  args.first_dq = Heads(params.first_dq);
+  args.dq_sum = params.dq;
+  args.lse = static_cast<const float*>(params.lse);
+  args.delta = static_cast<const float*>(params.delta);
+  args.visible = shape.visible;
+  args.blocks = shape.blocks;
+  args.query_tiles_of = reinterpret_cast<QueryTiles*>(query_tiles);
+  args.batch = static_cast<int>(shape.batch);
+  args.q_len = static_cast<int>(shape.q_len);
+  args.k_len = static_cast<int>(shape.k_len);
+  args.num_heads = static_cast<int>(shape.num_heads);
+  args.num_kv_heads = static_cast<int>(shape.num_kv_heads);
+  args.batch_kv_heads = static_cast<int>(shape.batch * shape.num_kv_heads);
+  args.heads_per_kv = static_cast<int>(shape.num_heads / shape.num_kv_heads);
+  args.head_dim = static_cast<int>(shape.head_dim);
+  args.key_tiles = static_cast<int>((shape.k_len + Traits::kBlockN - 1) / Traits::kBlockN);
+  args.query_tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
+  args.scale = static_cast<float>(shape.softmax_scale);
+  args.heads_inside = params.deterministic && args.heads_per_kv > 1;
+  args.dq_additions = counters;
+  // Of a KV head: q, dout and fp32 dq of its query heads.
+  const int64_t row_bytes = int64_t{Traits::kHeadDim} * 8 * args.heads_per_kv;
+  // Reversed, the blocks of a head read different query tiles at the same time. Measured faster
+  // while what all of them read stays in the L2 cache.
+  const int64_t limit = (args.heads_per_kv == 1 ? 36 : 20) << 20;
+  const int64_t most_queries =
+      shape.visible.most_queries == 0 ? shape.q_len : shape.visible.most_queries;
+  const bool reversed =
+      Traits::kRanges && params.deterministic && most_queries * row_bytes <= limit;
+  const auto within = [](int64_t mib, int64_t bytes) {
+    return (mib << 20) / std::max<int64_t>(1, bytes);
+  };
+  // Half of the L2 for the heads under way. Without a mask the blocks of a head stay at the same
+  // query tile.
+  const int64_t kv_head_bytes = shape.q_len * row_bytes;
+  int64_t fit = Traits::kMasked ? within(24, kv_head_bytes) : 1;
+  if (params.deterministic) {
+    // More, so that fewer blocks meet at a query tile, though not all of what they read stays in
+    // the L2 cache. Reversed they do not meet; but of short sequences very many would fit, and the
+    // last group, which is not reversed, be long.
+    if (Traits::kLists) {
+      fit = std::clamp<int64_t>(within(64, kv_head_bytes), 2, 4);
+    } else if (reversed) {
+      fit = std::min<int64_t>(fit, 8);
+    } else if (args.heads_inside) {
+      // Of packed documents, or of another rank's keys, little is under way at a time. But if the
+      // blocks of a head alone fill the GPU twice, more heads only read more.
+      constexpr int64_t kMultiprocessors = 132;
+      const bool fills = args.key_tiles > 2 * kMultiprocessors;
+      fit =
+          std::clamp<int64_t>(within(256, (fills ? shape.q_len : most_queries) * row_bytes), 1, 8);
+    } else if (!Traits::kMasked) {
+      fit = std::clamp<int64_t>(within(32, kv_head_bytes), 1, 8);
+    }
+  } else if (Traits::kRanges) {
+    // Of every KV head one query head is under way.
+    fit = within(24, kv_head_bytes / args.heads_per_kv);
+  }
+  args.group = HeadsPerGroup(args.batch_kv_heads, fit);
+  args.reversed_groups = reversed ? (args.batch_kv_heads + args.group - 1) / args.group - 1 : 0;
+  return args;
+}
+
+}  // namespace sm90
+}  // namespace burst

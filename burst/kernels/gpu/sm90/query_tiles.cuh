@@ -1,0 +1,167 @@
+// Before a backward under a mask: which query tiles see a tile of keys, and dQ of those that see
+// none.
+#pragma once
+
+#include <algorithm>
+
+#include "burst/device/cuda.h"
+#include "burst/kernels/gpu/sm90/backward_args.cuh"
+
+namespace burst {
+namespace sm90 {
+
+// The first index of each of the non-decreasing values[i][0, n) whose value is at least bounds[i];
+// n if there is none. By a whole warp, all searches at a time.
+template <int kCount>
+__device__ __forceinline__ void LowerBounds(const int32_t* const (&values)[kCount],
+                                            const int (&bounds)[kCount], int n,
+                                            int (&first)[kCount]) {
+  const int lane = threadIdx.x % kWarpSize;
+  int length[kCount];  // first + length bounds the answer
+  bool open = n > 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) first[i] = 0, length[i] = n;
+  while (open) {
+    bool below[kCount];
+    int stride[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      stride[i] = max(1, (length[i] + kWarpSize - 1) / kWarpSize);
+      const int at = (lane + 1) * stride[i] - 1;  // the last of the lane's part
+      below[i] = at < length[i] && values[i][first[i] + at] < bounds[i];
+    }
+    open = false;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int skip = __popc(__ballot_sync(~0u, below[i])) * stride[i];
+      first[i] += skip;
+      length[i] = min(stride[i] - 1, length[i] - skip);
+      open = open || length[i] > 0;
+    }
+  }
+}
+
+// By a whole warp. begin and end do not decrease: a range of rows sees some key of the tile, and a
+// range of rows all of them.
+template <class Traits>
+__device__ __forceinline__ void FindQueryTiles(const BackwardArgs& args, int index) {
+  const int64_t offset = index / args.key_tiles * args.visible.batch_stride;
+  const int32_t *begin = args.visible.begin + offset, *end = args.visible.end + offset;
+  const int first_key = index % args.key_tiles * Traits::kBlockN;
+  const int last_key = min(first_key + Traits::kBlockN, args.k_len) - 1;
+  int found[4];
+  LowerBounds<4>({end, begin, end, begin},
+                 {first_key + 1, last_key + 1, last_key + 1, first_key + 1}, args.q_len, found);
+  const int first = found[0], last = found[1], whole_first = found[2], whole_last = found[3];
+  constexpr int kBlockM = Traits::kBlockM;
+  QueryTiles tiles;
+  tiles.begin = first < args.q_len ? first / kBlockM : args.query_tiles;
+  tiles.end = (last + kBlockM - 1) / kBlockM;
+  tiles.whole_begin = (whole_first + kBlockM - 1) / kBlockM;
+  tiles.whole_end = whole_last == args.q_len ? args.query_tiles : whole_last / kBlockM;
+  // Of the last keys there are fewer than the tile has room for, and what is there is masked.
+  if (last_key + 1 < first_key + Traits::kBlockN) tiles.whole_end = 0;
+  // A tile in which the keys of one document end and those of another begin is met by all queries
+  // in between, which may be many that see none of the keys given (those of another rank, say):
+  // rows with begin >= x >= end, where the first document ends at x, or the last one begins. The
+  // longer of these two gaps is left out.
+  tiles.gap_begin = tiles.gap = 0;
+  if (first < last) {
+    const int after = end[first], before = begin[last - 1];
+    LowerBounds<4>({begin, end, begin, end}, {after, after + 1, before, before + 1}, args.q_len,
+                   found);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const int gap_begin = max((found[i] + kBlockM - 1) / kBlockM, tiles.begin);
+      const int gap_end = min(found[i + 1] / kBlockM, tiles.end);
+      if (gap_end - gap_begin <= tiles.gap) continue;
+      tiles.gap_begin = gap_begin;
+      tiles.gap = gap_end - gap_begin;
+    }
+  }
+  if (threadIdx.x % kWarpSize == 0) args.query_tiles_of[index] = tiles;
+}
+
+// Whether some query of the tile sees a key. If none does, a tile of keys that meets it all the
+// same adds zeros to dQ, or assigns them.
+template <class Traits>
+__device__ __forceinline__ bool IsSeen(const BackwardArgs& args, int batch, int tile) {
+  if (Traits::kLists) {
+    const int32_t* begin =
+        args.blocks.key_begin + batch * args.blocks.key_stride + tile / Traits::kListParts;
+    return begin[0] < begin[1];
+  }
+  const int64_t offset = batch * args.visible.batch_stride;
+  const int last_query = min((tile + 1) * Traits::kBlockM, args.q_len) - 1;
+  const int first_key = max(args.visible.begin[offset + tile * Traits::kBlockM], 0);
+  return first_key < args.k_len && args.visible.end[offset + last_query] > first_key;
+}
+
+// A warp clears dQ of a query tile for so many heads.
+constexpr int kHeadsPerClearing = 4;
+__host__ __device__ inline int ClearingsPerTile(const BackwardArgs& args) {
+  return (args.first_dq.end - args.first_dq.begin + kHeadsPerClearing - 1) / kHeadsPerClearing;
+}
+
+// Zeros where dQ is to be assigned and no query sees a key. By a whole warp.
+template <class Traits>
+__device__ __forceinline__ void ClearUnseen(const BackwardArgs& args, bool one_mask, int index) {
+  const int parts = ClearingsPerTile(args);
+  const int tile = index % args.query_tiles, part = index / args.query_tiles % parts;
+  const int mask = index / args.query_tiles / parts;
+  if (IsSeen<Traits>(args, mask, tile)) return;
+  const int end = min((tile + 1) * Traits::kBlockM, args.q_len);
+  const int last_batch = one_mask ? args.batch : mask + 1;
+  const int first_head = args.first_dq.begin + part * kHeadsPerClearing;
+  const int last_head = min(first_head + kHeadsPerClearing, args.first_dq.end);
+  for (int batch = mask; batch < last_batch; ++batch) {
+    for (int row = tile * Traits::kBlockM; row < end; ++row) {
+      for (int head = first_head; head < last_head; ++head) {
+        float* dq = static_cast<float*>(args.dq_sum.data) + Offset(args.dq_sum, batch, head, row);
+        for (int i = threadIdx.x % kWarpSize * 4; i < args.head_dim; i += kWarpSize * 4) {
+          *reinterpret_cast<float4*>(dq + i) = {0, 0, 0, 0};
+        }
+      }
+    }
+  }
+}
+
+// Before the backward itself, under a mask: a warp for every tile of keys whose query tiles are to
+// be found, and one for some heads of every query tile, whose dQ may have to be cleared; all clear
+// the counters.
+template <class Traits>
+__global__ void Prepare(const __grid_constant__ BackwardArgs args, int key_tiles, int clearings,
+                        bool one_mask, int counters) {
+  const int thread = blockIdx.x * blockDim.x + threadIdx.x;
+  for (int i = thread; i < counters; i += gridDim.x * blockDim.x) args.dq_additions[i] = 0;
+  int index = thread / kWarpSize;
+  if (index < key_tiles) return FindQueryTiles<Traits>(args, index);
+  index -= key_tiles;
+  if (index < clearings) ClearUnseen<Traits>(args, one_mask, index);
+}
+
+template <class Traits>
+void LaunchPrepare(const BackwardArgs& args) {
+  const int counters =
+      args.dq_additions == nullptr ? 0 : args.batch * args.num_heads * args.query_tiles * 2;
+  if (!Traits::kMasked) {
+    if (counters == 0) return;
+    BURST_CUDA_CHECK(
+        cudaMemsetAsync(args.dq_additions, 0, counters * sizeof(int32_t), cuda::CurrentStream()));
+    return;
+  }
+  constexpr int kWarpsPerBlock = 4, kClearingWarps = 256;
+  const bool one_mask = (Traits::kLists ? args.blocks.key_stride : args.visible.batch_stride) == 0;
+  const int masks = one_mask ? 1 : args.batch;
+  const int key_tiles = Traits::kRanges ? masks * args.key_tiles : 0;
+  const int clearings =
+      args.first_dq.empty() ? 0 : masks * args.query_tiles * ClearingsPerTile(args);
+  const int warps =
+      std::max(key_tiles + clearings, std::min(counters / kWarpSize + 1, kClearingWarps));
+  Prepare<Traits><<<(warps + kWarpsPerBlock - 1) / kWarpsPerBlock, kWarpsPerBlock * kWarpSize, 0,
+                    cuda::CurrentStream()>>>(args, key_tiles, clearings, one_mask, counters);
+  BURST_CUDA_CHECK_LAUNCH("attention backward, preparation");
+}
+
+}  // namespace sm90
+}  // namespace burst

@@ -1,0 +1,196 @@
+// Masks, what they mean by their definition, pair by pair, and what lists of blocks show.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "burst/attention/ring/schedule.h"
+
+namespace burst {
+
+struct MaskCase {
+  const char* name;
+  AttentionMask mask;
+  DocumentStarts documents;  // clipped to the sequence
+  Spans spans = {};          // likewise
+  MaskSlices slices = {};    // likewise; instead of all that
+};
+
+inline constexpr SliceKind kKinds[] = {SliceKind::kFull, SliceKind::kCausal,
+                                       SliceKind::kInverseCausal, SliceKind::kBand};
+
+// Slices of any place and size, which overlap, in rows of their own.
+inline MaskSlices RandomSlices(unsigned seed) {
+  std::mt19937 random(seed);
+  const auto below = [&](int n) { return static_cast<int32_t>(random() % n); };
+  MaskSlices slices(1 + below(3));
+  for (std::vector<MaskSlice>& row : slices) {
+    for (int n = below(12); n > 0; --n) {
+      const int32_t q = below(33), k = below(66) - 33;
+      row.push_back({q, q + 1 + below(33 - q), k, k + 1 + below(66), kKinds[below(4)]});
+    }
+  }
+  return slices;
+}
+
+inline std::vector<MaskCase> MaskCases() {
+  return {{"full", {false, 0}, {}},
+          {"causal", {true, 0}, {}},
+          {"window", {true, 5}, {}},
+          {"window of one", {true, 1}, {}},
+          {"two-sided window", {false, 7}, {}},
+          {"window of any size", {true, INT64_MAX}, {}},
+          {"packed", {true, 0}, {{0, 3, 4, 11, 26}, {9}, {0, 1, 2, 30}}},
+          {"packed window", {true, 4}, {{5, 12}, {}, {1}}},
+          {"packed full", {false, 0}, {{2, 20}}},
+          {"prefix", {true, 0}, {}, {{{0, 9}}}},
+          {"packed prefixes", {true, 0}, {{0, 3, 11}}, {{{0, 2}, {3, 9}, {11, 30}}}},
+          {"images", {true, 0}, {}, {{{1, 4}, {4, 5}, {12, 33}}, {}, {{0, 33}}}},
+          {"images under a window", {true, 4}, {{0, 20}}, {{{3, 13}, {20, 31}}}},
+          {"images under a two-sided window", {false, 3}, {}, {{{2, 16}}}},
+          {"blocks", {true, 0}, {}, {{{0, 8}, {8, 16}, {16, 24}, {24, 32}}}},
+          {"tree", {}, {}, {}, {TreeSlices(9, {6, 1, 17})}},
+          {"global tokens", {}, {}, {}, {WindowWithGlobalTokens(33, 6, {0, 1, 17}, true)}},
+          {"global tokens", {}, {}, {}, {WindowWithGlobalTokens(33, 3, {5, 16, 17, 32}, false)}},
+          {"blocks", {}, {}, {}, {BlockSlices(33, 4, {{0}, {0, 1}, {7}, {}, {3, 4}}, true)}},
+          {"one slice", {}, {}, {}, {{{3, 20, 8, 25, SliceKind::kBand}}, {}}},
+          {"slices 1", {}, {}, {}, RandomSlices(1)},
+          {"slices 2", {}, {}, {}, RandomSlices(2)},
+          {"slices 3", {}, {}, {}, RandomSlices(3)}};
+}
+
+inline DocumentStarts Clip(const DocumentStarts& documents, int64_t seqlen) {
+  DocumentStarts clipped = documents;
+  for (auto& row : clipped) {
+    row.erase(std::remove_if(row.begin(), row.end(), [&](int32_t p) { return p >= seqlen; }),
+              row.end());
+  }
+  return clipped;
+}
+
+inline Spans Clip(const Spans& spans, int64_t seqlen) {
+  Spans clipped = spans;
+  for (auto& row : clipped) {
+    for (Span& span : row) span.end = std::min(span.end, static_cast<int32_t>(seqlen));
+    row.erase(std::remove_if(row.begin(), row.end(), [](Span s) { return s.begin >= s.end; }),
+              row.end());
+  }
+  return clipped;
+}
+
+// Of the slices, those whose queries are inside.
+inline MaskSlices Clip(const MaskSlices& slices, int64_t seqlen) {
+  const auto n = static_cast<int32_t>(seqlen);
+  MaskSlices clipped = slices;
+  for (auto& row : clipped) {
+    row.erase(
+        std::remove_if(row.begin(), row.end(), [n](const MaskSlice& s) { return s.q_end > n; }),
+        row.end());
+  }
+  return clipped;
+}
+
+// The definition, in global positions; of documents alone,
+inline bool Visible(const AttentionMask& mask, const std::vector<int32_t>* starts, int32_t q,
+                    int32_t k) {
+  if (mask.causal && k > q) return false;
+  if (mask.window > 0 && std::abs(q - k) >= mask.window) return false;
+  if (starts != nullptr) {
+    for (int32_t start : *starts) {
+      if ((q < start) != (k < start)) return false;
+    }
+  }
+  return true;
+}
+
+inline bool Visible(const MaskSlice& s, int32_t q, int32_t k) {
+  if (q < s.q_begin || q >= s.q_end || k < s.k_begin || k >= s.k_end) return false;
+  const bool causal = k - s.k_end <= q - s.q_end, inverse = k - s.k_begin >= q - s.q_begin;
+  return (causal || s.kind == SliceKind::kFull || s.kind == SliceKind::kInverseCausal) &&
+         (inverse || s.kind == SliceKind::kFull || s.kind == SliceKind::kCausal);
+}
+
+// and with the spans or slices of a row.
+inline bool Visible(const MaskCase& c, int64_t seqlen, int64_t row, int32_t q, int32_t k) {
+  if (!c.slices.empty()) {
+    const MaskSlices slices = Clip(c.slices, seqlen);
+    const auto& of_row = slices[slices.size() == 1 ? 0 : row];
+    return std::any_of(of_row.begin(), of_row.end(),
+                       [&](const MaskSlice& slice) { return Visible(slice, q, k); });
+  }
+  const DocumentStarts documents = Clip(c.documents, seqlen);
+  const auto of_row = [row](const auto& rows) -> const auto& {
+    return rows[rows.size() == 1 ? 0 : row];
+  };
+  if (Visible(c.mask, documents.empty() ? nullptr : &of_row(documents), q, k)) return true;
+  const Spans spans = Clip(c.spans, seqlen);
+  if (spans.empty()) return false;
+  return std::any_of(of_row(spans).begin(), of_row(spans).end(), [&](const Span& span) {
+    return span.begin <= std::min(q, k) && std::max(q, k) < span.end;
+  });
+}
+
+inline constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
+
+// Adds what lists of blocks show to seen[row, query, key]. The lists of queries say the same as
+// those of keys, and so do the parts of intervals for kernels that take no lists.
+inline void AddBlocks(const VisibleBlocks& blocks, int64_t rows, int64_t q_len, int64_t k_len,
+                      std::vector<int>* seen) {
+  if (blocks.none()) {
+    EXPECT_EQ(blocks.pairs, 0);
+    return;
+  }
+  EXPECT_EQ(blocks.rows, rows);
+  EXPECT_EQ(blocks.q_len, q_len);
+  EXPECT_EQ(blocks.k_len, k_len);
+  std::vector<int> shown(seen->size());
+  std::set<std::array<int64_t, 4>> by_queries, by_keys;  // row, query block, key block, place
+  int64_t pairs = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int32_t* begin = blocks.key_begin.data() + row * (blocks.query_blocks() + 1);
+    for (int64_t i = 0; i < blocks.query_blocks(); ++i) {
+      for (int64_t at = begin[i]; at < begin[i + 1]; ++at) {
+        const int64_t j = blocks.key_list[at];
+        EXPECT_TRUE(at == begin[i] || blocks.key_list[at - 1] < j) << "order";
+        by_queries.insert({row, i, j, at - begin[i]});
+        for (int64_t q = i * blocks.block; q < std::min(q_len, (i + 1) * blocks.block); ++q) {
+          for (int64_t k = j * blocks.block; k < std::min(k_len, (j + 1) * blocks.block); ++k) {
+            ++shown[(row * q_len + q) * k_len + k];
+            ++pairs;
+          }
+        }
+      }
+    }
+    begin = blocks.query_begin.data() + row * (blocks.key_blocks() + 1);
+    for (int64_t j = 0; j < blocks.key_blocks(); ++j) {
+      for (int64_t at = begin[j]; at < begin[j + 1]; ++at) {
+        const int64_t i = blocks.query_list[at];
+        EXPECT_TRUE(at == begin[j] || blocks.query_list[at - 1] < i) << "order";
+        by_keys.insert({row, i, j, blocks.place_list[at]});
+      }
+    }
+  }
+  EXPECT_EQ(blocks.pairs, pairs);
+  EXPECT_EQ(by_queries, by_keys);
+  EXPECT_EQ(by_queries.size(), blocks.key_list.size());
+  EXPECT_EQ(by_queries.size(), blocks.query_list.size());
+  std::vector<int> in_parts(seen->size());
+  for (const VisibleKeys& part : blocks.parts()) {
+    for (int64_t at = 0; at < rows * q_len; ++at) {
+      EXPECT_TRUE(at % q_len == 0 ||
+                  (part.begin[at - 1] <= part.begin[at] && part.end[at - 1] <= part.end[at]));
+      for (int32_t k = part.begin[at]; k < part.end[at]; ++k) ++in_parts[at * k_len + k];
+    }
+  }
+  EXPECT_EQ(in_parts, shown);
+  for (size_t n = 0; n < seen->size(); ++n) (*seen)[n] += shown[n];
+}
+
+}  // namespace burst
