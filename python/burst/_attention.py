@@ -91,7 +91,8 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
     """Exact attention over a sequence whose tokens are spread over the ranks of a group.
 
     q:     [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim]
-    k, v:  the same with kv_heads heads, which divide heads
+    k, v:  the same with kv_heads heads, which divide heads. v may have a smaller head_dim (128 beside 192,
+           as in multi-head latent attention); out has it, too. It is padded with zeros
     The tokens of this rank are those that `layout` gives it (burst.shard, burst.positions), in order.
 
     causal         a token sees itself and earlier ones
@@ -152,12 +153,23 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
                    ulysses_size, ranks_per_node, seqlen, spans, None, False, None, slices, fp8, scores)
 
 
+def _as_wide_as(q, v):
+    """v padded to q's head_dim and the one it had; None if nothing is padded."""
+    if not (isinstance(q, torch.Tensor) and isinstance(v, torch.Tensor) and q.dim() == v.dim() == 4 and
+            0 < v.shape[3] < q.shape[3]):
+        return v, None
+    return torch.nn.functional.pad(v, (0, q.shape[3] - v.shape[3])), v.shape[3]
+
+
 def _attend(q, k, v, sinks, seed, return_lse, *arguments):
     packed = isinstance(q, torch.Tensor) and q.dim() == 3
     if packed:
         q, k, v = (tensor.unsqueeze(0) if isinstance(tensor, torch.Tensor) and tensor.dim() == 3
                    else tensor for tensor in (q, k, v))
-    out, lse, max_logit = _apply_arguments(q, k, v, sinks, seed, *arguments)
+    v, value_dim = _as_wide_as(q, v)
+    out, lse, max_logit = _apply_arguments(q, k, v, sinks, seed, *arguments[:-1], value_dim, arguments[-1])
+    if value_dim is not None:
+        out = out[..., :value_dim]
     if sinks is not None:
         out, lse = _add_sinks(out, lse, sinks)
     if packed:

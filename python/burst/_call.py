@@ -28,7 +28,8 @@ class Call:
     __slots__ = ("group", "options", "documents", "seqlen", "promised", "tokens", "spans", "slices",
                  "scores", "cross", "text", "checked")
 
-    def __init__(self, group, options, documents, seqlen, promised, tokens, spans, slices, scores):
+    def __init__(self, group, options, documents, seqlen, promised, tokens, spans, slices, value_dim,
+                 scores):
         self.group, self.options = group, options
         self.documents, self.seqlen, self.tokens = documents, seqlen, tokens
         self.spans, self.slices = spans, slices
@@ -38,7 +39,7 @@ class Call:
         self.checked = False  # whether the options are known to be good
         fields = list(options) + [("seqlen", seqlen), ("documents", _digest(documents)),
                                   ("token positions", _digest(tokens)), ("spans", _digest(spans)),
-                                  ("slices", _digest(slices))]
+                                  ("slices", _digest(slices)), ("head_dim of v", value_dim)]
         self.text = ";".join("%s=%s" % field for field in fields)
 
 
@@ -55,14 +56,15 @@ _numbers, _by_number = {}, []  # of calls that are arguments of operators
 def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layout, strategy,
               ring_grad_dtype, deterministic, backward, ulysses_size, ranks_per_node, seqlen,
               spans=None, tokens=None, cross=False, key_layout=None, slices=None, fp8=False,
-              scores=None):
+              value_dim=None, scores=None):
     """The Call of these arguments. Errors are kept in it for the call itself, where all ranks of the
     group learn of them."""
     given = None
     if (documents is None and cu_seqlens is None and tokens is None and spans is None and
             (slices is None or isinstance(slices, Frozen)) and not cross):  # the usual: look first
         given = (id(group), causal, softmax_scale, window, layout, strategy, ring_grad_dtype,
-                 deterministic, backward, ulysses_size, ranks_per_node, seqlen, slices, fp8, scores)
+                 deterministic, backward, ulysses_size, ranks_per_node, seqlen, slices, fp8, value_dim,
+                 scores)
         try:
             found = _calls.get(given)
         except TypeError:  # something that cannot be an option
@@ -81,13 +83,13 @@ def make_call(group, causal, softmax_scale, window, documents, cu_seqlens, layou
     promised = seqlen is not None
     documents, seqlen = rows_of_documents(documents, cu_seqlens, seqlen)
     spans, slices = _spans(spans), _slices(slices)
-    key = (id(group), options, documents, seqlen, promised, tokens, spans, slices, scores)
+    key = (id(group), options, documents, seqlen, promised, tokens, spans, slices, value_dim, scores)
     call = _calls.get(key)
     if call is None:
         if len(_calls) >= 4096:  # every batch has documents of its own
             _calls.clear()
         call = _calls[key] = Call(group, options, documents, seqlen, promised, tokens, spans,
-                                  slices, scores)
+                                  slices, value_dim, scores)
     if given is not None:
         _calls[given] = call
     return call

@@ -81,7 +81,7 @@ def _varlen(zigzag, q, k, v, cu_seqlens, dropout_p, softmax_scale, causal, windo
     causal, window = _window(window_size, causal)
     call = make_call(group, causal, softmax_scale, window, None, [bound * size for bound in bounds],
                      "zigzag" if zigzag else "contiguous", "burst", None, deterministic, "auto", 0, 0,
-                     None, None, tokens, False, None, None, False,
+                     None, None, tokens, False, None, None, False, None,
                      scores_of(0, alibi_slopes, dropout_p))
     out, lse, _ = apply(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), call)
     out, lse = out.squeeze(0), lse.squeeze(0)

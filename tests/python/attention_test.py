@@ -127,6 +127,23 @@ def every_strategy_of_one_rank(rank, group):
         compare(Problem(1, 29, 4, 4, 8), group, **arguments)
 
 
+def narrower_values(rank, group):
+    """v and out have a smaller head_dim than q and k."""
+    inputs = [normal(name, 2, 29, heads, dim) for name, heads, dim in (("q", 4, 8), ("k", 2, 8), ("v", 2, 5))]
+    dout, dlse = normal("o", 2, 29, 4, 5), normal("l", 2, 4, 29)
+    for layout in ("zigzag", "contiguous"):
+        local = [burst.shard(x, 1, group, layout).requires_grad_() for x in inputs]
+        whole = [x.clone().requires_grad_() for x in inputs]
+        out, lse = burst.attention(*local, group=group, layout=layout, return_lse=True)
+        want, want_lse = naive(*whole)
+        loss = (out * burst.shard(dout, 1, group, layout)).sum() + (
+            lse * burst.shard(dlse, 2, group, layout)).sum()
+        gradients = torch.autograd.grad((want * dout).sum() + (want_lse * dlse).sum(), whole)
+        for dim, have, wanted in ((1, out, want), (2, lse, want_lse),
+                                  *((1, *pair) for pair in zip(torch.autograd.grad(loss, local), gradients))):
+            torch.testing.assert_close(have, burst.shard(wanted, dim, group, layout), atol=TOLERANCE, rtol=0)
+
+
 def heads_and_lengths(rank, group):
     for seqlen in (1, 2, 3, 7, 64):  # also fewer tokens than ranks
         for heads, kv_heads in ((1, 1), (6, 1), (6, 3)):
@@ -317,6 +334,11 @@ class AttentionTest(unittest.TestCase):
 
     def test_heads_and_lengths(self):
         run_ranks(3, heads_and_lengths)
+
+    def test_narrower_values(self):
+        for size in (1, 3):
+            with self.subTest(size=size):
+                run_ranks(size, narrower_values)
 
     def test_packed_and_float32(self):
         run_ranks(2, packed_and_float32)

@@ -39,7 +39,8 @@ def wrong_arguments(rank, group):
         assert text in message, (text, message)
 
     says("k has the shape [1, ", k=k[:, :-1])
-    says("v has the shape", v=v[..., :4])
+    says("v has the shape", v=torch.cat((v, v), 3))
+    says("k has the shape", k=k[..., :4])
     says("v has 1 heads, k has 2", v=v[:, :, :1])
     says("k has 2 heads, which do not divide q's 3", q=q[:, :, :3])
     says("q is torch.float16 on cpu", q=q.half())
@@ -128,6 +129,8 @@ def ranks_that_differ(rank, group):
     message = message_of(ValueError, lambda: burst.attention(
         q[..., :head_dim], k[..., :head_dim], v[..., :head_dim], group=group))
     assert message.startswith("head_dim: the ranks differ"), message
+    message = message_of(ValueError, lambda: burst.attention(q, k, v[..., :head_dim], group=group))
+    assert message.startswith("head_dim of v: the ranks differ"), message
     # An error of one rank is an error on all, with the rank's number.
     message = message_of(ValueError, lambda: burst.attention(
         q, k if rank != 1 else k.float(), v, group=group))
