@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 #include "burst/device/simulated_gpu.h"
+#include "burst/kernels/gpu/sm90/head_splits.h"
 
 namespace burst {
 namespace {
@@ -104,6 +105,9 @@ void SimulatedAttentionKernels::Backward(const FlashBackwardParams& params) cons
     dq = Tensor::Empty({s.batch, s.q_len, s.num_heads, s.head_dim}, DType::kFloat32,
                        DeviceType::kCuda);
   }
+  Tensor sums;
+  const int64_t floats = Is16Bit(s.dtype) ? sm90::HeadSplitsOf(params).sum_floats : 0;
+  if (floats > 0) sums = Tensor::Empty({floats}, DType::kFloat32, DeviceType::kCuda);
   const double ends = kBackwardEnds * s.batch * s.num_heads * Tiles(s.k_len);
   const double rate = SimulatedGpu::Current()->model().attention_backward;
   Run(s, /*products=*/5, VisibleTiles(s) + ends, IsNarrow(s) ? kNarrowBackward * rate : rate,

@@ -237,6 +237,10 @@ TEST_P(FlashAttentionSm90Test, GroupedHeads) {
     Check(Problem(1, 400, 400, 8, kv_heads, GetParam(), Causal(400, 400)), kv_heads == 2);
     Check(Problem(1, 1400, 1400, 8, kv_heads, GetParam(), Causal(1400, 1400)), kv_heads > 2);
   }
+  // Split among blocks, and more KV heads than sums of dK and dV, at which they take turns.
+  for (const bool deterministic : {false, true}) {
+    Check(Problem(1, 100, 9000, 64, 8, GetParam(), Causal(100, 9000)), deterministic);
+  }
 }
 
 TEST_P(FlashAttentionSm90Test, StridesAndOtherHeadDims) {
@@ -362,8 +366,8 @@ TEST_P(FlashAttentionSm90Test, RepeatedRunsAreBitwiseEqual) {
       EXPECT_EQ(again.dk, first.dk);
       EXPECT_EQ(again.dv, first.dv);
     }
-    // dK and dV are not added across blocks: they are the same in every run in any case. (With
-    // grouped heads a fixed order of dQ goes through the query tiles in another order.)
+    // dK and dV of the same keys are added in a fixed order in any case. (With grouped heads a
+    // fixed order of dQ goes through the query tiles in another order.)
     const Results unordered = RunBf16(p, nullptr, false),
                   unordered_again = RunBf16(p, nullptr, false);
     EXPECT_EQ(unordered_again.dk, unordered.dk);

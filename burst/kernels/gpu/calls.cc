@@ -12,6 +12,7 @@
 #include "burst/kernels/gpu/simt/flash_attention_simt.h"
 #include "burst/kernels/gpu/sm80/flash_attention_sm80.h"
 #include "burst/kernels/gpu/sm90/flash_attention_sm90.h"
+#include "burst/kernels/gpu/sm90/head_splits.h"
 
 namespace burst {
 namespace cuda {
@@ -128,6 +129,13 @@ int32_t* DataOf(const Tensor& words) {
   return words.null() ? nullptr : static_cast<int32_t*>(words.raw_data());
 }
 
+Tensor Floats(int64_t count) {
+  return count == 0 ? Tensor() : Tensor::Empty({count}, kFloat, DeviceType::kCuda);
+}
+float* FloatsOf(const Tensor& floats) {
+  return floats.null() ? nullptr : static_cast<float*>(floats.raw_data());
+}
+
 // changed: whether scores are changed or the largest is asked for, which Ampere's kernels do for
 // Hopper too.
 KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape, bool changed) {
@@ -176,10 +184,8 @@ void ClearHeads(const FlashAttentionShape& shape, const AttentionOperand& dq,
 
 void Decode(const FlashForwardParams& params) {
   const int parts = sm80::DecodeParts(params.shape);
-  const int64_t floats = sm80::DecodeScratch(params.shape, parts);
-  const Tensor scratch =
-      floats == 0 ? Tensor() : Tensor::Empty({floats}, kFloat, DeviceType::kCuda);
-  sm80::Decode(params, parts, floats == 0 ? nullptr : static_cast<float*>(scratch.raw_data()));
+  const Tensor scratch = Floats(sm80::DecodeScratch(params.shape, parts));
+  sm80::Decode(params, parts, FloatsOf(scratch));
 }
 
 void Fp8Forward(const FlashForwardParams& params) {
@@ -266,7 +272,8 @@ void Backward(MaybeFamily only, const FlashBackwardParams& params) {
   } else {
     const Tensor counters = Words(sm90::BackwardCounters(own));
     const Tensor query_tiles = Words(sm90::BackwardQueryTiles(own));
-    sm90::Backward(own, DataOf(counters), DataOf(query_tiles));
+    const Tensor sums = Floats(sm90::HeadSplitsOf(own).sum_floats);
+    sm90::Backward(own, {DataOf(counters), DataOf(query_tiles), FloatsOf(sums)});
   }
   if (params.assign) Convert(dq, /*addend=*/{}, params.dq, s.dtype);
 }

@@ -325,12 +325,15 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   const int first = thread / kWarpSize % 4 * kWarpRows;
   const uint32_t staging = SharedAddress(&shared) + 2 * consumer * kPartBytes + first * kRowBytes;
   const int row = keys.row + consumer * kWgmmaM + first;
+  const GradientStep gradient_step =
+      MakeGradientStep<Traits>(args, keys, consumer * 4 + thread / kWarpSize % 4);
+  WaitForTurn(args, gradient_step);
   StoreGradient<Element, kHeadDim>(args, args.dv, args.dv_sum, args.dv_out, staging, kBoxBytes, dv,
-                                   1, thread_lane, row, keys);
+                                   1, thread_lane, row, keys, gradient_step);
   StoreGradient<Element, kHeadDim>(args, args.dk, args.dk_sum, args.dk_out, staging + kPartBytes,
                                    kBoxBytes, dk, Traits::kScaleDs ? 1 : args.scale, thread_lane,
-                                   row, keys);
-  if (thread_lane == 0) BulkWaitRead();
+                                   row, keys, gradient_step);
+  if (thread_lane == 0) PassTurn(args, gradient_step);
 }
 
 template <class Traits>
@@ -395,18 +398,17 @@ __global__ __launch_bounds__(Traits::kThreads,
 }  // namespace
 
 template <class Traits>
-void LaunchBackward(const FlashBackwardParams& params, int32_t* counters, int32_t* query_tiles) {
-  const BackwardArgs args =
-      MakeBackwardArgs<Traits>(params, counters, query_tiles, Traits::kDqRows);
+void LaunchBackward(const FlashBackwardParams& params, const BackwardScratch& scratch) {
+  const BackwardArgs args = MakeBackwardArgs<Traits>(params, scratch, Traits::kDqRows);
   static_assert(sizeof(BackwardShared<Traits>) <= 227 * 1024, "more than a thread block can have");
   LaunchPrepare<Traits>(args);
   LaunchOverKeys<Traits>(BackwardKernel<Traits>, sizeof(BackwardShared<Traits>), args);
 }
 
 template void LaunchBackward<Variants<BFloat16>::BURST_VARIANT>(const FlashBackwardParams&,
-                                                                int32_t*, int32_t*);
-template void LaunchBackward<Variants<Float16>::BURST_VARIANT>(const FlashBackwardParams&, int32_t*,
-                                                               int32_t*);
+                                                                const BackwardScratch&);
+template void LaunchBackward<Variants<Float16>::BURST_VARIANT>(const FlashBackwardParams&,
+                                                               const BackwardScratch&);
 
 }  // namespace sm90
 }  // namespace burst

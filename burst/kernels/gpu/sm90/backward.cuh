@@ -23,7 +23,7 @@ struct RowStatistics {
   int whole;  // every query sees every key of the block; else begin and end hold
 };
 
-// The keys of a block, and whose.
+// The keys of a block, whose they are, and the first of the query heads that it takes.
 //
 // Blocks begin with the first keys, which under a causal mask the most queries see, and go through
 // query tiles from the last one, where the blocks of a head then begin together. A fixed order of
@@ -35,7 +35,7 @@ struct RowStatistics {
 // other, all in the same order.) Only the last group of heads keeps the longest blocks
 // first, so that all multiprocessors are busy to the end.
 struct KeyTile {
-  int row, kv_head, batch;
+  int row, first_head, kv_head, batch;
   bool reversed;
 };
 
@@ -44,17 +44,20 @@ __device__ __forceinline__ KeyTile MakeKeyTile(const BackwardArgs& args) {
   const int index = blockIdx.x;
   const int group = index / (args.group * args.key_tiles);
   const int in_group = index - group * args.group * args.key_tiles;
-  const int group_size = min(args.group, args.batch_kv_heads - group * args.group);
-  const int batch_head = group * args.group + in_group % group_size;
+  const int group_size = min(args.group, args.batch_splits - group * args.group);
+  const int batch_split = group * args.group + in_group % group_size;
+  const int batch_head = batch_split / args.head_splits;
+  const int batch = batch_head / args.num_kv_heads;
   const bool reversed = Traits::kRanges && group < args.reversed_groups;
   const int nth = in_group / group_size;
   return {(reversed ? args.key_tiles - 1 - nth : nth) * Traits::kBlockN,
-          batch_head % args.num_kv_heads, batch_head / args.num_kv_heads, reversed};
+          (batch_split - batch * args.num_kv_heads * args.head_splits) * args.heads_per_block,
+          batch_head - batch * args.num_kv_heads, batch, reversed};
 }
 
 // A step of a block is a query tile of one head.
 __device__ __forceinline__ int StepsOf(const BackwardArgs& args, const QueryTiles& tiles) {
-  return max(0, tiles.end - tiles.begin - tiles.gap) * args.heads_per_kv;
+  return max(0, tiles.end - tiles.begin - tiles.gap) * args.heads_per_block;
 }
 
 // Calls f(head, tile, place) for every query tile that the block meets, in the same order for every
@@ -81,9 +84,9 @@ __device__ __forceinline__ void ForEachQueryTile(const BackwardArgs& args, const
       constexpr int kParts = Traits::kListParts;
       tile = __ldg(args.blocks.query_list + place / kParts) * kParts + place % kParts;
     }
-    f(keys.kv_head * args.heads_per_kv + head, tile, place);
+    f(keys.first_head + head, tile, place);
     if (heads_inside) {
-      if (++head == args.heads_per_kv) {
+      if (++head == args.heads_per_block) {
         head = 0;
         ++i;
       }
@@ -248,11 +251,55 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Share
   });
 }
 
+// What a warp does with its rows of dK or dV.
+struct GradientStep {
+  int head, batch;  // in the sums
+  bool first, last;
+  int* counter;  // of the warp's additions; null: nobody else adds
+  int turn;
+};
+
+// `warp`: of all consumers'.
+template <class Traits>
+__device__ __forceinline__ GradientStep MakeGradientStep(const BackwardArgs& args,
+                                                         const KeyTile& keys, int warp) {
+  const int split = keys.first_head / args.heads_per_block - keys.kv_head * args.head_splits;
+  GradientStep step = {keys.kv_head,
+                       keys.batch,
+                       split == 0 && args.first_dkv.has(keys.kv_head),
+                       split == args.head_splits - 1 && args.last_dkv.has(keys.kv_head),
+                       nullptr,
+                       split};
+  if (args.dkv_additions == nullptr) return step;
+  int sum = keys.batch * args.num_kv_heads + keys.kv_head;
+  if (args.sums > 0) {
+    step.turn += sum / args.sums * args.head_splits;
+    sum %= args.sums;
+    step.head = sum;
+    step.batch = 0;
+  }
+  step.counter = args.dkv_additions +
+                 (sum * args.key_tiles + keys.row / Traits::kBlockN) * kBackwardWarps + warp;
+  return step;
+}
+
+__device__ __forceinline__ void WaitForTurn(const BackwardArgs& args, const GradientStep& step) {
+  if (args.dkv_additions == nullptr) return;
+  while (__any_sync(~0u, LoadAcquire(step.counter) != step.turn)) continue;
+}
+
+// By one lane, after all that the warp stores.
+__device__ __forceinline__ void PassTurn(const BackwardArgs& args, const GradientStep& step) {
+  if (args.dkv_additions == nullptr) return BulkWaitRead();
+  BulkWait();
+  AddRelease(step.counter, 1);
+}
+
 // d = d * factor + the warp's rows of the sums: two rows of a thread. Rounded as in an addition
 // to memory.
 template <int kColumns>
 __device__ __forceinline__ void AddSums(const BackwardArgs& args, const AttentionOperand& sums,
-                                        float factor, int lane, int row, const KeyTile& keys,
+                                        float factor, int lane, int row, const GradientStep& step,
                                         float (&d)[kColumns / 2]) {
   const int first_column = lane % 4 * 2;
 #pragma unroll
@@ -260,7 +307,7 @@ __device__ __forceinline__ void AddSums(const BackwardArgs& args, const Attentio
     const int key = row + lane / 4 + 8 * r;
     const int columns = key < args.k_len ? args.head_dim - first_column : 0;
     const float* from = static_cast<const float*>(sums.data) +
-                        Offset(sums, keys.batch, keys.kv_head, key) + first_column;
+                        Offset(sums, step.batch, step.head, key) + first_column;
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       if (j % 8 == 0) __syncwarp();  // or ptxas loads more ahead than there are registers
@@ -280,16 +327,15 @@ __device__ __forceinline__ void StoreGradient(const BackwardArgs& args, const CU
                                               const AttentionOperand& sums,
                                               const CUtensorMap& out_map, uint32_t staging,
                                               int block_bytes, float (&d)[kColumns / 2],
-                                              float factor, int lane, int row,
-                                              const KeyTile& keys) {
-  const bool first = args.first_dkv.has(keys.kv_head);
-  if (!args.last_dkv.has(keys.kv_head)) {
+                                              float factor, int lane, int row, const KeyTile& keys,
+                                              const GradientStep& step) {
+  if (!step.last) {
     const float factors[2] = {factor, factor};
-    return StoreFloatWarpRows<kColumns>(!first, sum_map, staging, block_bytes, d, factors, lane,
-                                        row, keys.kv_head, keys.batch);
+    return StoreFloatWarpRows<kColumns>(!step.first, sum_map, staging, block_bytes, d, factors,
+                                        lane, row, step.head, step.batch);
   }
-  if (!first) {
-    AddSums<kColumns>(args, sums, factor, lane, row, keys, d);
+  if (!step.first) {
+    AddSums<kColumns>(args, sums, factor, lane, row, step, d);
     factor = 1;
   }
   const float factors[2] = {factor, factor};
@@ -297,9 +343,11 @@ __device__ __forceinline__ void StoreGradient(const BackwardArgs& args, const CU
                                    keys.kv_head, keys.batch);
 }
 
-// Whether a block that no query sees has something to do: zeros to assign, sums to convert.
+// Whether a block that no query sees has something to do: zeros to assign, sums to convert, others
+// that wait for its turn.
 __device__ __forceinline__ bool StoresUnseen(const BackwardArgs& args, const KeyTile& keys) {
-  return args.first_dkv.has(keys.kv_head) || args.last_dkv.has(keys.kv_head);
+  return args.head_splits > 1 || args.first_dkv.has(keys.kv_head) ||
+         args.last_dkv.has(keys.kv_head);
 }
 
 // A thread block for every key tile.
@@ -307,7 +355,7 @@ template <class Traits>
 void LaunchOverKeys(void (*kernel)(BackwardArgs), size_t shared_bytes, const BackwardArgs& args) {
   BURST_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shared_bytes)));
-  kernel<<<args.key_tiles * args.batch_kv_heads, Traits::kThreads, shared_bytes,
+  kernel<<<args.key_tiles * args.batch_splits, Traits::kThreads, shared_bytes,
            cuda::CurrentStream()>>>(args);
   BURST_CUDA_CHECK_LAUNCH("attention backward");
 }

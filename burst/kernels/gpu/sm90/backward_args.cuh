@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "burst/kernels/gpu/sm90/head_splits.h"
 #include "burst/kernels/gpu/sm90/tensor_map.h"
 #include "burst/kernels/gpu/sm90/tile.cuh"
 #include "burst/kernels/gpu/sm90/variants.h"
@@ -39,14 +40,21 @@ struct BackwardArgs {
   KeyRanges visible;
   KeyBlocks blocks;
   QueryTiles* query_tiles_of;  // with ranges: [batch or 1, key_tiles]
-  int q_len, k_len, num_heads, batch, batch_kv_heads, num_kv_heads, heads_per_kv, head_dim;
+  int q_len, k_len, num_heads, batch, num_kv_heads, head_dim;
+  // A KV head's query heads are split among so many blocks, of which each takes so many.
+  int head_splits, heads_per_block;
+  int batch_splits;            // of all KV heads of the batch
   int key_tiles, query_tiles;  // of one head
-  int group;                   // KV heads whose tensors share the L2 cache
+  int group;                   // splits whose tensors share the L2 cache
   int reversed_groups;  // the first so many groups of heads have the order of KeyTile::reversed
   float scale;
   bool heads_inside;  // the order of ForEachQueryTile
-  int* dq_additions;  // [batch, num_heads, query_tiles, 2], cleared by Prepare; null: any order
-  Heads first_dq;     // of these query heads the first addition to dQ assigns it
+  int* counters;      // so many, cleared by Prepare: those of the next two
+  int num_counters;
+  int* dq_additions;   // [batch, num_heads, query_tiles, 2]; null: any order
+  int* dkv_additions;  // [sums, key_tiles, kBackwardWarps]; null: heads are not split
+  int sums;            // HeadSplits::sums
+  Heads first_dq;      // of these query heads the first addition to dQ assigns it
   // Of these KV heads dK and dV begin here, the sums are assigned; or end here: what is in the sums
   // is added to this part of them, and the results are stored.
   Heads first_dkv, last_dkv;
@@ -56,8 +64,8 @@ struct BackwardArgs {
 
 // dq_rows: of a box of dQ.
 template <class Traits>
-BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counters,
-                              int32_t* query_tiles, int dq_rows) {
+BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardScratch& scratch,
+                              int dq_rows) {
   const FlashAttentionShape& shape = params.shape;
   const auto map_q = [&](const AttentionOperand& tensor, DType dtype, int box_rows) {
     return MakeTensorMap(tensor, dtype, shape, shape.q_len, shape.num_heads, box_rows);
@@ -85,72 +93,88 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, int32_t* counte
     args.dk_out = map_k(dk_out, shape.dtype, kWarpRows);
     args.dv_out = map_k(dv_out, shape.dtype, kWarpRows);
   }
+  args.dk_sum = params.dk;
+  args.dv_sum = params.dv;
+  const HeadSplits splits = HeadSplitsOf(params);
+  args.sums = 0;
   if (!params.assign) {
     args.dk = map_k(params.dk, DType::kFloat32, kWarpRows);
     args.dv = map_k(params.dv, DType::kFloat32, kWarpRows);
+  } else if (splits.splits > 1) {
+    args.sums = static_cast<int>(splits.sums);
+    args.dk_sum = {scratch.sums, 0, shape.head_dim, shape.k_len * shape.head_dim};
+    args.dv_sum = args.dk_sum;
+    args.dv_sum.data = scratch.sums + splits.sums * shape.k_len * shape.head_dim;
+    FlashAttentionShape one = shape;
+    one.batch = 1;
+    args.dk = MakeTensorMap(args.dk_sum, DType::kFloat32, one, shape.k_len, splits.sums, kWarpRows);
+    args.dv = MakeTensorMap(args.dv_sum, DType::kFloat32, one, shape.k_len, splits.sums, kWarpRows);
   }
-  args.dk_sum = params.dk;
-  args.dv_sum = params.dv;
   args.first_dq = Heads(params.first_dq);
   args.dq_sum = params.dq;
   args.lse = static_cast<const float*>(params.lse);
   args.delta = static_cast<const float*>(params.delta);
   args.visible = shape.visible;
   args.blocks = shape.blocks;
-  args.query_tiles_of = reinterpret_cast<QueryTiles*>(query_tiles);
+  args.query_tiles_of = reinterpret_cast<QueryTiles*>(scratch.query_tiles);
   args.batch = static_cast<int>(shape.batch);
   args.q_len = static_cast<int>(shape.q_len);
   args.k_len = static_cast<int>(shape.k_len);
   args.num_heads = static_cast<int>(shape.num_heads);
   args.num_kv_heads = static_cast<int>(shape.num_kv_heads);
-  args.batch_kv_heads = static_cast<int>(shape.batch * shape.num_kv_heads);
-  args.heads_per_kv = static_cast<int>(shape.num_heads / shape.num_kv_heads);
+  args.head_splits = static_cast<int>(splits.splits);
+  args.heads_per_block = static_cast<int>(shape.num_heads / shape.num_kv_heads) / args.head_splits;
+  args.batch_splits = static_cast<int>(shape.batch * shape.num_kv_heads) * args.head_splits;
   args.head_dim = static_cast<int>(shape.head_dim);
   args.key_tiles = static_cast<int>((shape.k_len + Traits::kBlockN - 1) / Traits::kBlockN);
   args.query_tiles = static_cast<int>((shape.q_len + Traits::kBlockM - 1) / Traits::kBlockM);
   args.scale = static_cast<float>(shape.softmax_scale);
-  args.heads_inside = params.deterministic && args.heads_per_kv > 1;
-  args.dq_additions = counters;
-  // Of a KV head: q, dout and fp32 dq of its query heads.
-  const int64_t row_bytes = int64_t{Traits::kHeadDim} * 8 * args.heads_per_kv;
-  // Reversed, the blocks of a head read different query tiles at the same time. Measured faster
-  // while what all of them read stays in the L2 cache.
-  const int64_t limit = (args.heads_per_kv == 1 ? 36 : 20) << 20;
-  const int64_t most_queries =
-      shape.visible.most_queries == 0 ? shape.q_len : shape.visible.most_queries;
-  const bool reversed =
-      Traits::kRanges && params.deterministic && most_queries * row_bytes <= limit;
+  args.heads_inside = params.deterministic && args.heads_per_block > 1;
+  args.counters = scratch.counters;
+  const int dq_counters =
+      params.deterministic ? args.batch * args.num_heads * args.query_tiles * 2 : 0;
+  args.num_counters = dq_counters + static_cast<int>(splits.counters);
+  args.dq_additions = params.deterministic ? args.counters : nullptr;
+  args.dkv_additions = args.head_splits > 1 ? args.counters + dq_counters : nullptr;
   const auto within = [](int64_t mib, int64_t bytes) {
     return (mib << 20) / std::max<int64_t>(1, bytes);
   };
-  // Half of the L2 for the heads under way. Without a mask the blocks of a head stay at the same
-  // query tile.
-  const int64_t kv_head_bytes = shape.q_len * row_bytes;
-  int64_t fit = Traits::kMasked ? within(24, kv_head_bytes) : 1;
-  if (params.deterministic) {
-    // More, so that fewer blocks meet at a query tile, though not all of what they read stays in
-    // the L2 cache. Reversed they do not meet; but of short sequences very many would fit, and the
-    // last group, which is not reversed, be long.
-    if (Traits::kLists) {
-      fit = std::clamp<int64_t>(within(64, kv_head_bytes), 2, 4);
-    } else if (reversed) {
-      fit = std::min<int64_t>(fit, 8);
-    } else if (args.heads_inside) {
-      // Of packed documents, or of another rank's keys, little is under way at a time. But if the
-      // blocks of a head alone fill the GPU twice, more heads only read more.
-      constexpr int64_t kMultiprocessors = 132;
+  // q, dout and fp32 dq of the query heads of a split; and of its queries that see some key.
+  const int64_t row_bytes = int64_t{Traits::kHeadDim} * 8 * args.heads_per_block;
+  const int64_t most_queries =
+      shape.visible.most_queries == 0 ? shape.q_len : shape.visible.most_queries;
+  const int64_t split_bytes = shape.q_len * row_bytes, seen_bytes = most_queries * row_bytes;
+  // As many as keep all multiprocessors busy.
+  const int64_t wave = (kMultiprocessors + args.key_tiles / 2) / std::max(1, args.key_tiles);
+  bool reversed = false;
+  int64_t fit = 1;  // splits to work on at the same time
+  if (!params.deterministic) {
+    // Of every split one query head is under way: half of the L2 cache. Without a mask the blocks
+    // of a head stay at the same query tile.
+    if (Traits::kLists) fit = within(24, split_bytes);
+    if (Traits::kRanges) fit = std::max(within(24, split_bytes / args.heads_per_block), wave);
+  } else if (Traits::kLists) {
+    fit = std::clamp<int64_t>(within(64, split_bytes), 2, 4);
+  } else if (!Traits::kRanges) {
+    fit = std::clamp<int64_t>(within(args.heads_inside ? 256 : 32, split_bytes), 1, 8);
+  } else {
+    // Reversed, the blocks of a head read different query tiles at the same time. Measured faster
+    // while what all of them read stays in the L2 cache. Of short sequences very many heads would
+    // fit, and the last group, which is not reversed, be long.
+    const int64_t limit = (args.heads_per_block == 1 ? 36 : 20) << 20;
+    fit = std::max(std::clamp<int64_t>(within(24, split_bytes), 1, 8), wave);
+    reversed = seen_bytes <= limit && fit * seen_bytes <= (36 << 20);
+    if (!reversed && args.heads_inside) {
+      // More, so that fewer blocks meet at a query tile, though not all of what they read stays in
+      // the L2 cache. Of packed documents, or of another rank's keys, little is under way at a
+      // time. But if the blocks of a head alone fill the GPU twice, more heads only read more.
       const bool fills = args.key_tiles > 2 * kMultiprocessors;
-      fit =
-          std::clamp<int64_t>(within(256, (fills ? shape.q_len : most_queries) * row_bytes), 1, 8);
-    } else if (!Traits::kMasked) {
-      fit = std::clamp<int64_t>(within(32, kv_head_bytes), 1, 8);
+      fit = std::clamp<int64_t>(within(256, fills ? split_bytes : seen_bytes), 1, 8);
+      fit = std::max(fit, wave);
     }
-  } else if (Traits::kRanges) {
-    // Of every KV head one query head is under way.
-    fit = within(24, kv_head_bytes / args.heads_per_kv);
   }
-  args.group = HeadsPerGroup(args.batch_kv_heads, fit);
-  args.reversed_groups = reversed ? (args.batch_kv_heads + args.group - 1) / args.group - 1 : 0;
+  args.group = HeadsPerGroup(args.batch_splits, fit);
+  args.reversed_groups = reversed ? (args.batch_splits + args.group - 1) / args.group - 1 : 0;
   return args;
 }
 

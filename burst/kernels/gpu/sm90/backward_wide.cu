@@ -562,34 +562,38 @@ __global__ __launch_bounds__(Traits::kThreads,
                   "");
     const int thread = ThreadIndexAgain();
     const int first = thread / kWarpSize % 4 * kWarpRows;
+    const GradientStep step =
+        MakeGradientStep<Traits>(args, keys, consumer * 4 + thread / kWarpSize % 4);
+    WaitForTurn(args, step);
     StoreGradient<typename Traits::Element, Traits::kHeadDim>(
         args, Traits::kDk ? args.dk : args.dv, Traits::kDk ? args.dk_sum : args.dv_sum,
         Traits::kDk ? args.dk_out : args.dv_out,
         SharedAddress(&shared.k) + consumer * kPartBytes + first * kRowBytes, kWgmmaM * kRowBytes,
         sum, Traits::kDk && !Traits::kScaleDs ? args.scale : 1, thread % kWarpSize,
-        keys.row + consumer * kWgmmaM + first, keys);
-    if (thread % kWarpSize == 0) BulkWaitRead();
+        keys.row + consumer * kWgmmaM + first, keys, step);
+    if (thread % kWarpSize == 0) PassTurn(args, step);
   }
 }
 
 }  // namespace
 
 template <class Traits>
-void LaunchWideBackward(const FlashBackwardParams& params, int32_t* counters,
-                        int32_t* query_tiles) {
-  BackwardArgs args = MakeBackwardArgs<Traits>(params, counters, query_tiles, Traits::kBlockM);
+void LaunchWideBackward(const FlashBackwardParams& params, const BackwardScratch& scratch) {
+  BackwardArgs args = MakeBackwardArgs<Traits>(params, scratch, Traits::kBlockM);
   static_assert(sizeof(WideShared<Traits>) <= 227 * 1024, "more than a thread block can have");
   if (!Traits::kDk) {
     args.reversed_groups = 0;     // dV has no order of additions
     LaunchPrepare<Traits>(args);  // for both passes
+  } else if (args.dkv_additions != nullptr) {
+    args.dkv_additions += HeadSplitsOf(params).counters / 2;
   }
   LaunchOverKeys<Traits>(WideBackwardKernel<Traits>, sizeof(WideShared<Traits>), args);
 }
 
 template void LaunchWideBackward<Variants<BFloat16>::BURST_VARIANT>(const FlashBackwardParams&,
-                                                                    int32_t*, int32_t*);
+                                                                    const BackwardScratch&);
 template void LaunchWideBackward<Variants<Float16>::BURST_VARIANT>(const FlashBackwardParams&,
-                                                                   int32_t*, int32_t*);
+                                                                   const BackwardScratch&);
 
 }  // namespace sm90
 }  // namespace burst

@@ -1,5 +1,6 @@
 #include "burst/kernels/gpu/sm90/flash_attention_sm90.h"
 
+#include "burst/kernels/gpu/sm90/head_splits.h"
 #include "burst/kernels/gpu/sm90/quantize_fp8.h"
 #include "burst/kernels/gpu/sm90/variants.h"
 
@@ -54,20 +55,20 @@ void Fp8ForwardOf(const FlashForwardParams& params, const Fp8Operands& operands,
 }
 
 template <class Element>
-void BackwardOf(const FlashBackwardParams& params, int32_t* counters, int32_t* query_tiles) {
+void BackwardOf(const FlashBackwardParams& params, const BackwardScratch& scratch) {
   using V = Variants<Element>;
   const FlashAttentionShape& shape = params.shape;
   const bool ranges = shape.visible.begin != nullptr && shape.q_len > 0;
   const bool lists = shape.blocks.key_begin != nullptr && shape.q_len > 0;
   const auto launch = [&](auto full_traits, auto ranges_traits, auto lists_traits) {
-    if (lists) return LaunchBackward<decltype(lists_traits)>(params, counters, query_tiles);
-    ranges ? LaunchBackward<decltype(ranges_traits)>(params, counters, query_tiles)
-           : LaunchBackward<decltype(full_traits)>(params, counters, query_tiles);
+    if (lists) return LaunchBackward<decltype(lists_traits)>(params, scratch);
+    ranges ? LaunchBackward<decltype(ranges_traits)>(params, scratch)
+           : LaunchBackward<decltype(full_traits)>(params, scratch);
   };
   const auto launch_wide = [&](auto full_traits, auto ranges_traits, auto lists_traits) {
-    if (lists) return LaunchWideBackward<decltype(lists_traits)>(params, counters, query_tiles);
-    ranges ? LaunchWideBackward<decltype(ranges_traits)>(params, counters, query_tiles)
-           : LaunchWideBackward<decltype(full_traits)>(params, counters, query_tiles);
+    if (lists) return LaunchWideBackward<decltype(lists_traits)>(params, scratch);
+    ranges ? LaunchWideBackward<decltype(ranges_traits)>(params, scratch)
+           : LaunchWideBackward<decltype(full_traits)>(params, scratch);
   };
   const int64_t d = shape.head_dim;
   if (d <= 64) {
@@ -121,9 +122,11 @@ void Fp8Forward(const FlashForwardParams& params, int32_t* counters, uint8_t* sc
                                  : Fp8ForwardOf<BFloat16>(params, operands, counters);
 }
 
-// Two for every tile of queries: the key tiles whose additions to each half of its dQ are done.
+// In a fixed order two for every tile of queries: the key tiles whose additions to each half of its
+// dQ are done. And those of split heads.
 int64_t BackwardCounters(const FlashBackwardParams& params) {
-  if (!params.deterministic) return 0;
+  const int64_t splits = HeadSplitsOf(params).counters;
+  if (!params.deterministic) return splits;
   using V = Variants<BFloat16>;
   const FlashAttentionShape& shape = params.shape;
   const int64_t d = shape.head_dim;
@@ -134,7 +137,7 @@ int64_t BackwardCounters(const FlashBackwardParams& params) {
   static_assert(V::BackwardD128Full::kBlockM == V::BackwardD256DkFull::kBlockM &&
                     V::BackwardD128Full::kBlockM == V::BackwardD96Lists::kBlockM,
                 "");
-  return shape.batch * shape.num_heads * ((shape.q_len + rows - 1) / rows) * 2;
+  return shape.batch * shape.num_heads * ((shape.q_len + rows - 1) / rows) * 2 + splits;
 }
 
 bool AssignsDq(const FlashBackwardParams& params) {
@@ -146,19 +149,20 @@ int64_t BackwardQueryTiles(const FlashBackwardParams& params) {
   using V = Variants<BFloat16>;
   const FlashAttentionShape& shape = params.shape;
   if (shape.visible.begin == nullptr) return 0;
-  constexpr int64_t kRows = V::BackwardD128Full::kBlockN;
-  static_assert(kRows == V::BackwardD64Full::kBlockN && kRows == V::BackwardD96Full::kBlockN &&
-                    kRows == V::BackwardD256DkFull::kBlockN,
+  static_assert(kBackwardKeys == V::BackwardD128Full::kBlockN &&
+                    kBackwardKeys == V::BackwardD64Full::kBlockN &&
+                    kBackwardKeys == V::BackwardD96Full::kBlockN &&
+                    kBackwardKeys == V::BackwardD256DkFull::kBlockN,
                 "");
   const int64_t batch = shape.visible.batch_stride == 0 ? 1 : shape.batch;
-  return batch * ((shape.k_len + kRows - 1) / kRows) * 8;
+  return batch * ((shape.k_len + kBackwardKeys - 1) / kBackwardKeys) * 8;
 }
 
-void Backward(const FlashBackwardParams& params, int32_t* counters, int32_t* query_tiles) {
+void Backward(const FlashBackwardParams& params, const BackwardScratch& scratch) {
   const FlashAttentionShape& shape = params.shape;
   if (shape.batch == 0 || shape.num_heads == 0 || shape.k_len == 0) return;
-  shape.dtype == DType::kFloat16 ? BackwardOf<Float16>(params, counters, query_tiles)
-                                 : BackwardOf<BFloat16>(params, counters, query_tiles);
+  shape.dtype == DType::kFloat16 ? BackwardOf<Float16>(params, scratch)
+                                 : BackwardOf<BFloat16>(params, scratch);
 }
 
 }  // namespace sm90

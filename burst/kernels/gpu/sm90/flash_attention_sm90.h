@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "burst/kernels/flash_attention.h"
+#include "burst/kernels/gpu/sm90/head_splits.h"
 
 namespace burst {
 namespace sm90 {
@@ -18,9 +19,8 @@ inline constexpr int64_t kMaxHeadDim = 256;
 inline constexpr int64_t kMinFp8HeadDim = 72, kMaxFp8HeadDim = 128;
 inline constexpr int64_t kSharedBytes = 227 << 10;  // of a thread block, at most
 
-// The number of int32 counters that a call needs: of a forward zeros, of a backward any memory.
+// The number of int32 counters that a call needs; zeros.
 int64_t ForwardCounters(const FlashForwardParams& params);
-int64_t BackwardCounters(const FlashBackwardParams& params);
 
 void Forward(const FlashForwardParams& params, int32_t* counters);
 
@@ -32,10 +32,12 @@ void Fp8Forward(const FlashForwardParams& params, int32_t* counters, uint8_t* sc
 // params.first_dq must be empty.
 bool AssignsDq(const FlashBackwardParams& params);
 
-// dQ is float32; params.assign is of dK and dV.
-// query_tiles: memory for so many int32, for which query tiles see a tile of keys.
+// For BackwardScratch.
+int64_t BackwardCounters(const FlashBackwardParams& params);
 int64_t BackwardQueryTiles(const FlashBackwardParams& params);
-void Backward(const FlashBackwardParams& params, int32_t* counters, int32_t* query_tiles);
+
+// dQ is float32; params.assign is of dK and dV.
+void Backward(const FlashBackwardParams& params, const BackwardScratch& scratch);
 
 }  // namespace sm90
 }  // namespace burst

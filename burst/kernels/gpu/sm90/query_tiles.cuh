@@ -133,7 +133,7 @@ template <class Traits>
 __global__ void Prepare(const __grid_constant__ BackwardArgs args, int key_tiles, int clearings,
                         bool one_mask, int counters) {
   const int thread = blockIdx.x * blockDim.x + threadIdx.x;
-  for (int i = thread; i < counters; i += gridDim.x * blockDim.x) args.dq_additions[i] = 0;
+  for (int i = thread; i < counters; i += gridDim.x * blockDim.x) args.counters[i] = 0;
   int index = thread / kWarpSize;
   if (index < key_tiles) return FindQueryTiles<Traits>(args, index);
   index -= key_tiles;
@@ -142,12 +142,11 @@ __global__ void Prepare(const __grid_constant__ BackwardArgs args, int key_tiles
 
 template <class Traits>
 void LaunchPrepare(const BackwardArgs& args) {
-  const int counters =
-      args.dq_additions == nullptr ? 0 : args.batch * args.num_heads * args.query_tiles * 2;
+  const int counters = args.num_counters;
   if (!Traits::kMasked) {
     if (counters == 0) return;
     BURST_CUDA_CHECK(
-        cudaMemsetAsync(args.dq_additions, 0, counters * sizeof(int32_t), cuda::CurrentStream()));
+        cudaMemsetAsync(args.counters, 0, counters * sizeof(int32_t), cuda::CurrentStream()));
     return;
   }
   constexpr int kWarpsPerBlock = 4, kClearingWarps = 256;

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "burst/kernels/flash_attention.h"
+#include "burst/kernels/gpu/sm90/head_splits.h"
 #include "burst/kernels/gpu/sm90/quantize_fp8.h"
 
 namespace burst {
@@ -45,7 +46,7 @@ struct ForwardTraits {
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
 };
 
-// counters: those that flash_attention_sm90.h asks for.
+// counters, and scratch below: what flash_attention_sm90.h asks for.
 template <class Traits>
 void LaunchForward(const FlashForwardParams& params, int32_t* counters);
 
@@ -129,9 +130,8 @@ struct BackwardTraits {
   static constexpr int kDqBuffers = kLists && kHeadDim > 64 ? 2 : 1;
 };
 
-// counters, query_tiles: those that flash_attention_sm90.h asks for.
 template <class Traits>
-void LaunchBackward(const FlashBackwardParams& params, int32_t* counters, int32_t* query_tiles);
+void LaunchBackward(const FlashBackwardParams& params, const BackwardScratch& scratch);
 
 // Wide heads, whose dK and dV do not both fit into registers, take two passes: dV, then dK and dQ.
 template <class Element_, int kHeadDim_, bool kDk_, MaskForm kForm>
@@ -158,7 +158,7 @@ struct WideBackwardTraits {
 };
 
 template <class Traits>
-void LaunchWideBackward(const FlashBackwardParams& params, int32_t* counters, int32_t* query_tiles);
+void LaunchWideBackward(const FlashBackwardParams& params, const BackwardScratch& scratch);
 
 // The variants for Element: BFloat16 or Float16.
 template <class Element>

@@ -1,0 +1,93 @@
+// How the Hopper backward splits the query heads that share a KV head among thread blocks.
+//
+// A block computes dK and dV of a tile of keys. If it does so for all query heads of a KV head,
+// nothing of dK and dV has to be added in memory. But with few KV heads (of grouped-query attention
+// tensor parallelism leaves a GPU one or two) there may be fewer blocks than multiprocessors; and
+// in a fixed order of the additions to dQ, blocks that go through many heads read more at a time
+// than the L2 cache delivers. So several blocks may each take some of the heads. They add their
+// parts to fp32 sums one after the other, in the order of the heads, so that the bits do not depend
+// on who is ready first; the last one rounds. Measured: docs/kernels-notebook.md.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "burst/kernels/flash_attention.h"
+
+namespace burst {
+namespace sm90 {
+
+inline constexpr int64_t kMultiprocessors = 132;  // of an H100 or H200
+inline constexpr int64_t kBackwardKeys = 128;     // a tile of keys, in every variant
+inline constexpr int64_t kBackwardWarps = 8;      // that compute it, a part of its keys each
+
+struct HeadSplits {
+  int64_t splits = 1;  // blocks for a tile of keys and a KV head
+  // Of FlashBackwardParams::assign, where nobody gives sums: fp32 [sums, k_len, head_dim] of dK,
+  // and then of dV, in memory of the call's own. KV heads take turns at them.
+  int64_t sums = 0;
+  int64_t sum_floats = 0;
+  int64_t counters = 0;  // int32, for the turns of every sum, tile and warp: of dV, then of dK
+};
+
+// The part of the multiprocessors that blocks of equal length keep busy.
+inline double BusyPart(int64_t blocks) {
+  const int64_t waves = (blocks + kMultiprocessors - 1) / kMultiprocessors;
+  return blocks == 0 ? 1 : static_cast<double>(blocks) / (waves * kMultiprocessors);
+}
+
+// The number of blocks for a tile of keys: a divisor of the heads that share a KV head.
+inline int64_t CountHeadSplits(const FlashBackwardParams& params) {
+  const FlashAttentionShape& s = params.shape;
+  const int64_t heads_per_kv = s.num_heads / s.num_kv_heads;
+  if (s.q_len == 0) return 1;
+  const int64_t tiles = (s.k_len + kBackwardKeys - 1) / kBackwardKeys;
+  const int64_t blocks = s.batch * s.num_kv_heads * tiles;
+  const bool ranges = s.visible.begin != nullptr, lists = s.blocks.key_begin != nullptr;
+  int64_t best = 1;
+  for (int64_t splits = 1; splits <= heads_per_kv; ++splits) {
+    if (heads_per_kv % splits != 0) continue;
+    if (ranges || lists) {
+      // Blocks of different lengths, the longest ones first: about two for each multiprocessor keep
+      // all of them busy.
+      constexpr int64_t kEnough = 256, kMostChannels = 512;
+      best = splits;
+      const bool few_heads = lists || heads_per_kv / splits * s.head_dim <= kMostChannels;
+      if (few_heads && blocks * splits >= kEnough) break;
+    } else {
+      constexpr double kGood = 0.9;
+      if (BusyPart(blocks * splits) > BusyPart(blocks * best)) best = splits;
+      if (BusyPart(blocks * best) >= kGood) break;
+    }
+  }
+  return best;
+}
+
+inline HeadSplits HeadSplitsOf(const FlashBackwardParams& params) {
+  const FlashAttentionShape& s = params.shape;
+  HeadSplits result;
+  result.splits = CountHeadSplits(params);
+  if (result.splits == 1) return result;
+  const int64_t tiles = (s.k_len + kBackwardKeys - 1) / kBackwardKeys;
+  const int64_t kv_heads = s.batch * s.num_kv_heads;
+  int64_t sums = kv_heads;
+  if (params.assign) {
+    // Of so many KV heads that their blocks are four waves: then the next one hardly ever waits.
+    const int64_t blocks = std::max<int64_t>(1, result.splits * tiles);
+    sums = (4 * kMultiprocessors + blocks - 1) / blocks;
+    sums = result.sums = std::min(std::max<int64_t>(4, sums), kv_heads);
+    result.sum_floats = 2 * sums * s.k_len * s.head_dim;
+  }
+  result.counters = 2 * sums * tiles * kBackwardWarps;
+  return result;
+}
+
+// The memory that a backward needs, of any values; null for none.
+struct BackwardScratch {
+  int32_t* counters;     // BackwardCounters of flash_attention_sm90.h
+  int32_t* query_tiles;  // BackwardQueryTiles: which query tiles see a tile of keys
+  float* sums;           // HeadSplits::sum_floats
+};
+
+}  // namespace sm90
+}  // namespace burst
