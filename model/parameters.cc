@@ -142,6 +142,7 @@ void ParameterList::MakeUnits() {
 void ParameterList::Allocate(DType dtype, DeviceType device, const StateSharding& sharding) {
   BURST_CHECK(!allocated_) << "Allocate twice";
   BURST_CHECK(sharding.stage > 0 || sharding.ranks == 1);
+  BURST_CHECK(sharding.stage == 0 || !sharding.values_alone);
   allocated_ = true;
   dtype_ = dtype;
   device_ = device;
@@ -151,12 +152,13 @@ void ParameterList::Allocate(DType dtype, DeviceType device, const StateSharding
   const int64_t whole = units_.back().begin + units_.back().numel;
   const DType master = master_dtype();
   values_ = Tensor::Zeros({stage < 3 ? whole : shard_numel_}, dtype, device);
-  grads_ = Tensor::Zeros({stage < 2 ? whole : shard_numel_}, master, device);
-  if (master != dtype) {
+  const bool alone = sharding.values_alone;
+  if (!alone) grads_ = Tensor::Zeros({stage < 2 ? whole : shard_numel_}, master, device);
+  if (master == dtype) {
+    if (stage == 0 || stage == 3) masters_ = values_;
+  } else if (!alone) {
     masters_ = sharding.optimizer_on_host ? Tensor::ZerosOnHost({shard_numel_}, master, device)
                                           : Tensor::Zeros({shard_numel_}, master, device);
-  } else if (stage == 0 || stage == 3) {
-    masters_ = values_;
   }
   for (const ParameterUnit& unit : units_) {
     for (int i = unit.first; i < unit.last; ++i) {
@@ -165,7 +167,8 @@ void ParameterList::Allocate(DType dtype, DeviceType device, const StateSharding
         if (divided) return Tensor::Null(parameter.shape, flat.dtype(), device);
         return flat.Slice(0, parameter.offset, parameter.numel()).View(parameter.shape);
       };
-      parameter.variable = Variable(view(values_, stage >= 3), view(grads_, stage >= 2));
+      const Tensor value = view(values_, stage >= 3);
+      parameter.variable = alone ? Variable(value) : Variable(value, view(grads_, stage >= 2));
       if (targets_[i] != nullptr) *targets_[i] = parameter.variable;
     }
   }
@@ -200,11 +203,12 @@ Tensor ParameterList::values() const {
 }
 
 const Tensor& ParameterList::masters() const {
-  BURST_CHECK_EQ(sharding_.stage, 0);
+  BURST_CHECK(has_masters());
   return masters_;
 }
 
 ParameterList::KeptBytes ParameterList::kept_bytes() const {
+  if (sharding_.values_alone) return {values_.size_bytes(), 0, 0, 0};
   const bool masters = dtype_ != master_dtype();
   const int64_t optimizer = (masters ? 3 : 2) * shard_numel_ * SizeOf(master_dtype());
   const bool on_host = sharding_.optimizer_on_host;
@@ -269,7 +273,9 @@ void ParameterList::Set(int index, const Tensor& value) {
     const Tensor values = parameter.variable.value().View({-1});
     rounded ? values.ConvertFrom(flat.To(device_)) : values.CopyFrom(flat);
   } else if (rounded) {
-    values_.Slice(0, piece.at, piece.length).ConvertFrom(Masters(index).To(device_));
+    const Tensor own = flat.Slice(0, piece.begin, piece.length);
+    values_.Slice(0, piece.at, piece.length)
+        .ConvertFrom(masters_.null() ? own.To(device_) : Masters(index).To(device_));
   }
 }
 

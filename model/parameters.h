@@ -94,6 +94,15 @@ struct StateSharding {
   // What the optimizer keeps is in the host's memory: its moments, and master weights that are not
   // the values themselves.
   bool optimizer_on_host = false;
+  // There are no gradients, and no master weights that are not the values: for a model that is only
+  // read. In stage 0.
+  bool values_alone = false;
+
+  static StateSharding ValuesAlone() {
+    StateSharding sharding;
+    sharding.values_alone = true;
+    return sharding;
+  }
 };
 
 // A range of the flat order: parameters that are used together (the embeddings, a layer, what
@@ -169,6 +178,7 @@ class ParameterList {
   // that is bfloat16, in the device's memory or the host's (StateSharding::optimizer_on_host). Call
   // RoundMasters after writing to it.
   const Tensor& masters() const;
+  bool has_masters() const { return sharding_.stage == 0 && !masters_.null(); }
   Tensor grads() const { return grads(0, numel_); }  // [numel], dtype of masters; also in stage 1
   // Elements [begin, end) of grads().
   Tensor grads(int64_t begin, int64_t end) const;
@@ -229,7 +239,8 @@ class ParameterList {
   std::vector<Variable*> targets_;  // what Allocate sets, by parameter
   int64_t numel_ = 0;
   // [numel with padding], or where that kind is divided [shard_numel]; masters_: values_ if there
-  // is nothing to round and they are divided alike, null if they are pieces of whole values.
+  // is nothing to round and they are divided alike, null if they are pieces of whole values, or
+  // these are alone.
   Tensor values_, masters_, grads_;
   Tensor exact_sums_;  // [numel] float64, or null
   // By parameter: its sum is zero, whatever its memory says. It is written by the first gradient.

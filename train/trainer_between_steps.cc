@@ -148,7 +148,8 @@ absl::StatusOr<std::string> Trainer::Sample() const {
   if (tensor_ != nullptr || pipeline_ != nullptr ||
       config_.zero == 3) {  // this rank owns a part of the model only
     BURST_ASSIGN_OR_RETURN(
-        whole, Transformer::Create(config_.model, config_.dtype, /*seed=*/0, config_.device));
+        whole, Transformer::Create(config_.model, config_.dtype, /*seed=*/std::nullopt,
+                                   config_.device, /*parallel=*/{}, StateSharding::ValuesAlone()));
     BURST_RETURN_IF_ERROR(
         LoadCheckpoint(report_->folder().checkpoint(), &whole->parameters(), nullptr));
     model = whole.get();

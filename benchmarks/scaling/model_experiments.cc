@@ -141,8 +141,9 @@ absl::Status MeasurePrefill(const ResolvedConfig& config, const ModelConfig& sha
   if (IsTensorParallel(config.strategy)) {
     parallel = TensorParallel(&comm, config.strategy == Strategy::kTpSp);
   }
-  BURST_ASSIGN_OR_RETURN(const auto model, Transformer::Create(shape, config.dtype, /*seed=*/1,
-                                                               config.device, parallel));
+  BURST_ASSIGN_OR_RETURN(const auto model,
+                         Transformer::Create(shape, config.dtype, /*seed=*/1, config.device,
+                                             parallel, StateSharding::ValuesAlone()));
   model->set_ffn_chunk(config.ffn_chunk);
   BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(config.seqlen));
   const SequenceBatch prompt = RandomPrompt(
@@ -177,7 +178,9 @@ absl::Status MeasureGeneration(const ResolvedConfig& config, const ModelConfig& 
       const auto attention,
       CreateAttention(config.strategy, config.AttentionOptions(), config.ulysses, &comm));
   BURST_ASSIGN_OR_RETURN(const auto model,
-                         Transformer::Create(shape, config.dtype, /*seed=*/1, config.device));
+                         Transformer::Create(shape, config.dtype, /*seed=*/1, config.device,
+                                             /*parallel=*/{}, StateSharding::ValuesAlone()));
+  model->set_ffn_chunk(config.ffn_chunk);
   BURST_ASSIGN_OR_RETURN(RingSchedule made, attention->Schedule(config.seqlen));
   const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
   const SequenceBatch prompt = RandomPrompt(config.batch, shape.vocab, schedule).To(config.device);

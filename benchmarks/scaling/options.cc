@@ -116,7 +116,7 @@ OptionTable Options(ScalingConfig* c) {
             absl::StrCat(train["recompute"].help, " A list. Of training alone."));
   t.AddShared(train, "recompute_every", "Of training alone.");
   t.AddShared(train, "recompute_segment", "Of training alone.");
-  t.AddShared(train, "ffn_chunk", "Not of generation.");
+  t.AddShared(train, "ffn_chunk");
   t.AddShared(train, "head_chunk", "Of training alone.");
   t.AddShared(train, "zero", "Of training alone.");
   t.AddShared(train, "offload", "Of training alone.");
@@ -146,8 +146,7 @@ absl::Status CheckUsed(const OptionTable& table, Experiment experiment) {
   } used[] = {
       {{"heads", "kv_heads", "head_dim", "mask", "tiles", "tile_keys", "dtype"},
        {kAttention, kError}},
-      {{"model"}, {kPrefill, kGeneration, kTraining}},
-      {{"ffn_chunk"}, {kPrefill, kTraining}},
+      {{"model", "ffn_chunk"}, {kPrefill, kGeneration, kTraining}},
       {{"tokens"}, {kGeneration}},
       {{"data", "steps", "recompute", "recompute_every", "recompute_segment", "zero", "offload",
         "head_chunk"},

@@ -187,7 +187,7 @@ TEST_F(Scaling, GenerationOfAModel) {
     const std::string model = absl::StrCat(
         R"(--model={"layers":2,"width":16,"heads":2,"ffn":32,"family":")", family, "\"}");
     ExpectSuccess(Run({"--experiment=generation", model, "--seqlens=64", "--ranks=2,3",
-                       "--strategies=single,burst", "--tokens=5", "--out=OUT"}));
+                       "--strategies=single,burst", "--tokens=5", "--ffn_chunk=16", "--out=OUT"}));
     const Json rows = Rows("generation");
     ASSERT_EQ(rows.size(), 3u);
     for (const Json& row : rows) {
@@ -290,7 +290,7 @@ TEST_F(Scaling, ErrorsNameTheirOption) {
       {{"--zero=1"}, {"--zero", "--experiment=attention"}},
       {{"--zero=1", "--experiment=training", "--strategies=single"}, {"--zero", "one rank"}},
       {{"--recompute_every=2", "--experiment=training"}, {"--recompute_every", "--recompute"}},
-      {{"--ffn_chunk=1", "--experiment=generation"}, {"--ffn_chunk", "generation"}},
+      {{"--ffn_chunk=1", "--experiment=attention"}, {"--ffn_chunk", "attention"}},
       {{"--model=d12"}, {"--model", "--experiment=attention"}},
       {{"--experiment=training", "--heads=8"}, {"--heads", "--experiment=training"}},
       {{"--experiment=prefill", "--model=nonsense"}, {"--model", "nonsense"}},

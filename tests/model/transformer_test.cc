@@ -426,6 +426,36 @@ TEST(Decode, EqualsForward) {
   for (const ModelConfig& config : ModelsWithSinks()) ExpectDecodeEqualsForward(config, 12, 5);
 }
 
+TEST(Decode, AModelWithoutGradientsHasTheSameBits) {
+  const bool cuda = kTestDevice == DeviceType::kCuda;
+  const DType dtype = cuda ? DType::kBFloat16 : DType::kFloat32;
+  ModelConfig config;
+  config.layers = 2;
+  config.width = 64;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.ffn = 96;
+  config.vocab = 40;
+  const Text text = RandomText(config.vocab, false, 12);
+  const auto logits = [&](const StateSharding& sharding) {
+    const auto model =
+        Transformer::Create(config, dtype, /*seed=*/3, kTestDevice, /*parallel=*/{}, sharding);
+    EXPECT_TRUE(model.ok()) << model.status();
+    const ParameterList& parameters = (*model)->parameters();
+    const ParameterList::KeptBytes kept = parameters.kept_bytes();
+    EXPECT_EQ(kept.values, parameters.numel() * SizeOf(dtype));
+    EXPECT_EQ(kept.gradients + kept.optimizer == 0, sharding.values_alone);
+    EXPECT_EQ(parameters.variable(0).requires_grad(), !sharding.values_alone);
+    (*model)->set_ffn_chunk(5);
+    KvCache cache(config, text.batch, dtype, /*window=*/0, kTestDevice);
+    Values all = (*model)->Decode(cache, TokensOf(text, 0, 11))->ToVector<double>();
+    const Values last = (*model)->Decode(cache, TokensOf(text, 11, 1))->ToVector<double>();
+    all.insert(all.end(), last.begin(), last.end());
+    return all;
+  };
+  EXPECT_EQ(logits(StateSharding::ValuesAlone()), logits({}));
+}
+
 // Ranks that share the cache: a prefill over all of them, then tokens one or a few at a time. Every
 // rank has one rank's logits, and all have the same bits; each keeps its part of the tokens.
 void ExpectSharedCache(const ModelConfig& config, Layout layout, int ranks, int64_t prompt,

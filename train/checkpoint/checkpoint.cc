@@ -395,7 +395,7 @@ absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, 
         absl::StrCat(path, ": holds weights alone; a run can start from them with --model=FOLDER"));
   }
   std::vector<Destination> destinations;
-  const bool divided = parameters->sharding().stage > 0;
+  const bool divided = parameters->sharding().stage > 0, in_place = parameters->has_masters();
   const auto add_moment = [&](const char* prefix, int i, const Tensor& moment) {
     const Parameter& p = (*parameters)[i];
     const ParameterPiece piece = parameters->PieceOf(i, parameters->sharding().rank);
@@ -408,7 +408,7 @@ absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, 
   for (int i = 0; i < parameters->size(); ++i) {
     const Parameter& p = (*parameters)[i];
     const ParameterPiece all = {0, p.numel(), 0};
-    if (divided) {
+    if (!in_place) {
       // Values that are not divided are set, too.
       const ParameterPiece wanted = parameters->sharding().stage < 3
                                         ? all
@@ -423,7 +423,7 @@ absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, 
     add_moment("adam.v.", i, optimizer->second_moment());
   }
   BURST_RETURN_IF_ERROR(ReadAll(file, parameters->master_dtype(), destinations));
-  if (!divided) parameters->RoundMasters();
+  if (in_place) parameters->RoundMasters();
   if (optimizer != nullptr) optimizer->set_updates(info.updates);
   return absl::OkStatus();
 }

@@ -228,7 +228,8 @@ absl::Status Run(const GenerateConfig& c, const Place& place, Communicator* proc
   const auto generate = [&](Communicator* comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(
         const std::unique_ptr<Transformer> model,
-        Transformer::Create(source.model, place.dtype, /*seed=*/std::nullopt, place.device));
+        Transformer::Create(source.model, place.dtype, /*seed=*/std::nullopt, place.device,
+                            /*parallel=*/{}, StateSharding::ValuesAlone()));
     const absl::Status loaded = source.Load(&model->parameters());
     if (!loaded.ok()) return source.Unusable(loaded);
     // So that the memory of a long prompt does not grow with its tokens times ffn.

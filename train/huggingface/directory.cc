@@ -171,12 +171,12 @@ absl::Status HuggingFaceDirectory::Read(const Parameter& parameter, const Tensor
 }
 
 absl::Status HuggingFaceDirectory::Load(ParameterList* parameters) const {
-  const bool divided = parameters->sharding().stage > 0;
+  const bool in_place = parameters->has_masters();
   std::vector<std::vector<NamedTensor>> direct(files_.size());  // read where they belong
   for (int i = 0; i < parameters->size(); ++i) {
     const Parameter& parameter = (*parameters)[i];
     const std::vector<ForeignTensor> tensors = ForeignTensors(config_.model, parameter);
-    if (divided) {
+    if (!in_place) {
       const Tensor whole = Tensor::Empty(parameter.full_shape, parameters->master_dtype());
       BURST_RETURN_IF_ERROR(Read(parameter, whole));
       parameters->Set(i, parameter.OwnShard(whole));
@@ -200,7 +200,7 @@ absl::Status HuggingFaceDirectory::Load(ParameterList* parameters) const {
   for (size_t i = 0; i < files_.size(); ++i) {
     BURST_RETURN_IF_ERROR(files_[i].ReadConverted(direct[i], kFinite));
   }
-  if (!divided) parameters->RoundMasters();
+  if (in_place) parameters->RoundMasters();
   return absl::OkStatus();
 }
 
