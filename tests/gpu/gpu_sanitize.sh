@@ -43,7 +43,8 @@ m sm90_flash_attention_test *Merge*
 r sm90_flash_attention_test *NoKeys*:*Merge*
 r sm90_flash_attention_test *ManyTiles*
 r sm90_flash_attention_test *Grouped*
-mr transformer_cuda_test Transformer.Llama*:Transformer.Gpt2*:Decode.*:Ranks.*
+mr transformer_cuda_test Transformer.Llama*:Transformer.Gpt2*:Ranks.*
+mr decode_cuda_test *
 mr recompute_cuda_test *
 m cuda_parity_test *
 m cuda_train_test *Resume*

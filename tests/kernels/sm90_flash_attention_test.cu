@@ -237,7 +237,10 @@ TEST_P(FlashAttentionSm90Test, GroupedHeads) {
     Check(Problem(1, 400, 400, 8, kv_heads, GetParam(), Causal(400, 400)), kv_heads == 2);
     Check(Problem(1, 1400, 1400, 8, kv_heads, GetParam(), Causal(1400, 1400)), kv_heads > 2);
   }
-  // Split among blocks, and more KV heads than sums of dK and dV, at which they take turns.
+}
+
+// Heads that are split among blocks, and more KV heads than sums of dK and dV (head_splits.h).
+TEST_P(FlashAttentionSm90Test, KvHeadsTakeTurnsAtSums) {
   for (const bool deterministic : {false, true}) {
     Check(Problem(1, 100, 9000, 64, 8, GetParam(), Causal(100, 9000)), deterministic);
   }

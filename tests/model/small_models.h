@@ -61,6 +61,25 @@ inline ModelConfig SmallGpt2(double dropout = 0) {
   return config;
 }
 
+// The models whose attention has a softcap and drops weights, two of them beside sinks. Scores are
+// of order 1.
+inline std::vector<ModelConfig> ModelsOfChangedScores() {
+  std::vector<ModelConfig> models = {SmallLlama(false), SmallQwen(), SmallGpt2(0.3)};
+  for (ModelConfig& config : models) {
+    config.attention_softcap = 0.8;
+    config.attention_dropout = 0.3;
+  }
+  models[1].attention_sinks = models[2].attention_sinks = true;
+  return models;
+}
+
+// Those whose attention has sinks; their logits are of order 1 (MakeModel).
+inline std::vector<ModelConfig> ModelsWithSinks() {
+  std::vector<ModelConfig> models = {SmallLlama(false), SmallQwen(), SmallGpt2(0.3)};
+  for (ModelConfig& config : models) config.attention_sinks = true;
+  return models;
+}
+
 // Initial values are too close to zero (and biases exactly there) to tell errors from rounding.
 inline std::unique_ptr<Transformer> MakeModel(const ModelConfig& config,
                                               DType dtype = DType::kFloat64) {
