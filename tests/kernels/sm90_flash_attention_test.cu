@@ -231,6 +231,36 @@ TEST_P(FlashAttentionSm90Test, Masks) {
                 {std::vector<int32_t>(200, 150), std::vector<int32_t>(200, 150)}));
 }
 
+// The variants for more keys, around the edges of their tiles: at a head_dim of 128 of 128, 160 and
+// 176 keys, which steps of 11 meet at every place. That a mask's rows may be long is known by the
+// number of keys alone: Problem leaves KeyRanges::most_queries open.
+TEST_P(FlashAttentionSm90Test, ManyKeys) {
+  const int dim = GetParam();
+  const int step = dim == 128 ? 11 : 110;
+  for (int k_len = 1025; k_len < 1400; k_len += step) Check(Problem(1, 130, k_len, 1, 1, dim));
+  for (int k_len : {1120, 1280, 4096, 4097, 5280}) Check(Problem(1, 130, k_len, 1, 1, dim));
+  for (int k_len : {8192, 8203, 8320, 8321}) {
+    Check(Problem(1, 130, k_len, 1, 1, dim, Causal(130, k_len)));
+  }
+  if (dim != 128) return;
+  Mask last = Documents({8000, 1, 300, 159, 140});  // the queries see the last ones
+  last.begin.erase(last.begin.begin(), last.begin.end() - 700);
+  last.end.erase(last.end.begin(), last.end.end() - 700);
+  Check(Problem(1, 700, 8600, 2, 1, dim, last));
+  Check(Problem(1, 300, 8320, 2, 2, dim, Window(300, 8320, 500)));
+  Check(Problem(2, 260, 8269, 2, 1, dim, RandomRanges(2, 260, 8269, 1)));
+  Check(Problem(2, 260, 8346, 2, 1, dim, RandomRanges(2, 260, 8346, 2)), true);
+}
+
+// More queries than the backward's variants for a fixed order and short sequences serve.
+TEST_P(FlashAttentionSm90Test, ManyQueries) {
+  const int dim = GetParam();
+  for (int q_len : {2049, 8193}) {
+    Check(Problem(1, q_len, 300, 2, 1, dim), true);
+    Check(Problem(1, q_len, 300, 2, 1, dim, Causal(q_len, 300)), true);
+  }
+}
+
 TEST_P(FlashAttentionSm90Test, GroupedHeads) {
   for (int kv_heads : {1, 2, 4, 8}) {
     Check(Problem(2, 333, 333, 8, kv_heads, GetParam()));
@@ -257,8 +287,10 @@ TEST_P(FlashAttentionSm90Test, StridesAndOtherHeadDims) {
 
 // So many tiles that a thread block uses every place of its shared memory again. (For racecheck.)
 TEST_P(FlashAttentionSm90Test, ManyTilesABlock) {
-  Check(Problem(8, 300, 300, 40, 2, GetParam(), Causal(300, 300)));
-  Check(Problem(8, 300, 300, 40, 2, GetParam()));
+  for (const bool deterministic : {false, true}) {
+    Check(Problem(8, 300, 300, 40, 2, GetParam(), Causal(300, 300)), deterministic);
+    Check(Problem(8, 300, 300, 40, 2, GetParam()), deterministic);
+  }
 }
 
 TEST_P(FlashAttentionSm90Test, GradientThroughLse) {
@@ -286,10 +318,10 @@ TEST_P(FlashAttentionSm90Test, NoKeysOrNoQueries) {
 
 // As in a ring: the keys come in blocks; outputs merge in the kernel, the last one in bfloat16;
 // gradients add up in float32.
-void CheckBlocksOfKeys(int64_t length, int dim) {
+void CheckBlocksOfKeys(int64_t q_len, int64_t k_len, int dim) {
   constexpr int64_t kBlocks = 3, kHeads = 4, kKvHeads = 2;
-  const int64_t block_length = length / kBlocks;
-  Problem p(2, length, length, kHeads, kKvHeads, dim, Causal(length, length));
+  const int64_t block_length = k_len / kBlocks;
+  Problem p(2, q_len, k_len, kHeads, kKvHeads, dim, Causal(q_len, k_len));
   Buffer<float> sum(p.QSize()), dq(p.QSize()), dk(p.KSize()), dv(p.KSize());
   Buffer<bf16> out(p.QSize());
   dq.Fill(0);
@@ -298,7 +330,7 @@ void CheckBlocksOfKeys(int64_t length, int dim) {
   std::vector<Buffer<int32_t>> masks;
   std::vector<FlashAttentionShape> shapes;
   for (int64_t block = 0; block < kBlocks; ++block) {
-    Mask mask = Causal(length, length);
+    Mask mask = Causal(q_len, k_len);
     for (int32_t& x : mask.end) {
       x = static_cast<int32_t>(std::clamp<int64_t>(x - block * block_length, 0, block_length));
     }
@@ -344,16 +376,18 @@ void CheckBlocksOfKeys(int64_t length, int dim) {
     Kernels().Backward(params);
   }
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  const Results ours{HeadsFirst(ToDouble(out), p.shape, length, kHeads), ToDouble(p.lse),
-                     HeadsFirst(ToDouble(dq), p.shape, length, kHeads),
-                     HeadsFirst(ToDouble(dk), p.shape, length, kKvHeads),
-                     HeadsFirst(ToDouble(dv), p.shape, length, kKvHeads)};
+  const Results ours{HeadsFirst(ToDouble(out), p.shape, q_len, kHeads), ToDouble(p.lse),
+                     HeadsFirst(ToDouble(dq), p.shape, q_len, kHeads),
+                     HeadsFirst(ToDouble(dk), p.shape, k_len, kKvHeads),
+                     HeadsFirst(ToDouble(dv), p.shape, k_len, kKvHeads)};
   ExpectAllClose(dim, ours, Reference<true>(p, nullptr), Reference<false>(p, nullptr));
 }
 
 TEST_P(FlashAttentionSm90Test, BlocksOfKeysMergeAndAccumulate) {
-  CheckBlocksOfKeys(600, GetParam());
-  CheckBlocksOfKeys(3600, GetParam());  // more keys a block than the variants for few keys serve
+  CheckBlocksOfKeys(600, 600, GetParam());
+  // More keys a block than the variants for few keys serve.
+  CheckBlocksOfKeys(3600, 3600, GetParam());
+  if (GetParam() == 128) CheckBlocksOfKeys(300, 25200, GetParam());
 }
 
 // Enough blocks to fill the chip several times, so that their order differs from run to run.

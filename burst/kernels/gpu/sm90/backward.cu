@@ -13,7 +13,7 @@
 // Producer warpgroup: warp 0 loads K, V once, Q, dO as a ring (TMA); warp 1 loads lse, delta and
 // the mask's ranges of the rows, and finds where dQ goes, and when; warps 2 and 3 each add one
 // consumer's dQ tile to global memory (TMA reduction), in a fixed order when determinism is asked
-// for; with lists both consumers' tiles by turns.
+// for; with lists, and in the Ordered variants, both consumers' tiles by turns.
 //
 // Compiled once for every variant in variants.h.
 #include "burst/kernels/gpu/sm90/backward.cuh"
@@ -32,6 +32,7 @@ struct BackwardShared {
   alignas(1024) float dq[Traits::kConsumers * Traits::kDqBuffers][Traits::kDqRows * 64];
   RowStatistics<Traits> rows[Traits::kStages];
   DqStep dq_steps[kDqSteps];
+  Barrier dq_step_full[kDqSteps];  // with kTurnFirst
   Barrier kv_full;
   // With kOneBarrier those of q are also those of dout and rows.
   Barrier q_full[Traits::kStages], q_empty[Traits::kStages];
@@ -84,7 +85,8 @@ __device__ __forceinline__ void StoreDq(const BackwardArgs& args, BackwardShared
 // dQ += what `which` of the two warps for this adds: a consumer's tile of every step or, with
 // kDqTurns, both consumers' tiles of every other step. With lists a block seldom meets query tiles
 // in the order of its neighbors, and what it is late it can only catch up if one addition need not
-// be complete before the next one begins.
+// be complete before the next one begins. With kTurnFirst a warp waits for its turn while the other
+// warp's addition is under way, before there is anything to add.
 template <class Traits>
 __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
                                                  BackwardShared<Traits>& shared,
@@ -98,11 +100,21 @@ __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
   int parity = 0;
 #pragma unroll 1
   for (int step = kTurns ? which : 0; step < steps; step += Traits::kDqTurns) {
+    const auto wait_for_dq = [&] {
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) Wait(&shared.dq_full[first_full + i], parity);
-    parity ^= 1;
+      for (int i = 0; i < kTiles; ++i) Wait(&shared.dq_full[first_full + i], parity);
+      parity ^= 1;
+    };
+    if constexpr (Traits::kTurnFirst) {
+      Wait(&shared.dq_step_full[step % kDqSteps], step / kDqSteps % 2);
+    } else {
+      wait_for_dq();
+    }
     const DqStep at = shared.dq_steps[step % kDqSteps];
-    AddInTurn(args, at, first_consumer, [&](auto add) {
+    const auto wait = [&] {
+      if constexpr (Traits::kTurnFirst) wait_for_dq();
+    };
+    AddInTurn(args, at, first_consumer, wait, [&](auto add) {
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         StoreDq<Traits, add()>(args, shared, first_consumer + i, first_slot + i, at, keys.batch);
@@ -362,6 +374,7 @@ __global__ __launch_bounds__(Traits::kThreads,
         InitBarrier(&shared.dq_empty[slot * Traits::kConsumers + consumer], 1);
       }
     }
+    for (Barrier& full : shared.dq_step_full) InitBarrier(&full, 1);
     for (Barrier& full : shared.ds_full) InitBarrier(&full, Traits::kConsumerWarps);
     FenceBarrierInit();
     ArriveExpectBytes(&shared.kv_full, 2 * Tile<Traits::kBlockN, Traits::kHeadDim>::kBytes);

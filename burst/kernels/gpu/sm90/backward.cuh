@@ -183,20 +183,23 @@ __device__ __forceinline__ DqStep MakeDqStep(const BackwardArgs& args, const Key
   return step;
 }
 
-// Once the dQ of the step lies in shared memory: store(add) adds it to global memory, when it is
-// its turn, or, the first where dQ is assigned, stores it; by the TMA, whose source it gives back
-// before it returns. Between two additions of a fixed order nothing is decided: add is a constant.
-template <class Function>
+// When it is the step's turn, and its dQ lies in shared memory, for which wait() waits: store(add)
+// adds it to global memory or, the first where dQ is assigned, stores it; by the TMA, whose source
+// it gives back before it returns. Between two additions of a fixed order nothing is decided: add
+// is a constant.
+template <class WaitFunction, class StoreFunction>
 __device__ __forceinline__ void AddInTurn(const BackwardArgs& args, const DqStep& step, int part,
-                                          Function store) {
+                                          WaitFunction wait, StoreFunction store) {
   int* const additions = args.dq_additions + step.counter + part;
   const bool in_turn = args.dq_additions != nullptr && step.counter >= 0;
   if (in_turn && step.turn == 0 && args.first_dq.has(step.head)) {
+    wait();
     store(std::false_type());
   } else {
     if (in_turn) {
       while (LoadAcquire(additions) != step.turn) continue;
     }
+    wait();
     store(std::true_type());
   }
   if (in_turn) {
@@ -227,6 +230,7 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Share
     Wait(&empty[stage], step / Traits::kStages % 2 ^ 1);
     if (lane == 0) {
       shared.dq_steps[step % kDqSteps] = dq_step;
+      if constexpr (Traits::kTurnFirst) Arrive(&shared.dq_step_full[step % kDqSteps]);
       rows.whole = whole;
     }
 #pragma unroll(kUnroll)

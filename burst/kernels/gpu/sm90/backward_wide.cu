@@ -114,8 +114,9 @@ __device__ __forceinline__ void WideReduceDq(const BackwardArgs& args, WideShare
   for (int step = 0; step < steps; ++step) {
     Wait(&shared.dq_full[consumer], parity);
     const DqStep at = shared.dq_steps[step % kDqSteps];
-    AddInTurn(args, at, consumer, [&](auto add) {
-      constexpr int kBoxes = DqParts<Traits>::kBoxes, kBoxBytes = Traits::kBlockM * kRowBytes;
+    const auto no_wait = [] {};
+    AddInTurn(args, at, consumer, no_wait, [&](auto add) {
+      constexpr int kBoxes = DqParts<Traits>::kBoxes;
       const auto store = [&](int box, uint32_t from) {
         StoreOrAdd(add(), args.dq, from, DqParts<Traits>::Column(box, consumer), at.row, at.head,
                    keys.batch);
@@ -126,6 +127,7 @@ __device__ __forceinline__ void WideReduceDq(const BackwardArgs& args, WideShare
         Arrive(&shared.dq_empty[consumer]);
       };
       if constexpr (Traits::kLateDq) {  // all boxes at once
+        constexpr int kBoxBytes = Traits::kBlockM * kRowBytes;
         parity ^= 1;
 #pragma unroll
         for (int box = 0; box < kBoxes; ++box) store(box, shared.Dq(consumer) + box * kBoxBytes);

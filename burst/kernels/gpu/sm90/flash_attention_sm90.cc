@@ -33,10 +33,19 @@ void ForwardOf(const FlashForwardParams& params, int32_t* counters) {
     return launch(typename V::ForwardD96FullShort(), typename V::ForwardD96RangesShort());
   }
   if (d <= 96) return launch(typename V::ForwardD96Full(), typename V::ForwardD96Ranges());
-  if (d <= 128 && k_len <= 1024) {
-    return launch(typename V::ForwardD128FullShort(), typename V::ForwardD128Ranges());
+  if (d <= 128 && !ranges) {
+    if (k_len <= 1024) return LaunchForward<typename V::ForwardD128FullShort>(params, counters);
+    if (k_len <= 4096) return LaunchForward<typename V::ForwardD128FullMedium>(params, counters);
+    return LaunchForward<typename V::ForwardD128Full>(params, counters);
   }
-  if (d <= 128) return launch(typename V::ForwardD128Full(), typename V::ForwardD128Ranges());
+  if (d <= 128) {
+    // A window, or documents, of few keys are short rows, however many keys there are.
+    constexpr int64_t kLong = 8192;
+    const int64_t most_queries = shape.visible.most_queries;
+    return k_len >= kLong && (most_queries == 0 || most_queries >= kLong)
+               ? LaunchForward<typename V::ForwardD128Ranges>(params, counters)
+               : LaunchForward<typename V::ForwardD128RangesShort>(params, counters);
+  }
   if (d <= 192) return launch(typename V::ForwardD192Full(), typename V::ForwardD192Ranges());
   launch(typename V::ForwardD256Full(), typename V::ForwardD256Ranges());
 }
@@ -71,6 +80,11 @@ void BackwardOf(const FlashBackwardParams& params, const BackwardScratch& scratc
            : LaunchWideBackward<decltype(full_traits)>(params, scratch);
   };
   const int64_t d = shape.head_dim;
+  // Where one block takes all query heads of a tile of keys: split heads gain nothing.
+  const bool ordered = params.deterministic && HeadSplitsOf(params).splits == 1;
+  if (d <= 64 && ordered && ranges && shape.q_len <= 2048) {
+    return LaunchBackward<typename V::BackwardD64RangesOrdered>(params, scratch);
+  }
   if (d <= 64) {
     return launch(typename V::BackwardD64Full(), typename V::BackwardD64Ranges(),
                   typename V::BackwardD64Lists());
@@ -78,6 +92,10 @@ void BackwardOf(const FlashBackwardParams& params, const BackwardScratch& scratc
   if (d <= 96) {
     return launch(typename V::BackwardD96Full(), typename V::BackwardD96Ranges(),
                   typename V::BackwardD96Lists());
+  }
+  if (d <= 128 && ordered && shape.q_len <= 8192) {
+    return launch(typename V::BackwardD128FullOrdered(), typename V::BackwardD128RangesOrdered(),
+                  typename V::BackwardD128Lists());
   }
   if (d <= 128) {
     return launch(typename V::BackwardD128Full(), typename V::BackwardD128Ranges(),

@@ -89,7 +89,8 @@ inline int HeadsPerGroup(int64_t heads, int64_t fit) {
   return static_cast<int>(fit);
 }
 
-template <class Element_, int kHeadDim_, int kBlockM_, MaskForm kForm, bool kEarly_ = false>
+template <class Element_, int kHeadDim_, int kBlockM_, MaskForm kForm, bool kEarly_ = false,
+          bool kOrdered = false>
 struct BackwardTraits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;  // padded with zeros by the TMA
@@ -124,7 +125,10 @@ struct BackwardTraits {
   static constexpr int kDqRows = kDqByColumns ? kBlockM : kBlockM / 2;
   // Two: the warps that add dQ to global memory take turns at the query tiles. One: each adds a
   // consumer's part of every tile.
-  static constexpr int kDqTurns = kLists ? 2 : 1;
+  static constexpr int kDqTurns = kLists || kOrdered ? 2 : 1;
+  // These warps wait for a step's turn in the fixed order before they wait for its dQ. Measured:
+  // either of the two alone makes it slower, both together make short sequences faster.
+  static constexpr bool kTurnFirst = kOrdered;
   // With two, each warp has its own: a block may be two query tiles ahead of its turn. At a
   // head_dim of 64 there is no room.
   static constexpr int kDqBuffers = kLists && kHeadDim > 64 ? 2 : 1;
@@ -141,6 +145,7 @@ struct WideBackwardTraits {
   static constexpr int kBlockM = 64;          // queries
   static constexpr int kBlockN = 128;         // keys
   static constexpr bool kDk = kDk_;           // the pass for dK and dQ; else that for dV
+  static constexpr bool kTurnFirst = false;  // as above
   // dQ a step after what it is made of, and V in registers.
   static constexpr bool kLateDq = kDk && kHeadDim <= 192;
   static constexpr int kStages = kDk && kHeadDim > 192 ? 1 : 2;
@@ -176,10 +181,13 @@ struct Variants {
   using ForwardD96Ranges = ForwardTraits<Element, 96, 3, 112, 1, 3, kRanges>;
   using ForwardD96FullShort = ForwardTraits<Element, 96, 2, 128, 2, 2, kFull>;
   using ForwardD96RangesShort = ForwardTraits<Element, 96, 2, 128, 2, 2, kRanges>;
+  // Longer key blocks read Q and pass barriers less often, and waste more keys at the end of a row.
+  // With few keys a second buffer for Q is worth more than the longest ones.
   using ForwardD128Full = ForwardTraits<Element, 128, 2, 176, 1, 2, kFull>;
-  // With few keys a second buffer for Q is worth more than longer key blocks.
+  using ForwardD128FullMedium = ForwardTraits<Element, 128, 2, 160, 2, 2, kFull>;
   using ForwardD128FullShort = ForwardTraits<Element, 128, 2, 128, 2, 2, kFull>;
-  using ForwardD128Ranges = ForwardTraits<Element, 128, 2, 128, 2, 2, kRanges>;
+  using ForwardD128Ranges = ForwardTraits<Element, 128, 2, 160, 2, 2, kRanges>;
+  using ForwardD128RangesShort = ForwardTraits<Element, 128, 2, 128, 2, 2, kRanges>;
   // The widest: O takes 96 or 128 registers a thread, Q 48 or 64 KB.
   using ForwardD192Full = ForwardTraits<Element, 192, 2, 112, 1, 2, kFull>;
   using ForwardD192Ranges = ForwardTraits<Element, 192, 2, 112, 1, 2, kRanges>;
@@ -202,6 +210,10 @@ struct Variants {
   using BackwardD96Ranges = BackwardTraits<Element, 96, 80, kRanges>;
   using BackwardD128Full = BackwardTraits<Element, 128, 64, kFull>;
   using BackwardD128Ranges = BackwardTraits<Element, 128, 64, kRanges>;
+  // For a fixed order of the additions to dQ, where sequences are short.
+  using BackwardD64RangesOrdered = BackwardTraits<Element, 64, 128, kRanges, true, true>;
+  using BackwardD128FullOrdered = BackwardTraits<Element, 128, 64, kFull, false, true>;
+  using BackwardD128RangesOrdered = BackwardTraits<Element, 128, 64, kRanges, false, true>;
   using BackwardD64Lists = BackwardTraits<Element, 64, 128, kLists, true>;
   using BackwardD96Lists = BackwardTraits<Element, 96, 64, kLists>;
   using BackwardD128Lists = BackwardTraits<Element, 128, 64, kLists>;
