@@ -145,7 +145,7 @@ struct WideBackwardTraits {
   static constexpr int kBlockM = 64;          // queries
   static constexpr int kBlockN = 128;         // keys
   static constexpr bool kDk = kDk_;           // the pass for dK and dQ; else that for dV
-  static constexpr bool kTurnFirst = false;  // as above
+  static constexpr bool kTurnFirst = false;   // as above
   // dQ a step after what it is made of, and V in registers.
   static constexpr bool kLateDq = kDk && kHeadDim <= 192;
   static constexpr int kStages = kDk && kHeadDim > 192 ? 1 : 2;
