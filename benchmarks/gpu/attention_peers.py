@@ -1,0 +1,270 @@
+#!/usr/bin/env python3
+"""The Hopper attention kernels beside FlashAttention-3, cuDNN and other builds of ours, in one process: TFLOP/s.
+
+    attention_peers.py LIBRARY fa3=LIBRARY [NAME=LIBRARY...] [OPTION...]
+
+LIBRARY: libburst_sm90.so. With a NAME: another build of it, that of an earlier commit, say. fa3: libdew_flash_attn3.so of
+the wheel dew-flash-attn-cu13 0.3.6, which is called through JAX's FFI.
+
+Options: forward or backward (else both), quick (up to 16K tokens), only=REGEX, rounds=N (9), FILE.json (where to write).
+
+FLOP: forward 4 * batch * heads * head_dim * (visible query-key pairs), backward 2.5 times that. In each round every side
+makes a batch of calls of about 30 ms, the sides in random order: a GPU at its power limit is faster after a side that took
+less power. A figure is the median of the rounds, wall clock. Our backward is timed in a fixed order (the default) and free;
+the peers' are not deterministic. Before, every side's results are compared with FlashAttention-3's.
+"""
+
+import ctypes
+import datetime
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+import sm90_attention as base
+
+BATCH_SECONDS = 0.03
+LARGEST_DIFFERENCE = 0.02  # relative, of norms; two roundings to bfloat16 make 0.004
+
+
+def load_fa3(path):
+    library = ctypes.CDLL(path)
+    for call in ("fwd", "bwd", "varlen_fwd", "varlen_bwd"):
+        function = getattr(library, "dew_flash3_mha_" + call)
+        jax.ffi.register_ffi_target("fa3_" + call, jax.ffi.pycapsule(function), platform="CUDA")
+
+
+class FlashAttention3:
+    """Its calls on the tensors of a Case. Documents are packed: [tokens, heads, head_dim] and where they begin."""
+
+    def __init__(self, case):
+        self.packed = case.lengths is not None
+        shape = jax.ShapeDtypeStruct
+        tensors = (case.q, case.k, case.v, case.dout)
+        self.q, self.k, self.v, self.dout = (self._jax(x[0] if self.packed else x) for x in tensors)
+        *outer, heads, dim = self.q.shape
+        attributes = {"softmax_scale": np.float64(case.scale), "is_causal": case.mask != "full",
+                      "window_size_left": np.int64(case.window - 1 if case.window else -1),
+                      "window_size_right": np.int64(0 if case.window else -1)}
+        begins = ()
+        name, sequences = "fa3", outer[0]
+        if self.packed:
+            begin = jnp.asarray(np.concatenate([[0], np.cumsum(case.lengths)]).astype(np.int32))
+            begins = (begin, begin)
+            longest = np.int64(max(case.lengths))
+            attributes.update(max_seqlen=longest, max_seqlen_k=longest)
+            name, sequences = "fa3_varlen", len(case.lengths)
+        lse = shape((heads, outer[0]) if self.packed else (outer[0], heads, outer[1]), jnp.float32)
+        tokens = outer[0] if self.packed else outer[0] * outer[1]
+        scratch = shape((heads * (tokens + 128 * (sequences + 1)),), jnp.float32)
+        like = [shape(x.shape, x.dtype) for x in (self.q, self.k, self.v)]
+        unused = (shape((1, 1, 1, 1), jnp.float32), shape((1, 1, 1), jnp.float32))
+
+        def forward(q, k, v):
+            call = jax.ffi.ffi_call(name + "_fwd", (like[0], lse, *unused))
+            return call(q, k, v, *begins, **attributes)[:2]
+
+        def backward(dout, q, k, v, out, lse):
+            call = jax.ffi.ffi_call(name + "_bwd", (*like, scratch, scratch))
+            return call(dout, q, k, v, out, lse, *begins, **attributes)[:3]
+
+        self._forward, self._backward = jax.jit(forward), jax.jit(backward)
+        self.out, self.lse = self._forward(self.q, self.k, self.v)
+
+    @staticmethod
+    def _jax(tensor):
+        return jnp.asarray(jax.dlpack.from_dlpack(tensor.contiguous()))
+
+    def forward(self):
+        return self._forward(self.q, self.k, self.v)[:1]
+
+    def backward(self):
+        return self._backward(self.dout, self.q, self.k, self.v, self.out, self.lse)
+
+
+class Case:
+    def __init__(self, name, batch, tokens, heads, kv_heads, dim, mask, lengths=None, window=None):
+        self.name, self.batch, self.tokens, self.mask = name, batch, tokens, mask
+        self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
+        self.lengths, self.window = lengths, window
+        self.scale = dim ** -0.5
+        self.label = f"{name} {batch}x{tokens} {heads}/{kv_heads} D{dim} {mask}"
+
+    def allocate(self):
+        self.q, self.k, self.v, self.dout = base.make(self.batch, self.tokens, self.tokens, self.heads,
+                                                      self.kv_heads, self.dim, 1.0)
+        self.ranges = {"full": lambda: None,
+                       "causal": lambda: base.causal(self.tokens, self.tokens),
+                       "window": lambda: base.window(self.tokens, self.tokens, self.window),
+                       "documents": lambda: base.documents(self.lengths)}[self.mask]()
+        self.flop = 4 * base.visible_pairs(self.q, self.k, self.ranges) * self.heads * self.dim
+
+
+def our_sides(libraries, case, backward):
+    """Name -> a function that calls a library, and the tensors it fills."""
+    sides = {}
+    for name, kernels in libraries.items():
+        out = torch.full_like(case.q, float("nan"))
+        lse = torch.empty((case.batch, case.heads, case.tokens), device="cuda")
+        forward = lambda kernels=kernels, out=out, lse=lse: kernels.forward(
+            case.q, case.k, case.v, case.scale, case.ranges, out, lse)
+        if not backward:
+            sides[name] = forward, [out]
+            continue
+        forward()
+        delta = torch.empty_like(lse)
+        gradients = [torch.full_like(x, float("nan")) for x in (case.q, case.k, case.v)]
+        for suffix, deterministic in (("", True), (" free", False)):
+            sides[name + suffix] = (
+                lambda kernels=kernels, out=out, lse=lse, delta=delta, gradients=gradients,
+                deterministic=deterministic: kernels.backward(
+                    case.q, case.k, case.v, case.scale, case.ranges, out, lse, case.dout,
+                    *gradients, delta, deterministic=deterministic)), gradients
+    return sides
+
+
+def cudnn_side(case, backward):
+    if not backward:
+        return lambda: base.cudnn_forward(case.q, case.k, case.v, case.scale, case.mask == "causal")
+    leaves = [x.detach().requires_grad_(True) for x in (case.q, case.k, case.v)]
+    result = base.cudnn_forward(*leaves, case.scale, case.mask == "causal")
+    grad = case.dout.transpose(1, 2)
+    return lambda: torch.autograd.grad(result, leaves, grad, retain_graph=True)
+
+
+def medians(functions, seconds_a_call, rounds):
+    """Name -> the median of seconds a call."""
+    calls = max(1, min(20, int(BATCH_SECONDS / seconds_a_call)))
+    order = random.Random(0)
+    names = list(functions)
+    seconds = {name: [] for name in names}
+    for i in range(rounds + 1):
+        order.shuffle(names)
+        for name in names:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                result = functions[name]()
+            if name == "fa3":
+                jax.block_until_ready(result)
+            torch.cuda.synchronize()
+            if i > 0:  # the first round warms up
+                seconds[name].append((time.perf_counter() - start) / calls)
+    return {name: statistics.median(x) for name, x in seconds.items()}
+
+
+def measure(case, libraries, backward, rounds):
+    fa3 = FlashAttention3(case)
+    ours = our_sides(libraries, case, backward)
+    functions = {"fa3": fa3.backward if backward else fa3.forward}
+    truth = [torch.from_dlpack(x) for x in functions["fa3"]()]
+    row = {"pass": "backward" if backward else "forward", "case": case.name, "batch": case.batch,
+           "tokens": case.tokens, "heads": case.heads, "kv_heads": case.kv_heads, "head_dim": case.dim,
+           "mask": case.mask}
+    differences = {}
+    for name, (function, results) in ours.items():
+        function()
+        torch.cuda.synchronize()
+        differences[name] = max(
+            ((x.view(t.shape).float() - t.float()).norm() / t.float().norm()).item()
+            for x, t in zip(results, truth))
+        functions[name] = function
+        if not differences[name] <= LARGEST_DIFFERENCE:
+            sys.exit(f"{case.label}: results of {name} differ from FlashAttention-3's by "
+                     f"{differences[name]:.2g}")
+    if case.mask in ("full", "causal") and case.dim <= 128:
+        functions["cudnn"] = cudnn_side(case, backward)
+    flop = case.flop * (2.5 if backward else 1)
+    tflops = {name: flop / s / 1e12 for name, s in medians(functions, flop / 6e14, rounds).items()}
+    row.update(tflops=tflops, largest_difference_from_fa3=max(differences.values()))
+    print(f"{row['pass']:8} {case.label:38} " + "  ".join(
+        f"{name} {x:.0f}" + ("" if name == "fa3" else f" ({x / tflops['fa3']:.2f})")
+        for name, x in tflops.items()), flush=True)
+    return row
+
+
+def all_cases(quick):
+    lengths = (4096, 8192, 16384) if quick else (4096, 8192, 16384, 32768, 65536)
+    for dim in (128, 64):
+        for mask in ("full", "causal"):
+            for tokens in lengths:
+                yield Case("long", 1, tokens, 32, 32, dim, mask)
+    for dim in (96, 192, 256):
+        for mask in ("full", "causal"):
+            yield Case("wide", 1, 16384, 16, 16, dim, mask)
+    for heads, kv_heads in ((64, 8), (32, 8), (16, 8), (8, 1)):
+        for tokens in (8192, 16384):
+            yield Case("grouped", 1, tokens, heads, kv_heads, 128, "causal")
+    yield Case("gpt2", 64, 1024, 12, 12, 64, "causal")
+    for batch, tokens in ((16, 512), (16, 2048), (8, 4096)):
+        for mask in ("full", "causal"):
+            yield Case("short", batch, tokens, 32, 32, 128, mask)
+    if quick:
+        return
+    documents = []
+    generator = torch.Generator().manual_seed(1)
+    while sum(documents) < 65536:
+        longest = 65536 - sum(documents)
+        documents.append(min(longest, int(512 * 32 ** torch.rand((), generator=generator).item())))
+    yield Case("packed", 1, 65536, 32, 32, 128, "documents", lengths=documents)
+    yield Case("window", 1, 65536, 32, 32, 128, "window", window=4096)
+
+
+def main():
+    libraries, fa3, passes, quick, pattern, rounds, path = {}, None, (False, True), False, "", 9, None
+    for argument in sys.argv[1:]:
+        key, equals, value = argument.partition("=")
+        if argument in ("forward", "backward"):
+            passes = (argument == "backward",)
+        elif argument == "quick":
+            quick = True
+        elif argument.endswith(".json"):
+            path = argument
+        elif equals and key == "only":
+            pattern = value
+        elif equals and key == "rounds" and value.isdigit() and int(value) > 0:
+            rounds = int(value)
+        elif (value if equals else argument).endswith(".so"):
+            library = value if equals else argument
+            if not os.path.isfile(library):
+                sys.exit(f"attention_peers.py: no file {library}")
+            if equals and key == "fa3":
+                fa3 = library
+            else:
+                libraries[key if equals else "ours"] = os.path.abspath(library)
+        else:
+            sys.exit(f"attention_peers.py: no option {argument}\n\n{__doc__}")
+    if "ours" not in libraries or fa3 is None:
+        sys.exit(f"attention_peers.py needs LIBRARY and fa3=LIBRARY\n\n{__doc__}")
+    load_fa3(os.path.abspath(fa3))
+    kernels = {name: base.Kernels(library) for name, library in libraries.items()}
+    rows = []
+    for case in all_cases(quick):
+        if not re.search(pattern, case.label):
+            continue
+        case.allocate()
+        for backward in passes:
+            rows.append(measure(case, kernels, backward, rounds))
+    if path:
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        result = {"date": datetime.date.today().isoformat(),
+                  "gpu": subprocess.run(query, capture_output=True, text=True,
+                                        check=True).stdout.splitlines()[0],
+                  "torch": torch.__version__, "jax": jax.__version__, "rounds": rounds, "rows": rows}
+        with open(path, "w") as file:
+            json.dump(result, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
