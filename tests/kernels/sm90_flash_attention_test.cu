@@ -9,6 +9,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "burst/kernels/flash_attention.h"
@@ -256,8 +257,10 @@ TEST_P(FlashAttentionSm90Test, ManyKeys) {
 TEST_P(FlashAttentionSm90Test, ManyQueries) {
   const int dim = GetParam();
   for (int q_len : {2049, 8193}) {
-    Check(Problem(1, q_len, 300, 2, 1, dim), true);
-    Check(Problem(1, q_len, 300, 2, 1, dim, Causal(q_len, 300)), true);
+    for (int kv_heads : {1, 2}) {
+      Check(Problem(1, q_len, 300, 2, kv_heads, dim), true);
+      Check(Problem(1, q_len, 300, 2, kv_heads, dim, Causal(q_len, 300)), true);
+    }
   }
 }
 
@@ -288,8 +291,10 @@ TEST_P(FlashAttentionSm90Test, StridesAndOtherHeadDims) {
 // So many tiles that a thread block uses every place of its shared memory again. (For racecheck.)
 TEST_P(FlashAttentionSm90Test, ManyTilesABlock) {
   for (const bool deterministic : {false, true}) {
-    Check(Problem(8, 300, 300, 40, 2, GetParam(), Causal(300, 300)), deterministic);
-    Check(Problem(8, 300, 300, 40, 2, GetParam()), deterministic);
+    for (const int kv_heads : {2, 40}) {  // split among blocks, and not
+      Check(Problem(8, 300, 300, 40, kv_heads, GetParam(), Causal(300, 300)), deterministic);
+      Check(Problem(8, 300, 300, 40, kv_heads, GetParam()), deterministic);
+    }
   }
 }
 
@@ -392,8 +397,15 @@ TEST_P(FlashAttentionSm90Test, BlocksOfKeysMergeAndAccumulate) {
 
 // Enough blocks to fill the chip several times, so that their order differs from run to run.
 TEST_P(FlashAttentionSm90Test, RepeatedRunsAreBitwiseEqual) {
-  for (const Mask& mask : {Mask(), Causal(3000, 3000), Window(3000, 3000, 700)}) {
-    Problem p(2, 3000, 3000, 8, 4, GetParam(), mask);
+  const Mask causal = Causal(3000, 3000), window = Window(3000, 3000, 700);
+  const std::vector<std::pair<Mask, int>> cases = {// and the KV heads
+                                                   {{}, 4},
+                                                   {causal, 4},
+                                                   {window, 4},
+                                                   {{}, 8},
+                                                   {causal, 8}};
+  for (const auto& [mask, kv_heads] : cases) {
+    Problem p(2, 3000, 3000, 8, kv_heads, GetParam(), mask);
     const Results first = RunBf16(p, nullptr, true);
     for (int run = 0; run < 3; ++run) {
       const Results again = RunBf16(p, nullptr, true);
