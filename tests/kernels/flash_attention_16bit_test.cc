@@ -157,15 +157,13 @@ INSTANTIATE_TEST_SUITE_P(Long, SweepTest,
                          SweepName);
 
 // Hopper's variants for more keys.
-INSTANTIATE_TEST_SUITE_P(ManyKeys, SweepTest,
-                         testing::Combine(testing::Values(kChosen, kChosen.In(kFp16)),
-                                          testing::Values(Heads{2, 1}),
-                                          testing::Values(64, 96, 128, 192),
-                                          testing::Values(Lengths{131, 1800}, Lengths{130, 4500},
-                                                          Lengths{130, 8300}),
-                                          testing::Values(MaskKind::kFull, MaskKind::kCausal,
-                                                          MaskKind::kRandom)),
-                         SweepName);
+INSTANTIATE_TEST_SUITE_P(
+    ManyKeys, SweepTest,
+    testing::Combine(testing::Values(kChosen, kChosen.In(kFp16)), testing::Values(Heads{2, 1}),
+                     testing::Values(64, 96, 128, 192),
+                     testing::Values(Lengths{131, 1800}, Lengths{130, 4500}, Lengths{130, 8300}),
+                     testing::Values(MaskKind::kFull, MaskKind::kCausal, MaskKind::kRandom)),
+    SweepName);
 
 // Lists of blocks: query and key blocks that are whole or not, lists that are empty.
 INSTANTIATE_TEST_SUITE_P(
