@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "burst/base/parallel.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
@@ -73,6 +74,28 @@ absl::Status CheckMemory(TrainingSetup* setup) {
   return CheckRunFits(setup);
 }
 
+// A run that has made its steps: what a killed process has left is put in order. On one rank.
+absl::Status CloseFinished(TrainingSetup* setup) {
+  const ResolvedConfig& config = setup->config;
+  BURST_ASSIGN_OR_RETURN(const RunFolder folder,
+                         RunFolder::Continue(config, *setup->resumed, *setup->lock));
+  std::printf("the run in %s is complete: it has made its %lld steps\n", folder.path().c_str(),
+              static_cast<long long>(config.steps));
+  return absl::OkStatus();
+}
+
+// With --resume=auto on hosts that share no folder, some would start what others continue.
+absl::Status AgreeOnResume(const ResolvedConfig& config, Communicator* comm) {
+  BURST_ASSIGN_OR_RETURN(const std::vector<double> all, comm->AllGather(config.resume ? 1 : 0));
+  const auto other = std::find(all.begin(), all.end(), 1 - all[0]);
+  if (other == all.end()) return absl::OkStatus();
+  const auto continues = std::find(all.begin(), all.end(), 1) - all.begin();
+  const auto starts = std::find(all.begin(), all.end(), 0) - all.begin();
+  return absl::FailedPreconditionError(
+      absl::StrCat("--resume: rank ", continues, " sees a checkpoint in ", config.out, " and rank ",
+                   starts, " sees none; give all hosts the same folder"));
+}
+
 // This process is a rank. The processes are connected before they read data: one that is lost
 // meanwhile is named by the others, and reading may take one of them longer than another.
 absl::Status TrainProcess(const ResolvedConfig& config, Communicator* comm) {
@@ -81,10 +104,15 @@ absl::Status TrainProcess(const ResolvedConfig& config, Communicator* comm) {
   // Over MPI nothing else tells a rank that has stopped from one that reads for long.
   if (config.comm == CommKind::kMpi) progress.emplace(comm->rank());
   BURST_RETURN_IF_ERROR(AgreeOn(setup.status(), comm));
-  absl::Status status;
+  absl::Status status = AgreeOnResume(setup->config, comm);
+  BURST_RETURN_IF_ERROR(AgreeOn(status, comm));
   if (comm->rank() == 0) status = LockResumed(setup->config, &setup->lock);
   BURST_RETURN_IF_ERROR(AgreeOn(status, comm));
   BURST_RETURN_IF_ERROR(AgreeOn(FindResumed(&*setup), comm));
+  if (setup->finished) {
+    if (comm->rank() == 0) status = CloseFinished(&*setup);
+    return AgreeOn(status, comm);
+  }
   // Not before: others may have waited while this one loaded data.
   if (current_progress == nullptr) progress.emplace(comm->rank());
   BURST_RETURN_IF_ERROR(AgreeOnNodes(comm, &setup->config));
@@ -117,6 +145,7 @@ absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
     BURST_ASSIGN_OR_RETURN(TrainingSetup setup, PrepareTraining(config));
     BURST_RETURN_IF_ERROR(LockResumed(config, &setup.lock));
     BURST_RETURN_IF_ERROR(FindResumed(&setup));
+    if (setup.finished) return CloseFinished(&setup);
     if (config.device == DeviceType::kCuda) {
       const ScopedCudaDevice first(0);
       BURST_RETURN_IF_ERROR(CheckMemory(&setup));

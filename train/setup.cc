@@ -155,11 +155,12 @@ absl::Status FindResumed(TrainingSetup* setup) {
     return absl::FailedPreconditionError(
         absl::StrCat("--model: not the run's model: ", difference));
   }
-  if (found->step >= config.steps) {
+  setup->finished = found->step == config.steps;
+  if (found->step > config.steps) {
     return absl::FailedPreconditionError(absl::StrCat("--steps: the run has made ", found->step,
                                                       " steps already; give more than that"));
   }
-  if (config.profile_first > 0 && config.profile_first <= found->step) {
+  if (!setup->finished && config.profile_first > 0 && config.profile_first <= found->step) {
     return absl::FailedPreconditionError(absl::StrCat("--profile_steps: it begins with step ",
                                                       config.profile_first, "; the run has made ",
                                                       found->step, " steps already"));

@@ -35,8 +35,9 @@ Json ToJsonValue(const Option& option) {
     case Option::Type::kReal:
       return std::strtod(text.c_str(), nullptr);
     case Option::Type::kWhole:
-    case Option::Type::kBool:
       return Json::parse(text);
+    case Option::Type::kBool:  // a switch may have a third value
+      return text == "true" || text == "false" ? Json(text == "true") : Json(text);
     case Option::Type::kText:
       break;
   }

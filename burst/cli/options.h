@@ -103,6 +103,16 @@ class OptionTable {
         [field] { return std::string(Name(*field)); });
   }
 
+  // An enum of which "true" and "false" are two of the texts: --name means --name=true, and
+  // --noname means --name=false.
+  template <typename Enum>
+  void AddSwitch(absl::string_view name, Enum* field,
+                 absl::StatusOr<Enum> (*parse)(absl::string_view text), OnResume on_resume,
+                 absl::string_view help) {
+    Add(name, field, parse, on_resume, help);
+    options_.back().type = Option::Type::kBool;
+  }
+
   // A list of different enums or numbers, separated by commas. An empty text is an empty list.
   template <typename T>
   void AddList(absl::string_view name, std::vector<T>* field,

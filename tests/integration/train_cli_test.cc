@@ -154,7 +154,7 @@ TEST_F(TrainCli, AnotherRunsFolderIsLeftAlone) {
   ExpectSuccess(Train({"--steps=2", "--eval_every=0", "--out=run"}));
   const std::string before = Checkpoint("run"), metrics = ReadAll(Path("run/metrics.jsonl"));
   ExpectError(Train({"--steps=2", "--out=run"}), 1, {"--out", "--resume"});
-  ExpectError(Train({"--steps=2", "--out=run", "--resume"}), 1, {"--steps", "2"});
+  ExpectError(Train({"--steps=1", "--out=run", "--resume"}), 1, {"--steps", "2"});
   ExpectError(Train({"--steps=4", "--out=run", "--resume", "--seed=2"}), 1, {"--seed"});
   ExpectError(Train({"--steps=4", "--out=run", "--resume", "--model=nanogpt_cpu"}), 1,
               {"--model", "width 128 instead of"});
@@ -162,6 +162,38 @@ TEST_F(TrainCli, AnotherRunsFolderIsLeftAlone) {
   ExpectError(Train({"--steps=4", "--out=run", "--resume", "--data=other.txt"}), 1, {"--data"});
   EXPECT_TRUE(Checkpoint("run") == before);
   EXPECT_EQ(ReadAll(Path("run/metrics.jsonl")), metrics);
+}
+
+// What a job that is queued again until it exits with 0 gives: one command line for every start.
+TEST_F(TrainCli, OneCommandStartsARunContinuesItAndEndsIt) {
+  const auto run = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"--resume=auto", "--eval_every=0", "--steps=4",
+                                          "--schedule=constant"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Train(arguments);
+  };
+  ExpectError(run({}), 2, {"--resume", "--out"});
+  ExpectSuccess(run({"--out=whole"}));
+  ExpectSuccess(run({"--out=parts", "--steps=2"}));
+  const Result second = run({"--out=parts"});
+  ExpectSuccess(second);
+  EXPECT_TRUE(absl::StrContains(second.out, "continuing after step 2")) << second.out;
+  ExpectSameWeights("whole", "parts");
+  const std::string checkpoint = Checkpoint("parts"),
+                    metrics = ReadAll(Path("parts/metrics.jsonl"));
+  Write("parts/checkpoint.safetensors.1-1.tmp", "what a killed process left");
+  for (const std::string how : {"--resume=auto", "--resume"}) {
+    for (const std::string ranks : {"--ranks=1", "--ranks=3"}) {
+      const Result finished = run({"--out=parts", how, ranks});
+      ExpectSuccess(finished);
+      EXPECT_TRUE(absl::StrContains(finished.out, "parts is complete: it has made its 4 steps"))
+          << finished.out;
+    }
+  }
+  EXPECT_EQ(Temporaries("parts"), std::vector<std::string>());
+  EXPECT_TRUE(Checkpoint("parts") == checkpoint);
+  EXPECT_EQ(ReadAll(Path("parts/metrics.jsonl")), metrics);
+  ExpectError(run({"--out=parts", "--seed=2"}), 1, {"--seed"});
 }
 
 TEST_F(TrainCli, PathsThatLeadNowhereAreErrors) {

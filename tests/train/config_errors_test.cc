@@ -136,6 +136,8 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--steps=10", "--warmup=20"}, {"--warmup", "20", "--steps=10"}},
       {{"--warmup=-2"}, {"--warmup"}},
       {{"--resume"}, {"--resume", "--out"}},
+      {{"--resume=auto"}, {"--resume", "--out"}},
+      {{"--resume=maybe"}, {"--resume", "maybe", "auto"}},
       {{"--comm=mpi", "--ranks=2"}, {"--ranks", "2", "4 processes"}, {4, 8}},
       {{"--comm=threads"}, {"--comm", "4 separate models", "torchrun"}, {4, 8, 0, "torchrun"}},
       {{"--comm=tcp", "--device=cuda"}, {"--comm", "tcp", "--device=cuda"}, {4, 8, 4}},

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
@@ -305,6 +306,32 @@ TEST(TrainConfig, ResumeTakesTheRunsConfiguration) {
   EXPECT_EQ(resumed->ranks, 4);
   EXPECT_EQ(resumed->steps, 60);
   EXPECT_TRUE(resumed->CheckResume(run->ToJson()).ok());
+}
+
+TEST(TrainConfig, ResumeAutoContinuesWhereThereIsACheckpoint) {
+  const std::string folder = testing::TempDir() + "/auto";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  const auto run = Resolve({"--seed=3"});
+  ASSERT_TRUE(run.ok()) << run.status();
+  Write("auto/config.json", run->ToJson());  // of a run that was killed before its first save
+  const auto resolve = [&] { return Resolve({"--resume=auto", "--out=" + folder}); };
+  const auto starts = resolve();
+  ASSERT_TRUE(starts.ok()) << starts.status();
+  EXPECT_FALSE(starts->resume);
+  EXPECT_EQ(starts->seed, 1);
+  Write("auto/checkpoint-5.safetensors", "");
+  const auto continues = resolve();
+  ASSERT_TRUE(continues.ok()) << continues.status();
+  EXPECT_TRUE(continues->resume);
+  EXPECT_EQ(continues->seed, 3);
+  for (const auto& [given, resumes] :
+       {std::pair("--resume", true), std::pair("--resume=true", true),
+        std::pair("--resume=false", false), std::pair("--noresume", false)}) {
+    const auto config = Resolve({given, "--out=" + folder});
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->resume, resumes) << given;
+  }
 }
 
 TEST(TrainConfig, ResumeRefusesAnotherRun) {

@@ -4,6 +4,7 @@
 #include "burst/base/enum_names.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
+#include "train/checkpoint/kept_checkpoints.h"
 
 namespace burst {
 namespace {
@@ -26,6 +27,9 @@ constexpr EnumName<CheckpointFiles> kCheckpointFiles[] = {{CheckpointFiles::kAut
                                                           {CheckpointFiles::kOne, "one"},
                                                           {CheckpointFiles::kRanks, "ranks"}};
 
+constexpr EnumName<Resume> kResumes[] = {
+    {Resume::kNo, "false"}, {Resume::kYes, "true"}, {Resume::kAuto, "auto"}};
+
 constexpr EnumName<Offload> kOffloads[] = {{Offload::kNone, "none"},
                                            {Offload::kActivations, "activations"},
                                            {Offload::kOptimizer, "optimizer"},
@@ -36,6 +40,12 @@ absl::StatusOr<Offload> ParseOffload(absl::string_view text) {
 
 absl::StatusOr<CheckpointFiles> ParseCheckpointFiles(absl::string_view text) {
   return ParseName("number of files", text, kCheckpointFiles);
+}
+
+absl::StatusOr<Resume> ParseResume(absl::string_view text) {
+  bool flag = false;
+  if (ParseOption(text, &flag).ok()) return flag ? Resume::kYes : Resume::kNo;
+  return ParseName("choice", text, kResumes);
 }
 
 absl::StatusOr<CommChoice> ParseComm(absl::string_view text) {
@@ -49,6 +59,7 @@ absl::StatusOr<Precision> ParsePrecision(absl::string_view text) {
 }  // namespace
 
 const char* Name(CommChoice comm) { return NameOf(comm, kComms); }
+const char* Name(Resume resume) { return NameOf(resume, kResumes); }
 const char* Name(Offload offload) { return NameOf(offload, kOffloads); }
 const char* Name(CheckpointFiles files) { return NameOf(files, kCheckpointFiles); }
 const char* Name(DeviceChoice device) { return NameOf(device, kDevices); }
@@ -251,9 +262,11 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add("out", &c->out, kNotSaved,
         "Folder for metrics.jsonl, config.json, checkpoints and loss.svg. Without it: "
         "runs/<model>-<number>.");
-  t.Add("resume", &c->resume, kNotSaved,
-        "Continue the run in --out, with its configuration and what is given here. Waits up to a "
-        "minute for a run that is still at work there.");
+  t.AddSwitch(
+      "resume", &c->resume_mode, ParseResume, kNotSaved,
+      "Continue the run in --out, with its configuration and what is given here. Waits up to a "
+      "minute for a run that is still at work there. A run that has made its steps ends at once, "
+      "with 0. auto: start the run where --out has no checkpoint, else continue it.");
   t.Add("config", &c->config, kNotSaved,
         "A JSON file with options as keys; the command line wins.");
   t.Add("eval_every", &c->eval_every, kMayChange, "Steps between evaluations; 0: none.");
@@ -289,6 +302,9 @@ absl::StatusOr<TrainConfig> TrainConfigFromArguments(int argc, char** argv) {
   // The command line is read once to find the files, and again to win over them.
   BURST_RETURN_IF_ERROR(options.ParseArguments(argc, argv));
   const std::string out = ResolvePath(config.out), file = ResolvePath(config.config);
+  const bool has_run = !out.empty() && HoldsCheckpoints(out);
+  config.resume =
+      config.resume_mode == Resume::kYes || (config.resume_mode == Resume::kAuto && has_run);
   if (config.resume && !out.empty()) {
     const absl::Status status = options.ParseFile(out + "/config.json");
     if (!status.ok()) {
@@ -312,6 +328,7 @@ std::string TrainHelp() {
       "  bazel run //train                                   a small model on a book, two minutes\n"
       "  bazel run //train -- --data=my.txt --ranks=4        your text, four ranks\n"
       "  bazel run //train -- --resume --out=runs/NAME       continue a run\n"
+      "  bazel run //train -- --resume=auto --out=runs/NAME  start it, or continue it\n"
       "  bazel run //train:generate -- --checkpoint=runs/NAME --prompt='In the beginning'\n"
       "\n"
       "Options, with their defaults. Relative paths start where the command is given. Ctrl-C\n"

@@ -38,7 +38,10 @@ inline bool OffloadsOptimizer(Offload offload) {
 }
 // Of a checkpoint: kAuto: one of each rank where ranks have a part each of the state.
 enum class CheckpointFiles { kAuto, kOne, kRanks };
+// Of --resume: kAuto continues a run that has checkpoints and starts one that has none.
+enum class Resume { kNo, kYes, kAuto };
 const char* Name(CommChoice comm);
+const char* Name(Resume resume);
 const char* Name(CheckpointFiles files);
 const char* Name(Offload offload);
 const char* Name(DeviceChoice device);
@@ -123,6 +126,7 @@ struct TrainConfig : PlainOptions {
   int64_t threads = -1;         // of each rank; -1: cores / ranks
 
   CheckpointFiles checkpoint_files = CheckpointFiles::kAuto;
+  Resume resume_mode = Resume::kNo;  // --resume; the field `resume` is what it means here
 
   std::string config;         // a file of options
   std::string profile_steps;  // "FIRST-LAST" or "STEP"; empty: none

@@ -463,7 +463,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
     return InvalidOption("data",
                          "is empty; give a text file, a folder or a pattern of .bin shards");
   }
-  if (c.resume && c.out.empty()) {
+  if ((c.resume || c.resume_mode != Resume::kNo) && c.out.empty()) {
     return InvalidOption("resume", "needs --out, the folder of the run to continue");
   }
   if (c.data != "kjv") c.data = ResolvePath(c.data);
