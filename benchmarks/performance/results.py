@@ -1,0 +1,161 @@
+"""Reads the files of benchmarks/results."""
+
+import json
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+FOLDER = ROOT / "benchmarks" / "results"
+
+
+def load(name):
+    """Returns the content of one file of results."""
+    return json.loads((FOLDER / (name + ".json")).read_text(encoding="utf-8"))
+
+
+def one(rows, **wanted):
+    """Returns the only row whose fields have the wanted values."""
+    found = [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
+    if len(found) != 1:
+        raise SystemExit("results: must have one row with %s; found %d" % (wanted, len(found)))
+    return found[0]
+
+
+def mean(value):
+    """Returns the mean of a list, or the number itself."""
+    return sum(value) / len(value) if isinstance(value, list) else value
+
+
+# A shape of attention: (tokens, heads, kv_heads, head_dim, mask, batch).
+def shape(tokens, head_dim, mask, heads=32, kv_heads=None, batch=1):
+    return {"tokens": tokens, "head_dim": head_dim, "mask": mask, "heads": heads,
+            "kv_heads": kv_heads or heads, "batch": batch}
+
+
+def _with_seqlen(wanted):
+    wanted = dict(wanted)
+    wanted["seqlen"] = wanted.pop("tokens")
+    return wanted
+
+
+def forward_h200(wanted):
+    """Returns the forward's TFLOP/s on an H200: ours, FlashAttention-3, cuDNN (None: not served)."""
+    row = one(load("attention_fa3_quick_h200")["rows"], **wanted)["forward"]
+    return row["ours"], row["fa3"], row["cudnn"]
+
+
+# The newest file that has a shape's backward.
+FIRST = {(64, 1024), (16, 2048), (16, 512)}  # (batch, tokens) of backward_first_h200
+SPLIT = {(64, 8), (16, 8)}  # (heads, kv_heads) of backward_splits_h200
+MASKS = {"docs": "documents of 512 to 16K", "window": "window of 4096"}
+
+
+def backward_h200(wanted, deterministic):
+    """Returns the backward's TFLOP/s on an H200: ours, FlashAttention-3, cuDNN (None: not measured)."""
+    if wanted["mask"] in MASKS:
+        wanted = dict(wanted, mask=MASKS[wanted["mask"]])
+    if (wanted["batch"], wanted["tokens"]) in FIRST:
+        row = one(load("backward_first_h200")["rows"], **_with_seqlen(wanted))
+        return row["after" if deterministic else "after_free"], row["flash_attention_3"], row["cudnn"]
+    if (wanted["heads"], wanted["kv_heads"]) in SPLIT and wanted["mask"] == "causal":
+        rows = load("backward_splits_h200")["rows"]
+        if any(all(row.get(k) == v for k, v in dict(wanted, deterministic=deterministic).items()) for row in rows):
+            row = one(rows, **dict(wanted, deterministic=deterministic))
+            return row["after"], row["fa3"], None
+        return None, None, None
+    row = one(load("backward_registers_h200")["rows"], deterministic=deterministic, **_with_seqlen(wanted))
+    return mean(row["after"]), row["flash_attention_3"], row.get("cudnn")
+
+
+def ring_rows():
+    """Returns attention over a ring, newest figures: one entry for each number of GPUs, length and mask."""
+    entries = []
+    two = load("scaling_2_h200")["runs"]
+    for mask in ("full", "causal"):
+        runs = [run for run in two if run.get("commit") == "a71186d" and "--mask=" + mask in run["command"]]
+        for tokens in (16384, 32768):
+            rows = [one(run["rows"], seqlen=tokens) for run in runs]
+            entries.append({
+                "gpus": 2, "tokens": tokens, "mask": mask,
+                "ms": mean([row["forward_backward_ms"] for row in rows]),
+                "tflops": mean([row["forward_backward_tflops_per_rank"] for row in rows]),
+                "exposed": mean([row["forward_backward_exposed_percent"] for row in rows]),
+                "efficiency": mean([row["forward_backward_efficiency_percent"] for row in rows]),
+            })
+    for run in two:
+        if run.get("experiment") != "attention" or "commit" in run or run["kv_heads"] != 32:
+            continue
+        if "--strategies=burst " not in run["command"] or "mpirun" in run["command"] or "--batches" in run["command"]:
+            continue
+        for row in run["rows"]:
+            if row["seqlen"] >= 131072:
+                entries.append(_of_scaling(row, run["mask"], 2))
+    four = load("scaling_4_h200")["runs"]
+    turns = [run for run in four if "programs of two commits" in run["command"]][0]["rows"]
+    compared = [run for run in four if run["command"] == "the same with comparison"][0]["rows"]
+    for row in compared:
+        same = [r["forward_backward_ms"] for r in turns
+                if (r["commit"], r["mask"], r["seqlen"]) == ("b07dabe", row["mask"], row["seqlen"])]
+        entries.append({
+            "gpus": 4, "tokens": row["seqlen"], "mask": row["mask"], "ms": mean(same),
+            "tflops": attention_flops(row["seqlen"], row["mask"]) / 4 / mean(same) / 1e9,
+            "exposed": 100 * row["forward_backward_exposed"],
+            "efficiency": 100 * row["forward_backward_efficiency"],
+        })
+    for run in four:
+        for row in run["rows"]:
+            if row["seqlen"] == 1048576:
+                entries.append(_of_scaling(row, run["mask"], 4))
+    return sorted(entries, key=lambda e: (e["gpus"], e["mask"] != "full", e["tokens"]))
+
+
+def _of_scaling(row, mask, gpus):
+    def percent(key):
+        return None if row[key] is None else 100 * row[key]
+    return {"gpus": gpus, "tokens": row["seqlen"], "mask": mask, "ms": row["forward_backward_ms"],
+            "tflops": row["forward_backward_gflops_per_rank"] / 1000,
+            "exposed": percent("forward_backward_exposed"),
+            "efficiency": percent("forward_backward_efficiency")}
+
+
+def attention_flops(tokens, mask):
+    """Returns the FLOPs of forward and backward of 32 heads of 128: 3.5 times the forward's."""
+    return 3.5 * 4 * 128 * 32 * tokens * tokens / (2 if mask == "causal" else 1)
+
+
+LLAMA_8B = "Llama 3.1 8B shape"
+
+
+def long_steps():
+    """Returns whole training steps of long sequences, shortest first within a model."""
+    steps = load("train_step_h200")
+    rows = []
+
+    def add(model, tokens, mask, gpus, memory, rate, gib, peer=None):
+        rows.append({"model": model, "tokens": tokens, "mask": mask, "gpus": gpus, "memory": memory,
+                     "rate": rate, "GiB": gib, "peer": peer})
+
+    one_gpu = [row for row in steps["rows"] if row["model"] == "llama_1b" and row.get("commit") == "361f55a"]
+    for tokens, recompute in ((32768, None), (131072, "selective")):
+        row = one(one_gpu, seqlen=tokens, recompute=recompute)
+        add("1.07B Llama", tokens, "causal", 1, recompute or "none", row["tokens_per_second"], row["GiB"],
+            max(row["pytorch_tokens_per_second"]))
+    two = steps["two_gpus"]["rows"]
+    for options, memory in (("--seqlen=131072 --zero=1", "none"),
+                            ("--seqlen=131072 --zero=1 --recompute=selective", "selective")):
+        row = one(two, options=options)
+        add("1.07B Llama", 131072, "causal", 2, memory, row["tokens_per_second"], row["GiB"], row["peer"])
+    row = one(load("training_h200")["rows"], seqlen=262144)
+    add("1.07B Llama", 262144, "causal", 2, "selective", row["tokens_per_second"], row["GiB"], row["peer"])
+    planned = [row for row in load("plan_h200")["rows"] if "--seqlen=524288" in row["options"]][0]
+    add("1.07B Llama", 524288, "causal", 4, "selective", planned["tokens_per_second"], planned["GiB"])
+    eight = [row for row in steps["rows"] if row["model"] == "llama, 8.03B parameters"]
+    row = one(eight, seqlen=8192)
+    add(LLAMA_8B, 8192, "causal", 1, "none; optimizer in the host", row["tokens_per_second"], None)
+    planned = [row for row in load("plan_h200")["rows"] if row["from"] == "scaling_2_h200.json, 361f55a"][0]
+    add(LLAMA_8B, 131072, "causal", 2, "selective; ZeRO-3", planned["tokens_per_second"], planned["GiB"])
+    row = one(eight, seqlen=786432)
+    add(LLAMA_8B, 786432, "window 8,192", 1, "full; all in the host", row["tokens_per_second"], None)
+    longest = load("long_training_2_h200")["longest"]
+    add(LLAMA_8B, 2097152, "window 8,192", 2, "full; all in the host", longest["rows"][-1]["tokens_per_second_a_gpu"],
+        max(longest["GiB_of_a_gpu"]))
+    return rows

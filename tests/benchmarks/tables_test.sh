@@ -1,0 +1,38 @@
+#!/bin/bash
+
+# Tests benchmarks/performance/render.py --check. The pages and plots must be what the files of results
+# give. A table changed by hand, a changed plot and an unused file of results must be refused.
+set -euo pipefail
+
+python=/usr/bin/python3
+work=$TEST_TMPDIR/repository
+mkdir -p "$work"
+cp -RL docs benchmarks "$work"
+chmod -R u+w "$work"
+cd "$work"
+
+render=benchmarks/performance/render.py
+"$python" "$render" --check
+
+# refused MESSAGE: --check fails and says so.
+refused() {
+  if said=$("$python" "$render" --check); then
+    echo "--check accepted: $1" >&2
+    exit 1
+  fi
+  grep -qF "$1" <<<"$said" || { echo "--check did not say '$1', but: $said" >&2; exit 1; }
+}
+
+sed -i 's/| 684 | 1.04 |/| 685 | 1.04 |/' docs/performance.md
+refused "docs/performance.md is stale"
+"$python" "$render" >/dev/null
+"$python" "$render" --check
+
+echo '<svg/>' >docs/figures/roofline.svg
+refused "docs/figures/roofline.svg is stale"
+"$python" "$render" >/dev/null
+
+echo '{}' >benchmarks/results/unused.json
+refused "benchmarks/results/unused.json: nothing refers to it"
+
+echo "[  PASSED  ] 4 tests."
