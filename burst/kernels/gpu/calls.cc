@@ -152,7 +152,7 @@ KernelFamily ServedBy(MaybeFamily only, const FlashAttentionShape& shape, bool c
 // Whether the forward is one of few queries, for which the other kernels read K and V once for
 // every head, in tiles that are mostly empty. The time of those grows with the heads, that of
 // sm80::Decode with the rows, so that the number of queries decides; and with few keys theirs start
-// sooner (measured: docs/kernels.md).
+// sooner (measured: docs/kernels-notebook.md).
 bool IsDecoding(const FlashAttentionShape& shape) {
   if (!Is16Bit(shape.dtype) || shape.q_len > 16 || shape.blocks.key_begin != nullptr) return false;
   const int64_t heads_per_kv = shape.num_heads / shape.num_kv_heads;
