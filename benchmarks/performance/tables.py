@@ -319,6 +319,40 @@ def context():
     return ["positions", "before, last 1,024 tokens", "after, last 1,024 tokens", "after, all tokens"], rows
 
 
+def recompute():
+    rows = []
+    for row in load("plan_h200")["rows"]:
+        options = row["options"]
+        if "--model=llama_1b" in options and "--seqlen=65536" in options:
+            kind = [o.split("=")[1] for o in options if o.startswith("--recompute=")] or ["none"]
+            gpus = [o.split("=")[1] for o in options if o.startswith("--gpus=")][0].split("x")[0]
+            rows.append([gpus, kind[0], number(row["tokens_per_second"]), number(row["GiB"])])
+    return ["H200", "recomputed", "tokens/s a GPU", "GiB a GPU"], rows
+
+
+def data_parallel():
+    row = one(load("train_step_h200")["rows"], data_parallel=4)
+    rows = [[number(run), number(rate), number(100 * part, 1)] for run, (rate, part) in
+            enumerate(zip(row["tokens_per_second"], row["of_four_alone_at_once"]), 1)]
+    return ["run", "tokens/s, all GPUs", "of four alone at once, %"], rows
+
+
+def convergence():
+    found = [row["best_val_loss"] for row in load("train_step_h200")["nanogpt_gpu"]["rows"] if row["init_std"] == 0.02]
+    cpu_loss = [row["val_loss"] for row in load("cpu_epyc_2_cores")["rows"] if row["benchmark"] == "convergence"]
+    rows = [["GPU setting, nanoGPT's initialization", number(len(found)), number(sum(found) / len(found), 3),
+             number(min(found), 3), number(max(found), 3), "1.4697"],
+            ["CPU setting", number(len(cpu_loss)), number(sum(cpu_loss) / len(cpu_loss), 3), number(min(cpu_loss), 3),
+             number(max(cpu_loss), 3), "1.88"]]
+    return ["setting", "seeds", "mean", "lowest", "highest", "nanoGPT, published"], rows
+
+
+def cpu_pytorch():
+    rows = [[row["work"], row["unit"]] + [number(value) for value in row["burst"] + row["pytorch"]]
+            for row in load("cpu_pytorch_2_cores")["rows"]]
+    return ["work", "unit", "lowest", "highest", "PyTorch, lowest", "highest"], rows
+
+
 def losses():
     rows = [["`%s`" % row["options"], number(row["ms_a_step"]), "%.1e" % row["loss_difference_from_one_gpu"],
              "%.1e" % row["norm_difference_from_one_gpu"],
@@ -364,8 +398,8 @@ def fp8_errors():
 
 TABLES = {function.__name__: function for function in (
     training, long_training, published, kernels, kernels_all, kernels_grouped, kernels_h100, masks, fp8, fp8_errors,
-    few_queries, float16, sinks, ampere, dense, ops, ring, strategies, nccl, documents, balance, memory_options, saves, context, losses, exact,
-    generation, cpu, cpu_ring, processes)}
+    few_queries, float16, sinks, ampere, dense, ops, ring, strategies, nccl, documents, balance, memory_options, recompute, data_parallel, convergence, saves, context, losses, exact,
+    generation, cpu, cpu_pytorch, cpu_ring, processes)}
 
 
 def markdown(name):
