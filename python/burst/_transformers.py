@@ -1,5 +1,44 @@
 """burst.register: attention of transformers' models over a group."""
 
+import inspect
+import warnings
+import weakref
+
+import torch
+
+from . import _transformers_masks as masks
+from ._attention import attention, cross_attention
+from ._transformers_positions import Positions, ints, refuse, rows_of, size_of
+
+# Keywords that models hand on to their attention and that do not change what it computes.
+_HARMLESS = frozenset((
+    "cache_position", "deterministic", "layer_idx", "max_length_k", "max_length_q", "num_items_in_batch",
+    "output_hidden_states", "output_router_logits", "past_key_value", "past_key_values",
+    "position_embeddings", "return_dict", "target_dtype", "training", "use_cache", "use_top_left_mask",
+    "logits_to_keep", "mm_token_type_ids", "token_type_ids"))
+_NOT_REGISTERED = ("q", "k", "v", "return_lse", "return_max_logit")
+
+
+class _Seen:
+    """What was computed of tensors' values, as long as they are the same objects with the same values."""
+
+    def __init__(self):
+        self._found = {}
+
+    def of(self, compute, tensor, *more):
+        try:
+            version = tensor._version
+        except RuntimeError:  # torch.inference_mode counts none
+            return compute(tensor, *more)
+        found = self._found.get((id(tensor), *more))
+        if found is not None and found[0]() is tensor and found[1] == version:
+            return found[2]
+        result = compute(tensor, *more)
+        if len(self._found) >= 8:
+            self._found.clear()
+        self._found[(id(tensor), *more)] = weakref.ref(tensor), version, result
+        return result
+
 
 def register(group=None, layout="zigzag", name="burst", **arguments):
     """Adds `name` to transformers' attention implementations, for
@@ -11,29 +50,193 @@ def register(group=None, layout="zigzag", name="burst", **arguments):
         own = burst.positions(seqlen, group, device=...)
         model(input_ids=input_ids[:, own], position_ids=own[None], use_cache=False)
 
-    `arguments`: those of burst.attention (documents, strategy, ...). Models without padding and
-    without a cache; a sliding window, sinks, dropout and capped logits of the model are honored.
+    `arguments`: those of burst.attention (documents, strategy, ...). On one rank the mask is
+    transformers' own: padding, packed position_ids or cu_seq_lens, windows, chunks, blocks of images, 4D
+    masks. Over a group it is causal or bidirectional, with a window, and documents= or cu_seq_lens. A
+    model's sinks, dropout and capped logits are honored. What is not served is a ValueError that
+    names it: docs/pytorch.md has the list.
     """
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    try:
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    except ImportError as error:
+        raise ImportError("register: transformers must be 4.53 or newer, which tells an attention its mask; "
+                          "upgrade it") from error
+    known = inspect.signature(attention).parameters
+    for argument in arguments:
+        if argument not in known or argument in _NOT_REGISTERED:
+            raise ValueError("register: %s must be an argument of burst.attention that does not change what "
+                             "it returns; got %r" % (argument, arguments[argument]))
+    served = _Attention(group, layout, arguments)
+    ALL_ATTENTION_FUNCTIONS.register(name, served.forward)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, masks.mask_function(lambda: size_of(group)))
 
-    from ._attention import attention
 
-    def forward(module, query, key, value, attention_mask, scaling=None, dropout=0.0,
-                sliding_window=None, is_causal=None, softcap=None, s_aux=None, position_bias=None, **_):
-        if attention_mask is not None and not bool(attention_mask.all()):
-            raise ValueError("attention_mask: sequences with padding; pack documents instead "
-                             "(documents=...)")
-        if position_bias is not None:
-            raise ValueError("position_bias: nothing is added to logits here")
-        if query.shape[2] != key.shape[2]:
-            raise ValueError("key has %d tokens, query %d: a cache of keys; set use_cache=False" %
-                             (key.shape[2], query.shape[2]))
+def _meet(a, b):
+    """Rows of document starts that divide tokens where one of two such rows (or None) does."""
+    if a is None or b is None:
+        return a or b
+    rows = max(len(a), len(b))
+    if {len(a), len(b)} - {1, rows}:
+        raise ValueError("documents: %d rows were registered, the model's mask has %d" % (len(b), len(a)))
+    return tuple(tuple(sorted({*a[row % len(a)], *b[row % len(b)]})) for row in range(rows))
+
+
+def _are_within(slices, starts):
+    """Whether documents change nothing about slices, as each of them is within one."""
+    of = lambda token: sum(start <= token for start in starts)
+    return all(of(a) == of(b - 1) == of(c) == of(d - 1) for row in slices for a, b, c, d, _ in row)
+
+
+class _Attention:
+    """One registered attention: its forward is what models call."""
+
+    def __init__(self, group, layout, arguments):
+        self._group, self._layout, self._arguments = group, layout, arguments
+        self._positions = Positions(group, layout, arguments)
+        self._masks, self._lengths, self._packings = _Seen(), _Seen(), _Seen()
+        self._warned = False
+
+    def forward(self, module, query, key, value, attention_mask, scaling=None, dropout=0.0,
+                sliding_window=None, is_causal=None, softcap=None, s_aux=None, position_ids=None,
+                cu_seq_lens_q=None, cu_seq_lens_k=None, **others):
+        ranks = size_of(self._group)
+        lengths = query.shape[2], key.shape[2]
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
-        given = dict(causal=is_causal, softmax_scale=scaling, window=sliding_window or 0,
-                     sinks=s_aux, group=group, layout=layout, softcap=softcap, dropout_p=dropout)
-        given.update(arguments)
-        out = attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **given)
-        return out, None
+        try:
+            _check_others(others)
+            mask = self._mask(attention_mask, lengths, is_causal, sliding_window, ranks)
+            documents = self._documents(mask, cu_seq_lens_q, cu_seq_lens_k, query, ranks)
+            if ranks > 1:
+                self._check_positions(position_ids, mask, documents, lengths[0])
+            elif documents is None and mask.slices is None:
+                self._check_packing(position_ids)
+        except ValueError as error:
+            refuse(self._group, query, "seqlen" in self._arguments, error)
+        given = dict(softmax_scale=scaling, sinks=s_aux, group=self._group, layout=self._layout)
+        tensors = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        if lengths[0] != lengths[1]:
+            return self._cross(tensors, given, softcap, dropout), None
+        given.update(causal=mask.causal, window=mask.window, softcap=softcap or 0.0, dropout_p=dropout)
+        if mask.slices is not None:
+            given["slices"] = mask.slices if torch.compiler.is_compiling() else mask.frozen
+        given.update((name, value) for name, value in self._arguments.items()
+                     if name not in ("documents", "cu_seqlens"))
+        return attention(*tensors, documents=documents, **given), None
 
-    ALL_ATTENTION_FUNCTIONS.register(name, forward)
+    def _mask(self, given, lengths, is_causal, sliding_window, ranks):
+        """The Mask of what transformers gives as attention_mask. Without one, is_causal is all that counts."""
+        if isinstance(given, masks.Mask):
+            mask = given
+        elif given is None:
+            mask = masks.Mask(lengths, bool(is_causal))
+            if lengths[0] != lengths[1] and is_causal:
+                mask = masks.Mask(lengths, refusal=masks.CACHE % lengths)
+        elif not isinstance(given, torch.Tensor):
+            raise ValueError("attention_mask: it must be a tensor or None; got a %s%s" %
+                             (type(given).__name__, masks.INSTEAD))
+        elif ranks > 1:
+            raise ValueError("attention_mask: a tensor of the shape %s is not served over a group of ranks; "
+                             "leave it out, and pack sequences with burst.register(group, documents=...)" %
+                             (list(given.shape),))
+        elif torch.compiler.is_compiling():
+            raise ValueError(masks.TRACED)
+        else:
+            mask = self._masks.of(masks.of_tensor, given, *lengths)
+        if mask.refusal is not None:
+            raise ValueError(mask.refusal)
+        if mask.lengths != lengths:
+            raise ValueError("attention_mask: the mask is for %d queries and %d keys, the attention has %d and "
+                             "%d%s" % (*mask.lengths, *lengths, masks.INSTEAD))
+        if (sliding_window and mask.slices is None and mask.window != sliding_window and
+                (ranks > 1 or sliding_window < lengths[0])):
+            raise ValueError("sliding_window: the layer has a window of %d, the mask that its model has made "
+                             "one of %d%s" % (sliding_window, mask.window, masks.INSTEAD))
+        plain = mask.slices is None and mask.documents is None
+        for name in ("causal", "window", "spans", "slices"):
+            if self._arguments.get(name) is not None and not plain:
+                raise ValueError("%s: it was registered, and the model's mask has padding, documents or "
+                                 "blocks; leave one of them out" % name)
+        return mask
+
+    def _documents(self, mask, cu_seq_lens_q, cu_seq_lens_k, query, ranks):
+        """Rows of document starts, of the mask, the keywords and what was registered together."""
+        registered = rows_of(self._arguments)
+        bounds = self._bounds(cu_seq_lens_q, cu_seq_lens_k)
+        if bounds is not None:
+            if query.shape[0] != 1:
+                raise ValueError("cu_seq_lens_q: packed sequences must be a batch of 1; got %d rows" %
+                                 query.shape[0])
+            if ranks == 1 and bounds[-1] != query.shape[2]:
+                raise ValueError("cu_seq_lens_q: it must end with the number of tokens, %d; got %d" %
+                                 (query.shape[2], bounds[-1]))
+            registered = _meet(registered, (bounds[:-1],))
+        if mask.slices is None:
+            return _meet(mask.documents, registered)
+        if registered is not None and not all(_are_within(mask.slices, row) for row in registered):
+            raise ValueError("documents: they are not served beside a mask that has padding or blocks; "
+                             "leave one of them out")
+        return None
+
+    def _bounds(self, of_queries, of_keys):
+        if of_queries is None and of_keys is None:
+            return None
+        if of_queries is None or of_keys is None:
+            raise ValueError("cu_seq_lens_q: it must be given with cu_seq_lens_k; got one of them")
+        if torch.compiler.is_compiling():
+            raise ValueError("cu_seq_lens_q: " + masks.TRACED)
+        bounds = self._lengths.of(ints, of_queries)
+        if of_keys is not of_queries and bounds != self._lengths.of(ints, of_keys):
+            raise ValueError("cu_seq_lens_k: it must be equal to cu_seq_lens_q" + masks.INSTEAD)
+        if len(bounds) < 2 or bounds[0] != 0 or any(a > b for a, b in zip(bounds, bounds[1:])):
+            raise ValueError("cu_seq_lens_q: it must begin with 0 and not decrease; got %s" % (bounds,))
+        return bounds
+
+    def _check_positions(self, position_ids, mask, documents, n):
+        """That this rank's tokens say where they are in the whole sequence."""
+        given = mask.positions if position_ids is None else position_ids
+        if given is None or given.dim() != 2:
+            if not self._warned:
+                self._warned = True
+                warnings.warn("burst.register: this model does not tell its attention position_ids [batch, "
+                              "tokens]; that they are burst.positions is not checked")
+            return
+        self._positions.check(given, n, documents)
+
+    def _check_packing(self, position_ids):
+        """That no documents are packed of which the mask does not know, as some models do not tell it."""
+        if position_ids is None or position_ids.dim() != 2 or torch.compiler.is_compiling():
+            return
+        if self._packings.of(_starts_again, position_ids):
+            raise ValueError("position_ids: they start again, and the mask that the model has made keeps no "
+                             "documents apart; pass cu_seq_lens_q and cu_seq_lens_k or "
+                             "burst.register(documents=...), and no attention_mask")
+
+    def _cross(self, tensors, given, softcap, dropout):
+        """Queries of one sequence, all keys of another."""
+        for name, value in (("softcap", softcap), ("dropout", dropout)):
+            if value:
+                raise ValueError("%s: it must be 0 in a cross-attention; got %s%s" %
+                                 (name, value, masks.INSTEAD))
+        known = inspect.signature(cross_attention).parameters
+        for name, value in self._arguments.items():
+            if name not in known:
+                raise ValueError("%s: it was registered, and a cross-attention does not have it" % name)
+        return cross_attention(*tensors, **{**given, **self._arguments})
+
+
+def _starts_again(position_ids):
+    return bool((position_ids[:, 1:] < position_ids[:, :-1]).any())
+
+
+def _check_others(others):
+    for name, value in others.items():
+        if value is None or value is False or name in _HARMLESS:
+            continue
+        if name == "position_bias":
+            raise ValueError("position_bias: nothing is added to logits here" + masks.INSTEAD)
+        if name == "output_attentions":
+            raise ValueError("output_attentions: weights are not kept; use attn_implementation='eager'")
+        raise ValueError("%s: this keyword of the model's attention is not known here, and might change "
+                         "what it computes%s" % (name, masks.INSTEAD))

@@ -1,0 +1,140 @@
+"""Whether the position_ids of a rank's tokens are those of its part of the sequences: for burst.register."""
+
+import torch
+
+from . import _ranks
+from .layout import positions
+
+
+def size_of(group):
+    return _ranks.size_of(group)
+
+
+def refuse(group, tensor, promised, error):
+    """Raises the error, here and on the other ranks, which are in their next attention() call.
+
+    promised: they do not compare arguments there, as seqlen= was given; then they learn that this rank is lost."""
+    if size_of(group) > 1 and not torch.compiler.is_compiling():
+        ranks = _ranks.ranks_of(group, tensor)
+        with ranks.device.lock:
+            ranks.device.enter()
+            if promised:
+                ranks.fail(error)
+            else:
+                ranks.exchange("E" + str(error))
+    raise error
+
+
+def ints(tensor):
+    return tuple(int(value) for value in (tensor.tolist() if isinstance(tensor, torch.Tensor) else tensor))
+
+
+def rows_of(arguments):
+    """Rows of document starts as tuples, of arguments documents or cu_seqlens, or None."""
+    if arguments.get("cu_seqlens") is not None:
+        return (ints(arguments["cu_seqlens"])[:-1],)
+    documents = arguments.get("documents")
+    if documents is None:
+        return None
+    rows = documents.tolist() if isinstance(documents, torch.Tensor) else list(documents)
+    if not rows or not isinstance(rows[0], (list, tuple, torch.Tensor)):
+        rows = [rows]
+    return tuple(map(ints, rows))
+
+
+_all = []  # Positions, by their numbers in graphs
+
+
+class Positions:
+    """What position_ids may be on this rank of a group: positions in the whole sequence or, of tokens in
+    documents, in those."""
+
+    def __init__(self, group, layout, arguments):
+        self.group, self._layout, self.arguments = group, layout, arguments
+        self._known = {}  # (tokens of this rank, rows of documents): what was right last
+        self.number = len(_all)
+        _all.append(self)
+
+    def check(self, position_ids, n, documents):
+        """Raises ValueError for position_ids [batch or 1, n] that are wrong; documents: rows of starts."""
+        if torch.compiler.is_compiling():
+            torch._assert_async(torch.ops.burst.check_positions(position_ids, self.number))
+            return
+        given = position_ids.detach().to("cpu", torch.int64)
+        for want in self._candidates(n, documents):
+            if given.shape[1] == n and any(torch.equal(given, rows.expand(len(given), n)) for rows in want
+                                           if len(rows) in (1, len(given))):
+                self._known = {(n, documents): want}
+                return
+        raise ValueError(
+            "position_ids: they must be the positions of this rank's tokens in the whole sequence; got %s. Pass "
+            "position_ids=burst.positions(seqlen, group, layout=%r)[None]; of packed documents, these or the "
+            "positions in each document, and burst.register(group, documents=...)" %
+            (_shortly(given[0].tolist() if len(given) else []), self._layout))
+
+    def _candidates(self, n, documents):
+        """Yields what [rows, n] may be, for lengths of the whole sequence that give this rank n tokens."""
+        known = self._known.get((n, documents))
+        if known is not None:
+            yield known
+        for seqlen in self._lengths(n):
+            try:
+                at = positions(seqlen, self.group, self._layout, **self._packed(documents))
+            except ValueError:
+                continue
+            if len(at) == n:
+                yield [at[None]] + ([] if documents is None else [_in_documents(at, documents)])
+
+    def _lengths(self, n):
+        if self.arguments.get("seqlen") is not None:
+            return [self.arguments["seqlen"]]
+        size = size_of(self.group)
+        return sorted(range(max(n, (n - 4) * size), (n + 4) * size), key=lambda seqlen: abs(seqlen - n * size))
+
+    def _packed(self, documents):
+        """What else the layout "balanced" depends on."""
+        if documents is None or self._layout != "balanced":
+            return {}
+        given = {name: self.arguments[name] for name in ("causal", "window", "ulysses_size")
+                 if name in self.arguments}
+        return dict(documents=documents, **given)
+
+
+def _in_documents(at, documents):
+    """[rows, n]: the positions `at` counted from the start of each document."""
+    rows = []
+    for row in documents:
+        starts = torch.tensor(sorted({0, *row}))
+        rows.append(at - starts[torch.bucketize(at, starts, right=True) - 1])
+    return torch.stack(rows)
+
+
+def _shortly(values):
+    return "%s" % values if len(values) <= 12 else "[%s, ...]" % ", ".join(map(str, values[:12]))
+
+
+if hasattr(torch.library, "custom_op"):
+    @torch.library.custom_op("burst::require", mutates_args=())
+    def require(flag: torch.Tensor, text: str) -> torch.Tensor:
+        """Raises ValueError where a graph finds a flag that is false."""
+        if not bool(flag):
+            raise ValueError(text)
+        return torch.ones((), dtype=torch.bool)
+
+    @torch.library.custom_op("burst::check_positions", mutates_args=())
+    def check_positions(position_ids: torch.Tensor, number: int) -> torch.Tensor:
+        """Positions.check of the one with this number, when a graph runs."""
+        checks = _all[number]
+        try:
+            checks.check(position_ids, position_ids.shape[1], rows_of(checks.arguments))
+        except ValueError as error:
+            refuse(checks.group, position_ids, "seqlen" in checks.arguments, error)
+        return torch.ones((), dtype=torch.bool)
+
+    @require.register_fake
+    def _(flag, text):
+        return torch.empty((), dtype=torch.bool, device="cpu")
+
+    @check_positions.register_fake
+    def _(position_ids, number):
+        return torch.empty((), dtype=torch.bool, device="cpu")

@@ -1,0 +1,341 @@
+"""burst.register against transformers' own attentions: every mask that its masking_utils makes is the same
+mask, and logits and gradients are equal, or a ValueError says what is not served."""
+
+import functools
+import itertools
+import unittest
+
+import torch
+
+import burst
+from harness import main
+
+try:
+    import transformers
+    from transformers import masking_utils
+except ImportError:
+    transformers = masking_utils = None
+
+SMALL = dict(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+BART = dict(vocab_size=50, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
+            decoder_attention_heads=4, encoder_ffn_dim=32, decoder_ffn_dim=32)
+VISION = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32, image_size=8,
+              patch_size=4)
+N = 12
+
+
+def needs(*names):
+    """Skips a test where transformers, or one of its models, is missing, and says so."""
+    def decorate(test):
+        @functools.wraps(test)
+        def run(self):
+            if masking_utils is None:
+                self.skipTest("there is no transformers with masking_utils (4.53): nothing was tested")
+            missing = [name for name in names if not hasattr(transformers, name)]
+            if missing:
+                self.skipTest("this transformers has no %s: they were not tested" % ", ".join(missing))
+            test(self)
+        return run
+    return decorate
+
+
+def model_of(name, config="", **changes):
+    torch.manual_seed(0)
+    config = getattr(transformers, config or name.replace("ForCausalLM", "").replace("Model", "") + "Config")
+    return getattr(transformers, name)(config(**{**SMALL, **changes})).eval()
+
+
+def tokens(rows, count=N):
+    return torch.randint(3, 50, (rows, count), generator=torch.Generator().manual_seed(count))
+
+
+def padding(*hidden):
+    """An attention_mask whose rows hide the tokens of slices."""
+    mask = torch.ones(len(hidden), N, dtype=torch.long)
+    for row, where in zip(mask, hidden):
+        row[where] = 0
+    return mask
+
+
+LEFT, RIGHT = padding(slice(0, 4), slice(0, 0)), padding(slice(8, None), slice(11, None))
+HOLES = padding(slice(3, 5), slice(0, 0))
+PACKED = torch.tensor([[*range(4), *range(8)]])
+BOUNDS = torch.tensor([0, 4, 12], dtype=torch.int32)
+
+
+def own_mask(mask, rows, n):
+    """What a Mask shows, bool [rows, n, n], of attention() itself: with values that are the keys' numbers."""
+    q = torch.zeros(rows, n, 1, n, dtype=torch.float64)
+    v = torch.eye(n, dtype=torch.float64).expand(rows, n, n)[:, :, None]
+    out = burst.attention(q, q, v, causal=mask.causal, window=mask.window, documents=mask.documents,
+                          slices=mask.slices)
+    return out[:, :, 0] > 0
+
+
+def mask_functions():
+    """(name, function of two rows) of all of masking_utils' functions, and of their compositions."""
+    m = masking_utils
+    shift, blocks = torch.tensor([0, 3]), torch.tensor([[-1, 0, 0, 0, -1, -1, 1, 1, 1, 1, -1, -1],
+                                                        [0, 0, 0, -1, -1, -1, -1, -1, -1, 2, 2, 2]])
+    positions = torch.tensor([[*range(5), *range(7)], [*range(3, 10), *range(2, 7)]])
+    documents = torch.tensor([[0] * 5 + [1] * 7, [0] * 7 + [1] * 5])
+    base = {"causal": m.causal_mask_function, "bidirectional": m.bidirectional_mask_function,
+            "window": m.sliding_window_causal_mask_function(4), "window of 1": m.sliding_window_causal_mask_function(1),
+            "window on both sides": m.and_masks(m.bidirectional_mask_function, lambda b, h, q, k: abs(q - k) <= 3),
+            "chunks": m.chunked_causal_mask_function(4, shift)}
+    if hasattr(m, "sliding_window_bidirectional_mask_function"):
+        base["window on both sides"] = m.sliding_window_bidirectional_mask_function(3)
+    blockwise = getattr(m, "blockwise_overlay", lambda labels: lambda b, h, q, k: (
+        labels[b, q] == labels[b, k]) & (labels[b, q] >= 0))
+    for name, function in base.items():
+        yield name, function
+        yield name + ", blocks", m.or_masks(function, blockwise(blocks))
+        yield name + ", prefix", m.or_masks(function, lambda b, h, q, k: k < 5)
+        yield name + ", odd", m.and_masks(function, lambda b, h, q, k: (q + k) % 3 > 0)
+        if hasattr(m, "remap_positions_for_packed_sequence"):
+            function = m.remap_positions_for_packed_sequence(function, positions)
+        yield name + ", packed", m.and_masks(function, m.packed_sequence_mask_function(documents))
+        yield name + ", packed, blocks", m.and_masks(m.or_masks(function, blockwise(blocks)),
+                                                     m.packed_sequence_mask_function(documents))
+
+
+class MaskTest(unittest.TestCase):
+    @needs()
+    def test_every_mask(self):
+        """The same keys are shown as by sdpa_mask, for every function with every padding."""
+        from burst import _transformers_masks
+        make, count = _transformers_masks.mask_function(lambda: 1), 0
+        for (name, function), padded in itertools.product(mask_functions(), (None, LEFT, RIGHT, HOLES)):
+            with self.subTest(name, padded=padded):
+                padded = padded if padded is None else padded.bool()
+                values = _transformers_masks._values_of(masking_utils.sdpa_mask, function, 2, N, padded, False, "cpu")
+                mask = make(batch_size=2, q_length=N, kv_length=N, mask_function=function, attention_mask=padded,
+                            device="cpu")
+                self.assertIsNone(mask.refusal)
+                self.assertTrue(torch.equal(own_mask(mask, 2, N), values(0, N, True).expand(2, N, N)))
+                count += 1
+        self.assertGreater(count, 100)
+
+    @needs()
+    def test_long_masks_are_read(self):
+        """A million tokens: known functions are read, unknown ones refused before any n x n is made."""
+        from burst import _transformers_masks
+        n, m = 2**20, masking_utils
+        make = functools.partial(_transformers_masks.mask_function(lambda: 1), batch_size=1, q_length=n, kv_length=n,
+                                 device="cpu")
+        documents = (torch.arange(n) // 1000)[None]
+        mask = make(mask_function=m.and_masks(m.sliding_window_causal_mask_function(99),
+                                              m.packed_sequence_mask_function(documents)))
+        self.assertEqual((mask.causal, mask.window, mask.documents), (True, 99, (tuple(range(0, n, 1000)),)))
+        kept = torch.ones(1, n, dtype=torch.bool)
+        kept[0, :7] = False
+        mask = make(mask_function=m.causal_mask_function, attention_mask=kept)
+        self.assertEqual(mask.slices, (((7, n, 7, n, "causal"),),))
+        mask = make(mask_function=m.or_masks(m.causal_mask_function, lambda b, h, q, k: k < 5))
+        self.assertIn("<lambda>", mask.refusal)
+
+    @needs()
+    def test_a_function_of_a_known_name_is_tried(self):
+        """A later version's function that means something else is evaluated and not read."""
+        from burst import _transformers_masks
+
+        def sliding_window_overlay(sliding_window):
+            def inner_mask(batch_idx, head_idx, q_idx, kv_idx):
+                return kv_idx >= q_idx - sliding_window
+            inner_mask.__module__ = "transformers.masking_utils"
+            inner_mask.__qualname__ = "sliding_window_overlay.<locals>.inner_mask"
+            return inner_mask
+
+        function = masking_utils.and_masks(sliding_window_overlay(3), masking_utils.causal_mask_function)
+        trusted = set(_transformers_masks._trusted)
+        _transformers_masks._trusted.clear()
+        mask = _transformers_masks.mask_function(lambda: 1)(
+            batch_size=1, q_length=N, kv_length=N, mask_function=function, device="cpu")
+        _transformers_masks._trusted.update(trusted)
+        self.assertEqual((mask.causal, mask.window), (True, 4))
+
+
+class ModelsTest(unittest.TestCase):
+    def check(self, run, model, reference="sdpa", refused=None, real=None, tolerance=2e-5):
+        """That run(model) with burst is what it is with `reference`, or a ValueError of the words `refused`."""
+        with torch.no_grad():
+            model.set_attn_implementation("burst")
+            if refused is not None:
+                with self.assertRaisesRegex(ValueError, refused):
+                    run(model)
+                return
+            have = run(model)
+            model.set_attn_implementation(reference)
+            want = run(model)
+        if real is not None:
+            have, want = have[real.bool()], want[real.bool()]
+        torch.testing.assert_close(have, want, atol=tolerance, rtol=0)
+
+    def check_masks(self, model, reference="sdpa", windowed=False, tells_packing=True):
+        """All that a decoder or an encoder can be told of its mask."""
+        decoder = {} if type(model).__name__ in ("BertModel", "ModernBertModel") else dict(use_cache=False)
+        additive = torch.full((1, 1, N, N), torch.finfo(torch.float32).min).triu(1)
+        torch.manual_seed(3)
+        odd = (torch.rand(2, 1, N, N) < 0.5) | torch.eye(N, dtype=torch.bool)
+
+        def check(rows=2, real=None, refused=None, **given):
+            with self.subTest(type(model).__name__, given=sorted(given), real=real):
+                self.check(lambda model: model(input_ids=tokens(rows), **given, **decoder)[0], model, reference,
+                           refused, real)
+
+        check()
+        for mask in (LEFT, RIGHT, HOLES):
+            check(attention_mask=mask, real=mask)
+        # A model with windows drops them where it is given four dimensions, all but flash-attention's.
+        refused = "sliding_window" if windowed else None
+        check(attention_mask=additive, refused=refused)
+        if reference == "sdpa":
+            check(attention_mask=torch.ones(2, 1, N, N, dtype=torch.bool), refused=refused)
+            check(attention_mask=odd)
+        refused = None if tells_packing else "position_ids: they start again"
+        check(rows=1, position_ids=PACKED, refused=refused)
+        check(position_ids=PACKED.expand(2, N), refused=refused)
+        check(attention_mask=torch.full((1, 1, N, N), 0.5), refused="adds to logits")
+        self.check_lengths(model, decoder)
+
+    def check_lengths(self, model, decoder):
+        """cu_seq_lens keep documents apart, as flash-attention does: each has the values that it has alone."""
+        model.set_attn_implementation("burst")
+        ids = tokens(1)
+        run = lambda ids, positions, **given: model(input_ids=ids, position_ids=positions, **given, **decoder)[0]
+        with torch.no_grad():
+            have = run(ids, PACKED, cu_seq_lens_q=BOUNDS, cu_seq_lens_k=BOUNDS, max_length_q=8, max_length_k=8)
+            for begin, end in ((0, 4), (4, 12)):
+                want = run(ids[:, begin:end], PACKED[:, begin:end])
+                torch.testing.assert_close(have[:, begin:end], want, atol=2e-5, rtol=0)
+            for bounds, other in ((BOUNDS, BOUNDS[[0, 2]]), (BOUNDS - 1, BOUNDS - 1), (BOUNDS[:2], BOUNDS[:2]),
+                                  (BOUNDS, None)):
+                with self.assertRaisesRegex(ValueError, "cu_seq_lens_[qk]: it must"):
+                    run(ids, PACKED, cu_seq_lens_q=bounds, cu_seq_lens_k=other)
+
+    @needs("LlamaConfig", "Qwen2Config", "MistralConfig")
+    def test_decoders(self):
+        burst.register()
+        self.check_masks(model_of("LlamaForCausalLM"))
+        self.check_masks(model_of("MistralForCausalLM", sliding_window=4), windowed=True)
+        self.check_masks(model_of("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=4, max_window_layers=1),
+                         windowed=True)
+
+    @needs("Gemma2Config", "GptOssConfig")
+    def test_decoders_with_capped_logits_and_sinks(self):
+        burst.register()
+        self.check_masks(model_of("Gemma2ForCausalLM", head_dim=8, sliding_window=4), "eager", windowed=True)
+        self.check_masks(model_of("GptOssForCausalLM", head_dim=8, sliding_window=4, num_local_experts=2,
+                                  num_experts_per_tok=1), "eager", windowed=True, tells_packing=False)
+
+    @needs("Llama4TextConfig", "Gemma3TextConfig")
+    def test_chunks_and_windows_on_both_sides(self):
+        burst.register()
+        self.check_masks(model_of("Llama4ForCausalLM", "Llama4TextConfig", intermediate_size_mlp=48, head_dim=8,
+                                  num_hidden_layers=4, num_local_experts=2, attention_chunk_size=4))
+        self.check_masks(model_of("Gemma3ForCausalLM", "Gemma3TextConfig", head_dim=8, sliding_window=4,
+                                  layer_types=["sliding_attention", "full_attention"],
+                                  use_bidirectional_attention=True), windowed=True)
+
+    @needs("BertConfig", "ModernBertConfig")
+    def test_encoders(self):
+        burst.register()
+        self.check_masks(model_of("BertModel"), tells_packing=False)
+        self.check_masks(model_of("ModernBertModel", num_hidden_layers=4, local_attention=6, cls_token_id=1,
+                                  sep_token_id=2), windowed=True)
+
+    @needs("ViTConfig", "CLIPConfig")
+    def test_vision(self):
+        burst.register()
+        pixels = torch.ones(2, 3, 8, 8).cumsum(-1)
+        torch.manual_seed(0)
+        self.check(lambda model: model(pixel_values=pixels)[0],
+                   transformers.ViTModel(transformers.ViTConfig(**VISION)).eval())
+        text = {name: value for name, value in SMALL.items() if name != "num_key_value_heads"}
+        model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=VISION)).eval()
+        self.check(lambda model: model(input_ids=tokens(2), attention_mask=RIGHT, pixel_values=pixels).logits_per_text,
+                   model)
+
+    @needs("BartConfig", "T5Config")
+    def test_encoder_decoders(self):
+        burst.register()
+        torch.manual_seed(0)
+        model = transformers.BartModel(transformers.BartConfig(**BART)).eval()
+        for keys, mask, refused in ((N, None, None), (N, RIGHT, None), (9, None, None), (N, RIGHT, "padded keys")):
+            queries = 5 if refused or keys != N else N
+            self.check(lambda model: model(input_ids=tokens(2, keys), attention_mask=mask, use_cache=False,
+                                           decoder_input_ids=tokens(2, queries))[0], model, refused=refused)
+        model = transformers.T5Model(transformers.T5Config(vocab_size=50, d_model=32, d_kv=8, d_ff=32, num_layers=1,
+                                                           num_heads=4)).eval()
+        if int(transformers.__version__.split(".")[0]) >= 5:  # before, its attention was its own
+            self.check(lambda model: model(input_ids=tokens(2), decoder_input_ids=tokens(2))[0], model,
+                       refused="position_bias")
+
+    @needs("PaliGemmaConfig", "Gemma3Config")
+    def test_prefixes_and_images(self):
+        burst.register()
+        vision = dict(VISION, model_type="siglip_vision_model", projection_dim=32, vision_use_head=False)
+        text = dict(SMALL, head_dim=8)
+        pixels = torch.ones(2, 3, 8, 8).cumsum(-1)
+        torch.manual_seed(0)
+        model = transformers.PaliGemmaForConditionalGeneration(transformers.PaliGemmaConfig(
+            text_config=dict(text, model_type="gemma"), vision_config=vision, image_token_id=49,
+            projection_dim=32, hidden_size=32))
+        ids = tokens(2).clamp(max=48)
+        ids[:, 4:8] = 49
+        prefix = torch.zeros(2, N, dtype=torch.long)
+        prefix[:, 10:] = 1
+        mask = padding(slice(0, 3), slice(0, 0))
+        for train, mask in itertools.product((False, True), (None, mask)):
+            self.check(lambda model: model(input_ids=ids, pixel_values=pixels, token_type_ids=prefix,
+                                           attention_mask=mask, use_cache=False).logits, model.train(train), real=mask)
+        model = transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(
+            text_config=dict(text, sliding_window=6, layer_types=["sliding_attention", "full_attention"]),
+            vision_config=vision, mm_tokens_per_image=4, image_token_id=49))
+        for train, mask in itertools.product((False, True), (None, mask)):
+            self.check(lambda model: model(input_ids=ids, pixel_values=pixels, token_type_ids=(ids == 49).long(),
+                                           attention_mask=mask, use_cache=False).logits, model.train(train), real=mask)
+
+    @needs("LlamaConfig")
+    def test_what_is_not_served(self):
+        burst.register()
+        model, ids = model_of("LlamaForCausalLM"), tokens(1)
+        for refused, given in (("output_attentions", dict(output_attentions=True, use_cache=False)),
+                               ("attention_mask", dict(attention_mask=torch.ones(1, 1, N, N), use_cache=False)),
+                               ("attention_bias: this keyword", dict(attention_bias=ids, use_cache=False))):
+            self.check(lambda model: model(input_ids=ids, **given).logits, model, refused=refused)
+        generate = functools.partial(lambda model, **given: model.generate(ids, max_new_tokens=3, do_sample=False,
+                                                                           **given))
+        self.check(generate, model, refused="past_key_values: keys of a cache")
+        self.check(functools.partial(generate, use_cache=False), model)
+        self.check(functools.partial(generate, cache_implementation="static"), model, refused="past_key_values")
+        with self.assertRaisesRegex(ValueError, "register: return_lse"):
+            burst.register(return_lse=True)
+        with self.assertRaisesRegex(ValueError, "register: widnow"):
+            burst.register(widnow=3)
+        burst.register(name="burst_documents", documents=[0, 5])
+        model.set_attn_implementation("burst_documents")
+        with self.assertRaisesRegex(ValueError, "documents: they are not served beside"):
+            model(input_ids=tokens(2), attention_mask=LEFT, use_cache=False)
+
+    @needs("LlamaConfig")
+    def test_gradients(self):
+        """Of a packed and of a padded example, as sdpa's."""
+        burst.register()
+        model = model_of("LlamaForCausalLM").double()
+        labels = tokens(2)
+        for given, real in ((dict(position_ids=PACKED.expand(2, N)), torch.ones(2, N)),
+                            (dict(attention_mask=LEFT), LEFT), (dict(attention_mask=RIGHT), RIGHT)):
+            found = []
+            for name in ("sdpa", "burst"):
+                model.set_attn_implementation(name)
+                logits = model(input_ids=tokens(2), use_cache=False, **given).logits
+                loss = torch.nn.functional.cross_entropy(logits[real.bool()], labels[real.bool()])
+                found.append([logits[real.bool()], *torch.autograd.grad(loss, model.parameters())])
+            for want, have in zip(*found):
+                torch.testing.assert_close(have, want, atol=2e-6, rtol=0)
+
+
+if __name__ == "__main__":
+    main()
