@@ -3,8 +3,9 @@
 import torch
 
 from . import _ranks
-from ._call import backward, check_sinks, forward, make_call, number_of
-from .scores import draw_seed, drops, scores_of
+from ._arguments import make_call
+from ._call import backward, forward
+from .scores import draw_seed, read_seed
 
 _op = None
 if hasattr(torch.library, "custom_op"):
@@ -13,8 +14,8 @@ if hasattr(torch.library, "custom_op"):
 
 class AttentionFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, call, needs_grad, sinks, seed):
-        out, lse, max_logit, _, state = forward(q, k, v, call, needs_grad, sinks, seed)
+    def forward(ctx, q, k, v, group, call, needs_grad, sinks, seed, drawn):
+        out, lse, max_logit, _, seed, state = forward(q, k, v, group, call, needs_grad, sinks, seed, drawn)
         ctx.set_materialize_grads(False)
         if max_logit is not None:
             ctx.mark_non_differentiable(max_logit)
@@ -30,49 +31,28 @@ class AttentionFunction(torch.autograd.Function):
         if dout is None:
             dout = torch.zeros_like(out)
         gradients = backward(q, k, v, out, lse, dout.to(out.dtype), dlse, ctx.state, ctx.seed)
-        return (*gradients, None, None, None, None)
+        return (*gradients, None, None, None, None, None, None)
 
 
-def apply(q, k, v, call, sinks=None, seed=None):
-    """(out, lse, largest scores or None) of [batch, tokens, heads, head_dim], the first two differentiable;
-    sinks are checked, not added; seed: of dropout, default: the next one that torch draws."""
-    if not drops(call.scores):
+def _apply(q, k, v, sinks, seed, group, scalars, lists):
+    """(out, lse, largest scores or None) of [batch, tokens, heads, head_dim], the first two differentiable.
+
+    sinks are checked, not added. seed: for dropout, default: the next one that torch draws."""
+    if _op is not None and _op.is_wanted():
+        return _op.apply(q, k, v, sinks, seed, group, scalars, lists)
+    group, call = _ranks.process_group(group), make_call(scalars, lists)
+    drawn = False
+    if not call.dropout_p or call.error is not None:
         seed = None
     elif seed is None:
-        seed = draw_seed().item()
+        _ranks.refuse_capture(q)
+        seed, drawn = draw_seed().item(), True
+    else:
+        seed = read_seed(seed)
     needs_grad = torch.is_grad_enabled() and any(
         isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in (q, k, v))
     checked = sinks.detach() if isinstance(sinks, torch.Tensor) else sinks
-    return AttentionFunction.apply(q, k, v, call, needs_grad, checked, seed)
-
-
-def _constant_call(group, *arguments):
-    """The number of the Call, and of lengths that it returns: constants of a compiled graph."""
-    try:
-        group = object.__getattribute__(group, "real_obj")  # torch 2.15 traces with a stand-in
-    except AttributeError:
-        pass
-    call = make_call(group, *arguments)
-    return number_of(call), (2 if call.cross else 1) * _ranks.size_of(group)
-
-
-if hasattr(torch.library, "custom_op"):
-    from torch._dynamo import assume_constant_result
-    _constant_call = assume_constant_result(_constant_call)
-
-
-def _apply_arguments(q, k, v, sinks, seed, *arguments):
-    if _op is None or not _op.is_wanted():
-        return apply(q, k, v, make_call(*arguments), sinks, seed)
-    if sinks is not None:
-        check_sinks(sinks, q)
-    number, ranks = _constant_call(*arguments)
-    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if drops(arguments[-1]):
-        seed = draw_seed() if seed is None else torch.tensor([seed])
-    else:
-        seed = None
-    return _op.apply(q, k, v, number, ranks, needs_grad, seed)
+    return AttentionFunction.apply(q, k, v, group, call, needs_grad, checked, seed, drawn)
 
 
 def _add_sinks(out, lse, sinks):
@@ -91,13 +71,13 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
     """Exact attention over a sequence whose tokens are spread over the ranks of a group.
 
     q:     [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim]
-    k, v:  the same with kv_heads heads, which divide heads. v may have a smaller head_dim (128 beside 192,
+    k, v:  the same with kv_heads heads, which divide heads. v may have a smaller head_dim (128 and 192,
            as in multi-head latent attention); out has it, too. It is padded with zeros
     The tokens of this rank are those that `layout` gives it (burst.shard, burst.positions), in order.
 
     causal         a token sees itself and earlier ones
     softmax_scale  default: 1 / sqrt(head_dim)
-    window         a token sees those less than so many positions away; 0: no limit
+    window         a token sees those less than `window` positions away. 0: no limit
     documents      positions in the whole sequence where packed documents start, for all rows of the
                    batch, or a list of them for each row; a token sees its own document only
     cu_seqlens     the same as flash_attn's: [0, end of the first, ..., end of the sequence]
@@ -110,8 +90,8 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
     return_lse     returns (out, lse), lse [batch, heads, tokens], packed [heads, tokens]: the log of
                    the softmax's denominator, differentiable
     strategy       "burst", "ring", or "ulysses" (all-to-all of heads)
-    ulysses_size   so many neighboring ranks divide the heads, and such groups form the ring
-    ranks_per_node a double ring over nodes of so many ranks
+    ulysses_size   the number of neighboring ranks that divide the heads. Such groups form the ring
+    ranks_per_node a double ring over nodes with this number of ranks
     backward       what goes around in the backward: "burst" (queries), "ring" (keys), "auto"
     sinks          [heads], learnable: one more logit of each head's softmax, without a value (the sinks
                    of gpt-oss). Their gradient is of this rank's queries: sum it over the group
@@ -121,7 +101,7 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
 
     spans          pairs (begin, end) of positions in the whole sequence, for all rows of the batch, or a
                    list of them for each row: their tokens see one another, whatever `causal` and
-                   `window` say. An image in a text; the prompt of a prefix-LM; the blocks of
+                   `window` say. Examples: an image in a text, the prompt of a prefix-LM, the blocks of
                    block-causal attention. Each is within a document
     slices         with causal=False: a mask of any shape, the union of (q_begin, q_end, k_begin, k_end,
                    kind) for all rows of the batch, or a list of them for each row. The queries at the
@@ -134,12 +114,12 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
     softcap        > 0: scores s become softcap * tanh(s / softcap), as in Gemma 2. Neither this nor what
                    follows goes with fp8
     alibi_slopes   [heads]: a score loses its head's slope times the distance of the tokens
-                   (burst.alibi_slopes makes those of the paper)
+                   (burst.alibi_slopes makes the paper's)
     dropout_p      the probability that a weight is dropped; the others are divided by 1 - dropout_p, lse is
                    that of all of them. Which are dropped depends on the seed, the row of the batch, the head
                    and the positions, not on the ranks
     dropout_seed   an integer, the same on all ranks. Default: the next number of torch's generator of the
-                   CPU, which must be in the same state on all of them (torch.manual_seed)
+                   CPU on rank 0 of the group (torch.manual_seed). Ranks tell each other in every call
     return_max_logit  returns (out, max_logit) or (out, lse, max_logit): [batch, heads], packed [heads], the
                    largest score of each head over all ranks, after softcap and ALiBi, without sinks. Not
                    differentiable: for optimizers that clip it
@@ -147,27 +127,27 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
     Every rank of the group makes the same calls in the same order. ValueError or TypeError, on all
     ranks, for arguments that are wrong or differ between them; RankLostError where a rank is lost.
     """
-    scores = scores_of(softcap, alibi_slopes, dropout_p, return_max_logit)
-    return _attend(q, k, v, sinks, dropout_seed, return_lse, group, causal, softmax_scale, window, documents,
-                   cu_seqlens, layout, strategy, ring_grad_dtype, deterministic, backward,
-                   ulysses_size, ranks_per_node, seqlen, spans, None, False, None, slices, fp8, scores)
+    return _attend(q, k, v, sinks, dropout_seed, return_lse, group,
+                   (causal, softmax_scale, window, layout, strategy, ring_grad_dtype, deterministic, backward,
+                    ulysses_size, ranks_per_node, seqlen, fp8, softcap, dropout_p, return_max_logit, False,
+                    None, 0), (documents, cu_seqlens, spans, slices, alibi_slopes))
 
 
-def _as_wide_as(q, v):
-    """v padded to q's head_dim and the one it had; None if nothing is padded."""
-    if not (isinstance(q, torch.Tensor) and isinstance(v, torch.Tensor) and q.dim() == v.dim() == 4 and
-            0 < v.shape[3] < q.shape[3]):
-        return v, None
-    return torch.nn.functional.pad(v, (0, q.shape[3] - v.shape[3])), v.shape[3]
+def _is_dense(tensor):
+    return isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_nested
 
 
-def _attend(q, k, v, sinks, seed, return_lse, *arguments):
-    packed = isinstance(q, torch.Tensor) and q.dim() == 3
+def _attend(q, k, v, sinks, seed, return_lse, group, scalars, lists):
+    """scalars: those of _arguments.SCALARS but the last, which follows from q and v."""
+    dense = _is_dense(q) and _is_dense(k) and _is_dense(v)  # else an error, which all ranks learn of
+    packed = dense and q.dim() == 3
     if packed:
-        q, k, v = (tensor.unsqueeze(0) if isinstance(tensor, torch.Tensor) and tensor.dim() == 3
-                   else tensor for tensor in (q, k, v))
-    v, value_dim = _as_wide_as(q, v)
-    out, lse, max_logit = _apply_arguments(q, k, v, sinks, seed, *arguments[:-1], value_dim, arguments[-1])
+        q, k, v = (tensor.unsqueeze(0) if tensor.dim() == 3 else tensor for tensor in (q, k, v))
+    value_dim = None
+    if dense and q.dim() == v.dim() == 4 and 0 < v.shape[3] < q.shape[3]:
+        value_dim = v.shape[3]
+        v = torch.nn.functional.pad(v, (0, q.shape[3] - value_dim))
+    out, lse, max_logit = _apply(q, k, v, sinks, seed, group, (*scalars, value_dim), lists)
     if value_dim is not None:
         out = out[..., :value_dim]
     if sinks is not None:
@@ -192,9 +172,10 @@ def cross_attention(q, k, v, *, softmax_scale=None, group=None, layout="zigzag",
 
     seqlen is the length of the queries' sequence, and a promise as attention's, whose arguments the
     others are. backward="auto" sends queries or keys around, whichever are fewer bytes."""
-    return _attend(q, k, v, sinks, None, return_lse, group, False, softmax_scale, 0, None, None, layout,
-                   strategy, ring_grad_dtype, deterministic, backward, ulysses_size, ranks_per_node,
-                   seqlen, None, None, True, key_layout, None, False, None)
+    return _attend(q, k, v, sinks, None, return_lse, group,
+                   (False, softmax_scale, 0, layout, strategy, ring_grad_dtype, deterministic, backward,
+                    ulysses_size, ranks_per_node, seqlen, False, 0.0, 0.0, False, True, key_layout, 0),
+                   (None, None, None, None, None))
 
 
 def ulysses_attention(q, k, v, **arguments):

@@ -65,8 +65,8 @@ class AttentionOptions(ctypes.Structure):
 
 
 class Tensors:
-    """Room for so many burst_tensors (data, dtype, dims, four of shape, four of strides), used again
-    and again; `pointers`: what to pass for them."""
+    """Room for `count` burst_tensors (data, dtype, dims, four of shape, four of strides), used again
+    and again. `pointers` are what to pass for them."""
 
     def __init__(self, count):
         one = "Qii4q4q"
@@ -121,7 +121,7 @@ _library = None
 
 
 def library():
-    """The loaded library, a ctypes.CDLL: $BURST_LIBRARY, or the one beside this file."""
+    """The loaded library, a ctypes.CDLL: $BURST_LIBRARY, or the one next to this file."""
     global _library
     if _library is None:
         with _lock:
@@ -185,7 +185,7 @@ def positions(layout, seqlen, rank, size):
 
 
 def balanced_positions(seqlen, causal, window, documents, rank, size, group_size):
-    """The same of the layout "balanced"; documents: rows of starts."""
+    """As positions() for the layout "balanced". documents: rows of starts."""
     length = c_int64()
     starts = [start for row in documents for start in row]
     result = (c_int32 * max(1, local_length("balanced", seqlen, rank, size)))()

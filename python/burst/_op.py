@@ -1,67 +1,22 @@
-"""The custom operators burst::forward and burst::backward (torch >= 2.4), for torch.compile and for
-selective activation checkpointing, which see operators only."""
+"""The custom operators burst::forward and burst::backward (torch >= 2.4), for torch.compile, torch.export and
+for selective activation checkpointing, which see operators only.
 
-from typing import Optional, Tuple
+Their arguments are what a graph may keep: tensors, which are read when it runs, and one text, from which
+any process can make the Call and find the group (arguments_text)."""
+
+import json
+from typing import List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from . import _call
+from . import _arguments, _call, _ranks
+from ._agree import check_sinks
+from ._cache import Bounded
+from .masks import Frozen
+from .scores import draw_seed, read_seed
 
-
-def _number(seed):
-    """Of dropout: [1], on the CPU, or None."""
-    return None if seed is None else seed.item()
-
-
-@torch.library.custom_op("burst::forward", mutates_args=())
-def forward(q: Tensor, k: Tensor, v: Tensor, call: int, ranks: int,
-            needs_grad: bool, seed: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    out, lse, max_logit, lengths, _ = _call.forward(q, k, v, _call.call_of(call), needs_grad, seed=_number(seed))
-    if max_logit is None:
-        max_logit = torch.empty((0,))
-    return out, lse, max_logit, torch.tensor(lengths, dtype=torch.int64)
-
-
-@forward.register_fake
-def _(q, k, v, call, ranks, needs_grad, seed):
-    lse = q.new_empty(_call.lse_shape(q), dtype=_call.lse_dtype(q))
-    lengths = torch.empty((ranks,), dtype=torch.int64, device="cpu")
-    asked = _call.asks_for_max_logit(_call.call_of(call))
-    max_logit = torch.empty(_call.max_logit_shape(q) if asked else (0,), device="cpu")
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device), lse, max_logit, lengths
-
-
-@torch.library.custom_op("burst::backward", mutates_args=())
-def backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, lengths: Tensor, dout: Tensor,
-             dlse: Optional[Tensor], call: int,
-             seed: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
-    state = _call.state_of(_call.call_of(call), q, lengths.tolist())
-    dq, dk, dv = _call.backward(q, k, v, out, lse, dout.to(out.dtype), dlse, state, _number(seed))
-    return dq, dk, dv
-
-
-@backward.register_fake
-def _(q, k, v, out, lse, lengths, dout, dlse, call, seed):
-    return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-
-
-def _keep(ctx, inputs, output):
-    q, k, v, ctx.call, _, _, seed = inputs
-    out, lse, _, lengths = output
-    ctx.save_for_backward(q, k, v, out, lse, lengths, seed)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx, dout, dlse, *_):
-    q, k, v, out, lse, lengths, seed = ctx.saved_tensors
-    if dout is None:
-        dout = torch.zeros_like(out)
-    gradients = torch.ops.burst.backward(q, k, v, out, lse, lengths, dout, dlse, ctx.call, seed)
-    return (*gradients, None, None, None, None)
-
-
-forward.register_autograd(_differentiate, setup_context=_keep)
+_TEXT_BYTES = 16 << 20
 
 
 def is_wanted():
@@ -71,6 +26,187 @@ def is_wanted():
     return torch.utils._python_dispatch._get_current_dispatch_mode() is not None
 
 
-def apply(q, k, v, call, ranks, needs_grad, seed):
-    out, lse, max_logit, _ = torch.ops.burst.forward(q, k, v, call, ranks, needs_grad, seed)
-    return out, lse, max_logit if max_logit.dim() == 2 else None
+class _Parsed:
+    """What a text of arguments says."""
+
+    def __init__(self, text):
+        given = json.loads(text)
+        self.group_name, self.size = given["group"] if given["group"] else (None, 1)
+        self._scalars, self._lists = given["scalars"], given["lists"]
+        self.cross = self._scalars[_arguments.SCALARS.index("cross")]
+        self.has_largest = bool(self._scalars[_arguments.SCALARS.index("return_max_logit")])
+
+    def group(self):
+        if self.group_name is None:
+            return None
+        found = _ranks.group_of_name(self.group_name)
+        if torch.distributed.get_world_size(found) != self.size:
+            raise ValueError("group: the program was made for %d ranks in the group %r, which has %d here" %
+                             (self.size, self.group_name, torch.distributed.get_world_size(found)))
+        return found
+
+    def call(self, values):
+        """The Call, with the values of these tensors."""
+        scalars, lists = (tuple(_filled(part, values) for part in parts)
+                          for parts in (self._scalars, self._lists))
+        return _arguments.make_call(scalars, lists)
+
+
+_texts = Bounded(_TEXT_BYTES)
+
+
+def _parsed(text):
+    found = _texts.get(text)
+    return _texts.put(text, _Parsed(text), 2048 + 20 * len(text)) if found is None else found
+
+
+def _filled(value, values):
+    """A part of the arguments with tensors in the place of what arguments_text left for them."""
+    if isinstance(value, dict):
+        if "refused" in value:
+            return _arguments.Refusal(value["refused"])
+        if "frozen" in value:
+            return json.loads(value["frozen"])
+        return values[value["tensor"]]
+    if isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
+        return [_filled(item, values) for item in value]
+    return value
+
+
+def _plain(name, value):
+    """The value for JSON; for what cannot be an argument an error, which the call itself raises."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(name, item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str, dict)):
+        return value
+    if isinstance(value, torch.dtype):
+        return {torch.float32: "fp32", torch.bfloat16: "bf16"}.get(value, str(value))
+    if isinstance(value, _arguments.Refusal):
+        return {"refused": value.text}
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.guard_int("", 0) if isinstance(value, torch.SymInt) else float(value)
+    return {"refused": "%s: got %s" % (name, _arguments.shown(value))}
+
+
+def arguments_text(group, scalars, lists):
+    """(The text of an operator's arguments, the ranks of the group.) A constant of a compiled graph."""
+    try:
+        group = object.__getattribute__(group, "real_obj")  # torch 2.15 traces with a stand-in
+    except AttributeError:
+        pass
+    group = _ranks.process_group(group)
+    named = None
+    if group is not None:
+        named = _ranks.name_of(group), torch.distributed.get_world_size(group)
+    return json.dumps({
+        "group": named,
+        "scalars": [_plain(*pair) for pair in zip(_arguments.SCALARS, scalars)],
+        "lists": [_plain(*pair) for pair in zip(_arguments.LISTS, lists)]})
+
+
+arguments_text._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result, without dynamo
+
+
+def _without_tensors(value, tensors):
+    """The value with {"tensor": i} in the place of each tensor, which goes to `tensors`."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1}
+    if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
+        return _without_tensors(torch.as_tensor(value), tensors)
+    if isinstance(value, Frozen):
+        return {"frozen": value.text}
+    if isinstance(value, (list, tuple)):
+        return [_without_tensors(item, tensors) for item in value]
+    return value
+
+
+def _seed_tensor(seed):
+    """[1] of int64 on the CPU: a seed that is given, or the next one."""
+    if seed is None:
+        return draw_seed()
+    if isinstance(seed, torch.Tensor):
+        return seed.detach().to(device="cpu", dtype=torch.int64).reshape(1)
+    return torch.tensor([read_seed(seed)], dtype=torch.int64, device="cpu")
+
+
+def apply(q, k, v, sinks, seed, group, scalars, lists):
+    """As _attention._apply, through the operator."""
+    if sinks is not None:
+        check_sinks(sinks, q)
+    tensors = []
+    for name, value in (("softmax_scale", scalars[1]), ("alibi_slopes", lists[4])):
+        if isinstance(value, torch.Tensor):
+            _arguments.refuse_gradient(name, value)
+    scalars = (scalars[0], _without_tensors(scalars[1], tensors), *scalars[2:])
+    text = arguments_text(group, scalars, _without_tensors(lists, tensors))
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    drops = scalars[13] is not None and scalars[13] != 0
+    drawn = drops and seed is None
+    seed = _seed_tensor(seed) if drops else None
+    out, lse, max_logit, _ = torch.ops.burst.forward(q, k, v, text, tensors, needs_grad, seed, drawn)
+    return out, lse, max_logit if scalars[14] else None
+
+
+_TAGS = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
+
+
+@torch.library.custom_op("burst::forward", mutates_args=(), **_TAGS)
+def forward(q: Tensor, k: Tensor, v: Tensor, arguments: str, values: List[Tensor], needs_grad: bool,
+            seed: Optional[Tensor], drawn: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The last result: the tokens of every rank, then the seed."""
+    parsed = _parsed(arguments)
+    out, lse, max_logit, lengths, seed, _ = _call.forward(
+        q, k, v, parsed.group(), parsed.call(values), needs_grad, seed=None if seed is None else seed.item(),
+        drawn=drawn)
+    if max_logit is None:
+        max_logit = torch.empty((0,), dtype=torch.float32, device="cpu")
+    return out, lse, max_logit, torch.tensor([*lengths, seed or 0], dtype=torch.int64, device="cpu")
+
+
+@forward.register_fake
+def _(q, k, v, arguments, values, needs_grad, seed, drawn):
+    parsed = _parsed(arguments)
+    lse = q.new_empty(_call.lse_shape(q), dtype=_call.lse_dtype(q))
+    largest = torch.empty(_call.max_logit_shape(q) if parsed.has_largest else (0,), dtype=torch.float32,
+                          device="cpu")
+    lengths = torch.empty(((2 if parsed.cross else 1) * parsed.size + 1,), dtype=torch.int64, device="cpu")
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device), lse, largest, lengths
+
+
+@torch.library.custom_op("burst::backward", mutates_args=(), **_TAGS)
+def backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, lengths: Tensor, dout: Tensor,
+             dlse: Optional[Tensor], arguments: str, values: List[Tensor],
+             drops: bool) -> Tuple[Tensor, Tensor, Tensor]:
+    parsed = _parsed(arguments)
+    *tokens, seed = lengths.tolist()
+    state = _call.state_of(parsed.group(), parsed.call(values), q, tokens)
+    dq, dk, dv = _call.backward(q, k, v, out, lse, dout.to(out.dtype), dlse, state, seed if drops else None)
+    return dq, dk, dv
+
+
+@backward.register_fake
+def _(q, k, v, out, lse, lengths, dout, dlse, arguments, values, drops):
+    return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+
+
+def _keep(ctx, inputs, output):
+    q, k, v, ctx.arguments, values, _, seed, _ = inputs
+    out, lse, _, lengths = output
+    ctx.drops = seed is not None
+    ctx.save_for_backward(q, k, v, out, lse, lengths, *values)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, dout, dlse, *_):
+    q, k, v, out, lse, lengths, *values = ctx.saved_tensors
+    if dout is None:
+        dout = torch.zeros_like(out)
+    gradients = torch.ops.burst.backward(q, k, v, out, lse, lengths, dout, dlse, ctx.arguments, values,
+                                         ctx.drops)
+    return (*gradients, None, [None] * len(values), None, None, None)
+
+
+forward.register_autograd(_differentiate, setup_context=_keep)

@@ -9,9 +9,12 @@ import threading
 import torch
 
 from . import _library
+from ._cache import Bounded
 from ._library import UniqueId, check, create, library
 
-_MESSAGE_BYTES = 768  # what ranks tell each other before a call
+_ATTENTIONS = 64  # objects of the library for a group, one for each set of options
+_SCHEDULE_BYTES = 256 << 20  # of a group, about
+_AGREED_BYTES = 1 << 20
 
 
 def _raw_stream(index):
@@ -20,6 +23,15 @@ def _raw_stream(index):
         return torch._C._cuda_getCurrentRawStream(index)
     except AttributeError:
         return torch.cuda.current_stream(index).cuda_stream
+
+
+def refuse_capture(q):
+    """BurstError while a CUDA graph is captured, before anything is done that would break the capture and
+    leave torch's generators in it."""
+    if getattr(q, "is_cuda", False) and torch.cuda.is_current_stream_capturing():
+        raise _library.BurstError(
+            "attention cannot be captured in a CUDA graph: its ranks talk through the host, and its memory "
+            "comes and goes; leave it out of the graph")
 
 
 class _TorchMemory:
@@ -52,6 +64,8 @@ class Device:
     threads that work for different groups must not wait for each other."""
 
     def __init__(self, device):
+        if device is None:
+            raise TypeError("none of q, k and v is a torch.Tensor")
         if device.type not in ("cpu", "cuda"):
             raise ValueError("q is on %s; Burst knows cpu and cuda" % device)
         self.device, self._stream, self._threads, self._memory = device, None, None, None
@@ -82,54 +96,81 @@ class Ranks:
     """The ranks that share a sequence; one rank has no communicator."""
 
     def __init__(self, device, group=None, timeout=None):
-        self.device, self.group = Device(device), group
-        self.rank, self.size, self.comm = 0, 1, None
+        self.group, self.rank, self.size, self.comm = group, 0, 1, None
+        self.is_forked = False  # in the process that made it, not in a fork's child
         if group is not None:
             self.rank, self.size = torch.distributed.get_rank(group), _size(group)
         if self.size > 1:
-            self._connect(timeout)
-        self.attentions, self.states, self.agreed = {}, {}, {}
-        self._mine = ctypes.create_string_buffer(_MESSAGE_BYTES)
-        self._all = ctypes.create_string_buffer(_MESSAGE_BYTES * self.size)
+            self._connect(device, timeout)
+        else:
+            self.device = Device(device)
+        self._forget()
+        self._buffers = {}  # of exchange, by length
 
-    def _connect(self, timeout):
+    def _forget(self):
+        # The ranks agree in what these hold: they change in calls of all ranks, and in nothing else.
+        self.attentions, self.agreed = Bounded(_ATTENTIONS), Bounded(_AGREED_BYTES)
+        self.states = Bounded(_SCHEDULE_BYTES)
+
+    def _connect(self, device, timeout):
         group, dist = self.group, torch.distributed
-        place = (socket.gethostname(), _network(), self.device.device.type)
+        error = None
+        try:
+            self.device = Device(device)
+        except Exception as raised:  # the others are told
+            error = raised
+        place = (socket.gethostname(), _network(), None if error else device.type, error and str(error))
         places = [None] * self.size
         dist.all_gather_object(places, place, group=group)
-        kinds = sorted({kind for _, _, kind in places})
+        if error is not None:
+            raise error
+        for rank, (_, _, _, text) in enumerate(places):
+            if text is not None:
+                raise ValueError("rank %d: %s" % (rank, text))
+        kinds = sorted({kind for _, _, kind, _ in places})
         if len(kinds) > 1:
             raise ValueError("q is on %s; the ranks of the group must use one kind of device" %
                              " on one rank and on ".join(kinds))
-        one_host = len({(host, network) for host, network, _ in places}) == 1
-        message, unique_id = [None], UniqueId()
-        if self.rank == 0:
-            address = None if one_host else _own_address().encode()
-            try:
-                check(library().burst_unique_id_create(address, ctypes.byref(unique_id)))
-                message[0] = bytes(unique_id)
-            except Exception as error:  # the others must not wait for an id
-                message[0] = str(error)
-        dist.broadcast_object_list(message, src=_global_rank(group, 0), group=group)
-        if isinstance(message[0], str):
-            raise _library.BurstError("rank 0 cannot listen: " + message[0])
-        unique_id = UniqueId.from_buffer_copy(message[0])
+        one_host = len({(host, network) for host, network, _, _ in places}) == 1
+        unique_id = self._unique_id(None if one_host else _own_address)
         seconds = _timeout(group) if timeout is None else timeout
         with self.device.lock:
             self.device.enter()
             self.comm = create("comm", self.device.handle.value, ctypes.byref(unique_id),
                                self.rank, self.size, seconds, keeps=self.device.handle)
 
-    def exchange(self, text):
-        """The texts of all ranks, in order of rank. Collective."""
-        if self.size == 1:
-            return [text]
-        raw = text.encode(errors="replace")[:_MESSAGE_BYTES - 1]
-        self._mine.raw = raw.ljust(_MESSAGE_BYTES, b"\0")
-        check(library().burst_comm_all_gather(self.comm.value, self._mine, _MESSAGE_BYTES,
-                                              self._all))
-        return [self._all.raw[r * _MESSAGE_BYTES:(r + 1) * _MESSAGE_BYTES].rstrip(b"\0")
-                .decode(errors="replace") for r in range(self.size)]
+    def _unique_id(self, address):
+        """That which rank 0 makes; address: a function that finds its own, or None on one host."""
+        message, unique_id = [None], UniqueId()
+        if self.rank == 0:
+            try:
+                check(library().burst_unique_id_create(address and address().encode(),
+                                                       ctypes.byref(unique_id)))
+                message[0] = bytes(unique_id)
+            except Exception as error:  # the others must not wait for an id
+                message[0] = str(error)
+        torch.distributed.broadcast_object_list(message, src=_global_rank(self.group, 0), group=self.group)
+        if isinstance(message[0], str):
+            raise _library.BurstError("rank 0 cannot listen: " + message[0])
+        return UniqueId.from_buffer_copy(message[0])
+
+    def exchange(self, mine):
+        """The bytes of all ranks, in order of rank. All have the same length. Collective."""
+        length = len(mine)
+        if length not in self._buffers:  # those of the last length are kept
+            self._buffers = {length: (ctypes.create_string_buffer(length),
+                                      ctypes.create_string_buffer(length * self.size))}
+        sent, received = self._buffers[length]
+        sent.raw = mine
+        check(library().burst_comm_all_gather(self.comm.value, sent, length, received))
+        everything = received.raw
+        return [everything[rank * length:(rank + 1) * length] for rank in range(self.size)]
+
+    def check_not_forked(self):
+        if self.is_forked:
+            raise _library.BurstError(
+                "this process was forked from one that is a rank of the group, and is no rank itself: call "
+                "attention in the parent, or in a process that was spawned")
 
     def fail(self, reason):
         """Tells the other ranks that this one cannot go on."""
@@ -137,10 +178,11 @@ class Ranks:
             library().burst_comm_abort(self.comm.value, str(reason).encode(errors="replace"))
 
     def close(self):
-        if self.comm is not None:  # at once, whoever still holds an attention: a graph, a traceback
-            with self.device.lock:
+        if self.comm is not None and not self.is_forked:
+            with self.device.lock:  # at once, whoever still holds an attention: a graph, a traceback
                 library().burst_comm_finish(self.comm.value)
-        self.attentions, self.states, self.agreed, self.comm = {}, {}, {}, None
+        self._forget()
+        self.comm = None
 
 
 def _size(group):
@@ -195,29 +237,40 @@ def _timeout(group):
     return 1800.0
 
 
-def size_of(group):
-    return 1 if group is None else _size(_process_group(group))
+_ranks = {}  # by the process group (None: alone) and the device
 
 
-_ranks = {}  # by the group's id (None: alone) and the device
-
-
-def ranks_of(group, tensor, timeout=None):
-    """The Ranks of a group (None, a ProcessGroup or a one-dimensional DeviceMesh) for a tensor's
-    device. The first call with a group is collective."""
-    if group is not None:
-        group = _process_group(group)
-    device = tensor.device
-    key = (group and id(group), device.type, device.index)  # the group is kept, so its id is its own
+def ranks_of(group, device, timeout=None):
+    """The Ranks of a process group, or of None, for a torch.device. The first call with a group is
+    collective. device None: any that there are, to tell them of an error."""
+    key = (group, device and device.type, device and device.index)
     found = _ranks.get(key)
+    if found is None and device is None:
+        found = next((ranks for ranks in list(_ranks.values()) if ranks.group is group), None)
     if found is None:  # no lock: threads that connect different groups must not wait for each other
         found = _ranks.setdefault(key, Ranks(device, group, timeout))
     elif timeout is not None:
         raise ValueError("group: its ranks are connected already; burst.disconnect(group) comes first")
+    if found.is_forked:
+        found.check_not_forked()
     return found
 
 
-def _process_group(group):
+def _after_fork_in_child():
+    """Tells groups that their ranks are in the parent. Alone a child works as any process."""
+    for key, ranks in list(_ranks.items()):
+        ranks.is_forked = True
+        if ranks.size == 1:
+            del _ranks[key]
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def process_group(group):
+    """The ProcessGroup of a group, which may be a one-dimensional DeviceMesh, or None."""
+    if group is None:
+        return None
     if hasattr(group, "get_group"):  # a DeviceMesh
         if group.ndim != 1:
             raise ValueError("group: a mesh of %d dimensions; take one of them" % group.ndim)
@@ -229,20 +282,39 @@ def _process_group(group):
     return group
 
 
+def size_of(group):
+    """How many ranks a group has, or a DeviceMesh; None has one."""
+    return 1 if group is None else _size(process_group(group))
+
+
+def name_of(group):
+    """The name by which torch's processes know a group (torch >= 2.4)."""
+    return torch.distributed.distributed_c10d._get_process_group_name(group)
+
+
+def group_of_name(name):
+    try:
+        return process_group(torch.distributed.distributed_c10d._resolve_process_group(name))
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError("group: the program was made for the group %r, which this process does not have "
+                         "(%s)" % (name, error)) from None
+
+
 def connect(group, device, timeout=None):
     """Connects the ranks of a group now and not in the first call; collective.
 
     device: the torch.device of the tensors. timeout: seconds that ranks wait for one another, then
     and later; default: the group's own timeout.
     """
-    ranks_of(group, torch.empty(0, device=device), timeout)
+    ranks_of(process_group(group), torch.empty(0, dtype=torch.uint8, device=device).device, timeout)
 
 
 def disconnect(group=None):
     """Frees what Burst keeps for a group (None: for all of them). The group itself is not touched.
     Backwards of earlier calls are refused then. Done at the end of a program by itself."""
-    if group is not None:
-        group = _process_group(group)
+    group = process_group(group)
     for key in list(_ranks):
         if group is None or _ranks[key].group is group:
             _ranks.pop(key).close()

@@ -2,7 +2,7 @@
 
 import torch
 
-from . import _ranks
+from . import _agree, _ranks
 from .layout import positions
 
 
@@ -14,14 +14,8 @@ def refuse(group, tensor, promised, error):
     """Raises the error, here and on the other ranks, which are in their next attention() call.
 
     promised: they do not compare arguments there, as seqlen= was given; then they learn that this rank is lost."""
-    if size_of(group) > 1 and not torch.compiler.is_compiling():
-        ranks = _ranks.ranks_of(group, tensor)
-        with ranks.device.lock:
-            ranks.device.enter()
-            if promised:
-                ranks.fail(error)
-            else:
-                ranks.exchange("E" + str(error))
+    if not torch.compiler.is_compiling():
+        _agree.refuse(group, tensor.device, promised, error)
     raise error
 
 

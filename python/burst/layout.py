@@ -3,14 +3,14 @@
 import torch
 
 from . import _library
-from ._call import LAYOUTS, rows_of_documents
-from ._ranks import _process_group
+from ._arguments import LAYOUTS, read_count, rows_of_documents
+from ._ranks import process_group
 
 
 def _rank_and_size(group):
     if group is None:
         return 0, 1
-    group = _process_group(group)
+    group = process_group(group)
     return torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
 
 
@@ -26,6 +26,7 @@ def positions(seqlen, group=None, layout="zigzag", device=None, rank=None, **pac
     The layout "balanced" depends on the attention: pass it the same documents or cu_seqlens, causal,
     window and ulysses_size (with strategy="ulysses": the number of ranks)."""
     _check_layout(layout)
+    seqlen = read_count("seqlen", seqlen)
     own, size = _rank_and_size(group)
     rank = own if rank is None else rank
     documents, options = _packed(layout, seqlen, **packed)
@@ -43,9 +44,6 @@ def _packed(layout, seqlen, documents=None, cu_seqlens=None, causal=True, window
     if layout != "balanced" or (documents is None and cu_seqlens is None):
         return None, None
     documents, _ = rows_of_documents(documents, cu_seqlens, seqlen)
-    for row in documents:
-        if isinstance(row, str):
-            raise ValueError(row)
     return documents, (causal, window, ulysses_size)
 
 
@@ -95,4 +93,4 @@ def unshard(x, dim=1, group=None, layout="zigzag", **packed):
     _check_layout(layout)
     if group is None:
         return x
-    return _Unshard.apply(x, dim % x.dim(), _process_group(group), layout, packed)
+    return _Unshard.apply(x, dim % x.dim(), process_group(group), layout, packed)

@@ -2,16 +2,22 @@
 k_end, kind) of positions in the whole sequence."""
 
 import copy
+import json
 
 
 class Frozen:
     """Slices that do not change, for attention(slices=...), which looks at them once. A list it reads in
     every call: of thousands, as sparse blocks have, that takes longer than the kernels."""
 
-    __slots__ = ("slices",)
+    __slots__ = ("slices", "text")
 
     def __init__(self, slices):
         self.slices = copy.deepcopy(slices)
+        self.text = json.dumps(self.slices, default=_listed)  # the one constant of a compiled graph
+
+
+def _listed(value):
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 def tree(prompt, answers):
@@ -30,8 +36,8 @@ def tree(prompt, answers):
 
 
 def window_with_global_tokens(seqlen, window, global_tokens=(), causal=False):
-    """A token sees those less than `window` positions away; besides, all see the global tokens, which
-    see all (Longformer). With `causal` nobody sees what is after it."""
+    """A token sees those less than `window` positions away. All see the global tokens, which see all
+    (Longformer). With `causal` nobody sees what is after it."""
     window = min(window, seqlen)  # no two tokens are farther apart
     after = 0 if causal else window - 1
     slices = [(0, seqlen, 1 - window, seqlen + after, "band")]

@@ -10,10 +10,9 @@ llama3_flash_attn_varlen_func and the adapters are not here; burst.attention wit
 burst.register do what they are for.
 """
 
-from ._attention import apply, attention
-from ._call import list_of, make_call
+from ._arguments import Refusal
+from ._attention import _attend, attention
 from .burst_attn import _world
-from .scores import scores_of
 
 import torch
 
@@ -31,8 +30,8 @@ def _window(window_size, causal):
         return True, left + 1
     if left == right:
         return False, left + 1
-    raise ValueError("window_size: (%d, %d) without causal must be equal on both sides, or end at "
-                     "the token itself" % (left, right))
+    return causal, Refusal("window_size: (%s, %s) without causal must be equal on both sides, or end at "
+                           "the token itself" % (left, right))
 
 
 def _batch(layout, q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes, deterministic,
@@ -44,47 +43,15 @@ def _batch(layout, q, k, v, dropout_p, softmax_scale, causal, window_size, alibi
     return (out, lse, None) if return_attn_probs else out
 
 
-def _tokens(bounds, size, zigzag):
-    """The positions of every rank's tokens, where every document is cut into as many equal parts."""
-    ranks = []
-    for rank in range(size):
-        own = []
-        for begin, end in zip(bounds, bounds[1:]):
-            length = end - begin
-            if zigzag:
-                half = length // 2
-                for chunk in (rank, 2 * size - 1 - rank):
-                    own.extend(range(begin * size + chunk * half, begin * size + (chunk + 1) * half))
-            else:
-                own.extend(range(begin * size + rank * length, begin * size + (rank + 1) * length))
-        ranks.append(tuple(own))
-    return tuple(ranks)
-
-
-_known_tokens = {}
-
-
-def _varlen(zigzag, q, k, v, cu_seqlens, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
+def _varlen(layout, q, k, v, cu_seqlens, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
             deterministic, return_attn_probs, group):
     group = _world(group)
-    bounds = tuple(int(bound) for bound in list_of(cu_seqlens))
-    if zigzag and any((end - begin) % 2 for begin, end in zip(bounds, bounds[1:])):
-        raise ValueError("cu_seqlens: zigzag parts have two chunks each, and a document has an odd "
-                         "number of tokens here")
     size = 1 if group is None else torch.distributed.get_world_size(group)
-    key = (bounds, size, zigzag)
-    tokens = _known_tokens.get(key)
-    if tokens is None:
-        if len(_known_tokens) >= 64:
-            _known_tokens.clear()
-        tokens = _known_tokens[key] = _tokens(bounds, size, zigzag)
     causal, window = _window(window_size, causal)
-    call = make_call(group, causal, softmax_scale, window, None, [bound * size for bound in bounds],
-                     "zigzag" if zigzag else "contiguous", "burst", None, deterministic, "auto", 0, 0,
-                     None, None, tokens, False, None, None, False, None,
-                     scores_of(0, alibi_slopes, dropout_p))
-    out, lse, _ = apply(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), call)
-    out, lse = out.squeeze(0), lse.squeeze(0)
+    out, lse = _attend(q, k, v, None, None, True, group,
+                       (causal, softmax_scale, window, layout, "burst", None, deterministic, "auto", 0, 0, None,
+                        False, 0.0, dropout_p, False, False, None, size),
+                       (None, cu_seqlens, None, None, alibi_slopes))
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -107,23 +74,23 @@ def _batch_functions(name, layout):
     return _named(name, function, kvpacked, qkvpacked)
 
 
-def _varlen_functions(name, zigzag):
+def _varlen_functions(name, layout):
     def function(q, k, v, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False,
                  window_size=(-1, -1), alibi_slopes=None, deterministic=False, return_attn_probs=False,
                  group=None):
-        return _varlen(zigzag, q, k, v, cu_seqlens, dropout_p, softmax_scale, causal, window_size,
+        return _varlen(layout, q, k, v, cu_seqlens, dropout_p, softmax_scale, causal, window_size,
                        alibi_slopes, deterministic, return_attn_probs, group)
 
     def kvpacked(q, kv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False,
                  window_size=(-1, -1), alibi_slopes=None, deterministic=False, return_attn_probs=False,
                  group=None):
-        return _varlen(zigzag, q, kv[:, 0], kv[:, 1], cu_seqlens, dropout_p, softmax_scale, causal,
+        return _varlen(layout, q, kv[:, 0], kv[:, 1], cu_seqlens, dropout_p, softmax_scale, causal,
                        window_size, alibi_slopes, deterministic, return_attn_probs, group)
 
     def qkvpacked(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False,
                   window_size=(-1, -1), alibi_slopes=None, deterministic=False, return_attn_probs=False,
                   group=None):
-        return _varlen(zigzag, qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, dropout_p, softmax_scale,
+        return _varlen(layout, qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, dropout_p, softmax_scale,
                        causal, window_size, alibi_slopes, deterministic, return_attn_probs, group)
 
     return _named(name, function, kvpacked, qkvpacked)
@@ -142,6 +109,7 @@ def _named(name, *functions):
 (stripe_flash_attn_func, stripe_flash_attn_kvpacked_func,
  stripe_flash_attn_qkvpacked_func) = _batch_functions("stripe_flash_attn", "striped")
 (ring_flash_attn_varlen_func, ring_flash_attn_varlen_kvpacked_func,
- ring_flash_attn_varlen_qkvpacked_func) = _varlen_functions("ring_flash_attn_varlen", False)
+ ring_flash_attn_varlen_qkvpacked_func) = _varlen_functions("ring_flash_attn_varlen", "contiguous")
 (zigzag_ring_flash_attn_varlen_func, zigzag_ring_flash_attn_varlen_kvpacked_func,
- zigzag_ring_flash_attn_varlen_qkvpacked_func) = _varlen_functions("zigzag_ring_flash_attn_varlen", True)
+ zigzag_ring_flash_attn_varlen_qkvpacked_func) = _varlen_functions("zigzag_ring_flash_attn_varlen",
+                                                                   "zigzag")

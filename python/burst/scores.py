@@ -1,6 +1,6 @@
 """What changes attention's scores and weights: softcap, ALiBi, dropout (burst/kernels/scores.h)."""
 
-import math
+import operator
 
 import torch
 
@@ -12,33 +12,7 @@ def alibi_slopes(heads):
     power = 1 << (heads.bit_length() - 1)
     exponents = [8 * (h + 1) / power for h in range(power)]
     exponents += [4 * (2 * h + 1) / power for h in range(heads - power)]
-    return torch.tensor([2.0**-exponent for exponent in exponents])
-
-
-def scores_of(softcap, slopes, dropout_p, max_logit=False):
-    """(softcap, slopes, dropout_p, max_logit) as numbers, None for attention as ever; a text for what are
-    none."""
-    if not softcap and slopes is None and not dropout_p and not max_logit:
-        return None
-    if slopes is not None:
-        try:
-            slopes = tuple(float(slope) for slope in
-                           (slopes.tolist() if isinstance(slopes, torch.Tensor) else slopes))
-        except (TypeError, ValueError):
-            return "alibi_slopes: %r are no numbers, one for each head" % (slopes,)
-        if not all(map(math.isfinite, slopes)):
-            return "alibi_slopes: one is not finite"
-    softcap, dropout_p = softcap or 0, dropout_p or 0
-    if not isinstance(softcap, (int, float)) or not 0 <= softcap < math.inf:
-        return "softcap: %r is no number of at least 0" % (softcap,)
-    if not isinstance(dropout_p, (int, float)) or not 0 <= dropout_p < 1:
-        return "dropout_p: %r is not in [0, 1)" % (dropout_p,)
-    return float(softcap), slopes, float(dropout_p), bool(max_logit)
-
-
-def drops(scores):
-    """Whether weights are dropped, by what scores_of gave."""
-    return isinstance(scores, tuple) and scores[2] > 0
+    return torch.tensor([2.0**-exponent for exponent in exponents], dtype=torch.float32, device="cpu")
 
 
 def draw_seed():
@@ -47,6 +21,16 @@ def draw_seed():
     return torch.randint(2**62, (1,), dtype=torch.int64, device="cpu")
 
 
+def read_seed(seed):
+    """The integer of a seed that may be a tensor or an array of one; what is none is left as it is."""
+    if isinstance(seed, int) and not isinstance(seed, bool):
+        return seed
+    try:
+        return operator.index(seed)
+    except (TypeError, ValueError, RuntimeError):
+        return seed
+
+
 def check_seed(seed):
-    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise ValueError("dropout_seed: %r is no integer of at least 0, below 2^63" % (seed,))

@@ -1,0 +1,196 @@
+"""What the ranks of a group tell each other before a call: whether their arguments are right and equal."""
+
+import hashlib
+import json
+import struct
+
+import torch
+
+from . import _ranks
+from .scores import check_seed
+
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}  # burst_dtype
+OF_16_BITS = (torch.bfloat16, torch.float16)
+_NAMES = {"value_dim": "head_dim of v"}  # of arguments that are not the caller's
+# What each rank sends: 1 for an error, tokens of q and of k, the seed it drew, a digest of the rest.
+_MESSAGE = struct.Struct("<qqqQ32s")
+_KINDS = {"TypeError": TypeError, "ValueError": ValueError}
+
+
+def check_tensors(q, k, v, cross):
+    """ValueError or TypeError, which names the tensor, unless attention takes these."""
+    try:
+        if (type(q) is type(k) is type(v) is torch.Tensor and
+                q.dtype == k.dtype == v.dtype and q.dtype in DTYPES and k.shape == v.shape and
+                q.device == k.device == v.device and q.dim() == k.dim() == 4 and
+                q.layout is k.layout is v.layout is torch.strided):
+            (batch, tokens, heads, head_dim), (kv_batch, keys, kv_heads, kv_dim) = q.shape, k.shape
+            if (kv_batch == batch and (cross or keys == tokens) and kv_dim == head_dim and kv_heads > 0 and
+                    heads % kv_heads == 0 and (q.dtype not in OF_16_BITS or q.is_cuda)):
+                return
+    except RuntimeError:  # a nested tensor has no shape
+        pass
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _check_tensor(name, tensor)
+    _check_fit(q, k, v, cross)
+
+
+def _check_tensor(name, tensor):
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError("%s is a %s, no torch.Tensor" % (name, type(tensor).__name__))
+    if tensor.is_nested:
+        raise TypeError("%s is a nested tensor; pass its values, [tokens, heads, head_dim], with "
+                        "cu_seqlens" % name)
+    if tensor.layout is not torch.strided:
+        raise TypeError("%s is a tensor of %s; pass a dense one" % (name, tensor.layout))
+    if hasattr(tensor, "to_local"):
+        raise TypeError("%s is a %s; pass each rank's own part, %s.to_local()" %
+                        (name, type(tensor).__name__, name))
+    if tensor.dim() != 4:
+        raise ValueError("%s has the shape %s; expected [batch, tokens, heads, head_dim] or "
+                         "[tokens, heads, head_dim]" % (name, list(tensor.shape)))
+    if tensor.dtype not in DTYPES or (tensor.dtype in OF_16_BITS and tensor.device.type == "cpu"):
+        raise ValueError("%s is %s on %s; Burst takes float32, float64 and, on GPUs, bfloat16 "
+                         "and float16" % (name, tensor.dtype, tensor.device))
+
+
+def _check_fit(q, k, v, cross):
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype != q.dtype:
+            raise ValueError("%s is %s, q is %s" % (name, tensor.dtype, q.dtype))
+        if tensor.device != q.device:
+            raise ValueError("%s is on %s, q is on %s" % (name, tensor.device, q.device))
+        if (tensor.shape[0] != q.shape[0] or tensor.shape[3] != q.shape[3] or
+                (not cross and tensor.shape[1] != q.shape[1])):
+            raise ValueError("%s has the shape %s, which does not fit q's %s: %s and head_dim must be "
+                             "equal%s" % (name, list(tensor.shape), list(q.shape),
+                                          "batch" if cross else "batch, tokens",
+                                          "" if cross or tensor.shape[1] == q.shape[1] else
+                                          " (burst.cross_attention takes another number of keys)"))
+    if cross and k.shape[1] != v.shape[1]:
+        raise ValueError("v has %d tokens, k has %d" % (v.shape[1], k.shape[1]))
+    if k.shape[2] != v.shape[2]:
+        raise ValueError("v has %d heads, k has %d" % (v.shape[2], k.shape[2]))
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2] != 0:
+        raise ValueError("k has %d heads, which do not divide q's %d" % (k.shape[2], q.shape[2]))
+
+
+def check_sinks(sinks, q):
+    if not isinstance(sinks, torch.Tensor):
+        raise TypeError("sinks is a %s, no torch.Tensor" % type(sinks).__name__)
+    if sinks.shape != (q.shape[2],):
+        raise ValueError("sinks has the shape %s; expected [heads], here [%d]" %
+                         (list(sinks.shape), q.shape[2]))
+    if not sinks.is_floating_point() or sinks.device != q.device:
+        raise ValueError("sinks is %s on %s; expected floating-point numbers on %s, where q is" %
+                         (sinks.dtype, sinks.device, q.device))
+
+
+def _error_of(call, q, k, v, sinks, seed):
+    """(class, text) of what is wrong on this rank, or None."""
+    if call.error is not None:
+        return call.error
+    try:
+        check_tensors(q, k, v, call.cross)
+        if sinks is not None:
+            check_sinks(sinks, q)
+        if seed is not None:
+            check_seed(seed)
+    except (TypeError, ValueError) as raised:
+        return "TypeError" if isinstance(raised, TypeError) else "ValueError", str(raised)
+    return None
+
+
+def agree(ranks, call, q, k, v, sinks, needs_grad, seed, drawn):
+    """Checks this rank's arguments and compares them with the others'. An error of one rank is raised on
+    all of them.
+
+    Returns the tokens of each rank, of cross-attention those of q, then those of k; and the seed of
+    dropout, which is rank 0's where the ranks have drawn theirs (`drawn`)."""
+    error = _error_of(call, q, k, v, sinks, seed)
+    if ranks.size == 1:
+        if error is not None:
+            raise _KINDS[error[0]](error[1])
+        return ([q.shape[1], k.shape[1]] if call.cross else [q.shape[1]]), seed
+    known = None
+    if call.promised and not call.dropout_p:  # seeds are compared in every call
+        if error is None:
+            known = (call, q.shape, k.shape[1:3], q.dtype, needs_grad)
+            lengths = ranks.agreed.get(known)
+            if lengths is not None:
+                return lengths, seed
+        elif len(ranks.agreed) > 0:  # the others do not ask
+            ranks.fail(error[1])
+            raise _KINDS[error[0]](error[1])
+    own = None
+    if error is None:
+        own = [("batch", q.shape[0]), ("heads", q.shape[2]), ("kv heads", k.shape[2]),
+               ("head_dim", q.shape[3]), ("dtype", str(q.dtype)), ("requires_grad", needs_grad),
+               ("dropout_seed", "drawn" if drawn else seed)]
+    lengths, seed = _compare(ranks, call, own, error, (q, k), seed if drawn else None, seed)
+    if known is not None:
+        ranks.agreed.put(known, lengths, call.weight)
+    return lengths, seed
+
+
+def refuse(group, device, promised, error):
+    """Raises an error that was found before a call, here and in the other ranks' next call.
+
+    promised: these may not ask, as seqlen= was given; then they learn that this rank gave up."""
+    ranks = _ranks.ranks_of(_ranks.process_group(group), device)
+    if ranks.size > 1:
+        with ranks.device.lock:
+            ranks.device.enter()
+            if promised and len(ranks.agreed) > 0:
+                ranks.fail(error)
+            else:
+                _compare(ranks, None, None, (type(error).__name__, str(error)), None, None, None)
+    raise error
+
+
+def _compare(ranks, call, own, error, tensors, drawn, seed):
+    """The lengths and the seed, as agree(); collective."""
+    if error is None:
+        digest = hashlib.sha256(repr(own).encode() + call.digest()).digest()
+        mine = _MESSAGE.pack(0, tensors[0].shape[1], tensors[1].shape[1], drawn or 0, digest)
+    else:
+        mine = _MESSAGE.pack(1, 0, 0, 0, b"")
+    messages = [_MESSAGE.unpack(message) for message in ranks.exchange(mine)]
+    if any(message[0] for message in messages) or len({message[4] for message in messages}) > 1:
+        _explain(ranks, dict(error=error, fields=None if error else own + call.fields()))
+    lengths = [message[1] for message in messages]
+    if call.cross:
+        lengths += [message[2] for message in messages]
+    return lengths, seed if drawn is None else messages[0][3]
+
+
+def _explain(ranks, mine):
+    """Raises what is wrong, on all ranks; collective. Texts have any length, and none is cut."""
+    text = json.dumps(mine).encode()
+    lengths = [int.from_bytes(length, "little")
+               for length in ranks.exchange(len(text).to_bytes(8, "little"))]
+    texts = ranks.exchange(text.ljust(max(lengths), b" "))
+    if mine["error"] is not None:
+        raise _KINDS[mine["error"][0]](mine["error"][1])
+    others = [json.loads(other) for other in texts]
+    for rank, other in enumerate(others):
+        if other["error"] is not None:
+            raise _KINDS[other["error"][0]]("rank %d: %s" % (rank, other["error"][1]))
+    own = others[ranks.rank]["fields"]
+    for rank, other in enumerate(others):
+        for (name, ours), (_, theirs) in zip(own, other["fields"]):
+            if ours != theirs:
+                where, ours, theirs = _first_difference(ours, theirs)
+                raise ValueError("%s: the ranks differ%s: %r on rank %d, %r on rank %d" % (
+                    _NAMES.get(name, name), where, ours, ranks.rank, theirs, rank))
+    raise ValueError("the ranks differ: another version of the package on one of them")
+
+
+def _first_difference(ours, theirs, where=""):
+    """The first place where two nested lists differ, in words, and what they have there."""
+    if not (isinstance(ours, list) and isinstance(theirs, list)):
+        return where, ours, theirs
+    if len(ours) != len(theirs):
+        return where + " in length", len(ours), len(theirs)
+    at = next(i for i, pair in enumerate(zip(ours, theirs)) if pair[0] != pair[1])
+    return _first_difference(ours[at], theirs[at], (where + " at " if not where else where + ", ") + str(at))

@@ -1,0 +1,387 @@
+"""attention()'s options as values: read and checked once, compared by ranks, and carried by operators as a
+text."""
+
+import hashlib
+import json
+import math
+import operator
+
+import torch
+
+from ._cache import Bounded
+from .masks import Frozen
+
+LAYOUTS = ("zigzag", "contiguous", "striped", "balanced")
+STRATEGIES = ("burst", "ring", "ulysses", "burst+ulysses")
+SLICE_KINDS = ("full", "causal", "inverse_causal", "band")
+# What make_call takes, in order: single values, then those that may be long.
+SCALARS = ("causal", "softmax_scale", "window", "layout", "strategy", "ring_grad_dtype", "deterministic",
+           "backward", "ulysses_size", "ranks_per_node", "seqlen", "fp8", "softcap", "dropout_p",
+           "return_max_logit", "cross", "key_layout", "per_document", "value_dim")
+LISTS = ("documents", "cu_seqlens", "spans", "slices", "alibi_slopes")
+# What a Call has. `promised`: the caller gave seqlen, so that ranks compare arguments once; `tokens`: the
+# length of the whole sequence, by seqlen or cu_seqlens.
+_FIELDS = SCALARS + ("promised", "tokens", "documents", "spans", "slices", "alibi_slopes")
+_OPTIONS = ("strategy", "layout", "backward", "ring_grad_dtype", "causal", "window", "softmax_scale",
+            "deterministic", "ulysses_size", "ranks_per_node", "fp8", "softcap", "alibi_slopes",
+            "dropout_p", "return_max_logit")
+_CACHE_BYTES = 16 << 20  # of each of the two caches of calls
+
+
+class Refusal:
+    """An argument that cannot be read, with the reason. It is given in place of the argument, so that
+    the error waits for the call itself, where all ranks learn of it."""
+
+    def __init__(self, text):
+        self.text = text
+
+
+class Call:
+    """An immutable value that says what to compute: attention()'s arguments but tensors and the group.
+
+    Two calls of the same arguments are equal. The attributes are _FIELDS, as make_call normalizes them.
+    There are three more: `error`, (class, text) of the first wrong argument, or None. `weight`, the bytes
+    of memory, about. `options`, from which an attention object of the library is made."""
+
+    __slots__ = _FIELDS + ("error", "weight", "options", "_key", "_hash", "_digest")
+
+    def __init__(self, key, error=None):
+        for name, value in zip(_FIELDS, key):
+            setattr(self, name, value)
+        self.error = error
+        self._key, self._hash, self._digest = key, hash((key, error)), None
+        self.options = tuple(getattr(self, name) for name in _OPTIONS)
+        numbers = sum(len(row) for row in (self.documents or ()))
+        numbers += sum(3 * len(row) for row in (self.spans or ()))
+        numbers += sum(6 * len(row) for row in (self.slices or ()))
+        self.weight = 2048 + 48 * (numbers + len(self.alibi_slopes or ()))
+
+    def __eq__(self, other):
+        return self is other or (isinstance(other, Call) and self._hash == other._hash and
+                                 self._key == other._key and self.error == other.error)
+
+    def __hash__(self):
+        return self._hash
+
+    def fields(self):
+        """(name, value) of what ranks compare."""
+        return list(zip(_FIELDS, self._key))
+
+    def digest(self):
+        """32 bytes that tell this call from others."""
+        if self._digest is None:
+            self._digest = hashlib.sha256(json.dumps(self._key).encode()).digest()
+        return self._digest
+
+
+_quick = Bounded(_CACHE_BYTES)  # calls by arguments as they are given, where none is a list
+_scalars = Bounded(_CACHE_BYTES)  # normalized scalars by those that were given
+_calls = Bounded(_CACHE_BYTES)  # calls by normalized arguments
+
+
+def make_call(scalars, lists):
+    """The Call of these arguments, in the order of SCALARS and LISTS. A wrong one becomes its `error`."""
+    documents, cu_seqlens, spans, slices, slopes = lists
+    is_quick = (documents is None and cu_seqlens is None and spans is None and slopes is None and
+                (slices is None or type(slices) is Frozen))
+    try:
+        if is_quick:
+            found = _cached(_quick, (scalars, slices))
+            if found is not None:
+                return found
+        read = _cached(_scalars, scalars)
+        if read is None:
+            read = _read_scalars(scalars)
+            _cache(_scalars, scalars, read, 2048)
+        call = _interned(read, lists)
+    except (TypeError, ValueError) as raised:
+        kind = TypeError if isinstance(raised, TypeError) else ValueError
+        return _refused(dict(zip(SCALARS, scalars)), (kind.__name__, str(raised)))
+    if is_quick:
+        _cache(_quick, (scalars, slices), call, call.weight)
+    return call
+
+
+def _cached(cache, key):
+    """What a cache has for scalars as they are given: None for a tensor, whose value may change, and for
+    what cannot be hashed."""
+    try:
+        return cache.get(key)
+    except TypeError:
+        return None
+
+
+def _cache(cache, key, value, weight):
+    scalars = key if cache is _scalars else key[0]
+    try:
+        if not any(isinstance(scalar, torch.Tensor) for scalar in scalars):
+            cache.put(key, value, weight)
+    except TypeError:
+        pass
+
+
+def _refused(given, error):
+    """A Call that cannot be made, of which is known whether its ranks talk."""
+    dropout = given["dropout_p"]
+    known = dict(promised=given["seqlen"] is not None,
+                 dropout_p=0.0 if dropout is None or (isinstance(dropout, (int, float)) and dropout == 0) else 1.0)
+    return Call(tuple(map(known.get, _FIELDS)), error)
+
+
+def _interned(scalars, lists):
+    for value in lists:
+        if isinstance(value, Refusal):
+            raise ValueError(value.text)
+    documents, cu_seqlens, spans, slices, slopes = lists
+    given, size = scalars[SCALARS.index("seqlen")], scalars[SCALARS.index("per_document")]
+    documents, seqlen = rows_of_documents(documents, cu_seqlens, given, size or 1)
+    if size and scalars[SCALARS.index("layout")] == "zigzag":
+        _check_halves(documents[0], seqlen, 2 * size)
+    slices = _slices(slices)
+    spans, slopes = _spans(spans), _slopes(slopes)
+    if slices is not None:
+        _check_alone(scalars, documents, spans)
+    key = (*scalars, given is not None, seqlen, documents, spans, slices, slopes)
+    found = _calls.get(key)
+    if found is None:
+        found = Call(key)
+        _calls.put(key, found, found.weight)
+    return found
+
+
+def _read_scalars(scalars):
+    """The scalars, normalized: numbers and texts."""
+    for value in scalars:
+        if isinstance(value, Refusal):
+            raise ValueError(value.text)
+    return tuple(_READERS[name](name, value) for name, value in zip(SCALARS, scalars))
+
+
+def _check_alone(scalars, documents, spans):
+    given = dict(zip(SCALARS, scalars), documents=documents is not None, spans=spans is not None)
+    for name in ("causal", "window", "documents", "spans"):
+        if given[name]:
+            raise ValueError("slices are the whole mask: no %s beside them%s" %
+                             (name, " (causal=False)" if name == "causal" else ""))
+
+
+def _check_halves(starts, seqlen, parts):
+    for begin, end in zip(starts, (*starts[1:], seqlen)):
+        if (end - begin) % parts:
+            raise ValueError("cu_seqlens: zigzag parts have two chunks each, and a document has an odd "
+                             "number of tokens here")
+
+
+def shown(value):
+    """The value in an error, short."""
+    if isinstance(value, torch.Tensor):
+        return "a tensor %s of %s" % (list(value.shape), value.dtype)
+    text = repr(value)
+    return text if len(text) < 200 else text[:200] + "..."
+
+
+def _flag(name, value):
+    if value is True or value is False:
+        return value
+    if not isinstance(value, torch.Tensor):
+        try:
+            if value in (0, 1):  # numpy's, too
+                return bool(value)
+        except (TypeError, ValueError):  # arrays, and what cannot be compared
+            pass
+    raise TypeError("%s: must be True or False; got %s" % (name, shown(value)))
+
+
+def read_count(name, value):
+    """An integer of at least 0."""
+    if isinstance(value, (bool, torch.Tensor)):
+        raise TypeError("%s: must be an integer; got %s; pass int(...)" % (name, shown(value)))
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError("%s: must be an integer of at least 0; got %s" % (name, shown(value))) from None
+    if not 0 <= number < 2**63:
+        raise ValueError("%s: must be an integer of at least 0; got %d" % (name, number))
+    return number
+
+
+def _count_or_none(name, value):
+    return None if value is None else read_count(name, value)
+
+
+def _number(name, value):
+    """A float of a number, or of an array of one."""
+    if not isinstance(value, (str, bytes, bool, torch.Tensor)):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            pass
+    raise ValueError("%s: must be a number; got %s" % (name, shown(value)))
+
+
+_INSTEAD = {"softmax_scale": "multiply q by it", "alibi_slopes": "detach it, or add what is learned to q and k"}
+
+
+def refuse_gradient(name, tensor):
+    """TypeError for a tensor that is learned: attention takes its numbers, and gives it no gradient."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise TypeError("%s: requires a gradient, which attention does not give it; %s" %
+                        (name, _INSTEAD.get(name, "detach it")))
+
+
+def _scale(name, value):
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        refuse_gradient(name, value)
+        value = value.item() if value.numel() == 1 else value
+    number = _number(name, value)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError("%s: must be positive and finite; got %r" % (name, number))
+    return number
+
+
+def _softcap(name, value):
+    number = 0.0 if value is None else _number(name, value)
+    if not 0 <= number < math.inf:
+        raise ValueError("%s: must be a number of at least 0; got %r" % (name, number))
+    return number
+
+
+def _probability(name, value):
+    number = 0.0 if value is None else _number(name, value)
+    if not 0 <= number < 1:
+        raise ValueError("%s: must be in [0, 1); got %r" % (name, number))
+    return number
+
+
+def _one_of(*known):
+    def read(name, value):
+        if not (value is None or isinstance(value, str)) or value not in known:
+            raise ValueError("%s: there is no %s, only %s" %
+                             (name, shown(value), ", ".join(map(repr, known))))
+        return value
+    return read
+
+
+def _grad_dtype(name, value):
+    names = {None: "fp32", torch.float32: "fp32", torch.bfloat16: "bf16", "fp32": "fp32", "bf16": "bf16"}
+    try:
+        return names[value]
+    except (KeyError, TypeError):
+        raise ValueError("%s: there is no %s, only torch.float32 and torch.bfloat16" %
+                         (name, shown(value))) from None
+
+
+_READERS = dict(
+    causal=_flag, softmax_scale=_scale, window=read_count, layout=_one_of(*LAYOUTS),
+    strategy=_one_of(*STRATEGIES), ring_grad_dtype=_grad_dtype, deterministic=_flag,
+    backward=_one_of("auto", "burst", "ring"), ulysses_size=read_count, ranks_per_node=read_count,
+    seqlen=_count_or_none, fp8=_flag, softcap=_softcap, dropout_p=_probability, return_max_logit=_flag,
+    cross=_flag, key_layout=_one_of(None, *LAYOUTS), per_document=read_count, value_dim=_count_or_none)
+
+
+def list_of(values):
+    """A list of what a list, a tuple, a tensor or an array has, as Python's numbers."""
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def _integers(name, values):
+    try:
+        values = list_of(values)
+        return [value if type(value) is int else operator.index(value) for value in values]
+    except (TypeError, RuntimeError):
+        raise ValueError("%s: must be integers; got %s" % (name, shown(values))) from None
+
+
+def _starts_of_bounds(bounds, seqlen):
+    if len(bounds) < 2 or bounds[0] != 0 or any(a > b for a, b in zip(bounds, bounds[1:])):
+        raise ValueError("cu_seqlens must begin with 0 and not decrease")
+    if seqlen is not None and bounds[-1] != seqlen:
+        raise ValueError("cu_seqlens ends with %d, seqlen is %d" % (bounds[-1], seqlen))
+    return tuple(sorted(set(bounds[:-1]) - {bounds[-1]})) if bounds[-1] else ()
+
+
+def rows_of_documents(documents, cu_seqlens, seqlen, times=1):
+    """Rows of document starts as nested tuples, or None; and the length that cu_seqlens gives, whose
+    bounds are multiplied by `times`."""
+    if cu_seqlens is not None:
+        if documents is not None:
+            raise ValueError("documents and cu_seqlens say the same; give one of them")
+        bounds = [bound * times for bound in _integers("cu_seqlens", cu_seqlens)]
+        return (_starts_of_bounds(bounds, seqlen),), bounds[-1]
+    if documents is None:
+        return None, seqlen
+    try:
+        rows = list(list_of(documents))
+    except TypeError:
+        raise ValueError("documents: must be a list of positions, or of such lists; got %s" %
+                         shown(documents)) from None
+    if rows and not (hasattr(rows[0], "__len__") and getattr(rows[0], "shape", None) != ()):
+        rows = [rows]
+    return tuple(tuple(_integers("documents", row)) for row in rows), seqlen
+
+
+def _spans(spans):
+    """Rows of pairs as nested tuples, or None."""
+    if spans is None:
+        return None
+    try:
+        rows = list_of(spans)
+        if all(_is_flat(row, 2) for row in rows):
+            rows = [rows]
+        rows = [[_integers("spans", span) for span in list_of(row)] for row in rows]
+        return tuple(tuple((begin, end) for begin, end in row) for row in rows)
+    except (TypeError, ValueError):
+        raise ValueError("spans: %s are no pairs (begin, end), nor a list of them for each row" %
+                         shown(spans)) from None
+
+
+def _slices(slices):
+    """Rows of slices as nested tuples, the kinds as numbers, or None."""
+    if slices is None:
+        return None
+    if isinstance(slices, Frozen):
+        slices = slices.slices
+    try:
+        rows = list_of(slices)
+        if rows and all(_is_flat(row, 5) for row in rows):
+            rows = [rows]
+        return tuple(tuple(_slice(values) for values in list_of(row)) for row in rows)
+    except (TypeError, ValueError):
+        raise ValueError("slices: %s are no (q_begin, q_end, k_begin, k_end, kind) with a kind of %s, nor "
+                         "a list of them for each row" % (shown(slices), ", ".join(SLICE_KINDS))) from None
+
+
+def _slice(values):
+    *bounds, kind = list_of(values)
+    bounds = tuple(_integers("slices", bounds))
+    if len(bounds) != 4 or any(not -2**31 <= bound < 2**31 for bound in bounds):
+        raise ValueError
+    return bounds + (SLICE_KINDS.index(kind),)
+
+
+def _is_flat(values, length):
+    values = list_of(values)
+    return len(values) == length and not any(isinstance(value, (list, tuple)) for value in values)
+
+
+def _slopes(slopes):
+    """A tuple of floats, one for each head, or None."""
+    if slopes is None:
+        return None
+    if isinstance(slopes, torch.Tensor):
+        refuse_gradient("alibi_slopes", slopes)
+    try:
+        if isinstance(slopes, (str, bytes)):
+            raise TypeError
+        slopes = list_of(slopes)
+        for slope in slopes:
+            if isinstance(slope, torch.Tensor):
+                refuse_gradient("alibi_slopes", slope)
+        numbers = tuple(map(float, slopes))
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError("alibi_slopes: %s are no numbers, one for each head" % shown(slopes)) from None
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("alibi_slopes: one is not finite")
+    return numbers
