@@ -2,8 +2,8 @@
 
   torchrun --nproc_per_node=2 tests/python/gpu_checks.py     # PYTHONPATH: python, tests/python
 
-Parity with naive attention over layouts, masks, strategies and dtypes; streams, one NCCL, torch.compile,
-memory. With --lose, rank 1 is killed and the others must say so. Prints what was checked; exit code 0
+Parity with naive attention over layouts, masks, strategies and dtypes. Streams, one NCCL, torch.compile,
+memory, and calls after a refused capture or without memory. With --lose, rank 1 is killed and the others must say so. Prints what was checked; exit code 0
 if all is well.
 """
 
@@ -225,6 +225,70 @@ def memory(device, group):
     return "a tensor is %d MiB; forward takes %.2f of it, both %.2f" % (one >> 20, forward / one, peak / one)
 
 
+def refused_capture(device, group):
+    """A capture that is refused leaves nothing behind, in torch's generators or here."""
+    x = torch.randn(1, 256, 4, 64, device=device, dtype=torch.bfloat16)
+    for own in (group, None):
+        want = burst.attention(x, x, x, group=own)
+        graph = torch.cuda.CUDAGraph()
+        refused = ""
+        with torch.cuda.graph(graph):
+            y = x + 1
+            try:
+                burst.attention(y, y, y, group=own, dropout_p=0.5)
+            except burst.BurstError as error:
+                refused = str(error)
+        assert "cannot be captured in a CUDA graph" in refused, refused
+        torch.randn(3, device=device)
+        graph.replay()
+        assert torch.equal(y, x + 1)
+        assert torch.equal(burst.attention(x, x, x, group=own), want)
+    reduced = torch.compile(lambda x: burst.attention(2 * x, x, x, group=group) + 1, mode="reduce-overhead")
+    want = burst.attention(2 * x, x, x, group=group) + 1
+    for _ in range(3):
+        torch.testing.assert_close(reduced(x), want)
+    torch.randn(3, device=device)
+    return "refused by name; generators and calls go on; reduce-overhead equals eager"
+
+
+def out_of_memory(device, group):
+    """A call alone that finds no memory is an error, and the next one works."""
+    if dist.get_rank() == 0:
+        x = torch.randn(1, 4096, 32, 128, device=device, dtype=torch.bfloat16)
+        want = burst.attention(x, x, x)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        filling = []
+        for size in (1 << 30, 1 << 26, 1 << 22):
+            while True:
+                try:
+                    filling.append(torch.empty(size, dtype=torch.uint8, device=device))
+                except torch.cuda.OutOfMemoryError:
+                    break
+        try:
+            burst.attention(x, x, x)
+        except (burst.OutOfMemoryError, torch.cuda.OutOfMemoryError) as error:
+            said = type(error).__name__
+        else:
+            raise AssertionError("there was memory")
+        del filling
+        assert torch.equal(burst.attention(x, x, x), want)
+        torch.randn(3, device=device)
+    dist.barrier()
+    return said if dist.get_rank() == 0 else ""
+
+
+def changing_scales(device, group):
+    """A new softmax_scale in every step keeps no memory for ever."""
+    x = torch.randn(1, 128, 4, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+    used = []
+    for step in range(200):
+        burst.attention(x, x, x, group=group, softmax_scale=0.1 + step / 1000).float().sum().backward()
+        used.append(torch.cuda.mem_get_info(device)[0])
+    assert used[80] - used[-1] < 64 << 20, (used[80], used[-1])
+    return "%d MiB after 200 steps" % ((used[0] - used[-1]) >> 20)
+
+
 def lost(device, group):
     q, k, v = (torch.randn(1, 4096, 8, 128, device=device, dtype=torch.bfloat16) for _ in range(3))
     burst.attention(q, k, v, group=group)
@@ -254,7 +318,8 @@ def main():
     if "--lose" in sys.argv:
         lost(device, group)
     failed = False
-    for check in (parity, changed_scores, bits, fp8, compiled, one_nccl, memory):
+    for check in (parity, changed_scores, bits, fp8, compiled, one_nccl, memory, refused_capture,
+                  changing_scales, out_of_memory):
         begin = time.monotonic()
         try:
             said = check(device, group)
