@@ -367,7 +367,7 @@ TEST(Plan, GapsBetweenLargeTensorsCount) {
   EXPECT_TRUE(Fits(ran, gpu));
 }
 
-// What train/README.md says.
+// docs/training/long_sequences.md says this.
 TEST(Plan, MillionsOfTokensFit) {
   const StepPlan one = PlanFor(
       LongContext({"--gpus=1xH200", "--seqlen=1572864", "--head_chunk=1", "--offload=all"}));

@@ -242,8 +242,9 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add("exact", &c->exact, kMustAgree,
         "The same bits on any number of ranks, in any layout: losses, gradients and weights, also "
         "of a run that is resumed on other ranks. Costs time, and memory for the keys and values "
-        "of all tokens and for a second gradient in fp64 (train/README.md). For --strategy "
-        "burst and single; not for --zero=2 and 3, --head_chunk and --recompute=sequence.");
+        "of all tokens and for a second gradient in fp64 (docs/training/several_gpus.md). For "
+        "--strategy burst and single; not for --zero=2 and 3, --head_chunk and "
+        "--recompute=sequence.");
   t.Add("exact_chunk", &c->exact_chunk, kMustAgree,
         "With --exact: the tokens of a chunk, which no rank divides. The bits depend on it. A "
         "multiple of 16 that divides --seqlen, or a multiple of that: whole sequences, for data "
