@@ -28,8 +28,9 @@ struct MergeWeights {
 
 template <typename T>
 BURST_HOST_DEVICE MergeWeights<T> Merge(T lse_a, T lse_b) {
+  constexpr T kEmpty = -std::numeric_limits<T>::infinity();
   const T m = lse_a > lse_b ? lse_a : lse_b;
-  if (m == -std::numeric_limits<T>::infinity()) return {m, T{0}, T{0}};
+  if (lse_a == kEmpty && lse_b == kEmpty) return {m, T{0}, T{0}};  // one may be NaN: not m
   const T a = std::exp(lse_a - m), b = std::exp(lse_b - m);
   return {m + std::log(a + b), a / (a + b), b / (a + b)};
 }

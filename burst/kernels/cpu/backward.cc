@@ -49,6 +49,11 @@ void SoftmaxBackwardRow(int64_t columns, int64_t first, int64_t last, T lse, T d
     Store(s + j, p);
     Store(dp + j, p * (Load(dp + j) - row_delta));
   }
+  // dP, lse and delta may be NaN: P and dS are zero by the mask, not by their values.
+  for (T* x : {s, dp}) {
+    std::fill(x, x + first, T{0});
+    std::fill(x + last, x + columns, T{0});
+  }
 }
 
 template <typename T>
@@ -98,6 +103,8 @@ class BackwardTask {
     tiles.dq = scratch.Get<T>(9, kChunk * stride_);
     CopyTile(Head<T>(params_.q, b, h), chunk.begin, rows, d_, T{1}, tiles.q, stride_);
     CopyTile(Head<T>(params_.dout, b, h), chunk.begin, rows, d_, T{1}, tiles.dout, stride_);
+    tiles.finite =
+        AllFinite(tiles.q, stride_, rows, d_) && AllFinite(tiles.dout, stride_, rows, d_);
 
     const Mask mask(shape_, b);
     for (int64_t span = spans.begin; span < spans.end; ++span) {
@@ -126,6 +133,7 @@ class BackwardTask {
     T *k_transposed, *v_transposed;  // [head_dim, tile_keys], K scaled for scores to base 2
     T *dk, *dv;                      // [tile_keys, head_dim]
     T *s, *dp;                       // [kBlockM, tile_keys]
+    bool finite;                     // all of q and dout
   };
 
   // With lists: the blocks of queries, of a chunk, that see a tile of keys.
@@ -164,8 +172,10 @@ class BackwardTask {
     CopyTileTransposed(v, keys.begin, num_keys, d_, T{1}, tiles.v_transposed, score_stride_);
     std::fill_n(tiles.dk, num_keys * stride_, T{0});
     std::fill_n(tiles.dv, num_keys * stride_, T{0});
+    const bool finite = tiles.finite && AllFinite(tiles.k, stride_, num_keys, d_);
     const auto step = [&](int64_t i) {
-      Step(mask, b, h, chunk.begin, {i, std::min(i + kBlockM, queries.end)}, keys, tiles);
+      const Range rows = {i, std::min(i + kBlockM, queries.end)};
+      Step(mask, b, h, chunk.begin, rows, keys, finite || mask.Full(rows, keys), tiles);
     };
     if (lists) {
       for (const int32_t* block = list.begin; block < list.end; ++block) step(*block * kListBlock);
@@ -178,9 +188,9 @@ class BackwardTask {
   }
 
   // S = Q K^T, dP = dO V^T, dV += P^T dO, dK += dS^T Q, dQ += dS K for one tile of scores; the
-  // chunk begins at query i0.
+  // chunk begins at query i0. whole: matmuls may take in all pairs, also those that the mask hides.
   void Step(const Mask& mask, int64_t b, int64_t h, int64_t i0, Range queries, Range keys,
-            const Tiles& tiles) const {
+            bool whole, const Tiles& tiles) const {
     const int64_t rows = queries.end - queries.begin, num_keys = keys.end - keys.begin;
     const int64_t columns = RoundUpToLanes<T>(num_keys);
     const T* q = tiles.q + (queries.begin - i0) * stride_;
@@ -206,12 +216,33 @@ class BackwardTask {
                          lse[i] * static_cast<T>(kLog2E), delta[i], tiles.s + offset,
                          tiles.dp + offset);
     }
+    if (!whole) return AddSeen(mask, queries, keys, q, dout, dq, tiles);
     Gemm<Layout::kTransposed>(num_keys, padded_d_, rows, tiles.s, score_stride_, dout, stride_,
                               tiles.dv, stride_, true);
     Gemm<Layout::kTransposed>(num_keys, padded_d_, rows, tiles.dp, score_stride_, q, stride_,
                               tiles.dk, stride_, true);
     Gemm<Layout::kRows>(rows, padded_d_, num_keys, tiles.dp, score_stride_, tiles.k, stride_, dq,
                         stride_, true);
+  }
+
+  // The last three matmuls over the pairs of a query and a key that it sees: others would add
+  // 0 x NaN. q, dout and dq: of the first query.
+  void AddSeen(const Mask& mask, Range queries, Range keys, const T* q, const T* dout, T* dq,
+               const Tiles& tiles) const {
+    for (int64_t i = 0; i < queries.end - queries.begin; ++i) {
+      const int64_t query = queries.begin + i, row = i * stride_;
+      const Range seen = mask.Keys({query, query + 1}, keys);
+      for (int64_t j = seen.begin - keys.begin; j < seen.end - keys.begin; ++j) {
+        const T p = tiles.s[i * score_stride_ + j], ds = tiles.dp[i * score_stride_ + j];
+        T *dk = tiles.dk + j * stride_, *dv = tiles.dv + j * stride_;
+        const T* k = tiles.k + j * stride_;
+        for (int64_t c = 0; c < d_; ++c) {
+          dv[c] += p * dout[row + c];
+          dk[c] += ds * q[row + c];
+          dq[row + c] += ds * k[c];
+        }
+      }
+    }
   }
 
   const FlashBackwardParams& params_;

@@ -179,9 +179,25 @@ class ForwardTask {
       T* o = tiles->o + i * stride_;
       for (int64_t c = 0; c < d_; ++c) o[c] *= softmax.rescale[i];
     }
+    if (!full && !AllFinite(tiles->v, stride_, num_keys, d_)) {
+      return AddSeenValues(mask, i0, queries, keys, tiles);
+    }
     Gemm<Layout::kTransposed>(end - begin, RoundUpToLanes<T>(d_), num_keys, tiles->s + begin,
                               kScoreStride, tiles->v, stride_, tiles->o + begin * stride_, stride_,
                               true);
+  }
+
+  // O += P V over the keys that each query sees, where the matmul would add 0 x NaN of the others.
+  void AddSeenValues(const Mask& mask, int64_t i0, Range queries, Range keys, Tiles* tiles) const {
+    for (int64_t i = queries.begin; i < queries.end; ++i) {
+      const Range seen = mask.Keys({i, i + 1}, keys);
+      T* o = tiles->o + (i - i0) * stride_;
+      for (int64_t j = seen.begin; j < seen.end; ++j) {
+        const T p = tiles->s[(j - keys.begin) * kScoreStride + i - i0];
+        const T* v = tiles->v + (j - keys.begin) * stride_;
+        for (int64_t c = 0; c < d_; ++c) o[c] += p * v[c];
+      }
+    }
   }
 
   // The scores of the queries from i on, [keys, columns]; several vectors at a time if there are.

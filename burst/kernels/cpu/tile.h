@@ -111,6 +111,16 @@ void AddTile(const T* tile, int64_t stride, int64_t rows, int64_t d, T factor, c
   }
 }
 
+// Whether no element of a tile is infinite or NaN; rows of d elements, then zeros to whole vectors.
+template <typename T>
+bool AllFinite(const T* tile, int64_t stride, int64_t rows, int64_t d) {
+  Vec<T> zeros = {};
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t c = 0; c < d; c += kLanes<T>) zeros += T{0} * Load(tile + i * stride + c);
+  }
+  return HorizontalSum<T>(zeros) == 0;
+}
+
 struct Range {
   int64_t begin;
   int64_t end;

@@ -1,0 +1,319 @@
+// NaN and infinity in one document, as in padding that nobody has written, reach no row of another
+// one: these have the bits that they have beside finite padding. In the document itself they reach
+// every row that depends on them.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "burst/kernels/flash_attention.h"
+#include "burst/tensor/tensor.h"
+#include "gtest/gtest.h"
+#include "tests/kernels/attention_problem.h"
+#include "tests/testing/attention_reference.h"
+#include "tests/testing/test_device.h"
+#ifdef BURST_TEST_CUDA
+#include "burst/kernels/gpu/flash_attention_gpu.h"
+#endif
+
+namespace burst {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int64_t kHeads = 2;  // on one KV head
+
+// Kernels with a dtype and a head_dim. exact: NaN reaches what it should and nothing else, in its
+// own document, too.
+struct Case {
+  const AttentionKernels* kernels;
+  std::string name;
+  DType dtype;
+  int64_t head_dim;
+  bool exact;
+  bool has_backward = true;
+};
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  const auto add = [&](const AttentionKernels* kernels, const char* name, DType dtype,
+                       const std::vector<int64_t>& head_dims, bool exact, bool has_backward) {
+    for (int64_t d : head_dims) {
+      if (!kernels->Check(kTestDevice, dtype, d).ok()) continue;
+      const std::string text = std::string(name) + " " + Name(dtype) + " " + std::to_string(d);
+      cases.push_back({kernels, text, dtype, d, exact, has_backward});
+    }
+  };
+  for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
+    add(&KernelsOf(kTestDevice), "own", dtype, {20, 64, 128}, true, true);
+  }
+#ifdef BURST_TEST_CUDA
+  const std::vector<int64_t> head_dims = {40, 64, 80, 128, 192, 256};
+  for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    add(&KernelsOf(kTestDevice), "own", dtype, head_dims, false, true);
+    add(cuda::GpuKernels(cuda::KernelFamily::kSm80), "sm80", dtype, head_dims, false, true);
+    add(cuda::GpuKernels(cuda::KernelFamily::kDecode), "decode", dtype, head_dims, false, false);
+  }
+#endif
+  return cases;
+}
+
+// Documents of queries and keys: a query sees the keys of its own, all or those up to its own
+// place, and with a window of those the last ones.
+struct Documents {
+  std::vector<int64_t> q_starts, k_starts;  // and the lengths
+  bool causal = false;
+  int64_t window = 0;
+
+  int64_t q_len() const { return q_starts.back(); }
+  int64_t k_len() const { return k_starts.back(); }
+  static int64_t Of(const std::vector<int64_t>& starts, int64_t i) {
+    return std::upper_bound(starts.begin(), starts.end(), i) - starts.begin() - 1;
+  }
+  TestMask Mask() const {
+    TestMask mask;
+    for (int64_t i = 0; i < q_len(); ++i) {
+      const int64_t document = Of(q_starts, i);
+      int64_t begin = k_starts[document], end = k_starts[document + 1];
+      if (causal) end = std::min(end, begin + i - q_starts[document] + 1);
+      if (window > 0) begin = std::max(begin, end - window);
+      mask.begin.push_back(static_cast<int32_t>(begin));
+      mask.end.push_back(static_cast<int32_t>(end));
+    }
+    return mask;
+  }
+};
+
+struct Inputs {
+  Tensor q, k, v, dout, dlse;
+  Inputs Clone() const { return {q.Clone(), k.Clone(), v.Clone(), dout.Clone(), dlse}; }
+  const Tensor& operator[](int which) const {
+    return which == 0 ? q : which == 1 ? k : which == 2 ? v : dout;
+  }
+};
+
+Tensor Zeros(const Tensor& like, DType dtype) {
+  return Tensor::Zeros(like.shape(), dtype, kTestDevice);
+}
+
+FlashAttentionShape ShapeOf(const Inputs& in) {
+  return {in.q.dim(0),
+          in.q.dim(1),
+          in.k.dim(1),
+          in.q.dim(2),
+          in.k.dim(2),
+          in.q.dim(3),
+          1 / std::sqrt(static_cast<double>(in.q.dim(3))),
+          in.q.dtype(),
+          {}};
+}
+
+// Forward, and backward where there is one. parts: the keys between these, a call each, as in a
+// ring; merged and added up. Without: one call.
+AttentionResults Run(const Case& c, const Inputs& in, const TestMask& mask,
+                     const std::vector<int64_t>& parts) {
+  const DType sum_dtype = SumDType(c.dtype);
+  const Tensor lse = Poisoned(in.dlse), delta = Poisoned(in.dlse);
+  const Tensor out = Poisoned(in.q);
+  const bool one = parts.empty(), narrow = sum_dtype != c.dtype;
+  const DType grad_dtype = one ? c.dtype : sum_dtype;
+  const AttentionResults result = {out, lse, Zeros(in.q, grad_dtype), Zeros(in.k, grad_dtype),
+                                   Zeros(in.v, grad_dtype)};
+  FlashAttentionShape shape = ShapeOf(in);
+  const std::vector<int64_t> bounds = one ? std::vector<int64_t>{0, in.k.dim(1)} : parts;
+  const Tensor sum = narrow && !one ? Zeros(in.q, sum_dtype) : out;
+  const auto calls = [&](auto call) {
+    for (size_t n = 0; n + 1 < bounds.size(); ++n) {
+      const int64_t begin = bounds[n], length = bounds[n + 1] - begin;
+      TestMask part;
+      for (size_t i = 0; i < mask.begin.size(); ++i) {
+        part.begin.push_back(std::clamp<int64_t>(mask.begin[i] - begin, 0, length));
+        part.end.push_back(std::clamp<int64_t>(mask.end[i] - begin, 0, length));
+      }
+      shape.visible = part.ranges();
+      shape.k_len = length;
+      call(n, [&](const Tensor& t) { return Operand(t.Slice(1, begin, length)); });
+    }
+  };
+  calls([&](size_t n, auto of) {
+    const bool last = n + 2 == bounds.size();
+    FlashForwardParams params;
+    params.shape = shape;
+    params.q = Operand(in.q);
+    params.k = of(in.k);
+    params.v = of(in.v);
+    params.merge = n > 0;
+    params.out = Operand(last ? out : sum);
+    params.out_dtype = last ? c.dtype : sum_dtype;
+    if (last && narrow && n > 0) params.sum = Operand(sum);
+    params.lse = lse.raw_data();
+    c.kernels->Forward(params);
+  });
+  if (!c.has_backward) return result;
+  KernelsOf(kTestDevice)
+      .Delta({ShapeOf(in), Operand(out), Operand(in.dout), in.dlse.raw_data(), delta.raw_data()});
+  calls([&](size_t, auto of) {
+    FlashBackwardParams params;
+    params.shape = shape;
+    params.q = Operand(in.q);
+    params.k = of(in.k);
+    params.v = of(in.v);
+    params.dout = Operand(in.dout);
+    params.lse = lse.raw_data();
+    params.delta = delta.raw_data();
+    params.dq = Operand(result.dq);
+    params.dk = of(result.dk);
+    params.dv = of(result.dv);
+    params.assign = one;
+    c.kernels->Backward(params);
+  });
+  return result;
+}
+
+// Which rows of the results depend on tokens that are NaN: out and dq by query, dk and dv by key.
+struct Reached {
+  std::vector<bool> out, lse, dq, dk, dv;
+};
+
+Reached ReachedBy(const TestMask& mask, int64_t k_len, int which, int64_t first, int64_t last) {
+  const auto q_len = static_cast<int64_t>(mask.begin.size());
+  const auto bad = [=](int tensor, int64_t i) { return tensor == which && first <= i && i < last; };
+  Reached r = {std::vector<bool>(q_len), std::vector<bool>(q_len), std::vector<bool>(q_len),
+               std::vector<bool>(k_len), std::vector<bool>(k_len)};
+  for (int64_t i = 0; i < q_len; ++i) {
+    for (int64_t j = mask.begin[i]; j < mask.end[i]; ++j) {
+      if (bad(0, i) || bad(1, j)) r.lse[i] = true;
+      if (bad(2, j)) r.out[i] = true;
+    }
+    if (r.lse[i]) r.out[i] = true;
+    for (int64_t j = mask.begin[i]; j < mask.end[i]; ++j) {
+      const bool p = r.lse[i], ds = p || r.out[i] || bad(2, j) || bad(3, i);
+      if (ds || bad(1, j)) r.dq[i] = true;
+      if (ds || bad(0, i)) r.dk[j] = true;
+      if (p || bad(3, i)) r.dv[j] = true;
+    }
+  }
+  return r;
+}
+
+// Compares the rows of a result with those of the run without NaN. may: rows that need not be the
+// same; must: those that have to be NaN, null: none.
+void ExpectRows(const char* name, const Tensor& got, const Tensor& clean, bool rows_last,
+                const std::vector<bool>& may, const std::vector<bool>* must) {
+  const std::vector<double> x = got.ToVector<double>(), y = clean.ToVector<double>();
+  const auto rows = static_cast<int64_t>(may.size());
+  const auto size = static_cast<int64_t>(x.size()), row_size = size / std::max<int64_t>(1, rows);
+  std::vector<bool> same(rows, true), finite(rows, true);
+  for (int64_t n = 0; n < size; ++n) {
+    const int64_t row = rows_last ? n % rows : n / row_size;
+    if (!(x[n] == y[n])) same[row] = false;
+    if (std::isnan(x[n])) finite[row] = false;
+  }
+  int64_t changed = 0, missed = 0, first = -1;
+  for (int64_t row = 0; row < rows; ++row) {
+    if (!may[row] && !same[row]) {
+      ++changed;
+      if (first < 0) first = row;
+    }
+    if (must != nullptr && (*must)[row] && finite[row]) ++missed;
+  }
+  EXPECT_EQ(changed, 0) << name << " of rows that see nothing of it changed, the first: " << first;
+  EXPECT_EQ(missed, 0) << name << " of rows that see NaN have none";
+}
+
+// Poisons tokens [first, last) of a document in one input after the other.
+void Check(const Case& c, const Documents& documents, int64_t document, bool all_tokens,
+           const std::vector<int64_t>& parts) {
+  const int64_t q_len = documents.q_len(), k_len = documents.k_len();
+  const Problem problem(1, q_len, k_len, kHeads, 1, c.head_dim, MaskKind::kFull, c.dtype);
+  const Inputs clean_in = {problem.q, problem.k, problem.v, problem.dout, problem.dlse};
+  const TestMask mask = documents.Mask();
+  const AttentionResults clean = Run(c, clean_in, mask, parts);
+  for (int which = 0; which < (c.has_backward ? 4 : 3); ++which) {
+    for (double value : {kNaN, kInfinity, -kInfinity}) {
+      SCOPED_TRACE(testing::Message() << "qkvd"[which] << " " << value);
+      const Inputs in = clean_in.Clone();
+      const bool keys = which == 1 || which == 2;
+      const std::vector<int64_t>& starts = keys ? documents.k_starts : documents.q_starts;
+      int64_t first = starts[document], last = starts[document + 1];
+      if (first == last) continue;  // it has none
+      if (!all_tokens) first = (first + last) / 2, last = first + 1;
+      Tensor part = in[which].Slice(1, first, last - first);
+      if (!all_tokens) part = part.Slice(3, c.head_dim / 3, 1);  // one element of a head
+      const Tensor values = Tensor::Empty(part.shape(), c.dtype, kTestDevice);
+      values.Fill(value);
+      part.CopyFrom(values);
+      const AttentionResults got = Run(c, in, mask, parts);
+      const bool is_nan = std::isnan(value);
+      const Reached reached = ReachedBy(mask, k_len, which, first, last);
+      Reached may = reached;
+      if (!c.exact || !is_nan) {  // anything in the document
+        for (int64_t i = 0; i < q_len; ++i) {
+          may.out[i] = may.lse[i] = may.dq[i] = Documents::Of(documents.q_starts, i) == document;
+        }
+        for (int64_t j = 0; j < k_len; ++j) {
+          may.dk[j] = may.dv[j] = Documents::Of(documents.k_starts, j) == document;
+        }
+      }
+      const auto must = [&](const std::vector<bool>& rows) { return is_nan ? &rows : nullptr; };
+      ExpectRows("out", got.out, clean.out, false, may.out, must(reached.out));
+      ExpectRows("lse", got.lse, clean.lse, true, may.lse, must(reached.lse));
+      if (!c.has_backward) continue;
+      ExpectRows("dq", got.dq, clean.dq, false, may.dq, must(reached.dq));
+      ExpectRows("dk", got.dk, clean.dk, false, may.dk, must(reached.dk));
+      ExpectRows("dv", got.dv, clean.dv, false, may.dv, must(reached.dv));
+    }
+  }
+}
+
+void CheckAll(const Documents& documents, const std::vector<int64_t>& bad,
+              const std::vector<int64_t>& parts, bool backward = true) {
+  for (const Case& c : Cases()) {
+    if (!backward && c.name[0] != 'd' && kTestDevice == DeviceType::kCuda) continue;
+    if (backward && !c.has_backward) continue;
+    for (bool causal : {false, true}) {
+      for (int64_t document : bad) {
+        for (bool all_tokens : {true, false}) {
+          SCOPED_TRACE(testing::Message() << c.name << (causal ? " causal" : "") << ", document "
+                                          << document << (all_tokens ? "" : ", one element"));
+          Documents these = documents;
+          these.causal = causal;
+          Check(c, these, document, all_tokens, parts);
+        }
+      }
+    }
+  }
+}
+
+const std::vector<int64_t> kStarts = {0, 90, 201, 333, 400};
+
+TEST(NonFiniteTest, StaysInItsDocument) { CheckAll({kStarts, kStarts}, {2, 3}, {}); }
+
+// Many to a tile, some of one token.
+TEST(NonFiniteTest, StaysInAShortDocument) {
+  const std::vector<int64_t> starts = {0, 1, 2, 9, 30, 31, 77, 80, 81, 140};
+  CheckAll({starts, starts}, {1, 4, 6}, {});
+}
+
+TEST(NonFiniteTest, StaysInItsWindow) { CheckAll({kStarts, kStarts, false, 37}, {1, 3}, {}); }
+
+// A ring's calls, whose keys begin and end within documents and beside them: queries whose document
+// has none there see nothing.
+TEST(NonFiniteTest, StaysInItsDocumentInARing) {
+  CheckAll({kStarts, kStarts}, {2, 3}, {0, 150, 333, 400});
+}
+
+// Documents of other lengths in the keys than in the queries, and a last one without a query.
+TEST(NonFiniteTest, StaysInItsDocumentOfKeys) {
+  CheckAll({{0, 50, 190, 210, 210}, {0, 180, 181, 400, 460}}, {1, 2, 3}, {});
+}
+
+// Few queries on many keys.
+TEST(NonFiniteTest, StaysInItsDocumentWithFewQueries) {
+  CheckAll({{0, 1, 3, 8, 9}, {0, 700, 733, 1400, 1410}}, {0, 1, 2}, {}, /*backward=*/false);
+}
+
+}  // namespace
+}  // namespace burst
