@@ -23,7 +23,7 @@ def main():
     dist.init_process_group("nccl" if on_gpu else "gloo")
     group = dist.group.WORLD
 
-    # The same whole sequence on every rank; usually each loads it, or its own part, itself.
+    # Every rank makes the same whole sequence here; usually each loads it, or its own part, itself.
     torch.manual_seed(0)
     q, k, v = (torch.randn(BATCH, SEQLEN, heads, HEAD_DIM, dtype=torch.float64).to(device)
                for heads in (HEADS, KV_HEADS, KV_HEADS))

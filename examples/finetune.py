@@ -90,7 +90,7 @@ def main():
         sequence = text[None, begin:begin + n + 1].to(device)
         # Labels are shifted first: the next token of a rank's last one is another rank's.
         tokens, labels = sequence[:, own], sequence[:, own + 1]  # Burst
-        loss = loss_of(tokens, own[None], labels) / n  # Burst: positions are those of the sequence
+        loss = loss_of(tokens, own[None], labels) / n  # Burst: positions in the whole sequence
         # Gradients of the ranks add up; FSDP takes their mean.
         (loss * ranks if options.fsdp else loss).backward()
         if not options.fsdp and ranks > 1:

@@ -1,6 +1,5 @@
-// Linear attention over ranks: a ring of states instead of a ring of keys. Another kind of
-// attention in plain loops, beside examples/ring_on_one_page.h; docs/other-attention.md compares
-// them.
+// Linear attention over ranks: a ring of states instead of a ring of keys, in plain loops. Compare
+// examples/ring_on_one_page.h and docs/other-attention.md.
 //
 // Katharopoulos et al., "Transformers are RNNs" (arXiv 2006.16236). With phi(x) = elu(x) + 1 in
 // place of the exponential of a score, causal attention of a token needs of all tokens before it
@@ -9,9 +8,10 @@
 //   S_i = sum_{j <= i} phi(K_j)^T [V_j, 1]        [d, d + 1]
 //   [N_i, D_i] = phi(Q_i) S_i                     O_i = N_i / D_i
 //
-// Each rank has consecutive tokens. It sums the state of its own, gets that of all tokens before
-// them from the previous rank, and hands their sum to the next one: one message of d (d + 1)
-// numbers a head, at any length of the sequence. The backward does the same the other way round.
+// Each rank has consecutive tokens, and sums the state of these. It receives the state of all
+// earlier tokens from the previous rank, and hands the sum of both to the next one. That is one
+// message of d (d + 1) numbers a head, at any length of the sequence. The backward does the same
+// the other way round.
 //
 // One sequence, one head, float64, CPU. //tests/attention:linear_attention_test proves it.
 #pragma once
@@ -22,13 +22,13 @@
 
 namespace burst {
 
-// What the backward needs beside the inputs and out.
+// What the backward needs in addition to the inputs and out.
 struct LinearAttentionState {
   Matrix before;       // S of all tokens before this rank's, [d, d + 1]
   Matrix denominator;  // D of its own, [n, 1]
 };
 
-// Of this rank's n tokens, which follow those of the previous rank: q, k, v, out [n, d], n >= 0.
+// q, k, v, out: [n, d], for this rank's n >= 0 tokens, which follow the previous rank's tokens.
 // Assigns out and state. Collective.
 absl::Status LinearAttentionForward(const Matrix& q, const Matrix& k, const Matrix& v,
                                     Communicator& comm, Matrix* out, LinearAttentionState* state);

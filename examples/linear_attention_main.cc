@@ -1,5 +1,5 @@
-// Linear attention over one rank and over four, threads of this process: the same results, and what
-// the ranks send beside what a ring of keys would.
+// Linear attention over one rank and over four, threads of this process. Prints that the results
+// agree, and what the ranks send compared with a ring of keys.
 //
 //   bazel run -c opt //examples:linear_attention
 

@@ -78,7 +78,7 @@ void Attend(const RingTokens& tokens, int query_rank, int key_rank, const Matrix
 //   dV_j += P_ij dO_i                  dS_ij = P_ij (dO_i . V_j - delta_i)
 //   dQ_i += dS_ij K_j / sqrt(d)        dK_j += dS_ij Q_i / sqrt(d)
 //
-// lse_i is that of all keys, so each pair (i, j) needs nothing of the others: these are plain sums.
+// lse_i covers all keys, so each pair (i, j) needs nothing of the others: these are plain sums.
 void Differentiate(const RingTokens& tokens, int query_rank, int key_rank, const Matrix& q,
                    const Matrix& dout, const Matrix& lse, const Matrix& delta, const Matrix& k,
                    const Matrix& v, Matrix* dq, Matrix* dk, Matrix* dv) {

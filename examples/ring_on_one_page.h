@@ -42,7 +42,7 @@ struct RingTokens {
   std::function<bool(int32_t q, int32_t k)> sees;  // causal: k <= q
 };
 
-// Of this rank's n tokens: q, k, v, out [n, d], lse [n, 1]. Assigns out and lse.
+// For this rank's n tokens: q, k, v, out [n, d], lse [n, 1]. Assigns out and lse.
 absl::Status RingForward(const RingTokens& tokens, const Matrix& q, const Matrix& k,
                          const Matrix& v, Communicator& comm, Matrix* out, Matrix* lse);
 

@@ -1,9 +1,9 @@
 // The CPU attention kernels against the machine's matmul.
 //
-// GFLOP_s counts 4 * head_dim operations for a visible (query, key) pair and head forward, 2.5
-// times as many backward, as the literature does. vs_sgemm divides it by the best SgemmRate() so
-// far, measured on the same threads before and after every case. Rates are of the fastest
-// repetition, so that other load on the machine counts little; for figures, leave it idle.
+// GFLOP_s counts 4 * head_dim operations for a visible (query, key) pair and head forward, and 2.5
+// times as many backward, as the literature does. The counter vs_sgemm divides it by the best
+// SgemmRate() so far, measured on the same threads before and after every case. Rates are from the
+// fastest repetition, so other load on the machine counts little. For figures, leave it idle.
 
 #include <algorithm>
 #include <chrono>

@@ -1,7 +1,7 @@
-// Dealing packed documents to ranks (the layout "balanced"): its time, and beside the other layouts
-// the work of the busiest rank, of the mean, and how many tokens all ranks send of K and V, a
-// sequence's tokens being 1. Documents are log-normal (median 512, deviation 1.5), none longer than
-// the third argument. Arguments: tokens, ranks, longest document.
+// Deals packed documents to ranks (the layout "balanced"), and measures the time. Compares with the
+// other layouts: the busiest rank's work divided by the mean, and the K and V tokens that all ranks
+// send divided by the sequence length. Documents are log-normal (median 512, deviation 1.5), none
+// longer than the third argument. Arguments: tokens, ranks, longest document.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>

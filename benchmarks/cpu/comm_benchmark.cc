@@ -1,7 +1,7 @@
-// Two ranks as threads: a transfer around the ring and an all-reduce, beside the memcpy that bounds
-// them, all on both cores at once. The argument is the bytes of a rank's buffer; bytes_per_second
-// counts one rank's bytes. Up to a megabyte the memcpy stays in its core's cache, where no other
-// rank's data can be: the bound is fair at 16 MiB.
+// Two ranks as threads: a transfer around the ring and an all-reduce, compared with the memcpy that
+// bounds them, all on both cores at once. The argument is the bytes of a rank's buffer;
+// bytes_per_second counts one rank's bytes. Up to a megabyte the memcpy stays in its core's cache,
+// where no other rank's data can be. So the bound is fair at 16 MiB.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>

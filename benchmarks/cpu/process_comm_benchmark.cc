@@ -1,9 +1,10 @@
-// Messages between processes: sockets (--comm=tcp) beside MPI, in turns, in the same processes.
+// Messages between processes: compares sockets (--comm=tcp) with MPI, in turns, in the same
+// processes.
 //
 //   mpirun -np 2 bazel-bin/benchmarks/cpu/process_comm_benchmark
 //
-// exchange: every rank sends to the next and receives from the last one; GB/s that a rank sends.
-// allreduce: of that many bytes of fp32; GB/s of the tensor. Medians of 21 turns.
+// exchange: every rank sends to the next and receives from the last one, in GB/s that a rank sends.
+// allreduce: of that many bytes of fp32, in GB/s of the tensor. Medians of 21 turns.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

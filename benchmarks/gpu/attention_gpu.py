@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Attention on a GPU behind burst's interface beside PyTorch's: TFLOP/s, in one run.
+"""Compares attention on a GPU behind burst's interface with PyTorch's: TFLOP/s, in one run.
 
     attention_gpu.py BENCHMARK [quick] [only=REGEX] [FILE.json]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The Hopper attention kernels beside FlashAttention-3, cuDNN and other builds of ours, in one process: TFLOP/s.
+"""Compares the Hopper attention kernels with FlashAttention-3, cuDNN and other builds of ours, in one process: TFLOP/s.
 
     attention_peers.py LIBRARY fa3=LIBRARY [NAME=LIBRARY...] [OPTION...]
 

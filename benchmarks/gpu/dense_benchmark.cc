@@ -1,6 +1,6 @@
 // The dense layers of GPT-2 124M (64 x 1,024 tokens) and of a 1.07B Llama (16,384 tokens) on a GPU
-// in bfloat16, forward and backward, beside cuBLAS alone: the same GEMMs by cublasGemmEx
-// with nothing else around them, in the same run.
+// in bfloat16, forward and backward. Compares with cuBLAS alone in the same run: the same GEMMs by
+// cublasGemmEx with nothing else around them.
 //
 //   gemm       ours without a bias, GELU or residual: the same work as the peer's
 //   layer      what the model runs: bias, GELU and residual, and the bias's gradient, included

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The forward in fp8 (e4m3) on Hopper beside that in bfloat16: errors against float64, and TFLOP/s.
+"""Compares the forward in fp8 (e4m3) on Hopper with the one in bfloat16: errors against float64, and TFLOP/s.
 
     fp8_attention.py LIBRARY errors [FILE.json]   of out, and of the gradients that follow from it
     fp8_attention.py LIBRARY bench [FILE.json]    TFLOP/s, ratio to bfloat16's, ours and cuDNN's, same run
 
-Errors are root mean squares, relative to that of the truth. Beside ours are two ways to round to fp8, computed in
-float64 otherwise: one scale for a whole tensor, and one for every 128 tokens of a head. Ours has the latter, and
-spreads every channel of Q and K over all by an orthogonal matrix before.
+Errors are root mean squares, relative to the truth's root mean square. Ours is compared with two ways to round to fp8,
+computed in float64 otherwise: one scale for a whole tensor, and one for every 128 tokens of a head. Ours has the
+latter, and first spreads every channel of Q and K over all by an orthogonal matrix.
 """
 
 import datetime

@@ -1,7 +1,7 @@
 // Ranks that own one GPU each: a transfer around the ring and an all-reduce through the
-// communicator, beside the same by NCCL alone. Ranks are threads on all GPUs of this machine, whose
-// transfers are copies by the copy engines, or the processes of a launcher (mpirun, torchrun,
-// srun), over NCCL.
+// communicator, compared with NCCL alone. Ranks are threads on all GPUs of this machine, whose
+// transfers are copies by the copy engines. Or they are the processes of a launcher (mpirun,
+// torchrun, srun), over NCCL.
 //
 // GB/s: transfer: the bytes that a rank sends; all-reduce over G ranks: 2(G-1)/G of the tensor's
 // bytes, the least that a rank must send. us: the host's time in a Post and a Wait.

@@ -1,8 +1,8 @@
 // The memory-bound ops on a GPU, in bfloat16, at the sizes of a GPT-2 124M step (64 x 1,024 tokens)
-// and of a 1.07B Llama step (16,384 tokens): bytes that must move per second, and that rate over
-// the rate of a device-to-device copy in the same run. Every input and output counts once, what a
-// kernel needs beyond that (partial sums, sorted ids) does not count. Sets of buffers take turns,
-// so that nothing is still in the L2 cache.
+// and of a 1.07B Llama step (16,384 tokens). Measures bytes that must move per second, and that
+// rate over the rate of a device-to-device copy in the same run. Every input and output counts
+// once; partial sums, sorted ids and other scratch of a kernel do not count. Sets of buffers take
+// turns, so that nothing is still in the L2 cache.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""burst.attention from PyTorch on GPUs, beside peers on the same inputs in the same run, in turns:
+"""Compares burst.attention from PyTorch on GPUs with peers, on the same inputs in the same run, in turns:
 
   torchrun --nproc_per_node=2 benchmarks/gpu/pytorch_attention.py [--out=FILE] [--seqlens=32768,...]
 
-Over the ranks: the ring, 32 heads of 128, bf16, forward and backward, beside torch's context_parallel
-with cuDNN (causal only). On one GPU (rank 0, the others wait): 16 x 2,048 and 64 x 1,024, beside
+Over the ranks: the ring, 32 heads of 128, bf16, forward and backward, and torch's context_parallel
+with cuDNN (causal only). On one GPU (rank 0, the others wait): 16 x 2,048 and 64 x 1,024, and
 scaled_dot_product_attention with cuDNN. The host's time of a call, while the GPU is busy: after a
 barrier, and of calls in a row. PEERS=DIR: a folder with ring_flash_attn and burst_attn, which then run
 too. Medians of GPU times, the slowest rank's.
@@ -26,8 +26,8 @@ HEADS, HEAD_DIM = 32, 128
 
 
 def milliseconds(functions, repeats):
-    """Medians by name, the functions in turns, each after all ranks have come: the GPU is busy for some
-    10 ms then, in which the host gets ahead of it, as it is in training."""
+    """Medians by name, the functions in turns, each after all ranks have come. The GPU is then busy for
+    some 10 ms, in which the host gets ahead of it, as it is in training."""
     times = {name: [] for name in functions}
     for i in range(repeats + 1):
         for name, function in functions.items():
@@ -68,7 +68,7 @@ def peers():
 
 
 def cudnn(q, k, v, causal):
-    """Of [batch, heads, tokens, head_dim]."""
+    """cuDNN's attention of [batch, heads, tokens, head_dim]."""
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 

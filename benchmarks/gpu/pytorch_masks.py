@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""burst.attention with masks of several intervals on one GPU, beside its own causal mask and beside
-FlexAttention (compiled) with the same mask, on the same inputs in the same run, in turns:
+"""Times burst.attention with masks of several intervals on one GPU. Compares with its own causal mask, and
+with FlexAttention (compiled) on the same mask and inputs, in the same run, in turns:
 
   benchmarks/gpu/pytorch_masks.py [--out=FILE] [--seqlen=32768,16384] [--head_dim=128,64]
 
@@ -129,7 +129,7 @@ def results(function, tensors, dout):
 
 
 def error(slices, n, head_dim):
-    """Of out, dq, dk and dv against float64: the largest relative one, in the norm."""
+    """The largest relative error of out, dq, dk and dv against float64, in the norm."""
     tensors, dout = inputs(n, head_dim)
     shown = visible(slices, n, "cuda")
 

@@ -3,12 +3,12 @@
 
   torchrun --nproc_per_node=2 benchmarks/gpu/pytorch_masks_ring.py [--out=FILE] [--tokens=8192,32768]
 
-Packed documents (64 heads on 8 of 128, bf16; log-normal, median 512, deviation 1.5, none longer than a
-quarter of the sequence, then of any length) in the layout "balanced" beside the others, Ulysses, and
-one GPU that has the whole sequence to itself; causal attention without documents. Sparse blocks of 128
-and 1,024, a tenth of them (32 heads), beside causal attention over the same ranks. --tokens: of a rank.
-TFLOP/s of a GPU by the visible pairs, forward and backward, medians of GPU times, the slowest rank's,
-the sides in turns. Schedules are made before.
+Packed documents (64 heads on 8 of 128, bf16, log-normal, median 512, deviation 1.5, none longer than a
+quarter of the sequence, then of any length). The layout "balanced" is compared with the others, with
+Ulysses, with one GPU that has the whole sequence to itself, and with causal attention without documents.
+Sparse blocks of 128 and 1,024, a tenth of them (32 heads), are compared with causal attention over the
+same ranks. --tokens: of a rank. TFLOP/s of a GPU by the visible pairs, forward and backward, medians of
+GPU times, the slowest rank's, the sides in turns. Schedules are made before.
 """
 
 import argparse

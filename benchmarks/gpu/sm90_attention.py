@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Attention on Hopper beside cuDNN (through PyTorch's SDPA; up to a head_dim of 128): errors and TFLOP/s.
+"""Compares attention on Hopper with cuDNN (through PyTorch's SDPA, up to a head_dim of 128): errors and TFLOP/s.
 
-    sm90_attention.py LIBRARY check [OPTION...]   errors against float64, ratio to cuDNN's error
-    sm90_attention.py LIBRARY bench [OPTION...]   TFLOP/s, ratio to cuDNN's, same inputs, same run
-    sm90_attention.py LIBRARY decode [OPTION...]  few queries, many keys: bytes/s, ratio to a copy's and to
-                                                  those of PyTorch's kernels (cuDNN, FlashAttention-2)
+    sm90_attention.py LIBRARY check|bench|decode [OPTION...]
+
+- check: errors against float64, ratio to cuDNN's error
+- bench: TFLOP/s, ratio to cuDNN's, same inputs, same run
+- decode: few queries, many keys: bytes/s, ratio to a copy's and to PyTorch's kernels (cuDNN, FlashAttention-2)
 
 Options: float16 (else bfloat16), forward (no backward), quick (up to 16K tokens), only=REGEX, FILE.json
 (where to write).
@@ -164,15 +165,17 @@ def visible_pairs(q, k, ranges):
 
 # ---- Reference in float64, one head at a time, and what rounding may do to each element.
 #
-# Operands of matmuls are of 16 bits, so P and dS are rounded before their second matmul, and out, dQ,
-# dK, dV at the end: each by a factor within 1 +- U, and in float16, whose smallest numbers are few, by
-# another SMALL. Matmuls accumulate in fp32: an element of S, of
-# dP, of the gradients is off by at most FP32 times the sum of its terms' absolute values (up to 256,
-# truncated to 24 bits), and P, through S, by a factor within 1 +- EXPONENT (|S| stays under 2^8).
-# delta is taken from the rounded out. Hence
-#   |d out| <= (U + 2 EXPONENT) P |V| + U |out|
-#   |d dS|  <= U |dS| + P (EXPONENT |dP - delta| + FP32 |dO| |V|^T + |dO| . |d out|)
-#   |d dQ|  <= scale |d dS| |K| + U |dQ|, and dK alike; |d dV| <= (U + EXPONENT) P^T |dO| + U |dV|
+# Operands of matmuls have 16 bits, so P and dS are rounded before their second matmul, and out, dQ, dK
+# and dV at the end. Each is off by a factor within 1 +- U, and in float16, whose smallest numbers are
+# few, by another SMALL. Matmuls accumulate in fp32. An element of S, of dP or of the gradients is off by
+# at most FP32 times the sum of its terms' absolute values (up to 256, truncated to 24 bits). P is off,
+# through S, by a factor within 1 +- EXPONENT (|S| stays under 2^8). Delta is taken from the rounded out.
+# Hence
+#
+#     |d out| <= (U + 2 EXPONENT) P |V| + U |out|
+#     |d dS|  <= U |dS| + P (EXPONENT |dP - delta| + FP32 |dO| |V|^T + |dO| . |d out|)
+#     |d dQ|  <= scale |d dS| |K| + U |dQ|, and dK alike; |d dV| <= (U + EXPONENT) P^T |dO| + U |dV|
+#
 # up to products of two of these, for which the whole is taken 2 % larger.
 ROUNDING = {torch.bfloat16: (2.0 ** -8, 0.0), torch.float16: (2.0 ** -11, 2.0 ** -25)}  # U, SMALL
 FP32, EXPONENT = 2.0 ** -16, 2.0 ** -10
@@ -293,8 +296,8 @@ def check(kernels, backward=True):
     """Every element within what the roundings allow; up to a head_dim of 128 each case's
     root-mean-square error, and each head_dim's largest error, at most 1.2 times cuDNN's.
 
-    The largest error of a single case is one rounding of one large value: beside cuDNN's it is
-    printed, not judged.
+    The largest error of a single case is one rounding of one large value. It is printed with
+    cuDNN's, not judged.
     """
     rows, failed, largest = [], 0, {}
     cases = []

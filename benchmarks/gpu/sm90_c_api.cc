@@ -1,6 +1,6 @@
-// The attention kernels of a GPU as a shared library with C names, so that sm90_attention.py can
-// call them on PyTorch's tensors, beside cuDNN in the same process. The calls are those that
-// training makes: what they choose, check and allocate is timed with them.
+// The attention kernels of a GPU as a shared library with C names. With it, sm90_attention.py can
+// call them on PyTorch's tensors and compare them with cuDNN in the same process. The calls are
+// those that training makes: what they choose, check and allocate is timed with them.
 #include <cuda_runtime.h>
 
 #include "burst/device/cuda.h"

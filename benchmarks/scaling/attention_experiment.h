@@ -19,8 +19,8 @@ struct AttentionTimes {
 struct AttentionMeasurement {
   AttentionTimes whole;
   AttentionTimes quiet;  // with communication left out
-  // The same work without a ring: every rank alone with a sequence as long as its part, the work of
-  // one round, as often as there are rounds; all ranks at once, since GPUs differ by percents.
+  // Without a ring: every rank computes alone on a sequence as long as its part, once for each
+  // round. All ranks do so at once, since GPUs differ by percents.
   AttentionTimes alone;
   AttentionBytes bytes_sent;  // by all ranks together, counted by the communicators
   int64_t peak_bytes = 0;     // of a rank, inputs and outputs included: on the CPU the mean of all
@@ -28,7 +28,7 @@ struct AttentionMeasurement {
 };
 
 // Without `compare`, `quiet` and `alone` are not measured and stay 0. `processes` as for
-// RunBenchmarkRanks; the result is that of the first rank's process.
+// RunBenchmarkRanks. The result is the one of the first rank's process.
 absl::StatusOr<AttentionMeasurement> MeasureAttention(Strategy strategy,
                                                       const AttentionProblem& problem, int ranks,
                                                       int threads, int64_t repeats,

@@ -21,16 +21,18 @@ std::vector<ReportColumn> PrefillColumns();
 absl::StatusOr<std::vector<ReportRow>> RunPrefillExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);
 
-// A prompt of `seqlen` tokens, read over the ranks, and tokens after it, one at a time, without the
-// choice of one: milliseconds to the first and of the median of the others; of a rank the memory of
-// its keys and values, and the rate at which it reads these and the weights, as every token must.
+// A prompt of `seqlen` tokens is read over the ranks, then tokens follow one at a time, without a
+// choice between them. Columns: milliseconds to the first token, and the median of the others. For
+// a rank, the memory of its keys and values, and the rate at which it reads these and the weights,
+// as every token must.
 std::vector<ReportColumn> GenerationColumns();
 absl::StatusOr<std::vector<ReportRow>> RunGenerationExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);
 
-// Milliseconds of the median step (all but the first), tokens a second and the peak memory of a
-// rank; the loss of the last step, the validation loss and perplexity after it, and the largest
-// relative difference of any step's loss from that of the first row with its batch and seqlen.
+// Speed: milliseconds of the median step (all but the first), tokens a second and the peak memory
+// of a rank. Quality: the loss of the last step, and the validation loss and perplexity after it.
+// Agreement: the largest relative difference of any step's loss from the first row with its batch
+// and seqlen.
 std::vector<ReportColumn> TrainingColumns();
 absl::StatusOr<std::vector<ReportRow>> RunTrainingExperiment(
     const ScalingOptions& options, const std::function<void(const ReportRow&)>& on_row);

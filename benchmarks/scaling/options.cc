@@ -52,7 +52,7 @@ struct ScalingConfig {
   Experiment experiment = Experiment::kAttention;
   std::vector<Strategy> strategies = {Strategy::kSingle, Strategy::kBurst, Strategy::kRing};
   std::vector<int64_t> ranks, seqlens, batches;  // empty: the experiment's default
-  TrainConfig train;  // options that are those of //train: the table says which
+  TrainConfig train;  // the options shared with //train: the table says which
   int64_t heads = 4;
   int64_t kv_heads = 0;  // 0: as many as query heads
   int64_t head_dim = 64;

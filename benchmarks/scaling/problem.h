@@ -45,7 +45,7 @@ struct AttentionProblem {
 // The numbers of ranks to measure the strategy on: `ranks`, or 1 for kSingle.
 std::vector<int64_t> RanksFor(Strategy strategy, const std::vector<int64_t>& ranks);
 
-// InvalidArgument, naming the option, for a problem that the strategy cannot take with so many
+// InvalidArgument, naming the option, for a problem that the strategy cannot take with `ranks`
 // ranks.
 absl::Status CheckProblem(Strategy strategy, const AttentionProblem& problem, int ranks);
 

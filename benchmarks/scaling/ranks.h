@@ -12,10 +12,10 @@
 
 namespace burst {
 
-// Runs body(communicator) on ranks and returns the first error. They are threads of this process:
-// on the CPU with a pool of `threads` each, on cuda with a GPU each, or, with `share_gpus` and
-// fewer GPUs than ranks, sharing those there are. Or, with `processes`, the first `ranks` of these;
-// the others return at once. Collective then.
+// Runs body(communicator) on ranks and returns the first error. Without `processes`, they are
+// threads of this process: on the CPU with a pool of `threads` each, on cuda with a GPU each. With
+// `share_gpus` and fewer GPUs than ranks, they share the GPUs. With `processes`, they are the first
+// `ranks` of these; the others return at once. Collective then.
 absl::Status RunBenchmarkRanks(DeviceType device, int ranks, int threads, bool share_gpus,
                                Communicator* processes,
                                const std::function<absl::Status(Communicator&)>& body);

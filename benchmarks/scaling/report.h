@@ -28,9 +28,9 @@ std::string TableLine(const ReportRow& row, const std::vector<ReportColumn>& col
 // RFC 4180; null is empty.
 std::string Csv(const std::vector<ReportRow>& rows);
 
-// y_key (times y_scale) against that one of x_keys that has the most distinct values (the first if
-// there are several); a curve for every combination of `strategy`, `recompute` (of rows that have
-// it) and the other x_keys.
+// Plots y_key (times y_scale) over one of x_keys: the one that has the most distinct values (the
+// first if there are several). There is a curve for every combination of `strategy`, `recompute`
+// (of rows that have it) and the other x_keys.
 LinePlot PlotOf(const std::vector<ReportRow>& rows, const std::vector<std::string>& x_keys,
                 const std::string& y_key, double y_scale);
 

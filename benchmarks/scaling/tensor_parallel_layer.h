@@ -36,7 +36,7 @@ class TensorParallelLayer : public AttentionWork {
   struct Inputs {
     Tensor x, k, v, dy;
   };
-  // `attention` is that of the strategy; it and `comm` must outlive the object.
+  // `attention` implements the strategy; it and `comm` must outlive the object.
   TensorParallelLayer(Strategy strategy, const AttentionProblem& problem,
                       SequenceParallelAttention& attention, RingSchedule schedule,
                       Communicator* comm);

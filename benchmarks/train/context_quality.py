@@ -3,9 +3,9 @@
 
     context_quality.py VAL_SHARD OUT LENGTH BEFORE AFTER   Hugging Face directories, read by transformers, on a GPU
 
-VAL_SHARD is one that //train:tokenize made. Of every document of at least LENGTH tokens the first LENGTH are read.
-Written: OUT.json and OUT.svg. The same tokens are also predicted from no more than the last 1,024 tokens: documents
-may become easier or harder with position, and only what lies between these two curves is the context's.
+VAL_SHARD is one that //train:tokenize made. Reads the first LENGTH tokens of every document that has as many.
+Written: OUT.json and OUT.svg. The tokens are also predicted from the last 1,024 tokens alone. Documents may
+become easier or harder with position, so only the distance of these two curves is due to the context.
 """
 
 import json

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Whole training steps on one GPU: Burst beside PyTorch, the same shapes, in turns.
+"""Whole training steps on one GPU: Burst and PyTorch, the same shapes, in turns.
 
     gpu_train_step.py BENCHMARK [FILE.json] [MODEL...]     BENCHMARK: the binary train_step_benchmark
                                                            MODEL: d12, llama_1b
 
-The PyTorch side: blocks through torch.compile, cuDNN attention, bf16 parameters with fp32 masters,
-AdamW compiled over flat buffers, and the LM head with its loss in chunks whose gradients are made in
-the forward, so that no pass over the gradients is needed but the norm's and AdamW's.
+The PyTorch side: blocks through torch.compile, cuDNN attention, bf16 parameters with fp32 masters, and
+AdamW compiled over flat buffers. The LM head takes its loss in chunks whose gradients are made in the
+forward. So only the norm and AdamW pass over the gradients.
 
 The sides alternate: ROUNDS times, in changing order, each side warms up and is timed. A figure is the
 median of the medians of whole steps, taken between the ends of steps on the device. Burst is measured

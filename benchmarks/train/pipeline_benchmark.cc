@@ -1,6 +1,6 @@
-// The bubble of a pipeline, measured (StepMetrics::pipeline_bubble) beside the formula,
-// (p - 1) / (v m): stages are threads of one core each, as many as there are cores at most, of a
-// model whose stages take equally long.
+// Compares the measured bubble of a pipeline (StepMetrics::pipeline_bubble) with the formula, (p -
+// 1) / (v m). Stages are threads of one core each, at most as many as there are cores. The model's
+// stages take equally long.
 //
 //   bazel run -c opt //benchmarks/train:pipeline_benchmark
 //
@@ -31,7 +31,7 @@ namespace {
 
 constexpr int kSteps = 41;
 
-// Its embeddings and head are of few characters: little beside a layer.
+// Its vocabulary has few characters, so embeddings and head take little time compared with a layer.
 constexpr char kModel[] =
     R"({"family":"llama","layers":8,"width":128,"heads":2,"kv_heads":2,"ffn":512,"dropout":0})";
 

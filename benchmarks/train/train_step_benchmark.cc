@@ -4,11 +4,17 @@
 //   bazel run -c opt //benchmarks/train:train_step_benchmark
 //
 // Counters, all from the median time of whole steps (StepMetrics::step_ms; on a GPU the time
-// between the ends of two steps on the device): step_ms; tokens/s; GFLOP/s by the work that a
-// causal model needs, 6N + 6 L d S a token; vs_peak, that rate over the rate of GEMMs alone,
-// measured in the same process (model FLOP utilization with the measured peak); vs_peak_full, the
-// same with the convention 6N + 12 L d S. On a GPU (names with cuda, absent without one) also GiB,
-// the peak of tensor memory. gpu_train_step.py runs those beside PyTorch.
+// between the ends of two steps on the device):
+//
+//    step_ms, tokens/s
+//    GFLOP/s        by the work that a causal model needs, 6N + 6 L d S a token
+//    vs_peak        that rate over the rate of GEMMs alone, measured in the same process
+//                   (model FLOP utilization with the measured peak)
+//    vs_peak_full   vs_peak with the convention 6N + 12 L d S
+//    GiB            on a GPU, the peak of tensor memory
+//
+// Names with cuda run on a GPU, and are absent without one. gpu_train_step.py compares them with
+// PyTorch.
 //
 // On GPUs a step is deterministic by default (as --deterministic of //train); names that end in
 // _nondeterministic allow kernels that add in any order. Names with _exact have the same bits on
@@ -197,7 +203,8 @@ BENCHMARK_CAPTURE(TrainStep, llama_tiny_2_ranks_exact, "llama_tiny", 8, 256, 2, 
     ->UseRealTime()
     ->MinTime(3);
 
-// By default, bitwise reproducible; as PyTorch trains by default; and exact, in such chunks.
+// Registers three kinds: bitwise reproducible (the default), in any order as PyTorch trains by
+// default, and exact with these chunks.
 void RegisterCuda(const std::string& model, int64_t batch, int64_t seqlen,
                   const std::vector<int64_t>& exact_chunks) {
   std::vector<std::pair<std::string, Settings>> all = {{"", {}}, {"_nondeterministic", {false}}};

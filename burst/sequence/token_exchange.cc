@@ -49,7 +49,7 @@ void ForEachRun(const TokenShard& shard, int group_rank, const Tensor& own, cons
   }
 }
 
-// The same for every rank of the group; `parts` are their tokens, one rank after the other.
+// Copies for every rank of the group; `parts` are their tokens, one rank after the other.
 template <typename Copy>
 void ForEachPart(const TokenShard& shard, const Tensor& parts, const Tensor& all, Copy copy) {
   const std::vector<int64_t> counts = Counts(shard, all);

@@ -371,7 +371,8 @@ void CheckOf16Bits(DType dtype) {
                           rounded_to);
   };
   const AttentionResults expected = reference(DType::kFloat64), naive = reference(dtype);
-  // A result is rounded once; a gradient that is sent in bfloat16 is, besides, at every transfer.
+  // A result is rounded once. A gradient that is sent in bfloat16 is also rounded at every
+  // transfer.
   const auto no_worse = [&](const Tensor& actual, const Tensor& bound, const Tensor& truth,
                             int roundings) {
     EXPECT_LE(RelativeError(actual, truth), 2 * RelativeError(bound, truth) + roundings * rounding);

@@ -119,7 +119,7 @@ TEST_P(ExactAttentionTest, HasTheSameBitsOnAnyRanks) {
   }
 }
 
-// A row's results do not depend on the rows beside it: what data parallel ranks need.
+// A row's results do not depend on the other rows, which data parallel ranks need.
 TEST_P(ExactAttentionTest, HasTheSameBitsInAnyBatch) {
   const DType dtype = kTestDevice == DeviceType::kCuda ? DType::kBFloat16 : DType::kFloat32;
   const int64_t head_dim = kTestDevice == DeviceType::kCuda ? 128 : 20;

@@ -113,8 +113,8 @@ TEST(LinearAttentionTest, TheDefinition) {
   }
 }
 
-// Of the loss sum(O * dO), to the error of differences over 2e-5: 1e-10 relative to the curvature,
-// and rounding, 1e-16 / 1e-5.
+// The loss is sum(O * dO). The tolerance is the error of differences over 2e-5: 1e-10 relative to
+// the curvature, and rounding, 1e-16 / 1e-5.
 TEST(LinearAttentionTest, GradientsAreCentralDifferences) {
   constexpr double kStep = 1e-5;
   const int64_t seqlen = 23;

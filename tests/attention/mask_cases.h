@@ -85,7 +85,7 @@ inline Spans Clip(const Spans& spans, int64_t seqlen) {
   return clipped;
 }
 
-// Of the slices, those whose queries are inside.
+// Returns the slices whose queries are inside the sequence.
 inline MaskSlices Clip(const MaskSlices& slices, int64_t seqlen) {
   const auto n = static_cast<int32_t>(seqlen);
   MaskSlices clipped = slices;

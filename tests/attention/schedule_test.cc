@@ -125,10 +125,13 @@ TEST(ScheduleTest, MasksMatchTheDefinition) {
   }
 }
 
-// Walks all ranks through their routes, message by message: a rank computes and sends only what it
-// has, every send has its receive in the same round, what a round needs has arrived when it begins
-// (blocks) or ends (gradients), each needed (block, host) pair is computed exactly once, gradients
-// return complete, and the tokens are those that the routes announce.
+// Walks all ranks through their routes, message by message, and checks that
+//
+//    - a rank computes and sends only what it has;
+//    - every send has its receive in the same round;
+//    - what a round needs has arrived when it begins (blocks) or ends (gradients);
+//    - each needed (block, host) pair is computed exactly once;
+//    - gradients return complete, and the tokens are those that the routes announce.
 void SimulateRoute(const std::vector<RingSchedule>& schedules, bool queries_are_sent) {
   const int world_size = static_cast<int>(schedules.size());
   const int per_node = schedules[0].ranks_per_node();
@@ -305,8 +308,8 @@ TEST(ScheduleTest, FullAttentionMakesOneTransferLessThanRanks) {
   }
 }
 
-// In a flat ring the gradient of others has arrived, to be added to, in all rounds but two; and
-// two additions are left, on the last rank and on the owner.
+// In a flat ring, the gradient of other ranks has arrived, to be added to, in all rounds but two.
+// Two additions are left, on the last rank and on the owner.
 TEST(ScheduleTest, GradientsArriveAheadOfTheirBlocks) {
   for (int world_size : {4, 5, 8}) {
     const auto schedule =

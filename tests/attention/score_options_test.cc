@@ -1,5 +1,5 @@
-// Softcap, ALiBi and dropout over ranks as threads, against naive attention in double precision
-// over the undivided sequence: heads and positions are those of the whole, whoever has them.
+// Softcap, ALiBi and dropout over ranks as threads, compared with naive attention in double
+// precision over the undivided sequence. Heads and positions are global, whatever rank has them.
 
 #include "burst/attention/score_options.h"
 

@@ -1,6 +1,6 @@
-// What the tests of attention over ranks share: global inputs that the ranks take their part of,
-// results put together from theirs, masks, and what a naive attention in double precision makes of
-// the undivided sequence.
+// What the tests of attention over ranks share: global inputs, results put together from the ranks'
+// parts, and masks. Each rank takes its part of the inputs. Naive attention in double precision
+// computes the undivided sequence.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ inline void PutRows(const Tensor& on_device, const std::vector<int32_t>& positio
   }
 }
 
-// The same for [batch, heads, seqlen].
+// TakeRows for tensors of shape [batch, heads, seqlen].
 inline Tensor TakeColumns(const Tensor& global, const std::vector<int32_t>& positions) {
   Shape shape = global.shape();
   shape[2] = static_cast<int64_t>(positions.size());

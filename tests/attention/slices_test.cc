@@ -109,7 +109,7 @@ TEST(SlicesTest, WholeBlocksAreListed) {
   EXPECT_GT(masks_with_lists, 100);
 }
 
-// Sparse blocks of any size on the kernels' grid. What is whole there is one call.
+// Sparse blocks of any size on the kernels' grid. The whole blocks are one call.
 TEST(SlicesTest, SparseBlocksAreLists) {
   std::mt19937 random(5);
   const auto chosen = [&](int32_t count) {

@@ -147,7 +147,7 @@ TEST(StrategyTest, DoubleRing) {
 }
 
 // In double precision only rounding is left. Batch rows with documents of their own, the ring's two
-// directions, and a group size that is no power of two.
+// directions, and a group size that is not a power of two.
 TEST(StrategyTest, DoublePrecisionAndBatchedDocuments) {
   const int64_t batch = 2, seqlen = 61;
   const Inputs inputs = RandomInputs(batch, seqlen, 6, 3, 24, DType::kFloat64, 5);
@@ -211,7 +211,7 @@ TEST(StrategyTest, SpansAreSeenWhole) {
   }
 }
 
-// Trees, global tokens beside a window, sparse blocks, slices at random.
+// Trees, global tokens with a window, sparse blocks, slices at random.
 TEST(StrategyTest, SlicesAreTheMask) {
   const int64_t batch = 2, seqlen = 150;
   const Inputs inputs = RandomInputs(batch, seqlen, 4, 2, 16, DType::kFloat64, 8);
@@ -264,8 +264,8 @@ TEST(StrategyTest, SlicesAreTheMask) {
   }
 }
 
-// Sparse blocks, which are lists of the kernels' blocks where they are whole on these, and their
-// diagonals, edges and other slices by ranges; also in kernels that take no lists.
+// Sparse blocks. They are lists of the kernels' blocks where they cover these whole. Their
+// diagonals, edges and other slices go by ranges, also in kernels that take no lists.
 TEST(StrategyTest, SparseBlocks) {
   const int64_t batch = 2, seqlen = 900;
   const Inputs inputs = RandomInputs(batch, seqlen, 4, 2, 16, DType::kFloat64, 10);

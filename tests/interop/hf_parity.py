@@ -5,15 +5,17 @@
     bazel build //train //train:import //train:export //tests/interop:logits
     tests/interop/hf_parity.py [--models=llama,gpt2] [--device=cpu] [--ranks=1]
 
-For each model: transformers saves it, in one file and in several; the logits of both are equal to
-1e-4 (float32); the losses of 20 training steps from it are those of torch's AdamW; it is imported,
-exported, and loaded again by transformers, with the same bytes in every tensor; a trained run is
-exported, and transformers' loss is that of the run's next step. Exit code 1 if something differs.
+For each model:
+- transformers saves it, in one file and in several, and the logits of both are equal to 1e-4 (float32);
+- the losses of 20 training steps from it equal those of torch's AdamW;
+- it is imported, exported, and loaded again by transformers, with the same bytes in every tensor;
+- a trained run is exported, and transformers' loss equals that of the run's next step.
+Exit code 1 if something differs.
 
 With --device=cuda only what a GPU computes is compared: logits in float32 and bfloat16, and the
-training. A bfloat16 error is that to transformers in float64; it may be at most that of
-transformers' own bfloat16 on the same GPU, by root mean square. head_dims that are no multiple of 8
-are left out: GPUs do not take them.
+training. A bfloat16 error is the distance to transformers in float64, by root mean square. It may be at
+most the error of transformers' own bfloat16 on the same GPU. Only head_dims that are a multiple of 8 are
+tried: GPUs take no others.
 """
 
 import argparse

@@ -4,11 +4,11 @@
   pip install sentencepiece
   tests/interop/make_sentencepiece_fixture.py
 
-  llama/tokenizer.model    as Llama 2's: BPE, a space before the text
-  gemma/tokenizer.model    as Gemma's: none, and runs of spaces and line breaks that users defined
-  unigram/tokenizer.model  a unigram model, whose tokens depend on the whole text
-  phrases/tokenizer.model  tokens of several words, so that a text is one piece
-  expected.json            texts (as base64) and their tokens, by model
+- llama/tokenizer.model: as Llama 2's, BPE with a space before the text
+- gemma/tokenizer.model: as Gemma's, without that space, with runs of spaces and line breaks that users defined
+- unigram/tokenizer.model: a unigram model, whose tokens depend on the whole text
+- phrases/tokenizer.model: tokens of several words, so that a text is one piece
+- expected.json: texts (as base64) and their tokens, by model
 """
 import base64
 import json

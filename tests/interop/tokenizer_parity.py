@@ -5,13 +5,13 @@
   pip install tiktoken tokenizers sentencepiece numpy
   tests/interop/tokenizer_parity.py --tokenizer=FOLDER [--megabytes=110] [TEXT_OR_CODE ...]
 
-FOLDER holds tokenizer.model, tokenizer.json, or GPT-2's encoder.json and vocab.bpe. The data is mixed: the files that
-are named (folders: all files in them), which are text and code; random characters of all of Unicode;
-random words, spaces, digits, contractions and marks in many scripts; and bytes that are not UTF-8. Each
-part is a file, which is read in pieces by several threads.
+FOLDER holds tokenizer.model, tokenizer.json, or GPT-2's encoder.json and vocab.bpe. The data is mixed. It is
+text and code from the named files (folders: all files in them), and random characters of all of Unicode.
+Then come random words, spaces, digits, contractions and marks in many scripts, and bytes that are not
+UTF-8. Each part is a file, which is read in pieces by several threads.
 
-Of a text with bytes that are not UTF-8 the tokens are, in order, those of its parts: UTF-8 by itself,
-and each run of other bytes as one piece. Decoding must give the bytes again (in normal form C, if the
+A text with bytes that are not UTF-8 has, in order, the tokens of its parts: UTF-8 by itself, and each
+run of other bytes as one piece. Decoding must give the bytes again (in normal form C, if the
 tokenizer asks for that). SentencePiece is given the whole of each part, whatever it is; decoding is its
 own, too. Ends with 1 at the first difference.
 """

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Times //train:tokenize beside tiktoken (GPT-2's files) or tokenizers (tokenizer.json): one thread each,
+"""Times //train:tokenize and tiktoken (GPT-2's files) or tokenizers (tokenizer.json): one thread each,
 alternating, on the same files. Prints the median MB/s of processor time and of wall time.
 
   tests/interop/tokenizer_speed.py --tokenizer=FOLDER [--rounds=5] TEXT_OR_CODE ...
 
-//train:tokenize's time is that of the whole program: it also loads the tokenizer, reads and writes.
+//train:tokenize is timed as a whole program: it also loads the tokenizer, reads and writes.
 """
 import argparse
 import os

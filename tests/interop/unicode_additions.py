@@ -13,7 +13,7 @@ import unicodedata
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-HEADER = """\
+HEADER = '''\
 // What tokenizers and tiktoken know of Unicode, and Debian 12's libraries do not, or the other way
 // around. Made by tests/interop/unicode_additions.py.
 #pragma once
@@ -37,7 +37,7 @@ struct UnicodeRange {
 };
 
 // clang-format off
-"""
+'''
 CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So".split()
 
 

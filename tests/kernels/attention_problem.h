@@ -51,7 +51,7 @@ struct TestMask {
     return {static_cast<const int32_t*>(on_device[0].raw_data()),
             static_cast<const int32_t*>(on_device[1].raw_data()), batch_stride};
   }
-  // Likewise.
+  // The blocks of the mask, for kernels that take lists.
   KeyBlocks blocks() const {
     if (lists[0].empty()) return {};
     const int32_t* data[5];

@@ -136,7 +136,7 @@ TEST_P(AttentionSinksTest, EqualNaiveAttention) {
         } else {
           ExpectClose(run.results, expected, tolerance);
         }
-        // Of 16 bits, out is rounded before delta is computed of it.
+        // With 16 bits, out is rounded before delta is computed from it.
         const double u = dtype == DType::kBFloat16  ? 0x1p-8
                          : dtype == DType::kFloat16 ? 0x1p-11
                                                     : 0;

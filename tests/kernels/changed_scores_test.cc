@@ -131,8 +131,8 @@ Outcome RunKernels(const Problem& problem, Changes changes) {
 }
 
 // Scores of ordinary size as in flash_attention_test. A bias x is rounded in the slope, the product
-// and the sum, and the backward does so again: a weight's relative error is 4 eps x at most. Of 16
-// bits: that of what is float32, lse and the largest scores.
+// and the sum, and the backward does so again: a weight's relative error is 4 eps x at most. With
+// 16 bits, this holds for the float32 results, lse and the largest scores.
 double Tolerance(DType dtype, double largest_bias) {
   const bool is_float = dtype != DType::kFloat64;
   const double eps =
@@ -323,7 +323,7 @@ TEST(MaxLogitsTest, AreRaised) {
   }
 }
 
-// Of n weights p n are dropped, within 5 standard deviations; two heads, rows, queries or seeds
+// Dropout drops p n of n weights, within 5 standard deviations. Two heads, rows, queries or seeds
 // agree as often as independent ones do.
 TEST(DropoutTest, KeepsAsManyAsItShould) {
   constexpr int64_t kQueries = 300, kKeys = 301, kPairs = kQueries * kKeys;
@@ -354,7 +354,7 @@ TEST(AlibiSlopesTest, AreThoseOfThePaper) {
   EXPECT_EQ(AlibiSlopes(1), std::vector<float>({0x1p-8f}));
   EXPECT_EQ(AlibiSlopes(8), std::vector<float>({0x1p-1f, 0x1p-2f, 0x1p-3f, 0x1p-4f, 0x1p-5f,
                                                 0x1p-6f, 0x1p-7f, 0x1p-8f}));
-  // Of 16 heads every second one behind those of 8: 2^-0.5, 2^-1.5, ...
+  // The slopes of 8 heads, then every second one of those of 16: 2^-0.5, 2^-1.5, ...
   const std::vector<float> twelve = AlibiSlopes(12);
   ASSERT_EQ(twelve.size(), 12);
   EXPECT_EQ(std::vector<float>(twelve.begin(), twelve.begin() + 8), AlibiSlopes(8));

@@ -22,8 +22,8 @@ namespace {
 constexpr DeviceType kCuda = DeviceType::kCuda;
 constexpr DType kBf16 = DType::kBFloat16, kFp16 = DType::kFloat16, kFloat = DType::kFloat32;
 
-// Those that the device chooses, those for any tensor cores, and those for few queries, which have
-// no backward of their own; with the dtype that they are tried in.
+// Kernels with the dtype in which they are tried. There are those that the device chooses, those
+// for any tensor cores, and those for few queries, which have no backward of their own.
 struct Kernels {
   const char* name;
   const AttentionKernels& (*get)();
@@ -225,8 +225,8 @@ TEST_P(KernelsTest, EveryLength) {
   }
 }
 
-// Blocks of keys in any order, merged in float32, are the attention over all keys; the last of them
-// leaves the sum, or beside it the result in the inputs' dtype.
+// Blocks of keys in any order, merged in float32, are the attention over all keys. The last block
+// leaves the sum, or with it the result in the inputs' dtype.
 TEST_P(KernelsTest, BlocksOfKeysMerge) {
   constexpr int64_t kBatch = 2, kLength = 310;
   for (MaskKind kind : {MaskKind::kFull, MaskKind::kCausal, MaskKind::kRandom}) {
@@ -301,8 +301,8 @@ TEST_P(KernelsTest, HeadsBeginAndEndInDifferentCalls) {
   }
 }
 
-// Lists of blocks in several calls, some of them without a block, and beside them the rest of the
-// mask by ranges: merged as blocks of keys are.
+// Lists of blocks in several calls, some of them without a block, and the rest of the mask by
+// ranges: merged as blocks of keys are.
 TEST(ListsTest, CallsAddUp) {
   constexpr int64_t kBatch = 2, kQueries = 500, kKeys = 1100, kCalls = 4;
   for (int64_t d : {64, 96, 128, 192, 256}) {
@@ -311,7 +311,7 @@ TEST(ListsTest, CallsAddUp) {
       for (bool in_place : {false, true}) {
         SCOPED_TRACE(testing::Message() << d << " " << Name(dtype) << " " << in_place);
         Problem problem = MakeProblem(dtype, kBatch, kQueries, kKeys, 4, 2, d, MaskKind::kBlocks);
-        // Beside what the lists show: the first 30 keys of what they do not, in the last call.
+        // In addition to the lists, the last call shows the first 30 keys, where the lists do not.
         const auto listed = problem.mask.visible;
         const auto in_lists = [=](int64_t b, int64_t i, int64_t j) {
           return j >= kListBlock && listed(b, i, j);

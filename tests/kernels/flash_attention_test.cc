@@ -26,7 +26,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Of max |error| / max |reference|, for scores of ordinary size.
+// The tolerance of max |error| / max |reference|, for scores of ordinary size.
 double Tolerance(DType dtype) { return dtype == DType::kFloat32 ? 1e-5 : 1e-13; }
 
 const AttentionKernels& Kernels() { return KernelsOf(kTestDevice); }
@@ -150,8 +150,9 @@ TEST(TiledKernelsTest, SayWhatGpusHave) {
 class TileKeysTest
     : public testing::TestWithParam<std::tuple<Heads, int64_t /*head_dim*/, Lengths, MaskKind>> {};
 
-// The tolerance of the kernels' own tiles: a sum over n keys rounds n times whatever the tile, and
-// rescaling it for a new maximum, at most once a tile of which there are at most n, as often again.
+// The tolerance of the kernels' own tiles. A sum over n keys rounds n times whatever the tile.
+// Rescaling it for a new maximum happens at most once a tile, and there are at most n tiles, so it
+// rounds as often again.
 TEST_P(TileKeysTest, EqualsNaiveAttention) {
   if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "GPU kernels have tiles of their own";
   const auto [heads, d, lengths, kind] = GetParam();
@@ -194,7 +195,8 @@ TEST(EveryTileTest, EqualsNaiveAttention) {
 }
 
 // A tile for each key differs in the last bits, in the backward of a head that threads share, tile
-// by tile; the CPU kernels' own, of 96 keys forward and 128 backward (docs/kernels.md), do not.
+// by tile. The CPU kernels' own tiles, of 96 keys forward and 128 backward (docs/kernels.md), do
+// not.
 TEST(EveryTileTest, TheirOwnSizesAreThoseOfThePage) {
   if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "GPU kernels have tiles of their own";
   const ScopedThreadPool pool(2);
@@ -256,7 +258,7 @@ TEST(ListsTest, CallsAddUp) {
   }
 }
 
-// The same bits with any number of threads.
+// Results have the same bits with any number of threads.
 TEST(ListsTest, ThreadsChangeNoBit) {
   if (kTestDevice != DeviceType::kCpu) GTEST_SKIP() << "threads are the CPU's";
   const Problem problem(1, 900, 1100, 3, 1, 16, MaskKind::kBlocks, DType::kFloat32);
@@ -406,7 +408,7 @@ TEST_P(DTypeTest, HeadsBeginInDifferentCalls) {
   }
 }
 
-// The same bits as zeros added to, in whatever memory, and strided.
+// Assigned gradients have the bits of gradients added to zeros, in whatever memory, and strided.
 TEST_P(DTypeTest, GradientsAreAssigned) {
   for (const Lengths lengths : {Lengths{90, 90}, Lengths{0, 9}, Lengths{9, 0}, Lengths{300, 40}}) {
     const Problem problem(2, lengths.q_len, lengths.k_len, 4, 2, 16, MaskKind::kCausal, GetParam());

@@ -1,9 +1,9 @@
-// Kernels for bfloat16 and float16 keep sums and scores in float32 and round P, dS and the results
-// only, so the root mean square of no error may exceed that of a naive computation that rounds
-// everything, measured on the very same problem, by more than one rounding (u / sqrt(3), u = 2^-9
-// in bfloat16, 2^-12 in float16): with few rows the naive computation may be lucky. The largest
-// error is a single draw of either: it may be twice the naive one and a rounding (u of the largest
-// element).
+// Compares kernels for bfloat16 and float16 with a naive computation that rounds everything, on the
+// very same problem. The kernels keep sums and scores in float32 and round only P, dS and the
+// results. So the root mean square of an error may exceed the naive one by at most one rounding, u
+// / sqrt(3). (U is 2^-9 in bfloat16, 2^-12 in float16.) With few rows the naive computation may be
+// lucky. The largest error is a single draw of either. It may be twice the naive one and a rounding
+// (u of the largest element).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,9 +32,9 @@ inline double LargestOf(const Tensor& x) {
   return largest;
 }
 
-// draws: the independent ones that the error is of. Of a few the naive computation's root mean
-// square may be small by luck: then ours may be twice as large, as the largest error. more: what an
-// element may be off besides.
+// draws: the number of independent draws that the error is made of. With few, the naive
+// computation's root mean square may be small by luck; then ours may be twice as large, like the
+// largest error. `more`: what an element may be off in addition.
 inline void ExpectNoWorse(const char* name, const Tensor& actual, const Tensor& naive,
                           const Tensor& expected, int64_t draws = 1000, double more = 0) {
   if (expected.numel() == 0) return;
@@ -52,8 +52,12 @@ inline void ExpectNoWorse(const char* name, const Tensor& actual, const Tensor& 
       << name << ", root mean square";
 }
 
-// naive: in the inputs' dtype. lse_tolerance: of products and sums in float32. rows: those whose
-// delta differs; 0: all. more_of_dq, more_of_dk: what an element of those may be off besides.
+// Compares all results.
+//
+//    naive           results in the inputs' dtype
+//    lse_tolerance   the tolerance of products and sums in float32
+//    rows            the number of rows whose delta differs; 0: all
+//    more_of_dq      what an element of dq may be off in addition; more_of_dk: of dk
 inline void ExpectNoWorse(const AttentionResults& result, const AttentionResults& naive,
                           const AttentionResults& expected, double lse_tolerance = 1e-5,
                           int64_t rows = 0, double more_of_dq = 0, double more_of_dk = 0) {
@@ -66,10 +70,11 @@ inline void ExpectNoWorse(const AttentionResults& result, const AttentionResults
   ExpectNoWorse("dv", result.dv, naive.dv, expected.dv);
 }
 
-// Where one key has nearly all of a row's weight, by ALiBi, or a sink has what other keys would
-// have, dP and delta cancel, in a naive computation to the bit, in a kernel but for the rounding of
-// out, of which delta is. An element of dq, a mean of keys, is off by at most u scale max |K|
-// max_row |dO| . |out|; of dk, where a row's weight is on one key, by as much of max |Q|.
+// dP and delta cancel where one key has nearly all of a row's weight, by ALiBi, or a sink has the
+// weight of the other keys. In a naive computation they cancel to the bit. In a kernel they cancel
+// up to the rounding of out, from which delta is computed. An element of dq, a mean of keys, is off
+// by at most u scale max |K| max_row |dO| . |out|. An element of dk is off by as much of max |Q|
+// where a row's weight is on one key.
 inline double OffByDelta(const Problem& problem, const AttentionResults& expected,
                          const Tensor& q_or_k) {
   const double u = problem.q.dtype() == DType::kFloat16 ? 0x1p-12 : 0x1p-9;

@@ -14,7 +14,7 @@ namespace {
 
 GpuModel Model() {
   GpuModel model;
-  model.bandwidth = 1e18;  // the time is that of the matrix products
+  model.bandwidth = 1e18;  // only matrix products take time
   model.attention_forward = 1e12;
   model.attention_backward = 5e11;
   return model;

@@ -1,6 +1,6 @@
-// Attention in double precision, one thread a row: the truth the Hopper kernels are compared with.
-// The same code with kRounding rounds where any bf16 implementation must (P, dS and the results),
-// and its distance from the truth is the yardstick for ours.
+// Attention in double precision, one thread a row: the truth that the Hopper kernels are compared
+// with. With kRounding, the code rounds where any bf16 implementation must (P, dS and the results).
+// The distance of that from the truth is the yardstick for ours.
 #pragma once
 
 #include <cuda_bf16.h>

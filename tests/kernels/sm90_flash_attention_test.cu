@@ -67,10 +67,10 @@ double MaxError(const std::vector<double>& x, const std::vector<double>& truth) 
   return error;
 }
 
-// At most twice the error of the naive run with the same roundings, plus a rounding of the largest
-// value: where the naive run happens to be exact ours may still round. With a single key, dS is the
-// difference of two equal dot products of head_dim terms (or 128 with what they are padded by) of
-// about 9; what is left of them in fp32, times a key of at most 12 and the scale, is the last term.
+// Allows at most twice the error of the naive run with the same roundings, plus a rounding of the
+// largest value. Where the naive run happens to be exact, ours may still round. With a single key,
+// dS is the difference of two equal dot products of about 9, of head_dim terms (or 128 with their
+// padding). Their remainder in fp32, times a key of at most 12 and the scale, is the last term.
 void ExpectClose(const char* name, int64_t head_dim, const std::vector<double>& ours,
                  const std::vector<double>& naive, const std::vector<double>& truth) {
   ASSERT_EQ(ours.size(), truth.size());
@@ -321,7 +321,7 @@ TEST_P(FlashAttentionSm90Test, NoKeysOrNoQueries) {
   for (double x : b.dv) ASSERT_EQ(x, 0);
 }
 
-// As in a ring: the keys come in blocks; outputs merge in the kernel, the last one in bfloat16;
+// As in a ring, the keys come in blocks. Outputs merge in the kernel, the last one in bfloat16, and
 // gradients add up in float32.
 void CheckBlocksOfKeys(int64_t q_len, int64_t k_len, int dim) {
   constexpr int64_t kBlocks = 3, kHeads = 4, kKvHeads = 2;

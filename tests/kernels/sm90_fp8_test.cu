@@ -1,6 +1,7 @@
-// Attention on 8-bit operands (e4m3) on Hopper. Two steps, each against double precision: Q, K and
-// V become 8 bits (every element within half a unit of its last place), and the forward on those 8
-// bits (P is rounded to e4m3, and the tensor cores' sums have few bits: the bounds below).
+// Attention on 8-bit operands (e4m3) on Hopper, in two steps, each compared with double precision.
+// First, Q, K and V become 8 bits: every element within half a unit of its last place. Then, the
+// forward on those 8 bits: P is rounded to e4m3, and the tensor cores' sums have few bits (the
+// bounds below).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -276,11 +277,17 @@ Result RunFp8(Problem& p) {
 // at least 13 bits below the largest of its step.
 constexpr double kStepTerms = 4 * 33, kCut = 0x1p-13;
 
-// Of one element: P's rounding to 4 significant bits (by 2^-4 of P, or of 2^-14 of the largest P,
-// where e4m3's smallest numbers are); S wrong by delta, which changes every P by a factor between
-// exp(-delta) and exp(delta), and the sum alike; the sums of P V, cut, too; rounding to bf16. Of
-// all together: roundings that are independent of one another, each uniform within 2^-4 at most,
-// give a root mean square of 2^-4 / sqrt(3) times that of P V.
+// The error of one element adds up from:
+//
+//    - P's rounding to 4 significant bits (by 2^-4 of P, or of 2^-14 of the largest P, where e4m3's
+//      smallest numbers are);
+//    - S wrong by delta, which changes every P by a factor between exp(-delta) and exp(delta), and
+//      the sum alike;
+//    - the sums of P V, cut, too;
+//    - rounding to bf16.
+//
+// Over all elements, roundings are independent of one another, each uniform within 2^-4 at most.
+// They give a root mean square of 2^-4 / sqrt(3) times the root mean square of P V.
 void ExpectClose(const FlashAttentionShape& s, const Result& ours, const Truth& truth) {
   double errors = 0, squares = 0, roundings = 0;
   for (size_t i = 0; i < ours.out.size(); ++i) {

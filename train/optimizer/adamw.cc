@@ -20,7 +20,7 @@ template <typename T>
 struct Coefficients {
   T beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, sqrt_correct2, eps, keep, grad_scale;
 
-  // Of update number t, from 1.
+  // The coefficients of update number t, counted from 1.
   Coefficients(const cuda::AdamWUpdate& update, double t, double norm)
       : beta1(static_cast<T>(update.beta1)),
         one_minus_beta1(static_cast<T>(1 - update.beta1)),

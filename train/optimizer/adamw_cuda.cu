@@ -27,7 +27,7 @@ template <typename T>
 struct Coefficients {
   T beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, sqrt_correct2, eps, keep, grad_scale;
 
-  // Of update number t, from 1.
+  // The coefficients of update number t, counted from 1.
   __device__ Coefficients(const AdamWUpdate& update, double t, double norm)
       : beta1(update.beta1),
         one_minus_beta1(1 - update.beta1),
@@ -69,8 +69,8 @@ __device__ inline int BoundsUpTo(const double* bounds, int count, double at) {
   return low;
 }
 
-// Of a part whose first element is number `offset`. N elements a vector; a block takes kThreads
-// kVecsPerThread vectors in a row, nearly always of one side of the bounds.
+// Updates a part whose first element is number `offset`. N elements a vector; a block takes
+// kThreads kVecsPerThread vectors in a row, nearly always of one side of the bounds.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     AdamWKernel(int64_t offset, int64_t n, const Coefficients<T>* __restrict__ update,

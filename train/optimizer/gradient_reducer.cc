@@ -9,8 +9,8 @@
 namespace burst {
 namespace {
 
-// Hardly any work is left beside the last message. So messages are no longer than a few layers: two
-// of GPT-2 124M's.
+// Hardly any work is left that could hide the last message. So messages are at most a few layers
+// long: two of GPT-2 124M's.
 constexpr int64_t kMessageBytes = int64_t{48} << 20;
 
 }  // namespace
@@ -99,7 +99,7 @@ absl::Status GradientReducer::Finish(const Tensor& norm) {
   return absl::OkStatus();
 }
 
-// The last message, of the embeddings, is the longest one, and no backward work is left beside it.
+// The last message, of the embeddings, is the longest one, and no backward work is left to hide it.
 absl::Status GradientReducer::NormBesideLastMessage(const Tensor& norm) {
   const Tensor norms = Tensor::Empty({2}, DType::kFloat64, norm.device());
   L2Norm(parameters_.grads(last_message_, parameters_.numel()), norms.Slice(0, 0, 1));

@@ -115,7 +115,7 @@ absl::Status ShardedState::Reduce(int unit, const Tensor& all) {
   return shards_->PostReduceScatterSum(all, Counts(unit), adds ? added : own);
 }
 
-// Of what several ranks of a model have, each has a part of the gradient.
+// A parameter that several ranks of a model own has a part of its gradient on each of them.
 absl::Status ShardedState::ReduceOverNeighbors(int unit, const Tensor& all) {
   if (group_ == nullptr) return absl::OkStatus();
   const ParameterUnit& u = parameters_.units()[unit];
@@ -131,9 +131,9 @@ absl::Status ShardedState::ReduceOverNeighbors(int unit, const Tensor& all) {
   return absl::OkStatus();
 }
 
-// What this rank counts of the model's gradient: its shard, or with tensor parallelism the ranges
-// of that; of what several ranks of a model have, the first counts, and of what two stages have,
-// the first stage. As many on every rank of a stage, some null.
+// The parts of the model's gradient that this rank counts: its shard, or with tensor parallelism
+// ranges of it. If several ranks of a model own a parameter, the first one counts it; if two stages
+// do, the first stage. Every rank of a stage returns equally many parts, some of them null.
 std::vector<Tensor> ShardedState::CountedParts() const {
   std::vector<Tensor> parts;
   const auto own = [&](int64_t begin, int64_t end) {

@@ -146,7 +146,7 @@ bool Applies(const Chunks& chunks, const Recomputation& recompute, const Ranges&
 
 std::string Gib(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
 
-// Of the GPU, and of the host where that is what lacks.
+// The memory that a plan needs on the GPU, and on the host if the host has too little.
 std::string Amounts(const StepPlan& plan, const GpuModel& gpu) {
   const std::string amount = Gib(static_cast<double>(plan.peak_bytes));
   const auto host = static_cast<double>(plan.host_bytes);

@@ -10,11 +10,11 @@ namespace {
 
 constexpr double kGiB = double{1 << 30};
 
-// Measured with this project's own benchmarks (benchmarks/results): the rates of a 1B model's
-// products (dense_h200.json), of attention with head_dim 128 (attention_h200.json), of kernels
-// that only move memory (ops_h200.json), and of the ring's messages (scaling_2_h200.json). The
-// network is a data sheet's, of 400 Gbit/s a GPU, as is the host's link, PCIe 5 x 16. The memory is
-// what CUDA leaves to a program.
+// Measured with this project's own benchmarks (benchmarks/results): a 1B model's products
+// (dense_h200.json), attention with head_dim 128 (attention_h200.json), kernels that only move
+// memory (ops_h200.json), and the ring's messages (scaling_2_h200.json).
+// The network is from a data sheet, 400 Gbit/s a GPU, and so is the host's link, PCIe 5 x 16. The
+// memory is what CUDA leaves to a program.
 GpuModel H200() {
   GpuModel gpu;
   gpu.name = "H200";
@@ -33,7 +33,7 @@ GpuModel H200() {
   return gpu;
 }
 
-// The same chip with less memory, and slower: by the data sheets' ratio. Not measured.
+// The chip of the H200 with less memory, and slower by the data sheets' ratio. Not measured.
 GpuModel H100() {
   GpuModel gpu = H200();
   gpu.name = "H100";

@@ -33,7 +33,8 @@ int64_t Pairs(const AttentionMask& mask, int64_t begin, int64_t end, int64_t len
   const int64_t window = mask.window > 0 ? std::min(mask.window, length) : length;
   const int64_t before = CausalPairs(end, window) - CausalPairs(begin, window);
   if (mask.causal) return before;
-  // What is behind a query is what is before it, seen from the document's end; itself is in both.
+  // Keys after a query are counted as keys before it, seen from the document's end. Both counts
+  // include the query itself.
   return before + CausalPairs(length - begin, window) - CausalPairs(length - end, window) -
          (end - begin);
 }
@@ -79,7 +80,7 @@ struct Problem {
   }
 };
 
-// Those with the most work first; where equal, the first.
+// Orders the units by decreasing work; units with equal work keep their order.
 std::vector<Unit> MakeUnits(const Problem& problem) {
   std::vector<int64_t> bounds = {0};
   if (problem.documents.size() == 1) {
@@ -238,9 +239,10 @@ Division InLayout(const Problem& problem, Layout layout, int64_t mean) {
   return division;
 }
 
-// How many tokens the ranks of a flat ring send: those of a rank that queries elsewhere see, within
-// a document and the window, as far as the last rank that needs some, in each direction. Of several
-// rows, and of several pieces that the same queries see, an upper bound.
+// Estimates how many tokens the ranks of a flat ring send. A rank sends the tokens that queries of
+// other ranks see, within a document and the window. In each direction they go as far as the last
+// rank that needs some. With several rows, or several pieces that the same queries see, this is an
+// upper bound.
 int64_t EstimateSent(const Problem& problem, const std::vector<Piece>& in_order) {
   const int ranks = problem.ranks();
   const int64_t window = problem.mask.window > 0 ? problem.mask.window : problem.seqlen;

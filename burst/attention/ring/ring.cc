@@ -233,7 +233,7 @@ class Ring::GradientTransfers {
   PerLink<Buffer> out_, in_;
   PerLink<int> arriving_;
   Buffer sum_;    // of the block that is computed: the parts of this rank and of those before it
-  Buffer early_;  // the same for the next round, whose block is that of rank early_source_
+  Buffer early_;  // of the next round's block, which comes from rank early_source_
   int early_source_ = -1;
 };
 

@@ -14,11 +14,11 @@ namespace {
 
 using Positions = std::vector<int32_t>;
 
-// Masks that take more parts of intervals than so many are not divided so to the end before lists
-// are tried.
+// The most parts of intervals into which a mask is divided before lists are tried.
 constexpr int64_t kMostIntervals = 16;
 
-// Of the slice, which holds query position q; may be empty.
+// Returns the positions of the slice's keys that query position q, one of its queries, sees; may be
+// empty.
 KeyInterval PositionsSeen(const MaskSlice& slice, int64_t q) {
   KeyInterval seen{slice.k_begin, slice.k_end};
   if (slice.kind == SliceKind::kCausal || slice.kind == SliceKind::kBand) {
@@ -30,7 +30,7 @@ KeyInterval PositionsSeen(const MaskSlice& slice, int64_t q) {
   return seen;
 }
 
-// Of positions: those of a block, by number.
+// Converts an interval of positions into the indices of the block's tokens in it.
 KeyInterval InBlock(const KeyInterval& positions, const Positions& block) {
   const auto size = static_cast<int64_t>(block.size());
   if (size == 0) return {0, 0};
@@ -207,8 +207,8 @@ KeyIntervals KeysOf(KeyIntervals blocks, int64_t block, int64_t k_len) {
   return blocks;
 }
 
-// Of the queries of a block, which are runs of slices: the key blocks that all of them see whole,
-// and for each query what it sees beside these.
+// What the queries of a block see; the queries are runs of slices. `whole`: the key blocks that all
+// of them see whole. `rest`: for each query, all other keys that it sees.
 struct QueryBlock {
   KeyIntervals whole;
   std::vector<KeyIntervals> rest;

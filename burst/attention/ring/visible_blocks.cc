@@ -13,12 +13,12 @@
 namespace burst {
 namespace {
 
-// The order in which the blocks of a GPU take up the query blocks of a list, as positions in
+// The order in which the thread blocks of a GPU take up the query blocks of a list, as positions in
 // query_list. Where dQ is accumulated in a fixed order, a key block adds to a query block after all
-// before it in the list of that: it does well to begin with those of which it need not wait for
-// others, and among these with those for which others will wait soonest. A key block walked at the
-// pace of one query block a step, while `kTogether` of them are at work, says which they are; with
-// fewer at work than that, nobody waits for longer.
+// key blocks before it in that query block's list. It should begin with query blocks that need no
+// waiting, and among these with the ones that others will wait for soonest. To find them, we walk
+// the key blocks at the pace of one query block a step while `kTogether` of them are at work. With
+// fewer at work, no key block waits longer.
 std::vector<int32_t> WalkOrder(const VisibleBlocks& blocks) {
   constexpr int64_t kTogether = 64, kStart = 2;
   const int64_t queries = blocks.query_blocks(), keys = blocks.key_blocks();
@@ -39,7 +39,7 @@ std::vector<int32_t> WalkOrder(const VisibleBlocks& blocks) {
         left.push_back({ready[i], next < key_begin[i + 1] ? blocks.key_list[next] : keys, at});
       }
       std::sort(left.begin(), left.end());
-      // Of those that are ready: the soonest next key block first.
+      // Among the query blocks that are ready: the soonest next key block first.
       std::priority_queue<std::pair<int64_t, int64_t>, std::vector<std::pair<int64_t, int64_t>>,
                           std::greater<>>
           waiting;
