@@ -25,6 +25,8 @@ _FIELDS = SCALARS + ("promised", "tokens", "documents", "spans", "slices", "alib
 _OPTIONS = ("strategy", "layout", "backward", "ring_grad_dtype", "causal", "window", "softmax_scale",
             "deterministic", "ulysses_size", "ranks_per_node", "fp8", "softcap", "alibi_slopes",
             "dropout_p", "return_max_logit")
+_NOT_OF_SCHEDULES = ("softmax_scale", "ring_grad_dtype", "deterministic", "fp8", "softcap", "dropout_p",
+                     "return_max_logit", "value_dim", "promised", "alibi_slopes")
 _CACHE_BYTES = 16 << 20  # of each of the two caches of calls
 
 
@@ -43,13 +45,13 @@ class Call:
     There are three more: `error`, (class, text) of the first wrong argument, or None. `weight`, the bytes
     of memory, about. `options`, from which an attention object of the library is made."""
 
-    __slots__ = _FIELDS + ("error", "weight", "options", "_key", "_hash", "_digest")
+    __slots__ = _FIELDS + ("error", "weight", "options", "_key", "_hash", "_digest", "_schedule")
 
     def __init__(self, key, error=None):
         for name, value in zip(_FIELDS, key):
             setattr(self, name, value)
         self.error = error
-        self._key, self._hash, self._digest = key, hash((key, error)), None
+        self._key, self._hash, self._digest, self._schedule = key, hash((key, error)), None, None
         self.options = tuple(getattr(self, name) for name in _OPTIONS)
         numbers = sum(len(row) for row in (self.documents or ()))
         numbers += sum(3 * len(row) for row in (self.spans or ()))
@@ -66,6 +68,13 @@ class Call:
     def fields(self):
         """(name, value) of what ranks compare."""
         return list(zip(_FIELDS, self._key))
+
+    def of_schedule(self):
+        """The Call with what its schedule depends on alone: not a scale that changes in every step."""
+        if self._schedule is None:
+            self._schedule = Call(tuple(None if name in _NOT_OF_SCHEDULES else value
+                                        for name, value in zip(_FIELDS, self._key)))
+        return self._schedule
 
     def digest(self):
         """32 bytes that tell this call from others."""
@@ -84,11 +93,11 @@ def make_call(scalars, lists):
     documents, cu_seqlens, spans, slices, slopes = lists
     is_quick = (documents is None and cu_seqlens is None and spans is None and slopes is None and
                 (slices is None or type(slices) is Frozen))
+    if is_quick:
+        found = _cached(_quick, (scalars, slices))
+        if found is not None:
+            return found
     try:
-        if is_quick:
-            found = _cached(_quick, (scalars, slices))
-            if found is not None:
-                return found
         read = _cached(_scalars, scalars)
         if read is None:
             read = _read_scalars(scalars)

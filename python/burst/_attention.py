@@ -34,6 +34,13 @@ class AttentionFunction(torch.autograd.Function):
         return (*gradients, None, None, None, None, None, None)
 
 
+def _any_requires_grad(*tensors):
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            return True
+    return False
+
+
 def _apply(q, k, v, sinks, seed, group, scalars, lists):
     """(out, lse, largest scores or None) of [batch, tokens, heads, head_dim], the first two differentiable.
 
@@ -45,12 +52,12 @@ def _apply(q, k, v, sinks, seed, group, scalars, lists):
     if not call.dropout_p or call.error is not None:
         seed = None
     elif seed is None:
-        _ranks.refuse_capture(q)
+        if getattr(q, "is_cuda", False):
+            _ranks.refuse_capture()
         seed, drawn = draw_seed().item(), True
     else:
         seed = read_seed(seed)
-    needs_grad = torch.is_grad_enabled() and any(
-        isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in (q, k, v))
+    needs_grad = torch.is_grad_enabled() and _any_requires_grad(q, k, v)
     checked = sinks.detach() if isinstance(sinks, torch.Tensor) else sinks
     return AttentionFunction.apply(q, k, v, group, call, needs_grad, checked, seed, drawn)
 
@@ -133,13 +140,16 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
                     None, 0), (documents, cu_seqlens, spans, slices, alibi_slopes))
 
 
-def _is_dense(tensor):
-    return isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_nested
+def _are_dense(*tensors):
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) or tensor.is_nested or tensor.layout is not torch.strided:
+            return False
+    return True
 
 
 def _attend(q, k, v, sinks, seed, return_lse, group, scalars, lists):
     """scalars: those of _arguments.SCALARS but the last, which follows from q and v."""
-    dense = _is_dense(q) and _is_dense(k) and _is_dense(v)  # else an error, which all ranks learn of
+    dense = _are_dense(q, k, v)  # else an error, which all ranks learn of
     packed = dense and q.dim() == 3
     if packed:
         q, k, v = (tensor.unsqueeze(0) if tensor.dim() == 3 else tensor for tensor in (q, k, v))

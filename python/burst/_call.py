@@ -133,6 +133,8 @@ def _ready(tensor):
 def _view(tensor):
     """The numbers of a burst_tensor."""
     shape = tensor.shape
+    if len(shape) == 4:
+        return (tensor.data_ptr(), DTYPES[tensor.dtype], 4, *shape, *tensor.stride())
     rest = (0,) * (4 - len(shape))
     return (tensor.data_ptr(), DTYPES[tensor.dtype], len(shape), *shape, *rest, *tensor.stride(), *rest)
 
@@ -152,13 +154,13 @@ class State:
 
 def _state(ranks, call, lengths, used=True):
     attention = _attention_of(ranks, call, used)
-    key = (call, *lengths)
-    found = ranks.states.get(key)
-    if found is None or found.attention is not attention:
-        found = State(ranks, attention, _schedule_of(ranks, call, attention, lengths))
+    key = (call.of_schedule(), *lengths)
+    schedule = ranks.schedules.get(key)
+    if schedule is None:
+        schedule = _schedule_of(ranks, call, attention, lengths)
         rows = max(1, len(call.documents or ()), len(call.spans or ()), len(call.slices or ()))
-        ranks.states.put(key, found, call.weight + _BYTES_A_TOKEN * rows * sum(lengths))
-    return found
+        ranks.schedules.put(key, schedule, call.weight + _BYTES_A_TOKEN * rows * sum(lengths))
+    return State(ranks, attention, schedule)
 
 
 def state_of(group, call, tensor, lengths):
@@ -191,8 +193,9 @@ def forward(q, k, v, group, call, needs_grad, sinks=None, seed=None, drawn=False
     """out, lse, the largest score of each head (None where it is not asked for), the tokens of every rank
     and the seed (as agree), and the State. Collective. sinks are checked, not added; seed: an integer where
     weights are dropped, else None."""
-    _ranks.refuse_capture(q)
-    ranks = _ranks.ranks_of(group, _device_of(q, k, v))
+    if getattr(q, "is_cuda", False):
+        _ranks.refuse_capture()
+    ranks = _ranks.ranks_of(group, q.device if type(q) is torch.Tensor else _device_of(q, k, v))
     with ranks.device.lock:
         ranks.device.enter()
         lengths, seed = agree(ranks, call, q, k, v, sinks, needs_grad, seed, drawn)
@@ -207,12 +210,11 @@ def forward(q, k, v, group, call, needs_grad, sinks=None, seed=None, drawn=False
             _fail_unless_alike(ranks, error)
             raise
         check(library().burst_forward(state.attention.value, state.schedule.value, *tensors.pointers))
-        return out, lse, _largest_scores(q, call, state), lengths, seed, state
+        largest = _largest_scores(q, state) if call.return_max_logit else None
+    return out, lse, largest, lengths, seed, state
 
 
-def _largest_scores(q, call, state):
-    if not call.return_max_logit:
-        return None
+def _largest_scores(q, state):
     largest = torch.empty(max_logit_shape(q), dtype=torch.float32, device="cpu")
     tensors = state.ranks.device.tensors[1]
     tensors.set(*_view(largest))
@@ -222,7 +224,8 @@ def _largest_scores(q, call, state):
 
 def backward(q, k, v, out, lse, dout, dlse, state, seed=None):
     """dq, dk and dv. Collective. dlse may be None, and seed is what forward returned."""
-    _ranks.refuse_capture(q)
+    if q.is_cuda:
+        _ranks.refuse_capture()
     state.ranks.check_not_forked()
     device = state.ranks.device
     with device.lock:

@@ -25,10 +25,10 @@ def _raw_stream(index):
         return torch.cuda.current_stream(index).cuda_stream
 
 
-def refuse_capture(q):
+def refuse_capture():
     """BurstError while a CUDA graph is captured, before anything is done that would break the capture and
     leave torch's generators in it."""
-    if getattr(q, "is_cuda", False) and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_current_stream_capturing():
         raise _library.BurstError(
             "attention cannot be captured in a CUDA graph: its ranks talk through the host, and its memory "
             "comes and goes; leave it out of the graph")
@@ -110,7 +110,7 @@ class Ranks:
     def _forget(self):
         # The ranks agree in what these hold: they change in calls of all ranks, and in nothing else.
         self.attentions, self.agreed = Bounded(_ATTENTIONS), Bounded(_AGREED_BYTES)
-        self.states = Bounded(_SCHEDULE_BYTES)
+        self.schedules = Bounded(_SCHEDULE_BYTES)
 
     def _connect(self, device, timeout):
         group, dist = self.group, torch.distributed

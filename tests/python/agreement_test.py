@@ -1,6 +1,6 @@
 """What ranks agree on: when they talk, what is compared, what is kept, and whose errors are told."""
 
-import datetime
+import gc
 import os
 import random
 import signal
@@ -70,6 +70,23 @@ def options_of_the_group(rank, group):
         have, = torch.autograd.grad(outs[i].square().sum(), q)
         again = burst.attention(q, k, v, group=group, softmax_scale=0.1 + i / 1000)
         torch.testing.assert_close(torch.autograd.grad(again.square().sum(), q)[0], have, atol=0, rtol=0)
+
+
+def handles():
+    """How many attention objects, and schedules, of the library there are."""
+    found = [thing._destroy.__name__ for thing in gc.get_objects() if type(thing) is burst._library.Handle]
+    return found.count("burst_attention_destroy"), found.count("burst_schedule_destroy")
+
+
+def scales_that_change(rank, group):
+    """A new scale in every step keeps no attention objects, and no schedules."""
+    q, k, v = inputs(group)
+    for step in range(300):
+        burst.attention(q.requires_grad_(), k, v, group=group, documents=[0, 7],
+                        softmax_scale=0.1 + step / 1000).sum().backward()
+    gc.collect()
+    attentions, schedules = handles()
+    assert attentions <= 65 and schedules == 1, (attentions, schedules)
 
 
 def many_heads(rank, group):
@@ -296,6 +313,8 @@ class AgreementTest(unittest.TestCase):
 
     def test_options_of_the_group(self):
         run_ranks(2, options_of_the_group)
+        for size in (1, 2):
+            run_ranks(size, scales_that_change)
 
     def test_many_heads(self):
         run_ranks(2, many_heads)
