@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "burst/base/host_memory.h"
 #include "burst/base/parallel.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
@@ -34,9 +36,13 @@ namespace {
 constexpr int64_t kForEver = 1'000'000'000;  // seconds
 
 absl::Status TrainRank(const TrainingSetup& setup, Communicator* comm) {
-  BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
-                         Trainer::Create(setup, comm, /*verbose=*/true));
-  return trainer->Train();
+  try {
+    BURST_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
+                           Trainer::Create(setup, comm, /*verbose=*/true));
+    return trainer->Train();
+  } catch (const std::exception& exception) {  // an error, of which the other ranks learn
+    return absl::InternalError(Describe(exception));
+  }
 }
 
 // Hosts with different numbers of processes see different nodes, and make no double ring.
@@ -69,7 +75,8 @@ absl::StatusOr<TrainingSetup> PrepareUnwatched(const ResolvedConfig& config) {
 
 // Before the ranks wait for each other; on one of them.
 absl::Status CheckMemory(TrainingSetup* setup) {
-  if (setup->config.device == DeviceType::kCpu || !setup->config.plan) return absl::OkStatus();
+  if (!setup->config.plan) return absl::OkStatus();
+  if (setup->config.device == DeviceType::kCpu) return CheckStateFits(*setup);
   const ScopedPhase phase("plan");
   return CheckRunFits(setup);
 }
@@ -146,10 +153,10 @@ absl::Status RunTraining(const ResolvedConfig& config, Communicator* mpi) {
     BURST_RETURN_IF_ERROR(LockResumed(config, &setup.lock));
     BURST_RETURN_IF_ERROR(FindResumed(&setup));
     if (setup.finished) return CloseFinished(&setup);
-    if (config.device == DeviceType::kCuda) {
-      const ScopedCudaDevice first(0);
-      BURST_RETURN_IF_ERROR(CheckMemory(&setup));
-    }
+    std::optional<ScopedCudaDevice> first;
+    if (config.device == DeviceType::kCuda) first.emplace(0);
+    BURST_RETURN_IF_ERROR(CheckMemory(&setup));
+    first.reset();
     return RunRanksInProcess(config, [&](Communicator& comm) { return TrainRank(setup, &comm); });
   }
   if (config.comm == CommKind::kMpi) {

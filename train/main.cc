@@ -39,4 +39,4 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace burst
 
-int main(int argc, char** argv) { return burst::Main(argc, argv); }
+int main(int argc, char** argv) { return burst::RunProgram(burst::Main, argc, argv); }

@@ -38,8 +38,23 @@ absl::Status CheckTokens(const TrainingData& data, int64_t vocab) {
   return data.validation.corpus->CheckVocab(vocab);
 }
 
+// Shards without a tokenizer say how large their vocabulary is, and the model becomes as large: a
+// header that is wrong about it would ask for any amount of memory.
+absl::Status CheckShardVocabulary(const TrainingData& data) {
+  constexpr int64_t kOrdinary = 1 << 20;  // more than tokenizers have
+  constexpr int64_t kFar = 16;
+  if (data.tokenizer.has_value() || data.vocab <= kOrdinary) return absl::OkStatus();
+  if (!data.train.corpus->CheckVocab(data.vocab / kFar).ok()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--data: its header says that the vocabulary has ", data.vocab, " tokens, but none is above ",
+      data.vocab / kFar, "; if that is so, give --tokenizer, or a --model with this vocabulary"));
+}
+
 absl::Status FitVocabulary(const TrainingData& data, ModelConfig* model) {
-  if (model->vocab == 0) model->vocab = data.vocab;
+  if (model->vocab == 0) {
+    BURST_RETURN_IF_ERROR(CheckShardVocabulary(data));
+    model->vocab = data.vocab;
+  }
   if (data.tokenizer.has_value()) {
     if (model->vocab >= data.vocab) return CheckTokens(data, model->vocab);
     return absl::InvalidArgumentError(

@@ -34,18 +34,25 @@ absl::StatusOr<RingGradDType> ParseRingGradDType(absl::string_view name) {
 }
 const char* Name(RingGradDType dtype) { return NameOf(dtype, kRingGradDTypes); }
 
-BurstAttention::BurstAttention(const BurstAttentionOptions& options, Communicator* comm,
-                               std::unique_ptr<Communicator> between_nodes, const RankGroup& group)
+BurstAttention::BurstAttention(const BurstAttentionOptions& options,
+                               std::shared_ptr<AttentionRanks> ranks, Ring* ring,
+                               const RankGroup& group)
     : options_(options),
-      comm_(comm),
-      group_(group),
-      between_nodes_(std::move(between_nodes)),
-      ring_(std::make_unique<Ring>(comm, between_nodes_.get())) {}
+      ranks_(std::move(ranks)),
+      comm_(ranks_->comm()),
+      ring_(ring),
+      group_(group) {}
 
 BurstAttention::~BurstAttention() = default;
 
 absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::Create(
     const BurstAttentionOptions& options, Communicator* comm, const RankGroup& group) {
+  return CreateOver(options, std::make_shared<AttentionRanks>(comm), group);
+}
+
+absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::CreateOver(
+    const BurstAttentionOptions& options, std::shared_ptr<AttentionRanks> ranks,
+    const RankGroup& group) {
   if (options.mask.window < 0) {
     return absl::InvalidArgumentError(absl::StrCat("window ", options.mask.window, " is negative"));
   }
@@ -53,19 +60,16 @@ absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::Create(
     return absl::InvalidArgumentError("softmax_scale is not finite");
   }
   BURST_RETURN_IF_ERROR(CheckScoreOptions(options.scores));
-  const int world_size = comm == nullptr ? 1 : comm->world_size();
+  const int world_size = ranks->size();
   const int per_node = options.ranks_per_node;
   if (per_node < 0 || (per_node > 0 && world_size % per_node != 0)) {
     return absl::InvalidArgumentError(
         absl::StrCat("ranks_per_node: ", per_node, " does not divide the ", world_size,
                      world_size == 1 ? " rank" : " ranks", " of the ring"));
   }
-  std::unique_ptr<Communicator> between_nodes;
-  if (per_node > 0 && per_node < world_size) {
-    BURST_ASSIGN_OR_RETURN(between_nodes, comm->Split(/*color=*/0, /*key=*/comm->rank()));
-  }
+  BURST_ASSIGN_OR_RETURN(Ring* const ring, ranks->RingOf(per_node));
   return std::unique_ptr<BurstAttention>(
-      new BurstAttention(options, comm, std::move(between_nodes), group));
+      new BurstAttention(options, std::move(ranks), ring, group));
 }
 
 absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
@@ -168,7 +172,8 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
         absl::StrCat("the schedule is for rank ", schedule.shard().group_index(), " of ",
                      schedule.shard().num_groups(), ", this is rank ", rank, " of ", world_size));
   }
-  if (schedule.ranks_per_node() < world_size && between_nodes_ == nullptr) {
+  const bool flat = options_.ranks_per_node == 0 || options_.ranks_per_node == world_size;
+  if (schedule.ranks_per_node() < world_size && flat) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the schedule is for ", schedule.ranks_per_node(), " ranks per node, this ring is flat"));
   }

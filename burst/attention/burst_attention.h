@@ -31,6 +31,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "burst/attention/attention_ranks.h"
 #include "burst/attention/ring/ring.h"
 #include "burst/attention/ring/schedule.h"
 #include "burst/attention/score_options.h"
@@ -82,6 +83,10 @@ class BurstAttention : public SequenceParallelAttention {
   // of all tokens of the group.
   static absl::StatusOr<std::unique_ptr<BurstAttention>> Create(
       const BurstAttentionOptions& options, Communicator* comm, const RankGroup& group = {});
+  // Creates one over ranks whose connections and buffers other attentions use, too.
+  static absl::StatusOr<std::unique_ptr<BurstAttention>> CreateOver(
+      const BurstAttentionOptions& options, std::shared_ptr<AttentionRanks> ranks,
+      const RankGroup& group = {});
   ~BurstAttention() override;
 
   absl::StatusOr<RingSchedule> Schedule(int64_t seqlen, const DocumentStarts& documents = {},
@@ -131,8 +136,8 @@ class BurstAttention : public SequenceParallelAttention {
   void ResetStats() override { stats_ = Stats(); }
 
  private:
-  BurstAttention(const BurstAttentionOptions& options, Communicator* comm,
-                 std::unique_ptr<Communicator> between_nodes, const RankGroup& group);
+  BurstAttention(const BurstAttentionOptions& options, std::shared_ptr<AttentionRanks> ranks,
+                 Ring* ring, const RankGroup& group);
 
   absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                            const Tensor& v) const;
@@ -147,10 +152,10 @@ class BurstAttention : public SequenceParallelAttention {
   bool TakesBlocks(const Tensor& q) const;
 
   const BurstAttentionOptions options_;
-  Communicator* const comm_;
+  const std::shared_ptr<AttentionRanks> ranks_;
+  Communicator* const comm_;  // of ranks_
+  Ring* const ring_;          // of ranks_
   const RankGroup group_;
-  const std::unique_ptr<Communicator> between_nodes_;  // null: one node
-  std::unique_ptr<Ring> ring_;
   Stats stats_;
 };
 

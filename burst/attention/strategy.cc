@@ -1,5 +1,7 @@
 #include "burst/attention/strategy.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "burst/attention/ulysses_attention.h"
 #include "burst/base/enum_names.h"
@@ -26,6 +28,13 @@ const char* Name(Strategy strategy) { return NameOf(strategy, kStrategies); }
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
     Strategy strategy, const BurstAttentionOptions& options, int group_size, Communicator* comm,
     const RankGroup& tensor) {
+  return CreateAttentionOver(strategy, options, group_size, std::make_shared<AttentionRanks>(comm),
+                             tensor);
+}
+
+absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttentionOver(
+    Strategy strategy, const BurstAttentionOptions& options, int group_size,
+    std::shared_ptr<AttentionRanks> ranks, const RankGroup& tensor) {
   const BackwardDirection own =
       strategy == Strategy::kRing ? BackwardDirection::kRing : BackwardDirection::kAuto;
   if (!HasDirections(strategy) && options.backward != BackwardDirection::kAuto &&
@@ -44,26 +53,26 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
         "the strategy ", Name(strategy),
         " is not for ranks that are groups of tensor parallelism; single, burst and ring are"));
   }
-  if (comm == nullptr) strategy = Strategy::kSingle;
-  if (strategy == Strategy::kSingle && comm != nullptr && comm->world_size() != 1) {
+  if (ranks->comm() == nullptr) strategy = Strategy::kSingle;
+  if (strategy == Strategy::kSingle && ranks->size() != 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the strategy single is for one rank, not for ", comm->world_size()));
+        absl::StrCat("the strategy single is for one rank, not for ", ranks->size()));
   }
   if (strategy == Strategy::kUlysses || strategy == Strategy::kBurstUlysses) {
-    const int size = strategy == Strategy::kUlysses ? comm->world_size() : group_size;
+    const int size = strategy == Strategy::kUlysses ? ranks->size() : group_size;
     BURST_ASSIGN_OR_RETURN(std::unique_ptr<SequenceParallelAttention> attention,
-                           UlyssesAttention::Create(options, size, comm));
+                           UlyssesAttention::CreateOver(options, size, std::move(ranks)));
     return attention;
   }
   BurstAttentionOptions ring = options;
   if (strategy == Strategy::kRing) ring.backward = BackwardDirection::kRing;
   RankGroup group = tensor;
   if (IsTensorParallel(strategy)) {  // attention itself is that of one rank
-    group = {comm->world_size(), comm->rank()};
-    comm = nullptr;
+    group = {ranks->size(), ranks->comm()->rank()};
+    ranks = std::make_shared<AttentionRanks>(/*comm=*/nullptr);
   }
   BURST_ASSIGN_OR_RETURN(std::unique_ptr<SequenceParallelAttention> attention,
-                         BurstAttention::Create(ring, comm, group));
+                         BurstAttention::CreateOver(ring, std::move(ranks), group));
   return attention;
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "burst/attention/attention_ranks.h"
 #include "burst/attention/burst_attention.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
@@ -55,5 +56,9 @@ inline bool IsTensorParallel(Strategy strategy) {
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
     Strategy strategy, const BurstAttentionOptions& options, int group_size, Communicator* comm,
     const RankGroup& tensor = {});
+// Creates one over ranks whose connections and buffers other attentions use, too.
+absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttentionOver(
+    Strategy strategy, const BurstAttentionOptions& options, int group_size,
+    std::shared_ptr<AttentionRanks> ranks, const RankGroup& tensor = {});
 
 }  // namespace burst

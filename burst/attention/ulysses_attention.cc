@@ -36,29 +36,34 @@ absl::Status CheckHeadsDivide(int64_t num_heads, int64_t num_kv_heads, int size)
 
 absl::StatusOr<std::unique_ptr<UlyssesAttention>> UlyssesAttention::Create(
     const BurstAttentionOptions& options, int size, Communicator* comm) {
-  if (size < 1 || comm->world_size() % size != 0) {
+  return CreateOver(options, size, std::make_shared<AttentionRanks>(comm));
+}
+
+absl::StatusOr<std::unique_ptr<UlyssesAttention>> UlyssesAttention::CreateOver(
+    const BurstAttentionOptions& options, int size, std::shared_ptr<AttentionRanks> ranks) {
+  if (size < 1 || ranks->size() % size != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("groups of ", size, " ranks do not divide ", comm->world_size(), " ranks"));
+        absl::StrCat("groups of ", size, " ranks do not divide ", ranks->size(), " ranks"));
   }
   const int per_node = options.ranks_per_node;
-  if (per_node < 0 || (per_node > 0 && comm->world_size() % per_node != 0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "ranks_per_node: ", per_node, " does not divide ", comm->world_size(), " ranks"));
+  if (per_node < 0 || (per_node > 0 && ranks->size() % per_node != 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ranks_per_node: ", per_node, " does not divide ", ranks->size(), " ranks"));
   }
   if (per_node % size != 0) {
     return absl::InvalidArgumentError(absl::StrCat("ranks_per_node: a node of ", per_node,
                                                    " ranks does not hold whole groups of ", size));
   }
   std::unique_ptr<UlyssesAttention> attention(new UlyssesAttention);
-  const int group = comm->rank() / size, group_rank = comm->rank() % size;
-  BURST_ASSIGN_OR_RETURN(attention->group_, comm->Split(/*color=*/group, /*key=*/group_rank));
-  BURST_ASSIGN_OR_RETURN(attention->ring_, comm->Split(/*color=*/group_rank, /*key=*/group));
-  attention->exchange_ = std::make_unique<HeadExchange>(attention->group_.get());
+  BURST_ASSIGN_OR_RETURN(const AttentionRanks::Groups* const groups, ranks->GroupsOf(size));
+  attention->group_ = groups->within.get();
+  attention->exchange_ = std::make_unique<HeadExchange>(attention->group_);
   BurstAttentionOptions of_ring = options;
   of_ring.ranks_per_node /= size;
   BURST_ASSIGN_OR_RETURN(
       attention->attention_,
-      BurstAttention::Create(of_ring, attention->ring_.get(), {size, group_rank}));
+      BurstAttention::CreateOver(of_ring, groups->ring, {size, attention->group_->rank()}));
+  attention->ranks_ = std::move(ranks);
   return attention;
 }
 
@@ -178,7 +183,7 @@ absl::Status UlyssesAttention::GatherMaxLogits() {
   max_logits_ = Tensor::Empty({own.dim(0), heads * group_->world_size()}, own.dtype());
   max_logits_.Fill(-HUGE_VAL);
   max_logits_.Slice(1, group_->rank() * heads, heads).CopyFrom(own);
-  return MaxOverRanks(group_.get(), max_logits_);
+  return MaxOverRanks(group_, max_logits_);
 }
 
 absl::Status UlyssesAttention::Restore(const RingSchedule& schedule, const Tensor& q,

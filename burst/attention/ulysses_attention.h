@@ -27,6 +27,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "burst/attention/attention_ranks.h"
 #include "burst/attention/burst_attention.h"
 #include "burst/attention/ring/schedule.h"
 #include "burst/attention/sequence_parallel_attention.h"
@@ -47,6 +48,9 @@ class UlyssesAttention : public SequenceParallelAttention {
   // divides it. InvalidArgument for bad options or a size that does not divide the number of ranks.
   static absl::StatusOr<std::unique_ptr<UlyssesAttention>> Create(
       const BurstAttentionOptions& options, int size, Communicator* comm);
+  // Creates one over ranks whose connections and buffers other attentions use, too.
+  static absl::StatusOr<std::unique_ptr<UlyssesAttention>> CreateOver(
+      const BurstAttentionOptions& options, int size, std::shared_ptr<AttentionRanks> ranks);
 
   absl::StatusOr<RingSchedule> Schedule(int64_t seqlen, const DocumentStarts& documents = {},
                                         const Spans& spans = {}) const override;
@@ -96,7 +100,8 @@ class UlyssesAttention : public SequenceParallelAttention {
   absl::Status GatherMaxLogits();
   Tensor OwnHeads(const Tensor& sinks) const;  // of all heads -> of those that this rank computes
 
-  std::unique_ptr<Communicator> group_, ring_;
+  std::shared_ptr<AttentionRanks> ranks_;
+  Communicator* group_ = nullptr;  // of ranks_
   std::unique_ptr<HeadExchange> exchange_;
   std::unique_ptr<BurstAttention> attention_;  // over the ring
   Stats stats_;

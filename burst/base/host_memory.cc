@@ -1,11 +1,20 @@
 #include "burst/base/host_memory.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <limits>
+#include <new>
 #include <optional>
 #include <string>
 #include <tuple>
+
+#include "burst/base/check.h"
 
 namespace burst {
 namespace {
@@ -40,6 +49,15 @@ int64_t LeftInGroup(const std::string& folder) {
   return kNoLimit;
 }
 
+// What this process's limit of addresses leaves (ulimit -v).
+int64_t LeftOfLimit(const std::string& root) {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kNoLimit;
+  const int64_t pages = NumberIn(root + "proc/self/statm", "").value_or(0);
+  const int64_t used = pages * sysconf(_SC_PAGESIZE);
+  return std::max<int64_t>(0, static_cast<int64_t>(limit.rlim_cur) - used);
+}
+
 }  // namespace
 
 int64_t FreeHostMemory(const std::string& root) {
@@ -64,7 +82,30 @@ int64_t FreeHostMemory(const std::string& root) {
       group = parent == 0 ? "/" : group.substr(0, parent);
     }
   }
-  return free;
+  return std::min(free, LeftOfLimit(root));
+}
+
+void OutOfMemory(const char* message) {
+  if (ScopedFatalErrors::active()) throw FatalError(message, /*out_of_memory=*/true);
+  static std::atomic<bool> ending{false};
+  while (ending.exchange(true)) pause();  // another thread's sentence is the one
+  std::fflush(stdout);
+  std::fprintf(stderr, "error: %s\n", message);
+  std::fflush(stderr);
+  std::_Exit(1);
+}
+
+const char* Describe(const std::exception& exception) {
+  const bool out_of_memory = dynamic_cast<const std::bad_alloc*>(&exception) != nullptr;
+  return out_of_memory ? "out of memory: the system, or a limit, leaves this process no more"
+                       : exception.what();
+}
+
+bool HasMemoryForThread() {
+  constexpr size_t kBytes = 16 << 10;
+  void* volatile const memory = std::malloc(kBytes);
+  std::free(memory);
+  return memory != nullptr;
 }
 
 }  // namespace burst

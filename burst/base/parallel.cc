@@ -5,25 +5,68 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "burst/base/check.h"
+#include "burst/base/host_memory.h"
 
 namespace burst {
 
 // Runs one job at a time: every worker calls job(worker index), the caller being worker 0.
 // Workers spin briefly before they sleep, because the ops of a small model follow each other within
-// microseconds.
+// microseconds. What a worker throws is rethrown on the caller, once all of them have ended.
 class ThreadPool {
  public:
-  explicit ThreadPool(int num_threads) : num_threads_(num_threads) {
-    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { Work(i); });
+  explicit ThreadPool(int num_threads) : num_threads_(num_threads), pending_(num_threads - 1) {
+    threads_.reserve(num_threads - 1);
+    try {
+      for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { Work(i); });
+    } catch (const std::system_error& error) {
+      Stop();
+      OutOfMemory(("thread " + std::to_string(threads_.size() + 2) + " of " +
+                   std::to_string(num_threads) + ": " + error.what() +
+                   "; fewer threads need less memory")
+                      .c_str());
+    }
+    AwaitWorkers();
+    if (!lacks_memory_) return;
+    Stop();
+    OutOfMemory("out of memory: none for a thread; fewer threads need less");
   }
 
-  ~ThreadPool() {
+  ~ThreadPool() { Stop(); }
+
+  int num_threads() const { return num_threads_; }
+
+  void Run(const std::function<void(int)>& job) {
+    job_ = &job;
+    fatal_errors_ = ScopedFatalErrors::active();
+    pending_.store(num_threads_ - 1, std::memory_order_relaxed);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      generation_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    Perform(0);
+    AwaitWorkers();
+    if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  static constexpr int kSpins = 2000;
+
+  void AwaitWorkers() {
+    while (pending_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+  }
+
+  void Stop() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       stop_ = true;
@@ -31,26 +74,22 @@ class ThreadPool {
     }
     wake_.notify_all();
     for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
   }
 
-  int num_threads() const { return num_threads_; }
-
-  void Run(const std::function<void(int)>& job) {
-    job_ = &job;
-    pending_.store(num_threads_ - 1, std::memory_order_relaxed);
-    {
+  // The worker's part of the job; the first exception of any worker is kept.
+  void Perform(int index) noexcept {
+    try {
+      (*job_)(index);
+    } catch (...) {
       std::lock_guard<std::mutex> lock(mutex_);
-      generation_.fetch_add(1, std::memory_order_release);
+      if (error_ == nullptr) error_ = std::current_exception();
     }
-    wake_.notify_all();
-    job(0);
-    while (pending_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
   }
-
- private:
-  static constexpr int kSpins = 2000;
 
   void Work(int index) {
+    if (!HasMemoryForThread()) lacks_memory_ = true;
+    pending_.fetch_sub(1, std::memory_order_release);
     uint64_t seen = 0;
     while (true) {
       for (int i = 0; i < kSpins && generation_.load(std::memory_order_acquire) == seen; ++i) {
@@ -62,7 +101,11 @@ class ThreadPool {
       }
       seen = generation_.load(std::memory_order_acquire);
       if (stop_) return;
-      (*job_)(index);
+      {
+        std::optional<ScopedFatalErrors> fatal_errors;  // the caller's
+        if (fatal_errors_) fatal_errors.emplace();
+        Perform(index);
+      }
       pending_.fetch_sub(1, std::memory_order_release);
     }
   }
@@ -73,7 +116,10 @@ class ThreadPool {
   std::condition_variable wake_;
   bool stop_ = false;
   std::atomic<uint64_t> generation_{0};
-  std::atomic<int> pending_{0};
+  std::atomic<int> pending_;  // workers that have not ended their part yet
+  std::atomic<bool> lacks_memory_{false};
+  bool fatal_errors_ = false;  // ScopedFatalErrors of the caller
+  std::exception_ptr error_;
   const std::function<void(int)>* job_ = nullptr;
 };
 
@@ -81,13 +127,21 @@ namespace {
 
 thread_local ThreadPool* current_pool = nullptr;
 
+// While it lives, parallel loops of this thread run inline.
+class ScopedInline {
+ public:
+  ScopedInline() : outer_(std::exchange(current_pool, nullptr)) {}
+  ~ScopedInline() { current_pool = outer_; }
+
+ private:
+  ThreadPool* const outer_;
+};
+
 // Runs job on the current pool, with nested parallel loops inline.
 void RunOnPool(ThreadPool* pool, const std::function<void(int)>& job) {
   pool->Run([&](int worker) {
-    ThreadPool* outer = current_pool;
-    current_pool = nullptr;
+    const ScopedInline nested;
     job(worker);
-    current_pool = outer;
   });
 }
 

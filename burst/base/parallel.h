@@ -13,7 +13,8 @@ namespace burst {
 
 class ThreadPool;
 
-// A pool for several scopes, one after the other; null for one thread.
+// A pool for several scopes, one after the other; null for one thread. Where the system
+// has too few threads to give, OutOfMemory (host_memory.h).
 std::shared_ptr<ThreadPool> MakeThreadPool(int num_threads);
 
 // A pool of `num_threads` threads, the caller among them, used by ParallelFor calls of this thread
@@ -41,11 +42,13 @@ int NumCores();
 // one per thread, fewer where a chunk would have less than about `grain` items; returns when all
 // are done. The number of threads moves the borders: a result must not depend on them. Hence a sum
 // is kept for blocks of a fixed size, and a vectorized loop whose remainder may round differently
-// starts at multiples of one. Nested calls run on the calling thread.
+// starts at multiples of one. Nested calls run on the calling thread. What bodies throw is thrown
+// here, the first of it, when all have ended; they run under the caller's ScopedFatalErrors.
 void ParallelFor(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
 
 // Calls body(task) for every task in [0, num_tasks). A thread takes the next task when it is free:
-// for tasks of unequal size, whose results must not depend on the thread.
+// for tasks of unequal size, whose results must not depend on the thread. What tasks throw: as
+// above.
 void ParallelTasks(int64_t num_tasks, const std::function<void(int64_t)>& body);
 
 }  // namespace burst

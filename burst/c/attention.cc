@@ -11,6 +11,7 @@
 #include "burst/attention/strategy.h"
 #include "burst/base/status.h"
 #include "burst/c/objects.h"
+#include "burst/device/capture.h"
 #include "burst/sequence/token_shard.h"
 #include "burst/tensor/tensor.h"
 
@@ -62,12 +63,15 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
   }
   auto attention = std::make_shared<Attention>(std::move(context));
   attention->comm = std::move(comm);
-  Communicator* const ranks =
-      attention->comm == nullptr ? nullptr : attention->comm->communicator.get();
+  std::shared_ptr<AttentionRanks> ranks =
+      attention->comm == nullptr ? nullptr : attention->comm->ranks;
+  const bool alone = ranks == nullptr;
+  if (alone) ranks = std::make_shared<AttentionRanks>(/*comm=*/nullptr);
   const Use use(attention->context.get());
-  BURST_ASSIGN_OR_RETURN(attention->attention,
-                         CreateAttention(strategy, options, given.group_size, ranks));
-  if (ranks != nullptr) {
+  BURST_ASSIGN_OR_RETURN(
+      attention->attention,
+      CreateAttentionOver(strategy, options, given.group_size, std::move(ranks)));
+  if (!alone) {
     auto& made = attention->comm->attentions;
     made.erase(std::remove_if(made.begin(), made.end(), [](const auto& a) { return a.expired(); }),
                made.end());
@@ -194,7 +198,7 @@ absl::Status Collective(const Attention& attention, Call&& call) {
     if (!status.ok() && (has_sent() || !absl::IsInvalidArgument(status))) ranks->Abort(status);
     return status;
   } catch (const std::exception& error) {
-    ranks->Abort(absl::InternalError(error.what()));
+    AbortFor(error, ranks);
     throw;
   }
 }
@@ -248,6 +252,12 @@ absl::Status CheckLse(const char* name, const Tensor& lse, const Tensor& q) {
   BURST_RETURN_IF_ERROR(CheckLike(name, lse, LseShape(q), SumDType(q.dtype())));
   if (lse.is_contiguous()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, " must be contiguous"));
+}
+
+bool IsCaptured(Context& context) {
+  if (context.gpu == nullptr) return false;
+  const Use use(&context);
+  return IsCurrentStreamCaptured();
 }
 
 }  // namespace
@@ -415,6 +425,7 @@ burst_code burst_forward(burst_attention* attention, const burst_schedule* sched
     const Tensor queries = view("q", q, 4), keys = view("k", k, 4), values = view("v", v, 4);
     Tensor result = view("out", out, 4), sums = view("lse", lse, 3);
     BURST_RETURN_IF_ERROR(view.status);
+    if (burst::c::IsCaptured(*attention->value->context)) return burst::c::Captured();
     Use use(attention->value->context.get(), /*queues=*/true);
     BURST_RETURN_IF_ERROR(burst::c::CheckInputs(tokens, queries, keys, values));
     BURST_RETURN_IF_ERROR(burst::c::CheckLike("out", result, queries.shape(), queries.dtype()));
@@ -462,6 +473,7 @@ burst_code burst_backward(burst_attention* attention, const burst_schedule* sche
     const Tensor dsums = dlse == nullptr ? Tensor() : view("dlse", dlse, 3);
     Tensor dqueries = view("dq", dq, 4), dkeys = view("dk", dk, 4), dvalues = view("dv", dv, 4);
     BURST_RETURN_IF_ERROR(view.status);
+    if (burst::c::IsCaptured(*attention->value->context)) return burst::c::Captured();
     Use use(attention->value->context.get(), /*queues=*/true);
     const auto check = [&](const char* name, const Tensor& tensor, const Tensor& like) {
       return burst::c::CheckLike(name, tensor, like.shape(), like.dtype());

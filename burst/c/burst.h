@@ -13,10 +13,13 @@
  * thrown, and the library does not end the process.
  *
  * A comm belongs to one set of ranks, and all of them make the same calls on it, and on what was
- * made from it, in the same order; those marked "collective" wait for one another. Objects are used
- * by one thread at a time, not always the same one. They can be destroyed in any order: each keeps
- * what it was made from. A process that was forked must not use or destroy its parent's objects,
- * except that destroying them does nothing there.
+ * made from it, in the same order; those marked "collective" wait for one another. A context, and
+ * all that was made from it, is used by one thread at a time, not always the same one; a thread
+ * that comes meanwhile waits. But burst_comm_abort may be called while another thread is in a call,
+ * and any thread may destroy an object that none uses, at any time, without a lock: what then needs
+ * the device is freed when the call that uses it ends. Objects can be destroyed in any order: each
+ * keeps what it was made from. A process that was forked must not use or destroy its parent's
+ * objects, except that destroying them does nothing there.
  *
  * On a GPU calls queue work on the context's stream and return; the memory of their tensors must
  * stay as it is until that work is done. Of a lost rank all others learn at their next call, within
@@ -43,7 +46,8 @@ typedef enum burst_code {
   BURST_OK = 0,
   BURST_INVALID_ARGUMENT = 1, /* nothing was done */
   BURST_UNAVAILABLE = 2, /* a rank was lost, gave up or did not come; the comm is of no more use */
-  BURST_OUT_OF_MEMORY = 3, /* as below; a smaller call, on a new comm, may succeed */
+  BURST_OUT_OF_MEMORY = 3, /* of the device or the host; as below. A smaller call may succeed, of
+                            * ranks on a new comm */
   BURST_UNSUPPORTED = 4,   /* by this build or machine */
   BURST_INTERNAL = 5       /* an error of CUDA or of the library; of a comm the other ranks learn */
 } burst_code;
@@ -80,7 +84,8 @@ burst_code burst_context_create(const burst_context_options* options, burst_cont
 void burst_context_destroy(burst_context* context);
 
 /* GPU: the stream (a cudaStream_t) for what is queued from here on. It waits for what was queued on
- * the one before. At first it is CUDA's default stream. */
+ * the one before. At first it is CUDA's default stream. BURST_UNSUPPORTED, here and in calls, while
+ * the stream is captured in a CUDA graph; the capture goes on. */
 burst_code burst_context_set_stream(burst_context* context, void* stream);
 /* CPU: threads that compute, the caller included; at first 1. Results do not depend on it. */
 burst_code burst_context_set_threads(burst_context* context, int32_t threads);
@@ -145,8 +150,9 @@ typedef struct burst_attention_options {
 
 typedef struct burst_attention burst_attention;
 
-/* Collective if `comm` is given; null: one rank, which has the whole sequence. Keeps the ring's
- * buffers between calls. */
+/* Collective if `comm` is given; null: one rank, which has the whole sequence. The attentions of a
+ * comm share its connections, and the ring's buffers, which it keeps between calls: one more
+ * attention costs no memory of the device. */
 burst_code burst_attention_create(burst_context* context, burst_comm* comm,
                                   const burst_attention_options* options,
                                   burst_attention** attention);

@@ -134,6 +134,7 @@ absl::StatusOr<std::shared_ptr<Comm>> MakeComm(std::shared_ptr<Context> context,
   const Use use(comm->context.get());
   BURST_ASSIGN_OR_RETURN(auto communicator, Connect(*comm->context, place, rank, size, timeout_s));
   comm->communicator = std::move(communicator);
+  comm->ranks = std::make_shared<AttentionRanks>(comm->communicator.get());
   return comm;
 }
 
@@ -158,12 +159,14 @@ absl::Status AllGather(const Comm& comm, const char* mine, int64_t bytes, char* 
 // Strategies hold groups that were split from the communicator, and with them its connections:
 // only once all are gone do the other ranks learn that this one has finished.
 void Comm::Finish() {
+  const Use use(context.get());
   finished = true;
   for (const std::weak_ptr<Attention>& made : attentions) {
     const std::shared_ptr<Attention> attention = made.lock();
     if (attention != nullptr) Destroy(context, &attention->attention);
   }
   attentions.clear();
+  Destroy(context, &ranks);
   Destroy(context, &communicator);
 }
 

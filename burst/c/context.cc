@@ -1,3 +1,6 @@
+#include <pthread.h>
+
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -5,12 +8,16 @@
 #include "burst/base/status.h"
 #include "burst/base/version.h"
 #include "burst/c/objects.h"
+#include "burst/device/capture.h"
 
 namespace burst {
 namespace c {
 namespace {
 
-thread_local std::string last_error;
+// The message has a fixed size: reporting that memory ran out must not need any.
+constexpr size_t kMessageBytes = 2048;
+thread_local char last_error[kMessageBytes];
+std::atomic<pthread_t> without_memory{};  // the thread that ReportNoMemory was called on last
 
 absl::StatusOr<std::shared_ptr<Context>> MakeContext(const burst_context_options& options) {
   if (options.struct_bytes < sizeof(burst_context_options)) {
@@ -47,9 +54,27 @@ absl::StatusOr<std::shared_ptr<Context>> MakeContext(const burst_context_options
 
 }  // namespace
 
-burst_code Report(burst_code code, const std::string& message) {
-  last_error = message;
+burst_code Report(burst_code code, absl::string_view message) {
+  constexpr absl::string_view kCut = "...";
+  const bool cut = message.size() >= kMessageBytes;
+  const size_t bytes = cut ? kMessageBytes - 1 - kCut.size() : message.size();
+  std::memmove(last_error, message.data(), bytes);
+  std::memcpy(last_error + bytes, kCut.data(), cut ? kCut.size() : 0);
+  last_error[cut ? kMessageBytes - 1 : bytes] = '\0';
+  pthread_t self = pthread_self();
+  without_memory.compare_exchange_strong(self, {});
   return code;
+}
+
+absl::Status Captured() {
+  return absl::UnimplementedError(
+      "a CUDA graph is being captured on this stream, and calls of Burst cannot be captured; leave "
+      "them out of the graph (torch.compile: not in the mode reduce-overhead)");
+}
+
+burst_code ReportNoMemory() {
+  without_memory.store(pthread_self());
+  return BURST_OUT_OF_MEMORY;
 }
 
 burst_code Report(const absl::Status& status) {
@@ -62,7 +87,7 @@ burst_code Report(const absl::Status& status) {
   } else if (absl::IsUnimplemented(status)) {
     code = BURST_UNSUPPORTED;
   }
-  return Report(code, std::string(status.message()));
+  return Report(code, status.message());
 }
 
 }  // namespace c
@@ -75,7 +100,10 @@ extern "C" {
 int32_t burst_c_version(void) { return BURST_C_VERSION; }
 const char* burst_version(void) { return burst::kVersion; }
 int32_t burst_cuda_device_count(void) { return burst::CudaDeviceCount(); }
-const char* burst_last_error(void) { return burst::c::last_error.c_str(); }
+const char* burst_last_error(void) {
+  const bool without_memory = burst::c::without_memory.load() == pthread_self();
+  return without_memory ? "out of memory on the host" : burst::c::last_error;
+}
 
 burst_code burst_context_create(const burst_context_options* options, burst_context** context) {
   return Guard([&]() -> absl::Status {
@@ -98,6 +126,7 @@ burst_code burst_context_set_stream(burst_context* context, void* stream) {
       return absl::InvalidArgumentError("stream: the context is of a CPU");
     }
     const burst::c::Use use(context->value.get());
+    if (burst::IsCaptured(stream)) return burst::c::Captured();
     context->value->gpu->SetStream(stream);
     return absl::OkStatus();
   });
@@ -109,7 +138,9 @@ burst_code burst_context_set_threads(burst_context* context, int32_t threads) {
       return absl::InvalidArgumentError(
           absl::StrCat("threads: ", threads, " is not between 1 and 1024"));
     }
-    context->value->threads = burst::MakeThreadPool(threads);
+    std::shared_ptr<burst::ThreadPool> pool = burst::MakeThreadPool(threads);
+    const burst::c::Use use(context->value.get());
+    context->value->threads.swap(pool);
     return absl::OkStatus();
   });
 }

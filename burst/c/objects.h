@@ -3,15 +3,21 @@
 
 #include <unistd.h>
 
+#include <exception>
 #include <memory>
 #include <mutex>
-#include <string>
+#include <new>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "burst/attention/attention_ranks.h"
 #include "burst/attention/ring/schedule.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/base/check.h"
+#include "burst/base/host_memory.h"
 #include "burst/base/parallel.h"
 #include "burst/c/burst.h"
 #include "burst/comm/communicator.h"
@@ -43,24 +49,39 @@ struct Context {
   std::unique_ptr<CallersGpu> gpu;                // null: the CPU
   std::shared_ptr<ThreadPool> threads;            // null: one
   const pid_t process = getpid();
+
+  // Held by the thread that works for the context: it alone touches the device. Recursive: the
+  // caller's allocator, called while it is held, may destroy objects.
+  std::recursive_mutex in_use;
+  // What other threads destroyed meanwhile, which the working one frees before it leaves.
+  std::mutex left_mutex;  // locked after in_use; before it only where that is tried
+  std::vector<std::shared_ptr<void>> left;
 };
 
-// While it lives, the calling thread works for a context.
+// While it lives, the calling thread works for a context; it waits for another that does.
 class Use {
  public:
   // queues: whether work is queued that later calls, on whatever stream, come after.
   explicit Use(Context* context, bool queues = false)
       : context_(*context),
         queues_(queues),
+        in_use_(context->in_use),
         memory_(context->memory.get(), context->device),
         threads_(context->threads) {
-    if (context->gpu != nullptr) device_ = std::make_unique<ScopedCudaDevice>(context->gpu.get());
+    if (context->gpu != nullptr) device_.emplace(context->gpu.get());
   }
   // After a failure, too, later calls come after what was queued: they may be given its memory.
   ~Use() {
     try {
       if (queues_) End();
-    } catch (const FatalError&) {  // the failure itself is reported
+    } catch (...) {  // the failure itself is reported
+    }
+    for (std::vector<std::shared_ptr<void>> left;; left.clear()) {
+      const std::lock_guard<std::mutex> lock(context_.left_mutex);
+      left.swap(context_.left);
+      if (!left.empty()) continue;
+      in_use_.unlock();  // before another thread can leave something
+      return;
     }
   }
   // The end of what is queued. Destructors alone cannot report an error.
@@ -72,32 +93,53 @@ class Use {
  private:
   Context& context_;
   bool queues_;
+  std::unique_lock<std::recursive_mutex> in_use_;
   const ScopedFatalErrors fatal_errors_;
   const ScopedMemorySource memory_;
   const ScopedThreadPool threads_;
-  std::unique_ptr<ScopedCudaDevice> device_;
+  std::optional<ScopedCudaDevice> device_;
 };
 
-// Destroys *pointer, which may hold the last reference to what uses the context's device. In a
-// forked process it is left alone.
+// Destroys *pointer, which may hold the last reference to users of the context's device. While
+// another thread works for the context, that one does so at the end of its call. In a forked
+// process the object is left alone.
 template <typename T>
 void Destroy(const std::shared_ptr<Context>& context, std::shared_ptr<T>* pointer) {
   if (getpid() != context->process) {
-    new std::shared_ptr<T>(std::move(*pointer));
+    union Kept {
+      explicit Kept(std::shared_ptr<T> value) : value(std::move(value)) {}
+      ~Kept() {}
+      std::shared_ptr<T> value;
+    } kept(std::move(*pointer));
     return;
   }
-  const Use use(context.get());
-  pointer->reset();
+  if (*pointer == nullptr) return;
+  try {
+    std::unique_lock<std::mutex> lock(context->left_mutex);
+    context->left.reserve(context->left.size() + 1);  // may throw
+    context->left.push_back(std::move(*pointer));
+    if (!context->in_use.try_lock()) return;
+    lock.unlock();
+    const Use use(context.get());
+    context->in_use.unlock();
+  } catch (const std::bad_alloc&) {  // there is no memory for the list
+    const Use use(context.get());
+    pointer->reset();
+  }
 }
 
 struct Attention;
 
 struct Comm {
   explicit Comm(std::shared_ptr<Context> context) : context(std::move(context)) {}
-  ~Comm() { Destroy(context, &communicator); }
+  ~Comm() {
+    Destroy(context, &ranks);
+    Destroy(context, &communicator);
+  }
   void Finish();
   const std::shared_ptr<Context> context;
   std::shared_ptr<Communicator> communicator;        // null: one rank, or finished
+  std::shared_ptr<AttentionRanks> ranks;             // of the communicator; null where that is
   std::vector<std::weak_ptr<Attention>> attentions;  // those made from it; some may be gone
   int rank = 0, size = 1;
   bool finished = false;
@@ -123,13 +165,20 @@ struct Schedule {
   std::shared_ptr<RingSchedule> schedule;
 };
 
+// That calls cannot be a part of a CUDA graph. Nothing may be queued before: it would end the
+// capture, and leave the caller's framework in the middle of one.
+absl::Status Captured();
+
 // Records the error of the calling thread.
-burst_code Report(burst_code code, const std::string& message);
+burst_code Report(burst_code code, absl::string_view message);
 burst_code Report(const absl::Status& status);
+// BURST_OUT_OF_MEMORY, recorded without a thread-local variable.
+burst_code ReportNoMemory();
 
 // Runs body() -> absl::Status; nothing it throws leaves.
 template <typename Body>
 burst_code Guard(Body&& body) noexcept {
+  if (!HasMemoryForThread()) return ReportNoMemory();
   try {
     const ScopedFatalErrors fatal_errors;
     return Report(body());
@@ -139,6 +188,8 @@ burst_code Guard(Body&& body) noexcept {
     return Report(BURST_OUT_OF_MEMORY, "out of memory on the host");
   } catch (const std::exception& error) {
     return Report(BURST_INTERNAL, error.what());
+  } catch (...) {
+    return Report(BURST_INTERNAL, "something was thrown that is not a std::exception");
   }
 }
 

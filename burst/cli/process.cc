@@ -8,9 +8,15 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <new>
 #include <string>
+#include <system_error>
 #include <utility>
+
+#include "burst/base/host_memory.h"
 
 namespace burst {
 namespace {
@@ -47,6 +53,20 @@ const char* NameOfSignal(int signal) {
 
 void Say(int fd, const char* text) { (void)!write(fd, text, std::strlen(text)); }
 
+// What left a thread, or a destructor. Without an exception the program has a bug.
+[[noreturn]] void EndWithException() {
+  try {
+    if (std::current_exception() != nullptr) std::rethrow_exception(std::current_exception());
+  } catch (const std::exception& exception) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "error: %s\n", Describe(exception));
+    std::fflush(stderr);
+    std::_Exit(kExitFailure);
+  } catch (...) {
+  }
+  std::abort();
+}
+
 // A launcher sends it to all processes, also when one of them has ended with an error of its own.
 void EndAtOnce(int signal) {
   if (rank.load() != 0 || lets_others_report.load()) _exit(128 + signal);
@@ -77,6 +97,16 @@ void OnSignal(int signal) {
 }
 
 }  // namespace
+
+int RunProgram(int (*program)(int, char**), int argc, char** argv) {
+  std::set_new_handler([] { OutOfMemory(Describe(std::bad_alloc())); });
+  std::set_terminate(EndWithException);
+  try {
+    return program(argc, argv);
+  } catch (const std::exception& exception) {
+    return ExitCode(absl::InternalError(Describe(exception)), kExitFailure);
+  }
+}
 
 int ExitCode(const absl::Status& status, int code) {
   if (!absl::IsCancelled(status)) {
@@ -122,7 +152,14 @@ std::thread StartWithoutSignals(std::function<void()> work) {
   sigemptyset(&requests);
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP}) sigaddset(&requests, signal);
   pthread_sigmask(SIG_BLOCK, &requests, &before);
-  std::thread thread(std::move(work));
+  std::thread thread;
+  try {
+    thread = std::thread(std::move(work));
+  } catch (const std::system_error& error) {
+    OutOfMemory((std::string("no thread could be started: ") + error.what() +
+                 "; raise the limit of this process's memory, or of the user's processes")
+                    .c_str());
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return thread;
 }

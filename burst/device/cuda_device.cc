@@ -179,12 +179,18 @@ void Fail(const char* call, const std::string& error) {
   std::_Exit(1);
 }
 
+// Takes away the error that is reported: else CUDA keeps it for the next cudaGetLastError, of
+// another call or of the caller. Errors after which CUDA is of no more use come back by themselves.
 void Check(const char* call, cudaError_t error) {
-  if (error != cudaSuccess) Fail(call, cudaGetErrorString(error));
+  if (error == cudaSuccess) return;
+  (void)cudaGetLastError();
+  if (error == cudaErrorMemoryAllocation) Fail(call, "no memory is left on the GPU");
+  Fail(call, cudaGetErrorString(error));
 }
 
 void CheckAtEnd(const char* call, cudaError_t error) {
-  if (!ScopedFatalErrors::active()) Check(call, error);
+  if (!ScopedFatalErrors::active()) return Check(call, error);
+  if (error != cudaSuccess) (void)cudaGetLastError();
 }
 
 Allocation Allocate(size_t bytes) {
@@ -193,6 +199,7 @@ Allocation Allocate(size_t bytes) {
   const cudaError_t error =
       cudaMallocAsync(&allocation.data, bytes == 0 ? 1 : bytes, context.stream);
   if (error == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
     Fail("cudaMallocAsync", std::string("no memory for ") + std::to_string(bytes) +
                                 " more bytes on top of " +
                                 std::to_string(PoolAttribute(cudaMemPoolAttrUsedMemCurrent)) +
@@ -306,6 +313,7 @@ ScopedCudaDevice::ScopedCudaDevice(CallersGpu* gpu) : outer_(cuda::current), poo
   if (outer_ == nullptr) (void)cudaGetDevice(&outer_device_);
   cuda::current = static_cast<cuda::Context*>(gpu->context_);
   (void)cudaSetDevice(cuda::current->device);
+  (void)cudaGetLastError();  // errors that the caller's own calls left are not ours
 }
 
 ScopedCudaDevice::~ScopedCudaDevice() {

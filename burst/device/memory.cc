@@ -3,10 +3,11 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <new>
 #include <string>
 #include <vector>
 
-#include "burst/base/check.h"
+#include "burst/base/host_memory.h"
 #include "burst/device/cuda_backend.h"
 #include "burst/device/simulated_gpu.h"
 
@@ -34,33 +35,29 @@ class Pool {
  public:
   void* Allocate(size_t bytes) {
     const size_t size = RoundUp(bytes);
-    std::lock_guard<std::mutex> lock(mutex_);
-    stats_.bytes_in_use += size;
-    if (stats_.bytes_in_use > stats_.peak_bytes) stats_.peak_bytes = stats_.bytes_in_use;
-    std::vector<void*>& blocks = free_[size];
-    if (!blocks.empty()) {
-      void* block = blocks.back();
-      blocks.pop_back();
-      return block;
+    int64_t in_use = 0;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      void* const block = TakeBlock(size);
+      in_use = stats_.bytes_in_use;
+      if (block != nullptr) {
+        stats_.bytes_in_use += size;
+        if (stats_.bytes_in_use > stats_.peak_bytes) stats_.peak_bytes = stats_.bytes_in_use;
+        return block;
+      }
     }
-    void* block = nullptr;
-    if (posix_memalign(&block, kAlignment, size) != 0) block = ReleaseAndRetry(size);
-    BURST_CHECK(block != nullptr) << "out of memory: " << size << " bytes on top of "
-                                  << stats_.bytes_reserved << " reserved";
-    stats_.bytes_reserved += size;
-    return block;
+    OutOfMemory(("out of memory: " + std::to_string(bytes) + " more bytes on top of " +
+                 std::to_string(in_use) + " in use; a smaller model, batch or sequence needs less")
+                    .c_str());
   }
 
   void Free(void* data, size_t bytes) {
     const size_t size = RoundUp(bytes);
     std::lock_guard<std::mutex> lock(mutex_);
     stats_.bytes_in_use -= size;
-    if (kPooled) {
-      free_[size].push_back(data);
-    } else {
-      stats_.bytes_reserved -= size;
-      std::free(data);
-    }
+    if (kPooled && Keep(data, size)) return;
+    stats_.bytes_reserved -= size;
+    std::free(data);
   }
 
   MemoryStats stats() {
@@ -74,6 +71,30 @@ class Pool {
   }
 
  private:
+  // An idle block or a new one; null: the system has no memory left.
+  void* TakeBlock(size_t size) {
+    const auto idle = free_.find(size);
+    if (idle != free_.end() && !idle->second.empty()) {
+      void* const block = idle->second.back();
+      idle->second.pop_back();
+      return block;
+    }
+    void* block = nullptr;
+    if (posix_memalign(&block, kAlignment, size) != 0) block = ReleaseAndRetry(size);
+    if (block != nullptr) stats_.bytes_reserved += size;
+    return block;
+  }
+
+  // For reuse. False where the list of idle blocks itself finds no memory.
+  bool Keep(void* block, size_t size) {
+    try {
+      free_[size].push_back(block);
+      return true;
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  }
+
   // Hands every idle block back to the system and tries once more.
   void* ReleaseAndRetry(size_t size) {
     for (auto& [block_size, blocks] : free_) {
@@ -116,8 +137,7 @@ Allocation AllocateMemory(DeviceType device, size_t bytes) {
     if (data == nullptr) {
       const std::string message = "out of memory: " + std::to_string(bytes) + " bytes on " +
                                   Name(device) + " that the caller's allocator does not have";
-      if (ScopedFatalErrors::active()) throw FatalError(message, /*out_of_memory=*/true);
-      BURST_CHECK(false) << message;
+      OutOfMemory(message.c_str());
     }
     return {data, bytes, device, nullptr, current_source};
   }

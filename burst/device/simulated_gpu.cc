@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "burst/base/check.h"
+#include "burst/base/host_memory.h"
 #include "burst/base/progress.h"
 
 namespace burst {
@@ -28,7 +29,9 @@ Place Here() {
 void* TakePages(size_t bytes) {
   void* const pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  BURST_CHECK(pages != MAP_FAILED) << "no addresses for " << bytes << " bytes";
+  if (pages == MAP_FAILED) {
+    OutOfMemory(("out of memory: no addresses for " + std::to_string(bytes) + " bytes").c_str());
+  }
   return pages;
 }
 

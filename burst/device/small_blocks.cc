@@ -1,5 +1,7 @@
 #include "burst/device/small_blocks.h"
 
+#include <new>
+
 namespace burst {
 namespace {
 
@@ -31,16 +33,27 @@ void* SmallBlocks::Allocate(size_t bytes) {
   }
   void* const block = source_.Allocate(size);
   if (block == nullptr) return nullptr;
-  std::lock_guard<std::mutex> lock(mutex_);
-  sizes_[block] = size;
-  return block;
+  try {
+    std::lock_guard<std::mutex> lock(mutex_);
+    sizes_[block] = size;
+    return block;
+  } catch (const std::bad_alloc&) {  // the host has no memory for the list
+    source_.Free(block);
+    return nullptr;
+  }
 }
 
 void SmallBlocks::Free(void* data) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = sizes_.find(data);
-    if (found != sizes_.end()) return idle_[found->second].push_back(data);
+    if (found != sizes_.end()) {
+      try {
+        return idle_[found->second].push_back(data);
+      } catch (const std::bad_alloc&) {
+        sizes_.erase(found);
+      }
+    }
   }
   source_.Free(data);
 }

@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "burst/attention/attention_ranks.h"
 #include "burst/attention/ulysses_attention.h"
 #include "burst/base/status.h"
 #include "burst/comm/gpu/gpu_communicator.h"
@@ -509,6 +511,48 @@ TEST(StrategyTest, ErrorsAreClear) {
         RingSchedule::Create(*TokenShard::Create(comm.rank(), 2, Layout::kZigzag, 8), {}));
     EXPECT_NE(forward(ring, 4, 2).find("schedule is for rank"), std::string::npos);
     EXPECT_EQ(forward(schedule, 4, 2), "");
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Attentions of one communicator, whatever their options, use one set of groups and of buffers; and
+// calls of some do not change what others compute.
+TEST(SharedRanks, ServeAttentionsOfDifferentOptions) {
+  const absl::Status status = RunTestRanks(4, [&](Communicator& comm) -> absl::Status {
+    const auto ranks = std::make_shared<AttentionRanks>(&comm);
+    BURST_ASSIGN_OR_RETURN(const Ring* const flat, ranks->RingOf(0));
+    BURST_ASSIGN_OR_RETURN(const Ring* const one_node, ranks->RingOf(4));
+    BURST_ASSIGN_OR_RETURN(const Ring* const nodes, ranks->RingOf(2));
+    BURST_ASSIGN_OR_RETURN(const auto* const groups, ranks->GroupsOf(2));
+    EXPECT_EQ(flat, one_node);
+    EXPECT_NE(flat, nodes);
+    for (const Strategy strategy :
+         {Strategy::kBurst, Strategy::kUlysses, Strategy::kBurstUlysses}) {
+      const auto attend = [&](double scale, bool shares) -> absl::StatusOr<Tensor> {
+        BurstAttentionOptions options;
+        options.softmax_scale = scale;
+        BURST_ASSIGN_OR_RETURN(const auto attention,
+                               shares ? CreateAttentionOver(strategy, options, 2, ranks)
+                                      : CreateAttention(strategy, options, 2, &comm));
+        BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(16));
+        Tensor x = Tensor::Empty({1, 4, 4, 8}, DType::kFloat32);
+        for (int64_t i = 0; i < x.numel(); ++i) {
+          x.data<float>()[i] = static_cast<float>((i * 7 + comm.rank()) % 11) / 11;
+        }
+        x = x.To(kTestDevice);
+        Tensor out;
+        BURST_RETURN_IF_ERROR(attention->Forward(schedule, x, x, x, &out, nullptr, nullptr));
+        return out.To(DeviceType::kCpu);
+      };
+      for (const double scale : {0.5, 1.5, 0.5}) {
+        BURST_ASSIGN_OR_RETURN(const Tensor own, attend(scale, /*shares=*/false));
+        BURST_ASSIGN_OR_RETURN(const Tensor shared, attend(scale, /*shares=*/true));
+        EXPECT_EQ(shared.ToVector<float>(), own.ToVector<float>()) << Name(strategy);
+      }
+    }
+    EXPECT_EQ(*ranks->RingOf(2), nodes);
+    EXPECT_EQ(*ranks->GroupsOf(2), groups);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -3,10 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
+#include <new>
 #include <numeric>
+#include <stdexcept>
+#include <string>
 #include <thread>
 
+#include "burst/base/check.h"
 #include "burst/base/enum_names.h"
 #include "burst/base/json.h"
 #include "burst/base/parallel.h"
@@ -117,6 +122,52 @@ TEST(ParallelTest, PoolsOfRanksAreIndependent) {
   }
   for (std::thread& rank : ranks) rank.join();
   EXPECT_EQ(total, 3 * 200 * 64);
+}
+
+// What a body throws on any worker reaches the caller, once no worker runs; then the pool serves
+// on.
+TEST(ParallelTest, ExceptionsReachTheCaller) {
+  const ScopedThreadPool pool(4);
+  for (int thrower = 0; thrower < 4; ++thrower) {
+    std::atomic<int> running{0}, ended{0};
+    const auto body = [&](int64_t worker) {
+      ++running;
+      std::this_thread::sleep_for(std::chrono::milliseconds(worker == thrower ? 0 : 5));
+      ++ended;
+      if (worker == thrower) throw std::runtime_error("worker " + std::to_string(worker));
+    };
+    try {
+      ParallelFor(4, 1, [&](int64_t begin, int64_t) { body(begin); });
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const std::runtime_error& error) {
+      EXPECT_EQ(error.what(), "worker " + std::to_string(thrower));
+    }
+    EXPECT_EQ(running, 4);
+    EXPECT_EQ(ended, 4);
+    EXPECT_EQ(NumThreads(), 4);
+    EXPECT_THROW(ParallelTasks(16,
+                               [&](int64_t task) {
+                                 if (task % 4 == thrower) throw std::bad_alloc();
+                               }),
+                 std::bad_alloc);
+    std::atomic<int64_t> items{0};
+    ParallelFor(100, 1, [&](int64_t begin, int64_t end) { items += end - begin; });
+    EXPECT_EQ(items, 100);
+  }
+}
+
+TEST(ParallelTest, FailedChecksOfWorkersReachALibrarysCaller) {
+  const ScopedThreadPool pool(3);
+  const ScopedFatalErrors library;
+  std::atomic<int> threw{0};
+  EXPECT_THROW(ParallelFor(3, 1,
+                           [&](int64_t begin, int64_t) {
+                             EXPECT_TRUE(ScopedFatalErrors::active());
+                             ++threw;
+                             BURST_CHECK(begin < 0) << "of worker " << begin;
+                           }),
+               FatalError);
+  EXPECT_EQ(threw, 3);
 }
 
 TEST(MemoryTest, CountsWhatIsInUse) {

@@ -5,11 +5,13 @@
 
 #include <cstdlib>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "burst/base/check.h"
 #include "burst/device/small_blocks.h"
 #include "burst/tensor/tensor.h"
+#include "tests/testing/sanitizers.h"
 
 namespace burst {
 namespace {
@@ -104,6 +106,30 @@ TEST(FatalErrors, AreThrownWhereTheProgramMustNotEnd) {
     EXPECT_TRUE(source.live.empty());
   }
   EXPECT_FALSE(ScopedFatalErrors::active());
+}
+
+// More than any machine has: an error that is one of memory, after which the counts are as before.
+TEST(OutOfMemory, LeavesTheCountsAsTheyWere) {
+  if (kAddressSanitizer || kThreadSanitizer) GTEST_SKIP() << "its allocator ends the process";
+  const MemoryStats before = GetMemoryStats(DeviceType::kCpu);
+  {
+    const ScopedFatalErrors scope;
+    try {
+      Tensor::Empty({int64_t{1} << 50}, DType::kFloat32);
+      ADD_FAILURE() << "there was memory";
+    } catch (const FatalError& error) {
+      EXPECT_TRUE(error.out_of_memory);
+      EXPECT_NE(std::string(error.what()).find("out of memory: 4503599627370496 more bytes"),
+                std::string::npos)
+          << error.what();
+    }
+  }
+  const MemoryStats after = GetMemoryStats(DeviceType::kCpu);
+  EXPECT_EQ(after.bytes_in_use, before.bytes_in_use);
+  EXPECT_EQ(after.peak_bytes, before.peak_bytes);
+  // In a program: a sentence and exit code 1, no failed check.
+  EXPECT_EXIT(Tensor::Empty({int64_t{1} << 50}, DType::kFloat32), testing::ExitedWithCode(1),
+              "^error: out of memory: ");
 }
 
 TEST(Borrow, IsAViewOfMemoryThatIsNotItsOwn) {

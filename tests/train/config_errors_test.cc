@@ -47,7 +47,6 @@ TEST(TrainConfig, EveryErrorNamesItsOption) {
       {{"--recompute=full", "--offload=activations"}, {"--offload", "--device=cuda"}},
       {{"--offload=optimizer"}, {"--offload", "--device=cuda"}},
       {{"--offload=weights"}, {"--offload", "none, activations, optimizer or all"}},
-      {{"--noplan"}, {"--plan", "--noplan"}},
       {{"--recompute_every=2"}, {"--recompute_every", "2", "--recompute"}},
       {{"--recompute_segment=0"}, {"--recompute_segment", "0", "at least 1"}},
       {{"--recompute_segment=2"}, {"--recompute_segment", "2", "--recompute"}},

@@ -1,8 +1,10 @@
 #include "train/checkpoint/background_task.h"
 
+#include <exception>
 #include <utility>
 
 #include "burst/base/check.h"
+#include "burst/base/host_memory.h"
 #include "burst/cli/process.h"
 
 namespace burst {
@@ -14,7 +16,11 @@ void BackgroundTask::Start(std::function<absl::Status()> task) {
   started_ = true;
   busy_.store(true);
   thread_ = StartWithoutSignals([this, task = std::move(task)] {
-    result_ = task();
+    try {
+      result_ = task();
+    } catch (const std::exception& exception) {
+      result_ = absl::InternalError(Describe(exception));
+    }
     busy_.store(false);
   });
 }

@@ -90,11 +90,6 @@ absl::Status CheckOffload(const ResolvedConfig& config) {
                        " is of what recomputing layers keep; give --recompute, or optimizer");
 }
 
-absl::Status CheckPlan(const TrainConfig& c, const ResolvedConfig& config) {
-  if (c.plan || config.device == DeviceType::kCuda) return absl::OkStatus();
-  return InvalidOption("plan", "has no effect on the CPU; leave --noplan out");
-}
-
 }  // namespace
 
 absl::Status CheckRanges(const TrainConfig& c) {
@@ -231,13 +226,12 @@ absl::Status CheckPipeline(const TrainConfig& c, const ResolvedConfig& config) {
   return absl::OkStatus();
 }
 
-absl::Status CheckContradictions(const TrainConfig& given, const ResolvedConfig& config) {
+absl::Status CheckContradictions(const ResolvedConfig& config) {
   BURST_RETURN_IF_ERROR(CheckRingGradDType(config));
   BURST_RETURN_IF_ERROR(CheckAttentionFp8(config));
   BURST_RETURN_IF_ERROR(CheckAttentionScores(config));
   BURST_RETURN_IF_ERROR(CheckZero(config));
-  BURST_RETURN_IF_ERROR(CheckOffload(config));
-  return CheckPlan(given, config);
+  return CheckOffload(config);
 }
 
 }  // namespace burst

@@ -22,7 +22,7 @@ bool CanDivideGradients(const ResolvedConfig& config);
 absl::Status CheckPipeline(const TrainConfig& given, const ResolvedConfig& config);
 
 // Of a configuration that is resolved but for this: gradients in transit, attention in fp8, ZeRO,
-// offload, plans.
-absl::Status CheckContradictions(const TrainConfig& given, const ResolvedConfig& config);
+// offload.
+absl::Status CheckContradictions(const ResolvedConfig& config);
 
 }  // namespace burst

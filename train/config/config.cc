@@ -257,7 +257,8 @@ OptionTable TrainOptions(TrainConfig* c) {
 
   t.Add("plan", &c->plan, kMayChange,
         "On cuda, a step that does not fit a GPU's memory is refused before the first one, with "
-        "what to change (//train:plan). --noplan: it is tried.");
+        "what to change (//train:plan). On cpu, a model whose weights, gradients and moments alone "
+        "do not fit. --noplan: it is tried.");
 
   t.Group("Output");
   t.Add("out", &c->out, kNotSaved,

@@ -501,7 +501,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   BURST_RETURN_IF_ERROR(ResolveStrategy(c, &config));
   BURST_RETURN_IF_ERROR(ResolveExact(c, &config));
   BURST_RETURN_IF_ERROR(ResolveNodes(c, launch, &config));
-  BURST_RETURN_IF_ERROR(CheckContradictions(c, config));
+  BURST_RETURN_IF_ERROR(CheckContradictions(config));
   BURST_RETURN_IF_ERROR(ResolveProfile(c, &config));
   const bool parted = config.zero > 0 || c.pp > 1 || config.mesh.tensor > 1;
   config.checkpoint_sets = c.checkpoint_files == CheckpointFiles::kRanks ||

@@ -2,16 +2,21 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "burst/base/host_memory.h"
 #include "burst/base/status.h"
+#include "burst/cli/text.h"
 #include "burst/device/device.h"
+#include "model/transformer.h"
 #include "train/plan/fit.h"
 #include "train/plan/gpu_models.h"
 #include "train/plan/plan.h"
 
 namespace burst {
 namespace {
+
+constexpr double kStateBytes = 16;  // a parameter: its value, gradient and two moments in float32
 
 constexpr int kMostCheckedRanks = 32;  // a plan for more takes longer than one waits for a start
 
@@ -36,6 +41,22 @@ absl::Status CheckRunFits(TrainingSetup* setup) {
                           plan.tokens_per_second);
   }
   return CheckFits(question, plan, gpu, per_node);
+}
+
+absl::Status CheckStateFits(const TrainingSetup& setup) {
+  const ResolvedConfig& config = setup.config;
+  BURST_ASSIGN_OR_RETURN(const int64_t parameters, Transformer::CountParameters(config.model));
+  // Other processes may be on other hosts; ranks with --zero divide a copy.
+  const bool copies = config.comm == CommKind::kThreads && config.zero == 0;
+  const int64_t ranks = copies ? config.mesh.data * config.mesh.sequence : 1;
+  const double needed = kStateBytes * static_cast<double>(parameters) * static_cast<double>(ranks);
+  const auto free = static_cast<double>(FreeHostMemory());
+  if (needed <= free) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "--model: %s parameters with a vocabulary of %s tokens need %.1f GiB for values, gradients "
+      "and moments%s; %.1f GiB are free; give a smaller model, or --noplan to try it",
+      Thousands(parameters), Thousands(config.model.vocab), needed / (1 << 30),
+      ranks > 1 ? absl::StrCat(" of ", ranks, " ranks") : "", free / (1 << 30)));
 }
 
 }  // namespace burst

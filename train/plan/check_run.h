@@ -11,4 +11,8 @@ namespace burst {
 // Fills setup->plan. Runs of more than 32 ranks are not looked at.
 absl::Status CheckRunFits(TrainingSetup* setup);
 
+// For a run on CPUs: ResourceExhausted if the parameters alone, with their gradients and moments,
+// need more memory than this host has to give (FreeHostMemory).
+absl::Status CheckStateFits(const TrainingSetup& setup);
+
 }  // namespace burst

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "burst/base/check.h"
+#include "burst/base/host_memory.h"
 #include "burst/base/status.h"
 #include "train/tokenizer/unicode_additions.h"
 
@@ -110,6 +111,8 @@ class Translator {
 
 PCRE2_SPTR Bytes(absl::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
 
+constexpr char kNoMemory[] = "out of memory: none for the tokenizer's pattern";
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const SplitPattern>> SplitPattern::Compile(
@@ -144,11 +147,11 @@ PatternMatcher::PatternMatcher(std::shared_ptr<const SplitPattern> pattern)
     : pattern_(std::move(pattern)),
       data_(pcre2_match_data_create(1, nullptr)),
       context_(pcre2_match_context_create(nullptr)) {
-  BURST_CHECK(data_ != nullptr && context_ != nullptr) << "out of memory";
+  if (data_ == nullptr || context_ == nullptr) OutOfMemory(kNoMemory);
   if (!pattern_->has_jit()) return;
   constexpr size_t kFirst = 32 << 10, kMost = 1 << 20;  // bytes
   stack_.reset(pcre2_jit_stack_create(kFirst, kMost, nullptr));
-  BURST_CHECK(stack_ != nullptr) << "out of memory";
+  if (stack_ == nullptr) OutOfMemory(kNoMemory);
   pcre2_jit_stack_assign(context_.get(), nullptr, stack_.get());
 }
 

@@ -1,6 +1,7 @@
 #include "burst/attention/ring/ring.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "burst/base/check.h"
@@ -29,7 +30,26 @@ void AddTo(const Ring::Tensors& sum, const Ring::Tensors& terms) {
   for (size_t i = 0; i < sum.size(); ++i) sum[i].Add(terms[i]);
 }
 
+const absl::Status& NoMemory() {
+  static const auto* status = new absl::Status(absl::ResourceExhaustedError("out of memory"));
+  return *status;
+}
+
 }  // namespace
+
+void AbortFor(const std::exception& error, Communicator* comm) {
+  if (comm == nullptr) return;
+  try {
+    comm->Abort(absl::InternalError(error.what()));
+  } catch (const std::bad_alloc&) {
+    comm->Abort(NoMemory());
+  }
+}
+
+Ring::Ring(Communicator* comm, Communicator* between_nodes)
+    : comm_(comm), between_nodes_(between_nodes) {
+  (void)NoMemory();  // made while there is some
+}
 
 void Ring::Reserve(const Block& block, int64_t max_length, Buffer* buffer,
                    std::optional<DType> of) {
@@ -189,8 +209,14 @@ class Ring::GradientTransfers {
     free->pop_back();
     return buffer;
   }
+  // In a destructor, too: without memory for the list the buffer is given back.
   static void FreeTo(std::vector<Buffer>* free, Buffer* buffer) {
-    if (!buffer->empty()) free->push_back(std::exchange(*buffer, {}));
+    Buffer freed = std::exchange(*buffer, {});
+    if (freed.empty()) return;
+    try {
+      free->push_back(std::move(freed));
+    } catch (const std::bad_alloc&) {
+    }
   }
   static void Convert(const Tensors& from, const Tensors& to) {
     for (size_t i = 0; i < to.size(); ++i) to[i].ConvertFrom(from[i]);
@@ -239,26 +265,41 @@ class Ring::GradientTransfers {
 
 absl::Status Ring::Run(const RingRoute& route, const Block& block, BlockGradients* gradients,
                        const Compute& compute, RingTraffic* traffic) {
+  const auto world_size = static_cast<int>(route.lengths.size());
+  if (gradients != nullptr) gradients->last.clear();
+  BURST_CHECK(world_size == route.ranks_per_node || between_nodes_ != nullptr);
+  if (world_size == 1) {
+    compute(route.rank, Part::kWhole, Own(block),
+            gradients == nullptr ? Sums() : Sums{Own(gradients->own)});
+    ++traffic->rounds_computed;
+    return absl::OkStatus();
+  }
+  std::optional<GradientTransfers> transfers;
+  try {
+    if (gradients != nullptr) {
+      transfers.emplace(this, route, gradients->own, gradients->in_transit, traffic);
+    }
+    return RunRounds(route, block, gradients, transfers.has_value() ? &*transfers : nullptr,
+                     compute, traffic);
+  } catch (const std::exception& error) {
+    AbortFor(error, comm_);
+    AbortFor(error, between_nodes_);
+    throw;
+  }
+}
+
+absl::Status Ring::RunRounds(const RingRoute& route, const Block& block, BlockGradients* gradients,
+                             GradientTransfers* transfers, const Compute& compute,
+                             RingTraffic* traffic) {
   const int rank = route.rank, ranks_per_node = route.ranks_per_node;
   const auto world_size = static_cast<int>(route.lengths.size());
   const bool has_gradients = gradients != nullptr;
   const Tensors own = Own(block);
   const Sums own_gradients = has_gradients ? Sums{Own(gradients->own)} : Sums();
-  if (has_gradients) gradients->last.clear();
-  BURST_CHECK(world_size == ranks_per_node || between_nodes_ != nullptr);
-  if (world_size == 1) {
-    compute(rank, Part::kWhole, own, own_gradients);
-    ++traffic->rounds_computed;
-    return absl::OkStatus();
-  }
   const auto make_room = [&](Buffer* buffer, int source) {
     Reserve(block, Longest(route), buffer);
     return ViewFor(block, *buffer, route.lengths[source]);
   };
-  std::optional<GradientTransfers> transfers;
-  if (has_gradients) {
-    transfers.emplace(this, route, gradients->own, gradients->in_transit, traffic);
-  }
   Tensors previous, current = own, next_node;  // blocks of rounds t - 1, t, and of the next node
   for (int t = 0; t < world_size; ++t) {
     const RingRound& round = route.rounds[t];

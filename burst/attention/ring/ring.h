@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -30,6 +31,9 @@ struct RingTraffic {
   int64_t bytes(Link link) const { return blocks[link].bytes + gradients[link].bytes; }
   int64_t bytes() const { return blocks.total().bytes + gradients.total().bytes; }
 };
+
+// Aborts for an exception of this rank; null: nothing. Needs no memory, though it then says less.
+void AbortFor(const std::exception& error, Communicator* comm);
 
 class Ring {
  public:
@@ -73,12 +77,12 @@ class Ring {
   // Two communicators of the same ranks: `comm` within nodes, `between_nodes` between them, so that
   // neither waits for the other. Both must outlive the object. Null: a single rank, or a single
   // node.
-  explicit Ring(Communicator* comm, Communicator* between_nodes = nullptr)
-      : comm_(comm), between_nodes_(between_nodes) {}
+  explicit Ring(Communicator* comm, Communicator* between_nodes = nullptr);
 
   // Collective. Calls compute for every round of `route` that has work, this rank's own block
   // first, while the transfers of the next round run. `gradients` may be null: a forward. Adds to
-  // *traffic. A failed transfer is returned.
+  // *traffic. A failed transfer is returned. What compute throws goes on to the caller; before, the
+  // communicators are aborted, so that no transfer uses memory that the caller then frees.
   absl::Status Run(const RingRoute& route, const Block& block, BlockGradients* gradients,
                    const Compute& compute, RingTraffic* traffic);
 
@@ -87,6 +91,9 @@ class Ring {
   using Buffer = absl::InlinedVector<Tensor, 4>;
   class GradientTransfers;
 
+  absl::Status RunRounds(const RingRoute& route, const Block& block, BlockGradients* gradients,
+                         GradientTransfers* transfers, const Compute& compute,
+                         RingTraffic* traffic);
   Communicator* comm(Link link) const { return link == Link::kIntra ? comm_ : between_nodes_; }
   // Makes room for every tensor of the block at the given length, in `dtype` or in its own.
   static void Reserve(const Block& block, int64_t max_length, Buffer* buffer,

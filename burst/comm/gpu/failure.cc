@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <new>
 #include <string>
 
 #include "burst/base/check.h"
@@ -46,13 +47,19 @@ void FailureWatchdog::Watch() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!done_ && !state_->failed()) {
     changed_.wait_for(lock, kPollInterval);
-    const absl::Status error = background_error_();
-    if (!error.ok()) state_->Fail(error);
+    try {
+      const absl::Status error = background_error_();
+      if (!error.ok()) state_->Fail(error);
+    } catch (const std::bad_alloc&) {  // for the sentence; the next look may find some
+    }
   }
   if (done_) return;
   if (free_ranks_ != nullptr) {
     lock.unlock();
-    free_ranks_();
+    try {
+      free_ranks_();
+    } catch (const std::bad_alloc&) {  // they wait until their patience ends
+    }
     lock.lock();
   }
   if (!ends_process_) return;

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
+#include "burst/base/host_memory.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
 #include "burst/comm/gpu/failure.h"
@@ -84,7 +85,7 @@ class GpuCommunicator : public Communicator {
 
   absl::Status Wait(Channel channel) override;
   bool messages_are_kernels() const override { return world_size() > 1 && copies_ == nullptr; }
-  void Abort(const absl::Status& reason) override { host_->Abort(reason); }
+  void Abort(const absl::Status& reason) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
   absl::Status AllReduceSum(const Tensor& tensor) override;
   absl::Status PostAllReduceSum(const Tensor& tensor) override;
@@ -280,6 +281,20 @@ void GpuCommunicator::Join(Lane& lane) {
   lane.posted = false;
 }
 
+// The caller may free the buffers of its messages now: what the thread's stream does with that
+// memory comes after them. They end, since all ranks abort their links.
+void GpuCommunicator::Abort(const absl::Status& reason) {
+  host_->Abort(reason);
+  if (world_->in_threads) return;
+  for (Lane& lane : lanes_) {
+    if (lane.stream == nullptr || !lane.posted) continue;
+    try {
+      Join(lane);
+    } catch (const FatalError&) {  // the GPU itself has failed
+    }
+  }
+}
+
 // NCCL connects a peer at its first message, and then waits for it here.
 template <typename Function>
 absl::Status GpuCommunicator::Group(Lane& lane, const char* what, int peer, int64_t bytes,
@@ -463,7 +478,8 @@ absl::Status RunRank(Communicator* host, GpuWorld* world,
   try {
     status = body(*communicator);
   } catch (const std::exception& exception) {
-    status = absl::InternalError(absl::StrCat("rank ", host->rank(), " threw: ", exception.what()));
+    status =
+        absl::InternalError(absl::StrCat("rank ", host->rank(), " threw: ", Describe(exception)));
   }
   // Before the communicator is destroyed: its destructor waits for messages that may never come.
   if (!status.ok()) host->Abort(status);

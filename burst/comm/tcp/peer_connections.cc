@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -39,6 +40,8 @@ PeerConnections::PeerConnections(int rank, std::vector<Socket> connections,
                                  const TcpOptions& options)
     : rank_(rank),
       options_(options),
+      no_memory_(absl::ResourceExhaustedError(
+          absl::StrCat("rank ", rank, " of ", connections.size(), " has no memory for messages"))),
       peers_(connections.size()),
       said_(steady_clock::now()),
       looked_(said_),
@@ -62,7 +65,11 @@ PeerConnections::~PeerConnections() {
   SetAskOthersToReport(nullptr);
   {
     Lock lock(mutex_);
-    if (failure_.ok()) QueueForAll(FrameKind::kFinished, "");
+    try {
+      if (failure_.ok()) QueueForAll(FrameKind::kFinished, "");
+    } catch (const std::bad_alloc&) {
+      CloseAll();
+    }
     stopping_ = true;
   }
   changed_.notify_all();
@@ -190,9 +197,27 @@ void PeerConnections::QueueForAll(FrameKind kind, absl::string_view payload) {
 void PeerConnections::SetFailure(const absl::Status& failure) {
   if (!failure_.ok()) return;
   failure_ = failure;
-  DropTransfers();
-  QueueForAll(FrameKind::kFailed, failure.message().substr(0, kMaxWordsBytes));
+  try {
+    DropTransfers();
+    QueueForAll(FrameKind::kFailed, failure.message().substr(0, kMaxWordsBytes));
+  } catch (const std::bad_alloc&) {
+    CloseAll();
+  }
   changed_.notify_all();
+}
+
+// For a rank without the memory to tell the others: their end of the connection tells them.
+void PeerConnections::CloseAll() {
+  streams_.clear();
+  for (Peer& peer : peers_) {
+    peer.socket.Close();
+    peer.outgoing.clear();
+    peer.announced.clear();
+    for (auto& queue : peer.sending) queue.clear();
+    for (auto& queue : peer.coming) queue.clear();
+    peer.frame.reset();
+    peer.into = nullptr;
+  }
 }
 
 // From here on no buffer of a transfer is in use. A piece that has left in part is completed from a
@@ -212,9 +237,11 @@ void PeerConnections::DropTransfers() {
 void PeerConnections::GiveUp(const absl::Status& reason) {
   Lock lock(mutex_);
   ending_ = options_.ends_process;
-  if (failure_.ok()) {
+  try {
     SetFailure(absl::UnavailableError(
         absl::StrCat(Who(rank_), " gave up: ", std::string(reason.message()))));
+  } catch (const std::bad_alloc&) {
+    SetFailure(no_memory_);
   }
   if (!options_.ends_process) {
     lock.unlock();
@@ -541,14 +568,27 @@ void PeerConnections::RunOnce(Lock& lock, milliseconds timeout) {
   }
 }
 
+// Calls serve(); without memory for it the job fails.
+void PeerConnections::Serve(const std::function<void()>& serve) {
+  try {
+    serve();
+  } catch (const std::bad_alloc&) {
+    if (failure_.ok()) failure_ = no_memory_;
+    CloseAll();
+    changed_.notify_all();
+  }
+}
+
 void PeerConnections::Run() {
   Lock lock(mutex_);
-  while (!stopping_ && failure_.ok()) {
-    RunOnce(lock, std::min(options_.heartbeat, options_.lost_after) / 2);
-    CheckHeartbeats();
-  }
+  Serve([&] {
+    while (!stopping_ && failure_.ok()) {
+      RunOnce(lock, std::min(options_.heartbeat, options_.lost_after) / 2);
+      CheckHeartbeats();
+    }
+  });
   const bool failed = !failure_.ok() && !stopping_;
-  SayFarewell(lock);
+  Serve([&] { SayFarewell(lock); });
   changed_.notify_all();
   if (!failed || !options_.on_failure) return;
   changed_.wait_for(lock, options_.grace, [this] { return ending_ || stopping_; });

@@ -139,6 +139,7 @@ class PeerConnections {
   void QueueForAll(FrameKind kind, absl::string_view payload);
   void SetFailure(const absl::Status& failure);
   void DropTransfers();
+  void CloseAll();
   void Lose(int peer, const std::string& how);
   void Arrive(const Key& key, Arrived message);
   void Match(const Key& key);
@@ -154,6 +155,7 @@ class PeerConnections {
   bool AllClosed() const;
 
   void Run();
+  void Serve(const std::function<void()>& serve);
   void RunOnce(Lock& lock, std::chrono::milliseconds timeout);
   void SayFarewell(Lock& lock);
   void WakeThread();
@@ -161,6 +163,7 @@ class PeerConnections {
 
   const int rank_;
   const TcpOptions options_;
+  const absl::Status no_memory_;  // made while there is some
   uint64_t groups_ = 0;
 
   std::mutex mutex_;

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "burst/base/check.h"
+#include "burst/base/host_memory.h"
 #include "burst/base/parallel.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
@@ -336,7 +337,7 @@ absl::Status RunBody(const std::function<absl::Status(Communicator&)>& body,
   try {
     return body(communicator);
   } catch (const std::exception& exception) {
-    return threw(exception.what());
+    return threw(Describe(exception));
   } catch (...) {
     return threw("not a std::exception");
   }
