@@ -10,6 +10,8 @@
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "train/checkpoint/kept_checkpoints.h"
+#include "train/data/sources.h"
+#include "train/huggingface/pretrained.h"
 
 namespace burst {
 namespace {
@@ -81,6 +83,11 @@ absl::Status CheckAgainstData(const ResolvedConfig& options, const TrainingData&
                                       data.validation, options.seqlen,
                                       "; give a shorter one, --val_data or --eval_every=0"));
   }
+  BURST_RETURN_IF_ERROR(CheckTeaches("data", data.train, data.end_of_text));
+  if (options.eval_every > 0) {
+    BURST_RETURN_IF_ERROR(CheckTeaches(options.val_data.empty() ? "data" : "val_data",
+                                       data.validation, data.end_of_text));
+  }
   if (options.packed && !data.has_documents) {
     return absl::InvalidArgumentError(
         "--packed: the training data is a single document; there is nothing to pack");
@@ -91,6 +98,37 @@ absl::Status CheckAgainstData(const ResolvedConfig& options, const TrainingData&
         "leave it out");
   }
   return absl::OkStatus();
+}
+
+// The tokenizer of a file, or the model's own where the option is auto; none: `config.tokenizer`'s
+// kind, or characters.
+absl::StatusOr<std::optional<Tokenizer>> FindTokenizer(const ResolvedConfig& config,
+                                                       const std::string& data) {
+  const auto named = [](const absl::Status& status, absl::string_view advice) {
+    return absl::Status(status.code(), absl::StrCat("--tokenizer: ", status.message(), advice));
+  };
+  if (!config.tokenizer_path.empty()) {
+    absl::StatusOr<Tokenizer> found = Tokenizer::Load(config.tokenizer_path);
+    if (!found.ok()) return named(found.status(), "");
+    return *std::move(found);
+  }
+  const bool has_weights = config.pretrained.has_value() || !config.lost_folder.empty();
+  if (config.tokenizer.has_value() || !has_weights) return std::nullopt;
+  BURST_ASSIGN_OR_RETURN(const Sources sources, FindSources("data", data));
+  if (sources.shards) return std::nullopt;
+  if (config.resume) {  // what the run began with, also where the model's folder has changed
+    const Pretrained run = {Pretrained::Kind::kCheckpoint, CheckpointPath(config.out), {}, 0};
+    absl::StatusOr<Tokenizer> found = TokenizerOf(run);
+    // A damaged checkpoint is named when the run is found.
+    if (found.ok() || !config.pretrained.has_value()) {
+      return found.ok() ? std::make_optional(*std::move(found)) : std::nullopt;
+    }
+  }
+  absl::StatusOr<Tokenizer> found = TokenizerOf(*config.pretrained);
+  if (found.ok()) return *std::move(found);
+  return named(found.status(),
+               "; a model with weights is trained on its own tokens: give its tokenizer.model, "
+               "tokenizer.json or their folder, or char or byte to train it on other tokens");
 }
 
 // An error of a data cache whose folder nobody has named says what makes it lie there.
@@ -131,18 +169,10 @@ absl::StatusOr<TrainingSetup> PrepareTraining(const ResolvedConfig& config) {
   if (data == "kjv") {
     BURST_ASSIGN_OR_RETURN(data, FindRunfile("kjv/kjv.txt"));
   }
-  std::optional<Tokenizer> tokenizer;
-  if (!config.tokenizer_path.empty()) {
-    absl::StatusOr<Tokenizer> found = Tokenizer::Load(config.tokenizer_path);
-    if (!found.ok()) {
-      return absl::Status(found.status().code(),
-                          absl::StrCat("--tokenizer: ", found.status().message()));
-    }
-    tokenizer = *std::move(found);
-  }
+  BURST_ASSIGN_OR_RETURN(const std::optional<Tokenizer> tokenizer, FindTokenizer(config, data));
   absl::StatusOr<TrainingData> loaded =
       LoadTrainingData(data, config.val_data, config.tokenizer, DataCacheFolder(config),
-                       tokenizer.has_value() ? &*tokenizer : nullptr);
+                       tokenizer.has_value() ? &*tokenizer : nullptr, config.field);
   if (!loaded.ok()) return WhereTheCacheIs(config, loaded.status());
   setup.data = *std::move(loaded);
   BURST_RETURN_IF_ERROR(CheckAgainstData(config, setup.data));

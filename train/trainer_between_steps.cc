@@ -160,7 +160,14 @@ absl::StatusOr<std::string> Trainer::Sample() const {
   generation.tokens = setup_.sample;
   generation.context = config_.seqlen;
   generation.window = config_.window;
-  BURST_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, EncodePrompt(tokenizer, ""));
+  // A run that is complete does not fail at what its model's files say.
+  const PromptRules rules =
+      RulesOfCheckpoint(report_->folder().checkpoint(), tokenizer, /*with_begin=*/true)
+          .value_or(PromptRules());
+  generation.ends = rules.ends;
+  BURST_ASSIGN_OR_RETURN(std::vector<int32_t> prompt, EncodePrompt(tokenizer, "", rules));
+  const auto beyond = [&](int32_t token) { return token >= config_.model.vocab; };
+  if (std::any_of(prompt.begin(), prompt.end(), beyond)) prompt = {0};
   std::string text;
   BURST_RETURN_IF_ERROR(
       Generate(*model, tokenizer, prompt, generation, [&](absl::string_view piece) {

@@ -13,6 +13,7 @@
 #include "tests/fuzz/fuzz_target.h"
 #include "train/tokenizer/bpe_file.h"
 #include "train/tokenizer/bpe_tokenizer.h"
+#include "train/tokenizer/prompt_template.h"
 
 namespace burst {
 namespace {
@@ -66,6 +67,9 @@ void FuzzOne(const uint8_t* data, size_t size) {
     json = *of_gpt2;
   }
   const std::string text = input.Rest();
+  const auto beginning = TemplateBeginning(json);
+  BURST_CHECK(beginning.ok() || absl::IsInvalidArgument(beginning.status()))
+      << beginning.status().ToString();
   const auto tokenizer = BpeTokenizer::FromTokenizerJson(json);
   if (!tokenizer.ok()) {
     BURST_CHECK(absl::IsInvalidArgument(tokenizer.status())) << tokenizer.status().ToString();

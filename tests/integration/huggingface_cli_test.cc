@@ -53,14 +53,22 @@ TEST_F(HuggingFaceCli, ThereAndBackAndTrainedFurther) {
 
   // All are the model as the run left it, to the bit; a random one is not.
   const double loss = FirstLoss("run/");
-  EXPECT_EQ(FirstLoss("home"), loss);
-  EXPECT_EQ(FirstLoss("in"), loss);
+  const std::string chars = "--tokenizer=char";
+  EXPECT_EQ(FirstLoss("home", {chars}), loss);
+  EXPECT_EQ(FirstLoss("in", {chars}), loss);
   EXPECT_LT(loss, FirstLoss(kModel) - 0.3);
   // To rounding on ranks that share the model.
-  EXPECT_NEAR(FirstLoss("home", {"--ranks=2", "--strategy=tp+sp"}), loss, 1e-5 * loss);
+  EXPECT_NEAR(FirstLoss("home", {"--ranks=2", "--strategy=tp+sp", chars}), loss, 1e-5 * loss);
+  // What the model's tokens are is not known without a tokenizer that can be read.
+  for (const char* model : {"home", "in"}) {
+    ExpectError(
+        Train({absl::StrCat("--model=", model), "--out=none", "--steps=1"}), 1,
+        {"--tokenizer", "tokenizer.json", "not supported", "its own tokens", "give", "char"});
+  }
+  EXPECT_FALSE(fs::exists(Path("none")));
 
   // A run from a folder keeps what belongs to the model, and is one like any other.
-  ExpectSuccess(Train({"--model=home", "--out=more", "--steps=2", "--eval_every=0"}));
+  ExpectSuccess(Train({"--model=home", chars, "--out=more", "--steps=2", "--eval_every=0"}));
   EXPECT_EQ(ReadAll(Path("more/huggingface/tokenizer.json")), kTokenizer);
   const auto resume = [&](const std::string& run) {
     return Subprocess({ProgramPath("train/train"), "--resume", "--out=" + run, "--steps=4"},
@@ -86,9 +94,10 @@ TEST_F(HuggingFaceCli, TheWindowOfAModelIsTheRuns) {
   ExpectSuccess(Train({"--steps=1", "--eval_every=0", "--out=run", "--window=7"}));
   ExpectSuccess(Run("export", {"run", "--out=home"}));
   EXPECT_EQ(nlohmann::json::parse(ReadAll(Path("home/config.json")))["sliding_window"], 7);
-  const double loss = FirstLoss("home");
-  EXPECT_EQ(FirstLoss("home", {"--window=7"}), loss);
-  EXPECT_NE(FirstLoss("home", {"--window=0"}), loss);
+  const std::string chars = "--tokenizer=char";
+  const double loss = FirstLoss("home", {chars});
+  EXPECT_EQ(FirstLoss("home", {chars, "--window=7"}), loss);
+  EXPECT_NE(FirstLoss("home", {chars, "--window=0"}), loss);
   EXPECT_EQ(FirstLoss("run"), loss);
 }
 
@@ -113,7 +122,7 @@ TEST_F(HuggingFaceCli, ErrorsAreOneSentence) {
   ExpectSuccess(Run("import", {"home", "--out=in"}));
   ExpectError(Train({"--resume", "--out=in"}), 2, {"--resume", "holds no run to continue"});
   fs::resize_file(Path("home/model.safetensors"), 1000);
-  ExpectError(Train({"--model=home", "--out=none", "--steps=1"}), 1,
+  ExpectError(Train({"--model=home", "--tokenizer=char", "--out=none", "--steps=1"}), 1,
               {"--model", "home/model.safetensors", "truncated"});
 }
 

@@ -96,6 +96,167 @@ TEST_F(TokenizerCli, GeneratesFromAHuggingFaceDirectory) {
               {"--checkpoint", "home/model.safetensors", "truncated"});
 }
 
+// A model with weights is trained on its own tokens, whatever holds them.
+TEST_F(TokenizerCli, TheTokenizerOfAModelIsTheRuns) {
+  ExpectSuccess(Train({"--tokenizer=tiny", "--steps=2", "--eval_every=0", "--out=run"}));
+  const auto run = [&](const std::string& program, std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), ProgramPath("train/huggingface/" + program));
+    ExpectSuccess(Subprocess(arguments, {folder_}).Wait());
+  };
+  run("export", {"run", "--out=home"});
+  ExpectError(Train({"--model=home", "--steps=1", "--out=none"}), 1,
+              {"--tokenizer", "home holds no tokenizer.model", "its own tokens", "give"});
+  for (const auto& file : fs::directory_iterator(Path("tiny"))) {
+    fs::copy(file, fs::path(Path("home")) / file.path().filename());
+  }
+  run("import", {"home", "--out=in"});
+  const auto weights = [&](const std::string& model, const std::string& more) {
+    const std::string out = absl::StrCat("of-", Names("", "of-", "").size());
+    ExpectSuccess(Train({"--model=" + model, "--steps=3", "--eval_every=0", "--out=" + out, more}));
+    return Weights(out);
+  };
+  const std::string expected = weights("run", "--tokenizer=tiny");
+  for (const char* model : {"run", "home", "in"}) {
+    EXPECT_TRUE(weights(model, "--tokenizer=auto") == expected) << model;
+  }
+  EXPECT_FALSE(weights("home", "--tokenizer=char") == expected);
+  // A resumed run goes on with it, also when the folder is gone.
+  ExpectSuccess(
+      Train({"--model=home", "--steps=2", "--eval_every=0", "--schedule=constant", "--out=parts"}));
+  fs::rename(Path("home"), Path("gone"));
+  ExpectSuccess(
+      Subprocess({ProgramPath("train/train"), "--resume", "--out=parts", "--steps=3"}, {folder_})
+          .Wait());
+  fs::rename(Path("gone"), Path("home"));
+  ExpectSuccess(
+      Train({"--model=home", "--steps=3", "--eval_every=0", "--schedule=constant", "--out=whole"}));
+  ExpectSameWeights("parts", "whole");
+  // Shards have their tokens.
+  ExpectSuccess(Tokenize({"--data=text.txt", "--tokenizer=tiny", "--out=shards"}));
+  ExpectSuccess(Train({"--model=in", "--data=shards/*.bin", "--steps=1", "--out=of-shards"}));
+}
+
+// What is learned of shards, of a folder and of lines of JSON ends where the documents do.
+TEST_F(TokenizerCli, APackedModelStopsAtTheEndOfADocument) {
+  const std::vector<std::string> texts = {"red? Answer: blue.", "one? Answer: two.",
+                                          "ring? Answer: ranks."};
+  std::string lines;
+  fs::create_directories(Path("docs"));
+  for (int i = 0; i < 240; ++i) {
+    const std::string& text = texts[i * 7919 % 1000 % 3];
+    lines += nlohmann::json{{"text", text}}.dump() + "\n";
+    Write(absl::StrCat("docs/", 1000 + i), text);
+  }
+  Write("docs.jsonl", lines);
+  ExpectSuccess(Tokenize({"--data=docs", "--tokenizer=tiny", "--out=shards"}));
+  for (const std::string data : {"shards/*.bin", "docs", "docs.jsonl"}) {
+    SCOPED_TRACE(data);
+    const std::string out = absl::StrCat("run-", Names("", "run-", "").size());
+    ExpectSuccess(Train({"--data=" + data, "--tokenizer=tiny", "--packed", "--steps=150",
+                         "--lr=2e-2", "--batch=8", "--eval_every=0", "--out=" + out}));
+    for (const std::string& text : texts) {
+      const std::string question = text.substr(0, text.find('?') + 1);
+      const Result result = Generate(
+          {"--checkpoint=" + out, "--prompt=" + question, "--temperature=0", "--tokens=60"});
+      ExpectSuccess(result);
+      EXPECT_EQ(result.out, text + "\n");
+    }
+  }
+  // Nothing is learned of ends alone.
+  std::string empty;
+  for (int i = 0; i < 500; ++i) empty += "{\"text\": \"\"}\n";
+  Write("empty.jsonl", empty);
+  for (const char* packed : {"--packed", "--nopacked"}) {
+    ExpectError(Train({"--data=empty.jsonl", "--tokenizer=tiny", packed, "--out=none"}), 1,
+                {"--data", "must teach something", "end-of-text tokens (401)"});
+  }
+}
+
+// Prompts of any length, and a tokenizer that has more tokens than the model.
+TEST_F(TokenizerCli, PromptsThatAModelCannotReadAreTold) {
+  ExpectSuccess(Train({"--tokenizer=tiny_gpt2", "--steps=2", "--eval_every=0", "--out=run"}));
+  ExpectSuccess(
+      Subprocess({ProgramPath("train/huggingface/export"), "run", "--out=home"}, {folder_}).Wait());
+  fs::copy(Path("tiny/tokenizer.json"), Path("home/tokenizer.json"));  // 404 tokens, the model 381
+  const auto generate = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), {"--tokens=40", "--temperature=0"});
+    return Generate(arguments);
+  };
+  const Result more = generate({"--checkpoint=home", "--prompt=line"});
+  EXPECT_EQ(more.exit_code, 0) << more.err;
+  EXPECT_TRUE(absl::StrContains(more.err, "tokenizer has 404 tokens and the model 381"))
+      << more.err;
+  ExpectError(generate({"--checkpoint=home", "--prompt=a<|endoftext|>"}), 1,
+              {"--prompt", "which has 381", "the token 401 ('<|endoftext|>') of the 404"});
+  // A prompt that is longer than the context is told of; as a file, and as standard input.
+  std::string text;
+  for (int i = 0; i < 300; ++i) absl::StrAppend(&text, "line ", i, "\n");
+  Write("prompt.txt", text);
+  const Result long_one = generate({"--checkpoint=run", "--prompt_file=prompt.txt"});
+  EXPECT_EQ(long_one.exit_code, 0) << long_one.err;
+  EXPECT_TRUE(
+      absl::StrContains(long_one.err, "the model's context 32: the last 16 of them are read"))
+      << long_one.err;
+  EXPECT_TRUE(absl::StartsWith(long_one.out, text)) << long_one.out;
+  Write("short.txt", "line");
+  const Result file = generate({"--checkpoint=run", "--prompt_file=short.txt"});
+  ExpectSuccess(file);
+  EXPECT_EQ(file.out, generate({"--checkpoint=run", "--prompt=line"}).out);
+  const std::string program = ProgramPath("train/generate/generate");
+  const Result input =
+      Subprocess({"/bin/sh", "-c",
+                  "printf line | '" + program +
+                      "' --checkpoint=run --prompt_file=- --tokens=40 --temperature=0"},
+                 {folder_})
+          .Wait();
+  ExpectSuccess(input);
+  EXPECT_EQ(input.out, file.out);
+  ExpectError(generate({"--checkpoint=run", "--prompt_file=none.txt"}), 1,
+              {"--prompt_file", "none.txt"});
+  ExpectError(generate({"--checkpoint=run", "--prompt_file=short.txt", "--prompt=line"}), 2,
+              {"--prompt_file", "--prompt"});
+  ExpectError(generate({"--checkpoint=run", "--bos=often"}), 2, {"--bos", "often"});
+  ExpectError(generate({"--checkpoint=run", "--bos"}), 1, {"--bos", "puts nothing before"});
+}
+
+// BOS in shards, and so in the prompts of the run that learned from them.
+TEST_F(TokenizerCli, BosInShardsIsBosInPrompts) {
+  nlohmann::json json = nlohmann::json::parse(ReadAll(Path("tiny/tokenizer.json")));
+  json["post_processor"] = nlohmann::json::parse(
+      R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}},
+          {"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {"x": {"ids": [400]}}})");
+  Write("tiny/tokenizer.json", json.dump());
+  fs::create_directories(Path("docs"));
+  for (int i = 0; i < 300; ++i) {
+    Write(absl::StrCat("docs/", 1000 + i), i % 2 == 0 ? "a ring of ranks" : "one line of text");
+  }
+  ExpectError(Tokenize({"--data=docs", "--tokenizer=tiny_gpt2", "--bos", "--out=none"}), 1,
+              {"--bos", "puts none", "--nobos"});
+  for (const bool bos : {false, true}) {
+    const std::string name = bos ? "with" : "without";
+    ExpectSuccess(Tokenize(
+        {"--data=docs", "--tokenizer=tiny", absl::StrCat("--bos=", bos), "--out=shards-" + name}));
+    ExpectSuccess(
+        Train({"--data=shards-" + name + "/*.bin", "--tokenizer=shards-" + name, "--packed",
+               "--steps=150", "--lr=2e-2", "--batch=8", "--eval_every=0", "--out=" + name}));
+    const auto generate = [&](const std::string& more) {
+      const Result result =
+          Generate({"--checkpoint=" + name, "--prompt=", "--temperature=0", "--tokens=60", more});
+      ExpectSuccess(result);
+      return result.out;
+    };
+    const std::string text = generate("--seed=1");
+    EXPECT_TRUE(text == "a ring of ranks\n" || text == "one line of text\n") << text;
+    // Asked for, it comes once as well.
+    if (bos) {
+      EXPECT_EQ(generate("--bos"), text);
+    }
+    const Result prompt =
+        Generate({"--checkpoint=" + name, "--prompt=one", "--temperature=0", "--tokens=60"});
+    EXPECT_EQ(prompt.out, "one line of text\n");
+  }
+}
+
 TEST_F(TokenizerCli, Errors) {
   ExpectError(Tokenize({"--data=text.txt", "--tokenizer=tiny"}), 2, {"--out"});
   ExpectError(Tokenize({"--data=text.txt", "--out=a"}), 2, {"--tokenizer"});

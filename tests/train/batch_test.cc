@@ -189,6 +189,33 @@ TEST(SliceForRank, LabelsAtRankBoundariesAreRight) {
   }
 }
 
+// At every place where a sequence can begin, llm.c's shards teach each token after the one before
+// it, and the separator as the end of a document. A separator behind a separator is not learned.
+TEST(SequenceSampler, PackedShardsTeachTheEndOfEveryDocument) {
+  const std::vector<int64_t> separators = {3, 4, 5, 9, 20};
+  const TokenSpan span = Counting(23, separators);
+  const auto is_separator = [&](int64_t at) {
+    return std::count(separators.begin(), separators.end(), at) > 0;
+  };
+  for (int64_t seqlen : {1, 2, 7, 22}) {
+    for (int64_t begin = 0; begin + seqlen < 23; ++begin) {
+      const SequenceSampler sampler =
+          Make({span.corpus, begin, begin + seqlen + 1}, seqlen, 1, /*packed=*/true);
+      const GlobalBatch batch = *sampler.Training(0, 1);
+      int64_t learned = 0;
+      for (int64_t t = 0; t < seqlen; ++t) {
+        const int64_t next = begin + t + 1;
+        const bool empty = is_separator(next) && is_separator(next - 1);
+        const int64_t expected = empty ? -1 : is_separator(next) ? kGpt2EndOfText : next;
+        EXPECT_EQ(batch.targets[t], expected) << seqlen << " from " << begin << " at " << t;
+        learned += !empty;
+      }
+      EXPECT_EQ(batch.num_targets, learned);
+      EXPECT_EQ(*sampler.TrainingTargets(0, 1), learned);
+    }
+  }
+}
+
 TEST(SequenceSampler, PackedDocumentsRestartPositionsAndKeepTheirTargets) {
   // Documents start at 0, 13, 14 and 30.
   const TokenSpan span = Counting(41, {0, 13, 14, 30});
@@ -199,10 +226,12 @@ TEST(SequenceSampler, PackedDocumentsRestartPositionsAndKeepTheirTargets) {
   EXPECT_EQ(batch.documents[1], (std::vector<int32_t>{0, 3, 4}));
   EXPECT_EQ(batch.documents[2], (std::vector<int32_t>{0}));
   EXPECT_EQ(batch.documents[3], (std::vector<int32_t>{0}));
-  // Into 13, 14 and, from the last token of the third sequence, 30.
-  EXPECT_EQ(batch.num_targets, 37);
-  for (int64_t t : {12, 13, 29}) EXPECT_EQ(batch.targets[t], -1) << t;
-  EXPECT_EQ(std::count(batch.targets.begin(), batch.targets.end(), -1), 3);
+  // The end of a document is learned, also by the last token of the third sequence. The document
+  // from 13 to 14 is empty.
+  EXPECT_EQ(batch.num_targets, 39);
+  for (int64_t t : {12, 29}) EXPECT_EQ(batch.targets[t], kGpt2EndOfText) << t;
+  EXPECT_EQ(batch.targets[13], -1);
+  EXPECT_EQ(std::count(batch.targets.begin(), batch.targets.end(), -1), 1);
   const std::vector<int32_t> positions(batch.positions.begin() + 10, batch.positions.begin() + 20);
   EXPECT_EQ(positions, (std::vector<int32_t>{0, 1, 2, 0, 0, 1, 2, 3, 4, 5}));
   EXPECT_EQ(batch.targets[11], 12);

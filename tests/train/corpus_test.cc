@@ -181,5 +181,155 @@ TEST_F(CorpusTest, BadTexts) {
   EXPECT_TRUE(Load(Path("latin1.txt"), "", Kind::kByte).ok());
 }
 
+// Documents of lines of JSON are those texts, each with an end, whatever the tokenizer.
+TEST_F(CorpusTest, LinesOfJsonAreDocuments) {
+  const std::string path = Write("docs.jsonl",
+                                 "{\"text\": \"ab\", \"id\": 1}\n\n{\"text\": \"\"}\n"
+                                 "{\"id\": [2], \"text\": \"b\\u00e9\\n\\nc\"}");
+  const auto chars = LoadTrainingData(path, path, std::nullopt, Path("cache"));
+  ASSERT_TRUE(chars.ok()) << chars.status();
+  EXPECT_EQ(chars->tokenizer->kind(), Kind::kChar);
+  EXPECT_EQ(chars->vocab, 6);  // line break, a, b, c, e with an accent, end of text
+  EXPECT_EQ(chars->end_of_text, 5);
+  EXPECT_EQ(All(chars->train), (std::vector<int32_t>{1, 2, 5, 5, 2, 4, 0, 0, 3, 5}));
+  std::vector<int64_t> starts;
+  ASSERT_TRUE(chars->train.corpus->DocumentStarts(0, 10, &starts).ok());
+  EXPECT_EQ(starts, (std::vector<int64_t>{0, 3, 4}));
+  EXPECT_TRUE(chars->has_documents);
+  const auto bytes = LoadTrainingData(path, path, Kind::kByte, Path("cache"));
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  EXPECT_EQ(All(bytes->train),
+            (std::vector<int32_t>{'a', 'b', 256, 256, 'b', 0xC3, 0xA9, '\n', '\n', 'c', 256}));
+  // Another key, and characters that a model was trained on.
+  const std::string body = Write("body.jsonl", "{\"body\": \"cab\"}\n");
+  ExpectError(LoadTrainingData(body, "", std::nullopt, Path("cache")), {"body.jsonl", "'text'"});
+  const auto known =
+      LoadTrainingData(body, body, std::nullopt, Path("cache"), &*chars->tokenizer, "body");
+  ASSERT_TRUE(known.ok()) << known.status();
+  EXPECT_EQ(All(known->train), (std::vector<int32_t>{3, 1, 2, 5}));
+  ExpectError(LoadTrainingData(Write("d.jsonl", "{\"text\": \"da\"}"), "", std::nullopt,
+                               Path("cache"), &*chars->tokenizer),
+              {"--data", "U+0064", "5", "--tokenizer"});
+  ExpectError(Load(path, Write("a.txt", "abc"), std::nullopt), {"--val_data", "same kind"});
+  Write("folder/a.jsonl", "{\"text\": \"a\"}");
+  Write("folder/b.txt", "b");
+  ExpectError(Load(Path("folder"), "", std::nullopt), {"--data", "mixes .jsonl"});
+  ExpectError(Load(Write("blank.jsonl", "\n \n"), "", std::nullopt), {"there is no text in it"});
+}
+
+// A model's own characters, for a text that has fewer of them, or others.
+TEST_F(CorpusTest, TheCharactersOfAModel) {
+  const auto model = Load(Write("model.txt", "abcdef"), "", std::nullopt);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const auto load = [&](const std::string& text) {
+    const std::string path = Write("text.txt", text);
+    return LoadTrainingData(path, path, std::nullopt, Path("cache"), &*model->tokenizer);
+  };
+  const auto known = load("fade");
+  ASSERT_TRUE(known.ok()) << known.status();
+  EXPECT_EQ(All(known->train), (std::vector<int32_t>{5, 0, 3, 4}));
+  EXPECT_EQ(known->vocab, 6);
+  ExpectError(load("face\xC3\xA9"), {"--data", "U+00E9", "none of the 6", "--tokenizer"});
+  // Documents need an end, which the model must then have room for.
+  Write("folder/a", "ab");
+  Write("folder/b", "cd");
+  const auto folder = LoadTrainingData(Path("folder"), Path("folder"), std::nullopt, Path("cache"),
+                                       &*model->tokenizer);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_EQ(All(folder->train), (std::vector<int32_t>{0, 1, 6, 2, 3, 6}));
+  EXPECT_EQ(folder->vocab, 7);
+}
+
+TEST_F(CorpusTest, EndsOfTextAloneTeachNothing) {
+  const auto shard =
+      Load(WriteShard("end.bin", std::vector<uint16_t>(1000, kGpt2EndOfText)), "", std::nullopt);
+  ASSERT_TRUE(shard.ok()) << shard.status();
+  const absl::Status status = CheckTeaches("data", shard->train, shard->end_of_text);
+  for (const char* part : {"--data: must teach something", "900 end-of-text tokens (50256)"}) {
+    EXPECT_TRUE(absl::StrContains(status.message(), part)) << status;
+  }
+  std::vector<uint16_t> tokens(200000, kGpt2EndOfText);
+  tokens.back() = 7;
+  const auto one = Load(Path("end.bin"), WriteShard("one.bin", tokens), std::nullopt);
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_EQ(CheckTeaches("val_data", one->validation, one->end_of_text), absl::OkStatus());
+}
+
+// Files of known formats, and the errors that name them.
+TEST_F(CorpusTest, WhatIsNoTextIsRefusedByName) {
+  using namespace std::string_literals;
+  std::string utf16, zeros(5000, 'x');
+  for (const char c : "a text of sixteen bits, without a mark at its beginning"s) {
+    utf16 += c, utf16 += '\0';
+  }
+  zeros[4321] = '\0';
+  std::string latin(2000, 'x'), tar(600, 'x');
+  for (size_t i = 0; i < latin.size(); i += 50) latin[i] = '\xE9';
+  tar.replace(257, 5, "ustar");
+  const std::string late = std::string(200000, 'x') + zeros;
+  const struct {
+    std::string content;
+    std::vector<std::string> message;
+    bool of_bytes = true;  // refused also where tokens are bytes
+  } cases[] = {
+      {"\x1f\x8b\x08\x00"s + zeros, {"gzip", "gunzip"}},
+      {"\x28\xb5\x2f\xfd text", {"zstd", "zstd -d"}},
+      {"\xfd"s + "7zXZ\0"s, {"xz", "unxz"}},
+      {"BZh91AY&SY\x01", {"bzip2", "bunzip2"}},
+      {"PK\x03\x04 text", {"ZIP", "unzip"}},
+      {tar, {"tar", "tar -x"}},
+      {"PAR1\x15\x04 text", {"Parquet", ".jsonl"}},
+      {"ARROW1\0\0"s, {"Arrow", ".jsonl"}},
+      {"SQLite format 3\0"s, {"SQLite", ".jsonl"}},
+      {"\x89PNG\r\n\x1a\n text", {"PNG", "text files alone"}},
+      {"\xff\xd8\xff\xe0 text", {"JPEG"}},
+      {"GIF89a text", {"GIF"}},
+      {"%PDF-1.7\n text", {"PDF", "pdftotext"}},
+      {"\x7f"s + "ELF", {"a program"}},
+      {"\x93NUMPY\x01", {"NumPy"}},
+      {"\xff\xfe"s + utf16, {"UTF-16", "iconv -f UTF-16 -t UTF-8"}},
+      {"\xfe\xff\0a"s, {"UTF-16"}},
+      {"\xff\xfe\0\0a\0\0\0"s, {"UTF-32"}},
+      {"\x10\0\0\0\0\0\0\0{\"a\": {}}      "s, {"safetensors", "--model"}},
+      {"GGUF\x03\0\0\0"s, {"GGUF", "--model"}},
+      {"\x88\xd8\x34\x01"s + utf16, {"a shard of llm.c", "name it .bin"}},
+      {"[{\"text\": \"a\"},\n {\"text\": \"b\"}]", {"a list of JSON objects", ".jsonl"}},
+      {" [ { \"a\": 1}]", {"a list of JSON objects", "jq"}},
+      {"{\"id\": 1, \"text\" : \"a\"}\n{\"id\"", {"JSON objects with the key 'text'", ".jsonl"}},
+      {utf16, {"UTF-16 without a byte order mark", "UTF-16LE"}, false},
+      {zeros, {"a NUL at byte 4321", "--tokenizer=byte"}, false},
+      {late, {"a NUL at byte 204321"}, false},
+      {latin, {"40 bytes that are not, among 2,000", "iconv -f ISO-8859-1"}, false},
+  };
+  int number = 0;
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.message[0]);
+    const std::string name = "file" + std::to_string(number++), path = Write(name, c.content);
+    std::vector<std::string> message = c.message;
+    message.insert(message.end(), {"--data", path, "must be text in UTF-8; got "});
+    for (const Kind kind : {Kind::kChar, Kind::kByte}) {
+      if (kind == Kind::kChar || c.of_bytes) ExpectError(Load(path, "", kind), message);
+      if (kind == Kind::kByte && !c.of_bytes) {
+        EXPECT_TRUE(Load(path, "", kind).ok());
+      }
+    }
+    message[c.message.size()] = "--val_data";
+    ExpectError(Load(Write("good.txt", "good"), path, Kind::kChar), message);
+  }
+  // Among other files a picture is refused, and JSON is a text.
+  Write("folder/a.txt", "text");
+  const std::string list = Write("folder/b.json", "[{\"a\": 1}]");
+  EXPECT_TRUE(Load(Path("folder"), "", std::nullopt).ok());
+  const std::string picture = Write("folder/c.png", "\x89PNG\r\n\x1a\n");
+  ExpectError(Load(Path("folder"), "", std::nullopt), {"--data", picture, "PNG"});
+  // Texts that look like something else.
+  for (const std::string& text :
+       {"GGUF is a format"s, "PAR1 of golf"s, "BZh9 and so on"s, "PK, the initials"s,
+        "[{1, 2}, 3]"s, "{\"a\": 1}"s, "{ text: 1 }"s, "caf\xC3\xA9 "s, "\xEF\xBB\xBFtext"s}) {
+    const auto good = Load(Write("text.txt", text), "", std::nullopt);
+    EXPECT_TRUE(good.ok()) << text << good.status();
+  }
+}
+
 }  // namespace
 }  // namespace burst

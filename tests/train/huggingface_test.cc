@@ -29,6 +29,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
+using namespace std::string_literals;  // NOLINT
 
 // transformers computes RoPE's angles in float32: twelve positions times an error of 2^-24. Scores
 // and what follows from them amplify it by less than ten, as both are of that order.
@@ -187,6 +188,117 @@ TEST_F(HuggingFaceTest, ThereAndBackAreTheSameBytes) {
       FakeDirectory fake(fixture);
       if (dtype != std::string("F32")) fake.MakeSixteenBit(dtype == std::string("BF16"));
       ExpectThereAndBack(fake, folder_);
+    }
+  }
+}
+
+// A tied model may store its head, too, where it equals the embedding. It is never lost.
+TEST_F(HuggingFaceTest, AHeadBesideATiedEmbeddingMustBeTheSame) {
+  for (const std::string name : {"qwen2", "gpt2"}) {
+    SCOPED_TRACE(name);
+    const std::string embedding =
+        name == "gpt2" ? "transformer.wte.weight" : "model.embed_tokens.weight";
+    FakeDirectory fake = Fake(name);
+    fake.Write(Path(name));
+    const auto expected = Load(Path(name))->parameters().values().ToVector<double>();
+    fake.tensors["lm_head.weight"] = fake.tensors[embedding];
+    for (const int files : {1, 2}) {
+      const std::string folder = Path(name + std::to_string(files));
+      files == 1 ? fake.Write(folder) : fake.WriteFiles(folder, files);
+      EXPECT_EQ(Load(folder)->parameters().values().ToVector<double>(), expected);
+    }
+    const auto refused = [&](const std::vector<std::string>& says) {
+      const std::string folder = Path(name + "_other");
+      fs::remove_all(folder);
+      fake.WriteFiles(folder, 2);
+      const std::string message(HuggingFaceDirectory::Open(folder).status().message());
+      for (const std::string& part : {folder, "'lm_head.weight' and '" + embedding + "'"s}) {
+        EXPECT_THAT(message, HasSubstr(part));
+      }
+      for (const std::string& part : says) EXPECT_THAT(message, HasSubstr(part));
+    };
+    const int64_t row = static_cast<int64_t>(fake.tensors["lm_head.weight"].bytes.size()) / 11;
+    fake.tensors["lm_head.weight"].bytes[7 * row + 5] ^= 1;
+    refused({"must be equal", "row 7", "tie_word_embeddings = false"});
+    fake.tensors["lm_head.weight"].shape[1] /= 2;
+    fake.tensors["lm_head.weight"].bytes.resize(11 * row / 2);
+    refused({"must be equal", "[11, "});
+    if (name == "gpt2") continue;
+    // Untied, both are kept.
+    fake = Fake(name);
+    fake.tensors["lm_head.weight"] = fake.tensors[embedding];
+    fake.tensors["lm_head.weight"].bytes[5] ^= 1;
+    fake.config["tie_word_embeddings"] = false;
+    fake.Write(Path("untied"));
+    EXPECT_GT(Load(Path("untied"))->parameters().numel(), static_cast<int64_t>(expected.size()));
+  }
+}
+
+TEST_F(HuggingFaceTest, NoneOfSeveralSourcesOfWeightsIsTakenSilently) {
+  const FakeDirectory fake = Fake("llama");
+  fake.Write(Path("one"));
+  EXPECT_EQ(UnreadWeights(*FindPretrained(Path("one"))), "");
+  SetContent(Path("one/pytorch_model.bin"), "");
+  EXPECT_EQ(UnreadWeights(*FindPretrained(Path("one"))),
+            "pytorch_model.bin beside the weights is not read");
+  for (const char* name : {"adapter_model.safetensors", "consolidated.00.pth", "tf_model.h5"}) {
+    SetContent(Path("one/") + name, "");
+  }
+  EXPECT_EQ(UnreadWeights(*FindPretrained(Path("one"))),
+            "adapter_model.safetensors, consolidated.00.pth, pytorch_model.bin, 1 more beside the "
+            "weights are not read");
+  EXPECT_NE(Load(Path("one")), nullptr);
+  // A single file and an index of others.
+  fake.WriteFiles(Path("one"), 2);
+  const std::string both(HuggingFaceDirectory::Open(Path("one")).status().message());
+  for (const char* part : {"one: ", "must be there once", "model.safetensors and the files of",
+                           "model.safetensors.index.json"}) {
+    EXPECT_THAT(both, HasSubstr(part));
+  }
+  fs::remove(Path("one/model.safetensors"));
+  EXPECT_NE(Load(Path("one")), nullptr);
+  // Weights that cannot be read.
+  fake.WriteConfig(Path("bin"));
+  SetContent(Path("bin/pytorch_model.bin"), "");
+  EXPECT_THAT(std::string(HuggingFaceDirectory::Open(Path("bin")).status().message()),
+              HasSubstr("bin: the weights must be in model.safetensors; got pytorch_model.bin"));
+}
+
+// A run on longer texts than the model knew: what its export says, and what its RoPE is there.
+TEST_F(HuggingFaceTest, ExportsSayTheContextThatWasTrained) {
+  for (const std::string name : {"llama", "llama3", "qwen3"}) {
+    for (const bool scaled_by_context : {false, true}) {
+      SCOPED_TRACE(name);
+      FakeDirectory fake = Fake(name);
+      if (scaled_by_context) {
+        for (const char* key : {"rope_scaling", "rope_parameters"}) {
+          if (fake.config.contains(key)) fake.config[key].erase("original_max_position_embeddings");
+        }
+        if (name == "llama") fake.config["max_position_embeddings"] = 16;
+      }
+      for (const char* folder : {"from", "in", "back"}) fs::remove_all(Path(folder));
+      fake.Write(Path("from"));
+      ASSERT_EQ(ImportHuggingFace(Path("from"), Path("in")), absl::OkStatus());
+      CheckpointInfo info = *ReadCheckpointInfo(CheckpointPath(Path("in")));
+      const auto source = HuggingFaceDirectory::Open(Path("from"));
+      ASSERT_TRUE(source.ok()) << source.status();
+      for (const int64_t seqlen : {8, 48}) {
+        info.seqlen = seqlen;
+        ASSERT_EQ(SaveWeights(CheckpointPath(Path("in")), info, source->parameters(),
+                              [&](const Parameter& parameter, const Tensor& whole) {
+                                return source->Read(parameter, whole);
+                              }),
+                  absl::OkStatus());
+        fs::remove_all(Path("back"));
+        ASSERT_EQ(ExportHuggingFace(CheckpointPath(Path("in")), Path("back"), {}),
+                  absl::OkStatus());
+        const auto before = FindPretrained(Path("from")), after = FindPretrained(Path("back"));
+        ASSERT_TRUE(after.ok()) << after.status();
+        EXPECT_EQ(after->model.context, std::max(seqlen, before->model.context));
+        ModelConfig same = after->model;
+        same.context = before->model.context;
+        EXPECT_EQ(ModelDifference(same, before->model), "");
+      }
     }
   }
 }

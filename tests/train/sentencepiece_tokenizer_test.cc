@@ -133,7 +133,11 @@ TEST(SentencePieceTokenizer, ControlTokensAreTextUnlessAskedFor) {
     for (const int32_t token : TokensOf(tokenizer, "the ring")) expected.push_back(token);
     expected.insert(expected.end(), {2, 1});
     for (const int32_t token : TokensOf(tokenizer, "of")) expected.push_back(token);
-    EXPECT_EQ(TokensOf(tokenizer, text, Specials::kAreTokens), expected);
+    EXPECT_EQ(TokensOf(tokenizer, text, Specials::kAreTokensAndSpaced), expected);
+    // Else only the whole text has a space, and this one begins with a token.
+    const std::vector<int32_t> plain = TokensOf(tokenizer, text, Specials::kAreTokens);
+    EXPECT_EQ(tokenizer.Decode(plain), "the ringof");
+    EXPECT_EQ(plain == expected, name == "gemma");
     EXPECT_EQ(TokensOf(tokenizer, "</s>", Specials::kAreTokens), std::vector<int32_t>{2});
   }
 }

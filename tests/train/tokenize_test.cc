@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -12,6 +13,7 @@
 #include "burst/base/parallel.h"
 #include "tests/testing/subprocess.h"
 #include "tests/train/tokenizer_fixture.h"
+#include "train/data/batch.h"
 #include "train/data/corpus.h"
 #include "train/data/shards.h"
 
@@ -149,6 +151,97 @@ TEST_F(TokenizeTest, DocumentsForValidation) {
   const auto data = LoadShards("val_*.bin", &tokenizer);
   ASSERT_TRUE(data.ok()) << data.status();
   EXPECT_EQ(tokenizer.Decode(All(data->train)), "<|endoftext|>document 0");
+}
+
+// Shards of documents, the same files read by the trainer, and the same lines of JSON: packed, the
+// targets are the documents' tokens and an end behind each.
+TEST_F(TokenizeTest, TheEndOfADocumentIsLearnedFromShardsFoldersAndLines) {
+  const std::vector<std::string> texts = {"The first one.", "A ring of ranks", "x", "The last"};
+  const Tokenizer tokenizer = LoadFixture("tiny");
+  std::string lines;
+  std::vector<int32_t> learned;  // of the second to the last document but one
+  for (size_t i = 0; i < texts.size(); ++i) {
+    Write("data/" + std::to_string(i), texts[i]);
+    lines += nlohmann::json{{"text", texts[i]}}.dump() + "\n";
+    if (i == 0 || i + 1 == texts.size()) continue;
+    const std::vector<int32_t> tokens = TokensOf(tokenizer, texts[i]);
+    learned.insert(learned.end(), tokens.begin(), tokens.end());
+    learned.push_back(tokenizer.end_of_text());
+  }
+  Write("lines.jsonl", lines);
+  ASSERT_TRUE(TokenizeToShards(config_).ok());
+  const auto targets = [&](const std::string& data, const Tokenizer* given) {
+    const auto loaded = LoadTrainingData(data, data, std::nullopt, folder_ + "/cache", given);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    const int64_t seqlen = loaded->train.size() - 1;
+    const auto sampler = SequenceSampler::Create(loaded->train, {seqlen, 1, /*packed=*/true});
+    EXPECT_TRUE(sampler.ok()) << sampler.status();
+    std::vector<int32_t> found = sampler->Training(0, 1)->targets;
+    found.erase(std::remove(found.begin(), found.end(), -1), found.end());
+    return found;
+  };
+  for (const std::string& data :
+       {folder_ + "/out/train_*.bin", config_.data, folder_ + "/lines.jsonl"}) {
+    std::vector<int32_t> found = targets(data, &tokenizer);
+    EXPECT_EQ(std::count(found.begin(), found.end(), tokenizer.end_of_text()),
+              absl::EndsWith(data, ".bin") ? 3 : 4)
+        << data;  // the last document of a shard has no end
+    const auto first = std::find(found.begin(), found.end(), tokenizer.end_of_text()) + 1;
+    // A text's first token follows the separator in shards alone.
+    if (absl::EndsWith(data, ".bin")) {
+      EXPECT_TRUE(std::equal(learned.begin(), learned.end(), first)) << data;
+    }
+  }
+  EXPECT_EQ(targets(config_.data, &tokenizer), targets(folder_ + "/lines.jsonl", &tokenizer));
+}
+
+// BOS, the text, the end; documents begin at BOS then. Where one token is both, it is there once.
+TEST_F(TokenizeTest, WhatTheTokenizerPutsBeforeATextByAnOption) {
+  nlohmann::json json = nlohmann::json::parse(ReadAll(TokenizerFixture("tiny/tokenizer.json")));
+  const Tokenizer tokenizer = LoadFixture("tiny");
+  Write("data/a", "The first one.");
+  Write("data/b", "x");
+  config_.tokenizer = folder_ + "/tokenizer.json";
+  config_.bos = true;
+  const auto expect = [&](int32_t bos, bool separators, const std::vector<int32_t>& behind) {
+    json["post_processor"] = {
+        {"type", "TemplateProcessing"},
+        {"single", {{{"SpecialToken", {{"id", "b"}}}}, {{"Sequence", {{"id", "A"}}}}}},
+        {"special_tokens", {{"b", {{"ids", {bos}}}}}}};
+    Write("tokenizer.json", json.dump());
+    config_.separators = separators;
+    fs::remove_all(config_.out);
+    const auto summary = TokenizeToShards(config_);
+    ASSERT_TRUE(summary.ok()) << summary.status();
+    std::vector<int32_t> expected;
+    std::vector<int64_t> starts;
+    for (const char* text : {"The first one.", "x"}) {
+      starts.push_back(static_cast<int64_t>(expected.size()));
+      expected.push_back(bos);
+      for (const int32_t token : TokensOf(tokenizer, text)) expected.push_back(token);
+      expected.insert(expected.end(), behind.begin(), behind.end());
+    }
+    const Tokenizer made = *Tokenizer::Load(config_.out);
+    const auto data = LoadShards("train_*.bin", &made);
+    ASSERT_TRUE(data.ok()) << data.status();
+    EXPECT_EQ(All(data->train), expected);
+    std::vector<int64_t> found;
+    ASSERT_TRUE(data->train.corpus->DocumentStarts(0, data->train.size(), &found).ok());
+    EXPECT_EQ(found, starts);
+    EXPECT_TRUE(data->tokenizer->marks().begins);
+    EXPECT_EQ(data->tokenizer->marks().separator, bos == tokenizer.end_of_text() ? -1 : bos);
+  };
+  expect(400, true, {tokenizer.end_of_text()});
+  expect(400, false, {});
+  expect(tokenizer.end_of_text(), true, {});
+}
+
+TEST_F(TokenizeTest, WhatIsNoTextIsRefused) {
+  Write("data/a.gz", "\x1f\x8b\x08");
+  const absl::Status status = TokenizeToShards(config_).status();
+  EXPECT_TRUE(absl::StrContains(status.message(), "a.gz must be text in UTF-8; got gzip"))
+      << status;
+  EXPECT_FALSE(fs::exists(config_.out));
 }
 
 TEST_F(TokenizeTest, NothingIsLeftOfWhatFails) {

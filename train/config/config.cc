@@ -76,21 +76,27 @@ OptionTable TrainOptions(TrainConfig* c) {
                      kNotSaved = OnResume::kNotSaved;
   OptionTable t;
   t.Group("Data");
-  t.Add("data", &c->data, kMayChange,
-        "What to train on: a text file, a folder whose files are documents, or a pattern of llm.c "
-        ".bin shards. kjv: the King James Bible, which is built in.");
+  t.Add(
+      "data", &c->data, kMayChange,
+      "What to train on: a text file, a folder whose files are documents, files named .jsonl whose "
+      "lines are documents, or a pattern of llm.c .bin shards. kjv: the King James Bible, which is "
+      "built in.");
   t.Add("val_data", &c->val_data, kMayChange,
         "What to validate on, of the same kind. Without it: the last tenth of --data.");
+  t.Add("field", &c->field, kMayChange, "Of lines of JSON (.jsonl): the key of the text.");
+  t.Add("tokenizer", &c->tokenizer, kMustAgree,
+        "char (the characters of the text), byte, or a file: tokenizer.model (Llama 2, Mistral, "
+        "...), "
+        "tokenizer.json (Llama 3, Qwen, ...), or a folder with one of them or with GPT-2's "
+        "encoder.json and vocab.bpe. auto: the own tokenizer of a model that --model brings with "
+        "weights, else char. Shards have tokens already; with the file that they were made with, "
+        "there "
+        "is a sample of text.");
   t.Add(
-      "tokenizer", &c->tokenizer, kMustAgree,
-      "char (the characters of the text), byte, or a file: tokenizer.model (Llama 2, Mistral, "
-      "...), "
-      "tokenizer.json (Llama 3, Qwen, ...), or a folder with one of them or with GPT-2's "
-      "encoder.json and vocab.bpe. auto: char. Shards have tokens already; with the file that they "
-      "were made with, there is a sample of text.");
-  t.Add("packed", &c->packed, kMustAgree,
-        "Attention ends at documents: files of a folder, blocks between blank lines of a single "
-        "text, end-of-text tokens of shards.");
+      "packed", &c->packed, kMustAgree,
+      "Attention ends at documents: files of a folder, lines of .jsonl, blocks between blank lines "
+      "of a single text, end-of-text tokens of shards. The end of a document is learned where "
+      "there is an end-of-text token.");
   t.Add("data_cache", &c->data_cache, kMayChange,
         "Folder for what is computed from the data once: a text's tokens, two bytes each, and what "
         "a scan of shards finds. Without it: .data-cache beside the run's folder. The eight files "

@@ -53,6 +53,7 @@ absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text);
 struct PlainOptions {
   std::string data = "kjv";  // "kjv": the King James Bible that is built in
   std::string val_data;
+  std::string field = "text";  // of lines of JSON: the key of the text
   bool packed = false;
   std::string data_cache;  // empty: .data-cache beside the run's folder
 

@@ -52,19 +52,28 @@ absl::StatusOr<GlobalBatch> SequenceSampler::Training(int64_t first, int64_t cou
 absl::StatusOr<int64_t> SequenceSampler::TrainingTargets(int64_t first, int64_t count) const {
   int64_t targets = count * options_.seqlen;
   for (int64_t i = 0; i < count && options_.packed; ++i) {
-    BURST_ASSIGN_OR_RETURN(const auto starts, DocumentStartsIn(TrainingStart(first + i)));
-    targets -= static_cast<int64_t>(starts.size());
+    BURST_ASSIGN_OR_RETURN(const Boundaries boundaries, BoundariesOf(TrainingStart(first + i)));
+    targets -= static_cast<int64_t>(boundaries.dropped.size());
   }
   return targets;
 }
 
-absl::StatusOr<std::vector<int64_t>> SequenceSampler::DocumentStartsIn(int64_t start) const {
+absl::StatusOr<SequenceSampler::Boundaries> SequenceSampler::BoundariesOf(int64_t start) const {
+  Boundaries boundaries;
+  if (!options_.packed) return boundaries;
+  const int64_t end = start + options_.seqlen;
   std::vector<int64_t> starts;
-  if (options_.packed) {
-    BURST_RETURN_IF_ERROR(
-        span_.corpus->DocumentStarts(start + 1, start + options_.seqlen + 1, &starts));
+  BURST_RETURN_IF_ERROR(span_.corpus->DocumentStarts(start, end + 1, &starts));
+  const bool separated = span_.corpus->separator() >= 0;
+  for (size_t i = 0; i < starts.size(); ++i) {
+    const int64_t at = starts[i];
+    if (at == start) continue;
+    if (at < end) boundaries.starts.push_back(at);
+    // A separator after a separator would teach that a document may be empty.
+    const bool ends_a_document = separated && (i == 0 || starts[i - 1] != at - 1);
+    if (!ends_a_document) boundaries.dropped.push_back(at);
   }
-  return starts;
+  return boundaries;
 }
 
 absl::StatusOr<GlobalBatch> SequenceSampler::Evaluation(int64_t first, int64_t count,
@@ -87,13 +96,10 @@ absl::Status SequenceSampler::AddSequence(int64_t start, GlobalBatch* batch) con
   BURST_RETURN_IF_ERROR(span_.corpus->Read(start, seqlen + 1, tokens.data()));
   std::vector<int32_t> targets(tokens.begin() + 1, tokens.end());
 
-  BURST_ASSIGN_OR_RETURN(const std::vector<int64_t> starts, DocumentStartsIn(start));
+  BURST_ASSIGN_OR_RETURN(const Boundaries boundaries, BoundariesOf(start));
   std::vector<int32_t> documents = {0};
-  for (int64_t document : starts) {
-    const int32_t at = static_cast<int32_t>(document - start);
-    targets[at - 1] = -1;
-    if (at < seqlen) documents.push_back(at);
-  }
+  for (const int64_t at : boundaries.starts) documents.push_back(static_cast<int32_t>(at - start));
+  for (const int64_t at : boundaries.dropped) targets[at - start - 1] = -1;
   size_t document = 0;
   for (int32_t t = 0; t < seqlen; ++t) {
     if (document + 1 < documents.size() && documents[document + 1] == t) ++document;
@@ -101,7 +107,7 @@ absl::Status SequenceSampler::AddSequence(int64_t start, GlobalBatch* batch) con
   }
   batch->tokens.insert(batch->tokens.end(), tokens.begin(), tokens.end() - 1);
   batch->targets.insert(batch->targets.end(), targets.begin(), targets.end());
-  batch->num_targets += seqlen - static_cast<int64_t>(starts.size());
+  batch->num_targets += seqlen - static_cast<int64_t>(boundaries.dropped.size());
   if (options_.packed) batch->documents.push_back(std::move(documents));
   return absl::OkStatus();
 }

@@ -26,7 +26,7 @@ struct GlobalBatch {
   int64_t seqlen = 0;
   std::vector<int32_t> tokens;
   std::vector<int32_t> positions;  // within the token's document
-  std::vector<int32_t> targets;    // the next token of the stream; -1 where it begins a document
+  std::vector<int32_t> targets;    // the next token of the stream; -1: none is learned there
   DocumentStarts documents;        // packed only: per row
   int64_t num_targets = 0;         // those that are not -1
 };
@@ -80,7 +80,8 @@ class SequenceSampler {
   struct Options {
     int64_t seqlen = 0;
     uint64_t seed = 0;
-    // Documents end attention, positions start again at each, and no target crosses into the next.
+    // Documents end attention, and positions start again at each. No target crosses into the next
+    // document, but for the separator, which is the end of the one before.
     bool packed = false;
   };
 
@@ -106,9 +107,12 @@ class SequenceSampler {
  private:
   SequenceSampler(const TokenSpan& span, const Options& options);
   absl::Status AddSequence(int64_t start, GlobalBatch* batch) const;
-  // Starts of documents after the first token of the sequence at `start`; one at its end, too,
-  // which is that of the last target.
-  absl::StatusOr<std::vector<int64_t>> DocumentStartsIn(int64_t start) const;
+  // Where a sequence's documents begin, and which targets are not learned; none if not packed.
+  struct Boundaries {
+    std::vector<int64_t> starts;   // in the corpus, behind the sequence's first token
+    std::vector<int64_t> dropped;  // in the corpus, of targets, up to the sequence's end
+  };
+  absl::StatusOr<Boundaries> BoundariesOf(int64_t start) const;
 
   TokenSpan span_;
   Options options_;

@@ -1,5 +1,6 @@
 #include "train/data/corpus.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <utility>
@@ -31,6 +32,19 @@ std::string Describe(const Sources& sources, const TrainingData& data) {
                          what, Thousands(data.vocab));
 }
 
+// What surrounds the documents of shards.
+absl::StatusOr<Tokenizer::Marks> MarksOf(const ShardData& shards, const Tokenizer& tokenizer) {
+  constexpr int64_t kLookedAt = 1 << 16;
+  Tokenizer::Marks marks;
+  if (shards.end_of_text != tokenizer.end_of_text()) marks.separator = shards.end_of_text;
+  const absl::StatusOr<std::vector<int32_t>> beginning = tokenizer.Beginning();
+  if (!beginning.ok() || beginning->empty()) return marks;  // a template that //train does not need
+  std::vector<int32_t> tokens(std::min(kLookedAt, shards.corpus->size()));
+  BURST_RETURN_IF_ERROR(shards.corpus->Read(0, static_cast<int64_t>(tokens.size()), tokens.data()));
+  marks.begins = std::find(tokens.begin(), tokens.end(), (*beginning)[0]) != tokens.end();
+  return marks;
+}
+
 absl::Status CheckTokenizer(const ShardData& shards, const Sources& sources,
                             const Tokenizer* tokenizer) {
   if (tokenizer == nullptr || tokenizer->vocab() == shards.vocab) return absl::OkStatus();
@@ -45,15 +59,19 @@ absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data_path,
                                               const std::string& validation_path,
                                               std::optional<Tokenizer::Kind> tokenizer,
                                               const std::string& cache_folder,
-                                              const Tokenizer* vocabulary) {
+                                              const Tokenizer* vocabulary,
+                                              const std::string& field) {
   BURST_ASSIGN_OR_RETURN(const Sources train, FindSources("data", data_path));
   std::optional<Sources> validation;
   if (!validation_path.empty()) {
     BURST_ASSIGN_OR_RETURN(validation, FindSources("val_data", validation_path));
-    if (validation->shards != train.shards) {
+    if (validation->shards != train.shards || validation->json_lines != train.json_lines) {
       return absl::InvalidArgumentError(absl::StrCat("--val_data: ", validation_path,
                                                      " must be of the same kind as --data (",
-                                                     train.shards ? ".bin shards" : "text", ")"));
+                                                     train.shards       ? ".bin shards"
+                                                     : train.json_lines ? ".jsonl"
+                                                                        : "text",
+                                                     ")"));
     }
   }
   if (train.shards && tokenizer.has_value()) {
@@ -66,8 +84,13 @@ absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data_path,
   if (train.shards) {
     BURST_ASSIGN_OR_RETURN(const ShardData shards, OpenShards(train, cache));
     BURST_RETURN_IF_ERROR(CheckTokenizer(shards, train, vocabulary));
-    if (vocabulary != nullptr) data.tokenizer = *vocabulary;
+    if (vocabulary != nullptr) {
+      data.tokenizer = *vocabulary;
+      BURST_ASSIGN_OR_RETURN(const Tokenizer::Marks marks, MarksOf(shards, *vocabulary));
+      data.tokenizer->set_marks(marks);
+    }
     data.vocab = shards.vocab;
+    data.end_of_text = shards.end_of_text;
     data.train.corpus = shards.corpus;
     if (validation.has_value()) {
       BURST_ASSIGN_OR_RETURN(const ShardData more, OpenShards(*validation, cache));
@@ -82,9 +105,10 @@ absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data_path,
     if (validation.has_value()) sources.push_back(&*validation);
     BURST_ASSIGN_OR_RETURN(
         TextCorpora texts,
-        OpenTexts(sources, tokenizer.value_or(Tokenizer::Kind::kChar), vocabulary, cache));
+        OpenTexts(sources, tokenizer.value_or(Tokenizer::Kind::kChar), vocabulary, field, cache));
     data.tokenizer = std::move(texts.tokenizer);
     data.vocab = data.tokenizer->vocab();
+    data.end_of_text = data.tokenizer->end_of_text();
     data.train.corpus = texts.corpora[0];
     if (validation.has_value()) data.validation.corpus = texts.corpora[1];
   }
@@ -99,6 +123,23 @@ absl::StatusOr<TrainingData> LoadTrainingData(const std::string& data_path,
   data.has_documents = data.train.corpus->second_document() < data.train.end;
   data.summary = Describe(train, data);
   return data;
+}
+
+absl::Status CheckTeaches(absl::string_view option, const TokenSpan& span, int32_t end_of_text) {
+  if (end_of_text < 0 || span.size() == 0) return absl::OkStatus();
+  constexpr int64_t kAtOnce = 1 << 16;
+  std::vector<int32_t> tokens;
+  for (int64_t begin = span.begin; begin < span.end; begin += kAtOnce) {
+    tokens.resize(std::min(kAtOnce, span.end - begin));
+    BURST_RETURN_IF_ERROR(
+        span.corpus->Read(begin, static_cast<int64_t>(tokens.size()), tokens.data()));
+    for (const int32_t token : tokens) {
+      if (token != end_of_text) return absl::OkStatus();
+    }
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", option, ": must teach something; got ", Thousands(span.size()),
+                   " end-of-text tokens (", end_of_text, ") and nothing else; give documents"));
 }
 
 }  // namespace burst

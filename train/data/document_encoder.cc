@@ -37,10 +37,13 @@ struct Result {
 
 // One thread's.
 struct Worker {
-  explicit Worker(const Tokenizer& tokenizer)
-      : encoder(tokenizer.of_file()->MakeEncoder(Specials::kAreText)) {}
+  explicit Worker(const Tokenizer& tokenizer) {
+    if (tokenizer.of_file() != nullptr) {
+      encoder = tokenizer.of_file()->MakeEncoder(Specials::kAreText);
+    }
+  }
 
-  std::unique_ptr<FileEncoder> encoder;
+  std::unique_ptr<FileEncoder> encoder;  // null for bytes and characters
   std::optional<InputFile> input;
   const SourceFile* open = nullptr;
 };
@@ -246,7 +249,9 @@ absl::Status DocumentEncoder::EncodeLine(absl::string_view line, Worker* worker,
         absl::StrCat("it has no text with the key '", format_.field, "' (--field)"));
   }
   encoded->starts.push_back(static_cast<int64_t>(encoded->tokens.size()));
-  return worker->encoder->Encode(found->get_ref<const std::string&>(), &encoded->tokens);
+  const std::string& text = found->get_ref<const std::string&>();
+  if (worker->encoder == nullptr) return tokenizer_.Encode(text, &encoded->tokens);
+  return worker->encoder->Encode(text, &encoded->tokens);
 }
 
 // The lines that begin in a piece.
@@ -331,7 +336,8 @@ absl::Status EncodeDocuments(const Sources& sources, const Tokenizer& tokenizer,
                              const DocumentFormat& format, Progress* progress,
                              const std::function<absl::Status(const EncodedPiece&)>& sink,
                              int64_t piece_bytes) {
-  BURST_CHECK(tokenizer.of_file() != nullptr) << "a tokenizer without a file";
+  BURST_CHECK(tokenizer.of_file() != nullptr || format.documents == DocumentsAre::kJsonLines)
+      << "a tokenizer without a file";
   BURST_CHECK_GT(piece_bytes, 0);
   return DocumentEncoder(sources, tokenizer, format, progress, piece_bytes).Run(sink);
 }

@@ -1,6 +1,6 @@
-// Documents to tokens with the tokenizer of a file (train/tokenizer), on all threads of the
-// caller's pool, in pieces of files: the same tokens whatever the pieces are
-// (docs/decisions/0011-tokens-do-not-depend-on-pieces.md).
+// Documents to tokens with the tokenizer of a file (train/tokenizer), or lines of JSON with any
+// tokenizer. All threads of the caller's pool take pieces of files, on which the tokens do not
+// depend (docs/decisions/0011-tokens-do-not-depend-on-pieces.md).
 #pragma once
 
 #include <cstdint>

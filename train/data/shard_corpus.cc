@@ -59,6 +59,7 @@ class ShardCorpus : public Corpus {
   const std::vector<Shard>& shards() const { return shards_; }
 
   int64_t size() const override { return size_; }
+  int32_t separator() const override { return shards_[0].header().end_of_text; }
   int64_t second_document() const override {
     return scan_.second_document < 0 ? size_ : scan_.second_document;
   }

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -17,7 +18,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool IsShard(const SourceFile& file) { return absl::EndsWith(file.path, ".bin"); }
+// Whether all files have a name that ends so. InvalidArgument where only some do.
+absl::StatusOr<bool> AllEnd(const std::vector<SourceFile>& files, const std::string& path,
+                            absl::string_view end) {
+  const auto is_one = [&](const SourceFile& file) { return absl::EndsWith(file.path, end); };
+  const auto count = std::count_if(files.begin(), files.end(), is_one);
+  if (count == 0 || count == static_cast<int64_t>(files.size())) return count > 0;
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, " mixes ", end, " files with others; name only one kind"));
+}
 
 absl::Status CannotRead(const fs::path& path, const std::error_code& error) {
   const std::string message = absl::StrCat(path.string(), ": ", error.message());
@@ -105,12 +114,12 @@ absl::StatusOr<Sources> FindSources(absl::string_view option, const std::string&
   absl::StatusOr<std::vector<SourceFile>> files = Identify(*paths);
   if (!files.ok()) return sources.Error(files.status());
   sources.files = *std::move(files);
-  const auto shards = std::count_if(sources.files.begin(), sources.files.end(), IsShard);
-  if (shards != 0 && shards != static_cast<int64_t>(sources.files.size())) {
-    return sources.Error(absl::InvalidArgumentError(
-        absl::StrCat(path, " mixes .bin shards with other files; name only one kind")));
+  for (const auto& [end, all] :
+       {std::pair(".bin", &sources.shards), std::pair(".jsonl", &sources.json_lines)}) {
+    const absl::StatusOr<bool> found = AllEnd(sources.files, path, end);
+    if (!found.ok()) return sources.Error(found.status());
+    *all = *found;
   }
-  sources.shards = shards != 0;
   return sources;
 }
 

@@ -17,8 +17,9 @@ struct SourceFile {
 };
 
 struct Sources {
-  std::string option;  // "data" or "val_data", for errors
-  bool shards = false;
+  std::string option;             // "data" or "val_data", for errors
+  bool shards = false;            // .bin
+  bool json_lines = false;        // .jsonl
   std::vector<SourceFile> files;  // at least one
 
   // The error with the option's name before it.

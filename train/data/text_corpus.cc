@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
 #include "burst/base/status.h"
+#include "train/data/text_check.h"
 #include "train/data/text_encoder.h"
 #include "train/data/vocabulary_texts.h"
 
@@ -19,7 +20,7 @@ namespace {
 using Json = nlohmann::json;
 
 // Of the encoding: to be counted up when the tokens or the file would be others.
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
 
 // The tokenizer of a file is not described: it is given, and part of the file's name.
 std::string Describe(const EncodedTexts& texts) {
@@ -82,6 +83,8 @@ class TextCorpus : public Corpus {
   }
 
   int64_t size() const override { return text_.tokens; }
+  // The end of text is a document's last token here.
+  int32_t separator() const override { return -1; }
   int64_t second_document() const override { return second_document_; }
   // The model's vocabulary holds the tokenizer's.
   absl::Status CheckVocab(int64_t) const override { return absl::OkStatus(); }
@@ -153,25 +156,36 @@ class TextCorpus : public Corpus {
 
 absl::StatusOr<TextCorpora> OpenTexts(const std::vector<const Sources*>& sources,
                                       Tokenizer::Kind kind, const Tokenizer* vocabulary,
-                                      const DataCache& cache) {
+                                      const std::string& field, const DataCache& cache) {
+  if (vocabulary != nullptr) kind = vocabulary->kind();
+  const Tokenizer* const of_file =
+      vocabulary != nullptr && vocabulary->of_file() != nullptr ? vocabulary : nullptr;
   // A tokenizer's file is part of the name: the same path may hold another one tomorrow.
   const std::string tokenizer = vocabulary != nullptr            ? vocabulary->ToJson()
                                 : kind == Tokenizer::Kind::kByte ? "byte"
                                                                  : "char";
-  const std::string key =
-      absl::StrCat("texts ", kVersion, " ", tokenizer, "\n", Fingerprint(sources));
+  const bool lines = sources[0]->json_lines;
+  const std::string key = absl::StrCat("texts ", kVersion, " ", tokenizer, "\n", lines ? field : "",
+                                       "\n", Fingerprint(sources));
   const auto check = [&](const CheckedFile& file) {
-    return ParseDescription(file, sources.size(), vocabulary).status();
+    return ParseDescription(file, sources.size(), of_file).status();
+  };
+  const auto encode = [&](CheckedFileWriter* payload) -> absl::StatusOr<EncodedTexts> {
+    for (const Sources* source : sources) {
+      BURST_RETURN_IF_ERROR(CheckIsText(*source, kind == Tokenizer::Kind::kByte, field));
+    }
+    if (of_file != nullptr) return EncodeVocabularyTexts(sources, *of_file, payload, field);
+    if (!lines) return EncodeTexts(sources, kind, payload, int64_t{1} << 20, vocabulary);
+    BURST_ASSIGN_OR_RETURN(const Tokenizer made,
+                           TokenizerOfLines(sources, kind, field, vocabulary));
+    return EncodeVocabularyTexts(sources, made, payload, field);
   };
   const auto make = [&](CheckedFileWriter* payload) -> absl::StatusOr<DataCache::Content> {
-    BURST_ASSIGN_OR_RETURN(const EncodedTexts texts,
-                           vocabulary != nullptr
-                               ? EncodeVocabularyTexts(sources, *vocabulary, payload)
-                               : EncodeTexts(sources, kind, payload));
+    BURST_ASSIGN_OR_RETURN(const EncodedTexts texts, encode(payload));
     return DataCache::Content{texts.payload_bytes, Describe(texts)};
   };
   BURST_ASSIGN_OR_RETURN(std::shared_ptr<const CheckedFile> file, cache.Get(key, check, make));
-  BURST_ASSIGN_OR_RETURN(EncodedTexts texts, ParseDescription(*file, sources.size(), vocabulary));
+  BURST_ASSIGN_OR_RETURN(EncodedTexts texts, ParseDescription(*file, sources.size(), of_file));
   TextCorpora result{std::move(texts.tokenizer), {}};
   for (const EncodedText& part : texts.parts) {
     BURST_ASSIGN_OR_RETURN(auto corpus, TextCorpus::Create(file, part, texts.token_bytes));

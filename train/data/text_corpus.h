@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -16,10 +17,10 @@ struct TextCorpora {
   std::vector<std::shared_ptr<const Corpus>> corpora;  // one for each source
 };
 
-// The tokenizer `vocabulary`, or without one that of `kind`: then the characters of all sources
-// make the vocabulary.
+// With the tokenizer `vocabulary`, or without one that of `kind`: then the characters of all
+// sources make the vocabulary. `field`: of lines of JSON, the key of the text.
 absl::StatusOr<TextCorpora> OpenTexts(const std::vector<const Sources*>& sources,
                                       Tokenizer::Kind kind, const Tokenizer* vocabulary,
-                                      const DataCache& cache);
+                                      const std::string& field, const DataCache& cache);
 
 }  // namespace burst

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "burst/base/check.h"
 #include "burst/base/parallel.h"
@@ -64,8 +65,8 @@ struct Worker {
 
 class TextEncoder {
  public:
-  TextEncoder(Tokenizer::Kind kind, CheckedFileWriter* payload)
-      : characters_(kind == Tokenizer::Kind::kChar), payload_(payload) {}
+  TextEncoder(Tokenizer::Kind kind, const Tokenizer* given, CheckedFileWriter* payload)
+      : characters_(kind == Tokenizer::Kind::kChar), given_(given), payload_(payload) {}
 
   absl::Status AddSource(const Sources& sources, int64_t piece_bytes);
   absl::StatusOr<EncodedTexts> Encode();
@@ -77,14 +78,16 @@ class TextEncoder {
   absl::Status Survey(int64_t number, Piece& piece, Worker& worker);
   absl::Status CheckCharacters() const;
   absl::StatusOr<Tokenizer> MakeTokenizer();
-  void Place(const Tokenizer& tokenizer, EncodedTexts* result);
+  void Place(EncodedTexts* result);
   absl::Status EncodePiece(int64_t number, const Piece& piece, Worker& worker,
                            EncodedTexts* result);
   absl::Status AppendStarts(int64_t number, const Piece& piece, const std::vector<int64_t>& starts,
                             EncodedTexts* result);
 
   const bool characters_;
+  const Tokenizer* const given_;  // null: the texts make the vocabulary
   CheckedFileWriter* const payload_;
+  bool separates_ = false;  // documents, by the end-of-text
   std::vector<Part> parts_;
   std::vector<Piece> pieces_;  // in the order of the tokens
   int64_t bytes_ = 0;
@@ -219,20 +222,21 @@ absl::Status TextEncoder::CheckCharacters() const {
 }
 
 absl::StatusOr<Tokenizer> TextEncoder::MakeTokenizer() {
-  const bool end_of_text =
+  separates_ =
       std::any_of(parts_.begin(), parts_.end(), [](const Part& part) { return part.files > 1; });
-  if (!characters_) return Tokenizer::Byte(end_of_text);
-  absl::StatusOr<Tokenizer> tokenizer = Tokenizer::OfCharacters(seen_, end_of_text);
-  if (!tokenizer.ok()) return parts_[0].sources->Error(tokenizer.status());
+  const Tokenizer::Kind kind = characters_ ? Tokenizer::Kind::kChar : Tokenizer::Kind::kByte;
+  BURST_ASSIGN_OR_RETURN(Tokenizer tokenizer,
+                         TokenizerOfTexts(*parts_[0].sources, kind, seen_, separates_, given_));
+  if (!characters_) return tokenizer;
   token_of_.resize(kCodePoints);
-  for (size_t token = 0; token < tokenizer->code_points().size(); ++token) {
-    token_of_[tokenizer->code_points()[token]] = static_cast<uint16_t>(token);
+  for (size_t token = 0; token < tokenizer.code_points().size(); ++token) {
+    token_of_[tokenizer.code_points()[token]] = static_cast<uint16_t>(token);
   }
   return tokenizer;
 }
 
 // Where every piece's tokens are, and what comes before it.
-void TextEncoder::Place(const Tokenizer& tokenizer, EncodedTexts* result) {
+void TextEncoder::Place(EncodedTexts* result) {
   result->parts.resize(parts_.size());
   for (size_t i = 0; i < pieces_.size(); ++i) {
     Piece& piece = pieces_[i];
@@ -241,7 +245,7 @@ void TextEncoder::Place(const Tokenizer& tokenizer, EncodedTexts* result) {
     if (piece.offset > 0)
       piece.state = pieces_[i - 1].lines.After(pieces_[i - 1].state, pieces_[i - 1].position);
     tokens += piece.characters;
-    if (piece.last_of_file && tokenizer.end_of_text() >= 0) ++tokens;
+    if (piece.last_of_file && separates_) ++tokens;
   }
   for (EncodedText& part : result->parts) {
     constexpr int64_t kAlign = 8;  // of the starts behind the tokens
@@ -277,7 +281,7 @@ absl::Status TextEncoder::EncodePiece(int64_t number, const Piece& piece, Worker
       add(byte, byte);
     }
   }
-  if (piece.last_of_file && result->tokenizer.end_of_text() >= 0) {
+  if (piece.last_of_file && separates_) {
     worker.tokens.push_back(static_cast<uint16_t>(result->tokenizer.end_of_text()));
   }
   BURST_RETURN_IF_ERROR(payload_->Write(result->parts[piece.part].tokens_at + 2 * piece.position,
@@ -310,7 +314,7 @@ absl::StatusOr<EncodedTexts> TextEncoder::Encode() {
   BURST_RETURN_IF_ERROR(CheckCharacters());
   BURST_ASSIGN_OR_RETURN(Tokenizer tokenizer, MakeTokenizer());
   EncodedTexts result{std::move(tokenizer), {}, 0, 2};
-  Place(result.tokenizer, &result);
+  Place(&result);
   BURST_RETURN_IF_ERROR(ForEachPiece([&](int64_t number, Piece& piece, Worker& worker) {
     return EncodePiece(number, piece, worker, &result);
   }));
@@ -339,10 +343,32 @@ std::string EncodingWhat(const Sources& sources) {
                                        : absl::StrCat(files.size(), " files"));
 }
 
+absl::StatusOr<Tokenizer> TokenizerOfTexts(const Sources& sources, Tokenizer::Kind kind,
+                                           const std::vector<bool>& seen, bool separate,
+                                           const Tokenizer* given) {
+  const bool end_of_text = separate || (given != nullptr && given->end_of_text() >= 0);
+  if (kind == Tokenizer::Kind::kByte) return Tokenizer::Byte(end_of_text);
+  std::vector<bool> characters = seen;
+  if (given != nullptr) {
+    characters.assign(kCodePoints, false);
+    for (const uint32_t character : given->code_points()) characters[character] = true;
+    for (uint32_t c = 0; c < seen.size(); ++c) {
+      if (!seen[c] || characters[c]) continue;
+      return sources.Error(absl::InvalidArgumentError(absl::StrFormat(
+          "the character U+%04X is none of the %d that the model was trained on; give --tokenizer, "
+          "or a text without it",
+          c, given->code_points().size())));
+    }
+  }
+  absl::StatusOr<Tokenizer> tokenizer = Tokenizer::OfCharacters(characters, end_of_text);
+  if (!tokenizer.ok()) return sources.Error(tokenizer.status());
+  return tokenizer;
+}
+
 absl::StatusOr<EncodedTexts> EncodeTexts(const std::vector<const Sources*>& sources,
                                          Tokenizer::Kind kind, CheckedFileWriter* payload,
-                                         int64_t piece_bytes) {
-  TextEncoder encoder(kind, payload);
+                                         int64_t piece_bytes, const Tokenizer* given) {
+  TextEncoder encoder(kind, given, payload);
   for (const Sources* source : sources) {
     BURST_RETURN_IF_ERROR(encoder.AddSource(*source, piece_bytes));
   }

@@ -36,12 +36,21 @@ absl::Status CheckHasText(const Sources& sources, int64_t files);
 // "encoding my.txt", for a progress bar.
 std::string EncodingWhat(const Sources& sources);
 
-// The characters of all sources make the vocabulary. One document a file, ended by the tokenizer's
-// end-of-text, which it has if a source has several files that are not empty; or a single file of
-// documents between blank lines. An empty file adds nothing. Errors name the option, the file and
-// the place. Writes the payload, and shows progress. `piece_bytes`: at least 4; tests give few.
+// The tokenizer of bytes, of the characters that were `seen`, or of those of `given`, which must be
+// all that were seen. With an end-of-text if documents are `separate` or `given` has one. Errors
+// name the option.
+absl::StatusOr<Tokenizer> TokenizerOfTexts(const Sources& sources, Tokenizer::Kind kind,
+                                           const std::vector<bool>& seen, bool separate,
+                                           const Tokenizer* given);
+
+// Tokens are bytes or characters: the characters of all sources make the vocabulary, unless it is
+// `given`. One document a file, ended by the tokenizer's end-of-text, which it has if a source has
+// several files that are not empty; or a single file of documents between blank lines. An empty
+// file adds nothing. Errors name the option, the file and the place. Writes the payload, and shows
+// progress. `piece_bytes`: at least 4; tests give few.
 absl::StatusOr<EncodedTexts> EncodeTexts(const std::vector<const Sources*>& sources,
                                          Tokenizer::Kind kind, CheckedFileWriter* payload,
-                                         int64_t piece_bytes = int64_t{1} << 20);
+                                         int64_t piece_bytes = int64_t{1} << 20,
+                                         const Tokenizer* given = nullptr);
 
 }  // namespace burst

@@ -16,6 +16,7 @@
 #include "burst/cli/files.h"
 #include "train/data/utf8.h"
 #include "train/tokenizer/bpe_tokenizer.h"
+#include "train/tokenizer/prompt_template.h"
 #include "train/tokenizer/sentencepiece_tokenizer.h"
 
 namespace burst {
@@ -163,6 +164,15 @@ int32_t Tokenizer::end_of_text() const {
   return has_end_of_text_ ? static_cast<int32_t>(size_) : -1;
 }
 
+absl::StatusOr<std::vector<int32_t>> Tokenizer::Beginning() const {
+  if (kind_ == Kind::kBpe) return TemplateBeginning(*file_);
+  std::vector<int32_t> tokens;
+  if (of_file_ != nullptr && of_file_->begin_of_text() >= 0) {
+    tokens.push_back(of_file_->begin_of_text());
+  }
+  return tokens;
+}
+
 absl::Status Tokenizer::Encode(absl::string_view text, std::vector<int32_t>* tokens,
                                Specials specials) const {
   if (of_file_ != nullptr) return of_file_->MakeEncoder(specials)->Encode(text, tokens);
@@ -205,6 +215,8 @@ std::string Tokenizer::ToJson() const {
   if (kind_ == Kind::kChar) json["code_points"] = code_points_;
   if (kind_ == Kind::kBpe) json["tokenizer_json"] = *file_;
   if (kind_ == Kind::kSentencePiece) json["tokenizer_model"] = absl::Base64Escape(*file_);
+  if (marks_.begins) json["begins"] = true;
+  if (marks_.separator >= 0) json["separator"] = marks_.separator;
   return json.dump();
 }
 
@@ -228,6 +240,16 @@ absl::StatusOr<Tokenizer> Tokenizer::FromJson(absl::string_view text) {
     if (!tokenizer.ok()) {
       return absl::DataLossError(absl::StrCat("its tokenizer: ", tokenizer.status().message()));
     }
+    Marks marks;
+    marks.begins = json.value("begins", nlohmann::json()) == true;
+    const nlohmann::json separator = json.value("separator", nlohmann::json());
+    if (separator.is_number_unsigned() &&
+        separator.get<uint64_t>() < static_cast<uint64_t>(tokenizer->vocab())) {
+      marks.separator = separator;
+    } else if (!separator.is_null()) {
+      return invalid();
+    }
+    tokenizer->set_marks(marks);
     return tokenizer;
   }
   if (json["kind"] != "char" || !json.contains("code_points") || !json["code_points"].is_array()) {

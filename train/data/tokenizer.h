@@ -42,6 +42,18 @@ class Tokenizer {
   // -1 without one.
   int32_t end_of_text() const;
 
+  // The special tokens that its file puts before a text (BOS): by the template of a tokenizer.json,
+  // or the one that a tokenizer.model names. InvalidArgument for a template that is not supported.
+  absl::StatusOr<std::vector<int32_t>> Beginning() const;
+
+  // What the texts have that a run learned from, as its checkpoints say.
+  struct Marks {
+    bool begins = false;     // Beginning() comes before each
+    int32_t separator = -1;  // a token that ends them, if it is not end_of_text()
+  };
+  const Marks& marks() const { return marks_; }
+  void set_marks(const Marks& marks) { marks_ = marks; }
+
   // char: of each token, increasing; byte: none.
   const std::vector<uint32_t>& code_points() const { return code_points_; }
 
@@ -76,6 +88,7 @@ class Tokenizer {
   std::vector<uint32_t> code_points_;  // char: of each token, increasing
   std::shared_ptr<const FileTokenizer> of_file_;
   std::shared_ptr<const std::string> file_;
+  Marks marks_;
 };
 
 }  // namespace burst

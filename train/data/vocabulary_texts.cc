@@ -6,6 +6,7 @@
 #include "burst/base/status.h"
 #include "train/data/document_encoder.h"
 #include "train/data/progress.h"
+#include "train/data/utf8.h"
 
 namespace burst {
 namespace {
@@ -34,6 +35,7 @@ class PayloadWriter {
     return absl::OkStatus();
   }
 
+  int64_t at() const { return texts_->payload_bytes; }
   void Align() {
     constexpr int64_t kAlign = sizeof(int64_t);
     texts_->payload_bytes = (texts_->payload_bytes + kAlign - 1) / kAlign * kAlign;
@@ -44,48 +46,123 @@ class PayloadWriter {
   CheckedFileWriter* const payload_;
 };
 
+// Puts the tokens of a source's documents into the payload, and notes where they start.
+class SourceWriter {
+ public:
+  // `end_of_text`: the token after each document, or, of `split` texts, after the last one; -1:
+  // none.
+  SourceWriter(PayloadWriter* writer, EncodedText* part, int32_t end_of_text, bool split)
+      : writer_(writer), part_(part), end_of_text_(end_of_text), split_(split) {}
+
+  absl::Status Append(const EncodedPiece& piece) {
+    std::vector<int32_t> tokens;
+    tokens.reserve(piece.tokens.size() + piece.starts.size());
+    auto from = piece.tokens.begin();
+    for (const int64_t start : piece.starts) {
+      tokens.insert(tokens.end(), from, piece.tokens.begin() + start);
+      from = piece.tokens.begin() + start;
+      if (!starts_.empty() && !split_ && end_of_text_ >= 0) tokens.push_back(end_of_text_);
+      const int64_t at = part_->tokens + static_cast<int64_t>(tokens.size());
+      if (starts_.empty() || starts_.back() < at) starts_.push_back(at);
+    }
+    tokens.insert(tokens.end(), from, piece.tokens.end());
+    return Write(tokens);
+  }
+
+  absl::Status Finish() {
+    if (!starts_.empty() && end_of_text_ >= 0) BURST_RETURN_IF_ERROR(Write({end_of_text_}));
+    // A start behind the last token begins no document.
+    while (!starts_.empty() && starts_.back() >= part_->tokens) starts_.pop_back();
+    writer_->Align();
+    part_->starts_at = writer_->at();
+    part_->starts = static_cast<int64_t>(starts_.size());
+    return writer_->Append(starts_);
+  }
+
+ private:
+  absl::Status Write(const std::vector<int32_t>& tokens) {
+    part_->tokens += static_cast<int64_t>(tokens.size());
+    return writer_->AppendTokens(tokens);
+  }
+
+  PayloadWriter* const writer_;
+  EncodedText* const part_;
+  const int32_t end_of_text_;
+  const bool split_;
+  std::vector<int64_t> starts_;
+};
+
+DocumentFormat FormatOf(const Sources& sources, const std::string& field) {
+  DocumentFormat format;
+  format.field = field;
+  format.documents = sources.json_lines            ? DocumentsAre::kJsonLines
+                     : FilesWithText(sources) == 1 ? DocumentsAre::kBlankLines
+                                                   : DocumentsAre::kFiles;
+  return format;
+}
+
 }  // namespace
 
 absl::StatusOr<EncodedTexts> EncodeVocabularyTexts(const std::vector<const Sources*>& sources,
                                                    const Tokenizer& tokenizer,
                                                    CheckedFileWriter* payload,
-                                                   int64_t piece_bytes) {
+                                                   const std::string& field, int64_t piece_bytes) {
   int64_t bytes = 0;
-  bool has_ends = false;
+  bool separates = false;  // documents, by the end-of-text
   for (const Sources* source : sources) {
     for (const SourceFile& file : source->files) bytes += file.identity.bytes;
     const int64_t files = FilesWithText(*source);
-    has_ends |= files > 1 && tokenizer.end_of_text() >= 0;
+    separates |= files > 1 || source->json_lines;
     BURST_RETURN_IF_ERROR(CheckHasText(*source, files));
   }
   Progress progress(EncodingWhat(*sources[0]), bytes);
   const bool narrow = tokenizer.vocab() <= int64_t{1} << 16;
   EncodedTexts texts{tokenizer, {}, 0, narrow ? 2 : 4};
   PayloadWriter writer(&texts, payload);
+  const int32_t end_of_text = separates ? tokenizer.end_of_text() : -1;
   for (const Sources* source : sources) {
     EncodedText part;
     part.tokens_at = texts.payload_bytes;
-    DocumentFormat format;
-    const bool split = FilesWithText(*source) == 1;
-    format.documents = split ? DocumentsAre::kBlankLines : DocumentsAre::kFiles;
-    std::vector<int64_t> starts;
-    const auto sink = [&](const EncodedPiece& piece) -> absl::Status {
-      for (int64_t start : piece.starts) starts.push_back(part.tokens + start);
-      BURST_RETURN_IF_ERROR(writer.AppendTokens(piece.tokens));
-      part.tokens += static_cast<int64_t>(piece.tokens.size());
-      if (!has_ends || !piece.ends_file) return absl::OkStatus();
-      ++part.tokens;
-      return writer.AppendTokens({tokenizer.end_of_text()});
-    };
-    BURST_RETURN_IF_ERROR(
-        EncodeDocuments(*source, tokenizer, format, &progress, sink, piece_bytes));
-    writer.Align();
-    part.starts_at = texts.payload_bytes;
-    part.starts = static_cast<int64_t>(starts.size());
-    BURST_RETURN_IF_ERROR(writer.Append(starts));
+    const DocumentFormat format = FormatOf(*source, field);
+    SourceWriter documents(&writer, &part, end_of_text,
+                           format.documents == DocumentsAre::kBlankLines);
+    BURST_RETURN_IF_ERROR(EncodeDocuments(
+        *source, tokenizer, format, &progress,
+        [&](const EncodedPiece& piece) { return documents.Append(piece); }, piece_bytes));
+    BURST_RETURN_IF_ERROR(documents.Finish());
+    if (part.starts == 0) {
+      return source->Error(absl::InvalidArgumentError("there is no text in it"));
+    }
     texts.parts.push_back(part);
   }
   return texts;
+}
+
+absl::StatusOr<Tokenizer> TokenizerOfLines(const std::vector<const Sources*>& sources,
+                                           Tokenizer::Kind kind, const std::string& field,
+                                           const Tokenizer* given) {
+  std::vector<bool> seen(kCodePoints);
+  if (kind == Tokenizer::Kind::kChar) {
+    int64_t bytes = 0;
+    for (const Sources* source : sources) {
+      for (const SourceFile& file : source->files) bytes += file.identity.bytes;
+    }
+    Progress progress("reading the characters", bytes);
+    for (const Sources* source : sources) {
+      // The texts of a piece are whole, and UTF-8, as JSON is.
+      const auto sink = [&](const EncodedPiece& piece) {
+        const std::string text = Tokenizer::Byte(false).Decode(piece.tokens);
+        for (size_t at = 0; at < text.size();) {
+          const uint32_t character = NextCodePoint(text, &at);
+          if (character < kCodePoints) seen[character] = true;
+        }
+        return absl::OkStatus();
+      };
+      BURST_RETURN_IF_ERROR(EncodeDocuments(*source, Tokenizer::Byte(false),
+                                            FormatOf(*source, field), &progress, sink));
+    }
+  }
+  return TokenizerOfTexts(*sources[0], kind, seen, /*separate=*/true, given);
 }
 
 }  // namespace burst

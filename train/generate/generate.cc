@@ -92,15 +92,9 @@ std::string CharacterStream::Append(absl::string_view text) {
   return whole;
 }
 
-absl::StatusOr<std::vector<int32_t>> EncodePrompt(const Tokenizer& tokenizer,
-                                                  absl::string_view prompt) {
-  std::vector<int32_t> tokens;
-  if (prompt.empty()) {
-    if (!tokenizer.Encode("\n", &tokens).ok()) tokens = {0};
-  } else {
-    BURST_RETURN_IF_ERROR(tokenizer.Encode(prompt, &tokens, Specials::kAreTokens));
-  }
-  return tokens;
+int64_t ReadTokens(int64_t prompt_tokens, int64_t context) {
+  if (prompt_tokens <= context) return prompt_tokens;
+  return std::min(prompt_tokens, std::max<int64_t>(1, context / 2));
 }
 
 absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
@@ -114,11 +108,11 @@ absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
   CharacterStream stream;
   // What rank 0 decides: the next token; -1: this is the end.
   const auto choose = [&](const Tensor& logits, int64_t index) {
-    // The model's vocabulary may be larger than the tokenizer's.
-    const std::vector<float> known =
-        logits.View({-1}).Slice(0, 0, tokenizer.vocab()).ToVector<float>();
+    const int64_t both = std::min(tokenizer.vocab(), model.config().vocab);
+    const std::vector<float> known = logits.View({-1}).Slice(0, 0, both).ToVector<float>();
     const int32_t token = SampleToken(known, options.sampling, index);
-    if (token == tokenizer.end_of_text()) return -1;
+    const bool ends = std::count(options.ends.begin(), options.ends.end(), token) > 0;
+    if (ends || token == tokenizer.end_of_text()) return -1;
     const std::string characters = stream.Append(tokenizer.Decode({token}));
     if (characters.empty() || emit(characters)) return token;
     stream.Rest();  // nobody wants it

@@ -16,6 +16,7 @@
 #include "burst/comm/communicator.h"
 #include "model/transformer.h"
 #include "train/data/tokenizer.h"
+#include "train/generate/prompt.h"
 
 namespace burst {
 
@@ -30,7 +31,8 @@ int32_t SampleToken(absl::Span<const float> logits, const SamplingOptions& optio
 
 struct GenerationOptions {
   SamplingOptions sampling;
-  int64_t tokens = 0;  // to generate at most; end-of-text ends earlier
+  int64_t tokens = 0;         // to generate at most; the tokenizer's end-of-text ends earlier,
+  std::vector<int32_t> ends;  // and so do these tokens
   int64_t context =
       0;  // tokens the model was trained on; a longer text continues from its last half
   int64_t window = 0;  // of attention; 0: none
@@ -48,10 +50,8 @@ class CharacterStream {
   std::string held_;
 };
 
-// The prompt's tokens; a special token's text means that token. For an empty prompt a line break,
-// or the first token of the vocabulary.
-absl::StatusOr<std::vector<int32_t>> EncodePrompt(const Tokenizer& tokenizer,
-                                                  absl::string_view prompt);
+// How many of the last tokens of a prompt the model reads: all that `context` holds, or half of it.
+int64_t ReadTokens(int64_t prompt_tokens, int64_t context);
 
 // Ranks that generate one text together: each has the whole model, and the keys and values of its
 // share of the tokens, as `attention` spreads them (not a tensor-parallel one).
@@ -60,9 +60,10 @@ struct GenerationRanks {
   SequenceParallelAttention* attention;
 };
 
-// Calls `emit` with the text after `prompt` (at least one token), as soon as its characters are
-// whole, until it returns false. With `ranks` collective, with the same arguments on all; only rank
-// 0 calls `emit`.
+// Calls `emit` with the text after `prompt` (at least one token, all of the model's vocabulary), as
+// soon as its characters are whole, until it returns false. It generates tokens that both the
+// model and the tokenizer have. With `ranks` collective, with the same arguments on all; only
+// rank 0 calls `emit`.
 absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
                       const std::vector<int32_t>& prompt, const GenerationOptions& options,
                       const std::function<bool(absl::string_view)>& emit,

@@ -9,14 +9,18 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "burst/attention/burst_attention.h"
 #include "burst/base/check.h"
+#include "burst/base/enum_names.h"
 #include "burst/base/parallel.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "burst/cli/options.h"
 #include "burst/cli/process.h"
+#include "burst/cli/text.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/comm/launch/process_launch.h"
@@ -37,8 +41,15 @@ namespace {
 
 constexpr int64_t kFfnChunk = 8192;  // tokens
 
+// Whether what the tokenizer puts before a text (BOS) comes before the prompt.
+enum class Bos { kNo, kYes, kAuto };
+constexpr EnumName<Bos> kBos[] = {{Bos::kNo, "false"}, {Bos::kYes, "true"}, {Bos::kAuto, "auto"}};
+const char* Name(Bos bos) { return NameOf(bos, kBos); }
+absl::StatusOr<Bos> ParseBos(absl::string_view text) { return ParseName("choice", text, kBos); }
+
 struct GenerateConfig {
-  std::string checkpoint, prompt, tokenizer;
+  std::string checkpoint, prompt, prompt_file, tokenizer;
+  Bos bos = Bos::kAuto;
   int64_t tokens = 500;
   double temperature = 0.8;
   int64_t top_k = 0;
@@ -54,7 +65,15 @@ OptionTable Options(GenerateConfig* c) {
   t.Add("checkpoint", &c->checkpoint, kMayChange,
         "A checkpoint, or the folder of the run that left it: then its newest one. Or a Hugging "
         "Face directory.");
-  t.Add("prompt", &c->prompt, kMayChange, "What the text begins with. Without it: a line break.");
+  t.Add("prompt", &c->prompt, kMayChange,
+        "What the text begins with. Without it: BOS or the end-of-text token, where there is one.");
+  t.Add(
+      "prompt_file", &c->prompt_file, kMayChange,
+      "A file that holds the prompt; -: standard input. The shell lets an argument have 128 KiB.");
+  t.AddSwitch("bos", &c->bos, ParseBos, kMayChange,
+              "The tokens that the tokenizer puts before a text, such as <s>, before a prompt that "
+              "does not begin with them. auto: as transformers does for a Hugging Face directory, "
+              "and for a run that began with one; as in the documents of a run on its own.");
   t.Add(
       "tokenizer", &c->tokenizer, kMayChange,
       "For a checkpoint without one: tokenizer.model, tokenizer.json, or a folder with one of them "
@@ -79,6 +98,9 @@ OptionTable Options(GenerateConfig* c) {
 absl::Status Check(const GenerateConfig& c) {
   if (c.checkpoint.empty()) {
     return InvalidOption("checkpoint", "give a checkpoint or the folder of a run");
+  }
+  if (!c.prompt.empty() && !c.prompt_file.empty()) {
+    return InvalidOption("prompt_file", c.prompt_file, " is not for --prompt; give one of the two");
   }
   if (c.tokens < 0) return InvalidOption("tokens", "must be at least 0");
   if (c.temperature < 0) return InvalidOption("temperature", "must be at least 0");
@@ -137,15 +159,12 @@ absl::StatusOr<Place> FindPlace(const GenerateConfig& c, const Launch& launch) {
 // A model with weights: a checkpoint, or a Hugging Face directory.
 struct Source {
   std::string path;
-  std::optional<Pretrained> directory;
+  Pretrained pretrained;
   ModelConfig model;
   int64_t context = 0, window = 0;
-  std::optional<Tokenizer> tokenizer;
-  absl::Status tokenizer_error;  // why a directory's own is none
 
   absl::Status Load(ParameterList* parameters) const {
-    if (directory.has_value()) return LoadPretrained(*directory, parameters);
-    return LoadCheckpoint(path, parameters, /*optimizer=*/nullptr);
+    return LoadPretrained(pretrained, parameters);
   }
   // An error of reading it, and, of a run's checkpoint, which other one is good.
   absl::Status Unusable(const absl::Status& status) const {
@@ -160,7 +179,8 @@ bool IsHuggingFaceDirectory(const std::filesystem::path& path) {
   std::error_code error;  // a path that cannot be followed is told of when it is opened
   return std::filesystem::is_directory(path, error) && !HoldsCheckpoints(path.string()) &&
          (std::filesystem::exists(path / "model.safetensors", error) ||
-          std::filesystem::exists(path / "model.safetensors.index.json", error));
+          std::filesystem::exists(path / "model.safetensors.index.json", error) ||
+          std::filesystem::exists(path / "pytorch_model.bin", error));
 }
 
 absl::StatusOr<Source> FindSource(const GenerateConfig& c) {
@@ -172,53 +192,122 @@ absl::StatusOr<Source> FindSource(const GenerateConfig& c) {
     source.model = found->model;
     source.context = found->model.context;
     source.window = found->window;
-    source.directory = *std::move(found);
-    if (!c.tokenizer.empty()) return source;
-    absl::StatusOr<Tokenizer> tokenizer = Tokenizer::Load(source.path);
-    source.tokenizer_error = tokenizer.status();
-    if (tokenizer.ok()) source.tokenizer = *std::move(tokenizer);
+    source.pretrained = *std::move(found);
     return source;
   }
   std::error_code error;
   if (std::filesystem::is_directory(source.path, error)) source.path = CheckpointPath(source.path);
   const absl::StatusOr<CheckpointInfo> info = ReadCheckpointInfo(source.path);
   if (!info.ok()) return source.Unusable(info.status());
+  source.pretrained = {Pretrained::Kind::kCheckpoint, source.path, info->model, info->window};
   source.model = info->model;
   source.context = info->seqlen;
   source.window = info->window;
-  source.tokenizer = info->tokenizer;
   return source;
 }
 
 // The model's own, or the one that is given.
 absl::StatusOr<Tokenizer> FindTokenizer(const GenerateConfig& c, const Source& source) {
   if (c.tokenizer.empty()) {
-    if (source.tokenizer.has_value()) return *source.tokenizer;
-    if (!source.tokenizer_error.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--checkpoint: ", source.tokenizer_error.message(), "; give --tokenizer"));
-    }
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--checkpoint: ", source.path, " holds no tokenizer to write text with; give --tokenizer"));
+    absl::StatusOr<Tokenizer> own = TokenizerOf(source.pretrained);
+    if (own.ok()) return own;
+    return absl::Status(own.status().code(), absl::StrCat("--checkpoint: ", own.status().message(),
+                                                          "; to write text, give --tokenizer"));
   }
   absl::StatusOr<Tokenizer> given = Tokenizer::Load(ResolvePath(c.tokenizer));
   if (!given.ok()) return InvalidOption("tokenizer", given.status().message());
-  if (given->vocab() <= source.model.vocab) return given;
-  return InvalidOption("tokenizer", "it has ", given->vocab(), " tokens, more than the ",
-                       source.model.vocab, " of the model");
+  return given;
+}
+
+absl::StatusOr<PromptRules> FindRules(const GenerateConfig& c, const Source& source,
+                                      const Tokenizer& tokenizer) {
+  const bool as_usual = c.bos == Bos::kAuto;
+  absl::StatusOr<PromptRules> rules = source.pretrained.kind == Pretrained::Kind::kHuggingFace
+                                          ? ReadPromptRules(source.path, tokenizer, as_usual)
+                                          : RulesOfCheckpoint(source.path, tokenizer, as_usual);
+  if (!rules.ok()) {
+    return absl::Status(rules.status().code(),
+                        absl::StrCat("--checkpoint: ", rules.status().message()));
+  }
+  if (c.bos != Bos::kYes) return rules;
+  absl::StatusOr<std::vector<int32_t>> begin = tokenizer.Beginning();
+  if (!begin.ok()) return InvalidOption("bos", begin.status().message());
+  if (begin->empty()) return InvalidOption("bos", "the tokenizer puts nothing before a text");
+  rules->begin = *std::move(begin);
+  return rules;
+}
+
+// The prompt, of --prompt or --prompt_file.
+absl::StatusOr<std::string> ReadPrompt(const GenerateConfig& c, bool one_process) {
+  if (c.prompt_file.empty()) return c.prompt;
+  if (c.prompt_file != "-") {
+    absl::StatusOr<std::string> text = ReadFile(ResolvePath(c.prompt_file));
+    if (!text.ok()) return InvalidOption("prompt_file", text.status().message());
+    return text;
+  }
+  if (!one_process) {
+    return InvalidOption("prompt_file", "- is read by one process; give a file that all ranks see");
+  }
+  std::string text, block(1 << 16, '\0');
+  while (const size_t bytes = std::fread(block.data(), 1, block.size(), stdin)) {
+    text.append(block, 0, bytes);
+  }
+  if (std::ferror(stdin) != 0) return InvalidOption("prompt_file", "cannot read standard input");
+  return text;
+}
+
+// The prompt's tokens, all of which the model must have.
+absl::StatusOr<std::vector<int32_t>> TokensOfPrompt(const std::string& prompt, const Source& source,
+                                                    const Tokenizer& tokenizer,
+                                                    const PromptRules& rules) {
+  const absl::StatusOr<std::vector<int32_t>> tokens = EncodePrompt(tokenizer, prompt, rules);
+  if (!tokens.ok()) return InvalidOption("prompt", tokens.status().message());
+  for (const int32_t token : *tokens) {
+    if (token < source.model.vocab) continue;
+    return InvalidOption("prompt", "must be tokens of the model, which has ", source.model.vocab,
+                         "; got the token ", token, " ('",
+                         absl::Utf8SafeCEscape(tokenizer.Decode({token})), "') of the ",
+                         tokenizer.vocab(),
+                         " of the tokenizer; give the model's own tokenizer (--tokenizer), or "
+                         "another prompt");
+  }
+  return tokens;
+}
+
+// What a user may not expect, before the text.
+void Warn(const Source& source, const Tokenizer& tokenizer, int64_t prompt_tokens) {
+  const int64_t read = ReadTokens(prompt_tokens, source.context);
+  if (read < prompt_tokens) {
+    absl::FPrintF(stderr,
+                  "warning: the prompt has %s tokens and the model's context %s: the last %s of "
+                  "them are read\n",
+                  Thousands(prompt_tokens), Thousands(source.context), Thousands(read));
+  }
+  const std::string unread = UnreadWeights(source.pretrained);
+  if (!unread.empty()) absl::FPrintF(stderr, "warning: --checkpoint: %s\n", unread);
+  if (tokenizer.vocab() > source.model.vocab) {
+    absl::FPrintF(stderr,
+                  "warning: the tokenizer has %s tokens and the model %s: the others are never "
+                  "generated\n",
+                  Thousands(tokenizer.vocab()), Thousands(source.model.vocab));
+  }
 }
 
 // `processes`: where the ranks are processes, this one's; else null.
 absl::Status Run(const GenerateConfig& c, const Place& place, Communicator* processes) {
   BURST_ASSIGN_OR_RETURN(const Source source, FindSource(c));
   BURST_ASSIGN_OR_RETURN(const Tokenizer tokenizer, FindTokenizer(c, source));
-  absl::StatusOr<std::vector<int32_t>> tokens = EncodePrompt(tokenizer, c.prompt);
-  if (!tokens.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--prompt: ", tokens.status().message()));
+  BURST_ASSIGN_OR_RETURN(const PromptRules rules, FindRules(c, source, tokenizer));
+  BURST_ASSIGN_OR_RETURN(const std::string prompt, ReadPrompt(c, processes == nullptr));
+  BURST_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
+                         TokensOfPrompt(prompt, source, tokenizer, rules));
+  if (processes == nullptr || processes->rank() == 0) {
+    Warn(source, tokenizer, static_cast<int64_t>(tokens.size()));
   }
   GenerationOptions options;
   options.sampling = {c.temperature, c.top_k, static_cast<uint64_t>(c.seed)};
   options.tokens = c.tokens;
+  options.ends = rules.ends;
   options.context = source.context;
   options.window = source.window;
   const auto print = [](absl::string_view text) {
@@ -234,14 +323,14 @@ absl::Status Run(const GenerateConfig& c, const Place& place, Communicator* proc
     if (!loaded.ok()) return source.Unusable(loaded);
     // So that the memory of a long prompt does not grow with its tokens times ffn.
     model->set_ffn_chunk(kFfnChunk);
-    if (comm == nullptr || comm->rank() == 0) print(c.prompt);
-    if (comm == nullptr) return Generate(*model, tokenizer, *tokens, options, print);
+    if (comm == nullptr || comm->rank() == 0) print(prompt);
+    if (comm == nullptr) return Generate(*model, tokenizer, tokens, options, print);
     BurstAttentionOptions attention_options;
     attention_options.layout = c.train.layout;
     attention_options.mask.window = source.window;
     attention_options.scores.softcap = source.model.attention_softcap;
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(attention_options, comm));
-    return Generate(*model, tokenizer, *tokens, options, print,
+    return Generate(*model, tokenizer, tokens, options, print,
                     GenerationRanks{comm, attention.get()});
   };
   const auto with_pool = [&](Communicator& comm) {

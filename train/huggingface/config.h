@@ -32,4 +32,8 @@ absl::StatusOr<std::string> MakeHuggingFaceConfig(const HuggingFaceConfig& confi
 // The same config.json for weights of another dtype. One that does not say it means float32.
 absl::StatusOr<std::string> WithDType(absl::string_view json, absl::string_view dtype);
 
+// Returns the config.json with another max_position_embeddings, of a model that was trained on
+// longer texts. The context that its RoPE was first made for stays.
+absl::StatusOr<std::string> WithContext(absl::string_view json, int64_t context);
+
 }  // namespace burst

@@ -3,6 +3,7 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -191,11 +192,12 @@ absl::StatusOr<std::string> ConfigJson(const CheckpointInfo& info, const std::st
       before->model.attention_dropout = config.model.attention_dropout;
       before->model.init_std = config.model.init_std;
       if (ModelDifference(before->model, config.model).empty() && before->window == config.window) {
-        return WithDType(*kept, dtype);
+        BURST_ASSIGN_OR_RETURN(const std::string same, WithDType(*kept, dtype));
+        return info.seqlen > before->model.context ? WithContext(same, info.seqlen) : same;
       }
     }
   }
-  if (config.model.context == 0) config.model.context = info.seqlen;
+  config.model.context = std::max(config.model.context, info.seqlen);
   return MakeHuggingFaceConfig(config);
 }
 
@@ -216,13 +218,15 @@ absl::Status ImportHuggingFace(const std::string& directory, const std::string& 
         absl::StrCat("--out: ", out, " holds checkpoints; give another folder"));
   }
   BURST_ASSIGN_OR_RETURN(const HuggingFaceDirectory source, HuggingFaceDirectory::Open(directory));
+  BURST_ASSIGN_OR_RETURN(const Pretrained pretrained, FindPretrained(directory));
+  const std::string unread = UnreadWeights(pretrained);
+  if (!unread.empty()) std::fprintf(stderr, "warning: %s\n", unread.c_str());
   BURST_RETURN_IF_ERROR(MakeFolder(out));
   CheckpointInfo info;
   info.model = source.config().model;
   info.window = source.config().window;
   info.seqlen = info.model.context;
-  BURST_RETURN_IF_ERROR(
-      KeepCompanions({Pretrained::Kind::kHuggingFace, directory, info.model, info.window}, out));
+  BURST_RETURN_IF_ERROR(KeepCompanions(pretrained, out));
   return SaveWeights(CheckpointPath(out), info, source.parameters(),
                      [&](const Parameter& parameter, const Tensor& whole) {
                        return source.Read(parameter, whole);

@@ -10,7 +10,8 @@
 namespace burst {
 
 // Makes the folder `out` with checkpoint.safetensors, weights alone in float32, and with what
-// belongs to the model besides (KeepCompanions). FailedPrecondition if it holds checkpoints.
+// belongs to the model besides (KeepCompanions). FailedPrecondition if it holds checkpoints. Warns
+// of weights in the directory that are not read.
 absl::Status ImportHuggingFace(const std::string& directory, const std::string& out);
 
 struct ExportOptions {

@@ -12,6 +12,7 @@
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "model/transformer.h"
+#include "train/data/input_file.h"
 
 namespace burst {
 namespace {
@@ -66,6 +67,28 @@ absl::StatusOr<std::set<std::string>> FilesOfIndex(const std::string& path) {
 
 }  // namespace
 
+absl::StatusOr<std::set<std::string>> WeightFiles(const std::string& path) {
+  std::error_code error;  // what cannot be seen cannot be opened either
+  const auto has = [&](const char* name) { return fs::exists(fs::path(path) / name, error); };
+  if (!has(kIndex)) {
+    for (const char* other : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+      if (has(kOneFile) || !has(other)) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          path, ": the weights must be in ", kOneFile, "; got ", other,
+          "; convert them: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW)"));
+    }
+    return std::set<std::string>{kOneFile};
+  }
+  BURST_ASSIGN_OR_RETURN(std::set<std::string> names,
+                         FilesOfIndex((fs::path(path) / kIndex).string()));
+  if (has(kOneFile) && names.count(kOneFile) == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": the weights must be there once; got ",
+                                                   kOneFile, " and the files of ", kIndex,
+                                                   "; remove one of the two"));
+  }
+  return names;
+}
+
 absl::StatusOr<HuggingFaceDirectory> HuggingFaceDirectory::Open(const std::string& path) {
   HuggingFaceDirectory directory(path);
   const absl::Status status = directory.Init();
@@ -85,14 +108,12 @@ absl::Status HuggingFaceDirectory::Init() {
         absl::StrCat("holds ", file_of_.size(), " tensors, fewer than the model has layers"));
   }
   BURST_ASSIGN_OR_RETURN(parameters_, Transformer::ParametersOf(config_.model));
-  return CheckTensors();
+  BURST_RETURN_IF_ERROR(CheckTensors());
+  return CheckTiedHead();
 }
 
 absl::Status HuggingFaceDirectory::OpenFiles() {
-  std::error_code error;  // what cannot be seen cannot be opened either
-  const std::string index = (fs::path(path_) / kIndex).string();
-  if (!fs::exists(index, error)) return OpenFile(kOneFile);
-  BURST_ASSIGN_OR_RETURN(const std::set<std::string> names, FilesOfIndex(index));
+  BURST_ASSIGN_OR_RETURN(const std::set<std::string> names, WeightFiles(path_));
   for (const std::string& name : names) BURST_RETURN_IF_ERROR(OpenFile(name));
   return absl::OkStatus();
 }
@@ -106,6 +127,7 @@ absl::Status HuggingFaceDirectory::OpenFile(const std::string& name) {
     }
   }
   files_.push_back(std::move(file));
+  file_names_.push_back(name);
   return absl::OkStatus();
 }
 
@@ -144,6 +166,45 @@ absl::Status HuggingFaceDirectory::CheckTensors() {
       return absl::InvalidArgumentError(
           absl::StrCat("the tensor '", name, "' is none of a model with this config.json"));
     }
+  }
+  return absl::OkStatus();
+}
+
+// The head of a tied model is its embedding. A head that is stored, too, must be equal to it, or
+// one of the two would be lost.
+absl::Status HuggingFaceDirectory::CheckTiedHead() const {
+  constexpr char kHead[] = "lm_head.weight";
+  const auto head_file = file_of_.find(kHead);
+  if (!config_.model.tied_embeddings || head_file == file_of_.end()) return absl::OkStatus();
+  const std::string embedding = NameThere(ForeignTensors(config_.model, parameters_[0])[0]);
+  const auto differs = [&](const auto&... how) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the tensors '", kHead, "' and '", embedding,
+                     "' must be equal, as config.json says tie_word_embeddings; got ", how...,
+                     "; give tie_word_embeddings = false to keep both, or remove '", kHead, "'"));
+  };
+  const int embedding_file = file_of_.at(embedding);
+  const SafetensorsFile::Entry& a = *files_[head_file->second].Find(kHead);
+  const SafetensorsFile::Entry& b = *files_[embedding_file].Find(embedding);
+  if (a.shape != b.shape) return differs(ToString(a.shape), " and ", ToString(b.shape));
+  if (a.dtype != b.dtype) return differs(a.dtype, " and ", b.dtype);
+  const auto open = [&](int file) {
+    return InputFile::Open((fs::path(path_) / file_names_[file]).string());
+  };
+  BURST_ASSIGN_OR_RETURN(const InputFile head_bytes, open(head_file->second));
+  BURST_ASSIGN_OR_RETURN(const InputFile embedding_bytes, open(embedding_file));
+  constexpr int64_t kBlock = int64_t{1} << 20;
+  std::string one(std::min(kBlock, a.bytes), '\0'), other = one;
+  for (int64_t at = 0; at < a.bytes; at += kBlock) {
+    const int64_t bytes = std::min(kBlock, a.bytes - at);
+    BURST_RETURN_IF_ERROR(head_bytes.ReadAt(a.begin + at, bytes, one.data()));
+    BURST_RETURN_IF_ERROR(embedding_bytes.ReadAt(b.begin + at, bytes, other.data()));
+    const auto end = one.begin() + bytes;
+    const auto first = std::mismatch(one.begin(), end, other.begin()).first;
+    if (first == end) continue;
+    const int64_t rows = std::max<int64_t>(1, a.shape[0]);
+    return differs("other numbers in row ",
+                   (at + (first - one.begin())) / std::max<int64_t>(1, a.bytes / rows));
   }
   return absl::OkStatus();
 }

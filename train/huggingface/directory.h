@@ -1,8 +1,9 @@
 // A Hugging Face directory: config.json, and the weights in model.safetensors or in several files
-// that model.safetensors.index.json lists.
+// that model.safetensors.index.json lists, never both.
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,10 @@
 #include "train/huggingface/tensor_map.h"
 
 namespace burst {
+
+// The names of the files that hold a directory's weights. InvalidArgument where two sources of them
+// are there, and where the only one cannot be read here.
+absl::StatusOr<std::set<std::string>> WeightFiles(const std::string& path);
 
 // Opened for reading: every header was read, and the tensors are those of the model, with its
 // shapes and dtypes that can be read. Their bytes are read when they are wanted, each once, and
@@ -38,6 +43,7 @@ class HuggingFaceDirectory {
   absl::Status OpenFiles();
   absl::Status OpenFile(const std::string& name);
   absl::Status CheckTensors();
+  absl::Status CheckTiedHead() const;
   const SafetensorsFile& FileOf(const ForeignTensor& tensor) const;
   std::string NameThere(const ForeignTensor& tensor) const;
 
@@ -45,6 +51,7 @@ class HuggingFaceDirectory {
   HuggingFaceConfig config_;
   std::vector<Parameter> parameters_;
   std::vector<SafetensorsFile> files_;
+  std::vector<std::string> file_names_;
   std::map<std::string, int> file_of_;  // tensor: index into files_
   std::string missing_prefix_;          // what the names there lack
 };

@@ -1,9 +1,14 @@
 #include "train/huggingface/pretrained.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <set>
 #include <system_error>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "train/checkpoint/checkpoint.h"
@@ -29,7 +34,43 @@ bool Exists(const fs::path& path) {
   return fs::exists(path, error);
 }
 
+// Whether a file of this name holds weights, of any program.
+bool HoldsWeights(absl::string_view name) {
+  if (absl::EndsWith(name, ".bin")) {
+    return absl::StartsWith(name, "pytorch_model") || absl::StartsWith(name, "adapter_model");
+  }
+  for (const char* end : {".safetensors", ".pth", ".pt", ".ckpt", ".h5", ".msgpack", ".gguf"}) {
+    if (absl::EndsWith(name, end)) return true;
+  }
+  return false;
+}
+
+std::vector<std::string> FindUnread(const std::string& folder) {
+  std::vector<std::string> unread;
+  const absl::StatusOr<std::set<std::string>> read = WeightFiles(folder);
+  if (!read.ok()) return unread;  // the error comes when they are read
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (HoldsWeights(name) && read->count(name) == 0) unread.push_back(name);
+  }
+  std::sort(unread.begin(), unread.end());
+  return unread;
+}
+
 }  // namespace
+
+std::string UnreadWeights(const Pretrained& pretrained) {
+  constexpr size_t kShown = 3;
+  const std::vector<std::string>& all = pretrained.unread;
+  if (all.empty()) return "";
+  std::vector<std::string> shown(all.begin(), all.begin() + std::min(kShown, all.size()));
+  for (std::string& name : shown) name = absl::Utf8SafeCEscape(name);
+  if (all.size() > kShown) shown.push_back(absl::StrCat(all.size() - kShown, " more"));
+  return absl::StrCat(absl::StrJoin(shown, ", "), " beside the weights ",
+                      all.size() == 1 ? "is" : "are", " not read");
+}
 
 absl::StatusOr<Pretrained> FindPretrained(const std::string& folder) {
   Pretrained pretrained;
@@ -50,6 +91,7 @@ absl::StatusOr<Pretrained> FindPretrained(const std::string& folder) {
   }
   pretrained.model = config->model;
   pretrained.window = config->window;
+  pretrained.unread = FindUnread(folder);
   return pretrained;
 }
 
@@ -60,6 +102,15 @@ absl::Status LoadPretrained(const Pretrained& pretrained, ParameterList* paramet
   BURST_ASSIGN_OR_RETURN(const HuggingFaceDirectory directory,
                          HuggingFaceDirectory::Open(pretrained.path));
   return directory.Load(parameters);
+}
+
+absl::StatusOr<Tokenizer> TokenizerOf(const Pretrained& pretrained) {
+  if (pretrained.kind == Pretrained::Kind::kHuggingFace) return Tokenizer::Load(pretrained.path);
+  BURST_ASSIGN_OR_RETURN(CheckpointInfo info, ReadCheckpointInfo(pretrained.path));
+  if (info.tokenizer.has_value()) return *std::move(info.tokenizer);
+  const std::string companions = CompanionsOf(pretrained.path);
+  if (Exists(companions)) return Tokenizer::Load(companions);
+  return absl::NotFoundError(absl::StrCat(pretrained.path, " holds no tokenizer"));
 }
 
 std::string CompanionsOf(const std::string& checkpoint) {

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "model/config.h"
 #include "model/parameters.h"
+#include "train/data/tokenizer.h"
 
 namespace burst {
 
@@ -18,7 +20,12 @@ struct Pretrained {
   std::string path;
   ModelConfig model;
   int64_t window = 0;  // of attention; 0: none
+  // Names of the directory's other files with weights, which are not read.
+  std::vector<std::string> unread = {};
 };
+
+// "pytorch_model.bin beside the weights is not read"; empty: all are read.
+std::string UnreadWeights(const Pretrained& pretrained);
 
 // `folder`: a Hugging Face directory, or the folder of an import or a run, of which the newest
 // checkpoint counts. Reads what describes the model; errors name the file.
@@ -26,6 +33,10 @@ absl::StatusOr<Pretrained> FindPretrained(const std::string& folder);
 
 // Fills this rank's part of the parameters of such a model, on its device.
 absl::Status LoadPretrained(const Pretrained& pretrained, ParameterList* parameters);
+
+// The model's own tokenizer: what a checkpoint holds, else the files that came with the model.
+// NotFound, naming the folder, where there is none; other errors say why it cannot be read.
+absl::StatusOr<Tokenizer> TokenizerOf(const Pretrained& pretrained);
 
 // Copies what belongs to a model besides its weights (config.json, the tokenizer's files), as it
 // is, to FOLDER/huggingface, where an export finds it.

@@ -24,8 +24,8 @@ struct ForeignTensor {
 // values, or gate and up; else there is one.
 std::vector<ForeignTensor> ForeignTensors(const ModelConfig& config, const Parameter& parameter);
 
-// What directories hold besides: masks and angles that are computed here; the head of a model whose
-// head is its embedding.
+// What directories hold besides: masks and angles that are computed here; the head of a tied model,
+// which must equal its embedding (HuggingFaceDirectory).
 bool IsComputed(const ModelConfig& config, absl::string_view name);
 
 // What the names begin with ("model.", "transformer."), unless the directory was saved without it.

@@ -123,4 +123,21 @@ absl::StatusOr<std::string> WithDType(absl::string_view json, absl::string_view 
   return absl::StrCat(object.dump(2, ' ', false, Json::error_handler_t::replace), "\n");
 }
 
+absl::StatusOr<std::string> WithContext(absl::string_view json, int64_t context) {
+  constexpr char kContext[] = "max_position_embeddings";
+  constexpr char kFirst[] = "original_max_position_embeddings";
+  BURST_ASSIGN_OR_RETURN(Json object, ParseJson<Json>(json));
+  BURST_ASSIGN_OR_RETURN(const HuggingFaceConfig before, ParseHuggingFaceConfig(json));
+  const int64_t first = before.model.rope_scaling.first_context;
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const auto rope = object.find(key);
+    // Where it does not say this, it means max_position_embeddings.
+    if (first > 0 && rope != object.end() && rope->is_object() && !rope->contains(kFirst)) {
+      (*rope)[kFirst] = first;
+    }
+  }
+  object[kContext] = context;
+  return absl::StrCat(object.dump(2, ' ', false, Json::error_handler_t::replace), "\n");
+}
+
 }  // namespace burst

@@ -11,6 +11,7 @@
 #include "burst/cli/text.h"
 #include "burst/device/device.h"
 #include "model/transformer.h"
+#include "train/huggingface/pretrained.h"
 #include "train/pipeline/schedule.h"
 
 namespace burst {
@@ -82,7 +83,9 @@ std::string Model(const ResolvedConfig& config) {
     absl::StrAppend(&recomputed, "; attention of ", config.head_chunk, " KV heads at a time");
   }
   const std::string weights =
-      config.pretrained.has_value() ? absl::StrCat("; weights of ", config.pretrained->path)
+      config.pretrained.has_value() ? absl::StrCat("; weights of ", config.pretrained->path,
+                                                   config.pretrained->unread.empty() ? "" : "; ",
+                                                   UnreadWeights(*config.pretrained))
       : !config.lost_folder.empty()
           ? absl::StrCat("; began with ", config.lost_folder, ", which is gone")
           : "";
@@ -176,6 +179,13 @@ absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Open(const TrainingSetup& 
   report->console_->Table(absl::StrFormat("%s: %s, %s parameters", config.model_name,
                                           Name(config.model.family), Thousands(parameters)),
                           rows);
+  const int64_t context = config.model.context;
+  if (context > 0 && config.seqlen > context) {
+    report->console_->Print(absl::StrFormat(
+        "warning: --seqlen=%d is beyond the %d positions that the model was made for; an export "
+        "says the longer ones",
+        config.seqlen, context));
+  }
   if (facts.step > 0) {
     report->console_->Print(absl::StrCat(
         "continuing after step ", facts.step,

@@ -40,6 +40,9 @@ OptionTable Options(Config* c) {
         "the end of a document.");
   t.Add("separators", &c->separators, kMayChange,
         "An end-of-text token before every document, where //train lets --packed attention end.");
+  t.Add("bos", &c->bos, kMayChange,
+        "What the tokenizer's file puts before a text, such as <s>, before every document, where "
+        "--packed attention ends then; the end-of-text token comes behind it.");
   t.Add("threads", &c->threads, kMayChange, "Threads. -1: one for each core.");
   return t;
 }

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 #include "burst/cli/file_lock.h"
@@ -19,6 +18,7 @@
 #include "train/data/progress.h"
 #include "train/data/shard_writer.h"
 #include "train/data/sources.h"
+#include "train/data/text_check.h"
 #include "train/data/tokenizer.h"
 
 namespace burst {
@@ -80,14 +80,20 @@ class OutputFolder {
   FileLock lock_;
 };
 
-// Gives each document its separator, and the first documents to validation.
+// The tokens around a document. Where there are any before it, the first one separates documents.
+struct Surroundings {
+  std::vector<int32_t> before, behind;
+};
+
+// Gives each document its surroundings, and the first documents to validation.
 class DocumentWriter {
  public:
   DocumentWriter(const TokenizeConfig& config, const std::string& folder,
-                 const Tokenizer& tokenizer)
-      : separator_(config.separators ? tokenizer.end_of_text() : -1),
+                 const Tokenizer& tokenizer, Surroundings surroundings)
+      : surroundings_(std::move(surroundings)),
         val_tokens_(config.val_tokens),
-        header_(ShardHeader::For(tokenizer.vocab(), separator_)),
+        header_(ShardHeader::For(tokenizer.vocab(),
+                                 surroundings_.before.empty() ? -1 : surroundings_.before[0])),
         train_(folder + "/train", header_, config.shard_tokens),
         val_(folder + "/val", header_, config.shard_tokens) {}
 
@@ -97,14 +103,16 @@ class DocumentWriter {
     for (int64_t start : piece.starts) {
       BURST_RETURN_IF_ERROR(Write(tokens.subspan(at, start - at)));
       at = start;
-      ++documents_;
-      if (separator_ >= 0) BURST_RETURN_IF_ERROR(StartDocument());
+      if (documents_++ > 0) BURST_RETURN_IF_ERROR(Write(surroundings_.behind));
+      validation_ = val_.tokens() < val_tokens_;
+      BURST_RETURN_IF_ERROR(Write(surroundings_.before));
     }
     bytes_ += piece.bytes;
     return Write(tokens.subspan(at));
   }
 
   absl::StatusOr<TokenizeSummary> Finish() {
+    if (documents_ > 0) BURST_RETURN_IF_ERROR(Write(surroundings_.behind));
     BURST_RETURN_IF_ERROR(val_.Finish());
     BURST_RETURN_IF_ERROR(train_.Finish());
     return TokenizeSummary{documents_, bytes_, val_.tokens() + train_.tokens(),
@@ -112,15 +120,11 @@ class DocumentWriter {
   }
 
  private:
-  absl::Status StartDocument() {
-    validation_ = val_.tokens() < val_tokens_;
-    return Write({&separator_, 1});
-  }
   absl::Status Write(absl::Span<const int32_t> tokens) {
     return (validation_ ? val_ : train_).Append(tokens);
   }
 
-  const int32_t separator_;  // -1: none
+  const Surroundings surroundings_;
   const int64_t val_tokens_;
   const ShardHeader header_;
   ShardWriter train_, val_;
@@ -128,17 +132,34 @@ class DocumentWriter {
   int64_t documents_ = 0, bytes_ = 0;
 };
 
-// The files of a kind, in order.
-absl::StatusOr<DocumentsAre> KindOf(const Sources& sources) {
-  const auto is_lines = [](const SourceFile& file) { return absl::EndsWith(file.path, ".jsonl"); };
-  const auto lines = std::count_if(sources.files.begin(), sources.files.end(), is_lines);
-  if (sources.shards) {
-    return sources.Error(absl::InvalidArgumentError(".bin shards are tokens already"));
+}  // namespace
+
+namespace {
+
+absl::StatusOr<Surroundings> FindSurroundings(const TokenizeConfig& config,
+                                              const Tokenizer& tokenizer) {
+  Surroundings found;
+  const int32_t end_of_text = tokenizer.end_of_text();
+  if (config.separators && end_of_text < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tokenizer: ", config.tokenizer,
+                     " has no end-of-text token to separate documents; give --noseparators"));
   }
-  if (lines == 0) return DocumentsAre::kFiles;
-  if (lines == static_cast<int64_t>(sources.files.size())) return DocumentsAre::kJsonLines;
-  return sources.Error(
-      absl::InvalidArgumentError("mixes .jsonl files with others; name only one kind"));
+  if (!config.bos) {
+    if (config.separators) found.before = {end_of_text};
+    return found;
+  }
+  absl::StatusOr<std::vector<int32_t>> beginning = tokenizer.Beginning();
+  if (!beginning.ok()) return Named("bos", beginning.status());
+  if (beginning->empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--bos: needs a tokenizer that puts tokens before a text; ", config.tokenizer,
+                     " puts none (post_processor of tokenizer.json); give --nobos"));
+  }
+  found.before = *std::move(beginning);
+  // Where both are one token, the next document's is the end.
+  if (config.separators && found.before[0] != end_of_text) found.behind = {end_of_text};
+  return found;
 }
 
 }  // namespace
@@ -146,20 +167,20 @@ absl::StatusOr<DocumentsAre> KindOf(const Sources& sources) {
 absl::StatusOr<TokenizeSummary> TokenizeToShards(const TokenizeConfig& config) {
   const absl::StatusOr<Tokenizer> tokenizer = Tokenizer::Load(config.tokenizer);
   if (!tokenizer.ok()) return Named("tokenizer", tokenizer.status());
-  if (config.separators && tokenizer->end_of_text() < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--tokenizer: ", config.tokenizer,
-                     " has no end-of-text token to separate documents; give --noseparators"));
-  }
+  BURST_ASSIGN_OR_RETURN(Surroundings surroundings, FindSurroundings(config, *tokenizer));
   BURST_ASSIGN_OR_RETURN(const Sources sources, FindSources("data", config.data));
+  if (sources.shards) {
+    return sources.Error(absl::InvalidArgumentError(".bin shards are tokens already"));
+  }
+  BURST_RETURN_IF_ERROR(CheckIsText(sources, /*any_bytes=*/false, config.field));
   DocumentFormat format;
-  BURST_ASSIGN_OR_RETURN(format.documents, KindOf(sources));
+  format.documents = sources.json_lines ? DocumentsAre::kJsonLines : DocumentsAre::kFiles;
   format.field = config.field;
   int64_t bytes = 0;
   for (const SourceFile& file : sources.files) bytes += file.identity.bytes;
 
   BURST_ASSIGN_OR_RETURN(OutputFolder folder, OutputFolder::Make(config.out));
-  DocumentWriter writer(config, folder.part(), *tokenizer);
+  DocumentWriter writer(config, folder.part(), *tokenizer, std::move(surroundings));
   Progress progress("tokenizing", bytes);
   BURST_RETURN_IF_ERROR(EncodeDocuments(
       sources, *tokenizer, format, &progress,

@@ -15,7 +15,8 @@ struct TokenizeConfig {
   std::string field = "text";
   int64_t shard_tokens = 100000000;
   int64_t val_tokens = 0;  // of the documents that come first, for validation
-  bool separators = true;  // an end-of-text token before every document
+  bool separators = true;  // an end-of-text token before every document; with `bos`, behind it
+  bool bos = false;        // the tokens that the tokenizer's file puts before a text, before each
 };
 
 struct TokenizeSummary {

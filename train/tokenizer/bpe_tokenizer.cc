@@ -66,7 +66,7 @@ std::unique_ptr<FileEncoder> BpeTokenizer::MakeEncoder(Specials specials) const 
 
 BpeEncoder::BpeEncoder(std::shared_ptr<const BpeTokenizer> tokenizer, Specials specials)
     : tokenizer_(std::move(tokenizer)),
-      added_(specials == Specials::kAreTokens ? tokenizer_->all_ : tokenizer_->not_special_),
+      added_(specials == Specials::kAreText ? tokenizer_->not_special_ : tokenizer_->all_),
       merger_(tokenizer_->vocabulary_) {
   if (tokenizer_->pattern_ != nullptr) {
     matcher_ = std::make_unique<PatternMatcher>(tokenizer_->pattern_);

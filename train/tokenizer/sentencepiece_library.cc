@@ -38,6 +38,8 @@ int SentencePieceLibrary::Find(const std::string& piece) const {
 
 int SentencePieceLibrary::end_of_text() const { return processor_->eos_id(); }
 
+int SentencePieceLibrary::begin_of_text() const { return processor_->bos_id(); }
+
 std::string SentencePieceLibrary::Encode(const char* text, size_t bytes,
                                          std::vector<int32_t>* tokens) const {
   std::vector<int> ids;

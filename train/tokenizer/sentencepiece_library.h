@@ -30,6 +30,7 @@ class SentencePieceLibrary {
   const std::string& piece(int id) const;
   int Find(const std::string& piece) const;  // -1: none
   int end_of_text() const;                   // </s>; -1: none
+  int begin_of_text() const;                 // <s>; -1: none
 
   // Appends the tokens of a text. Returns what is wrong; empty: nothing.
   std::string Encode(const char* text, size_t bytes, std::vector<int32_t>* tokens) const;

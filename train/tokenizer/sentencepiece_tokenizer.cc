@@ -15,6 +15,7 @@ namespace {
 
 constexpr absl::string_view kSpaceSymbol = "\xE2\x96\x81";    // U+2581
 constexpr absl::string_view kNotACharacter = "\xEF\xBF\xBD";  // U+FFFD
+constexpr absl::string_view kWithoutSpace("\x1a\x02\x18\x00", 4);
 constexpr size_t kShortWord = 48, kMostKnownWords = 1 << 17;  // bytes; words
 constexpr int kByteTokens = 256;
 
@@ -153,7 +154,9 @@ absl::StatusOr<std::shared_ptr<const SentencePieceTokenizer>> SentencePieceToken
   BURST_RETURN_IF_ERROR(CheckSupported(*fields));
   std::shared_ptr<SentencePieceTokenizer> tokenizer(new SentencePieceTokenizer());
   SentencePieceLibrary& library = tokenizer->library_;
-  const std::string error = library.Load(std::string(model));
+  // The space before a text is added here (AppendNormalized): the text behind a control token has
+  // none. normalizer_spec.add_dummy_prefix is there twice now, and the later one counts.
+  const std::string error = library.Load(absl::StrCat(model, kWithoutSpace));
   if (!error.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("not a model of SentencePiece: ", error));
   }
@@ -164,7 +167,8 @@ absl::StatusOr<std::shared_ptr<const SentencePieceTokenizer>> SentencePieceToken
     const std::string& piece = library.piece(id);
     std::string bytes;
     const SentencePieceLibrary::Kind kind = library.kind(id);
-    if (kind == SentencePieceLibrary::Kind::kControl) {
+    const bool unknown = kind == SentencePieceLibrary::Kind::kUnknown;
+    if (unknown || kind == SentencePieceLibrary::Kind::kControl) {
       if (!piece.empty()) tokenizer->controls_.emplace_back(piece, id);
     } else if (kind == SentencePieceLibrary::Kind::kByte) {  // "<0x0A>"
       uint32_t byte = 0;
@@ -215,13 +219,15 @@ SentencePieceEncoder::Control SentencePieceEncoder::FindControl(absl::string_vie
   return first;
 }
 
-// The library adds its space to the text, and to the text after a control token.
+// SentencePiece adds its space to the text, in some prompts also to the text after a control token.
 void SentencePieceEncoder::AppendNormalized(absl::string_view text, bool begins,
                                             std::string* out) const {
   for (size_t at = 0; at < text.size();) {
     const Control control = FindControl(text, at);
-    const bool of_its_own = at > 0 || begins;
-    if (control.begin > at && of_its_own && tokenizer_->adds_space_) out->push_back(' ');
+    const bool spaced = at > 0 ? specials_ == Specials::kAreTokensAndSpaced : begins;
+    // As transformers has it, a prompt that begins with a space has one.
+    const bool has_space = specials_ != Specials::kAreText && SpaceAt(text, at) > 0;
+    if (control.begin > at && spaced && !has_space && tokenizer_->adds_space_) out->push_back(' ');
     const absl::string_view part = text.substr(0, control.begin);
     while (at < part.size()) {
       size_t valid = at, next = at;  // ends of what is UTF-8
@@ -288,23 +294,7 @@ absl::Status SentencePieceEncoder::AppendWord(absl::string_view word,
 }
 
 absl::Status SentencePieceEncoder::Ask(absl::string_view word, std::vector<int32_t>* tokens) const {
-  const SentencePieceLibrary& library = tokenizer_->library_;
-  // The library adds a space, unless that leaves nothing.
-  if (tokenizer_->adds_space_) word.remove_prefix(SpaceAt(word, 0));
-  if (word.empty()) {
-    const int space = library.Find(std::string(kSpaceSymbol));
-    if (space >= 0) {
-      tokens->push_back(space);
-      return absl::OkStatus();
-    }
-    for (const char byte : kSpaceSymbol) {
-      const auto of_byte =
-          std::find(tokenizer_->bytes_.begin(), tokenizer_->bytes_.end(), std::string(1, byte));
-      tokens->push_back(static_cast<int32_t>(of_byte - tokenizer_->bytes_.begin()));
-    }
-    return absl::OkStatus();
-  }
-  const std::string error = library.Encode(word.data(), word.size(), tokens);
+  const std::string error = tokenizer_->library_.Encode(word.data(), word.size(), tokens);
   if (error.empty()) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("SentencePiece: ", error));
 }

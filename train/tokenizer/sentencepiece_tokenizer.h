@@ -32,6 +32,7 @@ class SentencePieceTokenizer : public FileTokenizer,
 
   int64_t vocab() const override { return static_cast<int64_t>(bytes_.size()); }
   int32_t end_of_text() const override { return end_of_text_; }
+  int32_t begin_of_text() const override { return library_.begin_of_text(); }
   // A space for U+2581; one token for each byte of a character without token. Of a text, the first
   // token has the space that the library adds. Control tokens (<s>) stand for nothing.
   absl::string_view Bytes(int32_t token) const override {
@@ -47,7 +48,7 @@ class SentencePieceTokenizer : public FileTokenizer,
 
   SentencePieceLibrary library_;
   std::vector<std::string> bytes_;
-  std::vector<std::pair<std::string, int32_t>> controls_;  // text and id
+  std::vector<std::pair<std::string, int32_t>> controls_;  // text and id, <unk>'s, too
   int32_t end_of_text_ = -1;
   bool adds_space_ = false;  // before the text
   bool pieces_are_words_ = true;

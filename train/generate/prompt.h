@@ -1,0 +1,45 @@
+// What a model's files say of its texts: the tokens that come before one, and those that end it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "train/data/tokenizer.h"
+
+namespace burst {
+
+struct PromptRules {
+  std::vector<int32_t> begin;  // tokens before a prompt that does not have them: BOS
+  std::vector<int32_t> ends;   // tokens that end a text, as the tokenizer's end of text does
+  Specials specials = Specials::kAreTokens;  // how a prompt is read
+};
+
+// Reads the rules of a Hugging Face directory, any of whose files may be missing:
+//
+// begin     the template of tokenizer.json; for a tokenizer.model without one, its BOS if
+//           tokenizer_config.json has add_bos_token, or if there is no tokenizer_config.json
+// ends      eos_token_id of generation_config.json and of config.json, a number or a list, and the
+//           eos_token of tokenizer_config.json
+// specials  legacy of tokenizer_config.json: a tokenizer.model puts its space after every control
+//           token, too
+//
+// As transformers does, which takes `ends` from one of the files. InvalidArgument that names the
+// file and the field. Without `with_begin` it is left out, and not read.
+absl::StatusOr<PromptRules> ReadPromptRules(const std::string& folder, const Tokenizer& tokenizer,
+                                            bool with_begin);
+
+// The rules of the directory that a checkpoint's run or import began with (CompanionsOf). A run
+// that made its own model has those of its documents, as its tokenizer's marks say.
+absl::StatusOr<PromptRules> RulesOfCheckpoint(const std::string& checkpoint,
+                                              const Tokenizer& tokenizer, bool with_begin);
+
+// The prompt's tokens; a special token's text means that token. For an empty prompt, `begin`, or
+// the end of text, which separates documents, or a line break; else the first token.
+absl::StatusOr<std::vector<int32_t>> EncodePrompt(const Tokenizer& tokenizer,
+                                                  absl::string_view prompt,
+                                                  const PromptRules& rules = {});
+
+}  // namespace burst

@@ -1,0 +1,17 @@
+// The special tokens that a tokenizer.json puts before a text.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace burst {
+
+// The tokens before a single text by the file's post_processor (TemplateProcessing, Bert's and
+// Roberta's, also within a Sequence): BOS; empty for a file without one. What the template puts
+// behind the text is left out. InvalidArgument that names what is not supported.
+absl::StatusOr<std::vector<int32_t>> TemplateBeginning(absl::string_view tokenizer_json);
+
+}  // namespace burst
