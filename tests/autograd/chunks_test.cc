@@ -1,5 +1,5 @@
-// Functions that take a batch chunk by chunk: values and gradients are those of the function on all
-// tokens at once.
+// Functions that take a batch chunk by chunk: their values and gradients equal those of the
+// function on all tokens at once.
 #include "burst/autograd/chunks.h"
 
 #include <gtest/gtest.h>
@@ -101,7 +101,7 @@ Results WithChunks(const Tensor& x_value, const Tensor& z_value, int64_t chunk, 
 TEST(ChunksTest, AreTheWholeFunction) {
   const Tensor x = Random({kBatch, kLength, kWidth}, 1), z = Random({kBatch, kLength, kWidth}, 2);
   const Results expected = WithoutChunks(x, z);
-  // So many tokens of so many sequences.
+  // `chunk` tokens of each of `rows` sequences.
   for (const auto& [chunk, rows] :
        {std::pair<int64_t, int64_t>{1, 1}, {2, 1}, {3, 1}, {6, 1}, {6, 2}, {6, 3}}) {
     int done = 0;

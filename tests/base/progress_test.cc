@@ -17,7 +17,7 @@ using testing::ExitedWithCode;
 void SleepFor(milliseconds time) { std::this_thread::sleep_for(time); }
 
 TEST(Progress, SaysWhereARankIs) {
-  ReachStep(3);  // on a thread that is no rank: nothing
+  ReachStep(3);  // on a thread that is not a rank: nothing
   EXPECT_EQ(RanksInProgress(), 0);
   const ScopedRankProgress rank(5);
   EXPECT_EQ(DescribeProgress(), std::vector<std::string>{"rank 5: start: computes"});
@@ -57,7 +57,7 @@ TEST(Progress, CountsWhatHappensOnAllRanks) {
 }
 
 TEST(Progress, ARankThatIsUnwatchedIsNotInProgress) {
-  const ScopedUnwatched nobody;  // on a thread that is no rank: nothing
+  const ScopedUnwatched nobody;  // on a thread that is not a rank: nothing
   const ScopedRankProgress rank(2);
   {
     const ScopedUnwatched unwatched;

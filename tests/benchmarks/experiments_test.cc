@@ -43,8 +43,8 @@ TEST(FormulaBytes, IsTheTableOfTheDesign) {
     problem.kv_heads = kv_heads;
     const int64_t tokens = problem.batch * problem.seqlen;  // s tokens on each of G ranks
     const int64_t hq = problem.heads * problem.head_dim, hk = kv_heads * problem.head_dim;
-    // A transfer's elements a token: K, V; dK, dV with them; Q, dO and two statistics; dQ. All of
-    // four bytes, G - 1 transfers.
+    // A transfer's elements a token: K, V. Or dK, dV with them. Or Q, dO and two statistics. Or dQ.
+    // All have four bytes, and there are G - 1 transfers.
     const int64_t transfer = 4 * (kRanks - 1) * tokens;
     const auto ring = FormulaBytes(Strategy::kRing, problem, kRanks);
     ASSERT_TRUE(ring.ok()) << ring.status();
@@ -141,7 +141,7 @@ TEST(MeasureAttention, CountsTheBytesOfTheFormula) {
   }
 }
 
-// The layer that is measured computes attention: its results, put together, are those of one rank.
+// The measured layer computes attention: its results, put together, equal those of one rank.
 TEST(TensorParallelLayer, ComputesAttention) {
   AttentionProblem problem = SmallProblem();
   problem.seqlen = 13;

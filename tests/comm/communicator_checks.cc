@@ -16,8 +16,8 @@
 namespace burst {
 namespace {
 
-// What goes before a Post, after a Wait and between them takes place in that order, though nothing
-// waits for a GPU until the end: a rank's tensor counts up while copies of it travel.
+// Work before a Post, after a Wait and between them takes place in that order, though nothing waits
+// for a GPU until the end. A rank's tensor counts up while copies of it travel.
 absl::Status StreamOrder(Communicator& comm, const CheckOptions& options) {
   constexpr int64_t kElements = 1 << 20;
   constexpr int kRounds = 20;

@@ -1,6 +1,6 @@
-// GPU memory between ranks that are threads: with the GPU communicator, where each rank owns one
-// GPU, and with the thread communicator, which needs only one GPU. --ranks=N: up to N ranks with
-// their own GPU (default 2).
+// GPU memory between ranks that are threads. Tries the GPU communicator, where each rank owns one
+// GPU, and the thread communicator, which needs only one GPU. --ranks=N: up to N ranks with their
+// own GPU (default 2).
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -106,7 +106,7 @@ class NcclAbort : public testing::TestWithParam<Waiting> {};
 INSTANTIATE_TEST_SUITE_P(All, NcclAbort, testing::ValuesIn(WaysToWait()),
                          [](const auto& info) { return info.param.name; });
 
-// Those that wait for a rank that fails are freed within seconds and told why.
+// Ranks that wait for a rank that fails are freed within seconds and told why.
 TEST_P(NcclAbort, AnErrorReturnedFreesThoseThatWait) {
   if (max_ranks == 1) GTEST_SKIP() << "told to use one GPU: nobody waits";
   for (bool in_group : {false, true}) {

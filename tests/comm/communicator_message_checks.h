@@ -63,8 +63,8 @@ absl::Status CheckLargeMessages(Communicator& comm, const CheckOptions& options)
 // Some pairs exchange nothing: their messages are dropped on both sides.
 absl::Status CheckZeroBytes(Communicator& comm, const CheckOptions& options);
 absl::Status CheckSelfSend(Communicator& comm, const CheckOptions& options);
-// Random traffic, the same plan on every rank: any number of messages of any size between any pair
-// on any channel, several steps in flight; on a GPU some messages are host memory.
+// Random traffic by a plan that every rank knows. Any number of messages of any size go between any
+// pair on any channel, several steps in flight. On a GPU some messages are host memory.
 absl::Status CheckRandomTraffic(Communicator& comm, const CheckOptions& options);
 
 }  // namespace burst

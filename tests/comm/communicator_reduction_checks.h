@@ -14,9 +14,9 @@ namespace burst {
 template <typename T>
 Tensor SumInputs(int rank, int64_t n, DeviceType device);
 
-// Checks the sum of all ranks' SumInputs: against long double, within the bound of n - 1 roundings;
-// with fixed_order also to the bit, in the order that Communicator specifies, so that all ranks and
-// all transports agree. Checks every stride-th element.
+// Checks the sum of all ranks' SumInputs against long double, within the bound of n - 1 roundings.
+// With fixed_order it also checks to the bit, in the order that Communicator specifies, so that all
+// ranks and all transports agree. Checks every stride-th element.
 template <typename T>
 void CheckSum(const Tensor& sum, int ranks, bool fixed_order, int64_t stride = 1);
 

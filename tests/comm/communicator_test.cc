@@ -237,7 +237,7 @@ TEST(ThreadCommunicator, NoBufferIsInUseAfterAnAbort) {
   }
 }
 
-// The same for tensors that other ranks write to: the address sanitizer watches.
+// Tensors that other ranks write to are not in use either: the address sanitizer watches.
 TEST(ThreadCommunicator, NoTensorIsInUseAfterAnAbort) {
   for (int round = 0; round < 20; ++round) {
     const absl::Status status = RunRanks(3, [&](Communicator& comm) -> absl::Status {

@@ -56,7 +56,7 @@ TEST(SimulatedCommunicator, AMessageTakesTheTimeOfItsBytes) {
   });
 }
 
-// Beside a kernel that takes longer it costs nothing.
+// A message costs nothing while a kernel runs that takes longer.
 TEST(SimulatedCommunicator, MessagesAreBesideKernels) {
   OnRanks(2, 0, [](Communicator& comm, SimulatedGpu& gpu) {
     const Tensor a = OnGpu(1 << 20), b = OnGpu(1 << 20);

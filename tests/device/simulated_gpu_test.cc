@@ -80,7 +80,7 @@ TEST(SimulatedGpu, TellsWhatWasAllocatedAtThePeak) {
   EXPECT_EQ(gpu.AtPeak(), expected);
 }
 
-// What the host copies there is there: masks and tokens. Of the rest, copies are zeros.
+// Masks and tokens that the host copies there are kept. Copies of other memory are zeros.
 TEST(SimulatedGpu, KeepsSmallMemory) {
   SimulatedGpu gpu(Model());
   const ScopedSimulatedGpu scoped(&gpu);

@@ -92,7 +92,7 @@ class FaultTest : public testing::Test {
     return rows;
   }
 
-  // Returns when the run has so many rows, or the process has ended.
+  // Returns when the run has `rows` rows, or the process has ended.
   void AwaitRows(const std::string& run, size_t rows, Subprocess& process) const {
     while (Rows(run).size() < rows && !process.Ended()) SleepMs(1);
   }
@@ -126,7 +126,7 @@ class FaultTest : public testing::Test {
     return std::filesystem::exists(Path(run) + "/checkpoint.safetensors");
   }
 
-  // A safetensors file's header; null for what is none.
+  // A safetensors file's header; null for other files.
   static nlohmann::json Header(const std::string& file) {
     uint64_t header = 0;
     if (file.size() < sizeof(header)) return nullptr;

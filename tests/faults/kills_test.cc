@@ -1,7 +1,7 @@
-// kills_test [--kills=N] [--seed=S] [--ranks=N]: a run that is killed (kill -9) N times, at random
-// moments of its start, steps, evaluations, saves and end, and resumed every time. Nothing that was
-// once saved is lost, and a run that comes to its end has the bits of one that was left alone. The
-// same of a run of several processes, of which one or all are killed: the others end by themselves.
+// kills_test [--kills=N] [--seed=S] [--ranks=N]: a run that is killed (kill -9) N times and resumed
+// every time, at random moments of its start, steps, evaluations, saves and end. Nothing that was
+// once saved is lost, and a run that comes to its end has the bits of an undisturbed one. The test
+// also kills one or all processes of a run of several; the others end by themselves.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ class Kills : public FaultTest {
     MakeStraight(Plus(options_, straight));
     std::mt19937_64 random(seed);
     const std::string where = absl::StrCat("seed ", seed);
-    // How long a run takes from its beginning to its end, with no more work beside it than now.
+    // How long a run takes from its beginning to its end, under the present load.
     int64_t longest = 0;
     int killed = 0, completed = 0, resumed = 0;
     const auto fresh = [&] { std::filesystem::remove_all(Path("killed")); };

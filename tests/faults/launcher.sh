@@ -1,8 +1,12 @@
 #!/bin/bash
-# launcher.sh torchrun|srun RANKS GRACE COMMAND...: starts a command as these launchers do, as processes of
-# one host by their environment variables, and ends them as they do. torchrun: SIGTERM to all when it is
-# interrupted or ended, or when one of them fails; SIGKILL after GRACE seconds (30 there). srun (scancel,
-# and a time limit with --signal): passes SIGUSR1 and SIGTERM on; SIGKILL GRACE seconds after SIGTERM.
+# launcher.sh torchrun|srun RANKS GRACE COMMAND...
+#
+# Starts a command as these launchers do, as processes of one host by their environment variables, and
+# ends them as they do:
+# - torchrun sends SIGTERM to all when it is interrupted or ended, or when one of them fails. It sends
+#   SIGKILL after GRACE seconds (30 there).
+# - srun (scancel, and a time limit with --signal) passes SIGUSR1 and SIGTERM on. It sends SIGKILL GRACE
+#   seconds after SIGTERM.
 set -u
 launcher=$1 ranks=$2 grace=$3; shift 3
 token=$(head -c 18 /dev/urandom | base64) port=$((20000 + RANDOM % 12000)) pids=() ending=0

@@ -56,7 +56,7 @@ TEST_F(Launchers, MpirunKillsInTheMiddleOfAStepAndTheStepsBeforeItAreKept) {
   ExpectContinues("mpi", Plus(slow_, threads_));
 }
 
-// What is short enough is finished; so is all that SIGUSR1 asks for, which mpirun passes on.
+// A step that is short enough is finished. So is any step after SIGUSR1, which mpirun passes on.
 TEST_F(Launchers, MpirunPassesSignalsOn) {
   if (mpirun_.empty()) GTEST_SKIP() << "built without Open MPI";
   const struct {

@@ -136,7 +136,7 @@ class MpiPlaces : public FaultTest {
 
   const std::string mpirun_ = BURST_MPIRUN;
   const Arguments options_ = {"--threads=1"};
-  // The same ranks in one process.
+  // A run with as many ranks in one process.
   const Arguments straight_ = Plus(options_, {absl::StrCat("--ranks=", ranks), "--comm=threads"});
 };
 

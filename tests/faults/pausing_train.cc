@@ -1,6 +1,6 @@
 // pausing_train OPTION...: //train, which stands still at one place of its work until a test lets
-// it go on. The places are those of the progress record (burst/base/progress.h), to which the
-// linker leads through the functions below (--wrap, see BUILD).
+// it go on. The progress record defines the places (burst/base/progress.h). The linker leads
+// its calls through the functions below (--wrap, see BUILD).
 //
 //   PAUSE_AT="backward 5 3"   the third event of phase "backward" in step 5: the begin of a phase,
 //   of
@@ -94,7 +94,7 @@ void WrapWait(RankProgress* object, const char* what, const char* channel, int p
   if (what != nullptr) ReachedItsPlace();
 }
 
-// The step whose state is being written beside the following ones.
+// The step whose state is being written while the following ones run.
 std::atomic<int64_t> saved_step{0};
 
 void RealTake(StateCopy*, const AdamW&) asm("__real__ZN5burst9StateCopy4TakeERKNS_5AdamWE");

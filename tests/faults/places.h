@@ -1,5 +1,5 @@
 // The places of a run at which something happens to one of its ranks: start, step, evaluation, save
-// and exit, of a run of 24 steps that evaluates after every 8th and saves after every 4th.
+// and exit. The run has 24 steps, evaluates after every 8th and saves after every 4th.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,7 @@
 
 namespace burst {
 
-// Rank 0 writes a checkpoint beside the steps that follow, and comes no further than to the next
-// save.
+// Rank 0 writes a checkpoint while the next steps run, and comes no further than to the next save.
 struct Place {
   const char* at;    // as in pausing_train.cc
   int64_t saved;     // the step whose checkpoint is there

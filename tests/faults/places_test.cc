@@ -74,7 +74,7 @@ class Places : public FaultTest {
     return absl::StrCat("error: rank ", rank, " of ", ranks, " was lost: ");
   }
 
-  // `ahead`: so many steps more may have been saved.
+  // `ahead`: the number of further steps that may have been saved.
   void ExpectNothingIsLost(const Case& c, int64_t saved, int64_t ahead = 0) const {
     EXPECT_GE(SavedStep(c.run), saved);
     EXPECT_LE(SavedStep(c.run), saved + ahead);
@@ -93,7 +93,7 @@ class Places : public FaultTest {
 
   static constexpr int64_t kStepsAhead = 2;
   const Arguments options_ = {"--threads=1", cuda ? "--device=cuda" : "--device=cpu"};
-  // The same ranks in one process.
+  // A run with as many ranks in one process.
   const Arguments straight_ = Plus(options_, {absl::StrCat("--ranks=", ranks), "--comm=threads"});
 };
 

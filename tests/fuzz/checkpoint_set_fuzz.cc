@@ -109,7 +109,7 @@ void FuzzOne(const uint8_t* data, size_t size) {
     }
     const std::string in_file = SetFilePath(in, file, files);
     if (!WriteSafetensors(in_file, tensors, {{"parts", text}}).ok()) return;
-    // A header holds text: what is not UTF-8 is another one there.
+    // A header holds text: bytes that are not UTF-8 are other ones there.
     const absl::StatusOr<SafetensorsFile> there = SafetensorsFile::Open(in_file);
     BURST_CHECK(there.ok()) << there.status().ToString();
     const Json parts =

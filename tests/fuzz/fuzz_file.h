@@ -46,8 +46,8 @@ class FuzzFolder {
   std::string path_;
 };
 
-// The content of a safetensors file: bytes as they are, or if they start with '{', a header up to
-// the first newline and the data after it, so that the header's length is right.
+// The content of a safetensors file. Bytes are taken as they are. If they start with '{', they are
+// a header up to the first newline and the data after it, so that the header's length is right.
 inline std::string SafetensorsContent(const uint8_t* data, size_t size) {
   const std::string bytes(reinterpret_cast<const char*>(data), size);
   if (size == 0 || bytes[0] != '{') return bytes;

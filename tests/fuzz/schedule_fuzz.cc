@@ -1,9 +1,13 @@
 // Schedules of random rings: mask, layout, documents, spans or slices, length, ranks, groups and
 // nodes. Every rank's mask is compared with its definition, pair by pair. Then all ranks walk their
-// routes together, as Ring::Run posts and awaits transfers: each message has a receiver and a
-// length that both ends know, none waits in a circle, each visible (query, key) pair is computed on
-// exactly one rank in exactly one round with a block that is there, and the gradients that return
-// to an owner hold every part once. A causal schedule's prefix likewise.
+// routes together, as Ring::Run posts and awaits transfers:
+//
+//    - each message has a receiver and a length that both ends know, and none waits in a circle;
+//    - each visible (query, key) pair is computed on exactly one rank in exactly one round with a
+//      block that is there;
+//    - the gradients that return to an owner hold every part once.
+//
+// A causal schedule's prefix is checked in this way, too.
 #include <algorithm>
 #include <cstdlib>
 #include <deque>
@@ -451,7 +455,7 @@ class Walk {
   PerLink<int64_t> tokens_sent_[2];  // of blocks, of gradients
 };
 
-// Of the first `tokens` tokens alone.
+// Checks the schedule of the first `tokens` tokens alone.
 void CheckPrefix(Problem p, int64_t tokens, const std::vector<RingSchedule>& schedules) {
   p.seqlen = tokens;  // documents that begin behind it part no tokens before it
   std::vector<TokenShard> shards;

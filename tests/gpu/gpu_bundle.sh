@@ -1,6 +1,6 @@
 #!/bin/bash
-# Everything that runs on GPUs: the tests (on all GPUs those of several), then the benchmarks beside
-# their limits and peers, as tables; results in *.json.
+# Everything that runs on GPUs: the tests (those of several on all GPUs), then the benchmarks
+# compared with their limits and peers, as tables; results in *.json.
 #     run.sh [--data=tinyshakespeare.txt] [OPTION...]   options of sm90_attention.py's bench, such as quick
 # With --data also nanoGPT's GPU setting is trained.
 cd "$(dirname "$0")" || exit 1

@@ -1,9 +1,9 @@
 #!/bin/bash
 # sanitize.sh [memcheck|racecheck ...] [--seconds=N] [--minutes=M]: compute-sanitizer over the GPU
-# tests of this folder, by default with both tools. The tests of several ranks, NCCL among them, have
-# all GPUs; beside them, up to four tests at a time share each GPU (the tools need the processor most).
-# A test is cut off after N seconds (default 60), and after M minutes (default 10) what is left is left
-# out; both are counted.
+# tests of this folder, by default with both tools. The tests of several ranks, NCCL among them,
+# have all GPUs. In parallel with them, up to four tests at a time share each GPU (the tools need
+# the processor most). A test is cut off after N seconds (default 60), and after M minutes (default
+# 10) the remaining tests are left out; both are counted.
 # The last line counts. Exit code 1 if a tool found something or a test failed.
 cd "$(dirname "$0")" || exit 1
 tools=() seconds=60 minutes=10
@@ -51,7 +51,7 @@ m cuda_train_test *Resume*
 m trainer_cuda_test *Recomputation*
 END
 )
-# Of several ranks; what takes longest comes last.
+# The tests of several ranks; the longest ones come last.
 all_gpus=$(cat <<'END'
 mr communicator_cuda_test All/SharedGpus*:Nccl.Checks
 mr attention_op_cuda_test *

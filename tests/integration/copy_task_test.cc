@@ -21,7 +21,7 @@ namespace {
 constexpr int kRanks = 4;
 constexpr int64_t kHalf = 64, kSeqlen = 2 * kHalf, kVocab = 16, kBatch = 8;
 
-// Targets are those of the second half: the first one cannot be predicted.
+// Targets are in the second half only: the first half cannot be predicted.
 GlobalBatch Repetitions(uint64_t step) {
   GlobalBatch batch;
   batch.batch = kBatch;

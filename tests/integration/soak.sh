@@ -1,9 +1,10 @@
 #!/bin/bash
 # soak.sh TRAIN [STEPS] [OPTION...]: trains a small model for STEPS steps (default 20000) with
-# evaluations and checkpoints, in two runs of which the second resumes the first, and samples ten
-# times a second what the process holds: memory, file handles, threads. Each of them must be flat after the
-# first fifth of a run; memory may vary by 2 % and 8 MiB, as allocators do. Prints a table, with the
-# median step time of each run's second and last tenth. OPTION: of //train, such as --device=cuda.
+# evaluations and checkpoints, in two runs of which the second resumes the first. Ten times a second
+# it samples what the process holds: memory, file handles, threads. Each of them must be flat after
+# the first fifth of a run; memory may vary by 2 % and 8 MiB, as allocators do. Prints a table, with
+# the median step time of each run's second and last tenth. OPTION: of //train, such as
+# --device=cuda.
 set -u
 train=$(realpath "$1") steps=${2:-20000}; shift; shift
 out=$(mktemp -d); trap 'rm -rf "$out"' EXIT

@@ -346,7 +346,7 @@ TEST_F(TrainCli, KeepsTheNewestCheckpointsAndTheBest) {
     ExpectSuccess(Generate({absl::StrCat("--checkpoint=run", name), "--tokens=5"}));
   }
 
-  // --keep may change; also what was there before is then kept or not.
+  // --keep may change. It then also decides which earlier checkpoints are kept.
   ExpectSuccess(Train(with({"--steps=18", "--out=run", "--resume", "--keep=2"})));
   EXPECT_EQ(kept("run"), (List{"checkpoint-16.safetensors", "checkpoint.safetensors"}));
   EXPECT_TRUE(ReadAll(Path("run/best.safetensors")) == straight);
@@ -404,8 +404,8 @@ TEST_F(TrainCli, ACheckpointThatIsNotGoodIsRefusedAndAnOlderOneNamed) {
   ExpectSameRun("straight", "run");
 }
 
-// Ranks that divide the state write a file each. Names, --keep, the best, errors and bits are those
-// of a run that writes one; whoever does not divide it continues.
+// Ranks that divide the state write a file each. Names, --keep, the best, errors and bits equal
+// those of a run that writes one file. Runs that do not divide the state continue it.
 TEST_F(TrainCli, ASetOfFilesIsKeptContinuedAndRefusedAsOne) {
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.end(), {"--schedule=constant", "--eval_every=4", "--checkpoint_every=2"});

@@ -104,7 +104,7 @@ class TrainCli : public testing::Test {
     return Names(run, "", ".tmp");
   }
 
-  // Of weights and optimizer, but not of options.
+  // Compares weights and optimizer, but not options.
   void ExpectSameWeights(const std::string& a, const std::string& b) const {
     EXPECT_TRUE(Weights(a) == Weights(b));
   }

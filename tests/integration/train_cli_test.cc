@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-// Of TensorBoard.
+// Counts the event files of TensorBoard.
 int EventFiles(const std::string& folder) {
   int files = 0;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -130,7 +130,7 @@ TEST_F(TrainCli, ErrorsNameTheirOption) {
   Write("one_line.txt", std::string(5000, 'x'));
   fails(1, {"--data=one_line.txt", "--packed"}, {"--packed", "single document"});
   fails(1, {"--data_cache=a_file/cache"}, {"--data_cache", "a_file/cache"});
-  // What is no file, and links that lead nowhere.
+  // Paths that are not files, and links that lead nowhere.
   fs::create_directory(Path("loop"));
   fs::create_symlink("loop.txt", Path("loop/loop.txt"));
   fs::create_symlink("nowhere", Path("dangling.txt"));

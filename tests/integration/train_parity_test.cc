@@ -32,7 +32,7 @@ struct Run {
 
 void PrintTo(const Run& run, std::ostream* out) { *out << run.name; }
 
-// Starts the command that follows as so many processes, as torchrun does.
+// Starts the command that follows as `ranks` processes, as torchrun does.
 std::vector<std::string> AsTorchrun(int ranks) {
   const std::string script =
       "pids=(); for ((rank = 0; rank < $0; ++rank)); do "
@@ -153,8 +153,8 @@ TEST_P(TrainParity, OtherStrategiesTrainAsOneRankDoes) {
   ExpectEqual(Losses({}, {"--strategy=ring", "--ranks=2"}), one);
 }
 
-// The model itself spread over ranks, of which there are no more than heads; alone and times data
-// parallel.
+// The model itself spread over at most as many ranks as there are heads; alone, and combined with
+// data parallelism.
 TEST_P(TrainParity, TensorParallelRanksTrainAsOneDoes) {
   const std::vector<double> one = Losses({}, {"--batch=4", "--strategy=single", "--ranks=1"});
   const bool two_heads = GetParam().name == "Gpt2Dropout";

@@ -1,6 +1,6 @@
 // NaN and infinity in one document, as in padding that nobody has written, reach no row of another
-// one: these have the bits that they have beside finite padding. In the document itself they reach
-// every row that depends on them.
+// document. Its rows have the bits that they have with finite padding. In the document itself they
+// reach every row that depends on them.
 
 #include <algorithm>
 #include <cmath>
@@ -299,8 +299,8 @@ TEST(NonFiniteTest, StaysInAShortDocument) {
 
 TEST(NonFiniteTest, StaysInItsWindow) { CheckAll({kStarts, kStarts, false, 37}, {1, 3}, {}); }
 
-// A ring's calls, whose keys begin and end within documents and beside them: queries whose document
-// has none there see nothing.
+// A ring's calls, whose keys begin and end within documents and between them. Queries whose
+// document has no keys there see nothing.
 TEST(NonFiniteTest, StaysInItsDocumentInARing) {
   CheckAll({kStarts, kStarts}, {2, 3}, {0, 150, 333, 400});
 }

@@ -1,5 +1,5 @@
-// Sums that do not depend on the order of their terms, on the device: the same bits in any order
-// and division, near to the true sum, and never silently wrong.
+// Sums that do not depend on the order of their terms, on the device: equal bits in any order and
+// division, near the true sum, and never silently wrong.
 #include "burst/tensor/exact_sum.h"
 
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ TEST_P(ExactSum, HasTheSameBitsInAnyOrderAndAnyDivision) {
     const std::vector<double> expected = Sum(terms, order, grid, GetParam());
     std::reverse(order.begin(), order.end());
     EXPECT_EQ(Sum(terms, order, grid, GetParam()), expected) << n;
-    // Of three ranks, whose sums are added.
+    // The sum of three ranks' sums.
     std::vector<double> total(n);
     for (const auto& part : {std::vector<int>(order.begin(), order.begin() + 7),
                              std::vector<int>(order.begin() + 7, order.begin() + 40),

@@ -58,7 +58,7 @@ TEST(HostCopies, FreesTheDevicesMemory) {
 }
 
 // As layers do: stored in order, fetched in reverse, in buffers that are used again and again,
-// beside work on the same memory.
+// while other work uses the same memory.
 TEST(HostCopies, ManyInOrderAndBack) {
   constexpr int64_t kCount = 1 << 18;
   constexpr int kLayers = 12;

@@ -194,8 +194,8 @@ TEST(AdamW, ZeroGradientOnlyDecays) {
   EXPECT_DOUBLE_EQ(values[1], 0.95);
 }
 
-// Gradients below the limit are left alone, a limit of 0 is none, and scaling by what clips is the
-// same as clipping. Every size, with and without the alignment that a GPU's fast path needs.
+// Gradients below the limit are left alone, and a limit of 0 does not clip. Scaling by the clip
+// factor equals clipping. Every size, with and without the alignment that a GPU's fast path needs.
 TEST(AdamW, Clipping) {
   for (const int64_t n : {1, 3, 4, 2047, 5000}) {
     for (const int64_t offset : {0, 1}) {
@@ -291,7 +291,7 @@ TEST(L2Norm, SeesWhatIsNotFinite) {
   std::vector<double> values(20000, 0);
   values.back() = std::numeric_limits<double>::infinity();
   EXPECT_FALSE(std::isfinite(NormOf(ToTensor<float>(values))));
-  // Squares beyond float's range are no overflow.
+  // Squares beyond float's range do not overflow.
   values.back() = 1e30f;
   EXPECT_FLOAT_EQ(NormOf(ToTensor<float>(values)), 1e30);
 }

@@ -83,7 +83,7 @@ std::string RandomText(std::mt19937* random, size_t bytes) {
   return text;
 }
 
-// Whatever the pieces are, also shorter than a character, tokens are those of the whole text.
+// Tokens equal those of the whole text, whatever the pieces are, also shorter than a character.
 TEST_P(DocumentEncoderTest, PiecesDoNotShow) {
   const Tokenizer tokenizer = LoadFixture(GetParam());
   const ScopedThreadPool pool(3);

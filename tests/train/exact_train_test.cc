@@ -139,8 +139,8 @@ TEST_F(ExactTraining, HasTheSameBitsOnAnyRanks) {
   }
 }
 
-// Packed documents, which the balanced layout deals to ranks; micro-batches; recomputation; a
-// window.
+// Packed documents, which the balanced layout deals to ranks, with micro-batches, recomputation and
+// a window.
 TEST_F(ExactTraining, OfPackedDocumentsHasTheSameBits) {
   TrainConfig options = Options();
   options.model = kGpt2;
@@ -221,7 +221,7 @@ TEST_F(ExactTraining, ResumedOnOtherRanksHasTheSameBits) {
   EXPECT_TRUE(train_to(15, 8, 1) == straight);
 }
 
-// Of another chunk the bits are others: the run is another one, and a resume says so.
+// Another chunk gives other bits: the run is another one, and a resume says so.
 TEST_F(ExactTraining, DependsOnTheChunk) {
   TrainConfig options = Options();
   options.steps = 4;

@@ -53,7 +53,7 @@ struct FakeDirectory {
   nlohmann::json config;
   std::map<std::string, TensorBytes> tensors;
 
-  // Of one of the models, with float32 weights.
+  // Makes the directory of one of the models, with float32 weights.
   explicit FakeDirectory(const nlohmann::json& model) : config(model["config"]) {
     uint64_t number = 0;
     for (const auto& [name, dims] :
@@ -70,7 +70,7 @@ struct FakeDirectory {
     }
   }
 
-  // The same weights cut to their upper 16 bits (`bfloat`), or 16 bits each that are a float16's.
+  // Cuts the weights to their upper 16 bits, which become a bfloat16 (`bfloat`) or a float16.
   void MakeSixteenBit(bool bfloat) {
     config["torch_dtype"] = bfloat ? "bfloat16" : "float16";
     for (auto& [name, tensor] : tensors) {
@@ -142,7 +142,7 @@ class HuggingFaceTest : public testing::Test {
         testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
-    // In the archive of GPU tests it lies beside the program.
+    // In the archive of GPU tests it lies next to the program.
     const std::string path = "tests/train/testdata/huggingface.json";
     fixtures_ =
         nlohmann::json::parse(Content(std::filesystem::exists(path) ? path : "huggingface.json"));

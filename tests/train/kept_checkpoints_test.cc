@@ -94,7 +94,7 @@ TEST(KeptCheckpoints, AFailedSaveLosesNothing) {
                                     {"checkpoint.safetensors", "four"}}));
 }
 
-// Killed before and after the new one is written: the newest is the one before or the new one, the
+// Killed before and after the new one is written. The newest is the one before or the new one, the
 // older ones are there, and the next save puts all in order.
 TEST(KeptCheckpoints, AKillInASaveLosesNothing) {
   const std::string folder = FreshTestFolder();
@@ -144,7 +144,7 @@ TEST(KeptCheckpoints, AKillInASaveLosesNothing) {
   EXPECT_EQ(killed, 2);
 }
 
-// A process that the run forked saves, too: names are those of the steps in the files.
+// A process that the run forked saves, too: the names follow from the steps in the files.
 TEST(KeptCheckpoints, ASaveByAnotherObjectIsSeen) {
   const std::string folder = FreshTestFolder();
   ModelConfig config;

@@ -17,7 +17,7 @@
 namespace burst {
 namespace {
 
-// Of 1 to 6 stages, with one chunk and several.
+// Shapes of 1 to 6 stages, with one chunk and several.
 std::vector<PipelineShape> Shapes() {
   std::vector<PipelineShape> shapes;
   for (int p = 1; p <= 6; ++p) {
@@ -37,8 +37,8 @@ std::string NameOf(const PipelineShape& shape) {
 
 using Key = std::tuple<bool, int, int>;  // forward, micro-batch, run of layers
 
-// Executes a schedule with messages as a Pipeline sends them: a stage takes the message that an
-// action needs, computes, and sends the result once the message before it on this way was taken. A
+// Executes a schedule with messages as a Pipeline sends them. A stage takes the message that an
+// action needs and computes. It sends the result once the earlier message on this way was taken. A
 // pass through a run takes a forward_time or a backward_time, messages take none.
 struct Execution {
   bool completes = true;
@@ -136,7 +136,8 @@ TEST(PipelineSchedule, CompletesWithOneMessageUnderWayInEachDirection) {
   }
 }
 
-// Of a chunk: as many as there are stages (PipeDream). Interleaved: those of the warm-up and one.
+// A stage keeps as many activations of a chunk as there are stages (PipeDream). Interleaved, it
+// keeps those of the warm-up and one more.
 TEST(PipelineSchedule, KeepsAsFewActivationsAs1F1BAllows) {
   for (const PipelineShape& shape : Shapes()) {
     const int p = shape.stages, v = shape.chunks, m = shape.micro_batches;

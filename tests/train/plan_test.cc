@@ -36,7 +36,7 @@ constexpr char kSmall[] =
     "--model={\"family\":\"llama\",\"layers\":4,\"width\":256,\"heads\":4,\"kv_heads\":2,"
     "\"ffn\":1024,\"vocab\":512,\"dropout\":0}";
 
-// One whose state is large beside what a step on few tokens needs.
+// A model whose state is large compared with what a step on few tokens needs.
 constexpr char kWide[] =
     "--model={\"family\":\"llama\",\"layers\":4,\"width\":1024,\"heads\":8,\"kv_heads\":2,"
     "\"ffn\":4096,\"vocab\":512,\"dropout\":0}";
@@ -98,13 +98,13 @@ TEST(Plan, AgreesWithWhatWasMeasured) {
   EXPECT_GE(close, 16);
 }
 
-// Of stages that compute for as long as one another: all layers are alike, and what the first and
-// the last stage have besides is 1/500 of the work. A step of m micro-batches takes m t, the
-// bubble, and an update, whose part of m t one GPU tells: it has no bubble, and p times the layers.
-// Messages are not free, by half a hundredth of a pass.
+// Stages compute equally long: all layers are alike, and the rest of the first and the last stage
+// is 1/500 of the work. A step of m micro-batches takes m t, the bubble, and an update. One GPU
+// tells the update's part of m t: it has no bubble, and p times the layers. Messages are not free,
+// by half a hundredth of a pass.
 TEST(Plan, ThePipelinesBubbleIsThatOfTheFormula) {
   constexpr int kFew = 4, kMany = 12;
-  // What a step takes besides m t, over that.
+  // The time of a step in addition to m t, divided by m t.
   const auto rest = [](int stages, int chunks) {
     const auto seconds = [&](int micro_batches) {
       const StepPlan plan =
@@ -128,9 +128,9 @@ TEST(Plan, ThePipelinesBubbleIsThatOfTheFormula) {
   }
 }
 
-// The same of the bubble that a step's metrics have, over links that take no time but a message's
-// shortest; without a pipeline there is none. What the last stage has besides its layers is 1/500
-// of the work, p/500 of a stage's: the p - 1 others wait for it. A hundredth is for messages.
+// The bubble in a step's metrics, over links that take only a message's shortest time; without a
+// pipeline there is none. The last stage's work outside its layers is 1/500 of the whole, p/500 of
+// a stage's: the p - 1 others wait for it. A hundredth is for messages.
 TEST(Plan, TheBubbleOfTheMetricsIsThatOfTheFormula) {
   const std::vector<std::string> step = {
       "--model={\"family\":\"llama\",\"layers\":16,\"width\":2048,\"heads\":16,\"kv_heads\":16,"
@@ -170,7 +170,7 @@ TEST(Plan, APipelineIsFasterOverSlowLinks) {
   EXPECT_NEAR(static_cast<double>(stages.parameters) / one.parameters, 0.5, 0.02);
 }
 
-// The messages of the simulated step are those of the real one on CPUs, to the byte.
+// The simulated step sends as many bytes as the real one on CPUs.
 TEST(Plan, SendsWhatTheRealStepSends) {
   using Sent = std::vector<std::array<int64_t, kNumChannels>>;  // by rank
   const auto count = [](Communicator& comm, const TrainingSetup& setup, Sent* sent) {
@@ -233,7 +233,7 @@ TEST(Plan, KeepsAndDividesTheState) {
   EXPECT_LT(zero1.peak_bytes, whole.peak_bytes);
 }
 
-// By the shapes: a layer keeps so many bytes of a token in bf16, out and lse among them.
+// The shapes give the bytes of a token that a layer keeps in bf16, out and lse among them.
 TEST(Plan, RecomputationTradesTimeForMemory) {
   const std::vector<std::string> small = {kSmall, "--gpus=1xH200", "--seqlen=32768", "--batch=1"};
   const StepPlan none = PlanFor(small), selective = PlanFor(small, {"--recompute=selective"}),
@@ -245,15 +245,13 @@ TEST(Plan, RecomputationTradesTimeForMemory) {
   EXPECT_LT(none.step_seconds, selective.step_seconds);
   EXPECT_LT(selective.step_seconds, sequence.step_seconds);
   EXPECT_LT(sequence.step_seconds, full.step_seconds);
-  // What selective keeps beside full's: out in bf16 and lse in fp32 of four layers.
+  // Selective keeps more than full: out in bf16 and lse in fp32 of four layers.
   const double kept = 4 * 32768 * (256 * 2 + 4 * 4);
   EXPECT_NEAR(selective.peak_bytes - full.peak_bytes, kept, 0.3 * kept);
 }
 
-// Two tensors a layer but the last one, in bf16, are away until the backward; behind fast links
-// nobody waits for them.
-// Q, K and V in 8 bits are memory besides, where a step needs most or not, and their products take
-// less time.
+// Q, K and V in 8 bits take more memory, whether where a step needs most or not, and their products
+// take less time.
 TEST(Plan, AttentionInFp8IsFaster) {
   const std::vector<std::string> arguments = {kWide, "--gpus=1xH200", "--seqlen=65536",
                                               "--batch=1"};
@@ -262,6 +260,8 @@ TEST(Plan, AttentionInFp8IsFaster) {
   EXPECT_GE(fp8.peak_bytes, plain.peak_bytes);
 }
 
+// Two tensors a layer but the last one, in bf16, are away until the backward; behind fast links
+// nobody waits for them.
 TEST(Plan, OffloadedActivationsAreInTheHostsMemory) {
   const std::vector<std::string> small = {kSmall, "--gpus=1xH200", "--seqlen=131072", "--batch=1",
                                           "--recompute=selective"};

@@ -54,7 +54,8 @@ TEST(SampleToken, HugeLogitsDoNotOverflow) {
   EXPECT_EQ(SampleToken({1e30f, -1e30f, 0.f}, {1e-3, 0, 1}, 0), 0);
 }
 
-// Characters of one to four bytes, byte by byte; what is not UTF-8 is not held back for long.
+// Characters of one to four bytes, byte by byte. Bytes that are not UTF-8 are not held back for
+// long.
 TEST(CharacterStream, ShowsWholeCharacters) {
   const std::string characters[] = {"a", "\xC3\xA9", "\xE4\xBD\xA0", "\xF0\x9F\x98\x80"};
   CharacterStream stream;

@@ -84,7 +84,7 @@ class TextEncoderTest : public testing::Test {
     return encoded;
   }
 
-  // The same from whole texts, with the tokenizer's own Encode.
+  // Encodes whole texts with the tokenizer's own Encode.
   static absl::StatusOr<Encoded> Plainly(const std::vector<std::vector<std::string>>& parts,
                                          Kind kind) {
     std::vector<std::vector<std::string>> full(parts.size());

@@ -50,7 +50,7 @@ inline absl::Status WithTrainers(const TrainConfig& options,
   });
 }
 
-// Of a single rank.
+// Runs the trainer of a single rank.
 inline absl::Status WithTrainer(const TrainConfig& options,
                                 const std::function<absl::Status(Trainer&)>& body) {
   return WithTrainers(options, [&](Trainer& trainer, int) { return body(trainer); });

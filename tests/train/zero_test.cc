@@ -1,6 +1,6 @@
-// Ranks that divide a model's state (--zero) train as those that do not: the same bits where sums
-// have the same order, else to rounding; in less memory; and their checkpoints are the same. On the
-// CPU and, compiled once more, on GPUs.
+// Ranks that divide a model's state (--zero) train as those that do not, in less memory. Results
+// have the same bits where sums have the same order, else they are equal to rounding. Their
+// checkpoints are equal. On the CPU and, compiled once more, on GPUs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ constexpr char kTiedGpt2[] =
 // What a run computes.
 struct Results {
   std::vector<double> losses, norms;
-  // Of every parameter, by tensor parallel rank: the masters, put together from the ranks' pieces.
+  // The masters of every parameter, by tensor parallel rank, put together from the ranks' pieces.
   std::vector<std::vector<std::vector<float>>> weights;
 
   bool operator==(const Results& other) const {
@@ -228,8 +228,8 @@ TEST_F(Zero, AnOffloadedOptimizerTakesTheSameSteps) {
 
 // ---- Memory.
 
-// Of a rank: what it holds once it is ready, and the most that it uses in two steps. On the CPU,
-// where memory is that of all ranks, their mean.
+// A rank's memory: what it holds once it is ready, and the most that it uses in two steps. The
+// CPU's memory belongs to all ranks, so it is their mean.
 struct Memory {
   double kept = 0, peak = 0, parameters = 0;
   double told = 0;  // what ParameterList says that is kept
@@ -288,8 +288,8 @@ TEST_F(Zero, MemoryFallsAsTheFormulaSays) {
     options.dp = ranks;
     if (cuda) options.precision = Precision::kBf16;
     const Memory whole = MemoryOf(options, 0);
-    // The CPU's allocator rounds sizes up, those of a half and of a quarter alike; on a GPU there
-    // is a workspace besides.
+    // The CPU's allocator rounds all sizes up, also those of a half and of a quarter. A GPU also
+    // has a workspace.
     const Bytes* const bytes = cuda ? kBf16 : kFp32;
     const double n = cuda ? whole.parameters : whole.kept / bytes[0].whole;
     const double besides = whole.kept - n * bytes[0].whole;
@@ -305,10 +305,10 @@ TEST_F(Zero, MemoryFallsAsTheFormulaSays) {
                   memory.parameters * (bytes[zero].whole + bytes[zero].divided / ranks),
                   1e-3 * whole.kept)
           << zero;
-      // In a backward the gradients of two layers, one of them on its way to ranks that on the CPU
-      // hold as many pieces as there are ranks; values of a layer, the next and the last. What a
-      // step needs besides is at least a rank's share of what is measured, as peaks may coincide or
-      // not.
+      // A backward holds the gradients of two layers, one of them on its way to ranks that on the
+      // CPU hold as many pieces as there are ranks. It also holds values of a layer, the next and
+      // the last. The rest of a step's memory is at least a rank's share of what is measured, as
+      // peaks may coincide or not.
       const double gradients = 4 * 3 * layer, values = (cuda ? 2 : 4) * 3 * layer;
       const double in_flight = zero == 1 ? 0 : zero == 2 ? gradients : gradients + values;
       const double of_step = (cuda ? 1 : ranks) * (whole.peak - whole.kept);
@@ -351,8 +351,8 @@ std::vector<std::vector<float>> StateOf(const std::string& path) {
           optimizer.second_moment().ToVector<float>()};
 }
 
-// What is in the host's memory is written where it lies, so the next step's update waits. This
-// model takes far longer to write than to update.
+// An offloaded state is written in place, so the next step's update waits. This model takes far
+// longer to write than to update.
 TEST_F(Zero, AnOffloadedOptimizerIsSavedBeforeTheNextUpdate) {
   TrainConfig options = Options();
   options.model =
@@ -461,7 +461,7 @@ absl::Status OnRanksThatLoad(const std::string& path, const ModelConfig& model, 
   });
 }
 
-// Of a set: every rank writes its part, any other ranks read what they need of it.
+// Every rank writes its part of a set, and any other ranks read the parts that they need.
 TEST_F(Zero, ASetIsTheSameWhoeverWritesAndReadsIt) {
   const std::string one =
       R"({"family":"llama","layers":1,"width":32,"heads":4,"kv_heads":1,"ffn":48})";
