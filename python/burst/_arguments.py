@@ -27,7 +27,7 @@ _OPTIONS = ("strategy", "layout", "backward", "ring_grad_dtype", "causal", "wind
             "dropout_p", "return_max_logit")
 _NOT_OF_SCHEDULES = ("softmax_scale", "ring_grad_dtype", "deterministic", "fp8", "softcap", "dropout_p",
                      "return_max_logit", "value_dim", "promised", "alibi_slopes")
-_CACHE_BYTES = 16 << 20  # of each of the two caches of calls
+_CACHE_BYTES = 4 << 20  # of each cache below
 
 
 class Refusal:

@@ -5,13 +5,13 @@ from collections import OrderedDict
 
 
 class Bounded:
-    """A cache whose entries weigh at most `limit` together, or which has one entry.
+    """A cache whose entries weigh at most `limit` together, or which has at most `least` entries.
 
     Where weights are bytes, they are estimates. The order in which entries go depends on the calls of
     get and put alone, so that ranks which make the same calls drop the same entries."""
 
-    def __init__(self, limit):
-        self._limit, self._total = limit, 0
+    def __init__(self, limit, least=1):
+        self._limit, self._least, self._total = limit, least, 0
         self._entries, self._lock = OrderedDict(), threading.Lock()
 
     def __len__(self):
@@ -41,7 +41,7 @@ class Bounded:
                 dropped.append(self._remove(key))
             self._entries[key] = (value, weight)
             self._total += weight
-            while self._total > self._limit and len(self._entries) > 1:
+            while self._total > self._limit and len(self._entries) > self._least:
                 dropped.append(self._remove(next(iter(self._entries))))
         return value
 

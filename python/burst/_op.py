@@ -16,7 +16,7 @@ from ._cache import Bounded
 from .masks import Frozen
 from .scores import draw_seed, read_seed
 
-_TEXT_BYTES = 16 << 20
+_TEXT_BYTES = 4 << 20
 
 
 def is_wanted():

@@ -13,7 +13,7 @@ from ._cache import Bounded
 from ._library import UniqueId, check, create, library
 
 _ATTENTIONS = 64  # objects of the library for a group, one for each set of options
-_SCHEDULE_BYTES = 256 << 20  # of a group, about
+_SCHEDULES, _SCHEDULE_BYTES = 8, 8 << 20  # of a group: 8, or as many as fit in these bytes
 _AGREED_BYTES = 1 << 20
 
 
@@ -110,7 +110,7 @@ class Ranks:
     def _forget(self):
         # The ranks agree in what these hold: they change in calls of all ranks, and in nothing else.
         self.attentions, self.agreed = Bounded(_ATTENTIONS), Bounded(_AGREED_BYTES)
-        self.schedules = Bounded(_SCHEDULE_BYTES)
+        self.schedules = Bounded(_SCHEDULE_BYTES, _SCHEDULES)
 
     def _connect(self, device, timeout):
         group, dist = self.group, torch.distributed

@@ -224,6 +224,21 @@ def learned(rank, group):
         raise AssertionError("the gradient of a learned scale was dropped")
 
 
+def checked_by_torch(rank, group):
+    """torch's own check of operators: schema, fake results, autograd."""
+    from burst import _arguments, _op
+    given = {"causal": True, "layout": "zigzag", "strategy": "burst", "deterministic": True, "backward": "auto",
+             "cross": False, "window": 0, "ulysses_size": 0, "ranks_per_node": 0, "fp8": False,
+             "per_document": 0, "dropout_p": 0.0, "return_max_logit": False}
+    for change, seed in ((dict(), None), (dict(dropout_p=0.5), torch.tensor([5])), (dict(return_max_logit=True), None)):
+        values = {**given, **change}
+        text = _op.arguments_text(group, tuple(map(values.get, _arguments.SCALARS)),
+                                  (None, {"tensor": 0}, None, None, None))
+        inputs = [normal(name, 1, 6, 2, 8).requires_grad_() for name in "qkv"]
+        torch.library.opcheck(torch.ops.burst.forward.default,
+                              (*inputs, text, [torch.tensor([0, 2, 6])], True, seed, False))
+
+
 @unittest.skipUnless(hasattr(torch.library, "custom_op"), "operators need torch 2.4")
 class GraphsTest(unittest.TestCase):
     def test_tensors_that_change(self):
@@ -243,6 +258,9 @@ class GraphsTest(unittest.TestCase):
 
     def test_defaults_of_the_user(self):
         run_ranks(1, defaults_of_the_user)
+
+    def test_checked_by_torch(self):
+        run_ranks(1, checked_by_torch)
 
     def test_exported(self):
         run_ranks(1, exported)
