@@ -234,6 +234,50 @@ TEST(BurstAttentionTest, BitwiseEqualFromRunToRun) {
   }
 }
 
+// NaN in the tokens of one document, whatever rank has them, changes no bit of another one's.
+TEST(BurstAttentionTest, NaNStaysInItsDocument) {
+  constexpr int64_t kBegin = 90, kEnd = 201, kSeqlen = 333;
+  const DocumentStarts documents = {{0, kBegin, kEnd, 280}};
+  const Inputs clean = RandomInputs(1, kSeqlen, 2, 1, 32, DType::kFloat32, 5);
+  const auto other_rows = [&](const Tensor& t, int axis) {
+    std::vector<float> values = t.Slice(axis, 0, kBegin).Contiguous().ToVector<float>();
+    for (float x : t.Slice(axis, kEnd, kSeqlen - kEnd).Contiguous().ToVector<float>()) {
+      values.push_back(x);
+    }
+    return values;
+  };
+  for (bool causal : {true, false}) {
+    for (int world_size : {2, 3, 4}) {
+      for (Layout layout : kLayouts) {
+        for (BackwardDirection direction : kDirections) {
+          BurstAttentionOptions options;
+          options.layout = layout;
+          options.mask = {causal, 0};
+          options.backward = direction;
+          AttentionResults expected, actual;
+          ASSERT_TRUE(RunRing(world_size, options, clean, documents, &expected).ok());
+          for (Tensor Inputs::*which : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::dout}) {
+            SCOPED_TRACE(testing::Message() << causal << " ranks " << world_size << " "
+                                            << Name(layout) << " " << Name(direction));
+            Inputs inputs = clean;
+            inputs.*which = (clean.*which).Clone();
+            const Tensor bad = (inputs.*which).Slice(1, kBegin, kEnd - kBegin);
+            const Tensor nan = Tensor::Empty(bad.shape(), DType::kFloat32);
+            nan.Fill(std::nan(""));
+            bad.CopyFrom(nan);
+            ASSERT_TRUE(RunRing(world_size, options, inputs, documents, &actual).ok());
+            EXPECT_EQ(other_rows(actual.out, 1), other_rows(expected.out, 1));
+            EXPECT_EQ(other_rows(actual.lse, 2), other_rows(expected.lse, 2));
+            EXPECT_EQ(other_rows(actual.dq, 1), other_rows(expected.dq, 1));
+            EXPECT_EQ(other_rows(actual.dk, 1), other_rows(expected.dk, 1));
+            EXPECT_EQ(other_rows(actual.dv, 1), other_rows(expected.dv, 1));
+          }
+        }
+      }
+    }
+  }
+}
+
 // Bytes a transfer and element of the batch, from the method's table, times G - 1 transfers of
 // every rank.
 TEST(BurstAttentionTest, BytesEqualTheFormulas) {

@@ -163,6 +163,25 @@ def packed_and_float32(rank, group):
     compare(problem, group, layout, dtype=torch.float32, tolerance=TOLERANCE * 2**29)
 
 
+def padding_of_nan(rank, group):
+    """The last document is padding that nobody wrote: no other token's results change by a bit."""
+    tensors = [normal(name, 41, heads, 16) for name, heads in (("q", 4), ("k", 2), ("v", 2), ("o", 4))]
+    real = burst.positions(41, group) < 33
+
+    def run(tensors):
+        q, k, v, dout = (burst.shard(x, 0, group) for x in tensors)
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = burst.attention(*inputs, cu_seqlens=[0, 10, 33, 41], causal=False, group=group)
+        return [x[real] for x in (out.detach(), *torch.autograd.grad(out, inputs, dout))]
+
+    want = run(tensors)
+    for bad in range(4):
+        poisoned = [x.clone() for x in tensors]
+        poisoned[bad][33:] = float("nan")
+        for got, finite in zip(run(poisoned), want):
+            assert torch.equal(got, finite), "NaN in input %d" % bad
+
+
 SLOPES = (0.5, 0.0, 0.25, 1.0)
 
 
@@ -342,6 +361,10 @@ class AttentionTest(unittest.TestCase):
 
     def test_packed_and_float32(self):
         run_ranks(2, packed_and_float32)
+
+    def test_padding_of_nan(self):
+        for size in (1, 2):
+            run_ranks(size, padding_of_nan)
 
     def test_changed_scores(self):
         run_ranks(4, changed_scores)
