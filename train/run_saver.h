@@ -56,8 +56,8 @@ class RunSaver {
   void BeforeUpdate();
   // Tells of what is written, if this rank's save needs nobody else.
   absl::Status EndWritten();
-  // Of a set that this rank has begun: called once no rank is busy, begins to write the index.
-  // Collective.
+  // A set that this rank has begun. CompleteSet, called once no rank is busy, begins to write the
+  // index. Collective.
   bool has_set() const { return set_.has_value(); }
   absl::Status CompleteSet();
   // Waits for the save that is being written, and returns its result; OK if there is none.

@@ -1,7 +1,7 @@
-// The trainer: one rank's part of a run. Every rank owns a whole replica of the model, or with
-// tensor parallelism its part of one, or of a pipeline the layers of its stage, and its tokens of
-// every sequence; losses and gradients are reduced over ranks, so all replicas take the same step.
-// With --zero the ranks divide what they would otherwise all have (ShardedState).
+// The trainer: one rank's part of a run. Every rank owns its tokens of every sequence, and a whole
+// replica of the model. With tensor parallelism it owns its part of a replica, in a pipeline the
+// layers of its stage. Losses and gradients are reduced over ranks, so all replicas take the same
+// step. With --zero the ranks divide what they would otherwise all have (ShardedState).
 #pragma once
 
 #include <array>
@@ -50,19 +50,19 @@ class Trainer {
   absl::Status Train();
 
   // One optimizer step, number `step` from 0: batch, forward and backward, reduction, update.
-  // Collective. With `enqueue_next`, the caller's next call is for the step after it: a GPU is
-  // given that one, too, before the host waits for this one's results, so that it is never without
-  // work. Then the model is not what this step made of it, but what the next one will.
+  // Collective. `enqueue_next` says that the caller's next call is for the following step. A GPU is
+  // then given that step, too, before the host waits for this one's results, so that it always has
+  // work. The model then has the next step's state, not this one's.
   //
-  // step_ms is time on the device (DeviceEvent): from the end of the step before, where that one
-  // was told of this one by `enqueue_next`, else from this step's own begin, to this step's end.
+  // step_ms is time on the device (DeviceEvent), to this step's end. It begins with the end of the
+  // step before if that one had `enqueue_next`, else with this step's own begin.
   absl::StatusOr<StepMetrics> Step(int64_t step, bool enqueue_next = false);
 
   // Mean loss over the validation data; none if a signal asked some rank to stop. Collective.
   absl::StatusOr<std::optional<double>> Evaluate();
 
   const Transformer& model() const { return *model_; }
-  // Of this rank, page-locked: what is offloaded, and the copy that a save takes.
+  // Page-locked memory of this rank: offloaded state, and the copy that a save takes.
   int64_t host_bytes() const;
 
  private:
@@ -98,7 +98,7 @@ class Trainer {
   // Whether the condition holds on some rank. Collective.
   absl::StatusOr<bool> OnAnyRank(bool condition);
   absl::Status AnyRankStops();
-  // Of so many micro-batches, from `first` on.
+  // Runs micro-batches [first, first + count).
   absl::Status ForwardBackward(int64_t first, int64_t count, double loss_scale, const Tensor& loss);
   absl::Status ForwardBackwardOne(int64_t micro_batch, double loss_scale, const Tensor& loss,
                                   bool first, bool last);
@@ -110,16 +110,17 @@ class Trainer {
   absl::Status FinishGradients(const Tensor& norm);
   // AdamW, and what the ranks exchange after it.
   absl::Status Update(const Tensor& loss_and_norm, double lr);
-  // Of all ranks.
+  // The tokens of a step, over all ranks.
   int64_t step_tokens() const { return config_.accumulate * config_.batch * config_.seqlen; }
   // The sequences of `count` that are this rank's group's share: [first, second).
   std::pair<int64_t, int64_t> Share(int64_t count) const;
   // This rank's tokens of `batch`, which were checked, on its device.
   absl::StatusOr<SequenceBatch> LocalBatch(const GlobalBatch& batch);
-  // Of this rank's tokens, unscaled, without a gradient; null on a stage that does not compute it.
+  // The loss of this rank's tokens, unscaled, without a gradient; null on a stage that does not
+  // compute it.
   absl::StatusOr<Tensor> LossOf(const SequenceBatch& batch);
 
-  // What comes after so many steps, before the next one.
+  // What comes after step number `steps`, before the next one.
   bool EvaluatesAfter(int64_t steps) const;
   bool SavesAfter(int64_t steps) const;
   absl::Status EvaluateStep(StepMetrics* metrics);

@@ -119,8 +119,9 @@ absl::StatusOr<Pipeline::MicroBatch> Trainer::MicroBatch(int64_t number) {
 
 // Forward and backward of a micro-batch, by its number in the run. This rank's part of its loss
 // goes into `loss`, [1] float64, and its part of the gradients is added to what is there. `first`
-// and `last` of those whose gradients are accumulated: in the last one, the reduction of both over
-// ranks is enqueued as soon as they are complete, beside the rest of the backward.
+// and `last`: whether it is the first or the last of the micro-batches that are accumulated. In the
+// last one, the reduction of loss and gradients over ranks is enqueued as soon as they are
+// complete, while the backward goes on.
 absl::Status Trainer::ForwardBackwardOne(int64_t micro_batch, double loss_scale, const Tensor& loss,
                                          bool first, bool last) {
   BURST_ASSIGN_OR_RETURN(const Pipeline::MicroBatch own, MicroBatch(micro_batch));
@@ -164,7 +165,7 @@ absl::StatusOr<bool> Trainer::OnAnyRank(bool condition) {
   return sum.data<double>()[0] > 0;
 }
 
-// The first stage makes the first pass of all and the last one: its span is that of every stage.
+// The first stage makes the first pass of all and the last one, so its span covers every stage.
 absl::StatusOr<double> Trainer::PipelineBubbleOf(const PassTimes& passes) {
   const double span = pipeline_->stage() == 0 ? config_.mesh.stages * passes.Span() : 0;
   const Tensor sums = Tensor::FromVector<double>({span, passes.Busy()}, {2});

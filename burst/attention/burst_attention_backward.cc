@@ -26,8 +26,8 @@ void AddToRows(const Tensor& addend, const Tensor& block, int axis,
   CopyAll(copies);
 }
 
-// The heads that belong to a part of a block's work: whole groups of query heads that share a KV
-// head; where there is one KV head, some of its query heads (their gradients add up). A division by
+// The heads of one part of a block's work: whole groups of query heads that share a KV head. If
+// there is one KV head, they are some of its query heads (their gradients add up). A division by
 // tokens would cost more: every key tile would be loaded, and its gradients stored, twice.
 struct Heads {
   int64_t first, count, first_kv, kv_count;
@@ -37,12 +37,12 @@ struct Heads {
 
   Tensor OfQueries(const Tensor& t) const { return t.Slice(kHeadAxis, first, count); }
   Tensor OfKeys(const Tensor& t) const { return t.Slice(kHeadAxis, first_kv, kv_count); }
-  // Of lse or delta. The kernels read them contiguous; they are small.
+  // The rows of lse or delta. The kernels read them contiguous; they are small.
   Tensor OfRows(const Tensor& t) const { return t.Slice(kLseHeadAxis, first, count).Contiguous(); }
 };
 
 // In a flat ring the two parts are equal. Between nodes the last transfer of the gradients takes
-// longer, and the second part, which it runs beside, is three quarters.
+// longer. The second part, which runs at the same time, is therefore three quarters.
 Heads HeadsOf(Ring::Part part, bool flat, int64_t num_heads, int64_t num_kv_heads) {
   if (part == Ring::Part::kWhole) return {0, num_heads, 0, num_kv_heads};
   const int64_t groups = num_kv_heads > 1 ? num_kv_heads : num_heads;
@@ -119,8 +119,8 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   const auto heads_of = [&](Ring::Part part) {
     return HeadsOf(part, schedule.ranks_per_node() == groups, num_heads, num_kv_heads);
   };
-  // Of a block of which only some rows are sent, the gradients that come back are of those, and are
-  // added to the others at the end.
+  // If a rank sends only some rows of its block, the ring returns gradients for those rows only.
+  // They are added to the full gradient at the end.
   const std::vector<BlockRows>* const rows = burst ? schedule.query_rows() : schedule.key_rows();
 
   // One rank and one part: one call that assigns the gradients where they belong. Else they are
@@ -131,7 +131,8 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
     return in_place ? gradient : Tensor::Empty(gradient.shape(), sum_dtype, gradient.device());
   };
   const Tensor dq_sum = sum_of(*dq), dk_sum = sum_of(*dk), dv_sum = sum_of(*dv);
-  // The calls that add to them. Those of the block that goes around are of its own rounds alone.
+  // The calls that add to the sums. The sums of the block that goes around get only the calls of
+  // its own rounds.
   HeadCalls q_calls(num_heads), kv_calls(num_kv_heads);
   const auto announce = [&](Ring::Part part, int source) {
     const Heads heads = heads_of(part);
@@ -201,7 +202,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
       kernels.Backward(params);
     }
   };
-  // Of the gradient of another rank's block.
+  // The calls that add to the gradient of another rank's block.
   const auto calls_of = [&](int source, int64_t heads, const Ring::Sums& sums) {
     HeadCalls calls(heads);
     calls.Announce({0, heads}, static_cast<int64_t>(parts_of(source).size()));

@@ -63,7 +63,7 @@ absl::StatusOr<Tensor> CachedAttention::Forward(const Tensor& q, const Tensor& k
     KernelsOf(q.device()).Forward(params);
     return out;
   }
-  // Of every rank its part's out and lse, each beginning where kernels store vectors.
+  // For each rank, its part's out and lse. Each begins where kernels store vectors.
   constexpr int64_t kAlign = 32;
   const int64_t count = (rows * (head_dim + 1) + kAlign - 1) / kAlign * kAlign;
   const int64_t ranks = ranks_->world_size();

@@ -2,10 +2,11 @@
 //
 // A sequence is divided into chunks of a fixed number of tokens, of which a rank has some. Ranks
 // gather the keys and values of the whole sequence. A kernel is called for every chunk of queries
-// with the keys that it sees, so a call never depends on who else is there:
-//   forward   out, lse of a chunk: one call
-//   backward  dQ of a chunk: one call; the call's parts of dK and dV are added exactly
-//             (burst/tensor/exact_sum.h) to those of the other chunks, on this rank and on others
+// with the keys that it sees, so a call does not depend on the other ranks:
+//
+//    forward   out, lse of a chunk: one call
+//    backward  dQ of a chunk: one call; the call's parts of dK and dV are added exactly
+//              (burst/tensor/exact_sum.h) to those of the other chunks, on this rank and on others
 //
 // This is for comparing runs and finding errors, not for the longest sequences: every rank needs
 // room for K and V of all tokens, and for their gradients in float64. A rank sends as many keys and

@@ -1,6 +1,7 @@
-// Which of the kernels' calls that add to a gradient is the first for some of its heads, and so
-// assigns it, and which the last. In a ring the own block is computed in two calls, half of the
-// heads each, with those of the other blocks in between: so heads do not begin and end alike.
+// Tracks, for each head, which kernel call is the first and which is the last to add to a gradient.
+// The first call assigns the gradient. In a ring, a rank's own block is computed in two calls, half
+// of the heads each, with the other blocks in between. So the first and the last call differ per
+// head.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ class HeadCalls {
  public:
   explicit HeadCalls(int64_t num_heads) : calls_(num_heads) {}
 
-  // Announces so many calls for these heads. All calls are announced before the first one.
+  // Announces `calls` calls for these heads. All calls are announced before the first one.
   void Announce(const HeadRange& heads, int64_t calls);
   // Whether there is a call for every head. Where there is none, nobody would assign the gradient.
   bool ForAllHeads() const;

@@ -25,7 +25,7 @@ using MaskParts = absl::InlinedVector<MaskPart, 4>;
 // takes_blocks: whether the kernels do.
 MaskParts PartsOf(const BlockMask& mask, bool takes_blocks);
 
-// Of a call with q and k, without a mask. softmax_scale 0: 1 / sqrt(head_dim).
+// The shape of a call with q and k, without a mask. softmax_scale 0: 1 / sqrt(head_dim).
 FlashAttentionShape KernelShape(double softmax_scale, const Tensor& q, const Tensor& k);
 
 void SetMask(const MaskPart& part, DeviceType device, FlashAttentionShape* shape);

@@ -1,6 +1,6 @@
-// What changes attention's scores and weights over ranks: softcap, ALiBi, dropout. The equations
-// are those of burst/kernels/scores.h. Heads and positions are counted in the whole model and the
-// whole sequence, so that the result does not depend on the ranks.
+// What changes attention's scores and weights over ranks: softcap, ALiBi, dropout.
+// burst/kernels/scores.h has the equations. Heads and positions are counted in the whole model and
+// the whole sequence, so that the result does not depend on the ranks.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@ namespace burst {
 
 struct ScoreOptions {
   double softcap = 0;  // 0: none
-  // Of all query heads, on all ranks, float32; AlibiSlopes gives the paper's. Empty: none.
+  // The slopes of all query heads, on all ranks, float32; AlibiSlopes gives the paper's. Empty: no
+  // ALiBi.
   std::vector<float> alibi_slopes = {};
   // The probability that a weight is dropped; which, follows from
   // SequenceParallelAttention::SetDropout. 0: none.
@@ -43,8 +44,8 @@ struct WeightDropout {
 // InvalidArgument, which names the option, for values out of range.
 absl::Status CheckScoreOptions(const ScoreOptions& options);
 
-// The same for an attention of `num_heads` query heads in all, under a schedule, by kernels that
-// may not change scores.
+// Checks options for an attention of `num_heads` query heads in all, under a schedule, by kernels
+// that may not change scores.
 absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedule,
                          int64_t num_heads, const AttentionKernels& kernels);
 
@@ -59,7 +60,8 @@ class RankScores {
   RankScores(const ScoreOptions& options, const WeightDropout& dropout, const RankGroup& group,
              int64_t num_heads, DeviceType device);
 
-  // Of one call: its part of the rank's heads begins at `first_head`. Valid until the next one.
+  // The changes for one call, whose part of the rank's heads begins at `first_head`. Valid until
+  // the next call.
   ScoreChanges For(const std::vector<int32_t>& q_positions, const std::vector<int32_t>& k_positions,
                    int64_t first_head);
 

@@ -27,7 +27,8 @@ void ForwardOnTape(Tape& tape, SequenceParallelAttention& attention, const RingS
   if (lse != nullptr) *lse = Tensor::Zeros(LseShape(q), SumDType(q.dtype()), q.device());
 }
 
-// Of the op's sinks, what Forward takes. A copy: a parameter's memory need not last until Backward.
+// The values of the op's sinks, which Forward takes. A copy: a parameter's memory need not last
+// until Backward.
 Tensor ValuesOf(const AttentionSinks& sinks) {
   if (!sinks.logits.defined()) return Tensor();
   const Tensor& logits = sinks.logits.value();
@@ -71,7 +72,7 @@ std::pair<Tensor, Saved> TakeKept(KeptAttention* kept, int64_t num_heads, const 
   return {out, std::move(saved)};
 }
 
-// Of q's tokens, those of the schedule: the strategy has a rank's tokens, or its group's.
+// The number of q's tokens that belong to `part`: the strategy has a rank's tokens, or its group's.
 int64_t TokensOf(const RingSchedule& part, const RingSchedule& all, const Tensor& q) {
   return q.dim(1) == all.shard().local_length() ? part.shard().local_length()
                                                 : part.shard().group_length();

@@ -28,8 +28,8 @@ class SequenceParallelAttention {
   virtual absl::StatusOr<RingSchedule> Schedule(int64_t seqlen,
                                                 const DocumentStarts& documents = {},
                                                 const Spans& spans = {}) const = 0;
-  // The same for tokens that no layout describes: the global positions of every rank's tokens
-  // (TokenShard::Create).
+  // Schedules tokens that no layout describes: `positions` are the global positions of every rank's
+  // tokens (TokenShard::Create).
   virtual absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
                                                 const DocumentStarts& documents = {},
                                                 const Spans& spans = {}) const = 0;
@@ -63,16 +63,17 @@ class SequenceParallelAttention {
   // How it changes scores; the model's softcap has to be among it.
   virtual ScoreOptions scores() const { return {}; }
 
-  // Which weights Forward drops from now on, if it drops any. The same on all ranks of a sequence;
-  // another seed for every layer and micro-batch. Backward goes by that of its Forward.
+  // Says which weights Forward drops from now on, if it drops any. `dropout` is equal on all ranks
+  // of a sequence, with another seed for every layer and micro-batch. Backward uses the dropout of
+  // its Forward.
   void SetDropout(const WeightDropout& dropout) { dropout_ = dropout; }
   void SetDropoutSeed(uint64_t seed) { dropout_ = {seed}; }  // of rows and heads from 0 on
   const WeightDropout& dropout() const { return dropout_; }
 
-  // Of the last Forward, where its options ask for it (ScoreOptions): the largest score of each of
-  // its heads (natural, after softcap and ALiBi) over the queries and keys of all ranks, -inf where
-  // no query sees a key; [batch, num_heads] float32, the same on all ranks. For optimizers that
-  // clip it (Kimi K2, arXiv 2507.20534). Else null.
+  // The largest score of each head in the last Forward, if its options ask for it (ScoreOptions),
+  // else null. [batch, num_heads] float32, equal on all ranks. Scores are natural, after softcap
+  // and ALiBi, over the queries and keys of all ranks; -inf where no query sees a key. For
+  // optimizers that clip it (Kimi K2, arXiv 2507.20534).
   const Tensor& max_logits() const { return max_logits_; }
 
   // Collective, as Backward is.
@@ -80,8 +81,8 @@ class SequenceParallelAttention {
   // q:    [batch, length, num_heads, head_dim] of this rank's tokens, schedule.shard()
   //       .local_positions(), in order of position; innermost stride 1; float32, float64 or, on a
   //       GPU, bfloat16 or float16
-  // k, v: [batch, length, num_kv_heads, head_dim]; num_kv_heads divides num_heads. Of
-  //       cross-attention, of the tokens of schedule.key_shard()
+  // k, v: [batch, length, num_kv_heads, head_dim]; num_kv_heads divides num_heads. In
+  //       cross-attention they have the tokens of schedule.key_shard()
   // out:  like q, may be strided too; allocated when null
   // lse:  [batch, num_heads, length] of SumDType(dtype): the natural log of the softmax's
   //       denominator, -inf for a query that sees no key; allocated when null
@@ -91,9 +92,9 @@ class SequenceParallelAttention {
   virtual absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                                const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) = 0;
 
-  // Assigns dq, dk, dv (like q, k, v; allocated when null; may be strided: slices of one tensor).
-  // dsinks: null, or becomes [parts, num_heads], whose sum over parts and ranks is the gradient of
-  // the sinks. One part, but for ExactAttention, which has one for each of its calls.
+  // Assigns dq, dk, dv (like q, k, v; allocated when null). They may be strided, such as slices of
+  // one tensor. dsinks: null, or becomes [parts, num_heads], whose sum over parts and ranks is the
+  // gradient of the sinks. There is one part; ExactAttention has one for each of its calls.
   virtual absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq,
                                 Tensor* dk, Tensor* dv, Tensor* dsinks) = 0;
   absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
@@ -107,8 +108,8 @@ class SequenceParallelAttention {
   virtual absl::Status Restore(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                                const Tensor& v, Saved* saved);
 
-  // For callers that keep Forward's tensors alone: *saved, without gradients, from what Forward was
-  // given and gave. Collective where Restore is; sends out and lse besides.
+  // For callers that keep Forward's tensors alone: makes *saved, without gradients, from Forward's
+  // arguments and results. Collective where Restore is; also sends out and lse.
   virtual absl::Status Rebuild(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                                const Tensor& v, const Tensor& out, const Tensor& lse,
                                Saved* saved) {
@@ -171,7 +172,7 @@ struct HeadGroup {
   int64_t count = 1;
 };
 
-// The same on the packed output of one projection, qkv [batch, length, num_heads + 2 num_kv_heads,
+// The op on the packed output of one projection, qkv [batch, length, num_heads + 2 num_kv_heads,
 // head_dim]: the heads of Q, then of K, then of V. The kernels read and write slices of it; nothing
 // is copied. out: [batch, length, num_heads, head_dim].
 //

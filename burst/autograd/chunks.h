@@ -1,6 +1,6 @@
-// Functions that take a batch chunk by chunk: so many consecutive tokens of one sequence at a time,
-// or so many whole sequences. What they compute of a chunk then is the same, to the bit, whatever
-// else the rank has; so it does not depend on how sequences and their chunks are spread over ranks.
+// Functions that take a batch in chunks of `chunk` tokens: consecutive tokens of one sequence, or
+// several whole sequences. The result for a chunk has the same bits, whatever else the rank holds.
+// So it does not depend on how sequences and their chunks are spread over ranks.
 #pragma once
 
 #include <cstdint>

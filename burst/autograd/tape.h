@@ -1,7 +1,7 @@
 // Reverse-mode automatic differentiation on a tape.
 //
-// An op computes its value, then records one node: a function, written by hand beside the forward,
-// that reads the gradient of the op's outputs and adds to the gradients of its inputs. Backward
+// An op computes its value, then records one node: a function, written by hand next to the forward.
+// The node reads the gradient of the op's outputs and adds to the gradients of its inputs. Backward
 // runs the nodes in reverse order and frees each one, with the tensors it saved, after it has run.
 //
 //   Variable y = RmsNorm(tape, x, weight, eps);      // in the op:
@@ -53,7 +53,7 @@ class Variable {
   // zeroed at the first call. Only when requires_grad().
   const Tensor& MutableGrad() const;
 
-  // The same for backwards that can also overwrite the buffer. *add is false for the first
+  // The buffer of MutableGrad for backwards that can also overwrite it. *add is false for the first
   // contribution to a parameter since ZeroGrad: the buffer's values are undefined then.
   const Tensor& GradToWrite(bool* add) const;
 
@@ -99,8 +99,8 @@ class Variable {
 };
 
 class Tape;
-// y = function(tape, x): its ops go onto the tape they are given, and may read parameters besides
-// x.
+// y = function(tape, x): its ops go onto the tape they are given, and may read parameters as well
+// as x.
 using TapeFunction = std::function<Variable(Tape& tape, const Variable& x)>;
 
 // Whether anybody reads the value of a result. One that is unread needs no value, only a gradient:
@@ -139,10 +139,11 @@ class Tape {
   // d loss / d loss = 1. Consumes the tape. Returns status(): the first error that an op reported,
   // forward or backward; the gradients mean nothing then.
   [[nodiscard]] absl::Status Backward(const Variable& loss);
-  // The same for outputs with given gradients: d outputs[i] = grads[i].
+  // Runs the backward of several outputs with given gradients: d outputs[i] = grads[i].
   [[nodiscard]] absl::Status Backward(const std::vector<Variable>& outputs,
                                       const std::vector<Tensor>& grads);
-  // The same for one output; neither is kept longer than the ops need it.
+  // Runs the backward of one output; the output and its gradient are freed as soon as the ops allow
+  // it.
   [[nodiscard]] absl::Status BackwardAndForget(Variable output, Tensor grad);
 
   // To inspect what ops compute (for a NaN, say), or to change it: `watcher` is called with every
@@ -175,8 +176,8 @@ class Tape {
 };
 
 // ---- Recomputation in the backward, or gradient checkpointing (Chen et al., "Training Deep Nets
-// with Sublinear Memory Cost", arXiv 1604.06174): only the input of a part of a model is kept; what
-// happens between input and output is computed once more when the backward gets there.
+// with Sublinear Memory Cost", arXiv 1604.06174). Only the input of a part of a model is kept. The
+// ops between input and output are computed once more when the backward gets there.
 
 // function(tape, x) as one node of the tape, which keeps x and what the function itself keeps. The
 // function runs twice: now, on a tape that is thrown away, and in the backward, on a second one,
@@ -192,11 +193,12 @@ class Tape {
 // makes the function's result may leave out its value.
 Variable RecomputeInBackward(Tape& tape, const Variable& x, TapeFunction function);
 
-// The same for a function that treats every row by itself. It is given [1, chunk, width], `chunk`
-// rows of x (the last time fewer), in both runs, and makes [1, chunk, result_width] of them (-1:
-// width). What it allocates then does not grow with x. In chunks, too, on a tape that does not
-// record. x: [..., width], contiguous, any number of rows; y: [..., result_width]. Gradients of
-// parameters are sums over chunks: those without chunks up to rounding. `use`: of y.
+// Recomputes a function that treats every row by itself, `chunk` rows at a time. In both runs it is
+// given [1, chunk, width], `chunk` rows of x (the last time fewer), and makes [1, chunk,
+// result_width] of them (-1: width). So the memory it allocates does not grow with x. A tape that
+// does not record takes chunks, too. x: [..., width], contiguous, any number of rows; y: [...,
+// result_width]. Gradients of parameters are sums over chunks, equal up to rounding to a run
+// without chunks. `use`: of y.
 Variable RecomputeInChunks(Tape& tape, const Variable& x, int64_t chunk, TapeFunction function,
                            ResultUse use = ResultUse::kRead, int64_t result_width = -1);
 

@@ -8,9 +8,9 @@
 
 namespace burst {
 
-// For a library inside of another program, which it must not end (burst/c): while the object lives,
-// what would end the program because of this thread throws a FatalError instead. What was under way
-// is left as it is, and cannot be continued.
+// Lets a library inside of another program, such as burst/c, fail without ending that program.
+// While the object lives, a failure of this thread that would end the program throws a FatalError
+// instead. The work under way is left as it is, and cannot be continued.
 class ScopedFatalErrors {
  public:
   ScopedFatalErrors();

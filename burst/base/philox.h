@@ -2,8 +2,8 @@
 // as 1, 2, 3" (SC 2011).
 //
 // A random number is a pure function of (key, counter). Initial weights, dropout masks and data
-// order are keyed by what they belong to (seed, step, layer, global token, channel), so they are
-// the same for any number of ranks, any layout and after a resume, and no generator state needs
+// order are keyed by what they belong to (seed, step, layer, global token, channel). So they are
+// equal for any number of ranks, any layout and after a resume, and no generator state needs
 // saving.
 #pragma once
 

@@ -2,13 +2,13 @@
 // for what message it waits. Ranks write it as they go (a few stores); the watchdog (watchdog.h)
 // reads it when nothing has moved for too long.
 //
-//   const ScopedRankProgress rank(comm.rank());     // this thread is the rank
-//   ReachStep(step);
-//   const ScopedPhase phase("forward");
-//   ReachOp(layer, "attention");
-//   const ScopedWait wait("receives", "read", peer, bytes);
+//    const ScopedRankProgress rank(comm.rank());     // this thread is the rank
+//    ReachStep(step);
+//    const ScopedPhase phase("forward");
+//    ReachOp(layer, "attention");
+//    const ScopedWait wait("receives", "read", peer, bytes);
 //
-// On threads that are no rank all of this does nothing. Texts are string literals.
+// On threads that are not a rank, all of this does nothing. Texts are string literals.
 #pragma once
 
 #include <atomic>
@@ -89,7 +89,7 @@ class RankProgress {
 // "step 12, backward, layer 3, attention"
 std::string Describe(const ProgressPlace& place);
 
-// The calling thread's; null if it is no rank.
+// The calling thread's progress; null if it is not a rank.
 inline thread_local RankProgress* current_progress = nullptr;
 
 // The calling thread is a rank for as long as the object lives. `rank`: in the world.
@@ -106,7 +106,7 @@ class ScopedRankProgress {
 };
 
 // While it lives, the calling thread's rank is not among those in progress, and may take as long as
-// its work takes: it reads data, of which nothing says how far it is.
+// its work takes. It reads data, for example, which does not tell how far it is.
 class ScopedUnwatched {
  public:
   ScopedUnwatched();
@@ -118,7 +118,8 @@ class ScopedUnwatched {
   const RankProgress* const rank_;
 };
 
-// Of the ranks of this process: what has happened since the process began, and a line each.
+// For the ranks of this process: the number of events since the process began, the number of ranks
+// in progress, and a line for each.
 uint64_t CountProgress();
 int RanksInProgress();
 std::vector<std::string> DescribeProgress();

@@ -11,9 +11,9 @@
 
 namespace burst {
 
-// While it lives: after `patience` without progress of any rank of this process, nor of those that
-// ProgressElsewhere tells of, prints a line for each rank of this process to stderr and ends the
-// process with exit code 1. Ranks that are only waiting for one that works are no reason to end.
+// While it lives, watches the ranks of this process and those that ProgressElsewhere reports. After
+// `patience` without progress of any of them, prints a line for each rank of this process to stderr
+// and ends the process with exit code 1. Ranks that only wait for one that works do not end it.
 //
 // Time in which the process itself was stopped (SIGSTOP) does not count.
 class Watchdog {
@@ -34,8 +34,8 @@ class Watchdog {
   std::thread thread_;  // last: it uses the others
 };
 
-// For transports that connect processes: they tell each other of progress, so that a process knows
-// of a rank elsewhere that works; and a process that ends asks the others to say where they are.
+// For transports that connect processes. They tell each other of progress, so that a process knows
+// of a working rank elsewhere. A process that ends asks the others to say where they are.
 
 // Milliseconds since a rank of this process moved; 0 without a watchdog or ranks.
 int64_t MsWithoutProgress();

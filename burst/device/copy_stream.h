@@ -1,5 +1,5 @@
-// Copies between a device's memory and the host's that run beside kernels: on a GPU by its copy
-// engines, on a stream of their own. On the CPU they are done at once.
+// Copies between a device's memory and the host's that run while kernels do. On a GPU its copy
+// engines make them, on a stream of their own. On the CPU they are done at once.
 #pragma once
 
 #include <cstddef>

@@ -19,7 +19,7 @@ void SynchronizeDevice(DeviceType device) {
 
 namespace {
 
-// Of what the host can read and write; a copy takes no time.
+// Copies memory that the host can read and write; a copy takes no time.
 void SimulateCopy(void* to, const void* from, size_t bytes) {
   const bool readable = SimulatedGpu::IsBacked(from), writable = SimulatedGpu::IsBacked(to);
   if (readable && writable) std::memcpy(to, from, bytes);

@@ -1,5 +1,6 @@
-// Memory of a device, from a pool that keeps freed blocks: a training step allocates the same
-// blocks again and again, and fresh pages from the system cost more than the arithmetic on them.
+// Memory of a device, from a pool that keeps freed blocks. A training step allocates blocks of the
+// same sizes again and again, and fresh pages from the system cost more than the arithmetic on
+// them.
 //
 // GPU memory is ordered by the stream of the thread that allocates it. A freed block may serve that
 // thread's next allocation at once: kernels that used it come first on the stream. Before memory is

@@ -48,7 +48,7 @@ class NvtxRanges : public ProfiledRange, public ProgressListener {
     if (place.op != nullptr) path.push_back(place.op);
     size_t same = 0;
     while (same < open_.size() && same < path.size() && open_[same] == path[same]) ++same;
-    // The same op again is another range.
+    // If the op comes again, it is another range.
     if (same == path.size() && same == open_.size() && same > 0) --same;
     Leave(same);
     for (size_t i = same; i < path.size(); ++i) nvtxRangePushA(path[i].c_str());

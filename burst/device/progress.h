@@ -1,6 +1,6 @@
-// What a GPU has reached of the work that its rank has queued. At marks on the rank's stream, and
-// behind messages on other streams, the GPU writes a number into the host's memory, which the
-// watchdog can read even when the driver does not answer.
+// Tells which of the work that its rank has queued a GPU has reached. At marks on the rank's
+// stream, and behind messages on other streams, the GPU writes a number into the host's memory. The
+// watchdog can read it even when the driver does not answer.
 #pragma once
 
 #include <cstdint>

@@ -11,10 +11,10 @@
 
 namespace burst {
 
-// Memory of `source`, which must outlive it. What is freed of at most kLargest bytes serves the
-// next allocation that rounds up to the same power of two; the rest goes back at once. Those who
-// share it have one order of work: a block may be given out while a GPU still uses it for what came
-// before.
+// Memory of `source`, which must outlive it. A freed block of at most kLargest bytes serves the
+// next allocation that rounds up to the same power of two; larger ones go back at once. All threads
+// that share it have one order of work: a block may be given out while a GPU still uses it for
+// earlier work.
 class SmallBlocks : public MemorySource {
  public:
   static constexpr size_t kLargest = size_t{1} << 20;

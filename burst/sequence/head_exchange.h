@@ -41,8 +41,8 @@ class HeadExchange {
   explicit HeadExchange(Communicator* group) : group_(group) {}
 
   // This rank's tokens, all heads -> the group's tokens in order of position, this rank's heads.
-  // The results are contiguous. `shard` is that of this rank. The group's size divides the number
-  // of heads, or is divided by it.
+  // The results are contiguous. `shard` is this rank's shard. The group's size divides the number
+  // of heads, or the number of heads divides it.
   absl::Status Gather(const TokenShard& shard, const HeadTensors& own,
                       absl::InlinedVector<Tensor, 3>* gathered, ExchangeTraffic* traffic);
 

@@ -12,7 +12,7 @@ namespace burst {
 
 class TokenExchange {
  public:
-  // `group` must outlive the object. The shards given below are those of its ranks.
+  // `group` must outlive the object. The shards given below are its ranks' shards.
   explicit TokenExchange(Communicator* group) : group_(group) {}
 
   // An exchange that was posted, and the memory it uses.
@@ -35,9 +35,9 @@ class TokenExchange {
   // All-reduce: replaces `all`, contiguous, by its sum over the ranks.
   absl::Status AllReduce(const Tensor& all) const { return group_->AllReduceSum(all); }
 
-  // The same in two steps, with other work in between. What was posted may not be touched until
-  // Wait, which completes all that was posted. Then Gathered() is the `all` of a Gather, and
-  // pending.result the `own` of a ReduceScatter.
+  // Gather and ReduceScatter in two steps, with other work in between. Posted tensors may not be
+  // touched until Wait, which completes everything that was posted. Then Gathered() is the `all` of
+  // a Gather, and pending.result the `own` of a ReduceScatter.
   absl::Status PostGather(const TokenShard& shard, const Tensor& own, Pending* pending) const;
   static Tensor Gathered(const TokenShard& shard, const Pending& pending);
   absl::Status PostReduceScatter(const TokenShard& shard, const Tensor& all,

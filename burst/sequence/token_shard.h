@@ -1,14 +1,13 @@
 // Which tokens of a sequence are local to each rank.
 //
 // A layout spreads the tokens over G ranks:
-//   contiguous  the sequence is cut into G chunks; rank r has chunk r.
-//   zigzag      it is cut into 2G chunks; rank r has chunks r and 2G-1-r, so that under a causal
-//               mask every rank has the same work.
-//   striped     rank r has the tokens t with t mod G = r (Brandon et al., arXiv 2311.09431).
-//   balanced    as zigzag, unless there are packed documents: these are dealt to the ranks as a
-//   whole
-//               where that gives every rank nearly the same work (BalancedPositions,
-//               burst/attention/ring/balance.h). The lengths are those of zigzag.
+//    contiguous  the sequence is cut into G chunks; rank r has chunk r.
+//    zigzag      it is cut into 2G chunks; rank r has chunks r and 2G-1-r, so that under a causal
+//                mask every rank has the same work.
+//    striped     rank r has the tokens t with t mod G = r (Brandon et al., arXiv 2311.09431).
+//    balanced    as zigzag, unless there are packed documents: these are dealt to the ranks as a
+//                whole where that gives every rank nearly the same work (BalancedPositions,
+//                burst/attention/ring/balance.h). The lengths are those of zigzag.
 //
 // The length need not be divisible: chunks differ by at most one token, and some may be empty.
 #pragma once
@@ -66,8 +65,8 @@ class TokenShard {
   static absl::StatusOr<TokenShard> Create(int group_index, int num_groups, Layout layout,
                                            int64_t seqlen, const RankGroup& group = {});
 
-  // The same for tokens that are spread in another way: positions[rank], for all ranks, increasing,
-  // and every position of [0, seqlen) once. InvalidArgument if they are not so.
+  // Makes a shard of tokens that are spread in another way. positions[rank], for all ranks, are
+  // increasing and hold every position of [0, seqlen) once; otherwise InvalidArgument.
   static absl::StatusOr<TokenShard> Create(int group_index, int num_groups,
                                            const std::vector<std::vector<int32_t>>& positions,
                                            const RankGroup& group = {});

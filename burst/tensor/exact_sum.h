@@ -23,9 +23,9 @@ struct ExactGrid {
   static ExactGrid For(double unit, int64_t terms);
 };
 
-// sum += terms rounded to the grid, or, if `assign`, sum = these, whatever it was. terms: float32
-// or float64; sum: float64, of multiples of the grid's unit; both contiguous, as many elements, on
-// one device.
+// Adds terms, rounded to the grid, to sum; with `assign` it overwrites sum with them. terms:
+// float32 or float64. sum: float64, multiples of the grid's unit. Both are contiguous, of equal
+// size, on one device.
 void AddExactly(const Tensor& terms, const ExactGrid& grid, const Tensor& sum, bool assign = false);
 
 }  // namespace burst

@@ -13,11 +13,11 @@
 
 namespace burst {
 
-// What an argument makes a kernel do. There is an overload for every type that holds tensors or
-// stands for them, beside the type.
+// What an argument makes a kernel do. Every type that holds or represents tensors has an overload,
+// declared next to the type.
 struct KernelWork {
   double bytes = 0;    // of memory, read or written
-  double seconds = 0;  // of computing, beside that
+  double seconds = 0;  // of computing, at the same time
 };
 template <typename T>
 KernelWork WorkOf(const T&) {

@@ -1,13 +1,14 @@
-// Tensors of a device that wait in the host's memory until they are needed again, copied there and
-// back beside kernels.
+// Keeps tensors of a device in the host's memory until they are needed again. The copies there and
+// back run while kernels do.
 //
-//   HostCopies copies(device);
-//   auto kept = copies.Store(std::move(x));   // x's last owner here: the copy begins
-//   ...                                       // more work is queued
-//   kept->Release();                          // x's memory serves work that is queued from here on
-//   ...
-//   kept->Fetch();                            // begins the copy back, ahead of its use
-//   x = kept->Take();
+//    HostCopies copies(device);
+//    auto kept = copies.Store(std::move(x));   // x's last owner here: the copy begins
+//    ...                                       // more work is queued
+//    kept->Release();                          // x's memory serves work that is queued from here
+//    on
+//    ...
+//    kept->Fetch();                            // begins the copy back, ahead of its use
+//    x = kept->Take();
 #pragma once
 
 #include <memory>
@@ -26,8 +27,9 @@ class HostCopies {
   HostCopies(const HostCopies&) = delete;
   HostCopies& operator=(const HostCopies&) = delete;
 
-  // Makes memory for so many more tensors at once, of at most so many bytes each. While no rank
-  // waits for another's kernels, as HostBuffer says; what Store lacks then it makes itself.
+  // Makes memory for `count` more tensors at once, of at most `bytes` bytes each. To be called
+  // while no rank waits for another's kernels (see HostBuffer). If memory is missing later, Store
+  // makes it itself.
   void Reserve(int64_t count, int64_t bytes);
   int64_t host_bytes() const;
 

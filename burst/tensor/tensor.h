@@ -108,12 +108,12 @@ class Tensor {
   }
   void* raw_data() const;
 
-  // The same elements under another shape of the same size; *this must be contiguous. One dimension
-  // may be -1: what is left.
+  // The elements under another shape of equal size; *this must be contiguous. One dimension may be
+  // -1: it follows from the others.
   Tensor View(Shape shape) const;
   // The elements begin, begin + step, ... along axis, `length` of them; shares memory.
   Tensor Slice(int64_t axis, int64_t begin, int64_t length, int64_t step = 1) const;
-  // The same shape, dtype and device; null.
+  // A null tensor of this shape, dtype and device.
   Tensor WithoutMemory() const;
   // Such a tensor, of which there never was any memory.
   static Tensor Null(const Shape& shape, DType dtype, DeviceType device);

@@ -17,11 +17,11 @@ struct NaiveScores {
   // Added to the score of query i and key j of head h, and what multiplies its weight.
   std::function<double(int64_t h, int64_t i, int64_t j)> bias = nullptr;
   std::function<double(int64_t b, int64_t h, int64_t i, int64_t j)> weight = nullptr;
-  // Of every head, the logit of a sink: a key whose value is zero, which every query sees. Empty:
-  // none.
+  // The logit of each head's sink: a key whose value is zero, which every query sees. Empty: no
+  // sinks.
   std::vector<double> sinks = {};
-  // If not null: becomes, of every head, the gradient of its sink; with that, the sum of what it
-  // adds up, each product of dout and out and each dlse by its absolute value.
+  // If not null, dsinks becomes the gradient of each head's sink. If it is given, dsinks_terms
+  // becomes the sum of the gradient's terms by absolute value: dlse, and products of dout and out.
   std::vector<double>* dsinks = nullptr;
   std::vector<double>* dsinks_terms = nullptr;
   // If not null: becomes, of every batch row and head, the largest score.
@@ -35,13 +35,13 @@ struct AttentionResults {
   Tensor dq, dk, dv;  // like q, k, v
 };
 
-// q, dout: [batch, q_len, heads, head_dim]; k, v: [batch, k_len, kv_heads, head_dim]; dlse: [batch,
-// heads, q_len]; any floating dtype and device. visible(b, i, j): query i of batch row b sees key
-// j.
+// Shapes: q, dout [batch, q_len, heads, head_dim]; k, v [batch, k_len, kv_heads, head_dim]. The
+// gradient dlse is [batch, heads, q_len]. Any floating dtype and device. visible(b, i, j): query i
+// of batch row b sees key j.
 //
-//   S = softmax_scale Q K^T;  lse = log sum exp S;  P = exp(S - lse);  O = P V
-//   dS = P * (dO V^T - rowsum(dO * O) + dlse);  dQ = softmax_scale dS K;  dK = softmax_scale dS^T
-//   Q; dV = P^T dO
+//    S = softmax_scale Q K^T;  lse = log sum exp S;  P = exp(S - lse);  O = P V
+//    dS = P * (dO V^T - rowsum(dO * O) + dlse);  dQ = softmax_scale dS K
+//    dK = softmax_scale dS^T Q;  dV = P^T dO
 //
 // Results are float64 and on the CPU. With dtype = bfloat16 or float16 each value (S, P, O, dP, dS,
 // dQ, dK, dV) is rounded to it, while sums stay exact: its error bounds what a kernel's may be.
@@ -54,8 +54,8 @@ AttentionResults NaiveAttention(const Tensor& q, const Tensor& k, const Tensor& 
 Tensor RandomNormal(const Shape& shape, DType dtype, uint64_t seed, uint64_t stream,
                     double scale = 1);
 
-// max |actual - expected| / max |expected|. Infinity where one is not finite and the other differs
-// (NaN never matches); 0 for empty tensors; absolute where expected is all zero.
+// Returns max |actual - expected| / max |expected|, absolute where expected is all zero. Infinity
+// where one is not finite and the other differs (NaN never matches). Empty tensors give 0.
 double RelativeError(const Tensor& actual, const Tensor& expected);
 
 // Fails the test unless the RelativeError of every result is at most `tolerance`.

@@ -1,8 +1,8 @@
 // A folder of files that are made once from the data and read by every process and every later run.
 //
-// A file's name is a hash of all that it was made of, so another file is simply made beside it. One
-// process makes it under a lock, which its death gives back; others wait. What is found damaged is
-// made anew. The folder keeps the kKept files that were used last; it may be removed at any time
+// A file's name is a hash of all that it was made of, so another file is simply made next to it.
+// One process makes it under a lock, which its death gives back; others wait. A damaged file is
+// made anew. The folder keeps the kKept files that were used last. It may be removed at any time
 // when no run is starting.
 #pragma once
 

@@ -1,7 +1,8 @@
 // A file that several threads read at any place.
 //
 // It is read through the kernel's page cache, which all processes of a host share, and is not
-// mapped: one that becomes shorter, or that the disk cannot read, is an error and no signal.
+// mapped. So a file that becomes shorter, or that the disk cannot read, is an error and not a
+// signal.
 #pragma once
 
 #include <cstdint>

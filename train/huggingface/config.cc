@@ -25,18 +25,18 @@ const std::set<std::string>& WithoutInfluence() {
       "chunk_size_feed_forward",
       // Slices of GEMMs, whose sum is the same.
       "pretraining_tp",
-      // Of training: --dropout and --attention_dropout say it here.
+      // For training: --dropout and --attention_dropout say it here.
       "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout",
       "initializer_range",
-      // Of a classifier on top of GPT-2.
+      // For a classifier on top of GPT-2.
       "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-      // Of GPT-2, the same as n_positions.
+      // For GPT-2, another name of n_positions.
       "n_ctx"};
   return *fields;
 }
 
-// Takes fields out of a JSON object, so that what is left is unknown. The first error is kept, and
-// what is taken after it means nothing. A null is a field that is not there.
+// Takes fields out of a JSON object, so that the remaining ones are unknown. The first error is
+// kept, and later values mean nothing. A null counts as a missing field.
 class Fields {
  public:
   Fields(Json object, std::string prefix)
@@ -201,7 +201,7 @@ absl::Status CheckLayerTypes(Fields& fields, const HuggingFaceConfig& config) {
   return fields.status();
 }
 
-// sliding_window: null is none; without the field it is the family's.
+// sliding_window: null means no window; without the field it is the family's.
 int64_t ReadWindow(Fields& fields) {
   constexpr int64_t kFamilys = 4096;
   if (!fields.Names("sliding_window")) return kFamilys;

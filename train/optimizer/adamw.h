@@ -31,10 +31,10 @@ class AdamW {
   // For a buffer of `numel` elements of float32 or float64; `decay` is increasing and disjoint.
   // State starts at 0.
   //
-  // streamed > 0 (a multiple of 64): the moments are in the host's memory, page-locked, as are the
-  // masters of parts that have `compute` (both Tensor::ZerosOnHost). An update streams them through
-  // the device, so many elements at a time, and makes the same bits. To be read when the device has
-  // done what is queued (SynchronizeDevice).
+  // streamed > 0 (a multiple of 64): the moments are in the host's memory, page-locked, and so are
+  // the masters of parts that have `compute` (both Tensor::ZerosOnHost). An update streams them
+  // through the device, `streamed` elements at a time, and makes the same bits. Read them only when
+  // the device has done all queued work (SynchronizeDevice).
   AdamW(const AdamWOptions& options, int64_t numel, DType dtype, std::vector<DecayRange> decay,
         DeviceType device = DeviceType::kCpu, int64_t streamed = 0);
   ~AdamW();

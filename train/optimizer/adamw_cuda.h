@@ -31,15 +31,15 @@ inline KernelWork WorkOf(const AdamWPart& part) {
   return work;
 }
 
-// An update begins: updates, [1] float64, the updates made, counts it, and coefficients,
-// [kAdamWCoefficients] of the masters' dtype, are what all its parts need. loss_and_norm: [2]
-// float64; nothing happens unless both are finite, here and in AdamWStep.
+// Begins an update. Counts it in updates, [1] float64, and computes the coefficients,
+// [kAdamWCoefficients] of the masters' dtype, that all its parts need. loss_and_norm: [2] float64.
+// Unless both are finite, this and AdamWStep do nothing.
 constexpr int64_t kAdamWCoefficients = 9;
 void BeginAdamWStep(const AdamWUpdate& update, const Tensor& loss_and_norm, const Tensor& updates,
                     const Tensor& coefficients);
 
-// Of one part. decay_bounds: float64, increasing: weights decay from its elements 0, 2... up to its
-// elements 1, 3..., counted over all parts; may be empty.
+// Updates one part. decay_bounds: float64, increasing, counted over all parts; may be empty.
+// Weights decay from its elements 0, 2... up to its elements 1, 3....
 void AdamWStep(const Tensor& coefficients, const Tensor& decay_bounds, const Tensor& loss_and_norm,
                const AdamWPart& part);
 

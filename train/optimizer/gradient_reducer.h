@@ -3,11 +3,12 @@
 // the gradients rounded from them.
 //
 // Without tensor parallelism every rank has a part of every gradient. With it, a parameter may be
-// spread over the ranks of a group: a rank's gradient of it is reduced over the groups (data
-// parallel) only, and over those neighbors that own the same parameter (ParameterSharding).
+// spread over the ranks of a group. A rank's gradient of such a parameter is reduced over the
+// groups (data parallel), and over the neighbors that own the same parameter (ParameterSharding).
 //
-// Of a pipeline a rank has the parameters of its stage. What two stages have both (Parameter::copy)
-// has a part of its gradient on each: the sums over the ranks of each stage are added up.
+// In a pipeline, a rank holds the parameters of its stage. A parameter shared by two stages
+// (Parameter::copy, tied embeddings) has a partial gradient on each. The two stages' reduced
+// gradients are added.
 #pragma once
 
 #include <map>
@@ -40,9 +41,9 @@ class GradientReducer {
     tied_ = tied;
   }
 
-  // The gradients of the parameters [first, last) are complete, and may not be touched until Finish
-  // returns. They are reduced with those of neighboring parameters in one message, which starts
-  // when it is long enough: every all-reduce slows the work beside it down.
+  // Says that the gradients of the parameters [first, last) are complete; they may not be touched
+  // until Finish returns. They are reduced with those of neighboring parameters in one message. It
+  // starts when it is long enough, since every all-reduce slows down the work that runs with it.
   absl::Status Post(int first, int last);
   // Completes the reductions. norm, [1] float64 on the gradients' device, becomes that of the whole
   // model's gradient, the same bits on every rank.
@@ -62,13 +63,13 @@ class GradientReducer {
 
   const ParameterList& parameters_;
   int first_ = 0, last_ = 0;  // wait for neighbors
-  int64_t last_message_ = 0;  // the last message of a step is of the first so many elements
+  int64_t last_message_ = 0;  // elements of a step's last message, the first ones
   Communicator* const world_;
   Communicator* const group_;
   Communicator* stages_ = nullptr;
   Communicator* tied_ = nullptr;
-  // By ShardRange::reduce_ranks: so many neighbors of this rank, and those in their place in the
-  // other groups.
+  // By number of ranks (ShardRange::reduce_ranks): that many neighbors of this rank, and the ranks
+  // in their place in the other groups.
   std::map<int, Communicator*> among_;
   std::vector<std::unique_ptr<Communicator>> owned_;
 };

@@ -10,8 +10,8 @@
 //   stage 3   values have memory only while they are used. They are gathered one unit ahead of the
 //             forward and of the backward.
 //
-// Messages go on Channel::kCollective. Where that works beside the device (NCCL), it is waited for
-// when the next unit begins.
+// Messages go on Channel::kCollective. If that runs in parallel with the device (NCCL), they are
+// waited for when the next unit begins.
 #pragma once
 
 #include <cstdint>
@@ -88,7 +88,7 @@ class ShardedState : public ParameterUse {
   Communicator* shards_ = nullptr;  // the ranks that divide the state
   Communicator* stages_ = nullptr;
   Communicator* tied_ = nullptr;
-  // Of tensor parallelism, by ShardRange::reduce_ranks: so many neighbors of this rank.
+  // With tensor parallelism, by number of neighbors of this rank (ShardRange::reduce_ranks).
   std::map<int, std::unique_ptr<Communicator>> neighbors_;
   std::unique_ptr<Communicator> owned_;
   std::vector<bool> has_gradient_;     // by unit: of an earlier micro-batch of this step

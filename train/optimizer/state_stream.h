@@ -1,6 +1,6 @@
-// The state of an optimizer that is in the host's memory, updated on a device: pieces of it are
-// copied there, updated and copied back, one while its neighbors are on their way. A private part
-// of AdamW (train/optimizer/adamw.h).
+// The state of an optimizer that is in the host's memory, updated on a device. Pieces of it are
+// copied there, updated and copied back; one piece is updated while its neighbors are copied. A
+// private part of AdamW (train/optimizer/adamw.h).
 #pragma once
 
 #include <array>
@@ -17,13 +17,14 @@ namespace burst {
 // Belongs to one thread.
 class StateStream {
  public:
-  // Pieces of so many elements: a multiple of 64, so that they begin where vectorized loads can.
+  // `piece`: the elements of a piece, a multiple of 64, so that pieces begin where vectorized loads
+  // can.
   StateStream(DeviceType device, int64_t piece);
 
   // Calls update(piece) for the pieces of all parts, in order; each has the tensors of its range of
-  // the part, all on the device. Of the parts m and v are in the host's memory, and masters, where
-  // compute is not null. What `update` writes into them is there, too, once the device has done
-  // what is queued.
+  // the part, all on the device. The moments m and v are in the host's memory, and so are masters
+  // where compute is not null. Values that `update` writes into them are there, too, once the
+  // device has done all queued work.
   void Update(absl::Span<const cuda::AdamWPart> parts,
               const std::function<void(const cuda::AdamWPart& piece)>& update);
 
@@ -38,7 +39,7 @@ class StateStream {
   const DeviceType device_;
   const int64_t piece_;
   std::array<Buffer, 3> buffers_;
-  CopyStream in_, out_;  // copies of both directions run beside one another
+  CopyStream in_, out_;  // copies of both directions run at the same time
 };
 
 }  // namespace burst

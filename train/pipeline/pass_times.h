@@ -11,8 +11,8 @@
 
 namespace burst {
 
-// The passes of one step on one rank, by its device's clock: on a GPU these are points in its
-// stream, so the host waits for nothing until a time is asked for. Belongs to one thread.
+// The passes of one step on one rank, by its device's clock. On a GPU the times are points in its
+// stream, so the host waits only when a time is asked for. Belongs to one thread.
 class PassTimes {
  public:
   explicit PassTimes(DeviceType device) : device_(device) {}
@@ -23,7 +23,7 @@ class PassTimes {
   void Begin();
   void End();
 
-  // In seconds; each waits until the device is there. Of all passes together.
+  // Seconds, summed over all passes; waits until the device is there.
   double Busy() const;
   // From the begin of the first pass to the end of the last one.
   double Span() const;

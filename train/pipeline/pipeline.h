@@ -1,5 +1,5 @@
-// The ranks of a pipeline: each has a stage, a part of the model's layers (PipelinePart), and sends
-// what its layers make to the rank of the next stage; the gradient of that comes back.
+// The ranks of a pipeline. Each has a stage, a part of the model's layers (PipelinePart). It sends
+// its layers' output to the rank of the next stage, and receives the output's gradient back.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ class Pipeline {
   int stage() const { return stage_; }
   // This rank's micro-batches and sequences, of every stage: ranked by stage.
   Communicator* stages() const { return stages_.get(); }
-  // Of those, the first and the last stage, if they have the embeddings in common; null otherwise,
-  // and on other ranks.
+  // The first and the last stage, if they have the embeddings in common; null otherwise, and on
+  // other ranks.
   Communicator* tied() const { return tied_.get(); }
 
   struct MicroBatch {
@@ -38,11 +38,11 @@ class Pipeline {
   };
   using MicroBatchOf = std::function<absl::StatusOr<MicroBatch>(int number)>;
 
-  // Forward and backward passes of `micro_batches`, by the schedule (PipelineActions); the numbers
-  // of micro_batch are below it, and a number is asked for once for each chunk. Adds to the
-  // gradients of the model's parameters. loss, [1] float64, becomes this rank's part of the sum of
-  // their losses: zero on all stages but the last. times: what the passes took; what came before is
-  // forgotten. Collective among stages().
+  // Runs the forward and backward passes of `micro_batches`, by the schedule (PipelineActions).
+  // Each number that it gives to micro_batch is below micro_batches, and is asked for once a chunk.
+  // Adds to the gradients of the model's parameters. `loss`, [1] float64, becomes this rank's part
+  // of the sum of their losses: zero on all stages but the last. Fills `times` with the passes of
+  // this call and forgets earlier ones. Collective among stages().
   absl::Status ForwardBackward(const Transformer& model, SequenceParallelAttention& attention,
                                int micro_batches, const MicroBatchOf& micro_batch,
                                double loss_scale, const Tensor& loss, PassTimes* times);

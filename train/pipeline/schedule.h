@@ -32,8 +32,8 @@ struct PipelineAction {
 // All actions of a stage, in order.
 std::vector<PipelineAction> PipelineActions(const PipelineShape& shape, int stage);
 
-// The time in which a stage has nothing to do over the time in which it computes, where every run
-// of layers takes as long as the others and messages take none: (p - 1) / (v m).
+// A stage's idle time divided by its computing time, (p - 1) / (v m), if all runs of layers take
+// equally long and messages take no time.
 double PipelineBubble(const PipelineShape& shape);
 
 }  // namespace burst

@@ -24,9 +24,9 @@ struct FittedPlan {
 absl::StatusOr<FittedPlan> FitStep(const TrainingSetup& setup, const GpuModel& gpu,
                                    int gpus_per_node, const Choices& choices);
 
-// ResourceExhausted for a step that needs more memory than a GPU, or its share of the host, has:
-// with the fewest options to change so that it fits (or some, if half a minute does not find them),
-// or with what it needs at least. `plan`: the step's.
+// ResourceExhausted for a step that needs more memory than a GPU has, or more than its share of the
+// host. The message names the fewest options to change so that it fits (or some, if half a minute
+// does not find them), or the least memory it needs. `plan`: the step's.
 absl::Status CheckFits(const TrainingSetup& setup, const StepPlan& plan, const GpuModel& gpu,
                        int gpus_per_node);
 

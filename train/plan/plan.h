@@ -16,7 +16,7 @@
 
 namespace burst {
 
-// Of the rank that needs most. In bytes and seconds.
+// The plan of the rank that needs most, in bytes and seconds.
 struct StepPlan {
   int64_t parameters = 0, gradients = 0, optimizer = 0;  // kept between steps
   int64_t peak_bytes = 0;                                // within a step, those included
@@ -64,7 +64,8 @@ inline bool Fits(const StepPlan& plan, const GpuModel& gpu) {
          static_cast<double>(plan.host_bytes) <= gpu.host_memory;
 }
 
-// The faster of two that fit; the one that fits; the smaller of two that do not.
+// Whether `plan` is the better one: the faster of two that fit, the one that fits, or the smaller
+// of two that do not.
 inline bool IsBetter(const StepPlan& plan, const StepPlan& than, const GpuModel& gpu) {
   const bool fits = Fits(plan, gpu);
   if (fits != Fits(than, gpu)) return fits;

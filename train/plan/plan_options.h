@@ -20,7 +20,7 @@ struct PlanOptions {
   bool fit = false;
   std::vector<int64_t> seqlens, counts;  // empty: train.seqlen; what `gpus` says
   std::string plot;                      // path of a picture of the table; empty: none
-  TrainConfig train;                     // the options that are those of //train
+  TrainConfig train;                     // the options shared with //train
 };
 
 // Refers to `options`, which must outlive it.
@@ -29,17 +29,17 @@ OptionTable PlanOptionTable(PlanOptions* options);
 // The GPU that the options describe, and how many there are.
 absl::StatusOr<GpuModel> GpuOf(const PlanOptions& options, int64_t* count);
 
-// The step as //train would make it on so many GPUs.
+// The configuration of the step as //train would run it on `gpus` GPUs.
 absl::StatusOr<ResolvedConfig> ConfigOf(const PlanOptions& options, int64_t gpus, int64_t seqlen);
 
-// The same step, of the same batch, with its GPUs put to other uses.
+// A way to use the GPUs for the step, with an unchanged batch.
 struct MeshChoice {
   ResolvedConfig config;
   std::string options;  // "--dp=2 --sp=4 --strategy=ulysses"; of the first, ConfigOf's: none
 };
-// Every number of data-parallel groups and, up to --accumulate, of pipeline stages, with a power of
-// two of chunks each, if the mesh may be chosen, with every strategy that may be the fastest, if
-// that may; those that ResolveConfig refuses are left out.
+// The ways to try. If the mesh may be chosen: every number of data-parallel groups, every number of
+// pipeline stages up to --accumulate, and powers of two of chunks a stage. If the strategy may be
+// chosen: each that may be the fastest. Ways that ResolveConfig refuses are left out.
 absl::StatusOr<std::vector<MeshChoice>> MeshesOf(const PlanOptions& options, int64_t gpus,
                                                  int64_t seqlen, bool mesh, bool strategy);
 

@@ -55,7 +55,7 @@ double MeasurePeakFlops(DeviceType device, DType dtype) {
     });
   }
   constexpr int64_t kSize = 8192;  // milliseconds: waiting for the end of each costs nothing
-  // The same numbers in every row of blocks: drawing them all would take longer than measuring.
+  // Every row of blocks has the same numbers: drawing them all would take longer than measuring.
   const auto matrix = [&](uint64_t seed) {
     constexpr int64_t kBlock = 512;
     const Tensor block = RandomMatrix(kBlock, seed, device, dtype);

@@ -21,7 +21,7 @@ namespace burst {
 
 class RunReport {
  public:
-  // What the trainer knows beside the setup.
+  // What the trainer knows in addition to the setup.
   struct Facts {
     int64_t step = 0;  // completed, of a resumed run
     int64_t sequences_per_epoch = 0;
@@ -36,8 +36,8 @@ class RunReport {
   RunFolder& folder() { return folder_; }
   bool prints() const { return console_ != nullptr; }
 
-  // A step's row of metrics.jsonl (and TensorBoard's scalars); its evaluation, in the last row; and
-  // whether the last row is of that step and lacks it.
+  // Records a step's row of metrics.jsonl (and TensorBoard's scalars), or its evaluation in the
+  // last row. LacksEvaluation: whether the last row is of that step and has no evaluation.
   absl::Status Record(const StepMetrics& metrics);
   absl::Status Evaluated(double val_loss);
   bool LacksEvaluation(int64_t step) const;

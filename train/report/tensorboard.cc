@@ -32,7 +32,7 @@ std::string Bytes(T value) {
 }
 
 // Checksums of TFRecords are rotated and offset, so that a checksum of data that holds checksums is
-// no constant.
+// not constant.
 std::string Checksum(absl::string_view bytes) {
   const uint32_t crc = Crc32c(bytes);
   return Bytes((crc >> 15 | crc << 17) + 0xa282ead8u);

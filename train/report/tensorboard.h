@@ -1,6 +1,6 @@
-// The metrics of a run as TensorBoard reads them: an event file beside metrics.jsonl, in TFRecord
-// framing (tensorflow.org/tutorials/load_data/tfrecord), each record an Event of TensorFlow's
-// event.proto. `tensorboard --logdir=runs` shows the runs of a folder.
+// Writes the metrics of a run as TensorBoard reads them: an event file next to metrics.jsonl. It is
+// in TFRecord framing (tensorflow.org/tutorials/load_data/tfrecord), each record an Event of
+// TensorFlow's event.proto. `tensorboard --logdir=runs` shows the runs of a folder.
 #pragma once
 
 #include <cstdint>

@@ -24,7 +24,7 @@ absl::StatusOr<BpeVocabulary> BpeVocabulary::Create(const BpeFile& file) {
                                                    missing - bytes.begin(),
                                                    "; byte-level BPE needs all 256"));
   }
-  // Of a pair that is there twice, the later one counts, as in tokenizers.
+  // If a pair is there twice, the later one counts, as in tokenizers.
   vocabulary.merges_.reserve(file.merges.size());
   for (size_t rank = 0; rank < file.merges.size(); ++rank) {
     const BpeMerge& merge = file.merges[rank];

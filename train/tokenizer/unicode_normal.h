@@ -8,9 +8,8 @@
 namespace burst {
 
 // Appends the normal form of `text` as of Unicode 9, as tokenizers does: characters that were added
-// since stay where they are. Bytes that are not UTF-8 stay as
-// they are. The form of two texts is that of their parts one after the other where the second one
-// begins with an ASCII character.
+// since stay where they are. Bytes that are not UTF-8 stay as they are. If the second of two texts
+// begins with an ASCII character, their form is the first one's form followed by the second one's.
 void AppendNfc(absl::string_view text, std::string* out);
 
 }  // namespace burst

@@ -1,14 +1,15 @@
 // The layout "balanced": packed documents are dealt to ranks such that every rank has the same
 // number of tokens and nearly the same work, and little is sent.
 //
-// A document whose work is small beside a rank's share stays whole, on one rank, and so is never
-// sent. A longer one is spread over as many neighboring ranks as its work needs, in zigzag under a
-// causal mask. Those with the most work come first, each to the ranks that have the least so far
-// (longest processing time first). What no rank has room for at the end is cut to fill the gaps.
-// This is done for several sizes from which on documents are spread. Of these divisions, and those
-// of the contiguous and the zigzag layout, the one is taken that sends the fewest tokens, by an
-// estimate, where the busiest rank has no more than 1.05 times the mean; or else the most balanced
-// one.
+// A document stays whole, on one rank, if its work is small compared with a rank's share; it is
+// then never sent. A longer one is spread over as many neighboring ranks as its work needs, in
+// zigzag under a causal mask. Documents with the most work come first, each to the ranks that have
+// the least so far (longest processing time first). At the end, a document for which no rank has
+// room is cut to fill the gaps. This is done for several sizes from which on documents are spread.
+//
+// The result is one of these divisions, or the contiguous or the zigzag layout. Candidates are
+// those whose busiest rank has at most 1.05 times the mean work; the one that sends the fewest
+// tokens, by an estimate, is taken. If there is none, the most balanced division is taken.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The mask of attention that takes queries chunk by chunk, each with all the keys it sees of the
-// whole sequence (ExactAttention): nothing in it depends on how chunks are spread over ranks.
+// The mask of attention that takes queries chunk by chunk (ExactAttention). Each chunk has all keys
+// that it sees of the whole sequence. The mask does not depend on how chunks are spread over ranks.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ struct ChunkMasks {
   int64_t rows = 1;        // batch rows that there are masks for; 1: the same for all
   int64_t count = 0;       // chunks of this rank
   std::vector<Keys> keys;  // [rows, count]
-  // Of all queries, [rows, count * chunk]; begin and end are counted from the chunk's first key. A
-  // chunk that is a whole sequence has all keys.
+  // The keys that all queries see, [rows, count * chunk]; begin and end are counted from the
+  // chunk's first key. A chunk that is a whole sequence has all keys.
   VisibleKeys visible;
 
   const Keys& KeysOf(int64_t row, int64_t index) const {

@@ -16,8 +16,9 @@ namespace burst {
 struct AttentionMask {
   bool causal = true;  // p <= q
   int64_t window = 0;  // sliding window: |q - p| < window; 0: no limit
-  // With packed documents (DocumentStarts) it sees keys of its own document only, besides; with
-  // spans (Spans) those of its own span of that document, too, whatever the two above say.
+  // With packed documents (DocumentStarts), a query sees keys of its own document only. With
+  // spans (Spans), it sees all keys of its span in that document, whatever `causal` and `window`
+  // say.
 };
 
 // InvalidArgument for starts that are out of order or beyond the sequence.
@@ -50,8 +51,8 @@ struct VisibleKeys {
 // Nobody sees anything.
 VisibleKeys EmptyKeys(int64_t rows, int64_t q_len);
 
-// Of such a mask, what is whole on a grid of `block` queries by `block` keys, as lists: see
-// KeyBlocks.
+// The whole blocks of such a mask on a grid of `block` queries by `block` keys, as lists
+// (KeyBlocks).
 struct VisibleBlocks {
   // None, so far. Filled in by a BeginRow for every row and, for each of its query blocks, the key
   // blocks in key_list and an EndQueryBlock; then Finish.
@@ -76,7 +77,7 @@ struct VisibleBlocks {
   int64_t key_blocks() const { return (k_len + block - 1) / block; }
   // For the kernels of a device; block is kListBlock. Points into the vectors or their copy.
   KeyBlocks lists(DeviceType device = DeviceType::kCpu) const;
-  // The same for kernels that take no lists.
+  // The visible keys for kernels that take no lists.
   const std::vector<VisibleKeys>& parts() const;
 };
 

@@ -39,8 +39,8 @@ class Ring {
  public:
   using Tensors = absl::InlinedVector<Tensor, 4>;
 
-  // A tensor of this rank's block. The same tensor of another rank differs only in its length along
-  // length_axis: route.lengths[rank] tokens.
+  // A tensor of this rank's block. On another rank it differs only in its length along length_axis:
+  // route.lengths[rank] tokens.
   struct BlockTensor {
     Tensor tensor;
     int length_axis;
@@ -49,19 +49,20 @@ class Ring {
 
   // The gradients of a block's tensors.
   struct BlockGradients {
-    // Of this rank's block, to be accumulated into. Zeros, where OwnGradientReturnsEarly(route).
+    // The gradients of this rank's block, to be accumulated into. Zeros, where
+    // OwnGradientReturnsEarly(route).
     Block own;
-    DType in_transit;  // dtype while sent: that of `own`, or bfloat16 where `own` is float32.
+    DType in_transit;  // dtype while sent: own's, or bfloat16 where `own` is float32.
                        // Every rank accumulates in the dtype of `own`
-    // Assigned by Run: the part of the gradients that arrived last and is not in `own` yet, of
-    // dtype in_transit, valid until the next Run; empty if there is none. The caller adds it to
-    // `own`, for instance while it converts them.
+    // Assigned by Run: the part of the gradients that arrived last and is not in `own` yet. It has
+    // dtype in_transit and is valid until the next Run; empty if there is no such part. The caller
+    // adds it to `own`, for instance while it converts them.
     Tensors last;
   };
 
-  // Of a block's work in one round. With gradients, the rank's own block is computed in two calls:
-  // kFirst while the first transfers run, kSecond while the last gradients return. The callee says
-  // what belongs to which.
+  // The part of a block's work that is done in one call. With gradients, the rank's own block is
+  // computed in two calls: kFirst while the first transfers run, kSecond while the last gradients
+  // return. The callee decides what belongs to which call.
   enum class Part { kWhole, kFirst, kSecond };
 
   // The gradients of the block that is here; none in a forward.

@@ -15,24 +15,24 @@
 // A block makes M L - 1 transfers, as in a flat ring: M (L - 1) within nodes, only M - 1 between
 // them.
 //
-// Within a node a block moves in both directions, one step in each every two rounds: the rank of
-// round k sends it during round k + 1 to the rank of round k + 2 (round 0 feeds rounds 1 and 2).
-// The gradients are the reason. The gradient of a block is sent after round k and received by the
-// rank of round k + 2 before that round, which then adds to it in place. In a ring of one direction
-// it would arrive during the round in which that rank computes its own part, and the two parts
+// Within a node a block moves in both directions, one step in each every two rounds. The rank of
+// round k sends it during round k + 1 to the rank of round k + 2. Round 0 feeds rounds 1 and 2. The
+// gradients are the reason. The gradient of a block is sent after round k and received by the rank
+// of round k + 2 before that round, which then adds to it in place. In a ring of one direction it
+// would arrive during the round in which that rank computes its own part, and the two parts
 // would have to be added afterward. Here that happens only once in a node: after round L - 2 a
-// gradient goes to the rank of round L - 1, which adds it to its own part and so has the node's
+// gradient goes to the rank of round L - 1. That rank adds it to its own part and so has the node's
 // total. From there, in round m L + L - 1, the gradient goes
 //
-//   m = 0:            to its owner, within the node;
-//   0 < m < M - 1:    to the same round of the next node, beside that node's L rounds;
-//   m = M - 1 > 0:    to its owner, between nodes.
+//    m = 0:            to its owner, within the node;
+//    0 < m < M - 1:    to the same round of the next node, while that node computes its L rounds;
+//    m = M - 1 > 0:    to its owner, between nodes.
 //
 // So a gradient makes as many transfers as its block, over the same links. The owner defers a part
 // of the work on its own block, and computes it while the last transfer runs.
 //
-// A block goes no further than the last rank that needs it, and a gradient starts at the first rank
-// that has a part of it. Every rank knows the whole route, so a transfer that nobody needs is
+// A block goes only as far as the last rank that needs it, and a gradient starts at the first rank
+// that has a part of it. Every rank knows the whole route, so a transfer that no rank needs is
 // neither sent nor expected.
 #pragma once
 
@@ -71,14 +71,16 @@ struct RingTransfer {
 struct RingRound {
   int source = 0;        // the owner of the block that is here
   bool compute = false;  // some query sees some key
-  // Transfers of blocks that begin with the round. kIntra: sends the block of the previous round
-  // (in the first round of a node: of this round) and receives that of the next round, by the end
-  // of this one. kInter, in the first round of a node only: sends this round's block and receives
-  // that of the next node's first round, by the end of this node's last round.
+  // Transfers of blocks that begin with the round. With kIntra, a rank sends the block of the
+  // previous round (in the first round of a node: of this round). It receives the block of the next
+  // round by the end of this one. With kInter, in the first round of a node only, it sends this
+  // round's block. It receives the block of the next node's first round by the end of this node's
+  // last round.
   PerLink<RingTransfer> block;
-  // Transfers of gradients that begin when the round is done: sends the gradient of its block, with
-  // this rank's part added, and receives that of a later round's block or of this rank's own, by
-  // the end of the next round (kIntra) or of the next node's last round (kInter).
+  // Transfers of gradients that begin when the round is done. Sends the gradient of the round's
+  // block, with this rank's part added. Receives the gradient of a later round's block, or of this
+  // rank's own block, by the end of the next round (kIntra) or of the next node's last round
+  // (kInter).
   PerLink<RingTransfer> gradient;
 };
 

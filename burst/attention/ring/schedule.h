@@ -37,9 +37,9 @@ class RingSchedule {
   static absl::StatusOr<RingSchedule> CreateCross(TokenShard queries, TokenShard keys,
                                                   int ranks_per_node = 0);
 
-  // For attention that takes queries in chunks of `chunk` tokens and sends all keys to all ranks
-  // (ExactAttention): no routes and no masks between ranks. InvalidArgument as for Create, and for
-  // tokens that are no whole chunks.
+  // Makes a schedule for attention that takes queries in chunks of `chunk` tokens and sends all
+  // keys to all ranks (ExactAttention). It has no routes and no masks between ranks.
+  // InvalidArgument as for Create, and if a rank's tokens are not whole chunks.
   static absl::StatusOr<RingSchedule> CreateInChunks(TokenShard shard, int64_t chunk,
                                                      const AttentionMask& mask,
                                                      const DocumentStarts& documents = {},

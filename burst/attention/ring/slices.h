@@ -1,11 +1,11 @@
-// Masks of any shape, given as slices: ranges of queries times ranges of keys. Trees of answers to
-// one prompt, global tokens beside a window, sparse blocks.
+// Masks of any shape, given as slices: ranges of queries times ranges of keys. Examples are trees
+// of answers to one prompt, a window with global tokens, and sparse blocks.
 //
 // A query then sees several intervals of keys. The kernels take one interval a query, in
 // non-decreasing order (KeyRanges), or lists of whole blocks (KeyBlocks). So the mask is divided
-// into parts of which each has one of these forms, and attention is one call for each part, merged
-// as the blocks of a ring are. A tree or a window with global tokens takes two or three parts of
-// intervals; sparse blocks are lists, with a part or two for diagonals and edges.
+// into parts of one of these forms. Attention is one call for each part, merged as the blocks of a
+// ring are. A tree or a window with global tokens takes two or three parts of intervals. Sparse
+// blocks are lists, with a part or two for diagonals and edges.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 namespace burst {
 
-// Which keys of its range a query of a slice sees. The diagonals are those of MagiAttention and of
-// FlashAttention's causal mask with fewer queries than keys.
+// Which keys of its range a query of a slice sees. The diagonals are defined as in MagiAttention,
+// and as in FlashAttention's causal mask with fewer queries than keys.
 enum class SliceKind {
   kFull,
   kCausal,         // p - k_end <= q - q_end: the last query sees all keys, each before it one less
@@ -40,15 +40,15 @@ using MaskSlices = std::vector<std::vector<MaskSlice>>;
 // tokens.
 std::vector<MaskSlice> TreeSlices(int32_t prompt, const std::vector<int32_t>& answers);
 
-// |q - p| < window, and besides all tokens see the `global` ones (positions, increasing), and these
-// see all: Longformer (Beltagy et al., arXiv 2004.05150). With `causal` nobody sees what is after
-// it.
+// A sliding window, |q - p| < window, with global tokens: all tokens see the `global` ones
+// (positions, increasing), and these see all (Longformer, Beltagy et al., arXiv 2004.05150). With
+// `causal`, no query sees a key after it.
 std::vector<MaskSlice> WindowWithGlobalTokens(int32_t seqlen, int32_t window,
                                               const std::vector<int32_t>& global, bool causal);
 
-// Sparse blocks of `size` x `size` tokens, as BigBird's (Zaheer et al., arXiv 2007.14062):
-// key_blocks[i] are those that the queries of block i see, numbers from 0; with `causal` only the
-// keys up to the query in its own block.
+// Sparse blocks of `size` x `size` tokens, as BigBird's (Zaheer et al., arXiv 2007.14062).
+// key_blocks[i] are the numbers, from 0, of the blocks that the queries of block i see. With
+// `causal`, a query sees only the keys up to itself in its own block.
 std::vector<MaskSlice> BlockSlices(int32_t seqlen, int32_t size,
                                    const std::vector<std::vector<int32_t>>& key_blocks,
                                    bool causal);
