@@ -10,6 +10,7 @@ import inspect
 import torch
 
 from . import _intervals
+from ._transformers_positions import require_in_graph
 from .masks import Frozen
 
 _MOST_PAIRS = 2**28  # 16,384 x 16,384: of unknown mask functions, whose values are evaluated
@@ -340,7 +341,7 @@ def _of_trace(function, rows, n, padding, ranks, window, bidirectional, device):
             ok = ok & ((shown == wanted) | ~exists).all()
         if bidirectional:
             ok = ok & function(row, torch.zeros_like(row), query, (query + back - 1).clamp(max=n - 1)).all()
-    torch._assert_async(torch.ops.burst.require(ok, TRACED))
+    require_in_graph(ok, TRACED)
     return Mask((n, n), not bidirectional, back if window else 0)
 
 

@@ -52,7 +52,7 @@ class Positions:
     def check(self, position_ids, n, documents):
         """Raises ValueError for position_ids [batch or 1, n] that are wrong; documents: rows of starts."""
         if torch.compiler.is_compiling():
-            torch._assert_async(torch.ops.burst.check_positions(position_ids, self.number))
+            torch.ops.burst.check_positions(position_ids, self.number, _checked)
             return
         given = position_ids.detach().to("cpu", torch.int64)
         for want in self._candidates(n, documents):
@@ -107,28 +107,25 @@ def _shortly(values):
     return "%s" % values if len(values) <= 12 else "[%s, ...]" % ", ".join(map(str, values[:12]))
 
 
+_checked = torch.zeros(())  # which the operators below claim to write: graphs keep those that write
+
 if hasattr(torch.library, "custom_op"):
-    @torch.library.custom_op("burst::require", mutates_args=())
-    def require(flag: torch.Tensor, text: str) -> torch.Tensor:
-        """Raises ValueError where a graph finds a flag that is false."""
+    @torch.library.custom_op("burst::require", mutates_args=("checked",))
+    def require(flag: torch.Tensor, text: str, checked: torch.Tensor) -> None:
+        """Raises ValueError where a graph that runs finds a flag that is false."""
         if not bool(flag):
             raise ValueError(text)
-        return torch.ones((), dtype=torch.bool)
 
-    @torch.library.custom_op("burst::check_positions", mutates_args=())
-    def check_positions(position_ids: torch.Tensor, number: int) -> torch.Tensor:
+    @torch.library.custom_op("burst::check_positions", mutates_args=("checked",))
+    def check_positions(position_ids: torch.Tensor, number: int, checked: torch.Tensor) -> None:
         """Positions.check of the one with this number, when a graph runs."""
         checks = _all[number]
         try:
             checks.check(position_ids, position_ids.shape[1], rows_of(checks.arguments))
         except ValueError as error:
             refuse(checks.group, position_ids, "seqlen" in checks.arguments, error)
-        return torch.ones((), dtype=torch.bool)
 
-    @require.register_fake
-    def _(flag, text):
-        return torch.empty((), dtype=torch.bool, device="cpu")
 
-    @check_positions.register_fake
-    def _(position_ids, number):
-        return torch.empty((), dtype=torch.bool, device="cpu")
+def require_in_graph(flag, text):
+    """A ValueError of this text when a graph runs in which the flag is false."""
+    torch.ops.burst.require(flag, text, _checked)
