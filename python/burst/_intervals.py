@@ -66,7 +66,7 @@ def _same(values):
 
 def simple(low, high):
     """(causal, window, rows of document starts or None) of what attention() does without slices, or
-    None if the mask is none of these."""
+    None for another mask."""
     rows, n = low.shape
     if n == 0 or bool((low >= high).any()):
         return None

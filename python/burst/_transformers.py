@@ -1,14 +1,13 @@
 """burst.register: attention of transformers' models over a group."""
 
 import inspect
-import warnings
 import weakref
 
 import torch
 
 from . import _transformers_masks as masks
 from ._attention import attention, cross_attention
-from ._transformers_positions import Positions, ints, refuse, rows_of, size_of
+from ._transformers_positions import Positions, ints, is_compiling, refuse, rows_of, size_of
 
 # Keywords that models hand on to their attention and that do not change what it computes.
 _HARMLESS = frozenset((
@@ -53,8 +52,8 @@ def register(group=None, layout="zigzag", name="burst", **arguments):
     `arguments`: those of burst.attention (documents, strategy, ...). On one rank the mask is
     transformers' own: padding, packed position_ids or cu_seq_lens, windows, chunks, blocks of images, 4D
     masks. Over a group it is causal or bidirectional, with a window, and documents= or cu_seq_lens. A
-    model's sinks, dropout and capped logits are honored. What is not served is a ValueError that
-    names it: docs/pytorch.md has the list.
+    model's sinks, dropout and capped logits are honored. Another mask is a ValueError that names it:
+    docs/pytorch.md has the list.
     """
     try:
         from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -95,7 +94,6 @@ class _Attention:
         self._group, self._layout, self._arguments = group, layout, arguments
         self._positions = Positions(group, layout, arguments)
         self._masks, self._lengths, self._packings = _Seen(), _Seen(), _Seen()
-        self._warned = False
 
     def forward(self, module, query, key, value, attention_mask, scaling=None, dropout=0.0,
                 sliding_window=None, is_causal=None, softcap=None, s_aux=None, position_ids=None,
@@ -109,7 +107,8 @@ class _Attention:
             mask = self._mask(attention_mask, lengths, is_causal, sliding_window, ranks)
             documents = self._documents(mask, cu_seq_lens_q, cu_seq_lens_k, query, ranks)
             if ranks > 1:
-                self._check_positions(position_ids, mask, documents, lengths[0])
+                self._positions.check(mask.positions if position_ids is None else position_ids, lengths[0],
+                                      documents, mask.causal, mask.window)
             elif documents is None and mask.slices is None:
                 self._check_packing(position_ids)
         except ValueError as error:
@@ -120,7 +119,7 @@ class _Attention:
             return self._cross(tensors, given, softcap, dropout), None
         given.update(causal=mask.causal, window=mask.window, softcap=softcap or 0.0, dropout_p=dropout)
         if mask.slices is not None:
-            given["slices"] = mask.slices if torch.compiler.is_compiling() else mask.frozen
+            given["slices"] = mask.slices if is_compiling() else mask.frozen
         given.update((name, value) for name, value in self._arguments.items()
                      if name not in ("documents", "cu_seqlens"))
         return attention(*tensors, documents=documents, **given), None
@@ -140,7 +139,7 @@ class _Attention:
             raise ValueError("attention_mask: a tensor of the shape %s is not served over a group of ranks; "
                              "leave it out, and pack sequences with burst.register(group, documents=...)" %
                              (list(given.shape),))
-        elif torch.compiler.is_compiling():
+        elif is_compiling():
             raise ValueError(masks.TRACED)
         else:
             mask = self._masks.of(masks.of_tensor, given, *lengths)
@@ -184,7 +183,7 @@ class _Attention:
             return None
         if of_queries is None or of_keys is None:
             raise ValueError("cu_seq_lens_q: it must be given with cu_seq_lens_k; got one of them")
-        if torch.compiler.is_compiling():
+        if is_compiling():
             raise ValueError("cu_seq_lens_q: " + masks.TRACED)
         bounds = self._lengths.of(ints, of_queries)
         if of_keys is not of_queries and bounds != self._lengths.of(ints, of_keys):
@@ -193,20 +192,9 @@ class _Attention:
             raise ValueError("cu_seq_lens_q: it must begin with 0 and not decrease; got %s" % (bounds,))
         return bounds
 
-    def _check_positions(self, position_ids, mask, documents, n):
-        """That this rank's tokens say where they are in the whole sequence."""
-        given = mask.positions if position_ids is None else position_ids
-        if given is None or given.dim() != 2:
-            if not self._warned:
-                self._warned = True
-                warnings.warn("burst.register: this model does not tell its attention position_ids [batch, "
-                              "tokens]; that they are burst.positions is not checked")
-            return
-        self._positions.check(given, n, documents)
-
     def _check_packing(self, position_ids):
         """That no documents are packed of which the mask does not know, as some models do not tell it."""
-        if position_ids is None or position_ids.dim() != 2 or torch.compiler.is_compiling():
+        if position_ids is None or position_ids.dim() != 2 or is_compiling():
             return
         if self._packings.of(_starts_again, position_ids):
             raise ValueError("position_ids: they start again, and the mask that the model has made keeps no "

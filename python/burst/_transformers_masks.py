@@ -2,7 +2,7 @@
 call in place of sdpa_mask.
 
 transformers describes a mask by a function of (row, head, query, key) that is composed of a few known
-ones. Those are read here, which takes O(n); others are evaluated for all pairs of tokens, as sdpa_mask
+ones. They are read here, which takes O(n). Others are evaluated for all pairs of tokens, as sdpa_mask
 does, up to _MOST_PAIRS."""
 
 import inspect
@@ -10,11 +10,11 @@ import inspect
 import torch
 
 from . import _intervals
-from ._transformers_positions import require_in_graph
+from ._transformers_positions import is_compiling, require_in_graph
 from .masks import Frozen
 
 _MOST_PAIRS = 2**28  # 16,384 x 16,384: of unknown mask functions, whose values are evaluated
-_SAMPLED = 16  # queries of which what is read is compared with values
+_SAMPLED = 16  # queries for which a mask as read is compared with its values
 _ROWS = 256  # queries whose values are evaluated at a time
 _NO_LIMIT = 2**40
 INSTEAD = "; use attn_implementation='sdpa' for this model"
@@ -92,8 +92,9 @@ def _one_row(rows):
 
 
 def of_tensor(mask, queries, keys):
-    """The Mask of a tensor that a user or a model has made, [batch or 1, heads or 1, queries or 1, keys]: bool,
-    or numbers to add, which are zero or as small as the dtype has them. Raises ValueError for another one."""
+    """The Mask of a tensor that a user or a model has made; raises ValueError for one that is not served.
+
+    mask: [batch or 1, heads or 1, queries or 1, keys], bool, or numbers to add that are zero or tiny."""
     name = "attention_mask: a tensor of the shape %s" % (list(mask.shape),)
     if mask.dim() != 4 or mask.shape[3] != keys or mask.shape[2] not in (1, queries):
         raise ValueError("%s is not [batch, 1, %d, %d]%s" % (name, queries, keys, INSTEAD))
@@ -250,7 +251,7 @@ _trusted = set()  # compositions of mask functions that were read as transformer
 
 
 def _is_trusted(function, low, high, values):
-    """Whether what was read is what transformers evaluates, for some queries of the first such mask."""
+    """Whether the mask as read agrees with transformers' values, for some queries of the first such mask."""
     names, (_, n) = tuple(_parts_of(function)), low.shape
     if names in _trusted:
         return True
@@ -267,7 +268,7 @@ def _is_trusted(function, low, high, values):
 def of_function(function, rows, n, padding, values):
     """The Mask of a mask function for whole sequences on one rank.
 
-    padding: bool [rows, n], true where keys are no padding, or None. values(first, count, padded): what
+    padding: bool [rows, n], false where keys are padding, or None. values(first, count, padded): what
     transformers makes of `count` queries from `first` on, bool [rows, count, n]."""
     found = plain(function)
     if found is not None and padding is None and tuple(_parts_of(function)) in _trusted:
@@ -323,7 +324,7 @@ def _values_of(sdpa_mask, function, rows, n, padding, use_vmap, device):
 
 def _of_trace(function, rows, n, padding, ranks, window, bidirectional, device):
     """The Mask under torch.compile, where no value is known: a causal or bidirectional one with a window.
-    That it is no other is checked when the graph runs."""
+    The graph checks that when it runs."""
     ok = torch.ones((), dtype=torch.bool, device=device) if padding is None else padding.all()
     back = window + bidirectional if window else n
     if ranks == 1:
@@ -357,7 +358,7 @@ def mask_function(size_of_group):
             return attention_mask
         if cache_position is not None:  # before transformers 5
             q_length, q_offset, device = len(cache_position), cache_position[0], cache_position.device
-        tracing, ranks, lengths = torch.compiler.is_compiling(), size_of_group(), (q_length, kv_length)
+        tracing, ranks, lengths = is_compiling(), size_of_group(), (q_length, kv_length)
         padding = attention_mask
         if padding is not None and not tracing and bool(padding.all()):
             padding = None

@@ -1,9 +1,16 @@
-"""Whether the position_ids of a rank's tokens are those of its part of the sequences: for burst.register."""
+"""Checks that position_ids say which tokens of the sequences a rank has: for burst.register."""
+
+import itertools
+import warnings
 
 import torch
 
 from . import _agree, _ranks
 from .layout import positions
+
+
+# Whether torch.compile traces; older versions of torch do not tell.
+is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
 def size_of(group):
@@ -14,7 +21,7 @@ def refuse(group, tensor, promised, error):
     """Raises the error, here and on the other ranks, which are in their next attention() call.
 
     promised: they do not compare arguments there, as seqlen= was given; then they learn that this rank is lost."""
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         _agree.refuse(group, tensor.device, promised, error)
     raise error
 
@@ -45,20 +52,31 @@ class Positions:
 
     def __init__(self, group, layout, arguments):
         self.group, self._layout, self.arguments = group, layout, arguments
-        self._known = {}  # (tokens of this rank, rows of documents): what was right last
+        self._known, self._warned = {}, False  # what was right last, by the other arguments of check
         self.number = len(_all)
         _all.append(self)
 
-    def check(self, position_ids, n, documents):
+    def check(self, position_ids, n, documents, causal, window):
         """Raises ValueError for position_ids [batch or 1, n] that are wrong; documents: rows of starts."""
-        if torch.compiler.is_compiling():
-            torch.ops.burst.check_positions(position_ids, self.number, _checked)
+        if position_ids is None or position_ids.dim() != 2:
+            self._warn("this model does not tell its attention position_ids [batch, tokens]")
             return
-        given = position_ids.detach().to("cpu", torch.int64)
-        for want in self._candidates(n, documents):
+        if is_compiling():
+            torch.ops.burst.check_positions(position_ids, self.number, causal, window, _checked)
+            return
+        lengths, packed = self._lengths(n), {}
+        if self._layout == "balanced" and documents is not None:
+            packed = dict(dict(causal=causal, window=window, documents=documents),
+                          ulysses_size=self.arguments.get("ulysses_size", 0))
+            if len(lengths) != 1:
+                self._warn("with layout='balanced', cu_seqlens= or seqlen= must be registered")
+                return
+        given, key = position_ids.detach().to("cpu", torch.int64), (n, documents, causal, window)
+        known = [self._known[key]] if key in self._known else []
+        for want in itertools.chain(known, self._candidates(n, lengths, documents, packed)):
             if given.shape[1] == n and any(torch.equal(given, rows.expand(len(given), n)) for rows in want
                                            if len(rows) in (1, len(given))):
-                self._known = {(n, documents): want}
+                self._known = {key: want}
                 return
         raise ValueError(
             "position_ids: they must be the positions of this rank's tokens in the whole sequence; got %s. Pass "
@@ -66,32 +84,29 @@ class Positions:
             "positions in each document, and burst.register(group, documents=...)" %
             (_shortly(given[0].tolist() if len(given) else []), self._layout))
 
-    def _candidates(self, n, documents):
+    def _warn(self, why):
+        if not is_compiling() and not self._warned:
+            self._warned = True
+            warnings.warn("burst.register: %s, so that it is not checked whether they are burst.positions" % why)
+
+    def _candidates(self, n, lengths, documents, packed):
         """Yields what [rows, n] may be, for lengths of the whole sequence that give this rank n tokens."""
-        known = self._known.get((n, documents))
-        if known is not None:
-            yield known
-        for seqlen in self._lengths(n):
+        for seqlen in lengths:
             try:
-                at = positions(seqlen, self.group, self._layout, **self._packed(documents))
+                at = positions(seqlen, self.group, self._layout, **packed)
             except ValueError:
                 continue
             if len(at) == n:
                 yield [at[None]] + ([] if documents is None else [_in_documents(at, documents)])
 
     def _lengths(self, n):
+        """The lengths that the whole sequence may have where this rank has n tokens of it."""
         if self.arguments.get("seqlen") is not None:
             return [self.arguments["seqlen"]]
+        if self.arguments.get("cu_seqlens") is not None:
+            return [ints(self.arguments["cu_seqlens"])[-1]]
         size = size_of(self.group)
         return sorted(range(max(n, (n - 4) * size), (n + 4) * size), key=lambda seqlen: abs(seqlen - n * size))
-
-    def _packed(self, documents):
-        """What else the layout "balanced" depends on."""
-        if documents is None or self._layout != "balanced":
-            return {}
-        given = {name: self.arguments[name] for name in ("causal", "window", "ulysses_size")
-                 if name in self.arguments}
-        return dict(documents=documents, **given)
 
 
 def _in_documents(at, documents):
@@ -107,7 +122,8 @@ def _shortly(values):
     return "%s" % values if len(values) <= 12 else "[%s, ...]" % ", ".join(map(str, values[:12]))
 
 
-_checked = torch.zeros(())  # which the operators below claim to write: graphs keep those that write
+# The operators below claim to write this, as graphs keep operators that write.
+_checked = torch.zeros((), dtype=torch.float32)
 
 if hasattr(torch.library, "custom_op"):
     @torch.library.custom_op("burst::require", mutates_args=("checked",))
@@ -117,11 +133,12 @@ if hasattr(torch.library, "custom_op"):
             raise ValueError(text)
 
     @torch.library.custom_op("burst::check_positions", mutates_args=("checked",))
-    def check_positions(position_ids: torch.Tensor, number: int, checked: torch.Tensor) -> None:
+    def check_positions(position_ids: torch.Tensor, number: int, causal: bool, window: int,
+                        checked: torch.Tensor) -> None:
         """Positions.check of the one with this number, when a graph runs."""
         checks = _all[number]
         try:
-            checks.check(position_ids, position_ids.shape[1], rows_of(checks.arguments))
+            checks.check(position_ids, position_ids.shape[1], rows_of(checks.arguments), causal, window)
         except ValueError as error:
             refuse(checks.group, position_ids, "seqlen" in checks.arguments, error)
 

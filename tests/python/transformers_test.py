@@ -103,7 +103,7 @@ def mask_functions():
 class MaskTest(unittest.TestCase):
     @needs()
     def test_every_mask(self):
-        """The same keys are shown as by sdpa_mask, for every function with every padding."""
+        """Queries see the keys that sdpa_mask shows them, for every function with every padding."""
         from burst import _transformers_masks
         make, count = _transformers_masks.mask_function(lambda: 1), 0
         for (name, function), padded in itertools.product(mask_functions(), (None, LEFT, RIGHT, HOLES)):
@@ -321,7 +321,7 @@ class ModelsTest(unittest.TestCase):
 
     @needs("LlamaConfig")
     def test_gradients(self):
-        """Of a packed and of a padded example, as sdpa's."""
+        """A packed and two padded examples have sdpa's gradients."""
         burst.register()
         model = model_of("LlamaForCausalLM").double()
         labels = tokens(2)

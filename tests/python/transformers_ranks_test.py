@@ -1,0 +1,191 @@
+"""burst.register over a group of ranks and under torch.compile: logits are right, or there is an error on
+every rank or when the graph runs."""
+
+import unittest
+import warnings
+
+import torch
+import torch.distributed as dist
+
+import burst
+from harness import main, run_ranks
+from transformers_test import BOUNDS, LEFT, N, PACKED, RIGHT, model_of, needs, tokens
+
+
+def rejected(call, words, kinds=ValueError):
+    try:
+        call()
+    except kinds as error:
+        assert words in str(error), error
+        return
+    raise AssertionError("no ValueError of " + words)
+
+
+def whole(model, **given):
+    """Logits of transformers' own attention for the whole sequences."""
+    model.set_attn_implementation("sdpa")
+    logits = model(use_cache=False, **given).logits
+    model.set_attn_implementation("burst")
+    return logits
+
+
+def documents(rank, group):
+    """Logits and gradients of packed documents, registered or as cu_seq_lens, equal one rank's."""
+    burst.register(group)
+    model = model_of("LlamaForCausalLM").double()
+    ids, labels = tokens(1), torch.roll(tokens(1), -1, 1)
+    want = whole(model, input_ids=ids, position_ids=PACKED)
+    gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(want[0], labels[0], reduction="sum"),
+                                    model.parameters())
+    bounds = dict(cu_seq_lens_q=BOUNDS, cu_seq_lens_k=BOUNDS)
+    for layout in ("zigzag", "contiguous", "balanced"):
+        own = burst.positions(N, group, layout, **({} if layout != "balanced" else dict(documents=[0, 4])))
+        for registered, given in ((dict(documents=[0, 4]), {}), (dict(cu_seqlens=BOUNDS), {}), ({}, bounds)):
+            burst.register(group, layout, **registered)
+            for positions in (PACKED[:, own], own[None]):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the balanced layout is not checked without a length
+                    have = model(input_ids=ids[:, own], position_ids=positions, use_cache=False, **given).logits
+                # Rotations depend on distances within a document alone: both positions give the same logits.
+                torch.testing.assert_close(have, want[:, own], atol=2e-6, rtol=0)
+    loss = torch.nn.functional.cross_entropy(
+        model(input_ids=ids[:, own], position_ids=PACKED[:, own], use_cache=False, **given).logits[0],
+        labels[0, own], reduction="sum")
+    for part, gradient in zip(torch.autograd.grad(loss, model.parameters()), gradients):
+        dist.all_reduce(part, group=group)
+        torch.testing.assert_close(part, gradient, atol=2e-6, rtol=0)
+
+
+def positions(rank, group):
+    """Forgotten position_ids, and those of another layout, are a ValueError on every rank, in time."""
+    burst.register(group)
+    model, ids = model_of("LlamaForCausalLM").double(), tokens(2, 13)
+    want = whole(model, input_ids=ids)
+    for layout in ("zigzag", "contiguous", "striped"):
+        burst.register(group, layout)
+        own = burst.positions(13, group, layout)
+        other = burst.positions(13, group, "striped" if layout == "zigzag" else "zigzag")
+        for given in (own[None], own[None].expand(2, len(own))):
+            have = model(input_ids=ids[:, own], position_ids=given, use_cache=False).logits
+            torch.testing.assert_close(have, want[:, own], atol=2e-6, rtol=0)
+        for wrong in ({}, dict(position_ids=other[None]), dict(attention_mask=torch.ones(2, len(own)))):
+            for _ in range(2):
+                if len(other) == len(own) or "position_ids" not in wrong:
+                    rejected(lambda: model(input_ids=ids[:, own], use_cache=False, **wrong),
+                             "position_ids: they must")
+    burst.register(group, seqlen=13)
+    own = burst.positions(13, group)
+    model(input_ids=ids[:, own], position_ids=own[None], use_cache=False)
+    dist.barrier(group)
+    rejected(lambda: model(input_ids=ids[:, own], use_cache=False), "position_ids: they must",
+             (ValueError, burst.RankLostError))  # with seqlen= the other rank may not ask
+
+
+def refused(rank, group):
+    """What one rank finds in its mask is an error on all, and the next call works."""
+    burst.register(group)
+    model, ids = model_of("LlamaForCausalLM").double(), tokens(2)
+    want, own = whole(model, input_ids=ids), burst.positions(N, group)
+
+    def run(**given):
+        return model(input_ids=ids[:, own], position_ids=own[None], use_cache=False, **given).logits
+
+    padded = torch.ones(2, len(own))
+    if rank == 1:
+        padded[0, 0] = 0
+    rejected(lambda: run(attention_mask=padded), "attention_mask: padding over a group")
+    rejected(lambda: run(attention_mask=torch.ones(1, 1, len(own), len(own))), "a tensor of the shape")
+    torch.testing.assert_close(run(attention_mask=torch.ones(2, len(own))), want[:, own], atol=2e-6, rtol=0)
+    model = model_of("Llama4ForCausalLM", "Llama4TextConfig", intermediate_size_mlp=48, head_dim=8,
+                     num_hidden_layers=4, num_local_experts=2, attention_chunk_size=4)
+    model.set_attn_implementation("burst")
+    rejected(run, "chunked_overlay")
+
+
+def graphs_over_ranks(rank, group):
+    """A compiled model is right, and finds forgotten positions when it runs."""
+    burst.register(group)
+    model, ids = model_of("LlamaForCausalLM"), tokens(2)
+    want, own = whole(model, input_ids=ids), burst.positions(N, group)
+    graph = torch.compile(model, backend="aot_eager", fullgraph=True)
+    have = graph(input_ids=ids[:, own], position_ids=own[None], use_cache=False).logits
+    torch.testing.assert_close(have, want[:, own], atol=2e-5, rtol=0)
+    rejected(lambda: graph(input_ids=ids[:, own], position_ids=torch.arange(len(own))[None], use_cache=False),
+             "position_ids: they must")
+
+
+class RanksTest(unittest.TestCase):
+    @needs("LlamaConfig")
+    def test_documents(self):
+        run_ranks(2, documents)
+
+    @needs("LlamaConfig")
+    def test_positions(self):
+        run_ranks(2, positions)
+
+    @needs("Llama4TextConfig")
+    def test_refused(self):
+        run_ranks(2, refused)
+
+    @needs("LlamaConfig")
+    def test_graphs(self):
+        run_ranks(2, graphs_over_ranks)
+
+
+class GraphsTest(unittest.TestCase):
+    def check(self, model, graph, given, real, words):
+        model.set_attn_implementation("sdpa")
+        with torch.no_grad():
+            want = model(input_ids=tokens(2), **given)[0][real.bool()]
+            model.set_attn_implementation("burst")
+            if words:
+                rejected(lambda: graph(input_ids=tokens(2), **given), words)
+            else:
+                torch.testing.assert_close(graph(input_ids=tokens(2), **given)[0][real.bool()], want, atol=2e-5, rtol=0)
+
+    @needs("MistralConfig", "ModernBertConfig", "Llama4TextConfig")
+    def test_models(self):
+        """A graph of a whole model is right without padding, and an error with it."""
+        burst.register()
+        every = torch.ones(2, N, dtype=torch.long)
+        words = "a compiled model takes no padding"
+        for model, packed in (
+                (model_of("MistralForCausalLM", sliding_window=4, use_cache=False), words),
+                (model_of("ModernBertModel", num_hidden_layers=3, local_attention=6, cls_token_id=1, sep_token_id=2),
+                 None),
+                (model_of("Llama4ForCausalLM", "Llama4TextConfig", intermediate_size_mlp=48, head_dim=8,
+                          num_hidden_layers=4, num_local_experts=2, attention_chunk_size=20, use_cache=False), words)):
+            torch._dynamo.reset()
+            graph = torch.compile(model, backend="aot_eager", fullgraph=True)
+            for given, real, refused_by in (({}, every, None), (dict(attention_mask=LEFT), LEFT, words),
+                                            (dict(attention_mask=every), every, None),
+                                            (dict(position_ids=PACKED.expand(2, N)), every, packed)):
+                with self.subTest(type(model).__name__, given=given):
+                    self.check(model, graph, given, real, refused_by)
+        model = model_of("Llama4ForCausalLM", "Llama4TextConfig", intermediate_size_mlp=48, head_dim=8,
+                         num_hidden_layers=4, num_local_experts=2, attention_chunk_size=4, use_cache=False)
+        graph = torch.compile(model, backend="aot_eager", fullgraph=True)
+        self.check(model, graph, {}, every, words)  # chunks are within the sequence
+
+    @needs("LlamaConfig")
+    def test_layers(self):
+        """Compiled layers follow the masks of batch after batch."""
+        torch._dynamo.reset()
+        burst.register()
+        model = model_of("LlamaForCausalLM", use_cache=False)
+        eager = model_of("LlamaForCausalLM", use_cache=False)
+        for layer in model.model.layers:
+            layer.compile(backend="aot_eager")
+        every, other = torch.ones(2, N, dtype=torch.long), torch.tensor([[*range(7), *range(5)]]).expand(2, N)
+        for given, real in ((dict(attention_mask=LEFT), LEFT), (dict(attention_mask=RIGHT), RIGHT), ({}, every),
+                            (dict(position_ids=PACKED.expand(2, N)), every), (dict(position_ids=other), every),
+                            (dict(attention_mask=LEFT), LEFT)):
+            with self.subTest(given=given), torch.no_grad():
+                want = whole(eager, input_ids=tokens(2), **given)
+                model.set_attn_implementation("burst")
+                have = model(input_ids=tokens(2), **given).logits
+                torch.testing.assert_close(have[real.bool()], want[real.bool()], atol=2e-5, rtol=0)
+
+
+if __name__ == "__main__":
+    main()
