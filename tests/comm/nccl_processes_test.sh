@@ -43,7 +43,7 @@ if command -v mpirun >/dev/null; then
   expect 0 "$ranks processes" mpirun --oversubscribe -np "$ranks" "$binary" --gtest_brief=1
 fi
 if command -v torchrun >/dev/null; then
-  expect 0 "PASSED" torchrun --standalone --nproc-per-node="$ranks" --no-python "$binary" \
+  expect 0 "PASSED" torchrun --standalone --nproc_per_node="$ranks" --no_python "$binary" \
     --gtest_brief=1 --gtest_filter='*Ring:*Split'
 fi
 srun_like() {
