@@ -246,10 +246,10 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   if (!lse->is_contiguous()) return absl::InvalidArgumentError("lse must be contiguous");
   BURST_RETURN_IF_ERROR(CheckSinks(sinks(), q));
 
-  // Q stays, K and V visit the ranks. In each round, and for each part of its mask:
-  // (O, lse) <- merge((O, lse), attention(Q, K, V)). The first call counts the sinks in. Where O is
-  // accumulated in another dtype, the last call converts it; but not if few queries see its keys:
-  // a call in place leaves the others alone, and a copy converts them sooner than it would.
+  // Q stays, K and V visit the ranks. In each round, and for each part of its mask: (O, lse) <-
+  // merge((O, lse), attention(Q, K, V)). The first call counts the sinks in. If O is accumulated in
+  // another dtype, the last call converts it. Exception: if that call covers few queries, a
+  // separate conversion of all rows is faster.
   const RingRoute& route = schedule.kv_route();
   const int rank = schedule.shard().group_index();
   const AttentionKernels& kernels = KernelsFor(q);

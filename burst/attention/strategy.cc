@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttentionOver(
   BurstAttentionOptions ring = options;
   if (strategy == Strategy::kRing) ring.backward = BackwardDirection::kRing;
   RankGroup group = tensor;
-  if (IsTensorParallel(strategy)) {  // attention itself is that of one rank
+  if (IsTensorParallel(strategy)) {  // attention itself runs on one rank
     group = {ranks->size(), ranks->comm()->rank()};
     ranks = std::make_shared<AttentionRanks>(/*comm=*/nullptr);
   }

@@ -46,13 +46,13 @@ inline bool IsTensorParallel(Strategy strategy) {
 // The attention of this rank of `comm`, which must outlive it; null: a single rank. Collective.
 // `group_size`: ranks that divide the heads, for kBurstUlysses; other strategies ignore it.
 //
-// `tensor`: beside kSingle, kBurst and kRing, this rank's place in a group of tensor parallelism
-// (model/tensor_parallel.h), of which every rank of `comm` is one. It shares that group's tokens,
+// `tensor`: with kSingle, kBurst and kRing, this rank's place in a group of tensor parallelism
+// (model/tensor_parallel.h); every rank of `comm` is one such group. It shares that group's tokens,
 // and attention takes its heads of all of them, as with kTp.
 //
-// InvalidArgument for bad options, a group size that does not divide the number of ranks, several
-// ranks with kSingle, a direction of the backward that the strategy does not have, ranks_per_node
-// without a ring, and a group of tensor parallelism beside another strategy.
+// InvalidArgument for bad options, and for a group size that does not divide the number of ranks.
+// Also for several ranks with kSingle, a direction of the backward that the strategy does not have,
+// ranks_per_node without a ring, and a group of tensor parallelism with another strategy.
 absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> CreateAttention(
     Strategy strategy, const BurstAttentionOptions& options, int group_size, Communicator* comm,
     const RankGroup& tensor = {});

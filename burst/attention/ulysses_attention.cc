@@ -119,8 +119,8 @@ absl::Status UlyssesAttention::GatherHeads(const RingSchedule& schedule, const T
   return absl::OkStatus();
 }
 
-// q, k, v of this rank's tokens and all heads -> of the group's tokens and this rank's heads;
-// attention over the ring; the same exchange back, of out and lse.
+// Exchanges q, k, v: this rank's tokens and all heads -> the group's tokens and this rank's heads.
+// Then attention over the ring, and the same exchange back, of out and lse.
 absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tensor& q,
                                        const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
                                        Saved* saved) {
@@ -174,7 +174,7 @@ Tensor UlyssesAttention::OwnHeads(const Tensor& sinks) const {
   return sinks.Slice(0, group_->rank() * heads, heads);
 }
 
-// Of this rank's heads -> of all heads.
+// The largest scores of this rank's heads -> of all heads.
 absl::Status UlyssesAttention::GatherMaxLogits() {
   max_logits_ = Tensor();
   const Tensor& own = attention_->max_logits();

@@ -13,10 +13,10 @@
 //   backward  dout        B l D s H             and back: dq, dk, dv  B l D s (H + 2 K')
 //             dlse        B l H t
 //
-// with B sequences, l tokens of each on every rank, H heads and K KV heads of D elements of s
-// bytes, t bytes an element of SumDType, and K' = max(K, U): fewer KV heads than ranks are
+// Here are B sequences, l tokens of each on every rank, H heads and K KV heads of D elements of s
+// bytes, t bytes an element of SumDType, and K' = max(K, U). Fewer KV heads than ranks are
 // replicated, and their gradients summed.
-// The ring's bytes come on top: those of H / U heads and U l tokens.
+// The ring's bytes for H / U heads and U l tokens come on top.
 #pragma once
 
 #include <cstdint>
@@ -43,9 +43,9 @@ absl::Status CheckHeadsDivide(int64_t num_heads, int64_t num_kv_heads, int size)
 
 class UlyssesAttention : public SequenceParallelAttention {
  public:
-  // Groups of `size` ranks of `comm`, which must outlive the object. Collective. `options` are
-  // those of the ring's attention, except ranks_per_node: it counts ranks of `comm`, and size
-  // divides it. InvalidArgument for bad options or a size that does not divide the number of ranks.
+  // Groups of `size` ranks of `comm`, which must outlive the object. Collective. `options` are for
+  // the ring's attention, except ranks_per_node: it counts ranks of `comm`, and size divides it.
+  // InvalidArgument for bad options or a size that does not divide the number of ranks.
   static absl::StatusOr<std::unique_ptr<UlyssesAttention>> Create(
       const BurstAttentionOptions& options, int size, Communicator* comm);
   // Creates one over ranks whose connections and buffers other attentions use, too.

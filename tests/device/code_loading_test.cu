@@ -1,6 +1,6 @@
 // While a kernel waits for another rank, no call on this GPU may wait for that kernel inside the
-// driver: the other rank, a thread of this process, could not launch what is waited for. One kernel
-// here stands for NCCL's: it runs until the host lets it end.
+// driver. Otherwise the other rank, a thread of this process, could not launch the kernel that is
+// waited for. One kernel here stands for NCCL's: it runs until the host lets it end.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -40,7 +40,8 @@ TEST(MemorySource, ServesItsThreadItsDeviceAndItsScope) {
     inside = Tensor::Zeros({8}, DType::kFloat32);
     EXPECT_EQ(source.live.count(inside.raw_data()), 1u);
     {
-      // Of another device: what passes through the host on its way is the pool's.
+      // The source belongs to another device. Memory that passes through the host on its way is the
+      // pool's.
       const ScopedMemorySource other(&source, DeviceType::kCuda);
       const Tensor on_host = Tensor::Zeros({8}, DType::kFloat32);
       EXPECT_EQ(source.live.size(), 1u);

@@ -1,7 +1,7 @@
-// Files of tokenizers: a tokenizer.json (up to the first zero byte) and a text (the rest); or
-// GPT-2's two files, where the first one ends with a tab. What loads gives itself again by its
-// JSON; its tokens are in its vocabulary and decode to the text; pieces of the text give the tokens
-// of the whole. All else is InvalidArgument.
+// Files of tokenizers: a tokenizer.json (up to the first zero byte) and a text (the rest), or
+// GPT-2's two files, where the first one ends with a tab. A tokenizer that loads gives itself again
+// by its JSON. Its tokens are in its vocabulary and decode to the text. Pieces of the text give the
+// tokens of the whole. All else is InvalidArgument.
 #include <algorithm>
 #include <string>
 #include <vector>

@@ -28,7 +28,7 @@ class TokenizerCli : public TrainCli {
   }
 };
 
-// The checkpoint needs no file beside it; a prompt's special tokens are tokens.
+// The checkpoint needs no other file; a prompt's special tokens are tokens.
 TEST_F(TokenizerCli, TrainsOnTextAndGenerates) {
   ExpectSuccess(Train({"--tokenizer=tiny_gpt2", "--steps=2", "--out=run"}));
   ExpectSuccess(Train({"--resume", "--steps=3", "--out=run"}));

@@ -86,8 +86,8 @@ TEST_P(SentencePiece, LengthsOfTokensAddUpToTheText) {
   }
 }
 
-// Text that is cut anywhere: either the words of the beginning are those of the whole, or more text
-// is asked for.
+// Text that is cut anywhere: either the words of the beginning equal those of the whole, or more
+// text is asked for.
 TEST_P(SentencePiece, WordsOfTextThatIsNotComplete) {
   std::string text;
   const auto encoder = tokenizer_.of_file()->MakeEncoder(Specials::kAreText);

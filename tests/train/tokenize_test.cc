@@ -127,7 +127,7 @@ TEST_F(TokenizeTest, LargeVocabularies) {
   EXPECT_EQ(tokens[0], 401);
   EXPECT_EQ(std::count(tokens.begin(), tokens.end(), 69999), 1);
 
-  // The same texts, encoded by the trainer.
+  // The texts, encoded by the trainer.
   const absl::StatusOr<Tokenizer> tokenizer = Tokenizer::Load(config_.tokenizer);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const auto text =

@@ -13,16 +13,16 @@ absl::Status CheckRanges(const TrainConfig& config);
 // What the kernels of a GPU ask of a model. After the device, the dtype and the model are known.
 absl::Status CheckModelFitsDevice(const ResolvedConfig& config);
 
-// Whether --zero=2 and 3 go with the rest: not with --exact, and over stages of a pipeline not
-// where the first and the last one share a part of a unit only (ParameterUnit), as a tied GPT-2's
-// do.
+// Whether --zero=2 and 3 go with the other options. They do not go with --exact. Over stages of a
+// pipeline they do not if the first and the last stage share only a part of a unit (ParameterUnit),
+// as a tied GPT-2's do.
 bool CanDivideGradients(const ResolvedConfig& config);
 
 // What --pp goes with. After the mesh and the model are known.
 absl::Status CheckPipeline(const TrainConfig& given, const ResolvedConfig& config);
 
-// Of a configuration that is resolved but for this: gradients in transit, attention in fp8, ZeRO,
-// offload.
+// Checks gradients in transit, attention in fp8, ZeRO and offload in an otherwise resolved
+// configuration.
 absl::Status CheckContradictions(const ResolvedConfig& config);
 
 }  // namespace burst

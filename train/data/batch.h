@@ -1,9 +1,9 @@
 // Batches: sequences of a token stream, and the part of them that one rank sees.
 //
-// Nothing here has state. Sequence number s of a run is a function of (seed, s): an epoch visits
-// the sequences of the stream in a random order, they do not overlap, and they start at a random
-// phase that differs from epoch to epoch. So every rank knows every batch, and a run that resumes
-// at a step needs nothing else.
+// Nothing here has state. Sequence number s of a run is a function of (seed, s). An epoch visits
+// the sequences of the stream in a random order, without overlap, from a random phase that differs
+// from epoch to epoch. So every rank knows every batch, and a run that resumes at a step needs
+// nothing else.
 #pragma once
 
 #include <cstdint>
@@ -31,15 +31,15 @@ struct GlobalBatch {
   int64_t num_targets = 0;         // those that are not -1
 };
 
-// InvalidArgument for a token or target beyond a vocabulary of so many: nothing else keeps it from
-// being used as a row of a table. The files were checked when they were read, but may have changed.
+// InvalidArgument for a token or target that is not below `vocab`: nothing else keeps it from being
+// used as a row of a table. The files were checked when they were read, but may have changed.
 absl::Status CheckTokens(const GlobalBatch& batch, int64_t vocab);
 
 // A random permutation of [0, n) that is computed, not stored: element i in constant time from
 // (n, key, stream, i), so a place in the data needs no state to save and resume.
 //
 // A Feistel network over the smallest even number of bits that holds n, with Philox as its round
-// function; a result outside of [0, n) is sent through again until it falls inside (cycle walking),
+// function. A result outside of [0, n) is sent through again until it falls inside (cycle walking),
 // four times on average at worst.
 class RandomPermutation {
  public:

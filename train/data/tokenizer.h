@@ -15,7 +15,7 @@
 
 namespace burst {
 
-// InvalidArgument that says which byte of a text is none.
+// InvalidArgument that names the byte of a text that is not UTF-8.
 absl::Status NotUtf8(int64_t offset);
 
 class Tokenizer {
@@ -57,7 +57,7 @@ class Tokenizer {
   // char: of each token, increasing; byte: none.
   const std::vector<uint32_t>& code_points() const { return code_points_; }
 
-  // That of a file; null for byte and char.
+  // The tokenizer of a file; null for byte and char.
   const std::shared_ptr<const FileTokenizer>& of_file() const { return of_file_; }
   // The content of that file, and its name in a folder: tokenizer.json (made of GPT-2's two files
   // where these were given) or tokenizer.model.
@@ -68,8 +68,8 @@ class Tokenizer {
   absl::Status Encode(absl::string_view text, std::vector<int32_t>* tokens,
                       Specials specials = Specials::kAreText) const;
   // Ids beyond the vocabulary decode to nothing, and so does end-of-text, except that the special
-  // tokens of a tokenizer.json have a text: with them, too, it is the inverse of Encode. That of
-  // SentencePiece puts a space before a text, which stays.
+  // tokens of a tokenizer.json have a text: with them, too, it is the inverse of Encode.
+  // SentencePiece's Decode puts a space before a text, which stays.
   std::string Decode(absl::Span<const int32_t> tokens) const;
 
   // For checkpoints: everything needed to make the same tokenizer again.
@@ -83,7 +83,7 @@ class Tokenizer {
   static absl::StatusOr<Tokenizer> OfTokenizerModel(std::string model);
 
   Kind kind_;
-  bool has_end_of_text_;               // beside the tokens of `size_`
+  bool has_end_of_text_;               // in addition to the tokens of `size_`
   int64_t size_;                       // tokens without end-of-text
   std::vector<uint32_t> code_points_;  // char: of each token, increasing
   std::shared_ptr<const FileTokenizer> of_file_;

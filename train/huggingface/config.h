@@ -29,7 +29,8 @@ absl::StatusOr<HuggingFaceConfig> ParseHuggingFaceConfig(absl::string_view json)
 // model that none of the families has.
 absl::StatusOr<std::string> MakeHuggingFaceConfig(const HuggingFaceConfig& config);
 
-// The same config.json for weights of another dtype. One that does not say it means float32.
+// Writes config.json for weights of another dtype. A config.json that does not name one means
+// float32.
 absl::StatusOr<std::string> WithDType(absl::string_view json, absl::string_view dtype);
 
 // Returns the config.json with another max_position_embeddings, of a model that was trained on

@@ -9,9 +9,9 @@
 
 namespace burst {
 
-// Makes the folder `out` with checkpoint.safetensors, weights alone in float32, and with what
-// belongs to the model besides (KeepCompanions). FailedPrecondition if it holds checkpoints. Warns
-// of weights in the directory that are not read.
+// Makes the folder `out` with checkpoint.safetensors, weights alone in float32, and the model's
+// other files (KeepCompanions). FailedPrecondition if it holds checkpoints. Warns of weights in the
+// directory that are not read.
 absl::Status ImportHuggingFace(const std::string& directory, const std::string& out);
 
 struct ExportOptions {

@@ -20,12 +20,12 @@ struct ForeignTensor {
   Shape shape_here() const;  // [out, in]
 };
 
-// The tensors whose rows, one behind the other, are those of the parameter: queries, keys and
-// values, or gate and up; else there is one.
+// The tensors whose rows, one behind the other, make up the parameter: queries, keys and values, or
+// gate and up; else there is one.
 std::vector<ForeignTensor> ForeignTensors(const ModelConfig& config, const Parameter& parameter);
 
-// What directories hold besides: masks and angles that are computed here; the head of a tied model,
-// which must equal its embedding (HuggingFaceDirectory).
+// Whether a tensor of a directory is not read. These are masks and angles, which are computed here,
+// and the head of a tied model, which must equal its embedding (HuggingFaceDirectory).
 bool IsComputed(const ModelConfig& config, absl::string_view name);
 
 // What the names begin with ("model.", "transformer."), unless the directory was saved without it.

@@ -31,15 +31,15 @@ class FileEncoder {
   absl::Status Encode(absl::string_view text, std::vector<int32_t>* tokens);
 
   // For a text that is read in parts. Appends the form of `text` that pieces are made of:
-  // normalized, if the tokenizer does that. `begins`: it is the beginning of the whole text. The
-  // form of two parts is that of the first, then that of the second, where the second one begins
-  // with an ASCII character.
+  // normalized, if the tokenizer does that. `begins`: it is the beginning of the whole text. If the
+  // second of two parts begins with an ASCII character, their form is the first one's form followed
+  // by the second one's.
   virtual void AppendNormalized(absl::string_view text, bool begins, std::string* out) const = 0;
 
   // Appends the tokens of the pieces of a normalized text that begin in [begin, limit), where
-  // `begin` is the end of a piece; returns the end of the last one (`begin` if there is none). The
-  // pieces depend on no byte before `begin`. Unless `text` is `complete`, kMore if they depend on
-  // bytes that would follow it; what was appended is to be dropped then.
+  // `begin` is the end of a piece. Returns the end of the last one (`begin` if there is none). The
+  // pieces depend on no byte before `begin`. Unless `text` is `complete`, returns kMore if they
+  // depend on bytes that would follow it; the caller then drops the appended tokens.
   virtual absl::StatusOr<size_t> EncodePieces(absl::string_view text, size_t begin, size_t limit,
                                               bool complete, std::vector<int32_t>* tokens) = 0;
 };

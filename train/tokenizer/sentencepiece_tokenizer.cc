@@ -45,7 +45,7 @@ class ProtoReader {
     uint64_t value = 0;       // of a varint
     absl::string_view bytes;  // of what has a length
   };
-  // None at the end, or where the bytes are no message.
+  // Nothing at the end, or where the bytes are not a message.
   std::optional<Field> Next() {
     uint64_t key = 0;
     if (bytes_.empty() || !Varint(&key)) return std::nullopt;
@@ -243,7 +243,7 @@ void SentencePieceEncoder::AppendNormalized(absl::string_view text, bool begins,
   }
 }
 
-// Spaces, then what is none.
+// The end of spaces, then of other characters.
 size_t SentencePieceEncoder::EndOfWord(absl::string_view text, size_t begin) const {
   if (!tokenizer_->pieces_are_words_) return text.size();
   size_t at = begin;

@@ -1,9 +1,9 @@
 // SentencePiece (Kudo and Richardson, arXiv 1808.06226), by its own library: tokenizer.model of
-// Llama 2, Mistral, Gemma. Its tokens are those of the library's Encode for the whole text.
+// Llama 2, Mistral, Gemma. Its tokens equal those of the library's Encode for the whole text.
 //
-// Pieces of text are words: the library's tokens never reach from a character that is no space to a
-// space, unless the vocabulary says otherwise (then a text is one piece). A space, and the U+2581
-// that the library writes for it, are the same.
+// Pieces of text are words. The library's tokens never reach from another character to a space,
+// unless the vocabulary says otherwise (then a text is one piece). A space equals the U+2581 that
+// the library writes for it.
 //
 // Text is any bytes; a byte that is not UTF-8 becomes U+FFFD, as in the library.
 #pragma once
@@ -24,8 +24,8 @@ namespace burst {
 class SentencePieceTokenizer : public FileTokenizer,
                                public std::enable_shared_from_this<SentencePieceTokenizer> {
  public:
-  // `model`: a tokenizer.model. InvalidArgument for what is none, and for one that changes the text
-  // (normalization, extra spaces), has characters without tokens (no byte fallback), or writes
+  // `model`: a tokenizer.model. InvalidArgument for other bytes. Also for a model that changes the
+  // text (normalization, extra spaces), has characters without tokens (no byte fallback), or writes
   // spaces behind words: such text could not be given back.
   static absl::StatusOr<std::shared_ptr<const SentencePieceTokenizer>> FromModel(
       absl::string_view model);
@@ -33,8 +33,8 @@ class SentencePieceTokenizer : public FileTokenizer,
   int64_t vocab() const override { return static_cast<int64_t>(bytes_.size()); }
   int32_t end_of_text() const override { return end_of_text_; }
   int32_t begin_of_text() const override { return library_.begin_of_text(); }
-  // A space for U+2581; one token for each byte of a character without token. Of a text, the first
-  // token has the space that the library adds. Control tokens (<s>) stand for nothing.
+  // A space for U+2581; one token for each byte of a character without token. The first token of a
+  // text has the space that the library adds. Control tokens (<s>) stand for nothing.
   absl::string_view Bytes(int32_t token) const override {
     return token < 0 || token >= vocab() ? absl::string_view() : bytes_[token];
   }
