@@ -98,8 +98,9 @@ Values Logits(const ModelConfig& config, DType dtype, DeviceType device) {
   return model->Logits(tape, *problem.attention, problem.batch).value().ToVector<double>();
 }
 
-// Of all parameters. With `rounds`, every value and gradient is rounded to bfloat16 as the ops hand
-// it on: what a naive implementation keeps between its loops, which sum in `dtype`.
+// The values and gradients of all parameters. With `rounds`, every value and gradient is rounded to
+// bfloat16 as the ops hand it on. A naive implementation keeps just that between its loops, which
+// sum in `dtype`.
 Values Gradients(const ModelConfig& config, DType dtype, DeviceType device, bool rounds = false) {
   const auto model = Make(config, dtype, device);
   const Problem problem(config.vocab, device);
@@ -150,8 +151,8 @@ TEST_P(CudaParity, Bf16GradientsAreAsGoodAsNaiveOnes) {
     const double size = Norm(exact, zero, begin, end);
     const double naive_error = Norm(naive, exact, begin, end) / size;
     const double error = Norm(gpu, exact, begin, end) / size;
-    // The kernels round in as many places again, P and dS of attention among them, by 2^-9 each;
-    // and those that the CPU's loss keeps to itself, logits of at most 1 and their gradients.
+    // The kernels round in as many places again, P and dS of attention among them, by 2^-9 each.
+    // They also round what the CPU's loss keeps to itself: logits of at most 1 and their gradients.
     EXPECT_LE(error, 2 * naive_error + 0x1p-8) << parameter.name;
     EXPECT_LE(error, 0.05) << parameter.name;
     EXPECT_GT(naive_error, 1e-4) << parameter.name << ": nothing was rounded";

@@ -20,7 +20,7 @@ class NaiveTransformer {
   using Values = std::vector<double>;
 
  public:
-  // Of attention's weight of a query and a key, what dropout multiplies it by.
+  // The factor by which dropout multiplies attention's weight of a query and a key.
   using WeightFactor =
       std::function<double(int64_t layer, int64_t row, int64_t head, int64_t query, int64_t key)>;
   // mask(site): the factors [batch, length, width] that dropout applies at a site; none by default.

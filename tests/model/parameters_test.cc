@@ -149,8 +149,8 @@ TEST(Parameters, PiecesOfRanksAreAllThereIs) {
   }
 }
 
-// A parameter made of whole vectors of 16 bytes begins at one, whatever is beside it: the 12 sinks
-// of a layer of GPT-2 displace nothing.
+// A parameter made of whole vectors of 16 bytes begins at one, whatever comes before it: the 12
+// sinks of a layer of GPT-2 displace nothing.
 TEST(Parameters, VectorsAreNotDisplaced) {
   ModelConfig config = SmallGpt2();
   config.width = 96;

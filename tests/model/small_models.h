@@ -61,8 +61,8 @@ inline ModelConfig SmallGpt2(double dropout = 0) {
   return config;
 }
 
-// The models whose attention has a softcap and drops weights, two of them beside sinks. Scores are
-// of order 1.
+// The models whose attention has a softcap and drops weights, two of them with sinks. Scores are of
+// order 1.
 inline std::vector<ModelConfig> ModelsOfChangedScores() {
   std::vector<ModelConfig> models = {SmallLlama(false), SmallQwen(), SmallGpt2(0.3)};
   for (ModelConfig& config : models) {
@@ -73,7 +73,7 @@ inline std::vector<ModelConfig> ModelsOfChangedScores() {
   return models;
 }
 
-// Those whose attention has sinks; their logits are of order 1 (MakeModel).
+// The models whose attention has sinks; their logits are of order 1 (MakeModel).
 inline std::vector<ModelConfig> ModelsWithSinks() {
   std::vector<ModelConfig> models = {SmallLlama(false), SmallQwen(), SmallGpt2(0.3)};
   for (ModelConfig& config : models) config.attention_sinks = true;

@@ -1,5 +1,6 @@
-// Tensor parallelism, ranks as threads: a model spread over ranks, by parts of its parameters,
-// against the whole one on one rank, in double; and the exchanges that it is made of.
+// Tensor parallelism, ranks as threads: compares a model spread over ranks, by parts of its
+// parameters, with the whole one on one rank, in double. Also tests the exchanges that it is made
+// of.
 #include "model/tensor_parallel.h"
 
 #include <gtest/gtest.h>
@@ -86,8 +87,8 @@ LossAndGradients OneRank(const Transformer& model, const Text& text) {
   return result;
 }
 
-// Loss and gradients are those of one rank: losses add up, and so do the gradients of parts, but
-// for those that every rank has whole.
+// Loss and gradients equal those of one rank. Losses add up, and so do the gradients of parts,
+// except for parameters that every rank has whole.
 void ExpectRanksAgree(Strategy strategy, const ModelConfig& config, Layout layout, int ranks,
                       int64_t length) {
   SCOPED_TRACE(testing::Message() << Name(strategy) << " " << Name(config.family) << " "
@@ -228,7 +229,7 @@ TEST(TensorParallel, InitialValuesAreThoseOfOneRank) {
         }
         EXPECT_EQ(end, parameters.numel());
         const bool replicated = config.family == Family::kLlama;  // KV heads on two ranks each
-        // Of each kind those made of whole vectors, and the others.
+        // For each kind, the parameters made of whole vectors, and the others.
         EXPECT_LE(ranges.size(), 6u + (replicated ? 2 * config.layers : 0));
         return absl::OkStatus();
       });

@@ -40,7 +40,7 @@ class Problem:
                     ulysses_size=arguments.get("ulysses_size", size))
 
     def on_rank(self, group, layout="zigzag", dtype=torch.float64, prepare=lambda x: x, **arguments):
-        """The same of this rank's tokens, through burst."""
+        """Attention of this rank's tokens, through burst."""
         packed = self.packed(layout, group, arguments)
         local = [prepare(burst.shard(x.to(dtype), 1, group, layout, **packed)).requires_grad_()
                  for x in self.inputs]

@@ -207,7 +207,7 @@ def one_nccl(device, group):
 
 
 def memory(device, group):
-    """Of forward and backward beyond inputs, outputs and the ring's buffers, in MiB."""
+    """Memory of forward and backward beyond inputs, outputs and the ring's buffers, in MiB."""
     seqlen, heads = 16384, 16
     x = torch.randn(1, seqlen // 2, heads, 128, device=device, dtype=torch.bfloat16)
     q, k, v = (x.clone().requires_grad_() for _ in range(3))

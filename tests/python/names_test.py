@@ -152,7 +152,7 @@ def compiled(rank, group):
             close(a, b)
     with torch.no_grad():
         close(torch.compile(with_lse, fullgraph=True, backend="aot_eager")(*inputs), with_lse(*inputs))
-    # The gradient is that of the weights that the forward dropped: out is linear in v.
+    # The gradient uses the weights that the forward dropped: out is linear in v.
     drops = torch.compile(lambda v: burst.attention(*inputs[:2], v, group=group, dropout_p=0.5),
                           fullgraph=True, backend="aot_eager")
     out = drops(inputs[2])
@@ -185,7 +185,7 @@ def selective_checkpointing(rank, group):
 
 
 def check_model(model, group, tolerance):
-    """Logits and gradients over the group are those of one rank with the model's own attention."""
+    """Logits and gradients over the group equal those of one rank with the model's own attention."""
     tokens = torch.randint(50, (2, 26))
     labels = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
     want = model(input_ids=tokens, use_cache=False).logits

@@ -52,8 +52,8 @@ Values Gemm(const TestMatrix& a, const TestMatrix& b) {
   return c;
 }
 
-// |actual - expected| is within the rounding of the GEMM and of its sum with the addend to the
-// result's dtype, and of sums of `terms` terms of order one in the accumulator, whose sum of
+// |actual - expected| is within two roundings to the result's dtype: of the GEMM, and of its sum
+// with the addend. Sums of `terms` terms of order one in the accumulator come on top; their sum of
 // magnitudes is about `terms`.
 void ExpectClose(const Values& actual, const Values& expected, const Values& gemm, DType result,
                  DType accumulator, int64_t terms) {

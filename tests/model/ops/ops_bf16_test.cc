@@ -41,7 +41,7 @@ struct Case {
   std::string name;
   std::vector<Input> inputs;
   Op op;
-  // Terms in the longest sum of floats: its error is that of as many roundings.
+  // Terms in the longest sum of floats, each of which may round once.
   double terms = 1;
   // The backward adds to the gradient that the input has already.
   bool in_passing = false;
@@ -227,7 +227,7 @@ TEST_P(OpsOnGpu, SameBitsInEveryRun) {
   }
 }
 
-// Gradients that nobody wants are not computed, and no rows are no trouble.
+// Gradients that are not asked for are not computed, and a tensor without rows is served.
 TEST(OpsOnGpuEdges, NoRows) {
   const auto empty = [](const Shape& shape) {
     return Variable(Tensor::Empty(shape, DType::kBFloat16, DeviceType::kCuda), true);
@@ -255,7 +255,7 @@ TEST(OpsOnGpuEdges, NoRows) {
   EXPECT_EQ(weight.grad().ToVector<float>(), std::vector<float>(16, 0));
 }
 
-// The masks are those of the CPU, bit for bit, for every width and dtype.
+// The masks equal the CPU's, bit for bit, for every width and dtype.
 TEST(OpsOnGpuEdges, DropoutMasksAreThoseOfTheCpu) {
   for (const int64_t width : {1, 7, 64, 72, 500, 768}) {
     for (const DType dtype : {DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {

@@ -188,8 +188,7 @@ TEST(Rope, ScaledFrequencies) {
   EXPECT_NEAR(llama[3], 0.125 + 0.875 * 0.00620, 1e-4);
   EXPECT_EQ(llama[4], 0.125);
   EXPECT_EQ(llama[5], 0.125);
-  // yarn: 32 turns are those of a channel before the first, 1 turn of channel 3.02: a ramp from 0
-  // to 4.
+  // yarn: a channel before the first makes 32 turns, channel 3.02 makes 1 turn: a ramp from 0 to 4.
   const Values yarn = ratios(RopeScaling::Kind::kYarn);
   for (int i = 0; i < 6; ++i) {
     EXPECT_NEAR(yarn[i], std::max(0.125, 1 - 0.875 * i / 4), 1e-15) << i;
