@@ -3,12 +3,14 @@
 // Sun et al., "BurstAttention: An Efficient Distributed Attention Framework for Extremely Long
 // Sequences" (arXiv 2403.09347); examples/ring_on_one_page.h is the same in plain loops.
 //
-// Forward: Q stays on its rank, K and V visit the others; each round computes the attention to one
-// block of keys and merges it into (out, lse). The backward has two directions; it takes the one
-// that sends fewer bytes, unless it is told:
-//   burst  K, V, dK, dV stay; Q, dO, lse, delta visit the other ranks, and dQ follows them
-//   ring   Q, dO, lse, delta, dQ stay; K, V visit the other ranks, and dK, dV follow them
-//          (Liu et al., arXiv 2310.01889)
+// Forward: Q stays on its rank, K and V visit the others. Each round computes the attention to one
+// block of keys and merges it into (out, lse). The backward has two directions, and takes the one
+// that sends fewer bytes unless it is told:
+//
+//    burst  K, V, dK, dV stay; Q, dO, lse, delta visit the other ranks, and dQ follows them
+//    ring   Q, dO, lse, delta, dQ stay; K, V visit the other ranks, and dK, dV follow them
+//           (Liu et al., arXiv 2310.01889)
+//
 // The transfers of the next round run while this one computes. Rounds in which no query sees a key
 // are skipped by every rank.
 //
@@ -48,9 +50,9 @@ enum class BackwardDirection { kAuto, kBurst, kRing };  // kAuto: the one that s
 absl::StatusOr<BackwardDirection> ParseBackwardDirection(absl::string_view name);  // "auto", ...
 const char* Name(BackwardDirection direction);
 
-// The dtype in which gradients are sent around the ring. kFp32: that in which ranks accumulate
-// them, SumDType(dtype of q). kBf16, for bfloat16 tensors only: half the bytes, rounded at every
-// transfer; ranks still accumulate in float32.
+// The dtype in which gradients are sent around the ring. With kFp32 it is the dtype in which ranks
+// accumulate them, SumDType(dtype of q). With kBf16, for bfloat16 tensors only, gradients have half
+// the bytes and are rounded at every transfer. Ranks still accumulate in float32.
 enum class RingGradDType { kFp32, kBf16 };
 
 absl::StatusOr<RingGradDType> ParseRingGradDType(absl::string_view name);  // "fp32", ...

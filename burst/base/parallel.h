@@ -39,11 +39,12 @@ int NumThreads();
 int NumCores();
 
 // Calls body(begin, end) over a partition of [0, n) into contiguous chunks of almost equal size,
-// one per thread, fewer where a chunk would have less than about `grain` items; returns when all
-// are done. The number of threads moves the borders: a result must not depend on them. Hence a sum
-// is kept for blocks of a fixed size, and a vectorized loop whose remainder may round differently
-// starts at multiples of one. Nested calls run on the calling thread. What bodies throw is thrown
-// here, the first of it, when all have ended; they run under the caller's ScopedFatalErrors.
+// one per thread; returns when all are done. There are fewer chunks where one would have less than
+// about `grain` items. The number of threads moves the borders: a result must not depend on them.
+// Hence a sum is kept for blocks of a fixed size, and a vectorized loop whose remainder may round
+// differently starts at multiples of one. Nested calls run on the calling thread. The first
+// exception of a body is thrown here when all have ended. Bodies run under the caller's
+// ScopedFatalErrors.
 void ParallelFor(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
 
 // Calls body(task) for every task in [0, num_tasks). A thread takes the next task when it is free:

@@ -64,8 +64,12 @@ def naive(q, k, v, *, causal=True, softmax_scale=None, window=0, starts=None, si
           slices=(), softcap=0, alibi_slopes=None, kept=None):
     """(out, lse) by the definition: [batch, tokens, heads, head_dim].
 
-    starts: rows of documents. sinks: one more column of scores, [heads]. spans: rows of pairs. slices: rows
-    of slices. alibi_slopes: [heads]. kept: [batch, heads, tokens, keys], by which weights are multiplied."""
+    - starts: rows of documents; spans: rows of pairs
+    - slices: rows of slices
+    - sinks: one more column of scores, [heads]
+    - alibi_slopes: [heads]
+    - kept: [batch, heads, tokens, keys], by which weights are multiplied
+    """
     n, keys, heads = q.shape[1], k.shape[1], q.shape[2]
     k, v = (x.repeat_interleave(heads // x.shape[2], 2) for x in (k, v))
     scale = softmax_scale or 1 / math.sqrt(q.shape[3])
