@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/host_memory.h"
 #include "burst/base/parallel.h"
+#include "burst/base/print_error.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
 #include "burst/base/watchdog.h"
@@ -55,9 +56,7 @@ absl::Status AgreeOnNodes(Communicator* comm, ResolvedConfig* config) {
 
 // Another rank was lost, and this one has not noticed: it computes, or writes a file.
 void EndProcess(const absl::Status& failure) {
-  std::fflush(stdout);
-  std::fprintf(stderr, "error: %s\n", std::string(failure.message()).c_str());
-  std::fflush(stderr);
+  PrintError(failure);
   std::_Exit(kExitFailure);
 }
 
@@ -84,10 +83,11 @@ absl::Status CheckMemory(TrainingSetup* setup) {
 // A run that has made its steps: what a killed process has left is put in order. On one rank.
 absl::Status CloseFinished(TrainingSetup* setup) {
   const ResolvedConfig& config = setup->config;
-  BURST_ASSIGN_OR_RETURN(const RunFolder folder,
-                         RunFolder::Continue(config, *setup->resumed, *setup->lock));
-  std::printf("the run in %s is complete: it has made its %lld steps\n", folder.path().c_str(),
-              static_cast<long long>(config.steps));
+  BURST_ASSIGN_OR_RETURN(const bool repaired,
+                         RunFolder::Repair(config, *setup->resumed, *setup->lock));
+  std::printf("the run in %s is complete: it has made its %lld steps%s\n", config.out.c_str(),
+              static_cast<long long>(config.steps),
+              repaired ? "; what its last save had not come to is done" : "");
   return absl::OkStatus();
 }
 

@@ -1,10 +1,12 @@
 #include "train/run_saver.h"
 
+#include <cstdio>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "burst/base/print_error.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
 #include "train/checkpoint/checkpoint_set.h"
@@ -169,7 +171,12 @@ absl::Status RunSaver::Keep(const CheckpointInfo& info, const std::vector<StepMe
                             const WriteFile& write) {
   RunFolder& folder = report_->folder();
   BURST_RETURN_IF_ERROR(folder.Save(info, write));
-  return folder.Plot(config_.model_name, rows);
+  const absl::Status plotted = folder.Plot(config_.model_name, rows);
+  if (!plotted.ok()) {  // the next save draws it again
+    std::fprintf(stderr, "warning: %s; the checkpoint is complete\n",
+                 Printable(plotted.message()).c_str());
+  }
+  return absl::OkStatus();
 }
 
 CheckpointInfo RunSaver::Info(int64_t step, std::optional<double> val_loss) const {

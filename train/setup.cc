@@ -1,5 +1,7 @@
 #include "train/setup.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -16,9 +18,21 @@
 namespace burst {
 namespace {
 
-// FNV-1a over tokens from all over both parts: other data, another tokenizer or another split give
-// another number.
-absl::StatusOr<std::string> FingerprintOf(const TrainingData& data) {
+constexpr char kOfAllData[] = "xxh3:";  // begins a fingerprint
+
+// The fingerprint of all data: other tokens, another tokenizer or another split give another one.
+std::string FingerprintOf(const TrainingData& data) {
+  std::vector<uint64_t> parts;
+  for (const TokenSpan* span : {&data.train, &data.validation}) {
+    parts.insert(parts.end(), {span->corpus->digest(), static_cast<uint64_t>(span->begin),
+                               static_cast<uint64_t>(span->end)});
+  }
+  return absl::StrFormat("%s%016x", kOfAllData,
+                         XXH3_64bits(parts.data(), parts.size() * sizeof(parts[0])));
+}
+
+// What earlier versions wrote: FNV-1a over tokens from all over both parts.
+absl::StatusOr<std::string> SampledFingerprintOf(const TrainingData& data) {
   constexpr int64_t kProbes = 256, kTokens = 256;
   uint64_t hash = 0xcbf29ce484222325;
   const auto mix = [&](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
@@ -178,7 +192,7 @@ absl::StatusOr<TrainingSetup> PrepareTraining(const ResolvedConfig& config) {
   BURST_RETURN_IF_ERROR(CheckAgainstData(config, setup.data));
   BURST_RETURN_IF_ERROR(FitVocabulary(setup.data, &setup.config.model));
   setup.config.model = setup.config.model.WithDefaults();
-  BURST_ASSIGN_OR_RETURN(setup.data_fingerprint, FingerprintOf(setup.data));
+  setup.data_fingerprint = FingerprintOf(setup.data);
   setup.sample =
       setup.data.tokenizer.has_value() ? config.sample.value_or(config.zero == 3 ? 0 : 256) : 0;
   return setup;
@@ -191,7 +205,11 @@ absl::Status FindResumed(TrainingSetup* setup) {
   absl::StatusOr<CheckpointInfo> found = ReadCheckpointInfo(path);
   if (!found.ok()) return CannotResume(found.status(), path);
   BURST_RETURN_IF_ERROR(config.CheckResume(found->config));
-  if (found->data_fingerprint != setup->data_fingerprint) {
+  std::string data_fingerprint = setup->data_fingerprint;
+  if (!absl::StartsWith(found->data_fingerprint, kOfAllData)) {
+    BURST_ASSIGN_OR_RETURN(data_fingerprint, SampledFingerprintOf(setup->data));
+  }
+  if (found->data_fingerprint != data_fingerprint) {
     return absl::FailedPreconditionError(absl::StrCat(
         "--data: ", config.data, " is not what the run in ", config.out, " was trained on"));
   }
@@ -200,11 +218,13 @@ absl::Status FindResumed(TrainingSetup* setup) {
     return absl::FailedPreconditionError(
         absl::StrCat("--model: not the run's model: ", difference));
   }
-  setup->finished = found->step == config.steps;
   if (found->step > config.steps) {
     return absl::FailedPreconditionError(absl::StrCat("--steps: the run has made ", found->step,
                                                       " steps already; give more than that"));
   }
+  // Without the evaluation of its last step, which was interrupted, a run continues with that.
+  setup->finished =
+      found->step == config.steps && (config.eval_every == 0 || found->val_loss.has_value());
   if (!setup->finished && config.profile_first > 0 && config.profile_first <= found->step) {
     return absl::FailedPreconditionError(absl::StrCat("--profile_steps: it begins with step ",
                                                       config.profile_first, "; the run has made ",

@@ -21,7 +21,7 @@ struct TrainingSetup {
   std::string data_fingerprint;
   int64_t sample = 0;                     // tokens to generate at the end; 0 without a tokenizer
   std::optional<CheckpointInfo> resumed;  // the checkpoint to continue from
-  bool finished = false;                  // it has made all steps already
+  bool finished = false;                  // it has made all steps, and what follows them
   std::string plan;                       // what a step should take, for people; empty: unknown
   // On simulated GPUs: the model's weights are never made, and nothing is written. Only steps.
   bool simulated = false;

@@ -25,8 +25,9 @@ bool AllFinite(const Tensor& numbers) {
 absl::StatusOr<std::optional<double>> Trainer::Evaluate() {
   const ScopedPhase phase("evaluation");
   const int64_t all = validation_data_->max_evaluation();
-  const int64_t wanted = config_.eval_batches * config_.batch;
-  const int64_t total = config_.eval_batches == 0 ? all : std::min(all, wanted);
+  // Batches are counted, not their sequences, whose number may be beyond 64 bits.
+  const bool some = config_.eval_batches > 0 && config_.eval_batches < all / config_.batch;
+  const int64_t total = some ? config_.eval_batches * config_.batch : all;
   const Tensor sums = Tensor::Zeros({2}, DType::kFloat64, model_->device());
   const Tensor sum = sums.Slice(0, 0, 1), targets = sums.Slice(0, 1, 1);
   int64_t num_targets = 0;

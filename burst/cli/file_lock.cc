@@ -54,7 +54,8 @@ std::string ThisProcess() {
 
 }  // namespace
 
-FileLock::FileLock(FileLock&& other) : fd_(std::exchange(other.fd_, -1)) {}
+FileLock::FileLock(FileLock&& other)
+    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
 
 FileLock::~FileLock() {
   if (fd_ < 0) return;
@@ -64,19 +65,21 @@ FileLock::~FileLock() {
   close(fd_);
 }
 
-absl::StatusOr<bool> FileLock::Lock(const std::string& path) {
+absl::StatusOr<bool> FileLock::Lock() {
   int error = 0;
   do {
     error = flock(fd_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
   } while (error == EINTR);
   if (error == EWOULDBLOCK) return false;
-  if (error != 0) return CannotLock(path, error);
+  if (error != 0) return CannotLock(path_, error);
   const std::string holder = ThisProcess() + "\n";
   // The name is for the others. A full disk may keep it from them; the lock holds all the same.
   const bool named = ftruncate(fd_, 0) == 0 && pwrite(fd_, holder.data(), holder.size(), 0) >= 0;
   static_cast<void>(named);
   return true;
 }
+
+absl::Status FileLock::CheckStillThere() const { return CheckStillNamed(fd_, path_); }
 
 std::string FileLock::Holder() const {
   std::string text(kMaxHolder, '\0');
@@ -104,11 +107,11 @@ absl::StatusOr<FileLock> FileLock::Acquire(const std::string& path, const Waitin
     return absl::FailedPreconditionError(
         absl::StrCat("cannot lock ", path, ": not a regular file"));
   }
-  FileLock lock(fd);
+  FileLock lock(fd, path);
   const Clock::time_point begin = Clock::now();
   Clock::time_point next = begin;
   while (true) {
-    absl::StatusOr<bool> locked = lock.Lock(path);
+    absl::StatusOr<bool> locked = lock.Lock();
     if (locked.value_or(false)) return lock;
     absl::Status status = locked.status();
     const Clock::time_point now = Clock::now();

@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -29,17 +30,22 @@ class FileLock {
   // Unavailable.
   static absl::StatusOr<FileLock> Acquire(const std::string& path, const Waiting& waiting);
 
+  // FailedPrecondition where the path no longer leads to the locked file: then another process can
+  // lock the one that is there now.
+  absl::Status CheckStillThere() const;
+
   FileLock(FileLock&& other);
   FileLock& operator=(FileLock&&) = delete;
   ~FileLock();
 
  private:
-  explicit FileLock(int fd) : fd_(fd) {}
+  FileLock(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
   // Whether it is now this one's.
-  absl::StatusOr<bool> Lock(const std::string& path);
+  absl::StatusOr<bool> Lock();
   std::string Holder() const;
 
   int fd_ = -1;
+  std::string path_;
 };
 
 }  // namespace burst

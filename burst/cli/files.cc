@@ -1,8 +1,10 @@
 #include "burst/cli/files.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -42,13 +44,64 @@ std::string NextTemporary(const std::string& path) {
   return absl::StrCat(path, ".", getpid(), "-", ++number, ".tmp");
 }
 
-// ".<pid>-<number>.tmp", or ".tmp" of an older version.
-bool IsTemporarySuffix(absl::string_view text) {
-  if (text == ".tmp") return true;
-  if (!absl::ConsumePrefix(&text, ".") || !absl::ConsumeSuffix(&text, ".tmp")) return false;
-  const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(text, '-');
+// The name of the file that a temporary one was to replace; empty for other names. A temporary's
+// name ends with ".<pid>-<number>.tmp", or with ".tmp" of an older version.
+absl::string_view ReplacedName(absl::string_view temporary) {
+  if (!absl::ConsumeSuffix(&temporary, ".tmp")) return {};
+  const size_t dot = temporary.rfind('.');
+  if (dot == absl::string_view::npos) return temporary;
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(temporary.substr(dot + 1), absl::MaxSplits('-', 1));
   int64_t pid = 0, number = 0;
-  return absl::SimpleAtoi(parts.first, &pid) && absl::SimpleAtoi(parts.second, &number);
+  const bool numbered =
+      absl::SimpleAtoi(parts.first, &pid) && absl::SimpleAtoi(parts.second, &number);
+  return numbered ? temporary.substr(0, dot) : temporary;
+}
+
+absl::Status CheckRegular(const std::string& path, const struct stat& info, int64_t max_bytes) {
+  if (!S_ISREG(info.st_mode)) {
+    const char* const kind = S_ISDIR(info.st_mode)    ? "a folder"
+                             : S_ISFIFO(info.st_mode) ? "a pipe"
+                             : S_ISSOCK(info.st_mode) ? "a socket"
+                                                      : "a device";
+    return absl::InvalidArgumentError(absl::StrCat(path, " is ", kind, ", not a file"));
+  }
+  if (info.st_size <= max_bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, " holds ", info.st_size, " bytes; at most ", max_bytes, " are read"));
+}
+
+// Appends what the file holds; its size may grow, or be said to be 0 (in /proc).
+absl::Status ReadAll(int fd, const std::string& path, int64_t max_bytes, std::string* content) {
+  constexpr size_t kChunk = 1 << 20;
+  while (static_cast<int64_t>(content->size()) <= max_bytes) {
+    const size_t size = content->size();
+    content->resize(size + kChunk);
+    const ssize_t n = read(fd, content->data() + size, kChunk);
+    const int error = errno;
+    content->resize(size + std::max<ssize_t>(n, 0));
+    if (n == 0) return absl::OkStatus();
+    errno = error;
+    if (n < 0 && errno != EINTR) return SystemError("read", path);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, " holds more than ", max_bytes, " bytes; no more are read"));
+}
+
+absl::StatusOr<std::string> ReadRegularFile(const std::string& path, int64_t max_bytes,
+                                            mode_t* mode) {
+  // Non-blocking: a pipe must be refused, not waited for.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return SystemError("read", path);
+  struct stat info = {};
+  absl::Status status =
+      fstat(fd, &info) == 0 ? CheckRegular(path, info, max_bytes) : SystemError("read", path);
+  *mode = info.st_mode & 0777;
+  std::string content;
+  if (status.ok()) status = ReadAll(fd, path, max_bytes, &content);
+  close(fd);
+  if (!status.ok()) return status;
+  return content;
 }
 
 }  // namespace
@@ -78,35 +131,21 @@ absl::StatusOr<std::string> FindRunfile(absl::string_view path) {
       absl::StrCat(path, " is not beside the program; start it with bazel run"));
 }
 
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::error_code error;
-  if (fs::is_directory(path, error)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is a folder, not a file"));
-  }
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return SystemError("read", path);
-  std::string content;
-  constexpr size_t kChunk = 1 << 20;
-  while (true) {
-    const size_t size = content.size();
-    content.resize(size + kChunk);
-    const ssize_t n = read(fd, content.data() + size, kChunk);
-    content.resize(size + std::max<ssize_t>(n, 0));
-    if (n == 0) break;
-    if (n < 0 && errno != EINTR) {
-      const absl::Status status = SystemError("read", path);
-      close(fd);
-      return status;
-    }
-  }
-  close(fd);
-  return content;
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes) {
+  mode_t mode = 0;
+  return ReadRegularFile(path, max_bytes, &mode);
 }
 
-absl::Status WriteFileAtomically(const std::string& path, absl::string_view content) {
-  BURST_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
+absl::Status WriteFileAtomically(const std::string& path, absl::string_view content, mode_t mode) {
+  BURST_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path, mode));
   BURST_RETURN_IF_ERROR(file.Write(content.data(), static_cast<int64_t>(content.size())));
   return file.Commit();
+}
+
+absl::Status CopyFileAtomically(const std::string& from, const std::string& to, int64_t max_bytes) {
+  mode_t mode = 0;
+  BURST_ASSIGN_OR_RETURN(const std::string content, ReadRegularFile(from, max_bytes, &mode));
+  return WriteFileAtomically(to, content, mode);
 }
 
 absl::Status LinkAtomically(const std::string& existing, const std::string& path) {
@@ -136,29 +175,37 @@ absl::Status SyncFolder(const std::string& folder) {
   return status;
 }
 
-absl::Status RemoveTemporaries(const std::string& path) {
-  const fs::path folder = fs::path(path).parent_path();
-  const std::string name = fs::path(path).filename().string();
+absl::Status CheckStillNamed(int fd, const std::string& path) {
+  struct stat opened = {}, named = {};
+  const bool same = fstat(fd, &opened) == 0 && stat(path.c_str(), &named) == 0 &&
+                    opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+  if (same) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(path, " was removed or replaced while this process used it"));
+}
+
+absl::Status RemoveTemporaries(const std::string& folder,
+                               const std::function<bool(absl::string_view name)>& is_ours) {
   std::error_code error;
   for (fs::directory_iterator entry(folder.empty() ? "." : folder, error), end;
        !error && entry != end; entry.increment(error)) {
     const std::string found = entry->path().filename().string();
-    absl::string_view rest = found;
-    if (!absl::ConsumePrefix(&rest, name) || !IsTemporarySuffix(rest)) continue;
+    const absl::string_view name = ReplacedName(found);
+    if (name.empty() || !is_ours(name)) continue;
     if (unlink(entry->path().c_str()) != 0 && errno != ENOENT) {
       return SystemError("remove", entry->path().string());
     }
   }
   if (!error) return absl::OkStatus();
   return absl::InternalError(
-      absl::StrCat("cannot read the folder ", folder.string(), ": ", error.message()));
+      absl::StrCat("cannot read the folder ", folder, ": ", error.message()));
 }
 
-absl::StatusOr<AtomicFile> AtomicFile::Create(const std::string& path) {
+absl::StatusOr<AtomicFile> AtomicFile::Create(const std::string& path, mode_t mode) {
   AtomicFile file(path);
   do {
     file.temporary_ = NextTemporary(path);
-    file.fd_ = open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    file.fd_ = open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
   } while (file.fd_ < 0 && errno == EEXIST);
   if (file.fd_ < 0) return SystemError("create", path);
   return file;

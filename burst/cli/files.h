@@ -1,7 +1,10 @@
 // Files and paths, with errors that say which file and why.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -19,11 +22,23 @@ std::string ResolvePath(const std::string& path);
 // `bazel run` and when the binary in bazel-bin is started by hand.
 absl::StatusOr<std::string> FindRunfile(absl::string_view path);
 
-absl::StatusOr<std::string> ReadFile(const std::string& path);
+// The most bytes that are read of a file of each kind.
+inline constexpr int64_t kMaxFileBytes = int64_t{4} << 30;         // rows of metrics
+inline constexpr int64_t kMaxSettingsBytes = int64_t{1} << 20;     // config.json, options
+inline constexpr int64_t kMaxTokenizerBytes = int64_t{100} << 20;  // also an index of tensors
+
+// Reads a regular file. Links are followed. InvalidArgument for a pipe, whose writer would be
+// waited for, for a device, and for more than max_bytes.
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = kMaxFileBytes);
 
 // Replaces `path` by a file with this content, so that a reader (or a crash) sees the old file or
-// the new one and nothing between: written beside it, flushed to the disk, renamed.
-absl::Status WriteFileAtomically(const std::string& path, absl::string_view content);
+// the new one and nothing between: written beside it, flushed to the disk, renamed. `mode`: its
+// permissions, less the process's umask.
+absl::Status WriteFileAtomically(const std::string& path, absl::string_view content,
+                                 mode_t mode = 0644);
+
+// Copies a regular file with its permissions, less the process's umask. The errors of both.
+absl::Status CopyFileAtomically(const std::string& from, const std::string& to, int64_t max_bytes);
 
 // Makes `path` another name of the file `existing` (a hard link), in place of what it was before:
 // a reader sees the one or the other. Unimplemented where the file system has no hard links.
@@ -32,15 +47,20 @@ absl::Status LinkAtomically(const std::string& existing, const std::string& path
 // Flushes the names in a folder to the disk: what was made, renamed or removed there.
 absl::Status SyncFolder(const std::string& folder);
 
-// Removes the temporary files of `path` that processes left which were killed while they replaced
-// it. None may be replacing it now: the caller holds a lock.
-absl::Status RemoveTemporaries(const std::string& path);
+// FailedPrecondition where `path` no longer leads to the file that `fd` was opened as.
+absl::Status CheckStillNamed(int fd, const std::string& path);
+
+// Removes the temporary files in a folder that processes left which were killed while they replaced
+// a file there. is_ours(name): whether files of this name are meant. None may be replacing one now:
+// the caller holds a lock.
+absl::Status RemoveTemporaries(const std::string& folder,
+                               const std::function<bool(absl::string_view name)>& is_ours);
 
 // A file being written beside `path`, as `path`.<pid>-<number>.tmp: no other process or object
 // writes to one of this name. Commit makes it `path`. Not committed, it is removed.
 class AtomicFile {
  public:
-  static absl::StatusOr<AtomicFile> Create(const std::string& path);
+  static absl::StatusOr<AtomicFile> Create(const std::string& path, mode_t mode = 0644);
   AtomicFile(AtomicFile&& other);
   AtomicFile& operator=(AtomicFile&&) = delete;
   ~AtomicFile();

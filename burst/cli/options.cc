@@ -184,7 +184,7 @@ absl::Status OptionTable::ParseJson(absl::string_view text) {
 }
 
 absl::Status OptionTable::ParseFile(const std::string& path) {
-  BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxSettingsBytes));
   const absl::Status status = ParseJson(text);
   if (status.ok()) return status;
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", status.message()));

@@ -1,5 +1,6 @@
 #include "burst/cli/process.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #include <utility>
 
 #include "burst/base/host_memory.h"
+#include "burst/base/print_error.h"
 
 namespace burst {
 namespace {
@@ -96,9 +98,21 @@ void OnSignal(int signal) {
   errno = error;
 }
 
+// A file that the process opens would get the number of a standard file that is not open, and what
+// is printed.
+void OpenStandardFiles() {
+  constexpr char kNowhere[] = "/dev/null";
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(fd, F_GETFD) >= 0) continue;
+    // The lowest number that is free is this one: those below it are open.
+    if (open(kNowhere, fd == STDIN_FILENO ? O_RDONLY : O_WRONLY) != fd) std::_Exit(kExitFailure);
+  }
+}
+
 }  // namespace
 
 int RunProgram(int (*program)(int, char**), int argc, char** argv) {
+  OpenStandardFiles();
   std::set_new_handler([] { OutOfMemory(Describe(std::bad_alloc())); });
   std::set_terminate(EndWithException);
   try {
@@ -109,9 +123,7 @@ int RunProgram(int (*program)(int, char**), int argc, char** argv) {
 }
 
 int ExitCode(const absl::Status& status, int code) {
-  if (!absl::IsCancelled(status)) {
-    std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
-  }
+  if (!absl::IsCancelled(status)) PrintError(status);
   return code;
 }
 

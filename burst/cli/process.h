@@ -12,7 +12,8 @@ inline constexpr int kExitFailure = 1;   // something went wrong while running
 inline constexpr int kExitBadUsage = 2;  // options that are unknown, invalid or contradict
 
 // The body of main: what `program` returns. An exception, also one that leaves a thread, and memory
-// that runs out on any thread end the process with kExitFailure and a sentence.
+// that runs out on any thread end the process with kExitFailure and a sentence. Standard input,
+// output and error that the process was started without lead to /dev/null.
 int RunProgram(int (*program)(int argc, char** argv), int argc, char** argv);
 
 // Prints the error in one sentence, unless it is Cancelled: then another rank does. Returns `code`.

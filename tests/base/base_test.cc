@@ -1,6 +1,7 @@
 // base, device and tensor: the ground the rest stands on.
 
 #include <gtest/gtest.h>
+#include <time.h>
 
 #include <atomic>
 #include <chrono>
@@ -16,6 +17,7 @@
 #include "burst/base/json.h"
 #include "burst/base/parallel.h"
 #include "burst/base/philox.h"
+#include "burst/base/print_error.h"
 #include "burst/device/memory.h"
 #include "burst/tensor/tensor.h"
 
@@ -48,6 +50,50 @@ TEST(Json, DepthAndKeysAreLimited) {
             "the JSON has the key 'b' twice");
   EXPECT_EQ(ParseJson<nlohmann::ordered_json>(R"({"b":[{"a":1},{"a":2}],"a":0})")->dump(),
             R"({"b":[{"a":1},{"a":2}],"a":0})");
+}
+
+// A header of 200,000 tensors. A parser whose time grows as the square takes more than 5 minutes.
+TEST(Json, TimeGrowsAsTheLength) {
+  constexpr int kEntries = 200'000;
+  std::string text = "{";
+  for (int i = 0; i < kEntries; ++i) {
+    text += (i == 0 ? "\"t" : ",\"t") + std::to_string(i) +
+            R"(":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
+  }
+  text += "}";
+  const auto seconds = [] {
+    timespec now = {};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  };
+  const double begin = seconds();
+  const auto json = ParseJson(text);
+  const auto ordered = ParseJson<nlohmann::ordered_json>(text);
+  EXPECT_LT(seconds() - begin, 30) << "seconds of this thread, with a sanitizer too";
+  ASSERT_TRUE(json.ok() && ordered.ok()) << json.status() << ordered.status();
+  EXPECT_EQ(json->size(), size_t{kEntries});
+  EXPECT_EQ(ordered->dump(), text);
+}
+
+TEST(Json, MemoryIsLimited) {
+  std::string zeros = "[0", arrays = "[[]";
+  for (int i = 0; i < 17'000'000; ++i) zeros += ",0";
+  for (int i = 0; i < 7'000'000; ++i) arrays += ",[]";
+  for (std::string* text : {&zeros, &arrays}) {
+    *text += "]";
+    EXPECT_EQ(ParseJson(*text).status().message(), "the JSON takes more than 512 MiB of memory");
+  }
+}
+
+TEST(PrintError, ATerminalShowsEveryByteAndObeysNone) {
+  EXPECT_EQ(Printable("a \"b\" \\ 'ü€😀'"), "a \"b\" \\ 'ü€😀'");
+  EXPECT_EQ(Printable("\x1b]0;owned\x07\n\x7f"), "\\x1b]0;owned\\x07\\n\\x7f");
+  EXPECT_EQ(Printable("\xc2\x9b"
+                      "1m"),
+            "\\xc2\\x9b1m")
+      << "a control character of two bytes";
+  EXPECT_EQ(Printable("\xff\xe2\x82 \xed\xa0\x80"), "\\xff\\xe2\\x82 \\xed\\xa0\\x80");
+  EXPECT_EQ(Printable(absl::string_view("\0", 1)), "\\x00");
 }
 
 // Known answers of Random123, the authors' own implementation (kat_vectors, philox4x32-10).

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -97,11 +98,42 @@ TEST(AtomicFile, LeftoversOfTheKilledAreRemovedAndNothingElse) {
   const std::vector<std::string> others = {"file",          "file.12.tmp",   "file.a-1.tmp",
                                            "file2.1-2.tmp", "other.1-2.tmp", "file.1-2.tmpx"};
   for (const std::string& name : others) std::ofstream(absl::StrCat(folder, "/", name)) << "mine";
-  ASSERT_EQ(RemoveTemporaries(path), absl::OkStatus());
+  const auto is_file = [](absl::string_view name) { return name == "file"; };
+  ASSERT_EQ(RemoveTemporaries(folder, is_file), absl::OkStatus());
   std::vector<std::string> expected = others;
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(Names(folder), expected);
-  EXPECT_FALSE(RemoveTemporaries(folder + "/missing/file").ok());
+  EXPECT_FALSE(RemoveTemporaries(folder + "/missing", is_file).ok());
+}
+
+TEST(ReadFile, RegularFilesUpToALimit) {
+  const std::string folder = FreshTestFolder(), path = folder + "/file", pipe = folder + "/pipe";
+  std::ofstream(path) << "1234";
+  EXPECT_EQ(*ReadFile(path, 4), "1234");
+  EXPECT_EQ(ReadFile(path, 3).status().message(), path + " holds 4 bytes; at most 3 are read");
+  EXPECT_TRUE(absl::IsNotFound(ReadFile(folder + "/missing").status()));
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0644), 0);
+  EXPECT_EQ(ReadFile(pipe).status().message(), pipe + " is a pipe, not a file");
+  EXPECT_EQ(ReadFile(folder).status().message(), folder + " is a folder, not a file");
+  fs::create_symlink("/dev/zero", folder + "/zero");
+  EXPECT_EQ(ReadFile(folder + "/zero").status().message(),
+            folder + "/zero is a device, not a file");
+  // A file of the kernel, which says that it holds 0 bytes.
+  EXPECT_FALSE(ReadFile("/proc/self/status")->empty());
+  EXPECT_EQ(ReadFile("/proc/self/status", 10).status().message(),
+            "/proc/self/status holds more than 10 bytes; no more are read");
+}
+
+TEST(CopyFileAtomically, KeepsThePermissions) {
+  const std::string folder = FreshTestFolder(), from = folder + "/from", to = folder + "/to";
+  std::ofstream(from) << "content";
+  for (const unsigned mode : {0600u, 0400u, 0644u, 0755u}) {
+    fs::permissions(from, fs::perms(mode));
+    ASSERT_EQ(CopyFileAtomically(from, to, 100), absl::OkStatus());
+    EXPECT_EQ(fs::status(to).permissions(), fs::perms(mode));
+    EXPECT_EQ(ReadAll(to), "content");
+  }
+  EXPECT_FALSE(CopyFileAtomically(from, to, 3).ok());
 }
 
 TEST(LinkAtomically, GivesAFileAnotherName) {

@@ -37,7 +37,7 @@ TEST_F(Disk, FailingCallsEndTheRunWithAWordAndLoseNothing) {
       {"write:checkpoint:3:tear", "checkpoint"},   {"fsync:checkpoint:2:EIO", "checkpoint"},
       {"rename:checkpoint:2:EIO", "checkpoint"},   {"write:metrics:7:ENOSPC", "metrics.jsonl"},
       {"write:metrics:1:EIO", "metrics.jsonl"},    {"write:config.json:1:ENOSPC", "config.json"},
-      {"fsync:loss.svg:2:EIO", "loss.svg"},        {"rename:config.json:1:EIO", "config.json"},
+      {"rename:config.json:1:EIO", "config.json"},
   };
   int number = 0;
   for (const auto& c : cases) {
@@ -61,6 +61,34 @@ TEST_F(Disk, KilledAtACallOfASaveTheRunLosesNothing) {
     const std::string run = absl::StrCat("killed", number++);
     EXPECT_EQ(RunWith(absl::StrCat("FAULT=", fault), {"--out=" + run}).signal, SIGKILL);
     ExpectContinues(run, options_);
+  }
+}
+
+// The next save draws it anew, and no step depends on it.
+TEST_F(Disk, APlotThatCannotBeWrittenIsAWarning) {
+  for (const char* fault : {"fsync:loss.svg:2:EIO", "rename:loss.svg:3:ENOSPC"}) {
+    SCOPED_TRACE(fault);
+    std::filesystem::remove_all(Path("plots"));
+    const Result result = RunWith(absl::StrCat("FAULT=", fault), {"--out=plots"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_TRUE(absl::StartsWith(result.err, "warning: cannot write ")) << result.err;
+    EXPECT_TRUE(Says(result, "loss.svg")) << result.err;
+    EXPECT_TRUE(Weights("plots") == Weights("straight"));
+  }
+}
+
+// Who removes them lets another run in, or loses the rows.
+TEST_F(Disk, ALockOrMetricsThatAreRemovedAreNoticedAtASave) {
+  for (const char* file : {".lock", "metrics.jsonl"}) {
+    SCOPED_TRACE(file);
+    const std::string run = absl::StrCat("removed", file);
+    Subprocess process(Command(Plus(options_, {"--out=" + run, "--steps=100000"})), {folder_});
+    AwaitRows(run, 2, process);
+    std::filesystem::remove(Path(run) + "/" + file);
+    const Result result = EndOf(process);
+    EXPECT_EQ(result.exit_code, 1) << result.out;
+    EXPECT_TRUE(Says(result, "error: --out: ")) << result.err;
+    EXPECT_TRUE(Says(result, absl::StrCat("/", file, " was removed or replaced"))) << result.err;
   }
 }
 

@@ -1,13 +1,17 @@
 // A library for LD_PRELOAD that makes one call of the system go wrong:
 //
 //   FAULT="write:checkpoint:2:ENOSPC"   the 2nd write to a file whose path holds "checkpoint" fails
-//   call: write (pwrite and fflush too), fsync (fdatasync too), rename (link too)
+//   call: write (pwrite and fflush too), fsync (fdatasync too), rename, or name: each of open (of a
+//         file to be made), fsync, rename, link, unlink and mkdir
 //   how:  ENOSPC, EIO, tear (half is written, then EIO), kill (SIGKILL before the call)
 //
 //   CLOCK_JUMP=-86400                   the wall clock jumps by so many seconds at every 10th look
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
+#include <stdarg.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
@@ -53,7 +57,8 @@ std::string PathOf(int fd) {
 bool IsTheOne(const char* call, const std::string& path) {
   static const Fault* const fault = new Fault;
   static std::atomic<int> calls{0};
-  if (fault->call != call || path.find(fault->path) == std::string::npos) return false;
+  const bool names = std::strcmp(call, "write") != 0 && fault->call == "name";
+  if ((fault->call != call && !names) || path.find(fault->path) == std::string::npos) return false;
   if (++calls != fault->number) return false;
   if (fault->how == "kill") kill(getpid(), SIGKILL);
   errno = fault->how == "ENOSPC" ? ENOSPC : EIO;
@@ -105,6 +110,34 @@ int fdatasync(int fd) {
 int rename(const char* from, const char* to) {
   static auto* const next = Next<int(const char*, const char*)>("rename");
   return IsTheOne("rename", to) ? -1 : next(from, to);
+}
+
+int link(const char* from, const char* to) {
+  static auto* const next = Next<int(const char*, const char*)>("link");
+  return IsTheOne("link", to) ? -1 : next(from, to);
+}
+
+int unlink(const char* path) {
+  static auto* const next = Next<int(const char*)>("unlink");
+  return IsTheOne("unlink", path) ? -1 : next(path);
+}
+
+int mkdir(const char* path, mode_t mode) {
+  static auto* const next = Next<int(const char*, mode_t)>("mkdir");
+  return IsTheOne("mkdir", path) ? -1 : next(path, mode);
+}
+
+int open(const char* path, int flags, ...) {
+  static auto* const next = Next<int(const char*, int, ...)>("open");
+  mode_t mode = 0;
+  if ((flags & O_CREAT) != 0) {
+    va_list more;
+    va_start(more, flags);
+    mode = va_arg(more, mode_t);
+    va_end(more);
+    if (IsTheOne("open", path)) return -1;
+  }
+  return next(path, flags, mode);
 }
 
 int clock_gettime(clockid_t clock, struct timespec* now) {

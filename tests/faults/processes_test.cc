@@ -170,7 +170,6 @@ TEST_F(Processes, CallsThatFailAtRank0) {
       {"fsync:checkpoint.safetensors:2:EIO", "checkpoint", 4},
       {"rename:checkpoint.safetensors:3:ENOSPC", "checkpoint", 8},
       {"fsync:checkpoint.safetensors:6:EIO", "checkpoint", 20},
-      {"rename:loss.svg:6:EIO", "loss.svg", 24},
   };
   int number = 0;
   for (const auto& c : cases) {
@@ -181,9 +180,8 @@ TEST_F(Processes, CallsThatFailAtRank0) {
                     absl::StrCat("FAULT=", c.fault)});
     ExpectRank0Fails(ranks, c.file, c.saved < 20 ? Other::kNamesIt : Other::kHasFinished);
     EXPECT_EQ(SavedStep(run), c.saved);
-    if (c.saved < 24) ExpectContinues(run, Straight(2));
+    ExpectContinues(run, Straight(2));
   }
-  EXPECT_TRUE(Weights(absl::StrCat("fails", number - 1)) == Weights("straight"));
 }
 
 // Of a set, of which each rank writes a file and rank 0 the index: whoever fails says so, and the

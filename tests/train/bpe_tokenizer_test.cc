@@ -1,7 +1,9 @@
 #include "train/tokenizer/bpe_tokenizer.h"
 
 #include <gtest/gtest.h>
+#include <time.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -219,6 +221,92 @@ TEST(SplitPattern, EndsInTime) {
   PatternMatcher matcher(*pattern);
   const std::string text = std::string(40, 'a') + "cb";
   EXPECT_EQ(matcher.FirstPiece(text, true).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+// A pattern that takes almost as long as one piece may, for every piece.
+TEST(SplitPattern, StepsAreBoundedOverAllPieces) {
+  const auto pattern = SplitPattern::Compile("(?:a|a)*b|.");
+  ASSERT_TRUE(pattern.ok()) << pattern.status();
+  PatternMatcher matcher(*pattern);
+  const std::string word = std::string(20, 'a') + " ";
+  absl::Status status;
+  int words = 0;
+  for (; status.ok() && words < 1000; ++words) {
+    for (size_t at = 0; at < word.size() && status.ok(); ++at) {
+      status = matcher.FirstPiece(absl::string_view(word).substr(at), true).status();
+    }
+  }
+  EXPECT_EQ(status.message(),
+            "the tokenizer's pattern takes too long: more than 1000 steps a byte");
+  EXPECT_LT(words, 50);
+}
+
+// What ordinary patterns do that looks back over a long piece.
+TEST(SplitPattern, LongPiecesAreNoBombs) {
+  const auto pattern = SplitPattern::Compile("\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+|\\S");
+  ASSERT_TRUE(pattern.ok()) << pattern.status();
+  PatternMatcher matcher(*pattern);
+  const std::string spaces(500'000, ' ');
+  for (int i = 0; i < 20; ++i) {
+    const auto piece = matcher.FirstPiece(spaces + "a", true);
+    ASSERT_TRUE(piece.ok()) << piece.status();
+    EXPECT_EQ(*piece, spaces.size() - 1);
+  }
+}
+
+absl::StatusOr<Tokenizer> WithAdded(const std::vector<std::string>& added) {
+  Json json = Json::parse(ReadAll(TokenizerFixture("tiny/tokenizer.json")));
+  int id = 404;
+  for (const std::string& text : added) {
+    json["added_tokens"].push_back({{"id", id++}, {"content", text}, {"special", false}});
+  }
+  const std::string path = FreshTestFolder() + "/tokenizer.json";
+  std::ofstream(path) << json.dump();
+  return Tokenizer::Load(path);
+}
+
+// The leftmost, and of several there the longest.
+TEST(BpeTokenizer, AddedTokensAreTheLongestThatBegin) {
+  const std::string letters[] = {"\xE4\xB8\x96", "\xE4\xBD\xA0"};  // no tokens of model.vocab
+  std::vector<std::string> added(letters, letters + 2);
+  std::mt19937 random(1);
+  const auto word = [&](size_t length) {
+    std::string text;
+    while (length-- > 0) text += letters[random() % 2];
+    return text;
+  };
+  while (added.size() < 300) {
+    const std::string text = word(2 + random() % 9);
+    if (std::find(added.begin(), added.end(), text) == added.end()) added.push_back(text);
+  }
+  const auto tokenizer = WithAdded(added);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const std::string text = word(5000);
+  std::vector<int32_t> expected;
+  for (size_t at = 0; at < text.size();) {
+    size_t best = 0, length = 0;
+    for (size_t i = 0; i < added.size(); ++i) {
+      const bool begins = text.compare(at, added[i].size(), added[i]) == 0;
+      if (begins && added[i].size() > length) best = i, length = added[i].size();
+    }
+    expected.push_back(404 + static_cast<int32_t>(best));
+    at += added[best].size();
+  }
+  EXPECT_EQ(TokensOf(*tokenizer, text), expected);
+}
+
+// 1,000 added tokens of 1,000 lengths, all of which begin everywhere and none of which ends.
+TEST(BpeTokenizer, ManyAddedTokensTakeTheTimeOfTheLongest) {
+  std::vector<std::string> added;
+  for (size_t i = 0; i < 1000; ++i) added.push_back(std::string(i + 2, 'x') + "y");
+  const auto tokenizer = WithAdded(added);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const std::string text(200'000, 'x');
+  const clock_t begin = clock();
+  EXPECT_EQ(tokenizer->Decode(TokensOf(*tokenizer, text)), text);
+  EXPECT_LT(clock() - begin, 20 * CLOCKS_PER_SEC);
+  EXPECT_TRUE(absl::StrContains(WithAdded({std::string(1025, 'x')}).status().message(),
+                                "has 1025 bytes, more than 1024"));
 }
 
 // Characters that Unicode 15 to 16 added, and what PCRE2 alone would take for a space.

@@ -133,6 +133,38 @@ TEST_F(CorpusTest, ShardsAreOneStream) {
   EXPECT_TRUE(data->has_documents);
 }
 
+// A run is continued with the data that it was begun with: one other token is other data.
+TEST_F(CorpusTest, ADigestIsOfAllTokens) {
+  const auto digest = [&](const std::string& path, std::optional<Kind> kind = std::nullopt) {
+    const auto data = Load(path, "", kind);
+    EXPECT_TRUE(data.ok()) << data.status();
+    return data.ok() ? data->train.corpus->digest() : 0;
+  };
+  std::string text;
+  while (text.size() < 1'000'000) text += "line " + std::to_string(text.size()) + " of a text\n";
+  const uint64_t of_text = digest(Write("a.txt", text));
+  EXPECT_EQ(digest(Write("b.txt", text)), of_text) << "a copy";
+  EXPECT_NE(digest(Path("a.txt"), Kind::kByte), of_text);
+  for (const size_t at : {size_t{0}, size_t{333'337}, text.size() - 1}) {
+    std::string other = text;
+    other[at] = 'x';
+    EXPECT_NE(digest(Write("c.txt", other)), of_text) << at;
+  }
+  EXPECT_NE(digest(Write("d.txt", "abcabc")), digest(Write("e.txt", "xyzxyz"))) << "same numbers";
+
+  std::vector<uint16_t> tokens(3'000'000);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<uint16_t>(i * 7919 % 50257);
+  const uint64_t of_shard = digest(WriteShard("a.bin", tokens));
+  EXPECT_EQ(digest(WriteShard("b.bin", tokens)), of_shard);
+  for (const size_t at : {size_t{0}, size_t{1'234'567}, tokens.size() - 1}) {
+    std::vector<uint16_t> other = tokens;
+    other[at] ^= 1;
+    EXPECT_NE(digest(WriteShard("c.bin", other)), of_shard) << at;
+  }
+  std::swap(tokens[0], tokens[2'000'000]);
+  EXPECT_NE(digest(WriteShard("c.bin", tokens)), of_shard);
+}
+
 TEST_F(CorpusTest, TokensBeyondTheVocabularyAreFound) {
   std::vector<uint16_t> tokens(100, 5);
   tokens[41] = 50257;

@@ -274,6 +274,25 @@ TEST_F(DataCacheTest, KeepsWhatWasUsedLast) {
   EXPECT_TRUE(fs::exists(file));
 }
 
+// --data_cache may be a folder that somebody uses for something else, too.
+TEST_F(DataCacheTest, FilesOfOthersStay) {
+  const std::string digits(32, 'a');
+  fs::create_directory(CacheFolder());
+  std::vector<std::string> others = {"notes.tmp-draft", digits + "a.tmp-123456",
+                                     "B" + digits.substr(1) + ".tmp-123456", digits + "0.cache"};
+  for (int i = 0; i < 10; ++i) others.push_back(absl::StrCat("my", i, ".cache"));
+  for (const std::string& name : others) Write("cache/" + name, "theirs");
+  Write("cache/" + digits + ".tmp-123456", "of a killed process");
+  for (int i = 0; i < DataCache::kKept + 3; ++i) {
+    ASSERT_EQ(Load(Write("other.txt", absl::StrCat("other ", i))).status(), absl::OkStatus());
+  }
+  for (const std::string& name : others)
+    EXPECT_TRUE(fs::exists(CacheFolder() + "/" + name)) << name;
+  EXPECT_FALSE(fs::exists(CacheFolder() + "/" + digits + ".tmp-123456"));
+  EXPECT_EQ(Files(".cache").size(), DataCache::kKept + size_t{11});
+  EXPECT_EQ(Files("notes").size(), 1u) << "no lock was made for it";
+}
+
 // Of 16 MiB of text, which are 30 MiB of tokens, a process has a few hundred KiB.
 TEST_F(DataCacheTest, ProcessesHoldNoCopy) {
   if (kAddressSanitizer) GTEST_SKIP() << "freed memory stays with the address sanitizer";

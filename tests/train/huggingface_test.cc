@@ -2,9 +2,12 @@
 // went, and what is damaged or does not fit is refused by name.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -16,6 +19,7 @@
 #include "burst/base/status.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "model/transformer.h"
+#include "tests/testing/subprocess.h"
 #include "tests/testing/test_device.h"
 #include "tests/train/huggingface_fixture.h"
 #include "train/checkpoint/checkpoint.h"
@@ -372,7 +376,73 @@ TEST_F(HuggingFaceTest, ImportIsACheckpointOfWeightsAlone) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("weights alone"));
 }
 
+// A directory of others may hold links to the user's own files, which a copy would publish.
+// The links of a Hugging Face cache lead to its blobs.
+TEST_F(HuggingFaceTest, CompanionsComeFromTheDirectoryOrItsCacheAlone) {
+  const std::string cache = "models--a--b", snapshot = cache + "/snapshots/1";
+  fs::create_directories(Path(cache + "/blobs"));
+  Fake("mistral").Write(Path(snapshot));
+  const auto write = [&](const std::string& name, const std::string& content) {
+    std::ofstream(Path(name)) << content;
+  };
+  write("private", "a key");
+  write(cache + "/blobs/0", "of the cache");
+  write(cache + "/other", "beside the blobs");
+  write(snapshot + "/template", "in the directory");
+  write(snapshot + "/merges.txt", "its own");
+  fs::permissions(Path(snapshot + "/merges.txt"), fs::perms(0600));
+  fs::create_symlink(Path("private"), Path(snapshot + "/special_tokens_map.json"));
+  fs::create_symlink("../../other", Path(snapshot + "/added_tokens.json"));
+  fs::create_symlink("../../blobs/0", Path(snapshot + "/vocab.json"));
+  fs::create_symlink("template", Path(snapshot + "/chat_template.jinja"));
+  // The directory may be named by a link itself.
+  fs::create_directory_symlink(Path(snapshot), Path("link"));
+  for (const std::string& from : {snapshot, std::string("link")}) {
+    testing::internal::CaptureStderr();
+    ASSERT_EQ(ImportHuggingFace(Path(from), Path("from " + from)), absl::OkStatus());
+    const std::string said = testing::internal::GetCapturedStderr();
+    const std::string to = Path("from " + from) + "/huggingface/";
+    EXPECT_EQ(ReadAll(to + "vocab.json"), "of the cache");
+    EXPECT_EQ(ReadAll(to + "chat_template.jinja"), "in the directory");
+    EXPECT_EQ(ReadAll(to + "merges.txt"), "its own");
+    EXPECT_EQ(fs::status(to + "merges.txt").permissions(), fs::perms(0600));
+    EXPECT_TRUE(fs::exists(to + "config.json"));
+    for (const char* name : {"special_tokens_map.json", "added_tokens.json"}) {
+      EXPECT_FALSE(fs::exists(to + name)) << name;
+      EXPECT_THAT(said, HasSubstr(std::string(name) + " is left out: it leads to "));
+    }
+  }
+  // The blobs of a directory that only looks like a cache.
+  fs::create_directories(Path("mine/blobs"));
+  fs::rename(Path("private"), Path("mine/blobs/0"));
+  fs::remove_all(Path(cache + "/blobs"));
+  fs::create_directory_symlink(Path("mine/blobs"), Path(cache + "/blobs"));
+  testing::internal::CaptureStderr();
+  ASSERT_EQ(ImportHuggingFace(Path(snapshot), Path("again")), absl::OkStatus());
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("vocab.json is left out"));
+  EXPECT_FALSE(fs::exists(Path("again/huggingface/vocab.json")));
+}
+
 // ---- What is refused.
+
+TEST_F(HuggingFaceTest, PipesDevicesAndLongFilesAreRefused) {
+  Fake("mistral").Write(Path("from"));
+  const std::string config = Path("from/config.json");
+  const auto refused = [&](const std::string& why) {
+    const absl::Status status = ImportHuggingFace(Path("from"), Path("in"));
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(config + why));
+    EXPECT_THAT(std::string(FindPretrained(Path("from")).status().message()), HasSubstr(why));
+  };
+  fs::resize_file(config, (1 << 20) + 1);
+  refused(" holds 1048577 bytes; at most 1048576 are read");
+  fs::remove(config);
+  ASSERT_EQ(mkfifo(config.c_str(), 0644), 0);
+  refused(" is a pipe, not a file");
+  fs::remove(config);
+  fs::create_symlink("/dev/zero", config);
+  refused(" is a device, not a file");
+}
 
 TEST_F(HuggingFaceTest, TensorsThatDoNotFitAreNamed) {
   const std::string q = "model.layers.1.self_attn.q_proj.weight";

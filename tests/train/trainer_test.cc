@@ -16,9 +16,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
+#include "model/transformer.h"
 #include "tests/testing/subprocess.h"
 #include "tests/testing/test_device.h"
 #include "tests/train/trainer_run.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/kept_checkpoints.h"
+#include "train/optimizer/adamw.h"
 #include "train/report/metrics.h"
 
 namespace burst {
@@ -192,6 +196,45 @@ TEST_F(TrainerTest, ResumesWhereItStopped) {
 
 // Training drops attention's weights, evaluation does not; a softcap is of both. A rate of 0 is
 // none.
+// One digit in a text of 200,000 characters, and the text as it was.
+TEST_F(TrainerTest, ChangedDataIsNotTheRuns) {
+  std::string text;
+  while (text.size() < 200'000) text += "line " + std::to_string(text.size()) + " of a text\n";
+  const auto write = [&] { std::ofstream(folder_ + "/text.txt", std::ios::binary) << text; };
+  write();
+  TrainConfig options = SmallTraining(folder_, "digits", kTestDevice);
+  options.steps = options.checkpoint_every = 1;
+  options.seqlen = 32;
+  const auto train = [](Trainer& trainer) { return trainer.Train(); };
+  ASSERT_EQ(WithTrainer(options, train), absl::OkStatus());
+  options.resume = true;
+  options.steps = 2;
+  char& digit = text[text.find("of a text", 54'321) - 2];
+  ASSERT_TRUE('0' <= digit && digit <= '9');
+  const char before = digit;
+  digit = before == '5' ? '6' : '5';
+  write();
+  const absl::Status changed = WithTrainer(options, train);
+  EXPECT_EQ(changed.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(absl::StrContains(changed.message(), "is not what the run in")) << changed;
+  digit = before;
+  write();
+  EXPECT_EQ(WithTrainer(options, train), absl::OkStatus());
+
+  // Earlier checkpoints hold a number of samples of the data: the first of these, for this text.
+  const std::string path = CheckpointPath(options.out);
+  CheckpointInfo info = *ReadCheckpointInfo(path);
+  const auto model = *Transformer::Create(info.model, DType::kFloat32, /*seed=*/1);
+  const AdamW optimizer({}, model->parameters().numel(), DType::kFloat32, {});
+  options.steps = 3;
+  for (const char* fingerprint : {"2714d71290a5a3ee", "2714d71290a5a3ef"}) {
+    info.data_fingerprint = fingerprint;
+    ASSERT_EQ(SaveCheckpoint(path, info, model->parameters(), optimizer), absl::OkStatus());
+    const absl::Status status = WithTrainer(options, [](Trainer&) { return absl::OkStatus(); });
+    EXPECT_EQ(status.ok(), info.data_fingerprint.back() == 'e') << status;
+  }
+}
+
 TEST_F(TrainerTest, ChangedScoresInTrainingAndEvaluation) {
   int runs = 0;
   // The validation loss of the initial weights, then the loss of the first step.

@@ -1,5 +1,6 @@
 #include "train/checkpoint/kept_checkpoints.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -25,7 +27,27 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr char kNewest[] = "checkpoint.safetensors", kBest[] = "best.safetensors";
+
+// Which file a path leads to; empty: none that can be seen. A file that replaces it is another one.
+std::string IdentityOf(const std::string& path) {
+  struct stat info = {};
+  if (stat(path.c_str(), &info) != 0) return "";
+  return absl::StrCat(info.st_dev, " ", info.st_ino, " ", info.st_size, " ", info.st_mtim.tv_sec,
+                      " ", info.st_mtim.tv_nsec);
+}
+
 std::string OlderName(int64_t step) { return absl::StrCat("checkpoint-", step, ".safetensors"); }
+
+// The step of an older one's name; none for another name.
+std::optional<int64_t> StepOfOlder(absl::string_view name) {
+  absl::string_view digits = name;
+  int64_t step = 0;
+  const bool is_older = absl::ConsumePrefix(&digits, "checkpoint-") &&
+                        absl::ConsumeSuffix(&digits, ".safetensors") &&
+                        absl::SimpleAtoi(digits, &step) && name == OlderName(step);
+  return is_older ? std::optional<int64_t>(step) : std::nullopt;
+}
 
 // The steps of the older ones, falling.
 std::vector<int64_t> OlderSteps(const std::string& folder) {
@@ -33,14 +55,8 @@ std::vector<int64_t> OlderSteps(const std::string& folder) {
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
        entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    absl::string_view digits = name;
-    int64_t step = 0;
-    if (absl::ConsumePrefix(&digits, "checkpoint-") &&
-        absl::ConsumeSuffix(&digits, ".safetensors") && absl::SimpleAtoi(digits, &step) &&
-        name == OlderName(step)) {
-      steps.push_back(step);
-    }
+    const std::optional<int64_t> step = StepOfOlder(entry->path().filename().string());
+    if (step.has_value()) steps.push_back(*step);
   }
   std::sort(steps.begin(), steps.end(), std::greater<>());
   return steps;
@@ -49,7 +65,7 @@ std::vector<int64_t> OlderSteps(const std::string& folder) {
 }  // namespace
 
 std::string CheckpointPath(const std::string& folder) {
-  return (fs::path(folder) / "checkpoint.safetensors").string();
+  return (fs::path(folder) / kNewest).string();
 }
 
 std::string OlderCheckpointPath(const std::string& folder, int64_t step) {
@@ -57,7 +73,11 @@ std::string OlderCheckpointPath(const std::string& folder, int64_t step) {
 }
 
 std::string BestCheckpointPath(const std::string& folder) {
-  return (fs::path(folder) / "best.safetensors").string();
+  return (fs::path(folder) / kBest).string();
+}
+
+bool IsCheckpointName(absl::string_view name) {
+  return name == kNewest || name == kBest || StepOfOlder(name).has_value();
 }
 
 bool HoldsCheckpoints(const std::string& folder) {
@@ -145,6 +165,7 @@ KeptCheckpoints::KeptCheckpoints(std::string folder, int64_t keep, const Checkpo
   if (resumed == nullptr) return;
   newest_step_ = resumed->step;
   newest_loss_ = resumed->val_loss;
+  newest_identity_ = IdentityOf(CheckpointPath(folder_));
   const absl::StatusOr<CheckpointInfo> best = ReadCheckpointInfo(BestCheckpointPath(folder_));
   if (best.ok() && best->val_loss.has_value()) best_loss_ = *best->val_loss;
 }
@@ -152,11 +173,7 @@ KeptCheckpoints::KeptCheckpoints(std::string folder, int64_t keep, const Checkpo
 absl::Status KeptCheckpoints::Save(
     int64_t step, std::optional<double> val_loss,
     const std::function<absl::Status(const std::string& path)>& write) {
-  const absl::StatusOr<CheckpointInfo> newest = ReadCheckpointInfo(CheckpointPath(folder_));
-  if (newest.ok()) {
-    newest_step_ = newest->step;
-    newest_loss_ = newest->val_loss;
-  }
+  SeeNewest();
   if (newest_step_ > 0) {
     BURST_RETURN_IF_ERROR(LinkIfBest());  // a process that was killed may not have come to that
     if (newest_step_ != step && keep_ > 1) {
@@ -166,10 +183,28 @@ absl::Status KeptCheckpoints::Save(
   BURST_RETURN_IF_ERROR(write(CheckpointPath(folder_)));
   newest_step_ = step;
   newest_loss_ = val_loss;
+  newest_identity_ = IdentityOf(CheckpointPath(folder_));
+  return Complete();
+}
+
+absl::Status KeptCheckpoints::Complete() {
   BURST_RETURN_IF_ERROR(LinkIfBest());
-  BURST_RETURN_IF_ERROR(RemoveOld(step));
+  // The best has its name on the disk before the set goes that the name led to.
+  BURST_RETURN_IF_ERROR(SyncFolder(folder_));
+  BURST_RETURN_IF_ERROR(RemoveOld(newest_step_));
   BURST_RETURN_IF_ERROR(RemoveUnusedSets(folder_));
   return SyncFolder(folder_);
+}
+
+// Another process than this one may have saved: one that it forked, or whose run it continues.
+void KeptCheckpoints::SeeNewest() {
+  const std::string identity = IdentityOf(CheckpointPath(folder_));
+  if (identity == newest_identity_) return;
+  const absl::StatusOr<CheckpointInfo> newest = ReadCheckpointInfo(CheckpointPath(folder_));
+  if (!newest.ok()) return;
+  newest_step_ = newest->step;
+  newest_loss_ = newest->val_loss;
+  newest_identity_ = identity;
 }
 
 absl::Status KeptCheckpoints::LinkIfBest() {

@@ -30,6 +30,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "train/checkpoint/checkpoint.h"
 
 namespace burst {
@@ -43,10 +44,12 @@ bool HoldsCheckpoints(const std::string& folder);
 
 // Why `path`, a checkpoint that cannot be loaded, cannot, and which other one of its folder can:
 // the newest of those that VerifyCheckpoint accepts, which it reads whole. `how`: what to do with
-// it,
-// "$NAME" and "$STEP" being its name and step.
+// it, "$NAME" and "$STEP" being its name and step.
 absl::Status WithAnotherCheckpoint(const absl::Status& error, const std::string& path,
                                    const std::string& how);
+
+// Whether a file of this name is one of them.
+bool IsCheckpointName(absl::string_view name);
 
 // Makes the folder of a new set; returns its name.
 absl::StatusOr<std::string> MakeSet(const std::string& folder, int64_t step);
@@ -66,6 +69,9 @@ class KeptCheckpoints {
   absl::Status Save(int64_t step, std::optional<double> val_loss,
                     const std::function<absl::Status(const std::string& path)>& write);
 
+  // Does what a save did not come to that was killed after it had written the newest.
+  absl::Status Complete();
+
   int64_t newest_step() const { return newest_step_; }  // 0: there is none
   // False once the file system turned out to have no hard links: the newest is all that is kept.
   bool has_links() const { return has_links_; }
@@ -74,11 +80,13 @@ class KeptCheckpoints {
   absl::Status LinkNewest(const std::string& path);
   absl::Status LinkIfBest();
   absl::Status RemoveOld(int64_t step) const;
+  void SeeNewest();
 
   std::string folder_;
   int64_t keep_;
   int64_t newest_step_ = 0;
   std::optional<double> newest_loss_;  // in validation, as the next one
+  std::string newest_identity_;        // of the file that these are of
   double best_loss_ = std::numeric_limits<double>::infinity();
   bool has_links_ = true;
 };

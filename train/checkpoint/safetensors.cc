@@ -27,6 +27,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kMaxHeaderBytes = int64_t{100} << 20;  // the format's own limit
+constexpr size_t kMostDimensions = 64;                   // no program makes more
 constexpr double kMostElements = int64_t{1} << 48;       // or bytes; the rest is damage
 constexpr int64_t kChunk = int64_t{1} << 20;  // read, summed and checked while it is in the cache
 
@@ -226,12 +227,18 @@ absl::Status SafetensorsFile::TakeHeader(const Json& header, int64_t data_begin,
       }
       continue;
     }
-    const Json shape = value.value("shape", Json()), offsets = value.value("data_offsets", Json());
+    const auto dtype = value.find("dtype"), found_shape = value.find("shape"),
+               found_offsets = value.find("data_offsets");
+    if (dtype == value.end() || !dtype->is_string() || found_shape == value.end() ||
+        found_offsets == value.end()) {
+      return bad;
+    }
+    const Json &shape = *found_shape, &offsets = *found_offsets;
     Entry entry;
-    const Json dtype = value.value("dtype", Json());
-    if (dtype.is_string()) entry.dtype = dtype.get<std::string>();
+    entry.dtype = dtype->get<std::string>();
     const int64_t element_bytes = SafetensorsElementBytes(entry.dtype);
-    if (element_bytes == 0 || !shape.is_array() || !offsets.is_array() || offsets.size() != 2) {
+    const bool is_range = offsets.is_array() && offsets.size() == 2;
+    if (element_bytes == 0 || !is_range || !shape.is_array() || shape.size() > kMostDimensions) {
       return bad;
     }
     const auto is_count = [](const Json& number) {

@@ -138,6 +138,10 @@ absl::Status CheckRanges(const TrainConfig& c) {
     return InvalidOption("seqlen", c.seqlen, " times --batch=", c.batch,
                          " is more than 2^31 tokens");
   }
+  constexpr int64_t kMaxMicroBatches = int64_t{1} << 20;
+  if (c.accumulate > kMaxMicroBatches) {
+    return InvalidOption("accumulate", c.accumulate, " is too large; at most ", kMaxMicroBatches);
+  }
   if (c.ranks > kMaxRanks) return InvalidOption("ranks", c.ranks, " is too large; at most 1024");
   if (c.dp > kMaxRanks) return InvalidOption("dp", c.dp, " is too large; at most 1024");
   if (c.sp > kMaxRanks) return InvalidOption("sp", c.sp, " is too large; at most 1024");

@@ -250,7 +250,7 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
     model = ModelConfigFromJson(c->model);
   } else if (absl::StrContains(c->model, "/") || absl::EndsWith(c->model, ".json")) {
     const std::string path = ResolvePath(c->model);
-    absl::StatusOr<std::string> json = ReadFile(path);
+    absl::StatusOr<std::string> json = ReadFile(path, kMaxSettingsBytes);
     if (!json.ok()) return InvalidOption("model", json.status().message());
     *name = std::filesystem::path(path).stem().string();
     model = ModelConfigFromJson(*json);

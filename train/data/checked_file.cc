@@ -83,6 +83,7 @@ absl::Status CheckedFile::ReadFooter() {
   if (Checksum(footer, checksums_, description_) != footer.checksum) {
     return damaged("the checksum of its description does not agree");
   }
+  checksum_ = footer.checksum;
   checked_ = std::vector<std::atomic<bool>>(blocks);
   return absl::OkStatus();
 }

@@ -31,6 +31,7 @@ class CheckedFile {
   const std::string& path() const { return file_.path(); }
   const std::string& description() const { return description_; }
   int64_t payload_bytes() const { return payload_bytes_; }
+  uint64_t checksum() const { return checksum_; }  // of the payload and the description
 
   // Reads [offset, offset + bytes) of the payload, on any thread. DataLoss where the file does not
   // hold what was written.
@@ -43,6 +44,7 @@ class CheckedFile {
 
   InputFile file_;
   int64_t payload_bytes_ = 0;
+  uint64_t checksum_ = 0;
   std::vector<uint64_t> checksums_;
   mutable std::vector<std::atomic<bool>> checked_;
   std::string description_;

@@ -36,6 +36,10 @@ class Corpus {
   // The first document start after token 0; size() if there is none.
   virtual int64_t second_document() const = 0;
 
+  // A hash of all tokens and of where documents start, and of what the tokens are where the corpus
+  // knows it. Other data has another one, but for a chance of 2^-64.
+  virtual uint64_t digest() const = 0;
+
   // InvalidArgument, naming the file and the place, for a token that is not below `vocab`.
   virtual absl::Status CheckVocab(int64_t vocab) const = 0;
 };

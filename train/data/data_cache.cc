@@ -30,6 +30,12 @@ absl::Status InFolder(const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat("--data_cache: ", status.message()));
 }
 
+// Whether a file of the cache could be called so. The folder may hold others' files, too.
+bool IsName(absl::string_view name) {
+  const auto is_digit = [](char c) { return ('0' <= c && c <= '9') || ('a' <= c && c <= 'f'); };
+  return name.size() == 32 && std::all_of(name.begin(), name.end(), is_digit);
+}
+
 std::vector<fs::path> FilesIn(const std::string& folder) {
   std::vector<fs::path> files;
   std::error_code error;
@@ -115,6 +121,7 @@ void DataCache::RemoveLeftovers(const std::string& name) const {
     const size_t end = file_name.find(kTemporary);
     if (end == std::string::npos) continue;
     const std::string of = file_name.substr(0, end);
+    if (!IsName(of)) continue;
     std::error_code error;
     if (of == name) {
       fs::remove(file, error);
@@ -129,7 +136,7 @@ void DataCache::RemoveOldest() const {
   std::vector<std::pair<fs::file_time_type, fs::path>> files;
   std::error_code error;
   for (const fs::path& file : FilesIn(folder_)) {
-    if (file.extension() != kSuffix) continue;
+    if (file.extension() != kSuffix || !IsName(file.stem().string())) continue;
     const fs::file_time_type used = fs::last_write_time(file, error);
     if (!error) files.emplace_back(used, file);
   }

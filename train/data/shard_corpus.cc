@@ -1,5 +1,7 @@
 #include "train/data/shard_corpus.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -17,11 +19,13 @@ namespace {
 using Json = nlohmann::json;
 
 // Of the scan: to be counted up when it would find something else.
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 
 std::string Describe(const ShardScan& scan) {
-  return Json{
-      {"version", kVersion}, {"largest", scan.largest}, {"second_document", scan.second_document}}
+  return Json{{"version", kVersion},
+              {"largest", scan.largest},
+              {"second_document", scan.second_document},
+              {"digest", scan.digest}}
       .dump();
 }
 
@@ -33,12 +37,14 @@ absl::StatusOr<ShardScan> ParseDescription(const CheckedFile& file, size_t num_s
   const Json json = Json::parse(file.description(), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || json.value("version", Json()) != kVersion) return bad();
   const Json largest = json.value("largest", Json()),
-             second = json.value("second_document", Json());
-  if (!second.is_number_integer() || !largest.is_array() || largest.size() != num_shards) {
+             second = json.value("second_document", Json()), digest = json.value("digest", Json());
+  if (!digest.is_number_unsigned() || !second.is_number_integer() || !largest.is_array() ||
+      largest.size() != num_shards) {
     return bad();
   }
   ShardScan scan;
   scan.second_document = second;
+  scan.digest = digest;
   for (const Json& token : largest) {
     if (!token.is_number_integer()) return bad();
     scan.largest.push_back(token);
@@ -60,6 +66,12 @@ class ShardCorpus : public Corpus {
 
   int64_t size() const override { return size_; }
   int32_t separator() const override { return shards_[0].header().end_of_text; }
+  uint64_t digest() const override {
+    const ShardHeader& header = shards_[0].header();
+    const uint64_t all[] = {scan_.digest, static_cast<uint64_t>(header.vocab),
+                            static_cast<uint64_t>(header.end_of_text)};
+    return XXH3_64bits(all, sizeof(all));
+  }
   int64_t second_document() const override {
     return scan_.second_document < 0 ? size_ : scan_.second_document;
   }

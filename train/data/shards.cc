@@ -1,5 +1,7 @@
 #include "train/data/shards.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -62,6 +64,7 @@ absl::StatusOr<ShardHeader> ReadHeader(const InputFile& file) {
 struct Piece {
   size_t shard;
   int64_t begin, count, position;
+  uint64_t hash = 0;  // of its tokens as int32
 };
 
 }  // namespace
@@ -113,7 +116,7 @@ absl::StatusOr<ShardScan> ScanShards(const std::vector<Shard>& shards) {
   for (size_t i = 0; i < shards.size(); ++i) {
     for (int64_t begin = 0; begin < shards[i].size(); begin += kPiece) {
       const int64_t count = std::min(kPiece, shards[i].size() - begin);
-      pieces.push_back({i, begin, count, position});
+      pieces.push_back({i, begin, count, position, 0});
       position += count;
     }
   }
@@ -124,9 +127,10 @@ absl::StatusOr<ShardScan> ScanShards(const std::vector<Shard>& shards) {
   absl::Status first;
   std::atomic<int64_t> next{0};
   const int32_t end_of_text = shards.empty() ? -1 : shards[0].header().end_of_text;
-  const auto scan_piece = [&](const Piece& piece, std::vector<int32_t>* tokens) -> absl::Status {
+  const auto scan_piece = [&](Piece& piece, std::vector<int32_t>* tokens) -> absl::Status {
     tokens->resize(piece.count);
     BURST_RETURN_IF_ERROR(shards[piece.shard].Read(piece.begin, piece.count, tokens->data()));
+    piece.hash = XXH3_64bits(tokens->data(), tokens->size() * sizeof(int32_t));
     const auto begin = tokens->begin(), end = tokens->end();
     int32_t largest = 0;  // this loop vectorizes
     for (auto it = begin; it != end; ++it) largest = std::max(largest, *it);
@@ -153,6 +157,9 @@ absl::StatusOr<ShardScan> ScanShards(const std::vector<Shard>& shards) {
     }
   });
   BURST_RETURN_IF_ERROR(first);
+  std::vector<uint64_t> hashes;
+  for (const Piece& piece : pieces) hashes.push_back(piece.hash);
+  scan.digest = XXH3_64bits(hashes.data(), hashes.size() * sizeof(uint64_t));
   return scan;
 }
 

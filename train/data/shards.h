@@ -68,6 +68,7 @@ struct ShardScan {
   std::vector<int32_t> largest;  // token of each shard; -1 in an empty one
   // The first document start after token 0 of the stream that the shards are; -1: none.
   int64_t second_document = -1;
+  uint64_t digest = 0;  // of all tokens and of which shard they are in
 };
 
 // On all threads of the caller's pool; shows progress. All have one vocabulary.

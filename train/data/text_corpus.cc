@@ -1,6 +1,7 @@
 #include "train/data/text_corpus.h"
 
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -85,6 +86,12 @@ class TextCorpus : public Corpus {
   int64_t size() const override { return text_.tokens; }
   // The end of text is a document's last token here.
   int32_t separator() const override { return -1; }
+  // The file holds all parts of the data; where this one lies tells which part it is.
+  uint64_t digest() const override {
+    const uint64_t place[] = {file_->checksum(), static_cast<uint64_t>(text_.tokens_at),
+                              static_cast<uint64_t>(text_.tokens)};
+    return XXH3_64bits(place, sizeof(place));
+  }
   int64_t second_document() const override { return second_document_; }
   // The model's vocabulary holds the tokenizer's.
   absl::Status CheckVocab(int64_t) const override { return absl::OkStatus(); }

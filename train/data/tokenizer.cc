@@ -115,8 +115,8 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
     for (const auto& names : kGpt2Files) {
       const std::string encoder = in_folder(names[0]), merges = in_folder(names[1]);
       if (fs::exists(file, error) || !fs::exists(encoder, error)) continue;
-      BURST_ASSIGN_OR_RETURN(const std::string encoder_text, ReadFile(encoder));
-      BURST_ASSIGN_OR_RETURN(const std::string merges_text, ReadFile(merges));
+      BURST_ASSIGN_OR_RETURN(const std::string encoder_text, ReadFile(encoder, kMaxTokenizerBytes));
+      BURST_ASSIGN_OR_RETURN(const std::string merges_text, ReadFile(merges, kMaxTokenizerBytes));
       BURST_ASSIGN_OR_RETURN(std::string json,
                              TokenizerJsonOfGpt2(encoder, encoder_text, merges, merges_text));
       absl::StatusOr<Tokenizer> tokenizer = OfTokenizerJson(std::move(json));
@@ -131,7 +131,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
           " holds no tokenizer.model, no tokenizer.json, nor encoder.json with vocab.bpe"));
     }
   }
-  BURST_ASSIGN_OR_RETURN(std::string text, ReadFile(file));
+  BURST_ASSIGN_OR_RETURN(std::string text, ReadFile(file, kMaxTokenizerBytes));
   // A JSON object begins with a brace, the fields of a protocol buffer with none.
   const bool is_json = absl::StartsWith(absl::StripLeadingAsciiWhitespace(text), "{");
   absl::StatusOr<Tokenizer> tokenizer = is_json || !absl::EndsWith(file, ".model")

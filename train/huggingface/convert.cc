@@ -184,7 +184,7 @@ absl::StatusOr<std::string> ConfigJson(const CheckpointInfo& info, const std::st
                                        const std::string& dtype) {
   HuggingFaceConfig config{info.model.WithDefaults(), info.window, dtype};
   const absl::StatusOr<std::string> kept =
-      ReadFile((fs::path(companions) / "config.json").string());
+      ReadFile((fs::path(companions) / "config.json").string(), kMaxSettingsBytes);
   if (kept.ok()) {
     absl::StatusOr<HuggingFaceConfig> before = ParseHuggingFaceConfig(*kept);
     if (before.ok()) {
@@ -204,7 +204,7 @@ absl::StatusOr<std::string> ConfigJson(const CheckpointInfo& info, const std::st
 // What the weights were before they were imported, or float32.
 std::string DefaultDType(const std::string& companions) {
   const absl::StatusOr<std::string> kept =
-      ReadFile((fs::path(companions) / "config.json").string());
+      ReadFile((fs::path(companions) / "config.json").string(), kMaxSettingsBytes);
   if (!kept.ok()) return "float32";
   const absl::StatusOr<HuggingFaceConfig> config = ParseHuggingFaceConfig(*kept);
   return config.ok() && FindDType(config->dtype).ok() ? config->dtype : "float32";

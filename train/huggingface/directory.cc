@@ -42,7 +42,7 @@ void Transpose(const Tensor& from, const Tensor& to) {
 
 // The files that an index names, each once.
 absl::StatusOr<std::set<std::string>> FilesOfIndex(const std::string& path) {
-  BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  BURST_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxTokenizerBytes));
   const auto damaged = [&](const std::string& why) {
     return absl::DataLossError(absl::StrCat(path, ": ", why));
   };
@@ -99,7 +99,7 @@ absl::StatusOr<HuggingFaceDirectory> HuggingFaceDirectory::Open(const std::strin
 
 absl::Status HuggingFaceDirectory::Init() {
   BURST_ASSIGN_OR_RETURN(const std::string json,
-                         ReadFile((fs::path(path_) / "config.json").string()));
+                         ReadFile((fs::path(path_) / "config.json").string(), kMaxSettingsBytes));
   BURST_ASSIGN_OR_RETURN(config_, ParseHuggingFaceConfig(json));
   BURST_RETURN_IF_ERROR(OpenFiles());
   // A model of more layers than there are tensors is none that is here; its list could be long.

@@ -1,6 +1,7 @@
 #include "train/huggingface/pretrained.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -9,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "burst/base/print_error.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "train/checkpoint/checkpoint.h"
@@ -32,6 +34,24 @@ constexpr const char* kCompanions[] = {"tokenizer.json",     "tokenizer_config.j
 bool Exists(const fs::path& path) {
   std::error_code error;
   return fs::exists(path, error);
+}
+
+// Whether a file, whose path holds no link, lies in the model's directory or, where that is a
+// snapshot of a Hugging Face cache (models--NAME/snapshots/COMMIT), among the cache's blobs. A
+// directory of others may hold links to the user's own files.
+bool BelongsTo(const fs::path& file, const fs::path& directory) {
+  const auto lies_in = [&](const fs::path& folder) {
+    return std::mismatch(folder.begin(), folder.end(), file.begin(), file.end()).first ==
+           folder.end();
+  };
+  std::error_code error;
+  const fs::path own = fs::canonical(directory, error);
+  if (error) return false;
+  if (lies_in(own)) return true;
+  for (fs::path folder = own; folder.has_relative_path(); folder = folder.parent_path()) {
+    if (folder.filename() == "snapshots" && lies_in(folder.parent_path() / "blobs")) return true;
+  }
+  return false;
 }
 
 // Whether a file of this name holds weights, of any program.
@@ -83,7 +103,8 @@ absl::StatusOr<Pretrained> FindPretrained(const std::string& folder) {
     return pretrained;
   }
   pretrained.path = folder;
-  BURST_ASSIGN_OR_RETURN(const std::string json, ReadFile((fs::path(folder) / kConfig).string()));
+  BURST_ASSIGN_OR_RETURN(const std::string json,
+                         ReadFile((fs::path(folder) / kConfig).string(), kMaxSettingsBytes));
   const absl::StatusOr<HuggingFaceConfig> config = ParseHuggingFaceConfig(json);
   if (!config.ok()) {
     return absl::Status(config.status().code(),
@@ -123,13 +144,19 @@ absl::Status CopyCompanions(const std::string& from, const std::string& to, bool
   if (error) {
     return absl::InternalError(absl::StrCat("cannot make the folder ", to, ": ", error.message()));
   }
-  const auto copy = [&](const char* name) -> absl::Status {
-    if (!Exists(fs::path(from) / name)) return absl::OkStatus();
-    BURST_ASSIGN_OR_RETURN(const std::string content, ReadFile((fs::path(from) / name).string()));
-    return WriteFileAtomically((fs::path(to) / name).string(), content);
+  const auto copy = [&](const char* name, int64_t max_bytes) -> absl::Status {
+    const fs::path named = fs::path(from) / name;
+    if (!Exists(named)) return absl::OkStatus();
+    const fs::path file = fs::canonical(named, error);
+    if (!error && BelongsTo(file, from)) {
+      return CopyFileAtomically(file.string(), (fs::path(to) / name).string(), max_bytes);
+    }
+    std::fprintf(stderr, "warning: %s is left out: it leads to %s, outside of the directory\n",
+                 Printable(named.string()).c_str(), Printable(file.string()).c_str());
+    return absl::OkStatus();
   };
-  for (const char* name : kCompanions) BURST_RETURN_IF_ERROR(copy(name));
-  return with_config ? copy(kConfig) : absl::OkStatus();
+  for (const char* name : kCompanions) BURST_RETURN_IF_ERROR(copy(name, kMaxTokenizerBytes));
+  return with_config ? copy(kConfig, kMaxSettingsBytes) : absl::OkStatus();
 }
 
 absl::Status KeepCompanions(const Pretrained& pretrained, const std::string& folder) {

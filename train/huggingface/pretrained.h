@@ -46,7 +46,8 @@ absl::Status KeepCompanions(const Pretrained& pretrained, const std::string& fol
 std::string CompanionsOf(const std::string& checkpoint);
 
 // Copies the files of that kind that `from` has to `to`, but for config.json if `with_config` is
-// false.
+// false, with their permissions. What a link leads out of `from` to is left out, and stderr says
+// so.
 absl::Status CopyCompanions(const std::string& from, const std::string& to, bool with_config);
 
 }  // namespace burst

@@ -21,6 +21,7 @@ class BlankCorpus : public Corpus {
   explicit BlankCorpus(int64_t size) : size_(size) {}
 
   int32_t separator() const override { return -1; }
+  uint64_t digest() const override { return 0; }
   int64_t size() const override { return size_; }
   absl::Status Read(int64_t, int64_t count, int32_t* out) const override {
     std::fill_n(out, count, 0);

@@ -140,19 +140,21 @@ absl::Status MetricsLog::Append(const StepMetrics& row) {
 
 absl::Status MetricsLog::WriteLastRow() {
   const std::string line = ToLine(rows_.back());
-  ssize_t written;
-  do {
-    written = pwrite(fd_, line.data(), line.size(), last_row_);
-  } while (written < 0 && errno == EINTR);
-  if (written == static_cast<ssize_t>(line.size())) {
-    end_ = last_row_ + written;
-    return absl::OkStatus();
+  for (size_t done = 0; done < line.size();) {
+    // A write may be short for a reason that only the next one tells.
+    const ssize_t written =
+        pwrite(fd_, line.data() + done, line.size() - done, last_row_ + static_cast<int64_t>(done));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return CannotWrite();
+    done += static_cast<size_t>(written);
   }
-  if (written >= 0) errno = ENOSPC;  // a line cut short
-  return CannotWrite();
+  end_ = last_row_ + static_cast<int64_t>(line.size());
+  return absl::OkStatus();
 }
 
 absl::Status MetricsLog::Sync() const { return fsync(fd_) == 0 ? absl::OkStatus() : CannotWrite(); }
+
+absl::Status MetricsLog::CheckStillThere() const { return CheckStillNamed(fd_, path_); }
 
 absl::Status MetricsLog::CannotWrite() const {
   return absl::ResourceExhaustedError(absl::StrCat("cannot write ", path_, ": ", strerror(errno)));

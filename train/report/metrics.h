@@ -46,6 +46,9 @@ class MetricsLog {
   // Flushes the rows to the disk: they outlive the machine's power.
   absl::Status Sync() const;
 
+  // FailedPrecondition where the path no longer leads to the file: the rows are lost.
+  absl::Status CheckStillThere() const;
+
   // Adds the validation loss to the last row, of which there is one, in its place.
   absl::Status SetLastValLoss(double val_loss);
 

@@ -1,11 +1,19 @@
 #include "train/report/run_folder.h"
 
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
+#include <map>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "burst/base/json.h"
+#include "burst/base/print_error.h"
 #include "burst/base/status.h"
 #include "burst/cli/files.h"
 #include "train/huggingface/pretrained.h"
@@ -15,9 +23,78 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr char kSettings[] = "config.json", kMetrics[] = "metrics.jsonl", kPlot[] = "loss.svg",
+               kCompanionFolder[] = "huggingface";
+
 absl::Status CannotMake(const std::string& path, const std::error_code& error) {
   return absl::InternalError(
       absl::StrCat("--out: cannot make the folder ", path, ": ", error.message()));
+}
+
+// The error of a save that finds the folder changed by others.
+absl::Status NotOurs(const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("--out: ", status.message()));
+}
+
+// Whether a config.json says what a run's says: no other program's has these options.
+bool IsOfRun(const std::string& settings) {
+  const absl::StatusOr<std::string> text = ReadFile(settings, kMaxSettingsBytes);
+  const absl::StatusOr<nlohmann::json> json = text.ok() ? ParseJson(*text) : text.status();
+  if (!json.ok() || !json->is_object()) return false;
+  constexpr const char* kOptions[] = {"seqlen", "steps", "checkpoint_every", "eval_batches"};
+  return std::all_of(std::begin(kOptions), std::end(kOptions),
+                     [&](const char* option) { return json->contains(option); });
+}
+
+// That a new run replaces no file that is not a run's. A run's first file is its config.json.
+absl::Status CheckNotOthers(const std::string& folder) {
+  constexpr const char* kModels[] = {"model.safetensors", "model.safetensors.index.json",
+                                     "pytorch_model.bin", "pytorch_model.bin.index.json"};
+  const auto there = [&](const char* name) {
+    std::error_code error;
+    return fs::exists(fs::symlink_status(fs::path(folder) / name, error));
+  };
+  for (const char* name : kModels) {
+    if (!there(name)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("--out: ", folder, " holds a model (", name, "); give another folder"));
+  }
+  if (IsOfRun((fs::path(folder) / kSettings).string())) return absl::OkStatus();
+  for (const char* name : {kSettings, kMetrics, kPlot, kCompanionFolder}) {
+    if (!there(name)) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--out: ", folder, " holds ", name, ", which is not of a run; give another folder"));
+  }
+  return absl::OkStatus();
+}
+
+// Removes what processes left in a run's folder that were killed there. Under its lock, when
+// whoever began a file and did not finish it is dead.
+absl::Status RemoveLeftovers(const std::string& folder) {
+  BURST_RETURN_IF_ERROR(RemoveTemporaries(folder, [](absl::string_view name) {
+    return name == kSettings || name == kMetrics || name == kPlot || IsCheckpointName(name);
+  }));
+  const std::string companions = (fs::path(folder) / kCompanionFolder).string();
+  std::error_code error;
+  if (fs::is_directory(companions, error)) {
+    BURST_RETURN_IF_ERROR(RemoveTemporaries(companions, [](absl::string_view) { return true; }));
+  }
+  return RemoveUnusedSets(folder);
+}
+
+// What a folder holds, for a comparison: by name, of a checkpoint which file it is.
+std::map<std::string, uintmax_t> NamesIn(const std::string& folder) {
+  std::map<std::string, uintmax_t> names;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    struct stat info = {};
+    const bool told = IsCheckpointName(name) && stat(entry->path().c_str(), &info) == 0;
+    names[name] = told ? info.st_ino : 0;
+  }
+  return names;
 }
 
 absl::StatusOr<std::string> MakeNumberedFolder(const std::string& model_name) {
@@ -65,7 +142,7 @@ absl::StatusOr<RunLock> LockRunFolder(const std::string& folder, bool wait) {
     return absl::Status(status.code(), absl::StrCat("--out: ", status.message()));
   }
   std::fprintf(stderr, "warning: %s; nothing keeps a second run out of this folder\n",
-               std::string(status.message()).c_str());
+               Printable(status.message()).c_str());
   return RunLock();
 }
 
@@ -80,6 +157,7 @@ absl::StatusOr<RunFolder> RunFolder::Make(const ResolvedConfig& config) {
   }
   // The folder's own name, too. A user may not read what it is in, and can then not flush that.
   SyncFolder(fs::path(path).parent_path().string()).IgnoreError();
+  BURST_RETURN_IF_ERROR(CheckNotOthers(path));
   BURST_ASSIGN_OR_RETURN(RunLock lock, LockRunFolder(path, /*wait=*/false));
   if (HoldsCheckpoints(path)) {
     return absl::FailedPreconditionError(
@@ -87,10 +165,12 @@ absl::StatusOr<RunFolder> RunFolder::Make(const ResolvedConfig& config) {
                      " holds the checkpoints of a run; give --resume to continue it, or another "
                      "folder"));
   }
+  BURST_ASSIGN_OR_RETURN(RunFolder folder,
+                         Open(config, std::move(path), /*resumed=*/nullptr, std::move(lock)));
   if (config.pretrained.has_value()) {
-    BURST_RETURN_IF_ERROR(KeepCompanions(*config.pretrained, path));
+    BURST_RETURN_IF_ERROR(KeepCompanions(*config.pretrained, folder.path()));
   }
-  return Open(config, std::move(path), /*resumed=*/nullptr, std::move(lock));
+  return folder;
 }
 
 absl::StatusOr<RunFolder> RunFolder::Continue(const ResolvedConfig& config,
@@ -98,33 +178,43 @@ absl::StatusOr<RunFolder> RunFolder::Continue(const ResolvedConfig& config,
   return Open(config, config.out, &resumed, std::move(lock));
 }
 
+absl::StatusOr<bool> RunFolder::Repair(const ResolvedConfig& config, const CheckpointInfo& resumed,
+                                       const RunLock& lock) {
+  const std::string& path = config.out;
+  const std::map<std::string, uintmax_t> before = NamesIn(path);
+  if (lock != nullptr) BURST_RETURN_IF_ERROR(RemoveLeftovers(path));
+  BURST_RETURN_IF_ERROR(KeptCheckpoints(path, config.keep, &resumed).Complete());
+  BURST_ASSIGN_OR_RETURN(const MetricsLog metrics,
+                         MetricsLog::Open((fs::path(path) / kMetrics).string(), resumed.step));
+  const std::string plot = (fs::path(path) / kPlot).string();
+  const std::string drawn = LossPlotSvg(config.model_name, metrics.rows());
+  const bool plotted = ReadFile(plot).value_or("") == drawn;
+  if (!plotted) WriteFileAtomically(plot, drawn).IgnoreError();  // the run is whole without it
+  return NamesIn(path) != before || !plotted;
+}
+
 absl::StatusOr<RunFolder> RunFolder::Open(const ResolvedConfig& config, std::string path,
                                           const CheckpointInfo* resumed, RunLock lock) {
   const auto in_folder = [&](const char* name) { return (fs::path(path) / name).string(); };
-  const std::string settings = in_folder("config.json"), rows = in_folder("metrics.jsonl"),
-                    plot = in_folder("loss.svg");
-  if (lock != nullptr) {  // then whoever began a file here and did not finish it is dead
-    for (const std::string& file :
-         {settings, rows, plot, CheckpointPath(path), BestCheckpointPath(path)}) {
-      BURST_RETURN_IF_ERROR(RemoveTemporaries(file));
-    }
-    BURST_RETURN_IF_ERROR(RemoveUnusedSets(path));
-  }
-  BURST_RETURN_IF_ERROR(WriteFileAtomically(settings, config.ToJson()));
-  BURST_ASSIGN_OR_RETURN(MetricsLog metrics,
-                         MetricsLog::Open(rows, resumed == nullptr ? 0 : resumed->step));
+  if (lock != nullptr) BURST_RETURN_IF_ERROR(RemoveLeftovers(path));
+  BURST_RETURN_IF_ERROR(WriteFileAtomically(in_folder(kSettings), config.ToJson()));
+  BURST_ASSIGN_OR_RETURN(
+      MetricsLog metrics,
+      MetricsLog::Open(in_folder(kMetrics), resumed == nullptr ? 0 : resumed->step));
   KeptCheckpoints checkpoints(path, config.keep, resumed);
   return RunFolder(std::move(path), std::move(lock), std::move(metrics), std::move(checkpoints));
 }
 
 absl::Status RunFolder::Save(const CheckpointInfo& info,
                              const std::function<absl::Status(const std::string& path)>& write) {
+  if (lock_ != nullptr) BURST_RETURN_IF_ERROR(NotOurs(lock_->CheckStillThere()));
   BURST_RETURN_IF_ERROR(metrics_.Sync());
-  return checkpoints_.Save(info.step, info.val_loss, write);
+  BURST_RETURN_IF_ERROR(checkpoints_.Save(info.step, info.val_loss, write));
+  return NotOurs(metrics_.CheckStillThere());
 }
 
 absl::Status RunFolder::Plot(const std::string& title, const std::vector<StepMetrics>& rows) const {
-  return WriteFileAtomically((fs::path(path_) / "loss.svg").string(), LossPlotSvg(title, rows));
+  return WriteFileAtomically((fs::path(path_) / kPlot).string(), LossPlotSvg(title, rows));
 }
 
 }  // namespace burst

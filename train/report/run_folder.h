@@ -35,12 +35,18 @@ absl::StatusOr<RunLock> LockRunFolder(const std::string& folder, bool wait);
 
 class RunFolder {
  public:
-  // A new run's: makes the folder that the options name, which must hold no checkpoint, or the next
-  // free runs/<model>-<number>; and locks it.
+  // A new run's: makes the folder that the options name, or the next free runs/<model>-<number>,
+  // and locks it. FailedPrecondition where it holds a checkpoint, a model, or a file of one of a
+  // run's names that is not a run's.
   static absl::StatusOr<RunFolder> Make(const ResolvedConfig& config);
   // That of a run to be continued from `resumed`, its newest checkpoint. `lock`: on it.
   static absl::StatusOr<RunFolder> Continue(const ResolvedConfig& config,
                                             const CheckpointInfo& resumed, RunLock lock);
+
+  // Does what a run did not come to that is complete and was killed after its last save: the best
+  // checkpoint, and what no checkpoint needs. Whether there was something. `lock`: on the folder.
+  static absl::StatusOr<bool> Repair(const ResolvedConfig& config, const CheckpointInfo& resumed,
+                                     const RunLock& lock);
 
   const std::string& path() const { return path_; }
   std::string checkpoint() const { return CheckpointPath(path_); }
@@ -49,7 +55,9 @@ class RunFolder {
   const KeptCheckpoints& checkpoints() const { return checkpoints_; }
 
   // Keeps a checkpoint that `write` writes to a path, atomically. On any thread, one at a time;
-  // metrics() may be written to meanwhile, checkpoints() not be looked at.
+  // metrics() may be written to meanwhile, checkpoints() not be looked at. FailedPrecondition, and
+  // nothing is written, where the lock's file is gone: the folder may be another run's by now.
+  // Also, after the save, where metrics.jsonl is gone.
   absl::Status Save(const CheckpointInfo& info,
                     const std::function<absl::Status(const std::string& path)>& write);
 

@@ -122,11 +122,11 @@ std::string Attention(const ResolvedConfig& config) {
 
 std::string OfStep(const ResolvedConfig& config, int64_t sequences_per_epoch) {
   const int64_t sequences = config.batch * config.accumulate;
-  return absl::StrFormat(
-      "%d sequences x %d micro-batch%s = %s tokens; %d steps, %.2f epochs", config.batch,
-      config.accumulate, config.accumulate == 1 ? "" : "es", Thousands(sequences * config.seqlen),
-      config.steps,
-      static_cast<double>(config.steps * sequences) / static_cast<double>(sequences_per_epoch));
+  return absl::StrFormat("%d sequences x %d micro-batch%s = %s tokens; %d steps, %.2f epochs",
+                         config.batch, config.accumulate, config.accumulate == 1 ? "" : "es",
+                         Thousands(sequences * config.seqlen), config.steps,
+                         static_cast<double>(config.steps) * static_cast<double>(sequences) /
+                             static_cast<double>(sequences_per_epoch));
 }
 
 std::string Optimizer(const ResolvedConfig& config) {

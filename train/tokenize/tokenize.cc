@@ -48,6 +48,8 @@ class OutputFolder {
     }
     absl::StatusOr<FileLock> lock = FileLock::TryAcquire(part + "/" + kLock);
     if (!lock.ok()) return Named("out", lock.status());
+    // The one who held it before may have given the folder its name.
+    BURST_RETURN_IF_ERROR(Named("out", lock->CheckStillThere()));
     // What a killed process has left.
     std::vector<fs::path> left;
     for (fs::directory_iterator it(part, error), end; !error && it != end; it.increment(error)) {
@@ -60,13 +62,14 @@ class OutputFolder {
   const std::string& part() const { return part_; }
 
   absl::Status Finish() {
-    std::error_code error;
-    fs::remove(part_ + "/" + kLock, error);
     BURST_RETURN_IF_ERROR(Named("out", SyncFolder(part_)));
     if (rename(part_.c_str(), path_.c_str()) != 0) {
       return absl::InternalError(
           absl::StrCat("--out: cannot rename ", part_, " to ", path_, ": ", strerror(errno)));
     }
+    // Not before the folder has its name: another process would lock a new file, and empty it.
+    std::error_code error;
+    fs::remove(path_ + "/" + kLock, error);
     return Named("out", SyncFolder(fs::path(path_).parent_path().string()));
   }
 

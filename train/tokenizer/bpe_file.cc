@@ -23,6 +23,8 @@ using Json = nlohmann::json;
 // GPT-2's (Radford et al., 2019).
 constexpr char kGpt2Pattern[] =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr size_t kMostAdded = 16 << 20;  // bytes of all together
+constexpr size_t kLongestAdded = 1024;   // bytes, each of which may be looked at for each of a text
 constexpr char kGpt2EndOfTextName[] = "<|endoftext|>";
 
 template <typename... What>
@@ -222,6 +224,13 @@ class Reader {
     }
     token.text = content;
     const std::string of = absl::StrCat("added_tokens: ", Shown(token.text));
+    if (token.text.size() > kLongestAdded) {
+      return Invalid(of, " has ", token.text.size(), " bytes, more than ", kLongestAdded);
+    }
+    added_bytes_ += token.text.size();
+    if (added_bytes_ > kMostAdded) {
+      return Invalid("added_tokens: they have more than ", kMostAdded, " bytes");
+    }
     BURST_ASSIGN_OR_RETURN(token.id, GetId(Get(json, "id"), of));
     BURST_ASSIGN_OR_RETURN(token.special, GetBool(json, "special", false, of));
     for (const char* key : {"single_word", "lstrip", "rstrip"}) {
@@ -265,6 +274,7 @@ class Reader {
   }
 
   BpeFile file_;
+  size_t added_bytes_ = 0;
   absl::flat_hash_map<std::string, int32_t> ids_;  // of model.vocab
 };
 

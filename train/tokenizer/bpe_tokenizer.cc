@@ -1,7 +1,6 @@
 #include "train/tokenizer/bpe_tokenizer.h"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,12 +24,48 @@ bool IsCutCharacter(absl::string_view text, size_t at) {
 
 }  // namespace
 
-void BpeTokenizer::AddedTokens::Add(const AddedToken& token) {
-  ids[token.text] = token.id;
-  lengths.push_back(token.text.size());
-  std::sort(lengths.begin(), lengths.end(), std::greater<>());
-  lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
-  begins[static_cast<uint8_t>(token.text[0])] = true;
+void BpeTokenizer::AddedTokens::Take(std::vector<std::pair<std::string, int32_t>> added) {
+  if (added.empty()) return;
+  std::stable_sort(added.begin(), added.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [text, token] : added) {
+    longest = std::max(longest, text.size());
+    begins[static_cast<uint8_t>(text[0])] = true;
+  }
+  // Of each node, the tokens that begin so. A node's continuations are made when it is reached.
+  struct Range {
+    size_t begin, end, depth;
+  };
+  std::vector<Range> ranges = {{0, added.size(), 0}};
+  nodes.emplace_back();
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    auto [begin, end, depth] = ranges[i];
+    for (; begin < end && added[begin].first.size() == depth; ++begin) {
+      nodes[i].token = added[begin].second;
+    }
+    nodes[i].first = static_cast<int32_t>(nodes.size());
+    for (size_t next = begin; begin < end; begin = next) {
+      const char byte = added[begin].first[depth];
+      while (next < end && added[next].first[depth] == byte) ++next;
+      nodes.emplace_back();
+      nodes.back().byte = static_cast<uint8_t>(byte);
+      ranges.push_back({begin, next, depth + 1});
+    }
+    nodes[i].count = static_cast<int32_t>(nodes.size()) - nodes[i].first;
+  }
+}
+
+std::pair<int32_t, size_t> BpeTokenizer::AddedTokens::Longest(absl::string_view text) const {
+  std::pair<int32_t, size_t> found = {-1, 0};
+  const Node* node = nodes.data();
+  for (size_t at = 0; at < text.size(); ++at) {
+    const auto byte = static_cast<uint8_t>(text[at]);
+    const Node *const begin = nodes.data() + node->first, *const end = begin + node->count;
+    node = std::lower_bound(begin, end, byte, [](const Node& a, uint8_t b) { return a.byte < b; });
+    if (node == end || node->byte != byte) break;
+    if (node->token >= 0) found = {node->token, at + 1};
+  }
+  return found;
 }
 
 absl::StatusOr<std::shared_ptr<const BpeTokenizer>> BpeTokenizer::FromTokenizerJson(
@@ -49,14 +84,17 @@ absl::StatusOr<std::shared_ptr<const BpeTokenizer>> BpeTokenizer::FromTokenizerJ
     tokenizer->pattern_ = *std::move(pattern);
   }
   size_t best = std::size(kEndOfTextNames);
+  std::vector<std::pair<std::string, int32_t>> all, not_special;
   for (const AddedToken& token : read.added) {
-    tokenizer->all_.Add(token);
-    if (!token.special) tokenizer->not_special_.Add(token);
+    all.emplace_back(token.text, token.id);
+    if (!token.special) not_special.emplace_back(token.text, token.id);
     const size_t place = std::find(std::begin(kEndOfTextNames), std::end(kEndOfTextNames),
                                    absl::string_view(token.text)) -
                          std::begin(kEndOfTextNames);
     if (place < best) best = place, tokenizer->end_of_text_ = token.id;
   }
+  tokenizer->all_.Take(std::move(all));
+  tokenizer->not_special_.Take(std::move(not_special));
   return std::shared_ptr<const BpeTokenizer>(std::move(tokenizer));
 }
 
@@ -75,14 +113,11 @@ BpeEncoder::BpeEncoder(std::shared_ptr<const BpeTokenizer> tokenizer, Specials s
 
 // The leftmost added token that begins in [begin, end), of several the longest.
 BpeEncoder::Found BpeEncoder::FindAdded(absl::string_view text, size_t begin, size_t end) const {
-  if (added_.lengths.empty()) return {end, 0, -1};
+  if (added_.nodes.empty()) return {end, 0, -1};
   for (size_t at = begin; at < end; ++at) {
     if (!added_.begins[static_cast<uint8_t>(text[at])]) continue;
-    for (size_t length : added_.lengths) {
-      if (at + length > text.size()) continue;
-      const auto found = added_.ids.find(text.substr(at, length));
-      if (found != added_.ids.end()) return {at, length, found->second};
-    }
+    const auto [token, length] = added_.Longest(text.substr(at));
+    if (token >= 0) return {at, length, token};
   }
   return {end, 0, -1};
 }
@@ -125,10 +160,10 @@ BpeEncoder::Part BpeEncoder::RunAt(absl::string_view text, size_t begin, bool co
 BpeEncoder::Part BpeEncoder::PartAt(absl::string_view text, size_t begin, bool complete) {
   if (begin >= run_.end) run_ = RunAt(text, begin, complete);
   Part part = run_;
-  if (part.kind == Part::Kind::kBroken || added_.lengths.empty()) return part;
+  if (part.kind == Part::Kind::kBroken || added_.nodes.empty()) return part;
   // An added token is UTF-8, so it does not reach across runs. Near the end of what is known, one
   // may begin that is cut.
-  const size_t cut = part.complete ? 0 : std::min(part.end - begin, added_.lengths[0] - 1);
+  const size_t cut = part.complete ? 0 : std::min(part.end - begin, added_.longest - 1);
   const Found added = FindAdded(text.substr(0, part.end), begin, part.end - cut);
   part.end = added.begin;
   if (added.token < 0) return part;

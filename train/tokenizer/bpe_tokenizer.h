@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "train/tokenizer/bpe.h"
@@ -40,11 +40,22 @@ class BpeTokenizer : public FileTokenizer, public std::enable_shared_from_this<B
   friend class BpeEncoder;
   // Added tokens to look for in a text.
   struct AddedTokens {
-    absl::flat_hash_map<std::string, int32_t> ids;
-    std::vector<size_t> lengths;  // of their texts, decreasing
-    bool begins[256] = {};        // first bytes
+    // A beginning of tokens' texts. Its continuations by one byte follow each other, bytes
+    // increase.
+    struct Node {
+      int32_t first = 0, count = 0;  // of the continuations
+      int32_t token = -1;            // whose text it is
+      uint8_t byte = 0;              // its last one
+    };
+    std::vector<Node> nodes;  // empty: no tokens; else the first is of the empty text
+    size_t longest = 0;       // of the texts
+    bool begins[256] = {};    // first bytes
 
-    void Add(const AddedToken& token);
+    // Where two have one text, the last counts.
+    void Take(std::vector<std::pair<std::string, int32_t>> added);
+    // The longest that `text` begins with: its token, -1 where none does, and its length. Takes a
+    // step for each byte that one of them shares with the text, however many they are.
+    std::pair<int32_t, size_t> Longest(absl::string_view text) const;
   };
 
   BpeTokenizer(BpeFile file, BpeVocabulary vocabulary)

@@ -155,13 +155,31 @@ PatternMatcher::PatternMatcher(std::shared_ptr<const SplitPattern> pattern)
   pcre2_jit_stack_assign(context_.get(), nullptr, stack_.get());
 }
 
+int PatternMatcher::Match(absl::string_view text, uint32_t options, uint32_t steps) {
+  pcre2_set_match_limit(context_.get(), steps);
+  if (pattern_->has_jit()) {
+    return pcre2_jit_match(pattern_->code(), Bytes(text), text.size(), 0, options, data_.get(),
+                           context_.get());
+  }
+  return pcre2_match(pattern_->code(), Bytes(text), text.size(), 0, options | PCRE2_NO_UTF_CHECK,
+                     data_.get(), context_.get());
+}
+
 absl::StatusOr<size_t> PatternMatcher::FirstPiece(absl::string_view text, bool complete) {
   const uint32_t options = PCRE2_NOTEMPTY_ATSTART | (complete ? 0 : PCRE2_PARTIAL_HARD);
-  const int result = pattern_->has_jit()
-                         ? pcre2_jit_match(pattern_->code(), Bytes(text), text.size(), 0, options,
-                                           data_.get(), context_.get())
-                         : pcre2_match(pattern_->code(), Bytes(text), text.size(), 0,
-                                       options | PCRE2_NO_UTF_CHECK, data_.get(), context_.get());
+  // PCRE2 does not say how many steps a match took, but whether a limit was enough.
+  uint32_t steps = kFirstSteps;
+  int result = Match(text, options, steps);
+  while (result == PCRE2_ERROR_MATCHLIMIT && steps < kMostSteps) {
+    steps_ += steps;
+    if (steps_ > kFreeSteps + kStepsPerByte * bytes_) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "the tokenizer's pattern takes too long: more than ", kStepsPerByte, " steps a byte"));
+    }
+    steps = std::min(8 * steps, kMostSteps);
+    result = Match(text, options, steps);
+  }
+  if (result == PCRE2_ERROR_NOMATCH && complete) bytes_ += static_cast<int64_t>(text.size());
   if (result == PCRE2_ERROR_NOMATCH) return complete ? text.size() : kMore;
   if (result == PCRE2_ERROR_PARTIAL) return kMore;
   // 0: more groups than were asked for.
@@ -175,6 +193,7 @@ absl::StatusOr<size_t> PatternMatcher::FirstPiece(absl::string_view text, bool c
   if (match[0] > match[1]) return absl::ResourceExhaustedError("the tokenizer's pattern uses \\K");
   const size_t length = match[0] > 0 ? match[0] : match[1];
   BURST_CHECK(length > 0 && length <= text.size()) << length;
+  bytes_ += static_cast<int64_t>(length);
   return length;
 }
 

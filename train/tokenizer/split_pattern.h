@@ -6,6 +6,7 @@
 #include <pcre2.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -44,7 +45,8 @@ class PatternMatcher {
 
   // The length of the piece that `text` begins with: a match, or what lies before the next match.
   // `text` is UTF-8 and not empty. Unless it is `complete`, kMore where the piece depends on what
-  // would follow. ResourceExhausted for a pattern that takes too long.
+  // would follow. ResourceExhausted for a pattern that takes too long: more steps for one piece
+  // than PCRE2 allows, or over all pieces more than kStepsPerByte.
   absl::StatusOr<size_t> FirstPiece(absl::string_view text, bool complete);
 
  private:
@@ -54,7 +56,15 @@ class PatternMatcher {
     void operator()(pcre2_jit_stack* stack) const { pcre2_jit_stack_free(stack); }
   };
 
+  // PCRE2's steps back, which are what can take long. Ordinary patterns take a few for a byte.
+  static constexpr uint32_t kFirstSteps = 4096, kMostSteps = 10'000'000;
+  static constexpr int64_t kStepsPerByte = 1000, kFreeSteps = 4 * int64_t{kMostSteps};
+
+  int Match(absl::string_view text, uint32_t options, uint32_t steps);
+
   std::shared_ptr<const SplitPattern> pattern_;
+  int64_t steps_ = 0;  // of matches that took more than kFirstSteps
+  int64_t bytes_ = 0;  // of the pieces
   std::unique_ptr<pcre2_match_data, Free> data_;
   std::unique_ptr<pcre2_match_context, Free> context_;
   std::unique_ptr<pcre2_jit_stack, Free> stack_;

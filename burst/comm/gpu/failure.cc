@@ -1,12 +1,12 @@
 #include "burst/comm/gpu/failure.h"
 
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <new>
 #include <string>
 
 #include "burst/base/check.h"
+#include "burst/base/print_error.h"
 
 namespace burst {
 namespace {
@@ -64,9 +64,7 @@ void FailureWatchdog::Watch() {
   }
   if (!ends_process_) return;
   if (changed_.wait_for(lock, kGrace, [this] { return done_; })) return;
-  std::fflush(stdout);
-  std::fprintf(stderr, "error: %s\n", std::string(state_->failure().message()).c_str());
-  std::fflush(stderr);
+  PrintError(state_->failure());
   std::_Exit(1);
 }
 

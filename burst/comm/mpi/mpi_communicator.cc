@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <numeric>
 #include <string>
@@ -15,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "burst/base/check.h"
+#include "burst/base/print_error.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
 
@@ -154,9 +154,7 @@ absl::Status MpiCommunicator::Complete(Channel channel, Pending& pending) const 
 
 void MpiCommunicator::Abort(const absl::Status& reason) {
   BURST_CHECK(!reason.ok()) << "Abort without a reason";
-  std::fprintf(stderr, "error: %s gave up: %s\n", Who().c_str(),
-               std::string(reason.message()).c_str());
-  std::fflush(stderr);
+  PrintError(absl::Status(reason.code(), absl::StrCat(Who(), " gave up: ", reason.message())));
   MPI_Abort(comm_, 1);
   std::_Exit(1);  // in case MPI_Abort returns
 }

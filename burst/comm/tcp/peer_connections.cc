@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -13,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
+#include "burst/base/print_error.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
 #include "burst/base/watchdog.h"
@@ -247,9 +247,7 @@ void PeerConnections::GiveUp(const absl::Status& reason) {
     lock.unlock();
     return WakeThread();
   }
-  std::fflush(stdout);
-  std::fprintf(stderr, "error: %s\n", std::string(failure_.message()).c_str());
-  std::fflush(stderr);
+  PrintError(failure_);
   WakeThread();
   changed_.wait_for(lock, kFarewell, [this] { return Flushed(); });
   std::_Exit(1);
