@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "burst/base/host_memory.h"
 #include "burst/base/parallel.h"
 #include "burst/base/print_error.h"
@@ -26,6 +25,7 @@
 #include "burst/device/device.h"
 #include "burst/device/progress.h"
 #include "model/ops/cuda/matmul.h"
+#include "train/agreement.h"
 #include "train/plan/check_run.h"
 #include "train/report/run_folder.h"
 #include "train/setup.h"
@@ -91,31 +91,21 @@ absl::Status CloseFinished(TrainingSetup* setup) {
   return absl::OkStatus();
 }
 
-// With --resume=auto on hosts that share no folder, some would start what others continue.
-absl::Status AgreeOnResume(const ResolvedConfig& config, Communicator* comm) {
-  BURST_ASSIGN_OR_RETURN(const std::vector<double> all, comm->AllGather(config.resume ? 1 : 0));
-  const auto other = std::find(all.begin(), all.end(), 1 - all[0]);
-  if (other == all.end()) return absl::OkStatus();
-  const auto continues = std::find(all.begin(), all.end(), 1) - all.begin();
-  const auto starts = std::find(all.begin(), all.end(), 0) - all.begin();
-  return absl::FailedPreconditionError(
-      absl::StrCat("--resume: rank ", continues, " sees a checkpoint in ", config.out, " and rank ",
-                   starts, " sees none; give all hosts the same folder"));
-}
-
 // This process is a rank. The processes are connected before they read data: one that is lost
 // meanwhile is named by the others, and reading may take one of them longer than another.
 absl::Status TrainProcess(const ResolvedConfig& config, Communicator* comm) {
+  BURST_RETURN_IF_ERROR(AgreeOnOptions(config, comm));
   absl::StatusOr<TrainingSetup> setup = PrepareUnwatched(config);
   std::optional<ScopedRankProgress> progress;
   // Over MPI nothing else tells a rank that has stopped from one that reads for long.
   if (config.comm == CommKind::kMpi) progress.emplace(comm->rank());
   BURST_RETURN_IF_ERROR(AgreeOn(setup.status(), comm));
-  absl::Status status = AgreeOnResume(setup->config, comm);
-  BURST_RETURN_IF_ERROR(AgreeOn(status, comm));
+  BURST_RETURN_IF_ERROR(AgreeOnSetup(*setup, comm));
+  absl::Status status;
   if (comm->rank() == 0) status = LockResumed(setup->config, &setup->lock);
   BURST_RETURN_IF_ERROR(AgreeOn(status, comm));
   BURST_RETURN_IF_ERROR(AgreeOn(FindResumed(&*setup), comm));
+  BURST_RETURN_IF_ERROR(AgreeOnCheckpoint(*setup, comm));
   if (setup->finished) {
     if (comm->rank() == 0) status = CloseFinished(&*setup);
     return AgreeOn(status, comm);

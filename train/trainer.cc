@@ -197,7 +197,8 @@ absl::Status Trainer::CreateModel() {
 
 absl::Status Trainer::Load() {
   const std::string path = CheckpointPath(config_.out);
-  const absl::Status loaded = LoadCheckpoint(path, &model_->parameters(), optimizer_.get());
+  const absl::Status loaded =
+      LoadCheckpoint(path, &model_->parameters(), optimizer_.get(), setup_.resumed->identity);
   const absl::Status status = AgreeOrWait(loaded, comm_);
   return status.ok() ? status : CannotResume(status, path);
 }

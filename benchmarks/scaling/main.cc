@@ -18,6 +18,7 @@
 #include "burst/base/status.h"
 #include "burst/cli/options.h"
 #include "burst/cli/process.h"
+#include "burst/comm/agreement.h"
 #include "burst/comm/launch/process_launch.h"
 #include "burst/comm/launched_ranks.h"
 #include "burst/device/device.h"
@@ -185,7 +186,8 @@ int Main(int argc, char** argv) {
   }
   Communicator& comm = (*processes)->comm();
   options->processes = &comm;
-  const absl::Status status = comm.rank() == 0 ? Run(*options) : RunSilently(*options);
+  absl::Status status = CheckAgreement(&comm, options->agreed);
+  if (status.ok()) status = comm.rank() == 0 ? Run(*options) : RunSilently(*options);
   if (!status.ok()) comm.Abort(status);  // does not return
   return 0;
 }

@@ -131,7 +131,8 @@ OptionTable Options(ScalingConfig* c) {
         "Of attention: measure each case also without communication and without a ring. With "
         "--nocompare, time alone: for sequences that take minutes.");
   t.Add("out", &c->out, kMayChange,
-        "Folder for the tables, as CSV and JSON, and a plot, each named after the experiment.");
+        "Folder for the tables, as CSV and JSON, and a plot, each named after the experiment.")
+      .scope = Scope::kHost;
   return t;
 }
 
@@ -273,6 +274,7 @@ absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv
                          ") it can be only attention");
   }
   ScalingOptions options;
+  options.agreed = AgreedOptions(table, LaunchIsOnOneHost());
   options.experiment = c.experiment;
   options.strategies = c.strategies;
   const bool training = c.experiment == Experiment::kTraining;

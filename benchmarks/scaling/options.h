@@ -9,6 +9,7 @@
 #include "benchmarks/scaling/problem.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/launch/process_launch.h"
+#include "train/config/agreed_options.h"
 #include "train/config/config.h"
 
 namespace burst {
@@ -37,7 +38,8 @@ struct ScalingOptions {
   int64_t tokens = 1;  // that are generated
   int64_t repeats = 1;
   bool compare = true;
-  std::string out;  // absolute
+  std::string out;                 // absolute
+  std::vector<AgreedItem> agreed;  // what processes must have alike
   // Ranks are these processes, of which each measures; null: threads. Not an option but how the
   // program was started.
   Communicator* processes = nullptr;

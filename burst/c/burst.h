@@ -99,15 +99,15 @@ typedef struct burst_unique_id {
 } burst_unique_id;
 
 /* In the process that will be rank 0. `address`: a numeric address of this host that the hosts of
- * the other ranks can reach; null: all ranks are on this host. */
+ * the other ranks can reach; null: all ranks are on this host, where they meet in a folder. */
 burst_code burst_unique_id_create(const char* address, burst_unique_id* id);
 
 typedef struct burst_comm burst_comm;
 
-/* Collective. The ranks are connected by TCP, on GPUs also by NCCL, each with a GPU of its own: the
- * NCCL that the process has loaded, else libnccl.so.2. `timeout_s`: how long ranks wait for one
- * another, here and in later calls, before the group fails; 0: three minutes here, later for ever.
- */
+/* Collective. The ranks are connected by Unix sockets on one host and by TCP, encrypted, between
+ * hosts; on GPUs also by NCCL, each with a GPU of its own: the NCCL that the process has loaded,
+ * else libnccl.so.2. `timeout_s`: how long ranks wait for one another, here and in later calls,
+ * before the group fails; 0: three minutes here, later for ever. */
 burst_code burst_comm_create(burst_context* context, const burst_unique_id* id, int32_t rank,
                              int32_t size, double timeout_s, burst_comm** comm);
 /* Waits, on a GPU, for work that uses it. The other ranks can finish what does not need this one.

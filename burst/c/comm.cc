@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -24,22 +25,52 @@ namespace {
 // What a burst_unique_id holds.
 struct Place {
   char magic[8];
-  int32_t port;
-  int32_t several_hosts;
-  char token[65];    // hexadecimal
+  char token[33];    // hexadecimal
+  char folder[80];   // where the ranks of one host meet; empty: by TCP
   char address[64];  // numeric
+  uint16_t several_hosts;
+  uint16_t port;
 };
 static_assert(sizeof(Place) <= sizeof(burst_unique_id), "the id's size is part of the interface");
-constexpr char kMagic[8] = "burst01";
+constexpr char kMagic[8] = "burst02";
 
 // The sockets on which ranks 0 of this process wait for their groups, by token.
 struct Listeners {
   std::mutex mutex;
-  std::map<std::string, Socket> sockets;
+  std::map<std::string, Listener> waiting;
 };
 Listeners& GetListeners() {
   static auto* listeners = new Listeners;
   return *listeners;
+}
+
+absl::StatusOr<RendezvousOptions> OptionsOf(const Place& place) {
+  RendezvousOptions options;
+  if (place.folder[0] != '\0') {
+    BURST_ASSIGN_OR_RETURN(options.folder, SocketFolder::Open(place.folder));
+  }
+  options.several_hosts = place.several_hosts != 0;
+  options.address = place.address;
+  options.port = place.port;
+  options.num_ports = 1;
+  options.job = "burst.h";
+  options.token = place.token;
+  return options;
+}
+
+// In the folder of this user if it may be used and no address is given, else on `host`.
+absl::StatusOr<Listener> ListenFor(const char* address, const std::string& host, Place* place) {
+  if (address == nullptr) {
+    const std::string folder = SocketFolder::Default(std::getenv);
+    if (folder.size() < sizeof(Place::folder) && SocketFolder::Open(folder).ok()) {
+      std::memcpy(place->folder, folder.c_str(), folder.size());
+      BURST_ASSIGN_OR_RETURN(const RendezvousOptions options, OptionsOf(*place));
+      return ListenInFolder(options);
+    }
+  }
+  BURST_ASSIGN_OR_RETURN(Listener listener, Listen(host, 0));
+  place->port = static_cast<uint16_t>(listener.port());
+  return listener;
 }
 
 absl::Status MakeId(const char* address, burst_unique_id* id) {
@@ -47,61 +78,53 @@ absl::Status MakeId(const char* address, burst_unique_id* id) {
   if (!IsNumericAddress(host) || host.size() >= sizeof(Place::address)) {
     return absl::InvalidArgumentError(absl::StrCat("address: ", host, " is no numeric address"));
   }
-  char random[32];
+  char random[16];
   if (getrandom(random, sizeof(random), 0) != sizeof(random)) {
     return absl::InternalError("the system has no random numbers");
   }
   const std::string token = absl::BytesToHexString(absl::string_view(random, sizeof(random)));
-  BURST_ASSIGN_OR_RETURN(Socket listener, Listen(host, 0));
   Place place = {};
   std::memcpy(place.magic, kMagic, sizeof(kMagic));
-  place.port = listener.port();
   place.several_hosts = address != nullptr && !IsLoopbackAddress(host);
   std::memcpy(place.token, token.c_str(), token.size());
   std::memcpy(place.address, host.c_str(), host.size());
+  BURST_ASSIGN_OR_RETURN(Listener listener, ListenFor(address, host, &place));
   Listeners& listeners = GetListeners();
   std::lock_guard<std::mutex> lock(listeners.mutex);
-  listeners.sockets[token] = std::move(listener);
+  listeners.waiting[token] = std::move(listener);
   std::memset(id, 0, sizeof(*id));
   std::memcpy(id, &place, sizeof(place));
   return absl::OkStatus();
 }
 
-absl::StatusOr<Socket> TakeListener(const std::string& token) {
+absl::StatusOr<Listener> TakeListener(const std::string& token) {
   Listeners& listeners = GetListeners();
   std::lock_guard<std::mutex> lock(listeners.mutex);
-  const auto found = listeners.sockets.find(token);
-  if (found == listeners.sockets.end()) {
+  const auto found = listeners.waiting.find(token);
+  if (found == listeners.waiting.end()) {
     return absl::InvalidArgumentError("id: rank 0 uses an id once, in the process that made it");
   }
-  Socket listener = std::move(found->second);
-  listeners.sockets.erase(found);
+  Listener listener = std::move(found->second);
+  listeners.waiting.erase(found);
   return listener;
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Meet(const Place& place, int rank, int size,
                                                    double timeout_s, TcpOptions tcp) {
-  RendezvousOptions options;
+  BURST_ASSIGN_OR_RETURN(RendezvousOptions options, OptionsOf(place));
   options.rank = rank;
   options.world_size = size;
-  options.several_hosts = place.several_hosts != 0;
-  options.address = place.address;
-  options.port = place.port;
-  options.num_ports = 1;
-  options.job = "burst.h";
-  options.token = [token = std::string(place.token)] { return token; };
   const auto patience =
       std::chrono::milliseconds(static_cast<int64_t>(std::ceil(1000 * timeout_s)));
   if (patience.count() > 0) options.timeout = patience;
-  Socket listener;
+  Listener listener;
   if (rank == 0) {
     BURST_ASSIGN_OR_RETURN(listener, TakeListener(place.token));
   }
-  BURST_ASSIGN_OR_RETURN(Connections connections, Rendezvous(options, std::move(listener)));
+  BURST_ASSIGN_OR_RETURN(Connections met, Rendezvous(options, std::move(listener)));
   tcp.ends_process = false;
   tcp.patience = patience;
-  return std::unique_ptr<Communicator>(
-      TcpCommunicator::Create(rank, std::move(connections.sockets), tcp));
+  return std::unique_ptr<Communicator>(TcpCommunicator::Create(rank, std::move(met.links), tcp));
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Connect(const Context& context, const Place& place,
@@ -127,7 +150,8 @@ absl::StatusOr<std::shared_ptr<Comm>> MakeComm(std::shared_ptr<Context> context,
   if (size == 1) return comm;
   Place place;
   std::memcpy(&place, id, sizeof(place));
-  if (std::memcmp(place.magic, kMagic, sizeof(kMagic)) != 0 || place.token[64] != '\0' ||
+  if (std::memcmp(place.magic, kMagic, sizeof(kMagic)) != 0 || place.token[32] != '\0' ||
+      place.folder[sizeof(place.folder) - 1] != '\0' ||
       place.address[sizeof(place.address) - 1] != '\0') {
     return absl::InvalidArgumentError("id: burst_unique_id_create did not make it");
   }

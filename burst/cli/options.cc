@@ -84,13 +84,15 @@ std::string PrintOption(double value) {
   return std::strtod(text.c_str(), nullptr) == value ? text : absl::StrFormat("%.17g", value);
 }
 
-void OptionTable::AddRow(absl::string_view name, Option::Type type, OnResume on_resume,
-                         absl::string_view help, std::function<absl::Status(absl::string_view)> set,
-                         std::function<std::string()> get) {
+Option& OptionTable::AddRow(absl::string_view name, Option::Type type, OnResume on_resume,
+                            absl::string_view help,
+                            std::function<absl::Status(absl::string_view)> set,
+                            std::function<std::string()> get) {
   BURST_CHECK(Find(name) == nullptr) << "two options --" << name;
   std::string initial = get();
   options_.push_back({std::string(name), group_, std::string(help), on_resume, type,
                       std::move(initial), std::move(set), std::move(get)});
+  return options_.back();
 }
 
 void OptionTable::AddShared(const OptionTable& other, absl::string_view name,

@@ -8,6 +8,7 @@
 //     table.Group("Training");
 //     table.Add("steps", &config->steps, OnResume::kMayChange, "Optimizer steps.");
 //     table.Add("packed", &config->packed, OnResume::kMustAgree, "Attention ends at documents.");
+//     table.Add("out", &config->out, OnResume::kNotSaved, "Folder.").scope = Scope::kHost;
 //     return table;
 //   }
 //
@@ -43,6 +44,13 @@ enum class OnResume {
   kNotSaved,  // belongs to one start of the program: a file of options is written without it
 };
 
+// Among which processes of a job an option must have one value.
+enum class Scope {
+  kJob,      // all: another value on one rank would make another run of it
+  kHost,     // those of one host: a path, which may lead elsewhere on another host
+  kProcess,  // none: results do not depend on it
+};
+
 // From the text of an option to the value of its field. The message does not name the option.
 absl::Status ParseOption(absl::string_view text, std::string* value);
 absl::Status ParseOption(absl::string_view text, int64_t* value);
@@ -68,6 +76,7 @@ struct Option {
   // The field, as text.
   std::function<absl::Status(absl::string_view text)> set;
   std::function<std::string()> get;
+  Scope scope = Scope::kJob;  // to be changed where a row is added
 };
 
 // Refers to the fields, which must outlive it.
@@ -78,12 +87,12 @@ class OptionTable {
 
   // T: std::string, int64_t, double or bool.
   template <typename T>
-  void Add(absl::string_view name, T* field, OnResume on_resume, absl::string_view help) {
+  Option& Add(absl::string_view name, T* field, OnResume on_resume, absl::string_view help) {
     const auto type = std::is_same_v<T, bool>      ? Option::Type::kBool
                       : std::is_same_v<T, int64_t> ? Option::Type::kWhole
                       : std::is_same_v<T, double>  ? Option::Type::kReal
                                                    : Option::Type::kText;
-    AddRow(
+    return AddRow(
         name, type, on_resume, help,
         [field](absl::string_view text) { return ParseOption(text, field); },
         [field] { return PrintOption(*field); });
@@ -91,10 +100,10 @@ class OptionTable {
 
   // An enum, whose texts are those of Name(value) (burst/base/enum_names.h).
   template <typename Enum>
-  void Add(absl::string_view name, Enum* field,
-           absl::StatusOr<Enum> (*parse)(absl::string_view text), OnResume on_resume,
-           absl::string_view help) {
-    AddRow(
+  Option& Add(absl::string_view name, Enum* field,
+              absl::StatusOr<Enum> (*parse)(absl::string_view text), OnResume on_resume,
+              absl::string_view help) {
+    return AddRow(
         name, Option::Type::kText, on_resume, help,
         [field, parse](absl::string_view text) -> absl::Status {
           BURST_ASSIGN_OR_RETURN(*field, parse(text));
@@ -106,19 +115,20 @@ class OptionTable {
   // An enum of which "true" and "false" are two of the texts: --name means --name=true, and
   // --noname means --name=false.
   template <typename Enum>
-  void AddSwitch(absl::string_view name, Enum* field,
-                 absl::StatusOr<Enum> (*parse)(absl::string_view text), OnResume on_resume,
-                 absl::string_view help) {
-    Add(name, field, parse, on_resume, help);
-    options_.back().type = Option::Type::kBool;
+  Option& AddSwitch(absl::string_view name, Enum* field,
+                    absl::StatusOr<Enum> (*parse)(absl::string_view text), OnResume on_resume,
+                    absl::string_view help) {
+    Option& row = Add(name, field, parse, on_resume, help);
+    row.type = Option::Type::kBool;
+    return row;
   }
 
   // A list of different enums or numbers, separated by commas. An empty text is an empty list.
   template <typename T>
-  void AddList(absl::string_view name, std::vector<T>* field,
-               absl::StatusOr<T> (*parse)(absl::string_view text), OnResume on_resume,
-               absl::string_view help) {
-    AddRow(
+  Option& AddList(absl::string_view name, std::vector<T>* field,
+                  absl::StatusOr<T> (*parse)(absl::string_view text), OnResume on_resume,
+                  absl::string_view help) {
+    return AddRow(
         name, Option::Type::kText, on_resume, help,
         [field, parse](absl::string_view text) -> absl::Status {
           BURST_ASSIGN_OR_RETURN(*field, ParseList(text, parse));
@@ -185,8 +195,9 @@ class OptionTable {
     }
     return values;
   }
-  void AddRow(absl::string_view name, Option::Type type, OnResume on_resume, absl::string_view help,
-              std::function<absl::Status(absl::string_view)> set, std::function<std::string()> get);
+  Option& AddRow(absl::string_view name, Option::Type type, OnResume on_resume,
+                 absl::string_view help, std::function<absl::Status(absl::string_view)> set,
+                 std::function<std::string()> get);
   const Option* Find(absl::string_view name) const;
   absl::Status Unknown(absl::string_view name) const;
 

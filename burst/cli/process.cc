@@ -23,8 +23,9 @@
 namespace burst {
 namespace {
 
-// timeout(1) and some launchers send one request twice, within microseconds; a hand is slower.
-constexpr int64_t kOneRequestNs = 200'000'000;
+// timeout(1), launchers and supervisors send one request several times, and a hand presses a key
+// again; this long a signal that comes again belongs to the first one.
+constexpr int64_t kOneRequestNs = 1'000'000'000;
 
 // Lock-free, so a handler may use them.
 std::atomic<int> received{0};

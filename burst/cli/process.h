@@ -32,9 +32,9 @@ int RefuseUsage(const absl::Status& error, int process);
 // off, SIGHUP. Launchers and batch systems send them some time before they kill.
 //
 // From the call on, such a signal ends the process at once with 128 + its number, and says so;
-// while a StopsBetweenSteps lives, it only asks, and InterruptSignal() tells. Asked twice (the same
-// signal again, or Ctrl-C after another one), the process ends at once then, too. Another signal
-// than the first is no second request: launchers send SIGTERM after their first one.
+// while a StopsBetweenSteps lives, it only asks, and InterruptSignal() tells. Asked again (the same
+// signal, or Ctrl-C after another one, a second or more later), the process ends at once then, too.
+// Another signal than the first is no second request: launchers send SIGTERM after their first one.
 //
 // A reader that closes the pipe of stdout or stderr does not end the program either. `process`:
 // its rank among those of a launcher; 0 prints that it was asked.

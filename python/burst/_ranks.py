@@ -200,7 +200,9 @@ def _global_rank(group, rank):
 def _network():
     """Tells apart hosts, and containers, whose loopback is not the same."""
     try:
-        return os.readlink("/proc/self/ns/net") + open("/proc/sys/kernel/random/boot_id").read()
+        # Ranks of one host meet in a folder, which both must see.
+        spaces = [os.readlink("/proc/self/ns/" + kind) for kind in ("net", "mnt")]
+        return "".join(spaces) + open("/proc/sys/kernel/random/boot_id").read()
     except OSError:
         return ""
 

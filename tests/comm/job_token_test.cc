@@ -1,4 +1,4 @@
-// Where the token of a job comes from, and which files are believed.
+// Where the token of a job comes from, and which files and folders are believed.
 #include "burst/comm/launch/job_token.h"
 
 #include <gtest/gtest.h>
@@ -12,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "burst/comm/tcp/socket_folder.h"
 #include "tests/testing/subprocess.h"
 
 namespace burst {
@@ -53,15 +54,14 @@ class JobTokenTest : public testing::Test {
     return path;
   }
 
-  absl::StatusOr<JobToken> Find(int rank, bool several_hosts) const {
-    return JobToken::Find(LaunchOf(rank, several_hosts), Get(variables_));
+  absl::StatusOr<std::string> Find(int rank, bool several_hosts) const {
+    return FindJobToken(LaunchOf(rank, several_hosts), Get(variables_));
   }
 
   void ExpectRefused(const std::string& part, bool several_hosts = false) const {
     const absl::Status status = Find(0, several_hosts).status();
     EXPECT_FALSE(status.ok());
     EXPECT_TRUE(absl::StrContains(status.message(), part)) << status;
-    EXPECT_EQ(JobToken::Check(LaunchOf(0, several_hosts), Get(variables_)), status);
   }
 
   std::string folder_;
@@ -73,18 +73,31 @@ TEST_F(JobTokenTest, FromTheEnvironment) {
   for (bool several_hosts : {false, true}) {
     const auto token = Find(1, several_hosts);
     ASSERT_TRUE(token.ok()) << token.status();
-    EXPECT_EQ(*token->Read(), "sixteen or more characters");
+    EXPECT_EQ(*token, "sixteen or more characters");
   }
   EXPECT_TRUE(fs::is_empty(folder_));
   variables_["BURST_TOKEN"] = "fifteen letters";
   ExpectRefused("BURST_TOKEN holds 15 characters");
 }
 
+TEST_F(JobTokenTest, WhatIsEasyToGuessIsRefused) {
+  for (const std::string& token :
+       {std::string(16, 'a'), std::string(16, ' '), std::string(400, '0'),
+        std::string("abababababababab"), std::string("aaaaaaaaaaabcdea")}) {
+    variables_["BURST_TOKEN"] = token;
+    ExpectRefused("BURST_TOKEN is easy to guess: a token has 6 different characters or more");
+    ExpectRefused("BURST_TOKEN is easy to guess", /*several_hosts=*/true);
+  }
+  variables_.erase("BURST_TOKEN");
+  variables_["BURST_TOKEN_FILE"] = Write("token", std::string(32, 'x'), 0600);
+  ExpectRefused("BURST_TOKEN_FILE is easy to guess");
+}
+
 TEST_F(JobTokenTest, FromAFileThatIsPrivate) {
   variables_["BURST_TOKEN_FILE"] = Write("token", "0123456789abcdef\n", 0600);
   const auto token = Find(1, true);
   ASSERT_TRUE(token.ok()) << token.status();
-  EXPECT_EQ(*token->Read(), "0123456789abcdef");
+  EXPECT_EQ(*token, "0123456789abcdef");
 
   for (const mode_t mode : {0640, 0604, 0660, 0602}) {
     chmod(variables_["BURST_TOKEN_FILE"].c_str(), mode);
@@ -104,57 +117,36 @@ TEST_F(JobTokenTest, SeveralHostsNeedOne) {
   ExpectRefused("BURST_TOKEN is not set: the 2 processes of torchrun run on several hosts", true);
 }
 
-TEST_F(JobTokenTest, RankZeroOfOneHostMakesOne) {
-  const auto early = Find(1, false);
-  ASSERT_TRUE(early.ok());
-  EXPECT_EQ(early->Read().status().code(), absl::StatusCode::kNotFound);
-  std::string first;
-  {
-    const auto zero = Find(0, false);
-    ASSERT_TRUE(zero.ok()) << zero.status();
-    first = *zero->Read();
-    EXPECT_EQ(first.size(), 64u);
-    EXPECT_EQ(*early->Read(), first);
-    for (const auto& file : fs::directory_iterator(folder_)) {
-      EXPECT_EQ(file.status().permissions(), fs::perms(0600)) << file.path();
-    }
-    // A process of the same name that was started again replaces it, and is not robbed of it.
-    const auto again = Find(0, false);
-    EXPECT_NE(*again->Read(), first);
-    EXPECT_EQ(*early->Read(), *again->Read());
-    EXPECT_FALSE(fs::is_empty(folder_));
-  }
-  EXPECT_TRUE(fs::is_empty(folder_)) << "it is removed";
+TEST_F(JobTokenTest, OneHostNeedsNone) {
+  const auto token = Find(1, false);
+  ASSERT_TRUE(token.ok()) << token.status();
+  EXPECT_EQ(*token, "");
 }
 
-// What others could have put there is not read.
-TEST_F(JobTokenTest, FilesAndFoldersOfOthersAreNotBelieved) {
-  const auto zero = Find(0, false), one = Find(1, false);
-  ASSERT_TRUE(one->Read().ok());
-  const fs::path file = fs::directory_iterator(folder_)->path();
-  chmod(file.c_str(), 0644);
-  EXPECT_FALSE(one->Read().ok());
-  chmod(file.c_str(), 0600);
-  EXPECT_TRUE(one->Read().ok());
-  fs::rename(file, folder_ + "/elsewhere");
-  fs::create_symlink(folder_ + "/elsewhere", file);
-  EXPECT_FALSE(one->Read().ok());
-  chmod(folder_.c_str(), 0755);
-  EXPECT_FALSE(one->Read().ok());
-  chmod(folder_.c_str(), 0700);
+// What others could have made, or could read, is not used.
+TEST_F(JobTokenTest, AFolderForSocketsIsTheUsersAlone) {
+  EXPECT_EQ(SocketFolder::Default(Get(variables_)), folder_);
+  EXPECT_TRUE(SocketFolder::Open(folder_).ok());
+  EXPECT_TRUE(SocketFolder::Open(folder_ + "/new").ok());
+  struct stat about;
+  ASSERT_EQ(lstat((folder_ + "/new").c_str(), &about), 0);
+  EXPECT_EQ(about.st_mode & 07777, 0700u);
+  fs::create_symlink(folder_ + "/new", folder_ + "/link");
+  Write("file", "", 0600);
+  for (const char* name : {"link", "file", "new"}) {
+    chmod((folder_ + "/new").c_str(), 0755);
+    const absl::Status status = SocketFolder::Open(folder_ + "/" + name).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << name;
+    EXPECT_TRUE(absl::StrContains(status.message(), "is not a folder that is this user's alone"));
+  }
+  EXPECT_FALSE(SocketFolder::Open(folder_ + "/not/there").ok());
 }
 
 // Without a folder of the user's own in the environment: one in /tmp.
 TEST_F(JobTokenTest, AFolderInTmp) {
-  const std::string in_tmp = absl::StrCat("/tmp/burst-", geteuid());
   for (const char* runtime : {"", "/nonexistent", "/tmp"}) {
     variables_["XDG_RUNTIME_DIR"] = runtime;
-    const auto zero = Find(0, false);
-    ASSERT_TRUE(zero.ok()) << zero.status();
-    EXPECT_TRUE(zero->Read().ok());
-    struct stat about;
-    ASSERT_EQ(lstat(in_tmp.c_str(), &about), 0);
-    EXPECT_EQ(about.st_mode & 07777, 0700u);
+    EXPECT_EQ(SocketFolder::Default(Get(variables_)), absl::StrCat("/tmp/burst-", geteuid()));
   }
 }
 

@@ -2,13 +2,16 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <chrono>
+#include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "burst/comm/tcp/rendezvous.h"
 #include "burst/comm/tcp/socket.h"
+#include "burst/comm/tcp/socket_folder.h"
 
 namespace burst {
 
@@ -21,6 +24,14 @@ inline Socket ListenSomewhere() {
   return *std::move(listener);
 }
 
+// A folder for sockets, of the test case's own; FreshTestFolder has made it.
+inline SocketFolder FolderAt(const std::string& path) {
+  EXPECT_EQ(chmod(path.c_str(), 0700), 0);
+  absl::StatusOr<SocketFolder> folder = SocketFolder::Open(path);
+  EXPECT_TRUE(folder.ok()) << folder.status();
+  return *std::move(folder);
+}
+
 inline RendezvousOptions Options(int rank, int world_size, int port) {
   RendezvousOptions options;
   options.rank = rank;
@@ -29,7 +40,7 @@ inline RendezvousOptions Options(int rank, int world_size, int port) {
   options.port = port;
   options.num_ports = 1;
   options.job = "test";
-  options.token = [] { return kToken; };
+  options.token = kToken;
   options.timeout = std::chrono::seconds(60);
   return options;
 }

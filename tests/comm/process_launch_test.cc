@@ -166,6 +166,8 @@ TEST(ProcessLaunch, Errors) {
       {Without(kTorchrun, "LOCAL_RANK"), "LOCAL_RANK is not set"},
       {Without(kTorchrun, "MASTER_ADDR"), "MASTER_ADDR is not set"},
       {Without(kTorchrun, "MASTER_PORT"), "MASTER_PORT is not set"},
+      {With(kTorchrun, {{"MASTER_PORT", "65521"}}),
+       "MASTER_PORT=65521: must be at most 65520, since rank 0 listens on one of 16 ports"},
       {With(kTorchrun, {{"RANK", "8"}}),
        "RANK=8 in the environment: expected a number from 0 to 7"},
       {With(kTorchrun, {{"RANK", "-1"}}), "RANK=-1"},

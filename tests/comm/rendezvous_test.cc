@@ -3,9 +3,18 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
+#include <iterator>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,6 +25,8 @@
 #include "burst/comm/tcp/greeting.h"
 #include "burst/comm/tcp/socket.h"
 #include "tests/comm/local_rendezvous.h"
+#include "tests/comm/relay.h"
+#include "tests/testing/subprocess.h"
 
 namespace burst {
 namespace {
@@ -28,26 +39,29 @@ Deadline In(milliseconds time) { return steady_clock::now() + time; }
 
 struct Outcome {
   std::vector<absl::Status> statuses;
-  std::vector<int> strangers;
+  std::vector<int> strangers, doubles;
 };
 
 // A rendezvous of all ranks, as threads; `strange` happens on the port before the others come.
 Outcome Meet(
-    const std::vector<RendezvousOptions>& ranks, Socket listener = Socket(),
+    const std::vector<RendezvousOptions>& ranks, Listener listener = Listener(),
     const std::function<void()>& strange = [] {}) {
   Outcome outcome;
   outcome.statuses.resize(ranks.size());
   outcome.strangers.resize(ranks.size());
+  outcome.doubles.resize(ranks.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     if (rank == 1) strange();
     threads.emplace_back([&, rank] {
-      const auto met = Rendezvous(ranks[rank], rank == 0 ? std::move(listener) : Socket());
+      const auto met = Rendezvous(ranks[rank], rank == 0 ? std::move(listener) : Listener());
       outcome.statuses[rank] = met.status();
       if (!met.ok()) return;
       outcome.strangers[rank] = met->strangers;
+      outcome.doubles[rank] = met->doubles;
       for (size_t peer = 0; peer < ranks.size(); ++peer) {
-        EXPECT_EQ(met->sockets[peer].fd() < 0, peer == rank);
+        EXPECT_EQ(met->links[peer].socket.fd() < 0, peer == rank);
+        EXPECT_EQ(met->links[peer].seal.has_value(), peer != rank && !ranks[rank].folder);
       }
     });
   }
@@ -113,13 +127,46 @@ TEST(Rendezvous, TheSizeOfTheWorldMustAgree) {
       << statuses[1];
 }
 
-TEST(Rendezvous, TwoProcessesCannotBeTheSameRank) {
+// The first one stays; the other one ends, and the job does not.
+TEST(Rendezvous, ASecondProcessOfARankIsTurnedAway) {
   Socket listener = ListenSomewhere();
   const int port = listener.port();
-  const auto statuses =
-      Meet({Options(0, 3, port), Options(1, 3, port), Options(1, 3, port)}, std::move(listener))
-          .statuses;
-  EXPECT_EQ(statuses[0], absl::InvalidArgumentError("two processes say that they are rank 1"));
+  std::thread second;
+  absl::Status end_of_second;
+  const Outcome outcome = Meet({Options(0, 3, port), Options(1, 3, port), Options(2, 3, port)},
+                               std::move(listener), [&] {
+                                 second = std::thread([&, port] {
+                                   RendezvousOptions options = Options(1, 3, port);
+                                   options.timeout = seconds(10);
+                                   end_of_second = Rendezvous(options).status();
+                                 });
+                               });
+  second.join();
+  // One of the two processes that say that they are rank 1 came first.
+  const absl::Status& other = outcome.statuses[1].ok() ? end_of_second : outcome.statuses[1];
+  EXPECT_EQ(outcome.statuses[0], absl::OkStatus());
+  EXPECT_EQ(outcome.statuses[2], absl::OkStatus());
+  EXPECT_FALSE(other.ok());
+}
+
+TEST(Rendezvous, TwoProcessesOfOneRankAreNamed) {
+  Socket listener = ListenSomewhere();
+  const int port = listener.port();
+  std::vector<RendezvousOptions> ranks = {Options(0, 3, port), Options(1, 3, port),
+                                          Options(1, 3, port)};
+  for (RendezvousOptions& options : ranks) options.timeout = seconds(3);
+  const auto statuses = Meet(ranks, std::move(listener)).statuses;
+  EXPECT_TRUE(
+      absl::StrContains(statuses[0].message(), "rank 0 waited 3 s in vain for rank 2 of 3; "))
+      << statuses[0];
+  EXPECT_TRUE(absl::StrContains(statuses[0].message(), "do two processes have one rank?"));
+  const auto says = [&](const char* text) {
+    return absl::StrContains(statuses[1].message(), text) ||
+           absl::StrContains(statuses[2].message(), text);
+  };
+  EXPECT_TRUE(says("times that another process is rank 1")) << statuses[1] << statuses[2];
+  EXPECT_FALSE(statuses[1].ok());
+  EXPECT_FALSE(statuses[2].ok());
 }
 
 // The first port is taken by another job, whose rank 0 waits there: the next free one serves.
@@ -226,38 +273,63 @@ TEST(Rendezvous, AnotherTokenIsAStrangers) {
   const int port = listener.port();
   std::vector<RendezvousOptions> ranks = AllOptions(2, port);
   ranks[0].timeout = ranks[1].timeout = seconds(1);
-  ranks[1].token = [] { return "not the token of this test"; };
+  ranks[1].token = "not the token of this test";
   const auto statuses = Meet(ranks, std::move(listener)).statuses;
   EXPECT_TRUE(
       absl::StrContains(statuses[0].message(), "rank 0 waited 1 s in vain for rank 1 of 2; "))
       << statuses[0];
-  EXPECT_TRUE(absl::StrContains(statuses[0].message(), "did not prove the job's token"));
+  EXPECT_TRUE(absl::StrContains(statuses[0].message(), "did not prove the job's token; "));
+  EXPECT_TRUE(absl::StrContains(statuses[0].message(), "of them named this job: do all processes"));
   EXPECT_TRUE(absl::StrContains(statuses[1].message(), "found no rank 0")) << statuses[1];
+}
+
+// A process between the ranks, at one of the ports that rank 1 calls: each side puts the port that
+// it knows into its proof.
+TEST(Rendezvous, AGreetingThatIsHandedOnProvesNothing) {
+  Socket middle = ListenSomewhere(), listener = ListenSomewhere();
+  const int port = listener.port(), called = middle.port();
+  Relay relay(std::move(middle), "127.0.0.1", port);
+  std::vector<RendezvousOptions> ranks = {Options(0, 2, port), Options(1, 2, called)};
+  for (RendezvousOptions& options : ranks) options.timeout = seconds(2);
+  const auto statuses = Meet(ranks, std::move(listener)).statuses;
+  EXPECT_TRUE(absl::StrContains(statuses[0].message(), "in vain for rank 1")) << statuses[0];
+  EXPECT_TRUE(absl::StrContains(statuses[1].message(), "found no rank 0")) << statuses[1];
+  const std::string recorded = relay.recorded();
+  EXPECT_GE(recorded.size(), kHelloBytes + kClaimBytes);
+  EXPECT_FALSE(absl::StrContains(recorded, kToken));
+}
+
+// And does not keep the ranks from each other, though it answers sooner.
+TEST(Rendezvous, ARelayOnAnEarlierPortDelaysNobody) {
+  std::vector<Socket> two;
+  for (int tries = 0; two.size() < 2 && tries < 200; ++tries) {
+    auto next = Listen("127.0.0.1", two.empty() ? 0 : two.back().port() + 1);
+    if (!next.ok()) two.clear();
+    if (next.ok()) two.push_back(*std::move(next));
+  }
+  ASSERT_EQ(two.size(), 2u);
+  const int port = two[0].port();
+  const Relay relay(std::move(two[0]), "127.0.0.1", port + 1);
+  std::vector<RendezvousOptions> ranks = AllOptions(2, port);
+  ranks[1].num_ports = 2;
+  ExpectOk(Meet(ranks, std::move(two[1])));
 }
 
 // Everything that rank 1 said to rank 0 is recorded, and said again to the rank 0 of a second run.
 TEST(Rendezvous, AReplayedGreetingProvesNothing) {
-  Socket middle = ListenSomewhere(), listener = ListenSomewhere();
+  // The relay has rank 0's port at another address of this host, which no proof names.
+  Socket listener = ListenSomewhere();
   const int port = listener.port();
+  absl::StatusOr<Socket> middle = Listen("127.0.0.2", port);
+  ASSERT_TRUE(middle.ok()) << middle.status();
   std::string recorded;
-  std::thread between([&, to = port] {  // rank 1 calls here
-    ASSERT_TRUE(PollOne(middle.fd(), POLLIN, In(seconds(20))).ok());
-    const Socket from_caller = *middle.Accept(), to_rank0 = Call(to);
-    char bytes[256];
-    while (true) {
-      pollfd both[] = {{from_caller.fd(), POLLIN, 0}, {to_rank0.fd(), POLLIN, 0}};
-      poll(both, 2, 20'000);
-      for (int i = 0; i < 2; ++i) {
-        if (both[i].revents == 0) continue;
-        const ssize_t n = recv(both[i].fd, bytes, sizeof(bytes), 0);
-        if (n <= 0) return;
-        if (i == 0) recorded.append(bytes, n);
-        ASSERT_TRUE((i == 0 ? to_rank0 : from_caller).Write(bytes, n, In(seconds(5))).ok());
-      }
-    }
-  });
-  ExpectOk(Meet({Options(0, 2, port), Options(1, 2, middle.port())}, std::move(listener)));
-  between.join();
+  {
+    Relay relay(*std::move(middle), "127.0.0.1", port);
+    std::vector<RendezvousOptions> ranks = AllOptions(2, port);
+    ranks[1].address = "127.0.0.2";
+    ExpectOk(Meet(ranks, std::move(listener)));
+    recorded = relay.recorded();
+  }
   ASSERT_GE(recorded.size(), kHelloBytes + kClaimBytes);
   EXPECT_FALSE(absl::StrContains(recorded, kToken));
 
@@ -277,12 +349,142 @@ TEST(Rendezvous, AReplayedGreetingProvesNothing) {
 TEST(Rendezvous, RanksBelowAreCalledWithProofs) {
   Socket listener = ListenSomewhere();
   const int port = listener.port();
-  std::vector<RendezvousOptions> ranks = AllOptions(3, port);
-  ranks[2].token = [calls = 0]() mutable -> absl::StatusOr<std::string> {
-    if (++calls < 20) return absl::NotFoundError("not there yet");  // comes late
-    return std::string(kToken);
-  };
-  ExpectOk(Meet(ranks, std::move(listener)));
+  ExpectOk(Meet(AllOptions(3, port), std::move(listener)));
+}
+
+// Rank 0 takes a port as soon as one is free.
+TEST(Rendezvous, HeldPortsAreWaitedFor) {
+  Socket held = ListenSomewhere();
+  const int port = held.port();
+  std::thread holder([&] {
+    std::this_thread::sleep_for(seconds(1));
+    held.Close();
+  });
+  ExpectOk(Meet(AllOptions(2, port)));
+  holder.join();
+
+  Socket for_ever = ListenSomewhere();
+  RendezvousOptions options = Options(0, 2, for_ever.port());
+  options.timeout = milliseconds(300);
+  EXPECT_EQ(Rendezvous(options).status(),
+            absl::UnavailableError(
+                absl::StrCat("rank 0 waited 0.3 s in vain: no port is free from ", for_ever.port(),
+                             " to ", for_ever.port(), "; MASTER_PORT says where rank 0 listens")));
+}
+
+class InAFolder : public testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = FreshTestFolder();
+    folder_ = FolderAt(path_);
+  }
+  std::vector<RendezvousOptions> Ranks(int world_size) const {
+    std::vector<RendezvousOptions> all = AllOptions(world_size, 1234);
+    for (RendezvousOptions& options : all) {
+      options.folder = folder_;
+      options.token = "";
+    }
+    return all;
+  }
+  int FilesLeft() const {
+    const auto files = std::filesystem::directory_iterator(path_);
+    return static_cast<int>(std::distance(begin(files), end(files)));
+  }
+
+  std::string path_;
+  std::optional<SocketFolder> folder_;
+};
+
+TEST_F(InAFolder, EveryTwoRanksConnect) {
+  const Outcome outcome = Meet(Ranks(5));
+  ExpectOk(outcome);
+  EXPECT_EQ(outcome.strangers, std::vector<int>(5));
+  EXPECT_EQ(FilesLeft(), 0);
+}
+
+// Two jobs of one name: no rank of one meets the other's.
+TEST_F(InAFolder, JobsOfOneNameMeetOneAfterTheOther) {
+  std::vector<RendezvousOptions> ranks = Ranks(2);
+  std::vector<absl::Status> statuses(4);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] { statuses[i] = Rendezvous(ranks[i / 2]).status(); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(statuses, std::vector<absl::Status>(4));
+  EXPECT_EQ(FilesLeft(), 0);
+}
+
+// A token, a port or a name of their own tells jobs apart.
+TEST_F(InAFolder, OtherJobsDoNotMeet) {
+  std::vector<RendezvousOptions> ranks = Ranks(2);
+  for (RendezvousOptions& options : ranks) options.timeout = milliseconds(500);
+  const RendezvousOptions plain = ranks[1];
+  for (int difference = 0; difference < 3; ++difference) {
+    ranks[1] = plain;
+    if (difference == 0) ranks[1].token = kToken;
+    if (difference == 1) ranks[1].port = 4321;
+    if (difference == 2) ranks[1].job = "another";
+    const auto statuses = Meet(ranks).statuses;
+    EXPECT_EQ(statuses[0].message(), "rank 0 waited 0.5 s in vain for rank 1 of 2");
+    EXPECT_TRUE(absl::StrContains(statuses[1].message(), "found no rank 0 at " + path_))
+        << statuses[1];
+  }
+}
+
+TEST_F(InAFolder, WhatAKilledProcessLeftIsReplaced) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    alarm(20);
+    (void)Rendezvous(Ranks(2)[0]);
+    std::_Exit(0);
+  }
+  while (FilesLeft() < 2) std::this_thread::sleep_for(milliseconds(5));  // the socket and its lock
+  std::this_thread::sleep_for(milliseconds(100));
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+  EXPECT_EQ(FilesLeft(), 2);
+  ExpectOk(Meet(Ranks(2)));
+  EXPECT_EQ(FilesLeft(), 0);
+}
+
+// Even if the folder were open to all.
+TEST_F(InAFolder, AnotherUserIsAStranger) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  constexpr uid_t kNobody = 65534;
+  std::vector<RendezvousOptions> ranks = Ranks(2);
+  pid_t pid = 0;
+  const Outcome outcome = Meet(ranks, Listener(), [&] {
+    while (FilesLeft() < 2) std::this_thread::sleep_for(milliseconds(5));
+    std::string name;
+    for (const auto& file : std::filesystem::directory_iterator(path_)) {
+      if (file.path().extension() == ".0") name = file.path().filename();
+      chmod(file.path().c_str(), 0777);
+    }
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    ASSERT_LT(name.size(), sizeof(address.sun_path)) << name;
+    name.copy(address.sun_path, name.size());
+    const auto connects = [&] {
+      pid = fork();
+      if (pid == 0) {
+        const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+        const bool connected =
+            chdir(path_.c_str()) == 0 && setuid(kNobody) == 0 &&
+            connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+        char byte;
+        std::_Exit(connected ? 10 + static_cast<int>(recv(fd, &byte, 1, 0)) : 1);
+      }
+      int status = 0;
+      waitpid(pid, &status, 0);
+      return WEXITSTATUS(status);
+    };
+    EXPECT_EQ(connects(), 1) << "a folder of mode 700";
+    chmod(path_.c_str(), 0755);
+    EXPECT_EQ(connects(), 10) << "is hung up";
+  });
+  ExpectOk(outcome);
+  EXPECT_EQ(outcome.strangers[0], 1);
 }
 
 // What a job of several hosts listens on. The name of rank 0's host may be 127.0.1.1 there.

@@ -2,12 +2,14 @@
 // and a proof holds for one connection, one side and one claim.
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "burst/comm/tcp/frame.h"
 #include "burst/comm/tcp/greeting.h"
+#include "burst/comm/tcp/seal.h"
 
 namespace burst {
 namespace {
@@ -99,24 +101,92 @@ TEST(Greeting, RefusesWhatIsNone) {
 
 TEST(Greeting, AProofHoldsForOneConnectionOneSideAndOneClaim) {
   const JobKey key = MakeJobKey("a token of the job", "job 1");
-  const Nonces nonces = {RandomNonce(), RandomNonce()};
+  const ConnectionName name = {RandomNonce(), RandomNonce(), 1234};
   Claim claim = {1, 0, 2};
-  claim.proof = MakeProof(key, Side::kCaller, nonces, claim);
-  EXPECT_TRUE(IsProven(key, Side::kCaller, nonces, claim));
+  claim.proof = MakeProof(key, Side::kCaller, name, claim);
+  EXPECT_TRUE(IsProven(key, Side::kCaller, name, claim));
 
-  EXPECT_FALSE(IsProven(key, Side::kListener, nonces, claim)) << "sent back";
-  EXPECT_FALSE(IsProven(key, Side::kCaller, {RandomNonce(), nonces.listener}, claim)) << "replayed";
-  EXPECT_FALSE(IsProven(key, Side::kCaller, {nonces.caller, RandomNonce()}, claim)) << "replayed";
-  EXPECT_FALSE(IsProven(MakeJobKey("another token ....", "job 1"), Side::kCaller, nonces, claim));
-  EXPECT_FALSE(IsProven(MakeJobKey("a token of the job", "job 2"), Side::kCaller, nonces, claim));
+  const auto caller = [&](const ConnectionName& other) {
+    return IsProven(key, Side::kCaller, other, claim);
+  };
+  EXPECT_FALSE(IsProven(key, Side::kListener, name, claim)) << "sent back";
+  EXPECT_FALSE(caller({RandomNonce(), name.listener, name.port})) << "replayed";
+  EXPECT_FALSE(caller({name.caller, RandomNonce(), name.port})) << "replayed";
+  EXPECT_FALSE(caller({name.caller, name.listener, 1235})) << "handed on from another port";
+  EXPECT_FALSE(IsProven(MakeJobKey("another token ....", "job 1"), Side::kCaller, name, claim));
+  EXPECT_FALSE(IsProven(MakeJobKey("a token of the job", "job 2"), Side::kCaller, name, claim));
   for (uint32_t Claim::*field : {&Claim::rank, &Claim::peer, &Claim::world_size}) {
     Claim other = claim;
     other.*field += 1;
-    EXPECT_FALSE(IsProven(key, Side::kCaller, nonces, other));
+    EXPECT_FALSE(IsProven(key, Side::kCaller, name, other));
   }
   Claim flipped = claim;
   flipped.proof[31] ^= 1;
-  EXPECT_FALSE(IsProven(key, Side::kCaller, nonces, flipped));
+  EXPECT_FALSE(IsProven(key, Side::kCaller, name, flipped));
+}
+
+TEST(Greeting, BothEndsHaveKeysThatNoOtherConnectionHas) {
+  const JobKey key = MakeJobKey("a token of the job", "job 1");
+  const ConnectionName name = {RandomNonce(), RandomNonce(), 1234};
+  const Claim claim = {1, 0, 2};
+  const SessionKeys caller = MakeSessionKeys(key, Side::kCaller, name, claim);
+  const SessionKeys listener = MakeSessionKeys(key, Side::kListener, name, claim);
+  EXPECT_EQ(caller.sends, listener.receives);
+  EXPECT_EQ(caller.receives, listener.sends);
+  const auto proof_of = [&](Side side) { return MakeProof(key, side, name, claim); };
+  std::set<SessionKey> all = {caller.sends, caller.receives, proof_of(Side::kCaller),
+                              proof_of(Side::kListener)};
+  EXPECT_EQ(all.size(), 4u) << "no key is ever sent";
+  for (const ConnectionName& other : {ConnectionName{RandomNonce(), name.listener, name.port},
+                                      ConnectionName{name.caller, RandomNonce(), name.port},
+                                      ConnectionName{name.caller, name.listener, 1235}}) {
+    const SessionKeys keys = MakeSessionKeys(key, Side::kCaller, other, claim);
+    EXPECT_TRUE(all.insert(keys.sends).second);
+    EXPECT_TRUE(all.insert(keys.receives).second);
+  }
+}
+
+// A record opens once, in its turn and its direction, as it was closed.
+TEST(Seal, OpensWhatTheOtherEndSentNext) {
+  const SessionKeys keys = {RandomNonce(), RandomNonce()};
+  const std::string text = "what one rank says to another";
+  const auto closed = [&](Seal* seal) {
+    std::string record(text.size() + Seal::kTagBytes, '\0');
+    seal->Close(text.data(), text.size(), reinterpret_cast<uint8_t*>(&record[0]));
+    return record;
+  };
+  const auto opens = [&](Seal seal, std::string record) {
+    auto* const bytes = reinterpret_cast<uint8_t*>(&record[0]);
+    const bool opened = seal.Open(bytes, text.size(), bytes + text.size());
+    EXPECT_EQ(opened, record.substr(0, text.size()) == text);
+    return opened;
+  };
+  Seal one(keys), other(SessionKeys{keys.receives, keys.sends});
+  const std::string first = closed(&one), second = closed(&one);
+  EXPECT_NE(first, second);
+  EXPECT_TRUE(opens(other, first));
+  EXPECT_FALSE(opens(other, second)) << "the first was left out";
+  EXPECT_FALSE(opens(one, first)) << "sent back";
+  EXPECT_FALSE(opens(Seal(SessionKeys{keys.receives, RandomNonce()}), second));
+  for (size_t bit = 0; bit < first.size() * 8; ++bit) {
+    std::string flipped = first;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ 1 << bit % 8);
+    EXPECT_FALSE(opens(other, flipped)) << bit;
+  }
+  other.Skip();
+  EXPECT_TRUE(opens(other, second));
+  EXPECT_FALSE(opens(other, first)) << "repeated";
+}
+
+TEST(Seal, EmptyRecordsAreAuthenticatedToo) {
+  const SessionKeys keys = {RandomNonce(), RandomNonce()};
+  Seal one(keys), other(SessionKeys{keys.receives, keys.sends});
+  uint8_t tag[Seal::kTagBytes];
+  one.Close("", 0, tag);
+  tag[0] ^= 1;
+  EXPECT_FALSE(Seal(other).Open(tag, 0, tag));
+  tag[0] ^= 1;
+  EXPECT_TRUE(other.Open(tag, 0, tag));
 }
 
 // Test case 2 of RFC 4231.

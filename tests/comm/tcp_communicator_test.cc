@@ -12,8 +12,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -21,11 +23,14 @@
 #include "absl/strings/str_cat.h"
 #include "burst/base/status.h"
 #include "burst/comm/tcp/frame.h"
+#include "burst/comm/tcp/greeting.h"
 #include "burst/comm/tcp/rendezvous.h"
 #include "burst/comm/tcp/socket.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "tests/comm/communicator_checks.h"
 #include "tests/comm/local_rendezvous.h"
+#include "tests/comm/relay.h"
+#include "tests/testing/subprocess.h"
 
 namespace burst {
 namespace {
@@ -33,20 +38,27 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+enum class Over { kTcp, kFolder };
+
 // As RunRanks, over sockets; returns every rank's status.
 std::vector<absl::Status> RunTcpRanks(int world_size,
-                                      const std::function<absl::Status(TcpCommunicator&)>& body) {
-  Socket listener = ListenSomewhere();
+                                      const std::function<absl::Status(TcpCommunicator&)>& body,
+                                      Over over = Over::kTcp) {
+  std::optional<SocketFolder> folder;
+  if (over == Over::kFolder) folder = FolderAt(FreshTestFolder());
+  Listener listener;
+  if (over == Over::kTcp) listener = ListenSomewhere();
   const int port = listener.port();
   std::vector<absl::Status> results(world_size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
       results[rank] = [&]() -> absl::Status {
-        BURST_ASSIGN_OR_RETURN(Connections connections,
-                               Rendezvous(Options(rank, world_size, port),
-                                          rank == 0 ? std::move(listener) : Socket()));
-        return body(*TcpCommunicator::Create(rank, std::move(connections.sockets), TcpOptions()));
+        RendezvousOptions options = Options(rank, world_size, port);
+        options.folder = folder;
+        BURST_ASSIGN_OR_RETURN(Connections met,
+                               Rendezvous(options, rank == 0 ? std::move(listener) : Listener()));
+        return body(*TcpCommunicator::Create(rank, std::move(met.links), TcpOptions()));
       }();
     });
   }
@@ -54,33 +66,112 @@ std::vector<absl::Status> RunTcpRanks(int world_size,
   return results;
 }
 
-class TcpRanks : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(All, TcpRanks, testing::Values(1, 2, 3, 4),
-                         [](const auto& info) { return std::to_string(info.param); });
+class TcpRanks : public testing::TestWithParam<std::tuple<int, Over>> {};
+
+std::string NameOfCase(const testing::TestParamInfo<TcpRanks::ParamType>& info) {
+  const bool sealed = std::get<1>(info.param) == Over::kTcp;
+  return absl::StrCat(sealed ? "Sealed" : "InAFolder", std::get<0>(info.param));
+}
+INSTANTIATE_TEST_SUITE_P(All, TcpRanks,
+                         testing::Combine(testing::Values(1, 2, 3, 4),
+                                          testing::Values(Over::kTcp, Over::kFolder)),
+                         NameOfCase);
 
 TEST_P(TcpRanks, Checks) {
-  const auto results = RunTcpRanks(GetParam(), [](TcpCommunicator& comm) {
+  const auto [ranks, over] = GetParam();
+  const auto check_all = [](TcpCommunicator& comm) {
     for (const CommunicatorCheck& check : CommunicatorChecks()) {
       SCOPED_TRACE(check.name);
       BURST_RETURN_IF_ERROR(check.run(comm, {}));
     }
     return absl::OkStatus();
-  });
-  EXPECT_EQ(results, std::vector<absl::Status>(GetParam()));
+  };
+  EXPECT_EQ(RunTcpRanks(ranks, check_all, over), std::vector<absl::Status>(ranks));
 }
 
 // The bits of an all-reduce do not depend on the transport.
 TEST_P(TcpRanks, SumsEqualThoseOfThreads) {
-  std::vector<uint64_t> here(GetParam()), there(GetParam());
+  const auto [ranks, over] = GetParam();
+  std::vector<uint64_t> here(ranks), there(ranks);
   const auto digest = [](std::vector<uint64_t>& digests) {
     return [&](Communicator& comm) -> absl::Status {
       BURST_ASSIGN_OR_RETURN(digests[comm.rank()], AllReduceDigest(comm));
       return absl::OkStatus();
     };
   };
-  RunTcpRanks(GetParam(), digest(here));
-  EXPECT_EQ(RunRanks(GetParam(), digest(there)), absl::OkStatus());
+  RunTcpRanks(ranks, digest(here), over);
+  EXPECT_EQ(RunRanks(ranks, digest(there)), absl::OkStatus());
   EXPECT_EQ(here, there);
+}
+
+// Two ranks with a relay between them that no proof names: it has rank 0's port at another address.
+// Rank 0 sends a message of so many bytes, all 'm', which rank 1 receives.
+struct Relayed {
+  std::vector<absl::Status> statuses = std::vector<absl::Status>(2);
+  std::string received;
+};
+Relayed SendThroughRelay(int64_t bytes, const Relay::Change& change) {
+  Relayed result;
+  Socket listener = ListenSomewhere();
+  const int port = listener.port();
+  absl::StatusOr<Socket> middle = Listen("127.0.0.2", port);
+  EXPECT_TRUE(middle.ok()) << middle.status();
+  const Relay relay(*std::move(middle), "127.0.0.1", port, change);
+  result.received.resize(bytes);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      result.statuses[rank] = [&]() -> absl::Status {
+        RendezvousOptions options = Options(rank, 2, port);
+        if (rank == 1) options.address = "127.0.0.2";
+        BURST_ASSIGN_OR_RETURN(Connections met,
+                               Rendezvous(options, rank == 0 ? std::move(listener) : Listener()));
+        const auto comm = TcpCommunicator::Create(rank, std::move(met.links), TcpOptions());
+        const std::string message(bytes, 'm');
+        const SendBuffer send = {message.data(), bytes, 1};
+        const ReceiveBuffer receive = {&result.received[0], bytes, 0};
+        if (rank == 0) BURST_RETURN_IF_ERROR(comm->Post(Channel::kRead, {&send, 1}, {}));
+        if (rank == 1) BURST_RETURN_IF_ERROR(comm->Post(Channel::kRead, {}, {&receive, 1}));
+        BURST_RETURN_IF_ERROR(comm->Wait(Channel::kRead));
+        return comm->Barrier();
+      }();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return result;
+}
+
+// Whoever is between the hosts reads nothing and changes nothing: the first frame that is changed
+// ends the job, in the header, the payload or the tag, of a short message or of a piece.
+TEST(TcpCommunicator, ARelayReadsAndChangesNothing) {
+  for (const int64_t bytes : {100, 300'000}) {
+    SCOPED_TRACE(bytes);
+    std::string seen;
+    const Relayed whole =
+        SendThroughRelay(bytes, [&](bool from_caller, int64_t, std::string* text) {
+          if (!from_caller) seen += *text;
+        });
+    EXPECT_EQ(whole.statuses, std::vector<absl::Status>(2));
+    EXPECT_EQ(whole.received, std::string(bytes, 'm'));
+    EXPECT_GT(static_cast<int64_t>(seen.size()), bytes);
+    EXPECT_FALSE(absl::StrContains(seen, "mmmmmmmm"));
+    // Behind the greeting, the answer and the list of places: a frame's header, its tag and more.
+    const int64_t begin =
+        kHelloBytes + kClaimBytes + 1 + Seal::kTagBytes + 2 * kPlaceBytes + Seal::kTagBytes;
+    for (const int64_t at : {begin, begin + 20, begin + 24, begin + 45, begin + 100}) {
+      const Relayed changed =
+          SendThroughRelay(bytes, [at](bool from_caller, int64_t before, std::string* text) {
+            const int64_t here = at - before;
+            if (!from_caller && here >= 0 && here < static_cast<int64_t>(text->size())) {
+              (*text)[here] ^= 1;
+            }
+          });
+      EXPECT_TRUE(absl::StartsWith(changed.statuses[1].message(),
+                                   "rank 0 of 2 sent a frame that was changed on its way"))
+          << at << ": " << changed.statuses[1];
+      EXPECT_FALSE(changed.statuses[0].ok());
+    }
+  }
 }
 
 TEST(TcpCommunicator, LengthsMustAgree) {
@@ -223,10 +314,10 @@ TEST(TcpCommunicator, AFrameThatBreaksTheRulesIsAnError) {
   for (const auto& [bytes, says] : bad) {
     int ends[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
-    std::vector<Socket> connections(2);
-    connections[1] = Socket(ends[0]);
+    std::vector<PeerLink> links(2);
+    links[1].socket = Socket(ends[0]);
     const Socket peer(ends[1]);
-    const auto comm = TcpCommunicator::Create(0, std::move(connections), TcpOptions());
+    const auto comm = TcpCommunicator::Create(0, std::move(links), TcpOptions());
     std::string data(100'000, '\0');
     const ReceiveBuffer receive = {&data[0], 100'000, 1};
     ASSERT_TRUE(comm->Post(Channel::kRead, {}, {&receive, 1}).ok());
@@ -234,6 +325,39 @@ TEST(TcpCommunicator, AFrameThatBreaksTheRulesIsAnError) {
     const absl::Status status = comm->Wait(Channel::kRead);
     EXPECT_TRUE(absl::StartsWith(status.message(), "rank 1 of 2 sent " + says)) << status;
   }
+}
+
+// Messages that nobody waits for, each of another group, take no more memory than is allowed.
+TEST(TcpCommunicator, AnnouncementsTakeWhatIsAllowed) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+  std::vector<PeerLink> links(2);
+  links[1].socket = Socket(ends[0]);
+  const Socket peer(ends[1]);
+  TcpOptions options;
+  options.unexpected_bytes = 64 << 20;
+  const auto comm = TcpCommunicator::Create(0, std::move(links), options);
+  const int64_t before = ResidentBytes();
+  int64_t most = 0;
+  absl::Status written;
+  for (uint64_t group = 1; written.ok() && group < 1'000'000; group += 256) {
+    std::string frames;
+    for (uint64_t i = 0; i < 256; ++i) {
+      const FrameHeaderBytes frame =
+          ToBytes(FrameHeader{i % 2 == 0 ? FrameKind::kAnnounce : FrameKind::kMessage, 0, group + i,
+                              i % 2 == 0 ? kMaxEagerBytes + 1 : 17});
+      frames.append(frame.begin(), frame.end());
+      if (i % 2 != 0) frames.append(17, 'x');
+    }
+    written = peer.Write(frames.data(), frames.size(), steady_clock::now() + milliseconds(10'000));
+    most = std::max(most, ResidentBytes() - before);
+  }
+  EXPECT_FALSE(written.ok());
+  char byte;
+  const ReceiveBuffer receive = {&byte, 1, 1};
+  EXPECT_EQ(comm->Post(Channel::kRead, {}, {&receive, 1}).message(),
+            "rank 1 of 2 sent more messages than this rank waits for");
+  EXPECT_LT(most, 80 << 20);
 }
 
 // Ranks as processes, forked from this one.
@@ -257,13 +381,13 @@ class Processes {
       dup2(fileno(err), STDERR_FILENO);
       if (rank != 0) listener.Close();
       auto connections =
-          Rendezvous(Options(rank, world_size, port), rank == 0 ? std::move(listener) : Socket());
+          Rendezvous(Options(rank, world_size, port), rank == 0 ? std::move(listener) : Listener());
       if (!connections.ok()) Say(connections.status(), 99);
       TcpOptions own = options;
       own.on_failure = [](const absl::Status& failure) { Say(failure, 1); };
       int code;
       {
-        const auto comm = TcpCommunicator::Create(rank, std::move(connections->sockets), own);
+        const auto comm = TcpCommunicator::Create(rank, std::move(connections->links), own);
         code = body(*comm);
       }
       std::_Exit(code);

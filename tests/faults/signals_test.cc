@@ -135,7 +135,9 @@ TEST_F(SlowStep, AskedAgainItEndsAtOnceAndTheLastCheckpointIsWhole) {
   SleepMs(100);
   process.Signal(SIGTERM);
   process.Signal(SIGTERM);  // as timeout(1) does: one request
-  SleepMs(400);
+  SleepMs(200);
+  process.Signal(SIGTERM);  // as supervisors do
+  SleepMs(1000);
   EXPECT_FALSE(process.Ended());
   process.Signal(SIGUSR1);  // another kind is no second request
   SleepMs(50);

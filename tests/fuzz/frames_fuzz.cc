@@ -276,9 +276,9 @@ void FuzzOne(const uint8_t* data, size_t size) {
     const int bytes = 4096;
     setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
   }
-  std::vector<Socket> connections(2);
-  connections[1] = Socket(fds[0]);
-  Talk(&input, TcpCommunicator::Create(0, std::move(connections), TcpOptions()), fds[1]).Run();
+  std::vector<PeerLink> links(2);
+  links[1].socket = Socket(fds[0]);
+  Talk(&input, TcpCommunicator::Create(0, std::move(links), TcpOptions()), fds[1]).Run();
 }
 
 }  // namespace burst

@@ -22,6 +22,8 @@ namespace {
 
 using State = Handshake::State;
 
+constexpr uint16_t kPort = 1234;
+
 // What is read is read again from what is written.
 template <typename Message, typename Parse>
 void CheckMessage(ByteSpan bytes, Parse parse) {
@@ -71,7 +73,7 @@ struct Ends {
 };
 
 Handshake Begin(Ends* ends, Side side, const Identity& self, int peer) {
-  return Handshake(std::move(ends->own), side, self, peer, Deadline::max());
+  return Handshake(std::move(ends->own), side, kPort, self, peer, Deadline::max());
 }
 
 // Any bytes in any pieces; no key.
@@ -102,8 +104,11 @@ void BeKnown(FuzzInput* input, Side side, const Identity& self, int peer) {
   Ends ends;
   Handshake handshake = Begin(&ends, side, self, peer);
   const bool calls = side == Side::kCaller;  // the handshake; this end listens
-  Nonces nonces;
-  Nonce& own = calls ? nonces.listener : nonces.caller;
+  ConnectionName connection;
+  // A process between the two listens on a port of its own.
+  const bool right_port = !input->empty() && input->Integer(0, 7) != 0;
+  connection.port = right_port ? kPort : kPort + 1;
+  Nonce& own = calls ? connection.listener : connection.caller;
   own = RandomNonce();
   HelloBytes hello = ToBytes(Hello{self.job_tag, own});
   HelloBytes theirs;
@@ -111,25 +116,37 @@ void BeKnown(FuzzInput* input, Side side, const Identity& self, int peer) {
   ends.Send(hello.data(), hello.size());
   state = handshake.Advance();
   BURST_CHECK(state == State::kGoing && ends.Receive(&theirs));
-  (calls ? nonces.caller : nonces.listener) = ParseHello(theirs)->nonce;
+  (calls ? connection.caller : connection.listener) = ParseHello(theirs)->nonce;
 
   Claim claim;
   claim.rank = static_cast<uint32_t>(input->Integer(0, 9));
   claim.peer = static_cast<uint32_t>(input->Integer(0, 9));
   claim.world_size = static_cast<uint32_t>(input->Integer(0, 9));
-  claim.proof = MakeProof(self.key, calls ? Side::kListener : Side::kCaller, nonces, claim);
+  claim.proof = MakeProof(self.key, calls ? Side::kListener : Side::kCaller, connection, claim);
   ClaimBytes bytes = ToBytes(claim);
   const int64_t flipped = input->Integer(0, 2 * kClaimBytes * 8);  // one bit, or none
   const bool intact = flipped >= static_cast<int64_t>(kClaimBytes * 8);
   if (!intact) bytes[flipped / 8] ^= 1 << flipped % 8;
   ends.Send(bytes.data(), bytes.size());
   state = handshake.Advance();
-  const bool honest = intact && claim.rank < claim.world_size &&
+  const bool honest = intact && right_port && claim.rank < claim.world_size &&
                       claim.peer == static_cast<uint32_t>(self.rank) &&
                       (!calls || claim.rank == static_cast<uint32_t>(peer));
   BURST_CHECK_EQ(state == State::kProven, honest)
       << "rank " << claim.rank << " of " << claim.world_size << " speaks to " << claim.peer;
-  BURST_CHECK(!honest || handshake.claim().rank == claim.rank);
+  if (!honest) return;
+  BURST_CHECK(handshake.claim().rank == claim.rank);
+  Claim of_caller = claim;
+  if (calls) {
+    ClaimBytes said;
+    BURST_CHECK(ends.Receive(&said));
+    of_caller = *ParseClaim(said);
+  }
+  const SessionKeys keys = handshake.keys();
+  const SessionKeys others =
+      MakeSessionKeys(self.key, calls ? Side::kListener : Side::kCaller, connection, of_caller);
+  BURST_CHECK(keys.sends == others.receives && keys.receives == others.sends);
+  BURST_CHECK(keys.sends != keys.receives);
 }
 
 }  // namespace

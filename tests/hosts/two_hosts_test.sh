@@ -115,6 +115,19 @@ paste <(losses hosts) <(losses one) | awk '
   { d = $1 / $2 - 1; if (d < 0) d = -d; if (d > 1e-5) bad = 1; ++n } END { exit bad || n != 30 }' ||
   fail "not the losses of one rank"
 
+echo "== a host with another option, and with paths of its own"
+start_ranks alpha 0 --steps=30 --out=other
+start_ranks beta 2 --steps=30 --out=other --lr=0.5
+end_ranks 1
+for rank in 0 1 2 3; do
+  grep -q -e "error: --lr: 0.5 on rank 2, 0.003 on rank 0" err.$rank || { cat err.$rank; fail "rank $rank does not name --lr"; }
+done
+[[ ! -e other ]] || fail "the run began"
+cp text.txt "copy of text.txt"
+start_ranks alpha 0 --steps=2 --out=other
+start_ranks beta 2 --steps=2 --out=other --data="$work/copy of text.txt" --data_cache="$work/cache of beta"
+end_ranks 0
+
 echo "== a link that comes back"
 start_ranks alpha 0 --steps=300 --out=brief
 start_ranks beta 2 --steps=300 --out=brief

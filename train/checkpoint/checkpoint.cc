@@ -229,6 +229,7 @@ absl::Status ReadInfo(const CheckpointReader& file, CheckpointInfo* info) {
     return NotACheckpoint(absl::StrCat("no '", kFormat, "'"));
   }
   info->checksums = file.has_checksums();
+  info->identity = file.identity();
   if (format == kFormat && !info->checksums) return NotACheckpoint("its checksums are missing");
   BURST_RETURN_IF_ERROR(ReadNumbers(metadata, weights_alone, info));
   absl::StatusOr<ModelConfig> model = ModelConfigFromJson(get("model"));
@@ -386,10 +387,15 @@ absl::StatusOr<CheckpointInfo> VerifyCheckpoint(const std::string& path) {
   return info;
 }
 
-absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, AdamW* optimizer) {
+absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, AdamW* optimizer,
+                            const std::string& identity) {
   BURST_ASSIGN_OR_RETURN(const CheckpointReader file, CheckpointReader::Open(path));
   CheckpointInfo info;
   BURST_RETURN_IF_ERROR(ReadInfo(path, file, &info));
+  if (!identity.empty() && info.identity != identity) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        path, ": another checkpoint, of step ", info.step, ", took its place since it was chosen"));
+  }
   if (optimizer != nullptr && info.step == 0) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, ": holds weights alone; a run can start from them with --model=FOLDER"));

@@ -34,6 +34,7 @@ struct CheckpointInfo {
   std::string data_fingerprint;    // tells other data from the same
   std::optional<double> val_loss;  // of these weights, if they were evaluated
   bool checksums = true;           // false: the file is of an older version, which had none
+  std::string identity;            // of a file that was read: CheckpointReader::identity
 };
 
 // Atomic; ResourceExhausted when the disk is full, and what was there before stays. With parameters
@@ -69,7 +70,9 @@ absl::StatusOr<CheckpointInfo> VerifyCheckpoint(const std::string& path);
 
 // Fills the parameters, this rank's parts of them, and the optimizer's state where one is given,
 // with the same checks of what it reads. After an error their values are undefined.
-// FailedPrecondition if an optimizer is given and the file holds weights alone.
-absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, AdamW* optimizer);
+// FailedPrecondition if an optimizer is given and the file holds weights alone, or if the file is
+// not the one whose CheckpointInfo::identity is given.
+absl::Status LoadCheckpoint(const std::string& path, ParameterList* parameters, AdamW* optimizer,
+                            const std::string& identity = "");
 
 }  // namespace burst

@@ -253,6 +253,7 @@ absl::StatusOr<CheckpointReader> CheckpointReader::Open(const std::string& path)
   CheckpointReader reader(path);
   reader.metadata_ = file.metadata();
   reader.has_checksums_ = file.has_checksums();
+  reader.identity_ = file.header_checksum();
   const auto set = reader.metadata_.find(kSet);
   reader.is_set_ = set != reader.metadata_.end() && file.names().empty();
   if (!reader.is_set_) {
@@ -286,6 +287,7 @@ absl::Status CheckpointReader::OpenSet(const std::string& text) {
       return absl::DataLossError(absl::StrCat(path, " is not the file that was saved"));
     }
     files_.push_back(path);
+    checksums_.push_back(opened->header_checksum());
     BURST_RETURN_IF_ERROR(TakeParts(files_.size() - 1, *opened));
   }
   for (const auto& [name, parts] : parts_) {
@@ -319,6 +321,13 @@ absl::Status CheckpointReader::TakeParts(size_t file, const SafetensorsFile& ope
   return absl::OkStatus();
 }
 
+absl::StatusOr<SafetensorsFile> CheckpointReader::OpenAgain(const std::string& path,
+                                                            const std::string& checksum) {
+  absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(path);
+  if (!file.ok() || file->header_checksum() == checksum) return file;
+  return absl::DataLossError(absl::StrCat(path, ": another file took its place while it was read"));
+}
+
 std::vector<std::string> CheckpointReader::names() const {
   std::vector<std::string> names;
   for (const auto& [name, numel] : numel_) names.push_back(name);
@@ -333,7 +342,7 @@ int64_t CheckpointReader::numel() const {
 
 absl::Status CheckpointReader::Read(absl::Span<const Wanted> wanted) const {
   if (!is_set_) {
-    BURST_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(path_));
+    BURST_ASSIGN_OR_RETURN(const SafetensorsFile file, OpenAgain(path_, identity_));
     std::vector<NamedTensor> tensors;
     for (const Wanted& one : wanted) tensors.push_back({one.name, one.whole});
     return file.Read(tensors, kFinite);
@@ -365,7 +374,7 @@ absl::Status CheckpointReader::Read(absl::Span<const Wanted> wanted) const {
     }
   }
   for (const auto& [file, pieces] : by_file) {
-    BURST_ASSIGN_OR_RETURN(const SafetensorsFile opened, SafetensorsFile::Open(files_[file]));
+    BURST_ASSIGN_OR_RETURN(const SafetensorsFile opened, OpenAgain(files_[file], checksums_[file]));
     std::vector<NamedTensor> tensors;
     tensors.reserve(pieces.size());
     for (const auto& piece : pieces) tensors.push_back(piece.first);

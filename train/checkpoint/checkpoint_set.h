@@ -72,6 +72,9 @@ class CheckpointReader {
 
   const StringMap& metadata() const { return metadata_; }
   bool has_checksums() const { return has_checksums_; }
+  // The checksum of its header, which holds those of all tensors, or of a set's files: equal for
+  // equal checkpoints. Empty without checksums.
+  const std::string& identity() const { return identity_; }
   std::vector<std::string> names() const;
   int64_t numel() const;  // of all tensors together, whole
 
@@ -83,7 +86,8 @@ class CheckpointReader {
     TensorPart part;
   };
   // Fills what is wanted. Of a set only files that have some of it are read. Every number read is
-  // finite. Errors: those of SafetensorsFile::Read.
+  // finite. Errors: those of SafetensorsFile::Read, and DataLoss for a file that was replaced since
+  // Open.
   absl::Status Read(absl::Span<const Wanted> wanted) const;
   // Reads and checks everything; nothing is kept.
   absl::Status Verify() const;
@@ -96,13 +100,17 @@ class CheckpointReader {
   explicit CheckpointReader(std::string path) : path_(std::move(path)) {}
   absl::Status OpenSet(const std::string& text);
   absl::Status TakeParts(size_t file, const SafetensorsFile& opened);
+  // A file that Open has seen, by its header's checksum.
+  static absl::StatusOr<SafetensorsFile> OpenAgain(const std::string& path,
+                                                   const std::string& checksum);
 
-  std::string path_;
+  std::string path_, identity_;
   StringMap metadata_;
   bool has_checksums_ = false;
   bool is_set_ = false;
   std::map<std::string, int64_t> numel_;  // by tensor
   std::vector<std::string> files_;        // of a set
+  std::vector<std::string> checksums_;    // of their headers
   std::map<std::string, std::vector<FilePart>> parts_;
 };
 

@@ -417,4 +417,21 @@ absl::Status SafetensorsFile::Verify(Numbers numbers) const {
   return absl::OkStatus();
 }
 
+absl::StatusOr<uint64_t> SafetensorsFile::Fingerprint() const {
+  constexpr int64_t kEnd = 4096;  // bytes
+  std::string text;
+  for (const auto& [name, entry] : entries_) {
+    absl::StrAppend(&text, name, " ", entry.dtype, " ", ToString(entry.shape), " ");
+    const int64_t bytes = std::min(entry.bytes, kEnd);
+    for (const int64_t at : {entry.begin, entry.begin + entry.bytes - bytes}) {
+      std::string end(bytes, '\0');
+      if (pread(fd_, &end[0], bytes, at) != bytes) {
+        return absl::DataLossError(absl::StrCat(path_, ": the tensor ", name, " cannot be read"));
+      }
+      text += end;
+    }
+  }
+  return XXH3_64bits(text.data(), text.size());
+}
+
 }  // namespace burst

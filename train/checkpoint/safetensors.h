@@ -70,6 +70,9 @@ class SafetensorsFile {
                              Numbers numbers = Numbers::kAny) const;
   // The same checks of all that the file holds; nothing is kept.
   absl::Status Verify(Numbers numbers) const;
+  // Of names, dtypes, shapes and both ends of every tensor: tells other weights from the same
+  // without reading them all.
+  absl::StatusOr<uint64_t> Fingerprint() const;
 
  private:
   // Is given a tensor's bytes, [at, at + bytes) of them at a time.

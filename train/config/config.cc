@@ -74,15 +74,19 @@ OptionTable TrainOptions(TrainConfig* c) {
   // another value of a kMustAgree option it would be another run.
   constexpr OnResume kMustAgree = OnResume::kMustAgree, kMayChange = OnResume::kMayChange,
                      kNotSaved = OnResume::kNotSaved;
+  // The processes of a job must have equal values of all but those with another scope.
   OptionTable t;
   t.Group("Data");
-  t.Add(
-      "data", &c->data, kMayChange,
-      "What to train on: a text file, a folder whose files are documents, files named .jsonl whose "
-      "lines are documents, or a pattern of llm.c .bin shards. kjv: the King James Bible, which is "
-      "built in.");
+  t.Add("data", &c->data, kMayChange,
+        "What to train on: a text file, a folder whose files are documents, files named .jsonl "
+        "whose "
+        "lines are documents, or a pattern of llm.c .bin shards. kjv: the King James Bible, which "
+        "is "
+        "built in.")
+      .scope = Scope::kHost;
   t.Add("val_data", &c->val_data, kMayChange,
-        "What to validate on, of the same kind. Without it: the last tenth of --data.");
+        "What to validate on, of the same kind. Without it: the last tenth of --data.")
+      .scope = Scope::kHost;
   t.Add("field", &c->field, kMayChange, "Of lines of JSON (.jsonl): the key of the text.");
   t.Add("tokenizer", &c->tokenizer, kMustAgree,
         "char (the characters of the text), byte, or a file: tokenizer.model (Llama 2, Mistral, "
@@ -91,7 +95,8 @@ OptionTable TrainOptions(TrainConfig* c) {
         "encoder.json and vocab.bpe. auto: the own tokenizer of a model that --model brings with "
         "weights, else char. Shards have tokens already; with the file that they were made with, "
         "there "
-        "is a sample of text.");
+        "is a sample of text.")
+      .scope = Scope::kHost;
   t.Add(
       "packed", &c->packed, kMustAgree,
       "Attention ends at documents: files of a folder, lines of .jsonl, blocks between blank lines "
@@ -100,7 +105,8 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add("data_cache", &c->data_cache, kMayChange,
         "Folder for what is computed from the data once: a text's tokens, two bytes each, and what "
         "a scan of shards finds. Without it: .data-cache beside the run's folder. The eight files "
-        "used last are kept.");
+        "used last are kept.")
+      .scope = Scope::kHost;
 
   t.Group("Model");
   t.Add("model", &c->model, kMayChange,
@@ -111,7 +117,8 @@ OptionTable TrainOptions(TrainConfig* c) {
         "attention_softcap, attention_sinks, qkv_bias, qk_norm, rope_theta, rope_scaling, "
         "norm_eps, init_std; or a folder with weights to start from: a Hugging Face directory, or "
         "the "
-        "folder of an import or a run.");
+        "folder of an import or a run.")
+      .scope = Scope::kHost;
   t.Add("dropout", &c->dropout, kMustAgree, "Dropout in [0, 1). -1: the model's own.");
   t.Add("attention_dropout", &c->attention_dropout, kMustAgree,
         "Dropout of attention's weights, in [0, 1). -1: the model's own. Not with --exact and "
@@ -237,7 +244,8 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add("ring_grad_dtype", &c->ring_grad_dtype, ParseRingGradDType, kMayChange,
         "Type of the gradients that go around a ring: fp32 or, where activations are bf16, bf16 "
         "(fewer bytes, a rounding at every transfer; accumulators stay fp32).");
-  t.Add("threads", &c->threads, kMayChange, "Threads of each rank on the CPU. -1: cores / ranks.");
+  t.Add("threads", &c->threads, kMayChange, "Threads of each rank on the CPU. -1: cores / ranks.")
+      .scope = Scope::kProcess;
   t.Add("deterministic", &c->deterministic, kMayChange,
         "Bitwise equal from run to run. CPU kernels always are; others may be faster without.");
   t.Add("attention_fp8", &c->attention_fp8, kMayChange,
@@ -259,7 +267,8 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add("patience", &c->patience, kMayChange,
         "Seconds without progress on any rank after which the run ends and says where every rank "
         "is. 0: it waits without end. Processes of a launcher wait as long for one another to "
-        "come, at most 180.");
+        "come, at most 180.")
+      .scope = Scope::kProcess;
 
   t.Add("plan", &c->plan, kMayChange,
         "On cuda, a step that does not fit a GPU's memory is refused before the first one, with "
@@ -269,14 +278,15 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Group("Output");
   t.Add("out", &c->out, kNotSaved,
         "Folder for metrics.jsonl, config.json, checkpoints and loss.svg. Without it: "
-        "runs/<model>-<number>.");
+        "runs/<model>-<number>.")
+      .scope = Scope::kHost;
   t.AddSwitch(
       "resume", &c->resume_mode, ParseResume, kNotSaved,
       "Continue the run in --out, with its configuration and what is given here. Waits up to a "
       "minute for a run that is still at work there. A run that has made its steps ends at once, "
       "with 0. auto: start the run where --out has no checkpoint, else continue it.");
-  t.Add("config", &c->config, kNotSaved,
-        "A JSON file with options as keys; the command line wins.");
+  t.Add("config", &c->config, kNotSaved, "A JSON file with options as keys; the command line wins.")
+      .scope = Scope::kHost;
   t.Add("eval_every", &c->eval_every, kMayChange, "Steps between evaluations; 0: none.");
   t.Add("eval_batches", &c->eval_batches, kMayChange,
         "Batches of an evaluation, spread evenly over the validation data; 0: all of it.");
@@ -297,7 +307,8 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add("profile_steps", &c->profile_steps, kNotSaved,
         "Steps to profile on a GPU, FIRST-LAST or one: the CUDA profiler runs during them, with an "
         "NVTX range for each step, phase, layer and op; for `nsys profile "
-        "--capture-range=cudaProfilerApi`.");
+        "--capture-range=cudaProfilerApi`.")
+      .scope = Scope::kProcess;
   t.Add("sample", &c->sample, kMayChange,
         "Tokens to generate at the end. -1: 256; none for shards without --tokenizer, and with "
         "--zero=3, where rank 0 would load the whole model for it.");
@@ -346,6 +357,18 @@ std::string TrainHelp() {
 std::string ResolvedConfig::ToJson() const {
   TrainConfig given = given_;
   return TrainOptions(&given).ToJson();
+}
+
+std::vector<AgreedItem> ResolvedConfig::AgreedOptions(bool one_host) const {
+  TrainConfig given = given_;
+  std::vector<AgreedItem> items = burst::AgreedOptions(TrainOptions(&given), one_host);
+  // What this host made of options that leave a choice.
+  items.push_back({"--device", Name(device)});
+  items.push_back({"--precision", tf32 ? "tf32" : Name(dtype)});
+  items.push_back({"--dp, --pp, --sp and --tp", absl::StrCat(mesh.data, ", ", mesh.stages, ", ",
+                                                             mesh.sequence, " and ", mesh.tensor)});
+  items.push_back({"--checkpoint_files", checkpoint_sets ? "ranks" : "one"});
+  return items;
 }
 
 absl::Status ResolvedConfig::CheckResume(absl::string_view config_json) const {

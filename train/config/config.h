@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,10 +17,12 @@
 #include "burst/attention/burst_attention.h"
 #include "burst/attention/strategy.h"
 #include "burst/cli/options.h"
+#include "burst/comm/agreement.h"
 #include "burst/comm/launch/process_launch.h"
 #include "burst/comm/mesh.h"
 #include "burst/tensor/tensor.h"
 #include "model/config.h"
+#include "train/config/agreed_options.h"
 #include "train/data/tokenizer.h"
 #include "train/huggingface/pretrained.h"
 #include "train/optimizer/lr_schedule.h"
@@ -183,6 +186,8 @@ struct ResolvedConfig : PlainOptions {
   // What config.json holds, to be given to --config: a -1 stays, so that it is chosen anew when the
   // run is resumed; the JSON of a model takes the place of its file's name.
   std::string ToJson() const;
+  // What all processes of a job must have alike, of its options; `one_host`: all are on one.
+  std::vector<AgreedItem> AgreedOptions(bool one_host) const;
   // Whether the run whose config.json this is may continue so: FailedPrecondition naming the first
   // option whose change would make another run of it. Data and model are compared elsewhere.
   absl::Status CheckResume(absl::string_view config_json) const;

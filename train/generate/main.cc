@@ -12,6 +12,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "burst/attention/burst_attention.h"
 #include "burst/base/check.h"
 #include "burst/base/enum_names.h"
@@ -21,6 +22,7 @@
 #include "burst/cli/options.h"
 #include "burst/cli/process.h"
 #include "burst/cli/text.h"
+#include "burst/comm/agreement.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/comm/launch/process_launch.h"
@@ -31,6 +33,7 @@
 #include "model/transformer.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/kept_checkpoints.h"
+#include "train/config/agreed_options.h"
 #include "train/config/config.h"
 #include "train/data/tokenizer.h"
 #include "train/generate/generate.h"
@@ -64,21 +67,23 @@ OptionTable Options(GenerateConfig* c) {
   t.Group("Options");
   t.Add("checkpoint", &c->checkpoint, kMayChange,
         "A checkpoint, or the folder of the run that left it: then its newest one. Or a Hugging "
-        "Face directory.");
+        "Face directory.")
+      .scope = Scope::kHost;
   t.Add("prompt", &c->prompt, kMayChange,
         "What the text begins with. Without it: BOS or the end-of-text token, where there is one.");
-  t.Add(
-      "prompt_file", &c->prompt_file, kMayChange,
-      "A file that holds the prompt; -: standard input. The shell lets an argument have 128 KiB.");
+  t.Add("prompt_file", &c->prompt_file, kMayChange,
+        "A file that holds the prompt; -: standard input. The shell lets an argument have 128 KiB.")
+      .scope = Scope::kHost;
   t.AddSwitch("bos", &c->bos, ParseBos, kMayChange,
               "The tokens that the tokenizer puts before a text, such as <s>, before a prompt that "
               "does not begin with them. auto: as transformers does for a Hugging Face directory, "
               "and for a run that began with one; as in the documents of a run on its own.");
-  t.Add(
-      "tokenizer", &c->tokenizer, kMayChange,
-      "For a checkpoint without one: tokenizer.model, tokenizer.json, or a folder with one of them "
-      "(an imported model's: huggingface in the run's folder) or with GPT-2's encoder.json and "
-      "vocab.bpe.");
+  t.Add("tokenizer", &c->tokenizer, kMayChange,
+        "For a checkpoint without one: tokenizer.model, tokenizer.json, or a folder with one of "
+        "them "
+        "(an imported model's: huggingface in the run's folder) or with GPT-2's encoder.json and "
+        "vocab.bpe.")
+      .scope = Scope::kHost;
   t.Add("tokens", &c->tokens, kMayChange, "Tokens to generate.");
   t.Add("temperature", &c->temperature, kMayChange,
         "Above 1: more surprising, below: less; 0: the likeliest.");
@@ -162,6 +167,7 @@ struct Source {
   Pretrained pretrained;
   ModelConfig model;
   int64_t context = 0, window = 0;
+  std::string identity;  // of its weights
 
   absl::Status Load(ParameterList* parameters) const {
     return LoadPretrained(pretrained, parameters);
@@ -192,6 +198,9 @@ absl::StatusOr<Source> FindSource(const GenerateConfig& c) {
     source.model = found->model;
     source.context = found->model.context;
     source.window = found->window;
+    absl::StatusOr<std::string> identity = FingerprintOf(*found);
+    if (!identity.ok()) return source.Unusable(identity.status());
+    source.identity = *std::move(identity);
     source.pretrained = *std::move(found);
     return source;
   }
@@ -203,6 +212,7 @@ absl::StatusOr<Source> FindSource(const GenerateConfig& c) {
   source.model = info->model;
   source.context = info->seqlen;
   source.window = info->window;
+  source.identity = source.pretrained.identity = info->identity;
   return source;
 }
 
@@ -301,6 +311,15 @@ absl::Status Run(const GenerateConfig& c, const Place& place, Communicator* proc
   BURST_ASSIGN_OR_RETURN(const std::string prompt, ReadPrompt(c, processes == nullptr));
   BURST_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                          TokensOfPrompt(prompt, source, tokenizer, rules));
+  if (processes != nullptr) {
+    BURST_RETURN_IF_ERROR(
+        CheckAgreement(processes, {{"--checkpoint, its model", ModelConfigToJson(source.model)},
+                                   {"--checkpoint, its weights", source.identity},
+                                   {"--checkpoint, its context", absl::StrCat(source.context)},
+                                   {"--checkpoint, its window", absl::StrCat(source.window)},
+                                   {"--tokenizer", tokenizer.ToJson()},
+                                   {"--prompt, its tokens", absl::StrJoin(tokens, " ")}}));
+  }
   if (processes == nullptr || processes->rank() == 0) {
     Warn(source, tokenizer, static_cast<int64_t>(tokens.size()));
   }
@@ -371,7 +390,11 @@ int Main(int argc, char** argv) {
   const auto processes = LaunchedRanks::Connect(place->device);
   if (!processes.ok()) return ExitCode(processes.status(), kExitFailure);
   Communicator* const comm = *processes == nullptr ? nullptr : &(*processes)->comm();
-  const absl::Status status = Run(config, *place, comm);
+  absl::Status status;
+  if (comm != nullptr) {
+    status = CheckAgreement(comm, AgreedOptions(options, LaunchIsOnOneHost()));
+  }
+  if (status.ok()) status = Run(config, *place, comm);
   if (status.ok()) return 0;
   if (comm == nullptr) return ExitCode(status, kExitFailure);
   if (comm->rank() > 0) LetOthersReport();  // most errors are those of all processes

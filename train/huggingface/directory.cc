@@ -265,4 +265,18 @@ absl::Status HuggingFaceDirectory::Load(ParameterList* parameters) const {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::string> HuggingFaceDirectory::Fingerprint() const {
+  std::vector<uint64_t> of_files;
+  for (const SafetensorsFile& file : files_) {
+    BURST_ASSIGN_OR_RETURN(const uint64_t fingerprint, file.Fingerprint());
+    of_files.push_back(fingerprint);
+  }
+  std::sort(of_files.begin(), of_files.end());
+  std::string text;
+  for (const uint64_t fingerprint : of_files) {
+    absl::StrAppend(&text, absl::Hex(fingerprint, absl::kZeroPad16));
+  }
+  return text;
+}
+
 }  // namespace burst

@@ -36,6 +36,8 @@ class HuggingFaceDirectory {
   absl::Status Read(const Parameter& parameter, const Tensor& whole) const;
   // Fills this rank's part of all parameters of such a model, on its device.
   absl::Status Load(ParameterList* parameters) const;
+  // Tells other weights from the same (SafetensorsFile::Fingerprint).
+  absl::StatusOr<std::string> Fingerprint() const;
 
  private:
   explicit HuggingFaceDirectory(std::string path) : path_(std::move(path)) {}

@@ -100,6 +100,7 @@ absl::StatusOr<Pretrained> FindPretrained(const std::string& folder) {
     BURST_ASSIGN_OR_RETURN(const CheckpointInfo info, ReadCheckpointInfo(pretrained.path));
     pretrained.model = info.model;
     pretrained.window = info.window;
+    pretrained.identity = info.identity;
     return pretrained;
   }
   pretrained.path = folder;
@@ -118,7 +119,7 @@ absl::StatusOr<Pretrained> FindPretrained(const std::string& folder) {
 
 absl::Status LoadPretrained(const Pretrained& pretrained, ParameterList* parameters) {
   if (pretrained.kind == Pretrained::Kind::kCheckpoint) {
-    return LoadCheckpoint(pretrained.path, parameters, /*optimizer=*/nullptr);
+    return LoadCheckpoint(pretrained.path, parameters, /*optimizer=*/nullptr, pretrained.identity);
   }
   BURST_ASSIGN_OR_RETURN(const HuggingFaceDirectory directory,
                          HuggingFaceDirectory::Open(pretrained.path));
@@ -132,6 +133,13 @@ absl::StatusOr<Tokenizer> TokenizerOf(const Pretrained& pretrained) {
   const std::string companions = CompanionsOf(pretrained.path);
   if (Exists(companions)) return Tokenizer::Load(companions);
   return absl::NotFoundError(absl::StrCat(pretrained.path, " holds no tokenizer"));
+}
+
+absl::StatusOr<std::string> FingerprintOf(const Pretrained& pretrained) {
+  if (pretrained.kind == Pretrained::Kind::kCheckpoint) return pretrained.identity;
+  BURST_ASSIGN_OR_RETURN(const HuggingFaceDirectory directory,
+                         HuggingFaceDirectory::Open(pretrained.path));
+  return directory.Fingerprint();
 }
 
 std::string CompanionsOf(const std::string& checkpoint) {

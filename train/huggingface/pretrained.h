@@ -22,6 +22,7 @@ struct Pretrained {
   int64_t window = 0;  // of attention; 0: none
   // Names of the directory's other files with weights, which are not read.
   std::vector<std::string> unread = {};
+  std::string identity = {};  // of a checkpoint, which must be the one that is loaded
 };
 
 // "pytorch_model.bin beside the weights is not read"; empty: all are read.
@@ -37,6 +38,9 @@ absl::Status LoadPretrained(const Pretrained& pretrained, ParameterList* paramet
 // The model's own tokenizer: what a checkpoint holds, else the files that came with the model.
 // NotFound, naming the folder, where there is none; other errors say why it cannot be read.
 absl::StatusOr<Tokenizer> TokenizerOf(const Pretrained& pretrained);
+
+// Tells the model's weights from others, at the cost of opening its files.
+absl::StatusOr<std::string> FingerprintOf(const Pretrained& pretrained);
 
 // Copies what belongs to a model besides its weights (config.json, the tokenizer's files), as it
 // is, to FOLDER/huggingface, where an export finds it.

@@ -173,7 +173,13 @@ absl::Status CheckHosts(ProcessLaunch* launch) {
     launch->several_hosts = true;
   }
   if (!launch->several_hosts) launch->address = "127.0.0.1";
-  if (!launch->several_hosts || !loopback) return absl::OkStatus();
+  if (!launch->several_hosts) return absl::OkStatus();
+  if (launch->port > 65536 - kPortsOfRank0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("MASTER_PORT=", launch->port, ": must be at most ", 65536 - kPortsOfRank0,
+                     ", since rank 0 listens on one of ", kPortsOfRank0, " ports from there on"));
+  }
+  if (!loopback) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("MASTER_ADDR=", launch->address, " is every host itself, but ", launch->launcher,
                    " started ", launch->world_size,
@@ -227,7 +233,7 @@ Launch DetectLaunch(const Communicator* mpi) {
   if (found.ok() && found->has_value()) {
     launch.processes = (*found)->world_size;
     launch.launcher = (*found)->launcher;
-    launch.token_error = JobToken::Check(**found, std::getenv);
+    launch.token_error = FindJobToken(**found, std::getenv).status();
     processes_here = std::max(1, (*found)->local_size);
     const bool in_order = (*found)->local_rank == (*found)->rank % processes_here;
     if (in_order && launch.processes % processes_here == 0) {

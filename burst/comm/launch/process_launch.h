@@ -6,8 +6,8 @@
 //   node also MASTER_ADDR, rank 0's (mpirun -x MASTER_ADDR=...).
 // srun (Slurm): SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID and the list of nodes, inside a step.
 // The first launcher found counts: torchrun may run under the others. MASTER_ADDR and MASTER_PORT,
-// if set, are where rank 0 listens, with all three; a job of one host meets on loopback, whatever
-// MASTER_ADDR says. At most kMaxRanks processes.
+// if set, are where rank 0 listens, with all three; a job of one host meets in a folder
+// (burst/comm/tcp/socket_folder.h), whatever MASTER_ADDR says. At most kMaxRanks processes.
 #pragma once
 
 #include <chrono>
@@ -23,6 +23,9 @@ namespace burst {
 
 // Of a job. Every two processes are connected.
 inline constexpr int kMaxRanks = 1024;
+
+// Rank 0 of a job of several hosts listens on one of so many ports, from ProcessLaunch::port on.
+inline constexpr int kPortsOfRank0 = 16;
 
 struct ProcessLaunch {
   std::string launcher;  // "torchrun", "mpirun", "srun"

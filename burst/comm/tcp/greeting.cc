@@ -12,7 +12,7 @@
 namespace burst {
 namespace {
 
-constexpr uint64_t kMagic = 0x325652'5453525542;  // "BURSTRV2"
+constexpr uint64_t kMagic = 0x335652'5453525542;  // "BURSTRV3"
 constexpr size_t kAddressBytes = kPlaceBytes - 4;
 
 void InitializeSodium() {
@@ -125,19 +125,43 @@ Nonce RandomNonce() {
   return nonce;
 }
 
-Proof MakeProof(const JobKey& key, Side side, const Nonces& nonces, const Claim& claim) {
+namespace {
+
+// What a process of the job says of a connection: `purpose` tells proofs and keys apart.
+std::array<uint8_t, 32> Sign(const JobKey& key, uint8_t purpose, const ConnectionName& connection,
+                             const Claim& claim) {
+  uint8_t port[2];
+  PutNumber(connection.port, port);
   const ClaimBytes bytes = ToBytes(claim);
   return Hmac(key.data(), key.size())
-      .Add(&side, sizeof(side))
-      .Add(nonces.caller.data(), nonces.caller.size())
-      .Add(nonces.listener.data(), nonces.listener.size())
+      .Add(&purpose, sizeof(purpose))
+      .Add(connection.caller.data(), connection.caller.size())
+      .Add(connection.listener.data(), connection.listener.size())
+      .Add(port, sizeof(port))
       .Add(bytes.data(), bytes.size() - claim.proof.size())
       .Finish();
 }
 
-bool IsProven(const JobKey& key, Side side, const Nonces& nonces, const Claim& claim) {
-  const Proof expected = MakeProof(key, side, nonces, claim);
+// Of the key for what the side sends.
+uint8_t KeyPurpose(Side side) { return 16 + static_cast<uint8_t>(side); }
+
+}  // namespace
+
+Proof MakeProof(const JobKey& key, Side side, const ConnectionName& connection,
+                const Claim& claim) {
+  return Sign(key, static_cast<uint8_t>(side), connection, claim);
+}
+
+bool IsProven(const JobKey& key, Side side, const ConnectionName& connection, const Claim& claim) {
+  const Proof expected = MakeProof(key, side, connection, claim);
   return sodium_memcmp(expected.data(), claim.proof.data(), expected.size()) == 0;
+}
+
+SessionKeys MakeSessionKeys(const JobKey& key, Side side, const ConnectionName& connection,
+                            const Claim& of_caller) {
+  const Side other = side == Side::kCaller ? Side::kListener : Side::kCaller;
+  return {Sign(key, KeyPurpose(side), connection, of_caller),
+          Sign(key, KeyPurpose(other), connection, of_caller)};
 }
 
 }  // namespace burst

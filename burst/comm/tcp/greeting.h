@@ -5,9 +5,14 @@
 //   caller -> listener   Claim   which rank it is, which it calls, of how many; and a proof
 //   listener -> caller   Claim   the same, the other way round
 //
-// A proof is HMAC-SHA256 over both nonces and the claim, with a key made of the job's token: it
-// shows that its sender knows the token, now, and says this. The token itself is never sent.
-// Nothing in a greeting is believed before its proof is checked. All lengths are fixed.
+// A proof is HMAC-SHA256 over both nonces, the listener's port and the claim, with a key made of
+// the job's token: it shows that its sender knows the token, now, and says this of this connection.
+// The token itself is never sent. A process that hands the greeting on from another port proves
+// nothing: the caller puts the port that it called into its proof, the listener the one it listens
+// on. Nothing in a greeting is believed before its proof is checked. All lengths are fixed.
+//
+// Both ends then make keys for what follows (seal.h), which whoever handed the greeting on, at any
+// port, does not know.
 #pragma once
 
 #include <array>
@@ -18,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "burst/comm/tcp/bytes.h"
+#include "burst/comm/tcp/seal.h"
 
 namespace burst {
 
@@ -41,7 +47,7 @@ struct Claim {
 // Where a rank listens; an empty address: on the host of rank 0.
 struct Place {
   std::string address;  // numeric
-  uint16_t port = 0;
+  uint16_t port = 0;    // of a Unix socket: a part of its name (socket_folder.h)
 };
 
 inline constexpr size_t kHelloBytes = 48, kClaimBytes = 44, kPlaceBytes = 64;
@@ -65,12 +71,18 @@ Nonce RandomNonce();
 // The two connections' ends have different proofs, so that none can be sent back to its maker.
 enum class Side : uint8_t { kCaller = 1, kListener = 2 };
 
-struct Nonces {
+// What tells a connection from all others.
+struct ConnectionName {
   Nonce caller, listener;
+  uint16_t port = 0;  // of the listener
 };
 
-Proof MakeProof(const JobKey& key, Side side, const Nonces& nonces, const Claim& claim);
+Proof MakeProof(const JobKey& key, Side side, const ConnectionName& connection, const Claim& claim);
 // Whether claim.proof is that of `side`; the time it takes does not depend on the answer.
-bool IsProven(const JobKey& key, Side side, const Nonces& nonces, const Claim& claim);
+bool IsProven(const JobKey& key, Side side, const ConnectionName& connection, const Claim& claim);
+
+// The keys of the end `side`, after the greeting in which the caller made this claim.
+SessionKeys MakeSessionKeys(const JobKey& key, Side side, const ConnectionName& connection,
+                            const Claim& of_caller);
 
 }  // namespace burst

@@ -7,14 +7,17 @@
 
 namespace burst {
 
-Handshake::Handshake(Socket socket, Side side, const Identity& self, int peer, Deadline deadline)
+Handshake::Handshake(Socket socket, Side side, uint16_t port, const Identity& self, int peer,
+                     Deadline deadline)
     : socket_(std::move(socket)),
       side_(side),
       self_(self),
       peer_(peer),
       deadline_(deadline),
-      stage_(side == Side::kCaller ? Stage::kConnecting : Stage::kHello),
-      own_nonce_(RandomNonce()) {}
+      stage_(side == Side::kCaller ? Stage::kConnecting : Stage::kHello) {
+  name_.port = port;
+  (side == Side::kCaller ? name_.caller : name_.listener) = RandomNonce();
+}
 
 short Handshake::events() const { return stage_ == Stage::kConnecting ? POLLOUT : POLLIN; }
 
@@ -24,19 +27,19 @@ bool Handshake::Send(const uint8_t* data, size_t bytes) const {
 }
 
 bool Handshake::SendHello() const {
-  const HelloBytes bytes = ToBytes(Hello{self_.job_tag, own_nonce_});
+  const Nonce& own = side_ == Side::kCaller ? name_.caller : name_.listener;
+  const HelloBytes bytes = ToBytes(Hello{self_.job_tag, own});
   return Send(bytes.data(), bytes.size());
 }
 
-bool Handshake::SendClaim() const {
+bool Handshake::SendClaim() {
   const bool calls = side_ == Side::kCaller;
   Claim claim;
   claim.rank = self_.rank;
   claim.peer = calls ? peer_ : theirs_.rank;
   claim.world_size = self_.world_size;
-  claim.proof =
-      MakeProof(self_.key, side_,
-                calls ? Nonces{own_nonce_, their_nonce_} : Nonces{their_nonce_, own_nonce_}, claim);
+  claim.proof = MakeProof(self_.key, side_, name_, claim);
+  if (calls) claim_of_caller_ = claim;
   const ClaimBytes bytes = ToBytes(claim);
   return Send(bytes.data(), bytes.size());
 }
@@ -70,7 +73,7 @@ Handshake::State Handshake::ReceivedHello() {
   const absl::StatusOr<Hello> hello = ParseHello(received_);
   if (!hello.ok()) return State::kRefused;
   if (hello->job_tag != self_.job_tag) return State::kOtherJob;
-  their_nonce_ = hello->nonce;
+  (side_ == Side::kCaller ? name_.listener : name_.caller) = hello->nonce;
   stage_ = Stage::kClaim;
   const bool sent = side_ == Side::kListener ? SendHello() : SendClaim();
   return sent ? State::kGoing : State::kRefused;
@@ -81,13 +84,12 @@ Handshake::State Handshake::ReceivedClaim() {
   if (!claim.ok()) return State::kRefused;
   const bool called = side_ == Side::kListener;
   const Side theirs = called ? Side::kCaller : Side::kListener;
-  const Nonces nonces =
-      called ? Nonces{their_nonce_, own_nonce_} : Nonces{own_nonce_, their_nonce_};
-  if (!IsProven(self_.key, theirs, nonces, *claim)) return State::kRefused;
+  if (!IsProven(self_.key, theirs, name_, *claim)) return State::kRefused;
   // Said by one of the job, but not to this rank, or not by the rank that was called.
   if (claim->peer != static_cast<uint32_t>(self_.rank)) return State::kRefused;
   if (!called && claim->rank != static_cast<uint32_t>(peer_)) return State::kRefused;
   theirs_ = *claim;
+  if (called) claim_of_caller_ = theirs_;
   return called && !SendClaim() ? State::kRefused : State::kProven;
 }
 

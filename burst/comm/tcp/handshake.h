@@ -28,8 +28,10 @@ class Handshake {
     kRefused,   // it closed the connection, or what it sent is no greeting or no proof
   };
 
-  // `side`: who called. `peer`: the rank that a caller means to reach; a listener learns it.
-  Handshake(Socket socket, Side side, const Identity& self, int peer, Deadline deadline);
+  // `side`: who called. `port`: of the listener. `peer`: the rank that a caller means to reach; a
+  // listener learns it.
+  Handshake(Socket socket, Side side, uint16_t port, const Identity& self, int peer,
+            Deadline deadline);
 
   // Sends and receives what does not block.
   State Advance();
@@ -43,14 +45,16 @@ class Handshake {
   // compares; and the connection.
   const Claim& claim() const { return theirs_; }
   Socket TakeSocket() { return std::move(socket_); }
-  const Identity& self() const { return self_; }
+  SessionKeys keys() const { return MakeSessionKeys(self_.key, side_, name_, claim_of_caller_); }
+  // Whether the other end has said that it is of this job, which proves nothing.
+  bool said_job() const { return stage_ == Stage::kClaim; }
 
  private:
   enum class Stage { kConnecting, kHello, kClaim };
 
   bool Send(const uint8_t* data, size_t bytes) const;
   bool SendHello() const;
-  bool SendClaim() const;
+  bool SendClaim();
   // Handles a whole message.
   State Received();
   State ReceivedHello();
@@ -62,8 +66,8 @@ class Handshake {
   const int peer_;
   const Deadline deadline_;
   Stage stage_;
-  Nonce own_nonce_ = {}, their_nonce_ = {};
-  Claim theirs_;
+  ConnectionName name_;
+  Claim theirs_, claim_of_caller_;
   std::vector<uint8_t> received_;  // of the message that is expected
 };
 

@@ -27,8 +27,9 @@ using std::chrono::steady_clock;
 constexpr milliseconds kFarewell{1000};     // at most, to send and receive the last messages
 constexpr int64_t kMaxTurnBytes = 1 << 20;  // of one connection, before the others have a turn
 constexpr size_t kBufferBytes = 64 << 10;
-// Of messages of one rank that this one does not wait for yet, with what keeping them costs.
-constexpr uint64_t kMaxUnexpectedBytes = uint64_t{1} << 30, kUnexpectedOverhead = 256;
+// What keeping a message costs at most besides its bytes: an entry of a map, one of a list, and
+// what the allocator adds to these and to the bytes.
+constexpr uint64_t kUnexpectedOverhead = 320;
 
 double Seconds(steady_clock::duration time) {
   return duration_cast<milliseconds>(time).count() / 1000.0;
@@ -36,18 +37,18 @@ double Seconds(steady_clock::duration time) {
 
 }  // namespace
 
-PeerConnections::PeerConnections(int rank, std::vector<Socket> connections,
-                                 const TcpOptions& options)
+PeerConnections::PeerConnections(int rank, std::vector<PeerLink> links, const TcpOptions& options)
     : rank_(rank),
       options_(options),
       no_memory_(absl::ResourceExhaustedError(
-          absl::StrCat("rank ", rank, " of ", connections.size(), " has no memory for messages"))),
-      peers_(connections.size()),
+          absl::StrCat("rank ", rank, " of ", links.size(), " has no memory for messages"))),
+      peers_(links.size()),
       said_(steady_clock::now()),
       looked_(said_),
       wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   for (size_t i = 0; i < peers_.size(); ++i) {
-    peers_[i].socket = std::move(connections[i]);
+    peers_[i].socket = std::move(links[i].socket);
+    peers_[i].seal = links[i].seal;
     peers_[i].buffer.resize(kBufferBytes);
     peers_[i].heard = said_;
   }
@@ -140,7 +141,7 @@ absl::Status PeerConnections::Wait(const Transfer& transfer) {
 
 void PeerConnections::Cancel(Transfer* transfer) {
   const auto is_it = [transfer](Transfer* other) { return other == transfer; };
-  const auto erase_from = [&](std::deque<Transfer*>* queue) {
+  const auto erase_from = [&](auto* queue) {
     const auto end = std::remove_if(queue->begin(), queue->end(), is_it);
     const bool found = end != queue->end();
     queue->erase(end, queue->end());
@@ -166,10 +167,7 @@ void PeerConnections::Cancel(Transfer* transfer) {
     frame.Own();
     under_way = true;
   }
-  if (peer.into == transfer) {
-    peer.payload.resize(peer.frame->bytes);  // the rest goes nowhere
-    peer.into = nullptr;
-  }
+  if (peer.into == transfer) DropPayload(&peer);
   if (!under_way || peer.finished) return;
   SetFailure(absl::UnavailableError(
       absl::StrCat(Who(rank_), " gave up: it ended in the middle of a message")));
@@ -180,11 +178,16 @@ void PeerConnections::Cancel(Transfer* transfer) {
 void PeerConnections::Queue(int peer, FrameKind kind, int channel, uint64_t group, uint64_t bytes,
                             absl::string_view payload) {
   if (peers_[peer].socket.fd() < 0) return;
-  const FrameHeaderBytes header = ToBytes(FrameHeader{kind, uint32_t(channel), group, bytes});
+  const FrameHeader header = {kind, uint32_t(channel), group, bytes};
   Outgoing frame;
-  frame.head.reserve(header.size() + payload.size());
-  frame.head.assign(header.begin(), header.end());
-  frame.head.append(payload.data(), payload.size());
+  if (peers_[peer].seal.has_value()) {
+    frame.head = Sealed(&peers_[peer], header, payload);
+  } else {
+    const FrameHeaderBytes text = ToBytes(header);
+    frame.head.reserve(text.size() + payload.size());
+    frame.head.assign(text.begin(), text.end());
+    frame.head.append(payload.data(), payload.size());
+  }
   peers_[peer].outgoing.push_back(std::move(frame));
 }
 
@@ -229,9 +232,29 @@ void PeerConnections::DropTransfers() {
     peer.announced.clear();
     for (auto& queue : peer.sending) queue.clear();
     for (auto& queue : peer.coming) queue.clear();
-    if (peer.into != nullptr) peer.payload.resize(peer.frame->bytes);  // the rest goes nowhere
-    peer.into = nullptr;
+    if (peer.into != nullptr) DropPayload(&peer);
   }
+}
+
+// The rest of a piece goes nowhere.
+void PeerConnections::DropPayload(Peer* peer) {
+  peer->payload.resize(peer->frame->bytes);
+  peer->into = nullptr;
+  peer->dropped = true;
+}
+
+// A frame as records.
+std::string PeerConnections::Sealed(Peer* peer, const FrameHeader& header,
+                                    absl::string_view payload) const {
+  const FrameHeaderBytes bytes = ToBytes(header);
+  const size_t tags = payload.empty() ? 1 : 2;
+  std::string records(bytes.size() + payload.size() + tags * Seal::kTagBytes, '\0');
+  auto* const out = reinterpret_cast<uint8_t*>(&records[0]);
+  peer->seal->Close(bytes.data(), bytes.size(), out);
+  if (!payload.empty()) {
+    peer->seal->Close(payload.data(), payload.size(), out + bytes.size() + Seal::kTagBytes);
+  }
+  return records;
 }
 
 void PeerConnections::GiveUp(const absl::Status& reason) {
@@ -317,14 +340,20 @@ bool PeerConnections::NextPiece(Peer* peer) {
     peer->last_channel = channel;
     Transfer* const transfer = peer->sending[channel].front();
     const uint64_t bytes = std::min<uint64_t>(kMaxPieceBytes, transfer->bytes - transfer->moved);
-    const FrameHeaderBytes header =
-        ToBytes(FrameHeader{FrameKind::kPiece, uint32_t(channel), transfer->group, bytes});
+    const FrameHeader header = {FrameKind::kPiece, uint32_t(channel), transfer->group, bytes};
+    const char* const piece = transfer->data + transfer->moved;
     Outgoing frame;
-    frame.head.assign(header.begin(), header.end());
-    frame.tail = transfer->data + transfer->moved;
-    frame.tail_bytes = bytes;
+    if (peer->seal.has_value()) {
+      frame.head = Sealed(peer, header, {piece, bytes});
+    } else {
+      const FrameHeaderBytes text = ToBytes(header);
+      frame.head.assign(text.begin(), text.end());
+      frame.tail = piece;
+      frame.tail_bytes = bytes;
+    }
     frame.transfer = transfer;
     transfer->moved += bytes;
+    frame.is_last = transfer->moved == transfer->bytes;
     if (transfer->moved == transfer->bytes) peer->sending[channel].pop_front();
     peer->outgoing.push_back(std::move(frame));
     return true;
@@ -355,8 +384,7 @@ void PeerConnections::WriteTo(int index) {
     turn += n;
     frame.written += n;
     if (frame.written < frame.size()) continue;
-    if (frame.transfer != nullptr &&
-        frame.tail + frame.tail_bytes == frame.transfer->data + frame.transfer->bytes) {
+    if (frame.transfer != nullptr && frame.is_last) {
       frame.transfer->done = true;
       changed_.notify_all();
     }
@@ -404,33 +432,53 @@ void PeerConnections::ReadFrom(int index) {
 // Handles all frames that are whole, and begins the next one.
 absl::Status PeerConnections::UseBuffer(int index) {
   Peer& peer = peers_[index];
+  const size_t tag = peer.seal.has_value() ? Seal::kTagBytes : 0;
   while (true) {
     if (!peer.frame.has_value()) {
-      if (peer.end - peer.begin < kFrameHeaderBytes) break;
-      BURST_ASSIGN_OR_RETURN(peer.frame, ParseFrameHeader(absl::MakeConstSpan(
-                                             peer.buffer.data() + peer.begin, kFrameHeaderBytes)));
-      peer.begin += kFrameHeaderBytes;
+      if (peer.end - peer.begin < kFrameHeaderBytes + tag) break;
+      uint8_t* const header = peer.buffer.data() + peer.begin;
+      BURST_RETURN_IF_ERROR(
+          OpenRecord(&peer, header, kFrameHeaderBytes, header + kFrameHeaderBytes));
+      BURST_ASSIGN_OR_RETURN(peer.frame,
+                             ParseFrameHeader(absl::MakeConstSpan(header, kFrameHeaderBytes)));
+      peer.begin += kFrameHeaderBytes + tag;
       BURST_RETURN_IF_ERROR(BeginPayload(index));
     }
     const uint64_t bytes = PayloadBytes(*peer.frame);
     const size_t here = std::min<uint64_t>(bytes - peer.payload_read, peer.end - peer.begin);
+    char* const place =
+        peer.into != nullptr ? peer.into->data + peer.into->moved : &peer.payload[0];
     if (here > 0) {
-      char* const place =
-          peer.into != nullptr ? peer.into->data + peer.into->moved : &peer.payload[0];
       std::memcpy(place + peer.payload_read, peer.buffer.data() + peer.begin, here);
       peer.begin += here;
       peer.payload_read += here;
     }
     if (peer.payload_read < bytes) break;
+    if (bytes > 0) {
+      if (peer.end - peer.begin < tag) break;
+      BURST_RETURN_IF_ERROR(OpenRecord(&peer, place, bytes, peer.buffer.data() + peer.begin));
+      peer.begin += tag;
+    }
     const absl::Status status = Dispatch(index);
     peer.frame.reset();
+    peer.dropped = false;
     BURST_RETURN_IF_ERROR(status);
   }
-  // The rest, less than a header unless a payload continues, moves to the front.
+  // The rest, less than a header and a tag unless a payload continues, moves to the front.
   std::copy(peer.buffer.begin() + peer.begin, peer.buffer.begin() + peer.end, peer.buffer.begin());
   peer.end -= peer.begin;
   peer.begin = 0;
   return absl::OkStatus();
+}
+
+absl::Status PeerConnections::OpenRecord(Peer* peer, void* data, size_t bytes, const uint8_t* tag) {
+  if (!peer->seal.has_value()) return absl::OkStatus();
+  if (peer->dropped) {
+    peer->seal->Skip();
+    return absl::OkStatus();
+  }
+  if (peer->seal->Open(data, bytes, tag)) return absl::OkStatus();
+  return absl::InvalidArgumentError("a frame that was changed on its way: its seal is broken");
 }
 
 // Where the payload of the frame goes.
@@ -462,7 +510,7 @@ absl::Status PeerConnections::Dispatch(int index) {
       Arrive({frame.group, channel, index},
              {std::move(peer.payload), frame.bytes, frame.kind == FrameKind::kAnnounce});
       peer.payload.clear();
-      if (peer.unexpected_bytes > kMaxUnexpectedBytes) {
+      if (peer.unexpected_bytes > options_.unexpected_bytes) {
         return absl::InvalidArgumentError("more messages than this rank waits for");
       }
       break;

@@ -5,6 +5,10 @@
 // the sender's buffer to the socket and from the socket into the receiver's, without a copy
 // between; short ones are copied on both sides. What a rank may send before it is expected has a
 // limit.
+//
+// Where a connection has a seal (link.h), a frame is a record of its header and, if it has a
+// payload, one more of that. The sender then seals a long message into a buffer, piece by piece;
+// the receiver opens it in place.
 #pragma once
 
 #include <poll.h>
@@ -16,6 +20,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -27,7 +32,7 @@
 #include "absl/status/status.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/tcp/frame.h"
-#include "burst/comm/tcp/socket.h"
+#include "burst/comm/tcp/link.h"
 
 namespace burst {
 
@@ -46,6 +51,9 @@ struct TcpOptions {
   bool ends_process = true;
   // How long a Wait waits for a rank that is alive, before it ends the job; 0: for ever.
   std::chrono::milliseconds patience{0};
+  // Of messages of one rank that this one does not wait for yet, with what keeping them costs: more
+  // of them end the job.
+  uint64_t unexpected_bytes = uint64_t{1} << 30;
 };
 
 // A message that was posted. It stays where it is until it is done or cancelled.
@@ -65,8 +73,8 @@ struct Transfer {
 
 class PeerConnections {
  public:
-  // `connections`: with every rank, in order of rank.
-  PeerConnections(int rank, std::vector<Socket> connections, const TcpOptions& options);
+  // `links`: with every rank, in order of rank.
+  PeerConnections(int rank, std::vector<PeerLink> links, const TcpOptions& options);
   ~PeerConnections();
 
   int rank() const { return rank_; }
@@ -88,12 +96,13 @@ class PeerConnections {
   void GiveUp(const absl::Status& reason);
 
  private:
-  // A frame that leaves: `head` holds the header and, of short ones, the payload.
+  // A frame that leaves: `head` holds the header and, of short and sealed ones, the payload.
   struct Outgoing {
     std::string head;
     const char* tail = nullptr;  // a piece of a transfer's buffer
     size_t tail_bytes = 0;
     Transfer* transfer = nullptr;
+    bool is_last = false;  // of the transfer's pieces
     size_t written = 0;
     size_t size() const { return head.size() + tail_bytes; }
     void Own();  // copies the tail, which is no longer in use then
@@ -101,6 +110,7 @@ class PeerConnections {
 
   struct Peer {
     Socket socket;  // closed once nothing more can arrive
+    std::optional<Seal> seal;
     // To the peer.
     std::deque<Outgoing> outgoing;  // short frames; the first one may have left in part
     std::map<std::tuple<uint64_t, int>, std::deque<Transfer*>> announced;  // wait for a kGo
@@ -111,6 +121,7 @@ class PeerConnections {
     size_t begin = 0, end = 0;
     std::optional<FrameHeader> frame;  // whose payload comes
     uint64_t payload_read = 0;
+    bool dropped = false;      // a part of it is gone, and nobody needs the rest
     std::string payload;       // of a frame that goes into no transfer's buffer
     Transfer* into = nullptr;  // of a piece
     std::array<std::deque<Transfer*>, kNumChannels> coming;  // kGo was sent
@@ -127,9 +138,10 @@ class PeerConnections {
     bool announced;
   };
   using Key = std::tuple<uint64_t, int, int>;  // group, channel, source
+  // Lists: an empty one takes no memory, and a peer decides how many streams there are.
   struct Stream {
-    std::deque<Transfer*> posted;
-    std::deque<Arrived> arrived;
+    std::list<Transfer*> posted;
+    std::list<Arrived> arrived;
   };
   using Lock = std::unique_lock<std::mutex>;
 
@@ -138,6 +150,8 @@ class PeerConnections {
              absl::string_view payload);
   void QueueForAll(FrameKind kind, absl::string_view payload);
   void SetFailure(const absl::Status& failure);
+  std::string Sealed(Peer* peer, const FrameHeader& header, absl::string_view payload) const;
+  static void DropPayload(Peer* peer);
   void DropTransfers();
   void CloseAll();
   void Lose(int peer, const std::string& how);
@@ -148,6 +162,8 @@ class PeerConnections {
   void WriteTo(int peer);
   void ReadFrom(int peer);
   absl::Status UseBuffer(int peer);
+  // Whether all of a record that is in the buffer up to its tag is what the peer sent.
+  static absl::Status OpenRecord(Peer* peer, void* data, size_t bytes, const uint8_t* tag);
   absl::Status BeginPayload(int peer);
   absl::Status Dispatch(int peer);
   void CheckHeartbeats();

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <list>
+#include <map>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,6 +27,20 @@ constexpr milliseconds kFirstPause{50}, kLongestPause{500};
 // Greetings of others that may be under way at once; beyond it the oldest one is dropped, which an
 // honest process starts anew.
 constexpr size_t kMostPending = 256;
+// A name is looked up again after this time: it may have come to mean another address. The look-up
+// blocks, and greetings wait meanwhile.
+constexpr milliseconds kLookUpAgain{30'000};
+// Between two attempts of rank 0 to listen.
+constexpr milliseconds kListenAgain{100};
+
+// What rank 0 answers to a process that has proved to be of the job.
+enum class Answer : uint8_t { kWelcome = 1, kTaken = 2 };  // kTaken: another one is that rank
+
+// The file name of a job's sockets, without the number.
+std::string NameInFolder(const RendezvousOptions& options) {
+  const uint64_t tag = JobTag(absl::StrCat(options.job, " ", options.port, " ", options.token));
+  return absl::StrCat("burst-", absl::Hex(tag, absl::kZeroPad16));
+}
 
 // A port that may be that of a rank.
 struct Target {
@@ -42,23 +58,28 @@ struct Pending {
   int target;  // that it calls; -1: another process called
 };
 
+struct KnownHost {
+  std::vector<SocketAddress> addresses;
+  Deadline looked_up = {};
+};
+
 class Meeting {
  public:
   explicit Meeting(const RendezvousOptions& options)
       : options_(options),
         deadline_(steady_clock::now() + options.timeout),
-        sockets_(options.world_size) {
+        name_(NameInFolder(options)),
+        links_(options.world_size) {
     self_.job_tag = JobTag(options.job);
+    self_.key = MakeJobKey(options.token, options.job);
     self_.rank = options.rank;
     self_.world_size = options.world_size;
   }
 
   // Rank 0.
-  absl::Status Host(Socket listener) {
-    BURST_ASSIGN_OR_RETURN(const std::string token, options_.token());
-    self_.key = MakeJobKey(token, options_.job);
-    if (listener.fd() < 0) {
-      BURST_ASSIGN_OR_RETURN(listener, ListenOnFreePort());
+  absl::Status Host(Listener listener) {
+    if (!listener.listens()) {
+      BURST_ASSIGN_OR_RETURN(listener, ListenUntilFree());
     }
     BURST_RETURN_IF_ERROR(Meet(&listener, {}));
     std::string places;
@@ -66,15 +87,15 @@ class Meeting {
       Place place;
       if (peer > 0) {
         uint8_t port[2];
-        BURST_RETURN_IF_ERROR(Named(peer, sockets_[peer].Read(port, sizeof(port), deadline_)));
-        place = {sockets_[peer].PeerAddress(), GetNumber<uint16_t>(port)};
+        BURST_RETURN_IF_ERROR(Named(peer, Read(links_[peer], port, sizeof(port))));
+        place.port = GetNumber<uint16_t>(port);
+        if (!IsOnThisHost(peer)) place.address = links_[peer].socket.PeerAddress();
       }
       const PlaceBytes bytes = ToBytes(place);
       places.append(bytes.begin(), bytes.end());
     }
     for (int peer = 1; peer < options_.world_size; ++peer) {
-      BURST_RETURN_IF_ERROR(
-          Named(peer, sockets_[peer].Write(places.data(), places.size(), deadline_)));
+      BURST_RETURN_IF_ERROR(Named(peer, Write(links_[peer], places.data(), places.size())));
     }
     return absl::OkStatus();
   }
@@ -82,39 +103,75 @@ class Meeting {
   // The others: call rank 0, then those below; those above call.
   absl::Status Join() {
     std::vector<Target> targets;
-    for (int i = 0; i < options_.num_ports; ++i) {
-      targets.push_back({0, options_.address, options_.port + i});
+    for (int i = 0; i < (options_.folder.has_value() ? 1 : options_.num_ports); ++i) {
+      targets.push_back({0, options_.address, options_.folder ? 0 : options_.port + i});
     }
-    BURST_RETURN_IF_ERROR(Meet(nullptr, std::move(targets)));
-    BURST_ASSIGN_OR_RETURN(const Socket listener, ListenBesideRank0());
+    BURST_RETURN_IF_ERROR(MeetRank0(targets));
+    BURST_ASSIGN_OR_RETURN(const Listener listener, ListenBesideRank0());
     uint8_t port[2];
     PutNumber(static_cast<uint16_t>(listener.port()), port);
-    BURST_RETURN_IF_ERROR(Named(0, sockets_[0].Write(port, sizeof(port), deadline_)));
+    BURST_RETURN_IF_ERROR(UnlessRank0GaveUp(Write(links_[0], port, sizeof(port))));
     std::vector<uint8_t> places(options_.world_size * kPlaceBytes);
-    const absl::Status read = sockets_[0].Read(places.data(), places.size(), deadline_);
-    if (!read.ok()) {
-      return absl::UnavailableError(
-          absl::StrCat("rank ", options_.rank, ": rank 0 gave up before all ", options_.world_size,
-                       " ranks had come (", std::string(read.message()), ")"));
-    }
+    BURST_RETURN_IF_ERROR(UnlessRank0GaveUp(Read(links_[0], places.data(), places.size())));
     targets.clear();
     for (int peer = 1; peer < options_.rank; ++peer) {
       const absl::StatusOr<Place> place =
           ParsePlace(absl::MakeConstSpan(&places[peer * kPlaceBytes], kPlaceBytes));
       BURST_RETURN_IF_ERROR(Named(peer, place.status()));
-      const bool with_rank0 = place->address.empty();
-      targets.push_back({peer, with_rank0 ? options_.address : place->address, place->port});
+      std::string host = place->address;
+      if (host.empty() && !options_.folder) host = links_[0].socket.PeerAddress();
+      targets.push_back({peer, std::move(host), place->port});
     }
     return Meet(&listener, std::move(targets));
   }
 
-  Connections Take() { return {std::move(sockets_), strangers_}; }
+  Connections Take() { return {std::move(links_), strangers_, doubles_}; }
 
  private:
   absl::Status Named(int peer, const absl::Status& status) const {
     if (status.ok()) return status;
     return absl::UnavailableError(absl::StrCat("rank ", options_.rank, " cannot reach rank ", peer,
                                                ": ", std::string(status.message())));
+  }
+
+  absl::Status UnlessRank0GaveUp(const absl::Status& status) const {
+    if (status.ok()) return status;
+    return absl::UnavailableError(
+        absl::StrCat("rank ", options_.rank, ": rank 0 gave up before all ", options_.world_size,
+                     " ranks had come (", std::string(status.message()), ")"));
+  }
+
+  // Calls until a rank 0 has no other process as this rank: of two jobs of one name, the other one.
+  absl::Status MeetRank0(const std::vector<Target>& targets) {
+    while (true) {
+      BURST_RETURN_IF_ERROR(Meet(nullptr, targets));
+      Answer answer;
+      BURST_RETURN_IF_ERROR(UnlessRank0GaveUp(Read(links_[0], &answer, sizeof(answer))));
+      if (answer == Answer::kWelcome) return absl::OkStatus();
+      links_[0] = PeerLink();
+      ++times_taken_;
+      std::this_thread::sleep_for(kLongestPause);
+    }
+  }
+
+  // A record of the greeted connection, sealed if it has a seal.
+  absl::Status Write(PeerLink& link, const void* data, size_t bytes) {
+    if (!link.seal.has_value()) return link.socket.Write(data, bytes, deadline_);
+    std::vector<uint8_t> record(bytes + Seal::kTagBytes);
+    link.seal->Close(data, bytes, record.data());
+    return link.socket.Write(record.data(), record.size(), deadline_);
+  }
+  absl::Status Read(PeerLink& link, void* data, size_t bytes) {
+    BURST_RETURN_IF_ERROR(link.socket.Read(data, bytes, deadline_));
+    if (!link.seal.has_value()) return absl::OkStatus();
+    uint8_t tag[Seal::kTagBytes];
+    BURST_RETURN_IF_ERROR(link.socket.Read(tag, sizeof(tag), deadline_));
+    if (link.seal->Open(data, bytes, tag)) return absl::OkStatus();
+    return absl::UnavailableError("what came was changed on its way");
+  }
+
+  bool IsOnThisHost(int peer) const {
+    return options_.folder.has_value() || IsLoopbackAddress(links_[peer].socket.PeerAddress());
   }
 
   absl::StatusOr<Socket> ListenAsRank0(int port) const {
@@ -126,27 +183,41 @@ class Meeting {
     return Listen("", port);
   }
 
-  absl::StatusOr<Socket> ListenOnFreePort() const {
+  absl::StatusOr<Listener> ListenOnFreePort() const {
+    if (options_.folder.has_value()) return ListenInFolder(options_);
     for (int i = 0; i < options_.num_ports; ++i) {
       absl::StatusOr<Socket> listener = ListenAsRank0(options_.port + i);
       if (!absl::IsAlreadyExists(listener.status())) return listener;
     }
-    return absl::UnavailableError(absl::StrCat("no port is free from ", options_.port, " to ",
-                                               options_.port + options_.num_ports - 1,
-                                               "; MASTER_PORT says where rank 0 listens"));
+    return absl::AlreadyExistsError(absl::StrCat("no port is free from ", options_.port, " to ",
+                                                 options_.port + options_.num_ports - 1));
+  }
+
+  // Others may hold the ports, or the name, for a while.
+  absl::StatusOr<Listener> ListenUntilFree() const {
+    while (true) {
+      absl::StatusOr<Listener> listener = ListenOnFreePort();
+      if (!absl::IsAlreadyExists(listener.status())) return listener;
+      if (steady_clock::now() >= deadline_) {
+        return absl::UnavailableError(absl::StrCat(
+            "rank 0 waited ", Seconds(), " s in vain: ", std::string(listener.status().message()),
+            "; MASTER_PORT says where rank 0 listens"));
+      }
+      std::this_thread::sleep_for(kListenAgain);
+    }
   }
 
   // For the ranks above: where rank 0 was reached from, or, on its host, where rank 0 listens.
-  absl::StatusOr<Socket> ListenBesideRank0() const {
-    const bool on_its_host = sockets_[0].PeerAddress().empty();
-    return on_its_host ? ListenAsRank0(0) : Listen(sockets_[0].OwnAddress(), 0);
+  absl::StatusOr<Listener> ListenBesideRank0() const {
+    if (options_.folder.has_value()) return options_.folder->Listen(name_);
+    return IsOnThisHost(0) ? ListenAsRank0(0) : Listen(links_[0].socket.OwnAddress(), 0);
   }
 
-  bool IsMissing(int peer) const { return sockets_[peer].fd() < 0; }
+  bool IsMissing(int peer) const { return links_[peer].socket.fd() < 0; }
 
   // Calls the targets, of which one for each of their ranks must answer, and accepts the ranks
   // above this one if `listener` is given, until all of them are there.
-  absl::Status Meet(const Socket* listener, std::vector<Target> targets) {
+  absl::Status Meet(const Listener* listener, std::vector<Target> targets) {
     targets_ = std::move(targets);
     std::vector<int> wanted;
     for (const Target& target : targets_) {
@@ -162,7 +233,9 @@ class Meeting {
       BURST_RETURN_IF_ERROR(PollAll(listener));
     }
     // Whoever has not proved anything by now is no part of the job.
-    for (const Pending& pending : pending_) strangers_ += pending.target < 0;
+    for (const Pending& pending : pending_) {
+      if (pending.target < 0) CountStranger(pending);
+    }
     pending_.clear();
     return absl::OkStatus();
   }
@@ -172,27 +245,42 @@ class Meeting {
     for (size_t i = 0; i < targets_.size(); ++i) {
       Target& target = targets_[i];
       if (target.calling || !IsMissing(target.peer) || now < target.next) continue;
-      const absl::Status started = Call(static_cast<int>(i), now);
+      const absl::Status started = Call(static_cast<int>(i));
       if (started.ok()) continue;
       last_error_ = started;
       Pause(&target);
     }
   }
 
-  absl::Status Call(int index, Deadline now) {
+  absl::Status Call(int index) {
     Target& target = targets_[index];
-    if (target.peer == 0) {
-      BURST_ASSIGN_OR_RETURN(const std::string token, options_.token());
-      self_.key = MakeJobKey(token, options_.job);
-    }
-    BURST_ASSIGN_OR_RETURN(const auto addresses, Resolve(target.host, target.port));
-    const SocketAddress& address = addresses[target.attempts++ % addresses.size()];
-    BURST_ASSIGN_OR_RETURN(Socket socket, StartConnect(address));
-    pending_.push_back({Handshake(std::move(socket), Side::kCaller, self_, target.peer,
-                                  std::min(deadline_, now + options_.greeting_timeout)),
+    BURST_ASSIGN_OR_RETURN(Socket socket, ConnectTo(&target));
+    const Deadline soon = steady_clock::now() + options_.greeting_timeout;
+    pending_.push_back({Handshake(std::move(socket), Side::kCaller, target.port, self_, target.peer,
+                                  std::min(deadline_, soon)),
                         index});
     target.calling = true;
     return absl::OkStatus();
+  }
+
+  absl::StatusOr<Socket> ConnectTo(Target* target) {
+    if (options_.folder.has_value()) return options_.folder->Connect(name_, target->port);
+    BURST_ASSIGN_OR_RETURN(const std::vector<SocketAddress>* addresses, AddressesOf(target->host));
+    const SocketAddress& address = (*addresses)[target->attempts++ % addresses->size()];
+    return StartConnect(WithPort(address, target->port));
+  }
+
+  // Looks a name up once for all of its ports, and again only after a while.
+  absl::StatusOr<const std::vector<SocketAddress>*> AddressesOf(const std::string& name) {
+    KnownHost& host = hosts_[name];
+    const bool old = steady_clock::now() - host.looked_up > kLookUpAgain;
+    if (host.addresses.empty() || (old && !IsNumericAddress(name))) {
+      absl::StatusOr<std::vector<SocketAddress>> found = Resolve(name, 0);
+      host.looked_up = steady_clock::now();
+      if (found.ok()) host.addresses = *std::move(found);
+      if (host.addresses.empty()) return found.status();
+    }
+    return &host.addresses;
   }
 
   static void Pause(Target* target) {
@@ -202,8 +290,8 @@ class Meeting {
   }
 
   // Waits until something can be done, and does it.
-  absl::Status PollAll(const Socket* listener) {
-    std::vector<pollfd> polled = {{listener == nullptr ? -1 : listener->fd(), POLLIN, 0}};
+  absl::Status PollAll(const Listener* listener) {
+    std::vector<pollfd> polled = {{listener == nullptr ? -1 : listener->socket().fd(), POLLIN, 0}};
     Deadline wake = deadline_;
     for (const Pending& pending : pending_) {
       polled.push_back({pending.handshake.socket().fd(), pending.handshake.events(), 0});
@@ -233,24 +321,29 @@ class Meeting {
     return absl::OkStatus();
   }
 
-  absl::Status AcceptAll(const Socket& listener) {
+  absl::Status AcceptAll(const Listener& listener) {
     while (true) {
-      absl::StatusOr<Socket> accepted = listener.Accept();
+      absl::StatusOr<Socket> accepted = listener.socket().Accept();
       if (absl::IsNotFound(accepted.status())) return absl::OkStatus();
       const bool full = absl::IsResourceExhausted(accepted.status());
       if (full || pending_.size() >= kMostPending) {
         const auto oldest = std::find_if(pending_.begin(), pending_.end(),
                                          [](const Pending& p) { return p.target < 0; });
         if (oldest != pending_.end()) {
+          CountStranger(*oldest);
           pending_.erase(oldest);
-          ++strangers_;
         } else if (full) {
           return accepted.status();
         }
       }
       if (!accepted.ok()) continue;
+      if (options_.folder.has_value() && !SocketFolder::IsOwnUser(*accepted)) {
+        ++strangers_;
+        continue;
+      }
       const Deadline soon = std::min(deadline_, steady_clock::now() + options_.greeting_timeout);
-      pending_.push_back({Handshake(*std::move(accepted), Side::kListener, self_, -1, soon), -1});
+      pending_.push_back(
+          {Handshake(*std::move(accepted), Side::kListener, listener.port(), self_, -1, soon), -1});
     }
   }
 
@@ -259,7 +352,7 @@ class Meeting {
     const bool called = pending->target < 0;
     if (!called) Pause(&targets_[pending->target]);
     if (state != Handshake::State::kProven) {
-      if (called && state == Handshake::State::kRefused) ++strangers_;
+      if (called && state == Handshake::State::kRefused) CountStranger(*pending);
       return absl::OkStatus();
     }
     const Claim& claim = pending->handshake.claim();
@@ -269,49 +362,85 @@ class Meeting {
           "rank ", options_.rank, " of ", options_.world_size, " met rank ", peer, " of ",
           claim.world_size, ": the processes of a job must agree on their number"));
     }
-    Socket& socket = sockets_[peer];
-    if (peer == options_.rank || (called && peer < options_.rank) ||
-        (called && socket.fd() >= 0 && !socket.IsClosed())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("two processes say that they are rank ", peer));
+    PeerLink link = {pending->handshake.TakeSocket(), std::nullopt};
+    if (!options_.folder.has_value()) link.seal.emplace(pending->handshake.keys());
+    // The first one stays, whoever comes after it.
+    const bool is_there = !IsMissing(peer) && !links_[peer].socket.IsClosed();
+    const bool taken = is_there || peer == options_.rank || (called && peer < options_.rank);
+    doubles_ += taken;
+    absl::Status answered;
+    if (options_.rank == 0) {
+      const Answer answer = taken ? Answer::kTaken : Answer::kWelcome;
+      answered = Write(link, &answer, sizeof(answer));
     }
-    if (!called) self_.key = pending->handshake.self().key;
-    socket = pending->handshake.TakeSocket();
+    if (!taken && answered.ok()) links_[peer] = std::move(link);
     return absl::OkStatus();
   }
 
-  absl::Status Vain(bool for_rank0, const std::vector<int>& wanted) const {
-    const double seconds = options_.timeout.count() / 1000.0;
+  void CountStranger(const Pending& pending) {
+    ++strangers_;
+    of_this_job_ += pending.handshake.said_job();
+  }
+
+  double Seconds() const { return options_.timeout.count() / 1000.0; }
+
+  std::string WhereRank0IsCalled() const {
+    if (options_.folder.has_value()) return absl::StrCat(options_.folder->path(), "/", name_, ".0");
+    return absl::StrCat(options_.address, ":", options_.port);
+  }
+
+  absl::Status Vain(bool for_rank0, const std::vector<int>& wanted) {
     std::string text;
     if (for_rank0) {
       text = absl::StrCat("rank ", options_.rank, " of ", options_.world_size,
-                          " found no rank 0 at ", options_.address, ":", options_.port, " in ",
-                          seconds, " s; MASTER_ADDR and MASTER_PORT say where it listens");
+                          " found no rank 0 at ", WhereRank0IsCalled(), " in ", Seconds(), " s; ",
+                          options_.folder.has_value()
+                              ? "all processes of a job on one host must see this folder"
+                              : "MASTER_ADDR and MASTER_PORT say where it listens");
+      if (times_taken_ > 0) {
+        absl::StrAppend(&text, "; it has answered ", times_taken_,
+                        " times that another process is "
+                        "rank ",
+                        options_.rank);
+      }
       if (!last_error_.ok()) absl::StrAppend(&text, " (", std::string(last_error_.message()), ")");
     } else {
       std::vector<int> missing;
       for (int peer : wanted) {
         if (IsMissing(peer)) missing.push_back(peer);
       }
-      text = absl::StrCat("rank ", options_.rank, " waited ", seconds, " s in vain for rank ",
+      text = absl::StrCat("rank ", options_.rank, " waited ", Seconds(), " s in vain for rank ",
                           absl::StrJoin(missing, ", "), " of ", options_.world_size);
     }
-    int strangers = strangers_;
-    for (const Pending& pending : pending_) strangers += pending.target < 0;
-    if (strangers > 0) {
-      absl::StrAppend(&text, "; ", strangers, strangers == 1 ? " connection" : " connections",
+    for (const Pending& pending : pending_) {
+      if (pending.target < 0) CountStranger(pending);
+    }
+    if (strangers_ > 0) {
+      absl::StrAppend(&text, "; ", strangers_, strangers_ == 1 ? " connection" : " connections",
                       " came that did not prove the job's token");
+    }
+    if (of_this_job_ > 0) {
+      absl::StrAppend(&text, "; ", of_this_job_,
+                      " of them named this job: do all processes have "
+                      "the same BURST_TOKEN, and call the port on which rank 0 listens?");
+    }
+    if (doubles_ > 0) {
+      absl::StrAppend(&text, "; ", doubles_, doubles_ == 1 ? " connection" : " connections",
+                      " came of a rank that is there already: do two processes have one rank?");
     }
     return absl::UnavailableError(text);
   }
 
   const RendezvousOptions& options_;
   const Deadline deadline_;
+  const std::string name_;  // of the job's sockets in a folder
   Identity self_;
-  std::vector<Socket> sockets_;
+  std::vector<PeerLink> links_;
   std::vector<Target> targets_;
+  std::map<std::string, KnownHost> hosts_;
   std::list<Pending> pending_;  // oldest first
-  int strangers_ = 0;
+  int strangers_ = 0, of_this_job_ = 0, doubles_ = 0;
+  int times_taken_ = 0;  // answers of rank 0
   absl::Status last_error_;
 };
 
@@ -330,7 +459,14 @@ absl::Status AllowFiles(int world_size) {
 
 }  // namespace
 
-absl::StatusOr<Connections> Rendezvous(const RendezvousOptions& options, Socket listener) {
+absl::StatusOr<Listener> ListenInFolder(const RendezvousOptions& options) {
+  absl::StatusOr<Listener> listener = options.folder->ListenAsFirst(NameInFolder(options));
+  if (!absl::IsAlreadyExists(listener.status())) return listener;
+  return absl::AlreadyExistsError(
+      absl::StrCat("another job of the same name and port meets in ", options.folder->path()));
+}
+
+absl::StatusOr<Connections> Rendezvous(const RendezvousOptions& options, Listener listener) {
   BURST_RETURN_IF_ERROR(AllowFiles(options.world_size));
   Meeting meeting(options);
   BURST_RETURN_IF_ERROR(options.rank == 0 ? meeting.Host(std::move(listener)) : meeting.Join());

@@ -4,7 +4,8 @@
 // others, have a deadline of their own, and are counted. Afterwards no socket listens.
 //
 // What a rank listens on:
-//   a job of one host                                  loopback
+//   a job of one host                                  a Unix socket (socket_folder.h), without a
+//                                                      token too; loopback if there is no folder
 //   of several hosts, `address` is a number of its     the interface of that address
 //   of several hosts, else                             all interfaces: the name may mean another
 //                                                      address to other hosts, and on its own host
@@ -13,40 +14,47 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "burst/comm/tcp/socket.h"
+#include "burst/comm/tcp/link.h"
+#include "burst/comm/tcp/socket_folder.h"
 
 namespace burst {
 
 struct RendezvousOptions {
   int rank = 0;
   int world_size = 1;
+  // The ranks of one host meet here; none: by TCP.
+  std::optional<SocketFolder> folder;
   bool several_hosts = false;
   std::string address;  // of rank 0's host: a name or a number
   // Rank 0 listens on the first free one of `num_ports` ports from here on. The others try all of
-  // them until rank 0 answers.
+  // them until rank 0 answers. In a folder a port is a part of the job's name.
   int port = 0;
   int num_ports = 16;
-  std::string job;  // tells apart jobs with the same token and port
-  // The job's token; an error if it is not there yet. Asked again with every attempt.
-  std::function<absl::StatusOr<std::string>()> token;
+  std::string job;    // tells apart jobs with the same token and port
+  std::string token;  // the job's secret; empty with a folder, which is one itself
   std::chrono::milliseconds timeout = std::chrono::minutes(3);
   // For a greeting, from the first byte to the proof.
   std::chrono::milliseconds greeting_timeout = std::chrono::seconds(10);
 };
 
 struct Connections {
-  std::vector<Socket> sockets;  // in order of rank; this rank's own entry is empty
+  std::vector<PeerLink> links;  // in order of rank; this rank's own entry is empty
   int strangers = 0;            // connections to this rank that proved nothing
+  int doubles = 0;              // that proved to be of a rank that was there already
 };
 
+// Where the ranks of one host look for rank 0; for callers that must listen before they know their
+// rank. AlreadyExists while a job of the same name, port and token meets.
+absl::StatusOr<Listener> ListenInFolder(const RendezvousOptions& options);
+
 // Rank 0 listens on `listener` if one is given. Unavailable after the timeout, with the ranks that
-// did not come; InvalidArgument if the processes disagree about their number or ranks.
+// did not come; InvalidArgument if the processes disagree about their number.
 absl::StatusOr<Connections> Rendezvous(const RendezvousOptions& options,
-                                       Socket listener = Socket());
+                                       Listener listener = Listener());
 
 }  // namespace burst

@@ -103,9 +103,8 @@ absl::Status Socket::Read(void* data, size_t bytes, Deadline deadline) const {
 }
 
 bool Socket::IsClosed() const {
-  char byte;
-  const ssize_t n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+  pollfd request = {fd_, POLLRDHUP, 0};
+  return poll(&request, 1, 0) > 0 && request.revents != 0;
 }
 
 absl::StatusOr<Socket> Socket::Accept() const {
@@ -139,8 +138,7 @@ std::string Socket::PeerAddress() const {
   sockaddr_storage address = {};
   socklen_t length = sizeof(address);
   getpeername(fd_, reinterpret_cast<sockaddr*>(&address), &length);
-  const std::string numeric = Numeric(address, length);
-  return IsLoopbackAddress(numeric) ? "" : numeric;
+  return Numeric(address, length);
 }
 
 absl::Status Socket::ConnectResult() const {
@@ -168,6 +166,17 @@ absl::StatusOr<std::vector<SocketAddress>> Resolve(const std::string& host, int 
     addresses.push_back(address);
   }
   return addresses;
+}
+
+SocketAddress WithPort(SocketAddress address, int port) {
+  auto* const any = reinterpret_cast<sockaddr*>(&address.storage);
+  const uint16_t number = htons(static_cast<uint16_t>(port));
+  if (any->sa_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(any)->sin6_port = number;
+  } else {
+    reinterpret_cast<sockaddr_in*>(any)->sin_port = number;
+  }
+  return address;
 }
 
 bool IsNumericAddress(const std::string& text) {

@@ -38,7 +38,7 @@ class Socket {
   // ResourceExhausted if this process can open no more files. port(): the one it listens on.
   absl::StatusOr<Socket> Accept() const;
   int port() const;
-  // Numeric addresses of both ends; the other end's is empty if it is this host's loopback.
+  // Numeric addresses of both ends.
   std::string OwnAddress() const;
   std::string PeerAddress() const;
   // Of a connection that StartConnect began, once it can be written.
@@ -54,8 +54,10 @@ struct SocketAddress {
   socklen_t length = 0;
 };
 
-// All addresses of a host's name, or of its numeric form. Unavailable if there is none.
+// All addresses of a host's name, or of its numeric form. Unavailable if there is none. Of a name
+// it may take seconds.
 absl::StatusOr<std::vector<SocketAddress>> Resolve(const std::string& host, int port);
+SocketAddress WithPort(SocketAddress address, int port);
 // Whether the text is a numeric address; a name is not.
 bool IsNumericAddress(const std::string& text);
 // Whether it means every host itself: "localhost", 127.0.0.0/8 or ::1.

@@ -25,34 +25,44 @@ TcpCommunicator::~TcpCommunicator() {
   }
 }
 
-std::unique_ptr<TcpCommunicator> TcpCommunicator::Create(int rank, std::vector<Socket> connections,
+std::unique_ptr<TcpCommunicator> TcpCommunicator::Create(int rank, std::vector<PeerLink> links,
                                                          const TcpOptions& options) {
-  std::vector<int> world_ranks(connections.size());
+  std::vector<int> world_ranks(links.size());
   std::iota(world_ranks.begin(), world_ranks.end(), 0);
-  auto world = std::make_shared<PeerConnections>(rank, std::move(connections), options);
+  auto world = std::make_shared<PeerConnections>(rank, std::move(links), options);
   return std::unique_ptr<TcpCommunicator>(
       new TcpCommunicator(std::move(world), 0, std::move(world_ranks), rank));
 }
 
 absl::StatusOr<std::unique_ptr<TcpCommunicator>> TcpCommunicator::Create(
     const ProcessLaunch& launch, const TcpOptions& options) {
-  BURST_ASSIGN_OR_RETURN(const JobToken token, JobToken::Find(launch, std::getenv));
   RendezvousOptions rendezvous;
-  rendezvous.token = [&] { return token.Read(); };
+  BURST_ASSIGN_OR_RETURN(rendezvous.token, FindJobToken(launch, std::getenv));
+  if (!launch.several_hosts) {
+    absl::StatusOr<SocketFolder> folder = SocketFolder::Open(SocketFolder::Default(std::getenv));
+    if (folder.ok()) {
+      rendezvous.folder = *std::move(folder);
+    } else if (rendezvous.token.empty()) {
+      return folder.status();
+    }
+  }
   rendezvous.rank = launch.rank;
   rendezvous.world_size = launch.world_size;
   rendezvous.several_hosts = launch.several_hosts;
   rendezvous.address = launch.address;
   rendezvous.port = launch.port;
+  rendezvous.num_ports = kPortsOfRank0;
   rendezvous.job = launch.job;
   rendezvous.timeout = launch.patience;
-  BURST_ASSIGN_OR_RETURN(Connections connections, Rendezvous(rendezvous));
-  if (connections.strangers > 0) {
-    std::fprintf(stderr, "note: rank %d turned away %d %s that did not prove the job's token\n",
-                 launch.rank, connections.strangers,
-                 connections.strangers == 1 ? "connection" : "connections");
-  }
-  return Create(launch.rank, std::move(connections.sockets), options);
+  BURST_ASSIGN_OR_RETURN(Connections met, Rendezvous(rendezvous));
+  const auto turned_away = [&](int number, const char* which) {
+    if (number == 0) return;
+    std::fprintf(stderr, "note: rank %d turned away %d %s that %s\n", launch.rank, number,
+                 number == 1 ? "connection" : "connections", which);
+  };
+  turned_away(met.strangers, "did not prove the job's token");
+  turned_away(met.doubles, "came of a rank that was there already");
+  return Create(launch.rank, std::move(met.links), options);
 }
 
 absl::Status TcpCommunicator::DoPost(Channel channel, absl::Span<const SendBuffer> sends,

@@ -11,15 +11,15 @@
 #include "absl/status/statusor.h"
 #include "burst/comm/communicator.h"
 #include "burst/comm/launch/process_launch.h"
+#include "burst/comm/tcp/link.h"
 #include "burst/comm/tcp/peer_connections.h"
-#include "burst/comm/tcp/socket.h"
 
 namespace burst {
 
 class TcpCommunicator : public Communicator {
  public:
-  // Over existing connections with every rank, in order of rank (rendezvous.h).
-  static std::unique_ptr<TcpCommunicator> Create(int rank, std::vector<Socket> connections,
+  // Over existing links with every rank, in order of rank (rendezvous.h).
+  static std::unique_ptr<TcpCommunicator> Create(int rank, std::vector<PeerLink> links,
                                                  const TcpOptions& options);
   // The same after a rendezvous of the processes of `launch`. Collective; Unavailable if a process
   // does not come.
