@@ -5,6 +5,7 @@ Their arguments are what a graph may keep: tensors, which are read when it runs,
 any process can make the Call and find the group (arguments_text)."""
 
 import json
+import operator
 from typing import List, Optional, Tuple
 
 import torch
@@ -14,7 +15,7 @@ from . import _arguments, _call, _ranks
 from ._agree import check_sinks
 from ._cache import Bounded
 from .masks import Frozen
-from .scores import draw_seed, read_seed
+from .scores import check_seed, draw_seed, read_seed
 
 _TEXT_BYTES = 4 << 20
 
@@ -77,6 +78,8 @@ def _plain(name, value):
     """The value for JSON; for what cannot be an argument an error, which the call itself raises."""
     if isinstance(value, (list, tuple)):
         return [_plain(name, item) for item in value]
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return operator.index(value) if isinstance(value, torch.SymInt) else float(value)
     if value is None or isinstance(value, (bool, int, float, str, dict)):
         return value
     if isinstance(value, torch.dtype):
@@ -85,13 +88,12 @@ def _plain(name, value):
         return {"refused": value.text}
     if hasattr(value, "tolist"):
         return value.tolist()
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return value.node.guard_int("", 0) if isinstance(value, torch.SymInt) else float(value)
     return {"refused": "%s: got %s" % (name, _arguments.shown(value))}
 
 
-def arguments_text(group, scalars, lists):
-    """(The text of an operator's arguments, the ranks of the group.) A constant of a compiled graph."""
+def arguments_text(group, *arguments):
+    """The text of an operator's arguments, scalars and lists, and of its group: a constant of a graph."""
+    scalars, lists = arguments[:len(_arguments.SCALARS)], arguments[len(_arguments.SCALARS):]
     try:
         group = object.__getattribute__(group, "real_obj")  # torch 2.15 traces with a stand-in
     except AttributeError:
@@ -118,6 +120,9 @@ def _without_tensors(value, tensors):
         return _without_tensors(torch.as_tensor(value), tensors)
     if isinstance(value, Frozen):
         return {"frozen": value.text}
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value, = {value: None}  # as a key dynamo makes it a constant, where it was any number
+        return value
     if isinstance(value, (list, tuple)):
         return [_without_tensors(item, tensors) for item in value]
     return value
@@ -129,7 +134,10 @@ def _seed_tensor(seed):
         return draw_seed()
     if isinstance(seed, torch.Tensor):
         return seed.detach().to(device="cpu", dtype=torch.int64).reshape(1)
-    return torch.tensor([read_seed(seed)], dtype=torch.int64, device="cpu")
+    seed = read_seed(seed)
+    if not isinstance(seed, int):
+        check_seed(seed)
+    return torch.tensor([seed], dtype=torch.int64, device="cpu")
 
 
 def apply(q, k, v, sinks, seed, group, scalars, lists):
@@ -140,8 +148,11 @@ def apply(q, k, v, sinks, seed, group, scalars, lists):
     for name, value in (("softmax_scale", scalars[1]), ("alibi_slopes", lists[4])):
         if isinstance(value, torch.Tensor):
             _arguments.refuse_gradient(name, value)
-    scalars = (scalars[0], _without_tensors(scalars[1], tensors), *scalars[2:])
-    text = arguments_text(group, scalars, _without_tensors(lists, tensors))
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError("%s is a %s, no torch.Tensor" % (name, type(tensor).__name__))
+    scalars = _without_tensors(scalars, tensors)
+    text = arguments_text(group, *scalars, *_without_tensors(lists, tensors))
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     drops = scalars[13] is not None and scalars[13] != 0
     drawn = drops and seed is None

@@ -128,6 +128,29 @@ def arrays(rank, group):
                                    naive(q, q, q, starts=[starts])[0], atol=TOLERANCE, rtol=0)
 
 
+def numbers_that_change(rank, group):
+    """Lengths, windows and scales that dynamo takes for any number, and wrong ones, by name."""
+    q = normal("q", 1, 12, 2, 8)
+
+    def call(q, window, scale):
+        n = q.shape[1]
+        return burst.attention(q, q, q, window=window, softmax_scale=scale, seqlen=n, documents=[0, n // 2])
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for n, window, scale in ((12, 3, 0.3), (10, 4, 0.5), (12, 5, 0.9)):
+        x = q[:, :n]
+        want = naive(x, x, x, window=window, softmax_scale=scale, starts=[[0, n // 2]])[0]
+        torch.testing.assert_close(compiled(x, window, scale), want, atol=TOLERANCE, rtol=0)
+    for name, wrong in (("window", dict(window="3")), ("dropout_p", dict(dropout_p="a")),
+                        ("dropout_seed", dict(dropout_p=0.5, dropout_seed="x"))):
+        try:
+            torch.compile(lambda q: burst.attention(q, q, q, **wrong), backend="aot_eager")(q)
+        except ValueError as error:
+            assert str(error).startswith(name + ": "), error
+        else:
+            raise AssertionError(wrong)
+
+
 def frozen_slices(rank, group):
     q = normal("q", 1, 24, 2, 8)
     frozen = burst.masks.Frozen(burst.masks.tree(4, [9, 11]))
@@ -232,8 +255,8 @@ def checked_by_torch(rank, group):
              "per_document": 0, "dropout_p": 0.0, "return_max_logit": False}
     for change, seed in ((dict(), None), (dict(dropout_p=0.5), torch.tensor([5])), (dict(return_max_logit=True), None)):
         values = {**given, **change}
-        text = _op.arguments_text(group, tuple(map(values.get, _arguments.SCALARS)),
-                                  (None, {"tensor": 0}, None, None, None))
+        text = _op.arguments_text(group, *map(values.get, _arguments.SCALARS), None, {"tensor": 0}, None, None,
+                                  None)
         inputs = [normal(name, 1, 6, 2, 8).requires_grad_() for name in "qkv"]
         torch.library.opcheck(torch.ops.burst.forward.default,
                               (*inputs, text, [torch.tensor([0, 2, 6])], True, seed, False))
@@ -255,6 +278,7 @@ class GraphsTest(unittest.TestCase):
     def test_arrays_and_frozen_slices(self):
         run_ranks(1, arrays)
         run_ranks(1, frozen_slices)
+        run_ranks(1, numbers_that_change)
 
     def test_defaults_of_the_user(self):
         run_ranks(1, defaults_of_the_user)
