@@ -3,10 +3,12 @@
 //   x = x + dropout(attention(norm(x)))
 //   x = x + dropout(ffn(norm(x)))
 //
-// A GPT-2 block and a Llama block are two recipes of the same four steps (block.cc).
+// A GPT-2 block and a Llama block are two recipes of the same four steps (block.cc). How a step
+// runs a layer to save memory is decided elsewhere (execution/).
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "burst/autograd/tape.h"
@@ -14,39 +16,48 @@
 
 namespace burst {
 
-// residual + attention(norm(x)): projections of all heads, normalization of queries and keys
-// (qk_norm), RoPE (llama), causal attention (with attention_sinks), projection out.
+// x + dropout(branch). branch(residual) returns the branch plus `residual`, unless that is
+// undefined. Without dropout the branch's last GEMM adds x itself.
+Variable Residual(const ForwardPass& pass, const Variable& x, int64_t dropout_site,
+                  const std::function<Variable(const Variable& residual)>& branch);
+
+// Attention with its projections: Q, K and V of all heads, normalization of queries and keys
+// (qk_norm), RoPE (llama), causal attention (with attention_sinks), and the projection out.
 class SelfAttention {
  public:
   enum class Rotation { kNone, kRope };
   SelfAttention(const LayerScope& scope, int64_t layer, Rotation rotation);
 
-  // x, residual (may be undefined), result: [batch, length, width].
-  Variable Forward(const ForwardPass& pass, const Normalization& norm, const Variable& x,
-                   const Variable& residual) const;
+  // residual + attention(x). x: the layer's normalized input. x, residual (may be undefined) and
+  // result: [batch, length, width].
+  Variable Forward(const ForwardPass& pass, const Variable& x, const Variable& residual) const;
 
-  // The three parts of it, for passes in chunks. What attention takes of norm(x): [batch, length,
-  // heads + 2 kv_heads, head_dim].
-  Variable Project(const ForwardPass& pass, const Normalization& norm, const Variable& x) const;
+  // The three steps of Forward, for executions in parts (execution/run_block.h). Project returns
+  // what attention takes: [batch, length, heads + 2 kv_heads, head_dim].
+  Variable Project(const ForwardPass& pass, const Variable& x) const;
   Variable Attend(const ForwardPass& pass, const Variable& qkv) const;
   // out: attention's result, [batch, length, heads, head_dim].
   Variable ProjectOut(const ForwardPass& pass, const Variable& out, const Variable& residual) const;
-  Shape ProjectedShape() const { return {heads_ + 2 * kv_heads_, head_dim_}; }
+
+  // Attention of one group of KV heads with their query heads, of `count` equal groups. On one rank
+  // of a model only. Linear returns the parameters that project to the group's heads.
+  LinearParameters GroupProjection(Tape& tape, const HeadGroup& group) const;
+  // projected: [batch, length, channels of the group].
+  Variable AttendGroup(const ForwardPass& pass, const Variable& projected,
+                       const HeadGroup& group) const;
+
+  int64_t heads() const { return heads_; }        // of this rank
+  int64_t kv_heads() const { return kv_heads_; }  // of this rank
+  int64_t head_dim() const { return head_dim_; }
 
  private:
-  // The result of all heads, [batch, length, heads, head_dim], group by group; of a group, from x
-  // or, without `norm`, from norm(x).
-  Variable AttendInGroups(const ForwardPass& pass, const Normalization& norm,
-                          const Variable& x) const;
-  Variable AttendGroup(const ForwardPass& pass, const Normalization* norm, const Variable& x,
-                       const HeadGroup& group) const;
-  // Heads as attention takes them, of those that are projected: [batch, length, channels].
+  // Heads as attention takes them, normalized and rotated. projected: [batch, length, channels].
   Variable Heads(const ForwardPass& pass, const Variable& projected, const HeadGroup& group) const;
 
   const int64_t layer_;
   const int64_t head_dim_;
   const bool rotates_;
-  const int64_t heads_, kv_heads_;  // of this rank
+  const int64_t heads_, kv_heads_;
   ColumnParallelLinear qkv_;        // the query heads, then the KV heads' keys, then their values
   Variable query_norm_, key_norm_;  // [head_dim]; with qk_norm
   const double norm_eps_;
@@ -54,10 +65,10 @@ class SelfAttention {
   RowParallelLinear out_;
 };
 
-// residual + ffn(x), shapes as for SelfAttention. `use`: of the result (ops.h).
 class FeedForward {
  public:
   virtual ~FeedForward() = default;
+  // residual + ffn(x), shapes as for SelfAttention. use: what reads the result (ops.h).
   virtual Variable Forward(const ForwardPass& pass, const Variable& x, const Variable& residual,
                            ResultUse use) const = 0;
 };
@@ -67,18 +78,20 @@ class Block {
   // Declares the layer's parameters, in the order of the steps.
   Block(const LayerScope& scope, int64_t layer);
 
-  // x: [batch, length, width], like the result: the residual stream.
+  // Returns the residual stream after the layer. x and result: [batch, length, width].
   Variable Forward(const ForwardPass& pass, const Variable& x) const;
 
+  // residual + ffn(norm(x)). residual is x, or undefined.
+  Variable FeedForwardBranch(const ForwardPass& pass, const Variable& x, const Variable& residual,
+                             ResultUse use) const;
+
+  int64_t layer() const { return layer_; }
+  const Normalization& attention_norm() const { return *attention_norm_; }
+  const SelfAttention& attention() const { return *attention_; }
+
  private:
-  Variable ForwardInChunks(const ForwardPass& pass, const Variable& x) const;
-  // h + dropout(ffn(norm(h))).
-  Variable AddFeedForward(const ForwardPass& pass, const Variable& h) const;
   void MakeGpt2(const LayerScope& scope);
   void MakeLlama(const LayerScope& scope);
-  // residual + ffn(norm(x))
-  Variable FeedForwardBranch(const ForwardPass& pass, const Variable& x,
-                             const Variable& residual) const;
 
   int64_t layer_;
   std::unique_ptr<Normalization> attention_norm_;

@@ -29,8 +29,8 @@ struct ModelConfig {
   int64_t ffn = 0;  // hidden channels of the feed-forward; 0: 4 width (gpt2), 8/3 width rounded up
                     // to 64 (llama)
   int64_t vocab = 0;  // 0: the tokenizer's (filled in by the trainer before a model is made)
-  // gpt2: learned positions; 0: the training seqlen. llama: the longest text that a model from
-  // elsewhere was made for; 0: not known. It is only told to others (an export) there.
+  // gpt2: the number of learned positions, 0: the training seqlen. llama: the longest text that an
+  // imported model was made for, 0: not known; exports repeat it.
   int64_t context = 0;
   bool tied_embeddings = false;  // the head shares the token embedding
   double dropout = 0;            // on the embedding and on each residual branch
@@ -45,11 +45,10 @@ struct ModelConfig {
   double rope_theta = 10000;
   RopeScaling rope_scaling;
   double norm_eps = 1e-5;
-  // Standard deviation of the matrices' initial weights; for those that end a branch of a layer,
+  // Standard deviation of the matrices' initial weights. A matrix that ends a branch of a layer has
   // 1 / sqrt(2 layers) of it. 0: sqrt(2 / (5 width)), SmallInit of Nguyen and Salazar (arXiv
-  // 1910.05895): 0.023 for GPT-2's width of 768, and for any width activations keep their scale.
-  // (nanoGPT's CPU model, of width 128, ends at a validation loss of 1.76; with GPT-2's 0.02 at
-  // 1.89.)
+  // 1910.05895), with which activations keep their scale at any width. (nanoGPT's CPU model, of
+  // width 128, ends at a validation loss of 1.76; with GPT-2's 0.02 it ends at 1.89.)
   double init_std = 0;
 
   bool has_biases() const { return family == Family::kGpt2; }      // in all linear layers
@@ -58,7 +57,7 @@ struct ModelConfig {
   // InvalidArgument naming the field, its value and what would be valid. `vocab` and `context` may
   // still be 0.
   absl::Status Validate() const;
-  // The same model with the defaults of kv_heads, head_dim, ffn and init_std filled in.
+  // Returns the model with the defaults of kv_heads, head_dim, ffn and init_std filled in.
   ModelConfig WithDefaults() const;
 };
 
@@ -71,8 +70,8 @@ enum class Recompute {
   // size (Korthikanti et al., arXiv 2205.05198). For long sequences that is attention (BurstEngine,
   // arXiv 2509.19836).
   kSelective,
-  // The same of the sequence's later half alone: under a causal mask the earlier one's attention is
-  // a quarter of the whole (BurstEngine).
+  // As kSelective, for the later half of the sequence alone. Under a causal mask the attention of
+  // the earlier half is a quarter of the whole (BurstEngine).
   kSequence,
 };
 absl::StatusOr<Recompute> ParseRecompute(absl::string_view name);  // "none", "selective", ...

@@ -46,8 +46,7 @@ class KvCache {
   KeysAndValues Append(int64_t layer, const Tensor& k, const Tensor& v);
   // Counts the n tokens that every layer was given, on the rank that KeepsNext; on all ranks alike.
   void Advance(int64_t n);
-  // The same for an empty cache and a whole sequence, of which every rank keeps its tokens.
-  // Collective.
+  // Advances an empty cache by a whole sequence, of which every rank keeps its tokens. Collective.
   absl::Status Advance(const TokenShard& shard);
 
  private:

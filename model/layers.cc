@@ -8,26 +8,26 @@
 namespace burst {
 
 ForwardPass ForwardPass::Of(const TokenChunk& chunk, Tape& other) const {
-  ForwardPass pass = On(other, /*kept=*/nullptr);
-  pass.chunks = nullptr;
-  if (rope != nullptr) {
-    const int64_t first = chunk.row * chunks->length + chunk.begin;
+  auto own = std::make_shared<PassContext>(*context);
+  own->chunks = nullptr;
+  if (own->rope != nullptr) {
+    const int64_t first = chunk.row * context->chunks->length + chunk.begin;
     const int64_t count = chunk.rows * chunk.length;
-    pass.rope = std::make_shared<const RopeTable>(
-        RopeTable{rope->cos.Slice(0, first, count), rope->sin.Slice(0, first, count)});
+    own->rope = std::make_shared<const RopeTable>(
+        RopeTable{own->rope->cos.Slice(0, first, count), own->rope->sin.Slice(0, first, count)});
   }
-  pass.dropout.first_row += chunk.row;
-  if (!global_positions.null()) {
-    pass.global_positions = global_positions.Slice(0, chunk.begin, chunk.length);
+  own->dropout.first_row += chunk.row;
+  if (!own->global_positions.null()) {
+    own->global_positions = own->global_positions.Slice(0, chunk.begin, chunk.length);
   }
-  return pass;
+  return {other, std::move(own)};
 }
 
 Variable ForwardPass::InChunks(const std::vector<Variable>& inputs, const Shape& trailing,
                                DType dtype, DeviceType device, const ChunkStep& step,
                                ResultUse use) const {
   return burst::InChunks(
-      tape, inputs, *chunks, trailing, dtype, device,
+      tape, inputs, *context->chunks, trailing, dtype, device,
       [this, &step](Tape& tape, const std::vector<Variable>& inputs, const TokenChunk& chunk) {
         return step(Of(chunk, tape), inputs);
       },
@@ -85,8 +85,8 @@ ColumnParallelLinear::ColumnParallelLinear(const LayerScope& scope, const std::s
 }
 
 Variable ColumnParallelLinear::Forward(const ForwardPass& pass, const Variable& x) const {
-  return pass.parallel.ColumnParallel(
-      pass.tape, pass.shard, x, [&](const Variable& all, const std::function<void()>& dx_done) {
+  return pass->parallel->ColumnParallel(
+      pass.tape, pass->shard, x, [&](const Variable& all, const std::function<void()>& dx_done) {
         return Linear(pass.tape, all, parameters_.weight, parameters_.bias, {}, dx_done);
       });
 }
@@ -101,11 +101,11 @@ RowParallelLinear::RowParallelLinear(const LayerScope& scope, const std::string&
 
 Variable RowParallelLinear::Forward(const ForwardPass& pass, const Variable& x,
                                     const Variable& residual, ResultUse use) const {
-  return pass.parallel.RowParallel(pass.tape, pass.shard, parameters_.bias, residual,
-                                   [&](const Variable& bias, const Variable& addend) {
-                                     return Linear(pass.tape, x, parameters_.weight, bias, addend,
-                                                   /*dx_done=*/nullptr, use);
-                                   });
+  return pass->parallel->RowParallel(pass.tape, pass->shard, parameters_.bias, residual,
+                                     [&](const Variable& bias, const Variable& addend) {
+                                       return Linear(pass.tape, x, parameters_.weight, bias, addend,
+                                                     /*dx_done=*/nullptr, use);
+                                     });
 }
 
 }  // namespace burst

@@ -24,52 +24,58 @@
 
 namespace burst {
 
-// What the layers of one forward pass share.
-struct ForwardPass {
-  Tape& tape;
-  // How the ranks share the model, and which tokens each has (may be null on one rank).
-  const TensorParallel& parallel;
-  std::shared_ptr<const TokenShard> shard;
-  // Queries, keys and values of a layer, [batch, length, heads + 2 kv_heads, head_dim], to its
-  // attention's output, [batch, length, heads, head_dim]; of all heads, or of a group of them.
-  // sinks: of these heads, [heads], or undefined.
-  std::function<Variable(const ForwardPass& pass, int64_t layer, const Variable& qkv,
-                         const Variable& sinks, const HeadGroup& group)>
-      attend = nullptr;
-  std::shared_ptr<const RopeTable> rope = nullptr;  // llama
+struct ForwardPass;
+
+// Computes a layer's attention. qkv: [batch, length, heads + 2 kv_heads, head_dim]; result: [batch,
+// length, heads, head_dim]. Both have all heads, or those of `group`. sinks: [heads], or undefined.
+using AttendFunction =
+    std::function<Variable(const ForwardPass& pass, int64_t layer, const Variable& qkv,
+                           const Variable& sinks, const HeadGroup& group)>;
+
+// A place where dropout applies: the embedding, or one of the two branches of a layer.
+constexpr int64_t kEmbeddingSite = 0;
+constexpr int64_t AttentionSite(int64_t layer) { return 1 + 2 * layer; }
+constexpr int64_t FeedForwardSite(int64_t layer) { return 2 + 2 * layer; }
+
+// What all layers of a forward pass share. A pass over a chunk of the tokens has its own.
+struct PassContext {
+  // How the ranks share the model, and which tokens each has. shard: null on one rank's decoding.
+  const TensorParallel* parallel = nullptr;
+  std::shared_ptr<const TokenShard> shard = nullptr;
+  AttendFunction attend = nullptr;
+  std::shared_ptr<const RopeTable> rope = nullptr;  // null: a gpt2 model
   double dropout_rate = 0;
   DropoutKey dropout = {};
-  Tensor global_positions = {};  // [length] int32, of dropout
-  // Of the layer, where it runs twice and attention shall not (AttentionOp); else null.
-  std::shared_ptr<KeptAttention> kept_attention = nullptr;
-  int64_t ffn_chunk = 0;  // tokens that a feed-forward takes at a time (RecomputeInChunks); 0: all
-  // KV heads, with their query heads, that attention takes at a time (RecomputeInParts); 0: all. On
-  // one rank of a model.
-  int64_t head_chunk = 0;
-  // Of the tokens whose attention a recomputation computes again (KeptAttention::again); null:
-  // none.
-  std::shared_ptr<const RingSchedule> recomputed_schedule = nullptr;
-  // Of a pass that takes its tokens in chunks everywhere but in attention (set_exact); else null.
+  Tensor global_positions = {};  // [length] int32, which dropout draws by; null: no dropout
+  // The chunks of an exact pass, which takes its tokens in chunks everywhere but in attention.
+  // Null: all tokens at once.
   std::shared_ptr<const ChunkOptions> chunks = nullptr;
+};
 
-  // The same on another tape, for one layer.
-  ForwardPass On(Tape& other, std::shared_ptr<KeptAttention> kept) const {
-    return {other,   parallel,         shard,           attend,    rope,       dropout_rate,
-            dropout, global_positions, std::move(kept), ffn_chunk, head_chunk, recomputed_schedule,
-            chunks};
+// One forward pass on one tape. A recomputation runs the same pass on a tape of its own.
+struct ForwardPass {
+  Tape& tape;
+  std::shared_ptr<const PassContext> context;
+  // What attention keeps for a second run of the layer, which does not attend again. Null: the
+  // layer runs once, or attends twice.
+  std::shared_ptr<KeptAttention> kept_attention = nullptr;
+
+  const PassContext* operator->() const { return context.get(); }
+
+  // Returns this pass on another tape.
+  ForwardPass On(Tape& other, std::shared_ptr<KeptAttention> kept = nullptr) const {
+    return {other, context, std::move(kept)};
   }
-  // The same for one of its chunks.
+  // Returns this pass for one of its chunks.
   ForwardPass Of(const TokenChunk& chunk, Tape& other) const;
-  // InChunks of functions that take, and make, a chunk's rows and tokens on such a pass.
+  // Runs `step` on each chunk: it takes and returns the chunk's rows and tokens (chunks.h).
   using ChunkStep =
       std::function<Variable(const ForwardPass& of_chunk, const std::vector<Variable>& inputs)>;
   Variable InChunks(const std::vector<Variable>& inputs, const Shape& trailing, DType dtype,
                     DeviceType device, const ChunkStep& step,
                     ResultUse use = ResultUse::kRead) const;
-  // A place where dropout applies. 0 is the embedding; 1 + 2 l and 2 + 2 l are the attention and
-  // the feed-forward of layer l.
   DropoutSite DropoutAt(int64_t site) const {
-    return {dropout_rate, dropout, site, global_positions};
+    return {context->dropout_rate, context->dropout, site, context->global_positions};
   }
 };
 
@@ -143,9 +149,9 @@ class ColumnParallelLinear {
 };
 
 // y = residual + x W^T + b, row-parallel: a rank has some of the input channels, and its GEMM gives
-// a partial result; the ranks add them up. It ends a branch of a layer, so its initial weights are
-// smaller by sqrt(2 layers): the variance of the residual stream does not grow with the number of
-// layers (Radford et al., 2019).
+// a partial result, which the ranks add up. The layer ends a branch, so its initial weights are
+// smaller by sqrt(2 layers). The variance of the residual stream then does not grow with the number
+// of layers (Radford et al., 2019).
 class RowParallelLinear {
  public:
   // The input is `count` heads (or channels, with `unit` 1) of `unit` channels each, sharded

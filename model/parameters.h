@@ -5,14 +5,13 @@
 // norm, AdamW) run over one array, and a range of it can be sharded.
 //
 // Tensor parallelism: a parameter is sharded over the ranks of a group, or replicated on them. The
-// list has this rank's shards; names, initial values and checkpoints are those of the full
-// parameters.
+// list has this rank's shards. Names, initial values and checkpoints belong to the full parameters.
 //
-// ZeRO: what the ranks that have the same parameters would all keep, they can divide
-// (StateSharding). The flat order of the parameters is a row of units. Each is divided into as many
-// equal pieces as there are ranks, with padding at its end; rank r has the r-th piece of every
-// unit, one behind the other: its shard. So where an element is, is a function of the number of
-// ranks alone.
+// ZeRO: ranks that have the same parameters can divide what each of them would keep
+// (StateSharding). The flat order of the parameters is a row of units. Each unit is divided into as
+// many equal pieces as there are ranks, with padding at its end. The r-th pieces of all units, one
+// behind the other, are the shard of rank r. The place of an element therefore depends on the
+// number of ranks alone.
 //
 // Mixed precision: with bfloat16 values, the optimizer updates float32 master weights. The values
 // are their rounded copies, which the model computes with; gradients are accumulated in float32.
@@ -44,8 +43,8 @@ struct ParameterSharding {
   // same lengths. Empty: the parameter is replicated, every rank has all of it.
   int axis = 0;
   std::vector<std::vector<ShardSlice>> shards;
-  // Of a replicated parameter: true when every rank computes its complete gradient. Otherwise, as
-  // for replicas of a slice, each rank computes a part of the gradient, and the parts must be
+  // True for a replicated parameter whose complete gradient every rank computes. Otherwise each
+  // rank computes a part of the gradient, as for replicas of a slice, and the parts must be
   // all-reduced.
   bool replicated_gradient = false;
 };
@@ -86,8 +85,8 @@ struct ShardRange {
 // What of a model's state is divided over the ranks that have the same parameters (ZeRO,
 // Rajbhandari et al., arXiv 1910.02054), and what is not in the device's memory.
 struct StateSharding {
-  // 0: nothing; 1: what the optimizer keeps, its moments and the master weights; 2: gradients, too;
-  // 3: and values.
+  // What is divided. 0: nothing. 1: the optimizer's moments and the master weights. 2: gradients
+  // too. 3: values too.
   int stage = 0;
   int ranks = 1;
   int rank = 0;  // this one
@@ -137,9 +136,10 @@ class ParameterList {
   // ones, too.
   void EndUnit() { unit_ends_.push_back(size()); }
   // Makes the flat buffers and the variables; values and gradients are zero. float32, float64, or,
-  // on a GPU, bfloat16. In a unit parameters follow each other as they were added, but sharded ones
-  // precede replicated ones, so that there are few ranges, and those whose length is not a multiple
-  // of 8 come last, so that the others begin where a GPU's vectorized loads and GEMMs can.
+  // on a GPU, bfloat16. In a unit parameters follow each other as they were added, with two
+  // exceptions. Sharded ones precede replicated ones, so that there are few ranges. Parameters
+  // whose length is not a multiple of 8 come last, so that the others are aligned for vectorized
+  // loads.
   void Allocate(DType dtype, DeviceType device = DeviceType::kCpu,
                 const StateSharding& sharding = {});
   // Draws initial values, a function of (seed, number of the parameter, element) only.
@@ -185,8 +185,8 @@ class ParameterList {
   // Rounds masters() into values(); does nothing where they are the same tensor.
   void RoundMasters();
 
-  // What this rank keeps, in bytes: values, gradients, and what AdamW needs besides them, two
-  // moments and masters that are not the values; in the device's memory, or the host's.
+  // Bytes that this rank keeps: values, gradients, and AdamW's two moments and masters, unless the
+  // masters are the values. optimizer_on_host counts the host's memory, the others the device's.
   struct KeptBytes {
     int64_t values = 0, gradients = 0, optimizer = 0;
     int64_t optimizer_on_host = 0;
@@ -200,8 +200,8 @@ class ParameterList {
   int64_t shard_numel() const { return shard_numel_; }
   // A rank's piece of a parameter.
   ParameterPiece PieceOf(int index, int rank) const;
-  // This rank's piece of a unit, [piece]: of the masters, of the gradients, and of the values,
-  // which is that of the masters unless these are rounded.
+  // This rank's piece of a unit, [piece]: of the masters, of the gradients, and of the values. The
+  // piece of the values is the masters' unless values are rounded.
   Tensor MasterPiece(int unit) const;
   Tensor GradPiece(int unit) const;
   Tensor ValuePiece(int unit) const;
@@ -238,9 +238,9 @@ class ParameterList {
   std::vector<Parameter> parameters_;
   std::vector<Variable*> targets_;  // what Allocate sets, by parameter
   int64_t numel_ = 0;
-  // [numel with padding], or where that kind is divided [shard_numel]; masters_: values_ if there
-  // is nothing to round and they are divided alike, null if they are pieces of whole values, or
-  // these are alone.
+  // [numel with padding], or [shard_numel] where the kind is divided. masters_ is values_ if
+  // nothing is rounded and both are divided alike. It is null if masters are pieces of whole
+  // values, or if there are values alone.
   Tensor values_, masters_, grads_;
   Tensor exact_sums_;  // [numel] float64, or null
   // By parameter: its sum is zero, whatever its memory says. It is written by the first gradient.

@@ -109,11 +109,11 @@ Variable TensorParallel::FromLayers(Tape& tape, const Shard& shard, const Variab
   return y;
 }
 
-//   kTp:   y = x;              dx = all-reduce(dy)
-//   kTpSp: y = all-gather(x);  dx = reduce-scatter(dy)
+//   kTp:   y = x               dx = all-reduce(dy)
+//   kTpSp: y = all-gather(x)   dx = reduce-scatter(dy)
 //
-// The backward, in this order: posts the all-gather of y, computes dy, waits for the gather; posts
-// the reduction of dy, computes the gradient of the weights from y, waits for the reduction.
+// The backward posts the all-gather of y, computes dy and waits for the gather. Then it posts the
+// reduction of dy, computes the gradient of the weights from y, and waits for the reduction.
 TensorParallel::Columns TensorParallel::BeginColumns(Tape& tape, const Shard& shard,
                                                      const Variable& x) const {
   Columns columns;
@@ -156,8 +156,8 @@ void TensorParallel::EndColumns(Tape& tape, const Shard& shard, const Variable& 
   });
 }
 
-//   kTp:   y = all-reduce(partial) + residual;      dpartial = dy,              dresidual = dy
-//   kTpSp: y = reduce-scatter(partial) + residual;  dpartial = all-gather(dy),  dresidual = dy
+//   kTp:   y = all-reduce(partial) + residual       dpartial = dy               dresidual = dy
+//   kTpSp: y = reduce-scatter(partial) + residual   dpartial = all-gather(dy)   dresidual = dy
 Variable TensorParallel::SumRows(Tape& tape, const Shard& shard, const Variable& partial,
                                  const Variable& residual) const {
   Tensor sum = partial.value();

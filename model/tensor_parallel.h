@@ -6,9 +6,9 @@
 // row-parallel GEMM gives a partial result, and the ranks add up their partial results. Outside the
 // layers every rank has its shard of the tokens, as with any other strategy: embedding, final
 // normalization, head and loss are replicated and work on these tokens. (Shoeybi et al. shard the
-// vocabulary instead. Without that the head stays one fused op that communicates nothing between
-// the chunks of its logits; the price is a replicated table and one gather of [tokens, width] at
-// either end.)
+// vocabulary instead. Here the head stays one fused op, which communicates nothing between the
+// chunks of its logits. The price is a replicated table and one gather of [tokens, width] at either
+// end.)
 //
 //   kTp    (Megatron-LM, arXiv 1909.08053): inside the layers every rank has all tokens, for
 //          normalization and dropout too. A branch of a layer sends one all-reduce of [tokens,
@@ -63,7 +63,7 @@ class TensorParallel {
   // How many of `count` heads, or channels, this rank has.
   int64_t LocalCount(int64_t count) const;
 
-  // ---- Ops. x, y: [batch, length, width]. `shard` is that of this rank (RankGroup). A failed
+  // ---- Ops. x, y: [batch, length, width]. `shard` is this rank's (RankGroup). A failed
   // transfer is reported through tape.status(). On one rank nothing is exchanged, the results are
   // the inputs, and `shard` may be null.
 
@@ -74,17 +74,17 @@ class TensorParallel {
   // A column-parallel op: y = gemm(all tokens of x, dx_done), where `gemm` calls dx_done in its
   // backward as Linear does (model/ops/ops.h); null on one rank.
   //
-  // x: the residual stream's tokens. The gradient of x is summed over the ranks. What was gathered
-  // is not kept for the backward, but gathered again. Both exchanges run beside those GEMMs of the
-  // backward that do not need them.
+  // x: the residual stream's tokens. The gradient of x is summed over the ranks. The
+  // gathered tokens are not kept for the backward, but gathered again. Both exchanges overlap with
+  // the GEMMs of the backward that do not need them.
   using ColumnGemm =
       std::function<Variable(const Variable& x, const std::function<void()>& dx_done)>;
   Variable ColumnParallel(Tape& tape, const Shard& shard, const Variable& x,
                           const ColumnGemm& gemm) const;
 
-  // A row-parallel op: y = bias + residual + the sum over the ranks of their GEMMs of all tokens,
+  // A row-parallel op. y = bias + residual + the sum over the ranks of their GEMMs of all tokens,
   // [batch, all tokens, width]. gemm(bias, addend) returns its GEMM plus `bias` and `addend`,
-  // unless these are undefined: on one rank it adds all, else rank 0 adds the bias.
+  // unless these are undefined. On one rank it adds both; on several, rank 0 adds the bias.
   //
   // y, residual (may be undefined): the residual stream's tokens.
   using RowGemm = std::function<Variable(const Variable& bias, const Variable& addend)>;

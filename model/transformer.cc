@@ -58,7 +58,11 @@ absl::StatusOr<int64_t> Transformer::CountParameters(const ModelConfig& config) 
 
 Transformer::Transformer(const ModelConfig& config, const TensorParallel& parallel,
                          const PipelinePart& part)
-    : config_(config), parallel_(parallel), part_(part) {
+    : config_(config),
+      parallel_(parallel),
+      part_(part),
+      uses_(config.layers, config.tied_embeddings, part),
+      runner_(blocks_, first_parameter_, uses_, part_) {
   BURST_CHECK(part.runs() <= config.layers) << part.runs() << " runs of layers";
   if (config.family == Family::kLlama) {
     rope_angles_ = MakeRopeAngles(config.head_dim, config.rope_theta, config.rope_scaling);
@@ -96,141 +100,41 @@ Transformer::Transformer(const ModelConfig& config, const TensorParallel& parall
   parameters_.EndUnit();
 }
 
-// ---- The uses of the parameters. In a pass with a backward, the values of the last layer and of
-// what follows stay until their backward, which comes next. With several runs of layers on a stage
-// of a pipeline, another pass does.
-
-void Transformer::BeginEmbedding(Tape& tape) const {
-  if (use_ == nullptr) return;
-  use_->BeginValues(tape, 0, 1);
-  tape.OnBackward([this, &tape] { use_->EndGrads(tape, 0); });
-}
-
-void Transformer::EndEmbedding(Tape& tape) const {
-  if (use_ == nullptr) return;
-  use_->EndValues(0);
-  // Else it has begun with the head's.
-  if (!config_.tied_embeddings || !part_.HasLast()) {
-    tape.OnBackward([this] { use_->BeginGrads(0); });
-  }
-}
-
-void Transformer::BeginLayer(Tape& tape, size_t layer, bool prefetches) const {
-  if (use_ == nullptr) return;
-  const int unit = 1 + static_cast<int>(layer);
-  const auto next = static_cast<int64_t>(layer) + 1;
-  const bool has_next = next == config_.layers || next < part_.RunOf(config_.layers, layer).end;
-  use_->BeginValues(tape, unit, prefetches && has_next ? unit + 1 : -1);
-  tape.OnBackward([this, &tape, unit] {
-    use_->EndGrads(tape, unit);
-    use_->EndValues(unit);
-  });
-}
-
-void Transformer::EndLayer(Tape& tape, size_t layer, size_t segment, bool backward_follows) const {
-  if (use_ == nullptr) return;
-  const int unit = 1 + static_cast<int>(layer);
-  if (!backward_follows) use_->EndValues(unit);
-  // Before the first layer of a segment the backward computes the segment before it, from its first
-  // layer on.
-  const bool begins_run = static_cast<int64_t>(layer) == part_.RunOf(config_.layers, layer).begin;
-  const int step = layer == segment ? static_cast<int>(segment_) : 1;
-  const int next = begins_run ? -1 : unit - step;
-  tape.OnBackward([this, &tape, unit, next] {
-    use_->BeginValues(tape, unit, next);
-    use_->BeginGrads(unit);
-  });
-}
-
-void Transformer::BeginHead(Tape& tape) const {
-  if (use_ == nullptr) return;
-  const int unit = 1 + static_cast<int>(blocks_.size());
-  use_->BeginValues(tape, unit, config_.tied_embeddings ? 0 : -1);
-  tape.OnBackward([this, &tape, unit] {
-    use_->EndGrads(tape, unit);
-    use_->EndValues(unit);
-    if (config_.tied_embeddings && !part_.HasFirst()) use_->EndGrads(tape, 0);
-  });
-  if (config_.tied_embeddings) use_->BeginValues(tape, 0, -1);
-}
-
-void Transformer::EndHead(Tape& tape) const {
-  if (use_ == nullptr) return;
-  const int unit = 1 + static_cast<int>(blocks_.size());
-  const bool tied = config_.tied_embeddings;
-  if (tied) use_->EndValues(0);  // the loss has used them for its gradient, too
-  const bool backward_follows = part_.chunks == 1;
-  if (!tape.recording() || !backward_follows) use_->EndValues(unit);
-  tape.OnBackward([this, &tape, unit, tied, backward_follows] {
-    if (!backward_follows) use_->BeginValues(tape, unit, unit - 1);
-    use_->BeginGrads(unit);
-    if (tied) use_->BeginGrads(0);
-  });
-}
-
-void Transformer::set_offload(bool offload) {
-  copies_ = offload ? std::make_unique<HostCopies>(device()) : nullptr;
-}
-
-void Transformer::ReserveOffload(int64_t tokens, int64_t attended, int results) {
-  int64_t segments = 0;
-  for (size_t i = 0; i * segment_ < blocks_.size(); ++i) segments += Offloads(i);
+void Transformer::SetExecution(const ExecutionPlan& plan) {
+  const bool exact = plan.exact.chunk > 0;
+  BURST_CHECK(plan.ffn_chunk == 0 || parallel_.ranks() == 1) << "a tensor-parallel layer in chunks";
+  BURST_CHECK(plan.head_chunk == 0 ||
+              (parallel_.ranks() == 1 && !exact && config_.kv_heads % plan.head_chunk == 0))
+      << plan.head_chunk << " of " << config_.kv_heads << " KV heads at a time";
   const int64_t channels = parallel_.LocalCount(config_.heads) * config_.head_dim;
-  copies_->Reserve(segments, tokens * config_.width * SizeOf(dtype()));
-  if (!KeepsAttention() || segment_ > 1) return;
-  const int64_t bytes = attended * channels * SizeOf(dtype());
-  copies_->Reserve(segments, bytes);
-  if (results == 1) return;
-  const int64_t groups = head_chunk_ == 0 ? 1 : config_.kv_heads / head_chunk_;
-  copies_->Reserve((results - 1) * segments * groups, bytes / groups);
+  runner_.SetPlan(plan, device(), config_.width * SizeOf(dtype()), channels * SizeOf(dtype()));
+  if (!exact) return;
+  BURST_CHECK(plan.exact.tokens >= 1 && parallel_.ranks() == 1);
+  // The gradient of the mean loss: a contribution of each chunk, two where the table of the
+  // embeddings is the head. Sums of elements up to 2^11 at least, by steps of 9e-13.
+  parameters_.SumGradsExactly(
+      ExactGrid::For(0x1p-40, 2 * (plan.exact.tokens / plan.exact.chunk + 1)));
 }
 
-void Transformer::set_ffn_chunk(int64_t tokens) {
-  BURST_CHECK(tokens == 0 || parallel_.ranks() == 1) << "a tensor-parallel layer in chunks";
-  ffn_chunk_ = tokens;
-}
-
-void Transformer::set_head_chunk(int64_t kv_heads) {
-  BURST_CHECK(kv_heads == 0 ||
-              (parallel_.ranks() == 1 && exact_chunk_ == 0 && config_.kv_heads % kv_heads == 0))
-      << kv_heads << " of " << config_.kv_heads << " KV heads at a time";
-  head_chunk_ = kv_heads;
-}
-
-Variable Transformer::Hidden(const ForwardPass& pass, const Tensor& tokens, const Tensor& positions,
+Variable Transformer::Hidden(const ForwardPass& pass, const SequenceBatch& batch, bool fills_cache,
                              const GradientsReady& ready) const {
   const auto on_backward = [&](int first, int last) {
     if (ready != nullptr) pass.tape.OnBackward([=] { ready(first, last); });
   };
   ReachOp(/*layer=*/-1, "embedding", /*on_device=*/true);
   on_backward(0, first_parameter_[0]);
-  const Variable x = Layers(pass, {0, config_.layers}, Embed(pass, tokens, positions), ready);
+  const Variable x =
+      runner_.Run(pass, {0, config_.layers}, Embed(pass, batch.tokens, batch.positions),
+                  batch.schedule, fills_cache, ready);
   ReachOp(/*layer=*/-1, "head", /*on_device=*/true);
   on_backward(first_parameter_.back(), parameters_.size());
   return FinalNorm(pass, x);
 }
 
-Variable Transformer::Layers(const ForwardPass& pass, const LayerRange& layers, Variable x,
-                             const GradientsReady& ready) const {
-  const auto offloaded = std::make_shared<OffloadedLayers>(blocks_.size());
-  const auto end = static_cast<size_t>(layers.end);
-  for (auto first = static_cast<size_t>(layers.begin); first < end; first += segment_) {
-    const Variable input = x;
-    std::shared_ptr<KeptAttention> kept;
-    x = Segment(pass, first, std::min(first + segment_, end), input, ready, &kept);
-    if (copies_ != nullptr && pass.tape.recording()) {
-      Offload(pass.tape, first / segment_, input, kept, offloaded);
-    }
-    // When the backward comes to the segment, those who read its result have done so.
-    pass.tape.OnBackward([x] { x.ForgetValue(); });
-  }
-  return x;
-}
-
 Variable Transformer::FinalNorm(const ForwardPass& pass, const Variable& stream) const {
-  BeginHead(pass.tape);
-  const Variable x = pass.parallel.FromLayers(pass.tape, pass.shard, stream);
-  if (pass.chunks == nullptr) return final_norm_->Forward(pass, x);
+  uses_.BeginHead(pass.tape);
+  const Variable x = pass->parallel->FromLayers(pass.tape, pass->shard, stream);
+  if (pass->chunks == nullptr) return final_norm_->Forward(pass, x);
   return pass.InChunks({x}, {config_.width}, dtype(), device(),
                        [this](const ForwardPass& of_chunk, const std::vector<Variable>& inputs) {
                          return final_norm_->Forward(of_chunk, inputs[0]);
@@ -240,88 +144,20 @@ Variable Transformer::FinalNorm(const ForwardPass& pass, const Variable& stream)
 // Token (and position) embeddings with their dropout.
 Variable Transformer::Embed(const ForwardPass& pass, const Tensor& tokens,
                             const Tensor& positions) const {
-  if (pass.chunks != nullptr) {
-    return burst::InChunks(pass.tape, {}, *pass.chunks, {config_.width}, dtype(), device(),
+  if (pass->chunks != nullptr) {
+    return burst::InChunks(pass.tape, {}, *pass->chunks, {config_.width}, dtype(), device(),
                            [&](Tape& tape, const std::vector<Variable>&, const TokenChunk& chunk) {
                              return Embed(pass.Of(chunk, tape), chunk.Of(tokens),
                                           chunk.Of(positions));
                            });
   }
-  BeginEmbedding(pass.tape);
+  uses_.BeginEmbedding(pass.tape);
   Variable x = config_.family == Family::kGpt2
                    ? Embedding(pass.tape, tokens, token_embedding_, positions, position_embedding_)
                    : Embedding(pass.tape, tokens, token_embedding_);
-  EndEmbedding(pass.tape);
-  x = pass.parallel.ToLayers(pass.tape, pass.shard, x);
-  return Dropout(pass.tape, x, pass.DropoutAt(/*site=*/0));
-}
-
-Variable Transformer::Segment(const ForwardPass& pass, size_t first, size_t end, const Variable& x,
-                              const GradientsReady& ready,
-                              std::shared_ptr<KeptAttention>* kept) const {
-  if (segment_ == 1 || !pass.tape.recording()) {
-    return LayersOfSegment(pass, first, end, /*again=*/false, x, ready, kept);
-  }
-  const auto runs = std::make_shared<int>(0);
-  return RecomputeInBackward(
-      pass.tape, x, [this, pass, first, end, ready, runs](Tape& tape, const Variable& x) {
-        std::shared_ptr<KeptAttention> kept;  // by the layer alone, until its own backward
-        const bool again = ++*runs > 1;
-        return LayersOfSegment(pass.On(tape, nullptr), first, end, again, x, ready, &kept);
-      });
-}
-
-Variable Transformer::LayersOfSegment(const ForwardPass& pass, size_t first, size_t end, bool again,
-                                      Variable x, const GradientsReady& ready,
-                                      std::shared_ptr<KeptAttention>* kept) const {
-  for (size_t layer = first; layer < end; ++layer) {
-    if (ready != nullptr) {
-      pass.tape.OnBackward(
-          [ready, first_parameter = first_parameter_[layer],
-           end_parameter = first_parameter_[layer + 1]] { ready(first_parameter, end_parameter); });
-    }
-    const bool ends = again && layer + 1 == end;
-    BeginLayer(pass.tape, layer, /*prefetches=*/!ends);
-    x = Layer(pass, layer, x, kept);
-    if (segment_ > 1) pass.tape.OnBackward([x] { x.ForgetValue(); });
-    const bool is_last = layer + 1 == blocks_.size() && part_.chunks == 1;
-    EndLayer(pass.tape, layer, first, ends || (pass.tape.recording() && is_last));
-  }
-  return x;
-}
-
-bool Transformer::Recomputes(size_t layer) const {
-  return recompute_ != Recompute::kNone && layer % recompute_every_ == 0;
-}
-
-Variable Transformer::Layer(const ForwardPass& pass, size_t layer, const Variable& x,
-                            std::shared_ptr<KeptAttention>* kept) const {
-  const Block& block = blocks_[layer];
-  if (!Recomputes(layer) || !pass.tape.recording()) return block.Forward(pass, x);
-  if (KeepsAttention()) {
-    *kept = std::make_shared<KeptAttention>();
-    (*kept)->again = pass.recomputed_schedule;
-  }
-  return RecomputeInBackward(pass.tape, x,
-                             [&block, pass, kept = *kept](Tape& tape, const Variable& x) {
-                               return block.Forward(pass.On(tape, kept), x);
-                             });
-}
-
-// After the segment's forward is queued. The one before has had that long to copy what it keeps;
-// its memory is free from here on. The last one's backward comes next: it keeps what it has.
-void Transformer::Offload(Tape& tape, size_t segment, const Variable& input,
-                          const std::shared_ptr<KeptAttention>& kept,
-                          const std::shared_ptr<OffloadedLayers>& segments) const {
-  if (Offloads(segment) && input.value().is_contiguous()) {
-    (*segments)[segment] = std::make_unique<OffloadedLayer>(*copies_, input, kept);
-  }
-  if (segment > 0 && (*segments)[segment - 1] != nullptr) (*segments)[segment - 1]->Release();
-  tape.OnBackward([segments, segment] {
-    // Gone then, or the input and its gradient would stay until the tape ends.
-    if (const auto own = std::move((*segments)[segment]); own != nullptr) own->Restore();
-    if (segment > 0 && (*segments)[segment - 1] != nullptr) (*segments)[segment - 1]->Fetch();
-  });
+  uses_.EndEmbedding(pass.tape);
+  x = pass->parallel->ToLayers(pass.tape, pass->shard, x);
+  return Dropout(pass.tape, x, pass.DropoutAt(kEmbeddingSite));
 }
 
 ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attention,
@@ -333,69 +169,60 @@ ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attenti
       << "the model drops " << config_.attention_dropout << " of the weights, attention "
       << scores.dropout;
   const auto& schedule = batch.schedule;
-  const std::shared_ptr<const TokenShard> shard(schedule, &schedule->shard());
-  ForwardPass pass{tape, parallel_, shard};
-  if (schedule->chunks() != nullptr && cache == nullptr) pass.chunks = Chunks(batch);
-  pass.ffn_chunk = ffn_chunk_;
-  pass.head_chunk = cache == nullptr ? head_chunk_ : 0;
-  pass.dropout_rate = config_.dropout;
-  pass.dropout = dropout;
-  if (recompute_ == Recompute::kSequence && tape.recording()) {
-    if (prefix_of_ != schedule) {
-      prefix_ = std::make_shared<const RingSchedule>(schedule->Prefix(shard->seqlen() / 2));
-      prefix_of_ = schedule;
-    }
-    pass.recomputed_schedule = prefix_;
-  }
+  auto context = std::make_shared<PassContext>();
+  context->parallel = &parallel_;
+  context->shard = std::shared_ptr<const TokenShard>(schedule, &schedule->shard());
+  if (schedule->chunks() != nullptr && cache == nullptr) context->chunks = Chunks(batch);
+  context->dropout_rate = config_.dropout;
+  context->dropout = dropout;
   // A recomputation calls it later, on its own tape.
-  pass.attend = [this, &attention, schedule, cache](const ForwardPass& of, int64_t layer,
-                                                    const Variable& qkv, const Variable& sinks,
-                                                    const HeadGroup& group) {
+  context->attend = [this, &attention, schedule, cache](const ForwardPass& of, int64_t layer,
+                                                        const Variable& qkv, const Variable& sinks,
+                                                        const HeadGroup& group) {
     if (cache != nullptr) {
       const int64_t q = config_.heads, kv = config_.kv_heads;
       cache->Append(layer, qkv.value().Slice(2, q, kv), qkv.value().Slice(2, q + kv, kv));
     }
     const int64_t heads = parallel_.LocalCount(config_.heads) / group.count;
     const int64_t kv_heads = parallel_.LocalCount(config_.kv_heads) / group.count;
-    attention.SetDropout({AttentionDropoutSeed(of.dropout, layer), of.dropout.first_row,
-                          /*first_head=*/group.index * heads, of.dropout.enabled});
+    attention.SetDropout({AttentionDropoutSeed(of->dropout, layer), of->dropout.first_row,
+                          /*first_head=*/group.index * heads, of->dropout.enabled});
     return AttentionOp(of.tape, attention, schedule, qkv, heads, kv_heads, of.kept_attention.get(),
-                       group, {sinks, of.chunks == nullptr ? nullptr : of.chunks->chunk_done});
+                       group, {sinks, of->chunks == nullptr ? nullptr : of->chunks->chunk_done});
   };
   if (config_.family == Family::kLlama) {
-    const Tensor positions = parallel_.AttentionPositions(tape, shard, batch.positions);
-    pass.rope = MakeRopeTable(positions, rope_angles_, parameters_.dtype());
+    const Tensor positions = parallel_.AttentionPositions(tape, context->shard, batch.positions);
+    context->rope = MakeRopeTable(positions, rope_angles_, parameters_.dtype());
   }
   if (dropout.enabled) {
-    const std::vector<int32_t>& positions = parallel_.StreamPositions(*shard);
-    pass.global_positions = Tensor::FromVector(positions, {static_cast<int64_t>(positions.size())},
-                                               batch.tokens.device());
+    const std::vector<int32_t>& positions = parallel_.StreamPositions(*context->shard);
+    context->global_positions = Tensor::FromVector(
+        positions, {static_cast<int64_t>(positions.size())}, batch.tokens.device());
   }
-  return pass;
+  return {tape, std::move(context)};
 }
 
 Variable Transformer::Hidden(Tape& tape, SequenceParallelAttention& attention,
                              const SequenceBatch& batch, const DropoutKey& dropout,
                              const GradientsReady& ready, KvCache* cache) const {
   BURST_CHECK_EQ(part_.stages, 1) << "a stage of a pipeline has no pass of its own";
-  return Hidden(MakePass(tape, attention, batch, dropout, cache), batch.tokens, batch.positions,
-                ready);
+  return Hidden(MakePass(tape, attention, batch, dropout, cache), batch, cache != nullptr, ready);
 }
 
 Variable Transformer::ForwardChunk(Tape& tape, SequenceParallelAttention& attention,
                                    const SequenceBatch& batch, int chunk, const Variable& input,
                                    double loss_scale, const DropoutKey& dropout) const {
-  BURST_CHECK(exact_chunk_ == 0 && copies_ == nullptr);
+  BURST_CHECK(runner_.plan().exact.chunk == 0 && !runner_.plan().offload.activations);
   const ForwardPass pass = MakePass(tape, attention, batch, dropout, /*cache=*/nullptr);
   const Variable x =
-      Layers(pass, part_.Layers(config_.layers, chunk),
-             part_.IsFirst(chunk) ? Embed(pass, batch.tokens, batch.positions) : input,
-             /*ready=*/nullptr);
+      runner_.Run(pass, part_.Layers(config_.layers, chunk),
+                  part_.IsFirst(chunk) ? Embed(pass, batch.tokens, batch.positions) : input,
+                  batch.schedule, /*fills_cache=*/false, /*ready=*/nullptr);
   if (!part_.IsLast(chunk)) return x;
   ReachOp(/*layer=*/-1, "head", /*on_device=*/true);
   const Variable loss =
       LinearCrossEntropy(tape, FinalNorm(pass, x), head(), batch.targets, loss_scale);
-  EndHead(tape);
+  uses_.EndHead(tape);
   return loss;
 }
 
@@ -413,26 +240,17 @@ Variable Transformer::Loss(Tape& tape, SequenceParallelAttention& attention,
     return LossInChunks(tape, x, batch.targets, loss_scale, Chunks(batch));
   }
   const Variable loss = LinearCrossEntropy(tape, x, head(), batch.targets, loss_scale);
-  EndHead(tape);
+  uses_.EndHead(tape);
   return loss;
-}
-
-void Transformer::set_exact(int64_t chunk, int64_t tokens) {
-  BURST_CHECK(chunk >= 1 && tokens >= 1 && parallel_.ranks() == 1 && head_chunk_ == 0);
-  exact_chunk_ = chunk;
-  exact_tokens_ = tokens;
-  // The gradient of the mean loss: a contribution of each chunk, two where the table of the
-  // embeddings is the head. Sums of elements up to 2^11 at least, by steps of 9e-13.
-  parameters_.SumGradsExactly(ExactGrid::For(0x1p-40, 2 * (tokens / chunk + 1)));
 }
 
 std::shared_ptr<const ChunkOptions> Transformer::Chunks(const SequenceBatch& batch) const {
   auto chunks = std::make_shared<ChunkOptions>();
   chunks->batch = batch.tokens.dim(0);
   chunks->length = batch.tokens.dim(1);
-  const int64_t seqlen = batch.schedule->shard().seqlen();
-  chunks->tokens = std::min(exact_chunk_, seqlen);
-  chunks->rows = exact_chunk_ / chunks->tokens;
+  const int64_t chunk = runner_.plan().exact.chunk, seqlen = batch.schedule->shard().seqlen();
+  chunks->tokens = std::min(chunk, seqlen);
+  chunks->rows = chunk / chunks->tokens;
   chunks->chunk_done = [this] { parameters_.AddGradsToSums(); };
   return chunks;
 }
@@ -441,8 +259,9 @@ std::shared_ptr<const ChunkOptions> Transformer::Chunks(const SequenceBatch& bat
 Variable Transformer::LossInChunks(Tape& tape, const Variable& x, const Tensor& targets,
                                    double loss_scale,
                                    const std::shared_ptr<const ChunkOptions>& chunks) const {
-  const int64_t count = exact_tokens_ / exact_chunk_ + 1;
-  const int most = std::ilogb(loss_scale) + 1 + std::ilogb(static_cast<double>(exact_tokens_)) + 1;
+  const ExecutionPlan::Exact& exact = runner_.plan().exact;
+  const int64_t count = exact.tokens / exact.chunk + 1;
+  const int most = std::ilogb(loss_scale) + 1 + std::ilogb(static_cast<double>(exact.tokens)) + 1;
   return SumOfChunks(
       tape, {x}, *chunks, device(), ExactGrid::For(std::ldexp(1, most + 12 - 52), count),
       [&](Tape& tape, const std::vector<Variable>& inputs, const TokenChunk& chunk) {
@@ -452,7 +271,7 @@ Variable Transformer::LossInChunks(Tape& tape, const Variable& x, const Tensor& 
 
 Variable Transformer::Logits(Tape& tape, SequenceParallelAttention& attention,
                              const SequenceBatch& batch) const {
-  BURST_CHECK(use_ == nullptr) << "for whole models";
+  BURST_CHECK(!uses_.reports()) << "for whole models";
   return Linear(tape, Hidden(tape, attention, batch, DropoutKey()), head());
 }
 
@@ -494,10 +313,10 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
   const int64_t kept = cache.KeepsNext() ? n : 0;  // of the tokens, by this rank
   absl::Status status;
   Tape tape(/*recording=*/false);
-  ForwardPass pass{tape, parallel_, /*shard=*/nullptr};
-  pass.ffn_chunk = ffn_chunk_;
-  pass.attend = [&](const ForwardPass&, int64_t layer, const Variable& qkv, const Variable& sinks,
-                    const HeadGroup&) {
+  auto context = std::make_shared<PassContext>();
+  context->parallel = &parallel_;
+  context->attend = [&](const ForwardPass&, int64_t layer, const Variable& qkv,
+                        const Variable& sinks, const HeadGroup&) {
     const auto heads = [&](int64_t first, int64_t count) {
       return qkv.value().Slice(2, first, count);
     };
@@ -513,9 +332,12 @@ absl::StatusOr<Tensor> Transformer::Decode(KvCache& cache, const Tensor& tokens)
     return Variable(Tensor::Zeros({batch, n, q, config_.head_dim}, dtype(), device()));
   };
   if (config_.family == Family::kLlama) {
-    pass.rope = MakeRopeTable(positions, rope_angles_, parameters_.dtype());
+    context->rope = MakeRopeTable(positions, rope_angles_, parameters_.dtype());
   }
-  const Variable x = Hidden(pass, tokens.To(device()), positions);  // [batch, n, width]
+  const ForwardPass pass{tape, std::move(context)};
+  const SequenceBatch next{tokens.To(device()), positions, Tensor(), /*schedule=*/nullptr};
+  const Variable x =
+      Hidden(pass, next, /*fills_cache=*/true, /*ready=*/nullptr);  // [batch, n, width]
   BURST_RETURN_IF_ERROR(status);
   cache.Advance(n);
   const Variable last(x.value().Slice(1, n - 1, 1).Contiguous());

@@ -150,9 +150,12 @@ absl::Status Trainer::CreateModel() {
           device, parallel, sharding,
           PipelinePart{mesh.stage(comm_->rank()), mesh.stages,
                        static_cast<int>(config_.pp_chunks)}));
-  model_->set_recompute(config_.recompute, config_.recompute_every, config_.recompute_segment);
-  model_->set_ffn_chunk(config_.ffn_chunk);
-  model_->set_head_chunk(config_.head_chunk);
+  ExecutionPlan execution;
+  execution.recompute = config_.recompute;
+  execution.segment = config_.recompute_segment;
+  execution.ffn_chunk = config_.ffn_chunk;
+  execution.head_chunk = config_.head_chunk;
+  if (config_.exact) execution.exact = {config_.exact_chunk, step_tokens()};
   if (OffloadsActivations(config_.offload)) {
     // Before any rank waits for another's kernels, as page-locking wants it. A rank has at most one
     // token, or chunk, more than an equal share, rounded up.
@@ -171,11 +174,10 @@ absl::Status Trainer::CreateModel() {
                        config_.layout == Layout::kStriped)) {
       attended = attended / 2 + 1;
     }
-    model_->set_offload(true);
-    model_->ReserveOffload(sequences * length, sequences * attended,
-                           exchanges && mesh.sequence > 1 && !keeps_half ? 2 : 1);
+    execution.offload = {true, sequences * length, sequences * attended,
+                         exchanges && mesh.sequence > 1 && !keeps_half ? 2 : 1};
   }
-  if (config_.exact) model_->set_exact(config_.exact_chunk, step_tokens());
+  model_->SetExecution(execution);
   const ParameterList& parameters = model_->parameters();
   Communicator* const group = tensor_.get();
   if (config_.zero < 2) {

@@ -82,7 +82,6 @@ ReportRow About(const ScalingOptions& options) {
       about["steps"] = options.train.steps;
       about["data"] = options.train.data;
       about["model"] = options.train.model;
-      if (options.train.recompute_every > 1) about["every"] = options.train.recompute_every;
       if (options.train.recompute_segment > 1) about["segment"] = options.train.recompute_segment;
       if (options.train.ffn_chunk > 0) about["ffn_chunk"] = options.train.ffn_chunk;
       if (options.train.head_chunk > 0) about["head_chunk"] = options.train.head_chunk;

@@ -58,6 +58,12 @@ ReportRow RowOf(const Case& c) {
   return row;
 }
 
+ExecutionPlan ChunksOf(const ResolvedConfig& config) {
+  ExecutionPlan plan;
+  plan.ffn_chunk = config.ffn_chunk;
+  return plan;
+}
+
 // As //train would be told. The one place where a strategy becomes options of the trainer.
 TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
   TrainConfig config = options.train;
@@ -65,7 +71,7 @@ TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
   config.seqlen = c.seqlen;
   config.recompute = c.recompute;
   if (c.recompute == Recompute::kNone) {
-    config.recompute_every = config.recompute_segment = 1;
+    config.recompute_segment = 1;
     const bool optimizer = OffloadsOptimizer(config.offload);
     config.offload = optimizer ? Offload::kOptimizer : Offload::kNone;
   }
@@ -144,7 +150,7 @@ absl::Status MeasurePrefill(const ResolvedConfig& config, const ModelConfig& sha
   BURST_ASSIGN_OR_RETURN(const auto model,
                          Transformer::Create(shape, config.dtype, /*seed=*/1, config.device,
                                              parallel, StateSharding::ValuesAlone()));
-  model->set_ffn_chunk(config.ffn_chunk);
+  model->SetExecution(ChunksOf(config));
   BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(config.seqlen));
   const SequenceBatch prompt = RandomPrompt(
       config.batch, shape.vocab, std::make_shared<const RingSchedule>(std::move(schedule)));
@@ -180,7 +186,7 @@ absl::Status MeasureGeneration(const ResolvedConfig& config, const ModelConfig& 
   BURST_ASSIGN_OR_RETURN(const auto model,
                          Transformer::Create(shape, config.dtype, /*seed=*/1, config.device,
                                              /*parallel=*/{}, StateSharding::ValuesAlone()));
-  model->set_ffn_chunk(config.ffn_chunk);
+  model->SetExecution(ChunksOf(config));
   BURST_ASSIGN_OR_RETURN(RingSchedule made, attention->Schedule(config.seqlen));
   const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
   const SequenceBatch prompt = RandomPrompt(config.batch, shape.vocab, schedule).To(config.device);

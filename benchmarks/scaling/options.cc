@@ -114,7 +114,6 @@ OptionTable Options(ScalingConfig* c) {
   t.AddShared(train, "steps", "Of training alone.");
   t.AddList("recompute", &c->recompute, ParseRecompute, kMayChange,
             absl::StrCat(train["recompute"].help, " A list. Of training alone."));
-  t.AddShared(train, "recompute_every", "Of training alone.");
   t.AddShared(train, "recompute_segment", "Of training alone.");
   t.AddShared(train, "ffn_chunk");
   t.AddShared(train, "head_chunk", "Of training alone.");
@@ -149,8 +148,7 @@ absl::Status CheckUsed(const OptionTable& table, Experiment experiment) {
        {kAttention, kError}},
       {{"model", "ffn_chunk"}, {kPrefill, kGeneration, kTraining}},
       {{"tokens"}, {kGeneration}},
-      {{"data", "steps", "recompute", "recompute_every", "recompute_segment", "zero", "offload",
-        "head_chunk"},
+      {{"data", "steps", "recompute", "recompute_segment", "zero", "offload", "head_chunk"},
        {kTraining}},
       {{"repeats"}, {kAttention, kPrefill}},
       {{"compare"}, {kAttention}},
@@ -175,9 +173,8 @@ absl::Status CheckStrategies(const OptionTable& table, const ScalingConfig& c) {
   }
   const bool recomputes = std::any_of(c.recompute.begin(), c.recompute.end(),
                                       [](Recompute r) { return r != Recompute::kNone; });
-  for (const char* const option : {"recompute_every", "recompute_segment"}) {
-    if (!table.Given(option) || recomputes) continue;
-    return InvalidOption(option, "not used without --recompute");
+  if (table.Given("recompute_segment") && !recomputes) {
+    return InvalidOption("recompute_segment", "not used without --recompute");
   }
   if (OffloadsActivations(c.train.offload) && !recomputes) {
     return InvalidOption("offload", Name(c.train.offload),

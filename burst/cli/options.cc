@@ -122,6 +122,9 @@ bool OptionTable::Given(absl::string_view name) const {
 }
 
 absl::Status OptionTable::Unknown(absl::string_view name) const {
+  if (const auto removed = removed_.find(std::string(name)); removed != removed_.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("--", name, " was removed; ", removed->second));
+  }
   std::string message = absl::StrCat("there is no option --", name);
   const Option* nearest = nullptr;
   size_t least = 3;  // further away is no typing error
@@ -180,6 +183,7 @@ absl::Status OptionTable::ParseJson(absl::string_view text) {
     return absl::InvalidArgumentError("not a JSON object of options and values");
   }
   for (const auto& [name, value] : json.items()) {
+    if (removed_.count(name) > 0) continue;
     BURST_RETURN_IF_ERROR(Set(name, value.is_string() ? value.get<std::string>() : value.dump()));
   }
   return absl::OkStatus();

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -82,6 +83,12 @@ struct Option {
 // Refers to the fields, which must outlive it.
 class OptionTable {
  public:
+  // Names an option of an earlier version, on which results did not depend. A file may still give
+  // it, without effect; on the command line it is an error that ends with `advice`.
+  void Removed(absl::string_view name, absl::string_view advice) {
+    removed_[std::string(name)] = std::string(advice);
+  }
+
   // Rows that follow are listed under this title.
   void Group(absl::string_view title) { group_ = std::string(title); }
 
@@ -202,7 +209,8 @@ class OptionTable {
   absl::Status Unknown(absl::string_view name) const;
 
   std::string group_;
-  std::vector<Option> options_;  // in the order of the help
+  std::vector<Option> options_;                 // in the order of the help
+  std::map<std::string, std::string> removed_;  // advice by name
 };
 
 // Prints `help` or the version if the command line asks for --help or --version, and returns

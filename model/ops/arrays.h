@@ -50,7 +50,7 @@ inline Tensor GradBuffer(const Variable& input) {
   return input.requires_grad() ? input.MutableGrad() : Tensor::ZerosLike(input.value());
 }
 
-// Sums over rows that are the same for any number of threads: calls body(begin, end, partial) for
+// Adds over rows, with the same bits for any number of threads. Calls body(begin, end, partial) for
 // blocks of rows, with a zeroed partial sum [width] each, and adds the partials to sum in order.
 template <typename T, typename Body>
 void SumOverRowBlocks(int64_t rows, int64_t width, T* sum, Body body) {

@@ -48,10 +48,10 @@ void MatMul(const MatrixView<T>& a, const MatrixView<T>& b, const MatrixView<T>&
   BURST_CHECK(a.rows == c.rows && b.cols == c.cols && a.cols == b.rows && !c.transposed)
       << "[" << a.rows << ", " << a.cols << "] x [" << b.rows << ", " << b.cols << "] -> ["
       << c.rows << ", " << c.cols << "]";
-  // A thread's part: enough work to wake a thread for, and whole panels of Eigen's kernel. The
-  // order in which that adds up an element depends on the element's place in a panel and on k, not
-  // on m and n; so cut between panels, all elements are what one thread would make of them. The
-  // last part has the rest, and none is so small that Eigen would use another kernel for it.
+  // A thread's part is enough work to wake a thread for, and whole panels of Eigen's kernel. The
+  // order in which Eigen adds up an element depends on its place in a panel and on k, not on m and
+  // n. Cut between panels, all elements have the bits of one thread. The last part has the rest,
+  // and no part is small enough that Eigen would use another kernel for it.
   using Kernel = Eigen::internal::gebp_traits<T, T>;
   constexpr int64_t kRows = 16, kCols = 48, kMinExtent = 48, kMinFlops = 1 << 20;
   static_assert(kRows % Kernel::nr == 0 && kCols % Kernel::mr == 0, "not whole panels");

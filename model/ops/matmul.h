@@ -35,8 +35,8 @@ MatrixView<T> AsMatrix(const Tensor& tensor, int64_t cols) {
 
 enum class Into { kAssign, kAccumulate };
 
-// c = a b, or c += a b. a: [m, k], b: [k, n], c: [m, n], not transposed. The same bits for any
-// number of threads. T: float, double.
+// c = a b, or c += a b. a: [m, k], b: [k, n], c: [m, n], not transposed. Any number of
+// threads gives the same bits. T: float, double.
 template <typename T>
 void MatMul(const MatrixView<T>& a, const MatrixView<T>& b, const MatrixView<T>& c, Into into);
 

@@ -2,7 +2,7 @@
 // first.
 //
 // An op computes its value and records its backward on the tape (burst/autograd/tape.h); the
-// equations of a backward stand beside its code. "[..., n]" is any number of leading axes. Tensors
+// equations of a backward stand at its code. "[..., n]" is any number of leading axes. Tensors
 // are contiguous, of one device and one dtype: float32, float64 or, on a GPU, bfloat16, which is
 // computed in float32. Positions, ids and targets are int32. Shapes that do not fit are bugs of the
 // caller and abort (BURST_CHECK); no op returns an error. Every reduction has a fixed order, so one
@@ -14,7 +14,7 @@
 //   linear.cc            gemm_ops.cc, bias.cu; matmul.{h,cc}  Linear, GeluMlp
 //   rows.cc              (copies)                             SelectRows
 //   normalization.cc     normalization.{cu,cuh}               RmsNorm, LayerNorm
-//   head_norm.cc         the same                             RmsNormHeads
+//   head_norm.cc         normalization.{cu,cuh}                     RmsNormHeads
 //   elementwise.cc       elementwise.cu                       Add, Gelu, SwiGlu
 //   rope.cc              rope.cu                              Rope
 //   embedding.cc         embedding.cu                         Embedding
@@ -39,7 +39,7 @@ namespace burst {
 
 // y = x W^T + bias + residual.
 // x: [..., in], where `in` may be several trailing axes ([batch, length, heads, head_dim] counts as
-// in = heads head_dim); weight: [out, in]; bias: [out] or undefined; residual (may be undefined),
+// in = heads head_dim). weight: [out, in]. bias: [out] or undefined. residual (may be undefined),
 // y: [..., out]. The GEMM itself adds the residual: it starts from it instead of from zero.
 //
 // `dx_done`, unless null, is called in the backward when dx is complete and before x is read for
@@ -52,8 +52,8 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
 
 // The feed-forward of GPT-2: y = gelu(x up^T + up_bias) down^T + down_bias + residual. One op, so
 // that in bfloat16 on a GPU the GEMMs apply GELU and the biases themselves.
-// x: [..., width]; up: [ffn, width]; up_bias: [ffn]; down: [width, ffn]; down_bias: [width] or
-// undefined; residual (may be undefined), y: [..., width]. `dx_done` and `use` as for Linear.
+// x: [..., width]. up: [ffn, width]. up_bias: [ffn]. down: [width, ffn]. down_bias: [width] or
+// undefined. residual (may be undefined), y: [..., width]. `dx_done` and `use` as for Linear.
 Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,
                  const Variable& down, const Variable& down_bias, const Variable& residual = {},
                  const std::function<void()>& dx_done = nullptr, ResultUse use = ResultUse::kRead);
@@ -170,7 +170,7 @@ Variable Dropout(Tape& tape, const Variable& x, const DropoutSite& site,
 
 // scale * sum over tokens with a target of -log softmax(x W^T)[target]: a scalar, float32 where x
 // is bfloat16.
-// x: [..., width]; weight: [vocab, width]; targets: one for each row of x, in [0, vocab), or -1: no
+// x: [..., width]. weight: [vocab, width]. targets: one for each row of x, in [0, vocab), or -1: no
 // loss. Logits exist for `chunk` tokens at a time; 0: as many as fit in kLogitBytes (on the CPU).
 //
 // When a gradient is needed the forward computes it too, chunk by chunk while the logits are there,

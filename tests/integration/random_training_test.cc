@@ -166,9 +166,7 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   }
   const int64_t divide = IsTensorParallel(c.strategy) ? c.dp : c.dp * c.sp;
   if (divide > 1) c.zero = draws.Between(0, 3);
-  if (c.recompute != Recompute::kNone) {
-    (draws.OneIn(3) ? c.recompute_segment : c.recompute_every) = draws.Between(1, 2);
-  }
+  if (c.recompute != Recompute::kNone) c.recompute_segment = draws.Between(1, 2);
   if (kTestDevice == DeviceType::kCuda && c.recompute != Recompute::kNone && stages == 1 &&
       draws.OneIn(2)) {
     c.offload = Offload::kActivations;

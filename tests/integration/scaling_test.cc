@@ -289,7 +289,7 @@ TEST_F(Scaling, ErrorsNameTheirOption) {
       {{"--experiment=prefill", "--tokens=4"}, {"--tokens", "--experiment=prefill"}},
       {{"--zero=1"}, {"--zero", "--experiment=attention"}},
       {{"--zero=1", "--experiment=training", "--strategies=single"}, {"--zero", "one rank"}},
-      {{"--recompute_every=2", "--experiment=training"}, {"--recompute_every", "--recompute"}},
+      {{"--recompute_segment=2", "--experiment=training"}, {"--recompute_segment", "--recompute"}},
       {{"--ffn_chunk=1", "--experiment=attention"}, {"--ffn_chunk", "attention"}},
       {{"--model=d12"}, {"--model", "--experiment=attention"}},
       {{"--experiment=training", "--heads=8"}, {"--heads", "--experiment=training"}},

@@ -80,7 +80,9 @@ TEST(Decode, AModelOfValuesAloneHasTheSameBits) {
     EXPECT_EQ(kept.values, parameters.numel() * SizeOf(dtype));
     EXPECT_EQ(kept.gradients + kept.optimizer == 0, sharding.values_alone);
     EXPECT_EQ(parameters.variable(0).requires_grad(), !sharding.values_alone);
-    (*model)->set_ffn_chunk(5);
+    ExecutionPlan plan;
+    plan.ffn_chunk = 5;
+    (*model)->SetExecution(plan);
     KvCache cache(config, text.batch, dtype, /*window=*/0, kTestDevice);
     Values all = (*model)->Decode(cache, TokensOf(text, 0, 11))->ToVector<double>();
     const Values last = (*model)->Decode(cache, TokensOf(text, 11, 1))->ToVector<double>();

@@ -1,4 +1,4 @@
-// Transformer::set_exact with ExactAttention, on the device: loss and gradients have the same bits
+// ExecutionPlan::exact with ExactAttention, on the device: loss and gradients have the same bits
 // on any mesh of ranks, and are those of the plain model to rounding.
 #include <gtest/gtest.h>
 
@@ -118,9 +118,11 @@ Results Exact(const Case& c, DType dtype, const Mesh& mesh, Layout layout) {
         BURST_ASSIGN_OR_RETURN(const auto attention,
                                ExactAttention::Create(options, sequence.get()));
         const auto model = MakeModel(config, dtype);
-        model->set_exact(kChunk, tokens);
-        model->set_recompute(c.recompute);
-        model->set_ffn_chunk(c.ffn_chunk);
+        ExecutionPlan plan;
+        plan.exact = {kChunk, tokens};
+        plan.recompute = c.recompute;
+        plan.ffn_chunk = c.ffn_chunk;
+        model->SetExecution(plan);
         const int64_t rows = text.batch / mesh.data, first = mesh.data_rank(comm.rank()) * rows;
         const Text own = Rows(text, first, rows);
         const SequenceBatch batch =

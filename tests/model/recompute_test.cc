@@ -56,7 +56,6 @@ struct Step {
 
 struct Saving {
   Recompute recompute = Recompute::kNone;
-  int64_t every = 1;
   int64_t ffn_chunk = 0;
   bool offload = false;
   int64_t head_chunk = 0;
@@ -64,10 +63,13 @@ struct Saving {
 };
 
 void Set(const Saving& saving, Transformer* model) {
-  model->set_recompute(saving.recompute, saving.every, saving.segment);
-  model->set_ffn_chunk(saving.ffn_chunk);
-  model->set_head_chunk(saving.head_chunk);
-  if (saving.offload != (model->offload_bytes() > 0)) model->set_offload(saving.offload);
+  ExecutionPlan plan;
+  plan.recompute = saving.recompute;
+  plan.segment = saving.segment;
+  plan.ffn_chunk = saving.ffn_chunk;
+  plan.head_chunk = saving.head_chunk;
+  plan.offload.activations = saving.offload;
+  model->SetExecution(plan);
 }
 
 absl::StatusOr<Step> TakeStep(const Saving& saving, SequenceParallelAttention& attention,
@@ -144,16 +146,10 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
       const int64_t qkv = config.heads + 2 * config.kv_heads, all = qkv + config.heads;
       EXPECT_EQ(again.forward_bytes * all, kept.forward_bytes * (all + qkv));
     }
-    BURST_ASSIGN_OR_RETURN(const Step half, TakeStep({recompute, 2}, *attention, batch, *model));
-    EXPECT_EQ(half.loss, kept.loss);
-    EXPECT_EQ(half.gradients, kept.gradients);
-    if (recompute == Recompute::kFull) {  // of the layers 0, 1 and 2 not the middle one
-      EXPECT_EQ(3 * half.forward_bytes, 5 * kept.forward_bytes);
-    }
     // What layers keep is in the host's memory meanwhile.
-    for (const Saving& saving : {Saving{recompute, 1, 0, true}, Saving{recompute, 1, 0, true},
-                                 Saving{recompute, 2, 0, true}}) {
-      BURST_ASSIGN_OR_RETURN(const Step offloaded, TakeStep(saving, *attention, batch, *model));
+    for (int run = 0; run < 2; ++run) {
+      BURST_ASSIGN_OR_RETURN(const Step offloaded,
+                             TakeStep({recompute, 0, true}, *attention, batch, *model));
       EXPECT_EQ(offloaded.loss, kept.loss);
       EXPECT_EQ(offloaded.gradients, kept.gradients);
       EXPECT_EQ(offloaded.ready, again.ready);
@@ -164,9 +160,8 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
       ranks.strategy == Strategy::kUlysses || ranks.strategy == Strategy::kBurstUlysses;
   // Attention's result is kept of the later half alone; for the other one blocks go around again.
   const double bound = dtype == DType::kFloat64 ? 1e-12 : dtype == DType::kFloat32 ? 1e-4 : 0.05;
-  for (const Saving& saving : {Saving{Recompute::kSequence}, Saving{Recompute::kSequence, 2},
-                               Saving{Recompute::kSequence, 1, 0, true},
-                               Saving{Recompute::kSequence, 1, 0, false, 0, 2}}) {
+  for (const Saving& saving : {Saving{Recompute::kSequence}, Saving{Recompute::kSequence, 0, true},
+                               Saving{Recompute::kSequence, 0, false, 0, 2}}) {
     BURST_ASSIGN_OR_RETURN(const Step late, TakeStep(saving, *attention, batch, *model));
     EXPECT_EQ(late.loss, kept.loss);
     ExpectNear(late.gradients, kept.gradients, bound);
@@ -178,7 +173,7 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
   for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
     for (const bool offload : {false, true}) {
       BURST_ASSIGN_OR_RETURN(const Step rows,
-                             TakeStep({recompute, 1, 0, offload, 0, 2}, *attention, batch, *model));
+                             TakeStep({recompute, 0, offload, 0, 2}, *attention, batch, *model));
       EXPECT_EQ(rows.loss, kept.loss);
       EXPECT_EQ(rows.gradients, kept.gradients);
       EXPECT_EQ(rows.ready, std::vector<int>(rows.ready.size(), 1));
@@ -193,13 +188,12 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
   if (parallel.ranks() > 1) return absl::OkStatus();
   // Chunks change roundings alone, and recomputation of layers changes nothing about them.
   BURST_ASSIGN_OR_RETURN(const Step chunked,
-                         TakeStep({Recompute::kNone, 1, 5}, *attention, batch, *model));
+                         TakeStep({Recompute::kNone, 5}, *attention, batch, *model));
   ExpectNear(chunked.loss, kept.loss, bound);
   ExpectNear(chunked.gradients, kept.gradients, bound);
   EXPECT_EQ(chunked.ready, std::vector<int>(chunked.ready.size(), 1));
   for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
-    BURST_ASSIGN_OR_RETURN(const Step again,
-                           TakeStep({recompute, 1, 5}, *attention, batch, *model));
+    BURST_ASSIGN_OR_RETURN(const Step again, TakeStep({recompute, 5}, *attention, batch, *model));
     EXPECT_EQ(again.loss, chunked.loss);
     EXPECT_EQ(again.gradients, chunked.gradients);
   }
@@ -217,8 +211,8 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
     return sum.ToVector<double>();
   };
   const Values gradients = of_all_ranks(kept.gradients);
-  BURST_ASSIGN_OR_RETURN(const Step grouped, TakeStep({Recompute::kNone, 1, 0, false, group},
-                                                      *attention, batch, *model));
+  BURST_ASSIGN_OR_RETURN(const Step grouped,
+                         TakeStep({Recompute::kNone, 0, false, group}, *attention, batch, *model));
   ExpectNear(grouped.loss, kept.loss, bound);
   ExpectNear(of_all_ranks(grouped.gradients), gradients, bound);
   EXPECT_EQ(grouped.ready, std::vector<int>(grouped.ready.size(), 1));
@@ -228,8 +222,8 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
   }
   for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
     for (const bool offload : {false, true}) {
-      BURST_ASSIGN_OR_RETURN(
-          const Step again, TakeStep({recompute, 1, 0, offload, group}, *attention, batch, *model));
+      BURST_ASSIGN_OR_RETURN(const Step again,
+                             TakeStep({recompute, 0, offload, group}, *attention, batch, *model));
       EXPECT_EQ(again.loss, grouped.loss) << Name(recompute);
       EXPECT_EQ(again.gradients, grouped.gradients) << Name(recompute);
       EXPECT_EQ(again.backward_bytes, grouped.backward_bytes);
@@ -239,14 +233,14 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
     }
   }
   // Of which tokens go through the projections in chunks.
-  BURST_ASSIGN_OR_RETURN(
-      const Step both, TakeStep({Recompute::kNone, 1, 5, false, group}, *attention, batch, *model));
+  BURST_ASSIGN_OR_RETURN(const Step both,
+                         TakeStep({Recompute::kNone, 5, false, group}, *attention, batch, *model));
   ExpectNear(both.loss, kept.loss, bound);
   ExpectNear(of_all_ranks(both.gradients), gradients, bound);
   EXPECT_EQ(both.ready, std::vector<int>(both.ready.size(), 1));
   for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
     BURST_ASSIGN_OR_RETURN(const Step again,
-                           TakeStep({recompute, 1, 5, true, group}, *attention, batch, *model));
+                           TakeStep({recompute, 5, true, group}, *attention, batch, *model));
     EXPECT_EQ(again.loss, both.loss);
     EXPECT_EQ(again.gradients, both.gradients);
   }
@@ -353,25 +347,22 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   const Memory sequence = measure({Recompute::kSequence});
   EXPECT_EQ(none.kept - sequence.kept,
             config.layers * (all - stream) * unit - config.layers * result * unit / 2);
-  // Half of the layers.
-  const Memory half = measure({Recompute::kFull, 2});
-  EXPECT_EQ(none.kept - half.kept, config.layers / 2 * (all - stream) * unit);
   // Of every four layers the first one's input.
-  const Memory rows = measure({Recompute::kSelective, 1, 0, false, 0, 4});
+  const Memory rows = measure({Recompute::kSelective, 0, false, 0, 4});
   EXPECT_EQ(full.kept - rows.kept, config.layers * 3 / 4 * stream * unit);
-  const Memory rows_away = measure({Recompute::kSelective, 1, 0, true, 0, 4});
+  const Memory rows_away = measure({Recompute::kSelective, 0, true, 0, 4});
   EXPECT_EQ(rows.kept - rows_away.kept, (config.layers / 4 - 1) * stream * unit);
   // In the host's memory is all but what the last layer keeps, whose backward comes next. It is not
   // among the device's, not even on the CPU: HostBuffer takes none of the pool.
-  const Memory full_away = measure({Recompute::kFull, 1, 0, true});
+  const Memory full_away = measure({Recompute::kFull, 0, true});
   EXPECT_EQ(full.kept - full_away.kept, (config.layers - 1) * stream * unit);
   EXPECT_EQ(model->offload_bytes(), (config.layers - 1) * stream * unit);
-  const Memory selective_away = measure({Recompute::kSelective, 1, 0, true});
+  const Memory selective_away = measure({Recompute::kSelective, 0, true});
   EXPECT_EQ(selective.kept - selective_away.kept, (config.layers - 1) * 2 * w * unit);
   EXPECT_EQ(model->offload_bytes(), (config.layers - 1) * 2 * stream * unit);
   EXPECT_LT(selective_away.peak, selective.peak);
   // Feed-forwards in chunks keep neither their normalization nor what has ffn channels.
-  const Memory chunks = measure({Recompute::kNone, 1, 32});
+  const Memory chunks = measure({Recompute::kNone, 32});
   EXPECT_EQ(none.kept - chunks.kept, config.layers * ((w + 1) + 3 * config.ffn) * unit);
   // At most one layer is there whole; and with it, for as long as its backward takes, its result's
   // two values, of the first run and the second, and their gradient.
@@ -402,10 +393,11 @@ TEST(Recompute, ChunksBoundTheMemoryOfAFeedForward) {
         for (int run = 0;; ++run) {  // the first one leaves buffers that stay
           int64_t bytes = 0;
           if (recording) {
-            bytes =
-                MemoryOfStep({recompute, 1, chunk}, *single.attention, single.batch, *model).peak;
+            bytes = MemoryOfStep({recompute, chunk}, *single.attention, single.batch, *model).peak;
           } else {
-            model->set_ffn_chunk(chunk);
+            ExecutionPlan plan;
+            plan.ffn_chunk = chunk;
+            model->SetExecution(plan);
             const int64_t before = GetMemoryStats(kTestDevice).bytes_in_use;
             ResetPeakMemory(kTestDevice);
             Tape tape(/*recording=*/false);
@@ -440,7 +432,7 @@ TEST(Recompute, GroupsAndChunksLeaveAFewTensorsOfTheWidth) {
     config.dropout = 0;
     const auto model = *Transformer::Create(config, DType::kFloat64, /*seed=*/3, kTestDevice, {});
     const SingleRank single(RandomText(config.vocab, /*packed=*/false, kTokens / 2));
-    const Saving saving = {Recompute::kFull, 1, kChunk, false, 1};
+    const Saving saving = {Recompute::kFull, kChunk, false, 1};
     MemoryOfStep(saving, *single.attention, single.batch, *model);  // buffers that stay
     return MemoryOfStep(saving, *single.attention, single.batch, *model).peak;
   };
@@ -463,7 +455,7 @@ TEST(Recompute, GroupsOfHeadsBoundTheMemoryOfAttention) {
       config.dropout = 0;
       const auto model = *Transformer::Create(config, DType::kFloat64, /*seed=*/3, kTestDevice, {});
       const SingleRank single(RandomText(config.vocab, /*packed=*/false, kTokens / 2));
-      const Saving saving = {recompute, 1, 0, false, head_chunk};
+      const Saving saving = {recompute, 0, false, head_chunk};
       MemoryOfStep(saving, *single.attention, single.batch, *model);  // buffers that stay
       return MemoryOfStep(saving, *single.attention, single.batch, *model).peak;
     };
@@ -483,7 +475,9 @@ TEST(Recompute, EvaluationKeepsNothing) {
   const auto model = MakeModel(config);
   const SingleRank single(RandomText(config.vocab, /*packed=*/true));
   const auto logits = [&](Recompute recompute) {
-    model->set_recompute(recompute);
+    ExecutionPlan plan;
+    plan.recompute = recompute;
+    model->SetExecution(plan);
     Tape tape(/*recording=*/false);
     const Variable result = model->Logits(tape, *single.attention, single.batch);
     EXPECT_EQ(tape.num_nodes(), 0);

@@ -127,6 +127,12 @@ TEST(Transformer, DropoutAppliesToTheEmbeddingAndToEachBranch) {
   }
 }
 
+ExecutionPlan InHeadGroups(int64_t kv_heads) {
+  ExecutionPlan plan;
+  plan.head_chunk = kv_heads;
+  return plan;
+}
+
 TEST(Transformer, SinksEqualNaive) {
   for (const ModelConfig& config : ModelsWithSinks()) {
     for (const bool packed : {false, true}) {
@@ -134,7 +140,7 @@ TEST(Transformer, SinksEqualNaive) {
       const Text text = RandomText(config.vocab, packed);
       const Values expected = NaiveTransformer(*model, text).Logits();
       for (const int64_t head_chunk : {0, 1}) {
-        model->set_head_chunk(head_chunk);
+        model->SetExecution(InHeadGroups(head_chunk));
         ExpectClose(Logits(*model, text), expected, kDoubleTolerance);
       }
     }
@@ -195,7 +201,7 @@ TEST(Transformer, AttentionDropsWeightsByTheirPlace) {
     const double with = LossOf(NaiveTransformer(*model, text, nullptr, weight).Logits(), text);
     EXPECT_GT(std::abs(with - without), 1e-3 * without);
     for (const int64_t head_chunk : {0, 1}) {
-      model->set_head_chunk(head_chunk);
+      model->SetExecution(InHeadGroups(head_chunk));
       for (const bool enabled : {false, true}) {
         key.enabled = enabled;
         Tape tape(false);
@@ -214,8 +220,10 @@ TEST(Transformer, AttentionDropsWeightsByTheirPlace) {
 void CheckModelGradients(const ModelConfig& config, Recompute recompute = Recompute::kNone,
                          int64_t head_chunk = 0, const std::string& part = "") {
   const auto model = MakeModel(config);
-  model->set_recompute(recompute);
-  model->set_head_chunk(head_chunk);
+  ExecutionPlan plan;
+  plan.recompute = recompute;
+  plan.head_chunk = head_chunk;
+  model->SetExecution(plan);
   const Text text = RandomText(config.vocab, /*packed=*/true, /*length=*/6);
   SingleRank single(text, /*window=*/0, ScoresOf(config));
   DropoutKey dropout;

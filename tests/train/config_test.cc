@@ -352,7 +352,7 @@ TEST(TrainConfig, ResumeRefusesAnotherRun) {
   }
   const auto after =
       Resolve({"--steps=2000", "--lr=1e-3", "--ranks=7", "--layout=striped", "--eval_every=1",
-               "--sample=3", "--recompute=selective", "--recompute_every=2", "--ffn_chunk=100"});
+               "--sample=3", "--recompute=selective", "--recompute_segment=2", "--ffn_chunk=100"});
   ASSERT_TRUE(after.ok()) << after.status();
   EXPECT_EQ(after->CheckResume(before), absl::OkStatus());
 }

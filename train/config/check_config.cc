@@ -107,22 +107,16 @@ absl::Status CheckRanges(const TrainConfig& c) {
   BURST_RETURN_IF_ERROR(AtLeast("log_every", c.log_every, 1));
   BURST_RETURN_IF_ERROR(AtLeast("patience", c.patience, 0));
   BURST_RETURN_IF_ERROR(AtLeast("sample", c.sample, -1));
-  BURST_RETURN_IF_ERROR(AtLeast("recompute_every", c.recompute_every, 1));
   BURST_RETURN_IF_ERROR(AtLeast("recompute_segment", c.recompute_segment, 1));
   BURST_RETURN_IF_ERROR(AtLeast("ffn_chunk", c.ffn_chunk, 0));
   BURST_RETURN_IF_ERROR(AtLeast("head_chunk", c.head_chunk, 0));
-  if (c.recompute_every > 1 && c.recompute == Recompute::kNone) {
-    return InvalidOption("recompute_every", c.recompute_every,
-                         " has no effect without --recompute");
-  }
   if (c.recompute == Recompute::kSequence && c.head_chunk > 0) {
     return InvalidOption("recompute",
                          "sequence is not for attention in groups of heads; leave "
                          "--head_chunk out, or give selective or full");
   }
-  if (c.recompute_segment > 1 && (c.recompute == Recompute::kNone || c.recompute_every > 1)) {
-    return InvalidOption("recompute_segment", c.recompute_segment,
-                         " needs --recompute, of every layer");
+  if (c.recompute_segment > 1 && c.recompute == Recompute::kNone) {
+    return InvalidOption("recompute_segment", c.recompute_segment, " needs --recompute");
   }
   if (c.zero < 0 || c.zero > 3) return InvalidOption("zero", c.zero, " is no stage; 0, 1, 2 or 3");
   if (c.ranks != -1) BURST_RETURN_IF_ERROR(AtLeast("ranks", c.ranks, 1));

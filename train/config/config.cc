@@ -167,8 +167,7 @@ OptionTable TrainOptions(TrainConfig* c) {
       "only the input is stored; selective: the same but for attention, whose result is stored, "
       "too; sequence: the same, but of the sequence's later half alone, for the earlier half is a "
       "quarter of the attention. Results do not depend on it, with sequence to rounding.");
-  t.Add("recompute_every", &c->recompute_every, kMayChange,
-        "With --recompute: only one of so many layers computes again, the others store all.");
+  t.Removed("recompute_every", "give --recompute_segment, or --recompute=selective");
   t.Add(
       "recompute_segment", &c->recompute_segment, kMayChange,
       "With --recompute: of so many layers in a row only the input of the first one is stored. The "

@@ -73,7 +73,6 @@ struct PlainOptions {
   int64_t seed = 1;
 
   Recompute recompute = Recompute::kNone;
-  int64_t recompute_every = 1;    // layers
   int64_t recompute_segment = 1;  // layers
   int64_t ffn_chunk = 0;          // tokens; 0: all
   int64_t head_chunk = 0;         // KV heads; 0: all

@@ -341,7 +341,9 @@ absl::Status Run(const GenerateConfig& c, const Place& place, Communicator* proc
     const absl::Status loaded = source.Load(&model->parameters());
     if (!loaded.ok()) return source.Unusable(loaded);
     // So that the memory of a long prompt does not grow with its tokens times ffn.
-    model->set_ffn_chunk(kFfnChunk);
+    ExecutionPlan execution;
+    execution.ffn_chunk = kFfnChunk;
+    model->SetExecution(execution);
     if (comm == nullptr || comm->rank() == 0) print(prompt);
     if (comm == nullptr) return Generate(*model, tokenizer, tokens, options, print);
     BurstAttentionOptions attention_options;

@@ -24,7 +24,7 @@
 #include "burst/autograd/tape.h"
 #include "burst/comm/communicator.h"
 #include "burst/tensor/tensor.h"
-#include "model/parameter_use.h"
+#include "model/execution/parameter_use.h"
 #include "model/parameters.h"
 
 namespace burst {

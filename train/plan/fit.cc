@@ -96,9 +96,6 @@ Candidate MakeCandidate(const ResolvedConfig& given, const Recomputation& recomp
   Candidate candidate{given, "", 0};
   candidate.config.recompute = recompute.kind;
   candidate.config.recompute_segment = recompute.segment;
-  if (recompute.kind == Recompute::kNone || recompute.segment > 1) {
-    candidate.config.recompute_every = 1;
-  }
   if (recompute.kind == Recompute::kNone) {
     offload = OffloadsOptimizer(offload) ? Offload::kOptimizer : Offload::kNone;
   }
@@ -114,9 +111,6 @@ Candidate MakeCandidate(const ResolvedConfig& given, const Recomputation& recomp
   add(recompute.kind != given.recompute, absl::StrCat("--recompute=", Name(recompute.kind)));
   add(recompute.segment != given.recompute_segment,
       absl::StrCat("--recompute_segment=", recompute.segment));
-  add(candidate.config.recompute_every != given.recompute_every &&
-          recompute.kind != Recompute::kNone,
-      "--recompute_every=1");
   add(chunks.ffn != given.ffn_chunk, absl::StrCat("--ffn_chunk=", chunks.ffn));
   add(chunks.heads != given.head_chunk, absl::StrCat("--head_chunk=", chunks.heads));
   add(stage != given.zero, absl::StrCat("--zero=", stage));

@@ -114,9 +114,8 @@ absl::StatusOr<Question> ReadOptions(const PlanOptions& c, const OptionTable& op
   BURST_ASSIGN_OR_RETURN(question.gpu, GpuOf(c, &count));
   question.gpus_per_node = static_cast<int>(c.gpus_per_node);
   question.choices.zero = c.fit && !options.Given("zero");
-  question.choices.recompute = c.fit && !options.Given("recompute") &&
-                               !options.Given("recompute_every") &&
-                               !options.Given("recompute_segment");
+  question.choices.recompute =
+      c.fit && !options.Given("recompute") && !options.Given("recompute_segment");
   question.choices.ffn_chunk = c.fit && !options.Given("ffn_chunk");
   question.choices.head_chunk = c.fit && !options.Given("head_chunk");
   question.choices.offload = c.fit && !options.Given("offload");

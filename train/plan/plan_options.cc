@@ -73,7 +73,6 @@ OptionTable PlanOptionTable(PlanOptions* c) {
                            "ring_grad_dtype",
                            "ranks_per_node",
                            "recompute",
-                           "recompute_every",
                            "recompute_segment",
                            "ffn_chunk",
                            "head_chunk",

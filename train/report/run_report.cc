@@ -69,9 +69,6 @@ std::string Model(const ResolvedConfig& config) {
   std::string recomputed;
   if (config.recompute != Recompute::kNone) {
     recomputed = absl::StrFormat("; %s recomputation in the backward pass", Name(config.recompute));
-    if (config.recompute_every > 1) {
-      absl::StrAppend(&recomputed, " of one layer in ", config.recompute_every);
-    }
     if (config.recompute_segment > 1) {
       absl::StrAppend(&recomputed, " of ", config.recompute_segment, " layers in a row");
     }

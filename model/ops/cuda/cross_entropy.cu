@@ -53,7 +53,8 @@ __device__ inline Word<T> LoadLogits(const Word<T>* row, int i, int vocab) {
   return word;
 }
 
-// Of word i of a row: scale (exp(x - max) / sum - onehot(target)); log_factor = log2(scale / sum).
+// The gradient for word i of a row: scale (exp(x - max) / sum - onehot(target)); log_factor =
+// log2(scale / sum).
 template <typename T, typename A>
 __device__ inline Word<T> Gradient(Word<T> word, int i, int target, A scale, A max, A log_factor) {
   A values[kVecSize<T>];
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(kThreads)
 // words that it fetched itself.
 constexpr int kStagedThreads = 1024;
 
-// Of every thread's value; one of `shared` for each warp.
+// Combines the values of all threads. `shared` has an element for each warp.
 template <typename A, typename Combine>
 __device__ inline A OverBlock(A value, A* shared, Combine combine) {
   constexpr unsigned kAll = ~0u;
@@ -273,7 +274,7 @@ void LaunchScaleInto(int64_t n, const T* factor, const T* x, bool add, T* y) {
 
 namespace {
 
-// What a block may ask for, less the little that the kernels have besides.
+// Returns the shared memory that a block may ask for, less what the kernels declare themselves.
 size_t SharedBytes() {
   int bytes = 0;
   BURST_CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,

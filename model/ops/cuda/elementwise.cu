@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads)
         out[j] = Op::template Apply<T>(in_a[p][j], kTwo ? in_b[p][j] : A(0));
       }
       StoreRounded<T, N>(out, y + at);
-    } else {  // the end, when n is no multiple of N
+    } else {  // the end, when N does not divide n
       for (int64_t i = at; i < n; ++i) {
         y[i] = ConvertTo<T>(
             Op::template Apply<T>(ConvertTo<A>(a[i]), kTwo ? ConvertTo<A>(b[i]) : A(0)));
@@ -46,7 +46,7 @@ template <typename Op, bool kTwo>
 void Map(const Tensor& a, const Tensor& b, const Tensor& y) {
   const int64_t n = y.numel();
   if (n == 0) return;
-  // Elements left over at the end are no obstacle, hence a width of 16.
+  // The kernel takes elements left over at the end, so any width of 16 bytes will do.
   DispatchVectors(y.dtype(), FitsVectors(16, {a, b, y}), [&](auto zero, auto vec_size) {
     using T = decltype(zero);
     constexpr int N = decltype(vec_size)::value;

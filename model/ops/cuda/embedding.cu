@@ -54,9 +54,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // --- The backward sorts the tokens by their id, keeping their order, and sums runs of one id. Runs
-// differ in length by orders of magnitude, so the sorted tokens are cut into chunks: a run that
-// lies within a chunk is added to its row of the table there, pieces of others are left as partial
-// sums that a second kernel adds up, in order.
+// differ in length by orders of magnitude, so the sorted tokens are cut into chunks. A run within a
+// chunk is added to its row of the table. A run over several chunks leaves partial sums, which a
+// second kernel adds up in order.
 
 constexpr int kChunk = 32;  // tokens
 constexpr int kChunkThreads = 128;
@@ -86,9 +86,9 @@ __device__ inline void AddToRow(G* row, const A* sum) {
   }
 }
 
-// partials: [chunks, 2, width]: of the run that a chunk's first token belongs to, if it began
-// before the chunk or goes on behind it, and of the one that its last token belongs to, if that is
-// another run and goes on. blockIdx: (chunk, slice of the channels).
+// partials, [chunks, 2, width], has two sums of each chunk. The first is of the run of its first
+// token, if that run leaves the chunk at either end. The second is of the run of its last token, if
+// that is another run and goes on. blockIdx: (chunk, slice of the channels).
 template <typename T, typename G, int N>
 __global__ void __launch_bounds__(kChunkThreads)
     SumRunsKernel(SortedTokens sorted, int width, const T* __restrict__ dy, G* dtable,

@@ -32,8 +32,8 @@ bool Tf32IsAllowed() { return allow_tf32; }
 
 KernelWork WorkOf(const MatMulParams& p) {
   const GpuModel& gpu = SimulatedGpu::Current()->model();
-  // To begin and end a tile of c takes as long as so many columns of a (d12 beside llama_1b in
-  // benchmarks/results/dense_h200.json).
+  // Columns of a whose products take as long as to begin and end a tile of c (d12 compared with
+  // llama_1b in benchmarks/results/dense_h200.json).
   constexpr int kEnds = 64;
   const double flops = 2.0 * p.c.rows * p.c.cols * (p.a.cols + kEnds);
   const double rate = p.a.dtype == DType::kBFloat16 ? gpu.bf16 : allow_tf32 ? gpu.tf32 : gpu.fp32;

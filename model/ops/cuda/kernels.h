@@ -1,5 +1,5 @@
-// What model/ops/foo.cc calls on a GPU: the kernels of the memory-bound ops and nothing around them
-// (foo.cc checks shapes, allocates and records on the tape), and the ops that consist of GEMMs.
+// Declares what model/ops/foo.cc calls on a GPU: the kernels of the memory-bound ops, and the ops
+// that consist of GEMMs. foo.cc checks shapes, allocates and records on the tape.
 //
 // Tensors are contiguous and on the calling thread's GPU; the work is queued on its stream and
 // never waited for. Activations and parameters are bfloat16, float32 or float64, one dtype per
@@ -46,8 +46,8 @@ struct ParameterGrad {
 inline KernelWork WorkOf(const ParameterGrad& grad) { return burst::WorkOf(grad.sum); }
 
 // --- Normalization. x, y, dy, dx: [rows, width]; mean, rstd: [rows] of the
-// accumulator type. dx = (`before`, unless null) + the gradient through the normalization:
-// one pass over memory adds the branch to the gradient of the residual stream.
+// accumulator type. dx = (`before`, unless null) + the gradient through the normalization.
+// So one pass over memory adds the branch to the gradient of the residual stream.
 
 void RmsNormForward(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
                     const Tensor& rstd);
@@ -62,9 +62,9 @@ void LayerNormBackward(const Tensor& x, const Tensor& weight, const Tensor& mean
 
 // --- RoPE.
 
-// cos[t, i] = amplitude cos(positions[t] frequencies[i]), computed in double, and sin. positions:
-// [...] int32 of `tokens` elements; cos, sin: [tokens, half], float32 or float64; at most 256
-// frequencies.
+// cos[t, i] = amplitude cos(positions[t] frequencies[i]), computed in double, and sin likewise.
+// positions: [...] int32 of `tokens` elements. cos, sin: [tokens, half], float32 or float64. At
+// most 256 frequencies.
 void RopeCosSin(const Tensor& positions, const std::vector<double>& frequencies, double amplitude,
                 const Tensor& cos, const Tensor& sin);
 // y = x turned by sign * angle, heads behind the first `rotated` copied. x, y: [tokens..., heads,
@@ -80,7 +80,7 @@ void GeluForward(const Tensor& x, const Tensor& y);
 void GeluBackward(const Tensor& x, const Tensor& dy, const Tensor& dx);
 void AddForward(const Tensor& a, const Tensor& b, const Tensor& y);
 
-// --- Embedding. ids: [tokens] int32; table: [rows, width]; y, dy: [tokens, width].
+// --- Embedding. ids: [tokens] int32. table: [rows, width]. y, dy: [tokens, width].
 
 // y[t] = table[ids[t]] + position_table[positions[t]]; positions and their table null: without.
 void EmbeddingForward(const Tensor& ids, const Tensor& table, const Tensor& positions,
@@ -107,8 +107,8 @@ void ColumnSums(const Tensor& y, const Tensor& sum, bool add);
 
 // losses[i] = -log softmax(logits[i])[targets[i]], 0 for a target of -1. With `gradient`, the
 // logits become scale (softmax - onehot), 0 for a target of -1 and behind the vocabulary. logits:
-// [rows, stride], of which the first vocab count; stride is a multiple of 16 bytes; targets: [rows]
-// int32; losses: [rows], of the accumulator's type of the logits. A target outside [-1, vocab)
+// [rows, stride], of which the first vocab count; stride is a multiple of 16 bytes. targets: [rows]
+// int32. losses: [rows], in the logits' accumulator type. A target outside [-1, vocab)
 // traps: data is checked where it is read. With `gradient`, scale > 0.
 void SoftmaxCrossEntropy(const Tensor& logits, int64_t rows, int64_t vocab, int64_t stride,
                          const int32_t* targets, double scale, bool gradient, void* losses);
@@ -118,11 +118,11 @@ void SumLosses(const Tensor& losses, double scale, const Tensor& total);
 
 // y *= factor, factor: [] of y's accumulator type, on the GPU. Reads y only when factor is not 1.
 void ScaleBy(const Tensor& y, const Tensor& factor);
-// y = factor x, or with `add` y += that; y: float32 or float64; x: like y.
+// y = factor x, or with `add` y += factor x. x, y: float32 or float64.
 void ScaleInto(const Tensor& y, const Tensor& x, const Tensor& factor, bool add);
 
-// --- The ops that consist of GEMMs: the same as in ops.h, forward and backward
-// (gemm_ops.cc). In every build: a simulated GPU runs them, too.
+// --- The ops of ops.h that consist of GEMMs, forward and backward (gemm_ops.cc). Every build has
+// them, because a simulated GPU runs them too.
 
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
                 const Variable& residual, const Shape& y_shape,

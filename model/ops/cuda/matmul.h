@@ -46,10 +46,11 @@ struct MatMulParams {
 };
 void MatMul(const MatMulParams& params);
 
-// Of the calling thread's simulated GPU.
+// Returns the work on the calling thread's simulated GPU.
 KernelWork WorkOf(const MatMulParams& params);
 
-// What the first GEMM of a GPU takes for all of them: what cuBLAS recommends for Hopper.
+// The first GEMM of a GPU takes this workspace for all GEMMs. cuBLAS recommends the size for
+// Hopper.
 constexpr size_t kMatMulWorkspaceBytes = size_t{32} << 20;
 
 // Whether float32 GEMMs may round their operands to TF32 (10 bits of mantissa): faster, and off

@@ -214,7 +214,7 @@ __device__ inline void CombineTeams(const A (&sums)[kSums][kVecs][N], int width,
 // With g = dy weight:
 //   dx = before + rstd (g - mean(g) - xhat mean(g xhat)),   dweight = sum over rows of dy xhat,
 //   dbias = sum over rows of dy
-// The sums over a team's rows stay in registers, too; blocks leave theirs in `partials`.
+// The sums over a team's rows stay in registers too, and blocks leave their sums in `partials`.
 template <typename T, bool kCenter, bool kBlockTeam, int kVecs>
 __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam, false, kVecs))
     NormBackwardKernel(NormArgs<T> args) {

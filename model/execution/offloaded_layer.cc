@@ -1,4 +1,4 @@
-#include "model/offloaded_layer.h"
+#include "model/execution/offloaded_layer.h"
 
 #include <utility>
 

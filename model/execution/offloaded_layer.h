@@ -1,5 +1,5 @@
-// What a recomputing layer keeps between its forward and its backward, its input and attention's
-// result, in the host's memory meanwhile.
+// Holds in the host's memory what a recomputed layer keeps between its forward and its backward:
+// its input and attention's result.
 #pragma once
 
 #include <memory>
