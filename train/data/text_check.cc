@@ -149,7 +149,7 @@ absl::StatusOr<Sample> SampleOf(const Sources& sources, const SourceFile& file) 
 }
 
 absl::Status CheckBytes(const std::string& path, const Sample& sample) {
-  constexpr char kAnyBytes[] = "--tokenizer=byte takes any bytes";
+  constexpr char kAnyBytes[] = "--tokenizer=byte of //train takes any bytes";
   if (sample.nuls > 0) {
     // In UTF-16, every second byte of English is a NUL.
     const int64_t even = sample.nuls - sample.nuls_at_odd;
