@@ -2,8 +2,6 @@
 
 #include <cstdio>
 
-#include "absl/strings/str_format.h"
-
 namespace burst {
 namespace {
 
@@ -35,7 +33,9 @@ std::string Printable(absl::string_view text) {
     } else if (text[0] == '\n') {
       shown += "\\n";
     } else {
-      shown += absl::StrFormat("\\x%02x", static_cast<unsigned char>(text[0]));
+      char escaped[5];
+      std::snprintf(escaped, sizeof(escaped), "\\x%02x", static_cast<unsigned char>(text[0]));
+      shown += escaped;
     }
     text.remove_prefix(bytes > 0 ? bytes : 1);
   }

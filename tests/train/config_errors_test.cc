@@ -19,8 +19,8 @@ struct BadOption {
 
 TEST(TrainConfig, EveryErrorNamesItsOption) {
   const std::string not_json = Write("not.json", "{");
-  const std::string deep = Write(
-      "deep.json", "{\"data\": " + std::string(1000000, '[') + std::string(1000000, ']') + "}");
+  const std::string deep =
+      Write("deep.json", "{\"data\": " + std::string(500000, '[') + std::string(500000, ']') + "}");
   const std::string unknown_key = Write("key.json", R"({"stesp": 1})");
   const std::string bad_value = Write("value.json", R"({"steps": "many"})");
   const std::string heads =
