@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
-#include "burst/attention/ring/balance.h"
 #include "burst/attention/ring/schedule.h"
+#include "burst/sequence/balance.h"
 
 namespace burst {
 namespace {
@@ -28,12 +28,12 @@ DocumentStarts LongTailed(int64_t seqlen, int64_t longest) {
 }
 
 void Report(benchmark::State& state, const char* name,
-            const std::vector<std::vector<int32_t>>& positions, const DocumentStarts& documents) {
+            const std::vector<std::vector<int32_t>>& positions, const Mask& mask) {
   const auto ranks = static_cast<int>(positions.size());
   double sum = 0, most = 0, sent = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    const RingSchedule schedule = *RingSchedule::Create(*TokenShard::Create(rank, ranks, positions),
-                                                        AttentionMask(), documents);
+    const RingSchedule schedule =
+        *RingSchedule::Create(*TokenShard::Create(rank, ranks, positions), mask);
     double pairs = 0;
     for (int source = 0; source < ranks; ++source) {
       pairs += static_cast<double>(schedule.for_keys_of(source).pairs());
@@ -51,17 +51,18 @@ void Balance(benchmark::State& state) {
   const int64_t seqlen = state.range(0);
   const auto ranks = static_cast<int>(state.range(1));
   const DocumentStarts documents = LongTailed(seqlen, state.range(2));
+  const Mask mask = Mask::Causal().WithDocuments(documents);
   std::vector<std::vector<int32_t>> positions;
   for (auto _ : state) {
-    positions = BalancedPositions(AttentionMask(), documents, seqlen, ranks);
+    positions = BalancedPositions(mask, seqlen, ranks);
     benchmark::DoNotOptimize(positions.data());
   }
-  Report(state, "balanced", positions, documents);
+  Report(state, "balanced", positions, mask);
   for (const Layout layout : {Layout::kZigzag, Layout::kStriped, Layout::kContiguous}) {
     for (int rank = 0; rank < ranks; ++rank) {
       positions[rank] = LocalPositions(layout, seqlen, rank, ranks);
     }
-    Report(state, Name(layout), positions, documents);
+    Report(state, Name(layout), positions, mask);
   }
   state.counters["documents"] = static_cast<double>(documents[0].size());
 }

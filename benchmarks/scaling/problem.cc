@@ -43,14 +43,13 @@ int GroupSize(Strategy strategy, const AttentionProblem& problem, int ranks) {
 // lse and delta are of SumDType, gradients too unless ring_grad_dtype says bfloat16.
 absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProblem& problem,
                                          int ranks, int group) {
-  AttentionMask mask;
-  mask.causal = problem.causal;
   BURST_ASSIGN_OR_RETURN(TokenShard shard,
                          TokenShard::Create(/*group_index=*/0, ranks / group, problem.layout,
                                             problem.seqlen, {group, /*group_rank=*/0}));
-  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
-                         RingSchedule::Create(std::move(shard), mask, /*documents=*/{},
-                                              problem.options(strategy).ranks_per_node / group));
+  BURST_ASSIGN_OR_RETURN(
+      const RingSchedule schedule,
+      RingSchedule::Create(std::move(shard), problem.causal ? Mask::Causal() : Mask::Full(),
+                           problem.options(strategy).ranks_per_node / group));
   const int64_t size = SizeOf(problem.dtype), sum_size = SizeOf(SumDType(problem.dtype));
   const bool narrow = problem.ring_grad_dtype == RingGradDType::kBf16;
   const int64_t gradient_size = narrow ? SizeOf(DType::kBFloat16) : sum_size;

@@ -7,9 +7,9 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "burst/attention/kernel_calls.h"
-#include "burst/attention/ring/balance.h"
 #include "burst/base/enum_names.h"
 #include "burst/base/status.h"
+#include "burst/sequence/balance.h"
 
 namespace burst {
 namespace {
@@ -19,6 +19,10 @@ constexpr EnumName<BackwardDirection> kBackwardDirections[] = {{BackwardDirectio
                                                                {BackwardDirection::kRing, "ring"}};
 constexpr EnumName<RingGradDType> kRingGradDTypes[] = {{RingGradDType::kFp32, "fp32"},
                                                        {RingGradDType::kBf16, "bf16"}};
+
+Mask MaskOf(const AttentionMask& mask, const DocumentStarts& documents, const Spans& spans) {
+  return Mask::SlidingWindow(mask.window, mask.causal).WithDocuments(documents).WithSpans(spans);
+}
 
 constexpr char kSlicesAreTheMask[] = "slices are the whole mask";
 
@@ -79,15 +83,16 @@ absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
                         seqlen < INT32_MAX;
   BURST_ASSIGN_OR_RETURN(TokenShard shard, balanced ? BalancedShard(seqlen, documents)
                                                     : Shard(options_.layout, seqlen));
-  return RingSchedule::Create(std::move(shard), options_.mask, documents, options_.ranks_per_node,
-                              spans);
+  return RingSchedule::Create(std::move(shard), MaskOf(options_.mask, documents, spans),
+                              options_.ranks_per_node);
 }
 
 absl::StatusOr<TokenShard> BurstAttention::BalancedShard(int64_t seqlen,
                                                          const DocumentStarts& documents) const {
-  BURST_RETURN_IF_ERROR(CheckDocuments(seqlen, documents));
+  const Mask mask = MaskOf(options_.mask, documents, /*spans=*/{});
+  BURST_RETURN_IF_ERROR(mask.CheckForSequence(seqlen));
   const int groups = comm_ == nullptr ? 1 : comm_->world_size();
-  return Shard(BalancedPositions(options_.mask, documents, seqlen, groups, group_.size));
+  return Shard(BalancedPositions(mask, seqlen, groups, group_.size));
 }
 
 absl::Status BurstAttention::CheckFullMask(absl::string_view reason) const {
@@ -100,14 +105,14 @@ absl::StatusOr<RingSchedule> BurstAttention::SlicedSchedule(int64_t seqlen,
                                                             const MaskSlices& slices) const {
   BURST_RETURN_IF_ERROR(CheckFullMask(kSlicesAreTheMask));
   BURST_ASSIGN_OR_RETURN(TokenShard shard, Shard(options_.layout, seqlen));
-  return RingSchedule::CreateSliced(std::move(shard), slices, options_.ranks_per_node);
+  return RingSchedule::Create(std::move(shard), Mask::Slices(slices), options_.ranks_per_node);
 }
 
 absl::StatusOr<RingSchedule> BurstAttention::SlicedSchedule(
     const std::vector<std::vector<int32_t>>& positions, const MaskSlices& slices) const {
   BURST_RETURN_IF_ERROR(CheckFullMask(kSlicesAreTheMask));
   BURST_ASSIGN_OR_RETURN(TokenShard shard, Shard(positions));
-  return RingSchedule::CreateSliced(std::move(shard), slices, options_.ranks_per_node);
+  return RingSchedule::Create(std::move(shard), Mask::Slices(slices), options_.ranks_per_node);
 }
 
 absl::StatusOr<RingSchedule> BurstAttention::CrossSchedule(int64_t q_seqlen, int64_t k_seqlen,
@@ -115,7 +120,8 @@ absl::StatusOr<RingSchedule> BurstAttention::CrossSchedule(int64_t q_seqlen, int
   BURST_RETURN_IF_ERROR(CheckFullMask("cross-attention has no order between queries and keys"));
   BURST_ASSIGN_OR_RETURN(TokenShard queries, Shard(options_.layout, q_seqlen));
   BURST_ASSIGN_OR_RETURN(TokenShard keys, Shard(k_layout.value_or(options_.layout), k_seqlen));
-  return RingSchedule::CreateCross(std::move(queries), std::move(keys), options_.ranks_per_node);
+  return RingSchedule::Create(std::move(queries), std::move(keys), Mask::Full(),
+                              options_.ranks_per_node);
 }
 
 absl::StatusOr<TokenShard> BurstAttention::Shard(Layout layout, int64_t seqlen) const {
@@ -133,8 +139,8 @@ absl::StatusOr<RingSchedule> BurstAttention::Schedule(
     const std::vector<std::vector<int32_t>>& positions, const DocumentStarts& documents,
     const Spans& spans) const {
   BURST_ASSIGN_OR_RETURN(TokenShard shard, Shard(positions));
-  return RingSchedule::Create(std::move(shard), options_.mask, documents, options_.ranks_per_node,
-                              spans);
+  return RingSchedule::Create(std::move(shard), MaskOf(options_.mask, documents, spans),
+                              options_.ranks_per_node);
 }
 
 const AttentionKernels& BurstAttention::KernelsFor(const Tensor& q) const {

@@ -122,10 +122,11 @@ absl::StatusOr<RingSchedule> ExactAttention::Schedule(int64_t seqlen,
     return absl::InvalidArgumentError(
         absl::StrCat("chunks of ", options_.chunk, " tokens do not divide ", seqlen));
   }
-  BURST_RETURN_IF_ERROR(CheckDocuments(seqlen, documents));
-  return Schedule(
-      ChunkPositions(options_.layout, options_.mask, documents, seqlen, options_.chunk, ranks()),
-      documents, spans);
+  const Mask mask =
+      Mask::SlidingWindow(options_.mask.window, options_.mask.causal).WithDocuments(documents);
+  BURST_RETURN_IF_ERROR(mask.CheckForSequence(seqlen));
+  return Schedule(ChunkPositions(options_.layout, mask, seqlen, options_.chunk, ranks()), documents,
+                  spans);
 }
 
 absl::StatusOr<RingSchedule> ExactAttention::Schedule(
@@ -133,8 +134,11 @@ absl::StatusOr<RingSchedule> ExactAttention::Schedule(
     const Spans& spans) const {
   BURST_ASSIGN_OR_RETURN(TokenShard shard, TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
                                                               ranks(), positions));
-  return RingSchedule::CreateInChunks(std::move(shard), options_.chunk, options_.mask, documents,
-                                      spans);
+  return RingSchedule::CreateInChunks(
+      std::move(shard), options_.chunk,
+      Mask::SlidingWindow(options_.mask.window, options_.mask.causal)
+          .WithDocuments(documents)
+          .WithSpans(spans));
 }
 
 absl::StatusOr<RingSchedule> ExactAttention::SlicedSchedule(int64_t, const MaskSlices&) const {

@@ -4,13 +4,13 @@
 
 namespace burst {
 
-MaskParts PartsOf(const BlockMask& mask, bool takes_blocks) {
+MaskParts PartsOf(const KernelMask& mask, bool takes_blocks) {
   MaskParts parts;
   if (!mask.blocks.none() && takes_blocks) parts.push_back({nullptr, &mask.blocks});
   if (!mask.blocks.none() && !takes_blocks) {
-    for (const VisibleKeys& keys : mask.blocks.parts()) parts.push_back({&keys, nullptr});
+    for (const KernelKeys& keys : mask.blocks.parts()) parts.push_back({&keys, nullptr});
   }
-  for (const VisibleKeys& keys : mask.parts) parts.push_back({&keys, nullptr});
+  for (const KernelKeys& keys : mask.parts) parts.push_back({&keys, nullptr});
   return parts;
 }
 

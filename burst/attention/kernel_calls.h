@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "burst/attention/kernel_mask.h"
 #include "burst/attention/ring/schedule.h"
 #include "burst/kernels/flash_attention.h"
 #include "burst/tensor/tensor.h"
@@ -17,13 +18,13 @@ inline constexpr int kLseSeqAxis = 2, kLseHeadAxis = 1;  // of [batch, heads, se
 
 // A part of a mask, which is one call of the kernels: of intervals, or of blocks.
 struct MaskPart {
-  const VisibleKeys* keys;
-  const VisibleBlocks* blocks;
+  const KernelKeys* keys;
+  const KernelBlocks* blocks;
 };
 using MaskParts = absl::InlinedVector<MaskPart, 4>;
 
 // takes_blocks: whether the kernels do.
-MaskParts PartsOf(const BlockMask& mask, bool takes_blocks);
+MaskParts PartsOf(const KernelMask& mask, bool takes_blocks);
 
 // The shape of a call with q and k, without a mask. softmax_scale 0: 1 / sqrt(head_dim).
 FlashAttentionShape KernelShape(double softmax_scale, const Tensor& q, const Tensor& k);

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "burst/attention/ring/balance.h"
 #include "burst/attention/strategy.h"
 #include "burst/base/status.h"
 #include "burst/c/objects.h"
 #include "burst/device/capture.h"
+#include "burst/sequence/balance.h"
 #include "burst/sequence/token_shard.h"
 #include "burst/tensor/tensor.h"
 
@@ -406,9 +406,10 @@ burst_code burst_balanced_positions(int64_t seqlen, int32_t causal, int64_t wind
                                                      " in groups of ", group_size));
     }
     const burst::DocumentStarts given = burst::c::Documents(documents, starts, positions);
-    BURST_RETURN_IF_ERROR(burst::CheckDocuments(seqlen, given));
-    const std::vector<int32_t> local = burst::BalancedPositions(
-        {causal != 0, window}, given, seqlen, size / group_size, group_size)[rank];
+    const burst::Mask mask = burst::Mask::SlidingWindow(window, causal != 0).WithDocuments(given);
+    BURST_RETURN_IF_ERROR(mask.CheckForSequence(seqlen));
+    const std::vector<int32_t> local =
+        burst::BalancedPositions(mask, seqlen, size / group_size, group_size)[rank];
     *length = static_cast<int64_t>(local.size());
     if (tokens != nullptr) std::copy(local.begin(), local.end(), tokens);
     return absl::OkStatus();

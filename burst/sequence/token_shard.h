@@ -7,7 +7,7 @@
 //    striped     rank r has the tokens t with t mod G = r (Brandon et al., arXiv 2311.09431).
 //    balanced    as zigzag, unless there are packed documents: these are dealt to the ranks as a
 //                whole where that gives every rank nearly the same work (BalancedPositions,
-//                burst/attention/ring/balance.h). The lengths are those of zigzag.
+//                burst/sequence/balance.h). The lengths are those of zigzag.
 //
 // The length need not be divisible: chunks differ by at most one token, and some may be empty.
 #pragma once
@@ -30,18 +30,6 @@ const char* Name(Layout layout);
 // seqlen) is on exactly one of the world_size ranks. Without packed documents.
 std::vector<int32_t> LocalPositions(Layout layout, int64_t seqlen, int rank, int world_size);
 int64_t LocalLength(Layout layout, int64_t seqlen, int rank, int world_size);
-
-// Packed documents: for each batch row the global positions where a document starts, increasing.
-// Position 0 always starts one. Empty: no boundaries.
-using DocumentStarts = std::vector<std::vector<int32_t>>;
-
-// Spans: tokens that see one another whatever else the mask says, such as an image in a causal
-// text, the prompt of a prefix-LM, or the blocks of block-causal attention. For each batch row the
-// positions [begin, end), increasing and disjoint. Empty: none.
-struct Span {
-  int32_t begin = 0, end = 0;
-};
-using Spans = std::vector<std::vector<Span>>;
 
 // Neighboring ranks that exchange tokens among themselves (Ulysses, tensor parallelism) and act
 // toward all others as one: rank index * size + group_rank of all ranks belongs to group `index`.

@@ -1,7 +1,7 @@
 // The layout "balanced": every token once, equal numbers of them, and the work of the ranks,
 // counted pair by pair from their schedules.
 
-#include "burst/attention/ring/balance.h"
+#include "burst/sequence/balance.h"
 
 #include <gtest/gtest.h>
 
@@ -9,6 +9,7 @@
 #include <cmath>
 #include <random>
 #include <set>
+#include <utility>
 
 #include "burst/attention/ring/schedule.h"
 
@@ -33,12 +34,11 @@ std::vector<int32_t> LongTailed(int64_t seqlen, double median, double spread, in
 }
 
 std::vector<RingSchedule> Schedules(const std::vector<std::vector<int32_t>>& positions,
-                                    const AttentionMask& mask, const DocumentStarts& documents) {
+                                    const Mask& mask) {
   std::vector<RingSchedule> schedules;
   const auto ranks = static_cast<int>(positions.size());
   for (int rank = 0; rank < ranks; ++rank) {
-    schedules.push_back(
-        *RingSchedule::Create(*TokenShard::Create(rank, ranks, positions), mask, documents));
+    schedules.push_back(*RingSchedule::Create(*TokenShard::Create(rank, ranks, positions), mask));
   }
   return schedules;
 }
@@ -75,9 +75,10 @@ TEST(Balance, EveryTokenIsOnOneRankAndRanksHaveEquallyMany) {
           documents.push_back(LongTailed(seqlen, 1 + seed, 2, seqlen, 100 * row + seed));
           if (seed % 5 == 4) documents.back().clear();
         }
-        const AttentionMask mask = {seed % 2 == 0, seed % 4 < 2 ? 0 : 1 + seed};
-        const auto positions = BalancedPositions(mask, documents, seqlen, ranks);
-        EXPECT_EQ(positions, BalancedPositions(mask, documents, seqlen, ranks));
+        const Mask mask = Mask::SlidingWindow(seed % 4 < 2 ? 0 : 1 + seed, /*causal=*/seed % 2 == 0)
+                              .WithDocuments(documents);
+        const auto positions = BalancedPositions(mask, seqlen, ranks);
+        EXPECT_EQ(positions, BalancedPositions(mask, seqlen, ranks));
         ASSERT_EQ(positions.size(), static_cast<size_t>(ranks));
         std::set<int32_t> all;
         for (int rank = 0; rank < ranks; ++rank) {
@@ -98,7 +99,7 @@ TEST(Balance, WithoutDocumentsItIsZigzag) {
   for (const DocumentStarts& documents :
        {DocumentStarts{}, DocumentStarts{{}}, DocumentStarts{{0}}}) {
     for (const int ranks : {1, 3, 4}) {
-      EXPECT_EQ(BalancedPositions({true, 0}, documents, 100, ranks),
+      EXPECT_EQ(BalancedPositions(Mask::Causal().WithDocuments(documents), 100, ranks),
                 InLayout(Layout::kZigzag, 100, ranks));
     }
   }
@@ -112,19 +113,20 @@ TEST(Balance, TheBusiestRankIsWithinFivePercentOfTheMean) {
     for (const int ranks : {2, 3, 4, 8}) {
       for (const int64_t longest : {seqlen / 4, seqlen}) {
         for (unsigned seed = 0; seed < 4; ++seed) {
-          for (const AttentionMask& mask : {AttentionMask{true, 0}, AttentionMask{true, 700},
-                                            AttentionMask{false, 0}, AttentionMask{false, 300}}) {
+          for (const auto& [window, causal] : {std::pair(0, true), std::pair(700, true),
+                                               std::pair(0, false), std::pair(300, false)}) {
             SCOPED_TRACE(testing::Message()
                          << seqlen << " tokens, " << ranks << " ranks, longest " << longest
-                         << ", seed " << seed << ", window " << mask.window);
-            const DocumentStarts documents = {
-                LongTailed(seqlen, static_cast<double>(seqlen) / 200, 1.5, longest, seed)};
-            const auto balanced =
-                Schedules(BalancedPositions(mask, documents, seqlen, ranks), mask, documents);
+                         << ", seed " << seed << ", window " << window);
+            const Mask mask =
+                Mask::SlidingWindow(window, causal)
+                    .WithDocuments({LongTailed(seqlen, static_cast<double>(seqlen) / 200, 1.5,
+                                               longest, seed)});
+            const auto balanced = Schedules(BalancedPositions(mask, seqlen, ranks), mask);
             EXPECT_LE(Busiest(balanced), 1.05);
             const int64_t sent = balanced[0].kv_route().block_tokens.total();
             for (const Layout layout : {Layout::kZigzag, Layout::kStriped, Layout::kContiguous}) {
-              const auto others = Schedules(InLayout(layout, seqlen, ranks), mask, documents);
+              const auto others = Schedules(InLayout(layout, seqlen, ranks), mask);
               if (Busiest(others) > 1.05) continue;
               EXPECT_LE(sent, others[0].kv_route().block_tokens.total()) << Name(layout);
             }
@@ -144,9 +146,8 @@ TEST(Balance, SeveralRows) {
       for (unsigned row = 0; row < 4; ++row) {
         documents.push_back(LongTailed(seqlen, 200, 1.5, seqlen, 10 * row + seed));
       }
-      EXPECT_LE(Busiest(Schedules(BalancedPositions({true, 0}, documents, seqlen, ranks), {true, 0},
-                                  documents)),
-                1.05);
+      const Mask mask = Mask::Causal().WithDocuments(documents);
+      EXPECT_LE(Busiest(Schedules(BalancedPositions(mask, seqlen, ranks), mask)), 1.05);
     }
   }
 }
@@ -160,8 +161,8 @@ TEST(Balance, DocumentsThatFitAreNotSent) {
       for (int64_t at = 0; at < seqlen; at += length) {
         documents[0].push_back(static_cast<int32_t>(at));
       }
-      const auto schedules =
-          Schedules(BalancedPositions({true, 0}, documents, seqlen, ranks), {true, 0}, documents);
+      const Mask mask = Mask::Causal().WithDocuments(documents);
+      const auto schedules = Schedules(BalancedPositions(mask, seqlen, ranks), mask);
       EXPECT_DOUBLE_EQ(Busiest(schedules), 1);
       EXPECT_EQ(schedules[0].kv_route().block_tokens.total(), 0);
       EXPECT_EQ(schedules[0].query_route().block_tokens.total(), 0);

@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "burst/attention/ring/balance.h"
 #include "burst/base/status.h"
 #include "burst/comm/gpu/gpu_communicator.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/device.h"
+#include "burst/sequence/balance.h"
 #include "tests/attention/sequence_problem.h"
 #include "tests/testing/attention_reference.h"
 #include "tests/testing/sanitizers.h"
@@ -159,13 +159,13 @@ TEST(BurstAttentionTest, DoubleRing) {
                 RunRing(ranks, options, inputs, documents, &actual, &forward, &backward);
             ASSERT_TRUE(status.ok()) << status;
             ExpectClose(actual, expected, 1e-13 * seqlen);
+            const Mask of_documents =
+                Mask::SlidingWindow(mask.mask.window, mask.mask.causal).WithDocuments(documents);
             const TokenShard shard =
                 layout == Layout::kBalanced
-                    ? *TokenShard::Create(0, ranks,
-                                          BalancedPositions(mask.mask, documents, seqlen, ranks))
+                    ? *TokenShard::Create(0, ranks, BalancedPositions(of_documents, seqlen, ranks))
                     : *TokenShard::Create(0, ranks, layout, seqlen);
-            const RingSchedule schedule =
-                *RingSchedule::Create(shard, mask.mask, documents, per_node);
+            const RingSchedule schedule = *RingSchedule::Create(shard, of_documents, per_node);
             const RingRoute& keys = schedule.kv_route();
             const bool burst = direction == BackwardDirection::kBurst;
             const RingRoute& route = burst ? schedule.query_route() : keys;

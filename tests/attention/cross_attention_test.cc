@@ -176,8 +176,8 @@ TEST(CrossAttentionTest, ErrorsNameWhatDoesNotFit) {
   const auto shard = [](int rank, int ranks) {
     return *TokenShard::Create(rank, ranks, Layout::kZigzag, /*seqlen=*/8);
   };
-  EXPECT_FALSE(RingSchedule::CreateCross(shard(0, 2), shard(1, 2)).ok());
-  EXPECT_FALSE(RingSchedule::CreateCross(shard(0, 2), shard(0, 3)).ok());
+  EXPECT_FALSE(RingSchedule::Create(shard(0, 2), shard(1, 2), Mask::Full()).ok());
+  EXPECT_FALSE(RingSchedule::Create(shard(0, 2), shard(0, 3), Mask::Full()).ok());
 }
 
 }  // namespace

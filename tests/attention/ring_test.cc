@@ -29,7 +29,7 @@ Tensor Part(int source, int host, int64_t length) {
 struct Case {
   int ranks, per_node;
   Layout layout;
-  AttentionMask mask;
+  Mask mask;
   DType in_transit;
 };
 
@@ -42,7 +42,7 @@ absl::Status RunRank(const Case& c, int64_t seqlen, Communicator& comm, Tensor* 
   }
   BURST_ASSIGN_OR_RETURN(
       const RingSchedule schedule,
-      RingSchedule::Create(*TokenShard::Create(comm.rank(), c.ranks, c.layout, seqlen), c.mask, {},
+      RingSchedule::Create(*TokenShard::Create(comm.rank(), c.ranks, c.layout, seqlen), c.mask,
                            c.per_node));
   Ring ring(&comm, between_nodes.get());
   const int64_t length = schedule.query_route().lengths[comm.rank()];
@@ -99,12 +99,13 @@ TEST(Ring, GradientsAreSumsAndCountTheirBytes) {
   for (const auto& [ranks, per_node] :
        {std::pair(2, 0), std::pair(3, 0), std::pair(4, 0), std::pair(5, 0), std::pair(8, 0),
         std::pair(4, 2), std::pair(6, 3), std::pair(6, 2), std::pair(4, 1)}) {
-    for (const AttentionMask& mask : {AttentionMask{false, 0}, AttentionMask{true, 9}}) {
+    for (const int64_t window : {0, 9}) {
+      const Mask mask = window == 0 ? Mask::Full() : Mask::SlidingWindow(window);
       for (Layout layout : kLayouts) {
         for (DType in_transit : {DType::kFloat32, DType::kBFloat16}) {
           SCOPED_TRACE(testing::Message()
-                       << ranks << " ranks, " << per_node << " a node, window " << mask.window
-                       << " " << Name(layout) << " " << Name(in_transit));
+                       << ranks << " ranks, " << per_node << " a node, window " << window << " "
+                       << Name(layout) << " " << Name(in_transit));
           const Case c = {ranks, per_node, layout, mask, in_transit};
           std::vector<Tensor> results(ranks);
           std::vector<RingTraffic> traffic(ranks);
@@ -116,7 +117,7 @@ TEST(Ring, GradientsAreSumsAndCountTheirBytes) {
           PerLink<int64_t> gradient_bytes;
           for (int rank = 0; rank < ranks; ++rank) {
             const RingSchedule schedule = *RingSchedule::Create(
-                *TokenShard::Create(rank, ranks, layout, seqlen), mask, {}, per_node);
+                *TokenShard::Create(rank, ranks, layout, seqlen), mask, per_node);
             for (Link link : kLinks) gradient_bytes[link] += traffic[rank].gradients[link].bytes;
             const int64_t length = schedule.query_route().lengths[rank];
             std::vector<double> expected(length * kWidth);
@@ -139,8 +140,8 @@ TEST(Ring, GradientsAreSumsAndCountTheirBytes) {
               EXPECT_NEAR(actual[i], expected[i], ranks * unit * magnitude);
             }
           }
-          const RingSchedule schedule = *RingSchedule::Create(
-              *TokenShard::Create(0, ranks, layout, seqlen), mask, {}, per_node);
+          const RingSchedule schedule =
+              *RingSchedule::Create(*TokenShard::Create(0, ranks, layout, seqlen), mask, per_node);
           for (Link link : kLinks) {
             EXPECT_EQ(gradient_bytes[link],
                       schedule.query_route().gradient_tokens[link] * kWidth * SizeOf(in_transit));

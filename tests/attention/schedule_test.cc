@@ -11,55 +11,30 @@
 #include <string>
 #include <vector>
 
-#include "tests/attention/mask_cases.h"
+#include "tests/mask/mask_cases.h"
 
 namespace burst {
 namespace {
 
 RingSchedule Schedule(const MaskCase& c, const TokenShard& shard, int per_node = 0) {
-  const int64_t seqlen = shard.seqlen();
-  auto schedule = c.slices.empty()
-                      ? RingSchedule::Create(shard, c.mask, Clip(c.documents, seqlen), per_node,
-                                             Clip(c.spans, seqlen))
-                      : RingSchedule::CreateSliced(shard, Clip(c.slices, seqlen), per_node);
+  auto schedule = RingSchedule::Create(shard, MaskOf(c, shard.seqlen()), per_node);
   EXPECT_TRUE(schedule.ok()) << schedule.status();
   return *std::move(schedule);
 }
 
+constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
 constexpr int64_t kLengths[] = {0, 1, 2, 5, 7, 16, 33};
 constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 
-// Every visible pair of these queries and keys is in one of the mask's parts, and no other; and
-// what the parts say of themselves.
+// The mask between these queries and keys is the definition's: mask_test.cc checks its parts.
 void CheckMask(const MaskCase& c, const RingSchedule& schedule, const std::vector<int32_t>& queries,
-               const std::vector<int32_t>& keys, const BlockMask& mask) {
+               const std::vector<int32_t>& keys, const KernelMask& mask) {
   std::vector<int> seen(schedule.rows() * queries.size() * keys.size());
-  EXPECT_TRUE(c.slices.size() > 0 || mask.parts.size() == 1);
   for (const VisibleKeys& visible : mask.parts) {
     EXPECT_EQ(visible.rows, schedule.rows());
-    int64_t pairs = 0, seeing = 0, most_queries = 0;
-    for (int64_t row = 0; row < visible.rows; ++row) {
-      std::vector<size_t> first(keys.size(), queries.size());  // that sees each key
-      for (size_t i = 0; i < queries.size(); ++i) {
-        const int64_t at = row * visible.q_len + i;
-        if (i > 0) {
-          EXPECT_GE(visible.begin[at], visible.begin[at - 1]);
-          EXPECT_GE(visible.end[at], visible.end[at - 1]);
-        }
-        seeing += visible.begin[at] < visible.end[at];
-        for (int32_t j = visible.begin[at]; j < visible.end[at]; ++j) {
-          ++seen[at * keys.size() + j];
-          ++pairs;
-          first[j] = std::min(first[j], i);
-          most_queries = std::max(most_queries, static_cast<int64_t>(i - first[j] + 1));
-        }
-      }
+    for (size_t at = 0; at < schedule.rows() * queries.size(); ++at) {
+      for (int32_t j = visible.begin[at]; j < visible.end[at]; ++j) ++seen[at * keys.size() + j];
     }
-    EXPECT_EQ(visible.pairs, pairs);
-    EXPECT_EQ(visible.seeing, seeing);
-    EXPECT_EQ(visible.most_queries, most_queries);
-    EXPECT_EQ(visible.all, pairs == static_cast<int64_t>(seen.size()));
-    EXPECT_TRUE(pairs > 0 || mask.parts.size() == 1) << "a part of nothing";
   }
   AddBlocks(mask.blocks, schedule.rows(), static_cast<int64_t>(queries.size()),
             static_cast<int64_t>(keys.size()), &seen);
@@ -254,8 +229,8 @@ void SimulateRoute(const std::vector<RingSchedule>& schedules, bool queries_are_
     }
     std::set<int> expected;
     for (int other = 0; other < world_size; ++other) {
-      const BlockMask& keys = queries_are_sent ? schedules[other].for_queries_of(rank)
-                                               : schedules[other].for_keys_of(rank);
+      const KernelMask& keys = queries_are_sent ? schedules[other].for_queries_of(rank)
+                                                : schedules[other].for_keys_of(rank);
       if (other != rank && !keys.none()) expected.insert(other);
     }
     EXPECT_EQ(returned[rank], expected);
@@ -295,7 +270,7 @@ TEST(ScheduleTest, FullAttentionMakesOneTransferLessThanRanks) {
   for (const auto& [world_size, per_node] : kRings) {
     const int64_t per = per_node == 0 ? world_size : per_node, nodes = world_size / per;
     const auto schedule = RingSchedule::Create(
-        *TokenShard::Create(0, world_size, Layout::kZigzag, 720), {false, 0}, {}, per_node);
+        *TokenShard::Create(0, world_size, Layout::kZigzag, 720), Mask::Full(), per_node);
     ASSERT_TRUE(schedule.ok());
     EXPECT_EQ(schedule->ranks_per_node(), per);
     for (const RingRoute* route : {&schedule->kv_route(), &schedule->query_route()}) {
@@ -312,8 +287,8 @@ TEST(ScheduleTest, FullAttentionMakesOneTransferLessThanRanks) {
 // Two additions are left, on the last rank and on the owner.
 TEST(ScheduleTest, GradientsArriveAheadOfTheirBlocks) {
   for (int world_size : {4, 5, 8}) {
-    const auto schedule =
-        *RingSchedule::Create(*TokenShard::Create(0, world_size, Layout::kZigzag, 720), {false, 0});
+    const auto schedule = *RingSchedule::Create(
+        *TokenShard::Create(0, world_size, Layout::kZigzag, 720), Mask::Full());
     int ahead = 0, late = 0;
     for (int t = 1; t + 1 < world_size; ++t) {
       const auto& rounds = schedule.query_route().rounds;
@@ -328,8 +303,8 @@ TEST(ScheduleTest, GradientsArriveAheadOfTheirBlocks) {
 
 TEST(ScheduleTest, ContiguousWindowIsSentOnlyAsFarAsItReaches) {
   // 8 ranks of 16 tokens, a window of 17: a query sees its own rank's keys and the previous one's.
-  const auto schedule =
-      RingSchedule::Create(*TokenShard::Create(0, 8, Layout::kContiguous, 128), {true, 17});
+  const auto schedule = RingSchedule::Create(*TokenShard::Create(0, 8, Layout::kContiguous, 128),
+                                             Mask::SlidingWindow(17));
   ASSERT_TRUE(schedule.ok());
   // The block of every rank but the last, one transfer.
   EXPECT_EQ(schedule->kv_route().block_tokens.total(), 7 * 16);
@@ -337,10 +312,9 @@ TEST(ScheduleTest, ContiguousWindowIsSentOnlyAsFarAsItReaches) {
 
 TEST(ScheduleTest, DocumentsOfOneRankAreNotSent) {
   // 4 ranks of 32 tokens. Rank 0 has a document and a half, the others share one with a neighbor.
-  const AttentionMask causal = {true, 0};
-  const DocumentStarts documents = {{0, 20, 40, 90, 96}};
+  const Mask mask = Mask::Causal().WithDocuments({{0, 20, 40, 90, 96}});
   const RingSchedule schedule =
-      *RingSchedule::Create(*TokenShard::Create(1, 4, Layout::kContiguous, 128), causal, documents);
+      *RingSchedule::Create(*TokenShard::Create(1, 4, Layout::kContiguous, 128), mask);
   const auto range = [](int32_t begin, int32_t end) {
     std::vector<int32_t> positions;
     for (int32_t t = begin; t < end; ++t) positions.push_back(t);
@@ -355,8 +329,8 @@ TEST(ScheduleTest, DocumentsOfOneRankAreNotSent) {
   EXPECT_EQ(schedule.keys_sent_by(3), range(0, 0));
   EXPECT_EQ(schedule.kv_route().block_tokens.total(), 12 + 24);
   // A window reaches 7 tokens into the neighbor.
-  const RingSchedule window =
-      *RingSchedule::Create(*TokenShard::Create(1, 4, Layout::kContiguous, 128), {true, 8});
+  const RingSchedule window = *RingSchedule::Create(
+      *TokenShard::Create(1, 4, Layout::kContiguous, 128), Mask::SlidingWindow(8));
   EXPECT_EQ(window.keys_sent_by(0), range(25, 32));
   EXPECT_EQ(window.queries_sent_by(1), range(32, 39));
   EXPECT_EQ(window.kv_route().block_tokens.total(), 3 * 7);
@@ -366,7 +340,7 @@ TEST(ScheduleTest, DocumentsOfOneRankAreNotSent) {
 // As if the sequence ended there.
 TEST(ScheduleTest, APrefixIsAShorterSequence) {
   for (const MaskCase& c : MaskCases()) {
-    if (!c.mask.causal || !c.spans.empty() || !c.slices.empty()) continue;
+    if (!c.mask.causal || !c.mask.spans.empty() || !c.slices.empty()) continue;
     for (const Layout layout : kLayouts) {
       for (const int world_size : kWorldSizes) {
         const int64_t seqlen = 33;
@@ -378,12 +352,10 @@ TEST(ScheduleTest, APrefixIsAShorterSequence) {
             own.erase(std::lower_bound(own.begin(), own.end(), tokens), own.end());
           }
           for (int rank = 0; rank < world_size; ++rank) {
-            const auto whole =
-                RingSchedule::Create(*TokenShard::Create(rank, world_size, layout, seqlen), c.mask,
-                                     Clip(c.documents, seqlen));
-            const auto expected =
-                RingSchedule::Create(*TokenShard::Create(rank, world_size, positions), c.mask,
-                                     Clip(c.documents, tokens));
+            const auto whole = RingSchedule::Create(
+                *TokenShard::Create(rank, world_size, layout, seqlen), MaskOf(c, seqlen));
+            const auto expected = RingSchedule::Create(
+                *TokenShard::Create(rank, world_size, positions), MaskOf(c, tokens));
             ASSERT_TRUE(whole.ok() && expected.ok());
             const RingSchedule prefix = whole->Prefix(tokens);
             EXPECT_EQ(prefix.shard().seqlen(), tokens);
@@ -402,36 +374,10 @@ TEST(ScheduleTest, APrefixIsAShorterSequence) {
   }
 }
 
-TEST(ScheduleTest, RejectsSpansThatAreNone) {
-  const TokenShard shard = *TokenShard::Create(0, 1, Layout::kContiguous, 20);
-  const auto message = [&](const Spans& spans, const DocumentStarts& documents = {}) {
-    const absl::Status status =
-        RingSchedule::Create(shard, AttentionMask(), documents, 0, spans).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    return std::string(status.message());
-  };
-  const std::string order = " is empty, out of order or beyond the sequence of 20 tokens";
-  EXPECT_EQ(message({{{3, 3}}}), "span [3, 3) of row 0" + order);
-  EXPECT_EQ(message({{}, {{-1, 2}}}), "span [-1, 2) of row 1" + order);
-  EXPECT_EQ(message({{{3, 21}}}), "span [3, 21) of row 0" + order);
-  EXPECT_EQ(message({{{3, 9}, {8, 12}}}), "span [8, 12) of row 0" + order);
-  const std::string beyond = "span [3, 9) of row 0 goes beyond its document, which ends at 7";
-  EXPECT_EQ(message({{{3, 9}}}, {{0, 7, 12}}), beyond);
-  EXPECT_EQ(message({{{3, 9}}}, {{0, 3, 9}, {7}}), beyond) << "one row of spans, for all";
-  EXPECT_EQ(message({{{3, 9}}, {}}, {{7}}), beyond) << "one row of documents, for all";
-  EXPECT_EQ(message({{}, {}}, {{0}, {1}, {2}}), "documents of 3 rows, but spans of 2");
-  EXPECT_TRUE(
-      RingSchedule::Create(shard, AttentionMask(), {{3, 9}, {7}}, 0, {{{3, 9}}, {{7, 20}}}).ok());
-}
-
-TEST(ScheduleTest, RejectsWhatItCannotServe) {
-  const AttentionMask mask;
+TEST(ScheduleTest, RejectsAMaskThatDoesNotFit) {
   const TokenShard shard = *TokenShard::Create(0, 2, Layout::kZigzag, 8);
-  EXPECT_FALSE(RingSchedule::Create(shard, {true, -3}).ok());
-  EXPECT_FALSE(RingSchedule::Create(shard, mask, {{0, 8}}).ok());
-  EXPECT_FALSE(RingSchedule::Create(shard, mask, {{4, 4}}).ok());
-  EXPECT_FALSE(RingSchedule::Create(shard, mask, {{-1}}).ok());
-  EXPECT_TRUE(RingSchedule::Create(shard, mask, {{0, 7}}).ok());
+  EXPECT_FALSE(RingSchedule::Create(shard, Mask::Causal().WithDocuments({{0, 8}})).ok());
+  EXPECT_TRUE(RingSchedule::Create(shard, Mask::Causal().WithDocuments({{0, 7}})).ok());
 }
 
 }  // namespace

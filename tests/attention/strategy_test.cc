@@ -508,7 +508,8 @@ TEST(StrategyTest, ErrorsAreClear) {
     EXPECT_NE(forward(schedule, 5, 2).find("has 4 local tokens"), std::string::npos);
     BURST_ASSIGN_OR_RETURN(
         const RingSchedule ring,
-        RingSchedule::Create(*TokenShard::Create(comm.rank(), 2, Layout::kZigzag, 8), {}));
+        RingSchedule::Create(*TokenShard::Create(comm.rank(), 2, Layout::kZigzag, 8),
+                             Mask::Causal()));
     EXPECT_NE(forward(ring, 4, 2).find("schedule is for rank"), std::string::npos);
     EXPECT_EQ(forward(schedule, 4, 2), "");
     return absl::OkStatus();

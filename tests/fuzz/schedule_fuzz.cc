@@ -21,6 +21,7 @@
 #include "burst/base/check.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
+#include "tests/mask/mask_definition.h"
 
 namespace burst {
 namespace {
@@ -29,37 +30,27 @@ struct Problem {
   int ranks = 1, group = 1, per_node = 0;
   int64_t seqlen = 0;
   Layout layout = Layout::kContiguous;
-  AttentionMask mask;
-  DocumentStarts documents;
-  Spans spans;
-  MaskSlices slices;  // if there are any, the three above are of no effect
+  IntervalMask mask;
+  MaskSlices slices;  // if there are any, in place of `mask`
 
-  size_t rows() const {
-    return slices.empty() ? std::max({size_t{1}, documents.size(), spans.size()}) : slices.size();
-  }
+  size_t rows() const { return slices.empty() ? mask.rows() : slices.size(); }
 };
-
-// A row of lists that may be one for all rows; null: there are none.
-template <typename List>
-const List* RowOf(const std::vector<List>& rows, size_t row) {
-  return rows.empty() ? nullptr : &rows[rows.size() == 1 ? 0 : row];
-}
 
 // Disjoint spans, which end with the documents of their rows at the latest.
 void ReadSpans(FuzzInput* input, Problem* p) {
-  const size_t documents = p->documents.size(), rows = input->Integer(0, 3);
-  p->spans.resize(documents > 1 && rows > 1 ? documents : rows);
-  for (size_t row = 0; row < p->spans.size(); ++row) {
+  const size_t documents = p->mask.documents.size(), rows = input->Integer(0, 3);
+  p->mask.spans.resize(documents > 1 && rows > 1 ? documents : rows);
+  for (size_t row = 0; row < p->mask.spans.size(); ++row) {
     int64_t begin = 0;
     while ((begin += input->Integer(0, 15)) < p->seqlen) {
       int64_t end = std::min(p->seqlen, begin + 1 + input->Integer(0, 31));
       for (size_t d = 0; d < documents; ++d) {
-        if (p->spans.size() > 1 && documents > 1 && d != row) continue;
-        for (const int32_t start : p->documents[d]) {
+        if (p->mask.spans.size() > 1 && documents > 1 && d != row) continue;
+        for (const int32_t start : p->mask.documents[d]) {
           if (start > begin) end = std::min<int64_t>(end, start);
         }
       }
-      p->spans[row].push_back({static_cast<int32_t>(begin), static_cast<int32_t>(end)});
+      p->mask.spans[row].push_back({static_cast<int32_t>(begin), static_cast<int32_t>(end)});
       begin = end;
     }
   }
@@ -99,8 +90,8 @@ Problem Read(FuzzInput* input) {
     if (p.ranks % n == 0) divisors.push_back(n);
   }
   p.per_node = divisors[input->Integer(0, static_cast<int64_t>(divisors.size()) - 1)];
-  p.documents.resize(input->Integer(0, 3));
-  for (std::vector<int32_t>& starts : p.documents) {
+  p.mask.documents.resize(input->Integer(0, 3));
+  for (std::vector<int32_t>& starts : p.mask.documents) {
     int64_t start = -1;
     while ((start += 1 + input->Integer(0, 31)) < p.seqlen) {
       starts.push_back(static_cast<int32_t>(start));
@@ -111,35 +102,15 @@ Problem Read(FuzzInput* input) {
   return p;
 }
 
-// The definition, in global positions.
-bool Visible(const MaskSlice& s, int64_t q, int64_t k) {
-  if (q < s.q_begin || q >= s.q_end || k < s.k_begin || k >= s.k_end) return false;
-  const bool causal = s.kind == SliceKind::kCausal || s.kind == SliceKind::kBand;
-  const bool inverse = s.kind == SliceKind::kInverseCausal || s.kind == SliceKind::kBand;
-  return (!causal || k - s.k_end <= q - s.q_end) && (!inverse || k - s.k_begin >= q - s.q_begin);
-}
-
 bool Visible(const Problem& p, size_t row, int64_t q, int64_t k) {
-  if (const std::vector<MaskSlice>* const slices = RowOf(p.slices, row); slices != nullptr) {
-    return std::any_of(slices->begin(), slices->end(),
-                       [=](const MaskSlice& slice) { return Visible(slice, q, k); });
-  }
-  if (const std::vector<Span>* const spans = RowOf(p.spans, row); spans != nullptr) {
-    for (const Span& span : *spans) {
-      if (span.begin <= std::min(q, k) && std::max(q, k) < span.end) return true;
-    }
-  }
-  if (p.mask.causal && k > q) return false;
-  if (p.mask.window > 0 && std::abs(q - k) >= p.mask.window) return false;
-  const std::vector<int32_t>* const starts = RowOf(p.documents, row);
-  if (starts == nullptr) return true;
-  return std::none_of(starts->begin(), starts->end(),
-                      [=](int32_t start) { return (q < start) != (k < start); });
+  const auto at = static_cast<int64_t>(row);
+  return p.slices.empty() ? Visible(p.mask, at, q, k) : Visible(p.slices, at, q, k);
 }
 
 // The visible pairs of these queries and keys; checks `mask` on the way.
+template <typename BetweenBlocks>  // KernelMask or BlockMask
 int64_t CheckMask(const Problem& p, const std::vector<int32_t>& queries,
-                  const std::vector<int32_t>& keys, const BlockMask& mask) {
+                  const std::vector<int32_t>& keys, const BetweenBlocks& mask) {
   const size_t rows = p.rows(), all = rows * queries.size() * keys.size();
   BURST_CHECK(mask.parts.size() == 1 || !p.slices.empty());
   std::vector<int> seen(all);
@@ -207,7 +178,7 @@ int64_t CheckMasks(const Problem& p, const std::vector<RingSchedule>& schedules,
   if (!p.slices.empty()) {  // blocks as small as these sequences
     for (const int64_t block : {2, 5}) {
       BURST_CHECK_EQ(
-          pairs, CheckMask(p, queries, keys, ComputeVisibleKeys(p.slices, queries, keys, block)));
+          pairs, CheckMask(p, queries, keys, Mask::Slices(p.slices).Between(queries, keys, block)));
     }
   }
   BURST_CHECK_EQ(pairs, CheckMask(p, q == k ? queries : schedules[k].queries_sent_by(q), keys,
@@ -302,7 +273,7 @@ class Walk {
   const RingRoute& Route(int rank) const {
     return queries_are_sent_ ? schedules_[rank].query_route() : schedules_[rank].kv_route();
   }
-  const BlockMask& Work(int host, int block) const {
+  const KernelMask& Work(int host, int block) const {
     return queries_are_sent_ ? schedules_[host].for_queries_of(block)
                              : schedules_[host].for_keys_of(block);
   }
@@ -484,10 +455,8 @@ void FuzzOne(const uint8_t* data, size_t size) {
   for (int rank = 0; rank < p.ranks; ++rank) {
     shards.push_back(
         *TokenShard::Create(rank, p.ranks, p.layout, p.seqlen, {p.group, rank % p.group}));
-    absl::StatusOr<RingSchedule> schedule =
-        p.slices.empty()
-            ? RingSchedule::Create(shards.back(), p.mask, p.documents, p.per_node, p.spans)
-            : RingSchedule::CreateSliced(shards.back(), p.slices, p.per_node);
+    absl::StatusOr<RingSchedule> schedule = RingSchedule::Create(
+        shards.back(), p.slices.empty() ? MaskOf(p.mask) : Mask::Slices(p.slices), p.per_node);
     BURST_CHECK(schedule.ok()) << schedule.status().message();
     BURST_CHECK_EQ(schedule->ranks_per_node(), p.per_node == 0 ? p.ranks : p.per_node);
     schedules.push_back(*std::move(schedule));
@@ -508,7 +477,7 @@ void FuzzOne(const uint8_t* data, size_t size) {
   Walk(schedules, /*queries_are_sent=*/false, /*has_gradients=*/false);
   Walk(schedules, /*queries_are_sent=*/false, /*has_gradients=*/true);
   Walk(schedules, /*queries_are_sent=*/true, /*has_gradients=*/true);
-  if (p.mask.causal && p.spans.empty() && p.slices.empty()) {
+  if (p.mask.causal && p.mask.spans.empty() && p.slices.empty()) {
     CheckPrefix(p, input.Integer(0, p.seqlen), schedules);
   }
 }

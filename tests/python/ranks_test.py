@@ -58,12 +58,12 @@ def wrong_arguments(rank, group):
     says("seqlen is 25, the ranks have 24", seqlen=25)
     says("cu_seqlens must begin with 0", cu_seqlens=[1, 24])
     says("documents and cu_seqlens", cu_seqlens=[0, 24], documents=[0, 3])
-    says("document start 24", documents=[0, 24])
+    says("documents: starts must increase within [0, 24); got 24", documents=[0, 24])
     says("documents, spans or slices of 2 rows", documents=[[0, 4], [0, 5]])
     says("documents, spans or slices of 2 rows", spans=[[(0, 4)], [(0, 5)]])
     says("are no pairs", spans=[1, 2, 3])
-    says("span [3, 9) of row 0 is empty, out of order or beyond", spans=[(0, 4), (3, 9)])
-    says("goes beyond its document, which ends at 4", documents=[0, 4], spans=[(2, 6)])
+    says("must increase within [0, 24); got [3, 9) of row 0", spans=[(0, 4), (3, 9)])
+    says("got [2, 6) of row 0, whose document ends at 4", documents=[0, 4], spans=[(2, 6)])
     says("slices are the whole mask: no causal beside them (causal=False)",
          slices=[(0, 4, 0, 4, "full")])
     says("slices are the whole mask: no window", causal=False, window=3, slices=[])
@@ -73,9 +73,9 @@ def wrong_arguments(rank, group):
     says("with a kind of full, causal, inverse_causal, band", causal=False,
          slices=[(0, 4, 0, 4, "half")])
     says("are no (q_begin", causal=False, slices=[(0, 4, 0, 2**31, "full")])
-    says("slice of queries [0, 25) and keys [0, 4) of row 0 is empty or beyond", causal=False,
+    says("slices: must not be empty, with queries in [0, 24); got queries [0, 25) and keys", causal=False,
          slices=[(0, 25, 0, 4, "full")])
-    says("slices are given, but of no rows", causal=False, slices=[])
+    says("slices: must have at least one row", causal=False, slices=[])
     says("documents, spans or slices of 2 rows", causal=False, slices=[[], [(0, 4, 0, 4, "full")]])
     says("softcap: must be a number of at least 0; got -1", softcap=-1)
     says("softcap: must be a number of at least 0; got nan", softcap=float("nan"))

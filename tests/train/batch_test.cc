@@ -41,8 +41,8 @@ SequenceSampler Make(const TokenSpan& span, int64_t seqlen, uint64_t seed = 1,
 
 std::shared_ptr<const RingSchedule> Schedule(int rank, int world_size, Layout layout,
                                              int64_t seqlen, const DocumentStarts& documents = {}) {
-  auto schedule =
-      RingSchedule::Create(*TokenShard::Create(rank, world_size, layout, seqlen), {}, documents);
+  auto schedule = RingSchedule::Create(*TokenShard::Create(rank, world_size, layout, seqlen),
+                                       Mask::Causal().WithDocuments(documents));
   EXPECT_TRUE(schedule.ok()) << schedule.status();
   return std::make_shared<const RingSchedule>(*std::move(schedule));
 }

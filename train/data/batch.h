@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "burst/base/check.h"
 #include "burst/base/philox.h"
+#include "burst/mask/mask.h"
 #include "burst/sequence/token_shard.h"
 #include "model/transformer.h"
 #include "train/data/corpus.h"

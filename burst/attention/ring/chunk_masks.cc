@@ -4,8 +4,8 @@
 #include <numeric>
 #include <utility>
 
-#include "burst/attention/ring/balance.h"
 #include "burst/base/check.h"
+#include "burst/sequence/balance.h"
 
 namespace burst {
 namespace {
@@ -24,22 +24,21 @@ DocumentStarts ChunksOf(DocumentStarts documents, int64_t chunk) {
 KeyRanges ChunkMasks::RangesOf(int64_t row, int64_t index, DeviceType device) const {
   KeyRanges ranges = visible.ranges(device);
   const int64_t first = (rows == 1 ? 0 : row) * visible.q_len + index * chunk;
+  ranges.most_queries = 0;  // of begin and end, which are counted from each chunk's first key
   ranges.begin += first;
   ranges.end += first;
   ranges.batch_stride = rows == 1 ? 0 : visible.q_len;
   return ranges;
 }
 
-ChunkMasks ComputeChunkMasks(const AttentionMask& mask, const DocumentStarts& documents,
-                             const Spans& spans, const std::vector<int32_t>& positions,
+ChunkMasks ComputeChunkMasks(const Mask& mask, const std::vector<int32_t>& positions,
                              int64_t seqlen, int64_t chunk) {
   std::vector<int32_t> all(seqlen);
   std::iota(all.begin(), all.end(), 0);
   ChunkMasks masks;
   masks.chunk = chunk;
-  masks.visible = ComputeVisibleKeys(mask, documents, spans, positions, all);
+  masks.visible = KernelKeys(std::move(mask.Between(positions, all, kListBlock).parts[0]));
   masks.visible.all = false;  // RangesOf counts on begin and end
-  masks.visible.most_queries = 0;
   masks.rows = masks.visible.rows;
   masks.count = static_cast<int64_t>(positions.size()) / chunk;
   for (int64_t i = 0; i < static_cast<int64_t>(positions.size()); ++i) {
@@ -61,15 +60,17 @@ ChunkMasks ComputeChunkMasks(const AttentionMask& mask, const DocumentStarts& do
   return masks;
 }
 
-std::vector<std::vector<int32_t>> ChunkPositions(Layout layout, const AttentionMask& mask,
-                                                 const DocumentStarts& documents, int64_t seqlen,
+std::vector<std::vector<int32_t>> ChunkPositions(Layout layout, const Mask& mask, int64_t seqlen,
                                                  int64_t chunk, int ranks) {
   BURST_CHECK(chunk >= 1 && seqlen % chunk == 0) << seqlen << " tokens in chunks of " << chunk;
   const int64_t chunks = seqlen / chunk;
   std::vector<std::vector<int32_t>> owned(ranks);
-  if (layout == Layout::kBalanced && !documents.empty() && chunks > 0) {
-    const AttentionMask of_chunks{mask.causal, (mask.window + chunk - 1) / chunk};
-    owned = BalancedPositions(of_chunks, ChunksOf(documents, chunk), chunks, ranks);
+  const IntervalMask& intervals = *mask.intervals();
+  if (layout == Layout::kBalanced && !intervals.documents.empty() && chunks > 0) {
+    const int64_t window = intervals.window / chunk + (intervals.window % chunk != 0);
+    owned = BalancedPositions(Mask::SlidingWindow(window, intervals.causal)
+                                  .WithDocuments(ChunksOf(intervals.documents, chunk)),
+                              chunks, ranks);
   } else {
     for (int rank = 0; rank < ranks; ++rank) {
       owned[rank] = LocalPositions(layout, chunks, rank, ranks);

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "burst/attention/ring/mask.h"
+#include "burst/attention/kernel_mask.h"
+#include "burst/kernels/flash_attention.h"
+#include "burst/mask/mask.h"
 #include "burst/sequence/token_shard.h"
 
 namespace burst {
@@ -22,7 +24,7 @@ struct ChunkMasks {
   std::vector<Keys> keys;  // [rows, count]
   // The keys that all queries see, [rows, count * chunk]; begin and end are counted from the
   // chunk's first key. A chunk that is a whole sequence has all keys.
-  VisibleKeys visible;
+  KernelKeys visible;
 
   const Keys& KeysOf(int64_t row, int64_t index) const {
     return keys[(rows == 1 ? 0 : row) * count + index];
@@ -33,14 +35,13 @@ struct ChunkMasks {
 };
 
 // positions: of this rank's tokens, whole chunks of consecutive tokens; `seqlen` tokens in all.
-ChunkMasks ComputeChunkMasks(const AttentionMask& mask, const DocumentStarts& documents,
-                             const Spans& spans, const std::vector<int32_t>& positions,
+// The mask is not one of slices.
+ChunkMasks ComputeChunkMasks(const Mask& mask, const std::vector<int32_t>& positions,
                              int64_t seqlen, int64_t chunk);
 
 // A layout of whole chunks: what the layout says of tokens, said of chunks of `chunk` tokens, which
 // divides seqlen. The positions of each of `ranks` ranks, increasing; some may have none.
-std::vector<std::vector<int32_t>> ChunkPositions(Layout layout, const AttentionMask& mask,
-                                                 const DocumentStarts& documents, int64_t seqlen,
+std::vector<std::vector<int32_t>> ChunkPositions(Layout layout, const Mask& mask, int64_t seqlen,
                                                  int64_t chunk, int ranks);
 
 }  // namespace burst

@@ -1,7 +1,6 @@
 // The ring's schedule for this rank: the mask between its tokens and those of every other rank, and
-// the routes of the blocks. A pure function of a TokenShard and a mask. No communication, no
-// device: every rank computes what every other rank will do, so all agree on which transfers
-// happen.
+// the routes of the blocks. A pure function of shards and a mask, without communication. Every rank
+// computes what every other rank will do, so all agree on which transfers happen.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +9,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "burst/attention/kernel_mask.h"
 #include "burst/attention/ring/chunk_masks.h"
-#include "burst/attention/ring/mask.h"
 #include "burst/attention/ring/route.h"
 #include "burst/attention/ring/sent_tokens.h"
-#include "burst/attention/ring/slices.h"
+#include "burst/mask/mask.h"
 #include "burst/sequence/token_shard.h"
 
 namespace burst {
@@ -22,31 +21,21 @@ namespace burst {
 class RingSchedule {
  public:
   // `ranks_per_node`: ranks of the ring on each node, which divide shard.num_groups(); 0: a flat
-  // ring. InvalidArgument for a negative window, for documents or spans that are out of order or
-  // range or not of as many rows, and for a span that is not within a document.
-  static absl::StatusOr<RingSchedule> Create(TokenShard shard, const AttentionMask& mask,
-                                             const DocumentStarts& documents = {},
-                                             int ranks_per_node = 0, const Spans& spans = {});
+  // ring. InvalidArgument for a mask that does not fit the sequence.
+  static absl::StatusOr<RingSchedule> Create(TokenShard tokens, Mask mask, int ranks_per_node = 0);
 
-  // A mask of any shape. InvalidArgument for what CheckSlices refuses.
-  static absl::StatusOr<RingSchedule> CreateSliced(TokenShard shard, MaskSlices slices,
-                                                   int ranks_per_node = 0);
-
-  // Cross-attention: the queries are tokens of one sequence, the keys of another. Every query sees
-  // every key. InvalidArgument if the two are not for the same rank of the same ring.
-  static absl::StatusOr<RingSchedule> CreateCross(TokenShard queries, TokenShard keys,
-                                                  int ranks_per_node = 0);
+  // Cross-attention: the queries are tokens of one sequence, the keys of another. InvalidArgument
+  // also if the two are not for the same rank of the same ring.
+  static absl::StatusOr<RingSchedule> Create(TokenShard queries, TokenShard keys, Mask mask,
+                                             int ranks_per_node = 0);
 
   // Makes a schedule for attention that takes queries in chunks of `chunk` tokens and sends all
   // keys to all ranks (ExactAttention). It has no routes and no masks between ranks.
-  // InvalidArgument as for Create, and if a rank's tokens are not whole chunks.
-  static absl::StatusOr<RingSchedule> CreateInChunks(TokenShard shard, int64_t chunk,
-                                                     const AttentionMask& mask,
-                                                     const DocumentStarts& documents = {},
-                                                     const Spans& spans = {});
+  // InvalidArgument also for slices, and if a rank's tokens are not whole chunks.
+  static absl::StatusOr<RingSchedule> CreateInChunks(TokenShard shard, int64_t chunk, Mask mask);
 
-  // Attention of the first `tokens` tokens alone, which see no others: the mask is causal, without
-  // spans or slices.
+  // Attention of the first `tokens` tokens alone, which see no others (Mask::Prefix). Not for
+  // cross-attention.
   RingSchedule Prefix(int64_t tokens) const;
 
   // The tokens of each rank of the ring. A rank of the ring may be a group of ranks (Ulysses).
@@ -54,10 +43,7 @@ class RingSchedule {
   const TokenShard& key_shard() const { return keys_.has_value() ? *keys_ : shard_; }
   bool is_cross() const { return keys_.has_value(); }  // the keys are of another sequence
   int ranks_per_node() const { return kv_.route.ranks_per_node; }  // all ranks in a flat ring
-  // Batch rows that documents, spans or slices were given for; 1: the same mask for every row.
-  int64_t rows() const {
-    return slices_.empty() ? NumRows(documents_, spans_) : static_cast<int64_t>(slices_.size());
-  }
+  int64_t rows() const { return mask_.rows(); }                    // of Mask
 
   // The masks of CreateInChunks; null for a ring's schedule.
   const ChunkMasks* chunks() const { return chunks_.has_value() ? &*chunks_ : nullptr; }
@@ -78,14 +64,11 @@ class RingSchedule {
   }
 
   // The mask of this rank's queries with the keys that rank `source` sends, or with its own.
-  const BlockMask& for_keys_of(int source) const { return for_keys_of_[source]; }
+  const KernelMask& for_keys_of(int source) const { return for_keys_of_[source]; }
   // The mask of the queries that rank `source` sends, or its own, with this rank's keys.
-  const BlockMask& for_queries_of(int source) const { return for_queries_of_[source]; }
+  const KernelMask& for_queries_of(int source) const { return for_queries_of_[source]; }
 
  private:
-  RingSchedule(TokenShard shard, const AttentionMask& mask, const DocumentStarts& documents,
-               const Spans& spans)
-      : mask_(mask), documents_(documents), spans_(spans), shard_(std::move(shard)) {}
   // Blocks of keys, or of queries: what travels, and how.
   struct Blocks {
     RingRoute route;
@@ -93,20 +76,16 @@ class RingSchedule {
     std::optional<std::vector<BlockRows>> rows;             // of this rank; null: all
   };
 
+  RingSchedule(TokenShard shard, std::optional<TokenShard> keys, Mask mask)
+      : mask_(std::move(mask)), shard_(std::move(shard)), keys_(std::move(keys)) {}
   // From the tokens: masks and routes.
   void Fill(int ranks_per_node);
   void FillSent(BlockOf block, const TokenShard& tokens, Blocks* blocks) const;
-  BlockMask MaskBetween(const std::vector<int32_t>& queries,
-                        const std::vector<int32_t>& keys) const;
-  bool SeesAnyOf(int query_rank, int key_rank) const;
 
-  AttentionMask mask_;
-  DocumentStarts documents_;
-  Spans spans_;
-  MaskSlices slices_;  // if there are any, the three above say nothing
+  Mask mask_;
   TokenShard shard_;
   std::optional<TokenShard> keys_;  // if they are of another sequence
-  std::vector<BlockMask> for_keys_of_, for_queries_of_;
+  std::vector<KernelMask> for_keys_of_, for_queries_of_;
   Blocks kv_, queries_;
   std::optional<ChunkMasks> chunks_;
 };

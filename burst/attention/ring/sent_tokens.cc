@@ -14,7 +14,7 @@ constexpr double kMostOfBlock = 0.75;
 
 // Marks the tokens whose counterparts, queries or keys, are not all among the neighbors that the
 // rank has. `starts`: of the row's documents, or null.
-void MarkRow(BlockOf block, const AttentionMask& mask, const Positions* starts, bool has_spans,
+void MarkRow(BlockOf block, const IntervalMask& mask, const Positions* starts, bool has_spans,
              int64_t seqlen, const Positions& positions, std::vector<bool>* needed) {
   constexpr int64_t kInfinity = std::numeric_limits<int32_t>::max();
   const int64_t window = mask.window > 0 ? std::min(mask.window, kInfinity) : kInfinity;
@@ -48,16 +48,20 @@ void MarkRow(BlockOf block, const AttentionMask& mask, const Positions* starts, 
 
 }  // namespace
 
-std::optional<Positions> NeededElsewhere(BlockOf block, const AttentionMask& mask,
-                                         const DocumentStarts& documents, const Spans& spans,
-                                         int64_t seqlen, const Positions& positions) {
-  if (documents.empty() && mask.window == 0) return std::nullopt;
+std::optional<Positions> NeededElsewhere(BlockOf block, const Mask& mask, int64_t seqlen,
+                                         const Positions& positions) {
+  const IntervalMask* const intervals = mask.intervals();
+  if (intervals == nullptr || (intervals->documents.empty() && intervals->window == 0)) {
+    return std::nullopt;
+  }
+  const DocumentStarts& documents = intervals->documents;
+  const Spans& spans = intervals->spans;
   std::vector<bool> needed(positions.size());
-  for (int64_t row = 0; row < NumRows(documents, spans); ++row) {
+  for (int64_t row = 0; row < intervals->rows(); ++row) {
     const Positions* const starts =
         documents.empty() ? nullptr : &documents[documents.size() == 1 ? 0 : row];
     const bool has_spans = !spans.empty() && !spans[spans.size() == 1 ? 0 : row].empty();
-    MarkRow(block, mask, starts, has_spans, seqlen, positions, &needed);
+    MarkRow(block, *intervals, starts, has_spans, seqlen, positions, &needed);
   }
   Positions some;
   for (size_t i = 0; i < positions.size(); ++i) {

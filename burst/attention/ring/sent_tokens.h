@@ -7,8 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "burst/attention/ring/mask.h"
-#include "burst/sequence/token_shard.h"
+#include "burst/mask/mask.h"
 
 namespace burst {
 
@@ -16,10 +15,8 @@ enum class BlockOf { kKeys, kQueries };
 
 // The tokens of a rank that others need, of the rank's `positions`, increasing: keys that queries
 // of others see, or queries that see keys of others. Null: send all of them, because most are
-// needed or they are in many pieces. O(positions) for each row.
-std::optional<std::vector<int32_t>> NeededElsewhere(BlockOf block, const AttentionMask& mask,
-                                                    const DocumentStarts& documents,
-                                                    const Spans& spans, int64_t seqlen,
+// needed, they are in many pieces, or the mask is one of slices. O(positions) for each row.
+std::optional<std::vector<int32_t>> NeededElsewhere(BlockOf block, const Mask& mask, int64_t seqlen,
                                                     const std::vector<int32_t>& positions);
 
 // Rows of a block that follow each other.

@@ -1,6 +1,6 @@
 // Masks that are given as slices: what they show, in how few calls of a kernel.
 
-#include "burst/attention/ring/slices.h"
+#include "burst/mask/slices.h"
 
 #include <gtest/gtest.h>
 
@@ -12,21 +12,26 @@
 #include <string>
 #include <vector>
 
-#include "burst/attention/ring/schedule.h"
-#include "tests/attention/mask_cases.h"
+#include "burst/mask/mask.h"
+#include "burst/sequence/token_shard.h"
+#include "tests/mask/mask_cases.h"
 
 namespace burst {
 namespace {
+
+constexpr int64_t kBlock = 128;
+constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
 
 // What a query sees is one or two intervals in these masks, and they take as few calls of a kernel.
 TEST(SlicesTest, SlicesTakeFewParts) {
   const auto parts = [](const MaskSlices& slices, Layout layout, int world_size) {
     size_t most = 0;
     for (int rank = 0; rank < world_size; ++rank) {
-      const RingSchedule schedule =
-          *RingSchedule::CreateSliced(*TokenShard::Create(rank, world_size, layout, 33), slices);
       for (int source = 0; source < world_size; ++source) {
-        most = std::max(most, schedule.for_keys_of(source).parts.size());
+        const BlockMask mask =
+            Mask::Slices(slices).Between(LocalPositions(layout, 33, rank, world_size),
+                                         LocalPositions(layout, 33, source, world_size), kBlock);
+        most = std::max(most, mask.parts.size());
       }
     }
     return most;
@@ -96,7 +101,7 @@ TEST(SlicesTest, WholeBlocksAreListed) {
           for (const int64_t block : {1, 2, 3, 5, 64}) {
             SCOPED_TRACE(testing::Message() << "case " << &slices - cases.data() << " "
                                             << Name(layout) << " " << ranks << " " << block);
-            const BlockMask mask = ComputeVisibleKeys(slices, queries, keys, block);
+            const BlockMask mask = Mask::Slices(slices).Between(queries, keys, block);
             const size_t calls = CheckDivided(slices, kSeqlen, queries, keys, mask);
             masks_with_lists += !mask.blocks.none();
             if (block == 1) fewest = calls;  // then everything is whole: one call
@@ -132,10 +137,9 @@ TEST(SlicesTest, SparseBlocksAreLists) {
             SCOPED_TRACE(testing::Message() << seqlen << " tokens, blocks of " << size << " "
                                             << causal << " " << Name(layout) << " " << ranks);
             const TokenShard shard = *TokenShard::Create(ranks - 1, ranks, layout, seqlen);
-            const RingSchedule schedule = *RingSchedule::CreateSliced(shard, slices);
             const auto &queries = shard.group_positions(ranks - 1),
                        &keys = shard.group_positions(0);
-            const BlockMask& mask = schedule.for_keys_of(0);
+            const BlockMask mask = Mask::Slices(slices).Between(queries, keys, kBlock);
             const size_t calls = CheckDivided(slices, seqlen, queries, keys, mask);
             const bool whole = size % 128 == 0 && layout != Layout::kStriped;
             if (whole && (ranks == 1 || seqlen == 1024)) {
@@ -155,10 +159,10 @@ TEST(SlicesTest, FewPartsNeedNoLists) {
   for (const std::vector<MaskSlice>& slices :
        {TreeSlices(512, {256, 300, 256, 724}), WindowWithGlobalTokens(n, 300, {0, 1, 2}, true),
         WindowWithGlobalTokens(n, 300, {0, 1, 2}, false)}) {
-    const RingSchedule schedule =
-        *RingSchedule::CreateSliced(*TokenShard::Create(0, 1, Layout::kContiguous, n), {slices});
-    EXPECT_TRUE(schedule.for_keys_of(0).blocks.none());
-    EXPECT_LE(schedule.for_keys_of(0).parts.size(), 3u);
+    const std::vector<int32_t> all = LocalPositions(Layout::kContiguous, n, 0, 1);
+    const BlockMask mask = Mask::Slices({slices}).Between(all, all, kBlock);
+    EXPECT_TRUE(mask.blocks.none());
+    EXPECT_LE(mask.parts.size(), 3u);
   }
 }
 
@@ -199,25 +203,6 @@ TEST(SlicesTest, NamedSlices) {
              (!causal || k / 7 != q / 7 || k <= q);
     });
   }
-}
-
-TEST(SlicesTest, RejectsSlicesThatAreNone) {
-  const TokenShard shard = *TokenShard::Create(0, 1, Layout::kContiguous, 20);
-  const auto message = [&](const MaskSlices& slices) {
-    const absl::Status status = RingSchedule::CreateSliced(shard, slices).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    return std::string(status.message());
-  };
-  EXPECT_EQ(message({}), "slices are given, but of no rows");
-  const std::string beyond = " is empty or beyond the sequence of 20 tokens";
-  EXPECT_EQ(message({{}, {{0, 0, 0, 5}}}),
-            "slice of queries [0, 0) and keys [0, 5) of row 1" + beyond);
-  EXPECT_EQ(message({{{0, 5, 9, 8}}}), "slice of queries [0, 5) and keys [9, 8) of row 0" + beyond);
-  EXPECT_EQ(message({{{-1, 5, 0, 8}}}),
-            "slice of queries [-1, 5) and keys [0, 8) of row 0" + beyond);
-  EXPECT_EQ(message({{{0, 21, 0, 5}}}),
-            "slice of queries [0, 21) and keys [0, 5) of row 0" + beyond);
-  EXPECT_TRUE(RingSchedule::CreateSliced(shard, {{}}).ok()) << "nobody sees anything";
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
-// Intervals of keys, and their division into parts of one interval a query (KeyRanges).
+// Intervals of keys, and their division into parts of one interval a query (VisibleKeys).
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "burst/attention/ring/mask.h"
+#include "burst/mask/block_mask.h"
 
 namespace burst {
 

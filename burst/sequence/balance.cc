@@ -1,4 +1,4 @@
-#include "burst/attention/ring/balance.h"
+#include "burst/sequence/balance.h"
 
 #include <algorithm>
 #include <cmath>
@@ -29,7 +29,7 @@ int64_t CausalPairs(int64_t n, int64_t window) {
 }
 
 // The pairs seen by the queries [begin, end) of a document of `length` tokens.
-int64_t Pairs(const AttentionMask& mask, int64_t begin, int64_t end, int64_t length) {
+int64_t Pairs(const IntervalMask& mask, int64_t begin, int64_t end, int64_t length) {
   const int64_t window = mask.window > 0 ? std::min(mask.window, length) : length;
   const int64_t before = CausalPairs(end, window) - CausalPairs(begin, window);
   if (mask.causal) return before;
@@ -40,7 +40,7 @@ int64_t Pairs(const AttentionMask& mask, int64_t begin, int64_t end, int64_t len
 }
 
 // The pairs seen by the queries [begin, end) of a sequence.
-int64_t PairsOfRow(const AttentionMask& mask, const std::vector<int32_t>& starts, int64_t seqlen,
+int64_t PairsOfRow(const IntervalMask& mask, const std::vector<int32_t>& starts, int64_t seqlen,
                    int64_t begin, int64_t end) {
   int64_t pairs = 0;
   auto next = std::upper_bound(starts.begin(), starts.end(), begin);
@@ -64,8 +64,7 @@ struct Division {
 
 // What has to be divided.
 struct Problem {
-  const AttentionMask& mask;
-  const DocumentStarts& documents;
+  const IntervalMask& mask;
   const int64_t seqlen;
   std::vector<int64_t> room;  // by rank: tokens that it gets
 
@@ -73,7 +72,7 @@ struct Problem {
   // Seen by the queries [begin, end), in all rows.
   int64_t PairsOf(int64_t begin, int64_t end) const {
     int64_t pairs = 0;
-    for (const std::vector<int32_t>& starts : documents) {
+    for (const std::vector<int32_t>& starts : mask.documents) {
       pairs += PairsOfRow(mask, starts, seqlen, begin, end);
     }
     return pairs;
@@ -83,8 +82,8 @@ struct Problem {
 // Orders the units by decreasing work; units with equal work keep their order.
 std::vector<Unit> MakeUnits(const Problem& problem) {
   std::vector<int64_t> bounds = {0};
-  if (problem.documents.size() == 1) {
-    for (const int32_t start : problem.documents[0]) {
+  if (problem.mask.documents.size() == 1) {
+    for (const int32_t start : problem.mask.documents[0]) {
       if (start > 0) bounds.push_back(start);
     }
   } else {
@@ -248,7 +247,7 @@ int64_t EstimateSent(const Problem& problem, const std::vector<Piece>& in_order)
   const int64_t window = problem.mask.window > 0 ? problem.mask.window : problem.seqlen;
   std::vector<int64_t> tokens(ranks);
   std::vector<int> forward(ranks), back(ranks);  // how far
-  for (const std::vector<int32_t>& starts : problem.documents) {
+  for (const std::vector<int32_t>& starts : problem.mask.documents) {
     for (size_t i = 0; i < in_order.size(); ++i) {
       const Piece& piece = in_order[i];
       int64_t needed = 0;
@@ -320,19 +319,19 @@ Division Divide(const Problem& problem) {
 
 }  // namespace
 
-std::vector<std::vector<int32_t>> BalancedPositions(const AttentionMask& mask,
-                                                    const DocumentStarts& documents, int64_t seqlen,
-                                                    int groups, int group_size) {
+std::vector<std::vector<int32_t>> BalancedPositions(const Mask& mask, int64_t seqlen, int groups,
+                                                    int group_size) {
   const int ranks = groups * group_size;
   std::vector<std::vector<int32_t>> positions(ranks);
-  if (documents.empty()) {
+  const IntervalMask* const intervals = mask.intervals();
+  if (intervals == nullptr || intervals->documents.empty()) {
     for (int rank = 0; rank < ranks; ++rank) {
       positions[rank] = LocalPositions(Layout::kZigzag, seqlen, rank, ranks);
     }
     return positions;
   }
   std::vector<int64_t> length;
-  Problem problem = {mask, documents, seqlen, std::vector<int64_t>(groups)};
+  Problem problem = {*intervals, seqlen, std::vector<int64_t>(groups)};
   for (int rank = 0; rank < ranks; ++rank) {
     length.push_back(LocalLength(Layout::kZigzag, seqlen, rank, ranks));
     problem.room[rank / group_size] += length[rank];

@@ -1,4 +1,4 @@
-#include "burst/attention/ring/interval_parts.h"
+#include "burst/mask/interval_parts.h"
 
 #include <algorithm>
 
@@ -22,7 +22,7 @@ bool IntervalParts::Add(int64_t query, const KeyIntervals& intervals) {
     }
     if (best == parts_.size()) {
       if (static_cast<int64_t>(parts_.size()) == most_) return false;
-      parts_.push_back(EmptyKeys(rows_, q_len_));
+      parts_.emplace_back(rows_, q_len_);
       last_.emplace_back();
       taken.push_back(false);
     }

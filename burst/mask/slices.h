@@ -1,18 +1,17 @@
 // Masks of any shape, given as slices: ranges of queries times ranges of keys. Examples are trees
 // of answers to one prompt, a window with global tokens, and sparse blocks.
 //
-// A query then sees several intervals of keys. The kernels take one interval a query, in
-// non-decreasing order (KeyRanges), or lists of whole blocks (KeyBlocks). So the mask is divided
-// into parts of one of these forms. Attention is one call for each part, merged as the blocks of a
-// ring are. A tree or a window with global tokens takes two or three parts of intervals. Sparse
-// blocks are lists, with a part or two for diagonals and edges.
+// A query then sees several intervals of keys. The mask between two blocks of tokens is divided
+// into parts of one interval a query (VisibleKeys) or of whole blocks (VisibleBlocks); attention is
+// a call for each part. A tree or a window with global tokens takes two or three parts of
+// intervals. Sparse blocks are lists, with a part or two for diagonals and edges.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "burst/attention/ring/mask.h"
+#include "burst/mask/block_mask.h"
 
 namespace burst {
 
@@ -53,19 +52,17 @@ std::vector<MaskSlice> BlockSlices(int32_t seqlen, int32_t size,
                                    const std::vector<std::vector<int32_t>>& key_blocks,
                                    bool causal);
 
-// InvalidArgument for a slice that is empty or whose queries are beyond the sequence, and for no
-// rows.
-absl::Status CheckSlices(int64_t seqlen, const MaskSlices& slices);
+// InvalidArgument for a slice that is empty or whose queries are beyond the `q_len` of the
+// sequence, and for no rows.
+absl::Status CheckSlices(int64_t q_len, const MaskSlices& slices);
 
-// The mask between the tokens of two ranks. Both lists of positions are increasing. Lists of whole
-// blocks, of `block` by `block`, where they make it fewer calls. O(slices * log keys + intervals *
-// parts), where slices without diagonals count once for a block of queries or a run that they begin
-// or end, others once for each query.
-BlockMask ComputeVisibleKeys(const MaskSlices& slices, const std::vector<int32_t>& q_positions,
-                             const std::vector<int32_t>& k_positions, int64_t block = kListBlock);
+// Mask::Between. O(slices * log keys + intervals * parts), where slices without diagonals count
+// once for a block of queries or a run that they begin or end, others once for each query.
+BlockMask SlicesBetween(const MaskSlices& slices, const std::vector<int32_t>& q_positions,
+                        const std::vector<int32_t>& k_positions, int64_t block);
 
-// Whether some query sees some key: !ComputeVisibleKeys(...).none(), sooner.
-bool SeesAny(const MaskSlices& slices, const std::vector<int32_t>& q_positions,
-             const std::vector<int32_t>& k_positions);
+// Mask::AnyVisible.
+bool AnySliceVisible(const MaskSlices& slices, const std::vector<int32_t>& q_positions,
+                     const std::vector<int32_t>& k_positions);
 
 }  // namespace burst

@@ -15,17 +15,17 @@
 #include <cstdint>
 #include <vector>
 
-#include "burst/attention/ring/mask.h"
+#include "burst/mask/mask.h"
 #include "burst/sequence/token_shard.h"
 
 namespace burst {
 
 // The positions of each rank, increasing; as many as the zigzag layout gives it. A pure function of
-// its arguments, the same on every rank. `documents` of several rows: one division for all, by
-// their work together, in chunks. Without documents: the zigzag layout. Ranks are `groups` times
-// `group_size`; the work is balanced between groups, whose ranks divide heads.
-std::vector<std::vector<int32_t>> BalancedPositions(const AttentionMask& mask,
-                                                    const DocumentStarts& documents, int64_t seqlen,
-                                                    int groups, int group_size = 1);
+// its arguments, the same on every rank. The mask must fit the sequence. If its documents have
+// several rows, one division serves all rows, by their work together, in chunks. Without documents
+// the layout is zigzag. Ranks are `groups` times `group_size`; the work is balanced between groups,
+// whose ranks divide heads.
+std::vector<std::vector<int32_t>> BalancedPositions(const Mask& mask, int64_t seqlen, int groups,
+                                                    int group_size = 1);
 
 }  // namespace burst

@@ -1,4 +1,4 @@
-// Masks, what they mean by their definition, pair by pair, and what lists of blocks show.
+// Masks for tests, clipped to sequences of any length, and what lists of blocks show.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -6,21 +6,19 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <random>
 #include <set>
 #include <vector>
 
-#include "burst/attention/ring/schedule.h"
+#include "burst/mask/mask.h"
+#include "tests/mask/mask_definition.h"
 
 namespace burst {
 
 struct MaskCase {
   const char* name;
-  AttentionMask mask;
-  DocumentStarts documents;  // clipped to the sequence
-  Spans spans = {};          // likewise
-  MaskSlices slices = {};    // likewise; instead of all that
+  IntervalMask mask;       // documents and spans are clipped to the sequence
+  MaskSlices slices = {};  // clipped likewise; in place of `mask`
 };
 
 inline constexpr SliceKind kKinds[] = {SliceKind::kFull, SliceKind::kCausal,
@@ -41,29 +39,29 @@ inline MaskSlices RandomSlices(unsigned seed) {
 }
 
 inline std::vector<MaskCase> MaskCases() {
-  return {{"full", {false, 0}, {}},
-          {"causal", {true, 0}, {}},
-          {"window", {true, 5}, {}},
-          {"window of one", {true, 1}, {}},
-          {"two-sided window", {false, 7}, {}},
-          {"window of any size", {true, INT64_MAX}, {}},
-          {"packed", {true, 0}, {{0, 3, 4, 11, 26}, {9}, {0, 1, 2, 30}}},
-          {"packed window", {true, 4}, {{5, 12}, {}, {1}}},
-          {"packed full", {false, 0}, {{2, 20}}},
-          {"prefix", {true, 0}, {}, {{{0, 9}}}},
-          {"packed prefixes", {true, 0}, {{0, 3, 11}}, {{{0, 2}, {3, 9}, {11, 30}}}},
-          {"images", {true, 0}, {}, {{{1, 4}, {4, 5}, {12, 33}}, {}, {{0, 33}}}},
-          {"images under a window", {true, 4}, {{0, 20}}, {{{3, 13}, {20, 31}}}},
-          {"images under a two-sided window", {false, 3}, {}, {{{2, 16}}}},
-          {"blocks", {true, 0}, {}, {{{0, 8}, {8, 16}, {16, 24}, {24, 32}}}},
-          {"tree", {}, {}, {}, {TreeSlices(9, {6, 1, 17})}},
-          {"global tokens", {}, {}, {}, {WindowWithGlobalTokens(33, 6, {0, 1, 17}, true)}},
-          {"global tokens", {}, {}, {}, {WindowWithGlobalTokens(33, 3, {5, 16, 17, 32}, false)}},
-          {"blocks", {}, {}, {}, {BlockSlices(33, 4, {{0}, {0, 1}, {7}, {}, {3, 4}}, true)}},
-          {"one slice", {}, {}, {}, {{{3, 20, 8, 25, SliceKind::kBand}}, {}}},
-          {"slices 1", {}, {}, {}, RandomSlices(1)},
-          {"slices 2", {}, {}, {}, RandomSlices(2)},
-          {"slices 3", {}, {}, {}, RandomSlices(3)}};
+  return {{"full", {false, 0}},
+          {"causal", {true, 0}},
+          {"window", {true, 5}},
+          {"window of one", {true, 1}},
+          {"two-sided window", {false, 7}},
+          {"window of any size", {true, INT64_MAX}},
+          {"packed", {true, 0, {{0, 3, 4, 11, 26}, {9}, {0, 1, 2, 30}}}},
+          {"packed window", {true, 4, {{5, 12}, {}, {1}}}},
+          {"packed full", {false, 0, {{2, 20}}}},
+          {"prefix", {true, 0, {}, {{{0, 9}}}}},
+          {"packed prefixes", {true, 0, {{0, 3, 11}}, {{{0, 2}, {3, 9}, {11, 30}}}}},
+          {"images", {true, 0, {}, {{{1, 4}, {4, 5}, {12, 33}}, {}, {{0, 33}}}}},
+          {"images under a window", {true, 4, {{0, 20}}, {{{3, 13}, {20, 31}}}}},
+          {"images under a two-sided window", {false, 3, {}, {{{2, 16}}}}},
+          {"blocks", {true, 0, {}, {{{0, 8}, {8, 16}, {16, 24}, {24, 32}}}}},
+          {"tree", {}, {TreeSlices(9, {6, 1, 17})}},
+          {"global tokens", {}, {WindowWithGlobalTokens(33, 6, {0, 1, 17}, true)}},
+          {"global tokens", {}, {WindowWithGlobalTokens(33, 3, {5, 16, 17, 32}, false)}},
+          {"blocks", {}, {BlockSlices(33, 4, {{0}, {0, 1}, {7}, {}, {3, 4}}, true)}},
+          {"one slice", {}, {{{3, 20, 8, 25, SliceKind::kBand}}, {}}},
+          {"slices 1", {}, RandomSlices(1)},
+          {"slices 2", {}, RandomSlices(2)},
+          {"slices 3", {}, RandomSlices(3)}};
 }
 
 inline DocumentStarts Clip(const DocumentStarts& documents, int64_t seqlen) {
@@ -97,47 +95,20 @@ inline MaskSlices Clip(const MaskSlices& slices, int64_t seqlen) {
   return clipped;
 }
 
-// The definition, in global positions; of documents alone,
-inline bool Visible(const AttentionMask& mask, const std::vector<int32_t>* starts, int32_t q,
-                    int32_t k) {
-  if (mask.causal && k > q) return false;
-  if (mask.window > 0 && std::abs(q - k) >= mask.window) return false;
-  if (starts != nullptr) {
-    for (int32_t start : *starts) {
-      if ((q < start) != (k < start)) return false;
-    }
-  }
-  return true;
+// The case's mask of a sequence.
+inline Mask MaskOf(const MaskCase& c, int64_t seqlen) {
+  if (!c.slices.empty()) return Mask::Slices(Clip(c.slices, seqlen));
+  return MaskOf(
+      {c.mask.causal, c.mask.window, Clip(c.mask.documents, seqlen), Clip(c.mask.spans, seqlen)});
 }
 
-inline bool Visible(const MaskSlice& s, int32_t q, int32_t k) {
-  if (q < s.q_begin || q >= s.q_end || k < s.k_begin || k >= s.k_end) return false;
-  const bool causal = k - s.k_end <= q - s.q_end, inverse = k - s.k_begin >= q - s.q_begin;
-  return (causal || s.kind == SliceKind::kFull || s.kind == SliceKind::kInverseCausal) &&
-         (inverse || s.kind == SliceKind::kFull || s.kind == SliceKind::kCausal);
+// The definition, in global positions.
+inline bool Visible(const MaskCase& c, int64_t seqlen, int64_t row, int64_t q, int64_t k) {
+  if (!c.slices.empty()) return Visible(Clip(c.slices, seqlen), row, q, k);
+  return Visible(IntervalMask{c.mask.causal, c.mask.window, Clip(c.mask.documents, seqlen),
+                              Clip(c.mask.spans, seqlen)},
+                 row, q, k);
 }
-
-// and with the spans or slices of a row.
-inline bool Visible(const MaskCase& c, int64_t seqlen, int64_t row, int32_t q, int32_t k) {
-  if (!c.slices.empty()) {
-    const MaskSlices slices = Clip(c.slices, seqlen);
-    const auto& of_row = slices[slices.size() == 1 ? 0 : row];
-    return std::any_of(of_row.begin(), of_row.end(),
-                       [&](const MaskSlice& slice) { return Visible(slice, q, k); });
-  }
-  const DocumentStarts documents = Clip(c.documents, seqlen);
-  const auto of_row = [row](const auto& rows) -> const auto& {
-    return rows[rows.size() == 1 ? 0 : row];
-  };
-  if (Visible(c.mask, documents.empty() ? nullptr : &of_row(documents), q, k)) return true;
-  const Spans spans = Clip(c.spans, seqlen);
-  if (spans.empty()) return false;
-  return std::any_of(of_row(spans).begin(), of_row(spans).end(), [&](const Span& span) {
-    return span.begin <= std::min(q, k) && std::max(q, k) < span.end;
-  });
-}
-
-inline constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
 
 // Adds what lists of blocks show to seen[row, query, key]. The lists of queries say the same as
 // those of keys, and so do the parts of intervals for kernels that take no lists.
@@ -182,7 +153,7 @@ inline void AddBlocks(const VisibleBlocks& blocks, int64_t rows, int64_t q_len, 
   EXPECT_EQ(by_queries.size(), blocks.key_list.size());
   EXPECT_EQ(by_queries.size(), blocks.query_list.size());
   std::vector<int> in_parts(seen->size());
-  for (const VisibleKeys& part : blocks.parts()) {
+  for (const VisibleKeys& part : blocks.AsIntervals()) {
     for (int64_t at = 0; at < rows * q_len; ++at) {
       EXPECT_TRUE(at % q_len == 0 ||
                   (part.begin[at - 1] <= part.begin[at] && part.end[at - 1] <= part.end[at]));

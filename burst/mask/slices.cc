@@ -1,4 +1,4 @@
-#include "burst/attention/ring/slices.h"
+#include "burst/mask/slices.h"
 
 #include <algorithm>
 #include <limits>
@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "burst/attention/ring/interval_parts.h"
+#include "burst/mask/interval_parts.h"
 
 namespace burst {
 namespace {
@@ -252,7 +252,7 @@ std::optional<BlockMask> ByIntervals(const MaskSlices& slices, const Positions& 
                                      const Positions& k_positions, int64_t most) {
   const auto rows = static_cast<int64_t>(slices.size());
   const auto q_len = static_cast<int64_t>(q_positions.size());
-  BlockMask mask{{EmptyKeys(rows, q_len)}};
+  BlockMask mask{{VisibleKeys(rows, q_len)}};
   IntervalParts parts(rows, q_len, most, &mask.parts);
   for (int64_t row = 0; row < rows; ++row) {
     RowWalk walk(slices[row], q_positions, k_positions);
@@ -351,25 +351,27 @@ std::vector<MaskSlice> BlockSlices(int32_t seqlen, int32_t size,
   return slices;
 }
 
-absl::Status CheckSlices(int64_t seqlen, const MaskSlices& slices) {
-  if (slices.empty()) return absl::InvalidArgumentError("slices are given, but of no rows");
+absl::Status CheckSlices(int64_t q_len, const MaskSlices& slices) {
+  if (slices.empty()) {
+    return absl::InvalidArgumentError("slices: must have at least one row; got none");
+  }
   for (size_t row = 0; row < slices.size(); ++row) {
     for (const MaskSlice& slice : slices[row]) {
-      if (slice.q_begin >= 0 && slice.q_begin < slice.q_end && slice.q_end <= seqlen &&
+      if (slice.q_begin >= 0 && slice.q_begin < slice.q_end && slice.q_end <= q_len &&
           slice.k_begin < slice.k_end) {
         continue;
       }
       return absl::InvalidArgumentError(
-          absl::StrCat("slice of queries [", slice.q_begin, ", ", slice.q_end, ") and keys [",
-                       slice.k_begin, ", ", slice.k_end, ") of row ", row,
-                       " is empty or beyond the sequence of ", seqlen, " tokens"));
+          absl::StrCat("slices: must not be empty, with queries in [0, ", q_len, "); got queries [",
+                       slice.q_begin, ", ", slice.q_end, ") and keys [", slice.k_begin, ", ",
+                       slice.k_end, ") of row ", row));
     }
   }
   return absl::OkStatus();
 }
 
-BlockMask ComputeVisibleKeys(const MaskSlices& slices, const Positions& q_positions,
-                             const Positions& k_positions, int64_t block) {
+BlockMask SlicesBetween(const MaskSlices& slices, const Positions& q_positions,
+                        const Positions& k_positions, int64_t block) {
   const auto k_len = static_cast<int64_t>(k_positions.size());
   std::optional<BlockMask> mask = ByIntervals(slices, q_positions, k_positions, kMostIntervals);
   const auto calls = mask.has_value() ? static_cast<int64_t>(mask->parts.size())
@@ -383,7 +385,8 @@ BlockMask ComputeVisibleKeys(const MaskSlices& slices, const Positions& q_positi
   return *std::move(mask);
 }
 
-bool SeesAny(const MaskSlices& slices, const Positions& q_positions, const Positions& k_positions) {
+bool AnySliceVisible(const MaskSlices& slices, const Positions& q_positions,
+                     const Positions& k_positions) {
   for (const std::vector<MaskSlice>& row : slices) {
     for (const MaskSlice& slice : row) {
       auto q = std::lower_bound(q_positions.begin(), q_positions.end(), slice.q_begin);

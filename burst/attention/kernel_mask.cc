@@ -1,0 +1,75 @@
+#include "burst/attention/kernel_mask.h"
+
+#include "burst/base/check.h"
+#include "burst/kernels/gpu/sm90/mask_hints.h"
+
+namespace burst {
+
+KeyRanges KernelKeys::ranges(DeviceType device) const {
+  if (all) return {};
+  const int64_t batch_stride = rows == 1 ? 0 : q_len;
+  const KeyRanges on_host = {begin.data(), end.data(), batch_stride};
+  if (device == DeviceType::kCpu) return on_host;
+  if (on_gpu_.null()) {
+    std::vector<int32_t> both = begin;
+    both.insert(both.end(), end.begin(), end.end());
+    on_gpu_ = Tensor::FromVector(both, {2, rows, q_len}, device);
+    most_queries_ = sm90::MostQueries(on_host, rows, q_len);
+  }
+  const auto* data = static_cast<const int32_t*>(on_gpu_.raw_data());
+  return {data, data + rows * q_len, batch_stride, most_queries_};
+}
+
+KeyBlocks KernelBlocks::lists(DeviceType device) const {
+  BURST_CHECK_EQ(block, kListBlock);
+  const int64_t key_stride = rows == 1 ? 0 : query_blocks() + 1;
+  const int64_t query_stride = rows == 1 ? 0 : key_blocks() + 1;
+  const KeyBlocks on_host = {key_begin.data(),  key_list.data(),   query_begin.data(),
+                             query_list.data(), place_list.data(), key_stride,
+                             query_stride};
+  if (device == DeviceType::kCpu) return on_host;
+  const auto starts = static_cast<int64_t>(key_begin.size() + query_begin.size());
+  const auto count = static_cast<int64_t>(key_list.size());
+  if (on_gpu_.null()) {
+    std::vector<int32_t> all;
+    all.reserve(starts + 3 * count);
+    for (const auto* part : {&key_begin, &query_begin, &key_list}) {
+      all.insert(all.end(), part->begin(), part->end());
+    }
+    const std::vector<int32_t> order = sm90::WalkOrder(on_host, rows, query_blocks(), key_blocks());
+    for (const auto* list : {&query_list, &place_list}) {
+      for (const int32_t at : order) all.push_back((*list)[at]);
+    }
+    on_gpu_ = Tensor::FromVector(all, {starts + 3 * count}, device);
+  }
+  const auto* const data = static_cast<const int32_t*>(on_gpu_.raw_data());
+  return {data,
+          data + starts,
+          data + key_begin.size(),
+          data + starts + count,
+          data + starts + 2 * count,
+          key_stride,
+          query_stride};
+}
+
+const std::vector<KernelKeys>& KernelBlocks::parts() const {
+  if (as_parts_.empty()) {
+    for (VisibleKeys& part : AsIntervals()) as_parts_.emplace_back(std::move(part));
+  }
+  return as_parts_;
+}
+
+KernelMask::KernelMask(const Mask& mask, const std::vector<int32_t>& queries,
+                       const std::vector<int32_t>& keys) {
+  BlockMask between = mask.Between(queries, keys, kListBlock);
+  for (VisibleKeys& part : between.parts) parts.emplace_back(std::move(part));
+  blocks = KernelBlocks(std::move(between.blocks));
+}
+
+int64_t KernelMask::pairs() const {
+  int64_t sum = blocks.pairs;
+  for (const KernelKeys& part : parts) sum += part.pairs;
+  return sum;
+}
+
+}  // namespace burst

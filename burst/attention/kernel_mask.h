@@ -1,0 +1,57 @@
+// KernelMask: the mask between two blocks of tokens in the forms that kernels take, with a copy on
+// the kernels' device.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "burst/kernels/flash_attention.h"
+#include "burst/mask/block_mask.h"
+#include "burst/mask/mask.h"
+#include "burst/tensor/tensor.h"
+
+namespace burst {
+
+// There is one copy, made at the first use, since a schedule serves one rank on one device.
+class KernelKeys : public VisibleKeys {
+ public:
+  KernelKeys() = default;
+  explicit KernelKeys(VisibleKeys keys) : VisibleKeys(std::move(keys)) {}
+
+  // Points into begin and end, or into their copy on the GPU.
+  KeyRanges ranges(DeviceType device) const;
+
+ private:
+  mutable Tensor on_gpu_;  // [2, rows, q_len]: begin and end
+  mutable int64_t most_queries_ = 0;
+};
+
+class KernelBlocks : public VisibleBlocks {
+ public:
+  KernelBlocks() = default;
+  explicit KernelBlocks(VisibleBlocks blocks) : VisibleBlocks(std::move(blocks)) {}
+
+  // Points into the lists, or into their copy on the GPU. `block` must be kListBlock.
+  KeyBlocks lists(DeviceType device) const;
+  // Gives these keys to kernels that take no lists; made at the first use.
+  const std::vector<KernelKeys>& parts() const;
+
+ private:
+  mutable Tensor on_gpu_;  // all lists
+  mutable std::vector<KernelKeys> as_parts_;
+};
+
+// A BlockMask for the kernels: each part is one call.
+struct KernelMask {
+  KernelMask(const Mask& mask, const std::vector<int32_t>& queries,
+             const std::vector<int32_t>& keys);
+
+  std::vector<KernelKeys> parts;
+  KernelBlocks blocks;
+
+  int64_t pairs() const;
+  bool none() const { return pairs() == 0; }
+};
+
+}  // namespace burst
