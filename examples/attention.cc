@@ -34,9 +34,8 @@ Tensor RandomTokens(uint64_t stream, const std::vector<int32_t>& positions, int6
 absl::Status Run(Communicator& comm) {
   BurstAttentionOptions options;
   options.layout = Layout::kZigzag;  // balances causal work over the ranks
-  options.mask.causal = true;
   BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(kSeqlen));
+  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(kSeqlen, Mask::Causal()));
 
   // This rank's tokens, in order of their global positions.
   const std::vector<int32_t>& positions = schedule.shard().local_positions();

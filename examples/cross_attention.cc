@@ -44,9 +44,10 @@ absl::Status Run(int ranks, int64_t queries, int64_t keys, Results* results) {
   return RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
     BurstAttentionOptions options;
     options.layout = Layout::kContiguous;
-    options.mask.causal = false;  // two sequences have no common order
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->CrossSchedule(queries, keys));
+    // Two sequences have no common order, so that no mask is causal.
+    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+                           attention->Schedule(Sequences::Cross(queries, keys), Mask::Full()));
     const std::vector<int32_t>& own_keys = schedule.key_shard().local_positions();
 
     BurstAttention::Saved saved;

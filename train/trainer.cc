@@ -116,7 +116,6 @@ absl::Status Trainer::MakeAttention(Communicator* group) {
   }
   ExactAttentionOptions options;
   options.layout = config_.layout;
-  options.mask.window = config_.window;
   options.chunk = std::min(config_.exact_chunk, config_.seqlen);
   options.rows = config_.exact_chunk / options.chunk;
   // Gradients of the mean loss of so many tokens, or fewer. A part of dK or dV has elements up to

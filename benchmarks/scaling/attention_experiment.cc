@@ -82,7 +82,8 @@ class AloneWork {
     BURST_ASSIGN_OR_RETURN(alone->self_, comm.Split(/*color=*/comm.rank(), /*key=*/0));
     BURST_ASSIGN_OR_RETURN(alone->attention_,
                            MakeAttention(Strategy::kSingle, problem, alone->self_.get()));
-    BURST_ASSIGN_OR_RETURN(RingSchedule schedule, alone->attention_->Schedule(problem.seqlen));
+    BURST_ASSIGN_OR_RETURN(RingSchedule schedule,
+                           alone->attention_->Schedule(problem.seqlen, problem.mask()));
     alone->work_ = MakeWork(Strategy::kSingle, problem, *alone->attention_, std::move(schedule),
                             alone->self_.get());
     BURST_RETURN_IF_ERROR(alone->work_->Forward());  // allocates
@@ -108,7 +109,8 @@ absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int
                          RankMeasurement* result) {
   QuietCommunicator quiet(&comm);
   BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(strategy, problem, &quiet));
-  BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(problem.seqlen));
+  BURST_ASSIGN_OR_RETURN(RingSchedule schedule,
+                         attention->Schedule(problem.seqlen, problem.mask()));
   const auto work = MakeWork(strategy, problem, *attention, std::move(schedule), &quiet);
   AttentionWork& rank = *work;
 

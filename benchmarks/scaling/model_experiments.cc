@@ -151,7 +151,8 @@ absl::Status MeasurePrefill(const ResolvedConfig& config, const ModelConfig& sha
                          Transformer::Create(shape, config.dtype, /*seed=*/1, config.device,
                                              parallel, StateSharding::ValuesAlone()));
   model->SetExecution(ChunksOf(config));
-  BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(config.seqlen));
+  BURST_ASSIGN_OR_RETURN(RingSchedule schedule,
+                         attention->Schedule(config.seqlen, config.AttentionMask()));
   const SequenceBatch prompt = RandomPrompt(
       config.batch, shape.vocab, std::make_shared<const RingSchedule>(std::move(schedule)));
   std::vector<double> seconds;
@@ -187,7 +188,8 @@ absl::Status MeasureGeneration(const ResolvedConfig& config, const ModelConfig& 
                          Transformer::Create(shape, config.dtype, /*seed=*/1, config.device,
                                              /*parallel=*/{}, StateSharding::ValuesAlone()));
   model->SetExecution(ChunksOf(config));
-  BURST_ASSIGN_OR_RETURN(RingSchedule made, attention->Schedule(config.seqlen));
+  BURST_ASSIGN_OR_RETURN(RingSchedule made,
+                         attention->Schedule(config.seqlen, config.AttentionMask()));
   const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
   const SequenceBatch prompt = RandomPrompt(config.batch, shape.vocab, schedule).To(config.device);
   std::optional<KvCache> cache;

@@ -11,10 +11,12 @@
 namespace burst {
 namespace {
 
-enum class Mask { kFull, kCausal };
-constexpr EnumName<Mask> kMasks[] = {{Mask::kFull, "full"}, {Mask::kCausal, "causal"}};
-const char* Name(Mask mask) { return NameOf(mask, kMasks); }
-absl::StatusOr<Mask> ParseMask(absl::string_view text) { return ParseName("mask", text, kMasks); }
+enum class MaskKind { kFull, kCausal };
+constexpr EnumName<MaskKind> kMasks[] = {{MaskKind::kFull, "full"}, {MaskKind::kCausal, "causal"}};
+const char* Name(MaskKind mask) { return NameOf(mask, kMasks); }
+absl::StatusOr<MaskKind> ParseMask(absl::string_view text) {
+  return ParseName("mask", text, kMasks);
+}
 
 enum class Tiles { kOn, kOff };
 constexpr EnumName<Tiles> kTiles[] = {{Tiles::kOn, "on"}, {Tiles::kOff, "off"}};
@@ -56,7 +58,7 @@ struct ScalingConfig {
   int64_t heads = 4;
   int64_t kv_heads = 0;  // 0: as many as query heads
   int64_t head_dim = 64;
-  Mask mask = Mask::kFull;
+  MaskKind mask = MaskKind::kFull;
   Tiles tiles = Tiles::kOn;
   std::vector<int64_t> tile_keys;  // empty: the kernels' own
   DTypeChoice dtype = DTypeChoice::kAuto;
@@ -233,7 +235,7 @@ AttentionProblem ResolveProblem(const ScalingConfig& c, DeviceType device) {
   problem.heads = c.heads;
   problem.kv_heads = c.kv_heads == 0 ? c.heads : c.kv_heads;
   problem.head_dim = c.head_dim;
-  problem.causal = c.mask == Mask::kCausal;
+  problem.causal = c.mask == MaskKind::kCausal;
   problem.layout = c.train.layout;
   problem.backward = c.train.ring_backward;
   problem.ulysses = static_cast<int>(c.train.ulysses);

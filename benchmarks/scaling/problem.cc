@@ -46,10 +46,9 @@ absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProbl
   BURST_ASSIGN_OR_RETURN(TokenShard shard,
                          TokenShard::Create(/*group_index=*/0, ranks / group, problem.layout,
                                             problem.seqlen, {group, /*group_rank=*/0}));
-  BURST_ASSIGN_OR_RETURN(
-      const RingSchedule schedule,
-      RingSchedule::Create(std::move(shard), problem.causal ? Mask::Causal() : Mask::Full(),
-                           problem.options(strategy).ranks_per_node / group));
+  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+                         RingSchedule::Create(std::move(shard), problem.mask(),
+                                              problem.options(strategy).ranks_per_node / group));
   const int64_t size = SizeOf(problem.dtype), sum_size = SizeOf(SumDType(problem.dtype));
   const bool narrow = problem.ring_grad_dtype == RingGradDType::kBf16;
   const int64_t gradient_size = narrow ? SizeOf(DType::kBFloat16) : sum_size;
@@ -118,7 +117,6 @@ absl::Status Named(const char* option, const absl::Status& status) {
 BurstAttentionOptions AttentionProblem::options(Strategy strategy) const {
   BurstAttentionOptions options;
   options.layout = IsTensorParallel(strategy) ? Layout::kContiguous : layout;
-  options.mask.causal = causal;
   options.kernels = StudyKernels(*this);
   if (HasDirections(strategy)) options.backward = backward;
   if (strategy == Strategy::kRing) options.backward = BackwardDirection::kRing;

@@ -36,6 +36,7 @@ struct AttentionProblem {
   int ranks_per_node = 0;  // of strategies with a ring: a double one; 0: a flat one
 
   BurstAttentionOptions options(Strategy strategy) const;
+  Mask mask() const { return causal ? Mask::Causal() : Mask::Full(); }
   // 4 head_dim for each visible pair of query and key, head and batch row.
   double forward_flops() const;
   // The literature counts 2.5 times the forward's for the backward: five products instead of two.

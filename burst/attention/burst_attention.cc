@@ -20,12 +20,6 @@ constexpr EnumName<BackwardDirection> kBackwardDirections[] = {{BackwardDirectio
 constexpr EnumName<RingGradDType> kRingGradDTypes[] = {{RingGradDType::kFp32, "fp32"},
                                                        {RingGradDType::kBf16, "bf16"}};
 
-Mask MaskOf(const AttentionMask& mask, const DocumentStarts& documents, const Spans& spans) {
-  return Mask::SlidingWindow(mask.window, mask.causal).WithDocuments(documents).WithSpans(spans);
-}
-
-constexpr char kSlicesAreTheMask[] = "slices are the whole mask";
-
 }  // namespace
 
 absl::StatusOr<BackwardDirection> ParseBackwardDirection(absl::string_view name) {
@@ -57,9 +51,6 @@ absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::Create(
 absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::CreateOver(
     const BurstAttentionOptions& options, std::shared_ptr<AttentionRanks> ranks,
     const RankGroup& group) {
-  if (options.mask.window < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("window ", options.mask.window, " is negative"));
-  }
   if (!std::isfinite(options.softmax_scale)) {
     return absl::InvalidArgumentError("softmax_scale is not finite");
   }
@@ -76,71 +67,39 @@ absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::CreateOver(
       new BurstAttention(options, std::move(ranks), ring, group));
 }
 
-absl::StatusOr<RingSchedule> BurstAttention::Schedule(int64_t seqlen,
-                                                      const DocumentStarts& documents,
-                                                      const Spans& spans) const {
-  const bool balanced = options_.layout == Layout::kBalanced && !documents.empty() && seqlen > 0 &&
-                        seqlen < INT32_MAX;
-  BURST_ASSIGN_OR_RETURN(TokenShard shard, balanced ? BalancedShard(seqlen, documents)
-                                                    : Shard(options_.layout, seqlen));
-  return RingSchedule::Create(std::move(shard), MaskOf(options_.mask, documents, spans),
-                              options_.ranks_per_node);
+absl::StatusOr<RingSchedule> BurstAttention::Schedule(const Sequences& sequences,
+                                                      const Mask& mask) const {
+  BURST_ASSIGN_OR_RETURN(TokenShard queries, QueryShard(sequences, mask));
+  if (!sequences.keys.has_value()) {
+    return RingSchedule::Create(std::move(queries), mask, options_.ranks_per_node);
+  }
+  BURST_ASSIGN_OR_RETURN(TokenShard keys, Shard(sequences.keys->layout.value_or(options_.layout),
+                                                sequences.keys->seqlen));
+  return RingSchedule::Create(std::move(queries), std::move(keys), mask, options_.ranks_per_node);
 }
 
-absl::StatusOr<TokenShard> BurstAttention::BalancedShard(int64_t seqlen,
-                                                         const DocumentStarts& documents) const {
-  const Mask mask = MaskOf(options_.mask, documents, /*spans=*/{});
+absl::StatusOr<TokenShard> BurstAttention::QueryShard(const Sequences& sequences,
+                                                      const Mask& mask) const {
+  if (sequences.positions.has_value()) return Shard(*sequences.positions);
+  const int64_t seqlen = sequences.seqlen;
+  const IntervalMask* const intervals = mask.intervals();
+  const bool has_documents = intervals != nullptr && !intervals->documents.empty();
+  const bool balanced = options_.layout == Layout::kBalanced && has_documents &&
+                        !sequences.keys.has_value() && seqlen > 0 && seqlen < INT32_MAX;
+  if (!balanced) return Shard(options_.layout, seqlen);
   BURST_RETURN_IF_ERROR(mask.CheckForSequence(seqlen));
-  const int groups = comm_ == nullptr ? 1 : comm_->world_size();
-  return Shard(BalancedPositions(mask, seqlen, groups, group_.size));
-}
-
-absl::Status BurstAttention::CheckFullMask(absl::string_view reason) const {
-  if (!options_.mask.causal && options_.mask.window == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(reason, ": mask must be neither causal nor a window"));
-}
-
-absl::StatusOr<RingSchedule> BurstAttention::SlicedSchedule(int64_t seqlen,
-                                                            const MaskSlices& slices) const {
-  BURST_RETURN_IF_ERROR(CheckFullMask(kSlicesAreTheMask));
-  BURST_ASSIGN_OR_RETURN(TokenShard shard, Shard(options_.layout, seqlen));
-  return RingSchedule::Create(std::move(shard), Mask::Slices(slices), options_.ranks_per_node);
-}
-
-absl::StatusOr<RingSchedule> BurstAttention::SlicedSchedule(
-    const std::vector<std::vector<int32_t>>& positions, const MaskSlices& slices) const {
-  BURST_RETURN_IF_ERROR(CheckFullMask(kSlicesAreTheMask));
-  BURST_ASSIGN_OR_RETURN(TokenShard shard, Shard(positions));
-  return RingSchedule::Create(std::move(shard), Mask::Slices(slices), options_.ranks_per_node);
-}
-
-absl::StatusOr<RingSchedule> BurstAttention::CrossSchedule(int64_t q_seqlen, int64_t k_seqlen,
-                                                           std::optional<Layout> k_layout) const {
-  BURST_RETURN_IF_ERROR(CheckFullMask("cross-attention has no order between queries and keys"));
-  BURST_ASSIGN_OR_RETURN(TokenShard queries, Shard(options_.layout, q_seqlen));
-  BURST_ASSIGN_OR_RETURN(TokenShard keys, Shard(k_layout.value_or(options_.layout), k_seqlen));
-  return RingSchedule::Create(std::move(queries), std::move(keys), Mask::Full(),
-                              options_.ranks_per_node);
+  return Shard(BalancedPositions(mask, seqlen, ranks_->size(), group_.size));
 }
 
 absl::StatusOr<TokenShard> BurstAttention::Shard(Layout layout, int64_t seqlen) const {
-  return TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
-                            comm_ == nullptr ? 1 : comm_->world_size(), layout, seqlen, group_);
+  return TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(), ranks_->size(), layout, seqlen,
+                            group_);
 }
 
 absl::StatusOr<TokenShard> BurstAttention::Shard(
     const std::vector<std::vector<int32_t>>& positions) const {
-  return TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
-                            comm_ == nullptr ? 1 : comm_->world_size(), positions, group_);
-}
-
-absl::StatusOr<RingSchedule> BurstAttention::Schedule(
-    const std::vector<std::vector<int32_t>>& positions, const DocumentStarts& documents,
-    const Spans& spans) const {
-  BURST_ASSIGN_OR_RETURN(TokenShard shard, Shard(positions));
-  return RingSchedule::Create(std::move(shard), MaskOf(options_.mask, documents, spans),
-                              options_.ranks_per_node);
+  return TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(), ranks_->size(), positions,
+                            group_);
 }
 
 const AttentionKernels& BurstAttention::KernelsFor(const Tensor& q) const {

@@ -18,7 +18,7 @@
 //
 //   RunRanks(4, [](Communicator& comm) -> absl::Status {
 //     BURST_ASSIGN_OR_RETURN(auto attention, BurstAttention::Create({}, &comm));
-//     BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(seqlen));
+//     BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(seqlen, Mask::Causal()));
 //     // q, k, v: of this rank's tokens, schedule.shard().local_positions()
 //     BURST_RETURN_IF_ERROR(attention->Forward(schedule, q, k, v, &out, &lse));
 //     return attention->Backward(schedule, {q, k, v, out, lse, dout}, &dq, &dk, &dv);
@@ -40,6 +40,7 @@
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
 #include "burst/kernels/flash_attention.h"
+#include "burst/mask/mask.h"
 #include "burst/sequence/token_shard.h"
 #include "burst/tensor/tensor.h"
 
@@ -60,7 +61,6 @@ const char* Name(RingGradDType dtype);
 
 struct BurstAttentionOptions {
   Layout layout = Layout::kZigzag;
-  AttentionMask mask;
   double softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
   ScoreOptions scores;
   BackwardDirection backward = BackwardDirection::kAuto;
@@ -91,18 +91,8 @@ class BurstAttention : public SequenceParallelAttention {
       const RankGroup& group = {});
   ~BurstAttention() override;
 
-  absl::StatusOr<RingSchedule> Schedule(int64_t seqlen, const DocumentStarts& documents = {},
-                                        const Spans& spans = {}) const override;
-  absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
-                                        const DocumentStarts& documents = {},
-                                        const Spans& spans = {}) const override;
-  absl::StatusOr<RingSchedule> SlicedSchedule(int64_t seqlen,
-                                              const MaskSlices& slices) const override;
-  absl::StatusOr<RingSchedule> SlicedSchedule(const std::vector<std::vector<int32_t>>& positions,
-                                              const MaskSlices& slices) const override;
-  absl::StatusOr<RingSchedule> CrossSchedule(
-      int64_t q_seqlen, int64_t k_seqlen,
-      std::optional<Layout> k_layout = std::nullopt) const override;
+  absl::StatusOr<RingSchedule> Schedule(const Sequences& sequences,
+                                        const Mask& mask) const override;
 
   // Results are accumulated over rounds in SumDType(dtype). `saved` is what Forward was given and
   // gave: callers may as well put it together from those. InvalidArgument for a ring_grad_dtype
@@ -144,10 +134,9 @@ class BurstAttention : public SequenceParallelAttention {
   absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                            const Tensor& v) const;
   absl::Status CheckSaved(const Saved& saved) const;
-  absl::Status CheckFullMask(absl::string_view reason) const;
   absl::StatusOr<TokenShard> Shard(Layout layout, int64_t seqlen) const;
-  absl::StatusOr<TokenShard> BalancedShard(int64_t seqlen, const DocumentStarts& documents) const;
   absl::StatusOr<TokenShard> Shard(const std::vector<std::vector<int32_t>>& positions) const;
+  absl::StatusOr<TokenShard> QueryShard(const Sequences& sequences, const Mask& mask) const;
   Ring::Block ForSending(Ring::Block block, const std::vector<BlockRows>* rows) const;
   const AttentionKernels& KernelsFor(const Tensor& q) const;
   // Whether masks that are sparse in blocks are given to the kernels as such.

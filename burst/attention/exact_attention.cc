@@ -106,53 +106,34 @@ absl::StatusOr<std::unique_ptr<ExactAttention>> ExactAttention::Create(
     return absl::InvalidArgumentError(
         absl::StrCat("a chunk of ", options.chunk, " tokens of ", options.rows, " rows"));
   }
-  if (options.mask.window < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("window ", options.mask.window, " is negative"));
-  }
   if (!std::isfinite(options.softmax_scale)) {
     return absl::InvalidArgumentError("softmax_scale is not finite");
   }
   return std::unique_ptr<ExactAttention>(new ExactAttention(options, comm));
 }
 
-absl::StatusOr<RingSchedule> ExactAttention::Schedule(int64_t seqlen,
-                                                      const DocumentStarts& documents,
-                                                      const Spans& spans) const {
-  if (seqlen < 0 || seqlen > INT32_MAX || seqlen % options_.chunk != 0) {
+absl::StatusOr<RingSchedule> ExactAttention::Schedule(const Sequences& sequences,
+                                                      const Mask& mask) const {
+  if (sequences.keys.has_value()) {
+    return absl::UnimplementedError("exact attention is of one sequence");
+  }
+  if (mask.intervals() == nullptr) {
+    return absl::UnimplementedError("mask: must not be of slices in exact attention");
+  }
+  const int64_t seqlen = sequences.seqlen;
+  std::vector<std::vector<int32_t>> positions;
+  if (sequences.positions.has_value()) {
+    positions = *sequences.positions;
+  } else if (seqlen < 0 || seqlen > INT32_MAX || seqlen % options_.chunk != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("chunks of ", options_.chunk, " tokens do not divide ", seqlen));
+  } else {
+    BURST_RETURN_IF_ERROR(mask.CheckForSequence(seqlen));
+    positions = ChunkPositions(options_.layout, mask, seqlen, options_.chunk, ranks());
   }
-  const Mask mask =
-      Mask::SlidingWindow(options_.mask.window, options_.mask.causal).WithDocuments(documents);
-  BURST_RETURN_IF_ERROR(mask.CheckForSequence(seqlen));
-  return Schedule(ChunkPositions(options_.layout, mask, seqlen, options_.chunk, ranks()), documents,
-                  spans);
-}
-
-absl::StatusOr<RingSchedule> ExactAttention::Schedule(
-    const std::vector<std::vector<int32_t>>& positions, const DocumentStarts& documents,
-    const Spans& spans) const {
   BURST_ASSIGN_OR_RETURN(TokenShard shard, TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
                                                               ranks(), positions));
-  return RingSchedule::CreateInChunks(
-      std::move(shard), options_.chunk,
-      Mask::SlidingWindow(options_.mask.window, options_.mask.causal)
-          .WithDocuments(documents)
-          .WithSpans(spans));
-}
-
-absl::StatusOr<RingSchedule> ExactAttention::SlicedSchedule(int64_t, const MaskSlices&) const {
-  return absl::UnimplementedError("exact attention takes no slices");
-}
-
-absl::StatusOr<RingSchedule> ExactAttention::SlicedSchedule(
-    const std::vector<std::vector<int32_t>>&, const MaskSlices&) const {
-  return absl::UnimplementedError("exact attention takes no slices");
-}
-
-absl::StatusOr<RingSchedule> ExactAttention::CrossSchedule(int64_t, int64_t,
-                                                           std::optional<Layout>) const {
-  return absl::UnimplementedError("exact attention is of one sequence");
+  return RingSchedule::CreateInChunks(std::move(shard), options_.chunk, mask);
 }
 
 absl::Status ExactAttention::CheckInputs(const RingSchedule& schedule, const Tensor& q,

@@ -14,7 +14,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -27,9 +26,8 @@ namespace burst {
 
 struct ExactAttentionOptions {
   Layout layout = Layout::kZigzag;  // of whole chunks
-  AttentionMask mask;
-  double softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
-  int64_t chunk = 0;         // tokens; must divide the length of every sequence
+  double softmax_scale = 0;         // 0: 1 / sqrt(head_dim)
+  int64_t chunk = 0;                // tokens; must divide the length of every sequence
   // Batch rows that a call takes at a time, the last one fewer; more than one if a chunk is a whole
   // sequence.
   int64_t rows = 1;
@@ -44,21 +42,10 @@ class ExactAttention : public SequenceParallelAttention {
   static absl::StatusOr<std::unique_ptr<ExactAttention>> Create(
       const ExactAttentionOptions& options, Communicator* comm);
 
-  // InvalidArgument for a length that the chunk does not divide.
-  absl::StatusOr<RingSchedule> Schedule(int64_t seqlen, const DocumentStarts& documents = {},
-                                        const Spans& spans = {}) const override;
-  // InvalidArgument unless the positions of every rank are whole chunks.
-  absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
-                                        const DocumentStarts& documents = {},
-                                        const Spans& spans = {}) const override;
-  // Unimplemented, these three.
-  absl::StatusOr<RingSchedule> SlicedSchedule(int64_t seqlen,
-                                              const MaskSlices& slices) const override;
-  absl::StatusOr<RingSchedule> SlicedSchedule(const std::vector<std::vector<int32_t>>& positions,
-                                              const MaskSlices& slices) const override;
-  absl::StatusOr<RingSchedule> CrossSchedule(
-      int64_t q_seqlen, int64_t k_seqlen,
-      std::optional<Layout> k_layout = std::nullopt) const override;
+  // InvalidArgument also for a length that the chunk does not divide, and unless the positions of
+  // every rank are whole chunks. Unimplemented for slices and for two sequences.
+  absl::StatusOr<RingSchedule> Schedule(const Sequences& sequences,
+                                        const Mask& mask) const override;
 
   absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override;

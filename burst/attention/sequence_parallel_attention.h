@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,35 +16,48 @@
 #include "burst/attention/ring/schedule.h"
 #include "burst/attention/score_options.h"
 #include "burst/autograd/tape.h"
+#include "burst/mask/mask.h"
+#include "burst/sequence/token_shard.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
+
+// The sequences that attention is computed for, and how the ranks have their tokens.
+struct Sequences {
+  // One sequence of `seqlen` tokens (any number, also fewer than ranks) in the attention's layout.
+  Sequences(int64_t seqlen) : seqlen(seqlen) {}  // NOLINT: a length says it all
+  // One sequence that no layout describes: the global positions of every rank's tokens
+  // (TokenShard::Create).
+  Sequences(std::vector<std::vector<int32_t>> positions)  // NOLINT: likewise
+      : positions(std::move(positions)) {}
+  // Cross-attention: q is of one sequence, of `q_seqlen` tokens in the attention's layout, k and v
+  // of another, of `k_seqlen` tokens in `k_layout` (null: the same layout).
+  static Sequences Cross(int64_t q_seqlen, int64_t k_seqlen,
+                         std::optional<Layout> k_layout = std::nullopt) {
+    Sequences sequences(q_seqlen);
+    sequences.keys = Keys{k_seqlen, k_layout};
+    return sequences;
+  }
+
+  struct Keys {
+    int64_t seqlen = 0;
+    std::optional<Layout> layout;
+  };
+
+  int64_t seqlen = 0;
+  std::optional<std::vector<std::vector<int32_t>>> positions;  // in place of seqlen
+  std::optional<Keys> keys;                                    // of another sequence
+};
 
 class SequenceParallelAttention {
  public:
   virtual ~SequenceParallelAttention() = default;
 
-  // The schedule for sequences of `seqlen` tokens (any number, also fewer than ranks). Build it
-  // once and use it for every layer and step, or once for each batch of packed documents or spans.
-  virtual absl::StatusOr<RingSchedule> Schedule(int64_t seqlen,
-                                                const DocumentStarts& documents = {},
-                                                const Spans& spans = {}) const = 0;
-  // Schedules tokens that no layout describes: `positions` are the global positions of every rank's
-  // tokens (TokenShard::Create).
-  virtual absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
-                                                const DocumentStarts& documents = {},
-                                                const Spans& spans = {}) const = 0;
-  // A mask of any shape (slices.h), in place of the attention's, which must be full: neither causal
-  // nor a window. Else InvalidArgument.
-  virtual absl::StatusOr<RingSchedule> SlicedSchedule(int64_t seqlen,
-                                                      const MaskSlices& slices) const = 0;
-  virtual absl::StatusOr<RingSchedule> SlicedSchedule(
-      const std::vector<std::vector<int32_t>>& positions, const MaskSlices& slices) const = 0;
-  // Cross-attention: q is of one sequence, of `q_seqlen` tokens in the attention's layout, k and v
-  // of another, of `k_seqlen` in `k_layout` (null: the same layout). Every query sees every key.
-  // InvalidArgument unless the attention's mask is full.
-  virtual absl::StatusOr<RingSchedule> CrossSchedule(
-      int64_t q_seqlen, int64_t k_seqlen, std::optional<Layout> k_layout = std::nullopt) const = 0;
+  // The schedule for these sequences and this mask. Build it once and use it for every layer and
+  // step, or once for each batch of packed documents or spans. InvalidArgument for a mask that does
+  // not fit. No communication.
+  virtual absl::StatusOr<RingSchedule> Schedule(const Sequences& sequences,
+                                                const Mask& mask) const = 0;
 
   // The attention sinks of Forward from now on (FlashForwardParams::sinks), one for each head of q:
   // [num_heads] of SumDType(dtype of q), on its device; null: none.

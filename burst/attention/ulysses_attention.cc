@@ -67,33 +67,6 @@ absl::StatusOr<std::unique_ptr<UlyssesAttention>> UlyssesAttention::CreateOver(
   return attention;
 }
 
-absl::StatusOr<RingSchedule> UlyssesAttention::Schedule(int64_t seqlen,
-                                                        const DocumentStarts& documents,
-                                                        const Spans& spans) const {
-  return attention_->Schedule(seqlen, documents, spans);
-}
-
-absl::StatusOr<RingSchedule> UlyssesAttention::Schedule(
-    const std::vector<std::vector<int32_t>>& positions, const DocumentStarts& documents,
-    const Spans& spans) const {
-  return attention_->Schedule(positions, documents, spans);
-}
-
-absl::StatusOr<RingSchedule> UlyssesAttention::SlicedSchedule(int64_t seqlen,
-                                                              const MaskSlices& slices) const {
-  return attention_->SlicedSchedule(seqlen, slices);
-}
-
-absl::StatusOr<RingSchedule> UlyssesAttention::SlicedSchedule(
-    const std::vector<std::vector<int32_t>>& positions, const MaskSlices& slices) const {
-  return attention_->SlicedSchedule(positions, slices);
-}
-
-absl::StatusOr<RingSchedule> UlyssesAttention::CrossSchedule(int64_t q_seqlen, int64_t k_seqlen,
-                                                             std::optional<Layout> k_layout) const {
-  return attention_->CrossSchedule(q_seqlen, k_seqlen, k_layout);
-}
-
 absl::Status UlyssesAttention::CheckSchedule(const RingSchedule& schedule) const {
   const RankGroup& group = schedule.shard().group();
   if (group.size == group_->world_size() && group.group_rank == group_->rank()) {

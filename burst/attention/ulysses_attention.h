@@ -52,18 +52,10 @@ class UlyssesAttention : public SequenceParallelAttention {
   static absl::StatusOr<std::unique_ptr<UlyssesAttention>> CreateOver(
       const BurstAttentionOptions& options, int size, std::shared_ptr<AttentionRanks> ranks);
 
-  absl::StatusOr<RingSchedule> Schedule(int64_t seqlen, const DocumentStarts& documents = {},
-                                        const Spans& spans = {}) const override;
-  absl::StatusOr<RingSchedule> Schedule(const std::vector<std::vector<int32_t>>& positions,
-                                        const DocumentStarts& documents = {},
-                                        const Spans& spans = {}) const override;
-  absl::StatusOr<RingSchedule> SlicedSchedule(int64_t seqlen,
-                                              const MaskSlices& slices) const override;
-  absl::StatusOr<RingSchedule> SlicedSchedule(const std::vector<std::vector<int32_t>>& positions,
-                                              const MaskSlices& slices) const override;
-  absl::StatusOr<RingSchedule> CrossSchedule(
-      int64_t q_seqlen, int64_t k_seqlen,
-      std::optional<Layout> k_layout = std::nullopt) const override;
+  absl::StatusOr<RingSchedule> Schedule(const Sequences& sequences,
+                                        const Mask& mask) const override {
+    return attention_->Schedule(sequences, mask);
+  }
 
   // InvalidArgument unless CheckHeadsDivide. `saved` keeps what was received, so that Backward need
   // not exchange it again.

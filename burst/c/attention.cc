@@ -45,8 +45,6 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
   BURST_ASSIGN_OR_RETURN(options.backward, ParseBackwardDirection(Or(given.backward, "auto")));
   BURST_ASSIGN_OR_RETURN(options.ring_grad_dtype,
                          ParseRingGradDType(Or(given.ring_grad_dtype, "fp32")));
-  options.mask.causal = given.causal != 0;
-  options.mask.window = given.window;
   options.softmax_scale = given.softmax_scale;
   options.deterministic = given.deterministic != 0;
   options.ranks_per_node = given.ranks_per_node;
@@ -63,6 +61,7 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
   }
   auto attention = std::make_shared<Attention>(std::move(context));
   attention->comm = std::move(comm);
+  attention->mask = Mask::SlidingWindow(given.window, given.causal != 0);
   std::shared_ptr<AttentionRanks> ranks =
       attention->comm == nullptr ? nullptr : attention->comm->ranks;
   const bool alone = ranks == nullptr;
@@ -324,12 +323,13 @@ burst_code burst_schedule_create_with_spans(const burst_attention* attention, in
     BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(of.comm.get()));
     const burst::DocumentStarts in_rows = burst::c::Documents(documents, starts, positions);
     const burst::Spans given = burst::c::SpansOf(rows, spans, bounds);
+    const burst::Mask mask = of.mask.WithDocuments(in_rows).WithSpans(given);
     const int size = of.comm == nullptr ? 1 : of.comm->size;
     BURST_ASSIGN_OR_RETURN(
         burst::RingSchedule made,
         lengths == nullptr
-            ? of.attention->Schedule(seqlen, in_rows, given)
-            : of.attention->Schedule(burst::c::Documents(size, lengths, tokens), in_rows, given));
+            ? of.attention->Schedule(seqlen, mask)
+            : of.attention->Schedule(burst::c::Documents(size, lengths, tokens), mask));
     *schedule = burst::c::Wrap(*attention, std::move(made));
     return absl::OkStatus();
   });
@@ -345,8 +345,9 @@ burst_code burst_schedule_create_cross(const burst_attention* attention, int64_t
     if (k_layout != nullptr) {
       BURST_ASSIGN_OR_RETURN(layout, burst::ParseLayout(k_layout));
     }
-    BURST_ASSIGN_OR_RETURN(burst::RingSchedule made,
-                           of.attention->CrossSchedule(q_seqlen, k_seqlen, layout));
+    BURST_ASSIGN_OR_RETURN(
+        burst::RingSchedule made,
+        of.attention->Schedule(burst::Sequences::Cross(q_seqlen, k_seqlen, layout), of.mask));
     *schedule = burst::c::Wrap(*attention, std::move(made));
     return absl::OkStatus();
   });
@@ -361,11 +362,11 @@ burst_code burst_schedule_create_sliced(const burst_attention* attention, int64_
     BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(of.comm.get()));
     BURST_ASSIGN_OR_RETURN(const burst::MaskSlices given, burst::c::SlicesOf(rows, counts, slices));
     const int size = of.comm == nullptr ? 1 : of.comm->size;
-    BURST_ASSIGN_OR_RETURN(
-        burst::RingSchedule made,
-        lengths == nullptr
-            ? of.attention->SlicedSchedule(seqlen, given)
-            : of.attention->SlicedSchedule(burst::c::Documents(size, lengths, tokens), given));
+    BURST_ASSIGN_OR_RETURN(burst::RingSchedule made,
+                           lengths == nullptr
+                               ? of.attention->Schedule(seqlen, burst::Mask::Slices(given))
+                               : of.attention->Schedule(burst::c::Documents(size, lengths, tokens),
+                                                        burst::Mask::Slices(given)));
     *schedule = burst::c::Wrap(*attention, std::move(made));
     return absl::OkStatus();
   });

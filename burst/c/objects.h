@@ -151,6 +151,7 @@ struct Attention {
   const std::shared_ptr<Context> context;
   std::shared_ptr<Comm> comm;                            // null: one rank
   std::shared_ptr<SequenceParallelAttention> attention;  // null: its comm has finished
+  Mask mask = Mask::Full();
 };
 
 // InvalidArgument if burst_comm_finish was called.

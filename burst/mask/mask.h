@@ -35,12 +35,6 @@ struct IntervalMask {
   int64_t rows() const;
 };
 
-// The options' part of a mask.
-struct AttentionMask {
-  bool causal = true;
-  int64_t window = 0;
-};
-
 class Mask {
  public:
   static Mask Full();

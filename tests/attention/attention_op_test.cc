@@ -54,7 +54,8 @@ TEST(AttentionOpTest, StridedInputsAndLse) {
   const int64_t batch = 2, seqlen = 20;
   const Inputs inputs = RandomInputs(batch, seqlen, kHeads, kKvHeads, kHeadDim, DType::kFloat64, 8);
   const auto attention = *BurstAttention::Create({}, nullptr);
-  const auto schedule = std::make_shared<const RingSchedule>(*attention->Schedule(seqlen));
+  const auto schedule =
+      std::make_shared<const RingSchedule>(*attention->Schedule(seqlen, Mask::Causal()));
   const Tensor packed = Pack(inputs, schedule->shard().local_positions());
   Tape tape;
   const Variable q(Part(packed, 0), true), k(Part(packed, 1), true), v(Part(packed, 2), true);
@@ -63,7 +64,7 @@ TEST(AttentionOpTest, StridedInputsAndLse) {
   ASSERT_TRUE(
       tape.Backward({out, lse}, {inputs.dout.To(kTestDevice), inputs.dlse.To(kTestDevice)}).ok());
   ExpectClose({out.value(), lse.value(), q.grad(), k.grad(), v.grad()},
-              Reference(inputs, {true, 0}, {}, 1 / std::sqrt(8.0)), 1e-12);
+              Reference(inputs, {true, 0}, 1 / std::sqrt(8.0)), 1e-12);
 }
 
 // The packed op on several ranks: slices of one tensor in, slices of one gradient out.
@@ -71,7 +72,7 @@ TEST(AttentionOpTest, Packed) {
   const int64_t batch = 2, seqlen = 37;
   Inputs inputs = RandomInputs(batch, seqlen, kHeads, kKvHeads, kHeadDim, DType::kFloat64, 8);
   inputs.dlse = Tensor::ZerosLike(inputs.dlse);  // this op does not return lse
-  const AttentionResults expected = Reference(inputs, {true, 0}, {}, 1 / std::sqrt(8.0));
+  const AttentionResults expected = Reference(inputs, {true, 0}, 1 / std::sqrt(8.0));
   for (const auto& [strategy, ranks, group_size] :
        {std::tuple(Strategy::kBurst, 1, 1), std::tuple(Strategy::kBurst, 3, 1),
         std::tuple(Strategy::kRing, 3, 1), std::tuple(Strategy::kBurstUlysses, 4, 2),
@@ -87,7 +88,7 @@ TEST(AttentionOpTest, Packed) {
         [&, strategy = strategy, group_size = group_size](Communicator& comm) -> absl::Status {
           BURST_ASSIGN_OR_RETURN(const auto attention,
                                  CreateAttention(strategy, options, group_size, &comm));
-          BURST_ASSIGN_OR_RETURN(RingSchedule made, attention->Schedule(seqlen));
+          BURST_ASSIGN_OR_RETURN(RingSchedule made, attention->Schedule(seqlen, Mask::Causal()));
           const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
           const std::vector<int32_t>& positions = schedule->shard().local_positions();
           Tape tape;
@@ -180,20 +181,18 @@ TEST(AttentionSinksTest, OnAnyRanksAreThoseOfOne) {
   const int64_t seqlen = 37;
   const std::vector<double> sinks(std::begin(kSinks), std::end(kSinks));
   const Inputs inputs = RandomInputs(2, seqlen, kHeads, kKvHeads, kHeadDim, DType::kFloat64, 8);
-  for (const NamedMask& mask : kMasks) {
-    const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
-    const WithSinks expected = NaiveWithSinks(inputs, sinks, [&](int64_t b, int64_t i, int64_t j) {
-      return Visible(mask.mask, documents, b, i, j);
-    });
+  for (const NamedMask& named : kMasks) {
+    const IntervalMask mask = named.Of(seqlen);
+    const WithSinks expected = NaiveWithSinks(
+        inputs, sinks, [&](int64_t b, int64_t i, int64_t j) { return Visible(mask, b, i, j); });
     for (const auto& [strategy, ranks, group_size] :
          {std::tuple(Strategy::kSingle, 1, 1), std::tuple(Strategy::kBurst, 3, 1),
           std::tuple(Strategy::kRing, 3, 1), std::tuple(Strategy::kUlysses, 2, 1),
           std::tuple(Strategy::kBurstUlysses, 4, 2), std::tuple(Strategy::kBurstUlysses, 4, 4)}) {
       for (const Layout layout : kLayouts) {
-        SCOPED_TRACE(testing::Message() << mask.name << " " << Name(strategy) << " " << Name(layout)
-                                        << " ranks " << ranks);
+        SCOPED_TRACE(testing::Message() << named.name << " " << Name(strategy) << " "
+                                        << Name(layout) << " ranks " << ranks);
         BurstAttentionOptions options;
-        options.mask = mask.mask;
         options.layout = layout;
         if (strategy == Strategy::kBurst) options.backward = BackwardDirection::kBurst;
         const auto make = [&, strategy = strategy, group_size = group_size](Communicator& comm) {
@@ -201,7 +200,7 @@ TEST(AttentionSinksTest, OnAnyRanksAreThoseOfOne) {
         };
         ExpectClose(RunWithSinks(ranks, inputs, sinks, make,
                                  [&](const SequenceParallelAttention& attention) {
-                                   return attention.Schedule(seqlen, documents);
+                                   return attention.Schedule(seqlen, MaskOf(mask));
                                  }),
                     expected, 1e-12);
       }
@@ -219,14 +218,13 @@ TEST(AttentionSinksTest, CountOnceUnderSlices) {
       inputs, sinks, [&](int64_t b, int64_t i, int64_t j) { return Visible(slices, b, i, j); });
   for (int ranks : {1, 3}) {
     BurstAttentionOptions options;
-    options.mask.causal = false;
     ExpectClose(RunWithSinks(
                     ranks, inputs, sinks,
                     [&](Communicator& comm) {
                       return CreateAttention(Strategy::kBurst, options, 1, &comm);
                     },
                     [&](const SequenceParallelAttention& attention) {
-                      return attention.SlicedSchedule(seqlen, slices);
+                      return attention.Schedule(seqlen, Mask::Slices(slices));
                     }),
                 expected, 1e-12);
   }
@@ -249,7 +247,9 @@ TEST(AttentionSinksTest, OfExactAttention) {
             [&](Communicator& comm) -> absl::StatusOr<std::unique_ptr<SequenceParallelAttention>> {
               return ExactAttention::Create(options, &comm);
             },
-            [&](const SequenceParallelAttention& attention) { return attention.Schedule(seqlen); }),
+            [&](const SequenceParallelAttention& attention) {
+              return attention.Schedule(seqlen, Mask::Causal());
+            }),
         expected, 1e-11);
   }
 }
@@ -257,7 +257,7 @@ TEST(AttentionSinksTest, OfExactAttention) {
 TEST(AttentionSinksTest, ThatDoNotFitAreRefused) {
   const int64_t seqlen = 5;
   const auto attention = *BurstAttention::Create({}, nullptr);
-  const RingSchedule schedule = *attention->Schedule(seqlen);
+  const RingSchedule schedule = *attention->Schedule(seqlen, Mask::Causal());
   const Tensor q = Tensor::Zeros({1, seqlen, kHeads, kHeadDim}, DType::kFloat32, kTestDevice);
   Tensor out, lse;
   SequenceParallelAttention::Saved saved;

@@ -24,15 +24,17 @@
 namespace burst {
 namespace {
 
+IntervalMask Causal() { return {/*causal=*/true}; }
+
 constexpr BackwardDirection kDirections[] = {BackwardDirection::kBurst, BackwardDirection::kRing};
 
 // What one rank does; it writes its part of the results.
 absl::Status RunRank(Communicator& comm, const BurstAttentionOptions& options, const Inputs& inputs,
-                     const DocumentStarts& documents, const AttentionResults& results,
+                     const IntervalMask& mask, const AttentionResults& results,
                      BurstAttention::Stats* stats = nullptr) {
   BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
   BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
-                         attention->Schedule(inputs.q.dim(1), documents));
+                         attention->Schedule(inputs.q.dim(1), MaskOf(mask)));
   const std::vector<int32_t>& positions = schedule.shard().group_positions(comm.rank());
   BurstAttention::Saved saved;
   saved.q = TakeRows(inputs.q, positions);
@@ -56,12 +58,12 @@ absl::Status RunRank(Communicator& comm, const BurstAttentionOptions& options, c
 
 // Runs the ring over `world_size` ranks and puts its parts together. Traffic is summed over ranks.
 absl::Status RunRing(int world_size, const BurstAttentionOptions& options, const Inputs& inputs,
-                     const DocumentStarts& documents, AttentionResults* results,
+                     const IntervalMask& mask, AttentionResults* results,
                      RingTraffic* forward = nullptr, RingTraffic* backward = nullptr) {
   *results = EmptyResults(inputs);
   std::vector<BurstAttention::Stats> stats(world_size);
   BURST_RETURN_IF_ERROR(RunTestRanks(world_size, [&](Communicator& comm) {
-    return RunRank(comm, options, inputs, documents, *results, &stats[comm.rank()]);
+    return RunRank(comm, options, inputs, mask, *results, &stats[comm.rank()]);
   }));
   const auto add = [](const RingTraffic& from, RingTraffic* to) {
     if (to == nullptr) return;
@@ -89,10 +91,10 @@ TEST_P(BurstAttentionSweep, MatchesTheReference) {
   for (int64_t seqlen : CasesOrFew<int64_t>({1, 7, 129, 1000}, 3)) {
     const Inputs inputs =
         RandomInputs(1, seqlen, heads, kv_heads, head_dim, DType::kFloat32, seqlen);
-    for (const NamedMask& mask : kMasks) {
-      const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
+    for (const NamedMask& named : kMasks) {
+      const IntervalMask mask = named.Of(seqlen);
       const AttentionResults expected =
-          Reference(inputs, mask.mask, documents, 1 / std::sqrt(static_cast<double>(head_dim)));
+          Reference(inputs, mask, 1 / std::sqrt(static_cast<double>(head_dim)));
       for (int world_size : {1, 2, 3, 4, 8}) {
         for (Layout layout : kLayouts) {
           for (BackwardDirection direction : kDirections) {
@@ -101,14 +103,13 @@ TEST_P(BurstAttentionSweep, MatchesTheReference) {
               continue;  // one rank has no ring: layouts and directions are the same thing
             }
             SCOPED_TRACE(testing::Message()
-                         << "seqlen " << seqlen << " " << mask.name << " ranks " << world_size
+                         << "seqlen " << seqlen << " " << named.name << " ranks " << world_size
                          << " " << Name(layout) << " " << Name(direction));
             BurstAttentionOptions options;
             options.layout = layout;
-            options.mask = mask.mask;
             options.backward = direction;
             AttentionResults actual;
-            const absl::Status status = RunRing(world_size, options, inputs, documents, &actual);
+            const absl::Status status = RunRing(world_size, options, inputs, mask, &actual);
             ASSERT_TRUE(status.ok()) << status;
             ExpectClose(actual, expected, 1e-5);
           }
@@ -138,34 +139,31 @@ TEST(BurstAttentionTest, DoubleRing) {
   for (int64_t seqlen : {5, 129}) {
     const Inputs inputs =
         RandomInputs(1, seqlen, heads, kv_heads, head_dim, DType::kFloat64, seqlen);
-    for (const NamedMask& mask : kMasks) {
-      const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
-      const AttentionResults expected = Reference(inputs, mask.mask, documents, 0.25);
+    for (const NamedMask& named : kMasks) {
+      const IntervalMask mask = named.Of(seqlen);
+      const AttentionResults expected = Reference(inputs, mask, 0.25);
       for (const auto& [ranks, per_node] : {std::pair(4, 2), std::pair(6, 3), std::pair(6, 2),
                                             std::pair(8, 2), std::pair(8, 4), std::pair(3, 1)}) {
         for (Layout layout : kLayouts) {
           for (BackwardDirection direction : kDirections) {
-            SCOPED_TRACE(testing::Message() << "seqlen " << seqlen << " " << mask.name << " ranks "
+            SCOPED_TRACE(testing::Message() << "seqlen " << seqlen << " " << named.name << " ranks "
                                             << ranks << " a node " << per_node << " "
                                             << Name(layout) << " " << Name(direction));
             BurstAttentionOptions options;
             options.layout = layout;
-            options.mask = mask.mask;
             options.backward = direction;
             options.ranks_per_node = per_node;
             AttentionResults actual;
             RingTraffic forward, backward;
             const absl::Status status =
-                RunRing(ranks, options, inputs, documents, &actual, &forward, &backward);
+                RunRing(ranks, options, inputs, mask, &actual, &forward, &backward);
             ASSERT_TRUE(status.ok()) << status;
             ExpectClose(actual, expected, 1e-13 * seqlen);
-            const Mask of_documents =
-                Mask::SlidingWindow(mask.mask.window, mask.mask.causal).WithDocuments(documents);
             const TokenShard shard =
                 layout == Layout::kBalanced
-                    ? *TokenShard::Create(0, ranks, BalancedPositions(of_documents, seqlen, ranks))
+                    ? *TokenShard::Create(0, ranks, BalancedPositions(MaskOf(mask), seqlen, ranks))
                     : *TokenShard::Create(0, ranks, layout, seqlen);
-            const RingSchedule schedule = *RingSchedule::Create(shard, of_documents, per_node);
+            const RingSchedule schedule = *RingSchedule::Create(shard, MaskOf(mask), per_node);
             const RingRoute& keys = schedule.kv_route();
             const bool burst = direction == BackwardDirection::kBurst;
             const RingRoute& route = burst ? schedule.query_route() : keys;
@@ -188,19 +186,18 @@ TEST(BurstAttentionTest, DoubleRing) {
 TEST(BurstAttentionTest, DoublePrecisionAndBatchedDocuments) {
   const int64_t batch = 2, seqlen = 61;
   const Inputs inputs = RandomInputs(batch, seqlen, 4, 2, 24, DType::kFloat64, 5);
-  const DocumentStarts documents = {{0, 10, 11, 40}, {25}};
   BurstAttentionOptions options;
   options.softmax_scale = 0.37;
   for (bool causal : {false, true}) {
     for (int64_t window : {0, 9}) {
-      options.mask = {causal, window};
-      const AttentionResults expected = Reference(inputs, options.mask, documents, 0.37);
+      const IntervalMask mask = {causal, window, {{0, 10, 11, 40}, {25}}};
+      const AttentionResults expected = Reference(inputs, mask, 0.37);
       for (Layout layout : kLayouts) {
         for (BackwardDirection direction : kDirections) {
           options.layout = layout;
           options.backward = direction;
           AttentionResults actual;
-          ASSERT_TRUE(RunRing(4, options, inputs, documents, &actual).ok());
+          ASSERT_TRUE(RunRing(4, options, inputs, mask, &actual).ok());
           ExpectClose(actual, expected, 1e-13 * seqlen);
         }
       }
@@ -211,10 +208,10 @@ TEST(BurstAttentionTest, DoublePrecisionAndBatchedDocuments) {
 // Partial results and gradients in transit are float32: the error does not grow with the ring.
 TEST(BurstAttentionTest, ErrorDoesNotGrowWithTheRing) {
   const Inputs inputs = RandomInputs(1, 512, 2, 2, 64, DType::kFloat32, 9);
-  const AttentionResults expected = Reference(inputs, {true, 0}, {}, 0.125);
+  const AttentionResults expected = Reference(inputs, {true, 0}, 0.125);
   const auto error = [&](int world_size) {
     AttentionResults actual;
-    EXPECT_TRUE(RunRing(world_size, {}, inputs, {}, &actual).ok());
+    EXPECT_TRUE(RunRing(world_size, {}, inputs, Causal(), &actual).ok());
     return std::max({RelativeError(actual.dq, expected.dq), RelativeError(actual.dk, expected.dk),
                      RelativeError(actual.dv, expected.dv)});
   };
@@ -228,8 +225,8 @@ TEST(BurstAttentionTest, BitwiseEqualFromRunToRun) {
     BurstAttentionOptions options;
     options.backward = direction;
     AttentionResults first, second;
-    ASSERT_TRUE(RunRing(4, options, inputs, {}, &first).ok());
-    ASSERT_TRUE(RunRing(4, options, inputs, {}, &second).ok());
+    ASSERT_TRUE(RunRing(4, options, inputs, Causal(), &first).ok());
+    ASSERT_TRUE(RunRing(4, options, inputs, Causal(), &second).ok());
     ExpectBitwiseEqual(first, second);
   }
 }
@@ -237,7 +234,6 @@ TEST(BurstAttentionTest, BitwiseEqualFromRunToRun) {
 // NaN in the tokens of one document, whatever rank has them, changes no bit of another one's.
 TEST(BurstAttentionTest, NaNStaysInItsDocument) {
   constexpr int64_t kBegin = 90, kEnd = 201, kSeqlen = 333;
-  const DocumentStarts documents = {{0, kBegin, kEnd, 280}};
   const Inputs clean = RandomInputs(1, kSeqlen, 2, 1, 32, DType::kFloat32, 5);
   const auto other_rows = [&](const Tensor& t, int axis) {
     std::vector<float> values = t.Slice(axis, 0, kBegin).Contiguous().ToVector<float>();
@@ -247,15 +243,15 @@ TEST(BurstAttentionTest, NaNStaysInItsDocument) {
     return values;
   };
   for (bool causal : {true, false}) {
+    const IntervalMask mask = {causal, 0, {{0, kBegin, kEnd, 280}}};
     for (int world_size : {2, 3, 4}) {
       for (Layout layout : kLayouts) {
         for (BackwardDirection direction : kDirections) {
           BurstAttentionOptions options;
           options.layout = layout;
-          options.mask = {causal, 0};
           options.backward = direction;
           AttentionResults expected, actual;
-          ASSERT_TRUE(RunRing(world_size, options, clean, documents, &expected).ok());
+          ASSERT_TRUE(RunRing(world_size, options, clean, mask, &expected).ok());
           for (Tensor Inputs::*which : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::dout}) {
             SCOPED_TRACE(testing::Message() << causal << " ranks " << world_size << " "
                                             << Name(layout) << " " << Name(direction));
@@ -265,7 +261,7 @@ TEST(BurstAttentionTest, NaNStaysInItsDocument) {
             const Tensor nan = Tensor::Empty(bad.shape(), DType::kFloat32);
             nan.Fill(std::nan(""));
             bad.CopyFrom(nan);
-            ASSERT_TRUE(RunRing(world_size, options, inputs, documents, &actual).ok());
+            ASSERT_TRUE(RunRing(world_size, options, inputs, mask, &actual).ok());
             EXPECT_EQ(other_rows(actual.out, 1), other_rows(expected.out, 1));
             EXPECT_EQ(other_rows(actual.lse, 2), other_rows(expected.lse, 2));
             EXPECT_EQ(other_rows(actual.dq, 1), other_rows(expected.dq, 1));
@@ -295,13 +291,13 @@ TEST(BurstAttentionTest, BytesEqualTheFormulas) {
       const int64_t tokens = batch * seqlen / world_size;
       for (BackwardDirection direction : kDirections) {
         BurstAttentionOptions options;
-        options.mask = {false, 0};
         options.backward = direction;
         options.layout = Layout::kContiguous;
         options.ranks_per_node = per_node;
         AttentionResults results;
         RingTraffic forward, backward;
-        ASSERT_TRUE(RunRing(world_size, options, inputs, {}, &results, &forward, &backward).ok());
+        ASSERT_TRUE(
+            RunRing(world_size, options, inputs, /*mask=*/{}, &results, &forward, &backward).ok());
         EXPECT_EQ(forward.blocks.total().transfers, transfers);
         EXPECT_EQ(forward.blocks.total().bytes, transfers * tokens * 2 * hk * 4);
         EXPECT_EQ(forward.gradients.total().bytes, 0);
@@ -324,10 +320,8 @@ TEST(BurstAttentionTest, BytesEqualTheFormulas) {
 
 TEST(BurstAttentionTest, AutoTakesTheDirectionOfFewerBytes) {
   const absl::Status status = RunRanks(4, [](Communicator& comm) -> absl::Status {
-    BurstAttentionOptions options;
-    options.mask = {false, 0};
-    BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(1024));
+    BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create({}, &comm));
+    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(1024, Mask::Full()));
     // Multi-head: 3 Hq + 2 Z against 4 Hk. Grouped by two: 4 Hk is less.
     EXPECT_EQ(attention->Direction(schedule, 8, 8, 64, DType::kFloat32), BackwardDirection::kBurst);
     EXPECT_EQ(attention->Direction(schedule, 8, 4, 64, DType::kFloat32), BackwardDirection::kRing);
@@ -342,14 +336,14 @@ TEST(BurstAttentionTest, MaskedRoundsAreSkipped) {
   const Inputs inputs = RandomInputs(1, 128, 2, 2, 16, DType::kFloat32, 2);
   BurstAttentionOptions options;
   options.layout = Layout::kContiguous;
-  options.mask = {true, 16};
+  const IntervalMask mask = {/*causal=*/true, /*window=*/16};
   AttentionResults results;
   RingTraffic forward;
-  ASSERT_TRUE(RunRing(8, options, inputs, {}, &results, &forward).ok());
+  ASSERT_TRUE(RunRing(8, options, inputs, mask, &results, &forward).ok());
   EXPECT_EQ(forward.blocks.total().transfers, 7);
   EXPECT_EQ(forward.rounds_computed, 8 + 7);
   EXPECT_EQ(forward.rounds_skipped, 64 - 15);
-  ExpectClose(results, Reference(inputs, options.mask, {}, 0.25), 1e-5);
+  ExpectClose(results, Reference(inputs, mask, 0.25), 1e-5);
 }
 
 #ifdef BURST_TEST_CUDA
@@ -359,7 +353,6 @@ TEST(BurstAttentionTest, OverNccl) {
   if (most < 2) GTEST_SKIP() << "NCCL needs two GPUs";
   const int64_t seqlen = 1000;
   const Inputs inputs = RandomInputs(1, seqlen, 4, 2, 64, DType::kFloat32, 6);
-  const DocumentStarts documents = MixedDocuments(seqlen);
   for (int world_size = 2; world_size <= most; ++world_size) {
     struct Run {
       NamedMask mask;
@@ -372,7 +365,6 @@ TEST(BurstAttentionTest, OverNccl) {
         for (BackwardDirection direction : kDirections) {
           BurstAttentionOptions options;
           options.layout = layout;
-          options.mask = mask.mask;
           options.backward = direction;
           runs.push_back({mask, options, EmptyResults(inputs)});
           if (world_size != 4) continue;
@@ -383,8 +375,7 @@ TEST(BurstAttentionTest, OverNccl) {
     }
     const absl::Status status = RunCudaRanks(world_size, [&](Communicator& comm) -> absl::Status {
       for (const Run& run : runs) {
-        BURST_RETURN_IF_ERROR(RunRank(comm, run.options, inputs,
-                                      run.mask.packed ? documents : DocumentStarts(), run.results));
+        BURST_RETURN_IF_ERROR(RunRank(comm, run.options, inputs, run.mask.Of(seqlen), run.results));
       }
       return comm.Barrier();
     });
@@ -394,10 +385,7 @@ TEST(BurstAttentionTest, OverNccl) {
                    << run.mask.name << " ranks " << world_size << " " << Name(run.options.layout)
                    << " " << Name(run.options.backward) << " a node "
                    << run.options.ranks_per_node);
-      ExpectClose(
-          run.results,
-          Reference(inputs, run.mask.mask, run.mask.packed ? documents : DocumentStarts(), 0.125),
-          1e-5);
+      ExpectClose(run.results, Reference(inputs, run.mask.Of(seqlen), 0.125), 1e-5);
     }
   }
 }
@@ -439,7 +427,7 @@ void CheckOf16Bits(DType dtype) {
     AttentionResults actual;
     RingTraffic forward, backward;
     const absl::Status status =
-        RunRing(world_size, options, inputs, {}, &actual, &forward, &backward);
+        RunRing(world_size, options, inputs, Causal(), &actual, &forward, &backward);
     ASSERT_TRUE(status.ok()) << status;
     const bool burst = direction == BackwardDirection::kBurst;
     const int transfers = ring_grad_dtype == RingGradDType::kBf16 ? world_size - 1 : 0;
@@ -488,7 +476,8 @@ TEST(BurstAttentionTest, FewQueriesSeeTheLastBlock) {
     options.layout = Layout::kContiguous;
     options.backward = direction;
     AttentionResults actual;
-    const absl::Status status = RunRing(2, options, inputs, {{0, 290, 310}}, &actual);
+    const absl::Status status =
+        RunRing(2, options, inputs, {/*causal=*/true, /*window=*/0, {{0, 290, 310}}}, &actual);
     ASSERT_TRUE(status.ok()) << status;
     EXPECT_LE(RelativeError(actual.lse, expected.lse), 1e-5);
     no_worse(actual.out, naive.out, expected.out);
@@ -501,7 +490,7 @@ TEST(BurstAttentionTest, FewQueriesSeeTheLastBlock) {
 
 TEST(BurstAttentionTest, ErrorsAreClear) {
   const auto attention = *BurstAttention::Create({}, nullptr);
-  const RingSchedule schedule = *attention->Schedule(8);
+  const RingSchedule schedule = *attention->Schedule(8, Mask::Causal());
   const Inputs good = RandomInputs(1, 8, 4, 2, 8, DType::kFloat32, 1);
   const Inputs bad_heads = RandomInputs(1, 8, 4, 3, 8, DType::kFloat32, 1);
   const Inputs short_one = RandomInputs(1, 7, 4, 2, 8, DType::kFloat32, 1);
@@ -519,8 +508,7 @@ TEST(BurstAttentionTest, ErrorsAreClear) {
   EXPECT_NE(message(good.q, good.k, good.v).find("out must be"), std::string::npos);
 
   BurstAttentionOptions options;
-  options.mask.window = -1;
-  EXPECT_FALSE(BurstAttention::Create(options, nullptr).ok());
+  EXPECT_FALSE(attention->Schedule(8, Mask::SlidingWindow(-1)).ok());
   for (int per_node : {2, 5, -1}) {
     EXPECT_TRUE(RunTestRanks(3, [&, per_node = per_node](Communicator& comm) -> absl::Status {
                   BurstAttentionOptions options;
@@ -548,7 +536,7 @@ TEST(BurstAttentionTest, ErrorsAreClear) {
   const absl::Status refused = narrow->Forward(schedule, good.q, good.k, good.v, &out, &lse);
   EXPECT_NE(refused.message().find("ring_grad_dtype: bf16 is for bfloat16"), std::string::npos);
   EXPECT_FALSE(ParseRingGradDType("fp16").ok());
-  EXPECT_FALSE(attention->Schedule(-5).ok());
+  EXPECT_FALSE(attention->Schedule(-5, Mask::Causal()).ok());
   EXPECT_FALSE(ParseBackwardDirection("sideways").ok());
 }
 

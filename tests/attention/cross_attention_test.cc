@@ -60,12 +60,12 @@ struct Bytes {
   int64_t forward = 0, backward = 0;
 };
 
-void ExpectMatches(const How& how, const Inputs& inputs, Bytes* bytes = nullptr) {
+void ExpectMatches(const How& how, const Inputs& inputs, Bytes* bytes = nullptr,
+                   const MaskSlices& slices = {}) {
   SCOPED_TRACE(testing::Message() << how.Text() << ", " << inputs.q.dim(1) << " queries, "
                                   << inputs.k.dim(1) << " keys");
   BurstAttentionOptions options;
   options.layout = how.q_layout;
-  options.mask.causal = false;
   options.backward = how.backward;
   options.ranks_per_node = how.ranks_per_node;
   const AttentionResults actual = EmptyResults(inputs);
@@ -73,8 +73,10 @@ void ExpectMatches(const How& how, const Inputs& inputs, Bytes* bytes = nullptr)
   const absl::Status status = RunTestRanks(how.ranks, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention,
                            CreateAttention(how.strategy, options, how.group_size, &comm));
-    BURST_ASSIGN_OR_RETURN(RingSchedule made, attention->CrossSchedule(
-                                                  inputs.q.dim(1), inputs.k.dim(1), how.k_layout));
+    BURST_ASSIGN_OR_RETURN(
+        RingSchedule made,
+        attention->Schedule(Sequences::Cross(inputs.q.dim(1), inputs.k.dim(1), how.k_layout),
+                            slices.empty() ? Mask::Full() : Mask::Slices(slices)));
     const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
     const std::vector<int32_t>& queries = schedule->shard().local_positions();
     const std::vector<int32_t>& keys = schedule->key_shard().local_positions();
@@ -94,7 +96,10 @@ void ExpectMatches(const How& how, const Inputs& inputs, Bytes* bytes = nullptr)
     return absl::OkStatus();
   });
   ASSERT_TRUE(status.ok()) << status;
-  ExpectClose(actual, Reference(inputs, {false, 0}, {}, 1 / std::sqrt(double{kHeadDim})), 1e-12);
+  const AttentionResults expected = NaiveAttention(
+      inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, 1 / std::sqrt(double{kHeadDim}),
+      [&](int64_t b, int64_t i, int64_t j) { return slices.empty() || Visible(slices, b, i, j); });
+  ExpectClose(actual, expected, 1e-12);
   for (const auto& rank : sent) {
     if (bytes == nullptr) break;
     bytes->forward += rank.forward;
@@ -123,6 +128,20 @@ TEST(CrossAttentionTest, RingsOfEveryLayout) {
       }
     }
   }
+}
+
+// Which queries of the one sequence see which keys of the other, of any shape.
+TEST(CrossAttentionTest, SlicesOfTwoSequences) {
+  const MaskSlices slices = {{{0, 9, 0, 30, SliceKind::kFull},
+                              {3, 20, 5, 22, SliceKind::kCausal},
+                              {15, 20, 40, 41, SliceKind::kFull}}};
+  const Inputs inputs = CrossInputs(20, 41);
+  for (const BackwardDirection backward : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
+    How how{Strategy::kBurst, 3};
+    how.backward = backward;
+    ExpectMatches(how, inputs, nullptr, slices);
+  }
+  ExpectMatches({Strategy::kBurstUlysses, 4, 2}, inputs, nullptr, slices);
 }
 
 TEST(CrossAttentionTest, OtherStrategiesAndADoubleRing) {
@@ -156,13 +175,13 @@ TEST(CrossAttentionTest, BytesEqualTheFormulas) {
 }
 
 TEST(CrossAttentionTest, ErrorsNameWhatDoesNotFit) {
-  const auto masked = *BurstAttention::Create({}, nullptr);
-  EXPECT_TRUE(absl::StrContains(masked->CrossSchedule(4, 4).status().message(), "causal"));
-  BurstAttentionOptions options;
-  options.mask.causal = false;
-  const auto attention = *BurstAttention::Create(options, nullptr);
-  EXPECT_FALSE(attention->CrossSchedule(4, -1).ok());
-  const RingSchedule schedule = *attention->CrossSchedule(4, 6);
+  const auto attention = *BurstAttention::Create({}, nullptr);
+  const auto cross = [&](int64_t k_len, const Mask& mask) {
+    return attention->Schedule(Sequences::Cross(4, k_len), mask);
+  };
+  EXPECT_TRUE(absl::StrContains(cross(4, Mask::Causal()).status().message(), "causal"));
+  EXPECT_FALSE(cross(-1, Mask::Full()).ok());
+  const RingSchedule schedule = *cross(6, Mask::Full());
   const Inputs fits = CrossInputs(4, 6), other = CrossInputs(4, 5);
   Tensor out, lse;
   const auto forward = [&](const RingSchedule& of, const Inputs& inputs) {
@@ -171,7 +190,8 @@ TEST(CrossAttentionTest, ErrorsNameWhatDoesNotFit) {
   };
   EXPECT_TRUE(forward(schedule, fits).ok());
   EXPECT_TRUE(absl::StrContains(forward(schedule, other).message(), "6 keys"));
-  EXPECT_TRUE(absl::StrContains(forward(*attention->Schedule(4), fits).message(), "k has 6"));
+  EXPECT_TRUE(
+      absl::StrContains(forward(*attention->Schedule(4, Mask::Full()), fits).message(), "k has 6"));
 
   const auto shard = [](int rank, int ranks) {
     return *TokenShard::Create(rank, ranks, Layout::kZigzag, /*seqlen=*/8);

@@ -33,16 +33,15 @@ Inputs InputsOf(int64_t batch, int64_t head_dim, DType dtype, uint64_t seed) {
 }
 
 // The inputs' gradients are of numbers near 1, and dK and dV of a hundred or so of them.
-ExactAttentionOptions Options(const AttentionMask& mask, int64_t chunk, int64_t seqlen) {
+ExactAttentionOptions Options(int64_t chunk, int64_t seqlen) {
   ExactAttentionOptions options;
-  options.mask = mask;
   options.chunk = chunk;
   options.grid = ExactGrid::For(0x1p-34, seqlen / chunk);
   return options;
 }
 
 AttentionResults Attend(const Inputs& inputs, ExactAttentionOptions options, Layout layout,
-                        int ranks, const DocumentStarts& documents, const Spans& spans = {}) {
+                        int ranks, const IntervalMask& mask) {
   options.layout = layout;
   // What has 16 bits is compared in float32.
   const DType results_dtype = SumDType(inputs.q.dtype());
@@ -53,7 +52,7 @@ AttentionResults Attend(const Inputs& inputs, ExactAttentionOptions options, Lay
   const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention, ExactAttention::Create(options, &comm));
     BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
-                           attention->Schedule(inputs.q.dim(1), documents, spans));
+                           attention->Schedule(inputs.q.dim(1), MaskOf(mask)));
     const std::vector<int32_t>& positions = schedule.shard().local_positions();
     Tensor out, lse, dq, dk, dv;
     SequenceParallelAttention::Saved saved;
@@ -74,10 +73,11 @@ AttentionResults Attend(const Inputs& inputs, ExactAttentionOptions options, Lay
   return results;
 }
 
-// Two rows with documents of their own.
-DocumentStarts Documents(const NamedMask& mask, int64_t seqlen) {
-  if (!mask.packed) return {};
-  return {MixedDocuments(seqlen)[0], {0, 1, static_cast<int32_t>(seqlen / 2)}};
+// Packed masks have two rows with documents of their own.
+IntervalMask TwoRows(const NamedMask& named, int64_t seqlen) {
+  IntervalMask mask = named.Of(seqlen);
+  if (named.packed) mask.documents.push_back({0, 1, static_cast<int32_t>(seqlen / 2)});
+  return mask;
 }
 
 class ExactAttentionTest : public testing::TestWithParam<NamedMask> {};
@@ -89,12 +89,12 @@ INSTANTIATE_TEST_SUITE_P(Masks, ExactAttentionTest, testing::ValuesIn(kMasks),
 TEST_P(ExactAttentionTest, IsAttentionInDouble) {
   const int64_t head_dim = 8;
   const Inputs inputs = InputsOf(kBatch, head_dim, DType::kFloat64, 1);
-  const DocumentStarts documents = Documents(GetParam(), kSeqlen);
+  const IntervalMask mask = TwoRows(GetParam(), kSeqlen);
   const AttentionResults expected =
-      Reference(inputs, GetParam().mask, documents, 1 / std::sqrt(static_cast<double>(head_dim)));
+      Reference(inputs, mask, 1 / std::sqrt(static_cast<double>(head_dim)));
   for (const int ranks : {1, 3}) {
-    const AttentionResults actual = Attend(inputs, Options(GetParam().mask, kChunk, kSeqlen),
-                                           Layout::kZigzag, ranks, documents);
+    const AttentionResults actual =
+        Attend(inputs, Options(kChunk, kSeqlen), Layout::kZigzag, ranks, mask);
     ExpectClose({actual.out, actual.lse, actual.dq, expected.dk, expected.dv}, expected, 1e-12);
     ExpectClose(actual, expected, kSeqlen / kChunk * 0x1p-35);
   }
@@ -107,13 +107,13 @@ TEST_P(ExactAttentionTest, HasTheSameBitsOnAnyRanks) {
   for (const DType dtype : dtypes) {
     const int64_t head_dim = kTestDevice == DeviceType::kCuda ? 64 : 20;
     const Inputs inputs = InputsOf(kBatch, head_dim, dtype, 2);
-    const DocumentStarts documents = Documents(GetParam(), kSeqlen);
-    const ExactAttentionOptions options = Options(GetParam().mask, kChunk, kSeqlen);
-    const AttentionResults one = Attend(inputs, options, Layout::kContiguous, 1, documents);
+    const IntervalMask mask = TwoRows(GetParam(), kSeqlen);
+    const ExactAttentionOptions options = Options(kChunk, kSeqlen);
+    const AttentionResults one = Attend(inputs, options, Layout::kContiguous, 1, mask);
     for (const int ranks : {2, 3, 4, 8, 13}) {
       for (const Layout layout : kLayouts) {
         SCOPED_TRACE(absl::StrCat(Name(dtype), ", ", ranks, " ranks, ", Name(layout)));
-        ExpectBitwiseEqual(Attend(inputs, options, layout, ranks, documents), one);
+        ExpectBitwiseEqual(Attend(inputs, options, layout, ranks, mask), one);
       }
     }
   }
@@ -124,15 +124,15 @@ TEST_P(ExactAttentionTest, HasTheSameBitsInAnyBatch) {
   const DType dtype = kTestDevice == DeviceType::kCuda ? DType::kBFloat16 : DType::kFloat32;
   const int64_t head_dim = kTestDevice == DeviceType::kCuda ? 128 : 20;
   const Inputs inputs = InputsOf(kBatch, head_dim, dtype, 3);
-  const DocumentStarts documents = Documents(GetParam(), kSeqlen);
-  const ExactAttentionOptions options = Options(GetParam().mask, kChunk, kSeqlen);
-  const AttentionResults both = Attend(inputs, options, Layout::kZigzag, 2, documents);
+  const IntervalMask mask = TwoRows(GetParam(), kSeqlen);
+  const ExactAttentionOptions options = Options(kChunk, kSeqlen);
+  const AttentionResults both = Attend(inputs, options, Layout::kZigzag, 2, mask);
   for (int64_t row = 0; row < kBatch; ++row) {
     const auto of_row = [row](const Tensor& all) { return all.Slice(0, row, 1).Contiguous(); };
     const Inputs alone = {of_row(inputs.q), of_row(inputs.k), of_row(inputs.v), of_row(inputs.dout),
                           of_row(inputs.dlse)};
-    DocumentStarts own;
-    if (!documents.empty()) own = {documents[row]};
+    IntervalMask own = mask;
+    if (!mask.documents.empty()) own.documents = {mask.documents[row]};
     ExpectBitwiseEqual(
         Attend(alone, options, Layout::kStriped, 3, own),
         {of_row(both.out), of_row(both.lse), of_row(both.dq), of_row(both.dk), of_row(both.dv)});
@@ -142,33 +142,36 @@ TEST_P(ExactAttentionTest, HasTheSameBitsInAnyBatch) {
 // Chunks of whole sequences: two of three, and one.
 TEST_P(ExactAttentionTest, TakesSeveralSequencesAtATime) {
   const Inputs inputs = InputsOf(3, 8, DType::kFloat64, 5);
-  DocumentStarts documents = Documents(GetParam(), kSeqlen);
-  if (!documents.empty()) documents.push_back({0, 100});
-  ExactAttentionOptions options = Options(GetParam().mask, kSeqlen, kSeqlen);
-  const AttentionResults expected =
-      Reference(inputs, GetParam().mask, documents, 1 / std::sqrt(8.0));
-  const AttentionResults one = Attend(inputs, options, Layout::kZigzag, 1, documents);
+  IntervalMask mask = TwoRows(GetParam(), kSeqlen);
+  if (GetParam().packed) mask.documents.push_back({0, 100});
+  ExactAttentionOptions options = Options(kSeqlen, kSeqlen);
+  const AttentionResults expected = Reference(inputs, mask, 1 / std::sqrt(8.0));
+  const AttentionResults one = Attend(inputs, options, Layout::kZigzag, 1, mask);
   ExpectClose(one, expected, 1e-10);
   options.rows = 2;
-  ExpectClose(Attend(inputs, options, Layout::kZigzag, 1, documents), expected, 1e-10);
+  ExpectClose(Attend(inputs, options, Layout::kZigzag, 1, mask), expected, 1e-10);
   // A rank has all, the others have nothing.
-  ExpectBitwiseEqual(Attend(inputs, options, Layout::kZigzag, 3, documents),
-                     Attend(inputs, options, Layout::kZigzag, 1, documents));
+  ExpectBitwiseEqual(Attend(inputs, options, Layout::kZigzag, 3, mask),
+                     Attend(inputs, options, Layout::kZigzag, 1, mask));
 }
 
 TEST(ExactAttentionErrors, AreClear) {
   const auto contains = [](const absl::Status& status, const char* text) {
     return absl::StrContains(status.message(), text);
   };
-  ExactAttentionOptions options = Options({}, 16, 64);
+  ExactAttentionOptions options = Options(16, 64);
   options.chunk = 0;
   EXPECT_TRUE(contains(ExactAttention::Create(options, nullptr).status(), "chunk of 0"));
   options.chunk = 16;
   const auto attention = *ExactAttention::Create(options, nullptr);
-  EXPECT_TRUE(contains(attention->Schedule(40).status(), "chunks of 16 tokens do not divide 40"));
-  EXPECT_TRUE(contains(attention->Schedule({{0, 1, 2, 3, 4, 5, 6, 7}}).status(), "whole chunks"));
-  EXPECT_EQ(attention->SlicedSchedule(64, {}).status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(attention->CrossSchedule(64, 32).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_TRUE(contains(attention->Schedule(40, Mask::Causal()).status(),
+                       "chunks of 16 tokens do not divide 40"));
+  const std::vector<std::vector<int32_t>> eight = {{0, 1, 2, 3, 4, 5, 6, 7}};
+  EXPECT_TRUE(contains(attention->Schedule(eight, Mask::Causal()).status(), "whole chunks"));
+  EXPECT_EQ(attention->Schedule(64, Mask::Slices({{}})).status().code(),
+            absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(attention->Schedule(Sequences::Cross(64, 32), Mask::Full()).status().code(),
+            absl::StatusCode::kUnimplemented);
   // Schedules of one are not for the other.
   const auto ring = *BurstAttention::Create({}, nullptr);
   const Inputs inputs = RandomInputs(1, 32, 2, 2, 8, DType::kFloat32, 4);
@@ -178,12 +181,14 @@ TEST(ExactAttentionErrors, AreClear) {
     return of.Forward(schedule, on_device(inputs.q), on_device(inputs.k), on_device(inputs.v), &out,
                       &lse, nullptr);
   };
-  EXPECT_TRUE(contains(forward(*attention, *ring->Schedule(32)), "another attention"));
-  EXPECT_TRUE(contains(forward(*ring, *attention->Schedule(32)), "in chunks"));
-  EXPECT_TRUE(contains(forward(*attention, *attention->Schedule(48)), "48 tokens"));
+  EXPECT_TRUE(
+      contains(forward(*attention, *ring->Schedule(32, Mask::Causal())), "another attention"));
+  EXPECT_TRUE(contains(forward(*ring, *attention->Schedule(32, Mask::Causal())), "in chunks"));
+  EXPECT_TRUE(contains(forward(*attention, *attention->Schedule(48, Mask::Causal())), "48 tokens"));
   options.rows = 2;
   const auto two = *ExactAttention::Create(options, nullptr);
-  EXPECT_TRUE(contains(forward(*two, *two->Schedule(32)), "2 sequences of 16 tokens"));
+  EXPECT_TRUE(
+      contains(forward(*two, *two->Schedule(32, Mask::Causal())), "2 sequences of 16 tokens"));
 }
 
 }  // namespace

@@ -18,11 +18,11 @@ namespace burst {
 namespace {
 
 constexpr int64_t kHeads = 4, kKvHeads = 2, kHeadDim = 8;
-constexpr NamedMask kPageMasks[] = {{"full", {false, 0}, false},
-                                    {"causal", {true, 0}, false},
-                                    {"window", {true, 9}, false},
-                                    {"two-sided window", {false, 9}, false},
-                                    {"packed", {true, 0}, true}};
+constexpr NamedMask kPageMasks[] = {{"full", false, 0, false},
+                                    {"causal", true, 0, false},
+                                    {"window", true, 9, false},
+                                    {"two-sided window", false, 9, false},
+                                    {"packed", true, 0, true}};
 
 // Rows `positions` of one head of a global tensor [1, seqlen, heads, head_dim], and back: added.
 Matrix TakeHead(const Tensor& global, const std::vector<int32_t>& positions, int64_t head) {
@@ -42,8 +42,8 @@ void AddHead(const Matrix& matrix, const std::vector<int32_t>& positions, int64_
   }
 }
 
-AttentionResults RunThePage(int ranks, Layout layout, const AttentionMask& mask,
-                            const DocumentStarts& documents, const Inputs& inputs) {
+AttentionResults RunThePage(int ranks, Layout layout, const IntervalMask& mask,
+                            const Inputs& inputs) {
   const int64_t seqlen = inputs.q.dim(1);
   const AttentionResults results = EmptyResults(inputs);
   for (const Tensor& tensor : {results.out, results.dq, results.dk, results.dv}) tensor.Fill(0);
@@ -51,7 +51,7 @@ AttentionResults RunThePage(int ranks, Layout layout, const AttentionMask& mask,
   for (int rank = 0; rank < ranks; ++rank) {
     tokens.positions.push_back(LocalPositions(layout, seqlen, rank, ranks));
   }
-  tokens.sees = [&](int32_t q, int32_t k) { return Visible(mask, documents, /*b=*/0, q, k); };
+  tokens.sees = [&](int32_t q, int32_t k) { return Visible(mask, /*row=*/0, q, k); };
   const absl::Status status = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
     const std::vector<int32_t>& own = tokens.positions[comm.rank()];
     for (int64_t h = 0; h < kHeads; ++h) {
@@ -76,12 +76,12 @@ AttentionResults RunThePage(int ranks, Layout layout, const AttentionMask& mask,
 }
 
 AttentionResults RunBurstAttention(int ranks, const BurstAttentionOptions& options,
-                                   const DocumentStarts& documents, const Inputs& inputs) {
+                                   const IntervalMask& mask, const Inputs& inputs) {
   const AttentionResults results = EmptyResults(inputs);
   const absl::Status status = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
     BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
-                           attention->Schedule(inputs.q.dim(1), documents));
+                           attention->Schedule(inputs.q.dim(1), MaskOf(mask)));
     const std::vector<int32_t>& own = schedule.shard().local_positions();
     BurstAttention::Saved saved;
     saved.q = TakeRows(inputs.q, own);
@@ -107,21 +107,20 @@ TEST(RingOnOnePageTest, BurstAttentionComputesTheSame) {
   for (int64_t seqlen : {5, 61}) {
     const Inputs inputs =
         RandomInputs(/*batch=*/1, seqlen, kHeads, kKvHeads, kHeadDim, DType::kFloat64, seqlen);
-    for (const NamedMask& mask : kPageMasks) {
-      const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
+    for (const NamedMask& named : kPageMasks) {
+      const IntervalMask mask = named.Of(seqlen);
       for (int ranks : {1, 2, 3, 4, 8}) {
         for (Layout layout : kLayouts) {
-          const AttentionResults page = RunThePage(ranks, layout, mask.mask, documents, inputs);
+          const AttentionResults page = RunThePage(ranks, layout, mask, inputs);
           for (BackwardDirection direction :
                {BackwardDirection::kBurst, BackwardDirection::kRing}) {
             SCOPED_TRACE(testing::Message()
-                         << "seqlen " << seqlen << " " << mask.name << " ranks " << ranks << " "
+                         << "seqlen " << seqlen << " " << named.name << " ranks " << ranks << " "
                          << Name(layout) << " " << Name(direction));
             BurstAttentionOptions options;
             options.layout = layout;
-            options.mask = mask.mask;
             options.backward = direction;
-            ExpectClose(RunBurstAttention(ranks, options, documents, inputs), page, 1e-13);
+            ExpectClose(RunBurstAttention(ranks, options, mask, inputs), page, 1e-13);
           }
         }
       }

@@ -102,15 +102,12 @@ struct Part {
 };
 
 absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, int group_size,
-                     const Inputs& inputs, const DocumentStarts& documents,
-                     const MaskSlices& slices, const AttentionResults& results,
+                     const Inputs& inputs, const Mask& mask, const AttentionResults& results,
                      const std::vector<double>* largest, Communicator& comm) {
   BURST_ASSIGN_OR_RETURN(const auto attention,
                          CreateAttention(strategy, options, group_size, &comm));
   const int64_t seqlen = inputs.q.dim(1);
-  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
-                         slices.empty() ? attention->Schedule(seqlen, documents)
-                                        : attention->SlicedSchedule(seqlen, slices));
+  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(seqlen, mask));
   Part part = {schedule.shard().local_positions()};
   if (IsTensorParallel(strategy)) {
     part = {schedule.shard().group_positions(0), comm.rank(), comm.world_size()};
@@ -142,13 +139,11 @@ absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, in
 }
 
 AttentionResults RunRanksOf(Strategy strategy, const BurstAttentionOptions& options, int ranks,
-                            int group_size, const Inputs& inputs,
-                            const DocumentStarts& documents = {}, const MaskSlices& slices = {},
+                            int group_size, const Inputs& inputs, const Mask& mask,
                             const std::vector<double>* largest = nullptr) {
   const AttentionResults results = EmptyResults(inputs);
   const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) {
-    return RunRank(strategy, options, group_size, inputs, documents, slices, results, largest,
-                   comm);
+    return RunRank(strategy, options, group_size, inputs, mask, results, largest, comm);
   });
   EXPECT_TRUE(status.ok()) << status;
   return results;
@@ -172,27 +167,23 @@ TEST_P(ScoreOptionsTest, DoNotDependOnTheRanks) {
   constexpr int64_t kSeqlen = 61;
   for (int64_t kv_heads : {4, 2}) {
     const Inputs inputs = RandomInputs(2, kSeqlen, 4, kv_heads, 16, DType::kFloat64, 3);
-    for (const NamedMask& mask : kMasks) {
-      const DocumentStarts documents = mask.packed ? MixedDocuments(kSeqlen) : DocumentStarts();
-      // A window of which rings send the edges only.
-      const AttentionMask of_mask = {mask.mask.causal, mask.mask.window == 0 ? 0 : 9};
+    for (const NamedMask& named : kMasks) {
+      IntervalMask mask = named.Of(kSeqlen);
+      if (mask.window != 0) mask.window = 9;  // rings send the edges only
       BurstAttentionOptions options;
       options.softmax_scale = 0.25;
-      options.mask = of_mask;
       options.scores = GetParam().For(4);
-      const auto visible = [&](int64_t b, int64_t i, int64_t j) {
-        return Visible(of_mask, documents, b, i, j);
-      };
+      const auto visible = [&](int64_t b, int64_t i, int64_t j) { return Visible(mask, b, i, j); };
       const AttentionResults expected = Expected(inputs, options.scores, visible);
       const std::vector<double> largest = LargestScores(inputs, options.scores, visible);
       options.scores.max_logits = true;
       const auto check = [&](Strategy strategy, int ranks, int group_size) {
         SCOPED_TRACE(testing::Message()
-                     << mask.name << " " << kv_heads << " KV heads " << Name(strategy) << " "
+                     << named.name << " " << kv_heads << " KV heads " << Name(strategy) << " "
                      << Name(options.layout) << " " << ranks << " ranks in groups of " << group_size
                      << ", " << Name(options.backward));
         ExpectClose(
-            RunRanksOf(strategy, options, ranks, group_size, inputs, documents, {}, &largest),
+            RunRanksOf(strategy, options, ranks, group_size, inputs, MaskOf(mask), &largest),
             expected, Tolerance(kSeqlen));
       };
       for (Layout layout : kLayouts) {
@@ -220,7 +211,6 @@ TEST_P(ScoreOptionsTest, WithSlices) {
                               {256, 512, 384, 600, SliceKind::kFull}}};
   BurstAttentionOptions options;
   options.softmax_scale = 0.25;
-  options.mask = {/*causal=*/false, /*window=*/0};
   options.scores = GetParam().For(2);
   const AttentionResults expected =
       Expected(inputs, options.scores,
@@ -229,8 +219,8 @@ TEST_P(ScoreOptionsTest, WithSlices) {
     options.layout = layout;
     for (int ranks : {1, 2}) {
       SCOPED_TRACE(testing::Message() << Name(layout) << " " << ranks << " ranks");
-      ExpectClose(RunRanksOf(Strategy::kBurst, options, ranks, 1, inputs, {}, slices), expected,
-                  Tolerance(kSeqlen));
+      ExpectClose(RunRanksOf(Strategy::kBurst, options, ranks, 1, inputs, Mask::Slices(slices)),
+                  expected, Tolerance(kSeqlen));
     }
   }
 }
@@ -250,7 +240,7 @@ TEST(DropoutTest, CountsFromTheFirstRowAndHead) {
   BurstAttentionOptions options;
   options.scores.dropout = 0.4;
   const auto attention = *BurstAttention::Create(options, nullptr);
-  const RingSchedule schedule = *attention->Schedule(21);
+  const RingSchedule schedule = *attention->Schedule(21, Mask::Causal());
   struct Run {
     Tensor out, dq, dk, dv;
   };
@@ -311,8 +301,9 @@ TEST(ScoreOptionsErrorsTest, OptionsOutOfRange) {
 
 absl::Status RunOneRank(const BurstAttentionOptions& options, bool cross) {
   BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, nullptr));
-  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
-                         cross ? attention->CrossSchedule(8, 8) : attention->Schedule(8));
+  BURST_ASSIGN_OR_RETURN(
+      const RingSchedule schedule,
+      attention->Schedule(cross ? Sequences::Cross(8, 8) : Sequences(8), Mask::Full()));
   const Inputs inputs = RandomInputs(1, 8, 4, 4, 8, DType::kFloat32, 1);
   Tensor out, lse;
   return attention->Forward(schedule, inputs.q, inputs.k, inputs.v, &out, &lse);
@@ -320,7 +311,6 @@ absl::Status RunOneRank(const BurstAttentionOptions& options, bool cross) {
 
 TEST(ScoreOptionsErrorsTest, WhatDoesNotFitACall) {
   BurstAttentionOptions options;
-  options.mask = {/*causal=*/false, /*window=*/0};
   options.scores.alibi_slopes = AlibiSlopes(3);
   ExpectRefused(RunOneRank(options, false), "alibi_slopes: 3 slopes for 4 query heads");
   options.scores.alibi_slopes = AlibiSlopes(4);

@@ -15,6 +15,7 @@
 #include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/device.h"
 #include "burst/sequence/token_shard.h"
+#include "tests/mask/mask_definition.h"
 #include "tests/testing/attention_reference.h"
 #include "tests/testing/test_device.h"
 
@@ -98,59 +99,11 @@ inline AttentionResults EmptyResults(const Inputs& inputs) {
   return results;
 }
 
-// Whether q and k are in one span of row b, or of the only row.
-inline bool InOneSpan(const Spans& spans, int64_t b, int64_t q, int64_t k) {
-  if (spans.empty()) return false;
-  for (const Span& span : spans[spans.size() == 1 ? 0 : b]) {
-    if (span.begin <= std::min(q, k) && std::max(q, k) < span.end) return true;
-  }
-  return false;
-}
-
-// Whether a slice of row b, or of the only row, shows k to q.
-inline bool Visible(const MaskSlices& slices, int64_t b, int64_t q, int64_t k) {
-  for (const MaskSlice& s : slices[slices.size() == 1 ? 0 : b]) {
-    if (q < s.q_begin || q >= s.q_end || k < s.k_begin || k >= s.k_end) continue;
-    const bool causal = s.kind == SliceKind::kCausal || s.kind == SliceKind::kBand;
-    const bool inverse = s.kind == SliceKind::kInverseCausal || s.kind == SliceKind::kBand;
-    if (causal && k - s.k_end > q - s.q_end) continue;
-    if (inverse && k - s.k_begin < q - s.q_begin) continue;
-    return true;
-  }
-  return false;
-}
-
-inline bool Visible(const AttentionMask& mask, const DocumentStarts& documents, int64_t b,
-                    int64_t q, int64_t k) {
-  if (mask.causal && k > q) return false;
-  if (mask.window > 0 && std::abs(q - k) >= mask.window) return false;
-  if (!documents.empty()) {
-    for (int32_t start : documents[documents.size() == 1 ? 0 : b]) {
-      if ((q < start) != (k < start)) return false;
-    }
-  }
-  return true;
-}
-
-inline AttentionResults Reference(const Inputs& inputs, const AttentionMask& mask,
-                                  const DocumentStarts& documents, double softmax_scale,
-                                  const Spans& spans = {}) {
+inline AttentionResults Reference(const Inputs& inputs, const IntervalMask& mask,
+                                  double softmax_scale) {
   return NaiveAttention(inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, softmax_scale,
-                        [&](int64_t b, int64_t i, int64_t j) {
-                          return Visible(mask, documents, b, i, j) || InOneSpan(spans, b, i, j);
-                        });
+                        [&](int64_t b, int64_t i, int64_t j) { return Visible(mask, b, i, j); });
 }
-
-struct NamedMask {
-  const char* name;
-  AttentionMask mask;
-  bool packed;
-};
-
-inline constexpr NamedMask kMasks[] = {{"full", {false, 0}, false},
-                                       {"causal", {true, 0}, false},
-                                       {"window", {true, 100}, false},
-                                       {"packed", {true, 0}, true}};
 
 // Documents of mixed lengths, some of one token, some over rank boundaries.
 inline DocumentStarts MixedDocuments(int64_t seqlen) {
@@ -161,5 +114,21 @@ inline DocumentStarts MixedDocuments(int64_t seqlen) {
   }
   return {starts};
 }
+
+struct NamedMask {
+  const char* name;
+  bool causal;
+  int64_t window;
+  bool packed;
+
+  IntervalMask Of(int64_t seqlen) const {
+    return {causal, window, packed ? MixedDocuments(seqlen) : DocumentStarts()};
+  }
+};
+
+inline constexpr NamedMask kMasks[] = {{"full", false, 0, false},
+                                       {"causal", true, 0, false},
+                                       {"window", true, 100, false},
+                                       {"packed", true, 0, true}};
 
 }  // namespace burst

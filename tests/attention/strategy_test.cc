@@ -26,22 +26,13 @@
 namespace burst {
 namespace {
 
-using MakeSchedule =
-    std::function<absl::StatusOr<RingSchedule>(const SequenceParallelAttention&, int64_t seqlen)>;
-
-MakeSchedule Packed(const DocumentStarts& documents, const Spans& spans = {}) {
-  return [documents, spans](const SequenceParallelAttention& attention, int64_t seqlen) {
-    return attention.Schedule(seqlen, documents, spans);
-  };
-}
-
 // Forward and backward of one rank, which writes its part of the results.
 absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, int group_size,
-                     const Inputs& inputs, const MakeSchedule& make,
-                     const AttentionResults& results, Communicator& comm) {
+                     const Inputs& inputs, const Mask& mask, const AttentionResults& results,
+                     Communicator& comm) {
   BURST_ASSIGN_OR_RETURN(const auto attention,
                          CreateAttention(strategy, options, group_size, &comm));
-  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, make(*attention, inputs.q.dim(1)));
+  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(inputs.q.dim(1), mask));
   const std::vector<int32_t>& positions = schedule.shard().local_positions();
   SequenceParallelAttention::Saved saved;
   Tensor out, lse, dq, dk, dv;
@@ -60,19 +51,13 @@ absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, in
 }
 
 AttentionResults RunStrategy(Strategy strategy, const BurstAttentionOptions& options, int ranks,
-                             int group_size, const Inputs& inputs, const MakeSchedule& make) {
+                             int group_size, const Inputs& inputs, const Mask& mask) {
   const AttentionResults results = EmptyResults(inputs);
   const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) {
-    return RunRank(strategy, options, group_size, inputs, make, results, comm);
+    return RunRank(strategy, options, group_size, inputs, mask, results, comm);
   });
   EXPECT_TRUE(status.ok()) << status;
   return results;
-}
-
-AttentionResults RunStrategy(Strategy strategy, const BurstAttentionOptions& options, int ranks,
-                             int group_size, const Inputs& inputs, const DocumentStarts& documents,
-                             const Spans& spans = {}) {
-  return RunStrategy(strategy, options, ranks, group_size, inputs, Packed(documents, spans));
 }
 
 class StrategySweep : public testing::TestWithParam<std::pair<int, int>> {};  // heads, kv heads
@@ -84,18 +69,17 @@ TEST_P(StrategySweep, MatchesTheReference) {
   for (int64_t seqlen : {1, 7, 129}) {
     const Inputs inputs =
         RandomInputs(1, seqlen, heads, kv_heads, head_dim, DType::kFloat32, seqlen);
-    for (const NamedMask& mask : kMasks) {
-      const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
-      const AttentionResults expected = Reference(inputs, mask.mask, documents, 0.25);
+    for (const NamedMask& named : kMasks) {
+      const IntervalMask mask = named.Of(seqlen);
+      const AttentionResults expected = Reference(inputs, mask, 0.25);
       const auto check = [&](Strategy strategy, Layout layout, int ranks, int group_size) {
         SCOPED_TRACE(testing::Message()
-                     << "seqlen " << seqlen << " " << mask.name << " " << Name(strategy) << " "
+                     << "seqlen " << seqlen << " " << named.name << " " << Name(strategy) << " "
                      << Name(layout) << " ranks " << ranks << " groups of " << group_size);
         BurstAttentionOptions options;
         options.layout = layout;
-        options.mask = mask.mask;
-        ExpectClose(RunStrategy(strategy, options, ranks, group_size, inputs, documents), expected,
-                    1e-5);
+        ExpectClose(RunStrategy(strategy, options, ranks, group_size, inputs, MaskOf(mask)),
+                    expected, 1e-5);
       };
       check(Strategy::kSingle, Layout::kZigzag, 1, 1);
       for (Layout layout : kLayouts) {
@@ -126,22 +110,21 @@ INSTANTIATE_TEST_SUITE_P(Heads, StrategySweep,
 TEST(StrategyTest, DoubleRing) {
   const int64_t seqlen = 61;
   const Inputs inputs = RandomInputs(1, seqlen, 4, 2, 16, DType::kFloat64, 7);
-  for (const NamedMask& mask : kMasks) {
-    const DocumentStarts documents = mask.packed ? MixedDocuments(seqlen) : DocumentStarts();
-    const AttentionResults expected = Reference(inputs, mask.mask, documents, 0.25);
+  for (const NamedMask& named : kMasks) {
+    const IntervalMask mask = named.Of(seqlen);
+    const AttentionResults expected = Reference(inputs, mask, 0.25);
     for (Layout layout : kLayouts) {
       for (BackwardDirection direction : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
         BurstAttentionOptions options;
         options.layout = layout;
-        options.mask = mask.mask;
         options.backward = direction;
         options.ranks_per_node = 4;
-        ExpectClose(RunStrategy(Strategy::kBurstUlysses, options, 8, 2, inputs, documents),
+        ExpectClose(RunStrategy(Strategy::kBurstUlysses, options, 8, 2, inputs, MaskOf(mask)),
                     expected, 1e-13 * seqlen);
         options.ranks_per_node = 2;
-        ExpectClose(RunStrategy(Strategy::kBurstUlysses, options, 4, 2, inputs, documents),
+        ExpectClose(RunStrategy(Strategy::kBurstUlysses, options, 4, 2, inputs, MaskOf(mask)),
                     expected, 1e-13 * seqlen);
-        ExpectClose(RunStrategy(Strategy::kBurst, options, 4, 1, inputs, documents), expected,
+        ExpectClose(RunStrategy(Strategy::kBurst, options, 4, 1, inputs, MaskOf(mask)), expected,
                     1e-13 * seqlen);
       }
     }
@@ -153,18 +136,17 @@ TEST(StrategyTest, DoubleRing) {
 TEST(StrategyTest, DoublePrecisionAndBatchedDocuments) {
   const int64_t batch = 2, seqlen = 61;
   const Inputs inputs = RandomInputs(batch, seqlen, 6, 3, 24, DType::kFloat64, 5);
-  const DocumentStarts documents = {{0, 10, 11, 40}, {25}};
   BurstAttentionOptions options;
   options.softmax_scale = 0.37;
   for (bool causal : {false, true}) {
-    options.mask = {causal, /*window=*/9};
-    const AttentionResults expected = Reference(inputs, options.mask, documents, 0.37);
+    const IntervalMask mask = {causal, /*window=*/9, {{0, 10, 11, 40}, {25}}};
+    const AttentionResults expected = Reference(inputs, mask, 0.37);
     for (Layout layout : kLayouts) {
       for (BackwardDirection direction : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
         options.layout = layout;
         options.backward = direction;
         const AttentionResults actual = RunStrategy(Strategy::kBurstUlysses, options, /*ranks=*/6,
-                                                    /*group_size=*/3, inputs, documents);
+                                                    /*group_size=*/3, inputs, MaskOf(mask));
         ExpectClose(actual, expected, 1e-13 * seqlen);
       }
     }
@@ -180,29 +162,24 @@ TEST(StrategyTest, SpansAreSeenWhole) {
   for (int32_t begin = 0; begin < seqlen; begin += 40) {
     blocks[0].push_back({begin, std::min<int32_t>(begin + 40, seqlen)});
   }
-  const struct {
-    AttentionMask mask;
-    DocumentStarts documents;
-    Spans spans;
-  } cases[] = {{{true, 0}, {}, {{{3, 20}, {20, 21}, {90, 149}}, {{60, 140}}}},
-               {{true, 0}, {{0, 50}, {130}}, {{{0, 30}, {50, 70}}, {{0, 100}, {140, 150}}}},
-               {{true, 0}, {}, blocks},
-               {{true, 25}, {{0, 50, 100}}, {{{10, 45}}, {}}},
-               {{false, 9}, {}, {{{70, 120}}}}};
-  for (const auto& c : cases) {
-    const AttentionResults expected = Reference(inputs, c.mask, c.documents, 0.25, c.spans);
+  const IntervalMask masks[] = {
+      {true, 0, {}, {{{3, 20}, {20, 21}, {90, 149}}, {{60, 140}}}},
+      {true, 0, {{0, 50}, {130}}, {{{0, 30}, {50, 70}}, {{0, 100}, {140, 150}}}},
+      {true, 0, {}, blocks},
+      {true, 25, {{0, 50, 100}}, {{{10, 45}}, {}}},
+      {false, 9, {}, {{{70, 120}}}}};
+  for (const IntervalMask& mask : masks) {
+    const AttentionResults expected = Reference(inputs, mask, 0.25);
     for (const Layout layout : kLayouts) {
       for (BackwardDirection direction : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
         BurstAttentionOptions options;
-        options.mask = c.mask;
         options.layout = layout;
         const auto check = [&](Strategy strategy, int ranks, int group_size) {
           options.backward = HasDirections(strategy) ? direction : BackwardDirection::kAuto;
-          SCOPED_TRACE(testing::Message() << "case " << &c - cases << " " << Name(strategy) << " "
-                                          << Name(layout) << " ranks " << ranks);
-          ExpectClose(
-              RunStrategy(strategy, options, ranks, group_size, inputs, c.documents, c.spans),
-              expected, 1e-13 * seqlen);
+          SCOPED_TRACE(testing::Message() << "case " << &mask - masks << " " << Name(strategy)
+                                          << " " << Name(layout) << " ranks " << ranks);
+          ExpectClose(RunStrategy(strategy, options, ranks, group_size, inputs, MaskOf(mask)),
+                      expected, 1e-13 * seqlen);
         };
         check(Strategy::kSingle, 1, 1);
         check(Strategy::kBurst, 3, 1);
@@ -244,17 +221,13 @@ TEST(StrategyTest, SlicesAreTheMask) {
     for (const Layout layout : kLayouts) {
       for (BackwardDirection direction : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
         BurstAttentionOptions options;
-        options.mask.causal = false;
         options.layout = layout;
         const auto check = [&](Strategy strategy, int ranks, int group_size) {
           options.backward = HasDirections(strategy) ? direction : BackwardDirection::kAuto;
           SCOPED_TRACE(testing::Message() << "case " << &slices - cases << " " << Name(strategy)
                                           << " " << Name(layout) << " ranks " << ranks);
           const AttentionResults actual =
-              RunStrategy(strategy, options, ranks, group_size, inputs,
-                          [&](const SequenceParallelAttention& attention, int64_t length) {
-                            return attention.SlicedSchedule(length, slices);
-                          });
+              RunStrategy(strategy, options, ranks, group_size, inputs, Mask::Slices(slices));
           ExpectClose(actual, expected, 1e-13 * seqlen);
         };
         check(Strategy::kSingle, 1, 1);
@@ -293,23 +266,18 @@ TEST(StrategyTest, SparseBlocks) {
                        [&](int64_t b, int64_t i, int64_t j) { return Visible(slices, b, i, j); });
     for (const Layout layout : kLayouts) {
       BurstAttentionOptions options;
-      options.mask.causal = false;
       options.layout = layout;
-      int lists = 0;
       const auto check = [&](Strategy strategy, int ranks, int group_size) {
         SCOPED_TRACE(testing::Message() << "case " << &slices - cases << " " << Name(strategy)
                                         << " " << Name(layout) << " ranks " << ranks);
         const AttentionResults actual =
-            RunStrategy(strategy, options, ranks, group_size, inputs,
-                        [&](const SequenceParallelAttention& attention, int64_t length) {
-                          auto schedule = attention.SlicedSchedule(length, slices);
-                          if (ranks == 1) lists += !schedule->for_keys_of(0).blocks.none();
-                          return schedule;
-                        });
+            RunStrategy(strategy, options, ranks, group_size, inputs, Mask::Slices(slices));
         ExpectClose(actual, expected, 1e-13 * seqlen);
       };
       check(Strategy::kSingle, 1, 1);
-      EXPECT_EQ(lists, &slices - cases == 2 ? 0 : 1);
+      const RingSchedule alone =
+          *RingSchedule::Create(*TokenShard::Create(0, 1, layout, seqlen), Mask::Slices(slices));
+      EXPECT_EQ(alone.for_keys_of(0).blocks.none(), &slices - cases == 2);
       for (BackwardDirection direction : {BackwardDirection::kBurst, BackwardDirection::kRing}) {
         options.backward = direction;
         check(Strategy::kBurst, 3, 1);
@@ -325,36 +293,20 @@ TEST(StrategyTest, SparseBlocks) {
 
 TEST(StrategyTest, SlicesOfOneCallHaveTheBitsOfThatMask) {
   const Inputs inputs = RandomInputs(1, 333, 4, 2, 32, DType::kFloat32, 9);
-  BurstAttentionOptions causal, full;
-  full.mask.causal = false;
+  const Mask slice = Mask::Slices({{{0, 333, 0, 333, SliceKind::kCausal}}});
   for (const int ranks : {1, 3}) {
-    const AttentionResults expected =
-        RunStrategy(Strategy::kBurst, causal, ranks, 1, inputs, DocumentStarts());
-    const AttentionResults actual =
-        RunStrategy(Strategy::kBurst, full, ranks, 1, inputs,
-                    [](const SequenceParallelAttention& attention, int64_t seqlen) {
-                      const auto n = static_cast<int32_t>(seqlen);
-                      return attention.SlicedSchedule(seqlen, {{{0, n, 0, n, SliceKind::kCausal}}});
-                    });
-    ExpectBitwiseEqual(actual, expected);
+    ExpectBitwiseEqual(RunStrategy(Strategy::kBurst, {}, ranks, 1, inputs, slice),
+                       RunStrategy(Strategy::kBurst, {}, ranks, 1, inputs, Mask::Causal()));
   }
-}
-
-TEST(StrategyTest, SlicesBesideAnotherMaskAreRefused) {
-  const auto attention = CreateAttention(Strategy::kSingle, BurstAttentionOptions(), 1, nullptr);
-  ASSERT_TRUE(attention.ok());
-  const absl::Status status = (*attention)->SlicedSchedule(8, {{{0, 8, 0, 8}}}).status();
-  EXPECT_EQ(status.message(),
-            "slices are the whole mask: mask must be neither causal nor a window");
 }
 
 TEST(StrategyTest, BitwiseEqualFromRunToRun) {
   const Inputs inputs = RandomInputs(1, 333, 4, 2, 32, DType::kFloat32, 3);
   for (int group_size : {2, 4}) {
     const AttentionResults a =
-        RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, DocumentStarts());
+        RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, Mask::Causal());
     const AttentionResults b =
-        RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, DocumentStarts());
+        RunStrategy(Strategy::kBurstUlysses, {}, 4, group_size, inputs, Mask::Causal());
     ExpectBitwiseEqual(a, b);
   }
 }
@@ -375,11 +327,11 @@ TEST(StrategyTest, BytesEqualTheFormulas) {
       const int64_t qkv = head_dim * (heads + 2 * replicated), out = head_dim * heads;
       const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
         BurstAttentionOptions options;
-        options.mask.causal = false;
         options.backward = BackwardDirection::kRing;
         BURST_ASSIGN_OR_RETURN(const auto attention,
                                UlyssesAttention::Create(options, size, &comm));
-        BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(seqlen));
+        BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+                               attention->Schedule(seqlen, Mask::Full()));
         const auto take = [&](const Tensor& global) {
           return TakeRows(global, schedule.shard().local_positions());
         };
@@ -416,14 +368,12 @@ TEST(StrategyTest, OverNccl) {
   if (CudaDeviceCount() < 2) GTEST_SKIP() << "NCCL needs two GPUs";
   const int64_t seqlen = 1000;
   const Inputs inputs = RandomInputs(1, seqlen, 4, 2, 64, DType::kFloat32, 6);
-  const DocumentStarts documents = MixedDocuments(seqlen);
-  for (const NamedMask& mask : kMasks) {
-    const DocumentStarts& starts = mask.packed ? documents : DocumentStarts();
-    const AttentionResults expected = Reference(inputs, mask.mask, starts, 0.125);
+  for (const NamedMask& named : kMasks) {
+    const IntervalMask mask = named.Of(seqlen);
+    const AttentionResults expected = Reference(inputs, mask, 0.125);
     for (Layout layout : kLayouts) {
       BurstAttentionOptions options;
       options.layout = layout;
-      options.mask = mask.mask;
       std::vector<AttentionResults> results;
       for (int size = 1; size <= ranks; size *= 2) results.push_back(EmptyResults(inputs));
       const absl::Status status = RunCudaRanks(ranks, [&](Communicator& comm) -> absl::Status {
@@ -432,14 +382,14 @@ TEST(StrategyTest, OverNccl) {
           BurstAttentionOptions of_size = options;  // two nodes, where that leaves a ring
           if (size < ranks) of_size.ranks_per_node = ranks / 2;
           BURST_RETURN_IF_ERROR(RunRank(Strategy::kBurstUlysses, of_size, size, inputs,
-                                        Packed(starts), results[i], comm));
+                                        MaskOf(mask), results[i], comm));
         }
         return comm.Barrier();
       });
       ASSERT_TRUE(status.ok()) << status;
       for (size_t i = 0; i < results.size(); ++i) {
         SCOPED_TRACE(testing::Message()
-                     << mask.name << " " << Name(layout) << " groups of " << (1 << i));
+                     << named.name << " " << Name(layout) << " groups of " << (1 << i));
         ExpectClose(results[i], expected, 1e-5);
       }
     }
@@ -497,7 +447,7 @@ TEST(StrategyTest, ErrorsAreClear) {
   // What only shows with the tensors at hand: heads, tokens, and another strategy's schedule.
   const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention, UlyssesAttention::Create({}, 2, &comm));
-    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(8));
+    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(8, Mask::Causal()));
     const auto forward = [&](const RingSchedule& schedule, int64_t length, int64_t heads) {
       const Tensor x = Tensor::Zeros({1, length, heads, 8}, DType::kFloat32, kTestDevice);
       Tensor out;
@@ -536,7 +486,8 @@ TEST(SharedRanks, ServeAttentionsOfDifferentOptions) {
         BURST_ASSIGN_OR_RETURN(const auto attention,
                                shares ? CreateAttentionOver(strategy, options, 2, ranks)
                                       : CreateAttention(strategy, options, 2, &comm));
-        BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(16));
+        BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+                               attention->Schedule(16, Mask::Causal()));
         Tensor x = Tensor::Empty({1, 4, 4, 8}, DType::kFloat32);
         for (int64_t i = 0; i < x.numel(); ++i) {
           x.data<float>()[i] = static_cast<float>((i * 7 + comm.rank()) % 11) / 11;

@@ -54,9 +54,9 @@ absl::StatusOr<double> LossAfterTraining(Layout layout, int64_t window, int step
   const absl::Status status = RunRanks(kRanks, [&](Communicator& comm) -> absl::Status {
     BurstAttentionOptions options;
     options.layout = layout;
-    options.mask = {/*causal=*/true, window};
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-    BURST_ASSIGN_OR_RETURN(RingSchedule ring, attention->Schedule(kSeqlen));
+    BURST_ASSIGN_OR_RETURN(RingSchedule ring,
+                           attention->Schedule(kSeqlen, Mask::SlidingWindow(window)));
     const auto schedule = std::make_shared<const RingSchedule>(std::move(ring));
     BURST_ASSIGN_OR_RETURN(const auto model, Transformer::Create(config, DType::kFloat32, 1));
     ParameterList& parameters = model->parameters();

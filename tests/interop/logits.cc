@@ -43,10 +43,9 @@ absl::Status WriteLogits(const std::string& directory, const std::string& tokens
     for (size_t t = 0; t < row.size(); ++t) positions.push_back(static_cast<int32_t>(t));
   }
   const Shape shape = {static_cast<int64_t>(rows.size()), static_cast<int64_t>(rows[0].size())};
-  BurstAttentionOptions options;
-  options.mask.window = pretrained.window;
-  BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, nullptr));
-  BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(shape[1]));
+  BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create({}, nullptr));
+  BURST_ASSIGN_OR_RETURN(RingSchedule schedule,
+                         attention->Schedule(shape[1], Mask::SlidingWindow(pretrained.window)));
   const SequenceBatch batch = {Tensor::FromVector(tokens, shape, device),
                                Tensor::FromVector(positions, shape, device), Tensor(),
                                std::make_shared<RingSchedule>(std::move(schedule))};

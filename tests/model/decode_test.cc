@@ -122,10 +122,10 @@ void ExpectSharedCache(const ModelConfig& config, Layout layout, int ranks, int6
   const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
     BurstAttentionOptions options;
     options.layout = layout;
-    options.mask.window = window;
     options.scores.softcap = config.attention_softcap;
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-    BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(prompt));
+    BURST_ASSIGN_OR_RETURN(RingSchedule schedule,
+                           attention->Schedule(prompt, Mask::SlidingWindow(window)));
     const auto own = MakeModel(config);
     KvCache cache(config, text.batch, DType::kFloat64, window, kTestDevice, &comm);
     const SequenceBatch batch = Cut(beginning, std::make_shared<RingSchedule>(std::move(schedule)));
@@ -189,7 +189,7 @@ void ExpectNextTokenLogits(const ModelConfig& config, Layout layout, int ranks) 
     BurstAttentionOptions options;
     options.layout = layout;
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-    BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(text.length));
+    BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(text.length, Mask::Causal()));
     const auto own = MakeModel(config);
     const SequenceBatch batch = Cut(text, std::make_shared<RingSchedule>(std::move(schedule)));
     BURST_ASSIGN_OR_RETURN(const Tensor result, own->NextTokenLogits(*attention, batch));

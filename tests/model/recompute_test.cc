@@ -127,7 +127,9 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
   BURST_ASSIGN_OR_RETURN(const auto model,
                          Transformer::Create(config, dtype, /*seed=*/3, kTestDevice, parallel));
   const Text text = RandomText(/*vocab=*/13, /*packed=*/ranks.length > 5, ranks.length);
-  BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(text.length, text.documents));
+  BURST_ASSIGN_OR_RETURN(
+      RingSchedule schedule,
+      attention->Schedule(text.length, Mask::Causal().WithDocuments(text.documents)));
   const SequenceBatch batch = Cut(text, std::make_shared<RingSchedule>(std::move(schedule)));
   BURST_ASSIGN_OR_RETURN(const Step kept, TakeStep({}, *attention, batch, *model));
   for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
@@ -286,7 +288,8 @@ TEST(Recompute, OfHalfOfTheSequenceSendsHalfAgain) {
       const ModelConfig config = Model(Family::kLlama);
       const auto model = MakeModel(config);
       const Text text = RandomText(config.vocab, /*packed=*/false, /*length=*/24);
-      BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(text.length));
+      BURST_ASSIGN_OR_RETURN(RingSchedule schedule,
+                             attention->Schedule(text.length, Mask::Causal()));
       const SequenceBatch batch = Cut(text, std::make_shared<RingSchedule>(std::move(schedule)));
       BURST_ASSIGN_OR_RETURN(const Step kept, TakeStep({}, *attention, batch, *model));
       BURST_ASSIGN_OR_RETURN(const Step late,

@@ -139,11 +139,10 @@ inline ScoreOptions ScoresOf(const ModelConfig& config) {
 struct SingleRank {
   explicit SingleRank(const Text& text, int64_t window = 0, const ScoreOptions& scores = {}) {
     BurstAttentionOptions options;
-    options.mask.window = window;
     options.scores = scores;
     attention = *BurstAttention::Create(options, nullptr);
-    batch = Cut(text,
-                std::make_shared<RingSchedule>(*attention->Schedule(text.length, text.documents)));
+    batch = Cut(text, std::make_shared<RingSchedule>(*attention->Schedule(
+                          text.length, Mask::SlidingWindow(window).WithDocuments(text.documents))));
   }
   std::unique_ptr<BurstAttention> attention;
   SequenceBatch batch;

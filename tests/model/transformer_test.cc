@@ -365,7 +365,9 @@ void ExpectRanksAgree(const ModelConfig& config, Layout layout, int ranks, int64
     options.layout = layout;
     options.scores = ScoresOf(config);
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-    BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(text.length, text.documents));
+    BURST_ASSIGN_OR_RETURN(
+        RingSchedule schedule,
+        attention->Schedule(text.length, Mask::Causal().WithDocuments(text.documents)));
     const auto own = MakeModel(config);
     const SequenceBatch batch = Cut(text, std::make_shared<RingSchedule>(std::move(schedule)));
     const LossAndGradients part = Step(*own, *attention, batch, 0.1);

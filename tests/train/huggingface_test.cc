@@ -54,13 +54,12 @@ std::vector<double> Logits(const Transformer& model, const std::vector<int32_t>&
   const Shape shape = {1, static_cast<int64_t>(tokens.size())};
   std::vector<int32_t> positions;
   for (int32_t t = 0; t < shape[1]; ++t) positions.push_back(t);
-  BurstAttentionOptions options;
-  options.mask.window = window;
-  const auto attention = *BurstAttention::Create(options, nullptr);
+  const auto attention = *BurstAttention::Create({}, nullptr);
   Tape tape(/*recording=*/false);
-  const SequenceBatch batch = {Tensor::FromVector(tokens, shape, kTestDevice),
-                               Tensor::FromVector(positions, shape, kTestDevice), Tensor(),
-                               std::make_shared<RingSchedule>(*attention->Schedule(shape[1]))};
+  const SequenceBatch batch = {
+      Tensor::FromVector(tokens, shape, kTestDevice),
+      Tensor::FromVector(positions, shape, kTestDevice), Tensor(),
+      std::make_shared<RingSchedule>(*attention->Schedule(shape[1], Mask::SlidingWindow(window)))};
   return model.Logits(tape, *attention, batch).value().ToVector<double>();
 }
 

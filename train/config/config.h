@@ -181,6 +181,7 @@ struct ResolvedConfig : PlainOptions {
   bool spreads_stream() const { return strategy != Strategy::kTp; }
   // What CreateAttention is told of the above.
   BurstAttentionOptions AttentionOptions() const;
+  Mask AttentionMask() const { return Mask::SlidingWindow(window); }
 
   // What config.json holds, to be given to --config: a -1 stays, so that it is chosen anew when the
   // run is resumed; the JSON of a model takes the place of its file's name.

@@ -437,7 +437,6 @@ absl::Status ResolveNodes(const TrainConfig& c, const Launch& launch, ResolvedCo
 BurstAttentionOptions ResolvedConfig::AttentionOptions() const {
   BurstAttentionOptions attention;
   attention.layout = layout;
-  attention.mask.window = window;
   attention.scores.softcap = model.attention_softcap;
   attention.scores.dropout = model.attention_dropout;
   attention.backward = ring_backward;

@@ -58,6 +58,7 @@ int64_t ReadTokens(int64_t prompt_tokens, int64_t context);
 struct GenerationRanks {
   Communicator* comm;
   SequenceParallelAttention* attention;
+  Mask mask;
 };
 
 // Calls `emit` with the text after `prompt` (at least one token, all of the model's vocabulary), as

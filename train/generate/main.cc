@@ -348,11 +348,10 @@ absl::Status Run(const GenerateConfig& c, const Place& place, Communicator* proc
     if (comm == nullptr) return Generate(*model, tokenizer, tokens, options, print);
     BurstAttentionOptions attention_options;
     attention_options.layout = c.train.layout;
-    attention_options.mask.window = source.window;
     attention_options.scores.softcap = source.model.attention_softcap;
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(attention_options, comm));
     return Generate(*model, tokenizer, tokens, options, print,
-                    GenerationRanks{comm, attention.get()});
+                    GenerationRanks{comm, attention.get(), Mask::SlidingWindow(source.window)});
   };
   const auto with_pool = [&](Communicator& comm) {
     const ScopedThreadPool pool(place.threads);

@@ -35,9 +35,6 @@ absl::StatusOr<RingSchedule> RingSchedule::Create(TokenShard queries, TokenShard
 
 absl::StatusOr<RingSchedule> RingSchedule::CreateInChunks(TokenShard tokens, int64_t chunk,
                                                           Mask mask) {
-  if (mask.intervals() == nullptr) {
-    return absl::UnimplementedError("mask: must not be of slices in exact attention");
-  }
   BURST_RETURN_IF_ERROR(mask.CheckForSequence(tokens.seqlen()));
   for (int rank = 0; rank < tokens.num_groups(); ++rank) {
     const std::vector<int32_t>& positions = tokens.group_positions(rank);

@@ -31,7 +31,7 @@ class RingSchedule {
 
   // Makes a schedule for attention that takes queries in chunks of `chunk` tokens and sends all
   // keys to all ranks (ExactAttention). It has no routes and no masks between ranks.
-  // InvalidArgument also for slices, and if a rank's tokens are not whole chunks.
+  // The mask is not of slices. InvalidArgument also if a rank's tokens are not whole chunks.
   static absl::StatusOr<RingSchedule> CreateInChunks(TokenShard shard, int64_t chunk, Mask mask);
 
   // Attention of the first `tokens` tokens alone, which see no others (Mask::Prefix). Not for
