@@ -470,6 +470,66 @@ TEST_P(DTypeTest, LargeScores) {
   }
 }
 
+// Errors of a plain softmax in float32: one sum of products per score, scaled, less the largest
+// score of the row. For one head without a mask.
+struct NaiveErrors {
+  double out = 0, lse = 0;  // sums of squares
+};
+NaiveErrors ErrorsOfNaiveFloat32(const Problem& problem, const AttentionResults& reference) {
+  const std::vector<float> q = problem.q.ToVector<float>(), k = problem.k.ToVector<float>(),
+                           v = problem.v.ToVector<float>();
+  const std::vector<double> out = reference.out.ToVector<double>(),
+                            lse = reference.lse.ToVector<double>();
+  const int64_t d = problem.q.dim(3), keys = problem.k.dim(1);
+  NaiveErrors errors;
+  std::vector<float> p(keys);
+  for (int64_t i = 0; i < problem.q.dim(1); ++i) {
+    for (int64_t j = 0; j < keys; ++j) {
+      float sum = 0;
+      for (int64_t c = 0; c < d; ++c) sum = std::fma(q[i * d + c], k[j * d + c], sum);
+      p[j] = sum * static_cast<float>(problem.softmax_scale);
+    }
+    const float largest = *std::max_element(p.begin(), p.end());
+    float total = 0;
+    for (float& x : p) total += x = std::exp(x - largest);
+    errors.lse += std::pow(largest + std::log(total) - lse[i], 2);
+    for (int64_t c = 0; c < d; ++c) {
+      float sum = 0;
+      for (int64_t j = 0; j < keys; ++j) sum += p[j] / total * v[j * d + c];
+      errors.out += std::pow(sum - out[i * d + c], 2);
+    }
+  }
+  return errors;
+}
+
+double SquaredDifference(const Tensor& a, const Tensor& b) {
+  const std::vector<double> x = a.ToVector<double>(), y = b.ToVector<double>();
+  double sum = 0;
+  for (size_t i = 0; i < x.size(); ++i) sum += std::pow(x[i] - y[i], 2);
+  return sum;
+}
+
+// Scores of nine million, where neighbors in float32 are 1 apart. The kernels must be about as
+// exact as a plain softmax. The test compares root mean squares, because a single row is off by
+// chance.
+TEST(HugeScoresTest, NoWorseThanNaiveFloat32) {
+  for (const float sign : {-1.f, 1.f}) {
+    Problem problem(1, 400, 400, 1, 1, 128, MaskKind::kFull, DType::kFloat32);
+    problem.softmax_scale = 1 / std::sqrt(128.0);
+    const auto shifted = [](const Tensor& t, float scale, float shift) {
+      std::vector<float> values = t.ToVector<float>();
+      for (float& x : values) x = scale * (x + shift);
+      return Tensor::FromVector(values, t.shape(), kTestDevice);
+    };
+    problem.q = shifted(problem.q, 1, 448);
+    problem.k = shifted(problem.k, sign, 1880);
+    const AttentionResults reference = problem.Reference(), result = RunKernels(problem);
+    const NaiveErrors naive = ErrorsOfNaiveFloat32(problem, reference);
+    EXPECT_LE(std::sqrt(SquaredDifference(result.lse, reference.lse)), 1.2 * std::sqrt(naive.lse));
+    EXPECT_LE(std::sqrt(SquaredDifference(result.out, reference.out)), 1.5 * std::sqrt(naive.out));
+  }
+}
+
 // A NaN is never masked away: who sees the key gets NaN, who does not sees nothing of it.
 TEST_P(DTypeTest, NaNReachesThoseWhoSeeIt) {
   constexpr int64_t kLength = 200, kBad = 120;

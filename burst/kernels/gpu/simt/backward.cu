@@ -22,7 +22,7 @@ struct Probability {
       p *= weight;
     } else {
       p = visible ? exp(scale * s - lse) : T{0};
-      ds = p * (dp - delta);
+      ds = visible ? p * (dp - delta) : T{0};
     }
   }
   T p, ds;
@@ -32,8 +32,8 @@ struct Probability {
 //
 //   S = Q K^T;  dP = dO V^T;  P = exp(scale S - lse);  dS = P * (dP - delta);  dQ += scale dS K
 template <typename T, class Tile, bool kChanged>
-__global__ __launch_bounds__(kThreads) void QueryGradientKernel(FlashBackwardParams params,
-                                                                int64_t tiles) {
+__global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void QueryGradientKernel(
+    FlashBackwardParams params, int64_t tiles) {
   extern __shared__ __align__(16) unsigned char shared[];
   T* const q_tile = reinterpret_cast<T*>(shared);
   T* const dout_tile = q_tile + Tile::kSize;
@@ -71,9 +71,10 @@ __global__ __launch_bounds__(kThreads) void QueryGradientKernel(FlashBackwardPar
   typename Tile::Rows dq = {};
   const int last_key = visible.end(first + rows - 1);
   for (int key = visible.begin(first); key < last_key; key += Tile::kRows) {
-    LoadTile<Tile>(Head<T>(params.k, b, kv_head), key, shape.k_len - key, head_dim, k_tile);
+    const bool own_finite =
+        LoadTile<Tile>(Head<T>(params.k, b, kv_head), key, shape.k_len - key, head_dim, k_tile);
     LoadTile<Tile>(Head<T>(params.v, b, kv_head), key, shape.k_len - key, head_dim, v_tile);
-    __syncthreads();
+    const bool finite = __syncthreads_and(own_finite);
     typename Tile::Scores s, dp;
     Matmul<Tile>(q_tile, k_tile, s);
     Matmul<Tile>(dout_tile, v_tile, dp);
@@ -90,7 +91,13 @@ __global__ __launch_bounds__(kThreads) void QueryGradientKernel(FlashBackwardPar
     }
     StoreScores<Tile>(s, ds_tile);
     __syncthreads();
-    AddMatmul<Tile>(ds_tile, k_tile, dq);
+    if (finite) {
+      AddMatmul<Tile>(ds_tile, k_tile, dq);
+    } else {
+      AddSeen<Tile>(
+          ds_tile, k_tile, [&](int r, int j) { return begin[r] <= key + j && key + j < end[r]; },
+          dq);
+    }
     __syncthreads();
   }
   const Head<T> target(params.dq, b, h);
@@ -108,8 +115,8 @@ __global__ __launch_bounds__(kThreads) void QueryGradientKernel(FlashBackwardPar
 //
 //   dV += P^T dO;  dK += scale dS^T Q
 template <typename T, class Tile, bool kChanged>
-__global__ __launch_bounds__(kThreads) void KeyGradientKernel(FlashBackwardParams params,
-                                                              int64_t tiles) {
+__global__ __launch_bounds__(kThreads, Tile::kBackwardBlocks) void KeyGradientKernel(
+    FlashBackwardParams params, int64_t tiles) {
   extern __shared__ __align__(16) unsigned char shared[];
   T* const k_tile = reinterpret_cast<T*>(shared);
   T* const v_tile = k_tile + Tile::kSize;
@@ -140,9 +147,22 @@ __global__ __launch_bounds__(kThreads) void KeyGradientKernel(FlashBackwardParam
     const T* delta = static_cast<const T*>(params.delta) + (b * shape.num_heads + h) * shape.q_len;
     for (int64_t query = first_query; query < last_query; query += Tile::kRows) {
       const int64_t queries = last_query - query;
-      LoadTile<Tile>(Head<T>(params.q, b, h), query, queries, head_dim, q_tile);
-      LoadTile<Tile>(Head<T>(params.dout, b, h), query, queries, head_dim, dout_tile);
-      __syncthreads();
+      const bool q_finite =
+          LoadTile<Tile>(Head<T>(params.q, b, h), query, queries, head_dim, q_tile);
+      const bool dout_finite =
+          LoadTile<Tile>(Head<T>(params.dout, b, h), query, queries, head_dim, dout_tile);
+      const bool finite = __syncthreads_and(q_finite && dout_finite);
+      const auto add = [&](const T* b_tile, typename Tile::Rows& sums) {
+        if (finite) return AddMatmul<Tile>(score_tile, b_tile, sums);
+        AddSeen<Tile>(
+            score_tile, b_tile,
+            [&](int r, int i) {
+              const int j = first + y + kSide * r;
+              return query + i < last_query && visible.begin(query + i) <= j &&
+                     j < visible.end(query + i);
+            },
+            sums);
+      };
       typename Tile::Scores s, dp;  // [keys, queries]
       Matmul<Tile>(k_tile, q_tile, s);
       Matmul<Tile>(v_tile, dout_tile, dp);
@@ -163,11 +183,11 @@ __global__ __launch_bounds__(kThreads) void KeyGradientKernel(FlashBackwardParam
       }
       StoreScores<Tile>(s, score_tile);
       __syncthreads();
-      AddMatmul<Tile>(score_tile, dout_tile, dv);
+      add(dout_tile, dv);
       __syncthreads();
       StoreScores<Tile>(dp, score_tile);
       __syncthreads();
-      AddMatmul<Tile>(score_tile, q_tile, dk);
+      add(q_tile, dk);
       __syncthreads();
     }
   }

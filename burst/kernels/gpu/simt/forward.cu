@@ -15,8 +15,9 @@ namespace {
 //
 // kChanged: scores and weights are changed, or the largest is asked for (burst/kernels/scores.h).
 template <typename T, class Tile, bool kChanged>
-__global__ __launch_bounds__(kThreads) void ForwardKernel(FlashForwardParams params,
-                                                          int64_t tiles) {
+__global__ __launch_bounds__(kThreads,
+                             Tile::kForwardBlocks) void ForwardKernel(FlashForwardParams params,
+                                                                      int64_t tiles) {
   extern __shared__ __align__(16) unsigned char shared[];
   T* const q_tile = reinterpret_cast<T*>(shared);
   T* const kv_tile = q_tile + Tile::kSize;  // K, then V
@@ -89,9 +90,14 @@ __global__ __launch_bounds__(kThreads) void ForwardKernel(FlashForwardParams par
     }
     StoreScores<Tile>(s, p_tile);
     __syncthreads();
-    LoadTile<Tile>(v, key, shape.k_len - key, head_dim, kv_tile);
-    __syncthreads();
-    AddMatmul<Tile>(p_tile, kv_tile, o);
+    const bool finite = LoadTile<Tile>(v, key, shape.k_len - key, head_dim, kv_tile);
+    if (__syncthreads_and(finite)) {
+      AddMatmul<Tile>(p_tile, kv_tile, o);
+    } else {
+      AddSeen<Tile>(
+          p_tile, kv_tile, [&](int r, int j) { return begin[r] <= key + j && key + j < end[r]; },
+          o);
+    }
     __syncthreads();
   }
 

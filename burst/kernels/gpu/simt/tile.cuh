@@ -44,21 +44,32 @@ struct Tile {
   static constexpr int64_t kForwardBytes = (2 * kSize + kScoreSize) * int64_t{sizeof(T)};
   static constexpr int64_t kBackwardBytes = (4 * kSize + kScoreSize) * int64_t{sizeof(T)};
 
+  // Thread blocks that share a multiprocessor: two, if their tiles fit its 227 KB. Each then has at
+  // most 128 registers a thread.
+  static constexpr int kForwardBlocks = 2 * (kForwardBytes + 1024) <= 227 * 1024 ? 2 : 1;
+  static constexpr int kBackwardBlocks = 2 * (kBackwardBytes + 1024) <= 227 * 1024 ? 2 : 1;
+
   using Scores = T[kPerThread][kPerThread];
   using Rows = T[kPerThread][kColumns];
 };
 
-// tile = rows [first, first + rows) of the head, zeros below and beside them.
+// Loads rows [first, first + rows) of the head into the tile, with zeros below and to the right.
+// Returns whether the numbers that this thread has loaded are finite.
 template <class Tile, typename T>
-__device__ void LoadTile(const Head<T>& head, int64_t first, int64_t rows, int head_dim, T* tile) {
+__device__ bool LoadTile(const Head<T>& head, int64_t first, int64_t rows, int head_dim, T* tile) {
+  T zero = 0;
   for (int index = threadIdx.x; index < Tile::kRows * Tile::kHeadDim; index += kThreads) {
     const int row = index / Tile::kHeadDim, column = index % Tile::kHeadDim;
     const bool valid = row < rows && column < head_dim;
-    tile[row * Tile::kStride + column] = valid ? head.row(first + row)[column] : T{0};
+    const T value = valid ? head.row(first + row)[column] : T{0};
+    tile[row * Tile::kStride + column] = value;
+    zero += value * 0;
   }
+  return zero == 0;
 }
 
-// scores = a b^T; a, b [rows, head_dim]
+// scores = a b^T; a, b [rows, head_dim]. It adds up sums of 16 products. A single sum would round
+// head_dim times, which is too inexact for scores of a million.
 template <class Tile, typename T>
 __device__ void Matmul(const T* a, const T* b, T (&scores)[Tile::kPerThread][Tile::kPerThread]) {
   using Vec = cuda::Vec<T, Tile::kVec>;
@@ -69,23 +80,39 @@ __device__ void Matmul(const T* a, const T* b, T (&scores)[Tile::kPerThread][Til
 #pragma unroll
     for (int c = 0; c < kN; ++c) scores[r][c] = 0;
   }
-#pragma unroll 4
-  for (int d = 0; d < Tile::kHeadDim; d += Tile::kVec) {
-    Vec rows[kN], columns[kN];
+  constexpr int kDepth = 16;
+#pragma unroll 1
+  for (int first = 0; first < Tile::kHeadDim; first += kDepth) {
+    T sums[kN][kN] = {};
 #pragma unroll
-    for (int r = 0; r < kN; ++r) {
-      rows[r] = *reinterpret_cast<const Vec*>(a + (y + kSide * r) * Tile::kStride + d);
-      columns[r] = *reinterpret_cast<const Vec*>(b + (x + kSide * r) * Tile::kStride + d);
-    }
+    for (int d = first; d < first + kDepth; d += Tile::kVec) {
+      Vec rows[kN], columns[kN];
 #pragma unroll
-    for (int r = 0; r < kN; ++r) {
+      for (int r = 0; r < kN; ++r) {
+        rows[r] = *reinterpret_cast<const Vec*>(a + (y + kSide * r) * Tile::kStride + d);
+        columns[r] = *reinterpret_cast<const Vec*>(b + (x + kSide * r) * Tile::kStride + d);
+      }
 #pragma unroll
-      for (int c = 0; c < kN; ++c) {
+      for (int r = 0; r < kN; ++r) {
 #pragma unroll
-        for (int i = 0; i < Tile::kVec; ++i) scores[r][c] += rows[r][i] * columns[c][i];
+        for (int c = 0; c < kN; ++c) {
+#pragma unroll
+          for (int i = 0; i < Tile::kVec; ++i) sums[r][c] += rows[r][i] * columns[c][i];
+        }
       }
     }
+#pragma unroll
+    for (int r = 0; r < kN; ++r) {
+#pragma unroll
+      for (int c = 0; c < kN; ++c) scores[r][c] += sums[r][c];
+    }
   }
+}
+
+// Where the c-th of a thread's columns of head_dim is.
+template <class Tile>
+__device__ int ColumnOf(int x, int c) {
+  return c / Tile::kVec * Tile::kVec * kSide + x * Tile::kVec + c % Tile::kVec;
 }
 
 // sums += scores b; scores [rows, rows], b [rows, head_dim]
@@ -117,6 +144,26 @@ __device__ void AddMatmul(const T* scores, const T* b,
   }
 }
 
+// Adds scores b like AddMatmul, but row j of b to a row of the sums only if sees(r, j), where r
+// counts the thread's rows. A row of b that is not finite would add 0 x NaN to the sums.
+template <class Tile, typename T, class Sees>
+__device__ void AddSeen(const T* scores, const T* b, Sees sees,
+                        T (&sums)[Tile::kPerThread][Tile::kColumns]) {
+  const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
+#pragma unroll 1
+  for (int j = 0; j < Tile::kRows; ++j) {
+#pragma unroll
+    for (int r = 0; r < Tile::kPerThread; ++r) {
+      if (!sees(r, j)) continue;
+      const T p = scores[(y + kSide * r) * Tile::kScoreStride + j];
+#pragma unroll
+      for (int c = 0; c < Tile::kColumns; ++c) {
+        sums[r][c] += p * b[j * Tile::kStride + ColumnOf<Tile>(x, c)];
+      }
+    }
+  }
+}
+
 // The thread's part of a matmul to shared memory, [rows, rows].
 template <class Tile, typename T>
 __device__ void StoreScores(const T (&values)[Tile::kPerThread][Tile::kPerThread], T* scores) {
@@ -136,7 +183,7 @@ __device__ void StoreRow(const T (&sums)[Tile::kColumns], T factor, T keep, int 
   const int x = threadIdx.x % kSide;
 #pragma unroll
   for (int c = 0; c < Tile::kColumns; ++c) {
-    const int column = c / Tile::kVec * Tile::kVec * kSide + x * Tile::kVec + c % Tile::kVec;
+    const int column = ColumnOf<Tile>(x, c);
     if (column >= head_dim) continue;
     const T value = factor * sums[c];
     row[column] = keep == 0 ? value : keep * row[column] + value;
