@@ -35,7 +35,7 @@ class GeluFeedForward : public FeedForward {
               pass.tape, pass->shard, x,
               [&](const Variable& all, const std::function<void()>& dx_done) {
                 return GeluMlp(pass.tape, all, up.weight, up.bias, down.weight, down_bias, addend,
-                               dx_done, use);
+                               dx_done, use, pass->linear_precision);
               });
         });
   }

@@ -87,7 +87,8 @@ ColumnParallelLinear::ColumnParallelLinear(const LayerScope& scope, const std::s
 Variable ColumnParallelLinear::Forward(const ForwardPass& pass, const Variable& x) const {
   return pass->parallel->ColumnParallel(
       pass.tape, pass->shard, x, [&](const Variable& all, const std::function<void()>& dx_done) {
-        return Linear(pass.tape, all, parameters_.weight, parameters_.bias, {}, dx_done);
+        return Linear(pass.tape, all, parameters_.weight, parameters_.bias, {}, dx_done,
+                      ResultUse::kRead, pass->linear_precision);
       });
 }
 
@@ -104,7 +105,8 @@ Variable RowParallelLinear::Forward(const ForwardPass& pass, const Variable& x,
   return pass->parallel->RowParallel(pass.tape, pass->shard, parameters_.bias, residual,
                                      [&](const Variable& bias, const Variable& addend) {
                                        return Linear(pass.tape, x, parameters_.weight, bias, addend,
-                                                     /*dx_done=*/nullptr, use);
+                                                     /*dx_done=*/nullptr, use,
+                                                     pass->linear_precision);
                                      });
 }
 

@@ -43,7 +43,8 @@ struct PassContext {
   const TensorParallel* parallel = nullptr;
   std::shared_ptr<const TokenShard> shard = nullptr;
   AttendFunction attend = nullptr;
-  std::shared_ptr<const RopeTable> rope = nullptr;  // null: a gpt2 model
+  std::shared_ptr<const RopeTable> rope = nullptr;               // null: a gpt2 model
+  LinearPrecision linear_precision = LinearPrecision::kTensors;  // of the layers' projections
   double dropout_rate = 0;
   DropoutKey dropout = {};
   Tensor global_positions = {};  // [length] int32, which dropout draws by; null: no dropout

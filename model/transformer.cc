@@ -173,6 +173,7 @@ ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attenti
   context->parallel = &parallel_;
   context->shard = std::shared_ptr<const TokenShard>(schedule, &schedule->shard());
   if (schedule->chunks() != nullptr && cache == nullptr) context->chunks = Chunks(batch);
+  context->linear_precision = runner_.plan().linear_precision;
   context->dropout_rate = config_.dropout;
   context->dropout = dropout;
   // A recomputation calls it later, on its own tape.

@@ -127,6 +127,11 @@ absl::Status Trainer::MakeAttention(Communicator* group) {
 }
 
 absl::Status Trainer::CreateModel() {
+  if (config_.fp8 && !setup_.simulated && CudaComputeCapability(0) < 89) {
+    return InvalidOption("precision",
+                         "fp8 needs a GPU of compute capability 8.9 or later (Ada, Hopper); got ",
+                         CudaDeviceName(0), "; give bf16");
+  }
   const Mesh& mesh = config_.mesh;
   TensorParallel parallel;
   if (tensor_ != nullptr) {
@@ -150,6 +155,7 @@ absl::Status Trainer::CreateModel() {
           PipelinePart{mesh.stage(comm_->rank()), mesh.stages,
                        static_cast<int>(config_.pp_chunks)}));
   ExecutionPlan execution;
+  if (config_.fp8) execution.linear_precision = LinearPrecision::kFloat8;
   execution.recompute = config_.recompute;
   execution.segment = config_.recompute_segment;
   execution.ffn_chunk = config_.ffn_chunk;

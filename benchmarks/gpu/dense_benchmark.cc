@@ -4,6 +4,8 @@
 //
 //   gemm       ours without a bias, GELU or residual: the same work as the peer's
 //   layer      what the model runs: bias, GELU and residual, and the bias's gradient, included
+//   float8     the layers of Llama 3.1 8B's shape with 16,384 tokens (--precision=fp8): conversions
+//              included; the peer is cuBLAS in bfloat16
 //
 // Counters: TFLOP/s of the GEMMs; of_cublas, that rate over the peer's.
 #include <benchmark/benchmark.h>
@@ -13,6 +15,7 @@
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "benchmarks/gpu/gpu_timing.h"
 #include "burst/autograd/tape.h"
@@ -100,7 +103,7 @@ void Compare(benchmark::State& state, double flops, const std::function<void()>&
 }
 
 void LinearLayer(benchmark::State& state, int64_t tokens, int64_t in, int64_t out, bool bias,
-                 bool residual) {
+                 bool residual, LinearPrecision precision = LinearPrecision::kTensors) {
   const Tensor dy = Numbers({tokens, out}, 1), value = Numbers({tokens, in}, 1);
   const Variable weight = Parameter({out, in});
   const Variable b = bias ? Parameter({out}) : Variable();
@@ -113,7 +116,7 @@ void LinearLayer(benchmark::State& state, int64_t tokens, int64_t in, int64_t ou
         Tape tape;
         const Variable x(value, /*requires_grad=*/true);
         const Variable r = residual ? Variable(skip, /*requires_grad=*/true) : Variable();
-        const Variable y = Linear(tape, x, weight, b, r);
+        const Variable y = Linear(tape, x, weight, b, r, nullptr, ResultUse::kRead, precision);
         BURST_CHECK(tape.Backward({y}, {dy}).ok());
       },
       [&] {
@@ -171,6 +174,18 @@ void RegisterAll() {
   linear("llama_1b_out", 16384, 2048, 2048, false, true);
   linear("llama_1b_gate_up", 16384, 2048, 16384, false, false);
   linear("llama_1b_down", 16384, 8192, 2048, false, true);
+  const auto float8 = [](const std::string& name, int64_t in, int64_t out, bool residual) {
+    for (const auto& [kind, precision] : {std::pair("layer/", LinearPrecision::kTensors),
+                                          std::pair("float8/", LinearPrecision::kFloat8)}) {
+      Register(kind + name, [=, precision = precision](benchmark::State& state) {
+        LinearLayer(state, 16384, in, out, false, residual, precision);
+      });
+    }
+  };
+  float8("llama_8b_qkv", 4096, 6144, false);
+  float8("llama_8b_out", 4096, 4096, true);
+  float8("llama_8b_gate_up", 4096, 28672, false);
+  float8("llama_8b_down", 14336, 4096, true);
 }
 
 }  // namespace

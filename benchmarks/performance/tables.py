@@ -29,6 +29,31 @@ def training():
     return ["model", "batch", "GPU", "tokens/s", "free, tokens/s", "PyTorch, tokens/s", "ratio to PyTorch"], rows
 
 
+FLOAT8 = "train_step_float8_h100"
+
+
+def float8_steps():
+    names = {"llama_8b_layers": "four layers of Llama 3.1 8B's shape", "llama_1b": "1.07B Llama"}
+    rows = [[names[row["model"]], "%d x %s" % (row["batch"], number(row["seqlen"])), number(row["fp8"]),
+             number(row["bf16"]), number(row["torchao"]), number(row["pytorch_bf16"]),
+             ratio(row["fp8"], max(row["torchao"], row["pytorch_bf16"]))]
+            for row in load(FLOAT8)["steps"]]
+    return ["model", "batch", "fp8, tokens/s", "bf16, tokens/s", "torchao, tokens/s", "PyTorch bf16, tokens/s",
+            "fp8 to the best of PyTorch"], rows
+
+
+def float8_layers():
+    rows = [[row["layer"], number(row["fp8"], 2), number(row["bf16"], 2), number(row["torchao"], 2),
+             ratio(row["torchao"], row["fp8"])] for row in load(FLOAT8)["layers"]]
+    return ["layer", "fp8, ms", "bf16, ms", "torchao, ms", "speed to torchao"], rows
+
+
+def float8_losses():
+    rows = [[row["model"], number(row["steps"]), number(row["bf16"], 4), number(row["fp8"], 4),
+             number(row.get("free"), 4)] for row in load(FLOAT8)["losses"]]
+    return ["model", "steps", "bf16", "fp8", "bf16, free"], rows
+
+
 def long_training():
     rows = [[row["model"], number(row["tokens"]), row["mask"], number(row["gpus"]), row["memory"],
              number(row["rate"]), number(row["GiB"]), number(row["peer"]), ratio(row["rate"], row["peer"])]
@@ -397,8 +422,9 @@ def fp8_errors():
 
 
 TABLES = {function.__name__: function for function in (
-    training, long_training, published, kernels, kernels_all, kernels_grouped, kernels_h100, masks, fp8, fp8_errors,
-    few_queries, float16, sinks, ampere, dense, ops, ring, strategies, nccl, documents, balance, memory_options, recompute, data_parallel, convergence, saves, context, losses, exact,
+    training, float8_steps, float8_layers, float8_losses, long_training, published, kernels, kernels_all, kernels_grouped, kernels_h100, masks, fp8, fp8_errors,
+    few_queries, float16, sinks, ampere, dense, ops, ring, strategies, nccl, documents, balance, memory_options, recompute,
+    data_parallel, convergence, saves, context, losses, exact,
     generation, cpu, cpu_pytorch, cpu_ring, processes)}
 
 

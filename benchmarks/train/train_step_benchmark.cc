@@ -19,6 +19,7 @@
 // On GPUs a step is deterministic by default (as --deterministic of //train); names that end in
 // _nondeterministic allow kernels that add in any order. Names with _exact have the same bits on
 // any number of ranks (--exact), in chunks of the number of tokens that follows, or of the default.
+// Names with _fp8 round the linear products of the layers to 8 bits (--precision=fp8).
 
 #include <benchmark/benchmark.h>
 #include <unistd.h>
@@ -91,7 +92,12 @@ struct Settings {
   bool deterministic = true;
   bool exact = false;
   int64_t exact_chunk = 0;
+  Precision precision = Precision::kAuto;
 };
+
+// Four layers of Llama 3.1 8B's shape, with a small vocabulary.
+constexpr char kFourLayersOf8B[] = R"({"family": "llama", "layers": 4, "width": 4096, "heads": 32,
+  "kv_heads": 8, "ffn": 14336, "vocab": 32000, "rope_theta": 500000})";
 
 absl::StatusOr<TrainingSetup> Prepare(const Folder& folder, const std::string& model, int64_t batch,
                                       int64_t seqlen, int64_t ranks, DeviceChoice device,
@@ -101,7 +107,13 @@ absl::StatusOr<TrainingSetup> Prepare(const Folder& folder, const std::string& m
   options.deterministic = settings.deterministic;
   options.exact = settings.exact;
   options.exact_chunk = settings.exact_chunk;
-  if (model == "d12" || model == "llama_1b") {
+  options.precision = settings.precision;
+  options.model = model;
+  if (model == "llama_8b_layers") {
+    options.model = folder / "model.json";
+    std::ofstream(options.model) << kFourLayersOf8B;
+  }
+  if (model == "d12" || model == "llama_1b" || model == "llama_8b_layers") {
     options.data = folder / "tokens.bin";
     WriteShard(options.data, std::max<int64_t>(1 << 17, 4 * batch * seqlen),
                model == "d12" ? 50257 : 32000);
@@ -109,7 +121,6 @@ absl::StatusOr<TrainingSetup> Prepare(const Folder& folder, const std::string& m
     options.data = folder / "text.txt";
     WriteText(options.data, 1 << 18);
   }
-  options.model = model;
   options.batch = batch;
   options.seqlen = seqlen;
   options.ranks = ranks;
@@ -207,7 +218,11 @@ BENCHMARK_CAPTURE(TrainStep, llama_tiny_2_ranks_exact, "llama_tiny", 8, 256, 2, 
 // default, and exact with these chunks.
 void RegisterCuda(const std::string& model, int64_t batch, int64_t seqlen,
                   const std::vector<int64_t>& exact_chunks) {
-  std::vector<std::pair<std::string, Settings>> all = {{"", {}}, {"_nondeterministic", {false}}};
+  std::vector<std::pair<std::string, Settings>> all = {
+      {"", {}},
+      {"_nondeterministic", {false}},
+      {"_fp8", {true, false, 0, Precision::kFp8}},
+      {"_fp8_nondeterministic", {false, false, 0, Precision::kFp8}}};
   for (const int64_t chunk : exact_chunks) {
     all.push_back(
         {absl::StrCat("_exact", chunk == 0 ? "" : absl::StrCat("_", chunk)), {true, true, chunk}});
@@ -233,6 +248,7 @@ int main(int argc, char** argv) {
   if (burst::CudaDeviceCount() > 0) {
     burst::RegisterCuda("d12", 64, 1024, {1024, 16384});
     burst::RegisterCuda("llama_1b", 1, 16384, {0, 4096, 8192});
+    burst::RegisterCuda("llama_8b_layers", 2, 8192, {});
   }
   benchmark::RunSpecifiedBenchmarks();
 }

@@ -295,6 +295,12 @@ std::string CudaDeviceName(int index) {
   return properties.name;
 }
 
+int CudaComputeCapability(int index) {
+  cudaDeviceProp properties;
+  BURST_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
+  return 10 * properties.major + properties.minor;
+}
+
 int64_t CudaFreeMemory() {
   (void)cuda::CurrentContext();
   size_t free = 0, total = 0;

@@ -12,6 +12,7 @@ Anything CudaUnavailable() {
 }
 
 std::string CudaDeviceName(int) { CudaUnavailable(); }
+int CudaComputeCapability(int) { CudaUnavailable(); }
 int64_t CudaFreeMemory() { CudaUnavailable(); }
 ScopedCudaDevice::ScopedCudaDevice(int, int) { CudaUnavailable(); }
 ScopedCudaDevice::ScopedCudaDevice(CallersGpu*) { CudaUnavailable(); }

@@ -23,6 +23,8 @@ int CudaDeviceCount();
 
 // "NVIDIA H200"; CudaDeviceCount() > index.
 std::string CudaDeviceName(int index);
+// 90 for compute capability 9.0; CudaDeviceCount() > index.
+int CudaComputeCapability(int index);
 
 // Of the calling thread's GPU: bytes that nobody has allocated.
 int64_t CudaFreeMemory();

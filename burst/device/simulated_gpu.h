@@ -24,7 +24,8 @@ struct GpuModel {
   std::string name;      // "H200"
   double memory = 0;     // bytes that a program can allocate
   double bandwidth = 0;  // bytes/s, read and written together
-  double bf16 = 0;       // FLOP/s of matrix products, by the dtype of their operands
+  double fp8 = 0;        // FLOP/s of matrix products, by the dtype of their operands
+  double bf16 = 0;
   double tf32 = 0;
   double fp32 = 0;
   double attention_forward = 0;  // FLOP/s in bf16, of the pairs of query and key that are visible

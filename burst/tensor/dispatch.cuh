@@ -26,6 +26,8 @@ void DispatchDtype(DType dtype, Function&& function) {
       return function(bf16{});
     case DType::kInt32:
     case DType::kFloat16:
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
       break;
   }
   BURST_CHECK(false) << "expected a float32, float64 or bfloat16 tensor, got " << Name(dtype);

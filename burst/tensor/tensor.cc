@@ -88,9 +88,12 @@ To Convert(From value) {
 }  // namespace
 
 int64_t SizeOf(DType dtype) {
+  if (Is8Bit(dtype)) return 1;
   if (Is16Bit(dtype)) return 2;
   return dtype == DType::kFloat64 ? 8 : 4;
 }
+
+bool Is8Bit(DType dtype) { return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2; }
 
 bool Is16Bit(DType dtype) { return dtype == DType::kBFloat16 || dtype == DType::kFloat16; }
 
@@ -108,6 +111,10 @@ const char* Name(DType dtype) {
       return "bfloat16";
     case DType::kFloat16:
       return "float16";
+    case DType::kFloat8E4M3:
+      return "float8_e4m3";
+    case DType::kFloat8E5M2:
+      return "float8_e5m2";
   }
   return "?";
 }

@@ -21,7 +21,9 @@
 
 namespace burst {
 
-enum class DType { kFloat32, kFloat64, kInt32, kBFloat16, kFloat16 };
+// The last two are operands of matrix products on GPUs: a sign, 4 (5) bits of exponent and 3 (2) of
+// mantissa (Micikevicius et al., arXiv 2209.05433). Nothing else computes with them.
+enum class DType { kFloat32, kFloat64, kInt32, kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
 
 // The upper half of a float, and IEEE 754's binary16. The CPU converts to and from them
 // (Tensor::To) and computes in the others.
@@ -34,6 +36,8 @@ struct Float16 {
 
 int64_t SizeOf(DType dtype);    // bytes of an element
 const char* Name(DType dtype);  // "float32"
+
+bool Is8Bit(DType dtype);  // one of the float8 types
 
 // bfloat16 or float16.
 bool Is16Bit(DType dtype);

@@ -5,10 +5,14 @@
 #include <cstdint>
 
 #include "model/config.h"
+#include "model/ops/ops.h"
 
 namespace burst {
 
 struct ExecutionPlan {
+  // What the layers' projections round their products to; the head keeps the model's dtype.
+  LinearPrecision linear_precision = LinearPrecision::kTensors;
+
   // What layers save for the backward.
   Recompute recompute = Recompute::kNone;
   // Layers of a segment. With more than one, only the input of a segment's first layer is saved.

@@ -36,6 +36,12 @@ Variable AddFeedForward(const Block& block, const BlockParts& parts, const Forwa
   });
 }
 
+Variable Project(const ForwardPass& pass, Tape& tape, const Variable& x,
+                 const LinearParameters& linear) {
+  return Linear(tape, x, linear.weight, linear.bias, /*residual=*/{}, /*dx_done=*/nullptr,
+                ResultUse::kRead, pass->linear_precision);
+}
+
 // Attention of one group of heads. x: the layer's input if the tokens are projected in chunks
 // (ffn_chunk > 0), which then normalize them too; else the normalized input.
 Variable AttendGroup(const Block& block, int64_t ffn_chunk, const ForwardPass& pass,
@@ -43,11 +49,10 @@ Variable AttendGroup(const Block& block, int64_t ffn_chunk, const ForwardPass& p
   const SelfAttention& attention = block.attention();
   const LinearParameters linear = attention.GroupProjection(pass.tape, group);
   if (ffn_chunk == 0) {
-    return attention.AttendGroup(pass, Linear(pass.tape, x, linear.weight, linear.bias), group);
+    return attention.AttendGroup(pass, Project(pass, pass.tape, x, linear), group);
   }
   const auto project = [&block, pass, linear](Tape& tape, const Variable& x) {
-    return Linear(tape, block.attention_norm().Forward(pass.On(tape), x), linear.weight,
-                  linear.bias);
+    return Project(pass, tape, block.attention_norm().Forward(pass.On(tape), x), linear);
   };
   const Variable projected = RecomputeInChunks(pass.tape, x, ffn_chunk, project, ResultUse::kRead,
                                                linear.weight.shape()[0]);

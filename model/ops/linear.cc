@@ -59,11 +59,16 @@ Shape OutputShape(const Shape& x, int64_t in, int64_t out) {
 }  // namespace
 
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
-                const Variable& residual, const std::function<void()>& dx_done, ResultUse use) {
+                const Variable& residual, const std::function<void()>& dx_done, ResultUse use,
+                LinearPrecision precision) {
   const int64_t out = weight.value().dim(0), in = weight.value().dim(1);
   const Shape shape = OutputShape(x.shape(), in, out);
   if (residual.defined()) {
     BURST_CHECK(residual.shape() == shape && residual.value().is_contiguous());
+  }
+  if (precision == LinearPrecision::kFloat8) {
+    BURST_CHECK(x.value().device() == DeviceType::kCuda) << "float8 is for GPUs";
+    return cuda::LinearInFloat8(tape, x, weight, bias, residual, shape, dx_done, use);
   }
   if (x.value().device() == DeviceType::kCuda) {
     return cuda::Linear(tape, x, weight, bias, residual, shape, dx_done, use);
@@ -111,12 +116,14 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
 
 Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,
                  const Variable& down, const Variable& down_bias, const Variable& residual,
-                 const std::function<void()>& dx_done, ResultUse use) {
-  if (x.value().device() == DeviceType::kCuda && x.value().dtype() == DType::kBFloat16) {
+                 const std::function<void()>& dx_done, ResultUse use, LinearPrecision precision) {
+  if (x.value().device() == DeviceType::kCuda && x.value().dtype() == DType::kBFloat16 &&
+      precision == LinearPrecision::kTensors) {
     return cuda::GeluMlp(tape, x, up, up_bias, down, down_bias, residual, dx_done, use);
   }
-  const Variable hidden = Gelu(tape, Linear(tape, x, up, up_bias, {}, dx_done));
-  return Linear(tape, hidden, down, down_bias, residual, nullptr, use);
+  const Variable hidden =
+      Gelu(tape, Linear(tape, x, up, up_bias, {}, dx_done, ResultUse::kRead, precision));
+  return Linear(tape, hidden, down, down_bias, residual, nullptr, use, precision);
 }
 
 }  // namespace burst

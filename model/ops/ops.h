@@ -12,6 +12,7 @@
 //
 //   CPU, checks, tape    GPU kernels (cuda/)                  ops
 //   linear.cc            gemm_ops.cc, bias.cu; matmul.{h,cc}  Linear, GeluMlp
+//                        float8_ops.cc, float8.cu             Linear in float8
 //   rows.cc              (copies)                             SelectRows
 //   normalization.cc     normalization.{cu,cuh}               RmsNorm, LayerNorm
 //   head_norm.cc         normalization.{cu,cuh}                     RmsNormHeads
@@ -37,6 +38,15 @@ namespace burst {
 
 // ---- Linear layers.
 
+// What the products of a linear layer are rounded to before they are multiplied. Sums are in fp32,
+// or in the tensors' dtype if that is wider.
+enum class LinearPrecision {
+  kTensors,  // their dtype
+  // 8 bits with one scale a tensor, from its largest magnitude: e4m3, and e5m2 for dy. bfloat16
+  // tensors on a GPU, multiples of 16 channels.
+  kFloat8,
+};
+
 // y = x W^T + bias + residual.
 // x: [..., in], where `in` may be several trailing axes ([batch, length, heads, head_dim] counts as
 // in = heads head_dim). weight: [out, in]. bias: [out] or undefined. residual (may be undefined),
@@ -48,7 +58,8 @@ namespace burst {
 // With ResultUse::kUnread y has no memory and is not computed; its gradient flows as ever.
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias = {},
                 const Variable& residual = {}, const std::function<void()>& dx_done = nullptr,
-                ResultUse use = ResultUse::kRead);
+                ResultUse use = ResultUse::kRead,
+                LinearPrecision precision = LinearPrecision::kTensors);
 
 // The feed-forward of GPT-2: y = gelu(x up^T + up_bias) down^T + down_bias + residual. One op, so
 // that in bfloat16 on a GPU the GEMMs apply GELU and the biases themselves.
@@ -56,7 +67,8 @@ Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Var
 // undefined. residual (may be undefined), y: [..., width]. `dx_done` and `use` as for Linear.
 Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,
                  const Variable& down, const Variable& down_bias, const Variable& residual = {},
-                 const std::function<void()>& dx_done = nullptr, ResultUse use = ResultUse::kRead);
+                 const std::function<void()>& dx_done = nullptr, ResultUse use = ResultUse::kRead,
+                 LinearPrecision precision = LinearPrecision::kTensors);
 
 // y = those rows of x, one range behind the other. For a parameter that several ops use in parts:
 // the gradient of y adds to its rows, in the dtype of gradients. x: [rows, ...]; y: [the sum of the

@@ -35,6 +35,10 @@ inline const char* SafetensorsName(DType dtype) {
       return "BF16";
     case DType::kFloat16:
       return "F16";
+    case DType::kFloat8E4M3:
+      return "F8_E4M3";
+    case DType::kFloat8E5M2:
+      return "F8_E5M2";
   }
   return "";
 }

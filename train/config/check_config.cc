@@ -53,6 +53,24 @@ absl::Status CheckAttentionFp8(const ResolvedConfig& config) {
                        "rank's tokens");
 }
 
+absl::Status CheckFp8(const ResolvedConfig& config) {
+  if (!config.fp8) return absl::OkStatus();
+  if (config.exact) {
+    return InvalidOption("precision",
+                         "fp8 is not for --exact: a scale depends on the tokens of a rank");
+  }
+  const ModelConfig model = config.model.WithDefaults();
+  const int64_t ranks = config.mesh.tensor;
+  for (const auto& [name, channels] :
+       {std::pair("width", model.width), std::pair("ffn", model.ffn / ranks),
+        std::pair("heads times head_dim", model.attention_channels() / ranks)}) {
+    if (channels % 16 == 0) continue;
+    return InvalidOption("precision", "fp8 needs multiples of 16 channels; ", name,
+                         " of a rank is ", channels);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckAttentionScores(const ResolvedConfig& config) {
   const ModelConfig& model = config.model;
   if (!config.exact && !config.attention_fp8) return absl::OkStatus();
@@ -227,6 +245,7 @@ absl::Status CheckPipeline(const TrainConfig& c, const ResolvedConfig& config) {
 absl::Status CheckContradictions(const ResolvedConfig& config) {
   BURST_RETURN_IF_ERROR(CheckRingGradDType(config));
   BURST_RETURN_IF_ERROR(CheckAttentionFp8(config));
+  BURST_RETURN_IF_ERROR(CheckFp8(config));
   BURST_RETURN_IF_ERROR(CheckAttentionScores(config));
   BURST_RETURN_IF_ERROR(CheckZero(config));
   return CheckOffload(config);

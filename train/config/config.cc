@@ -21,7 +21,8 @@ constexpr EnumName<DeviceChoice> kDevices[] = {
 constexpr EnumName<Precision> kPrecisions[] = {{Precision::kAuto, "auto"},
                                                {Precision::kFp32, "fp32"},
                                                {Precision::kTf32, "tf32"},
-                                               {Precision::kBf16, "bf16"}};
+                                               {Precision::kBf16, "bf16"},
+                                               {Precision::kFp8, "fp8"}};
 
 constexpr EnumName<CheckpointFiles> kCheckpointFiles[] = {{CheckpointFiles::kAuto, "auto"},
                                                           {CheckpointFiles::kOne, "one"},
@@ -159,8 +160,9 @@ OptionTable TrainOptions(TrainConfig* c) {
   t.Add("device", &c->device, ParseDeviceChoice, kMayChange,
         "cpu, cuda, or auto: cuda where a GPU is found.");
   t.Add("precision", &c->precision, ParsePrecision, kMayChange,
-        "fp32, tf32 (fp32 whose GEMMs round their factors) or bf16 (with fp32 master weights, "
-        "accumulators and gradients). auto: bf16 on GPUs, fp32 on the CPU.");
+        "fp32, tf32 (fp32 whose GEMMs round their factors), bf16 (with fp32 master weights, "
+        "accumulators and gradients), or fp8 (bf16 whose layers round the factors of their linear "
+        "products to 8 bits, with a scale for each tensor). auto: bf16 on GPUs, fp32 on the CPU.");
   t.Add(
       "recompute", &c->recompute, ParseRecompute, kMayChange,
       "What the backward pass computes again, to save memory: none; full: each layer, of which "

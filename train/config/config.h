@@ -30,8 +30,8 @@
 namespace burst {
 
 enum class CommChoice { kAuto, kThreads, kTcp, kMpi, kNccl };
-enum class DeviceChoice { kAuto, kCpu, kCuda };       // kAuto: a GPU where there is one
-enum class Precision { kAuto, kFp32, kTf32, kBf16 };  // kAuto: bf16 on GPUs, fp32 on the CPU
+enum class DeviceChoice { kAuto, kCpu, kCuda };             // kAuto: a GPU where there is one
+enum class Precision { kAuto, kFp32, kTf32, kBf16, kFp8 };  // kAuto: bf16 on GPUs, fp32 on the CPU
 enum class Offload { kNone, kActivations, kOptimizer, kAll };  // what is in the host's memory
 inline bool OffloadsActivations(Offload offload) {
   return offload == Offload::kActivations || offload == Offload::kAll;
@@ -160,6 +160,7 @@ struct ResolvedConfig : PlainOptions {
   DeviceType device = DeviceType::kCpu;
   DType dtype = DType::kFloat32;  // of activations
   bool tf32 = false;
+  bool fp8 = false;  // the layers' linear products; dtype is bfloat16 then
   CommKind comm = CommKind::kThreads;
   int ranks = 1;
   Mesh mesh;                      // of the ranks

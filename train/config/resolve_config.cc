@@ -50,7 +50,8 @@ absl::Status ResolvePrecision(const TrainConfig& c, const Launch& launch, Resolv
     return InvalidOption("precision", Name(c.precision),
                          " needs --device=cuda; the CPU computes in fp32");
   }
-  if (cuda && (c.precision == Precision::kAuto || c.precision == Precision::kBf16)) {
+  config->fp8 = c.precision == Precision::kFp8;
+  if (cuda && c.precision != Precision::kFp32 && c.precision != Precision::kTf32) {
     config->dtype = DType::kBFloat16;
   }
   config->tf32 = c.precision == Precision::kTf32;

@@ -129,6 +129,9 @@ absl::StatusOr<Place> FindPlace(const GenerateConfig& c, const Launch& launch) {
   BURST_ASSIGN_OR_RETURN(place.device, ResolveDevice(c.train.device, launch.gpus));
   const bool cuda = place.device == DeviceType::kCuda;
   const Precision precision = c.train.precision;
+  if (precision == Precision::kFp8) {
+    return InvalidOption("precision", "fp8 is for training; give bf16");
+  }
   if (!cuda && precision != Precision::kAuto && precision != Precision::kFp32) {
     return InvalidOption("precision", Name(precision),
                          " needs --device=cuda; the CPU computes in fp32");

@@ -20,6 +20,7 @@ GpuModel H200() {
   gpu.name = "H200";
   gpu.memory = 139 * kGiB;
   gpu.bandwidth = 3.8e12;
+  gpu.fp8 = 1150e12;
   gpu.bf16 = 705e12;
   gpu.tf32 = 350e12;
   gpu.fp32 = 45e12;

@@ -46,6 +46,8 @@ ncclDataType_t NcclType(DType dtype) {
     case DType::kFloat16:
       return ncclFloat16;
     case DType::kInt32:
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
       break;
   }
   BURST_CHECK(false) << "cannot reduce " << Name(dtype);

@@ -36,7 +36,9 @@ KernelWork WorkOf(const MatMulParams& p) {
   // llama_1b in benchmarks/results/dense_h200.json).
   constexpr int kEnds = 64;
   const double flops = 2.0 * p.c.rows * p.c.cols * (p.a.cols + kEnds);
-  const double rate = p.a.dtype == DType::kBFloat16 ? gpu.bf16 : allow_tf32 ? gpu.tf32 : gpu.fp32;
+  double rate = allow_tf32 ? gpu.tf32 : gpu.fp32;
+  if (p.a.dtype == DType::kBFloat16) rate = gpu.bf16;
+  if (Is8Bit(p.a.dtype)) rate = gpu.fp8;
   const int more = (p.addend != nullptr) + (p.pre != nullptr);  // matrices like c
   return {Bytes(p.a) + Bytes(p.b) + (1 + more) * Bytes(p.c), flops / rate};
 }

@@ -8,10 +8,6 @@
 
 namespace burst {
 namespace cuda {
-namespace {
-
-// grad of x += a b, [rows, cols]. The GEMM itself adds the gradient so far: in place, unless
-// somebody else uses its memory.
 void AddGemm(const Variable& x, int64_t cols, MatMulParams gemm) {
   if (x.is_parameter()) {
     bool add = false;
@@ -32,6 +28,19 @@ void AddGemm(const Variable& x, int64_t cols, MatMulParams gemm) {
   x.SetGrad(sum);
 }
 
+void BiasBackward(const Tensor& dy, const Variable& bias) {
+  if (!bias.defined() || !bias.requires_grad()) return;
+  bool add = false;
+  const Tensor& grad = bias.GradToWrite(&add);
+  const DType accumulator = dy.dtype() == DType::kBFloat16 ? DType::kFloat32 : dy.dtype();
+  if (grad.dtype() == accumulator) return BURST_GPU_KERNEL(ColumnSums, dy, grad, add);
+  const Tensor sums = Tensor::Empty({bias.value().dim(0)}, accumulator, DeviceType::kCuda);
+  BURST_GPU_KERNEL(ColumnSums, dy, sums, /*add=*/false);
+  add ? grad.Add(sums.To(grad.dtype())) : grad.ConvertFrom(sums);
+}
+
+namespace {
+
 // dweight += dy^T x, dbias += sum over rows of dy; dy: [rows, out], x: [rows, in].
 void WeightBackward(const Tensor& dy, const Tensor& x, const Variable& weight,
                     const Variable& bias) {
@@ -40,14 +49,7 @@ void WeightBackward(const Tensor& dy, const Tensor& x, const Variable& weight,
   gemm.a = AsMatrix(dy, out).Transposed();
   gemm.b = AsMatrix(x, in);
   if (weight.requires_grad()) AddGemm(weight, in, gemm);
-  if (!bias.defined() || !bias.requires_grad()) return;
-  bool add = false;
-  const Tensor& grad = bias.GradToWrite(&add);
-  const DType accumulator = dy.dtype() == DType::kBFloat16 ? DType::kFloat32 : dy.dtype();
-  if (grad.dtype() == accumulator) return BURST_GPU_KERNEL(ColumnSums, dy, grad, add);
-  const Tensor sums = Tensor::Empty({out}, accumulator, DeviceType::kCuda);
-  BURST_GPU_KERNEL(ColumnSums, dy, sums, /*add=*/false);
-  add ? grad.Add(sums.To(grad.dtype())) : grad.ConvertFrom(sums);
+  BiasBackward(dy, bias);
 }
 
 // dx += dy W

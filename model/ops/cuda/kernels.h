@@ -16,6 +16,7 @@
 
 #include "burst/tensor/gpu_kernel.h"
 #include "burst/tensor/tensor.h"
+#include "model/ops/cuda/matmul.h"
 
 namespace burst {
 
@@ -121,12 +122,41 @@ void ScaleBy(const Tensor& y, const Tensor& factor);
 // y = factor x, or with `add` y += factor x. x, y: float32 or float64.
 void ScaleInto(const Tensor& y, const Tensor& x, const Tensor& factor, bool add);
 
+// --- float8 forms of bfloat16 tensors, for the GEMMs of linear layers (float8.cu).
+
+// amax = the largest magnitude of x; NaN or infinity if x has one. amax: [1] float32. The order of
+// the elements does not matter, so every run gives the same bits.
+void LargestMagnitude(const Tensor& x, const Tensor& amax);
+
+// Rounds x / scale to float8. `scale` becomes the smallest power of two for which amax / scale fits
+// the dtype, or NaN if amax is not finite. The results have one float8 dtype, and either may be
+// null.
+//
+//   x            [rows, cols], bfloat16; cols is a multiple of 16
+//   amax, scale  [1], float32
+//   as_rows      [rows, cols]
+//   as_columns   [cols, rows rounded up to a multiple of 16], zeros in the added columns
+void RoundToFloat8(const Tensor& x, int64_t cols, const Tensor& amax, const Tensor& as_rows,
+                   const Tensor& as_columns, const Tensor& scale);
+
 // --- The ops of ops.h that consist of GEMMs, forward and backward (gemm_ops.cc). Every build has
 // them, because a simulated GPU runs them too.
 
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
                 const Variable& residual, const Shape& y_shape,
                 const std::function<void()>& dx_done, ResultUse use);
+
+// Linear of bfloat16 tensors with products of float8: x and weight in e4m3, dy in e5m2
+// (float8_ops.cc).
+Variable LinearInFloat8(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias,
+                        const Variable& residual, const Shape& y_shape,
+                        const std::function<void()>& dx_done, ResultUse use);
+
+// grad of x += a b, [rows, cols]. The GEMM itself adds the gradient so far: in place, unless
+// somebody else uses its memory.
+void AddGemm(const Variable& x, int64_t cols, MatMulParams gemm);
+// dbias += sum over rows of dy, [rows, out]; bias may be undefined.
+void BiasBackward(const Tensor& dy, const Variable& bias);
 
 // bfloat16 only.
 Variable GeluMlp(Tape& tape, const Variable& x, const Variable& up, const Variable& up_bias,

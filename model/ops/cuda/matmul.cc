@@ -21,6 +21,8 @@ void CheckCublas(const char* call, cublasStatus_t status) {
 #define BURST_CUBLAS_CHECK(call) CheckCublas(#call, call)
 
 cudaDataType_t CudaType(DType dtype) {
+  if (dtype == DType::kFloat8E4M3) return CUDA_R_8F_E4M3;
+  if (dtype == DType::kFloat8E5M2) return CUDA_R_8F_E5M2;
   if (dtype == DType::kBFloat16) return CUDA_R_16BF;
   return dtype == DType::kFloat64 ? CUDA_R_64F : CUDA_R_32F;
 }
@@ -41,7 +43,7 @@ cublasLtEpilogue_t CublasEpilogue(const MatMulParams& params) {
 
 // Everything that the choice of an algorithm depends on.
 using PlanKey = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, DType,
-                           DType, Epilogue, bool, bool, bool, int>;
+                           DType, DType, Epilogue, bool, bool, bool, int>;
 
 // The most that 256 and the address divide by, as log2: algorithms demand alignment.
 int Alignment(const void* data) {
@@ -86,6 +88,10 @@ class Cublas {
     if (p.pre != nullptr) {
       SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.pre);
     }
+    if (p.a_scale != nullptr) {  // cuBLASLt's A is b
+      SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_scale);
+      SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_scale);
+    }
     const bool is_double = p.c.dtype == DType::kFloat64;
     const float alpha = 1, beta = p.addend != nullptr ? 1 : 0;
     const double alpha64 = alpha, beta64 = beta;
@@ -106,10 +112,22 @@ class Cublas {
       alignment = std::min(alignment, Alignment(data));
     }
     const bool tf32 = Tf32IsAllowed();
-    const PlanKey key{p.c.rows,         p.c.cols,   p.a.cols,       p.a.stride,
-                      p.b.stride,       p.c.stride, p.a.transposed, p.b.transposed,
-                      p.a.dtype,        p.c.dtype,  p.epilogue,     p.addend != nullptr,
-                      p.pre != nullptr, tf32,       alignment};
+    const PlanKey key{p.c.rows,
+                      p.c.cols,
+                      p.a.cols,
+                      p.a.stride,
+                      p.b.stride,
+                      p.c.stride,
+                      p.a.transposed,
+                      p.b.transposed,
+                      p.a.dtype,
+                      p.b.dtype,
+                      p.c.dtype,
+                      p.epilogue,
+                      p.addend != nullptr,
+                      p.pre != nullptr,
+                      tf32,
+                      alignment};
     const auto [it, made] = plans_.try_emplace(key);
     if (made) {
       AwaitOtherRanks();  // cuBLASLt loads the kernels of a new plan
@@ -133,6 +151,14 @@ class Cublas {
     SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CublasEpilogue(p));
     if (p.vector != nullptr) {
       SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CudaType(p.c.dtype));
+    }
+    if (Is8Bit(p.a.dtype)) {
+      // Sums move to fp32 every few steps: tensor cores' own registers have fewer bits, and to stay
+      // in them saves 1 % at most.
+      SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{0});
+      // The heuristic looks at these; each call sets its own.
+      SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_scale);
+      SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_scale);
     }
     if (p.pre != nullptr) {
       SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.c.cols);
@@ -199,9 +225,17 @@ void MatMul(const MatMulParams& p) {
               !p.c.transposed)
       << "[" << p.a.rows << ", " << p.a.cols << "] x [" << p.b.rows << ", " << p.b.cols << "] -> ["
       << p.c.rows << ", " << p.c.cols << "]";
-  BURST_CHECK(p.a.dtype == p.b.dtype && (p.c.dtype == p.a.dtype || (p.a.dtype == DType::kBFloat16 &&
-                                                                    p.c.dtype == DType::kFloat32)));
-  BURST_CHECK(p.epilogue == Epilogue::kNone || p.a.dtype == DType::kBFloat16);
+  const bool is_float8 = Is8Bit(p.a.dtype);
+  const bool to_16_bits = p.c.dtype == DType::kBFloat16 || p.c.dtype == DType::kFloat32;
+  if (is_float8) {
+    BURST_CHECK(Is8Bit(p.b.dtype) && to_16_bits && p.a_scale != nullptr && p.b_scale != nullptr);
+    BURST_CHECK(!p.a.transposed && p.b.transposed && p.a.cols % 16 == 0 && p.c.cols % 16 == 0)
+        << p.a.cols << " x " << p.c.cols << " in float8";
+  } else {
+    BURST_CHECK(p.a.dtype == p.b.dtype &&
+                (p.c.dtype == p.a.dtype || (p.a.dtype == DType::kBFloat16 && to_16_bits)));
+  }
+  BURST_CHECK(p.epilogue == Epilogue::kNone || is_float8 || p.a.dtype == DType::kBFloat16);
   BURST_CHECK_EQ(p.epilogue == Epilogue::kNone || p.epilogue == Epilogue::kGeluBackward,
                  p.vector == nullptr);
   if (p.c.rows == 0 || p.c.cols == 0) return;

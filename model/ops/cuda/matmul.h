@@ -1,4 +1,4 @@
-// GEMMs on a GPU, by cuBLASLt: bf16 with fp32 accumulation, fp32 (or TF32), double.
+// GEMMs on a GPU, by cuBLASLt: float8 and bf16 with fp32 accumulation, fp32 (or TF32), double.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +33,17 @@ enum class Epilogue {
   kGeluBackward,  // c * gelu'(pre)
 };
 
-// c = epilogue(a b + addend). a: [m, k], b: [k, n], c: [m, n], not transposed; a and b of one
-// dtype, c of that dtype or, for bf16, float32. Queued on the calling thread's stream. Only bf16
-// has epilogues.
+// c = epilogue(a b + addend). a: [m, k], b: [k, n], c: [m, n], not transposed. Queued on the
+// calling thread's stream. Only bf16 and float8 operands have epilogues.
+//
+//   a, b      c
+//   float8    bf16 or float32; c = a_scale b_scale a b + addend
+//   bf16      bf16 or float32
+//   float32   float32
+//   float64   float64
+//
+// With float8, a is not transposed and b is, so that both have k along their rows in memory; k and
+// n are multiples of 16.
 struct MatMulParams {
   Matrix a, b, c;
   // Null, or a matrix like c (c itself: c += a b).
@@ -43,6 +51,9 @@ struct MatMulParams {
   Epilogue epilogue = Epilogue::kNone;
   const void* vector = nullptr;  // [columns of c], dtype of c; of kBias and kGelu
   void* pre = nullptr;           // [m, n] contiguous, dtype of c
+  // Scales of float8 matrices, one float each on the GPU; null for other dtypes.
+  const float* a_scale = nullptr;
+  const float* b_scale = nullptr;
 };
 void MatMul(const MatMulParams& params);
 
