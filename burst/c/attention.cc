@@ -1,8 +1,5 @@
 // Attention of burst.h.
 #include <algorithm>
-#include <cstddef>
-#include <cstring>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -11,30 +8,18 @@
 #include "burst/base/status.h"
 #include "burst/c/objects.h"
 #include "burst/device/capture.h"
-#include "burst/sequence/balance.h"
-#include "burst/sequence/token_shard.h"
 #include "burst/tensor/tensor.h"
 
 namespace burst {
 namespace c {
 namespace {
 
-std::string Or(const char* text, const char* otherwise) {
-  return text == nullptr ? otherwise : text;
-}
-
 absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context> context,
                                                          std::shared_ptr<Comm> comm,
                                                          const burst_attention_options& callers) {
   BURST_RETURN_IF_ERROR(CheckNotFinished(comm.get()));
-  // Version 4 ended before fp8_forward.
-  constexpr size_t kLeast = offsetof(burst_attention_options, fp8_forward);
-  if (callers.struct_bytes < kLeast) {
-    return absl::InvalidArgumentError(absl::StrCat("attention options of ", callers.struct_bytes,
-                                                   " bytes, expected ", kLeast, " at least"));
-  }
   burst_attention_options given = {};
-  std::memcpy(&given, &callers, std::min(callers.struct_bytes, sizeof(given)));
+  BURST_RETURN_IF_ERROR(CopyStruct("burst_attention_options", callers, &given));
   BURST_ASSIGN_OR_RETURN(const Strategy strategy, ParseStrategy(Or(given.strategy, "burst")));
   if (IsTensorParallel(strategy)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -61,7 +46,6 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
   }
   auto attention = std::make_shared<Attention>(std::move(context));
   attention->comm = std::move(comm);
-  attention->mask = Mask::SlidingWindow(given.window, given.causal != 0);
   std::shared_ptr<AttentionRanks> ranks =
       attention->comm == nullptr ? nullptr : attention->comm->ranks;
   const bool alone = ranks == nullptr;
@@ -77,52 +61,6 @@ absl::StatusOr<std::shared_ptr<Attention>> MakeAttention(std::shared_ptr<Context
     made.push_back(attention);
   }
   return attention;
-}
-
-DocumentStarts Documents(int64_t rows, const int64_t* starts, const int32_t* positions) {
-  DocumentStarts documents;
-  for (int64_t row = 0; row < rows; ++row) {
-    documents.emplace_back(positions, positions + starts[row]);
-    positions += starts[row];
-  }
-  return documents;
-}
-
-Spans SpansOf(int64_t rows, const int64_t* counts, const int32_t* bounds) {
-  Spans spans(rows);
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t i = 0; i < counts[row]; ++i, bounds += 2) {
-      spans[row].push_back({bounds[0], bounds[1]});
-    }
-  }
-  return spans;
-}
-
-static_assert(static_cast<int>(SliceKind::kFull) == BURST_SLICE_FULL &&
-              static_cast<int>(SliceKind::kCausal) == BURST_SLICE_CAUSAL &&
-              static_cast<int>(SliceKind::kInverseCausal) == BURST_SLICE_INVERSE_CAUSAL &&
-              static_cast<int>(SliceKind::kBand) == BURST_SLICE_BAND);
-
-absl::StatusOr<MaskSlices> SlicesOf(int64_t rows, const int64_t* counts, const burst_slice* next) {
-  MaskSlices slices(rows);
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t i = 0; i < counts[row]; ++i, ++next) {
-      if (next->kind < BURST_SLICE_FULL || next->kind > BURST_SLICE_BAND) {
-        return absl::InvalidArgumentError(absl::StrCat("slice ", i, " of row ", row, " is of kind ",
-                                                       next->kind, ", which there is not"));
-      }
-      slices[row].push_back({next->q_begin, next->q_end, next->k_begin, next->k_end,
-                             static_cast<SliceKind>(next->kind)});
-    }
-  }
-  return slices;
-}
-
-burst_schedule* Wrap(const burst_attention& attention, RingSchedule made) {
-  auto schedule = std::make_shared<Schedule>();
-  schedule->context = attention.value->context;
-  schedule->schedule = std::make_shared<RingSchedule>(std::move(made));
-  return new burst_schedule{std::move(schedule)};
 }
 
 // A view of the caller's tensor. Strides that are never used, of dimensions of one or of a tensor
@@ -294,125 +232,6 @@ void burst_attention_destroy(burst_attention* attention) {
 burst_code burst_attention_set_dropout_seed(burst_attention* attention, uint64_t seed) {
   return Guard([&] {
     attention->value->attention->SetDropoutSeed(seed);
-    return absl::OkStatus();
-  });
-}
-
-burst_code burst_schedule_create(const burst_attention* attention, int64_t seqlen,
-                                 int64_t documents, const int64_t* starts, const int32_t* positions,
-                                 burst_schedule** schedule) {
-  return burst_schedule_create_with_spans(attention, seqlen, nullptr, nullptr, documents, starts,
-                                          positions, 0, nullptr, nullptr, schedule);
-}
-
-burst_code burst_schedule_create_at(const burst_attention* attention, const int64_t* lengths,
-                                    const int32_t* tokens, int64_t documents, const int64_t* starts,
-                                    const int32_t* positions, burst_schedule** schedule) {
-  return burst_schedule_create_with_spans(attention, 0, lengths, tokens, documents, starts,
-                                          positions, 0, nullptr, nullptr, schedule);
-}
-
-burst_code burst_schedule_create_with_spans(const burst_attention* attention, int64_t seqlen,
-                                            const int64_t* lengths, const int32_t* tokens,
-                                            int64_t documents, const int64_t* starts,
-                                            const int32_t* positions, int64_t rows,
-                                            const int64_t* spans, const int32_t* bounds,
-                                            burst_schedule** schedule) {
-  return Guard([&]() -> absl::Status {
-    const burst::c::Attention& of = *attention->value;
-    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(of.comm.get()));
-    const burst::DocumentStarts in_rows = burst::c::Documents(documents, starts, positions);
-    const burst::Spans given = burst::c::SpansOf(rows, spans, bounds);
-    const burst::Mask mask = of.mask.WithDocuments(in_rows).WithSpans(given);
-    const int size = of.comm == nullptr ? 1 : of.comm->size;
-    BURST_ASSIGN_OR_RETURN(
-        burst::RingSchedule made,
-        lengths == nullptr
-            ? of.attention->Schedule(seqlen, mask)
-            : of.attention->Schedule(burst::c::Documents(size, lengths, tokens), mask));
-    *schedule = burst::c::Wrap(*attention, std::move(made));
-    return absl::OkStatus();
-  });
-}
-
-burst_code burst_schedule_create_cross(const burst_attention* attention, int64_t q_seqlen,
-                                       int64_t k_seqlen, const char* k_layout,
-                                       burst_schedule** schedule) {
-  return Guard([&]() -> absl::Status {
-    const burst::c::Attention& of = *attention->value;
-    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(of.comm.get()));
-    std::optional<burst::Layout> layout;
-    if (k_layout != nullptr) {
-      BURST_ASSIGN_OR_RETURN(layout, burst::ParseLayout(k_layout));
-    }
-    BURST_ASSIGN_OR_RETURN(
-        burst::RingSchedule made,
-        of.attention->Schedule(burst::Sequences::Cross(q_seqlen, k_seqlen, layout), of.mask));
-    *schedule = burst::c::Wrap(*attention, std::move(made));
-    return absl::OkStatus();
-  });
-}
-
-burst_code burst_schedule_create_sliced(const burst_attention* attention, int64_t seqlen,
-                                        const int64_t* lengths, const int32_t* tokens, int64_t rows,
-                                        const int64_t* counts, const burst_slice* slices,
-                                        burst_schedule** schedule) {
-  return Guard([&]() -> absl::Status {
-    const burst::c::Attention& of = *attention->value;
-    BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(of.comm.get()));
-    BURST_ASSIGN_OR_RETURN(const burst::MaskSlices given, burst::c::SlicesOf(rows, counts, slices));
-    const int size = of.comm == nullptr ? 1 : of.comm->size;
-    BURST_ASSIGN_OR_RETURN(burst::RingSchedule made,
-                           lengths == nullptr
-                               ? of.attention->Schedule(seqlen, burst::Mask::Slices(given))
-                               : of.attention->Schedule(burst::c::Documents(size, lengths, tokens),
-                                                        burst::Mask::Slices(given)));
-    *schedule = burst::c::Wrap(*attention, std::move(made));
-    return absl::OkStatus();
-  });
-}
-
-void burst_schedule_destroy(burst_schedule* schedule) {
-  (void)Guard([&] {
-    delete schedule;
-    return absl::OkStatus();
-  });
-}
-
-burst_code burst_positions(const char* layout, int64_t seqlen, int32_t rank, int32_t size,
-                           int64_t* length, int32_t* positions) {
-  return Guard([&]() -> absl::Status {
-    BURST_ASSIGN_OR_RETURN(const burst::Layout spread,
-                           burst::ParseLayout(burst::c::Or(layout, "zigzag")));
-    if (seqlen < 0 || seqlen > INT32_MAX || size < 1 || rank < 0 || rank >= size) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("seqlen ", seqlen, ", rank ", rank, " of ", size));
-    }
-    const std::vector<int32_t> local = burst::LocalPositions(spread, seqlen, rank, size);
-    *length = static_cast<int64_t>(local.size());
-    if (positions != nullptr) std::copy(local.begin(), local.end(), positions);
-    return absl::OkStatus();
-  });
-}
-
-burst_code burst_balanced_positions(int64_t seqlen, int32_t causal, int64_t window,
-                                    int64_t documents, const int64_t* starts,
-                                    const int32_t* positions, int32_t rank, int32_t size,
-                                    int32_t group_size, int64_t* length, int32_t* tokens) {
-  return Guard([&]() -> absl::Status {
-    if (seqlen < 0 || seqlen >= INT32_MAX || window < 0 || size < 1 || rank < 0 || rank >= size ||
-        group_size < 1 || size % group_size != 0) {
-      return absl::InvalidArgumentError(absl::StrCat("seqlen ", seqlen, ", window ", window,
-                                                     ", rank ", rank, " of ", size,
-                                                     " in groups of ", group_size));
-    }
-    const burst::DocumentStarts given = burst::c::Documents(documents, starts, positions);
-    const burst::Mask mask = burst::Mask::SlidingWindow(window, causal != 0).WithDocuments(given);
-    BURST_RETURN_IF_ERROR(mask.CheckForSequence(seqlen));
-    const std::vector<int32_t> local =
-        burst::BalancedPositions(mask, seqlen, size / group_size, group_size)[rank];
-    *length = static_cast<int64_t>(local.size());
-    if (tokens != nullptr) std::copy(local.begin(), local.end(), tokens);
     return absl::OkStatus();
   });
 }

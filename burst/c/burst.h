@@ -5,7 +5,7 @@
  *   burst_context* context;   a device, the caller's stream and, if wanted, the caller's memory
  *   burst_comm* comm;         the ranks of one group, from an id that the caller distributes
  *   burst_attention* ring;    what to compute and how to spread it
- *   burst_schedule* tokens;   which tokens each rank has
+ *   burst_schedule* tokens;   which tokens each rank has, and which keys each query sees
  *   burst_forward(ring, tokens, &q, &k, &v, &out, &lse);
  *   burst_backward(ring, tokens, &q, &k, &v, &out, &lse, &dout, NULL, &dq, &dk, &dv);
  *
@@ -37,7 +37,7 @@ extern "C" {
 
 /* Grows with every change; what a program compiled for an older number uses stays as it was.
  * Structs begin with their size, so that later fields can be told to be absent. */
-#define BURST_C_VERSION 6
+#define BURST_C_VERSION 1
 int32_t burst_c_version(void);         /* of the library */
 const char* burst_version(void);       /* "0.1.0" */
 int32_t burst_cuda_device_count(void); /* GPUs; 0 also in a library built without CUDA */
@@ -130,16 +130,13 @@ typedef struct burst_attention_options {
   const char* layout;          /* "zigzag", "contiguous", "striped"; null: "zigzag" */
   const char* backward;        /* "auto", "burst", "ring"; null: "auto" */
   const char* ring_grad_dtype; /* "fp32", "bf16"; null: "fp32" */
-  int32_t causal;              /* a token sees itself and earlier ones */
-  int64_t window;              /* > 0: it sees tokens less than so many positions away */
   double softmax_scale;        /* 0: 1 / sqrt(head_dim) */
   int32_t deterministic;       /* 0: a faster backward on GPUs, whose last bits vary */
   int32_t group_size;          /* burst+ulysses: ranks that divide the heads */
   int32_t ranks_per_node;      /* > 0: a double ring of nodes of so many ranks; 0: a flat ring */
-  /* Since version 5. */
   int32_t fp8_forward; /* 1: the forward's products in 8 bits (e4m3): Hopper GPUs, 16-bit tensors, a
                         * head_dim from 72 to 128 */
-  /* Since version 6, not with fp8_forward; burst/kernels/scores.h has the equations. */
+  /* What follows does not go with fp8_forward; burst/kernels/scores.h has the equations. */
   double softcap;      /* > 0: scores s become softcap tanh(s / softcap); 0: none */
   int64_t alibi_heads; /* the length of alibi_slopes: query heads, on all ranks of ulysses, too */
   const float* alibi_slopes; /* in the host's memory, copied: a score loses its head's slope times
@@ -160,44 +157,13 @@ void burst_attention_destroy(burst_attention* attention);
 /* Which weights the calls of burst_forward from here on drop, and those of burst_backward, which
  * must have the seed of their forward: a function of the seed and of a weight's row of the batch,
  * head and positions. The same on all ranks of a sequence; another one for every layer and step. At
- * first 0. Since version 6. */
+ * first 0. */
 burst_code burst_attention_set_dropout_seed(burst_attention* attention, uint64_t seed);
 
-typedef struct burst_schedule burst_schedule;
+/* ---- Masks */
 
-/* For sequences of `seqlen` tokens, as the layout spreads them. `documents`: rows of packed
- * documents in a batch, or 1 for the same in all rows, or 0: none; row r has starts[r] documents,
- * whose first positions follow those of the rows before in `positions`, increasing; position 0
- * always starts one. A token sees its own document only. No communication; the same on every rank.
- */
-burst_code burst_schedule_create(const burst_attention* attention, int64_t seqlen,
-                                 int64_t documents, const int64_t* starts, const int32_t* positions,
-                                 burst_schedule** schedule);
-/* For tokens that no layout describes: rank r has lengths[r] of them, at positions that increase
- * and follow those of the ranks before in `tokens`; all together are [0, seqlen), each once. */
-burst_code burst_schedule_create_at(const burst_attention* attention, const int64_t* lengths,
-                                    const int32_t* tokens, int64_t documents, const int64_t* starts,
-                                    const int32_t* positions, burst_schedule** schedule);
-/* As the one above or, if `lengths` is null, as burst_schedule_create. Besides there are spans,
- * tokens that see one another whatever the mask says, of `rows` rows of a batch, or 1 for the same
- * in all rows, or 0: none; row r has spans[r] of them, of the positions [begin, end) each, whose
- * begins and ends follow those of the rows before in `bounds`; a row's are increasing and disjoint,
- * and each is within a document. Since version 3. */
-burst_code burst_schedule_create_with_spans(const burst_attention* attention, int64_t seqlen,
-                                            const int64_t* lengths, const int32_t* tokens,
-                                            int64_t documents, const int64_t* starts,
-                                            const int32_t* positions, int64_t rows,
-                                            const int64_t* spans, const int32_t* bounds,
-                                            burst_schedule** schedule);
-/* Of cross-attention: queries of a sequence of q_seqlen tokens in the attention's layout see all
- * keys of another, of k_seqlen tokens in `k_layout` (null: the same layout). The attention is
- * neither causal nor has a window; k and v, and their gradients, are of this rank's keys. Since
- * version 3. */
-burst_code burst_schedule_create_cross(const burst_attention* attention, int64_t q_seqlen,
-                                       int64_t k_seqlen, const char* k_layout,
-                                       burst_schedule** schedule);
-/* A part of a mask of any shape: the queries at the positions [q_begin, q_end) see the keys at
- * [k_begin, k_end), which may reach beyond the sequence. Slices may overlap. */
+/* The queries at the positions [q_begin, q_end) see keys at [k_begin, k_end), which may reach
+ * beyond the sequence. Slices may overlap. */
 typedef enum burst_slice_kind {
   BURST_SLICE_FULL = 0,
   BURST_SLICE_CAUSAL = 1,         /* of these keys p those with p - k_end <= q - q_end */
@@ -209,14 +175,69 @@ typedef struct burst_slice {
   int32_t kind;
 } burst_slice;
 
-/* The mask is the union of slices: of `rows` rows of a batch, or 1 for the same in all rows; row r
- * has counts[r] of them, which follow those of the rows before. The attention is neither causal nor
- * has a window. `lengths` and `tokens` as burst_schedule_create_at takes them, or null: by the
- * layout. Since version 4. */
-burst_code burst_schedule_create_sliced(const burst_attention* attention, int64_t seqlen,
-                                        const int64_t* lengths, const int32_t* tokens, int64_t rows,
-                                        const int64_t* counts, const burst_slice* slices,
-                                        burst_schedule** schedule);
+/* Which keys a query sees, by positions in the whole sequence; all zero but the size: every key. A
+ * list has the rows of a batch, or one row for all of them, or none: 0 rows. Row r has counts[r]
+ * entries, which follow those of the rows before. */
+typedef struct burst_mask {
+  size_t struct_bytes; /* sizeof(burst_mask) */
+  int32_t causal;      /* a token sees itself and earlier ones */
+  int64_t window; /* > 0: it sees tokens less than this number of positions away; 0: no limit */
+  /* Packed documents: a token sees its own only. Their first positions, increasing; position 0
+   * always starts one. */
+  int64_t document_rows;
+  const int64_t* document_counts;
+  const int32_t* document_starts;
+  /* Spans: tokens that see one another, whatever else the mask says. A begin and an end for each,
+   * increasing and disjoint, within a document. */
+  int64_t span_rows;
+  const int64_t* span_counts;
+  const int32_t* span_bounds;
+  /* The whole mask as a union of slices, in place of all that. Null counts: no slices. */
+  int64_t slice_rows;
+  const int64_t* slice_counts;
+  const burst_slice* slices;
+} burst_mask;
+
+/* Slices of masks by name (burst/mask/slices.h), into `slices`, and their number; null `slices`:
+ * the number only. Causal answers to one causal prompt, by their numbers of tokens: */
+burst_code burst_slices_tree(int32_t prompt, int64_t answers, const int32_t* lengths,
+                             int64_t* count, burst_slice* slices);
+/* A window with global tokens (positions in any order), which see all and are seen by all: */
+burst_code burst_slices_window_with_global_tokens(int32_t seqlen, int32_t window,
+                                                  int64_t global_tokens, const int32_t* positions,
+                                                  int32_t causal, int64_t* count,
+                                                  burst_slice* slices);
+/* Sparse blocks of size x size tokens: the queries of block i see the key blocks of counts[i]
+ * numbers, which follow those of the blocks before in `key_blocks`. */
+burst_code burst_slices_blocks(int32_t seqlen, int32_t size, int64_t query_blocks,
+                               const int64_t* counts, const int32_t* key_blocks, int32_t causal,
+                               int64_t* count, burst_slice* slices);
+/* The slopes of ALiBi's paper, one for each head. */
+burst_code burst_alibi_slopes(int64_t heads, float* slopes);
+
+/* ---- Schedules */
+
+/* The tokens of the ranks. */
+typedef struct burst_sequences {
+  size_t struct_bytes; /* sizeof(burst_sequences) */
+  int64_t seqlen;      /* the tokens of the sequence, as the attention's layout spreads them */
+  /* In place of seqlen, for tokens that no layout describes: rank r has lengths[r] of them, at
+   * positions that increase and follow those of the ranks before. All together are [0, seqlen),
+   * each once. Null lengths: by the layout. */
+  const int64_t* lengths;
+  const int32_t* positions;
+  /* Cross-attention: the queries are of the sequence above, the keys of another. */
+  int32_t is_cross;
+  int64_t key_seqlen;     /* its tokens */
+  const char* key_layout; /* null: the attention's */
+} burst_sequences;
+
+typedef struct burst_schedule burst_schedule;
+
+/* No communication; the same on every rank. Null `mask`: every query sees every key, as in
+ * cross-attention, which takes slices, too. */
+burst_code burst_schedule_create(const burst_attention* attention, const burst_sequences* sequences,
+                                 const burst_mask* mask, burst_schedule** schedule);
 void burst_schedule_destroy(burst_schedule* schedule);
 
 /* The positions of a rank's tokens under a layout, increasing; null `positions`: their number only.
@@ -224,13 +245,12 @@ void burst_schedule_destroy(burst_schedule* schedule);
 burst_code burst_positions(const char* layout, int64_t seqlen, int32_t rank, int32_t size,
                            int64_t* length, int32_t* positions);
 
-/* Of the layout "balanced", with packed documents as burst_schedule_create takes them: it deals
- * them to the ranks by the work of this mask (window 0: none). `group_size`: ranks that divide the
- * heads (of ulysses all, of burst+ulysses those of a group, else 1). Since version 4. */
-burst_code burst_balanced_positions(int64_t seqlen, int32_t causal, int64_t window,
-                                    int64_t documents, const int64_t* starts,
-                                    const int32_t* positions, int32_t rank, int32_t size,
-                                    int32_t group_size, int64_t* length, int32_t* tokens);
+/* The positions of a rank's tokens under the layout "balanced", which deals the documents of a mask
+ * to the ranks by their work. `group_size`: ranks that divide the heads (of ulysses all, of
+ * burst+ulysses those of a group, else 1). */
+burst_code burst_balanced_positions(const burst_mask* mask, int64_t seqlen, int32_t rank,
+                                    int32_t size, int32_t group_size, int64_t* length,
+                                    int32_t* positions);
 
 /* A tensor on the context's device. Strides in elements; unused dimensions are ignored. */
 typedef struct burst_tensor {
@@ -254,8 +274,7 @@ burst_code burst_forward(burst_attention* attention, const burst_schedule* sched
                          const burst_tensor* out, const burst_tensor* lse);
 /* Of the last burst_forward of an attention with `max_logits`: the largest score of each head,
  * after softcap and ALiBi, over the queries and keys of all ranks; -inf where no query sees a key.
- * Assigns max_logits [batch, heads], contiguous, float32; dims: 2. The same on all ranks. Since
- * version 6. */
+ * Assigns max_logits [batch, heads], contiguous, float32; dims: 2. The same on all ranks. */
 burst_code burst_max_logits(const burst_attention* attention, const burst_tensor* max_logits);
 /* Collective. What burst_forward was given and gave; dout, like out; dlse, like lse, or null: zero.
  * Assigns dq, dk and dv, like q, k and v. */

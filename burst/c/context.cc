@@ -19,11 +19,9 @@ constexpr size_t kMessageBytes = 2048;
 thread_local char last_error[kMessageBytes];
 std::atomic<pthread_t> without_memory{};  // the thread that ReportNoMemory was called on last
 
-absl::StatusOr<std::shared_ptr<Context>> MakeContext(const burst_context_options& options) {
-  if (options.struct_bytes < sizeof(burst_context_options)) {
-    return absl::InvalidArgumentError(absl::StrCat("context options of ", options.struct_bytes,
-                                                   " bytes, expected ", sizeof(options)));
-  }
+absl::StatusOr<std::shared_ptr<Context>> MakeContext(const burst_context_options& callers) {
+  burst_context_options options = {};
+  BURST_RETURN_IF_ERROR(CopyStruct("burst_context_options", callers, &options));
   if ((options.allocate == nullptr) != (options.release == nullptr)) {
     return absl::InvalidArgumentError("allocate and release: both or none");
   }

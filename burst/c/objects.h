@@ -3,15 +3,18 @@
 
 #include <unistd.h>
 
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "burst/attention/attention_ranks.h"
 #include "burst/attention/ring/schedule.h"
@@ -151,7 +154,6 @@ struct Attention {
   const std::shared_ptr<Context> context;
   std::shared_ptr<Comm> comm;                            // null: one rank
   std::shared_ptr<SequenceParallelAttention> attention;  // null: its comm has finished
-  Mask mask = Mask::Full();
 };
 
 // InvalidArgument if burst_comm_finish was called.
@@ -165,6 +167,22 @@ struct Schedule {
   std::shared_ptr<Context> context;
   std::shared_ptr<RingSchedule> schedule;
 };
+
+// Copies a caller's struct, whose fields beyond the caller's struct_bytes stay zero.
+template <typename Struct>
+absl::Status CopyStruct(const char* name, const Struct& callers, Struct* copy) {
+  constexpr size_t kLeast = sizeof(Struct);  // of version 1
+  if (callers.struct_bytes < kLeast) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": struct_bytes must be at least ", kLeast,
+                                                   "; got ", callers.struct_bytes));
+  }
+  std::memcpy(copy, &callers, sizeof(Struct));
+  return absl::OkStatus();
+}
+
+inline std::string Or(const char* text, const char* otherwise) {
+  return text == nullptr ? otherwise : text;
+}
 
 // That calls cannot be a part of a CUDA graph. Nothing may be queued before: it would end the
 // capture, and leave the caller's framework in the middle of one.

@@ -9,11 +9,10 @@ import operator
 import torch
 
 from ._cache import Bounded
-from .masks import Frozen
+from .masks import KINDS, Frozen
 
 LAYOUTS = ("zigzag", "contiguous", "striped", "balanced")
 STRATEGIES = ("burst", "ring", "ulysses", "burst+ulysses")
-SLICE_KINDS = ("full", "causal", "inverse_causal", "band")
 # What make_call takes, in order: single values, then those that may be long.
 SCALARS = ("causal", "softmax_scale", "window", "layout", "strategy", "ring_grad_dtype", "deterministic",
            "backward", "ulysses_size", "ranks_per_node", "seqlen", "fp8", "softcap", "dropout_p",
@@ -22,7 +21,7 @@ LISTS = ("documents", "cu_seqlens", "spans", "slices", "alibi_slopes")
 # What a Call has. `promised`: the caller gave seqlen, so that ranks compare arguments once; `tokens`: the
 # length of the whole sequence, by seqlen or cu_seqlens.
 _FIELDS = SCALARS + ("promised", "tokens", "documents", "spans", "slices", "alibi_slopes")
-_OPTIONS = ("strategy", "layout", "backward", "ring_grad_dtype", "causal", "window", "softmax_scale",
+_OPTIONS = ("strategy", "layout", "backward", "ring_grad_dtype", "softmax_scale",
             "deterministic", "ulysses_size", "ranks_per_node", "fp8", "softcap", "alibi_slopes",
             "dropout_p", "return_max_logit")
 _NOT_OF_SCHEDULES = ("softmax_scale", "ring_grad_dtype", "deterministic", "fp8", "softcap", "dropout_p",
@@ -148,8 +147,6 @@ def _interned(scalars, lists):
         _check_halves(documents[0], seqlen, 2 * size)
     slices = _slices(slices)
     spans, slopes = _spans(spans), _slopes(slopes)
-    if slices is not None:
-        _check_alone(scalars, documents, spans)
     key = (*scalars, given is not None, seqlen, documents, spans, slices, slopes)
     found = _calls.get(key)
     if found is None:
@@ -164,14 +161,6 @@ def _read_scalars(scalars):
         if isinstance(value, Refusal):
             raise ValueError(value.text)
     return tuple(_READERS[name](name, value) for name, value in zip(SCALARS, scalars))
-
-
-def _check_alone(scalars, documents, spans):
-    given = dict(zip(SCALARS, scalars), documents=documents is not None, spans=spans is not None)
-    for name in ("causal", "window", "documents", "spans"):
-        if given[name]:
-            raise ValueError("slices are the whole mask: no %s beside them%s" %
-                             (name, " (causal=False)" if name == "causal" else ""))
 
 
 def _check_halves(starts, seqlen, parts):
@@ -359,7 +348,7 @@ def _slices(slices):
         return tuple(tuple(_slice(values) for values in list_of(row)) for row in rows)
     except (TypeError, ValueError):
         raise ValueError("slices: %s are no (q_begin, q_end, k_begin, k_end, kind) with a kind of %s, nor "
-                         "a list of them for each row" % (shown(slices), ", ".join(SLICE_KINDS))) from None
+                         "a list of them for each row" % (shown(slices), ", ".join(KINDS))) from None
 
 
 def _slice(values):
@@ -367,7 +356,7 @@ def _slice(values):
     bounds = tuple(_integers("slices", bounds))
     if len(bounds) != 4 or any(not -2**31 <= bound < 2**31 for bound in bounds):
         raise ValueError
-    return bounds + (SLICE_KINDS.index(kind),)
+    return bounds + (KINDS.index(kind),)
 
 
 def _is_flat(values, length):

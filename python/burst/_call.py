@@ -12,14 +12,6 @@ from ._library import check, create, library
 _BYTES_A_TOKEN = 32  # of a schedule, about: its positions and masks
 
 
-def _int64s(values):
-    return (ctypes.c_int64 * max(1, len(values)))(*values)
-
-
-def _int32s(values):
-    return (ctypes.c_int32 * max(1, len(values)))(*values)
-
-
 def _attention_of(ranks, call, used=True):
     """The library's attention object of a call's options. One that is new is collective, so that only
     forwards count as uses, which all ranks make alike."""
@@ -33,8 +25,7 @@ def _attention_of(ranks, call, used=True):
     given = _library.AttentionOptions(
         struct_bytes=ctypes.sizeof(_library.AttentionOptions), strategy=strategy.encode(),
         layout=call.layout.encode(), backward=call.backward.encode(),
-        ring_grad_dtype=call.ring_grad_dtype.encode(), causal=call.causal, window=call.window,
-        softmax_scale=call.softmax_scale or 0, deterministic=call.deterministic,
+        ring_grad_dtype=call.ring_grad_dtype.encode(), softmax_scale=call.softmax_scale or 0, deterministic=call.deterministic,
         group_size=call.ulysses_size, ranks_per_node=call.ranks_per_node, fp8_forward=call.fp8,
         softcap=call.softcap, alibi_heads=len(slopes),
         alibi_slopes=(ctypes.c_float * len(slopes))(*slopes) if slopes else None, dropout=call.dropout_p,
@@ -69,7 +60,7 @@ def _tokens_of_documents(call, size):
         count = int(repeats.sum())
         tokens.append(torch.arange(count, dtype=torch.int64, device="cpu") +
                       (begins - before).repeat_interleave(repeats))
-    counts = _int64s([len(own) for own in tokens])
+    counts = _library.int64s([len(own) for own in tokens])
     everything = torch.cat(tokens).to(torch.int32)
     values = (ctypes.c_int32 * max(1, len(everything)))()
     ctypes.memmove(values, everything.data_ptr(), 4 * len(everything))
@@ -89,28 +80,19 @@ def _schedule_of(ranks, call, attention, lengths):
     lengths, keys = lengths[:ranks.size], lengths[ranks.size:]
     seqlen = sum(lengths)
     _check_seqlen(call, seqlen)
-    lengths_and_tokens = None, None
+    sequences = _library.Sequences(struct_bytes=ctypes.sizeof(_library.Sequences), seqlen=seqlen)
     if call.per_document:
-        lengths_and_tokens = _tokens_of_documents(call, ranks.size)
+        sequences.lengths, sequences.positions = _tokens_of_documents(call, ranks.size)
     else:
         _check_lengths(ranks, "q", call.layout, lengths)
     if call.cross:
         key_layout = call.key_layout or call.layout
         _check_lengths(ranks, "k", key_layout, keys)
-        return create("schedule", attention.value, seqlen, sum(keys), key_layout.encode(),
-                      function="burst_schedule_create_cross", keeps=ranks.device.handle)
-    if call.slices is not None:
-        return create("schedule", attention.value, seqlen, *lengths_and_tokens, len(call.slices),
-                      _int64s([len(row) for row in call.slices]),
-                      _int32s([value for row in call.slices for part in row for value in part]),
-                      function="burst_schedule_create_sliced", keeps=ranks.device.handle)
-    documents, spans = call.documents or (), call.spans or ()
-    return create("schedule", attention.value, seqlen, *lengths_and_tokens,
-                  len(documents), _int64s([len(row) for row in documents]),
-                  _int32s([start for row in documents for start in row]),
-                  len(spans), _int64s([len(row) for row in spans]),
-                  _int32s([bound for row in spans for span in row for bound in span]),
-                  function="burst_schedule_create_with_spans", keeps=ranks.device.handle)
+        sequences.is_cross, sequences.key_seqlen = True, sum(keys)
+        sequences.key_layout = key_layout.encode()
+    mask = _library.mask(call.causal, call.window, call.documents, call.spans, call.slices)
+    return create("schedule", attention.value, ctypes.byref(sequences), ctypes.byref(mask),
+                  keeps=ranks.device.handle)
 
 
 def _ready(tensor):

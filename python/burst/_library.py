@@ -1,5 +1,6 @@
 """libburst.so through ctypes: burst/c/burst.h in Python, and errors as exceptions."""
 
+import array
 import ctypes
 import os
 import struct
@@ -7,7 +8,7 @@ import threading
 from ctypes import (POINTER, byref, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t,
                     c_uint64, c_void_p)
 
-_VERSION = 6  # BURST_C_VERSION
+_VERSION = 1  # BURST_C_VERSION
 
 
 class BurstError(RuntimeError):
@@ -49,8 +50,6 @@ class AttentionOptions(ctypes.Structure):
         ("layout", c_char_p),
         ("backward", c_char_p),
         ("ring_grad_dtype", c_char_p),
-        ("causal", c_int32),
-        ("window", c_int64),
         ("softmax_scale", c_double),
         ("deterministic", c_int32),
         ("group_size", c_int32),
@@ -61,6 +60,39 @@ class AttentionOptions(ctypes.Structure):
         ("alibi_slopes", POINTER(c_float)),
         ("dropout", c_double),
         ("max_logits", c_int32),
+    ]
+
+
+class Slice(ctypes.Structure):
+    _fields_ = [(name, c_int32) for name in ("q_begin", "q_end", "k_begin", "k_end", "kind")]
+
+
+class Mask(ctypes.Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("causal", c_int32),
+        ("window", c_int64),
+        ("document_rows", c_int64),
+        ("document_counts", POINTER(c_int64)),
+        ("document_starts", POINTER(c_int32)),
+        ("span_rows", c_int64),
+        ("span_counts", POINTER(c_int64)),
+        ("span_bounds", POINTER(c_int32)),
+        ("slice_rows", c_int64),
+        ("slice_counts", POINTER(c_int64)),
+        ("slices", POINTER(Slice)),
+    ]
+
+
+class Sequences(ctypes.Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("seqlen", c_int64),
+        ("lengths", POINTER(c_int64)),
+        ("positions", POINTER(c_int32)),
+        ("is_cross", c_int32),
+        ("key_seqlen", c_int64),
+        ("key_layout", c_char_p),
     ]
 
 
@@ -93,23 +125,18 @@ _FUNCTIONS = {
     "burst_comm_all_gather": [c_void_p, c_void_p, c_int64, c_void_p],
     "burst_attention_create": [c_void_p, c_void_p, POINTER(AttentionOptions), _HANDLE],
     "burst_attention_set_dropout_seed": [c_void_p, c_uint64],
-    "burst_schedule_create": [
-        c_void_p, c_int64, c_int64, POINTER(c_int64), POINTER(c_int32), _HANDLE],
-    "burst_schedule_create_at": [
-        c_void_p, POINTER(c_int64), POINTER(c_int32), c_int64, POINTER(c_int64), POINTER(c_int32),
-        _HANDLE],
-    "burst_schedule_create_with_spans": [
-        c_void_p, c_int64, POINTER(c_int64), POINTER(c_int32), c_int64, POINTER(c_int64),
-        POINTER(c_int32), c_int64, POINTER(c_int64), POINTER(c_int32), _HANDLE],
-    "burst_schedule_create_sliced": [
-        c_void_p, c_int64, POINTER(c_int64), POINTER(c_int32), c_int64, POINTER(c_int64),
-        POINTER(c_int32), _HANDLE],  # the slices as five numbers each
-    "burst_schedule_create_cross": [c_void_p, c_int64, c_int64, c_char_p, _HANDLE],
+    "burst_slices_tree": [c_int32, c_int64, POINTER(c_int32), POINTER(c_int64), POINTER(Slice)],
+    "burst_slices_window_with_global_tokens": [
+        c_int32, c_int32, c_int64, POINTER(c_int32), c_int32, POINTER(c_int64), POINTER(Slice)],
+    "burst_slices_blocks": [
+        c_int32, c_int32, c_int64, POINTER(c_int64), POINTER(c_int32), c_int32, POINTER(c_int64),
+        POINTER(Slice)],
+    "burst_alibi_slopes": [c_int64, POINTER(c_float)],
+    "burst_schedule_create": [c_void_p, POINTER(Sequences), POINTER(Mask), _HANDLE],
     "burst_positions": [
         c_char_p, c_int64, c_int32, c_int32, POINTER(c_int64), POINTER(c_int32)],
     "burst_balanced_positions": [
-        c_int64, c_int32, c_int64, c_int64, POINTER(c_int64), POINTER(c_int32), c_int32, c_int32,
-        c_int32, POINTER(c_int64), POINTER(c_int32)],
+        POINTER(Mask), c_int64, c_int32, c_int32, c_int32, POINTER(c_int64), POINTER(c_int32)],
     "burst_forward": [c_void_p, c_void_p] + [_T] * 5,
     "burst_max_logits": [c_void_p, _T],
     "burst_backward": [c_void_p, c_void_p] + [_T] * 10,
@@ -167,12 +194,70 @@ class Handle:
             self._destroy(value)
 
 
-def create(kind, *arguments, function=None, keeps=None):
-    """The object that burst_<kind>_create, or `function`, makes of the arguments."""
+def create(kind, *arguments, keeps=None):
+    """The object that burst_<kind>_create makes of the arguments."""
     value = c_void_p()
-    name = function or "burst_%s_create" % kind
-    check(getattr(library(), name)(*arguments, byref(value)))
+    check(getattr(library(), "burst_%s_create" % kind)(*arguments, byref(value)))
     return Handle(kind, value.value, keeps)
+
+
+def int64s(values):
+    """An array for C, never of length 0."""
+    return (c_int64 * max(1, len(values)))(*values)
+
+
+def int32s(values):
+    """An array for C, never of length 0. OverflowError for what does not fit."""
+    try:
+        return (c_int32 * max(1, len(values))).from_buffer(array.array("i", values or [0]))
+    except OverflowError:
+        raise ValueError("positions must be below 2^31; got %s" % max(values, key=abs)) from None
+
+
+def mask(causal, window, documents, spans=None, slices=None):
+    """The burst_mask of these: rows of document starts, of (begin, end) and of five numbers, or None."""
+    documents, spans = documents or (), spans or ()
+    given = Mask(
+        struct_bytes=ctypes.sizeof(Mask), causal=causal, window=window,
+        document_rows=len(documents), document_counts=int64s([len(row) for row in documents]),
+        document_starts=int32s([start for row in documents for start in row]),
+        span_rows=len(spans), span_counts=int64s([len(row) for row in spans]),
+        span_bounds=int32s([bound for row in spans for span in row for bound in span]))
+    if slices is not None:
+        numbers = int32s([number for row in slices for part in row for number in part] or [0] * 5)
+        given.slice_rows, given.slice_counts = len(slices), int64s([len(row) for row in slices])
+        given.slices = ctypes.cast(numbers, POINTER(Slice))
+    return given
+
+
+def slices(name, *arguments):
+    """What burst_slices_<name> makes: a text of five numbers for each, the one kind of result that a
+    compiled graph takes as a constant. Lists are passed with their lengths, as those of blocks are."""
+    given = []
+    for argument in arguments:
+        if isinstance(argument, list):
+            rows = name == "blocks"
+            given += [len(argument)] + ([int64s([len(row) for row in argument])] if rows else [])
+            given.append(int32s([number for row in argument for number in row] if rows else argument))
+        else:
+            given.append(argument)
+    make, count = getattr(library(), "burst_slices_" + name), c_int64()
+    check(make(*given, byref(count), None))
+    made = (Slice * max(1, count.value))()
+    check(make(*given, byref(count), made))
+    return " ".join("%d %d %d %d %d" % (part.q_begin, part.q_end, part.k_begin, part.k_end, part.kind)
+                    for part in made[:count.value])
+
+
+def alibi_slopes(heads):
+    """The slopes for this number of heads, as a text."""
+    made = (c_float * max(1, heads))()
+    check(library().burst_alibi_slopes(heads, made))
+    return " ".join(map(repr, made))
+
+
+for _function in (slices, alibi_slopes):
+    _function._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result, without dynamo
 
 
 def positions(layout, seqlen, rank, size):
@@ -184,15 +269,12 @@ def positions(layout, seqlen, rank, size):
     return result, length.value
 
 
-def balanced_positions(seqlen, causal, window, documents, rank, size, group_size):
-    """As positions() for the layout "balanced". documents: rows of starts."""
+def balanced_positions(given, seqlen, rank, size, group_size):
+    """As positions() for the layout "balanced" and a mask()."""
     length = c_int64()
-    starts = [start for row in documents for start in row]
     result = (c_int32 * max(1, local_length("balanced", seqlen, rank, size)))()
-    check(library().burst_balanced_positions(
-        seqlen, causal, window, len(documents),
-        (c_int64 * max(1, len(documents)))(*[len(row) for row in documents]),
-        (c_int32 * max(1, len(starts)))(*starts), rank, size, group_size, byref(length), result))
+    check(library().burst_balanced_positions(byref(given), seqlen, rank, size, group_size, byref(length),
+                                             result))
     return result, length.value
 
 

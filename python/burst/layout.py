@@ -34,8 +34,8 @@ def positions(seqlen, group=None, layout="zigzag", device=None, rank=None, **pac
         values, length = _library.positions(layout, seqlen, rank, size)
     else:
         causal, window, group_size = options
-        values, length = _library.balanced_positions(seqlen, causal, window, documents, rank, size,
-                                                     group_size or 1)
+        mask = _library.mask(causal, window, documents)
+        values, length = _library.balanced_positions(mask, seqlen, rank, size, group_size or 1)
     return torch.tensor(values[:length], dtype=torch.int64, device=device)
 
 

@@ -4,6 +4,10 @@ k_end, kind) of positions in the whole sequence."""
 import copy
 import json
 
+from . import _library
+
+KINDS = ("full", "causal", "inverse_causal", "band")  # burst_slice_kind
+
 
 class Frozen:
     """Slices that do not change, for attention(slices=...), which looks at them once. A list it reads in
@@ -23,49 +27,22 @@ def _listed(value):
 def tree(prompt, answers):
     """Causal answers to one causal prompt, one after another: each sees the prompt and itself. In
     tokens."""
-    slices = [(0, prompt, 0, prompt, "causal")] if prompt else []
-    begin = prompt
-    for answer in answers:
-        end = begin + answer
-        if answer and prompt:
-            slices.append((begin, end, 0, prompt, "full"))
-        if answer:
-            slices.append((begin, end, begin, end, "causal"))
-        begin = end
-    return slices
+    return _named("tree", prompt, [answer for answer in answers])
 
 
 def window_with_global_tokens(seqlen, window, global_tokens=(), causal=False):
     """A token sees those less than `window` positions away. All see the global tokens, which see all
     (Longformer). With `causal` nobody sees what is after it."""
-    window = min(window, seqlen)  # no two tokens are farther apart
-    after = 0 if causal else window - 1
-    slices = [(0, seqlen, 1 - window, seqlen + after, "band")]
-    for begin, end in _runs(global_tokens):
-        if not causal:
-            slices += [(0, seqlen, begin, end, "full"), (begin, end, 0, seqlen, "full")]
-            continue
-        slices.append((begin, end, begin, end, "causal"))
-        if end < seqlen:
-            slices.append((end, seqlen, begin, end, "full"))
-        if begin:
-            slices.append((begin, end, 0, begin, "full"))
-    return slices
+    return _named("window_with_global_tokens", seqlen, min(window, seqlen),
+                  [token for token in global_tokens], causal)
 
 
 def blocks(seqlen, size, key_blocks, causal=False):
     """Sparse blocks of `size` x `size` tokens: key_blocks[i] are the numbers of those that the queries
     of block i see; with `causal` only the keys up to the query in its own block."""
-    return [(i * size, min(seqlen, (i + 1) * size), block * size, min(seqlen, (block + 1) * size),
-             "causal" if causal and block == i else "full")
-            for i, numbers in enumerate(key_blocks) for block in numbers]
+    return _named("blocks", seqlen, size, [[block for block in row] for row in key_blocks], causal)
 
 
-def _runs(positions):
-    runs = []
-    for position in sorted(set(positions)):
-        if runs and runs[-1][1] == position:
-            runs[-1][1] = position + 1
-        else:
-            runs.append([position, position + 1])
-    return runs
+def _named(name, *arguments):
+    numbers = [int(number) for number in _library.slices(name, *arguments).split()]
+    return [(*numbers[at:at + 4], KINDS[numbers[at + 4]]) for at in range(0, len(numbers), 5)]

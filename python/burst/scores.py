@@ -4,15 +4,13 @@ import operator
 
 import torch
 
+from . import _library
+
 
 def alibi_slopes(heads):
-    """The slopes of ALiBi's paper (arXiv 2108.12409) for so many heads, [heads] of float32: 2^(-8 h / heads)
-    for h = 1, 2, ... where that is a power of two; else those of the largest power of two below, then
-    every second one of twice that power."""
-    power = 1 << (heads.bit_length() - 1)
-    exponents = [8 * (h + 1) / power for h in range(power)]
-    exponents += [4 * (2 * h + 1) / power for h in range(heads - power)]
-    return torch.tensor([2.0**-exponent for exponent in exponents], dtype=torch.float32, device="cpu")
+    """The slopes of ALiBi's paper (arXiv 2108.12409) for this number of heads, [heads] of float32."""
+    slopes = [float(slope) for slope in _library.alibi_slopes(heads).split()]
+    return torch.tensor(slopes, dtype=torch.float32, device="cpu")
 
 
 def draw_seed():

@@ -69,8 +69,11 @@ static burst_code Attend(burst_context* context, burst_comm* comm, const char* s
   /* Of ulysses a collective: the other rank may be gone by then. */
   burst_code code = burst_attention_create(context, comm, &options, &attention);
   if (code == BURST_OK) {
-    CHECK(burst_schedule_create(attention, comm == NULL ? kLength : kRanks * kLength, 0, NULL, NULL,
-                                &schedule));
+    burst_sequences sequences;
+    memset(&sequences, 0, sizeof(sequences));
+    sequences.struct_bytes = sizeof(sequences);
+    sequences.seqlen = comm == NULL ? kLength : kRanks * kLength;
+    CHECK(burst_schedule_create(attention, &sequences, NULL, &schedule));
     code = burst_forward(attention, schedule, t, t + 1, t + 2, t + 3, &lse);
   }
   if (code == BURST_OK) {

@@ -61,7 +61,11 @@ static burst_code Attend(burst_context* context, const Arrays* a, int64_t length
   burst_schedule* schedule = NULL;
   const burst_tensor* t = a->tensors;
   burst_code code = burst_attention_create(context, NULL, &options, &attention);
-  if (code == BURST_OK) code = burst_schedule_create(attention, length, 0, NULL, NULL, &schedule);
+  burst_sequences sequences;
+  memset(&sequences, 0, sizeof(sequences));
+  sequences.struct_bytes = sizeof(sequences);
+  sequences.seqlen = length;
+  if (code == BURST_OK) code = burst_schedule_create(attention, &sequences, NULL, &schedule);
   if (code == BURST_OK) code = burst_forward(attention, schedule, t, t + 1, t + 2, t + 3, &a->lse);
   if (code == BURST_OK) {
     code = burst_backward(attention, schedule, t, t + 1, t + 2, t + 3, &a->lse, t + 4, NULL, t + 5,

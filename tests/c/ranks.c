@@ -3,7 +3,6 @@
  * 0, or says what is wrong. */
 #include <malloc.h>
 #include <math.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,6 +69,20 @@ static Array Filled(int tensor, const int32_t* positions, int64_t length, int64_
   return array;
 }
 
+/* The schedule of kSeqlen tokens. */
+static burst_code Schedule(const burst_attention* attention, int causal,
+                           burst_schedule** schedule) {
+  burst_sequences sequences;
+  memset(&sequences, 0, sizeof(sequences));
+  sequences.struct_bytes = sizeof(sequences);
+  sequences.seqlen = kSeqlen;
+  burst_mask mask;
+  memset(&mask, 0, sizeof(mask));
+  mask.struct_bytes = sizeof(mask);
+  mask.causal = causal;
+  return burst_schedule_create(attention, &sequences, &mask, schedule);
+}
+
 /* out, dq, dk, dv of this rank's tokens. */
 typedef struct {
   int64_t length;
@@ -83,28 +96,22 @@ static Attended Attend(burst_context* context, burst_comm* comm, int rank, int s
   Attended attended;
   burst_attention_options options;
   memset(&options, 0, sizeof(options));
-  /* Ranks are of version 4, 5 and 6 in turn: what came later is not read. */
-  const int version = changed ? 6 : 4 + (rank + 2) % 3;
-  options.struct_bytes = version == 4   ? offsetof(burst_attention_options, fp8_forward)
-                         : version == 5 ? offsetof(burst_attention_options, softcap)
-                                        : sizeof(options);
-  options.fp8_forward = version == 4;
+  options.struct_bytes = sizeof(options);
   float slopes[kHeads] = {0.5f, 0.25f, 0, 1};
-  if (changed || version < 6) {
+  if (changed) {
     options.softcap = 1.5;
     options.dropout = 0.3;
     options.max_logits = 1;
     options.alibi_slopes = slopes;
     options.alibi_heads = kHeads;
   }
-  options.causal = 1;
   options.deterministic = 1;
   burst_attention* attention = NULL;
   burst_schedule* schedule = NULL;
   CHECK(burst_attention_create(context, comm, &options, &attention));
   memset(slopes, 0, sizeof(slopes)); /* they were copied */
   CHECK(burst_attention_set_dropout_seed(attention, 11));
-  CHECK(burst_schedule_create(attention, kSeqlen, 0, NULL, NULL, &schedule));
+  CHECK(Schedule(attention, 1, &schedule));
   CHECK(burst_positions("zigzag", kSeqlen, rank, size, &attended.length, attended.positions));
   const int64_t n = attended.length;
   const Array q = Filled(0, attended.positions, n, kHeads);
@@ -152,7 +159,7 @@ static Attended Attend(burst_context* context, burst_comm* comm, int rank, int s
   options.struct_bytes = sizeof(options);
   options.fp8_forward = 1;
   CHECK(burst_attention_create(context, comm, &options, &attention));
-  CHECK(burst_schedule_create(attention, kSeqlen, 0, NULL, NULL, &schedule));
+  CHECK(Schedule(attention, 1, &schedule));
   if (burst_forward(attention, schedule, &q.view, &k.view, &v.view, &out.view, &lse.view) !=
           BURST_INVALID_ARGUMENT ||
       strstr(burst_last_error(), "fp8") == NULL) {
@@ -207,10 +214,9 @@ static void ScaledForward(burst_context* context, burst_comm* comm, int rank, in
   memset(&options, 0, sizeof(options));
   options.struct_bytes = sizeof(options);
   options.strategy = strategy;
-  options.causal = 1;
   options.softmax_scale = scale;
   CHECK(burst_attention_create(context, comm, &options, &s->attention));
-  CHECK(burst_schedule_create(s->attention, kSeqlen, 0, NULL, NULL, &s->schedule));
+  CHECK(Schedule(s->attention, 1, &s->schedule));
   CHECK(burst_positions("zigzag", kSeqlen, rank, size, &s->attended.length, s->attended.positions));
   const int64_t n = s->attended.length;
   const int32_t* const positions = s->attended.positions;
@@ -295,6 +301,51 @@ static void Discard(Attended* attended) {
   for (int r = 0; r < 4; ++r) free(attended->results[r].data);
 }
 
+/* Errors of masks name the field; slices by name are those of burst/mask/slices.h. */
+static void CheckMasks(burst_context* context) {
+  burst_attention_options options;
+  memset(&options, 0, sizeof(options));
+  options.struct_bytes = sizeof(options);
+  burst_attention* attention = NULL;
+  CHECK(burst_attention_create(context, NULL, &options, &attention));
+  const int32_t answers[2] = {3, 20};
+  burst_slice slices[8];
+  int64_t count = 0, counted = 0;
+  CHECK(burst_slices_tree(14, 2, answers, &counted, NULL));
+  CHECK(burst_slices_tree(14, 2, answers, &count, slices));
+  burst_sequences sequences;
+  memset(&sequences, 0, sizeof(sequences));
+  sequences.struct_bytes = sizeof(sequences);
+  sequences.seqlen = kSeqlen;
+  burst_mask mask;
+  memset(&mask, 0, sizeof(mask));
+  mask.struct_bytes = sizeof(mask);
+  mask.slice_rows = 1;
+  mask.slice_counts = &count;
+  mask.slices = slices;
+  burst_schedule* schedule = NULL;
+  CHECK(burst_schedule_create(attention, &sequences, &mask, &schedule));
+  burst_schedule_destroy(schedule);
+  const burst_slice last = {17, 37, 17, 37, BURST_SLICE_CAUSAL};
+  if (count != 5 || counted != count || memcmp(&slices[4], &last, sizeof(last)) != 0) {
+    fprintf(stderr, "%ld slices\n", (long)count);
+    exit(1);
+  }
+  mask.window = 3;
+  if (burst_schedule_create(attention, &sequences, &mask, &schedule) != BURST_INVALID_ARGUMENT ||
+      strncmp(burst_last_error(), "window: must be off with slices", 31) != 0) {
+    fprintf(stderr, "a window with slices: %s\n", burst_last_error());
+    exit(1);
+  }
+  mask.struct_bytes = 8;
+  if (burst_schedule_create(attention, &sequences, &mask, &schedule) != BURST_INVALID_ARGUMENT ||
+      strncmp(burst_last_error(), "burst_mask: struct_bytes", 24) != 0) {
+    fprintf(stderr, "a short struct: %s\n", burst_last_error());
+    exit(1);
+  }
+  burst_attention_destroy(attention);
+}
+
 static int Rank(int rank, int size, int id_from) {
   burst_unique_id id;
   if (id_from >= 0 && read(id_from, &id, sizeof(id)) != (ssize_t)sizeof(id)) return 1;
@@ -303,6 +354,7 @@ static int Rank(int rank, int size, int id_from) {
   CHECK(burst_comm_create(context, &id, rank, size, 30, &comm));
   int32_t ranks[64];
   const int32_t mine = rank;
+  CheckMasks(context);
   CHECK(burst_comm_all_gather(comm, &mine, sizeof(mine), ranks));
   Attended part = Attend(context, comm, rank, size, 0), whole = Attend(context, NULL, 0, 1, 0);
   double worst = Difference(&part, &whole);
@@ -323,7 +375,7 @@ static int Rank(int rank, int size, int id_from) {
   burst_schedule* schedule = NULL;
   CHECK(burst_attention_create(context, comm, &options, &left));
   CHECK(burst_comm_finish(comm));
-  if (burst_schedule_create(left, kSeqlen, 0, NULL, NULL, &schedule) != BURST_INVALID_ARGUMENT ||
+  if (Schedule(left, 0, &schedule) != BURST_INVALID_ARGUMENT ||
       burst_comm_all_gather(comm, &mine, sizeof(mine), ranks) != BURST_INVALID_ARGUMENT ||
       strcmp(burst_last_error(), "comm: it has finished (burst_comm_finish)") != 0) {
     fprintf(stderr, "after burst_comm_finish: %s\n", burst_last_error());

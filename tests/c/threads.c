@@ -91,12 +91,15 @@ int main(void) {
     burst_attention_options how;
     memset(&how, 0, sizeof(how));
     how.struct_bytes = sizeof(how);
-    how.causal = 1;
     burst_attention* attention = NULL;
     burst_schedule* schedule = NULL;
     CHECK(burst_context_set_threads(context, 1 + call % 3));
     CHECK(burst_attention_create(context, NULL, &how, &attention));
-    CHECK(burst_schedule_create(attention, kLength, 0, NULL, NULL, &schedule));
+    burst_sequences sequences;
+    memset(&sequences, 0, sizeof(sequences));
+    sequences.struct_bytes = sizeof(sequences);
+    sequences.seqlen = kLength;
+    CHECK(burst_schedule_create(attention, &sequences, NULL, &schedule));
     CHECK(burst_forward(attention, schedule, &in, &in, &in, &to, &sums));
     if (call == 0) memcpy(first, out, sizeof(out));
     failed |= memcmp(first, out, sizeof(out)) != 0;

@@ -153,6 +153,7 @@ def unreadable_after_a_promise(rank, group):
     """The others do not ask any more: the rank that errs ends the group at once."""
     q, k, v = inputs(group)
     burst.attention(q, k, v, group=group, seqlen=24)
+    torch.distributed.barrier(group)  # nobody is still in that call
     if rank == 1:
         message = message_of(ValueError, lambda: burst.attention(q, k, v, group=group, seqlen=24,
                                                                  softmax_scale="auto"))

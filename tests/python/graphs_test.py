@@ -160,6 +160,16 @@ def frozen_slices(rank, group):
                                atol=TOLERANCE, rtol=0)
 
 
+def built_in_the_graph(rank, group):
+    """What the library builds (slices, slopes) are constants of a graph."""
+    def run(q):
+        slices = burst.masks.tree(4, [9, 11]) + burst.masks.blocks(24, 8, [[2], []])
+        return burst.attention(q, q, q, causal=False, slices=slices, alibi_slopes=burst.alibi_slopes(2))
+
+    q = normal("q", 1, 24, 2, 8)
+    torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="aot_eager")(q), run(q), atol=0, rtol=0)
+
+
 def defaults_of_the_user(rank, group):
     """No result depends on torch's default dtype and device."""
     q = torch.randn(1, 6, 2, 8, dtype=torch.float32)
@@ -278,6 +288,7 @@ class GraphsTest(unittest.TestCase):
     def test_arrays_and_frozen_slices(self):
         run_ranks(1, arrays)
         run_ranks(1, frozen_slices)
+        run_ranks(1, built_in_the_graph)
         run_ranks(1, numbers_that_change)
 
     def test_defaults_of_the_user(self):

@@ -64,11 +64,11 @@ def wrong_arguments(rank, group):
     says("are no pairs", spans=[1, 2, 3])
     says("must increase within [0, 24); got [3, 9) of row 0", spans=[(0, 4), (3, 9)])
     says("got [2, 6) of row 0, whose document ends at 4", documents=[0, 4], spans=[(2, 6)])
-    says("slices are the whole mask: no causal beside them (causal=False)",
-         slices=[(0, 4, 0, 4, "full")])
-    says("slices are the whole mask: no window", causal=False, window=3, slices=[])
-    says("slices are the whole mask: no spans", causal=False, spans=[(0, 4)], slices=[])
-    says("slices are the whole mask: no documents", causal=False, documents=[0], slices=[])
+    for name, others in (("causal", {}), ("window", dict(causal=False, window=3)),
+                         ("spans", dict(causal=False, spans=[(0, 4)])),
+                         ("documents", dict(causal=False, documents=[0]))):
+        says(name + ": must be off with slices, which are the whole mask", slices=[(0, 4, 0, 4, "full")],
+             **others)
     says("slices: [(0, 4, 0, 4)] are no (q_begin", causal=False, slices=[(0, 4, 0, 4)])
     says("with a kind of full, causal, inverse_causal, band", causal=False,
          slices=[(0, 4, 0, 4, "half")])
