@@ -82,9 +82,10 @@ class TensorParallel {
   Variable ColumnParallel(Tape& tape, const Shard& shard, const Variable& x,
                           const ColumnGemm& gemm) const;
 
-  // A row-parallel op. y = bias + residual + the sum over the ranks of their GEMMs of all tokens,
-  // [batch, all tokens, width]. gemm(bias, addend) returns its GEMM plus `bias` and `addend`,
-  // unless these are undefined. On one rank it adds both; on several, rank 0 adds the bias.
+  // A row-parallel op. It computes y = bias + residual + the sum over the ranks of their GEMMs of
+  // all tokens, [batch, all tokens, width]. gemm(bias, addend) returns its GEMM plus `bias` and
+  // `addend`, unless these are undefined. On one rank the GEMM adds both; on several, rank 0 adds
+  // the bias.
   //
   // y, residual (may be undefined): the residual stream's tokens.
   using RowGemm = std::function<Variable(const Variable& bias, const Variable& addend)>;

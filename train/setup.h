@@ -36,8 +36,8 @@ absl::Status FindResumed(TrainingSetup* setup);
 
 // Collective: the lowest rank that failed keeps its status, all others become Cancelled.
 absl::Status AgreeOn(const absl::Status& status, Communicator* comm);
-// The same, for a failure that ends the run: one rank returns it, the others wait until it ends
-// them.
+// Like AgreeOn, for a failure that ends the run: one rank returns it, and the others wait until it
+// ends them.
 absl::Status AgreeOrWait(const absl::Status& status, Communicator* comm);
 
 // Why the checkpoint `path` cannot be continued from, and which other one of its folder can.

@@ -22,11 +22,11 @@ class FileLock {
   // another FileLock of this one) holds it; Unimplemented where the file system has no locks.
   static absl::StatusOr<FileLock> TryAcquire(const std::string& path);
 
-  // Told while another holds the lock: once at once, then every second. `holder`: "pid 12 on
-  // node7, since 2026-01-31 12:00:00 UTC: train --out=a"; `seconds`: waited so far. An error ends
-  // the waiting.
+  // Called while another process holds the lock: at once, then every second. `holder` describes it,
+  // for example "pid 12 on node7, since (date and time) UTC: train --out=a". `seconds` is the time
+  // waited so far. An error ends the waiting.
   using Waiting = std::function<absl::Status(const std::string& holder, double seconds)>;
-  // Waits until the lock is free. The error of `waiting`, or an error of TryAcquire but
+  // Waits until the lock is free. Returns the error of `waiting`, or any error of TryAcquire except
   // Unavailable.
   static absl::StatusOr<FileLock> Acquire(const std::string& path, const Waiting& waiting);
 

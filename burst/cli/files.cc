@@ -38,7 +38,8 @@ absl::Status SystemError(absl::string_view doing, const std::string& path) {
   }
 }
 
-// Of this process and of no other object in it; of another host's process in rare cases.
+// Returns a name that no other object of this process uses. A process on another host with the same
+// pid can, in rare cases, choose it too.
 std::string NextTemporary(const std::string& path) {
   static std::atomic<int64_t> number{0};
   return absl::StrCat(path, ".", getpid(), "-", ++number, ".tmp");

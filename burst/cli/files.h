@@ -31,9 +31,9 @@ inline constexpr int64_t kMaxTokenizerBytes = int64_t{100} << 20;  // also an in
 // waited for, for a device, and for more than max_bytes.
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = kMaxFileBytes);
 
-// Replaces `path` by a file with this content, so that a reader (or a crash) sees the old file or
-// the new one and nothing between: written beside it, flushed to the disk, renamed. `mode`: its
-// permissions, less the process's umask.
+// Replaces `path` by a file with this content. A reader (or a crash) sees the old file or the new
+// one, never a mixture: the content is written to a temporary file in the same folder, flushed to
+// the disk and renamed. `mode`: its permissions, less the process's umask.
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view content,
                                  mode_t mode = 0644);
 
@@ -56,8 +56,8 @@ absl::Status CheckStillNamed(int fd, const std::string& path);
 absl::Status RemoveTemporaries(const std::string& folder,
                                const std::function<bool(absl::string_view name)>& is_ours);
 
-// A file being written beside `path`, as `path`.<pid>-<number>.tmp: no other process or object
-// writes to one of this name. Commit makes it `path`. Not committed, it is removed.
+// A file that is being written as `path`.<pid>-<number>.tmp, a name that no other process or object
+// writes to. Commit renames it to `path`. Without Commit it is removed.
 class AtomicFile {
  public:
   static absl::StatusOr<AtomicFile> Create(const std::string& path, mode_t mode = 0644);

@@ -127,7 +127,7 @@ absl::Status OptionTable::Unknown(absl::string_view name) const {
   }
   std::string message = absl::StrCat("there is no option --", name);
   const Option* nearest = nullptr;
-  size_t least = 3;  // further away is no typing error
+  size_t least = 3;  // a larger distance is not a typing error
   for (const Option& option : options_) {
     const size_t distance = EditDistance(name, option.name);
     if (distance < least) least = distance, nearest = &option;

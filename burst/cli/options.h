@@ -105,7 +105,7 @@ class OptionTable {
         [field] { return PrintOption(*field); });
   }
 
-  // An enum, whose texts are those of Name(value) (burst/base/enum_names.h).
+  // Adds an enum option. Its texts are the results of Name(value) (burst/base/enum_names.h).
   template <typename Enum>
   Option& Add(absl::string_view name, Enum* field,
               absl::StatusOr<Enum> (*parse)(absl::string_view text), OnResume on_resume,

@@ -31,10 +31,11 @@ int RefuseUsage(const absl::Status& error, int process);
 // Signals that ask a program to stop: Ctrl-C (SIGINT), SIGTERM, SIGUSR1 and, unless nohup turned it
 // off, SIGHUP. Launchers and batch systems send them some time before they kill.
 //
-// From the call on, such a signal ends the process at once with 128 + its number, and says so;
-// while a StopsBetweenSteps lives, it only asks, and InterruptSignal() tells. Asked again (the same
-// signal, or Ctrl-C after another one, a second or more later), the process ends at once then, too.
-// Another signal than the first is no second request: launchers send SIGTERM after their first one.
+// After the call, such a signal ends the process at once with 128 + its number and a message. While
+// a StopsBetweenSteps lives, the signal only asks, and InterruptSignal() returns it. A second
+// request then ends the process at once: the same signal again, or Ctrl-C at least a second after
+// another signal. Any other second signal is ignored, because launchers send SIGTERM after their
+// first signal.
 //
 // A reader that closes the pipe of stdout or stderr does not end the program either. `process`:
 // its rank among those of a launcher; 0 prints that it was asked.

@@ -28,7 +28,7 @@ struct Disagreement {
 absl::StatusOr<std::optional<Disagreement>> FindDisagreement(Communicator* comm,
                                                              const std::vector<AgreedItem>& items);
 
-// The same as a status: FailedPrecondition "--lr: 0.2 on rank 1, 0.002 on rank 0; ...".
+// Returns FailedPrecondition if the ranks disagree: "--lr: 0.2 on rank 1, 0.002 on rank 0; ...".
 absl::Status CheckAgreement(Communicator* comm, const std::vector<AgreedItem>& items);
 
 }  // namespace burst

@@ -84,11 +84,14 @@ class Communicator {
   // that occupies all multiprocessors then delays the messages, and their time is exposed.
   virtual bool messages_are_kernels() const { return false; }
 
-  // For a rank that cannot continue: frees the ranks that wait for it. Threads: every pending and
-  // later call of every rank, in this group and all groups split from the same world, returns
-  // Unavailable with this rank's number in the world and the reason; once Abort or such a call
-  // returns, no buffer that this rank posted is in use. Processes: prints the reason to stderr and
-  // ends the whole job with exit code 1; does not return.
+  // Ends the group for a rank that cannot continue, and frees the ranks that wait for it.
+  //
+  // With threads, every pending and later call of every rank returns Unavailable, with this rank's
+  // number in the world and the reason. This holds for this group and all groups split from the
+  // same world. Once Abort or such a call returns, no buffer that this rank posted is in use.
+  //
+  // With processes, Abort prints the reason to stderr and ends the whole job with exit code 1; it
+  // does not return.
   virtual void Abort(const absl::Status& reason) = 0;
 
   // A communicator of the ranks that pass the same color, ordered by key, then by rank; null for a
@@ -97,15 +100,17 @@ class Communicator {
 
   // Collectives, built on Post and Wait; a transport with a faster way overrides them.
   //
-  // All-reduce in place: tensor becomes its sum over the G ranks. Contiguous, floating point, the
-  // same device on every rank. All ranks get bitwise equal results, and every run on as many ranks
-  // gets the same ones. Element i is accumulated in the order of ranks s, s+1, ... s+G-1 (mod G),
-  // where s is its segment (RingSegment below), on every transport; except that NCCL reduces GPU
-  // memory in an order that depends on the machine, G and the number of elements. A rank sends
-  // 2(G-1)/G of the tensor.
+  // All-reduces in place: tensor becomes its sum over the G ranks. It must be contiguous, of a
+  // floating point dtype, and on the same device on every rank. All ranks get bitwise equal
+  // results, and every run with the same number of ranks gets the same ones. A rank sends 2(G-1)/G
+  // of the tensor.
+  //
+  // Element i is accumulated in the order of ranks s, s+1, ... s+G-1 (mod G), where s is its
+  // segment (RingSegment below). NCCL is the exception: it reduces GPU memory in an order that
+  // depends on the machine, G and the number of elements.
   virtual absl::Status AllReduceSum(const Tensor& tensor);
   // Starts AllReduceSum; the tensor may not be touched until Wait(Channel::kCollective) returns.
-  // GPU memory over NCCL is reduced beside other work; all else is done on return.
+  // NCCL reduces GPU memory in parallel with other work; every other transport is done on return.
   virtual absl::Status PostAllReduceSum(const Tensor& tensor) { return AllReduceSum(tensor); }
   // Two more that start like PostAllReduceSum, for a tensor divided among the ranks: rank r's part
   // has counts[r] elements and follows the part of rank r - 1.

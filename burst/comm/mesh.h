@@ -1,8 +1,8 @@
 // The mesh of ranks, data parallel x pipeline stages x sequence parallel x tensor parallel: `data`
 // groups of `stages` groups of `sequence` groups of `tensor` ranks. Each data-parallel group has a
-// share of the batch; each of its stages has a part of the model's layers; the tensor groups of a
-// stage share every sequence; the ranks of a tensor group share the layers' weights. Those who send
-// each other the most are neighbors, because neighbors have the fastest links:
+// share of the batch, and each of its stages has a part of the model's layers. The tensor groups of
+// a stage share every sequence. The ranks of a tensor group share the layers' weights. Ranks that
+// send each other the most are neighbors, because neighbors have the fastest links:
 //
 //   rank = ((data_rank * stages + stage) * sequence + sequence_rank) * tensor + tensor_rank
 //

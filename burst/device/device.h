@@ -26,7 +26,7 @@ std::string CudaDeviceName(int index);
 // 90 for compute capability 9.0; CudaDeviceCount() > index.
 int CudaComputeCapability(int index);
 
-// Of the calling thread's GPU: bytes that nobody has allocated.
+// Returns the bytes of the calling thread's GPU that nobody has allocated.
 int64_t CudaFreeMemory();
 
 // A GPU with a stream that belongs to another program, for a library inside of it. One thread at a

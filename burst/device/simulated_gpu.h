@@ -54,10 +54,10 @@ class SimulatedGpu : public MemorySource {
 
   // --- Time, in seconds.
   double now() const { return now_; }
-  // A kernel that moves so many bytes of memory, and computes for so many seconds.
+  // Simulates a kernel that moves `bytes` of memory and computes for `seconds`.
   void RunKernel(double bytes, double seconds);
   void WaitUntil(double time);
-  // Of kernels, by the place of the rank that launched them ("forward, attention";
+  // Returns the time of kernels by the place of the rank that launched them ("forward, attention";
   // burst/base/progress.h).
   std::map<std::string, double> KernelSeconds() const;
 

@@ -33,7 +33,7 @@ void DispatchDtype(DType dtype, Function&& function) {
   BURST_CHECK(false) << "expected a float32, float64 or bfloat16 tensor, got " << Name(dtype);
 }
 
-// The same, or T = fp16: for what attention needs. Models are not computed in it.
+// Like DispatchDtype, with T = fp16 too. Only attention needs it: models are not computed in fp16.
 template <typename Function>
 void DispatchDtypeOrFp16(DType dtype, Function&& function) {
   if (dtype == DType::kFloat16) return function(fp16{});

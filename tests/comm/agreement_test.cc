@@ -65,7 +65,7 @@ TEST(Agreement, LongValues) {
   EXPECT_LT(said[0].size(), 600u);
 }
 
-// Of two versions.
+// Two versions of the program compare different items.
 TEST(Agreement, OtherItems) {
   const std::vector<AgreedItem> items = {{"--a", "1"}}, more = {{"--a", "1"}, {"--b", "2"}};
   EXPECT_EQ(SaidBy({items, more}),

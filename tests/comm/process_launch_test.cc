@@ -91,7 +91,7 @@ TEST(ProcessLaunch, Mpirun) {
   EXPECT_EQ(launch.address, "127.0.0.1");
   EXPECT_GE(launch.port, 1024);
   EXPECT_LT(launch.port, 32768);
-  // The same for all ranks of a job, another for another job.
+  // All ranks of a job find the same port; another job finds another port.
   EXPECT_EQ(Found(With(kMpirun, {{"OMPI_COMM_WORLD_RANK", "0"}})).port, launch.port);
   EXPECT_NE(Found(With(kMpirun, {{"PMIX_NAMESPACE", "2863267842"}})).port, launch.port);
   // On several hosts.

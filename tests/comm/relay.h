@@ -19,7 +19,8 @@ namespace burst {
 
 class Relay {
  public:
-  // Of the bytes from the caller, or to it, so many before these: what is handed on instead.
+  // Changes `bytes` before the relay hands them on. `from_caller` tells their direction, `before`
+  // is the number of bytes handed on before in that direction.
   using Change = std::function<void(bool from_caller, int64_t before, std::string* bytes)>;
 
   // Takes one call on `listener`, and calls host:port for it.

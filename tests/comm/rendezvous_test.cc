@@ -205,7 +205,8 @@ TEST(Rendezvous, StrangersAreTurnedAwayAndCounted) {
     (void)strangers.back().Write(noise.data(), noise.size(), In(milliseconds(500)));
     strangers.push_back(Call(port));
     strangers.back().Close();  // a port scanner
-    // The job's name is no secret; a rank that there is not, or is, is no proof.
+    // A stranger may know the job's name, because it is not secret. Claiming a rank, whether or not
+    // the job has it, does not prove anything.
     for (const Claim& claim : {Claim{7, 0, 3}, Claim{1, 0, 3}, Claim{~0u, 0, ~0u}}) {
       std::string words;
       const HelloBytes hello = ToBytes(Hello{JobTag("test"), RandomNonce()});

@@ -1,5 +1,5 @@
-// The formats that processes speak: what is written is read again, what breaks a limit is refused,
-// and a proof holds for one connection, one side and one claim.
+// The formats of the bytes between processes. Reading returns the values that were written, values
+// beyond a limit are refused, and a proof holds for one connection, one side and one claim.
 #include <gtest/gtest.h>
 
 #include <set>

@@ -1,5 +1,6 @@
-// Ranks connected by sockets: the checks with ranks as threads, which is quick; and with ranks as
-// processes what becomes of the others when one is killed, stands still or gives up.
+// Tests ranks that are connected by sockets. The general checks run with ranks as threads, which is
+// quick. Tests with ranks as processes check how the other ranks end when one is killed, stands
+// still or gives up.
 #include "burst/comm/tcp/tcp_communicator.h"
 
 #include <gtest/gtest.h>
@@ -104,8 +105,9 @@ TEST_P(TcpRanks, SumsEqualThoseOfThreads) {
   EXPECT_EQ(here, there);
 }
 
-// Two ranks with a relay between them that no proof names: it has rank 0's port at another address.
-// Rank 0 sends a message of so many bytes, all 'm', which rank 1 receives.
+// The results of two ranks with a relay between them. No proof names the relay, although it has
+// rank 0's port at another address. Rank 0 sends a message of `bytes` bytes, all 'm', which rank 1
+// receives.
 struct Relayed {
   std::vector<absl::Status> statuses = std::vector<absl::Status>(2);
   std::string received;
@@ -141,8 +143,9 @@ Relayed SendThroughRelay(int64_t bytes, const Relay::Change& change) {
   return result;
 }
 
-// Whoever is between the hosts reads nothing and changes nothing: the first frame that is changed
-// ends the job, in the header, the payload or the tag, of a short message or of a piece.
+// A relay between the hosts can neither read nor change the messages. The first changed frame ends
+// the job, whether the header, the payload or the tag was changed, of a short message or of a
+// piece.
 TEST(TcpCommunicator, ARelayReadsAndChangesNothing) {
   for (const int64_t bytes : {100, 300'000}) {
     SCOPED_TRACE(bytes);

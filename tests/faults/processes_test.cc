@@ -12,7 +12,7 @@ namespace {
 
 class Processes : public FaultTest {
  protected:
-  // Of a run of so many ranks, in the folder `run`.
+  // Makes a run of `size` ranks in the folder `run`.
   Ranks RanksOf(int size, const std::string& run, const Arguments& more = {}) const {
     return Ranks(folder_, "processes", size, Command(Plus(Plus(options_, more), {"--out=" + run})));
   }
@@ -34,8 +34,8 @@ class Processes : public FaultTest {
   }
 
   enum class Other { kNamesIt, kIsSilent, kHasFinished };
-  // Of two ranks. The other one names it, or is silent where one speaks for all (while they
-  // prepare), or has nothing left to do; these two it need not.
+  // Expects that rank 0 of two fails with `says`. Rank 1 names it, or may be silent where one rank
+  // speaks for all (while they prepare), or may have finished already.
   static void ExpectRank0Fails(Ranks& processes, const std::string& says, Other other) {
     ExpectFails(processes[0], says);
     const Result result = EndOf(processes[1]);
@@ -87,7 +87,8 @@ TEST_F(Processes, ARankThatStartsTooLate) {
   }
 }
 
-// The first one stays, and the second one ends. Of three ranks one is missing then.
+// Two processes say they are rank 1. The first one stays and the second one ends, so one of the
+// three ranks is missing.
 TEST_F(Processes, ARankThatIsThereTwiceAtTheStart) {
   Ranks ranks = RanksOf(3, "twice", {"--patience=5"});
   std::vector<std::unique_ptr<Subprocess>> processes;
@@ -199,8 +200,8 @@ TEST_F(Processes, CallsThatFailAtRank0) {
   }
 }
 
-// Of a set, of which each rank writes a file and rank 0 the index: whoever fails says so, and the
-// set before is there.
+// Calls fail while a set is written; each rank writes a file and rank 0 the index. The rank that
+// fails says so, and the previous set is still there.
 TEST_F(Processes, CallsThatFailInASet) {
   const Arguments divided = {"--zero=2"};
   MakeStraight(Plus(Straight(2), divided));

@@ -1,5 +1,5 @@
-// A run that is asked to stop, by every signal and at every time: it ends soon, says so, exits with
-// 128 + the signal, and continues with the bits of a run that was left alone.
+// Asks a run to stop, by every signal and at every time. It ends soon, says so and exits with 128 +
+// the signal. It then continues with the same bits as a run that was left alone.
 #include <gtest/gtest.h>
 
 #include "tests/faults/fault_run.h"
@@ -134,7 +134,7 @@ class SlowStep : public Signals {
     process.Signal(SIGTERM);  // as supervisors do
     SleepMs(1000);
     const bool first_kind_goes_on = !process.Ended();
-    process.Signal(SIGUSR1);  // another kind is no second request
+    process.Signal(SIGUSR1);  // another signal does not count as a second request
     SleepMs(50);
     const bool another_kind_goes_on = !process.Ended();
     const int64_t begin = NowMs();

@@ -213,7 +213,8 @@ class Talk {
     if (!asked) return;
     --wire_.goes[c];
     for (size_t at = 0; at < message.size();) {
-      // Of whatever length as long as the input lasts: at the end it gives the least.
+      // The input chooses the lengths of pieces. At its end it returns the least value, so the rest
+      // goes in the longest pieces.
       const size_t piece = input_.empty() ? kMaxPieceBytes : input_.Integer(1, kMaxPieceBytes);
       const size_t n = std::min(message.size() - at, piece);
       wire_.Send(FrameKind::kPiece, c, 0, n, absl::string_view(message).substr(at, n));

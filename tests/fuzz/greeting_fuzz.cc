@@ -24,7 +24,7 @@ using State = Handshake::State;
 
 constexpr uint16_t kPort = 1234;
 
-// What is read is read again from what is written.
+// Checks that a message that was parsed is parsed to the same value after it was written.
 template <typename Message, typename Parse>
 void CheckMessage(ByteSpan bytes, Parse parse) {
   const absl::StatusOr<Message> message = parse(bytes);

@@ -1,9 +1,12 @@
 #!/bin/bash
-# two_hosts_test.sh TRAIN PAUSING_TRAIN: trains on two hosts of two ranks each, between which the link goes
-# down, at any time and at every place of a run (//tests/faults:pausing_train stands still there). The hosts are network namespaces
-# with a name, an address and an /etc/hosts of their own, joined by a bridge; on each, the host's own
-# name is 127.0.1.1, as Debian sets it up. Everything lies in namespaces of this script and ends with
-# it. Skipped, with a word, where the system does not permit them.
+# two_hosts_test.sh TRAIN PAUSING_TRAIN
+#
+# Trains on two hosts of two ranks each. The link between the hosts goes down, at any time and at
+# every place of a run (//tests/faults:pausing_train stands still there). The hosts are network
+# namespaces with a name, an address and an /etc/hosts of their own, joined by a bridge. On each,
+# the host's own name is 127.0.1.1, as Debian sets it up. Everything lives in namespaces of this
+# script and ends with it. The test is skipped, with a message, where the system does not permit
+# namespaces.
 set -u
 fail() { echo "FAILED: $*"; exit 1; }
 

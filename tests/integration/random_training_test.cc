@@ -5,9 +5,9 @@
 //   random_training_test [--first=0] [--count=200] [--steps=3]
 //
 // Configuration number n is a function of n alone, so a failure is repeated with --first=n
-// --count=1. On GPUs (random_training_cuda_test) up to
-// as many ranks as there are GPUs; started anew for every few configurations, by
-// tests/gpu/stress.sh, it also tries what happens when GPUs are used for the first time.
+// --count=1. On GPUs (random_training_cuda_test) there are up to as many ranks as GPUs.
+// tests/gpu/stress.sh starts the program anew for every few configurations, which also tests the
+// first use of the GPUs.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -99,7 +99,8 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
   const bool gpt2 = draws.OneIn(2);
   const int64_t kv_heads = draws.OneOf<int64_t>({1, 1, 2, 2, 3, 4});
   const int64_t heads = kv_heads * draws.OneOf<int64_t>({1, 1, 2, 4});
-  // Of two channels LayerNorm is nearly a step: its gradients know no tolerance.
+  // With two channels LayerNorm is nearly a step function, so its gradients cannot be compared with
+  // any tolerance.
   const int64_t least = heads == 1 ? 2 : 1;
   const int64_t head_dim = cuda ? 8 * draws.Between(1, 9) : 2 * draws.Between(least, 20);
   const int64_t ffn = cuda ? 8 * draws.Between(1, 9) : draws.Between(1, 50);
@@ -221,13 +222,14 @@ absl::StatusOr<Results> Train(const TrainConfig& config) {
   return results;
 }
 
-// Sums of a few thousand products in another order differ by some 100 roundings: 2^-24 * 100 in
-// fp32. tf32 and bf16 round factors to 2^-11 and 2^-9 of them, of which the errors of a sum are
-// independent: about as many in a loss as in a single product, and more in a gradient's norm, where
-// a few elements may dominate. A loss below 1 is held to the same absolute error as one of 1: it
-// comes from logits whose rounding does not shrink with it. AdamW's first steps are lr *
-// sign(gradient): an element whose gradient is nothing but rounding may go either way, which moves
-// the loss by a rounding, too.
+// Bounds on the difference of two runs that add up in different orders. Sums of a few thousand
+// products then differ by some 100 roundings, 2^-24 * 100 in fp32. tf32 and bf16 round factors to
+// 2^-11 and 2^-9 of them. The errors of a sum's terms are independent, so a loss has about the
+// error of a single product. A gradient's norm has more, because a few elements may dominate it.
+//
+// A loss below 1 is held to the same absolute error as a loss of 1, because the rounding of its
+// logits does not shrink with it. AdamW's first steps are lr * sign(gradient). If an element's
+// gradient is only rounding, it may go either way, which moves the loss by a rounding, too.
 struct Tolerance {
   double loss, norm;
 };

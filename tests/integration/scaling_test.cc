@@ -163,7 +163,7 @@ TEST_F(Scaling, TileSizes) {
     EXPECT_TRUE(absl::StrContains(ReadAll(absl::StrCat(folder_, "/OUT/", experiment, ".svg")),
                                   "tile_keys"));
   }
-  // Unless asked for, it is no column.
+  // The tile's column is there only if --tile_keys asks for it.
   const Result without = Run({"--experiment=error", "--seqlens=64", "--heads=2", "--head_dim=16",
                               "--strategies=single", "--out=OUT"});
   ExpectSuccess(without);

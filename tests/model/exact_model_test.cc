@@ -1,5 +1,5 @@
-// ExecutionPlan::exact with ExactAttention, on the device: loss and gradients have the same bits
-// on any mesh of ranks, and are those of the plain model to rounding.
+// Tests ExecutionPlan::exact with ExactAttention on the device. Loss and gradients have the same
+// bits on any mesh of ranks, and equal the plain model's up to rounding.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// Models whose layers are computed again in the backward: the losses and gradients are, to the bit,
-// those of models that keep everything, whatever the strategy; memory and messages are what the
-// shapes say. (The op on the tape by itself is in tape_test, whole runs are in trainer_test.)
+// Tests models whose layers are recomputed in the backward pass. Losses and gradients have the same
+// bits as in models that store everything, with every strategy. Memory and messages are as large as
+// the shapes say. (tape_test tests the op on the tape by itself, trainer_test whole runs.)
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ ModelConfig Model(Family family) {
   return config;
 }
 
-// The same, with sinks, and with changed scores where kernels change them.
+// A model with sinks, and with changed scores where kernels support them.
 ModelConfig ModelOfChangedScores(Family family) {
   ModelConfig config = Model(family);
   config.attention_sinks = true;
@@ -171,7 +171,7 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
     if (exchanges) continue;  // out and lse are gathered again
     EXPECT_EQ(late.backward_bytes, kept.backward_bytes);
   }
-  // Of two layers in a row, and the third by itself, the first one's input is kept.
+  // Stores the input of the first of two layers in a row, and of the third layer by itself.
   for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
     for (const bool offload : {false, true}) {
       BURST_ASSIGN_OR_RETURN(const Step rows,
@@ -205,8 +205,8 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
   if (exchanges && config.heads / 2 % (ranks.group > 1 ? ranks.group : ranks.ranks) != 0) {
     return absl::OkStatus();  // a group is too small to be divided
   }
-  // Of the sinks' gradients a rank of an all-to-all has those of the heads that it computes, which
-  // are others in groups: what is compared is the sum of the ranks.
+  // In an all-to-all, a rank has the gradients of the sinks of the heads that it computes. Groups
+  // of heads give it other heads. So the test compares sums over the ranks.
   const auto of_all_ranks = [&comm](const Values& own) {
     const Tensor sum = Tensor::FromVector(own, {static_cast<int64_t>(own.size())}, kTestDevice);
     EXPECT_TRUE(comm.AllReduceSum(sum).ok());
@@ -234,7 +234,7 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
                 (recompute == Recompute::kFull ? 2 : 1) * grouped.forward_bytes);
     }
   }
-  // Of which tokens go through the projections in chunks.
+  // The tokens of a group also go through the projections in chunks.
   BURST_ASSIGN_OR_RETURN(const Step both,
                          TakeStep({Recompute::kNone, 5, false, group}, *attention, batch, *model));
   ExpectNear(both.loss, kept.loss, bound);
@@ -337,20 +337,20 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   const Memory none = measure({}), full = measure({Recompute::kFull});
   const Memory selective = measure({Recompute::kSelective});
 
-  // Of one layer's forward, for each token: both normalizations with 1 / rms, the projected heads,
-  // the same after RoPE, out and lse, the residual stream after either branch, gate and up, the
-  // result of SwiGLU.
+  // The channels that one layer's forward stores for each token. They are both normalizations with
+  // 1 / rms, the projected heads before and after RoPE, out and lse, the residual stream after
+  // either branch, gate and up, and the result of SwiGLU.
   const int64_t w = config.width, qkv = w + 2 * config.kv_heads * config.WithDefaults().head_dim;
   const int64_t all = 2 * (w + 1) + 2 * qkv + (w + config.heads) + 2 * w + 3 * config.ffn;
   const int64_t stream = w, result = w + config.heads;
   const int64_t unit = 2 * 256 * 8;  // bytes of a channel: tokens, double
   EXPECT_EQ(none.kept - full.kept, config.layers * (all - stream) * unit);
   EXPECT_EQ(none.kept - selective.kept, config.layers * (all - stream - result) * unit);
-  // Of attention's result, the later half of the tokens.
+  // kSequence stores attention's result for the later half of the tokens only.
   const Memory sequence = measure({Recompute::kSequence});
   EXPECT_EQ(none.kept - sequence.kept,
             config.layers * (all - stream) * unit - config.layers * result * unit / 2);
-  // Of every four layers the first one's input.
+  // Stores only the first layer's input of every four layers.
   const Memory rows = measure({Recompute::kSelective, 0, false, 0, 4});
   EXPECT_EQ(full.kept - rows.kept, config.layers * 3 / 4 * stream * unit);
   const Memory rows_away = measure({Recompute::kSelective, 0, true, 0, 4});
@@ -367,8 +367,8 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   // Feed-forwards in chunks keep neither their normalization nor what has ffn channels.
   const Memory chunks = measure({Recompute::kNone, 32});
   EXPECT_EQ(none.kept - chunks.kept, config.layers * ((w + 1) + 3 * config.ffn) * unit);
-  // At most one layer is there whole; and with it, for as long as its backward takes, its result's
-  // two values, of the first run and the second, and their gradient.
+  // At most one whole layer is in memory. During its backward there are also two values of its
+  // result, from the first run and from the second, and their gradient.
   const int64_t others = config.layers - 1;
   EXPECT_GE(none.peak - full.peak, (others * (all - stream) - 3 * stream) * unit);
   EXPECT_GE(none.peak - selective.peak, (others * (all - stream - result) - 3 * stream) * unit);
@@ -377,8 +377,8 @@ TEST(Recompute, MemoryIsThatOfTheShapes) {
   testing::Test::RecordProperty("peak_full", full.peak);
 }
 
-// Of a feed-forward in chunks no buffer grows with tokens * ffn, in the forward, the backward and
-// without a tape.
+// With a feed-forward in chunks, no buffer grows with tokens * ffn: neither in the forward, nor in
+// the backward, nor without a tape.
 TEST(Recompute, ChunksBoundTheMemoryOfAFeedForward) {
   constexpr int64_t kChunk = 32, kTokens = 2 * 256;
   for (const Family family : {Family::kLlama, Family::kGpt2}) {
@@ -421,9 +421,9 @@ TEST(Recompute, ChunksBoundTheMemoryOfAFeedForward) {
   }
 }
 
-// Of a layer in groups of heads and chunks of tokens, so many tensors of the width are there at
-// most, each of all tokens: its input and result, the branch's between them, attention's, and the
-// gradients of the last two. Whatever the heads and the ffn are.
+// A layer in groups of heads and chunks of tokens needs at most a fixed number of tensors of [all
+// tokens, width]. They are its input and result, the branch's value between them, attention's
+// result, and the gradients of the last two. Their number does not depend on the heads and the ffn.
 TEST(Recompute, GroupsAndChunksLeaveAFewTensorsOfTheWidth) {
   constexpr int64_t kTokens = 2 * 1024, kHeads = 8, kChunk = 32;
   const auto peak = [&](int64_t width) {
@@ -444,8 +444,8 @@ TEST(Recompute, GroupsAndChunksLeaveAFewTensorsOfTheWidth) {
   EXPECT_LE(peak(128) - peak(64), (6 + 14.0 / kHeads + 0.5) * static_cast<double>(more));
 }
 
-// Of attention in groups of heads nothing grows with all of them but its result, its gradient, and
-// the projections' parameters.
+// With attention in groups of heads, only its result, the result's gradient and the projections'
+// parameters grow with the number of heads.
 TEST(Recompute, GroupsOfHeadsBoundTheMemoryOfAttention) {
   constexpr int64_t kTokens = 2 * 256, kHeads = 8;
   for (const Recompute recompute : {Recompute::kNone, Recompute::kFull, Recompute::kSelective}) {

@@ -177,7 +177,8 @@ TEST(Transformer, SoftcapEqualsNaive) {
   }
 }
 
-// Of batch rows from 5 on, as of a data-parallel rank. Chunks of heads take weights from the same.
+// Drops weights of batch rows from 5 on, as a data-parallel rank has them. Head chunks drop the
+// same weights.
 TEST(Transformer, AttentionDropsWeightsByTheirPlace) {
   constexpr int64_t kFirstRow = 5;
   for (ModelConfig config : ModelsOfChangedScores()) {
@@ -216,7 +217,7 @@ TEST(Transformer, AttentionDropsWeightsByTheirPlace) {
 // --- gradients
 // ------------------------------------------------------------------------------------
 
-// Of the parameters whose names have `part` in them.
+// Checks the gradients of the parameters whose names contain `part`.
 void CheckModelGradients(const ModelConfig& config, Recompute recompute = Recompute::kNone,
                          int64_t head_chunk = 0, const std::string& part = "") {
   const auto model = MakeModel(config);
@@ -350,8 +351,8 @@ TEST(Transformer, DocumentsDoNotSeeEachOther) {
 // --- rings
 // ----------------------------------------------------------------------------------------
 
-// The sum over the ranks of losses and gradients is that of one rank, dropout and packed documents
-// included, also with fewer tokens than ranks.
+// Losses and gradients, summed over the ranks, equal one rank's. This includes dropout, packed
+// documents, and fewer tokens than ranks.
 void ExpectRanksAgree(const ModelConfig& config, Layout layout, int ranks, int64_t length) {
   const Text text = RandomText(config.vocab, /*packed=*/length > 5, length);
   const auto model = MakeModel(config);

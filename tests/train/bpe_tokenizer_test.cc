@@ -75,8 +75,8 @@ TEST_P(Fixture, BytesThatAreNotUtf8) {
   EXPECT_EQ(TokensOf(tokenizer, "\xE4\xBD").size(), 2u);
 }
 
-// Text that is cut anywhere: either the pieces of the beginning are those of the whole, or more
-// text is asked for.
+// Text may be cut anywhere: the beginning has the same pieces as in the whole text, or the
+// tokenizer asks for more text.
 TEST_P(Fixture, PiecesOfTextThatIsNotComplete) {
   const Tokenizer tokenizer = LoadFixture(GetParam());
   const std::string text =

@@ -115,7 +115,7 @@ TEST_F(DataCacheTest, OtherContentOtherTokenizerOtherFile) {
   ASSERT_EQ(LoadTrainingData(path, "", Tokenizer::Kind::kByte, CacheFolder()).status(),
             absl::OkStatus());
   EXPECT_EQ(Files(".cache").size(), 2u);
-  // The same size, and the same time of modification.
+  // A file of the same size with the same time of modification.
   struct stat info;
   ASSERT_EQ(stat(path.c_str(), &info), 0);
   Write("a.txt", "xyzxyz");
@@ -293,7 +293,7 @@ TEST_F(DataCacheTest, FilesOfOthersStay) {
   EXPECT_EQ(Files("notes").size(), 1u) << "no lock was made for it";
 }
 
-// Of 16 MiB of text, which are 30 MiB of tokens, a process has a few hundred KiB.
+// A process holds a few hundred KiB of 16 MiB of text, which are 30 MiB of tokens.
 TEST_F(DataCacheTest, ProcessesHoldNoCopy) {
   if (kAddressSanitizer) GTEST_SKIP() << "freed memory stays with the address sanitizer";
   const std::string path = WriteText("text.txt", 16 << 20);
@@ -340,7 +340,7 @@ TEST_F(DataCacheTest, AFolderThatCannotBeMade) {
   const auto data = LoadTrainingData(path, "", std::nullopt, file + "/cache");
   EXPECT_TRUE(absl::StartsWith(data.status().message(), "--data_cache: cannot make the folder"))
       << data.status();
-  // No room: files may have no more than so many bytes, which fails as a full disk does.
+  // Limits the size of files, so that writing fails as on a full disk.
   const std::string text = WriteText("text.txt", 1 << 20);
   const int status = WaitFor(Fork([&]() -> int {
     signal(SIGXFSZ, SIG_IGN);

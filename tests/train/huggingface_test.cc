@@ -1,5 +1,5 @@
-// Hugging Face directories: logits are those that transformers computed, weights come back as they
-// went, and what is damaged or does not fit is refused by name.
+// Tests Hugging Face directories. Logits equal those of transformers, an export returns the
+// imported weights, and damaged or unsuitable files are refused by name.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -1,6 +1,7 @@
-// The order in which the trainer gives steps to a device, and what it says of them: the same
-// whether the device is given the next step before the host waits for this one's results (a GPU)
-// or not. On the CPU and, compiled once more, on a GPU.
+// Tests the order in which the trainer gives steps to a device, and the metrics it reports. The
+// metrics do not depend on whether the device gets the next step before the host waits for the
+// results of this one (on a GPU) or not. The test runs on the CPU and, compiled once more, on a
+// GPU.
 #include "train/trainer.h"
 
 #include <gtest/gtest.h>
@@ -128,8 +129,8 @@ TEST_F(TrainerTest, EnqueuesTheNextStepOrWaits) {
   ExpectSame(rows, OneAtATime(Options("expected")));
 }
 
-// A step's time is the device's, from end to end: the times of steps that follow each other add up
-// to what the loop took, and a last step, which nothing follows, takes as long as the others.
+// A step's time is measured on the device, from end to end. The times of successive steps add up to
+// the loop's time. The last step, which nothing follows, takes as long as the others.
 TEST_F(TrainerTest, StepTimesAddUpToTheTimeOfTheLoop) {
   TrainConfig options = Options("times");
   options.seqlen = 64;
@@ -194,9 +195,8 @@ TEST_F(TrainerTest, ResumesWhereItStopped) {
   }
 }
 
-// Training drops attention's weights, evaluation does not; a softcap is of both. A rate of 0 is
-// none.
-// One digit in a text of 200,000 characters, and the text as it was.
+// Changed data is refused: one changed digit in a text of 200,000 characters. The original text is
+// accepted again.
 TEST_F(TrainerTest, ChangedDataIsNotTheRuns) {
   std::string text;
   while (text.size() < 200'000) text += "line " + std::to_string(text.size()) + " of a text\n";
@@ -235,6 +235,8 @@ TEST_F(TrainerTest, ChangedDataIsNotTheRuns) {
   }
 }
 
+// Training drops attention's weights and evaluation does not; a softcap changes both. A rate of 0
+// drops nothing.
 TEST_F(TrainerTest, ChangedScoresInTrainingAndEvaluation) {
   int runs = 0;
   // The validation loss of the initial weights, then the loss of the first step.

@@ -34,8 +34,8 @@ Tensor PartOf(const Tensor& flat, const Parameter& parameter) {
 struct Destination {
   std::string name;
   const Parameter& parameter;
-  Tensor tensor;          // this rank's part, [shape]; or null, and
-  ParameterPiece wanted;  // so much of it counts
+  Tensor tensor;                                           // this rank's part, [shape]; may be null
+  ParameterPiece wanted;                                   // the elements that are read
   std::function<void(const Tensor& part)> take = nullptr;  // is given it, on the CPU
 
   bool whole() const {
@@ -55,7 +55,8 @@ void Take(const Destination& to, const Tensor& whole) {
 absl::Status ReadAll(const CheckpointReader& reader, DType dtype,
                      const std::vector<Destination>& destinations) {
   for (size_t begin = 0, end; begin < destinations.size(); begin = end) {
-    // Those that fit are read at once; whole tensors of which a part is wanted are staged.
+    // Reads as many tensors at once as fit. Of a tensor of which only a part is wanted, the whole
+    // is staged.
     std::vector<CheckpointReader::Wanted> tensors;
     int64_t staged = 0;
     for (end = begin; end < destinations.size() && staged < kStagedBytes; ++end) {
@@ -258,7 +259,7 @@ absl::Status ReadInfo(const std::string& path, const CheckpointReader& file, Che
   return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
 }
 
-// What is needed besides the tensors.
+// Returns the strings that a checkpoint holds in addition to its tensors.
 StringMap Strings(const CheckpointInfo& info) {
   StringMap metadata = {{"format", kFormat},
                         {"step", absl::StrCat(info.step)},

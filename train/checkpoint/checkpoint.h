@@ -1,9 +1,9 @@
-// A run's state in one file, or in a set of files (checkpoint_set.h): parameters by name, AdamW's
-// moments as adam.m.<name> and adam.v.<name>, and what is needed to continue or to generate, as
-// strings.
+// A run's state in one file, or in a set of files (checkpoint_set.h). It holds the parameters by
+// name, AdamW's moments as adam.m.<name> and adam.v.<name>, and strings with everything else that
+// continuing or generating needs.
 //
-// Data order and dropout are functions of (seed, step), so no generator state is saved; and the
-// file holds whole parameters, so it does not know how many ranks wrote it.
+// Data order and dropout are functions of (seed, step), so no generator state is saved. The file
+// holds whole parameters, so it does not depend on how many ranks wrote it.
 #pragma once
 
 #include <cstdint>
@@ -45,12 +45,13 @@ absl::Status SaveCheckpoint(const std::string& path, const CheckpointInfo& info,
                             const ParameterList& parameters, const AdamW& optimizer,
                             Communicator* group = nullptr);
 
-// The same of a copy of the whole state (OwnState of a rank that has all of it), on any thread.
+// Writes a copy of the whole state (OwnState of a rank that has all of it). May be called on any
+// thread.
 absl::Status WriteCheckpoint(const std::string& path, const CheckpointInfo& info,
                              const StateCopy& state);
 
-// The index of a set, the folder `set` beside `path`, to which its ranks have written
-// (checkpoint_set.h). What reads a checkpoint reads either.
+// Writes the index of a set: `set` is a folder next to `path`, to which the ranks have written
+// (checkpoint_set.h). Everything that reads a checkpoint reads an index too.
 absl::Status WriteCheckpointIndex(const std::string& path, const CheckpointInfo& info,
                                   const std::string& set, int files);
 

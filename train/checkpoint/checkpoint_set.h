@@ -41,10 +41,10 @@ struct TensorPart {
 // The elements [begin, begin + length) of what this rank has of the parameter.
 TensorPart PartOfParameter(const Parameter& parameter, int64_t begin, int64_t length);
 
-// What a rank writes, so that all together write the whole state, and each about as much as the
-// others: its pieces of a divided state, and of what several ranks have, its share. It is number
-// `rank` of `ranks` that have the same parameters, and number `part` of `parts` tensor parallel
-// ones.
+// Returns the ranges that one rank writes, so that all ranks together write the whole state and
+// each writes about as much as the others. They are its pieces of a divided state, and its share of
+// the state that several ranks have. `rank` is the rank's number among the `ranks` with the same
+// parameters, `part` its number among the `parts` tensor-parallel ranks.
 std::vector<StateRange> ShareOfState(const ParameterList& parameters, int rank, int ranks, int part,
                                      int parts);
 
@@ -56,12 +56,12 @@ std::string SetFilePath(const std::string& set, int number, int files);
 // Writes the file of one rank. Atomic; on any thread.
 absl::Status WriteSetFile(const std::string& path, const StateCopy& state);
 
-// Writes the index, of strings besides "set". set: the folder beside `path` that holds the files,
-// which are looked at. Atomic. FailedPrecondition where a file is not to be seen.
+// Writes the index: `strings` and "set". `set` is the folder next to `path` that holds the files.
+// Atomic. FailedPrecondition if one of its `files` files is missing.
 absl::Status WriteSetIndex(const std::string& path, const StringMap& strings,
                            const std::string& set, int files);
 
-// The folder that an index names; none if the file is no index.
+// Returns the folder that an index names, or nullopt if the file is not an index.
 std::optional<std::string> SetOfIndex(const SafetensorsFile& file);
 
 // The tensors of a checkpoint, in one file or a set.
@@ -85,9 +85,9 @@ class CheckpointReader {
     Tensor whole;
     TensorPart part;
   };
-  // Fills what is wanted. Of a set only files that have some of it are read. Every number read is
-  // finite. Errors: those of SafetensorsFile::Read, and DataLoss for a file that was replaced since
-  // Open.
+  // Fills the wanted tensors. In a set, only files that hold some of them are read. Every number
+  // read is finite. Errors: those of SafetensorsFile::Read, and DataLoss for a file that was
+  // replaced since Open.
   absl::Status Read(absl::Span<const Wanted> wanted) const;
   // Reads and checks everything; nothing is kept.
   absl::Status Verify() const;

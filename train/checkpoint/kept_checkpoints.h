@@ -15,9 +15,10 @@
 // removed with the last of the names that lead to it.
 //
 // A save gives checkpoint.safetensors the second name checkpoint-<step>.safetensors, writes the new
-// one under a temporary name, renames it to checkpoint.safetensors, gives it the name
-// best.safetensors if it is the best, and then removes what is too old. So a folder holds up to
-// --keep + 1 checkpoints, and one more during a save. Names are hard links: no content is copied.
+// one under a temporary name and renames it to checkpoint.safetensors. If it is the best, it is
+// also named best.safetensors. Then checkpoints that are too old are removed. So a folder holds up
+// to --keep + 1 checkpoints, and one more during a save. Names are hard links: no content is
+// copied.
 #pragma once
 
 #include <cstdint>

@@ -124,7 +124,7 @@ std::string HeaderText(const std::vector<NamedTensor>& tensors, const StringMap&
   return text.replace(at, digits.size(), digits);
 }
 
-// Whether the header's checksum is that of its text.
+// Returns whether the header's checksum matches its text.
 bool HeaderIsWhole(std::string text, const std::string& checksum) {
   const size_t found = text.find(kHeaderChecksumText);
   if (found == std::string::npos) return false;

@@ -60,18 +60,18 @@ class SafetensorsFile {
 
   enum class Numbers { kAny, kFinite };
   // Fills the tensors (contiguous, on the CPU), several at a time on the threads of the caller's
-  // pool, and compares checksums. DataLoss that names the first damaged tensor or, with kFinite,
-  // the first that holds an infinity or not-a-number; NotFound; InvalidArgument when shape or dtype
-  // differ.
+  // pool, and compares checksums. DataLoss names the first damaged tensor or, with kFinite, the
+  // first that holds an infinity or not-a-number. NotFound if a tensor is missing; InvalidArgument
+  // when shape or dtype differ.
   absl::Status Read(absl::Span<const NamedTensor> tensors, Numbers numbers = Numbers::kAny) const;
-  // The same of tensors of float32 or float64, to which F32, BF16, F16 and F64 are converted while
-  // they are read.
+  // Like Read, for tensors of float32 or float64: the file's F32, BF16, F16 and F64 are converted
+  // while they are read.
   absl::Status ReadConverted(absl::Span<const NamedTensor> tensors,
                              Numbers numbers = Numbers::kAny) const;
-  // The same checks of all that the file holds; nothing is kept.
+  // Checks every tensor of the file as Read does, and keeps nothing.
   absl::Status Verify(Numbers numbers) const;
-  // Of names, dtypes, shapes and both ends of every tensor: tells other weights from the same
-  // without reading them all.
+  // Returns a hash of the names, dtypes, shapes and both ends of every tensor. It tells other
+  // weights apart without reading them all.
   absl::StatusOr<uint64_t> Fingerprint() const;
 
  private:

@@ -43,8 +43,8 @@ inline const char* SafetensorsName(DType dtype) {
   return "";
 }
 
-// Bytes of an element of one of the format's dtypes; 0 for a name that is none of a whole number of
-// bytes.
+// Returns the bytes of an element of one of the format's dtypes, or 0 for an unknown name and for
+// dtypes smaller than a byte.
 inline int64_t SafetensorsElementBytes(absl::string_view dtype) {
   static constexpr struct {
     const char* name;

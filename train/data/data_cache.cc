@@ -131,7 +131,8 @@ void DataCache::RemoveLeftovers(const std::string& name) const {
   }
 }
 
-// Those beyond the kKept used last. A process that reads one keeps it until it ends.
+// Removes all files but the kKept that were used last. A process that reads a removed file keeps it
+// until it ends.
 void DataCache::RemoveOldest() const {
   std::vector<std::pair<fs::file_time_type, fs::path>> files;
   std::error_code error;
@@ -144,7 +145,8 @@ void DataCache::RemoveOldest() const {
   for (size_t i = 0; i + kKept < files.size(); ++i) {
     fs::path path = files[i].second;
     fs::remove(path, error);
-    // Whoever waits for this lock file makes the file anew, beside another that does: no harm.
+    // A process that waits for this lock file makes the data file again, perhaps in parallel with
+    // another process. Both write the same content.
     fs::remove(path.replace_extension(kLock), error);
   }
 }

@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Of the scan: to be counted up when it would find something else.
+// The version of the scan. Increase it when a scan would find something else.
 constexpr int kVersion = 2;
 
 std::string Describe(const ShardScan& scan) {

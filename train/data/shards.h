@@ -46,7 +46,7 @@ struct ShardHeader {
 // A shard whose header was checked. Any thread may read.
 class Shard {
  public:
-  // InvalidArgument, naming the option and the file, for a file that is none.
+  // InvalidArgument, naming the option and the file, if the file is not a shard.
   static absl::StatusOr<Shard> Open(const Sources& sources, const SourceFile& file);
 
   int64_t size() const { return header_.tokens; }

@@ -20,7 +20,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Of the encoding: to be counted up when the tokens or the file would be others.
+// The version of the encoding. Increase it when the tokens or the file's format change.
 constexpr int kVersion = 3;
 
 // The tokenizer of a file is not described: it is given, and part of the file's name.
@@ -123,7 +123,7 @@ class TextCorpus : public Corpus {
   TextCorpus(std::shared_ptr<const CheckedFile> file, const EncodedText& text, int token_bytes)
       : file_(std::move(file)), text_(text), token_bytes_(token_bytes) {}
 
-  // What is damaged is removed, so that the next start makes it anew.
+  // Reads from the file. A damaged file is removed, so that the next start makes it anew.
   absl::Status ReadFile(int64_t offset, int64_t bytes, void* out) const {
     const absl::Status status = file_->Read(offset, bytes, out);
     if (!absl::IsDataLoss(status)) return status;

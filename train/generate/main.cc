@@ -58,7 +58,7 @@ struct GenerateConfig {
   int64_t top_k = 0;
   int64_t seed = 1;
   int64_t ranks = -1;
-  TrainConfig train;  // the options that are those of //train
+  TrainConfig train;  // the options that //train has too
 };
 
 OptionTable Options(GenerateConfig* c) {
@@ -120,7 +120,7 @@ struct Place {
   DType dtype = DType::kFloat32;
   int ranks = 1;
   int threads = 1;         // of each rank, on the CPU
-  bool processes = false;  // the ranks are those of a launcher, else threads
+  bool processes = false;  // a launcher's processes are the ranks; else threads
 };
 
 absl::StatusOr<Place> FindPlace(const GenerateConfig& c, const Launch& launch) {
@@ -401,7 +401,7 @@ int Main(int argc, char** argv) {
   if (status.ok()) status = Run(config, *place, comm);
   if (status.ok()) return 0;
   if (comm == nullptr) return ExitCode(status, kExitFailure);
-  if (comm->rank() > 0) LetOthersReport();  // most errors are those of all processes
+  if (comm->rank() > 0) LetOthersReport();  // most errors occur in all processes
   comm->Abort(status);                      // does not return
   return kExitFailure;
 }

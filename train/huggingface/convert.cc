@@ -95,8 +95,8 @@ std::vector<std::vector<Piece>> Files(std::vector<Piece> pieces, int64_t file_by
   return files;
 }
 
-// Reads parameters of a checkpoint. Those of the layer read last are kept, for several pieces are
-// of one.
+// Reads parameters of a checkpoint. It keeps the parameters of the layer it read last, because
+// several pieces come from one layer.
 class ParameterReader {
  public:
   explicit ParameterReader(const CheckpointReader& checkpoint) : checkpoint_(checkpoint) {}

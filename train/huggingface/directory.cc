@@ -102,7 +102,7 @@ absl::Status HuggingFaceDirectory::Init() {
                          ReadFile((fs::path(path_) / "config.json").string(), kMaxSettingsBytes));
   BURST_ASSIGN_OR_RETURN(config_, ParseHuggingFaceConfig(json));
   BURST_RETURN_IF_ERROR(OpenFiles());
-  // A model of more layers than there are tensors is none that is here; its list could be long.
+  // A model cannot have more layers than tensors. Its list of tensors could be too long to make.
   if (config_.model.layers > static_cast<int64_t>(file_of_.size())) {
     return absl::InvalidArgumentError(
         absl::StrCat("holds ", file_of_.size(), " tensors, fewer than the model has layers"));

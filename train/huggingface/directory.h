@@ -20,8 +20,8 @@ namespace burst {
 // are there, and where the only one cannot be read here.
 absl::StatusOr<std::set<std::string>> WeightFiles(const std::string& path);
 
-// Opened for reading: every header was read, and the tensors are those of the model, with its
-// shapes and dtypes that can be read. Their bytes are read when they are wanted, each once, and
+// A directory opened for reading. Every header was read, and the tensors are exactly the model's,
+// with its shapes and readable dtypes. Each tensor's bytes are read once, when they are wanted, and
 // kept nowhere else.
 class HuggingFaceDirectory {
  public:

@@ -25,7 +25,8 @@ struct Pretrained {
   std::string identity = {};  // of a checkpoint, which must be the one that is loaded
 };
 
-// "pytorch_model.bin beside the weights is not read"; empty: all are read.
+// Returns a warning, "pytorch_model.bin beside the weights is not read", or "" if all files are
+// read.
 std::string UnreadWeights(const Pretrained& pretrained);
 
 // `folder`: a Hugging Face directory, or the folder of an import or a run, of which the newest
@@ -42,8 +43,8 @@ absl::StatusOr<Tokenizer> TokenizerOf(const Pretrained& pretrained);
 // Tells the model's weights from others, at the cost of opening its files.
 absl::StatusOr<std::string> FingerprintOf(const Pretrained& pretrained);
 
-// Copies what belongs to a model besides its weights (config.json, the tokenizer's files), as it
-// is, to FOLDER/huggingface, where an export finds it.
+// Copies a model's other files (config.json, the tokenizer's files) unchanged to
+// FOLDER/huggingface, where an export finds them.
 absl::Status KeepCompanions(const Pretrained& pretrained, const std::string& folder);
 
 // The folder of a checkpoint's companions, which may not be there.

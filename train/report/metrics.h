@@ -21,10 +21,10 @@ struct StepMetrics {
   double grad_norm = 0;  // before clipping
   double tokens_per_second = 0;
   double step_ms = 0;
-  // Of a pipeline: the time in which stages compute no pass over that in which they do, summed over
-  // ranks, from the begin of the first stage's first pass to the end of its last one. By the clocks
-  // of the devices; messages and slower stages count, where others wait for them. The formula's:
-  // PipelineBubble.
+  // Idle time of a pipeline's stages divided by their busy time, summed over ranks. It is measured
+  // from the begin of the first stage's first pass to the end of its last one, by the devices'
+  // clocks. Messages and slower stages count as idle time where other stages wait for them.
+  // PipelineBubble is the value by the formula.
   std::optional<double> pipeline_bubble;
   std::optional<double> val_loss;  // after the update
   bool skipped = false;            // not finite, so no update was made
@@ -32,9 +32,9 @@ struct StepMetrics {
 
 class MetricsLog {
  public:
-  // Opens `path` for appending. Rows of steps beyond `last_step`, a last line cut short, and rows
-  // that do not follow those before them are dropped, so that steps increase: 0 starts anew, a
-  // checkpoint's step continues its run.
+  // Opens `path` for appending. It drops rows of steps beyond `last_step`, a last line cut short,
+  // and rows that do not follow the rows before them, so that steps increase. last_step = 0 starts
+  // anew; a checkpoint's step continues its run.
   static absl::StatusOr<MetricsLog> Open(const std::string& path, int64_t last_step);
   MetricsLog(MetricsLog&& other);
   MetricsLog& operator=(MetricsLog&&) = delete;

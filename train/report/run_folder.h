@@ -23,7 +23,7 @@
 
 namespace burst {
 
-// Where the data cache is: --data_cache, or a folder beside the run's.
+// Returns the data cache's folder: --data_cache, or a folder next to the run's.
 std::string DataCacheFolder(const ResolvedConfig& config);
 
 // The lock on a run folder. Null, with a warning on stderr, on a file system that has no locks.
@@ -39,7 +39,8 @@ class RunFolder {
   // and locks it. FailedPrecondition where it holds a checkpoint, a model, or a file of one of a
   // run's names that is not a run's.
   static absl::StatusOr<RunFolder> Make(const ResolvedConfig& config);
-  // That of a run to be continued from `resumed`, its newest checkpoint. `lock`: on it.
+  // Returns the folder of a run that continues from `resumed`, its newest checkpoint. `lock`: the
+  // lock on that folder.
   static absl::StatusOr<RunFolder> Continue(const ResolvedConfig& config,
                                             const CheckpointInfo& resumed, RunLock lock);
 

@@ -11,7 +11,7 @@
 namespace burst {
 namespace {
 
-// Of GPT-2 and Qwen, of Llama 3, and of others.
+// The names in GPT-2 and Qwen, in Llama 3, and in other families.
 constexpr absl::string_view kEndOfTextNames[] = {"<|endoftext|>", "<|end_of_text|>", "</s>",
                                                  "<eos>"};
 
@@ -32,7 +32,8 @@ void BpeTokenizer::AddedTokens::Take(std::vector<std::pair<std::string, int32_t>
     longest = std::max(longest, text.size());
     begins[static_cast<uint8_t>(text[0])] = true;
   }
-  // Of each node, the tokens that begin so. A node's continuations are made when it is reached.
+  // For each node, the range of tokens that begin with its text. A node's continuations are made
+  // when it is reached.
   struct Range {
     size_t begin, end, depth;
   };

@@ -1,7 +1,7 @@
 // A byte-level BPE tokenizer: text is cut at added tokens, then by a pattern into pieces, and each
 // piece is merged from its bytes (docs/decisions/0011-tokens-do-not-depend-on-pieces.md).
 //
-// Text is any bytes. What is UTF-8 has the tokens that tiktoken and tokenizers give it; each run of
+// Text is any bytes. Valid UTF-8 has the tokens that tiktoken and tokenizers give it. A run of
 // bytes that are not UTF-8 ends the text before it and is a piece of its own.
 #pragma once
 

@@ -57,7 +57,7 @@ class Translator {
       out_ += c, ++at_;
       if (c == '[') {
         in_class_ = true;
-        // A bracket that comes first is no end.
+        // A bracket that comes first does not end the class.
         if (at_ < in_.size() && in_[at_] == '^') out_ += in_[at_++];
         if (at_ < in_.size() && in_[at_] == ']') return NotSupported("a class that begins with ]");
       }

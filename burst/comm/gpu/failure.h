@@ -1,6 +1,5 @@
-// How the work of GPU ranks ends when one of them fails: the first failure, which every rank's next
-// call returns, and a thread that ends the program when ranks do not return. For
-// gpu_communicator.cc.
+// Ends the work of GPU ranks when one of them fails. It keeps the first failure, which every rank's
+// next call returns. A thread ends the program when ranks do not return. For gpu_communicator.cc.
 #pragma once
 
 #include <atomic>

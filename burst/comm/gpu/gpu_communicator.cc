@@ -136,7 +136,7 @@ class GpuCommunicator : public Communicator {
   const int device_;
   std::array<Lane, kNumChannels> lanes_;
   std::unique_ptr<PeerCopies> copies_;  // messages, where copy engines carry messages, else null
-  // Of the current Post; members, so that their memory is reused.
+  // Buffers of the current Post; they are members so that their memory is reused.
   std::vector<SendBuffer> host_sends_, sends_;
   std::vector<ReceiveBuffer> host_receives_, receives_;
 };
@@ -262,7 +262,8 @@ absl::Status GpuCommunicator::Begin(Lane& lane) {
   const cuda::Context& context = cuda::CurrentContext();
   BURST_CHECK_EQ(context.device, device_) << "the GPU of the thread that uses a communicator";
   if (lane.stream == nullptr) {
-    // Thread blocks of NCCL's kernels start before those of kernels that run beside them.
+    // NCCL's stream has the highest priority: its thread blocks start before the blocks of other
+    // kernels that run at the same time.
     int least = 0, greatest = 0;
     BURST_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     BURST_CUDA_CHECK(cudaStreamCreateWithPriority(&lane.stream, cudaStreamNonBlocking, greatest));

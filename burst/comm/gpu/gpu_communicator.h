@@ -32,16 +32,17 @@ namespace burst {
 // in a build without CUDA.
 absl::Status RunCudaRanks(int world_size, const std::function<absl::Status(Communicator&)>& body);
 
-// The communicator of all processes of a launch, for this process and the GPU of the calling thread
-// (ScopedCudaDevice). Collective. When a rank is lost or gives up, every process ends with exit
-// code 1 within half a minute and names that rank on stderr: its calls return the error, or, if it
-// makes no call, the program is ended. Unavailable if not all processes come; FailedPrecondition if
-// two processes use the same GPU.
+// Creates the communicator of all processes of a launch, for this process and the GPU of the
+// calling thread (ScopedCudaDevice). Collective. When a rank is lost or gives up, every process
+// names that rank on stderr and ends with exit code 1 within half a minute. A process's pending or
+// next call returns the error; a process that makes no call is ended. Unavailable if not all
+// processes come; FailedPrecondition if two processes use the same GPU.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateGpuCommunicator(const ProcessLaunch& launch);
 
-// The same for a library inside of another program, which it does not end: `connect` makes the
-// communicator of host memory, with the options it is given. After a failure NCCL's kernels end on
-// the GPU, calls return the error, and what the GPU has computed since is undefined.
+// Creates the communicator for a library inside another program, which it never ends. `connect`
+// makes the communicator of host memory, with the options it is given. After a failure NCCL's
+// kernels end on the GPU and calls return the error; tensors that the GPU has written since are
+// undefined.
 using HostConnector =
     std::function<absl::StatusOr<std::unique_ptr<Communicator>>(TcpOptions options)>;
 absl::StatusOr<std::unique_ptr<Communicator>> CreateGpuCommunicator(const HostConnector& connect);

@@ -1,6 +1,6 @@
-// Messages between GPUs of one process, carried by the GPUs' copy engines. Unlike NCCL's messages,
-// copies need no multiprocessors: they neither wait for kernels that run beside them nor slow them
-// down. For gpu_communicator.cc.
+// Carries messages between GPUs of one process with the GPUs' copy engines. Unlike NCCL's messages,
+// copies need no multiprocessors: they neither wait for running kernels nor slow them down. For
+// gpu_communicator.cc.
 #pragma once
 
 #include <cuda_runtime.h>

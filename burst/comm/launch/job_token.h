@@ -6,7 +6,7 @@
 //                      (burst/comm/tcp/socket_folder.h)
 //   neither, else      an error
 //
-// What launchers themselves set (job numbers, ports, run ids) is no secret.
+// The values that launchers set themselves (job numbers, ports, run ids) are not secret.
 #pragma once
 
 #include <functional>

@@ -21,10 +21,11 @@
 
 namespace burst {
 
-// Of a job. Every two processes are connected.
+// The most ranks of a job. Every two processes are connected.
 inline constexpr int kMaxRanks = 1024;
 
-// Rank 0 of a job of several hosts listens on one of so many ports, from ProcessLaunch::port on.
+// The number of ports that rank 0 of a job of several hosts tries to listen on, from
+// ProcessLaunch::port on.
 inline constexpr int kPortsOfRank0 = 16;
 
 struct ProcessLaunch {

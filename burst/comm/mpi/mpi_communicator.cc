@@ -123,8 +123,9 @@ absl::Status MpiCommunicator::DoPost(Channel channel, absl::Span<const SendBuffe
   return absl::OkStatus();
 }
 
-// One by one: all make progress while one is waited for, each has an error code of its own, and
-// Open MPI 4.1's MPI_Waitall can spin for ever when one of several fails.
+// Waits for the requests one by one. All of them make progress during each wait, and each gets an
+// error code of its own. Open MPI 4.1's MPI_Waitall can spin for ever when one of several requests
+// fails.
 absl::Status MpiCommunicator::Wait(Channel channel) {
   std::vector<Pending>& pending = pending_[static_cast<int>(channel)];
   absl::Status first_error;

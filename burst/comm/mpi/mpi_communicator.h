@@ -8,9 +8,9 @@
 
 namespace burst {
 
-// The communicator of all processes. Initializes MPI on the first call; MPI is finalized at exit.
-// Without mpirun there is one rank. FailedPrecondition if the launcher belongs to another MPI;
-// Unavailable if MPI fails; Unimplemented in a build without MPI.
+// Returns the communicator of all processes. The first call initializes MPI; MPI is finalized at
+// exit. Without mpirun there is one rank. Errors: FailedPrecondition if the launcher belongs to
+// another MPI, Unavailable if MPI fails, Unimplemented in a build without MPI.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateMpiCommunicator();
 
 }  // namespace burst

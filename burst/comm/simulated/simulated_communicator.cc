@@ -25,9 +25,9 @@ std::vector<int> WorldRanks(const Communicator& group) {
   return ranks;
 }
 
-// Of a message of GPU memory ranks exchange the time from which on the sender has it
-// (SimulatedTimes). Collectives begin when the last rank has come to them. What hosts tell each
-// other goes by threads.
+// A communicator of simulated GPUs. For a message of GPU memory, ranks exchange only the time at
+// which the sender has it (SimulatedTimes). Collectives begin when the last rank has reached them.
+// Messages of host memory go through `hosts`, a communicator of threads.
 class SimulatedCommunicator : public Communicator {
  public:
   SimulatedCommunicator(Communicator* hosts, SimulatedTimes* times, std::shared_ptr<Group> group,
@@ -167,7 +167,7 @@ class SimulatedCommunicator : public Communicator {
 
   void HostsPost(Channel channel) { hosts_post_[static_cast<int>(channel)] = true; }
 
-  // Of another rank nothing comes any more: why, the hosts know.
+  // Returns why another rank sends nothing any more; the hosts' communicator knows the reason.
   absl::Status Alone(Channel channel) {
     BURST_RETURN_IF_ERROR(hosts_->Wait(channel));
     return absl::UnavailableError("another rank ended before its message");

@@ -22,7 +22,7 @@ struct SentMessage {
   int64_t bytes = 0;
 };
 
-// Of all ranks; safe for all of their threads. The ranks below are those of the world.
+// The times of all ranks; all their threads may call it. Ranks below are numbered in the world.
 class SimulatedTimes {
  public:
   // The ranks of a communicator, and what they have said and not all read.
@@ -40,7 +40,7 @@ class SimulatedTimes {
 
   explicit SimulatedTimes(int ranks) : ranks_(ranks) {}
 
-  // The same for all ranks that give the same parent (null: none), number and color.
+  // Returns one group for all ranks that give the same parent (null: none), number and color.
   std::shared_ptr<Group> MakeGroup(const Group* parent, int64_t number, int color,
                                    const std::vector<int>& ranks);
 

@@ -1,10 +1,9 @@
 // What ranks send each other once they are connected: frames, each a header of 24 bytes and, for
 // some kinds, a payload. Pure functions on bytes.
 //
-// A message of at most kMaxEagerBytes is one frame, kMessage. A longer one is announced; the
-// receiver answers kGo as soon as it has a buffer for it; then its bytes come as pieces and are
-// read into that buffer. So a receiver never allocates by what a header says, beyond
-// kMaxEagerBytes.
+// A message of at most kMaxEagerBytes is one frame, kMessage. A longer one is announced, and the
+// receiver answers kGo as soon as it has a buffer for it. Its bytes then come in pieces, which are
+// read into that buffer. So a header cannot make a receiver allocate more than kMaxEagerBytes.
 #pragma once
 
 #include <array>

@@ -142,7 +142,7 @@ std::array<uint8_t, 32> Sign(const JobKey& key, uint8_t purpose, const Connectio
       .Finish();
 }
 
-// Of the key for what the side sends.
+// Returns the purpose of the key that seals what this side sends.
 uint8_t KeyPurpose(Side side) { return 16 + static_cast<uint8_t>(side); }
 
 }  // namespace

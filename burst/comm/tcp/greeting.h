@@ -6,13 +6,14 @@
 //   listener -> caller   Claim   the same, the other way round
 //
 // A proof is HMAC-SHA256 over both nonces, the listener's port and the claim, with a key made of
-// the job's token: it shows that its sender knows the token, now, and says this of this connection.
-// The token itself is never sent. A process that hands the greeting on from another port proves
-// nothing: the caller puts the port that it called into its proof, the listener the one it listens
-// on. Nothing in a greeting is believed before its proof is checked. All lengths are fixed.
+// the job's token. It shows that its sender knows the token now and makes this claim about this
+// connection. The token itself is never sent. A process that hands the greeting on from another
+// port proves nothing: the caller puts the port that it called into its proof, the listener the
+// port on which it listens. Nothing in a greeting is believed before its proof is checked. All
+// lengths are fixed.
 //
-// Both ends then make keys for what follows (seal.h), which whoever handed the greeting on, at any
-// port, does not know.
+// Both ends then make keys for the frames that follow (seal.h). A process that handed the greeting
+// on, at any port, does not know these keys.
 #pragma once
 
 #include <array>
@@ -32,7 +33,8 @@ using Proof = std::array<uint8_t, 32>;
 using JobKey = std::array<uint8_t, 32>;
 
 struct Hello {
-  // Of the job's name, which is no secret: so that two jobs on neighboring ports part at once.
+  // A tag of the job's name, which is not secret. It makes two jobs on neighboring ports part at
+  // once.
   uint64_t job_tag = 0;
   Nonce nonce = {};
 };
@@ -78,7 +80,7 @@ struct ConnectionName {
 };
 
 Proof MakeProof(const JobKey& key, Side side, const ConnectionName& connection, const Claim& claim);
-// Whether claim.proof is that of `side`; the time it takes does not depend on the answer.
+// Returns whether `side` made claim.proof. The time it takes does not depend on the answer.
 bool IsProven(const JobKey& key, Side side, const ConnectionName& connection, const Claim& claim);
 
 // The keys of the end `side`, after the greeting in which the caller made this claim.

@@ -25,7 +25,7 @@ class Handshake {
     kGoing,     // call Advance when the socket has one of events()
     kProven,    // the other end has proved that it belongs to the job
     kOtherJob,  // the other end says that it belongs to another job
-    kRefused,   // it closed the connection, or what it sent is no greeting or no proof
+    kRefused,   // it closed the connection, or sent a wrong greeting or proof
   };
 
   // `side`: who called. `port`: of the listener. `peer`: the rank that a caller means to reach; a
@@ -41,8 +41,8 @@ class Handshake {
   Deadline deadline() const { return deadline_; }
   Side side() const { return side_; }
 
-  // Of kProven. What the other end claims, its number of ranks included, which the caller of this
-  // compares; and the connection.
+  // Only after kProven: what the other end claims, and the connection. The caller compares the
+  // number of ranks in the claim.
   const Claim& claim() const { return theirs_; }
   Socket TakeSocket() { return std::move(socket_); }
   SessionKeys keys() const { return MakeSessionKeys(self_.key, side_, name_, claim_of_caller_); }

@@ -27,8 +27,8 @@ using std::chrono::steady_clock;
 constexpr milliseconds kFarewell{1000};     // at most, to send and receive the last messages
 constexpr int64_t kMaxTurnBytes = 1 << 20;  // of one connection, before the others have a turn
 constexpr size_t kBufferBytes = 64 << 10;
-// What keeping a message costs at most besides its bytes: an entry of a map, one of a list, and
-// what the allocator adds to these and to the bytes.
+// The most bytes that keeping a message costs in addition to its own: an entry of a map, an entry
+// of a list, and the allocator's overhead for all three.
 constexpr uint64_t kUnexpectedOverhead = 320;
 
 double Seconds(steady_clock::duration time) {

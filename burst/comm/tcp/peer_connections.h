@@ -41,18 +41,18 @@ struct TcpOptions {
   // `lost_after` is lost.
   std::chrono::milliseconds heartbeat = std::chrono::seconds(2);
   std::chrono::milliseconds lost_after = std::chrono::seconds(20);
-  // Called once, on the thread that serves the connections, when a rank was lost or gave up: after
-  // the other ranks were told, and after waiting calls have returned; `grace` later, unless this
-  // rank has given up or left until then. Unavailable: "rank 2 of 4 was lost: ...", "rank 1 of 4
-  // gave up: ...".
+  // Called once when a rank was lost or gave up, on the thread that serves the connections. By then
+  // the other ranks were told and waiting calls have returned. It is called `grace` later, unless
+  // this rank gives up or leaves before. The status is Unavailable: "rank 2 of 4 was lost: ...",
+  // "rank 1 of 4 gave up: ...".
   std::function<void(const absl::Status& failure)> on_failure;
   std::chrono::milliseconds grace{0};
   // For a library inside of another program: false, and GiveUp only ends the job, not the process.
   bool ends_process = true;
   // How long a Wait waits for a rank that is alive, before it ends the job; 0: for ever.
   std::chrono::milliseconds patience{0};
-  // Of messages of one rank that this one does not wait for yet, with what keeping them costs: more
-  // of them end the job.
+  // The most bytes that messages of one rank may cost while this rank does not wait for them yet.
+  // More than that ends the job.
   uint64_t unexpected_bytes = uint64_t{1} << 30;
 };
 

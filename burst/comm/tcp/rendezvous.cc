@@ -232,7 +232,7 @@ class Meeting {
       CallTargets();
       BURST_RETURN_IF_ERROR(PollAll(listener));
     }
-    // Whoever has not proved anything by now is no part of the job.
+    // A connection that has proved nothing by now does not belong to the job.
     for (const Pending& pending : pending_) {
       if (pending.target < 0) CountStranger(pending);
     }

@@ -1,7 +1,8 @@
-// How processes find each other: rank 0 listens; the others connect to it and receive the addresses
-// of all ranks; then every two ranks connect. Both ends of every connection prove that they know
-// the job's token (greeting.h). Connections that do not are strangers': they are polled beside the
-// others, have a deadline of their own, and are counted. Afterwards no socket listens.
+// Connects all processes of a job. Rank 0 listens. The others connect to it and receive the
+// addresses of all ranks. Then every two ranks connect. Both ends of every connection prove that
+// they know the job's token (greeting.h). A connection without a proof is a stranger's: it is
+// polled together with the others, has a deadline of its own, and is counted. Afterwards no socket
+// listens.
 //
 // What a rank listens on:
 //   a job of one host                                  a Unix socket (socket_folder.h), without a

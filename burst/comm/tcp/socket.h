@@ -41,7 +41,7 @@ class Socket {
   // Numeric addresses of both ends.
   std::string OwnAddress() const;
   std::string PeerAddress() const;
-  // Of a connection that StartConnect began, once it can be written.
+  // Returns the result of StartConnect. Call it once the connection can be written.
   absl::Status ConnectResult() const;
 
  private:
@@ -54,8 +54,8 @@ struct SocketAddress {
   socklen_t length = 0;
 };
 
-// All addresses of a host's name, or of its numeric form. Unavailable if there is none. Of a name
-// it may take seconds.
+// Returns all addresses of a host's name, or of its numeric form. Unavailable if there is none.
+// Looking up a name may take seconds.
 absl::StatusOr<std::vector<SocketAddress>> Resolve(const std::string& host, int port);
 SocketAddress WithPort(SocketAddress address, int port);
 // Whether the text is a numeric address; a name is not.

@@ -21,8 +21,8 @@ class TcpCommunicator : public Communicator {
   // Over existing links with every rank, in order of rank (rendezvous.h).
   static std::unique_ptr<TcpCommunicator> Create(int rank, std::vector<PeerLink> links,
                                                  const TcpOptions& options);
-  // The same after a rendezvous of the processes of `launch`. Collective; Unavailable if a process
-  // does not come.
+  // Creates a communicator after a rendezvous of the processes of `launch`. Collective; Unavailable
+  // if a process does not come.
   static absl::StatusOr<std::unique_ptr<TcpCommunicator>> Create(const ProcessLaunch& launch,
                                                                  const TcpOptions& options);
   ~TcpCommunicator() override;

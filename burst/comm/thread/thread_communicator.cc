@@ -230,7 +230,7 @@ absl::Status ThreadCommunicator::Meet(Lock& lock, Last last) {
                [&] { return group_->meetings != meeting; });
 }
 
-// The same, even after an abort: for points that every rank reaches.
+// Waits for all ranks, even after an abort. Used at points that every rank reaches.
 void ThreadCommunicator::MeetRegardless(Lock& lock) {
   const int64_t meeting = group_->meetings;
   if (++group_->arrived == group_->size) group_->EndMeeting();
