@@ -15,7 +15,7 @@ from plots import PLOTS
 from results import FOLDER, ROOT
 from tables import TABLES, markdown
 
-PAGES = ("docs/performance.md", "docs/kernels.md", "benchmarks/results/README.md")
+PAGES = ("docs/performance.md", "benchmarks/results/README.md")
 FIGURES = "docs/figures"
 MARK = re.compile(r"<!-- table: (\w+) -->$")
 # Where a file of results may be named.

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md and docs/kernels.md: each function returns headers and rows."""
+"""The tables of docs/performance.md and benchmarks/results/README.md: each function returns headers and rows."""
 
 from results import (backward_h200, forward_h200, load, long_steps, one, ring_rows, shape)
 
