@@ -1,6 +1,6 @@
 // The KV cache of a model that generates text: keys and values of all tokens so far, so that the
-// next token costs the work of one token. Ranks may share it: each has the keys and values of some
-// of the tokens, and no two those of the same one.
+// next token costs the work of one token. Ranks may share it: each token's keys and values are on
+// exactly one rank.
 #pragma once
 
 #include <cstdint>

@@ -60,7 +60,7 @@ class TensorParallel {
   // A parameter that every rank has: in the layers, or outside them.
   ParameterSharding ReplicatedInLayers() const;
   ParameterSharding Replicated() const;
-  // How many of `count` heads, or channels, this rank has.
+  // Returns how many of `count` heads, or channels, this rank has.
   int64_t LocalCount(int64_t count) const;
 
   // ---- Ops. x, y: [batch, length, width]. `shard` is this rank's (RankGroup). A failed
@@ -82,10 +82,10 @@ class TensorParallel {
   Variable ColumnParallel(Tape& tape, const Shard& shard, const Variable& x,
                           const ColumnGemm& gemm) const;
 
-  // A row-parallel op. It computes y = bias + residual + the sum over the ranks of their GEMMs of
-  // all tokens, [batch, all tokens, width]. gemm(bias, addend) returns its GEMM plus `bias` and
-  // `addend`, unless these are undefined. On one rank the GEMM adds both; on several, rank 0 adds
-  // the bias.
+  // A row-parallel op. It computes y = bias + residual + the sum over the ranks of their GEMMs.
+  // Each GEMM has all tokens: [batch, all tokens, width]. The function gemm(bias, addend) returns
+  // its GEMM plus `bias` and `addend`, unless these are undefined. On one rank the GEMM adds both;
+  // on several, rank 0 adds the bias.
   //
   // y, residual (may be undefined): the residual stream's tokens.
   using RowGemm = std::function<Variable(const Variable& bias, const Variable& addend)>;

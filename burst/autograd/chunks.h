@@ -1,6 +1,6 @@
-// Functions that take a batch in chunks of `chunk` tokens: consecutive tokens of one sequence, or
-// several whole sequences. The result for a chunk has the same bits, whatever else the rank holds.
-// So it does not depend on how sequences and their chunks are spread over ranks.
+// Functions that process a batch in chunks of `chunk` tokens. A chunk is a range of one sequence's
+// tokens, or several whole sequences. A chunk's result has the same bits, whatever else the rank
+// holds. So it does not depend on how sequences and their chunks are spread over ranks.
 #pragma once
 
 #include <cstdint>
@@ -12,41 +12,44 @@
 
 namespace burst {
 
-// Tokens [begin, begin + length) of the batch rows [row, row + rows), of a rank's tokens.
+// The tokens [begin, begin + length) of the batch rows [row, row + rows) that this rank has.
 struct TokenChunk {
   int64_t row = 0, rows = 1;
   int64_t begin = 0, length = 0;
 
-  // Its part of a contiguous tensor [batch, length, ...], as [rows, length of the chunk, ...].
+  // Returns the chunk's part of a contiguous tensor [batch, length, ...], as [rows, length of the
+  // chunk, ...].
   Tensor Of(const Tensor& all) const;
 };
 
 struct ChunkOptions {
-  int64_t batch = 0, length = 0;  // of the inputs
-  int64_t tokens = 0;             // of a sequence in a chunk; divides length
-  // Sequences of a chunk, the last one of a batch may have fewer. More than one if `tokens` is the
-  // whole length.
+  int64_t batch = 0, length = 0;  // shape of the inputs
+  int64_t tokens = 0;             // of one sequence that a chunk has; divides length
+  // The number of sequences in a chunk; the last chunk of a batch may have fewer. More than one
+  // only if `tokens` is the whole length.
   int64_t rows = 1;
-  // Called in the backward after that of every chunk: to take the gradients of parameters, which
-  // then are of this chunk alone.
+  // Called after the backward of every chunk, to take the gradients of parameters: they then belong
+  // to this chunk alone.
   std::function<void()> chunk_done;
 };
 
-// y, or the loss, of a chunk of the inputs; on the tape it is given.
+// Computes y, or the loss, of a chunk of the inputs, on the tape that it is given.
 using ChunkFunction = std::function<Variable(Tape& tape, const std::vector<Variable>& inputs,
                                              const TokenChunk& chunk)>;
 
-// inputs: [batch, length, ...], contiguous; maybe none. The result of the chunks, of such shape and
-// of `dtype`: [batch, length, trailing...]. `use`: of it; the tapes of the function have the same.
+// Runs `function` on each chunk and returns the results as one tensor [batch, length, trailing...]
+// of `dtype`. inputs: [batch, length, ...], contiguous; may be empty. `use` says whether the
+// result's value is read, also on the tapes of the function.
 Variable InChunks(Tape& tape, const std::vector<Variable>& inputs, const ChunkOptions& options,
                   const Shape& trailing, DType dtype, DeviceType device,
                   const ChunkFunction& function, ResultUse use = ResultUse::kRead);
 
-// The sum of the chunks' losses, [] each: float64, [], added exactly (burst/tensor/exact_sum.h), so
-// that sums of several ranks add up to the same bits in any order. On a tape that records, each
-// chunk's backward follows its forward at once, and nothing of it is kept but the gradients of
-// `inputs`: parameters have theirs when this returns. So it must be what the backward starts from,
-// with a gradient of 1.
+// Returns the sum of the chunks' losses, each a scalar, as a float64 scalar. It is added exactly
+// (burst/tensor/exact_sum.h), so the sums of several ranks add up to the same bits in any order.
+//
+// On a tape that records, each chunk's backward follows its forward at once, and only the gradients
+// of `inputs` are kept. The parameters have their gradients when this returns. So the sum must be
+// the value from which the backward starts, with a gradient of 1.
 Variable SumOfChunks(Tape& tape, const std::vector<Variable>& inputs, const ChunkOptions& options,
                      DeviceType device, const ExactGrid& grid, const ChunkFunction& function);
 

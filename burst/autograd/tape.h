@@ -64,23 +64,24 @@ class Variable {
   // Whether nothing was added to a parameter's gradient since ZeroGrad.
   bool grad_is_zero() const { return node_->grad_is_zero; }
 
-  // For a parameter whose gradient has memory only while a backward adds to it: from LendGrad on,
-  // where `grad` counts as zero whatever it holds, until ForgetGrad.
+  // For a parameter whose gradient has memory only while a backward adds to it. From LendGrad until
+  // ForgetGrad the gradient is accumulated in `grad`, whose old values count as zero.
   void LendGrad(Tensor grad) const;
   void ForgetGrad() const;
 
-  // Replaces the gradient, for backwards whose kernel reads grad() (which may be null) and writes
-  // its sum with the contribution to another tensor, which nobody else uses. Not for parameters:
-  // their owner has the buffer.
+  // Replaces the gradient by `sum`, a tensor that nobody else uses. For backwards whose kernel
+  // reads grad() (which may be null) and writes its sum with the contribution elsewhere. Not for
+  // parameters, because their owner has the buffer.
   void SetGrad(Tensor sum) const;
-  // Whether there is a gradient, and nobody else uses its memory: it may be written in place.
+  // Returns whether there is a gradient whose memory nobody else uses, so that it may be written in
+  // place.
   bool owns_grad() const { return !node_->grad.null() && !node_->grad_is_shared; }
-  // The gradient, which the variable has no longer. Not for parameters.
+  // Returns the gradient and removes it from the variable. Not for parameters.
   Tensor TakeGrad() const;
   bool is_parameter() const { return node_->owned_grad; }
 
-  // Frees the memory of a value that no backward reads, or that is computed again before one does.
-  // The shape stays. SetValue puts the value back.
+  // Frees the memory of the value, but keeps its shape. For values that no backward reads, or that
+  // are recomputed before one does. SetValue puts the value back.
   void ForgetValue() const;
   void SetValue(Tensor value) const;
 
@@ -99,18 +100,18 @@ class Variable {
 };
 
 class Tape;
-// y = function(tape, x): its ops go onto the tape they are given, and may read parameters as well
-// as x.
+// A function y = f(tape, x). It records its ops on the tape that it is given, and may read
+// parameters as well as x.
 using TapeFunction = std::function<Variable(Tape& tape, const Variable& x)>;
 
-// Whether anybody reads the value of a result. One that is unread needs no value, only a gradient:
-// it is null (Tensor::Null).
+// Says whether the value of a result is read. An unread result needs only a gradient, so its value
+// is null (Tensor::Null).
 enum class ResultUse { kRead, kUnread };
 
 class Tape {
  public:
   // A tape that does not record runs forwards only: nothing is saved (evaluation, generation).
-  // `result_use`: of the result of the function whose ops it takes.
+  // `result_use` says whether the result of the recorded function is read.
   explicit Tape(bool recording = true, ResultUse result_use = ResultUse::kRead)
       : recording_(recording), result_use_(result_use) {}
   Tape(const Tape&) = delete;
@@ -146,14 +147,14 @@ class Tape {
   // it.
   [[nodiscard]] absl::Status BackwardAndForget(Variable output, Tensor grad);
 
-  // To inspect what ops compute (for a NaN, say), or to change it: `watcher` is called with every
-  // output that is recorded, then, during the backward, with its gradient once that is complete.
+  // A watcher inspects or changes the values of ops, for example to find a NaN. It is called with
+  // every recorded output and then, during the backward, with the output's complete gradient.
   using Watcher = std::function<void(const char* op, const Tensor& value_or_grad)>;
   void Watch(Watcher watcher) { watcher_ = std::move(watcher); }
   const Watcher& watcher() const { return watcher_; }  // null: none
 
-  // For ops that can fail (transfers between ranks): the first error is kept, later nodes do not
-  // run, and Backward returns it.
+  // Reports the failure of an op, such as a transfer between ranks. The first error is kept, later
+  // nodes do not run, and Backward returns it.
   void Fail(const absl::Status& status);
   const absl::Status& status() const { return status_; }
 
@@ -162,7 +163,7 @@ class Tape {
  private:
   struct Node {
     const char* name;
-    int layer;                      // that the op belongs to; -1: none
+    int layer;                      // the op's layer; -1: none
     std::vector<Variable> outputs;  // empty: from OnBackward
     std::function<void()> backward;
   };
@@ -176,36 +177,37 @@ class Tape {
 };
 
 // ---- Recomputation in the backward, or gradient checkpointing (Chen et al., "Training Deep Nets
-// with Sublinear Memory Cost", arXiv 1604.06174). Only the input of a part of a model is kept. The
-// ops between input and output are computed once more when the backward gets there.
+// with Sublinear Memory Cost", arXiv 1604.06174). A part of a model keeps only its input. Its ops
+// are computed once more when the backward reaches it.
 
-// function(tape, x) as one node of the tape, which keeps x and what the function itself keeps. The
-// function runs twice: now, on a tape that is thrown away, and in the backward, on a second one,
-// for its gradients. Both runs must compute the same, so random numbers must be functions of a key;
-// messages to other ranks are sent twice. On a tape that does not record the function runs once,
-// as it is.
+// Records function(tape, x) as one node, which keeps only x and the tensors that the function
+// itself keeps. The function runs twice: now, on a tape that is thrown away, and in the backward,
+// on a second tape, for its gradients. Both runs must compute the same values. So random numbers
+// must be functions of a key, and messages to other ranks are sent twice. On a tape that does not
+// record, the function runs once, directly on that tape.
 //
-// Values and gradients are, to the bit, those without recomputation, as far as the ops themselves
-// are reproducible. A watcher of the tape sees the function's values in both runs, so it may change
-// them. What the function reports with Tape::Fail is reported to the tape.
+// Values and gradients have the same bits as without recomputation, if the ops themselves are
+// reproducible. A watcher of the tape sees the function's values in both runs, so it may change
+// them. An error that the function reports with Tape::Fail is reported to the tape.
 //
 // In the second run, unless there is a watcher, the tape's result_use() is kUnread: the op that
 // makes the function's result may leave out its value.
 Variable RecomputeInBackward(Tape& tape, const Variable& x, TapeFunction function);
 
-// Recomputes a function that treats every row by itself, `chunk` rows at a time. In both runs it is
-// given [1, chunk, width], `chunk` rows of x (the last time fewer), and makes [1, chunk,
-// result_width] of them (-1: width). So the memory it allocates does not grow with x. A tape that
-// does not record takes chunks, too. x: [..., width], contiguous, any number of rows; y: [...,
-// result_width]. Gradients of parameters are sums over chunks, equal up to rounding to a run
-// without chunks. `use`: of y.
+// Recomputes a function that treats every row independently, `chunk` rows at a time. In both runs
+// the function gets [1, chunk, width] of x (the last chunk may be shorter) and returns [1, chunk,
+// result_width] (-1: width). So its memory does not grow with x. A tape that does not record takes
+// chunks, too.
+//
+// x: [..., width], contiguous, any number of rows. y: [..., result_width]. Gradients of parameters
+// are sums over chunks, equal up to rounding to a run without chunks. `use` says whether y is read.
 Variable RecomputeInChunks(Tape& tape, const Variable& x, int64_t chunk, TapeFunction function,
                            ResultUse use = ResultUse::kRead, int64_t result_width = -1);
 
-// Several functions of the same x, one after another in both runs: y is their results side by side
-// along `axis`, equal in size there. What one of them allocates is free again for the next. The
-// gradient of x is summed over them in order, in its dtype and its place. `known`, unless null: y,
-// which the first runs need not compute.
+// Recomputes several functions of the same x, one after another in both runs. y is their results
+// side by side along `axis`, all of equal size there. Memory that one function allocates is free
+// again for the next. The gradient of x is summed over the functions in order, in its dtype and in
+// place. `known`, unless null, is y, so the first runs need not compute it.
 Variable RecomputeInParts(Tape& tape, const Variable& x, std::vector<TapeFunction> parts,
                           int64_t axis, const Shape& shape, Tensor known = {});
 

@@ -10,7 +10,8 @@
 namespace burst {
 
 inline constexpr int kMaxJsonDepth = 64;  // our own files nest five deep at most
-// Estimated, of the values of one text. The vocabulary of 256,000 tokens takes 150 MB.
+// A limit on the estimated memory of one text's values. The vocabulary of 256,000 tokens takes 150
+// MB.
 inline constexpr int64_t kMaxJsonBytes = int64_t{512} << 20;
 
 // Reads JSON in a time that grows as the text's length. Json: nlohmann::json or

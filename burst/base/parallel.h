@@ -40,11 +40,11 @@ int NumCores();
 
 // Calls body(begin, end) over a partition of [0, n) into contiguous chunks of almost equal size,
 // one per thread; returns when all are done. There are fewer chunks where one would have less than
-// about `grain` items. The number of threads moves the borders: a result must not depend on them.
-// Hence a sum is kept for blocks of a fixed size, and a vectorized loop whose remainder may round
-// differently starts at multiples of one. Nested calls run on the calling thread. The first
-// exception of a body is thrown here when all have ended. Bodies run under the caller's
-// ScopedFatalErrors.
+// about `grain` items. The number of threads moves the borders between chunks, so no result may
+// depend on them. Sums are therefore kept for blocks of a fixed size. A vectorized loop whose
+// remainder may round differently starts at multiples of a fixed block. Nested calls run on the
+// calling thread. The first exception of a body is thrown here when all have ended. Bodies run
+// under the caller's ScopedFatalErrors.
 void ParallelFor(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
 
 // Calls body(task) for every task in [0, num_tasks). A thread takes the next task when it is free:

@@ -1,6 +1,6 @@
-// Where every rank of this process is in its work: in which step, phase, layer and operation, and
-// for what message it waits. Ranks write it as they go (a few stores); the watchdog (watchdog.h)
-// reads it when nothing has moved for too long.
+// Records where every rank of this process is in its work: the step, phase, layer and op, and the
+// message it waits for. Ranks write it as they go (a few stores). The watchdog (watchdog.h) reads
+// it when nothing has moved for too long.
 //
 //    const ScopedRankProgress rank(comm.rank());     // this thread is the rank
 //    ReachStep(step);
@@ -26,22 +26,22 @@ struct ProgressPlace {
   const char* op = nullptr;  // null: none in particular
 };
 
-// What a device has reached of the work that its rank has given it. The device writes a number into
-// the host's memory whenever it gets to a mark; see burst/device/progress.h.
+// The marks that a device has reached in the work that its rank queued. The device writes a number
+// into the host's memory at every mark; see burst/device/progress.h.
 class DeviceMarks {
  public:
   virtual ~DeviceMarks() = default;
-  // Gives the device a mark to reach: it is at `place` from then on.
+  // Queues a mark: when the device reaches it, its work is at `place`.
   virtual void Mark(const ProgressPlace& place) = 0;
   // Counts the marks that the device has reached. From any thread.
   virtual uint64_t reached() const = 0;
-  // What the device has not finished, in words; empty: nothing. From any thread, without the
-  // device's driver, which may be what hangs.
+  // Describes the unfinished work of the device, or returns "" if there is none. Callable from any
+  // thread. It does not use the device's driver, which may be the part that hangs.
   virtual std::string Describe() const = 0;
 };
 
-// Told of every place that a rank reaches, on the rank's thread: a profiler's ranges
-// (burst/device/profiler.h).
+// Is called with every place that a rank reaches, on the rank's thread. A profiler's ranges are
+// made so (burst/device/profiler.h).
 class ProgressListener {
  public:
   virtual ~ProgressListener() = default;
@@ -105,8 +105,8 @@ class ScopedRankProgress {
   RankProgress progress_;
 };
 
-// While it lives, the calling thread's rank is not among those in progress, and may take as long as
-// its work takes. It reads data, for example, which does not tell how far it is.
+// While it lives, the watchdog does not watch the calling thread's rank, which may take as long as
+// it needs. Used for reading data, for example, which reports no progress.
 class ScopedUnwatched {
  public:
   ScopedUnwatched();
@@ -118,20 +118,20 @@ class ScopedUnwatched {
   const RankProgress* const rank_;
 };
 
-// For the ranks of this process: the number of events since the process began, the number of ranks
-// in progress, and a line for each.
+// Returns, for the ranks of this process, the number of events since the process began, the number
+// of ranks in progress, and a line for each.
 uint64_t CountProgress();
 int RanksInProgress();
 std::vector<std::string> DescribeProgress();
 
-// Something moved: a file, a batch, a token. For long work without layers.
+// Counts an event: a file, a batch or a token. For long work without layers.
 inline void CountEvent() {
   if (current_progress != nullptr) current_progress->Event();
 }
 
 void ReachStep(int64_t step);
 
-// Until it ends, the rank is in this phase, outside the layers; then in the one before.
+// While it lives, the rank is in this phase, outside the layers; afterwards in the phase before.
 class ScopedPhase {
  public:
   explicit ScopedPhase(const char* phase);
@@ -143,8 +143,8 @@ class ScopedPhase {
   ProgressPlace outer_;
 };
 
-// The rank begins the op. `layer`: -1 outside the layers. With `on_device` the rank's device is
-// given a mark, too.
+// Records that the rank begins the op. `layer`: -1 outside the layers. With `on_device` the rank's
+// device also gets a mark.
 inline void ReachOp(int layer, const char* op, bool on_device = false) {
   RankProgress* const rank = current_progress;
   if (rank == nullptr) return;
@@ -160,17 +160,17 @@ inline int CurrentLayer() {
   return current_progress == nullptr ? -1 : current_progress->place().layer;
 }
 
-// Whether somebody may look: a watchdog lives. Devices are given marks only then.
+// Returns whether a watchdog lives. Devices get marks only then.
 bool ProgressIsWatched();
 void SetProgressIsWatched(bool watched);
 
-// The rank waits no longer: after RankProgress::Wait.
+// Ends a wait that RankProgress::Wait began.
 inline void EndWait() {
   if (current_progress != nullptr) current_progress->Wait(nullptr, nullptr, -1, 0);
 }
 
-// Until it ends, the rank waits: "receives", "sends", "waits for". `channel` and `peer` (a rank of
-// the world): null and -1 where they do not matter.
+// While it lives, the rank waits: "receives", "sends", "waits for". `channel` and `peer` (a rank of
+// the world) are null and -1 where they do not matter.
 class ScopedWait {
  public:
   explicit ScopedWait(const char* what, const char* channel = nullptr, int peer = -1,

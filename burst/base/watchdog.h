@@ -35,15 +35,17 @@ class Watchdog {
 };
 
 // For transports that connect processes. They tell each other of progress, so that a process knows
-// of a working rank elsewhere. A process that ends asks the others to say where they are.
+// of a working rank elsewhere. A process that is about to end asks the others to report where their
+// ranks are.
 
 // Milliseconds since a rank of this process moved; 0 without a watchdog or ranks.
 int64_t MsWithoutProgress();
-// Another process has said that one of its ranks moved so long ago.
+// Records that a rank of another process moved `ms_ago` milliseconds ago.
 void ProgressElsewhere(int64_t ms_ago);
 // Prints where this process's ranks are. Only the first call does.
 void ReportProgress();
-// Replaces what a watchdog calls before it ends the process: asks the other processes to report.
+// Sets the function that a watchdog calls before it ends the process. It asks the other processes
+// to report.
 void SetAskOthersToReport(std::function<void()> ask);
 
 }  // namespace burst

@@ -2,9 +2,9 @@
 //
 //   BURST_ASSIGN_OR_RETURN(const FileLock lock, FileLock::TryAcquire("runs/one/.lock"));
 //
-// The kernel gives it back when the holder dies, however it dies. The file stays: removing it would
-// let two processes hold two files of one name. It holds a line about the holder while there is
-// one. The lock is advisory (flock): it binds those who ask for it. On NFS it holds between hosts.
+// The kernel releases the lock when its holder dies. The file stays, because removing it would let
+// two processes lock two files of one name. While the lock is held, the file has a line about the
+// holder. The lock is advisory (flock). On NFS it holds between hosts.
 #pragma once
 
 #include <functional>
@@ -30,8 +30,8 @@ class FileLock {
   // Unavailable.
   static absl::StatusOr<FileLock> Acquire(const std::string& path, const Waiting& waiting);
 
-  // FailedPrecondition where the path no longer leads to the locked file: then another process can
-  // lock the one that is there now.
+  // Returns FailedPrecondition if the path no longer leads to the locked file: another process can
+  // then lock the file that is there now.
   absl::Status CheckStillThere() const;
 
   FileLock(FileLock&& other);

@@ -37,7 +37,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes 
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view content,
                                  mode_t mode = 0644);
 
-// Copies a regular file with its permissions, less the process's umask. The errors of both.
+// Copies a regular file with its permissions, less the process's umask. Errors: those of ReadFile
+// and WriteFileAtomically.
 absl::Status CopyFileAtomically(const std::string& from, const std::string& to, int64_t max_bytes);
 
 // Makes `path` another name of the file `existing` (a hard link), in place of what it was before:
@@ -50,9 +51,8 @@ absl::Status SyncFolder(const std::string& folder);
 // FailedPrecondition where `path` no longer leads to the file that `fd` was opened as.
 absl::Status CheckStillNamed(int fd, const std::string& path);
 
-// Removes the temporary files in a folder that processes left which were killed while they replaced
-// a file there. is_ours(name): whether files of this name are meant. None may be replacing one now:
-// the caller holds a lock.
+// Removes temporary files that killed processes left in a folder. is_ours(name) tells whether files
+// of this name are meant. No process may be replacing such a file now: the caller holds a lock.
 absl::Status RemoveTemporaries(const std::string& folder,
                                const std::function<bool(absl::string_view name)>& is_ours);
 

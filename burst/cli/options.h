@@ -45,11 +45,11 @@ enum class OnResume {
   kNotSaved,  // belongs to one start of the program: a file of options is written without it
 };
 
-// Among which processes of a job an option must have one value.
+// Which processes of a job must give an option the same value.
 enum class Scope {
-  kJob,      // all: another value on one rank would make another run of it
-  kHost,     // those of one host: a path, which may lead elsewhere on another host
-  kProcess,  // none: results do not depend on it
+  kJob,      // all processes, because another value on one rank would change the run
+  kHost,     // the processes of one host; a path may differ between hosts
+  kProcess,  // none, because results do not depend on it
 };
 
 // From the text of an option to the value of its field. The message does not name the option.
@@ -77,14 +77,14 @@ struct Option {
   // The field, as text.
   std::function<absl::Status(absl::string_view text)> set;
   std::function<std::string()> get;
-  Scope scope = Scope::kJob;  // to be changed where a row is added
+  Scope scope = Scope::kJob;  // set where the row is added
 };
 
 // Refers to the fields, which must outlive it.
 class OptionTable {
  public:
-  // Names an option of an earlier version, on which results did not depend. A file may still give
-  // it, without effect; on the command line it is an error that ends with `advice`.
+  // Names an option of an earlier version on which results did not depend. A file may still give
+  // it, without effect. On the command line it is an error that ends with `advice`.
   void Removed(absl::string_view name, absl::string_view advice) {
     removed_[std::string(name)] = std::string(advice);
   }
@@ -213,8 +213,8 @@ class OptionTable {
   std::map<std::string, std::string> removed_;  // advice by name
 };
 
-// Prints `help` or the version if the command line asks for --help or --version, and returns
-// whether it did: then the program has nothing else to do.
+// Prints `help` or the version if the command line asks for --help or --version. Returns whether it
+// did; the program then has nothing else to do.
 bool PrintHelpOrVersion(int argc, char** argv, const std::string& help);
 
 }  // namespace burst

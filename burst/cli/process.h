@@ -11,21 +11,22 @@ namespace burst {
 inline constexpr int kExitFailure = 1;   // something went wrong while running
 inline constexpr int kExitBadUsage = 2;  // options that are unknown, invalid or contradict
 
-// The body of main: what `program` returns. An exception, also one that leaves a thread, and memory
-// that runs out on any thread end the process with kExitFailure and a sentence. Standard input,
-// output and error that the process was started without lead to /dev/null.
+// Runs the body of main and returns the result of `program`. An exception (also one that leaves a
+// thread) or lack of memory on any thread ends the process with kExitFailure and a sentence. If
+// standard input, output or error were closed at the start, they lead to /dev/null.
 int RunProgram(int (*program)(int argc, char** argv), int argc, char** argv);
 
-// Prints the error in one sentence, unless it is Cancelled: then another rank does. Returns `code`.
+// Prints the error in one sentence and returns `code`. A Cancelled error is not printed, because
+// another rank prints the cause.
 int ExitCode(const absl::Status& status, int code);
 
-// For a process of a launcher whose error another process prints: a launcher ends all processes
-// when the first one ends, so this one waits until the other has printed.
+// Waits until another process has printed the same error. A launcher ends all processes when the
+// first one ends.
 void LetOthersReport();
 
-// Prints what is wrong with the options and returns kExitBadUsage. `process`: this process's rank
-// among those of a launcher. All of them find the same error: process 0 prints it at once, which
-// ends the others before they do.
+// Prints the error of the options and returns kExitBadUsage. `process`: this process's rank among
+// those of a launcher. All of them find the same error. Process 0 prints it at once, and ends the
+// others before they do.
 int RefuseUsage(const absl::Status& error, int process);
 
 // Signals that ask a program to stop: Ctrl-C (SIGINT), SIGTERM, SIGUSR1 and, unless nohup turned it
@@ -52,8 +53,8 @@ class StopsBetweenSteps {
 // The signal that asked the process to stop; 0 while none has.
 int InterruptSignal();
 
-// A thread to which none of these signals is delivered: handling one may wait for a reader of
-// stdout.
+// Starts a thread to which none of these signals is delivered, because handling one may wait for a
+// reader of stdout.
 std::thread StartWithoutSignals(std::function<void()> work);
 
 }  // namespace burst

@@ -1,5 +1,5 @@
-// What all ranks of a job must have alike, compared before they work together: a rank with another
-// option, file or version would make wrong numbers without a word.
+// Compares what all ranks of a job must have in common, before they work together. A rank with
+// another option, file or version would compute wrong numbers in silence.
 #pragma once
 
 #include <optional>
@@ -19,12 +19,12 @@ struct AgreedItem {
 
 struct Disagreement {
   std::string name;
-  int rank = 0;  // whose value is not that of rank 0; the lowest such rank
+  int rank = 0;  // the lowest rank whose value differs from rank 0's
   std::string value, value_of_rank0;
 };
 
-// The first item that a rank has otherwise than rank 0; none if all agree. Collective: every rank
-// gets the same answer. Ranks give the same names, in the same order.
+// Returns the first item whose value on some rank differs from rank 0's, or nullopt if all agree.
+// Collective: every rank gets the same answer. Ranks give the same names, in the same order.
 absl::StatusOr<std::optional<Disagreement>> FindDisagreement(Communicator* comm,
                                                              const std::vector<AgreedItem>& items);
 

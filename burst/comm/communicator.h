@@ -68,7 +68,7 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  // A rank of this group among all ranks, for messages to people.
+  // Returns the number of a rank of this group among all ranks, for messages to users.
   virtual int WorldRank(int rank) const { return rank; }
 
   // Starts all of the sends and receives and returns at once. Messages between two ranks on one
@@ -112,18 +112,18 @@ class Communicator {
   // Starts AllReduceSum; the tensor may not be touched until Wait(Channel::kCollective) returns.
   // NCCL reduces GPU memory in parallel with other work; every other transport is done on return.
   virtual absl::Status PostAllReduceSum(const Tensor& tensor) { return AllReduceSum(tensor); }
-  // Two more that start like PostAllReduceSum, for a tensor divided among the ranks: rank r's part
-  // has counts[r] elements and follows the part of rank r - 1.
+  // The next two functions start like PostAllReduceSum. Their tensor is divided among the ranks:
+  // rank r's part has counts[r] elements and follows the part of rank r - 1.
   //
-  // All-gather: every rank's `own` is copied into its part of `all` on all ranks. Contiguous, one
-  // dtype, the same device on every rank; `own` is its part of `all`, or does not overlap with
-  // that. A rank sends `own` to every other rank.
+  // All-gathers: copies every rank's `own` into its part of `all` on all ranks. The tensors are
+  // contiguous, of one dtype, and on the same device on every rank. `own` is its part of `all`, or
+  // does not overlap with `all`. A rank sends `own` to every other rank.
   virtual absl::Status PostAllGatherParts(const Tensor& own, absl::Span<const int64_t> counts,
                                           const Tensor& all);
-  // Reduce-scatter: `own` becomes the sum over the ranks of this rank's part of `all`, which is
-  // unchanged. Floating point, otherwise as above. Accumulated in the order of the ranks, in
-  // float32 at least; GPU memory over NCCL, if the parts are equal, in NCCL's order. A rank sends
-  // every other rank that rank's part.
+  // Reduce-scatters: `own` becomes the sum over the ranks of this rank's part of `all`, which is
+  // unchanged. Floating point, otherwise as above. The sum is accumulated in the order of the
+  // ranks, in float32 at least. With equal parts in GPU memory over NCCL, it has NCCL's order. A
+  // rank sends every other rank that rank's part.
   virtual absl::Status PostReduceScatterSum(const Tensor& all, absl::Span<const int64_t> counts,
                                             const Tensor& own);
   // Copies the root's bytes to all ranks: host memory, or a contiguous tensor on any device.

@@ -1,4 +1,4 @@
-// The processes of a launcher as ranks, for programs that want no more than a communicator.
+// Connects the processes of a launcher as ranks, for programs that need only a communicator.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace burst {
 
-// The processes that mpirun, torchrun or srun started, this one among them: on cuda over NCCL, with
-// a GPU each, which is the calling thread's while this lives; else over sockets.
+// The processes that mpirun, torchrun or srun started, including this one. On cuda they use NCCL
+// and a GPU each, to which the calling thread is bound while this lives. Else they use sockets.
 class LaunchedRanks {
  public:
   // Collective; null if no launcher started more than one.

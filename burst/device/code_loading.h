@@ -1,8 +1,8 @@
-// When kernels' code is loaded onto a GPU.
+// Controls when the code of kernels is loaded onto a GPU.
 //
-// The driver loads code when it is first needed, and to do so it waits until the GPU runs nothing.
-// If a kernel on that GPU waits for another rank (NCCL's do), and that rank waits for this host
-// thread, all wait for ever. So no code may be loaded while such a kernel runs:
+// The driver loads code when it is first needed, and for that it waits until the GPU runs nothing.
+// Suppose that a kernel on that GPU waits for another rank (NCCL's do), and that rank waits for
+// this host thread: then all wait for ever. So no code may be loaded while such a kernel runs:
 //
 // - The program's own kernels are all loaded when a thread first uses a GPU, before there are
 //   messages.
@@ -26,8 +26,8 @@ void LoadKernels();
 void AddMessageStream(cudaStream_t stream);
 void RemoveMessageStream(cudaStream_t stream);
 
-// Returns when no kernel on the calling thread's message streams is unfinished. Call it before what
-// may load code.
+// Returns when no kernel on the calling thread's message streams is unfinished. Call it before
+// anything that may load code.
 void AwaitOtherRanks();
 
 }  // namespace cuda

@@ -1,5 +1,5 @@
-// Copies between a device's memory and the host's that run while kernels do. On a GPU its copy
-// engines make them, on a stream of their own. On the CPU they are done at once.
+// Copies between a device's memory and the host's, in parallel with kernels. A GPU's copy engines
+// make them on a stream of their own. On the CPU they are done at once.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ class CopyStream {
     Mark(const Mark&) = delete;
     Mark& operator=(const Mark&) = delete;
 
-    // Work that the thread queues from here on comes after the copies that the mark is behind.
+    // Makes work that the thread queues from now on wait for the copies before the mark.
     void Wait() const;
 
    private:
@@ -34,7 +34,7 @@ class CopyStream {
   };
 
   // Queues a copy after all work that the thread has queued so far, and moves the mark behind it.
-  // The host's memory: page-locked (HostBuffer), or the host waits.
+  // If the host's memory is not page-locked (HostBuffer), the host waits.
   void Copy(void* to, DeviceType to_device, const void* from, DeviceType from_device, size_t bytes,
             Mark* behind);
 

@@ -26,8 +26,8 @@ struct Context {
   int compute_capability = 0;  // 90: sm_90
 
   // The context's object of type T, made by T() on first use and destroyed with the context. For
-  // state that belongs to a GPU and its stream, such as a library's handle: whoever needs it
-  // defines T, and this layer does not know it.
+  // state that belongs to a GPU and its stream, such as a library's handle. This layer does not
+  // know T.
   template <typename T>
   T& Get() {
     for (const Object& object : objects) {

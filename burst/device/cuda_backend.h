@@ -1,5 +1,5 @@
-// What a GPU implements for device.h and memory.h: cuda_device.cc, or cuda_unavailable.cc in a
-// build without CUDA.
+// The functions of a GPU behind device.h and memory.h. cuda_device.cc defines them, or
+// cuda_unavailable.cc in a build without CUDA.
 #pragma once
 
 #include "burst/device/memory.h"
@@ -18,7 +18,7 @@ void* TakeReadback();
 void GiveReadbackBack(void* readback);
 void PostReadback(void* readback, const void* from, size_t bytes);
 const void* WaitForReadback(void* readback);
-// Null where the system has none to give.
+// Returns null if the system has no page-locked memory left.
 void* AllocatePageLocked(size_t bytes);
 void FreePageLocked(void* memory);
 }  // namespace cuda

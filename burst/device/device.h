@@ -29,20 +29,21 @@ int CudaComputeCapability(int index);
 // Returns the bytes of the calling thread's GPU that nobody has allocated.
 int64_t CudaFreeMemory();
 
-// A GPU with a stream that belongs to another program, for a library inside of it. One thread at a
-// time is bound to it.
+// A GPU with a stream that belongs to another program, for a library inside that program. One
+// thread at a time is bound to it.
 class CallersGpu {
  public:
   // CudaDeviceCount() > index. `rank` appears in error messages only.
   explicit CallersGpu(int index, int rank = 0);
-  ~CallersGpu();  // what was queued must be done, or its memory not be used again
+  ~CallersGpu();  // queued work must be done, or its memory not be used again
   CallersGpu(const CallersGpu&) = delete;
   CallersGpu& operator=(const CallersGpu&) = delete;
 
-  // The stream, a cudaStream_t, for the work that is queued from here on. It starts after all that
-  // was queued through this object on another one before. The first one: CUDA's default stream.
+  // Sets the stream (a cudaStream_t) for the work that is queued from now on. It starts after all
+  // earlier work of this object on other streams. Before the first call it is CUDA's default
+  // stream.
   void SetStream(void* stream);
-  // Marks the end of work on the stream, which a SetStream of another one waits for.
+  // Marks the end of work on the stream. A later SetStream with another stream waits for it.
   void EndWork();
 
  private:
@@ -63,8 +64,8 @@ class ScopedCudaDevice {
 
  private:
   void* outer_;
-  bool pooled_ = true;     // the context is for others afterwards
-  int outer_device_ = -1;  // CUDA's own notion, of a thread that was not bound
+  bool pooled_ = true;     // other threads may take over the context afterwards
+  int outer_device_ = -1;  // CUDA's current device, if the thread was not bound
 };
 
 // Returns when all work that the calling thread has queued on the device is done.
@@ -97,9 +98,9 @@ class Readback {
   alignas(16) char bytes_[kMaxBytes];  // the destination for the CPU
 };
 
-// Memory of the host for large copies from a device: page-locked for a GPU, where the system has
-// such memory to give, else ordinary. To be made and freed while no rank waits for another's
-// kernels: page-locking may wait for all GPUs of the process. For a simulated GPU: addresses
+// Host memory for large copies from a device. For a GPU it is page-locked if the system has such
+// memory left, else ordinary. Make and free it while no rank waits for another rank's kernels,
+// because page-locking may wait for all GPUs of the process. For a simulated GPU it has addresses
 // without memory.
 class HostBuffer {
  public:
@@ -122,8 +123,8 @@ class HostBuffer {
 
 }  // namespace burst
 
-// BURST_CUDA_CALL(cuda::Foo(x)): the call, in a build with CUDA. In other builds the function does
-// not exist, and no tensor on a GPU can lead here.
+// BURST_CUDA_CALL(cuda::Foo(x)) is the call in a build with CUDA. In other builds the function does
+// not exist, and no tensor on a GPU can reach the call.
 #ifdef BURST_WITH_CUDA
 #define BURST_CUDA_CALL(call) call
 #else

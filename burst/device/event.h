@@ -1,4 +1,4 @@
-// Times on a device's own clock: what a GPU takes for work that the host only queues.
+// Measures on a device's own clock how long a GPU takes for work that the host only queues.
 #pragma once
 
 #include <chrono>
@@ -7,8 +7,8 @@
 
 namespace burst {
 
-// A point in the work that the calling thread has queued on a device; on the CPU, in time. Belongs
-// to one thread.
+// A point in the work that the calling thread has queued on a device; on the CPU, a point in time.
+// Belongs to one thread.
 class DeviceEvent {
  public:
   explicit DeviceEvent(DeviceType device);
@@ -16,9 +16,10 @@ class DeviceEvent {
   DeviceEvent(const DeviceEvent&) = delete;
   DeviceEvent& operator=(const DeviceEvent&) = delete;
 
-  // This point is now behind all that is queued so far.
+  // Moves the point behind all work that is queued so far.
   void Record();
-  // The device's time between two recorded points. Waits until the device is here.
+  // Returns the device's time between two recorded points. Waits until the device has reached this
+  // one.
   double SecondsSince(const DeviceEvent& begin) const;
 
  private:

@@ -14,26 +14,26 @@
 
 namespace burst {
 
-// In bytes. CPU: of the whole process, all ranks that are its threads included. GPU: of the calling
-// thread's GPU.
+// Statistics in bytes: on the CPU of the whole process, with all ranks that are its threads; on a
+// GPU of the calling thread's GPU.
 struct MemoryStats {
   int64_t bytes_in_use = 0;    // in live allocations, after rounding up
   int64_t peak_bytes = 0;      // the peak of bytes_in_use since the last ResetPeakMemory
   int64_t bytes_reserved = 0;  // taken from the system, in use or kept for reuse
 };
 
-// Memory of another program's instead of the pool's, for a library inside of it. Thread-safe; must
-// outlive what it gave.
+// Memory that another program provides instead of the pool, for a library inside that program.
+// Thread-safe; must outlive the memory that it gave.
 class MemorySource {
  public:
   virtual ~MemorySource() = default;
-  // At least `bytes` > 0 bytes, aligned as AllocateMemory's; null if there are none.
+  // Returns at least `bytes` > 0 bytes, aligned as AllocateMemory's, or null if there are none.
   virtual void* Allocate(size_t bytes) = 0;
   virtual void Free(void* data) = 0;
 };
 
-// What the calling thread allocates on `device` while the object lives comes from `source`; null,
-// and on other devices: from the pool.
+// While it lives, the calling thread's allocations on `device` come from `source`. With a null
+// `source`, and on other devices, they come from the pool.
 class ScopedMemorySource {
  public:
   explicit ScopedMemorySource(MemorySource* source, DeviceType device = DeviceType::kCpu);
@@ -54,11 +54,11 @@ struct Allocation {
   MemorySource* source = nullptr;  // null: the pool
 };
 
-// At least `bytes` bytes aligned to 64 (GPU: 256), uninitialized. Never null; ends the program with
-// a message when the device has no memory left. Thread-safe.
+// Returns at least `bytes` bytes, aligned to 64 (GPU: 256) and uninitialized. Never null: if the
+// device has no memory left, the program ends with a message. Thread-safe.
 Allocation AllocateMemory(DeviceType device, size_t bytes);
 
-// Frees what AllocateMemory returned; from any thread.
+// Frees memory that AllocateMemory returned. Any thread may call it.
 void FreeMemory(const Allocation& allocation);
 
 MemoryStats GetMemoryStats(DeviceType device);

@@ -1,8 +1,8 @@
-// A stretch of a rank's work under the CUDA profiler: `nsys profile
+// Puts a part of a rank's work under the CUDA profiler. `nsys profile
 // --capture-range=cudaProfilerApi` records from the first rank of the process that begins to the
-// last one that ends. Meanwhile the host's timeline has a range of NVTX for every step, phase,
-// layer and op that the rank reaches (burst/base/progress.h), one inside the other: "step 12",
-// "forward", "layer 3", "attention".
+// last one that ends. Meanwhile the host's timeline has a nested NVTX range for every step, phase,
+// layer and op that the rank reaches (burst/base/progress.h): "step 12", "forward", "layer 3",
+// "attention".
 #pragma once
 
 #include <memory>

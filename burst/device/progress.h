@@ -1,5 +1,5 @@
-// Tells which of the work that its rank has queued a GPU has reached. At marks on the rank's
-// stream, and behind messages on other streams, the GPU writes a number into the host's memory. The
+// Tells how far a GPU has got in the work that its rank has queued. At marks on the rank's stream,
+// and behind messages on other streams, the GPU writes a number into the host's memory. The
 // watchdog can read it even when the driver does not answer.
 #pragma once
 
@@ -12,12 +12,12 @@
 namespace burst {
 
 // While it lives, the calling thread's rank (current_progress) marks its work on the GPU that the
-// thread is bound to. Null on the CPU, where the host's own place says all, where streams cannot
-// write to memory, and while nobody watches (ProgressIsWatched).
+// thread is bound to. Null on the CPU, where streams cannot write to memory, and while nobody
+// watches (ProgressIsWatched).
 std::unique_ptr<DeviceMarks> MarkDeviceProgress(DeviceType device);
 
-// Messages on a stream of the calling thread's GPU: which of them it has not finished. For one
-// thread, whose rank marks its work (else this does nothing); ends before that does.
+// Records the unfinished messages on a stream of the calling thread's GPU. Belongs to one thread.
+// It does nothing unless the thread's rank marks its work, and must end before the marks do.
 class MessageMarks {
  public:
   // "read"; a literal.
@@ -26,12 +26,12 @@ class MessageMarks {
   MessageMarks(const MessageMarks&) = delete;
   MessageMarks& operator=(const MessageMarks&) = delete;
 
-  // A message was queued on the stream (a cudaStream_t): "ncclAllReduce", -1 or one rank it goes to
-  // or comes from, and its size.
+  // Records that a message was queued on the stream (a cudaStream_t). `what`: "ncclAllReduce", for
+  // example. `peer`: the rank at the other end, or -1.
   void Queued(void* stream, const char* what, int peer, int64_t bytes);
 
  private:
-  void* stream_ = nullptr;  // what the rank's marks know of it; null: they know nothing
+  void* stream_ = nullptr;  // the stream in the rank's marks; null: not marked
 };
 
 }  // namespace burst

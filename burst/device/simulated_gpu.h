@@ -1,7 +1,7 @@
-// A GPU that is not there. Code that runs on a thread bound to one does all it would do on a real
-// GPU: it allocates, launches kernels, exchanges messages. But memory is only counted, a kernel
-// computes nothing, and a clock says when each would end. So the memory and the time of a training
-// step are known without a GPU, and without a second description of the step (//train:plan).
+// A simulated GPU. Code on a thread that is bound to one does everything as on a real GPU: it
+// allocates, launches kernels, exchanges messages. But memory is only counted, a kernel computes
+// nothing, and a clock says when each would end. So //train:plan finds the memory and the time of a
+// training step without a GPU, and without a second description of the step.
 //
 // In every build, with CUDA or without.
 #pragma once
@@ -19,7 +19,8 @@
 
 namespace burst {
 
-// What a GPU can do. Rates are those that large kernels reach, not a data sheet's peaks.
+// The speeds and sizes of a GPU. Rates are measured on large kernels, not the peaks of a data
+// sheet.
 struct GpuModel {
   std::string name;      // "H200"
   double memory = 0;     // bytes that a program can allocate
@@ -38,8 +39,8 @@ struct GpuModel {
   double message_seconds = 0;                                    // of the shortest message
 };
 
-// One rank's. Its clock starts at 0 and moves by what the rank's thread does. Memory may be freed
-// from any thread; all else belongs to the rank's.
+// The simulated GPU of one rank. Its clock starts at 0 and advances with the work of the rank's
+// thread. Memory may be freed from any thread; everything else belongs to the rank's thread.
 class SimulatedGpu : public MemorySource {
  public:
   explicit SimulatedGpu(const GpuModel& model);
@@ -47,7 +48,7 @@ class SimulatedGpu : public MemorySource {
   SimulatedGpu(const SimulatedGpu&) = delete;
   SimulatedGpu& operator=(const SimulatedGpu&) = delete;
 
-  // The calling thread's; null if it is bound to none.
+  // Returns the calling thread's simulated GPU, or null.
   static SimulatedGpu* Current();
 
   const GpuModel& model() const { return model_; }
@@ -61,8 +62,8 @@ class SimulatedGpu : public MemorySource {
   // burst/base/progress.h).
   std::map<std::string, double> KernelSeconds() const;
 
-  // --- Memory. What is at most kBackedBytes long can be written and read by the host (masks,
-  // tokens), and has any content at first; the addresses of the rest cannot.
+  // --- Memory. The host can write and read allocations of at most kBackedBytes (masks, tokens);
+  // their content is undefined at first. Larger allocations have addresses only.
   static constexpr size_t kBackedBytes = size_t{64} << 20;
   static bool IsBacked(const void* data);
   void* Allocate(size_t bytes) override;
@@ -70,7 +71,7 @@ class SimulatedGpu : public MemorySource {
   MemoryStats memory() const;
   int64_t largest_allocation() const;  // since the last ResetPeak
   void ResetPeak();
-  // What was allocated at the peak: bytes by the place that took them.
+  // Returns the bytes that were allocated at the peak, by the place that allocated them.
   std::map<std::string, int64_t> AtPeak() const;
 
  private:
@@ -84,17 +85,17 @@ class SimulatedGpu : public MemorySource {
   double now_ = 0;
   std::map<Place, double> kernel_seconds_;
   mutable std::mutex mutex_;
-  uintptr_t next_address_;  // of what is not backed
+  uintptr_t next_address_;  // for allocations without memory
   std::unordered_map<void*, Block> blocks_;
   std::unordered_map<size_t, std::vector<void*>> free_pages_;  // backed, by bytes
   std::map<Place, int64_t> by_place_, at_peak_;
   int64_t largest_allocation_ = 0;
-  bool is_peak_ = false;  // nothing was freed since the peak, and at_peak_ is of an earlier one
+  bool is_peak_ = false;  // nothing was freed since the peak; at_peak_ is older
   MemoryStats stats_;
 };
 
-// Binds the calling thread to a simulated GPU for as long as the object lives. All that the thread
-// made on it must be gone before.
+// Binds the calling thread to a simulated GPU for as long as the object lives. Everything that the
+// thread made on it must be destroyed before.
 class ScopedSimulatedGpu {
  public:
   explicit ScopedSimulatedGpu(SimulatedGpu* gpu);

@@ -1,5 +1,5 @@
-// Small blocks of another program's allocator, kept when they are freed: a call of that allocator
-// may take longer than the launch of the kernel that uses the memory.
+// Keeps small blocks of another program's allocator when they are freed, because a call of that
+// allocator may take longer than the launch of the kernel that uses the memory.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,10 @@
 
 namespace burst {
 
-// Memory of `source`, which must outlive it. A freed block of at most kLargest bytes serves the
-// next allocation that rounds up to the same power of two; larger ones go back at once. All threads
-// that share it have one order of work: a block may be given out while a GPU still uses it for
-// earlier work.
+// A cache in front of `source`, which must outlive it. A freed block of at most kLargest bytes
+// serves the next allocation that rounds up to the same power of two; larger blocks go back at
+// once. All threads that share it must order their work, because a block may be given out while a
+// GPU still uses it for earlier work.
 class SmallBlocks : public MemorySource {
  public:
   static constexpr size_t kLargest = size_t{1} << 20;

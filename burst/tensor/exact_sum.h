@@ -13,13 +13,13 @@
 
 namespace burst {
 
-// What terms are rounded to, and how large one may be.
+// The grid to which terms are rounded, and the largest term.
 struct ExactGrid {
   double unit = 0;     // a power of two; a term is rounded by at most half of it
-  double largest = 0;  // a term beyond +- this becomes NaN, which no sum loses
+  double largest = 0;  // a term beyond +- this becomes NaN, and so does the sum
 
-  // For sums of at most `terms` terms: `largest` is then 2^52 unit / terms, with `terms` rounded up
-  // to a power of two, so that no sum can leave the range in which it is exact.
+  // Returns the grid for sums of at most `terms` terms. `largest` is 2^52 unit / terms, with
+  // `terms` rounded up to a power of two, so that no sum can leave the exact range.
   static ExactGrid For(double unit, int64_t terms);
 };
 

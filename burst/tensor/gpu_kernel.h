@@ -1,10 +1,10 @@
-// Calls of what is written in CUDA: the kernels behind a function of the host.
+// Calls the CUDA kernels behind a function of the host.
 //
 //   BURST_GPU_KERNEL(SwiGluForward, gate_up, y);   // cuda::SwiGluForward(gate_up, y)
 //
 // On a simulated GPU (burst/device/simulated_gpu.h) nothing is computed: the clock moves by the
 // time of a kernel that reads or writes each of its arguments once. Without CUDA and without a
-// simulated GPU no tensor on a GPU can lead here.
+// simulated GPU, no tensor on a GPU can reach this call.
 #pragma once
 
 #include "burst/device/device.h"
@@ -13,8 +13,8 @@
 
 namespace burst {
 
-// What an argument makes a kernel do. Every type that holds or represents tensors has an overload,
-// declared next to the type.
+// The work that an argument causes in a kernel. Every type that holds or represents tensors has an
+// overload, declared next to the type.
 struct KernelWork {
   double bytes = 0;    // of memory, read or written
   double seconds = 0;  // of computing, at the same time

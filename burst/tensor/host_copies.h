@@ -1,5 +1,5 @@
 // Keeps tensors of a device in the host's memory until they are needed again. The copies there and
-// back run while kernels do.
+// back run in parallel with kernels.
 //
 //    HostCopies copies(device);
 //    auto kept = copies.Store(std::move(x));   // x's last owner here: the copy begins
@@ -19,7 +19,7 @@
 
 namespace burst {
 
-// Belongs to one thread, like its tensors. Its memory of the host stays for later tensors.
+// Belongs to one thread, like its tensors. It keeps its host memory for later tensors.
 class HostCopies {
  public:
   explicit HostCopies(DeviceType device);
@@ -27,14 +27,15 @@ class HostCopies {
   HostCopies(const HostCopies&) = delete;
   HostCopies& operator=(const HostCopies&) = delete;
 
-  // Makes memory for `count` more tensors at once, of at most `bytes` bytes each. To be called
-  // while no rank waits for another's kernels (see HostBuffer). If memory is missing later, Store
-  // makes it itself.
+  // Makes memory for `count` more tensors at once, of at most `bytes` bytes each. Call it while no
+  // rank waits for another rank's kernels (see HostBuffer). If memory is missing later, Store makes
+  // it itself.
   void Reserve(int64_t count, int64_t bytes);
   int64_t host_bytes() const;
 
   class Stored;
-  // tensor: contiguous. Outlives what it returns.
+  // Begins to copy the tensor, which must be contiguous, to the host. This object must outlive the
+  // result.
   std::unique_ptr<Stored> Store(Tensor tensor);
 
  private:
@@ -56,9 +57,10 @@ class HostCopies::Stored {
   // Frees the device's memory, unless others share it. Work that is queued from here on comes after
   // the copy.
   void Release();
-  // Takes memory of the device, and begins to fill it. Does nothing if it has any.
+  // Allocates device memory and begins to fill it. Does nothing if the tensor has memory.
   void Fetch();
-  // The tensor, for work that is queued from here on. Once; fetches it if nobody did.
+  // Returns the tensor for work that is queued from now on. Call it once; it fetches the tensor if
+  // nobody did.
   Tensor Take();
 
  private:

@@ -21,12 +21,12 @@
 
 namespace burst {
 
-// The last two are operands of matrix products on GPUs: a sign, 4 (5) bits of exponent and 3 (2) of
-// mantissa (Micikevicius et al., arXiv 2209.05433). Nothing else computes with them.
+// The element types. The last two are only operands of matrix products on GPUs. They have a sign, 4
+// (or 5) bits of exponent and 3 (or 2) of mantissa (Micikevicius et al., arXiv 2209.05433).
 enum class DType { kFloat32, kFloat64, kInt32, kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
 
-// The upper half of a float, and IEEE 754's binary16. The CPU converts to and from them
-// (Tensor::To) and computes in the others.
+// BFloat16 is the upper half of a float, Float16 is IEEE 754's binary16. The CPU converts to and
+// from them (Tensor::To) and computes in the other types.
 struct BFloat16 {
   uint16_t bits = 0;
 };
@@ -42,7 +42,8 @@ bool Is8Bit(DType dtype);  // one of the float8 types
 // bfloat16 or float16.
 bool Is16Bit(DType dtype);
 
-// The dtype in which elements are accumulated: float32 for those of 16 bits, else the dtype itself.
+// Returns the dtype in which elements are accumulated: float32 for 16-bit types, else the dtype
+// itself.
 DType SumDType(DType dtype);
 
 template <typename T>
@@ -84,7 +85,7 @@ class Tensor {
   static Tensor ZerosOnHost(const Shape& shape, DType dtype, DeviceType device);
   static Tensor EmptyLike(const Tensor& other);  // shape, dtype and device of other; contiguous
   static Tensor ZerosLike(const Tensor& other);
-  // Memory of someone else's, which must outlive it. Strides in elements.
+  // Wraps memory of another owner, which must outlive the tensor. Strides are in elements.
   static Tensor Borrow(void* data, const Shape& shape, const Shape& strides, DType dtype,
                        DeviceType device);
   template <typename T>
@@ -102,8 +103,8 @@ class Tensor {
   DeviceType device() const { return device_; }
   bool is_contiguous() const;
 
-  // First element. T must match the dtype, and the tensor be on the CPU: what a GPU's kernels take
-  // is raw_data().
+  // Returns the first element. T must match the dtype, and the tensor must be on the CPU; kernels
+  // of a GPU take raw_data().
   template <typename T>
   T* data() const {
     BURST_CHECK(DTypeOf<T>::value == dtype_ && device_ == DeviceType::kCpu)
@@ -119,7 +120,7 @@ class Tensor {
   Tensor Slice(int64_t axis, int64_t begin, int64_t length, int64_t step = 1) const;
   // A null tensor of this shape, dtype and device.
   Tensor WithoutMemory() const;
-  // Such a tensor, of which there never was any memory.
+  // Returns a null tensor that never had memory.
   static Tensor Null(const Shape& shape, DType dtype, DeviceType device);
   // A contiguous copy.
   Tensor Clone() const;
@@ -128,8 +129,8 @@ class Tensor {
   // Copies the elements of a tensor of the same shape and dtype into this one; either may be
   // strided, and on any device.
   void CopyFrom(const Tensor& source) const;
-  // A contiguous tensor with the elements converted (among the floating-point types) or on another
-  // device; *this where it already is that.
+  // Returns a contiguous tensor with the elements converted (among floating-point types) or copied
+  // to another device, or *this if nothing changes.
   Tensor To(DType dtype) const;
   Tensor To(DeviceType device) const;
   void Fill(double value) const;
@@ -139,8 +140,8 @@ class Tensor {
   // this *= factor; contiguous.
   void Scale(double factor) const;
 
-  // The elements of another tensor, converted among the floating-point types; the same shape and
-  // device, both contiguous.
+  // Sets the elements to those of another tensor, converted among the floating-point types. Both
+  // have the same shape and device, and are contiguous.
   void ConvertFrom(const Tensor& source) const;
 
   // The elements in order, converted; for tests and logging.
@@ -158,8 +159,8 @@ class Tensor {
   DeviceType device_ = DeviceType::kCpu;
 };
 
-// to.CopyFrom(from) of many pairs, each on one device, the same for all; no `to` may overlap
-// another pair's tensors. On a GPU a kernel serves a few dozen pairs.
+// Runs to.CopyFrom(from) for many pairs, all on one device. No `to` may overlap another pair's
+// tensors. On a GPU one kernel serves a few dozen pairs.
 struct TensorCopy {
   Tensor from, to;
 };

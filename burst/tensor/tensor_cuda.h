@@ -6,7 +6,8 @@
 namespace burst {
 namespace cuda {
 
-// Shapes and dtypes as the member functions of Tensor demand; contiguous, except for CopyAll.
+// Shapes and dtypes are as the member functions of Tensor demand. Tensors are contiguous, except
+// for CopyAll.
 void CopyAll(absl::Span<const TensorCopy> copies);
 void Convert(const Tensor& from, const Tensor& to);
 void Fill(const Tensor& tensor, double value);

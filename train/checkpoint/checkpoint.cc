@@ -55,8 +55,8 @@ void Take(const Destination& to, const Tensor& whole) {
 absl::Status ReadAll(const CheckpointReader& reader, DType dtype,
                      const std::vector<Destination>& destinations) {
   for (size_t begin = 0, end; begin < destinations.size(); begin = end) {
-    // Reads as many tensors at once as fit. Of a tensor of which only a part is wanted, the whole
-    // is staged.
+    // Reads as many tensors at once as fit. A tensor is staged whole if only a part of it is
+    // wanted.
     std::vector<CheckpointReader::Wanted> tensors;
     int64_t staged = 0;
     for (end = begin; end < destinations.size() && staged < kStagedBytes; ++end) {

@@ -65,8 +65,8 @@ class CheckedFileWriter {
   absl::Status write_error() const;
 
   // Ends the file, whose payload is the bytes written, [0, payload_bytes). Computes the checksums
-  // on the caller's thread pool, flushes the file to the disk and renames it to `path`.
-  // advanced(bytes) is called as the payload is read, by one thread at a time.
+  // on the caller's thread pool, flushes the file to the disk and renames it to `path`. As the
+  // payload is read, advanced(bytes) is called by one thread at a time.
   absl::Status Finish(int64_t payload_bytes, absl::string_view description, const std::string& path,
                       const std::function<void(int64_t)>& advanced);
 

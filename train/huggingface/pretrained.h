@@ -25,8 +25,7 @@ struct Pretrained {
   std::string identity = {};  // of a checkpoint, which must be the one that is loaded
 };
 
-// Returns a warning, "pytorch_model.bin beside the weights is not read", or "" if all files are
-// read.
+// Returns a warning that names the files of weights that are not read, or "" if all are read.
 std::string UnreadWeights(const Pretrained& pretrained);
 
 // `folder`: a Hugging Face directory, or the folder of an import or a run, of which the newest

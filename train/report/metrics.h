@@ -33,8 +33,8 @@ struct StepMetrics {
 class MetricsLog {
  public:
   // Opens `path` for appending. It drops rows of steps beyond `last_step`, a last line cut short,
-  // and rows that do not follow the rows before them, so that steps increase. last_step = 0 starts
-  // anew; a checkpoint's step continues its run.
+  // and rows that do not follow the rows before them. A value of 0 starts anew; a checkpoint's step
+  // continues its run.
   static absl::StatusOr<MetricsLog> Open(const std::string& path, int64_t last_step);
   MetricsLog(MetricsLog&& other);
   MetricsLog& operator=(MetricsLog&&) = delete;

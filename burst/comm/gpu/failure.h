@@ -26,8 +26,8 @@ class FailureState {
   std::atomic<bool> failed_{false};
 };
 
-// While ranks work: looks for errors in the background. After a failure, gives the ranks some
-// seconds to return; then it prints the failure and ends the program with exit code 1, unless it is
+// Looks for errors in the background while ranks work. After a failure, it gives the ranks some
+// seconds to return. Then it prints the failure and ends the program with exit code 1, unless it is
 // told not to.
 class FailureWatchdog {
  public:

@@ -47,8 +47,8 @@ using HostConnector =
     std::function<absl::StatusOr<std::unique_ptr<Communicator>>(TcpOptions options)>;
 absl::StatusOr<std::unique_ptr<Communicator>> CreateGpuCommunicator(const HostConnector& connect);
 
-// The GPU for this process: the one of its local rank, or the only one that the launcher lets it
-// see. FailedPrecondition if there is neither.
+// Returns the GPU for this process: the GPU of its local rank, or the only GPU that the launcher
+// lets it see. FailedPrecondition if there is neither.
 absl::StatusOr<int> GpuOfProcess(const ProcessLaunch& launch);
 
 }  // namespace burst

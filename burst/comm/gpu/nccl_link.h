@@ -26,8 +26,8 @@ class NcclLinks {
 
   // The first error that NCCL met in the background.
   absl::Status AsyncError() const;
-  // Ends whatever the links do, on the GPU too, so that threads stop waiting for their streams.
-  // After the failure is set.
+  // Ends all work of the links, on the GPU too, so that threads stop waiting for their streams.
+  // Call it after the failure is set.
   void Abort();
 
  private:

@@ -22,8 +22,8 @@
 
 namespace burst {
 
-// Where the ranks of a communicator, threads of this process, find each other's messages. The side
-// that posts later, sender or receiver, queues the copy.
+// The meeting place for messages of a communicator whose ranks are threads of this process. The
+// side that posts later, sender or receiver, queues the copy.
 class PeerExchange {
  private:
   friend class PeerCopies;
@@ -52,8 +52,8 @@ class PeerExchange {
 // The exchanges of this process's communicators. Thread-safe.
 class PeerExchanges {
  public:
-  // The exchange of the communicator whose ranks agreed on `key`; made by the first that asks,
-  // freed with the last.
+  // Returns the exchange of the communicator whose ranks agreed on `key`. The first call makes it;
+  // it is freed with the last user.
   std::shared_ptr<PeerExchange> Get(const std::string& key);
 
  private:
@@ -64,19 +64,19 @@ class PeerExchanges {
 // One rank's side. Belongs to the rank's thread.
 class PeerCopies {
  public:
-  // All ranks of the communicator share `exchange` and `failure`. `world_ranks`: what they are
-  // called to people.
+  // All ranks of the communicator share `exchange` and `failure`. `world_ranks`: their numbers in
+  // messages to users.
   PeerCopies(std::shared_ptr<PeerExchange> exchange, const FailureState* failure, int rank,
              std::vector<int> world_ranks);
-  // Withdraws messages that the other side has not posted. Memory of the others may be freed next,
-  // in the order of the thread's stream.
+  // Withdraws messages that the other side has not posted. The memory of other messages may be
+  // freed next, in the order of the thread's stream.
   ~PeerCopies();
 
   // As Communicator::Post, for buffers on GPUs, to and from other ranks.
   absl::Status Post(Channel channel, absl::Span<const SendBuffer> sends,
                     absl::Span<const ReceiveBuffer> receives);
-  // The thread's stream waits for the copies. The host waits until the other sides have posted, not
-  // for any GPU.
+  // Makes the thread's stream wait for the copies. The host waits until the other sides have
+  // posted, but not for any GPU.
   absl::Status Wait(Channel channel);
 
  private:
@@ -106,7 +106,8 @@ class PeerCopies {
   std::deque<std::shared_ptr<Transfer>> sent_;
 };
 
-// Whether every two of these GPUs, indices in this process, can read and write each other's memory.
+// Returns whether every two of these GPUs (indices in this process) can read and write each other's
+// memory.
 bool CanCopyBetween(absl::Span<const int> gpus);
 
 }  // namespace burst

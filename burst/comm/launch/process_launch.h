@@ -1,13 +1,13 @@
-// How this process was started: alone or by a launcher, its rank among the others, where they meet,
-// and what each of them may use.
+// Finds out how this process was started: alone or by a launcher, its rank among the others, where
+// they meet, and what each of them may use.
 //
 // torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, all of them.
 // mpirun (Open MPI): OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE; on more than one
 //   node also MASTER_ADDR, rank 0's (mpirun -x MASTER_ADDR=...).
-// srun (Slurm): SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID and the list of nodes, inside a step.
-// The first launcher found counts: torchrun may run under the others. MASTER_ADDR and MASTER_PORT,
-// if set, are where rank 0 listens, with all three; a job of one host meets in a folder
-// (burst/comm/tcp/socket_folder.h), whatever MASTER_ADDR says. At most kMaxRanks processes.
+// srun (Slurm): SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID and the list of nodes, inside a step. The
+// first launcher found counts, because torchrun may run under the others. MASTER_ADDR and
+// MASTER_PORT, if set, are where rank 0 listens, with all three; a job of one host meets in a
+// folder (burst/comm/tcp/socket_folder.h), whatever MASTER_ADDR says. At most kMaxRanks processes.
 #pragma once
 
 #include <chrono>

@@ -1,9 +1,9 @@
-// The times that ranks with simulated GPUs tell each other: from when on a sender has its message,
-// and when each rank came to a collective. For simulated_communicator.cc.
+// The times that ranks with simulated GPUs exchange: when a sender has its message, and when each
+// rank reached a collective. For simulated_communicator.cc.
 //
-// What is said waits for its reader, and nobody waits for that. So a rank runs ahead until it needs
-// a time that is not there yet: a thread stops rarely, and a simulation costs little more than its
-// ranks' own work.
+// A posted time is queued until it is read, and the poster never blocks. So a rank runs ahead until
+// it needs a time that is not there yet. Threads stop rarely, and a simulation costs little more
+// than its ranks' own work.
 #pragma once
 
 #include <condition_variable>
@@ -18,14 +18,14 @@
 namespace burst {
 
 struct SentMessage {
-  double time = 0;  // s: the sender has it from then on
+  double time = 0;  // s: when the sender has it
   int64_t bytes = 0;
 };
 
 // The times of all ranks; all their threads may call it. Ranks below are numbered in the world.
 class SimulatedTimes {
  public:
-  // The ranks of a communicator, and what they have said and not all read.
+  // The ranks of a communicator, and the posted times that not all of them have read.
   class Group {
    private:
     friend class SimulatedTimes;
@@ -45,27 +45,28 @@ class SimulatedTimes {
                                    const std::vector<int>& ranks);
 
   void Send(Group& group, int channel, int from, int to, const SentMessage& message);
-  // The next message; false if the sender has left, or a rank failed.
+  // Reads the next message. False if the sender has left, or a rank failed.
   bool Receive(Group& group, int channel, int from, int to, SentMessage* message);
 
-  // This rank comes to the group's collective of that number.
+  // Posts that this rank has reached the group's collective of that number.
   void Come(Group& group, int64_t number, double time);
-  // When the last rank came to it; once for each rank. False as above.
+  // Waits until all ranks have reached the collective; `last` becomes the time of the last one.
+  // Once for each rank. False as above.
   bool AwaitAll(Group& group, int64_t number, int rank, double* last);
 
-  // The rank says nothing more.
+  // Records that the rank posts nothing more.
   void Leave(int rank);
   void Fail();
 
  private:
   struct Rank {
     std::condition_variable woken;
-    const void* awaited = nullptr;  // what it waits for: of a group, messages or a collective
+    const void* awaited = nullptr;  // a group's messages or collective that it waits for
     bool left = false;
   };
 
-  // Until the condition on what is awaited holds (true), or cannot any more because one of `needed`
-  // has left.
+  // Waits until the condition on the awaited object holds (true), or cannot hold any more because
+  // one of `needed` has left (false).
   template <typename Condition>
   bool Await(std::unique_lock<std::mutex>& lock, int rank, const void* awaited,
              const std::vector<int>& needed, const Condition& condition);

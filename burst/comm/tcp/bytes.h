@@ -1,4 +1,5 @@
-// Numbers as little-endian bytes, for what processes send each other (greeting.h, frame.h).
+// Converts numbers to little-endian bytes and back, for messages between processes (greeting.h,
+// frame.h).
 #pragma once
 
 #include <cstddef>

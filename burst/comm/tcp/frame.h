@@ -1,5 +1,5 @@
-// What ranks send each other once they are connected: frames, each a header of 24 bytes and, for
-// some kinds, a payload. Pure functions on bytes.
+// The frames that connected ranks send each other. Each has a header of 24 bytes and, for some
+// kinds, a payload. Pure functions on bytes.
 //
 // A message of at most kMaxEagerBytes is one frame, kMessage. A longer one is announced, and the
 // receiver answers kGo as soon as it has a buffer for it. Its bytes then come in pieces, which are

@@ -1,4 +1,4 @@
-// How two processes of a job greet each other on a new connection. Pure functions on bytes.
+// The greeting of two processes of a job on a new connection. Pure functions on bytes.
 //
 //   caller -> listener   Hello   a magic number, the job's tag, a nonce
 //   listener -> caller   Hello   the same, with its own nonce
@@ -65,15 +65,17 @@ absl::StatusOr<Hello> ParseHello(ByteSpan bytes);
 absl::StatusOr<Claim> ParseClaim(ByteSpan bytes);
 absl::StatusOr<Place> ParsePlace(ByteSpan bytes);
 
-// What names a job: two jobs with one token have different keys and tags.
+// Returns a tag of a job's name. Two jobs with one token but different names have different keys
+// and tags.
 uint64_t JobTag(absl::string_view job);
 JobKey MakeJobKey(absl::string_view token, absl::string_view job);
 Nonce RandomNonce();
 
-// The two connections' ends have different proofs, so that none can be sent back to its maker.
+// The two ends of a connection. They have different proofs, so that no proof can be sent back to
+// its maker.
 enum class Side : uint8_t { kCaller = 1, kListener = 2 };
 
-// What tells a connection from all others.
+// The values that distinguish a connection from all others.
 struct ConnectionName {
   Nonce caller, listener;
   uint16_t port = 0;  // of the listener

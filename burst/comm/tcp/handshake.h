@@ -11,7 +11,7 @@
 
 namespace burst {
 
-// Who this process says it is, and what it proves that with.
+// The identity that this process claims, and the key that proves it.
 struct Identity {
   uint64_t job_tag = 0;
   JobKey key = {};
@@ -33,7 +33,7 @@ class Handshake {
   Handshake(Socket socket, Side side, uint16_t port, const Identity& self, int peer,
             Deadline deadline);
 
-  // Sends and receives what does not block.
+  // Sends and receives as much as it can without blocking.
   State Advance();
 
   short events() const;
@@ -46,7 +46,7 @@ class Handshake {
   const Claim& claim() const { return theirs_; }
   Socket TakeSocket() { return std::move(socket_); }
   SessionKeys keys() const { return MakeSessionKeys(self_.key, side_, name_, claim_of_caller_); }
-  // Whether the other end has said that it is of this job, which proves nothing.
+  // Returns whether the other end claimed to belong to this job. That proves nothing.
   bool said_job() const { return stage_ == Stage::kClaim; }
 
  private:

@@ -1,14 +1,14 @@
 // The connections of a process with all ranks of the job, which all of its groups share: frames
 // (frame.h) out and in, heartbeats, and how a lost rank is noticed.
 //
-// One thread serves them. It sends and receives while the rank computes. A long message goes from
-// the sender's buffer to the socket and from the socket into the receiver's, without a copy
-// between; short ones are copied on both sides. What a rank may send before it is expected has a
-// limit.
+// One thread serves them and sends and receives while the rank computes. A long message goes from
+// the sender's buffer to the socket and from the socket into the receiver's buffer, without a copy
+// in between. Short messages are copied on both sides. Messages that a rank sends before they are
+// expected have a limit in bytes.
 //
-// Where a connection has a seal (link.h), a frame is a record of its header and, if it has a
-// payload, one more of that. The sender then seals a long message into a buffer, piece by piece;
-// the receiver opens it in place.
+// If a connection has a seal (link.h), a frame is one record for its header and, if it has a
+// payload, one for the payload. The sender then seals a long message piece by piece into a buffer,
+// and the receiver opens it in place.
 #pragma once
 
 #include <poll.h>
@@ -68,7 +68,7 @@ struct Transfer {
   // For PeerConnections.
   int64_t moved = 0;  // bytes of a long message that were sent or received
   bool done = false;
-  int64_t wrong_bytes = -1;  // what the peer sent instead of `bytes`
+  int64_t wrong_bytes = -1;  // the length that the peer sent instead of `bytes`
 };
 
 class PeerConnections {
@@ -84,11 +84,11 @@ class PeerConnections {
   // Messages of one group and channel between two ranks arrive in the order in which they were
   // started. Returns the failure of the job, if it has failed.
   absl::Status Start(Transfer* transfer);
-  // Returns when the buffer is no longer in use: the message has arrived, or was taken. Unavailable
-  // if the job has failed; NotFound if the peer has finished without it.
+  // Waits until the buffer is no longer in use, because the message has arrived or was taken.
+  // Unavailable if the job has failed; NotFound if the peer has finished without it.
   absl::Status Wait(const Transfer& transfer);
-  // Its buffer is no longer in use when this returns. In the middle of a message to a rank that has
-  // not finished, this is a failure of the job.
+  // Cancels a message. Its buffer is no longer in use on return. In the middle of a message to a
+  // rank that has not finished, this is a failure of the job.
   void Cancel(Transfer* transfer);
 
   // Ends the job: tells the others that this rank gave up, unless another rank failed before. Then
@@ -125,7 +125,7 @@ class PeerConnections {
     std::string payload;       // of a frame that goes into no transfer's buffer
     Transfer* into = nullptr;  // of a piece
     std::array<std::deque<Transfer*>, kNumChannels> coming;  // kGo was sent
-    uint64_t unexpected_bytes = 0;                           // of messages that nobody waits for
+    uint64_t unexpected_bytes = 0;                           // messages that nobody waits for
     std::chrono::steady_clock::time_point heard;
     bool finished = false;  // it said so
     bool garbled = false;   // it broke the rules: what it sends is dropped
@@ -162,7 +162,7 @@ class PeerConnections {
   void WriteTo(int peer);
   void ReadFrom(int peer);
   absl::Status UseBuffer(int peer);
-  // Whether all of a record that is in the buffer up to its tag is what the peer sent.
+  // Returns whether the whole record in the buffer, up to its tag, is authentic.
   static absl::Status OpenRecord(Peer* peer, void* data, size_t bytes, const uint8_t* tag);
   absl::Status BeginPayload(int peer);
   absl::Status Dispatch(int peer);

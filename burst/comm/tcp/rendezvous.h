@@ -46,11 +46,11 @@ struct RendezvousOptions {
 struct Connections {
   std::vector<PeerLink> links;  // in order of rank; this rank's own entry is empty
   int strangers = 0;            // connections to this rank that proved nothing
-  int doubles = 0;              // that proved to be of a rank that was there already
+  int doubles = 0;              // connections that proved to be a rank that has one already
 };
 
-// Where the ranks of one host look for rank 0; for callers that must listen before they know their
-// rank. AlreadyExists while a job of the same name, port and token meets.
+// Listens where the ranks of one host look for rank 0. For callers that must listen before they
+// know their rank. AlreadyExists while a job of the same name, port and token meets.
 absl::StatusOr<Listener> ListenInFolder(const RendezvousOptions& options);
 
 // Rank 0 listens on `listener` if one is given. Unavailable after the timeout, with the ranks that

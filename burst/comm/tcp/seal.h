@@ -1,5 +1,5 @@
-// The seal on what two ranks send each other over TCP: every record is encrypted and authenticated
-// with ChaCha20-Poly1305 (RFC 8439; libsodium), by keys that only these two have.
+// Seals the messages of two ranks over TCP. Every record is encrypted and authenticated with
+// ChaCha20-Poly1305 (RFC 8439; libsodium), by keys that only these two ranks have.
 //
 // Each direction has a key of its own, and a record's nonce is its number in that direction. So a
 // record that was changed, repeated, left out, sent back or taken from another connection does not
@@ -27,10 +27,10 @@ class Seal {
 
   // Writes the next record, `bytes` + kTagBytes long, to `out`.
   void Close(const void* data, size_t bytes, uint8_t* out);
-  // Decrypts the next record in place; `tag`: the kTagBytes behind it. False, and the data is
-  // unchanged, unless it is what the other end sent.
+  // Decrypts the next record in place; `tag`: the kTagBytes behind it. Returns false and leaves the
+  // data unchanged unless the other end sent this record.
   bool Open(void* data, size_t bytes, const uint8_t* tag);
-  // Passes over a record that nobody needs.
+  // Skips a record that nobody needs.
   void Skip() { ++received_; }
 
  private:

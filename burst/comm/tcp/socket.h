@@ -60,16 +60,16 @@ absl::StatusOr<std::vector<SocketAddress>> Resolve(const std::string& host, int 
 SocketAddress WithPort(SocketAddress address, int port);
 // Whether the text is a numeric address; a name is not.
 bool IsNumericAddress(const std::string& text);
-// Whether it means every host itself: "localhost", 127.0.0.0/8 or ::1.
+// Returns whether the text means the host itself: "localhost", 127.0.0.0/8 or ::1.
 bool IsLoopbackAddress(const std::string& text);
 
 // Listens on one numeric address of this host; empty: on all interfaces. Port 0: any free one.
 // AlreadyExists if the port is taken, NotFound if the address is not this host's.
 absl::StatusOr<Socket> Listen(const std::string& address, int port);
 
-// A connection that is being made: it can be written when it is there, or has failed.
+// Starts a connection. The socket becomes writable when the connection is made, or has failed.
 absl::StatusOr<Socket> StartConnect(const SocketAddress& address);
-// Waits for it; tries all addresses of the host.
+// Connects, and waits for it. Tries all addresses of the host.
 absl::StatusOr<Socket> Connect(const std::string& host, int port, Deadline deadline);
 
 // Waits for one of `events` (POLLIN, POLLOUT); DeadlineExceeded if none comes.

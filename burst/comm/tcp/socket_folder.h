@@ -1,7 +1,8 @@
-// Unix sockets, by which the ranks of one host talk: no port that another user could take or call.
+// Unix sockets, by which the ranks of one host talk. There is no port that another user could take
+// or call.
 //
 // They lie in a folder of mode 700 of this user, and both ends check that the other process is this
-// user's (SO_PEERCRED). So whoever is at the other end could read this process's memory as well.
+// user's (SO_PEERCRED). Such a process could read this process's memory anyway.
 #pragma once
 
 #include <functional>
