@@ -140,8 +140,8 @@ burst_code burst_slices_blocks(int32_t seqlen, int32_t size, int64_t query_block
                                const int64_t* counts, const int32_t* key_blocks, int32_t causal,
                                int64_t* count, burst_slice* slices) {
   return Guard([&] {
-    burst::c::Give(burst::BlockSlices(seqlen, size, burst::c::Rows(query_blocks, counts, key_blocks),
-                                      causal != 0),
+    burst::c::Give(burst::BlockSlices(
+                       seqlen, size, burst::c::Rows(query_blocks, counts, key_blocks), causal != 0),
                    count, slices);
     return absl::OkStatus();
   });
@@ -164,8 +164,7 @@ burst_code burst_schedule_create(const burst_attention* attention, const burst_s
     const burst::c::Attention& of = *attention->value;
     BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(of.comm.get()));
     const int ranks = of.comm == nullptr ? 1 : of.comm->size;
-    BURST_ASSIGN_OR_RETURN(const burst::Sequences tokens,
-                           burst::c::SequencesOf(*sequences, ranks));
+    BURST_ASSIGN_OR_RETURN(const burst::Sequences tokens, burst::c::SequencesOf(*sequences, ranks));
     BURST_ASSIGN_OR_RETURN(const burst::Mask given, burst::c::MaskOf(mask));
     BURST_ASSIGN_OR_RETURN(burst::RingSchedule made, of.attention->Schedule(tokens, given));
     auto value = std::make_shared<burst::c::Schedule>();

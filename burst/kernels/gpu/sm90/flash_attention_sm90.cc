@@ -8,110 +8,83 @@ namespace burst {
 namespace sm90 {
 namespace {
 
+MaskForm MaskOf(const FlashAttentionShape& shape) {
+  if (shape.q_len == 0) return MaskForm::kFull;
+  if (shape.blocks.key_begin != nullptr) return MaskForm::kLists;
+  return shape.visible.begin != nullptr ? MaskForm::kRanges : MaskForm::kFull;
+}
+
+Call CallOf(const FlashAttentionShape& shape, bool ordered = false) {
+  return {shape.head_dim, shape.q_len, shape.k_len, MaskOf(shape), shape.visible.most_queries,
+          ordered};
+}
+
+Call CallOf(const FlashBackwardParams& params) {
+  return CallOf(params.shape, params.deterministic && HeadSplitsOf(params).splits == 1);
+}
+
 template <class Element>
 void ForwardOf(const FlashForwardParams& params, int32_t* counters) {
-  using V = Variants<Element>;
-  const FlashAttentionShape& shape = params.shape;
-  const int64_t d = shape.head_dim, k_len = shape.k_len;
-  if (shape.blocks.key_begin != nullptr) {
-    if (d <= 64) return LaunchForward<typename V::ForwardD64Lists>(params, counters);
-    if (d <= 96) return LaunchForward<typename V::ForwardD96Lists>(params, counters);
-    if (d <= 128) return LaunchForward<typename V::ForwardD128Lists>(params, counters);
-    if (d <= 192) return LaunchForward<typename V::ForwardD192Lists>(params, counters);
-    return LaunchForward<typename V::ForwardD256Lists>(params, counters);
-  }
-  const bool ranges = shape.visible.begin != nullptr;
-  const auto launch = [&](auto full_traits, auto ranges_traits) {
-    ranges ? LaunchForward<decltype(ranges_traits)>(params, counters)
-           : LaunchForward<decltype(full_traits)>(params, counters);
-  };
-  if (d <= 64 && k_len <= 1024) {
-    return launch(typename V::ForwardD64FullShort(), typename V::ForwardD64RangesShort());
-  }
-  if (d <= 64) return launch(typename V::ForwardD64Full(), typename V::ForwardD64Ranges());
-  if (d <= 96 && k_len <= (ranges ? 4096 : 1024)) {
-    return launch(typename V::ForwardD96FullShort(), typename V::ForwardD96RangesShort());
-  }
-  if (d <= 96) return launch(typename V::ForwardD96Full(), typename V::ForwardD96Ranges());
-  if (d <= 128 && !ranges) {
-    if (k_len <= 1024) return LaunchForward<typename V::ForwardD128FullShort>(params, counters);
-    if (k_len <= 4096) return LaunchForward<typename V::ForwardD128FullMedium>(params, counters);
-    return LaunchForward<typename V::ForwardD128Full>(params, counters);
-  }
-  if (d <= 128) {
-    // A window, or documents, of few keys are short rows, however many keys there are.
-    constexpr int64_t kLong = 8192;
-    const int64_t most_queries = shape.visible.most_queries;
-    return k_len >= kLong && (most_queries == 0 || most_queries >= kLong)
-               ? LaunchForward<typename V::ForwardD128Ranges>(params, counters)
-               : LaunchForward<typename V::ForwardD128RangesShort>(params, counters);
-  }
-  if (d <= 192) return launch(typename V::ForwardD192Full(), typename V::ForwardD192Ranges());
-  launch(typename V::ForwardD256Full(), typename V::ForwardD256Ranges());
+  const Call call = CallOf(params.shape);
+#define BURST_LAUNCH(name, ...) \
+  if (call.Fits##name()) return LaunchForward<typename Variants<Element>::name>(params, counters);
+  BURST_SM90_FORWARD(BURST_LAUNCH)
+#undef BURST_LAUNCH
 }
 
 template <class Element>
 void Fp8ForwardOf(const FlashForwardParams& params, const Fp8Operands& operands,
                   int32_t* counters) {
-  using V = Variants<Element>;
-  const FlashAttentionShape& shape = params.shape;
-  if (shape.blocks.key_begin != nullptr) {
-    return LaunchFp8Forward<typename V::ForwardFp8Lists>(params, operands, counters);
-  }
-  shape.visible.begin != nullptr
-      ? LaunchFp8Forward<typename V::ForwardFp8Ranges>(params, operands, counters)
-      : LaunchFp8Forward<typename V::ForwardFp8Full>(params, operands, counters);
+  const Call call = CallOf(params.shape);
+#define BURST_LAUNCH(name, ...) \
+  if (call.Fits##name())        \
+    return LaunchFp8Forward<typename Variants<Element>::name>(params, operands, counters);
+  BURST_SM90_FORWARD_FP8(BURST_LAUNCH)
+#undef BURST_LAUNCH
+}
+
+template <class Element>
+void WideBackwardDv(const Call& call, const FlashBackwardParams& params,
+                    const BackwardScratch& scratch) {
+#define BURST_LAUNCH(name, ...) \
+  if (call.Fits##name())        \
+    return LaunchWideBackward<typename Variants<Element>::name>(params, scratch);
+  BURST_SM90_BACKWARD_DV(BURST_LAUNCH)
+}
+
+template <class Element>
+void WideBackwardDk(const Call& call, const FlashBackwardParams& params,
+                    const BackwardScratch& scratch) {
+  BURST_SM90_BACKWARD_DK(BURST_LAUNCH)
+#undef BURST_LAUNCH
 }
 
 template <class Element>
 void BackwardOf(const FlashBackwardParams& params, const BackwardScratch& scratch) {
-  using V = Variants<Element>;
-  const FlashAttentionShape& shape = params.shape;
-  const bool ranges = shape.visible.begin != nullptr && shape.q_len > 0;
-  const bool lists = shape.blocks.key_begin != nullptr && shape.q_len > 0;
-  const auto launch = [&](auto full_traits, auto ranges_traits, auto lists_traits) {
-    if (lists) return LaunchBackward<decltype(lists_traits)>(params, scratch);
-    ranges ? LaunchBackward<decltype(ranges_traits)>(params, scratch)
-           : LaunchBackward<decltype(full_traits)>(params, scratch);
-  };
-  const auto launch_wide = [&](auto full_traits, auto ranges_traits, auto lists_traits) {
-    if (lists) return LaunchWideBackward<decltype(lists_traits)>(params, scratch);
-    ranges ? LaunchWideBackward<decltype(ranges_traits)>(params, scratch)
-           : LaunchWideBackward<decltype(full_traits)>(params, scratch);
-  };
-  const int64_t d = shape.head_dim;
-  // Where one block takes all query heads of a tile of keys: split heads gain nothing.
-  const bool ordered = params.deterministic && HeadSplitsOf(params).splits == 1;
-  if (d <= 64 && ordered && ranges && shape.q_len <= 2048) {
-    return LaunchBackward<typename V::BackwardD64RangesOrdered>(params, scratch);
-  }
-  if (d <= 64) {
-    return launch(typename V::BackwardD64Full(), typename V::BackwardD64Ranges(),
-                  typename V::BackwardD64Lists());
-  }
-  if (d <= 96) {
-    return launch(typename V::BackwardD96Full(), typename V::BackwardD96Ranges(),
-                  typename V::BackwardD96Lists());
-  }
-  if (d <= 128 && ordered && shape.q_len <= 8192) {
-    return launch(typename V::BackwardD128FullOrdered(), typename V::BackwardD128RangesOrdered(),
-                  typename V::BackwardD128Lists());
-  }
-  if (d <= 128) {
-    return launch(typename V::BackwardD128Full(), typename V::BackwardD128Ranges(),
-                  typename V::BackwardD128Lists());
-  }
-  if (d <= 192) {
-    launch_wide(typename V::BackwardD192DvFull(), typename V::BackwardD192DvRanges(),
-                typename V::BackwardD192DvLists());
-    return launch_wide(typename V::BackwardD192DkFull(), typename V::BackwardD192DkRanges(),
-                       typename V::BackwardD192DkLists());
-  }
-  launch_wide(typename V::BackwardD256DvFull(), typename V::BackwardD256DvRanges(),
-              typename V::BackwardD256DvLists());
-  launch_wide(typename V::BackwardD256DkFull(), typename V::BackwardD256DkRanges(),
-              typename V::BackwardD256DkLists());
+  const Call call = CallOf(params);
+#define BURST_LAUNCH(name, ...) \
+  if (call.Fits##name()) return LaunchBackward<typename Variants<Element>::name>(params, scratch);
+  BURST_SM90_BACKWARD(BURST_LAUNCH)
+#undef BURST_LAUNCH
+  WideBackwardDv<Element>(call, params, scratch);
+  WideBackwardDk<Element>(call, params, scratch);
 }
+
+// The queries of a tile of the backward that computes dQ.
+int64_t QueriesOfTile(const Call& call) {
+#define BURST_QUERIES(name, ...) \
+  if (call.Fits##name()) return Variants<BFloat16>::name::kBlockM;
+  BURST_SM90_BACKWARD(BURST_QUERIES)
+  BURST_SM90_BACKWARD_DK(BURST_QUERIES)
+#undef BURST_QUERIES
+  return 0;
+}
+
+#define BURST_KEYS(name, ...) static_assert(Variants<BFloat16>::name::kBlockN == kBackwardKeys, "");
+BURST_SM90_BACKWARD(BURST_KEYS)
+BURST_SM90_BACKWARD_DV(BURST_KEYS)
+BURST_SM90_BACKWARD_DK(BURST_KEYS)
+#undef BURST_KEYS
 
 }  // namespace
 
@@ -145,16 +118,9 @@ void Fp8Forward(const FlashForwardParams& params, int32_t* counters, uint8_t* sc
 int64_t BackwardCounters(const FlashBackwardParams& params) {
   const int64_t splits = HeadSplitsOf(params).counters;
   if (!params.deterministic) return splits;
-  using V = Variants<BFloat16>;
   const FlashAttentionShape& shape = params.shape;
-  const int64_t d = shape.head_dim;
-  const bool lists = shape.blocks.key_begin != nullptr;
-  const int64_t rows = d <= 64             ? V::BackwardD64Full::kBlockM
-                       : d <= 96 && !lists ? V::BackwardD96Full::kBlockM
-                                           : V::BackwardD128Full::kBlockM;
-  static_assert(V::BackwardD128Full::kBlockM == V::BackwardD256DkFull::kBlockM &&
-                    V::BackwardD128Full::kBlockM == V::BackwardD96Lists::kBlockM,
-                "");
+  if (shape.q_len == 0) return splits;
+  const int64_t rows = QueriesOfTile(CallOf(params));
   return shape.batch * shape.num_heads * ((shape.q_len + rows - 1) / rows) * 2 + splits;
 }
 
@@ -164,14 +130,8 @@ bool AssignsDq(const FlashBackwardParams& params) {
 
 // Eight for every tile of keys.
 int64_t BackwardQueryTiles(const FlashBackwardParams& params) {
-  using V = Variants<BFloat16>;
   const FlashAttentionShape& shape = params.shape;
   if (shape.visible.begin == nullptr) return 0;
-  static_assert(kBackwardKeys == V::BackwardD128Full::kBlockN &&
-                    kBackwardKeys == V::BackwardD64Full::kBlockN &&
-                    kBackwardKeys == V::BackwardD96Full::kBlockN &&
-                    kBackwardKeys == V::BackwardD256DkFull::kBlockN,
-                "");
   const int64_t batch = shape.visible.batch_stride == 0 ? 1 : shape.batch;
   return batch * ((shape.k_len + kBackwardKeys - 1) / kBackwardKeys) * 8;
 }

@@ -1,5 +1,5 @@
-// The compiled variants of the Hopper kernels, and their launches. BUILD compiles a source once for
-// each of its variants, for both types of Element: BFloat16 and Float16.
+// The compiled variants of the Hopper kernels (variants.bzl) as types, and their launches. BUILD
+// compiles a source once for each of its variants, for both types of Element: BFloat16 and Float16.
 #pragma once
 
 #include <algorithm>
@@ -9,12 +9,10 @@
 #include "burst/kernels/flash_attention.h"
 #include "burst/kernels/gpu/sm90/head_splits.h"
 #include "burst/kernels/gpu/sm90/quantize_fp8.h"
+#include "burst/kernels/gpu/sm90/variant_choice.h"
 
 namespace burst {
 namespace sm90 {
-
-// The mask of a variant: every key, KeyRanges or KeyBlocks.
-enum class MaskForm { kFull, kRanges, kLists };
 
 template <class Element_, int kHeadDim_, int kConsumers_, int kBlockN_, int kQStages_, int kStages_,
           MaskForm kForm>
@@ -165,71 +163,28 @@ struct WideBackwardTraits {
 template <class Traits>
 void LaunchWideBackward(const FlashBackwardParams& params, const BackwardScratch& scratch);
 
-// The variants for Element: BFloat16 or Float16.
+// The variants of variants.bzl for Element: BFloat16 or Float16.
 template <class Element>
 struct Variants {
-  static constexpr MaskForm kFull = MaskForm::kFull, kRanges = MaskForm::kRanges,
-                            kLists = MaskForm::kLists;
+#define BURST_FORWARD(name, head_dim, mask, when, consumers, keys, q_stages, stages) \
+  using name = ForwardTraits<Element, head_dim, consumers, keys, q_stages, stages, MaskForm::mask>;
+#define BURST_FORWARD_FP8(name, head_dim, mask, when) \
+  using name = Fp8ForwardTraits<Element, MaskForm::mask>;
+#define BURST_BACKWARD(name, head_dim, mask, when, queries, early, ordered) \
+  using name = BackwardTraits<Element, head_dim, queries, MaskForm::mask, early, ordered>;
+#define BURST_BACKWARD_WIDE(name, head_dim, mask, when, dk) \
+  using name = WideBackwardTraits<Element, head_dim, dk, MaskForm::mask>;
 
-  // Tiles of 192 rows read K and V from the L2 cache a third less often than tiles of 128, which
-  // waste fewer rows of short sequences.
-  using ForwardD64Full = ForwardTraits<Element, 64, 3, 128, 2, 4, kFull>;
-  using ForwardD64Ranges = ForwardTraits<Element, 64, 3, 128, 2, 4, kRanges>;
-  using ForwardD64FullShort = ForwardTraits<Element, 64, 2, 128, 2, 4, kFull>;
-  using ForwardD64RangesShort = ForwardTraits<Element, 64, 2, 128, 2, 4, kRanges>;
-  using ForwardD96Full = ForwardTraits<Element, 96, 3, 112, 1, 3, kFull>;
-  using ForwardD96Ranges = ForwardTraits<Element, 96, 3, 112, 1, 3, kRanges>;
-  using ForwardD96FullShort = ForwardTraits<Element, 96, 2, 128, 2, 2, kFull>;
-  using ForwardD96RangesShort = ForwardTraits<Element, 96, 2, 128, 2, 2, kRanges>;
-  // Longer key blocks read Q and pass barriers less often, and waste more keys at the end of a row.
-  // With few keys a second buffer for Q is worth more than the longest ones.
-  using ForwardD128Full = ForwardTraits<Element, 128, 2, 176, 1, 2, kFull>;
-  using ForwardD128FullMedium = ForwardTraits<Element, 128, 2, 160, 2, 2, kFull>;
-  using ForwardD128FullShort = ForwardTraits<Element, 128, 2, 128, 2, 2, kFull>;
-  using ForwardD128Ranges = ForwardTraits<Element, 128, 2, 160, 2, 2, kRanges>;
-  using ForwardD128RangesShort = ForwardTraits<Element, 128, 2, 128, 2, 2, kRanges>;
-  // The widest: O takes 96 or 128 registers a thread, Q 48 or 64 KB.
-  using ForwardD192Full = ForwardTraits<Element, 192, 2, 112, 1, 2, kFull>;
-  using ForwardD192Ranges = ForwardTraits<Element, 192, 2, 112, 1, 2, kRanges>;
-  using ForwardD256Full = ForwardTraits<Element, 256, 2, 80, 1, 2, kFull>;
-  using ForwardD256Ranges = ForwardTraits<Element, 256, 2, 80, 1, 2, kRanges>;
-  // Lists have blocks of 128 queries, and 128 keys, of which these take one or both halves.
-  using ForwardD64Lists = ForwardTraits<Element, 64, 2, 128, 2, 4, kLists>;
-  using ForwardD96Lists = ForwardTraits<Element, 96, 2, 128, 2, 2, kLists>;
-  using ForwardD128Lists = ForwardTraits<Element, 128, 2, 128, 2, 2, kLists>;
-  using ForwardD192Lists = ForwardTraits<Element, 192, 2, 64, 1, 2, kLists>;
-  using ForwardD256Lists = ForwardTraits<Element, 256, 2, 64, 1, 2, kLists>;
+  BURST_SM90_FORWARD(BURST_FORWARD)
+  BURST_SM90_FORWARD_FP8(BURST_FORWARD_FP8)
+  BURST_SM90_BACKWARD(BURST_BACKWARD)
+  BURST_SM90_BACKWARD_DV(BURST_BACKWARD_WIDE)
+  BURST_SM90_BACKWARD_DK(BURST_BACKWARD_WIDE)
 
-  using ForwardFp8Full = Fp8ForwardTraits<Element, kFull>;
-  using ForwardFp8Ranges = Fp8ForwardTraits<Element, kRanges>;
-  using ForwardFp8Lists = Fp8ForwardTraits<Element, kLists>;
-
-  using BackwardD64Full = BackwardTraits<Element, 64, 128, kFull, true>;
-  using BackwardD64Ranges = BackwardTraits<Element, 64, 128, kRanges, true>;
-  using BackwardD96Full = BackwardTraits<Element, 96, 80, kFull, true>;
-  using BackwardD96Ranges = BackwardTraits<Element, 96, 80, kRanges>;
-  using BackwardD128Full = BackwardTraits<Element, 128, 64, kFull>;
-  using BackwardD128Ranges = BackwardTraits<Element, 128, 64, kRanges>;
-  // For a fixed order of the additions to dQ, where sequences are short.
-  using BackwardD64RangesOrdered = BackwardTraits<Element, 64, 128, kRanges, true, true>;
-  using BackwardD128FullOrdered = BackwardTraits<Element, 128, 64, kFull, false, true>;
-  using BackwardD128RangesOrdered = BackwardTraits<Element, 128, 64, kRanges, false, true>;
-  using BackwardD64Lists = BackwardTraits<Element, 64, 128, kLists, true>;
-  using BackwardD96Lists = BackwardTraits<Element, 96, 64, kLists>;
-  using BackwardD128Lists = BackwardTraits<Element, 128, 64, kLists>;
-
-  using BackwardD192DvFull = WideBackwardTraits<Element, 192, false, kFull>;
-  using BackwardD192DvRanges = WideBackwardTraits<Element, 192, false, kRanges>;
-  using BackwardD192DkFull = WideBackwardTraits<Element, 192, true, kFull>;
-  using BackwardD192DkRanges = WideBackwardTraits<Element, 192, true, kRanges>;
-  using BackwardD192DvLists = WideBackwardTraits<Element, 192, false, kLists>;
-  using BackwardD192DkLists = WideBackwardTraits<Element, 192, true, kLists>;
-  using BackwardD256DvFull = WideBackwardTraits<Element, 256, false, kFull>;
-  using BackwardD256DvRanges = WideBackwardTraits<Element, 256, false, kRanges>;
-  using BackwardD256DkFull = WideBackwardTraits<Element, 256, true, kFull>;
-  using BackwardD256DkRanges = WideBackwardTraits<Element, 256, true, kRanges>;
-  using BackwardD256DvLists = WideBackwardTraits<Element, 256, false, kLists>;
-  using BackwardD256DkLists = WideBackwardTraits<Element, 256, true, kLists>;
+#undef BURST_FORWARD
+#undef BURST_FORWARD_FP8
+#undef BURST_BACKWARD
+#undef BURST_BACKWARD_WIDE
 };
 
 }  // namespace sm90

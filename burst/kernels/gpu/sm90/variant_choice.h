@@ -1,0 +1,35 @@
+// Which row of variants.bzl computes a call.
+#pragma once
+
+#include <cstdint>
+
+#include "burst/kernels/gpu/sm90/variant_table.h"
+
+namespace burst {
+namespace sm90 {
+
+// The mask of a variant: every key, KeyRanges or KeyBlocks.
+enum class MaskForm { kFull, kRanges, kLists };
+
+// The properties of a call that decide.
+struct Call {
+  int64_t head_dim = 0, q_len = 0, k_len = 0;
+  MaskForm mask = MaskForm::kFull;
+  int64_t most_queries = 0;  // KeyRanges::most_queries; 0: not known
+  // A backward in a fixed order, where one block takes all query heads of a tile of keys. Split
+  // heads gain nothing by the variants for a fixed order.
+  bool ordered = false;
+
+  // Whether a row fits the call: FitsForwardD64Full() etc.
+#define BURST_FITS(name, max_head_dim, form, when, ...) \
+  bool Fits##name() const { return head_dim <= max_head_dim && mask == MaskForm::form && (when); }
+  BURST_SM90_FORWARD(BURST_FITS)
+  BURST_SM90_FORWARD_FP8(BURST_FITS)
+  BURST_SM90_BACKWARD(BURST_FITS)
+  BURST_SM90_BACKWARD_DV(BURST_FITS)
+  BURST_SM90_BACKWARD_DK(BURST_FITS)
+#undef BURST_FITS
+};
+
+}  // namespace sm90
+}  // namespace burst
