@@ -35,7 +35,8 @@ absl::Status Run(Communicator& comm) {
   BurstAttentionOptions options;
   options.layout = Layout::kZigzag;  // balances causal work over the ranks
   BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(kSeqlen, Mask::Causal()));
+  BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
+                         attention->Schedule(kSeqlen, Mask::Causal()));
 
   // This rank's tokens, in order of their global positions.
   const std::vector<int32_t>& positions = schedule.shard().local_positions();
@@ -57,7 +58,7 @@ absl::Status Run(Communicator& comm) {
       "backward (%s) sent %lld blocks and %lld gradients, %.2f MB\n",
       comm.rank(), static_cast<long long>(schedule.shard().local_length()), positions.front(),
       static_cast<long long>(forward.blocks.total().transfers), forward.bytes() * 1e-6,
-      Name(attention->Direction(schedule, kHeads, kKvHeads, kHeadDim, q.dtype())),
+      Name(attention->Direction(*schedule.ring(), kHeads, kKvHeads, kHeadDim, q.dtype())),
       static_cast<long long>(backward.blocks.total().transfers),
       static_cast<long long>(backward.gradients.total().transfers), backward.bytes() * 1e-6);
   return absl::OkStatus();

@@ -46,7 +46,7 @@ absl::Status Run(int ranks, int64_t queries, int64_t keys, Results* results) {
     options.layout = Layout::kContiguous;
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
     // Two sequences have no common order, so that no mask is causal.
-    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+    BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                            attention->Schedule(Sequences::Cross(queries, keys), Mask::Full()));
     const std::vector<int32_t>& own_keys = schedule.key_shard().local_positions();
 
@@ -65,8 +65,8 @@ absl::Status Run(int ranks, int64_t queries, int64_t keys, Results* results) {
     if (comm.rank() > 0) return absl::OkStatus();
     results->forward_mb = attention->stats().forward.bytes() * 1e-6;
     results->backward_mb = attention->stats().backward.bytes() * 1e-6;
-    results->direction = attention->Direction(schedule, kHeads, kKvHeads, kHeadDim, dq.dtype()) ==
-                                 BackwardDirection::kBurst
+    results->direction = attention->Direction(*schedule.ring(), kHeads, kKvHeads, kHeadDim,
+                                              dq.dtype()) == BackwardDirection::kBurst
                              ? "queries"
                              : "keys and values";
     return absl::OkStatus();

@@ -172,7 +172,7 @@ ForwardPass Transformer::MakePass(Tape& tape, SequenceParallelAttention& attenti
   auto context = std::make_shared<PassContext>();
   context->parallel = &parallel_;
   context->shard = std::shared_ptr<const TokenShard>(schedule, &schedule->shard());
-  if (schedule->chunks() != nullptr && cache == nullptr) context->chunks = Chunks(batch);
+  if (schedule->exact() != nullptr && cache == nullptr) context->chunks = Chunks(batch);
   context->linear_precision = runner_.plan().linear_precision;
   context->dropout_rate = config_.dropout;
   context->dropout = dropout;
@@ -237,7 +237,7 @@ Variable Transformer::Loss(Tape& tape, SequenceParallelAttention& attention,
                            const SequenceBatch& batch, double loss_scale, const DropoutKey& dropout,
                            const GradientsReady& ready) const {
   const Variable x = Hidden(tape, attention, batch, dropout, ready);
-  if (batch.schedule->chunks() != nullptr) {
+  if (batch.schedule->exact() != nullptr) {
     return LossInChunks(tape, x, batch.targets, loss_scale, Chunks(batch));
   }
   const Variable loss = LinearCrossEntropy(tape, x, head(), batch.targets, loss_scale);

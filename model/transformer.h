@@ -32,7 +32,7 @@ struct SequenceBatch {
   Tensor tokens;     // [batch, length] int32
   Tensor positions;  // [batch, length] int32: index within the token's document
   Tensor targets;  // [batch, length] int32: the next token; -1: no loss here. Null when not needed
-  std::shared_ptr<const RingSchedule> schedule;
+  std::shared_ptr<const AttentionSchedule> schedule;
 
   SequenceBatch To(DeviceType device) const;
 };

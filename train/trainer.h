@@ -151,7 +151,7 @@ class Trainer {
   std::unique_ptr<AdamW> optimizer_;
   std::optional<SequenceSampler> training_data_, validation_data_;
   std::optional<GlobalBatch> sequences_;                 // of the last micro-batch
-  std::shared_ptr<const RingSchedule> schedule_;         // of every batch, unless packed
+  std::shared_ptr<const AttentionSchedule> schedule_;    // of every batch, unless packed
   std::deque<EnqueuedStep> enqueued_;                    // and not yet completed; at most two
   std::array<std::unique_ptr<StepResults>, 3> results_;  // by step: those two, and the one before
   bool follows_ = false;               // the next call of Step is for the next step

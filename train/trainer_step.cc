@@ -217,9 +217,9 @@ std::pair<int64_t, int64_t> Trainer::Share(int64_t count) const {
 absl::StatusOr<SequenceBatch> Trainer::LocalBatch(const GlobalBatch& batch) {
   if (schedule_ == nullptr || config_.packed) {
     BURST_ASSIGN_OR_RETURN(
-        RingSchedule schedule,
+        AttentionSchedule schedule,
         attention_->Schedule(batch.seqlen, config_.AttentionMask().WithDocuments(batch.documents)));
-    schedule_ = std::make_shared<const RingSchedule>(std::move(schedule));
+    schedule_ = std::make_shared<const AttentionSchedule>(std::move(schedule));
   }
   return SliceForRank(batch, schedule_, model_->device());
 }

@@ -17,7 +17,7 @@ namespace {
 class RankAttention : public AttentionWork {
  public:
   RankAttention(const AttentionProblem& problem, SequenceParallelAttention& attention,
-                RingSchedule schedule, int rank)
+                AttentionSchedule schedule, int rank)
       : attention_(attention), schedule_(std::move(schedule)) {
     const int64_t length = schedule_.shard().local_length();
     const auto random = [&](int64_t heads, uint64_t tensor) {
@@ -41,15 +41,15 @@ class RankAttention : public AttentionWork {
 
  private:
   SequenceParallelAttention& attention_;
-  const RingSchedule schedule_;
+  const AttentionSchedule schedule_;
   SequenceParallelAttention::Saved saved_;
   Tensor q_, k_, v_, dout_, out_, dq_, dk_, dv_;
 };
 
 // The work of a strategy on random inputs.
 std::unique_ptr<AttentionWork> MakeWork(Strategy strategy, const AttentionProblem& problem,
-                                        SequenceParallelAttention& attention, RingSchedule schedule,
-                                        Communicator* comm) {
+                                        SequenceParallelAttention& attention,
+                                        AttentionSchedule schedule, Communicator* comm) {
   if (!IsTensorParallel(strategy)) {
     return std::make_unique<RankAttention>(problem, attention, std::move(schedule), comm->rank());
   }
@@ -82,7 +82,7 @@ class AloneWork {
     BURST_ASSIGN_OR_RETURN(alone->self_, comm.Split(/*color=*/comm.rank(), /*key=*/0));
     BURST_ASSIGN_OR_RETURN(alone->attention_,
                            MakeAttention(Strategy::kSingle, problem, alone->self_.get()));
-    BURST_ASSIGN_OR_RETURN(RingSchedule schedule,
+    BURST_ASSIGN_OR_RETURN(AttentionSchedule schedule,
                            alone->attention_->Schedule(problem.seqlen, problem.mask()));
     alone->work_ = MakeWork(Strategy::kSingle, problem, *alone->attention_, std::move(schedule),
                             alone->self_.get());
@@ -109,7 +109,7 @@ absl::Status MeasureRank(Strategy strategy, const AttentionProblem& problem, int
                          RankMeasurement* result) {
   QuietCommunicator quiet(&comm);
   BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(strategy, problem, &quiet));
-  BURST_ASSIGN_OR_RETURN(RingSchedule schedule,
+  BURST_ASSIGN_OR_RETURN(AttentionSchedule schedule,
                          attention->Schedule(problem.seqlen, problem.mask()));
   const auto work = MakeWork(strategy, problem, *attention, std::move(schedule), &quiet);
   AttentionWork& rank = *work;

@@ -83,7 +83,7 @@ absl::StatusOr<std::shared_ptr<const ErrorReference>> MakeErrorReference(
   in_double.tile_keys = 0;
   BURST_ASSIGN_OR_RETURN(const auto attention,
                          BurstAttention::Create(in_double.options(Strategy::kSingle), nullptr));
-  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+  BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                          attention->Schedule(problem.seqlen, problem.mask()));
   BurstAttention::Saved saved;
   saved.q = r.q.To(DType::kFloat64);
@@ -104,7 +104,7 @@ absl::StatusOr<AttentionErrors> MeasureErrors(Strategy strategy, const ErrorRefe
   std::vector<std::array<Squares, 4>> squares(ranks);
   const auto body = [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention, MakeAttention(strategy, problem, &comm));
-    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+    BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                            attention->Schedule(problem.seqlen, problem.mask()));
     const std::vector<int32_t>& positions = schedule.shard().local_positions();
     const auto own = [&](const Tensor& global) {

@@ -111,7 +111,7 @@ double PeakMiB(DeviceType device, int ranks) {
 
 // This rank's part of a batch of random tokens.
 SequenceBatch RandomPrompt(int64_t batch, int64_t vocab,
-                           std::shared_ptr<const RingSchedule> schedule) {
+                           std::shared_ptr<const AttentionSchedule> schedule) {
   const std::vector<int32_t>& positions = schedule->shard().local_positions();
   const int64_t length = static_cast<int64_t>(positions.size());
   SequenceBatch prompt;
@@ -151,10 +151,10 @@ absl::Status MeasurePrefill(const ResolvedConfig& config, const ModelConfig& sha
                          Transformer::Create(shape, config.dtype, /*seed=*/1, config.device,
                                              parallel, StateSharding::ValuesAlone()));
   model->SetExecution(ChunksOf(config));
-  BURST_ASSIGN_OR_RETURN(RingSchedule schedule,
+  BURST_ASSIGN_OR_RETURN(AttentionSchedule schedule,
                          attention->Schedule(config.seqlen, config.AttentionMask()));
   const SequenceBatch prompt = RandomPrompt(
-      config.batch, shape.vocab, std::make_shared<const RingSchedule>(std::move(schedule)));
+      config.batch, shape.vocab, std::make_shared<const AttentionSchedule>(std::move(schedule)));
   std::vector<double> seconds;
   for (int64_t repeat = 0; repeat <= repeats; ++repeat) {  // one more, for fresh memory
     BURST_RETURN_IF_ERROR(ResetPeak(config.device, comm));
@@ -188,9 +188,9 @@ absl::Status MeasureGeneration(const ResolvedConfig& config, const ModelConfig& 
                          Transformer::Create(shape, config.dtype, /*seed=*/1, config.device,
                                              /*parallel=*/{}, StateSharding::ValuesAlone()));
   model->SetExecution(ChunksOf(config));
-  BURST_ASSIGN_OR_RETURN(RingSchedule made,
+  BURST_ASSIGN_OR_RETURN(AttentionSchedule made,
                          attention->Schedule(config.seqlen, config.AttentionMask()));
-  const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
+  const auto schedule = std::make_shared<const AttentionSchedule>(std::move(made));
   const SequenceBatch prompt = RandomPrompt(config.batch, shape.vocab, schedule).To(config.device);
   std::optional<KvCache> cache;
   for (int repeat = 0; repeat < 2; ++repeat) {  // the first one for fresh memory

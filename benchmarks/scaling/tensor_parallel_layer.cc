@@ -9,7 +9,7 @@ namespace burst {
 
 TensorParallelLayer::TensorParallelLayer(Strategy strategy, const AttentionProblem& problem,
                                          SequenceParallelAttention& attention,
-                                         RingSchedule schedule, Communicator* comm)
+                                         AttentionSchedule schedule, Communicator* comm)
     : spread_tokens_(strategy == Strategy::kTpSp),
       problem_(problem),
       attention_(attention),

@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "benchmarks/scaling/problem.h"
-#include "burst/attention/ring/schedule.h"
+#include "burst/attention/attention_schedule.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
 #include "burst/sequence/token_exchange.h"
@@ -38,7 +38,7 @@ class TensorParallelLayer : public AttentionWork {
   };
   // `attention` implements the strategy; it and `comm` must outlive the object.
   TensorParallelLayer(Strategy strategy, const AttentionProblem& problem,
-                      SequenceParallelAttention& attention, RingSchedule schedule,
+                      SequenceParallelAttention& attention, AttentionSchedule schedule,
                       Communicator* comm);
 
   const TokenShard& shard() const { return schedule_.shard(); }
@@ -63,7 +63,7 @@ class TensorParallelLayer : public AttentionWork {
   const bool spread_tokens_;
   const AttentionProblem problem_;
   SequenceParallelAttention& attention_;
-  const RingSchedule schedule_;
+  const AttentionSchedule schedule_;
   const int ranks_, rank_;
   const TokenExchange exchange_;
   Inputs inputs_;

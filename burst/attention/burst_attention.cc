@@ -20,6 +20,10 @@ constexpr EnumName<BackwardDirection> kBackwardDirections[] = {{BackwardDirectio
 constexpr EnumName<RingGradDType> kRingGradDTypes[] = {{RingGradDType::kFp32, "fp32"},
                                                        {RingGradDType::kBf16, "bf16"}};
 
+absl::Status OfAnotherAttention() {
+  return absl::InvalidArgumentError("schedule: must be of a ring; got one of exact attention");
+}
+
 }  // namespace
 
 absl::StatusOr<BackwardDirection> ParseBackwardDirection(absl::string_view name) {
@@ -67,15 +71,33 @@ absl::StatusOr<std::unique_ptr<BurstAttention>> BurstAttention::CreateOver(
       new BurstAttention(options, std::move(ranks), ring, group));
 }
 
-absl::StatusOr<RingSchedule> BurstAttention::Schedule(const Sequences& sequences,
-                                                      const Mask& mask) const {
+absl::StatusOr<AttentionSchedule> BurstAttention::Schedule(const Sequences& sequences,
+                                                           const Mask& mask) const {
+  const int per_node = options_.ranks_per_node;
   BURST_ASSIGN_OR_RETURN(TokenShard queries, QueryShard(sequences, mask));
   if (!sequences.keys.has_value()) {
-    return RingSchedule::Create(std::move(queries), mask, options_.ranks_per_node);
+    BURST_ASSIGN_OR_RETURN(RingSchedule made,
+                           RingSchedule::Create(std::move(queries), mask, per_node));
+    return AttentionSchedule(std::move(made));
   }
   BURST_ASSIGN_OR_RETURN(TokenShard keys, Shard(sequences.keys->layout.value_or(options_.layout),
                                                 sequences.keys->seqlen));
-  return RingSchedule::Create(std::move(queries), std::move(keys), mask, options_.ranks_per_node);
+  BURST_ASSIGN_OR_RETURN(RingSchedule made,
+                         RingSchedule::Create(std::move(queries), std::move(keys), mask, per_node));
+  return AttentionSchedule(std::move(made));
+}
+
+absl::Status BurstAttention::Forward(const AttentionSchedule& schedule, const Tensor& q,
+                                     const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
+                                     Saved* saved) {
+  if (schedule.ring() == nullptr) return OfAnotherAttention();
+  return Forward(*schedule.ring(), q, k, v, out, lse, saved);
+}
+
+absl::Status BurstAttention::Backward(const AttentionSchedule& schedule, const Saved& saved,
+                                      Tensor* dq, Tensor* dk, Tensor* dv, Tensor* dsinks) {
+  if (schedule.ring() == nullptr) return OfAnotherAttention();
+  return Backward(*schedule.ring(), saved, dq, dk, dv, dsinks);
 }
 
 absl::StatusOr<TokenShard> BurstAttention::QueryShard(const Sequences& sequences,
@@ -129,9 +151,6 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
   }
   const int rank = comm_ == nullptr ? 0 : comm_->rank();
   const int world_size = comm_ == nullptr ? 1 : comm_->world_size();
-  if (schedule.chunks() != nullptr) {
-    return absl::InvalidArgumentError("the schedule is one in chunks, not that of a ring");
-  }
   if (schedule.shard().group_index() != rank || schedule.shard().num_groups() != world_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("the schedule is for rank ", schedule.shard().group_index(), " of ",
@@ -156,7 +175,7 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
     return absl::InvalidArgumentError(absl::StrCat(
         "documents, spans or slices of ", schedule.rows(), " rows for a batch of ", q.dim(0)));
   }
-  return CheckScores(options_.scores, schedule, q.dim(2) * group_.size, KernelsFor(q));
+  return CheckScores(options_.scores, schedule.is_cross(), q.dim(2) * group_.size, KernelsFor(q));
 }
 
 absl::Status BurstAttention::CheckSaved(const Saved& saved) const {

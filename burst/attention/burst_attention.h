@@ -18,7 +18,8 @@
 //
 //   RunRanks(4, [](Communicator& comm) -> absl::Status {
 //     BURST_ASSIGN_OR_RETURN(auto attention, BurstAttention::Create({}, &comm));
-//     BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(seqlen, Mask::Causal()));
+//     BURST_ASSIGN_OR_RETURN(AttentionSchedule schedule, attention->Schedule(seqlen,
+//     Mask::Causal()));
 //     // q, k, v: of this rank's tokens, schedule.shard().local_positions()
 //     BURST_RETURN_IF_ERROR(attention->Forward(schedule, q, k, v, &out, &lse));
 //     return attention->Backward(schedule, {q, k, v, out, lse, dout}, &dq, &dk, &dv);
@@ -91,21 +92,25 @@ class BurstAttention : public SequenceParallelAttention {
       const RankGroup& group = {});
   ~BurstAttention() override;
 
-  absl::StatusOr<RingSchedule> Schedule(const Sequences& sequences,
-                                        const Mask& mask) const override;
+  absl::StatusOr<AttentionSchedule> Schedule(const Sequences& sequences,
+                                             const Mask& mask) const override;
 
   // Results are accumulated over rounds in SumDType(dtype). `saved` is what Forward was given and
   // gave: callers may as well put it together from those. InvalidArgument for a ring_grad_dtype
   // that is not for the dtype of q.
-  absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+  absl::Status Forward(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override;
   absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                       const Tensor& v, Tensor* out, Tensor* lse, Saved* saved);
+  absl::Status Forward(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Tensor* out, Tensor* lse) {
     return Forward(schedule, q, k, v, out, lse, /*saved=*/nullptr);
   }
   using SequenceParallelAttention::Backward;
+  absl::Status Backward(const AttentionSchedule& schedule, const Saved& saved, Tensor* dq,
+                        Tensor* dk, Tensor* dv, Tensor* dsinks) override;
   absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
-                        Tensor* dv, Tensor* dsinks) override;
+                        Tensor* dv, Tensor* dsinks);
 
   ScoreOptions scores() const override { return options_.scores; }
 

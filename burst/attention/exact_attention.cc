@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "burst/attention/ring/chunk_masks.h"
+#include "burst/attention/exact_schedule.h"
 #include "burst/base/status.h"
 #include "burst/kernels/flash_attention.h"
 
@@ -62,7 +62,7 @@ std::vector<int64_t> Counts(const TokenShard& shard, int64_t per_token) {
 struct Call {
   int64_t row, rows;      // of the batch
   int64_t begin, length;  // of the queries
-  ChunkMasks::Keys keys;
+  ExactSchedule::Keys keys;
   FlashAttentionShape shape;
 
   Tensor Queries(const Tensor& all) const {
@@ -77,10 +77,10 @@ struct Call {
 };
 
 template <typename Visit>
-void ForEachCall(const ChunkMasks& masks, const ExactAttentionOptions& options, const Tensor& q,
-                 const Tensor& k, Visit visit) {
+void ForEachCall(const ExactSchedule& schedule, const ExactAttentionOptions& options,
+                 const Tensor& q, const Tensor& k, Visit visit) {
   FlashAttentionShape shape;
-  shape.q_len = masks.chunk;
+  shape.q_len = schedule.chunk();
   shape.num_heads = q.dim(2);
   shape.num_kv_heads = k.dim(2);
   shape.head_dim = q.dim(3);
@@ -89,11 +89,11 @@ void ForEachCall(const ChunkMasks& masks, const ExactAttentionOptions& options, 
   shape.dtype = q.dtype();
   for (int64_t row = 0; row < q.dim(0); row += options.rows) {
     shape.batch = std::min(options.rows, q.dim(0) - row);
-    for (int64_t i = 0; i < masks.count; ++i) {
-      const ChunkMasks::Keys keys = masks.KeysOf(row, i);
+    for (int64_t i = 0; i < schedule.count(); ++i) {
+      const ExactSchedule::Keys keys = schedule.KeysOf(row, i);
       shape.k_len = keys.length;
-      shape.visible = masks.RangesOf(row, i, q.device());
-      visit(Call{row, shape.batch, i * masks.chunk, masks.chunk, keys, shape});
+      shape.visible = schedule.RangesOf(row, i, q.device());
+      visit(Call{row, shape.batch, i * schedule.chunk(), schedule.chunk(), keys, shape});
     }
   }
 }
@@ -112,8 +112,8 @@ absl::StatusOr<std::unique_ptr<ExactAttention>> ExactAttention::Create(
   return std::unique_ptr<ExactAttention>(new ExactAttention(options, comm));
 }
 
-absl::StatusOr<RingSchedule> ExactAttention::Schedule(const Sequences& sequences,
-                                                      const Mask& mask) const {
+absl::StatusOr<AttentionSchedule> ExactAttention::Schedule(const Sequences& sequences,
+                                                           const Mask& mask) const {
   if (sequences.keys.has_value()) {
     return absl::UnimplementedError("exact attention is of one sequence");
   }
@@ -133,15 +133,17 @@ absl::StatusOr<RingSchedule> ExactAttention::Schedule(const Sequences& sequences
   }
   BURST_ASSIGN_OR_RETURN(TokenShard shard, TokenShard::Create(comm_ == nullptr ? 0 : comm_->rank(),
                                                               ranks(), positions));
-  return RingSchedule::CreateInChunks(std::move(shard), options_.chunk, mask);
+  BURST_ASSIGN_OR_RETURN(ExactSchedule made,
+                         ExactSchedule::Create(std::move(shard), options_.chunk, mask));
+  return AttentionSchedule(std::move(made));
 }
 
-absl::Status ExactAttention::CheckInputs(const RingSchedule& schedule, const Tensor& q,
+absl::Status ExactAttention::CheckInputs(const AttentionSchedule& schedule, const Tensor& q,
                                          const Tensor& k, const Tensor& v) const {
   BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
   const TokenShard& shard = schedule.shard();
   const int rank = comm_ == nullptr ? 0 : comm_->rank();
-  if (schedule.chunks() == nullptr || schedule.chunks()->chunk != options_.chunk ||
+  if (schedule.exact() == nullptr || schedule.exact()->chunk() != options_.chunk ||
       shard.group_index() != rank || shard.num_groups() != ranks()) {
     return absl::InvalidArgumentError("the schedule is of another attention or another rank");
   }
@@ -155,21 +157,20 @@ absl::Status ExactAttention::CheckInputs(const RingSchedule& schedule, const Ten
                                                    options_.chunk, " tokens, these have ",
                                                    shard.seqlen()));
   }
-  if (schedule.chunks()->rows > 1 && schedule.chunks()->rows != q.dim(0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "documents or spans of ", schedule.chunks()->rows, " rows for a batch of ", q.dim(0)));
+  if (schedule.rows() > 1 && schedule.rows() != q.dim(0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("documents or spans of ", schedule.rows(), " rows for a batch of ", q.dim(0)));
   }
   return absl::OkStatus();
 }
 
-absl::Status ExactAttention::GatherKeys(const RingSchedule& schedule, const Tensor& k,
-                                        const Tensor& v, Tensor* all_k, Tensor* all_v) {
+absl::Status ExactAttention::GatherKeys(const TokenShard& shard, const Tensor& k, const Tensor& v,
+                                        Tensor* all_k, Tensor* all_v) {
   if (ranks() == 1) {
     *all_k = k;
     *all_v = v;
     return absl::OkStatus();
   }
-  const TokenShard& shard = schedule.shard();
   const Tensor own = Tensor::Empty(KeysShape(k, k.dim(1)), k.dtype(), k.device());
   CopyAll({{k, own.Slice(kPartAxis, 0, 1).View(k.shape())},
            {v, own.Slice(kPartAxis, 1, 1).View(v.shape())}});
@@ -185,10 +186,8 @@ absl::Status ExactAttention::GatherKeys(const RingSchedule& schedule, const Tens
   return absl::OkStatus();
 }
 
-absl::StatusOr<Tensor> ExactAttention::ReduceKeyGrads(const RingSchedule& schedule,
-                                                      const Tensor& sums) {
+absl::StatusOr<Tensor> ExactAttention::ReduceKeyGrads(const TokenShard& shard, const Tensor& sums) {
   if (ranks() == 1) return sums;
-  const TokenShard& shard = schedule.shard();
   const Tensor by_rank = Tensor::Empty({sums.numel()}, sums.dtype(), sums.device());
   Reorder(shard, Direction::kToRanks, by_rank, sums);
   Shape shape = sums.shape();
@@ -200,8 +199,9 @@ absl::StatusOr<Tensor> ExactAttention::ReduceKeyGrads(const RingSchedule& schedu
   return own;
 }
 
-absl::Status ExactAttention::Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
-                                     const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) {
+absl::Status ExactAttention::Forward(const AttentionSchedule& schedule, const Tensor& q,
+                                     const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
+                                     Saved* saved) {
   Tensor own_lse;
   if (lse == nullptr) lse = &own_lse;
   const DType sum_dtype = SumDType(q.dtype());
@@ -211,17 +211,17 @@ absl::Status ExactAttention::Forward(const RingSchedule& schedule, const Tensor&
   BURST_RETURN_IF_ERROR(CheckSinks(sinks(), q));
   Tensor all_k, all_v;
   const int64_t sent = comm_ == nullptr ? 0 : comm_->stats().bytes_sent[2];
-  BURST_RETURN_IF_ERROR(GatherKeys(schedule, k, v, &all_k, &all_v));
+  BURST_RETURN_IF_ERROR(GatherKeys(schedule.shard(), k, v, &all_k, &all_v));
   if (comm_ != nullptr) sent_.forward += comm_->stats().bytes_sent[2] - sent;
 
   // The kernels write lse contiguous, chunk by chunk.
-  const ChunkMasks& masks = *schedule.chunks();
+  const ExactSchedule& chunks = *schedule.exact();
   const Tensor chunk_lse =
-      Tensor::Empty({q.dim(0), masks.count, q.dim(2), masks.chunk}, sum_dtype, q.device());
+      Tensor::Empty({q.dim(0), chunks.count(), q.dim(2), chunks.chunk()}, sum_dtype, q.device());
   std::vector<TensorCopy> copies;
-  ForEachCall(masks, options_, q, k, [&](const Call& call) {
+  ForEachCall(chunks, options_, q, k, [&](const Call& call) {
     const Tensor part =
-        chunk_lse.Slice(0, call.row, call.rows).Slice(1, call.begin / masks.chunk, 1);
+        chunk_lse.Slice(0, call.row, call.rows).Slice(1, call.begin / chunks.chunk(), 1);
     FlashForwardParams params;
     params.shape = call.shape;
     params.q = Operand(call.Queries(q));
@@ -232,7 +232,7 @@ absl::Status ExactAttention::Forward(const RingSchedule& schedule, const Tensor&
     params.lse = part.raw_data();
     if (!sinks().null()) params.sinks = sinks().raw_data();
     KernelsOf(q.device()).Forward(params);
-    copies.push_back({part.View({call.rows, q.dim(2), masks.chunk}), call.Statistics(*lse)});
+    copies.push_back({part.View({call.rows, q.dim(2), chunks.chunk()}), call.Statistics(*lse)});
   });
   CopyAll(copies);
   if (saved != nullptr) {
@@ -241,8 +241,8 @@ absl::Status ExactAttention::Forward(const RingSchedule& schedule, const Tensor&
   return absl::OkStatus();
 }
 
-absl::Status ExactAttention::Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq,
-                                      Tensor* dk, Tensor* dv, Tensor* dsinks) {
+absl::Status ExactAttention::Backward(const AttentionSchedule& schedule, const Saved& saved,
+                                      Tensor* dq, Tensor* dk, Tensor* dv, Tensor* dsinks) {
   const Tensor &q = saved.q, &k = saved.k;
   const DType sum_dtype = SumDType(q.dtype());
   BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, saved.v));
@@ -251,19 +251,19 @@ absl::Status ExactAttention::Backward(const RingSchedule& schedule, const Saved&
   BURST_RETURN_IF_ERROR(EnsureOutput("dv", k.shape(), k.dtype(), k.device(), dv));
   Tensor all_k, all_v;
   const int64_t sent = comm_ == nullptr ? 0 : comm_->stats().bytes_sent[2];
-  BURST_RETURN_IF_ERROR(GatherKeys(schedule, k, saved.v, &all_k, &all_v));
+  BURST_RETURN_IF_ERROR(GatherKeys(schedule.shard(), k, saved.v, &all_k, &all_v));
 
-  const ChunkMasks& masks = *schedule.chunks();
+  const ExactSchedule& chunks = *schedule.exact();
   const Tensor sums =
       Tensor::Zeros(KeysShape(k, schedule.shard().seqlen()), DType::kFloat64, q.device());
   const AttentionKernels& kernels = KernelsOf(q.device());
   int64_t part = 0;
   if (dsinks != nullptr) {
     BURST_RETURN_IF_ERROR(CheckSinks(saved.sinks, q, /*needed=*/true));
-    const int64_t calls = (q.dim(0) + options_.rows - 1) / options_.rows * masks.count;
+    const int64_t calls = (q.dim(0) + options_.rows - 1) / options_.rows * chunks.count();
     *dsinks = Tensor::Empty({calls, q.dim(2)}, sum_dtype, q.device());
   }
-  ForEachCall(masks, options_, q, k, [&](const Call& call) {
+  ForEachCall(chunks, options_, q, k, [&](const Call& call) {
     const Tensor own_q = call.Queries(q), lse = call.Statistics(saved.lse).Contiguous();
     const Tensor dlse = saved.dlse.null() ? Tensor() : call.Statistics(saved.dlse).Contiguous();
     const Tensor delta = Tensor::EmptyLike(lse);
@@ -305,7 +305,7 @@ absl::Status ExactAttention::Backward(const RingSchedule& schedule, const Saved&
     add(own_dk, 0);
     add(own_dv, 1);
   });
-  BURST_ASSIGN_OR_RETURN(const Tensor own, ReduceKeyGrads(schedule, sums));
+  BURST_ASSIGN_OR_RETURN(const Tensor own, ReduceKeyGrads(schedule.shard(), sums));
   if (comm_ != nullptr) sent_.backward += comm_->stats().bytes_sent[2] - sent;
   const Tensor converted = own.To(k.dtype());
   dk->CopyFrom(converted.Slice(kPartAxis, 0, 1).View(k.shape()));

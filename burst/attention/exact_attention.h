@@ -44,14 +44,14 @@ class ExactAttention : public SequenceParallelAttention {
 
   // InvalidArgument also for a length that the chunk does not divide, and unless the positions of
   // every rank are whole chunks. Unimplemented for slices and for two sequences.
-  absl::StatusOr<RingSchedule> Schedule(const Sequences& sequences,
-                                        const Mask& mask) const override;
+  absl::StatusOr<AttentionSchedule> Schedule(const Sequences& sequences,
+                                             const Mask& mask) const override;
 
-  absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+  absl::Status Forward(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override;
   using SequenceParallelAttention::Backward;
-  absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
-                        Tensor* dv, Tensor* dsinks) override;
+  absl::Status Backward(const AttentionSchedule& schedule, const Saved& saved, Tensor* dq,
+                        Tensor* dk, Tensor* dv, Tensor* dsinks) override;
 
   BytesSent bytes_sent() const override { return sent_; }
   void ResetStats() override { sent_ = BytesSent(); }
@@ -61,14 +61,14 @@ class ExactAttention : public SequenceParallelAttention {
       : options_(options), comm_(comm) {}
 
   int ranks() const { return comm_ == nullptr ? 1 : comm_->world_size(); }
-  absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+  absl::Status CheckInputs(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                            const Tensor& v) const;
   // K and V of this rank's tokens -> of all tokens, in order of position.
-  absl::Status GatherKeys(const RingSchedule& schedule, const Tensor& k, const Tensor& v,
-                          Tensor* all_k, Tensor* all_v);
+  absl::Status GatherKeys(const TokenShard& shard, const Tensor& k, const Tensor& v, Tensor* all_k,
+                          Tensor* all_v);
   // Their gradients' sums of all tokens, [2, batch, seqlen, kv_heads, head_dim] float64 -> the sums
   // over the ranks of those of this rank's tokens.
-  absl::StatusOr<Tensor> ReduceKeyGrads(const RingSchedule& schedule, const Tensor& sums);
+  absl::StatusOr<Tensor> ReduceKeyGrads(const TokenShard& shard, const Tensor& sums);
 
   const ExactAttentionOptions options_;
   Communicator* const comm_;

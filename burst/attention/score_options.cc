@@ -53,8 +53,8 @@ absl::Status MaxOverRanks(Communicator* comm, const Tensor& own) {
   return absl::OkStatus();
 }
 
-absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedule,
-                         int64_t num_heads, const AttentionKernels& kernels) {
+absl::Status CheckScores(const ScoreOptions& options, bool is_cross, int64_t num_heads,
+                         const AttentionKernels& kernels) {
   if (!options.any()) return absl::OkStatus();
   if (!kernels.ChangesScores()) {
     return absl::InvalidArgumentError(
@@ -62,7 +62,7 @@ absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedu
                      ": these attention kernels do not change scores; those of CPUs and GPUs do"));
   }
   if (options.alibi_slopes.empty()) return absl::OkStatus();
-  if (schedule.is_cross()) {
+  if (is_cross) {
     return absl::InvalidArgumentError(
         "alibi_slopes: the queries and keys of cross-attention are of two sequences, which have no "
         "distances");

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "burst/attention/ring/schedule.h"
 #include "burst/comm/communicator.h"
 #include "burst/kernels/flash_attention.h"
 #include "burst/sequence/token_shard.h"
@@ -44,10 +43,10 @@ struct WeightDropout {
 // InvalidArgument, which names the option, for values out of range.
 absl::Status CheckScoreOptions(const ScoreOptions& options);
 
-// Checks options for an attention of `num_heads` query heads in all, under a schedule, by kernels
-// that may not change scores.
-absl::Status CheckScores(const ScoreOptions& options, const RingSchedule& schedule,
-                         int64_t num_heads, const AttentionKernels& kernels);
+// Checks options for an attention of `num_heads` query heads in all, to keys of another sequence or
+// the same, by kernels that may not change scores.
+absl::Status CheckScores(const ScoreOptions& options, bool is_cross, int64_t num_heads,
+                         const AttentionKernels& kernels);
 
 // own: [n] float32 of the host. Becomes the largest of all ranks' numbers, element by element; null
 // comm: of one rank. Collective.

@@ -16,9 +16,9 @@ namespace {
 using Saved = SequenceParallelAttention::Saved;
 
 // Forward for the tape: a failure is reported to the tape, and the results are zeros.
-void ForwardOnTape(Tape& tape, SequenceParallelAttention& attention, const RingSchedule& schedule,
-                   const Tensor& q, const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
-                   Saved* saved) {
+void ForwardOnTape(Tape& tape, SequenceParallelAttention& attention,
+                   const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
+                   const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) {
   ReachOp(CurrentLayer(), "attention", /*on_device=*/true);
   const absl::Status status = attention.Forward(schedule, q, k, v, out, lse, saved);
   if (status.ok()) return;
@@ -37,7 +37,7 @@ Tensor ValuesOf(const AttentionSinks& sinks) {
 }
 
 // Backward for the tape, which adds to the gradient of the sinks, too.
-absl::Status BackwardOnTape(SequenceParallelAttention& attention, const RingSchedule& schedule,
+absl::Status BackwardOnTape(SequenceParallelAttention& attention, const AttentionSchedule& schedule,
                             const Saved& saved, const AttentionSinks& sinks, Tensor* dq, Tensor* dk,
                             Tensor* dv) {
   ReachOp(CurrentLayer(), "attention", /*on_device=*/true);
@@ -73,14 +73,14 @@ std::pair<Tensor, Saved> TakeKept(KeptAttention* kept, int64_t num_heads, const 
 }
 
 // The number of q's tokens that belong to `part`: the strategy has a rank's tokens, or its group's.
-int64_t TokensOf(const RingSchedule& part, const RingSchedule& all, const Tensor& q) {
+int64_t TokensOf(const AttentionSchedule& part, const AttentionSchedule& all, const Tensor& q) {
   return q.dim(1) == all.shard().local_length() ? part.shard().local_length()
                                                 : part.shard().group_length();
 }
 
 // The first of two runs. Its result's end is copied, so that the rest is free.
 Tensor ForwardAndKeepEnd(Tape& tape, SequenceParallelAttention& attention,
-                         const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                         const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                          const Tensor& v, KeptAttention* kept) {
   Tensor out, lse;
   ForwardOnTape(tape, attention, schedule, q, k, v, &out, &lse, /*saved=*/nullptr);
@@ -92,9 +92,9 @@ Tensor ForwardAndKeepEnd(Tape& tape, SequenceParallelAttention& attention,
 }
 
 // The second run: computes the begin of the result, and puts what was kept behind it.
-Tensor ForwardAgain(Tape& tape, SequenceParallelAttention& attention, const RingSchedule& schedule,
-                    const Tensor& q, const Tensor& k, const Tensor& v, KeptAttention* kept,
-                    Saved* saved) {
+Tensor ForwardAgain(Tape& tape, SequenceParallelAttention& attention,
+                    const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
+                    const Tensor& v, KeptAttention* kept, Saved* saved) {
   const int64_t begin = TokensOf(*kept->again, schedule, q), count = q.dim(1) - begin;
   const auto first = [begin](const Tensor& all) { return all.Slice(1, 0, begin); };
   const Tensor out = Tensor::Empty(q.shape(), q.dtype(), q.device());
@@ -113,7 +113,7 @@ Tensor ForwardAgain(Tape& tape, SequenceParallelAttention& attention, const Ring
 }  // namespace
 
 Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
-                     std::shared_ptr<const RingSchedule> schedule, const Variable& q,
+                     std::shared_ptr<const AttentionSchedule> schedule, const Variable& q,
                      const Variable& k, const Variable& v, Variable* lse,
                      const AttentionSinks& sinks) {
   const bool needs_grad = tape.NeedsGrad({q, k, v, sinks.logits});
@@ -146,7 +146,7 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
 }
 
 Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
-                     std::shared_ptr<const RingSchedule> schedule, const Variable& qkv,
+                     std::shared_ptr<const AttentionSchedule> schedule, const Variable& qkv,
                      int64_t num_heads, int64_t num_kv_heads, KeptAttention* kept,
                      const HeadGroup& group, const AttentionSinks& sinks) {
   BURST_CHECK(qkv.value().ndim() == 4 && qkv.value().dim(2) == num_heads + 2 * num_kv_heads)
@@ -190,7 +190,7 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
   return out;
 }
 
-absl::Status SequenceParallelAttention::Restore(const RingSchedule&, const Tensor& q,
+absl::Status SequenceParallelAttention::Restore(const AttentionSchedule&, const Tensor& q,
                                                 const Tensor& k, const Tensor& v, Saved* saved) {
   saved->q = q;
   saved->k = k;

@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "burst/attention/ring/schedule.h"
+#include "burst/attention/attention_schedule.h"
 #include "burst/attention/score_options.h"
 #include "burst/autograd/tape.h"
 #include "burst/mask/mask.h"
@@ -56,8 +56,8 @@ class SequenceParallelAttention {
   // The schedule for these sequences and this mask. Build it once and use it for every layer and
   // step, or once for each batch of packed documents or spans. InvalidArgument for a mask that does
   // not fit. No communication.
-  virtual absl::StatusOr<RingSchedule> Schedule(const Sequences& sequences,
-                                                const Mask& mask) const = 0;
+  virtual absl::StatusOr<AttentionSchedule> Schedule(const Sequences& sequences,
+                                                     const Mask& mask) const = 0;
 
   // The attention sinks of Forward from now on (FlashForwardParams::sinks), one for each head of q:
   // [num_heads] of SumDType(dtype of q), on its device; null: none.
@@ -103,28 +103,28 @@ class SequenceParallelAttention {
   //
   // The pointers lse and saved may be null. InvalidArgument for what does not fit or what no kernel
   // serves; the communicator's error for a failed transfer.
-  virtual absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+  virtual absl::Status Forward(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                                const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) = 0;
 
   // Assigns dq, dk, dv (like q, k, v; allocated when null). They may be strided, such as slices of
   // one tensor. dsinks: null, or becomes [parts, num_heads], whose sum over parts and ranks is the
   // gradient of the sinks. There is one part; ExactAttention has one for each of its calls.
-  virtual absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq,
+  virtual absl::Status Backward(const AttentionSchedule& schedule, const Saved& saved, Tensor* dq,
                                 Tensor* dk, Tensor* dv, Tensor* dsinks) = 0;
-  absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
-                        Tensor* dv) {
+  absl::Status Backward(const AttentionSchedule& schedule, const Saved& saved, Tensor* dq,
+                        Tensor* dk, Tensor* dv) {
     return Backward(schedule, saved, dq, dk, dv, /*dsinks=*/nullptr);
   }
 
   // For a Backward after a recomputation, which has kept `saved` of Forward without q, k and v:
   // puts q, k and v, equal to those of Forward, back into *saved. Where Forward exchanges them
   // between ranks, Restore does so again and is collective.
-  virtual absl::Status Restore(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+  virtual absl::Status Restore(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                                const Tensor& v, Saved* saved);
 
   // For callers that keep Forward's tensors alone: makes *saved, without gradients, from Forward's
   // arguments and results. Collective where Restore is; also sends out and lse.
-  virtual absl::Status Rebuild(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+  virtual absl::Status Rebuild(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                                const Tensor& v, const Tensor& out, const Tensor& lse,
                                Saved* saved) {
     saved->out = out;
@@ -162,7 +162,7 @@ struct AttentionSinks {
 // The op on the tape; out: like q. `schedule` is kept until the backward. A failed transfer is
 // reported through tape.status(). With `lse`, the log-sum-exp is returned too, and differentiable.
 Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
-                     std::shared_ptr<const RingSchedule> schedule, const Variable& q,
+                     std::shared_ptr<const AttentionSchedule> schedule, const Variable& q,
                      const Variable& k, const Variable& v, Variable* lse = nullptr,
                      const AttentionSinks& sinks = {});
 
@@ -177,7 +177,7 @@ struct KeptAttention {
   // Sequence-level (BurstEngine, arXiv 2509.19836): `out` and lse are of the tokens behind those of
   // this schedule, which are computed again. A prefix of the whole schedule (RingSchedule::Prefix);
   // null: `out` is of all tokens. Not of groups of heads.
-  std::shared_ptr<const RingSchedule> again;
+  std::shared_ptr<const AttentionSchedule> again;
 };
 
 // One of the groups of heads that a layer's attention takes one after another.
@@ -194,7 +194,7 @@ struct HeadGroup {
 // the one that is differentiated, takes it. If these heads are one `group` of several, the caller
 // puts kept->out together between the runs, and each takes its part.
 Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
-                     std::shared_ptr<const RingSchedule> schedule, const Variable& qkv,
+                     std::shared_ptr<const AttentionSchedule> schedule, const Variable& qkv,
                      int64_t num_heads, int64_t num_kv_heads, KeptAttention* kept = nullptr,
                      const HeadGroup& group = {}, const AttentionSinks& sinks = {});
 

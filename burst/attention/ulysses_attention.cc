@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<UlyssesAttention>> UlyssesAttention::CreateOver(
   return attention;
 }
 
-absl::Status UlyssesAttention::CheckSchedule(const RingSchedule& schedule) const {
+absl::Status UlyssesAttention::CheckSchedule(const AttentionSchedule& schedule) const {
   const RankGroup& group = schedule.shard().group();
   if (group.size == group_->world_size() && group.group_rank == group_->rank()) {
     return absl::OkStatus();
@@ -78,7 +78,7 @@ absl::Status UlyssesAttention::CheckSchedule(const RingSchedule& schedule) const
 }
 
 // Queries and keys of two sequences take two exchanges.
-absl::Status UlyssesAttention::GatherHeads(const RingSchedule& schedule, const Tensor& q,
+absl::Status UlyssesAttention::GatherHeads(const AttentionSchedule& schedule, const Tensor& q,
                                            const Tensor& k, const Tensor& v, Tensors* qkv) {
   if (!schedule.is_cross()) {
     return exchange_->Gather(schedule.shard(), {Heads(q), Heads(k), Heads(v)}, qkv,
@@ -94,7 +94,7 @@ absl::Status UlyssesAttention::GatherHeads(const RingSchedule& schedule, const T
 
 // Exchanges q, k, v: this rank's tokens and all heads -> the group's tokens and this rank's heads.
 // Then attention over the ring, and the same exchange back, of out and lse.
-absl::Status UlyssesAttention::Forward(const RingSchedule& schedule, const Tensor& q,
+absl::Status UlyssesAttention::Forward(const AttentionSchedule& schedule, const Tensor& q,
                                        const Tensor& k, const Tensor& v, Tensor* out, Tensor* lse,
                                        Saved* saved) {
   BURST_RETURN_IF_ERROR(CheckSchedule(schedule));
@@ -159,7 +159,7 @@ absl::Status UlyssesAttention::GatherMaxLogits() {
   return MaxOverRanks(group_, max_logits_);
 }
 
-absl::Status UlyssesAttention::Restore(const RingSchedule& schedule, const Tensor& q,
+absl::Status UlyssesAttention::Restore(const AttentionSchedule& schedule, const Tensor& q,
                                        const Tensor& k, const Tensor& v, Saved* saved) {
   if (group_->world_size() == 1) return attention_->Restore(schedule, q, k, v, saved);
   Tensors qkv;
@@ -167,7 +167,7 @@ absl::Status UlyssesAttention::Restore(const RingSchedule& schedule, const Tenso
   return attention_->Restore(schedule, qkv[0], qkv[1], qkv[2], saved);
 }
 
-absl::Status UlyssesAttention::Rebuild(const RingSchedule& schedule, const Tensor& q,
+absl::Status UlyssesAttention::Rebuild(const AttentionSchedule& schedule, const Tensor& q,
                                        const Tensor& k, const Tensor& v, const Tensor& out,
                                        const Tensor& lse, Saved* saved) {
   attention_->SetDropout(dropout());
@@ -184,7 +184,7 @@ absl::Status UlyssesAttention::Rebuild(const RingSchedule& schedule, const Tenso
   return Restore(schedule, q, k, v, saved);
 }
 
-absl::Status UlyssesAttention::Backward(const RingSchedule& schedule, const Saved& saved,
+absl::Status UlyssesAttention::Backward(const AttentionSchedule& schedule, const Saved& saved,
                                         Tensor* dq, Tensor* dk, Tensor* dv, Tensor* dsinks) {
   BURST_RETURN_IF_ERROR(CheckSchedule(schedule));
   if (group_->world_size() == 1) return attention_->Backward(schedule, saved, dq, dk, dv, dsinks);

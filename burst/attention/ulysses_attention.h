@@ -28,8 +28,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "burst/attention/attention_ranks.h"
+#include "burst/attention/attention_schedule.h"
 #include "burst/attention/burst_attention.h"
-#include "burst/attention/ring/schedule.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/comm/communicator.h"
 #include "burst/sequence/head_exchange.h"
@@ -52,23 +52,23 @@ class UlyssesAttention : public SequenceParallelAttention {
   static absl::StatusOr<std::unique_ptr<UlyssesAttention>> CreateOver(
       const BurstAttentionOptions& options, int size, std::shared_ptr<AttentionRanks> ranks);
 
-  absl::StatusOr<RingSchedule> Schedule(const Sequences& sequences,
-                                        const Mask& mask) const override {
+  absl::StatusOr<AttentionSchedule> Schedule(const Sequences& sequences,
+                                             const Mask& mask) const override {
     return attention_->Schedule(sequences, mask);
   }
 
   // InvalidArgument unless CheckHeadsDivide. `saved` keeps what was received, so that Backward need
   // not exchange it again.
-  absl::Status Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+  absl::Status Forward(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) override;
   using SequenceParallelAttention::Backward;
-  absl::Status Backward(const RingSchedule& schedule, const Saved& saved, Tensor* dq, Tensor* dk,
-                        Tensor* dv, Tensor* dsinks) override;
+  absl::Status Backward(const AttentionSchedule& schedule, const Saved& saved, Tensor* dq,
+                        Tensor* dk, Tensor* dv, Tensor* dsinks) override;
   // `saved` has out and lse of this rank's heads; q, k and v are exchanged again.
-  absl::Status Restore(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+  absl::Status Restore(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, Saved* saved) override;
 
-  absl::Status Rebuild(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+  absl::Status Rebuild(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                        const Tensor& v, const Tensor& out, const Tensor& lse,
                        Saved* saved) override;
 
@@ -85,9 +85,9 @@ class UlyssesAttention : public SequenceParallelAttention {
 
  private:
   UlyssesAttention() = default;
-  absl::Status CheckSchedule(const RingSchedule& schedule) const;
+  absl::Status CheckSchedule(const AttentionSchedule& schedule) const;
   // All heads of this rank's tokens -> this rank's heads of the group's tokens.
-  absl::Status GatherHeads(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+  absl::Status GatherHeads(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                            const Tensor& v, absl::InlinedVector<Tensor, 3>* qkv);
   absl::Status GatherMaxLogits();
   Tensor OwnHeads(const Tensor& sinks) const;  // of all heads -> of those that this rank computes

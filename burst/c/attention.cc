@@ -163,7 +163,7 @@ absl::Status CheckLike(const char* name, const Tensor& tensor, const Shape& shap
                                                  Name(dtype), " ", ToString(shape)));
 }
 
-absl::Status CheckInputs(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+absl::Status CheckInputs(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                          const Tensor& v) {
   if (k.dim(0) != q.dim(0) || k.dim(3) != q.dim(3) || k.dtype() != q.dtype() ||
       (!schedule.is_cross() && k.dim(1) != q.dim(1))) {
@@ -241,7 +241,7 @@ burst_code burst_forward(burst_attention* attention, const burst_schedule* sched
                          const burst_tensor* out, const burst_tensor* lse) {
   return Guard([&]() -> absl::Status {
     BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(attention->value->comm.get()));
-    const burst::RingSchedule& tokens = *schedule->value->schedule;
+    const burst::AttentionSchedule& tokens = *schedule->value->schedule;
     burst::c::Views view(attention->value->context->device);
     const Tensor queries = view("q", q, 4), keys = view("k", k, 4), values = view("v", v, 4);
     Tensor result = view("out", out, 4), sums = view("lse", lse, 3);
@@ -286,7 +286,7 @@ burst_code burst_backward(burst_attention* attention, const burst_schedule* sche
                           const burst_tensor* dq, const burst_tensor* dk, const burst_tensor* dv) {
   return Guard([&]() -> absl::Status {
     BURST_RETURN_IF_ERROR(burst::c::CheckNotFinished(attention->value->comm.get()));
-    const burst::RingSchedule& tokens = *schedule->value->schedule;
+    const burst::AttentionSchedule& tokens = *schedule->value->schedule;
     burst::c::Views view(attention->value->context->device);
     const Tensor queries = view("q", q, 4), keys = view("k", k, 4), values = view("v", v, 4);
     const Tensor result = view("out", out, 4), sums = view("lse", lse, 3);

@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "burst/attention/attention_ranks.h"
-#include "burst/attention/ring/schedule.h"
+#include "burst/attention/attention_schedule.h"
 #include "burst/attention/sequence_parallel_attention.h"
 #include "burst/base/check.h"
 #include "burst/base/host_memory.h"
@@ -165,7 +165,7 @@ inline absl::Status CheckNotFinished(const Comm* comm) {
 struct Schedule {
   ~Schedule() { Destroy(context, &schedule); }
   std::shared_ptr<Context> context;
-  std::shared_ptr<RingSchedule> schedule;
+  std::shared_ptr<AttentionSchedule> schedule;
 };
 
 // Copies a caller's struct, whose fields beyond the caller's struct_bytes stay zero.

@@ -166,10 +166,10 @@ burst_code burst_schedule_create(const burst_attention* attention, const burst_s
     const int ranks = of.comm == nullptr ? 1 : of.comm->size;
     BURST_ASSIGN_OR_RETURN(const burst::Sequences tokens, burst::c::SequencesOf(*sequences, ranks));
     BURST_ASSIGN_OR_RETURN(const burst::Mask given, burst::c::MaskOf(mask));
-    BURST_ASSIGN_OR_RETURN(burst::RingSchedule made, of.attention->Schedule(tokens, given));
+    BURST_ASSIGN_OR_RETURN(burst::AttentionSchedule made, of.attention->Schedule(tokens, given));
     auto value = std::make_shared<burst::c::Schedule>();
     value->context = of.context;
-    value->schedule = std::make_shared<burst::RingSchedule>(std::move(made));
+    value->schedule = std::make_shared<burst::AttentionSchedule>(std::move(made));
     *schedule = new burst_schedule{std::move(value)};
     return absl::OkStatus();
   });

@@ -31,8 +31,8 @@ void LayerRunner::SetPlan(const ExecutionPlan& plan, DeviceType device, int64_t 
 }
 
 Variable LayerRunner::Run(const ForwardPass& pass, const LayerRange& layers, Variable x,
-                          const std::shared_ptr<const RingSchedule>& schedule, bool fills_cache,
-                          const GradientsReady& ready) const {
+                          const std::shared_ptr<const AttentionSchedule>& schedule,
+                          bool fills_cache, const GradientsReady& ready) const {
   Context context;
   context.parts = {plan_.ffn_chunk, fills_cache ? 0 : plan_.head_chunk};
   context.ready = ready;
@@ -53,11 +53,11 @@ Variable LayerRunner::Run(const ForwardPass& pass, const LayerRange& layers, Var
   return x;
 }
 
-std::shared_ptr<const RingSchedule> LayerRunner::RecomputedPrefix(
-    const std::shared_ptr<const RingSchedule>& schedule) const {
+std::shared_ptr<const AttentionSchedule> LayerRunner::RecomputedPrefix(
+    const std::shared_ptr<const AttentionSchedule>& schedule) const {
   if (prefix_of_ != schedule) {
     prefix_ =
-        std::make_shared<const RingSchedule>(schedule->Prefix(schedule->shard().seqlen() / 2));
+        std::make_shared<const AttentionSchedule>(schedule->Prefix(schedule->shard().seqlen() / 2));
     prefix_of_ = schedule;
   }
   return prefix_;

@@ -44,7 +44,7 @@ class LayerRunner {
   // returns the stream after them. `schedule` is attention's; it may be null if nothing is
   // recorded. With `fills_cache` attention takes all heads at once. `ready` may be null.
   Variable Run(const ForwardPass& pass, const LayerRange& layers, Variable x,
-               const std::shared_ptr<const RingSchedule>& schedule, bool fills_cache,
+               const std::shared_ptr<const AttentionSchedule>& schedule, bool fills_cache,
                const GradientsReady& ready) const;
 
  private:
@@ -53,7 +53,7 @@ class LayerRunner {
     BlockParts parts;
     GradientsReady ready;
     // The tokens whose attention a recomputation computes again; null: none.
-    std::shared_ptr<const RingSchedule> recomputed;
+    std::shared_ptr<const AttentionSchedule> recomputed;
   };
   // The offloaded activations of a pass, by segment; null: the backward finds them on the device.
   using Offloaded = std::vector<std::unique_ptr<OffloadedLayer>>;
@@ -70,8 +70,8 @@ class LayerRunner {
   void Offload(Tape& tape, int64_t segment, const Variable& input,
                const std::shared_ptr<KeptAttention>& kept,
                const std::shared_ptr<Offloaded>& segments) const;
-  std::shared_ptr<const RingSchedule> RecomputedPrefix(
-      const std::shared_ptr<const RingSchedule>& schedule) const;
+  std::shared_ptr<const AttentionSchedule> RecomputedPrefix(
+      const std::shared_ptr<const AttentionSchedule>& schedule) const;
 
   const std::vector<Block>& blocks_;
   const std::vector<int>& first_parameter_;
@@ -80,7 +80,7 @@ class LayerRunner {
   ExecutionPlan plan_;
   std::unique_ptr<HostCopies> copies_;  // with plan_.offload, else null
   // With kSequence: the schedule of the last pass, and the schedule of its earlier half.
-  mutable std::shared_ptr<const RingSchedule> prefix_, prefix_of_;
+  mutable std::shared_ptr<const AttentionSchedule> prefix_, prefix_of_;
 };
 
 }  // namespace burst

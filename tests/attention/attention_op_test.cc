@@ -55,7 +55,7 @@ TEST(AttentionOpTest, StridedInputsAndLse) {
   const Inputs inputs = RandomInputs(batch, seqlen, kHeads, kKvHeads, kHeadDim, DType::kFloat64, 8);
   const auto attention = *BurstAttention::Create({}, nullptr);
   const auto schedule =
-      std::make_shared<const RingSchedule>(*attention->Schedule(seqlen, Mask::Causal()));
+      std::make_shared<const AttentionSchedule>(*attention->Schedule(seqlen, Mask::Causal()));
   const Tensor packed = Pack(inputs, schedule->shard().local_positions());
   Tape tape;
   const Variable q(Part(packed, 0), true), k(Part(packed, 1), true), v(Part(packed, 2), true);
@@ -88,8 +88,9 @@ TEST(AttentionOpTest, Packed) {
         [&, strategy = strategy, group_size = group_size](Communicator& comm) -> absl::Status {
           BURST_ASSIGN_OR_RETURN(const auto attention,
                                  CreateAttention(strategy, options, group_size, &comm));
-          BURST_ASSIGN_OR_RETURN(RingSchedule made, attention->Schedule(seqlen, Mask::Causal()));
-          const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
+          BURST_ASSIGN_OR_RETURN(AttentionSchedule made,
+                                 attention->Schedule(seqlen, Mask::Causal()));
+          const auto schedule = std::make_shared<const AttentionSchedule>(std::move(made));
           const std::vector<int32_t>& positions = schedule->shard().local_positions();
           Tape tape;
           const Variable qkv(Pack(inputs, positions), true);
@@ -128,7 +129,7 @@ WithSinks NaiveWithSinks(const Inputs& inputs, const std::vector<double>& sinks,
 using MakeAttention =
     std::function<absl::StatusOr<std::unique_ptr<SequenceParallelAttention>>(Communicator& comm)>;
 using MakeSchedule =
-    std::function<absl::StatusOr<RingSchedule>(const SequenceParallelAttention& attention)>;
+    std::function<absl::StatusOr<AttentionSchedule>(const SequenceParallelAttention& attention)>;
 
 // The op with lse on all ranks; the sinks' gradient is added up over them.
 WithSinks RunWithSinks(int ranks, const Inputs& inputs, const std::vector<double>& sinks,
@@ -137,8 +138,8 @@ WithSinks RunWithSinks(int ranks, const Inputs& inputs, const std::vector<double
   std::mutex mutex;
   const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention, make_attention(comm));
-    BURST_ASSIGN_OR_RETURN(RingSchedule made, make_schedule(*attention));
-    const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
+    BURST_ASSIGN_OR_RETURN(AttentionSchedule made, make_schedule(*attention));
+    const auto schedule = std::make_shared<const AttentionSchedule>(std::move(made));
     const std::vector<int32_t>& positions = schedule->shard().local_positions();
     const auto take = [&](const Tensor& all) { return Variable(TakeRows(all, positions), true); };
     const Variable q = take(inputs.q), k = take(inputs.k), v = take(inputs.v);
@@ -257,7 +258,7 @@ TEST(AttentionSinksTest, OfExactAttention) {
 TEST(AttentionSinksTest, ThatDoNotFitAreRefused) {
   const int64_t seqlen = 5;
   const auto attention = *BurstAttention::Create({}, nullptr);
-  const RingSchedule schedule = *attention->Schedule(seqlen, Mask::Causal());
+  const AttentionSchedule schedule = *attention->Schedule(seqlen, Mask::Causal());
   const Tensor q = Tensor::Zeros({1, seqlen, kHeads, kHeadDim}, DType::kFloat32, kTestDevice);
   Tensor out, lse;
   SequenceParallelAttention::Saved saved;

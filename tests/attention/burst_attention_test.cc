@@ -33,7 +33,7 @@ absl::Status RunRank(Communicator& comm, const BurstAttentionOptions& options, c
                      const IntervalMask& mask, const AttentionResults& results,
                      BurstAttention::Stats* stats = nullptr) {
   BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+  BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                          attention->Schedule(inputs.q.dim(1), MaskOf(mask)));
   const std::vector<int32_t>& positions = schedule.shard().group_positions(comm.rank());
   BurstAttention::Saved saved;
@@ -321,7 +321,8 @@ TEST(BurstAttentionTest, BytesEqualTheFormulas) {
 TEST(BurstAttentionTest, AutoTakesTheDirectionOfFewerBytes) {
   const absl::Status status = RunRanks(4, [](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create({}, &comm));
-    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(1024, Mask::Full()));
+    BURST_ASSIGN_OR_RETURN(const AttentionSchedule made, attention->Schedule(1024, Mask::Full()));
+    const RingSchedule& schedule = *made.ring();
     // Multi-head: 3 Hq + 2 Z against 4 Hk. Grouped by two: 4 Hk is less.
     EXPECT_EQ(attention->Direction(schedule, 8, 8, 64, DType::kFloat32), BackwardDirection::kBurst);
     EXPECT_EQ(attention->Direction(schedule, 8, 4, 64, DType::kFloat32), BackwardDirection::kRing);
@@ -490,7 +491,7 @@ TEST(BurstAttentionTest, FewQueriesSeeTheLastBlock) {
 
 TEST(BurstAttentionTest, ErrorsAreClear) {
   const auto attention = *BurstAttention::Create({}, nullptr);
-  const RingSchedule schedule = *attention->Schedule(8, Mask::Causal());
+  const AttentionSchedule schedule = *attention->Schedule(8, Mask::Causal());
   const Inputs good = RandomInputs(1, 8, 4, 2, 8, DType::kFloat32, 1);
   const Inputs bad_heads = RandomInputs(1, 8, 4, 3, 8, DType::kFloat32, 1);
   const Inputs short_one = RandomInputs(1, 7, 4, 2, 8, DType::kFloat32, 1);

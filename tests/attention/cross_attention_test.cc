@@ -74,10 +74,10 @@ void ExpectMatches(const How& how, const Inputs& inputs, Bytes* bytes = nullptr,
     BURST_ASSIGN_OR_RETURN(const auto attention,
                            CreateAttention(how.strategy, options, how.group_size, &comm));
     BURST_ASSIGN_OR_RETURN(
-        RingSchedule made,
+        AttentionSchedule made,
         attention->Schedule(Sequences::Cross(inputs.q.dim(1), inputs.k.dim(1), how.k_layout),
                             slices.empty() ? Mask::Full() : Mask::Slices(slices)));
-    const auto schedule = std::make_shared<const RingSchedule>(std::move(made));
+    const auto schedule = std::make_shared<const AttentionSchedule>(std::move(made));
     const std::vector<int32_t>& queries = schedule->shard().local_positions();
     const std::vector<int32_t>& keys = schedule->key_shard().local_positions();
     Tape tape;
@@ -181,10 +181,10 @@ TEST(CrossAttentionTest, ErrorsNameWhatDoesNotFit) {
   };
   EXPECT_TRUE(absl::StrContains(cross(4, Mask::Causal()).status().message(), "causal"));
   EXPECT_FALSE(cross(-1, Mask::Full()).ok());
-  const RingSchedule schedule = *cross(6, Mask::Full());
+  const AttentionSchedule schedule = *cross(6, Mask::Full());
   const Inputs fits = CrossInputs(4, 6), other = CrossInputs(4, 5);
   Tensor out, lse;
-  const auto forward = [&](const RingSchedule& of, const Inputs& inputs) {
+  const auto forward = [&](const AttentionSchedule& of, const Inputs& inputs) {
     return attention->Forward(of, inputs.q.To(kTestDevice), inputs.k.To(kTestDevice),
                               inputs.v.To(kTestDevice), &out, &lse);
   };

@@ -51,7 +51,7 @@ AttentionResults Attend(const Inputs& inputs, ExactAttentionOptions options, Lay
                     widened(inputs.dlse)});
   const absl::Status status = RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention, ExactAttention::Create(options, &comm));
-    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+    BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                            attention->Schedule(inputs.q.dim(1), MaskOf(mask)));
     const std::vector<int32_t>& positions = schedule.shard().local_positions();
     Tensor out, lse, dq, dk, dv;
@@ -175,7 +175,7 @@ TEST(ExactAttentionErrors, AreClear) {
   // Schedules of one are not for the other.
   const auto ring = *BurstAttention::Create({}, nullptr);
   const Inputs inputs = RandomInputs(1, 32, 2, 2, 8, DType::kFloat32, 4);
-  const auto forward = [&](SequenceParallelAttention& of, const RingSchedule& schedule) {
+  const auto forward = [&](SequenceParallelAttention& of, const AttentionSchedule& schedule) {
     Tensor out, lse;
     const auto on_device = [](const Tensor& t) { return t.To(kTestDevice); };
     return of.Forward(schedule, on_device(inputs.q), on_device(inputs.k), on_device(inputs.v), &out,
@@ -183,7 +183,8 @@ TEST(ExactAttentionErrors, AreClear) {
   };
   EXPECT_TRUE(
       contains(forward(*attention, *ring->Schedule(32, Mask::Causal())), "another attention"));
-  EXPECT_TRUE(contains(forward(*ring, *attention->Schedule(32, Mask::Causal())), "in chunks"));
+  EXPECT_TRUE(
+      contains(forward(*ring, *attention->Schedule(32, Mask::Causal())), "must be of a ring"));
   EXPECT_TRUE(contains(forward(*attention, *attention->Schedule(48, Mask::Causal())), "48 tokens"));
   options.rows = 2;
   const auto two = *ExactAttention::Create(options, nullptr);

@@ -80,7 +80,7 @@ AttentionResults RunBurstAttention(int ranks, const BurstAttentionOptions& optio
   const AttentionResults results = EmptyResults(inputs);
   const absl::Status status = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+    BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                            attention->Schedule(inputs.q.dim(1), MaskOf(mask)));
     const std::vector<int32_t>& own = schedule.shard().local_positions();
     BurstAttention::Saved saved;

@@ -107,7 +107,7 @@ absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, in
   BURST_ASSIGN_OR_RETURN(const auto attention,
                          CreateAttention(strategy, options, group_size, &comm));
   const int64_t seqlen = inputs.q.dim(1);
-  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(seqlen, mask));
+  BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule, attention->Schedule(seqlen, mask));
   Part part = {schedule.shard().local_positions()};
   if (IsTensorParallel(strategy)) {
     part = {schedule.shard().group_positions(0), comm.rank(), comm.world_size()};
@@ -240,7 +240,7 @@ TEST(DropoutTest, CountsFromTheFirstRowAndHead) {
   BurstAttentionOptions options;
   options.scores.dropout = 0.4;
   const auto attention = *BurstAttention::Create(options, nullptr);
-  const RingSchedule schedule = *attention->Schedule(21, Mask::Causal());
+  const AttentionSchedule schedule = *attention->Schedule(21, Mask::Causal());
   struct Run {
     Tensor out, dq, dk, dv;
   };
@@ -302,7 +302,7 @@ TEST(ScoreOptionsErrorsTest, OptionsOutOfRange) {
 absl::Status RunOneRank(const BurstAttentionOptions& options, bool cross) {
   BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, nullptr));
   BURST_ASSIGN_OR_RETURN(
-      const RingSchedule schedule,
+      const AttentionSchedule schedule,
       attention->Schedule(cross ? Sequences::Cross(8, 8) : Sequences(8), Mask::Full()));
   const Inputs inputs = RandomInputs(1, 8, 4, 4, 8, DType::kFloat32, 1);
   Tensor out, lse;

@@ -10,7 +10,7 @@
 #include <functional>
 #include <vector>
 
-#include "burst/attention/ring/schedule.h"
+#include "burst/attention/attention_schedule.h"
 #include "burst/base/philox.h"
 #include "burst/comm/thread/thread_communicator.h"
 #include "burst/device/device.h"

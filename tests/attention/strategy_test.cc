@@ -32,7 +32,8 @@ absl::Status RunRank(Strategy strategy, const BurstAttentionOptions& options, in
                      Communicator& comm) {
   BURST_ASSIGN_OR_RETURN(const auto attention,
                          CreateAttention(strategy, options, group_size, &comm));
-  BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(inputs.q.dim(1), mask));
+  BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
+                         attention->Schedule(inputs.q.dim(1), mask));
   const std::vector<int32_t>& positions = schedule.shard().local_positions();
   SequenceParallelAttention::Saved saved;
   Tensor out, lse, dq, dk, dv;
@@ -330,7 +331,7 @@ TEST(StrategyTest, BytesEqualTheFormulas) {
         options.backward = BackwardDirection::kRing;
         BURST_ASSIGN_OR_RETURN(const auto attention,
                                UlyssesAttention::Create(options, size, &comm));
-        BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+        BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                                attention->Schedule(seqlen, Mask::Full()));
         const auto take = [&](const Tensor& global) {
           return TakeRows(global, schedule.shard().local_positions());
@@ -447,8 +448,9 @@ TEST(StrategyTest, ErrorsAreClear) {
   // What only shows with the tensors at hand: heads, tokens, and another strategy's schedule.
   const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     BURST_ASSIGN_OR_RETURN(const auto attention, UlyssesAttention::Create({}, 2, &comm));
-    BURST_ASSIGN_OR_RETURN(const RingSchedule schedule, attention->Schedule(8, Mask::Causal()));
-    const auto forward = [&](const RingSchedule& schedule, int64_t length, int64_t heads) {
+    BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
+                           attention->Schedule(8, Mask::Causal()));
+    const auto forward = [&](const AttentionSchedule& schedule, int64_t length, int64_t heads) {
       const Tensor x = Tensor::Zeros({1, length, heads, 8}, DType::kFloat32, kTestDevice);
       Tensor out;
       const absl::Status status = attention->Forward(schedule, x, x, x, &out, nullptr, nullptr);
@@ -457,10 +459,11 @@ TEST(StrategyTest, ErrorsAreClear) {
     EXPECT_NE(forward(schedule, 4, 3).find("3 heads (3 KV heads)"), std::string::npos);
     EXPECT_NE(forward(schedule, 5, 2).find("has 4 local tokens"), std::string::npos);
     BURST_ASSIGN_OR_RETURN(
-        const RingSchedule ring,
+        const RingSchedule made,
         RingSchedule::Create(*TokenShard::Create(comm.rank(), 2, Layout::kZigzag, 8),
                              Mask::Causal()));
-    EXPECT_NE(forward(ring, 4, 2).find("schedule is for rank"), std::string::npos);
+    EXPECT_NE(forward(AttentionSchedule(made), 4, 2).find("schedule is for rank"),
+              std::string::npos);
     EXPECT_EQ(forward(schedule, 4, 2), "");
     return absl::OkStatus();
   });
@@ -486,7 +489,7 @@ TEST(SharedRanks, ServeAttentionsOfDifferentOptions) {
         BURST_ASSIGN_OR_RETURN(const auto attention,
                                shares ? CreateAttentionOver(strategy, options, 2, ranks)
                                       : CreateAttention(strategy, options, 2, &comm));
-        BURST_ASSIGN_OR_RETURN(const RingSchedule schedule,
+        BURST_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
                                attention->Schedule(16, Mask::Causal()));
         Tensor x = Tensor::Empty({1, 4, 4, 8}, DType::kFloat32);
         for (int64_t i = 0; i < x.numel(); ++i) {

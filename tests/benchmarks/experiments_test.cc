@@ -159,7 +159,7 @@ TEST(TensorParallelLayer, ComputesAttention) {
   const Tensor q = numbers(problem.heads, 1), k = numbers(problem.kv_heads, 2);
   const Tensor v = numbers(problem.kv_heads, 3), dout = numbers(problem.heads, 4);
   const auto attention = *BurstAttention::Create(problem.options(Strategy::kSingle), nullptr);
-  const RingSchedule schedule = *attention->Schedule(problem.seqlen, problem.mask());
+  const AttentionSchedule schedule = *attention->Schedule(problem.seqlen, problem.mask());
   SequenceParallelAttention::Saved saved;
   Tensor out, dq, dk, dv;
   ASSERT_TRUE(attention->Forward(schedule, q, k, v, &out, nullptr, &saved).ok());
@@ -174,7 +174,7 @@ TEST(TensorParallelLayer, ComputesAttention) {
   for (const Strategy strategy : {Strategy::kTp, Strategy::kTpSp}) {
     const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
       BURST_ASSIGN_OR_RETURN(const auto own, MakeAttention(strategy, problem, &comm));
-      BURST_ASSIGN_OR_RETURN(RingSchedule own_schedule,
+      BURST_ASSIGN_OR_RETURN(AttentionSchedule own_schedule,
                              own->Schedule(problem.seqlen, problem.mask()));
       TensorParallelLayer layer(strategy, problem, *own, std::move(own_schedule), &comm);
       const auto tokens = [&](const Tensor& all) {

@@ -55,9 +55,9 @@ absl::StatusOr<double> LossAfterTraining(Layout layout, int64_t window, int step
     BurstAttentionOptions options;
     options.layout = layout;
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-    BURST_ASSIGN_OR_RETURN(RingSchedule ring,
+    BURST_ASSIGN_OR_RETURN(AttentionSchedule ring,
                            attention->Schedule(kSeqlen, Mask::SlidingWindow(window)));
-    const auto schedule = std::make_shared<const RingSchedule>(std::move(ring));
+    const auto schedule = std::make_shared<const AttentionSchedule>(std::move(ring));
     BURST_ASSIGN_OR_RETURN(const auto model, Transformer::Create(config, DType::kFloat32, 1));
     ParameterList& parameters = model->parameters();
     AdamW optimizer(AdamWOptions{0.9, 0.99, 1e-8, 0}, parameters.numel(), DType::kFloat32, {});

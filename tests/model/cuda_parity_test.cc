@@ -85,7 +85,7 @@ struct Problem {
       return Tensor::FromVector(all, {kBatch, kLength}, device);
     };
     batch = {tensor(tokens), tensor(positions), tensor(targets),
-             std::make_shared<RingSchedule>(*attention->Schedule(kLength, Mask::Causal()))};
+             std::make_shared<AttentionSchedule>(*attention->Schedule(kLength, Mask::Causal()))};
   }
   std::unique_ptr<BurstAttention> attention;
   SequenceBatch batch;

@@ -124,11 +124,12 @@ void ExpectSharedCache(const ModelConfig& config, Layout layout, int ranks, int6
     options.layout = layout;
     options.scores.softcap = config.attention_softcap;
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-    BURST_ASSIGN_OR_RETURN(RingSchedule schedule,
+    BURST_ASSIGN_OR_RETURN(AttentionSchedule schedule,
                            attention->Schedule(prompt, Mask::SlidingWindow(window)));
     const auto own = MakeModel(config);
     KvCache cache(config, text.batch, DType::kFloat64, window, kTestDevice, &comm);
-    const SequenceBatch batch = Cut(beginning, std::make_shared<RingSchedule>(std::move(schedule)));
+    const SequenceBatch batch =
+        Cut(beginning, std::make_shared<AttentionSchedule>(std::move(schedule)));
     BURST_ASSIGN_OR_RETURN(const Tensor first, own->NextTokenLogits(*attention, batch, &cache));
     if (!first.null()) expect_equal(first, prompt - 1);
     for (const int64_t n : {1, 1, 3, 1, 2, 1}) {
@@ -189,9 +190,10 @@ void ExpectNextTokenLogits(const ModelConfig& config, Layout layout, int ranks) 
     BurstAttentionOptions options;
     options.layout = layout;
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
-    BURST_ASSIGN_OR_RETURN(RingSchedule schedule, attention->Schedule(text.length, Mask::Causal()));
+    BURST_ASSIGN_OR_RETURN(AttentionSchedule schedule,
+                           attention->Schedule(text.length, Mask::Causal()));
     const auto own = MakeModel(config);
-    const SequenceBatch batch = Cut(text, std::make_shared<RingSchedule>(std::move(schedule)));
+    const SequenceBatch batch = Cut(text, std::make_shared<AttentionSchedule>(std::move(schedule)));
     BURST_ASSIGN_OR_RETURN(const Tensor result, own->NextTokenLogits(*attention, batch));
     if (!result.null()) logits[comm.rank()] = result.ToVector<double>();
     return absl::OkStatus();

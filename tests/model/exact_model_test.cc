@@ -126,7 +126,7 @@ Results Exact(const Case& c, DType dtype, const Mesh& mesh, Layout layout) {
         const int64_t rows = text.batch / mesh.data, first = mesh.data_rank(comm.rank()) * rows;
         const Text own = Rows(text, first, rows);
         const SequenceBatch batch =
-            Cut(own, std::make_shared<RingSchedule>(*attention->Schedule(
+            Cut(own, std::make_shared<AttentionSchedule>(*attention->Schedule(
                          kLength, Mask::Causal().WithDocuments(own.documents))));
         model->parameters().ZeroGrad();
         Tape tape;

@@ -128,9 +128,9 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
                          Transformer::Create(config, dtype, /*seed=*/3, kTestDevice, parallel));
   const Text text = RandomText(/*vocab=*/13, /*packed=*/ranks.length > 5, ranks.length);
   BURST_ASSIGN_OR_RETURN(
-      RingSchedule schedule,
+      AttentionSchedule schedule,
       attention->Schedule(text.length, Mask::Causal().WithDocuments(text.documents)));
-  const SequenceBatch batch = Cut(text, std::make_shared<RingSchedule>(std::move(schedule)));
+  const SequenceBatch batch = Cut(text, std::make_shared<AttentionSchedule>(std::move(schedule)));
   BURST_ASSIGN_OR_RETURN(const Step kept, TakeStep({}, *attention, batch, *model));
   for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
     SCOPED_TRACE(Name(recompute));
@@ -288,9 +288,10 @@ TEST(Recompute, OfHalfOfTheSequenceSendsHalfAgain) {
       const ModelConfig config = Model(Family::kLlama);
       const auto model = MakeModel(config);
       const Text text = RandomText(config.vocab, /*packed=*/false, /*length=*/24);
-      BURST_ASSIGN_OR_RETURN(RingSchedule schedule,
+      BURST_ASSIGN_OR_RETURN(AttentionSchedule schedule,
                              attention->Schedule(text.length, Mask::Causal()));
-      const SequenceBatch batch = Cut(text, std::make_shared<RingSchedule>(std::move(schedule)));
+      const SequenceBatch batch =
+          Cut(text, std::make_shared<AttentionSchedule>(std::move(schedule)));
       BURST_ASSIGN_OR_RETURN(const Step kept, TakeStep({}, *attention, batch, *model));
       BURST_ASSIGN_OR_RETURN(const Step late,
                              TakeStep({Recompute::kSequence}, *attention, batch, *model));

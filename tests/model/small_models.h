@@ -118,7 +118,7 @@ inline Text RandomText(int64_t vocab, bool packed, int64_t length = 9) {
 }
 
 // The part of the text that lies at `positions` of the sequence.
-inline SequenceBatch Cut(const Text& text, std::shared_ptr<const RingSchedule> schedule) {
+inline SequenceBatch Cut(const Text& text, std::shared_ptr<const AttentionSchedule> schedule) {
   const std::vector<int32_t>& positions = schedule->shard().local_positions();
   const int64_t length = static_cast<int64_t>(positions.size());
   const auto cut = [&](const std::vector<int32_t>& all) {
@@ -141,7 +141,7 @@ struct SingleRank {
     BurstAttentionOptions options;
     options.scores = scores;
     attention = *BurstAttention::Create(options, nullptr);
-    batch = Cut(text, std::make_shared<RingSchedule>(*attention->Schedule(
+    batch = Cut(text, std::make_shared<AttentionSchedule>(*attention->Schedule(
                           text.length, Mask::SlidingWindow(window).WithDocuments(text.documents))));
   }
   std::unique_ptr<BurstAttention> attention;

@@ -57,9 +57,9 @@ absl::StatusOr<Part> MakePart(Strategy strategy, Layout layout, const Transforme
   const TensorParallel parallel(comm, strategy == Strategy::kTpSp);
   BURST_ASSIGN_OR_RETURN(part.attention, CreateAttention(strategy, options, 1, comm));
   BURST_ASSIGN_OR_RETURN(
-      RingSchedule schedule,
+      AttentionSchedule schedule,
       part.attention->Schedule(text.length, Mask::Causal().WithDocuments(text.documents)));
-  part.batch = Cut(text, std::make_shared<RingSchedule>(std::move(schedule)));
+  part.batch = Cut(text, std::make_shared<AttentionSchedule>(std::move(schedule)));
   BURST_ASSIGN_OR_RETURN(part.model, Transformer::Create(whole.config(), whole.dtype(), /*seed=*/3,
                                                          kTestDevice, parallel));
   for (int i = 0; i < whole.parameters().size(); ++i) {

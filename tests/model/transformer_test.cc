@@ -367,10 +367,10 @@ void ExpectRanksAgree(const ModelConfig& config, Layout layout, int ranks, int64
     options.scores = ScoresOf(config);
     BURST_ASSIGN_OR_RETURN(const auto attention, BurstAttention::Create(options, &comm));
     BURST_ASSIGN_OR_RETURN(
-        RingSchedule schedule,
+        AttentionSchedule schedule,
         attention->Schedule(text.length, Mask::Causal().WithDocuments(text.documents)));
     const auto own = MakeModel(config);
-    const SequenceBatch batch = Cut(text, std::make_shared<RingSchedule>(std::move(schedule)));
+    const SequenceBatch batch = Cut(text, std::make_shared<AttentionSchedule>(std::move(schedule)));
     const LossAndGradients part = Step(*own, *attention, batch, 0.1);
     std::lock_guard<std::mutex> lock(mutex);
     sum.loss += part.loss;

@@ -39,12 +39,13 @@ SequenceSampler Make(const TokenSpan& span, int64_t seqlen, uint64_t seed = 1,
   return *sampler;
 }
 
-std::shared_ptr<const RingSchedule> Schedule(int rank, int world_size, Layout layout,
-                                             int64_t seqlen, const DocumentStarts& documents = {}) {
+std::shared_ptr<const AttentionSchedule> Schedule(int rank, int world_size, Layout layout,
+                                                  int64_t seqlen,
+                                                  const DocumentStarts& documents = {}) {
   auto schedule = RingSchedule::Create(*TokenShard::Create(rank, world_size, layout, seqlen),
                                        Mask::Causal().WithDocuments(documents));
   EXPECT_TRUE(schedule.ok()) << schedule.status();
-  return std::make_shared<const RingSchedule>(*std::move(schedule));
+  return std::make_shared<const AttentionSchedule>(AttentionSchedule(*std::move(schedule)));
 }
 
 TEST(RandomPermutation, IsAPermutationThatDependsOnItsKey) {

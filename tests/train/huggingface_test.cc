@@ -56,10 +56,10 @@ std::vector<double> Logits(const Transformer& model, const std::vector<int32_t>&
   for (int32_t t = 0; t < shape[1]; ++t) positions.push_back(t);
   const auto attention = *BurstAttention::Create({}, nullptr);
   Tape tape(/*recording=*/false);
-  const SequenceBatch batch = {
-      Tensor::FromVector(tokens, shape, kTestDevice),
-      Tensor::FromVector(positions, shape, kTestDevice), Tensor(),
-      std::make_shared<RingSchedule>(*attention->Schedule(shape[1], Mask::SlidingWindow(window)))};
+  const SequenceBatch batch = {Tensor::FromVector(tokens, shape, kTestDevice),
+                               Tensor::FromVector(positions, shape, kTestDevice), Tensor(),
+                               std::make_shared<AttentionSchedule>(
+                                   *attention->Schedule(shape[1], Mask::SlidingWindow(window)))};
   return model.Logits(tape, *attention, batch).value().ToVector<double>();
 }
 

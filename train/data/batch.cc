@@ -125,8 +125,8 @@ absl::Status CheckTokens(const GlobalBatch& batch, int64_t vocab) {
                    " is outside of the vocabulary of ", vocab, "; has the file changed?"));
 }
 
-SequenceBatch SliceForRank(const GlobalBatch& batch, std::shared_ptr<const RingSchedule> schedule,
-                           DeviceType device) {
+SequenceBatch SliceForRank(const GlobalBatch& batch,
+                           std::shared_ptr<const AttentionSchedule> schedule, DeviceType device) {
   const TokenShard& shard = schedule->shard();
   BURST_CHECK_EQ(shard.seqlen(), batch.seqlen);
   const std::vector<int32_t>& columns = shard.local_positions();

@@ -124,7 +124,8 @@ class SequenceSampler {
 // The columns of `batch` at this rank's local_positions(), in that order, on a device. Targets were
 // taken before the split, so the label of a shard's last token is right wherever the next token
 // lives.
-SequenceBatch SliceForRank(const GlobalBatch& batch, std::shared_ptr<const RingSchedule> schedule,
+SequenceBatch SliceForRank(const GlobalBatch& batch,
+                           std::shared_ptr<const AttentionSchedule> schedule,
                            DeviceType device = DeviceType::kCpu);
 
 }  // namespace burst

@@ -22,9 +22,10 @@ constexpr uint64_t kSamplingStream = uint64_t{0x5A3B1E} << 32;
 // all ranks, in host memory.
 absl::StatusOr<Tensor> Prefill(const Transformer& model, const GenerationRanks& ranks,
                                const std::vector<int32_t>& tokens, KvCache* cache) {
-  BURST_ASSIGN_OR_RETURN(RingSchedule made, ranks.attention->Schedule(
-                                                static_cast<int64_t>(tokens.size()), ranks.mask));
-  const auto schedule = std::make_shared<RingSchedule>(std::move(made));
+  BURST_ASSIGN_OR_RETURN(
+      AttentionSchedule made,
+      ranks.attention->Schedule(static_cast<int64_t>(tokens.size()), ranks.mask));
+  const auto schedule = std::make_shared<AttentionSchedule>(std::move(made));
   const std::vector<int32_t>& positions = schedule->shard().local_positions();
   std::vector<int32_t> own;
   for (const int32_t position : positions) own.push_back(tokens[position]);

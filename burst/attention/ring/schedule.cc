@@ -33,29 +33,6 @@ absl::StatusOr<RingSchedule> RingSchedule::Create(TokenShard queries, TokenShard
   return schedule;
 }
 
-absl::StatusOr<RingSchedule> RingSchedule::CreateInChunks(TokenShard tokens, int64_t chunk,
-                                                          Mask mask) {
-  BURST_RETURN_IF_ERROR(mask.CheckForSequence(tokens.seqlen()));
-  for (int rank = 0; rank < tokens.num_groups(); ++rank) {
-    const std::vector<int32_t>& positions = tokens.group_positions(rank);
-    for (size_t i = 0; i < positions.size(); ++i) {
-      const size_t first = i / chunk * chunk;
-      if (positions.size() % chunk == 0 && positions[first] % chunk == 0 &&
-          positions[i] - positions[first] == static_cast<int64_t>(i - first)) {
-        continue;
-      }
-      return absl::InvalidArgumentError(
-          absl::StrCat("the tokens of rank ", rank, " are no whole chunks of ", chunk));
-    }
-  }
-  RingSchedule schedule(std::move(tokens), /*keys=*/std::nullopt, std::move(mask));
-  const TokenShard& shard = schedule.shard_;
-  schedule.chunks_ =
-      ComputeChunkMasks(schedule.mask_, shard.local_positions(), shard.seqlen(), chunk);
-  schedule.kv_.route.ranks_per_node = schedule.queries_.route.ranks_per_node = shard.num_groups();
-  return schedule;
-}
-
 RingSchedule RingSchedule::Prefix(int64_t tokens) const {
   BURST_CHECK(!is_cross());
   RingSchedule prefix(shard_.Prefix(tokens), /*keys=*/std::nullopt, mask_.Prefix(tokens));

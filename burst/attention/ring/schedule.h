@@ -10,7 +10,6 @@
 
 #include "absl/status/statusor.h"
 #include "burst/attention/kernel_mask.h"
-#include "burst/attention/ring/chunk_masks.h"
 #include "burst/attention/ring/route.h"
 #include "burst/attention/ring/sent_tokens.h"
 #include "burst/mask/mask.h"
@@ -29,11 +28,6 @@ class RingSchedule {
   static absl::StatusOr<RingSchedule> Create(TokenShard queries, TokenShard keys, Mask mask,
                                              int ranks_per_node = 0);
 
-  // Makes a schedule for attention that takes queries in chunks of `chunk` tokens and sends all
-  // keys to all ranks (ExactAttention). It has no routes and no masks between ranks.
-  // The mask is not of slices. InvalidArgument also if a rank's tokens are not whole chunks.
-  static absl::StatusOr<RingSchedule> CreateInChunks(TokenShard shard, int64_t chunk, Mask mask);
-
   // Attention of the first `tokens` tokens alone, which see no others (Mask::Prefix). Not for
   // cross-attention.
   RingSchedule Prefix(int64_t tokens) const;
@@ -44,9 +38,6 @@ class RingSchedule {
   bool is_cross() const { return keys_.has_value(); }  // the keys are of another sequence
   int ranks_per_node() const { return kv_.route.ranks_per_node; }  // all ranks in a flat ring
   int64_t rows() const { return mask_.rows(); }                    // of Mask
-
-  // The masks of CreateInChunks; null for a ring's schedule.
-  const ChunkMasks* chunks() const { return chunks_.has_value() ? &*chunks_ : nullptr; }
 
   // Blocks of K and V: the forward, and RingAttention's backward with dK, dV.
   const RingRoute& kv_route() const { return kv_.route; }
@@ -87,7 +78,6 @@ class RingSchedule {
   std::optional<TokenShard> keys_;  // if they are of another sequence
   std::vector<KernelMask> for_keys_of_, for_queries_of_;
   Blocks kv_, queries_;
-  std::optional<ChunkMasks> chunks_;
 };
 
 }  // namespace burst

@@ -13,7 +13,7 @@ namespace {
 
 absl::Status Attend(burst::Communicator& comm) {
   BURST_ASSIGN_OR_RETURN(const auto attention, burst::BurstAttention::Create({}, &comm));
-  BURST_ASSIGN_OR_RETURN(const burst::RingSchedule schedule,
+  BURST_ASSIGN_OR_RETURN(const burst::AttentionSchedule schedule,
                          attention->Schedule(/*seqlen=*/4, burst::Mask::Causal()));
   const std::vector<int32_t>& positions = schedule.shard().local_positions();
   const burst::Shape shape = {1, static_cast<int64_t>(positions.size()), 1, 1};

@@ -1,10 +1,12 @@
-#include "burst/attention/ring/chunk_masks.h"
+#include "burst/attention/exact_schedule.h"
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "burst/base/check.h"
+#include "burst/base/status.h"
 #include "burst/sequence/balance.h"
 
 namespace burst {
@@ -21,43 +23,56 @@ DocumentStarts ChunksOf(DocumentStarts documents, int64_t chunk) {
 
 }  // namespace
 
-KeyRanges ChunkMasks::RangesOf(int64_t row, int64_t index, DeviceType device) const {
-  KeyRanges ranges = visible.ranges(device);
-  const int64_t first = (rows == 1 ? 0 : row) * visible.q_len + index * chunk;
-  ranges.most_queries = 0;  // of begin and end, which are counted from each chunk's first key
-  ranges.begin += first;
-  ranges.end += first;
-  ranges.batch_stride = rows == 1 ? 0 : visible.q_len;
-  return ranges;
+absl::StatusOr<ExactSchedule> ExactSchedule::Create(TokenShard shard, int64_t chunk,
+                                                    const Mask& mask) {
+  BURST_CHECK(mask.intervals() != nullptr);
+  BURST_RETURN_IF_ERROR(mask.CheckForSequence(shard.seqlen()));
+  for (int rank = 0; rank < shard.num_groups(); ++rank) {
+    const std::vector<int32_t>& positions = shard.group_positions(rank);
+    for (size_t i = 0; i < positions.size(); ++i) {
+      const size_t first = i / chunk * chunk;
+      if (positions.size() % chunk == 0 && positions[first] % chunk == 0 &&
+          positions[i] - positions[first] == static_cast<int64_t>(i - first)) {
+        continue;
+      }
+      return absl::InvalidArgumentError(absl::StrCat("positions: must be whole chunks of ", chunk,
+                                                     " tokens; rank ", rank, " has a part of one"));
+    }
+  }
+  return ExactSchedule(std::move(shard), chunk, mask);
 }
 
-ChunkMasks ComputeChunkMasks(const Mask& mask, const std::vector<int32_t>& positions,
-                             int64_t seqlen, int64_t chunk) {
+ExactSchedule::ExactSchedule(TokenShard shard, int64_t chunk, const Mask& mask)
+    : shard_(std::move(shard)), chunk_(chunk) {
+  const int64_t seqlen = shard_.seqlen();
   std::vector<int32_t> all(seqlen);
   std::iota(all.begin(), all.end(), 0);
-  ChunkMasks masks;
-  masks.chunk = chunk;
-  masks.visible = KernelKeys(std::move(mask.Between(positions, all, kListBlock).parts[0]));
-  masks.visible.all = false;  // RangesOf counts on begin and end
-  masks.rows = masks.visible.rows;
-  masks.count = static_cast<int64_t>(positions.size()) / chunk;
-  for (int64_t i = 0; i < static_cast<int64_t>(positions.size()); ++i) {
-    BURST_CHECK_EQ(positions[i], positions[i / chunk * chunk] + i % chunk) << "no whole chunks";
-  }
-  for (int64_t first = 0; first < masks.rows * masks.visible.q_len; first += chunk) {
-    int32_t* const begins = masks.visible.begin.data() + first;
-    int32_t* const ends = masks.visible.end.data() + first;
+  BlockMask between = mask.Between(shard_.local_positions(), all, kListBlock);
+  visible_ = KernelKeys(std::move(between.parts[0]));
+  visible_.all = false;  // RangesOf counts on begin and end
+  for (int64_t first = 0; first < rows() * visible_.q_len; first += chunk) {
+    int32_t* const begins = visible_.begin.data() + first;
+    int32_t* const ends = visible_.end.data() + first;
     // Neither begins nor ends ever decrease.
     const bool whole = chunk == seqlen;
     const int32_t begin = whole ? 0 : begins[0];
     const int32_t end = whole ? static_cast<int32_t>(seqlen) : std::max(begin, ends[chunk - 1]);
-    masks.keys.push_back({begin, end - begin});
+    keys_.push_back({begin, end - begin});
     for (int64_t i = 0; i < chunk; ++i) {
       begins[i] -= begin;
       ends[i] -= begin;
     }
   }
-  return masks;
+}
+
+KeyRanges ExactSchedule::RangesOf(int64_t row, int64_t index, DeviceType device) const {
+  KeyRanges ranges = visible_.ranges(device);
+  ranges.most_queries = 0;  // it is of begins and ends that are counted from one key
+  const int64_t first = (rows() == 1 ? 0 : row) * visible_.q_len + index * chunk_;
+  ranges.begin += first;
+  ranges.end += first;
+  ranges.batch_stride = rows() == 1 ? 0 : visible_.q_len;
+  return ranges;
 }
 
 std::vector<std::vector<int32_t>> ChunkPositions(Layout layout, const Mask& mask, int64_t seqlen,
