@@ -6,6 +6,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "burst/attention/check_tensors.h"
 #include "burst/attention/kernel_calls.h"
 #include "burst/base/enum_names.h"
 #include "burst/base/status.h"
@@ -161,15 +162,15 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
     return absl::InvalidArgumentError(absl::StrCat(
         "the schedule is for ", schedule.ranks_per_node(), " ranks per node, this ring is flat"));
   }
-  if (q.dim(1) != schedule.shard().group_length()) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " has ",
-                                                   schedule.shard().group_length(),
-                                                   " tokens of this schedule, q has ", q.dim(1)));
+  const int64_t q_length = schedule.shard().group_length();
+  const int64_t k_length = schedule.key_shard().group_length();
+  if (q.dim(1) != q_length) {
+    return absl::InvalidArgumentError(absl::StrCat("q: must have this rank's ", q_length,
+                                                   " tokens of the schedule; got ", q.dim(1)));
   }
-  if (k.dim(1) != schedule.key_shard().group_length()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rank ", rank, " has ", schedule.key_shard().group_length(),
-        schedule.is_cross() ? " keys" : " tokens", " of this schedule, k has ", k.dim(1)));
+  if (k.dim(1) != k_length) {
+    return absl::InvalidArgumentError(absl::StrCat("k: must have this rank's ", k_length,
+                                                   " keys of the schedule; got ", k.dim(1)));
   }
   if (schedule.rows() > 1 && schedule.rows() != q.dim(0)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -180,20 +181,13 @@ absl::Status BurstAttention::CheckInputs(const RingSchedule& schedule, const Ten
 
 absl::Status BurstAttention::CheckSaved(const Saved& saved) const {
   const Tensor& q = saved.q;
-  const auto like = [&](const Tensor& tensor, const Shape& shape, DType dtype) {
-    return tensor.shape() == shape && tensor.dtype() == dtype && tensor.device() == q.device();
-  };
   const DType sum_dtype = SumDType(q.dtype());
-  if (!like(saved.out, q.shape(), q.dtype()) || !like(saved.dout, q.shape(), q.dtype()) ||
-      !like(saved.lse, LseShape(q), sum_dtype) ||
-      (!saved.dlse.null() && !like(saved.dlse, LseShape(q), sum_dtype))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("out ", ToString(saved.out.shape()), " ", Name(saved.out.dtype()), ", dout ",
-                     ToString(saved.dout.shape()), " ", Name(saved.dout.dtype()), ", lse ",
-                     ToString(saved.lse.shape()), " ", Name(saved.lse.dtype()), " do not fit q ",
-                     ToString(q.shape()), " ", Name(q.dtype()), " on ", Name(q.device())));
-  }
-  return absl::OkStatus();
+  BURST_RETURN_IF_ERROR(CheckTensor("out", saved.out, q.shape(), q.dtype(), q.device()));
+  BURST_RETURN_IF_ERROR(CheckTensor("dout", saved.dout, q.shape(), q.dtype(), q.device()));
+  BURST_RETURN_IF_ERROR(CheckTensor("lse", saved.lse, LseShape(q), sum_dtype, q.device()));
+  if (!saved.lse.is_contiguous()) return absl::InvalidArgumentError("lse: must be contiguous");
+  if (saved.dlse.null()) return absl::OkStatus();
+  return CheckTensor("dlse", saved.dlse, LseShape(q), sum_dtype, q.device());
 }
 
 BurstAttention::BytesSent BurstAttention::bytes_sent() const {
@@ -227,7 +221,7 @@ absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor&
   BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, v));
   BURST_RETURN_IF_ERROR(EnsureOutput("out", q.shape(), q.dtype(), q.device(), out));
   BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), sum_dtype, q.device(), lse));
-  if (!lse->is_contiguous()) return absl::InvalidArgumentError("lse must be contiguous");
+  if (!lse->is_contiguous()) return absl::InvalidArgumentError("lse: must be contiguous");
   BURST_RETURN_IF_ERROR(CheckSinks(sinks(), q));
 
   // Q stays, K and V visit the ranks. In each round, and for each part of its mask: (O, lse) <-

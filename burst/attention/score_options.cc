@@ -26,15 +26,15 @@ const char* NameOfFirst(const ScoreOptions& options) {
 absl::Status CheckScoreOptions(const ScoreOptions& options) {
   if (!std::isfinite(options.softcap) || options.softcap < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("softcap ", options.softcap, " is not a positive number, or 0 for none"));
+        absl::StrCat("softcap: must be finite and at least 0; got ", options.softcap));
   }
   if (!(options.dropout >= 0 && options.dropout < 1)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("dropout ", options.dropout, " is not in [0, 1)"));
+        absl::StrCat("dropout: must be in [0, 1); got ", options.dropout));
   }
   for (float slope : options.alibi_slopes) {
     if (std::isfinite(slope)) continue;
-    return absl::InvalidArgumentError("alibi_slopes: one is not finite");
+    return absl::InvalidArgumentError(absl::StrCat("alibi_slopes: must be finite; got ", slope));
   }
   return absl::OkStatus();
 }

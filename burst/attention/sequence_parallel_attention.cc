@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "burst/attention/check_tensors.h"
 #include "burst/base/check.h"
 #include "burst/base/progress.h"
 #include "burst/base/status.h"
@@ -199,17 +200,22 @@ absl::Status SequenceParallelAttention::Restore(const AttentionSchedule&, const 
 }
 
 absl::Status CheckAttentionInputs(const Tensor& q, const Tensor& k, const Tensor& v) {
-  if (q.ndim() != 4 || k.ndim() != 4 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
-      q.dim(3) != k.dim(3) || q.dtype() != k.dtype() || q.dtype() != v.dtype() ||
-      q.device() != k.device() || q.device() != v.device()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "q ", ToString(q.shape()), ", k ", ToString(k.shape()), ", v ", ToString(v.shape()),
-        " do not fit: expected [batch, length, heads, head_dim] of one dtype on one device"));
+  if (q.ndim() != 4) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("q: must be [batch, length, heads, head_dim]; got ", ToString(q.shape())));
   }
+  if (k.ndim() != 4) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("k: must be [batch, length, KV heads, head_dim]; got ", ToString(k.shape())));
+  }
+  const Shape like_q = {q.dim(0), k.dim(1), k.dim(2), q.dim(3)};
+  BURST_RETURN_IF_ERROR(CheckTensor("q", q, q.shape(), q.dtype(), q.device()));
+  BURST_RETURN_IF_ERROR(CheckTensor("k", k, like_q, q.dtype(), q.device()));
+  BURST_RETURN_IF_ERROR(CheckTensor("v", v, like_q, q.dtype(), q.device()));
   BURST_RETURN_IF_ERROR(KernelsOf(q.device()).Check(q.device(), q.dtype(), q.dim(3)));
   if (k.dim(2) == 0 || q.dim(2) % k.dim(2) != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(k.dim(2), " KV heads do not divide ", q.dim(2), " query heads"));
+        absl::StrCat("k: its heads must divide the ", q.dim(2), " of q; got ", k.dim(2)));
   }
   return absl::OkStatus();
 }
@@ -231,13 +237,7 @@ absl::Status CheckSinks(const Tensor& sinks, const Tensor& q, bool needed) {
 absl::Status EnsureOutput(const char* name, const Shape& shape, DType dtype, DeviceType device,
                           Tensor* output) {
   if (output->null()) *output = Tensor::Empty(shape, dtype, device);
-  if (output->shape() != shape || output->dtype() != dtype || output->device() != device ||
-      (output->stride(-1) != 1 && output->dim(-1) > 1)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, " must be a ", Name(dtype), " tensor ", ToString(shape), " on ", Name(device),
-        " with innermost stride 1, not ", Name(output->dtype()), " ", ToString(output->shape())));
-  }
-  return absl::OkStatus();
+  return CheckTensor(name, *output, shape, dtype, device);
 }
 
 }  // namespace burst

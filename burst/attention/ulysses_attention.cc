@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "burst/attention/check_tensors.h"
 #include "burst/base/status.h"
 #include "burst/kernels/flash_attention.h"
 
@@ -19,6 +20,24 @@ HeadExchange::HeadTensor LseHeads(const Tensor& tensor) { return {tensor, 2, 1};
 
 bool HeadsDivide(int64_t num_heads, int64_t num_kv_heads, int64_t size) {
   return num_heads % size == 0 && (num_kv_heads % size == 0 || size % num_kv_heads == 0);
+}
+
+// Whether these tensors have all heads of this rank's tokens, and groups of `size` ranks can divide
+// the heads.
+absl::Status CheckInputs(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
+                         const Tensor& v, int size) {
+  BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
+  const int64_t q_length = schedule.shard().local_length();
+  const int64_t k_length = schedule.key_shard().local_length();
+  if (q.dim(1) != q_length) {
+    return absl::InvalidArgumentError(absl::StrCat("q: must have this rank's ", q_length,
+                                                   " tokens of the schedule; got ", q.dim(1)));
+  }
+  if (k.dim(1) != k_length) {
+    return absl::InvalidArgumentError(absl::StrCat("k: must have this rank's ", k_length,
+                                                   " keys of the schedule; got ", k.dim(1)));
+  }
+  return CheckHeadsDivide(q.dim(2), k.dim(2), size);
 }
 
 }  // namespace
@@ -105,17 +124,9 @@ absl::Status UlyssesAttention::Forward(const AttentionSchedule& schedule, const 
     max_logits_ = attention_->max_logits();
     return status;
   }
-  BURST_RETURN_IF_ERROR(CheckAttentionInputs(q, k, v));
-  BURST_RETURN_IF_ERROR(CheckHeadsDivide(q.dim(2), k.dim(2), group_->world_size()));
+  BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, v, group_->world_size()));
   BURST_RETURN_IF_ERROR(CheckSinks(sinks(), q));
   attention_->SetSinks(OwnHeads(sinks()));
-  const int64_t q_length = schedule.shard().local_length();
-  const int64_t k_length = schedule.key_shard().local_length();
-  if (q.dim(1) != q_length || k.dim(1) != k_length) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("this rank has ", q_length, " local tokens in the schedule, and keys of ",
-                     k_length, "; q has ", q.dim(1), ", k has ", k.dim(1)));
-  }
   BURST_RETURN_IF_ERROR(EnsureOutput("out", q.shape(), q.dtype(), q.device(), out));
   if (lse != nullptr) {
     BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), SumDType(q.dtype()), q.device(), lse));
@@ -172,7 +183,9 @@ absl::Status UlyssesAttention::Rebuild(const AttentionSchedule& schedule, const 
                                        const Tensor& lse, Saved* saved) {
   attention_->SetDropout(dropout());
   if (group_->world_size() == 1) return attention_->Rebuild(schedule, q, k, v, out, lse, saved);
-  BURST_RETURN_IF_ERROR(CheckHeadsDivide(q.dim(2), k.dim(2), group_->world_size()));
+  BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, v, group_->world_size()));
+  BURST_RETURN_IF_ERROR(CheckTensor("out", out, q.shape(), q.dtype(), q.device()));
+  BURST_RETURN_IF_ERROR(CheckTensor("lse", lse, LseShape(q), SumDType(q.dtype()), q.device()));
   Tensors results;
   BURST_RETURN_IF_ERROR(
       exchange_->Gather(schedule.shard(), {Heads(out), LseHeads(lse)}, &results, &stats_.backward));
@@ -194,15 +207,9 @@ absl::Status UlyssesAttention::Backward(const AttentionSchedule& schedule, const
   Shape shape = {saved.q.dim(0), length, num_heads, saved.q.dim(3)};
   const DType dtype = saved.q.dtype(), sum_dtype = SumDType(dtype);
   const DeviceType device = saved.q.device();
-  if (dout.shape() != shape || dout.dtype() != dtype || dout.device() != device) {
-    return absl::InvalidArgumentError(absl::StrCat("dout is ", Name(dout.dtype()), " ",
-                                                   ToString(dout.shape()), ", out was ",
-                                                   Name(dtype), " ", ToString(shape)));
-  }
-  if (!saved.dlse.null() &&
-      (saved.dlse.shape() != LseShape(dout) || saved.dlse.dtype() != sum_dtype)) {
-    return absl::InvalidArgumentError(absl::StrCat("dlse ", ToString(saved.dlse.shape()),
-                                                   " does not fit ", ToString(LseShape(dout))));
+  BURST_RETURN_IF_ERROR(CheckTensor("dout", dout, shape, dtype, device));
+  if (!saved.dlse.null()) {
+    BURST_RETURN_IF_ERROR(CheckTensor("dlse", saved.dlse, LseShape(dout), sum_dtype, device));
   }
   BURST_RETURN_IF_ERROR(EnsureOutput("dq", shape, dtype, device, dq));
   shape[1] = schedule.key_shard().local_length();

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "burst/attention/check_tensors.h"
 #include "burst/attention/strategy.h"
 #include "burst/base/status.h"
 #include "burst/c/objects.h"
@@ -107,10 +108,6 @@ absl::StatusOr<Tensor> View(const char* name, const burst_tensor* tensor, int di
       strides[i] = i == dims - 1 ? 1 : strides[i + 1] * shape[i + 1];
     }
   }
-  if (dims == 4 && strides[3] != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has strides ", ToString(strides), ": the last must be 1"));
-  }
   if (elements > 0 && tensor->data == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(name, " has no data"));
   }
@@ -154,42 +151,6 @@ class Views {
  private:
   const DeviceType device_;
 };
-
-// InvalidArgument, naming the tensor, unless it has the shape and dtype.
-absl::Status CheckLike(const char* name, const Tensor& tensor, const Shape& shape, DType dtype) {
-  if (tensor.shape() == shape && tensor.dtype() == dtype) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " is ", Name(tensor.dtype()), " ",
-                                                 ToString(tensor.shape()), ", expected ",
-                                                 Name(dtype), " ", ToString(shape)));
-}
-
-absl::Status CheckInputs(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
-                         const Tensor& v) {
-  if (k.dim(0) != q.dim(0) || k.dim(3) != q.dim(3) || k.dtype() != q.dtype() ||
-      (!schedule.is_cross() && k.dim(1) != q.dim(1))) {
-    return absl::InvalidArgumentError(absl::StrCat("k is ", Name(k.dtype()), " ",
-                                                   ToString(k.shape()), ", which does not fit q, ",
-                                                   Name(q.dtype()), " ", ToString(q.shape())));
-  }
-  BURST_RETURN_IF_ERROR(CheckLike("v", v, k.shape(), k.dtype()));
-  if (q.dim(1) != schedule.shard().local_length()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("q has ", q.dim(1), " tokens; this rank has ", schedule.shard().local_length(),
-                     " of the schedule's ", schedule.shard().seqlen()));
-  }
-  if (k.dim(1) != schedule.key_shard().local_length()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "k has ", k.dim(1), " tokens; this rank has ", schedule.key_shard().local_length(),
-        " of the schedule's ", schedule.key_shard().seqlen(), " keys"));
-  }
-  return CheckAttentionInputs(q, k, v);
-}
-
-absl::Status CheckLse(const char* name, const Tensor& lse, const Tensor& q) {
-  BURST_RETURN_IF_ERROR(CheckLike(name, lse, LseShape(q), SumDType(q.dtype())));
-  if (lse.is_contiguous()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " must be contiguous"));
-}
 
 bool IsCaptured(Context& context) {
   if (context.gpu == nullptr) return false;
@@ -248,9 +209,6 @@ burst_code burst_forward(burst_attention* attention, const burst_schedule* sched
     BURST_RETURN_IF_ERROR(view.status);
     if (burst::c::IsCaptured(*attention->value->context)) return burst::c::Captured();
     Use use(attention->value->context.get(), /*queues=*/true);
-    BURST_RETURN_IF_ERROR(burst::c::CheckInputs(tokens, queries, keys, values));
-    BURST_RETURN_IF_ERROR(burst::c::CheckLike("out", result, queries.shape(), queries.dtype()));
-    BURST_RETURN_IF_ERROR(burst::c::CheckLse("lse", sums, queries));
     BURST_RETURN_IF_ERROR(burst::c::Collective(*attention->value, [&] {
       return attention->value->attention->Forward(tokens, queries, keys, values, &result, &sums,
                                                   /*saved=*/nullptr);
@@ -270,10 +228,8 @@ burst_code burst_max_logits(const burst_attention* attention, const burst_tensor
     burst::c::Views view(given.device());
     const Tensor result = view("max_logits", max_logits, 2);
     BURST_RETURN_IF_ERROR(view.status);
-    BURST_RETURN_IF_ERROR(burst::c::CheckLike("max_logits", result, given.shape(), given.dtype()));
-    if (!result.is_contiguous()) {
-      return absl::InvalidArgumentError("max_logits must be contiguous");
-    }
+    BURST_RETURN_IF_ERROR(
+        burst::CheckTensor("max_logits", result, given.shape(), given.dtype(), given.device()));
     result.CopyFrom(given);
     return absl::OkStatus();
   });
@@ -296,17 +252,6 @@ burst_code burst_backward(burst_attention* attention, const burst_schedule* sche
     BURST_RETURN_IF_ERROR(view.status);
     if (burst::c::IsCaptured(*attention->value->context)) return burst::c::Captured();
     Use use(attention->value->context.get(), /*queues=*/true);
-    const auto check = [&](const char* name, const Tensor& tensor, const Tensor& like) {
-      return burst::c::CheckLike(name, tensor, like.shape(), like.dtype());
-    };
-    BURST_RETURN_IF_ERROR(burst::c::CheckInputs(tokens, queries, keys, values));
-    BURST_RETURN_IF_ERROR(check("out", result, queries));
-    BURST_RETURN_IF_ERROR(check("dout", dresult, queries));
-    BURST_RETURN_IF_ERROR(check("dq", dqueries, queries));
-    BURST_RETURN_IF_ERROR(check("dk", dkeys, keys));
-    BURST_RETURN_IF_ERROR(check("dv", dvalues, values));
-    BURST_RETURN_IF_ERROR(burst::c::CheckLse("lse", sums, queries));
-    if (!dsums.null()) BURST_RETURN_IF_ERROR(burst::c::CheckLse("dlse", dsums, queries));
     BURST_RETURN_IF_ERROR(burst::c::Collective(*attention->value, [&]() -> absl::Status {
       burst::SequenceParallelAttention::Saved saved;
       BURST_RETURN_IF_ERROR(attention->value->attention->Rebuild(tokens, queries, keys, values,

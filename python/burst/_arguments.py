@@ -239,15 +239,13 @@ def _scale(name, value):
     return number
 
 
-def _softcap(name, value):
-    number = 0.0 if value is None else _number(name, value)
-    if not 0 <= number < math.inf:
-        raise ValueError("%s: must be a number of at least 0; got %r" % (name, number))
-    return number
+def _number_or_zero(name, value):
+    return 0.0 if value is None else _number(name, value)
 
 
 def _probability(name, value):
-    number = 0.0 if value is None else _number(name, value)
+    """A number below 1. It is checked here, as it decides whether the ranks exchange seeds."""
+    number = _number_or_zero(name, value)
     if not 0 <= number < 1:
         raise ValueError("%s: must be in [0, 1); got %r" % (name, number))
     return number
@@ -275,7 +273,7 @@ _READERS = dict(
     causal=_flag, softmax_scale=_scale, window=read_count, layout=_one_of(*LAYOUTS),
     strategy=_one_of(*STRATEGIES), ring_grad_dtype=_grad_dtype, deterministic=_flag,
     backward=_one_of("auto", "burst", "ring"), ulysses_size=read_count, ranks_per_node=read_count,
-    seqlen=_count_or_none, fp8=_flag, softcap=_softcap, dropout_p=_probability, return_max_logit=_flag,
+    seqlen=_count_or_none, fp8=_flag, softcap=_number_or_zero, dropout_p=_probability, return_max_logit=_flag,
     cross=_flag, key_layout=_one_of(None, *LAYOUTS), per_document=read_count, value_dim=_count_or_none)
 
 
@@ -377,9 +375,6 @@ def _slopes(slopes):
         for slope in slopes:
             if isinstance(slope, torch.Tensor):
                 refuse_gradient("alibi_slopes", slope)
-        numbers = tuple(map(float, slopes))
+        return tuple(map(float, slopes))
     except (TypeError, ValueError, RuntimeError):
         raise ValueError("alibi_slopes: %s are no numbers, one for each head" % shown(slopes)) from None
-    if not all(map(math.isfinite, numbers)):
-        raise ValueError("alibi_slopes: one is not finite")
-    return numbers

@@ -501,12 +501,16 @@ TEST(BurstAttentionTest, ErrorsAreClear) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };
-  EXPECT_NE(message(bad_heads.q, bad_heads.k, bad_heads.v).find("3 KV heads do not divide 4"),
+  EXPECT_NE(message(bad_heads.q, bad_heads.k, bad_heads.v)
+                .find("k: its heads must divide the 4 of q; got 3"),
             std::string::npos);
-  EXPECT_NE(message(short_one.q, short_one.k, short_one.v).find("8 tokens"), std::string::npos);
-  EXPECT_NE(message(good.q, good.k, short_one.v).find("do not fit"), std::string::npos);
+  EXPECT_NE(
+      message(short_one.q, short_one.k, short_one.v).find("q: must have this rank's 8 tokens"),
+      std::string::npos);
+  EXPECT_NE(message(good.q, good.k, short_one.v).find("v: must be a float32 tensor [1, 8, 2, 8]"),
+            std::string::npos);
   out = Tensor::Empty({3}, DType::kFloat32);
-  EXPECT_NE(message(good.q, good.k, good.v).find("out must be"), std::string::npos);
+  EXPECT_NE(message(good.q, good.k, good.v).find("out: must be"), std::string::npos);
 
   BurstAttentionOptions options;
   EXPECT_FALSE(attention->Schedule(8, Mask::SlidingWindow(-1)).ok());

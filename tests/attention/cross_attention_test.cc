@@ -189,9 +189,10 @@ TEST(CrossAttentionTest, ErrorsNameWhatDoesNotFit) {
                               inputs.v.To(kTestDevice), &out, &lse);
   };
   EXPECT_TRUE(forward(schedule, fits).ok());
-  EXPECT_TRUE(absl::StrContains(forward(schedule, other).message(), "6 keys"));
   EXPECT_TRUE(
-      absl::StrContains(forward(*attention->Schedule(4, Mask::Full()), fits).message(), "k has 6"));
+      absl::StrContains(forward(schedule, other).message(), "k: must have this rank's 6 keys"));
+  EXPECT_TRUE(absl::StrContains(forward(*attention->Schedule(4, Mask::Full()), fits).message(),
+                                "k: must have this rank's 4 keys of the schedule; got 6"));
 
   const auto shard = [](int rank, int ranks) {
     return *TokenShard::Create(rank, ranks, Layout::kZigzag, /*seqlen=*/8);

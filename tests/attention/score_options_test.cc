@@ -292,10 +292,10 @@ TEST(ScoreOptionsErrorsTest, OptionsOutOfRange) {
     options.scores = scores;
     return BurstAttention::Create(options, nullptr).status();
   };
-  ExpectRefused(create({-1, {}, 0}), "softcap -1");
-  ExpectRefused(create({std::nan(""), {}, 0}), "softcap nan");
-  ExpectRefused(create({0, {}, 1}), "dropout 1 ");
-  ExpectRefused(create({0, {}, -0.5}), "dropout -0.5");
+  ExpectRefused(create({-1, {}, 0}), "softcap: must be finite and at least 0; got -1");
+  ExpectRefused(create({std::nan(""), {}, 0}), "got nan");
+  ExpectRefused(create({0, {}, 1}), "dropout: must be in [0, 1); got 1");
+  ExpectRefused(create({0, {}, -0.5}), "got -0.5");
   ExpectRefused(create({0, {std::numeric_limits<float>::infinity()}, 0}), "alibi_slopes");
 }
 

@@ -457,7 +457,7 @@ TEST(StrategyTest, ErrorsAreClear) {
       return std::string(status.message());
     };
     EXPECT_NE(forward(schedule, 4, 3).find("3 heads (3 KV heads)"), std::string::npos);
-    EXPECT_NE(forward(schedule, 5, 2).find("has 4 local tokens"), std::string::npos);
+    EXPECT_NE(forward(schedule, 5, 2).find("q: must have this rank's 4 tokens"), std::string::npos);
     BURST_ASSIGN_OR_RETURN(
         const RingSchedule made,
         RingSchedule::Create(*TokenShard::Create(comm.rank(), 2, Layout::kZigzag, 8),

@@ -132,7 +132,7 @@ static Attended Attend(burst_context* context, burst_comm* comm, int rank, int s
   wrong.shape[3] = kHeadDim - 1;
   if (burst_forward(attention, schedule, &q.view, &wrong, &v.view, &out.view, &lse.view) !=
           BURST_INVALID_ARGUMENT ||
-      strncmp(burst_last_error(), "k is ", 5) != 0) {
+      strncmp(burst_last_error(), "k: must be ", 11) != 0) {
     fprintf(stderr, "a wrong k: %s\n", burst_last_error());
     exit(1);
   }
