@@ -22,7 +22,7 @@
 
 namespace burst {
 
-// What the backward needs in addition to the inputs and out.
+// The tensors that the backward needs in addition to the inputs and out.
 struct LinearAttentionState {
   Matrix before;       // S of all tokens before this rank's, [d, d + 1]
   Matrix denominator;  // D of its own, [n, 1]

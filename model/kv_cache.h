@@ -18,7 +18,8 @@ namespace burst {
 class KvCache {
  public:
   // For `batch` sequences of one length. `window` is the attention window that the model was
-  // trained with; 0: none. `ranks`, who share the cache, must outlive it; null: nobody.
+  // trained with; 0: none. `ranks`: the communicator of the ranks that share the cache; it must
+  // outlive the cache. Null: no other rank.
   KvCache(const ModelConfig& config, int64_t batch, DType dtype, int64_t window = 0,
           DeviceType device = DeviceType::kCpu, Communicator* ranks = nullptr);
 

@@ -37,7 +37,7 @@ constexpr int64_t kEmbeddingSite = 0;
 constexpr int64_t AttentionSite(int64_t layer) { return 1 + 2 * layer; }
 constexpr int64_t FeedForwardSite(int64_t layer) { return 2 + 2 * layer; }
 
-// What all layers of a forward pass share. A pass over a chunk of the tokens has its own.
+// The state that all layers of a forward pass share. A pass over a chunk of the tokens has its own.
 struct PassContext {
   // How the ranks share the model, and which tokens each has. shard: null on one rank's decoding.
   const TensorParallel* parallel = nullptr;
@@ -57,8 +57,8 @@ struct PassContext {
 struct ForwardPass {
   Tape& tape;
   std::shared_ptr<const PassContext> context;
-  // What attention keeps for a second run of the layer, which does not attend again. Null: the
-  // layer runs once, or attends twice.
+  // The values that attention keeps for a second run of the layer, which does not attend again.
+  // Null: the layer runs once, or attends twice.
   std::shared_ptr<KeptAttention> kept_attention = nullptr;
 
   const PassContext* operator->() const { return context.get(); }

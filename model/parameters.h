@@ -82,16 +82,16 @@ struct ShardRange {
   int reduce_ranks = 1;  // neighboring ranks over which its gradient is all-reduced: replicas or 1
 };
 
-// What of a model's state is divided over the ranks that have the same parameters (ZeRO,
-// Rajbhandari et al., arXiv 1910.02054), and what is not in the device's memory.
+// Says which parts of a model's state are divided over the ranks that have the same parameters
+// (ZeRO, Rajbhandari et al., arXiv 1910.02054), and which are not in the device's memory.
 struct StateSharding {
   // What is divided. 0: nothing. 1: the optimizer's moments and the master weights. 2: gradients
   // too. 3: values too.
   int stage = 0;
   int ranks = 1;
   int rank = 0;  // this one
-  // What the optimizer keeps is in the host's memory: its moments, and master weights that are not
-  // the values themselves.
+  // The optimizer's state is in the host's memory: its moments, and master weights that are not the
+  // values themselves.
   bool optimizer_on_host = false;
   // There are no gradients, and no master weights that are not the values: for a model that is only
   // read. In stage 0.

@@ -150,7 +150,7 @@ absl::Status WhereTheCacheIs(const ResolvedConfig& config, const absl::Status& s
   const bool of_cache = absl::StartsWith(status.message(), "--data_cache: ");
   if (!of_cache || !config.data_cache.empty()) return status;
   return absl::Status(status.code(),
-                      absl::StrCat(status.message(), "; without the option it lies beside --out=",
+                      absl::StrCat(status.message(), "; without the option it is next to --out=",
                                    config.out.empty() ? "runs/NAME" : config.out));
 }
 

@@ -1,4 +1,4 @@
-// What benchmarks of one GPU share: numbers to work on, and the time of queued work.
+// Functions that benchmarks of one GPU share: numbers to work on, and the time of queued work.
 #pragma once
 
 #include <algorithm>

@@ -59,7 +59,7 @@ Tensor Empty(const Shape& shape, DType dtype = kBf16) {
   return Tensor::Empty(shape, dtype, DeviceType::kCuda);
 }
 
-// What a benchmark needs: made anew for each, for one set of buffers.
+// The inputs of a benchmark; each benchmark makes its own, for one set of buffers.
 struct Work {
   double bytes = 0;  // that must move
   std::function<void()> run;

@@ -64,7 +64,7 @@ std::unique_ptr<AttentionWork> MakeWork(Strategy strategy, const AttentionProble
   return layer;
 }
 
-// What one rank measured.
+// The measurements of one rank.
 struct RankMeasurement {
   std::vector<AttentionTimes> whole, quiet, alone;  // a repetition each
   AttentionBytes bytes_sent;

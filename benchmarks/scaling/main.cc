@@ -56,7 +56,7 @@ std::string Today() {
   return text;
 }
 
-// What the rows have in common.
+// The columns that the rows have in common.
 ReportRow About(const ScalingOptions& options) {
   const AttentionProblem& problem = options.problem;
   ReportRow about;

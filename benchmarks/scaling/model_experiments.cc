@@ -79,7 +79,7 @@ TrainConfig ConfigOf(const ScalingOptions& options, const Case& c) {
   config.ranks = c.ranks;
   config.strategy = c.strategy;
   config.layout = options.problem.options(c.strategy).layout;
-  // Every strategy is told only what it has a use for.
+  // Every strategy gets only the options that it uses.
   const TrainConfig defaults;
   if (!HasDirections(c.strategy)) config.ring_backward = defaults.ring_backward;
   if (c.strategy != Strategy::kBurstUlysses) config.ulysses = defaults.ulysses;

@@ -45,8 +45,8 @@ struct ScalingOptions {
   Communicator* processes = nullptr;
 };
 
-// InvalidArgument, naming the option, for what is unknown, invalid, contradictory, or not used by
-// the experiment.
+// InvalidArgument, naming the option, if an option is unknown, invalid, contradictory, or not used
+// by the experiment.
 absl::StatusOr<ScalingOptions> ScalingOptionsFromArguments(int argc, char** argv,
                                                            const Launch& launch);
 std::string ScalingHelp();

@@ -33,8 +33,8 @@ int GroupSize(Strategy strategy, const AttentionProblem& problem, int ranks) {
   return 1;
 }
 
-// What all ranks of a ring of groups send together, `group` ranks a group, with one group's share
-// of the heads. Elements for each token and transfer:
+// Returns the bytes that all ranks of a ring of groups send together, with `group` ranks a group
+// and one group's share of the heads. Elements for each token and transfer:
 //
 //   forward          2 Hk             K, V
 //   backward, ring   2 Hk             K, V                + 2 Hk dK, dV
@@ -80,7 +80,7 @@ absl::StatusOr<AttentionBytes> RingBytes(Strategy strategy, const AttentionProbl
   return bytes;
 }
 
-// What the all-to-alls in groups of `group` ranks send (ulysses_attention.h).
+// Returns the bytes that the all-to-alls in groups of `group` ranks send (ulysses_attention.h).
 AttentionBytes ExchangeBytes(const AttentionProblem& problem, int group) {
   const int64_t kv_heads = std::max<int64_t>(problem.kv_heads, group);  // replicated
   const int64_t one_head =
@@ -90,8 +90,8 @@ AttentionBytes ExchangeBytes(const AttentionProblem& problem, int group) {
   return {bytes, bytes, 0, 0};
 }
 
-// What tensor parallelism sends around attention (tensor_parallel_layer.h): gathers and
-// reduce-scatters of [tokens, width], of which an all-reduce is two.
+// Returns the bytes that tensor parallelism sends around attention (tensor_parallel_layer.h). It
+// sends gathers and reduce-scatters of [tokens, width]; an all-reduce counts as one of each.
 AttentionBytes TensorParallelBytes(Strategy strategy, const AttentionProblem& problem, int ranks) {
   const int64_t one = (ranks - 1) * problem.batch * problem.seqlen * problem.heads *
                       problem.head_dim * SizeOf(problem.dtype);

@@ -1,5 +1,5 @@
-// What tensor parallelism does and sends for one attention: the part of a layer that is to be
-// compared with attention spread over ranks by other means.
+// Runs the work and the messages of tensor parallelism for one attention: the part of a layer that
+// is compared with other ways to spread attention over ranks.
 //
 // Attention itself sends nothing there: a rank has its heads on all tokens. What is sent belongs to
 // the products around it, which cost the same with every strategy otherwise. So they are left out,

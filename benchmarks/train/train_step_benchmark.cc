@@ -87,7 +87,7 @@ void WriteText(const std::string& path, int64_t characters) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-// What is not as by default.
+// The settings that differ from the defaults.
 struct Settings {
   bool deterministic = true;
   bool exact = false;

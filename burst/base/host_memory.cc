@@ -32,7 +32,7 @@ std::optional<int64_t> NumberIn(const std::string& path, const std::string& word
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-// What a control group's limit leaves; version 2, then 1.
+// Returns the bytes that a control group's limit leaves; version 2 first, then version 1.
 int64_t LeftInGroup(const std::string& folder) {
   for (const auto& [limit_name, used_name, of_all] :
        {std::tuple("memory.max", "memory.current", ""),
@@ -49,7 +49,7 @@ int64_t LeftInGroup(const std::string& folder) {
   return kNoLimit;
 }
 
-// What this process's limit of addresses leaves (ulimit -v).
+// Returns the bytes that this process's limit of addresses leaves (ulimit -v).
 int64_t LeftOfLimit(const std::string& root) {
   rlimit limit = {};
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kNoLimit;

@@ -88,7 +88,7 @@ class Builder {
     return Refuse(absl::StrCat("the JSON takes more than ", kMaxJsonBytes >> 20, " MiB of memory"));
   }
 
-  // The new value's place, in what is open; null where there is no room for it.
+  // Returns the new value's place in the open array or object, or null if there is no room for it.
   template <typename Value>
   Json* Add(Value&& value) {
     constexpr int64_t kElement = 2 * sizeof(Json);  // an array that grows has up to twice its size

@@ -19,9 +19,9 @@
 
 namespace burst {
 
-// Runs one job at a time: every worker calls job(worker index), the caller being worker 0.
-// Workers spin briefly before they sleep, because the ops of a small model follow each other within
-// microseconds. What a worker throws is rethrown on the caller, once all of them have ended.
+// Runs one job at a time: every worker calls job(worker index), the caller being worker 0. Workers
+// spin briefly before they sleep, because the ops of a small model follow each other within
+// microseconds. An exception of a worker is rethrown on the caller, once all workers have ended.
 class ThreadPool {
  public:
   explicit ThreadPool(int num_threads) : num_threads_(num_threads), pending_(num_threads - 1) {

@@ -49,7 +49,7 @@ void RankProgress::Wait(const char* what, const char* channel, int peer, int64_t
   Event();
 }
 
-// Under the lock: nobody reads the marks of the device before, and their count is kept.
+// Under the lock, so that nobody reads the marks of the earlier device. Their count is kept.
 void RankProgress::set_device(DeviceMarks* device) {
   Ranks& ranks = AllRanks();
   std::lock_guard<std::mutex> lock(ranks.mutex);

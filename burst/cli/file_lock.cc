@@ -98,7 +98,7 @@ absl::StatusOr<FileLock> FileLock::TryAcquire(const std::string& path) {
 absl::StatusOr<FileLock> FileLock::Acquire(const std::string& path, const Waiting& waiting) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kPoll = std::chrono::milliseconds(50), kTell = std::chrono::milliseconds(1000);
-  // A link is not followed: what it points to would lose its content to the holder's name.
+  // A link is not followed, because the holder's name would overwrite the content of its target.
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
   if (fd < 0) return CannotLock(path, errno);
   struct stat info;

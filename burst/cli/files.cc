@@ -129,7 +129,7 @@ absl::StatusOr<std::string> FindRunfile(absl::string_view path) {
     if (fs::exists(candidate, error)) return candidate.string();
   }
   return absl::NotFoundError(
-      absl::StrCat(path, " is not beside the program; start it with bazel run"));
+      absl::StrCat(path, " is not next to the program; start it with bazel run"));
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes) {

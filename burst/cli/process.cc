@@ -56,7 +56,8 @@ const char* NameOfSignal(int signal) {
 
 void Say(int fd, const char* text) { (void)!write(fd, text, std::strlen(text)); }
 
-// What left a thread, or a destructor. Without an exception the program has a bug.
+// Handles an exception that left a thread or a destructor. Without an exception the program has a
+// bug.
 [[noreturn]] void EndWithException() {
   try {
     if (std::current_exception() != nullptr) std::rethrow_exception(std::current_exception());
@@ -99,8 +100,8 @@ void OnSignal(int signal) {
   errno = error;
 }
 
-// A file that the process opens would get the number of a standard file that is not open, and what
-// is printed.
+// If a standard file is closed, the next file that the process opens would get its number, and the
+// printed text.
 void OpenStandardFiles() {
   constexpr char kNowhere[] = "/dev/null";
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kMostShown = 200;  // characters of a value
 
-// What a rank says at first, so that ranks that agree send each other 16 bytes.
+// The first message of a rank, a digest: ranks that agree send each other only 16 bytes.
 struct Summary {
   uint64_t hash, bytes;  // of the text
   bool operator==(const Summary& other) const { return hash == other.hash && bytes == other.bytes; }

@@ -71,9 +71,9 @@ absl::Status Communicator::Exchange(SendBuffer send, ReceiveBuffer receive) {
 }
 
 // Ring reduce-scatter, then ring all-gather, one loop: at step t a rank sends segment rank - t and
-// receives segment rank - t - 1. For G - 1 steps it accumulates what it receives; then segment s is
-// complete on rank s - 1. For G - 1 more steps it copies the segments that others completed.
-// Segments longer than a piece are sent a piece at a time.
+// receives segment rank - t - 1. For G - 1 steps each rank accumulates the segment that it
+// receives. Then segment s is complete on rank s - 1. For G - 1 more steps it copies the segments
+// that others completed. Segments longer than a piece are sent a piece at a time.
 absl::Status Communicator::AllReduceSum(const Tensor& tensor) {
   const int size = world_size(), next = (rank() + 1) % size, last = (rank() + size - 1) % size;
   BURST_CHECK(tensor.dtype() != DType::kInt32) << "cannot reduce " << Name(tensor.dtype());

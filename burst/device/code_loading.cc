@@ -67,8 +67,8 @@ void AwaitOtherRanks() {
 }  // namespace cuda
 }  // namespace burst
 
-// What nvcc's code calls for every kernel before main, with the linker's option --wrap: it learns
-// of all kernels of the program, so that none can be forgotten.
+// Replaces the function that nvcc's code calls for every kernel before main (the linker's option
+// --wrap). So it learns of all kernels of the program, and none can be forgotten.
 extern "C" {
 void __real___cudaRegisterFunction(void** module, const char* host_function, char* device_function,
                                    const char* device_name, int thread_limit, uint3* thread,

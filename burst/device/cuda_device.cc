@@ -180,7 +180,8 @@ void Fail(const char* call, const std::string& error) {
 }
 
 // Takes away the error that is reported: else CUDA keeps it for the next cudaGetLastError, of
-// another call or of the caller. Errors after which CUDA is of no more use come back by themselves.
+// another call or of the caller. Errors after which CUDA cannot be used any more are returned by
+// later calls, too.
 void Check(const char* call, cudaError_t error) {
   if (error == cudaSuccess) return;
   (void)cudaGetLastError();

@@ -11,7 +11,7 @@
 namespace burst {
 namespace {
 
-// No program has memory from here on: whoever reads or writes at such an address ends.
+// No program has memory at these addresses: a read or write there ends the program.
 constexpr uintptr_t kNowhere = uintptr_t{1} << 62;
 constexpr int64_t kGranule = 512;  // CUDA rounds allocations up to multiples of this
 

@@ -40,7 +40,7 @@ void DispatchDtypeOrFp16(DType dtype, Function&& function) {
   DispatchDtype(dtype, function);
 }
 
-// What a kernel computes in: bf16 and fp16 are types of memory only.
+// The type in which a kernel computes: bf16 and fp16 are types of memory only.
 template <typename T>
 struct AccumulatorOf {
   using type = T;

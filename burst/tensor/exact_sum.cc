@@ -30,7 +30,7 @@ void AddOnCpu(int64_t n, const T* terms, const ExactGrid& grid, double* sum, boo
 ExactGrid ExactGrid::For(double unit, int64_t terms) {
   int exponent = 0;
   BURST_CHECK(std::frexp(unit, &exponent) == 0.5 && terms >= 1)
-      << unit << " is no power of two, or no terms: " << terms;
+      << "unit must be a power of two and terms positive; got " << unit << " and " << terms;
   double bound = 1;
   while (bound < static_cast<double>(terms)) bound *= 2;
   return {unit, 0x1p52 * unit / bound};

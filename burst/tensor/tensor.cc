@@ -57,7 +57,7 @@ auto Dispatch(DType dtype, Function&& function) {
   return DispatchFloat(dtype, function);
 }
 
-// Round to nearest, ties to even; what is not a number stays one.
+// Rounds to nearest, ties to even. NaN stays NaN.
 BFloat16 ToBFloat16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));

@@ -1,5 +1,5 @@
-// How a step runs a model: what it recomputes, splits and keeps in the host's memory. A plan never
-// changes what is computed, up to rounding.
+// Says how a step runs a model: which values it recomputes, splits and keeps in the host's memory.
+// A plan never changes what is computed, up to rounding.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,11 @@
 namespace burst {
 
 struct ExecutionPlan {
-  // What the layers' projections round their products to; the head keeps the model's dtype.
+  // The precision to which the layers' projections round their factors; the head keeps the model's
+  // dtype.
   LinearPrecision linear_precision = LinearPrecision::kTensors;
 
-  // What layers save for the backward.
+  // Selects the values that layers save for the backward.
   Recompute recompute = Recompute::kNone;
   // Layers of a segment. With more than one, only the input of a segment's first layer is saved.
   // The backward runs the segment once more, and then each of its layers as `recompute` says. 1 if

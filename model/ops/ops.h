@@ -38,8 +38,8 @@ namespace burst {
 
 // ---- Linear layers.
 
-// What the products of a linear layer are rounded to before they are multiplied. Sums are in fp32,
-// or in the tensors' dtype if that is wider.
+// The precision to which the factors of a linear layer are rounded before they are multiplied. Sums
+// are in fp32, or in the tensors' dtype if that is wider.
 enum class LinearPrecision {
   kTensors,  // their dtype
   // 8 bits with one scale a tensor, from its largest magnitude: e4m3, and e5m2 for dy. bfloat16
@@ -55,7 +55,7 @@ enum class LinearPrecision {
 // `dx_done`, unless null, is called in the backward when dx is complete and before x is read for
 // dweight: the caller may send dx from there, and put x back (Variable::SetValue).
 //
-// With ResultUse::kUnread y has no memory and is not computed; its gradient flows as ever.
+// With ResultUse::kUnread y has no memory and is not computed; its gradient flows as usual.
 Variable Linear(Tape& tape, const Variable& x, const Variable& weight, const Variable& bias = {},
                 const Variable& residual = {}, const std::function<void()>& dx_done = nullptr,
                 ResultUse use = ResultUse::kRead,

@@ -28,7 +28,7 @@ IntervalMask Causal() { return {/*causal=*/true}; }
 
 constexpr BackwardDirection kDirections[] = {BackwardDirection::kBurst, BackwardDirection::kRing};
 
-// What one rank does; it writes its part of the results.
+// Runs one rank, which writes its part of the results.
 absl::Status RunRank(Communicator& comm, const BurstAttentionOptions& options, const Inputs& inputs,
                      const IntervalMask& mask, const AttentionResults& results,
                      BurstAttention::Stats* stats = nullptr) {

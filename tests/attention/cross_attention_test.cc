@@ -55,7 +55,7 @@ struct How {
   }
 };
 
-// What all ranks together send.
+// Returns the bytes that all ranks together send.
 struct Bytes {
   int64_t forward = 0, backward = 0;
 };

@@ -43,7 +43,7 @@ ExactAttentionOptions Options(int64_t chunk, int64_t seqlen) {
 AttentionResults Attend(const Inputs& inputs, ExactAttentionOptions options, Layout layout,
                         int ranks, const IntervalMask& mask) {
   options.layout = layout;
-  // What has 16 bits is compared in float32.
+  // 16-bit tensors are compared in float32.
   const DType results_dtype = SumDType(inputs.q.dtype());
   const auto widened = [=](const Tensor& tensor) { return tensor.To(results_dtype); };
   const AttentionResults results =

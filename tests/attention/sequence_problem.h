@@ -1,6 +1,6 @@
-// What the tests of attention over ranks share: global inputs, results put together from the ranks'
-// parts, and masks. Each rank takes its part of the inputs. Naive attention in double precision
-// computes the undivided sequence.
+// Functions that the tests of attention over ranks share: global inputs, results put together from
+// the ranks' parts, and masks. Each rank takes its part of the inputs. Naive attention in double
+// precision computes the undivided sequence.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -153,7 +153,8 @@ TEST(ChunksTest, OfNoTokensHaveABackward) {
   EXPECT_TRUE(ran && reached);
 }
 
-// What the second run of a recomputation does not read is not there; its gradient is.
+// A value that the second run of a recomputation does not read has no memory, but it has a
+// gradient.
 TEST(ChunksTest, LeaveOutAResultThatNobodyReads) {
   Tape tape(/*recording=*/true, ResultUse::kUnread);
   const Variable x(Random({kBatch, kLength, kWidth}, 1), true);

@@ -170,8 +170,8 @@ TEST(ParallelTest, PoolsOfRanksAreIndependent) {
   EXPECT_EQ(total, 3 * 200 * 64);
 }
 
-// What a body throws on any worker reaches the caller, once no worker runs; then the pool serves
-// on.
+// An exception of a body on any worker reaches the caller, once no worker runs. Then the pool can
+// be used again.
 TEST(ParallelTest, ExceptionsReachTheCaller) {
   const ScopedThreadPool pool(4);
   for (int thrower = 0; thrower < 4; ++thrower) {

@@ -1,4 +1,4 @@
-// Where ranks say they are, and the watchdog that reads it.
+// Tests the places that ranks report, and the watchdog that reads them.
 #include "burst/base/progress.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What //benchmarks:scaling is made of: its formulas, its counters and its tables.
+// Tests the parts of //benchmarks:scaling: its formulas, its counters and its tables.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What every communicator must do, with any transport, in host and in GPU memory.
+// Checks that every communicator must pass, with any transport, in host and in GPU memory.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Where the token of a job comes from, and which files and folders are believed.
+// Tests where the token of a job comes from, and which files and folders are believed.
 #include "burst/comm/launch/job_token.h"
 
 #include <gtest/gtest.h>
@@ -123,7 +123,7 @@ TEST_F(JobTokenTest, OneHostNeedsNone) {
   EXPECT_EQ(*token, "");
 }
 
-// What others could have made, or could read, is not used.
+// Folders that other users could have made, or can read, are not used.
 TEST_F(JobTokenTest, AFolderForSocketsIsTheUsersAlone) {
   EXPECT_EQ(SocketFolder::Default(Get(variables_)), folder_);
   EXPECT_TRUE(SocketFolder::Open(folder_).ok());

@@ -35,7 +35,7 @@ class Relay {
     thread_.join();
   }
 
-  // What the caller has said.
+  // Returns the bytes that the caller has sent.
   std::string recorded() {
     std::lock_guard<std::mutex> lock(mutex_);
     return recorded_;

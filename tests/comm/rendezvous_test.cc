@@ -488,7 +488,8 @@ TEST_F(InAFolder, AnotherUserIsAStranger) {
   EXPECT_EQ(outcome.strangers[0], 1);
 }
 
-// What a job of several hosts listens on. The name of rank 0's host may be 127.0.1.1 there.
+// The interfaces on which a job of several hosts listens. The name of rank 0's host may be
+// 127.0.1.1 there.
 TEST(Rendezvous, RankZeroListensWhereTheOthersReachIt) {
   const auto address_of = [](bool several_hosts, const std::string& address) {
     Socket holder = *Listen("", 0);  // finds a free port

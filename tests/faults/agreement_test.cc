@@ -91,7 +91,7 @@ TEST_F(Disagreement, AnyOption) {
   }
 }
 
-// What no result depends on may differ.
+// Options on which no result depends may differ.
 TEST_F(Disagreement, WhatIsOfOneProcessMayDiffer) {
   for (const Result& result : RunBoth(RanksOf("run"), 1, {}, {"--threads=2", "--patience=300"})) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -183,7 +183,7 @@ TEST_F(Disagreement, AnotherRunsCheckpoint) {
 }
 
 // Jobs of one name and port on one host, without a token: each rank meets one of its own run, or
-// the jobs end with what differs. None trains with the other's options.
+// the jobs end with what differs. No rank trains with the other's options.
 TEST_F(Disagreement, TwoJobsOfOneName) {
   const Arguments start = {"env", "-u", "BURST_TOKEN"};
   Ranks ranks = RanksOf("run");

@@ -1,5 +1,5 @@
-// What goes wrong with files and clocks: writes, flushes and renames that fail, tear or are the
-// last thing a process does, a full disk, a clock that jumps. The run says which file and why, and
+// Tests faults of files and clocks: writes, flushes and renames that fail, tear or are the last
+// thing a process does, a full disk, a clock that jumps. The run says which file and why, and
 // continues with the bits of one that nothing happened to.
 #include <gtest/gtest.h>
 #include <sys/mount.h>
@@ -77,7 +77,7 @@ TEST_F(Disk, APlotThatCannotBeWrittenIsAWarning) {
   }
 }
 
-// Who removes them lets another run in, or loses the rows.
+// If a user removes them, another run can start, or rows are lost.
 TEST_F(Disk, ALockOrMetricsThatAreRemovedAreNoticedAtASave) {
   for (const char* file : {".lock", "metrics.jsonl"}) {
     SCOPED_TRACE(file);

@@ -1,5 +1,5 @@
-// What the fault tests share: a run of //train that something happens to, the same run undisturbed,
-// and the comparison of both to the bit.
+// Functions that the fault tests share: a run of //train that is disturbed, the same run
+// undisturbed, and the comparison of both to the bit.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // kills_test [--kills=N] [--seed=S] [--ranks=N]: a run that is killed (kill -9) N times and resumed
-// every time, at random moments of its start, steps, evaluations, saves and end. Nothing that was
-// once saved is lost, and a run that comes to its end has the bits of an undisturbed one. The test
-// also kills one or all processes of a run of several; the others end by themselves.
+// every time, at random moments of its start, steps, evaluations, saves and end. Kills runs at any
+// time. No save is lost, and a run that reaches its end has the bits of an undisturbed one. The
+// test also kills one or all processes of a run of several; the others end by themselves.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -119,7 +119,7 @@ TEST_F(Memory, OfABenchmark) {
         24 * kMiB, 120 * kMiB, 10);
 }
 
-// What no machine has is refused before it is asked for.
+// Sizes that no machine has are refused before memory is allocated.
 TEST_F(Memory, OfAModelThatIsTooLarge) {
   const Result result = RunUnder(
       kEnough, Train({R"(--model={"family": "gpt2", "layers": 8, "width": 65536, "heads": 512})",

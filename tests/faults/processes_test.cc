@@ -75,7 +75,7 @@ TEST_F(Processes, ARankThatStartsTooLate) {
       if (rank != late) processes.push_back(ranks.Process(rank));
     }
     for (int i = 0; i < 2; ++i) {
-      // Rank 0 says who is missing, rank 1 and 2 that rank 0 gave up or never was there.
+      // Rank 0 says which rank is missing; ranks 1 and 2 say that rank 0 gave up or never came.
       ExpectFails(*processes[i],
                   late == 0 ? "found no rank 0 at "
                   : i == 0  ? absl::StrCat("rank 0 waited 2 s in vain for rank ", late, " of 3")

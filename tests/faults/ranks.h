@@ -1,5 +1,5 @@
-// Ranks of one run as processes, started one by one as srun does: nobody but themselves ends those
-// that are left when one of them ends. Each may stand still at a place (pausing_train.cc).
+// Ranks of one run as processes, started one by one as srun does. When one of them ends, the others
+// must end by themselves. Each may stand still at a place (pausing_train.cc).
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
-// llm.c's shards: one to three files of any content. What loads has the tokens that the files hold,
-// and the documents that a plain loop finds; all else is an error that names the option.
+// llm.c's shards: one to three files of any content. Shards that load have the tokens of the files,
+// and the documents that a plain loop finds. All others are refused with an error that names the
+// option.
 #include <algorithm>
 #include <cstring>
 #include <string>

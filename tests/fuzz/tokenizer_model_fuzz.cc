@@ -1,6 +1,6 @@
 // Files of SentencePiece: a text (a byte of its length, then itself) and a tokenizer.model (the
-// rest). What loads encodes the text to tokens of its vocabulary, whose lengths add up to the text;
-// pieces of the text give the tokens of the whole. All else is InvalidArgument.
+// rest). A model that loads encodes the text to tokens of its vocabulary, whose lengths add up to
+// the text. Pieces of the text give the tokens of the whole. All else is InvalidArgument.
 #include <string>
 #include <vector>
 

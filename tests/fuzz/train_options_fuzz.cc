@@ -1,6 +1,6 @@
 // The options of //train: arguments (separated by newlines) and a JSON file of options, from any
-// text. What is accepted prints as JSON that gives the same options; ResolveConfig then gives a
-// configuration or an error that names an option, and a learning rate for every step.
+// text. Accepted options print as JSON that gives the same options. ResolveConfig then gives a
+// configuration, with a learning rate for every step, or an error that names an option.
 #include <cmath>
 #include <string>
 #include <vector>

@@ -59,7 +59,7 @@ TEST_F(HuggingFaceCli, ThereAndBackAndTrainedFurther) {
   EXPECT_LT(loss, FirstLoss(kModel) - 0.3);
   // To rounding on ranks that share the model.
   EXPECT_NEAR(FirstLoss("home", {"--ranks=2", "--strategy=tp+sp", chars}), loss, 1e-5 * loss);
-  // What the model's tokens are is not known without a tokenizer that can be read.
+  // Without a tokenizer that can be read, the model's tokens are unknown.
   for (const char* model : {"home", "in"}) {
     ExpectError(
         Train({absl::StrCat("--model=", model), "--out=none", "--steps=1"}), 1,

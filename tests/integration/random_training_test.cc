@@ -95,7 +95,7 @@ Case Draw(int64_t number, const std::string& folder, int max_ranks) {
 
   const int64_t stages = max_ranks > 1 && draws.OneIn(4) ? 2 : 1;
 
-  // What is trained: the same in both.
+  // The model and data, equal in both runs.
   const bool gpt2 = draws.OneIn(2);
   const int64_t kv_heads = draws.OneOf<int64_t>({1, 1, 2, 2, 3, 4});
   const int64_t heads = kv_heads * draws.OneOf<int64_t>({1, 1, 2, 4});

@@ -1,4 +1,4 @@
-// //benchmarks:scaling as a user meets it: its files, and its errors. What it is made of is in
+// //benchmarks:scaling as a user meets it: its files, and its errors. Its parts are tested in
 // experiments_test.
 #include <gtest/gtest.h>
 

@@ -136,7 +136,7 @@ TEST_F(TokenizerCli, TheTokenizerOfAModelIsTheRuns) {
   ExpectSuccess(Train({"--model=in", "--data=shards/*.bin", "--steps=1", "--out=of-shards"}));
 }
 
-// What is learned of shards, of a folder and of lines of JSON ends where the documents do.
+// A model learns where documents end from shards, from a folder and from lines of JSON.
 TEST_F(TokenizerCli, APackedModelStopsAtTheEndOfADocument) {
   const std::vector<std::string> texts = {"red? Answer: blue.", "one? Answer: two.",
                                           "ring? Answer: ranks."};
@@ -162,7 +162,7 @@ TEST_F(TokenizerCli, APackedModelStopsAtTheEndOfADocument) {
       EXPECT_EQ(result.out, text + "\n");
     }
   }
-  // Nothing is learned of ends alone.
+  // Data with only end-of-text tokens is refused.
   std::string empty;
   for (int i = 0; i < 500; ++i) empty += "{\"text\": \"\"}\n";
   Write("empty.jsonl", empty);

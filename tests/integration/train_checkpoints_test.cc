@@ -225,7 +225,7 @@ TEST_F(TrainCli, TensorParallelRunsResumeAnywhere) {
 }
 
 // The update that ruins the weights leaves them finite, and its own loss and gradient were; it is
-// followed by a save. What is saved all the same must be what a run without that update has.
+// followed by a save. The saved state must equal the state of a run without that update.
 TEST_F(TrainCli, DivergenceStopsTheRunAndKeepsTheLastGoodCheckpoint) {
   const auto arguments = [](const std::string& run, std::vector<std::string> more) {
     more.insert(more.end(), {"--schedule=constant", "--warmup=0", "--eval_every=0",
@@ -455,7 +455,7 @@ TEST_F(TrainCli, ASetOfFilesIsKeptContinuedAndRefusedAsOne) {
     Write(name, good);
   }
 
-  // What a killed process left of a set is removed; the bits are the straight run's.
+  // Leftovers of a killed process in a set are removed; the bits are the straight run's.
   fs::create_directory(Path("run/checkpoint-10.set"));
   Write("run/checkpoint-10.set/00001-of-00003.safetensors", "torn");
   fs::create_directory(Path("run/checkpoint-7-2.set"));
@@ -497,7 +497,7 @@ TEST_F(TrainCli, ACheckpointOfAnOlderVersionIsContinuedWithAWord) {
   ExpectSameWeights("straight", "run");
 }
 
-// What a hand-made checkpoint can say of itself that no run would.
+// Values that only a hand-made checkpoint can have.
 TEST_F(TrainCli, CheckpointsThatMakeNoSenseAreRefused) {
   ExpectSuccess(Train({"--steps=2", "--eval_every=0", "--out=run"}));
   const std::string good = WithoutChecksums(Checkpoint("run"), /*ruined=*/false);

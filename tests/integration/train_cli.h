@@ -1,5 +1,5 @@
-// What the tests of //train and //train:generate as programs share: a run folder, and commands
-// there.
+// Functions that the tests of //train and //train:generate as programs share: a run folder, and
+// commands there.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -123,7 +123,7 @@ class TrainCli : public testing::Test {
     return all;
   }
 
-  // Runs what is the same whatever the clock says.
+  // Expects two runs to be equal, apart from the times in their metrics.
   void ExpectSameRun(const std::string& a, const std::string& b) const {
     EXPECT_TRUE(Checkpoint(a) == Checkpoint(b)) << "options, weights or optimizer differ";
     ExpectSameWeights(a, b);

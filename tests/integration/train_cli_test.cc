@@ -164,7 +164,7 @@ TEST_F(TrainCli, AnotherRunsFolderIsLeftAlone) {
   EXPECT_EQ(ReadAll(Path("run/metrics.jsonl")), metrics);
 }
 
-// What a job that is queued again until it exits with 0 gives: one command line for every start.
+// A job that is queued again until it exits with 0 uses one command line for every start.
 TEST_F(TrainCli, OneCommandStartsARunContinuesItAndEndsIt) {
   const auto run = [&](const std::vector<std::string>& more) {
     std::vector<std::string> arguments = {"--resume=auto", "--eval_every=0", "--steps=4",

@@ -148,7 +148,7 @@ absl::Status ExpectSameBits(const Ranks& ranks, Family family, DType dtype, Comm
       const int64_t qkv = config.heads + 2 * config.kv_heads, all = qkv + config.heads;
       EXPECT_EQ(again.forward_bytes * all, kept.forward_bytes * (all + qkv));
     }
-    // What layers keep is in the host's memory meanwhile.
+    // The tensors that layers keep are in the host's memory meanwhile.
     for (int run = 0; run < 2; ++run) {
       BURST_ASSIGN_OR_RETURN(const Step offloaded,
                              TakeStep({recompute, 0, true}, *attention, batch, *model));
@@ -303,7 +303,8 @@ TEST(Recompute, OfHalfOfTheSequenceSendsHalfAgain) {
   }
 }
 
-// What is in use beyond what was before: with the tape, before the backward; and at most.
+// Memory in use in addition to the memory before: with the tape, before the backward, and at the
+// peak.
 struct Memory {
   int64_t kept = 0, peak = 0;
 };

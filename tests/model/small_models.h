@@ -131,7 +131,7 @@ inline SequenceBatch Cut(const Text& text, std::shared_ptr<const AttentionSchedu
   return {cut(text.tokens), cut(text.positions), cut(text.targets), std::move(schedule)};
 }
 
-// What a model's attention is told.
+// The options of a model's attention.
 inline ScoreOptions ScoresOf(const ModelConfig& config) {
   return {config.attention_softcap, {}, config.attention_dropout};
 }

@@ -138,7 +138,7 @@ TEST(ExactGridTest, LeavesRoomForAllTerms) {
     EXPECT_LE(grid.largest * terms, 0x1p52 * grid.unit);
     EXPECT_GT(grid.largest * terms, 0x1p51 * grid.unit);
   }
-  EXPECT_DEATH(ExactGrid::For(0.3, 1), "no power of two");
+  EXPECT_DEATH(ExactGrid::For(0.3, 1), "power of two");
 }
 
 }  // namespace

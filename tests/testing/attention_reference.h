@@ -11,7 +11,7 @@
 
 namespace burst {
 
-// What changes scores and weights (burst/kernels/scores.h), said in another way.
+// The changes of scores and weights (burst/kernels/scores.h), written in another way.
 struct NaiveScores {
   double softcap = 0;
   // Added to the score of query i and key j of head h, and what multiplies its weight.
@@ -28,7 +28,7 @@ struct NaiveScores {
   std::vector<double>* max_logits = nullptr;
 };
 
-// What the forward and backward of an attention compute.
+// The results of an attention's forward and backward.
 struct AttentionResults {
   Tensor out;         // like q
   Tensor lse;         // [batch, heads, q_len]; -inf where a query sees nothing

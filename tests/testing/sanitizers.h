@@ -1,5 +1,5 @@
-// What tests do otherwise under a sanitizer. Under the thread sanitizer everything takes ten times
-// as long: sweeps whose cases differ in sizes alone take fewer of them there, and say so. The
+// Tells tests whether they run under a sanitizer. Under the thread sanitizer everything takes ten
+// times as long: sweeps whose cases differ in sizes alone take fewer of them there, and say so. The
 // address sanitizer holds memory back that was freed. Work that only has to last some time is
 // divided by kSlowdown.
 #pragma once

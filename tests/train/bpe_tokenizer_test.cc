@@ -154,7 +154,7 @@ TEST(BpeTokenizer, LongPieces) {
   }
 }
 
-// What is wrong with a file, and where.
+// Errors of a file, with the place of each.
 TEST(BpeTokenizer, FilesThatAreWrong) {
   const std::string good = ReadAll(TokenizerFixture("tiny/tokenizer.json"));
   const std::string folder = FreshTestFolder(), path = folder + "/tokenizer.json";
@@ -175,7 +175,7 @@ TEST(BpeTokenizer, FilesThatAreWrong) {
       {"\"a\":", "\"\\u00e4\\u00f6\":", "model.merges: number"},
       {"\"!\":", "\"\\u00e4\\u00f6\":", "no token for byte 33"},
       {"(?!", "(?<!", "its pattern has a part that looks at what is before it"},
-      {"(?!", "(?", "its pattern is no regular expression"},
+      {"(?!", "(?", "its pattern is not a regular expression"},
       {"\\\\s+\"", "\\\\s+|[^\\\\S]\"", "\\S inside of a class"},
   };
   for (const auto& c : cases) {
@@ -199,7 +199,7 @@ TEST(BpeTokenizer, Gpt2FilesThatAreWrong) {
   };
   const std::string encoder = ReadAll(TokenizerFixture("tiny_gpt2/encoder.json"));
   EXPECT_EQ(load(encoder, ""), "");
-  EXPECT_EQ(load("[]", ""), folder + "/encoder.json: it is no JSON object");
+  EXPECT_EQ(load("[]", ""), folder + "/encoder.json: it must be a JSON object");
   EXPECT_EQ(load(encoder, "#version: 0.2\nt h e\n"),
             folder + "/vocab.bpe: line 2 is not two tokens with a space between them");
   EXPECT_EQ(load(encoder, "q q\n"),

@@ -1,4 +1,4 @@
-// What a trainer refuses, in a sentence that names the option.
+// Tests the configurations that a trainer refuses with a sentence that names the option.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -261,7 +261,7 @@ TEST_F(CorpusTest, TheCharactersOfAModel) {
   ASSERT_TRUE(known.ok()) << known.status();
   EXPECT_EQ(All(known->train), (std::vector<int32_t>{5, 0, 3, 4}));
   EXPECT_EQ(known->vocab, 6);
-  ExpectError(load("face\xC3\xA9"), {"--data", "U+00E9", "none of the 6", "--tokenizer"});
+  ExpectError(load("face\xC3\xA9"), {"--data", "U+00E9", "not one of the 6", "--tokenizer"});
   // Documents need an end, which the model must then have room for.
   Write("folder/a", "ab");
   Write("folder/b", "cd");

@@ -170,7 +170,7 @@ TEST_P(DocumentEncoderTest, LinesOfJson) {
     const char *line, *message;
   } bad[] = {{"{\"text\": 1}", "it has no text with the key 'text' (--field)"},
              {"{\"texts\": \"\"}", "it has no text with the key 'text' (--field)"},
-             {"[]", "it is no JSON object"},
+             {"[]", "it must be a JSON object"},
              {"{\"text\": \"\xFF\"}", "it is not JSON"}};
   for (const auto& c : bad) {
     Write("a.jsonl", std::string("{\"text\": \"\"}\n") + c.line + "\n");

@@ -1,4 +1,5 @@
-// config.json of Hugging Face directories: what it becomes, what is refused, and what is written.
+// Tests config.json of Hugging Face directories: the resulting model, the refused fields, and the
+// written file.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -132,7 +133,7 @@ TEST(HuggingFaceConfig, Windows) {
   EXPECT_EQ(ParseHuggingFaceConfig(With(used.c_str(), "max_window_layers", 24))->window, 0);
 }
 
-// What is not known, or not supported, is named with its value.
+// An unknown or unsupported field is named with its value.
 TEST(HuggingFaceConfig, ErrorsNameTheField) {
   const std::string used = With(kQwen, "use_sliding_window", true);
   struct Case {

@@ -243,12 +243,12 @@ TEST_F(HuggingFaceTest, NoneOfSeveralSourcesOfWeightsIsTakenSilently) {
   EXPECT_EQ(UnreadWeights(*FindPretrained(Path("one"))), "");
   SetContent(Path("one/pytorch_model.bin"), "");
   EXPECT_EQ(UnreadWeights(*FindPretrained(Path("one"))),
-            "pytorch_model.bin beside the weights is not read");
+            "pytorch_model.bin next to the weights is not read");
   for (const char* name : {"adapter_model.safetensors", "consolidated.00.pth", "tf_model.h5"}) {
     SetContent(Path("one/") + name, "");
   }
   EXPECT_EQ(UnreadWeights(*FindPretrained(Path("one"))),
-            "adapter_model.safetensors, consolidated.00.pth, pytorch_model.bin, 1 more beside the "
+            "adapter_model.safetensors, consolidated.00.pth, pytorch_model.bin, 1 more next to the "
             "weights are not read");
   EXPECT_NE(Load(Path("one")), nullptr);
   // A single file and an index of others.
@@ -349,7 +349,7 @@ TEST_F(HuggingFaceTest, ExportRoundsAndRefuses) {
   EXPECT_THAT(std::string(overflow.message()), HasSubstr("'lm_head.weight' holds 70000"));
   options.dtype = "int8";
   EXPECT_THAT(std::string(ExportHuggingFace(checkpoint, Path("i8"), options).message()),
-              HasSubstr("--dtype: 'int8'"));
+              HasSubstr("got 'int8'"));
   EXPECT_THAT(std::string(ExportHuggingFace(checkpoint, Path("bf16"), {}).message()),
               HasSubstr("holds config.json already"));
   EXPECT_THAT(std::string(ImportHuggingFace(Path("from"), Path("in")).message()),
@@ -456,7 +456,7 @@ TEST_F(HuggingFaceTest, TensorsThatDoNotFitAreNamed) {
            {[&](FakeDirectory& d) { d.Rename(q, "model.layers.1.self_attn.q.weight"); },
             {"'" + q + "' is missing"}},
            {[&](FakeDirectory& d) { d.tensors["model.layers.2.x"] = d.tensors[q]; },
-            {"'model.layers.2.x' is none of a model"}},
+            {"'model.layers.2.x' does not belong to a model"}},
            {[&](FakeDirectory& d) {
               d.tensors[q].shape = {8, 32};
             },
@@ -469,7 +469,7 @@ TEST_F(HuggingFaceTest, TensorsThatDoNotFitAreNamed) {
             },
             {"'" + q + "' is of the dtype F8_E4M3"}},
            {[&](FakeDirectory& d) { d.config["num_hidden_layers"] = 1; },
-            {"'model.layers.1.", "is none of a model"}},
+            {"'model.layers.1.", "does not belong to a model"}},
            {[&](FakeDirectory& d) { d.config["num_hidden_layers"] = 16777216; },
             {"fewer than the model has layers"}},
            {[&](FakeDirectory& d) { d.config["hidden_size"] = 32; }, {"must be [11, 32]"}},
@@ -517,7 +517,7 @@ TEST_F(HuggingFaceTest, DamagedDirectoriesAreNamed) {
   expect_refused("names no file");
   for (const char* file : {"../model.safetensors", "/etc/passwd", "config.json"}) {
     SetContent(index, nlohmann::json{{"weight_map", {{"a", file}}}}.dump());
-    expect_refused("something else than safetensors files beside it");
+    expect_refused("something else than safetensors files next to it");
   }
   SetContent(index, R"({"weight_map": {}})");
   expect_refused("holds 0 tensors");

@@ -1,5 +1,4 @@
-// Plans against what was measured on GPUs, against the step that they stand for, and against
-// formulas.
+// Compares plans with measurements on GPUs, with the steps that they plan, and with formulas.
 #include "train/plan/plan.h"
 
 #include <gtest/gtest.h>

@@ -145,7 +145,9 @@ TEST_F(Prompts, EndsAreThoseOfEveryFile) {
        {{"eos_token_id", "</s>"}},
        {"config.json: eos_token_id must be", "\"</s>\""}},
       {"generation_config.json", {{"eos_token_id", {1, -1}}}, {"generation_config.json", "[1,-1]"}},
-      {"generation_config.json", Json::array(), {"generation_config.json: it is no JSON object"}},
+      {"generation_config.json",
+       Json::array(),
+       {"generation_config.json: it must be a JSON object"}},
       {"tokenizer_config.json", {{"eos_token", 3}}, {"tokenizer_config.json: eos_token", "3"}},
       {"tokenizer_config.json", {{"legacy", 1}}, {"legacy must be true or false; got 1"}},
   };
@@ -196,7 +198,7 @@ TEST(TemplateBeginning, FormsOfPostProcessor) {
         std::pair(R"({"type": "TemplateProcessing"})", "no list 'single'"),
         std::pair(R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}]})",
                   "the token x has no ids"),
-        std::pair(R"({"type": "TemplateProcessing", "single": [3]})", "no token and no text"),
+        std::pair(R"({"type": "TemplateProcessing", "single": [3]})", "neither a token nor a text"),
         std::pair(R"({"type": "BertProcessing", "cls": ["x", -1]})", "has no id"),
         std::pair("7", "is not supported")}) {
     EXPECT_THAT(std::string(of(processor).status().message()), HasSubstr(says)) << processor;

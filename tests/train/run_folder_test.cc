@@ -62,7 +62,7 @@ TEST(RunFolder, ReplacesNothingThatIsNotARuns) {
   }
 }
 
-// What a run left that was killed before its first save is begun again.
+// A run that was killed before its first save is started again.
 TEST(RunFolder, ARunWithoutCheckpointsIsBegunAgain) {
   const std::string folder = FreshTestFolder() + "/run";
   for (int i = 0; i < 2; ++i) EXPECT_EQ(Make(folder), absl::OkStatus());

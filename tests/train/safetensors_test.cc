@@ -57,7 +57,7 @@ class SafetensorsTest : public testing::Test {
     return std::distance(fs::directory_iterator(fs::path(path_).parent_path()), {});
   }
 
-  // What is wrong with the file, once all of it has been read.
+  // Returns the error of the file, once all of it has been read.
   absl::Status Verify() const {
     const auto file = SafetensorsFile::Open(path_);
     return file.ok() ? file->Verify(SafetensorsFile::Numbers::kAny) : file.status();

@@ -248,7 +248,7 @@ TEST_F(TokenizeTest, NothingIsLeftOfWhatFails) {
   Write("data/a.jsonl", "{}\n");
   EXPECT_TRUE(absl::StrContains(TokenizeToShards(config_).status().message(), "no text with the"));
   EXPECT_FALSE(fs::exists(config_.out));
-  // What a killed process has left is removed.
+  // Leftovers of a killed process are removed.
   Write("out.part/train_000007.bin", "left");
   Write("data/a.jsonl", "{\"text\": \"a\"}\n");
   ASSERT_TRUE(TokenizeToShards(config_).ok());

@@ -41,7 +41,7 @@ constexpr char kLlama[] =
 constexpr char kTiedGpt2[] =
     R"({"family":"gpt2","layers":2,"width":32,"heads":4,"ffn":64,"tied_embeddings":true})";
 
-// What a run computes.
+// The results of a run.
 struct Results {
   std::vector<double> losses, norms;
   // The masters of every parameter, by tensor parallel rank, put together from the ranks' pieces.
@@ -393,7 +393,8 @@ TEST_F(Zero, AnOffloadedOptimizerIsSavedBeforeTheNextUpdate) {
   }
 }
 
-// Whoever reads a checkpoint, in any stage and on any number of ranks, writes the same again.
+// A run that reads a checkpoint, in any stage and on any number of ranks, writes the same one
+// again.
 TEST_F(Zero, ACheckpointIsTheSameWhoeverWritesIt) {
   for (const char* model : {kLlama, kTiedGpt2}) {
     TrainConfig options = Options();
@@ -504,7 +505,7 @@ TEST_F(Zero, ASetIsTheSameWhoeverWritesAndReadsIt) {
                                   return WriteSetFile(SetFilePath(set, comm.rank(), files), copy);
                                 }),
                 absl::OkStatus());
-      // Nobody writes much more than the others.
+      // No rank writes much more than the others.
       EXPECT_LE(most, 1.5 * static_cast<double>(all) / files);
       ASSERT_EQ(WriteCheckpointIndex(index, info, SetName(2, 1), files), absl::OkStatus());
       EXPECT_EQ(VerifyCheckpoint(index).status(), absl::OkStatus());

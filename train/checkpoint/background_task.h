@@ -21,7 +21,7 @@ class BackgroundTask {
   // threads (burst/base/parallel.h), and requests to stop (burst/cli/process.h) do not interrupt
   // it.
   void Start(std::function<absl::Status()> task);
-  // Whether a task has been started whose result nobody has waited for.
+  // Returns whether a task was started and its result was not waited for yet.
   bool started() const { return started_; }
   // Whether a task is at work. From any thread.
   bool busy() const { return busy_.load(); }

@@ -108,7 +108,7 @@ bool IsCount(const Json& json) {
   return json.is_number_unsigned() && json.get<double>() < static_cast<double>(kMost);
 }
 
-// `length`: of the tensor that is the part. None if it makes no sense.
+// `length`: of the tensor that is the part. Returns nullopt if it makes no sense.
 std::optional<TensorPart> FromJson(const Json& json, int64_t length) {
   TensorPart part;
   part.length = length;
@@ -363,7 +363,7 @@ absl::Status CheckpointReader::Read(absl::Span<const Wanted> wanted) const {
                                                      " has another shape or dtype than is wanted"));
     }
     const Tensor row = one.whole.View({-1});
-    // What no part fills is found out afterwards.
+    // Gaps that no part fills are found afterwards.
     row.Fill(std::numeric_limits<double>::quiet_NaN());
     for (const FilePart& part : found->second) {
       if (!MayOverlap(part.part, one.part)) continue;

@@ -1,4 +1,4 @@
-// What the reader and the writers of safetensors files share.
+// Functions that the reader and the writers of safetensors files share.
 #pragma once
 
 #include <xxhash.h>

@@ -102,13 +102,14 @@ class SequenceSampler {
   absl::StatusOr<GlobalBatch> Evaluation(int64_t first, int64_t count, int64_t total) const;
   int64_t max_evaluation() const { return (span_.size() - 1) / options_.seqlen; }
 
-  // Where sequence s of the run starts in the corpus.
+  // Returns the start of the run's sequence s in the corpus.
   int64_t TrainingStart(int64_t s) const;
 
  private:
   SequenceSampler(const TokenSpan& span, const Options& options);
   absl::Status AddSequence(int64_t start, GlobalBatch* batch) const;
-  // Where a sequence's documents begin, and which targets are not learned; none if not packed.
+  // The starts of a sequence's documents, and the targets that are not learned; empty if not
+  // packed.
   struct Boundaries {
     std::vector<int64_t> starts;   // in the corpus, behind the sequence's first token
     std::vector<int64_t> dropped;  // in the corpus, of targets, up to the sequence's end

@@ -9,7 +9,7 @@
 
 namespace burst {
 
-// What the text so far says of the next character.
+// The state after the text so far, which tells whether the next character begins a document.
 struct LineState {
   bool line_has_content = false;  // the line that it is in
   bool after_blank = false;       // the line before that is blank
@@ -35,7 +35,7 @@ struct LineState {
   }
 };
 
-// What a piece makes of any state before it.
+// The state after a piece, for every state before it.
 class PieceLines {
  public:
   // The next character of the piece; `at` counts from the piece's beginning.

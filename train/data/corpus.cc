@@ -32,7 +32,7 @@ std::string Describe(const Sources& sources, const TrainingData& data) {
                          what, Thousands(data.vocab));
 }
 
-// What surrounds the documents of shards.
+// The tokens that surround the documents of shards.
 absl::StatusOr<Tokenizer::Marks> MarksOf(const ShardData& shards, const Tokenizer& tokenizer) {
   constexpr int64_t kLookedAt = 1 << 16;
   Tokenizer::Marks marks;

@@ -45,7 +45,7 @@ std::vector<fs::path> FilesIn(const std::string& folder) {
   return files;
 }
 
-// Tells once who is being waited for, unless it takes only a moment.
+// Prints once which process it waits for, unless the wait is short.
 FileLock::Waiting SayWhoIsWaitedFor(const std::string& path) {
   return [told = false, path](const std::string& holder, double seconds) mutable -> absl::Status {
     constexpr double kMoment = 2;
@@ -114,7 +114,8 @@ absl::Status DataCache::MakeFile(const std::string& name, const Make& make) cons
                                     [&](int64_t bytes) { progress.Add(bytes); }));
 }
 
-// What processes that were killed have left: of this name, and of others that nobody makes now.
+// Removes leftovers of killed processes: files of this name, and of other names that no process
+// makes now.
 void DataCache::RemoveLeftovers(const std::string& name) const {
   for (const fs::path& file : FilesIn(folder_)) {
     const std::string file_name = file.filename().string();

@@ -97,7 +97,7 @@ class DocumentEncoder {
   bool stopped_ = false;
 };
 
-// Threads take pieces in order. None is taken after an error.
+// Threads take pieces in order. No piece is taken after an error.
 absl::Status DocumentEncoder::ForEachPiece(const Body& body) {
   std::atomic<int64_t> next{0};
   absl::Status first;
@@ -218,7 +218,7 @@ absl::StatusOr<Result> DocumentEncoder::EncodeText(const Piece& piece, int64_t b
     if (early && known - last > kFarthest) return Result();
   }
 
-  // Where documents start.
+  // The places where documents start.
   std::vector<int64_t>& starts = result.encoded.starts;
   if (piece.begin == 0) starts.push_back(0);
   if (format_.documents != DocumentsAre::kBlankLines) return result;
@@ -242,7 +242,7 @@ absl::Status DocumentEncoder::EncodeLine(absl::string_view line, Worker* worker,
   if (line.find_first_not_of(" \t\r") == absl::string_view::npos) return absl::OkStatus();
   const absl::StatusOr<nlohmann::json> json = ParseJson(line);
   if (!json.ok()) return json.status();
-  if (!json->is_object()) return absl::InvalidArgumentError("it is no JSON object");
+  if (!json->is_object()) return absl::InvalidArgumentError("it must be a JSON object");
   const auto found = json->find(format_.field);
   if (found == json->end() || !found->is_string()) {
     return absl::InvalidArgumentError(

@@ -16,7 +16,7 @@
 
 namespace burst {
 
-// What the documents of a file are.
+// Says what counts as a document of a file.
 enum class DocumentsAre {
   kFiles,       // the file is one
   kBlankLines,  // blocks between blank lines; they are encoded as one text. A document starts with

@@ -13,7 +13,7 @@
 
 namespace burst {
 
-// What changes when a file's content is changed or the file is replaced.
+// An identity that changes when a file's content is changed or the file is replaced.
 struct FileIdentity {
   int64_t bytes = 0;
   int64_t modified_ns = 0, changed_ns = 0;  // since 1970: content; content or attributes
@@ -25,7 +25,7 @@ struct FileIdentity {
   }
 };
 
-// Follows links. InvalidArgument for what is not a regular file: a folder, a pipe, a device.
+// Follows links. InvalidArgument if it is not a regular file but a folder, a pipe or a device.
 absl::StatusOr<FileIdentity> IdentityOf(const std::string& path);
 
 class InputFile {

@@ -1,5 +1,5 @@
-// How far a long reading of data is: a bar on a terminal, a line now and then elsewhere, nothing
-// for what takes no more than a moment.
+// Shows the progress of reading data: a bar on a terminal, elsewhere a line now and then, and
+// nothing if it takes only a moment.
 #pragma once
 
 #include <chrono>

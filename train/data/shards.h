@@ -31,7 +31,7 @@ inline constexpr int64_t kLlama3Vocab = 128256;
 
 inline constexpr int64_t kShardHeaderBytes = 256 * sizeof(int32_t);
 
-// What a shard's header says.
+// The values of a shard's header.
 struct ShardHeader {
   int64_t tokens = 0;
   int token_bytes = 2;  // 2 or 4
@@ -63,7 +63,7 @@ class Shard {
   ShardHeader header_;
 };
 
-// What a scan of all shards finds.
+// The results of a scan of all shards.
 struct ShardScan {
   std::vector<int32_t> largest;  // token of each shard; -1 in an empty one
   // The first document start after token 0 of the stream that the shards are; -1: none.

@@ -102,7 +102,7 @@ absl::Status NotText(absl::string_view path, absl::string_view what, absl::strin
       absl::StrCat(path, " must be text in UTF-8; got ", what, "; ", advice));
 }
 
-// What samples of a file say.
+// The statistics of samples of a file.
 struct Sample {
   std::string beginning;
   int64_t bytes = 0, not_utf8 = 0;

@@ -26,15 +26,15 @@ namespace {
 
 constexpr int64_t kOverlap = 3;  // bytes of a character after its first
 
-// Bytes [offset, offset + bytes) of a file. Where that cuts a character, the piece has those that
-// begin in it.
+// Bytes [offset, offset + bytes) of a file. If a cut is inside a character, the piece has the
+// characters that begin in it.
 struct Piece {
   int part = 0;  // number of the source
   const SourceFile* file = nullptr;
   int64_t offset = 0, bytes = 0;
   bool last_of_file = false;
 
-  // What the survey finds.
+  // The results of the survey.
   int64_t skipped = 0;  // bytes at the beginning that go on with a character
   int64_t overrun = 0;  // bytes behind the end that belong to the last character
   int64_t characters = 0;
@@ -52,7 +52,7 @@ struct Part {
   bool split_at_blank_lines = false;
 };
 
-// What one thread needs.
+// The buffers of one thread.
 struct Worker {
   std::vector<char> text;
   std::vector<uint16_t> tokens;
@@ -126,7 +126,7 @@ absl::Status TextEncoder::AddSource(const Sources& sources, int64_t piece_bytes)
   return absl::OkStatus();
 }
 
-// Threads take pieces in order. None is taken after an error.
+// Threads take pieces in order. No piece is taken after an error.
 absl::Status TextEncoder::ForEachPiece(const Body& body) {
   std::atomic<int64_t> next{0};
   std::atomic<bool> stop{false};
@@ -235,7 +235,7 @@ absl::StatusOr<Tokenizer> TextEncoder::MakeTokenizer() {
   return tokenizer;
 }
 
-// Where every piece's tokens are, and what comes before it.
+// Computes the place of every piece's tokens, and the state before the piece.
 void TextEncoder::Place(EncodedTexts* result) {
   result->parts.resize(parts_.size());
   for (size_t i = 0; i < pieces_.size(); ++i) {
@@ -354,10 +354,11 @@ absl::StatusOr<Tokenizer> TokenizerOfTexts(const Sources& sources, Tokenizer::Ki
     for (const uint32_t character : given->code_points()) characters[character] = true;
     for (uint32_t c = 0; c < seen.size(); ++c) {
       if (!seen[c] || characters[c]) continue;
-      return sources.Error(absl::InvalidArgumentError(absl::StrFormat(
-          "the character U+%04X is none of the %d that the model was trained on; give --tokenizer, "
-          "or a text without it",
-          c, given->code_points().size())));
+      return sources.Error(absl::InvalidArgumentError(
+          absl::StrFormat("the character U+%04X is not one of the %d that the model was trained "
+                          "on; give --tokenizer, "
+                          "or a text without it",
+                          c, given->code_points().size())));
     }
   }
   absl::StatusOr<Tokenizer> tokenizer = Tokenizer::OfCharacters(characters, end_of_text);

@@ -46,7 +46,7 @@ class Tokenizer {
   // or the one that a tokenizer.model names. InvalidArgument for a template that is not supported.
   absl::StatusOr<std::vector<int32_t>> Beginning() const;
 
-  // What the texts have that a run learned from, as its checkpoints say.
+  // How the texts that a run learned from mark their documents, as its checkpoints say.
   struct Marks {
     bool begins = false;     // Beginning() comes before each
     int32_t separator = -1;  // a token that ends them, if it is not end_of_text()

@@ -107,7 +107,7 @@ absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
   KvCache cache(model.config(), /*batch=*/1, model.dtype(), options.window, model.device(), comm);
   std::vector<int32_t> text = prompt;
   CharacterStream stream;
-  // What rank 0 decides: the next token; -1: this is the end.
+  // The decision of rank 0: the next token, or -1 for the end.
   const auto choose = [&](const Tensor& logits, int64_t index) {
     const int64_t both = std::min(tokenizer.vocab(), model.config().vocab);
     const std::vector<float> known = logits.View({-1}).Slice(0, 0, both).ToVector<float>();
@@ -116,7 +116,7 @@ absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
     if (ends || token == tokenizer.end_of_text()) return -1;
     const std::string characters = stream.Append(tokenizer.Decode({token}));
     if (characters.empty() || emit(characters)) return token;
-    stream.Rest();  // nobody wants it
+    stream.Rest();  // it is not needed
     return -1;
   };
   int64_t read = 0;  // tokens of the text that have been through the model
@@ -124,7 +124,8 @@ absl::Status Generate(const Transformer& model, const Tokenizer& tokenizer,
   for (int64_t i = 0; i < options.tokens && !stopped; ++i) {
     int64_t length = static_cast<int64_t>(text.size());
     if (cache.length() + length - read > options.context) {
-      // Beyond what it was trained on, the model reads the end of the text afresh.
+      // Beyond the length that it was trained on, the model reads the end of the text again, into
+      // an empty cache.
       cache.Clear();
       read = length - std::min(length, std::max<int64_t>(1, options.context / 2));
     }

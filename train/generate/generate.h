@@ -41,9 +41,10 @@ struct GenerationOptions {
 // Text that comes in parts which may end inside of a UTF-8 character.
 class CharacterStream {
  public:
-  // What can be shown now: all but a character at the end whose last bytes are missing.
+  // Returns the text that can be shown now: all but a character at the end whose last bytes are
+  // missing.
   std::string Append(absl::string_view text);
-  // What is left at the end.
+  // Returns the rest, at the end.
   std::string Rest() { return std::exchange(held_, ""); }
 
  private:

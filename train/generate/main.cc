@@ -114,7 +114,7 @@ absl::Status Check(const GenerateConfig& c) {
   return absl::OkStatus();
 }
 
-// Where and how the model runs.
+// The device, ranks and precision of the model.
 struct Place {
   DeviceType device;
   DType dtype = DType::kFloat32;
@@ -179,7 +179,7 @@ struct Source {
   absl::Status Unusable(const absl::Status& status) const {
     return WithAnotherCheckpoint(
         absl::Status(status.code(), absl::StrCat("--checkpoint: ", status.message())), path,
-        "$NAME beside it, of step $STEP, is good");
+        "$NAME next to it, of step $STEP, is good");
   }
 };
 
@@ -287,7 +287,7 @@ absl::StatusOr<std::vector<int32_t>> TokensOfPrompt(const std::string& prompt, c
   return tokens;
 }
 
-// What a user may not expect, before the text.
+// Prints warnings before the text.
 void Warn(const Source& source, const Tokenizer& tokenizer, int64_t prompt_tokens) {
   const int64_t read = ReadTokens(prompt_tokens, source.context);
   if (read < prompt_tokens) {

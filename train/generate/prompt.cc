@@ -19,7 +19,7 @@ namespace {
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-// A file of the directory; null where there is none.
+// Reads a JSON file of the directory; null if there is none.
 absl::StatusOr<Json> ReadObject(const std::string& path) {
   std::error_code error;  // what cannot be seen is told of when it is read
   if (!fs::exists(path, error)) return Json();
@@ -27,7 +27,7 @@ absl::StatusOr<Json> ReadObject(const std::string& path) {
   absl::StatusOr<Json> json = ParseJson(text);
   if (json.ok() && json->is_object()) return json;
   return absl::InvalidArgumentError(
-      absl::StrCat(path, ": ", json.ok() ? "it is no JSON object" : json.status().message()));
+      absl::StrCat(path, ": ", json.ok() ? "it must be a JSON object" : json.status().message()));
 }
 
 absl::Status BadField(const std::string& path, absl::string_view field, const Json& value,

@@ -1,4 +1,4 @@
-// What a model's files say of its texts: the tokens that come before one, and those that end it.
+// Reads from a model's files which tokens come before a text, and which tokens end it.
 #pragma once
 
 #include <cstdint>

@@ -53,7 +53,7 @@ absl::StatusOr<DTypeNames> FindDType(const std::string& name) {
     if (name == dtype.option) return dtype;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("--dtype: '", name, "' is none of float32, bfloat16 and float16"));
+      absl::StrCat("--dtype: must be float32, bfloat16 or float16; got '", name, "'"));
 }
 
 // One tensor of the export: rows of a parameter.
@@ -201,7 +201,7 @@ absl::StatusOr<std::string> ConfigJson(const CheckpointInfo& info, const std::st
   return MakeHuggingFaceConfig(config);
 }
 
-// What the weights were before they were imported, or float32.
+// Returns the dtype of the weights before they were imported, or float32.
 std::string DefaultDType(const std::string& companions) {
   const absl::StatusOr<std::string> kept =
       ReadFile((fs::path(companions) / "config.json").string(), kMaxSettingsBytes);

@@ -58,7 +58,7 @@ absl::StatusOr<std::set<std::string>> FilesOfIndex(const std::string& path) {
     const std::string name = file.get<std::string>();
     if (absl::StrContains(name, "/") || name.find('\0') != std::string::npos ||
         !absl::EndsWith(name, ".safetensors")) {
-      return damaged("the weight_map names something else than safetensors files beside it");
+      return damaged("the weight_map names something else than safetensors files next to it");
     }
     files.insert(name);
   }
@@ -164,7 +164,7 @@ absl::Status HuggingFaceDirectory::CheckTensors() {
   for (const auto& [name, file] : file_of_) {
     if (wanted.count(name) == 0 && !IsComputed(config_.model, name)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("the tensor '", name, "' is none of a model with this config.json"));
+          absl::StrCat("the tensor '", name, "' does not belong to a model with this config.json"));
     }
   }
   return absl::OkStatus();

@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kConfig[] = "config.json";
-// What others call a model's tokenizer and its settings.
+// The file names of a model's tokenizer and its settings.
 constexpr const char* kCompanions[] = {"tokenizer.json",     "tokenizer_config.json",
                                        "tokenizer.model",    "special_tokens_map.json",
                                        "added_tokens.json",  "vocab.json",
@@ -88,7 +88,7 @@ std::string UnreadWeights(const Pretrained& pretrained) {
   std::vector<std::string> shown(all.begin(), all.begin() + std::min(kShown, all.size()));
   for (std::string& name : shown) name = absl::Utf8SafeCEscape(name);
   if (all.size() > kShown) shown.push_back(absl::StrCat(all.size() - kShown, " more"));
-  return absl::StrCat(absl::StrJoin(shown, ", "), " beside the weights ",
+  return absl::StrCat(absl::StrJoin(shown, ", "), " next to the weights ",
                       all.size() == 1 ? "is" : "are", " not read");
 }
 

@@ -28,7 +28,7 @@ std::vector<ForeignTensor> ForeignTensors(const ModelConfig& config, const Param
 // and the head of a tied model, which must equal its embedding (HuggingFaceDirectory).
 bool IsComputed(const ModelConfig& config, absl::string_view name);
 
-// What the names begin with ("model.", "transformer."), unless the directory was saved without it.
+// The prefix of the names ("model.", "transformer."), unless the directory was saved without it.
 std::string NamePrefix(const ModelConfig& config);
 
 }  // namespace burst

@@ -131,7 +131,7 @@ absl::StatusOr<std::string> WithContext(absl::string_view json, int64_t context)
   const int64_t first = before.model.rope_scaling.first_context;
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const auto rope = object.find(key);
-    // Where it does not say this, it means max_position_embeddings.
+    // Without this field it means max_position_embeddings.
     if (first > 0 && rope != object.end() && rope->is_object() && !rope->contains(kFirst)) {
       (*rope)[kFirst] = first;
     }

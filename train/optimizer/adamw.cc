@@ -70,7 +70,7 @@ void UpdateAll(const Coefficients<T>& c, const std::vector<DecayRange>& decay, i
   });
 }
 
-// An update that has begun: what it does to a part of the state.
+// An update in progress, which is applied to a part of the state at a time.
 class BegunUpdate {
  public:
   BegunUpdate(const cuda::AdamWUpdate& update, DType dtype, const std::vector<DecayRange>& decay,

@@ -39,7 +39,7 @@ class AdamW {
         DeviceType device = DeviceType::kCpu, int64_t streamed = 0);
   ~AdamW();
 
-  // What is updated, in parts that follow each other in the state.
+  // The arrays that are updated, in consecutive parts of the state.
   struct Part {
     Tensor masters;  // [n]
     Tensor compute;  // [n] bfloat16, or null

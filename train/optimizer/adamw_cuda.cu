@@ -47,7 +47,8 @@ struct Coefficients {
   }
 };
 
-// One thread: counts the update, unless there is none to make, and says how to make it.
+// Runs on one thread: counts the update, unless there is none to make, and computes its
+// coefficients.
 template <typename T>
 __global__ void BeginUpdateKernel(AdamWUpdate update, const double* __restrict__ loss_and_norm,
                                   double* updates, Coefficients<T>* coefficients) {

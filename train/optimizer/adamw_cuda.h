@@ -9,7 +9,7 @@
 namespace burst {
 namespace cuda {
 
-// What an update is told; see train/optimizer/adamw.cc for the formulas.
+// The arguments of an update; see train/optimizer/adamw.cc for the formulas.
 struct AdamWUpdate {
   double beta1 = 0, beta2 = 0, eps = 0, lr = 0, weight_decay = 0;
   double clip = 0;  // the largest norm; 0: no clipping

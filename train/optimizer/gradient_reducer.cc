@@ -58,7 +58,7 @@ absl::Status GradientReducer::Post(int first, int last) {
 absl::Status GradientReducer::Start() {
   const std::vector<ShardRange> ranges = parameters_.Ranges(first_, last_);
   if (group_ == nullptr && first_ == 0 && !ranges.empty()) {
-    // What was posted before the last message has arrived when that begins.
+    // All earlier messages have arrived when the last one begins.
     last_message_ = ranges.back().end;
     BURST_RETURN_IF_ERROR(Wait());
   }

@@ -39,7 +39,7 @@ std::vector<int64_t> ShardedState::Counts(int unit) const {
   return std::vector<int64_t>(parameters_.sharding().ranks, parameters_.units()[unit].piece);
 }
 
-// Completes what was posted.
+// Completes the posted messages.
 absl::Status ShardedState::Wait() {
   BURST_RETURN_IF_ERROR(shards_->Wait(Channel::kCollective));
   for (Gathered& unit : gathered_) unit.arrived = !unit.values.null();

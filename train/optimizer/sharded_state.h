@@ -1,6 +1,6 @@
-// What ranks exchange that divide the state of a model between them (ZeRO, Rajbhandari et al.,
-// arXiv 1910.02054; StateSharding says what is where). With tensor parallelism the ranks that have
-// the same shard of the model divide it, one of each group.
+// Exchanges values and gradients between ranks that divide the state of a model (ZeRO, Rajbhandari
+// et al., arXiv 1910.02054). StateSharding says which rank has which part. With tensor parallelism
+// the ranks that have the same shard of the model divide it, one of each group.
 //
 //   stage 1   after an update every rank's piece of the values is gathered by all. Gradients are
 //             those of a GradientReducer, whole on every rank.

@@ -1,5 +1,4 @@
-// What a stage of a pipeline does with the time of a step: it computes passes, and waits between
-// them.
+// Measures how a stage of a pipeline spends a step: it computes passes, and waits between them.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +18,7 @@ class PassTimes {
 
   // Forgets all passes; the events are used again.
   void Clear() { passes_ = 0; }
-  // The next pass: from when it has what it needs of other stages, until its result can be sent.
+  // Measures the next pass, from the arrival of its inputs until its result can be sent.
   void Begin();
   void End();
 

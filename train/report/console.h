@@ -1,5 +1,5 @@
-// What a run prints: a table of its configuration, then a line that is rewritten in place on a
-// terminal, or printed now and then elsewhere.
+// Prints a run: a table of its configuration, then a line that is rewritten in place on a terminal,
+// or printed now and then elsewhere.
 #pragma once
 
 #include <chrono>

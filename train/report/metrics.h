@@ -1,4 +1,4 @@
-// What every step did: metrics.jsonl, one JSON object a line, and its picture, loss.svg.
+// Writes the metrics of every step: metrics.jsonl, one JSON object a line, and the plot loss.svg.
 #pragma once
 
 #include <cstdint>

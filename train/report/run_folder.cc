@@ -69,8 +69,8 @@ absl::Status CheckNotOthers(const std::string& folder) {
   return absl::OkStatus();
 }
 
-// Removes what processes left in a run's folder that were killed there. Under its lock, when
-// whoever began a file and did not finish it is dead.
+// Removes what processes left in a run's folder that were killed there. Call it under the folder's
+// lock, which shows that a process with an unfinished file is dead.
 absl::Status RemoveLeftovers(const std::string& folder) {
   BURST_RETURN_IF_ERROR(RemoveTemporaries(folder, [](absl::string_view name) {
     return name == kSettings || name == kMetrics || name == kPlot || IsCheckpointName(name);
@@ -83,7 +83,7 @@ absl::Status RemoveLeftovers(const std::string& folder) {
   return RemoveUnusedSets(folder);
 }
 
-// What a folder holds, for a comparison: by name, of a checkpoint which file it is.
+// Lists the content of a folder for a comparison: names, and for a checkpoint its file.
 std::map<std::string, uintmax_t> NamesIn(const std::string& folder) {
   std::map<std::string, uintmax_t> names;
   std::error_code error;

@@ -48,7 +48,7 @@ std::string Ranks(const ResolvedConfig& config) {
                          groups, kind);
 }
 
-// What a rank keeps between steps, and what of it ranks divide.
+// Describes the memory that a rank keeps between steps, and which part of it ranks divide.
 std::string State(const ResolvedConfig& config, const ParameterList::KeptBytes& kept) {
   const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
   std::string text =

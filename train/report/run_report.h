@@ -1,4 +1,4 @@
-// What rank 0 tells of a run: in its folder and, unless it is silent, on the console.
+// Reports a run on rank 0: in its folder and, unless it is silent, on the console.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace burst {
 
 class RunReport {
  public:
-  // What the trainer knows in addition to the setup.
+  // The values that the trainer knows in addition to the setup.
   struct Facts {
     int64_t step = 0;  // completed, of a resumed run
     int64_t sequences_per_epoch = 0;
@@ -45,7 +45,8 @@ class RunReport {
   // which the model is not finite is not saved.
   void Print(const StepMetrics& metrics, bool saved);
   void PrintEvaluation(int64_t step, double val_loss);
-  // After a save: what it could not do.
+  // Call it after a save. Says once if only the newest checkpoint is kept, because the file system
+  // has no hard links.
   void Saved();
   // The end of a run that was asked to stop after `step` steps.
   void Stopped(int64_t step);

@@ -35,9 +35,10 @@ OptionTable Options(Config* c) {
         "The folder to make: train_000000.bin, ..., and the tokenizer's file, for "
         "//train --data='OUT/train_*.bin' --tokenizer=OUT.");
   t.Add("shard_tokens", &c->shard_tokens, kMayChange, "Tokens of a shard.");
-  t.Add("val_tokens", &c->val_tokens, kMayChange,
-        "Documents for validation, val_000000.bin, ...: the first ones, up to so many tokens and "
-        "the end of a document.");
+  t.Add(
+      "val_tokens", &c->val_tokens, kMayChange,
+      "Write the first documents, up to N tokens and the end of a document, to val_000000.bin, ... "
+      "for validation.");
   t.Add("separators", &c->separators, kMayChange,
         "An end-of-text token before every document, where //train lets --packed attention end.");
   t.Add("bos", &c->bos, kMayChange,
@@ -60,7 +61,7 @@ absl::Status Check(const Config& c) {
     return InvalidOption("val_tokens", "needs the separators between documents");
   }
   if (c.threads != -1 && (c.threads < 1 || c.threads > 1024)) {
-    return InvalidOption("threads", c.threads, " is neither -1 nor from 1 to 1024");
+    return InvalidOption("threads", "must be -1 or from 1 to 1024; got ", c.threads);
   }
   return absl::OkStatus();
 }

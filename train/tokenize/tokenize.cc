@@ -48,9 +48,9 @@ class OutputFolder {
     }
     absl::StatusOr<FileLock> lock = FileLock::TryAcquire(part + "/" + kLock);
     if (!lock.ok()) return Named("out", lock.status());
-    // The one who held it before may have given the folder its name.
+    // The earlier holder may have given the folder its name.
     BURST_RETURN_IF_ERROR(Named("out", lock->CheckStillThere()));
-    // What a killed process has left.
+    // Removes the leftovers of a killed process.
     std::vector<fs::path> left;
     for (fs::directory_iterator it(part, error), end; !error && it != end; it.increment(error)) {
       if (it->path().filename() != kLock) left.push_back(it->path());

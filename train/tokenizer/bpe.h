@@ -27,7 +27,7 @@ class BpeVocabulary {
     uint32_t rank = UINT32_MAX;  // the lowest goes first
     int32_t token = -1;
   };
-  // What two neighbors become; the largest rank for a pair that stays as it is.
+  // The token that two neighbors become, and its rank; the largest rank if the pair stays.
   Result Merge(int32_t left, int32_t right) const {
     const auto found = merges_.find(Key(left, right));
     return found == merges_.end() ? Result{} : found->second;

@@ -39,7 +39,7 @@ std::string Shown(absl::string_view text) {
   return shown.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
 }
 
-// A member of an object; null for what is absent.
+// Returns a member of an object, or null if it is absent.
 const Json& Get(const Json& json, const char* key) {
   static const Json kNull;
   if (!json.is_object()) return kNull;
@@ -51,7 +51,7 @@ absl::StatusOr<bool> GetBool(const Json& json, const char* key, bool otherwise,
                              absl::string_view of) {
   const Json& value = Get(json, key);
   if (value.is_null()) return otherwise;
-  if (!value.is_boolean()) return Invalid(of, ".", key, " is neither true nor false");
+  if (!value.is_boolean()) return Invalid(of, ".", key, " must be true or false");
   return value.get<bool>();
 }
 
@@ -73,7 +73,7 @@ class Reader {
   absl::StatusOr<BpeFile> Read(absl::string_view text) {
     const absl::StatusOr<Json> json = ParseJson(text);
     if (!json.ok()) return json.status();
-    if (!json->is_object()) return Invalid("it is no JSON object");
+    if (!json->is_object()) return Invalid("it must be a JSON object");
     BURST_RETURN_IF_ERROR(ReadNormalizer(Get(*json, "normalizer")));
     BURST_RETURN_IF_ERROR(ReadPreTokenizer(Get(*json, "pre_tokenizer")));
     const std::string decoder = TypeOf(Get(*json, "decoder"));
@@ -174,8 +174,9 @@ class Reader {
   }
 
   absl::Status ReadVocabulary(const Json& vocab, const Json& added) {
-    if (!vocab.is_object() || vocab.empty()) return Invalid("model.vocab is no object with tokens");
-    if (!added.is_null() && !added.is_array()) return Invalid("added_tokens is no list");
+    if (!vocab.is_object() || vocab.empty())
+      return Invalid("model.vocab must be an object with tokens");
+    if (!added.is_null() && !added.is_array()) return Invalid("added_tokens must be a list");
     int32_t largest = -1;
     ids_.reserve(vocab.size());
     for (const auto& [name, value] : vocab.items()) {
@@ -241,7 +242,7 @@ class Reader {
   }
 
   absl::Status ReadMerges(const Json& merges) {
-    if (!merges.is_array()) return Invalid("model.merges is no list");
+    if (!merges.is_array()) return Invalid("model.merges must be a list");
     file_.merges.reserve(merges.size());
     for (const Json& merge : merges) {
       const auto bad = [&](absl::string_view why) {
@@ -288,7 +289,7 @@ absl::StatusOr<std::string> TokenizerJsonOfGpt2(const std::string& encoder_path,
                                                 absl::string_view merges) {
   absl::StatusOr<Json> vocab = ParseJson(encoder);
   if (!vocab.ok()) return Invalid(encoder_path, ": ", vocab.status().message());
-  if (!vocab->is_object()) return Invalid(encoder_path, ": it is no JSON object");
+  if (!vocab->is_object()) return Invalid(encoder_path, ": it must be a JSON object");
   Json pairs = Json::array(), added = Json::array();
   int64_t number = 0;
   for (absl::string_view line : absl::StrSplit(merges, '\n')) {

@@ -31,7 +31,7 @@ struct BpeFile {
   std::vector<AddedToken> added;
 };
 
-// InvalidArgument that says in which field what is wrong, or not supported.
+// InvalidArgument names the field that is wrong or not supported.
 absl::StatusOr<BpeFile> ParseTokenizerJson(absl::string_view text);
 
 // GPT-2's two files as the text of a tokenizer.json. Errors name `encoder_path` or `merges_path`.

@@ -162,8 +162,8 @@ BpeEncoder::Part BpeEncoder::PartAt(absl::string_view text, size_t begin, bool c
   if (begin >= run_.end) run_ = RunAt(text, begin, complete);
   Part part = run_;
   if (part.kind == Part::Kind::kBroken || added_.nodes.empty()) return part;
-  // An added token is UTF-8, so it does not reach across runs. Near the end of what is known, one
-  // may begin that is cut.
+  // An added token is UTF-8, so it does not reach across runs. Near the end of the text so far, an
+  // added token may begin that is cut.
   const size_t cut = part.complete ? 0 : std::min(part.end - begin, added_.longest - 1);
   const Found added = FindAdded(text.substr(0, part.end), begin, part.end - cut);
   part.end = added.begin;

@@ -23,7 +23,7 @@ namespace burst {
 // Immutable; any thread may use it, through a BpeEncoder of its own.
 class BpeTokenizer : public FileTokenizer, public std::enable_shared_from_this<BpeTokenizer> {
  public:
-  // InvalidArgument that says in which field what is wrong, or not supported.
+  // InvalidArgument names the field that is wrong or not supported.
   static absl::StatusOr<std::shared_ptr<const BpeTokenizer>> FromTokenizerJson(
       absl::string_view text);
 
@@ -51,7 +51,7 @@ class BpeTokenizer : public FileTokenizer, public std::enable_shared_from_this<B
     size_t longest = 0;       // of the texts
     bool begins[256] = {};    // first bytes
 
-    // Where two have one text, the last counts.
+    // If two have the same text, the last counts.
     void Take(std::vector<std::pair<std::string, int32_t>> added);
     // The longest that `text` begins with: its token, -1 where none does, and its length. Takes a
     // step for each byte that one of them shares with the text, however many they are.

@@ -15,7 +15,7 @@
 
 namespace burst {
 
-// What the text of a special token means in a text: itself, or the token. A special token in a
+// Says whether the text of a special token means that token, or is only text. A special token in a
 // document is part of the document. SentencePiece puts its space before the whole text, or, where
 // they are kAreTokensAndSpaced, also behind each such token (transformers' "legacy").
 enum class Specials { kAreText, kAreTokens, kAreTokensAndSpaced };
@@ -54,8 +54,8 @@ class FileTokenizer {
   virtual int32_t end_of_text() const = 0;
   // The token that the file names for the beginning of a text; -1: none.
   virtual int32_t begin_of_text() const { return -1; }
-  // What it stands for in decoded text. Empty for ids beyond the vocabulary, and for those that are
-  // not used.
+  // The text that the token stands for in decoded text. Empty for ids beyond the vocabulary, and
+  // for those that are not used.
   virtual absl::string_view Bytes(int32_t token) const = 0;
   // How many bytes of the normalized text it stands for, where `text` begins with them.
   virtual size_t Length(int32_t token, absl::string_view text) const = 0;

@@ -41,7 +41,7 @@ absl::Status AppendTemplate(const Json& processor, std::vector<int32_t>* tokens)
   for (const Json& part : single) {
     if (!Get(part, "Sequence").is_null()) return absl::OkStatus();
     const Json& name = Get(Get(part, "SpecialToken"), "id");
-    if (!name.is_string()) return Invalid("'single' has a part that is no token and no text");
+    if (!name.is_string()) return Invalid("'single' has a part that is neither a token nor a text");
     const Json& ids = Get(Get(Get(processor, "special_tokens"), name.get<std::string>()), "ids");
     if (!ids.is_array()) {
       return Invalid(absl::StrCat("the token ",

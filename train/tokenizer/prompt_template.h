@@ -10,8 +10,8 @@
 namespace burst {
 
 // The tokens before a single text by the file's post_processor (TemplateProcessing, Bert's and
-// Roberta's, also within a Sequence): BOS; empty for a file without one. What the template puts
-// behind the text is left out. InvalidArgument that names what is not supported.
+// Roberta's, also within a Sequence): BOS; empty for a file without one. Tokens that the template
+// puts after the text are left out. InvalidArgument names the field that is not supported.
 absl::StatusOr<std::vector<int32_t>> TemplateBeginning(absl::string_view tokenizer_json);
 
 }  // namespace burst

@@ -131,7 +131,7 @@ absl::StatusOr<std::shared_ptr<const SplitPattern>> SplitPattern::Compile(
   if (code == nullptr) {
     unsigned char message[256];
     pcre2_get_error_message(error, message, sizeof(message));
-    return absl::InvalidArgumentError(absl::StrCat("its pattern is no regular expression: ",
+    return absl::InvalidArgumentError(absl::StrCat("its pattern is not a regular expression: ",
                                                    reinterpret_cast<const char*>(message)));
   }
   std::shared_ptr<SplitPattern> result(new SplitPattern(code));

@@ -18,9 +18,8 @@ namespace burst {
 // Compiled; any thread may use it through a PatternMatcher of its own.
 class SplitPattern {
  public:
-  // InvalidArgument that says what is wrong, or not supported. What a match is may depend on what
-  // follows it but on nothing before it, so that a text can be cut at any end of a piece: no
-  // lookbehind.
+  // InvalidArgument says which part is wrong or not supported. A match may depend on the text after
+  // it but not before it (no lookbehind), so that a text can be cut at any end of a piece.
   static absl::StatusOr<std::shared_ptr<const SplitPattern>> Compile(absl::string_view pattern);
 
   const pcre2_code* code() const { return code_.get(); }

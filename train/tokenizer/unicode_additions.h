@@ -1,5 +1,5 @@
-// What tokenizers and tiktoken know of Unicode, and Debian 12's libraries do not, or the other way
-// around. Made by tests/interop/unicode_additions.py.
+// Unicode characters that tokenizers and tiktoken know but Debian 12's libraries do not, or the
+// other way around. Made by tests/interop/unicode_additions.py.
 #pragma once
 
 #include <cstdint>

@@ -54,7 +54,7 @@ ncclDataType_t NcclType(DType dtype) {
   return ncclNumTypes;
 }
 
-// What the ranks of this process share.
+// The state that the ranks of this process share.
 struct GpuWorld {
   // `in_threads`: all ranks are threads of this process.
   explicit GpuWorld(bool in_threads, bool ends_process = true)

@@ -1,7 +1,6 @@
-// NCCL's functions, found when the first of them is called: in the NCCL that the process has
-// loaded, or else in libnccl.so.2. For a library (burst/c) that must share NCCL with the program
-// around it, and work where there is none as long as a GPU is used alone. Linked instead of NCCL
-// itself.
+// Finds NCCL's functions when the first of them is called: in the NCCL that the process has loaded,
+// or else in libnccl.so.2. A library (burst/c) links this file instead of NCCL, because it must
+// share NCCL with the program around it, and must work without NCCL on one GPU.
 #include <dlfcn.h>
 #include <nccl.h>
 

@@ -27,7 +27,7 @@ std::string Text(const Variable& variable, const char* name) {
   return text == nullptr ? "" : text;
 }
 
-// Whether nobody but this user (and root) can read or change the open file.
+// Returns whether only this user (and root) can read or change the open file.
 bool IsPrivateFile(int fd) {
   struct stat about;
   return fstat(fd, &about) == 0 && S_ISREG(about.st_mode) && about.st_uid == geteuid() &&

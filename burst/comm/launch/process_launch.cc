@@ -63,7 +63,7 @@ class Environment {
     return absl::OkStatus();
   }
 
-  // Where to meet, unless MASTER_ADDR and MASTER_PORT say otherwise.
+  // Chooses where the ranks meet, unless MASTER_ADDR and MASTER_PORT say otherwise.
   absl::Status MeetingPlace(const std::string& address, ProcessLaunch* launch) const {
     const char* master = Find("MASTER_ADDR");
     launch->address = master != nullptr ? master : address;
@@ -203,7 +203,7 @@ absl::StatusOr<std::optional<ProcessLaunch>> DetectProcessLaunch(
   } else if (any({"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})) {
     launch = FromMpirun(environment);
   } else if (any({"SLURM_STEP_ID"}) && any({"SLURM_PROCID"})) {
-    // A batch script has SLURM_PROCID too; what it starts without srun is one process.
+    // A batch script has SLURM_PROCID too; a program that it starts without srun is one process.
     launch = FromSlurm(environment);
   } else {
     return std::optional<ProcessLaunch>();

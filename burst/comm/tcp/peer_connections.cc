@@ -106,7 +106,7 @@ absl::Status PeerConnections::Start(Transfer* transfer) {
     Queue(peer, FrameKind::kAnnounce, channel, group, bytes, "");
   }
   if (peer == rank_) return absl::OkStatus();
-  // Most frames leave here; what does not fit is for the thread.
+  // Most frames leave here; the thread sends the rest.
   WriteTo(peer);
   const bool more = HasOutput(peers_[peer]);
   lock.unlock();
@@ -298,7 +298,7 @@ void PeerConnections::Arrive(const Key& key, Arrived message) {
   Match(key);
 }
 
-// Brings together what has come and what is waited for.
+// Matches the messages that have come with the receives that wait for them.
 void PeerConnections::Match(const Key& key) {
   const auto [group, channel, source] = key;
   const auto found = streams_.find(key);
@@ -481,7 +481,7 @@ absl::Status PeerConnections::OpenRecord(Peer* peer, void* data, size_t bytes, c
   return absl::InvalidArgumentError("a frame that was changed on its way: its seal is broken");
 }
 
-// Where the payload of the frame goes.
+// Finds the place for the frame's payload.
 absl::Status PeerConnections::BeginPayload(int index) {
   Peer& peer = peers_[index];
   peer.payload_read = 0;
@@ -567,7 +567,7 @@ void PeerConnections::CheckHeartbeats() {
     if (!is_silent(peers_[index], options_.lost_after)) continue;
     std::string how =
         absl::StrCat("nothing heard of it for ", Seconds(now - peers_[index].heard), " s");
-    // The others of its host, which may be what was lost.
+    // Names the other silent ranks, because their whole host may be lost.
     for (int other = 0; other < size(); ++other) {
       if (other == index || !is_silent(peers_[other], options_.lost_after / 2)) continue;
       absl::StrAppend(&how, ", nor of rank ", other, " for ", Seconds(now - peers_[other].heard),
@@ -644,8 +644,8 @@ void PeerConnections::Run() {
   options_.on_failure(failure);
 }
 
-// Sends the last messages and then, unless something failed, reads until the others have closed:
-// closing a connection that holds unread data could discard what was sent.
+// Sends the last messages. Then, unless something failed, it reads until the others have closed,
+// because closing a connection with unread data could discard sent data.
 void PeerConnections::SayFarewell(Lock& lock) {
   const auto end = steady_clock::now() + kFarewell;
   const auto left = [&] { return duration_cast<milliseconds>(end - steady_clock::now()); };

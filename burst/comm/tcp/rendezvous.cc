@@ -33,7 +33,7 @@ constexpr milliseconds kLookUpAgain{30'000};
 // Between two attempts of rank 0 to listen.
 constexpr milliseconds kListenAgain{100};
 
-// What rank 0 answers to a process that has proved to be of the job.
+// The answer of rank 0 to a process that has proved to belong to the job.
 enum class Answer : uint8_t { kWelcome = 1, kTaken = 2 };  // kTaken: another one is that rank
 
 // The file name of a job's sockets, without the number.
@@ -364,7 +364,7 @@ class Meeting {
     }
     PeerLink link = {pending->handshake.TakeSocket(), std::nullopt};
     if (!options_.folder.has_value()) link.seal.emplace(pending->handshake.keys());
-    // The first one stays, whoever comes after it.
+    // The first connection of a rank stays; later ones are closed.
     const bool is_there = !IsMissing(peer) && !links_[peer].socket.IsClosed();
     const bool taken = is_there || peer == options_.rank || (called && peer < options_.rank);
     doubles_ += taken;

@@ -27,7 +27,7 @@ int OpenFolder(const std::string& path, int flags) {
   return open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
 }
 
-// Whether nobody but this user (and root) can read or change the open folder.
+// Returns whether only this user (and root) can read or change the open folder.
 bool IsPrivate(int fd) {
   struct stat about;
   return fstat(fd, &about) == 0 && about.st_uid == geteuid() && (about.st_mode & 077) == 0;

@@ -1,5 +1,5 @@
-// What the communicators of one RunRanks share: a lock, the state of every rank, the first failure,
-// and each group's queues of messages. For thread_communicator.cc.
+// The state that the communicators of one RunRanks share: a lock, the state of every rank, the
+// first failure, and each group's queues of messages. For thread_communicator.cc.
 //
 // A message is copied by its receiver, straight from the sender's memory to its own.
 #pragma once

@@ -12,7 +12,7 @@
 namespace burst {
 namespace cuda {
 
-// What the kernels are given; of LayerNorm alone: bias, mean.
+// The arguments of the kernels; bias and mean are for LayerNorm only.
 template <typename T>
 struct NormArgs {
   using A = Accumulator<T>;
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(NormThreads(kBlockTeam), NormBlocks(kBlockTeam
   }
 }
 
-// What the backward reads of a row.
+// The values of a row that the backward reads.
 template <typename T, int kVecs>
 struct NormBackwardRow {
   using A = Accumulator<T>;

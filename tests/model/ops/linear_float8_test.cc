@@ -167,7 +167,7 @@ TEST(LinearFloat8, ZerosAndNoRows) {
   Check({0, 64, 64});
 }
 
-// What is not finite must reach the loss, so that the step is skipped.
+// A value that is not finite must reach the loss, so that the step is skipped.
 TEST(LinearFloat8, NotFiniteIsNotHidden) {
   for (const float bad : {INFINITY, NAN}) {
     Tensor x = RandomTensor({32, 64}, 1).To(DType::kFloat32);

@@ -1,4 +1,5 @@
-// What the tests of the ops share: comparison with a naive loop, and of float with double.
+// Functions that the tests of the ops share: comparison with a naive loop, and of float with
+// double.
 #pragma once
 
 #include <gtest/gtest.h>
