@@ -1,6 +1,6 @@
 """make_wheel.py OUT.whl LICENSE FILE...: packs the package and its library into a wheel.
 
-The files are those of the folder burst. The same files give the same bytes.
+The wheel holds the files of the folder burst. Equal files give equal bytes.
 """
 
 import base64

@@ -22,7 +22,7 @@ namespace burst {
 namespace c {
 namespace {
 
-// What a burst_unique_id holds.
+// The content of a burst_unique_id.
 struct Place {
   char magic[8];
   char token[33];    // hexadecimal

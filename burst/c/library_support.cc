@@ -1,10 +1,10 @@
-// What libburst.so needs to be one file that loads anywhere.
+// Definitions that make libburst.so one file that loads anywhere.
 //
-// Debian's static archives of Abseil are compiled for programs: what has thread_local variables in
-// them cannot be linked into a shared library, or makes it one that needs room in every thread's
-// static block, which a process that is running may not have. Two such members are needed, Cord
-// (for a Status's payloads, which nothing here has) and sysinfo; with these definitions the linker
-// leaves both out. //tests/c:library_test fails where another Abseil needs others.
+// Debian's static archives of Abseil are compiled for programs. A member with thread_local
+// variables cannot be linked into a shared library. Or it makes a library that needs room in every
+// thread's static block, which a running process may not have. Two such members are needed: Cord
+// (for a Status's payloads, which nothing here has) and sysinfo. With the definitions below the
+// linker leaves both out. //tests/c:library_test fails if another Abseil needs others.
 #include <absl/base/config.h>
 #include <absl/base/internal/sysinfo.h>
 #include <absl/strings/cord.h>

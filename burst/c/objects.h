@@ -1,4 +1,4 @@
-// What the handles of burst.h point to, and the guard around every call.
+// The objects behind the handles of burst.h, and the guard around every call.
 #pragma once
 
 #include <unistd.h>
@@ -56,7 +56,7 @@ struct Context {
   // Held by the thread that works for the context: it alone touches the device. Recursive: the
   // caller's allocator, called while it is held, may destroy objects.
   std::recursive_mutex in_use;
-  // What other threads destroyed meanwhile, which the working one frees before it leaves.
+  // Objects that other threads destroyed meanwhile; the working thread frees them before it leaves.
   std::mutex left_mutex;  // locked after in_use; before it only where that is tried
   std::vector<std::shared_ptr<void>> left;
 };

@@ -5,7 +5,7 @@
 // Method: FlashAttention (Dao et al., arXiv 2205.14135 and 2307.08691): tile by tile with online
 // softmax, never a q_len x k_len matrix in main memory, forward or backward.
 //
-// Notation: S = softmax_scale Q K^T, masked; P = exp(S - lse); O = P V; lse = log sum exp S
+// Notation: S = softmax_scale Q K^T, masked. P = exp(S - lse). O = P V. lse = log sum exp S
 // (natural).
 #pragma once
 
@@ -28,25 +28,28 @@ struct AttentionOperand {
 // tensor: [batch, seqlen, num_heads, head_dim], innermost stride 1.
 AttentionOperand Operand(const Tensor& tensor);
 
-// Query row i sees the keys begin[i] <= j < end[i]. Every mask this library knows (causal, sliding
-// window, packed documents, spans, in contiguous, zigzag and striped layouts) has this form,
-// because a rank holds its tokens in order of their global position. begin and end are both
-// non-decreasing in i, so the rows of a tile see [begin[first], end[last]), and a key tile is seen
-// by a range of rows. A row with begin >= end sees nothing. Null: every row sees every key.
+// A mask as one range of keys for each query: query row i sees the keys begin[i] <= j < end[i].
+// Causal masks, sliding windows, packed documents and spans have this form in every layout, because
+// a rank holds its tokens in order of their global position. Other masks are several calls, or
+// KeyBlocks.
+//
+// begin and end never decrease with i. So the rows of a tile see [begin[first], end[last]), and the
+// rows that see a key tile are one range. A row with begin >= end sees nothing. Null arrays: every
+// row sees every key.
 struct KeyRanges {
   const int32_t* begin = nullptr;  // [batch, q_len], rows batch_stride apart
   const int32_t* end = nullptr;
   int64_t batch_stride = 0;  // 0: the same for the whole batch
-  // Of any key, the queries from the first to the last that sees it are no more than so many: how
-  // near to each other the work on neighboring keys is. 0: not known.
+  // An upper bound, over all keys, on the number of queries from the first to the last that sees
+  // the key. A small value means that the work on neighboring keys reads neighboring queries. 0:
+  // unknown.
   int64_t most_queries = 0;
 };
 
-// Which keys the queries see, by blocks: of a grid of kListBlock queries by kListBlock keys,
-// counted from the first query and the first key, the queries of a block see all keys of a key
-// block or none. (The last block of each has what is left.) For masks that are sparse in blocks, of
-// which a row sees many intervals: a loop over a list takes the place of a loop over an interval.
-// All arrays null: no such mask.
+// A mask as blocks of kListBlock queries by kListBlock keys, counted from the first query and the
+// first key. The queries of a block see all keys of a key block or none. The last block of queries
+// and the last of keys may be smaller. Kernels loop over lists of blocks instead of intervals, for
+// sparse masks whose rows see many intervals. Null arrays: the mask is not given in this form.
 inline constexpr int64_t kListBlock = 128;
 
 struct KeyBlocks {
@@ -72,7 +75,7 @@ struct FlashAttentionShape {
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;
   double softmax_scale = 0;
-  // Of q, k, v and dout: float32, float64, or, on a GPU, bfloat16 or float16.
+  // The dtype of q, k, v and dout: float32, float64, or, on a GPU, bfloat16 or float16.
   DType dtype = DType::kFloat32;
   KeyRanges visible;         // arrays on the device of the kernel
   KeyBlocks blocks = {};     // likewise; one of the two at most
@@ -97,8 +100,8 @@ struct FlashForwardParams {
   // (NCCL's) start as soon as some tile is done. Costs up to 3 %.
   bool non_persistent = false;
   // Q, K and V are rounded to 8 bits (e4m3, a scale for every 128 tokens of a head) and multiplied
-  // at twice the rate: for what AttentionKernels::CheckFp8 serves. Results, and the backward's
-  // inputs, are as ever. docs/kernels.md has the error.
+  // at twice the rate: for what AttentionKernels::CheckFp8 serves. Results and the backward's
+  // inputs keep their dtypes. docs/kernels.md has the error.
   bool fp8 = false;
   // [batch, num_heads], or null: each raised to the largest S (natural, after softcap and ALiBi) of
   // a query and a key that it sees. For kernels that say ChangesScores().
@@ -145,11 +148,11 @@ struct FlashBackwardParams {
   bool assign = false;
   // Bitwise the same in every run. The CPU kernels always are.
   bool deterministic = true;
-  // Of several calls, the first for some heads assigns their sums, whatever was there: dQ of these
-  // query heads, dK and dV of these KV heads.
+  // The heads for which this call is the first of several. It overwrites their sums: dQ of the
+  // query heads first_dq, dK and dV of the KV heads first_dkv.
   HeadRange first_dq = {}, first_dkv = {};
-  // For inputs of 16 bits: the last of several calls for some KV heads. What these get in all is
-  // assigned to dk_out and dv_out, like k and of dtype; their sums in dk and dv are only read.
+  // For inputs of 16 bits: the last of several calls for some KV heads. Their complete sums are
+  // written to dk_out and dv_out, like k and of dtype; dk and dv are only read.
   HeadRange last_dkv = {};
   AttentionOperand dk_out = {}, dv_out = {};
 };
@@ -161,8 +164,8 @@ class AttentionKernels {
   virtual ~AttentionKernels() = default;
   // Whether they serve such tensors: InvalidArgument with the reason.
   virtual absl::Status Check(DeviceType device, DType dtype, int64_t head_dim) const = 0;
-  // Whether they take FlashAttentionShape::blocks, of such tensors. Who calls others gives them the
-  // same mask by ranges, in several calls.
+  // Whether they take FlashAttentionShape::blocks, of such tensors. Callers of other kernels give
+  // the mask as ranges, in several calls.
   virtual bool TakesBlocks(DType dtype, int64_t head_dim) const = 0;
   // Whether they take FlashForwardParams::fp8: InvalidArgument with the reason.
   virtual absl::Status CheckFp8(DeviceType, DType, int64_t /*head_dim*/) const {
@@ -178,11 +181,11 @@ class AttentionKernels {
   virtual void Backward(const FlashBackwardParams& params) const = 0;
 };
 
-// Those of the device.
+// Returns the kernels of a device.
 //
 // CPU: float32 and float64. Parallel over the caller's thread pool, with the same bits for any
-// number of threads; scratch memory, one or two MiB a thread, independent of batch, heads and
-// lengths. GPU: docs/kernels.md.
+// number of threads. Scratch memory is one or two MiB a thread and does not depend on batch, heads
+// and lengths. GPU: docs/kernels.md.
 const AttentionKernels& KernelsOf(DeviceType device);
 
 // to = from + addend, converted: accumulated results to their final dtype. [batch, seqlen,
@@ -192,16 +195,19 @@ void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend = T
 
 // The gradients of the sinks, from what FlashForwardParams and FlashDeltaParams say:
 //   dsinks[h] = -sum over b, i of exp(sinks[h] - lse[b, h, i]) delta[b, h, i]
-// 0 for a sink of -inf. lse, delta: [batch, num_heads, q_len]; sinks, dsinks: [num_heads];
-// contiguous, of one dtype, float32 or float64. Added up in float64, in an order that depends on
-// the shape alone.
+// The gradient of a sink of -inf is 0. lse, delta: [batch, num_heads, q_len]. sinks, dsinks:
+// [num_heads]. All are contiguous, of one dtype, float32 or float64. The sum is made in float64, in
+// an order that depends on the shape alone.
 void FlashSinkGrads(const Tensor& lse, const Tensor& delta, const Tensor& sinks,
                     const Tensor& dsinks);
 
-// out = attention to all keys, from that to each of `n` disjoint sets of them; the sets are merged
-// in order. out: [batch, q_len, num_heads, head_dim], contiguous; parts: [n, at least rows *
-// (head_dim + 1)], contiguous, of SumDType(out's dtype), where rows = batch * q_len * num_heads: of
-// every set first its out, then its lse [batch, num_heads, q_len]. A row that sees no key becomes
+// Merges attention to `n` disjoint sets of keys into attention to all of them, in the order of the
+// sets. A row that sees no key becomes 0.
+//
+// out: [batch, q_len, num_heads, head_dim], contiguous. parts: [n, at least rows * (head_dim + 1)],
+// contiguous, of SumDType(out's dtype), where rows = batch * q_len * num_heads. Each part has its
+// set's out first, then its lse [batch, num_heads, q_len]. `sinks` are as in FlashForwardParams and
+// count once for all sets; null: no sinks.
 // 0. `sinks` as in FlashForwardParams, for all sets once; null: none.
 void FlashMerge(const Tensor& parts, const Tensor& out, const Tensor& sinks = Tensor());
 

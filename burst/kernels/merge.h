@@ -35,10 +35,10 @@ BURST_HOST_DEVICE MergeWeights<T> Merge(T lse_a, T lse_b) {
   return {m + std::log(a + b), a / (a + b), b / (a + b)};
 }
 
-// A sink is a logit of the softmax's denominator that has no value (FlashForwardParams::sinks). Of
-// a row whose exponentials e^(S - max) add up to `sum` (0 and -inf: it sees no key): counts the
-// sink in, and returns what the row's sum of values is to be multiplied by. With the larger of both
-// logits as the new maximum nothing overflows.
+// Adds a sink to a row's softmax. A sink is a logit of the denominator without a value
+// (FlashForwardParams::sinks). The row's exponentials e^(S - max) add up to `sum` (0 and -inf: it
+// sees no key). Returns the factor for the row's sum of values. The larger of both logits becomes
+// the new maximum, so nothing overflows.
 template <typename T>
 BURST_HOST_DEVICE T AddSink(T sink, T* max, T* sum) {
   const T top = *max > sink ? *max : sink;

@@ -1,12 +1,13 @@
-// What changes attention's scores and weights beside the mask. Of query i and key j of head h:
+// Changes of attention's scores and weights in addition to the mask. For query i and key j of head
+// h:
 //
 //   S = softmax_scale q_i k_j
 //   S <- softcap tanh(S / softcap)                 softcap (Gemma 2, arXiv 2408.00118)
 //   S <- S - slope[h] |position_i - position_j|    ALiBi (Press et al., arXiv 2108.12409)
 //   P = exp(S - lse);  O = (M * P) V               dropout of P; M: 0, or 1 / (1 - dropout)
 //
-// lse is that of P without dropout, so that calls over disjoint keys merge as ever. Backward, with
-// delta = rowsum(dO * O) as ever:
+// lse does not include dropout, so that calls over disjoint keys merge as usual. Backward, with
+// delta = rowsum(dO * O) as usual:
 //
 //   dV = (M * P)^T dO;  dS = P * (M * (dO V^T) - delta) * (1 - tanh^2);  slopes are constants
 #pragma once
@@ -19,7 +20,8 @@
 
 namespace burst {
 
-// Of one call of the kernels. Arrays on their device. All off by default.
+// The changes in one call of the kernels. Arrays are on the kernels' device. All changes are off by
+// default.
 struct ScoreChanges {
   double softcap = 0;                   // 0: none
   const float* alibi_slopes = nullptr;  // [num_heads] of the call's query heads; null: none
@@ -27,15 +29,16 @@ struct ScoreChanges {
   uint64_t seed = 0;                    // of dropout
   int64_t first_head = 0;               // the number, among all query heads, of the call's first
   int64_t first_row = 0;                // the number, for dropout, of the call's first batch row
-  // Of the call's queries and keys, the global positions, which ALiBi and dropout go by. Of packed
-  // documents, too: distances within a document are the same. Null: 0, 1, ...
+  // The global positions of the call's queries and keys, by which ALiBi and dropout go. They are
+  // global with packed documents, too, because distances within a document are the same. Null: 0,
+  // 1, ...
   const int32_t* q_positions = nullptr;  // [q_len]
   const int32_t* k_positions = nullptr;  // [k_len]
 
   bool any() const { return softcap != 0 || alibi_slopes != nullptr || dropout != 0; }
 };
 
-// Of 2^32 random words, how many drop a weight.
+// Returns how many of 2^32 random words drop a weight.
 constexpr uint32_t DropoutThreshold(double dropout) {
   const double words = dropout * 0x1p32 + 0.5;
   return words < 0x1p32 ? static_cast<uint32_t>(words) : ~uint32_t{0};

@@ -10,11 +10,12 @@
 namespace burst {
 namespace {
 
-// What is measured of the GPU's kernels (benchmarks/results/attention_h200.json).
+// Constants measured on the GPU's kernels (benchmarks/results/attention_h200.json).
 constexpr int64_t kTile = 128;  // queries, and keys, of a tile, which is computed as a whole
-// To begin and end a tile of queries (forward) or keys (backward) takes as long as so many tiles.
+// The start and end of a tile of queries (forward) or keys (backward) take as long as this number
+// of tiles.
 constexpr double kForwardEnds = 0.7, kBackwardEnds = 2.2;
-// Of their rate, where heads have 64 channels or fewer.
+// The share of the rate that heads of at most 64 channels reach.
 constexpr double kNarrowForward = 0.75, kNarrowBackward = 0.9;
 // In fp8, which has twice the rate of the matrix products but not of the exponentials.
 constexpr double kFp8 = 1.1;
@@ -44,8 +45,8 @@ double VisibleTiles(const FlashAttentionShape& s) {
   return static_cast<double>(tiles) * all_heads / rows;
 }
 
-// `products`: matrix products of a pair of tiles, at `rate` FLOP/s in 16 bits. Beside them, what is
-// like q and like k is read or written so many times.
+// Simulates a kernel. `products`: matrix products of a pair of tiles, at `rate` FLOP/s in 16 bits.
+// `q_like`, `k_like`: how often tensors like q and like k are read or written.
 void Run(const FlashAttentionShape& s, int products, double tiles, double rate, int q_like,
          int k_like) {
   SimulatedGpu& gpu = *SimulatedGpu::Current();

@@ -58,7 +58,7 @@ void Join(KeyIntervals* intervals) {
   intervals->resize(count);
 }
 
-// What is in both.
+// Returns the intersection of two intervals.
 KeyIntervals Intersection(const KeyIntervals& a, const KeyIntervals& b) {
   KeyIntervals both;
   for (auto x = a.begin(), y = b.begin(); x != a.end() && y != b.end();) {
@@ -207,8 +207,8 @@ KeyIntervals KeysOf(KeyIntervals blocks, int64_t block, int64_t k_len) {
   return blocks;
 }
 
-// What the queries of a block see; the queries are runs of slices. `whole`: the key blocks that all
-// of them see whole. `rest`: for each query, all other keys that it sees.
+// The keys that the queries of a block see; the queries are runs of slices. `whole`: the key blocks
+// that all of them see whole. `rest`: for each query, all other keys that it sees.
 struct QueryBlock {
   KeyIntervals whole;
   std::vector<KeyIntervals> rest;

@@ -62,7 +62,7 @@ struct Division {
   int64_t sent = 0;
 };
 
-// What has to be divided.
+// The work that is divided.
 struct Problem {
   const IntervalMask& mask;
   const int64_t seqlen;
@@ -136,7 +136,8 @@ class Dealer {
            (problem_.mask.window == 0 || problem_.mask.window > Length(unit) / count);
   }
 
-  // Over `count` neighboring ranks or, if they have no room, over more. What has no room is left.
+  // Over `count` neighboring ranks or, if they have no room, over more. Documents without room
+  // remain.
   void Spread(const Unit& unit, int count) {
     std::vector<int64_t> shares;
     for (int first = -1; first < 0 && count <= ranks_; ++count) {
@@ -179,7 +180,7 @@ class Dealer {
     return best;
   }
 
-  // In pieces, to whoever has room, the least busy first.
+  // Deals pieces to ranks with room, the least busy first.
   void Fill(const Piece& piece) {
     for (int64_t begin = piece.begin; begin < piece.end;) {
       int best = -1;

@@ -15,7 +15,7 @@
 
 namespace burst {
 
-// What one rank sent to others of its group.
+// The bytes that one rank sent to others of its group.
 struct ExchangeTraffic {
   int64_t messages = 0;
   int64_t bytes = 0;
@@ -46,14 +46,14 @@ class HeadExchange {
   absl::Status Gather(const TokenShard& shard, const HeadTensors& own,
                       absl::InlinedVector<Tensor, 3>* gathered, ExchangeTraffic* traffic);
 
-  // The reverse; assigns the tensors of `own`. What several ranks have of a replicated head is
-  // summed, in the order of the ranks and in SumDType, as gradients must be.
+  // The reverse; assigns the tensors of `own`. If several ranks have a replicated head, their
+  // values are summed in the order of the ranks and in SumDType, as gradients must be.
   absl::Status Scatter(const TokenShard& shard, const absl::InlinedVector<Tensor, 3>& gathered,
                        const HeadTensors& own, ExchangeTraffic* traffic);
 
  private:
-  // Memory for what is sent to every other rank, or received from it: a part of each tensor. Parts
-  // of one dtype are one message.
+  // Memory for the message to or from every other rank: a part of each tensor. Parts of one dtype
+  // are one message.
   class Messages {
    public:
     // shape(i, peer): the shape of the part of tensor i for `peer`.

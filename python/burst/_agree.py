@@ -12,7 +12,7 @@ from .scores import check_seed
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}  # burst_dtype
 OF_16_BITS = (torch.bfloat16, torch.float16)
 _NAMES = {"value_dim": "head_dim of v"}  # of arguments that are not the caller's
-# What each rank sends: 1 for an error, tokens of q and of k, the seed it drew, a digest of the rest.
+# Each rank's message: 1 for an error, tokens of q and of k, the seed it drew, a digest of the rest.
 _MESSAGE = struct.Struct("<qqqQ32s")
 _KINDS = {"TypeError": TypeError, "ValueError": ValueError}
 

@@ -75,64 +75,71 @@ def attention(q, k, v, *, causal=True, softmax_scale=None, window=0, documents=N
               ranks_per_node=0, backward="auto", sinks=None, seqlen=None, spans=None,
               slices=None, fp8=False, softcap=0.0, alibi_slopes=None, dropout_p=0.0,
               dropout_seed=None, return_max_logit=False):
-    """Exact attention over a sequence whose tokens are spread over the ranks of a group.
+    """Computes exact attention over a sequence whose tokens are spread over the ranks of a group.
 
-    q:     [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim]
-    k, v:  the same with kv_heads heads, which divide heads. v may have a smaller head_dim (128 and 192,
-           as in multi-head latent attention); out has it, too. It is padded with zeros
-    The tokens of this rank are those that `layout` gives it (burst.shard, burst.positions), in order.
+    Args:
+        q (Tensor): [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim].
+            The rank's tokens are those that `layout` gives it (burst.shard, burst.positions), in order.
+        k, v (Tensor): like q with kv_heads heads, which divide heads. v may have a smaller head_dim (128
+            with 192, as in multi-head latent attention); it is padded with zeros, and out has v's.
+        causal (bool): a token sees itself and earlier tokens.
+        softmax_scale (float): default: 1 / sqrt(head_dim). It gets no gradient.
+        window (int): a token sees tokens less than `window` positions away. 0: no limit.
+        documents (list of int, or one list for each row): positions in the whole sequence where packed
+            documents start. A token sees its own document only.
+        cu_seqlens (Tensor or list of int): flash_attn's form of `documents`: [0, end of the first, ...,
+            end of the sequence].
+        group (ProcessGroup or one-dimensional DeviceMesh): None: one rank. The first call with a group
+            connects its ranks.
+        layout (str): "zigzag", "contiguous", "striped", or "balanced". The last deals whole documents to
+            ranks if that gives each rank nearly equal work; without documents it is zigzag.
+        ring_grad_dtype (torch.dtype): torch.bfloat16 halves the bytes of gradients in the ring, and
+            rounds them.
+        deterministic (bool): False: a faster backward on GPUs, whose last bits vary.
+        return_lse (bool): also return lse.
+        strategy (str): "burst", "ring", or "ulysses" (all-to-all of heads).
+        ulysses_size (int): the number of neighboring ranks that divide the heads. The ring then connects
+            such groups.
+        ranks_per_node (int): a double ring over nodes with this number of ranks.
+        backward (str): the tensors that go around in the backward: "burst" (queries), "ring" (keys and
+            values), or "auto".
+        sinks (Tensor): [heads], learnable: one more logit of each head's softmax, without a value (the
+            sinks of gpt-oss). Their gradient covers this rank's queries: sum it over the group.
+        seqlen (int): the length of the whole sequence, and a promise that the ranks pass equal arguments.
+            They compare them in the first such call only, which saves a round of messages a call.
+        spans (list of pairs, or one list for each row): positions (begin, end) in the whole sequence whose
+            tokens see one another, whatever `causal` and `window` say. Examples: an image in a text, the
+            prompt of a prefix-LM. Each span is within a document.
+        slices (list of tuples, or one list for each row): with causal=False, a mask of any shape as the
+            union of slices (q_begin, q_end, k_begin, k_end, kind). The queries from q_begin to q_end see
+            the keys from k_begin to k_end. With "full" they see all of them. With "causal" the last query
+            sees all keys, and each query before it one fewer. With "inverse_causal" the first query sees
+            all keys, and each query after it one fewer. "band" is both. burst.masks makes trees, global
+            tokens and blocks.
+        fp8 (bool): the forward's matrix products in 8 bits (e4m3), on Hopper GPUs, with a head_dim from
+            72 to 128. docs/kernels.md has the error.
+        softcap (float): > 0: scores s become softcap * tanh(s / softcap), as in Gemma 2. Not with fp8.
+        alibi_slopes (Tensor): [heads]: a score loses its head's slope times the distance of the tokens
+            (burst.alibi_slopes makes the paper's). Not with fp8; it gets no gradient.
+        dropout_p (float): the probability that a weight is dropped. Kept weights are divided by
+            1 - dropout_p; lse does not change. The choice depends on the seed, the row of the batch, the
+            head and the positions, not on the ranks. Not with fp8.
+        dropout_seed (int): equal on all ranks. Default: the next number of torch's CPU generator on
+            rank 0 of the group (torch.manual_seed). Ranks compare their seeds in every call.
+        return_max_logit (bool): also return max_logit. Not with fp8.
 
-    causal         a token sees itself and earlier ones
-    softmax_scale  default: 1 / sqrt(head_dim)
-    window         a token sees those less than `window` positions away. 0: no limit
-    documents      positions in the whole sequence where packed documents start, for all rows of the
-                   batch, or a list of them for each row; a token sees its own document only
-    cu_seqlens     the same as flash_attn's: [0, end of the first, ..., end of the sequence]
-    group          a torch.distributed group or one-dimensional DeviceMesh; None: one rank. The first
-                   call with a group connects its ranks
-    layout         "zigzag", "contiguous", "striped", or "balanced": packed documents are dealt to ranks
-                   as a whole where that gives each nearly the same work, and zigzag without documents
-    ring_grad_dtype   torch.bfloat16 halves what gradients cost on the way, and rounds them
-    deterministic  False: a faster backward on GPUs, whose last bits vary
-    return_lse     returns (out, lse), lse [batch, heads, tokens], packed [heads, tokens]: the log of
-                   the softmax's denominator, differentiable
-    strategy       "burst", "ring", or "ulysses" (all-to-all of heads)
-    ulysses_size   the number of neighboring ranks that divide the heads. Such groups form the ring
-    ranks_per_node a double ring over nodes with this number of ranks
-    backward       what goes around in the backward: "burst" (queries), "ring" (keys), "auto"
-    sinks          [heads], learnable: one more logit of each head's softmax, without a value (the sinks
-                   of gpt-oss). Their gradient is of this rank's queries: sum it over the group
-    seqlen         the length of the whole sequence. A promise that the ranks pass the same arguments:
-                   they are compared in the first such call, and not again, which saves a round of
-                   messages between the hosts
+    Returns:
+        out (Tensor): like q; or a tuple of out and the requested ones of these:
+        lse (Tensor): [batch, heads, tokens], packed [heads, tokens]: the log of the softmax's
+            denominator, differentiable.
+        max_logit (Tensor): [batch, heads], packed [heads]: the largest score of each head over all ranks,
+            after softcap and ALiBi, without sinks. Not differentiable.
 
-    spans          pairs (begin, end) of positions in the whole sequence, for all rows of the batch, or a
-                   list of them for each row: their tokens see one another, whatever `causal` and
-                   `window` say. Examples: an image in a text, the prompt of a prefix-LM, the blocks of
-                   block-causal attention. Each is within a document
-    slices         with causal=False: a mask of any shape, the union of (q_begin, q_end, k_begin, k_end,
-                   kind) for all rows of the batch, or a list of them for each row. The queries at the
-                   positions from q_begin to q_end see those keys: "full"; "causal": the last query
-                   all, each before it one less; "inverse_causal": the first query all, each after it
-                   one less; "band": both. burst.masks makes some: trees, global tokens, blocks
-    fp8            the forward's matrix products in 8 bits (e4m3), the backward's in 16: on Hopper GPUs,
-                   with a head_dim from 72 to 128. Faster where attention is long; docs/kernels.md has
-                   the error
-    softcap        > 0: scores s become softcap * tanh(s / softcap), as in Gemma 2. Neither this nor what
-                   follows goes with fp8
-    alibi_slopes   [heads]: a score loses its head's slope times the distance of the tokens
-                   (burst.alibi_slopes makes the paper's)
-    dropout_p      the probability that a weight is dropped; the others are divided by 1 - dropout_p, lse is
-                   that of all of them. Which are dropped depends on the seed, the row of the batch, the head
-                   and the positions, not on the ranks
-    dropout_seed   an integer, the same on all ranks. Default: the next number of torch's generator of the
-                   CPU on rank 0 of the group (torch.manual_seed). Ranks tell each other in every call
-    return_max_logit  returns (out, max_logit) or (out, lse, max_logit): [batch, heads], packed [heads], the
-                   largest score of each head over all ranks, after softcap and ALiBi, without sinks. Not
-                   differentiable: for optimizers that clip it
+    Raises:
+        ValueError, TypeError: on all ranks, for arguments that are wrong or differ between ranks.
+        RankLostError: a rank was lost.
 
-    Every rank of the group makes the same calls in the same order. ValueError or TypeError, on all
-    ranks, for arguments that are wrong or differ between them; RankLostError where a rank is lost.
+    Every rank of the group makes the same calls in the same order.
     """
     return _attend(q, k, v, sinks, dropout_seed, return_lse, group,
                    (causal, softmax_scale, window, layout, strategy, ring_grad_dtype, deterministic, backward,
@@ -173,15 +180,21 @@ def _attend(q, k, v, sinks, seed, return_lse, group, scalars, lists):
 def cross_attention(q, k, v, *, softmax_scale=None, group=None, layout="zigzag", key_layout=None,
                     ring_grad_dtype=None, deterministic=True, return_lse=False, strategy="burst",
                     ulysses_size=0, ranks_per_node=0, backward="auto", sinks=None, seqlen=None):
-    """Every query of one sequence sees every key of another; each is spread over the same ranks.
+    """Computes attention of every query of one sequence to every key of another.
 
-    q:     [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim]: those
-           that `layout` gives it
-    k, v:  the same with kv_heads heads, and this rank's keys: those that `key_layout` (default:
-           `layout`) gives it of the other sequence, of any length
+    Each sequence is spread over the same ranks.
 
-    seqlen is the length of the queries' sequence, and a promise as attention's, whose arguments the
-    others are. backward="auto" sends queries or keys around, whichever are fewer bytes."""
+    Args:
+        q (Tensor): [batch, tokens of this rank, heads, head_dim], or packed [tokens, heads, head_dim]:
+            the tokens that `layout` gives the rank.
+        k, v (Tensor): like q with kv_heads heads, and the keys of the other sequence (of any length) that
+            `key_layout` gives the rank.
+        key_layout (str): default: `layout`.
+        seqlen (int): the length of the queries' sequence, and a promise as in attention().
+        backward (str): "auto" sends queries or keys around, whichever are fewer bytes.
+
+    For the other arguments, the results and the errors, see attention().
+    """
     return _attend(q, k, v, sinks, None, return_lse, group,
                    (False, softmax_scale, 0, layout, strategy, ring_grad_dtype, deterministic, backward,
                     ulysses_size, ranks_per_node, seqlen, False, 0.0, 0.0, False, True, key_layout, 0),
@@ -189,6 +202,8 @@ def cross_attention(q, k, v, *, softmax_scale=None, group=None, layout="zigzag",
 
 
 def ulysses_attention(q, k, v, **arguments):
-    """attention() by DeepSpeed Ulysses: all-to-alls exchange tokens for heads; the number of ranks
-    divides the heads."""
+    """Computes attention() by DeepSpeed Ulysses: all-to-alls exchange tokens for heads.
+
+    The number of ranks must divide the heads. For arguments and results, see attention().
+    """
     return attention(q, k, v, strategy="ulysses", **arguments)

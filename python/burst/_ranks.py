@@ -305,17 +305,22 @@ def group_of_name(name):
 
 
 def connect(group, device, timeout=None):
-    """Connects the ranks of a group now and not in the first call; collective.
+    """Connects the ranks of a group now instead of in the first call. Collective.
 
-    device: the torch.device of the tensors. timeout: seconds that ranks wait for one another, then
-    and later; default: the group's own timeout.
+    Args:
+        group (ProcessGroup or DeviceMesh): the ranks.
+        device (torch.device): the device of the tensors.
+        timeout (float): seconds that ranks wait for one another, then and later. Default: the group's
+            own timeout.
     """
     ranks_of(process_group(group), torch.empty(0, dtype=torch.uint8, device=device).device, timeout)
 
 
 def disconnect(group=None):
-    """Frees what Burst keeps for a group (None: for all of them). The group itself is not touched.
-    Backwards of earlier calls are refused then. Done at the end of a program by itself."""
+    """Frees what Burst keeps for a group (None: for all groups). The group itself is not changed.
+
+    Backward passes of earlier calls are then refused. Done automatically at the end of a program.
+    """
     group = process_group(group)
     for key in list(_ranks):
         if group is None or _ranks[key].group is group:

@@ -20,11 +20,12 @@ def _check_layout(layout):
 
 
 def positions(seqlen, group=None, layout="zigzag", device=None, rank=None, **packed):
-    """The positions, in a sequence of `seqlen` tokens, of this rank's (or `rank`'s) tokens: an int64
-    tensor that increases. They are what position embeddings take.
+    """Returns the positions of this rank's (or `rank`'s) tokens in a sequence of `seqlen` tokens.
 
-    The layout "balanced" depends on the attention: pass it the same documents or cu_seqlens, causal,
-    window and ulysses_size (with strategy="ulysses": the number of ranks)."""
+    The result is an increasing int64 tensor, as position embeddings take it. The layout "balanced"
+    depends on the attention: pass it the same documents or cu_seqlens, causal, window and ulysses_size
+    (with strategy="ulysses": the number of ranks).
+    """
     _check_layout(layout)
     seqlen = read_count("seqlen", seqlen)
     own, size = _rank_and_size(group)
@@ -48,8 +49,10 @@ def _packed(layout, seqlen, documents=None, cu_seqlens=None, causal=True, window
 
 
 def shard(x, dim=1, group=None, layout="zigzag", **packed):
-    """This rank's part of x, a tensor of the whole sequence, along `dim`. Tokens, labels and position
-    ids are all cut in the same way. Differentiable. `packed`: see positions."""
+    """Returns this rank's part of x, a tensor of the whole sequence, along `dim`. Differentiable.
+
+    Tokens, labels and position ids are all cut in the same way. `packed`: see positions.
+    """
     if group is None:
         return x
     return x.index_select(dim, positions(x.shape[dim], group, layout, x.device, **packed))
@@ -87,9 +90,11 @@ class _Unshard(torch.autograd.Function):
 
 
 def unshard(x, dim=1, group=None, layout="zigzag", **packed):
-    """The whole tensor on every rank, from every rank's part; the reverse of shard. Collective, over
-    the group itself. Differentiable: the gradients of all ranks are added up. `packed`:
-    see positions."""
+    """Returns the whole tensor on every rank, from every rank's part: the reverse of shard.
+
+    Collective over the group. Differentiable: the gradients of all ranks are added up. `packed`: see
+    positions.
+    """
     _check_layout(layout)
     if group is None:
         return x

@@ -10,8 +10,10 @@ KINDS = ("full", "causal", "inverse_causal", "band")  # burst_slice_kind
 
 
 class Frozen:
-    """Slices that do not change, for attention(slices=...), which looks at them once. A list it reads in
-    every call: of thousands, as sparse blocks have, that takes longer than the kernels."""
+    """Slices that do not change, for attention(slices=...), which reads them once.
+
+    A list is read in every call, which takes longer than the kernels for thousands of slices.
+    """
 
     __slots__ = ("slices", "text")
 
@@ -25,21 +27,40 @@ def _listed(value):
 
 
 def tree(prompt, answers):
-    """Causal answers to one causal prompt, one after another: each sees the prompt and itself. In
-    tokens."""
+    """Returns the slices of causal answers to one causal prompt, one after another.
+
+    Each answer sees the prompt and itself.
+
+    Args:
+        prompt (int): tokens of the prompt.
+        answers (list of int): tokens of each answer.
+    """
     return _named("tree", prompt, [answer for answer in answers])
 
 
 def window_with_global_tokens(seqlen, window, global_tokens=(), causal=False):
-    """A token sees those less than `window` positions away. All see the global tokens, which see all
-    (Longformer). With `causal` nobody sees what is after it."""
+    """Returns the slices of a window with global tokens (Longformer).
+
+    Args:
+        seqlen (int): tokens of the sequence.
+        window (int): a token sees tokens less than `window` positions away.
+        global_tokens (list of int): positions of tokens that see all tokens and are seen by all.
+        causal (bool): no token sees a later one.
+    """
     return _named("window_with_global_tokens", seqlen, min(window, seqlen),
                   [token for token in global_tokens], causal)
 
 
 def blocks(seqlen, size, key_blocks, causal=False):
-    """Sparse blocks of `size` x `size` tokens: key_blocks[i] are the numbers of those that the queries
-    of block i see; with `causal` only the keys up to the query in its own block."""
+    """Returns the slices of a mask of blocks of `size` x `size` tokens.
+
+    Args:
+        seqlen (int): tokens of the sequence.
+        size (int): tokens of a block.
+        key_blocks (list of lists of int): for each block of queries, the numbers of the blocks of keys
+            that it sees.
+        causal (bool): in its own block, a query sees no later key.
+    """
     return _named("blocks", seqlen, size, [[block for block in row] for row in key_blocks], causal)
 
 

@@ -8,7 +8,7 @@ from . import _library
 
 
 def alibi_slopes(heads):
-    """The slopes of ALiBi's paper (arXiv 2108.12409) for this number of heads, [heads] of float32."""
+    """Returns the slopes of ALiBi's paper (arXiv 2108.12409) for `heads` heads: [heads], float32."""
     slopes = [float(slope) for slope in _library.alibi_slopes(heads).split()]
     return torch.tensor(slopes, dtype=torch.float32, device="cpu")
 
@@ -20,7 +20,10 @@ def draw_seed():
 
 
 def read_seed(seed):
-    """The integer of a seed that may be a tensor or an array of one; what is none is left as it is."""
+    """Returns the integer of a seed that may be a tensor or an array of one element.
+
+    Other values are returned unchanged.
+    """
     if isinstance(seed, int) and not isinstance(seed, bool):
         return seed
     try:

@@ -1,8 +1,9 @@
 // Backward: a chunk of queries stays in cache, the keys are read tile by tile, and each tile of
 // keys collects its dK and dV over the chunk. The chunk's dQ is collected over the tiles of a span.
 //
-// The order of all sums is fixed: dQ adds up spans in order of the keys, dK and dV add up chunks in
-// order of the query heads and the queries. So the bits do not depend on the number of threads.
+// The order of all sums is fixed. The gradient dQ adds spans in the order of the keys. The
+// gradients dK and dV add chunks in the order of the query heads and the queries. So the bits do
+// not depend on the number of threads.
 
 #include <algorithm>
 #include <atomic>
@@ -82,9 +83,10 @@ class BackwardTask {
     return {keys.begin / span, (keys.end + span - 1) / span};
   }
 
-  // Query head h, the queries of a chunk and the keys of `spans`: adds to dQ, dK and dV.
-  // before_dkv(span) is called before the first addition to dK and dV of a span,
-  // before_dq(span) before that to the chunk's dQ, and done(span) when all are made.
+  // Adds the gradients of query head h, of the queries of a chunk and the keys of `spans`, to dQ,
+  // dK and dV. The function before_dkv(span) is called before the first addition to dK and dV of a
+  // span, before_dq(span) before the first addition to the chunk's dQ, and done(span) after the
+  // last addition.
   template <typename BeforeDkv, typename BeforeDq, typename Done>
   void RunChunk(int64_t b, int64_t h, Range chunk, Range spans, BeforeDkv before_dkv,
                 BeforeDq before_dq, Done done) const {
@@ -281,9 +283,10 @@ ChunkOf ChunkOfStep(const FlashAttentionShape& shape, int64_t kv_head, int64_t s
   return {kv_head * group + step / chunks, {begin, std::min(begin + kChunk, shape.q_len)}};
 }
 
-// KV heads that threads share: whichever is free takes the next span of the next chunk, computes,
-// and waits before it adds to dK and dV until the chunks before have added theirs, and before it
-// adds to dQ for the spans before. It waits for work that was taken earlier only, and that seldom.
+// KV heads that several threads share. A free thread takes the next span of the next chunk and
+// computes. It waits before it adds to dK and dV until the chunks before have added theirs, and
+// before it adds to dQ until the spans before have. A thread waits only for work that was taken
+// earlier, which is rare.
 template <typename T>
 class SharedHeads {
  public:
@@ -374,8 +377,9 @@ class SharedHeads {
   const int64_t first_;
 };
 
-// KV heads are independent: a thread takes one with all of its query heads. Those left over when
-// the heads are dealt out evenly (all of them, if there are few) are shared by the threads.
+// KV heads are independent, so a thread takes one with all of its query heads. If the heads do not
+// divide evenly among the threads, the threads share the remaining heads (all of them, if there are
+// few).
 template <typename T>
 void BackwardOf(const FlashBackwardParams& params, int64_t tile_keys) {
   const FlashAttentionShape& shape = params.shape;

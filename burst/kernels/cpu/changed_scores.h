@@ -28,7 +28,8 @@ class ChangedScores {
         threshold_(DropoutThreshold(changes_.dropout)),
         kept_(static_cast<T>(1 / (1 - changes_.dropout))) {}
 
-  // Of query i and key j of the call. *slope: the derivative by `score`.
+  // Returns the changed score of query i and key j of the call. *slope becomes its derivative with
+  // respect to `score`.
   T Score(int64_t i, int64_t j, T score, T* slope) const {
     *slope = 1;
     if (cap_ != 0) {
@@ -43,7 +44,7 @@ class ChangedScores {
 
   bool drops() const { return changes_.dropout != 0; }
 
-  // What dropout multiplies P by.
+  // Returns the factor by which dropout multiplies P.
   T Weight(int64_t i, int64_t j) const {
     if (!drops()) return 1;
     const bool kept =

@@ -1,8 +1,8 @@
 // Forward: one task a tile of queries, which reads the keys tile by tile.
 //
-// Scores are kept transposed, [keys, queries]: a vector holds as many queries, so the softmax over
-// the keys needs no reduction across a vector, and keys and values enter the matmuls as they lie in
-// memory.
+// Scores are kept transposed, [keys, queries], so that a vector holds the scores of several queries
+// for one key. The softmax over the keys then needs no reduction across a vector, and keys and
+// values enter the matmuls in their memory order.
 
 #include <algorithm>
 #include <cmath>
@@ -226,7 +226,7 @@ class ForwardTask {
     }
   }
 
-  // O = O / sum, lse = ln 2 (max + log2 sum); merged with what is there.
+  // Computes O = O / sum and lse = ln 2 (max + log2 sum), merged with earlier results.
   void Finish(const Tiles& tiles, int64_t b, int64_t h, Range queries) const {
     const Head<T> out(params_.out, b, h);
     T* lse = static_cast<T*>(params_.lse) + (b * shape_.num_heads + h) * shape_.q_len;

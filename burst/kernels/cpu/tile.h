@@ -1,4 +1,4 @@
-// What the forward and the backward share: masks, and tiles of the operands copied into cache.
+// Code that the forward and the backward share: masks, and tiles of the operands copied into cache.
 //
 // Tiles lie in scratch memory with rows of whole vectors, padded with zeros, so that matmuls need
 // no special cases for head_dim and lengths.
@@ -131,7 +131,7 @@ struct BlockList {
   const int32_t* begin = nullptr;
   const int32_t* end = nullptr;
 
-  // Those of [first, last).
+  // Returns the blocks of the list in [first, last).
   BlockList Within(int64_t first, int64_t last) const {
     return {std::lower_bound(begin, end, first), std::lower_bound(begin, end, last)};
   }
@@ -161,9 +161,9 @@ class Blocks {
   const int32_t* const query_begin_;
 };
 
-// The mask of one batch row, by ranges; with lists of blocks, or without a mask, every query sees
-// every key. As begin and end only grow, the keys that a range of queries sees lie
-// in one range, and the queries that see some of a range of keys lie in one range as well.
+// The mask of one batch row, as ranges. With lists of blocks, or without a mask, every query sees
+// every key. begin and end never decrease. So the keys that a range of queries sees are one range,
+// and so are the queries that see some of a range of keys.
 class Mask {
  public:
   Mask(const FlashAttentionShape& shape, int64_t b) : k_len_(shape.k_len) {

@@ -50,7 +50,7 @@ void CheckOperand(const char* name, const AttentionOperand& operand, DType dtype
       << " tensors must begin at multiples of 16 bytes in attention on tensor cores";
 }
 
-// Of attention on tensor cores.
+// Checks the inputs of attention on tensor cores.
 void CheckInputs(const FlashAttentionShape& s, const AttentionOperand& q, const AttentionOperand& k,
                  const AttentionOperand& v) {
   BURST_CHECK(s.softmax_scale > 0) << Name(s.dtype) << " attention needs a positive softmax_scale";

@@ -16,10 +16,10 @@ enum class KernelFamily {
 
 // The kernels that serve each call best on the calling thread's GPU.
 const AttentionKernels* GpuKernels();
-// Those of one family, for tests and benchmarks.
+// Returns the kernels of one family, for tests and benchmarks.
 const AttentionKernels* GpuKernels(KernelFamily family);
 
-// Those of burst/kernels/flash_attention.h, on a GPU.
+// The functions of burst/kernels/flash_attention.h, on a GPU.
 void FlashConvert(const Tensor& from, const Tensor& to, const Tensor& addend);
 void FlashMerge(const Tensor& parts, const Tensor& out, const Tensor& sinks);
 void FlashSinkGrads(const Tensor& lse, const Tensor& delta, const Tensor& sinks,

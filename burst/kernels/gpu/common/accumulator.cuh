@@ -1,6 +1,6 @@
-// Accumulators of the tensor cores on their way to operands and to global memory. wgmma and
-// mma.sync deal them out alike: of 16 rows, lane l holds the rows l / 4 and l / 4 + 8, and of every
-// eight columns the two from 2 (l % 4).
+// Moves accumulators of the tensor cores to operands and to global memory. Both wgmma and mma.sync
+// distribute them in the same way. Lane l holds the rows l / 4 and l / 4 + 8 of each 16 rows. In
+// every eight columns it holds the two from 2 (l % 4) on.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -52,7 +52,7 @@ __device__ __forceinline__ void StoreRowElements(const float (&d)[kColumns / 2],
   }
 }
 
-// The same to fp32 memory.
+// Stores a row, like StoreRow, to fp32 memory.
 template <int kHalf, int kColumns>
 __device__ __forceinline__ void StoreRowFloat(const float (&d)[kColumns / 2], float factor,
                                               float* row, bool valid, int head_dim) {

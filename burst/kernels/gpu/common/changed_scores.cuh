@@ -23,7 +23,8 @@ class ChangedScores {
         threshold_(DropoutThreshold(changes_.dropout)),
         kept_(static_cast<T>(1 / (1 - changes_.dropout))) {}
 
-  // Of query i and key j of the call. *slope: the derivative by `score`.
+  // Returns the changed score of query i and key j of the call. *slope becomes its derivative with
+  // respect to `score`.
   __device__ T Score(int64_t i, int64_t j, T score, T* slope) const {
     return ScoreAt(QueryPosition(i), KeyPosition(j), score, slope);
   }
@@ -36,7 +37,7 @@ class ChangedScores {
     return kept ? kept_ : T{0};
   }
 
-  // The same for positions.
+  // Returns the changed score for two global positions.
   __device__ __forceinline__ T ScoreAt(int32_t q_position, int32_t k_position, T score,
                                        T* slope) const {
     *slope = 1;

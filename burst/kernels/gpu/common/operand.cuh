@@ -10,7 +10,7 @@
 namespace burst {
 namespace cuda {
 
-// Where the first element of a row lies.
+// Returns the place of a row's first element.
 __device__ __forceinline__ int64_t Offset(const AttentionOperand& operand, int64_t b, int64_t h,
                                           int64_t row) {
   return b * operand.batch_stride + row * operand.seq_stride + h * operand.head_stride;

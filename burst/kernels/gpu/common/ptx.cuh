@@ -37,8 +37,8 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// What threads of other blocks wrote before their release is visible after an acquire that reads
-// it.
+// Values that threads of other blocks wrote before their release are visible after an acquire that
+// reads it.
 __device__ __forceinline__ int LoadAcquire(const int* source) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");

@@ -12,7 +12,7 @@ namespace {
 
 std::atomic<int64_t> limit{0};
 
-// Of a GPU, asked for once.
+// The limit of a GPU, which is queried once.
 struct DeviceLimit {
   DeviceLimit() {
     int value = 0;

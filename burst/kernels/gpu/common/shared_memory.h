@@ -11,11 +11,11 @@ namespace cuda {
 // Specifications per Compute Capability").
 int64_t SharedMemoryPerBlock();
 
-// For tests: all GPUs of the process have at most so many bytes from here on; 0 takes it back.
+// For tests: limits the shared memory of all GPUs of the process to `bytes`; 0 removes the limit.
 void LimitSharedMemory(int64_t bytes);
 
-// Before the launch of `kernel` with so many bytes of dynamic shared memory, which must be at most
-// SharedMemoryPerBlock.
+// Call it before a launch of `kernel` with `bytes` bytes of dynamic shared memory, which must be at
+// most SharedMemoryPerBlock.
 void AllowSharedMemory(const void* kernel, int64_t bytes);
 
 }  // namespace cuda

@@ -5,8 +5,9 @@ namespace burst {
 namespace simt {
 namespace {
 
-// P = exp(scale S - lse) and dS = P * (dP - delta), for a query that sees the key. kChanged: of
-// query i and key j, with changed scores and weights (burst/kernels/scores.h); p is that of dV.
+// Computes P = exp(scale S - lse) and dS = P * (dP - delta) for a query that sees the key. With
+// kChanged, for query i and key j with changed scores and weights (burst/kernels/scores.h); p is
+// then the P in dV's equation.
 template <typename T, bool kChanged>
 struct Probability {
   __device__ Probability(T s, T dp, T scale, T lse, T delta, bool visible,

@@ -101,7 +101,7 @@ __global__ __launch_bounds__(kThreads,
     __syncthreads();
   }
 
-  // O = O / l, lse = m + log l; merged with what is there.
+  // Computes O = O / l and lse = m + log l, merged with earlier results.
   const Head<T> out(params.out, b, h);
   T* const lse = static_cast<T*>(params.lse) + (b * shape.num_heads + h) * shape.q_len;
   T row_lse[kN], factor[kN], keep[kN];

@@ -1,7 +1,7 @@
-// Tiles of the float32 and float64 kernels: 256 threads as a square of 16 x 16. Thread (y, x) holds
-// the rows y + 16 r of a matmul; of its columns, x + 16 c where they are keys or queries (a
-// matmul over head_dim), and vectors of 16 bytes, x-th of every 16, where they are those of
-// head_dim.
+// Tiles of the float32 and float64 kernels, which have 256 threads as a square of 16 x 16. Thread
+// (y, x) holds the rows y + 16 r of a matmul's result. If its columns are keys or queries, the
+// thread holds the columns x + 16 c. If they are channels of head_dim, it holds vectors of 16
+// bytes, the x-th of every 16.
 #pragma once
 
 #include <cstdint>
@@ -109,7 +109,7 @@ __device__ void Matmul(const T* a, const T* b, T (&scores)[Tile::kPerThread][Til
   }
 }
 
-// Where the c-th of a thread's columns of head_dim is.
+// Returns the place of the c-th of a thread's columns of head_dim.
 template <class Tile>
 __device__ int ColumnOf(int x, int c) {
   return c / Tile::kVec * Tile::kVec * kSide + x * Tile::kVec + c % Tile::kVec;

@@ -26,7 +26,7 @@ namespace sm80 {
 
 namespace {
 
-// Where one (query head, query tile) lies in a stage of shared memory.
+// The place of one (query head, query tile) in a stage of shared memory.
 template <class Traits>
 struct Stage {
   __device__ __forceinline__ explicit Stage(uint32_t base)
@@ -47,10 +47,10 @@ struct Step {
   int h, tile;  // query head, query tile
 };
 
-// The tiles for which [begin of the first row, end of the last) meets the keys [key, key_end):
-// those that see some of them, and perhaps some that do not, but so that the key tiles that a query
-// tile meets are consecutive, from the one with its first row's begin: they take turns in that
-// order.
+// Returns the query tiles whose range [begin of the first row, end of the last row) meets the keys
+// [key, key_end). Some of these tiles may see none of the keys. But the key tiles that a query tile
+// meets are then consecutive, beginning with the one that holds its first row's `begin`. They take
+// turns in that order.
 template <int kBlockM>
 __device__ __forceinline__ QueryTiles VisibleTiles(const Visible& visible, int64_t q_len, int key,
                                                    int key_end) {
@@ -222,7 +222,8 @@ __global__ __launch_bounds__(Traits::kThreads) void BackwardKernel(
           const int row = s_row + 16 * m + 8 * half + lane / 4;
           const float row_lse = LoadShared(stage.lse + row * 4);
           const float delta = LoadShared(stage.delta + row * 4);
-          // A query that sees nothing: P = 2^-inf. Those from q_len on: all zeros, dS and dO too.
+          // For a query that sees nothing, P = 2^-inf. Queries from q_len on are all zeros, and so
+          // are their dS and dO.
           const float lse = row_lse == -INFINITY ? INFINITY : row_lse * kLog2E;
 #pragma unroll
           for (int n = 0; n < kSN; ++n) {

@@ -47,7 +47,7 @@ struct Row {
   int query, head;
 };
 
-// What a block works on. Blocks of the same keys are neighbors, and the heads of the same tokens:
+// The work of a block. Blocks of the same keys are neighbors, and the heads of the same tokens:
 // they lie side by side in memory.
 template <class Traits>
 struct Work {
@@ -235,7 +235,7 @@ __device__ __forceinline__ void StoreRow(const DecodeArgs& args, int b, const Ro
   }
 }
 
-// Where the warps of a block leave their results.
+// The place where the warps of a block leave their results.
 template <class Traits>
 struct WarpResults {
   // A row a little longer, so that the rows of an accumulator lie in different banks.

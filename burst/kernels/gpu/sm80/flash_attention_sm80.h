@@ -24,7 +24,7 @@ void Forward(const FlashForwardParams& params);
 // every 16 or 32 rows (queries times the heads of a group). Any call is served, most of them slower
 // than by Forward.
 int DecodeParts(const FlashAttentionShape& shape);
-// The floats of memory that so many parts need; none for one.
+// Returns the floats of memory that `parts` parts need; 0 for one part.
 int64_t DecodeScratch(const FlashAttentionShape& shape, int parts);
 void Decode(const FlashForwardParams& params, int parts, float* scratch);
 

@@ -32,7 +32,7 @@ struct TileIndex {
   int first, h, b;
 };
 
-// O = O / l, lse = softmax_scale m + log l; merged with what is there.
+// Computes O = O / l and lse = softmax_scale m + log l, merged with earlier results.
 template <class Traits>
 __device__ __forceinline__ void Finish(const FlashForwardParams& params, int tiles,
                                        const Softmax<Traits::kM>& softmax,

@@ -1,9 +1,9 @@
 // Tiles in shared memory of elements of 16 bits, matmuls of them, and their loads. Element:
 // BFloat16 or Float16.
 //
-// A tile has rows of kColumns (a multiple of 64); the 16-byte piece c of row r lies where piece
-// c ^ (r % 8) would, so that eight rows of one column of pieces, which is what a matrix load reads,
-// touch all banks once.
+// A tile has rows of kColumns elements (a multiple of 64). Piece c (16 bytes) of row r is stored at
+// the place of piece c ^ (r % 8). A matrix load reads eight rows of one column of pieces, which
+// then touch all banks once.
 #pragma once
 
 #include <cmath>
@@ -26,8 +26,8 @@ using cuda::kLog2E;
 using cuda::Pack;
 using cuda::Visible;
 
-// What the number of a 16-byte piece of a row is exclusive-ored with, so that eight rows' pieces
-// lie in different banks.
+// The number with which the number of a 16-byte piece of a row is exclusive-ored, so that eight
+// rows' pieces lie in different banks.
 template <int kColumns>
 __device__ __forceinline__ int Swizzle(int row) {
   static_assert(kColumns >= 32, "");
@@ -40,8 +40,8 @@ __device__ __forceinline__ uint32_t TileAddress(uint32_t tile, int row, int colu
          column % 8 * 2;
 }
 
-// What a lane of a warp needs to read 16 x 16 parts of a tile. Parts begin at multiples of 8 rows
-// and of 16 columns.
+// The values with which a lane of a warp reads 16 x 16 parts of a tile. Parts begin at multiples of
+// 8 rows and of 16 columns.
 template <int kColumns, bool kRowsFirst>
 class Reader {
  public:
@@ -67,8 +67,9 @@ class Reader {
   uint32_t base_, exclusive_or_;
 };
 
-// Operands of d[M, N] += a[M, K] b[K, N]. A: [m, k] in memory; AT: [k, m]; B: [n, k]; BT: [k, n].
-// Load gives the fragments of 16 x 16 elements: of a, one operand; of b, two of eight columns.
+// Operands of d[M, N] += a[M, K] b[K, N]. In memory, A is [m, k], AT is [k, m], B is [n, k] and BT
+// is [k, n]. Load returns the fragments of 16 x 16 elements: one operand of a, or two operands of b
+// with eight columns each.
 template <int kColumns>
 struct A : Reader<kColumns, true> {
   using Reader<kColumns, true>::Reader;
@@ -136,7 +137,8 @@ __device__ __forceinline__ void Multiply(const A& a, const B& b, float (&d)[kM][
   }
 }
 
-// The same with a from the accumulators of another matmul, [16 kM, 8 kP], rounded to Element.
+// Multiplies like Multiply, with a from the accumulators of another matmul, [16 kM, 8 kP], rounded
+// to Element.
 template <class Element, int kM, int kN, int kP, class B>
 __device__ __forceinline__ void MultiplyAccumulators(const float (&a)[kM][kP][4], const B& b,
                                                      float (&d)[kM][kN][4]) {
@@ -191,7 +193,7 @@ __device__ __forceinline__ void StoreToTile(const float (&d)[kM][kN][4], uint32_
 template <int kRows, int kColumns, int kThreads>
 class TileLoader {
  public:
-  // Of rows that begin at `first`.
+  // Loads the rows from `first` on.
   __device__ __forceinline__ TileLoader(const AttentionOperand& operand, int64_t b, int64_t h,
                                         int first)
       : source_(Head<uint16_t>(operand, b, h).row(first + Row()) + Column()) {}
@@ -336,7 +338,7 @@ struct RowPair {
   __device__ __forceinline__ int columns() const { return head_dim - column; }
 };
 
-// d = d * factor + keep * what is in fp32 memory.
+// Computes d = d * factor + keep * (the values in fp32 memory).
 template <int kColumns>
 __device__ __forceinline__ void MergeRows(const AttentionOperand& operand, const RowPair& rows,
                                           const float (&factor)[2], const float (&keep)[2],

@@ -80,7 +80,7 @@ struct BackwardTraits {
 template <class Traits>
 void LaunchBackward(const FlashBackwardParams& params, int32_t* counters);
 
-// The same with changed scores and weights, and the largest score (burst/kernels/scores.h).
+// A variant with changed scores and weights, and with the largest score (burst/kernels/scores.h).
 template <class Plain>
 struct Changed : Plain {
   static constexpr bool kChanged = true;
@@ -106,7 +106,7 @@ struct Variants {
   using BackwardD128Small = BackwardTraits<Element, 128, 64, 64, 1, 2, 2>;
   using BackwardD256Small = BackwardTraits<Element, 256, 32, 32, 1, 2, 2, 4>;
 
-  // What changes scores needs registers: smaller tiles. They fit every GPU, BackwardD256Changed
+  // Score changes need registers, so tiles are smaller. They fit every GPU, BackwardD256Changed
   // only those that BackwardD256 fits.
   using ForwardD64Changed = Changed<ForwardTraits<Element, 64, 64, 64, 4>>;
   using ForwardD128Changed = Changed<ForwardTraits<Element, 128, 64, 64, 4>>;

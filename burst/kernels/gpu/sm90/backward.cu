@@ -7,13 +7,13 @@
 //   dQ^T = K^T dS^T         added to dQ in global memory
 //
 // Consumers: two warpgroups of 64 keys each, which keep a part of their V in registers. They
-// exchange dS through shared memory, and share dQ^T by columns of the head (kHeadDim 96 and 128) or
-// by query rows (64). dQ is computed a step late: so neither waits for the other's dS, and the
-// exponentials of one run beside the matmuls of the other.
-// Producer warpgroup: warp 0 loads K, V once, Q, dO as a ring (TMA); warp 1 loads lse, delta and
-// the mask's ranges of the rows, and finds where dQ goes, and when; warps 2 and 3 each add one
-// consumer's dQ tile to global memory (TMA reduction), in a fixed order when determinism is asked
-// for; with lists, and in the Ordered variants, both consumers' tiles by turns.
+// exchange dS through shared memory, and divide dQ^T by columns of the head (kHeadDim 96 and 128)
+// or by query rows (64). dQ is computed one step late. So neither consumer waits for the other's
+// dS, and the exponentials of one run in parallel with the matmuls of the other. Producer
+// warpgroup: warp 0 loads K and V once, and Q and dO into a ring (TMA). Warp 1 loads lse, delta and
+// the rows' mask ranges, and finds where dQ goes, and when. Warps 2 and 3 each add one consumer's
+// dQ tile to global memory (TMA reduction), in a fixed order if the call is deterministic. With
+// lists, and in the Ordered variants, they take turns with both consumers' tiles.
 //
 // Compiled once for every variant in variants.h.
 #include "burst/kernels/gpu/sm90/backward.cuh"
@@ -82,11 +82,12 @@ __device__ __forceinline__ void StoreDq(const BackwardArgs& args, BackwardShared
   BulkCommit();
 }
 
-// dQ += what `which` of the two warps for this adds: a consumer's tile of every step or, with
-// kDqTurns, both consumers' tiles of every other step. With lists a block seldom meets query tiles
-// in the order of its neighbors, and what it is late it can only catch up if one addition need not
-// be complete before the next one begins. With kTurnFirst a warp waits for its turn while the other
-// warp's addition is under way, before there is anything to add.
+// Adds tiles to dQ, for warp `which` of the two warps that do this. The warp adds one consumer's
+// tile of every step or, with kDqTurns, both consumers' tiles of every other step.
+//
+// With lists a block seldom meets query tiles in the order of its neighbors. It can catch up only
+// if an addition may begin before the previous one is complete. With kTurnFirst a warp waits for
+// its turn during the other warp's addition, before its own tile is ready.
 template <class Traits>
 __device__ __forceinline__ void BackwardReduceDq(const BackwardArgs& args,
                                                  BackwardShared<Traits>& shared,
@@ -143,7 +144,8 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   const int key = keys.row + consumer * 64 + warp * 16 + lane / 4;  // and key + 8
   const float scale_log2 = args.scale * kLog2E;
 
-  // Where this lane's row of each 8x8 matrix of dS goes (stmatrix), and its elements of dQ^T.
+  // The places to which this lane's row of each 8x8 matrix of dS goes (stmatrix), and its elements
+  // of dQ^T.
   const uint32_t ds_store = SharedAddress(shared.ds[0].At(0, consumer)) +
                             (lane / 16 * 8 + lane % 8) * kRowBytes +
                             ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
@@ -159,7 +161,7 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
   // Read anew from threadIdx, it would come between the matmuls.
   int column = lane % 4 * 2;
   asm volatile("" : "+r"(column));
-  // What a lane needs of each two queries.
+  // The values of each two queries that a lane needs.
   const auto rows_of = [&](const float* statistics, int j) {
     return *reinterpret_cast<const float2*>(&statistics[8 * j + column]);
   };
@@ -273,8 +275,8 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     PinRegisters(ds_operand);
     PinRegisters(p_operand);
 
-    // dQ of the step before. In the first step it is of what happens to lie there, and dropped: a
-    // branch around a matmul would make ptxas serialize all.
+    // dQ of the step before. In the first step its input is undefined and its result is dropped,
+    // because a branch around a matmul would make ptxas serialize all matmuls.
     float dq[kDqRows / 2];
     if (step > 0) Wait(&shared.ds_full[stage ^ 1], (step - 1) / 2 % 2);
     multiply_dq(dq, step + 1);
@@ -327,12 +329,13 @@ __device__ __forceinline__ void BackwardConsume(const BackwardArgs& args,
     give_dq(step - 1);
   }
 
-  // dV and dK leave from where K, V, Q and dO were, once nobody reads these any more.
+  // dV and dK are stored from the places of K, V, Q and dO, once no thread reads these any more.
   NamedBarrierSync(kExchangeBarrier, 2 * kWarpgroupSize);
   constexpr int kPartBytes = kWgmmaM * kHeadDim * sizeof(float);  // of a consumer's dV, and dK
   constexpr int kBoxBytes = kWgmmaM * kRowBytes;
   static_assert(2 * Traits::kConsumers * kPartBytes <= offsetof(BackwardShared<Traits>, ds), "");
-  // What follows from threadIdx is computed anew: nothing need be kept for it during the loop.
+  // Values that follow from threadIdx are computed again, so that no registers hold them during the
+  // loop.
   const int thread = ThreadIndexAgain(), thread_lane = thread % kWarpSize;
   const int first = thread / kWarpSize % 4 * kWarpRows;
   const uint32_t staging = SharedAddress(&shared) + 2 * consumer * kPartBytes + first * kRowBytes;

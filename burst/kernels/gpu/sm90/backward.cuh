@@ -1,5 +1,5 @@
-// What the backward kernels share: a block's keys, the order of the query tiles it streams, their
-// statistics and masks, and what goes into global memory.
+// Code that the backward kernels share: a block's keys, the order of the query tiles it streams,
+// their statistics and masks, and the stores to global memory.
 #pragma once
 
 #include <type_traits>
@@ -13,7 +13,7 @@
 namespace burst {
 namespace sm90 {
 
-// What the softmax's backward needs of each query row.
+// The values of each query row that the softmax's backward needs.
 template <class Traits>
 struct RowStatistics {
   alignas(16) float lse_log2[Traits::kBlockM];  // +inf for a row that saw no key: P = 0
@@ -25,15 +25,16 @@ struct RowStatistics {
 
 // The keys of a block, whose they are, and the first of the query heads that it takes.
 //
-// Blocks begin with the first keys, which under a causal mask the most queries see, and go through
-// query tiles from the last one, where the blocks of a head then begin together. A fixed order of
-// their additions to dQ, by ascending keys, makes each wait until the one before has added its
-// first tile: which takes about as long as a step, for every block of a head in turn. So with a
-// mask and a fixed order all of this may be `reversed`: last keys first, query tiles from the first
-// one, additions by descending keys. Blocks of a causal mask or of documents then begin at
-// different query tiles, and meet at none. (With grouped heads each goes through a head after the
-// other, all in the same order.) Only the last group of heads keeps the longest blocks
-// first, so that all multiprocessors are busy to the end.
+// By default blocks begin with the first keys, which the most queries see under a causal mask, and
+// walk query tiles from the last one. The blocks of a head then begin together at that tile. If
+// their additions to dQ have a fixed order, by ascending keys, each block waits until the one
+// before has added its first tile. That costs about one step for every block of a head.
+//
+// So with a mask and a fixed order the walk may be `reversed`: last keys first, query tiles from
+// the first one, additions by descending keys. The blocks of a causal mask or of documents then
+// begin at different query tiles, and do not meet. With grouped heads each block walks one head
+// after the other, all in the same order. The last group of heads is not reversed: it keeps the
+// longest blocks first, so that all multiprocessors are busy to the end.
 struct KeyTile {
   int row, first_head, kv_head, batch;
   bool reversed;
@@ -60,11 +61,12 @@ __device__ __forceinline__ int StepsOf(const BackwardArgs& args, const QueryTile
   return max(0, tiles.end - tiles.begin - tiles.gap) * args.heads_per_block;
 }
 
-// Calls f(head, tile, place) for every query tile that the block meets, in the same order for every
-// warp that calls it; the tile is at that place of the list, or itself the place. With
-// grouped heads and a fixed order of additions, a block takes the heads of a tile one after the
-// other: going through all tiles of a head first, it would meet the next head when the blocks
-// before it are still far from there. (One loop, with few registers, for all of this.)
+// Calls f(head, tile, place) for every query tile that the block meets. The order is the same for
+// every warp that calls it. `place` is the tile's place in the list, or the tile itself.
+//
+// With grouped heads and a fixed order of additions, a block takes all heads of a tile before the
+// next tile. If it walked all tiles of a head first, it would reach the next head while the blocks
+// before it are still far from there. One loop serves all cases, to save registers.
 template <class Traits, class Function>
 __device__ __forceinline__ void ForEachQueryTile(const BackwardArgs& args, const KeyTile& keys,
                                                  const QueryTiles& tiles, Function f) {
@@ -142,10 +144,10 @@ __device__ __forceinline__ bool IsWhole(const BackwardArgs& args, const KeyTile&
   return Traits::kRanges ? rows.whole != 0 : keys.row + Traits::kBlockN <= args.k_len;
 }
 
-// What a step adds to dQ, and its turn. When deterministic, the tiles of keys that see its queries
-// add in the order of their blocks: a block waits until the count of additions to this part is the
-// number of those before its own. They are launched earlier, so that somebody can always proceed.
-// With lists that number is the block's place in the list of the queries.
+// The part of dQ that a step adds to, and its turn. In a deterministic call, the key tiles that see
+// a query tile add to it in the order of their blocks. A block waits until the count of additions
+// equals the number of blocks before it. The blocks before it were launched earlier, so some block
+// can always proceed. With lists that number is the block's place in the list of the queries.
 struct alignas(16) DqStep {
   int row, head;
   int counter;  // in BackwardArgs::dq_additions, that of part 0; negative: in any order
@@ -161,7 +163,7 @@ __device__ __forceinline__ DqStep MakeDqStep(const BackwardArgs& args, const Key
                                              int head, int tile, int place) {
   DqStep step = {tile * Traits::kBlockM, head, -1, 0};
   if (args.dq_additions == nullptr) return step;
-  // Of the last queries there may be fewer than a list's block has tiles for.
+  // The last block of queries may have fewer tiles than a list's block has room for.
   if (Traits::kLists && tile >= args.query_tiles) return step;
   step.counter = ((keys.batch * args.num_heads + head) * args.query_tiles + tile) * 2;
   if constexpr (Traits::kLists) {
@@ -183,10 +185,10 @@ __device__ __forceinline__ DqStep MakeDqStep(const BackwardArgs& args, const Key
   return step;
 }
 
-// When it is the step's turn, and its dQ lies in shared memory, for which wait() waits: store(add)
-// adds it to global memory or, the first where dQ is assigned, stores it; by the TMA, whose source
-// it gives back before it returns. Between two additions of a fixed order nothing is decided: add
-// is a constant.
+// Waits for the step's turn, and with wait() for its dQ in shared memory. Then calls store(add),
+// which adds it to global memory. If dQ is assigned, the first call stores instead. The TMA copies
+// it, and its source is free again when store returns. Between two additions in a fixed order
+// nothing is decided, because `add` is a constant.
 template <class WaitFunction, class StoreFunction>
 __device__ __forceinline__ void AddInTurn(const BackwardArgs& args, const DqStep& step, int part,
                                           WaitFunction wait, StoreFunction store) {
@@ -224,7 +226,7 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Share
     RowStatistics<Traits>& rows = shared.rows[stage];
     const bool whole = tile >= tiles.whole_begin && tile < tiles.whole_end;
     const int first = tile * Traits::kBlockM;
-    // Of fewer than 2^32 rows: so many do not fit into a GPU's memory.
+    // The offset fits 32 bits, because 2^32 rows do not fit into a GPU's memory.
     const uint32_t offset = (keys.batch * args.num_heads + head) * uint32_t(args.q_len) + first;
     const DqStep dq_step = MakeDqStep<Traits>(args, keys, head, tile, place);
     Wait(&empty[stage], step / Traits::kStages % 2 ^ 1);
@@ -243,7 +245,7 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Share
     if (Traits::kRanges && !whole) {
 #pragma unroll(kUnroll)
       for (int i = lane; i < Traits::kBlockM; i += kWarpSize) {
-        // Of fewer than 2^32 rows, as above.
+        // Fits 32 bits, as above.
         const uint32_t row = keys.batch * static_cast<uint32_t>(args.visible.batch_stride) +
                              min(first + i, args.q_len - 1);
         rows.begin[i] = args.visible.begin[row];
@@ -255,7 +257,7 @@ __device__ __forceinline__ void BackwardLoadRows(const BackwardArgs& args, Share
   });
 }
 
-// What a warp does with its rows of dK or dV.
+// The way in which a warp stores its rows of dK or dV.
 struct GradientStep {
   int head, batch;  // in the sums
   bool first, last;

@@ -1,4 +1,5 @@
-// What the backward kernels are told, and how many heads they work on at the same time.
+// The arguments of the backward kernels, and the number of heads that they work on at the same
+// time.
 #pragma once
 
 #include <algorithm>
@@ -41,22 +42,22 @@ struct BackwardArgs {
   KeyBlocks blocks;
   QueryTiles* query_tiles_of;  // with ranges: [batch or 1, key_tiles]
   int q_len, k_len, num_heads, batch, num_kv_heads, head_dim;
-  // A KV head's query heads are split among so many blocks, of which each takes so many.
+  // The query heads of a KV head are split among head_splits blocks of heads_per_block heads each.
   int head_splits, heads_per_block;
   int batch_splits;            // of all KV heads of the batch
   int key_tiles, query_tiles;  // of one head
   int group;                   // splits whose tensors share the L2 cache
-  int reversed_groups;  // the first so many groups of heads have the order of KeyTile::reversed
+  int reversed_groups;         // this many groups of heads, from the first, are KeyTile::reversed
   float scale;
   bool heads_inside;  // the order of ForEachQueryTile
-  int* counters;      // so many, cleared by Prepare: those of the next two
+  int* counters;      // [num_counters], cleared by Prepare; the next two point into it
   int num_counters;
   int* dq_additions;   // [batch, num_heads, query_tiles, 2]; null: any order
   int* dkv_additions;  // [sums, key_tiles, kBackwardWarps]; null: heads are not split
   int sums;            // HeadSplits::sums
   Heads first_dq;      // of these query heads the first addition to dQ assigns it
-  // Of these KV heads dK and dV begin here, the sums are assigned; or end here: what is in the sums
-  // is added to this part of them, and the results are stored.
+  // For the KV heads first_dkv this call begins dK and dV: it overwrites the sums. For the KV heads
+  // last_dkv it ends them: it adds the sums to its part and stores the results.
   Heads first_dkv, last_dkv;
   AttentionOperand dq_sum, dk_sum, dv_sum;
   CUtensorMap dk_out, dv_out;  // the results, of Element, likewise
@@ -82,7 +83,7 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardS
     args.dout = map_q(params.dout, shape.dtype, Traits::kBlockM);
     args.dq = map_q(params.dq, DType::kFloat32, dq_rows);
   }
-  // Without sums, or without results, nobody uses the maps of these.
+  // Without sums, or without results, their maps are unused.
   const HeadRange all_kv_heads = {0, shape.num_kv_heads};
   args.first_dkv = Heads(params.assign ? all_kv_heads : params.first_dkv);
   args.last_dkv = Heads(params.assign ? all_kv_heads : params.last_dkv);
@@ -149,7 +150,7 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardS
   bool reversed = false;
   int64_t fit = 1;  // splits to work on at the same time
   if (!params.deterministic) {
-    // Of every split one query head is under way: half of the L2 cache. Without a mask the blocks
+    // One query head of every split is in progress: half of the L2 cache. Without a mask the blocks
     // of a head stay at the same query tile.
     if (Traits::kLists) fit = within(24, split_bytes);
     if (Traits::kRanges) fit = std::max(within(24, split_bytes / args.heads_per_block), wave);
@@ -158,16 +159,17 @@ BackwardArgs MakeBackwardArgs(const FlashBackwardParams& params, const BackwardS
   } else if (!Traits::kRanges) {
     fit = std::clamp<int64_t>(within(args.heads_inside ? 256 : 32, split_bytes), 1, 8);
   } else {
-    // Reversed, the blocks of a head read different query tiles at the same time. Measured faster
-    // while what all of them read stays in the L2 cache. Of short sequences very many heads would
-    // fit, and the last group, which is not reversed, be long.
+    // If reversed, the blocks of a head read different query tiles at the same time. Measurements
+    // show that this is faster while everything they read stays in the L2 cache. With short
+    // sequences very many heads would fit, and the last group, which is not reversed, would be
+    // long.
     const int64_t limit = (args.heads_per_block == 1 ? 36 : 20) << 20;
     fit = std::max(std::clamp<int64_t>(within(24, split_bytes), 1, 8), wave);
     reversed = seen_bytes <= limit && fit * seen_bytes <= (36 << 20);
     if (!reversed && args.heads_inside) {
-      // More, so that fewer blocks meet at a query tile, though not all of what they read stays in
-      // the L2 cache. Of packed documents, or of another rank's keys, little is under way at a
-      // time. But if the blocks of a head alone fill the GPU twice, more heads only read more.
+      // Takes more heads, so that fewer blocks meet at a query tile, although their reads then
+      // exceed the L2 cache. Packed documents, or another rank's keys, have few blocks in progress
+      // at a time. But if the blocks of a head alone fill the GPU twice, more heads only read more.
       const bool fills = args.key_tiles > 2 * kMultiprocessors;
       fit = std::clamp<int64_t>(within(256, fills ? split_bytes : seen_bytes), 1, 8);
       fit = std::max(fit, wave);

@@ -1,16 +1,17 @@
-// The backward of wide heads. dK and dV of 64 keys would take 2 x 128 registers of each thread at a
-// head_dim of 256, so it takes two passes, each over the same tiles as backward.cu:
+// The backward of wide heads. At a head_dim of 256, dK and dV of 64 keys would take 2 x 128
+// registers of each thread. So there are two passes over the tiles of backward.cu:
 //
 //   dV      S^T = K Q^T, P^T = exp2(c S^T - lse), dV += P^T dO
 //   dK, dQ  S^T and P^T again, dP^T = V dO^T, dS^T = P^T (dP^T - delta),
 //           dK += dS^T Q, dQ = dS K                                   added in global memory
 //
-// Six matmuls instead of five. In the first pass the consumers need nothing from each other, and
-// one's exponentials run beside the other's matmuls. In the second they exchange dS through shared
-// memory and share dQ by columns of the head. Up to a head_dim of 192 (kLateDq) dQ is computed a
-// step late, as in backward.cu, and consumers keep their V in registers, as the A operand of every
-// dP^T: the bandwidth of shared memory bounds this pass. V's place there is dQ's from then on.
-// Producer warpgroup: as in backward.cu.
+// That makes six matmuls instead of five. In the first pass the consumers need nothing from each
+// other, and the exponentials of one run in parallel with the matmuls of the other. In the second
+// they exchange dS through shared memory and divide dQ by columns of the head.
+//
+// Up to a head_dim of 192 (kLateDq) dQ is computed one step late, as in backward.cu. Consumers then
+// keep their V in registers, as the A operand of every dP^T, because shared-memory bandwidth limits
+// this pass. dQ takes V's place in shared memory. Producer warpgroup: as in backward.cu.
 //
 // Compiled once for every variant in variants.h.
 #include <cstddef>
@@ -48,7 +49,8 @@ struct WideShared {
   DqStep dq_steps[kDqSteps];
   QueryTiles tiles;  // of the keys
 
-  // Where a consumer leaves its columns of dQ: with kLateDq all of them, else one box of 32.
+  // The place where a consumer leaves its columns of dQ: with kLateDq all of them, else one box of
+  // 32.
   __device__ __forceinline__ uint32_t Dq(int consumer) const {
     if constexpr (Traits::kLateDq) {
       constexpr int kBoxes = Traits::kHeadDim / Traits::kConsumers / kFloatBoxColumns;
@@ -219,7 +221,7 @@ __device__ __forceinline__ void ConsumeDv(const BackwardArgs& args, WideShared<T
   WgmmaWait<0>();
   exponentiate();
   PackOperand<Element>(p, p_operand);
-  // The exponentials of a tile run beside the matmul with the one before.
+  // The exponentials of a tile run in parallel with the matmul of the tile before.
 #pragma unroll 1
   for (int tile = 1; tile < tiles; ++tile) {
     issue_s();
@@ -234,7 +236,8 @@ __device__ __forceinline__ void ConsumeDv(const BackwardArgs& args, WideShared<T
   finish_dv();
 }
 
-// Where a lane's row of each 8x8 matrix of dS goes (stmatrix), in the first 16 queries.
+// The place to which a lane's row of each 8x8 matrix of dS goes (stmatrix), in the first 16
+// queries.
 template <class Traits>
 __device__ __forceinline__ uint32_t DsPlace(const WideShared<Traits>& shared, int consumer,
                                             int warp, int lane) {
@@ -251,7 +254,7 @@ __device__ __forceinline__ void StoreDs(uint32_t place, const uint32_t (&ds)[Tra
   }
 }
 
-// Where a lane's elements of a box of dQ go.
+// The places to which a lane's elements of a box of dQ go.
 template <class Traits>
 __device__ __forceinline__ uint32_t DqPlace(const WideShared<Traits>& shared, int consumer,
                                             int warp, int lane) {
@@ -390,7 +393,7 @@ __device__ __forceinline__ void ConsumeDk(const BackwardArgs& args, WideShared<T
   }
 }
 
-// The same, with dQ a step late and V in registers.
+// Computes dK and dQ as ConsumeDk does, with dQ one step late and V in registers.
 template <class Traits>
 __device__ __forceinline__ void ConsumeDkLate(const BackwardArgs& args, WideShared<Traits>& shared,
                                               const KeyTile& keys, int consumer,
@@ -470,7 +473,7 @@ __device__ __forceinline__ void ConsumeDkLate(const BackwardArgs& args, WideShar
     PinRegisters(first_dq);
     PinRegisters(second_dq);
     if (step > 0) store_dq(step - 1);
-    // dS, for both consumers; who read this buffer last is done, as in backward.cu.
+    // Stores dS for both consumers. The last readers of this buffer are done, as in backward.cu.
     StoreDs<Traits>(ds_place + stage * DsTile::kBytes, ds_operand);
     FenceProxyAsync();  // of dQ and dS
     if (step > 0) Arrive(&shared.dq_full[consumer]);
@@ -556,7 +559,7 @@ __global__ __launch_bounds__(Traits::kThreads,
     } else {
       ConsumeDv<Traits>(args, shared, keys, consumer, sum);
     }
-    // The sum leaves from where K, Q and dO were, once nobody reads these any more.
+    // The sum is stored from the places of K, Q and dO, once no thread reads these any more.
     NamedBarrierSync(1, 2 * kWarpgroupSize);
     constexpr int kPartBytes = kWgmmaM * Traits::kHeadDim * sizeof(float);  // of a consumer
     static_assert(Traits::kConsumers * kPartBytes <=

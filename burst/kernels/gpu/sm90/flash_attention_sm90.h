@@ -24,7 +24,7 @@ int64_t ForwardCounters(const FlashForwardParams& params);
 
 void Forward(const FlashForwardParams& params, int32_t* counters);
 
-// The same for params.fp8. scratch: memory for so many bytes, aligned to 256.
+// Computes the forward of params.fp8. scratch: Fp8Scratch(params) bytes, aligned to 256.
 int64_t Fp8Scratch(const FlashForwardParams& params);
 void Fp8Forward(const FlashForwardParams& params, int32_t* counters, uint8_t* scratch);
 

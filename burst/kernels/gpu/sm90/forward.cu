@@ -13,9 +13,9 @@
 // sum = 1, as if their keys had been its first. It is loaded while the first S is computed.
 //
 // Blocks are persistent and draw tiles from a counter, longest first: under a causal mask the tiles
-// of the last rows see the most keys. Both sides walk exactly the key blocks TileInfo names. With
-// lists these are places in the list of a tile's rows, and the producer looks up which keys they
-// are; the consumers need only know where the last, partial block of the keys is.
+// of the last rows see the most keys. Both sides walk exactly the key blocks that TileInfo names.
+// With lists these are places in the list of a tile's rows, and the producer looks up the keys. The
+// consumers need to know only the place of the last, partial block of keys.
 //
 // Compiled once for every variant in variants.h.
 #include <type_traits>
@@ -120,7 +120,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
     WgmmaCommit();
   };
 
-  // Frees a Q, and with it the description of the tile before: whoever read that.
+  // Frees a Q, and with it the description of the tile before. Its readers call this.
   const auto free_q = [](Barrier* barrier) {
     Traits::kOneLaneReads ? ArriveWarp(barrier) : Arrive(barrier);
   };
@@ -199,7 +199,7 @@ __device__ __forceinline__ void ForwardConsume(const ForwardArgs& args,
       softmax.Exponentiate(1, s, scale_log2);
       if (args.merge) softmax.Rescale(o);
       PackOperand<Element>(s, p);
-      // Row 0's exponentials run beside the matmul with V, row 1's after it.
+      // The exponentials of row 0 run in parallel with the matmul with V, those of row 1 after it.
       const auto step = [&](auto masked) {
         constexpr bool kMasked = decltype(masked)::value;
         Wait(&shared.k_full[k_slot.stage], k_slot.parity);

@@ -1,5 +1,5 @@
-// What the forward kernels share: the tiles of queries and the order in which blocks draw them, and
-// the producer, which loads Q, K and V.
+// Code that the forward kernels share: the tiles of queries, the order in which blocks draw them,
+// and the producer, which loads Q, K and V.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,9 @@
 namespace burst {
 namespace sm90 {
 
-// What a tile of query rows sees, in key blocks of kBlockN: those of [block_begin, block_end), and
-// the rows of the tile see every key of the blocks in [whole_begin, whole_end). With lists: places
-// in KeyBlocks::key_list, kListParts for each of its.
+// The key blocks of kBlockN keys that a tile of query rows sees: [block_begin, block_end). All rows
+// of the tile see every key of the blocks in [whole_begin, whole_end). With lists: places in
+// KeyBlocks::key_list, kListParts for each of its.
 struct TileInfo {
   int row, head, kv_head, batch;  // batch < 0: no tile left
   int block_begin, block_end;     // begin <= end
@@ -46,7 +46,8 @@ struct ForwardArgs {
   ForwardCounters* counters;
 };
 
-// The tiles of Q, K and V. Of e4m3, 128 elements are a row of 64 of 16 bits, and V is transposed.
+// The tiles of Q, K and V. In e4m3, 128 elements take the row of 64 elements of 16 bits, and V is
+// transposed.
 template <class Traits>
 struct ForwardTiles {
   static constexpr int kColumns = Traits::kHeadDim / (Traits::kFp8 ? 2 : 1);
@@ -158,7 +159,7 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     return Traits::kMasked ? gridDim.x + atomicAdd(&args.counters->next_tile, 1)
                            : index + gridDim.x;
   };
-  // Where the consumers leave it few registers, the producer keeps its tiles in shared memory.
+  // If the consumers leave it few registers, the producer keeps its tiles in shared memory.
   constexpr bool kInShared = Traits::kProducerRegisters < 40;
   TileInfo own_tile, own_next_tile;
   TileInfo& next_tile = kInShared ? shared.next_tile : own_next_tile;
@@ -188,8 +189,8 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
     LoadTile(shared.q[q_slot.stage], args.q, q_full, tile.row, tile.head, tile.batch);
     q_slot.Advance();
     // K runs one block ahead of V, as S runs ahead of O. The next tile is drawn late, so that the
-    // longest one left goes to the first block that is free, and yet early enough that finding it
-    // takes no time from the consumers, who have two blocks of keys to work on.
+    // longest remaining tile goes to the first block that is free. But it is drawn while the
+    // consumers still have two blocks of keys to work on, so they do not wait for it.
     const int draw_at = min(tile.block_begin, tile.block_end - 1);
 #pragma unroll 1
     for (int block = tile.block_end - 1; block >= tile.block_begin - 1; --block) {
@@ -209,7 +210,7 @@ __device__ __forceinline__ void ForwardProduce(const ForwardArgs& args,
   }
 }
 
-// Where lse of a thread's first row is.
+// Returns the place of lse for a thread's first row.
 __device__ __forceinline__ float* LseRow(const ForwardArgs& args, const TileInfo& tile,
                                          int first_row) {
   return args.lse + (static_cast<int64_t>(tile.batch) * args.num_heads + tile.head) * args.q_len +
@@ -241,8 +242,8 @@ __device__ __forceinline__ void InitForwardBarriers(ForwardShared<Traits>& share
   FenceBarrierInit();
 }
 
-// What a launch takes from the call; the tensor maps are the caller's. kv_row_bytes: of a key and
-// its value.
+// Makes the arguments of a launch from the call; the caller makes the tensor maps. kv_row_bytes: of
+// a key and its value.
 template <class Traits>
 void SetForwardArgs(const FlashForwardParams& params, int32_t* counters, int64_t kv_row_bytes,
                     ForwardArgs* args) {

@@ -31,7 +31,8 @@ struct Fp8ForwardArgs : ForwardArgs {
   int q_blocks, k_blocks;
 };
 
-// As OnlineSoftmax, for blocks of S with different scales: its maxima are those of scale S.
+// Computes like OnlineSoftmax, for blocks of S with different scales: its maxima are maxima of
+// scale S.
 struct ScaledSoftmax {
   float max[2];         // of scale S, in powers of two
   float sum[2];         // of P, up to kLargestP; this thread's columns only
@@ -132,8 +133,8 @@ template <class Traits>
 __device__ __forceinline__ void Fp8ForwardConsume(const Fp8ForwardArgs& args,
                                                   ForwardShared<Traits>& shared, int consumer) {
   constexpr int kBlockN = Traits::kBlockN;
-  // Of Q the tiles so far, of K the blocks, to which V's are one behind: which slot of its ring is
-  // next, and the parity of its use.
+  // Counts the tiles of Q and the blocks of K so far; V is one block behind. They give the next
+  // slot of each ring, and the parity of its use.
   unsigned tiles = 0, blocks = 0;
   static_assert(Traits::kQStages == 2 && Traits::kStages == 4, "");
   const auto q_stage = [&] { return tiles % 2; };
@@ -164,7 +165,8 @@ __device__ __forceinline__ void Fp8ForwardConsume(const Fp8ForwardArgs& args,
     const TileInfo& tile = shared.tile[tiles % 4];
     if (tile.batch < 0) break;
     const int block_begin = tile.block_begin;
-    // What the rows see is read again for every masked block: no register holds it in between.
+    // The rows' visible ranges are read again for every masked block, so that no register holds
+    // them in between.
     const auto mask = [&](int block) {
       if (Traits::kRanges) {
         const int64_t first = tile.batch * args.visible.batch_stride;
@@ -257,8 +259,8 @@ __device__ __forceinline__ void Fp8ForwardConsume(const Fp8ForwardArgs& args,
         if (kMasked) mask(block);
         softmax.UpdateMax<kMasked>(0, s, scale);
         softmax.UpdateMax<kMasked>(1, s, scale);
-        // After both maxima, which ptxas would else move behind the wait for P V. The exponentials,
-        // behind it, run beside the additions to O.
+        // Arrives after both maxima, which ptxas would otherwise move behind the wait for P V. The
+        // exponentials come after that wait and run in parallel with the additions to O.
         ArriveWarpAfter(&shared.k_empty[stage(blocks)],
                         softmax.correction[0] + softmax.correction[1]);
         WgmmaWait<0>();

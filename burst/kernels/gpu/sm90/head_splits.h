@@ -1,12 +1,14 @@
 // How the Hopper backward splits the query heads that share a KV head among thread blocks.
 //
 // A block computes dK and dV of a tile of keys. If it does so for all query heads of a KV head,
-// nothing of dK and dV has to be added in memory. But with few KV heads (of grouped-query attention
-// tensor parallelism leaves a GPU one or two) there may be fewer blocks than multiprocessors; and
-// in a fixed order of the additions to dQ, blocks that go through many heads read more at a time
-// than the L2 cache delivers. So several blocks may each take some of the heads. They add their
-// parts to fp32 sums one after the other, in the order of the heads, so that the bits do not depend
-// on who is ready first; the last one rounds. Measured: docs/kernels-notebook.md.
+// nothing of dK and dV has to be added in memory. But with few KV heads there may be fewer blocks
+// than multiprocessors. With grouped-query attention, tensor parallelism leaves a GPU one or two.
+// Also, in a fixed order of the additions to dQ, blocks that walk many heads read more at a time
+// than the L2 cache delivers.
+//
+// So several blocks may each take some of the heads. They add their parts to fp32 sums one after
+// the other, in the order of the heads, so that the bits do not depend on timing. The last one
+// rounds. docs/kernels-notebook.md has the measurements.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +25,8 @@ inline constexpr int64_t kBackwardWarps = 8;      // that compute it, a part of 
 
 struct HeadSplits {
   int64_t splits = 1;  // blocks for a tile of keys and a KV head
-  // Of FlashBackwardParams::assign, where nobody gives sums: fp32 [sums, k_len, head_dim] of dK,
-  // and then of dV, in memory of the call's own. KV heads take turns at them.
+  // With `assign`, the kernel gets no sums from its caller and allocates its own: fp32 [sums,
+  // k_len, head_dim] for dK, then the same for dV. KV heads reuse these buffers in turn.
   int64_t sums = 0;
   int64_t sum_floats = 0;
   int64_t counters = 0;  // int32, for the turns of every sum, tile and warp: of dV, then of dK
@@ -72,7 +74,7 @@ inline HeadSplits HeadSplitsOf(const FlashBackwardParams& params) {
   const int64_t kv_heads = s.batch * s.num_kv_heads;
   int64_t sums = kv_heads;
   if (params.assign) {
-    // Of so many KV heads that their blocks are four waves: then the next one hardly ever waits.
+    // Sums for KV heads whose blocks are four waves. The next KV head then hardly ever waits.
     const int64_t blocks = std::max<int64_t>(1, result.splits * tiles);
     sums = (4 * kMultiprocessors + blocks - 1) / blocks;
     sums = result.sums = std::min(std::max<int64_t>(4, sums), kv_heads);

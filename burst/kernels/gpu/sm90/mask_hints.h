@@ -1,5 +1,5 @@
-// What the Hopper kernels want to know of a mask to use their cache well. Computed on the host,
-// from a mask in the host's memory.
+// Hints about a mask with which the Hopper kernels use their cache well. Computed on the host, from
+// a mask in the host's memory.
 #pragma once
 
 #include <cstdint>

@@ -10,11 +10,11 @@ namespace sm90 {
 // The softmax of this thread's two rows, l / 4 and l / 4 + 8 of its warp, as blocks come in. A
 // block takes, in this order, UpdateMax and Exponentiate of both rows, and Rescale of O.
 //
-// There is no branch in it: between two products everything is one basic block, in which ptxas can
-// run one row's exponentials beside the other's conversions and sums, and O's multiplications
-// beside both. Skipping the multiplications when no maximum has changed costs more than they do.
-// (So would a maximum that lags behind by a bounded factor; and the largest P would no longer be
-// exactly 1, which doubles the error of peaked rows when P is rounded to bf16.)
+// It has no branch: everything between two products is one basic block. So ptxas can run one row's
+// exponentials in parallel with the other row's conversions and sums, and with O's multiplications.
+// Skipping the multiplications when no maximum has changed costs more than the multiplications. A
+// maximum that lags behind by a bounded factor would cost more, too. The largest P would then not
+// be exactly 1, which doubles the error of peaked rows when P is rounded to bf16.
 struct OnlineSoftmax {
   float max[2];         // of S, unscaled
   float sum[2];         // this thread's columns only
@@ -76,7 +76,7 @@ struct OnlineSoftmax {
     for (int i = 0; i < kCount; ++i) o[i] *= correction[i / 2 % 2];
   }
 
-  // Where the i-th of the thread's columns of row r is in an accumulator.
+  // Returns the place of the i-th of the thread's columns of row r in an accumulator.
   __device__ static constexpr int Index(int r, int i) { return i / 2 * 4 + 2 * r + i % 2; }
 };
 

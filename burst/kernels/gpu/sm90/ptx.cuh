@@ -195,8 +195,8 @@ __device__ __forceinline__ void ArriveWarpAfter(Barrier* barrier, float x) {
   }
 }
 
-// x, which all threads of the warp agree on, in a register that they share: addresses and
-// descriptors that depend on nothing else are then computed once a warp, beside the other
+// Returns x, on which all threads of the warp agree, in a register that they share. Addresses and
+// descriptors that depend on nothing else are then computed once a warp, in parallel with other
 // arithmetic. Otherwise they take vector registers and a move (R2UR) before every wgmma.
 __device__ __forceinline__ int WarpUniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
 

@@ -28,7 +28,7 @@ struct QuantizeArgs {
   int rows, head_dim, heads, blocks;
 };
 
-// Where a thread block works.
+// The place at which a thread block works.
 struct Place {
   int block, head, batch;
   __device__ explicit Place(const QuantizeArgs& args)

@@ -6,8 +6,8 @@
 // matrix of size 128: Q K^T stays as it is, and a channel of large values is spread over all, where
 // it no longer takes the others' bits.
 //
-// V is transposed, because wgmma wants 8-bit operands with the summed index innermost. Of every 16
-// keys, byte p holds key 8 (p % 4 / 2) + 2 (p / 4) + p % 2: in this order a thread's accumulators
+// V is transposed, because wgmma wants 8-bit operands with the summed index innermost. In every 16
+// keys, byte p holds key 8 (p % 4 / 2) + 2 (p / 4) + p % 2. In this order a thread's accumulators
 // of S are its part of the operand P, without a shuffle.
 #pragma once
 
@@ -30,7 +30,8 @@ struct Fp8Operands {
   float *k_scales = nullptr, *v_scales = nullptr;  // [batch, num_kv_heads, blocks of k_len]
 };
 
-// The bytes that they take, and where each is in so much memory, aligned to 256 bytes.
+// The bytes that the operands take, and the place of each in memory of that size, aligned to 256
+// bytes.
 int64_t Fp8OperandBytes(const FlashAttentionShape& shape);
 Fp8Operands Fp8OperandsIn(const FlashAttentionShape& shape, uint8_t* memory);
 

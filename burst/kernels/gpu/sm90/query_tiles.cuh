@@ -10,8 +10,8 @@
 namespace burst {
 namespace sm90 {
 
-// The first index of each of the non-decreasing values[i][0, n) whose value is at least bounds[i];
-// n if there is none. By a whole warp, all searches at a time.
+// Finds, in each of the non-decreasing values[i][0, n), the first index whose value is at least
+// bounds[i]; n if there is none. By a whole warp, all searches at a time.
 template <int kCount>
 __device__ __forceinline__ void LowerBounds(const int32_t* const (&values)[kCount],
                                             const int (&bounds)[kCount], int n,
@@ -59,11 +59,11 @@ __device__ __forceinline__ void FindQueryTiles(const BackwardArgs& args, int ind
   tiles.end = (last + kBlockM - 1) / kBlockM;
   tiles.whole_begin = (whole_first + kBlockM - 1) / kBlockM;
   tiles.whole_end = whole_last == args.q_len ? args.query_tiles : whole_last / kBlockM;
-  // Of the last keys there are fewer than the tile has room for, and what is there is masked.
+  // The last tile of keys may be partial, and its missing keys are masked.
   if (last_key + 1 < first_key + Traits::kBlockN) tiles.whole_end = 0;
-  // A tile in which the keys of one document end and those of another begin is met by all queries
-  // in between, which may be many that see none of the keys given (those of another rank, say):
-  // rows with begin >= x >= end, where the first document ends at x, or the last one begins. The
+  // The keys of one document may end, and another's begin, inside a tile. All queries in between
+  // meet that tile, although many may see none of the given keys (but keys of another rank). Their
+  // rows have begin >= x >= end, where the first document ends at x, or the last one begins. The
   // longer of these two gaps is left out.
   tiles.gap_begin = tiles.gap = 0;
   if (first < last) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ bool IsSeen(const BackwardArgs& args, int batch, int 
   return first_key < args.k_len && args.visible.end[offset + last_query] > first_key;
 }
 
-// A warp clears dQ of a query tile for so many heads.
+// The number of heads for which one warp clears dQ of a query tile.
 constexpr int kHeadsPerClearing = 4;
 __host__ __device__ inline int ClearingsPerTile(const BackwardArgs& args) {
   return (args.first_dq.end - args.first_dq.begin + kHeadsPerClearing - 1) / kHeadsPerClearing;
@@ -126,9 +126,8 @@ __device__ __forceinline__ void ClearUnseen(const BackwardArgs& args, bool one_m
   }
 }
 
-// Before the backward itself, under a mask: a warp for every tile of keys whose query tiles are to
-// be found, and one for some heads of every query tile, whose dQ may have to be cleared; all clear
-// the counters.
+// Prepares the backward under a mask. One warp for every tile of keys finds its query tiles. One
+// warp for some heads of every query tile clears their dQ if necessary. All clear the counters.
 template <class Traits>
 __global__ void Prepare(const __grid_constant__ BackwardArgs args, int key_tiles, int clearings,
                         bool one_mask, int counters) {

@@ -10,16 +10,16 @@
 namespace burst {
 namespace sm90 {
 
-// `tensor`: [batch, seqlen, num_heads, head_dim] of bfloat16, float16 or float32; batch and
-// head_dim are those of `shape`. A copy moves box_rows rows of 128 bytes of one head to a block of
-// shared memory in the 128-byte swizzle (wgmma.cuh). Reads beyond the tensor give zeros; writes
-// beyond it are dropped.
+// Makes the map of `tensor`: [batch, seqlen, num_heads, head_dim] of bfloat16, float16 or float32,
+// with batch and head_dim from `shape`. A copy moves box_rows rows of 128 bytes of one head to a
+// block of shared memory in the 128-byte swizzle (wgmma.cuh). Reads beyond the tensor give zeros;
+// writes beyond it are dropped.
 CUtensorMap MakeTensorMap(const AttentionOperand& tensor, DType dtype,
                           const FlashAttentionShape& shape, int64_t seqlen, int64_t num_heads,
                           int box_rows);
 
-// The same for elements of one byte, [batch, num_heads, rows, columns], contiguous, columns a
-// multiple of 16.
+// Makes the map of a tensor of 1-byte elements: [batch, num_heads, rows, columns], contiguous,
+// columns a multiple of 16.
 CUtensorMap MakeByteTensorMap(void* data, int64_t columns, int64_t rows, int64_t num_heads,
                               int64_t batch, int box_rows);
 

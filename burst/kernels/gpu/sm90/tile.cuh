@@ -1,5 +1,5 @@
-// What the forward and backward kernels share: tiles in shared memory, the visible range of a tile,
-// and rows of accumulators on their way to global memory.
+// Code that the forward and backward kernels share: tiles in shared memory, the visible range of a
+// tile, and rows of accumulators on their way to global memory.
 #pragma once
 
 #include "burst/kernels/gpu/common/accumulator.cuh"
@@ -14,7 +14,7 @@ using cuda::LoadRowFloat;
 using cuda::Offset;
 using cuda::StoreRows;
 
-// Swizzled blocks that have room for so many columns.
+// Returns the number of swizzled blocks that hold `columns` columns.
 __host__ __device__ constexpr int ColumnBlocks(int columns) {
   return (columns + kBlockColumns - 1) / kBlockColumns;
 }
@@ -67,10 +67,10 @@ __device__ __forceinline__ void LoadOperand(const Tile<kRows, kColumns>& tile, i
   PinRegisters(operand);
 }
 
-// The warp's rows of d * factor (of each of the thread's two rows) -> rows of Element of a swizzled
-// tile, whose blocks of 64 columns are block_bytes apart, and from there to global memory by the
-// TMA, which leaves out what lies beyond the tensor. row: the warp's first; staging: its place in
-// shared memory, free again after BulkWaitRead of lane 0.
+// Stores the warp's rows of d * factor (one factor for each of the thread's two rows). They become
+// rows of Element in a swizzled tile, whose blocks of 64 columns are block_bytes apart. From there
+// the TMA copies them to global memory and leaves out rows beyond the tensor. row: the warp's first
+// row. staging: the tile's place in shared memory, free again after BulkWaitRead of lane 0.
 template <class Element, int kColumns>
 __device__ __forceinline__ void StoreWarpRows(const CUtensorMap& map, uint32_t staging,
                                               int block_bytes, const float (&d)[kColumns / 2],
@@ -101,7 +101,8 @@ __device__ __forceinline__ void StoreWarpRows(const CUtensorMap& map, uint32_t s
 
 constexpr int kFloatBoxColumns = 32;  // fp32 in a swizzled row
 
-// The same to fp32 rows in global memory, assigned or added; the tile's blocks are of 32 columns.
+// Stores like StoreWarpRows to fp32 rows in global memory, assigned or added. The tile's blocks
+// have 32 columns.
 template <int kColumns>
 __device__ __forceinline__ void StoreFloatWarpRows(bool add, const CUtensorMap& map,
                                                    uint32_t staging, int block_bytes,

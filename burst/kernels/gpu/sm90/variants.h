@@ -48,7 +48,7 @@ struct ForwardTraits {
 template <class Traits>
 void LaunchForward(const FlashForwardParams& params, int32_t* counters);
 
-// Q, K and V as quantize_fp8.h has left them; Element is that of the result.
+// Q, K and V are as quantize_fp8.h writes them. Element is the result's type.
 template <class Element_, MaskForm kForm>
 struct Fp8ForwardTraits {
   using Element = Element_;
@@ -105,18 +105,18 @@ struct BackwardTraits {
   static constexpr int kThreads = (kConsumers + 1) * 128;
   static constexpr int kProducerRegisters = kHeadDim > 96 ? 24 : 40;
   static constexpr int kConsumerRegisters = kHeadDim > 96 ? 240 : 232;
-  // The search for masks before the matmuls that it could run beside.
+  // Searches for masks before the matmuls instead of in parallel with them.
   static constexpr bool kEarly = kEarly_;
-  // Q, dO and what is needed of the rows are waited for, and given back, together. At a head_dim of
-  // 64 short sequences gain more by beginning as soon as Q is there.
+  // Waits for Q, dO and the rows' data together, and releases them together. At a head_dim of 64
+  // short sequences gain more by beginning as soon as Q is there.
   static constexpr bool kOneBarrier = kHeadDim > 64;
   // lse and delta into registers before the matmuls are waited for, where there is room.
   static constexpr bool kRowsEarly = kHeadDim > 64;
   // dS times the softmax's scale, instead of dQ and dK. Not in fp16, whose numbers end at 2^-24.
   static constexpr bool kScaleDs = std::is_same<Element, BFloat16>::value;
-  // V is the A operand of every dP^T, and the bandwidth of shared memory a bound: of so many
-  // groups of 16 columns consumers keep it in registers. As measured, where there is room for more,
-  // too.
+  // V is the A operand of every dP^T product, and shared-memory bandwidth limits the kernel.
+  // Consumers therefore keep kValueSteps groups of 16 columns of V in registers. The values were
+  // measured; more is not faster even where registers are free.
   static constexpr int kValueSteps = kHeadDim <= 64 ? 3 : kHeadDim <= 96 ? 6 : kMasked ? 5 : 4;
   // A consumer's part of dQ: kDqRows queries, 64 columns.
   static constexpr bool kDqByColumns = kHeadDim > 64;
@@ -144,7 +144,7 @@ struct WideBackwardTraits {
   static constexpr int kBlockN = 128;         // keys
   static constexpr bool kDk = kDk_;           // the pass for dK and dQ; else that for dV
   static constexpr bool kTurnFirst = false;   // as above
-  // dQ a step after what it is made of, and V in registers.
+  // dQ one step after its operands, and V in registers.
   static constexpr bool kLateDq = kDk && kHeadDim <= 192;
   static constexpr int kStages = kDk && kHeadDim > 192 ? 1 : 2;
   static constexpr bool kRanges = kForm == MaskForm::kRanges, kLists = kForm == MaskForm::kLists;

@@ -177,7 +177,7 @@ __device__ __forceinline__ void MatmulSharedShared(float (&d)[kN / 2], const voi
   }
 }
 
-// The same with A, [64, kK], in registers: a[4 k .. 4 k + 3] are its columns 16 k .. 16 k + 15.
+// Multiplies with A, [64, kK], in registers: a[4 k .. 4 k + 3] are its columns 16 k .. 16 k + 15.
 template <class Element, int kN, int kK, Major kMajorB>
 __device__ __forceinline__ void MatmulRegisterShared(float (&d)[kN / 2],
                                                      const uint32_t (&a)[kK / 4], const void* b,

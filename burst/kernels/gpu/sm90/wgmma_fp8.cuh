@@ -45,7 +45,7 @@ __device__ __forceinline__ void Fp8MatmulSharedShared(float (&d)[64], const void
   }
 }
 
-// The same with A, [64, 128], in registers: a[4 k .. 4 k + 3] are its columns 32 k .. 32 k + 31.
+// Multiplies with A, [64, 128], in registers: a[4 k .. 4 k + 3] are its columns 32 k .. 32 k + 31.
 __device__ __forceinline__ void Fp8MatmulRegisterShared(float (&d)[64], const uint32_t (&a)[16],
                                                         const void* b) {
   const uint64_t b_descriptor = Descriptor(b);
