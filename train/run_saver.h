@@ -1,9 +1,8 @@
 // The saves of a run: of its state after a step, written while training goes on, one at a time.
 //
-// Rank 0 writes the state if it has all of it. If ranks have parts of the state, every rank writes
-// its share into a set (train/checkpoint/checkpoint_set.h), whose index comes last. With
-// --checkpoint_files=one, rank 0 gathers all parts while all ranks wait. Every rank has a RunSaver
-// and makes the same calls.
+// Rank 0 writes what it has all of. What ranks have parts of, every one writes its share of, as a
+// set (train/checkpoint/checkpoint_set.h), whose index comes last; or, with --checkpoint_files=one,
+// rank 0 gathers it while all wait. Every rank has a RunSaver and makes the same calls.
 #pragma once
 
 #include <cstdint>
@@ -46,9 +45,9 @@ class RunSaver {
   // Begins to save the state, which is that after `step` steps, once the save before is written.
   // Collective.
   absl::Status Save(int64_t step, std::optional<double> val_loss);
-  // Saves the whole state at once, in a forked process of rank 0, which must have all of it.
+  // Saves all of it at once, in a forked process: rank 0, of what it has all of.
   absl::Status SaveForked(int64_t step, std::optional<double> val_loss);
-  // The step of the newest checkpoint, saved or in progress.
+  // What the newest checkpoint has, or will have.
   int64_t saved_step() const { return saved_step_; }
 
   // Whether this rank is writing. From any thread.

@@ -1,7 +1,8 @@
 // Saves a run that its launcher is about to kill. Open MPI kills the processes of a job a second
 // after it has asked them to stop, which may be in the middle of a step. The state after the last
-// whole step is in memory until the next update. A forked process, which sees the memory as it was,
-// writes it out, however long that takes. Meanwhile this process goes on with its step.
+// whole step is in memory until the next update. A process that asks nobody (a fork, which sees the
+// memory as it was) writes it out, however long that takes. Meanwhile this process goes on with its
+// step.
 #pragma once
 
 #include <sys/types.h>

@@ -25,10 +25,10 @@ namespace {
 
 constexpr int kMaxSkippedSteps = 5;
 
-// The number of elements of an offloaded state that go to the GPU at a time, if the state has
-// `numel` elements. Pieces are long enough that launches and latencies cost little compared with
-// the host's link. They are short enough that the first and the last, which nothing overlaps, cost
-// little compared with the rest. Three pieces take at most 3 x 48 MiB of memory.
+// Elements of an offloaded state that go to the GPU at a time, of so many in all. Long enough that
+// launches and latencies are little beside the host's link, short enough that the first and the
+// last, which go alone, are little beside the rest, and that three of them are no memory to speak
+// of: at most 48 MiB each.
 int64_t StreamedElements(int64_t numel) {
   constexpr int64_t kLeast = int64_t{64} << 10, kMost = int64_t{4} << 20, kPieces = 64;
   return std::clamp(numel / kPieces / 64 * 64, kLeast, kMost);
@@ -118,9 +118,8 @@ absl::Status Trainer::MakeAttention(Communicator* group) {
   options.layout = config_.layout;
   options.chunk = std::min(config_.exact_chunk, config_.seqlen);
   options.rows = config_.exact_chunk / options.chunk;
-  // The gradients are of the mean loss of step_tokens() tokens, or fewer. An element of a part of
-  // dK or dV is at most 2^22 / chunks times that of a single token whose loss is the whole loss. It
-  // is rounded to steps of 2^-30.
+  // Gradients of the mean loss of so many tokens, or fewer. A part of dK or dV has elements up to
+  // 2^22 / chunks of those of one token whose loss is all there is, by steps of 2^-30.
   const int exponent = std::ilogb(static_cast<double>(step_tokens())) + 1;
   options.grid = ExactGrid::For(std::ldexp(1.0, -30 - exponent), config_.seqlen / options.chunk);
   BURST_ASSIGN_OR_RETURN(attention_, ExactAttention::Create(options, group));
@@ -301,7 +300,7 @@ absl::Status Trainer::Train() {
   return absl::OkStatus();
 }
 
-// Evaluates after the step that was just made, whose row has no validation loss yet.
+// Of the step that was just made, whose row has no validation loss yet.
 absl::Status Trainer::EvaluateStep(StepMetrics* metrics) {
   BURST_ASSIGN_OR_RETURN(metrics->val_loss, Evaluate());
   if (!metrics->val_loss.has_value()) return absl::OkStatus();

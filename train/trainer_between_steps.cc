@@ -1,5 +1,5 @@
-// The trainer's work between steps and at the end: evaluations, the check whether a run can
-// continue from its model, saves, and the sample.
+// What the trainer does between steps and at the end: evaluations, whether a run can continue from
+// its model and is saved, the sample.
 #include <algorithm>
 #include <cmath>
 
@@ -72,9 +72,9 @@ bool Trainer::WeightsAreFinite() const {
   return std::all_of(first, first + masters.numel(), [](float x) { return std::isfinite(x); });
 }
 
-// Makes the snapshot only if rank 0 has the whole state in the host's memory. With tensor
-// parallelism and --zero several ranks have a part of the state and need one another for a set, and
-// a GPU's state is not in the host's memory. Such runs need the time of a step and a save.
+// With tensor parallelism and --zero several ranks have a part each of what is saved, they need one
+// another for a set, and the state of a GPU is not in the host's memory: such runs need as much
+// time as they take.
 std::unique_ptr<SnapshotOnSignal> Trainer::MakeSnapshot() {
   if (report_ == nullptr || config_.comm == CommKind::kThreads || tensor_ != nullptr ||
       shards_ != nullptr || config_.checkpoint_sets || model_->device() != DeviceType::kCpu) {
@@ -90,10 +90,10 @@ std::unique_ptr<SnapshotOnSignal> Trainer::MakeSnapshot() {
       [this] { return saver_->busy(); });
 }
 
-// Returns whether a run can continue from the current model. The last step must be finite, and so
-// must all ranks' weights and optimizer states. The loss and gradient of the next micro-batch must
-// be finite, too: an update may leave finite weights that are so large that nothing computed with
-// them is finite. Collective, with the same result on every rank; the gradients are not kept.
+// Whether a run can continue from the model as it is: its last step was finite, and so are all
+// ranks' weights and optimizer states, and the loss and gradient of the next micro-batch. For an
+// update may leave weights that are finite, but so large that nothing computed with them is; no
+// step has seen them yet. Collective, the same on every rank; the gradients are not kept.
 absl::StatusOr<bool> Trainer::IsSound(const StepMetrics& last) {
   if (last.skipped) return false;
   const bool state_is_finite = StateIsFinite();
@@ -113,7 +113,7 @@ absl::StatusOr<bool> Trainer::IsSound(const StepMetrics& last) {
   return !ruined;
 }
 
-// Returns whether this rank's weights and optimizer state are finite.
+// Of this rank: its weights and optimizer state.
 bool Trainer::StateIsFinite() const {
   const ParameterList& parameters = model_->parameters();
   std::vector<Tensor> state = {optimizer_->first_moment(), optimizer_->second_moment()};
@@ -121,7 +121,7 @@ bool Trainer::StateIsFinite() const {
     state.push_back(parameters.MasterPiece(static_cast<int>(unit)));
   }
   const auto count = static_cast<int64_t>(state.size());
-  SynchronizeDevice(model_->device());  // copies to the host's memory are done then
+  SynchronizeDevice(model_->device());  // what is in the host's memory is there then
   const Tensor norms = Tensor::Zeros({count}, DType::kFloat64, model_->device());
   const Tensor on_host = Tensor::Zeros({count}, DType::kFloat64);
   for (int64_t i = 0; i < count; ++i) {

@@ -29,7 +29,7 @@ absl::StatusOr<StepMetrics> Trainer::Step(int64_t step, bool enqueue_next) {
 //   loss = 1/n sum over ranks, micro-batches and targets of -log p(target),   n: all of the targets
 //   g = d loss / d parameters, scaled to a norm of at most clip;  AdamW(g)
 //
-// The host waits for nothing; it reads the step's results in Complete.
+// The host waits for nothing: what it learns of the step, it learns in Complete.
 absl::Status Trainer::Enqueue(int64_t step, bool follows) {
   ReachStep(step + 1);
   enqueued_.push_back({step, config_.lr(step), follows});

@@ -1,5 +1,5 @@
-// Checks the options: ranges, and pairs that contradict each other. InvalidArgument that names the
-// option, its value and what would be valid.
+// What options must satisfy: ranges, and pairs that contradict each other. InvalidArgument that
+// names the option, its value and what would be valid.
 #pragma once
 
 #include "absl/status/status.h"
@@ -10,8 +10,7 @@ namespace burst {
 // Before anything else.
 absl::Status CheckRanges(const TrainConfig& config);
 
-// Checks that the kernels of a GPU serve a model. After the device, the dtype and the model are
-// known.
+// What the kernels of a GPU ask of a model. After the device, the dtype and the model are known.
 absl::Status CheckModelFitsDevice(const ResolvedConfig& config);
 
 // Whether --zero=2 and 3 go with the other options. They do not go with --exact. Over stages of a
@@ -19,7 +18,7 @@ absl::Status CheckModelFitsDevice(const ResolvedConfig& config);
 // as a tied GPT-2's do.
 bool CanDivideGradients(const ResolvedConfig& config);
 
-// Checks the options that go with --pp. After the mesh and the model are known.
+// What --pp goes with. After the mesh and the model are known.
 absl::Status CheckPipeline(const TrainConfig& given, const ResolvedConfig& config);
 
 // Checks gradients in transit, attention in fp8, ZeRO and offload in an otherwise resolved

@@ -71,8 +71,8 @@ absl::StatusOr<DeviceChoice> ParseDeviceChoice(absl::string_view text) {
 }
 
 OptionTable TrainOptions(TrainConfig* c) {
-  // A resumed run may change how long, how fast and on which devices it trains, and what it prints.
-  // With another value of a kMustAgree option it would be another run.
+  // A resumed run may change how long, how fast and on what it trains, and what it shows. With
+  // another value of a kMustAgree option it would be another run.
   constexpr OnResume kMustAgree = OnResume::kMustAgree, kMayChange = OnResume::kMayChange,
                      kNotSaved = OnResume::kNotSaved;
   // The processes of a job must have equal values of all but those with another scope.

@@ -1,9 +1,9 @@
 // Everything a training run is told: one struct, one table of options, and what follows from them.
 //
-// TrainConfig holds the user's values. ResolveConfig checks them before anything starts and makes a
-// ResolvedConfig, the only one of the two that the rest of the program sees. To add an option, add
-// a field to PlainOptions (or to TrainConfig, with its resolved value in ResolvedConfig). Add a row
-// to TrainOptions (config.cc) and a check to ResolveConfig (resolve_config.cc).
+// TrainConfig is what the user gives; ResolveConfig checks it before anything starts and makes a
+// ResolvedConfig of it, the only one of the two that the rest of the program sees. To add an
+// option: a field of PlainOptions, or of TrainConfig with what it becomes in ResolvedConfig; a row
+// of TrainOptions (config.cc); a check in ResolveConfig (resolve_config.cc).
 #pragma once
 
 #include <cstdint>
@@ -39,10 +39,9 @@ inline bool OffloadsActivations(Offload offload) {
 inline bool OffloadsOptimizer(Offload offload) {
   return offload == Offload::kOptimizer || offload == Offload::kAll;
 }
-// The files of a checkpoint. kAuto: one file of each rank if ranks have different parts of the
-// state, else one file.
+// Of a checkpoint: kAuto: one of each rank where ranks have a part each of the state.
 enum class CheckpointFiles { kAuto, kOne, kRanks };
-// The values of --resume. kAuto continues a run that has checkpoints and starts one that has none.
+// Of --resume: kAuto continues a run that has checkpoints and starts one that has none.
 enum class Resume { kNo, kYes, kAuto };
 const char* Name(CommChoice comm);
 const char* Name(Resume resume);
@@ -59,7 +58,7 @@ struct PlainOptions {
   std::string val_data;
   std::string field = "text";  // of lines of JSON: the key of the text
   bool packed = false;
-  std::string data_cache;  // empty: .data-cache next to the run's folder
+  std::string data_cache;  // empty: .data-cache beside the run's folder
 
   int64_t seqlen = 256;
 
@@ -97,7 +96,7 @@ struct PlainOptions {
   int64_t eval_every = 200;        // 0: no evaluation
   int64_t eval_batches = 16;       // 0: all of the validation data
   int64_t checkpoint_every = 200;  // 0: at the end only
-  int64_t keep = 3;                // checkpoints, in addition to the best
+  int64_t keep = 3;                // checkpoints, beside the best
   int64_t log_every = 10;
   bool tensorboard = false;
 };
@@ -181,15 +180,14 @@ struct ResolvedConfig : PlainOptions {
   }
   // Whether the ranks of a tensor group divide the tokens between its GEMMs (TensorParallel).
   bool spreads_stream() const { return strategy != Strategy::kTp; }
-  // The options of CreateAttention that follow from the above.
+  // What CreateAttention is told of the above.
   BurstAttentionOptions AttentionOptions() const;
   Mask AttentionMask() const { return Mask::SlidingWindow(window); }
 
-  // Returns the content of config.json, which --config reads. A -1 stays, so that the value is
-  // chosen anew when the run is resumed. The JSON of a model takes the place of its file's name.
+  // What config.json holds, to be given to --config: a -1 stays, so that it is chosen anew when the
+  // run is resumed; the JSON of a model takes the place of its file's name.
   std::string ToJson() const;
-  // The options that all processes of a job must have in common. `one_host`: all processes are on
-  // one host.
+  // What all processes of a job must have alike, of its options; `one_host`: all are on one.
   std::vector<AgreedItem> AgreedOptions(bool one_host) const;
   // Whether the run whose config.json this is may continue so: FailedPrecondition naming the first
   // option whose change would make another run of it. Data and model are compared elsewhere.

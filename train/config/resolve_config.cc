@@ -1,4 +1,4 @@
-// Computes the values that follow from the options and the launch, and finds contradictions.
+// What follows from the options and the launch, and what contradicts it.
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -228,7 +228,7 @@ absl::StatusOr<Pretrained> FindPretrainedOption(const std::string& folder) {
 absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
                                       std::optional<Pretrained>* pretrained,
                                       std::string* lost_folder) {
-  std::error_code error;  // a path that cannot be seen is not a folder
+  std::error_code error;  // what cannot be seen is no folder
   if (c->model.empty()) return InvalidOption("model", "is empty; presets: ", ModelPresetNames());
   absl::StatusOr<ModelConfig> model;
   if (!ModelPreset(c->model).ok() && std::filesystem::is_directory(ResolvePath(c->model), error)) {
@@ -240,8 +240,7 @@ absl::StatusOr<ModelConfig> ReadModel(TrainConfig* c, std::string* name,
     model = (*pretrained)->model;
   } else if (c->resume && c->model[0] == '/' && !std::filesystem::exists(c->model, error) &&
              HoldsCheckpoints(ResolvePath(c->out))) {
-    // The folder that the run began with is gone. Its checkpoint has the weights, and says of which
-    // model.
+    // What the run began with is gone. Its checkpoint has the weights, and says of which model.
     *lost_folder = c->model;
     *name = std::filesystem::path(c->model).filename().string();
     BURST_ASSIGN_OR_RETURN(const CheckpointInfo info,
@@ -302,7 +301,7 @@ absl::Status ResolveStrategy(const TrainConfig& c, ResolvedConfig* config) {
     return InvalidOption("ulysses", c.ulysses, " has no effect with --strategy=", name,
                          "; it is for burst+ulysses");
   }
-  // The heads that attention takes at a time.
+  // Of the heads that attention takes at a time.
   const int64_t kv_heads = c.head_chunk > 0 ? c.head_chunk : model.kv_heads;
   const int64_t heads = model.heads / model.kv_heads * kv_heads;
   if (model.kv_heads % kv_heads != 0) {
@@ -476,7 +475,7 @@ absl::StatusOr<ResolvedConfig> ResolveConfig(const TrainConfig& given, const Lau
   if (c.tokenizer.empty()) return InvalidOption("tokenizer", "is empty; give auto, char or a file");
   if (c.tokenizer != "auto" && c.tokenizer != "byte" && c.tokenizer != "char") {
     config.tokenizer_path = c.tokenizer = ResolvePath(c.tokenizer);
-    std::error_code error;  // a name may be too long for a file
+    std::error_code error;  // a name too long for a file is none
     if (!std::filesystem::exists(c.tokenizer, error)) {
       return InvalidOption("tokenizer", c.tokenizer,
                            " is neither auto, char or byte, nor a file or folder");

@@ -1,4 +1,4 @@
-// The options of //train:plan: the GPUs, and the step.
+// What //train:plan is asked: the GPUs, and the step.
 #pragma once
 
 #include <cstdint>
