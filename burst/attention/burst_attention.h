@@ -72,11 +72,9 @@ struct BurstAttentionOptions {
   // Bitwise the same gradients in every run. The CPU kernels always are; GPUs have a faster
   // backward without it.
   bool deterministic = true;
-  // The forward computes matrix products in 8 bits (FlashForwardParams::fp8); the backward does not
-  // change.
+  // The forward's matrix products in 8 bits (FlashForwardParams::fp8), the backward's as ever.
   bool fp8_forward = false;
-  // The kernels that compute each round; they must outlive the object. Null: the kernels of the
-  // tensors' device.
+  // What computes each round; it must outlive the object. Null: the kernels of the tensors' device.
   const AttentionKernels* kernels = nullptr;
 };
 
@@ -126,7 +124,7 @@ class BurstAttention : public SequenceParallelAttention {
 
   const BurstAttentionOptions& options() const { return options_; }
 
-  // Returns what this rank sent and computed since creation or ResetStats.
+  // What this rank sent and did since creation or ResetStats.
   struct Stats {
     RingTraffic forward, backward;
   };

@@ -124,7 +124,7 @@ absl::Status BurstAttention::Backward(const RingSchedule& schedule, const Saved&
   const std::vector<BlockRows>* const rows = burst ? schedule.query_rows() : schedule.key_rows();
 
   // One rank and one part: one call that assigns the gradients where they belong. Else they are
-  // accumulated over the calls, in place if dtype and strides allow.
+  // accumulated over the calls, in place where dtype and strides allow.
   const bool assign = groups == 1 && parts_of(rank).size() == 1;
   const auto sum_of = [&](const Tensor& gradient) {
     const bool in_place = assign || (gradient.dtype() == sum_dtype && gradient.is_contiguous());
