@@ -1,6 +1,6 @@
 /* Burst for other languages and frameworks: attention over a sequence that is spread over ranks,
- * each a process with a CPU or a GPU. C99; the library is libburst.so. burst/attention says what is
- * computed; the names here are those of its headers.
+ * each a process with a CPU or a GPU. C99; the library is libburst.so. The names here
+ * are the names of the headers in burst/attention, which say what is computed.
  *
  *   burst_context* context;   a device, the caller's stream and, if wanted, the caller's memory
  *   burst_comm* comm;         the ranks of one group, from an id that the caller distributes
@@ -9,21 +9,23 @@
  *   burst_forward(ring, tokens, &q, &k, &v, &out, &lse);
  *   burst_backward(ring, tokens, &q, &k, &v, &out, &lse, &dout, NULL, &dq, &dk, &dv);
  *
- * Every function that can fail returns a burst_code; burst_last_error() says why. Nothing is
- * thrown, and the library does not end the process.
+ * Every function that can fail returns a burst_code; burst_last_error() says why. The library
+ * throws nothing and does not end the process.
  *
- * A comm belongs to one set of ranks, and all of them make the same calls on it, and on what was
- * made from it, in the same order; those marked "collective" wait for one another. A context, and
- * all that was made from it, is used by one thread at a time, not always the same one; a thread
- * that comes meanwhile waits. But burst_comm_abort may be called while another thread is in a call,
- * and any thread may destroy an object that none uses, at any time, without a lock: what then needs
- * the device is freed when the call that uses it ends. Objects can be destroyed in any order: each
- * keeps what it was made from. A process that was forked must not use or destroy its parent's
- * objects, except that destroying them does nothing there.
+ * Ranks: a comm belongs to one set of ranks. All of them make the same calls on it, and on objects
+ * made from it, in the same order. In calls marked "collective" they wait for one another.
  *
- * On a GPU calls queue work on the context's stream and return; the memory of their tensors must
- * stay as it is until that work is done. Of a lost rank all others learn at their next call, within
- * half a minute; what their GPUs computed meanwhile is undefined.
+ * Threads: one thread at a time uses a context and the objects made from it; another thread waits.
+ * There are two exceptions. burst_comm_abort may be called while another thread is in a call. Any
+ * thread may destroy an unused object at any time, without a lock; memory of the device is then
+ * freed when the current call ends.
+ *
+ * Objects can be destroyed in any order, because each keeps the objects that it was made from. A
+ * forked process must not use its parent's objects; destroying them there does nothing.
+ *
+ * On a GPU, calls queue work on the context's stream and return. The memory of their tensors must
+ * not change until that work is done. If a rank is lost, all others learn it at their next call,
+ * within half a minute; results of their GPUs since then are undefined.
  */
 #ifndef BURST_C_BURST_H_
 #define BURST_C_BURST_H_
@@ -35,8 +37,8 @@
 extern "C" {
 #endif
 
-/* Grows with every change; what a program compiled for an older number uses stays as it was.
- * Structs begin with their size, so that later fields can be told to be absent. */
+/* The number grows with every change. A program compiled for an older number keeps working: structs
+ * begin with their size, which tells whether later fields are present. */
 #define BURST_C_VERSION 1
 int32_t burst_c_version(void);         /* of the library */
 const char* burst_version(void);       /* "0.1.0" */
@@ -45,14 +47,14 @@ int32_t burst_cuda_device_count(void); /* GPUs; 0 also in a library built withou
 typedef enum burst_code {
   BURST_OK = 0,
   BURST_INVALID_ARGUMENT = 1, /* nothing was done */
-  BURST_UNAVAILABLE = 2, /* a rank was lost, gave up or did not come; the comm is of no more use */
-  BURST_OUT_OF_MEMORY = 3, /* of the device or the host; as below. A smaller call may succeed, of
-                            * ranks on a new comm */
-  BURST_UNSUPPORTED = 4,   /* by this build or machine */
-  BURST_INTERNAL = 5       /* an error of CUDA or of the library; of a comm the other ranks learn */
+  BURST_UNAVAILABLE = 2,      /* a rank was lost, gave up or did not come; the comm is unusable */
+  BURST_OUT_OF_MEMORY = 3,    /* of the device or the host; as below. A smaller call may succeed, of
+                               * ranks on a new comm */
+  BURST_UNSUPPORTED = 4,      /* by this build or machine */
+  BURST_INTERNAL = 5 /* an error of CUDA or of the library; of a comm the other ranks learn */
 } burst_code;
 
-/* What the last call of this thread that failed said; until the next one that fails. */
+/* Returns the message of this thread's last failed call. Valid until the next failure. */
 const char* burst_last_error(void);
 
 /* ---- Context */
@@ -71,10 +73,10 @@ typedef struct burst_context_options {
   size_t struct_bytes; /* sizeof(burst_context_options) */
   burst_device device;
   int32_t index; /* of the GPU, among those that the process sees */
-  /* For memory between and during calls; both null: the library's own pool. allocate returns memory
-   * of the device, aligned to 64 bytes (GPU: 256), or null. On a GPU the memory is used on the
-   * stream that is current then; blocks of up to 1 MiB are kept for later calls, until the context
-   * and all that was made from it are gone. `user` is given to both. */
+  /* The allocator for memory between and during calls; both null: the library's own pool. allocate
+   * returns memory of the device, aligned to 64 bytes (GPU: 256), or null. On a GPU the memory is
+   * used on the current stream. Blocks of up to 1 MiB are kept for later calls, until the context
+   * and all objects made from it are destroyed. `user` is passed to both functions. */
   void* (*allocate)(size_t bytes, void* user);
   void (*release)(void* data, void* user);
   void* user;
@@ -83,43 +85,46 @@ typedef struct burst_context_options {
 burst_code burst_context_create(const burst_context_options* options, burst_context** context);
 void burst_context_destroy(burst_context* context);
 
-/* GPU: the stream (a cudaStream_t) for what is queued from here on. It waits for what was queued on
- * the one before. At first it is CUDA's default stream. BURST_UNSUPPORTED, here and in calls, while
- * the stream is captured in a CUDA graph; the capture goes on. */
+/* Sets the GPU stream (a cudaStream_t) for later work. It waits for earlier work on the stream
+ * before. The first stream is CUDA's default stream. Returns BURST_UNSUPPORTED, as calls do, while
+ * the stream is captured in a CUDA graph; the capture continues. */
 burst_code burst_context_set_stream(burst_context* context, void* stream);
-/* CPU: threads that compute, the caller included; at first 1. Results do not depend on it. */
+/* Sets the number of CPU threads that compute, the caller included; at first 1. Results do not
+ * depend on it. */
 burst_code burst_context_set_threads(burst_context* context, int32_t threads);
 
 /* ---- Ranks */
 
-/* Names a group that is about to meet. Made by its rank 0; the caller brings it to the others, and
- * to nobody else: it holds the secret by which they know each other. For one burst_comm_create. */
+/* Names a group that is about to meet. Rank 0 makes it, and the caller brings it to the other ranks
+ * and to nobody else, because it holds the secret by which they know each other. It serves one
+ * burst_comm_create. */
 typedef struct burst_unique_id {
   char bytes[192];
 } burst_unique_id;
 
-/* In the process that will be rank 0. `address`: a numeric address of this host that the hosts of
- * the other ranks can reach; null: all ranks are on this host, where they meet in a folder. */
+/* Makes an id, in the process that will be rank 0. `address`: a numeric address of this host that
+ * the other ranks' hosts can reach. Null: all ranks are on this host and meet in a folder. */
 burst_code burst_unique_id_create(const char* address, burst_unique_id* id);
 
 typedef struct burst_comm burst_comm;
 
-/* Collective. The ranks are connected by Unix sockets on one host and by TCP, encrypted, between
- * hosts; on GPUs also by NCCL, each with a GPU of its own: the NCCL that the process has loaded,
- * else libnccl.so.2. `timeout_s`: how long ranks wait for one another, here and in later calls,
- * before the group fails; 0: three minutes here, later for ever. */
+/* Connects the ranks. Collective. They use Unix sockets on one host and encrypted TCP between
+ * hosts. Ranks on GPUs need a GPU each and also use NCCL: the one that the process has loaded, else
+ * libnccl.so.2. `timeout_s`: how long ranks wait for one another, here and in later calls, before
+ * the group fails; 0: three minutes here, later for ever. */
 burst_code burst_comm_create(burst_context* context, const burst_unique_id* id, int32_t rank,
                              int32_t size, double timeout_s, burst_comm** comm);
-/* Waits, on a GPU, for work that uses it. The other ranks can finish what does not need this one.
- */
+/* Destroys a comm. On a GPU it waits for work that uses the comm. The other ranks can finish work
+ * that does not need this rank. */
 void burst_comm_destroy(burst_comm* comm);
-/* This rank makes no more calls: frees what it keeps for the others, of the attentions made from
- * `comm` too, and lets them know that it was not lost. Later calls on these return
- * BURST_INVALID_ARGUMENT. Before a process ends, this or the destruction of all of them. */
+/* Ends this rank's calls. Frees the memory of `comm` and of the attentions made from it, and tells
+ * the other ranks that this one was not lost. Later calls on these objects return
+ * BURST_INVALID_ARGUMENT. Call it before a process ends, or destroy all these objects. */
 burst_code burst_comm_finish(burst_comm* comm);
 /* Tells the other ranks that this one cannot go on; their calls return BURST_UNAVAILABLE. */
 burst_code burst_comm_abort(burst_comm* comm, const char* reason);
-/* Collective. `bytes` of every rank, in host memory, in order of rank: all is size * bytes long. */
+/* Gathers `bytes` bytes of host memory from every rank, in order of rank; `all` has size * bytes.
+ * Collective. */
 burst_code burst_comm_all_gather(burst_comm* comm, const void* mine, int64_t bytes, void* all);
 
 /* ---- Attention */
@@ -133,31 +138,31 @@ typedef struct burst_attention_options {
   double softmax_scale;        /* 0: 1 / sqrt(head_dim) */
   int32_t deterministic;       /* 0: a faster backward on GPUs, whose last bits vary */
   int32_t group_size;          /* burst+ulysses: ranks that divide the heads */
-  int32_t ranks_per_node;      /* > 0: a double ring of nodes of so many ranks; 0: a flat ring */
+  int32_t ranks_per_node;      /* > 0: a double ring of nodes of N ranks; 0: a flat ring */
   int32_t fp8_forward; /* 1: the forward's products in 8 bits (e4m3): Hopper GPUs, 16-bit tensors, a
                         * head_dim from 72 to 128 */
-  /* What follows does not go with fp8_forward; burst/kernels/scores.h has the equations. */
+  /* The next options do not go with fp8_forward; burst/kernels/scores.h has the equations. */
   double softcap;      /* > 0: scores s become softcap tanh(s / softcap); 0: none */
   int64_t alibi_heads; /* the length of alibi_slopes: query heads, on all ranks of ulysses, too */
   const float* alibi_slopes; /* in the host's memory, copied: a score loses its head's slope times
                               * the distance of the tokens; null: none */
   double dropout;            /* the probability that a weight is dropped, below 1; 0: none */
-  int32_t max_logits;        /* 1: burst_max_logits has something to give */
+  int32_t max_logits;        /* 1: burst_max_logits can be called */
 } burst_attention_options;
 
 typedef struct burst_attention burst_attention;
 
-/* Collective if `comm` is given; null: one rank, which has the whole sequence. The attentions of a
- * comm share its connections, and the ring's buffers, which it keeps between calls: one more
- * attention costs no memory of the device. */
+/* Makes an attention. Collective if `comm` is given; null: one rank, which has the whole sequence.
+ * The attentions of a comm share its connections and the ring's buffers, which it keeps between
+ * calls, so another attention costs no memory of the device. */
 burst_code burst_attention_create(burst_context* context, burst_comm* comm,
                                   const burst_attention_options* options,
                                   burst_attention** attention);
 void burst_attention_destroy(burst_attention* attention);
-/* Which weights the calls of burst_forward from here on drop, and those of burst_backward, which
- * must have the seed of their forward: a function of the seed and of a weight's row of the batch,
- * head and positions. The same on all ranks of a sequence; another one for every layer and step. At
- * first 0. */
+/* Sets the seed that decides which weights later calls drop; at first 0. The choice is a function
+ * of the seed and of a weight's row of the batch, head and positions. burst_backward must have the
+ * seed of its forward. Give all ranks of a sequence the same seed, and every layer and step
+ * another. */
 burst_code burst_attention_set_dropout_seed(burst_attention* attention, uint64_t seed);
 
 /* ---- Masks */
@@ -166,7 +171,7 @@ burst_code burst_attention_set_dropout_seed(burst_attention* attention, uint64_t
  * beyond the sequence. Slices may overlap. */
 typedef enum burst_slice_kind {
   BURST_SLICE_FULL = 0,
-  BURST_SLICE_CAUSAL = 1,         /* of these keys p those with p - k_end <= q - q_end */
+  BURST_SLICE_CAUSAL = 1,         /* only keys p with p - k_end <= q - q_end */
   BURST_SLICE_INVERSE_CAUSAL = 2, /* p - k_begin >= q - q_begin */
   BURST_SLICE_BAND = 3            /* both */
 } burst_slice_kind;
@@ -175,15 +180,15 @@ typedef struct burst_slice {
   int32_t kind;
 } burst_slice;
 
-/* Which keys a query sees, by positions in the whole sequence; all zero but the size: every key. A
- * list has the rows of a batch, or one row for all of them, or none: 0 rows. Row r has counts[r]
- * entries, which follow those of the rows before. */
+/* Says which keys a query sees, by positions in the whole sequence. If all fields but the size are
+ * zero, it sees every key. A list has a row for each row of the batch, or one row for all, or 0
+ * rows for no list. Row r has counts[r] entries, stored after the entries of the rows before. */
 typedef struct burst_mask {
   size_t struct_bytes; /* sizeof(burst_mask) */
   int32_t causal;      /* a token sees itself and earlier ones */
   int64_t window; /* > 0: it sees tokens less than this number of positions away; 0: no limit */
-  /* Packed documents: a token sees its own only. Their first positions, increasing; position 0
-   * always starts one. */
+  /* Packed documents, of which a token sees its own only: their first positions, increasing.
+   * Position 0 always starts a document. */
   int64_t document_rows;
   const int64_t* document_counts;
   const int32_t* document_starts;
@@ -192,27 +197,28 @@ typedef struct burst_mask {
   int64_t span_rows;
   const int64_t* span_counts;
   const int32_t* span_bounds;
-  /* The whole mask as a union of slices, in place of all that. Null counts: no slices. */
+  /* The whole mask as a union of slices, instead of the fields above. Null counts: no slices. */
   int64_t slice_rows;
   const int64_t* slice_counts;
   const burst_slice* slices;
 } burst_mask;
 
-/* Slices of masks by name (burst/mask/slices.h), into `slices`, and their number; null `slices`:
- * the number only. Causal answers to one causal prompt, by their numbers of tokens: */
+/* The next functions write the slices of a mask (burst/mask/slices.h) and their number. Null
+ * `slices`: only the number. The first makes causal answers to one causal prompt, by their numbers
+ * of tokens. */
 burst_code burst_slices_tree(int32_t prompt, int64_t answers, const int32_t* lengths,
                              int64_t* count, burst_slice* slices);
-/* A window with global tokens (positions in any order), which see all and are seen by all: */
+/* Makes a window with global tokens (positions in any order), which see all and are seen by all. */
 burst_code burst_slices_window_with_global_tokens(int32_t seqlen, int32_t window,
                                                   int64_t global_tokens, const int32_t* positions,
                                                   int32_t causal, int64_t* count,
                                                   burst_slice* slices);
-/* Sparse blocks of size x size tokens: the queries of block i see the key blocks of counts[i]
- * numbers, which follow those of the blocks before in `key_blocks`. */
+/* Makes sparse blocks of size x size tokens. The queries of block i see counts[i] key blocks, whose
+ * numbers follow those of the blocks before in `key_blocks`. */
 burst_code burst_slices_blocks(int32_t seqlen, int32_t size, int64_t query_blocks,
                                const int64_t* counts, const int32_t* key_blocks, int32_t causal,
                                int64_t* count, burst_slice* slices);
-/* The slopes of ALiBi's paper, one for each head. */
+/* Writes the slopes of ALiBi's paper, one for each head. */
 burst_code burst_alibi_slopes(int64_t heads, float* slopes);
 
 /* ---- Schedules */
@@ -221,12 +227,12 @@ burst_code burst_alibi_slopes(int64_t heads, float* slopes);
 typedef struct burst_sequences {
   size_t struct_bytes; /* sizeof(burst_sequences) */
   int64_t seqlen;      /* the tokens of the sequence, as the attention's layout spreads them */
-  /* In place of seqlen, for tokens that no layout describes: rank r has lengths[r] of them, at
-   * positions that increase and follow those of the ranks before. All together are [0, seqlen),
-   * each once. Null lengths: by the layout. */
+  /* Instead of seqlen, for tokens that no layout describes. Rank r has lengths[r] tokens. Their
+   * positions increase and are stored after those of the ranks before. All positions together are
+   * [0, seqlen), each once. Null lengths: the layout decides. */
   const int64_t* lengths;
   const int32_t* positions;
-  /* Cross-attention: the queries are of the sequence above, the keys of another. */
+  /* Cross-attention: the queries belong to the sequence above, the keys to another. */
   int32_t is_cross;
   int64_t key_seqlen;     /* its tokens */
   const char* key_layout; /* null: the attention's */
@@ -234,20 +240,21 @@ typedef struct burst_sequences {
 
 typedef struct burst_schedule burst_schedule;
 
-/* No communication; the same on every rank. Null `mask`: every query sees every key, as in
- * cross-attention, which takes slices, too. */
+/* Makes a schedule, without communication; give every rank the same arguments. Null `mask`: every
+ * query sees every key, as in cross-attention, which takes slices, too. */
 burst_code burst_schedule_create(const burst_attention* attention, const burst_sequences* sequences,
                                  const burst_mask* mask, burst_schedule** schedule);
 void burst_schedule_destroy(burst_schedule* schedule);
 
-/* The positions of a rank's tokens under a layout, increasing; null `positions`: their number only.
- * Of the layout "balanced" without documents, and their number with them. */
+/* Writes the positions of a rank's tokens under a layout, increasing; null `positions`: only their
+ * number. For the layout "balanced", these are the positions without documents; the number is the
+ * same with documents. */
 burst_code burst_positions(const char* layout, int64_t seqlen, int32_t rank, int32_t size,
                            int64_t* length, int32_t* positions);
 
-/* The positions of a rank's tokens under the layout "balanced", which deals the documents of a mask
- * to the ranks by their work. `group_size`: ranks that divide the heads (of ulysses all, of
- * burst+ulysses those of a group, else 1). */
+/* Writes the positions of a rank's tokens under the layout "balanced", which deals the documents of
+ * a mask to the ranks by their work. `group_size`: the number of ranks that divide the heads
+ * (ulysses: all ranks; burst+ulysses: the ranks of a group; else 1). */
 burst_code burst_balanced_positions(const burst_mask* mask, int64_t seqlen, int32_t rank,
                                     int32_t size, int32_t group_size, int64_t* length,
                                     int32_t* positions);
@@ -261,7 +268,7 @@ typedef struct burst_tensor {
   int64_t strides[4];
 } burst_tensor;
 
-/* Collective.
+/* Computes attention. Collective.
  *   q         [batch, length, heads, head_dim] of this rank's tokens, in order of position; last
  *             stride 1
  *   k, v      [batch, length, kv_heads, head_dim]; kv_heads divides heads; of cross-attention, of
@@ -272,12 +279,13 @@ typedef struct burst_tensor {
 burst_code burst_forward(burst_attention* attention, const burst_schedule* schedule,
                          const burst_tensor* q, const burst_tensor* k, const burst_tensor* v,
                          const burst_tensor* out, const burst_tensor* lse);
-/* Of the last burst_forward of an attention with `max_logits`: the largest score of each head,
- * after softcap and ALiBi, over the queries and keys of all ranks; -inf where no query sees a key.
- * Assigns max_logits [batch, heads], contiguous, float32; dims: 2. The same on all ranks. */
+/* Writes the largest score of each head in the last burst_forward, for an attention with
+ * `max_logits`. It is the maximum over the queries and keys of all ranks, after softcap and ALiBi;
+ * -inf if no query sees a key. max_logits: [batch, heads], contiguous, float32; dims: 2. All ranks
+ * get the same values. */
 burst_code burst_max_logits(const burst_attention* attention, const burst_tensor* max_logits);
-/* Collective. What burst_forward was given and gave; dout, like out; dlse, like lse, or null: zero.
- * Assigns dq, dk and dv, like q, k and v. */
+/* Computes the gradients. Collective. q, k, v, out and lse are the tensors of burst_forward. dout
+ * is like out; dlse is like lse, or null for zero. Writes dq, dk and dv, like q, k and v. */
 burst_code burst_backward(burst_attention* attention, const burst_schedule* schedule,
                           const burst_tensor* q, const burst_tensor* k, const burst_tensor* v,
                           const burst_tensor* out, const burst_tensor* lse,
