@@ -4,10 +4,10 @@
 #include <cmath>
 #include <utility>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "burst/attention/check_tensors.h"
 #include "burst/attention/kernel_calls.h"
+#include "burst/base/check.h"
 #include "burst/base/enum_names.h"
 #include "burst/base/status.h"
 #include "burst/sequence/balance.h"
@@ -196,100 +196,92 @@ BurstAttention::BytesSent BurstAttention::bytes_sent() const {
           backward.bytes(Link::kInter)};
 }
 
-// Contiguous, which is what a ring sends: the tensors, or some rows of them.
-Ring::Block BurstAttention::ForSending(Ring::Block block,
-                                       const std::vector<BlockRows>* rows) const {
-  if (comm_ == nullptr || comm_->world_size() == 1) return block;
-  absl::InlinedVector<TensorCopy, 4> copies;
-  for (Ring::BlockTensor& own : block) {
-    if (rows != nullptr) {
-      own.tensor = TakeRows(own.tensor, own.length_axis, *rows);
-    } else if (!own.tensor.is_contiguous()) {
-      copies.push_back({own.tensor, Tensor::EmptyLike(own.tensor)});
-      own.tensor = copies.back().to;
-    }
-  }
-  CopyAll(copies);
-  return block;
+absl::Status BurstAttention::CheckForward(const RingSchedule& schedule, const Tensor& q,
+                                          const Tensor& k, const Tensor& v, Tensor* out,
+                                          Tensor* lse) const {
+  BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, v));
+  BURST_RETURN_IF_ERROR(EnsureOutput("out", q.shape(), q.dtype(), q.device(), out));
+  BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), SumDType(q.dtype()), q.device(), lse));
+  if (!lse->is_contiguous()) return absl::InvalidArgumentError("lse: must be contiguous");
+  return CheckSinks(sinks(), q);
+}
+
+void BurstAttention::BeginMaxLogits(const Tensor& q) {
+  max_logits_ = Tensor();
+  if (!options_.scores.max_logits) return;
+  max_logits_ = Tensor::Empty({q.dim(0), q.dim(kHeadAxis)}, DType::kFloat32, q.device());
+  max_logits_.Fill(-HUGE_VAL);
+}
+
+FlashForwardParams BurstAttention::ForwardParams(const Tensor& q, const Tensor& lse) const {
+  FlashForwardParams params;
+  params.q = Operand(q);
+  params.lse = lse.raw_data();
+  params.non_persistent = comm_ != nullptr && comm_->messages_are_kernels();
+  params.fp8 = options_.fp8_forward;
+  if (!max_logits_.null()) params.max_logits = static_cast<float*>(max_logits_.raw_data());
+  return params;
+}
+
+absl::Status BurstAttention::EndMaxLogits() {
+  if (max_logits_.null()) return absl::OkStatus();
+  max_logits_ = max_logits_.To(DeviceType::kCpu);
+  return MaxOverRanks(comm_, max_logits_);
 }
 
 absl::Status BurstAttention::Forward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
                                      const Tensor& v, Tensor* out, Tensor* lse, Saved* saved) {
   Tensor own_lse;
   if (lse == nullptr) lse = &own_lse;
-  const DType sum_dtype = SumDType(q.dtype());
-  BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, v));
-  BURST_RETURN_IF_ERROR(EnsureOutput("out", q.shape(), q.dtype(), q.device(), out));
-  BURST_RETURN_IF_ERROR(EnsureOutput("lse", LseShape(q), sum_dtype, q.device(), lse));
-  if (!lse->is_contiguous()) return absl::InvalidArgumentError("lse: must be contiguous");
-  BURST_RETURN_IF_ERROR(CheckSinks(sinks(), q));
+  BURST_RETURN_IF_ERROR(CheckForward(schedule, q, k, v, out, lse));
 
   // Q stays, K and V visit the ranks. In each round, and for each part of its mask: (O, lse) <-
-  // merge((O, lse), attention(Q, K, V)). The first call counts the sinks in. If O is accumulated in
-  // another dtype, the last call converts it. Exception: if that call covers few queries, a
-  // separate conversion of all rows is faster.
-  const RingRoute& route = schedule.kv_route();
-  const int rank = schedule.shard().group_index();
-  const AttentionKernels& kernels = KernelsFor(q);
-  const bool takes_blocks = TakesBlocks(q);
-  const auto parts_of = [&](int source) {
-    return PartsOf(schedule.for_keys_of(source), takes_blocks);
-  };
-  size_t calls_left = parts_of(rank).size();
-  for (size_t i = 1; i < route.rounds.size(); ++i) {
-    const RingRound& round = route.rounds[i];
-    if (round.compute) calls_left += parts_of(round.source).size();
-  }
-  const bool in_place = calls_left == 1 || q.dtype() == sum_dtype;
+  // merge((O, lse), attention(Q, K, V)). The first call counts the sinks in. The last one converts
+  // O, if it is accumulated in another dtype.
+  const int64_t num_heads = q.dim(kHeadAxis);
+  const CallPlan& plan =
+      schedule.calls({RingPass::kForward, TakesBlocks(q), num_heads, k.dim(kHeadAxis)});
+  const DType sum_dtype = SumDType(q.dtype());
+  const bool in_place = plan.one_call || q.dtype() == sum_dtype;
   const Tensor sum = in_place ? *out : Tensor::Empty(q.shape(), sum_dtype, q.device());
-  const Ring::Block block = ForSending({{k, kSeqAxis}, {v, kSeqAxis}}, schedule.key_rows());
-  RankScores scores(options_.scores, dropout(), group_, q.dim(kHeadAxis), q.device());
-  max_logits_ = Tensor();
-  if (options_.scores.max_logits) {
-    max_logits_ = Tensor::Empty({q.dim(0), q.dim(kHeadAxis)}, DType::kFloat32, q.device());
-    max_logits_.Fill(-HUGE_VAL);
-  }
-  const auto converts = [&](const MaskPart& part) {
-    return part.keys == nullptr || 8 * part.keys->seeing >= part.keys->rows * part.keys->q_len;
+  Ring::Block block = {{k, kSeqAxis}, {v, kSeqAxis}};
+  if (schedule.shard().num_groups() > 1) block = BlockForSending(block, schedule.key_rows());
+  BeginMaxLogits(q);
+
+  FlashForwardParams params = ForwardParams(q, *lse);
+  RankScores scores(options_.scores, dropout(), group_, num_heads, q.device());
+  const int rank = schedule.shard().group_index();
+  bool converted = in_place;
+  auto step = plan.steps.begin();
+  const auto compute = [&](int source, Ring::Part, const Ring::Tensors& visiting,
+                           const Ring::Sums&) {
+    BURST_CHECK_EQ(source, step->source);
+    const bool own_rows = source == rank && schedule.key_rows() != nullptr;
+    const Ring::Tensors kv = own_rows ? Ring::Tensors{k, v} : visiting;
+    params.k = Operand(kv[0]);
+    params.v = Operand(kv[1]);
+    params.shape = KernelShape(options_.softmax_scale, q, kv[0]);
+    params.shape.scores = scores.For(
+        schedule.shard().group_positions(rank),
+        own_rows ? schedule.key_shard().group_positions(rank) : schedule.keys_sent_by(source),
+        /*first_head=*/0);
+    for (const PlannedCall& call : step->calls) {
+      converted = in_place || (plan.last_converts && !call.queries.last.empty());
+      const Tensor& result = converted ? *out : sum;
+      SetMask(call.part, schedule.for_keys_of(source), q.device(), &params.shape);
+      params.out = Operand(result);
+      params.out_dtype = result.dtype();
+      params.sinks = params.merge || sinks().null() ? nullptr : sinks().raw_data();
+      if (params.merge && !in_place) params.sum = Operand(sum);
+      KernelsFor(q).Forward(params);
+      params.merge = true;
+    }
+    ++step;
   };
-  bool merge = false, converted = in_place;
-  BURST_RETURN_IF_ERROR(ring_->Run(
-      route, block, /*gradients=*/nullptr,
-      [&](int source, Ring::Part, const Ring::Tensors& visiting, const Ring::Sums&) {
-        const bool own_rows = source == rank && schedule.key_rows() != nullptr;
-        const Ring::Tensors kv = own_rows ? Ring::Tensors{k, v} : visiting;
-        FlashForwardParams params;
-        params.q = Operand(q);
-        params.k = Operand(kv[0]);
-        params.v = Operand(kv[1]);
-        params.lse = lse->raw_data();
-        params.non_persistent = comm_ != nullptr && comm_->messages_are_kernels();
-        params.shape = KernelShape(options_.softmax_scale, q, kv[0]);
-        params.fp8 = options_.fp8_forward;
-        if (!max_logits_.null()) params.max_logits = static_cast<float*>(max_logits_.raw_data());
-        params.shape.scores = scores.For(
-            schedule.shard().group_positions(rank),
-            own_rows ? schedule.key_shard().group_positions(rank) : schedule.keys_sent_by(source),
-            /*first_head=*/0);
-        for (const MaskPart& part : parts_of(source)) {
-          converted = converted || (--calls_left == 0 && converts(part));
-          const Tensor& result = converted ? *out : sum;
-          SetMask(part, q.device(), &params.shape);
-          params.out = Operand(result);
-          params.out_dtype = result.dtype();
-          params.merge = merge;
-          params.sinks = merge || sinks().null() ? nullptr : sinks().raw_data();
-          if (merge && !in_place) params.sum = Operand(sum);
-          kernels.Forward(params);
-          merge = true;
-        }
-      },
-      &stats_.forward));
+  BURST_RETURN_IF_ERROR(
+      ring_->Run(schedule.kv_route(), block, /*gradients=*/nullptr, compute, &stats_.forward));
   if (!converted) FlashConvert(sum, *out);
-  if (!max_logits_.null()) {
-    max_logits_ = max_logits_.To(DeviceType::kCpu);
-    BURST_RETURN_IF_ERROR(MaxOverRanks(comm_, max_logits_));
-  }
+  BURST_RETURN_IF_ERROR(EndMaxLogits());
   if (saved != nullptr) {
     *saved = {q, k, v, *out, *lse, {}, {}, /*num_kv_heads=*/0, dropout(), sinks()};
   }

@@ -35,6 +35,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "burst/attention/attention_ranks.h"
+#include "burst/attention/ring/call_plan.h"
 #include "burst/attention/ring/ring.h"
 #include "burst/attention/ring/schedule.h"
 #include "burst/attention/score_options.h"
@@ -46,6 +47,8 @@
 #include "burst/tensor/tensor.h"
 
 namespace burst {
+
+struct SideOfStep;
 
 enum class BackwardDirection { kAuto, kBurst, kRing };  // kAuto: the one that sends fewer bytes
 
@@ -142,7 +145,18 @@ class BurstAttention : public SequenceParallelAttention {
   absl::StatusOr<TokenShard> Shard(Layout layout, int64_t seqlen) const;
   absl::StatusOr<TokenShard> Shard(const std::vector<std::vector<int32_t>>& positions) const;
   absl::StatusOr<TokenShard> QueryShard(const Sequences& sequences, const Mask& mask) const;
-  Ring::Block ForSending(Ring::Block block, const std::vector<BlockRows>* rows) const;
+  absl::Status CheckForward(const RingSchedule& schedule, const Tensor& q, const Tensor& k,
+                            const Tensor& v, Tensor* out, Tensor* lse) const;
+  absl::StatusOr<Tensor> DeltaAndSinkGradients(const Saved& saved, const Tensor& lse,
+                                               Tensor* dsinks) const;
+  // What all calls of a Forward have in common.
+  FlashForwardParams ForwardParams(const Tensor& q, const Tensor& lse) const;
+  // max_logits_ before and after the calls of a Forward.
+  void BeginMaxLogits(const Tensor& q);
+  absl::Status EndMaxLogits();
+  // The calls of the kernels in one step of the ring.
+  void BackwardOfStep(const PlannedStep& step, const KernelMask& mask, const SideOfStep& queries,
+                      const SideOfStep& keys, RankScores* scores) const;
   const AttentionKernels& KernelsFor(const Tensor& q) const;
   // Whether masks that are sparse in blocks are given to the kernels as such.
   bool TakesBlocks(const Tensor& q) const;

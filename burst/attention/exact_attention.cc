@@ -98,6 +98,20 @@ void ForEachCall(const ExactSchedule& schedule, const ExactAttentionOptions& opt
   }
 }
 
+// delta of a call's queries (FlashDeltaParams), like their lse.
+Tensor DeltaOf(const Call& call, const SequenceParallelAttention::Saved& saved, const Tensor& lse) {
+  const Tensor dlse = saved.dlse.null() ? Tensor() : call.Statistics(saved.dlse).Contiguous();
+  const Tensor delta = Tensor::EmptyLike(lse);
+  FlashDeltaParams params;
+  params.shape = call.shape;
+  params.out = Operand(call.Queries(saved.out));
+  params.dout = Operand(call.Queries(saved.dout));
+  params.dlse = dlse.null() ? nullptr : dlse.raw_data();
+  params.delta = delta.raw_data();
+  KernelsOf(lse.device()).Delta(params);
+  return delta;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ExactAttention>> ExactAttention::Create(
@@ -246,9 +260,7 @@ absl::Status ExactAttention::Backward(const AttentionSchedule& schedule, const S
   const Tensor &q = saved.q, &k = saved.k;
   const DType sum_dtype = SumDType(q.dtype());
   BURST_RETURN_IF_ERROR(CheckInputs(schedule, q, k, saved.v));
-  BURST_RETURN_IF_ERROR(EnsureOutput("dq", q.shape(), q.dtype(), q.device(), dq));
-  BURST_RETURN_IF_ERROR(EnsureOutput("dk", k.shape(), k.dtype(), k.device(), dk));
-  BURST_RETURN_IF_ERROR(EnsureOutput("dv", k.shape(), k.dtype(), k.device(), dv));
+  BURST_RETURN_IF_ERROR(EnsureGradients(saved, dq, dk, dv));
   Tensor all_k, all_v;
   const int64_t sent = comm_ == nullptr ? 0 : comm_->stats().bytes_sent[2];
   BURST_RETURN_IF_ERROR(GatherKeys(schedule.shard(), k, saved.v, &all_k, &all_v));
@@ -256,7 +268,6 @@ absl::Status ExactAttention::Backward(const AttentionSchedule& schedule, const S
   const ExactSchedule& chunks = *schedule.exact();
   const Tensor sums =
       Tensor::Zeros(KeysShape(k, schedule.shard().seqlen()), DType::kFloat64, q.device());
-  const AttentionKernels& kernels = KernelsOf(q.device());
   int64_t part = 0;
   if (dsinks != nullptr) {
     BURST_RETURN_IF_ERROR(CheckSinks(saved.sinks, q, /*needed=*/true));
@@ -265,15 +276,7 @@ absl::Status ExactAttention::Backward(const AttentionSchedule& schedule, const S
   }
   ForEachCall(chunks, options_, q, k, [&](const Call& call) {
     const Tensor own_q = call.Queries(q), lse = call.Statistics(saved.lse).Contiguous();
-    const Tensor dlse = saved.dlse.null() ? Tensor() : call.Statistics(saved.dlse).Contiguous();
-    const Tensor delta = Tensor::EmptyLike(lse);
-    FlashDeltaParams of_delta;
-    of_delta.shape = call.shape;
-    of_delta.out = Operand(call.Queries(saved.out));
-    of_delta.dout = Operand(call.Queries(saved.dout));
-    of_delta.dlse = dlse.null() ? nullptr : dlse.raw_data();
-    of_delta.delta = delta.raw_data();
-    kernels.Delta(of_delta);
+    const Tensor delta = DeltaOf(call, saved, lse);
     if (dsinks != nullptr) {
       FlashSinkGrads(lse, delta, saved.sinks, dsinks->Slice(0, part, 1).View({q.dim(2)}));
       ++part;
@@ -296,7 +299,7 @@ absl::Status ExactAttention::Backward(const AttentionSchedule& schedule, const S
     params.dv = Operand(own_dv);
     params.first_dq = {0, q.dim(2)};
     params.first_dkv = {0, k.dim(2)};
-    kernels.Backward(params);
+    KernelsOf(q.device()).Backward(params);
     FlashConvert(own_dq, call.Queries(*dq));
     const auto add = [&](const Tensor& gradient, int part) {
       const Shape all = {k.dim(0), schedule.shard().seqlen(), k.dim(2), k.dim(3)};

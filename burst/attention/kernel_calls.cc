@@ -2,17 +2,9 @@
 
 #include <cmath>
 
-namespace burst {
+#include "absl/container/inlined_vector.h"
 
-MaskParts PartsOf(const KernelMask& mask, bool takes_blocks) {
-  MaskParts parts;
-  if (!mask.blocks.none() && takes_blocks) parts.push_back({nullptr, &mask.blocks});
-  if (!mask.blocks.none() && !takes_blocks) {
-    for (const KernelKeys& keys : mask.blocks.parts()) parts.push_back({&keys, nullptr});
-  }
-  for (const KernelKeys& keys : mask.parts) parts.push_back({&keys, nullptr});
-  return parts;
-}
+namespace burst {
 
 FlashAttentionShape KernelShape(double softmax_scale, const Tensor& q, const Tensor& k) {
   FlashAttentionShape shape;
@@ -28,9 +20,11 @@ FlashAttentionShape KernelShape(double softmax_scale, const Tensor& q, const Ten
   return shape;
 }
 
-void SetMask(const MaskPart& part, DeviceType device, FlashAttentionShape* shape) {
-  shape->visible = part.keys != nullptr ? part.keys->ranges(device) : KeyRanges();
-  shape->blocks = part.blocks != nullptr ? part.blocks->lists(device) : KeyBlocks();
+void SetMask(const MaskPart& part, const KernelMask& mask, DeviceType device,
+             FlashAttentionShape* shape) {
+  const KernelKeys* const keys = part.IntervalsOf(mask);
+  shape->visible = keys != nullptr ? keys->ranges(device) : KeyRanges();
+  shape->blocks = keys != nullptr ? KeyBlocks() : mask.blocks.lists(device);
 }
 
 Tensor TakeRows(const Tensor& block, int axis, const std::vector<BlockRows>& rows) {
@@ -47,6 +41,20 @@ Tensor TakeRows(const Tensor& block, int axis, const std::vector<BlockRows>& row
   }
   CopyAll(copies);
   return taken;
+}
+
+Ring::Block BlockForSending(Ring::Block block, const std::vector<BlockRows>* rows) {
+  absl::InlinedVector<TensorCopy, 4> copies;
+  for (Ring::BlockTensor& own : block) {
+    if (rows != nullptr) {
+      own.tensor = TakeRows(own.tensor, own.length_axis, *rows);
+    } else if (!own.tensor.is_contiguous()) {
+      copies.push_back({own.tensor, Tensor::EmptyLike(own.tensor)});
+      own.tensor = copies.back().to;
+    }
+  }
+  CopyAll(copies);
+  return block;
 }
 
 }  // namespace burst

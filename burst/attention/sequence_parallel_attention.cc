@@ -240,4 +240,12 @@ absl::Status EnsureOutput(const char* name, const Shape& shape, DType dtype, Dev
   return CheckTensor(name, *output, shape, dtype, device);
 }
 
+absl::Status EnsureGradients(const SequenceParallelAttention::Saved& saved, Tensor* dq, Tensor* dk,
+                             Tensor* dv) {
+  const Tensor &q = saved.q, &k = saved.k;
+  BURST_RETURN_IF_ERROR(EnsureOutput("dq", q.shape(), q.dtype(), q.device(), dq));
+  BURST_RETURN_IF_ERROR(EnsureOutput("dk", k.shape(), q.dtype(), q.device(), dk));
+  return EnsureOutput("dv", k.shape(), q.dtype(), q.device(), dv);
+}
+
 }  // namespace burst

@@ -208,6 +208,9 @@ absl::Status CheckAttentionInputs(const Tensor& q, const Tensor& k, const Tensor
 // axis at least.
 absl::Status EnsureOutput(const char* name, const Shape& shape, DType dtype, DeviceType device,
                           Tensor* output);
+// EnsureOutput for the gradients of saved.q, k and v.
+absl::Status EnsureGradients(const SequenceParallelAttention::Saved& saved, Tensor* dq, Tensor* dk,
+                             Tensor* dv);
 inline Shape LseShape(const Tensor& q) { return {q.dim(0), q.dim(2), q.dim(1)}; }
 
 }  // namespace burst

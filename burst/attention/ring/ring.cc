@@ -288,6 +288,27 @@ absl::Status Ring::Run(const RingRoute& route, const Block& block, BlockGradient
   }
 }
 
+absl::Status Ring::PostBlocks(const RingRoute& route, const Block& block, int t, Visiting* blocks,
+                              RingTraffic* traffic) {
+  const RingTransfer& within = route.rounds[t].block[Link::kIntra];
+  const RingTransfer& across = route.rounds[t].block[Link::kInter];
+  const bool first_in_node = t % route.ranks_per_node == 0;
+  const auto make_room = [&](Buffer* buffer, int source) {
+    Reserve(block, Longest(route), buffer);
+    return ViewFor(block, *buffer, route.lengths[source]);
+  };
+  blocks->next.clear();
+  if (within.from >= 0) blocks->next = make_room(&within_[t % 3], within.arriving);
+  if (across.from >= 0) {
+    blocks->next_node = make_room(&across_[t / route.ranks_per_node % 2], across.arriving);
+  }
+  BURST_RETURN_IF_ERROR(Post(Link::kIntra, Channel::kRead, within,
+                             first_in_node ? blocks->current : blocks->previous, blocks->next,
+                             &traffic->blocks[Link::kIntra]));
+  return Post(Link::kInter, Channel::kRead, across, blocks->current, blocks->next_node,
+              &traffic->blocks[Link::kInter]);
+}
+
 absl::Status Ring::RunRounds(const RingRoute& route, const Block& block, BlockGradients* gradients,
                              GradientTransfers* transfers, const Compute& compute,
                              RingTraffic* traffic) {
@@ -296,35 +317,17 @@ absl::Status Ring::RunRounds(const RingRoute& route, const Block& block, BlockGr
   const bool has_gradients = gradients != nullptr;
   const Tensors own = Own(block);
   const Sums own_gradients = has_gradients ? Sums{Own(gradients->own)} : Sums();
-  const auto make_room = [&](Buffer* buffer, int source) {
-    Reserve(block, Longest(route), buffer);
-    return ViewFor(block, *buffer, route.lengths[source]);
-  };
-  Tensors previous, current = own, next_node;  // blocks of rounds t - 1, t, and of the next node
+  Visiting blocks;
+  blocks.current = own;
   for (int t = 0; t < world_size; ++t) {
     const RingRound& round = route.rounds[t];
-    const bool first_in_node = t % ranks_per_node == 0;
     const bool last_in_node = (t + 1) % ranks_per_node == 0;
-
-    // Blocks of later rounds arrive while this one is computed.
-    Tensors next;
-    const RingTransfer& within = round.block[Link::kIntra];
-    const RingTransfer& across = round.block[Link::kInter];
-    if (within.from >= 0) next = make_room(&within_[t % 3], within.arriving);
-    if (across.from >= 0) {
-      next_node = make_room(&across_[t / ranks_per_node % 2], across.arriving);
-    }
-    BURST_RETURN_IF_ERROR(Post(Link::kIntra, Channel::kRead, within,
-                               first_in_node ? current : previous, next,
-                               &traffic->blocks[Link::kIntra]));
-    BURST_RETURN_IF_ERROR(Post(Link::kInter, Channel::kRead, across, current, next_node,
-                               &traffic->blocks[Link::kInter]));
-
+    BURST_RETURN_IF_ERROR(PostBlocks(route, block, t, &blocks, traffic));
     if (has_gradients) transfers->Begin(round.source);
     if (t == 0) {
-      compute(rank, has_gradients ? Part::kFirst : Part::kWhole, current, own_gradients);
+      compute(rank, has_gradients ? Part::kFirst : Part::kWhole, blocks.current, own_gradients);
     } else if (round.compute) {
-      compute(round.source, Part::kWhole, current,
+      compute(round.source, Part::kWhole, blocks.current,
               has_gradients ? transfers->Sum(round.source) : Sums());
     }
     ++(t == 0 || round.compute ? traffic->rounds_computed : traffic->rounds_skipped);
@@ -340,11 +343,11 @@ absl::Status Ring::RunRounds(const RingRoute& route, const Block& block, BlockGr
     BURST_RETURN_IF_ERROR(Wait(Link::kIntra, Channel::kRead));
     if (last_in_node) {
       BURST_RETURN_IF_ERROR(Wait(Link::kInter, Channel::kRead));
-      next = std::move(next_node);
-      next_node.clear();
+      blocks.next = std::move(blocks.next_node);
+      blocks.next_node.clear();
     }
-    previous = std::move(current);
-    current = std::move(next);
+    blocks.previous = std::move(blocks.current);
+    blocks.current = std::move(blocks.next);
   }
 
   if (has_gradients) {

@@ -91,7 +91,14 @@ class Ring {
   // Reusable memory for the tensors of any rank's block; empty: none.
   using Buffer = absl::InlinedVector<Tensor, 4>;
   class GradientTransfers;
+  // Blocks of the previous round, of this one and of the next one, and of the next node's first.
+  struct Visiting {
+    Tensors previous, current, next, next_node;
+  };
 
+  // Starts the transfers of blocks of round t: those of later rounds arrive while it is computed.
+  absl::Status PostBlocks(const RingRoute& route, const Block& block, int t, Visiting* blocks,
+                          RingTraffic* traffic);
   absl::Status RunRounds(const RingRoute& route, const Block& block, BlockGradients* gradients,
                          GradientTransfers* transfers, const Compute& compute,
                          RingTraffic* traffic);

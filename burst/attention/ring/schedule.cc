@@ -49,6 +49,15 @@ const std::vector<int32_t>& RingSchedule::queries_sent_by(int source) const {
                                            : shard().group_positions(source);
 }
 
+const CallPlan& RingSchedule::calls(const CallPlanKey& key) const {
+  return plans_->Of(key, [&] {
+    const bool queries_travel = key.pass == RingPass::kBurstBackward;
+    const Blocks& travels = queries_travel ? queries_ : kv_;
+    return MakeCallPlan(key, travels.route, queries_travel ? for_queries_of_ : for_keys_of_,
+                        /*sends_all=*/!travels.rows.has_value());
+  });
+}
+
 void RingSchedule::FillSent(BlockOf block, const TokenShard& tokens, Blocks* blocks) const {
   blocks->sent.resize(tokens.num_groups());
   if (is_cross() || tokens.num_groups() == 1) return;

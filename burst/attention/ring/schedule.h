@@ -4,12 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "burst/attention/kernel_mask.h"
+#include "burst/attention/ring/call_plan.h"
 #include "burst/attention/ring/route.h"
 #include "burst/attention/ring/sent_tokens.h"
 #include "burst/mask/mask.h"
@@ -59,6 +61,9 @@ class RingSchedule {
   // The mask of the queries that rank `source` sends, or its own, with this rank's keys.
   const KernelMask& for_queries_of(int source) const { return for_queries_of_[source]; }
 
+  // The calls of a forward or backward, made at the first use and kept.
+  const CallPlan& calls(const CallPlanKey& key) const;
+
  private:
   // Blocks of keys, or of queries: what travels, and how.
   struct Blocks {
@@ -78,6 +83,8 @@ class RingSchedule {
   std::optional<TokenShard> keys_;  // if they are of another sequence
   std::vector<KernelMask> for_keys_of_, for_queries_of_;
   Blocks kv_, queries_;
+  // Copies share it: plans hold indices, which are right for all of them.
+  std::shared_ptr<CallPlans> plans_ = std::make_shared<CallPlans>();
 };
 
 }  // namespace burst

@@ -1,4 +1,4 @@
-#include "burst/attention/head_calls.h"
+#include "burst/attention/ring/head_calls.h"
 
 #include <algorithm>
 

@@ -1,0 +1,154 @@
+#include "burst/attention/ring/call_plan.h"
+
+#include <utility>
+
+namespace burst {
+namespace {
+
+std::vector<PlannedCall> CallsOf(const KernelMask& mask, bool takes_blocks) {
+  using Form = MaskPart::Form;
+  std::vector<PlannedCall> calls;
+  const auto add = [&](Form form, size_t count) {
+    for (size_t i = 0; i < count; ++i) calls.push_back({{form, i}, {}, {}});
+  };
+  if (!mask.blocks.none() && takes_blocks) add(Form::kBlocks, 1);
+  if (!mask.blocks.none() && !takes_blocks) {
+    add(Form::kBlocksAsIntervals, mask.blocks.parts().size());
+  }
+  add(Form::kIntervals, mask.parts.size());
+  return calls;
+}
+
+// Heads that belong together: a KV head with the query heads that share it. One KV head is shared
+// by all, and its query heads are divided; their gradients add up. A division by tokens would cost
+// more: every key tile would be loaded, and its gradients stored, twice.
+struct HeadGroups {
+  int64_t count, queries;
+  bool one_kv_head;
+
+  HeadRange Queries(int64_t begin, int64_t end) const { return {begin * queries, end * queries}; }
+  HeadRange Keys(int64_t begin, int64_t end) const {
+    if (begin == end) return {begin, end};
+    return one_kv_head ? HeadRange{0, 1} : HeadRange{begin, end};
+  }
+};
+
+// Adds the calls of one block, for some groups of heads.
+class StepMaker {
+ public:
+  StepMaker(const CallPlanKey& key, const std::vector<KernelMask>& masks, CallPlan* plan)
+      : masks_(masks), takes_blocks_(key.takes_blocks), plan_(*plan) {
+    const int64_t count = key.num_kv_heads > 1 ? key.num_kv_heads : key.num_heads;
+    groups_ = {count, count == 0 ? 0 : key.num_heads / count, key.num_kv_heads == 1};
+  }
+  int64_t num_groups() const { return groups_.count; }
+  void Add(int source, int64_t begin, int64_t end) {
+    PlannedStep step = {source, groups_.Queries(begin, end), groups_.Keys(begin, end), {}};
+    if (begin < end) step.calls = CallsOf(masks_[source], takes_blocks_);
+    plan_.steps.push_back(std::move(step));
+  }
+
+ private:
+  const std::vector<KernelMask>& masks_;
+  const bool takes_blocks_;
+  CallPlan& plan_;
+  HeadGroups groups_;
+};
+
+// A backward computes the rank's own block in two steps: the first while the first transfers run,
+// the second while the last gradients return. In a flat ring the two are equal. Between nodes the
+// last transfer takes longer, and the second step is three quarters.
+void AddSteps(const CallPlanKey& key, const RingRoute& route, StepMaker* steps) {
+  const auto ranks = static_cast<int>(route.lengths.size());
+  const int64_t groups = steps->num_groups();
+  const bool divides = key.pass != RingPass::kForward && ranks > 1;
+  const int64_t cut = divides ? groups / (route.ranks_per_node == ranks ? 2 : 4) : groups;
+  steps->Add(route.rank, 0, cut);
+  for (int i = 1; i < ranks; ++i) {
+    if (route.rounds[i].compute) steps->Add(route.rounds[i].source, 0, groups);
+  }
+  if (divides) steps->Add(route.rank, cut, groups);
+}
+
+// Says which calls of one side's sums are the first and the last. The sums of a block that visits
+// get the calls of its own step only; all other calls add to those of this rank's block.
+class SideCalls {
+ public:
+  SideCalls(const CallPlan& plan, int rank, bool travels, int64_t num_heads,
+            HeadRange PlannedStep::*heads, HeadCalls::Ends PlannedCall::*ends)
+      : rank_(rank), travels_(travels), heads_(heads), ends_(ends), own_(num_heads) {
+    for (const PlannedStep& step : plan.steps) {
+      if (IsOwn(step)) own_.Announce(step.*heads, static_cast<int64_t>(step.calls.size()));
+    }
+  }
+  bool ForAllHeads() const { return own_.ForAllHeads(); }
+  void OnlyAdd() { own_.OnlyAdd(); }
+  void Fill(PlannedStep* step) {
+    HeadCalls visiting((step->*heads_).end);
+    visiting.Announce(step->*heads_, static_cast<int64_t>(step->calls.size()));
+    HeadCalls& calls = IsOwn(*step) ? own_ : visiting;
+    for (PlannedCall& call : step->calls) call.*ends_ = calls.Next(step->*heads_);
+  }
+
+ private:
+  bool IsOwn(const PlannedStep& step) const { return !travels_ || step.source == rank_; }
+
+  const int rank_;
+  const bool travels_;
+  HeadRange PlannedStep::*const heads_;
+  HeadCalls::Ends PlannedCall::*const ends_;
+  HeadCalls own_;
+};
+
+// Whether the forward's last call converts all rows. A conversion of its own is faster where that
+// call covers few queries.
+bool CoversMost(const PlannedStep& step, const KernelMask& mask) {
+  const KernelKeys* const keys = step.calls.back().part.IntervalsOf(mask);
+  return keys == nullptr || 8 * keys->seeing >= keys->rows * keys->q_len;
+}
+
+}  // namespace
+
+const KernelKeys* MaskPart::IntervalsOf(const KernelMask& mask) const {
+  if (form == Form::kBlocks) return nullptr;
+  return form == Form::kIntervals ? &mask.parts[index] : &mask.blocks.parts()[index];
+}
+
+CallPlan MakeCallPlan(const CallPlanKey& key, const RingRoute& route,
+                      const std::vector<KernelMask>& masks, bool sends_all) {
+  CallPlan plan;
+  StepMaker steps(key, masks, &plan);
+  AddSteps(key, route, &steps);
+  const bool forward = key.pass == RingPass::kForward;
+  const bool queries_travel = key.pass == RingPass::kBurstBackward;
+  SideCalls queries(plan, route.rank, queries_travel, key.num_heads, &PlannedStep::queries,
+                    &PlannedCall::queries);
+  SideCalls keys(plan, route.rank, !queries_travel, key.num_kv_heads, &PlannedStep::keys,
+                 &PlannedCall::keys);
+  size_t calls = 0;
+  for (const PlannedStep& step : plan.steps) calls += step.calls.size();
+  plan.one_call = calls == 1 && (forward || route.lengths.size() == 1);
+  if (!forward && !plan.one_call) {
+    const bool early = sends_all && OwnGradientReturnsEarly(route);
+    plan.clears_queries = !queries.ForAllHeads() || (queries_travel && early);
+    plan.clears_keys = !keys.ForAllHeads() || (!queries_travel && early);
+  }
+  if (plan.clears_queries) queries.OnlyAdd();
+  if (plan.clears_keys) keys.OnlyAdd();
+  for (PlannedStep& step : plan.steps) {
+    queries.Fill(&step);
+    keys.Fill(&step);
+  }
+  plan.last_converts = forward ? CoversMost(plan.steps.back(), masks[plan.steps.back().source])
+                               : queries_travel && !plan.one_call && !plan.clears_keys;
+  return plan;
+}
+
+const CallPlan& CallPlans::Of(const CallPlanKey& key, const std::function<CallPlan()>& make) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto found = plans_.find(key);
+  if (found == plans_.end()) found = plans_.emplace(key, make()).first;
+  return found->second;
+}
+
+}  // namespace burst

@@ -1,0 +1,93 @@
+// A plan of calls: what a rank gives to the kernels in each step of a forward or a backward.
+//
+// It says which part of the mask a call computes, for which heads, and which call is the first or
+// the last to add to a sum. It holds indices, not tensors. A schedule makes each plan once and
+// keeps it (RingSchedule::calls), so that a call of attention only walks it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "burst/attention/kernel_mask.h"
+#include "burst/attention/ring/head_calls.h"
+#include "burst/attention/ring/route.h"
+#include "burst/kernels/flash_attention.h"
+
+namespace burst {
+
+// What is computed, and which blocks travel around the ring. The other blocks stay.
+enum class RingPass {
+  kForward,        // K, V travel
+  kBurstBackward,  // Q, dO, lse, delta travel; dQ follows
+  kRingBackward,   // K, V travel; dK, dV follow
+};
+
+// What a plan depends on in addition to its schedule.
+struct CallPlanKey {
+  RingPass pass = RingPass::kForward;
+  bool takes_blocks = false;  // the kernels take KeyBlocks (AttentionKernels::TakesBlocks)
+  int64_t num_heads = 1;
+  int64_t num_kv_heads = 1;
+
+  bool operator<(const CallPlanKey& other) const {
+    return std::tie(pass, takes_blocks, num_heads, num_kv_heads) <
+           std::tie(other.pass, other.takes_blocks, other.num_heads, other.num_kv_heads);
+  }
+};
+
+// A part of a KernelMask, which one call computes.
+struct MaskPart {
+  enum class Form { kIntervals, kBlocks, kBlocksAsIntervals };
+  Form form = Form::kIntervals;
+  size_t index = 0;  // in parts, or in blocks.parts()
+
+  // Null for kBlocks.
+  const KernelKeys* IntervalsOf(const KernelMask& mask) const;
+};
+
+struct PlannedCall {
+  MaskPart part;
+  // Ranges of heads for which the call is the first and the last to add to a sum, counted from the
+  // first head of the step. `queries`: to O or dQ; `keys`: to dK and dV.
+  HeadCalls::Ends queries, keys;
+};
+
+// The calls for a block that is here. A backward divides the rank's own block into two steps by
+// heads.
+struct PlannedStep {
+  int source = 0;           // the owner of the block that travels
+  HeadRange queries, keys;  // whole groups of query heads, with the KV heads they share
+  std::vector<PlannedCall> calls;
+};
+
+struct CallPlan {
+  std::vector<PlannedStep> steps;  // in the order in which Ring::Run computes
+  // The result needs no sum: one call makes it.
+  bool one_call = false;
+  // The last call for some heads converts the sum into the result: O, or dK and dV.
+  bool last_converts = false;
+  // The sums of dQ, or of dK and dV, begin as zeros, since no call is the first for some heads.
+  bool clears_queries = false, clears_keys = false;
+};
+
+// masks: by the owner of the block that travels. sends_all: this rank sends its whole block.
+CallPlan MakeCallPlan(const CallPlanKey& key, const RingRoute& route,
+                      const std::vector<KernelMask>& masks, bool sends_all);
+
+// The plans of one schedule. Threads may share it.
+class CallPlans {
+ public:
+  // The plan of `key`; `make` makes it at the first use.
+  const CallPlan& Of(const CallPlanKey& key, const std::function<CallPlan()>& make);
+
+ private:
+  std::mutex mutex_;
+  std::map<CallPlanKey, CallPlan> plans_;
+};
+
+}  // namespace burst
