@@ -75,9 +75,11 @@ struct BurstAttentionOptions {
   // Bitwise the same gradients in every run. The CPU kernels always are; GPUs have a faster
   // backward without it.
   bool deterministic = true;
-  // The forward's matrix products in 8 bits (FlashForwardParams::fp8), the backward's as ever.
+  // The forward computes matrix products in 8 bits (FlashForwardParams::fp8); the backward does not
+  // change.
   bool fp8_forward = false;
-  // What computes each round; it must outlive the object. Null: the kernels of the tensors' device.
+  // The kernels that compute each round; they must outlive the object. Null: the kernels of the
+  // tensors' device.
   const AttentionKernels* kernels = nullptr;
 };
 
@@ -127,7 +129,7 @@ class BurstAttention : public SequenceParallelAttention {
 
   const BurstAttentionOptions& options() const { return options_; }
 
-  // What this rank sent and did since creation or ResetStats.
+  // Returns what this rank sent and computed since creation or ResetStats.
   struct Stats {
     RingTraffic forward, backward;
   };

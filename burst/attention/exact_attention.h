@@ -31,8 +31,8 @@ struct ExactAttentionOptions {
   // Batch rows that a call takes at a time, the last one fewer; more than one if a chunk is a whole
   // sequence.
   int64_t rows = 1;
-  // What the chunks' parts of dK and dV are rounded to, in the scale of the gradients that a caller
-  // works with: ExactGrid::For(unit, chunks of a sequence).
+  // The grid to which the chunks' parts of dK and dV are rounded, in the scale of the caller's
+  // gradients: ExactGrid::For(unit, chunks of a sequence).
   ExactGrid grid;
 };
 

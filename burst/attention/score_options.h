@@ -1,4 +1,4 @@
-// What changes attention's scores and weights over ranks: softcap, ALiBi, dropout.
+// The options that change attention's scores and weights over ranks: softcap, ALiBi, dropout.
 // burst/kernels/scores.h has the equations. Heads and positions are counted in the whole model and
 // the whole sequence, so that the result does not depend on the ranks.
 #pragma once

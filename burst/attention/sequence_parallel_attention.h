@@ -1,7 +1,7 @@
 // SequenceParallelAttention: exact attention over a sequence whose tokens are spread over ranks.
-// What the ranks send each other depends on the strategy: BurstAttention sends blocks around a ring
+// The messages between the ranks depend on the strategy: BurstAttention sends blocks around a ring
 // (burst_attention.h), UlyssesAttention exchanges tokens for heads (ulysses_attention.h).
-// CreateAttention (strategy.h) makes one by name. A model calls AttentionOp and knows no more.
+// CreateAttention (strategy.h) makes one by name. A model only calls AttentionOp.
 #pragma once
 
 #include <cstdint>
@@ -64,9 +64,9 @@ class SequenceParallelAttention {
   void SetSinks(const Tensor& sinks) { sinks_ = sinks; }
   const Tensor& sinks() const { return sinks_; }
 
-  // What Backward needs of Forward: q, k, v, out and lse of the tokens and heads that this rank
-  // computed, which depend on the strategy. The caller adds the gradients of Forward's outputs:
-  // dout, like out, and dlse, like lse (null: zero).
+  // The tensors of Forward that Backward needs: q, k, v, out and lse of the tokens and heads that
+  // this rank computed, which depend on the strategy. The caller adds the gradients of Forward's
+  // outputs: dout, like out, and dlse, like lse (null: zero).
   struct Saved {
     Tensor q, k, v, out, lse, dout, dlse;
     int64_t num_kv_heads = 0;  // of Forward's k and v; 0: k's
@@ -117,8 +117,8 @@ class SequenceParallelAttention {
   }
 
   // For a Backward after a recomputation, which has kept `saved` of Forward without q, k and v:
-  // puts q, k and v, equal to those of Forward, back into *saved. Where Forward exchanges them
-  // between ranks, Restore does so again and is collective.
+  // puts q, k and v, equal to those of Forward, back into *saved. If Forward exchanges them between
+  // ranks, Restore exchanges them again and is collective.
   virtual absl::Status Restore(const AttentionSchedule& schedule, const Tensor& q, const Tensor& k,
                                const Tensor& v, Saved* saved);
 
@@ -134,8 +134,8 @@ class SequenceParallelAttention {
     return Restore(schedule, q, k, v, saved);
   }
 
-  // What this rank sent since creation or ResetStats, and how much of it to other nodes (0 without
-  // ranks_per_node).
+  // Returns the bytes that this rank sent since creation or ResetStats, and how many of them to
+  // other nodes (0 without ranks_per_node).
   struct BytesSent {
     int64_t forward = 0, backward = 0;
     int64_t forward_between_nodes = 0, backward_between_nodes = 0;
@@ -166,9 +166,10 @@ Variable AttentionOp(Tape& tape, SequenceParallelAttention& attention,
                      const Variable& k, const Variable& v, Variable* lse = nullptr,
                      const AttentionSinks& sinks = {});
 
-// What a recomputation (RecomputeInBackward, burst/autograd/tape.h) takes from the first run of an
-// attention to the second, so that attention itself runs once. A second run would be expensive and,
-// over a ring, send K and V again, while out and lse are as small as one activation.
+// The tensors that a recomputation (RecomputeInBackward, burst/autograd/tape.h) takes from the
+// first run of an attention to the second, so that attention itself runs once. A second run would
+// be expensive and, over a ring, send K and V again, while out and lse are as small as one
+// activation.
 struct KeptAttention {
   Tensor out;  // of all heads; null: nothing is kept yet
   // Without q, k, v, of every group of heads that attention takes at a time. Its `out` is null

@@ -72,7 +72,7 @@ class UlyssesAttention : public SequenceParallelAttention {
                        const Tensor& v, const Tensor& out, const Tensor& lse,
                        Saved* saved) override;
 
-  // What the all-to-alls sent; for the ring see ring().stats().
+  // The bytes that the all-to-alls sent; for the ring see ring().stats().
   struct Stats {
     ExchangeTraffic forward, backward;
   };

@@ -17,12 +17,14 @@ class HeadCalls {
 
   // Announces `calls` calls for these heads. All calls are announced before the first one.
   void Announce(const HeadRange& heads, int64_t calls);
-  // Whether there is a call for every head. Where there is none, nobody would assign the gradient.
+  // Whether there is a call for every head. If a head has no call, no kernel would write its
+  // gradient.
   bool ForAllHeads() const;
   // The gradient holds something already: no call is the first.
   void OnlyAdd();
 
-  // What the next call for these heads is the first and the last for, counted from heads.begin.
+  // Returns the heads for which the next call is the first, and those for which it is the last,
+  // counted from heads.begin.
   struct Ends {
     HeadRange first, last;
   };

@@ -133,7 +133,7 @@ class Ring::GradientTransfers {
     BeginSum(source, &early_);
   }
 
-  // What this rank's part is added to: what other ranks have added so far, if any.
+  // The sum to which this rank's part is added: the parts of other ranks so far, if any.
   Sums Sum(int source) {
     const bool first = sum_.empty();
     if (first) TakeSum();
@@ -236,7 +236,7 @@ class Ring::GradientTransfers {
     Reserve(own_, Longest(route_), &sum_);
   }
   void FreeSum() { FreeTo(&free_sums_, &sum_); }
-  // What has arrived becomes the sum, in place unless it was sent in another dtype.
+  // The received block becomes the sum, in place unless it was sent in another dtype.
   void BeginSum(int source, Buffer* arrived) {
     if (!converts_) return std::swap(sum_, *arrived);
     TakeSum();

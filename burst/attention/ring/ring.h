@@ -16,7 +16,7 @@
 
 namespace burst {
 
-// What one rank sent and computed.
+// Statistics of one rank: the bytes it sent and the work it computed.
 struct RingTraffic {
   struct Sent {
     int64_t transfers = 0, bytes = 0;  // a transfer: one block, or its gradient, to one rank
@@ -82,8 +82,8 @@ class Ring {
 
   // Collective. Calls compute for every round of `route` that has work, this rank's own block
   // first, while the transfers of the next round run. `gradients` may be null: a forward. Adds to
-  // *traffic. A failed transfer is returned. What compute throws goes on to the caller; before, the
-  // communicators are aborted, so that no transfer uses memory that the caller then frees.
+  // *traffic. A failed transfer is returned. An exception of compute goes on to the caller. The
+  // communicators are aborted before, so that no transfer uses memory that the caller then frees.
   absl::Status Run(const RingRoute& route, const Block& block, BlockGradients* gradients,
                    const Compute& compute, RingTraffic* traffic);
 

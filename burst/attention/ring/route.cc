@@ -5,7 +5,7 @@
 namespace burst {
 namespace {
 
-// Where blocks are (route.h).
+// The places of blocks by round (route.h).
 class Itinerary {
  public:
   Itinerary(int world_size, int ranks_per_node)
@@ -25,7 +25,7 @@ class Itinerary {
     return t - (k <= 2 ? k : 2);
   }
 
-  // Where a gradient goes after round t.
+  // Returns the rank to which a gradient goes after round t.
   struct Next {
     Link link;
     int round;  // to the rank that has the block in this round; -1: to its owner
@@ -51,7 +51,7 @@ class Itinerary {
   const int nodes_, ranks_per_node_;
 };
 
-// What happens to one block, by round.
+// The route of one block, by round.
 struct Path {
   std::vector<bool> present;  // the block is on the round's rank
   std::vector<bool> active;   // that rank sends its gradient: it or a rank before has added to it

@@ -61,8 +61,8 @@ class PerLink {
 
 // A message sent and a message received, of which either may be missing.
 struct RingTransfer {
-  int to = -1;        // the receiver of what this rank sends; -1: nobody
-  int from = -1;      // the sender of what this rank receives; -1: nobody
+  int to = -1;        // the receiver of this rank's message; -1: none
+  int from = -1;      // the sender of the message to this rank; -1: none
   int arriving = -1;  // the owner of the block, or gradient, that this rank receives
 };
 

@@ -46,11 +46,11 @@ class RingSchedule {
   // Blocks of Q, dO, lse and delta: BurstAttention's backward with dQ.
   const RingRoute& query_route() const { return queries_.route; }
 
-  // The keys, and queries, that rank `source` sends: positions, increasing. All that it has, unless
-  // the others need few of them (sent_tokens.h).
+  // The keys, and queries, that rank `source` sends: positions, increasing. All of the rank's
+  // tokens, unless the others need only few of them (sent_tokens.h).
   const std::vector<int32_t>& keys_sent_by(int source) const;
   const std::vector<int32_t>& queries_sent_by(int source) const;
-  // Where those of this rank are in its block. Null: it sends all of it.
+  // The places of this rank's sent tokens in its block. Null: it sends all of it.
   const std::vector<BlockRows>* key_rows() const { return kv_.rows ? &*kv_.rows : nullptr; }
   const std::vector<BlockRows>* query_rows() const {
     return queries_.rows ? &*queries_.rows : nullptr;
